@@ -1,0 +1,59 @@
+/* JSON in and out: strict reading over cJSON, and a writer.
+ *
+ * json_parse adds what cJSON lacks: UTF-8 is checked first, exactly one value with nothing after
+ * it, numbers and escapes by RFC 8259, raw control characters and \u0000 refused, limits on bytes
+ * and depth. The bar is JSONTestSuite: every n_ case is refused. Duplicate keys are refused when
+ * `unique_keys` is set (requests; not model files). Number nodes keep their text in
+ * `valuestring`, so 64-bit seeds lose no digits.
+ *
+ * The tree is a plain cJSON tree: walk it with cJSON's own iteration macros, never with
+ * cJSON_GetObjectItem (it ignores case). Immutable after parsing, so any thread may read it. */
+#ifndef KEEPD_BASE_JSON_H
+#define KEEPD_BASE_JSON_H
+
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/buf.h"
+#include "base/err.h"
+
+struct json_limits {
+    size_t bytes;
+    int depth;
+    bool unique_keys;
+};
+
+/* ERR_MALFORMED with "... at byte N" in fault->text, ERR_LIMIT, or ERR_NOMEM; *out is then NULL. */
+int json_parse(const char *data, size_t size, const struct json_limits *limits, cJSON **out,
+               struct fault *fault);
+void json_free(cJSON *tree);
+
+/* Exact-case member; NULL when absent. JSON null counts as absent (`null` means absent). */
+const cJSON *json_get(const cJSON *object, const char *key);
+
+/* Typed getters. Absent: *value stays as it was (preset the default), returns 0.
+ * Wrong type or out of range: ERR_INVALID, fault->field = "<path>.<key>" (or "<key>" when path is
+ * NULL or ""), fault->text says what was expected and what was found. */
+int json_int(const cJSON *object, const char *path, const char *key, int64_t min, int64_t max,
+             int64_t *value, struct fault *fault); /* 3.0 and 1e2 are integers too */
+int json_num(const cJSON *object, const char *path, const char *key, double min, double max,
+             double *value, struct fault *fault);
+int json_bool(const cJSON *object, const char *path, const char *key, bool *value,
+              struct fault *fault);
+int json_str(const cJSON *object, const char *path, const char *key, const char **value,
+             struct fault *fault); /* points into the tree */
+int json_node_int(const cJSON *node, int64_t min, int64_t max, int64_t *value); /* 0 or ERR_INVALID */
+const char *json_type_name(const cJSON *node); /* "string", "number", ... for messages */
+
+/* Writer: valid JSON whatever the bytes. Invalid UTF-8 becomes U+FFFD; non-ASCII stays raw. */
+void json_write_str(struct buf *buf, const char *s, size_t n); /* with the quotes */
+void json_write_num(struct buf *buf, double value); /* shortest text that reads back; NaN/inf: null */
+void json_write_node(struct buf *buf, const cJSON *node); /* compact; numbers keep their text */
+
+/* UTF-8 */
+bool utf8_valid(const char *s, size_t n);
+size_t utf8_complete(const char *s, size_t n); /* longest prefix that does not end inside a character */
+
+#endif

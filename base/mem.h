@@ -1,0 +1,23 @@
+/* Host memory: two ways to ask, one for each meaning of failure.
+ *
+ * mem_must_*: sizes fixed by configuration or code; failure aborts with the size.
+ * mem_try_*:  sizes a client or file can influence; failure returns NULL.
+ * All return zeroed memory, freed by mem_free (NULL allowed). Thread-safe.
+ * Tests fail the n-th mem_try_* call with mem_fail_after(n) (n < 0: never). */
+#ifndef KEEPD_BASE_MEM_H
+#define KEEPD_BASE_MEM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+void *mem_must_alloc(size_t count, size_t size);
+void *mem_must_realloc(void *old, size_t old_bytes, size_t new_bytes); /* the tail is zeroed */
+char *mem_must_strdup(const char *s);
+void *mem_try_alloc(size_t count, size_t size); /* NULL also when count * size overflows */
+void *mem_try_realloc(void *old, size_t old_bytes, size_t new_bytes); /* NULL: old stays valid */
+void mem_free(void *p);
+
+void mem_fail_after(long n); /* the n-th next try call (0 = the very next) and no other fails */
+bool mem_fail_pending(void); /* true while the planned failure has not happened yet */
+
+#endif

@@ -1,0 +1,22 @@
+/* Bounded single-producer single-consumer ring of pointers. Full is a result, never a wait.
+ * One thread pushes, one thread pops; who they are is the owner's rule. */
+#ifndef KEEPD_BASE_RING_H
+#define KEEPD_BASE_RING_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+struct ring {
+    void **slots;
+    size_t capacity;                   /* a power of two */
+    _Alignas(64) atomic_size_t head;   /* next to pop; written by the consumer */
+    _Alignas(64) atomic_size_t tail;   /* next to push; written by the producer */
+};
+
+void ring_open(struct ring *ring, size_t capacity); /* rounded up to a power of two */
+void ring_close(struct ring *ring);
+bool ring_push(struct ring *ring, void *item); /* false when full */
+void *ring_pop(struct ring *ring);             /* NULL when empty */
+
+#endif

@@ -1,0 +1,42 @@
+/* Options: one table (config.c) with name, type, range, default, reloadable and help feeds flags,
+ * environment (KEEPD_KV_BUDGET for --kv-budget) and the configuration file (inih; key = value).
+ * Order: flags over environment over file over defaults. */
+#ifndef KEEPD_CONFIG_CONFIG_H
+#define KEEPD_CONFIG_CONFIG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "base/err.h"
+
+struct config {
+    char *config_file; /* --config */
+    char *model;       /* required */
+    char *host;        /* 127.0.0.1 */
+    int64_t port;      /* 8080; 0 = any free one, printed in the ready line */
+    char *served_model_name; /* default: the model directory's name */
+    char *api_key;     /* NULL = open */
+    char *kv_policy;   /* "auto" = global where the model has gates, else full */
+    int64_t kv_budget, kv_budget_max, kv_buffer, kv_chunk;
+    int64_t kv_pool_bytes; /* accepts K, M, G suffixes; 0 = chosen */
+    char *kv_dtype;        /* auto, f32, bf16 */
+    char *gates;           /* NULL = the model directory's */
+    int64_t max_num_seqs, max_num_batched_tokens, max_model_len, default_max_tokens;
+    int64_t max_queue, max_conversations, max_body_bytes, max_connections, drain_seconds;
+    int64_t threads;
+    char *cpu_path;      /* auto, reference, portable, avx2, avx512, amx */
+    char *log_level;     /* error, warn, info, debug */
+    bool random_weights; /* take only config.json from the model directory (timing) */
+    bool strict_params;  /* unknown request fields are a 400 */
+    bool check_config, help, version;
+};
+
+/* Fills *config. ERR_INVALID names the option in fault->field and the source in the text. */
+int config_load(int argc, char **argv, char **envp, struct config *config, struct fault *fault);
+void config_close(struct config *config);
+void config_help(FILE *out);                              /* the table, for people */
+void config_print(const struct config *config, FILE *out); /* effective values, for --check-config;
+                                                               secrets are masked */
+
+#endif

@@ -1,0 +1,43 @@
+/* Chat templates: the Jinja dialect of published models (trim_blocks, lstrip_blocks, loopcontrols),
+ * an AST walker with bounds on steps, depth and output. A compiled template is immutable; any
+ * thread may render it.
+ *
+ * Rendering remembers which output bytes came from the request (string values of `messages` and
+ * `tools`) so that the tokenizer recognises special tokens only in what the template itself wrote:
+ * "<|im_end|>" typed by a user cannot end a turn. */
+#ifndef KEEPD_ENGINE_CHAT_H
+#define KEEPD_ENGINE_CHAT_H
+
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+
+#include "base/arena.h"
+#include "base/err.h"
+#include "engine/tok.h"
+
+struct chat;
+
+/* Pure: parses a template's source. ERR_MALFORMED names line and token. */
+int chat_open(const char *source, size_t size, struct chat **out, struct fault *fault);
+void chat_close(struct chat *chat);
+
+struct chat_input {
+    const cJSON *context; /* object: messages, tools, add_generation_prompt, bos_token, ... */
+    const char *const *trusted; /* top-level names whose strings are the model's own (bos_token,
+                                   eos_token, ...); everything else counts as request text */
+    int trusted_count;
+    int64_t now; /* unix seconds for strftime_now (UTC) */
+};
+
+struct chat_text {
+    char *text; /* UTF-8, in the arena, NUL-terminated */
+    size_t size;
+    struct tok_span *untrusted; /* ascending, disjoint, in the arena */
+    size_t untrusted_count;
+};
+
+/* Errors are the request's (400): raise_exception's message, undefined access, limits. */
+int chat_render(const struct chat *chat, const struct chat_input *input, struct arena *arena,
+                struct chat_text *out, struct fault *fault);
+
+#endif

@@ -1,0 +1,269 @@
+/* The engine: one model, one backend, one thread; everything the server may know about it.
+ *
+ * Life: engine_open (loads, blocking, reports progress) -> engine_start -> submit jobs ->
+ * engine_drain -> engine_close. Text functions work on immutable data and may be called from any
+ * thread between open and close. engine_submit and the queue functions belong to one thread, the
+ * loop. tests/fake_engine.c implements this header without a model.
+ *
+ * Jobs. The submitter fills `struct engine_job`, submits it, and must keep it (and all it points
+ * to) until `finish` is set; then the engine never touches it again and engine_job_close frees what
+ * the engine put in. Readers load `finish` first and the counts second: the other order loses
+ * tokens. Cancel, deadline and a vanished client all store 1 to `cancel`; the engine applies it
+ * between steps and sets `finish` in any case. Output arrays are sized at submit and append-only:
+ * they cannot overflow and a slow reader costs the engine nothing. */
+#ifndef KEEPD_ENGINE_ENGINE_H
+#define KEEPD_ENGINE_ENGINE_H
+
+#include <cjson/cJSON.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/arena.h"
+#include "base/err.h"
+#include "base/hist.h"
+
+struct engine;
+
+struct engine_options {
+    const char *model_dir;
+    const char *gates;        /* NULL = the model directory's, "" = none */
+    const char *kv_policy;    /* NULL = global where the model has gates, else full */
+    int kv_budget, kv_buffer, kv_chunk;
+    int kv_budget_max;        /* cap for requests; 0 = none */
+    int64_t kv_pool_bytes;    /* 0 = chosen from free memory, max_num_seqs and the budget */
+    const char *kv_dtype;     /* "auto" (the weights'; bf16 for f16), "f32", "bf16" */
+    int max_num_seqs;         /* sequences running at once */
+    int max_num_batched_tokens; /* rows per step */
+    int max_model_len;        /* 0 = the model's */
+    int max_queue;            /* jobs waiting, bounded */
+    int max_conversations;    /* retained between turns */
+    int threads;              /* 0 = the cores */
+    const char *cpu_path;     /* see kernels/cpu/cpu.h */
+    bool random_weights;
+    void (*progress)(void *arg, double fraction, const char *what); /* during open; may be NULL */
+    void (*wake)(void *arg); /* engine thread, after a step that changed some job: uv_async_send */
+    void *arg;
+};
+
+int engine_open(const struct engine_options *options, struct engine **out, struct fault *fault);
+int engine_start(struct engine *engine);
+void engine_drain(struct engine *engine); /* finish accepted jobs, accept no more; returns at once */
+bool engine_idle(struct engine *engine);  /* nothing queued or running */
+void engine_close(struct engine *engine); /* aborts what is left (finish = ABORT), joins, frees */
+
+/* Constant facts, valid from open to close. */
+struct engine_info {
+    const char *model_dir;
+    char family[32];
+    char backend[32];       /* "cpu-amx" */
+    char kv_policy[32];     /* the default in force */
+    int kv_budget, kv_buffer, kv_chunk, kv_budget_max;
+    char kv_dtype[8];
+    bool has_gates;
+    int trained_budget;     /* of the gates; 0 = unknown */
+    int layers, heads_kv, head_dim, vocab;
+    int max_model_len, max_num_seqs, max_queue;
+    int threads;
+    int64_t pages_total, page_bytes;
+    int page_slots;
+    size_t weight_bytes;
+    bool has_chat_template;
+    /* request defaults of the model's generation_config; NAN / -1 where absent */
+    float temperature, top_p, min_p, repetition;
+    int top_k;
+};
+const struct engine_info *engine_info(const struct engine *engine);
+
+/* ---- Text (any thread) --------------------------------------------------------------------- */
+
+struct engine_ids {
+    int32_t *ids; /* in the caller's arena */
+    size_t count;
+};
+
+/* Plain text as a completion prompt: special tokens in the text are NOT recognised unless
+ * `parse_special`; `add_special` runs the model's post-processor (BOS). */
+int engine_tokenize(const struct engine *engine, const char *text, size_t size, bool add_special,
+                    bool parse_special, struct arena *arena, struct engine_ids *out,
+                    struct fault *fault);
+
+/* Chat template, then tokens. `context` holds messages, tools, chat_template_kwargs' members and
+ * add_generation_prompt; bos_token and eos_token are added by the engine. */
+int engine_render_chat(const struct engine *engine, const cJSON *context, struct arena *arena,
+                       struct engine_ids *out, struct fault *fault);
+
+/* Raw bytes of a token, possibly part of a character. 0 for ids outside the vocabulary. */
+size_t engine_token_bytes(const struct engine *engine, int32_t id, const char **bytes);
+bool engine_token_is_special(const struct engine *engine, int32_t id);
+
+/* ---- Requests ------------------------------------------------------------------------------ */
+
+#define ENGINE_TOP_MAX 20
+
+enum engine_report { ENGINE_REPORT_NONE, ENGINE_REPORT_LENGTHS, ENGINE_REPORT_POSITIONS };
+
+struct engine_bias {
+    int32_t token;
+    float bias;
+};
+
+struct engine_stop {
+    const char *text;
+    size_t size;
+};
+
+/* The kv object of a request: absent members are -1 / NULL / NAN and take the engine's defaults. */
+struct engine_kv {
+    const char *policy;
+    int32_t budget, buffer, chunk, sinks, recent;
+    float horizon; /* INFINITY allowed */
+    bool reuse;    /* default true: continue a retained conversation where one matches */
+    bool retain;   /* default true: keep the state for the next turn */
+    enum engine_report report;
+};
+
+struct engine_request {
+    const int32_t *prompt;
+    int32_t prompt_count; /* >= 1 */
+    int32_t max_tokens;   /* >= 0; 0 only scores the prompt (echo) */
+    int32_t min_tokens;
+    float temperature, top_p, min_p, repetition, presence, frequency;
+    int32_t top_k;
+    uint64_t seed;
+    int32_t top_logprobs;     /* alternatives per token, <= ENGINE_TOP_MAX; -1 = no logprobs */
+    bool prompt_logprobs;     /* score the prompt too (echo); never reuses a conversation */
+    bool ignore_eos;
+    const struct engine_bias *bias;
+    int32_t bias_count;
+    const struct engine_stop *stops;
+    int32_t stop_count;
+    const int32_t *stop_ids;
+    int32_t stop_id_count;
+    struct engine_kv kv;
+    uint8_t space[16]; /* conversations are found only within one space (key, salt, model name) */
+};
+
+enum engine_finish {
+    ENGINE_RUNNING = 0, /* not finished */
+    ENGINE_FINISH_STOP,
+    ENGINE_FINISH_LENGTH,
+    ENGINE_FINISH_ABORT, /* cancelled, or the engine is closing */
+    ENGINE_FINISH_ERROR  /* see job->fault */
+};
+
+struct engine_top {
+    int32_t token;
+    float logprob;
+};
+
+struct engine_token {
+    int32_t token;
+    float logprob;
+    int32_t rank;      /* by the raw model's logits, 1 = first; also for prompt tokens */
+    uint32_t text_end; /* bytes of choice->text after this token */
+};
+
+/* n = 1 is accepted for now; everything per answer is already here. */
+struct engine_choice {
+    struct engine_token *tokens; /* [max_tokens] */
+    struct engine_top *top;      /* [max_tokens * top_logprobs] */
+    char *text;                  /* answer bytes; special tokens give none */
+    atomic_uint_fast32_t token_count;
+    atomic_uint_fast32_t text_safe; /* bytes that may be shown: whole characters, no stop string in
+                                       the making. Final (cut at a stop string) once finished */
+    atomic_int finish;              /* enum engine_finish; release-stored last */
+    int32_t stop_index;             /* which stop string ended it, -1 none */
+    int32_t stop_token;             /* which stop or EOS token ended it, -1 none */
+};
+
+/* What was kept, for usage.kv_details; valid once finished. */
+struct engine_kv_details {
+    char policy[32];
+    int32_t budget;          /* -1 for full */
+    int32_t seen_tokens;     /* T */
+    int64_t kept_entries;    /* over all layers and heads */
+    int64_t evicted_entries; /* by this conversation so far */
+    int32_t dropped_tokens;  /* of a previous turn, dropped because the new prompt differs */
+    int64_t bytes;           /* memory held: pages * page_bytes */
+    int32_t *lengths;        /* [layers * heads_kv] when reported, else NULL */
+    int32_t *positions;      /* concatenated, stream after stream, or NULL */
+};
+
+struct engine_job {
+    struct engine_request request;
+    atomic_int cancel;
+    atomic_int admitted;     /* 1 once it has its pages and its place */
+    struct engine_choice choice[1];
+    int choice_count;
+    struct engine_token *prompt_tokens; /* [prompt_count] when prompt_logprobs; [0] is unscored */
+    struct engine_top *prompt_top;      /* [prompt_count * top_logprobs] */
+    /* valid once finished */
+    struct fault fault;
+    int32_t cached_tokens;   /* prompt tokens not computed */
+    struct engine_kv_details kv;
+    int64_t queued_ns, admitted_ns, first_token_ns, finished_ns; /* clock_ns; 0 = never */
+    int64_t evict_ns;        /* time spent evicting for this job */
+    /* the engine's */
+    void *sequence;
+    struct engine_job *next;
+};
+
+/* A place in the bounded queue, taken before any work is done for a request and given back by
+ * engine_submit's job finishing or by engine_queue_leave. false = full (503). Loop thread. */
+bool engine_queue_enter(struct engine *engine);
+void engine_queue_leave(struct engine *engine);
+
+/* Checks a request without side effects (any thread): token ids in range, lengths against
+ * max_model_len (ERR_CONTEXT), kv parameters, pool size (ERR_LIMIT). fault->field names the OpenAI
+ * request field. */
+int engine_check(const struct engine *engine, const struct engine_request *request,
+                 struct fault *fault);
+
+/* Takes the job (its queue place was entered). The engine allocates the output arrays here:
+ * ERR_NOMEM, ERR_STOPPED leave the job with the caller and the place entered. Loop thread. */
+int engine_submit(struct engine *engine, struct engine_job *job);
+void engine_job_close(struct engine_job *job); /* frees what submit and the engine allocated */
+
+/* ---- Observation (any thread) -------------------------------------------------------------- */
+
+struct engine_sequence_row {
+    int32_t tokens, held;   /* T; entries per stream on average */
+    int32_t prompt_count, output_count;
+    char policy[32];
+    int32_t budget;
+    int64_t pages_reserved;
+    bool prefilling;
+};
+
+struct engine_conversation_row {
+    uint64_t id;
+    int32_t tokens, held;
+    char policy[32];
+    int32_t budget;
+    int64_t pages;
+    int64_t idle_ns;
+};
+
+/* Published after every step; a copy. */
+struct engine_snapshot {
+    int running, waiting, conversations;
+    int64_t pages_total, pages_used, pages_reserved, pages_retained;
+    uint64_t steps;
+    int64_t last_step_ns;     /* clock_ns of the last step's end, or of the last idle check */
+    bool stopped;             /* the engine thread is gone: fatal */
+    uint64_t prompt_tokens, cached_tokens, generation_tokens;
+    uint64_t entries_kept;    /* gauge: entries of running and retained sequences */
+    uint64_t entries_evicted, evictions, preemptions;
+    uint64_t conversation_hits, conversation_misses;
+    struct hist eviction_seconds;
+    struct hist iteration_tokens;
+};
+void engine_snapshot(struct engine *engine, struct engine_snapshot *out);
+
+/* Rows for GET /kv; returns how many were written. */
+int engine_sequences(struct engine *engine, struct engine_sequence_row *rows, int max);
+int engine_conversations(struct engine *engine, struct engine_conversation_row *rows, int max);
+
+#endif

@@ -1,0 +1,18 @@
+/* The CPU backend. Paths, best first: amx (bf16 tiles), avx512, avx2, portable; and "reference",
+ * plain C in float32 with a fixed order of sums, the oracle of every test. "auto" takes the best
+ * the processor has. Every path keeps the row-independence promise of kern.h by using one kernel
+ * for all row counts. */
+#ifndef KEEPD_KERNELS_CPU_CPU_H
+#define KEEPD_KERNELS_CPU_CPU_H
+
+#include "kernels/kern.h"
+
+struct cpu_options {
+    const char *path; /* "auto", "reference", "portable", "avx2", "avx512", "amx"; NULL = auto */
+    int threads;      /* 0 = the cores this process may use */
+};
+
+/* ERR_UNSUPPORTED names the path this processor lacks. */
+int cpu_open(const struct cpu_options *options, struct kern **out, struct fault *fault);
+
+#endif

@@ -1,0 +1,259 @@
+/* The backend: a vtable of operations on arrays. One static table per backend; the CPU's is the
+ * oracle for every other one.
+ *
+ * A backend owns its weights, its activations and the whole paged key/value cache: page tables,
+ * lengths, free pages, reference counts and side arrays. Callers pass numbers and arrays, never
+ * engine types, and never learn a stream's length except through `report`.
+ *
+ * Threads: one engine thread calls everything here; the backend may use workers inside a call.
+ * Operations may be queued; `sync` waits and returns the first error since the last sync.
+ * Activations are backend memory the host does not read, except what `download` copies.
+ *
+ * Shapes: row-major; "rows" are the tokens of one step. T = tokens a sequence has seen.
+ *
+ * The promise every backend keeps: the result for one row depends only on that row's sequence,
+ * never on which other rows share the step, on how a prompt is split over steps, or on the thread
+ * schedule: bitwise, for one backend on one kind of machine and one thread count.
+ */
+#ifndef KEEPD_KERNELS_KERN_H
+#define KEEPD_KERNELS_KERN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+enum kern_dtype { KERN_F32, KERN_F16, KERN_BF16 };
+
+static inline size_t kern_dtype_bytes(enum kern_dtype dtype) {
+    return dtype == KERN_F32 ? 4 : 2;
+}
+
+struct kern;        /* a backend instance: begins with `const struct kern_ops *ops` */
+struct kern_weight; /* a matrix in the backend's own layout */
+
+/* ---- Weights ------------------------------------------------------------------------------- */
+
+/* Which axis tensor parallelism would split. One rank today: recorded, nothing to do. */
+enum kern_shard { KERN_SHARD_NONE, KERN_SHARD_ROWS, KERN_SHARD_COLS };
+
+/* One matrix as the file has it: [rows = outputs, cols = inputs], row-major. `data` may be unaligned
+ * and is only read during weight_load. */
+struct kern_matrix {
+    const void *data;
+    enum kern_dtype dtype;
+    int64_t rows, cols;
+};
+
+/* ---- A step -------------------------------------------------------------------------------- */
+
+/* `count` new tokens of the sequence in cache slot `slot`: rows [row, row + count) of the step's
+ * activations, at positions [pos, pos + count). A slot appears at most once in a batch. */
+struct kern_span {
+    int32_t slot;
+    int32_t row;
+    int32_t count;
+    int32_t pos;
+};
+
+struct kern_batch {
+    const int32_t *tokens; /* [rows] */
+    const struct kern_span *spans;
+    int rows;
+    int span_count;
+};
+
+enum kern_matmul_mode { KERN_SET, KERN_ADD }; /* y = x W^T (+ bias), or y += x W^T (+ bias) */
+
+/* Rotary embedding, rotate-half pairs (j, j + D/2); cos and sin of pos * inv_freq[j], both times
+ * `scale` (1 unless the model says so). formats.md 1.3; RoFormer, arXiv 2104.09864. */
+struct kern_rope {
+    const float *inv_freq; /* [head_dim / 2], host memory, lives as long as the model */
+    float scale;
+};
+
+/* Retention gate of one layer (TRIM-KV, arXiv 2512.03324; global gates, arXiv 2605.09649):
+ *   h = silu(w1 x + b1);  rg10 only: h = silu(w2 h + b2)
+ *   log_beta[head] = logsigmoid(last[row[head]] . h + bias[row[head]])       (<= 0)
+ * With per-head embeddings (paper tying) w1 is [H * width, d] and head j reads its own slice of h.
+ * All float32 on the host, copied by the backend at gate_load. */
+struct kern_gate_spec {
+    const float *w1, *b1;     /* [embeddings * width, d_model], [embeddings * width] */
+    const float *w2, *b2;     /* rg10: [width, width], [width]; else NULL */
+    const float *last, *bias; /* [rows, width], [rows] */
+    const int32_t *row;       /* [heads_kv]: which row of `last` each head of this layer uses */
+    int width, d_model, heads_kv, row_count;
+    int embeddings; /* 1, or heads_kv for paper tying */
+};
+struct kern_gate;
+
+/* ---- The paged cache ----------------------------------------------------------------------- */
+
+/* A page holds `page_slots` entries of ONE (layer, KV head) of one sequence: keys after RoPE at
+ * their true position, values, and side records moved along with the entry: pos int32, log_beta
+ * float32. page_bytes counts K, V and side records. */
+struct kern_cache_options {
+    int layers, heads_q, heads_kv, head_dim;
+    enum kern_dtype dtype;
+    int64_t pages;      /* size of the pool; zeroed once */
+    int slots;          /* sequences plus retained conversations */
+    int max_positions;  /* no stream can be longer than this */
+};
+
+struct kern_cache_info {
+    int page_slots;     /* entries per page */
+    int64_t page_bytes; /* memory per page, side records included */
+};
+
+enum kern_score {
+    KERN_SCORE_RECENCY,  /* newest first */
+    KERN_SCORE_RETENTION /* age * log_beta + w_n(log_beta), see kernels/score.h */
+};
+
+/* Entries compete within... */
+enum kern_pool {
+    KERN_POOL_STREAM,  /* their own (layer, head): `keep` each */
+    KERN_POOL_SEQUENCE /* the whole sequence: layers * heads * `keep` in all */
+};
+
+/* One sequence that is due. After it the sequence holds min(held, layers * heads * keep) entries;
+ * sinks (pos < sinks) and recent entries (pos >= tokens - recent) are kept first and count.
+ * Ties: newer pos, then lower layer, then lower head. Stable: order inside a stream is kept. */
+struct kern_evict {
+    int32_t slot;
+    int32_t tokens; /* T: tokens appended so far; age = T - pos */
+    int32_t keep;   /* M: entries per stream on average */
+    int32_t sinks, recent;
+    enum kern_score score;
+    enum kern_pool pool;
+    float horizon; /* n >= 1, INFINITY allowed */
+};
+
+/* What a sequence holds. Arrays are the caller's; any may be NULL. */
+struct kern_report {
+    int32_t *lengths;   /* [layers * heads_kv] */
+    int32_t *positions; /* streams one after the other, each `length` entries in physical order */
+    float *log_beta;    /* same order */
+    size_t entries_max; /* room in positions and log_beta */
+    size_t entries;     /* out: sum of lengths */
+    int64_t pages;      /* out: pages the slot refers to */
+};
+
+struct kern_cache_stats {
+    int64_t pages_used; /* pages with a reference count above zero */
+    uint64_t entries_evicted;
+};
+
+/* Last queries of each sequence, post-RoPE, for policies that observe attention; optional. */
+struct kern_attend_options {
+    int window;      /* keys with pos <= query pos - window are masked; 0 = no window */
+    float scale;     /* 1/sqrt(head_dim) unless the model says otherwise */
+    int ring;        /* keep the last `ring` queries of each slot; 0 = none. Bounded at cache_open */
+};
+
+/* ---- Sampling ------------------------------------------------------------------------------ */
+
+struct kern_logit_bias {
+    int32_t token;
+    float bias;
+};
+
+/* One row to sample. Order: penalties (repetition over prompt and output; presence and frequency
+ * over output only) -> logit_bias -> temperature -> top_k -> top_p -> min_p; then
+ * argmax(logit + Gumbel(Philox4x32-10(seed; position, token id))), ties to the lowest id.
+ * temperature 0 is the plain argmax after penalties and bias. */
+struct kern_sample {
+    const int32_t *history; /* prompt then output token ids; may be NULL when no penalty is set */
+    int32_t prompt_count, output_count;
+    const struct kern_logit_bias *bias;
+    int32_t bias_count;
+    const int32_t *banned; /* tokens that cannot be chosen (min_tokens, ignore_eos); may be NULL */
+    int32_t banned_count;
+    float temperature, top_p, min_p;
+    float repetition, presence, frequency; /* 1, 0, 0 = off */
+    int32_t top_k;                         /* 0 = off */
+    uint64_t seed;
+    int32_t position; /* of the token being sampled */
+    int32_t top_count; /* how many alternatives to report, <= KERN_TOP_MAX */
+    int32_t forced;    /* >= 0: report the logprob of this token instead of sampling (echo) */
+};
+
+#define KERN_TOP_MAX 20
+
+struct kern_sampled {
+    int32_t token;
+    float logprob; /* log softmax of the raw logits */
+    int32_t rank;  /* 1 = most likely by the raw logits */
+    int32_t top_token[KERN_TOP_MAX]; /* by raw logit, highest first, ties to the lowest id */
+    float top_logprob[KERN_TOP_MAX];
+};
+
+/* ---- The vtable ---------------------------------------------------------------------------- */
+
+struct kern_ops {
+    const char *name; /* "cpu-reference", "cpu-amx", ... */
+    void (*close)(struct kern *kern);
+
+    /* Memory: zeroed; NULL when the device is out of it. */
+    void *(*mem_alloc)(struct kern *kern, size_t bytes);
+    void (*mem_free)(struct kern *kern, void *mem);
+    int (*upload)(struct kern *kern, void *to, const void *from, size_t bytes);
+    int (*download)(struct kern *kern, void *to, const void *from, size_t bytes);
+
+    /* Weights. Several parts with equal `cols` are joined by rows ([q; k; v], [gate; up]).
+     * ERR_UNSUPPORTED or ERR_NOMEM leave nothing behind. */
+    int (*weight_load)(struct kern *kern, const struct kern_matrix *parts, int part_count,
+                       enum kern_shard shard, struct kern_weight **out, struct fault *fault);
+    void (*weight_free)(struct kern *kern, struct kern_weight *weight);
+    int (*gate_load)(struct kern *kern, const struct kern_gate_spec *spec, struct kern_gate **out,
+                     struct fault *fault);
+    void (*gate_free)(struct kern *kern, struct kern_gate *gate);
+
+    /* Layer operations; all float32 activations. */
+    void (*embed)(struct kern *kern, float *x, const struct kern_weight *table,
+                  const int32_t *tokens, int rows); /* ids are in range: the engine checked */
+    void (*rms_norm)(struct kern *kern, float *y, const float *x, const float *weight, int rows,
+                     int dim, float eps);
+    void (*matmul)(struct kern *kern, float *y, const float *x, const struct kern_weight *weight,
+                   const float *bias /* [outputs] or NULL */, int rows, enum kern_matmul_mode mode);
+    void (*glu)(struct kern *kern, float *y, const float *gate_up, int rows,
+                int d_ff); /* y[r, j] = silu(gate_up[r, j]) * gate_up[r, d_ff + j] */
+    void (*gather_rows)(struct kern *kern, float *y, const float *x, const int32_t *index, int count,
+                        int dim);
+    void (*gate)(struct kern *kern, float *log_beta /* [rows, heads_kv] */, const float *x,
+                 const struct kern_gate *gate, int rows);
+
+    /* Cache. qkv rows are [q (heads_q * D) | k (heads_kv * D) | v (heads_kv * D)]. */
+    int (*cache_open)(struct kern *kern, const struct kern_cache_options *options,
+                      struct fault *fault);
+    void (*cache_info)(enum kern_dtype dtype, int head_dim, struct kern_cache_info *info);
+    int (*begin_step)(struct kern *kern, const struct kern_batch *batch); /* takes the pages for all
+                      layers; ERR_FULL takes none (a broken reservation: the caller logs it) */
+    void (*qk_rope)(struct kern *kern, float *qkv, const float *q_norm, const float *k_norm,
+                    float eps, const struct kern_rope *rope,
+                    const struct kern_batch *batch); /* optional per-head RMSNorm, then rotation */
+    void (*write_kv)(struct kern *kern, int layer, const float *qkv,
+                     const float *log_beta /* [rows, heads_kv] or NULL = 0 */,
+                     const struct kern_batch *batch);
+    void (*attend)(struct kern *kern, int layer, float *out /* [rows, heads_q * D] */,
+                   const float *qkv, const struct kern_batch *batch,
+                   const struct kern_attend_options *options); /* after write_kv of the layer */
+    int (*evict)(struct kern *kern, const struct kern_evict *due, int count);
+    int (*truncate)(struct kern *kern, int slot, int32_t pos); /* drops entries at or after pos */
+    int (*fork)(struct kern *kern, int from, int to); /* shares all pages, copy on write; `to` empty */
+    void (*release)(struct kern *kern, int slot);     /* all pages of the slot go back */
+    int (*report)(struct kern *kern, int slot, struct kern_report *report);
+    void (*cache_stats)(struct kern *kern, struct kern_cache_stats *stats);
+    int (*cache_check)(struct kern *kern, struct fault *fault); /* every page in one place; tests */
+
+    int (*sample)(struct kern *kern, const float *logits /* [rows, vocab] */, int rows, int vocab,
+                  const struct kern_sample *params, struct kern_sampled *out);
+    int (*sync)(struct kern *kern);
+};
+
+struct kern {
+    const struct kern_ops *ops;
+};
+
+#endif
