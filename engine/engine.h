@@ -210,8 +210,9 @@ struct engine_job {
     struct engine_job *next;
 };
 
-/* A place in the bounded queue, taken before any work is done for a request and given back by
- * engine_submit's job finishing or by engine_queue_leave. false = full (503). Loop thread. */
+/* A place in the bounded queue, taken before any work is done for a request. The engine gives it
+ * back when the job is admitted or ends; a request that is never submitted gives it back with
+ * engine_queue_leave. false = full (503). Loop thread. */
 bool engine_queue_enter(struct engine *engine);
 void engine_queue_leave(struct engine *engine);
 

@@ -175,7 +175,7 @@ struct kern_sample {
     int32_t top_k;                         /* 0 = off */
     uint64_t seed;
     int32_t position; /* of the token being sampled */
-    int32_t top_count; /* how many alternatives to report, <= KERN_TOP_MAX */
+    int32_t top_count; /* alternatives to report, <= KERN_TOP_MAX; -1 = no logprob at all either */
     int32_t forced;    /* >= 0: report the logprob of this token instead of sampling (echo) */
 };
 
