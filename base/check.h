@@ -3,9 +3,8 @@
 #ifndef KEEPD_BASE_CHECK_H
 #define KEEPD_BASE_CHECK_H
 
-__attribute__((noreturn, format(printf, 4, 5))) void check_failed(const char *file, int line,
-                                                                  const char *condition,
-                                                                  const char *format, ...);
+__attribute__((noreturn, format(printf, 4, 5))) void
+check_failed(const char *file, int line, const char *condition, const char *format, ...);
 
 #define CHECK(condition)                                                                           \
     do {                                                                                           \

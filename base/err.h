@@ -29,7 +29,8 @@ enum err {
 #undef X
 };
 
-/* What went wrong, for people. `field` names the JSON path, option, file or tensor and may be "". */
+/* What went wrong, for people. `field` names the JSON path, option, file or tensor and may be "".
+ */
 struct fault {
     int code; /* enum err; 0 = none */
     char field[128];

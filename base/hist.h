@@ -8,8 +8,8 @@
 #define HIST_MAX_BOUNDS 32
 
 struct hist {
-    const double *bounds; /* static, ascending, without +Inf */
-    int bound_count;      /* <= HIST_MAX_BOUNDS */
+    const double *bounds;                 /* static, ascending, without +Inf */
+    int bound_count;                      /* <= HIST_MAX_BOUNDS */
     uint64_t counts[HIST_MAX_BOUNDS + 1]; /* per bucket, not cumulative; the last is +Inf */
     double sum;
 };

@@ -1,10 +1,11 @@
-/* JSON in and out: strict reading over cJSON, and a writer.
+/* JSON in and out: strict reading into a cJSON tree, and a writer.
  *
- * json_parse adds what cJSON lacks: UTF-8 is checked first, exactly one value with nothing after
- * it, numbers and escapes by RFC 8259, raw control characters and \u0000 refused, limits on bytes
- * and depth. The bar is JSONTestSuite: every n_ case is refused. Duplicate keys are refused when
- * `unique_keys` is set (requests; not model files). Number nodes keep their text in
- * `valuestring`, so 64-bit seeds lose no digits.
+ * json_parse is strict where cJSON's parser is not: UTF-8 is checked, exactly one value with
+ * nothing after it, numbers and escapes by RFC 8259, raw control characters, \u0000, lone
+ * surrogates and numbers beyond a double refused, limits on bytes, depth and nodes. The bar is
+ * JSONTestSuite: every n_ case is refused. Duplicate keys are refused when `unique_keys` is set
+ * (requests; not model files). Number nodes keep their text in `valuestring`, so 64-bit seeds
+ * lose no digits.
  *
  * The tree is a plain cJSON tree: walk it with cJSON's own iteration macros, never with
  * cJSON_GetObjectItem (it ignores case). Immutable after parsing, so any thread may read it. */
@@ -21,9 +22,12 @@
 
 struct json_limits {
     size_t bytes;
-    int depth;
+    int depth; /* containers inside each other; at most JSON_MAX_DEPTH whatever is asked */
     bool unique_keys;
+    size_t nodes; /* values in the tree, each about 100 bytes of memory; 0: only `bytes` bounds */
 };
+
+#define JSON_MAX_DEPTH 512
 
 /* ERR_MALFORMED with "... at byte N" in fault->text, ERR_LIMIT, or ERR_NOMEM; *out is then NULL. */
 int json_parse(const char *data, size_t size, const struct json_limits *limits, cJSON **out,
@@ -44,16 +48,19 @@ int json_bool(const cJSON *object, const char *path, const char *key, bool *valu
               struct fault *fault);
 int json_str(const cJSON *object, const char *path, const char *key, const char **value,
              struct fault *fault); /* points into the tree */
-int json_node_int(const cJSON *node, int64_t min, int64_t max, int64_t *value); /* 0 or ERR_INVALID */
+int json_node_int(const cJSON *node, int64_t min, int64_t max,
+                  int64_t *value);             /* 0 or ERR_INVALID */
 const char *json_type_name(const cJSON *node); /* "string", "number", ... for messages */
 
 /* Writer: valid JSON whatever the bytes. Invalid UTF-8 becomes U+FFFD; non-ASCII stays raw. */
 void json_write_str(struct buf *buf, const char *s, size_t n); /* with the quotes */
-void json_write_num(struct buf *buf, double value); /* shortest text that reads back; NaN/inf: null */
+void json_write_num(struct buf *buf,
+                    double value); /* shortest text that reads back; NaN/inf: null */
 void json_write_node(struct buf *buf, const cJSON *node); /* compact; numbers keep their text */
 
 /* UTF-8 */
 bool utf8_valid(const char *s, size_t n);
-size_t utf8_complete(const char *s, size_t n); /* longest prefix that does not end inside a character */
+size_t utf8_complete(const char *s,
+                     size_t n); /* longest prefix that does not end inside a character */
 
 #endif

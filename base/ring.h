@@ -9,9 +9,13 @@
 
 struct ring {
     void **slots;
-    size_t capacity;                   /* a power of two */
-    _Alignas(64) atomic_size_t head;   /* next to pop; written by the consumer */
-    _Alignas(64) atomic_size_t tail;   /* next to push; written by the producer */
+    size_t capacity; /* a power of two */
+    /* A cache line for each side, by padding: the struct may lie in plain heap memory. */
+    char pad[64];
+    atomic_size_t head; /* next to pop; written by the consumer */
+    char head_pad[64 - sizeof(atomic_size_t)];
+    atomic_size_t tail; /* next to push; written by the producer */
+    char tail_pad[64 - sizeof(atomic_size_t)];
 };
 
 void ring_open(struct ring *ring, size_t capacity); /* rounded up to a power of two */

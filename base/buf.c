@@ -1,0 +1,75 @@
+#include "base/buf.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+void buf_open(struct buf *buf, size_t limit) {
+    *buf = (struct buf){.limit = limit};
+}
+
+void buf_close(struct buf *buf) {
+    mem_free(buf->data);
+    *buf = (struct buf){.limit = buf->limit};
+}
+
+void buf_clear(struct buf *buf) {
+    buf->size = 0;
+    buf->failed = false;
+    if (buf->data) buf->data[0] = '\0';
+}
+
+/* Room for `extra` more bytes and the NUL; doubles, so that appending is linear. */
+static bool grow(struct buf *buf, size_t extra) {
+    if (buf->failed) return false;
+    if (extra > buf->limit - buf->size || buf->size + extra == SIZE_MAX) goto fail;
+    size_t needed = buf->size + extra + 1;
+    if (needed <= buf->capacity) return true;
+    size_t capacity = buf->capacity ? buf->capacity : 64;
+    while (capacity < needed) capacity = capacity > SIZE_MAX / 2 ? needed : capacity * 2;
+    char *data = mem_try_realloc(buf->data, buf->capacity, capacity);
+    if (!data) goto fail;
+    buf->data = data;
+    buf->capacity = capacity;
+    return true;
+fail:
+    buf->failed = true;
+    return false;
+}
+
+void buf_add(struct buf *buf, const void *data, size_t size) {
+    if (!size || !grow(buf, size)) return;
+    memcpy(buf->data + buf->size, data, size);
+    buf->size += size;
+    buf->data[buf->size] = '\0';
+}
+
+void buf_str(struct buf *buf, const char *s) {
+    buf_add(buf, s, strlen(s));
+}
+
+void buf_char(struct buf *buf, char c) {
+    buf_add(buf, &c, 1);
+}
+
+void buf_fmt(struct buf *buf, const char *format, ...) {
+    va_list args, again;
+    va_start(args, format);
+    va_copy(again, args);
+    int size = vsnprintf(NULL, 0, format, args);
+    if (size < 0) {
+        buf->failed = true;
+    } else if (grow(buf, (size_t)size)) {
+        vsnprintf(buf->data + buf->size, (size_t)size + 1, format, again);
+        buf->size += (size_t)size;
+    }
+    va_end(again);
+    va_end(args);
+}
+
+void buf_int(struct buf *buf, int64_t value) {
+    buf_fmt(buf, "%" PRId64, value);
+}

@@ -1,0 +1,46 @@
+#include "base/err.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+const char *err_name(int code) {
+    switch (code) {
+    case ERR_OK:
+        return "ERR_OK";
+#define X(name, value, text)                                                                       \
+    case ERR_##name:                                                                               \
+        return "ERR_" #name;
+        ERR_MAP(X)
+#undef X
+    default:
+        return "ERR_UNKNOWN";
+    }
+}
+
+const char *err_text(int code) {
+    switch (code) {
+    case ERR_OK:
+        return "success";
+#define X(name, value, text)                                                                       \
+    case ERR_##name:                                                                               \
+        return text;
+        ERR_MAP(X)
+#undef X
+    default:
+        return "unknown error";
+    }
+}
+
+int fault_set(struct fault *fault, int code, const char *field, const char *format, ...) {
+    if (!fault) return code;
+    /* Built aside first: callers wrap an inner fault and pass its own field and text. */
+    struct fault next = {.code = code};
+    if (field) snprintf(next.field, sizeof next.field, "%s", field);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(next.text, sizeof next.text, format, args);
+    va_end(args);
+    *fault = next;
+    return code;
+}

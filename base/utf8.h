@@ -1,0 +1,20 @@
+/* One step of UTF-8 decoding, shared by the JSON reader and writer. */
+#ifndef KEEPD_BASE_UTF8_H
+#define KEEPD_BASE_UTF8_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum utf8_kind {
+    UTF8_CHAR,  /* one whole character */
+    UTF8_BAD,   /* bytes that no continuation can mend: one U+FFFD (Unicode's "maximal subpart") */
+    UTF8_SHORT, /* a correct beginning, cut off by the end of the text */
+};
+
+/* n > 0. *length: bytes of the character or of the faulty part, 1..4. */
+enum utf8_kind utf8_step(const char *s, size_t n, size_t *length);
+
+/* 1..4 bytes of a scalar value (below 0x110000, not a surrogate). */
+size_t utf8_encode(uint32_t scalar, char out[4]);
+
+#endif
