@@ -1,0 +1,142 @@
+/* The paged cache of the CPU backend: pages, page tables, lengths, eviction.
+ *
+ * A page holds P entries of one stream (slot, layer, KV head): keys [P][D], then values [P][D], in
+ * the cache's dtype, 8 KiB together; beside it, indexed by the same page number, pos[P] and
+ * log_beta[P]. Entries of a stream are dense (entry i sits in page i / P, slot i % P) and ascending
+ * in pos. What lies at or after a stream's length is stale: never read it.
+ *
+ * All memory is one zeroed mapping made at open, touched only as far as used; after open nothing
+ * allocates, so nothing here can run out of memory later. Free pages are a stack, not a ring: the
+ * page freed last is used next, so the resident size stays at the high-water mark and a page that
+ * comes back is still warm.
+ *
+ * One step: begin_step takes the pages, writes pos and raises the lengths by the span's count; then
+ * the kernels write rows into entries [length - count, length) of every stream, log_beta included.
+ *
+ * Forks share pages by count; whoever is about to write into a shared page copies it first. Such a
+ * copy always finds a free page while every slot's own table fits its reservation: shared pages are
+ * then counted more than once in the reservations but once in the pool.
+ *
+ * Threads: the engine thread calls everything; `parallel`, when set, spreads streams over workers.
+ * Wrong slot numbers and the like are programmer errors and abort. */
+#ifndef KEEPD_KERNELS_CPU_CACHE_H
+#define KEEPD_KERNELS_CPU_CACHE_H
+
+#include <string.h>
+
+#include "kernels/kern.h"
+
+#define CPU_PAGE_BYTES 8192 /* keys and values of one page, when a row is not larger than that */
+
+/* Runs fn(arg, 0 .. items - 1), each exactly once, in any order on any thread; returns when done.
+ */
+typedef void cpu_parallel(void *ctx, int items, void (*fn)(void *arg, int item), void *arg);
+
+struct cpu_cache_slot {
+    bool in_use;
+    int32_t next_pos; /* positions below this may be held; the next span starts here or later */
+};
+
+struct cpu_cache {
+    struct kern_cache_options options;
+    int streams;            /* layers * heads_kv; a stream's index is layer * heads_kv + head */
+    int page_slots;         /* P */
+    size_t row_size;        /* bytes of one key or value */
+    size_t page_size;       /* bytes of one page's keys and values, a multiple of 64 */
+    cpu_parallel *parallel; /* optional, set after open; NULL = serial */
+    void *parallel_ctx;
+
+    char *pool;      /* [pages] of page_size bytes, 64-byte aligned */
+    int32_t *pos;    /* [pages][P] */
+    float *log_beta; /* [pages][P] */
+
+    uint16_t *refs;       /* [pages] tables that refer to the page; 0 = free */
+    uint32_t *free_pages; /* stack */
+    int64_t free_count;
+
+    struct cpu_cache_slot *slots; /* [slots] */
+    int32_t *lengths;             /* [slots][streams] */
+    uint32_t *tables;             /* [slots][slot_pages], within it [streams][stream_pages] */
+    size_t stream_pages;          /* ceil(max_positions / P) */
+    size_t slot_pages;            /* streams * stream_pages, rounded up to whole memory pages */
+
+    uint32_t *keys;                 /* eviction: one sort key per entry of one sequence */
+    struct cpu_evict_stream *evict; /* eviction: [streams] */
+    uint64_t entries_evicted;
+
+    void *map; /* the mapping that holds all arrays above */
+    size_t map_size;
+};
+
+/* Memory of keys and values plus side records; page_slots is at least 1 however long a row is. */
+void cpu_cache_info(enum kern_dtype dtype, int head_dim, struct kern_cache_info *info);
+/* dtype f32 or bf16. On failure nothing is held and *cache is zeroed. */
+int cpu_cache_open(struct cpu_cache *cache, const struct kern_cache_options *options,
+                   struct fault *fault);
+void cpu_cache_close(struct cpu_cache *cache); /* idempotent; fine on a zeroed struct */
+
+/* Appends span->count entries to every stream of each span's slot. ERR_FULL when the free pages do
+ * not suffice for the whole batch, ERR_LIMIT beyond max_positions; neither changes anything. */
+int cpu_cache_begin_step(struct cpu_cache *cache, const struct kern_batch *batch);
+/* One sequence after the other. ERR_FULL (pages for copies of shared pages are missing) leaves the
+ * failing and the later ones unchanged. */
+int cpu_cache_evict(struct cpu_cache *cache, const struct kern_evict *due, int count);
+int cpu_cache_truncate(struct cpu_cache *cache, int slot, int32_t pos);
+/* ERR_LIMIT when a page has no room for one more reference; nothing changes then. */
+int cpu_cache_fork(struct cpu_cache *cache, int from, int to);
+void cpu_cache_release(struct cpu_cache *cache, int slot); /* fine on a slot that is not in use */
+/* ERR_LIMIT: positions or log_beta lack room; lengths, entries and pages are filled nevertheless.
+ */
+int cpu_cache_report(const struct cpu_cache *cache, int slot, struct kern_report *report);
+void cpu_cache_stats(const struct cpu_cache *cache, struct kern_cache_stats *stats);
+/* Every page in exactly one place, counts and lengths agree, positions ascend. Slow: for tests. */
+int cpu_cache_check(const struct cpu_cache *cache, struct fault *fault);
+
+/* ---- For the kernels ------------------------------------------------------------------------ */
+
+/* A stream as a kernel sees it: entry i is slot i % P of page pages[i / P]. */
+struct cpu_stream {
+    const uint32_t *pages;
+    int32_t length;
+};
+
+static inline struct cpu_stream cpu_cache_stream(const struct cpu_cache *cache, int slot, int layer,
+                                                 int head) {
+    size_t stream = (size_t)layer * (size_t)cache->options.heads_kv + (size_t)head;
+    return (struct cpu_stream){
+        .pages = cache->tables + (size_t)slot * cache->slot_pages + stream * cache->stream_pages,
+        .length = cache->lengths[(size_t)slot * (size_t)cache->streams + stream],
+    };
+}
+
+/* First key and first value of a page: [P][D] each. */
+static inline void *cpu_cache_k(const struct cpu_cache *cache, uint32_t page) {
+    return cache->pool + page * cache->page_size;
+}
+
+static inline void *cpu_cache_v(const struct cpu_cache *cache, uint32_t page) {
+    return cache->pool + page * cache->page_size + (size_t)cache->page_slots * cache->row_size;
+}
+
+static inline int32_t *cpu_cache_pos(const struct cpu_cache *cache, uint32_t page) {
+    return cache->pos + (size_t)page * (size_t)cache->page_slots;
+}
+
+static inline float *cpu_cache_log_beta(const struct cpu_cache *cache, uint32_t page) {
+    return cache->log_beta + (size_t)page * (size_t)cache->page_slots;
+}
+
+/* Moves one entry with its side records: the only place, besides the kernels, that knows how an
+ * entry lies in its page. */
+static inline void cpu_cache_move_entry(struct cpu_cache *cache, uint32_t to_page, int to_slot,
+                                        uint32_t from_page, int from_slot) {
+    size_t to = (size_t)to_slot * cache->row_size, from = (size_t)from_slot * cache->row_size;
+    memcpy((char *)cpu_cache_k(cache, to_page) + to, (char *)cpu_cache_k(cache, from_page) + from,
+           cache->row_size);
+    memcpy((char *)cpu_cache_v(cache, to_page) + to, (char *)cpu_cache_v(cache, from_page) + from,
+           cache->row_size);
+    cpu_cache_pos(cache, to_page)[to_slot] = cpu_cache_pos(cache, from_page)[from_slot];
+    cpu_cache_log_beta(cache, to_page)[to_slot] = cpu_cache_log_beta(cache, from_page)[from_slot];
+}
+
+#endif
