@@ -1,0 +1,226 @@
+"""Retention gates around any Qwen3, Qwen2 or Llama model of transformers.
+
+The model's own code runs unchanged: a hook on every attention module computes the
+gate from the same normalised residual that feeds q, k and v, and a registered
+attention function adds the decay while training, or hides evicted keys while
+simulating the daemon's cache.
+"""
+
+import hashlib
+import json
+import math
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers.masking_utils import AttentionMaskInterface
+
+NAME = "keepd_gated"
+
+
+class GateBank(nn.Module):
+    """All gates of a model: log_beta = logsigmoid(w_row . silu(W1 x + b1) + c_row).
+
+    tying  paper: one projection, an embedding per layer and head
+           code:  one projection row per head shared by all layers, an embedding per layer
+           untied: a projection row per layer and head, an embedding per layer
+    """
+
+    def __init__(self, layers, heads, d_model, width=64, tying="code", bias=8.0):
+        super().__init__()
+        self.layers, self.heads, self.d_model, self.width, self.tying = layers, heads, d_model, width, tying
+        hidden = layers * heads if tying == "paper" else layers
+        rows = {"paper": 1, "code": heads, "untied": layers * heads}[tying]
+        row = {"paper": torch.zeros(layers, heads), "code": torch.arange(heads).expand(layers, heads),
+               "untied": torch.arange(layers * heads).view(layers, heads)}[tying]
+        self.w1 = nn.Parameter(torch.randn(hidden, width, d_model) / d_model ** 0.5)
+        self.b1 = nn.Parameter(torch.zeros(hidden, width))
+        self.w_last = nn.Parameter(torch.randn(rows, width) * 0.02)
+        self.c = nn.Parameter(torch.full((rows,), float(bias)))
+        self.register_buffer("row", row.to(torch.int32).contiguous())
+
+    def log_beta(self, layer, x):
+        """x [B, T, d] -> [B, H, T], fp32."""
+        x = x.float()
+        rows = self.row[layer].long()
+        w, c = self.w_last[rows], self.c[rows]
+        if self.tying == "paper":
+            part = slice(layer * self.heads, (layer + 1) * self.heads)
+            h = F.silu(torch.einsum("btd,hmd->bhtm", x, self.w1[part]) + self.b1[part][:, None])
+            z = torch.einsum("bhtm,hm->bht", h, w)
+        else:
+            z = torch.einsum("btm,hm->bht", F.silu(F.linear(x, self.w1[layer], self.b1[layer])), w)
+        return F.logsigmoid(z + c[:, None])
+
+    def header(self, base_sha256, trained_budget, horizon=128):
+        return {"version": 1, "type": "rg", "width": self.width, "act": "silu", "layers": self.layers,
+                "heads": self.heads, "d_model": self.d_model, "tying": self.tying,
+                "trained_budget": trained_budget, "horizon": horizon, "base_sha256": base_sha256}
+
+    def save(self, path, base_sha256, trained_budget):
+        tensors = {k: v.detach().contiguous() for k, v in self.state_dict().items()}
+        save_file(tensors, path, metadata={"keepd": json.dumps(self.header(base_sha256, trained_budget))})
+
+    def load(self, path):
+        self.load_state_dict(load_file(path))
+
+
+def sha256(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def weights_sha256(directory):
+    """Digest that ties gates to a base: of the one weight file, or of the index of a sharded model."""
+    single = directory / "model.safetensors"
+    return sha256(single if single.exists() else directory / "model.safetensors.index.json")
+
+
+# --- attention ------------------------------------------------------------
+
+def decayed(q, k, v, log_beta, positions, scaling):
+    """Causal attention with (t - i) * log_beta_i added to the logits.
+
+    The term is the dot product of (t, 1) with (log_beta_i, -i * log_beta_i): two more
+    columns of q and k, so the ordinary fused attention computes it and its gradient.
+    Positions are centred to keep the products small in fp32.
+    """
+    with torch.autocast(q.device.type, enabled=False):
+        q, k, v = q.float(), k.float(), v.float()
+        pos = (positions - positions[:, :1]).float()
+        pos = pos - pos[:, -1:] / 2
+        lb = log_beta.repeat_interleave(q.shape[1] // log_beta.shape[1], 1)
+        t = pos[:, None].expand(lb.shape)
+        pad = (0, 6)                               # keep the head size a multiple of 8
+        q = torch.cat((q * scaling, F.pad(torch.stack((t, torch.ones_like(t)), -1), pad)), -1)
+        k = torch.cat((k, F.pad(torch.stack((lb, -t * lb), -1), pad)), -1)
+        out = F.scaled_dot_product_attention(q, k, F.pad(v, (0, 8)), is_causal=True, scale=1.0)
+        return out[..., :v.shape[-1]]
+
+
+class GatedModel:
+    """A frozen base model with gates. `mode`: plain, gated or cached."""
+
+    def __init__(self, directory, device="cpu", **bank):
+        register()
+        self.model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32,
+                                                          attn_implementation=NAME).to(device).eval()
+        self.model.requires_grad_(False)
+        c = self.model.config
+        self.layers, self.heads, self.d_model = c.num_hidden_layers, c.num_key_value_heads, c.hidden_size
+        self.bank = GateBank(self.layers, self.heads, c.hidden_size, **bank).to(device)
+        self.mode, self.positions, self.log_beta, self.cache = "plain", None, {}, None
+        for i, layer in enumerate(self.model.model.layers):
+            layer.self_attn.keepd = self
+            layer.self_attn.register_forward_pre_hook(self.gate_hook(i), with_kwargs=True)
+
+    def gate_hook(self, layer):
+        def hook(_module, args, kwargs):
+            if self.mode != "plain":
+                x = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+                with torch.autocast(x.device.type, enabled=False):
+                    self.log_beta[layer] = self.bank.log_beta(layer, x)
+        return hook
+
+    def __call__(self, ids, positions, mode="plain"):
+        self.mode, self.positions, self.log_beta = mode, positions, {}
+        out = self.model(input_ids=ids, position_ids=positions, use_cache=False).logits
+        self.mode = "plain"
+        return out
+
+    def all_log_beta(self):
+        """[B, L, H, T] of the last gated call."""
+        return torch.stack([self.log_beta[i] for i in range(self.layers)], 1)
+
+    def attend(self, layer, q, k, v, scaling):
+        if self.mode == "cached":
+            return self.cache.attend(layer, q, k, v, scaling, self.log_beta[layer])
+        g = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(g, 1), v.repeat_interleave(g, 1)
+        if self.mode == "gated":
+            return decayed(q, k, v, self.log_beta[layer], self.positions, scaling)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling)
+
+
+def attention(module, query, key, value, attention_mask, scaling=None, **_):
+    scaling = scaling or query.shape[-1] ** -0.5
+    out = module.keepd.attend(module.layer_idx, query, key, value, scaling)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def register():
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, lambda *a, **k: None)     # causality is in the function
+
+
+# --- hard eviction ----------------------------------------------------------
+
+def horizon_weight(lb, n=128):
+    """log of the mean retention over the next n steps: log((1-e^(n lb)) / (n (1-e^lb)))."""
+    lb = lb.clamp(max=-1e-9).double()
+    w = torch.log(-torch.expm1(n * lb)) - torch.log(-torch.expm1(lb)) - math.log(n)
+    return w.float()
+
+
+class SimulatedCache:
+    """The daemon's cache as a mask: what is kept per layer and head, evicted every `chunk` tokens.
+
+    Entries stay in memory; eviction only hides them. `budget` is the kept mean per
+    layer and head after an eviction, sinks included; between evictions a sequence
+    holds up to budget + chunk.
+    """
+
+    def __init__(self, policy, budget, sinks=4, horizon=128):
+        self.policy, self.budget, self.sinks, self.horizon = policy, budget, sinks, horizon
+        self.k, self.v, self.lb, self.alive = {}, {}, {}, {}
+
+    def attend(self, layer, q, k, v, scaling, lb):
+        new = torch.ones(lb.shape, dtype=torch.bool)
+        if layer in self.k:
+            k, v = torch.cat((self.k[layer], k), 2), torch.cat((self.v[layer], v), 2)
+            lb, new = torch.cat((self.lb[layer], lb), 2), torch.cat((self.alive[layer], new), 2)
+        self.k[layer], self.v[layer], self.lb[layer], self.alive[layer] = k, v, lb, new
+        T, S = q.shape[2], k.shape[2]
+        causal = torch.arange(S)[None] <= torch.arange(S - T, S)[:, None]
+        mask = (new[:, :, None] & causal).repeat_interleave(q.shape[1] // k.shape[1], 1)
+        g = q.shape[1] // k.shape[1]
+        return F.scaled_dot_product_attention(q, k.repeat_interleave(g, 1), v.repeat_interleave(g, 1),
+                                              attn_mask=mask, scale=scaling)
+
+    def evict(self):
+        L = len(self.k)
+        lb = torch.stack([self.lb[i] for i in range(L)], 1)              # [B, L, H, S]
+        alive = torch.stack([self.alive[i] for i in range(L)], 1)
+        B, _, H, S = lb.shape
+        if self.policy == "full" or S <= self.budget:
+            return
+        age = (S - torch.arange(S)).float()
+        score = -age.expand(lb.shape) if self.policy == "streaming" else age * lb + horizon_weight(lb, self.horizon)
+        score = score.masked_fill(~alive, -torch.inf)
+        score[..., :self.sinks] = torch.inf
+        if self.policy == "global":
+            keep = score.view(B, -1).topk(L * H * self.budget).indices
+            kept = torch.zeros(B, L * H * S, dtype=torch.bool).scatter_(1, keep, True).view(lb.shape)
+        else:
+            kept = torch.zeros(lb.shape, dtype=torch.bool).scatter_(3, score.topk(self.budget, -1).indices, True)
+        for i in range(L):
+            self.alive[i] = kept[:, i] & alive[:, i]
+
+    def lengths(self):
+        return torch.stack([self.alive[i].sum(-1) for i in range(len(self.alive))], 1)   # [B, L, H]
+
+
+@torch.no_grad()
+def simulate(gated, ids, policy, budget, chunk):
+    """Arg max at every position when the cache evicts after each chunk; also the last lengths."""
+    gated.cache = SimulatedCache(policy, budget)
+    guesses = []
+    for at in range(0, ids.shape[1], chunk):
+        part = ids[:, at:at + chunk]
+        pos = torch.arange(at, at + part.shape[1]).expand(part.shape)
+        guesses.append(gated(part, pos, "cached").argmax(-1))
+        gated.cache.evict()
+    lengths = gated.cache.lengths()
+    gated.cache = None
+    return torch.cat(guesses, 1), lengths
