@@ -1,0 +1,131 @@
+"""Writes golden log-probabilities for the C tests: the bundled model and a tiny random one per family.
+
+    python make_golden.py --model ../models/keepd-nano --out ../tests/data/models
+
+Every directory gets `golden.json`: for each case the prompt ids, the log-probability
+of every prompt token after the first, the greedy continuation with the
+log-probability of each token and `margin`, the gap to the runner-up (a test skips
+tokens whose margin is within its tolerance).  `last_logits.f32` holds, per case, the
+raw logits after the last prompt token, little-endian.  All are a float32 forward of
+the stored weights by transformers.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from transformers import (AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, Qwen2Config,
+                          Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM)
+
+SHAPE = dict(vocab_size=512, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+             intermediate_size=96, max_position_embeddings=1024, bos_token_id=None, eos_token_id=511,
+             pad_token_id=None)
+
+
+def spread(model, seed):
+    """Random weights large enough that the distributions are far from uniform."""
+    g = torch.Generator().manual_seed(seed)
+    for name, p in model.named_parameters():
+        n = torch.randn(p.shape, generator=g)
+        if "embed" in name or "lm_head" in name:
+            p.data = 0.3 * n
+        elif p.dim() == 2:
+            p.data = n / p.shape[1] ** 0.5
+        else:
+            p.data = 1 + 0.2 * n if "norm" in name else 0.3 * n
+    return model
+
+
+def old_spelling(directory, theta, scaling):
+    """Rewrites the config as published before transformers 5: rope_theta, rope_scaling, torch_dtype."""
+    path = directory / "config.json"
+    c = json.loads(path.read_text())
+    c.pop("rope_parameters", None)
+    c["torch_dtype"] = c.pop("dtype")
+    c.update(rope_theta=theta, rope_scaling=scaling)
+    path.write_text(json.dumps(c, indent=2) + "\n")
+
+
+def qwen3(out):
+    """bf16, one file, head size apart from hidden/heads, the new config spelling."""
+    c = Qwen3Config(**{**SHAPE, "num_hidden_layers": 3}, head_dim=32, tie_word_embeddings=True,
+                    rope_parameters={"rope_type": "default", "rope_theta": 1e6})
+    spread(Qwen3ForCausalLM(c), 3).bfloat16().save_pretrained(out / "qwen3")
+
+
+def qwen2(out):
+    """f16, sharded with an index, biases on q, k, v."""
+    c = Qwen2Config(**SHAPE, tie_word_embeddings=False, rope_parameters={"rope_type": "default", "rope_theta": 1e6})
+    spread(Qwen2ForCausalLM(c), 2).half().save_pretrained(out / "qwen2", max_shard_size="80KB")
+    old_spelling(out / "qwen2", 1e6, None)
+
+
+def llama(out):
+    """f32, one file, llama3 rope scaling with a short original context so that it bites."""
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 64}
+    c = LlamaConfig(**SHAPE, tie_word_embeddings=True, rope_parameters={"rope_theta": 10000.0, **scaling})
+    spread(LlamaForCausalLM(c), 1).save_pretrained(out / "llama")
+    old_spelling(out / "llama", 10000.0, scaling)
+
+
+def random_prompts():
+    g = torch.Generator().manual_seed(11)
+    return [torch.randint(0, 510, (n,), generator=g).tolist() for n in (1, 9, 150)]
+
+
+def chat_prompts(directory):
+    tok = AutoTokenizer.from_pretrained(directory)
+    short = [{"role": "user", "content": "My sister Nora lives in Lisbon."}, {"role": "assistant", "content": "Noted."},
+             {"role": "user", "content": "Where does Nora live?"}]
+    long = [{"role": "user", "content": "The code of the garage is 4815. The birthday of Hugo is on 9 March."},
+            {"role": "assistant", "content": "Noted."}]
+    for noun in ("river", "forest", "tower", "garden", "bridge", "market"):
+        long += [{"role": "user", "content": f"The old {noun} stands behind the wall. It is cold by the {noun} at noon."},
+                 {"role": "assistant", "content": "That sounds nice."}]
+    long += [{"role": "user", "content": "What is the code of the garage?"}]
+    return [tok.apply_chat_template(m, add_generation_prompt=True, return_dict=True)["input_ids"]
+            for m in ([{"role": "user", "content": "Hello!"}], short, long)]
+
+
+@torch.no_grad()
+def golden(directory, source, prompts, new_tokens):
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    cases, last = [], []
+    for prompt in prompts:
+        ids = list(prompt)
+        for _ in range(new_tokens):
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+        logits = model(torch.tensor([ids])).logits[0]
+        logp = logits.log_softmax(-1)
+        lp = [round(float(logp[i, t]), 6) for i, t in enumerate(ids[1:])]
+        top = logp.topk(2, -1).values
+        n = len(prompt)
+        cases.append({"prompt": prompt, "prompt_logprobs": lp[:n - 1], "greedy": ids[n:], "logprobs": lp[n - 1:],
+                      "margin": [round(float(top[i, 0] - top[i, 1]), 6) for i in range(n - 1, len(ids) - 1)]})
+        last.append(logits[n - 1])
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "golden.json").write_text(json.dumps({"cases": cases}) + "\n")
+    (directory / "last_logits.f32").write_bytes(torch.stack(last).float().numpy().astype("<f4").tobytes())
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    ap.add_argument("--model", type=Path, help="bundled model; left out: only the random ones")
+    ap.add_argument("--only-model", action="store_true")
+    ap.add_argument("--out", type=Path, required=True)
+    a = ap.parse_args()
+    torch.set_num_threads(1)
+    if not a.only_model:
+        for make in (qwen3, qwen2, llama):
+            make(a.out)
+            d = a.out / make.__name__
+            (d / "generation_config.json").unlink(missing_ok=True)
+            golden(d, d, random_prompts(), 24)
+    if a.model:
+        golden(a.out / a.model.name, a.model, chat_prompts(a.model), 24)
+
+
+if __name__ == "__main__":
+    main()
