@@ -206,8 +206,8 @@ struct engine_job {
     int64_t queued_ns, admitted_ns, first_token_ns, finished_ns; /* clock_ns; 0 = never */
     int64_t evict_ns;        /* time spent evicting for this job */
     /* the engine's */
-    void *sequence;
     struct engine_job *next;
+    enum engine_finish ending; /* decided, not yet published */
 };
 
 /* A place in the bounded queue, taken before any work is done for a request. The engine gives it

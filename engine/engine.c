@@ -1,0 +1,544 @@
+/* The engine thread and what stands around it: start-up in the order that fails early, the bounded
+ * queue in, the published snapshot out. Deciding is sched.c, computing model.c, words text.c. */
+#include "engine/engine.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/ring.h"
+#include "engine/model.h"
+#include "engine/sched.h"
+#include "engine/text.h"
+#include "kernels/cpu/cpu.h"
+
+struct engine {
+    struct engine_options options;
+    struct engine_info info;
+    char *model_dir;
+    struct text text;
+    struct kern *kern;
+    struct model *model;
+    struct sched sched;  /* the engine thread's, after engine_start */
+    struct ring submits; /* loop -> engine */
+    atomic_int places;   /* taken in the bounded queue */
+    atomic_int pending;  /* submitted jobs that have not finished: what drain waits for */
+    atomic_bool draining, stopping;
+    bool started;
+    pthread_t thread;
+    /* Only for sleeping while idle and for the published copies below. */
+    pthread_mutex_t lock;
+    pthread_cond_t work;
+    struct engine_snapshot snapshot;
+    struct engine_sequence_row *sequence_rows;
+    int sequence_count;
+    struct engine_conversation_row *conversation_rows;
+    int conversation_count;
+};
+
+/* ---- Opening --------------------------------------------------------------------------------- */
+
+static size_t text_token_bytes(const void *arg, int32_t id, const char **bytes) {
+    const struct tok *tok = arg;
+    if (tok_is_special(tok, id)) return 0; /* markers are not part of an answer */
+    return tok_bytes(tok, id, bytes);
+}
+
+static int64_t memory_available(void) {
+    int64_t kib = 0;
+    char line[256];
+    FILE *file = fopen("/proc/meminfo", "r");
+    if (file == NULL) return (int64_t)1 << 30;
+    while (fgets(line, sizeof line, file) != NULL)
+        if (sscanf(line, "MemAvailable: %ld kB", &kib) == 1) break;
+    fclose(file);
+    return kib > 0 ? kib * 1024 : (int64_t)1 << 30;
+}
+
+static int resolve_policy(struct engine *e, struct kv_params *kv, struct fault *fault) {
+    const char *name = e->options.kv_policy;
+    bool gates = model_has_gates(e->model);
+    bool automatic = name == NULL || strcmp(name, "auto") == 0;
+    if (automatic) name = gates ? "global" : "full";
+    const struct policy *policy = policy_find(name);
+    if (policy == NULL)
+        return fault_set(fault, ERR_INVALID, "kv-policy", "unknown policy '%.40s'", name);
+    if ((policy->needs & POLICY_NEEDS_GATES) != 0 && !gates)
+        return fault_set(fault, ERR_INVALID, "kv-policy",
+                         "'%s' needs retention gates; %s has no gates.safetensors and --gates was "
+                         "not given",
+                         name, e->options.model_dir);
+    if (automatic && !gates)
+        log_info("the model has no retention gates: the cache keeps everything (policy full)");
+    *kv = (struct kv_params){.policy = policy,
+                             .budget = e->options.kv_budget,
+                             .buffer = e->options.kv_buffer,
+                             .chunk = e->options.kv_chunk,
+                             .sinks = policy->sinks,
+                             .recent = policy->recent,
+                             .horizon = policy->horizon};
+    /* The same give-way rule as for requests that lower the budget. */
+    if (kv->sinks + kv->recent > kv->budget) {
+        kv->sinks = kv->budget < kv->sinks ? kv->budget : kv->sinks;
+        kv->recent = kv->budget - kv->sinks;
+    }
+    int code = kv_params_check(kv, fault);
+    if (code == 0 && e->options.kv_budget_max > 0 && kv->budget > e->options.kv_budget_max)
+        code = fault_set(fault, ERR_INVALID, "kv-budget", "is above kv-budget-max (%d)",
+                         e->options.kv_budget_max);
+    return code;
+}
+
+static int resolve_kv_dtype(const struct engine *e, enum kern_dtype *dtype, struct fault *fault) {
+    const char *name = e->options.kv_dtype;
+    if (name == NULL || strcmp(name, "auto") == 0)
+        *dtype = model_config(e->model)->dtype == KERN_F32 ? KERN_F32 : KERN_BF16;
+    else if (strcmp(name, "f32") == 0)
+        *dtype = KERN_F32;
+    else if (strcmp(name, "bf16") == 0)
+        *dtype = KERN_BF16;
+    else
+        return fault_set(fault, ERR_INVALID, "kv-dtype", "'%.20s' is not auto, f32 or bf16", name);
+    return 0;
+}
+
+/* Pages so that every place can run at the default budget and as many conversations rest, bounded
+ * by half the free memory. The pool is reserved address space; pages cost memory when first used.
+ */
+static int64_t choose_pages(const struct engine *e, const struct reserve_shape *shape,
+                            const struct kv_params *kv, int64_t page_bytes) {
+    if (e->options.kv_pool_bytes > 0) return e->options.kv_pool_bytes / page_bytes;
+    int64_t longest = e->info.max_model_len;
+    int64_t peak = kv->policy->bounded ? (int64_t)kv->budget + kv->buffer + kv->chunk : longest;
+    if (peak > longest) peak = longest;
+    int64_t wanted = reserve_pages(shape, kv, peak) * e->options.max_num_seqs * 2;
+    int64_t most = memory_available() / 2 / page_bytes;
+    return wanted < most ? wanted : most;
+}
+
+static int open_cache(struct engine *e, struct sched_options *so, struct fault *fault) {
+    const struct model_config *config = model_config(e->model);
+    struct kern_cache_info info;
+    enum kern_dtype dtype = KERN_F32;
+    int code = resolve_kv_dtype(e, &dtype, fault);
+    if (code == 0) code = resolve_policy(e, &so->kv.defaults, fault);
+    if (code != 0) return code;
+    so->kv.budget_max = e->options.kv_budget_max;
+    so->kv.has_gates = model_has_gates(e->model);
+    e->kern->ops->cache_info(dtype, config->head_dim, &info);
+    so->shape = (struct reserve_shape){config->layers, config->heads_kv, info.page_slots};
+    so->page_bytes = info.page_bytes;
+    so->pages_total = choose_pages(e, &so->shape, &so->kv.defaults, info.page_bytes);
+    int64_t least = (int64_t)config->layers * config->heads_kv;
+    if (so->pages_total < least)
+        return fault_set(fault, ERR_INVALID, "kv-pool-bytes",
+                         "the pool has %lld pages of %lld bytes; one token needs %lld",
+                         (long long)so->pages_total, (long long)info.page_bytes, (long long)least);
+    struct kern_cache_options cache = {.layers = config->layers,
+                                       .heads_q = config->heads_q,
+                                       .heads_kv = config->heads_kv,
+                                       .head_dim = config->head_dim,
+                                       .dtype = dtype,
+                                       .pages = so->pages_total,
+                                       .slots = so->sequences_max + so->conversations_max,
+                                       .max_positions = e->info.max_model_len};
+    snprintf(e->info.kv_dtype, sizeof e->info.kv_dtype, "%s", dtype == KERN_F32 ? "f32" : "bf16");
+    return e->kern->ops->cache_open(e->kern, &cache, fault);
+}
+
+static void fill_info(struct engine *e, const struct sched_options *so) {
+    const struct model_config *config = model_config(e->model);
+    struct engine_info *info = &e->info;
+    info->model_dir = e->model_dir;
+    snprintf(info->family, sizeof info->family, "%s", config->family);
+    snprintf(info->backend, sizeof info->backend, "%s", e->kern->ops->name);
+    snprintf(info->kv_policy, sizeof info->kv_policy, "%s", so->kv.defaults.policy->name);
+    info->kv_budget = so->kv.defaults.policy->bounded ? so->kv.defaults.budget : -1;
+    info->kv_buffer = so->kv.defaults.buffer;
+    info->kv_chunk = so->kv.defaults.chunk;
+    info->kv_budget_max = so->kv.budget_max;
+    info->has_gates = so->kv.has_gates;
+    info->trained_budget = model_trained_budget(e->model);
+    info->layers = config->layers;
+    info->heads_kv = config->heads_kv;
+    info->head_dim = config->head_dim;
+    info->vocab = config->vocab;
+    info->max_num_seqs = e->options.max_num_seqs;
+    info->max_queue = e->options.max_queue;
+    info->threads = e->options.threads;
+    info->pages_total = so->pages_total;
+    info->page_bytes = so->page_bytes;
+    info->page_slots = so->shape.page_slots;
+    info->weight_bytes = model_weight_bytes(e->model);
+    info->has_chat_template = e->text.chat != NULL;
+    info->temperature = config->temperature;
+    info->top_p = config->top_p;
+    info->min_p = config->min_p;
+    info->repetition = config->repetition;
+    info->top_k = config->top_k;
+}
+
+static int check_options(const struct engine_options *o, struct fault *fault) {
+    if (o->max_num_seqs < 1)
+        return fault_set(fault, ERR_INVALID, "max-num-seqs", "must be at least 1");
+    if (o->max_num_batched_tokens <= o->max_num_seqs)
+        return fault_set(fault, ERR_INVALID, "max-num-batched-tokens",
+                         "must exceed max-num-seqs (%d), so that prompts progress beside answers",
+                         o->max_num_seqs);
+    if (o->max_queue < 1) return fault_set(fault, ERR_INVALID, "max-queue", "must be at least 1");
+    return 0;
+}
+
+static int open_model(struct engine *e, int logits_max, struct fault *fault) {
+    const struct engine_options *o = &e->options;
+    struct cpu_options cpu = {.path = o->cpu_path, .threads = o->threads};
+    int code = cpu_open(&cpu, &e->kern, fault);
+    if (code != 0) return code;
+    struct model_options options = {.dir = o->model_dir,
+                                    .gates = o->gates,
+                                    .rows_max = o->max_num_batched_tokens,
+                                    .logits_max = logits_max,
+                                    .random_weights = o->random_weights,
+                                    .progress = o->progress,
+                                    .progress_arg = o->arg};
+    code = model_open(e->kern, &options, &e->model, fault);
+    if (code != 0) return code;
+    int longest = model_config(e->model)->max_positions;
+    e->info.max_model_len = longest;
+    if (o->max_model_len > longest)
+        return fault_set(fault, ERR_INVALID, "max-model-len", "the model's positions end at %d",
+                         longest);
+    if (o->max_model_len > 0) e->info.max_model_len = o->max_model_len;
+    if (tok_vocab_size(e->text.tok) > model_config(e->model)->vocab)
+        return fault_set(fault, ERR_INVALID, "tokenizer.json",
+                         "has token ids up to %d but the model's vocab_size is %d",
+                         tok_vocab_size(e->text.tok) - 1, model_config(e->model)->vocab);
+    return 0;
+}
+
+static int model_step_of(void *model, const struct kern_batch *batch, const int32_t *want,
+                         int want_count, const float **logits) {
+    return model_step(model, batch, want, want_count, logits);
+}
+
+static void publish(struct engine *e);
+
+int engine_open(const struct engine_options *options, struct engine **out, struct fault *fault) {
+    *out = NULL;
+    int code = check_options(options, fault);
+    if (code != 0) return code;
+    struct engine *e = mem_must_alloc(1, sizeof *e);
+    e->options = *options;
+    e->model_dir = mem_must_strdup(options->model_dir);
+    pthread_mutex_init(&e->lock, NULL);
+    pthread_cond_init(&e->work, NULL);
+    ring_open(&e->submits, (size_t)options->max_queue);
+    int logits_max = options->max_num_seqs + 64; /* room to score prompts beside decoding */
+    struct sched_options so = {.sequences_max = options->max_num_seqs,
+                               .conversations_max = options->max_conversations,
+                               .rows_max = options->max_num_batched_tokens,
+                               .logits_max = logits_max};
+    code = text_open(options->model_dir, &e->text, fault);
+    if (code == 0) code = open_model(e, logits_max, fault);
+    if (code == 0) code = open_cache(e, &so, fault);
+    if (code != 0) {
+        engine_close(e);
+        return code;
+    }
+    const struct model_config *config = model_config(e->model);
+    so.kern = e->kern;
+    so.model = e->model;
+    so.model_step = model_step_of;
+    so.vocab = config->vocab;
+    so.text = (struct seq_text){.token_bytes = text_token_bytes,
+                                .arg = e->text.tok,
+                                .token_bytes_max = tok_bytes_max(e->text.tok),
+                                .eos = config->eos,
+                                .eos_count = config->eos_count};
+    fill_info(e, &so);
+    sched_open(&e->sched, &so);
+    e->sched.queue_places = &e->places;
+    e->sched.pending_jobs = &e->pending;
+    e->sequence_rows = mem_must_alloc((size_t)options->max_num_seqs, sizeof *e->sequence_rows);
+    e->conversation_rows =
+        mem_must_alloc((size_t)options->max_conversations + 1, sizeof *e->conversation_rows);
+    publish(e);
+    *out = e;
+    return 0;
+}
+
+/* ---- The thread ------------------------------------------------------------------------------ */
+
+static int publish_sequences(struct engine *e) {
+    const struct sched *s = &e->sched;
+    for (int i = 0; i < s->running; i++) {
+        const struct sequence *seq = &s->sequences[s->order[i]];
+        struct engine_sequence_row *row = &e->sequence_rows[i];
+        *row = (struct engine_sequence_row){.tokens = seq->due.tokens,
+                                            .held = seq->due.held,
+                                            .prompt_count = seq->prompt_count,
+                                            .output_count = seq_output_count(seq),
+                                            .budget = seq->kv.policy->bounded ? seq->kv.budget : -1,
+                                            .pages_reserved = seq->pages_reserved,
+                                            .prefilling = seq_prefilling(seq)};
+        snprintf(row->policy, sizeof row->policy, "%s", seq->kv.policy->name);
+    }
+    return s->running;
+}
+
+static int publish_conversations(struct engine *e, int64_t now) {
+    const struct conversation_table *table = &e->sched.conversations;
+    int count = 0;
+    for (int i = 0; i < table->capacity; i++) {
+        const struct conversation *c = &table->rows[i];
+        if (c->id == 0) continue;
+        struct engine_conversation_row *row = &e->conversation_rows[count++];
+        *row = (struct engine_conversation_row){.id = c->id,
+                                                .tokens = c->token_count,
+                                                .held = c->held,
+                                                .budget = c->kv.policy->bounded ? c->kv.budget : -1,
+                                                .pages = c->pages,
+                                                .idle_ns = now - c->last_used_ns};
+        snprintf(row->policy, sizeof row->policy, "%s", c->kv.policy->name);
+    }
+    return count;
+}
+
+/* Copies what others may see. Running sequences count their entries by formula. */
+static void publish(struct engine *e) {
+    const struct sched *s = &e->sched;
+    struct kern_cache_stats stats = {0};
+    e->kern->ops->cache_stats(e->kern, &stats);
+    int64_t streams = (int64_t)e->info.layers * e->info.heads_kv, held = 0, now = clock_ns();
+    for (int i = 0; i < s->running; i++) held += s->sequences[s->order[i]].due.held;
+    pthread_mutex_lock(&e->lock);
+    e->sequence_count = publish_sequences(e);
+    e->conversation_count = publish_conversations(e, now);
+    e->snapshot = (struct engine_snapshot){
+        .running = s->running,
+        .waiting = s->waiting,
+        .conversations = s->conversations.count,
+        .pages_total = s->options.pages_total,
+        .pages_used = stats.pages_used,
+        .pages_reserved = s->pages_reserved,
+        .pages_retained = s->conversations.pages,
+        .steps = s->counters.steps,
+        .last_step_ns = now,
+        .stopped = e->snapshot.stopped,
+        .prompt_tokens = s->counters.prompt_tokens,
+        .cached_tokens = s->counters.cached_tokens,
+        .generation_tokens = s->counters.generation_tokens,
+        .entries_kept = (uint64_t)(held * streams + s->conversations.entries),
+        .entries_evicted = stats.entries_evicted,
+        .evictions = s->counters.evictions,
+        .preemptions = s->counters.preemptions,
+        .conversation_hits = s->counters.conversation_hits,
+        .conversation_misses = s->counters.conversation_misses,
+        .eviction_seconds = s->counters.eviction_seconds,
+        .iteration_tokens = s->counters.iteration_tokens,
+    };
+    pthread_mutex_unlock(&e->lock);
+}
+
+static void take_submits(struct engine *e) {
+    struct engine_job *job;
+    while ((job = ring_pop(&e->submits)) != NULL) sched_submit(&e->sched, job);
+}
+
+static void wait_for_work(struct engine *e) {
+    pthread_mutex_lock(&e->lock);
+    while (!atomic_load(&e->stopping)) {
+        take_submits(e); /* under the lock: a submit after this look finds us waiting and signals */
+        if (!sched_idle(&e->sched)) break;
+        pthread_cond_wait(&e->work, &e->lock);
+    }
+    pthread_mutex_unlock(&e->lock);
+}
+
+static void *engine_main(void *arg) {
+    struct engine *e = arg;
+    while (!atomic_load(&e->stopping)) {
+        take_submits(e);
+        if (sched_idle(&e->sched)) {
+            wait_for_work(e);
+            continue;
+        }
+        bool failed = false;
+        sched_step(&e->sched, &failed);
+        publish(e);
+        sched_publish_finished(
+            &e->sched); /* after the snapshot: who has an answer sees its pages back */
+        e->options.wake(e->options.arg);
+        if (failed) { /* a device error is sticky: never continue on a poisoned context */
+            log_error("the backend failed; the engine stops and the process must restart");
+            break;
+        }
+    }
+    pthread_mutex_lock(&e->lock);
+    e->snapshot.stopped = true;
+    pthread_mutex_unlock(&e->lock);
+    e->options.wake(e->options.arg);
+    return NULL;
+}
+
+int engine_start(struct engine *e) {
+    CHECK(!e->started && e->options.wake != NULL);
+    if (pthread_create(&e->thread, NULL, engine_main, e) != 0) return ERR_NOMEM;
+    e->started = true;
+    return 0;
+}
+
+void engine_drain(struct engine *e) {
+    atomic_store(&e->draining, true);
+}
+
+bool engine_idle(struct engine *e) {
+    return atomic_load(&e->pending) == 0;
+}
+
+void engine_close(struct engine *e) {
+    if (e == NULL) return;
+    atomic_store(&e->draining, true);
+    pthread_mutex_lock(&e->lock);
+    atomic_store(&e->stopping, true);
+    pthread_cond_signal(&e->work);
+    pthread_mutex_unlock(&e->lock);
+    if (e->started) pthread_join(e->thread, NULL);
+    if (e->sched.sequences != NULL) {
+        take_submits(e);
+        sched_close(&e->sched);
+    }
+    model_close(e->model);
+    if (e->kern != NULL) e->kern->ops->close(e->kern);
+    text_close(&e->text);
+    ring_close(&e->submits);
+    pthread_cond_destroy(&e->work);
+    pthread_mutex_destroy(&e->lock);
+    mem_free(e->sequence_rows);
+    mem_free(e->conversation_rows);
+    mem_free(e->model_dir);
+    mem_free(e);
+}
+
+/* ---- Requests -------------------------------------------------------------------------------- */
+
+const struct engine_info *engine_info(const struct engine *e) {
+    return &e->info;
+}
+
+bool engine_queue_enter(struct engine *e) {
+    if (atomic_fetch_add(&e->places, 1) < e->options.max_queue) return true;
+    atomic_fetch_sub(&e->places, 1);
+    return false;
+}
+
+void engine_queue_leave(struct engine *e) {
+    atomic_fetch_sub(&e->places, 1);
+}
+
+static int check_tokens(const struct engine *e, const struct engine_request *r,
+                        struct fault *fault) {
+    int32_t vocab = e->info.vocab;
+    for (int32_t i = 0; i < r->prompt_count; i++)
+        if (r->prompt[i] < 0 || r->prompt[i] >= vocab)
+            return fault_set(fault, ERR_INVALID, "prompt",
+                             "token id %d at index %d is not in the vocabulary (0..%d)",
+                             r->prompt[i], i, vocab - 1);
+    for (int32_t i = 0; i < r->bias_count; i++)
+        if (r->bias[i].token < 0 || r->bias[i].token >= vocab)
+            return fault_set(fault, ERR_INVALID, "logit_bias",
+                             "token id %d is not in the vocabulary", r->bias[i].token);
+    for (int32_t i = 0; i < r->stop_id_count; i++)
+        if (r->stop_ids[i] < 0 || r->stop_ids[i] >= vocab)
+            return fault_set(fault, ERR_INVALID, "stop_token_ids",
+                             "token id %d is not in the vocabulary", r->stop_ids[i]);
+    return 0;
+}
+
+int engine_check(const struct engine *e, const struct engine_request *r, struct fault *fault) {
+    struct kv_params kv;
+    if (r->prompt_count < 1)
+        return fault_set(fault, ERR_INVALID, "prompt", "the prompt has no tokens");
+    if ((int64_t)r->prompt_count + r->max_tokens > e->info.max_model_len)
+        return fault_set(
+            fault, ERR_CONTEXT, "prompt",
+            "maximum context length is %d tokens; the prompt has %d and %d were asked for",
+            e->info.max_model_len, r->prompt_count, r->max_tokens);
+    int code = check_tokens(e, r, fault);
+    if (code == 0) code = sched_resolve_kv(&r->kv, &e->sched.options.kv, &kv, fault);
+    if (code == 0) code = sched_check(&e->sched.options, r, &kv, fault);
+    return code;
+}
+
+int engine_submit(struct engine *e, struct engine_job *job) {
+    if (atomic_load(&e->draining)) return ERR_STOPPED;
+    int code = seq_job_alloc(job, e->sched.options.text.token_bytes_max);
+    if (code != 0) return code;
+    job->queued_ns = clock_ns();
+    atomic_fetch_add(&e->pending, 1);
+    bool pushed = ring_push(&e->submits, job);
+    CHECK(pushed); /* the ring holds every place of the queue */
+    pthread_mutex_lock(&e->lock);
+    pthread_cond_signal(&e->work);
+    pthread_mutex_unlock(&e->lock);
+    return 0;
+}
+
+/* ---- Text ------------------------------------------------------------------------------------ */
+
+/* A prompt can never be longer than this many tokens, whatever the context: bounds the work. */
+static size_t ids_max(const struct engine *e) {
+    return (size_t)e->info.max_model_len * 4 + 65536;
+}
+
+int engine_tokenize(const struct engine *e, const char *text, size_t size, bool add_special,
+                    bool parse_special, struct arena *arena, struct engine_ids *out,
+                    struct fault *fault) {
+    unsigned flags = (add_special ? TOK_TEMPLATE : 0) | (parse_special ? TOK_SPECIALS : 0);
+    struct tok_ids ids = {0};
+    int code = tok_encode(e->text.tok, text, size, flags, NULL, 0, ids_max(e), arena, &ids, fault);
+    *out = (struct engine_ids){ids.ids, ids.count};
+    return code;
+}
+
+int engine_render_chat(const struct engine *e, const cJSON *context, struct arena *arena,
+                       struct engine_ids *out, struct fault *fault) {
+    return text_render_chat(&e->text, context, ids_max(e), arena, out, fault);
+}
+
+size_t engine_token_bytes(const struct engine *e, int32_t id, const char **bytes) {
+    return tok_bytes(e->text.tok, id, bytes);
+}
+
+bool engine_token_is_special(const struct engine *e, int32_t id) {
+    return tok_is_special(e->text.tok, id);
+}
+
+/* ---- Observation ----------------------------------------------------------------------------- */
+
+void engine_snapshot(struct engine *e, struct engine_snapshot *out) {
+    pthread_mutex_lock(&e->lock);
+    *out = e->snapshot;
+    pthread_mutex_unlock(&e->lock);
+}
+
+int engine_sequences(struct engine *e, struct engine_sequence_row *rows, int max) {
+    pthread_mutex_lock(&e->lock);
+    int count = e->sequence_count < max ? e->sequence_count : max;
+    memcpy(rows, e->sequence_rows, (size_t)count * sizeof *rows);
+    pthread_mutex_unlock(&e->lock);
+    return count;
+}
+
+int engine_conversations(struct engine *e, struct engine_conversation_row *rows, int max) {
+    pthread_mutex_lock(&e->lock);
+    int count = e->conversation_count < max ? e->conversation_count : max;
+    memcpy(rows, e->conversation_rows, (size_t)count * sizeof *rows);
+    pthread_mutex_unlock(&e->lock);
+    return count;
+}

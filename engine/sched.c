@@ -1,0 +1,672 @@
+#include "engine/sched.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+
+/* A row whose logits are wanted: the next token of a sequence, or the score of a prompt token. */
+struct sched_want {
+    struct sequence *seq;
+    int32_t scored; /* index of the prompt token this row's logits score; -1 = sample */
+};
+
+static const double eviction_bounds[] = {1e-5,   2.5e-5, 5e-5, 1e-4,   2.5e-4, 5e-4, 1e-3,
+                                         2.5e-3, 5e-3,   1e-2, 2.5e-2, 5e-2,   0.1,  0.25};
+static const double iteration_bounds[] = {1,   8,    16,   32,   64,   128,  256,
+                                          512, 1024, 2048, 4096, 8192, 16384};
+#define COUNT_OF(a) ((int)(sizeof(a) / sizeof((a)[0])))
+
+static int64_t streams(const struct sched *sched) {
+    return (int64_t)sched->options.shape.layers * sched->options.shape.heads_kv;
+}
+
+static const struct kern_ops *ops(const struct sched *sched) {
+    return sched->options.kern->ops;
+}
+
+/* ---- Life ------------------------------------------------------------------------------------ */
+
+void sched_open(struct sched *sched, const struct sched_options *options) {
+    CHECK(options->rows_max > options->sequences_max); /* prompts always find room beside decode */
+    CHECK(options->logits_max >= options->sequences_max + 1);
+    *sched = (struct sched){.options = *options};
+    size_t sequences = (size_t)options->sequences_max, logits = (size_t)options->logits_max;
+    int slots = options->sequences_max + options->conversations_max;
+    sched->sequences = mem_must_alloc(sequences, sizeof *sched->sequences);
+    sched->order = mem_must_alloc(sequences, sizeof *sched->order);
+    sched->spans = mem_must_alloc(sequences, sizeof *sched->spans);
+    sched->due = mem_must_alloc(sequences, sizeof *sched->due);
+    sched->rows = mem_must_alloc((size_t)options->rows_max, sizeof *sched->rows);
+    sched->want = mem_must_alloc(logits, sizeof *sched->want);
+    sched->wants = mem_must_alloc(logits, sizeof *sched->wants);
+    sched->samples = mem_must_alloc(logits, sizeof *sched->samples);
+    sched->sampled = mem_must_alloc(logits, sizeof *sched->sampled);
+    sched->free_slots = mem_must_alloc((size_t)slots, sizeof *sched->free_slots);
+    for (int i = 0; i < slots; i++) sched->free_slots[i] = slots - 1 - i;
+    sched->free_slot_count = slots;
+    conversation_table_open(&sched->conversations, options->conversations_max);
+    hist_open(&sched->counters.eviction_seconds, eviction_bounds, COUNT_OF(eviction_bounds));
+    hist_open(&sched->counters.iteration_tokens, iteration_bounds, COUNT_OF(iteration_bounds));
+}
+
+static void finish_job(struct sched *sched, struct engine_job *job, enum engine_finish finish) {
+    job->finished_ns = clock_ns();
+    job->ending = finish;
+    job->next = sched->finished;
+    sched->finished = job;
+}
+
+void sched_publish_finished(struct sched *sched) {
+    while (sched->finished != NULL) {
+        struct engine_job *job = sched->finished;
+        sched->finished = job->next;
+        /* Release: whoever sees `finish` sees everything before. The job is the submitter's again.
+         */
+        atomic_store_explicit(&job->choice[0].finish, job->ending, memory_order_release);
+        if (sched->pending_jobs != NULL) atomic_fetch_sub(sched->pending_jobs, 1);
+    }
+}
+
+static void give_place_back(struct sched *sched) {
+    if (sched->queue_places != NULL) atomic_fetch_sub(sched->queue_places, 1);
+}
+
+static void release_slot(struct sched *sched, int32_t slot) {
+    ops(sched)->release(sched->options.kern, slot);
+    sched->free_slots[sched->free_slot_count++] = slot;
+}
+
+static void remove_sequence(struct sched *sched, struct sequence *seq) {
+    int index = (int)(seq - sched->sequences), at = 0;
+    while (sched->order[at] != index) at++;
+    sched->running--;
+    memmove(&sched->order[at], &sched->order[at + 1],
+            (size_t)(sched->running - at) * sizeof *sched->order);
+    sched->pages_reserved -= seq->pages_reserved;
+    seq_close(seq);
+}
+
+void sched_close(struct sched *sched) {
+    while (sched->running > 0) {
+        struct sequence *seq = &sched->sequences[sched->order[0]];
+        struct engine_job *job = seq->job;
+        release_slot(sched, seq->slot);
+        remove_sequence(sched, seq);
+        finish_job(sched, job, ENGINE_FINISH_ABORT);
+    }
+    while (sched->waiting_first != NULL) {
+        struct engine_job *job = sched->waiting_first;
+        sched->waiting_first = job->next;
+        give_place_back(sched);
+        finish_job(sched, job, ENGINE_FINISH_ABORT);
+    }
+    sched_publish_finished(sched);
+    for (int i = 0; i < sched->conversations.capacity; i++)
+        if (sched->conversations.rows[i].id != 0)
+            release_slot(sched, sched->conversations.rows[i].slot);
+    conversation_table_close(&sched->conversations);
+    mem_free(sched->sequences);
+    mem_free(sched->order);
+    mem_free(sched->spans);
+    mem_free(sched->due);
+    mem_free(sched->rows);
+    mem_free(sched->want);
+    mem_free(sched->wants);
+    mem_free(sched->samples);
+    mem_free(sched->sampled);
+    mem_free(sched->free_slots);
+}
+
+bool sched_idle(const struct sched *sched) {
+    return sched->running == 0 && sched->waiting == 0;
+}
+
+void sched_submit(struct sched *sched, struct engine_job *job) {
+    job->next = NULL;
+    if (sched->waiting_last != NULL)
+        sched->waiting_last->next = job;
+    else
+        sched->waiting_first = job;
+    sched->waiting_last = job;
+    sched->waiting++;
+}
+
+/* ---- Parameters ------------------------------------------------------------------------------ */
+
+static int kv_fault(struct fault *fault, int code, const char *field, const char *text) {
+    return fault_set(fault, code, field, "%s", text);
+}
+
+int sched_resolve_kv(const struct engine_kv *wanted, const struct sched_kv *rules,
+                     struct kv_params *out, struct fault *fault) {
+    const struct kv_params *defaults = &rules->defaults;
+    int budget_max = rules->budget_max;
+    *out = *defaults;
+    if (wanted->policy != NULL) {
+        const struct policy *policy = policy_find(wanted->policy);
+        if (policy == NULL)
+            return fault_set(fault, ERR_INVALID, "kv.policy", "unknown policy '%.40s'",
+                             wanted->policy);
+        if (policy != defaults->policy) { /* another method: its own protections and horizon */
+            out->policy = policy;
+            out->sinks = policy->sinks;
+            out->recent = policy->recent;
+            out->horizon = policy->horizon;
+        }
+    }
+    if ((out->policy->needs & POLICY_NEEDS_GATES) != 0 && !rules->has_gates)
+        return fault_set(fault, ERR_INVALID, "kv.policy",
+                         "policy '%s' needs retention gates and this model has none",
+                         out->policy->name);
+    if (wanted->budget != -1) out->budget = wanted->budget;
+    if (wanted->buffer != -1) out->buffer = wanted->buffer;
+    if (wanted->chunk != -1) out->chunk = wanted->chunk;
+    if (wanted->sinks != -1) out->sinks = wanted->sinks;
+    if (wanted->recent != -1) out->recent = wanted->recent;
+    if (!isnan(wanted->horizon)) out->horizon = wanted->horizon;
+    /* Default protections give way to a smaller budget; what the request names does not. */
+    if (wanted->sinks == -1 && wanted->recent == -1 && out->sinks + out->recent > out->budget) {
+        out->sinks = out->budget < out->sinks ? out->budget : out->sinks;
+        out->recent = out->budget - out->sinks;
+    }
+    if (budget_max > 0 && out->policy->bounded && out->budget > budget_max)
+        return fault_set(fault, ERR_LIMIT, "kv.budget", "kv.budget is %d, this server allows %d",
+                         out->budget, budget_max);
+    if (budget_max > 0 && !out->policy->bounded)
+        return kv_fault(fault, ERR_LIMIT, "kv.policy",
+                        "this server caps the kv budget, so an unbounded policy is not allowed");
+    return kv_params_check(out, fault);
+}
+
+static int64_t pages_for(const struct sched_options *options, const struct kv_params *kv,
+                         int64_t held, const struct engine_request *request, int32_t cached) {
+    int64_t peak = reserve_peak(kv, held, request->prompt_count - cached, request->max_tokens);
+    return reserve_pages(&options->shape, kv, peak);
+}
+
+int sched_check(const struct sched_options *options, const struct engine_request *request,
+                const struct kv_params *kv, struct fault *fault) {
+    int64_t pages = pages_for(options, kv, 0, request, 0);
+    if (pages <= options->pages_total) return 0;
+    return fault_set(fault, ERR_LIMIT, kv->policy->bounded ? "kv.budget" : "max_tokens",
+                     "this request may need %lld pages of cache and the pool has %lld; lower "
+                     "kv.budget or max_tokens, or use a bounded kv.policy",
+                     (long long)pages, (long long)options->pages_total);
+}
+
+/* ---- Admission ------------------------------------------------------------------------------- */
+
+static void forget(struct sched *sched, struct conversation *row, const char *why) {
+    struct conversation gone = conversation_take(&sched->conversations, row);
+    log_debug("conversation=%llu forgotten reason=%s tokens=%d pages=%lld",
+              (unsigned long long)gone.id, why, gone.token_count, (long long)gone.pages);
+    release_slot(sched, gone.slot);
+    mem_free(gone.tokens);
+}
+
+/* Pages not promised to anybody: retained conversations hold theirs. */
+static int64_t pages_free(const struct sched *sched) {
+    return sched->options.pages_total - sched->pages_reserved - sched->conversations.pages;
+}
+
+/* Forgets conversations, oldest first, until `pages` fit beside what runs. `kept` stays; its own
+ * pages become part of the reservation, so they count as free. */
+static bool make_room(struct sched *sched, int64_t pages, const struct conversation *kept) {
+    int64_t own = kept != NULL ? kept->pages : 0;
+    if (pages > sched->options.pages_total - sched->pages_reserved) return false;
+    while (pages > pages_free(sched) + own) {
+        struct conversation *oldest = conversation_oldest(&sched->conversations, kept);
+        if (oldest == NULL) return false;
+        forget(sched, oldest, "pages");
+    }
+    return true;
+}
+
+static const char *const miss_names[] = {
+    [CONVERSATION_HIT] = "hit",
+    [CONVERSATION_NONE] = "none",
+    [CONVERSATION_DIVERGED] = "diverged before the previous prompt's end",
+    [CONVERSATION_WHOLE] = "the prompt adds no token",
+};
+
+static struct conversation *match(struct sched *sched, const struct engine_request *request,
+                                  const struct kv_params *kv, int32_t *common) {
+    enum conversation_miss miss = CONVERSATION_NONE;
+    *common = 0;
+    if (!request->kv.reuse || request->prompt_logprobs) return NULL;
+    struct conversation *row =
+        conversation_find(&sched->conversations, request->space, kv, request->prompt,
+                          request->prompt_count, common, &miss);
+    if (row == NULL && miss != CONVERSATION_NONE)
+        log_debug("conversation missed: %s, prompt_tokens=%d", miss_names[miss],
+                  request->prompt_count);
+    return row;
+}
+
+/* Brings a conversation's streams into the new sequence: drops what the prompt does not repeat. */
+static int continue_conversation(struct sched *sched, struct sequence *seq,
+                                 struct conversation *row, int32_t common) {
+    struct conversation taken = conversation_take(&sched->conversations, row);
+    struct kern *kern = sched->options.kern;
+    struct kern_report report = {0};
+    int code = 0;
+    seq->slot = taken.slot;
+    seq->dropped = taken.token_count - common;
+    if (seq->dropped > 0) code = kern->ops->truncate(kern, taken.slot, common);
+    if (code == 0) code = kern->ops->report(kern, taken.slot, &report);
+    mem_free(taken.tokens);
+    if (code != 0) return code;
+    int64_t count = streams(sched);
+    seq->due.tokens = common;
+    seq->due.held = (int32_t)(((int64_t)report.entries + count - 1) / count);
+    seq->due.prompt_new = seq->prompt_count - common;
+    seq->job->cached_tokens = common;
+    sched->counters.conversation_hits++;
+    return 0;
+}
+
+static struct sequence *free_sequence(struct sched *sched) {
+    if (sched->running == sched->options.sequences_max) return NULL;
+    struct sequence *seq = sched->sequences;
+    while (seq->job != NULL) seq++;
+    return seq;
+}
+
+static void fail_job(struct sched *sched, struct engine_job *job, int code, const char *text) {
+    fault_set(&job->fault, code, NULL, "%s", text);
+    finish_job(sched, job, ENGINE_FINISH_ERROR);
+}
+
+enum admission { ADMITTED, WAIT, GONE /* failed: the job has finished */ };
+
+static enum admission admit(struct sched *sched, struct engine_job *job) {
+    const struct engine_request *request = &job->request;
+    struct sequence *seq = free_sequence(sched);
+    if (seq == NULL) return WAIT;
+    struct kv_params kv;
+    int code = sched_resolve_kv(&request->kv, &sched->options.kv, &kv, &job->fault);
+    if (code != 0) { /* engine_check refused this before; a caller that skips it fails alone */
+        finish_job(sched, job, ENGINE_FINISH_ERROR);
+        return GONE;
+    }
+    int32_t common = 0;
+    struct conversation *row = match(sched, request, &kv, &common);
+    int64_t pages = pages_for(&sched->options, &kv, row != NULL ? row->held : 0, request, common);
+    if (row != NULL && pages > sched->options.pages_total) { /* only a fresh start can ever fit */
+        row = NULL;
+        common = 0;
+        pages = pages_for(&sched->options, &kv, 0, request, 0);
+    }
+    if (pages > sched->options.pages_total) {
+        fail_job(sched, job, ERR_LIMIT, "the request can never fit the cache's pool");
+        return GONE;
+    }
+    if (!make_room(sched, pages, row)) return WAIT;
+    code = seq_open(seq, job, &kv, &sched->options.text);
+    if (code != 0) {
+        fail_job(sched, job, code, "no memory for the request");
+        return GONE;
+    }
+    if (row != NULL) {
+        code = continue_conversation(sched, seq, row, common);
+        if (code != 0) {
+            release_slot(sched, seq->slot);
+            seq_close(seq);
+            fail_job(sched, job, code, "the conversation's cache could not be continued");
+            return GONE;
+        }
+    } else {
+        CHECK(sched->free_slot_count >
+              0); /* there are as many slots as sequences + conversations */
+        seq->slot = sched->free_slots[--sched->free_slot_count];
+        sched->counters.conversation_misses++;
+    }
+    seq->pages_reserved = pages;
+    sched->pages_reserved += pages;
+    sched->order[sched->running++] = (int)(seq - sched->sequences);
+    sched->counters.cached_tokens += (uint64_t)job->cached_tokens;
+    job->admitted_ns = clock_ns();
+    atomic_store_explicit(&job->admitted, 1, memory_order_release);
+    return ADMITTED;
+}
+
+static bool cancelled(const struct engine_job *job) {
+    return atomic_load_explicit(&job->cancel, memory_order_relaxed) != 0;
+}
+
+/* First come, first served: the head waits for its pages and nobody passes it, so a large request
+ * cannot starve. */
+static void admit_waiting(struct sched *sched) {
+    while (sched->waiting_first != NULL) {
+        struct engine_job *job = sched->waiting_first;
+        struct engine_job *next = job->next; /* a finished job is no longer ours to read */
+        if (cancelled(job)) {
+            finish_job(sched, job, ENGINE_FINISH_ABORT);
+        } else if (admit(sched, job) == WAIT) {
+            break;
+        }
+        sched->waiting_first = next;
+        if (next == NULL) sched->waiting_last = NULL;
+        sched->waiting--;
+        give_place_back(sched);
+    }
+}
+
+/* Cancelled jobs further back in the queue leave now too: their clients are gone. */
+static void drop_cancelled_waiting(struct sched *sched) {
+    struct engine_job **link = &sched->waiting_first;
+    sched->waiting_last = NULL;
+    while (*link != NULL) {
+        struct engine_job *job = *link;
+        if (cancelled(job)) {
+            *link = job->next;
+            sched->waiting--;
+            give_place_back(sched);
+            finish_job(sched, job, ENGINE_FINISH_ABORT);
+        } else {
+            sched->waiting_last = job;
+            link = &job->next;
+        }
+    }
+}
+
+/* ---- Leaving --------------------------------------------------------------------------------- */
+
+static void fill_details(struct sched *sched, struct sequence *seq,
+                         const struct kern_report *report) {
+    struct engine_kv_details *kv = &seq->job->kv;
+    strncpy(kv->policy, seq->kv.policy->name, sizeof kv->policy - 1);
+    kv->budget = seq->kv.policy->bounded ? seq->kv.budget : -1;
+    kv->seen_tokens = seq->due.tokens;
+    kv->kept_entries = (int64_t)report->entries;
+    kv->evicted_entries = streams(sched) * seq->due.tokens - kv->kept_entries;
+    kv->dropped_tokens = seq->dropped;
+    kv->bytes = report->pages * sched->options.page_bytes;
+}
+
+/* Reads what the sequence holds, with as much detail as the request asked for. */
+static int report_sequence(struct sched *sched, struct sequence *seq, struct kern_report *report) {
+    struct engine_job *job = seq->job;
+    struct kern *kern = sched->options.kern;
+    enum engine_report wanted = job->request.kv.report;
+    *report = (struct kern_report){0};
+    if (wanted >= ENGINE_REPORT_LENGTHS)
+        job->kv.lengths = mem_try_alloc((size_t)streams(sched), sizeof *job->kv.lengths);
+    report->lengths = job->kv.lengths;
+    int code = kern->ops->report(kern, seq->slot, report);
+    if (code != 0 || wanted < ENGINE_REPORT_POSITIONS || report->entries == 0) return code;
+    job->kv.positions = mem_try_alloc(report->entries, sizeof *job->kv.positions);
+    if (job->kv.positions == NULL) return 0; /* the answer goes out without the long report */
+    report->positions = job->kv.positions;
+    report->entries_max = report->entries;
+    return kern->ops->report(kern, seq->slot, report);
+}
+
+static bool retains(const struct sched *sched, const struct sequence *seq) {
+    const struct engine_request *request = &seq->job->request;
+    return sched->conversations.capacity > 0 && request->kv.retain && !request->prompt_logprobs &&
+           (seq->finish == ENGINE_FINISH_STOP || seq->finish == ENGINE_FINISH_LENGTH);
+}
+
+static void retain(struct sched *sched, struct sequence *seq, const struct kern_report *report) {
+    struct conversation_table *table = &sched->conversations;
+    if (table->count == table->capacity) forget(sched, conversation_oldest(table, NULL), "count");
+    struct conversation row = {.kv = seq->kv,
+                               .tokens = seq->tokens,
+                               .token_count = seq->due.tokens,
+                               .prompt_end = seq->prompt_count,
+                               .held = seq->due.held,
+                               .entries = (int64_t)report->entries,
+                               .pages = report->pages,
+                               .slot = seq->slot};
+    memcpy(row.space, seq->job->request.space, sizeof row.space);
+    conversation_add(table, &row, clock_ns());
+    seq->tokens = NULL;
+}
+
+/* Takes a sequence out of the running set. Aborted and failed requests leave no state. */
+static void leave(struct sched *sched, struct sequence *seq) {
+    struct engine_job *job = seq->job;
+    struct kern_report report = {0};
+    enum engine_finish finish = seq->finish;
+    int code = report_sequence(sched, seq, &report);
+    if (code != 0 && finish != ENGINE_FINISH_ERROR) {
+        fault_set(&job->fault, code, NULL, "the backend could not report the cache");
+        finish = seq->finish = ENGINE_FINISH_ERROR;
+    }
+    fill_details(sched, seq, &report);
+    if (retains(sched, seq))
+        retain(sched, seq, &report);
+    else
+        release_slot(sched, seq->slot);
+    remove_sequence(sched, seq);
+    finish_job(sched, job, finish);
+}
+
+static void leave_finished(struct sched *sched) {
+    for (int i = 0; i < sched->running;) {
+        struct sequence *seq = &sched->sequences[sched->order[i]];
+        if (seq->finish == ENGINE_RUNNING && cancelled(seq->job)) seq->finish = ENGINE_FINISH_ABORT;
+        if (seq->finish != ENGINE_RUNNING)
+            leave(sched, seq); /* order closes up: the same index is the next sequence */
+        else
+            i++;
+    }
+}
+
+static void fail_running(struct sched *sched, int code) {
+    for (int i = 0; i < sched->running; i++) {
+        struct sequence *seq = &sched->sequences[sched->order[i]];
+        fault_set(&seq->job->fault, code, NULL, "the engine failed: %s", err_text(code));
+        seq->finish = ENGINE_FINISH_ERROR;
+    }
+    leave_finished(sched);
+}
+
+/* ---- Eviction -------------------------------------------------------------------------------- */
+
+static void add_due(struct sched *sched, int *count, struct sequence *seq) {
+    const struct policy *policy = seq->kv.policy;
+    sched->due[(*count)++] = (struct kern_evict){.slot = seq->slot,
+                                                 .tokens = seq->due.tokens,
+                                                 .keep = seq->kv.budget,
+                                                 .sinks = seq->kv.sinks,
+                                                 .recent = seq->kv.recent,
+                                                 .score = policy->score,
+                                                 .pool = policy->pool,
+                                                 .horizon = seq->kv.horizon};
+}
+
+static int evict_due(struct sched *sched, int count, struct sequence **who) {
+    struct kern *kern = sched->options.kern;
+    if (count == 0) return 0;
+    int64_t start = clock_ns();
+    int code = kern->ops->evict(kern, sched->due, count);
+    if (code == 0) code = kern->ops->sync(kern);
+    int64_t spent = clock_ns() - start;
+    if (code != 0) return code;
+    hist_add(&sched->counters.eviction_seconds, (double)spent * 1e-9);
+    sched->counters.evictions += (uint64_t)count;
+    for (int i = 0; i < count; i++) {
+        due_evicted(&who[i]->kv, &who[i]->due);
+        who[i]->job->evict_ns += spent / count;
+    }
+    return 0;
+}
+
+/* Sequences for which `is_due` holds, in running order. */
+static int evict_where(struct sched *sched, bool (*is_due)(const struct sequence *)) {
+    struct sequence *who[64];
+    int count = 0, code = 0;
+    for (int i = 0; i < sched->running && code == 0; i++) {
+        struct sequence *seq = &sched->sequences[sched->order[i]];
+        if (!is_due(seq)) continue;
+        who[count] = seq;
+        add_due(sched, &count, seq);
+        if (count == COUNT_OF(who)) {
+            code = evict_due(sched, count, who);
+            count = 0;
+        }
+    }
+    return code == 0 ? evict_due(sched, count, who) : code;
+}
+
+static bool due_to_generate(const struct sequence *seq) {
+    return !seq_prefilling(seq) && due_before_generate(&seq->kv, &seq->due);
+}
+
+/* After the prompt's last token the sequence is no longer prefilling, but its eviction point is:
+ * the state machine says which appends were prompt appends. */
+static bool due_in_prompt(const struct sequence *seq) {
+    return seq->due.prompt_done > 0 && seq->due.tokens <= seq->prompt_count &&
+           seq->finish == ENGINE_RUNNING && due_after_append(&seq->kv, &seq->due);
+}
+
+/* ---- The batch ------------------------------------------------------------------------------- */
+
+struct step {
+    struct kern_batch batch;
+    int want_count;
+};
+
+static void add_rows(struct sched *sched, struct step *step, struct sequence *seq, int32_t count) {
+    struct kern_span *span = &sched->spans[step->batch.span_count++];
+    *span = (struct kern_span){
+        .slot = seq->slot, .row = step->batch.rows, .count = count, .pos = seq->due.tokens};
+    memcpy(sched->rows + step->batch.rows, seq->tokens + seq->due.tokens,
+           (size_t)count * sizeof *sched->rows);
+    step->batch.rows += count;
+}
+
+static void add_want(struct sched *sched, struct step *step, struct sequence *seq, int32_t row,
+                     int32_t scored) {
+    sched->want[step->want_count] = row;
+    sched->wants[step->want_count++] = (struct sched_want){seq, scored};
+}
+
+/* Rows of a prefilling sequence this step, and the logits it wants. Scoring the prompt wants one
+ * row of logits per token, which bounds the rows too. */
+static void add_prompt(struct sched *sched, struct step *step, struct sequence *seq) {
+    const struct engine_request *request = &seq->job->request;
+    int32_t count = due_prompt_room(&seq->kv, &seq->due);
+    int32_t rows_left = sched->options.rows_max - step->batch.rows;
+    int32_t logits_left = sched->options.logits_max - step->want_count;
+    if (count > rows_left) count = rows_left;
+    if (request->prompt_logprobs && count > logits_left) count = logits_left;
+    if (count <= 0 || logits_left <= 0) return;
+    int32_t row = step->batch.rows, pos = seq->due.tokens;
+    add_rows(sched, step, seq, count);
+    bool last = pos + count == seq->prompt_count;
+    for (int32_t i = 0; request->prompt_logprobs && i < count; i++)
+        if (pos + i + 1 < seq->prompt_count) add_want(sched, step, seq, row + i, pos + i + 1);
+    if (last && request->max_tokens > 0) add_want(sched, step, seq, row + count - 1, -1);
+}
+
+static void build_step(struct sched *sched, struct step *step) {
+    *step = (struct step){.batch = {.tokens = sched->rows, .spans = sched->spans}};
+    for (int i = 0; i < sched->running; i++) {
+        struct sequence *seq = &sched->sequences[sched->order[i]];
+        if (seq_prefilling(seq)) continue;
+        add_want(sched, step, seq, step->batch.rows, -1);
+        add_rows(sched, step, seq, 1);
+    }
+    for (int i = 0; i < sched->running; i++) {
+        struct sequence *seq = &sched->sequences[sched->order[i]];
+        if (seq_prefilling(seq)) add_prompt(sched, step, seq);
+    }
+}
+
+static void count_appended(struct sched *sched, const struct step *step) {
+    for (int i = 0; i < step->batch.span_count; i++) {
+        const struct kern_span *span = &step->batch.spans[i];
+        for (int k = 0; k < sched->running; k++) {
+            struct sequence *seq = &sched->sequences[sched->order[k]];
+            if (seq->slot != span->slot) continue;
+            if (seq_prefilling(seq)) sched->counters.prompt_tokens += (uint64_t)span->count;
+            due_append(&seq->due, span->count);
+            break;
+        }
+    }
+    hist_add(&sched->counters.iteration_tokens, step->batch.rows);
+}
+
+static void prepare_samples(struct sched *sched, const struct step *step) {
+    for (int i = 0; i < step->want_count; i++) {
+        const struct sched_want *want = &sched->wants[i];
+        seq_sample_params(want->seq, &sched->options.text, &sched->samples[i]);
+        if (want->scored >= 0) sched->samples[i].forced = want->seq->tokens[want->scored];
+    }
+}
+
+static void take_samples(struct sched *sched, const struct step *step) {
+    for (int i = 0; i < step->want_count; i++) {
+        const struct sched_want *want = &sched->wants[i];
+        if (want->scored >= 0) {
+            seq_add_prompt_score(want->seq, want->scored, &sched->sampled[i]);
+            continue;
+        }
+        seq_add_token(want->seq, &sched->options.text, &sched->sampled[i]);
+        sched->counters.generation_tokens++;
+        if (want->seq->job->first_token_ns == 0) want->seq->job->first_token_ns = clock_ns();
+    }
+}
+
+/* A request for no tokens (echo alone) ends with its prompt. */
+static void finish_scored(struct sched *sched) {
+    for (int i = 0; i < sched->running; i++) {
+        struct sequence *seq = &sched->sequences[sched->order[i]];
+        if (!seq_prefilling(seq) && seq->job->request.max_tokens == 0 &&
+            seq->finish == ENGINE_RUNNING)
+            seq->finish = ENGINE_FINISH_LENGTH;
+    }
+}
+
+static int run_step(struct sched *sched) {
+    struct kern *kern = sched->options.kern;
+    struct step step;
+    const float *logits = NULL;
+    int code = evict_where(sched, due_to_generate);
+    if (code != 0) return code;
+    build_step(sched, &step);
+    code = sched->options.model_step(sched->options.model, &step.batch, sched->want,
+                                     step.want_count, &logits);
+    if (code != 0) return code;
+    if (step.want_count > 0) {
+        prepare_samples(sched, &step);
+        code = kern->ops->sample(kern, logits, step.want_count, sched->options.vocab,
+                                 sched->samples, sched->sampled);
+    }
+    if (code == 0) code = kern->ops->sync(kern);
+    if (code != 0) return code;
+    count_appended(sched, &step);
+    code = evict_where(sched, due_in_prompt);
+    if (code != 0) return code;
+    take_samples(sched, &step);
+    finish_scored(sched);
+    return 0;
+}
+
+bool sched_step(struct sched *sched, bool *device_failed) {
+    *device_failed = false;
+    bool had_work = !sched_idle(sched);
+    leave_finished(sched);
+    drop_cancelled_waiting(sched);
+    admit_waiting(sched);
+    if (sched->running == 0) return had_work;
+    int code = run_step(sched);
+    sched->counters.steps++;
+    if (code != 0) {
+        if (code == ERR_FULL) sched->counters.preemptions++; /* a reservation was wrong: a bug */
+        log_error("step failed: %s; %d running requests end with an error", err_text(code),
+                  sched->running);
+        *device_failed = code != ERR_FULL;
+        fail_running(sched, code);
+        return true;
+    }
+    leave_finished(sched);
+    return true;
+}

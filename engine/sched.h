@@ -1,0 +1,105 @@
+/* The scheduler: who runs, how many tokens each gets in a step, who evicts, what stays.
+ *
+ * One step (sched_step):
+ *   1. cancelled jobs leave; waiting jobs are admitted in order while their reservations fit
+ *      (retained conversations, oldest first, make room);
+ *   2. generating sequences whose next append would exceed M + buffer evict;
+ *   3. a batch: one row for every generating sequence, then prompt rows, oldest first, up to the
+ *      step's row budget and never past a sequence's next eviction point;
+ *   4. the model runs; wanted rows are sampled or scored; tokens are published;
+ *   5. sequences at an eviction point evict; finished ones leave, their streams stay as a
+ *      conversation or go back to the pool.
+ * What else runs changes when a token is computed, never which token: eviction points depend on the
+ * request alone (paging/due.h) and the backend's rows are independent (kernels/kern.h).
+ *
+ * Reservations are exact, so begin_step cannot run out of pages and nothing is ever preempted;
+ * if it does, that is a bug: the sequences of the step fail, the counter tells, the rest goes on.
+ *
+ * Thread: the engine thread. Nothing here knows of HTTP, files or the clock's meaning. */
+#ifndef KEEPD_ENGINE_SCHED_H
+#define KEEPD_ENGINE_SCHED_H
+
+#include "engine/conversation.h"
+#include "engine/engine.h"
+#include "engine/seq.h"
+#include "kernels/kern.h"
+
+/* Runs one step of the model and leaves logits [want_count, vocab]; see model_step. The
+ * simulation passes a model of its own. */
+typedef int (*sched_model_step)(void *model, const struct kern_batch *batch, const int32_t *want,
+                                int want_count, const float **logits);
+
+/* What a request's kv object is resolved against. */
+struct sched_kv {
+    struct kv_params defaults;
+    int budget_max; /* cap for requests; 0 = none */
+    bool has_gates;
+};
+
+struct sched_options {
+    struct sched_kv kv;
+    struct kern *kern; /* its cache is open, with sequences_max + conversations_max slots */
+    void *model;
+    sched_model_step model_step;
+    struct seq_text text;
+    struct reserve_shape shape;
+    int vocab;
+    int64_t pages_total, page_bytes;
+    int sequences_max, conversations_max, rows_max, logits_max;
+};
+
+struct sched_counters {
+    uint64_t steps, prompt_tokens, cached_tokens, generation_tokens;
+    uint64_t evictions, preemptions, conversation_hits, conversation_misses;
+    struct hist eviction_seconds, iteration_tokens;
+};
+
+struct sched {
+    struct sched_options options;
+    struct sequence *sequences;  /* [sequences_max] */
+    int *order;                  /* indices of running sequences, oldest first */
+    int running;
+    struct conversation_table conversations;
+    int32_t *free_slots;
+    int free_slot_count;
+    int64_t pages_reserved;      /* by running sequences */
+    struct engine_job *waiting_first, *waiting_last; /* linked by job->next */
+    int waiting;
+    struct engine_job *finished; /* ended, not yet published; linked by job->next */
+    struct sched_counters counters;
+    atomic_int *queue_places;    /* given back when a job leaves the waiting list; may be NULL */
+    atomic_int *pending_jobs;    /* counted down when a job finishes; may be NULL */
+    /* scratch of one step */
+    struct kern_span *spans;
+    int32_t *rows, *want;
+    struct sched_want *wants;
+    struct kern_evict *due;
+    struct kern_sample *samples;
+    struct kern_sampled *sampled;
+};
+
+void sched_open(struct sched *sched, const struct sched_options *options);
+void sched_close(struct sched *sched); /* every job finishes with ABORT; slots are released */
+
+/* Appends to the waiting list. The job was checked (sched_check) and its arrays are allocated. */
+void sched_submit(struct sched *sched, struct engine_job *job);
+
+/* The page need of a request, the same number admission uses.
+ * ERR_LIMIT when it could never fit the pool. Pure. */
+int sched_check(const struct sched_options *options, const struct engine_request *request,
+                const struct kv_params *kv, struct fault *fault);
+
+/* One step as above. Returns true when there was anything to do. *device_failed is set when the
+ * backend reported an error: running jobs have failed, the caller decides whether to go on. */
+bool sched_step(struct sched *sched, bool *device_failed);
+bool sched_idle(const struct sched *sched);
+
+/* Hands finished jobs back: stores `finish` in each. The caller first publishes what it wants seen. */
+void sched_publish_finished(struct sched *sched);
+
+/* Resolves a request's kv object: absent members take the defaults, another policy brings its own
+ * protections. ERR_INVALID or ERR_LIMIT name the kv field. Pure. */
+int sched_resolve_kv(const struct engine_kv *wanted, const struct sched_kv *rules,
+                     struct kv_params *out, struct fault *fault);
+
+#endif

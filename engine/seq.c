@@ -1,0 +1,246 @@
+#include "engine/seq.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/json.h"
+#include "base/mem.h"
+
+/* ---- Memory ---------------------------------------------------------------------------------- */
+
+void engine_job_close(struct engine_job *job) {
+    for (int i = 0; i < job->choice_count; i++) {
+        struct engine_choice *choice = &job->choice[i];
+        mem_free(choice->tokens);
+        mem_free(choice->top);
+        mem_free(choice->text);
+        choice->tokens = NULL;
+        choice->top = NULL;
+        choice->text = NULL;
+    }
+    mem_free(job->prompt_tokens);
+    mem_free(job->prompt_top);
+    mem_free(job->kv.lengths);
+    mem_free(job->kv.positions);
+    job->prompt_tokens = NULL;
+    job->prompt_top = NULL;
+    job->kv.lengths = NULL;
+    job->kv.positions = NULL;
+}
+
+static size_t at_least_one(size_t n) {
+    return n > 0 ? n : 1;
+}
+
+static int alloc_top(struct engine_top **top, size_t tokens, int32_t per_token) {
+    if (per_token <= 0) return 0;
+    *top = mem_try_alloc(at_least_one(tokens) * (size_t)per_token, sizeof **top);
+    return *top != NULL ? 0 : ERR_NOMEM;
+}
+
+int seq_job_alloc(struct engine_job *job, size_t token_bytes_max) {
+    const struct engine_request *request = &job->request;
+    size_t answers = (size_t)request->max_tokens;
+    struct engine_choice *choice = &job->choice[0];
+    int code = ERR_NOMEM;
+    job->choice_count = 1;
+    choice->stop_index = -1;
+    choice->stop_token = -1;
+    choice->tokens = mem_try_alloc(at_least_one(answers), sizeof *choice->tokens);
+    choice->text = mem_try_alloc(at_least_one(answers), at_least_one(token_bytes_max));
+    if (choice->tokens == NULL || choice->text == NULL) goto out;
+    if (alloc_top(&choice->top, answers, request->top_logprobs) != 0) goto out;
+    if (request->prompt_logprobs) {
+        size_t prompt = (size_t)request->prompt_count;
+        job->prompt_tokens = mem_try_alloc(prompt, sizeof *job->prompt_tokens);
+        if (job->prompt_tokens == NULL) goto out;
+        if (alloc_top(&job->prompt_top, prompt, request->top_logprobs) != 0) goto out;
+    }
+    code = 0;
+out:
+    if (code != 0) engine_job_close(job);
+    return code;
+}
+
+static int alloc_banned(struct sequence *seq, const struct seq_text *text) {
+    const struct engine_request *request = &seq->job->request;
+    if (request->min_tokens <= 0) return 0;
+    int32_t eos = request->ignore_eos ? 0 : text->eos_count;
+    int32_t count = eos + request->stop_id_count;
+    if (count == 0) return 0;
+    seq->banned = mem_try_alloc((size_t)count, sizeof *seq->banned);
+    if (seq->banned == NULL) return ERR_NOMEM;
+    if (eos > 0) memcpy(seq->banned, text->eos, (size_t)eos * sizeof *seq->banned);
+    if (request->stop_id_count > 0)
+        memcpy(seq->banned + eos, request->stop_ids,
+               (size_t)request->stop_id_count * sizeof *seq->banned);
+    seq->banned_count = count;
+    return 0;
+}
+
+int seq_open(struct sequence *seq, struct engine_job *job, const struct kv_params *kv,
+             const struct seq_text *text) {
+    const struct engine_request *request = &job->request;
+    *seq = (struct sequence){.job = job, .slot = -1, .kv = *kv};
+    size_t room = (size_t)request->prompt_count + (size_t)request->max_tokens;
+    seq->tokens = mem_try_alloc(room, sizeof *seq->tokens);
+    if (seq->tokens == NULL || alloc_banned(seq, text) != 0) {
+        seq_close(seq);
+        return ERR_NOMEM;
+    }
+    memcpy(seq->tokens, request->prompt, (size_t)request->prompt_count * sizeof *seq->tokens);
+    seq->token_count = seq->prompt_count = request->prompt_count;
+    seq->due.prompt_new = request->prompt_count;
+    return 0;
+}
+
+void seq_close(struct sequence *seq) {
+    mem_free(seq->tokens);
+    mem_free(seq->banned);
+    *seq = (struct sequence){.slot = -1};
+}
+
+int32_t seq_output_count(const struct sequence *seq) {
+    return seq->token_count - seq->prompt_count;
+}
+
+/* ---- Sampling -------------------------------------------------------------------------------- */
+
+void seq_sample_params(const struct sequence *seq, const struct seq_text *text,
+                       struct kern_sample *params) {
+    const struct engine_request *request = &seq->job->request;
+    (void)text;
+    bool hold = seq_output_count(seq) < request->min_tokens;
+    *params = (struct kern_sample){
+        .history = seq->tokens,
+        .prompt_count = seq->prompt_count,
+        .output_count = seq_output_count(seq),
+        .bias = (const struct kern_logit_bias *)request->bias,
+        .bias_count = request->bias_count,
+        .banned = hold ? seq->banned : NULL,
+        .banned_count = hold ? seq->banned_count : 0,
+        .temperature = request->temperature,
+        .top_p = request->top_p,
+        .min_p = request->min_p,
+        .repetition = request->repetition,
+        .presence = request->presence,
+        .frequency = request->frequency,
+        .top_k = request->top_k,
+        .seed = request->seed,
+        .position = seq->token_count,
+        .top_count = request->top_logprobs,
+        .forced = -1,
+    };
+}
+
+_Static_assert(sizeof(struct engine_bias) == sizeof(struct kern_logit_bias) &&
+                   offsetof(struct engine_bias, bias) == offsetof(struct kern_logit_bias, bias),
+               "the engine's bias list is handed to the backend as it is");
+
+/* ---- Stop conditions ------------------------------------------------------------------------- */
+
+static bool contains(const int32_t *ids, int count, int32_t id) {
+    for (int i = 0; i < count; i++)
+        if (ids[i] == id) return true;
+    return false;
+}
+
+/* First stop string that ends in the text, looking back no further than a match could begin.
+ * The earliest beginning wins, then the order in the request. */
+static bool find_stop(const struct engine_request *request, const char *text, size_t old_size,
+                      size_t size, int32_t *index, size_t *begin) {
+    bool found = false;
+    for (int32_t i = 0; i < request->stop_count; i++) {
+        const struct engine_stop *stop = &request->stops[i];
+        if (stop->size == 0 || stop->size > size) continue;
+        size_t from = old_size + 1 > stop->size ? old_size + 1 - stop->size : 0;
+        const char *hit = memmem(text + from, size - from, stop->text, stop->size);
+        if (hit == NULL || (found && (size_t)(hit - text) >= *begin)) continue;
+        found = true;
+        *begin = (size_t)(hit - text);
+        *index = i;
+    }
+    return found;
+}
+
+size_t seq_stop_tail(const struct engine_stop *stops, int32_t count, const char *text,
+                     size_t size) {
+    size_t tail = 0;
+    for (int32_t i = 0; i < count; i++) {
+        size_t n = stops[i].size > 0 ? stops[i].size - 1 : 0;
+        if (n > size) n = size;
+        for (; n > tail; n--)
+            if (memcmp(text + size - n, stops[i].text, n) == 0) tail = n;
+    }
+    return tail;
+}
+
+static void update_finish(struct sequence *seq, const struct seq_text *text, int32_t token,
+                          size_t old_size) {
+    const struct engine_request *request = &seq->job->request;
+    struct engine_choice *choice = &seq->job->choice[0];
+    int32_t outputs = seq_output_count(seq);
+    size_t safe = seq->text_size, begin = 0;
+    bool may_stop = outputs >= request->min_tokens;
+    bool is_stop_token = (!request->ignore_eos && contains(text->eos, text->eos_count, token)) ||
+                         contains(request->stop_ids, request->stop_id_count, token);
+    int32_t index = -1;
+    if (is_stop_token) {
+        seq->finish = ENGINE_FINISH_STOP;
+        choice->stop_token = token;
+        seq->text_size = (uint32_t)old_size; /* a stop token's own text is not part of the answer */
+        safe = old_size;
+    } else if (may_stop &&
+               find_stop(request, choice->text, old_size, seq->text_size, &index, &begin)) {
+        seq->finish = ENGINE_FINISH_STOP;
+        choice->stop_index = index;
+        safe = begin;
+    } else if (outputs >= request->max_tokens) {
+        seq->finish = ENGINE_FINISH_LENGTH;
+    } else {
+        safe -= seq_stop_tail(request->stops, request->stop_count, choice->text, safe);
+        safe = utf8_complete(choice->text, safe);
+    }
+    atomic_store_explicit(&choice->text_safe, safe, memory_order_release);
+}
+
+/* ---- Output ---------------------------------------------------------------------------------- */
+
+static void record_top(struct engine_top *top, int32_t count, const struct kern_sampled *sampled) {
+    for (int32_t i = 0; i < count; i++)
+        top[i] = (struct engine_top){sampled->top_token[i], sampled->top_logprob[i]};
+}
+
+void seq_add_token(struct sequence *seq, const struct seq_text *text,
+                   const struct kern_sampled *sampled) {
+    struct engine_choice *choice = &seq->job->choice[0];
+    const struct engine_request *request = &seq->job->request;
+    int32_t at = seq_output_count(seq);
+    CHECK(at < request->max_tokens);
+    size_t old_size = seq->text_size;
+    const char *bytes = NULL;
+    size_t size = text->token_bytes(text->arg, sampled->token, &bytes);
+    CHECK(size <= text->token_bytes_max);
+    if (size > 0) memcpy(choice->text + old_size, bytes, size);
+    seq->text_size += (uint32_t)size;
+    seq->tokens[seq->token_count++] = sampled->token;
+    update_finish(seq, text, sampled->token, old_size);
+    choice->tokens[at] = (struct engine_token){.token = sampled->token,
+                                               .logprob = sampled->logprob,
+                                               .rank = sampled->rank,
+                                               .text_end = seq->text_size};
+    if (request->top_logprobs > 0)
+        record_top(choice->top + (size_t)at * (size_t)request->top_logprobs, request->top_logprobs,
+                   sampled);
+    atomic_store_explicit(&choice->token_count, (uint_fast32_t)at + 1, memory_order_release);
+}
+
+void seq_add_prompt_score(struct sequence *seq, int32_t index, const struct kern_sampled *sampled) {
+    struct engine_job *job = seq->job;
+    int32_t per_token = job->request.top_logprobs;
+    job->prompt_tokens[index] = (struct engine_token){
+        .token = sampled->token, .logprob = sampled->logprob, .rank = sampled->rank};
+    if (per_token > 0)
+        record_top(job->prompt_top + (size_t)index * (size_t)per_token, per_token, sampled);
+}

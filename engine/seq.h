@@ -1,0 +1,64 @@
+/* A sequence: one admitted job, from its first prompt token to its last answer token.
+ *
+ * It owns the token list (which a retained conversation inherits) and writes the job's output. The
+ * engine thread alone touches it; readers on the loop see only the job's atomics. */
+#ifndef KEEPD_ENGINE_SEQ_H
+#define KEEPD_ENGINE_SEQ_H
+
+#include "engine/engine.h"
+#include "paging/due.h"
+
+/* What a sequence needs to know of the model's text. */
+struct seq_text {
+    size_t (*token_bytes)(const void *arg, int32_t id, const char **bytes);
+    const void *arg;
+    size_t token_bytes_max;
+    const int32_t *eos; /* ends an answer unless ignore_eos */
+    int eos_count;
+};
+
+struct sequence {
+    struct engine_job *job; /* NULL = free */
+    int32_t slot;
+    struct kv_params kv;
+    struct due_state due;
+    int32_t *tokens; /* [prompt_count + max_tokens]; owned */
+    int32_t token_count; /* known: prompt and sampled; the last sampled one is not appended yet */
+    int32_t prompt_count;
+    int64_t pages_reserved;
+    int32_t dropped;
+    int32_t *banned; /* EOS and stop ids, for min_tokens; owned or NULL */
+    int32_t banned_count;
+    uint32_t text_size; /* bytes of choice->text written */
+    enum engine_finish finish; /* decided, published by seq_finish */
+};
+
+/* Output arrays of a job, sized for the whole answer. ERR_NOMEM frees what was taken. */
+int seq_job_alloc(struct engine_job *job, size_t token_bytes_max);
+
+/* Prepares the sequence for `job` with `cached` tokens already in its slot. Takes over
+ * `tokens` (the conversation's list) or allocates when NULL. ERR_NOMEM leaves `tokens` with the caller. */
+int seq_open(struct sequence *seq, struct engine_job *job, const struct kv_params *kv,
+             const struct seq_text *text);
+void seq_close(struct sequence *seq); /* frees; the job is not touched */
+
+static inline bool seq_prefilling(const struct sequence *seq) {
+    return seq->due.tokens < seq->prompt_count;
+}
+int32_t seq_output_count(const struct sequence *seq);
+
+/* The sampling parameters of the sequence's next token. */
+void seq_sample_params(const struct sequence *seq, const struct seq_text *text,
+                       struct kern_sample *params);
+
+/* Records a sampled token: output arrays, text, stop conditions. Sets seq->finish when it ends. */
+void seq_add_token(struct sequence *seq, const struct seq_text *text,
+                   const struct kern_sampled *sampled);
+
+/* Records the score of prompt token `index` (echo). */
+void seq_add_prompt_score(struct sequence *seq, int32_t index, const struct kern_sampled *sampled);
+
+/* Length of the longest suffix of text that could still become a stop string. For tests too. */
+size_t seq_stop_tail(const struct engine_stop *stops, int32_t count, const char *text, size_t size);
+
+#endif

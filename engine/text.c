@@ -1,0 +1,145 @@
+#include "engine/text.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/clock.h"
+#include "base/json.h"
+#include "base/mem.h"
+#include "engine/weights.h"
+
+#define TOKENIZER_BYTES_MAX ((size_t)128 << 20)
+#define CONFIG_BYTES_MAX    ((size_t)8 << 20)
+#define TEMPLATE_BYTES_MAX  ((size_t)1 << 20)
+
+static bool exists(const char *path) {
+    struct stat st;
+    return stat(path, &st) == 0;
+}
+
+static int join_path(char *path, size_t size, const char *dir, const char *name,
+                     struct fault *fault) {
+    int n = snprintf(path, size, "%s/%s", dir, name);
+    if (n < 0 || (size_t)n >= size) return fault_set(fault, ERR_LIMIT, name, "path too long");
+    return 0;
+}
+
+static int open_tokenizer(const char *dir, struct text *text, struct fault *fault) {
+    char path[4096], *data = NULL;
+    size_t size = 0;
+    int code = join_path(path, sizeof path, dir, "tokenizer.json", fault);
+    if (code == 0) code = file_read(path, TOKENIZER_BYTES_MAX, &data, &size, fault);
+    if (code == 0) code = tok_open(data, size, &text->tok, fault);
+    mem_free(data);
+    return code;
+}
+
+/* "<s>" or {"content": "<s>", ...}; "" when absent. */
+static char *special_string(const cJSON *config, const char *key) {
+    const cJSON *node = json_get(config, key);
+    if (node != NULL && cJSON_IsObject(node)) node = json_get(node, "content");
+    return mem_must_strdup(node != NULL && cJSON_IsString(node) ? node->valuestring : "");
+}
+
+static const char *config_template(const cJSON *config) {
+    const cJSON *node = json_get(config, "chat_template"), *item = NULL;
+    if (node == NULL) return NULL;
+    if (cJSON_IsString(node)) return node->valuestring;
+    cJSON_ArrayForEach(item, node) {
+        const cJSON *name = json_get(item, "name"), *source = json_get(item, "template");
+        if (name != NULL && cJSON_IsString(name) && strcmp(name->valuestring, "default") == 0 &&
+            source != NULL && cJSON_IsString(source))
+            return source->valuestring;
+    }
+    return NULL;
+}
+
+static int open_template(const char *dir, const cJSON *config, struct text *text,
+                         struct fault *fault) {
+    char path[4096], *data = NULL;
+    size_t size = 0;
+    int code = join_path(path, sizeof path, dir, "chat_template.jinja", fault);
+    if (code != 0) return code;
+    if (exists(path)) {
+        code = file_read(path, TEMPLATE_BYTES_MAX, &data, &size, fault);
+        if (code == 0) code = chat_open(data, size, &text->chat, fault);
+        mem_free(data);
+        return code;
+    }
+    const char *source = config_template(config);
+    return source != NULL ? chat_open(source, strlen(source), &text->chat, fault) : 0;
+}
+
+int text_open(const char *dir, struct text *text, struct fault *fault) {
+    char path[4096], *data = NULL;
+    size_t size = 0;
+    cJSON *config = NULL;
+    *text = (struct text){0};
+    int code = open_tokenizer(dir, text, fault);
+    if (code == 0) code = join_path(path, sizeof path, dir, "tokenizer_config.json", fault);
+    if (code == 0 && exists(path)) {
+        code = file_read(path, CONFIG_BYTES_MAX, &data, &size, fault);
+        if (code == 0)
+            code = json_parse(data, size,
+                              &(struct json_limits){.bytes = CONFIG_BYTES_MAX, .depth = 64},
+                              &config, fault);
+        if (code == 0 && !cJSON_IsObject(config))
+            code = fault_set(fault, ERR_MALFORMED, "tokenizer_config.json", "is not an object");
+    }
+    if (code == 0) {
+        text->bos = special_string(config, "bos_token");
+        text->eos = special_string(config, "eos_token");
+        code = open_template(dir, config, text, fault);
+    }
+    json_free(config);
+    mem_free(data);
+    if (code != 0) text_close(text);
+    return code;
+}
+
+void text_close(struct text *text) {
+    tok_close(text->tok);
+    chat_close(text->chat);
+    mem_free(text->bos);
+    mem_free(text->eos);
+    *text = (struct text){0};
+}
+
+/* The request's context with the model's own strings put in front; they win over the request's. */
+static cJSON *with_model_strings(const struct text *text, const cJSON *context) {
+    cJSON *full = cJSON_CreateObject(), *item = NULL;
+    if (full == NULL) return NULL;
+    bool ok = cJSON_AddStringToObject(full, "bos_token", text->bos) != NULL &&
+              cJSON_AddStringToObject(full, "eos_token", text->eos) != NULL;
+    cJSON_ArrayForEach(item, context) {
+        if (strcmp(item->string, "bos_token") == 0 || strcmp(item->string, "eos_token") == 0)
+            continue;
+        ok = ok && cJSON_AddItemReferenceToObject(full, item->string, (cJSON *)(uintptr_t)item);
+    }
+    if (ok) return full;
+    cJSON_Delete(full);
+    return NULL;
+}
+
+int text_render_chat(const struct text *text, const cJSON *context, size_t max_ids,
+                     struct arena *arena, struct engine_ids *out, struct fault *fault) {
+    static const char *const trusted[] = {"bos_token", "eos_token"};
+    if (text->chat == NULL)
+        return fault_set(fault, ERR_UNSUPPORTED, "messages",
+                         "this model has no chat template; use /v1/completions");
+    cJSON *full = with_model_strings(text, context);
+    if (full == NULL)
+        return fault_set(fault, ERR_NOMEM, NULL, "no memory for the template context");
+    struct chat_input input = {
+        .context = full, .trusted = trusted, .trusted_count = 2, .now = clock_unix_seconds()};
+    struct chat_text rendered = {0};
+    struct tok_ids ids = {0};
+    int code = chat_render(text->chat, &input, arena, &rendered, fault);
+    if (code == 0)
+        code = tok_encode(text->tok, rendered.text, rendered.size, TOK_SPECIALS, rendered.untrusted,
+                          rendered.untrusted_count, max_ids, arena, &ids, fault);
+    cJSON_Delete(full);
+    *out = (struct engine_ids){ids.ids, ids.count};
+    return code;
+}
