@@ -11,13 +11,13 @@
 #include "base/err.h"
 
 struct config {
-    char *config_file; /* --config */
-    char *model;       /* required */
-    char *host;        /* 127.0.0.1 */
-    int64_t port;      /* 8080; 0 = any free one, printed in the ready line */
+    char *config_file;       /* --config */
+    char *model;             /* required */
+    char *host;              /* 127.0.0.1 */
+    int64_t port;            /* 8080; 0 = any free one, printed in the ready line */
     char *served_model_name; /* default: the model directory's name */
-    char *api_key;     /* NULL = open */
-    char *kv_policy;   /* "auto" = global where the model has gates, else full */
+    char *api_key;           /* NULL = open */
+    char *kv_policy;         /* "auto" = global where the model has gates, else full */
     int64_t kv_budget, kv_budget_max, kv_buffer, kv_chunk;
     int64_t kv_pool_bytes; /* accepts K, M, G suffixes; 0 = chosen */
     char *kv_dtype;        /* auto, f32, bf16 */
@@ -32,10 +32,17 @@ struct config {
     bool check_config, help, version;
 };
 
-/* Fills *config. ERR_INVALID names the option in fault->field and the source in the text. */
+/* Fills *config; on failure nothing is left to close. ERR_INVALID (ERR_IO, ERR_MALFORMED or
+ * ERR_LIMIT for the file) names the option in fault->field and the source in the text. With --help
+ * or --version on the command line nothing else is read or required. */
 int config_load(int argc, char **argv, char **envp, struct config *config, struct fault *fault);
 void config_close(struct config *config);
-void config_help(FILE *out);                              /* the table, for people */
+
+/* SIGHUP: load once more with the same arguments, then take over what may change while running
+ * (the table says: log_level). The rest keeps its value until a restart. */
+void config_reload(struct config *config, const struct config *fresh);
+
+void config_help(FILE *out);                               /* the table, for people */
 void config_print(const struct config *config, FILE *out); /* effective values, for --check-config;
                                                                secrets are masked */
 

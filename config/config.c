@@ -1,0 +1,576 @@
+#include "config/config.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <ini.h>
+#include <inttypes.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/mem.h"
+
+enum type { TEXT, CHOICE, INT, BYTES, FLAG };
+
+/* What asks for one answer now (--help) stands on the command line only; a file that names a file
+ * would need an order among files. */
+enum trait { COMMAND_LINE = 1, NOT_IN_FILE = 2, RELOADABLE = 4, SECRET = 8 };
+
+struct option {
+    const char *name;
+    enum type type;
+    size_t offset;        /* in struct config */
+    int64_t min, max;     /* INT, BYTES: the range; TEXT: min is the least length */
+    const char *fallback; /* the default as one would write it; NULL: not set */
+    const char *metavar;  /* what --help calls the value; CHOICE: the choices between bars */
+    unsigned traits;      /* enum trait */
+    const char *help;
+};
+
+#define AT(field) offsetof(struct config, field)
+#define MANY      INT32_MAX
+
+/* A row with only a help text is a heading. */
+static const struct option options[] = {
+    /* clang-format off */
+    {.help = "Model"},
+    {"model", TEXT, AT(model), 1, 0, NULL, "DIR", 0,
+     "Model directory as published for Hugging Face: config.json, tokenizer, safetensors. Required."},
+    {"served-model-name", TEXT, AT(served_model_name), 1, 0, NULL, "NAME", 0,
+     "Name in requests and answers. Not set: the model directory's name."},
+    {"gates", TEXT, AT(gates), 0, 0, NULL, "FILE", 0,
+     "Retention gates. Not set: gates.safetensors of the model directory, if there. Empty: none."},
+    {"max-model-len", INT, AT(max_model_len), 0, MANY, "0", "N", 0,
+     "Longest prompt and answer together, in tokens. 0: the model's."},
+    {"random-weights", FLAG, AT(random_weights), 0, 0, "false", NULL, 0,
+     "Take only config.json from the model directory and make up the weights, to measure speed."},
+
+    {.help = "Server"},
+    {"host", TEXT, AT(host), 1, 0, "127.0.0.1", "HOST", 0,
+     "Address to listen on."},
+    {"port", INT, AT(port), 0, 65535, "8080", "N", 0,
+     "TCP port. 0: any free one, printed in the ready line."},
+    {"api-key", TEXT, AT(api_key), 1, 0, NULL, "KEY", SECRET,
+     "Key that requests must carry as a bearer token. Not set: open to whoever can connect."},
+    {"max-connections", INT, AT(max_connections), 1, 1000000, "2048", "N", 0,
+     "Open client connections."},
+    {"max-body-bytes", BYTES, AT(max_body_bytes), 1024, MANY, "8M", "BYTES", 0,
+     "Largest request body."},
+    {"strict-params", FLAG, AT(strict_params), 0, 0, "false", NULL, 0,
+     "Refuse requests with unknown fields instead of ignoring those fields."},
+    {"drain-seconds", INT, AT(drain_seconds), 0, 86400, "30", "N", 0,
+     "How long running answers may take to finish after SIGTERM."},
+
+    {.help = "Cache"},
+    {"kv-policy", TEXT, AT(kv_policy), 1, 0, "auto", "POLICY", 0,
+     "What is kept when a sequence is over its budget: full, streaming, trimkv or global. "
+     "auto: global where the model has gates, else full."},
+    {"kv-budget", INT, AT(kv_budget), 1, MANY, "1024", "N", 0,
+     "Kept entries per layer and head, on average. A request may ask for another budget."},
+    {"kv-budget-max", INT, AT(kv_budget_max), 0, MANY, "0", "N", 0,
+     "Largest budget a request may ask for. 0: any."},
+    {"kv-buffer", INT, AT(kv_buffer), 1, MANY, "128", "N", 0,
+     "Tokens a sequence may grow past its budget before the next eviction."},
+    {"kv-chunk", INT, AT(kv_chunk), 1, MANY, "512", "N", 0,
+     "Prompt tokens between evictions while a prompt is read."},
+    {"kv-pool-bytes", BYTES, AT(kv_pool_bytes), 0, INT64_MAX, "0", "BYTES", 0,
+     "Memory for all cache pages. 0: chosen from what is free."},
+    {"kv-dtype", CHOICE, AT(kv_dtype), 0, 0, "auto", "auto|f32|bf16", 0,
+     "Element type of keys and values."},
+
+    {.help = "Engine"},
+    {"max-num-seqs", INT, AT(max_num_seqs), 1, 65536, "64", "N", 0,
+     "Sequences running at once."},
+    {"max-num-batched-tokens", INT, AT(max_num_batched_tokens), 1, 1048576, "2048", "N", 0,
+     "Tokens computed in one step, of prompts and answers together."},
+    {"default-max-tokens", INT, AT(default_max_tokens), 0, MANY, "1024", "N", 0,
+     "Longest answer when a request names no length. 0: to the end of the context."},
+    {"max-queue", INT, AT(max_queue), 1, 1048576, "1024", "N", 0,
+     "Requests waiting for a place. More are answered with 503."},
+    {"max-conversations", INT, AT(max_conversations), 0, 1048576, "256", "N", 0,
+     "Conversations retained between turns."},
+    {"threads", INT, AT(threads), 0, 1024, "0", "N", 0,
+     "Compute threads. 0: one per core."},
+    {"cpu-path", CHOICE, AT(cpu_path), 0, 0, "auto", "auto|reference|portable|avx2|avx512|amx", 0,
+     "Kernels to use. auto: the fastest this machine can run."},
+
+    {.help = "General"},
+    {"config", TEXT, AT(config_file), 1, 0, NULL, "FILE", NOT_IN_FILE,
+     "Configuration file: lines of `name = value`, names as here without the dashes."},
+    {"log-level", CHOICE, AT(log_level), 0, 0, "info", "error|warn|info|debug", RELOADABLE,
+     "How much is logged."},
+    {"check-config", FLAG, AT(check_config), 0, 0, NULL, NULL, COMMAND_LINE,
+     "Print the values in force and exit."},
+    {"version", FLAG, AT(version), 0, 0, NULL, NULL, COMMAND_LINE,
+     "Print the version and exit."},
+    {"help", FLAG, AT(help), 0, 0, NULL, NULL, COMMAND_LINE,
+     "Print this text and exit."},
+    /* clang-format on */
+};
+
+#define OPTION_COUNT (sizeof options / sizeof *options)
+
+/* Later ones win. */
+enum source { FROM_DEFAULT, FROM_FILE, FROM_ENVIRONMENT, FROM_FLAG };
+
+struct loader {
+    struct config *config;
+    struct fault *fault;
+    enum source source[OPTION_COUNT];
+    bool in_file[OPTION_COUNT];
+    FILE *file;
+    const char *path;
+    int line;       /* of the file */
+    bool line_long; /* the file's line was longer than inih's buffer */
+    int rc;         /* first error in the file */
+};
+
+/* --- names --- */
+
+static const struct option *find_option(const char *name, size_t size) {
+    for (size_t i = 0; i < OPTION_COUNT; i++)
+        if (options[i].name && strlen(options[i].name) == size &&
+            memcmp(options[i].name, name, size) == 0)
+            return &options[i];
+    return NULL;
+}
+
+/* Edits (insert, delete, replace) from a to b. */
+static size_t edit_distance(const char *a, size_t a_size, const char *b) {
+    size_t row[64], b_size = strlen(b);
+    CHECK(b_size < sizeof row / sizeof *row);
+    for (size_t j = 0; j <= b_size; j++) row[j] = j;
+    for (size_t i = 1; i <= a_size; i++) {
+        size_t diagonal = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= b_size; j++) {
+            size_t best = diagonal + (a[i - 1] != b[j - 1]);
+            if (row[j] + 1 < best) best = row[j] + 1;
+            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
+            diagonal = row[j];
+            row[j] = best;
+        }
+    }
+    return row[b_size];
+}
+
+static const char *nearest_name(const char *name, size_t size) {
+    const char *nearest = NULL;
+    size_t least = SIZE_MAX;
+    for (size_t i = 0; i < OPTION_COUNT; i++) {
+        if (!options[i].name) continue;
+        size_t distance = edit_distance(name, size, options[i].name);
+        if (distance < least) {
+            least = distance;
+            nearest = options[i].name;
+        }
+    }
+    return nearest;
+}
+
+static int unknown_option(struct loader *load, const char *name, size_t size, const char *where) {
+    int shown = size < 64 ? (int)size : 64;
+    char field[65];
+    snprintf(field, sizeof field, "%.*s", shown, name);
+    return fault_set(load->fault, ERR_INVALID, field,
+                     "%s: unknown option '%s'; the nearest known one is '%s'", where, field,
+                     nearest_name(name, (size_t)shown));
+}
+
+/* --- values --- */
+
+static int64_t unit_factor(char suffix) {
+    switch (suffix) {
+    case 'K':
+    case 'k':
+        return (int64_t)1 << 10;
+    case 'M':
+    case 'm':
+        return (int64_t)1 << 20;
+    case 'G':
+    case 'g':
+        return (int64_t)1 << 30;
+    default:
+        return 0;
+    }
+}
+
+static bool parse_integer(const char *text, bool units, int64_t *value) {
+    char *end;
+    if (!isdigit((unsigned char)text[text[0] == '-'])) return false; /* no blanks, no '+' */
+    errno = 0;
+    *value = strtoll(text, &end, 10);
+    if (errno) return false;
+    if (units && unit_factor(*end)) {
+        if (__builtin_mul_overflow(*value, unit_factor(*end), value)) return false;
+        end++;
+    }
+    return *end == '\0';
+}
+
+static bool parse_flag(const char *text, bool *value) {
+    static const char *const words[] = {"false", "true", "no", "yes", "off", "on", "0", "1"};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        if (strcmp(text, words[i]) != 0) continue;
+        *value = i % 2;
+        return true;
+    }
+    return false;
+}
+
+static bool is_choice(const char *choices, const char *text) {
+    size_t size = strlen(text);
+    for (const char *p = choices; *p; p += strspn(p, "|")) {
+        size_t n = strcspn(p, "|");
+        if (n == size && memcmp(p, text, n) == 0) return true;
+        p += n;
+    }
+    return false;
+}
+
+static int wrong_value(struct loader *load, const struct option *option, const char *text,
+                       const char *where) {
+    const char *shown = (option->traits & SECRET) ? "(hidden)" : text;
+    switch (option->type) {
+    case INT:
+    case BYTES:
+        return fault_set(load->fault, ERR_INVALID, option->name,
+                         "%s: %s must be a whole number from %" PRId64 " to %" PRId64
+                         "%s, not '%.64s'",
+                         where, option->name, option->min, option->max,
+                         option->type == BYTES ? ", K, M or G may follow" : "", shown);
+    case CHOICE:
+        return fault_set(load->fault, ERR_INVALID, option->name,
+                         "%s: %s must be one of %s, not '%.64s'", where, option->name,
+                         option->metavar, shown);
+    case FLAG:
+        return fault_set(load->fault, ERR_INVALID, option->name,
+                         "%s: %s must be true or false, not '%.64s'", where, option->name, shown);
+    default:
+        return fault_set(load->fault, ERR_INVALID, option->name, "%s: %s must not be empty", where,
+                         option->name);
+    }
+}
+
+static void *field_of(const struct config *config, const struct option *option) {
+    return (char *)config + option->offset;
+}
+
+static void store_text(struct config *config, const struct option *option, const char *text) {
+    char **field = field_of(config, option);
+    mem_free(*field);
+    *field = mem_must_strdup(text);
+}
+
+/* Checks in any case, stores unless a stronger source has spoken. */
+static int set_option(struct loader *load, const struct option *option, const char *text,
+                      enum source source, const char *where) {
+    size_t index = (size_t)(option - options);
+    bool store = source >= load->source[index];
+    int64_t number = 0;
+    bool flag = false;
+    switch (option->type) {
+    case INT:
+    case BYTES:
+        if (!parse_integer(text, option->type == BYTES, &number) || number < option->min ||
+            number > option->max)
+            return wrong_value(load, option, text, where);
+        if (store) *(int64_t *)field_of(load->config, option) = number;
+        break;
+    case FLAG:
+        if (!parse_flag(text, &flag)) return wrong_value(load, option, text, where);
+        if (store) *(bool *)field_of(load->config, option) = flag;
+        break;
+    case CHOICE:
+    case TEXT:
+        if (option->type == CHOICE ? !is_choice(option->metavar, text)
+                                   : (int64_t)strlen(text) < option->min)
+            return wrong_value(load, option, text, where);
+        if (store) store_text(load->config, option, text);
+        break;
+    }
+    if (store) load->source[index] = source;
+    return 0;
+}
+
+/* --- sources --- */
+
+static void load_defaults(struct loader *load) {
+    for (size_t i = 0; i < OPTION_COUNT; i++) {
+        if (!options[i].fallback) continue;
+        int rc = set_option(load, &options[i], options[i].fallback, FROM_DEFAULT, "default");
+        CHECK_MSG(rc == 0, "default of %s", options[i].name);
+    }
+}
+
+/* One argument, and its value if that is the next one. *used: how many were taken. */
+static int load_flag(struct loader *load, char **args, int *used) {
+    const char *name = args[0] + 2, *value = strchr(args[0], '=');
+    size_t size = value ? (size_t)(value - name) : strlen(name);
+    *used = 1;
+    const struct option *option = find_option(name, size);
+    if (!option) return unknown_option(load, name, size, "command line");
+    if (value) {
+        value++;
+    } else if (option->type == FLAG) {
+        value = "true";
+    } else {
+        value = args[1];
+        *used = 2;
+        if (!value)
+            return fault_set(load->fault, ERR_INVALID, option->name,
+                             "command line: --%s needs a value", option->name);
+    }
+    return set_option(load, option, value, FROM_FLAG, "command line");
+}
+
+static int load_command_line(struct loader *load, int argc, char **argv) {
+    for (int i = 1, used; i < argc; i += used) {
+        int rc;
+        if (strcmp(argv[i], "-h") == 0) {
+            load->config->help = true;
+            used = 1;
+            continue;
+        }
+        if (strncmp(argv[i], "--", 2) != 0)
+            return fault_set(load->fault, ERR_INVALID, argv[i],
+                             "command line: unexpected argument '%.64s'", argv[i]);
+        if ((rc = load_flag(load, argv + i, &used))) return rc;
+    }
+    return 0;
+}
+
+/* "kv-budget" -> "KEEPD_KV_BUDGET" */
+static void environment_name(const struct option *option, char *out, size_t size) {
+    snprintf(out, size, "KEEPD_%s", option->name);
+    for (char *p = out; *p; p++) *p = *p == '-' ? '_' : (char)toupper((unsigned char)*p);
+}
+
+/* Unknown KEEPD_ variables are left alone: they may be meant for others (tests, containers). */
+static int load_environment(struct loader *load, char **envp) {
+    for (size_t i = 0; i < OPTION_COUNT; i++) {
+        char name[64];
+        if (!options[i].name || options[i].traits & COMMAND_LINE) continue;
+        environment_name(&options[i], name, sizeof name);
+        for (char **entry = envp; entry && *entry; entry++) {
+            size_t size = strlen(name);
+            if (strncmp(*entry, name, size) != 0 || (*entry)[size] != '=') continue;
+            int rc = set_option(load, &options[i], *entry + size + 1, FROM_ENVIRONMENT, name);
+            if (rc) return rc;
+        }
+    }
+    return 0;
+}
+
+/* inih's fgets, to know the line and to notice one that does not fit its buffer. */
+static char *read_line(char *line, int size, void *stream) {
+    struct loader *load = stream;
+    if (load->line_long || !fgets(line, size, load->file)) return NULL;
+    load->line++;
+    load->line_long = !strchr(line, '\n') && !feof(load->file);
+    return line;
+}
+
+static int load_file_entry(struct loader *load, const char *section, const char *name,
+                           const char *value) {
+    char where[256];
+    snprintf(where, sizeof where, "%s line %d", load->path, load->line);
+    const struct option *option = find_option(name, strlen(name));
+    if (!option) return unknown_option(load, name, strlen(name), where);
+    if (*section)
+        return fault_set(load->fault, ERR_INVALID, option->name, "%s: sections are not used here",
+                         where);
+    if (option->traits & (COMMAND_LINE | NOT_IN_FILE))
+        return fault_set(load->fault, ERR_INVALID, option->name,
+                         "%s: %s cannot stand in a configuration file", where, option->name);
+    /* Also what an indented line comes to: inih gives it as a second value. */
+    if (load->in_file[option - options])
+        return fault_set(load->fault, ERR_INVALID, option->name, "%s: %s is given twice", where,
+                         option->name);
+    load->in_file[option - options] = true;
+    return set_option(load, option, value, FROM_FILE, where);
+}
+
+static int on_file_entry(void *user, const char *section, const char *name, const char *value) {
+    struct loader *load = user;
+    if (load->rc == 0 && !load->line_long) load->rc = load_file_entry(load, section, name, value);
+    return load->rc == 0;
+}
+
+static int load_file(struct loader *load) {
+    load->path = load->config->config_file;
+    if (!load->path) return 0;
+    load->file = fopen(load->path, "re");
+    if (!load->file)
+        return fault_set(load->fault, ERR_IO, "config", "cannot open %.256s: %s", load->path,
+                         strerror(errno));
+    int line = ini_parse_stream(read_line, load, on_file_entry, load);
+    if (!load->rc && load->line_long)
+        load->rc = fault_set(load->fault, ERR_LIMIT, "config", "%.256s line %d: line too long",
+                             load->path, load->line);
+    else if (!load->rc && ferror(load->file))
+        load->rc = fault_set(load->fault, ERR_IO, "config", "cannot read %.256s", load->path);
+    else if (!load->rc && line)
+        load->rc = fault_set(load->fault, ERR_MALFORMED, "config",
+                             "%.256s line %d: expected `name = value`", load->path, line);
+    fclose(load->file);
+    return load->rc;
+}
+
+/* --- the whole --- */
+
+/* "models/keepd-nano/" -> "keepd-nano"; "." and ".." by the directory they are. */
+static void name_model(struct config *config) {
+    char *real = realpath(config->model, NULL);
+    const char *path = real ? real : config->model;
+    size_t end = strlen(path);
+    while (end > 1 && path[end - 1] == '/') end--;
+    size_t start = end;
+    while (start > 0 && path[start - 1] != '/') start--;
+    config->served_model_name = mem_must_alloc(end - start + 1, 1);
+    memcpy(config->served_model_name, path + start, end - start);
+    free(real);
+}
+
+static int check_together(struct config *config, struct fault *fault) {
+    if (!config->model)
+        return fault_set(fault, ERR_INVALID, "model",
+                         "no model given: --model DIR names a model directory");
+    if (config->kv_budget_max && config->kv_budget > config->kv_budget_max)
+        return fault_set(fault, ERR_INVALID, "kv-budget",
+                         "kv-budget %" PRId64 " is above kv-budget-max %" PRId64, config->kv_budget,
+                         config->kv_budget_max);
+    if (config->max_num_batched_tokens < config->max_num_seqs)
+        return fault_set(fault, ERR_INVALID, "max-num-batched-tokens",
+                         "max-num-batched-tokens %" PRId64 " is below max-num-seqs %" PRId64
+                         ": each running sequence needs one token per step",
+                         config->max_num_batched_tokens, config->max_num_seqs);
+    if (!config->served_model_name) name_model(config);
+    return 0;
+}
+
+int config_load(int argc, char **argv, char **envp, struct config *config, struct fault *fault) {
+    struct loader load = {.config = config, .fault = fault};
+    int rc;
+    memset(config, 0, sizeof *config);
+    load_defaults(&load);
+    /* Strongest first, because the first two name the file. */
+    if ((rc = load_command_line(&load, argc, argv))) goto fail;
+    if (config->help || config->version) return 0;
+    if ((rc = load_environment(&load, envp))) goto fail;
+    if ((rc = load_file(&load))) goto fail;
+    if ((rc = check_together(config, fault))) goto fail;
+    return 0;
+fail:
+    config_close(config);
+    return rc;
+}
+
+void config_close(struct config *config) {
+    for (size_t i = 0; i < OPTION_COUNT; i++)
+        if (options[i].name && (options[i].type == TEXT || options[i].type == CHOICE))
+            mem_free(*(char **)field_of(config, &options[i]));
+    memset(config, 0, sizeof *config);
+}
+
+void config_reload(struct config *config, const struct config *fresh) {
+    for (size_t i = 0; i < OPTION_COUNT; i++) {
+        const struct option *option = &options[i];
+        if (!(option->traits & RELOADABLE)) continue;
+        CHECK(option->type == CHOICE); /* always set; other types when one becomes reloadable */
+        store_text(config, option, *(char **)field_of(fresh, option));
+    }
+}
+
+/* --- for people --- */
+
+#define HELP_COLUMN 32
+#define HELP_WIDTH  96
+
+/* The cursor stands at HELP_COLUMN; further lines start there too. */
+static void print_wrapped(FILE *out, const char *text) {
+    int column = HELP_COLUMN;
+    while (*text) {
+        int size = (int)strcspn(text, " ");
+        if (column == HELP_COLUMN) {
+            column += fprintf(out, "%.*s", size, text);
+        } else if (column + 1 + size <= HELP_WIDTH) {
+            column += fprintf(out, " %.*s", size, text);
+        } else {
+            fprintf(out, "\n%*s%.*s", HELP_COLUMN, "", size, text);
+            column = HELP_COLUMN + size;
+        }
+        text += size;
+        text += strspn(text, " ");
+    }
+    fputc('\n', out);
+}
+
+static void print_option(FILE *out, const struct option *option) {
+    char text[512];
+    const char *metavar = option->metavar ? option->metavar : "";
+    int column = fprintf(out, "  --%s %s", option->name, metavar);
+    if (column > HELP_COLUMN - 2)
+        fprintf(out, "\n%*s", HELP_COLUMN, "");
+    else
+        fprintf(out, "%*s", HELP_COLUMN - column, "");
+    bool bracket = option->fallback && option->type != FLAG;
+    snprintf(text, sizeof text, "%s%s%s%s%s", option->help,
+             option->type == BYTES ? " K, M or G may follow the number." : "", bracket ? " [" : "",
+             bracket ? option->fallback : "", bracket ? "]" : "");
+    print_wrapped(out, text);
+}
+
+void config_help(FILE *out) {
+    fputs("Usage: keepd --model DIR [options]\n"
+          "\n"
+          "Serves a language model over the OpenAI HTTP API with a bounded key/value cache.\n"
+          "Every option is also read from the environment (KEEPD_KV_BUDGET for --kv-budget) and\n"
+          "from the file given with --config (kv-budget = 512). The command line wins over the\n"
+          "environment, the environment over the file. Defaults stand in brackets.\n",
+          out);
+    for (size_t i = 0; i < OPTION_COUNT; i++) {
+        if (options[i].name)
+            print_option(out, &options[i]);
+        else
+            fprintf(out, "\n%s\n", options[i].help);
+    }
+}
+
+static void print_bytes(FILE *out, int64_t bytes) {
+    static const char suffixes[] = "\0KMG";
+    int unit = 0;
+    while (unit < 3 && bytes && bytes % 1024 == 0) {
+        bytes /= 1024;
+        unit++;
+    }
+    fprintf(out, "%" PRId64 "%.1s\n", bytes, &suffixes[unit]);
+}
+
+static void print_text(FILE *out, const struct option *option, const char *text) {
+    if ((option->traits & SECRET))
+        fputs("(hidden)\n", out);
+    else
+        fprintf(out, "%s\n", text);
+}
+
+void config_print(const struct config *config, FILE *out) {
+    for (size_t i = 0; i < OPTION_COUNT; i++) {
+        const struct option *option = &options[i];
+        const void *field = field_of(config, option);
+        bool text = option->type == TEXT || option->type == CHOICE;
+        if (!option->name || option->traits & (COMMAND_LINE | NOT_IN_FILE)) continue;
+        bool unset = text && !*(char *const *)field;
+        fprintf(out, "%s%s =%s", unset ? "# " : "", option->name, unset ? "\n" : " ");
+        if (unset) continue;
+        if (text)
+            print_text(out, option, *(char *const *)field);
+        else if (option->type == INT)
+            fprintf(out, "%" PRId64 "\n", *(const int64_t *)field);
+        else if (option->type == BYTES)
+            print_bytes(out, *(const int64_t *)field);
+        else
+            fputs(*(const bool *)field ? "true\n" : "false\n", out);
+    }
+}
