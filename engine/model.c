@@ -1,0 +1,643 @@
+#include "engine/model.h"
+
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "engine/floats.h"
+#include "engine/gates.h"
+#include "engine/weights.h"
+#include "kernels/comm.h"
+
+#define CONFIG_FILE_MAX   ((size_t)16 << 20)
+#define GATES_FILE_MAX    ((size_t)4 << 30)
+#define HASH_FILE_MAX     ((size_t)64 << 20) /* hashing more would delay the start for a warning */
+#define RANDOM_GATE_WIDTH 64
+#define RANDOM_SEED       0x6b65657064ull
+
+struct layer {
+    struct kern_weight *qkv, *o, *gate_up, *down;
+    struct kern_gate *gate;
+    /* backend memory, float32; NULL where the family has none */
+    float *attn_norm, *ffn_norm, *q_norm, *k_norm, *qkv_bias, *o_bias;
+};
+
+/* Activations of one step, backend memory. */
+struct scratch {
+    float *x;          /* [rows_max, d_model] residual stream */
+    float *norm;       /* [rows_max, d_model] */
+    float *qkv;        /* [rows_max, (heads_q + 2 heads_kv) * head_dim] */
+    float *heads;      /* [rows_max, heads_q * head_dim] */
+    float *gate_up;    /* [rows_max, 2 d_ff] */
+    float *ff;         /* [rows_max, d_ff] */
+    float *log_beta;   /* [rows_max, heads_kv] */
+    float *last_x;     /* [logits_max, d_model] wanted rows, from the last layer's attention on */
+    float *last_heads; /* [logits_max, heads_q * head_dim] */
+    float *logits;     /* [logits_max, vocab] */
+};
+
+struct model {
+    struct kern *kern;
+    struct comm comm;
+    struct model_config config;
+    struct kern_weight *embed, *head; /* the same matrix when tied */
+    float *final_norm;
+    struct layer *layers;
+    struct scratch scratch;
+    int rows_max, logits_max;
+    bool has_gates;
+    int trained_budget;
+    float gate_horizon;
+    size_t weight_bytes;
+};
+
+static int q_width(const struct model_config *c) {
+    return c->heads_q * c->head_dim;
+}
+static int kv_width(const struct model_config *c) {
+    return c->heads_kv * c->head_dim;
+}
+static int qkv_width(const struct model_config *c) {
+    return q_width(c) + 2 * kv_width(c);
+}
+
+/* ---- Loading ------------------------------------------------------------------------------- */
+
+/* Where tensors come from: mapped files or, without any, a seeded generator. */
+struct loader {
+    struct model *model;
+    const struct model_options *options;
+    const struct weights *weights; /* NULL: random */
+    uint64_t random;
+    size_t done, total; /* bytes, for progress */
+    struct fault *fault;
+};
+
+/* One tensor of a joined matrix or vector. */
+struct part {
+    const char *suffix; /* "self_attn.q_proj.weight" */
+    int64_t rows;
+};
+
+#define TENSOR_NAME_MAX 96
+
+static void tensor_name(char out[TENSOR_NAME_MAX], int layer, const char *suffix) {
+    if (layer < 0)
+        snprintf(out, TENSOR_NAME_MAX, "%s", suffix);
+    else
+        snprintf(out, TENSOR_NAME_MAX, "model.layers.%d.%s", layer, suffix);
+}
+
+static void shape_text(const int64_t *shape, int dims, char *out, size_t size) {
+    size_t used = 0;
+    out[0] = '\0';
+    for (int i = 0; i < dims && used < size; i++) {
+        int n = snprintf(out + used, size - used, "%s%lld", i ? ", " : "", (long long)shape[i]);
+        used += n > 0 ? (size_t)n : 0;
+    }
+}
+
+/* The tensor, checked: `cols` 0 means a vector of `rows`. */
+static int find_tensor(struct loader *loader, const char *name, int64_t rows, int64_t cols,
+                       const struct tensor **out) {
+    const int64_t shape[2] = {rows, cols};
+    const int dims = cols ? 2 : 1;
+    char expected[48], found[96];
+    const struct tensor *tensor = weights_find(loader->weights, name);
+    shape_text(shape, dims, expected, sizeof expected);
+    if (!tensor)
+        return fault_set(loader->fault, ERR_NOTFOUND, name, "tensor is missing, expected [%s]",
+                         expected);
+    shape_text(tensor->shape, tensor->dims, found, sizeof found);
+    if (tensor->dims != dims || memcmp(tensor->shape, shape, (size_t)dims * sizeof shape[0]) != 0)
+        return fault_set(loader->fault, ERR_INVALID, name, "shape is [%s], expected [%s]", found,
+                         expected);
+    if (!floats_can_read(tensor->dtype))
+        return fault_set(loader->fault, ERR_UNSUPPORTED, name, "type must be F32, F16 or BF16");
+    *out = tensor;
+    return 0;
+}
+
+static void report_progress(struct loader *loader, size_t bytes) {
+    loader->done += bytes;
+    const struct model_options *options = loader->options;
+    if (!options->progress) return;
+    double fraction = loader->total ? (double)loader->done / (double)loader->total : 1;
+    options->progress(options->progress_arg, fraction < 1 ? fraction : 1, "weights");
+}
+
+static enum kern_dtype dtype_of(const struct tensor *tensor) {
+    return tensor->dtype == TENSOR_F32   ? KERN_F32
+           : tensor->dtype == TENSOR_F16 ? KERN_F16
+                                         : KERN_BF16;
+}
+
+/* splitmix64, public domain: one word makes four bf16 numbers of random sign and mantissa, with
+ * one of two exponents around 1/sqrt(cols). Speed matters, the distribution does not. */
+static void fill_random(uint64_t *state, uint64_t *words, size_t count, int64_t cols) {
+    const int exponent = 126 + (int)lrint(log2(1 / sqrt((double)cols)));
+    const uint64_t lanes = 0x0001000100010001ull, base = (uint64_t)exponent << 7;
+    uint64_t seed = *state;
+    for (size_t i = 0; i < count; i++) {
+        uint64_t z = seed + (i + 1) * 0x9e3779b97f4a7c15ull;
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+        z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+        z ^= z >> 31;
+        words[i] = (z & (0x80ff * lanes)) + base * lanes;
+    }
+    *state = seed + count * 0x9e3779b97f4a7c15ull;
+}
+
+static int load_random_matrix(struct loader *loader, int64_t rows, int64_t cols,
+                              enum kern_shard shard, struct kern_weight **out) {
+    size_t words = ((size_t)rows * (size_t)cols + 3) / 4;
+    uint64_t *data = mem_try_alloc(words, sizeof *data);
+    if (!data)
+        return fault_set(loader->fault, ERR_NOMEM, "random weights", "no memory for [%lld, %lld]",
+                         (long long)rows, (long long)cols);
+    fill_random(&loader->random, data, words, cols);
+    const struct kern_matrix matrix = {data, KERN_BF16, rows, cols};
+    struct kern *kern = loader->model->kern;
+    int err = kern->ops->weight_load(kern, &matrix, 1, shard, out, loader->fault);
+    mem_free(data);
+    if (!err) report_progress(loader, words * sizeof *data);
+    return err;
+}
+
+#define PARTS_MAX 3
+
+/* Tensors of equal columns joined by rows; `layer` -1 for those outside the layers. */
+static int load_matrix(struct loader *loader, int layer, const struct part *parts, int count,
+                       int64_t cols, enum kern_shard shard, struct kern_weight **out) {
+    struct kern_matrix matrices[PARTS_MAX];
+    char name[TENSOR_NAME_MAX];
+    int64_t rows = 0;
+    size_t bytes = 0;
+    for (int i = 0; i < count; i++) rows += parts[i].rows;
+    if (!loader->weights) return load_random_matrix(loader, rows, cols, shard, out);
+    for (int i = 0; i < count; i++) {
+        const struct tensor *tensor;
+        tensor_name(name, layer, parts[i].suffix);
+        int err = find_tensor(loader, name, parts[i].rows, cols, &tensor);
+        if (err) return err;
+        matrices[i] = (struct kern_matrix){tensor->data, dtype_of(tensor), parts[i].rows, cols};
+        bytes += tensor->bytes;
+    }
+    struct kern *kern = loader->model->kern;
+    int err = kern->ops->weight_load(kern, matrices, count, shard, out, loader->fault);
+    if (err) return err;
+    report_progress(loader, bytes);
+    return 0;
+}
+
+/* Vectors joined, as float32 backend memory. Without files all elements are `random`. */
+static int load_vector(struct loader *loader, int layer, const struct part *parts, int count,
+                       float random, float **out) {
+    struct kern *kern = loader->model->kern;
+    size_t total = 0, at = 0, bytes = 0;
+    int err = 0;
+    for (int i = 0; i < count; i++) total += (size_t)parts[i].rows;
+    float *host = mem_try_alloc(total, sizeof *host);
+    if (!host) return fault_set(loader->fault, ERR_NOMEM, parts[0].suffix, "out of memory");
+    for (size_t i = 0; i < total; i++) host[i] = random;
+    for (int i = 0; loader->weights && i < count && !err; i++) {
+        char name[TENSOR_NAME_MAX];
+        const struct tensor *tensor;
+        tensor_name(name, layer, parts[i].suffix);
+        err = find_tensor(loader, name, parts[i].rows, 0, &tensor);
+        if (err) break;
+        CHECK(floats_read(tensor, 0, (size_t)parts[i].rows, host + at));
+        at += (size_t)parts[i].rows;
+        bytes += tensor->bytes;
+    }
+    if (!err) {
+        *out = kern->ops->mem_alloc(kern, total * sizeof *host);
+        err = *out ? kern->ops->upload(kern, *out, host, total * sizeof *host) : ERR_NOMEM;
+        if (err) fault_set(loader->fault, err, parts[0].suffix, "%s", err_text(err));
+    }
+    mem_free(host);
+    if (!err) report_progress(loader, bytes);
+    return err;
+}
+
+static int load_norm(struct loader *loader, int layer, const char *suffix, int size, float **out) {
+    const struct part part = {suffix, size};
+    return load_vector(loader, layer, &part, 1, 1, out);
+}
+
+/* Tensors that the configuration says are not there: files that have them belong to another
+ * computation, and ignoring them would give wrong answers silently. */
+static int refuse_extra(struct loader *loader, int layer) {
+    const struct model_config *c = &loader->model->config;
+    const struct {
+        const char *suffix;
+        bool wanted;
+    } rows[] = {
+        {"self_attn.q_proj.bias", c->qkv_bias},  {"self_attn.k_proj.bias", c->qkv_bias},
+        {"self_attn.v_proj.bias", c->qkv_bias},  {"self_attn.o_proj.bias", c->o_bias},
+        {"self_attn.q_norm.weight", c->qk_norm}, {"self_attn.k_norm.weight", c->qk_norm},
+        {"mlp.gate_proj.bias", false},           {"mlp.up_proj.bias", false},
+        {"mlp.down_proj.bias", false},           {"pre_feedforward_layernorm.weight", false},
+    };
+    char name[TENSOR_NAME_MAX];
+    for (size_t i = 0; loader->weights && i < sizeof rows / sizeof rows[0]; i++) {
+        tensor_name(name, layer, rows[i].suffix);
+        if (!rows[i].wanted && weights_find(loader->weights, name))
+            return fault_set(loader->fault, ERR_UNSUPPORTED, name,
+                             "tensor is in the file but config.json has no use for it");
+    }
+    return 0;
+}
+
+static int load_attention(struct loader *loader, int index, struct layer *layer) {
+    const struct model_config *c = &loader->model->config;
+    const struct part qkv[] = {{"self_attn.q_proj.weight", q_width(c)},
+                               {"self_attn.k_proj.weight", kv_width(c)},
+                               {"self_attn.v_proj.weight", kv_width(c)}};
+    const struct part bias[] = {{"self_attn.q_proj.bias", q_width(c)},
+                                {"self_attn.k_proj.bias", kv_width(c)},
+                                {"self_attn.v_proj.bias", kv_width(c)}};
+    const struct part o = {"self_attn.o_proj.weight", c->d_model};
+    const struct part o_bias = {"self_attn.o_proj.bias", c->d_model};
+    int err = load_norm(loader, index, "input_layernorm.weight", c->d_model, &layer->attn_norm);
+    if (!err) err = load_matrix(loader, index, qkv, 3, c->d_model, KERN_SHARD_ROWS, &layer->qkv);
+    if (!err && c->qkv_bias) err = load_vector(loader, index, bias, 3, 0, &layer->qkv_bias);
+    if (!err && c->qk_norm)
+        err = load_norm(loader, index, "self_attn.q_norm.weight", c->head_dim, &layer->q_norm);
+    if (!err && c->qk_norm)
+        err = load_norm(loader, index, "self_attn.k_norm.weight", c->head_dim, &layer->k_norm);
+    if (!err) err = load_matrix(loader, index, &o, 1, q_width(c), KERN_SHARD_COLS, &layer->o);
+    if (!err && c->o_bias) err = load_vector(loader, index, &o_bias, 1, 0, &layer->o_bias);
+    return err;
+}
+
+static int load_layer(struct loader *loader, int index, struct layer *layer) {
+    const struct model_config *c = &loader->model->config;
+    const struct part gate_up[] = {{"mlp.gate_proj.weight", c->d_ff},
+                                   {"mlp.up_proj.weight", c->d_ff}};
+    const struct part down = {"mlp.down_proj.weight", c->d_model};
+    int err = refuse_extra(loader, index);
+    if (!err) err = load_attention(loader, index, layer);
+    if (!err)
+        err = load_norm(loader, index, "post_attention_layernorm.weight", c->d_model,
+                        &layer->ffn_norm);
+    if (!err)
+        err = load_matrix(loader, index, gate_up, 2, c->d_model, KERN_SHARD_ROWS, &layer->gate_up);
+    if (!err) err = load_matrix(loader, index, &down, 1, c->d_ff, KERN_SHARD_COLS, &layer->down);
+    return err;
+}
+
+static int load_ends(struct loader *loader) {
+    struct model *model = loader->model;
+    struct model_config *c = &model->config;
+    const struct part embed = {"model.embed_tokens.weight", c->vocab};
+    const struct part head = {"lm_head.weight", c->vocab};
+    char next[TENSOR_NAME_MAX];
+    tensor_name(next, c->layers, "input_layernorm.weight");
+    if (loader->weights && weights_find(loader->weights, next))
+        return fault_set(loader->fault, ERR_INVALID, next,
+                         "tensor is in the file but config.json has %d layers", c->layers);
+    int err = load_matrix(loader, -1, &embed, 1, c->d_model, KERN_SHARD_ROWS, &model->embed);
+    if (!err) err = load_norm(loader, -1, "model.norm.weight", c->d_model, &model->final_norm);
+    if (err) return err;
+    if (!c->tied_embeddings && loader->weights && !weights_find(loader->weights, head.suffix)) {
+        log_warn("no lm_head.weight in the model files: using model.embed_tokens.weight");
+        c->tied_embeddings = true;
+    }
+    if (c->tied_embeddings) {
+        model->head = model->embed;
+        return 0;
+    }
+    return load_matrix(loader, -1, &head, 1, c->d_model, KERN_SHARD_ROWS, &model->head);
+}
+
+static size_t random_bytes(const struct model_config *c) {
+    size_t d = (size_t)c->d_model, per_layer = d * (size_t)(qkv_width(c) + q_width(c));
+    per_layer += 3 * d * (size_t)c->d_ff;
+    size_t ends = d * (size_t)c->vocab * (c->tied_embeddings ? 1 : 2);
+    return 2 * (per_layer * (size_t)c->layers + ends);
+}
+
+static int load_weights(struct model *model, const struct model_options *options,
+                        struct fault *fault) {
+    struct weights *weights = NULL;
+    struct loader loader = {
+        .model = model, .options = options, .random = RANDOM_SEED, .fault = fault};
+    int err = options->random_weights ? 0 : weights_open_dir(options->dir, &weights, fault);
+    if (err) return err;
+    loader.weights = weights;
+    loader.total = weights ? weights_bytes(weights) : random_bytes(&model->config);
+    if (weights) {
+        const struct tensor *embed = weights_find(weights, "model.embed_tokens.weight");
+        if (embed && floats_can_read(embed->dtype)) model->config.dtype = dtype_of(embed);
+    } else {
+        model->config.dtype = KERN_BF16;
+    }
+    err = load_ends(&loader);
+    for (int i = 0; i < model->config.layers && !err; i++)
+        err = load_layer(&loader, i, &model->layers[i]);
+    model->weight_bytes = loader.done;
+    weights_close(weights);
+    return err;
+}
+
+/* ---- Gates --------------------------------------------------------------------------------- */
+
+static void warn_other_base(const struct model_options *options, const char *expected) {
+    char path[PATH_MAX], found[SHA256_HEX], *data = NULL;
+    size_t size = 0;
+    struct stat info;
+    int n = snprintf(path, sizeof path, "%s/model.safetensors", options->dir);
+    if (!*expected || n < 0 || (size_t)n >= sizeof path) return;
+    if (stat(path, &info) || info.st_size >= (off_t)HASH_FILE_MAX) return;
+    if (file_read(path, HASH_FILE_MAX, &data, &size, NULL)) return;
+    sha256_hex(data, size, found);
+    mem_free(data);
+    if (strcmp(found, expected) != 0)
+        log_warn("gates were trained for another base model: base_sha256 is %.16s..., "
+                 "model.safetensors has %.16s...",
+                 expected, found);
+}
+
+static int load_gate_layers(struct model *model, struct gates *gates, struct fault *fault) {
+    struct kern *kern = model->kern;
+    int err = 0;
+    for (int i = 0; i < model->config.layers && !err; i++) {
+        struct kern_gate_spec spec;
+        err = gates_layer(gates, i, &spec, fault);
+        if (!err) err = kern->ops->gate_load(kern, &spec, &model->layers[i].gate, fault);
+    }
+    return err;
+}
+
+static int load_gates_file(struct model *model, const struct model_options *options,
+                           const char *path, struct fault *fault) {
+    const struct model_config *c = &model->config;
+    const struct gates_shape shape = {c->layers, c->heads_kv, c->d_model};
+    struct gates gates;
+    char *data = NULL;
+    size_t size = 0;
+    int err = file_read(path, GATES_FILE_MAX, &data, &size, fault);
+    if (err) return err;
+    err = gates_parse(data, size, &shape, &gates, fault);
+    if (err) goto out;
+    warn_other_base(options, gates.header.base_sha256);
+    err = load_gate_layers(model, &gates, fault);
+    model->trained_budget = gates.header.trained_budget;
+    model->gate_horizon = gates.header.horizon;
+    gates_close(&gates);
+out:
+    mem_free(data);
+    if (!err) model->has_gates = true;
+    return err;
+}
+
+/* Gates for timing: as costly as real ones, and their scores spread over entries. */
+static int load_random_gates(struct model *model, struct fault *fault) {
+    const struct model_config *c = &model->config;
+    const size_t m = RANDOM_GATE_WIDTH, d = (size_t)c->d_model, h = (size_t)c->heads_kv;
+    uint64_t random = RANDOM_SEED + 1;
+    int32_t *row = mem_must_alloc(h, sizeof *row);
+    float *data = mem_must_alloc(m * d + m + h * m + h, sizeof *data);
+    float *w1 = data, *b1 = w1 + m * d, *last = b1 + m, *bias = last + h * m;
+    int err = 0;
+    for (size_t i = 0; i < h; i++) row[i] = (int32_t)i;
+    for (int l = 0; l < c->layers && !err; l++) {
+        for (size_t i = 0; i < m * d + m + h * m; i++) {
+            random = random * 6364136223846793005ull + 1442695040888963407ull;
+            float scale = i < m * d ? 1 / sqrtf((float)d) : 1 / sqrtf((float)m);
+            data[i] = ((float)(random >> 40) * 0x1p-23f - 1) * scale;
+        }
+        for (size_t i = 0; i < h; i++) bias[i] = 6;
+        const struct kern_gate_spec spec = {.w1 = w1,
+                                            .b1 = b1,
+                                            .last = last,
+                                            .bias = bias,
+                                            .row = row,
+                                            .width = RANDOM_GATE_WIDTH,
+                                            .d_model = c->d_model,
+                                            .heads_kv = c->heads_kv,
+                                            .row_count = c->heads_kv,
+                                            .embeddings = 1};
+        err = model->kern->ops->gate_load(model->kern, &spec, &model->layers[l].gate, fault);
+    }
+    mem_free(data);
+    mem_free(row);
+    if (!err) model->has_gates = true;
+    return err;
+}
+
+static int load_gates(struct model *model, const struct model_options *options,
+                      struct fault *fault) {
+    char path[PATH_MAX];
+    if (options->gates)
+        return *options->gates ? load_gates_file(model, options, options->gates, fault) : 0;
+    int n = snprintf(path, sizeof path, "%s/gates.safetensors", options->dir);
+    if (n < 0 || (size_t)n >= sizeof path)
+        return fault_set(fault, ERR_INVALID, "model", "directory name is too long");
+    if (access(path, F_OK) == 0) return load_gates_file(model, options, path, fault);
+    return options->random_weights ? load_random_gates(model, fault) : 0;
+}
+
+/* ---- Opening ------------------------------------------------------------------------------- */
+
+static int load_config(struct model *model, const char *dir, struct fault *fault) {
+    char path[PATH_MAX], *config = NULL, *generation = NULL;
+    size_t config_size = 0, generation_size = 0;
+    int n = snprintf(path, sizeof path, "%s/generation_config.json", dir);
+    if (n < 0 || (size_t)n >= sizeof path)
+        return fault_set(fault, ERR_INVALID, "model", "directory name is too long");
+    int err = 0;
+    if (access(path, F_OK) == 0)
+        err = file_read(path, CONFIG_FILE_MAX, &generation, &generation_size, fault);
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    if (!err) err = file_read(path, CONFIG_FILE_MAX, &config, &config_size, fault);
+    if (!err)
+        err = model_config_parse(config, config_size, generation, generation_size, &model->config,
+                                 fault);
+    mem_free(config);
+    mem_free(generation);
+    return err;
+}
+
+static int open_scratch(struct model *model, struct fault *fault) {
+    const struct model_config *c = &model->config;
+    struct scratch *s = &model->scratch;
+    const struct {
+        float **out;
+        int rows, width;
+    } arrays[] = {
+        {&s->x, model->rows_max, c->d_model},
+        {&s->norm, model->rows_max, c->d_model},
+        {&s->qkv, model->rows_max, qkv_width(c)},
+        {&s->heads, model->rows_max, q_width(c)},
+        {&s->gate_up, model->rows_max, 2 * c->d_ff},
+        {&s->ff, model->rows_max, c->d_ff},
+        {&s->log_beta, model->rows_max, c->heads_kv},
+        {&s->last_x, model->logits_max, c->d_model},
+        {&s->last_heads, model->logits_max, q_width(c)},
+        {&s->logits, model->logits_max, c->vocab},
+    };
+    for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
+        size_t bytes = (size_t)arrays[i].rows * (size_t)arrays[i].width * sizeof(float);
+        *arrays[i].out = model->kern->ops->mem_alloc(model->kern, bytes);
+        if (!*arrays[i].out)
+            return fault_set(fault, ERR_NOMEM, "max_num_batched_tokens",
+                             "no memory for activations of %d tokens", model->rows_max);
+    }
+    return 0;
+}
+
+int model_open(struct kern *kern, const struct model_options *options, struct model **out,
+               struct fault *fault) {
+    CHECK(options->rows_max > 0 && options->logits_max > 0);
+    *out = NULL;
+    struct model *model = mem_must_alloc(1, sizeof *model);
+    model->kern = kern;
+    model->comm = comm_none();
+    model->rows_max = options->rows_max;
+    model->logits_max = options->logits_max;
+    int err = load_config(model, options->dir, fault);
+    if (!err) model->layers = mem_must_alloc((size_t)model->config.layers, sizeof *model->layers);
+    if (!err) err = load_weights(model, options, fault);
+    if (!err) err = load_gates(model, options, fault);
+    if (!err) err = open_scratch(model, fault);
+    if (err)
+        model_close(model);
+    else
+        *out = model;
+    return err;
+}
+
+static void close_layer(struct kern *kern, struct layer *layer) {
+    struct kern_weight *matrices[] = {layer->qkv, layer->o, layer->gate_up, layer->down};
+    float *vectors[] = {layer->attn_norm, layer->ffn_norm, layer->q_norm,
+                        layer->k_norm,    layer->qkv_bias, layer->o_bias};
+    for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) {
+        if (matrices[i]) kern->ops->weight_free(kern, matrices[i]);
+    }
+    for (size_t i = 0; i < sizeof vectors / sizeof vectors[0]; i++) {
+        if (vectors[i]) kern->ops->mem_free(kern, vectors[i]);
+    }
+    if (layer->gate) kern->ops->gate_free(kern, layer->gate);
+}
+
+void model_close(struct model *model) {
+    if (!model) return;
+    struct kern *kern = model->kern;
+    const struct scratch *s = &model->scratch;
+    float *arrays[] = {s->x,        s->norm,   s->qkv,        s->heads,  s->gate_up,       s->ff,
+                       s->log_beta, s->last_x, s->last_heads, s->logits, model->final_norm};
+    for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
+        if (arrays[i]) kern->ops->mem_free(kern, arrays[i]);
+    }
+    for (int i = 0; model->layers && i < model->config.layers; i++)
+        close_layer(kern, &model->layers[i]);
+    if (model->head && model->head != model->embed) kern->ops->weight_free(kern, model->head);
+    if (model->embed) kern->ops->weight_free(kern, model->embed);
+    mem_free(model->layers);
+    model_config_close(&model->config);
+    mem_free(model);
+}
+
+/* ---- Facts --------------------------------------------------------------------------------- */
+
+const struct model_config *model_config(const struct model *model) {
+    return &model->config;
+}
+bool model_has_gates(const struct model *model) {
+    return model->has_gates;
+}
+int model_trained_budget(const struct model *model) {
+    return model->trained_budget;
+}
+float model_gate_horizon(const struct model *model) {
+    return model->gate_horizon;
+}
+size_t model_weight_bytes(const struct model *model) {
+    return model->weight_bytes;
+}
+
+/* ---- A step -------------------------------------------------------------------------------- */
+
+/* Rank 0 adds to the residual, the others start from zero: the sum counts it once. */
+static int project_back(struct model *model, float *x, const float *y,
+                        const struct kern_weight *weight, const float *bias, int rows) {
+    const struct comm *comm = &model->comm;
+    bool first = comm->rank == 0;
+    model->kern->ops->matmul(model->kern, x, y, weight, first ? bias : NULL, rows,
+                             first ? KERN_ADD : KERN_SET);
+    return comm->all_reduce_sum(comm, x, (size_t)rows * (size_t)model->config.d_model);
+}
+
+/* Appends the batch to the layer's streams and leaves attention's output in scratch.heads. */
+static void step_attention(struct model *model, int index, const struct kern_batch *batch) {
+    const struct model_config *c = &model->config;
+    const struct layer *layer = &model->layers[index];
+    struct scratch *s = &model->scratch;
+    struct kern *kern = model->kern;
+    const struct kern_rope rope = {c->inv_freq, c->rope_scale};
+    const struct kern_attend_options attend = {.scale = 1 / sqrtf((float)c->head_dim)};
+    const float *log_beta = NULL;
+    kern->ops->rms_norm(kern, s->norm, s->x, layer->attn_norm, batch->rows, c->d_model, c->rms_eps);
+    kern->ops->matmul(kern, s->qkv, s->norm, layer->qkv, layer->qkv_bias, batch->rows, KERN_SET);
+    if (layer->gate) {
+        kern->ops->gate(kern, s->log_beta, s->norm, layer->gate, batch->rows);
+        log_beta = s->log_beta;
+    }
+    kern->ops->qk_rope(kern, s->qkv, layer->q_norm, layer->k_norm, c->rms_eps, &rope, batch);
+    kern->ops->write_kv(kern, index, s->qkv, log_beta, batch);
+    kern->ops->attend(kern, index, s->heads, s->qkv, batch, &attend);
+}
+
+/* From attention's output to the end of the layer, in place in x. */
+static int step_feed_forward(struct model *model, int index, float *x, const float *heads,
+                             int rows) {
+    const struct model_config *c = &model->config;
+    const struct layer *layer = &model->layers[index];
+    struct scratch *s = &model->scratch;
+    struct kern *kern = model->kern;
+    int err = project_back(model, x, heads, layer->o, layer->o_bias, rows);
+    if (err) return err;
+    kern->ops->rms_norm(kern, s->norm, x, layer->ffn_norm, rows, c->d_model, c->rms_eps);
+    kern->ops->matmul(kern, s->gate_up, s->norm, layer->gate_up, NULL, rows, KERN_SET);
+    kern->ops->glu(kern, s->ff, s->gate_up, rows, c->d_ff);
+    return project_back(model, x, s->ff, layer->down, NULL, rows);
+}
+
+int model_step(struct model *model, const struct kern_batch *batch, const int32_t *want,
+               int want_count, const float **logits) {
+    CHECK(batch->rows > 0 && batch->rows <= model->rows_max);
+    CHECK(want_count >= 0 && want_count <= model->logits_max && want_count <= batch->rows);
+    const struct model_config *c = &model->config;
+    struct scratch *s = &model->scratch;
+    struct kern *kern = model->kern;
+    *logits = s->logits;
+    int err = kern->ops->begin_step(kern, batch);
+    if (err) return err;
+    kern->ops->embed(kern, s->x, model->embed, batch->tokens, batch->rows);
+    for (int i = 0; i < c->layers && !err; i++) {
+        step_attention(model, i, batch);
+        if (i < c->layers - 1) {
+            err = step_feed_forward(model, i, s->x, s->heads, batch->rows);
+        } else if (want_count) {
+            /* Nothing reads the other rows once the last layer's entries are written. */
+            kern->ops->gather_rows(kern, s->last_x, s->x, want, want_count, c->d_model);
+            kern->ops->gather_rows(kern, s->last_heads, s->heads, want, want_count, q_width(c));
+            err = step_feed_forward(model, i, s->last_x, s->last_heads, want_count);
+        }
+    }
+    if (!err && want_count) {
+        kern->ops->rms_norm(kern, s->norm, s->last_x, model->final_norm, want_count, c->d_model,
+                            c->rms_eps);
+        kern->ops->matmul(kern, s->logits, s->norm, model->head, NULL, want_count, KERN_SET);
+    }
+    int failed = kern->ops->sync(kern);
+    return err ? err : failed;
+}
