@@ -99,6 +99,7 @@ struct kern_cache_options {
     int64_t pages;      /* size of the pool; zeroed once */
     int slots;          /* sequences plus retained conversations */
     int max_positions;  /* no stream can be longer than this */
+    int ring_max;       /* largest `ring` attend may be given; 0 = no query ring, no memory */
 };
 
 struct kern_cache_info {

@@ -1,0 +1,282 @@
+/* Drivers of rotation, writing into the cache, and attention. */
+#include "kernels/cpu/internal.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+
+/* ---- Rows of a step ---------------------------------------------------------------------------
+ */
+
+/* What a worker needs to know of a row, without searching the spans. */
+const struct cpu_row *cpu_rows(struct cpu *cpu, const struct kern_batch *batch) {
+    cpu_room_must(&cpu->rows, (size_t)batch->rows * sizeof(struct cpu_row));
+    struct cpu_row *rows = cpu->rows.mem;
+    for (int s = 0; s < batch->span_count; s++) {
+        const struct kern_span *span = &batch->spans[s];
+        CHECK(span->row >= 0 && span->count >= 0 && span->row <= batch->rows - span->count);
+        for (int i = 0; i < span->count; i++)
+            rows[span->row + i] = (struct cpu_row){.span = s, .pos = span->pos + i};
+    }
+    return rows;
+}
+
+struct step_job {
+    struct cpu *cpu;
+    const struct kern_batch *batch;
+    const struct cpu_row *rows;
+    struct cpu_share share;
+    int layer;
+    float *qkv;
+    const float *log_beta, *q_norm, *k_norm;
+    float eps;
+    const struct kern_rope *rope;
+};
+
+static size_t qkv_stride(const struct kern_cache_options *o) {
+    return (size_t)(o->heads_q + 2 * o->heads_kv) * (size_t)o->head_dim;
+}
+
+/* ---- Rotation ---------------------------------------------------------------------------------
+ */
+
+/* Sines cost as much as a layer's norms, and every layer of a step wants the same ones: they are
+ * kept by row and made anew where the row's position changed. */
+static void reserve_angles(struct cpu *cpu, int rows, int dim, const struct kern_rope *rope) {
+    size_t had = cpu->angle_pos.bytes;
+    cpu_room_must(&cpu->angles, (size_t)rows * (size_t)dim * sizeof(float));
+    cpu_room_must(&cpu->angle_pos, (size_t)rows * sizeof(int32_t));
+    if (cpu->angle_pos.bytes == had && cpu->angle_freq == rope->inv_freq &&
+        cpu->angle_scale == rope->scale)
+        return;
+    memset(cpu->angle_pos.mem, 0xff, cpu->angle_pos.bytes); /* -1: no position */
+    cpu->angle_freq = rope->inv_freq;
+    cpu->angle_scale = rope->scale;
+}
+
+static const float *row_angles(const struct step_job *job, int64_t row, int half) {
+    float *cosine = (float *)job->cpu->angles.mem + row * 2 * half, *sine = cosine + half;
+    int32_t *made = (int32_t *)job->cpu->angle_pos.mem + row;
+    if (*made == job->rows[row].pos) return cosine;
+    *made = job->rows[row].pos;
+    for (int j = 0; j < half; j++) {
+        float angle = (float)*made * job->rope->inv_freq[j];
+        cosine[j] = cosf(angle) * job->rope->scale;
+        sine[j] = sinf(angle) * job->rope->scale;
+    }
+    return cosine;
+}
+
+static void rotate_row(const struct step_job *job, int64_t row) {
+    const struct kern_cache_options *o = &job->cpu->cache.options;
+    int half = o->head_dim / 2;
+    const float *cosine = row_angles(job, row, half);
+    float *x = job->qkv + (size_t)row * qkv_stride(o);
+    for (int head = 0; head < o->heads_q + o->heads_kv; head++, x += o->head_dim)
+        job->cpu->kernels->rope(x, half, cosine, cosine + half,
+                                head < o->heads_q ? job->q_norm : job->k_norm, job->eps);
+}
+
+static void rotate_rows(void *arg, int worker) {
+    (void)worker;
+    struct step_job *job = arg;
+    int64_t end;
+    for (int64_t row; (row = cpu_share_take(&job->share, 4, &end)) >= 0;)
+        for (; row < end; row++) rotate_row(job, row);
+}
+
+void cpu_qk_rope(struct kern *kern, float *qkv, const float *q_norm, const float *k_norm, float eps,
+                 const struct kern_rope *rope, const struct kern_batch *batch) {
+    struct cpu *cpu = cpu_of(kern);
+    CHECK(cpu->has_cache);
+    const struct kern_cache_options *o = &cpu->cache.options;
+    reserve_angles(cpu, batch->rows, o->head_dim, rope);
+    struct step_job job = {.cpu = cpu,
+                           .batch = batch,
+                           .rows = cpu_rows(cpu, batch),
+                           .qkv = qkv,
+                           .q_norm = q_norm,
+                           .k_norm = k_norm,
+                           .eps = eps,
+                           .rope = rope};
+    cpu_share_set(&job.share, batch->rows);
+    cpu_run(cpu, 2 * batch->rows * (int64_t)qkv_stride(o), rotate_rows, &job);
+}
+
+/* ---- Writing ----------------------------------------------------------------------------------
+ */
+
+static void write_row(const struct step_job *job, int64_t row) {
+    const struct cpu_cache *cache = &job->cpu->cache;
+    const struct kern_cache_options *o = &cache->options;
+    const struct kern_span *span = &job->batch->spans[job->rows[row].span];
+    const float *k = job->qkv + (size_t)row * qkv_stride(o) + (size_t)o->heads_q * o->head_dim;
+    const float *v = k + (size_t)o->heads_kv * o->head_dim;
+    for (int head = 0; head < o->heads_kv; head++, k += o->head_dim, v += o->head_dim) {
+        struct cpu_stream stream = cpu_cache_stream(cache, span->slot, job->layer, head);
+        int entry = stream.length - span->count + (int)row - span->row;
+        uint32_t page = stream.pages[entry / cache->page_slots];
+        int slot = entry % cache->page_slots;
+        char *to_k = (char *)cpu_cache_k(cache, page) + (size_t)slot * cache->row_size;
+        char *to_v = (char *)cpu_cache_v(cache, page) + (size_t)slot * cache->row_size;
+        if (o->dtype == KERN_F32) {
+            memcpy(to_k, k, cache->row_size);
+            memcpy(to_v, v, cache->row_size);
+        } else {
+            job->cpu->kernels->to_bf16((uint16_t *)to_k, k, o->head_dim);
+            job->cpu->kernels->to_bf16((uint16_t *)to_v, v, o->head_dim);
+        }
+        cpu_cache_log_beta(cache, page)[slot] =
+            job->log_beta ? job->log_beta[row * o->heads_kv + head] : 0.0f;
+    }
+}
+
+static void write_rows(void *arg, int worker) {
+    (void)worker;
+    struct step_job *job = arg;
+    int64_t end;
+    for (int64_t row; (row = cpu_share_take(&job->share, 4, &end)) >= 0;)
+        for (; row < end; row++) write_row(job, row);
+}
+
+void cpu_write_kv(struct kern *kern, int layer, const float *qkv, const float *log_beta,
+                  const struct kern_batch *batch) {
+    struct cpu *cpu = cpu_of(kern);
+    const struct kern_cache_options *o = &cpu->cache.options;
+    CHECK(cpu->has_cache && layer >= 0 && layer < o->layers);
+    struct step_job job = {.cpu = cpu,
+                           .batch = batch,
+                           .rows = cpu_rows(cpu, batch),
+                           .layer = layer,
+                           .qkv = (float *)qkv,
+                           .log_beta = log_beta};
+    cpu_share_set(&job.share, batch->rows);
+    cpu_run(cpu, 2 * batch->rows * (int64_t)(o->heads_kv * o->head_dim), write_rows, &job);
+}
+
+/* ---- Attention --------------------------------------------------------------------------------
+ */
+
+/* First entry whose pos is above `pos`. */
+static int32_t entries_up_to(const struct cpu_cache *cache, const struct cpu_stream *stream,
+                             int32_t pos) {
+    int32_t lo = 0, hi = stream->length;
+    while (lo < hi) {
+        int32_t mid = lo + (hi - lo) / 2;
+        uint32_t page = stream->pages[mid / cache->page_slots];
+        if (cpu_cache_pos(cache, page)[mid % cache->page_slots] <= pos)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+void cpu_attend_range(const struct cpu_attend_job *job, const struct cpu_stream *stream,
+                      const struct kern_span *span, int token, int32_t *lo, int32_t *hi) {
+    /* Only entries appended in this step can be later than the token. */
+    *hi = stream->length - span->count + token + 1;
+    *lo = job->window ? entries_up_to(job->cache, stream, span->pos + token - job->window) : 0;
+}
+
+struct attend_work {
+    struct cpu *cpu;
+    const struct cpu_attend_job *job;
+    const struct cpu_attend_item *items;
+    struct cpu_share share;
+};
+
+static void attend_items(void *arg, int worker) {
+    struct attend_work *work = arg;
+    void *scratch = work->cpu->scratch[worker].mem;
+    int64_t end;
+    for (int64_t i; (i = cpu_share_take(&work->share, 1, &end)) >= 0;)
+        work->cpu->kernels->attend(work->job, &work->items[i], scratch);
+}
+
+/* Longest first, so that the last items to be claimed are short ones. */
+static int by_cost(const void *a, const void *b) {
+    const struct cpu_attend_item *x = a, *y = b;
+    return (x->cost < y->cost) - (x->cost > y->cost);
+}
+
+/* As many lanes per item as the kernel likes, fewer when that leaves workers without any. */
+static int lanes_per_item(const struct cpu *cpu, const struct cpu_attend_job *job) {
+    const struct kern_cache_options *o = &cpu->cache.options;
+    int most = cpu->kernels->attend_lanes(o);
+    int64_t all = (int64_t)job->batch->rows * job->group * job->heads_kv;
+    while (most > 16 && all / most < 8 * cpu->threads) most /= 2;
+    return most;
+}
+
+static int64_t plan(struct cpu *cpu, const struct cpu_attend_job *job, int64_t *cost) {
+    int most = lanes_per_item(cpu, job);
+    int64_t count = 0;
+    for (int s = 0; s < job->batch->span_count; s++) {
+        int lanes = job->batch->spans[s].count * job->group;
+        count += (int64_t)(lanes + most - 1) / most * job->heads_kv;
+    }
+    cpu_room_must(&cpu->items, (size_t)count * sizeof(struct cpu_attend_item));
+    struct cpu_attend_item *item = cpu->items.mem;
+    *cost = 0;
+    for (int s = 0; s < job->batch->span_count; s++) {
+        const struct kern_span *span = &job->batch->spans[s];
+        int all = span->count * job->group;
+        for (int head = 0; head < job->heads_kv; head++) {
+            struct cpu_stream stream = cpu_cache_stream(job->cache, span->slot, job->layer, head);
+            for (int lane = 0; lane < all; lane += most, item++) {
+                int lanes = all - lane < most ? all - lane : most;
+                int last = (lane + lanes - 1) / job->group;
+                *item =
+                    (struct cpu_attend_item){.span = s, .head = head, .lane = lane, .lanes = lanes};
+                item->cost = (int64_t)(stream.length - span->count + last + 1) * (16 + lanes);
+                *cost += item->cost;
+            }
+        }
+    }
+    qsort(cpu->items.mem, (size_t)count, sizeof(struct cpu_attend_item), by_cost);
+    return count;
+}
+
+static void keep_queries(struct cpu *cpu, const struct cpu_attend_job *job, int ring) {
+    const struct kern_cache_options *o = &cpu->cache.options;
+    CHECK(ring <= o->ring_max);
+    size_t size = (size_t)o->heads_q * (size_t)o->head_dim;
+    for (int s = 0; s < job->batch->span_count; s++) {
+        const struct kern_span *span = &job->batch->spans[s];
+        for (int i = span->count > ring ? span->count - ring : 0; i < span->count; i++) {
+            size_t at = ((size_t)span->slot * (size_t)o->layers + (size_t)job->layer) *
+                            (size_t)o->ring_max +
+                        (size_t)((span->pos + i) % o->ring_max);
+            memcpy(cpu->ring + at * size, job->qkv + (size_t)(span->row + i) * job->qkv_stride,
+                   size * sizeof(float));
+        }
+    }
+}
+
+void cpu_attend(struct kern *kern, int layer, float *out, const float *qkv,
+                const struct kern_batch *batch, const struct kern_attend_options *options) {
+    struct cpu *cpu = cpu_of(kern);
+    const struct kern_cache_options *o = &cpu->cache.options;
+    CHECK(cpu->has_cache && layer >= 0 && layer < o->layers);
+    struct cpu_attend_job job = {.cache = &cpu->cache,
+                                 .batch = batch,
+                                 .layer = layer,
+                                 .heads_q = o->heads_q,
+                                 .heads_kv = o->heads_kv,
+                                 .head_dim = o->head_dim,
+                                 .group = o->heads_q / o->heads_kv,
+                                 .qkv = qkv,
+                                 .qkv_stride = qkv_stride(o),
+                                 .out = out,
+                                 .scale = options->scale,
+                                 .window = options->window};
+    if (options->ring) keep_queries(cpu, &job, options->ring);
+    int64_t cost;
+    int64_t count = plan(cpu, &job, &cost);
+    struct attend_work work = {.cpu = cpu, .job = &job, .items = cpu->items.mem};
+    cpu_share_set(&work.share, count);
+    cpu_run(cpu, cost * o->head_dim, attend_items, &work);
+}

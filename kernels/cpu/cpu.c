@@ -1,0 +1,262 @@
+/* The CPU backend: opening, memory, the table. */
+#include "kernels/cpu/cpu.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/mem.h"
+#include "kernels/cpu/alloc.h"
+#include "kernels/cpu/internal.h"
+#include "kernels/cpu/isa.h"
+
+/* Below this many floats touched, waking workers costs more than they save. */
+#define SERIAL_COST 32768
+
+/* ---- Rooms ------------------------------------------------------------------------------------
+ */
+
+int cpu_room_grow(struct cpu_room *room, size_t bytes) {
+    if (bytes <= room->bytes) return 0;
+    void *mem = cpu_alloc(bytes);
+    if (!mem) return ERR_NOMEM;
+    cpu_free(room->mem);
+    *room = (struct cpu_room){mem, bytes};
+    return 0;
+}
+
+void cpu_room_must(struct cpu_room *room, size_t bytes) {
+    int rc = cpu_room_grow(room, bytes);
+    CHECK_MSG(rc == 0, "no memory for %zu bytes of step state", bytes);
+}
+
+static void room_close(struct cpu_room *room) {
+    cpu_free(room->mem);
+}
+
+int cpu_scratch_grow(struct cpu *cpu, size_t bytes) {
+    int rc = 0;
+    for (int i = 0; i < cpu->threads && !rc; i++) rc = cpu_room_grow(&cpu->scratch[i], bytes);
+    return rc;
+}
+
+void cpu_run(struct cpu *cpu, int64_t cost, cpu_work *work, void *arg) {
+    if (cost < SERIAL_COST)
+        work(arg, 0);
+    else
+        cpu_pool_run(cpu->pool, work, arg);
+}
+
+/* ---- Memory -----------------------------------------------------------------------------------
+ */
+
+static void *op_mem_alloc(struct kern *kern, size_t bytes) {
+    (void)kern;
+    return cpu_alloc(bytes);
+}
+
+static void op_mem_free(struct kern *kern, void *mem) {
+    (void)kern;
+    cpu_free(mem);
+}
+
+static int op_copy(struct kern *kern, void *to, const void *from, size_t bytes) {
+    (void)kern;
+    memcpy(to, from, bytes);
+    return 0;
+}
+
+static int op_sync(struct kern *kern) {
+    (void)kern;
+    return 0;
+}
+
+/* ---- Cache ------------------------------------------------------------------------------------
+ */
+
+struct items {
+    struct cpu_share share;
+    void (*fn)(void *arg, int item);
+    void *arg;
+};
+
+static void do_items(void *arg, int worker) {
+    (void)worker;
+    struct items *items = arg;
+    int64_t end;
+    for (int64_t i; (i = cpu_share_take(&items->share, 1, &end)) >= 0;)
+        items->fn(items->arg, (int)i);
+}
+
+static void run_items(void *ctx, int count, void (*fn)(void *arg, int item), void *arg) {
+    struct cpu *cpu = ctx;
+    struct items items = {.fn = fn, .arg = arg};
+    cpu_share_set(&items.share, count);
+    cpu_pool_run(cpu->pool, do_items, &items);
+}
+
+static size_t ring_row_floats(const struct kern_cache_options *o) {
+    return (size_t)o->layers * (size_t)o->ring_max * (size_t)o->heads_q * (size_t)o->head_dim;
+}
+
+static int op_cache_open(struct kern *kern, const struct kern_cache_options *options,
+                         struct fault *fault) {
+    struct cpu *cpu = cpu_of(kern);
+    CHECK(!cpu->has_cache);
+    if (options->head_dim % 2)
+        return fault_set(fault, ERR_UNSUPPORTED, "head_dim", "an odd head size, %d",
+                         options->head_dim);
+    CHECK(options->heads_q % options->heads_kv == 0 && options->ring_max >= 0);
+    int rc = cpu_cache_open(&cpu->cache, options, fault);
+    if (rc) return rc;
+    rc = cpu_scratch_grow(cpu, cpu->kernels->attend_scratch(options));
+    if (!rc && options->ring_max) {
+        cpu->ring = cpu_alloc((size_t)options->slots * ring_row_floats(options) * sizeof(float));
+        if (!cpu->ring) rc = ERR_NOMEM;
+    }
+    if (rc) {
+        cpu_cache_close(&cpu->cache);
+        return fault_set(fault, rc, "", "no memory beside the key/value cache");
+    }
+    cpu->cache.parallel = run_items;
+    cpu->cache.parallel_ctx = cpu;
+    cpu->has_cache = true;
+    return 0;
+}
+
+static int op_begin_step(struct kern *kern, const struct kern_batch *batch) {
+    return cpu_cache_begin_step(&cpu_of(kern)->cache, batch);
+}
+
+static int op_evict(struct kern *kern, const struct kern_evict *due, int count) {
+    return cpu_cache_evict(&cpu_of(kern)->cache, due, count);
+}
+
+static int op_truncate(struct kern *kern, int slot, int32_t pos) {
+    return cpu_cache_truncate(&cpu_of(kern)->cache, slot, pos);
+}
+
+static int op_fork(struct kern *kern, int from, int to) {
+    struct cpu *cpu = cpu_of(kern);
+    int rc = cpu_cache_fork(&cpu->cache, from, to);
+    if (rc || !cpu->ring) return rc;
+    size_t floats = ring_row_floats(&cpu->cache.options);
+    memcpy(cpu->ring + (size_t)to * floats, cpu->ring + (size_t)from * floats,
+           floats * sizeof(float));
+    return 0;
+}
+
+static void op_release(struct kern *kern, int slot) {
+    cpu_cache_release(&cpu_of(kern)->cache, slot);
+}
+
+static int op_report(struct kern *kern, int slot, struct kern_report *report) {
+    return cpu_cache_report(&cpu_of(kern)->cache, slot, report);
+}
+
+static void op_cache_stats(struct kern *kern, struct kern_cache_stats *stats) {
+    cpu_cache_stats(&cpu_of(kern)->cache, stats);
+}
+
+static int op_cache_check(struct kern *kern, struct fault *fault) {
+    return cpu_cache_check(&cpu_of(kern)->cache, fault);
+}
+
+/* ---- Opening ----------------------------------------------------------------------------------
+ */
+
+static void op_close(struct kern *kern) {
+    struct cpu *cpu = cpu_of(kern);
+    cpu_pool_close(cpu->pool);
+    if (cpu->has_cache) cpu_cache_close(&cpu->cache);
+    cpu_free(cpu->ring);
+    for (int i = 0; cpu->scratch && i < cpu->threads; i++) room_close(&cpu->scratch[i]);
+    mem_free(cpu->scratch);
+    room_close(&cpu->packed);
+    room_close(&cpu->hidden);
+    room_close(&cpu->rows);
+    room_close(&cpu->items);
+    room_close(&cpu->angles);
+    room_close(&cpu->angle_pos);
+    mem_free(cpu);
+}
+
+static const struct kern_ops table = {
+    .close = op_close,
+    .mem_alloc = op_mem_alloc,
+    .mem_free = op_mem_free,
+    .upload = op_copy,
+    .download = op_copy,
+    .weight_load = cpu_weight_load,
+    .weight_free = cpu_weight_free,
+    .gate_load = cpu_gate_load,
+    .gate_free = cpu_gate_free,
+    .embed = cpu_embed,
+    .rms_norm = cpu_rms_norm,
+    .matmul = cpu_matmul,
+    .glu = cpu_glu,
+    .gather_rows = cpu_gather_rows,
+    .gate = cpu_gate,
+    .cache_open = op_cache_open,
+    .cache_info = cpu_cache_info,
+    .begin_step = op_begin_step,
+    .qk_rope = cpu_qk_rope,
+    .write_kv = cpu_write_kv,
+    .attend = cpu_attend,
+    .evict = op_evict,
+    .truncate = op_truncate,
+    .fork = op_fork,
+    .release = op_release,
+    .report = op_report,
+    .cache_stats = op_cache_stats,
+    .cache_check = op_cache_check,
+    .sample = cpu_sample,
+    .sync = op_sync,
+};
+
+struct path {
+    const char *name;
+    const struct cpu_kernels *kernels;
+    bool usable;
+    const char *needs;
+};
+
+/* Best first; "reference" comes last so that "auto" never takes it. */
+static const struct cpu_kernels *choose(const char *name, struct fault *fault) {
+    const struct path paths[] = {
+        {"reference", &cpu_kernels_reference, true, ""},
+    };
+    bool any = !name || !strcmp(name, "auto");
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
+        if (!any && strcmp(name, paths[i].name)) continue;
+        if (paths[i].usable) return paths[i].kernels;
+        if (any) continue;
+        fault_set(fault, ERR_UNSUPPORTED, name, "this processor lacks %s", paths[i].needs);
+        return NULL;
+    }
+    fault_set(fault, ERR_UNSUPPORTED, name, "no such CPU path");
+    return NULL;
+}
+
+int cpu_open(const struct cpu_options *options, struct kern **out, struct fault *fault) {
+    const struct cpu_kernels *kernels = choose(options->path, fault);
+    if (!kernels) return ERR_UNSUPPORTED;
+    struct cpu *cpu = mem_try_alloc(1, sizeof *cpu);
+    if (!cpu) return fault_set(fault, ERR_NOMEM, "", "no memory for the CPU backend");
+    cpu->ops = table;
+    cpu->ops.name = kernels->name;
+    cpu->base.ops = &cpu->ops;
+    cpu->kernels = kernels;
+    int rc = cpu_pool_open(options->threads, &cpu->pool);
+    if (!rc) {
+        cpu->threads = cpu_pool_threads(cpu->pool);
+        cpu->scratch = mem_try_alloc((size_t)cpu->threads, sizeof *cpu->scratch);
+        if (!cpu->scratch) rc = ERR_NOMEM;
+    }
+    if (rc) {
+        op_close(&cpu->base);
+        return fault_set(fault, rc, "", "cannot start the CPU backend's threads");
+    }
+    *out = &cpu->base;
+    return 0;
+}

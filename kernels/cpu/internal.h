@@ -1,0 +1,229 @@
+/* What the files of the CPU backend share. Not for anybody else.
+ *
+ * An operation is split in two: its driver (ops.c, matmul.c, gate.c, attend.c: threads, shapes,
+ * sharing of work, the same for every path) and its kernels (one table of functions per path,
+ * single-threaded, compiled with that path's instructions). A kernel's result for a row must not
+ * depend on which worker runs it nor on how many rows it is given: drivers may split work freely.
+ *
+ * Everything that grows is sized by configuration (largest weight, cache options, largest step) and
+ * grows at most to that; after the first largest step nothing allocates. */
+#ifndef KEEPD_KERNELS_CPU_INTERNAL_H
+#define KEEPD_KERNELS_CPU_INTERNAL_H
+
+#include <stdint.h>
+
+#include "kernels/cpu/cache.h"
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/pool.h"
+
+/* ---- Weights -------------------------------------------------------------------------------- */
+
+#define PANEL 16 /* outputs per panel */
+
+/* How a weight lies in memory. Outputs are padded to whole panels, and inputs of pairs to a
+ * multiple of 32, with zeros. */
+enum cpu_layout {
+    CPU_ROWS,       /* [rows][cols] in `dtype`: the reference path */
+    CPU_PANEL_F32,  /* [panels][cols][16] float: for each input the 16 outputs of a panel */
+    CPU_PANEL_PAIRS /* [panels][cols / 2][16][2] bf16: 16 pairs are one 1 KiB AMX tile */
+};
+
+struct kern_weight {
+    enum cpu_layout layout;
+    enum kern_dtype dtype;
+    enum kern_shard shard;
+    int64_t rows, cols;
+    int64_t depth;  /* cols, padded */
+    int64_t panels; /* of 16 rows, the last perhaps padded */
+    size_t panel_bytes;
+    char *data;
+};
+
+/* ---- Kernels of one path ----------------------------------------------------------------------
+ */
+
+/* Rows of one pass over a weight: activations of so many rows stay in a core's second-level cache
+ * and bound the packing buffer. */
+#define MATMUL_ROWS 256
+
+struct cpu_matmul_job {
+    const struct kern_weight *weight;
+    const float *x;     /* [rows][cols] */
+    const char *packed; /* x as the path's pack_x left it, or NULL */
+    const float *bias;  /* [weight->rows] or NULL */
+    float *y;           /* [rows][weight->rows] */
+    int rows;           /* <= MATMUL_ROWS */
+    enum kern_matmul_mode mode;
+};
+
+/* One layer of one step. A "lane" is one query vector: lane = token of the span * group + query
+ * head within the group, so that all lanes of an item read the same keys. */
+struct cpu_attend_job {
+    const struct cpu_cache *cache;
+    const struct kern_batch *batch;
+    int layer, heads_q, heads_kv, head_dim, group;
+    const float *qkv; /* [rows][qkv_stride] */
+    size_t qkv_stride;
+    float *out; /* [rows][heads_q * head_dim] */
+    float scale;
+    int window;
+};
+
+struct cpu_attend_item {
+    int32_t span, head; /* KV head */
+    int32_t lane, lanes;
+    int64_t cost; /* entries to visit, for balance only */
+};
+
+struct cpu_kernels {
+    const char *name;
+    enum cpu_layout layout_bf16, layout_other; /* of weights from bf16 files and from others */
+
+    void (*rms_norm)(float *y, const float *x, const float *weight, int dim, float eps);
+    void (*glu)(float *y, const float *gate, const float *up, int count);
+    /* Rotates a head's vector x of 2 * half, after an RMSNorm by `norm` [2 * half] unless NULL. */
+    void (*rope)(float *x, int half, const float *cosine, const float *sine, const float *norm,
+                 float eps);
+    void (*to_bf16)(uint16_t *to, const float *from, int count); /* nearest even */
+
+    /* Outputs of panels [first, first + count). */
+    void (*matmul)(const struct cpu_matmul_job *job, int64_t first, int64_t count, void *scratch);
+    size_t (*matmul_scratch)(const struct kern_weight *weight); /* NULL: none */
+    /* For weights in pairs, when the path wants bf16 activations: bytes that MATMUL_ROWS rows take,
+     * and the work for rows [row, row + 16) clipped to the job. NULL: it reads x itself. */
+    size_t (*packed_bytes)(int64_t depth);
+    void (*pack_x)(const struct cpu_matmul_job *job, int row, char *packed);
+
+    size_t (*attend_scratch)(const struct kern_cache_options *options);
+    int (*attend_lanes)(const struct kern_cache_options *options); /* of an item, at most */
+    void (*attend)(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
+                   void *scratch);
+};
+
+extern const struct cpu_kernels cpu_kernels_reference;
+extern const struct cpu_kernels cpu_kernels_portable;
+#if defined(__x86_64__)
+extern const struct cpu_kernels cpu_kernels_avx2;
+extern const struct cpu_kernels cpu_kernels_avx512;
+extern const struct cpu_kernels cpu_kernels_amx;
+#endif
+
+/* ---- The instance ------------------------------------------------------------------------------
+ */
+
+/* A buffer that only grows; contents are lost when it does. */
+struct cpu_room {
+    void *mem;
+    size_t bytes;
+};
+
+struct cpu {
+    struct kern base; /* first: a struct kern * is a struct cpu * */
+    struct kern_ops ops;
+    const struct cpu_kernels *kernels;
+    struct cpu_pool *pool;
+    int threads;
+
+    struct cpu_room *scratch; /* [threads] */
+    struct cpu_room packed;   /* activations of one pass, as pack_x wants them */
+    struct cpu_room hidden;   /* gate: [MATMUL_ROWS][first layer], then the second */
+    struct cpu_room rows;     /* struct cpu_row per row of the step */
+    struct cpu_room items;    /* struct cpu_attend_item */
+
+    struct cpu_room angles; /* per row: cos and sin [head_dim] of the position in angle_pos */
+    struct cpu_room angle_pos;
+    const float *angle_freq; /* the frequencies and scale `angles` was made with */
+    float angle_scale;
+
+    struct cpu_cache cache;
+    bool has_cache;
+    float *ring; /* [slots][layers][ring_max][heads_q * head_dim], by pos % ring_max; or NULL */
+};
+
+struct cpu_row {
+    int32_t span, pos;
+};
+
+static inline struct cpu *cpu_of(struct kern *kern) {
+    return (struct cpu *)kern;
+}
+
+/* 0 or ERR_NOMEM (the old room stays). */
+int cpu_room_grow(struct cpu_room *room, size_t bytes);
+void cpu_room_must(struct cpu_room *room, size_t bytes);
+int cpu_scratch_grow(struct cpu *cpu, size_t bytes); /* every worker's */
+const struct cpu_row *cpu_rows(struct cpu *cpu, const struct kern_batch *batch);
+
+/* work(arg, worker) on all workers, or on the caller alone when `cost` (about one per float
+ * touched) is too small to pay for a barrier. */
+void cpu_run(struct cpu *cpu, int64_t cost, cpu_work *work, void *arg);
+
+/* weight.c */
+int cpu_weight_load(struct kern *kern, const struct kern_matrix *parts, int part_count,
+                    enum kern_shard shard, struct kern_weight **out, struct fault *fault);
+void cpu_weight_free(struct kern *kern, struct kern_weight *weight);
+void cpu_weight_row(const struct kern_weight *weight, int64_t row, float *out /* [cols] */);
+
+/* matmul.c */
+void cpu_matmul(struct kern *kern, float *y, const float *x, const struct kern_weight *weight,
+                const float *bias, int rows, enum kern_matmul_mode mode);
+int cpu_matmul_reserve(struct cpu *cpu, const struct kern_weight *weight);
+
+/* gate.c */
+int cpu_gate_load(struct kern *kern, const struct kern_gate_spec *spec, struct kern_gate **out,
+                  struct fault *fault);
+void cpu_gate_free(struct kern *kern, struct kern_gate *gate);
+void cpu_gate(struct kern *kern, float *log_beta, const float *x, const struct kern_gate *gate,
+              int rows);
+
+/* ops.c */
+void cpu_embed(struct kern *kern, float *x, const struct kern_weight *table, const int32_t *tokens,
+               int rows);
+void cpu_rms_norm(struct kern *kern, float *y, const float *x, const float *weight, int rows,
+                  int dim, float eps);
+void cpu_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_ff);
+void cpu_gather_rows(struct kern *kern, float *y, const float *x, const int32_t *index, int count,
+                     int dim);
+int cpu_sample(struct kern *kern, const float *logits, int rows, int vocab,
+               const struct kern_sample *params, struct kern_sampled *out);
+
+/* attend.c */
+void cpu_qk_rope(struct kern *kern, float *qkv, const float *q_norm, const float *k_norm, float eps,
+                 const struct kern_rope *rope, const struct kern_batch *batch);
+void cpu_write_kv(struct kern *kern, int layer, const float *qkv, const float *log_beta,
+                  const struct kern_batch *batch);
+void cpu_attend(struct kern *kern, int layer, float *out, const float *qkv,
+                const struct kern_batch *batch, const struct kern_attend_options *options);
+/* Entries [*lo, *hi) of the stream that the span's token sees; all of a stream ascend in pos. */
+void cpu_attend_range(const struct cpu_attend_job *job, const struct cpu_stream *stream,
+                      const struct kern_span *span, int token, int32_t *lo, int32_t *hi);
+
+/* ---- Numbers -----------------------------------------------------------------------------------
+ */
+
+static inline float cpu_from_bits(uint32_t bits) {
+    float x;
+    __builtin_memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static inline uint32_t cpu_bits(float x) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static inline float cpu_from_bf16(uint16_t x) {
+    return cpu_from_bits((uint32_t)x << 16);
+}
+
+/* Nearest even; NaN stays NaN (quiet). */
+static inline uint16_t cpu_to_bf16(float x) {
+    uint32_t bits = cpu_bits(x);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 0x40);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+float cpu_from_f16(uint16_t x);
+
+#endif

@@ -1,0 +1,15 @@
+/* What this processor and kernel offer, asked at run time. */
+#ifndef KEEPD_KERNELS_CPU_ISA_H
+#define KEEPD_KERNELS_CPU_ISA_H
+
+#include <stdbool.h>
+
+struct cpu_isa {
+    bool avx2;   /* with FMA and F16C, usable (the system saves the registers) */
+    bool avx512; /* F, BW, DQ, VL */
+    bool amx;    /* TILE and BF16, AVX-512 and AVX512_BF16, and the system lets us use the tiles */
+};
+
+struct cpu_isa cpu_isa_detect(void);
+
+#endif

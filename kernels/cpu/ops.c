@@ -1,0 +1,126 @@
+/* Operations on rows: each row by itself, rows shared out to workers. */
+#include <string.h>
+
+#include "base/check.h"
+#include "kernels/cpu/internal.h"
+#include "kernels/cpu/sample.h"
+
+#define ROWS_AT_ONCE 4 /* claimed together */
+
+struct row_job {
+    struct cpu *cpu;
+    struct cpu_share rows;
+    void (*one)(const struct row_job *job, int64_t row);
+    float *y;
+    const float *x, *weight;
+    const struct kern_weight *table;
+    const int32_t *index;
+    int dim;
+    float eps;
+};
+
+static void do_rows(void *arg, int worker) {
+    (void)worker;
+    struct row_job *job = arg;
+    int64_t end;
+    for (int64_t row; (row = cpu_share_take(&job->rows, ROWS_AT_ONCE, &end)) >= 0;)
+        for (; row < end; row++) job->one(job, row);
+}
+
+static void run_rows(struct row_job *job, int rows, int64_t cost) {
+    CHECK(rows >= 0 && job->dim > 0);
+    cpu_share_set(&job->rows, rows);
+    cpu_run(job->cpu, rows * cost, do_rows, job);
+}
+
+/* ---- Embedding and gathering --------------------------------------------------------------------
+ */
+
+static void embed_row(const struct row_job *job, int64_t row) {
+    cpu_weight_row(job->table, job->index[row], job->y + row * job->dim);
+}
+
+void cpu_embed(struct kern *kern, float *x, const struct kern_weight *table, const int32_t *tokens,
+               int rows) {
+    struct row_job job = {.cpu = cpu_of(kern),
+                          .one = embed_row,
+                          .y = x,
+                          .table = table,
+                          .index = tokens,
+                          .dim = (int)table->cols};
+    run_rows(&job, rows, 4 * table->cols);
+}
+
+static void gather_row(const struct row_job *job, int64_t row) {
+    memcpy(job->y + row * job->dim, job->x + (int64_t)job->index[row] * job->dim,
+           (size_t)job->dim * sizeof(float));
+}
+
+void cpu_gather_rows(struct kern *kern, float *y, const float *x, const int32_t *index, int count,
+                     int dim) {
+    struct row_job job = {
+        .cpu = cpu_of(kern), .one = gather_row, .y = y, .x = x, .index = index, .dim = dim};
+    run_rows(&job, count, dim);
+}
+
+/* ---- Norm and activation ------------------------------------------------------------------------
+ */
+
+static void norm_row(const struct row_job *job, int64_t row) {
+    job->cpu->kernels->rms_norm(job->y + row * job->dim, job->x + row * job->dim, job->weight,
+                                job->dim, job->eps);
+}
+
+void cpu_rms_norm(struct kern *kern, float *y, const float *x, const float *weight, int rows,
+                  int dim, float eps) {
+    struct row_job job = {.cpu = cpu_of(kern),
+                          .one = norm_row,
+                          .y = y,
+                          .x = x,
+                          .weight = weight,
+                          .dim = dim,
+                          .eps = eps};
+    run_rows(&job, rows, dim);
+}
+
+static void glu_row(const struct row_job *job, int64_t row) {
+    const float *gate = job->x + row * 2 * job->dim;
+    job->cpu->kernels->glu(job->y + row * job->dim, gate, gate + job->dim, job->dim);
+}
+
+void cpu_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_ff) {
+    struct row_job job = {.cpu = cpu_of(kern), .one = glu_row, .y = y, .x = gate_up, .dim = d_ff};
+    run_rows(&job, rows, 4 * (int64_t)d_ff);
+}
+
+/* ---- Sampling
+ * ------------------------------------------------------------------------------------ */
+
+struct sample_job {
+    struct cpu *cpu;
+    struct cpu_share rows;
+    const float *logits;
+    int vocab;
+    const struct kern_sample *params;
+    struct kern_sampled *out;
+};
+
+static void sample_rows(void *arg, int worker) {
+    struct sample_job *job = arg;
+    int64_t end;
+    for (int64_t row; (row = cpu_share_take(&job->rows, 1, &end)) >= 0;)
+        cpu_sample_row(job->logits + row * job->vocab, job->vocab, &job->params[row],
+                       job->cpu->scratch[worker].mem, &job->out[row]);
+}
+
+int cpu_sample(struct kern *kern, const float *logits, int rows, int vocab,
+               const struct kern_sample *params, struct kern_sampled *out) {
+    struct cpu *cpu = cpu_of(kern);
+    int rc = cpu_scratch_grow(cpu, cpu_sample_scratch_bytes(vocab));
+    if (rc) return rc;
+    struct sample_job job = {
+        .cpu = cpu, .logits = logits, .vocab = vocab, .params = params, .out = out};
+    cpu_share_set(&job.rows, rows);
+    cpu_run(cpu, rows > 1 ? (int64_t)rows * vocab : 0, sample_rows, &job);
+    return 0;
+}

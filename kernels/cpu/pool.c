@@ -1,0 +1,170 @@
+#include "kernels/cpu/pool.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdbool.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/mem.h"
+#include "kernels/cpu/alloc.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define relax() _mm_pause()
+#else
+#define relax() ((void)0)
+#endif
+
+/* About 50 us: longer than the serial work between two operations of one layer, shorter than
+ * anything a person would notice as an idle daemon burning a core. */
+#define SPIN_TURNS 1500
+
+struct cpu_pool {
+    /* Written by the caller before `epoch` is raised, read by workers after they saw it rise. */
+    cpu_work *work;
+    void *arg;
+    bool stop;
+    int threads;
+
+    _Alignas(64) _Atomic uint32_t epoch; /* one more per run */
+    _Atomic uint32_t sleepers;           /* workers that may be in futex_wait on epoch */
+    _Alignas(64) _Atomic uint32_t busy;  /* workers that have not finished this run */
+    _Atomic uint32_t caller_sleeps;
+
+    pthread_t *thread; /* [threads - 1] */
+    int started;
+};
+
+struct start {
+    struct cpu_pool *pool;
+    int worker;
+};
+
+static void futex_wait(_Atomic uint32_t *word, uint32_t while_value) {
+    syscall(SYS_futex, (uint32_t *)word, FUTEX_WAIT_PRIVATE, while_value, NULL, NULL, 0);
+}
+
+static void futex_wake_all(_Atomic uint32_t *word) {
+    syscall(SYS_futex, (uint32_t *)word, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
+}
+
+/* ---- Worker --------------------------------------------------------------------------------- */
+
+static uint32_t wait_epoch(struct cpu_pool *pool, uint32_t seen) {
+    for (int turn = 0; turn < SPIN_TURNS; turn++) {
+        uint32_t now = atomic_load_explicit(&pool->epoch, memory_order_acquire);
+        if (now != seen) return now;
+        relax();
+    }
+    /* Sequentially consistent on both sides: either the caller sees this sleeper and wakes it, or
+     * this load sees the new epoch; futex_wait itself refuses a value that has moved on. */
+    atomic_fetch_add(&pool->sleepers, 1);
+    uint32_t now;
+    while ((now = atomic_load(&pool->epoch)) == seen) futex_wait(&pool->epoch, seen);
+    atomic_fetch_sub(&pool->sleepers, 1);
+    return now;
+}
+
+static void finish_share(struct cpu_pool *pool) {
+    if (atomic_fetch_sub(&pool->busy, 1) == 1 && atomic_load(&pool->caller_sleeps))
+        futex_wake_all(&pool->busy);
+}
+
+static void *worker_main(void *arg) {
+    struct start start = *(struct start *)arg;
+    mem_free(arg);
+    uint32_t seen = 0;
+    for (;;) {
+        seen = wait_epoch(start.pool, seen);
+        if (start.pool->stop) return NULL;
+        start.pool->work(start.pool->arg, start.worker);
+        finish_share(start.pool);
+    }
+}
+
+/* ---- Caller --------------------------------------------------------------------------------- */
+
+static void raise_epoch(struct cpu_pool *pool) {
+    atomic_fetch_add(&pool->epoch, 1);
+    if (atomic_load(&pool->sleepers)) futex_wake_all(&pool->epoch);
+}
+
+static void wait_idle(struct cpu_pool *pool) {
+    for (int turn = 0; turn < SPIN_TURNS; turn++) {
+        if (!atomic_load_explicit(&pool->busy, memory_order_acquire)) return;
+        relax();
+    }
+    atomic_store(&pool->caller_sleeps, 1);
+    uint32_t left;
+    while ((left = atomic_load(&pool->busy))) futex_wait(&pool->busy, left);
+    atomic_store(&pool->caller_sleeps, 0);
+}
+
+void cpu_pool_run(struct cpu_pool *pool, cpu_work *work, void *arg) {
+    if (pool->threads == 1) {
+        work(arg, 0);
+        return;
+    }
+    pool->work = work;
+    pool->arg = arg;
+    atomic_store_explicit(&pool->busy, (uint32_t)pool->threads - 1, memory_order_relaxed);
+    raise_epoch(pool);
+    work(arg, 0);
+    wait_idle(pool);
+}
+
+int cpu_pool_threads(const struct cpu_pool *pool) {
+    return pool->threads;
+}
+
+static int allowed_cores(void) {
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set)) return 1;
+    int count = CPU_COUNT(&set);
+    return count < 1 ? 1 : count;
+}
+
+static int start_worker(struct cpu_pool *pool, int worker) {
+    struct start *start = mem_try_alloc(1, sizeof *start);
+    if (!start) return ERR_NOMEM;
+    *start = (struct start){pool, worker};
+    if (pthread_create(&pool->thread[worker - 1], NULL, worker_main, start)) {
+        mem_free(start);
+        return ERR_NOMEM;
+    }
+    pool->started++;
+    return 0;
+}
+
+int cpu_pool_open(int threads, struct cpu_pool **out) {
+    CHECK(threads >= 0);
+    if (threads == 0) threads = allowed_cores();
+    if (threads > CPU_POOL_THREADS_MAX) threads = CPU_POOL_THREADS_MAX;
+    struct cpu_pool *pool = cpu_alloc(sizeof *pool);
+    if (!pool) return ERR_NOMEM;
+    int rc = ERR_NOMEM;
+    pool->threads = threads;
+    pool->thread = mem_try_alloc((size_t)threads, sizeof *pool->thread);
+    if (!pool->thread) goto fail;
+    for (int worker = 1; worker < threads; worker++) {
+        rc = start_worker(pool, worker);
+        if (rc) goto fail;
+    }
+    *out = pool;
+    return 0;
+fail:
+    cpu_pool_close(pool);
+    return rc;
+}
+
+void cpu_pool_close(struct cpu_pool *pool) {
+    if (!pool) return;
+    pool->stop = true;
+    raise_epoch(pool);
+    for (int i = 0; i < pool->started; i++) pthread_join(pool->thread[i], NULL);
+    mem_free(pool->thread);
+    cpu_free(pool);
+}

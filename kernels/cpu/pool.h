@@ -1,0 +1,47 @@
+/* Worker threads of the CPU backend: one team, one piece of work at a time.
+ *
+ * `cpu_pool_run` calls work(arg, worker) once on every worker, worker 0 being the caller, and
+ * returns when all have returned: the return is the barrier, with the memory ordering of one.
+ * One thread at a time may call it. Workers wait by a short spin, then on a futex, so an idle
+ * backend costs nothing and back-to-back operations do not pay a wake-up each. */
+#ifndef KEEPD_KERNELS_CPU_POOL_H
+#define KEEPD_KERNELS_CPU_POOL_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+#define CPU_POOL_THREADS_MAX 256
+
+typedef void cpu_work(void *arg, int worker);
+
+struct cpu_pool;
+
+/* threads = 0: as many as the cores this process may run on. ERR_NOMEM: a thread did not start. */
+int cpu_pool_open(int threads, struct cpu_pool **out);
+void cpu_pool_close(struct cpu_pool *pool); /* NULL allowed; no run may be in progress */
+int cpu_pool_threads(const struct cpu_pool *pool);
+void cpu_pool_run(struct cpu_pool *pool, cpu_work *work, void *arg);
+
+/* Items [0, count) handed out on demand: a slow core takes fewer. Set before the run. */
+struct cpu_share {
+    _Atomic int64_t next;
+    int64_t count;
+};
+
+static inline void cpu_share_set(struct cpu_share *share, int64_t count) {
+    share->count = count;
+    atomic_store_explicit(&share->next, 0, memory_order_relaxed); /* published by cpu_pool_run */
+}
+
+/* Claims up to `grain` items; the first one, or -1 when none are left. *end is past the last.
+ * Relaxed: the counter only divides work; results are published by the barrier. */
+static inline int64_t cpu_share_take(struct cpu_share *share, int64_t grain, int64_t *end) {
+    int64_t first = atomic_fetch_add_explicit(&share->next, grain, memory_order_relaxed);
+    if (first >= share->count) return -1;
+    *end = first + grain < share->count ? first + grain : share->count;
+    return first;
+}
+
+#endif

@@ -1,0 +1,135 @@
+/* The oracle: plain C, float32, every sum in one order that is easy to state: sixteen running sums
+ * over i mod 16, added from the first to the last. Nothing here is clever. */
+#include <math.h>
+
+#include "kernels/cpu/internal.h"
+
+#define SUMS 16
+
+static float dot(const float *a, const float *b, int64_t count) {
+    float sum[SUMS] = {0}, all = 0;
+    int64_t i = 0;
+    for (; i + SUMS <= count; i += SUMS)
+        for (int l = 0; l < SUMS; l++) sum[l] += a[i + l] * b[i + l];
+    for (int l = 0; i < count; i++, l++) sum[l] += a[i] * b[i];
+    for (int l = 0; l < SUMS; l++) all += sum[l];
+    return all;
+}
+
+static void rms_norm(float *y, const float *x, const float *weight, int dim, float eps) {
+    float scale = 1.0f / sqrtf(dot(x, x, dim) / (float)dim + eps);
+    for (int i = 0; i < dim; i++) y[i] = x[i] * scale * weight[i];
+}
+
+static void glu(float *y, const float *gate, const float *up, int count) {
+    for (int i = 0; i < count; i++) y[i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
+}
+
+static void rope(float *x, int half, const float *cosine, const float *sine, const float *norm,
+                 float eps) {
+    if (norm) rms_norm(x, x, norm, 2 * half, eps);
+    for (int j = 0; j < half; j++) {
+        float a = x[j], b = x[j + half];
+        x[j] = a * cosine[j] - b * sine[j];
+        x[j + half] = b * cosine[j] + a * sine[j];
+    }
+}
+
+static void to_bf16(uint16_t *to, const float *from, int count) {
+    for (int i = 0; i < count; i++) to[i] = cpu_to_bf16(from[i]);
+}
+
+/* ---- Products ---------------------------------------------------------------------------------
+ */
+
+static size_t matmul_scratch(const struct kern_weight *weight) {
+    return (size_t)weight->cols * sizeof(float);
+}
+
+static void matmul(const struct cpu_matmul_job *job, int64_t first, int64_t count, void *scratch) {
+    const struct kern_weight *w = job->weight;
+    int64_t end = (first + count) * PANEL < w->rows ? (first + count) * PANEL : w->rows;
+    for (int64_t o = first * PANEL; o < end; o++) {
+        cpu_weight_row(w, o, scratch);
+        for (int r = 0; r < job->rows; r++) {
+            float sum = dot(job->x + r * w->cols, scratch, w->cols);
+            if (job->bias) sum += job->bias[o];
+            float *y = &job->y[r * w->rows + o];
+            *y = job->mode == KERN_ADD ? *y + sum : sum;
+        }
+    }
+}
+
+/* ---- Attention --------------------------------------------------------------------------------
+ */
+
+static size_t attend_scratch(const struct kern_cache_options *options) {
+    return ((size_t)options->max_positions + (size_t)options->head_dim) * sizeof(float);
+}
+
+static int attend_lanes(const struct kern_cache_options *options) {
+    (void)options;
+    return 16;
+}
+
+static void read_vector(const struct cpu_cache *cache, const void *vectors, int slot, float *out) {
+    const char *from = (const char *)vectors + (size_t)slot * cache->row_size;
+    if (cache->options.dtype == KERN_F32) {
+        memcpy(out, from, cache->row_size);
+        return;
+    }
+    for (int i = 0; i < cache->options.head_dim; i++)
+        out[i] = cpu_from_bf16(((const uint16_t *)from)[i]);
+}
+
+static void attend_one(const struct cpu_attend_job *job, const struct cpu_stream *stream,
+                       const float *q, int32_t lo, int32_t hi, float *score, float *vector,
+                       float *out) {
+    const struct cpu_cache *cache = job->cache;
+    int slots = cache->page_slots;
+    float most = -INFINITY, sum = 0;
+    for (int32_t e = lo; e < hi; e++) {
+        read_vector(cache, cpu_cache_k(cache, stream->pages[e / slots]), e % slots, vector);
+        score[e] = dot(q, vector, job->head_dim) * job->scale;
+        most = fmaxf(most, score[e]);
+    }
+    for (int i = 0; i < job->head_dim; i++) out[i] = 0;
+    for (int32_t e = lo; e < hi; e++) {
+        float p = expf(score[e] - most);
+        sum += p;
+        read_vector(cache, cpu_cache_v(cache, stream->pages[e / slots]), e % slots, vector);
+        for (int i = 0; i < job->head_dim; i++) out[i] += p * vector[i];
+    }
+    for (int i = 0; i < job->head_dim; i++) out[i] /= sum;
+}
+
+static void attend(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
+                   void *scratch) {
+    const struct kern_span *span = &job->batch->spans[item->span];
+    struct cpu_stream stream = cpu_cache_stream(job->cache, span->slot, job->layer, item->head);
+    float *vector = scratch, *score = vector + job->head_dim;
+    for (int l = item->lane; l < item->lane + item->lanes; l++) {
+        int token = l / job->group;
+        int head = item->head * job->group + l % job->group;
+        size_t row = (size_t)(span->row + token), at = (size_t)(head * job->head_dim);
+        int32_t lo, hi;
+        cpu_attend_range(job, &stream, span, token, &lo, &hi);
+        attend_one(job, &stream, job->qkv + row * job->qkv_stride + at, lo, hi, score, vector,
+                   job->out + row * (size_t)(job->heads_q * job->head_dim) + at);
+    }
+}
+
+const struct cpu_kernels cpu_kernels_reference = {
+    .name = "cpu-reference",
+    .layout_bf16 = CPU_ROWS,
+    .layout_other = CPU_ROWS,
+    .rms_norm = rms_norm,
+    .glu = glu,
+    .rope = rope,
+    .to_bf16 = to_bf16,
+    .matmul = matmul,
+    .matmul_scratch = matmul_scratch,
+    .attend_scratch = attend_scratch,
+    .attend_lanes = attend_lanes,
+    .attend = attend,
+};

@@ -1,0 +1,160 @@
+/* Weights: from the file's row-major matrix to the layout the path's kernels stream. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/mem.h"
+#include "kernels/cpu/alloc.h"
+#include "kernels/cpu/internal.h"
+
+float cpu_from_f16(uint16_t x) {
+    uint32_t sign = (uint32_t)(x & 0x8000) << 16, exponent = x >> 10 & 31, mantissa = x & 1023;
+    if (exponent == 31) return cpu_from_bits(sign | 0x7f800000u | mantissa << 13);
+    if (exponent) return cpu_from_bits(sign | (exponent + 112) << 23 | mantissa << 13);
+    float tiny = (float)mantissa * 0x1p-24f;
+    return sign ? -tiny : tiny;
+}
+
+static float element(const char *at, enum kern_dtype dtype) {
+    uint16_t half;
+    float whole;
+    if (dtype == KERN_F32) {
+        memcpy(&whole, at, sizeof whole);
+        return whole;
+    }
+    memcpy(&half, at, sizeof half);
+    return dtype == KERN_BF16 ? cpu_from_bf16(half) : cpu_from_f16(half);
+}
+
+/* ---- Packing -------------------------------------------------------------------------------- */
+
+struct packing {
+    struct kern_weight *weight;
+    const struct kern_matrix *parts;
+    struct cpu_share panels;
+};
+
+static const char *source_row(const struct kern_matrix *part, int64_t row, enum kern_dtype *dtype) {
+    while (row >= part->rows) row -= (part++)->rows;
+    *dtype = part->dtype;
+    return (const char *)part->data + (size_t)(row * part->cols) * kern_dtype_bytes(part->dtype);
+}
+
+static void pack_pairs(struct kern_weight *w, int64_t row, int lane, const char *from) {
+    uint16_t *to = (uint16_t *)(w->data + (size_t)(row / PANEL) * w->panel_bytes) + 2 * lane;
+    for (int64_t i = 0; i + 1 < w->cols; i += 2, to += 2 * PANEL) memcpy(to, from + 2 * i, 4);
+    if (w->cols & 1) memcpy(to, from + 2 * (w->cols - 1), 2);
+}
+
+static void pack_row(struct kern_weight *w, const struct kern_matrix *parts, int64_t row) {
+    enum kern_dtype dtype;
+    const char *from = source_row(parts, row, &dtype);
+    int lane = (int)(row % PANEL);
+    size_t size = kern_dtype_bytes(dtype);
+    if (w->layout == CPU_PANEL_PAIRS) {
+        pack_pairs(w, row, lane, from);
+    } else if (w->layout == CPU_ROWS && dtype == w->dtype) {
+        memcpy(w->data + (size_t)(row * w->cols) * size, from, (size_t)w->cols * size);
+    } else if (w->layout == CPU_ROWS) {
+        float *to = (float *)w->data + row * w->cols;
+        for (int64_t i = 0; i < w->cols; i++) to[i] = element(from + (size_t)i * size, dtype);
+    } else {
+        float *to = (float *)(w->data + (size_t)(row / PANEL) * w->panel_bytes) + lane;
+        for (int64_t i = 0; i < w->cols; i++)
+            to[i * PANEL] = element(from + (size_t)i * size, dtype);
+    }
+}
+
+static void pack_panels(void *arg, int worker) {
+    (void)worker;
+    struct packing *job = arg;
+    struct kern_weight *w = job->weight;
+    int64_t end;
+    for (int64_t p; (p = cpu_share_take(&job->panels, 1, &end)) >= 0;) {
+        int64_t last = (p + 1) * PANEL < w->rows ? (p + 1) * PANEL : w->rows;
+        for (int64_t row = p * PANEL; row < last; row++) pack_row(w, job->parts, row);
+    }
+}
+
+/* ---- Loading -------------------------------------------------------------------------------- */
+
+/* Files say how large a matrix is: all products are checked. */
+static int measure(struct kern_weight *w, const struct kern_matrix *parts, int part_count,
+                   struct fault *fault) {
+    for (int i = 0; i < part_count; i++) {
+        if (parts[i].rows < 1 || parts[i].cols < 1 || parts[i].cols != parts[0].cols ||
+            parts[i].rows > INT32_MAX || parts[i].cols > INT32_MAX)
+            return fault_set(fault, ERR_UNSUPPORTED, "", "a matrix of %lld x %lld",
+                             (long long)parts[i].rows, (long long)parts[i].cols);
+        if (parts[i].dtype != w->dtype) w->dtype = KERN_F32;
+        w->rows += parts[i].rows;
+    }
+    w->cols = w->depth = parts[0].cols;
+    w->panels = (w->rows + PANEL - 1) / PANEL;
+    if (w->rows > INT32_MAX) return fault_set(fault, ERR_UNSUPPORTED, "", "too many rows");
+    return 0;
+}
+
+static size_t place(struct kern_weight *w, const struct cpu_kernels *kernels) {
+    w->layout = w->dtype == KERN_BF16 ? kernels->layout_bf16 : kernels->layout_other;
+    if (w->layout == CPU_ROWS)
+        return (size_t)w->rows * (size_t)w->cols * kern_dtype_bytes(w->dtype);
+    if (w->layout == CPU_PANEL_PAIRS) w->depth = (w->cols + 31) / 32 * 32;
+    w->panel_bytes = (size_t)w->depth * PANEL * (w->layout == CPU_PANEL_PAIRS ? 2 : 4);
+    return (size_t)w->panels * w->panel_bytes; /* < 2^31 * 2^31 * 4: fits */
+}
+
+int cpu_weight_load(struct kern *kern, const struct kern_matrix *parts, int part_count,
+                    enum kern_shard shard, struct kern_weight **out, struct fault *fault) {
+    struct cpu *cpu = cpu_of(kern);
+    CHECK(part_count >= 1);
+    struct kern_weight *w = mem_try_alloc(1, sizeof *w);
+    if (!w) return fault_set(fault, ERR_NOMEM, "", "no memory for a weight");
+    w->dtype = parts[0].dtype;
+    w->shard = shard;
+    int rc = measure(w, parts, part_count, fault);
+    if (rc) goto fail;
+    size_t bytes = place(w, cpu->kernels);
+    w->data = cpu_alloc(bytes);
+    rc = w->data ? cpu_matmul_reserve(cpu, w) : ERR_NOMEM;
+    if (rc) {
+        fault_set(fault, rc, "", "no memory for a weight of %zu bytes", bytes);
+        goto fail;
+    }
+    struct packing job = {.weight = w, .parts = parts};
+    cpu_share_set(&job.panels, w->panels);
+    cpu_run(cpu, w->rows * w->cols, pack_panels, &job);
+    *out = w;
+    return 0;
+fail:
+    cpu_weight_free(kern, w);
+    return rc;
+}
+
+void cpu_weight_free(struct kern *kern, struct kern_weight *weight) {
+    (void)kern;
+    if (!weight) return;
+    cpu_free(weight->data);
+    mem_free(weight);
+}
+
+/* ---- One row back -----------------------------------------------------------------------------
+ */
+
+void cpu_weight_row(const struct kern_weight *w, int64_t row, float *out) {
+    CHECK(row >= 0 && row < w->rows);
+    const char *panel = w->data + (size_t)(row / PANEL) * w->panel_bytes;
+    int lane = (int)(row % PANEL);
+    if (w->layout == CPU_ROWS) {
+        size_t size = kern_dtype_bytes(w->dtype);
+        const char *from = w->data + (size_t)(row * w->cols) * size;
+        for (int64_t i = 0; i < w->cols; i++) out[i] = element(from + (size_t)i * size, w->dtype);
+    } else if (w->layout == CPU_PANEL_F32) {
+        const float *from = (const float *)panel + lane;
+        for (int64_t i = 0; i < w->cols; i++) out[i] = from[i * PANEL];
+    } else {
+        const uint16_t *from = (const uint16_t *)panel + 2 * lane;
+        for (int64_t i = 0; i < w->cols; i++)
+            out[i] = cpu_from_bf16(from[i / 2 * 2 * PANEL + (i & 1)]);
+    }
+}
