@@ -1,0 +1,2 @@
+keepd_test(test_seq SOURCES test_seq.c LIBS engine_sched)
+keepd_test(test_conversation SOURCES test_conversation.c LIBS engine_sched)

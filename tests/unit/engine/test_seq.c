@@ -1,0 +1,188 @@
+/* Tests engine/seq.c: output, stop conditions, what may be shown. */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "engine/seq.h"
+
+/* Token 0 is EOS, 1..25 are letters, 26 and 27 the two bytes of e-acute, 28 the three letters
+ * "abc". */
+static size_t bytes_of(const void *arg, int32_t id, const char **bytes) {
+    static const char letters[] = "?abcdefghijklmnopqrstuvwxy";
+    (void)arg;
+    if (id == 0) return 0;
+    if (id == 26)
+        *bytes = "\xc3";
+    else if (id == 27)
+        *bytes = "\xa9";
+    else if (id == 28)
+        *bytes = "abc";
+    else
+        *bytes = letters + id;
+    return id == 28 ? 3 : 1;
+}
+
+static const int32_t eos[] = {0};
+static const struct seq_text text = {
+    .token_bytes = bytes_of, .token_bytes_max = 3, .eos = eos, .eos_count = 1};
+static const int32_t prompt[] = {5, 6};
+
+struct fixture {
+    struct engine_job job;
+    struct sequence seq;
+};
+
+static void open_with(struct fixture *f, struct engine_request request) {
+    *f = (struct fixture){0};
+    request.prompt = prompt;
+    request.prompt_count = 2;
+    if (request.max_tokens == 0) request.max_tokens = 8;
+    f->job.request = request;
+    struct kv_params kv = {.policy = policy_find("full")};
+    cr_assert_eq(seq_job_alloc(&f->job, 3), 0);
+    cr_assert_eq(seq_open(&f->seq, &f->job, &kv, &text), 0);
+}
+
+static void feed(struct fixture *f, const char *word) {
+    for (; *word != '\0' && f->seq.finish == ENGINE_RUNNING; word++) {
+        int32_t id = *word == '.'   ? 0
+                     : *word == '<' ? 26
+                     : *word == '>' ? 27
+                     : *word == '3' ? 28
+                                    : *word - 'a' + 1;
+        seq_add_token(&f->seq, &text, &(struct kern_sampled){.token = id});
+    }
+}
+
+static void expect(struct fixture *f, const char *safe, enum engine_finish finish) {
+    struct engine_choice *c = &f->job.choice[0];
+    size_t n = atomic_load(&c->text_safe);
+    cr_assert_eq(f->seq.finish, finish);
+    cr_assert(n == strlen(safe) && memcmp(c->text, safe, n) == 0, "shown '%.*s', expected '%s'",
+              (int)n, c->text, safe);
+}
+
+static void shut(struct fixture *f) {
+    seq_close(&f->seq);
+    engine_job_close(&f->job);
+}
+
+Test(seq, eos_ends_and_is_not_shown) {
+    struct fixture f;
+    open_with(&f, (struct engine_request){0});
+    feed(&f, "ab.");
+    expect(&f, "ab", ENGINE_FINISH_STOP);
+    cr_assert_eq(f.job.choice[0].stop_token, 0);
+    cr_assert_eq(atomic_load(&f.job.choice[0].token_count), 3);
+    shut(&f);
+}
+
+Test(seq, ignore_eos_goes_on_to_length) {
+    struct fixture f;
+    open_with(&f, (struct engine_request){.ignore_eos = true, .max_tokens = 4});
+    feed(&f, "a.b.c");
+    expect(&f, "ab", ENGINE_FINISH_LENGTH);
+    shut(&f);
+}
+
+Test(seq, stop_string_is_held_back_and_cut) {
+    struct fixture f;
+    struct engine_stop stops[] = {{"bcd", 3}, {"zz", 2}};
+    open_with(&f, (struct engine_request){.stops = stops, .stop_count = 2});
+    feed(&f, "ab");
+    expect(&f, "a", ENGINE_RUNNING);
+    feed(&f, "c");
+    expect(&f, "a", ENGINE_RUNNING);
+    feed(&f, "b"); /* "abcb": the first attempt died, a new one began */
+    expect(&f, "abc", ENGINE_RUNNING);
+    feed(&f, "cd");
+    expect(&f, "abc", ENGINE_FINISH_STOP);
+    cr_assert_eq(f.job.choice[0].stop_index, 0);
+    shut(&f);
+}
+
+Test(seq, stop_inside_one_token) {
+    struct fixture f;
+    struct engine_stop stops[] = {{"b", 1}};
+    open_with(&f, (struct engine_request){.stops = stops, .stop_count = 1});
+    feed(&f, "x3");
+    expect(&f, "xa", ENGINE_FINISH_STOP);
+    shut(&f);
+}
+
+Test(seq, characters_are_shown_whole) {
+    struct fixture f;
+    open_with(&f, (struct engine_request){0});
+    feed(&f, "a<");
+    expect(&f, "a", ENGINE_RUNNING);
+    feed(&f, ">");
+    expect(&f, "a\xc3\xa9", ENGINE_RUNNING);
+    feed(&f, "<.");
+    expect(&f, "a\xc3\xa9\xc3", ENGINE_FINISH_STOP); /* the end shows what there is */
+    shut(&f);
+}
+
+Test(seq, stop_token_ids) {
+    struct fixture f;
+    int32_t ids[] = {3};
+    open_with(&f, (struct engine_request){.stop_ids = ids, .stop_id_count = 1});
+    feed(&f, "abc");
+    expect(&f, "ab", ENGINE_FINISH_STOP);
+    cr_assert_eq(f.job.choice[0].stop_token, 3);
+    shut(&f);
+}
+
+Test(seq, min_tokens_bans_and_waits) {
+    struct fixture f;
+    int32_t ids[] = {3};
+    struct engine_stop stops[] = {{"ab", 2}};
+    struct kern_sample params;
+    open_with(
+        &f,
+        (struct engine_request){
+            .min_tokens = 3, .stops = stops, .stop_count = 1, .stop_ids = ids, .stop_id_count = 1});
+    seq_sample_params(&f.seq, &text, &params);
+    cr_assert_eq(params.banned_count, 2);
+    cr_assert(params.banned[0] == 0 && params.banned[1] == 3);
+    feed(&f, "ab"); /* too early to stop */
+    cr_assert_eq(f.seq.finish, ENGINE_RUNNING);
+    feed(&f, "x");
+    seq_sample_params(&f.seq, &text, &params);
+    cr_assert_eq(params.banned_count, 0);
+    cr_assert_eq(params.position, 5);
+    cr_assert(params.prompt_count == 2 && params.output_count == 3 && params.history[4] == 24);
+    shut(&f);
+}
+
+Test(seq, stop_tail) {
+    struct engine_stop stops[] = {{"abab", 4}, {"b", 1}};
+    cr_assert_eq(seq_stop_tail(stops, 2, "xxaba", 5), 3);
+    cr_assert_eq(seq_stop_tail(stops, 2, "a", 1), 1);
+    cr_assert_eq(seq_stop_tail(stops, 2, "x", 1), 0);
+    cr_assert_eq(seq_stop_tail(stops, 0, "x", 1), 0);
+}
+
+Test(seq, every_failed_allocation_leaves_nothing) {
+    struct kv_params kv = {.policy = policy_find("full")};
+    struct engine_request request = {.prompt = prompt,
+                                     .prompt_count = 2,
+                                     .max_tokens = 4,
+                                     .min_tokens = 1,
+                                     .prompt_logprobs = true,
+                                     .top_logprobs = 2};
+    for (long n = 0;; n++) {
+        struct engine_job job = {.request = request};
+        struct sequence seq = {0};
+        mem_fail_after(n);
+        int code = seq_job_alloc(&job, 3);
+        if (code == 0) code = seq_open(&seq, &job, &kv, &text);
+        bool failed = !mem_fail_pending();
+        mem_fail_after(-1);
+        cr_assert_eq(code, failed ? ERR_NOMEM : 0);
+        seq_close(&seq);
+        engine_job_close(&job);
+        if (!failed) break;
+        cr_assert_lt(n, 20);
+    }
+}
