@@ -1,0 +1,89 @@
+#include <criterion/criterion.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/log.h"
+
+/* stderr into a temporary file, read back by caught(). */
+static int capture(void) {
+    char name[] = "/tmp/keepd-log-XXXXXX";
+    int fd = mkstemp(name);
+    cr_assert_geq(fd, 0);
+    unlink(name);
+    cr_assert_eq(dup2(fd, STDERR_FILENO), STDERR_FILENO);
+    return fd;
+}
+
+static size_t caught(int fd, char *text, size_t size) {
+    ssize_t n = pread(fd, text, size - 1, 0);
+    cr_assert_geq(n, 0);
+    text[n] = '\0';
+    return (size_t)n;
+}
+
+Test(log, one_line_with_time_and_level) {
+    char text[5000];
+    int fd = capture();
+    unsetenv("JOURNAL_STREAM");
+    log_warn("value %d", 3);
+    log_debug("not shown");
+    caught(fd, text, sizeof text);
+    cr_assert_eq(text[10], 'T');
+    cr_assert_str_eq(strchr(text, ' '), " warn  value 3\n");
+    log_set_level(LOG_LEVEL_ERROR);
+    log_warn("not shown either");
+    char again[5000];
+    caught(fd, again, sizeof again);
+    cr_assert_str_eq(text, again);
+}
+
+Test(log, a_client_cannot_forge_lines) {
+    char text[5000];
+    int fd = capture();
+    log_error("%s", "a\nb\033[31m\x7f");
+    caught(fd, text, sizeof text);
+    cr_assert_not_null(strstr(text, "a?b?[31m?\n"));
+}
+
+Test(log, long_lines_are_cut_and_say_so) {
+    char text[9000], huge[8000];
+    int fd = capture();
+    memset(huge, 'x', sizeof huge - 1);
+    huge[sizeof huge - 1] = '\0';
+    log_error("%s", huge);
+    size_t n = caught(fd, text, sizeof text);
+    cr_assert_leq(n, 2048);
+    cr_assert_str_eq(text + n - 5, "x...\n");
+}
+
+Test(log, journal_gets_its_prefix_only_when_stderr_is_the_journal) {
+    char text[5000], stream[64];
+    struct stat st;
+    int fd = capture();
+    fstat(fd, &st);
+    snprintf(stream, sizeof stream, "%llu:%llu", (unsigned long long)st.st_dev,
+             (unsigned long long)st.st_ino);
+    setenv("JOURNAL_STREAM", stream, 1);
+    log_error("x");
+    caught(fd, text, sizeof text);
+    cr_assert_str_eq(text, "<3>x\n");
+    setenv("JOURNAL_STREAM", "1:1", 1);
+    log_error("x");
+    caught(fd, text, sizeof text);
+    cr_assert_not_null(strstr(text, "Z error x\n"));
+}
+
+Test(check, failure_aborts, .signal = SIGABRT) {
+    CHECK_MSG(1 + 1 == 3, "sum of %d", 2);
+}
+
+Test(check, success_goes_on) {
+    int evaluated = 0;
+    CHECK(++evaluated == 1);
+    cr_assert_eq(evaluated, 1);
+}
