@@ -1,6 +1,8 @@
 /* When a sequence evicts, and how many pages it may need: pure functions of the request, never of
  * what else runs. `held` is the average number of entries per stream; it is exact, because each
- * appended token adds one entry to every stream and an eviction leaves min(held, M).
+ * appended token adds one entry to every stream and an eviction leaves min(held, M). Only when a
+ * continued conversation drops tokens can streams lose unequally; `held`, rounded up from a report,
+ * is an upper bound from there on, and so is everything computed from it.
  *
  * The rule (architecture: "when a sequence evicts is fixed by the request alone"):
  *   - after every C-th new prompt token, down to M;
@@ -15,12 +17,13 @@
 struct due_state {
     int32_t tokens;      /* T: tokens appended to the streams (dropped ones not counted) */
     int32_t held;        /* entries per stream, on average */
-    int32_t prompt_done; /* new prompt tokens appended in this request */
+    int32_t prompt_done; /* new tokens appended in this request; past prompt_new: generated */
     int32_t prompt_new;  /* new prompt tokens this request must append in all */
 };
 
 /* How many prompt tokens may be appended before the next eviction point: 1..C, never past the
- * prompt's end. Splitting this further over steps is the scheduler's freedom. */
+ * prompt's end; 0 when the prompt is done. Without a bound the whole rest. Splitting this further
+ * over steps is the scheduler's freedom. */
 int32_t due_prompt_room(const struct kv_params *params, const struct due_state *state);
 
 /* Appends `count` tokens (prompt or generated) to the bookkeeping. */
@@ -37,14 +40,18 @@ struct reserve_shape {
     int layers, heads_kv, page_slots;
 };
 
-/* Pages that `streams * average` entries can occupy at most, however they are spread:
- * floor(L*H*(average + P - 1) / P). For unbounded policies every stream is equally long, so it is
+/* Pages that a sequence can occupy at most while it holds `average` entries per stream, however
+ * they are spread. A stream of n entries takes ceil(n/P) <= (n + P - 1)/P pages, so all together
+ * take at most floor(L*H*(average + P - 1)/P); and that is reached, when every stream but one is a
+ * multiple of P plus 1. Where all streams are equally long (full, streaming) it is
  * L*H*ceil(average/P). */
 int64_t reserve_pages(const struct reserve_shape *shape, const struct kv_params *params,
                       int64_t average);
 
-/* The most entries per stream (average) a request can hold at once: prompt phase and generation.
- * `start_held`: what a continued conversation brings; `prompt_new`, `max_new`: tokens to come. */
+/* The most entries per stream (average) a request ever holds: exactly the peak of the rule above,
+ * prompt phase and generation. `start_held`: what a continued conversation brings; `prompt_new`,
+ * `max_new`: tokens to come. It never falls when start_held or max_new rises, so that estimates
+ * from above are safe; a longer prompt can need less, because its end may fall on an eviction. */
 int64_t reserve_peak(const struct kv_params *params, int64_t start_held, int64_t prompt_new,
                      int64_t max_new);
 

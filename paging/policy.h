@@ -1,6 +1,6 @@
 /* Policies: one row each. A row says what a method needs, how entries are scored, among whom they
- * compete and what is protected; the mechanism that scores, ranks, moves and frees is the backend's.
- * A method that fits the columns is a new row. */
+ * compete and what is protected; the mechanism that scores, ranks, moves and frees is the
+ * backend's. A method that fits the columns is a new row. */
 #ifndef KEEPD_PAGING_POLICY_H
 #define KEEPD_PAGING_POLICY_H
 
@@ -18,8 +18,9 @@ struct policy {
     bool bounded; /* false: keeps everything (full) */
     enum kern_score score;
     enum kern_pool pool;
-    int sinks, recent; /* defaults, entries protected per stream */
-    float horizon;     /* default; fixed at 1 for trimkv */
+    int sinks, recent;  /* defaults, entries protected per stream */
+    float horizon;      /* default */
+    bool horizon_fixed; /* requests may not choose another: the method is defined with this one */
 };
 
 const struct policy *policy_find(const char *name); /* NULL when unknown */
@@ -35,8 +36,10 @@ struct kv_params {
     float horizon;
 };
 
-/* ERR_INVALID names the field ("kv.budget", ...): 1 <= budget, sinks + recent <= budget, ... */
+/* ERR_INVALID names the field ("kv.budget", ...): 1 <= budget, sinks + recent <= budget, ...
+ * Only ranges are checked for parameters that the policy does not use. */
 int kv_params_check(const struct kv_params *params, struct fault *fault);
+/* Would both keep the same entries of the same sequence? */
 bool kv_params_equal(const struct kv_params *a, const struct kv_params *b);
 
 #endif

@@ -60,8 +60,9 @@ struct cpu_cache {
     size_t stream_pages;          /* ceil(max_positions / P) */
     size_t slot_pages;            /* streams * stream_pages, rounded up to whole memory pages */
 
-    uint32_t *keys;                 /* eviction: one sort key per entry of one sequence */
-    struct cpu_evict_stream *evict; /* eviction: [streams] */
+    /* Room for eviction: one value per entry of the largest possible sequence. */
+    uint32_t *keys, *ties;
+    struct cpu_evict_stream *evict; /* [streams + 1] */
     uint64_t entries_evicted;
 
     void *map; /* the mapping that holds all arrays above */
@@ -85,14 +86,46 @@ int cpu_cache_truncate(struct cpu_cache *cache, int slot, int32_t pos);
 /* ERR_LIMIT when a page has no room for one more reference; nothing changes then. */
 int cpu_cache_fork(struct cpu_cache *cache, int from, int to);
 void cpu_cache_release(struct cpu_cache *cache, int slot); /* fine on a slot that is not in use */
-/* ERR_LIMIT: positions or log_beta lack room; lengths, entries and pages are filled nevertheless.
- */
+/* ERR_LIMIT: positions or log_beta lack room; the rest is filled nevertheless. */
 int cpu_cache_report(const struct cpu_cache *cache, int slot, struct kern_report *report);
 void cpu_cache_stats(const struct cpu_cache *cache, struct kern_cache_stats *stats);
 /* Every page in exactly one place, counts and lengths agree, positions ascend. Slow: for tests. */
 int cpu_cache_check(const struct cpu_cache *cache, struct fault *fault);
 
+/* ---- For evict.c ---------------------------------------------------------------------------- */
+
+/* The lowest rank that is kept. Ranks order by key, then newer pos, then lower stream. */
+struct cpu_evict_cut {
+    uint32_t key;
+    int32_t pos, stream;
+};
+
+/* What eviction notes about one stream. */
+struct cpu_evict_stream {
+    size_t first; /* its first entry in keys and ties; one row past the end: the total */
+    struct cpu_evict_cut cut; /* the same for all streams that compete */
+    int32_t lead;             /* entries before the first one that goes: they stay where they are */
+    int32_t kept;
+};
+
+static inline int32_t cpu_cache_pages_for(const struct cpu_cache *cache, int32_t length) {
+    return (length + cache->page_slots - 1) / cache->page_slots;
+}
+
+/* Replaces *page by a private copy when others refer to it too; a free page must be there. */
+void cpu_cache_own_page(struct cpu_cache *cache, uint32_t *page);
+/* Cuts a stream to its first `length` entries and gives the pages behind them back. */
+void cpu_cache_shorten(struct cpu_cache *cache, int slot, int stream, int32_t length);
+
 /* ---- For the kernels ------------------------------------------------------------------------ */
+
+static inline uint32_t *cpu_cache_table(const struct cpu_cache *cache, int slot, int stream) {
+    return cache->tables + (size_t)slot * cache->slot_pages + (size_t)stream * cache->stream_pages;
+}
+
+static inline int32_t *cpu_cache_length(const struct cpu_cache *cache, int slot, int stream) {
+    return &cache->lengths[(size_t)slot * (size_t)cache->streams + (size_t)stream];
+}
 
 /* A stream as a kernel sees it: entry i is slot i % P of page pages[i / P]. */
 struct cpu_stream {
@@ -102,10 +135,10 @@ struct cpu_stream {
 
 static inline struct cpu_stream cpu_cache_stream(const struct cpu_cache *cache, int slot, int layer,
                                                  int head) {
-    size_t stream = (size_t)layer * (size_t)cache->options.heads_kv + (size_t)head;
+    int stream = layer * cache->options.heads_kv + head;
     return (struct cpu_stream){
-        .pages = cache->tables + (size_t)slot * cache->slot_pages + stream * cache->stream_pages,
-        .length = cache->lengths[(size_t)slot * (size_t)cache->streams + stream],
+        .pages = cpu_cache_table(cache, slot, stream),
+        .length = *cpu_cache_length(cache, slot, stream),
     };
 }
 
@@ -124,6 +157,11 @@ static inline int32_t *cpu_cache_pos(const struct cpu_cache *cache, uint32_t pag
 
 static inline float *cpu_cache_log_beta(const struct cpu_cache *cache, uint32_t page) {
     return cache->log_beta + (size_t)page * (size_t)cache->page_slots;
+}
+
+static inline int32_t cpu_cache_entry_pos(const struct cpu_cache *cache, const uint32_t *table,
+                                          int32_t index) {
+    return cpu_cache_pos(cache, table[index / cache->page_slots])[index % cache->page_slots];
 }
 
 /* Moves one entry with its side records: the only place, besides the kernels, that knows how an

@@ -1,0 +1,17 @@
+#include "kernels/score.h"
+
+#include <math.h>
+
+float score_horizon(float log_beta, float horizon) {
+    float lb = log_beta > 0 ? 0 : log_beta; /* a NaN stays one */
+    if (horizon == 1) return 0;
+    if (isinf(horizon)) return -logf(-expm1f(lb));
+    float x = horizon * lb;
+    /* n^2 lb^2 as x^2, so that no horizon overflows. */
+    if (-x < 0.01f) return (x - lb) / 2 + (x * x - lb * lb) / 24;
+    return logf(expm1f(x) / (horizon * expm1f(lb)));
+}
+
+float score_retention(float log_beta, int32_t age, float horizon) {
+    return (float)age * (log_beta > 0 ? 0 : log_beta) + score_horizon(log_beta, horizon);
+}

@@ -1,0 +1,72 @@
+#include "paging/due.h"
+
+static int64_t min64(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+static int64_t max64(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+/* What a sequence may hold between evictions. An eviction leaves M and a token is appended next, so
+ * without a buffer it is M + 1 all the same. */
+static int64_t ceiling(const struct kv_params *params) {
+    return (int64_t)params->budget + max64(params->buffer, 1);
+}
+
+int32_t due_prompt_room(const struct kv_params *params, const struct due_state *state) {
+    int32_t rest = state->prompt_new - state->prompt_done;
+    if (rest <= 0) return 0;
+    if (!params->policy->bounded) return rest;
+    return (int32_t)min64(rest, params->chunk - state->prompt_done % params->chunk);
+}
+
+void due_append(struct due_state *state, int32_t count) {
+    state->tokens += count;
+    state->held += count;
+    state->prompt_done += count;
+}
+
+bool due_after_append(const struct kv_params *params, const struct due_state *state) {
+    bool in_prompt = state->prompt_done > 0 && state->prompt_done <= state->prompt_new;
+    if (!params->policy->bounded || !in_prompt) return false;
+    if (state->prompt_done % params->chunk == 0) return state->held > params->budget;
+    return state->prompt_done == state->prompt_new &&
+           state->held > (int64_t)params->budget + params->buffer;
+}
+
+bool due_before_generate(const struct kv_params *params, const struct due_state *state) {
+    return params->policy->bounded && state->held >= ceiling(params);
+}
+
+void due_evicted(const struct kv_params *params, struct due_state *state) {
+    state->held = (int32_t)min64(state->held, params->budget);
+}
+
+int64_t reserve_pages(const struct reserve_shape *shape, const struct kv_params *params,
+                      int64_t average) {
+    int64_t streams = (int64_t)shape->layers * shape->heads_kv, slots = shape->page_slots;
+    const struct policy *policy = params->policy;
+    bool equal = policy->score == KERN_SCORE_RECENCY && policy->pool == KERN_POOL_STREAM;
+    if (equal) return streams * ((average + slots - 1) / slots);
+    return streams * (average + slots - 1) / slots;
+}
+
+/* Follows the rule, but all whole chunks in the middle at once: after the first chunk a sequence
+ * holds no more than M, so of the later whole chunks the last one stands highest. */
+int64_t reserve_peak(const struct kv_params *params, int64_t start_held, int64_t prompt_new,
+                     int64_t max_new) {
+    if (!params->policy->bounded) return start_held + prompt_new + max_new;
+    int64_t budget = params->budget, chunk = params->chunk;
+    int64_t whole = prompt_new / chunk, rest = prompt_new % chunk;
+    int64_t held = start_held, peak = held;
+    if (whole > 0) {
+        peak = held + chunk;
+        if (whole > 1) peak = max64(peak, min64(held + (whole - 1) * chunk, budget) + chunk);
+        held = min64(held + whole * chunk, budget);
+    }
+    held += rest;
+    peak = max64(peak, held);
+    if (rest > 0 && held > budget + params->buffer) held = budget;
+    return max64(peak, min64(held + max_new, max64(ceiling(params), held)));
+}

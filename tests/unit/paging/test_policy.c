@@ -1,0 +1,132 @@
+#include <criterion/criterion.h>
+#include <math.h>
+
+#include "paging/policy.h"
+
+static struct kv_params defaults(const char *name) {
+    const struct policy *policy = policy_find(name);
+    cr_assert_not_null(policy);
+    return (struct kv_params){
+        .policy = policy,
+        .budget = 1024,
+        .buffer = 128,
+        .chunk = 512,
+        .sinks = policy->sinks,
+        .recent = policy->recent,
+        .horizon = policy->horizon,
+    };
+}
+
+/* Expects a refusal that names `field`; NULL expects acceptance. */
+static void expect(const struct kv_params *params, const char *field) {
+    struct fault fault = {0};
+    int rc = kv_params_check(params, &fault);
+    if (!field) {
+        cr_assert_eq(rc, 0, "%s: %s", fault.field, fault.text);
+        return;
+    }
+    cr_assert_eq(rc, ERR_INVALID, "%s was accepted", field);
+    cr_assert_str_eq(fault.field, field);
+    cr_assert_neq(fault.text[0], '\0');
+}
+
+Test(policy, rows_have_unique_names_and_valid_defaults) {
+    int count = 0;
+    for (const struct policy *policy; (policy = policy_at(count)); count++) {
+        cr_assert_eq(policy_find(policy->name), policy, "%s", policy->name);
+        cr_assert_not_null(policy->summary);
+        struct kv_params params = defaults(policy->name);
+        expect(&params, NULL);
+    }
+    cr_assert_eq(count, 4);
+    cr_assert_null(policy_at(-1));
+    cr_assert_null(policy_find("nothing"));
+    cr_assert_null(policy_find(""));
+}
+
+Test(policy, each_row_is_the_method_it_names) {
+    const struct policy *full = policy_find("full"), *streaming = policy_find("streaming");
+    const struct policy *trimkv = policy_find("trimkv"), *global = policy_find("global");
+    cr_assert(!full->bounded && streaming->bounded && trimkv->bounded && global->bounded);
+    cr_assert_eq(full->needs | streaming->needs, 0);
+    cr_assert_eq(trimkv->needs & global->needs, POLICY_NEEDS_GATES);
+    cr_assert_eq(streaming->score, KERN_SCORE_RECENCY);
+    cr_assert_eq(trimkv->score, KERN_SCORE_RETENTION);
+    cr_assert_eq(global->score, KERN_SCORE_RETENTION);
+    cr_assert_eq(trimkv->pool, KERN_POOL_STREAM);
+    cr_assert_eq(global->pool, KERN_POOL_SEQUENCE);
+    cr_assert_eq(streaming->sinks, 4);
+    cr_assert_eq(trimkv->horizon, 1);
+    cr_assert_eq(global->horizon, 128);
+    cr_assert(global->sinks == 4 && global->recent == 0);
+}
+
+Test(policy, wrong_parameters_name_their_field) {
+    static const struct {
+        const char *field;
+        struct kv_params change; /* fields that are not INT32_MAX replace the default */
+    } cases[] = {
+#define KEEP INT32_MAX
+        {"kv.budget", {NULL, 0, KEEP, KEEP, KEEP, KEEP, 128}},
+        {"kv.budget", {NULL, -1, KEEP, KEEP, KEEP, KEEP, 128}},
+        {"kv.buffer", {NULL, KEEP, -1, KEEP, KEEP, KEEP, 128}},
+        {"kv.chunk", {NULL, KEEP, KEEP, 0, KEEP, KEEP, 128}},
+        {"kv.sinks", {NULL, KEEP, KEEP, KEEP, -1, KEEP, 128}},
+        {"kv.recent", {NULL, KEEP, KEEP, KEEP, KEEP, -1, 128}},
+        {"kv.sinks", {NULL, 3, KEEP, KEEP, KEEP, KEEP, 128}},
+        {"kv.recent", {NULL, 8, KEEP, KEEP, 4, 5, 128}},
+        {"kv.recent", {NULL, 8, KEEP, KEEP, 4, INT32_MAX - 1, 128}},
+        {"kv.horizon", {NULL, KEEP, KEEP, KEEP, KEEP, KEEP, 0.5f}},
+        {"kv.horizon", {NULL, KEEP, KEEP, KEEP, KEEP, KEEP, -INFINITY}},
+        {"kv.horizon", {NULL, KEEP, KEEP, KEEP, KEEP, KEEP, NAN}},
+        {NULL, {NULL, 8, KEEP, KEEP, 4, 4, 128}},
+        {NULL, {NULL, 1, 0, 1, 0, 0, 1}},
+        {NULL, {NULL, KEEP, KEEP, KEEP, KEEP, KEEP, INFINITY}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct kv_params params = defaults("global");
+        const struct kv_params *change = &cases[i].change;
+        if (change->budget != KEEP) params.budget = change->budget;
+        if (change->buffer != KEEP) params.buffer = change->buffer;
+        if (change->chunk != KEEP) params.chunk = change->chunk;
+        if (change->sinks != KEEP) params.sinks = change->sinks;
+        if (change->recent != KEEP) params.recent = change->recent;
+        params.horizon = change->horizon;
+        expect(&params, cases[i].field);
+    }
+}
+
+Test(policy, trimkv_is_defined_with_horizon_one) {
+    struct kv_params params = defaults("trimkv");
+    params.horizon = 2;
+    expect(&params, "kv.horizon");
+}
+
+Test(policy, full_ignores_the_budget) {
+    struct kv_params params = defaults("full"), other = params;
+    params.budget = 0;
+    params.sinks = 100;
+    expect(&params, NULL);
+    cr_assert(kv_params_equal(&params, &other));
+}
+
+Test(policy, parameters_differ_where_the_kept_entries_could) {
+    struct kv_params a = defaults("global");
+    cr_assert(kv_params_equal(&a, &a));
+#define DIFFERS(field, value)                                                                      \
+    do {                                                                                           \
+        struct kv_params b = a;                                                                    \
+        b.field = (value);                                                                         \
+        cr_assert_not(kv_params_equal(&a, &b), #field);                                            \
+    } while (0)
+    DIFFERS(policy, policy_find("trimkv"));
+    DIFFERS(budget, 1023);
+    DIFFERS(buffer, 127);
+    DIFFERS(chunk, 511);
+    DIFFERS(sinks, 3);
+    DIFFERS(recent, 1);
+    DIFFERS(horizon, 127);
+    struct kv_params streaming = defaults("streaming"), other = streaming;
+    other.horizon = 7; /* recency has no horizon */
+    cr_assert(kv_params_equal(&streaming, &other));
+}
