@@ -1,0 +1,1 @@
+keepd_fuzz(fuzz_json SOURCES ${CMAKE_CURRENT_LIST_DIR}/fuzz_json.c LIBS base)

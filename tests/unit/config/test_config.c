@@ -1,0 +1,313 @@
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "config/config.h"
+
+#define MAX_ARGS 16
+
+struct run {
+    char *args[MAX_ARGS + 2];
+    int count;
+    char *envp[MAX_ARGS + 1];
+    struct config config;
+    struct fault fault;
+};
+
+/* "a b c" -> arguments; blanks separate. `env` the same way. */
+static int load(struct run *run, const char *args, const char *env) {
+    static char name[] = "keepd";
+    char *rest, *copy = strdup(args), *env_copy = strdup(env);
+    int n = 0;
+    memset(run, 0, sizeof *run);
+    run->args[run->count++] = name;
+    for (char *arg = strtok_r(copy, " ", &rest); arg; arg = strtok_r(NULL, " ", &rest))
+        run->args[run->count++] = arg;
+    for (char *entry = strtok_r(env_copy, " ", &rest); entry; entry = strtok_r(NULL, " ", &rest))
+        run->envp[n++] = entry;
+    cr_assert(run->count <= MAX_ARGS && n <= MAX_ARGS);
+    int rc = config_load(run->count, run->args, run->envp, &run->config, &run->fault);
+    free(copy);
+    free(env_copy);
+    return rc;
+}
+
+static void refuse(const char *args, const char *env, const char *field, const char *text) {
+    struct run run;
+    cr_assert_eq(load(&run, args, env), ERR_INVALID, "%s %s", args, env);
+    cr_assert_str_eq(run.fault.field, field);
+    cr_assert_not_null(strstr(run.fault.text, text), "'%s' lacks '%s'", run.fault.text, text);
+    config_close(&run.config);
+}
+
+static char file_path[] = "/tmp/keepd-config-XXXXXX";
+
+static void write_file(const char *text) {
+    strcpy(strrchr(file_path, '-'), "-XXXXXX");
+    int fd = mkstemp(file_path);
+    cr_assert_geq(fd, 0);
+    cr_assert_eq(write(fd, text, strlen(text)), (ssize_t)strlen(text));
+    close(fd);
+}
+
+static int load_file(struct run *run, const char *text, const char *args) {
+    char line[256];
+    write_file(text);
+    snprintf(line, sizeof line, "--config %s %s", file_path, args);
+    int rc = load(run, line, "");
+    unlink(file_path);
+    return rc;
+}
+
+Test(config, defaults) {
+    struct run run;
+    cr_assert_eq(load(&run, "--model /some/where/nano//", ""), 0, "%s", run.fault.text);
+    const struct config *config = &run.config;
+    cr_assert_str_eq(config->model, "/some/where/nano//");
+    cr_assert_str_eq(config->served_model_name, "nano");
+    cr_assert_str_eq(config->host, "127.0.0.1");
+    cr_assert_eq(config->port, 8080);
+    cr_assert_null(config->api_key);
+    cr_assert_null(config->gates);
+    cr_assert_str_eq(config->kv_policy, "auto");
+    cr_assert_eq(config->kv_budget, 1024);
+    cr_assert_eq(config->kv_budget_max, 0);
+    cr_assert_eq(config->kv_buffer, 128);
+    cr_assert_eq(config->kv_chunk, 512);
+    cr_assert_eq(config->max_num_seqs, 64);
+    cr_assert_eq(config->max_num_batched_tokens, 2048);
+    cr_assert_eq(config->default_max_tokens, 1024);
+    cr_assert_eq(config->max_body_bytes, 8 << 20);
+    cr_assert_str_eq(config->cpu_path, "auto");
+    cr_assert_str_eq(config->log_level, "info");
+    cr_assert_not(config->strict_params || config->random_weights || config->check_config);
+    config_close(&run.config);
+}
+
+Test(config, a_model_that_is_dot_is_named_by_its_directory) {
+    struct run run;
+    cr_assert_eq(chdir("/usr/lib"), 0);
+    cr_assert_eq(load(&run, "--model .", ""), 0);
+    cr_assert_str_eq(run.config.served_model_name, "lib");
+    config_close(&run.config);
+}
+
+Test(config, values_of_each_type) {
+    struct run run;
+    cr_assert_eq(load(&run,
+                      "--model=m --port 0 --kv-pool-bytes=3G --max-body-bytes 100k --strict-params"
+                      " --random-weights=no --kv-dtype bf16 --served-model-name x --api-key k=v",
+                      ""),
+                 0, "%s", run.fault.text);
+    cr_assert_eq(run.config.port, 0);
+    cr_assert_eq(run.config.kv_pool_bytes, (int64_t)3 << 30);
+    cr_assert_eq(run.config.max_body_bytes, 100 << 10);
+    cr_assert(run.config.strict_params);
+    cr_assert_not(run.config.random_weights);
+    cr_assert_str_eq(run.config.kv_dtype, "bf16");
+    cr_assert_str_eq(run.config.served_model_name, "x");
+    cr_assert_str_eq(run.config.api_key, "k=v");
+    config_close(&run.config);
+}
+
+Test(config, flags_over_environment_over_file) {
+    struct run run;
+    char args[128];
+    write_file("model = from-file\nkv-budget = 1\nkv-chunk = 1\nthreads = 1\n");
+    snprintf(args, sizeof args, "--kv-budget 3 --kv-budget=4 --config=%s", file_path);
+    cr_assert_eq(load(&run, args, "KEEPD_KV_BUDGET=2 KEEPD_KV_CHUNK=2 KEEPD_UNKNOWN=5"), 0, "%s",
+                 run.fault.text);
+    cr_assert_eq(run.config.kv_budget, 4);
+    cr_assert_eq(run.config.kv_chunk, 2);
+    cr_assert_eq(run.config.threads, 1);
+    cr_assert_str_eq(run.config.model, "from-file");
+    config_close(&run.config);
+    snprintf(args, sizeof args, "KEEPD_CONFIG=%s", file_path);
+    cr_assert_eq(load(&run, "", args), 0);
+    cr_assert_eq(run.config.kv_budget, 1);
+    config_close(&run.config);
+    unlink(file_path);
+}
+
+Test(config, unknown_names_get_the_nearest) {
+    refuse("--kv-bugdet 3", "", "kv-bugdet", "nearest known one is 'kv-budget'");
+    refuse("--max-model-length=3", "", "max-model-length", "'max-model-len'");
+    refuse("--ports", "", "ports", "'port'");
+    refuse("--", "", "", "unknown option");
+    refuse("model", "", "model", "unexpected argument 'model'");
+    char args[500] = "--";
+    memset(args + 2, 'x', 400);
+    struct run run;
+    cr_assert_eq(load(&run, args, ""), ERR_INVALID);
+}
+
+Test(config, wrong_values_say_what_was_expected) {
+    refuse("--model m --port 65536", "", "port", "from 0 to 65535, not '65536'");
+    refuse("--model m --port -1", "", "port", "not '-1'");
+    refuse("--model m --port 80x", "", "port", "not '80x'");
+    refuse("--model m --port +80", "", "port", "not '+80'");
+    refuse("--model m --port=", "", "port", "not ''");
+    refuse("--model m --port 1K", "", "port", "not '1K'");
+    refuse("--model m --threads 99999999999999999999", "", "threads", "whole number");
+    refuse("--model m --kv-pool-bytes 9223372036854775807K", "", "kv-pool-bytes", "K, M or G");
+    refuse("--model m --kv-pool-bytes 1KB", "", "kv-pool-bytes", "not '1KB'");
+    refuse("--model m --kv-dtype f16", "", "kv-dtype", "one of auto|f32|bf16, not 'f16'");
+    refuse("--model m --kv-dtype aut", "", "kv-dtype", "not 'aut'");
+    refuse("--model m --strict-params=maybe", "", "strict-params", "true or false");
+    refuse("--model m --api-key=", "", "api-key", "must not be empty");
+    refuse("--model m --port", "", "port", "--port needs a value");
+    refuse("--model m", "KEEPD_PORT=tcp://10.0.0.1", "port", "KEEPD_PORT: ");
+    refuse("--model m --port 1", "KEEPD_PORT=x", "port", "KEEPD_PORT: "); /* even if unused */
+}
+
+Test(config, secrets_stay_out_of_messages) {
+    struct run run;
+    FILE *out = tmpfile();
+    char text[8192];
+    cr_assert_eq(load(&run, "--model m --api-key hush", ""), 0);
+    config_print(&run.config, out);
+    rewind(out);
+    text[fread(text, 1, sizeof text - 1, out)] = '\0';
+    cr_assert_null(strstr(text, "hush"));
+    cr_assert_not_null(strstr(text, "api-key = (hidden)\n"));
+    fclose(out);
+    config_close(&run.config);
+}
+
+Test(config, what_belongs_together) {
+    refuse("", "", "model", "--model DIR");
+    refuse("--model m --kv-budget-max 512", "", "kv-budget", "above kv-budget-max 512");
+    refuse("--model m --max-num-batched-tokens 63", "", "max-num-batched-tokens", "below");
+}
+
+Test(config, help_and_version_need_nothing_else) {
+    struct run run;
+    cr_assert_eq(load(&run, "--help", "KEEPD_PORT=bad"), 0);
+    cr_assert(run.config.help);
+    config_close(&run.config);
+    cr_assert_eq(load(&run, "-h", ""), 0);
+    cr_assert(run.config.help);
+    config_close(&run.config);
+    cr_assert_eq(load(&run, "--version", ""), 0);
+    cr_assert(run.config.version);
+    config_close(&run.config);
+    config_close(&run.config);
+}
+
+static void refuse_file(const char *text, int code, const char *why) {
+    struct run run;
+    cr_assert_eq(load_file(&run, text, "--model m"), code, "%s", text);
+    cr_assert_not_null(strstr(run.fault.text, why), "'%s' lacks '%s'", run.fault.text, why);
+}
+
+Test(config, files_that_are_refused) {
+    refuse_file("# fine\nkv-bugdet = 3\n", ERR_INVALID, "line 2: unknown option 'kv-bugdet'");
+    refuse_file("port = 1\nport = 2\n", ERR_INVALID, "line 2: port is given twice");
+    refuse_file("port = 1\n  2\n", ERR_INVALID, "line 2: port is given twice");
+    refuse_file("[server]\nport = 1\n", ERR_INVALID, "line 2: sections are not used");
+    refuse_file("port\n", ERR_MALFORMED, "line 1: expected `name = value`");
+    refuse_file("port = x\nthreads = y\n", ERR_INVALID, "line 1: port must be");
+    refuse_file("config = other\n", ERR_INVALID, "cannot stand in a configuration file");
+    refuse_file("help = true\n", ERR_INVALID, "cannot stand in a configuration file");
+    struct run run;
+    cr_assert_eq(load(&run, "--model m --config /does/not/exist", ""), ERR_IO);
+    cr_assert_str_eq(run.fault.field, "config");
+    cr_assert_eq(load(&run, "--model m --config /tmp", ""), ERR_IO);
+}
+
+Test(config, long_lines_are_refused_not_cut) {
+    char text[5000] = "served-model-name = ";
+    memset(text + strlen(text), 'x', 4000);
+    refuse_file(text, ERR_LIMIT, "line 1: line too long");
+    strcat(text, "\nport = 1\n");
+    refuse_file(text, ERR_LIMIT, "line 1: line too long");
+}
+
+Test(config, last_line_may_lack_its_newline) {
+    struct run run;
+    cr_assert_eq(load_file(&run, "gates =\nport = 7", "--model m"), 0);
+    cr_assert_eq(run.config.port, 7);
+    cr_assert_str_eq(run.config.gates, "");
+    config_close(&run.config);
+}
+
+Test(config, reload_takes_only_what_may_change) {
+    struct run run, fresh;
+    cr_assert_eq(load(&run, "--model m --log-level warn --port 1", ""), 0);
+    cr_assert_eq(load(&fresh, "--model n --log-level debug --port 2", ""), 0);
+    config_reload(&run.config, &fresh.config);
+    cr_assert_str_eq(run.config.log_level, "debug");
+    cr_assert_str_eq(run.config.model, "m");
+    cr_assert_eq(run.config.port, 1);
+    config_close(&run.config);
+    config_close(&fresh.config);
+}
+
+static char *read_all(FILE *file) {
+    char *text = calloc(1, 1 << 16);
+    size_t n = fread(text, 1, (1 << 16) - 1, file);
+    cr_assert_gt(n, 0);
+    fclose(file);
+    return text;
+}
+
+/* What --check-config prints names every option a file may hold, so it stands for the table. */
+Test(config, the_example_file_has_every_option_at_its_default) {
+    struct run run;
+    char *rest, *example = read_all(fopen(KEEPD_SOURCE_DIR "/deploy/keepd.conf", "r"));
+    cr_assert_eq(load(&run, "--model /var/lib/keepd/model", ""), 0);
+    free(run.config.served_model_name);
+    run.config.served_model_name = NULL;
+    FILE *out = tmpfile();
+    config_print(&run.config, out);
+    rewind(out);
+    char *table = read_all(out);
+    int options = 0;
+    for (char *line = strtok_r(table, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
+        char wanted[256];
+        snprintf(wanted, sizeof wanted, "\n# %s\n", line[0] == '#' ? line + 2 : line);
+        cr_assert_not_null(strstr(example, wanted), "deploy/keepd.conf lacks '%s'", line);
+        options++;
+    }
+    cr_assert_geq(options, 25);
+    config_close(&run.config);
+    free(table);
+    free(example);
+}
+
+/* With its lines taken out of their comments the example is accepted as it is. */
+Test(config, the_example_file_is_accepted) {
+    struct run run;
+    char *example = read_all(fopen(KEEPD_SOURCE_DIR "/deploy/keepd.conf", "r")), *p = example;
+    cr_assert_eq(load_file(&run, example, "--model m"), 0, "%s", run.fault.text);
+    config_close(&run.config);
+    while ((p = strstr(p, "\n# "))) {
+        size_t name = strspn(p + 3, "abcdefghijklmnopqrstuvwxyz-");
+        bool option = name && strncmp(p + 3 + name, " =", 2) == 0 && p[3 + name + 2] == ' ';
+        if (option) memcpy(p, "\n  ", 3);
+        p += 3;
+    }
+    for (p = example; (p = strstr(p, "\n  "));) memmove(p + 1, p + 3, strlen(p + 3) + 1);
+    cr_assert_eq(load_file(&run, example, ""), 0, "%s", run.fault.text);
+    cr_assert_str_eq(run.config.model, "/var/lib/keepd/model");
+    config_close(&run.config);
+    free(example);
+}
+
+Test(config, help_names_every_option) {
+    FILE *out = tmpfile();
+    config_help(out);
+    rewind(out);
+    char *text = read_all(out), *rest;
+    cr_assert_not_null(strstr(text, "  --kv-budget N "));
+    cr_assert_not_null(strstr(text, "[1024]"));
+    cr_assert_not_null(strstr(text, "  --kv-dtype auto|f32|bf16 "));
+    cr_assert_not_null(strstr(text, "  --check-config "));
+    for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
+        cr_assert_leq(strlen(line), 96);
+        cr_assert_neq(line[strlen(line) - 1], ' ', "'%s'", line);
+    }
+    free(text);
+}
