@@ -290,7 +290,7 @@ static void storm(struct chain *chains, uint64_t seed) {
     struct random r = {mix(seed)};
     struct world w;
     int64_t streams = LAYERS * HEADS_KV;
-    world_open(&w, streams * (8 + below(&r, 20)), 2 + below(&r, 6), 1 + below(&r, 6),
+    world_open(&w, streams * (8 + below(&r, 60)), 2 + below(&r, 6), 1 + below(&r, CHAINS),
                10 + below(&r, 60));
     for (int i = 0; i < CHAINS; i++) {
         plan_chain(&chains[i], &r, i);
@@ -351,7 +351,7 @@ static void replay_alone(const struct chain *seen, int index, uint64_t seed) {
 
 int main(int argc, char **argv) {
     uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
-    uint64_t seeds = argc > 2 ? strtoull(argv[2], NULL, 10) : 12;
+    uint64_t seeds = argc > 2 ? strtoull(argv[2], NULL, 10) : 40;
     struct chain *chains = mem_must_alloc(CHAINS, sizeof *chains);
     long turns = 0, continued = 0, cancelled = 0;
     for (uint64_t seed = first; seed < first + seeds; seed++) {
