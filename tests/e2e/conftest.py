@@ -1,0 +1,68 @@
+"""The real daemon with the bundled model. KEEPD_BIN names another binary."""
+import os
+import pathlib
+import subprocess
+import threading
+
+import pytest
+import requests
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+class Daemon:
+    """One running keepd; extra arguments are its flags."""
+
+    def __init__(self, *flags):
+        binary = os.environ.get("KEEPD_BIN", str(ROOT / "build" / "keepd"))
+        if not pathlib.Path(binary).exists():
+            pytest.skip(f"skip: {binary} is not built")
+        self.process = subprocess.Popen(
+            [binary, "--model", str(ROOT / "models" / "keepd-nano"), "--port", "0",
+             "--served-model-name", "keepd-nano", *flags], stdout=subprocess.PIPE, text=True)
+        self.url = None
+        for line in self.process.stdout:
+            if "http://" in line:
+                self.url = line[line.index("http://"):].split()[0].rstrip("/,")
+                break
+        assert self.url, f"keepd did not become ready, exit {self.process.wait()}"
+        threading.Thread(target=self.process.stdout.read, daemon=True).start()
+
+    def chat(self, messages, **fields):
+        body = {"model": "keepd-nano", "messages": messages, "temperature": 0, **fields}
+        r = requests.post(f"{self.url}/v1/chat/completions", json=body, timeout=300)
+        assert r.status_code == 200, r.text
+        return r.json()
+
+    def kv(self):
+        return requests.get(f"{self.url}/kv", timeout=10).json()
+
+    def metric(self, name):
+        for line in requests.get(f"{self.url}/metrics", timeout=10).text.splitlines():
+            if line.startswith(name) and line[len(name)] in "{ ":
+                return float(line.rsplit(" ", 1)[1])
+        raise KeyError(name)
+
+    def rss(self):
+        for line in pathlib.Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS"):
+                return int(line.split()[1]) * 1024
+        raise KeyError("VmRSS")
+
+    def stop(self):
+        self.process.terminate()
+        return self.process.wait(timeout=60)
+
+
+@pytest.fixture
+def daemon():
+    """daemon("--kv-budget", "256") starts one; all are stopped, and must exit cleanly."""
+    started = []
+
+    def start(*flags):
+        started.append(Daemon(*flags))
+        return started[-1]
+
+    yield start
+    for d in started:
+        assert d.stop() == 0

@@ -1,0 +1,37 @@
+"""A long conversation in constant memory: twenty turns, over 6,000 tokens, budget 256."""
+import random
+
+BUDGET, BUFFER = 256, 128
+WORDS = "river mountain forest road bridge window garden table market street village train tower".split()
+
+
+def chatter(rng):
+    return " ".join(f"The {rng.choice(WORDS)} is near the {rng.choice(WORDS)}." for _ in range(32))
+
+
+def test_twenty_turns(daemon):
+    d = daemon("--kv-budget", str(BUDGET), "--kv-policy", "global")
+    rng, messages, rss, seen = random.Random(7), [], [], 0
+    for turn in range(20):
+        messages.append({"role": "user", "content": chatter(rng)})
+        answer = d.chat(messages, max_tokens=24, kv={"report": "lengths"})
+        messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+        usage, details = answer["usage"], answer["usage"]["kv_details"]
+        lengths = [n for layer in details["lengths"] for n in layer]
+        assert details["kept_entries"] == sum(lengths)
+        assert details["kept_entries"] <= len(lengths) * (BUDGET + BUFFER)
+        # Each turn pays only for its new tokens: this message, the template, and what the last
+        # answer's end (never appended) leaves over.
+        computed = usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
+        if turn > 0:
+            assert computed <= usage["prompt_tokens"] - seen + 24
+        seen = usage["prompt_tokens"]
+        rss.append(d.rss())
+        kv = d.kv()
+        assert kv["pool"]["pages_reserved"] == 0
+        assert kv["pool"]["pages_used"] == kv["pool"]["pages_retained"]
+        assert len(kv["conversations"]) == 1
+    assert seen > 6000
+    assert max(rss[4:]) < 1.02 * rss[4], rss
+    assert max(lengths) > 1.5 * min(lengths), "heads keep different amounts"
+    assert d.metric("keepd_preemptions_total") == 0
