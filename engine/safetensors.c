@@ -211,7 +211,7 @@ static int header_size(const char *data, size_t size, size_t *header, struct fau
 int safetensors_parse(const void *data, size_t size, struct tensor_file *out, struct fault *fault) {
     static const struct json_limits limits = {.bytes = HEADER_MAX, .depth = 8};
     cJSON *header = NULL;
-    size_t n;
+    size_t n = 0;
     *out = (struct tensor_file){0};
     int rc = header_size(data, size, &n, fault);
     if (rc) return rc;

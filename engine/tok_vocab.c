@@ -1,4 +1,5 @@
 /* Token strings and merges: storage and look-up. */
+#include <stdio.h>
 #include <string.h>
 
 #include "base/check.h"
