@@ -223,7 +223,14 @@ struct path {
 
 /* Best first; "reference" comes last so that "auto" never takes it. */
 static const struct cpu_kernels *choose(const char *name, struct fault *fault) {
+    struct cpu_isa isa = cpu_isa_detect();
+    (void)isa;
     const struct path paths[] = {
+#if defined(__x86_64__)
+        {"avx512", &cpu_kernels_avx512, isa.avx512, "AVX-512 (F, BW, DQ, VL)"},
+        {"avx2", &cpu_kernels_avx2, isa.avx2, "AVX2, FMA or F16C"},
+#endif
+        {"portable", &cpu_kernels_portable, true, ""},
         {"reference", &cpu_kernels_reference, true, ""},
     };
     bool any = !name || !strcmp(name, "auto");

@@ -1,0 +1,373 @@
+/* Sixteen floats at a time, on whatever the file is compiled for: one AVX-512 register, two of
+ * AVX2, or four quarters in the compiler's own vectors (SSE2, NEON, ...).
+ *
+ * Sums inside a vector always pair lanes l and l+8, then +4, +2, +1, so a result does not depend on
+ * how many vectors were summed together. `fma` is fused where the instruction exists; two paths may
+ * therefore differ in the last bits, one path never does. Include only from files compiled per
+ * path: no function here may leave its file. */
+#ifndef KEEPD_KERNELS_CPU_SIMD_H
+#define KEEPD_KERNELS_CPU_SIMD_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "kernels/cpu/internal.h"
+
+#define SIMD static inline __attribute__((always_inline, unused))
+
+#if defined(__AVX512F__)
+
+#include <immintrin.h>
+
+typedef __m512 v16;
+
+SIMD v16 v16_set(float x) {
+    return _mm512_set1_ps(x);
+}
+SIMD v16 v16_load(const float *p) {
+    return _mm512_loadu_ps(p);
+}
+SIMD void v16_store(float *p, v16 a) {
+    _mm512_storeu_ps(p, a);
+}
+SIMD v16 v16_add(v16 a, v16 b) {
+    return _mm512_add_ps(a, b);
+}
+SIMD v16 v16_sub(v16 a, v16 b) {
+    return _mm512_sub_ps(a, b);
+}
+SIMD v16 v16_mul(v16 a, v16 b) {
+    return _mm512_mul_ps(a, b);
+}
+SIMD v16 v16_div(v16 a, v16 b) {
+    return _mm512_div_ps(a, b);
+}
+SIMD v16 v16_max(v16 a, v16 b) {
+    return _mm512_max_ps(a, b);
+}
+SIMD v16 v16_min(v16 a, v16 b) {
+    return _mm512_min_ps(a, b);
+}
+SIMD v16 v16_fma(v16 a, v16 b, v16 c) {
+    return _mm512_fmadd_ps(a, b, c);
+}
+
+SIMD v16 v16_load_n(const float *p, int n) {
+    return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p);
+}
+SIMD void v16_store_n(float *p, v16 a, int n) {
+    _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), a);
+}
+SIMD v16 v16_load_bf16(const uint16_t *p) {
+    __m256i half = _mm256_loadu_si256((const __m256i *)p);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+/* First and second bf16 of sixteen pairs. */
+SIMD void v16_load_pairs(const void *p, v16 *first, v16 *second) {
+    __m512i pairs = _mm512_loadu_si512(p);
+    *first = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+    *second = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32((int)0xffff0000)));
+}
+/* Nearest even, NaN kept. */
+SIMD void v16_store_bf16(uint16_t *p, v16 a) {
+    __m512i bits = _mm512_castps_si512(a);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    __mmask16 nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
+    rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+}
+/* Lanes outside [lo, hi) become `other`. */
+SIMD v16 v16_keep(v16 a, int lo, int hi, float other) {
+    __mmask16 mask = (__mmask16)((hi >= 16 ? 0xffffu : (1u << hi) - 1) & ~((1u << lo) - 1));
+    return _mm512_mask_mov_ps(_mm512_set1_ps(other), mask, a);
+}
+/* x where a >= limit, else 0. */
+SIMD v16 v16_unless_below(v16 a, float limit, v16 x) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, _mm512_set1_ps(limit), _CMP_GE_OQ), x);
+}
+SIMD v16 v16_round(v16 a) {
+    return _mm512_roundscale_ps(a, 8);
+}
+SIMD v16 v16_exp2_whole(v16 n) { /* 2^n for whole n in [-126, 127] */
+    __m512i bits = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 23));
+}
+SIMD float v16_sum(v16 a) {
+    __m256 b = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    c = _mm_add_ps(c, _mm_movehl_ps(c, c));
+    return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
+}
+SIMD float v16_most(v16 a) {
+    return _mm512_reduce_max_ps(a);
+}
+
+#elif defined(__AVX2__)
+
+#include <immintrin.h>
+
+typedef struct {
+    __m256 lo, hi;
+} v16;
+
+#define V16(expression_lo, expression_hi) ((v16){(expression_lo), (expression_hi)})
+
+SIMD v16 v16_set(float x) {
+    return V16(_mm256_set1_ps(x), _mm256_set1_ps(x));
+}
+SIMD v16 v16_load(const float *p) {
+    return V16(_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8));
+}
+SIMD void v16_store(float *p, v16 a) {
+    _mm256_storeu_ps(p, a.lo);
+    _mm256_storeu_ps(p + 8, a.hi);
+}
+SIMD v16 v16_add(v16 a, v16 b) {
+    return V16(_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi));
+}
+SIMD v16 v16_sub(v16 a, v16 b) {
+    return V16(_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi));
+}
+SIMD v16 v16_mul(v16 a, v16 b) {
+    return V16(_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi));
+}
+SIMD v16 v16_div(v16 a, v16 b) {
+    return V16(_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi));
+}
+SIMD v16 v16_max(v16 a, v16 b) {
+    return V16(_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi));
+}
+SIMD v16 v16_min(v16 a, v16 b) {
+    return V16(_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi));
+}
+SIMD v16 v16_fma(v16 a, v16 b, v16 c) {
+    return V16(_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi));
+}
+SIMD v16 v16_load_n(const float *p, int n) {
+    float room[16] = {0};
+    memcpy(room, p, (size_t)n * sizeof *room);
+    return v16_load(room);
+}
+SIMD void v16_store_n(float *p, v16 a, int n) {
+    float room[16];
+    v16_store(room, a);
+    memcpy(p, room, (size_t)n * sizeof *room);
+}
+SIMD __m256 bf16_half(const uint16_t *p) {
+    __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+SIMD v16 v16_load_bf16(const uint16_t *p) {
+    return V16(bf16_half(p), bf16_half(p + 8));
+}
+SIMD void v16_load_pairs(const void *p, v16 *first, v16 *second) {
+    __m256i lo = _mm256_loadu_si256(p), hi = _mm256_loadu_si256((const __m256i *)p + 1);
+    __m256i mask = _mm256_set1_epi32((int)0xffff0000);
+    *first = V16(_mm256_castsi256_ps(_mm256_slli_epi32(lo, 16)),
+                 _mm256_castsi256_ps(_mm256_slli_epi32(hi, 16)));
+    *second = V16(_mm256_castsi256_ps(_mm256_and_si256(lo, mask)),
+                  _mm256_castsi256_ps(_mm256_and_si256(hi, mask)));
+}
+SIMD __m128i bf16_round_half(__m256 a) {
+    __m256i bits = _mm256_castps_si256(a);
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+    __m256i top = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
+    return _mm_packus_epi32(_mm256_castsi256_si128(top), _mm256_extracti128_si256(top, 1));
+}
+SIMD void v16_store_bf16(uint16_t *p, v16 a) {
+    _mm_storeu_si128((__m128i *)p, bf16_round_half(a.lo));
+    _mm_storeu_si128((__m128i *)(p + 8), bf16_round_half(a.hi));
+}
+SIMD __m256 keep_half(__m256 a, int at, int lo, int hi, __m256 other) {
+    __m256i lane =
+        _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(at));
+    __m256i inside = _mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(lo), lane),
+                                         _mm256_cmpgt_epi32(_mm256_set1_epi32(hi), lane));
+    return _mm256_blendv_ps(other, a, _mm256_castsi256_ps(inside));
+}
+SIMD v16 v16_keep(v16 a, int lo, int hi, float other) {
+    __m256 fill = _mm256_set1_ps(other);
+    return V16(keep_half(a.lo, 0, lo, hi, fill), keep_half(a.hi, 8, lo, hi, fill));
+}
+SIMD v16 v16_unless_below(v16 a, float limit, v16 x) {
+    __m256 least = _mm256_set1_ps(limit);
+    return V16(_mm256_and_ps(_mm256_cmp_ps(a.lo, least, _CMP_GE_OQ), x.lo),
+               _mm256_and_ps(_mm256_cmp_ps(a.hi, least, _CMP_GE_OQ), x.hi));
+}
+SIMD v16 v16_round(v16 a) {
+    return V16(_mm256_round_ps(a.lo, 8), _mm256_round_ps(a.hi, 8));
+}
+SIMD __m256 exp2_half(__m256 n) {
+    __m256i bits = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 23));
+}
+SIMD v16 v16_exp2_whole(v16 n) {
+    return V16(exp2_half(n.lo), exp2_half(n.hi));
+}
+SIMD float v16_sum(v16 a) {
+    __m256 b = _mm256_add_ps(a.lo, a.hi);
+    __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    c = _mm_add_ps(c, _mm_movehl_ps(c, c));
+    return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
+}
+SIMD float v16_most(v16 a) {
+    __m256 b = _mm256_max_ps(a.lo, a.hi);
+    __m128 c = _mm_max_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    c = _mm_max_ps(c, _mm_movehl_ps(c, c));
+    return _mm_cvtss_f32(_mm_max_ss(c, _mm_movehdup_ps(c)));
+}
+
+#else
+
+typedef float v4 __attribute__((vector_size(16)));
+typedef uint32_t u4 __attribute__((vector_size(16)));
+typedef int32_t i4 __attribute__((vector_size(16)));
+typedef struct {
+    v4 a, b, c, d;
+} v16;
+
+#define V16_EACH(x, y, op) ((v16){x.a op y.a, x.b op y.b, x.c op y.c, x.d op y.d})
+
+SIMD v4 v4_set(float x) {
+    return (v4){x, x, x, x};
+}
+SIMD v4 v4_select(i4 mask, v4 yes, v4 no) {
+    return (v4)((mask & (i4)yes) | (~mask & (i4)no));
+}
+SIMD v4 v4_max(v4 a, v4 b) {
+    return v4_select(a > b, a, b);
+}
+SIMD v4 v4_min(v4 a, v4 b) {
+    return v4_select(a < b, a, b);
+}
+SIMD v4 v4_load(const float *p) {
+    v4 a;
+    memcpy(&a, p, sizeof a);
+    return a;
+}
+
+SIMD v16 v16_set(float x) {
+    v4 a = v4_set(x);
+    return (v16){a, a, a, a};
+}
+SIMD v16 v16_load(const float *p) {
+    return (v16){v4_load(p), v4_load(p + 4), v4_load(p + 8), v4_load(p + 12)};
+}
+SIMD void v16_store(float *p, v16 a) {
+    memcpy(p, &a, sizeof a);
+}
+SIMD v16 v16_add(v16 a, v16 b) {
+    return V16_EACH(a, b, +);
+}
+SIMD v16 v16_sub(v16 a, v16 b) {
+    return V16_EACH(a, b, -);
+}
+SIMD v16 v16_mul(v16 a, v16 b) {
+    return V16_EACH(a, b, *);
+}
+SIMD v16 v16_div(v16 a, v16 b) {
+    return V16_EACH(a, b, /);
+}
+SIMD v16 v16_max(v16 a, v16 b) {
+    return (v16){v4_max(a.a, b.a), v4_max(a.b, b.b), v4_max(a.c, b.c), v4_max(a.d, b.d)};
+}
+SIMD v16 v16_min(v16 a, v16 b) {
+    return (v16){v4_min(a.a, b.a), v4_min(a.b, b.b), v4_min(a.c, b.c), v4_min(a.d, b.d)};
+}
+SIMD v16 v16_fma(v16 a, v16 b, v16 c) {
+    return (v16){a.a * b.a + c.a, a.b * b.b + c.b, a.c * b.c + c.c, a.d * b.d + c.d};
+}
+SIMD v16 v16_load_n(const float *p, int n) {
+    float room[16] = {0};
+    memcpy(room, p, (size_t)n * sizeof *room);
+    return v16_load(room);
+}
+SIMD void v16_store_n(float *p, v16 a, int n) {
+    float room[16];
+    v16_store(room, a);
+    memcpy(p, room, (size_t)n * sizeof *room);
+}
+SIMD v4 bf16_quarter(const uint16_t *p) {
+    u4 bits = {p[0], p[1], p[2], p[3]};
+    return (v4)(bits << 16);
+}
+SIMD v16 v16_load_bf16(const uint16_t *p) {
+    return (v16){bf16_quarter(p), bf16_quarter(p + 4), bf16_quarter(p + 8), bf16_quarter(p + 12)};
+}
+SIMD void v16_load_pairs(const void *p, v16 *first, v16 *second) {
+    u4 pair[4];
+    memcpy(pair, p, sizeof pair);
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "pairs of bf16 are read as little-endian words"
+#endif
+    *first =
+        (v16){(v4)(pair[0] << 16), (v4)(pair[1] << 16), (v4)(pair[2] << 16), (v4)(pair[3] << 16)};
+    *second = (v16){(v4)(pair[0] & 0xffff0000u), (v4)(pair[1] & 0xffff0000u),
+                    (v4)(pair[2] & 0xffff0000u), (v4)(pair[3] & 0xffff0000u)};
+}
+SIMD void v16_store_bf16(uint16_t *p, v16 a) {
+    float room[16];
+    v16_store(room, a);
+    for (int i = 0; i < 16; i++) p[i] = cpu_to_bf16(room[i]);
+}
+SIMD v16 v16_keep(v16 a, int lo, int hi, float other) {
+    float room[16];
+    v16_store(room, a);
+    for (int i = 0; i < 16; i++)
+        if (i < lo || i >= hi) room[i] = other;
+    return v16_load(room);
+}
+SIMD v4 v4_unless_below(v4 a, float limit, v4 x) {
+    return v4_select(a >= v4_set(limit), x, v4_set(0));
+}
+SIMD v16 v16_unless_below(v16 a, float limit, v16 x) {
+    return (v16){v4_unless_below(a.a, limit, x.a), v4_unless_below(a.b, limit, x.b),
+                 v4_unless_below(a.c, limit, x.c), v4_unless_below(a.d, limit, x.d)};
+}
+/* Adding 1.5 * 2^23 leaves no room for a fraction; right for |a| < 2^22. */
+SIMD v16 v16_round(v16 a) {
+    v16 magic = v16_set(0x1.8p23f);
+    return v16_sub(v16_add(a, magic), magic);
+}
+SIMD v4 v4_exp2_whole(v4 n) {
+    i4 whole = __builtin_convertvector(n, i4);
+    return (v4)((whole + 127) << 23);
+}
+SIMD v16 v16_exp2_whole(v16 n) {
+    return (v16){v4_exp2_whole(n.a), v4_exp2_whole(n.b), v4_exp2_whole(n.c), v4_exp2_whole(n.d)};
+}
+SIMD float v16_sum(v16 a) {
+    v4 b = (a.a + a.c) + (a.b + a.d);
+    return (b[0] + b[2]) + (b[1] + b[3]);
+}
+SIMD float v16_most(v16 a) {
+    v4 b = v4_max(v4_max(a.a, a.c), v4_max(a.b, a.d));
+    float x = b[0] > b[2] ? b[0] : b[2], y = b[1] > b[3] ? b[1] : b[3];
+    return x > y ? x : y;
+}
+
+#endif
+
+/* e^x: range reduction by multiples of ln 2 in two parts, a polynomial of degree 5 (minimax after
+ * Cephes expf), within 2 ulp; e^x = 0 below -87.33, where float32 turns subnormal, -inf included.
+ */
+SIMD v16 v16_exp(v16 x) {
+    v16 t = v16_max(v16_min(x, v16_set(88.37f)), v16_set(-87.33f));
+    v16 n = v16_round(v16_mul(t, v16_set(1.44269504f)));
+    v16 r = v16_fma(n, v16_set(-0.693359375f), t);
+    r = v16_fma(n, v16_set(2.12194440e-4f), r);
+    v16 p = v16_fma(v16_set(1.9875691500e-4f), r, v16_set(1.3981999507e-3f));
+    p = v16_fma(p, r, v16_set(8.3334519073e-3f));
+    p = v16_fma(p, r, v16_set(4.1665795894e-2f));
+    p = v16_fma(p, r, v16_set(1.6666665459e-1f));
+    p = v16_fma(p, r, v16_set(5.0000001201e-1f));
+    p = v16_add(v16_fma(v16_mul(r, r), p, r), v16_set(1.0f));
+    return v16_unless_below(x, -87.33f, v16_mul(p, v16_exp2_whole(n)));
+}
+
+#endif

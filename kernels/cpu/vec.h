@@ -1,0 +1,29 @@
+/* Kernels written once over simd.h and compiled once per path. VEC(name) is the path's own name;
+ * the AMX path uses the AVX-512 ones for all that is not a tile product. */
+#ifndef KEEPD_KERNELS_CPU_VEC_H
+#define KEEPD_KERNELS_CPU_VEC_H
+
+#include "kernels/cpu/internal.h"
+
+#define VEC_DECLARE(path)                                                                          \
+    void cpu_rms_norm_##path(float *y, const float *x, const float *weight, int dim, float eps);   \
+    void cpu_glu_##path(float *y, const float *gate, const float *up, int count);                  \
+    void cpu_rope_##path(float *x, int half, const float *cosine, const float *sine,               \
+                         const float *norm, float eps);                                            \
+    void cpu_to_bf16_##path(uint16_t *to, const float *from, int count);                           \
+    void cpu_matmul_##path(const struct cpu_matmul_job *job, int64_t first, int64_t count,         \
+                           void *scratch);                                                         \
+    size_t cpu_attend_scratch_##path(const struct kern_cache_options *options);                    \
+    int cpu_attend_lanes_##path(const struct kern_cache_options *options);                         \
+    void cpu_attend_##path(const struct cpu_attend_job *job, const struct cpu_attend_item *item,   \
+                           void *scratch);
+
+VEC_DECLARE(portable)
+VEC_DECLARE(avx2)
+VEC_DECLARE(avx512)
+
+#define VEC_JOIN_(name, path) cpu_##name##_##path
+#define VEC_JOIN(name, path)  VEC_JOIN_(name, path)
+#define VEC(name)             VEC_JOIN(name, CPU_PATH) /* CPU_PATH: given by the build, per path */
+
+#endif

@@ -1,0 +1,115 @@
+/* Products over simd.h: a block of rows times a few panels of 16 outputs, sums in registers, over
+ * all inputs in ascending order. The order of additions into one output is the same in every block
+ * shape, so a row's result does not depend on the rows beside it. */
+#include "kernels/cpu/simd.h"
+#include "kernels/cpu/vec.h"
+
+#if defined(__AVX512F__)
+#define ROWS           8 /* x 2 panels: 16 of 32 registers hold sums */
+#define PANELS         2
+#define PANELS_ONE_ROW 4
+#elif defined(__AVX2__)
+#define ROWS           4 /* x 1 panel of two registers: 8 of 16 */
+#define PANELS         1
+#define PANELS_ONE_ROW 2
+#else
+#define ROWS           2
+#define PANELS         1
+#define PANELS_ONE_ROW 2
+#endif
+
+#define AHEAD 2048 /* bytes: covers the latency of memory at one core's share of its bandwidth */
+
+/* One k-step of every row and panel of the block. */
+#define STEP(sum, rows, panels, x, stride, w)                                                      \
+    _Pragma("GCC unroll 8") for (int r_ = 0; r_ < (rows); r_++) {                                  \
+        v16 x_ = v16_set((x)[(r_) * (stride)]);                                                    \
+        _Pragma("GCC unroll 8") for (int p_ = 0; p_ < (panels); p_++) sum[r_][p_] =                \
+            v16_fma(x_, w[p_], sum[r_][p_]);                                                       \
+    }
+
+SIMD void sum_pairs(v16 (*sum)[4], const float *x, int64_t cols, const char *panel, size_t next,
+                    const int rows, const int panels) {
+    for (int64_t k = 0; k < cols; k += 2) {
+        v16 first[4], second[4];
+        const char *at = panel + k * PANEL * 2;
+        _Pragma("GCC unroll 8") for (int p = 0; p < panels; p++) {
+            __builtin_prefetch(at + (size_t)p * next + AHEAD);
+            v16_load_pairs(at + (size_t)p * next, &first[p], &second[p]);
+        }
+        STEP(sum, rows, panels, x + k, cols, first);
+        if (k + 1 < cols) STEP(sum, rows, panels, x + k + 1, cols, second);
+    }
+}
+
+SIMD void sum_floats(v16 (*sum)[4], const float *x, int64_t cols, const char *panel, size_t next,
+                     const int rows, const int panels) {
+    for (int64_t k = 0; k < cols; k++) {
+        v16 w[4];
+        const char *at = panel + k * PANEL * 4;
+        _Pragma("GCC unroll 8") for (int p = 0; p < panels; p++) {
+            __builtin_prefetch(at + (size_t)p * next + AHEAD);
+            w[p] = v16_load((const float *)(at + (size_t)p * next));
+        }
+        STEP(sum, rows, panels, x + k, cols, w);
+    }
+}
+
+static void put(const struct cpu_matmul_job *job, int64_t row, int64_t output, v16 sum) {
+    int64_t left = job->weight->rows - output;
+    int n = left < 16 ? (int)left : 16;
+    float *y = job->y + row * job->weight->rows + output;
+    if (job->bias) sum = v16_add(sum, v16_load_n(job->bias + output, n));
+    if (job->mode == KERN_ADD) sum = v16_add(v16_load_n(y, n), sum);
+    v16_store_n(y, sum, n);
+}
+
+SIMD void block(const struct cpu_matmul_job *job, int64_t row, int64_t panel, const int rows,
+                const int panels) {
+    const struct kern_weight *w = job->weight;
+    const float *x = job->x + row * w->cols;
+    const char *data = w->data + (size_t)panel * w->panel_bytes;
+    v16 sum[8][4];
+    _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++)
+        _Pragma("GCC unroll 8") for (int p = 0; p < panels; p++) sum[r][p] = v16_set(0);
+    if (w->layout == CPU_PANEL_PAIRS)
+        sum_pairs(sum, x, w->cols, data, w->panel_bytes, rows, panels);
+    else
+        sum_floats(sum, x, w->cols, data, w->panel_bytes, rows, panels);
+    _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++)
+        _Pragma("GCC unroll 8") for (int p = 0; p < panels; p++)
+            put(job, row + r, (panel + p) * PANEL, sum[r][p]);
+}
+
+static void one_row(const struct cpu_matmul_job *job, int64_t row, int64_t panel, int64_t count) {
+    for (; count >= PANELS_ONE_ROW; count -= PANELS_ONE_ROW, panel += PANELS_ONE_ROW)
+        block(job, row, panel, 1, PANELS_ONE_ROW);
+    for (; count; count--, panel++) block(job, row, panel, 1, 1);
+}
+
+static void many_rows(const struct cpu_matmul_job *job, int64_t panel, const int panels) {
+    int row = 0;
+    for (; row + ROWS <= job->rows; row += ROWS) {
+        if (panels == PANELS)
+            block(job, row, panel, ROWS, PANELS);
+        else
+            block(job, row, panel, ROWS, 1);
+    }
+    for (; row + 2 <= job->rows; row += 2) {
+        if (panels == PANELS)
+            block(job, row, panel, 2, PANELS);
+        else
+            block(job, row, panel, 2, 1);
+    }
+    if (row < job->rows) one_row(job, row, panel, panels);
+}
+
+void VEC(matmul)(const struct cpu_matmul_job *job, int64_t first, int64_t count, void *scratch) {
+    (void)scratch;
+    if (job->rows == 1) {
+        one_row(job, 0, first, count);
+        return;
+    }
+    for (; count >= PANELS; count -= PANELS, first += PANELS) many_rows(job, first, PANELS);
+    for (; count; count--, first++) many_rows(job, first, 1);
+}

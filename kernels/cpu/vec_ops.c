@@ -1,0 +1,90 @@
+/* Row operations over simd.h, and the table of the path. */
+#include "kernels/cpu/simd.h"
+#include "kernels/cpu/vec.h"
+
+/* Vectors of a row: whole ones, then one with the rest of the lanes zero. */
+#define EACH_VECTOR(i, n, dim)                                                                     \
+    for (int i = 0, n; n = (dim)-i < 16 ? (dim)-i : 16, i < (dim); i += 16)
+
+static float sum_of_squares(const float *x, int dim) {
+    v16 sum = v16_set(0);
+    EACH_VECTOR(i, n, dim) {
+        v16 a = n == 16 ? v16_load(x + i) : v16_load_n(x + i, n);
+        sum = v16_fma(a, a, sum);
+    }
+    return v16_sum(sum);
+}
+
+void VEC(rms_norm)(float *y, const float *x, const float *weight, int dim, float eps) {
+    v16 scale = v16_set(1.0f / sqrtf(sum_of_squares(x, dim) / (float)dim + eps));
+    EACH_VECTOR(i, n, dim) {
+        if (n == 16) {
+            v16_store(y + i, v16_mul(v16_mul(v16_load(x + i), scale), v16_load(weight + i)));
+        } else {
+            v16 a = v16_mul(v16_mul(v16_load_n(x + i, n), scale), v16_load_n(weight + i, n));
+            v16_store_n(y + i, a, n);
+        }
+    }
+}
+
+static v16 silu_times(v16 gate, v16 up) {
+    v16 e = v16_exp(v16_sub(v16_set(0), gate));
+    return v16_mul(v16_div(gate, v16_add(v16_set(1), e)), up);
+}
+
+void VEC(glu)(float *y, const float *gate, const float *up, int count) {
+    EACH_VECTOR(i, n, count) {
+        if (n == 16)
+            v16_store(y + i, silu_times(v16_load(gate + i), v16_load(up + i)));
+        else
+            v16_store_n(y + i, silu_times(v16_load_n(gate + i, n), v16_load_n(up + i, n)), n);
+    }
+}
+
+static void rotate(float *a, float *b, const float *cosine, const float *sine, int n) {
+    v16 x = v16_load_n(a, n), y = v16_load_n(b, n);
+    v16 c = v16_load_n(cosine, n), s = v16_load_n(sine, n);
+    v16_store_n(a, v16_sub(v16_mul(x, c), v16_mul(y, s)), n);
+    v16_store_n(b, v16_add(v16_mul(y, c), v16_mul(x, s)), n);
+}
+
+void VEC(rope)(float *x, int half, const float *cosine, const float *sine, const float *norm,
+               float eps) {
+    if (norm) VEC(rms_norm)(x, x, norm, 2 * half, eps);
+    EACH_VECTOR(i, n, half) {
+        if (n < 16) {
+            rotate(x + i, x + half + i, cosine + i, sine + i, n);
+            continue;
+        }
+        v16 a = v16_load(x + i), b = v16_load(x + half + i);
+        v16 c = v16_load(cosine + i), s = v16_load(sine + i);
+        v16_store(x + i, v16_sub(v16_mul(a, c), v16_mul(b, s)));
+        v16_store(x + half + i, v16_add(v16_mul(b, c), v16_mul(a, s)));
+    }
+}
+
+void VEC(to_bf16)(uint16_t *to, const float *from, int count) {
+    EACH_VECTOR(i, n, count) {
+        if (n == 16)
+            v16_store_bf16(to + i, v16_load(from + i));
+        else
+            for (int j = i; j < count; j++) to[j] = cpu_to_bf16(from[j]);
+    }
+}
+
+#define VEC_TEXT_(path) "cpu-" #path
+#define VEC_TEXT(path)  VEC_TEXT_(path)
+
+const struct cpu_kernels VEC(kernels) = {
+    .name = VEC_TEXT(CPU_PATH),
+    .layout_bf16 = CPU_PANEL_PAIRS,
+    .layout_other = CPU_PANEL_F32,
+    .rms_norm = VEC(rms_norm),
+    .glu = VEC(glu),
+    .rope = VEC(rope),
+    .to_bf16 = VEC(to_bf16),
+    .matmul = VEC(matmul),
+    .attend_scratch = VEC(attend_scratch),
+    .attend_lanes = VEC(attend_lanes),
+    .attend = VEC(attend),
+};

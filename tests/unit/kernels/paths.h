@@ -1,0 +1,94 @@
+/* For the kernel tests: every CPU path this machine has, random numbers, and double arithmetic to
+ * judge them by. */
+#ifndef KEEPD_TESTS_UNIT_KERNELS_PATHS_H
+#define KEEPD_TESTS_UNIT_KERNELS_PATHS_H
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cpu/internal.h"
+
+static const char *const path_names[] = {"reference", "portable", "avx2", "avx512", "amx"};
+
+#define PATH_COUNT ((int)(sizeof path_names / sizeof *path_names))
+
+/* NULL where the processor lacks the path, after saying so once. */
+static inline struct kern *path_open(int path, int threads) {
+    struct cpu_options options = {.path = path_names[path], .threads = threads};
+    struct kern *kern;
+    struct fault fault = {0};
+    int rc = cpu_open(&options, &kern, &fault);
+    if (rc == 0) return kern;
+    static bool told[PATH_COUNT];
+    if (!told[path]) fprintf(stderr, "skip: path %s: %s\n", path_names[path], fault.text);
+    told[path] = true;
+    return NULL;
+}
+
+static inline bool path_is(int path, const char *name) {
+    return !strcmp(path_names[path], name);
+}
+
+/* Random: a counter through a mixer (splitmix64), so that a value depends on its place alone. */
+static inline uint64_t mix(uint64_t x) {
+    x += 0x9E3779B97F4A7C15u;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return x ^ (x >> 31);
+}
+
+/* In (-1, 1). */
+static inline float noise(uint64_t seed, uint64_t place) {
+    return (float)((double)(int64_t)mix(seed * 0x100000001b3u + place) * 0x1p-63);
+}
+
+static inline void fill(float *to, size_t count, uint64_t seed) {
+    for (size_t i = 0; i < count; i++) to[i] = noise(seed, i);
+}
+
+static inline float *fresh(size_t count, uint64_t seed) {
+    float *to = malloc((count ? count : 1) * sizeof *to);
+    if (!to) abort();
+    fill(to, count, seed);
+    return to;
+}
+
+/* A matrix as a file has it, and what its elements are worth. */
+struct test_matrix {
+    struct kern_matrix file;
+    float *value; /* [rows * cols] */
+    void *bytes;
+};
+
+static inline uint16_t to_f16(float x) { /* for normal results only */
+    uint32_t bits = cpu_bits(x);
+    if (fabsf(x) < 0x1p-14f) return 0;
+    return (uint16_t)((bits >> 16 & 0x8000) | ((((bits >> 23 & 255) - 112) << 10 & 0x7c00)) |
+                      (bits >> 13 & 1023));
+}
+
+/* The file's data starts one byte off: files promise no alignment. */
+static inline struct test_matrix matrix_make(int64_t rows, int64_t cols, enum kern_dtype dtype,
+                                             uint64_t seed) {
+    size_t count = (size_t)(rows * cols), size = kern_dtype_bytes(dtype);
+    struct test_matrix m = {.value = fresh(count, seed), .bytes = malloc(count * size + 1)};
+    if (!m.bytes) abort();
+    char *to = (char *)m.bytes + 1;
+    for (size_t i = 0; i < count; i++) {
+        uint16_t half = dtype == KERN_BF16 ? cpu_to_bf16(m.value[i]) : to_f16(m.value[i]);
+        if (dtype == KERN_BF16) m.value[i] = cpu_from_bf16(half);
+        if (dtype == KERN_F16) m.value[i] = cpu_from_f16(half);
+        memcpy(to + i * size, dtype == KERN_F32 ? (void *)&m.value[i] : (void *)&half, size);
+    }
+    m.file = (struct kern_matrix){.data = to, .dtype = dtype, .rows = rows, .cols = cols};
+    return m;
+}
+
+static inline void matrix_close(struct test_matrix *m) {
+    free(m->value);
+    free(m->bytes);
+}
+
+#endif

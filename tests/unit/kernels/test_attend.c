@@ -1,0 +1,342 @@
+/* Attention over the paged cache, on every path: against double arithmetic, and the promise that a
+ * token's output does not depend on how its prompt was split over steps nor on who shares them. */
+#include <criterion/criterion.h>
+
+#include "paths.h"
+
+#define MUST(rc) cr_assert_eq((rc), 0)
+
+struct shape {
+    int head_dim, heads_q, heads_kv, window;
+    enum kern_dtype dtype;
+};
+
+static const struct shape shapes[] = {
+    {16, 4, 2, 0, KERN_F32},   {16, 2, 2, 0, KERN_BF16},  {32, 4, 2, 0, KERN_BF16},
+    {64, 8, 4, 0, KERN_BF16},  {64, 14, 2, 0, KERN_BF16}, {64, 4, 4, 0, KERN_F32},
+    {80, 4, 2, 0, KERN_BF16},  {80, 4, 2, 0, KERN_F32},   {128, 4, 2, 0, KERN_BF16},
+    {128, 4, 2, 0, KERN_F32},  {128, 8, 1, 0, KERN_BF16}, {6, 2, 1, 0, KERN_BF16},
+    {64, 4, 2, 37, KERN_BF16}, {64, 4, 2, 37, KERN_F32},  {128, 4, 2, 1, KERN_BF16},
+    {256, 2, 1, 0, KERN_BF16}, {256, 2, 1, 5, KERN_F32},
+};
+
+#define SHAPE_COUNT (sizeof shapes / sizeof *shapes)
+#define LAYERS      2
+#define TOKENS      300
+
+/* A sequence's numbers depend on its seed and the position alone. */
+static void fill_row(const struct shape *s, float *qkv, uint64_t seed, int layer, int pos) {
+    int stride = (s->heads_q + 2 * s->heads_kv) * s->head_dim;
+    for (int i = 0; i < stride; i++)
+        qkv[i] = 2 * noise(seed * 1000 + (uint64_t)layer, (uint64_t)(pos * stride + i));
+}
+
+struct bench {
+    struct kern *kern;
+    const struct shape *shape;
+    int stride, out_size;
+    float *qkv, *out; /* of one step */
+    float *kept[2];   /* [slot]: outputs [LAYERS][TOKENS][out_size] */
+};
+
+static bool bench_open(struct bench *b, int path, const struct shape *s) {
+    *b = (struct bench){.kern = path_open(path, 2), .shape = s};
+    if (!b->kern) return false;
+    struct kern_cache_options options = {.layers = LAYERS,
+                                         .heads_q = s->heads_q,
+                                         .heads_kv = s->heads_kv,
+                                         .head_dim = s->head_dim,
+                                         .dtype = s->dtype,
+                                         .slots = 2,
+                                         .max_positions = 2 * TOKENS};
+    struct kern_cache_info info;
+    b->kern->ops->cache_info(s->dtype, s->head_dim, &info);
+    options.pages = 2 * LAYERS * s->heads_kv * (2 * TOKENS / info.page_slots + 1);
+    MUST(b->kern->ops->cache_open(b->kern, &options, NULL));
+    b->stride = (s->heads_q + 2 * s->heads_kv) * s->head_dim;
+    b->out_size = s->heads_q * s->head_dim;
+    b->qkv = fresh((size_t)(2 * TOKENS * b->stride), 0);
+    b->out = fresh((size_t)(2 * TOKENS * b->out_size), 0);
+    for (int i = 0; i < 2; i++) b->kept[i] = fresh((size_t)(LAYERS * TOKENS * b->out_size), 0);
+    return true;
+}
+
+static void bench_close(struct bench *b) {
+    b->kern->ops->close(b->kern);
+    free(b->qkv), free(b->out), free(b->kept[0]), free(b->kept[1]);
+}
+
+/* One step of these spans; outputs go to `kept` by slot and position. */
+static void step(struct bench *b, const struct kern_span *spans, int count) {
+    const struct kern_ops *ops = b->kern->ops;
+    struct kern_batch batch = {.spans = spans, .span_count = count};
+    for (int s = 0; s < count; s++) batch.rows += spans[s].count;
+    struct kern_attend_options options = {.window = b->shape->window,
+                                          .scale = 1 / sqrtf((float)b->shape->head_dim)};
+    MUST(ops->begin_step(b->kern, &batch));
+    for (int layer = 0; layer < LAYERS; layer++) {
+        for (int s = 0; s < count; s++)
+            for (int i = 0; i < spans[s].count; i++)
+                fill_row(b->shape, b->qkv + (spans[s].row + i) * b->stride,
+                         (uint64_t)spans[s].slot + 1, layer, spans[s].pos + i);
+        ops->write_kv(b->kern, layer, b->qkv, NULL, &batch);
+        ops->attend(b->kern, layer, b->out, b->qkv, &batch, &options);
+        for (int s = 0; s < count; s++)
+            memcpy(b->kept[spans[s].slot] + (layer * TOKENS + spans[s].pos) * b->out_size,
+                   b->out + spans[s].row * b->out_size,
+                   (size_t)(spans[s].count * b->out_size) * sizeof *b->out);
+    }
+    MUST(ops->sync(b->kern));
+}
+
+static void append(struct bench *b, int slot, int from, int to) {
+    struct kern_span span = {.slot = slot, .row = 0, .count = to - from, .pos = from};
+    step(b, &span, 1);
+}
+
+/* ---- Against double -----------------------------------------------------------------------------
+ */
+
+static double cached(const struct shape *s, float x) {
+    return s->dtype == KERN_F32 ? x : cpu_from_bf16(cpu_to_bf16(x));
+}
+
+/* Positions `held` of a stream, all at most `pos` (the window is applied here). */
+static void attend_exact(const struct bench *b, uint64_t seed, int layer, int head, int pos,
+                         const int32_t *held, int count, double *out, double *reach) {
+    const struct shape *s = b->shape;
+    int d = s->head_dim, group = s->heads_q / s->heads_kv, kv = head / group;
+    double weight[2 * TOKENS], most = -INFINITY, sum = 0;
+    float *q = b->qkv, *other = b->qkv + b->stride;
+    *reach = 0;
+    fill_row(s, q, seed, layer, pos);
+    for (int e = 0; e < count; e++) {
+        double dot = 0, size = 0;
+        fill_row(s, other, seed, layer, held[e]);
+        for (int i = 0; i < d; i++) {
+            double p = q[head * d + i] * cached(s, other[(s->heads_q + kv) * d + i]);
+            dot += p;
+            size += fabs(p);
+        }
+        bool seen = held[e] <= pos && (!s->window || held[e] > pos - s->window);
+        weight[e] = seen ? dot / sqrt(d) : -INFINITY;
+        most = fmax(most, weight[e]);
+        *reach = fmax(*reach, size / sqrt(d));
+    }
+    for (int i = 0; i < d; i++) out[i] = 0;
+    for (int e = 0; e < count; e++) {
+        double p = exp(weight[e] - most);
+        sum += p;
+        fill_row(s, other, seed, layer, held[e]);
+        for (int i = 0; i < d; i++)
+            out[i] += p * cached(s, other[(s->heads_q + s->heads_kv + kv) * d + i]);
+    }
+    for (int i = 0; i < d; i++) out[i] /= sum;
+}
+
+/* float32: a score is off by at most (d + 2) * 2^-24 of its reach, e^score by twice that, sums by
+ * the same order; values are below 2. bf16 queries and weights (tiles) replace 2^-24 by 2^-9. */
+static double attend_bound(int path, const struct shape *s, double reach) {
+    double unit = 0x1p-24 * (s->head_dim + TOKENS);
+    if (path_is(path, "amx") && s->dtype == KERN_BF16) unit += 0x1.1p-9;
+    return 2 * 2 * unit * (1 + reach);
+}
+
+static void check_token(const struct bench *b, int path, int slot, int layer, int pos,
+                        const int32_t *held, int count) {
+    double exact[256], reach;
+    for (int head = 0; head < b->shape->heads_q; head++) {
+        attend_exact(b, (uint64_t)slot + 1, layer, head, pos, held, count, exact, &reach);
+        const float *got =
+            b->kept[slot] + (layer * TOKENS + pos) * b->out_size + head * b->shape->head_dim;
+        for (int i = 0; i < b->shape->head_dim; i++)
+            cr_assert(fabs(got[i] - exact[i]) <= attend_bound(path, b->shape, reach),
+                      "%s D %d dtype %d window %d: layer %d pos %d head %d [%d]: %.8g not %.8g",
+                      b->kern->ops->name, b->shape->head_dim, (int)b->shape->dtype,
+                      b->shape->window, layer, pos, head, i, got[i], exact[i]);
+    }
+}
+
+static void check_exact(int path, const struct shape *shape) {
+    struct bench b;
+    int32_t held[TOKENS];
+    for (int i = 0; i < TOKENS; i++) held[i] = i;
+    if (!bench_open(&b, path, shape)) return;
+    append(&b, 0, 0, 130);
+    append(&b, 1, 0, 1);
+    struct kern_span both[] = {{.slot = 1, .row = 0, .count = 40, .pos = 1},
+                               {.slot = 0, .row = 40, .count = 1, .pos = 130}};
+    step(&b, both, 2);
+    append(&b, 0, 131, 140);
+    static const int some[] = {0, 1, 15, 16, 17, 63, 64, 100, 129, 130, 131, 139};
+    for (int layer = 0; layer < LAYERS; layer++) {
+        for (size_t i = 0; i < sizeof some / sizeof *some; i++)
+            check_token(&b, path, 0, layer, some[i], held, some[i] + 1);
+        check_token(&b, path, 1, layer, 0, held, 1);
+        check_token(&b, path, 1, layer, 40, held, 41);
+    }
+    bench_close(&b);
+}
+
+Test(attend, exact) {
+    for (int path = 0; path < PATH_COUNT; path++)
+        for (size_t i = 0; i < SHAPE_COUNT; i++) check_exact(path, &shapes[i]);
+}
+
+/* ---- Splits and company -------------------------------------------------------------------------
+ */
+
+static void same_as(const struct bench *b, int slot, const float *want, const char *what) {
+    size_t size = (size_t)(LAYERS * TOKENS * b->out_size) * sizeof *want;
+    cr_assert(!memcmp(b->kept[slot], want, size), "%s, D %d, dtype %d, window %d: %s",
+              b->kern->ops->name, b->shape->head_dim, (int)b->shape->dtype, b->shape->window, what);
+}
+
+static void check_splits(int path, const struct shape *shape) {
+    struct bench b;
+    if (!bench_open(&b, path, shape)) return;
+    size_t size = (size_t)(LAYERS * TOKENS * b.out_size);
+    float *whole = fresh(size, 0);
+    append(&b, 0, 0, TOKENS);
+    memcpy(whole, b.kept[0], size * sizeof *whole);
+
+    b.kern->ops->release(b.kern, 0);
+    append(&b, 0, 0, 100);
+    append(&b, 0, 100, TOKENS);
+    same_as(&b, 0, whole, "100 + 200 is not 300");
+
+    b.kern->ops->release(b.kern, 0);
+    for (int pos = 0; pos < TOKENS; pos++) append(&b, 0, pos, pos + 1);
+    same_as(&b, 0, whole, "one by one is not 300");
+
+    b.kern->ops->release(b.kern, 0); /* with another sequence before it in every step */
+    for (int pos = 0, n; pos < TOKENS; pos += n) {
+        n = TOKENS - pos < 77 ? TOKENS - pos : 77;
+        struct kern_span spans[] = {{.slot = 1, .row = 0, .count = n > 5 ? 5 : 1, .pos = pos},
+                                    {.slot = 0, .row = n > 5 ? 5 : 1, .count = n, .pos = pos}};
+        step(&b, spans, 2);
+    }
+    same_as(&b, 0, whole, "company changes it");
+    free(whole);
+    bench_close(&b);
+}
+
+Test(attend, splits) {
+    for (int path = 0; path < PATH_COUNT; path++)
+        for (size_t i = 0; i < SHAPE_COUNT; i++) check_splits(path, &shapes[i]);
+}
+
+/* ---- After eviction -----------------------------------------------------------------------------
+ */
+
+static void check_evicted(int path, const struct shape *shape) {
+    struct bench b;
+    if (!bench_open(&b, path, shape)) return;
+    append(&b, 0, 0, 200);
+    struct kern_evict due = {.slot = 0,
+                             .tokens = 200,
+                             .keep = 70,
+                             .sinks = 4,
+                             .recent = 10,
+                             .score = KERN_SCORE_RECENCY,
+                             .pool = KERN_POOL_STREAM,
+                             .horizon = 1};
+    MUST(b.kern->ops->evict(b.kern, &due, 1));
+    append(&b, 0, 200, 230);
+    append(&b, 0, 230, 231);
+    int streams = LAYERS * shape->heads_kv;
+    int32_t lengths[16], positions[16 * 2 * TOKENS], held[2 * TOKENS];
+    struct kern_report report = {
+        .lengths = lengths, .positions = positions, .entries_max = 16 * 2 * TOKENS};
+    MUST(b.kern->ops->report(b.kern, 0, &report));
+    cr_assert_eq((int)report.entries, streams * (70 + 31));
+    memcpy(held, positions, (size_t)lengths[0] * sizeof *held);
+    for (int layer = 0; layer < LAYERS; layer++)
+        for (int pos = 200; pos < 231; pos += 15) {
+            int count = 70 + pos - 200 + 1;
+            check_token(&b, path, 0, layer, pos, held, count);
+        }
+    struct fault fault = {0};
+    cr_assert_eq(b.kern->ops->cache_check(b.kern, &fault), 0, "%s", fault.text);
+    bench_close(&b);
+}
+
+Test(attend, after_eviction) {
+    for (int path = 0; path < PATH_COUNT; path++)
+        for (size_t i = 0; i < SHAPE_COUNT; i++) check_evicted(path, &shapes[i]);
+}
+
+/* A page that comes back from a sequence full of NaN must not leak into the next one. */
+Test(attend, stale_entries_do_not_count) {
+    for (int path = 0; path < PATH_COUNT; path++) {
+        for (size_t i = 0; i < SHAPE_COUNT; i++) {
+            struct bench b;
+            if (!bench_open(&b, path, &shapes[i])) break;
+            struct kern_span span = {.slot = 1, .row = 0, .count = TOKENS, .pos = 0};
+            struct kern_batch batch = {.spans = &span, .rows = TOKENS, .span_count = 1};
+            MUST(b.kern->ops->begin_step(b.kern, &batch));
+            for (int j = 0; j < TOKENS * b.stride; j++) b.qkv[j] = NAN;
+            for (int layer = 0; layer < LAYERS; layer++)
+                b.kern->ops->write_kv(b.kern, layer, b.qkv, NULL, &batch);
+            b.kern->ops->release(b.kern, 1);
+            append(&b, 0, 0, 21);
+            append(&b, 0, 21, 22);
+            for (int j = 0; j < 22 * b.out_size; j++)
+                cr_assert(isfinite(b.kept[0][j]), "%s", b.kern->ops->name);
+            bench_close(&b);
+        }
+    }
+}
+
+/* ---- Writing, and the query ring ----------------------------------------------------------------
+ */
+
+Test(attend, log_beta_is_kept) {
+    struct bench b;
+    cr_assert(bench_open(&b, 1, &shapes[3]));
+    float beta[50 * 4], got[8 * 50];
+    for (int i = 0; i < 200; i++) beta[i] = -(float)i;
+    struct kern_span span = {.slot = 1, .row = 0, .count = 50, .pos = 0};
+    struct kern_batch batch = {.spans = &span, .rows = 50, .span_count = 1};
+    MUST(b.kern->ops->begin_step(b.kern, &batch));
+    for (int layer = 0; layer < LAYERS; layer++)
+        b.kern->ops->write_kv(b.kern, layer, b.qkv, beta, &batch);
+    struct kern_report report = {.log_beta = got, .entries_max = 8 * 50};
+    MUST(b.kern->ops->report(b.kern, 1, &report));
+    for (int stream = 0; stream < 8; stream++)
+        for (int i = 0; i < 50; i++)
+            cr_assert_float_eq(got[stream * 50 + i], beta[i * 4 + stream % 4], 0);
+    bench_close(&b);
+}
+
+Test(attend, query_ring) {
+    enum { RING = 5, D = 16, HEADS = 2 };
+    struct kern *kern = path_open(1, 1);
+    struct kern_cache_options options = {.layers = 1,
+                                         .heads_q = HEADS,
+                                         .heads_kv = 1,
+                                         .head_dim = D,
+                                         .dtype = KERN_F32,
+                                         .pages = 64,
+                                         .slots = 2,
+                                         .max_positions = 100,
+                                         .ring_max = RING};
+    MUST(kern->ops->cache_open(kern, &options, NULL));
+    float *qkv = fresh(40 * 4 * D, 71), *out = fresh(40 * 2 * D, 0);
+    struct kern_attend_options attend = {.scale = 1, .ring = RING};
+    for (int pos = 0, n = 7; pos < 21; pos += n) {
+        struct kern_span span = {.slot = 1, .row = 0, .count = n, .pos = pos};
+        struct kern_batch batch = {.spans = &span, .rows = n, .span_count = 1};
+        MUST(kern->ops->begin_step(kern, &batch));
+        kern->ops->write_kv(kern, 0, qkv + pos * 4 * D, NULL, &batch);
+        kern->ops->attend(kern, 0, out, qkv + pos * 4 * D, &batch, &attend);
+    }
+    const float *ring = ((struct cpu *)kern)->ring + RING * HEADS * D; /* of slot 1 */
+    for (int pos = 21 - RING; pos < 21; pos++)
+        cr_assert(
+            !memcmp(ring + pos % RING * HEADS * D, qkv + pos * 4 * D, HEADS * D * sizeof *ring));
+    MUST(kern->ops->fork(kern, 1, 0));
+    cr_assert(!memcmp(ring - RING * HEADS * D, ring, RING * HEADS * D * sizeof *ring));
+    kern->ops->close(kern);
+    free(qkv), free(out);
+}

@@ -1,0 +1,175 @@
+/* Opening and closing, refusals, allocation failures, memory, sampling through the table. */
+#include <criterion/criterion.h>
+
+#include "base/mem.h"
+#include "kernels/cpu/isa.h"
+#include "kernels/cpu/sample.h"
+#include "paths.h"
+
+Test(cpu, auto_takes_the_best_path) {
+    struct cpu_isa isa = cpu_isa_detect();
+    struct cpu_options options = {.path = "auto", .threads = 1};
+    struct kern *kern;
+    cr_assert_eq(cpu_open(&options, &kern, NULL), 0);
+    const char *want = isa.amx      ? "cpu-amx"
+                       : isa.avx512 ? "cpu-avx512"
+                       : isa.avx2   ? "cpu-avx2"
+                                    : "cpu-portable";
+    cr_assert_str_eq(kern->ops->name, want);
+    kern->ops->close(kern);
+    for (int path = 0; path < PATH_COUNT; path++) {
+        kern = path_open(path, 1);
+        if (!kern) continue;
+        cr_assert_str_eq(kern->ops->name + 4, path_names[path]);
+        kern->ops->close(kern);
+    }
+}
+
+Test(cpu, unknown_path_is_refused) {
+    struct cpu_options options = {.path = "sse9"};
+    struct kern *kern = NULL;
+    struct fault fault = {0};
+    cr_assert_eq(cpu_open(&options, &kern, &fault), ERR_UNSUPPORTED);
+    cr_assert_str_eq(fault.field, "sse9");
+    cr_assert_null(kern);
+}
+
+Test(cpu, odd_head_is_refused) {
+    struct kern *kern = path_open(1, 1);
+    struct kern_cache_options options = {.layers = 1,
+                                         .heads_q = 1,
+                                         .heads_kv = 1,
+                                         .head_dim = 63,
+                                         .dtype = KERN_F32,
+                                         .pages = 1,
+                                         .slots = 1,
+                                         .max_positions = 1};
+    struct fault fault = {0};
+    cr_assert_eq(kern->ops->cache_open(kern, &options, &fault), ERR_UNSUPPORTED);
+    cr_assert_str_eq(fault.field, "head_dim");
+    kern->ops->close(kern);
+}
+
+Test(cpu, memory_is_zeroed_and_aligned) {
+    struct kern *kern = path_open(1, 1);
+    static const size_t sizes[] = {1, 100, 5 << 20};
+    for (int i = 0; i < 3; i++) {
+        char *mem = kern->ops->mem_alloc(kern, sizes[i]);
+        cr_assert_not_null(mem);
+        cr_assert_eq((uintptr_t)mem % 64, 0u);
+        for (size_t j = 0; j < sizes[i]; j++) cr_assert_eq(mem[j], 0);
+        char text[] = "keepd", back[6];
+        if (sizes[i] >= 6) {
+            cr_assert_eq(kern->ops->upload(kern, mem, text, 6), 0);
+            cr_assert_eq(kern->ops->download(kern, back, mem, 6), 0);
+            cr_assert_str_eq(back, text);
+        }
+        kern->ops->mem_free(kern, mem);
+    }
+    cr_assert_null(kern->ops->mem_alloc(kern, SIZE_MAX - 8));
+    kern->ops->mem_free(kern, NULL);
+    kern->ops->close(kern);
+}
+
+/* ---- The n-th allocation fails, for every n -----------------------------------------------------
+ */
+
+static int load_things(struct kern *kern, struct kern_weight **w, struct kern_gate **gate) {
+    struct test_matrix m = matrix_make(40, 70, KERN_BF16, 1);
+    float *f = fresh(64 * 70, 2);
+    int32_t row[2] = {0, 1};
+    struct kern_gate_spec spec = {.w1 = f,
+                                  .b1 = f,
+                                  .w2 = f,
+                                  .b2 = f,
+                                  .last = f,
+                                  .bias = f,
+                                  .row = row,
+                                  .width = 16,
+                                  .d_model = 70,
+                                  .heads_kv = 2,
+                                  .row_count = 2,
+                                  .embeddings = 1};
+    struct kern_cache_options cache = {.layers = 1,
+                                       .heads_q = 2,
+                                       .heads_kv = 2,
+                                       .head_dim = 16,
+                                       .dtype = KERN_BF16,
+                                       .pages = 8,
+                                       .slots = 1,
+                                       .max_positions = 64,
+                                       .ring_max = 2};
+    struct fault fault = {0};
+    int rc = kern->ops->weight_load(kern, &m.file, 1, KERN_SHARD_NONE, w, &fault);
+    if (!rc) rc = kern->ops->gate_load(kern, &spec, gate, &fault);
+    if (!rc) rc = kern->ops->cache_open(kern, &cache, &fault);
+    cr_assert_eq(rc, fault.code);
+    matrix_close(&m);
+    free(f);
+    return rc;
+}
+
+static int open_everything(int path) {
+    struct cpu_options options = {.path = path_names[path], .threads = 3};
+    struct kern *kern = NULL;
+    struct kern_weight *w = NULL;
+    struct kern_gate *gate = NULL;
+    struct fault fault = {0};
+    int rc = cpu_open(&options, &kern, &fault);
+    cr_assert_eq(rc, fault.code);
+    if (rc) return rc;
+    rc = load_things(kern, &w, &gate);
+    kern->ops->gate_free(kern, gate);
+    kern->ops->weight_free(kern, w);
+    kern->ops->close(kern);
+    return rc;
+}
+
+Test(cpu, every_allocation_may_fail) {
+    for (int path = 0; path < PATH_COUNT; path++) {
+        int failures = 0;
+        for (long n = 0;; n++) {
+            mem_fail_after(n);
+            int rc = open_everything(path);
+            bool passed = mem_fail_pending();
+            mem_fail_after(-1);
+            if (rc == ERR_UNSUPPORTED) break;
+            if (passed) {
+                cr_assert_eq(rc, 0);
+                cr_assert_gt(failures, 10);
+                break;
+            }
+            cr_assert_eq(rc, ERR_NOMEM, "%s: allocation %ld: %d", path_names[path], n, rc);
+            failures++;
+        }
+    }
+}
+
+/* ---- Sampling -----------------------------------------------------------------------------------
+ */
+
+Test(cpu, sample_is_the_row_function) {
+    enum { ROWS = 9, VOCAB = 5000 };
+    struct kern *kern = path_open(1, 3);
+    float *logits = fresh(ROWS * VOCAB, 81);
+    struct kern_sample params[ROWS];
+    struct kern_sampled out[ROWS], want;
+    for (int r = 0; r < ROWS; r++)
+        params[r] = (struct kern_sample){.temperature = (float)r / 4,
+                                         .top_p = 1,
+                                         .repetition = 1,
+                                         .seed = (uint64_t)r,
+                                         .position = r,
+                                         .forced = -1,
+                                         .top_count = 3};
+    cr_assert_eq(kern->ops->sample(kern, logits, ROWS, VOCAB, params, out), 0);
+    void *scratch = malloc(cpu_sample_scratch_bytes(VOCAB));
+    for (int r = 0; r < ROWS; r++) {
+        cpu_sample_row(logits + r * VOCAB, VOCAB, &params[r], scratch, &want);
+        cr_assert_eq(out[r].token, want.token);
+        cr_assert_eq(out[r].logprob, want.logprob);
+        cr_assert_eq(out[r].top_token[2], want.top_token[2]);
+    }
+    free(scratch), free(logits);
+    kern->ops->close(kern);
+}

@@ -1,0 +1,410 @@
+/* Every operation on rows, on every path, against double arithmetic; and the promise that a row's
+ * result does not depend on the rows beside it, bit by bit. */
+#include <criterion/criterion.h>
+
+#include "paths.h"
+
+#define MUST(rc) cr_assert_eq((rc), 0)
+
+static struct kern_weight *load(struct kern *kern, const struct test_matrix *m) {
+    struct kern_weight *w = NULL;
+    struct fault fault = {0};
+    MUST(kern->ops->weight_load(kern, &m->file, 1, KERN_SHARD_NONE, &w, &fault));
+    return w;
+}
+
+/* ---- Products ---------------------------------------------------------------------------------
+ */
+
+struct product {
+    int rows, outputs, cols;
+    enum kern_dtype dtype;
+    bool bias, add;
+};
+
+/* Odd sizes on purpose: outputs around panels of 16, inputs around tiles of 32, rows around tiles
+ * of 16 and passes of 256. */
+static const struct product products[] = {
+    {1, 16, 32, KERN_BF16, false, false},    {1, 1, 1, KERN_BF16, true, true},
+    {3, 17, 33, KERN_BF16, true, false},     {16, 48, 64, KERN_BF16, false, true},
+    {17, 31, 96, KERN_BF16, true, true},     {33, 130, 100, KERN_BF16, false, false},
+    {32, 64, 512, KERN_BF16, false, false},  {70, 40, 1024, KERN_BF16, true, false},
+    {300, 50, 70, KERN_BF16, false, true},   {257, 33, 31, KERN_BF16, true, false},
+    {1, 300, 3072, KERN_BF16, false, false}, {5, 96, 2048, KERN_BF16, true, true},
+    {1, 16, 32, KERN_F32, false, false},     {2, 1, 1, KERN_F32, true, true},
+    {9, 19, 77, KERN_F32, true, false},      {40, 64, 256, KERN_F32, false, true},
+    {261, 35, 45, KERN_F32, true, true},     {1, 130, 1000, KERN_F32, false, false},
+    {1, 33, 65, KERN_F16, true, false},      {18, 48, 128, KERN_F16, false, true},
+};
+
+/* Rounding error of a float32 sum of n products is at most n * 2^-24 times the sum of their
+ * magnitudes whatever the order; tiles also round activations to bf16: 2^-9 of each product. */
+static double product_bound(const struct product *c, int path, double magnitude) {
+    double unit = (c->cols + 4) * 0x1p-24;
+    if (path_is(path, "amx") && c->dtype == KERN_BF16) unit += 0x1.02p-9;
+    return magnitude * unit;
+}
+
+static void check_product(const struct product *c, int path, const float *x,
+                          const struct test_matrix *m, const float *bias, const float *was,
+                          const float *y) {
+    for (int r = 0; r < c->rows; r++) {
+        for (int o = 0; o < c->outputs; o++) {
+            size_t at = (size_t)r * (size_t)c->outputs + (size_t)o;
+            double sum = 0, magnitude = 0;
+            for (int k = 0; k < c->cols; k++) {
+                double p = (double)x[r * c->cols + k] * m->value[o * c->cols + k];
+                sum += p;
+                magnitude += fabs(p);
+            }
+            if (c->bias) sum += bias[o], magnitude += fabs(bias[o]);
+            if (c->add) sum += was[at], magnitude += fabs(was[at]);
+            cr_assert(fabs(y[at] - sum) <= product_bound(c, path, magnitude),
+                      "%s: %d x %d x %d dtype %d: row %d output %d: %.9g, exact %.9g",
+                      path_names[path], c->rows, c->outputs, c->cols, (int)c->dtype, r, o, y[at],
+                      sum);
+        }
+    }
+}
+
+static void run_product(struct kern *kern, const struct product *c, int path) {
+    size_t outs = (size_t)c->rows * (size_t)c->outputs;
+    struct test_matrix m = matrix_make(c->outputs, c->cols, c->dtype, 11);
+    float *x = fresh((size_t)c->rows * (size_t)c->cols, 12);
+    float *bias = fresh((size_t)c->outputs, 13), *was = fresh(outs, 14), *y = fresh(outs, 14);
+    struct kern_weight *w = load(kern, &m);
+    kern->ops->matmul(kern, y, x, w, c->bias ? bias : NULL, c->rows, c->add ? KERN_ADD : KERN_SET);
+    check_product(c, path, x, &m, bias, was, y);
+    kern->ops->weight_free(kern, w);
+    matrix_close(&m);
+    free(x), free(bias), free(was), free(y);
+}
+
+Test(ops, matmul) {
+    for (int path = 0; path < PATH_COUNT; path++) {
+        struct kern *kern = path_open(path, 2);
+        if (!kern) continue;
+        for (size_t i = 0; i < sizeof products / sizeof *products; i++)
+            run_product(kern, &products[i], path);
+        kern->ops->close(kern);
+    }
+}
+
+/* Parts joined by rows behave as the matrix they make; of unlike types too. */
+static void joined_parts(struct kern *kern, enum kern_dtype second) {
+    struct test_matrix a = matrix_make(20, 40, KERN_BF16, 21), b = matrix_make(13, 40, second, 22);
+    struct kern_matrix parts[] = {a.file, b.file};
+    struct kern_weight *w, *wa = load(kern, &a), *wb = load(kern, &b);
+    MUST(kern->ops->weight_load(kern, parts, 2, KERN_SHARD_ROWS, &w, NULL));
+    float *row = fresh(40, 1);
+    for (int r = 0; r < 33; r++) {
+        int32_t token = r;
+        kern->ops->embed(kern, row, w, &token, 1);
+        const float *want = r < 20 ? a.value + r * 40 : b.value + (r - 20) * 40;
+        cr_assert(!memcmp(row, want, 40 * sizeof *row), "part row %d", r);
+    }
+    kern->ops->weight_free(kern, w);
+    kern->ops->weight_free(kern, wa);
+    kern->ops->weight_free(kern, wb);
+    matrix_close(&a);
+    matrix_close(&b);
+    free(row);
+}
+
+Test(ops, weight_parts) {
+    for (int path = 0; path < PATH_COUNT; path++) {
+        struct kern *kern = path_open(path, 2);
+        if (!kern) continue;
+        joined_parts(kern, KERN_BF16);
+        joined_parts(kern, KERN_F32);
+        joined_parts(kern, KERN_F16);
+        kern->ops->close(kern);
+    }
+}
+
+Test(ops, weight_shapes_refused) {
+    struct kern *kern = path_open(1, 1);
+    struct kern_weight *w = NULL;
+    float data[8] = {0};
+    struct kern_matrix bad[][2] = {
+        {{data, KERN_F32, 0, 4}, {data, KERN_F32, 1, 4}},
+        {{data, KERN_F32, 1, 0}, {data, KERN_F32, 1, 0}},
+        {{data, KERN_F32, 1, 4}, {data, KERN_F32, 1, 5}},
+        {{data, KERN_F32, INT64_MAX / 2, 4}, {data, KERN_F32, 1, 4}},
+        {{data, KERN_F32, 1, INT64_MAX / 2}, {data, KERN_F32, 1, INT64_MAX / 2}},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct fault fault = {0};
+        int rc = kern->ops->weight_load(kern, bad[i], 2, KERN_SHARD_NONE, &w, &fault);
+        cr_assert_eq(rc, ERR_UNSUPPORTED, "case %zu: %d", i, rc);
+        cr_assert_eq(fault.code, ERR_UNSUPPORTED);
+    }
+    kern->ops->close(kern);
+}
+
+/* ---- Rows do not see each other ---------------------------------------------------------------
+ */
+
+static const int row_counts[] = {1, 2, 7, 16, 128, 512};
+
+static void same_rows(struct kern *kern, enum kern_dtype dtype, int outputs, int cols) {
+    enum { ALL = 530 };
+    struct test_matrix m = matrix_make(outputs, cols, dtype, 31);
+    struct kern_weight *w = load(kern, &m);
+    float *x = fresh((size_t)ALL * (size_t)cols, 32);
+    float *all = fresh((size_t)ALL * (size_t)outputs, 0);
+    float *some = fresh((size_t)ALL * (size_t)outputs, 0);
+    kern->ops->matmul(kern, all, x, w, NULL, ALL, KERN_SET);
+    for (size_t i = 0; i < sizeof row_counts / sizeof *row_counts; i++) {
+        int count = row_counts[i], first = (ALL - count) / 2 | 1;
+        if (first + count > ALL) first = ALL - count;
+        kern->ops->matmul(kern, some, x + first * cols, w, NULL, count, KERN_SET);
+        size_t bytes = (size_t)count * (size_t)outputs * sizeof *some;
+        cr_assert(!memcmp(some, all + first * outputs, bytes),
+                  "%s, dtype %d, %d outputs, %d inputs: %d rows differ from the same among %d",
+                  kern->ops->name, (int)dtype, outputs, cols, count, ALL);
+    }
+    kern->ops->weight_free(kern, w);
+    matrix_close(&m);
+    free(x), free(all), free(some);
+}
+
+Test(ops, rows_are_independent) {
+    for (int path = 0; path < PATH_COUNT; path++) {
+        struct kern *kern = path_open(path, 2);
+        if (!kern) continue;
+        same_rows(kern, KERN_BF16, 72, 1000);
+        same_rows(kern, KERN_BF16, 64, 3072);
+        same_rows(kern, KERN_BF16, 21, 33);
+        same_rows(kern, KERN_F32, 72, 300);
+        kern->ops->close(kern);
+    }
+}
+
+/* ---- Norm, activation, gathering ----------------------------------------------------------------
+ */
+
+static const int dims[] = {1, 2, 15, 16, 17, 64, 100, 1024};
+
+#define EACH_DIM(d) for (size_t d##_ = 0, d; d##_ < 8 && (d = (size_t)dims[d##_], 1); d##_++)
+
+static void check_norm(struct kern *kern, size_t dim, int rows) {
+    size_t count = dim * (size_t)rows;
+    float *x = fresh(count, 41), *w = fresh(dim, 42), *y = fresh(count, 0);
+    kern->ops->rms_norm(kern, y, x, w, rows, (int)dim, 1e-6f);
+    for (size_t i = 0; i < count; i++) {
+        double squares = 0;
+        for (size_t j = 0; j < dim; j++) squares += pow(x[i / dim * dim + j], 2);
+        double exact = x[i] / sqrt(squares / (double)dim + 1e-6) * w[i % dim];
+        cr_assert_float_eq(y[i], exact, 4e-6 * fabs(exact) + 1e-30, "%s dim %zu", kern->ops->name,
+                           dim);
+    }
+    kern->ops->rms_norm(kern, x, x, w, rows, (int)dim, 1e-6f); /* in place */
+    cr_assert(!memcmp(x, y, count * sizeof *x));
+    free(x), free(w), free(y);
+}
+
+static void check_glu(struct kern *kern, size_t dim, int rows) {
+    size_t count = dim * (size_t)rows;
+    float *x = fresh(2 * count, 43), *y = fresh(count, 0);
+    for (size_t i = 0; i < 2 * count; i++) x[i] *= 30;
+    x[0] = 200, x[dim - 1] = -200; /* e^-x overflows or vanishes: still finite */
+    kern->ops->glu(kern, y, x, rows, (int)dim);
+    for (size_t i = 0; i < count; i++) {
+        double gate = x[i / dim * 2 * dim + i % dim], up = x[i / dim * 2 * dim + dim + i % dim];
+        double exact = gate / (1 + exp(-gate)) * up;
+        /* exp is right to 2 ulp; its clamps show only below 1e-35. */
+        cr_assert_float_eq(y[i], exact, 1e-6 * fabs(exact) + 1e-33, "%s: %g %g -> %g not %g",
+                           kern->ops->name, gate, up, y[i], exact);
+    }
+    free(x), free(y);
+}
+
+Test(ops, norm_and_glu) {
+    for (int path = 0; path < PATH_COUNT; path++) {
+        struct kern *kern = path_open(path, 2);
+        if (!kern) continue;
+        EACH_DIM(dim) {
+            check_norm(kern, dim, 1);
+            check_norm(kern, dim, 67);
+            check_glu(kern, dim, 1);
+            check_glu(kern, dim, 67);
+        }
+        kern->ops->close(kern);
+    }
+}
+
+Test(ops, gather) {
+    struct kern *kern = path_open(1, 2);
+    float *x = fresh(50 * 900, 44), *y = fresh(60 * 900, 0);
+    int32_t index[60];
+    for (int i = 0; i < 60; i++) index[i] = (i * 7 + 3) % 50;
+    kern->ops->gather_rows(kern, y, x, index, 60, 900);
+    for (int i = 0; i < 60; i++)
+        cr_assert(!memcmp(y + i * 900, x + index[i] * 900, 900 * sizeof *x));
+    kern->ops->close(kern);
+    free(x), free(y);
+}
+
+/* ---- Rotation -----------------------------------------------------------------------------------
+ */
+
+static void norm_exact(double *x, const float *w, int dim, double eps) {
+    double squares = 0;
+    for (int i = 0; i < dim; i++) squares += x[i] * x[i];
+    for (int i = 0; i < dim; i++) x[i] = x[i] / sqrt(squares / dim + eps) * w[i];
+}
+
+static void check_head(const float *was, const float *now, int dim, const float *norm,
+                       const struct kern_rope *rope, int pos, const char *name) {
+    double x[256];
+    for (int i = 0; i < dim; i++) x[i] = was[i];
+    if (norm) norm_exact(x, norm, dim, 1e-6);
+    for (int j = 0; j < dim / 2; j++) {
+        /* The angle is a float32 product, as in the models' own code; the rest is exact. */
+        double angle = (float)pos * rope->inv_freq[j];
+        double c = cos(angle) * rope->scale, s = sin(angle) * rope->scale;
+        double a = x[j] * c - x[j + dim / 2] * s, b = x[j + dim / 2] * c + x[j] * s;
+        cr_assert_float_eq(now[j], a, 1e-5, "%s dim %d pos %d", name, dim, pos);
+        cr_assert_float_eq(now[j + dim / 2], b, 1e-5, "%s dim %d pos %d", name, dim, pos);
+    }
+}
+
+static void check_rope(struct kern *kern, int dim, bool norm, float scale) {
+    struct kern_cache_options cache = {.layers = 1,
+                                       .heads_q = 4,
+                                       .heads_kv = 2,
+                                       .head_dim = dim,
+                                       .dtype = KERN_F32,
+                                       .pages = 4,
+                                       .slots = 2,
+                                       .max_positions = 100000};
+    struct kern_span spans[] = {{.slot = 0, .row = 0, .count = 9, .pos = 31990},
+                                {.slot = 1, .row = 9, .count = 1, .pos = 7}};
+    struct kern_batch batch = {.spans = spans, .rows = 10, .span_count = 2};
+    float freq[128];
+    for (int j = 0; j < dim / 2; j++) freq[j] = (float)pow(10000, -2.0 * j / dim);
+    struct kern_rope rope = {.inv_freq = freq, .scale = scale};
+    MUST(kern->ops->cache_open(kern, &cache, NULL));
+    int stride = 8 * dim;
+    float *qkv = fresh((size_t)(10 * stride), 51), *was = fresh((size_t)(10 * stride), 51);
+    float *qn = fresh((size_t)dim, 52), *kn = fresh((size_t)dim, 53);
+    for (int again = 0; again < 2; again++) { /* the second time from remembered angles */
+        fill(qkv, (size_t)(10 * stride), 51);
+        kern->ops->qk_rope(kern, qkv, norm ? qn : NULL, norm ? kn : NULL, 1e-6f, &rope, &batch);
+        for (int row = 0; row < 10; row++) {
+            int pos = row < 9 ? 31990 + row : 7;
+            for (int h = 0; h < 6; h++)
+                check_head(was + row * stride + h * dim, qkv + row * stride + h * dim, dim,
+                           !norm   ? NULL
+                           : h < 4 ? qn
+                                   : kn,
+                           &rope, pos, kern->ops->name);
+            size_t v = (size_t)(row * stride + 6 * dim);
+            cr_assert(!memcmp(qkv + v, was + v, 2 * (size_t)dim * sizeof *qkv), "values move");
+        }
+    }
+    free(qkv), free(was), free(qn), free(kn);
+}
+
+Test(ops, rope) {
+    static const int sizes[] = {2, 16, 64, 80, 128};
+    for (int path = 0; path < PATH_COUNT; path++) {
+        for (int i = 0; i < 5; i++) {
+            struct kern *kern = path_open(path, 2);
+            if (!kern) break;
+            check_rope(kern, sizes[i], i % 2 == 0, i == 3 ? 1.5f : 1.0f);
+            kern->ops->close(kern);
+        }
+    }
+}
+
+/* ---- Gates --------------------------------------------------------------------------------------
+ */
+
+struct gate_case {
+    int d_model, width, heads, embeddings, row_count;
+    bool second;
+};
+
+static const struct gate_case gate_cases[] = {
+    {64, 16, 4, 1, 4, false},
+    {100, 33, 2, 1, 1, false},
+    {64, 64, 8, 1, 8, true},
+    {48, 8, 3, 3, 3, false},
+};
+
+static void silu_exact(double *h, int count) {
+    for (int i = 0; i < count; i++) h[i] = h[i] / (1 + exp(-h[i]));
+}
+
+static double gate_exact(const struct gate_case *c, const struct kern_gate_spec *s, const float *x,
+                         int head) {
+    double h[512], g[512];
+    int first = c->embeddings * c->width;
+    for (int i = 0; i < first; i++) {
+        h[i] = s->b1[i];
+        for (int k = 0; k < c->d_model; k++) h[i] += (double)s->w1[i * c->d_model + k] * x[k];
+    }
+    silu_exact(h, first);
+    for (int i = 0; c->second && i < c->width; i++) {
+        g[i] = s->b2[i];
+        for (int k = 0; k < c->width; k++) g[i] += s->w2[i * c->width + k] * h[k];
+    }
+    if (c->second) silu_exact(g, c->width), memcpy(h, g, sizeof g);
+    double z = s->bias[s->row[head]];
+    for (int i = 0; i < c->width; i++)
+        z +=
+            s->last[s->row[head] * c->width + i] * h[(c->embeddings > 1 ? head * c->width : 0) + i];
+    return fmin(z, 0) - log1p(exp(-fabs(z)));
+}
+
+static void check_gate(struct kern *kern, const struct gate_case *c) {
+    enum { ROWS = 300 };
+    size_t first = (size_t)(c->embeddings * c->width), d = (size_t)c->d_model;
+    size_t width = (size_t)c->width, heads = (size_t)c->heads;
+    float *w1 = fresh(first * d, 61), *b1 = fresh(first, 62), *w2 = fresh(width * width, 63);
+    float *b2 = fresh(width, 64), *last = fresh((size_t)c->row_count * width, 65);
+    float *bias = fresh((size_t)c->row_count, 66), *x = fresh(ROWS * d, 67);
+    float *all = fresh(ROWS * heads, 0), *one = fresh(heads, 0);
+    int32_t row[8];
+    for (int h = 0; h < c->heads; h++) row[h] = (c->heads - 1 - h) % c->row_count;
+    struct kern_gate_spec spec = {.w1 = w1,
+                                  .b1 = b1,
+                                  .w2 = c->second ? w2 : NULL,
+                                  .b2 = c->second ? b2 : NULL,
+                                  .last = last,
+                                  .bias = bias,
+                                  .row = row,
+                                  .width = c->width,
+                                  .d_model = c->d_model,
+                                  .heads_kv = c->heads,
+                                  .row_count = c->row_count,
+                                  .embeddings = c->embeddings};
+    struct kern_gate *gate;
+    MUST(kern->ops->gate_load(kern, &spec, &gate, NULL));
+    kern->ops->gate(kern, all, x, gate, ROWS);
+    for (size_t r = 0; r < ROWS; r++) {
+        kern->ops->gate(kern, one, x + r * d, gate, 1);
+        cr_assert(!memcmp(one, all + r * heads, heads * sizeof *one), "row %zu alone differs", r);
+        for (int h = 0; h < c->heads; h += r < 20 ? 1 : c->heads) {
+            double exact = gate_exact(c, &spec, x + r * d, h);
+            cr_assert_float_eq(all[r * heads + (size_t)h], exact, 2e-5 * fabs(exact) + 1e-6,
+                               "%s: %.9g not %.9g", kern->ops->name, all[r * heads + (size_t)h],
+                               exact);
+            cr_assert(all[r * heads + (size_t)h] <= 0);
+        }
+    }
+    kern->ops->gate_free(kern, gate);
+    free(w1), free(b1), free(w2), free(b2), free(last), free(bias), free(x), free(all), free(one);
+}
+
+Test(ops, gate) {
+    for (int path = 0; path < PATH_COUNT; path++) {
+        struct kern *kern = path_open(path, 2);
+        if (!kern) continue;
+        for (size_t i = 0; i < sizeof gate_cases / sizeof *gate_cases; i++)
+            check_gate(kern, &gate_cases[i]);
+        kern->ops->close(kern);
+    }
+}
