@@ -29,12 +29,11 @@ static void each_stream(struct job *job, void (*fn)(void *arg, int stream)) {
 /* ---- Keys ----------------------------------------------------------------------------------- */
 
 /* Order-preserving: a < b as floats exactly if key(a) < key(b). NaN, which only a broken model
- * gives, ranks lowest; -0 counts as +0. */
+ * gives, ranks lowest. A score is never -0, being a sum of which one term is not. */
 static uint32_t float_key(float score) {
     if (isnan(score)) return 0;
-    float sum = score + 0.0f;
     uint32_t bits;
-    memcpy(&bits, &sum, sizeof bits);
+    memcpy(&bits, &score, sizeof bits);
     return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
