@@ -60,9 +60,11 @@ void log_write(enum log_level level, const char *format, ...) {
     int wanted = vsnprintf(line + start, room, format, args);
     va_end(args);
     size_t size = start + strlen(line + start);
-    if (wanted >= 0 && (size_t)wanted >= room) memcpy(line + size - 3, "...", 3);
-    for (size_t i = start; i < size; i++)
+    bool cut = wanted >= 0 && (size_t)wanted >= room;
+    for (size_t i = start; i < size; i++) {
         if ((unsigned char)line[i] < 0x20 || line[i] == 0x7f) line[i] = '?';
+        if (cut && i + 3 >= size) line[i] = '.';
+    }
     line[size++] = '\n';
     /* A log that cannot be written is nowhere to be reported. */
     ssize_t ignored = write(STDERR_FILENO, line, size);

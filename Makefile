@@ -1,0 +1,67 @@
+# keepd: what one types. `make help` lists it; the work is done by CMake and tools/.
+#
+#   make serve                      first run on a fresh machine
+#   make serve ARGS="--port 9000"   options for the daemon (build/keepd --help)
+#   make serve MODEL=/path/to/dir   another model
+.DEFAULT_GOAL := help
+.PHONY: help serve build test check lint format fuzz bench quality clean
+
+MODEL ?= models/keepd-nano
+ARGS ?=
+FUZZ_SECONDS ?= 30
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+serve: ## install what is missing, build, start the daemon with the bundled model
+	@tools/install-deps serve
+	@$(MAKE) --no-print-directory build
+	@exec build/keepd --model $(MODEL) $(ARGS)
+
+build: ## release binary: build/keepd
+	@tools/build release keepd
+	@ln -sf release/server/keepd build/keepd
+
+test: ## install what is missing, build with and without sanitizers, run the tests (minutes)
+	@tools/install-deps test
+	@rm -rf build/results
+	@$(MAKE) --no-print-directory build
+	@tools/build dev
+	@tools/run_ctest dev -LE slow
+	@tools/build asan
+	@tools/run_ctest asan -LE slow
+	@tools/run_pytest quick -m "not slow"
+
+check: ## everything `make test` leaves out: threads, fuzzers, long suites, style (under an hour)
+	@tools/install-deps check
+	@$(MAKE) --no-print-directory build lint
+	@tools/build tsan
+	@tools/run_ctest tsan -L tsan
+	@tools/run_ctest dev -L slow
+	@tools/run_fuzz $(FUZZ_SECONDS)
+	@tools/run_pytest all
+
+lint: ## formatting, include directions, function lengths, words, clang-tidy
+	@tools/install-deps check
+	@tools/build dev
+	@tools/lint
+
+format: ## rewrite the C files as .clang-format says
+	@git ls-files -z '*.c' '*.h' | xargs -0 clang-format -i
+
+fuzz: ## every fuzzer for FUZZ_SECONDS (30)
+	@tools/install-deps check
+	@tools/run_fuzz $(FUZZ_SECONDS)
+
+bench: ## speed of this machine: bandwidth, prompt and generation rates
+	@tools/install-deps serve
+	@tools/build release
+	@bench/run $(ARGS)
+
+quality: ## what a bounded cache costs on our tasks: docs/QUALITY.md
+	@tools/install-deps test
+	@$(MAKE) --no-print-directory build
+	@"$$(tools/venv)/bin/python" bench/quality/quality.py $(ARGS)
+
+clean: ## remove build/ (the Python environment .venv stays)
+	rm -rf build

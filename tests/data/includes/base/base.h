@@ -1,0 +1,1 @@
+/* tools/check_includes must refuse paging/wrong.c beside this file. */
