@@ -1,0 +1,37 @@
+"""Likelihoods by echo: completions with token-id prompts must give transformers' log-probabilities."""
+import json
+import pathlib
+
+import pytest
+import requests
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+GOLDEN = ROOT / "tests" / "data" / "models" / "keepd-nano" / "golden.json"
+
+
+def score(d, ids, **fields):
+    body = {"model": "keepd-nano", "prompt": ids, "max_tokens": 1, "echo": True, "logprobs": 1, "temperature": 0, **fields}
+    r = requests.post(f"{d.url}/v1/completions", json=body, timeout=120)
+    assert r.status_code == 200, r.text
+    return r.json()["choices"][0]["logprobs"]
+
+
+@pytest.mark.parametrize("path,kv_dtype,tolerance", [("reference", "f32", 1e-3), ("auto", "bf16", 5e-2)])
+def test_prompt_logprobs_match_transformers(daemon, path, kv_dtype, tolerance):
+    if not GOLDEN.exists():
+        pytest.skip(f"skip: {GOLDEN} is missing")
+    golden = json.loads(GOLDEN.read_text())
+    d = daemon("--cpu-path", path, "--kv-dtype", kv_dtype, "--kv-policy", "full")
+    scores = score(d, golden["prompt"])
+    got, want = scores["token_logprobs"][:len(golden["prompt"])], golden["prompt_logprobs"]
+    assert got[0] is None
+    worst = max(abs(a - b) for a, b in zip(got[1:], want))
+    assert worst <= tolerance, worst
+
+
+def test_echo_never_reuses_a_conversation(daemon):
+    d = daemon("--kv-policy", "streaming")
+    ids = list(range(5, 60))
+    first = score(d, ids)
+    requests.post(f"{d.url}/v1/completions", json={"model": "keepd-nano", "prompt": ids[:-5], "max_tokens": 2}, timeout=60)
+    assert score(d, ids)["token_logprobs"] == first["token_logprobs"]
