@@ -227,6 +227,7 @@ static const struct cpu_kernels *choose(const char *name, struct fault *fault) {
     (void)isa;
     const struct path paths[] = {
 #if defined(__x86_64__)
+        {"amx", &cpu_kernels_amx, isa.amx, "AMX bf16 tiles (or the system withholds them)"},
         {"avx512", &cpu_kernels_avx512, isa.avx512, "AVX-512 (F, BW, DQ, VL)"},
         {"avx2", &cpu_kernels_avx2, isa.avx2, "AVX2, FMA or F16C"},
 #endif

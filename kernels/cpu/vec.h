@@ -22,6 +22,10 @@ VEC_DECLARE(portable)
 VEC_DECLARE(avx2)
 VEC_DECLARE(avx512)
 
+size_t cpu_packed_bytes_amx(int64_t depth);
+void cpu_pack_x_amx(const struct cpu_matmul_job *job, int row, char *packed);
+void cpu_matmul_amx(const struct cpu_matmul_job *job, int64_t first, int64_t count, void *scratch);
+
 #define VEC_JOIN_(name, path) cpu_##name##_##path
 #define VEC_JOIN(name, path)  VEC_JOIN_(name, path)
 #define VEC(name)             VEC_JOIN(name, CPU_PATH) /* CPU_PATH: given by the build, per path */

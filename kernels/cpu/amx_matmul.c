@@ -1,0 +1,202 @@
+/* bf16 products on tiles. Activations are rounded to bf16 once per pass and laid out as A tiles
+ * (pack_x); weights lie in memory as B tiles. Sums run over all inputs in ascending order in one
+ * register, so every shape of block below gives a row the same bits: one to sixteen rows (decode,
+ * bound by memory: four streams of weights, fetched ahead) and 32 x 32 blocks (prefill, bound by
+ * the tile unit: four loads per four products). */
+#include "kernels/cpu/amx.h"
+#include "kernels/cpu/simd.h"
+#include "kernels/cpu/vec.h"
+
+size_t cpu_packed_bytes_amx(int64_t depth) {
+    return (size_t)depth * MATMUL_ROWS * 2;
+}
+
+/* ---- Activations --------------------------------------------------------------------------------
+ */
+
+static void pack_row(const float *x, int64_t cols, int64_t depth, char *to) {
+    for (int64_t k = 0; k < depth; k += TILE_DEPTH, to += TILE_BYTES) {
+        int64_t left = cols - k;
+        __m512 low = left >= 16 ? v16_load(x + k) : v16_load_n(x + k, left > 0 ? (int)left : 0);
+        left -= 16;
+        __m512 high =
+            left >= 16 ? v16_load(x + k + 16) : v16_load_n(x + k + 16, left > 0 ? (int)left : 0);
+        _mm512_store_si512(to, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+    }
+}
+
+void cpu_pack_x_amx(const struct cpu_matmul_job *job, int row, char *packed) {
+    const struct kern_weight *w = job->weight;
+    char *block = packed + (size_t)row * (size_t)w->depth * 2;
+    for (int r = 0; r < 16; r++) {
+        if (row + r < job->rows) {
+            pack_row(job->x + (row + r) * w->cols, w->cols, w->depth, block + 64 * r);
+        } else if (job->rows > 16) { /* up to 16 rows the tiles are configured to end with them */
+            for (int64_t t = 0; t < w->depth / TILE_DEPTH; t++)
+                _mm512_store_si512(block + t * TILE_BYTES + 64 * r, _mm512_setzero_si512());
+        }
+    }
+}
+
+/* ---- Results ------------------------------------------------------------------------------------
+ */
+
+static void put(const struct cpu_matmul_job *job, int row, int64_t panel, const float (*sums)[16]) {
+    int64_t outputs = job->weight->rows, output = panel * PANEL;
+    int n = outputs - output < 16 ? (int)(outputs - output) : 16;
+    int rows = job->rows - row < 16 ? job->rows - row : 16;
+    __m512 bias = job->bias ? v16_load_n(job->bias + output, n) : v16_set(0);
+    for (int r = 0; r < rows; r++) {
+        float *y = job->y + (row + r) * outputs + output;
+        __m512 sum = v16_load(sums[r]);
+        if (job->bias) sum = v16_add(sum, bias);
+        if (job->mode == KERN_ADD) sum = v16_add(v16_load_n(y, n), sum);
+        v16_store_n(y, sum, n);
+    }
+}
+
+/* ---- Up to sixteen rows -------------------------------------------------------------------------
+ */
+
+#define AHEAD 4096 /* bytes of each stream under way */
+
+static inline void fetch_tile(const char *at) {
+    for (int line = 0; line < TILE_BYTES; line += 64) _mm_prefetch(at + line, _MM_HINT_T0);
+}
+
+static void few_rows_four(const struct cpu_matmul_job *job, int64_t panel) {
+    _Alignas(64) float sums[16][16];
+    const struct kern_weight *w = job->weight;
+    const char *b = w->data + (size_t)panel * w->panel_bytes, *a = job->packed;
+    size_t next = w->panel_bytes;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (size_t at = 0; at < next; at += TILE_BYTES) {
+        const char *tile = b + at;
+        fetch_tile(tile + AHEAD);
+        fetch_tile(tile + next + AHEAD);
+        fetch_tile(tile + 2 * next + AHEAD);
+        fetch_tile(tile + 3 * next + AHEAD);
+        _tile_loadd(4, a + at, 64);
+        _tile_loadd(6, tile, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, tile + next, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(6, tile + 2 * next, 64);
+        _tile_dpbf16ps(2, 4, 6);
+        _tile_loadd(7, tile + 3 * next, 64);
+        _tile_dpbf16ps(3, 4, 7);
+    }
+    _tile_stored(0, sums, 64);
+    put(job, 0, panel, sums);
+    _tile_stored(1, sums, 64);
+    put(job, 0, panel + 1, sums);
+    _tile_stored(2, sums, 64);
+    put(job, 0, panel + 2, sums);
+    _tile_stored(3, sums, 64);
+    put(job, 0, panel + 3, sums);
+}
+
+static void few_rows_one(const struct cpu_matmul_job *job, int64_t panel) {
+    _Alignas(64) float sums[16][16];
+    const struct kern_weight *w = job->weight;
+    const char *b = w->data + (size_t)panel * w->panel_bytes, *a = job->packed;
+    _tile_zero(0);
+    for (size_t at = 0; at < w->panel_bytes; at += TILE_BYTES) {
+        fetch_tile(b + at + AHEAD);
+        _tile_loadd(4, a + at, 64);
+        _tile_loadd(6, b + at, 64);
+        _tile_dpbf16ps(0, 4, 6);
+    }
+    _tile_stored(0, sums, 64);
+    put(job, 0, panel, sums);
+}
+
+/* ---- Many rows ----------------------------------------------------------------------------------
+ */
+
+static void block_two_by_two(const struct cpu_matmul_job *job, int row, int64_t panel) {
+    _Alignas(64) float sums[16][16];
+    const struct kern_weight *w = job->weight;
+    const char *b = w->data + (size_t)panel * w->panel_bytes;
+    const char *a = job->packed + (size_t)row * (size_t)w->depth * 2;
+    size_t next = w->panel_bytes; /* sixteen rows of A take as much as a panel of B */
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (size_t at = 0; at < next; at += TILE_BYTES) {
+        _tile_loadd(6, b + at, 64);
+        _tile_loadd(4, a + at, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, b + next + at, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, a + next + at, 64);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, sums, 64);
+    put(job, row, panel, sums);
+    _tile_stored(1, sums, 64);
+    put(job, row, panel + 1, sums);
+    _tile_stored(2, sums, 64);
+    put(job, row + 16, panel, sums);
+    _tile_stored(3, sums, 64);
+    put(job, row + 16, panel + 1, sums);
+}
+
+static void block_one_by_one(const struct cpu_matmul_job *job, int row, int64_t panel) {
+    _Alignas(64) float sums[16][16];
+    const struct kern_weight *w = job->weight;
+    const char *b = w->data + (size_t)panel * w->panel_bytes;
+    const char *a = job->packed + (size_t)row * (size_t)w->depth * 2;
+    _tile_zero(0);
+    for (size_t at = 0; at < w->panel_bytes; at += TILE_BYTES) {
+        _tile_loadd(6, b + at, 64);
+        _tile_loadd(4, a + at, 64);
+        _tile_dpbf16ps(0, 4, 6);
+    }
+    _tile_stored(0, sums, 64);
+    put(job, row, panel, sums);
+}
+
+static void many_rows(const struct cpu_matmul_job *job, int64_t panel, int64_t panels) {
+    int row = 0;
+    for (; panels == 2 && row + 16 < job->rows; row += 32) block_two_by_two(job, row, panel);
+    for (; row < job->rows; row += 16)
+        for (int64_t p = 0; p < panels; p++) block_one_by_one(job, row, panel + p);
+}
+
+void cpu_matmul_amx(const struct cpu_matmul_job *job, int64_t first, int64_t count, void *scratch) {
+    if (job->weight->layout != CPU_PANEL_PAIRS) {
+        cpu_matmul_avx512(job, first, count, scratch);
+        return;
+    }
+    amx_configure(job->rows < 16 ? job->rows : 16, 6);
+    if (job->rows <= 16) {
+        for (; count >= 4; count -= 4, first += 4) few_rows_four(job, first);
+        for (; count; count--, first++) few_rows_one(job, first);
+    } else {
+        for (; count >= 2; count -= 2, first += 2) many_rows(job, first, 2);
+        if (count) many_rows(job, first, 1);
+    }
+    _tile_release();
+}
+
+const struct cpu_kernels cpu_kernels_amx = {
+    .name = "cpu-amx",
+    .layout_bf16 = CPU_PANEL_PAIRS,
+    .layout_other = CPU_PANEL_F32,
+    .rms_norm = cpu_rms_norm_avx512,
+    .glu = cpu_glu_avx512,
+    .rope = cpu_rope_avx512,
+    .to_bf16 = cpu_to_bf16_avx512,
+    .matmul = cpu_matmul_amx,
+    .packed_bytes = cpu_packed_bytes_amx,
+    .pack_x = cpu_pack_x_amx,
+    .attend_scratch = cpu_attend_scratch_avx512,
+    .attend_lanes = cpu_attend_lanes_avx512,
+    .attend = cpu_attend_avx512,
+};
