@@ -37,7 +37,7 @@ check: ## everything `make test` leaves out: threads, fuzzers, long suites, styl
 	@$(MAKE) --no-print-directory build lint
 	@tools/build tsan
 	@tools/run_ctest tsan -L tsan
-	@tools/run_ctest dev -L slow
+	@tools/run_ctest dev -L slow --no-tests=ignore
 	@tools/run_fuzz $(FUZZ_SECONDS)
 	@tools/run_pytest all
 
