@@ -349,19 +349,24 @@ static int load_weights(struct model *model, const struct model_options *options
 
 /* ---- Gates --------------------------------------------------------------------------------- */
 
+/* Gates name their base by the digest of its one weight file, or of a sharded model's index. */
 static void warn_other_base(const struct model_options *options, const char *expected) {
+    static const char *const names[] = {"model.safetensors", "model.safetensors.index.json"};
     char path[PATH_MAX], found[SHA256_HEX], *data = NULL;
     size_t size = 0;
     struct stat info;
-    int n = snprintf(path, sizeof path, "%s/model.safetensors", options->dir);
-    if (!*expected || n < 0 || (size_t)n >= sizeof path) return;
-    if (stat(path, &info) || info.st_size >= (off_t)HASH_FILE_MAX) return;
+    bool exists = false;
+    for (size_t i = 0; i < sizeof names / sizeof names[0] && !exists; i++) {
+        int n = snprintf(path, sizeof path, "%s/%s", options->dir, names[i]);
+        exists = n > 0 && (size_t)n < sizeof path && stat(path, &info) == 0;
+    }
+    if (!*expected || !exists || info.st_size >= (off_t)HASH_FILE_MAX) return;
     if (file_read(path, HASH_FILE_MAX, &data, &size, NULL)) return;
     sha256_hex(data, size, found);
     mem_free(data);
     if (strcmp(found, expected) != 0)
-        log_warn("gates were trained for another base model: base_sha256 is %.16s..., "
-                 "model.safetensors has %.16s...",
+        log_warn("gates were trained for another base model: base_sha256 is %.16s..., the weights "
+                 "have %.16s...",
                  expected, found);
 }
 

@@ -1,0 +1,359 @@
+/* golden_logits: replays given tokens through a model and prints log-probabilities as JSON.
+ *
+ *   golden_logits --model DIR --tokens 1,2,3 [options]
+ *
+ * --tokens   ids separated by commas, or @FILE with such a list
+ * --prompt   how many of them are the prompt (default all); the rest are appended one by one, as
+ *            if they had been generated
+ * --splits   step sizes of the prompt, e.g. 7,1,40; the last one repeats
+ * --greedy   continue with this many most likely tokens
+ * --rows     "next" (log-probability of the token that follows) or "all" (every token's)
+ * --policy, --budget, --buffer, --chunk, --sinks, --recent, --horizon: as in requests; evictions
+ *            happen where paging/due.h says, and each one is reported before and after
+ *
+ * With this, a reference in another language can check logits, log_beta and every selection. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/buf.h"
+#include "base/json.h"
+#include "base/mem.h"
+#include "engine/weights.h"
+#include "paging/due.h"
+#include "tests/golden/replay.h"
+
+#define TOKENS_MAX 1000000
+#define GREEDY_MAX 4096
+#define SPLITS_MAX 64
+#define OUTPUT_MAX ((size_t)1 << 30)
+
+struct args {
+    struct replay_options replay;
+    struct kv_params kv;
+    int32_t *tokens;
+    int count, prompt, greedy;
+    int splits[SPLITS_MAX];
+    int split_count;
+    bool all_rows;
+};
+
+struct run {
+    const struct args *args;
+    struct replay replay;
+    struct due_state due;
+    struct buf *out;
+    struct buf evictions; /* JSON objects, comma separated */
+    float *logits;        /* [rows_max, vocab] */
+    const float *last;    /* the newest row in it */
+    int printed;          /* log-probability rows so far */
+};
+
+/* ---- Arguments ----------------------------------------------------------------------------- */
+
+static int parse_list(const char *text, int32_t *out, int max) {
+    int count = 0;
+    while (*text && count < max) {
+        char *end;
+        long value = strtol(text, &end, 10);
+        if (end == text) { /* separators and brackets */
+            text++;
+            continue;
+        }
+        out[count++] = (int32_t)value;
+        text = end;
+    }
+    return count;
+}
+
+static int read_tokens(struct args *args, const char *text) {
+    char *data = NULL;
+    size_t size = 0;
+    struct fault fault = {0};
+    if (*text == '@' && file_read(text + 1, (size_t)64 << 20, &data, &size, &fault)) {
+        fprintf(stderr, "%s: %s\n", fault.field, fault.text);
+        return ERR_IO;
+    }
+    mem_free(args->tokens);
+    args->tokens = mem_must_alloc(TOKENS_MAX + GREEDY_MAX, sizeof *args->tokens);
+    args->count = parse_list(data ? data : text, args->tokens, TOKENS_MAX);
+    mem_free(data);
+    return args->count > 0 ? 0 : ERR_INVALID;
+}
+
+static int read_policy(struct args *args, const char *name) {
+    const struct policy *policy = policy_find(name);
+    if (!policy) return ERR_INVALID;
+    args->kv.policy = policy;
+    args->kv.sinks = policy->sinks;
+    args->kv.recent = policy->recent;
+    args->kv.horizon = policy->horizon;
+    return 0;
+}
+
+static int read_number(struct args *args, const char *name, const char *value) {
+    const struct {
+        const char *name;
+        int *out;
+    } numbers[] = {
+        {"--prompt", &args->prompt},          {"--greedy", &args->greedy},
+        {"--threads", &args->replay.threads}, {"--budget", &args->kv.budget},
+        {"--buffer", &args->kv.buffer},       {"--chunk", &args->kv.chunk},
+        {"--sinks", &args->kv.sinks},         {"--recent", &args->kv.recent},
+    };
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        if (strcmp(name, numbers[i].name) != 0) continue;
+        *numbers[i].out = atoi(value);
+        return 0;
+    }
+    return ERR_INVALID;
+}
+
+static int read_option(struct args *args, const char *name, const char *value) {
+    if (!strcmp(name, "--model"))
+        args->replay.dir = value;
+    else if (!strcmp(name, "--gates"))
+        args->replay.gates = value;
+    else if (!strcmp(name, "--path"))
+        args->replay.path = value;
+    else if (!strcmp(name, "--kv-dtype"))
+        args->replay.kv_dtype = strcmp(value, "bf16") ? KERN_F32 : KERN_BF16;
+    else if (!strcmp(name, "--horizon"))
+        args->kv.horizon = strtof(value, NULL);
+    else if (!strcmp(name, "--rows"))
+        args->all_rows = !strcmp(value, "all");
+    else if (!strcmp(name, "--tokens"))
+        return read_tokens(args, value);
+    else if (!strcmp(name, "--policy"))
+        return read_policy(args, value);
+    else if (!strcmp(name, "--splits"))
+        args->split_count = parse_list(value, args->splits, SPLITS_MAX);
+    else
+        return read_number(args, name, value);
+    return 0;
+}
+
+static int read_args(int argc, char **argv, struct args *args) {
+    *args = (struct args){.prompt = -1, .splits = {512}, .split_count = 1};
+    args->replay = (struct replay_options){.path = "reference", .threads = 1, .slots = 1};
+    args->kv = (struct kv_params){.budget = 1024, .buffer = 128, .chunk = 512};
+    int err = read_policy(args, "full");
+    for (int i = 1; i < argc && !err; i += 2) {
+        err = i + 1 < argc ? read_option(args, argv[i], argv[i + 1]) : ERR_INVALID;
+        if (err) fprintf(stderr, "bad option or value: %s\n", argv[i]);
+    }
+    if (err) return err;
+    if (!args->replay.dir || !args->count || !args->split_count || args->greedy < 0 ||
+        args->greedy > GREEDY_MAX) {
+        fprintf(stderr, "needs --model and --tokens\n");
+        return ERR_INVALID;
+    }
+    if (args->prompt < 1 || args->prompt > args->count) args->prompt = args->count;
+    for (int i = 0; i < args->split_count; i++) {
+        if (args->splits[i] < 1) return ERR_INVALID;
+        if (args->splits[i] > args->replay.rows_max) args->replay.rows_max = args->splits[i];
+    }
+    if (args->replay.rows_max > args->count) args->replay.rows_max = args->count;
+    args->replay.positions_max = args->count + args->greedy + 1;
+    return 0;
+}
+
+/* ---- Output -------------------------------------------------------------------------------- */
+
+static void write_ints(struct buf *out, const char *name, const int32_t *values, size_t count) {
+    buf_fmt(out, "\"%s\":[", name);
+    for (size_t i = 0; i < count; i++) buf_fmt(out, i ? ",%d" : "%d", values[i]);
+    buf_str(out, "]");
+}
+
+static void write_floats(struct buf *out, const float *values, size_t count) {
+    buf_str(out, "[");
+    for (size_t i = 0; i < count; i++) buf_fmt(out, i ? ",%.9g" : "%.9g", (double)values[i]);
+    buf_str(out, "]");
+}
+
+/* {"lengths": ..., "positions": ..., "log_beta": ...} of slot 0. */
+static int write_state(struct run *run, struct buf *out) {
+    size_t streams = (size_t)run->replay.layers * (size_t)run->replay.heads_kv;
+    size_t room = streams * (size_t)run->args->replay.positions_max;
+    struct kern_report report = {.lengths = mem_must_alloc(streams, sizeof(int32_t)),
+                                 .positions = mem_must_alloc(room, sizeof(int32_t)),
+                                 .log_beta = mem_must_alloc(room, sizeof(float)),
+                                 .entries_max = room};
+    int err = run->replay.kern->ops->report(run->replay.kern, 0, &report);
+    if (!err) {
+        buf_str(out, "{");
+        write_ints(out, "lengths", report.lengths, streams);
+        buf_str(out, ",");
+        write_ints(out, "positions", report.positions, report.entries);
+        buf_str(out, ",\"log_beta\":");
+        write_floats(out, report.log_beta, report.entries);
+        buf_str(out, "}");
+    }
+    mem_free(report.lengths);
+    mem_free(report.positions);
+    mem_free(report.log_beta);
+    return err;
+}
+
+static void write_row(struct run *run, const float *logits, int32_t next) {
+    int vocab = run->replay.vocab;
+    double zero = replay_logprob(logits, vocab, 0) - logits[0];
+    buf_str(run->out, run->printed++ ? "," : "");
+    if (!run->args->all_rows) {
+        buf_fmt(run->out, "%.9g", logits[next] + zero);
+        return;
+    }
+    for (int i = 0; i < vocab; i++) buf_fmt(run->out, i ? ",%.7g" : "[%.7g", logits[i] + zero);
+    buf_str(run->out, "]");
+}
+
+/* ---- The run ------------------------------------------------------------------------------- */
+
+static int evict(struct run *run) {
+    const struct kv_params *kv = &run->args->kv;
+    const struct kern_evict due = {
+        .slot = 0,
+        .tokens = run->due.tokens,
+        .keep = kv->budget,
+        .sinks = kv->sinks,
+        .recent = kv->recent,
+        .score = kv->policy->score,
+        .pool = kv->policy->pool,
+        .horizon = kv->horizon,
+    };
+    buf_fmt(&run->evictions, "%s{\"tokens\":%d,\"before\":", run->evictions.size ? "," : "",
+            run->due.tokens);
+    int err = write_state(run, &run->evictions);
+    if (!err) err = run->replay.kern->ops->evict(run->replay.kern, &due, 1);
+    buf_str(&run->evictions, ",\"after\":");
+    if (!err) err = write_state(run, &run->evictions);
+    buf_str(&run->evictions, "}");
+    due_evicted(kv, &run->due);
+    return err;
+}
+
+/* Appends `count` given tokens from index `at` and prints what each predicted. */
+static int append(struct run *run, int at, int count) {
+    const struct args *args = run->args;
+    const size_t vocab = (size_t)run->replay.vocab;
+    const struct replay_part part = {0, at, count, args->tokens + at};
+    int err = replay_step(&run->replay, &part, 1, run->logits);
+    if (err) return err;
+    due_append(&run->due, count);
+    for (int i = 0; i < count; i++) {
+        bool has_next = at + i + 1 < args->count;
+        if (at + i < args->count && (has_next || args->all_rows))
+            write_row(run, run->logits + (size_t)i * vocab,
+                      has_next ? args->tokens[at + i + 1] : 0);
+    }
+    run->last = run->logits + (size_t)(count - 1) * vocab;
+    return 0;
+}
+
+static int run_prompt(struct run *run) {
+    const struct args *args = run->args;
+    int err = 0;
+    run->due.prompt_new = args->prompt;
+    for (int at = 0, i = 0; at < args->prompt && !err; i++) {
+        int size = args->splits[i < args->split_count ? i : args->split_count - 1];
+        int room = due_prompt_room(&args->kv, &run->due);
+        if (size > room) size = room;
+        err = append(run, at, size);
+        at += size;
+        if (!err && due_after_append(&args->kv, &run->due)) err = evict(run);
+    }
+    return err;
+}
+
+static int run_generated(struct run *run, int at) {
+    int err = due_before_generate(&run->args->kv, &run->due) ? evict(run) : 0;
+    return err ? err : append(run, at, 1);
+}
+
+/* The last row's most likely token, appended like a generated one; its logprob and its lead over
+ * the runner-up are printed, so that a reader knows near ties. */
+static int run_greedy(struct run *run, struct buf *tokens, struct buf *logprobs,
+                      struct buf *margins) {
+    const struct args *args = run->args;
+    const int vocab = run->replay.vocab;
+    int err = 0;
+    for (int i = 0; i < args->greedy && !err; i++) {
+        int32_t best = replay_argmax(run->last, vocab);
+        float second = -INFINITY;
+        for (int t = 0; t < vocab; t++) {
+            if (t != best) second = fmaxf(second, run->last[t]);
+        }
+        buf_fmt(tokens, i ? ",%d" : "%d", best);
+        buf_fmt(logprobs, i ? ",%.9g" : "%.9g", replay_logprob(run->last, vocab, best));
+        buf_fmt(margins, i ? ",%.9g" : "%.9g", (double)(run->last[best] - second));
+        args->tokens[args->count + i] = best;
+        if (i + 1 < args->greedy) err = run_generated(run, args->count + i);
+    }
+    return err;
+}
+
+static int run_all(struct run *run) {
+    const struct args *args = run->args;
+    struct buf parts[3];
+    static const char *const names[] = {"greedy", "greedy_logprobs", "greedy_margins"};
+    for (int i = 0; i < 3; i++) buf_open(&parts[i], OUTPUT_MAX);
+    buf_fmt(run->out, "{\"family\":\"%s\",\"backend\":\"%s\",\"layers\":%d,\"heads_kv\":%d,",
+            model_config(run->replay.model)->family, run->replay.kern->ops->name,
+            run->replay.layers, run->replay.heads_kv);
+    buf_str(run->out, "\"logprobs\":[");
+    int err = run_prompt(run);
+    for (int at = args->prompt; at < args->count && !err; at++) err = run_generated(run, at);
+    if (!err) err = run_greedy(run, &parts[0], &parts[1], &parts[2]);
+    buf_str(run->out, "]");
+    for (int i = 0; i < 3; i++) {
+        buf_fmt(run->out, ",\"%s\":[%s]", names[i], parts[i].size ? parts[i].data : "");
+        buf_close(&parts[i]);
+    }
+    buf_fmt(run->out, ",\"evictions\":[");
+    buf_add(run->out, run->evictions.data, run->evictions.size);
+    buf_str(run->out, "],\"final\":");
+    if (!err) err = write_state(run, run->out);
+    buf_str(run->out, "}\n");
+    return err || run->out->failed || run->evictions.failed ? ERR_LIMIT : 0;
+}
+
+static int run_open(struct run *run, const struct args *args, struct buf *out,
+                    struct fault *fault) {
+    *run = (struct run){.args = args, .out = out};
+    buf_open(&run->evictions, OUTPUT_MAX);
+    int err = kv_params_check(&args->kv, fault);
+    if (!err) err = replay_open(&args->replay, &run->replay, fault);
+    if (err) return err;
+    for (int i = 0; i < args->count; i++) {
+        if (args->tokens[i] < 0 || args->tokens[i] >= run->replay.vocab)
+            return fault_set(fault, ERR_INVALID, "--tokens", "%d is not in the vocabulary",
+                             args->tokens[i]);
+    }
+    run->logits = mem_must_alloc((size_t)args->replay.rows_max * (size_t)run->replay.vocab,
+                                 sizeof *run->logits);
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    struct args args;
+    struct run run = {0};
+    struct buf out;
+    struct fault fault = {0};
+    buf_open(&out, OUTPUT_MAX);
+    int err = read_args(argc, argv, &args);
+    if (!err) err = run_open(&run, &args, &out, &fault);
+    if (!err) err = run_all(&run);
+    if (fault.code)
+        fprintf(stderr, "%s: %s\n", fault.field, fault.text);
+    else if (err)
+        fprintf(stderr, "%s\n", err_text(err));
+    if (!err && fwrite(out.data, 1, out.size, stdout) != out.size) err = ERR_IO;
+    mem_free(run.logits);
+    mem_free(args.tokens);
+    buf_close(&run.evictions);
+    buf_close(&out);
+    replay_close(&run.replay);
+    return err ? 1 : 0;
+}

@@ -1,0 +1,111 @@
+#include "tests/golden/replay.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/mem.h"
+#include "kernels/cpu/cpu.h"
+
+static int open_cache(struct replay *replay, const struct replay_options *options,
+                      struct fault *fault) {
+    const struct model_config *c = model_config(replay->model);
+    struct kern_cache_info info;
+    replay->kern->ops->cache_info(options->kv_dtype, c->head_dim, &info);
+    int pages = options->positions_max / info.page_slots + 1;
+    const struct kern_cache_options cache = {
+        .layers = c->layers,
+        .heads_q = c->heads_q,
+        .heads_kv = c->heads_kv,
+        .head_dim = c->head_dim,
+        .dtype = options->kv_dtype,
+        .pages = options->pages ? options->pages
+                                : (int64_t)pages * c->layers * c->heads_kv * options->slots,
+        .slots = options->slots,
+        .max_positions = options->positions_max,
+    };
+    return replay->kern->ops->cache_open(replay->kern, &cache, fault);
+}
+
+int replay_open(const struct replay_options *options, struct replay *out, struct fault *fault) {
+    const struct cpu_options cpu = {.path = options->path, .threads = options->threads};
+    const struct model_options model = {.dir = options->dir,
+                                        .gates = options->gates,
+                                        .rows_max = options->rows_max,
+                                        .logits_max = options->rows_max,
+                                        .random_weights = options->random_weights};
+    *out = (struct replay){0};
+    int err = cpu_open(&cpu, &out->kern, fault);
+    if (!err) err = model_open(out->kern, &model, &out->model, fault);
+    if (!err) err = open_cache(out, options, fault);
+    if (err) {
+        replay_close(out);
+        return err;
+    }
+    out->layers = model_config(out->model)->layers;
+    out->heads_kv = model_config(out->model)->heads_kv;
+    out->vocab = model_config(out->model)->vocab;
+    return 0;
+}
+
+void replay_close(struct replay *replay) {
+    model_close(replay->model);
+    if (replay->kern) replay->kern->ops->close(replay->kern);
+    *replay = (struct replay){0};
+}
+
+#define PARTS_MAX 16
+
+int replay_step(struct replay *replay, const struct replay_part *parts, int part_count,
+                float *logits) {
+    struct kern_span spans[PARTS_MAX];
+    int rows = 0;
+    CHECK(part_count <= PARTS_MAX);
+    for (int i = 0; i < part_count; i++) {
+        spans[i] = (struct kern_span){parts[i].slot, rows, parts[i].count, parts[i].pos};
+        rows += parts[i].count;
+    }
+    int32_t *tokens = mem_must_alloc((size_t)rows, sizeof *tokens);
+    int32_t *want = mem_must_alloc((size_t)rows, sizeof *want);
+    for (int i = 0; i < part_count; i++)
+        memcpy(tokens + spans[i].row, parts[i].tokens, (size_t)parts[i].count * sizeof *tokens);
+    for (int i = 0; i < rows; i++) want[i] = i;
+    const struct kern_batch batch = {tokens, spans, rows, part_count};
+    const float *device = NULL;
+    int err = model_step(replay->model, &batch, want, logits ? rows : 0, &device);
+    if (!err && logits)
+        err = replay->kern->ops->download(replay->kern, logits, device,
+                                          (size_t)rows * (size_t)replay->vocab * sizeof *logits);
+    mem_free(tokens);
+    mem_free(want);
+    return err;
+}
+
+int replay_run(struct replay *replay, int slot, const int32_t *tokens, int count, const int *splits,
+               int split_count, float *logits) {
+    for (int pos = 0, i = 0; pos < count; i++) {
+        int size = splits[i < split_count ? i : split_count - 1];
+        if (size > count - pos) size = count - pos;
+        const struct replay_part part = {slot, pos, size, tokens + pos};
+        float *rows = logits ? logits + (size_t)pos * (size_t)replay->vocab : NULL;
+        int err = replay_step(replay, &part, 1, rows);
+        if (err) return err;
+        pos += size;
+    }
+    return 0;
+}
+
+double replay_logprob(const float *logits, int vocab, int32_t token) {
+    double top = logits[0], sum = 0;
+    for (int i = 1; i < vocab; i++) top = fmax(top, logits[i]);
+    for (int i = 0; i < vocab; i++) sum += exp(logits[i] - top);
+    return logits[token] - top - log(sum);
+}
+
+int32_t replay_argmax(const float *logits, int vocab) {
+    int32_t best = 0;
+    for (int i = 1; i < vocab; i++) {
+        if (logits[i] > logits[best]) best = i;
+    }
+    return best;
+}

@@ -1,0 +1,49 @@
+/* Runs a model on given tokens without an engine: for golden tests and the golden_logits driver. */
+#ifndef KEEPD_TESTS_GOLDEN_REPLAY_H
+#define KEEPD_TESTS_GOLDEN_REPLAY_H
+
+#include "base/err.h"
+#include "engine/model.h"
+#include "kernels/kern.h"
+
+struct replay_options {
+    const char *dir;
+    const char *gates; /* as in model_options */
+    const char *path;  /* as in cpu_options */
+    int threads;
+    enum kern_dtype kv_dtype;
+    int rows_max;
+    int positions_max; /* longest sequence; the pool holds `slots` of them */
+    int slots;
+    int64_t pages; /* 0 = enough for all */
+    bool random_weights;
+};
+
+struct replay {
+    struct kern *kern;
+    struct model *model;
+    int layers, heads_kv, vocab;
+};
+
+int replay_open(const struct replay_options *options, struct replay *out, struct fault *fault);
+void replay_close(struct replay *replay);
+
+/* One sequence's new tokens in a step. */
+struct replay_part {
+    int slot, pos, count;
+    const int32_t *tokens;
+};
+
+/* One step of several sequences; `logits` (host, [sum of counts, vocab]) may be NULL. */
+int replay_step(struct replay *replay, const struct replay_part *parts, int part_count,
+                float *logits);
+
+/* The whole sequence in slot `slot`, in steps of the given sizes, the last one repeated. */
+int replay_run(struct replay *replay, int slot, const int32_t *tokens, int count, const int *splits,
+               int split_count, float *logits);
+
+/* log softmax of one row at `token`, in double. */
+double replay_logprob(const float *logits, int vocab, int32_t token);
+int32_t replay_argmax(const float *logits, int vocab);
+
+#endif

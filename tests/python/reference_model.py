@@ -1,0 +1,295 @@
+"""A slow, independent reference of model, gates, cache and policies in float64 numpy.
+
+Written from the published formulas (RoFormer; GQA; TRIM-KV, arXiv 2512.03324; global retention
+gates, arXiv 2605.09649) and the eviction rule of the documentation, not from the C code.  It loads a
+Hugging Face directory (Qwen3, Qwen2, Llama), replays given tokens with explicit sets of kept
+entries per (layer, head), and returns log-probabilities, log_beta and kept positions.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import deserialize
+
+
+# --- files ----------------------------------------------------------------
+
+
+def to_float64(dtype, shape, data):
+    if dtype == "BF16":
+        raw = np.frombuffer(data, "<u2").astype(np.uint32) << 16
+        return raw.view(np.float32).astype(np.float64).reshape(shape)
+    types = {"F32": "<f4", "F16": "<f2", "I32": "<i4"}
+    values = np.frombuffer(data, types[dtype]).reshape(shape)
+    return values if dtype == "I32" else values.astype(np.float64)
+
+
+def load_tensors(path):
+    return {name: to_float64(t["dtype"], t["shape"], bytes(t["data"]))
+            for name, t in deserialize(Path(path).read_bytes())}
+
+
+def load_directory(directory):
+    index = directory / "model.safetensors.index.json"
+    names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.exists() \
+        else ["model.safetensors"]
+    tensors = {}
+    for name in names:
+        tensors.update(load_tensors(directory / name))
+    return tensors
+
+
+def load_gates(path):
+    """(header, tensors) of a gates file."""
+    data = Path(path).read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(json.loads(data[8:8 + size])["__metadata__"]["keepd"])
+    return header, load_tensors(path)
+
+
+# --- formulas -------------------------------------------------------------
+
+
+def rms_norm(x, weight, eps):
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def log_sigmoid(z):
+    return np.minimum(z, 0) - np.log1p(np.exp(-np.abs(z)))
+
+
+def log_softmax(x):
+    x = x - x.max(-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def round_bf16(x):
+    """Nearest bfloat16, ties to even."""
+    bits = np.asarray(x, np.float32).view(np.uint32).astype(np.uint64)
+    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    return bits.astype(np.uint32).view(np.float32).astype(np.float64)
+
+
+def rope_frequencies(config, head_dim):
+    """(inverse frequencies, factor of cos and sin)"""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    theta = rope.get("rope_theta", config.get("rope_theta", 10000.0))
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    inv = theta ** (-np.arange(0, head_dim, 2) / head_dim)
+    if kind == "default":
+        return inv, 1.0
+    factor = rope["factor"]
+    if kind == "linear":
+        return inv / factor, 1.0
+    if kind == "llama3":
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        turns = rope["original_max_position_embeddings"] * inv / (2 * math.pi)
+        s = np.clip((turns - low) / (high - low), 0, 1)
+        return (1 - s) * inv / factor + s * inv, 1.0
+    if kind == "yarn":
+        original = rope.get("original_max_position_embeddings", config["max_position_embeddings"])
+        index = [head_dim * math.log(original / (2 * math.pi * r)) / (2 * math.log(theta))
+                 for r in (rope.get("beta_fast", 32), rope.get("beta_slow", 1))]
+        low, high = max(math.floor(index[0]), 0), min(math.ceil(index[1]), head_dim - 1)
+        ramp = np.clip((np.arange(head_dim // 2) - low) / max(high - low, 0.001), 0, 1)
+        return inv / factor * ramp + inv * (1 - ramp), rope.get("attention_factor", 0.1 * math.log(factor) + 1)
+    raise ValueError(f"rope type {kind}")
+
+
+def rotate(x, angle, factor):
+    """Rotary embedding of x [rows, heads, D] by angle [rows, D/2]; pairs are (j, j + D/2)."""
+    cos, sin = np.cos(angle)[:, None] * factor, np.sin(angle)[:, None] * factor
+    a, b = np.split(x, 2, -1)
+    return np.concatenate((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+def horizon_weight(log_beta, horizon):
+    """log of the mean retention over the next `horizon` steps, relative to now."""
+    lb = np.asarray(log_beta, np.float64)
+    if horizon == 1:
+        return np.zeros_like(lb)
+    if math.isinf(horizon):
+        return -np.log(-np.expm1(lb))
+    near = -lb * horizon < 1e-5  # here the quotient cancels; the mean of n terms is exact enough
+    safe = np.where(near, -1.0, lb)
+    far = np.log(np.expm1(horizon * safe) / (horizon * np.expm1(safe)))
+    return np.where(near, (horizon - 1) * lb / 2 + (horizon ** 2 - 1) * lb * lb / 24, far)
+
+
+def retention_score(log_beta, age, horizon):
+    return age * log_beta + horizon_weight(log_beta, horizon)
+
+
+# --- policies -------------------------------------------------------------
+
+
+@dataclass
+class Policy:
+    name: str = "full"  # full, streaming, trimkv, global
+    budget: int = 1024
+    buffer: int = 128
+    chunk: int = 512
+    sinks: int = 0
+    recent: int = 0
+    horizon: float = 1.0
+
+
+def select(streams, tokens, policy, score=retention_score):
+    """Which entries stay.  `streams`: list over layers of lists over heads of (pos, log_beta).
+
+    Returns (boolean masks in the same nesting, the scores, the score of the last entry kept by
+    rank in each competition), ranked by: protected first, score, newer position, layer, head.
+    """
+    entries, nested = [], []
+    for layer, heads in enumerate(streams):
+        nested.append([])
+        for head, (pos, log_beta) in enumerate(heads):
+            values = pos.astype(np.float64) if policy.name == "streaming" \
+                else score(log_beta, tokens - pos, policy.horizon)
+            nested[-1].append(values)
+            kept_first = (pos < policy.sinks) | (pos >= tokens - policy.recent)
+            entries += [(not kept_first[i], -values[i], -int(pos[i]), layer, head, i) for i in range(len(pos))]
+    masks = [[np.zeros(len(pos), bool) for pos, _ in heads] for heads in streams]
+    cuts = {}
+    pools = {}
+    for entry in entries:
+        pools.setdefault(None if policy.name == "global" else entry[3:5], []).append(entry)
+    for key, pool in pools.items():
+        room = policy.budget * (len(masks) * len(masks[0]) if key is None else 1)
+        pool.sort()
+        for entry in pool[:room]:
+            masks[entry[3]][entry[4]][entry[5]] = True
+        cuts[key] = -pool[min(room, len(pool)) - 1][1]
+    return masks, nested, cuts
+
+
+# --- model ----------------------------------------------------------------
+
+
+class Reference:
+    def __init__(self, directory, gates=None, kv_dtype="f32"):
+        directory = Path(directory)
+        c = self.config = json.loads((directory / "config.json").read_text())
+        self.tensors = load_directory(directory)
+        self.layers, self.heads_q = c["num_hidden_layers"], c["num_attention_heads"]
+        self.heads_kv = c.get("num_key_value_heads") or self.heads_q
+        self.head_dim = c.get("head_dim") or c["hidden_size"] // self.heads_q
+        self.eps = c["rms_norm_eps"]
+        self.inv, self.rope_factor = rope_frequencies(c, self.head_dim)
+        self.stored = round_bf16 if kv_dtype == "bf16" else np.asarray
+        default = directory / "gates.safetensors"
+        path = gates if gates is not None else default if default.exists() else ""
+        self.gates = load_gates(path) if path else None
+        self.reset()
+
+    def reset(self):
+        none = (np.zeros((0, self.head_dim)), np.zeros((0, self.head_dim)), np.zeros(0, np.int64), np.zeros(0))
+        self.cache = [[none] * self.heads_kv for _ in range(self.layers)]
+        self.tokens = 0
+
+    def linear(self, name, x):
+        y = x @ self.tensors[name + ".weight"].T
+        return y + self.tensors[name + ".bias"] if name + ".bias" in self.tensors else y
+
+    def log_beta(self, layer, x):
+        """[rows, heads_kv]"""
+        if self.gates is None:
+            return np.zeros((len(x), self.heads_kv))
+        header, t = self.gates
+        out = []
+        for head in range(self.heads_kv):
+            per_head = len(t["w1"]) == self.layers * self.heads_kv
+            block = layer * self.heads_kv + head if per_head else layer
+            h = silu(x @ t["w1"][block].T + t["b1"][block])
+            if header["type"] == "rg10":
+                h = silu(h @ t["w2"][layer].T + t["b2"][layer])
+            row = t["row"][layer, head]
+            out.append(log_sigmoid(h @ t["w_last"][row] + t["c"][row]))
+        return np.stack(out, -1)
+
+    def attention(self, layer, x, positions):
+        name = f"model.layers.{layer}.self_attn."
+        q, k, v = (self.linear(name + p, x).reshape(len(x), -1, self.head_dim)
+                   for p in ("q_proj", "k_proj", "v_proj"))
+        if name + "q_norm.weight" in self.tensors:
+            q = rms_norm(q, self.tensors[name + "q_norm.weight"], self.eps)
+            k = rms_norm(k, self.tensors[name + "k_norm.weight"], self.eps)
+        angle = positions[:, None] * self.inv
+        q, k = rotate(q, angle, self.rope_factor), rotate(k, angle, self.rope_factor)
+        beta, out, group = self.log_beta(layer, x), np.zeros_like(q), self.heads_q // self.heads_kv
+        for head in range(self.heads_kv):
+            old = self.cache[layer][head]
+            new = (self.stored(k[:, head]), self.stored(v[:, head]), positions, beta[:, head])
+            keys, values, pos, _ = self.cache[layer][head] = tuple(np.concatenate(p) for p in zip(old, new))
+            hidden = pos[None] > positions[:, None]
+            for h in range(head * group, (head + 1) * group):
+                logits = np.where(hidden, -np.inf, q[:, h] @ keys.T / math.sqrt(self.head_dim))
+                out[:, h] = np.exp(log_softmax(logits)) @ values
+        return self.linear(name + "o_proj", out.reshape(len(x), -1))
+
+    def append(self, ids):
+        """Log-probabilities [len(ids), vocab] after each of the next tokens."""
+        positions = np.arange(self.tokens, self.tokens + len(ids))
+        t = self.tensors
+        x = t["model.embed_tokens.weight"][np.asarray(ids)]
+        for layer in range(self.layers):
+            name = f"model.layers.{layer}."
+            x = x + self.attention(layer, rms_norm(x, t[name + "input_layernorm.weight"], self.eps), positions)
+            y = rms_norm(x, t[name + "post_attention_layernorm.weight"], self.eps)
+            gate, up = (self.linear(name + f"mlp.{p}_proj", y) for p in ("gate", "up"))
+            x = x + self.linear(name + "mlp.down_proj", silu(gate) * up)
+        self.tokens += len(ids)
+        head = "lm_head.weight" if "lm_head.weight" in t and not self.config.get("tie_word_embeddings") \
+            else "model.embed_tokens.weight"
+        return log_softmax(rms_norm(x, t["model.norm.weight"], self.eps) @ t[head].T)
+
+    def streams(self):
+        return [[(entry[2], entry[3]) for entry in heads] for heads in self.cache]
+
+    def keep(self, masks):
+        self.cache = [[tuple(part[mask] for part in entry) for entry, mask in zip(heads, row)]
+                      for heads, row in zip(self.cache, masks)]
+
+
+def replay(reference, tokens, prompt, policy, on_evict=None):
+    """Replays tokens; the first `prompt` are a prompt, the rest count as generated one by one.
+
+    Evicts after every `chunk`-th prompt token down to the budget; after the last prompt token if a
+    stream holds more than budget + buffer on average; and before a generated token that would go
+    past that.  `on_evict(reference, masks, scores, cuts)` may return other masks to apply.
+    Returns log-probabilities [len(tokens), vocab].
+    """
+    held, rows = 0, []
+
+    def evict():
+        nonlocal held
+        if held <= policy.budget:
+            return
+        masks, scores, cuts = select(reference.streams(), reference.tokens, policy)
+        masks = on_evict(reference, masks, scores, cuts) if on_evict else masks
+        reference.keep(masks)
+        held = policy.budget
+
+    at = 0
+    while at < len(tokens):
+        if policy.name == "full":
+            step = prompt - at if at < prompt else 1
+        elif at < prompt:
+            step = min(policy.chunk - at % policy.chunk, prompt - at)
+        else:
+            step = 1
+            if held + 1 > policy.budget + policy.buffer:
+                evict()
+        rows.append(reference.append(tokens[at:at + step]))
+        at, held = at + step, held + step
+        if policy.name != "full" and at <= prompt:
+            if at % policy.chunk == 0 or (at == prompt and held > policy.budget + policy.buffer):
+                evict()
+    return np.concatenate(rows)
