@@ -1,0 +1,246 @@
+/* libmicrohttpd's callbacks: headers and body in, responses out. Responses are queued and
+ * connections suspended only here and in the stream's reader. */
+#include "server/http.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/random.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "server/sock.h"
+
+#define DISCARD_BYTES_MAX ((size_t)16 << 20) /* read away so that a refusal reaches the client */
+#define BODIES_BYTES_MIN  ((size_t)256 << 20)
+
+/* --- request headers --- */
+
+static const char *header(struct exchange *ex, const char *name) {
+    return MHD_lookup_connection_value(ex->connection, MHD_HEADER_KIND, name);
+}
+
+/* Time depends on the candidate's length only. */
+static bool same_secret(const char *secret, const char *candidate) {
+    size_t size = strlen(secret), given = strlen(candidate);
+    unsigned difference = size != given;
+    for (size_t i = 0; i < given; i++)
+        difference |= (unsigned char)candidate[i] ^ (unsigned char)secret[size ? i % size : 0];
+    return difference == 0;
+}
+
+static bool is_authorised(struct exchange *ex) {
+    const char *key = ex->server->options.api_key;
+    const char *value = header(ex, "Authorization");
+    if (!key || !*key) return true;
+    if (!value || strncasecmp(value, "Bearer ", 7)) return false;
+    for (value += 7; *value == ' ';) value++;
+    return same_secret(key, value);
+}
+
+static bool is_json(struct exchange *ex) {
+    static const char name[] = "application/json";
+    const char *type = header(ex, "Content-Type");
+    if (!type || strncasecmp(type, name, sizeof name - 1)) return false;
+    return strchr("; \t", type[sizeof name - 1]) != NULL; /* the NUL too */
+}
+
+/* The client's id is only echoed, never a key of ours; what could not be a header is replaced. */
+static void set_request_id(struct exchange *ex) {
+    static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                                  "-_.:/+=";
+    const char *id = header(ex, "X-Request-Id");
+    unsigned char random[16];
+    if (id && *id && strlen(id) <= 128 && id[strspn(id, allowed)] == '\0') {
+        snprintf(ex->request_id, sizeof ex->request_id, "%s", id);
+        return;
+    }
+    CHECK(getrandom(random, sizeof random, 0) == (ssize_t)sizeof random);
+    int at = snprintf(ex->request_id, sizeof ex->request_id, "req_");
+    for (size_t i = 0; i < sizeof random; i++)
+        at += snprintf(ex->request_id + at, sizeof ex->request_id - (size_t)at, "%02x", random[i]);
+}
+
+static size_t declared_size(struct exchange *ex) {
+    const char *value = header(ex, "Content-Length");
+    return value ? (size_t)strtoull(value, NULL, 10) : 0;
+}
+
+static void refuse_size(struct exchange *ex) {
+    struct oai_error error;
+    oai_refuse(&error, 413, "request_too_large", NULL, "The body is larger than %zu bytes.",
+               ex->server->options.max_body_bytes);
+    exchange_refuse(ex, &error);
+}
+
+/* Everything that can be said before the body. */
+static void check_headers(struct exchange *ex, const char *path, const char *method) {
+    struct oai_error error;
+    const char *allow = NULL;
+    ex->route = route_find(path, method, &allow);
+    bool open = ex->route && ex->route->open;
+    if (!open && !is_authorised(ex)) {
+        oai_refuse(&error, 401, "invalid_api_key", NULL, "Incorrect API key provided.");
+    } else if (!ex->route && allow) {
+        oai_refuse(&error, 405, "method_not_allowed", NULL, "Not allowed: %.16s %.200s.", method,
+                   path);
+        ex->answer.allow = allow;
+    } else if (!ex->route) {
+        oai_refuse(&error, 404, "unknown_url", NULL, "Invalid URL (%.16s %.200s)", method, path);
+    } else if (!ex->route->get && !is_json(ex)) {
+        oai_refuse(&error, 415, "unsupported_media_type", NULL,
+                   "Unsupported media type: only 'application/json' is allowed.");
+    } else {
+        if (declared_size(ex) > ex->server->options.max_body_bytes) refuse_size(ex);
+        return;
+    }
+    exchange_refuse(ex, &error);
+}
+
+/* --- responses --- */
+
+static void add_header(struct MHD_Response *response, const char *name, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+static void add_header(struct MHD_Response *response, const char *name, const char *format, ...) {
+    char value[160];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(value, sizeof value, format, args);
+    va_end(args);
+    MHD_add_response_header(response, name, value);
+}
+
+void http_add_common_headers(struct exchange *ex, struct MHD_Response *response) {
+    MHD_add_response_header(response, "x-request-id", ex->request_id);
+    if (ex->server->draining || ex->answer.close)
+        MHD_add_response_header(response, "Connection", "close");
+}
+
+static void add_answer_headers(struct exchange *ex, struct MHD_Response *response) {
+    const struct answer *answer = &ex->answer;
+    MHD_add_response_header(response, "Content-Type",
+                            answer->content_type ? answer->content_type : "application/json");
+    if (answer->allow) MHD_add_response_header(response, "Allow", answer->allow);
+    if (answer->status == 401) MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
+    if (answer->status == 500) MHD_add_response_header(response, "x-should-retry", "false");
+    if (answer->retry_ms) {
+        add_header(response, "Retry-After", "%d", (answer->retry_ms + 999) / 1000);
+        add_header(response, "retry-after-ms", "%d", answer->retry_ms);
+    }
+    http_add_common_headers(ex, response);
+}
+
+/* The response takes over the text. */
+static enum MHD_Result queue_answer(struct exchange *ex) {
+    struct buf *body = &ex->answer.body;
+    struct MHD_Response *response;
+    ex->phase = PHASE_SENT;
+    if (body->failed || !body->data) return MHD_NO; /* out of memory */
+    response = MHD_create_response_from_buffer_with_free_callback(body->size, body->data, mem_free);
+    if (!response) return MHD_NO;
+    *body = (struct buf){.limit = body->limit};
+    add_answer_headers(ex, response);
+    enum MHD_Result rc = MHD_queue_response(ex->connection, (unsigned)ex->answer.status, response);
+    MHD_destroy_response(response);
+    return rc;
+}
+
+/* --- the access handler --- */
+
+static enum MHD_Result begin(struct server *server, struct conn *conn,
+                             struct MHD_Connection *connection, const char *path,
+                             const char *method, void **con_cls) {
+    struct exchange *ex = exchange_open(server, conn, connection);
+    if (!ex) return MHD_NO;
+    *con_cls = ex;
+    snprintf(ex->path, sizeof ex->path, "%s", path);
+    set_request_id(ex);
+    conn_set_state(conn, CONN_BODY);
+    check_headers(ex, path, method);
+    if (!ex->refused || declared_size(ex) <= DISCARD_BYTES_MAX) return MHD_YES;
+    ex->answer.close = true; /* too much to read away */
+    return queue_answer(ex);
+}
+
+static enum MHD_Result receive(struct exchange *ex, const char *data, size_t size) {
+    struct server *server = ex->server;
+    size_t limit = 4 * server->options.max_body_bytes;
+    if (limit < BODIES_BYTES_MIN) limit = BODIES_BYTES_MIN;
+    ex->body_seen += size;
+    if (ex->refused) return ex->body_seen > DISCARD_BYTES_MAX ? MHD_NO : MHD_YES;
+    if (ex->body_seen > server->options.max_body_bytes) {
+        exchange_drop_body(ex);
+        refuse_size(ex);
+        return MHD_YES;
+    }
+    buf_add(&ex->body, data, size);
+    if (ex->body.failed || size > limit - server->body_bytes) {
+        struct oai_error error;
+        exchange_drop_body(ex);
+        oai_refuse(&error, 503, "overloaded", NULL, "The server is short of memory.");
+        exchange_refuse(ex, &error);
+        server->stats.rejected[STATS_REJECT_MEMORY]++;
+        return MHD_YES;
+    }
+    ex->body_held += size;
+    server->body_bytes += size;
+    return MHD_YES;
+}
+
+static enum MHD_Result proceed(struct exchange *ex, int64_t now_ns) {
+    if (ex->phase == PHASE_BODY) {
+        conn_set_state(ex->conn, CONN_BUSY);
+        exchange_dispatch(ex);
+        if (ex->phase != PHASE_READY) return MHD_YES;
+    }
+    if (ex->phase == PHASE_WAIT && ex->request.stream && exchange_stream_ready(ex, now_ns)) {
+        int finish = atomic_load_explicit(&ex->job.choice[0].finish, memory_order_acquire);
+        bool failed = finish == ENGINE_FINISH_ERROR || finish == ENGINE_FINISH_ABORT;
+        if (!failed || ex->tokens_counted) return (enum MHD_Result)stream_queue(ex);
+    }
+    if (ex->phase == PHASE_WAIT && ex->finished) exchange_answer_job(ex);
+    if (ex->phase == PHASE_READY) {
+        conn_set_state(ex->conn, CONN_BUSY);
+        return queue_answer(ex);
+    }
+    exchange_suspend(ex); /* woken too early */
+    return MHD_YES;
+}
+
+enum MHD_Result http_access(void *cls, struct MHD_Connection *connection, const char *url,
+                            const char *method, const char *version, const char *upload_data,
+                            size_t *upload_data_size, void **con_cls) {
+    struct exchange *ex = *con_cls;
+    struct conn *conn =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT)->socket_context;
+    (void)version;
+    if (!conn) return MHD_NO;
+    if (!ex) return begin(cls, conn, connection, url, method, con_cls);
+    if (ex->gone) return MHD_NO;
+    if (*upload_data_size) {
+        enum MHD_Result rc = receive(ex, upload_data, *upload_data_size);
+        *upload_data_size = 0;
+        return rc;
+    }
+    return proceed(ex, clock_ns());
+}
+
+void http_completed(void *cls, struct MHD_Connection *connection, void **con_cls,
+                    enum MHD_RequestTerminationCode code) {
+    struct exchange *ex = *con_cls;
+    (void)cls, (void)connection, (void)code;
+    if (!ex) return;
+    *con_cls = NULL;
+    sock_cork(ex->conn->fd, false);
+    conn_watch(ex->conn, false);
+    conn_set_state(ex->conn, CONN_IDLE);
+    ex->conn->exchange = NULL;
+    ex->conn = NULL;
+    ex->connection = NULL;
+    ex->suspended = false;
+    exchange_gone(ex);
+    exchange_unref(ex);
+}

@@ -1,0 +1,193 @@
+/* What the files of the edge share: connections, exchanges and how they live. Loop thread only,
+ * except where said.
+ *
+ * An exchange is one request and its answer. It is held by its connection (until libmicrohttpd says
+ * it is completed), by work in the thread pool and by its job in the engine; whoever lets go last
+ * frees it. So a client may vanish at any moment: the job is cancelled at once, the memory goes
+ * when nobody can touch it any more. */
+#ifndef KEEPD_SERVER_HTTP_H
+#define KEEPD_SERVER_HTTP_H
+
+#include <microhttpd.h>
+#include <uv.h>
+
+#include "base/arena.h"
+#include "base/buf.h"
+#include "engine/engine.h"
+#include "server/oai.h"
+#include "server/server.h"
+#include "server/stats.h"
+
+#define ID_BYTES         48  /* "chatcmpl-" and 32 digits */
+#define REQUEST_ID_BYTES 132 /* the client's, echoed */
+
+/* ---- Connections (conn.c) ------------------------------------------------------------------ */
+
+enum conn_state {
+    CONN_FRESH, /* nothing received yet */
+    CONN_IDLE,  /* between requests */
+    CONN_BODY,  /* headers came, the body is coming */
+    CONN_BUSY   /* being answered */
+};
+
+struct conn {
+    struct server *server;
+    struct conn *next, *prev;
+    struct exchange *exchange; /* NULL between requests */
+    uv_poll_t poll;            /* sees a client leave while libmicrohttpd does not look */
+    bool watching;
+    int fd;
+    enum conn_state state;
+    int64_t since_ns;    /* when `state` began */
+    uint64_t acked;      /* bytes the client has taken, at the last tick */
+    int64_t progress_ns; /* when that last moved, or nothing was pending */
+};
+
+void conn_notify(void *cls, struct MHD_Connection *connection, void **socket_context,
+                 enum MHD_ConnectionNotificationCode code); /* MHD_NotifyConnectionCallback */
+void conn_set_state(struct conn *conn, enum conn_state state);
+void conn_watch(struct conn *conn, bool on);
+void conn_tick(struct server *server, int64_t now_ns); /* deadlines of all connections */
+
+/* ---- Exchanges ----------------------------------------------------------------------------- */
+
+enum phase {
+    PHASE_BODY,  /* receiving */
+    PHASE_WORK,  /* the pool parses and tokenises */
+    PHASE_WAIT,  /* the engine has the job */
+    PHASE_READY, /* `answer` waits to be queued */
+    PHASE_SENT   /* queued; libmicrohttpd writes it, or the stream's reader is being called */
+};
+
+struct answer {
+    int status;
+    const char *content_type; /* NULL = JSON */
+    const char *allow;        /* header of a 405 */
+    int retry_ms;             /* Retry-After when > 0 */
+    bool no_retry;            /* a retry would fail the same way */
+    bool close;               /* the connection does not survive */
+    struct buf body;
+};
+
+/* What of the job's output has become events. */
+struct stream {
+    struct buf head; /* an event's beginning, up to choices */
+    struct buf out;  /* rendered, not yet taken */
+    size_t out_at;
+    uint32_t tokens_seen;  /* tokens looked at */
+    uint32_t tokens_shown; /* tokens whose scores were sent */
+    size_t text_shown;
+    uint64_t offset;
+    bool role_shown, ping, ended;
+};
+
+struct route;
+
+struct exchange {
+    struct server *server;
+    struct conn *conn;                 /* NULL once libmicrohttpd has let go */
+    struct MHD_Connection *connection; /* likewise */
+    struct exchange *next, *prev;      /* in server->jobs */
+    int refs;
+    const struct route *route;
+    enum phase phase;
+    bool suspended;
+    bool refused; /* `answer` is decided, the rest of the body is only read away */
+    bool gone;    /* the client left, or took too long */
+    bool placed;  /* holds a queue place that we must give back */
+    char path[128];
+    char id[ID_BYTES], request_id[REQUEST_ID_BYTES];
+    int64_t received_ns, created;
+    struct buf body;
+    size_t body_seen, body_held;
+    struct answer answer;
+    /* from the pool */
+    uv_work_t work;
+    cJSON *tree;
+    struct arena arena;
+    struct oai_request request;
+    struct oai_error error;
+    struct engine_ids prompt;
+    /* the job */
+    struct engine_job job;
+    bool submitted, finished;
+    uint32_t tokens_counted;
+    int64_t last_token_ns, last_output_ns;
+    struct stream stream;
+};
+
+/* http.c: libmicrohttpd's callbacks */
+enum MHD_Result http_access(void *cls, struct MHD_Connection *connection, const char *url,
+                            const char *method, const char *version, const char *upload_data,
+                            size_t *upload_data_size, void **con_cls);
+void http_completed(void *cls, struct MHD_Connection *connection, void **con_cls,
+                    enum MHD_RequestTerminationCode code);
+void http_add_common_headers(struct exchange *exchange, struct MHD_Response *response);
+
+/* exchange.c */
+struct exchange *exchange_open(struct server *server, struct conn *conn,
+                               struct MHD_Connection *connection);
+void exchange_unref(struct exchange *exchange);
+void exchange_suspend(struct exchange *exchange);
+void exchange_resume(struct exchange *exchange);
+void exchange_gone(struct exchange *exchange);
+void exchange_refuse(struct exchange *exchange, const struct oai_error *error);
+void exchange_dispatch(struct exchange *exchange);             /* the body is complete */
+void exchange_poll(struct exchange *exchange, int64_t now_ns); /* after a wake or a tick */
+bool exchange_stream_ready(const struct exchange *exchange, int64_t now_ns);
+void exchange_answer_job(struct exchange *exchange); /* finished, not streamed */
+struct oai_answer exchange_answer_facts(const struct exchange *exchange);
+void exchange_job_error(const struct exchange *exchange, struct oai_error *error);
+void exchange_drop_body(struct exchange *exchange);
+
+/* prepare.c: what the pool does with a body; touches only the exchange and immutable data. */
+void prepare_run(uv_work_t *work);
+
+/* stream.c */
+int stream_queue(struct exchange *exchange); /* 200 and the reader; enum MHD_Result */
+bool stream_has_news(const struct exchange *exchange);
+void stream_close(struct stream *stream);
+
+/* routes.c */
+struct route {
+    const char *path;
+    bool prefix;        /* the path continues (an id) */
+    const char *method; /* "GET" also answers HEAD */
+    enum oai_kind kind; /* POST */
+    void (*get)(struct exchange *exchange);
+    bool open; /* needs no key */
+};
+/* NULL with *allow = NULL: no such path; NULL with *allow: another method. */
+const struct route *route_find(const char *path, const char *method, const char **allow);
+
+/* ---- The server ---------------------------------------------------------------------------- */
+
+struct server {
+    struct server_options options;
+    struct engine *engine;
+    struct oai_rules rules;
+    char *names; /* storage of rules.names */
+    char url[256];
+    uv_loop_t loop;
+    uv_async_t wake;
+    uv_poll_t poll; /* of libmicrohttpd's epoll */
+    uv_timer_t timer, tick;
+    uv_signal_t sigterm, sigint;
+    bool handles_open; /* poll, timers and signals exist */
+    struct MHD_Daemon *daemon;
+    int listen_fd;
+    struct conn *conns;
+    int conn_count;
+    struct exchange *jobs; /* submitted, not finished */
+    int exchanges, works;  /* alive; of them in the pool */
+    size_t body_bytes;     /* of all bodies held */
+    struct stats stats;
+    uint8_t space_key[16];
+    bool draining, aborting;
+    int64_t drain_deadline_ns;
+    int64_t start_seconds;
+};
+
+void server_exchange_freed(struct server *server); /* may end a drain */
+
+#endif

@@ -1,0 +1,213 @@
+/* keepd: options -> engine -> server -> until a signal. The only file that knows config/. */
+#include <libgen.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "config/config.h"
+#include "engine/engine.h"
+#include "server/server.h"
+
+#define EXIT_CONFIG 78 /* sysexits: the model or an option is refused; a restart will not help */
+
+/* --- progress while the model loads, on stderr --- */
+
+struct progress {
+    bool tty;
+    int shown; /* percent on the screen */
+};
+
+static void show_progress(void *arg, double fraction, const char *what) {
+    struct progress *progress = arg;
+    int percent = fraction <= 0 ? 0 : fraction >= 1 ? 100 : (int)(fraction * 100);
+    int step = progress->tty ? 1 : 10;
+    if (percent != 100 && percent < progress->shown + step) return;
+    if (percent <= progress->shown) return;
+    progress->shown = percent;
+    if (!progress->tty) {
+        fprintf(stderr, "loading %d%% %s\n", percent, what ? what : "");
+        return;
+    }
+    fprintf(stderr, "\r\033[K[%-30.*s] %3d%% %.40s", percent * 30 / 100,
+            "##############################", percent, what ? what : "");
+    if (percent == 100) fputc('\n', stderr);
+}
+
+/* engine_open knows one `arg` for both callbacks. */
+struct callbacks {
+    struct progress progress;
+    struct server *server;
+};
+
+static void on_progress(void *arg, double fraction, const char *what) {
+    show_progress(&((struct callbacks *)arg)->progress, fraction, what);
+}
+
+static void on_wake(void *arg) {
+    server_wake(((struct callbacks *)arg)->server);
+}
+
+/* --- options --- */
+
+static struct engine_options engine_options(const struct config *config, struct callbacks *arg) {
+    bool automatic = !config->kv_policy || strcmp(config->kv_policy, "auto") == 0;
+    return (struct engine_options){
+        .model_dir = config->model,
+        .gates = config->gates,
+        .kv_policy = automatic ? NULL : config->kv_policy,
+        .kv_budget = (int)config->kv_budget,
+        .kv_buffer = (int)config->kv_buffer,
+        .kv_chunk = (int)config->kv_chunk,
+        .kv_budget_max = (int)config->kv_budget_max,
+        .kv_pool_bytes = config->kv_pool_bytes,
+        .kv_dtype = config->kv_dtype,
+        .max_num_seqs = (int)config->max_num_seqs,
+        .max_num_batched_tokens = (int)config->max_num_batched_tokens,
+        .max_model_len = (int)config->max_model_len,
+        .max_queue = (int)config->max_queue,
+        .max_conversations = (int)config->max_conversations,
+        .threads = (int)config->threads,
+        .cpu_path = config->cpu_path,
+        .random_weights = config->random_weights,
+        .progress = on_progress,
+        .wake = on_wake,
+        .arg = arg,
+    };
+}
+
+/* For tests that wait for time-outs: "header=500,stall=500", milliseconds. */
+static struct server_timeouts timeouts_of(const char *text) {
+    struct server_timeouts t = {0};
+    const struct {
+        const char *name;
+        int *value;
+    } rows[] = {{"header=", &t.header}, {"idle=", &t.idle}, {"body=", &t.body},
+                {"stall=", &t.stall},   {"ping=", &t.ping}, {"health=", &t.health}};
+    for (size_t i = 0; text && i < sizeof rows / sizeof *rows; i++) {
+        const char *at = strstr(text, rows[i].name);
+        if (at) *rows[i].value = atoi(at + strlen(rows[i].name));
+    }
+    return t;
+}
+
+static struct server_options server_options(const struct config *config, const char *name) {
+    return (struct server_options){
+        .host = config->host,
+        .port = (int)config->port,
+        .names = config->served_model_name ? config->served_model_name : name,
+        .api_key = config->api_key,
+        .default_max_tokens = (int)config->default_max_tokens,
+        .max_body_bytes = (size_t)config->max_body_bytes,
+        .max_connections = (int)config->max_connections,
+        .drain_seconds = (int)config->drain_seconds,
+        .strict_params = config->strict_params,
+        .timeouts = timeouts_of(getenv("KEEPD_TEST_TIMEOUTS")),
+    };
+}
+
+static enum log_level log_level_of(const char *name) {
+    static const char *const names[] = {"error", "warn", "info", "debug"};
+    for (int i = 0; name && i < 4; i++)
+        if (strcmp(name, names[i]) == 0) return (enum log_level)i;
+    return LOG_LEVEL_INFO;
+}
+
+/* --- running --- */
+
+static int refuse(const char *what, const struct fault *fault) {
+    fprintf(stderr, "keepd: %s: %s%s%s\n", what, fault->field, fault->field[0] ? ": " : "",
+            fault->text);
+    return EXIT_FAILURE;
+}
+
+/* What names a file, field or option at fault will be at fault the next time too. */
+static int refuse_model(const struct fault *fault) {
+    refuse("the model is refused", fault);
+    bool machine =
+        fault->code == ERR_NOMEM || fault->code == ERR_DEVICE || fault->code == ERR_INTERNAL;
+    return machine ? EXIT_FAILURE : EXIT_CONFIG;
+}
+
+static void print_ready(const struct server *server, const struct engine_info *info,
+                        bool needs_key) {
+    const char *url = server_url(server);
+    printf("keepd ready at %s (model %s, policy %s, ", url, server_model(server), info->kv_policy);
+    if (strcmp(info->kv_policy, "full") == 0)
+        printf("no budget");
+    else
+        printf("budget %d", info->kv_budget);
+    printf(", %s)\n\nTry:\n", info->backend);
+    printf("curl %s/v1/chat/completions -H 'Content-Type: application/json' %s-d '{\n"
+           "  \"messages\": [\n"
+           "    {\"role\": \"user\", \"content\": \"My sister Nora lives in Lisbon. The code of "
+           "the garage is 4815.\"},\n"
+           "    {\"role\": \"assistant\", \"content\": \"Noted.\"},\n"
+           "    {\"role\": \"user\", \"content\": \"What is the code of the garage?\"}\n"
+           "  ]}'\n",
+           url, needs_key ? "-H \"Authorization: Bearer $KEEPD_API_KEY\" " : "");
+    fflush(stdout);
+}
+
+static int serve(const struct config *config, struct server *server, struct callbacks *callbacks) {
+    struct engine_options options = engine_options(config, callbacks);
+    struct engine *engine = NULL;
+    struct fault fault = {0};
+    int status = EXIT_SUCCESS;
+    if (engine_open(&options, &engine, &fault)) return refuse_model(&fault);
+    int rc = engine_start(engine);
+    if (rc) fault_set(&fault, rc, "", "the engine does not start: %s", err_text(rc));
+    if (!rc) rc = server_start(server, engine, &fault);
+    if (rc) {
+        status = refuse("cannot serve", &fault);
+    } else {
+        print_ready(server, engine_info(engine), config->api_key && config->api_key[0]);
+        server_run(server);
+        log_info("stopped");
+    }
+    engine_close(engine);
+    server_close(server);
+    callbacks->server = NULL;
+    return status;
+}
+
+static int run(const struct config *config) {
+    struct callbacks callbacks = {.progress = {.tty = isatty(STDERR_FILENO), .shown = -1}};
+    struct fault fault = {0};
+    char *dir = mem_must_strdup(config->model);
+    struct server_options options = server_options(config, basename(dir));
+    int status;
+    if (server_open(&options, &callbacks.server, &fault)) {
+        status = refuse("cannot serve", &fault);
+    } else {
+        status = serve(config, callbacks.server, &callbacks);
+        server_close(callbacks.server); /* where serve ended early */
+    }
+    mem_free(dir);
+    return status;
+}
+
+int main(int argc, char **argv) {
+    extern char **environ;
+    struct config config = {0};
+    struct fault fault = {0};
+    int status = EXIT_SUCCESS;
+    if (config_load(argc, argv, environ, &config, &fault)) {
+        fprintf(stderr, "keepd: %s%s%s (keepd --help lists the options)\n", fault.field,
+                fault.field[0] ? ": " : "", fault.text);
+        status = EXIT_CONFIG;
+    } else if (config.help) {
+        config_help(stdout);
+    } else if (config.version) {
+        printf("keepd %s\n", KEEPD_VERSION);
+    } else if (config.check_config) {
+        config_print(&config, stdout);
+    } else {
+        log_set_level(log_level_of(config.log_level));
+        status = run(&config);
+    }
+    config_close(&config);
+    return status;
+}

@@ -1,0 +1,130 @@
+/* The routes, and the ones that answer at once. */
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "server/http.h"
+
+#define ROWS_MAX 1024
+
+static void get_health(struct exchange *ex) {
+    struct server *server = ex->server;
+    struct engine_snapshot snapshot;
+    struct oai_error error;
+    engine_snapshot(server->engine, &snapshot);
+    bool busy = snapshot.running > 0 || snapshot.waiting > 0;
+    int64_t silence_ms = (clock_ns() - snapshot.last_step_ns) / 1000000;
+    const char *trouble = NULL;
+    if (server->draining)
+        trouble = "The server is shutting down.";
+    else if (snapshot.stopped)
+        trouble = "The engine has stopped.";
+    else if (busy && silence_ms > server->options.timeouts.health)
+        trouble = "The engine has work but makes no progress.";
+    if (trouble) {
+        oai_refuse(&error, 503, "unhealthy", NULL, "%s", trouble);
+        exchange_refuse(ex, &error);
+        return;
+    }
+    buf_str(&ex->answer.body, "{\"status\":\"ok\"}");
+    ex->answer.status = 200;
+}
+
+static int64_t resident_bytes(void) {
+    long long pages = 0;
+    FILE *file = fopen("/proc/self/statm", "re");
+    if (!file) return 0;
+    if (fscanf(file, "%*d %lld", &pages) != 1) pages = 0;
+    fclose(file);
+    return (int64_t)pages * sysconf(_SC_PAGESIZE);
+}
+
+static void get_metrics(struct exchange *ex) {
+    struct server *server = ex->server;
+    struct engine_snapshot snapshot;
+    engine_snapshot(server->engine, &snapshot);
+    struct stats_input input = {.model_name = server->rules.names[0],
+                                .info = server->rules.info,
+                                .snapshot = &snapshot,
+                                .connections = server->conn_count,
+                                .start_seconds = server->start_seconds,
+                                .resident_bytes = resident_bytes()};
+    stats_render(&ex->answer.body, &server->stats, &input);
+    ex->answer.content_type = "text/plain; version=0.0.4; charset=utf-8";
+    ex->answer.status = 200;
+}
+
+static void get_version(struct exchange *ex) {
+    buf_str(&ex->answer.body, "{\"version\":\"" KEEPD_VERSION "\"}");
+    ex->answer.status = 200;
+}
+
+static void get_models(struct exchange *ex) {
+    oai_render_models(&ex->answer.body, &ex->server->rules, ex->server->start_seconds);
+    ex->answer.status = 200;
+}
+
+static void get_model(struct exchange *ex) {
+    const char *id = ex->path + strlen(ex->route->path);
+    struct oai_error error;
+    if (oai_render_model(&ex->answer.body, &ex->server->rules, id, ex->server->start_seconds)) {
+        ex->answer.status = 200;
+        return;
+    }
+    oai_refuse(&error, 404, "model_not_found", "model",
+               "The model `%.128s` does not exist or you do not have access to it.", id);
+    exchange_refuse(ex, &error);
+}
+
+static void get_kv(struct exchange *ex) {
+    struct engine *engine = ex->server->engine;
+    struct engine_sequence_row *rows = mem_try_alloc(ROWS_MAX, sizeof *rows);
+    struct engine_conversation_row *conversations = mem_try_alloc(ROWS_MAX, sizeof *conversations);
+    struct engine_snapshot snapshot;
+    if (rows && conversations) {
+        engine_snapshot(engine, &snapshot);
+        int row_count = engine_sequences(engine, rows, ROWS_MAX);
+        int conversation_count = engine_conversations(engine, conversations, ROWS_MAX);
+        oai_render_kv(&ex->answer.body, ex->server->rules.info, &snapshot, rows, row_count,
+                      conversations, conversation_count);
+        ex->answer.status = 200;
+    } else {
+        struct oai_error error;
+        oai_refuse(&error, 503, "overloaded", NULL, "The server is short of memory.");
+        exchange_refuse(ex, &error);
+    }
+    mem_free(rows);
+    mem_free(conversations);
+}
+
+static const struct route routes[] = {
+    {"/v1/chat/completions", false, "POST", OAI_CHAT, NULL, false},
+    {"/v1/completions", false, "POST", OAI_COMPLETION, NULL, false},
+    {"/tokenize", false, "POST", OAI_TOKENIZE, NULL, false},
+    {"/detokenize", false, "POST", OAI_DETOKENIZE, NULL, false},
+    {"/v1/models", false, "GET", 0, get_models, false},
+    {"/v1/models/", true, "GET", 0, get_model, false},
+    {"/health", false, "GET", 0, get_health, true},
+    {"/metrics", false, "GET", 0, get_metrics, false},
+    {"/version", false, "GET", 0, get_version, false},
+    {"/kv", false, "GET", 0, get_kv, false},
+};
+
+static bool is_path(const struct route *route, const char *path) {
+    size_t size = strlen(route->path);
+    if (!route->prefix) return strcmp(path, route->path) == 0;
+    return strncmp(path, route->path, size) == 0 && path[size] != '\0';
+}
+
+const struct route *route_find(const char *path, const char *method, const char **allow) {
+    *allow = NULL;
+    if (strcmp(method, "HEAD") == 0) method = "GET"; /* libmicrohttpd leaves the body out */
+    for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
+        if (!is_path(&routes[i], path)) continue;
+        if (strcmp(routes[i].method, method) == 0) return &routes[i];
+        *allow = strcmp(routes[i].method, "GET") == 0 ? "GET, HEAD" : "POST";
+    }
+    return NULL;
+}

@@ -1,0 +1,332 @@
+#include "server/stats.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+
+/* --- counting --- */
+
+static const double ttft_bounds[] = {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5,  .75,
+                                     1,    2.5,  5,   7.5, 10,  20,  40,  80, 160, 640, 2560};
+static const double token_bounds[] = {.01, .025, .05, .075, .1,  .15, .2, .3, .4, .5,
+                                      .75, 1,    2.5, 5,    7.5, 10,  20, 40, 80};
+static const double request_bounds[] = {.3, .5, .8, 1,  1.5, 2,   2.5, 5,   10,   15,  20,
+                                        30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680};
+static const double n_bounds[] = {1, 2, 5, 10, 20};
+
+#define OPEN(hist, bounds) hist_open((hist), (bounds), (int)(sizeof(bounds) / sizeof(*(bounds))))
+
+static int fill_length_bounds(double *bounds, int longest) {
+    static const int steps[] = {1, 2, 5};
+    int count = 0;
+    for (double decade = 1; count < HIST_MAX_BOUNDS; decade *= 10)
+        for (int i = 0; i < 3 && count < HIST_MAX_BOUNDS; i++) {
+            if (decade * steps[i] > longest) return count;
+            bounds[count++] = decade * steps[i];
+        }
+    return count;
+}
+
+void stats_open(struct stats *stats, int max_model_len) {
+    *stats = (struct stats){0};
+    OPEN(&stats->ttft, ttft_bounds);
+    OPEN(&stats->inter_token, token_bounds);
+    OPEN(&stats->per_output_token, token_bounds);
+    OPEN(&stats->e2e, request_bounds);
+    OPEN(&stats->queue, request_bounds);
+    OPEN(&stats->inference, request_bounds);
+    OPEN(&stats->prefill, request_bounds);
+    OPEN(&stats->decode, request_bounds);
+    OPEN(&stats->params_n, n_bounds);
+    int count = fill_length_bounds(stats->length_bounds, max_model_len);
+    hist_open(&stats->prompt_tokens, stats->length_bounds, count);
+    hist_open(&stats->generation_tokens, stats->length_bounds, count);
+    hist_open(&stats->max_tokens, stats->length_bounds, count);
+    hist_open(&stats->computed_tokens, stats->length_bounds, count);
+}
+
+static double seconds(int64_t from_ns, int64_t to_ns) {
+    return to_ns > from_ns ? (double)(to_ns - from_ns) / 1e9 : 0;
+}
+
+void stats_tokens(struct stats *stats, uint32_t count, int64_t received_ns, int64_t last_ns,
+                  int64_t now_ns) {
+    if (!count) return;
+    if (!last_ns) {
+        hist_add(&stats->ttft, seconds(received_ns, now_ns));
+        return;
+    }
+    for (uint32_t i = 0; i < count; i++)
+        hist_add(&stats->inter_token, seconds(last_ns, now_ns) / count);
+}
+
+static void count_times(struct stats *stats, const struct engine_job *job, int64_t received_ns,
+                        uint32_t tokens) {
+    hist_add(&stats->e2e, seconds(received_ns, job->finished_ns));
+    if (!job->admitted_ns) return;
+    hist_add(&stats->queue, seconds(job->queued_ns, job->admitted_ns));
+    hist_add(&stats->inference, seconds(job->admitted_ns, job->finished_ns));
+    if (!job->first_token_ns) return;
+    hist_add(&stats->prefill, seconds(job->admitted_ns, job->first_token_ns));
+    hist_add(&stats->decode, seconds(job->first_token_ns, job->finished_ns));
+    if (tokens > 1)
+        hist_add(&stats->per_output_token,
+                 seconds(job->first_token_ns, job->finished_ns) / (tokens - 1));
+}
+
+void stats_finished(struct stats *stats, const struct engine_job *job, int64_t received_ns) {
+    const struct engine_choice *choice = &job->choice[0];
+    int finish = atomic_load_explicit(&choice->finish, memory_order_acquire);
+    uint32_t tokens = (uint32_t)atomic_load_explicit(&choice->token_count, memory_order_acquire);
+    if (finish < 0 || finish > ENGINE_FINISH_ERROR) finish = ENGINE_FINISH_ERROR;
+    stats->finished[finish]++;
+    count_times(stats, job, received_ns, tokens);
+    hist_add(&stats->prompt_tokens, job->request.prompt_count);
+    hist_add(&stats->generation_tokens, tokens);
+    hist_add(&stats->max_tokens, job->request.max_tokens);
+    hist_add(&stats->computed_tokens, job->request.prompt_count - job->cached_tokens);
+    hist_add(&stats->params_n, 1);
+    if (stats->last_finish_ns)
+        stats->finish_interval +=
+            (seconds(stats->last_finish_ns, job->finished_ns) - stats->finish_interval) / 8;
+    stats->last_finish_ns = job->finished_ns;
+}
+
+int stats_retry_ms(const struct stats *stats) {
+    double ms = stats->finish_interval * 1000;
+    return ms < 100 ? 100 : ms > 30000 ? 30000 : (int)ms;
+}
+
+/* --- writing --- */
+
+struct writer {
+    struct buf *out;
+    struct buf labels; /* model_name="...",engine="0" */
+};
+
+static void write_head(struct writer *w, const char *name, const char *type, const char *help) {
+    buf_fmt(w->out, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
+}
+
+static void write_value(struct buf *out, double value) {
+    if (value == floor(value) && fabs(value) < 1e15)
+        buf_fmt(out, " %.0f\n", value);
+    else
+        buf_fmt(out, " %.9g\n", value);
+}
+
+/* `extra` is NULL or more labels with their quotes. */
+static void write_sample(struct writer *w, const char *name, const char *extra, double value) {
+    buf_fmt(w->out, "%s{%s%s%s}", name, w->labels.data, extra ? "," : "", extra ? extra : "");
+    write_value(w->out, value);
+}
+
+static void write_single(struct writer *w, const char *name, const char *type, const char *help,
+                         double value) {
+    write_head(w, name, type, help);
+    write_sample(w, name, NULL, value);
+}
+
+static void write_hist(struct writer *w, const char *name, const char *help,
+                       const struct hist *hist) {
+    uint64_t total = 0;
+    write_head(w, name, "histogram", help);
+    for (int i = 0; i < hist->bound_count; i++) {
+        total += hist->counts[i];
+        buf_fmt(w->out, "%s_bucket{%s,le=\"%.9g\"} %" PRIu64 "\n", name, w->labels.data,
+                hist->bounds[i], total);
+    }
+    total = hist_count(hist);
+    buf_fmt(w->out, "%s_bucket{%s,le=\"+Inf\"} %" PRIu64 "\n", name, w->labels.data, total);
+    buf_fmt(w->out, "%s_sum{%s}", name, w->labels.data);
+    write_value(w->out, hist->sum);
+    buf_fmt(w->out, "%s_count{%s} %" PRIu64 "\n", name, w->labels.data, total);
+}
+
+/* Label values escape three characters. */
+static void write_label(struct buf *out, const char *name, const char *value) {
+    buf_fmt(out, "%s=\"", name);
+    for (; *value; value++) {
+        if (*value == '\n')
+            buf_str(out, "\\n");
+        else if (*value == '"' || *value == '\\')
+            buf_fmt(out, "\\%c", *value);
+        else
+            buf_char(out, *value);
+    }
+    buf_char(out, '"');
+}
+
+static void write_requests(struct writer *w, const struct engine_snapshot *s) {
+    write_single(w, "vllm:num_requests_running", "gauge", "Requests in the running batch.",
+                 s->running);
+    write_single(w, "vllm:num_requests_waiting", "gauge", "Requests waiting for admission.",
+                 s->waiting);
+    write_head(w, "vllm:num_requests_waiting_by_reason", "gauge", "Waiting requests by reason.");
+    write_sample(w, "vllm:num_requests_waiting_by_reason", "reason=\"capacity\"", s->waiting);
+    write_sample(w, "vllm:num_requests_waiting_by_reason", "reason=\"deferred\"", 0);
+}
+
+/* Routers read this as load, so what counts is what admission counts: reservations. Retained
+ * conversations give way to new requests and do not load anything. */
+static double cache_usage(const struct engine_snapshot *s) {
+    return s->pages_total > 0 ? (double)s->pages_reserved / (double)s->pages_total : 0;
+}
+
+static void write_cache(struct writer *w, const struct engine_info *info,
+                        const struct engine_snapshot *s) {
+    struct buf labels;
+    write_single(w, "vllm:kv_cache_usage_perc", "gauge",
+                 "Share of the page pool that running requests reserve, 0 to 1.", cache_usage(s));
+    write_single(w, "vllm:gpu_cache_usage_perc", "gauge", "Older name of kv_cache_usage_perc.",
+                 cache_usage(s));
+    buf_open(&labels, 1024);
+    buf_fmt(&labels, "block_size=\"%d\",num_gpu_blocks=\"%" PRId64 "\",", info->page_slots,
+            s->pages_total);
+    write_label(&labels, "cache_dtype", info->kv_dtype);
+    write_head(w, "vllm:cache_config_info", "gauge", "Facts about the cache; always 1.");
+    write_sample(w, "vllm:cache_config_info", labels.data, 1);
+    buf_close(&labels);
+    write_head(w, "vllm:engine_sleep_state", "gauge", "The engine never sleeps.");
+    write_sample(w, "vllm:engine_sleep_state", "sleep_state=\"awake\"", 1);
+    write_sample(w, "vllm:engine_sleep_state", "sleep_state=\"weights_offloaded\"", 0);
+    write_sample(w, "vllm:engine_sleep_state", "sleep_state=\"discard_all\"", 0);
+}
+
+static void write_tokens(struct writer *w, const struct engine_snapshot *s) {
+    double prompt = (double)s->prompt_tokens, cached = (double)s->cached_tokens;
+    write_single(w, "vllm:prompt_tokens_total", "counter", "Prompt tokens, cached ones included.",
+                 prompt);
+    write_single(w, "vllm:prompt_tokens_cached_total", "counter", "Prompt tokens not computed.",
+                 cached);
+    write_head(w, "vllm:prompt_tokens_by_source_total", "counter", "Prompt tokens by source.");
+    write_sample(w, "vllm:prompt_tokens_by_source_total", "source=\"local_compute\"",
+                 prompt - cached);
+    write_sample(w, "vllm:prompt_tokens_by_source_total", "source=\"local_cache_hit\"", cached);
+    write_single(w, "vllm:generation_tokens_total", "counter", "Generated tokens.",
+                 (double)s->generation_tokens);
+    write_single(w, "vllm:prefix_cache_queries_total", "counter",
+                 "Prompt tokens looked up in retained conversations.", prompt);
+    write_single(w, "vllm:prefix_cache_hits_total", "counter",
+                 "Prompt tokens found in retained conversations.", cached);
+    write_single(w, "vllm:gpu_prefix_cache_queries_total", "counter",
+                 "Older name of prefix_cache_queries.", prompt);
+    write_single(w, "vllm:gpu_prefix_cache_hits_total", "counter",
+                 "Older name of prefix_cache_hits.", cached);
+    write_single(w, "vllm:gpu_prefix_cache_hit_rate", "gauge", "Hits per query since the start.",
+                 prompt > 0 ? cached / prompt : 0);
+    write_hist(w, "vllm:iteration_tokens_total", "Tokens per engine step.", &s->iteration_tokens);
+}
+
+static void write_finished(struct writer *w, const struct stats *stats,
+                           const struct engine_snapshot *s) {
+    static const struct {
+        enum engine_finish finish;
+        const char *label;
+    } reasons[] = {{ENGINE_FINISH_STOP, "finished_reason=\"stop\""},
+                   {ENGINE_FINISH_LENGTH, "finished_reason=\"length\""},
+                   {ENGINE_FINISH_ABORT, "finished_reason=\"abort\""},
+                   {ENGINE_FINISH_ERROR, "finished_reason=\"error\""}};
+    write_head(w, "vllm:request_success_total", "counter", "Finished requests by reason.");
+    for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++)
+        write_sample(w, "vllm:request_success_total", reasons[i].label,
+                     (double)stats->finished[reasons[i].finish]);
+    write_single(w, "vllm:num_preemptions_total", "counter", "Always 0: reservations are exact.",
+                 (double)s->preemptions);
+    write_head(w, "keepd_requests_rejected_total", "counter", "Requests refused before any work.");
+    write_sample(w, "keepd_requests_rejected_total", "reason=\"queue_full\"",
+                 (double)stats->rejected[STATS_REJECT_FULL]);
+    write_sample(w, "keepd_requests_rejected_total", "reason=\"draining\"",
+                 (double)stats->rejected[STATS_REJECT_DRAINING]);
+    write_sample(w, "keepd_requests_rejected_total", "reason=\"memory\"",
+                 (double)stats->rejected[STATS_REJECT_MEMORY]);
+}
+
+static void write_hists(struct writer *w, const struct stats *stats) {
+    static const struct {
+        const char *name, *help;
+        size_t offset;
+    } rows[] = {
+#define ROW(name, help, member) {name, help, offsetof(struct stats, member)}
+        ROW("vllm:time_to_first_token_seconds", "From arrival to the first token.", ttft),
+        ROW("vllm:inter_token_latency_seconds", "Between tokens of one request.", inter_token),
+        ROW("vllm:request_time_per_output_token_seconds", "Mean per request after the first token.",
+            per_output_token),
+        ROW("vllm:e2e_request_latency_seconds", "From arrival to the last token.", e2e),
+        ROW("vllm:request_queue_time_seconds", "Waiting for admission.", queue),
+        ROW("vllm:request_inference_time_seconds", "From admission to the last token.", inference),
+        ROW("vllm:request_prefill_time_seconds", "From admission to the first token.", prefill),
+        ROW("vllm:request_decode_time_seconds", "From the first token to the last.", decode),
+        ROW("vllm:request_prompt_tokens", "Prompt tokens per request.", prompt_tokens),
+        ROW("vllm:request_generation_tokens", "Generated tokens per request.", generation_tokens),
+        ROW("vllm:request_max_num_generation_tokens", "Most tokens a request could get.",
+            max_tokens),
+        ROW("vllm:request_params_max_tokens", "max_tokens of requests, defaults included.",
+            max_tokens),
+        ROW("vllm:request_prefill_kv_computed_tokens", "Prompt tokens computed per request.",
+            computed_tokens),
+        ROW("vllm:request_params_n", "Choices per request.", params_n),
+#undef ROW
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        write_hist(w, rows[i].name, rows[i].help,
+                   (const struct hist *)((const char *)stats + rows[i].offset));
+}
+
+static void write_keepd(struct writer *w, const struct engine_snapshot *s) {
+    const struct {
+        const char *name, *type, *help;
+        double value;
+    } rows[] = {
+        {"keepd_pages_total", "gauge", "Pages of the pool.", (double)s->pages_total},
+        {"keepd_pages_used", "gauge", "Pages in use: running and retained.", (double)s->pages_used},
+        {"keepd_pages_reserved", "gauge", "Pages promised to running requests.",
+         (double)s->pages_reserved},
+        {"keepd_pages_retained", "gauge", "Pages of retained conversations.",
+         (double)s->pages_retained},
+        {"keepd_entries_kept", "gauge", "Cached entries, running and retained.",
+         (double)s->entries_kept},
+        {"keepd_entries_evicted_total", "counter", "Entries evicted.", (double)s->entries_evicted},
+        {"keepd_evictions_total", "counter", "Evictions: one sequence brought down to its budget.",
+         (double)s->evictions},
+        {"keepd_preemptions_total", "counter", "Always 0: reservations are exact.",
+         (double)s->preemptions},
+        {"keepd_conversations", "gauge", "Retained conversations.", s->conversations},
+        {"keepd_conversation_hits_total", "counter", "Requests that continued a conversation.",
+         (double)s->conversation_hits},
+        {"keepd_conversation_misses_total", "counter", "Requests that started from nothing.",
+         (double)s->conversation_misses},
+        {"keepd_steps_total", "counter", "Engine steps.", (double)s->steps},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        write_single(w, rows[i].name, rows[i].type, rows[i].help, rows[i].value);
+    write_hist(w, "keepd_eviction_seconds", "Time per eviction.", &s->eviction_seconds);
+}
+
+static void write_process(struct writer *w, const struct stats_input *input) {
+    write_single(w, "keepd_connections", "gauge", "Open client connections.", input->connections);
+    write_single(w, "process_start_time_seconds", "gauge", "Start of the process, unix time.",
+                 (double)input->start_seconds);
+    if (input->resident_bytes > 0)
+        write_single(w, "process_resident_memory_bytes", "gauge", "Resident memory.",
+                     (double)input->resident_bytes);
+}
+
+void stats_render(struct buf *out, const struct stats *stats, const struct stats_input *input) {
+    struct writer w = {.out = out};
+    buf_open(&w.labels, 1024);
+    write_label(&w.labels, "model_name", input->model_name);
+    buf_str(&w.labels, ",engine=\"0\"");
+    if (w.labels.failed) out->failed = true;
+    if (!out->failed) {
+        write_requests(&w, input->snapshot);
+        write_cache(&w, input->info, input->snapshot);
+        write_tokens(&w, input->snapshot);
+        write_finished(&w, stats, input->snapshot);
+        write_hists(&w, stats);
+        write_keepd(&w, input->snapshot);
+        write_process(&w, input);
+    }
+    buf_close(&w.labels);
+}

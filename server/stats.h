@@ -1,0 +1,45 @@
+/* What /metrics shows: counts of finished requests (loop thread) and the engine's snapshot, written
+ * as Prometheus text. Names and buckets are vLLM's where vLLM has the notion, so that existing
+ * dashboards and routers work; the others start with keepd_. */
+#ifndef KEEPD_SERVER_STATS_H
+#define KEEPD_SERVER_STATS_H
+
+#include <stdint.h>
+
+#include "base/buf.h"
+#include "base/hist.h"
+#include "engine/engine.h"
+
+enum stats_reject { STATS_REJECT_FULL, STATS_REJECT_DRAINING, STATS_REJECT_MEMORY, STATS_REJECTS };
+
+struct stats {
+    uint64_t finished[5]; /* by enum engine_finish */
+    uint64_t rejected[STATS_REJECTS];
+    struct hist ttft, inter_token, per_output_token;
+    struct hist e2e, queue, inference, prefill, decode;
+    struct hist prompt_tokens, generation_tokens, max_tokens, computed_tokens, params_n;
+    double length_bounds[HIST_MAX_BOUNDS]; /* 1, 2, 5, 10, ... up to the model's length */
+    double finish_interval;                /* seconds between finished requests, smoothed */
+    int64_t last_finish_ns;
+};
+
+void stats_open(struct stats *stats, int max_model_len); /* must stay where it is */
+
+/* `count` more tokens of a stream whose last ones came at `last_ns` (0: these are the first). */
+void stats_tokens(struct stats *stats, uint32_t count, int64_t received_ns, int64_t last_ns,
+                  int64_t now_ns);
+void stats_finished(struct stats *stats, const struct engine_job *job, int64_t received_ns);
+/* When a place in a full queue may be free: milliseconds, 100 to 30,000. */
+int stats_retry_ms(const struct stats *stats);
+
+struct stats_input {
+    const char *model_name;
+    const struct engine_info *info;
+    const struct engine_snapshot *snapshot;
+    int connections;
+    int64_t start_seconds;  /* unix */
+    int64_t resident_bytes; /* of the process; 0 = unknown */
+};
+void stats_render(struct buf *out, const struct stats *stats, const struct stats_input *input);
+
+#endif

@@ -1,0 +1,772 @@
+/* engine/engine.h without a model: a real thread, real queues, made-up tokens.
+ *
+ * Token ids are bytes, then three special ones. The answer to a prompt is the text of its last user
+ * message (completions: the whole prompt), then the end token; with temperature above 0 the seed
+ * follows as " #xxxxxxxx", so answers show whether seeds arrive. With ignore_eos it repeats.
+ * Prompts that contain "fail now" or "fail later" end in an error before or after three tokens;
+ * "engine dies" ends the thread.
+ *
+ * Environment: KEEPD_FAKE_STEP_US, time per step (0); KEEPD_FAKE_PREFILL_STEPS, steps before the
+ * first token (1). */
+#include <inttypes.h>
+#include <limits.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/buf.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/json.h"
+#include "base/mem.h"
+#include "engine/engine.h"
+
+enum { IM_START = 256, IM_END, END_OF_TEXT, VOCAB };
+enum { LAYERS = 2, HEADS = 2, PAGE_SLOTS = 16, PAGE_BYTES = 8192, MODEL_LEN = 8192 };
+enum { REPLY_MAX = 4096, CONVERSATIONS_MAX = 1024 };
+
+static const char *const special_names[] = {"<|im_start|>", "<|im_end|>", "<|endoftext|>"};
+
+struct sequence {
+    struct engine_job *job;
+    struct sequence *next;
+    char *reply;
+    size_t reply_size;
+    int prefill_left;
+    int32_t fail_at; /* tokens; -1 never */
+    bool kill;
+    int64_t pages_reserved;
+    int32_t budget; /* -1 full */
+};
+
+struct conversation {
+    uint64_t id;
+    uint8_t space[16];
+    int32_t *tokens;
+    int32_t count, prompt_count;
+    int32_t budget;
+    char policy[32];
+    int64_t pages, used_ns;
+};
+
+struct engine {
+    struct engine_options options;
+    struct engine_info info;
+    char *model_dir;
+    int step_us, prefill_steps;
+    atomic_int places;
+    pthread_t thread;
+    bool started, draining, stop;
+    pthread_mutex_t mutex; /* all below */
+    pthread_cond_t work;
+    struct sequence *running, *waiting, **waiting_end;
+    struct conversation conversations[CONVERSATIONS_MAX];
+    uint64_t next_conversation;
+    struct engine_snapshot snapshot;
+};
+
+/* --- opening --- */
+
+static int env_int(const char *name, int preset) {
+    const char *text = getenv(name);
+    return text ? atoi(text) : preset;
+}
+
+static void fill_info(struct engine *e) {
+    const struct engine_options *o = &e->options;
+    int64_t pages = o->kv_pool_bytes ? o->kv_pool_bytes / PAGE_BYTES : 1 << 16;
+    e->info = (struct engine_info){.model_dir = e->model_dir,
+                                   .family = "fake",
+                                   .backend = "fake",
+                                   .kv_budget = o->kv_budget,
+                                   .kv_buffer = o->kv_buffer,
+                                   .kv_chunk = o->kv_chunk,
+                                   .kv_budget_max = o->kv_budget_max,
+                                   .kv_dtype = "f32",
+                                   .has_gates = true,
+                                   .layers = LAYERS,
+                                   .heads_kv = HEADS,
+                                   .head_dim = 64,
+                                   .vocab = VOCAB,
+                                   .max_model_len = o->max_model_len ? o->max_model_len : MODEL_LEN,
+                                   .max_num_seqs = o->max_num_seqs,
+                                   .max_queue = o->max_queue,
+                                   .threads = 1,
+                                   .pages_total = pages,
+                                   .page_bytes = PAGE_BYTES,
+                                   .page_slots = PAGE_SLOTS,
+                                   .has_chat_template = true,
+                                   .temperature = NAN,
+                                   .top_p = NAN,
+                                   .min_p = NAN,
+                                   .repetition = NAN,
+                                   .top_k = -1};
+    snprintf(e->info.kv_policy, sizeof e->info.kv_policy, "%s",
+             o->kv_policy ? o->kv_policy : "global");
+}
+
+static bool is_policy(const char *name) {
+    static const char *const names[] = {"full", "streaming", "trimkv", "global"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(name, names[i]) == 0) return true;
+    return false;
+}
+
+int engine_open(const struct engine_options *options, struct engine **out, struct fault *fault) {
+    static const double eviction_bounds[] = {.0001, .001, .01, .1, 1};
+    static const double token_bounds[] = {1,   8,    16,   32,   64,   128,  256,
+                                          512, 1024, 2048, 4096, 8192, 16384};
+    *out = NULL;
+    if (options->kv_policy && !is_policy(options->kv_policy))
+        return fault_set(fault, ERR_INVALID, "kv-policy", "unknown policy '%s'",
+                         options->kv_policy);
+    struct engine *e = mem_must_alloc(1, sizeof *e);
+    e->options = *options;
+    e->model_dir = mem_must_strdup(options->model_dir);
+    e->step_us = env_int("KEEPD_FAKE_STEP_US", 0);
+    e->prefill_steps = env_int("KEEPD_FAKE_PREFILL_STEPS", 1);
+    e->waiting_end = &e->waiting;
+    pthread_mutex_init(&e->mutex, NULL);
+    pthread_cond_init(&e->work, NULL);
+    hist_open(&e->snapshot.eviction_seconds, eviction_bounds, 5);
+    hist_open(&e->snapshot.iteration_tokens, token_bounds, 13);
+    fill_info(e);
+    e->snapshot.pages_total = e->info.pages_total;
+    if (options->progress)
+        for (int i = 0; i <= 10; i++) options->progress(options->arg, i / 10.0, "nothing");
+    *out = e;
+    return 0;
+}
+
+const struct engine_info *engine_info(const struct engine *e) {
+    return &e->info;
+}
+
+/* --- text --- */
+
+static int add_ids(struct arena *arena, struct engine_ids *out, size_t most, struct fault *fault) {
+    out->count = 0;
+    out->ids = arena_alloc(arena, most + 1, sizeof *out->ids);
+    return out->ids ? 0 : fault_set(fault, ERR_NOMEM, NULL, "the prompt needs too much memory");
+}
+
+static void add_bytes(struct engine_ids *out, const char *text, size_t size) {
+    for (size_t i = 0; i < size; i++) out->ids[out->count++] = (unsigned char)text[i];
+}
+
+int engine_tokenize(const struct engine *e, const char *text, size_t size, bool add_special,
+                    bool parse_special, struct arena *arena, struct engine_ids *out,
+                    struct fault *fault) {
+    (void)e, (void)add_special;
+    int rc = add_ids(arena, out, size, fault);
+    for (size_t i = 0; !rc && i < size;) {
+        int special = -1;
+        for (int k = 0; parse_special && k < 3; k++)
+            if (strncmp(text + i, special_names[k], strlen(special_names[k])) == 0) special = k;
+        if (special >= 0) {
+            out->ids[out->count++] = IM_START + special;
+            i += strlen(special_names[special]);
+        } else {
+            add_bytes(out, text + i++, 1);
+        }
+    }
+    return rc;
+}
+
+static size_t rendered_size(const cJSON *messages) {
+    const cJSON *message;
+    size_t size = 16;
+    cJSON_ArrayForEach(message, messages) {
+        size += strlen(json_get(message, "role")->valuestring) + 4;
+        size += strlen(json_get(message, "content")->valuestring);
+    }
+    return size;
+}
+
+int engine_render_chat(const struct engine *e, const cJSON *context, struct arena *arena,
+                       struct engine_ids *out, struct fault *fault) {
+    const cJSON *messages = json_get(context, "messages"), *message;
+    (void)e;
+    int rc = add_ids(arena, out, rendered_size(messages), fault);
+    if (rc) return rc;
+    cJSON_ArrayForEach(message, messages) {
+        const char *role = json_get(message, "role")->valuestring;
+        const char *content = json_get(message, "content")->valuestring;
+        if (strstr(content, "refuse this template"))
+            return fault_set(fault, ERR_INVALID, "messages", "the template refuses it");
+        out->ids[out->count++] = IM_START;
+        add_bytes(out, role, strlen(role));
+        add_bytes(out, "\n", 1);
+        add_bytes(out, content, strlen(content));
+        out->ids[out->count++] = IM_END;
+        add_bytes(out, "\n", 1);
+    }
+    if (cJSON_IsTrue(json_get(context, "add_generation_prompt"))) {
+        out->ids[out->count++] = IM_START;
+        add_bytes(out, "assistant\n", 10);
+    }
+    return 0;
+}
+
+static const unsigned char *byte_table(void) {
+    static const unsigned char table[256] = {
+#define R1(n)  n
+#define R4(n)  R1(n), R1(n + 1), R1(n + 2), R1(n + 3)
+#define R16(n) R4(n), R4(n + 4), R4(n + 8), R4(n + 12)
+#define R64(n) R16(n), R16(n + 16), R16(n + 32), R16(n + 48)
+        R64(0), R64(64), R64(128), R64(192)};
+    return table;
+}
+
+size_t engine_token_bytes(const struct engine *e, int32_t id, const char **bytes) {
+    (void)e;
+    if (id < 0 || id >= VOCAB) return 0;
+    if (id >= IM_START) {
+        *bytes = special_names[id - IM_START];
+        return strlen(*bytes);
+    }
+    *bytes = (const char *)byte_table() + id;
+    return 1;
+}
+
+bool engine_token_is_special(const struct engine *e, int32_t id) {
+    (void)e;
+    return id >= IM_START && id < VOCAB;
+}
+
+/* --- the queue --- */
+
+bool engine_queue_enter(struct engine *e) {
+    if (atomic_fetch_add(&e->places, 1) < e->options.max_queue) return true;
+    atomic_fetch_sub(&e->places, 1);
+    return false;
+}
+
+void engine_queue_leave(struct engine *e) {
+    atomic_fetch_sub(&e->places, 1);
+}
+
+static int32_t budget_of(const struct engine *e, const struct engine_request *r) {
+    const char *policy = r->kv.policy ? r->kv.policy : e->info.kv_policy;
+    if (strcmp(policy, "full") == 0) return -1;
+    return r->kv.budget >= 0 ? r->kv.budget : e->info.kv_budget;
+}
+
+static int64_t pages_for(const struct engine *e, int64_t tokens, int32_t budget) {
+    int64_t held =
+        budget < 0 || tokens < budget + e->info.kv_buffer ? tokens : budget + e->info.kv_buffer;
+    return (held + PAGE_SLOTS - 1) / PAGE_SLOTS * LAYERS * HEADS;
+}
+
+int engine_check(const struct engine *e, const struct engine_request *r, struct fault *fault) {
+    if (r->prompt_count < 1) return fault_set(fault, ERR_INVALID, "prompt", "no tokens");
+    if (r->prompt_count + (int64_t)r->max_tokens > e->info.max_model_len)
+        return fault_set(fault, ERR_CONTEXT, "prompt", "maximum context length is %d tokens",
+                         e->info.max_model_len);
+    if (r->kv.policy && !is_policy(r->kv.policy))
+        return fault_set(fault, ERR_INVALID, "kv.policy", "unknown policy '%s'", r->kv.policy);
+    if (e->info.kv_budget_max && budget_of(e, r) > e->info.kv_budget_max)
+        return fault_set(fault, ERR_INVALID, "kv.budget", "at most %d on this server",
+                         e->info.kv_budget_max);
+    if (pages_for(e, r->prompt_count + (int64_t)r->max_tokens, budget_of(e, r)) >
+        e->info.pages_total)
+        return fault_set(fault, ERR_LIMIT, "max_tokens", "it can never fit the page pool");
+    return 0;
+}
+
+/* --- answers --- */
+
+static uint32_t mix(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return (uint32_t)(x ^ (x >> 31));
+}
+
+/* Tokens of the last user message, or of everything. */
+static void find_reply(const struct engine_request *r, int32_t *begin, int32_t *end) {
+    *begin = 0;
+    *end = r->prompt_count;
+    for (int32_t i = 0; i + 6 < r->prompt_count; i++) {
+        static const int32_t mark[] = {IM_START, 'u', 's', 'e', 'r', '\n'};
+        if (memcmp(r->prompt + i, mark, sizeof mark)) continue;
+        *begin = *end = i + 6;
+        while (*end < r->prompt_count && r->prompt[*end] != IM_END) (*end)++;
+    }
+}
+
+static struct sequence *open_sequence(const struct engine *e, struct engine_job *job) {
+    const struct engine_request *r = &job->request;
+    struct sequence *s = mem_try_alloc(1, sizeof *s);
+    int32_t begin, end;
+    if (s) s->reply = mem_try_alloc(REPLY_MAX + 16, 1);
+    if (!s || !s->reply) {
+        mem_free(s);
+        return NULL;
+    }
+    s->job = job;
+    find_reply(r, &begin, &end);
+    for (int32_t i = begin; i < end && s->reply_size < REPLY_MAX; i++)
+        if (r->prompt[i] < IM_START) s->reply[s->reply_size++] = (char)r->prompt[i];
+    s->fail_at = strstr(s->reply, "fail now") ? 0 : strstr(s->reply, "fail later") ? 3 : -1;
+    s->kill = strstr(s->reply, "engine dies") != NULL;
+    if (r->temperature > 0)
+        s->reply_size +=
+            (size_t)snprintf(s->reply + s->reply_size, 16, " #%08" PRIx32, mix(r->seed));
+    s->prefill_left = e->prefill_steps;
+    s->budget = budget_of(e, r);
+    s->pages_reserved = pages_for(e, r->prompt_count + (int64_t)r->max_tokens, s->budget);
+    return s;
+}
+
+static void close_sequence(struct sequence *s) {
+    mem_free(s->reply);
+    mem_free(s);
+}
+
+static float score(int32_t token, int rank) {
+    return -0.125f * (float)(1 + token % 8) - 0.5f * (float)rank;
+}
+
+static void score_token(struct engine_token *out, struct engine_top *top, int top_count,
+                        int32_t token) {
+    *out = (struct engine_token){.token = token, .logprob = score(token, 0), .rank = 1};
+    for (int k = 0; k < top_count; k++)
+        top[k] = (struct engine_top){(token + k) % VOCAB, score(token, k)};
+}
+
+static bool open_outputs(struct engine_job *job) {
+    const struct engine_request *r = &job->request;
+    struct engine_choice *choice = &job->choice[0];
+    size_t top = r->top_logprobs > 0 ? (size_t)r->top_logprobs : 0;
+    size_t tokens = (size_t)r->max_tokens,
+           prompt = r->prompt_logprobs ? (size_t)r->prompt_count : 0;
+    choice->stop_index = choice->stop_token = -1;
+    choice->tokens = mem_try_alloc(tokens + 1, sizeof *choice->tokens);
+    choice->top = mem_try_alloc(tokens * top + 1, sizeof *choice->top);
+    choice->text = mem_try_alloc(tokens + 1, 1);
+    job->prompt_tokens = prompt ? mem_try_alloc(prompt, sizeof *job->prompt_tokens) : NULL;
+    job->prompt_top = prompt && top ? mem_try_alloc(prompt * top, sizeof *job->prompt_top) : NULL;
+    if (!choice->tokens || !choice->top || !choice->text) return false;
+    if (prompt && (!job->prompt_tokens || (top && !job->prompt_top))) return false;
+    for (size_t i = 0; i < prompt; i++)
+        score_token(&job->prompt_tokens[i], top ? &job->prompt_top[i * top] : NULL, (int)top,
+                    r->prompt[i]);
+    return true;
+}
+
+int engine_submit(struct engine *e, struct engine_job *job) {
+    struct sequence *s = NULL;
+    int rc = 0;
+    pthread_mutex_lock(&e->mutex);
+    if (e->draining || e->stop || e->snapshot.stopped) rc = ERR_STOPPED;
+    if (!rc && (!open_outputs(job) || !(s = open_sequence(e, job)))) rc = ERR_NOMEM;
+    if (!rc) {
+        job->queued_ns = clock_ns();
+        *e->waiting_end = s;
+        e->waiting_end = &s->next;
+        e->snapshot.waiting++;
+        pthread_cond_signal(&e->work);
+    }
+    pthread_mutex_unlock(&e->mutex);
+    if (rc) engine_job_close(job);
+    return rc;
+}
+
+void engine_job_close(struct engine_job *job) {
+    mem_free(job->choice[0].tokens);
+    mem_free(job->choice[0].top);
+    mem_free(job->choice[0].text);
+    mem_free(job->prompt_tokens);
+    mem_free(job->prompt_top);
+    mem_free(job->kv.lengths);
+    mem_free(job->kv.positions);
+    job->choice[0].tokens = NULL;
+    job->choice[0].top = NULL;
+    job->choice[0].text = NULL;
+    job->prompt_tokens = NULL;
+    job->prompt_top = job->choice[0].top;
+    job->kv.lengths = job->kv.positions = NULL;
+}
+
+/* --- conversations --- */
+
+static void drop_conversation(struct engine *e, struct conversation *c) {
+    e->snapshot.pages_retained -= c->pages;
+    e->snapshot.pages_used -= c->pages;
+    e->snapshot.conversations--;
+    mem_free(c->tokens);
+    *c = (struct conversation){0};
+}
+
+/* An empty place, or the one least recently used. */
+static struct conversation *free_conversation(struct engine *e) {
+    struct conversation *oldest = NULL;
+    for (int i = 0; i < e->options.max_conversations && i < CONVERSATIONS_MAX; i++) {
+        struct conversation *c = &e->conversations[i];
+        if (!c->tokens) return c;
+        if (!oldest || c->used_ns < oldest->used_ns) oldest = c;
+    }
+    if (oldest) drop_conversation(e, oldest);
+    return oldest;
+}
+
+static void retain(struct engine *e, const struct sequence *s, uint32_t answer) {
+    const struct engine_job *job = s->job;
+    const struct engine_request *r = &job->request;
+    struct conversation *c = r->kv.retain ? free_conversation(e) : NULL;
+    int32_t count = r->prompt_count + (int32_t)answer;
+    if (!c || !(c->tokens = mem_try_alloc((size_t)count, sizeof *c->tokens))) return;
+    memcpy(c->tokens, r->prompt, (size_t)r->prompt_count * sizeof *c->tokens);
+    for (uint32_t i = 0; i < answer; i++)
+        c->tokens[(uint32_t)r->prompt_count + i] = job->choice[0].tokens[i].token;
+    memcpy(c->space, r->space, sizeof c->space);
+    snprintf(c->policy, sizeof c->policy, "%s", job->kv.policy);
+    c->id = mix(++e->next_conversation);
+    c->count = count;
+    c->prompt_count = r->prompt_count;
+    c->budget = s->budget;
+    c->used_ns = clock_ns();
+    c->pages = pages_for(e, count, s->budget);
+    e->snapshot.pages_retained += c->pages;
+    e->snapshot.pages_used += c->pages;
+    e->snapshot.conversations++;
+}
+
+static int32_t common_prefix(const struct conversation *c, const struct engine_request *r) {
+    int32_t n = 0;
+    while (n < c->count && n < r->prompt_count - 1 && c->tokens[n] == r->prompt[n]) n++;
+    return n;
+}
+
+static void continue_conversation(struct engine *e, struct engine_job *job) {
+    const struct engine_request *r = &job->request;
+    struct conversation *best = NULL;
+    int32_t longest = 0;
+    for (int i = 0; r->kv.reuse && !r->prompt_logprobs && i < CONVERSATIONS_MAX; i++) {
+        struct conversation *c = &e->conversations[i];
+        if (!c->tokens || memcmp(c->space, r->space, sizeof c->space)) continue;
+        int32_t n = common_prefix(c, r);
+        if (n < c->prompt_count || n <= longest) continue;
+        longest = n;
+        best = c;
+    }
+    if (!best) {
+        e->snapshot.conversation_misses++;
+        return;
+    }
+    e->snapshot.conversation_hits++;
+    e->snapshot.cached_tokens += (uint64_t)longest;
+    job->cached_tokens = longest;
+    job->kv.dropped_tokens = best->count - longest;
+    drop_conversation(e, best);
+}
+
+/* --- steps (the mutex is held) --- */
+
+static void fill_report(const struct engine_job *job, struct engine_kv_details *kv,
+                        int32_t per_stream) {
+    if (job->request.kv.report == ENGINE_REPORT_NONE) return;
+    kv->lengths = mem_try_alloc(LAYERS * HEADS, sizeof *kv->lengths);
+    for (int i = 0; kv->lengths && i < LAYERS * HEADS; i++) kv->lengths[i] = per_stream;
+    if (job->request.kv.report != ENGINE_REPORT_POSITIONS) return;
+    kv->positions = mem_try_alloc((size_t)per_stream * LAYERS * HEADS + 1, sizeof *kv->positions);
+    for (int32_t i = 0; kv->positions && i < per_stream * LAYERS * HEADS; i++)
+        kv->positions[i] = kv->seen_tokens - per_stream + i % per_stream;
+}
+
+static void fill_details(struct engine *e, const struct sequence *s, uint32_t answer) {
+    struct engine_job *job = s->job;
+    struct engine_kv_details *kv = &job->kv;
+    int32_t seen = job->request.prompt_count + (int32_t)answer;
+    int32_t held = s->budget >= 0 && seen > s->budget + e->info.kv_buffer ? s->budget : seen;
+    snprintf(kv->policy, sizeof kv->policy, "%s",
+             job->request.kv.policy ? job->request.kv.policy : e->info.kv_policy);
+    kv->budget = s->budget;
+    kv->seen_tokens = seen;
+    kv->kept_entries = (int64_t)held * LAYERS * HEADS;
+    kv->evicted_entries = (int64_t)(seen - held) * LAYERS * HEADS;
+    kv->bytes = pages_for(e, seen, s->budget) * PAGE_BYTES;
+    e->snapshot.entries_evicted += (uint64_t)kv->evicted_entries;
+    e->snapshot.evictions += kv->evicted_entries > 0;
+    if (kv->evicted_entries) hist_add(&e->snapshot.eviction_seconds, 0.0005);
+    fill_report(job, kv, held);
+}
+
+/* The job is the client's again after the last store. */
+static void finish(struct engine *e, struct sequence *s, enum engine_finish how) {
+    struct engine_job *job = s->job;
+    struct engine_choice *choice = &job->choice[0];
+    uint32_t answer = (uint32_t)atomic_load(&choice->token_count);
+    if (atomic_load(&job->admitted)) {
+        e->snapshot.pages_reserved -= s->pages_reserved;
+        e->snapshot.pages_used -= s->pages_reserved;
+        e->snapshot.running--;
+        fill_details(e, s, answer);
+        if (how == ENGINE_FINISH_STOP || how == ENGINE_FINISH_LENGTH) retain(e, s, answer);
+    } else {
+        e->snapshot.waiting--;
+        engine_queue_leave(e);
+    }
+    job->finished_ns = clock_ns();
+    close_sequence(s);
+    atomic_store_explicit(&choice->finish, how, memory_order_release);
+}
+
+/* Bytes that no stop string in the making and no half character can take back. */
+static size_t safe_size(const struct engine_request *r, const char *text, size_t size) {
+    size_t held = 0;
+    for (int32_t i = 0; i < r->stop_count; i++) {
+        size_t n = r->stops[i].size - 1 < size ? r->stops[i].size - 1 : size;
+        while (n > held && memcmp(text + size - n, r->stops[i].text, n)) n--;
+        if (n > held) held = n;
+    }
+    return utf8_complete(text, size - held);
+}
+
+/* The length of the text before a stop string that has just become complete, or -1. */
+static ssize_t cut_at_stop(const struct engine_request *r, const char *text, size_t size,
+                           int32_t *index) {
+    for (int32_t i = 0; i < r->stop_count; i++) {
+        size_t n = r->stops[i].size;
+        if (n > size || memcmp(text + size - n, r->stops[i].text, n)) continue;
+        *index = i;
+        return (ssize_t)(size - n);
+    }
+    return -1;
+}
+
+static int32_t next_token(const struct sequence *s, uint32_t at) {
+    const struct engine_job *job = s->job;
+    bool may_end = !job->request.ignore_eos && at >= (uint32_t)job->request.min_tokens;
+    if (at < s->reply_size) return (unsigned char)s->reply[at];
+    if (may_end) return IM_END;
+    return s->reply_size && at % (s->reply_size + 1) < s->reply_size
+               ? (unsigned char)s->reply[at % (s->reply_size + 1)]
+               : ' ';
+}
+
+static bool is_stop_token(const struct engine_request *r, int32_t token) {
+    for (int32_t i = 0; i < r->stop_id_count; i++)
+        if (r->stop_ids[i] == token) return true;
+    return token == IM_END && !r->ignore_eos;
+}
+
+/* One more token; how it ended, or ENGINE_RUNNING. */
+static enum engine_finish append(struct engine *e, struct sequence *s) {
+    struct engine_job *job = s->job;
+    const struct engine_request *r = &job->request;
+    struct engine_choice *choice = &job->choice[0];
+    uint32_t at = (uint32_t)atomic_load(&choice->token_count);
+    size_t size = at ? choice->tokens[at - 1].text_end : 0;
+    int32_t token = next_token(s, at);
+    int top = r->top_logprobs > 0 ? r->top_logprobs : 0;
+    bool stop = is_stop_token(r, token);
+    score_token(&choice->tokens[at], &choice->top[at * (uint32_t)top], top, token);
+    if (!stop && token < IM_START) choice->text[size++] = (char)token;
+    choice->tokens[at].text_end = (uint32_t)size;
+    ssize_t cut = cut_at_stop(r, choice->text, size, &choice->stop_index);
+    bool last = stop || cut >= 0 || at + 1 == (uint32_t)r->max_tokens;
+    if (stop) choice->stop_token = token;
+    if (cut >= 0) size = (size_t)cut;
+    atomic_store_explicit(&choice->text_safe, last ? size : safe_size(r, choice->text, size),
+                          memory_order_release);
+    atomic_store_explicit(&choice->token_count, at + 1, memory_order_release);
+    if (!job->first_token_ns) job->first_token_ns = clock_ns();
+    e->snapshot.generation_tokens++;
+    if (stop || cut >= 0) return ENGINE_FINISH_STOP;
+    return last ? ENGINE_FINISH_LENGTH : ENGINE_RUNNING;
+}
+
+static enum engine_finish step_sequence(struct engine *e, struct sequence *s) {
+    struct engine_job *job = s->job;
+    if (atomic_load_explicit(&job->cancel, memory_order_acquire)) return ENGINE_FINISH_ABORT;
+    if (s->prefill_left > 0 && --s->prefill_left > 0) return ENGINE_RUNNING;
+    if (s->fail_at == (int32_t)atomic_load(&job->choice[0].token_count)) {
+        fault_set(&job->fault, ERR_INTERNAL, NULL, "the fake engine was told to fail");
+        return ENGINE_FINISH_ERROR;
+    }
+    if (s->kill) e->snapshot.stopped = true;
+    if (job->request.max_tokens == 0) return ENGINE_FINISH_LENGTH;
+    return append(e, s);
+}
+
+static void admit(struct engine *e, struct sequence *s) {
+    struct engine_job *job = s->job;
+    e->snapshot.waiting--;
+    e->snapshot.running++;
+    e->snapshot.pages_reserved += s->pages_reserved;
+    e->snapshot.pages_used += s->pages_reserved;
+    e->snapshot.prompt_tokens += (uint64_t)job->request.prompt_count;
+    continue_conversation(e, job);
+    job->admitted_ns = clock_ns();
+    s->next = e->running;
+    e->running = s;
+    engine_queue_leave(e);
+    atomic_store_explicit(&job->admitted, 1, memory_order_release);
+}
+
+/* In order; what is cancelled leaves the queue wherever it stands. */
+static void admit_waiting(struct engine *e) {
+    struct sequence **link = &e->waiting;
+    bool blocked = false;
+    while (*link) {
+        struct sequence *s = *link;
+        bool cancelled = atomic_load_explicit(&s->job->cancel, memory_order_acquire);
+        blocked |= e->snapshot.running >= e->options.max_num_seqs ||
+                   e->snapshot.pages_reserved + s->pages_reserved > e->info.pages_total;
+        if (!cancelled && blocked) {
+            link = &s->next;
+            continue;
+        }
+        *link = s->next;
+        if (cancelled)
+            finish(e, s, ENGINE_FINISH_ABORT);
+        else
+            admit(e, s);
+    }
+    e->waiting_end = link;
+}
+
+static void step(struct engine *e) {
+    struct sequence **link = &e->running;
+    admit_waiting(e);
+    hist_add(&e->snapshot.iteration_tokens, e->snapshot.running);
+    while (*link) {
+        struct sequence *s = *link;
+        enum engine_finish how = step_sequence(e, s);
+        if (how == ENGINE_RUNNING) {
+            link = &s->next;
+            continue;
+        }
+        *link = s->next;
+        finish(e, s, how);
+    }
+    e->snapshot.steps++;
+    e->snapshot.last_step_ns = clock_ns();
+}
+
+static void finish_list(struct engine *e, struct sequence *s, enum engine_finish how) {
+    for (struct sequence *next; s; s = next) {
+        next = s->next;
+        if (how == ENGINE_FINISH_ERROR)
+            fault_set(&s->job->fault, ERR_INTERNAL, NULL, "the engine has stopped");
+        finish(e, s, how);
+    }
+}
+
+static void finish_all(struct engine *e, enum engine_finish how) {
+    finish_list(e, e->running, how);
+    finish_list(e, e->waiting, how);
+    e->running = e->waiting = NULL;
+    e->waiting_end = &e->waiting;
+}
+
+static void *run(void *arg) {
+    struct engine *e = arg;
+    pthread_mutex_lock(&e->mutex);
+    while (!e->stop && !e->snapshot.stopped) {
+        e->snapshot.last_step_ns = clock_ns();
+        if (!e->running && !e->waiting) {
+            pthread_cond_wait(&e->work, &e->mutex);
+            continue;
+        }
+        step(e);
+        pthread_mutex_unlock(&e->mutex);
+        e->options.wake(e->options.arg);
+        struct timespec pause = {e->step_us / 1000000, e->step_us % 1000000 * 1000L};
+        if (e->step_us) nanosleep(&pause, NULL);
+        pthread_mutex_lock(&e->mutex);
+    }
+    finish_all(e, e->stop ? ENGINE_FINISH_ABORT : ENGINE_FINISH_ERROR);
+    pthread_mutex_unlock(&e->mutex);
+    e->options.wake(e->options.arg);
+    return NULL;
+}
+
+/* --- life --- */
+
+int engine_start(struct engine *e) {
+    e->started = pthread_create(&e->thread, NULL, run, e) == 0;
+    return e->started ? 0 : ERR_NOMEM;
+}
+
+void engine_drain(struct engine *e) {
+    pthread_mutex_lock(&e->mutex);
+    e->draining = true;
+    pthread_mutex_unlock(&e->mutex);
+}
+
+bool engine_idle(struct engine *e) {
+    pthread_mutex_lock(&e->mutex);
+    bool idle = !e->running && !e->waiting;
+    pthread_mutex_unlock(&e->mutex);
+    return idle;
+}
+
+void engine_close(struct engine *e) {
+    if (!e) return;
+    pthread_mutex_lock(&e->mutex);
+    e->stop = true;
+    pthread_cond_signal(&e->work);
+    pthread_mutex_unlock(&e->mutex);
+    if (e->started) pthread_join(e->thread, NULL);
+    for (int i = 0; i < CONVERSATIONS_MAX; i++) mem_free(e->conversations[i].tokens);
+    pthread_mutex_destroy(&e->mutex);
+    pthread_cond_destroy(&e->work);
+    mem_free(e->model_dir);
+    mem_free(e);
+}
+
+/* --- observation --- */
+
+void engine_snapshot(struct engine *e, struct engine_snapshot *out) {
+    pthread_mutex_lock(&e->mutex);
+    *out = e->snapshot;
+    pthread_mutex_unlock(&e->mutex);
+}
+
+static int32_t held_of(const struct engine *e, int32_t tokens, int32_t budget) {
+    return budget >= 0 && tokens > budget + e->info.kv_buffer ? budget : tokens;
+}
+
+int engine_sequences(struct engine *e, struct engine_sequence_row *rows, int max) {
+    int count = 0;
+    pthread_mutex_lock(&e->mutex);
+    for (struct sequence *s = e->running; s && count < max; s = s->next) {
+        const struct engine_job *job = s->job;
+        struct engine_sequence_row *row = &rows[count++];
+        int32_t answer = (int32_t)atomic_load(&job->choice[0].token_count);
+        *row = (struct engine_sequence_row){.tokens = job->request.prompt_count + answer,
+                                            .prompt_count = job->request.prompt_count,
+                                            .output_count = answer,
+                                            .budget = s->budget,
+                                            .pages_reserved = s->pages_reserved,
+                                            .prefilling = answer == 0};
+        row->held = held_of(e, row->tokens, s->budget);
+        snprintf(row->policy, sizeof row->policy, "%s",
+                 job->request.kv.policy ? job->request.kv.policy : e->info.kv_policy);
+    }
+    pthread_mutex_unlock(&e->mutex);
+    return count;
+}
+
+int engine_conversations(struct engine *e, struct engine_conversation_row *rows, int max) {
+    int count = 0;
+    pthread_mutex_lock(&e->mutex);
+    for (int i = 0; i < CONVERSATIONS_MAX && count < max; i++) {
+        const struct conversation *c = &e->conversations[i];
+        if (!c->tokens) continue;
+        rows[count] = (struct engine_conversation_row){.id = c->id,
+                                                       .tokens = c->count,
+                                                       .held = held_of(e, c->count, c->budget),
+                                                       .budget = c->budget,
+                                                       .pages = c->pages,
+                                                       .idle_ns = clock_ns() - c->used_ns};
+        snprintf(rows[count++].policy, sizeof rows->policy, "%s", c->policy);
+    }
+    pthread_mutex_unlock(&e->mutex);
+    return count;
+}
