@@ -43,7 +43,7 @@ struct sequence {
 };
 
 struct counts {
-    long steps, turns, evictions, continued, dropped, forks, cancels, waits, copies;
+    long steps, turns, evictions, continued, dropped, forks, cancels, waits;
 };
 
 struct sim {
@@ -228,7 +228,9 @@ static void add_turn(struct sim *sim, struct sequence *seq, bool is_fork, int32_
 
 static struct kv_params random_params(struct sim *sim) {
     static const float horizons[] = {1, 2, 128, INFINITY};
-    struct kv_params kv = {.policy = policy_at(pick(sim, 0, 5) % 4),
+    static const char *const names[] = {"full",   "streaming", "trimkv",
+                                        "global", "global",    "global"};
+    struct kv_params kv = {.policy = policy_find(names[pick(sim, 0, 5)]),
                            .budget = pick(sim, 1, 24),
                            .buffer = pick(sim, 0, 8),
                            .chunk = pick(sim, 1, 16)};
@@ -268,8 +270,9 @@ static void continue_turn(struct sim *sim, int slot) {
 /* Copies a retained conversation, or a sequence that generates, which goes on in two ways. */
 static void fork_from(struct sim *sim, int from) {
     int to = free_slot(sim);
-    struct sequence *seq = &sim->sequences[from], *copy = &sim->sequences[to];
+    struct sequence *seq = &sim->sequences[from];
     if (to < 0 || in_prompt(seq) || seq->turn_count == TURNS) return;
+    struct sequence *copy = &sim->sequences[to];
     *copy = *seq;
     copy->state = FREE;
     int32_t rest = seq->state == RUNNING ? seq->max_new - last_turn(seq)->generated : 0;
