@@ -54,9 +54,10 @@ fuzz: ## every fuzzer for FUZZ_SECONDS (30)
 	@tools/run_fuzz $(FUZZ_SECONDS)
 
 bench: ## speed of this machine: bandwidth, prompt and generation rates
-	@tools/install-deps serve
+	@tools/install-deps test
+	@$(MAKE) --no-print-directory build
 	@tools/build release
-	@bench/run $(ARGS)
+	@"$$(tools/venv)/bin/python" bench/speed/speed.py $(ARGS)
 
 quality: ## what a bounded cache costs on our tasks: docs/QUALITY.md
 	@tools/install-deps test
