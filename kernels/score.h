@@ -14,7 +14,7 @@
 
 #include <stdint.h>
 
-float score_horizon(float log_beta, float horizon);                     /* w_n */
-float score_retention(float log_beta, int32_t age, float horizon);      /* the whole score */
+float score_horizon(float log_beta, float horizon);                /* w_n */
+float score_retention(float log_beta, int32_t age, float horizon); /* the whole score */
 
 #endif

@@ -108,6 +108,8 @@ static int map_arrays(struct cpu_cache *cache) {
     size_t pool_entries, entries = streams * (size_t)cache->options.max_positions;
     if (__builtin_mul_overflow(pages, page_slots, &pool_entries)) return ERR_NOMEM;
     if (entries > pool_entries) entries = pool_entries;
+    if (entries > UINT32_MAX)
+        return ERR_NOMEM; /* eviction counts the bins of its select in 32 bits */
     const struct region regions[] = {
         {(void **)&cache->pool, pages, cache->page_size},
         {(void **)&cache->pos, pool_entries, sizeof *cache->pos},
