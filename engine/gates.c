@@ -73,7 +73,7 @@ static int read_base(const cJSON *root, struct gates_header *out, struct fault *
 
 int gates_header_parse(const char *json, size_t size, struct gates_header *out,
                        struct fault *fault) {
-    const struct json_limits limits = {.bytes = (size_t)1 << 20, .depth = 32};
+    const struct json_limits limits = {.bytes = (size_t)1 << 20, .depth = 32, .nodes = 1000};
     cJSON *root = NULL;
     struct fault inner = {0};
     *out = (struct gates_header){0};

@@ -11,7 +11,8 @@
 #include "base/mem.h"
 #include "engine/model.h"
 
-#define CONFIG_BYTES_MAX ((size_t)16 << 20)
+#define CONFIG_BYTES_MAX ((size_t)4 << 20)
+#define CONFIG_NODES_MAX 100000
 #define CONFIG_DEPTH_MAX 64
 
 struct family {
@@ -439,7 +440,8 @@ static int read_generation(const cJSON *root, struct model_config *out, struct f
 
 static int parse_object(const char *data, size_t size, const char *file, cJSON **out,
                         struct fault *fault) {
-    const struct json_limits limits = {.bytes = CONFIG_BYTES_MAX, .depth = CONFIG_DEPTH_MAX};
+    const struct json_limits limits = {
+        .bytes = CONFIG_BYTES_MAX, .depth = CONFIG_DEPTH_MAX, .nodes = CONFIG_NODES_MAX};
     struct fault inner = {0};
     int err = json_parse(data, size, &limits, out, &inner);
     if (err) return fault_set(fault, err, file, "%s", inner.text);
