@@ -47,11 +47,12 @@ struct rewriter {
     int depth;
 };
 
-#define WORD "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
+/* Oniguruma's word characters; the last six are an oddity of its Latin-1 table. */
+#define WORD "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}"
 
 /* Bytes of the letter after a backslash that mean the same in both, outside a class. */
-#define SAME_ESCAPES  "dDsSAzZGnrtfaexpP123456789"
-#define SAME_IN_CLASS "dDsSnrtfaexpP"
+#define SAME_ESCAPES  "dDAzZGnrtfaexpP123456789"
+#define SAME_IN_CLASS "dDnrtfaexpP"
 
 static int refuse(const struct rewriter *w, const char *what, size_t size) {
     return fault_set(w->fault, ERR_UNSUPPORTED, w->field,
@@ -94,6 +95,8 @@ static int rewrite_escape(struct rewriter *w, bool in_class) {
     } others[] = {
         {'w', "[" WORD "]", WORD},
         {'W', "[^" WORD "]", NULL},
+        {'s', "\\p{White_Space}", "\\p{White_Space}"},
+        {'S', "\\P{White_Space}", "\\P{White_Space}"},
         {'h', "[0-9a-fA-F]", "0-9a-fA-F"},
         {'H', "[^0-9a-fA-F]", NULL},
         {'v', "\\x0b", "\\x0b"},

@@ -107,7 +107,7 @@ out:
  * cut short while mapped kills the process (SIGBUS), as with every mapped file. */
 static int map_file(const char *path, struct shard *shard, struct fault *fault) {
     int fd;
-    size_t size;
+    size_t size = 0;
     int rc = open_regular(path, &fd, &size, fault);
     if (rc) return rc;
     if (size == 0) {
