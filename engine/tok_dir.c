@@ -158,13 +158,14 @@ static int open_dir_parts(const char *dir, struct tok **out, struct fault *fault
 }
 
 int tok_open_dir(const char *dir, struct tok **out, struct fault *fault) {
+    struct fault first = {0};
     char *data;
     size_t size;
     *out = NULL;
-    int rc = read_in(dir, "tokenizer.json", &data, &size, fault);
+    int rc = read_in(dir, "tokenizer.json", &data, &size, &first);
     if (rc == ERR_NOTFOUND) return open_dir_parts(dir, out, fault);
-    if (rc) return rc;
-    rc = tok_open(data, size, out, fault);
+    if (!rc) rc = tok_open(data, size, out, &first);
+    if (rc && fault) *fault = first;
     mem_free(data);
     return rc;
 }

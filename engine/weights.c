@@ -336,8 +336,11 @@ static int open_index(const char *dir, struct weights **out, struct fault *fault
 
 int weights_open_dir(const char *dir, struct weights **out, struct fault *fault) {
     char path[PATH_MAX];
+    struct fault first = {0};
     *out = NULL;
-    int rc = join_path(path, sizeof path, dir, "model.safetensors", fault);
-    if (!rc) rc = weights_open_file(path, out, fault);
-    return rc == ERR_NOTFOUND ? open_index(dir, out, fault) : rc;
+    int rc = join_path(path, sizeof path, dir, "model.safetensors", &first);
+    if (!rc) rc = weights_open_file(path, out, &first);
+    if (rc == ERR_NOTFOUND) return open_index(dir, out, fault);
+    if (rc && fault) *fault = first;
+    return rc;
 }
