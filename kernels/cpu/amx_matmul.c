@@ -64,29 +64,41 @@ static inline void fetch_tile(const char *at) {
     for (int line = 0; line < TILE_BYTES; line += 64) _mm_prefetch(at + line, _MM_HINT_T0);
 }
 
-static void few_rows_four(const struct cpu_matmul_job *job, int64_t panel) {
+/* Four panels of B, and the four that come after them: what is fetched when the first end. */
+struct group {
+    const char *panel, *after;
+    size_t stride;
+};
+
+static struct group group_of(const struct kern_weight *w, int64_t panel, int64_t after) {
+    return (struct group){.panel = w->data + (size_t)panel * w->panel_bytes,
+                          .after = w->data + (size_t)(after < 0 ? panel : after) * w->panel_bytes,
+                          .stride = w->panel_bytes};
+}
+
+static void few_rows_four(const struct cpu_matmul_job *job, int64_t panel, struct group b) {
     _Alignas(64) float sums[16][16];
-    const struct kern_weight *w = job->weight;
-    const char *b = w->data + (size_t)panel * w->panel_bytes, *a = job->packed;
-    size_t next = w->panel_bytes;
+    const char *a = job->packed;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (size_t at = 0; at < next; at += TILE_BYTES) {
-        const char *tile = b + at;
-        fetch_tile(tile + AHEAD);
-        fetch_tile(tile + next + AHEAD);
-        fetch_tile(tile + 2 * next + AHEAD);
-        fetch_tile(tile + 3 * next + AHEAD);
+    for (size_t at = 0; at < b.stride; at += TILE_BYTES) {
+        const char *tile = b.panel + at;
+        size_t ahead = at + AHEAD;
+        const char *fetch = ahead < b.stride ? b.panel + ahead : b.after + (ahead - b.stride);
+        fetch_tile(fetch);
+        fetch_tile(fetch + b.stride);
+        fetch_tile(fetch + 2 * b.stride);
+        fetch_tile(fetch + 3 * b.stride);
         _tile_loadd(4, a + at, 64);
         _tile_loadd(6, tile, 64);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, tile + next, 64);
+        _tile_loadd(7, tile + b.stride, 64);
         _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(6, tile + 2 * next, 64);
+        _tile_loadd(6, tile + 2 * b.stride, 64);
         _tile_dpbf16ps(2, 4, 6);
-        _tile_loadd(7, tile + 3 * next, 64);
+        _tile_loadd(7, tile + 3 * b.stride, 64);
         _tile_dpbf16ps(3, 4, 7);
     }
     _tile_stored(0, sums, 64);
@@ -117,7 +129,9 @@ static void few_rows_one(const struct cpu_matmul_job *job, int64_t panel) {
 /* ---- Many rows ----------------------------------------------------------------------------------
  */
 
-static void block_two_by_two(const struct cpu_matmul_job *job, int row, int64_t panel) {
+/* `fetch`: a share of the next two panels, brought into the second-level cache meanwhile. */
+static void block_two_by_two(const struct cpu_matmul_job *job, int row, int64_t panel,
+                             const char *fetch, size_t fetch_step) {
     _Alignas(64) float sums[16][16];
     const struct kern_weight *w = job->weight;
     const char *b = w->data + (size_t)panel * w->panel_bytes;
@@ -127,7 +141,9 @@ static void block_two_by_two(const struct cpu_matmul_job *job, int row, int64_t 
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (size_t at = 0; at < next; at += TILE_BYTES) {
+    for (size_t at = 0; at < next; at += TILE_BYTES, fetch += fetch_step) {
+        for (size_t line = 0; line < fetch_step; line += 64)
+            _mm_prefetch(fetch + line, _MM_HINT_T1);
         _tile_loadd(6, b + at, 64);
         _tile_loadd(4, a + at, 64);
         _tile_dpbf16ps(0, 4, 6);
@@ -162,26 +178,47 @@ static void block_one_by_one(const struct cpu_matmul_job *job, int row, int64_t 
     put(job, row, panel, sums);
 }
 
-static void many_rows(const struct cpu_matmul_job *job, int64_t panel, int64_t panels) {
-    int row = 0;
-    for (; panels == 2 && row + 16 < job->rows; row += 32) block_two_by_two(job, row, panel);
-    for (; row < job->rows; row += 16)
-        for (int64_t p = 0; p < panels; p++) block_one_by_one(job, row, panel + p);
+/* Two panels against all rows; `after`: the two that come next, or < 0. */
+static void many_rows_two(const struct cpu_matmul_job *job, int64_t panel, int64_t after) {
+    const struct kern_weight *w = job->weight;
+    int row = 0, blocks = (job->rows + 15) / 32;
+    /* Each step of each block fetches as many lines as bring 2 KiB per step of two panels. */
+    size_t step = after < 0 || !blocks ? 0 : (size_t)((32 + blocks - 1) / blocks) * 64;
+    const char *fetch = w->data + (size_t)(after < 0 ? panel : after) * w->panel_bytes;
+    for (; row + 16 < job->rows; row += 32) {
+        block_two_by_two(job, row, panel, fetch, step);
+        fetch += step * (size_t)(w->depth / TILE_DEPTH);
+    }
+    if (row < job->rows) {
+        block_one_by_one(job, row, panel);
+        block_one_by_one(job, row, panel + 1);
+    }
 }
 
-void cpu_matmul_amx(const struct cpu_matmul_job *job, int64_t first, int64_t count, void *scratch) {
+static void few_rows(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next) {
+    for (; count >= 4; count -= 4, first += 4)
+        few_rows_four(job, first, group_of(job->weight, first, count >= 8 ? first + 4 : next));
+    for (; count; count--, first++) few_rows_one(job, first);
+}
+
+static void many_rows(const struct cpu_matmul_job *job, int64_t first, int64_t count,
+                      int64_t next) {
+    for (; count >= 2; count -= 2, first += 2)
+        many_rows_two(job, first, count >= 4 ? first + 2 : next);
+    for (int row = 0; count && row < job->rows; row += 16) block_one_by_one(job, row, first);
+}
+
+void cpu_matmul_amx(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
+                    void *scratch) {
     if (job->weight->layout != CPU_PANEL_PAIRS) {
-        cpu_matmul_avx512(job, first, count, scratch);
+        cpu_matmul_avx512(job, first, count, next, scratch);
         return;
     }
     amx_configure(job->rows < 16 ? job->rows : 16, 6);
-    if (job->rows <= 16) {
-        for (; count >= 4; count -= 4, first += 4) few_rows_four(job, first);
-        for (; count; count--, first++) few_rows_one(job, first);
-    } else {
-        for (; count >= 2; count -= 2, first += 2) many_rows(job, first, 2);
-        if (count) many_rows(job, first, 1);
-    }
+    if (job->rows <= 16)
+        few_rows(job, first, count, next);
+    else
+        many_rows(job, first, count, next);
     _tile_release();
 }
 

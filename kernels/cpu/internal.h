@@ -86,8 +86,10 @@ struct cpu_kernels {
                  float eps);
     void (*to_bf16)(uint16_t *to, const float *from, int count); /* nearest even */
 
-    /* Outputs of panels [first, first + count). */
-    void (*matmul)(const struct cpu_matmul_job *job, int64_t first, int64_t count, void *scratch);
+    /* Outputs of panels [first, first + count). `next`: a panel this worker takes up afterwards, so
+     * that it may fetch ahead; < 0: none. */
+    void (*matmul)(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
+                   void *scratch);
     size_t (*matmul_scratch)(const struct kern_weight *weight); /* NULL: none */
     /* For weights in pairs, when the path wants bf16 activations: bytes that MATMUL_ROWS rows take,
      * and the work for rows [row, row + 16) clipped to the job. NULL: it reads x itself. */

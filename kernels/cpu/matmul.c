@@ -27,20 +27,27 @@ static void pack_rows(void *arg, int worker) {
         pass->cpu->kernels->pack_x(&pass->job, (int)b * 16, pass->cpu->packed.mem);
 }
 
+/* Each worker claims one portion ahead of the one it works on, to know what to fetch. */
 static void multiply(void *arg, int worker) {
     struct pass *pass = arg;
     void *scratch = pass->cpu->scratch[worker].mem;
-    int64_t end;
-    for (int64_t p; (p = cpu_share_take(&pass->panels, pass->grain, &end)) >= 0;)
-        pass->cpu->kernels->matmul(&pass->job, p, end - p, scratch);
+    int64_t end, next_end = 0;
+    int64_t p = cpu_share_take(&pass->panels, pass->grain, &end);
+    while (p >= 0) {
+        int64_t next = cpu_share_take(&pass->panels, pass->grain, &next_end);
+        pass->cpu->kernels->matmul(&pass->job, p, end - p, next, scratch);
+        p = next;
+        end = next_end;
+    }
 }
 
-/* Portions large enough to stream (128 KiB or more), small enough that no worker waits long. */
+/* Panels claimed together: whole groups of what kernels do at a time (four), 128 KiB or more so
+ * that they stream, yet small enough that no worker waits long for the last one. */
 static int64_t portion(const struct cpu *cpu, const struct kern_weight *w) {
-    int64_t most = w->panels / (4 * cpu->threads);
+    int64_t most = w->panels / (8 * cpu->threads);
     int64_t want = w->panel_bytes ? (int64_t)((128u << 10) / w->panel_bytes) : 1;
     if (want > most) want = most;
-    return want < 2 ? 2 : want & ~(int64_t)1;
+    return want < 4 ? 4 : want & ~(int64_t)3;
 }
 
 void cpu_matmul(struct kern *kern, float *y, const float *x, const struct kern_weight *weight,

@@ -46,7 +46,9 @@ static size_t matmul_scratch(const struct kern_weight *weight) {
     return (size_t)weight->cols * sizeof(float);
 }
 
-static void matmul(const struct cpu_matmul_job *job, int64_t first, int64_t count, void *scratch) {
+static void matmul(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
+                   void *scratch) {
+    (void)next;
     const struct kern_weight *w = job->weight;
     int64_t end = (first + count) * PANEL < w->rows ? (first + count) * PANEL : w->rows;
     for (int64_t o = first * PANEL; o < end; o++) {

@@ -12,7 +12,7 @@
                          const float *norm, float eps);                                            \
     void cpu_to_bf16_##path(uint16_t *to, const float *from, int count);                           \
     void cpu_matmul_##path(const struct cpu_matmul_job *job, int64_t first, int64_t count,         \
-                           void *scratch);                                                         \
+                           int64_t next, void *scratch);                                           \
     size_t cpu_attend_scratch_##path(const struct kern_cache_options *options);                    \
     int cpu_attend_lanes_##path(const struct kern_cache_options *options);                         \
     void cpu_attend_##path(const struct cpu_attend_job *job, const struct cpu_attend_item *item,   \
@@ -24,7 +24,8 @@ VEC_DECLARE(avx512)
 
 size_t cpu_packed_bytes_amx(int64_t depth);
 void cpu_pack_x_amx(const struct cpu_matmul_job *job, int row, char *packed);
-void cpu_matmul_amx(const struct cpu_matmul_job *job, int64_t first, int64_t count, void *scratch);
+void cpu_matmul_amx(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
+                    void *scratch);
 
 #define VEC_JOIN_(name, path) cpu_##name##_##path
 #define VEC_JOIN(name, path)  VEC_JOIN_(name, path)

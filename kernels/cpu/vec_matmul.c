@@ -104,7 +104,9 @@ static void many_rows(const struct cpu_matmul_job *job, int64_t panel, const int
     if (row < job->rows) one_row(job, row, panel, panels);
 }
 
-void VEC(matmul)(const struct cpu_matmul_job *job, int64_t first, int64_t count, void *scratch) {
+void VEC(matmul)(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
+                 void *scratch) {
+    (void)next;
     (void)scratch;
     if (job->rows == 1) {
         one_row(job, 0, first, count);

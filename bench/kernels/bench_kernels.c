@@ -1,0 +1,440 @@
+/* Times the CPU backend's operations and a whole model's worth of them, as shares of what this
+ * machine can do, measured in the same process: its streaming read bandwidth and, for many rows,
+ * its best product.
+ *
+ *   bench_kernels [--path P] [--threads N] [--seconds S] [--layers N] [--only WORD]
+ *
+ * The model is a Qwen3-0.6B shape with random weights: no engine, no tokenizer. */
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "kernels/cpu/alloc.h"
+#include "kernels/cpu/internal.h"
+
+struct shape {
+    int layers, d_model, d_ff, heads_q, heads_kv, head_dim, vocab;
+};
+
+static struct {
+    const char *path, *only;
+    int threads;
+    double seconds; /* per measurement */
+    struct shape shape;
+    struct kern *kern;
+    double bandwidth; /* bytes per second, read by all threads */
+} bench = {.path = "auto",
+           .seconds = 1,
+           .shape = {.layers = 28,
+                     .d_model = 1024,
+                     .d_ff = 3072,
+                     .heads_q = 16,
+                     .heads_kv = 8,
+                     .head_dim = 128,
+                     .vocab = 151936}};
+
+static double now(void) {
+    return (double)clock_ns() * 1e-9;
+}
+
+static void fail(const char *what, int rc, const struct fault *fault) {
+    fprintf(stderr, "bench_kernels: %s: %s %s\n", what, err_text(rc), fault ? fault->text : "");
+    exit(1);
+}
+
+static void *memory(size_t bytes) {
+    void *mem = cpu_alloc(bytes);
+    if (!mem) fail("memory", ERR_NOMEM, NULL);
+    return mem;
+}
+
+static float *floats(size_t count) {
+    float *mem = memory(count * sizeof *mem);
+    uint32_t x = 12345;
+    for (size_t i = 0; i < count; i++) {
+        x = x * 1664525 + 1013904223;
+        mem[i] = (float)(int32_t)x * 0x1p-33f;
+    }
+    return mem;
+}
+
+static bool wanted(const char *what) {
+    return !bench.only || strstr(what, bench.only);
+}
+
+/* ---- What the machine can do ---------------------------------------------------------------- */
+
+#define READ_BYTES   ((size_t)2 << 30)
+#define WINDOW_BYTES ((size_t)64 << 20)
+#define STREAMS      4
+
+struct reading {
+    const char *data; /* of this window */
+    struct cpu_share share;
+    uint64_t sum[CPU_POOL_THREADS_MAX][8];
+};
+
+typedef uint64_t words __attribute__((vector_size(64)));
+
+/* Portions of 1 MiB, each read as four streams fetched ahead. */
+static void read_portion(void *arg, int worker) {
+    struct reading *r = arg;
+    const int64_t portion = 1 << 20, step = portion / STREAMS;
+    words sum[STREAMS] = {0};
+    int64_t end;
+    for (int64_t i; (i = cpu_share_take(&r->share, 1, &end)) >= 0;) {
+        const char *from = r->data + i * portion;
+        for (int64_t at = 0; at < step; at += 64)
+            for (int s = 0; s < STREAMS; s++) {
+                __builtin_prefetch(from + s * step + at + 2048);
+                sum[s] += *(const words *)(from + s * step + at);
+            }
+    }
+    words all = sum[0] + sum[1] + sum[2] + sum[3];
+    memcpy(r->sum[worker], &all, sizeof all);
+}
+
+/* The best window of 64 MiB out of 2 GiB read in turn: as long as the operations timed below, and
+ * never in a cache. */
+static double measure_bandwidth(void) {
+    struct cpu *cpu = cpu_of(bench.kern);
+    static char *data;
+    if (!data) {
+        data = memory(READ_BYTES);
+        memset(data, 1, READ_BYTES);
+    }
+    double best = 0, begin = now();
+    for (size_t at = 0; now() - begin < bench.seconds; at = (at + WINDOW_BYTES) % READ_BYTES) {
+        static struct reading r;
+        r.data = data + at;
+        cpu_share_set(&r.share, (int64_t)(WINDOW_BYTES >> 20));
+        double start = now();
+        cpu_pool_run(cpu->pool, read_portion, &r);
+        best = fmax(best, (double)WINDOW_BYTES / (now() - start));
+    }
+    return best;
+}
+
+/* ---- Timing: the best of many, so that a busy neighbour does not count ------------------------
+ */
+
+typedef void piece(void *arg);
+
+static double best_time(piece *run, void *arg) {
+    double best = 1e9, begin = now();
+    int runs = 0;
+    while (runs < 3 || now() - begin < bench.seconds) {
+        double start = now();
+        run(arg);
+        best = fmin(best, now() - start);
+        runs++;
+    }
+    return best;
+}
+
+static char *random_matrix(int rows, int cols, enum kern_dtype dtype) {
+    size_t count = (size_t)rows * (size_t)cols;
+    char *data = memory(count * kern_dtype_bytes(dtype));
+    uint32_t x = 777;
+    for (size_t i = 0; i < count; i++) {
+        x = x * 1664525 + 1013904223;
+        float value = (float)(int32_t)x * 0x1p-36f;
+        uint16_t half = cpu_to_bf16(value);
+        if (dtype == KERN_F32)
+            memcpy(data + 4 * i, &value, 4);
+        else
+            memcpy(data + 2 * i, &half, 2);
+    }
+    return data;
+}
+
+static struct kern_weight *load_weight(const char *data, int rows, int cols,
+                                       enum kern_dtype dtype) {
+    struct kern_matrix m = {.data = data, .dtype = dtype, .rows = rows, .cols = cols};
+    struct kern_weight *w;
+    struct fault fault;
+    int rc = bench.kern->ops->weight_load(bench.kern, &m, 1, KERN_SHARD_NONE, &w, &fault);
+    if (rc) fail("weight", rc, &fault);
+    return w;
+}
+
+static struct kern_weight *random_weight(int rows, int cols, enum kern_dtype dtype) {
+    char *data = random_matrix(rows, cols, dtype);
+    struct kern_weight *w = load_weight(data, rows, cols, dtype);
+    cpu_free(data);
+    return w;
+}
+
+/* ---- Products -----------------------------------------------------------------------------------
+ */
+
+#define COPIES_BYTES                                                                               \
+    ((size_t)1 << 30) /* weights in turn, so that none stays in a second-level cache */
+
+struct product {
+    struct kern_weight **weight;
+    int copies, each, turn, rows;
+    float *x, *y;
+};
+
+/* A few at a time, about a window of weights, going round all copies. */
+static void run_product(void *arg) {
+    struct product *p = arg;
+    for (int i = 0; i < p->each; i++, p->turn = (p->turn + 1) % p->copies)
+        bench.kern->ops->matmul(bench.kern, p->y, p->x, p->weight[p->turn], NULL, p->rows,
+                                KERN_SET);
+}
+
+static void bench_product(int rows, int outputs, int cols, enum kern_dtype dtype) {
+    size_t bytes = (size_t)outputs * (size_t)cols * kern_dtype_bytes(dtype);
+    size_t window = rows > 64 ? bytes : WINDOW_BYTES / 4;
+    struct product p = {
+        .rows = rows, .copies = (int)(COPIES_BYTES / bytes) + 1, .each = (int)(window / bytes) + 1};
+    p.weight = memory((size_t)p.copies * sizeof *p.weight);
+    char *data = random_matrix(outputs, cols, dtype);
+    for (int i = 0; i < p.copies; i++) p.weight[i] = load_weight(data, outputs, cols, dtype);
+    cpu_free(data);
+    p.x = floats((size_t)rows * (size_t)cols);
+    p.y = floats((size_t)rows * (size_t)outputs);
+    double each = best_time(run_product, &p) / p.each;
+    double rate = (double)bytes / each;
+    printf("%-5s %4d rows %6d x %4d  %9.1f us  %6.1f GB/s (%3.0f%% of reading)  %7.1f GFLOP/s\n",
+           dtype == KERN_F32 ? "f32" : "bf16", rows, outputs, cols, each * 1e6, rate * 1e-9,
+           100 * rate / bench.bandwidth, 2.0 * rows * outputs * cols / each * 1e-9);
+    for (int i = 0; i < p.copies; i++) bench.kern->ops->weight_free(bench.kern, p.weight[i]);
+    cpu_free(p.weight), cpu_free(p.x), cpu_free(p.y);
+}
+
+static void bench_products(void) {
+    static const int rows[] = {1, 8, 32, 256, 512};
+    static const int sizes[][2] = {{4096, 1024}, {1024, 2048}, {6144, 1024}, {1024, 3072}};
+    for (size_t s = 0; s < 4; s++)
+        for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+            bench_product(rows[i], sizes[s][0], sizes[s][1], KERN_BF16);
+    bench_product(1, 4096, 1024, KERN_F32);
+    bench_product(512, 4096, 1024, KERN_F32);
+}
+
+/* ---- A model's worth ----------------------------------------------------------------------------
+ */
+
+#define STEP_ROWS 512
+#define CONTEXT   8192
+#define SLOTS     32
+
+struct layer {
+    struct kern_weight *qkv, *o, *gate_up, *down;
+};
+
+struct model {
+    struct layer *layer;
+    struct kern_weight *vocab;
+    float *norm, *x, *h, *qkv, *att, *ff, *act, *logits;
+    float inv_freq[64];
+    size_t bytes; /* of all weights, each read once per step */
+};
+
+/* Where a step's time goes. */
+static double spent[8];
+static const char *const spent_on[] = {"qkv", "attend", "o", "gate_up", "down", "logits", "rest"};
+
+static double stage(int which, double since) {
+    double t = now();
+    spent[which] += t - since;
+    return t;
+}
+
+static void step(struct model *m, const struct kern_batch *batch, const int32_t *want, int wants) {
+    const struct kern_ops *ops = bench.kern->ops;
+    const struct shape *s = &bench.shape;
+    struct kern *k = bench.kern;
+    int rows = batch->rows;
+    struct kern_attend_options attend = {.scale = 1 / sqrtf((float)s->head_dim)};
+    struct kern_rope rope = {.inv_freq = m->inv_freq, .scale = 1};
+    double t = now();
+    if (ops->begin_step(k, batch)) fail("begin_step", ERR_FULL, NULL);
+    ops->embed(k, m->x, m->vocab, batch->tokens, rows);
+    for (int i = 0; i < s->layers; i++) {
+        ops->rms_norm(k, m->h, m->x, m->norm, rows, s->d_model, 1e-6f);
+        t = stage(6, t);
+        ops->matmul(k, m->qkv, m->h, m->layer[i].qkv, NULL, rows, KERN_SET);
+        t = stage(0, t);
+        ops->qk_rope(k, m->qkv, m->norm, m->norm, 1e-6f, &rope, batch);
+        ops->write_kv(k, i, m->qkv, NULL, batch);
+        t = stage(6, t);
+        ops->attend(k, i, m->att, m->qkv, batch, &attend);
+        t = stage(1, t);
+        ops->matmul(k, m->x, m->att, m->layer[i].o, NULL, rows, KERN_ADD);
+        t = stage(2, t);
+        ops->rms_norm(k, m->h, m->x, m->norm, rows, s->d_model, 1e-6f);
+        t = stage(6, t);
+        ops->matmul(k, m->ff, m->h, m->layer[i].gate_up, NULL, rows, KERN_SET);
+        t = stage(3, t);
+        ops->glu(k, m->act, m->ff, rows, s->d_ff);
+        t = stage(6, t);
+        ops->matmul(k, m->x, m->act, m->layer[i].down, NULL, rows, KERN_ADD);
+        t = stage(4, t);
+    }
+    ops->gather_rows(k, m->h, m->x, want, wants, s->d_model);
+    ops->rms_norm(k, m->h, m->h, m->norm, wants, s->d_model, 1e-6f);
+    t = stage(6, t);
+    ops->matmul(k, m->logits, m->h, m->vocab, NULL, wants, KERN_SET);
+    stage(5, t);
+}
+
+static void model_make(struct model *m) {
+    const struct shape *s = &bench.shape;
+    int qkv = (s->heads_q + 2 * s->heads_kv) * s->head_dim, att = s->heads_q * s->head_dim;
+    m->layer = memory((size_t)s->layers * sizeof *m->layer);
+    for (int i = 0; i < s->layers; i++)
+        m->layer[i] = (struct layer){random_weight(qkv, s->d_model, KERN_BF16),
+                                     random_weight(s->d_model, att, KERN_BF16),
+                                     random_weight(2 * s->d_ff, s->d_model, KERN_BF16),
+                                     random_weight(s->d_model, s->d_ff, KERN_BF16)};
+    m->vocab = random_weight(s->vocab, s->d_model, KERN_BF16);
+    size_t layer = (size_t)s->d_model * (size_t)(qkv + att + 3 * s->d_ff);
+    m->bytes = 2 * ((size_t)s->layers * layer + (size_t)s->vocab * (size_t)s->d_model);
+    m->norm = floats((size_t)(s->d_model > s->head_dim ? s->d_model : s->head_dim));
+    for (int i = 0; i < s->d_model; i++) m->norm[i] = 1;
+    for (int i = 0; i < s->head_dim / 2; i++)
+        m->inv_freq[i] = (float)pow(1e6, -2.0 * i / s->head_dim);
+    m->x = floats((size_t)STEP_ROWS * (size_t)s->d_model);
+    m->h = floats((size_t)STEP_ROWS * (size_t)s->d_model);
+    m->qkv = floats((size_t)STEP_ROWS * (size_t)qkv);
+    m->att = floats((size_t)STEP_ROWS * (size_t)att);
+    m->ff = floats((size_t)STEP_ROWS * 2 * (size_t)s->d_ff);
+    m->act = floats((size_t)STEP_ROWS * (size_t)s->d_ff);
+    m->logits = floats((size_t)SLOTS * (size_t)s->vocab);
+}
+
+static void cache_make(void) {
+    const struct shape *s = &bench.shape;
+    struct kern_cache_info info;
+    bench.kern->ops->cache_info(KERN_BF16, s->head_dim, &info);
+    struct kern_cache_options o = {.layers = s->layers,
+                                   .heads_q = s->heads_q,
+                                   .heads_kv = s->heads_kv,
+                                   .head_dim = s->head_dim,
+                                   .dtype = KERN_BF16,
+                                   .slots = SLOTS + 1,
+                                   .max_positions = CONTEXT + 2 * STEP_ROWS};
+    int64_t entries = 1100 * (SLOTS + 1);
+    if (entries < o.max_positions + 1100) entries = o.max_positions + 1100;
+    o.pages = (int64_t)s->layers * s->heads_kv * (entries / info.page_slots + SLOTS + 1);
+    struct fault fault;
+    int rc = bench.kern->ops->cache_open(bench.kern, &o, &fault);
+    if (rc) fail("cache", rc, &fault);
+}
+
+static void report_stages(double whole) {
+    double all = 0;
+    for (int i = 0; i < 7; i++) all += spent[i];
+    printf("      ");
+    for (int i = 0; i < 7; i++) printf(" %s %.0f%%", spent_on[i], 100 * spent[i] / all);
+    printf(" of %.2f ms\n", whole * 1e3);
+}
+
+/* `count` tokens of `batch_size` sequences at position pos each; the best of several steps. The
+ * position is the same every time: the cache is cut back after each step. */
+static void bench_step(struct model *m, const char *what, int batch_size, int count, int pos) {
+    static int32_t tokens[STEP_ROWS], want[SLOTS];
+    struct kern_span spans[SLOTS];
+    int rows = batch_size * count;
+    for (int i = 0; i < rows; i++)
+        tokens[i] = (int32_t)((unsigned)i * 7919u % (unsigned)bench.shape.vocab);
+    for (int i = 0; i < batch_size; i++) {
+        spans[i] = (struct kern_span){.slot = i, .row = i * count, .count = count, .pos = pos};
+        want[i] = (i + 1) * count - 1;
+    }
+    struct kern_batch batch = {
+        .tokens = tokens, .spans = spans, .rows = rows, .span_count = batch_size};
+    double best = 1e9, begin = now();
+    for (int runs = 0; runs < 3 || now() - begin < bench.seconds; runs++) {
+        double kept[8];
+        memcpy(kept, spent, sizeof kept);
+        memset(spent, 0, sizeof spent);
+        double start = now();
+        step(m, &batch, want, batch_size);
+        double took = now() - start;
+        if (took < best)
+            best = took;
+        else
+            memcpy(spent, kept, sizeof kept);
+        for (int i = 0; i < batch_size; i++) bench.kern->ops->truncate(bench.kern, i, pos);
+    }
+    const struct shape *s = &bench.shape;
+    double kv = (double)s->layers * s->heads_kv * s->head_dim * 4.0 * pos * batch_size;
+    double floor_seconds = ((double)m->bytes + kv) / bench.bandwidth;
+    printf("%-8s batch %2d x %3d tokens at %4d: %8.1f tokens/s, %3.0f%% of the read bandwidth\n",
+           what, batch_size, count, pos, rows / best, 100 * floor_seconds / best);
+    report_stages(best);
+}
+
+/* Gives slots [0, count) `length` positions of something, without computing it. */
+static void fill_cache(int count, int length) {
+    for (int slot = 0; slot < count; slot++) {
+        bench.kern->ops->release(bench.kern, slot);
+        for (int pos = 0; pos < length; pos += STEP_ROWS) {
+            int n = length - pos < STEP_ROWS ? length - pos : STEP_ROWS;
+            struct kern_span span = {.slot = slot, .row = 0, .count = n, .pos = pos};
+            struct kern_batch batch = {.spans = &span, .rows = n, .span_count = 1};
+            if (bench.kern->ops->begin_step(bench.kern, &batch)) fail("fill", ERR_FULL, NULL);
+        }
+    }
+}
+
+static void bench_model(void) {
+    struct model m = {0};
+    model_make(&m);
+    cache_make();
+    printf("model: %zu MB of weights; reading them once is %.1f steps/s\n", m.bytes >> 20,
+           bench.bandwidth / (double)m.bytes);
+    static const int batches[] = {1, 8, 32};
+    for (int i = 0; i < 3; i++) {
+        fill_cache(batches[i], 16);
+        bench_step(&m, "decode", batches[i], 1, 16);
+        fill_cache(batches[i], 1024);
+        bench_step(&m, "decode", batches[i], 1, 1024);
+    }
+    for (int i = 0; i < SLOTS; i++) bench.kern->ops->release(bench.kern, i);
+    fill_cache(1, CONTEXT);
+    bench_step(&m, "decode", 1, 1, CONTEXT);
+    fill_cache(1, 1024);
+    bench_step(&m, "prompt", 1, 512, 512);
+    fill_cache(1, 0);
+    bench_step(&m, "prompt", 1, 512, 0);
+}
+
+/* ---- Main -------------------------------------------------------------------------------------
+ */
+
+static void parse(int argc, char **argv) {
+    for (int i = 1; i + 1 < argc; i += 2) {
+        if (!strcmp(argv[i], "--path")) bench.path = argv[i + 1];
+        if (!strcmp(argv[i], "--only")) bench.only = argv[i + 1];
+        if (!strcmp(argv[i], "--threads")) bench.threads = atoi(argv[i + 1]);
+        if (!strcmp(argv[i], "--seconds")) bench.seconds = atof(argv[i + 1]);
+        if (!strcmp(argv[i], "--layers")) bench.shape.layers = atoi(argv[i + 1]);
+    }
+}
+
+int main(int argc, char **argv) {
+    parse(argc, argv);
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    struct cpu_options options = {.path = bench.path, .threads = bench.threads};
+    struct fault fault;
+    int rc = cpu_open(&options, &bench.kern, &fault);
+    if (rc) fail("open", rc, &fault);
+    bench.bandwidth = measure_bandwidth();
+    printf("%s, %d threads, reading at %.1f GB/s\n", bench.kern->ops->name,
+           cpu_of(bench.kern)->threads, bench.bandwidth * 1e-9);
+    if (wanted("products")) bench_products();
+    if (wanted("model")) bench_model();
+    bench.bandwidth = measure_bandwidth();
+    printf("reading at %.1f GB/s at the end\n", bench.bandwidth * 1e-9);
+    bench.kern->ops->close(bench.kern);
+    return 0;
+}
