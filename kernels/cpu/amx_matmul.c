@@ -129,9 +129,14 @@ static void few_rows_one(const struct cpu_matmul_job *job, int64_t panel) {
 /* ---- Many rows ----------------------------------------------------------------------------------
  */
 
-/* `fetch`: a share of the next two panels, brought into the second-level cache meanwhile. */
+/* What to bring nearer while a block is computed: `step` bytes per tile step from `from`. */
+struct fetch {
+    const char *from;
+    size_t step;
+};
+
 static void block_two_by_two(const struct cpu_matmul_job *job, int row, int64_t panel,
-                             const char *fetch, size_t fetch_step) {
+                             struct fetch fetch) {
     _Alignas(64) float sums[16][16];
     const struct kern_weight *w = job->weight;
     const char *b = w->data + (size_t)panel * w->panel_bytes;
@@ -141,15 +146,49 @@ static void block_two_by_two(const struct cpu_matmul_job *job, int row, int64_t 
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (size_t at = 0; at < next; at += TILE_BYTES, fetch += fetch_step) {
-        for (size_t line = 0; line < fetch_step; line += 64)
-            _mm_prefetch(fetch + line, _MM_HINT_T1);
+    for (size_t at = 0; at < next; at += TILE_BYTES, fetch.from += fetch.step) {
+        for (size_t line = 0; line < fetch.step; line += 64)
+            _mm_prefetch(fetch.from + line, _MM_HINT_T1);
         _tile_loadd(6, b + at, 64);
         _tile_loadd(4, a + at, 64);
         _tile_dpbf16ps(0, 4, 6);
         _tile_loadd(7, b + next + at, 64);
         _tile_dpbf16ps(1, 4, 7);
         _tile_loadd(5, a + next + at, 64);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, sums, 64);
+    put(job, row, panel, sums);
+    _tile_stored(1, sums, 64);
+    put(job, row, panel + 1, sums);
+    _tile_stored(2, sums, 64);
+    put(job, row + 16, panel, sums);
+    _tile_stored(3, sums, 64);
+    put(job, row + 16, panel + 1, sums);
+}
+
+/* The same where the panels come from memory: 17 to 64 rows do not compute long enough to hide
+ * fetching two whole panels, so each fetches its own a few KiB ahead, and the next ones' starts. */
+static void block_streaming(const struct cpu_matmul_job *job, int row, int64_t panel,
+                            struct group b) {
+    _Alignas(64) float sums[16][16];
+    const char *a = job->packed + (size_t)row * (size_t)job->weight->depth * 2;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (size_t at = 0; at < b.stride; at += TILE_BYTES) {
+        size_t ahead = at + 2 * AHEAD;
+        const char *fetch = ahead < b.stride ? b.panel + ahead : b.after + (ahead - b.stride);
+        fetch_tile(fetch);
+        fetch_tile(fetch + b.stride);
+        _tile_loadd(6, b.panel + at, 64);
+        _tile_loadd(4, a + at, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, b.panel + b.stride + at, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, a + b.stride + at, 64);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
     }
@@ -178,21 +217,42 @@ static void block_one_by_one(const struct cpu_matmul_job *job, int row, int64_t 
     put(job, row, panel, sums);
 }
 
+static void block_one_by_two(const struct cpu_matmul_job *job, int row, int64_t panel) {
+    _Alignas(64) float sums[16][16];
+    const struct kern_weight *w = job->weight;
+    const char *b = w->data + (size_t)panel * w->panel_bytes;
+    const char *a = job->packed + (size_t)row * (size_t)w->depth * 2;
+    _tile_zero(0);
+    _tile_zero(1);
+    for (size_t at = 0; at < w->panel_bytes; at += TILE_BYTES) {
+        _tile_loadd(6, b + at, 64);
+        _tile_loadd(4, a + at, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, b + w->panel_bytes + at, 64);
+        _tile_dpbf16ps(1, 4, 7);
+    }
+    _tile_stored(0, sums, 64);
+    put(job, row, panel, sums);
+    _tile_stored(1, sums, 64);
+    put(job, row, panel + 1, sums);
+}
+
 /* Two panels against all rows; `after`: the two that come next, or < 0. */
 static void many_rows_two(const struct cpu_matmul_job *job, int64_t panel, int64_t after) {
     const struct kern_weight *w = job->weight;
     int row = 0, blocks = (job->rows + 15) / 32;
-    /* Each step of each block fetches as many lines as bring 2 KiB per step of two panels. */
-    size_t step = after < 0 || !blocks ? 0 : (size_t)((32 + blocks - 1) / blocks) * 64;
-    const char *fetch = w->data + (size_t)(after < 0 ? panel : after) * w->panel_bytes;
+    if (blocks <= 2) {
+        block_streaming(job, 0, panel, group_of(w, panel, after));
+        row = 32;
+    }
+    /* Every step of a block fetches its share of the 2 KiB that the next panels need per step. */
+    size_t step = after < 0 || blocks <= 2 ? 0 : (size_t)((32 + blocks - 1) / blocks) * 64;
+    struct fetch fetch = {w->data + (size_t)(after < 0 ? panel : after) * w->panel_bytes, step};
     for (; row + 16 < job->rows; row += 32) {
-        block_two_by_two(job, row, panel, fetch, step);
-        fetch += step * (size_t)(w->depth / TILE_DEPTH);
+        block_two_by_two(job, row, panel, fetch);
+        fetch.from += step * (size_t)(w->depth / TILE_DEPTH);
     }
-    if (row < job->rows) {
-        block_one_by_one(job, row, panel);
-        block_one_by_one(job, row, panel + 1);
-    }
+    if (row < job->rows) block_one_by_two(job, row, panel);
 }
 
 static void few_rows(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next) {
