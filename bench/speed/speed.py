@@ -132,7 +132,7 @@ def measure(args, shape):
 def main():
     ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     ap.add_argument("--binary", default=str(ROOT / "build" / "keepd"))
-    ap.add_argument("--machine", default=str(ROOT / "build" / "release" / "bench" / "bench_machine"))
+    ap.add_argument("--machine", default=str(ROOT / "build" / "release" / "bench" / "speed" / "bench_machine"))
     ap.add_argument("--config", type=pathlib.Path)
     ap.add_argument("--repeats", type=int, default=5)
     ap.add_argument("--out", type=pathlib.Path, default=ROOT / "bench" / "results")
