@@ -72,7 +72,8 @@ static int copy_escape(struct rewriter *w) {
     const char *end = w->at + 1;
     if (strchr("pPx", *w->at) && *end == '{') {
         end = strchr(end, '}');
-        if (!end++) return refuse(w, w->at - 1, 2);
+        if (!end) return refuse(w, w->at - 1, 2);
+        end++;
     }
     buf_char(&w->out, '\\');
     buf_add(&w->out, w->at, (size_t)(end - w->at));

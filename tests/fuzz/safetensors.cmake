@@ -1,0 +1,1 @@
+keepd_fuzz(fuzz_safetensors SOURCES ${CMAKE_CURRENT_LIST_DIR}/fuzz_safetensors.c LIBS engine_tok)
