@@ -9,6 +9,7 @@
 #include "engine/weights.h"
 
 #define HEADER_MAX    ((uint64_t)100 << 20)
+#define HEADER_NODES  ((size_t)4 << 20) /* JSON values in it */
 #define FILE_DIMS_MAX 16
 
 static const struct {
@@ -209,7 +210,8 @@ static int header_size(const char *data, size_t size, size_t *header, struct fau
 }
 
 int safetensors_parse(const void *data, size_t size, struct tensor_file *out, struct fault *fault) {
-    static const struct json_limits limits = {.bytes = HEADER_MAX, .depth = 8};
+    static const struct json_limits limits = {
+        .bytes = HEADER_MAX, .depth = 8, .nodes = HEADER_NODES};
     cJSON *header = NULL;
     size_t n = 0;
     *out = (struct tensor_file){0};

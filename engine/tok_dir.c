@@ -8,7 +8,8 @@
 #include "engine/tok_int.h"
 #include "engine/weights.h"
 
-static const struct json_limits limits = {.bytes = TOK_FILE_MAX, .depth = 64};
+static const struct json_limits limits = {
+    .bytes = TOK_FILE_MAX, .depth = 64, .nodes = TOK_NODES_MAX};
 
 /* ---- vocab.json, merges.txt, tokenizer_config.json ----------------------------------------- */
 
@@ -164,8 +165,11 @@ int tok_open_dir(const char *dir, struct tok **out, struct fault *fault) {
     *out = NULL;
     int rc = read_in(dir, "tokenizer.json", &data, &size, &first);
     if (rc == ERR_NOTFOUND) return open_dir_parts(dir, out, fault);
-    if (!rc) rc = tok_open(data, size, out, &first);
-    if (rc && fault) *fault = first;
+    if (rc) {
+        if (fault) *fault = first;
+        return rc;
+    }
+    rc = tok_open(data, size, out, &first);
     mem_free(data);
-    return rc;
+    return rc ? fault_set(fault, rc, first.field, "tokenizer.json: %.300s", first.text) : 0;
 }

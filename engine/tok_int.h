@@ -13,7 +13,8 @@
 #include "engine/tok.h"
 
 /* Ceilings for what a file may ask; the largest published vocabularies have about 300,000 ids. */
-#define TOK_FILE_MAX     ((size_t)256 << 20)
+#define TOK_FILE_MAX     ((size_t)128 << 20)
+#define TOK_NODES_MAX    ((size_t)8 << 20) /* JSON values of a file */
 #define TOK_ID_MAX       (1 << 20)
 #define TOK_STAGES_MAX   16
 #define TOK_ADDED_BYTES  1024 /* longest added token */

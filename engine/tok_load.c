@@ -6,7 +6,8 @@
 #include "base/mem.h"
 #include "engine/tok_int.h"
 
-static const struct json_limits limits = {.bytes = TOK_FILE_MAX, .depth = 64};
+static const struct json_limits limits = {
+    .bytes = TOK_FILE_MAX, .depth = 64, .nodes = TOK_NODES_MAX};
 
 static int no_memory(struct fault *fault) {
     return fault_set(fault, ERR_NOMEM, NULL, "not enough memory for the tokenizer");

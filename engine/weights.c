@@ -15,8 +15,9 @@
 #include "base/json.h"
 #include "base/mem.h"
 
-#define INDEX_MAX  ((size_t)64 << 20)
-#define SHARDS_MAX 4096
+#define INDEX_MAX   ((size_t)64 << 20)
+#define INDEX_NODES ((size_t)1 << 20)
+#define SHARDS_MAX  4096
 
 struct shard {
     char *name; /* in the directory; NULL for a file opened alone */
@@ -318,7 +319,7 @@ out:
 }
 
 static int open_index(const char *dir, struct weights **out, struct fault *fault) {
-    static const struct json_limits limits = {.bytes = INDEX_MAX, .depth = 8};
+    static const struct json_limits limits = {.bytes = INDEX_MAX, .depth = 8, .nodes = INDEX_NODES};
     char path[PATH_MAX], *data = NULL;
     size_t size;
     cJSON *index = NULL;

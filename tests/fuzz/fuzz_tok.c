@@ -57,42 +57,37 @@ static void fuzz_file(const char *data, size_t size) {
 
 /* ---- A text from outside --------------------------------------------------------------------- */
 
+// clang-format off
 /* Whatever it cuts it gives back: no normalizer, nothing swallowed, all bytes known. */
 static const struct small_tok faithful = {
-    .vocab =
-        "\"he\":256,\"ll\":257,\"hell\":258,\"\\u0120w\":259,\"12\":260,\"\\u00e4\\u00b8\":261",
+    .vocab = "\"he\":256,\"ll\":257,\"hell\":258,\"\\u0120w\":259,\"12\":260,"
+             "\"\\u00e4\\u00b8\":261",
     .merges = "\"l l\",\"h e\",\"he ll\",\"\\u0120 w\",\"1 2\",\"\\u00e4 \\u00b8\"",
-    .added = "[" ADDED(300, "<|x|>", SPECIAL) "," ADDED(301, "<|x|>|>", SPECIAL) "," ADDED(
-        302,
-        "<y>", ",\"normalized\":false") "," ADDED(303, "|y",
-                                                  ",\"normalized\":true") "," ADDED(304, "y|",
-                                                                                    ",\"special\":"
-                                                                                    "true,"
-                                                                                    "\"normalized\""
-                                                                                    ":true") "]",
+    .added = "["
+        ADDED(300, "<|x|>", SPECIAL) ","
+        ADDED(301, "<|x|>|>", SPECIAL) ","
+        ADDED(302, "<y>", ",\"normalized\":false") ","
+        ADDED(303, "|y", ",\"normalized\":true") ","
+        ADDED(304, "y|", ",\"special\":true,\"normalized\":true") "]",
     .pre_tokenizer =
-        "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":"
-        "\"(?i:'s|'t)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?\\\\p{L}+|\\\\p{N}{1,3}|\\\\s+(?!\\\\S)|\\\\s+"
-        "\"},"
-        "\"behavior\":\"MergedWithNext\",\"invert\":false},{\"type\":\"Digits\","
-        "\"individual_digits\":true},{\"type\":\"ByteLevel\",\"add_prefix_space\":false}]}"};
+        "{\"type\":\"Sequence\",\"pretokenizers\":["
+        "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(?i:'s|'t)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?"
+        "\\\\p{L}+|\\\\p{N}{1,3}|\\\\s+(?!\\\\S)|\\\\s+\"},\"behavior\":\"MergedWithNext\"},"
+        "{\"type\":\"Digits\",\"individual_digits\":true},"
+        "{\"type\":\"ByteLevel\",\"add_prefix_space\":false}]}"};
 
-static const struct small_tok lossy =
-    {
-        .vocab = "\"he\":256,\"ll\":257",
-        .merges = "\"l l\",\"h e\"",
-        .added =
-            "[" ADDED(300, "<|x|>", SPECIAL ",\"lstrip\":true") "," ADDED(
-                301,
-                "<y>", SPECIAL ",\"rstrip\":true") "," ADDED(302, "ww",
-                                                             ",\"single_word\":true,\"normalized\":"
-                                                             "false") "," ADDED(303, "\\u00e9x",
-                                                                                ",\"special\":true,"
-                                                                                "\"normalized\":"
-                                                                                "true") "]",
-        .normalizer = "{\"type\":\"NFC\"}",
-        .pre_tokenizer = "{\"type\":\"ByteLevel\",\"add_prefix_space\":true}",
-        .model = "\"ignore_merges\":true"};
+static const struct small_tok lossy = {
+    .vocab = "\"he\":256,\"ll\":257",
+    .merges = "\"l l\",\"h e\"",
+    .added = "["
+        ADDED(300, "<|x|>", SPECIAL ",\"lstrip\":true") ","
+        ADDED(301, "<y>", SPECIAL ",\"rstrip\":true") ","
+        ADDED(302, "ww", ",\"single_word\":true,\"normalized\":false") ","
+        ADDED(303, "\\u00e9x", ",\"special\":true,\"normalized\":true") "]",
+    .normalizer = "{\"type\":\"NFC\"}",
+    .pre_tokenizer = "{\"type\":\"ByteLevel\",\"add_prefix_space\":true}",
+    .model = "\"ignore_merges\":true"};
+// clang-format on
 
 static struct tok *open_once(const struct small_tok *small) {
     struct fault fault = {0};
