@@ -20,9 +20,9 @@ static uint32_t rotate_right(uint32_t x, int n) {
 }
 
 static void expand_block(const uint8_t *block, uint32_t words[64]) {
-    for (int i = 0; i < 16; i++) {
-        words[i] = (uint32_t)block[4 * i] << 24 | (uint32_t)block[4 * i + 1] << 16 |
-                   (uint32_t)block[4 * i + 2] << 8 | block[4 * i + 3];
+    for (int i = 0; i < 16; i++, block += 4) {
+        words[i] = (uint32_t)block[0] << 24 | (uint32_t)block[1] << 16 | (uint32_t)block[2] << 8 |
+                   block[3];
     }
     for (int i = 16; i < 64; i++) {
         uint32_t a = words[i - 15], b = words[i - 2];
@@ -63,5 +63,5 @@ void sha256_hex(const void *data, size_t size, char out[SHA256_HEX]) {
     for (int i = 0; i < 8; i++) tail[tail_size - 1 - (size_t)i] = (uint8_t)(bits >> (8 * i));
     add_block(state, tail);
     if (tail_size == 128) add_block(state, tail + 64);
-    for (int i = 0; i < 8; i++) snprintf(out + 8 * i, 9, "%08x", state[i]);
+    for (size_t i = 0; i < 8; i++) snprintf(out + 8 * i, 9, "%08x", state[i]);
 }

@@ -1,0 +1,351 @@
+"""The C model, cache and policies against reference_model.py, through the golden_logits driver.
+
+Needs numpy and safetensors only.  KEEPD_BUILD names the build folder (build/dev).
+"""
+
+import ctypes
+import ctypes.util
+import hashlib
+import json
+import math
+import os
+import subprocess
+from pathlib import Path
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # small matrices: more threads only spin
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from reference_model import Policy, Reference, log_softmax, replay, select
+
+ROOT = Path(__file__).resolve().parents[2]
+MODELS = ROOT / "tests/data/models"
+BUNDLED = ROOT / "models/keepd-nano"
+FAMILIES = ("qwen3", "qwen2", "llama")
+PATHS = ("reference", "portable", "avx2", "avx512", "amx")
+
+
+# --- the driver -----------------------------------------------------------
+
+
+def find_driver():
+    driver = Path(os.environ.get("KEEPD_BUILD", ROOT / "build/dev")) / "tests/golden/golden_logits"
+    assert driver.exists(), f"{driver} is not built"
+    return driver
+
+
+def run_driver(model, tokens, *options, check=True):
+    command = [find_driver(), "--model", model, "--tokens", ",".join(map(str, tokens)), *options]
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
+    assert done.returncode == 0 or not check, done.stderr
+    return done
+
+
+def run(model, tokens, *options):
+    return json.loads(run_driver(model, tokens, *options).stdout)
+
+
+def has_path(path):
+    done = run_driver(MODELS / "qwen3", [1], "--path", path, check=False)
+    assert done.returncode == 0 or path not in ("reference", "portable"), done.stderr
+    return done.returncode == 0
+
+
+def policy_options(p, prompt):
+    options = {"prompt": prompt, "policy": p.name, "budget": p.budget, "buffer": p.buffer, "chunk": p.chunk,
+               "sinks": p.sinks, "recent": p.recent, "horizon": p.horizon}
+    return [str(x) for key, value in options.items() for x in (f"--{key}", value)]
+
+
+def split_streams(state, layers, heads):
+    """The driver's flat arrays as [layer][head] -> (positions, log_beta float32)."""
+    ends = np.cumsum(state["lengths"])
+    pos = np.split(np.array(state["positions"], np.int64), ends)[:-1]
+    beta = np.split(np.array(state["log_beta"], np.float32), ends)[:-1]
+    assert ends[-1] == len(state["positions"]) == len(state["log_beta"])
+    return [[(pos[i * heads + h], beta[i * heads + h]) for h in range(heads)] for i in range(layers)]
+
+
+# --- models and gates -----------------------------------------------------
+
+
+def make_gates(path, config, tying, seed, width=24):
+    """Random gates whose retention spreads over entries, layers and heads."""
+    rng = np.random.default_rng(seed)
+    layers, d = config["num_hidden_layers"], config["hidden_size"]
+    heads = config.get("num_key_value_heads", config["num_attention_heads"])
+    blocks = layers * heads if tying == "paper" else layers
+    row = {"paper": np.zeros((layers, heads)), "untied": np.arange(layers * heads).reshape(layers, heads),
+           "code": np.tile(np.arange(heads), (layers, 1)), "rg10": np.tile(np.arange(heads), (layers, 1))}[tying]
+    rows = int(row.max()) + 1
+
+    def normal(*shape):
+        return rng.standard_normal(shape).astype(np.float32)
+
+    tensors = {"w1": normal(blocks, width, d) / math.sqrt(d), "b1": 0.3 * normal(blocks, width),
+               "w_last": 6 * normal(rows, width) / math.sqrt(width), "c": 3 + 0.5 * normal(rows),
+               "row": row.astype(np.int32)}
+    if tying == "rg10":
+        tensors |= {"w2": normal(layers, width, width) / math.sqrt(width), "b2": 0.3 * normal(layers, width)}
+        tensors["w_last"] = tensors["w_last"] * 2
+    header = {"version": 1, "type": "rg10" if tying == "rg10" else "rg", "width": width, "act": "silu",
+              "layers": layers, "heads": heads, "trained_budget": 64, "horizon": 128}
+    save_file(tensors, path, metadata={"keepd": json.dumps(header)})
+    return path
+
+
+@pytest.fixture(scope="session")
+def gates(tmp_path_factory):
+    folder, made = tmp_path_factory.mktemp("gates"), {}
+
+    def get(family, tying):
+        path = folder / f"{family}-{tying}.safetensors"
+        if path not in made:
+            config = json.loads((MODELS / family / "config.json").read_text())
+            made[path] = make_gates(path, config, tying, len(made))
+        return path
+
+    return get
+
+
+def random_tokens(count, vocab=512, seed=1):
+    return np.random.default_rng(seed).integers(0, vocab, count).tolist()
+
+
+def bundled_tokens():
+    cases = json.loads((MODELS / "keepd-nano/golden.json").read_text())["cases"]
+    case = max(cases, key=lambda c: len(c["prompt"]))
+    return case["prompt"] + case["greedy"], len(case["prompt"])
+
+
+needs_bundled = pytest.mark.skipif(not (BUNDLED / "model.safetensors").exists(), reason="no bundled model")
+
+
+# --- logits ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES + (pytest.param("keepd-nano", marks=needs_bundled),))
+def test_the_reference_agrees_with_transformers(family):
+    directory = MODELS / family if family in FAMILIES else BUNDLED
+    for case in json.loads((MODELS / family / "golden.json").read_text())["cases"]:
+        ids = case["prompt"] + case["greedy"]
+        rows = Reference(directory, gates="").append(ids)
+        found = rows[np.arange(len(ids) - 1), ids[1:]]
+        assert np.abs(found - (case["prompt_logprobs"] + case["logprobs"])).max() < 1e-4
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_logprob_of_the_float32_path(family):
+    ids = random_tokens(150)
+    expected = Reference(MODELS / family).append(ids)
+    found = np.array(run(MODELS / family, ids, "--rows", "all")["logprobs"])
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() < 1e-3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_bf16_cache_is_off_by_the_rounding_of_what_it_stores(family):
+    """With keys and values rounded in the reference too, only stray ties of that rounding are left."""
+    ids = random_tokens(150)
+    expected = Reference(MODELS / family, kv_dtype="bf16").append(ids)
+    found = np.array(run(MODELS / family, ids, "--rows", "all", "--kv-dtype", "bf16")["logprobs"])
+    assert np.abs(found - expected).max() < 1e-2
+
+
+@needs_bundled
+def test_greedy_tokens_of_the_bundled_model():
+    for case in json.loads((MODELS / "keepd-nano/golden.json").read_text())["cases"]:
+        found = run(BUNDLED, case["prompt"], "--greedy", len(case["greedy"]), "--policy", "full")
+        assert found["greedy"] == case["greedy"]
+        assert np.abs(np.array(found["greedy_logprobs"]) - case["logprobs"]).max() < 1e-3
+
+
+# --- policies -------------------------------------------------------------
+
+libm = ctypes.CDLL(ctypes.util.find_library("m"))
+libm.logf.restype = libm.expm1f.restype = ctypes.c_float
+libm.logf.argtypes = libm.expm1f.argtypes = [ctypes.c_float]
+
+
+def score_float32(log_beta, age, horizon):
+    """The documented score in the documented arithmetic: float32, so that near ties fall alike."""
+    one, n = np.float32, np.float32(horizon)
+    out = np.zeros(len(log_beta), np.float32)
+    for i, lb in enumerate(np.asarray(log_beta, np.float32)):
+        x = one(n * lb)
+        if n == 1:
+            w = one(0)
+        elif np.isinf(n):
+            w = -one(libm.logf(-libm.expm1f(lb)))
+        elif -x < one(0.01):
+            w = one(one(x - lb) / one(2)) + one(one(one(x * x) - one(lb * lb)) / one(24))
+        else:
+            w = one(libm.logf(one(libm.expm1f(x)) / one(n * one(libm.expm1f(lb)))))
+        out[i] = one(one(age[i]) * lb) + w
+    return out.astype(np.float64)
+
+
+class Checker:
+    """Follows the driver's evictions beside the reference."""
+
+    def __init__(self, result, policy, tolerance):
+        self.result, self.policy, self.tolerance = result, policy, tolerance
+        self.layers, self.heads = result["layers"], result["heads_kv"]
+        self.count, self.near_cut, self.worst_beta = 0, 0, 0.0
+
+    def states(self, index):
+        eviction = self.result["evictions"][index]
+        return (split_streams(eviction[key], self.layers, self.heads) for key in ("before", "after"))
+
+    def check_selection(self, index):
+        """From the engine's own log_beta and positions, an identical selection in the same order."""
+        before, after = self.states(index)
+        tokens = self.result["evictions"][index]["tokens"]
+        masks, _, _ = select(before, tokens, self.policy, score_float32)
+        for layer in range(self.layers):
+            for head in range(self.heads):
+                (pos, beta), mask = before[layer][head], masks[layer][head]
+                assert np.array_equal(pos[mask], after[layer][head][0]), (index, layer, head)
+                assert np.array_equal(beta[mask], after[layer][head][1])
+        return sum(len(pos) for heads in after for pos, _ in heads)
+
+    def on_evict(self, reference, masks, scores, cuts):
+        index, self.count = self.count, self.count + 1
+        before, after = self.states(index)
+        assert self.result["evictions"][index]["tokens"] == reference.tokens
+        adopted = []
+        for layer, row in enumerate(reference.streams()):
+            adopted.append([])
+            for head, (pos, beta) in enumerate(row):
+                assert np.array_equal(np.sort(before[layer][head][0]), np.sort(pos))
+                order = np.searchsorted(pos, before[layer][head][0])
+                self.worst_beta = max(self.worst_beta, np.abs(before[layer][head][1] - beta[order]).max())
+                kept = np.isin(pos, after[layer][head][0])
+                cut = cuts[None if self.policy.name == "global" else (layer, head)]
+                differs = kept != masks[layer][head]
+                assert (np.abs(scores[layer][head][differs] - cut) <= self.tolerance).all()
+                self.near_cut += int(differs.sum())
+                adopted[-1].append(kept)
+        return adopted
+
+
+def check_policy(model, gates_file, policy, tokens, prompt, tolerance=1e-5):
+    """Returns the driver's result and the checker, after all comparisons in the float32 path."""
+    named = ["--gates", gates_file] if gates_file else []
+    result = run(model, tokens, "--rows", "all", *named, *policy_options(policy, prompt))
+    reference = Reference(model, gates=gates_file)
+    checker = Checker(result, policy, tolerance)
+    rows = replay(reference, tokens, prompt, policy, checker.on_evict)
+    assert checker.count == len(result["evictions"]) > 0
+    streams = result["layers"] * result["heads_kv"]
+    for i in range(checker.count):
+        assert checker.check_selection(i) == streams * policy.budget
+    assert checker.worst_beta < 1e-4
+    final = split_streams(result["final"], checker.layers, checker.heads)
+    for layer, row in enumerate(reference.streams()):
+        for head, (pos, _) in enumerate(row):
+            assert np.array_equal(final[layer][head][0], pos)
+    assert np.abs(np.array(result["logprobs"]) - rows).max() < 1e-3
+    print(f"{Path(model).name} {policy.name}: {checker.count} evictions, log_beta off by {checker.worst_beta:.1e}, "
+          f"{checker.near_cut} entries at the cut differ")
+    return result, checker
+
+
+POLICIES = (
+    Policy("streaming", 24, 8, 32, 2, 0),
+    Policy("streaming", 40, 0, 64, 0, 5),
+    Policy("trimkv", 24, 8, 32, 2, 0, 1.0),
+    Policy("trimkv", 16, 16, 48, 0, 4, 1.0),
+    Policy("global", 24, 8, 32, 2, 0, 128.0),
+    Policy("global", 16, 0, 40, 0, 4, 8.0),
+    Policy("global", 32, 20, 64, 4, 0, math.inf),
+    Policy("global", 9, 1, 33, 1, 1, 1.0),
+)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: f"{p.name}-{p.budget}-{p.horizon:g}")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_policies_keep_what_the_reference_keeps(family, policy, gates):
+    check_policy(MODELS / family, gates(family, "code"), policy, random_tokens(190), 150)
+
+
+@pytest.mark.parametrize("tying", ("paper", "untied", "rg10"))
+def test_every_kind_of_gates(tying, gates):
+    policy = Policy("global", 24, 8, 32, 2, 0, 128.0)
+    result, _ = check_policy(MODELS / "qwen3", gates("qwen3", tying), policy, random_tokens(190), 150)
+    assert len(set(result["evictions"][-1]["after"]["lengths"])) > 1, "gates must tell streams apart"
+
+
+@needs_bundled
+@pytest.mark.parametrize("policy", (Policy("global", 64, 16, 48, 4, 0, 128.0), Policy("global", 32, 32, 64, 4, 0, 128.0),
+                                    Policy("trimkv", 64, 16, 48, 4, 0, 1.0), Policy("streaming", 64, 16, 48, 4, 0)),
+                         ids=lambda p: f"{p.name}-{p.budget}")
+def test_the_bundled_model_keeps_what_the_reference_keeps(policy):
+    if not (BUNDLED / "gates.safetensors").exists():
+        pytest.skip("no bundled gates")
+    check_policy(BUNDLED, None, policy, *bundled_tokens())
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("kv_dtype", ("f32", "bf16"))
+def test_every_path_selects_by_its_own_scores(path, kv_dtype, gates):
+    if not has_path(path):
+        pytest.skip(f"this processor has no {path}")
+    policy = Policy("global", 24, 8, 32, 2, 0, 128.0)
+    result = run(MODELS / "qwen3", random_tokens(190), "--path", path, "--kv-dtype", kv_dtype, "--gates",
+                 gates("qwen3", "code"), *policy_options(policy, 150))
+    checker = Checker(result, policy, 0)
+    assert result["evictions"]
+    for i in range(len(result["evictions"])):
+        assert checker.check_selection(i) == checker.layers * checker.heads * policy.budget
+    # A bf16 cache or bf16 activations move log_beta of later layers a little.
+    exact = Reference(MODELS / "qwen3", gates=gates("qwen3", "code"))
+    exact.append(random_tokens(190)[:32])
+    before, _ = checker.states(0)
+    worst = max(np.abs(before[i][h][1] - exact.streams()[i][h][1]).max()
+                for i in range(checker.layers) for h in range(checker.heads))
+    assert worst < (0.1 if path == "amx" or kv_dtype == "bf16" else 1e-4)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_splitting_the_prompt_changes_nothing(path, gates):
+    if not has_path(path):
+        pytest.skip(f"this processor has no {path}")
+    policy = Policy("global", 24, 8, 64, 2, 0, 128.0)
+    outputs = {run_driver(MODELS / "qwen2", random_tokens(190), "--path", path, "--kv-dtype", "bf16", "--gates",
+                          gates("qwen2", "code"), "--splits", splits, *policy_options(policy, 150)).stdout
+               for splits in ("512", "7,1,40", "1", "16", "63")}
+    assert len(outputs) == 1
+
+
+def test_gates_of_another_base_are_announced(gates, tmp_path):
+    source = gates("qwen3", "code")
+    data = source.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:8 + size])
+    info = json.loads(header["__metadata__"]["keepd"])
+    right = hashlib.sha256((MODELS / "qwen3/model.safetensors").read_bytes()).hexdigest()
+    for digest, announced in ((right, False), (right.upper(), False), ("0" * 64, True)):
+        header["__metadata__"]["keepd"] = json.dumps({**info, "base_sha256": digest})
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        path = tmp_path / "gates.safetensors"
+        path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size:])
+        done = run_driver(MODELS / "qwen3", [1, 2, 3], "--gates", path)
+        assert ("another base model" in done.stderr) == announced, done.stderr
+
+
+def test_the_score_near_one_is_what_the_formula_says():
+    """float32 arithmetic against the definition, a plain sum over the horizon."""
+    for lb in (-1e-9, -1e-6, -1e-4, -0.01, -0.3, -2.0):
+        for n in (2, 16, 128):
+            exact = math.log(sum(math.exp(lb * h) for h in range(n)) / n) + 10 * lb
+            assert abs(score_float32([lb], [10], n)[0] - exact) < 2e-6 * max(1, abs(exact))
+
+
+def test_log_softmax_of_the_reference_is_normalised():
+    rows = Reference(MODELS / "llama").append(random_tokens(5))
+    assert np.allclose(np.exp(rows).sum(-1), 1)
+    assert np.allclose(log_softmax(rows), rows)
