@@ -18,8 +18,8 @@ struct model_config {
     int max_positions;
     float rms_eps;
     bool qkv_bias, o_bias, qk_norm, tied_embeddings;
-    int32_t bos;                 /* -1: none */
-    int32_t eos[MODEL_EOS_MAX];  /* union of config.json and generation_config.json */
+    int32_t bos;                /* -1: none */
+    int32_t eos[MODEL_EOS_MAX]; /* union of config.json and generation_config.json */
     int eos_count;
     /* request defaults from generation_config.json; NAN / -1 where absent */
     float temperature, top_p, min_p, repetition;
@@ -29,7 +29,8 @@ struct model_config {
     float *inv_freq; /* [head_dim / 2], owned */
 };
 
-/* Pure: config.json and generation_config.json (NULL when absent). ERR_UNSUPPORTED names the field. */
+/* Pure: config.json and generation_config.json (NULL when absent). ERR_UNSUPPORTED names the field.
+ */
 int model_config_parse(const char *config, size_t config_size, const char *generation,
                        size_t generation_size, struct model_config *out, struct fault *fault);
 void model_config_close(struct model_config *config);
@@ -38,10 +39,11 @@ struct model;
 
 struct model_options {
     const char *dir;
-    const char *gates; /* path, or NULL = <dir>/gates.safetensors if present, "" = none */
-    int rows_max;      /* largest step */
-    int logits_max;    /* most rows that want logits in one step */
-    bool random_weights; /* take only config.json; weights from a seeded generator (timing) */
+    const char *gates;   /* path, or NULL = <dir>/gates.safetensors if present, "" = none */
+    int rows_max;        /* largest step */
+    int logits_max;      /* most rows that want logits in one step */
+    bool random_weights; /* take only config.json; weights, and gates where no file gives them, from
+                            a seeded generator (timing) */
     void (*progress)(void *arg, double fraction, const char *what); /* may be NULL */
     void *progress_arg;
 };
