@@ -1,6 +1,7 @@
 """The C model, cache and policies against reference_model.py, through the golden_logits driver.
 
-Needs numpy and safetensors only.  KEEPD_BUILD names the build folder (build/dev).
+Needs numpy and safetensors only.  KEEPD_GOLDEN_LOGITS names the driver, or KEEPD_BUILD the build
+folder (build/dev).
 """
 
 import ctypes
@@ -31,7 +32,8 @@ PATHS = ("reference", "portable", "avx2", "avx512", "amx")
 
 
 def find_driver():
-    driver = Path(os.environ.get("KEEPD_BUILD", ROOT / "build/dev")) / "tests/golden/golden_logits"
+    build = Path(os.environ.get("KEEPD_BUILD", ROOT / "build/dev"))
+    driver = Path(os.environ.get("KEEPD_GOLDEN_LOGITS") or build / "tests/golden/golden_logits")
     assert driver.exists(), f"{driver} is not built"
     return driver
 
