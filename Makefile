@@ -40,6 +40,8 @@ check: ## everything `make test` leaves out: threads, fuzzers, long suites, styl
 	@tools/run_ctest dev -L slow --no-tests=ignore
 	@tools/run_fuzz $(FUZZ_SECONDS)
 	@tools/run_pytest all
+	@tools/build asan
+	@SUITES=tests/http KEEPD_BIN=build/asan/server/keepd-fake tools/run_pytest asan
 
 lint: ## formatting, include directions, function lengths, words, clang-tidy
 	@tools/install-deps check
