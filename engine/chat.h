@@ -1,10 +1,12 @@
-/* Chat templates: the Jinja dialect of published models (trim_blocks, lstrip_blocks, loopcontrols),
- * an AST walker with bounds on steps, depth and output. A compiled template is immutable; any
- * thread may render it.
+/* Chat templates: the Jinja dialect of published models as Hugging Face runs it (trim_blocks,
+ * lstrip_blocks, loop controls), Python's text to the byte, and bounds on steps, depth, memory and
+ * output (jinja_value.h has them). A compiled template is immutable; any thread may render it.
  *
  * Rendering remembers which output bytes came from the request (string values of `messages` and
- * `tools`) so that the tokenizer recognises special tokens only in what the template itself wrote:
- * "<|im_end|>" typed by a user cannot end a turn. */
+ * `tools`, their keys too) so that the tokenizer recognises special tokens only in what the
+ * template itself wrote: "<|im_end|>" typed by a user cannot end a turn. A message's `role` that is
+ * one of the API's words (system, developer, user, assistant, tool, function) counts as the
+ * template's: templates write '<|' + message.role + '|>'. */
 #ifndef KEEPD_ENGINE_CHAT_H
 #define KEEPD_ENGINE_CHAT_H
 
