@@ -6,7 +6,7 @@ WORDS = "river mountain forest road bridge window garden table market street vil
 
 
 def chatter(rng):
-    return " ".join(f"The {rng.choice(WORDS)} is near the {rng.choice(WORDS)}." for _ in range(32))
+    return " ".join(f"The {rng.choice(WORDS)} is near the {rng.choice(WORDS)}." for _ in range(40))
 
 
 def test_twenty_turns(daemon):
@@ -32,6 +32,6 @@ def test_twenty_turns(daemon):
         assert kv["pool"]["pages_used"] == kv["pool"]["pages_retained"]
         assert len(kv["conversations"]) == 1
     assert seen > 6000
-    assert max(rss[4:]) < 1.02 * rss[4], rss
+    print([r//1024 for r in rss]); assert max(rss[4:]) < 1.02 * rss[4], rss
     assert max(lengths) > 1.5 * min(lengths), "heads keep different amounts"
     assert d.metric("keepd_preemptions_total") == 0
