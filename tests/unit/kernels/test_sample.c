@@ -2,6 +2,7 @@
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "kernels/cpu/sample.h"
 
@@ -140,6 +141,178 @@ Test(sample, equals_the_definition) {
         }
         cr_assert_eq(run(logits, VOCAB, &p).token, best);
     }
+}
+
+/* ---- Against the plain definition: sort everything, no shortcut ------------------------------ */
+
+struct candidate {
+    float logit;
+    int32_t id;
+};
+
+static int by_rank(const void *a, const void *b) {
+    const struct candidate *x = a, *y = b;
+    if (x->logit != y->logit) return x->logit > y->logit ? -1 : 1;
+    return x->id - y->id;
+}
+
+static int32_t defined_token(const float *logits, int vocab, const struct kern_sample *p) {
+    struct candidate *all = malloc((size_t)vocab * sizeof *all);
+    int count = vocab;
+    for (int i = 0; i < vocab; i++) {
+        float x = logits[i];
+        for (int b = 0; b < p->bias_count; b++)
+            if (p->bias[b].token == i) x += p->bias[b].bias;
+        for (int b = 0; b < p->banned_count; b++)
+            if (p->banned[b] == i) x = -INFINITY;
+        all[i] = (struct candidate){p->temperature > 0 ? x / p->temperature : x, i};
+    }
+    qsort(all, (size_t)vocab, sizeof *all, by_rank);
+    int32_t best = all[0].id;
+    if (p->temperature > 0) {
+        if (p->top_k > 0 && p->top_k < count) count = p->top_k;
+        double total = 0, mass = 0, top = -INFINITY;
+        for (int i = 0; i < count; i++) total += exp((double)all[i].logit - (double)all[0].logit);
+        for (int i = 0; p->top_p < 1 && i < count; i++) {
+            mass += exp((double)all[i].logit - (double)all[0].logit);
+            if (mass >= (double)p->top_p * total) count = i + 1;
+        }
+        for (int i = 0; i < count; i++) {
+            if (p->min_p > 0 && all[i].logit < all[0].logit + logf(p->min_p)) continue;
+            uint32_t noise = cpu_philox(p->seed, (uint32_t)p->position, (uint32_t)all[i].id);
+            double value = (double)all[i].logit - log(-log(((double)noise + 0.5) * 0x1p-32));
+            if (value < top || (value == top && all[i].id > best)) continue;
+            top = value;
+            best = all[i].id;
+        }
+    }
+    free(all);
+    return best;
+}
+
+static float random_unit(uint32_t stream, int i) {
+    return (float)(cpu_philox(99, stream, (uint32_t)i) >> 8) * 0x1p-24f;
+}
+
+/* One of several shapes: flat, peaked, many equal, huge, with impossible tokens. */
+static void fill_logits(float *logits, int vocab, int shape, uint32_t stream) {
+    for (int i = 0; i < vocab; i++) {
+        float u = random_unit(stream, i);
+        logits[i] = shape == 0   ? u
+                    : shape == 1 ? 30 * u * u * u - 5
+                    : shape == 2 ? floorf(4 * u)
+                    : shape == 3 ? 2e4f * u
+                                 : (u < 0.5f ? -INFINITY : 8 * u);
+    }
+}
+
+Test(sample, every_setting_equals_the_definition) {
+    static const int vocabs[] = {1, 2, 15, 16, 17, 100, 1000, 5003};
+    static const float temperatures[] = {0, 1, 0.3f, 1.7f, 1e-3f};
+    static const float top_ps[] = {1, 0.95f, 0.5f, 0.999999f, 0};
+    static const int top_ks[] = {0, 1, 3, 20, 4000};
+    static const float min_ps[] = {0, 0.05f, 1};
+    struct kern_logit_bias bias[] = {{0, 3}, {7, -2.5f}};
+    int32_t banned[] = {1, 5};
+    float *logits = malloc(5003 * sizeof *logits);
+    for (uint32_t trial = 0; trial < 3000; trial++) {
+        int vocab = vocabs[trial % 8];
+        struct kern_sample p = plain();
+        uint32_t pick = cpu_philox(5, trial, 0);
+        p.temperature = temperatures[pick % 5];
+        p.top_p = top_ps[pick / 5 % 5];
+        p.top_k = top_ks[pick / 25 % 5];
+        p.min_p = min_ps[pick / 125 % 3];
+        p.seed = trial * 0x123456789ull;
+        p.position = (int32_t)trial;
+        if (pick / 375 % 2) {
+            p.bias = bias;
+            p.bias_count = 2;
+        }
+        if (pick / 750 % 2 && vocab > 2) {
+            p.banned = banned;
+            p.banned_count = 2;
+        }
+        fill_logits(logits, vocab, (int)(pick / 1500 % 5), trial);
+        cr_assert_eq(run(logits, vocab, &p).token, defined_token(logits, vocab, &p),
+                     "trial %u vocab %d: T %g top_k %d top_p %g min_p %g", trial, vocab,
+                     (double)p.temperature, p.top_k, (double)p.top_p, (double)p.min_p);
+    }
+    free(logits);
+}
+
+/* A temperature so low that logit / temperature overflows is greedy, not the lowest id. */
+Test(sample, vanishing_temperature_is_greedy) {
+    float logits[] = {1, 2, 3, -4}, low[] = {-3, -1, -2, -4};
+    struct kern_sample p = plain();
+    p.temperature = 1e-42f;
+    cr_assert_eq(run(logits, 4, &p).token, 2);
+    cr_assert_eq(run(low, 4, &p).token, 1);
+}
+
+/* Broken models give NaN: a token comes out all the same, and numbers win. */
+Test(sample, survives_nan) {
+    float none[20], one[20];
+    for (int i = 0; i < 20; i++) none[i] = one[i] = NAN;
+    one[17] = -5;
+    for (int setting = 0; setting < 8; setting++) {
+        struct kern_sample p = plain();
+        p.temperature = setting & 1 ? 0.7f : 0;
+        p.top_k = setting & 2 ? 5 : 0;
+        p.top_p = setting & 4 ? 0.9f : 1;
+        p.top_count = 3;
+        cr_assert_eq(run(none, 20, &p).token, 0);
+        struct kern_sampled out = run(one, 20, &p);
+        cr_assert_eq(out.token, 17);
+        cr_assert(out.rank == 1 && out.top_token[0] == 17 && out.top_token[1] == 0);
+    }
+}
+
+Test(sample, scores_equal_the_definition) {
+    enum { VOCAB = 3001 };
+    static float logits[VOCAB];
+    static struct candidate sorted[VOCAB];
+    for (uint32_t trial = 0; trial < 40; trial++) {
+        double sum = 0;
+        fill_logits(logits, VOCAB, (int)(trial % 3), trial);
+        for (int i = 0; i < VOCAB; i++) {
+            sorted[i] = (struct candidate){logits[i], i};
+            sum += exp((double)logits[i]);
+        }
+        qsort(sorted, VOCAB, sizeof *sorted, by_rank);
+        struct kern_sample p = plain();
+        p.top_count = (int32_t)(trial % (KERN_TOP_MAX + 1));
+        int rank = (int)(trial * 71 % VOCAB);
+        p.forced = sorted[rank].id;
+        struct kern_sampled out = run(logits, VOCAB, &p);
+        cr_assert_eq(out.token, p.forced);
+        cr_assert_eq(out.rank, rank + 1);
+        cr_assert_float_eq(out.logprob, (double)logits[p.forced] - log(sum), 1e-5);
+        for (int i = 0; i < p.top_count; i++) {
+            cr_assert_eq(out.top_token[i], sorted[i].id);
+            cr_assert_float_eq(out.top_logprob[i], (double)sorted[i].logit - log(sum), 1e-5);
+        }
+    }
+}
+
+/* Logits stay as they are: other rows and the scores read them. */
+Test(sample, leaves_logits_alone) {
+    float logits[40], copy[40];
+    struct kern_logit_bias bias[] = {{3, 9}};
+    int32_t history[] = {1, 2, 3};
+    fill_logits(logits, 40, 1, 1);
+    memcpy(copy, logits, sizeof copy);
+    struct kern_sample p = plain();
+    p.temperature = 0.5f;
+    p.repetition = 1.5f;
+    p.history = history;
+    p.output_count = 3;
+    p.bias = bias;
+    p.bias_count = 1;
+    p.top_p = 0.9f;
+    p.top_count = 2;
+    run(logits, 40, &p);
+    cr_assert_eq(memcmp(copy, logits, sizeof copy), 0);
 }
 
 Test(sample, logprobs_are_raw) {
