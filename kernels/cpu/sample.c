@@ -35,6 +35,7 @@ size_t cpu_sample_scratch_bytes(int vocab) {
 
 /* ---- Noise ---------------------------------------------------------------------------------- */
 
+#define XOR3      0x96 /* truth table of x ^ y ^ z */
 #define PHILOX_M0 0xD2511F53u
 #define PHILOX_M1 0xCD9E8D57u
 #define PHILOX_W0 0x9E3779B9u
@@ -76,11 +77,10 @@ __attribute__((target("avx512f"))) static void philox_block_avx512(uint64_t seed
         uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
         for (int round = 0; round < 10; round++) {
             __m512i a = _mm512_mul_epu32(c0, m0), b = _mm512_mul_epu32(c2, m1);
-            const int xor3 = 0x96; /* truth table of x ^ y ^ z */
             c0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(b, 32), c1, _mm512_set1_epi64(k0),
-                                           xor3);
+                                           XOR3);
             c2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(a, 32), c3, _mm512_set1_epi64(k1),
-                                           xor3);
+                                           XOR3);
             c1 = b;
             c3 = a;
             k0 += PHILOX_W0;
