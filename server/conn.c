@@ -11,7 +11,8 @@
 #include "server/http.h"
 #include "server/sock.h"
 
-#define MS 1000000ll
+#define MS      1000000ll
+#define LEFT_MS 500
 
 /* libmicrohttpd notices the end of the socket and lets go of the connection by itself. */
 static void kill_conn(struct conn *conn) {
@@ -19,17 +20,20 @@ static void kill_conn(struct conn *conn) {
     shutdown(conn->fd, SHUT_RDWR);
 }
 
+/* A request being worked on has lost its client. Between requests the bytes of one may still be
+ * unread, so libmicrohttpd gets a moment; it can miss an end that arrives together with data. */
 static void on_disconnect(uv_poll_t *poll, int status, int events) {
     struct conn *conn = poll->data;
     if (status == 0 && !(events & UV_DISCONNECT)) return;
-    conn_watch(conn, false);
-    kill_conn(conn);
+    uv_poll_stop(&conn->poll);
+    conn->watching = false;
+    conn->left_ns = clock_ns();
+    if (conn->state == CONN_BUSY) kill_conn(conn);
 }
 
-void conn_watch(struct conn *conn, bool on) {
-    if (on == conn->watching) return;
-    conn->watching = on && uv_poll_start(&conn->poll, UV_DISCONNECT, on_disconnect) == 0;
-    if (!on) uv_poll_stop(&conn->poll);
+void conn_watch(struct conn *conn) {
+    if (!conn->watching)
+        conn->watching = uv_poll_start(&conn->poll, UV_DISCONNECT, on_disconnect) == 0;
 }
 
 void conn_set_state(struct conn *conn, enum conn_state state) {
@@ -60,7 +64,9 @@ static void open_conn(struct server *server, struct MHD_Connection *connection,
     if (conn->next) conn->next->prev = conn;
     server->conns = conn;
     server->conn_count++;
+    server->conn_total++;
     conn_set_state(conn, CONN_FRESH);
+    conn_watch(conn);
 }
 
 static void close_conn(struct server *server, struct conn *conn) {
@@ -70,7 +76,6 @@ static void close_conn(struct server *server, struct conn *conn) {
         server->conns = conn->next;
     if (conn->next) conn->next->prev = conn->prev;
     server->conn_count--;
-    conn_watch(conn, false);
     uv_close((uv_handle_t *)&conn->poll, on_poll_closed);
 }
 
@@ -96,6 +101,8 @@ static bool has_progress(struct conn *conn) {
 static bool is_late(struct conn *conn, int64_t now_ns) {
     const struct server_timeouts *t = &conn->server->options.timeouts;
     int64_t elapsed_ms = (now_ns - conn->since_ns) / MS;
+    if (conn->left_ns && conn->state != CONN_BUSY)
+        return now_ns - conn->left_ns > LEFT_MS * MS && elapsed_ms > LEFT_MS;
     switch (conn->state) {
     case CONN_FRESH:
         return elapsed_ms > t->header;

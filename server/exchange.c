@@ -64,6 +64,7 @@ void exchange_resume(struct exchange *ex) {
     if (!ex->suspended) return;
     ex->suspended = false;
     MHD_resume_connection(ex->connection);
+    server_pump_soon(ex->server);
 }
 
 void exchange_gone(struct exchange *ex) {
@@ -158,7 +159,7 @@ static void start_work(struct exchange *ex) {
     ex->refs++;
     ex->server->works++;
     ex->phase = PHASE_WORK;
-    conn_watch(ex->conn, true);
+    conn_watch(ex->conn);
     exchange_suspend(ex);
 }
 

@@ -235,7 +235,6 @@ void http_completed(void *cls, struct MHD_Connection *connection, void **con_cls
     if (!ex) return;
     *con_cls = NULL;
     sock_cork(ex->conn->fd, false);
-    conn_watch(ex->conn, false);
     conn_set_state(ex->conn, CONN_IDLE);
     ex->conn->exchange = NULL;
     ex->conn = NULL;

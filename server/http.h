@@ -36,6 +36,7 @@ struct conn {
     struct exchange *exchange; /* NULL between requests */
     uv_poll_t poll;            /* sees a client leave while libmicrohttpd does not look */
     bool watching;
+    int64_t left_ns; /* when the client closed its side; 0 = has not */
     int fd;
     enum conn_state state;
     int64_t since_ns;    /* when `state` began */
@@ -46,7 +47,7 @@ struct conn {
 void conn_notify(void *cls, struct MHD_Connection *connection, void **socket_context,
                  enum MHD_ConnectionNotificationCode code); /* MHD_NotifyConnectionCallback */
 void conn_set_state(struct conn *conn, enum conn_state state);
-void conn_watch(struct conn *conn, bool on);
+void conn_watch(struct conn *conn); /* tells again of a client that has left before */
 void conn_tick(struct server *server, int64_t now_ns); /* deadlines of all connections */
 
 /* ---- Exchanges ----------------------------------------------------------------------------- */
@@ -178,6 +179,7 @@ struct server {
     int listen_fd;
     struct conn *conns;
     int conn_count;
+    uint64_t conn_total;   /* accepted since the start */
     struct exchange *jobs; /* submitted, not finished */
     int exchanges, works;  /* alive; of them in the pool */
     size_t body_bytes;     /* of all bodies held */
@@ -188,6 +190,7 @@ struct server {
     int64_t start_seconds;
 };
 
+void server_pump_soon(struct server *server);      /* libmicrohttpd has something to do */
 void server_exchange_freed(struct server *server); /* may end a drain */
 
 #endif

@@ -38,6 +38,11 @@ static void on_timer(uv_timer_t *timer) {
     pump(timer->data);
 }
 
+/* Resuming a connection does not show on libmicrohttpd's epoll when it has no thread of its own. */
+void server_pump_soon(struct server *server) {
+    uv_timer_start(&server->timer, on_timer, 0, 0);
+}
+
 static void on_sockets(uv_poll_t *poll, int status, int events) {
     (void)status, (void)events;
     pump(poll->data);

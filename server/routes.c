@@ -49,6 +49,7 @@ static void get_metrics(struct exchange *ex) {
                                 .info = server->rules.info,
                                 .snapshot = &snapshot,
                                 .connections = server->conn_count,
+                                .connections_total = server->conn_total,
                                 .start_seconds = server->start_seconds,
                                 .resident_bytes = resident_bytes()};
     stats_render(&ex->answer.body, &server->stats, &input);

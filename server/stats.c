@@ -306,6 +306,8 @@ static void write_keepd(struct writer *w, const struct engine_snapshot *s) {
 
 static void write_process(struct writer *w, const struct stats_input *input) {
     write_single(w, "keepd_connections", "gauge", "Open client connections.", input->connections);
+    write_single(w, "keepd_connections_accepted_total", "counter", "Client connections accepted.",
+                 (double)input->connections_total);
     write_single(w, "process_start_time_seconds", "gauge", "Start of the process, unix time.",
                  (double)input->start_seconds);
     if (input->resident_bytes > 0)

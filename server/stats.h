@@ -37,6 +37,7 @@ struct stats_input {
     const struct engine_info *info;
     const struct engine_snapshot *snapshot;
     int connections;
+    uint64_t connections_total;
     int64_t start_seconds;  /* unix */
     int64_t resident_bytes; /* of the process; 0 = unknown */
 };

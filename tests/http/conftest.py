@@ -1,0 +1,185 @@
+"""The HTTP surface, on a daemon whose engine is a fake. KEEPD_BIN names another daemon: the tests that
+lean on the fake's made-up answers then skip themselves, all others hold for any engine."""
+import asyncio
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import threading
+import time
+
+import openai
+import pytest
+import requests
+from prometheus_client.parser import text_string_to_metric_families
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MODEL = "tiny"
+LENGTH = 1024
+
+
+def find_binary():
+    named = os.environ.get("KEEPD_BIN")
+    if named:
+        return pathlib.Path(named)
+    for preset in ("dev", "asan", "release"):
+        if (path := ROOT / "build" / preset / "server" / "keepd-fake").exists():
+            return path
+    return max((ROOT / "build").glob("*/server/keepd-fake"), default=None)
+
+
+BINARY = find_binary()
+FAKE = BINARY is not None and BINARY.name == "keepd-fake"
+
+
+class Daemon:
+    """One running keepd. Extra arguments are its flags; `timeouts` are milliseconds by name."""
+
+    def __init__(self, *flags, env=None, **timeouts):
+        if BINARY is None or not BINARY.exists():
+            pytest.skip(f"skip: {BINARY or 'keepd-fake'} is not built")
+        env = {**os.environ, **(env or {})}
+        env["KEEPD_TEST_TIMEOUTS"] = ",".join(f"{k}={v}" for k, v in timeouts.items())
+        model = ROOT / "models" / "keepd-nano"
+        self.process = subprocess.Popen(
+            [BINARY, "--model", model, "--port", "0", "--served-model-name", f"{MODEL},alias", "--max-model-len",
+             str(LENGTH), *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, text=True)
+        self.errors = []
+        threading.Thread(target=lambda: self.errors.extend(self.process.stderr), daemon=True).start()
+        self.ready_line = self.process.stdout.readline()
+        if "http://" not in self.ready_line:
+            code = self.process.wait(timeout=60)
+            pytest.fail(f"no ready line, exit {code}: {''.join(self.errors)}")
+        self.url = self.ready_line[self.ready_line.index("http://"):].split()[0]
+        self.port = int(self.url.rsplit(":", 1)[1])
+        self.http = requests.Session()
+
+    # --- requests ---
+
+    def client(self, **options):
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", **{"max_retries": 0, **options})
+
+    def get(self, path, **options):
+        return self.http.get(self.url + path, timeout=60, **options)
+
+    def post(self, path, body, **options):
+        return self.http.post(self.url + path, json=body, timeout=60, **options)
+
+    def chat(self, text="hello", **fields):
+        return self.post("/v1/chat/completions", chat_body(text, **fields))
+
+    def socket(self):
+        sock = socket.create_connection(("127.0.0.1", self.port), timeout=60)
+        return sock
+
+    # --- what it says about itself ---
+
+    def kv(self):
+        return requests.get(self.url + "/kv", timeout=60).json()
+
+    def metrics(self):
+        text = requests.get(self.url + "/metrics", timeout=60).text
+        return {(s.name, *sorted((k, v) for k, v in s.labels.items() if k not in ("model_name", "engine"))): s.value
+                for family in text_string_to_metric_families(text) for s in family.samples}
+
+    def finished(self, reason):
+        return self.metrics()["vllm:request_success_total", ("finished_reason", reason)]
+
+    def wait(self, what, condition, seconds=30):
+        end = time.monotonic() + seconds
+        while not (value := condition()):
+            assert time.monotonic() < end, f"waited {seconds} s for: {what}"
+            time.sleep(0.01)
+        return value
+
+    def wait_idle(self):
+        """Nothing runs or waits, nothing is reserved, what is used is retained."""
+        def idle():
+            kv = self.kv()
+            pool = kv["pool"]
+            return (kv["running_count"] == kv["waiting_count"] == pool["pages_reserved"] == 0
+                    and pool["pages_used"] == pool["pages_retained"])
+        self.wait("the engine to be idle", idle)
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.terminate()
+        return self.process.wait(timeout=60)
+
+
+def chat_body(text="hello", **fields):
+    return {"model": MODEL, "messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 16,
+            **fields}
+
+
+def request_bytes(path, body, *headers, method="POST"):
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = [f"{method} {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json",
+            f"Content-Length: {len(data)}", *headers]
+    return "\r\n".join(head).encode() + b"\r\n\r\n" + data
+
+
+def read_until(sock, mark):
+    data = b""
+    while mark not in data:
+        got = sock.recv(65536)
+        assert got, f"the connection ended before {mark!r}: {data!r}"
+        data += got
+    return data
+
+
+def read_all(sock):
+    data = b""
+    try:
+        while got := sock.recv(65536):
+            data += got
+    except ConnectionResetError:
+        pass
+    return data
+
+
+def events(response):
+    """The data of each event of a `requests` response."""
+    return [line[6:].decode() for line in response.iter_lines() if line.startswith(b"data: ")]
+
+
+def run_async(coroutine):
+    return asyncio.run(coroutine)
+
+
+@pytest.fixture(scope="session")
+def shared():
+    """One daemon for tests that leave it as it was."""
+    daemon = Daemon()
+    yield daemon
+    assert daemon.stop() == 0, "".join(daemon.errors)
+
+
+@pytest.fixture
+def start():
+    """start(*flags, env={}, header=500) runs a daemon of its own; all must exit cleanly."""
+    daemons = []
+
+    def run(*flags, **options):
+        daemons.append(Daemon(*flags, **options))
+        return daemons[-1]
+
+    yield run
+    for daemon in daemons:
+        assert daemon.stop() == 0, "".join(daemon.errors)
+
+
+@pytest.fixture
+def fake():
+    if not FAKE:
+        pytest.skip("leans on the fake engine's answers")
+
+
+@pytest.fixture
+def slow(start):
+    """A daemon whose answers take long: only the fake can be told so."""
+    if not FAKE:
+        pytest.skip("needs the fake engine's slow steps")
+    return lambda *flags, step_us=20000, prefill=1, **options: start(
+        *flags, env={"KEEPD_FAKE_STEP_US": str(step_us), "KEEPD_FAKE_PREFILL_STEPS": str(prefill)}, **options)

@@ -1,0 +1,279 @@
+"""Bad input of every kind: the OpenAI error object names the field, and the engine never sees it."""
+import json
+
+import pytest
+from conftest import FAKE, LENGTH, MODEL, ROOT, chat_body
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+USER = {"role": "user", "content": "hi"}
+
+
+def text_body(**fields):
+    return {"model": MODEL, "prompt": "abc", "max_tokens": 4, **fields}
+
+
+def message(**fields):
+    return {"messages": [fields]}
+
+
+LONG_STOP = ["x"] * 17
+# path, fields over a good body, param, code
+INVALID = [
+    (CHAT, {"temperature": 2.1}, "temperature"), (CHAT, {"temperature": -0.1}, "temperature"),
+    (CHAT, {"temperature": "1"}, "temperature"), (CHAT, {"temperature": True}, "temperature"),
+    (CHAT, {"top_p": 1.1}, "top_p"), (CHAT, {"top_p": -1}, "top_p"), (CHAT, {"min_p": 2}, "min_p"),
+    (CHAT, {"top_k": -2}, "top_k"), (CHAT, {"top_k": 1.5}, "top_k"),
+    (CHAT, {"presence_penalty": 2.5}, "presence_penalty"), (CHAT, {"frequency_penalty": -3}, "frequency_penalty"),
+    (CHAT, {"repetition_penalty": 0}, "repetition_penalty"), (CHAT, {"repetition_penalty": -1}, "repetition_penalty"),
+    (CHAT, {"max_tokens": 0}, "max_tokens"), (CHAT, {"max_tokens": -1}, "max_tokens"),
+    (CHAT, {"max_tokens": "many"}, "max_tokens"), (CHAT, {"max_tokens": 2**40}, "max_tokens"),
+    (CHAT, {"max_completion_tokens": 0}, "max_completion_tokens"),
+    (CHAT, {"min_tokens": -1}, "min_tokens"), (CHAT, {"min_tokens": 17}, "min_tokens"),
+    (CHAT, {"n": 0}, "n"), (CHAT, {"n": 129}, "n"), (CHAT, {"n": "1"}, "n"),
+    (CHAT, {"seed": 1.5}, "seed"), (CHAT, {"seed": 2**64}, "seed"), (CHAT, {"seed": "7"}, "seed"),
+    (CHAT, {"seed": -2**63 - 1}, "seed"),
+    (CHAT, {"stop": ""}, "stop"), (CHAT, {"stop": ["a", ""]}, "stop[1]"), (CHAT, {"stop": [1]}, "stop[0]"),
+    (CHAT, {"stop": LONG_STOP}, "stop"), (CHAT, {"stop": {}}, "stop"), (CHAT, {"stop": "x" * 1025}, "stop"),
+    (CHAT, {"stop_token_ids": 3}, "stop_token_ids"), (CHAT, {"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+    (CHAT, {"stop_token_ids": [0, 10**9]}, "stop_token_ids[1]"), (CHAT, {"stop_token_ids": [0] * 257}, "stop_token_ids"),
+    (CHAT, {"ignore_eos": 1}, "ignore_eos"),
+    (CHAT, {"logprobs": 1}, "logprobs"), (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    (CHAT, {"top_logprobs": 2}, "top_logprobs"), (CHAT, {"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+    (CHAT, {"stream": "yes"}, "stream"), (CHAT, {"stream_options": {}}, "stream_options"),
+    (CHAT, {"stream": True, "stream_options": 1}, "stream_options"),
+    (CHAT, {"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    (CHAT, {"logit_bias": []}, "logit_bias"), (CHAT, {"logit_bias": {"x": 1}}, "logit_bias.x"),
+    (CHAT, {"logit_bias": {"": 1}}, "logit_bias."), (CHAT, {"logit_bias": {"5x": 1}}, "logit_bias.5x"),
+    (CHAT, {"logit_bias": {"-1": 1}}, "logit_bias.-1"), (CHAT, {"logit_bias": {"1": 101}}, "logit_bias.1"),
+    (CHAT, {"logit_bias": {"99999999999999999999": 1}}, "logit_bias.99999999999999999999"),
+    (CHAT, {"logit_bias": {"1": "x"}}, "logit_bias.1"),
+    (CHAT, {"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+    (CHAT, {"model": 5}, "model"),
+    (CHAT, {"messages": []}, "messages"), (CHAT, {"messages": "hi"}, "messages"), (CHAT, {"messages": {}}, "messages"),
+    (CHAT, {"messages": ["hi"]}, "messages[0]"), (CHAT, {"messages": [USER, 1]}, "messages[1]"),
+    (CHAT, message(role=1, content="x"), "messages[0].role"),
+    (CHAT, message(role="robot", content="x"), "messages[0].role"),
+    (CHAT, message(role="user", content=1), "messages[0].content"),
+    (CHAT, message(role="user", content={}), "messages[0].content"),
+    (CHAT, message(role="user", content=["x"]), "messages[0].content[0]"),
+    (CHAT, message(role="user", content=[{"text": "x"}]), "messages[0].content[0].type"),
+    (CHAT, message(role="user", content=[{"type": "text"}]), "messages[0].content[0].text"),
+    (CHAT, message(role="assistant", tool_calls={}), "messages[0].tool_calls"),
+    (CHAT, message(role="assistant", tool_calls=[{}]), "messages[0].tool_calls[0].function"),
+    (CHAT, {"tools": {}}, "tools"), (CHAT, {"tools": [1]}, "tools[0]"),
+    (CHAT, {"chat_template_kwargs": []}, "chat_template_kwargs"),
+    (CHAT, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+    (CHAT, {"chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs.bos_token"),
+    (CHAT, {"add_generation_prompt": "no"}, "add_generation_prompt"),
+    (CHAT, {"cache_salt": 1}, "cache_salt"), (CHAT, {"prompt_cache_key": "x" * 1025}, "prompt_cache_key"),
+    (CHAT, {"kv": []}, "kv"), (CHAT, {"kv": {"policy": "lru"}}, "kv.policy"), (CHAT, {"kv": {"policy": 1}}, "kv.policy"),
+    (CHAT, {"kv": {"budget": 0}}, "kv.budget"), (CHAT, {"kv": {"budget": 1.5}}, "kv.budget"),
+    (CHAT, {"kv": {"budget": 2**40}}, "kv.budget"), (CHAT, {"kv": {"buffer": -1}}, "kv.buffer"),
+    (CHAT, {"kv": {"chunk": 0}}, "kv.chunk"), (CHAT, {"kv": {"sinks": -1}}, "kv.sinks"),
+    (CHAT, {"kv": {"recent": "all"}}, "kv.recent"), (CHAT, {"kv": {"horizon": "infinite"}}, "kv.horizon"),
+    (CHAT, {"kv": {"horizon": 0}}, "kv.horizon"), (CHAT, {"kv": {"reuse": 1}}, "kv.reuse"),
+    (CHAT, {"kv": {"report": "all"}}, "kv.report"), (CHAT, {"kv": {"report": True}}, "kv.report"),
+    (TEXT, {"prompt": 1}, "prompt"), (TEXT, {"prompt": {}}, "prompt"), (TEXT, {"prompt": []}, "prompt"),
+    (TEXT, {"prompt": [[]]}, "prompt[0]"), (TEXT, {"prompt": [-1]}, "prompt[0]"),
+    (TEXT, {"prompt": [1, "a"]}, "prompt[1]"), (TEXT, {"prompt": [1, 2.5]}, "prompt[1]"),
+    (TEXT, {"prompt": [[1, 10**9]]}, "prompt[0][1]"), (TEXT, {"prompt": [True]}, "prompt[0]"),
+    (TEXT, {"logprobs": 21}, "logprobs"), (TEXT, {"logprobs": True}, "logprobs"), (TEXT, {"echo": "yes"}, "echo"),
+    (TEXT, {"max_tokens": 0}, "max_tokens"), (TEXT, {"add_special_tokens": 1}, "add_special_tokens"),
+    ("/tokenize", {"prompt": [1, 2]}, "prompt"), ("/tokenize", {"prompt": "x", "return_token_strs": 1},
+                                                  "return_token_strs"),
+    ("/detokenize", {"tokens": "x"}, "tokens"), ("/detokenize", {"tokens": [1, -5]}, "tokens[1]"),
+]
+UNSUPPORTED = [
+    (CHAT, {"n": 2}, "n"), (CHAT, {"audio": {"voice": "x"}}, "audio"), (CHAT, {"functions": [{}]}, "functions"),
+    (CHAT, {"function_call": "auto"}, "function_call"), (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
+    (CHAT, {"tool_choice": "required"}, "tool_choice"), (CHAT, {"tool_choice": {"type": "function"}}, "tool_choice"),
+    (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
+    (CHAT, {"response_format": "text"}, "response_format"),
+    (CHAT, {"guided_json": {}}, "guided_json"), (CHAT, {"chat_template": "{{ x }}"}, "chat_template"),
+    (CHAT, {"prompt_logprobs": 0}, "prompt_logprobs"), (CHAT, {"continue_final_message": True},
+                                                        "continue_final_message"),
+    (CHAT, {"include_stop_str_in_output": True}, "include_stop_str_in_output"),
+    (CHAT, {"skip_special_tokens": False}, "skip_special_tokens"), (CHAT, {"echo": True}, "echo"),
+    (CHAT, message(role="user", content=[{"type": "image_url", "image_url": {"url": "x"}}]),
+     "messages[0].content[0].type"),
+    (TEXT, {"best_of": 2}, "best_of"), (TEXT, {"suffix": "x"}, "suffix"), (TEXT, {"prompt": ["a", "b"]}, "prompt"),
+    (TEXT, {"prompt": [[1], [2]]}, "prompt"), (TEXT, {"use_beam_search": True}, "use_beam_search"),
+]
+MISSING = [
+    (CHAT, {"messages": None}, "messages"), (CHAT, message(content="x"), "messages[0].role"),
+    (CHAT, message(role="user"), "messages[0].content"), (CHAT, message(role="user", content=None),
+                                                          "messages[0].content"),
+    (TEXT, {"prompt": None}, "prompt"), ("/tokenize", {}, "prompt"), ("/detokenize", {}, "tokens"),
+]
+CASES = ([(*c, "invalid_value") for c in INVALID] + [(*c, "unsupported_parameter") for c in UNSUPPORTED]
+         + [(*c, "missing_required_parameter") for c in MISSING]
+         + [(CHAT, {"kv": {"bugdet": 5}}, "kv.bugdet", "unknown_parameter")])
+
+
+def body_for(path, fields):
+    if path == CHAT:
+        return chat_body(**fields)
+    return text_body(**fields) if path == TEXT else {"model": MODEL, **fields}
+
+
+def check_error(response, status, param, code):
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["param"], error["code"]) == (param, code), error
+    assert error["message"] and error["type"]
+    return error["message"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def engine_sees_nothing(shared):
+    before = shared.metrics()["vllm:prompt_tokens_total",]
+    yield
+    shared.wait_idle()
+    good = 2 if FAKE else 0
+    assert shared.metrics()["vllm:prompt_tokens_total",] >= before + good
+
+
+@pytest.mark.parametrize("path,fields,param,code", CASES, ids=lambda v: v if isinstance(v, str) else None)
+def test_field(shared, path, fields, param, code):
+    before = shared.metrics()
+    message = check_error(shared.post(path, body_for(path, fields)), 400, param, code)
+    assert param in message
+    after = shared.metrics()
+    for name in ("vllm:prompt_tokens_total", "keepd_conversation_misses_total", "keepd_conversation_hits_total"):
+        assert before[name,] == after[name,]
+
+
+def test_neutral_values_are_accepted(shared):
+    neutral = dict(n=1, audio=None, functions=None, function_call="none", modalities=["text"], tool_choice="none",
+                   response_format={"type": "text"}, logit_bias={}, stop=None, seed=None, temperature=None, top_p=None,
+                   top_k=-1, min_p=0, user="u", metadata={"a": "b"}, store=False, stream=False, stream_options=None,
+                   logprobs=False, top_logprobs=0, tools=None, parallel_tool_calls=True, service_tier="auto",
+                   max_completion_tokens=None, presence_penalty=0, frequency_penalty=0, unknown_field={"x": 1},
+                   skip_special_tokens=True, chat_template_kwargs={"enable_thinking": False}, kv={})
+    assert shared.chat(**neutral).status_code == 200
+    assert shared.post(TEXT, text_body(best_of=1, suffix=None, echo=False, logprobs=None, n=1)).status_code == 200
+
+
+def test_message_shapes(shared):
+    messages = [{"role": "developer", "content": "be brief"},
+                {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}],
+                 "name": "bob"},
+                {"role": "assistant", "content": None, "tool_calls": [
+                    {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}}]},
+                {"role": "tool", "tool_call_id": "1", "content": "42"},
+                {"role": "user", "content": "and?"}]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    assert shared.chat(messages=messages, tools=tools).status_code == 200
+
+
+def test_strict_params(start):
+    daemon = start("--strict-params")
+    check_error(daemon.chat(tempurature=1), 400, "tempurature", "unknown_parameter")
+    check_error(daemon.post(TEXT, text_body(messages=[])), 400, "messages", "unknown_parameter")
+    assert daemon.chat(kv={"budget": 64}, ignore_eos=False, user="x").status_code == 200
+
+
+def test_unknown_model(shared):
+    text = check_error(shared.chat(model="gpt-4"), 404, "model", "model_not_found")
+    assert text == "The model `gpt-4` does not exist or you do not have access to it."
+    body = chat_body()
+    del body["model"]
+    assert shared.post(CHAT, body).status_code == 200, "the only model is the default"
+    assert shared.chat(model="alias").status_code == 200
+
+
+def test_context_length(shared):
+    text = "hello world, " * LENGTH
+    limit = f"maximum context length is {LENGTH} tokens"
+    assert limit in check_error(shared.chat(text, max_tokens=None), 400, "messages", "context_length_exceeded")
+    assert limit in check_error(shared.chat(max_tokens=LENGTH), 400, "messages", "context_length_exceeded")
+    assert limit in check_error(shared.post(TEXT, text_body(prompt=[1] * LENGTH)), 400, "prompt",
+                                "context_length_exceeded")
+    assert limit in check_error(shared.post(TEXT, text_body(prompt=[65] * (LENGTH - 3))), 400, "prompt",
+                                "context_length_exceeded")
+    answer = shared.post(TEXT, text_body(prompt=[65] * (LENGTH - 4), ignore_eos=True))
+    assert answer.status_code == 200 and answer.json()["usage"]["total_tokens"] == LENGTH
+
+
+def test_absent_max_tokens_is_clamped(shared):
+    answer = shared.chat("ab", max_tokens=None, ignore_eos=True).json()
+    assert answer["usage"]["total_tokens"] == LENGTH and answer["choices"][0]["finish_reason"] == "length"
+    body = text_body(ignore_eos=True)
+    del body["max_tokens"]
+    assert shared.post(TEXT, body).json()["usage"]["completion_tokens"] == 16, "OpenAI's default of completions"
+
+
+def test_empty_prompt(shared):
+    if FAKE:
+        check_error(shared.post(TEXT, text_body(prompt="")), 400, "prompt", "invalid_value")
+
+
+def test_budget_cap(start):
+    daemon = start("--kv-budget-max", "128", "--kv-budget", "64")
+    check_error(daemon.chat(kv={"budget": 129}), 400, "kv.budget", "invalid_value")
+    details = daemon.chat(kv={"budget": 128}).json()["usage"]["kv_details"]
+    assert details["budget"] == 128
+    assert daemon.chat().json()["usage"]["kv_details"]["budget"] == 64
+    assert daemon.chat(kv={"policy": "full"}).json()["usage"]["kv_details"]["budget"] is None
+
+
+def test_template_refusal(shared, fake):
+    check_error(shared.chat("refuse this template"), 400, "messages", "invalid_value")
+
+
+BAD_JSON = [b"", b" ", b"{", b"[]", b"null", b"5", b"\"x\"", b"{\"model\":\"tiny\",}", b"{'model':1}", b"\xff\xfe{}",
+            b"\xef\xbb\xbf{}", b"{\"a\":\"\\u0000\"}", b"{\"a\":1e999}x", b"{} {}", b"{\"a\":1,\"a\":2}", b"\x00",
+            b"{\"messages\":" + b"[" * 5000 + b"]" * 5000 + b"}", b"{\"a\":\"\xc3\x28\"}"]
+
+
+@pytest.mark.parametrize("body", BAD_JSON, ids=range(len(BAD_JSON)))
+def test_bad_json(shared, body):
+    for path in (CHAT, TEXT, "/tokenize", "/detokenize"):
+        r = shared.http.post(shared.url + path, data=body, headers={"Content-Type": "application/json"}, timeout=60)
+        check_error(r, 400, None, None)
+
+
+def test_json_suite(shared):
+    """JSONTestSuite: every n_ text is a 400, as a whole body and as a member of one."""
+    folder = ROOT / "tests" / "data" / "json" / "test_parsing"
+    if not folder.is_dir():
+        pytest.skip("skip: tests/data/json is not here")
+    files = sorted(folder.glob("n_*.json"))
+    assert len(files) > 150
+    for file in files:
+        r = shared.http.post(shared.url + CHAT, data=file.read_bytes(), headers={"Content-Type": "application/json"},
+                             timeout=60)
+        check_error(r, 400, None, None)
+
+
+def test_json_suite_never_crashes(shared):
+    for file in sorted((ROOT / "tests" / "data" / "json" / "test_parsing").glob("[iy]_*.json")):
+        r = shared.http.post(shared.url + CHAT, data=file.read_bytes(), headers={"Content-Type": "application/json"},
+                             timeout=60)
+        assert r.status_code == 400 and r.json()["error"]
+
+
+def test_routes(shared):
+    check_error(shared.get("/v1/nothing"), 404, None, "unknown_url")
+    assert "GET /v1/nothing" in shared.get("/v1/nothing").json()["error"]["message"]
+    check_error(shared.get("/v1/models/"), 404, None, "unknown_url")
+    check_error(shared.get("/v1/models/none"), 404, "model", "model_not_found")
+    r = shared.get(CHAT)
+    check_error(r, 405, None, "method_not_allowed")
+    assert r.headers["allow"] == "POST"
+    r = shared.http.delete(shared.url + "/v1/models", timeout=60)
+    check_error(r, 405, None, "method_not_allowed")
+    assert r.headers["allow"] == "GET, HEAD"
+
+
+def test_content_type(shared):
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "application/jsonx", ""):
+        r = shared.http.post(shared.url + CHAT, data=json.dumps(chat_body()), headers={"Content-Type": kind},
+                             timeout=60)
+        check_error(r, 415, None, "unsupported_media_type")
+    for kind in ("application/json; charset=utf-8", "Application/JSON"):
+        r = shared.http.post(shared.url + CHAT, data=json.dumps(chat_body()), headers={"Content-Type": kind},
+                             timeout=60)
+        assert r.status_code == 200

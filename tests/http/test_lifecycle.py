@@ -1,0 +1,150 @@
+"""Start, ready line, drain, exit codes."""
+import os
+import signal
+import subprocess
+
+import pytest
+import requests
+from conftest import BINARY, MODEL, ROOT, chat_body, read_until, request_bytes
+
+CHAT = "/v1/chat/completions"
+
+
+def run(*flags, timeout=60, env=None):
+    if BINARY is None or not BINARY.exists():
+        pytest.skip("skip: keepd-fake is not built")
+    return subprocess.run([BINARY, *flags], capture_output=True, text=True, timeout=timeout, env=env)
+
+
+def test_ready_line_and_example(start):
+    daemon = start()
+    line = daemon.ready_line
+    assert line.startswith("keepd ready at http://127.0.0.1:")
+    assert f"model {MODEL}" in line and "policy " in line and "budget " in line
+    example = ""
+    while not example.endswith("]}'\n"):
+        example += daemon.process.stdout.readline()
+    command = example[example.index("curl "):]
+    r = subprocess.run(["sh", "-c", command.replace("curl", "curl -s", 1)], capture_output=True, text=True, timeout=60)
+    assert '"object":"chat.completion"' in r.stdout, r
+
+
+def test_progress_is_shown(start):
+    daemon = start()
+    daemon.wait("the progress", lambda: any("100%" in line for line in daemon.errors))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_idle_daemon_stops_at_once(start, number):
+    daemon = start()
+    assert daemon.chat(max_tokens=2).status_code == 200
+    daemon.process.send_signal(number)
+    assert daemon.process.wait(timeout=30) == 0
+
+
+def test_drain(slow):
+    """Accepted requests finish, streamed or not; new ones are refused; health says so."""
+    daemon = slow(step_us=30000)
+    streamed, whole = daemon.socket(), daemon.socket()
+    streamed.sendall(request_bytes(CHAT, chat_body("x" * 40, max_tokens=64, stream=True)))
+    whole.sendall(request_bytes(CHAT, chat_body("x" * 40, max_tokens=64)))
+    daemon.wait("both to run", lambda: daemon.kv()["running_count"] == 2)
+    daemon.process.terminate()
+    daemon.wait("the drain", lambda: requests.get(daemon.url + "/health", timeout=60).status_code == 503)
+    health = requests.get(daemon.url + "/health", timeout=60)
+    assert health.headers["connection"] == "close" and health.json()["error"]["code"] == "unhealthy"
+    refused = requests.post(daemon.url + CHAT, json=chat_body(), timeout=60)
+    assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
+    assert daemon.metrics()["keepd_requests_rejected_total", ("reason", "draining")] == 1
+    data = read_until(streamed, b"data: [DONE]\n\n")
+    assert b'"finish_reason":"stop"' in data and data.count(b'"content":"x"') == 40
+    assert read_until(whole, b'"system_fingerprint"').startswith(b"HTTP/1.1 200")
+    assert daemon.process.wait(timeout=30) == 0
+
+
+def test_drain_time_is_bounded(slow):
+    """What does not finish in time is cut off, and told so."""
+    daemon = slow("--drain-seconds", "0", step_us=20000)
+    streamed, whole = daemon.socket(), daemon.socket()
+    for sock, stream in ((streamed, True), (whole, False)):
+        sock.sendall(request_bytes(CHAT, chat_body(max_tokens=900, ignore_eos=True, stream=stream)))
+    read_until(streamed, b'"content":"h"')
+    daemon.wait("both to run", lambda: daemon.kv()["running_count"] == 2)
+    daemon.process.terminate()
+    data = read_until(streamed, b"data: [DONE]\n\n")
+    assert b'"error":{' in data and b'"code":"aborted"' in data
+    answer = read_until(whole, b"}}")
+    assert answer.startswith(b"HTTP/1.1 503") and b'"code":"aborted"' in answer
+    assert daemon.process.wait(timeout=30) == 0
+
+
+def test_second_signal_cuts_off(slow):
+    daemon = slow("--drain-seconds", "600", step_us=20000)
+    sock = daemon.socket()
+    sock.sendall(request_bytes(CHAT, chat_body(max_tokens=900, ignore_eos=True, stream=True)))
+    read_until(sock, b'"content":"h"')
+    daemon.process.terminate()
+    daemon.wait("the drain", lambda: daemon.get("/health").status_code == 503)
+    assert daemon.process.poll() is None
+    daemon.process.terminate()
+    assert daemon.process.wait(timeout=30) == 0
+    sock.close()
+
+
+def test_engine_death_shows(start, fake):
+    daemon = start()
+    r = daemon.chat("engine dies", max_tokens=900, ignore_eos=True)
+    assert r.status_code == 500 and r.json()["error"]["message"] == "the engine has stopped"
+    assert daemon.get("/health").status_code == 503
+    assert daemon.chat().status_code == 503
+
+
+def test_health_sees_a_stuck_engine(slow):
+    """Work but no step for too long."""
+    daemon = slow(step_us=3000000, health=200)
+    assert daemon.get("/health").status_code == 200
+    sock = daemon.socket()
+    sock.sendall(request_bytes(CHAT, chat_body("abc")))
+    daemon.wait("the alarm", lambda: daemon.get("/health").status_code == 503, seconds=10)
+    sock.close()
+
+
+def test_port_in_use(shared):
+    r = run("--model", str(ROOT), "--port", str(shared.port))
+    assert r.returncode == 1 and "port" in r.stderr and r.stdout == ""
+
+
+def test_refused_options():
+    for flags, word in ((["--port", "99999"], "port"), (["--nonsense"], "nonsense"), ([], "model"),
+                        (["--model", str(ROOT), "--kv-policy", "lru"], "kv-policy"),
+                        (["--model", str(ROOT), "--port", "0", "--served-model-name", " , "], "served-model-name")):
+        r = run(*flags)
+        assert r.returncode == (1 if word.startswith("served") else 78), (flags, r)
+        assert word in r.stderr and r.stdout == ""
+
+
+def test_texts():
+    assert "--kv-budget" in run("--help").stdout
+    assert run("--version").stdout.startswith("keepd 0.")
+    r = run("--model", "/nowhere", "--api-key", "s3cr3t", "--check-config")
+    assert r.returncode == 0 and "/nowhere" in r.stdout and "s3cr3t" not in r.stdout
+
+
+def test_environment_options(start):
+    daemon = start(env={"KEEPD_API_KEY": "k"})
+    assert daemon.get("/v1/models").status_code == 401
+    assert "Bearer $KEEPD_API_KEY" in "".join(daemon.process.stdout.readline() for _ in range(3))
+
+
+def test_no_descriptors_leak(start):
+    daemon = start()
+    folder = f"/proc/{daemon.process.pid}/fd"
+    daemon.chat()
+    before = {os.readlink(f"{folder}/{fd}") for fd in os.listdir(folder)}
+    for i in range(50):
+        assert requests.post(daemon.url + CHAT, json=chat_body(stream=i % 2 == 0), timeout=60).status_code == 200
+
+    def opened():
+        links = {fd: os.readlink(f"{folder}/{fd}") for fd in os.listdir(folder) if os.path.lexists(f"{folder}/{fd}")}
+        return {fd: link for fd, link in links.items() if link not in before}
+    daemon.wait(f"descriptors to close, open are {opened()}", lambda: not opened())

@@ -1,0 +1,202 @@
+"""Sizes, times, keys and malformed HTTP."""
+import socket
+import struct
+import time
+
+import pytest
+import requests
+from conftest import FAKE, MODEL, chat_body, read_all, read_until, request_bytes
+
+CHAT = "/v1/chat/completions"
+JSON = {"Content-Type": "application/json"}
+
+
+def padded(size):
+    body = b'{"model":"%s","messages":[{"role":"user","content":"hi"}],"max_tokens":2,"user":"' % MODEL.encode()
+    return body + b"x" * (size - len(body) - 2) + b'"}'
+
+
+def test_body_at_the_limit(start):
+    daemon = start("--max-body-bytes", "4096")
+    assert requests.post(daemon.url + CHAT, data=padded(4096), headers=JSON, timeout=60).status_code == 200
+    for data in (padded(4097), padded(1 << 20), iter([padded(4096), b"x"])):  # an iterator is sent in chunks
+        r = requests.post(daemon.url + CHAT, data=data, headers=JSON, timeout=60)
+        assert r.status_code == 413 and r.json()["error"]["code"] == "request_too_large"
+    assert daemon.chat(max_tokens=1).status_code == 200
+
+
+def test_body_too_large_to_read(start):
+    """Announced with 100-continue: refused before it is sent."""
+    daemon = start()
+    with daemon.socket() as sock:
+        sock.sendall(request_bytes(CHAT, b"", "Expect: 100-continue").replace(b"Content-Length: 0",
+                                                                              b"Content-Length: 99999999999"))
+        data = read_all(sock)
+    assert data.startswith(b"HTTP/1.1 413") and b"onnection: close" in data
+
+
+def test_key(start):
+    daemon = start("--api-key", "s3cret")
+    for auth in (None, "Bearer", "Bearer ", "Bearer s3cre", "Bearer s3cretx", "Bearer S3cret", "Basic s3cret", "s3cret"):
+        headers = {} if auth is None else {"Authorization": auth}
+        for path in ("/v1/models", "/metrics", "/version", "/kv", "/nothing"):
+            r = daemon.get(path, headers=headers)
+            assert r.status_code == 401, (auth, path)
+            assert r.headers["www-authenticate"] == "Bearer"
+            assert r.json()["error"]["code"] == "invalid_api_key"
+        assert daemon.post(CHAT, chat_body(), headers=headers).status_code == 401
+        assert daemon.get("/health", headers=headers).status_code == 200
+    assert daemon.post(CHAT, chat_body(), headers={"Authorization": "bearer s3cret"}).status_code == 200
+
+
+def test_key_with_the_sdk(start):
+    import openai
+    daemon = start("--api-key", "s3cret")
+    client = openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="s3cret")
+    assert client.models.list().data
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="wrong").models.list()
+
+
+def test_slow_headers(start):
+    """Bytes that trickle in do not keep a connection."""
+    daemon = start(header=300, body=300, idle=300)
+    socks = [daemon.socket() for _ in range(4)]
+    request = request_bytes(CHAT, chat_body("x" * 1000))
+    begin = time.monotonic()
+    try:
+        for i in range(400):
+            for k, sock in enumerate(socks):  # nothing, headers, body
+                at = i + (0, 0, 200, 400)[k]
+                if k:
+                    sock.sendall(request[at:at + 1] if i else request[:at + 1])
+            time.sleep(0.02)
+    except OSError:
+        pass
+    else:
+        pytest.fail("eight seconds of trickle were tolerated")
+    daemon.wait("the connections to close", lambda: daemon.metrics()["keepd_connections",] == 1)
+    assert time.monotonic() - begin < 30
+    assert daemon.metrics()["vllm:prompt_tokens_total",] == 0
+
+
+def test_idle_connections_close(start):
+    daemon = start(idle=200)
+    with daemon.socket() as sock:
+        sock.sendall(request_bytes("/version", b"", method="GET"))
+        assert read_until(sock, b"}").startswith(b"HTTP/1.1 200")
+        assert sock.recv(10) == b""
+
+
+def test_an_answer_under_way_has_no_deadline(slow):
+    daemon = slow(step_us=100000, header=100, body=100, idle=100, stall=100)
+    assert daemon.chat("0123456789", max_tokens=12).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_client_that_reads_nothing(start, fake, stream):
+    """Data is pending, none is taken: cancelled; before that the kernel and we hold a bounded part."""
+    daemon = start(stall=400)
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.connect(("127.0.0.1", daemon.port))
+    sock.sendall(request_bytes(CHAT, chat_body(stream=stream, max_tokens=1000, ignore_eos=True, logprobs=True,
+                                               top_logprobs=20)))
+    daemon.wait("the connection to be closed", lambda: daemon.metrics()["keepd_connections",] == 1)
+    daemon.wait_idle()
+    sock.close()
+
+
+def test_client_that_reads_nothing_while_it_runs(slow):
+    """The job of a client that stopped reading is cancelled."""
+    daemon = slow(step_us=2000, stall=300)
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.connect(("127.0.0.1", daemon.port))
+    sock.sendall(request_bytes(CHAT, chat_body(stream=True, max_tokens=1000, ignore_eos=True, logprobs=True,
+                                               top_logprobs=20)))
+    daemon.wait("the abort", lambda: daemon.finished("abort") + daemon.finished("length") == 1)
+    daemon.wait("the connection to be closed", lambda: daemon.metrics()["keepd_connections",] == 1)
+    daemon.wait_idle()
+    sock.close()
+
+
+def test_connection_limit(start):
+    """More clients wait at the door; they are served when others leave."""
+    daemon = start("--max-connections", "4")
+    socks = [daemon.socket() for _ in range(4)]
+    for sock in socks:
+        sock.sendall(request_bytes("/version", b"", method="GET"))
+        read_until(sock, b"}")
+    late = daemon.socket()
+    late.sendall(request_bytes("/version", b"", method="GET"))
+    late.settimeout(0.3)
+    with pytest.raises(TimeoutError):
+        late.recv(1)
+    late.settimeout(60)
+    socks[0].close()
+    assert read_until(late, b"}").startswith(b"HTTP/1.1 200")
+    for sock in (*socks, late):
+        sock.close()
+    daemon.wait("all to be served", lambda: daemon.get("/health").status_code == 200)
+
+
+MALFORMED = [b"\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+             b"GET /" + b"a" * 100000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+             b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 20000 + b"\r\n",
+             b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+             b"Content-Length: -5\r\n\r\n{}",
+             b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+             b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n",
+             b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+             b"Content-Length: 99999999999999999999999\r\n\r\n{}",
+             b"GET /v1/models%00 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+             b"GET /%ff%fe HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+             b"GET /v1/models HTTP/1.1\r\nConnection: close\r\n\r\n"]
+
+
+@pytest.mark.parametrize("data", MALFORMED, ids=range(len(MALFORMED)))
+def test_malformed_http(shared, data):
+    """Whatever libmicrohttpd makes of it, the daemon lives and nothing reaches the engine."""
+    before = shared.metrics()["vllm:prompt_tokens_total",]
+    with shared.socket() as sock:
+        try:
+            sock.sendall(data)
+            sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+        answer = read_all(sock)
+    assert not answer or answer.startswith(b"HTTP/1.")
+    assert not answer.startswith(b"HTTP/1.1 500"), answer[:200]
+    assert shared.get("/health").status_code == 200
+    assert shared.metrics()["vllm:prompt_tokens_total",] == before
+
+
+def test_half_closed_get(shared):
+    """`printf ... | nc` closes its side at once; what needs no work is answered all the same."""
+    with shared.socket() as sock:
+        sock.sendall(b"GET /version HTTP/1.0\r\n\r\n")
+        sock.shutdown(socket.SHUT_WR)
+        assert b'{"version":' in read_all(sock)
+
+
+def test_reset(shared):
+    for part in (20, 150, None):
+        sock = shared.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.sendall(request_bytes(CHAT, chat_body())[:part])
+        sock.close()
+    shared.wait_idle()
+    assert shared.get("/health").status_code == 200
+
+
+def test_head(shared):
+    r = requests.head(shared.url + "/v1/models", timeout=60)
+    assert r.status_code == 200 and r.text == "" and int(r.headers["content-length"]) > 10
+
+
+def test_a_deep_prompt(shared):
+    """A long but legal body is work for the pool, not for the loop."""
+    r = shared.chat("word " * 100000)
+    assert r.status_code == 400 and r.json()["error"]["code"] == "context_length_exceeded"
+    assert FAKE or r.json()["error"]["param"] == "messages"

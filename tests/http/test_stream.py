@@ -1,0 +1,168 @@
+"""Server-sent events, byte for byte."""
+import json
+import re
+
+import pytest
+import requests
+from conftest import LENGTH, MODEL, chat_body, events, read_all, read_until, request_bytes
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+def streamed(daemon, body, path=CHAT):
+    r = requests.post(daemon.url + path, json={**body, "stream": True}, stream=True, timeout=60)
+    assert r.status_code == 200, r.text
+    return r
+
+
+def masked(raw):
+    """Ids and times differ from run to run."""
+    raw = re.sub(rb'"id":"(chatcmpl|cmpl)-[0-9a-f]{32}"', rb'"id":"ID"', raw)
+    return re.sub(rb'"created":\d+', rb'"created":0', raw)
+
+
+def head(kind):
+    return b'data: {"id":"ID","object":"%s","created":0,"model":"%s","choices":[' % (kind, MODEL.encode())
+
+
+def test_chat_bytes(shared, fake):
+    r = streamed(shared, chat_body("h\u00e9!", max_tokens=8))
+    assert r.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert r.headers["cache-control"] == "no-cache" and r.headers["x-accel-buffering"] == "no"
+    assert r.headers["x-request-id"].startswith("req_")
+    begin, rest = head(b"chat.completion.chunk"), b'},"logprobs":null,"finish_reason":null}]}\n\n'
+    assert masked(r.content) == (
+        begin + b'{"index":0,"delta":{"role":"assistant","content":""' + rest
+        + begin + b'{"index":0,"delta":{"content":"h"' + rest
+        + begin + '{"index":0,"delta":{"content":"\u00e9"'.encode() + rest
+        + begin + b'{"index":0,"delta":{"content":"!"' + rest
+        + begin + b'{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop","stop_reason":null}]}\n\n'
+        + b"data: [DONE]\n\n")
+
+
+def test_chat_bytes_with_usage(shared, fake):
+    r = streamed(shared, chat_body("a", stream_options={"include_usage": True}, kv={"retain": False}))
+    lines = masked(r.content).split(b"\n\n")
+    assert all(line.endswith(b'],"usage":null}') for line in lines[:-3])
+    assert lines[-3] == (
+        head(b"chat.completion.chunk") + b'],"usage":{"prompt_tokens":20,"completion_tokens":2,"total_tokens":22,'
+        b'"prompt_tokens_details":{"cached_tokens":0},"completion_tokens_details":{"reasoning_tokens":0},'
+        b'"kv_details":{"policy":"global","budget":1024,"seen_tokens":22,"kept_entries":88,"evicted_entries":0,'
+        b'"dropped_tokens":0,"bytes":65536}}}')
+    assert lines[-2:] == [b"data: [DONE]", b""]
+
+
+def test_completion_bytes(shared, fake):
+    r = streamed(shared, {"model": MODEL, "prompt": "ab", "temperature": 0, "max_tokens": 2, "logprobs": 0}, TEXT)
+    begin = head(b"text_completion")
+    score = (b'"logprobs":{"tokens":["%b"],"token_logprobs":[%b],"top_logprobs":[{"%b":%b}],"text_offset":[%b]},'
+             b'"finish_reason":null}]}\n\n')
+    assert masked(r.content) == (
+        begin + b'{"index":0,"text":"a",' + score % (b"a", b"-0.25", b"a", b"-0.25", b"0")
+        + begin + b'{"index":0,"text":"b",' + score % (b"b", b"-0.375", b"b", b"-0.375", b"1")
+        + begin + b'{"index":0,"text":"","logprobs":null,"finish_reason":"length","stop_reason":null}]}\n\n'
+        + b"data: [DONE]\n\n")
+
+
+def test_the_end_is_one_write(shared):
+    """Finish, usage, [DONE] and the closing chunk arrive together, whatever the reader does."""
+    body = chat_body(stream=True, stream_options={"include_usage": True})
+    for _ in range(20):
+        with shared.socket() as sock:
+            sock.sendall(request_bytes(CHAT, body))
+            data = b""
+            while b'"finish_reason":"' not in data:
+                data += (got := sock.recv(65536))
+                assert got
+            assert b'"usage":{' in data and data.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"), data
+
+
+def test_bytes_do_not_depend_on_timing(slow, shared):
+    body = chat_body("x\u00e9\U0001f600yz END of it", stop=["END OF", "zzz"], logprobs=True, top_logprobs=1, max_tokens=40)
+    assert masked(streamed(slow(step_us=3000), body).content) == masked(streamed(shared, body).content)
+
+
+@pytest.mark.parametrize("text", ["\U0001f600\u00e9\u4e2d", "a\u0301", "\u2028\u2029", "\"\\\n\t\r", "</script>"])
+def test_text_survives(shared, fake, text):
+    whole = shared.chat(text, max_tokens=64).json()["choices"][0]["message"]["content"]
+    chunks = [json.loads(e) for e in events(streamed(shared, chat_body(text, max_tokens=64)))[:-1]]
+    assert whole == text == "".join(c["choices"][0]["delta"].get("content", "") for c in chunks)
+
+
+def test_cut_inside_a_character(shared, fake):
+    """Three bytes of a four-byte character: U+FFFD in both forms, and valid UTF-8 on the wire."""
+    body = chat_body("\U0001f600", max_tokens=3)
+    whole = shared.post(CHAT, body).json()["choices"][0]["message"]["content"]
+    raw = streamed(shared, body).content.decode("utf-8", "strict")
+    chunks = [json.loads(line[6:]) for line in raw.split("\n\n") if line.startswith("data: {")]
+    assert whole == "\ufffd" == "".join(c["choices"][0]["delta"].get("content", "") for c in chunks)
+
+
+def test_stop_strings(shared, fake):
+    for stop, expected, reason in ((["lo w"], "hel", "lo w"), ("o", "hell", "o"), (["zz", "wor"], "hello ", "wor"),
+                                   (["h"], "", "h")):
+        body = chat_body("hello world", stop=stop, max_tokens=64)
+        choice = shared.post(CHAT, body).json()["choices"][0]
+        assert (choice["message"]["content"], choice["finish_reason"], choice["stop_reason"]) == (expected, "stop",
+                                                                                                 reason)
+        chunks = [json.loads(e)["choices"][0] for e in events(streamed(shared, body))[:-1]]
+        assert "".join(c["delta"].get("content", "") for c in chunks) == expected
+        assert chunks[-1]["stop_reason"] == reason
+
+
+def test_stop_token_ids(shared, fake):
+    choice = shared.chat("hello", stop_token_ids=[ord("l")]).json()["choices"][0]
+    assert (choice["message"]["content"], choice["stop_reason"]) == ("he", ord("l"))
+
+
+def test_min_tokens_and_ignore_eos(shared, fake):
+    assert shared.chat("hey", min_tokens=10, max_tokens=16).json()["usage"]["completion_tokens"] > 10
+    answer = shared.chat("hey", ignore_eos=True, max_tokens=16).json()
+    assert answer["choices"][0]["finish_reason"] == "length" and answer["usage"]["completion_tokens"] == 16
+
+
+def test_echo_streamed(shared, fake):
+    body = {"model": MODEL, "prompt": "abc", "echo": True, "logprobs": 1, "max_tokens": 2, "temperature": 0}
+    chunks = [json.loads(e)["choices"][0] for e in events(streamed(shared, body, TEXT))[:-1]]
+    assert [c["text"] for c in chunks] == ["abc", "a", "b", ""]
+    assert chunks[0]["logprobs"]["tokens"] == ["a", "b", "c"] and chunks[0]["logprobs"]["token_logprobs"][0] is None
+    assert [o for c in chunks[:-1] for o in c["logprobs"]["text_offset"]] == [0, 1, 2, 3, 4]
+
+
+def test_silent_streams_get_comments(slow):
+    daemon = slow(step_us=400000, ping=50)
+    with daemon.socket() as sock:
+        sock.sendall(request_bytes(CHAT, chat_body("ab", stream=True)))
+        data = read_until(sock, b"data: [DONE]")
+    parts = data.split(b"\r\n\r\n", 1)[1]
+    assert parts.count(b":\n\n") >= 3 and b"\nid:" not in parts and b"event:" not in parts
+    first = parts.index(b"data: ")
+    assert b'"role":"assistant"' in parts[first:first + 250], "the role comes with the first token"
+
+
+def test_comment_before_the_first_token(slow):
+    """A long prefill: the header and comments come, the role chunk waits for the token."""
+    daemon = slow(step_us=50000, prefill=20, ping=50)
+    with daemon.socket() as sock:
+        sock.sendall(request_bytes(CHAT, chat_body("ab", stream=True)))
+        data = read_until(sock, b"data: ")
+    assert data.startswith(b"HTTP/1.1 200") and data.index(b":\n\n") < data.index(b"data: ")
+
+
+def test_http_1_0_stream(shared):
+    with shared.socket() as sock:
+        sock.sendall(request_bytes(CHAT, chat_body(stream=True)).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        data = read_all(sock)
+    assert data.startswith(b"HTTP/1.") and data.endswith(b"data: [DONE]\n\n")
+
+
+def test_long_answer_with_every_position(shared):
+    r = shared.chat("x" * 400, max_tokens=200, ignore_eos=True, kv={"report": "positions"}).json()
+    details = r["usage"]["kv_details"]
+    lengths, positions = details["lengths"], details["positions"]
+    assert sum(map(sum, lengths)) == details["kept_entries"]
+    assert [[len(head) for head in layer] for layer in positions] == lengths
+    assert all(0 <= p < details["seen_tokens"] <= LENGTH for layer in positions for h in layer for p in h)
+    streams = events(streamed(shared, chat_body("y" * 400, max_tokens=200, ignore_eos=True, kv={"report": "positions"},
+                                                stream_options={"include_usage": True})))
+    assert "positions" in json.loads(streams[-2])["usage"]["kv_details"] and streams[-1] == "[DONE]"
