@@ -1,3 +1,4 @@
+#include <ctype.h>
 #include <errno.h>
 #include <math.h>
 #include <stdarg.h>
@@ -175,7 +176,8 @@ static int parse_bias(struct parse *p) {
         errno = 0;
         long id = strtol(node->string, &end, 10);
         oai_path(field, "logit_bias.%.64s", node->string);
-        if (errno || end == node->string || *end || id < 0 || id >= p->rules->info->vocab)
+        if (!isdigit((unsigned char)node->string[0]) || errno || *end ||
+            id >= p->rules->info->vocab)
             return invalid(p, field, "the key must be a token id from 0 to %d",
                            p->rules->info->vocab - 1);
         if (!cJSON_IsNumber(node) || !(fabs(node->valuedouble) <= 100))

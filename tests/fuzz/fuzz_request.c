@@ -1,0 +1,84 @@
+/* A request body, as the daemon's pool sees it. The first byte picks the endpoint and strictness.
+ * What is accepted must lie within the limits the engine relies on. */
+#include <math.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/json.h"
+#include "server/oai.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static const struct engine_info info = {.vocab = 1000,
+                                        .max_model_len = 64,
+                                        .temperature = 0.5f,
+                                        .top_p = 0.9f,
+                                        .min_p = 0,
+                                        .repetition = 1,
+                                        .top_k = 20};
+
+static void check_ids(const int32_t *ids, size_t count) {
+    for (size_t i = 0; i < count; i++) CHECK(ids[i] >= 0 && ids[i] < info.vocab);
+}
+
+static void check_sampling(const struct engine_request *s) {
+    CHECK(s->temperature >= 0 && s->temperature <= 2 && s->top_p >= 0 && s->top_p <= 1);
+    CHECK(s->min_p >= 0 && s->min_p <= 1 && s->repetition > 0 && s->top_k >= 0);
+    CHECK(fabsf(s->presence) <= 2 && fabsf(s->frequency) <= 2);
+    CHECK(s->top_logprobs >= -1 && s->top_logprobs <= ENGINE_TOP_MAX && s->min_tokens >= 0);
+    CHECK(s->stop_count >= 0 && s->stop_count <= OAI_STOPS_MAX);
+    for (int32_t i = 0; i < s->stop_count; i++)
+        CHECK(s->stops[i].size > 0 && s->stops[i].size <= OAI_STOP_BYTES);
+    check_ids(s->stop_ids, (size_t)s->stop_id_count);
+    for (int32_t i = 0; i < s->bias_count; i++) {
+        check_ids(&s->bias[i].token, 1);
+        CHECK(fabsf(s->bias[i].bias) <= 100);
+    }
+    CHECK(s->kv.budget == -1 || s->kv.budget > 0);
+    CHECK(isnan(s->kv.horizon) || s->kv.horizon >= 1);
+}
+
+static void check_accepted(struct oai_request *request, const struct oai_rules *rules,
+                           const uint8_t *data) {
+    struct oai_error error;
+    check_sampling(&request->sampling);
+    check_ids(request->ids, request->id_count);
+    if (request->kind == OAI_DETOKENIZE) return;
+    CHECK((request->context != NULL) + (request->text != NULL) + (request->ids != NULL) == 1);
+    CHECK(request->prompt_field && request->salt);
+    if (request->kind == OAI_TOKENIZE || oai_fit(request, data[0], rules, &error)) return;
+    CHECK(request->sampling.max_tokens + data[0] <= info.max_model_len);
+    CHECK(request->sampling.min_tokens <= request->sampling.max_tokens);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    struct oai_rules rules = {
+        .info = &info, .names = {"m"}, .name_count = 1, .body_bytes = 1 << 16};
+    struct oai_request request = {0};
+    struct oai_error error = {0};
+    struct arena arena;
+    struct buf out;
+    cJSON *tree = NULL;
+    if (size == 0) return 0;
+    rules.strict = data[0] & 4;
+    arena_open(&arena, 1 << 20);
+    int rc = oai_parse_json((const char *)data + 1, size - 1, &rules, &tree, &error);
+    if (!rc) rc = oai_parse((enum oai_kind)(data[0] & 3), tree, &rules, &arena, &request, &error);
+    CHECK((rc == 0) == (error.status == 0));
+    if (rc) {
+        cJSON *object;
+        const struct json_limits limits = {.bytes = 1 << 16, .depth = 4, .unique_keys = true};
+        CHECK(error.status == 400 || error.status == 404);
+        buf_open(&out, 1 << 16);
+        oai_render_error(&out, &error);
+        CHECK(json_parse(out.data, out.size, &limits, &object, NULL) == 0);
+        json_free(object);
+        buf_close(&out);
+    } else {
+        check_accepted(&request, &rules, data);
+    }
+    oai_request_close(&request);
+    json_free(tree);
+    arena_close(&arena);
+    return 0;
+}

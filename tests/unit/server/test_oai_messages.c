@@ -1,0 +1,66 @@
+/* What the chat template gets to see. */
+#include <criterion/criterion.h>
+
+#include "oai_case.h"
+
+static void check_context(const char *body, const char *expected) {
+    struct oai_case c;
+    struct buf text;
+    case_open(&c);
+    cr_assert_eq(case_parse(&c, OAI_CHAT, body), 0, "%s: %s", body, c.error.message);
+    buf_open(&text, 1 << 16);
+    json_write_node(&text, c.request.context);
+    cr_assert_str_eq(text.data, expected);
+    buf_close(&text);
+    case_close(&c);
+}
+
+Test(oai_messages, plain) {
+    check_context("{" MESSAGES "}", "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],"
+                                    "\"add_generation_prompt\":true}");
+}
+
+Test(oai_messages, parts_are_joined) {
+    check_context("{\"messages\":[{\"content\":[{\"type\":\"text\",\"text\":\"a\"},"
+                  "{\"type\":\"text\",\"text\":\"b\"}],\"role\":\"developer\",\"name\":\"x\","
+                  "\"refusal\":null}],\"add_generation_prompt\":false}",
+                  "{\"messages\":[{\"role\":\"system\",\"content\":\"a\\nb\",\"name\":\"x\"}],"
+                  "\"add_generation_prompt\":false}");
+    check_context("{\"messages\":[{\"role\":\"user\",\"content\":[]}]}",
+                  "{\"messages\":[{\"role\":\"user\",\"content\":\"\"}],"
+                  "\"add_generation_prompt\":true}");
+}
+
+Test(oai_messages, arguments_of_tool_calls_become_objects) {
+    check_context(
+        "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"1\",\"function\":"
+        "{\"name\":\"f\",\"arguments\":\"{\\\"seed\\\":12345678901234567890}\"}},"
+        "{\"function\":{\"arguments\":\"not json\"}},{\"function\":{\"arguments\":\"[1]\"}}"
+        "]}]}",
+        "{\"messages\":[{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{\"id\":"
+        "\"1\",\"function\":{\"name\":\"f\",\"arguments\":{\"seed\":12345678901234567890}}},"
+        "{\"function\":{\"arguments\":\"not json\"}},{\"function\":{\"arguments\":\"[1]\"}}"
+        "]}],\"add_generation_prompt\":true}");
+}
+
+Test(oai_messages, tools_and_kwargs) {
+    check_context("{" MESSAGES ",\"tools\":[{\"type\":\"function\"}],\"reasoning_effort\":\"low\","
+                  "\"chat_template_kwargs\":{\"enable_thinking\":false}}",
+                  "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"tools\":[{\"type\":"
+                  "\"function\"}],\"enable_thinking\":false,\"add_generation_prompt\":true,"
+                  "\"reasoning_effort\":\"low\"}");
+    check_context("{" MESSAGES ",\"tools\":[]}",
+                  "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],"
+                  "\"add_generation_prompt\":true}");
+}
+
+Test(oai_messages, long_field_names_are_cut) {
+    char body[1024] = "{" MESSAGES ",\"chat_template_kwargs\":{\"messages\":1,\"";
+    struct oai_case c;
+    memset(body + strlen(body), 'k', 500);
+    strcat(body, "\":1}}");
+    case_open(&c);
+    cr_assert_eq(case_parse(&c, OAI_CHAT, body), -1);
+    cr_assert_str_eq(c.error.param, "chat_template_kwargs.messages");
+    case_close(&c);
+}

@@ -1,0 +1,235 @@
+#include <criterion/criterion.h>
+
+#include "oai_case.h"
+
+static struct oai_case c;
+
+static void open_case(void) {
+    case_open(&c);
+}
+
+static void close_case(void) {
+    case_close(&c);
+}
+
+TestSuite(oai_parse, .init = open_case, .fini = close_case);
+
+static void parse_ok(enum oai_kind kind, const char *body) {
+    int rc = case_parse(&c, kind, body);
+    cr_assert_eq(rc, 0, "%s: %s", body, c.error.message);
+}
+
+Test(oai_parse, defaults_of_openai) {
+    parse_ok(OAI_CHAT, "{" MESSAGES "}");
+    const struct engine_request *s = &c.request.sampling;
+    cr_assert(s->temperature == 1 && s->top_p == 1 && s->min_p == 0 && s->repetition == 1);
+    cr_assert(s->presence == 0 && s->frequency == 0 && s->top_k == 0 && s->top_logprobs == -1);
+    cr_assert(!s->ignore_eos && !s->prompt_logprobs && s->stop_count == 0 && s->bias_count == 0);
+    cr_assert(!c.request.stream && !c.request.seed_given && c.request.max_tokens == -1);
+    cr_assert(s->kv.policy == NULL && s->kv.budget == -1 && s->kv.buffer == -1 &&
+              s->kv.chunk == -1);
+    cr_assert(s->kv.sinks == -1 && s->kv.recent == -1 && isnan(s->kv.horizon));
+    cr_assert(s->kv.reuse && s->kv.retain && s->kv.report == ENGINE_REPORT_NONE);
+    cr_assert_str_eq(c.request.salt, "");
+}
+
+Test(oai_parse, defaults_of_the_model_and_the_request_above_them) {
+    c.info.temperature = 0.6f;
+    c.info.top_p = 0.95f;
+    c.info.top_k = 20;
+    c.info.repetition = 1.1f;
+    parse_ok(OAI_CHAT, "{" MESSAGES ",\"top_p\":0.5,\"temperature\":null,\"top_k\":-1}");
+    const struct engine_request *s = &c.request.sampling;
+    cr_assert_float_eq(s->temperature, 0.6f, 1e-6);
+    cr_assert_float_eq(s->top_p, 0.5f, 1e-6);
+    cr_assert_float_eq(s->repetition, 1.1f, 1e-6);
+    cr_assert_eq(s->top_k, 0);
+}
+
+Test(oai_parse, everything_at_once) {
+    parse_ok(
+        OAI_CHAT,
+        "{\"model\":\"alias\"," MESSAGES
+        ",\"temperature\":0,\"top_p\":0.25,\"top_k\":7,\"min_p\":0.125,"
+        "\"repetition_penalty\":1.5,\"presence_penalty\":-2,\"frequency_penalty\":2,"
+        "\"seed\":12345678901234567890,\"max_tokens\":9,\"max_completion_tokens\":11,"
+        "\"min_tokens\":3,\"stop\":[\"a\",\"bc\"],\"stop_token_ids\":[5,999],\"ignore_eos\":true,"
+        "\"logprobs\":true,\"top_logprobs\":4,\"logit_bias\":{\"10\":-100,\"20\":1.5},"
+        "\"stream\":true,\"stream_options\":{\"include_usage\":true,"
+        "\"continuous_usage_stats\":true},\"cache_salt\":\"s\",\"prompt_cache_key\":\"k\"}");
+    const struct engine_request *s = &c.request.sampling;
+    cr_assert(s->temperature == 0 && s->top_p == 0.25f && s->top_k == 7 && s->min_p == 0.125f);
+    cr_assert(s->repetition == 1.5f && s->presence == -2 && s->frequency == 2);
+    cr_assert(s->seed == 12345678901234567890u && c.request.seed_given);
+    cr_assert(c.request.max_tokens == 11 && s->min_tokens == 3 && s->ignore_eos);
+    cr_assert(s->stop_count == 2 && s->stops[1].size == 2 && !strcmp(s->stops[1].text, "bc"));
+    cr_assert(s->stop_id_count == 2 && s->stop_ids[0] == 5 && s->stop_ids[1] == 999);
+    cr_assert(s->bias_count == 2 && s->bias[0].token == 10 && s->bias[0].bias == -100);
+    cr_assert(s->bias[1].token == 20 && s->bias[1].bias == 1.5f && s->top_logprobs == 4);
+    cr_assert(c.request.stream && c.request.include_usage && c.request.continuous_usage);
+    cr_assert_str_eq(c.request.salt, "s");
+}
+
+Test(oai_parse, kv_object) {
+    parse_ok(OAI_CHAT,
+             "{" MESSAGES ",\"kv\":{\"policy\":\"global\",\"budget\":64,\"buffer\":0,\"chunk\":32,"
+             "\"sinks\":2,\"recent\":5,\"horizon\":\"inf\",\"reuse\":false,"
+             "\"retain\":false,\"report\":\"positions\"}}");
+    const struct engine_kv *kv = &c.request.sampling.kv;
+    cr_assert_str_eq(kv->policy, "global");
+    cr_assert(kv->budget == 64 && kv->buffer == 0 && kv->chunk == 32 && kv->sinks == 2);
+    cr_assert(kv->recent == 5 && isinf(kv->horizon) && !kv->reuse && !kv->retain);
+    cr_assert_eq(kv->report, ENGINE_REPORT_POSITIONS);
+}
+
+Test(oai_parse, sampling_outlives_the_tree) {
+    parse_ok(OAI_CHAT, "{" MESSAGES ",\"stop\":\"END\",\"kv\":{\"policy\":\"full\"}}");
+    oai_request_close(&c.request);
+    json_free(c.tree);
+    c.tree = NULL;
+    cr_assert_str_eq(c.request.sampling.stops[0].text, "END");
+    cr_assert_str_eq(c.request.sampling.kv.policy, "full");
+}
+
+Test(oai_parse, seeds) {
+    static const struct {
+        const char *text;
+        uint64_t seed;
+    } rows[] = {{"0", 0},
+                {"-1", UINT64_MAX},
+                {"9007199254740993", 9007199254740993u},
+                {"18446744073709551615", UINT64_MAX},
+                {"-9223372036854775808", (uint64_t)INT64_MIN},
+                {"1e3", 1000},
+                {"7.0", 7}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char body[256];
+        snprintf(body, sizeof body, "{" MESSAGES ",\"seed\":%s}", rows[i].text);
+        parse_ok(OAI_CHAT, body);
+        cr_assert_eq(c.request.sampling.seed, rows[i].seed, "%s", rows[i].text);
+        oai_request_close(&c.request);
+        json_free(c.tree);
+    }
+    c.tree = NULL;
+    cr_assert_eq(case_parse(&c, OAI_CHAT, "{" MESSAGES ",\"seed\":18446744073709551616}"), -1);
+    cr_assert_str_eq(c.error.param, "seed");
+}
+
+Test(oai_parse, completion_prompts) {
+    static const char *const bodies[] = {"{\"prompt\":\"abc\"}", "{\"prompt\":[\"abc\"]}",
+                                         "{\"prompt\":[1,2,999]}", "{\"prompt\":[[1,2,999]]}"};
+    for (int i = 0; i < 4; i++) {
+        parse_ok(OAI_COMPLETION, bodies[i]);
+        if (i < 2) {
+            cr_assert_str_eq(c.request.text, "abc");
+        } else {
+            cr_assert(c.request.id_count == 3 && c.request.ids[2] == 999 && !c.request.text);
+        }
+        cr_assert(!c.request.context && c.request.add_special && !c.request.parse_special);
+        json_free(c.tree);
+    }
+    c.tree = NULL;
+}
+
+Test(oai_parse, echo_scores_only_with_logprobs) {
+    parse_ok(OAI_COMPLETION, "{\"prompt\":\"a\",\"echo\":true,\"max_tokens\":0,\"logprobs\":0}");
+    cr_assert(c.request.echo && c.request.sampling.prompt_logprobs && c.request.max_tokens == 0);
+    json_free(c.tree);
+    parse_ok(OAI_COMPLETION, "{\"prompt\":\"a\",\"echo\":true,\"max_tokens\":1}");
+    cr_assert(c.request.echo && !c.request.sampling.prompt_logprobs);
+}
+
+/* Every refusal: status, code, the field. The full table of fields is tests/http/test_errors.py. */
+static const struct {
+    enum oai_kind kind;
+    const char *body, *code, *param;
+    int status;
+} refused[] = {
+    {OAI_CHAT, "{\"model\":\"gpt\"," MESSAGES "}", "model_not_found", "model", 404},
+    {OAI_CHAT, "{}", "missing_required_parameter", "messages", 400},
+    {OAI_CHAT, "[]", NULL, "", 400},
+    {OAI_CHAT, "{\"messages\":[]}", "invalid_value", "messages", 400},
+    {OAI_CHAT, "{" MESSAGES ",\"n\":2}", "unsupported_parameter", "n", 400},
+    {OAI_CHAT, "{" MESSAGES ",\"temperature\":1e999}", NULL, "", 400},
+    {OAI_CHAT, "{" MESSAGES ",\"top_k\":1e10}", "invalid_value", "top_k", 400},
+    {OAI_CHAT, "{" MESSAGES ",\"stop\":[\"a\",1]}", "invalid_value", "stop[1]", 400},
+    {OAI_CHAT, "{" MESSAGES ",\"logit_bias\":{\"1000\":1}}", "invalid_value", "logit_bias.1000",
+     400},
+    {OAI_CHAT, "{" MESSAGES ",\"logit_bias\":{\" 1\":1,\"+2\":1}}", "invalid_value",
+     "logit_bias. 1", 400},
+    {OAI_CHAT, "{" MESSAGES ",\"kv\":{\"horizon\":-1}}", "invalid_value", "kv.horizon", 400},
+    {OAI_CHAT, "{" MESSAGES ",\"kv\":{\"x\":1}}", "unknown_parameter", "kv.x", 400},
+    {OAI_CHAT, "{" MESSAGES ",\"response_format\":{\"type\":\"json_schema\"}}",
+     "unsupported_parameter", "response_format", 400},
+    {OAI_COMPLETION, "{\"prompt\":[1,1000]}", "invalid_value", "prompt[1]", 400},
+    {OAI_COMPLETION, "{\"prompt\":[\"a\",\"b\"]}", "unsupported_parameter", "prompt", 400},
+    {OAI_COMPLETION, "{\"prompt\":\"a\",\"max_tokens\":0}", "invalid_value", "max_tokens", 400},
+    {OAI_TOKENIZE, "{}", "missing_required_parameter", "prompt", 400},
+    {OAI_DETOKENIZE, "{\"tokens\":{}}", "invalid_value", "tokens", 400},
+    {OAI_CHAT, "{" MESSAGES, NULL, "", 400},
+};
+
+Test(oai_parse, refusals) {
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        cr_assert_eq(case_parse(&c, refused[i].kind, refused[i].body), -1, "%s", refused[i].body);
+        cr_assert_eq(c.error.status, refused[i].status, "%s", refused[i].body);
+        cr_assert_str_eq(c.error.param, refused[i].param, "%s", refused[i].body);
+        cr_assert((c.error.code == NULL) == (refused[i].code == NULL), "%s", refused[i].body);
+        if (c.error.code) cr_assert_str_eq(c.error.code, refused[i].code, "%s", refused[i].body);
+        cr_assert_str_not_empty(c.error.message);
+        oai_request_close(&c.request);
+        json_free(c.tree);
+        c.tree = NULL;
+    }
+}
+
+Test(oai_parse, strict) {
+    c.rules.strict = true;
+    cr_assert_eq(case_parse(&c, OAI_CHAT, "{" MESSAGES ",\"prompt\":\"x\"}"), -1);
+    cr_assert_str_eq(c.error.code, "unknown_parameter");
+    cr_assert_str_eq(c.error.param, "prompt");
+}
+
+Test(oai_parse, lengths) {
+    static const struct {
+        size_t count;
+        int32_t wanted, expected; /* -1: refused */
+    } rows[] = {{1, -1, 50},  {60, -1, 40}, {99, -1, 1}, {100, -1, -1}, {90, 10, 10},
+                {90, 11, -1}, {100, 1, -1}, {100, 0, 0}, {101, 0, -1},  {0, -1, -1}};
+    parse_ok(OAI_CHAT, "{" MESSAGES "}");
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        c.request.max_tokens = rows[i].wanted;
+        int rc = oai_fit(&c.request, rows[i].count, &c.rules, &c.error);
+        cr_assert_eq(rc, rows[i].expected < 0 ? -1 : 0, "row %zu", i);
+        if (rc == 0) cr_assert_eq(c.request.sampling.max_tokens, rows[i].expected, "row %zu", i);
+        if (rc && rows[i].count)
+            cr_assert(strstr(c.error.message, "maximum context length is 100 "));
+    }
+}
+
+Test(oai_parse, completions_default_to_sixteen) {
+    parse_ok(OAI_COMPLETION, "{\"prompt\":\"a\"}");
+    cr_assert_eq(oai_fit(&c.request, 1, &c.rules, &c.error), 0);
+    cr_assert_eq(c.request.sampling.max_tokens, 16);
+}
+
+/* Each allocation fails once: an answer of 503, nothing lost, nothing read that is not there. */
+Test(oai_parse, every_allocation_fails) {
+    const char *body = "{" MESSAGES ",\"stop\":[\"a\"],\"stop_token_ids\":[1],\"logit_bias\":"
+                       "{\"1\":1},\"kv\":{\"policy\":\"full\"}}";
+    bool pending = false;
+    int failures = 0;
+    for (long n = 0; !pending; n++) {
+        struct oai_case own;
+        case_open(&own);
+        mem_fail_after(n);
+        int rc = case_parse(&own, OAI_CHAT, body);
+        pending = mem_fail_pending();
+        mem_fail_after(-1);
+        cr_assert_eq(rc, pending ? 0 : -1, "allocation %ld", n);
+        if (rc) cr_assert_eq(own.error.status, 503, "allocation %ld: %s", n, own.error.message);
+        failures += rc != 0;
+        case_close(&own);
+    }
+    cr_assert_gt(failures, 10);
+}

@@ -1,0 +1,257 @@
+/* Answers, byte for byte. The fake engine's tokens are bytes and three special ones. */
+#include <criterion/criterion.h>
+
+#include "oai_case.h"
+
+static struct engine *engine;
+static struct engine_job job;
+static struct oai_request request;
+static struct oai_answer answer;
+static struct buf out;
+
+static const int32_t prompt[] = {'a', 256, 0xC3, 0xA9};
+static struct engine_token tokens[] = {
+    {'h', -0.5f, 1, 1}, {0xC3, -INFINITY, 7, 2}, {257, -2, 1, 2}};
+static struct engine_top top[] = {{'h', -0.5f}, {'i', -1}, {'q', -0.25f},
+                                  {'r', -3},    {257, -2}, {'"', -2.5f}};
+static struct engine_token prompt_tokens[] = {
+    {'a', 0, 0, 0}, {256, -1, 1, 0}, {0xC3, -1.5f, 2, 0}, {0xA9, -0.125f, 1, 0}};
+static char text[] = "h\xC3";
+
+static void open_answer(void) {
+    struct engine_options options = {
+        .model_dir = "m", .kv_budget = 64, .max_num_seqs = 1, .max_queue = 1};
+    struct fault fault;
+    cr_assert_eq(engine_open(&options, &engine, &fault), 0);
+    job = (struct engine_job){.request = {.prompt = prompt, .prompt_count = 4, .top_logprobs = -1},
+                              .choice_count = 1,
+                              .prompt_tokens = prompt_tokens,
+                              .cached_tokens = 3,
+                              .kv = {.policy = "global",
+                                     .budget = 64,
+                                     .seen_tokens = 7,
+                                     .kept_entries = 28,
+                                     .evicted_entries = 0,
+                                     .dropped_tokens = 1,
+                                     .bytes = 32768}};
+    struct engine_choice *choice = &job.choice[0];
+    choice->tokens = tokens;
+    choice->top = top;
+    choice->text = text;
+    choice->stop_index = choice->stop_token = -1;
+    atomic_store(&choice->token_count, 3);
+    atomic_store(&choice->text_safe, 2);
+    atomic_store(&choice->finish, ENGINE_FINISH_STOP);
+    request = (struct oai_request){.kind = OAI_CHAT};
+    answer = (struct oai_answer){.engine = engine,
+                                 .info = engine_info(engine),
+                                 .request = &request,
+                                 .job = &job,
+                                 .id = "chatcmpl-1",
+                                 .model = "m\"x",
+                                 .created = 1700000000};
+    buf_open(&out, 1 << 20);
+}
+
+static void close_answer(void) {
+    buf_close(&out);
+    engine_close(engine);
+}
+
+TestSuite(oai_render, .init = open_answer, .fini = close_answer);
+
+#define USAGE                                                                                      \
+    ",\"usage\":{\"prompt_tokens\":4,\"completion_tokens\":3,\"total_tokens\":7,"                  \
+    "\"prompt_tokens_details\":{\"cached_tokens\":3},\"completion_tokens_details\":"               \
+    "{\"reasoning_tokens\":0},\"kv_details\":{\"policy\":\"global\",\"budget\":64,"                \
+    "\"seen_tokens\":7,\"kept_entries\":28,\"evicted_entries\":0,\"dropped_tokens\":1,"            \
+    "\"bytes\":32768}},\"system_fingerprint\":\"keepd-" KEEPD_VERSION "\"}"
+
+Test(oai_render, chat) {
+    oai_render_answer(&out, &answer);
+    cr_assert_str_eq(
+        out.data, "{\"id\":\"chatcmpl-1\",\"object\":\"chat.completion\",\"created\":1700000000,"
+                  "\"model\":\"m\\\"x\",\"choices\":[{\"index\":0,\"message\":{\"role\":"
+                  "\"assistant\",\"content\":\"h\xEF\xBF\xBD\",\"refusal\":null},\"logprobs\":null,"
+                  "\"finish_reason\":\"stop\",\"stop_reason\":null}]" USAGE);
+}
+
+Test(oai_render, completion_with_echo) {
+    request.kind = OAI_COMPLETION;
+    request.echo = true;
+    oai_render_answer(&out, &answer);
+    cr_assert_str_eq(
+        out.data,
+        "{\"id\":\"chatcmpl-1\",\"object\":\"text_completion\",\"created\":1700000000,"
+        "\"model\":\"m\\\"x\",\"choices\":[{\"index\":0,\"text\":\"a\xC3\xA9h\xEF\xBF\xBD\","
+        "\"logprobs\":null,\"finish_reason\":\"stop\",\"stop_reason\":null}]" USAGE);
+}
+
+Test(oai_render, chat_logprobs) {
+    uint64_t offset = 0;
+    job.request.top_logprobs = 2;
+    oai_render_logprobs(&out, &answer, 0, 2, false, &offset);
+    cr_assert_str_eq(
+        out.data,
+        "{\"content\":[{\"token\":\"h\",\"logprob\":-0.5,\"bytes\":[104],\"top_logprobs\":[{"
+        "\"token\":"
+        "\"h\",\"logprob\":-0.5,\"bytes\":[104]},{\"token\":\"i\",\"logprob\":-1,\"bytes\":[105]}]}"
+        ","
+        "{\"token\":\"\\\\xc3\",\"logprob\":-9999.0,\"bytes\":[195],\"top_logprobs\":[{\"token\":"
+        "\"q\","
+        "\"logprob\":-0.25,\"bytes\":[113]},{\"token\":\"r\",\"logprob\":-3,\"bytes\":[114]}]}],"
+        "\"refusal\":null}");
+}
+
+Test(oai_render, completion_logprobs_with_echo) {
+    uint64_t offset = 0;
+    request.kind = OAI_COMPLETION;
+    job.request.top_logprobs = 0;
+    oai_render_logprobs(&out, &answer, 0, 1, true, &offset);
+    cr_assert_str_eq(
+        out.data, "{\"tokens\":[\"a\",\"<|im_start|>\",\"bytes:\\\\xc3\",\"bytes:\\\\xa9\",\"h\"],"
+                  "\"token_logprobs\":[null,-1,-1.5,-0.125,-0.5],\"top_logprobs\":[null,{\"<|im_"
+                  "start|>\":-1},"
+                  "{\"bytes:\\\\xc3\":-1.5},{\"bytes:\\\\xa9\":-0.125},{\"h\":-0.5}],"
+                  "\"text_offset\":[0,1,1,2,2]}");
+    cr_assert_eq(offset, 3);
+}
+
+Test(oai_render, the_chosen_token_is_always_among_the_alternatives) {
+    uint64_t offset = 5;
+    request.kind = OAI_COMPLETION;
+    job.request.top_logprobs = 2;
+    oai_render_logprobs(&out, &answer, 1, 3, false, &offset);
+    cr_assert_str_eq(
+        out.data, "{\"tokens\":[\"bytes:\\\\xc3\",\"<|im_end|>\"],\"token_logprobs\":[-9999.0,-2],"
+                  "\"top_logprobs\":[{\"q\":-0.25,\"r\":-3,\"bytes:\\\\xc3\":-9999.0},"
+                  "{\"<|im_end|>\":-2,\"\\\"\":-2.5}],\"text_offset\":[5,6]}");
+}
+
+Test(oai_render, stop_reasons) {
+    static const struct engine_stop stops[] = {{"END", 3}};
+    static const int32_t ids[] = {42};
+    job.request.stops = stops;
+    job.request.stop_count = 1;
+    job.request.stop_ids = ids;
+    job.request.stop_id_count = 1;
+    job.choice[0].stop_index = 0;
+    oai_render_finish(&out, &answer);
+    job.choice[0].stop_index = -1;
+    job.choice[0].stop_token = 42;
+    oai_render_finish(&out, &answer);
+    job.choice[0].stop_token = 257;
+    atomic_store(&job.choice[0].finish, ENGINE_FINISH_LENGTH);
+    oai_render_finish(&out, &answer);
+    cr_assert_str_eq(out.data, ",\"finish_reason\":\"stop\",\"stop_reason\":\"END\""
+                               ",\"finish_reason\":\"stop\",\"stop_reason\":42"
+                               ",\"finish_reason\":\"length\",\"stop_reason\":null");
+}
+
+Test(oai_render, reports) {
+    static int32_t lengths[] = {1, 0, 2, 1}, positions[] = {6, 0, 6, 5};
+    job.kv.lengths = lengths;
+    job.kv.positions = positions;
+    job.kv.budget = -1;
+    oai_render_usage(&out, &answer, 3, true);
+    cr_assert(strstr(out.data, "\"budget\":null,"));
+    cr_assert(strstr(out.data, "\"lengths\":[[1,0],[2,1]],\"positions\":[[[6],[]],[[0,6],[5]]]}}"));
+}
+
+Test(oai_render, usage_of_a_running_job) {
+    oai_render_usage(&out, &answer, 2, false);
+    cr_assert_str_eq(out.data, "{\"prompt_tokens\":4,\"completion_tokens\":2,\"total_tokens\":6}");
+}
+
+Test(oai_render, errors) {
+    struct oai_error error;
+    struct fault fault;
+    oai_refuse(&error, 404, "model_not_found", "model", "no `%s`\n", "x");
+    oai_render_error(&out, &error);
+    cr_assert_str_eq(out.data, "{\"error\":{\"message\":\"no `x`\\n\",\"type\":\"not_found_error\","
+                               "\"param\":\"model\",\"code\":\"model_not_found\"}}");
+    buf_clear(&out);
+    fault_set(&fault, ERR_INVALID, "top_p", "expected less");
+    cr_assert_eq(oai_refuse_fault(&error, &fault), -1);
+    oai_render_error(&out, &error);
+    cr_assert_str_eq(
+        out.data, "{\"error\":{\"message\":\"Invalid value for 'top_p': expected less.\",\"type\":"
+                  "\"invalid_request_error\",\"param\":\"top_p\",\"code\":\"invalid_value\"}}");
+}
+
+Test(oai_render, faults_have_a_status) {
+    static const int rows[][2] = {{ERR_NOMEM, 503},     {ERR_IO, 500},          {ERR_INVALID, 400},
+                                  {ERR_MALFORMED, 400}, {ERR_UNSUPPORTED, 400}, {ERR_LIMIT, 400},
+                                  {ERR_FULL, 503},      {ERR_STOPPED, 503},     {ERR_CONTEXT, 400},
+                                  {ERR_DEVICE, 500},    {ERR_INTERNAL, 500}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct oai_error error;
+        struct fault fault;
+        fault_set(&fault, rows[i][0], "f", "text");
+        oai_refuse_fault(&error, &fault);
+        cr_assert_eq(error.status, rows[i][1], "%s", err_name(rows[i][0]));
+    }
+}
+
+Test(oai_render, models) {
+    struct oai_case c;
+    case_open(&c);
+    oai_render_models(&out, &c.rules, 7);
+    cr_assert_str_eq(
+        out.data, "{\"object\":\"list\",\"data\":[{\"id\":\"m\",\"object\":\"model\",\"created\":7,"
+                  "\"owned_by\":\"keepd\",\"root\":\"m\",\"parent\":null,\"max_model_len\":100},"
+                  "{\"id\":\"alias\",\"object\":\"model\",\"created\":7,\"owned_by\":\"keepd\","
+                  "\"root\":\"m\",\"parent\":null,\"max_model_len\":100}]}");
+    buf_clear(&out);
+    cr_assert(oai_render_model(&out, &c.rules, "alias", 7) && out.size > 0);
+    cr_assert_not(oai_render_model(&out, &c.rules, "other", 7));
+    case_close(&c);
+}
+
+Test(oai_render, tokens_and_text) {
+    int32_t ids[] = {'a', 258, 0xC3};
+    oai_render_tokens(&out, engine, &(struct engine_ids){ids, 3}, true);
+    cr_assert_str_eq(out.data, "{\"count\":3,\"max_model_len\":8192,\"tokens\":[97,258,195],"
+                               "\"token_strs\":[\"a\",\"<|endoftext|>\",\"\xEF\xBF\xBD\"]}");
+    buf_clear(&out);
+    oai_render_tokens(&out, engine, &(struct engine_ids){ids, 0}, false);
+    cr_assert_str_eq(out.data,
+                     "{\"count\":0,\"max_model_len\":8192,\"tokens\":[],\"token_strs\":null}");
+    buf_clear(&out);
+    oai_render_text(&out, engine, ids, 2);
+    cr_assert_str_eq(out.data, "{\"prompt\":\"a<|endoftext|>\"}");
+}
+
+Test(oai_render, kv) {
+    struct engine_snapshot snapshot = {.running = 1,
+                                       .conversations = 1,
+                                       .pages_total = 10,
+                                       .pages_used = 3,
+                                       .pages_reserved = 2,
+                                       .pages_retained = 1};
+    struct engine_sequence_row row = {.tokens = 9,
+                                      .held = 8,
+                                      .prompt_count = 5,
+                                      .output_count = 4,
+                                      .policy = "full",
+                                      .budget = -1,
+                                      .pages_reserved = 2};
+    struct engine_conversation_row old = {.id = 0xfeull << 56,
+                                          .tokens = 3,
+                                          .held = 3,
+                                          .policy = "global",
+                                          .budget = 64,
+                                          .pages = 1,
+                                          .idle_ns = 1500000000};
+    oai_render_kv(&out, engine_info(engine), &snapshot, &row, 1, &old, 1);
+    cr_assert_str_eq(
+        out.data,
+        "{\"pool\":{\"pages_total\":10,\"pages_used\":3,\"pages_reserved\":2,"
+        "\"pages_retained\":1,\"page_bytes\":8192,\"page_slots\":16},\"policy\":\"global\","
+        "\"budget\":64,\"layers\":2,\"heads_kv\":2,\"running_count\":1,"
+        "\"waiting_count\":0,\"conversation_count\":1,\"preemptions\":0,\"running\":[{"
+        "\"state\":\"decode\",\"tokens\":9,\"held\":8,\"prompt_tokens\":5,"
+        "\"completion_tokens\":4,\"pages_reserved\":2,\"policy\":\"full\",\"budget\":null}],"
+        "\"conversations\":[{\"id\":\"fe00000000000000\",\"tokens\":3,\"held\":3,"
+        "\"pages\":1,\"idle_seconds\":1.500,\"policy\":\"global\",\"budget\":64}]}");
+}

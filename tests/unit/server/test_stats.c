@@ -1,0 +1,130 @@
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "server/stats.h"
+
+#define SECOND 1000000000ll
+
+static struct engine_info info = {.page_slots = 16, .kv_dtype = "bf16"};
+static struct stats stats;
+static struct buf out;
+
+static void open_stats(void) {
+    stats_open(&stats, 1000);
+    buf_open(&out, 1 << 20);
+}
+
+static void close_stats(void) {
+    buf_close(&out);
+}
+
+TestSuite(stats, .init = open_stats, .fini = close_stats);
+
+static void render(const char *model, const struct engine_snapshot *snapshot) {
+    struct stats_input input = {.model_name = model, .info = &info, .snapshot = snapshot};
+    stats_render(&out, &stats, &input);
+    cr_assert_not(out.failed);
+}
+
+static void check_line(const char *line) {
+    cr_assert(strstr(out.data, line), "missing: %s", line);
+}
+
+static void finish(enum engine_finish how, uint32_t count, int64_t end) {
+    struct engine_job job = {.request = {.prompt_count = 30, .max_tokens = 100},
+                             .cached_tokens = 10,
+                             .queued_ns = SECOND,
+                             .admitted_ns = 2 * SECOND,
+                             .first_token_ns = 4 * SECOND,
+                             .finished_ns = end};
+    atomic_store(&job.choice[0].finish, how);
+    atomic_store(&job.choice[0].token_count, count);
+    stats_finished(&stats, &job, SECOND / 2);
+}
+
+Test(stats, a_finished_request) {
+    struct engine_snapshot snapshot = {0};
+    finish(ENGINE_FINISH_STOP, 5, 8 * SECOND);
+    render("m", &snapshot);
+    check_line(
+        "\nvllm:request_success_total{model_name=\"m\",engine=\"0\",finished_reason=\"stop\"} 1\n");
+    check_line("\nvllm:request_success_total{model_name=\"m\",engine=\"0\",finished_reason="
+               "\"abort\"} 0\n");
+    check_line("\nvllm:e2e_request_latency_seconds_sum{model_name=\"m\",engine=\"0\"} 7.5\n");
+    check_line("\nvllm:request_queue_time_seconds_sum{model_name=\"m\",engine=\"0\"} 1\n");
+    check_line("\nvllm:request_prefill_time_seconds_sum{model_name=\"m\",engine=\"0\"} 2\n");
+    check_line("\nvllm:request_decode_time_seconds_sum{model_name=\"m\",engine=\"0\"} 4\n");
+    check_line("\nvllm:request_inference_time_seconds_sum{model_name=\"m\",engine=\"0\"} 6\n");
+    check_line(
+        "\nvllm:request_time_per_output_token_seconds_sum{model_name=\"m\",engine=\"0\"} 1\n");
+    check_line("\nvllm:request_prompt_tokens_bucket{model_name=\"m\",engine=\"0\",le=\"20\"} 0\n"
+               "vllm:request_prompt_tokens_bucket{model_name=\"m\",engine=\"0\",le=\"50\"} 1\n");
+    check_line("\nvllm:request_prompt_tokens_bucket{model_name=\"m\",engine=\"0\",le=\"1000\"} 1\n"
+               "vllm:request_prompt_tokens_bucket{model_name=\"m\",engine=\"0\",le=\"+Inf\"} 1\n");
+    check_line("\nvllm:request_prefill_kv_computed_tokens_sum{model_name=\"m\",engine=\"0\"} 20\n");
+}
+
+Test(stats, a_request_that_was_never_admitted) {
+    struct engine_job job = {
+        .request = {.prompt_count = 3}, .queued_ns = SECOND, .finished_ns = 2 * SECOND};
+    atomic_store(&job.choice[0].finish, ENGINE_FINISH_ABORT);
+    stats_finished(&stats, &job, SECOND);
+    cr_assert_eq(stats.finished[ENGINE_FINISH_ABORT], 1);
+    cr_assert_eq(hist_count(&stats.queue), 0);
+    cr_assert_eq(hist_count(&stats.e2e), 1);
+}
+
+Test(stats, tokens) {
+    stats_tokens(&stats, 1, 0, 0, SECOND / 2);
+    stats_tokens(&stats, 4, 0, SECOND / 2, SECOND);
+    stats_tokens(&stats, 0, 0, SECOND, 9 * SECOND);
+    cr_assert_eq(hist_count(&stats.ttft), 1);
+    cr_assert_float_eq(stats.ttft.sum, 0.5, 1e-9);
+    cr_assert_eq(hist_count(&stats.inter_token), 4);
+    cr_assert_float_eq(stats.inter_token.sum, 0.5, 1e-9);
+}
+
+Test(stats, snapshot) {
+    struct engine_snapshot snapshot = {.running = 3,
+                                       .waiting = 2,
+                                       .pages_total = 200,
+                                       .pages_reserved = 50,
+                                       .pages_used = 90,
+                                       .pages_retained = 40,
+                                       .prompt_tokens = 1000,
+                                       .cached_tokens = 250,
+                                       .entries_evicted = 1ull << 53,
+                                       .conversations = 7};
+    render("m", &snapshot);
+    check_line("\nvllm:num_requests_running{model_name=\"m\",engine=\"0\"} 3\n");
+    check_line("\nvllm:num_requests_waiting{model_name=\"m\",engine=\"0\"} 2\n");
+    check_line("\nvllm:kv_cache_usage_perc{model_name=\"m\",engine=\"0\"} 0.25\n");
+    check_line("\nvllm:gpu_prefix_cache_hit_rate{model_name=\"m\",engine=\"0\"} 0.25\n");
+    check_line("\nvllm:prompt_tokens_by_source_total{model_name=\"m\",engine=\"0\",source="
+               "\"local_compute\"} 750\n");
+    check_line("block_size=\"16\",num_gpu_blocks=\"200\",cache_dtype=\"bf16\"} 1\n");
+    check_line("\nkeepd_pages_used{model_name=\"m\",engine=\"0\"} 90\n");
+    check_line("\nkeepd_pages_retained{model_name=\"m\",engine=\"0\"} 40\n");
+    check_line("\nkeepd_conversations{model_name=\"m\",engine=\"0\"} 7\n");
+    check_line("\n# TYPE keepd_pages_total gauge\n");
+}
+
+Test(stats, label_values_are_escaped) {
+    struct engine_snapshot snapshot = {0};
+    render("a\"b\\c\nd", &snapshot);
+    check_line("{model_name=\"a\\\"b\\\\c\\nd\",engine=\"0\"}");
+}
+
+Test(stats, large_counters_keep_their_digits) {
+    struct engine_snapshot snapshot = {.entries_evicted = 123456789012345};
+    render("m", &snapshot);
+    check_line("keepd_entries_evicted_total{model_name=\"m\",engine=\"0\"} 123456789012345\n");
+}
+
+Test(stats, retry_follows_the_rate_of_finishing) {
+    cr_assert_eq(stats_retry_ms(&stats), 100);
+    for (int i = 1; i < 100; i++) finish(ENGINE_FINISH_STOP, 1, i * 2 * SECOND);
+    cr_assert(stats_retry_ms(&stats) > 1900 && stats_retry_ms(&stats) <= 2000);
+    finish(ENGINE_FINISH_STOP, 1, 100000 * SECOND);
+    cr_assert_eq(stats_retry_ms(&stats), 30000);
+}
