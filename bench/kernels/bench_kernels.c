@@ -232,7 +232,7 @@ struct layer {
 struct model {
     struct layer *layer;
     struct kern_weight *vocab;
-    float *norm, *x, *h, *qkv, *att, *ff, *act, *logits;
+    float *norm, *noise, *x, *h, *qkv, *att, *ff, *act, *logits;
     float inv_freq[64];
     size_t bytes; /* of all weights, each read once per step */
 };
@@ -301,6 +301,7 @@ static void model_make(struct model *m) {
     for (int i = 0; i < s->d_model; i++) m->norm[i] = 1;
     for (int i = 0; i < s->head_dim / 2; i++)
         m->inv_freq[i] = (float)pow(1e6, -2.0 * i / s->head_dim);
+    m->noise = floats((size_t)STEP_ROWS * (size_t)qkv);
     m->x = floats((size_t)STEP_ROWS * (size_t)s->d_model);
     m->h = floats((size_t)STEP_ROWS * (size_t)s->d_model);
     m->qkv = floats((size_t)STEP_ROWS * (size_t)qkv);
@@ -373,8 +374,8 @@ static void bench_step(struct model *m, const char *what, int batch_size, int co
     report_stages(best);
 }
 
-/* Gives slots [0, count) `length` positions of something, without computing it. */
-static void fill_cache(int count, int length) {
+/* Gives slots [0, count) `length` positions of random keys and values. */
+static void fill_cache(const struct model *m, int count, int length) {
     for (int slot = 0; slot < count; slot++) {
         bench.kern->ops->release(bench.kern, slot);
         for (int pos = 0; pos < length; pos += STEP_ROWS) {
@@ -382,6 +383,8 @@ static void fill_cache(int count, int length) {
             struct kern_span span = {.slot = slot, .row = 0, .count = n, .pos = pos};
             struct kern_batch batch = {.spans = &span, .rows = n, .span_count = 1};
             if (bench.kern->ops->begin_step(bench.kern, &batch)) fail("fill", ERR_FULL, NULL);
+            for (int i = 0; i < bench.shape.layers; i++)
+                bench.kern->ops->write_kv(bench.kern, i, m->noise, NULL, &batch);
         }
     }
 }
@@ -394,17 +397,17 @@ static void bench_model(void) {
            bench.bandwidth / (double)m.bytes);
     static const int batches[] = {1, 8, 32};
     for (int i = 0; i < 3; i++) {
-        fill_cache(batches[i], 16);
+        fill_cache(&m, batches[i], 16);
         bench_step(&m, "decode", batches[i], 1, 16);
-        fill_cache(batches[i], 1024);
+        fill_cache(&m, batches[i], 1024);
         bench_step(&m, "decode", batches[i], 1, 1024);
     }
     for (int i = 0; i < SLOTS; i++) bench.kern->ops->release(bench.kern, i);
-    fill_cache(1, CONTEXT);
+    fill_cache(&m, 1, CONTEXT);
     bench_step(&m, "decode", 1, 1, CONTEXT);
-    fill_cache(1, 512);
+    fill_cache(&m, 1, 512);
     bench_step(&m, "prompt", 1, 512, 512);
-    fill_cache(1, 0);
+    fill_cache(&m, 1, 0);
     bench_step(&m, "prompt", 1, 512, 0);
 }
 

@@ -27,6 +27,11 @@ void cpu_pack_x_amx(const struct cpu_matmul_job *job, int row, char *packed);
 void cpu_matmul_amx(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
                     void *scratch);
 
+size_t cpu_attend_scratch_amx(const struct kern_cache_options *options);
+int cpu_attend_lanes_amx(const struct kern_cache_options *options);
+void cpu_attend_amx(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
+                    void *scratch);
+
 #define VEC_JOIN_(name, path) cpu_##name##_##path
 #define VEC_JOIN(name, path)  VEC_JOIN_(name, path)
 #define VEC(name)             VEC_JOIN(name, CPU_PATH) /* CPU_PATH: given by the build, per path */

@@ -1,0 +1,407 @@
+/* Attention on tiles, for bf16 caches whose pages hold whole tiles of keys (head sizes 32, 64, 128;
+ * others take the AVX-512 kernel, always: the choice depends on the shape alone).
+ *
+ * Sixteen query vectors ("lanes") by 128 entries at a time, at entries 0-127, 128-255, ... of the
+ * stream, so the arithmetic for a lane depends only on which entries it sees:
+ *   scores   S^T[entry][lane] = K Q^T   the page's keys are the A tiles as they lie, Q is packed
+ * once weights  P = 2^(S - max)            lanes across a vector: no sums across lanes; in log2
+ * units values   O[lane][d] += P V          P turned to [lane][entry]; pairs of V rows interleaved
+ * once per block for all lanes of the item Queries and weights are rounded to bf16, sums are
+ * float32. An entry that a lane does not see has weight exactly 0 and leaves sums and maximum as
+ * they were, bit by bit. */
+#include "kernels/cpu/amx.h"
+#include "kernels/cpu/simd.h"
+#include "kernels/cpu/vec.h"
+
+#define BLOCK   128 /* entries */
+#define GROUPS  8   /* of sixteen lanes, per item */
+#define DIM_MAX 128
+#define CHUNKS  (BLOCK / TILE_DEPTH)
+
+/* Per worker, 64-byte aligned. */
+struct room {
+    float most[GROUPS][16], sum[GROUPS][16];
+    int32_t lo[GROUPS][16], hi[GROUPS][16]; /* entries the lane sees */
+    char q[GROUPS][DIM_MAX / TILE_DEPTH][TILE_BYTES];
+    float acc[GROUPS][DIM_MAX / 16][16][16]; /* [group][d / 16][lane][d % 16] */
+    float score[BLOCK][16];
+    char p[CHUNKS][TILE_BYTES];
+    char v[CHUNKS][DIM_MAX / 16][TILE_BYTES];
+};
+
+static bool fits(const struct kern_cache_options *o) {
+    return o->dtype == KERN_BF16 && (o->head_dim == 32 || o->head_dim == 64 || o->head_dim == 128);
+}
+
+size_t cpu_attend_scratch_amx(const struct kern_cache_options *options) {
+    size_t other = cpu_attend_scratch_avx512(options);
+    return sizeof(struct room) > other ? sizeof(struct room) : other;
+}
+
+int cpu_attend_lanes_amx(const struct kern_cache_options *options) {
+    return fits(options) ? GROUPS * 16 : cpu_attend_lanes_avx512(options);
+}
+
+/* ---- Lanes ------------------------------------------------------------------------------------
+ */
+
+static size_t place_of(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
+                       int lane, size_t stride) {
+    int token = (item->lane + lane) / job->group, j = (item->lane + lane) % job->group;
+    size_t row = (size_t)(job->batch->spans[item->span].row + token);
+    return row * stride + (size_t)((item->head * job->group + j) * job->head_dim);
+}
+
+/* Sixteen rows of sixteen dwords (pairs of bf16), columns to rows. */
+static void transpose(const __m512i *in, char *tile) {
+    __m512i a[16], b[16];
+    for (int i = 0; i < 16; i += 2) {
+        a[i] = _mm512_unpacklo_epi32(in[i], in[i + 1]);
+        a[i + 1] = _mm512_unpackhi_epi32(in[i], in[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        b[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
+        b[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
+        b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
+        b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
+    }
+    for (int i = 0; i < 4; i++) {
+        a[i] = _mm512_shuffle_i32x4(b[i], b[i + 4], 0x88);
+        a[i + 4] = _mm512_shuffle_i32x4(b[i], b[i + 4], 0xdd);
+        a[i + 8] = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0x88);
+        a[i + 12] = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0xdd);
+    }
+    for (int i = 0; i < 4; i++) {
+        _mm512_store_si512(tile + 64 * i, _mm512_shuffle_i32x4(a[i], a[i + 8], 0x88));
+        _mm512_store_si512(tile + 64 * (i + 4), _mm512_shuffle_i32x4(a[i + 4], a[i + 12], 0x88));
+        _mm512_store_si512(tile + 64 * (i + 8), _mm512_shuffle_i32x4(a[i], a[i + 8], 0xdd));
+        _mm512_store_si512(tile + 64 * (i + 12), _mm512_shuffle_i32x4(a[i + 4], a[i + 12], 0xdd));
+    }
+}
+
+/* Queries become B tiles, in log2 units: row = pair of numbers, column = lane. */
+static void pack_queries(const float *const *q, int dim, float scale, char (*tiles)[TILE_BYTES]) {
+    __m512 by = v16_set(scale * 1.44269504f);
+    for (int i = 0; i < dim; i += TILE_DEPTH) {
+        __m512i lanes[16];
+        for (int l = 0; l < 16; l++) {
+            __m512 low = q[l] ? v16_mul(v16_load(q[l] + i), by) : v16_set(0);
+            __m512 high = q[l] ? v16_mul(v16_load(q[l] + i + 16), by) : v16_set(0);
+            lanes[l] = (__m512i)_mm512_cvtne2ps_pbh(high, low);
+        }
+        transpose(lanes, tiles[i / TILE_DEPTH]);
+    }
+}
+
+/* A last group that is not full is filled up with zero queries that see what its last lane sees. */
+static void begin(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
+                  const struct cpu_stream *stream, struct room *room) {
+    const struct kern_span *span = &job->batch->spans[item->span];
+    int groups = (item->lanes + 15) / 16, known = -1;
+    int32_t lo = 0, hi = 0;
+    for (int g = 0; g < groups; g++) {
+        const float *q[16] = {NULL};
+        for (int l = 0; l < 16; l++) {
+            int lane = 16 * g + l, token = (item->lane + lane) / job->group;
+            if (lane < item->lanes) {
+                if (token != known) cpu_attend_range(job, stream, span, token, &lo, &hi);
+                known = token;
+                q[l] = job->qkv + place_of(job, item, lane, job->qkv_stride);
+            }
+            room->lo[g][l] = lo;
+            room->hi[g][l] = hi;
+            room->most[g][l] = -INFINITY;
+            room->sum[g][l] = 0;
+        }
+        pack_queries(q, job->head_dim, job->scale, room->q[g]);
+    }
+    memset(room->acc, 0, (size_t)groups * sizeof room->acc[0]);
+}
+
+static void finish(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
+                   const struct room *room) {
+    for (int l = 0; l < item->lanes; l++) {
+        size_t stride = (size_t)(job->heads_q * job->head_dim);
+        float *out = job->out + place_of(job, item, l, stride);
+        __m512 scale = v16_set(1.0f / room->sum[l / 16][l % 16]);
+        for (int i = 0; i < job->head_dim; i += 16)
+            v16_store(out + i, v16_mul(v16_load(room->acc[l / 16][i / 16][l % 16]), scale));
+    }
+}
+
+/* ---- Entries ------------------------------------------------------------------------------------
+ */
+
+/* Where a block's entries lie. Sixteen from a multiple of sixteen share a page. */
+struct view {
+    const struct cpu_cache *cache;
+    const uint32_t *pages;
+    int32_t start, count; /* of this block: entries any lane sees, at most BLOCK */
+    int32_t end;          /* of the item: first entry no lane sees */
+    int dim;
+};
+
+static const char *keys_at(const struct view *view, int32_t entry) {
+    int slots = view->cache->page_slots;
+    const char *page = cpu_cache_k(view->cache, view->pages[entry / slots]);
+    return page + (size_t)(entry % slots) * view->cache->row_size;
+}
+
+static const char *values_at(const struct view *view, int32_t entry) {
+    return keys_at(view, entry) + (size_t)view->cache->page_slots * view->cache->row_size;
+}
+
+/* Rows 2j and 2j + 1 of sixteen entries' values become rows of B tiles, one per 16 numbers from
+ * `dim` on. Entries past the end are zeros: they may be anything in memory, and 0 * NaN is not 0.
+ */
+static void interleave(const struct view *view, int32_t first, int dim, int count,
+                       char (*tiles)[TILE_BYTES]) {
+    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40,
+                                         8, 39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    int32_t at = view->start + first;
+    size_t size = (size_t)view->dim * 2;
+    const char *row = values_at(view, at) + 2 * dim;
+    for (int j = 0; j < 16; j += 2, row += 2 * size) {
+        __mmask32 even = at + j < view->end ? ~0u : 0, odd = at + j + 1 < view->end ? ~0u : 0;
+        char *to = tiles[0] + (first % TILE_DEPTH + j) / 2 * 64;
+        for (int i = 0; i < count; i += 32, to += 2 * TILE_BYTES) {
+            __m512i a = _mm512_maskz_loadu_epi16(even, row + 2 * i);
+            __m512i b = _mm512_maskz_loadu_epi16(odd, row + size + 2 * i);
+            _mm512_store_si512(to, _mm512_permutex2var_epi16(a, low, b));
+            _mm512_store_si512(to + TILE_BYTES, _mm512_permutex2var_epi16(a, high, b));
+        }
+    }
+}
+
+/* 32 entries from `first`; the second sixteen may lie wholly past what the stream has. */
+static void load_chunk(const struct view *view, int32_t first, int dim, int count,
+                       char (*tiles)[TILE_BYTES]) {
+    interleave(view, first, dim, count, tiles);
+    if (first + 16 < view->count)
+        interleave(view, first + 16, dim, count, tiles);
+    else
+        for (int i = 0; i < count / 16; i++) memset(tiles[i] + TILE_BYTES / 2, 0, TILE_BYTES / 2);
+}
+
+/* ---- Scores -------------------------------------------------------------------------------------
+ */
+
+/* Two tiles of sixteen entries at a time; Q stays in tiles 4 to 7. */
+#define SCORE_STEP(chunk, query)                                                                   \
+    if (chunks > (chunk)) {                                                                        \
+        _tile_loadd(2, a + 64 * (chunk), size);                                                    \
+        _tile_dpbf16ps(0, 2, query);                                                               \
+        _tile_loadd(3, b + 64 * (chunk), size);                                                    \
+        _tile_dpbf16ps(1, 3, query);                                                               \
+    }
+
+static void compute_scores(const struct view *view, struct room *room, int group) {
+    int chunks = view->dim / TILE_DEPTH;
+    size_t size = (size_t)view->dim * 2;
+    _tile_loadd(4, room->q[group][0], 64);
+    if (chunks > 1) _tile_loadd(5, room->q[group][1], 64);
+    if (chunks > 2) {
+        _tile_loadd(6, room->q[group][2], 64);
+        _tile_loadd(7, room->q[group][3], 64);
+    }
+    for (int first = 0; first < view->count; first += 32) {
+        const char *a = keys_at(view, view->start + first);
+        /* A second tile past the end is computed from the first and masked. */
+        const char *b = first + 16 < view->count ? keys_at(view, view->start + first + 16) : a;
+        _tile_zero(0);
+        _tile_zero(1);
+        SCORE_STEP(0, 4)
+        SCORE_STEP(1, 5)
+        SCORE_STEP(2, 6)
+        SCORE_STEP(3, 7)
+        _tile_stored(0, room->score[first], 64);
+        _tile_stored(1, room->score[first + 16], 64);
+    }
+}
+
+/* ---- Weights ------------------------------------------------------------------------------------
+ */
+
+/* 2^x for x <= 0, exactly 0 below -126 (so -inf too): degree 6 (after Cephes exp2f), 2 ulp. No
+ * subnormal comes up on the way, which would cost a hundred times the rest. */
+static inline __m512 exp2_of(__m512 x) {
+    __mmask16 normal = _mm512_cmp_ps_mask(x, v16_set(-126.0f), _CMP_GE_OQ);
+    x = v16_max(x, v16_set(-126.0f));
+    __m512 n = _mm512_roundscale_ps(x, 8);
+    __m512 r = v16_sub(x, n);
+    __m512 p = v16_fma(v16_set(1.535336188319500e-4f), r, v16_set(1.339887440266574e-3f));
+    p = v16_fma(p, r, v16_set(9.618437357674640e-3f));
+    p = v16_fma(p, r, v16_set(5.550332471162809e-2f));
+    p = v16_fma(p, r, v16_set(2.402264791363012e-1f));
+    p = v16_fma(p, r, v16_set(6.931472028550421e-1f));
+    p = v16_fma(p, r, v16_set(1.0f));
+    return _mm512_maskz_scalef_ps(normal, p, n);
+}
+
+static void mask_scores(const struct view *view, struct room *room, int group, int rows) {
+    __m512i lo = _mm512_loadu_si512(room->lo[group]), hi = _mm512_loadu_si512(room->hi[group]);
+    for (int i = 0; i < rows; i++) {
+        __m512i entry = _mm512_set1_epi32(view->start + i);
+        __mmask16 seen = _mm512_cmp_epi32_mask(lo, entry, _MM_CMPINT_LE) &
+                         _mm512_cmp_epi32_mask(entry, hi, _MM_CMPINT_LT);
+        __m512 s = _mm512_mask_loadu_ps(v16_set(-INFINITY), seen, room->score[i]);
+        v16_store(room->score[i], s);
+    }
+}
+
+/* All lanes see all of the block: nothing to mask. */
+static bool all_seen(const struct view *view, const struct room *room, int group) {
+    __m512i lo = _mm512_loadu_si512(room->lo[group]), hi = _mm512_loadu_si512(room->hi[group]);
+    __m512i start = _mm512_set1_epi32(view->start), end = _mm512_set1_epi32(view->start + BLOCK);
+    return (_mm512_cmp_epi32_mask(lo, start, _MM_CMPINT_NLE) |
+            _mm512_cmp_epi32_mask(hi, end, _MM_CMPINT_LT)) == 0;
+}
+
+static bool any_seen(const struct view *view, const struct room *room, int group) {
+    __m512i lo = _mm512_loadu_si512(room->lo[group]), hi = _mm512_loadu_si512(room->hi[group]);
+    __m512i start = _mm512_set1_epi32(view->start), end = _mm512_set1_epi32(view->start + BLOCK);
+    return (_mm512_cmp_epi32_mask(lo, end, _MM_CMPINT_LT) &
+            _mm512_cmp_epi32_mask(start, hi, _MM_CMPINT_LT)) != 0;
+}
+
+static __m512 block_most(const struct room *room, int rows) {
+    __m512 a = v16_load(room->score[0]), b = v16_load(room->score[1]);
+    for (int i = 2; i < rows; i += 2) {
+        a = v16_max(a, v16_load(room->score[i]));
+        b = v16_max(b, v16_load(room->score[i + 1]));
+    }
+    return v16_max(a, b);
+}
+
+/* Weights of `rows` entries (a multiple of 32) as A tiles; returns their sums. Even and odd entries
+ * add up apart, then together: what comes after the last entry a lane sees adds zeros. */
+static __m512 compute_weights(struct room *room, int rows, __m512 most) {
+    const __m512i pair =
+        _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                         21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    __m512 even = v16_set(0), odd = v16_set(0);
+    for (int first = 0; first < rows; first += TILE_DEPTH) {
+        __m512i pairs[16];
+        for (int j = 0; j < 16; j++) {
+            int i = first + 2 * j;
+            __m512 a = exp2_of(v16_sub(v16_load(room->score[i]), most));
+            __m512 b = exp2_of(v16_sub(v16_load(room->score[i + 1]), most));
+            even = v16_add(even, a);
+            odd = v16_add(odd, b);
+            pairs[j] = _mm512_permutexvar_epi16(pair, (__m512i)_mm512_cvtne2ps_pbh(b, a));
+        }
+        transpose(pairs, room->p[first / TILE_DEPTH]);
+    }
+    return v16_add(even, odd);
+}
+
+/* ---- Values -------------------------------------------------------------------------------------
+ */
+
+static void rescale(struct room *room, int group, int dim, __m512 keep) {
+    float by[16];
+    v16_store(by, keep);
+    for (int i = 0; i < dim / 16; i++)
+        for (int l = 0; l < 16; l++) {
+            float *row = room->acc[group][i][l];
+            v16_store(row, v16_mul(v16_load(row), v16_set(by[l])));
+        }
+}
+
+/* Sixty-four numbers of the sums at a time (or the 32 there are). One group's items turn values
+ * into tiles where they need them, in a corner that stays in the first-level cache; items of
+ * several groups find them ready in `v`. */
+static void add_values_four(const struct view *view, struct room *room, int group, int chunks,
+                            bool ready, int i) {
+    float(*acc)[16][16] = room->acc[group] + i;
+    _tile_loadd(0, acc[0], 64);
+    _tile_loadd(1, acc[1], 64);
+    _tile_loadd(2, acc[2], 64);
+    _tile_loadd(3, acc[3], 64);
+    for (int c = 0; c < chunks; c++) {
+        char(*v)[TILE_BYTES] = ready ? room->v[c] + i : room->v[c & 1];
+        if (!ready) load_chunk(view, c * TILE_DEPTH, 16 * i, 64, v);
+        _tile_loadd(4, room->p[c], 64);
+        _tile_loadd(6, v[0], 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, v[1], 64);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(6, v[2], 64);
+        _tile_dpbf16ps(2, 4, 6);
+        _tile_loadd(7, v[3], 64);
+        _tile_dpbf16ps(3, 4, 7);
+    }
+    _tile_stored(0, acc[0], 64);
+    _tile_stored(1, acc[1], 64);
+    _tile_stored(2, acc[2], 64);
+    _tile_stored(3, acc[3], 64);
+}
+
+static void add_values_two(const struct view *view, struct room *room, int group, int chunks,
+                           bool ready) {
+    float(*acc)[16][16] = room->acc[group];
+    _tile_loadd(0, acc[0], 64);
+    _tile_loadd(1, acc[1], 64);
+    for (int c = 0; c < chunks; c++) {
+        char(*v)[TILE_BYTES] = room->v[c];
+        if (!ready) load_chunk(view, c * TILE_DEPTH, 0, 32, v);
+        _tile_loadd(4, room->p[c], 64);
+        _tile_loadd(6, v[0], 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, v[1], 64);
+        _tile_dpbf16ps(1, 4, 7);
+    }
+    _tile_stored(0, acc[0], 64);
+    _tile_stored(1, acc[1], 64);
+}
+
+/* ---- A block against sixteen lanes
+ * ---------------------------------------------------------------- */
+
+static void meet(const struct view *view, struct room *room, int group, bool ready) {
+    int chunks = (view->count + TILE_DEPTH - 1) / TILE_DEPTH, rows = chunks * TILE_DEPTH;
+    compute_scores(view, room, group);
+    if (!all_seen(view, room, group)) mask_scores(view, room, group, rows);
+    __m512 before = v16_load(room->most[group]);
+    __m512 most = v16_max(before, block_most(room, rows));
+    v16_store(room->most[group], most);
+    /* A lane that has seen nothing yet: -inf - (-inf) would be NaN, -inf - 0 makes zeros. */
+    __mmask16 nothing = _mm512_cmp_ps_mask(most, v16_set(-INFINITY), _CMP_EQ_OQ);
+    __mmask16 changed = _mm512_cmp_ps_mask(most, before, _CMP_NEQ_UQ) & (__mmask16)~nothing;
+    most = _mm512_mask_mov_ps(most, nothing, v16_set(0));
+    __m512 keep = exp2_of(v16_sub(before, most));
+    __m512 sum = v16_mul(v16_load(room->sum[group]), keep);
+    v16_store(room->sum[group], v16_add(sum, compute_weights(room, rows, most)));
+    if (changed) rescale(room, group, view->dim, keep); /* times 1 changes nothing */
+    if (view->dim == 32) add_values_two(view, room, group, chunks, ready);
+    for (int i = 0; i + 4 <= view->dim / 16; i += 4)
+        add_values_four(view, room, group, chunks, ready, i);
+}
+
+void cpu_attend_amx(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
+                    void *scratch) {
+    if (!fits(&job->cache->options)) {
+        cpu_attend_avx512(job, item, scratch);
+        return;
+    }
+    struct room *room = scratch;
+    const struct kern_span *span = &job->batch->spans[item->span];
+    struct cpu_stream stream = cpu_cache_stream(job->cache, span->slot, job->layer, item->head);
+    begin(job, item, &stream, room);
+    int groups = (item->lanes + 15) / 16, last = item->lanes - 1;
+    struct view view = {.cache = job->cache,
+                        .pages = stream.pages,
+                        .dim = job->head_dim,
+                        .end = room->hi[last / 16][last % 16]};
+    amx_configure(16, 8);
+    for (view.start = room->lo[0][0] / BLOCK * BLOCK; view.start < view.end; view.start += BLOCK) {
+        view.count = view.end - view.start < BLOCK ? view.end - view.start : BLOCK;
+        for (int c = 0; groups > 1 && c * TILE_DEPTH < view.count; c++)
+            load_chunk(&view, c * TILE_DEPTH, 0, view.dim, room->v[c]);
+        for (int g = 0; g < groups; g++)
+            if (any_seen(&view, room, g)) meet(&view, room, g, groups > 1);
+    }
+    _tile_release();
+    finish(job, item, room);
+}
