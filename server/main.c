@@ -1,5 +1,6 @@
 /* keepd: options -> engine -> server -> until a signal. The only file that knows config/. */
 #include <libgen.h>
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -189,11 +190,21 @@ static int run(const struct config *config) {
     return status;
 }
 
+/* A long dialogue resends its whole history each turn. By default glibc answers growing blocks with
+ * more heaps and a growing threshold, so the process creeps up by a few per cent over twenty turns
+ * although nothing is held. One heap, and large blocks go back at once. */
+static void give_memory_back(void) {
+    mallopt(M_ARENA_MAX, 1);
+    mallopt(M_MMAP_THRESHOLD, 64 << 10);
+    mallopt(M_TRIM_THRESHOLD, 64 << 10);
+}
+
 int main(int argc, char **argv) {
     extern char **environ;
     struct config config = {0};
     struct fault fault = {0};
     int status = EXIT_SUCCESS;
+    give_memory_back();
     if (config_load(argc, argv, environ, &config, &fault)) {
         fprintf(stderr, "keepd: %s%s%s (keepd --help lists the options)\n", fault.field,
                 fault.field[0] ? ": " : "", fault.text);

@@ -32,6 +32,6 @@ def test_twenty_turns(daemon):
         assert kv["pool"]["pages_used"] == kv["pool"]["pages_retained"]
         assert len(kv["conversations"]) == 1
     assert seen > 6000
-    print([r//1024 for r in rss]); assert max(rss[4:]) < 1.02 * rss[4], rss
+    assert max(rss[4:]) < 1.02 * rss[4], rss
     assert max(lengths) > 1.5 * min(lengths), "heads keep different amounts"
     assert d.metric("keepd_preemptions_total") == 0
