@@ -6,68 +6,37 @@
 #include "engine/jinja_ops.h"
 #include "engine/jinja_print.h"
 
-/* What a statement returns besides errors. */
-enum { FLOW_BREAK = 1, FLOW_CONTINUE = 2 };
-
-struct variable {
-    const struct jinja_name *name;
-    struct jinja_value value;
-};
-
-/* Variables set inside a loop, macro, call, with, filter or block. The outermost scope has no
- * variables of its own: they are run->globals. */
-struct jinja_scope {
-    struct jinja_scope *outer; /* where the block was written, not where it was called */
-    struct variable *items;
-    uint32_t count, capacity;
-};
-
 struct jinja_macro {
     const struct jinja_macro_def *def;
     struct jinja_scope *scope;
 };
 
-struct jinja_loop {
-    const struct jinja_node *node;
-    struct jinja_scope *outer; /* of the loop */
-    struct jinja_list *source;
-    uint32_t next; /* in source */
-    bool filtered; /* items from `next` on have still to pass the loop's test */
-    bool has_ahead;
-    struct jinja_value before, current, ahead;
-    struct jinja_value changed;
-    int64_t index; /* of current, from 0 */
-    int64_t depth;
-};
-
-static int eval(struct jinja_run *run, const struct jinja_node *node, struct jinja_value *out);
-static int exec(struct jinja_run *run, const struct jinja_node *node);
-
 /* Scopes */
 
-static int open_scope(struct jinja_run *run, struct jinja_scope *outer, struct jinja_scope **out) {
+int jinja_open_scope(struct jinja_run *run, struct jinja_scope *outer, struct jinja_scope **out) {
     *out = jinja_alloc(run, 1, sizeof **out);
     if (!*out) return jinja_fail_memory(run);
     (*out)->outer = outer;
     return 0;
 }
 
-static struct variable *find_variable(struct jinja_scope *scope, const struct jinja_name *name) {
+static struct jinja_variable *find_variable(struct jinja_scope *scope,
+                                            const struct jinja_name *name) {
     for (uint32_t i = 0; i < scope->count; i++)
         if (scope->items[i].name == name) return &scope->items[i];
     return NULL;
 }
 
-static int set_variable(struct jinja_run *run, struct jinja_scope *scope,
-                        const struct jinja_name *name, const struct jinja_value *value) {
+int jinja_set_variable(struct jinja_run *run, struct jinja_scope *scope,
+                       const struct jinja_name *name, const struct jinja_value *value) {
     if (!scope->outer) {
         run->globals[name->id] = *value;
         return 0;
     }
-    struct variable *variable = find_variable(scope, name);
+    struct jinja_variable *variable = find_variable(scope, name);
     if (!variable && scope->count == scope->capacity) {
         uint32_t capacity = scope->capacity * 2 + 4;
-        struct variable *items = jinja_alloc(run, capacity, sizeof *items);
+        struct jinja_variable *items = jinja_alloc(run, capacity, sizeof *items);
         if (!items) return jinja_fail_memory(run);
         if (scope->count) memcpy(items, scope->items, scope->count * sizeof *items);
         scope->items = items;
@@ -84,7 +53,7 @@ static int set_variable(struct jinja_run *run, struct jinja_scope *scope,
 static int eval_name(struct jinja_run *run, const struct jinja_name *name,
                      struct jinja_value *out) {
     for (struct jinja_scope *scope = run->scope; scope->outer; scope = scope->outer) {
-        const struct variable *variable = find_variable(scope, name);
+        const struct jinja_variable *variable = find_variable(scope, name);
         if (variable) {
             *out = variable->value;
             return jinja_charge_bytes(run, scope->count);
@@ -110,9 +79,9 @@ static int assign_attribute(struct jinja_run *run, const struct jinja_node *targ
     return jinja_dict_set(run, space.dict, &target->value, value);
 }
 
-static int assign(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *target,
-                  const struct jinja_value *value) {
-    if (target->kind == JINJA_NODE_NAME) return set_variable(run, scope, target->name, value);
+int jinja_assign(struct jinja_run *run, struct jinja_scope *scope, const struct jinja_node *target,
+                 const struct jinja_value *value) {
+    if (target->kind == JINJA_NODE_NAME) return jinja_set_variable(run, scope, target->name, value);
     if (target->kind == JINJA_NODE_NSREF) return assign_attribute(run, target, value);
     struct jinja_list *list;
     if (value->kind == JINJA_UNDEFINED) return jinja_fail_undefined(run, value);
@@ -128,7 +97,7 @@ static int assign(struct jinja_run *run, struct jinja_scope *scope, const struct
         return jinja_fail(run, ERR_INVALID, "too many values to unpack (expected %u)",
                           target->count);
     for (uint32_t i = 0; i < target->count && !rc; i++)
-        rc = assign(run, scope, target->items[i], &list->items[i]);
+        rc = jinja_assign(run, scope, target->items[i], &list->items[i]);
     return rc;
 }
 
@@ -136,16 +105,16 @@ static int assign(struct jinja_run *run, struct jinja_scope *scope, const struct
 static int capture(struct jinja_run *run, const struct jinja_node *body, struct jinja_value *out) {
     struct jinja_text *outside = run->out;
     int rc = jinja_text_open(run, 0, &run->out);
-    if (!rc) rc = exec(run, body);
+    if (!rc) rc = jinja_exec(run, body);
     if (!rc) *out = jinja_text_value(run->out);
     run->out = outside;
     return rc;
 }
 
-static int exec_scoped(struct jinja_run *run, const struct jinja_node *body) {
+int jinja_exec_scoped(struct jinja_run *run, const struct jinja_node *body) {
     struct jinja_scope *outer = run->scope;
-    int rc = open_scope(run, outer, &run->scope);
-    if (!rc) rc = exec(run, body);
+    int rc = jinja_open_scope(run, outer, &run->scope);
+    if (!rc) rc = jinja_exec(run, body);
     run->scope = outer;
     return rc;
 }
@@ -153,221 +122,9 @@ static int exec_scoped(struct jinja_run *run, const struct jinja_node *body) {
 static int capture_scoped(struct jinja_run *run, const struct jinja_node *body,
                           struct jinja_value *out) {
     struct jinja_scope *outer = run->scope;
-    int rc = open_scope(run, outer, &run->scope);
+    int rc = jinja_open_scope(run, outer, &run->scope);
     if (!rc) rc = capture(run, body, out);
     run->scope = outer;
-    return rc;
-}
-
-/* Loops */
-
-static int passes(struct jinja_run *run, struct jinja_loop *loop, const struct jinja_value *item,
-                  bool *out) {
-    struct jinja_scope *inside = run->scope;
-    struct jinja_value verdict;
-    *out = true;
-    if (!loop->filtered) return 0;
-    /* A scope of its own: looking ahead must not change the body's variables. */
-    int rc = open_scope(run, loop->outer, &run->scope);
-    if (!rc) rc = assign(run, run->scope, loop->node->a, item);
-    if (!rc) rc = eval(run, loop->node->c, &verdict);
-    run->scope = inside;
-    if (!rc) *out = jinja_truth(&verdict);
-    return rc;
-}
-
-/* *out MISSING at the end. */
-static int fetch(struct jinja_run *run, struct jinja_loop *loop, struct jinja_value *out) {
-    *out = (struct jinja_value){.kind = JINJA_MISSING};
-    while (loop->next < loop->source->count) {
-        struct jinja_value item = loop->source->items[loop->next++];
-        bool good;
-        int rc = jinja_charge(run, 1);
-        if (!rc) rc = passes(run, loop, &item, &good);
-        if (rc) return rc;
-        if (!good) continue;
-        *out = item;
-        return 0;
-    }
-    return 0;
-}
-
-static int look_ahead(struct jinja_run *run, struct jinja_loop *loop) {
-    if (loop->has_ahead) return 0;
-    int rc = fetch(run, loop, &loop->ahead);
-    loop->has_ahead = !rc;
-    return rc;
-}
-
-static int step_loop(struct jinja_run *run, struct jinja_loop *loop, bool *more) {
-    struct jinja_value item;
-    int rc = look_ahead(run, loop);
-    if (rc) return rc;
-    item = loop->ahead;
-    loop->has_ahead = item.kind == JINJA_MISSING; /* the end stays the end */
-    *more = !loop->has_ahead;
-    if (!*more) return 0;
-    loop->before = loop->current;
-    loop->current = item;
-    loop->index++;
-    return 0;
-}
-
-/* Items still to come that pass the test are collected, as Python does for a generator. */
-static int settle_filter(struct jinja_run *run, struct jinja_loop *loop) {
-    if (!loop->filtered) return 0;
-    struct jinja_value rest, item;
-    int rc = jinja_list_open(run, JINJA_LIST, 0, &rest);
-    while (!rc) {
-        rc = fetch(run, loop, &item);
-        if (rc || item.kind == JINJA_MISSING) break;
-        rc = jinja_list_add(run, rest.list, &item);
-    }
-    if (rc) return rc;
-    loop->source = rest.list;
-    loop->next = 0;
-    loop->filtered = false;
-    return 0;
-}
-
-int jinja_loop_length(struct jinja_run *run, struct jinja_loop *loop, int64_t *out) {
-    int rc = settle_filter(run, loop);
-    if (rc) return rc;
-    bool ahead = loop->has_ahead && loop->ahead.kind != JINJA_MISSING;
-    *out = loop->index + 1 + ahead + (loop->source->count - loop->next);
-    return 0;
-}
-
-static int loop_neighbour(struct jinja_run *run, struct jinja_loop *loop, bool next,
-                          struct jinja_value *out) {
-    int rc = next ? look_ahead(run, loop) : 0;
-    if (rc) return rc;
-    *out = next ? loop->ahead : loop->before;
-    if (out->kind != JINJA_MISSING) return 0;
-    return jinja_undefined_hint(run, next ? "there is no next item" : "there is no previous item",
-                                out);
-}
-
-static int call_cycle(struct jinja_run *run, const struct jinja_value *self,
-                      const struct jinja_args *args, struct jinja_value *out) {
-    if (!args->count) return jinja_fail(run, ERR_INVALID, "no items for cycling given");
-    *out = args->items[(uint64_t)self->loop->index % args->count];
-    return 0;
-}
-
-static int call_changed(struct jinja_run *run, const struct jinja_value *self,
-                        const struct jinja_args *args, struct jinja_value *out) {
-    struct jinja_value now;
-    bool same = false;
-    int rc = jinja_list_open(run, JINJA_TUPLE, args->count, &now);
-    for (uint32_t i = 0; i < args->count && !rc; i++)
-        rc = jinja_list_add(run, now.list, &args->items[i]);
-    if (!rc) rc = jinja_equal(run, &self->loop->changed, &now, &same);
-    if (rc) return rc;
-    self->loop->changed = now;
-    *out = jinja_bool(!same);
-    return 0;
-}
-
-static int bind_loop_method(struct jinja_run *run, struct jinja_loop *loop,
-                            const struct jinja_builtin *method, struct jinja_value *out) {
-    struct jinja_function *function = jinja_alloc(run, 1, sizeof *function);
-    if (!function) return jinja_fail_memory(run);
-    function->builtin = method;
-    function->self = (struct jinja_value){.kind = JINJA_LOOP, .loop = loop};
-    *out = (struct jinja_value){.kind = JINJA_FUNCTION, .function = function};
-    return 0;
-}
-
-int jinja_loop_attribute(struct jinja_run *run, struct jinja_loop *loop,
-                         const struct jinja_value *name, struct jinja_value *out) {
-    static const struct jinja_builtin cycle = {"cycle", call_cycle};
-    static const struct jinja_builtin changed = {"changed", call_changed};
-    int64_t length = 0;
-    int rc = 0;
-    *out = (struct jinja_value){.kind = JINJA_MISSING};
-    if (jinja_str_is(name, "index"))
-        *out = jinja_int(loop->index + 1);
-    else if (jinja_str_is(name, "index0"))
-        *out = jinja_int(loop->index);
-    else if (jinja_str_is(name, "first"))
-        *out = jinja_bool(loop->index == 0);
-    else if (jinja_str_is(name, "depth"))
-        *out = jinja_int(loop->depth + 1);
-    else if (jinja_str_is(name, "depth0"))
-        *out = jinja_int(loop->depth);
-    else if (jinja_str_is(name, "previtem"))
-        return loop_neighbour(run, loop, false, out);
-    else if (jinja_str_is(name, "nextitem"))
-        return loop_neighbour(run, loop, true, out);
-    else if (jinja_str_is(name, "cycle"))
-        return bind_loop_method(run, loop, &cycle, out);
-    else if (jinja_str_is(name, "changed"))
-        return bind_loop_method(run, loop, &changed, out);
-    else if (jinja_str_is(name, "last")) {
-        rc = look_ahead(run, loop);
-        *out = jinja_bool(loop->ahead.kind == JINJA_MISSING);
-    } else if (jinja_str_is(name, "length") || jinja_str_is(name, "revindex") ||
-               jinja_str_is(name, "revindex0")) {
-        rc = jinja_loop_length(run, loop, &length);
-        int64_t passed = jinja_str_is(name, "length")     ? 0
-                         : jinja_str_is(name, "revindex") ? loop->index
-                                                          : loop->index + 1;
-        *out = jinja_int(length - passed);
-    }
-    return rc;
-}
-
-static int exec_iteration(struct jinja_run *run, const struct jinja_node *node,
-                          struct jinja_loop *loop) {
-    struct jinja_value handle = {.kind = JINJA_LOOP, .loop = loop};
-    run->scope->count = 0; /* variables of the last iteration do not leak into this one */
-    int rc = set_variable(run, run->scope, run->template->loop, &handle);
-    if (!rc) rc = assign(run, run->scope, node->a, &loop->current);
-    return rc ? rc : exec(run, node->body);
-}
-
-static int run_loop(struct jinja_run *run, const struct jinja_node *node,
-                    const struct jinja_value *iterable, struct jinja_scope *outer, int64_t depth) {
-    struct jinja_scope *caller = run->scope;
-    struct jinja_loop *loop = jinja_alloc(run, 1, sizeof *loop);
-    if (!loop) return jinja_fail_memory(run);
-    *loop = (struct jinja_loop){
-        .node = node, .outer = outer, .filtered = node->c, .index = -1, .depth = depth};
-    bool more = true;
-    int rc = jinja_iterate(run, iterable, &loop->source);
-    if (!rc) rc = open_scope(run, outer, &run->scope);
-    while (!rc) {
-        rc = step_loop(run, loop, &more);
-        if (rc || !more) break;
-        rc = exec_iteration(run, node, loop);
-        if (rc == FLOW_CONTINUE) rc = 0;
-    }
-    run->scope = outer;
-    if (!rc && loop->index < 0 && node->items[0]) rc = exec_scoped(run, node->items[0]);
-    run->scope = caller;
-    return rc == FLOW_BREAK ? 0 : rc;
-}
-
-static int exec_for(struct jinja_run *run, const struct jinja_node *node) {
-    struct jinja_value iterable;
-    int rc = eval(run, node->b, &iterable);
-    return rc ? rc : run_loop(run, node, &iterable, run->scope, 0);
-}
-
-/* loop(items) inside a recursive loop. */
-static int call_loop(struct jinja_run *run, struct jinja_loop *loop, const struct jinja_args *args,
-                     struct jinja_value *out) {
-    if (!loop->node->recursive)
-        return jinja_fail(run, ERR_INVALID,
-                          "The loop must have the 'recursive' marker to be called recursively.");
-    if (args->count != 1 || args->keyword_count)
-        return jinja_fail(run, ERR_INVALID, "loop() takes one argument");
-    struct jinja_text *outside = run->out;
-    int rc = jinja_text_open(run, 0, &run->out);
-    if (!rc) rc = run_loop(run, loop->node, &args->items[0], loop->outer, loop->depth + 1);
-    if (!rc) *out = jinja_text_value(run->out);
-    run->out = outside;
     return rc;
 }
 
@@ -377,7 +134,7 @@ static int macro_extra_keyword(struct jinja_run *run, const struct jinja_macro_d
                                const struct jinja_keyword *keyword, struct jinja_value *kwargs) {
     const struct jinja_value *name = &keyword->name;
     if (jinja_str_is(name, "caller") && def->uses_caller)
-        return set_variable(run, run->scope, run->template->caller, &keyword->value);
+        return jinja_set_variable(run, run->scope, run->template->caller, &keyword->value);
     if (def->uses_kwargs) return jinja_dict_set(run, kwargs->dict, name, &keyword->value);
     return jinja_fail(run, ERR_INVALID, "macro '%s' takes no keyword argument '%.*s'",
                       def->name ? def->name->text : "caller",
@@ -391,7 +148,8 @@ static int macro_extras(struct jinja_run *run, const struct jinja_macro_def *def
     int rc = jinja_list_open(run, JINJA_TUPLE, 0, &varargs);
     if (!rc) rc = jinja_dict_open(run, JINJA_DICT, &kwargs);
     if (!rc) rc = jinja_undefined_hint(run, "No caller defined", &nobody);
-    if (!rc && def->uses_caller) rc = set_variable(run, run->scope, run->template->caller, &nobody);
+    if (!rc && def->uses_caller)
+        rc = jinja_set_variable(run, run->scope, run->template->caller, &nobody);
     if (!rc && args->count > def->count && !def->uses_varargs)
         rc = jinja_fail(run, ERR_INVALID, "macro '%s' takes not more than %u argument(s)",
                         def->name ? def->name->text : "caller", def->count);
@@ -404,8 +162,9 @@ static int macro_extras(struct jinja_run *run, const struct jinja_macro_def *def
         if (!known) rc = macro_extra_keyword(run, def, &args->keywords[k], &kwargs);
     }
     if (!rc && def->uses_varargs)
-        rc = set_variable(run, run->scope, run->template->varargs, &varargs);
-    if (!rc && def->uses_kwargs) rc = set_variable(run, run->scope, run->template->kwargs, &kwargs);
+        rc = jinja_set_variable(run, run->scope, run->template->varargs, &varargs);
+    if (!rc && def->uses_kwargs)
+        rc = jinja_set_variable(run, run->scope, run->template->kwargs, &kwargs);
     return rc;
 }
 
@@ -420,7 +179,7 @@ static int macro_param(struct jinja_run *run, const struct jinja_macro_def *def,
         *out = args->keywords[k].value;
         return 0;
     }
-    if (def->defaults[i]) return eval(run, def->defaults[i], out);
+    if (def->defaults[i]) return jinja_eval(run, def->defaults[i], out);
     *out = def->params[i]->string;
     out->kind = JINJA_UNDEFINED;
     return 0;
@@ -430,12 +189,12 @@ static int call_macro(struct jinja_run *run, const struct jinja_macro *macro,
                       const struct jinja_args *args, struct jinja_value *out) {
     const struct jinja_macro_def *def = macro->def;
     struct jinja_scope *caller = run->scope;
-    int rc = open_scope(run, macro->scope, &run->scope);
+    int rc = jinja_open_scope(run, macro->scope, &run->scope);
     if (!rc) rc = macro_extras(run, def, args);
     for (uint32_t i = 0; i < def->count && !rc; i++) {
         struct jinja_value value;
         rc = macro_param(run, def, i, args, &value);
-        if (!rc) rc = set_variable(run, run->scope, def->params[i], &value);
+        if (!rc) rc = jinja_set_variable(run, run->scope, def->params[i], &value);
     }
     if (!rc) rc = capture(run, def->body, out);
     run->scope = caller;
@@ -464,7 +223,7 @@ int jinja_call_value(struct jinja_run *run, const struct jinja_value *callee,
         rc = call_macro(run, callee->macro, args, &made);
         break;
     case JINJA_LOOP:
-        rc = call_loop(run, callee->loop, args, &made);
+        rc = jinja_call_loop(run, callee->loop, args, &made);
         break;
     default:
         rc = jinja_fail(run, ERR_INVALID, "'%s' object is not callable", jinja_type_name(callee));
@@ -478,7 +237,7 @@ static int eval_star(struct jinja_run *run, const struct jinja_node *node,
                      struct jinja_list *list) {
     struct jinja_value values;
     struct jinja_list *more;
-    int rc = eval(run, node, &values);
+    int rc = jinja_eval(run, node, &values);
     if (!rc) rc = jinja_iterate(run, &values, &more);
     for (uint32_t i = 0; !rc && i < more->count; i++)
         rc = jinja_list_add(run, list, &more->items[i]);
@@ -489,7 +248,7 @@ static int eval_keywords(struct jinja_run *run, const struct jinja_call *call, u
                          struct jinja_args *args) {
     struct jinja_value extra = jinja_none();
     uint32_t extra_count = 0;
-    int rc = call->star_star ? eval(run, call->star_star, &extra) : 0;
+    int rc = call->star_star ? jinja_eval(run, call->star_star, &extra) : 0;
     if (rc) return rc;
     if (call->star_star && extra.kind != JINJA_DICT)
         return jinja_fail(run, ERR_INVALID, "argument after ** must be a mapping, not %s",
@@ -500,7 +259,7 @@ static int eval_keywords(struct jinja_run *run, const struct jinja_call *call, u
     if (count && !args->keywords) return jinja_fail_memory(run);
     for (uint32_t i = 0; i < call->keyword_count && !rc; i++) {
         args->keywords[i].name = call->keywords[i].name;
-        rc = eval(run, call->keywords[i].value, &args->keywords[i].value);
+        rc = jinja_eval(run, call->keywords[i].value, &args->keywords[i].value);
     }
     args->keyword_count = call->keyword_count;
     for (uint32_t i = 0; i < extra_count && !rc; i++) {
@@ -523,7 +282,7 @@ static int eval_args(struct jinja_run *run, const struct jinja_call *call, uint3
     int rc = jinja_list_open(run, JINJA_LIST, call->count, &list);
     for (uint32_t i = 0; i < call->count && !rc; i++) {
         struct jinja_value value;
-        rc = eval(run, call->items[i], &value);
+        rc = jinja_eval(run, call->items[i], &value);
         if (!rc) rc = jinja_list_add(run, list.list, &value);
     }
     if (!rc && call->star) rc = eval_star(run, call->star, list.list);
@@ -538,7 +297,7 @@ static int eval_call(struct jinja_run *run, const struct jinja_node *node,
                      const struct jinja_value *caller, struct jinja_value *out) {
     struct jinja_value callee;
     struct jinja_args args;
-    int rc = eval(run, node->a, &callee);
+    int rc = jinja_eval(run, node->a, &callee);
     if (!rc) rc = eval_args(run, node->call, caller ? 1 : 0, &args);
     if (rc) return rc;
     if (caller)
@@ -554,7 +313,7 @@ static int eval_builtin(struct jinja_run *run, const struct jinja_node *node,
     struct jinja_args args = {0};
     int rc = 0;
     if (node->a)
-        rc = eval(run, node->a, &self);
+        rc = jinja_eval(run, node->a, &self);
     else
         self = *run->piped;
     if (!rc && node->call) rc = eval_args(run, node->call, 0, &args);
@@ -577,7 +336,7 @@ static int eval_items(struct jinja_run *run, const struct jinja_node *node, enum
     int rc = jinja_list_open(run, kind, node->count, &list);
     for (uint32_t i = 0; i < node->count && !rc; i++) {
         struct jinja_value item;
-        rc = eval(run, node->items[i], &item);
+        rc = jinja_eval(run, node->items[i], &item);
         if (!rc) rc = jinja_list_add(run, list.list, &item);
     }
     if (!rc) *out = list;
@@ -590,8 +349,8 @@ static int eval_dict(struct jinja_run *run, const struct jinja_node *node,
     int rc = jinja_dict_open(run, JINJA_DICT, &dict);
     for (uint32_t i = 0; i + 1 < node->count && !rc; i += 2) {
         struct jinja_value key, value;
-        rc = eval(run, node->items[i], &key);
-        if (!rc) rc = eval(run, node->items[i + 1], &value);
+        rc = jinja_eval(run, node->items[i], &key);
+        if (!rc) rc = jinja_eval(run, node->items[i + 1], &value);
         if (!rc) rc = jinja_dict_set(run, dict.dict, &key, &value);
     }
     if (!rc) *out = dict;
@@ -601,10 +360,10 @@ static int eval_dict(struct jinja_run *run, const struct jinja_node *node,
 static int eval_cond(struct jinja_run *run, const struct jinja_node *node,
                      struct jinja_value *out) {
     struct jinja_value test;
-    int rc = eval(run, node->b, &test);
+    int rc = jinja_eval(run, node->b, &test);
     if (rc) return rc;
-    if (jinja_truth(&test)) return eval(run, node->a, out);
-    if (node->c) return eval(run, node->c, out);
+    if (jinja_truth(&test)) return jinja_eval(run, node->a, out);
+    if (node->c) return jinja_eval(run, node->c, out);
     return jinja_undefined_hint(run,
                                 "the inline if-expression evaluated to false and no else section "
                                 "was defined.",
@@ -613,18 +372,18 @@ static int eval_cond(struct jinja_run *run, const struct jinja_node *node,
 
 static int eval_logic(struct jinja_run *run, const struct jinja_node *node,
                       struct jinja_value *out) {
-    int rc = eval(run, node->a, out);
+    int rc = jinja_eval(run, node->a, out);
     if (rc || jinja_truth(out) == (node->kind == JINJA_NODE_OR)) return rc;
-    return eval(run, node->b, out);
+    return jinja_eval(run, node->b, out);
 }
 
 static int eval_compare(struct jinja_run *run, const struct jinja_node *node,
                         struct jinja_value *out) {
     struct jinja_value left, right;
     bool holds = true;
-    int rc = eval(run, node->a, &left);
+    int rc = jinja_eval(run, node->a, &left);
     for (uint32_t i = 0; i < node->count && holds && !rc; i++) {
-        rc = eval(run, node->items[i], &right);
+        rc = jinja_eval(run, node->items[i], &right);
         if (!rc) rc = jinja_compare(run, node->ops[i], &left, &right, &holds);
         left = right;
     }
@@ -635,8 +394,8 @@ static int eval_compare(struct jinja_run *run, const struct jinja_node *node,
 static int eval_binary(struct jinja_run *run, const struct jinja_node *node,
                        struct jinja_value *out) {
     struct jinja_value left, right;
-    int rc = eval(run, node->a, &left);
-    if (!rc) rc = eval(run, node->b, &right);
+    int rc = jinja_eval(run, node->a, &left);
+    if (!rc) rc = jinja_eval(run, node->b, &right);
     return rc ? rc : jinja_binary(run, node->op, &left, &right, out);
 }
 
@@ -645,7 +404,7 @@ static int eval_concat(struct jinja_run *run, const struct jinja_node *node,
     struct jinja_value whole = jinja_str_empty(), item;
     int rc = 0;
     for (uint32_t i = 0; i < node->count && !rc; i++) {
-        rc = eval(run, node->items[i], &item);
+        rc = jinja_eval(run, node->items[i], &item);
         if (!rc) rc = jinja_to_str(run, &item, &item);
         if (!rc) rc = jinja_str_concat(run, &whole, &item, &whole);
     }
@@ -657,7 +416,7 @@ static int eval_concat(struct jinja_run *run, const struct jinja_node *node,
 static int eval_unary(struct jinja_run *run, const struct jinja_node *node,
                       struct jinja_value *out) {
     struct jinja_value operand;
-    int rc = eval(run, node->a, &operand);
+    int rc = jinja_eval(run, node->a, &operand);
     if (rc) return rc;
     if (node->kind == JINJA_NODE_NOT) {
         *out = jinja_bool(!jinja_truth(&operand));
@@ -669,13 +428,13 @@ static int eval_unary(struct jinja_run *run, const struct jinja_node *node,
 static int eval_access(struct jinja_run *run, const struct jinja_node *node,
                        struct jinja_value *out) {
     struct jinja_value object, key;
-    int rc = eval(run, node->a, &object);
+    int rc = jinja_eval(run, node->a, &object);
     if (rc) return rc;
     if (node->kind == JINJA_NODE_GETATTR) {
         run->line = node->line;
         return jinja_getattr(run, &object, &node->name->string, out);
     }
-    rc = eval(run, node->b, &key);
+    rc = jinja_eval(run, node->b, &key);
     run->line = node->line;
     return rc ? rc : jinja_getitem(run, &object, &key, out);
 }
@@ -683,9 +442,9 @@ static int eval_access(struct jinja_run *run, const struct jinja_node *node,
 static int eval_slice(struct jinja_run *run, const struct jinja_node *node,
                       struct jinja_value *out) {
     struct jinja_value object, parts[3] = {0};
-    int rc = eval(run, node->a, &object);
+    int rc = jinja_eval(run, node->a, &object);
     for (int i = 0; i < 3 && !rc; i++)
-        if (node->items[i]) rc = eval(run, node->items[i], &parts[i]);
+        if (node->items[i]) rc = jinja_eval(run, node->items[i], &parts[i]);
     return rc ? rc : jinja_slice(run, &object, parts, out);
 }
 
@@ -733,7 +492,7 @@ static int eval_node(struct jinja_run *run, const struct jinja_node *node,
     }
 }
 
-static int eval(struct jinja_run *run, const struct jinja_node *node, struct jinja_value *out) {
+int jinja_eval(struct jinja_run *run, const struct jinja_node *node, struct jinja_value *out) {
     int rc = jinja_enter(run);
     if (rc) return rc;
     run->line = node->line;
@@ -746,13 +505,13 @@ static int eval(struct jinja_run *run, const struct jinja_node *node, struct jin
 
 static int exec_block(struct jinja_run *run, const struct jinja_node *node) {
     int rc = 0;
-    for (uint32_t i = 0; i < node->count && !rc; i++) rc = exec(run, node->items[i]);
+    for (uint32_t i = 0; i < node->count && !rc; i++) rc = jinja_exec(run, node->items[i]);
     return rc;
 }
 
 static int exec_print(struct jinja_run *run, const struct jinja_node *node) {
     struct jinja_value value;
-    int rc = eval(run, node->a, &value);
+    int rc = jinja_eval(run, node->a, &value);
     return rc ? rc : jinja_print(run, run->out, &value);
 }
 
@@ -760,17 +519,17 @@ static int exec_if(struct jinja_run *run, const struct jinja_node *node) {
     uint32_t i = 0;
     for (; i + 1 < node->count; i += 2) {
         struct jinja_value test;
-        int rc = eval(run, node->items[i], &test);
+        int rc = jinja_eval(run, node->items[i], &test);
         if (rc) return rc;
-        if (jinja_truth(&test)) return exec(run, node->items[i + 1]);
+        if (jinja_truth(&test)) return jinja_exec(run, node->items[i + 1]);
     }
-    return i < node->count ? exec(run, node->items[i]) : 0;
+    return i < node->count ? jinja_exec(run, node->items[i]) : 0;
 }
 
 static int exec_set(struct jinja_run *run, const struct jinja_node *node) {
     struct jinja_value value;
-    int rc = eval(run, node->b, &value);
-    return rc ? rc : assign(run, run->scope, node->a, &value);
+    int rc = jinja_eval(run, node->b, &value);
+    return rc ? rc : jinja_assign(run, run->scope, node->a, &value);
 }
 
 /* A captured body through the filters that were written around it. */
@@ -780,7 +539,7 @@ static int apply_filters(struct jinja_run *run, const struct jinja_node *filter,
     struct jinja_value body = *value;
     if (!filter) return 0;
     run->piped = &body;
-    int rc = eval(run, filter, value);
+    int rc = jinja_eval(run, filter, value);
     run->piped = outside;
     return rc;
 }
@@ -789,7 +548,7 @@ static int exec_set_block(struct jinja_run *run, const struct jinja_node *node) 
     struct jinja_value value;
     int rc = capture_scoped(run, node->body, &value);
     if (!rc) rc = apply_filters(run, node->b, &value);
-    return rc ? rc : assign(run, run->scope, node->a, &value);
+    return rc ? rc : jinja_assign(run, run->scope, node->a, &value);
 }
 
 static int exec_filter_block(struct jinja_run *run, const struct jinja_node *node) {
@@ -801,15 +560,15 @@ static int exec_filter_block(struct jinja_run *run, const struct jinja_node *nod
 
 static int exec_with(struct jinja_run *run, const struct jinja_node *node) {
     struct jinja_scope *outer = run->scope, *inner;
-    int rc = open_scope(run, outer, &inner);
+    int rc = jinja_open_scope(run, outer, &inner);
     for (uint32_t i = 0; i + 1 < node->count && !rc; i += 2) {
         struct jinja_value value;
-        rc = eval(run, node->items[i + 1], &value);
-        if (!rc) rc = assign(run, inner, node->items[i], &value);
+        rc = jinja_eval(run, node->items[i + 1], &value);
+        if (!rc) rc = jinja_assign(run, inner, node->items[i], &value);
     }
     if (rc) return rc;
     run->scope = inner;
-    rc = exec(run, node->body);
+    rc = jinja_exec(run, node->body);
     run->scope = outer;
     return rc;
 }
@@ -826,7 +585,7 @@ static int make_macro(struct jinja_run *run, const struct jinja_macro_def *def,
 static int exec_macro(struct jinja_run *run, const struct jinja_node *node) {
     struct jinja_value macro;
     int rc = make_macro(run, node->macro, &macro);
-    return rc ? rc : set_variable(run, run->scope, node->macro->name, &macro);
+    return rc ? rc : jinja_set_variable(run, run->scope, node->macro->name, &macro);
 }
 
 static int exec_call_block(struct jinja_run *run, const struct jinja_node *node) {
@@ -838,7 +597,7 @@ static int exec_call_block(struct jinja_run *run, const struct jinja_node *node)
 
 static int exec_generation(struct jinja_run *run, const struct jinja_node *node) {
     struct jinja_scope *outer = run->scope;
-    int rc = open_scope(run, outer, &run->scope);
+    int rc = jinja_open_scope(run, outer, &run->scope);
     if (!rc) rc = exec_block(run, node);
     run->scope = outer;
     return rc;
@@ -857,7 +616,7 @@ static int exec_node(struct jinja_run *run, const struct jinja_node *node) {
     case JINJA_NODE_IF:
         return exec_if(run, node);
     case JINJA_NODE_FOR:
-        return exec_for(run, node);
+        return jinja_exec_for(run, node);
     case JINJA_NODE_SET:
         return exec_set(run, node);
     case JINJA_NODE_SET_BLOCK:
@@ -871,15 +630,15 @@ static int exec_node(struct jinja_run *run, const struct jinja_node *node) {
     case JINJA_NODE_FILTER_BLOCK:
         return exec_filter_block(run, node);
     case JINJA_NODE_BREAK:
-        return FLOW_BREAK;
+        return JINJA_FLOW_BREAK;
     case JINJA_NODE_CONTINUE:
-        return FLOW_CONTINUE;
+        return JINJA_FLOW_CONTINUE;
     default:
         return jinja_fail(run, ERR_INTERNAL, "not a statement");
     }
 }
 
-static int exec(struct jinja_run *run, const struct jinja_node *node) {
+int jinja_exec(struct jinja_run *run, const struct jinja_node *node) {
     int rc = jinja_enter(run);
     if (rc) return rc;
     run->line = node->line;
@@ -891,7 +650,7 @@ static int exec(struct jinja_run *run, const struct jinja_node *node) {
 int jinja_execute(struct jinja_run *run) {
     struct jinja_scope top = {0};
     run->scope = &top;
-    int rc = exec(run, run->template->body);
+    int rc = jinja_exec(run, run->template->body);
     run->scope = NULL;
     return rc;
 }

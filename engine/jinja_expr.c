@@ -262,6 +262,11 @@ static int parse_subscribed(struct jinja_parser *p, struct jinja_node **out) {
     return rc ? rc : finish_list(*out, &list);
 }
 
+/* A slice that has no object yet, unlike one that is itself the index: x[y[1:]]. */
+static bool is_open_slice(const struct jinja_node *node) {
+    return node->kind == JINJA_NODE_SLICE && !node->a;
+}
+
 static int parse_subscript(struct jinja_parser *p, struct jinja_node *object,
                            struct jinja_node **out) {
     struct jinja_node_list list = {0};
@@ -276,9 +281,9 @@ static int parse_subscript(struct jinja_parser *p, struct jinja_node *object,
     if (!rc) rc = jinja_expect(p, JINJA_TOKEN_RBRACKET);
     if (rc) return rc;
     for (uint32_t i = 0; i < list.count && list.count > 1; i++)
-        if (list.items[i]->kind == JINJA_NODE_SLICE)
+        if (is_open_slice(list.items[i]))
             return jinja_parse_fail(p, ERR_UNSUPPORTED, "several slices at once");
-    if (list.count == 1 && key->kind == JINJA_NODE_SLICE) {
+    if (list.count == 1 && is_open_slice(key)) {
         key->a = object;
         *out = key;
         return 0;

@@ -71,6 +71,7 @@ int jinja_change_case(struct jinja_run *run, const struct jinja_value *s, enum j
     struct jinja_text *text;
     bool starts_word = true, first = true;
     int rc = jinja_text_open(run, s->size, &text);
+    if (!rc) rc = jinja_charge_chars(run, s->size);
     jinja_cursor_open(&c, s);
     while (!rc && jinja_cursor_step(&c)) {
         uint32_t codes[3];
@@ -114,6 +115,7 @@ FILTER(title) {
     int rc = no_args(run, "title", args);
     if (!rc) rc = jinja_to_str(run, self, &s);
     if (!rc) rc = jinja_text_open(run, s.size, &text);
+    if (!rc) rc = jinja_charge_chars(run, s.size);
     if (rc) return rc;
     jinja_cursor_open(&c, &s);
     while (!rc && jinja_cursor_step(&c)) {
@@ -188,7 +190,7 @@ int jinja_split_lines(struct jinja_run *run, const struct jinja_value *s, bool k
     struct jinja_cursor c;
     struct jinja_value lines;
     int rc = jinja_list_open(run, JINJA_LIST, 0, &lines);
-    if (!rc) rc = jinja_charge_bytes(run, s->size);
+    if (!rc) rc = jinja_charge_chars(run, s->size);
     jinja_cursor_open(&c, s);
     uint32_t begin = c.next;
     bool more = !rc && jinja_cursor_step(&c);
@@ -320,7 +322,7 @@ FILTER(wordcount) {
     bool inside = false;
     int rc = no_args(run, "wordcount", args);
     if (!rc) rc = jinja_to_str(run, self, &s);
-    if (!rc) rc = jinja_charge_bytes(run, s.size);
+    if (!rc) rc = jinja_charge_chars(run, s.size);
     if (rc) return rc;
     jinja_cursor_open(&c, &s);
     while (jinja_cursor_step(&c)) {
@@ -358,6 +360,7 @@ FILTER(urlencode) {
         rc = jinja_fail(run, ERR_UNSUPPORTED, "urlencode of a %s", jinja_type_name(self));
     if (!rc) rc = jinja_to_str(run, self, &s);
     if (!rc) rc = jinja_text_open(run, s.size, &text);
+    if (!rc) rc = jinja_charge_chars(run, s.size);
     if (rc) return rc;
     jinja_cursor_open(&c, &s);
     while (!rc && jinja_cursor_step(&c)) {

@@ -254,7 +254,7 @@ static int percent_size(struct jinja_run *run, struct percent *p, const char *s,
                         size_t *at, int64_t max, int *out, bool *minus) {
     int64_t n;
     if (*at < size && s[*at] == '*') {
-        struct jinja_value v;
+        struct jinja_value v = jinja_none();
         int rc = percent_next(run, p, &v);
         if (rc) return rc;
         if (!jinja_is_int(&v)) return jinja_fail(run, ERR_INVALID, "* wants int");
@@ -368,7 +368,8 @@ int jinja_format_percent(struct jinja_run *run, const struct jinja_value *format
     if (rc) return rc;
     uint32_t given = values->kind == JINJA_TUPLE ? values->list->count : 1;
     bool mapping = values->kind == JINJA_DICT || values->kind == JINJA_LIST ||
-                   values->kind == JINJA_RANGE; /* what has [ ] in Python */
+                   values->kind == JINJA_RANGE ||
+                   values->kind == JINJA_UNDEFINED; /* what has [ ] in Python */
     if (p.next < given && !p.named && !mapping)
         return jinja_fail(run, ERR_INVALID, "not all arguments converted during string formatting");
     *out = jinja_text_value(text);

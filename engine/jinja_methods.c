@@ -235,7 +235,7 @@ static int split_words(struct jinja_run *run, const struct jinja_value *s, int64
     jinja_cursor_open(&c, s);
     bool inside = false;
     uint32_t begin = 0;
-    int rc = 0;
+    int rc = jinja_charge_chars(run, s->size);
     while (!rc && jinja_cursor_step(&c)) {
         uint32_t at = c.at - s->begin;
         bool space = jinja_is_space(c.code);
@@ -289,9 +289,7 @@ static int split_by_from_right(struct jinja_run *run, const struct jinja_value *
     int rc = 0;
     while (!rc && limit-- != 0) {
         int64_t at;
-        /* Looks at everything before `to` again for each cut, so each is charged for. */
-        rc = jinja_charge_bytes(run, to);
-        if (!rc) rc = jinja_str_rfind(run, s, separator, 0, to, &at);
+        rc = jinja_str_rfind(run, s, separator, 0, to, &at);
         if (rc || at < 0) break;
         rc = add_view(run, list, s, (uint32_t)at + separator->size, to);
         to = (uint32_t)at;
@@ -466,7 +464,7 @@ static int classify(struct jinja_run *run, const char *name, const struct jinja_
     struct jinja_cursor c;
     bool all = self->size || class == CLASS_ASCII || class == CLASS_PRINTABLE;
     int rc = no_args(run, name, args);
-    if (!rc) rc = jinja_charge_bytes(run, self->size);
+    if (!rc) rc = jinja_charge_chars(run, self->size);
     if (rc) return rc;
     jinja_cursor_open(&c, self);
     while (all && jinja_cursor_step(&c)) all = has_class(c.code, class);

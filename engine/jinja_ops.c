@@ -37,6 +37,7 @@ int jinja_escape(struct jinja_run *run, const struct jinja_value *s, struct jinj
     struct jinja_text *text;
     struct jinja_cursor c;
     int rc = jinja_text_open(run, s->size, &text);
+    if (!rc) rc = jinja_charge_chars(run, s->size);
     jinja_cursor_open(&c, s);
     while (!rc && jinja_cursor_step(&c)) {
         const char *to = NULL;
@@ -505,7 +506,7 @@ static int slice_str(struct jinja_run *run, const struct jinja_value *s, int64_t
 int jinja_slice(struct jinja_run *run, const struct jinja_value *object,
                 const struct jinja_value parts[3], struct jinja_value *out) {
     struct jinja_value source = *object, made;
-    int64_t length, begin, end, step = 1;
+    int64_t length, begin = 0, end = 0, step = 1;
     if (source.kind == JINJA_UNDEFINED) return jinja_fail_undefined(run, &source);
     if (source.kind == JINJA_DICT) return jinja_fail(run, ERR_INVALID, "unhashable type: 'slice'");
     if (source.kind != JINJA_STR && (source.kind < JINJA_LIST || source.kind > JINJA_RANGE))

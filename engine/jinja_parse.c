@@ -74,6 +74,14 @@ static int no_memory(struct jinja_parser *p) {
     return jinja_parse_fail(p, ERR_NOMEM, "%s", err_text(ERR_NOMEM));
 }
 
+/* A larger array of pointers with the old ones in it; NULL: out of memory. */
+static void *more_pointers(struct jinja_parser *p, const void *old, uint32_t count,
+                           size_t capacity) {
+    void *grown = jinja_parse_alloc(p, capacity, sizeof(void *));
+    if (grown && count) memcpy(grown, old, count * sizeof(void *));
+    return grown;
+}
+
 int jinja_new_node(struct jinja_parser *p, enum jinja_node_kind kind, struct jinja_node **out) {
     struct jinja_node *node = jinja_parse_alloc(p, 1, sizeof *node);
     if (!node) return no_memory(p);
@@ -86,9 +94,8 @@ int jinja_new_node(struct jinja_parser *p, enum jinja_node_kind kind, struct jin
 int jinja_push_node(struct jinja_parser *p, struct jinja_node_list *list, struct jinja_node *node) {
     if (list->count == list->capacity) {
         uint32_t capacity = list->capacity * 2 + 4;
-        struct jinja_node **items = jinja_parse_alloc(p, capacity, sizeof *items);
+        struct jinja_node **items = more_pointers(p, list->items, list->count, capacity);
         if (!items) return no_memory(p);
-        if (list->count) memcpy(items, list->items, list->count * sizeof *items);
         list->items = items;
         list->capacity = capacity;
     }
@@ -120,10 +127,9 @@ static uint32_t *find_slot(struct jinja_parser *p, const char *data, uint32_t si
 
 static int grow_names(struct jinja_parser *p) {
     uint32_t capacity = p->name_capacity ? p->name_capacity * 2 : 64;
-    struct jinja_name **names = jinja_parse_alloc(p, capacity, sizeof *names);
+    struct jinja_name **names = more_pointers(p, p->names, p->name_count, capacity);
     uint32_t *index = jinja_parse_alloc(p, capacity * 2ul, sizeof *index);
     if (!names || !index) return no_memory(p);
-    if (p->name_count) memcpy(names, p->names, p->name_count * sizeof *names);
     p->names = names;
     p->name_capacity = capacity;
     p->index = index;
@@ -263,13 +269,10 @@ static int parse_with(struct jinja_parser *p, struct jinja_node *node) {
 
 static int grow_params(struct jinja_parser *p, struct jinja_macro_def *def) {
     if (def->count % 8) return 0;
-    const struct jinja_name **params = jinja_parse_alloc(p, def->count + 8ul, sizeof *params);
-    struct jinja_node **defaults = jinja_parse_alloc(p, def->count + 8ul, sizeof *defaults);
+    size_t capacity = def->count + 8ul;
+    const struct jinja_name **params = more_pointers(p, def->params, def->count, capacity);
+    struct jinja_node **defaults = more_pointers(p, def->defaults, def->count, capacity);
     if (!params || !defaults) return no_memory(p);
-    if (def->count) {
-        memcpy(params, def->params, def->count * sizeof *params);
-        memcpy(defaults, def->defaults, def->count * sizeof *defaults);
-    }
     def->params = params;
     def->defaults = defaults;
     return 0;

@@ -64,7 +64,8 @@ static int repr_str(struct jinja_run *run, struct jinja_text *text, const struct
     char quote = single && !twice ? '"' : '\'';
     struct jinja_cursor c;
     jinja_cursor_open(&c, s);
-    int rc = jinja_text_add(run, text, &quote, 1, false);
+    int rc = jinja_charge_chars(run, s->size);
+    if (!rc) rc = jinja_text_add(run, text, &quote, 1, false);
     while (!rc && jinja_cursor_step(&c)) {
         if (c.code == (unsigned char)quote || c.code == '\\')
             rc = jinja_text_add(run, text, "\\", 1, c.marked);
@@ -220,7 +221,8 @@ static int json_str(struct jinja_run *run, struct jinja_text *text, const struct
                     const struct jinja_json *json) {
     struct jinja_cursor c;
     jinja_cursor_open(&c, s);
-    int rc = jinja_text_puts(run, text, "\"");
+    int rc = jinja_charge_bytes(run, s->size);
+    if (!rc) rc = jinja_text_puts(run, text, "\"");
     uint32_t plain = c.next; /* where the characters begin that need no escape */
     while (!rc && jinja_cursor_step(&c)) {
         char bytes[16];

@@ -283,16 +283,22 @@ int64_t jinja_str_find(const struct jinja_value *s, const struct jinja_value *ne
 int jinja_str_rfind(struct jinja_run *run, const struct jinja_value *s,
                     const struct jinja_value *needle, uint32_t from, uint32_t to, int64_t *out) {
     *out = from <= to && !needle->size ? (int64_t)to : -1;
-    if (from > to || !needle->size) return 0;
-    /* Forwards with memmem, which is linear; every hit may cost a comparison of the needle. */
-    int64_t hit = jinja_str_find(s, needle, from, to);
-    while (hit >= 0) {
-        *out = hit;
-        int rc = jinja_charge_bytes(run, needle->size + 64);
-        if (rc) return rc;
-        hit = jinja_str_find(s, needle, (uint32_t)hit + 1, to);
+    if (from > to || !needle->size || to - from < needle->size) return 0;
+    const char *data = jinja_str_data(s), *wanted = jinja_str_data(needle);
+    uint32_t rest = needle->size - 1, first = from + rest; /* where its last byte can be */
+    int rc = 0;
+    while (!rc && to > first) {
+        const char *hit = memrchr(data + first, wanted[rest], to - first);
+        uint32_t at = hit ? (uint32_t)(hit - data) : first;
+        rc = jinja_charge_bytes(run, (size_t)(to - at) + rest + 16);
+        if (rc || !hit) break;
+        if (memcmp(data + at - rest, wanted, rest) == 0) {
+            *out = at - rest;
+            break;
+        }
+        to = at;
     }
-    return 0;
+    return rc;
 }
 
 static bool strips(uint32_t code, const struct jinja_value *chars) {

@@ -39,13 +39,16 @@ int jinja_fail_undefined(struct jinja_run *run, const struct jinja_value *undefi
 }
 
 int jinja_fail_memory(struct jinja_run *run) {
-    if (run->arena->used > run->arena->limit / 2)
+    if (run->arena_full)
         return jinja_fail(run, ERR_LIMIT, "the template needs more memory than a request may use");
     return jinja_fail(run, ERR_NOMEM, "%s", err_text(ERR_NOMEM));
 }
 
 void *jinja_alloc(struct jinja_run *run, size_t count, size_t size) {
-    return arena_alloc(run->arena, count, size);
+    void *p = arena_alloc(run->arena, count, size);
+    if (!p) /* for the message: the arena's ceiling, or the machine's memory? */
+        run->arena_full = count * size + 16 > run->arena->limit - run->arena->used;
+    return p;
 }
 
 int jinja_charge(struct jinja_run *run, size_t steps) {
@@ -61,6 +64,10 @@ int jinja_charge_bytes(struct jinja_run *run, size_t bytes) {
     size_t total = run->bytes + bytes;
     run->bytes = total % 64;
     return jinja_charge(run, total / 64);
+}
+
+int jinja_charge_chars(struct jinja_run *run, size_t bytes) {
+    return jinja_charge_bytes(run, bytes * 8);
 }
 
 int jinja_enter(struct jinja_run *run) {
@@ -352,6 +359,7 @@ static int list_of_chars(struct jinja_run *run, const struct jinja_value *s,
         struct jinja_value c = *s;
         c.begin = cursor.at;
         c.size = cursor.length;
+        c.flags = 0;
         rc = jinja_list_add(run, list, &c);
     }
     return rc;
@@ -502,7 +510,7 @@ static int find_hashed(struct jinja_run *run, const struct jinja_dict *dict, uin
 
 int jinja_dict_find(struct jinja_run *run, const struct jinja_dict *dict,
                     const struct jinja_value *key, struct jinja_pair **out) {
-    uint64_t hash;
+    uint64_t hash = 0;
     int rc = hash_key(run, key, &hash);
     *out = NULL;
     return rc ? rc : find_hashed(run, dict, hash, key, out);
@@ -543,7 +551,7 @@ int jinja_dict_set(struct jinja_run *run, struct jinja_dict *dict, const struct 
                    const struct jinja_value *value) {
     struct jinja_value new_key = *key, new_value = *value;
     struct jinja_pair *pair;
-    uint64_t hash;
+    uint64_t hash = 0;
     int rc = hash_key(run, &new_key, &hash);
     if (!rc) rc = find_hashed(run, dict, hash, &new_key, &pair);
     if (rc) return rc;
