@@ -44,6 +44,12 @@ static int find_prompt(struct exchange *ex) {
         ex->prompt = (struct engine_ids){(int32_t *)(uintptr_t)request->ids, request->id_count};
     if (!rc) return 0;
     if (!fault.code) fault_set(&fault, rc, NULL, "%s", err_text(rc));
+    if (rc == ERR_LIMIT && !fault.field[0] && request->kind != OAI_TOKENIZE)
+        return oai_refuse(&ex->error, 400, "context_length_exceeded", request->prompt_field,
+                          "This model's maximum context length is %d tokens. However, your %s "
+                          "resulted in %s. Please reduce the length of the %s.",
+                          ex->server->rules.info->max_model_len, request->prompt_field, fault.text,
+                          request->prompt_field);
     if (!fault.field[0] && request->prompt_field && fault.code != ERR_NOMEM)
         fault_set(&fault, fault.code, request->prompt_field, "%.300s", fault.text);
     return oai_refuse_fault(&ex->error, &fault);

@@ -26,7 +26,7 @@
 
 enum { IM_START = 256, IM_END, END_OF_TEXT, VOCAB };
 enum { LAYERS = 2, HEADS = 2, PAGE_SLOTS = 16, PAGE_BYTES = 8192, MODEL_LEN = 8192 };
-enum { REPLY_MAX = 4096, CONVERSATIONS_MAX = 1024 };
+enum { REPLY_MAX = 4096, CONVERSATIONS_MAX = 1024, IDS_MAX = 100000 };
 
 static const char *const special_names[] = {"<|im_start|>", "<|im_end|>", "<|endoftext|>"};
 
@@ -149,6 +149,7 @@ const struct engine_info *engine_info(const struct engine *e) {
 
 static int add_ids(struct arena *arena, struct engine_ids *out, size_t most, struct fault *fault) {
     out->count = 0;
+    if (most > IDS_MAX) return fault_set(fault, ERR_LIMIT, NULL, "more than %d tokens", IDS_MAX);
     out->ids = arena_alloc(arena, most + 1, sizeof *out->ids);
     return out->ids ? 0 : fault_set(fault, ERR_NOMEM, NULL, "the prompt needs too much memory");
 }
@@ -268,6 +269,8 @@ int engine_check(const struct engine *e, const struct engine_request *r, struct 
                          e->info.max_model_len);
     if (r->kv.policy && !is_policy(r->kv.policy))
         return fault_set(fault, ERR_INVALID, "kv.policy", "unknown policy '%s'", r->kv.policy);
+    if (e->info.kv_budget_max && budget_of(e, r) < 0)
+        return fault_set(fault, ERR_INVALID, "kv.policy", "budgets are capped on this server");
     if (e->info.kv_budget_max && budget_of(e, r) > e->info.kv_budget_max)
         return fault_set(fault, ERR_INVALID, "kv.budget", "at most %d on this server",
                          e->info.kv_budget_max);

@@ -216,7 +216,11 @@ def test_budget_cap(start):
     details = daemon.chat(kv={"budget": 128}).json()["usage"]["kv_details"]
     assert details["budget"] == 128
     assert daemon.chat().json()["usage"]["kv_details"]["budget"] == 64
-    assert daemon.chat(kv={"policy": "full"}).json()["usage"]["kv_details"]["budget"] is None
+    check_error(daemon.chat(kv={"policy": "full"}), 400, "kv.policy", "invalid_value")
+
+
+def test_full_policy_has_no_budget(shared):
+    assert shared.chat(kv={"policy": "full"}).json()["usage"]["kv_details"]["budget"] is None
 
 
 def test_template_refusal(shared, fake):

@@ -8,6 +8,7 @@ import requests
 from conftest import BINARY, MODEL, ROOT, chat_body, read_until, request_bytes
 
 CHAT = "/v1/chat/completions"
+MODEL_DIR = str(ROOT / "models" / "keepd-nano")
 
 
 def run(*flags, timeout=60, env=None):
@@ -116,8 +117,8 @@ def test_port_in_use(shared):
 
 def test_refused_options():
     for flags, word in ((["--port", "99999"], "port"), (["--nonsense"], "nonsense"), ([], "model"),
-                        (["--model", str(ROOT), "--kv-policy", "lru"], "kv-policy"),
-                        (["--model", str(ROOT), "--port", "0", "--served-model-name", " , "], "served-model-name")):
+                        (["--model", MODEL_DIR, "--kv-policy", "lru"], "kv-policy"),
+                        (["--model", MODEL_DIR, "--port", "0", "--served-model-name", " , "], "served-model-name")):
         r = run(*flags)
         assert r.returncode == (1 if word.startswith("served") else 78), (flags, r)
         assert word in r.stderr and r.stdout == ""

@@ -5,7 +5,7 @@ import time
 
 import pytest
 import requests
-from conftest import FAKE, MODEL, chat_body, read_all, read_until, request_bytes
+from conftest import LENGTH, MODEL, chat_body, read_all, read_until, request_bytes
 
 CHAT = "/v1/chat/completions"
 JSON = {"Content-Type": "application/json"}
@@ -195,8 +195,12 @@ def test_head(shared):
     assert r.status_code == 200 and r.text == "" and int(r.headers["content-length"]) > 10
 
 
-def test_a_deep_prompt(shared):
+@pytest.mark.parametrize("words", [2000, 20000, 200000])
+def test_a_long_prompt(shared, words):
     """A long but legal body is work for the pool, not for the loop."""
-    r = shared.chat("word " * 100000)
+    r = shared.chat("word " * words)
     assert r.status_code == 400 and r.json()["error"]["code"] == "context_length_exceeded"
-    assert FAKE or r.json()["error"]["param"] == "messages"
+    assert r.json()["error"]["param"] == "messages"
+    assert f"maximum context length is {LENGTH} tokens" in r.json()["error"]["message"]
+    r = shared.post("/v1/completions", {"prompt": "word " * words})
+    assert r.json()["error"]["code"] == "context_length_exceeded" and r.json()["error"]["param"] == "prompt"
