@@ -11,15 +11,16 @@
 
 /* The base allocation is larger than asked for; the word before the aligned block remembers it. */
 void *cpu_alloc(size_t bytes) {
-    size_t align = bytes >= 2 * HUGE_PAGE ? HUGE_PAGE : LINE;
-    if (bytes > SIZE_MAX - align - sizeof(void *)) return NULL;
+    size_t align = bytes >= HUGE_PAGE / 2 ? HUGE_PAGE : LINE;
+    if (bytes > SIZE_MAX - 2 * align - sizeof(void *)) return NULL;
+    bytes = (bytes + align - 1) / align * align;
     char *raw = mem_try_alloc(1, bytes + align + sizeof(void *));
     if (!raw) return NULL;
     uintptr_t at = ((uintptr_t)raw + sizeof(void *) + align - 1) / align * align;
     char *block = raw + (at - (uintptr_t)raw);
     memcpy(block - sizeof raw, &raw, sizeof raw);
     /* Advice only: with 4 KiB pages a weight pass spends a tenth of its time in page walks. */
-    if (align == HUGE_PAGE) madvise(block, bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
+    if (align == HUGE_PAGE) madvise(block, bytes, MADV_HUGEPAGE);
     return block;
 }
 
