@@ -30,6 +30,14 @@ static int set_space(struct exchange *ex) {
     return failed ? oai_refuse(&ex->error, 503, "overloaded", NULL, "Out of memory.") : 0;
 }
 
+/* Templates and tokenizers name their own places; a client knows its fields. */
+static void name_field(struct fault *fault, const struct oai_request *request) {
+    const char *field = request->prompt_field;
+    if (fault->code == ERR_NOMEM || !field || strcmp(fault->field, field) == 0) return;
+    struct fault own = *fault;
+    fault_set(fault, own.code, field, "%s%s%s", own.field, own.field[0] ? ": " : "", own.text);
+}
+
 static int find_prompt(struct exchange *ex) {
     const struct oai_request *request = &ex->request;
     const struct engine *engine = ex->server->engine;
@@ -50,8 +58,7 @@ static int find_prompt(struct exchange *ex) {
                           "resulted in %s. Please reduce the length of the %s.",
                           ex->server->rules.info->max_model_len, request->prompt_field, fault.text,
                           request->prompt_field);
-    if (!fault.field[0] && request->prompt_field && fault.code != ERR_NOMEM)
-        fault_set(&fault, fault.code, request->prompt_field, "%.300s", fault.text);
+    name_field(&fault, request);
     return oai_refuse_fault(&ex->error, &fault);
 }
 

@@ -197,7 +197,7 @@ int engine_render_chat(const struct engine *e, const cJSON *context, struct aren
         const char *role = json_get(message, "role")->valuestring;
         const char *content = json_get(message, "content")->valuestring;
         if (strstr(content, "refuse this template"))
-            return fault_set(fault, ERR_INVALID, "messages", "the template refuses it");
+            return fault_set(fault, ERR_INVALID, "chat template line 1", "the template refuses it");
         out->ids[out->count++] = IM_START;
         add_bytes(out, role, strlen(role));
         add_bytes(out, "\n", 1);
