@@ -24,6 +24,8 @@ static inline void amx_configure(int rows, int first_full) {
         config.row_bytes[i] = 64;
         config.rows[i] = (uint8_t)(i < first_full ? rows : 16);
     }
+    /* gcc 12's intrinsic tells the optimiser of the first bytes only */
+    __asm__ volatile("" : : "r"(&config) : "memory");
     _tile_loadconfig(&config);
 }
 
