@@ -38,7 +38,8 @@ static const struct option options[] = {
     {"model", TEXT, AT(model), 1, 0, NULL, "DIR", 0,
      "Model directory as published for Hugging Face: config.json, tokenizer, safetensors. Required."},
     {"served-model-name", TEXT, AT(served_model_name), 1, 0, NULL, "NAME", 0,
-     "Name in requests and answers. Not set: the model directory's name."},
+     "Name in requests and answers; others that are accepted follow after commas. Not set: the "
+     "model directory's name."},
     {"gates", TEXT, AT(gates), 0, 0, NULL, "FILE", 0,
      "Retention gates. Not set: gates.safetensors of the model directory, if there. Empty: none."},
     {"max-model-len", INT, AT(max_model_len), 0, MANY, "0", "N", 0,
