@@ -274,11 +274,13 @@ static void stop_daemon(struct server *server) {
 
 void server_close(struct server *server) {
     if (!server) return;
-    uv_handle_t *handles[] = {(uv_handle_t *)&server->poll, (uv_handle_t *)&server->timer,
-                              (uv_handle_t *)&server->tick, (uv_handle_t *)&server->sigterm,
-                              (uv_handle_t *)&server->sigint};
-    if (server->handles_open)
-        for (size_t i = 0; i < sizeof handles / sizeof *handles; i++) uv_close(handles[i], NULL);
+    if (server->handles_open) {
+        uv_close((uv_handle_t *)&server->poll, NULL);
+        uv_close((uv_handle_t *)&server->timer, NULL);
+        uv_close((uv_handle_t *)&server->tick, NULL);
+        uv_close((uv_handle_t *)&server->sigterm, NULL);
+        uv_close((uv_handle_t *)&server->sigint, NULL);
+    }
     if (server->daemon) stop_daemon(server);
     if (server->listen_fd >= 0) close(server->listen_fd);
     uv_close((uv_handle_t *)&server->wake, NULL);

@@ -20,10 +20,10 @@ static const double n_bounds[] = {1, 2, 5, 10, 20};
 static int fill_length_bounds(double *bounds, int longest) {
     static const int steps[] = {1, 2, 5};
     int count = 0;
-    for (double decade = 1; count < HIST_MAX_BOUNDS; decade *= 10)
+    for (int64_t decade = 1; count < HIST_MAX_BOUNDS; decade *= 10)
         for (int i = 0; i < 3 && count < HIST_MAX_BOUNDS; i++) {
             if (decade * steps[i] > longest) return count;
-            bounds[count++] = decade * steps[i];
+            bounds[count++] = (double)(decade * steps[i]);
         }
     return count;
 }

@@ -472,7 +472,7 @@ static void continue_conversation(struct engine *e, struct engine_job *job) {
 static void fill_report(const struct engine_job *job, struct engine_kv_details *kv,
                         int32_t per_stream) {
     if (job->request.kv.report == ENGINE_REPORT_NONE) return;
-    kv->lengths = mem_try_alloc(LAYERS * HEADS, sizeof *kv->lengths);
+    kv->lengths = mem_try_alloc((size_t)LAYERS * HEADS, sizeof *kv->lengths);
     for (int i = 0; kv->lengths && i < LAYERS * HEADS; i++) kv->lengths[i] = per_stream;
     if (job->request.kv.report != ENGINE_REPORT_POSITIONS) return;
     kv->positions = mem_try_alloc((size_t)per_stream * LAYERS * HEADS + 1, sizeof *kv->positions);
@@ -567,7 +567,7 @@ static enum engine_finish append(struct engine *e, struct sequence *s) {
     int32_t token = next_token(s, at);
     int top = r->top_logprobs > 0 ? r->top_logprobs : 0;
     bool stop = is_stop_token(r, token);
-    score_token(&choice->tokens[at], &choice->top[at * (uint32_t)top], top, token);
+    score_token(&choice->tokens[at], &choice->top[(size_t)at * (size_t)top], top, token);
     if (!stop && token < IM_START) choice->text[size++] = (char)token;
     choice->tokens[at].text_end = (uint32_t)size;
     ssize_t cut = cut_at_stop(r, choice->text, size, &choice->stop_index);

@@ -14,7 +14,7 @@ static const struct {
                {3, "9c70b60c5267a94e5f33b6b02985ed51"}};
 
 static void hex(const uint8_t bytes[16], char text[33]) {
-    for (int i = 0; i < 16; i++) snprintf(text + 2 * i, 3, "%02x", bytes[i]);
+    for (int i = 0; i < 16; i++) snprintf(text + (ptrdiff_t)2 * i, 3, "%02x", bytes[i]);
 }
 
 Test(sip, reference) {

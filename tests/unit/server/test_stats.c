@@ -123,7 +123,7 @@ Test(stats, large_counters_keep_their_digits) {
 
 Test(stats, retry_follows_the_rate_of_finishing) {
     cr_assert_eq(stats_retry_ms(&stats), 100);
-    for (int i = 1; i < 100; i++) finish(ENGINE_FINISH_STOP, 1, i * 2 * SECOND);
+    for (int i = 1; i < 100; i++) finish(ENGINE_FINISH_STOP, 1, (int64_t)i * 2 * SECOND);
     cr_assert(stats_retry_ms(&stats) > 1900 && stats_retry_ms(&stats) <= 2000);
     finish(ENGINE_FINISH_STOP, 1, 100000 * SECOND);
     cr_assert_eq(stats_retry_ms(&stats), 30000);
