@@ -26,6 +26,7 @@ void conversation_add(struct conversation_table *table, const struct conversatio
     to->use = table->next_use++;
     to->last_used_ns = now_ns;
     table->count++;
+    table->changes++;
     table->pages += to->pages;
     table->entries += to->entries;
 }
@@ -35,6 +36,7 @@ struct conversation conversation_take(struct conversation_table *table, struct c
     struct conversation taken = *row;
     *row = (struct conversation){0};
     table->count--;
+    table->changes++;
     table->pages -= taken.pages;
     table->entries -= taken.entries;
     return taken;
@@ -51,8 +53,11 @@ struct conversation *conversation_oldest(struct conversation_table *table,
     return oldest;
 }
 
+/* Whole blocks by memcmp: a prompt may share thousands of tokens with hundreds of conversations. */
 static int32_t common_prefix(const int32_t *a, int32_t a_count, const int32_t *b, int32_t b_count) {
+    enum { BLOCK = 64 };
     int32_t n = a_count < b_count ? a_count : b_count, i = 0;
+    while (n - i >= BLOCK && memcmp(a + i, b + i, BLOCK * sizeof *a) == 0) i += BLOCK;
     while (i < n && a[i] == b[i]) i++;
     return i;
 }

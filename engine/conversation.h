@@ -38,6 +38,7 @@ struct conversation_table {
     int64_t pages; /* sum over rows */
     int64_t entries;
     uint64_t next_id, next_use;
+    uint64_t changes; /* grows with every row added or taken */
 };
 
 void conversation_table_open(struct conversation_table *table, int capacity);

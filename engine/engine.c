@@ -4,7 +4,9 @@
 
 #include <math.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/check.h"
@@ -37,8 +39,13 @@ struct engine {
     struct engine_snapshot snapshot;
     struct engine_sequence_row *sequence_rows;
     int sequence_count;
-    struct engine_conversation_row *conversation_rows;
-    int conversation_count;
+    struct conversation_copy *conversation_copies; /* as they lie in the table; id 0 = none */
+    uint64_t conversation_changes;                 /* of the table, when it was copied */
+};
+
+struct conversation_copy {
+    struct engine_conversation_row row;
+    int64_t last_used_ns;
 };
 
 /* ---- Opening --------------------------------------------------------------------------------- */
@@ -49,15 +56,30 @@ static size_t text_token_bytes(const void *arg, int32_t id, const char **bytes) 
     return tok_bytes(tok, id, bytes);
 }
 
+/* The number after `prefix` in the first line that begins with it; -1 when there is none. */
+static int64_t find_number(const char *path, const char *prefix) {
+    char line[256], *end;
+    int64_t number = -1;
+    FILE *file = fopen(path, "re");
+    while (file != NULL && number < 0 && fgets(line, sizeof line, file) != NULL) {
+        if (strncmp(line, prefix, strlen(prefix)) != 0) continue;
+        long long value = strtoll(line + strlen(prefix), &end, 10);
+        if (end > line + strlen(prefix)) number = value;
+    }
+    if (file != NULL) fclose(file);
+    return number;
+}
+
+/* What the system has left, and no more than a container's limit leaves beside what is in use
+ * there; files it has read do not count, they make way. */
 static int64_t memory_available(void) {
-    int64_t kib = 0;
-    char line[256];
-    FILE *file = fopen("/proc/meminfo", "r");
-    if (file == NULL) return (int64_t)1 << 30;
-    while (fgets(line, sizeof line, file) != NULL)
-        if (sscanf(line, "MemAvailable: %ld kB", &kib) == 1) break;
-    fclose(file);
-    return kib > 0 ? kib * 1024 : (int64_t)1 << 30;
+    int64_t kib = find_number("/proc/meminfo", "MemAvailable:");
+    int64_t bytes = kib > 0 ? kib * 1024 : (int64_t)1 << 30;
+    int64_t limit = find_number("/sys/fs/cgroup/memory.max", "");
+    int64_t used = find_number("/sys/fs/cgroup/memory.stat", "anon ");
+    if (limit < 0 || used < 0) return bytes;
+    int64_t left = limit > used ? limit - used : 0;
+    return left < bytes ? left : bytes;
 }
 
 static int resolve_policy(struct engine *e, struct kv_params *kv, struct fault *fault) {
@@ -73,6 +95,10 @@ static int resolve_policy(struct engine *e, struct kv_params *kv, struct fault *
                          "'%s' needs retention gates; %s has no gates.safetensors and --gates was "
                          "not given",
                          name, e->options.model_dir);
+    if (!policy->bounded && e->options.kv_budget_max > 0)
+        return fault_set(fault, ERR_INVALID, "kv-budget-max",
+                         "policy '%s' keeps everything, so no request could be served",
+                         policy->name);
     if (automatic && !gates)
         log_info("the model has no retention gates: the cache keeps everything (policy full)");
     *kv = (struct kv_params){.policy = policy,
@@ -151,6 +177,12 @@ static int open_cache(struct engine *e, struct sched_options *so, struct fault *
     return e->kern->ops->cache_open(e->kern, &cache, fault);
 }
 
+static int thread_count(int wanted) {
+    cpu_set_t cores;
+    if (wanted > 0) return wanted;
+    return sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
+}
+
 static void fill_info(struct engine *e, const struct sched_options *so) {
     const struct model_config *config = model_config(e->model);
     struct engine_info *info = &e->info;
@@ -170,7 +202,7 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
     info->vocab = config->vocab;
     info->max_num_seqs = e->options.max_num_seqs;
     info->max_queue = e->options.max_queue;
-    info->threads = e->options.threads;
+    info->threads = thread_count(e->options.threads);
     info->pages_total = so->pages_total;
     info->page_bytes = so->page_bytes;
     info->page_slots = so->shape.page_slots;
@@ -191,6 +223,8 @@ static int check_options(const struct engine_options *o, struct fault *fault) {
                          "must exceed max-num-seqs (%d), so that prompts progress beside answers",
                          o->max_num_seqs);
     if (o->max_queue < 1) return fault_set(fault, ERR_INVALID, "max-queue", "must be at least 1");
+    if (o->max_conversations < 0)
+        return fault_set(fault, ERR_INVALID, "max-conversations", "must be at least 0");
     return 0;
 }
 
@@ -265,8 +299,8 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
     e->sched.queue_places = &e->places;
     e->sched.pending_jobs = &e->pending;
     e->sequence_rows = mem_must_alloc((size_t)options->max_num_seqs, sizeof *e->sequence_rows);
-    e->conversation_rows =
-        mem_must_alloc((size_t)options->max_conversations + 1, sizeof *e->conversation_rows);
+    e->conversation_copies =
+        mem_must_alloc((size_t)options->max_conversations + 1, sizeof *e->conversation_copies);
     publish(e);
     *out = e;
     return 0;
@@ -274,8 +308,13 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
 
 /* ---- The thread ------------------------------------------------------------------------------ */
 
-static int publish_sequences(struct engine *e) {
+static int32_t budget_of(const struct kv_params *kv) {
+    return kv->policy->bounded ? kv->budget : -1;
+}
+
+static void copy_sequences(struct engine *e) {
     const struct sched *s = &e->sched;
+    e->sequence_count = s->running;
     for (int i = 0; i < s->running; i++) {
         const struct sequence *seq = &s->sequences[s->order[i]];
         struct engine_sequence_row *row = &e->sequence_rows[i];
@@ -283,30 +322,31 @@ static int publish_sequences(struct engine *e) {
                                             .held = seq->due.held,
                                             .prompt_count = seq->prompt_count,
                                             .output_count = seq_output_count(seq),
-                                            .budget = seq->kv.policy->bounded ? seq->kv.budget : -1,
+                                            .budget = budget_of(&seq->kv),
                                             .pages_reserved = seq->pages_reserved,
                                             .prefilling = seq_prefilling(seq)};
-        snprintf(row->policy, sizeof row->policy, "%s", seq->kv.policy->name);
+        stpncpy(row->policy, seq->kv.policy->name, sizeof row->policy - 1);
     }
-    return s->running;
 }
 
-static int publish_conversations(struct engine *e, int64_t now) {
+/* There may be a thousand conversations and a thousand steps a second, so only what changed. */
+static void copy_conversations(struct engine *e) {
     const struct conversation_table *table = &e->sched.conversations;
-    int count = 0;
+    if (e->conversation_changes == table->changes) return;
+    e->conversation_changes = table->changes;
     for (int i = 0; i < table->capacity; i++) {
         const struct conversation *c = &table->rows[i];
+        struct conversation_copy *copy = &e->conversation_copies[i];
+        if (copy->row.id == c->id) continue;
+        copy->row = (struct engine_conversation_row){.id = c->id};
         if (c->id == 0) continue;
-        struct engine_conversation_row *row = &e->conversation_rows[count++];
-        *row = (struct engine_conversation_row){.id = c->id,
-                                                .tokens = c->token_count,
-                                                .held = c->held,
-                                                .budget = c->kv.policy->bounded ? c->kv.budget : -1,
-                                                .pages = c->pages,
-                                                .idle_ns = now - c->last_used_ns};
-        snprintf(row->policy, sizeof row->policy, "%s", c->kv.policy->name);
+        copy->row.tokens = c->token_count;
+        copy->row.held = c->held;
+        copy->row.budget = budget_of(&c->kv);
+        copy->row.pages = c->pages;
+        stpncpy(copy->row.policy, c->kv.policy->name, sizeof copy->row.policy - 1);
+        copy->last_used_ns = c->last_used_ns;
     }
-    return count;
 }
 
 /* Copies what others may see. Running sequences count their entries by formula. */
@@ -317,8 +357,8 @@ static void publish(struct engine *e) {
     int64_t streams = (int64_t)e->info.layers * e->info.heads_kv, held = 0, now = clock_ns();
     for (int i = 0; i < s->running; i++) held += s->sequences[s->order[i]].due.held;
     pthread_mutex_lock(&e->lock);
-    e->sequence_count = publish_sequences(e);
-    e->conversation_count = publish_conversations(e, now);
+    copy_sequences(e);
+    copy_conversations(e);
     e->snapshot = (struct engine_snapshot){
         .running = s->running,
         .waiting = s->waiting,
@@ -350,6 +390,7 @@ static void take_submits(struct engine *e) {
     while ((job = ring_pop(&e->submits)) != NULL) sched_submit(&e->sched, job);
 }
 
+/* Sleeps until there is work or the end; the snapshot then shows that work waits. */
 static void wait_for_work(struct engine *e) {
     pthread_mutex_lock(&e->lock);
     while (!atomic_load(&e->stopping)) {
@@ -360,24 +401,35 @@ static void wait_for_work(struct engine *e) {
     pthread_mutex_unlock(&e->lock);
 }
 
+/* A device error is sticky: never continue on a poisoned context. Whoever still asks is told. */
+static void stop_serving(struct engine *e) {
+    log_error("the backend failed; the engine takes no more work and the process must restart");
+    pthread_mutex_lock(&e->lock);
+    e->snapshot.stopped = true;
+    pthread_mutex_unlock(&e->lock);
+}
+
 static void *engine_main(void *arg) {
     struct engine *e = arg;
+    bool failed = false;
     while (!atomic_load(&e->stopping)) {
         take_submits(e);
         if (sched_idle(&e->sched)) {
             wait_for_work(e);
+            publish(e);
             continue;
         }
-        bool failed = false;
-        sched_step(&e->sched, &failed);
+        bool fails_now = false;
+        if (failed)
+            sched_abandon(&e->sched, ENGINE_FINISH_ERROR, ERR_DEVICE);
+        else
+            sched_step(&e->sched, &fails_now);
+        if (fails_now) stop_serving(e);
+        failed |= fails_now;
         publish(e);
-        sched_publish_finished(
-            &e->sched); /* after the snapshot: who has an answer sees its pages back */
+        /* After the snapshot: who has an answer sees its pages back. */
+        sched_publish_finished(&e->sched);
         e->options.wake(e->options.arg);
-        if (failed) { /* a device error is sticky: never continue on a poisoned context */
-            log_error("the backend failed; the engine stops and the process must restart");
-            break;
-        }
     }
     pthread_mutex_lock(&e->lock);
     e->snapshot.stopped = true;
@@ -420,7 +472,7 @@ void engine_close(struct engine *e) {
     pthread_cond_destroy(&e->work);
     pthread_mutex_destroy(&e->lock);
     mem_free(e->sequence_rows);
-    mem_free(e->conversation_rows);
+    mem_free(e->conversation_copies);
     mem_free(e->model_dir);
     mem_free(e);
 }
@@ -460,16 +512,25 @@ static int check_tokens(const struct engine *e, const struct engine_request *r,
     return 0;
 }
 
-int engine_check(const struct engine *e, const struct engine_request *r, struct fault *fault) {
-    struct kv_params kv;
+static int check_counts(const struct engine_request *r, struct fault *fault) {
     if (r->prompt_count < 1)
         return fault_set(fault, ERR_INVALID, "prompt", "the prompt has no tokens");
+    if (r->max_tokens < 0) return fault_set(fault, ERR_INVALID, "max_tokens", "must be at least 0");
+    if (r->top_logprobs < -1 || r->top_logprobs > ENGINE_TOP_MAX)
+        return fault_set(fault, ERR_INVALID, "top_logprobs", "must be at most %d", ENGINE_TOP_MAX);
+    return 0;
+}
+
+int engine_check(const struct engine *e, const struct engine_request *r, struct fault *fault) {
+    struct kv_params kv;
+    int code = check_counts(r, fault);
+    if (code != 0) return code;
     if ((int64_t)r->prompt_count + r->max_tokens > e->info.max_model_len)
         return fault_set(
             fault, ERR_CONTEXT, "prompt",
             "maximum context length is %d tokens; the prompt has %d and %d were asked for",
             e->info.max_model_len, r->prompt_count, r->max_tokens);
-    int code = check_tokens(e, r, fault);
+    code = check_tokens(e, r, fault);
     if (code == 0) code = sched_resolve_kv(&r->kv, &e->sched.options.kv, &kv, fault);
     if (code == 0) code = sched_check(&e->sched.options, r, &kv, fault);
     return code;
@@ -536,9 +597,15 @@ int engine_sequences(struct engine *e, struct engine_sequence_row *rows, int max
 }
 
 int engine_conversations(struct engine *e, struct engine_conversation_row *rows, int max) {
+    int count = 0;
+    int64_t now = clock_ns();
     pthread_mutex_lock(&e->lock);
-    int count = e->conversation_count < max ? e->conversation_count : max;
-    memcpy(rows, e->conversation_rows, (size_t)count * sizeof *rows);
+    for (int i = 0; i < e->options.max_conversations && count < max; i++) {
+        const struct conversation_copy *copy = &e->conversation_copies[i];
+        if (copy->row.id == 0) continue;
+        rows[count] = copy->row;
+        rows[count++].idle_ns = now - copy->last_used_ns;
+    }
     pthread_mutex_unlock(&e->lock);
     return count;
 }

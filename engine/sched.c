@@ -1,6 +1,7 @@
 #include "engine/sched.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/check.h"
@@ -39,6 +40,7 @@ void sched_open(struct sched *sched, const struct sched_options *options) {
     sched->sequences = mem_must_alloc(sequences, sizeof *sched->sequences);
     sched->order = mem_must_alloc(sequences, sizeof *sched->order);
     sched->spans = mem_must_alloc(sequences, sizeof *sched->spans);
+    sched->span_sequences = mem_must_alloc(sequences, sizeof *sched->span_sequences);
     sched->due = mem_must_alloc(sequences, sizeof *sched->due);
     sched->rows = mem_must_alloc((size_t)options->rows_max, sizeof *sched->rows);
     sched->want = mem_must_alloc(logits, sizeof *sched->want);
@@ -56,23 +58,38 @@ void sched_open(struct sched *sched, const struct sched_options *options) {
 static void finish_job(struct sched *sched, struct engine_job *job, enum engine_finish finish) {
     job->finished_ns = clock_ns();
     job->ending = finish;
-    job->next = sched->finished;
-    sched->finished = job;
+    job->next = NULL;
+    if (sched->finished_last != NULL)
+        sched->finished_last->next = job;
+    else
+        sched->finished_first = job;
+    sched->finished_last = job;
 }
 
+/* Whoever sees a job's `finish` sees everything before it, its count included; then the job is the
+ * submitter's again. */
 void sched_publish_finished(struct sched *sched) {
-    while (sched->finished != NULL) {
-        struct engine_job *job = sched->finished;
-        sched->finished = job->next;
-        /* Release: whoever sees `finish` sees everything before. The job is the submitter's again.
-         */
-        atomic_store_explicit(&job->choice[0].finish, job->ending, memory_order_release);
+    struct engine_job *job = sched->finished_first, *next;
+    sched->finished_first = sched->finished_last = NULL;
+    for (; job != NULL; job = next) {
+        next = job->next;
         if (sched->pending_jobs != NULL) atomic_fetch_sub(sched->pending_jobs, 1);
+        atomic_store_explicit(&job->choice[0].finish, job->ending, memory_order_release);
     }
 }
 
 static void give_place_back(struct sched *sched) {
     if (sched->queue_places != NULL) atomic_fetch_sub(sched->queue_places, 1);
+}
+
+static struct engine_job *pop_waiting(struct sched *sched) {
+    struct engine_job *job = sched->waiting_first;
+    sched->waiting_first = job->next;
+    if (sched->waiting_first == NULL) sched->waiting_last = NULL;
+    sched->waiting--;
+    sched->head_waits = false;
+    give_place_back(sched);
+    return job;
 }
 
 static void release_slot(struct sched *sched, int32_t slot) {
@@ -87,23 +104,12 @@ static void remove_sequence(struct sched *sched, struct sequence *seq) {
     memmove(&sched->order[at], &sched->order[at + 1],
             (size_t)(sched->running - at) * sizeof *sched->order);
     sched->pages_reserved -= seq->pages_reserved;
+    sched->head_waits = false; /* there is room for somebody */
     seq_close(seq);
 }
 
 void sched_close(struct sched *sched) {
-    while (sched->running > 0) {
-        struct sequence *seq = &sched->sequences[sched->order[0]];
-        struct engine_job *job = seq->job;
-        release_slot(sched, seq->slot);
-        remove_sequence(sched, seq);
-        finish_job(sched, job, ENGINE_FINISH_ABORT);
-    }
-    while (sched->waiting_first != NULL) {
-        struct engine_job *job = sched->waiting_first;
-        sched->waiting_first = job->next;
-        give_place_back(sched);
-        finish_job(sched, job, ENGINE_FINISH_ABORT);
-    }
+    sched_abandon(sched, ENGINE_FINISH_ABORT, 0);
     sched_publish_finished(sched);
     for (int i = 0; i < sched->conversations.capacity; i++)
         if (sched->conversations.rows[i].id != 0)
@@ -112,6 +118,7 @@ void sched_close(struct sched *sched) {
     mem_free(sched->sequences);
     mem_free(sched->order);
     mem_free(sched->spans);
+    mem_free(sched->span_sequences);
     mem_free(sched->due);
     mem_free(sched->rows);
     mem_free(sched->want);
@@ -136,10 +143,6 @@ void sched_submit(struct sched *sched, struct engine_job *job) {
 }
 
 /* ---- Parameters ------------------------------------------------------------------------------ */
-
-static int kv_fault(struct fault *fault, int code, const char *field, const char *text) {
-    return fault_set(fault, code, field, "%s", text);
-}
 
 int sched_resolve_kv(const struct engine_kv *wanted, const struct sched_kv *rules,
                      struct kv_params *out, struct fault *fault) {
@@ -168,8 +171,10 @@ int sched_resolve_kv(const struct engine_kv *wanted, const struct sched_kv *rule
     if (wanted->sinks != -1) out->sinks = wanted->sinks;
     if (wanted->recent != -1) out->recent = wanted->recent;
     if (!isnan(wanted->horizon)) out->horizon = wanted->horizon;
-    /* Default protections give way to a smaller budget; what the request names does not. */
-    if (wanted->sinks == -1 && wanted->recent == -1 && out->sinks + out->recent > out->budget) {
+    /* Default protections give way to a smaller budget; what the request names does not. A budget
+     * that is no number of entries is the check's to refuse. */
+    if (wanted->sinks == -1 && wanted->recent == -1 && out->budget >= 0 &&
+        out->sinks + out->recent > out->budget) {
         out->sinks = out->budget < out->sinks ? out->budget : out->sinks;
         out->recent = out->budget - out->sinks;
     }
@@ -177,14 +182,16 @@ int sched_resolve_kv(const struct engine_kv *wanted, const struct sched_kv *rule
         return fault_set(fault, ERR_LIMIT, "kv.budget", "kv.budget is %d, this server allows %d",
                          out->budget, budget_max);
     if (budget_max > 0 && !out->policy->bounded)
-        return kv_fault(fault, ERR_LIMIT, "kv.policy",
-                        "this server caps the kv budget, so an unbounded policy is not allowed");
+        return fault_set(fault, ERR_LIMIT, "kv.policy",
+                         "this server caps the kv budget, so an unbounded policy is not allowed");
     return kv_params_check(out, fault);
 }
 
+/* The last token of an answer is sampled and never appended. */
 static int64_t pages_for(const struct sched_options *options, const struct kv_params *kv,
                          int64_t held, const struct engine_request *request, int32_t cached) {
-    int64_t peak = reserve_peak(kv, held, request->prompt_count - cached, request->max_tokens);
+    int32_t appended = request->max_tokens > 0 ? request->max_tokens - 1 : 0;
+    int64_t peak = reserve_peak(kv, held, request->prompt_count - cached, appended);
     return reserve_pages(&options->shape, kv, peak);
 }
 
@@ -276,61 +283,57 @@ static struct sequence *free_sequence(struct sched *sched) {
     return seq;
 }
 
-static void fail_job(struct sched *sched, struct engine_job *job, int code, const char *text) {
+enum admission { ADMITTED, WAIT, REFUSED /* with the reason in the job's fault */ };
+
+static enum admission refuse(struct engine_job *job, int code, const char *text) {
     fault_set(&job->fault, code, NULL, "%s", text);
-    finish_job(sched, job, ENGINE_FINISH_ERROR);
+    return REFUSED;
 }
 
-enum admission { ADMITTED, WAIT, GONE /* failed: the job has finished */ };
-
-static enum admission admit(struct sched *sched, struct engine_job *job) {
-    const struct engine_request *request = &job->request;
-    struct sequence *seq = free_sequence(sched);
-    if (seq == NULL) return WAIT;
-    struct kv_params kv;
-    int code = sched_resolve_kv(&request->kv, &sched->options.kv, &kv, &job->fault);
-    if (code != 0) { /* engine_check refused this before; a caller that skips it fails alone */
-        finish_job(sched, job, ENGINE_FINISH_ERROR);
-        return GONE;
-    }
-    int32_t common = 0;
-    struct conversation *row = match(sched, request, &kv, &common);
-    int64_t pages = pages_for(&sched->options, &kv, row != NULL ? row->held : 0, request, common);
-    if (row != NULL && pages > sched->options.pages_total) { /* only a fresh start can ever fit */
-        row = NULL;
-        common = 0;
-        pages = pages_for(&sched->options, &kv, 0, request, 0);
-    }
-    if (pages > sched->options.pages_total) {
-        fail_job(sched, job, ERR_LIMIT, "the request can never fit the cache's pool");
-        return GONE;
-    }
-    if (!make_room(sched, pages, row)) return WAIT;
-    code = seq_open(seq, job, &kv, &sched->options.text);
-    if (code != 0) {
-        fail_job(sched, job, code, "no memory for the request");
-        return GONE;
-    }
-    if (row != NULL) {
-        code = continue_conversation(sched, seq, row, common);
-        if (code != 0) {
-            release_slot(sched, seq->slot);
-            seq_close(seq);
-            fail_job(sched, job, code, "the conversation's cache could not be continued");
-            return GONE;
-        }
-    } else {
-        CHECK(sched->free_slot_count >
-              0); /* there are as many slots as sequences + conversations */
-        seq->slot = sched->free_slots[--sched->free_slot_count];
-        sched->counters.conversation_misses++;
-    }
+static void start(struct sched *sched, struct sequence *seq, int64_t pages) {
+    struct engine_job *job = seq->job;
     seq->pages_reserved = pages;
     sched->pages_reserved += pages;
     sched->order[sched->running++] = (int)(seq - sched->sequences);
     sched->counters.cached_tokens += (uint64_t)job->cached_tokens;
     job->admitted_ns = clock_ns();
     atomic_store_explicit(&job->admitted, 1, memory_order_release);
+}
+
+static enum admission admit(struct sched *sched, struct engine_job *job) {
+    const struct engine_request *request = &job->request;
+    struct sequence *seq = free_sequence(sched);
+    if (seq == NULL) return WAIT;
+    struct kv_params kv;
+    int32_t common = 0;
+    /* engine_check refused such requests before; a caller that skips it fails alone */
+    if (sched_resolve_kv(&request->kv, &sched->options.kv, &kv, &job->fault) != 0) return REFUSED;
+    struct conversation *row = match(sched, request, &kv, &common);
+    int32_t held = row == NULL ? 0 : row->held < common ? row->held : common;
+    int64_t pages = pages_for(&sched->options, &kv, held, request, common);
+    if (row != NULL && pages > sched->options.pages_total) { /* only a fresh start can ever fit */
+        row = NULL;
+        pages = pages_for(&sched->options, &kv, 0, request, 0);
+    }
+    if (pages > sched->options.pages_total)
+        return refuse(job, ERR_LIMIT, "the request can never fit the cache's pool");
+    if (!make_room(sched, pages, row)) return WAIT;
+    int code = seq_open(seq, job, &kv, &sched->options.text);
+    if (code != 0) return refuse(job, code, "no memory for the request");
+    if (row != NULL) {
+        code = continue_conversation(sched, seq, row, common);
+        if (code != 0) {
+            release_slot(sched, seq->slot);
+            seq_close(seq);
+            return refuse(job, code, "the conversation's cache could not be continued");
+        }
+    } else {
+        /* There are as many slots as sequences and conversations. */
+        CHECK(sched->free_slot_count > 0);
+        seq->slot = sched->free_slots[--sched->free_slot_count];
+        sched->counters.conversation_misses++;
+    }
+    start(sched, seq, pages);
     return ADMITTED;
 }
 
@@ -339,39 +342,36 @@ static bool cancelled(const struct engine_job *job) {
 }
 
 /* First come, first served: the head waits for its pages and nobody passes it, so a large request
- * cannot starve. */
+ * cannot starve. It is not tried again before somebody leaves: looking for its conversation costs.
+ */
 static void admit_waiting(struct sched *sched) {
-    while (sched->waiting_first != NULL) {
+    while (sched->waiting_first != NULL && !sched->head_waits) {
         struct engine_job *job = sched->waiting_first;
-        struct engine_job *next = job->next; /* a finished job is no longer ours to read */
-        if (cancelled(job)) {
-            finish_job(sched, job, ENGINE_FINISH_ABORT);
-        } else if (admit(sched, job) == WAIT) {
-            break;
-        }
-        sched->waiting_first = next;
-        if (next == NULL) sched->waiting_last = NULL;
-        sched->waiting--;
-        give_place_back(sched);
+        enum admission result = admit(sched, job);
+        sched->head_waits = result == WAIT;
+        if (result == WAIT) return;
+        pop_waiting(sched);
+        if (result == REFUSED) finish_job(sched, job, ENGINE_FINISH_ERROR);
     }
 }
 
-/* Cancelled jobs further back in the queue leave now too: their clients are gone. */
+/* Wherever in the queue they are: their clients are gone. */
 static void drop_cancelled_waiting(struct sched *sched) {
-    struct engine_job **link = &sched->waiting_first;
-    sched->waiting_last = NULL;
+    struct engine_job **link = &sched->waiting_first, *last = NULL;
     while (*link != NULL) {
         struct engine_job *job = *link;
-        if (cancelled(job)) {
-            *link = job->next;
-            sched->waiting--;
-            give_place_back(sched);
-            finish_job(sched, job, ENGINE_FINISH_ABORT);
-        } else {
-            sched->waiting_last = job;
+        if (!cancelled(job)) {
+            last = job;
             link = &job->next;
+            continue;
         }
+        if (last == NULL) sched->head_waits = false;
+        *link = job->next;
+        sched->waiting--;
+        give_place_back(sched);
+        finish_job(sched, job, ENGINE_FINISH_ABORT);
     }
+    sched->waiting_last = last;
 }
 
 /* ---- Leaving --------------------------------------------------------------------------------- */
@@ -379,11 +379,13 @@ static void drop_cancelled_waiting(struct sched *sched) {
 static void fill_details(struct sched *sched, struct sequence *seq,
                          const struct kern_report *report) {
     struct engine_kv_details *kv = &seq->job->kv;
-    strncpy(kv->policy, seq->kv.policy->name, sizeof kv->policy - 1);
+    snprintf(kv->policy, sizeof kv->policy, "%s", seq->kv.policy->name);
     kv->budget = seq->kv.policy->bounded ? seq->kv.budget : -1;
     kv->seen_tokens = seq->due.tokens;
     kv->kept_entries = (int64_t)report->entries;
-    kv->evicted_entries = streams(sched) * seq->due.tokens - kv->kept_entries;
+    /* Nothing is evicted of what a failed step appended and nobody counted. */
+    int64_t appended = streams(sched) * seq->due.tokens;
+    kv->evicted_entries = appended > kv->kept_entries ? appended - kv->kept_entries : 0;
     kv->dropped_tokens = seq->dropped;
     kv->bytes = report->pages * sched->options.page_bytes;
 }
@@ -398,7 +400,7 @@ static int report_sequence(struct sched *sched, struct sequence *seq, struct ker
         job->kv.lengths = mem_try_alloc((size_t)streams(sched), sizeof *job->kv.lengths);
     report->lengths = job->kv.lengths;
     int code = kern->ops->report(kern, seq->slot, report);
-    if (code != 0 || wanted < ENGINE_REPORT_POSITIONS || report->entries == 0) return code;
+    if (code != 0 || wanted < ENGINE_REPORT_POSITIONS || job->kv.lengths == NULL) return code;
     job->kv.positions = mem_try_alloc(report->entries, sizeof *job->kv.positions);
     if (job->kv.positions == NULL) return 0; /* the answer goes out without the long report */
     report->positions = job->kv.positions;
@@ -406,21 +408,19 @@ static int report_sequence(struct sched *sched, struct sequence *seq, struct ker
     return kern->ops->report(kern, seq->slot, report);
 }
 
-static bool retains(const struct sched *sched, const struct sequence *seq) {
-    const struct engine_request *request = &seq->job->request;
-    return sched->conversations.capacity > 0 && request->kv.retain && !request->prompt_logprobs &&
-           (seq->finish == ENGINE_FINISH_STOP || seq->finish == ENGINE_FINISH_LENGTH);
-}
-
 static void retain(struct sched *sched, struct sequence *seq, const struct kern_report *report) {
     struct conversation_table *table = &sched->conversations;
+    int64_t entries = (int64_t)report->entries, count = streams(sched);
     if (table->count == table->capacity) forget(sched, conversation_oldest(table, NULL), "count");
+    /* The list had room for the longest answer; failing to give the rest back costs only memory. */
+    size_t used = (size_t)seq->due.tokens * sizeof *seq->tokens;
+    int32_t *tokens = mem_try_realloc(seq->tokens, used, used);
     struct conversation row = {.kv = seq->kv,
-                               .tokens = seq->tokens,
+                               .tokens = tokens != NULL ? tokens : seq->tokens,
                                .token_count = seq->due.tokens,
                                .prompt_end = seq->prompt_count,
-                               .held = seq->due.held,
-                               .entries = (int64_t)report->entries,
+                               .held = (int32_t)((entries + count - 1) / count),
+                               .entries = entries,
                                .pages = report->pages,
                                .slot = seq->slot};
     memcpy(row.space, seq->job->request.space, sizeof row.space);
@@ -428,16 +428,26 @@ static void retain(struct sched *sched, struct sequence *seq, const struct kern_
     seq->tokens = NULL;
 }
 
+static bool answered(const struct sequence *seq) {
+    return seq->finish == ENGINE_FINISH_STOP || seq->finish == ENGINE_FINISH_LENGTH;
+}
+
+static bool retains(const struct sched *sched, const struct sequence *seq) {
+    const struct engine_request *request = &seq->job->request;
+    return sched->conversations.capacity > 0 && request->kv.retain && !request->prompt_logprobs &&
+           answered(seq);
+}
+
 /* Takes a sequence out of the running set. Aborted and failed requests leave no state. */
 static void leave(struct sched *sched, struct sequence *seq) {
     struct engine_job *job = seq->job;
     struct kern_report report = {0};
-    enum engine_finish finish = seq->finish;
     int code = report_sequence(sched, seq, &report);
-    if (code != 0 && finish != ENGINE_FINISH_ERROR) {
+    if (code != 0 && answered(seq)) {
         fault_set(&job->fault, code, NULL, "the backend could not report the cache");
-        finish = seq->finish = ENGINE_FINISH_ERROR;
+        seq->finish = ENGINE_FINISH_ERROR;
     }
+    enum engine_finish finish = seq->finish;
     fill_details(sched, seq, &report);
     if (retains(sched, seq))
         retain(sched, seq, &report);
@@ -458,13 +468,24 @@ static void leave_finished(struct sched *sched) {
     }
 }
 
-static void fail_running(struct sched *sched, int code) {
+static void abandon_running(struct sched *sched, enum engine_finish finish, int code) {
     for (int i = 0; i < sched->running; i++) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
-        fault_set(&seq->job->fault, code, NULL, "the engine failed: %s", err_text(code));
-        seq->finish = ENGINE_FINISH_ERROR;
+        if (finish == ENGINE_FINISH_ERROR)
+            fault_set(&seq->job->fault, code, NULL, "the engine failed: %s", err_text(code));
+        seq->finish = finish;
     }
     leave_finished(sched);
+}
+
+void sched_abandon(struct sched *sched, enum engine_finish finish, int code) {
+    abandon_running(sched, finish, code);
+    while (sched->waiting_first != NULL) {
+        struct engine_job *job = pop_waiting(sched);
+        if (finish == ENGINE_FINISH_ERROR)
+            fault_set(&job->fault, code, NULL, "the engine failed: %s", err_text(code));
+        finish_job(sched, job, finish);
+    }
 }
 
 /* ---- Eviction -------------------------------------------------------------------------------- */
@@ -531,11 +552,12 @@ static bool due_in_prompt(const struct sequence *seq) {
 struct step {
     struct kern_batch batch;
     int want_count;
+    int spare_logits; /* for scores: beyond one row for every running sequence */
 };
 
 static void add_rows(struct sched *sched, struct step *step, struct sequence *seq, int32_t count) {
-    struct kern_span *span = &sched->spans[step->batch.span_count++];
-    *span = (struct kern_span){
+    sched->span_sequences[step->batch.span_count] = seq;
+    sched->spans[step->batch.span_count++] = (struct kern_span){
         .slot = seq->slot, .row = step->batch.rows, .count = count, .pos = seq->due.tokens};
     memcpy(sched->rows + step->batch.rows, seq->tokens + seq->due.tokens,
            (size_t)count * sizeof *sched->rows);
@@ -548,26 +570,35 @@ static void add_want(struct sched *sched, struct step *step, struct sequence *se
     sched->wants[step->want_count++] = (struct sched_want){seq, scored};
 }
 
-/* Rows of a prefilling sequence this step, and the logits it wants. Scoring the prompt wants one
- * row of logits per token, which bounds the rows too. */
+/* How many of `count` rows a prompt that wants scores gets: every row but the prompt's last scores
+ * the token after it. */
+static int32_t scored_rows(struct step *step, const struct sequence *seq, int32_t count) {
+    int32_t scores = seq->prompt_count - 1 - seq->due.tokens;
+    if (scores > count) scores = count;
+    if (scores > step->spare_logits) scores = count = step->spare_logits;
+    step->spare_logits -= scores;
+    return count;
+}
+
+/* Rows of a prefilling sequence this step, and the logits it wants. */
 static void add_prompt(struct sched *sched, struct step *step, struct sequence *seq) {
     const struct engine_request *request = &seq->job->request;
     int32_t count = due_prompt_room(&seq->kv, &seq->due);
-    int32_t rows_left = sched->options.rows_max - step->batch.rows;
-    int32_t logits_left = sched->options.logits_max - step->want_count;
-    if (count > rows_left) count = rows_left;
-    if (request->prompt_logprobs && count > logits_left) count = logits_left;
-    if (count <= 0 || logits_left <= 0) return;
+    int32_t left = sched->options.rows_max - step->batch.rows;
+    if (count > left) count = left;
+    if (request->prompt_logprobs) count = scored_rows(step, seq, count);
+    if (count <= 0) return;
     int32_t row = step->batch.rows, pos = seq->due.tokens;
     add_rows(sched, step, seq, count);
-    bool last = pos + count == seq->prompt_count;
     for (int32_t i = 0; request->prompt_logprobs && i < count; i++)
         if (pos + i + 1 < seq->prompt_count) add_want(sched, step, seq, row + i, pos + i + 1);
-    if (last && request->max_tokens > 0) add_want(sched, step, seq, row + count - 1, -1);
+    if (pos + count == seq->prompt_count && request->max_tokens > 0)
+        add_want(sched, step, seq, row + count - 1, -1);
 }
 
 static void build_step(struct sched *sched, struct step *step) {
-    *step = (struct step){.batch = {.tokens = sched->rows, .spans = sched->spans}};
+    *step = (struct step){.batch = {.tokens = sched->rows, .spans = sched->spans},
+                          .spare_logits = sched->options.logits_max - sched->running};
     for (int i = 0; i < sched->running; i++) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
         if (seq_prefilling(seq)) continue;
@@ -582,14 +613,10 @@ static void build_step(struct sched *sched, struct step *step) {
 
 static void count_appended(struct sched *sched, const struct step *step) {
     for (int i = 0; i < step->batch.span_count; i++) {
-        const struct kern_span *span = &step->batch.spans[i];
-        for (int k = 0; k < sched->running; k++) {
-            struct sequence *seq = &sched->sequences[sched->order[k]];
-            if (seq->slot != span->slot) continue;
-            if (seq_prefilling(seq)) sched->counters.prompt_tokens += (uint64_t)span->count;
-            due_append(&seq->due, span->count);
-            break;
-        }
+        struct sequence *seq = sched->span_sequences[i];
+        int32_t count = sched->spans[i].count;
+        if (seq_prefilling(seq)) sched->counters.prompt_tokens += (uint64_t)count;
+        due_append(&seq->due, count);
     }
     hist_add(&sched->counters.iteration_tokens, step->batch.rows);
 }
@@ -597,8 +624,10 @@ static void count_appended(struct sched *sched, const struct step *step) {
 static void prepare_samples(struct sched *sched, const struct step *step) {
     for (int i = 0; i < step->want_count; i++) {
         const struct sched_want *want = &sched->wants[i];
-        seq_sample_params(want->seq, &sched->options.text, &sched->samples[i]);
-        if (want->scored >= 0) sched->samples[i].forced = want->seq->tokens[want->scored];
+        if (want->scored >= 0)
+            seq_score_params(want->seq, want->scored, &sched->samples[i]);
+        else
+            seq_sample_params(want->seq, &sched->samples[i]);
     }
 }
 
@@ -663,8 +692,8 @@ bool sched_step(struct sched *sched, bool *device_failed) {
         if (code == ERR_FULL) sched->counters.preemptions++; /* a reservation was wrong: a bug */
         log_error("step failed: %s; %d running requests end with an error", err_text(code),
                   sched->running);
-        *device_failed = code != ERR_FULL;
-        fail_running(sched, code);
+        *device_failed = code == ERR_DEVICE;
+        abandon_running(sched, ENGINE_FINISH_ERROR, code);
         return true;
     }
     leave_finished(sched);

@@ -14,6 +14,10 @@
  *
  * Reservations are exact, so begin_step cannot run out of pages and nothing is ever preempted;
  * if it does, that is a bug: the sequences of the step fail, the counter tells, the rest goes on.
+ * Any other failure of the backend ends the running requests too, and only those.
+ *
+ * Each running sequence has one row of logits for its next token; prompts that want scores share
+ * what the backend has beyond that, so that scoring a long prompt holds nobody up.
  *
  * Thread: the engine thread. Nothing here knows of HTTP, files or the clock's meaning. */
 #ifndef KEEPD_ENGINE_SCHED_H
@@ -56,21 +60,23 @@ struct sched_counters {
 
 struct sched {
     struct sched_options options;
-    struct sequence *sequences;  /* [sequences_max] */
-    int *order;                  /* indices of running sequences, oldest first */
+    struct sequence *sequences; /* [sequences_max] */
+    int *order;                 /* indices of running sequences, oldest first */
     int running;
     struct conversation_table conversations;
     int32_t *free_slots;
     int free_slot_count;
-    int64_t pages_reserved;      /* by running sequences */
+    int64_t pages_reserved;                          /* by running sequences */
     struct engine_job *waiting_first, *waiting_last; /* linked by job->next */
     int waiting;
-    struct engine_job *finished; /* ended, not yet published; linked by job->next */
+    bool head_waits; /* the first waiting job was tried, and nobody has left since */
+    struct engine_job *finished_first, *finished_last; /* ended, not yet published */
     struct sched_counters counters;
-    atomic_int *queue_places;    /* given back when a job leaves the waiting list; may be NULL */
-    atomic_int *pending_jobs;    /* counted down when a job finishes; may be NULL */
+    atomic_int *queue_places; /* given back when a job leaves the waiting list; may be NULL */
+    atomic_int *pending_jobs; /* counted down when a job finishes; may be NULL */
     /* scratch of one step */
     struct kern_span *spans;
+    struct sequence **span_sequences; /* whose rows spans[i] are */
     int32_t *rows, *want;
     struct sched_want *wants;
     struct kern_evict *due;
@@ -81,6 +87,9 @@ struct sched {
 void sched_open(struct sched *sched, const struct sched_options *options);
 void sched_close(struct sched *sched); /* every job finishes with ABORT; slots are released */
 
+/* Ends every job, running or waiting, with ABORT, or with ERROR and the text of `code`. */
+void sched_abandon(struct sched *sched, enum engine_finish finish, int code);
+
 /* Appends to the waiting list. The job was checked (sched_check) and its arrays are allocated. */
 void sched_submit(struct sched *sched, struct engine_job *job);
 
@@ -90,11 +99,12 @@ int sched_check(const struct sched_options *options, const struct engine_request
                 const struct kv_params *kv, struct fault *fault);
 
 /* One step as above. Returns true when there was anything to do. *device_failed is set when the
- * backend reported an error: running jobs have failed, the caller decides whether to go on. */
+ * backend reported ERR_DEVICE: running jobs have failed, and later steps would fail too. */
 bool sched_step(struct sched *sched, bool *device_failed);
 bool sched_idle(const struct sched *sched);
 
-/* Hands finished jobs back: stores `finish` in each. The caller first publishes what it wants seen. */
+/* Hands finished jobs back, in the order they ended: stores `finish` in each. The caller first
+ * publishes what it wants seen. */
 void sched_publish_finished(struct sched *sched);
 
 /* Resolves a request's kv object: absent members take the defaults, another policy brings its own

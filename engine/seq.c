@@ -44,17 +44,21 @@ int seq_job_alloc(struct engine_job *job, size_t token_bytes_max) {
     size_t answers = (size_t)request->max_tokens;
     struct engine_choice *choice = &job->choice[0];
     int code = ERR_NOMEM;
+    if (request->prompt_count < 1 || request->max_tokens < 0) return ERR_INVALID;
     job->choice_count = 1;
     choice->stop_index = -1;
     choice->stop_token = -1;
     choice->tokens = mem_try_alloc(at_least_one(answers), sizeof *choice->tokens);
-    choice->text = mem_try_alloc(at_least_one(answers), at_least_one(token_bytes_max));
+    if (answers <= UINT32_MAX / at_least_one(token_bytes_max)) /* text_end counts in 32 bits */
+        choice->text = mem_try_alloc(at_least_one(answers), at_least_one(token_bytes_max));
     if (choice->tokens == NULL || choice->text == NULL) goto out;
     if (alloc_top(&choice->top, answers, request->top_logprobs) != 0) goto out;
     if (request->prompt_logprobs) {
         size_t prompt = (size_t)request->prompt_count;
         job->prompt_tokens = mem_try_alloc(prompt, sizeof *job->prompt_tokens);
         if (job->prompt_tokens == NULL) goto out;
+        /* Nothing precedes the first token, so nothing scores it. */
+        job->prompt_tokens[0] = (struct engine_token){.token = request->prompt[0], .logprob = NAN};
         if (alloc_top(&job->prompt_top, prompt, request->top_logprobs) != 0) goto out;
     }
     code = 0;
@@ -107,10 +111,8 @@ int32_t seq_output_count(const struct sequence *seq) {
 
 /* ---- Sampling -------------------------------------------------------------------------------- */
 
-void seq_sample_params(const struct sequence *seq, const struct seq_text *text,
-                       struct kern_sample *params) {
+void seq_sample_params(const struct sequence *seq, struct kern_sample *params) {
     const struct engine_request *request = &seq->job->request;
-    (void)text;
     bool hold = seq_output_count(seq) < request->min_tokens;
     *params = (struct kern_sample){
         .history = seq->tokens,
@@ -132,6 +134,11 @@ void seq_sample_params(const struct sequence *seq, const struct seq_text *text,
         .top_count = request->top_logprobs,
         .forced = -1,
     };
+}
+
+void seq_score_params(const struct sequence *seq, int32_t index, struct kern_sample *params) {
+    int32_t top = seq->job->request.top_logprobs;
+    *params = (struct kern_sample){.top_count = top > 0 ? top : 0, .forced = seq->tokens[index]};
 }
 
 _Static_assert(sizeof(struct engine_bias) == sizeof(struct kern_logit_bias) &&

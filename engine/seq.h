@@ -22,22 +22,21 @@ struct sequence {
     int32_t slot;
     struct kv_params kv;
     struct due_state due;
-    int32_t *tokens; /* [prompt_count + max_tokens]; owned */
+    int32_t *tokens;     /* [prompt_count + max_tokens]; owned */
     int32_t token_count; /* known: prompt and sampled; the last sampled one is not appended yet */
     int32_t prompt_count;
     int64_t pages_reserved;
     int32_t dropped;
     int32_t *banned; /* EOS and stop ids, for min_tokens; owned or NULL */
     int32_t banned_count;
-    uint32_t text_size; /* bytes of choice->text written */
+    uint32_t text_size;        /* bytes of choice->text written */
     enum engine_finish finish; /* decided, published by seq_finish */
 };
 
 /* Output arrays of a job, sized for the whole answer. ERR_NOMEM frees what was taken. */
 int seq_job_alloc(struct engine_job *job, size_t token_bytes_max);
 
-/* Prepares the sequence for `job` with `cached` tokens already in its slot. Takes over
- * `tokens` (the conversation's list) or allocates when NULL. ERR_NOMEM leaves `tokens` with the caller. */
+/* Prepares a free sequence for `job`, with nothing cached and no slot. ERR_NOMEM leaves it free. */
 int seq_open(struct sequence *seq, struct engine_job *job, const struct kv_params *kv,
              const struct seq_text *text);
 void seq_close(struct sequence *seq); /* frees; the job is not touched */
@@ -48,8 +47,9 @@ static inline bool seq_prefilling(const struct sequence *seq) {
 int32_t seq_output_count(const struct sequence *seq);
 
 /* The sampling parameters of the sequence's next token. */
-void seq_sample_params(const struct sequence *seq, const struct seq_text *text,
-                       struct kern_sample *params);
+void seq_sample_params(const struct sequence *seq, struct kern_sample *params);
+/* The same for the score of prompt token `index`. */
+void seq_score_params(const struct sequence *seq, int32_t index, struct kern_sample *params);
 
 /* Records a sampled token: output arrays, text, stop conditions. Sets seq->finish when it ends. */
 void seq_add_token(struct sequence *seq, const struct seq_text *text,

@@ -1,5 +1,10 @@
 # Deterministic by seed; more seeds by hand: sim_sched FIRST COUNT.
-keepd_plain_test(sim_sched SOURCES sim_sched.c LIBS engine_sched kernels_cpu paging base)
+if(TARGET engine_sched AND TARGET kernels_cpu)
+  add_library(test_world STATIC ${CMAKE_CURRENT_LIST_DIR}/world.c)
+  target_link_libraries(test_world PUBLIC engine_sched kernels_cpu paging base)
+  keepd_plain_test(sim_sched SOURCES ${CMAKE_CURRENT_LIST_DIR}/sim_sched.c LIBS test_world)
+endif()
 if(TARGET engine_core)
-  keepd_plain_test(tsan_engine SOURCES tsan_engine.c LIBS engine_core)
+  keepd_plain_test(tsan_engine SOURCES ${CMAKE_CURRENT_LIST_DIR}/tsan_engine.c LIBS engine_core)
+  target_link_options(tsan_engine PRIVATE -Wl,--wrap=cpu_open)
 endif()

@@ -1,7 +1,10 @@
-/* The engine's thread and its readers, for ThreadSanitizer and for leaks: a real engine with the bundled
- * model, jobs submitted and cancelled from this thread while it polls their counters and the snapshot.
- * Plain main, because Criterion does not start under ThreadSanitizer. */
+/* The engine with its thread and its readers, for ThreadSanitizer and for leaks: the bundled model,
+ * jobs submitted and cancelled by one thread that polls their counters, rows and snapshots read by
+ * another; drain, close with work in hand, and a backend that fails. Plain main, because Criterion
+ * does not start under ThreadSanitizer. cpu_open is wrapped (sched.cmake): the backend's sample can
+ * fail. */
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -9,20 +12,71 @@
 #include "base/check.h"
 #include "base/mem.h"
 #include "engine/engine.h"
+#include "kernels/cpu/cpu.h"
 
-enum { JOBS = 24, PROMPT = 48 };
+enum { JOBS = 24, PROMPT = 48, SEQUENCES = 4, CONVERSATIONS = 3 };
 
 static atomic_int wakes;
+static struct engine_job jobs[JOBS];
+static int32_t prompts[JOBS][PROMPT];
+
+/* ---- A backend that can fail ----------------------------------------------------------------- */
+
+static struct kern_ops wrapped;
+static const struct kern_ops *real;
+static atomic_bool failing;
+
+int __real_cpu_open(const struct cpu_options *options, struct kern **out, struct fault *fault);
+int __wrap_cpu_open(const struct cpu_options *options, struct kern **out, struct fault *fault);
+
+static int sample_or_fail(struct kern *kern, const float *logits, int rows, int vocab,
+                          const struct kern_sample *params, struct kern_sampled *out) {
+    if (atomic_load(&failing)) return ERR_DEVICE;
+    return real->sample(kern, logits, rows, vocab, params, out);
+}
+
+int __wrap_cpu_open(const struct cpu_options *options, struct kern **out, struct fault *fault) {
+    int code = __real_cpu_open(options, out, fault);
+    if (code != 0) return code;
+    real = (*out)->ops;
+    wrapped = *real;
+    wrapped.sample = sample_or_fail;
+    (*out)->ops = &wrapped;
+    return 0;
+}
+
+/* ---- Engine and jobs ------------------------------------------------------------------------- */
 
 static void wake(void *arg) {
     (void)arg;
     atomic_fetch_add(&wakes, 1);
 }
 
-static void fill(struct engine_job *job, int32_t *prompt, int index, int vocab) {
-    for (int i = 0; i < PROMPT; i++) prompt[i] = 1 + (index * 131 + i * 7) % (vocab - 1);
+static struct engine *open_engine(void) {
+    struct engine_options options = {.model_dir = KEEPD_SOURCE_DIR "/models/keepd-nano",
+                                     .kv_budget = 64,
+                                     .kv_buffer = 16,
+                                     .kv_chunk = 32,
+                                     .max_num_seqs = SEQUENCES,
+                                     .max_num_batched_tokens = 64,
+                                     .max_model_len = 256,
+                                     .max_queue = JOBS,
+                                     .max_conversations = CONVERSATIONS,
+                                     .threads = 2,
+                                     .wake = wake};
+    struct engine *engine = NULL;
+    struct fault fault = {0};
+    CHECK_MSG(engine_open(&options, &engine, &fault) == 0, "%s: %s", fault.field, fault.text);
+    CHECK(engine_start(engine) == 0);
+    return engine;
+}
+
+static struct engine_job *fill(const struct engine *engine, int index) {
+    struct engine_job *job = &jobs[index];
+    int vocab = engine_info(engine)->vocab;
+    for (int i = 0; i < PROMPT; i++) prompts[index][i] = 1 + (index * 131 + i * 7) % (vocab - 1);
     memset(job, 0, sizeof *job);
-    job->request = (struct engine_request){.prompt = prompt,
+    job->request = (struct engine_request){.prompt = prompts[index],
                                            .prompt_count = PROMPT,
                                            .max_tokens = 12,
                                            .temperature = 1,
@@ -30,6 +84,7 @@ static void fill(struct engine_job *job, int32_t *prompt, int index, int vocab) 
                                            .repetition = 1,
                                            .seed = (uint64_t)index,
                                            .top_logprobs = index % 3 - 1,
+                                           .prompt_logprobs = index % 7 == 3,
                                            .ignore_eos = true,
                                            .kv = {.budget = 16,
                                                   .buffer = 8,
@@ -39,10 +94,16 @@ static void fill(struct engine_job *job, int32_t *prompt, int index, int vocab) 
                                                   .horizon = NAN,
                                                   .reuse = true,
                                                   .retain = true}};
+    return job;
 }
 
-/* What the loop does after a wake: finish first, counts second. Returns 1 when finished. */
-static int watch(struct engine_job *job, uint64_t *sum) {
+static void submit(struct engine *engine, int index) {
+    CHECK(engine_queue_enter(engine));
+    CHECK(engine_submit(engine, fill(engine, index)) == 0);
+}
+
+/* What the loop does after a wake: finish first, counts second. Returns whether it has finished. */
+static bool watch(struct engine_job *job, uint64_t *sum) {
     int finish = atomic_load_explicit(&job->choice[0].finish, memory_order_acquire);
     uint_fast32_t count = atomic_load_explicit(&job->choice[0].token_count, memory_order_acquire);
     uint_fast32_t safe = atomic_load_explicit(&job->choice[0].text_safe, memory_order_acquire);
@@ -51,65 +112,193 @@ static int watch(struct engine_job *job, uint64_t *sum) {
     return finish != ENGINE_RUNNING;
 }
 
-int main(void) {
-    static struct engine_job jobs[JOBS];
-    static int32_t prompts[JOBS][PROMPT];
-    struct engine_options options = {.model_dir = KEEPD_SOURCE_DIR "/models/keepd-nano",
-                                     .kv_budget = 64,
-                                     .kv_buffer = 16,
-                                     .kv_chunk = 32,
-                                     .max_num_seqs = 4,
-                                     .max_num_batched_tokens = 64,
-                                     .max_model_len = 256,
-                                     .max_queue = JOBS,
-                                     .max_conversations = 3,
-                                     .threads = 2,
-                                     .wake = wake};
-    struct engine *engine = NULL;
-    struct fault fault = {0};
-    int code = engine_open(&options, &engine, &fault);
-    if (code != 0) {
-        fprintf(stderr, "%s: %s\n", fault.field, fault.text);
-        return 1;
-    }
-    CHECK(engine_start(engine) == 0);
-    for (int i = 0; i < JOBS; i++) {
-        fill(&jobs[i], prompts[i], i, engine_info(engine)->vocab);
-        CHECK_MSG(engine_check(engine, &jobs[i].request, &fault) == 0, "%s", fault.text);
-        CHECK(engine_queue_enter(engine));
-        CHECK(engine_submit(engine, &jobs[i]) == 0);
-    }
+static void wait_for(struct engine_job *job) {
     uint64_t sum = 0;
+    while (!watch(job, &sum)) usleep(500);
+}
+
+/* Any thread may look, at any time. */
+static atomic_bool looking;
+
+static void *look(void *arg) {
+    struct engine *engine = arg;
     struct engine_snapshot snapshot;
+    struct engine_sequence_row sequences[SEQUENCES + 1];
+    struct engine_conversation_row conversations[CONVERSATIONS + 1];
+    while (atomic_load(&looking)) {
+        engine_snapshot(engine, &snapshot);
+        CHECK(snapshot.preemptions == 0 && snapshot.pages_used <= snapshot.pages_total);
+        CHECK(snapshot.pages_used <= snapshot.pages_reserved + snapshot.pages_retained);
+        int count = engine_sequences(engine, sequences, SEQUENCES + 1);
+        CHECK(count <= SEQUENCES);
+        for (int i = 0; i < count; i++)
+            CHECK(sequences[i].prompt_count == PROMPT && sequences[i].pages_reserved > 0 &&
+                  strcmp(sequences[i].policy, "global") == 0);
+        count = engine_conversations(engine, conversations, CONVERSATIONS + 1);
+        CHECK(count <= CONVERSATIONS);
+        for (int i = 0; i < count; i++)
+            CHECK(conversations[i].id > 0 && conversations[i].idle_ns >= 0 &&
+                  conversations[i].pages > 0 && conversations[i].tokens >= PROMPT);
+        usleep(300);
+    }
+    return NULL;
+}
+
+/* ---- What is tried --------------------------------------------------------------------------- */
+
+/* More jobs than sequences; every fifth is cancelled at some moment. */
+static uint64_t try_many(struct engine *engine) {
+    pthread_t looker;
+    uint64_t sum = 0;
+    atomic_store(&looking, true);
+    CHECK(pthread_create(&looker, NULL, look, engine) == 0);
+    for (int i = 0; i < JOBS; i++) submit(engine, i);
     for (int over = 0; over < JOBS;) {
         over = 0;
         for (int i = 0; i < JOBS; i++) {
             over += watch(&jobs[i], &sum);
             if (i % 5 == 2) atomic_store(&jobs[i].cancel, 1);
         }
-        engine_snapshot(engine, &snapshot);
-        CHECK(snapshot.preemptions == 0 && snapshot.pages_used <= snapshot.pages_total);
         usleep(2000);
     }
+    /* Whoever has the last answer sees its pages back, and the engine idle. */
+    struct engine_snapshot snapshot;
     engine_snapshot(engine, &snapshot);
     CHECK(snapshot.running == 0 && snapshot.waiting == 0 && snapshot.pages_reserved == 0);
-    CHECK(snapshot.pages_used == snapshot.pages_retained && snapshot.conversations <= 3);
-    CHECK(engine_idle(engine));
+    CHECK(snapshot.pages_used == snapshot.pages_retained);
+    CHECK(snapshot.conversations <= CONVERSATIONS && engine_idle(engine));
+    atomic_store(&looking, false);
+    CHECK(pthread_join(looker, NULL) == 0);
     for (int i = 0; i < JOBS; i++) {
         int finish = atomic_load(&jobs[i].choice[0].finish);
         CHECK(finish == ENGINE_FINISH_LENGTH || (i % 5 == 2 && finish == ENGINE_FINISH_ABORT));
         engine_job_close(&jobs[i]);
     }
-    /* Close with work in hand: the last jobs end as aborted, and nothing leaks. */
+    return sum;
+}
+
+/* A conversation's idle time goes on while the engine sleeps. */
+static void try_idle(struct engine *engine) {
+    struct engine_conversation_row rows[CONVERSATIONS], later[CONVERSATIONS];
+    int count = engine_conversations(engine, rows, CONVERSATIONS);
+    CHECK(count > 0);
+    usleep(2000);
+    CHECK(engine_conversations(engine, later, CONVERSATIONS) == count);
+    for (int i = 0; i < count; i++)
+        CHECK(later[i].id == rows[i].id && later[i].idle_ns >= rows[i].idle_ns + 2000000);
+}
+
+/* A full queue is an answer; places come back without a job, too. */
+static void try_places(struct engine *engine) {
+    for (int i = 0; i < JOBS; i++) CHECK(engine_queue_enter(engine));
+    CHECK(!engine_queue_enter(engine));
+    engine_queue_leave(engine);
+    CHECK(engine_queue_enter(engine));
+    for (int i = 0; i < JOBS; i++) engine_queue_leave(engine);
+}
+
+static void expect_refused(const struct engine *engine, const struct engine_request *request,
+                           int code, const char *field) {
+    struct fault fault = {0};
+    CHECK_MSG(engine_check(engine, request, &fault) == code, "%s: %s", field, fault.text);
+    CHECK_MSG(strcmp(fault.field, field) == 0, "%s, not %s", fault.field, field);
+}
+
+static void try_checks(const struct engine *engine) {
+    const struct engine_request good = fill(engine, 0)->request;
+    int32_t outside[] = {engine_info(engine)->vocab};
+    struct engine_bias bias[] = {{-1, 1}};
+    struct fault fault = {0};
+    CHECK(engine_check(engine, &good, &fault) == 0);
+    CHECK(engine_info(engine)->threads == 2);
+    struct engine_request r[10];
+    for (int i = 0; i < 10; i++) r[i] = good;
+    r[0].prompt_count = 0;
+    expect_refused(engine, &r[0], ERR_INVALID, "prompt");
+    r[1].prompt_count = INT32_MAX;
+    expect_refused(engine, &r[1], ERR_CONTEXT, "prompt");
+    r[2].max_tokens = -1;
+    expect_refused(engine, &r[2], ERR_INVALID, "max_tokens");
+    r[3].max_tokens = INT32_MAX;
+    expect_refused(engine, &r[3], ERR_CONTEXT, "prompt");
+    r[4].top_logprobs = ENGINE_TOP_MAX + 1;
+    expect_refused(engine, &r[4], ERR_INVALID, "top_logprobs");
+    r[5].kv.budget = 0;
+    expect_refused(engine, &r[5], ERR_INVALID, "kv.budget");
+    r[6].kv.policy = "least";
+    expect_refused(engine, &r[6], ERR_INVALID, "kv.policy");
+    r[7].prompt = outside;
+    r[7].prompt_count = 1;
+    expect_refused(engine, &r[7], ERR_INVALID, "prompt");
+    r[8].stop_ids = outside;
+    r[8].stop_id_count = 1;
+    expect_refused(engine, &r[8], ERR_INVALID, "stop_token_ids");
+    r[9].bias = bias;
+    r[9].bias_count = 1;
+    expect_refused(engine, &r[9], ERR_INVALID, "logit_bias");
+}
+
+/* A draining engine finishes what it has and takes no more. */
+static void try_drain(struct engine *engine) {
+    for (int i = 0; i < 6; i++) submit(engine, i);
+    engine_drain(engine);
+    CHECK(engine_queue_enter(engine));
+    CHECK(engine_submit(engine, fill(engine, 6)) == ERR_STOPPED);
+    engine_queue_leave(engine);
     for (int i = 0; i < 6; i++) {
-        fill(&jobs[i], prompts[i], i, engine_info(engine)->vocab);
-        CHECK(engine_queue_enter(engine) && engine_submit(engine, &jobs[i]) == 0);
+        wait_for(&jobs[i]);
+        CHECK(atomic_load(&jobs[i].choice[0].finish) == ENGINE_FINISH_LENGTH);
+        engine_job_close(&jobs[i]);
     }
+    CHECK(engine_idle(engine));
+}
+
+/* The last jobs end as aborted, and nothing leaks. */
+static void close_with_work(struct engine *engine) {
+    for (int i = 0; i < 9; i++) submit(engine, i);
     engine_close(engine);
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 9; i++) {
         CHECK(atomic_load(&jobs[i].choice[0].finish) != ENGINE_RUNNING);
         engine_job_close(&jobs[i]);
     }
+}
+
+/* After a device error everybody ends with an error, running, waiting or yet to come. */
+static void try_failing_backend(void) {
+    struct engine *engine = open_engine();
+    struct engine_snapshot snapshot;
+    submit(engine, 0);
+    wait_for(&jobs[0]);
+    CHECK(atomic_load(&jobs[0].choice[0].finish) == ENGINE_FINISH_LENGTH);
+    atomic_store(&failing, true);
+    for (int i = 1; i < 10; i++) submit(engine, i);
+    for (int i = 1; i < 10; i++) wait_for(&jobs[i]);
+    engine_snapshot(engine, &snapshot);
+    CHECK(snapshot.stopped && snapshot.running == 0 && snapshot.pages_reserved == 0);
+    atomic_store(&failing, false);
+    submit(engine, 10); /* a device that failed once is not trusted again */
+    wait_for(&jobs[10]);
+    for (int i = 1; i < 11; i++) {
+        CHECK(atomic_load(&jobs[i].choice[0].finish) == ENGINE_FINISH_ERROR);
+        CHECK(jobs[i].fault.code == ERR_DEVICE);
+    }
+    CHECK(engine_idle(engine));
+    try_places(engine);
+    for (int i = 0; i < 11; i++) engine_job_close(&jobs[i]);
+    engine_close(engine);
+}
+
+int main(void) {
+    struct engine *engine = open_engine();
+    uint64_t sum = try_many(engine);
+    try_idle(engine);
+    try_places(engine);
+    try_checks(engine);
+    close_with_work(engine);
+    engine = open_engine();
+    try_drain(engine);
+    engine_close(engine);
+    try_failing_backend();
     printf("%d wakes, checksum %llu\n", atomic_load(&wakes), (unsigned long long)sum);
     return 0;
 }

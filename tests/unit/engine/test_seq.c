@@ -142,13 +142,13 @@ Test(seq, min_tokens_bans_and_waits) {
         &f,
         (struct engine_request){
             .min_tokens = 3, .stops = stops, .stop_count = 1, .stop_ids = ids, .stop_id_count = 1});
-    seq_sample_params(&f.seq, &text, &params);
+    seq_sample_params(&f.seq, &params);
     cr_assert_eq(params.banned_count, 2);
     cr_assert(params.banned[0] == 0 && params.banned[1] == 3);
     feed(&f, "ab"); /* too early to stop */
     cr_assert_eq(f.seq.finish, ENGINE_RUNNING);
     feed(&f, "x");
-    seq_sample_params(&f.seq, &text, &params);
+    seq_sample_params(&f.seq, &params);
     cr_assert_eq(params.banned_count, 0);
     cr_assert_eq(params.position, 5);
     cr_assert(params.prompt_count == 2 && params.output_count == 3 && params.history[4] == 24);

@@ -1,0 +1,294 @@
+#include "tests/sim/world.h"
+
+#include <string.h>
+
+#include "base/check.h"
+#include "base/mem.h"
+#include "kernels/cpu/cpu.h"
+
+enum { QKV = (WORLD_HEADS_Q + 2 * WORLD_HEADS_KV) * WORLD_DIM, OUT = WORLD_HEADS_Q * WORLD_DIM };
+
+uint64_t world_mix(uint64_t x) {
+    x += 0x9E3779B97F4A7C15u;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return x ^ (x >> 31);
+}
+
+/* ---- Planned failures ------------------------------------------------------------------------ */
+
+/* A backend's functions know only their own instance, so the plan is the process's. */
+static struct {
+    enum world_op op;
+    long left; /* < 0: none */
+    int code;
+    const struct kern_ops *real;
+} plan = {.left = -1};
+
+void world_fail(enum world_op op, long n, int code) {
+    plan.op = op;
+    plan.left = n;
+    plan.code = code;
+}
+
+bool world_fail_pending(void) {
+    return plan.left >= 0;
+}
+
+void world_fail_never(void) {
+    plan.left = -1;
+}
+
+static int fails(enum world_op op) {
+    if (plan.left < 0 || plan.op != op) return 0;
+    return plan.left-- == 0 ? plan.code : 0;
+}
+
+static int begin_step(struct kern *kern, const struct kern_batch *batch) {
+    int code = fails(WORLD_BEGIN_STEP);
+    return code != 0 ? code : plan.real->begin_step(kern, batch);
+}
+
+static int evict(struct kern *kern, const struct kern_evict *due, int count) {
+    int code = fails(WORLD_EVICT);
+    return code != 0 ? code : plan.real->evict(kern, due, count);
+}
+
+static int sample(struct kern *kern, const float *logits, int rows, int vocab,
+                  const struct kern_sample *params, struct kern_sampled *out) {
+    int code = fails(WORLD_SAMPLE);
+    return code != 0 ? code : plan.real->sample(kern, logits, rows, vocab, params, out);
+}
+
+static int sync_all(struct kern *kern) {
+    int code = fails(WORLD_SYNC);
+    return code != 0 ? code : plan.real->sync(kern);
+}
+
+static int report(struct kern *kern, int slot, struct kern_report *out) {
+    int code = fails(WORLD_REPORT);
+    return code != 0 ? code : plan.real->report(kern, slot, out);
+}
+
+static int truncate_at(struct kern *kern, int slot, int32_t pos) {
+    int code = fails(WORLD_TRUNCATE);
+    return code != 0 ? code : plan.real->truncate(kern, slot, pos);
+}
+
+static void plan_failures(struct world *w) {
+    w->real = plan.real = w->kern->ops;
+    w->ops = *w->real;
+    w->ops.begin_step = begin_step;
+    w->ops.evict = evict;
+    w->ops.sample = sample;
+    w->ops.sync = sync_all;
+    w->ops.report = report;
+    w->ops.truncate = truncate_at;
+    w->kern->ops = &w->ops;
+}
+
+/* ---- The fake model -------------------------------------------------------------------------- */
+
+static float unit(uint64_t x) {
+    return (float)(world_mix(x) >> 40) * 0x1p-24f;
+}
+
+static void fill_rows(struct world *w, const struct kern_batch *batch, int layer) {
+    for (int s = 0; s < batch->span_count; s++)
+        for (int i = 0; i < batch->spans[s].count; i++) {
+            int row = batch->spans[s].row + i, pos = batch->spans[s].pos + i;
+            uint64_t key = ((uint64_t)batch->tokens[row] << 32) ^ (uint64_t)(pos * 64 + layer);
+            for (int d = 0; d < QKV; d++)
+                w->qkv[row * QKV + d] = 2 * unit(key * 977 + (uint64_t)d) - 1;
+            for (int h = 0; h < WORLD_HEADS_KV; h++) {
+                float u = unit(key * 31 + (uint64_t)h + 7);
+                w->log_beta[row * WORLD_HEADS_KV + h] = -u * u * u * 0.2f - 1e-6f;
+            }
+        }
+}
+
+static void add_logits(struct world *w, const int32_t *want, int want_count, int layer) {
+    for (int i = 0; i < want_count; i++)
+        for (int v = 0; v < WORLD_VOCAB; v++) {
+            const float *out = w->out + (size_t)want[i] * OUT;
+            float sum = 0;
+            for (int d = 0; d < OUT; d++)
+                sum += out[d] * (2 * unit((uint64_t)(v * 4096 + d * 4 + layer)) - 1);
+            w->logits[i * WORLD_VOCAB + v] += 3 * sum;
+        }
+}
+
+/* What a batch must be: rows dense and in order, each slot once, no more logits than rows. */
+static void check_batch(struct world *w, const struct kern_batch *batch, const int32_t *want,
+                        int want_count) {
+    int rows = 0;
+    CHECK(batch->rows > 0 && batch->rows <= w->options.rows);
+    CHECK(want_count <= batch->rows && want_count <= w->options.logits);
+    for (int i = 0; i < batch->span_count; i++) {
+        const struct kern_span *span = &batch->spans[i];
+        CHECK(span->row == rows && span->count > 0);
+        rows += span->count;
+        for (int k = 0; k < i; k++) CHECK(batch->spans[k].slot != span->slot);
+    }
+    CHECK(rows == batch->rows);
+    for (int i = 0; i < want_count; i++) CHECK(want[i] < rows && (i == 0 || want[i] > want[i - 1]));
+    CHECK(batch->span_count <= (int)(sizeof w->spans / sizeof *w->spans));
+    memcpy(w->spans, batch->spans, (size_t)batch->span_count * sizeof *w->spans);
+    w->span_count = batch->span_count;
+    w->rows = batch->rows;
+    w->want_count = want_count;
+}
+
+static int fake_step(void *model, const struct kern_batch *batch, const int32_t *want,
+                     int want_count, const float **logits) {
+    struct world *w = model;
+    struct kern_attend_options attend = {.scale = 1.0f};
+    check_batch(w, batch, want, want_count);
+    int code = w->ops.begin_step(w->kern, batch);
+    if (code != 0) return code;
+    memset(w->logits, 0, (size_t)want_count * WORLD_VOCAB * sizeof(float));
+    for (int layer = 0; layer < WORLD_LAYERS; layer++) {
+        fill_rows(w, batch, layer);
+        w->ops.write_kv(w->kern, layer, w->qkv, w->log_beta, batch);
+        w->ops.attend(w->kern, layer, w->out, w->qkv, batch, &attend);
+        add_logits(w, want, want_count, layer);
+    }
+    *logits = w->logits;
+    return 0;
+}
+
+/* Token 0 is EOS and has no text; the others are one letter each. */
+static size_t letter(const void *arg, int32_t id, const char **bytes) {
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+    (void)arg;
+    if (id == 0) return 0;
+    *bytes = letters + id;
+    return 1;
+}
+
+/* ---- The world ------------------------------------------------------------------------------- */
+
+static void open_cache(struct world *w, const struct world_options *o,
+                       struct kern_cache_info *info) {
+    struct fault fault = {0};
+    struct cpu_options cpu = {.path = o->path != NULL ? o->path : "reference",
+                              .threads = o->threads > 0 ? o->threads : 1};
+    CHECK_MSG(cpu_open(&cpu, &w->kern, &fault) == 0, "%s", fault.text);
+    plan_failures(w);
+    w->ops.cache_info(KERN_F32, WORLD_DIM, info);
+    struct kern_cache_options cache = {.layers = WORLD_LAYERS,
+                                       .heads_q = WORLD_HEADS_Q,
+                                       .heads_kv = WORLD_HEADS_KV,
+                                       .head_dim = WORLD_DIM,
+                                       .dtype = KERN_F32,
+                                       .pages = o->pages,
+                                       .slots = o->sequences + o->conversations,
+                                       .max_positions = WORLD_POSITIONS};
+    CHECK_MSG(w->ops.cache_open(w->kern, &cache, &fault) == 0, "%s", fault.text);
+}
+
+void world_open(struct world *w, const struct world_options *options) {
+    static const int32_t eos[] = {0};
+    struct kern_cache_info info;
+    *w = (struct world){.options = *options};
+    struct world_options *o = &w->options;
+    if (o->logits == 0) o->logits = o->sequences + 4;
+    open_cache(w, o, &info);
+    size_t rows = (size_t)o->rows;
+    w->qkv = mem_must_alloc(rows * QKV, sizeof(float));
+    w->log_beta = mem_must_alloc(rows * WORLD_HEADS_KV, sizeof(float));
+    w->out = mem_must_alloc(rows * OUT, sizeof(float));
+    w->logits = mem_must_alloc((size_t)o->logits * WORLD_VOCAB, sizeof(float));
+    struct sched_options sched = {
+        .kv = {.defaults = {.policy = policy_find("global"),
+                            .budget = 32,
+                            .buffer = 8,
+                            .chunk = 32,
+                            .sinks = 2,
+                            .horizon = 16},
+               .has_gates = true},
+        .kern = w->kern,
+        .model = w,
+        .model_step = fake_step,
+        .text = {.token_bytes = letter, .token_bytes_max = 1, .eos = eos, .eos_count = 1},
+        .shape = {WORLD_LAYERS, WORLD_HEADS_KV, info.page_slots},
+        .vocab = WORLD_VOCAB,
+        .pages_total = o->pages,
+        .page_bytes = info.page_bytes,
+        .sequences_max = o->sequences,
+        .conversations_max = o->conversations,
+        .rows_max = o->rows,
+        .logits_max = o->logits,
+    };
+    sched_open(&w->sched, &sched);
+    w->sched.queue_places = &w->places;
+    w->sched.pending_jobs = &w->pending;
+}
+
+void world_close(struct world *w) {
+    struct kern_cache_stats stats;
+    sched_close(&w->sched);
+    CHECK(atomic_load(&w->places) == 0 && atomic_load(&w->pending) == 0);
+    w->ops.cache_stats(w->kern, &stats);
+    CHECK_MSG(stats.pages_used == 0, "%lld pages leaked", (long long)stats.pages_used);
+    w->ops.close(w->kern);
+    mem_free(w->qkv);
+    mem_free(w->log_beta);
+    mem_free(w->out);
+    mem_free(w->logits);
+}
+
+int world_submit(struct world *w, struct engine_job *job) {
+    int code = seq_job_alloc(job, 1);
+    if (code != 0) return code;
+    atomic_fetch_add(&w->places, 1);
+    atomic_fetch_add(&w->pending, 1);
+    sched_submit(&w->sched, job);
+    return 0;
+}
+
+/* A sequence never holds more than it reserved; a conversation holds exactly what it says. */
+static void check_holdings(const struct world *w) {
+    const struct sched *s = &w->sched;
+    for (int i = 0; i < s->running; i++) {
+        const struct sequence *seq = &s->sequences[s->order[i]];
+        struct kern_report held = {0};
+        CHECK(w->real->report(w->kern, seq->slot, &held) == 0);
+        CHECK(held.pages <= seq->pages_reserved);
+        CHECK(held.entries <= (size_t)seq->due.held * WORLD_STREAMS);
+    }
+    for (int i = 0; i < s->conversations.capacity; i++) {
+        const struct conversation *row = &s->conversations.rows[i];
+        struct kern_report held = {0};
+        if (row->id == 0) continue;
+        CHECK(w->real->report(w->kern, row->slot, &held) == 0);
+        CHECK(held.pages == row->pages && held.entries == (size_t)row->entries);
+    }
+}
+
+void world_check(const struct world *w) {
+    const struct sched *s = &w->sched;
+    struct kern_cache_stats stats;
+    struct fault fault = {0};
+    w->ops.cache_stats(w->kern, &stats);
+    CHECK_MSG(w->ops.cache_check(w->kern, &fault) == 0, "%s", fault.text);
+    CHECK(stats.pages_used <= s->pages_reserved + s->conversations.pages);
+    CHECK(s->pages_reserved + s->conversations.pages <= s->options.pages_total);
+    CHECK(atomic_load(&w->places) == s->waiting);
+    CHECK(atomic_load(&w->pending) == s->waiting + s->running);
+    check_holdings(w);
+    if (s->running == 0) {
+        CHECK(s->pages_reserved == 0);
+        CHECK(stats.pages_used == s->conversations.pages);
+    }
+}
+
+bool world_step(struct world *w) {
+    bool failed = false;
+    w->span_count = w->rows = w->want_count = 0;
+    sched_step(&w->sched, &failed);
+    sched_publish_finished(&w->sched);
+    CHECK(w->sched.counters.preemptions == 0 || plan.code == ERR_FULL);
+    world_check(w);
+    return failed;
+}

@@ -1,0 +1,66 @@
+/* A small world for the scheduler: the real paged cache of the CPU backend and a fake model whose
+ * logits come from attention over what the cache really keeps, so that one wrongly kept or lost
+ * entry changes an answer. Used by sim_sched and tests/unit/engine/test_sched.c. */
+#ifndef KEEPD_TESTS_WORLD_H
+#define KEEPD_TESTS_WORLD_H
+
+#include "engine/sched.h"
+
+enum { WORLD_LAYERS = 2, WORLD_HEADS_Q = 4, WORLD_HEADS_KV = 2, WORLD_DIM = 16, WORLD_VOCAB = 40 };
+enum { WORLD_STREAMS = WORLD_LAYERS * WORLD_HEADS_KV };
+enum { WORLD_POSITIONS = 640 };
+
+struct world_options {
+    const char *path; /* of the CPU backend; NULL = reference */
+    int threads;      /* 0 = 1 */
+    int64_t pages;
+    int sequences, conversations;
+    int rows;   /* of a step */
+    int logits; /* of a step; 0 = sequences + 4 */
+};
+
+/* Operations of the backend that can be made to fail. */
+enum world_op {
+    WORLD_BEGIN_STEP,
+    WORLD_EVICT,
+    WORLD_SAMPLE,
+    WORLD_SYNC,
+    WORLD_REPORT,
+    WORLD_TRUNCATE,
+    WORLD_OPS
+};
+
+struct world {
+    struct kern *kern;
+    struct kern_ops ops; /* the backend's, with failures */
+    const struct kern_ops *real;
+    float *qkv, *log_beta, *out, *logits;
+    struct world_options options;
+    struct sched sched;
+    atomic_int places, pending; /* what the engine counts */
+    /* what the last step computed */
+    struct kern_span spans[64];
+    int span_count, rows, want_count;
+};
+
+void world_open(struct world *world, const struct world_options *options);
+/* Checks that nothing is left behind. */
+void world_close(struct world *world);
+
+/* Takes a queue place and submits; the job's arrays are allocated here. */
+int world_submit(struct world *world, struct engine_job *job);
+
+/* One step, then the invariants: the cache's own check, pages used <= reserved + retained <= pool,
+ * no preemption unless a failure is planned. Returns whether the device failed. */
+bool world_step(struct world *world);
+void world_check(const struct world *world);
+
+/* The n-th next call of `op` (0 = the very next) returns `code` and does nothing. */
+void world_fail(enum world_op op, long n, int code);
+bool world_fail_pending(void);
+void world_fail_never(void);
+
+/* Random numbers: splitmix64. */
+uint64_t world_mix(uint64_t x);
+
+#endif

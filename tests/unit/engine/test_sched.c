@@ -1,0 +1,857 @@
+/* Tests engine/sched.c on the real cache with the fake model of tests/sim/world.h: order,
+ * admission, cancelling, conversations, scores, and every failure of backend and memory. The storms
+ * are tests/sim/sim_sched.c. */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "tests/sim/world.h"
+
+/* ---- Requests -------------------------------------------------------------------------------- */
+
+static int32_t prompts[16][WORLD_POSITIONS];
+
+/* A prompt of its own for each number; `first` tokens of prompt 0 in front of it. */
+static const int32_t *prompt_of(int number, int shared) {
+    int32_t *prompt = prompts[number];
+    for (int i = 0; i < WORLD_POSITIONS; i++) {
+        uint64_t key = (uint64_t)(i < shared ? 0 : number) * 1000 + (uint64_t)i;
+        prompt[i] = 1 + (int32_t)(world_mix(key) % (WORLD_VOCAB - 1));
+    }
+    return prompt;
+}
+
+static struct engine_kv full(void) {
+    return (struct engine_kv){.policy = "full",
+                              .budget = -1,
+                              .buffer = -1,
+                              .chunk = -1,
+                              .sinks = -1,
+                              .recent = -1,
+                              .horizon = NAN,
+                              .reuse = true,
+                              .retain = true};
+}
+
+static struct engine_kv global(int budget, int buffer, int chunk) {
+    struct engine_kv kv = full();
+    kv.policy = "global";
+    kv.budget = budget;
+    kv.buffer = buffer;
+    kv.chunk = chunk;
+    return kv;
+}
+
+static struct engine_job job_of(int number, int prompt_count, int max_tokens, struct engine_kv kv) {
+    return (struct engine_job){.request = {.prompt = prompt_of(number, 0),
+                                           .prompt_count = prompt_count,
+                                           .max_tokens = max_tokens,
+                                           .temperature = 1,
+                                           .top_p = 1,
+                                           .repetition = 1,
+                                           .seed = (uint64_t)number,
+                                           .top_logprobs = -1,
+                                           .ignore_eos = true,
+                                           .kv = kv}};
+}
+
+static int finish_of(const struct engine_job *job) {
+    return atomic_load(&job->choice[0].finish);
+}
+
+static int count_of(const struct engine_job *job) {
+    return (int)atomic_load(&job->choice[0].token_count);
+}
+
+static void submit(struct world *w, struct engine_job *job) {
+    cr_assert_eq(world_submit(w, job), 0);
+}
+
+static void run_until_idle(struct world *w) {
+    for (int step = 0; !sched_idle(&w->sched); step++) {
+        cr_assert_lt(step, 5000, "does not end");
+        cr_assert_not(world_step(w));
+    }
+}
+
+/* Runs one job alone in a world of its own; the caller closes the job. */
+static void run_alone(struct engine_job *job) {
+    struct world w;
+    world_open(
+        &w, &(struct world_options){.pages = 400, .sequences = 1, .conversations = 1, .rows = 50});
+    submit(&w, job);
+    run_until_idle(&w);
+    world_close(&w);
+}
+
+static void expect_same_answer(const struct engine_job *a, const struct engine_job *b) {
+    cr_assert_eq(finish_of(a), finish_of(b));
+    cr_assert_eq(count_of(a), count_of(b));
+    for (int i = 0; i < count_of(a); i++)
+        cr_assert_eq(a->choice[0].tokens[i].token, b->choice[0].tokens[i].token, "token %d", i);
+}
+
+static int64_t pages_used(const struct world *w) {
+    struct kern_cache_stats stats;
+    w->ops.cache_stats(w->kern, &stats);
+    return stats.pages_used;
+}
+
+static int slots_per_page(void) {
+    struct kern_cache_info info;
+    struct world w;
+    world_open(&w,
+               &(struct world_options){.pages = 4, .sequences = 1, .conversations = 0, .rows = 2});
+    w.ops.cache_info(KERN_F32, WORLD_DIM, &info);
+    world_close(&w);
+    return info.page_slots;
+}
+
+/* ---- Order ----------------------------------------------------------------------------------- */
+
+Test(sched, decode_first_then_prompts_oldest_first) {
+    struct world w;
+    struct engine_job jobs[4];
+    world_open(
+        &w, &(struct world_options){.pages = 400, .sequences = 4, .conversations = 4, .rows = 10});
+    for (int i = 0; i < 4; i++) {
+        jobs[i] = job_of(i, i < 2 ? 3 : 40, i < 2 ? 60 : 3, full());
+        submit(&w, &jobs[i]);
+        if (i == 1) cr_assert_not(world_step(&w)); /* 0 and 1 generate from here on */
+    }
+    for (int step = 1; finish_of(&jobs[2]) == ENGINE_RUNNING; step++) {
+        cr_assert_not(world_step(&w));
+        /* Every generating sequence has a token in every step, whatever prompts wait. */
+        cr_assert(count_of(&jobs[0]) == step + 1 && count_of(&jobs[1]) == step + 1);
+        cr_assert(w.spans[0].count == 1 && w.spans[1].count == 1);
+        cr_assert_leq(w.rows, 10);
+        if (step <= 4) { /* the older prompt takes all that is left */
+            cr_assert_eq(w.span_count, 3);
+            cr_assert_eq(w.spans[2].count, 8);
+            cr_assert_eq(w.rows, 10);
+        }
+        if (step == 6) { /* it generates now, and the next prompt has its turn */
+            cr_assert_eq(count_of(&jobs[2]), 2);
+            cr_assert(w.span_count == 4 && w.spans[2].count == 1 && w.spans[3].count == 7);
+        }
+    }
+    run_until_idle(&w);
+    for (int i = 0; i < 4; i++) {
+        cr_assert_eq(finish_of(&jobs[i]), ENGINE_FINISH_LENGTH);
+        engine_job_close(&jobs[i]);
+    }
+    world_close(&w);
+}
+
+Test(sched, first_come_first_served_and_nobody_passes) {
+    struct world w;
+    struct engine_job jobs[3];
+    int page = slots_per_page();
+    /* Room for four pages a stream: the first takes two, the second needs four, the third one. */
+    int prompt[3] = {page + 1, 3 * page + 1, 4};
+    world_open(
+        &w, &(struct world_options){
+                .pages = 4 * WORLD_STREAMS, .sequences = 4, .conversations = 0, .rows = 4 * page});
+    for (int i = 0; i < 3; i++) {
+        jobs[i] = job_of(i, prompt[i], 5, full());
+        submit(&w, &jobs[i]);
+    }
+    while (finish_of(&jobs[0]) == ENGINE_RUNNING) {
+        cr_assert_not(world_step(&w));
+        cr_assert_eq(atomic_load(&jobs[0].admitted), 1);
+        cr_assert_eq(atomic_load(&jobs[1].admitted), 0);
+        cr_assert_eq(atomic_load(&jobs[2].admitted), 0, "the small one passed the big one");
+    }
+    cr_assert_eq(w.sched.waiting, 2);
+    cr_assert_not(world_step(&w));
+    cr_assert_eq(atomic_load(&jobs[1].admitted), 1);
+    cr_assert_eq(atomic_load(&jobs[2].admitted), 0);
+    cr_assert_eq(w.sched.pages_reserved, 4 * WORLD_STREAMS);
+    run_until_idle(&w);
+    for (int i = 0; i < 3; i++) {
+        cr_assert_eq(finish_of(&jobs[i]), ENGINE_FINISH_LENGTH);
+        engine_job_close(&jobs[i]);
+    }
+    world_close(&w);
+}
+
+/* A cancelled head must not leave the next one waiting for somebody to leave. */
+Test(sched, the_next_is_tried_when_the_waiting_head_is_cancelled) {
+    struct world w;
+    struct engine_job jobs[3];
+    int page = slots_per_page();
+    int prompt[3] = {page + 1, 3 * page + 1, 4};
+    world_open(
+        &w, &(struct world_options){
+                .pages = 4 * WORLD_STREAMS, .sequences = 4, .conversations = 0, .rows = 4 * page});
+    for (int i = 0; i < 3; i++) {
+        jobs[i] = job_of(i, prompt[i], 20, full());
+        submit(&w, &jobs[i]);
+    }
+    for (int i = 0; i < 3; i++) cr_assert_not(world_step(&w));
+    cr_assert_eq(w.sched.running, 1);
+    atomic_store(&jobs[1].cancel, 1);
+    cr_assert_not(world_step(&w));
+    cr_assert_eq(finish_of(&jobs[1]), ENGINE_FINISH_ABORT);
+    cr_assert(w.sched.running == 2 && count_of(&jobs[2]) == 1);
+    run_until_idle(&w);
+    for (int i = 0; i < 3; i++) engine_job_close(&jobs[i]);
+    world_close(&w);
+}
+
+Test(sched, an_exact_fit_is_admitted_and_runs) {
+    int page = slots_per_page();
+    /* The last token of an answer is never appended: prompt + max - 1 entries fill two pages. */
+    struct engine_job job = job_of(1, 2 * page - 9, 10, full());
+    struct world w;
+    struct kv_params kv;
+    struct fault fault = {0};
+    world_open(&w, &(struct world_options){
+                       .pages = 2 * WORLD_STREAMS, .sequences = 1, .conversations = 0, .rows = 50});
+    cr_assert_eq(sched_resolve_kv(&job.request.kv, &w.sched.options.kv, &kv, &fault), 0);
+    cr_assert_eq(sched_check(&w.sched.options, &job.request, &kv, &fault), 0);
+    submit(&w, &job);
+    run_until_idle(&w);
+    cr_assert_eq(finish_of(&job), ENGINE_FINISH_LENGTH);
+    cr_assert_eq(job.kv.seen_tokens, 2 * page);
+    engine_job_close(&job);
+    job = job_of(1, 2 * page - 8, 10, full());
+    cr_assert_eq(sched_check(&w.sched.options, &job.request, &kv, &fault), ERR_LIMIT);
+    submit(&w, &job); /* a caller that did not check: refused alone */
+    run_until_idle(&w);
+    cr_assert_eq(finish_of(&job), ENGINE_FINISH_ERROR);
+    cr_assert_eq(job.fault.code, ERR_LIMIT);
+    engine_job_close(&job);
+    world_close(&w);
+}
+
+/* ---- Small numbers --------------------------------------------------------------------------- */
+
+static void expect_finish(int prompt_count, int max_tokens, struct engine_kv kv, bool echo) {
+    struct engine_job job = job_of(2, prompt_count, max_tokens, kv);
+    job.request.prompt_logprobs = echo;
+    job.request.top_logprobs = echo ? 2 : -1;
+    run_alone(&job);
+    cr_assert_eq(finish_of(&job), ENGINE_FINISH_LENGTH);
+    cr_assert_eq(count_of(&job), max_tokens);
+    cr_assert_eq(job.kv.seen_tokens, prompt_count + (max_tokens > 0 ? max_tokens - 1 : 0));
+    cr_assert_eq(job.kv.kept_entries + job.kv.evicted_entries,
+                 (int64_t)WORLD_STREAMS * job.kv.seen_tokens);
+    engine_job_close(&job);
+}
+
+Test(sched, the_smallest_requests) {
+    struct engine_kv tight = global(1, 0, 1);
+    tight.sinks = 0;
+    for (int echo = 0; echo < 2; echo++) {
+        expect_finish(1, 0, full(), echo);
+        expect_finish(1, 1, full(), echo);
+        expect_finish(2, 0, full(), echo);
+        expect_finish(1, 3, tight, echo);
+        expect_finish(7, 5, tight, echo);
+        expect_finish(7, 0, tight, echo);
+        expect_finish(70, 30, global(8, 0, 64), echo);
+        expect_finish(64, 1, global(8, 0, 64), echo);
+    }
+}
+
+Test(sched, budgets_hold_after_every_step) {
+    struct engine_job job = job_of(3, 100, 60, global(20, 6, 16));
+    struct world w;
+    world_open(
+        &w, &(struct world_options){.pages = 400, .sequences = 1, .conversations = 1, .rows = 7});
+    submit(&w, &job);
+    while (!sched_idle(&w.sched)) {
+        cr_assert_not(world_step(&w));
+        if (w.sched.running == 0) break;
+        const struct sequence *seq = &w.sched.sequences[w.sched.order[0]];
+        struct kern_report held = {0};
+        cr_assert_eq(w.real->report(w.kern, seq->slot, &held), 0);
+        cr_assert_eq(held.entries, (size_t)seq->due.held * WORLD_STREAMS);
+        cr_assert_leq(seq->due.held, seq_prefilling(seq) ? 20 + 16 : 20 + 6);
+    }
+    cr_assert_eq(job.kv.seen_tokens, 159);
+    cr_assert_leq(job.kv.kept_entries, (20 + 6) * WORLD_STREAMS);
+    engine_job_close(&job);
+    world_close(&w);
+}
+
+Test(sched, min_tokens_keeps_eos_away) {
+    struct engine_job job = job_of(4, 5, 30, full());
+    struct engine_bias bias[] = {{0, 100}}; /* EOS, always */
+    job.request.ignore_eos = false;
+    job.request.bias = bias;
+    job.request.bias_count = 1;
+    job.request.min_tokens = 11;
+    run_alone(&job);
+    cr_assert_eq(finish_of(&job), ENGINE_FINISH_STOP);
+    cr_assert_eq(count_of(&job), 12);
+    cr_assert_eq(job.choice[0].stop_token, 0);
+    engine_job_close(&job);
+}
+
+/* ---- Cancelling ------------------------------------------------------------------------------ */
+
+Test(sched, cancel_while_waiting_gives_the_place_back) {
+    struct world w;
+    struct engine_job jobs[4];
+    world_open(
+        &w, &(struct world_options){.pages = 400, .sequences = 1, .conversations = 1, .rows = 8});
+    for (int i = 0; i < 4; i++) {
+        jobs[i] = job_of(i, 6, 4, full());
+        submit(&w, &jobs[i]);
+    }
+    cr_assert_not(world_step(&w));
+    cr_assert_eq(atomic_load(&w.places), 3);
+    atomic_store(&jobs[2].cancel, 1); /* in the middle */
+    atomic_store(&jobs[3].cancel, 1); /* the last */
+    cr_assert_not(world_step(&w));
+    cr_assert_eq(atomic_load(&w.places), 1);
+    cr_assert(finish_of(&jobs[2]) == ENGINE_FINISH_ABORT &&
+              finish_of(&jobs[3]) == ENGINE_FINISH_ABORT);
+    engine_job_close(&jobs[3]);
+    jobs[3] = job_of(3, 6, 4, full()); /* the list's end is where it should be */
+    submit(&w, &jobs[3]);
+    run_until_idle(&w);
+    cr_assert(finish_of(&jobs[1]) == ENGINE_FINISH_LENGTH &&
+              finish_of(&jobs[3]) == ENGINE_FINISH_LENGTH);
+    for (int i = 0; i < 4; i++) engine_job_close(&jobs[i]);
+    world_close(&w);
+}
+
+/* Cancelled after `steps` steps: one step later it is gone with its pages, and others go on. */
+static void cancel_after(int steps) {
+    struct world w;
+    struct engine_job other = job_of(1, 5, 40, global(8, 4, 8));
+    struct engine_job job = job_of(2, 60, 10, global(8, 4, 8)), same = other;
+    run_alone(&same);
+    world_open(
+        &w, &(struct world_options){.pages = 400, .sequences = 2, .conversations = 4, .rows = 8});
+    submit(&w, &other);
+    submit(&w, &job);
+    for (int i = 0; i < steps; i++) cr_assert_not(world_step(&w));
+    cr_assert_eq(finish_of(&job), ENGINE_RUNNING);
+    atomic_store(&job.cancel, 1);
+    cr_assert_not(world_step(&w));
+    cr_assert_eq(finish_of(&job), ENGINE_FINISH_ABORT);
+    cr_assert(w.span_count == 1 && w.rows == 1, "a step still contained it");
+    cr_assert_eq(w.sched.pages_reserved, w.sched.sequences[w.sched.order[0]].pages_reserved);
+    cr_assert_eq(w.sched.conversations.count, 0, "an aborted request left a state");
+    run_until_idle(&w);
+    expect_same_answer(&other, &same);
+    engine_job_close(&other);
+    engine_job_close(&job);
+    engine_job_close(&same);
+    world_close(&w);
+}
+
+Test(sched, cancel_in_each_phase_frees_its_pages_within_one_step) {
+    cancel_after(1);  /* prefilling, the first chunk */
+    cancel_after(4);  /* prefilling, evicted already */
+    cancel_after(20); /* generating */
+}
+
+/* Cancel that comes while the last token is made: the answer was complete, and stays. */
+Test(sched, cancel_after_the_end_changes_nothing) {
+    struct world w;
+    struct engine_job job = job_of(1, 5, 2, full());
+    bool failed;
+    world_open(
+        &w, &(struct world_options){.pages = 400, .sequences = 2, .conversations = 4, .rows = 8});
+    submit(&w, &job);
+    cr_assert_not(world_step(&w));
+    sched_step(&w.sched, &failed); /* ended, not handed back yet */
+    atomic_store(&job.cancel, 1);
+    cr_assert_eq(finish_of(&job), ENGINE_RUNNING);
+    cr_assert_not(world_step(&w));
+    cr_assert_eq(finish_of(&job), ENGINE_FINISH_LENGTH);
+    cr_assert_eq(w.sched.conversations.count, 1);
+    engine_job_close(&job);
+    world_close(&w);
+}
+
+Test(sched, cancel_before_the_first_step) {
+    struct world w;
+    struct engine_job job = job_of(1, 5, 2, full());
+    world_open(
+        &w, &(struct world_options){.pages = 400, .sequences = 2, .conversations = 4, .rows = 8});
+    submit(&w, &job);
+    atomic_store(&job.cancel, 1);
+    cr_assert_not(world_step(&w));
+    cr_assert_eq(finish_of(&job), ENGINE_FINISH_ABORT);
+    cr_assert(atomic_load(&job.admitted) == 0 && w.span_count == 0);
+    engine_job_close(&job);
+    world_close(&w);
+}
+
+Test(sched, abandon_ends_everybody) {
+    static const enum engine_finish finishes[] = {ENGINE_FINISH_ABORT, ENGINE_FINISH_ERROR};
+    for (int f = 0; f < 2; f++) {
+        struct world w;
+        struct engine_job jobs[5];
+        world_open(&w, &(struct world_options){
+                           .pages = 400, .sequences = 2, .conversations = 4, .rows = 8});
+        for (int i = 0; i < 5; i++) {
+            jobs[i] = job_of(i, 12, 9, full());
+            submit(&w, &jobs[i]);
+        }
+        for (int i = 0; i < 3; i++) cr_assert_not(world_step(&w));
+        sched_abandon(&w.sched, finishes[f], ERR_DEVICE);
+        cr_assert(sched_idle(&w.sched));
+        cr_assert_eq(finish_of(&jobs[0]), ENGINE_RUNNING, "not before it is published");
+        sched_publish_finished(&w.sched);
+        world_check(&w);
+        cr_assert(atomic_load(&w.places) == 0 && atomic_load(&w.pending) == 0);
+        cr_assert(w.sched.conversations.count == 0 && pages_used(&w) == 0);
+        for (int i = 0; i < 5; i++) {
+            cr_assert_eq(finish_of(&jobs[i]), (int)finishes[f]);
+            cr_assert_eq(jobs[i].fault.code, f == 1 ? ERR_DEVICE : 0);
+            engine_job_close(&jobs[i]);
+        }
+        world_close(&w);
+    }
+}
+
+Test(sched, close_with_everything_in_flight) {
+    struct world w;
+    struct engine_job jobs[6];
+    world_open(
+        &w, &(struct world_options){.pages = 400, .sequences = 2, .conversations = 4, .rows = 8});
+    for (int i = 0; i < 6; i++) {
+        jobs[i] = job_of(i, i == 0 ? 3 : 30, i == 0 ? 1 : 9, full());
+        submit(&w, &jobs[i]);
+    }
+    for (int i = 0; i < 4; i++) cr_assert_not(world_step(&w));
+    world_close(&w);
+    cr_assert_eq(finish_of(&jobs[0]), ENGINE_FINISH_LENGTH);
+    for (int i = 1; i < 6; i++) cr_assert_eq(finish_of(&jobs[i]), ENGINE_FINISH_ABORT);
+    for (int i = 0; i < 6; i++) engine_job_close(&jobs[i]);
+}
+
+/* ---- Conversations --------------------------------------------------------------------------- */
+
+/* Runs a turn that goes on after the first `shared` tokens of prompt 0; returns its cached tokens.
+ */
+static int turn(struct world *w, int number, int shared, int prompt_count, struct engine_kv kv) {
+    struct engine_job job = job_of(number, prompt_count, 3, kv);
+    job.request.prompt = prompt_of(number, shared);
+    submit(w, &job);
+    run_until_idle(w);
+    cr_assert_eq(finish_of(&job), ENGINE_FINISH_LENGTH);
+    int cached = job.cached_tokens;
+    engine_job_close(&job);
+    return cached;
+}
+
+Test(sched, a_turn_continues_where_the_last_one_ended) {
+    struct world w;
+    struct engine_kv kv = global(16, 4, 8);
+    world_open(
+        &w, &(struct world_options){.pages = 400, .sequences = 2, .conversations = 4, .rows = 64});
+    cr_assert_eq(turn(&w, 0, 0, 30, kv), 0);
+    cr_assert_eq(w.sched.conversations.count, 1);
+    cr_assert_eq(turn(&w, 1, 30, 50, kv), 30);
+    cr_assert_eq(w.sched.conversations.count, 1);
+    cr_assert(w.sched.counters.conversation_hits == 1 && w.sched.counters.cached_tokens == 30);
+    cr_assert_eq(w.sched.counters.prompt_tokens, 50);
+    world_close(&w);
+}
+
+Test(sched, reuse_and_retain_can_be_refused) {
+    struct world w;
+    struct engine_kv kv = full(), fresh = full(), forgetful = full();
+    fresh.reuse = false;
+    forgetful.retain = false;
+    world_open(
+        &w, &(struct world_options){.pages = 400, .sequences = 2, .conversations = 4, .rows = 64});
+    cr_assert_eq(turn(&w, 0, 0, 30, forgetful), 0);
+    cr_assert(w.sched.conversations.count == 0 && pages_used(&w) == 0);
+    cr_assert_eq(turn(&w, 0, 0, 30, kv), 0);
+    cr_assert_eq(turn(&w, 1, 30, 50, fresh), 0);
+    cr_assert_eq(w.sched.conversations.count, 2);
+    world_close(&w);
+}
+
+Test(sched, scoring_neither_reuses_nor_retains) {
+    struct world w;
+    world_open(
+        &w, &(struct world_options){.pages = 400, .sequences = 2, .conversations = 4, .rows = 64});
+    cr_assert_eq(turn(&w, 0, 0, 30, full()), 0);
+    struct engine_job job = job_of(1, 50, 3, full());
+    job.request.prompt = prompt_of(1, 30);
+    job.request.prompt_logprobs = true;
+    submit(&w, &job);
+    run_until_idle(&w);
+    cr_assert(finish_of(&job) == ENGINE_FINISH_LENGTH && job.cached_tokens == 0);
+    cr_assert_eq(w.sched.conversations.count, 1);
+    cr_assert_eq(turn(&w, 2, 30, 50, full()), 30); /* it is still there */
+    engine_job_close(&job);
+    world_close(&w);
+}
+
+/* Three rest; the fourth needs pages: the one used longest ago goes, no other. */
+Test(sched, the_oldest_conversation_makes_room) {
+    struct world w;
+    int page = slots_per_page();
+    world_open(&w, &(struct world_options){
+                       .pages = 5 * WORLD_STREAMS, .sequences = 2, .conversations = 8, .rows = 64});
+    for (int i = 0; i < 3; i++) turn(&w, i, 0, page - 8, full());    /* a page each per stream */
+    cr_assert_eq(turn(&w, 4, page - 8, page - 4, full()), page - 8); /* uses 0 again */
+    cr_assert_eq(w.sched.conversations.count, 3);
+    struct engine_job big = job_of(5, 2 * page + 1, 3, full());
+    submit(&w, &big);
+    run_until_idle(&w);
+    cr_assert_eq(finish_of(&big), ENGINE_FINISH_LENGTH);
+    engine_job_close(&big);
+    cr_assert_eq(w.sched.conversations.count, 3); /* 2, 0 and the big one */
+    struct engine_job again = job_of(2, page - 2, 2, full());
+    submit(&w, &again);
+    run_until_idle(&w);
+    cr_assert_eq(again.cached_tokens, page - 8);
+    engine_job_close(&again);
+    again = job_of(1, page - 2, 2, full());
+    submit(&w, &again);
+    run_until_idle(&w);
+    cr_assert_eq(again.cached_tokens, 0);
+    engine_job_close(&again);
+    world_close(&w);
+}
+
+Test(sched, no_more_conversations_than_the_table_holds) {
+    for (int most = 0; most < 3; most++) {
+        struct world w;
+        world_open(&w, &(struct world_options){
+                           .pages = 400, .sequences = 2, .conversations = most, .rows = 64});
+        for (int i = 0; i < 5; i++) turn(&w, i, 0, 10, full());
+        cr_assert_eq(w.sched.conversations.count, most);
+        world_close(&w);
+    }
+}
+
+/* A conversation that could only go on with more pages than there are starts afresh: with chunk and
+ * buffer of a page, two pages at its end and a chunk on top are one more than a fresh start needs.
+ */
+Test(sched, a_conversation_too_large_to_go_on_starts_afresh) {
+    struct world w;
+    int page = slots_per_page();
+    struct engine_job job = job_of(0, page, page + 1, global(page, page, page)), next;
+    int32_t *prompt = prompts[1];
+    world_open(&w, &(struct world_options){
+                       .pages = 3 * WORLD_STREAMS, .sequences = 1, .conversations = 2, .rows = 64});
+    submit(&w, &job);
+    run_until_idle(&w);
+    cr_assert(finish_of(&job) == ENGINE_FINISH_LENGTH && w.sched.conversations.count == 1);
+    next = job_of(1, 3 * page, 2, global(page, page, page));
+    for (int i = 0; i < 2 * page; i++)
+        prompt[i] = i < page ? prompts[0][i] : job.choice[0].tokens[i - page].token;
+    submit(&w, &next);
+    run_until_idle(&w);
+    cr_assert(finish_of(&next) == ENGINE_FINISH_LENGTH && next.cached_tokens == 0);
+    engine_job_close(&job);
+    engine_job_close(&next);
+    world_close(&w);
+}
+
+/* A dropped answer needs no pages: of a conversation no more can stay than the tokens both share.
+ */
+Test(sched, what_a_prompt_drops_is_not_reserved) {
+    struct world w;
+    int page = slots_per_page();
+    struct engine_job job = job_of(0, page / 2, 2 * page, full());
+    world_open(&w, &(struct world_options){
+                       .pages = 3 * WORLD_STREAMS, .sequences = 1, .conversations = 2, .rows = 64});
+    submit(&w, &job);
+    run_until_idle(&w);
+    engine_job_close(&job);
+    job = job_of(1, 2 * page, 1, full());
+    job.request.prompt = prompt_of(1, page / 2);
+    submit(&w, &job);
+    cr_assert_not(world_step(&w));
+    cr_assert_eq(job.cached_tokens, page / 2);
+    cr_assert_eq(w.sched.pages_reserved, 2 * WORLD_STREAMS);
+    run_until_idle(&w);
+    engine_job_close(&job);
+    world_close(&w);
+}
+
+/* ---- Scores ---------------------------------------------------------------------------------- */
+
+Test(sched, scores_do_not_depend_on_the_steps) {
+    static const int rows[] = {2, 3, 7, 33, 200}, logits[] = {2, 3, 5, 64, 300};
+    static const struct {
+        int budget, buffer, chunk;
+    } bounds[] = {{600, 0, 32}, {12, 4, 10}, {1, 0, 1}};
+    for (size_t b = 0; b < 3; b++) {
+        struct engine_kv kv = global(bounds[b].budget, bounds[b].buffer, bounds[b].chunk);
+        struct engine_job whole = job_of(3, 90, 4, kv);
+        whole.request.prompt_logprobs = true;
+        whole.request.top_logprobs = 3;
+        struct engine_job first = whole;
+        run_alone(&whole);
+        cr_assert_eq(whole.prompt_tokens[0].token, whole.request.prompt[0]);
+        cr_assert(isnan(whole.prompt_tokens[0].logprob));
+        for (int i = 0; i < 5; i++) {
+            struct world w;
+            struct engine_job job = first;
+            world_open(&w, &(struct world_options){.pages = 400,
+                                                   .sequences = 1,
+                                                   .conversations = 1,
+                                                   .rows = rows[i],
+                                                   .logits = logits[i]});
+            submit(&w, &job);
+            run_until_idle(&w);
+            expect_same_answer(&job, &whole);
+            for (int t = 1; t < 90; t++) {
+                const struct engine_token *x = &job.prompt_tokens[t], *y = &whole.prompt_tokens[t];
+                cr_assert(x->token == job.request.prompt[t] && x->logprob == y->logprob &&
+                              x->rank == y->rank && x->logprob <= 0,
+                          "rows %d logits %d: token %d scores %f, in one piece %f", rows[i],
+                          logits[i], t, (double)x->logprob, (double)y->logprob);
+                cr_assert_eq(memcmp(&job.prompt_top[3 * t], &whole.prompt_top[3 * t],
+                                    3 * sizeof *job.prompt_top),
+                             0);
+            }
+            engine_job_close(&job);
+            world_close(&w);
+        }
+        engine_job_close(&whole);
+    }
+}
+
+/* Scores without a wish for alternatives: top_logprobs says how many, not whether. */
+Test(sched, scores_without_alternatives) {
+    struct engine_job job = job_of(3, 20, 0, full());
+    job.request.prompt_logprobs = true;
+    run_alone(&job);
+    for (int t = 1; t < 20; t++)
+        cr_assert(job.prompt_tokens[t].logprob <= 0 && job.prompt_tokens[t].rank >= 1);
+    engine_job_close(&job);
+}
+
+/* A long prompt that is scored has few logits to share; whoever comes after it does not wait. */
+Test(sched, scoring_holds_nobody_up) {
+    struct world w;
+    struct engine_job scored = job_of(1, 200, 1, full()), plain = job_of(2, 10, 3, full());
+    scored.request.prompt_logprobs = true;
+    world_open(&w, &(struct world_options){
+                       .pages = 400, .sequences = 2, .conversations = 0, .rows = 64, .logits = 6});
+    submit(&w, &scored);
+    submit(&w, &plain);
+    cr_assert_not(world_step(&w));
+    cr_assert_eq(count_of(&plain), 1);
+    for (int i = 0; i < 2; i++) cr_assert_not(world_step(&w));
+    cr_assert_eq(finish_of(&plain), ENGINE_FINISH_LENGTH);
+    cr_assert_eq(finish_of(&scored), ENGINE_RUNNING);
+    run_until_idle(&w);
+    engine_job_close(&scored);
+    engine_job_close(&plain);
+    world_close(&w);
+}
+
+/* ---- Failures of the backend ----------------------------------------------------------------- */
+
+/* Three run (one of them continues a conversation), two wait; one operation fails once. Only those
+ * who ran may end with the error; everything returns to the pool, and later requests work. */
+static bool fail_once(enum world_op op, long n, int code) {
+    enum { JOBS = 5 };
+    struct world w;
+    struct engine_job jobs[JOBS], same[JOBS];
+    struct engine_kv kv = global(10, 3, 8);
+    int failed_steps = 0, errors = 0;
+    bool ends_step = op != WORLD_REPORT && op != WORLD_TRUNCATE; /* those concern one request */
+    world_open(
+        &w, &(struct world_options){.pages = 400, .sequences = 3, .conversations = 3, .rows = 12});
+    turn(&w, 0, 0, 20, kv);
+    for (int i = 0; i < JOBS; i++) {
+        jobs[i] = job_of(i, 40 + i, 6 + i, kv);
+        if (i == 1) jobs[i].request.prompt = prompt_of(1, 22);
+        same[i] = jobs[i];
+        submit(&w, &jobs[i]);
+    }
+    world_fail(op, n, code);
+    for (int step = 0; !sched_idle(&w.sched); step++) {
+        bool pending = world_fail_pending();
+        cr_assert_lt(step, 2000);
+        failed_steps += world_step(&w);
+        if (!pending || world_fail_pending()) continue;
+        for (int i = 0; i < JOBS; i++) {
+            if (finish_of(&jobs[i]) != ENGINE_FINISH_ERROR) continue;
+            errors++;
+            cr_assert_eq(jobs[i].fault.code, code);
+            cr_assert_gt(strlen(jobs[i].fault.text), 0);
+        }
+        cr_assert(ends_step ? errors > 0 && w.sched.running == 0 : errors == 1);
+    }
+    bool happened = !world_fail_pending();
+    world_fail_never();
+    cr_assert_eq(w.sched.pages_reserved, 0);
+    cr_assert_eq(w.sched.counters.preemptions,
+                 (uint64_t)(happened && ends_step && code == ERR_FULL));
+    cr_assert_eq(failed_steps, happened && ends_step && code == ERR_DEVICE);
+    for (int i = 0; i < JOBS; i++) {
+        if (finish_of(&jobs[i]) == ENGINE_FINISH_ERROR) errors--;
+        engine_job_close(&jobs[i]);
+    }
+    cr_assert_eq(errors, 0, "somebody failed in another step");
+    /* Later requests work, from nothing, as if alone. */
+    struct engine_job later = same[3];
+    later.request.kv.reuse = same[3].request.kv.reuse = false;
+    submit(&w, &later);
+    run_until_idle(&w);
+    run_alone(&same[3]);
+    expect_same_answer(&later, &same[3]);
+    engine_job_close(&later);
+    engine_job_close(&same[3]);
+    world_close(&w);
+    return happened;
+}
+
+Test(sched, every_failing_operation_ends_only_who_ran) {
+    static const int codes[] = {ERR_DEVICE, ERR_FULL, ERR_NOMEM};
+    for (int op = 0; op < WORLD_OPS; op++)
+        for (int c = 0; c < 3; c++) {
+            long n = 0;
+            while (fail_once((enum world_op)op, n, codes[c])) n++;
+            cr_assert(n > 0 && n < 400, "operation %d was called %ld times", op, n);
+        }
+}
+
+/* ---- Failing memory -------------------------------------------------------------------------- */
+
+/* The n-th allocation of a request's life fails: it ends with an error, or without its long report;
+ * the other one never notices, and nothing leaks. */
+static bool fail_allocation(long n) {
+    struct world w;
+    struct engine_job other = job_of(1, 30, 40, global(8, 4, 8)), same = other, warm[2];
+    struct engine_job job = job_of(2, 30, 6, global(8, 4, 8));
+    int32_t stop_ids[] = {7};
+    job.request.min_tokens = 2;
+    job.request.stop_ids = stop_ids;
+    job.request.stop_id_count = 1;
+    job.request.kv.report = ENGINE_REPORT_POSITIONS;
+    job.request.top_logprobs = 2;
+    run_alone(&same);
+    world_open(
+        &w, &(struct world_options){.pages = 400, .sequences = 2, .conversations = 2, .rows = 24});
+    /* The backend's step state has grown to its size before: that is configuration, not requests.
+     */
+    for (int i = 0; i < 2; i++) {
+        warm[i] = i == 0 ? other : job;
+        warm[i].request.kv.retain = false;
+        submit(&w, &warm[i]);
+    }
+    run_until_idle(&w);
+    for (int i = 0; i < 2; i++) engine_job_close(&warm[i]);
+    submit(&w, &other);
+    while (count_of(&other) == 0) cr_assert_not(world_step(&w));
+    mem_fail_after(n);
+    int code = world_submit(&w, &job);
+    bool pending = mem_fail_pending(), failed = false;
+    while (code == 0 && finish_of(&job) == ENGINE_RUNNING) {
+        sched_step(&w.sched, &failed);
+        cr_assert_not(failed);
+        pending = mem_fail_pending();
+        if (!pending) mem_fail_after(-1);
+        sched_publish_finished(&w.sched);
+    }
+    mem_fail_after(-1);
+    world_check(&w);
+    cr_assert_eq(w.sched.counters.preemptions, 0);
+    cr_assert(code == 0 || code == ERR_NOMEM);
+    if (code == 0 && finish_of(&job) == ENGINE_FINISH_ERROR)
+        cr_assert_eq(job.fault.code, ERR_NOMEM);
+    else if (code == 0)
+        cr_assert(finish_of(&job) == ENGINE_FINISH_LENGTH || finish_of(&job) == ENGINE_FINISH_STOP);
+    if (pending) cr_assert(job.kv.lengths != NULL && job.kv.positions != NULL);
+    run_until_idle(&w);
+    expect_same_answer(&other, &same);
+    engine_job_close(&other);
+    engine_job_close(&job);
+    engine_job_close(&same);
+    world_close(&w);
+    return !pending;
+}
+
+Test(sched, every_failing_allocation_ends_only_its_request) {
+    long n = 0;
+    while (fail_allocation(n)) n++;
+    cr_assert(n >= 6 && n < 40, "%ld allocations", n);
+}
+
+/* ---- Parameters ------------------------------------------------------------------------------ */
+
+Test(sched, kv_parameters_name_the_field_at_fault) {
+    struct sched_kv rules = {.defaults = {.policy = policy_find("global"),
+                                          .budget = 32,
+                                          .buffer = 8,
+                                          .chunk = 32,
+                                          .sinks = 4,
+                                          .horizon = 128},
+                             .budget_max = 64,
+                             .has_gates = true};
+    const float none = NAN;
+    const struct {
+        const char *policy;
+        int32_t budget, buffer, chunk, sinks, recent;
+        float horizon;
+        int code;
+        const char *field;
+    } cases[] = {
+        {"global", 64, -1, -1, -1, -1, none, 0, ""},
+        {NULL, 65, -1, -1, -1, -1, none, ERR_LIMIT, "kv.budget"},
+        {"full", -1, -1, -1, -1, -1, none, ERR_LIMIT, "kv.policy"},
+        {"fifo", -1, -1, -1, -1, -1, none, ERR_INVALID, "kv.policy"},
+        {NULL, 0, -1, -1, -1, -1, none, ERR_INVALID, "kv.budget"},
+        {NULL, -7, -1, -1, -1, -1, none, ERR_INVALID, "kv.budget"},
+        {NULL, INT32_MIN, -1, -1, -1, -1, none, ERR_INVALID, "kv.budget"},
+        {NULL, 3, -1, -1, -1, -1, none, 0, ""}, /* default sinks give way */
+        {NULL, 3, -1, -1, 4, -1, none, ERR_INVALID, "kv.sinks"},
+        {NULL, 8, -1, -1, -1, 5, none, ERR_INVALID, "kv.recent"},
+        {NULL, 8, -1, -1, 4, INT32_MAX, none, ERR_INVALID, "kv.recent"},
+        {NULL, -1, -2, -1, -1, -1, none, ERR_INVALID, "kv.buffer"},
+        {NULL, -1, -1, 0, -1, -1, none, ERR_INVALID, "kv.chunk"},
+        {"trimkv", -1, -1, -1, -1, -1, 2, ERR_INVALID, "kv.horizon"},
+        {"trimkv", -1, -1, -1, -1, -1, none, 0, ""},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct kv_params kv;
+        struct fault fault = {0};
+        struct engine_kv wanted = {.policy = cases[i].policy,
+                                   .budget = cases[i].budget,
+                                   .buffer = cases[i].buffer,
+                                   .chunk = cases[i].chunk,
+                                   .sinks = cases[i].sinks,
+                                   .recent = cases[i].recent,
+                                   .horizon = cases[i].horizon};
+        int code = sched_resolve_kv(&wanted, &rules, &kv, &fault);
+        cr_expect_eq(code, cases[i].code, "case %zu: %d %s", i, code, fault.text);
+        cr_expect_str_eq(fault.field, cases[i].field, "case %zu", i);
+    }
+    rules.has_gates = false;
+    struct engine_kv wanted = global(32, 8, 32);
+    struct kv_params kv;
+    struct fault fault = {0};
+    cr_assert_eq(sched_resolve_kv(&wanted, &rules, &kv, &fault), ERR_INVALID);
+    cr_assert_str_eq(fault.field, "kv.policy");
+}
+
+/* Numbers near the end of 32 bits are refused by the pool's size, not by luck. */
+Test(sched, the_largest_numbers_do_not_overflow) {
+    struct sched_options options = {.shape = {64, 64, 16}, .pages_total = INT32_MAX};
+    struct kv_params unbounded = {.policy = policy_find("full")};
+    struct kv_params bounded = {.policy = policy_find("global"),
+                                .budget = INT32_MAX,
+                                .buffer = INT32_MAX,
+                                .chunk = INT32_MAX,
+                                .horizon = 1};
+    struct engine_request request = {.prompt_count = INT32_MAX, .max_tokens = INT32_MAX};
+    struct fault fault = {0};
+    cr_assert_eq(sched_check(&options, &request, &unbounded, &fault), ERR_LIMIT);
+    cr_assert_str_eq(fault.field, "max_tokens");
+    cr_assert_eq(sched_check(&options, &request, &bounded, &fault), ERR_LIMIT);
+    bounded.budget = bounded.chunk = 1;
+    bounded.buffer = 0;
+    cr_assert_eq(sched_check(&options, &request, &bounded, &fault), 0);
+}
