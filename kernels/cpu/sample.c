@@ -158,8 +158,9 @@ static float maximum(const float *logit, int vocab) {
 }
 
 static int32_t argmax(const float *logit, int vocab) {
-    float best = maximum(logit, vocab);
+    float best = maximum(logit, vocab), room[BLOCK];
     int32_t i = 0;
+    while (i < vocab && !block_reaches(block_at(logit, i, vocab, room), best)) i += BLOCK;
     while (i < vocab && !(logit[i] == best)) i++;
     return i < vocab ? i : 0; /* all NaN */
 }
