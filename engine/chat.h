@@ -24,7 +24,7 @@ int chat_open(const char *source, size_t size, struct chat **out, struct fault *
 void chat_close(struct chat *chat);
 
 struct chat_input {
-    const cJSON *context; /* object: messages, tools, add_generation_prompt, bos_token, ... */
+    const cJSON *context;       /* object: messages, tools, add_generation_prompt, bos_token, ... */
     const char *const *trusted; /* top-level names whose strings are the model's own (bos_token,
                                    eos_token, ...); everything else counts as request text */
     int trusted_count;

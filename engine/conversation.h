@@ -1,5 +1,5 @@
-/* Conversations: what outlives a request. A turn ends, its streams stay in their cache slot, and the
- * next request that extends the same tokens continues them.
+/* Conversations: what outlives a request. A turn ends, its streams stay in their cache slot, and
+ * the next request that extends the same tokens continues them.
  *
  * Match: the longest common token prefix within one space (key, salt, model) and equal kv
  * parameters. Only tokens after the previous prompt's end may be dropped (templates strip
@@ -18,18 +18,18 @@
 #include "paging/policy.h"
 
 struct conversation {
-    uint64_t id;          /* 0 = free entry */
+    uint64_t id; /* 0 = free entry */
     uint8_t space[16];
     struct kv_params kv;
-    int32_t *tokens;      /* appended so far, owned; [token_count] */
-    int32_t token_count;  /* T */
-    int32_t prompt_end;   /* tokens of the last prompt: nothing before this may be dropped */
-    int32_t held;         /* entries per stream on average, rounded up */
-    int64_t entries;      /* exact, over all streams */
-    int64_t pages;        /* exact */
+    int32_t *tokens;     /* appended so far, owned; [token_count] */
+    int32_t token_count; /* T */
+    int32_t prompt_end;  /* tokens of the last prompt: nothing before this may be dropped */
+    int32_t held;        /* entries per stream on average, rounded up */
+    int64_t entries;     /* exact, over all streams */
+    int64_t pages;       /* exact */
     int32_t slot;
     int64_t last_used_ns;
-    uint64_t use;         /* order of last use; the smallest goes first */
+    uint64_t use; /* order of last use; the smallest goes first */
 };
 
 struct conversation_table {

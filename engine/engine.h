@@ -28,19 +28,19 @@ struct engine;
 
 struct engine_options {
     const char *model_dir;
-    const char *gates;        /* NULL = the model directory's, "" = none */
-    const char *kv_policy;    /* NULL = global where the model has gates, else full */
+    const char *gates;     /* NULL = the model directory's, "" = none */
+    const char *kv_policy; /* NULL = global where the model has gates, else full */
     int kv_budget, kv_buffer, kv_chunk;
-    int kv_budget_max;        /* cap for requests; 0 = none */
-    int64_t kv_pool_bytes;    /* 0 = chosen from free memory, max_num_seqs and the budget */
-    const char *kv_dtype;     /* "auto" (the weights'; bf16 for f16), "f32", "bf16" */
-    int max_num_seqs;         /* sequences running at once */
+    int kv_budget_max;          /* cap for requests; 0 = none */
+    int64_t kv_pool_bytes;      /* 0 = chosen from free memory, max_num_seqs and the budget */
+    const char *kv_dtype;       /* "auto" (the weights'; bf16 for f16), "f32", "bf16" */
+    int max_num_seqs;           /* sequences running at once */
     int max_num_batched_tokens; /* rows per step */
-    int max_model_len;        /* 0 = the model's */
-    int max_queue;            /* jobs waiting, bounded */
-    int max_conversations;    /* retained between turns */
-    int threads;              /* 0 = the cores */
-    const char *cpu_path;     /* see kernels/cpu/cpu.h */
+    int max_model_len;          /* 0 = the model's */
+    int max_queue;              /* jobs waiting, bounded */
+    int max_conversations;      /* retained between turns */
+    int threads;                /* 0 = the cores */
+    const char *cpu_path;       /* see kernels/cpu/cpu.h */
     bool random_weights;
     void (*progress)(void *arg, double fraction, const char *what); /* during open; may be NULL */
     void (*wake)(void *arg); /* engine thread, after a step that changed some job: uv_async_send */
@@ -49,20 +49,21 @@ struct engine_options {
 
 int engine_open(const struct engine_options *options, struct engine **out, struct fault *fault);
 int engine_start(struct engine *engine);
-void engine_drain(struct engine *engine); /* finish accepted jobs, accept no more; returns at once */
-bool engine_idle(struct engine *engine);  /* nothing queued or running */
+void engine_drain(
+    struct engine *engine);              /* finish accepted jobs, accept no more; returns at once */
+bool engine_idle(struct engine *engine); /* nothing queued or running */
 void engine_close(struct engine *engine); /* aborts what is left (finish = ABORT), joins, frees */
 
 /* Constant facts, valid from open to close. */
 struct engine_info {
     const char *model_dir;
     char family[32];
-    char backend[32];       /* "cpu-amx" */
-    char kv_policy[32];     /* the default in force */
+    char backend[32];   /* "cpu-amx" */
+    char kv_policy[32]; /* the default in force */
     int kv_budget, kv_buffer, kv_chunk, kv_budget_max;
     char kv_dtype[8];
     bool has_gates;
-    int trained_budget;     /* of the gates; 0 = unknown */
+    int trained_budget; /* of the gates; 0 = unknown */
     int layers, heads_kv, head_dim, vocab;
     int max_model_len, max_num_seqs, max_queue;
     int threads;
@@ -132,8 +133,8 @@ struct engine_request {
     float temperature, top_p, min_p, repetition, presence, frequency;
     int32_t top_k;
     uint64_t seed;
-    int32_t top_logprobs;     /* alternatives per token, <= ENGINE_TOP_MAX; -1 = no logprobs */
-    bool prompt_logprobs;     /* score the prompt too (echo); never reuses a conversation */
+    int32_t top_logprobs; /* alternatives per token, <= ENGINE_TOP_MAX; -1 = no logprobs */
+    bool prompt_logprobs; /* score the prompt too (echo); never reuses a conversation */
     bool ignore_eos;
     const struct engine_bias *bias;
     int32_t bias_count;
@@ -194,17 +195,17 @@ struct engine_kv_details {
 struct engine_job {
     struct engine_request request;
     atomic_int cancel;
-    atomic_int admitted;     /* 1 once it has its pages and its place */
+    atomic_int admitted; /* 1 once it has its pages and its place */
     struct engine_choice choice[1];
     int choice_count;
     struct engine_token *prompt_tokens; /* [prompt_count] when prompt_logprobs; [0] is unscored */
     struct engine_top *prompt_top;      /* [prompt_count * top_logprobs] */
     /* valid once finished */
     struct fault fault;
-    int32_t cached_tokens;   /* prompt tokens not computed */
+    int32_t cached_tokens; /* prompt tokens not computed */
     struct engine_kv_details kv;
     int64_t queued_ns, admitted_ns, first_token_ns, finished_ns; /* clock_ns; 0 = never */
-    int64_t evict_ns;        /* time spent evicting for this job */
+    int64_t evict_ns; /* time spent evicting for this job */
     /* the engine's */
     struct engine_job *next;
     enum engine_finish ending; /* decided, not yet published */
@@ -230,7 +231,7 @@ void engine_job_close(struct engine_job *job); /* frees what submit and the engi
 /* ---- Observation (any thread) -------------------------------------------------------------- */
 
 struct engine_sequence_row {
-    int32_t tokens, held;   /* T; entries per stream on average */
+    int32_t tokens, held; /* T; entries per stream on average */
     int32_t prompt_count, output_count;
     char policy[32];
     int32_t budget;
@@ -252,10 +253,10 @@ struct engine_snapshot {
     int running, waiting, conversations;
     int64_t pages_total, pages_used, pages_reserved, pages_retained;
     uint64_t steps;
-    int64_t last_step_ns;     /* clock_ns of the last step's end, or of the last idle check */
-    bool stopped;             /* the engine thread is gone: fatal */
+    int64_t last_step_ns; /* clock_ns of the last step's end, or of the last idle check */
+    bool stopped;         /* the engine thread is gone: fatal */
     uint64_t prompt_tokens, cached_tokens, generation_tokens;
-    uint64_t entries_kept;    /* gauge: entries of running and retained sequences */
+    uint64_t entries_kept; /* gauge: entries of running and retained sequences */
     uint64_t entries_evicted, evictions, preemptions;
     uint64_t conversation_hits, conversation_misses;
     struct hist eviction_seconds;

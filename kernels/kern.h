@@ -38,8 +38,8 @@ struct kern_weight; /* a matrix in the backend's own layout */
 /* Which axis tensor parallelism would split. One rank today: recorded, nothing to do. */
 enum kern_shard { KERN_SHARD_NONE, KERN_SHARD_ROWS, KERN_SHARD_COLS };
 
-/* One matrix as the file has it: [rows = outputs, cols = inputs], row-major. `data` may be unaligned
- * and is only read during weight_load. */
+/* One matrix as the file has it: [rows = outputs, cols = inputs], row-major. `data` may be
+ * unaligned and is only read during weight_load. */
 struct kern_matrix {
     const void *data;
     enum kern_dtype dtype;
@@ -96,10 +96,10 @@ struct kern_gate;
 struct kern_cache_options {
     int layers, heads_q, heads_kv, head_dim;
     enum kern_dtype dtype;
-    int64_t pages;      /* size of the pool; zeroed once */
-    int slots;          /* sequences plus retained conversations */
-    int max_positions;  /* no stream can be longer than this */
-    int ring_max;       /* largest `ring` attend may be given; 0 = no query ring, no memory */
+    int64_t pages;     /* size of the pool; zeroed once */
+    int slots;         /* sequences plus retained conversations */
+    int max_positions; /* no stream can be longer than this */
+    int ring_max;      /* largest `ring` attend may be given; 0 = no query ring, no memory */
 };
 
 struct kern_cache_info {
@@ -148,9 +148,9 @@ struct kern_cache_stats {
 
 /* Last queries of each sequence, post-RoPE, for policies that observe attention; optional. */
 struct kern_attend_options {
-    int window;      /* keys with pos <= query pos - window are masked; 0 = no window */
-    float scale;     /* 1/sqrt(head_dim) unless the model says otherwise */
-    int ring;        /* keep the last `ring` queries of each slot; 0 = none. Bounded at cache_open */
+    int window;  /* keys with pos <= query pos - window are masked; 0 = no window */
+    float scale; /* 1/sqrt(head_dim) unless the model says otherwise */
+    int ring;    /* keep the last `ring` queries of each slot; 0 = none. Bounded at cache_open */
 };
 
 /* ---- Sampling ------------------------------------------------------------------------------ */
@@ -175,7 +175,7 @@ struct kern_sample {
     float repetition, presence, frequency; /* 1, 0, 0 = off */
     int32_t top_k;                         /* 0 = off */
     uint64_t seed;
-    int32_t position; /* of the token being sampled */
+    int32_t position;  /* of the token being sampled */
     int32_t top_count; /* alternatives to report, <= KERN_TOP_MAX; -1 = no logprob at all either */
     int32_t forced;    /* >= 0: report the logprob of this token instead of sampling (echo) */
 };
@@ -184,8 +184,8 @@ struct kern_sample {
 
 struct kern_sampled {
     int32_t token;
-    float logprob; /* log softmax of the raw logits */
-    int32_t rank;  /* 1 = most likely by the raw logits */
+    float logprob;                   /* log softmax of the raw logits */
+    int32_t rank;                    /* 1 = most likely by the raw logits */
     int32_t top_token[KERN_TOP_MAX]; /* by raw logit, highest first, ties to the lowest id */
     float top_logprob[KERN_TOP_MAX];
 };
@@ -220,8 +220,8 @@ struct kern_ops {
                    const float *bias /* [outputs] or NULL */, int rows, enum kern_matmul_mode mode);
     void (*glu)(struct kern *kern, float *y, const float *gate_up, int rows,
                 int d_ff); /* y[r, j] = silu(gate_up[r, j]) * gate_up[r, d_ff + j] */
-    void (*gather_rows)(struct kern *kern, float *y, const float *x, const int32_t *index, int count,
-                        int dim);
+    void (*gather_rows)(struct kern *kern, float *y, const float *x, const int32_t *index,
+                        int count, int dim);
     void (*gate)(struct kern *kern, float *log_beta /* [rows, heads_kv] */, const float *x,
                  const struct kern_gate *gate, int rows);
 
@@ -242,8 +242,9 @@ struct kern_ops {
                    const struct kern_attend_options *options); /* after write_kv of the layer */
     int (*evict)(struct kern *kern, const struct kern_evict *due, int count);
     int (*truncate)(struct kern *kern, int slot, int32_t pos); /* drops entries at or after pos */
-    int (*fork)(struct kern *kern, int from, int to); /* shares all pages, copy on write; `to` empty */
-    void (*release)(struct kern *kern, int slot);     /* all pages of the slot go back */
+    int (*fork)(struct kern *kern, int from,
+                int to);                          /* shares all pages, copy on write; `to` empty */
+    void (*release)(struct kern *kern, int slot); /* all pages of the slot go back */
     int (*report)(struct kern *kern, int slot, struct kern_report *report);
     void (*cache_stats)(struct kern *kern, struct kern_cache_stats *stats);
     int (*cache_check)(struct kern *kern, struct fault *fault); /* every page in one place; tests */

@@ -35,9 +35,9 @@ static bool path_available(const char *path) {
     return true;
 }
 
-/* How far log-probabilities may be off: float32 activations (the amx path splits them into two bf16)
- * leave the order of sums, and a bf16 cache the rounding of stored keys and values. Transformers' own
- * bf16 forward pass of these cases is off by up to 0.17 at improbable tokens. */
+/* How far log-probabilities may be off: float32 activations (the amx path splits them into two
+ * bf16) leave the order of sums, and a bf16 cache the rounding of stored keys and values.
+ * Transformers' own bf16 forward pass of these cases is off by up to 0.17 at improbable tokens. */
 struct bar {
     double max; /* of the tokens that came */
     double rms;

@@ -38,7 +38,8 @@ static const struct product products[] = {
 };
 
 /* Rounding error of a float32 sum of n products is at most n * 2^-24 times the sum of their
- * magnitudes whatever the order; tiles take activations as two bf16, of 16 bits together: 2^-17 of each product. */
+ * magnitudes whatever the order; tiles take activations as two bf16, of 16 bits together: 2^-17 of
+ * each product. */
 static double product_bound(const struct product *c, int path, double magnitude) {
     double unit = (c->cols + 4) * 0x1p-24;
     if (path_is(path, "amx") && c->dtype == KERN_BF16) unit += 0x1.02p-17;
