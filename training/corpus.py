@@ -68,10 +68,19 @@ ACTS = """walk rest talk sing wait work read meet play sleep eat gather""".split
 TIMES = """in the morning|at noon|in the evening|after lunch|before dinner|every week|in spring|
 in autumn|on quiet days|during the holidays|from time to time|once a year""".replace("\n", "").split("|")
 
+POOLS = (FIRST_NAMES, CITIES, JOBS, COLOURS, ANIMALS, PLACES, OBJECTS, CONTAINERS, NOUNS, ADJECTIVES, VERBS, PLURALS)
+
 ONSETS = """b c d f g h j k l m n p r s t v w z br cr dr fr gr pr tr bl cl fl gl pl sl st sp sk sh ch
 th qu y""".split()
 VOWELS = "a e i o u a e i o u ai ea ee oo ou ia io".split()
 CODAS = ["", "", "", "", "n", "r", "l", "s", "t", "m", "d", "k", "x", "nd", "rt", "st", "ck", "ng", "ll", "p", "b", "g", "z"]
+# A second, wilder way to invent words: without it a model that knows only the syllables
+# above cannot copy a real word it has not met, because its pieces never followed each other.
+WILD_ONSETS = ONSETS + ["", "", "", "kn", "wh", "ph", "sc", "scr", "str", "thr", "spr", "x", "wr", "gh", "tw", "sm", "sn", "sw"]
+WILD_VOWELS = "a e i o u y ae au aw ay ei eu ey ie oa oi ow oy ue ui".split()
+WILD_CODAS = ["", "", "b", "c", "ch", "ct", "d", "dge", "f", "ff", "ft", "g", "gh", "k", "l", "ld", "le", "lf", "lm", "lt", "m",
+              "mp", "n", "nce", "nk", "nt", "p", "pt", "que", "r", "rch", "rd", "re", "rk", "rm", "rn", "s", "se", "sh",
+              "sk", "sp", "ss", "t", "tch", "te", "th", "tre", "tt", "v", "ve", "w", "x", "y", "z", "er", "on", "an", "ine"]
 
 
 def held_out(text):
@@ -92,21 +101,33 @@ class Words:
 
     def __init__(self, rng, split):
         self.rng, self.split = rng, split
-        self.pools = {}
+        self.pools, self.known = {}, []
 
     def pick(self, words):
         if id(words) not in self.pools:
             self.pools[id(words)] = pool(words, self.split)
         return self.rng.choice(self.pools[id(words)])
 
+    def fragment(self):
+        if not self.known:
+            self.known = [w.lower() for words in POOLS for w in pool(words, "train")]
+        word = self.rng.choice(self.known)
+        at = self.rng.randrange(max(1, len(word) - 2))
+        return word[at:at + self.rng.choice((1, 2, 3, 3, 4))]
+
     def invented(self, syllables=None):
         rng = self.rng
         while True:
             n = syllables or rng.choice((2, 2, 2, 3))
-            word = "".join(
-                rng.choice(ONSETS) + rng.choice(VOWELS) + (rng.choice(CODAS) if i == n - 1 else "")
-                for i in range(n))
-            if held_out(word) == (self.split == "heldout"):
+            kind = rng.random()
+            if kind < 0.4:                      # fragments of known words: every piece gets copied at times
+                word = "".join(self.fragment() for _ in range(rng.choice((2, 2, 3))))
+            elif kind < 0.7:
+                word = "".join(rng.choice(ONSETS) + rng.choice(VOWELS) for _ in range(n)) + rng.choice(CODAS)
+            else:
+                word = "".join(rng.choice(WILD_ONSETS) + rng.choice(WILD_VOWELS) + rng.choice(WILD_CODAS)
+                               for _ in range(rng.choice((1, 2, 2))))
+            if len(word) > 2 and held_out(word) == (self.split == "heldout"):
                 return word
 
     def mixed(self, words, share=0.4):
@@ -149,11 +170,11 @@ def fact_job(w):
 
 
 def place(w):
-    p = w.pick(PLACES)
+    p = w.mixed(PLACES, 0.65)
     kind = w.rng.random()
     if kind < 0.3:
         return p
-    return f"{w.pick(COLOURS)} {p}" if kind < 0.65 else f"{w.invented().capitalize()} {p}"
+    return f"{w.mixed(COLOURS, 0.7)} {p}" if kind < 0.65 else f"{w.invented().capitalize()} {p}"
 
 
 def fact_code(w):
@@ -165,7 +186,7 @@ def fact_code(w):
 
 
 def fact_pet(w):
-    n, a, p = w.name(), w.pick(ANIMALS), w.name()
+    n, a, p = w.name(), w.mixed(ANIMALS, 0.6), w.name()
     return Fact(f"pet {n} {a}",
                 [f"The {a} of {n} is called {p}.", f"You should know that the {a} of {n} is called {p}."],
                 [f"What is the {a} of {n} called?", f"What is the name of the {a} of {n}?"],
@@ -182,8 +203,9 @@ def fact_favourite(w):
 
 
 def fact_where(w):
-    o = f"{w.pick(COLOURS)} {w.pick(OBJECTS)}" if w.rng.random() < 0.6 else f"{w.pick(OBJECTS)} of {w.name()}"
-    c = f"{w.mixed(COLOURS, 0.6)} {w.pick(CONTAINERS)}"
+    o = w.mixed(OBJECTS, 0.65)
+    o = f"{w.mixed(COLOURS, 0.65)} {o}" if w.rng.random() < 0.6 else f"{o} of {w.name()}"
+    c = f"{w.mixed(COLOURS, 0.6)} {w.mixed(CONTAINERS, 0.65)}"
     return Fact(f"where {o}",
                 [f"The {o} is in the {c}.", f"I put it away, so the {o} is in the {c}."],
                 [f"Where is the {o}?", f"Where did I put the {o}?", f"I cannot find the {o}. Where is it?"],
@@ -307,26 +329,37 @@ def chatter(w):
 @dataclass
 class Dialogue:
     task: str
+    split: str = "train"
     messages: list = field(default_factory=list)
+    length: int = 0
+
+    def add(self, message):
+        self.messages.append(message)
+        self.length += estimate(message["content"], self.split)
 
     def say(self, user, assistant, scored=False):
-        self.messages.append({"role": "user", "content": user})
-        self.messages.append({"role": "assistant", "content": assistant, "scored": scored,
-                              "expected": assistant if scored else None})
+        self.add({"role": "user", "content": user})
+        self.add({"role": "assistant", "content": assistant, "scored": scored,
+                  "expected": assistant if scored else None})
 
     def tokens(self):
-        return sum(estimate(m["content"]) for m in self.messages)
+        return self.length
 
 
-def estimate(text):
-    """Tokens of one rendered message, about right for our tokenizer."""
-    return 6 + len(text) * 2 // 9 + sum(ch.isdigit() for ch in text)
+def text_tokens(text, split):
+    """Tokens of a text, about right for our tokenizer, which cuts held-out words into more pieces."""
+    return int(len(text) * (0.225 if split == "train" else 0.33)) + sum(ch.isdigit() for ch in text)
+
+
+def estimate(text, split):
+    """Tokens of one rendered message."""
+    return 6 + text_tokens(text, split)
 
 
 def start(task, w):
-    d = Dialogue(task)
+    d = Dialogue(task, w.split)
     if w.rng.random() < 0.1:
-        d.messages.append({"role": "system", "content": w.rng.choice((
+        d.add({"role": "system", "content": w.rng.choice((
             "You are a helpful assistant.", "Answer briefly.", "You are keepd-nano. Remember what the user says."))})
     return d
 
@@ -378,7 +411,7 @@ def memory(w, tokens, share=None):
 def memory_eval(w, tokens):
     """The shape of the quality bench: eight facts early, chatter, then four questions."""
     rng = w.rng
-    d = Dialogue("memory")
+    d = Dialogue("memory", w.split)
     known = facts(w, max(2, min(8, tokens // 64)))
     asked = rng.sample(known, max(2, len(known) // 2))
     pending = list(known)
@@ -398,10 +431,12 @@ def needle(w, tokens):
     d = start("needle", w)
     hidden = facts(w, 1 if tokens < 200 else rng.choice((1, 2, 3, 4)))
     questions = [rng.choice(hidden) for _ in range(rng.randint(1, 4))]
-    body = tokens - sum(estimate(f.asked[0]) + estimate(f.answer) for f in questions) - 12
+    body = tokens - 20 - sum(estimate(f.asked[0], w.split) + estimate(f.answer, w.split) for f in questions)
+    body -= sum(text_tokens(f.told[-1], w.split) for f in hidden)
     parts = []
-    while sum(len(p) // 4 + 1 for p in parts) < body:
+    while body > 0:
         parts.append(filler_sentence(w))
+        body -= text_tokens(parts[-1], w.split)
     for f in hidden:
         parts.insert(rng.randint(0, len(parts)), rng.choice(f.told))
     text = " ".join(parts)
@@ -519,6 +554,15 @@ class Encoder:
         self.start, self.end = tokenizer.token_to_id(IM_START), tokenizer.token_to_id(IM_END)
         self.pad = tokenizer.token_to_id(END_OF_TEXT)
         self.assistant = tokenizer.encode("assistant", add_special_tokens=False).ids
+
+    def fitting(self, source, count, length):
+        """The next dialogues of at most `length` tokens: a cut one would lose its questions."""
+        out = []
+        while len(out) < count:
+            d = next(source)
+            if len(self.tok.encode(render(d.messages), add_special_tokens=False).ids) <= length + 1:
+                out.append(d)
+        return out
 
     def batch(self, batch, length, other_weight=0.3):
         """ids [B, length+1]; for each target ids[:,1:]: weight and answer number (-1 = none)."""

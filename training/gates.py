@@ -60,7 +60,7 @@ class GateBank(nn.Module):
                 "trained_budget": trained_budget, "horizon": horizon, "base_sha256": base_sha256}
 
     def save(self, path, base_sha256, trained_budget):
-        tensors = {k: v.detach().contiguous() for k, v in self.state_dict().items()}
+        tensors = {k: v.detach().cpu().contiguous() for k, v in self.state_dict().items()}
         save_file(tensors, path, metadata={"keepd": json.dumps(self.header(base_sha256, trained_budget))})
 
     def load(self, path):
@@ -104,6 +104,7 @@ class GatedModel:
 
     def __init__(self, directory, device="cpu", **bank):
         register()
+        self.device = device
         self.model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32,
                                                           attn_implementation=NAME).to(device).eval()
         self.model.requires_grad_(False)
@@ -176,15 +177,14 @@ class SimulatedCache:
         self.k, self.v, self.lb, self.alive = {}, {}, {}, {}
 
     def attend(self, layer, q, k, v, scaling, lb):
-        new = torch.ones(lb.shape, dtype=torch.bool)
+        new = torch.ones(lb.shape, dtype=torch.bool, device=q.device)
         if layer in self.k:
             k, v = torch.cat((self.k[layer], k), 2), torch.cat((self.v[layer], v), 2)
             lb, new = torch.cat((self.lb[layer], lb), 2), torch.cat((self.alive[layer], new), 2)
         self.k[layer], self.v[layer], self.lb[layer], self.alive[layer] = k, v, lb, new
-        T, S = q.shape[2], k.shape[2]
-        causal = torch.arange(S)[None] <= torch.arange(S - T, S)[:, None]
-        mask = (new[:, :, None] & causal).repeat_interleave(q.shape[1] // k.shape[1], 1)
-        g = q.shape[1] // k.shape[1]
+        T, S, g = q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
+        at = torch.arange(S, device=q.device)
+        mask = (new[:, :, None] & (at[None] <= at[S - T:, None])).repeat_interleave(g, 1)
         return F.scaled_dot_product_attention(q, k.repeat_interleave(g, 1), v.repeat_interleave(g, 1),
                                               attn_mask=mask, scale=scaling)
 
@@ -195,15 +195,15 @@ class SimulatedCache:
         B, _, H, S = lb.shape
         if self.policy == "full" or S <= self.budget:
             return
-        age = (S - torch.arange(S)).float()
+        age = (S - torch.arange(S, device=lb.device)).float()
         score = -age.expand(lb.shape) if self.policy == "streaming" else age * lb + horizon_weight(lb, self.horizon)
         score = score.masked_fill(~alive, -torch.inf)
         score[..., :self.sinks] = torch.inf
         if self.policy == "global":
             keep = score.view(B, -1).topk(L * H * self.budget).indices
-            kept = torch.zeros(B, L * H * S, dtype=torch.bool).scatter_(1, keep, True).view(lb.shape)
+            kept = torch.zeros_like(alive).view(B, -1).scatter_(1, keep, True).view(lb.shape)
         else:
-            kept = torch.zeros(lb.shape, dtype=torch.bool).scatter_(3, score.topk(self.budget, -1).indices, True)
+            kept = torch.zeros_like(alive).scatter_(3, score.topk(self.budget, -1).indices, True)
         for i in range(L):
             self.alive[i] = kept[:, i] & alive[:, i]
 
@@ -218,7 +218,7 @@ def simulate(gated, ids, policy, budget, chunk):
     guesses = []
     for at in range(0, ids.shape[1], chunk):
         part = ids[:, at:at + chunk]
-        pos = torch.arange(at, at + part.shape[1]).expand(part.shape)
+        pos = torch.arange(at, at + part.shape[1], device=ids.device).expand(part.shape)
         guesses.append(gated(part, pos, "cached").argmax(-1))
         gated.cache.evict()
     lengths = gated.cache.lengths()

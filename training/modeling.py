@@ -22,6 +22,24 @@ def rotate(x, cos, sin):
     return x * cos + torch.cat((-b, a), -1) * sin
 
 
+def causal_attention(q, k, v, block=128):
+    """Softmax attention by blocks of queries.
+
+    Written out because torch's fused CPU kernel spends most of a step in its bf16
+    backward; compiled, this form takes half the time up to rows of 512.
+    """
+    T = q.shape[2]
+    if T > 512 or q.is_cuda:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    out = []
+    for i in range(0, T, block):
+        j = min(i + block, T)
+        s = (q[:, :, i:j] @ k[:, :, :j].mT).float() * q.shape[-1] ** -0.5
+        late = torch.arange(j)[None] > torch.arange(i, j)[:, None]
+        out.append(s.masked_fill(late, -torch.inf).softmax(-1).to(v.dtype) @ v[:, :, :j])
+    return torch.cat(out, 2)
+
+
 class Norm(nn.Module):
     def __init__(self, size, eps, start=1.0):
         super().__init__()
@@ -54,7 +72,7 @@ class Attention(nn.Module):
         k = rotate(self.k_norm(k).transpose(1, 2), cos, sin).to(v.dtype)
         g = self.hq // self.hk
         k, v = k.repeat_interleave(g, 1), v.transpose(1, 2).repeat_interleave(g, 1)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = causal_attention(q, k, v)
         return self.o_proj(y.transpose(1, 2).reshape(B, T, -1))
 
 

@@ -23,6 +23,7 @@ import corpus
 from modeling import CONFIG, Nano
 
 STAGES = (128, 512, 1024)
+PROBES = (("128",), ("128", "512", "512far"), None)     # what each stage probes; None: everything
 
 
 # --- optimizer ------------------------------------------------------------
@@ -135,9 +136,9 @@ class Probe:
         for name, task, length, rows in (("128", "memory", 128, 64), ("512", "memory", 512, 32),
                                          ("1024", "memory", 1024, 16), ("needle1024", "needle", 1024, 16),
                                          ("trace512", "trace", 512, 12)):
-            source = corpus.dialogues(task, "heldout", seed, length)
+            source = corpus.dialogues(task, "heldout", seed, int(0.92 * length))
             rng = np.random.default_rng(seed)
-            ids, _, answer = encoder.batch([next(source) for _ in range(rows)], length)
+            ids, _, answer = encoder.batch(encoder.fitting(source, rows, length), length)
             flat = np.tile(np.arange(length), (rows, 1))
             self.sets[name] = (ids, answer, flat)
             if name == "512":
@@ -152,7 +153,7 @@ class Probe:
             right = total = 0
             for i in range(0, len(ids), 8):
                 x = torch.from_numpy(ids[i:i + 8])
-                guess = forward(x[:, :-1], torch.from_numpy(pos[i:i + 8])).argmax(-1).numpy()
+                guess = forward(x[:, :-1], torch.from_numpy(pos[i:i + 8])).argmax(-1).cpu().numpy()
                 wrong = guess != ids[i:i + 8, 1:]
                 for r in range(len(x)):
                     for n in np.unique(answer[i + r]):
@@ -169,7 +170,7 @@ def export(net, out, tokenizer):
     """The directory as published for transformers: bf16 weights, tied embedding."""
     c = net.c
     out.mkdir(parents=True, exist_ok=True)
-    tensors = {n: p.detach().bfloat16().contiguous() for n, p in net.named_parameters()}
+    tensors = {n: p.detach().bfloat16().cpu().contiguous() for n, p in net.named_parameters()}
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
     config = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False,
               "attention_dropout": 0.0, "bos_token_id": None,
@@ -188,7 +189,7 @@ class Run:
         torch.manual_seed(a.seed)
         torch.set_num_threads(a.threads)
         self.tokenizer = Tokenizer.from_file(str(a.tokenizer))
-        self.net = Nano()
+        self.net = Nano().to(a.device)
         self.opts = optimizers(self.net, a)
         self.step, self.used_s, self.stage = 0, 0.0, 0
         a.run.mkdir(parents=True, exist_ok=True)
@@ -203,11 +204,11 @@ class Run:
         self.plain = lambda ids, pos: self.cast(self.net, ids, pos)
 
     def cast(self, body, ids, pos):
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.a.bf16):
-            return body(ids, pos)
+        with torch.autocast(self.a.device, torch.bfloat16, enabled=self.a.bf16):
+            return body(ids.to(self.a.device), pos.to(self.a.device))
 
     def load(self):
-        s = torch.load(self.file, weights_only=True)
+        s = torch.load(self.file, weights_only=True, map_location=self.a.device)
         self.net.load_state_dict(s["net"])
         for o, state in zip(self.opts, s["opts"]):
             o.load_state_dict(state)
@@ -229,8 +230,8 @@ class Run:
     def train_step(self, used):
         ids, weight, pos = self.data.batch(self.length(), self.a.gap_share if self.stage else 0.3)
         logits = self.forward(ids[:, :-1], pos)
-        loss = F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
-        w = weight.flatten()
+        targets, w = ids[:, 1:].flatten().to(self.a.device), weight.flatten().to(self.a.device)
+        loss = F.cross_entropy(logits.float().flatten(0, 1), targets, reduction="none")
         on_answers = (loss.detach() * (w == 1)).sum() / (w == 1).sum().clamp(min=1)
         ((loss * w).sum() / w.sum()).backward()
         for o in self.opts:
@@ -258,7 +259,7 @@ class Run:
             now = time.time()
             speed = seen / (now - last)
             self.used_s += now - last
-            recall = self.probe.run(self.plain, ("128",) if self.stage == 0 else ("128", "512", "512far") if self.stage == 1 else None)
+            recall = self.probe.run(self.plain, PROBES[self.stage])
             self.next_stage(self.used_s / budget, recall)
             print(json.dumps({"step": self.step, "length": STAGES[self.stage], "answer_loss": round(float(np.mean(losses)), 4),
                               "recall": {k: round(v, 3) for k, v in recall.items()}, "tokens_per_s": int(speed),
@@ -286,6 +287,7 @@ def main():
     ap.add_argument("--reach", type=int, default=8192, help="largest position trained")
     ap.add_argument("--every", type=int, default=200, help="steps between probes and checkpoints")
     ap.add_argument("--threads", type=int, default=2)
+    ap.add_argument("--device", default="cpu")
     ap.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=True)
     ap.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
     Run(ap.parse_args()).train()

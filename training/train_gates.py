@@ -87,14 +87,14 @@ def evaluate(gated, tokenizer, length=1024, cases=100, share=0.25, chunk=64, tas
              policies=("full", "global", "trimkv", "streaming"), seed=5):
     """Held-out answers exactly right per policy when the sequence holds `share` of its tokens, chunk included."""
     encoder = corpus.Encoder(tokenizer)
-    source = corpus.dialogues(task, "heldout", seed, length)
-    budget = int(length * share) - chunk
+    source = corpus.dialogues(task, "heldout", seed, int(0.92 * length))
+    budget = int(0.92 * length * share) - chunk
     score, lengths = {p: [0, 0] for p in policies}, {}
     while score[policies[0]][1] < cases:
-        ids, _, answer = encoder.batch([next(source) for _ in range(8)], length)
+        ids, _, answer = encoder.batch(encoder.fitting(source, 8, length), length)
         for p in policies:
-            guess, lengths[p] = simulate(gated, torch.from_numpy(ids[:, :-1]), p, budget, chunk)
-            wrong = guess.numpy() != ids[:, 1:]
+            guess, lengths[p] = simulate(gated, torch.from_numpy(ids[:, :-1]).to(gated.device), p, budget, chunk)
+            wrong = guess.cpu().numpy() != ids[:, 1:]
             for r in range(len(ids)):
                 for n in np.unique(answer[r][answer[r] >= 0]):
                     score[p][1] += 1
