@@ -25,12 +25,20 @@ static int join_path(char *path, size_t size, const char *dir, const char *name,
     return 0;
 }
 
+/* What is wrong inside a file, with the file's name in front. */
+static int in_file(int code, const char *name, struct fault *fault) {
+    if (code == 0 || fault == NULL) return code;
+    struct fault inside = *fault;
+    return fault_set(fault, code, name, "%s%s%s", inside.field, inside.field[0] ? ": " : "",
+                     inside.text);
+}
+
 static int open_tokenizer(const char *dir, struct text *text, struct fault *fault) {
     char path[4096], *data = NULL;
     size_t size = 0;
     int code = join_path(path, sizeof path, dir, "tokenizer.json", fault);
     if (code == 0) code = file_read(path, TOKENIZER_BYTES_MAX, &data, &size, fault);
-    if (code == 0) code = tok_open(data, size, &text->tok, fault);
+    if (code == 0) code = in_file(tok_open(data, size, &text->tok, fault), "tokenizer.json", fault);
     mem_free(data);
     return code;
 }
@@ -63,12 +71,15 @@ static int open_template(const char *dir, const cJSON *config, struct text *text
     if (code != 0) return code;
     if (exists(path)) {
         code = file_read(path, TEMPLATE_BYTES_MAX, &data, &size, fault);
-        if (code == 0) code = chat_open(data, size, &text->chat, fault);
+        if (code == 0)
+            code = in_file(chat_open(data, size, &text->chat, fault), "chat_template.jinja", fault);
         mem_free(data);
         return code;
     }
     const char *source = config_template(config);
-    return source != NULL ? chat_open(source, strlen(source), &text->chat, fault) : 0;
+    if (source == NULL) return 0;
+    return in_file(chat_open(source, strlen(source), &text->chat, fault), "tokenizer_config.json",
+                   fault);
 }
 
 int text_open(const char *dir, struct text *text, struct fault *fault) {
@@ -81,9 +92,10 @@ int text_open(const char *dir, struct text *text, struct fault *fault) {
     if (code == 0 && exists(path)) {
         code = file_read(path, CONFIG_BYTES_MAX, &data, &size, fault);
         if (code == 0)
-            code = json_parse(data, size,
-                              &(struct json_limits){.bytes = CONFIG_BYTES_MAX, .depth = 64},
-                              &config, fault);
+            code = in_file(json_parse(data, size,
+                                      &(struct json_limits){.bytes = CONFIG_BYTES_MAX, .depth = 64},
+                                      &config, fault),
+                           "tokenizer_config.json", fault);
         if (code == 0 && !cJSON_IsObject(config))
             code = fault_set(fault, ERR_MALFORMED, "tokenizer_config.json", "is not an object");
     }

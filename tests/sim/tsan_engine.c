@@ -52,23 +52,69 @@ static void wake(void *arg) {
     atomic_fetch_add(&wakes, 1);
 }
 
+static struct engine_options default_options(void) {
+    return (struct engine_options){.model_dir = KEEPD_SOURCE_DIR "/models/keepd-nano",
+                                   .kv_budget = 64,
+                                   .kv_buffer = 16,
+                                   .kv_chunk = 32,
+                                   .max_num_seqs = SEQUENCES,
+                                   .max_num_batched_tokens = 64,
+                                   .max_model_len = 256,
+                                   .max_queue = JOBS,
+                                   .max_conversations = CONVERSATIONS,
+                                   .threads = 2,
+                                   .wake = wake};
+}
+
 static struct engine *open_engine(void) {
-    struct engine_options options = {.model_dir = KEEPD_SOURCE_DIR "/models/keepd-nano",
-                                     .kv_budget = 64,
-                                     .kv_buffer = 16,
-                                     .kv_chunk = 32,
-                                     .max_num_seqs = SEQUENCES,
-                                     .max_num_batched_tokens = 64,
-                                     .max_model_len = 256,
-                                     .max_queue = JOBS,
-                                     .max_conversations = CONVERSATIONS,
-                                     .threads = 2,
-                                     .wake = wake};
+    struct engine_options options = default_options();
     struct engine *engine = NULL;
     struct fault fault = {0};
     CHECK_MSG(engine_open(&options, &engine, &fault) == 0, "%s: %s", fault.field, fault.text);
     CHECK(engine_start(engine) == 0);
     return engine;
+}
+
+static void expect_no_engine(struct engine_options options, const char *field) {
+    struct engine *engine = NULL;
+    struct fault fault = {0};
+    int code = engine_open(&options, &engine, &fault);
+    CHECK_MSG(code != 0 && fault.code == code && engine == NULL, "%s is accepted", field);
+    CHECK_MSG(strstr(fault.field, field) != NULL, "%s, not %s", fault.field, field);
+    CHECK(fault.text[0] != '\0');
+}
+
+/* What cannot work is refused at start, by name, and leaves nothing. */
+static void try_bad_options(void) {
+    struct engine_options o[12];
+    for (int i = 0; i < 12; i++) o[i] = default_options();
+    o[0].max_num_seqs = 0;
+    expect_no_engine(o[0], "max-num-seqs");
+    o[1].max_num_batched_tokens = SEQUENCES;
+    expect_no_engine(o[1], "max-num-batched-tokens");
+    o[2].max_queue = 0;
+    expect_no_engine(o[2], "max-queue");
+    o[3].max_conversations = -1;
+    expect_no_engine(o[3], "max-conversations");
+    o[4].model_dir = KEEPD_SOURCE_DIR "/nowhere";
+    expect_no_engine(o[4], "tokenizer.json");
+    o[5].max_model_len = 1 << 30;
+    expect_no_engine(o[5], "max-model-len");
+    o[6].kv_policy = "fifo";
+    expect_no_engine(o[6], "kv-policy");
+    o[7].gates = "";
+    o[7].kv_policy = "global";
+    expect_no_engine(o[7], "kv-policy");
+    o[8].gates = "";
+    o[8].kv_budget_max = 64; /* the policy would be full */
+    expect_no_engine(o[8], "kv-budget-max");
+    o[9].kv_dtype = "f8";
+    expect_no_engine(o[9], "kv-dtype");
+    o[10].kv_pool_bytes = 1;
+    expect_no_engine(o[10], "kv-pool-bytes");
+    o[11].kv_budget = 65;
+    o[11].kv_budget_max = 64;
+    expect_no_engine(o[11], "kv-budget");
 }
 
 static struct engine_job *fill(const struct engine *engine, int index) {
@@ -299,6 +345,7 @@ int main(void) {
     try_drain(engine);
     engine_close(engine);
     try_failing_backend();
+    try_bad_options();
     printf("%d wakes, checksum %llu\n", atomic_load(&wakes), (unsigned long long)sum);
     return 0;
 }

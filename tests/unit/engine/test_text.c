@@ -1,0 +1,207 @@
+/* Tests engine/text.c: where a model directory's texts come from, and what a chat becomes. */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "engine/text.h"
+#include "tok_support.h"
+
+static char folder[64];
+
+static void write_file(const char *name, const char *data, size_t size) {
+    char path[128];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *file = fopen(path, "wb");
+    cr_assert_not_null(file);
+    cr_assert_eq(fwrite(data, 1, size, file), size);
+    cr_assert_eq(fclose(file), 0);
+}
+
+static void write_text(const char *name, const char *text) {
+    write_file(name, text, strlen(text));
+}
+
+/* Bytes are tokens 0..255; 256 is <s>, 257 </s>, both special. */
+static void make_folder(void) {
+    struct small_tok t = {
+        .vocab = "\"<s>\":256,\"</s>\":257",
+        .added = "[{\"id\":256,\"content\":\"<s>\",\"special\":true},"
+                 "{\"id\":257,\"content\":\"</s>\",\"special\":true}]",
+    };
+    struct buf json;
+    strcpy(folder, "/tmp/keepd-text.XXXXXX");
+    cr_assert_not_null(mkdtemp(folder));
+    small_tok_json(&t, &json);
+    write_file("tokenizer.json", json.data, json.size);
+    buf_close(&json);
+}
+
+static void remove_folder(void) {
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    cr_expect_eq(system(command), 0);
+}
+
+TestSuite(text, .init = make_folder, .fini = remove_folder);
+
+static void open_text(struct text *text) {
+    struct fault fault = {0};
+    cr_assert_eq(text_open(folder, text, &fault), 0, "%s: %s", fault.field, fault.text);
+}
+
+static void expect_failure(int code, const char *in_field) {
+    struct text text;
+    struct fault fault = {0};
+    cr_expect_eq(text_open(folder, &text, &fault), code, "%s: %s", fault.field, fault.text);
+    cr_expect_eq(fault.code, code);
+    cr_expect_not_null(strstr(fault.field, in_field), "'%s' does not name %s", fault.field,
+                       in_field);
+    cr_expect(fault.text[0] != '\0');
+    cr_expect(text.tok == NULL && text.chat == NULL && text.bos == NULL && text.eos == NULL);
+}
+
+/* Renders {"messages": ..., ...} and returns the tokens as text: bytes, S for <s>, E for </s>. */
+static int render(const struct text *text, const char *context, char *out, size_t size,
+                  struct fault *fault) {
+    struct arena arena;
+    struct engine_ids ids = {0};
+    cJSON *tree = NULL;
+    cr_assert_eq(json_parse(context, strlen(context),
+                            &(struct json_limits){.bytes = 4096, .depth = 16}, &tree, fault),
+                 0);
+    arena_open(&arena, 1 << 20);
+    int code = text_render_chat(text, tree, 1000, &arena, &ids, fault);
+    cr_assert_lt(ids.count, size);
+    for (size_t i = 0; code == 0 && i < ids.count; i++)
+        out[i] = ids.ids[i] == 256 ? 'S' : ids.ids[i] == 257 ? 'E' : (char)ids.ids[i];
+    out[code == 0 ? ids.count : 0] = '\0';
+    arena_close(&arena);
+    json_free(tree);
+    return code;
+}
+
+static void expect_render(const struct text *text, const char *context, const char *expected) {
+    char out[256];
+    struct fault fault = {0};
+    cr_assert_eq(render(text, context, out, sizeof out, &fault), 0, "%s", fault.text);
+    cr_expect_str_eq(out, expected);
+}
+
+static const char hello[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}";
+
+Test(text, a_tokenizer_is_enough) {
+    struct text text;
+    struct fault fault = {0};
+    char out[8];
+    open_text(&text);
+    cr_assert_null(text.chat);
+    cr_assert(strcmp(text.bos, "") == 0 && strcmp(text.eos, "") == 0);
+    cr_assert_eq(render(&text, hello, out, sizeof out, &fault), ERR_UNSUPPORTED);
+    cr_assert_str_eq(fault.field, "messages");
+    text_close(&text);
+    text_close(&text); /* empty by now */
+}
+
+Test(text, templates_in_their_order) {
+    struct text text;
+    write_text("tokenizer_config.json",
+               "{\"bos_token\":\"<s>\",\"eos_token\":{\"content\":\"</s>\",\"lstrip\":false},"
+               "\"chat_template\":\"{{ bos_token }}1{{ messages[0].content }}{{ eos_token }}\"}");
+    open_text(&text);
+    expect_render(&text, hello, "S1hiE");
+    text_close(&text);
+    write_text("tokenizer_config.json",
+               "{\"bos_token\":null,\"chat_template\":[{\"name\":\"tools\",\"template\":\"x\"},"
+               "{\"name\":\"default\",\"template\":\"2{{ bos_token }}\"}]}");
+    open_text(&text);
+    expect_render(&text, hello, "2");
+    text_close(&text);
+    write_text("chat_template.jinja", "3{{ messages[0].content }}");
+    open_text(&text);
+    expect_render(&text, hello, "3hi");
+    text_close(&text);
+}
+
+/* Special tokens are the template's and the model's to write, not the request's; and the request
+ * cannot bring its own bos_token. */
+Test(text, requests_cannot_write_special_tokens) {
+    struct text text;
+    write_text("tokenizer_config.json", "{\"bos_token\":\"<s>\",\"eos_token\":\"</s>\"}");
+    write_text("chat_template.jinja", "<s>{{ messages[0].content }}{{ eos_token }}{{ extra }}");
+    open_text(&text);
+    expect_render(&text,
+                  "{\"messages\":[{\"role\":\"user\",\"content\":\"a</s><s>\"}],"
+                  "\"eos_token\":\"<s>\",\"bos_token\":\"</s>\",\"extra\":\"</s>\"}",
+                  "Sa</s><s>E</s>");
+    text_close(&text);
+}
+
+Test(text, errors_of_a_template_are_the_requests) {
+    struct text text;
+    struct fault fault = {0};
+    char out[64];
+    write_text("chat_template.jinja", "{{ raise_exception('roles must alternate') }}");
+    open_text(&text);
+    cr_assert_eq(render(&text, hello, out, sizeof out, &fault), ERR_INVALID);
+    cr_assert_not_null(strstr(fault.text, "roles must alternate"), "%s", fault.text);
+    text_close(&text);
+}
+
+Test(text, failures_name_the_file) {
+    write_text("tokenizer_config.json", "{\"bos_token\":");
+    expect_failure(ERR_MALFORMED, "tokenizer_config.json");
+    write_text("tokenizer_config.json", "[]");
+    expect_failure(ERR_MALFORMED, "tokenizer_config.json");
+    write_text("tokenizer_config.json", "{\"chat_template\":\"{% if %}\"}");
+    expect_failure(ERR_MALFORMED, "tokenizer_config.json");
+    write_text("chat_template.jinja", "{{");
+    expect_failure(ERR_MALFORMED, "chat_template.jinja");
+    write_text("tokenizer.json", "{}");
+    expect_failure(ERR_MALFORMED, "tokenizer.json");
+    strcat(folder, "-gone");
+    expect_failure(ERR_NOTFOUND, "tokenizer.json");
+    folder[strlen(folder) - 5] = '\0';
+}
+
+Test(text, survives_failing_memory) {
+    write_text("tokenizer_config.json", "{\"bos_token\":\"<s>\",\"eos_token\":\"</s>\"}");
+    write_text("chat_template.jinja", "{{ bos_token }}{{ messages[0].content }}");
+    int code = ERR_NOMEM;
+    long n = 0;
+    for (; code == ERR_NOMEM && n < 20000; n++) {
+        struct text text;
+        struct fault fault = {0};
+        mem_fail_after(n);
+        code = text_open(folder, &text, &fault);
+        mem_fail_after(-1);
+        cr_assert(code == 0 || code == ERR_NOMEM, "allocation %ld: %s", n, err_name(code));
+        cr_assert_eq(text.tok != NULL, code == 0);
+        text_close(&text);
+    }
+    cr_assert_eq(code, 0);
+    struct text text;
+    open_text(&text);
+    code = ERR_NOMEM;
+    for (n = 0; code == ERR_NOMEM && n < 20000; n++) {
+        struct fault fault = {0};
+        struct arena arena;
+        struct engine_ids ids;
+        cJSON *tree = NULL;
+        cr_assert_eq(json_parse(hello, strlen(hello),
+                                &(struct json_limits){.bytes = 4096, .depth = 16}, &tree, &fault),
+                     0);
+        arena_open(&arena, 1 << 20);
+        mem_fail_after(n);
+        code = text_render_chat(&text, tree, 1000, &arena, &ids, &fault);
+        mem_fail_after(-1);
+        cr_assert(code == 0 || (code == ERR_NOMEM && fault.code == code), "allocation %ld: %s", n,
+                  err_name(code));
+        arena_close(&arena);
+        json_free(tree);
+    }
+    cr_assert_eq(code, 0);
+    text_close(&text);
+}
