@@ -26,7 +26,7 @@ def causal_attention(q, k, v, block=128):
     """Softmax attention by blocks of queries.
 
     Written out because torch's fused CPU kernel spends most of a step in its bf16
-    backward; compiled, this form takes half the time up to rows of 512.
+    backward; compiled, this form took 0.6 of its time at rows of 512 and no less at 1,024.
     """
     T = q.shape[2]
     if T > 512 or q.is_cuda:
