@@ -278,7 +278,7 @@ static int rewrite_item(struct rewriter *w) {
 static int rewrite(const char *pattern, const char *field, struct buf *out, struct fault *fault) {
     struct rewriter w = {.at = pattern, .field = field, .fault = fault};
     int rc = 0;
-    buf_open(&w.out, 16 * TOK_REGEX_BYTES);
+    buf_open(&w.out, (size_t)16 * TOK_REGEX_BYTES);
     while (*w.at && !rc && !w.out.failed) rc = rewrite_item(&w);
     if (!rc && w.out.failed) rc = fault_set(fault, ERR_NOMEM, field, "cannot hold the pattern");
     *out = w.out;
@@ -394,7 +394,7 @@ void tok_scratch_close(struct tok_scratch *scratch) {
 /* Patterns with repeated groups need a stack that grows with the text. */
 static bool grow_stack(struct tok_scratch *scratch) {
     if (scratch->stack) return false;
-    scratch->stack = pcre2_jit_stack_create(64 * 1024, JIT_STACK_BYTES, NULL);
+    scratch->stack = pcre2_jit_stack_create((size_t)64 << 10, JIT_STACK_BYTES, NULL);
     if (!scratch->stack) return false;
     pcre2_jit_stack_assign(scratch->context, NULL, scratch->stack);
     return true;

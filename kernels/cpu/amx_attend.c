@@ -48,8 +48,8 @@ int cpu_attend_lanes_amx(const struct kern_cache_options *options) {
 static size_t place_of(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                        int lane, size_t stride) {
     int token = (item->lane + lane) / job->group, j = (item->lane + lane) % job->group;
-    size_t row = (size_t)(job->batch->spans[item->span].row + token);
-    return row * stride + (size_t)((item->head * job->group + j) * job->head_dim);
+    size_t row = (size_t)job->batch->spans[item->span].row + (size_t)token;
+    return row * stride + (size_t)(item->head * job->group + j) * (size_t)job->head_dim;
 }
 
 /* Sixteen rows of sixteen dwords (pairs of bf16), columns to rows. */
@@ -71,7 +71,7 @@ static void transpose(const __m512i *in, char *tile) {
         a[i + 8] = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0x88);
         a[i + 12] = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0xdd);
     }
-    for (int i = 0; i < 4; i++) {
+    for (int64_t i = 0; i < 4; i++) {
         _mm512_store_si512(tile + 64 * i, _mm512_shuffle_i32x4(a[i], a[i + 8], 0x88));
         _mm512_store_si512(tile + 64 * (i + 4), _mm512_shuffle_i32x4(a[i + 4], a[i + 12], 0x88));
         _mm512_store_si512(tile + 64 * (i + 8), _mm512_shuffle_i32x4(a[i], a[i + 8], 0xdd));
@@ -121,7 +121,7 @@ static void begin(const struct cpu_attend_job *job, const struct cpu_attend_item
 static void finish(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                    const struct room *room) {
     for (int l = 0; l < item->lanes; l++) {
-        size_t stride = (size_t)(job->heads_q * job->head_dim);
+        size_t stride = (size_t)job->heads_q * (size_t)job->head_dim;
         float *out = job->out + place_of(job, item, l, stride);
         __m512 scale = v16_set(1.0f / room->sum[l / 16][l % 16]);
         for (int i = 0; i < job->head_dim; i += 16)
@@ -161,11 +161,11 @@ static void interleave(const struct view *view, int32_t first, int dim, int coun
     const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
     int32_t at = view->start + first;
     size_t size = (size_t)view->dim * 2;
-    const char *row = values_at(view, at) + 2 * dim;
+    const char *row = values_at(view, at) + 2 * (size_t)dim;
     for (int j = 0; j < 16; j += 2, row += 2 * size) {
         __mmask32 even = at + j < view->end ? ~0u : 0, odd = at + j + 1 < view->end ? ~0u : 0;
-        char *to = tiles[0] + (first % TILE_DEPTH + j) / 2 * 64;
-        for (int i = 0; i < count; i += 32, to += 2 * TILE_BYTES) {
+        char *to = tiles[0] + (size_t)(first % TILE_DEPTH + j) / 2 * 64;
+        for (int64_t i = 0; i < count; i += 32, to += (size_t)2 * TILE_BYTES) {
             __m512i a = _mm512_maskz_loadu_epi16(even, row + 2 * i);
             __m512i b = _mm512_maskz_loadu_epi16(odd, row + size + 2 * i);
             _mm512_store_si512(to, _mm512_permutex2var_epi16(a, low, b));
@@ -190,9 +190,9 @@ static void load_chunk(const struct view *view, int32_t first, int dim, int coun
 /* Two tiles of sixteen entries at a time; Q stays in tiles 4 to 7. */
 #define SCORE_STEP(chunk, query)                                                                   \
     if (chunks > (chunk)) {                                                                        \
-        _tile_loadd(2, a + 64 * (chunk), size);                                                    \
+        _tile_loadd(2, a + (size_t)64 * (chunk), size);                                            \
         _tile_dpbf16ps(0, 2, query);                                                               \
-        _tile_loadd(3, b + 64 * (chunk), size);                                                    \
+        _tile_loadd(3, b + (size_t)64 * (chunk), size);                                            \
         _tile_dpbf16ps(1, 3, query);                                                               \
     }
 

@@ -10,7 +10,8 @@
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/vec.h"
 
-#define A_STEP (2 * TILE_BYTES) /* the high and the low tile of sixteen rows at one depth */
+/* The high and the low tile of sixteen rows at one depth. */
+#define A_STEP ((size_t)2 * TILE_BYTES)
 
 size_t cpu_packed_bytes_amx(int64_t depth) {
     return (size_t)depth * MATMUL_ROWS * 4;
@@ -43,7 +44,7 @@ static void pack_row(const float *x, int64_t cols, int64_t depth, char *to) {
 void cpu_pack_x_amx(const struct cpu_matmul_job *job, int row, char *packed) {
     const struct kern_weight *w = job->weight;
     char *block = packed + (size_t)row * (size_t)w->depth * 4;
-    for (int r = 0; r < 16; r++) {
+    for (int64_t r = 0; r < 16; r++) {
         if (row + r < job->rows) {
             pack_row(job->x + (row + r) * w->cols, w->cols, w->depth, block + 64 * r);
         } else if (job->rows > 16) { /* up to 16 rows the tiles are configured to end with them */
@@ -223,7 +224,7 @@ static void block_streaming(const struct cpu_matmul_job *job, int row, int64_t p
     _tile_zero(2);
     _tile_zero(3);
     for (size_t at = 0; at < b.stride; at += TILE_BYTES) {
-        size_t ahead = at + 2 * AHEAD;
+        size_t ahead = at + (size_t)2 * AHEAD;
         const char *fetch = ahead < b.stride ? b.panel + ahead : b.after + (ahead - b.stride);
         fetch_tile(fetch);
         fetch_tile(fetch + b.stride);

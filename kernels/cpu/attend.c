@@ -102,7 +102,7 @@ void cpu_qk_rope(struct kern *kern, float *qkv, const float *q_norm, const float
                            .eps = eps,
                            .rope = rope};
     cpu_share_set(&job.share, batch->rows);
-    cpu_run(cpu, 2 * batch->rows * (int64_t)qkv_stride(o), rotate_rows, &job);
+    cpu_run(cpu, (int64_t)2 * batch->rows * (int64_t)qkv_stride(o), rotate_rows, &job);
 }
 
 /* ---- Writing ----------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ void cpu_write_kv(struct kern *kern, int layer, const float *qkv, const float *l
                            .qkv = (float *)qkv,
                            .log_beta = log_beta};
     cpu_share_set(&job.share, batch->rows);
-    cpu_run(cpu, 2 * batch->rows * (int64_t)(o->heads_kv * o->head_dim), write_rows, &job);
+    cpu_run(cpu, (int64_t)2 * batch->rows * o->heads_kv * o->head_dim, write_rows, &job);
 }
 
 /* ---- Attention --------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ static int lanes_per_item(const struct cpu *cpu, const struct cpu_attend_job *jo
     const struct kern_cache_options *o = &cpu->cache.options;
     int most = cpu->kernels->attend_lanes(o);
     int64_t all = (int64_t)job->batch->rows * job->group * job->heads_kv;
-    while (most > 16 && all / most < 8 * cpu->threads) most /= 2;
+    while (most > 16 && all / most < (int64_t)8 * cpu->threads) most /= 2;
     return most;
 }
 

@@ -44,7 +44,7 @@ static void multiply(void *arg, int worker) {
 /* Panels claimed together: whole groups of what kernels do at a time (four), 128 KiB or more so
  * that they stream, yet small enough that no worker waits long for the last one. */
 static int64_t portion(const struct cpu *cpu, const struct kern_weight *w) {
-    int64_t most = w->panels / (8 * cpu->threads);
+    int64_t most = w->panels / ((int64_t)8 * cpu->threads);
     int64_t want = w->panel_bytes ? (int64_t)((128u << 10) / w->panel_bytes) : 1;
     if (want > most) want = most;
     return want < 4 ? 4 : want & ~(int64_t)3;

@@ -113,11 +113,11 @@ static void attend(const struct cpu_attend_job *job, const struct cpu_attend_ite
     for (int l = item->lane; l < item->lane + item->lanes; l++) {
         int token = l / job->group;
         int head = item->head * job->group + l % job->group;
-        size_t row = (size_t)(span->row + token), at = (size_t)(head * job->head_dim);
+        size_t row = (size_t)span->row + (size_t)token, at = (size_t)head * (size_t)job->head_dim;
         int32_t lo, hi;
         cpu_attend_range(job, &stream, span, token, &lo, &hi);
         attend_one(job, &stream, job->qkv + row * job->qkv_stride + at, lo, hi, score, vector,
-                   job->out + row * (size_t)(job->heads_q * job->head_dim) + at);
+                   job->out + row * (size_t)job->heads_q * (size_t)job->head_dim + at);
     }
 }
 

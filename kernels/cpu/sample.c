@@ -231,7 +231,7 @@ static inline __attribute__((always_inline)) double exp_sum_body(const float *lo
     double sum = 0;
     for (int32_t first = 0; first < vocab; first += BLOCK) {
         const float *x = block_at(logit, first, vocab, room);
-        for (int j = 0; j < LANES; j++) add_exp4(x + 4 * j, top, &sums[j]);
+        for (int64_t j = 0; j < LANES; j++) add_exp4(x + 4 * j, top, &sums[j]);
     }
     for (int j = 0; j < BLOCK; j++) sum += sums[j / 4][j % 4];
     return sum;

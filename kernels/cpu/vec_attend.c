@@ -45,8 +45,8 @@ static struct room *room_of(const struct cpu_attend_job *job, void *scratch) {
 static size_t place_of(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                        int lane, size_t stride) {
     int token = (item->lane + lane) / job->group, j = (item->lane + lane) % job->group;
-    size_t row = (size_t)(job->batch->spans[item->span].row + token);
-    return row * stride + (size_t)((item->head * job->group + j) * job->head_dim);
+    size_t row = (size_t)job->batch->spans[item->span].row + (size_t)token;
+    return row * stride + (size_t)(item->head * job->group + j) * (size_t)job->head_dim;
 }
 
 static void begin(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
@@ -62,7 +62,8 @@ static void begin(const struct cpu_attend_job *job, const struct cpu_attend_item
         room->most[l] = -INFINITY;
         room->sum[l] = 0;
         const float *q = job->qkv + place_of(job, item, l, job->qkv_stride);
-        float *to = room->q + l * room->width, *acc = room->acc + l * room->width;
+        int64_t at = (int64_t)l * room->width;
+        float *to = room->q + at, *acc = room->acc + at;
         for (int i = 0; i < room->width; i++) {
             to[i] = i < job->head_dim ? q[i] * job->scale : 0.0f;
             acc[i] = 0;
@@ -76,7 +77,7 @@ static const float *widen(const struct cpu_attend_job *job, const void *from, in
     int dim = job->head_dim;
     bool floats = job->cache->options.dtype == KERN_F32;
     if (floats && dim == width) return from;
-    for (int j = 0; j < count; j++) {
+    for (int64_t j = 0; j < count; j++) {
         for (int i = 0; i < dim; i += 16) {
             float *to = copy + j * width + i;
             if (floats)
@@ -100,7 +101,7 @@ SIMD void dots(const float *q, const float *k, int width, const int count, float
     for (int i = 0; i < width; i += 16) {
         v16 a = v16_load(q + i);
         _Pragma("GCC unroll 4") for (int j = 0; j < count; j++) sum[j] =
-            v16_fma(a, v16_load(k + j * width + i), sum[j]);
+            v16_fma(a, v16_load(k + (int64_t)j * width + i), sum[j]);
     }
     _Pragma("GCC unroll 4") for (int j = 0; j < count; j++) out[j] = v16_sum(sum[j]);
 }
@@ -111,7 +112,7 @@ static void weigh_values(float *acc, const float *v, int width, int lo, int hi, 
     for (int i = 0; i < width; i += 16) {
         v16 sum = v16_mul(v16_load(acc + i), v16_set(keep));
         for (int j = lo; j < hi; j++)
-            sum = v16_fma(v16_set(p[j]), v16_load(v + j * width + i), sum);
+            sum = v16_fma(v16_set(p[j]), v16_load(v + (int64_t)j * width + i), sum);
         v16_store(acc + i, sum);
     }
 }
@@ -120,10 +121,11 @@ static void weigh_values(float *acc, const float *v, int width, int lo, int hi, 
 static void meet(struct room *room, int l, const float *k, const float *v, int count, int lo,
                  int hi) {
     float score[CHUNK] = {0}, p[CHUNK];
-    const float *q = room->q + l * room->width;
+    const int64_t width = room->width;
+    const float *q = room->q + l * width;
     int j = 0;
-    for (; j + 4 <= count; j += 4) dots(q, k + j * room->width, room->width, 4, score + j);
-    for (; j < count; j++) dots(q, k + j * room->width, room->width, 1, score + j);
+    for (; j + 4 <= count; j += 4) dots(q, k + j * width, room->width, 4, score + j);
+    for (; j < count; j++) dots(q, k + j * width, room->width, 1, score + j);
     v16 s = v16_keep(v16_load(score), lo, hi, -INFINITY);
     float most = fmaxf(room->most[l], v16_most(s));
     v16 weights = v16_exp(v16_sub(s, v16_set(most)));
@@ -135,7 +137,7 @@ static void meet(struct room *room, int l, const float *k, const float *v, int c
     v16_store(p, weights);
     room->sum[l] = room->sum[l] * keep + v16_sum(weights);
     room->most[l] = most;
-    weigh_values(room->acc + l * room->width, v, room->width, lo, hi, p, keep);
+    weigh_values(room->acc + l * width, v, room->width, lo, hi, p, keep);
 }
 
 static void chunk(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
@@ -156,7 +158,7 @@ static void chunk(const struct cpu_attend_job *job, const struct cpu_attend_item
 static void finish(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                    const struct room *room) {
     for (int l = 0; l < item->lanes; l++) {
-        size_t stride = (size_t)(job->heads_q * job->head_dim);
+        size_t stride = (size_t)job->heads_q * (size_t)job->head_dim;
         float *out = job->out + place_of(job, item, l, stride);
         float scale = 1.0f / room->sum[l];
         for (int i = 0; i < job->head_dim; i++) out[i] = room->acc[l * room->width + i] * scale;

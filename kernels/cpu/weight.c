@@ -41,8 +41,10 @@ static const char *source_row(const struct kern_matrix *part, int64_t row, enum 
 }
 
 static void pack_pairs(struct kern_weight *w, int64_t row, int lane, const char *from) {
-    uint16_t *to = (uint16_t *)(w->data + (size_t)(row / PANEL) * w->panel_bytes) + 2 * lane;
-    for (int64_t i = 0; i + 1 < w->cols; i += 2, to += 2 * PANEL) memcpy(to, from + 2 * i, 4);
+    uint16_t *to =
+        (uint16_t *)(w->data + (size_t)(row / PANEL) * w->panel_bytes) + (size_t)2 * lane;
+    for (int64_t i = 0; i + 1 < w->cols; i += 2, to += (size_t)2 * PANEL)
+        memcpy(to, from + 2 * i, 4);
     if (w->cols & 1) memcpy(to, from + 2 * (w->cols - 1), 2);
 }
 
@@ -153,7 +155,7 @@ void cpu_weight_row(const struct kern_weight *w, int64_t row, float *out) {
         const float *from = (const float *)panel + lane;
         for (int64_t i = 0; i < w->cols; i++) out[i] = from[i * PANEL];
     } else {
-        const uint16_t *from = (const uint16_t *)panel + 2 * lane;
+        const uint16_t *from = (const uint16_t *)panel + (size_t)2 * lane;
         for (int64_t i = 0; i < w->cols; i++)
             out[i] = cpu_from_bf16(from[i / 2 * 2 * PANEL + (i & 1)]);
     }
