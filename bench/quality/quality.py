@@ -53,9 +53,9 @@ class Cell:
 def plan(length, dialogues):
     """All cells; `full` comes first because its prompt sizes set the others' budgets."""
     cells = []
-    grid = [("memory", length, (0.5, 0.25, 0.125), dialogues),
-            ("needle", length, (0.25,), dialogues // 2), ("trace", length, (0.25,), dialogues // 2),
+    grid = [("memory", length, (0.25, 0.5, 0.125), dialogues),
             ("memory", 2 * length, (0.25,), dialogues // 2),
+            ("needle", length, (0.25,), dialogues // 2), ("trace", length, (0.25,), dialogues // 2),
             ("memory", 4 * length, (0.25,), dialogues // 4)]
     for task, tokens, shares, count in grid:
         cells.append(Cell(task, tokens, "full", 1.0, count))
