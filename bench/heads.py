@@ -26,7 +26,7 @@ def turns(count, tokens):
 
 def talk(url):
     messages, kept = [], []
-    for message in turns(20, 340):
+    for message in turns(20, 520):
         messages.append({"role": "user", "content": message})
         answer = requests.post(f"{url}/v1/chat/completions", timeout=300, json={
             "model": "keepd-nano", "messages": messages, "max_tokens": 32, "temperature": 0,
@@ -57,7 +57,7 @@ def draw(kept, lengths, path):
         svg.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2.5"/>')
         svg.append(f'<text x="{x1 + w1 - 4}" y="{y0 - values[-1] / seen_max * h + dy:.1f}" text-anchor="end" fill="{colour}">{label} ({values[-1]:.0f})</text>')
     y = y0 - BUDGET / longest * h
-    svg.append(f'<path d="M{x2} {y:.1f}h{w2}" stroke="#c46210" stroke-dasharray="4 3"/><text x="{x2 + w2}" y="{y - 4:.1f}" text-anchor="end" fill="#c46210">budget {BUDGET}</text>')
+    svg.append(f'<path d="M{x2} {y:.1f}h{w2}" stroke="#c46210" stroke-dasharray="4 3"/><text x="{x2 + w2 * 0.42:.0f}" y="{y - 5:.1f}" text-anchor="middle" fill="#c46210">budget {BUDGET}</text>')
     x = x2
     for i, layer in enumerate(lengths):
         for n in layer:
