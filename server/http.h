@@ -173,7 +173,7 @@ struct server {
     uv_async_t wake;
     uv_poll_t poll; /* of libmicrohttpd's epoll */
     uv_timer_t timer, tick;
-    uv_signal_t sigterm, sigint;
+    uv_signal_t sigterm, sigint, sighup;
     bool handles_open; /* poll, timers and signals exist */
     struct MHD_Daemon *daemon;
     int listen_fd;

@@ -109,6 +109,12 @@ static void on_signal(uv_signal_t *handle, int number) {
     check_drain(server, now_ns);
 }
 
+static void on_hangup(uv_signal_t *handle, int number) {
+    const struct server *server = handle->data;
+    (void)number;
+    server->options.reload(server->options.arg);
+}
+
 static void on_tick(uv_timer_t *tick) {
     struct server *server = tick->data;
     int64_t now_ns = clock_ns();
@@ -223,12 +229,14 @@ static void start_handles(struct server *server) {
     CHECK(uv_timer_init(&server->loop, &server->tick) == 0);
     CHECK(uv_signal_init(&server->loop, &server->sigterm) == 0);
     CHECK(uv_signal_init(&server->loop, &server->sigint) == 0);
+    CHECK(uv_signal_init(&server->loop, &server->sighup) == 0);
     server->poll.data = server->timer.data = server->tick.data = server;
-    server->sigterm.data = server->sigint.data = server;
+    server->sigterm.data = server->sigint.data = server->sighup.data = server;
     CHECK(uv_poll_start(&server->poll, UV_READABLE, on_sockets) == 0);
     CHECK(uv_timer_start(&server->tick, on_tick, tick, tick) == 0);
     CHECK(uv_signal_start(&server->sigterm, on_signal, SIGTERM) == 0);
     CHECK(uv_signal_start(&server->sigint, on_signal, SIGINT) == 0);
+    if (server->options.reload) CHECK(uv_signal_start(&server->sighup, on_hangup, SIGHUP) == 0);
 }
 
 int server_start(struct server *server, struct engine *engine, struct fault *fault) {
@@ -280,6 +288,7 @@ void server_close(struct server *server) {
         uv_close((uv_handle_t *)&server->tick, NULL);
         uv_close((uv_handle_t *)&server->sigterm, NULL);
         uv_close((uv_handle_t *)&server->sigint, NULL);
+        uv_close((uv_handle_t *)&server->sighup, NULL);
     }
     if (server->daemon) stop_daemon(server);
     if (server->listen_fd >= 0) close(server->listen_fd);

@@ -116,6 +116,30 @@ static enum log_level log_level_of(const char *name) {
     return LOG_LEVEL_INFO;
 }
 
+/* --- SIGHUP --- */
+
+struct reload {
+    int argc;
+    char **argv;
+    struct config *config; /* in force */
+};
+
+static void on_reload(void *arg) {
+    extern char **environ;
+    const struct reload *reload = arg;
+    struct config fresh;
+    struct fault fault = {0};
+    if (config_load(reload->argc, reload->argv, environ, &fresh, &fault)) {
+        log_error("reload refused, nothing changes: %s: %s", fault.field, fault.text);
+        return;
+    }
+    log_set_level(LOG_LEVEL_INFO); /* whoever asked is answered, however quiet the log is */
+    log_info("reload: log-level %s (was %s)", fresh.log_level, reload->config->log_level);
+    config_reload(reload->config, &fresh);
+    log_set_level(log_level_of(reload->config->log_level));
+    config_close(&fresh);
+}
+
 /* --- running --- */
 
 static int refuse(const char *what, const struct fault *fault) {
@@ -174,12 +198,16 @@ static int serve(const struct config *config, struct server *server, struct call
     return status;
 }
 
-static int run(const struct config *config) {
+static int run(struct config *config, int argc, char **argv) {
     struct callbacks callbacks = {.progress = {.tty = isatty(STDERR_FILENO), .shown = -1}};
     struct fault fault = {0};
     char *dir = mem_must_strdup(config->model);
     struct server_options options = server_options(config, basename(dir));
+    struct reload reload = {argc, argv, config};
     int status;
+    /* Without a file nothing can have changed, and a closed terminal ends the daemon as usual. */
+    if (config->config_file) options.reload = on_reload;
+    options.arg = &reload;
     if (server_open(&options, &callbacks.server, &fault)) {
         status = refuse("cannot serve", &fault);
     } else {
@@ -217,7 +245,7 @@ int main(int argc, char **argv) {
         config_print(&config, stdout);
     } else {
         log_set_level(log_level_of(config.log_level));
-        status = run(&config);
+        status = run(&config, argc, argv);
     }
     config_close(&config);
     return status;

@@ -36,6 +36,8 @@ struct server_options {
     int drain_seconds;
     bool strict_params;
     struct server_timeouts timeouts;
+    void (*reload)(void *arg); /* on SIGHUP, by server_run; NULL: the signal ends the process */
+    void *arg;
 };
 
 int server_open(const struct server_options *options, struct server **out, struct fault *fault);

@@ -43,6 +43,25 @@ def test_idle_daemon_stops_at_once(start, number):
     assert daemon.process.wait(timeout=30) == 0
 
 
+def test_hangup_reads_the_file_again(start, tmp_path):
+    """A refused file changes nothing; a good one changes what may change, and the log says what."""
+    def reload(text, answer):
+        file.write_text(text)
+        daemon.process.send_signal(signal.SIGHUP)
+        daemon.wait(answer, lambda: any(answer in line for line in daemon.errors))
+        assert daemon.get("/health").status_code == 200
+
+    file = tmp_path / "keepd.conf"
+    file.write_text("log-level = error\n")
+    daemon = start("--config", str(file))
+    reload("log-level = info\nlog-levle = info\n", "reload refused, nothing changes: ")
+    assert any("line 2: unknown option 'log-levle'" in line for line in daemon.errors)
+    reload("log-level = info\nport = 1\n", "reload: log-level info (was error)")
+    daemon.process.terminate()
+    assert daemon.process.wait(timeout=30) == 0
+    daemon.wait("a line of the new level", lambda: any("draining" in line for line in daemon.errors))
+
+
 def test_drain(slow):
     """Accepted requests finish, streamed or not; new ones are refused; health says so."""
     daemon = slow(step_us=30000)
