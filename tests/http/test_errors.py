@@ -231,6 +231,14 @@ def test_bad_json(shared, body):
         check_error(r, 400, None, None)
 
 
+def test_body_of_countless_values(shared):
+    """A few bytes each would be a hundred in memory."""
+    zeros = b"0," * (3 << 20) + b"0]}"
+    for body in (b'{"model":"tiny","prompt":[' + zeros, b'{"model":"tiny","messages":[],"user":[' + zeros):
+        r = shared.http.post(shared.url + TEXT, data=body, headers={"Content-Type": "application/json"}, timeout=60)
+        assert "JSON body" in (text := check_error(r, 400, None, None)) and "JSON values" in text
+
+
 def test_json_suite(shared):
     """JSONTestSuite: every n_ text is a 400, as a whole body and as a member of one."""
     folder = ROOT / "tests" / "data" / "json" / "test_parsing"
