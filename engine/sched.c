@@ -540,11 +540,8 @@ static bool due_to_generate(const struct sequence *seq) {
     return !seq_prefilling(seq) && due_before_generate(&seq->kv, &seq->due);
 }
 
-/* After the prompt's last token the sequence is no longer prefilling, but its eviction point is:
- * the state machine says which appends were prompt appends. */
 static bool due_in_prompt(const struct sequence *seq) {
-    return seq->due.prompt_done > 0 && seq->due.tokens <= seq->prompt_count &&
-           seq->finish == ENGINE_RUNNING && due_after_append(&seq->kv, &seq->due);
+    return due_after_append(&seq->kv, &seq->due);
 }
 
 /* ---- The batch ------------------------------------------------------------------------------- */

@@ -519,6 +519,29 @@ Test(sched, the_oldest_conversation_makes_room) {
     world_close(&w);
 }
 
+/* Pages that forgetting cannot free are no reason to forget. */
+Test(sched, waiting_forgets_nothing) {
+    struct world w;
+    int page = slots_per_page();
+    struct engine_job runs = job_of(1, page + 1, 20, full());
+    struct engine_job waits = job_of(2, 2 * page + 1, 2, full());
+    world_open(
+        &w, &(struct world_options){
+                .pages = 4 * WORLD_STREAMS, .sequences = 2, .conversations = 8, .rows = 2 * page});
+    turn(&w, 0, 0, 10, full());
+    submit(&w, &runs);
+    submit(&w, &waits);
+    for (int i = 0; i < 3; i++) {
+        cr_assert_not(world_step(&w));
+        cr_assert(atomic_load(&waits.admitted) == 0 && w.sched.conversations.count == 1);
+    }
+    run_until_idle(&w);
+    cr_assert_eq(finish_of(&waits), ENGINE_FINISH_LENGTH);
+    engine_job_close(&runs);
+    engine_job_close(&waits);
+    world_close(&w);
+}
+
 Test(sched, no_more_conversations_than_the_table_holds) {
     for (int most = 0; most < 3; most++) {
         struct world w;
