@@ -2,7 +2,8 @@
  * machine can do, measured in the same process: its streaming read bandwidth and, for many rows,
  * its best product.
  *
- *   bench_kernels [--path P] [--threads N] [--seconds S] [--layers N] [--only WORD]
+ *   bench_kernels [--path P] [--threads N] [--seconds S] [--layers N]
+ *                 [--only products|decode|prompt]
  *
  * The model is a Qwen3-0.6B shape with random weights: no engine, no tokenizer. */
 #include <math.h>
@@ -389,26 +390,34 @@ static void fill_cache(const struct model *m, int count, int length) {
     }
 }
 
-static void bench_model(void) {
+static void bench_decode(struct model *m) {
+    static const int batches[] = {1, 8, 32};
+    for (int i = 0; i < 3; i++) {
+        fill_cache(m, batches[i], 16);
+        bench_step(m, "decode", batches[i], 1, 16);
+        fill_cache(m, batches[i], 1024);
+        bench_step(m, "decode", batches[i], 1, 1024);
+    }
+    for (int i = 0; i < SLOTS; i++) bench.kern->ops->release(bench.kern, i);
+    fill_cache(m, 1, CONTEXT);
+    bench_step(m, "decode", 1, 1, CONTEXT);
+}
+
+static void bench_prompt(struct model *m) {
+    fill_cache(m, 1, 0);
+    bench_step(m, "prompt", 1, STEP_ROWS, 0);
+    fill_cache(m, 1, STEP_ROWS);
+    bench_step(m, "prompt", 1, STEP_ROWS, STEP_ROWS);
+}
+
+static void bench_model(bool decode, bool prompt) {
     struct model m = {0};
     model_make(&m);
     cache_make();
     printf("model: %zu MB of weights; reading them once is %.1f steps/s\n", m.bytes >> 20,
            bench.bandwidth / (double)m.bytes);
-    static const int batches[] = {1, 8, 32};
-    for (int i = 0; i < 3; i++) {
-        fill_cache(&m, batches[i], 16);
-        bench_step(&m, "decode", batches[i], 1, 16);
-        fill_cache(&m, batches[i], 1024);
-        bench_step(&m, "decode", batches[i], 1, 1024);
-    }
-    for (int i = 0; i < SLOTS; i++) bench.kern->ops->release(bench.kern, i);
-    fill_cache(&m, 1, CONTEXT);
-    bench_step(&m, "decode", 1, 1, CONTEXT);
-    fill_cache(&m, 1, 512);
-    bench_step(&m, "prompt", 1, 512, 512);
-    fill_cache(&m, 1, 0);
-    bench_step(&m, "prompt", 1, 512, 0);
+    if (decode) bench_decode(&m);
+    if (prompt) bench_prompt(&m);
 }
 
 /* ---- Main -------------------------------------------------------------------------------------
@@ -435,7 +444,7 @@ int main(int argc, char **argv) {
     printf("%s, %d threads, reading at %.1f GB/s\n", bench.kern->ops->name,
            cpu_of(bench.kern)->threads, bench.bandwidth * 1e-9);
     if (wanted("products")) bench_products();
-    if (wanted("model")) bench_model();
+    if (wanted("decode") || wanted("prompt")) bench_model(wanted("decode"), wanted("prompt"));
     bench.bandwidth = measure_bandwidth();
     printf("reading at %.1f GB/s at the end\n", bench.bandwidth * 1e-9);
     bench.kern->ops->close(bench.kern);

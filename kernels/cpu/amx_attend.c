@@ -45,13 +45,6 @@ int cpu_attend_lanes_amx(const struct kern_cache_options *options) {
 /* ---- Lanes ------------------------------------------------------------------------------------
  */
 
-static size_t place_of(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
-                       int lane, size_t stride) {
-    int token = (item->lane + lane) / job->group, j = (item->lane + lane) % job->group;
-    size_t row = (size_t)job->batch->spans[item->span].row + (size_t)token;
-    return row * stride + (size_t)(item->head * job->group + j) * (size_t)job->head_dim;
-}
-
 /* Sixteen rows of sixteen dwords (pairs of bf16), columns to rows. */
 static void transpose(const __m512i *in, char *tile) {
     __m512i a[16], b[16];
@@ -106,7 +99,7 @@ static void begin(const struct cpu_attend_job *job, const struct cpu_attend_item
             if (lane < item->lanes) {
                 if (token != known) cpu_attend_range(job, stream, span, token, &lo, &hi);
                 known = token;
-                q[l] = job->qkv + place_of(job, item, lane, job->qkv_stride);
+                q[l] = job->qkv + cpu_attend_place(job, item, lane, job->qkv_stride);
             }
             room->lo[g][l] = lo;
             room->hi[g][l] = hi;
@@ -122,7 +115,7 @@ static void finish(const struct cpu_attend_job *job, const struct cpu_attend_ite
                    const struct room *room) {
     for (int l = 0; l < item->lanes; l++) {
         size_t stride = (size_t)job->heads_q * (size_t)job->head_dim;
-        float *out = job->out + place_of(job, item, l, stride);
+        float *out = job->out + cpu_attend_place(job, item, l, stride);
         __m512 scale = v16_set(1.0f / room->sum[l / 16][l % 16]);
         for (int i = 0; i < job->head_dim; i += 16)
             v16_store(out + i, v16_mul(v16_load(room->acc[l / 16][i / 16][l % 16]), scale));

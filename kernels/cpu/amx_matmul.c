@@ -5,7 +5,7 @@
  * because those wait for memory. Sums run over all inputs in ascending order, high before low, in
  * one register, so every shape of block below gives a row the same bits: one to sixteen rows
  * (decode, bound by memory: four streams of weights, fetched ahead) and 32 x 32 blocks (prefill,
- * bound by the tile unit: four loads per four products). */
+ * bound by the tile unit: six loads per eight products). */
 #include "kernels/cpu/amx.h"
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/vec.h"

@@ -75,6 +75,14 @@ struct cpu_attend_item {
     int64_t cost; /* entries to visit, for balance only */
 };
 
+/* Where an item's lane lies in rows of `stride` floats: its query, or its result. */
+static inline size_t cpu_attend_place(const struct cpu_attend_job *job,
+                                      const struct cpu_attend_item *item, int lane, size_t stride) {
+    int token = (item->lane + lane) / job->group, j = (item->lane + lane) % job->group;
+    size_t row = (size_t)job->batch->spans[item->span].row + (size_t)token;
+    return row * stride + (size_t)(item->head * job->group + j) * (size_t)job->head_dim;
+}
+
 struct cpu_kernels {
     const char *name;
     enum cpu_layout layout_bf16, layout_other; /* of weights from bf16 files and from others */

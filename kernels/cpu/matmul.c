@@ -50,9 +50,9 @@ static int64_t portion(const struct cpu *cpu, const struct kern_weight *w) {
     return want < 4 ? 4 : want & ~(int64_t)3;
 }
 
-/* Rows of one pass: packed activations take at most half a MiB, a quarter of a core's second-level
- * cache, and stay there while the weights stream by. More rows per pass would read weights less
- * often but activations from further away: measured slower. */
+/* Rows of one pass: packed activations (4 bytes each) take about one MiB, half of a core's
+ * second-level cache, and stay there while the weights stream by. More rows per pass would read
+ * weights less often but activations from further away: measured slower. */
 static int pass_rows(const struct kern_weight *w) {
     int64_t rows = (256 << 10) / w->depth / 32 * 32;
     return rows < 64 ? 64 : rows > MATMUL_ROWS ? MATMUL_ROWS : (int)rows;

@@ -42,13 +42,6 @@ static struct room *room_of(const struct cpu_attend_job *job, void *scratch) {
     return room;
 }
 
-static size_t place_of(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
-                       int lane, size_t stride) {
-    int token = (item->lane + lane) / job->group, j = (item->lane + lane) % job->group;
-    size_t row = (size_t)job->batch->spans[item->span].row + (size_t)token;
-    return row * stride + (size_t)(item->head * job->group + j) * (size_t)job->head_dim;
-}
-
 static void begin(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                   const struct cpu_stream *stream, struct room *room) {
     const struct kern_span *span = &job->batch->spans[item->span];
@@ -61,7 +54,7 @@ static void begin(const struct cpu_attend_job *job, const struct cpu_attend_item
         room->hi[l] = hi;
         room->most[l] = -INFINITY;
         room->sum[l] = 0;
-        const float *q = job->qkv + place_of(job, item, l, job->qkv_stride);
+        const float *q = job->qkv + cpu_attend_place(job, item, l, job->qkv_stride);
         int64_t at = (int64_t)l * room->width;
         float *to = room->q + at, *acc = room->acc + at;
         for (int i = 0; i < room->width; i++) {
@@ -159,7 +152,7 @@ static void finish(const struct cpu_attend_job *job, const struct cpu_attend_ite
                    const struct room *room) {
     for (int l = 0; l < item->lanes; l++) {
         size_t stride = (size_t)job->heads_q * (size_t)job->head_dim;
-        float *out = job->out + place_of(job, item, l, stride);
+        float *out = job->out + cpu_attend_place(job, item, l, stride);
         float scale = 1.0f / room->sum[l];
         for (int i = 0; i < job->head_dim; i++) out[i] = room->acc[l * room->width + i] * scale;
     }
