@@ -254,7 +254,7 @@ struct engine_snapshot {
     int64_t pages_total, pages_used, pages_reserved, pages_retained;
     uint64_t steps;
     int64_t last_step_ns; /* clock_ns of the last step's end, or of the last idle check */
-    bool stopped;         /* the engine thread is gone: fatal */
+    bool stopped;         /* the backend failed: every job now ends with an error; restart */
     uint64_t prompt_tokens, cached_tokens, generation_tokens;
     uint64_t entries_kept; /* gauge: entries of running and retained sequences */
     uint64_t entries_evicted, evictions, preemptions;
