@@ -5,7 +5,8 @@
  *   bench_kernels [--path P] [--threads N] [--seconds S] [--layers N]
  *                 [--only products|decode|prompt]
  *
- * The model is a Qwen3-0.6B shape with random weights: no engine, no tokenizer. */
+ * The model is a Qwen3-0.6B shape with random weights: no engine, no tokenizer. Results and dropped
+ * experiments: README.md. */
 #include <math.h>
 #include <stdbool.h>
 #include <stdio.h>

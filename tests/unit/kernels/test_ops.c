@@ -290,11 +290,13 @@ static void check_rope(struct kern *kern, int dim, bool norm, float scale) {
     int stride = 8 * dim;
     float *qkv = fresh((size_t)(10 * stride), 51), *was = fresh((size_t)(10 * stride), 51);
     float *qn = fresh((size_t)dim, 52), *kn = fresh((size_t)dim, 53);
-    for (int again = 0; again < 2; again++) { /* the second time from remembered angles */
+    /* The second time from remembered angles, the third at other positions. */
+    for (int again = 0; again < 3; again++) {
+        if (again == 2) spans[0].pos -= 1000, spans[1].pos = 0;
         fill(qkv, (size_t)(10 * stride), 51);
         kern->ops->qk_rope(kern, qkv, norm ? qn : NULL, norm ? kn : NULL, 1e-6f, &rope, &batch);
         for (int row = 0; row < 10; row++) {
-            int pos = row < 9 ? 31990 + row : 7;
+            int pos = row < 9 ? spans[0].pos + row : spans[1].pos;
             for (int h = 0; h < 6; h++)
                 check_head(was + row * stride + h * dim, qkv + row * stride + h * dim, dim,
                            !norm   ? NULL
