@@ -144,10 +144,29 @@ void sched_submit(struct sched *sched, struct engine_job *job) {
 
 /* ---- Parameters ------------------------------------------------------------------------------ */
 
+/* What one request may hold is capped in all its parts: a cap on the budget alone would be stepped
+ * around with a huge buffer or chunk. */
+static int check_cap(const struct kv_params *kv, const struct sched_kv *rules,
+                     struct fault *fault) {
+    if (!kv->policy->bounded)
+        return fault_set(fault, ERR_LIMIT, "kv.policy",
+                         "this server caps the kv budget, so an unbounded policy is not allowed");
+    const struct {
+        const char *field;
+        int32_t value, most;
+    } parts[] = {{"kv.budget", kv->budget, rules->budget_max},
+                 {"kv.buffer", kv->buffer, rules->defaults.buffer},
+                 {"kv.chunk", kv->chunk, rules->defaults.chunk}};
+    for (int i = 0; i < COUNT_OF(parts); i++)
+        if (parts[i].value > parts[i].most)
+            return fault_set(fault, ERR_LIMIT, parts[i].field, "%s is %d, this server allows %d",
+                             parts[i].field, parts[i].value, parts[i].most);
+    return 0;
+}
+
 int sched_resolve_kv(const struct engine_kv *wanted, const struct sched_kv *rules,
                      struct kv_params *out, struct fault *fault) {
     const struct kv_params *defaults = &rules->defaults;
-    int budget_max = rules->budget_max;
     *out = *defaults;
     if (wanted->policy != NULL) {
         const struct policy *policy = policy_find(wanted->policy);
@@ -178,13 +197,8 @@ int sched_resolve_kv(const struct engine_kv *wanted, const struct sched_kv *rule
         out->sinks = out->budget < out->sinks ? out->budget : out->sinks;
         out->recent = out->budget - out->sinks;
     }
-    if (budget_max > 0 && out->policy->bounded && out->budget > budget_max)
-        return fault_set(fault, ERR_LIMIT, "kv.budget", "kv.budget is %d, this server allows %d",
-                         out->budget, budget_max);
-    if (budget_max > 0 && !out->policy->bounded)
-        return fault_set(fault, ERR_LIMIT, "kv.policy",
-                         "this server caps the kv budget, so an unbounded policy is not allowed");
-    return kv_params_check(out, fault);
+    int code = kv_params_check(out, fault);
+    return code == 0 && rules->budget_max > 0 ? check_cap(out, rules, fault) : code;
 }
 
 /* The last token of an answer is sampled and never appended. */

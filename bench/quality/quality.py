@@ -77,7 +77,7 @@ def kv_request(policy, share, prompt_tokens):
     if policy == "full":
         return {"policy": "full", "reuse": False}
     total = max(16, int(prompt_tokens * share))
-    buffer = max(4, total // 8)
+    buffer = max(4, total // 4)
     return {"policy": policy, "budget": total - buffer, "buffer": buffer, "chunk": buffer,
             "reuse": False}
 

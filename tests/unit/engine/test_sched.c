@@ -825,6 +825,9 @@ Test(sched, kv_parameters_name_the_field_at_fault) {
         {"global", 64, -1, -1, -1, -1, none, 0, ""},
         {NULL, 65, -1, -1, -1, -1, none, ERR_LIMIT, "kv.budget"},
         {"full", -1, -1, -1, -1, -1, none, ERR_LIMIT, "kv.policy"},
+        {NULL, 64, 8, 32, -1, -1, none, 0, ""},
+        {NULL, 64, 9, -1, -1, -1, none, ERR_LIMIT, "kv.buffer"}, /* a cap has no way round */
+        {NULL, 1, 0, 33, -1, -1, none, ERR_LIMIT, "kv.chunk"},
         {"fifo", -1, -1, -1, -1, -1, none, ERR_INVALID, "kv.policy"},
         {NULL, 0, -1, -1, -1, -1, none, ERR_INVALID, "kv.budget"},
         {NULL, -7, -1, -1, -1, -1, none, ERR_INVALID, "kv.budget"},
