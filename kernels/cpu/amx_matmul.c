@@ -187,9 +187,20 @@ static inline void two_by_two(const char *a, size_t a_stride, const char *b, siz
     _tile_dpbf16ps(3, 5, 7);
 }
 
+static void put_two_by_two(const struct cpu_matmul_job *job, int row, int64_t panel) {
+    _Alignas(64) float sums[16][16];
+    _tile_stored(0, sums, 64);
+    put(job, row, panel, sums);
+    _tile_stored(1, sums, 64);
+    put(job, row, panel + 1, sums);
+    _tile_stored(2, sums, 64);
+    put(job, row + 16, panel, sums);
+    _tile_stored(3, sums, 64);
+    put(job, row + 16, panel + 1, sums);
+}
+
 static void block_two_by_two(const struct cpu_matmul_job *job, int row, int64_t panel,
                              struct fetch fetch) {
-    _Alignas(64) float sums[16][16];
     const struct kern_weight *w = job->weight;
     const char *b = w->data + (size_t)panel * w->panel_bytes;
     const char *a = job->packed + (size_t)row * (size_t)w->depth * 4;
@@ -203,21 +214,13 @@ static void block_two_by_two(const struct cpu_matmul_job *job, int row, int64_t 
             _mm_prefetch(fetch.from + line, _MM_HINT_T1);
         two_by_two(a + 2 * at, 2 * next, b + at, next);
     }
-    _tile_stored(0, sums, 64);
-    put(job, row, panel, sums);
-    _tile_stored(1, sums, 64);
-    put(job, row, panel + 1, sums);
-    _tile_stored(2, sums, 64);
-    put(job, row + 16, panel, sums);
-    _tile_stored(3, sums, 64);
-    put(job, row + 16, panel + 1, sums);
+    put_two_by_two(job, row, panel);
 }
 
 /* The same where the panels come from memory: 17 to 64 rows do not compute long enough to hide
  * fetching two whole panels, so each fetches its own a few KiB ahead, and the next ones' starts. */
 static void block_streaming(const struct cpu_matmul_job *job, int row, int64_t panel,
                             struct group b) {
-    _Alignas(64) float sums[16][16];
     const char *a = job->packed + (size_t)row * (size_t)job->weight->depth * 4;
     _tile_zero(0);
     _tile_zero(1);
@@ -230,14 +233,7 @@ static void block_streaming(const struct cpu_matmul_job *job, int row, int64_t p
         fetch_tile(fetch + b.stride);
         two_by_two(a + 2 * at, 2 * b.stride, b.panel + at, b.stride);
     }
-    _tile_stored(0, sums, 64);
-    put(job, row, panel, sums);
-    _tile_stored(1, sums, 64);
-    put(job, row, panel + 1, sums);
-    _tile_stored(2, sums, 64);
-    put(job, row + 16, panel, sums);
-    _tile_stored(3, sums, 64);
-    put(job, row + 16, panel + 1, sums);
+    put_two_by_two(job, row, panel);
 }
 
 static void block_one_by_one(const struct cpu_matmul_job *job, int row, int64_t panel) {
