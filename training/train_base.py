@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 import corpus
@@ -196,6 +196,8 @@ class Run:
         self.file = a.run / "checkpoint.pt"
         if self.file.exists():
             self.load()
+        elif a.start:
+            self.net.load_state_dict(load_file(a.start / "model.safetensors", device=a.device))
         # A resumed run draws fresh dialogues, the same ones each time it resumes at this step.
         self.data = Data(self.tokenizer, a.seed + 1000003 * self.step, a.batch_tokens, a.reach, a.other_weight)
         self.probe = Probe(self.tokenizer)
@@ -275,6 +277,7 @@ def main():
     ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     ap.add_argument("--run", type=Path, required=True, help="folder of the checkpoint")
     ap.add_argument("--out", type=Path, required=True, help="model directory to write")
+    ap.add_argument("--start", type=Path, help="model directory to go on from, with fresh optimizer states")
     ap.add_argument("--tokenizer", type=Path, default=Path(__file__).parent.parent / "models/keepd-nano/tokenizer.json")
     ap.add_argument("--minutes", type=float, default=65)
     ap.add_argument("--max-steps", type=int, default=10**9)
