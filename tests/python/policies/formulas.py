@@ -1,0 +1,197 @@
+"""The formulas of the eviction methods in float64, one small function per stage.
+
+Written from the papers' definitions and the published code's documented behaviour, not from the C
+code, and in the plainest form: whole matrices, sums term by term, full sorts.  Shapes: `z` logits
+and `p` probabilities [group, queries, entries]; per-entry vectors [entries], oldest entry first.
+"""
+
+import numpy as np
+
+# --- retention: TRIM-KV (arXiv 2512.03324), global gates (arXiv 2605.09649) ---------------
+
+
+def retention(log_beta, age, horizon):
+    """log of the mean of beta^(age + h), h = 0 .. n-1; of their sum for an infinite horizon."""
+    log_beta = np.minimum(np.asarray(log_beta, np.float64), 0)
+    age = np.asarray(age, np.float64)
+    if np.isinf(horizon):  # the geometric series
+        with np.errstate(divide="ignore"):
+            return age * log_beta - np.log(-np.expm1(log_beta))
+    steps = np.arange(int(horizon), dtype=np.float64)
+    return age * log_beta + np.log(np.exp(log_beta[..., None] * steps).mean(axis=-1))
+
+
+def log1mexp(x):
+    """log(1 - e^x) for x < 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(x < -np.log(2), np.log1p(-np.exp(x)), np.log(-np.expm1(x)))
+
+
+def retention_published(log_beta, age, horizon):
+    """The score of the published code, whose clock runs one step ahead (t = T + 1): `t - pos`
+    steps for a horizon of one, and the general form's own exponent `t + 1 - pos` beyond."""
+    log_beta = np.asarray(log_beta, np.float64)
+    age = np.asarray(age, np.float64)
+    if horizon == 1:
+        return (age + 1) * log_beta
+    tail = 0.0 if np.isinf(horizon) else log1mexp(horizon * log_beta)
+    whole = np.log(horizon) if np.isfinite(horizon) else np.inf
+    with np.errstate(invalid="ignore"):
+        ahead = np.where(log_beta > -1e-7, whole, tail - log1mexp(log_beta))
+    return (age + 2) * log_beta + ahead
+
+
+def soft_sizes(beta):
+    """s[t] = sum over i <= t of beta_i^(t - i): what a gate holds, softly (TRIM-KV)."""
+    beta = np.asarray(beta, np.float64)
+    return np.array([(beta[:t + 1] ** (t - np.arange(t + 1))).sum() for t in range(len(beta))])
+
+
+# --- attention ------------------------------------------------------------------------------
+
+
+def softmax(z):
+    """Over the last axis; rows that see nothing are zero."""
+    top = z.max(axis=-1, keepdims=True, initial=-np.inf)
+    e = np.exp(z - np.where(np.isfinite(top), top, 0))
+    total = e.sum(axis=-1, keepdims=True)
+    return e / np.where(total > 0, total, 1)
+
+
+def logits(queries, keys, scale):
+    """[group, queries, entries] of queries [queries, group, D] and keys [entries, D]."""
+    return np.einsum("tgd,nd->gtn", queries, keys) * scale
+
+
+def masked(z, visible):
+    return np.where(visible, z, -np.inf)
+
+
+def smooth_mean(x, kernel):
+    """Average pooling of odd width; the zeros beyond the ends count."""
+    padded = np.pad(x, kernel // 2)
+    return np.lib.stride_tricks.sliding_window_view(padded, kernel).mean(axis=-1)
+
+
+def smooth_max(x, kernel):
+    padded = np.pad(x, kernel // 2, constant_values=-np.inf)
+    return np.lib.stride_tricks.sliding_window_view(padded, kernel).max(axis=-1)
+
+
+# --- history: G-KV (arXiv 2512.00504) -------------------------------------------------------
+
+
+def with_history(now, past, form, decay):
+    """The score remembered from now on.  `past` is NaN where an entry has no history."""
+    new = np.isnan(past)
+    old = np.where(new, 0.0 if form == "sum" else now, past)
+    if form == "max":
+        return np.maximum(decay * old, now)
+    if form == "mean":
+        return decay * old + (1 - decay) * now
+    return decay * old + now
+
+
+# --- redundancy: R-KV (arXiv 2505.24133) ----------------------------------------------------
+
+
+def cosines(a, b, eps=0.0):
+    na, nb = (np.linalg.norm(x, axis=-1) + eps for x in (a, b))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        c = (a @ b.T) / np.outer(na, nb)
+    return np.where(np.outer(na, nb) > 0, c, 0)
+
+
+def forgiven(similarity, threshold):
+    """For each row the newest column above the threshold, -1 where there is none."""
+    above = similarity > threshold
+    last = similarity.shape[1] - 1 - np.argmax(above[:, ::-1], axis=1)
+    return np.where(above.any(axis=1), last, -1)
+
+
+def mean_similarity(keys, threshold, artefact=False, forgive=None):
+    """rho: how much the others look like an entry, each look-alike forgiven its newest likeness.
+    With the artefact of the tensor code a row without likenesses forgives entry 0.
+    `forgive`: other choices of what each row forgives."""
+    c = cosines(keys, keys)
+    np.fill_diagonal(c, 0)
+    chosen = forgiven(c, threshold) if forgive is None else forgive
+    if artefact:
+        chosen = np.where(chosen < 0, 0, chosen)
+    rows = np.flatnonzero(chosen >= 0)
+    c[rows, chosen[rows]] = 0
+    return c.sum(axis=0) / len(keys)
+
+
+# --- layer statistics: CAKE (arXiv 2503.12491), D2O (arXiv 2406.13035) ------------------------
+
+
+def entropy(p):
+    return -(p * np.log(p + 1e-10)).sum()
+
+
+def spread(p):
+    """Sum over entries of the variance over the queries (unbiased)."""
+    return p.var(axis=-2, ddof=1).sum() if p.shape[-2] > 1 else 0.0
+
+
+def cake_preference(entropy_sum, spread_sum, tau1=1.0, tau2=1.0):
+    return entropy_sum ** (1 / tau1) * spread_sum ** (1 / tau2)
+
+
+def d2o_scalar_code(head_variances):
+    v = np.asarray(head_variances, np.float64)
+    return ((v - v.min()) / (v.max() - v.min() + 1e-6)).mean()
+
+
+def d2o_weights(scalars):
+    """softmax(-v) over the layers."""
+    return softmax(-np.asarray(scalars, np.float64))
+
+
+def d2o_ratios_code(scalars, keep_ratio):
+    weights = d2o_weights(scalars)
+    return np.clip(weights * len(weights) * keep_ratio, 0.01, 1.0)
+
+
+# --- shares ------------------------------------------------------------------------------------
+
+
+def pyramid_code(layers, capacity, window, prompt, beta=20):
+    """PyramidKV (arXiv 2406.02069) as published: entries per layer, the window included."""
+    base = capacity - window
+    low = base // beta
+    high = 2 * base - low
+    if high >= prompt - window:
+        high = prompt - window
+        low = 2 * base - high
+    step = (high - low) // (layers - 1)
+    return [high - layer * step + window for layer in range(layers)]
+
+
+def adaptive_counts(scores, base):
+    """Ada-KV (arXiv 2407.11550): how many of the best `base` per head fall into each head."""
+    flat = np.concatenate(scores)
+    head = np.repeat(np.arange(len(scores)), [len(s) for s in scores])
+    best = np.argsort(-flat, kind="stable")[:base * len(scores)]
+    return np.bincount(head[best], minlength=len(scores))
+
+
+def adaptive_capacities_code(counts, base, floor_alpha):
+    floor = int(base * floor_alpha)
+    return [round(c * (1 - floor_alpha) + floor) for c in counts]
+
+
+# --- merging -------------------------------------------------------------------------------------
+
+
+def merge_exponential(center, members, likeness):
+    """D2O, paper: weights e for the entry itself, exp(u) for what it takes in."""
+    w = np.exp(np.asarray(likeness, np.float64))
+    return (np.e * center + w @ members) / (np.e + w.sum())
+
+
+def merge_mean(center, members, likeness):
+    """D2O, code: the mean of the entry and its members times their likeness."""
+    u = np.asarray(likeness, np.float64)
+    return (center + u @ members) / (1 + len(u))
