@@ -214,7 +214,8 @@ class Reference:
             out.append(log_sigmoid(h @ t["w_last"][row] + t["c"][row]))
         return np.stack(out, -1)
 
-    def attention(self, layer, x, positions):
+    def project(self, layer, x, positions):
+        """Queries and keys after rotation, values, log_beta."""
         name = f"model.layers.{layer}.self_attn."
         q, k, v = (self.linear(name + p, x).reshape(len(x), -1, self.head_dim)
                    for p in ("q_proj", "k_proj", "v_proj"))
@@ -223,7 +224,11 @@ class Reference:
             k = rms_norm(k, self.tensors[name + "k_norm.weight"], self.eps)
         angle = positions[:, None] * self.inv
         q, k = rotate(q, angle, self.rope_factor), rotate(k, angle, self.rope_factor)
-        beta, out, group = self.log_beta(layer, x), np.zeros_like(q), self.heads_q // self.heads_kv
+        return q, k, v, self.log_beta(layer, x)
+
+    def attention(self, layer, x, positions):
+        q, k, v, beta = self.project(layer, x, positions)
+        out, group = np.zeros_like(q), self.heads_q // self.heads_kv
         for head in range(self.heads_kv):
             old = self.cache[layer][head]
             new = (self.stored(k[:, head]), self.stored(v[:, head]), positions, beta[:, head])
@@ -232,7 +237,7 @@ class Reference:
             for h in range(head * group, (head + 1) * group):
                 logits = np.where(hidden, -np.inf, q[:, h] @ keys.T / math.sqrt(self.head_dim))
                 out[:, h] = np.exp(log_softmax(logits)) @ values
-        return self.linear(name + "o_proj", out.reshape(len(x), -1))
+        return self.linear(f"model.layers.{layer}.self_attn.o_proj", out.reshape(len(x), -1))
 
     def append(self, ids):
         """Log-probabilities [len(ids), vocab] after each of the next tokens."""

@@ -1,0 +1,64 @@
+"""Keys, queries, values and log_beta to feed a cache with: random ones, and those of a model.
+
+A recording holds, for tokens 0 .. T-1, everything after rotation as the cache sees it:
+q [L, T, Hq, D], k and v [L, T, H, D], log_beta [L, T, H].
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass
+class Recording:
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    log_beta: np.ndarray
+
+    @property
+    def tokens(self):
+        return self.q.shape[1]
+
+    def qkv(self):
+        """[L, T, (Hq + 2 H) D] as the kernels take it."""
+        return np.concatenate([x.reshape(*x.shape[:2], -1) for x in (self.q, self.k, self.v)], axis=-1)
+
+    def as_float32(self):
+        return Recording(*(x.astype(np.float32) for x in (self.q, self.k, self.v, self.log_beta)))
+
+    def layers(self, chosen):
+        return Recording(*(x[chosen] for x in (self.q, self.k, self.v, self.log_beta)))
+
+
+def random_recording(seed, layers, heads_q, heads_kv, head_dim, tokens):
+    """Streams with topics: keys come in clusters, so that there is redundancy to find; queries
+    follow the topic of the moment, so that attention is uneven, and more so in some heads."""
+    rng = np.random.default_rng(seed)
+    group, topics = heads_q // heads_kv, 12
+    topic = np.repeat(rng.integers(0, topics, tokens), rng.integers(1, 9, tokens))[:tokens]
+    centers = rng.standard_normal((layers, heads_kv, topics, head_dim))
+    noise = rng.uniform(0.4, 1.2, (layers, 1, heads_kv, 1))
+    k = np.moveaxis(centers[:, :, topic], 1, 2) + noise * rng.standard_normal((layers, tokens, heads_kv, head_dim))
+    sharp = rng.uniform(0.5, 2.0, (layers, 1, heads_q, 1))
+    topic_q = np.where(rng.random(tokens) < 0.2, rng.integers(0, topics, tokens), topic)
+    q = np.repeat(np.moveaxis(centers[:, :, topic_q], 1, 2), group, axis=2)
+    q = sharp * q + rng.standard_normal((layers, tokens, heads_q, head_dim))
+    v = rng.standard_normal((layers, tokens, heads_kv, head_dim)) + 0.5 * k
+    log_beta = -np.exp(rng.normal(-4, 2, (layers, tokens, heads_kv)) + rng.normal(0, 1, (layers, 1, heads_kv)))
+    return Recording(q, k, v, log_beta).as_float32()
+
+
+def model_recording(reference, tokens):
+    """What a reference_model.Reference feeds its cache while it reads the tokens, nothing evicted."""
+    parts, project = [], reference.project
+
+    def recording(layer, x, positions):
+        parts.append(project(layer, x, positions))
+        return parts[-1]
+
+    reference.reset()
+    reference.project = recording
+    reference.append(tokens)
+    reference.project = project
+    return Recording(*(np.stack(x) for x in zip(*parts))).as_float32()
