@@ -202,6 +202,7 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
     info->vocab = config->vocab;
     info->max_num_seqs = e->options.max_num_seqs;
     info->max_queue = e->options.max_queue;
+    info->max_choices = 1;
     info->threads = thread_count(e->options.threads);
     info->pages_total = so->pages_total;
     info->page_bytes = so->page_bytes;
@@ -483,14 +484,14 @@ const struct engine_info *engine_info(const struct engine *e) {
     return &e->info;
 }
 
-bool engine_queue_enter(struct engine *e) {
-    if (atomic_fetch_add(&e->places, 1) < e->options.max_queue) return true;
-    atomic_fetch_sub(&e->places, 1);
+bool engine_queue_enter(struct engine *e, int jobs) {
+    if (atomic_fetch_add(&e->places, jobs) <= e->options.max_queue - jobs) return true;
+    atomic_fetch_sub(&e->places, jobs);
     return false;
 }
 
-void engine_queue_leave(struct engine *e) {
-    atomic_fetch_sub(&e->places, 1);
+void engine_queue_leave(struct engine *e, int jobs) {
+    atomic_fetch_sub(&e->places, jobs);
 }
 
 static int check_tokens(const struct engine *e, const struct engine_request *r,
@@ -516,6 +517,8 @@ static int check_counts(const struct engine_request *r, struct fault *fault) {
     if (r->prompt_count < 1)
         return fault_set(fault, ERR_INVALID, "prompt", "the prompt has no tokens");
     if (r->max_tokens < 0) return fault_set(fault, ERR_INVALID, "max_tokens", "must be at least 0");
+    if (r->choices < 0 || r->choices > 1)
+        return fault_set(fault, ERR_UNSUPPORTED, "n", "one choice per request so far");
     if (r->top_logprobs < -1 || r->top_logprobs > ENGINE_TOP_MAX)
         return fault_set(fault, ERR_INVALID, "top_logprobs", "must be at most %d", ENGINE_TOP_MAX);
     return 0;
@@ -581,6 +584,17 @@ bool engine_token_is_special(const struct engine *e, int32_t id) {
 }
 
 /* ---- Observation ----------------------------------------------------------------------------- */
+
+const char *engine_miss_name(enum engine_miss miss) {
+    static const char *const names[ENGINE_MISS_COUNT] = {
+        "new", "diverged", "whole", "settings", "forgotten", "too_large", "damaged"};
+    return names[miss];
+}
+
+int engine_conversation_delete(struct engine *e, struct engine_delete *order) {
+    (void)e, (void)order;
+    return ERR_STOPPED;
+}
 
 void engine_snapshot(struct engine *e, struct engine_snapshot *out) {
     pthread_mutex_lock(&e->lock);

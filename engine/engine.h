@@ -6,11 +6,22 @@
  * loop. tests/fake_engine.c implements this header without a model.
  *
  * Jobs. The submitter fills `struct engine_job`, submits it, and must keep it (and all it points
- * to) until `finish` is set; then the engine never touches it again and engine_job_close frees what
- * the engine put in. Readers load `finish` first and the counts second: the other order loses
- * tokens. Cancel, deadline and a vanished client all store 1 to `cancel`; the engine applies it
- * between steps and sets `finish` in any case. Output arrays are sized at submit and append-only:
- * they cannot overflow and a slow reader costs the engine nothing. */
+ * to) until `finished` is set; then the engine never touches it again and engine_job_close frees
+ * what the engine put in. Readers load `finished` or a choice's `finish` first and the counts
+ * second: the other order loses tokens. Cancel, deadline and a vanished client all store 1 to
+ * `cancel`; the engine applies it between steps and sets `finished` in any case. Output arrays are
+ * sized at submit and append-only: they cannot overflow and a slow reader costs the engine nothing.
+ *
+ * Choices. A request for n answers reads its prompt once; then each choice goes on with streams of
+ * its own, sharing pages copy-on-write. Choice i is, bit for bit, what the same request with n = 1
+ * and seed + i would answer. All of them run or none: admission needs n places and reserves for
+ * every choice as if nothing was shared. Choice 0's streams stay as the conversation.
+ *
+ * Conversations. A request that extends a conversation goes on with a copy-on-write fork of it; the
+ * conversation stays, so that a retry, another last turn or several questions on one history each
+ * pay only for what is new. Once the new turn is kept, the one it came from is `superseded`: the
+ * first to go when room is needed, and a dialogue keeps at most one of them, unless several turns
+ * went on from it. With `state_dir` conversations outlive the process, see engine/store.h. */
 #ifndef KEEPD_ENGINE_ENGINE_H
 #define KEEPD_ENGINE_ENGINE_H
 
@@ -39,9 +50,13 @@ struct engine_options {
     int max_model_len;          /* 0 = the model's */
     int max_queue;              /* jobs waiting, bounded */
     int max_conversations;      /* retained between turns */
+    int max_choices;            /* n of one request; 0 = as many as may run at once */
     int threads;                /* 0 = the cores */
     const char *cpu_path;       /* see kernels/cpu/cpu.h */
     bool random_weights;
+    const char *state_dir;  /* conversations outlive the process there; NULL or "" = they do not */
+    int64_t state_bytes;    /* all files there together; the oldest go */
+    int state_idle_seconds; /* a conversation is written when nobody used it for so long */
     void (*progress)(void *arg, double fraction, const char *what); /* during open; may be NULL */
     void (*wake)(void *arg); /* engine thread, after a step that changed some job: uv_async_send */
     void *arg;
@@ -66,6 +81,10 @@ struct engine_info {
     int trained_budget; /* of the gates; 0 = unknown */
     int layers, heads_kv, head_dim, vocab;
     int max_model_len, max_num_seqs, max_queue;
+    int max_choices;
+    uint8_t
+        space_key[16]; /* secret: the key to hash request.space with. Random; with a state_dir it
+                          comes from the key there, so that spaces mean the same after a restart */
     int threads;
     int64_t pages_total, page_bytes;
     int page_slots;
@@ -101,7 +120,8 @@ bool engine_token_is_special(const struct engine *engine, int32_t id);
 
 /* ---- Requests ------------------------------------------------------------------------------ */
 
-#define ENGINE_TOP_MAX 20
+#define ENGINE_TOP_MAX     20
+#define ENGINE_CHOICES_MAX 128
 
 enum engine_report { ENGINE_REPORT_NONE, ENGINE_REPORT_LENGTHS, ENGINE_REPORT_POSITIONS };
 
@@ -132,7 +152,8 @@ struct engine_request {
     int32_t min_tokens;
     float temperature, top_p, min_p, repetition, presence, frequency;
     int32_t top_k;
-    uint64_t seed;
+    uint64_t seed;        /* choice i is sampled with seed + i */
+    int32_t choices;      /* n; 0 counts as 1 */
     int32_t top_logprobs; /* alternatives per token, <= ENGINE_TOP_MAX; -1 = no logprobs */
     bool prompt_logprobs; /* score the prompt too (echo); never reuses a conversation */
     bool ignore_eos;
@@ -144,6 +165,8 @@ struct engine_request {
     int32_t stop_id_count;
     struct engine_kv kv;
     uint8_t space[16]; /* conversations are found only within one space (key, salt, model name) */
+    uint64_t hint;     /* of a client's session name, 0 = none: of conversations that serve equally
+                          well the one with the same hint is continued; never a key */
 };
 
 enum engine_finish {
@@ -166,7 +189,6 @@ struct engine_token {
     uint32_t text_end; /* bytes of choice->text after this token */
 };
 
-/* n = 1 is accepted for now; everything per answer is already here. */
 struct engine_choice {
     struct engine_token *tokens; /* [max_tokens] */
     struct engine_top *top;      /* [max_tokens * top_logprobs] */
@@ -177,9 +199,12 @@ struct engine_choice {
     atomic_int finish;              /* enum engine_finish; release-stored last */
     int32_t stop_index;             /* which stop string ended it, -1 none */
     int32_t stop_token;             /* which stop or EOS token ended it, -1 none */
+    /* the engine's */
+    enum engine_finish ending; /* decided, not yet published */
+    struct engine_choice *next;
 };
 
-/* What was kept, for usage.kv_details; valid once finished. */
+/* What choice 0 keeps, for usage.kv_details; valid once the job is finished. */
 struct engine_kv_details {
     char policy[32];
     int32_t budget;          /* -1 for full */
@@ -195,8 +220,10 @@ struct engine_kv_details {
 struct engine_job {
     struct engine_request request;
     atomic_int cancel;
-    atomic_int admitted; /* 1 once it has its pages and its place */
-    struct engine_choice choice[1];
+    atomic_int admitted; /* 1 once it has its pages and its places */
+    atomic_int
+        finished; /* 1 once every choice has its `finish`: the job is the submitter's again */
+    struct engine_choice *choice; /* [choice_count], allocated by engine_submit, NULL before */
     int choice_count;
     struct engine_token *prompt_tokens; /* [prompt_count] when prompt_logprobs; [0] is unscored */
     struct engine_top *prompt_top;      /* [prompt_count * top_logprobs] */
@@ -208,14 +235,14 @@ struct engine_job {
     int64_t evict_ns; /* time spent evicting for this job */
     /* the engine's */
     struct engine_job *next;
-    enum engine_finish ending; /* decided, not yet published */
+    int choices_left; /* not ended yet */
 };
 
-/* A place in the bounded queue, taken before any work is done for a request. The engine gives it
- * back when the job is admitted or ends; a request that is never submitted gives it back with
- * engine_queue_leave. false = full (503). Loop thread. */
-bool engine_queue_enter(struct engine *engine);
-void engine_queue_leave(struct engine *engine);
+/* Places in the bounded queue, one for each job of a request, taken before any work is done for it:
+ * all or none, false = full (503). The engine gives a place back when its job is admitted or ends;
+ * jobs that are never submitted give theirs back with engine_queue_leave. Loop thread. */
+bool engine_queue_enter(struct engine *engine, int jobs);
+void engine_queue_leave(struct engine *engine, int jobs);
 
 /* Checks a request without side effects (any thread): token ids in range, lengths against
  * max_model_len (ERR_CONTEXT), kv parameters, pool size (ERR_LIMIT). fault->field names the OpenAI
@@ -244,9 +271,26 @@ struct engine_conversation_row {
     int32_t tokens, held;
     char policy[32];
     int32_t budget;
-    int64_t pages;
-    int64_t idle_ns;
+    int64_t pages;   /* in memory; 0 = only on disk */
+    int64_t idle_ns; /* since its last use, here or in an earlier process */
+    uint8_t space[16];
+    uint64_t hint;
+    bool superseded;    /* a later turn went on from it */
+    int64_t disk_bytes; /* its file in the state directory; 0 = none */
 };
+
+/* Why a request that could have continued a conversation started from nothing. */
+enum engine_miss {
+    ENGINE_MISS_NEW,       /* nothing in its space shares its first tokens */
+    ENGINE_MISS_DIVERGED,  /* it differs before the end of the prompt that was answered */
+    ENGINE_MISS_WHOLE,     /* it adds no token to a prompt that was answered */
+    ENGINE_MISS_SETTINGS,  /* a conversation with these tokens has other kv settings */
+    ENGINE_MISS_FORGOTTEN, /* the conversation had to make room */
+    ENGINE_MISS_TOO_LARGE, /* going on would need more pages than there are */
+    ENGINE_MISS_DAMAGED,   /* its state file was refused */
+    ENGINE_MISS_COUNT
+};
+const char *engine_miss_name(enum engine_miss miss); /* for logs and metric labels */
 
 /* Published after every step; a copy. */
 struct engine_snapshot {
@@ -259,6 +303,13 @@ struct engine_snapshot {
     uint64_t entries_kept; /* gauge: entries of running and retained sequences */
     uint64_t entries_evicted, evictions, preemptions;
     uint64_t conversation_hits, conversation_misses;
+    uint64_t conversation_lost[ENGINE_MISS_COUNT]; /* by reason, of requests that wanted one */
+    /* The state directory; all 0 without one. */
+    int conversations_on_disk;
+    int64_t state_bytes;
+    uint64_t state_written, state_restored;
+    uint64_t state_refused; /* files that were damaged, forged or of another format */
+    uint64_t state_failed; /* conversations that could not be written: no room, no memory, errors */
     struct hist eviction_seconds;
     struct hist iteration_tokens;
 };
@@ -267,5 +318,21 @@ void engine_snapshot(struct engine *engine, struct engine_snapshot *out);
 /* Rows for GET /kv; returns how many were written. */
 int engine_sequences(struct engine *engine, struct engine_sequence_row *rows, int max);
 int engine_conversations(struct engine *engine, struct engine_conversation_row *rows, int max);
+
+/* ---- Deleting conversations (loop thread) -------------------------------------------------- */
+
+/* One order to delete; it must stay until `done`. */
+struct engine_delete {
+    uint64_t id;
+    int result;      /* 0, or ERR_NOTFOUND; valid once done */
+    atomic_int done; /* release-stored last; `wake` is called after it */
+};
+
+#define ENGINE_DELETES_MAX 64
+
+/* Forgets the conversation and the superseded one it came from, in memory and on disk, before the
+ * next step; requests that already go on from it keep what they have. ERR_FULL: too many orders
+ * wait. ERR_STOPPED: the engine has not started or has ended. Neither takes the order. */
+int engine_conversation_delete(struct engine *engine, struct engine_delete *order);
 
 #endif

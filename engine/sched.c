@@ -57,7 +57,7 @@ void sched_open(struct sched *sched, const struct sched_options *options) {
 
 static void finish_job(struct sched *sched, struct engine_job *job, enum engine_finish finish) {
     job->finished_ns = clock_ns();
-    job->ending = finish;
+    for (int i = 0; i < job->choice_count; i++) job->choice[i].ending = finish;
     job->next = NULL;
     if (sched->finished_last != NULL)
         sched->finished_last->next = job;
@@ -66,15 +66,18 @@ static void finish_job(struct sched *sched, struct engine_job *job, enum engine_
     sched->finished_last = job;
 }
 
-/* Whoever sees a job's `finish` sees everything before it, its count included; then the job is the
- * submitter's again. */
+/* Whoever sees a choice's `finish` sees everything before it, its count included; once a job is
+ * `finished` it is the submitter's again. */
 void sched_publish_finished(struct sched *sched) {
     struct engine_job *job = sched->finished_first, *next;
     sched->finished_first = sched->finished_last = NULL;
     for (; job != NULL; job = next) {
         next = job->next;
         if (sched->pending_jobs != NULL) atomic_fetch_sub(sched->pending_jobs, 1);
-        atomic_store_explicit(&job->choice[0].finish, job->ending, memory_order_release);
+        for (int i = 0; i < job->choice_count; i++)
+            atomic_store_explicit(&job->choice[i].finish, job->choice[i].ending,
+                                  memory_order_release);
+        atomic_store_explicit(&job->finished, 1, memory_order_release);
     }
 }
 

@@ -15,10 +15,10 @@ void engine_job_close(struct engine_job *job) {
         mem_free(choice->tokens);
         mem_free(choice->top);
         mem_free(choice->text);
-        choice->tokens = NULL;
-        choice->top = NULL;
-        choice->text = NULL;
     }
+    mem_free(job->choice);
+    job->choice = NULL;
+    job->choice_count = 0;
     mem_free(job->prompt_tokens);
     mem_free(job->prompt_top);
     mem_free(job->kv.lengths);
@@ -42,10 +42,12 @@ static int alloc_top(struct engine_top **top, size_t tokens, int32_t per_token) 
 int seq_job_alloc(struct engine_job *job, size_t token_bytes_max) {
     const struct engine_request *request = &job->request;
     size_t answers = (size_t)request->max_tokens;
-    struct engine_choice *choice = &job->choice[0];
     int code = ERR_NOMEM;
     if (request->prompt_count < 1 || request->max_tokens < 0) return ERR_INVALID;
+    job->choice = mem_try_alloc(1, sizeof *job->choice);
+    if (job->choice == NULL) return ERR_NOMEM;
     job->choice_count = 1;
+    struct engine_choice *choice = &job->choice[0];
     choice->stop_index = -1;
     choice->stop_token = -1;
     choice->tokens = mem_try_alloc(at_least_one(answers), sizeof *choice->tokens);

@@ -42,7 +42,7 @@ void exchange_unref(struct exchange *ex) {
     struct server *server = ex->server;
     if (--ex->refs) return;
     CHECK(!ex->connection && (!ex->submitted || ex->finished));
-    if (ex->placed) engine_queue_leave(server->engine);
+    if (ex->placed) engine_queue_leave(server->engine, 1);
     if (ex->submitted) engine_job_close(&ex->job);
     exchange_drop_body(ex);
     stream_close(&ex->stream);
@@ -113,7 +113,6 @@ static void make_id(struct exchange *ex) {
 static void submit(struct exchange *ex) {
     struct oai_error error;
     ex->job.request = ex->request.sampling;
-    ex->job.choice_count = 1;
     make_id(ex);
     int rc = engine_submit(ex->server->engine, &ex->job);
     if (rc) {
@@ -141,7 +140,7 @@ static void after_work(uv_work_t *work, int status) {
     else
         submit(ex);
     if (ex->phase == PHASE_READY && ex->placed) {
-        engine_queue_leave(ex->server->engine);
+        engine_queue_leave(ex->server->engine, 1);
         ex->placed = false;
     }
     if (ex->phase == PHASE_READY) exchange_resume(ex);
@@ -184,7 +183,7 @@ void exchange_dispatch(struct exchange *ex) {
             refuse_busy(ex, STATS_REJECT_DRAINING, "The server is shutting down.");
             return;
         }
-        ex->placed = engine_queue_enter(ex->server->engine);
+        ex->placed = engine_queue_enter(ex->server->engine, 1);
         if (!ex->placed) {
             refuse_busy(ex, STATS_REJECT_FULL, "The request queue is full, please try again.");
             return;
@@ -214,7 +213,7 @@ static bool wants_resume(struct exchange *ex, int64_t now_ns) {
 /* `finish` is loaded before the count: the other order loses tokens. */
 void exchange_poll(struct exchange *ex, int64_t now_ns) {
     const struct engine_choice *choice = &ex->job.choice[0];
-    bool finished = atomic_load_explicit(&choice->finish, memory_order_acquire) != ENGINE_RUNNING;
+    bool finished = atomic_load_explicit(&ex->job.finished, memory_order_acquire) != 0;
     uint32_t count = (uint32_t)atomic_load_explicit(&choice->token_count, memory_order_acquire);
     if (count > ex->tokens_counted) {
         stats_tokens(&ex->server->stats, count - ex->tokens_counted, ex->received_ns,

@@ -2,7 +2,8 @@
  *
  * Token ids are bytes, then three special ones. The answer to a prompt is the text of its last user
  * message (completions: the whole prompt), then the end token; with temperature above 0 the seed
- * follows as " #xxxxxxxx", so answers show whether seeds arrive. With ignore_eos it repeats.
+ * (that of the choice) follows as " #xxxxxxxx", so answers show whether seeds arrive. With
+ * ignore_eos it repeats. One step gives every running choice a token.
  * Prompts that contain "fail now" or "fail later" end in an error before or after three tokens;
  * "engine dies" ends the thread.
  *
@@ -26,15 +27,17 @@
 
 enum { IM_START = 256, IM_END, END_OF_TEXT, VOCAB };
 enum { LAYERS = 2, HEADS = 2, PAGE_SLOTS = 16, PAGE_BYTES = 8192, MODEL_LEN = 8192 };
-enum { REPLY_MAX = 4096, CONVERSATIONS_MAX = 1024, IDS_MAX = 100000 };
+enum { REPLY_MAX = 4096, REPLY_ROOM = REPLY_MAX + 16 };
+enum { CONVERSATIONS_MAX = 1024, IDS_MAX = 100000 };
 
 static const char *const special_names[] = {"<|im_start|>", "<|im_end|>", "<|endoftext|>"};
 
 struct sequence {
     struct engine_job *job;
     struct sequence *next;
-    char *reply;
+    char *reply; /* [choices][REPLY_ROOM], each of reply_size */
     size_t reply_size;
+    uint64_t origin; /* the conversation it goes on from; 0 = none */
     int prefill_left;
     int32_t fail_at; /* tokens; -1 never */
     bool kill;
@@ -50,6 +53,8 @@ struct conversation {
     int32_t budget;
     char policy[32];
     int64_t pages, used_ns;
+    uint64_t hint, origin;
+    bool superseded;
 };
 
 struct engine {
@@ -63,6 +68,8 @@ struct engine {
     pthread_mutex_t mutex; /* all below */
     pthread_cond_t work;
     struct sequence *running, *waiting, **waiting_end;
+    struct engine_delete *deletes[ENGINE_DELETES_MAX];
+    int delete_count;
     struct conversation conversations[CONVERSATIONS_MAX];
     uint64_t next_conversation;
     struct engine_snapshot snapshot;
@@ -94,6 +101,8 @@ static void fill_info(struct engine *e) {
                                    .max_model_len = o->max_model_len ? o->max_model_len : MODEL_LEN,
                                    .max_num_seqs = o->max_num_seqs,
                                    .max_queue = o->max_queue,
+                                   .max_choices = o->max_num_seqs,
+                                   .space_key = "a fake secret",
                                    .threads = 1,
                                    .pages_total = pages,
                                    .page_bytes = PAGE_BYTES,
@@ -104,6 +113,9 @@ static void fill_info(struct engine *e) {
                                    .min_p = NAN,
                                    .repetition = NAN,
                                    .top_k = -1};
+    if (e->info.max_choices > ENGINE_CHOICES_MAX) e->info.max_choices = ENGINE_CHOICES_MAX;
+    if (o->max_choices && o->max_choices < e->info.max_choices)
+        e->info.max_choices = o->max_choices;
     snprintf(e->info.kv_policy, sizeof e->info.kv_policy, "%s",
              o->kv_policy ? o->kv_policy : "global");
 }
@@ -240,14 +252,18 @@ bool engine_token_is_special(const struct engine *e, int32_t id) {
 
 /* --- the queue --- */
 
-bool engine_queue_enter(struct engine *e) {
-    if (atomic_fetch_add(&e->places, 1) < e->options.max_queue) return true;
-    atomic_fetch_sub(&e->places, 1);
+bool engine_queue_enter(struct engine *e, int jobs) {
+    if (atomic_fetch_add(&e->places, jobs) <= e->options.max_queue - jobs) return true;
+    atomic_fetch_sub(&e->places, jobs);
     return false;
 }
 
-void engine_queue_leave(struct engine *e) {
-    atomic_fetch_sub(&e->places, 1);
+void engine_queue_leave(struct engine *e, int jobs) {
+    atomic_fetch_sub(&e->places, jobs);
+}
+
+static int choices_of(const struct engine_request *r) {
+    return r->choices > 0 ? r->choices : 1;
 }
 
 static int32_t budget_of(const struct engine *e, const struct engine_request *r) {
@@ -267,6 +283,9 @@ int engine_check(const struct engine *e, const struct engine_request *r, struct 
     if (r->prompt_count + (int64_t)r->max_tokens > e->info.max_model_len)
         return fault_set(fault, ERR_CONTEXT, "prompt", "maximum context length is %d tokens",
                          e->info.max_model_len);
+    if (r->choices < 0 || r->choices > e->info.max_choices)
+        return fault_set(fault, ERR_LIMIT, "n", "n is %d, this server allows %d", r->choices,
+                         e->info.max_choices);
     if (r->kv.policy && !is_policy(r->kv.policy))
         return fault_set(fault, ERR_INVALID, "kv.policy", "unknown policy '%s'", r->kv.policy);
     if (e->info.kv_budget_max && budget_of(e, r) < 0)
@@ -274,7 +293,7 @@ int engine_check(const struct engine *e, const struct engine_request *r, struct 
     if (e->info.kv_budget_max && budget_of(e, r) > e->info.kv_budget_max)
         return fault_set(fault, ERR_INVALID, "kv.budget", "at most %d on this server",
                          e->info.kv_budget_max);
-    if (pages_for(e, r->prompt_count + (int64_t)r->max_tokens, budget_of(e, r)) >
+    if (pages_for(e, r->prompt_count + (int64_t)r->max_tokens, budget_of(e, r)) * choices_of(r) >
         e->info.pages_total)
         return fault_set(fault, ERR_LIMIT, "max_tokens", "it can never fit the page pool");
     return 0;
@@ -300,11 +319,22 @@ static void find_reply(const struct engine_request *r, int32_t *begin, int32_t *
     }
 }
 
+static void add_seeds(struct sequence *s, const struct engine_request *r) {
+    size_t size = s->reply_size;
+    for (int i = choices_of(r) - 1; i >= 0; i--) {
+        char *reply = s->reply + (size_t)i * REPLY_ROOM;
+        memcpy(reply, s->reply, size);
+        if (r->temperature > 0)
+            s->reply_size = size + (size_t)snprintf(reply + size, REPLY_ROOM - size, " #%08" PRIx32,
+                                                    mix(r->seed + (uint64_t)i));
+    }
+}
+
 static struct sequence *open_sequence(const struct engine *e, struct engine_job *job) {
     const struct engine_request *r = &job->request;
     struct sequence *s = mem_try_alloc(1, sizeof *s);
     int32_t begin, end;
-    if (s) s->reply = mem_try_alloc(REPLY_MAX + 16, 1);
+    if (s) s->reply = mem_try_alloc((size_t)choices_of(r), REPLY_ROOM);
     if (!s || !s->reply) {
         mem_free(s);
         return NULL;
@@ -315,12 +345,11 @@ static struct sequence *open_sequence(const struct engine *e, struct engine_job 
         if (r->prompt[i] < IM_START) s->reply[s->reply_size++] = (char)r->prompt[i];
     s->fail_at = strstr(s->reply, "fail now") ? 0 : strstr(s->reply, "fail later") ? 3 : -1;
     s->kill = strstr(s->reply, "engine dies") != NULL;
-    if (r->temperature > 0)
-        s->reply_size +=
-            (size_t)snprintf(s->reply + s->reply_size, 16, " #%08" PRIx32, mix(r->seed));
+    add_seeds(s, r);
     s->prefill_left = e->prefill_steps;
     s->budget = budget_of(e, r);
-    s->pages_reserved = pages_for(e, r->prompt_count + (int64_t)r->max_tokens, s->budget);
+    s->pages_reserved =
+        pages_for(e, r->prompt_count + (int64_t)r->max_tokens, s->budget) * choices_of(r);
     return s;
 }
 
@@ -340,19 +369,26 @@ static void score_token(struct engine_token *out, struct engine_top *top, int to
         top[k] = (struct engine_top){(token + k) % VOCAB, score(token, k)};
 }
 
-static bool open_outputs(struct engine_job *job) {
-    const struct engine_request *r = &job->request;
-    struct engine_choice *choice = &job->choice[0];
-    size_t top = r->top_logprobs > 0 ? (size_t)r->top_logprobs : 0;
-    size_t tokens = (size_t)r->max_tokens,
-           prompt = r->prompt_logprobs ? (size_t)r->prompt_count : 0;
+static bool open_choice(struct engine_choice *choice, const struct engine_request *r) {
+    size_t tokens = (size_t)r->max_tokens, top = r->top_logprobs > 0 ? (size_t)r->top_logprobs : 0;
     choice->stop_index = choice->stop_token = -1;
     choice->tokens = mem_try_alloc(tokens + 1, sizeof *choice->tokens);
     choice->top = mem_try_alloc(tokens * top + 1, sizeof *choice->top);
     choice->text = mem_try_alloc(tokens + 1, 1);
+    return choice->tokens && choice->top && choice->text;
+}
+
+static bool open_outputs(struct engine_job *job) {
+    const struct engine_request *r = &job->request;
+    size_t top = r->top_logprobs > 0 ? (size_t)r->top_logprobs : 0;
+    size_t prompt = r->prompt_logprobs ? (size_t)r->prompt_count : 0;
+    job->choice = mem_try_alloc((size_t)choices_of(r), sizeof *job->choice);
+    if (!job->choice) return false;
+    job->choice_count = choices_of(r);
+    for (int i = 0; i < job->choice_count; i++)
+        if (!open_choice(&job->choice[i], r)) return false;
     job->prompt_tokens = prompt ? mem_try_alloc(prompt, sizeof *job->prompt_tokens) : NULL;
     job->prompt_top = prompt && top ? mem_try_alloc(prompt * top, sizeof *job->prompt_top) : NULL;
-    if (!choice->tokens || !choice->top || !choice->text) return false;
     if (prompt && (!job->prompt_tokens || (top && !job->prompt_top))) return false;
     for (size_t i = 0; i < prompt; i++)
         score_token(&job->prompt_tokens[i], top ? &job->prompt_top[i * top] : NULL, (int)top,
@@ -379,18 +415,20 @@ int engine_submit(struct engine *e, struct engine_job *job) {
 }
 
 void engine_job_close(struct engine_job *job) {
-    mem_free(job->choice[0].tokens);
-    mem_free(job->choice[0].top);
-    mem_free(job->choice[0].text);
+    for (int i = 0; i < job->choice_count; i++) {
+        mem_free(job->choice[i].tokens);
+        mem_free(job->choice[i].top);
+        mem_free(job->choice[i].text);
+    }
+    mem_free(job->choice);
     mem_free(job->prompt_tokens);
     mem_free(job->prompt_top);
     mem_free(job->kv.lengths);
     mem_free(job->kv.positions);
-    job->choice[0].tokens = NULL;
-    job->choice[0].top = NULL;
-    job->choice[0].text = NULL;
+    job->choice = NULL;
+    job->choice_count = 0;
     job->prompt_tokens = NULL;
-    job->prompt_top = job->choice[0].top;
+    job->prompt_top = NULL;
     job->kv.lengths = job->kv.positions = NULL;
 }
 
@@ -404,16 +442,36 @@ static void drop_conversation(struct engine *e, struct conversation *c) {
     *c = (struct conversation){0};
 }
 
-/* An empty place, or the one least recently used. */
+static struct conversation *find_conversation(struct engine *e, uint64_t id) {
+    for (int i = 0; id && i < CONVERSATIONS_MAX; i++)
+        if (e->conversations[i].tokens && e->conversations[i].id == id) return &e->conversations[i];
+    return NULL;
+}
+
+/* Superseded ones go first, then the least recently used. */
+static bool goes_before(const struct conversation *a, const struct conversation *b) {
+    if (a->superseded != b->superseded) return a->superseded;
+    return a->used_ns < b->used_ns;
+}
+
+/* An empty place, or the one that goes first. */
 static struct conversation *free_conversation(struct engine *e) {
     struct conversation *oldest = NULL;
     for (int i = 0; i < e->options.max_conversations && i < CONVERSATIONS_MAX; i++) {
         struct conversation *c = &e->conversations[i];
         if (!c->tokens) return c;
-        if (!oldest || c->used_ns < oldest->used_ns) oldest = c;
+        if (!oldest || goes_before(c, oldest)) oldest = c;
     }
     if (oldest) drop_conversation(e, oldest);
     return oldest;
+}
+
+/* The turn it came from is superseded now, and the one before that goes. */
+static void supersede(struct engine *e, uint64_t origin) {
+    struct conversation *from = find_conversation(e, origin);
+    struct conversation *before = from ? find_conversation(e, from->origin) : NULL;
+    if (before && before->superseded) drop_conversation(e, before);
+    if (from) from->superseded = true;
 }
 
 static void retain(struct engine *e, const struct sequence *s, uint32_t answer) {
@@ -428,6 +486,9 @@ static void retain(struct engine *e, const struct sequence *s, uint32_t answer) 
     memcpy(c->space, r->space, sizeof c->space);
     snprintf(c->policy, sizeof c->policy, "%s", job->kv.policy);
     c->id = mix(++e->next_conversation);
+    c->hint = r->hint;
+    c->origin = s->origin;
+    supersede(e, s->origin);
     c->count = count;
     c->prompt_count = r->prompt_count;
     c->budget = s->budget;
@@ -444,7 +505,8 @@ static int32_t common_prefix(const struct conversation *c, const struct engine_r
     return n;
 }
 
-static void continue_conversation(struct engine *e, struct engine_job *job) {
+static void continue_conversation(struct engine *e, struct sequence *s) {
+    struct engine_job *job = s->job;
     const struct engine_request *r = &job->request;
     struct conversation *best = NULL;
     int32_t longest = 0;
@@ -452,19 +514,28 @@ static void continue_conversation(struct engine *e, struct engine_job *job) {
         struct conversation *c = &e->conversations[i];
         if (!c->tokens || memcmp(c->space, r->space, sizeof c->space)) continue;
         int32_t n = common_prefix(c, r);
-        if (n < c->prompt_count || n <= longest) continue;
+        if (n < c->prompt_count || n < longest) continue;
+        if (best && n == longest && c->hint != r->hint) continue;
         longest = n;
         best = c;
     }
     if (!best) {
         e->snapshot.conversation_misses++;
+        e->snapshot.conversation_lost[ENGINE_MISS_NEW] += r->kv.reuse;
         return;
     }
     e->snapshot.conversation_hits++;
     e->snapshot.cached_tokens += (uint64_t)longest;
     job->cached_tokens = longest;
     job->kv.dropped_tokens = best->count - longest;
-    drop_conversation(e, best);
+    best->used_ns = clock_ns();
+    s->origin = best->id;
+}
+
+const char *engine_miss_name(enum engine_miss miss) {
+    static const char *const names[ENGINE_MISS_COUNT] = {
+        "new", "diverged", "whole", "settings", "forgotten", "too_large", "damaged"};
+    return names[miss];
 }
 
 /* --- steps (the mutex is held) --- */
@@ -501,21 +572,25 @@ static void fill_details(struct engine *e, const struct sequence *s, uint32_t an
 /* The job is the client's again after the last store. */
 static void finish(struct engine *e, struct sequence *s, enum engine_finish how) {
     struct engine_job *job = s->job;
-    struct engine_choice *choice = &job->choice[0];
-    uint32_t answer = (uint32_t)atomic_load(&choice->token_count);
+    uint32_t answer = (uint32_t)atomic_load(&job->choice[0].token_count);
+    int first = atomic_load(&job->choice[0].finish);
+    if (first == ENGINE_RUNNING) first = (int)how;
     if (atomic_load(&job->admitted)) {
         e->snapshot.pages_reserved -= s->pages_reserved;
         e->snapshot.pages_used -= s->pages_reserved;
-        e->snapshot.running--;
+        e->snapshot.running -= job->choice_count;
         fill_details(e, s, answer);
-        if (how == ENGINE_FINISH_STOP || how == ENGINE_FINISH_LENGTH) retain(e, s, answer);
+        if (first == ENGINE_FINISH_STOP || first == ENGINE_FINISH_LENGTH) retain(e, s, answer);
     } else {
         e->snapshot.waiting--;
-        engine_queue_leave(e);
+        engine_queue_leave(e, 1);
     }
     job->finished_ns = clock_ns();
     close_sequence(s);
-    atomic_store_explicit(&choice->finish, how, memory_order_release);
+    for (int i = 0; i < job->choice_count; i++)
+        if (!atomic_load(&job->choice[i].finish))
+            atomic_store_explicit(&job->choice[i].finish, how, memory_order_release);
+    atomic_store_explicit(&job->finished, 1, memory_order_release);
 }
 
 /* Bytes that no stop string in the making and no half character can take back. */
@@ -541,13 +616,14 @@ static ssize_t cut_at_stop(const struct engine_request *r, const char *text, siz
     return -1;
 }
 
-static int32_t next_token(const struct sequence *s, uint32_t at) {
+static int32_t next_token(const struct sequence *s, int index, uint32_t at) {
     const struct engine_job *job = s->job;
+    const char *reply = s->reply + (size_t)index * REPLY_ROOM;
     bool may_end = !job->request.ignore_eos && at >= (uint32_t)job->request.min_tokens;
-    if (at < s->reply_size) return (unsigned char)s->reply[at];
+    if (at < s->reply_size) return (unsigned char)reply[at];
     if (may_end) return IM_END;
     return s->reply_size && at % (s->reply_size + 1) < s->reply_size
-               ? (unsigned char)s->reply[at % (s->reply_size + 1)]
+               ? (unsigned char)reply[at % (s->reply_size + 1)]
                : ' ';
 }
 
@@ -558,13 +634,13 @@ static bool is_stop_token(const struct engine_request *r, int32_t token) {
 }
 
 /* One more token; how it ended, or ENGINE_RUNNING. */
-static enum engine_finish append(struct engine *e, struct sequence *s) {
+static enum engine_finish append(struct engine *e, struct sequence *s, int index) {
     struct engine_job *job = s->job;
     const struct engine_request *r = &job->request;
-    struct engine_choice *choice = &job->choice[0];
+    struct engine_choice *choice = &job->choice[index];
     uint32_t at = (uint32_t)atomic_load(&choice->token_count);
     size_t size = at ? choice->tokens[at - 1].text_end : 0;
-    int32_t token = next_token(s, at);
+    int32_t token = next_token(s, index, at);
     int top = r->top_logprobs > 0 ? r->top_logprobs : 0;
     bool stop = is_stop_token(r, token);
     score_token(&choice->tokens[at], &choice->top[(size_t)at * (size_t)top], top, token);
@@ -583,6 +659,26 @@ static enum engine_finish append(struct engine *e, struct sequence *s) {
     return last ? ENGINE_FINISH_LENGTH : ENGINE_RUNNING;
 }
 
+/* A token for every choice that has not ended. The last one's finish is stored by finish(), after
+ * all else. */
+static enum engine_finish append_all(struct engine *e, struct sequence *s) {
+    struct engine_job *job = s->job;
+    int left = 0;
+    enum engine_finish last = ENGINE_RUNNING;
+    for (int i = 0; i < job->choice_count; i++) left += !atomic_load(&job->choice[i].finish);
+    for (int i = 0; i < job->choice_count; i++) {
+        struct engine_choice *choice = &job->choice[i];
+        if (atomic_load(&choice->finish)) continue;
+        enum engine_finish how = append(e, s, i);
+        if (how == ENGINE_RUNNING) continue;
+        if (--left == 0)
+            last = how;
+        else
+            atomic_store_explicit(&choice->finish, how, memory_order_release);
+    }
+    return last;
+}
+
 static enum engine_finish step_sequence(struct engine *e, struct sequence *s) {
     struct engine_job *job = s->job;
     if (atomic_load_explicit(&job->cancel, memory_order_acquire)) return ENGINE_FINISH_ABORT;
@@ -592,22 +688,21 @@ static enum engine_finish step_sequence(struct engine *e, struct sequence *s) {
         return ENGINE_FINISH_ERROR;
     }
     if (s->kill) e->snapshot.stopped = true;
-    if (job->request.max_tokens == 0) return ENGINE_FINISH_LENGTH;
-    return append(e, s);
+    return job->request.max_tokens == 0 ? ENGINE_FINISH_LENGTH : append_all(e, s);
 }
 
 static void admit(struct engine *e, struct sequence *s) {
     struct engine_job *job = s->job;
     e->snapshot.waiting--;
-    e->snapshot.running++;
+    e->snapshot.running += job->choice_count;
     e->snapshot.pages_reserved += s->pages_reserved;
     e->snapshot.pages_used += s->pages_reserved;
     e->snapshot.prompt_tokens += (uint64_t)job->request.prompt_count;
-    continue_conversation(e, job);
+    continue_conversation(e, s);
     job->admitted_ns = clock_ns();
     s->next = e->running;
     e->running = s;
-    engine_queue_leave(e);
+    engine_queue_leave(e, 1);
     atomic_store_explicit(&job->admitted, 1, memory_order_release);
 }
 
@@ -618,7 +713,7 @@ static void admit_waiting(struct engine *e) {
     while (*link) {
         struct sequence *s = *link;
         bool cancelled = atomic_load_explicit(&s->job->cancel, memory_order_acquire);
-        blocked |= e->snapshot.running >= e->options.max_num_seqs ||
+        blocked |= e->snapshot.running + s->job->choice_count > e->options.max_num_seqs ||
                    e->snapshot.pages_reserved + s->pages_reserved > e->info.pages_total;
         if (!cancelled && blocked) {
             link = &s->next;
@@ -633,8 +728,37 @@ static void admit_waiting(struct engine *e) {
     e->waiting_end = link;
 }
 
+/* The conversation, and the superseded one it came from. */
+static void apply_deletes(struct engine *e) {
+    for (int i = 0; i < e->delete_count; i++) {
+        struct engine_delete *order = e->deletes[i];
+        struct conversation *c = find_conversation(e, order->id);
+        struct conversation *before = c ? find_conversation(e, c->origin) : NULL;
+        order->result = c ? 0 : ERR_NOTFOUND;
+        if (before && before->superseded) drop_conversation(e, before);
+        if (c) drop_conversation(e, c);
+        atomic_store_explicit(&order->done, 1, memory_order_release);
+    }
+    e->delete_count = 0;
+}
+
+int engine_conversation_delete(struct engine *e, struct engine_delete *order) {
+    int rc = 0;
+    pthread_mutex_lock(&e->mutex);
+    if (!e->started || e->stop || e->snapshot.stopped) rc = ERR_STOPPED;
+    if (!rc && e->delete_count == ENGINE_DELETES_MAX) rc = ERR_FULL;
+    if (!rc) {
+        atomic_store(&order->done, 0);
+        e->deletes[e->delete_count++] = order;
+        pthread_cond_signal(&e->work);
+    }
+    pthread_mutex_unlock(&e->mutex);
+    return rc;
+}
+
 static void step(struct engine *e) {
     struct sequence **link = &e->running;
+    apply_deletes(e);
     admit_waiting(e);
     hist_add(&e->snapshot.iteration_tokens, e->snapshot.running);
     while (*link) {
@@ -672,7 +796,7 @@ static void *run(void *arg) {
     pthread_mutex_lock(&e->mutex);
     while (!e->stop && !e->snapshot.stopped) {
         e->snapshot.last_step_ns = clock_ns();
-        if (!e->running && !e->waiting) {
+        if (!e->running && !e->waiting && !e->delete_count) {
             pthread_cond_wait(&e->work, &e->mutex);
             continue;
         }
@@ -683,6 +807,7 @@ static void *run(void *arg) {
         if (e->step_us) nanosleep(&pause, NULL);
         pthread_mutex_lock(&e->mutex);
     }
+    apply_deletes(e);
     finish_all(e, e->stop ? ENGINE_FINISH_ABORT : ENGINE_FINISH_ERROR);
     pthread_mutex_unlock(&e->mutex);
     e->options.wake(e->options.arg);
@@ -767,7 +892,10 @@ int engine_conversations(struct engine *e, struct engine_conversation_row *rows,
                                                        .held = held_of(e, c->count, c->budget),
                                                        .budget = c->budget,
                                                        .pages = c->pages,
-                                                       .idle_ns = clock_ns() - c->used_ns};
+                                                       .idle_ns = clock_ns() - c->used_ns,
+                                                       .hint = c->hint,
+                                                       .superseded = c->superseded};
+        memcpy(rows[count].space, c->space, sizeof c->space);
         snprintf(rows[count++].policy, sizeof rows->policy, "%s", c->policy);
     }
     pthread_mutex_unlock(&e->mutex);

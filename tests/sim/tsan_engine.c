@@ -144,13 +144,13 @@ static struct engine_job *fill(const struct engine *engine, int index) {
 }
 
 static void submit(struct engine *engine, int index) {
-    CHECK(engine_queue_enter(engine));
+    CHECK(engine_queue_enter(engine, 1));
     CHECK(engine_submit(engine, fill(engine, index)) == 0);
 }
 
 /* What the loop does after a wake: finish first, counts second. Returns whether it has finished. */
 static bool watch(struct engine_job *job, uint64_t *sum) {
-    int finish = atomic_load_explicit(&job->choice[0].finish, memory_order_acquire);
+    int finish = atomic_load_explicit(&job->finished, memory_order_acquire);
     uint_fast32_t count = atomic_load_explicit(&job->choice[0].token_count, memory_order_acquire);
     uint_fast32_t safe = atomic_load_explicit(&job->choice[0].text_safe, memory_order_acquire);
     for (uint_fast32_t i = 0; i < count; i++) *sum += (uint64_t)job->choice[0].tokens[i].token;
@@ -236,11 +236,11 @@ static void try_idle(struct engine *engine) {
 
 /* A full queue is an answer; places come back without a job, too. */
 static void try_places(struct engine *engine) {
-    for (int i = 0; i < JOBS; i++) CHECK(engine_queue_enter(engine));
-    CHECK(!engine_queue_enter(engine));
-    engine_queue_leave(engine);
-    CHECK(engine_queue_enter(engine));
-    for (int i = 0; i < JOBS; i++) engine_queue_leave(engine);
+    for (int i = 0; i < JOBS; i++) CHECK(engine_queue_enter(engine, 1));
+    CHECK(!engine_queue_enter(engine, 1));
+    engine_queue_leave(engine, 1);
+    CHECK(engine_queue_enter(engine, 1));
+    for (int i = 0; i < JOBS; i++) engine_queue_leave(engine, 1);
 }
 
 static void expect_refused(const struct engine *engine, const struct engine_request *request,
@@ -288,9 +288,9 @@ static void try_checks(const struct engine *engine) {
 static void try_drain(struct engine *engine) {
     for (int i = 0; i < 6; i++) submit(engine, i);
     engine_drain(engine);
-    CHECK(engine_queue_enter(engine));
+    CHECK(engine_queue_enter(engine, 1));
     CHECK(engine_submit(engine, fill(engine, 6)) == ERR_STOPPED);
-    engine_queue_leave(engine);
+    engine_queue_leave(engine, 1);
     for (int i = 0; i < 6; i++) {
         wait_for(&jobs[i]);
         CHECK(atomic_load(&jobs[i].choice[0].finish) == ENGINE_FINISH_LENGTH);

@@ -14,6 +14,7 @@ static struct engine_token tokens[] = {
     {'h', -0.5f, 1, 1}, {0xC3, -INFINITY, 7, 2}, {257, -2, 1, 2}};
 static struct engine_top top[] = {{'h', -0.5f}, {'i', -1}, {'q', -0.25f},
                                   {'r', -3},    {257, -2}, {'"', -2.5f}};
+static struct engine_choice choices[1];
 static struct engine_token prompt_tokens[] = {
     {'a', 0, 0, 0}, {256, -1, 1, 0}, {0xC3, -1.5f, 2, 0}, {0xA9, -0.125f, 1, 0}};
 static char text[] = "h\xC3";
@@ -24,6 +25,7 @@ static void open_answer(void) {
     struct fault fault;
     cr_assert_eq(engine_open(&options, &engine, &fault), 0);
     job = (struct engine_job){.request = {.prompt = prompt, .prompt_count = 4, .top_logprobs = -1},
+                              .choice = choices,
                               .choice_count = 1,
                               .prompt_tokens = prompt_tokens,
                               .cached_tokens = 3,

@@ -31,7 +31,10 @@ static void check_line(const char *line) {
 }
 
 static void finish(enum engine_finish how, uint32_t count, int64_t end) {
+    struct engine_choice choice = {0};
     struct engine_job job = {.request = {.prompt_count = 30, .max_tokens = 100},
+                             .choice = &choice,
+                             .choice_count = 1,
                              .cached_tokens = 10,
                              .queued_ns = SECOND,
                              .admitted_ns = 2 * SECOND,
@@ -65,8 +68,12 @@ Test(stats, a_finished_request) {
 }
 
 Test(stats, a_request_that_was_never_admitted) {
-    struct engine_job job = {
-        .request = {.prompt_count = 3}, .queued_ns = SECOND, .finished_ns = 2 * SECOND};
+    struct engine_choice choice = {0};
+    struct engine_job job = {.choice = &choice,
+                             .choice_count = 1,
+                             .request = {.prompt_count = 3},
+                             .queued_ns = SECOND,
+                             .finished_ns = 2 * SECOND};
     atomic_store(&job.choice[0].finish, ENGINE_FINISH_ABORT);
     stats_finished(&stats, &job, SECOND);
     cr_assert_eq(stats.finished[ENGINE_FINISH_ABORT], 1);
