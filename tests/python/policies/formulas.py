@@ -96,10 +96,9 @@ def with_history(now, past, form, decay):
 
 
 def cosines(a, b, eps=0.0):
-    na, nb = (np.linalg.norm(x, axis=-1) + eps for x in (a, b))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        c = (a @ b.T) / np.outer(na, nb)
-    return np.where(np.outer(na, nb) > 0, c, 0)
+    """Of all pairs of rows; 0 with a row of zeros."""
+    lengths = np.outer(*(np.linalg.norm(x, axis=-1) + eps for x in (a, b)))
+    return np.divide(a @ b.T, lengths, out=np.zeros_like(lengths), where=lengths > 0)
 
 
 def forgiven(similarity, threshold):
@@ -109,18 +108,15 @@ def forgiven(similarity, threshold):
     return np.where(above.any(axis=1), last, -1)
 
 
-def mean_similarity(keys, threshold, artefact=False, forgive=None):
-    """rho: how much the others look like an entry, each look-alike forgiven its newest likeness.
-    With the artefact of the tensor code a row without likenesses forgives entry 0.
-    `forgive`: other choices of what each row forgives."""
-    c = cosines(keys, keys)
-    np.fill_diagonal(c, 0)
-    chosen = forgiven(c, threshold) if forgive is None else forgive
-    if artefact:
-        chosen = np.where(chosen < 0, 0, chosen)
-    rows = np.flatnonzero(chosen >= 0)
-    c[rows, chosen[rows]] = 0
-    return c.sum(axis=0) / len(keys)
+def mean_similarity(similarity, forgive, index_zero=False):
+    """rho: how much the others look like an entry, each of them without the likeness it forgives
+    (-1: none). index_zero: such a row forgives entry 0, as the published tensor code does."""
+    c = similarity.copy()
+    if index_zero:
+        forgive = np.where(forgive < 0, 0, forgive)
+    rows = np.flatnonzero(forgive >= 0)
+    c[rows, forgive[rows]] = 0
+    return c.sum(axis=0) / len(c)
 
 
 # --- layer statistics: CAKE (arXiv 2503.12491), D2O (arXiv 2406.13035) ------------------------

@@ -1,0 +1,81 @@
+"""Which entries stay: pools, shares, floors, ties.
+
+A choice is made in two stages that are always the same: every stream gets a quota, and keeps its best
+entries up to it. A stream that competes with others gets as its quota the number of its entries among
+the best of all.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from . import shares
+
+
+@dataclass
+class Pool:
+    """Streams that compete, and for how many places."""
+
+    streams: list  # indices, layer * heads + head
+    room: int
+
+
+def ranked(scored, positions):
+    """(stream, entry) indices, best first: protected, higher score, newer, lower layer, lower head."""
+    stream = np.repeat(np.arange(len(scored)), [len(p) for p in positions])
+    entry = np.concatenate([np.arange(len(p)) for p in positions])
+    score, protected, pos = (np.concatenate(x) for x in (
+        [s.score for s in scored], [s.protected for s in scored], positions))
+    order = np.lexsort((stream, -pos, np.where(protected, 0, -score), ~protected))
+    return stream[order], entry[order]
+
+
+def pools(sequence, scored, keep):
+    """How the total is split before anything competes."""
+    layers, heads = sequence.layers, sequence.heads_kv
+    total = layers * heads * keep
+    everything = range(layers * heads)
+    if sequence.rule.pool == "sequence":
+        return [Pool(list(everything), total)]
+    held = np.array([len(s.score) for s in scored]).reshape(layers, heads)
+    fixed = np.array([s.protected.sum() for s in scored]).reshape(layers, heads)
+    parts = layer_parts(sequence.layer_weights(), total, held.sum(1), fixed.sum(1))
+    if sequence.rule.pool == "layer":
+        return [Pool(list(everything[i * heads:(i + 1) * heads]), parts[i]) for i in range(layers)]
+    rooms = [shares.split(parts[i], np.ones(heads), held[i], np.minimum(fixed[i], held[i])) for i in range(layers)]
+    return [Pool([i * heads + h], rooms[i][h]) for i in range(layers) for h in range(heads)]
+
+
+def layer_parts(weights, total, held, fixed):
+    """Protected entries stay where they are; the rest of the total is split by weight."""
+    free = max(0, total - fixed.sum())
+    return fixed + shares.split(free, weights, held - fixed)
+
+
+def quotas(pool, scored, positions, floor):
+    """Places of each stream of a pool."""
+    count = len(pool.streams)
+    mine = [scored[s] for s in pool.streams]
+    lengths = np.array([len(positions[s]) for s in pool.streams])
+    least = int(floor * pool.room / count)
+    stream, _ = ranked(mine, [positions[s] for s in pool.streams])
+    counts = np.bincount(stream[:pool.room - count * least], minlength=count)
+    return np.minimum(counts + least, lengths)
+
+
+def best(scored, pos, quota, retain):
+    """The mask of a stream's best entries."""
+    _, entry = ranked([scored], [pos])
+    mask = np.zeros(len(pos), bool)
+    mask[entry[:quota]] = True
+    return mask & (scored.protected | (scored.score >= np.log(retain))) if retain > 0 else mask
+
+
+def choose(sequence, scored, keep):
+    """Masks of what stays, one per stream."""
+    positions = [stream.pos for stream in sequence.all_streams()]
+    masks = [None] * len(positions)
+    for pool in pools(sequence, scored, keep):
+        for s, quota in zip(pool.streams, quotas(pool, scored, positions, sequence.rule.floor)):
+            masks[s] = best(scored[s], positions[s], quota, sequence.rule.retain)
+    return masks

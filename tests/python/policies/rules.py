@@ -1,0 +1,62 @@
+"""A method of eviction as parameters of one pipeline, and the table of them.
+
+The names are those of `struct kern_rule` in kernels/kern.h, in small letters, so that the table can
+be compared with the daemon's; the values are from the papers and their code.
+"""
+
+from dataclasses import dataclass, field, replace
+
+INF = float("inf")
+
+
+@dataclass(frozen=True)
+class Observe:
+    window: int = 0  # 0: every query, added up in the entry
+    support: str = "all"  # all, candidates
+    group: str = "mean"  # mean, max, sum, squares, max_logit, sum_logit, each
+    reduce: str = "mean"  # mean, sum, max, mean_var, mean_std
+    gamma: float = 0.0
+    normalise: bool = False
+    history: str = "none"  # none, max, mean, sum
+    decay: float = 0.0
+    smooth: str = "none"  # none, average, max
+    smooth_width: int = 0
+    smooth_first: bool = False
+
+
+@dataclass(frozen=True)
+class Redundancy:
+    on: bool = False
+    weight: float = 0.0  # lambda
+    threshold: float = 0.0
+    eps: float = 0.0
+    normalise: bool = False
+    candidates_only: bool = False
+    index_zero: bool = False
+
+
+@dataclass(frozen=True)
+class Rule:
+    score: str = "recency"  # recency, retention, attention
+    pool: str = "stream"  # stream, layer, sequence
+    layers: str = "uniform"  # uniform, pyramid, preference, density
+    merge: str = "none"  # none, paper, code
+    sinks: int = 0
+    recent: int = 0
+    horizon: float = 1.0
+    published: bool = False
+    retain: float = 0.0
+    floor: float = 0.0
+    merge_beta: float = 0.0
+    pyramid_beta: float = 0.0
+    tau1: float = 1.0
+    tau2: float = 1.0
+    observe: Observe = field(default_factory=Observe)
+    redundancy: Redundancy = field(default_factory=Redundancy)
+
+    def but(self, **changes):
+        """The rule with other values; observe's and redundancy's as dictionaries."""
+        for name in ("observe", "redundancy"):
+            if isinstance(changes.get(name), dict):
+                changes[name] = replace(getattr(self, name), **changes[name])
+        return replace(self, **changes)

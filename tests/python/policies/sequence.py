@@ -1,0 +1,254 @@
+"""One sequence's cache in float64: appending, attention, scoring, choosing, merging.
+
+Plain arrays, one object per stream (layer, KV head); entries ascend in position.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from . import formulas as f
+from . import shares
+
+
+@dataclass
+class Stream:
+    keys: np.ndarray
+    values: np.ndarray
+    pos: np.ndarray
+    log_beta: np.ndarray
+    memory: np.ndarray  # accumulated mass, or the score remembered from the last eviction (NaN: none)
+    tau: float | None = None  # of merging
+
+    def __len__(self):
+        return len(self.pos)
+
+    def extend(self, keys, values, pos, log_beta, memory):
+        old = (self.keys, self.values, self.pos, self.log_beta, self.memory)
+        new = (keys, values, pos, log_beta, memory)
+        self.keys, self.values, self.pos, self.log_beta, self.memory = (
+            np.concatenate(pair) for pair in zip(old, new))
+
+    def keep(self, mask):
+        for name in ("keys", "values", "pos", "log_beta", "memory"):
+            setattr(self, name, getattr(self, name)[mask])
+
+
+def empty_stream(head_dim):
+    rows, none = np.zeros((0, head_dim)), np.zeros(0)
+    return Stream(rows, rows, none.astype(np.int64), none, none)
+
+
+# --- scoring ------------------------------------------------------------------------------------
+
+
+def grouped(z, group):
+    """Logits [query heads, queries, entries], -inf where masked, to p [1 or query heads, ...]."""
+    if group == "max_logit":
+        return f.softmax(z.max(axis=0, keepdims=True))
+    if group == "sum_logit":
+        return f.softmax(z.sum(axis=0, keepdims=True))
+    p = f.softmax(z)
+    if group == "each":
+        return p
+    combine = {"mean": p.mean, "max": p.max, "sum": p.sum, "squares": (p * p).sum}
+    return combine[group](axis=0, keepdims=True)
+
+
+def reduced(p, how, gamma):
+    """Over the queries, axis -2."""
+    if how == "sum":
+        return p.sum(axis=-2)
+    if how == "max":
+        return p.max(axis=-2)
+    mean = p.mean(axis=-2)
+    if how == "mean":
+        return mean
+    variance = p.var(axis=-2, ddof=1) if p.shape[-2] > 1 else np.zeros_like(mean)
+    return mean + gamma * (variance if how == "mean_var" else np.sqrt(variance))
+
+
+def smoothed(x, observe):
+    """Over the last axis, for any number of leading ones."""
+    pool = {"average": f.smooth_mean, "max": f.smooth_max, "none": lambda row, width: row}[observe.smooth]
+    return np.apply_along_axis(pool, -1, x, observe.smooth_width) if x.shape[-1] else x
+
+
+def observed(stream, queries, positions, candidates, observe, scale):
+    """One number per candidate from the window's queries [queries, group, D]."""
+    seen = stream.pos[None] <= positions[:, None]
+    if observe.support == "candidates":
+        seen = seen & candidates
+    z = f.masked(f.logits(queries, stream.keys, scale), seen)
+    p = grouped(z, observe.group)[..., candidates]
+    if observe.smooth_first:
+        p = smoothed(p, observe)
+    return reduced(p, observe.reduce, observe.gamma).mean(axis=0)
+
+
+def similarity(stream, candidates, rule):
+    """C, the rows and columns it is over, with a zero diagonal."""
+    rows = candidates if rule.candidates_only else np.ones(len(stream), bool)
+    c = f.cosines(stream.keys[rows], stream.keys[rows], rule.eps)
+    np.fill_diagonal(c, 0)
+    return c, candidates[rows]
+
+
+def redundancy(stream, candidates, rule, forgive=None):
+    """R of every candidate. `forgive`: other choices of the column each row forgives."""
+    c, wanted = similarity(stream, candidates, rule)
+    rho = f.mean_similarity(c, f.forgiven(c, rule.threshold) if forgive is None else forgive, rule.index_zero)
+    r = f.softmax(rho)[wanted]
+    return r / r.max() if rule.normalise and len(r) else r
+
+
+@dataclass
+class Scored:
+    """The scores of one stream: of all entries, meaningless where protected."""
+
+    score: np.ndarray
+    size: np.ndarray  # of the terms that were added: what rounding is relative to
+    memory: np.ndarray
+    protected: np.ndarray
+
+
+# --- a sequence -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Sequence:
+    rule: object
+    layers: int
+    heads_q: int
+    heads_kv: int
+    head_dim: int
+    scale: float
+    store: object = staticmethod(lambda x: x)  # the rounding of keys and values in the cache
+    tokens: int = 0
+    weights: np.ndarray | None = None  # of the layers, once measured
+    streams: list = field(default_factory=list)
+    queries: list = field(default_factory=list)  # per layer [window, Hq, D]
+
+    def __post_init__(self):
+        self.streams = [[empty_stream(self.head_dim) for _ in range(self.heads_kv)] for _ in range(self.layers)]
+        self.queries = [np.zeros((0, self.heads_q, self.head_dim)) for _ in range(self.layers)]
+
+    @property
+    def group(self):
+        return self.heads_q // self.heads_kv
+
+    def all_streams(self):
+        return [stream for row in self.streams for stream in row]
+
+    def accumulates(self):
+        return (self.rule.score == "attention" and self.rule.observe.window == 0) or self.rule.layers == "density"
+
+    # --- appending
+
+    def append(self, q, k, v, log_beta):
+        """q [L, n, Hq, D] and so on of the next n tokens; the attention's results [L, n, Hq * D]."""
+        count = q.shape[1]
+        out = np.stack([self.append_layer(layer, q[layer], k[layer], v[layer], log_beta[layer])
+                        for layer in range(self.layers)])
+        self.tokens += count
+        return out.reshape(self.layers, count, -1)
+
+    def append_layer(self, layer, q, k, v, log_beta):
+        positions = np.arange(self.tokens, self.tokens + len(q))
+        fresh = np.zeros(len(q)) if self.accumulates() else np.full(len(q), np.nan)
+        out = np.zeros_like(q)
+        for head, stream in enumerate(self.streams[layer]):
+            stream.extend(self.store(k[:, head]), self.store(v[:, head]), positions, log_beta[:, head], fresh)
+            mine = slice(head * self.group, (head + 1) * self.group)
+            out[:, mine] = self.attend(stream, q[:, mine], positions)
+        window = self.rule.observe.window
+        self.queries[layer] = np.concatenate((self.queries[layer], q))[-window:] if window else self.queries[layer]
+        return out
+
+    def attend(self, stream, q, positions):
+        seen = stream.pos[None] <= positions[:, None]
+        z = f.masked(f.logits(q, stream.keys, self.scale), seen)
+        if self.accumulates():
+            stream.memory += grouped(z, self.rule.observe.group)[0].sum(axis=0)
+        return np.einsum("gtn,nd->tgd", f.softmax(z), stream.values)
+
+    # --- scoring
+
+    def candidates(self, stream):
+        return stream.pos < self.tokens - self.rule.recent
+
+    def scored(self, layer, head, forgive=None):
+        stream, rule = self.streams[layer][head], self.rule
+        old = self.candidates(stream)
+        score, size, memory = {"recency": self.by_recency, "retention": self.by_retention,
+                               "attention": self.by_attention}[rule.score](layer, head, forgive)
+        return Scored(score, size, memory, ~old | (stream.pos < rule.sinks))
+
+    def by_recency(self, layer, head, _):
+        stream = self.streams[layer][head]
+        return stream.pos.astype(np.float64), np.zeros(len(stream)), stream.memory
+
+    def by_retention(self, layer, head, _):
+        stream = self.streams[layer][head]
+        score = f.retention_published if self.rule.published else f.retention
+        values = score(stream.log_beta, self.tokens - stream.pos, self.rule.horizon)
+        return values, np.maximum(1, np.abs(values)), stream.memory
+
+    def by_attention(self, layer, head, forgive):
+        stream, observe, old = self.streams[layer][head], self.rule.observe, self.candidates(self.streams[layer][head])
+        memory, now = stream.memory.copy(), self.importance(layer, head, old)
+        if observe.window and observe.history != "none":
+            now = memory[old] = f.with_history(now, memory[old], observe.history, observe.decay)
+        if not observe.smooth_first:
+            now = smoothed(now, observe)
+        score, size = np.zeros(len(stream)), np.zeros(len(stream))
+        score[old], size[old] = self.mixed(stream, old, now, forgive)
+        return score, size, memory
+
+    def importance(self, layer, head, old):
+        stream, observe = self.streams[layer][head], self.rule.observe
+        if observe.window:
+            q = self.queries[layer][:, head * self.group:(head + 1) * self.group]
+            positions = np.arange(self.tokens - len(q), self.tokens)
+            now = observed(stream, q, positions, old, observe, self.scale)
+        else:
+            now = stream.memory[old]
+        return now / now.max() if observe.normalise and len(now) and now.max() > 0 else now
+
+    def mixed(self, stream, old, importance, forgive):
+        r = self.rule.redundancy
+        if not r.on or not old.any():
+            return importance, np.abs(importance)
+        redundant = redundancy(stream, old, r, forgive)
+        parts = r.weight * importance, (1 - r.weight) * redundant
+        return parts[0] - parts[1], np.abs(parts[0]) + np.abs(parts[1])
+
+    # --- layers
+
+    def layer_weights(self):
+        """Of every layer's part of what may be chosen; measured once."""
+        if self.weights is None:
+            measure = {"uniform": lambda: np.ones(self.layers), "preference": self.preferences,
+                       "pyramid": lambda: shares.pyramid(self.layers, self.rule.pyramid_beta),
+                       "density": self.densities}
+            self.weights = measure[self.rule.layers]()
+        return self.weights
+
+    def preferences(self):
+        """CAKE: dispersion and shift of the window's attention to the candidates."""
+        found = []
+        for layer in range(self.layers):
+            h = s = 0.0
+            for head, stream in enumerate(self.streams[layer]):
+                q = self.queries[layer][:, head * self.group:(head + 1) * self.group]
+                positions = np.arange(self.tokens - len(q), self.tokens)
+                seen = stream.pos[None] <= positions[:, None]
+                p = f.softmax(f.masked(f.logits(q, stream.keys, self.scale), seen))[..., self.candidates(stream)]
+                h, s = h + f.entropy(p), s + f.spread(p)
+            found.append(f.cake_preference(h, s, self.rule.tau1, self.rule.tau2))
+        return np.array(found)
+
+    def densities(self):
+        """D2O: layers whose entries gather unequal mass can do with fewer of them."""
+        spreads = [np.mean([stream.memory.var() for stream in row]) for row in self.streams]
+        return f.d2o_weights(spreads)
