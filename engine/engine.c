@@ -101,18 +101,12 @@ static int resolve_policy(struct engine *e, struct kv_params *kv, struct fault *
                          policy->name);
     if (automatic && !gates)
         log_info("the model has no retention gates: the cache keeps everything (policy full)");
-    *kv = (struct kv_params){.policy = policy,
-                             .budget = e->options.kv_budget,
+    *kv = (struct kv_params){.budget = e->options.kv_budget,
                              .buffer = e->options.kv_buffer,
-                             .chunk = e->options.kv_chunk,
-                             .sinks = policy->sinks,
-                             .recent = policy->recent,
-                             .horizon = policy->horizon};
+                             .chunk = e->options.kv_chunk};
+    kv_params_set_policy(kv, policy);
     /* The same give-way rule as for requests that lower the budget. */
-    if (kv->sinks + kv->recent > kv->budget) {
-        kv->sinks = kv->budget < kv->sinks ? kv->budget : kv->sinks;
-        kv->recent = kv->budget - kv->sinks;
-    }
+    kv_params_fit(kv);
     int code = kv_params_check(kv, fault);
     if (code == 0 && e->options.kv_budget_max > 0 && kv->budget > e->options.kv_budget_max)
         code = fault_set(fault, ERR_INVALID, "kv-budget", "is above kv-budget-max (%d)",

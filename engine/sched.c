@@ -176,12 +176,8 @@ int sched_resolve_kv(const struct engine_kv *wanted, const struct sched_kv *rule
         if (policy == NULL)
             return fault_set(fault, ERR_INVALID, "kv.policy", "unknown policy '%.40s'",
                              wanted->policy);
-        if (policy != defaults->policy) { /* another method: its own protections and horizon */
-            out->policy = policy;
-            out->sinks = policy->sinks;
-            out->recent = policy->recent;
-            out->horizon = policy->horizon;
-        }
+        /* another method: its own rule */
+        if (policy != defaults->policy) kv_params_set_policy(out, policy);
     }
     if ((out->policy->needs & POLICY_NEEDS_GATES) != 0 && !rules->has_gates)
         return fault_set(fault, ERR_INVALID, "kv.policy",
@@ -190,16 +186,12 @@ int sched_resolve_kv(const struct engine_kv *wanted, const struct sched_kv *rule
     if (wanted->budget != -1) out->budget = wanted->budget;
     if (wanted->buffer != -1) out->buffer = wanted->buffer;
     if (wanted->chunk != -1) out->chunk = wanted->chunk;
-    if (wanted->sinks != -1) out->sinks = wanted->sinks;
-    if (wanted->recent != -1) out->recent = wanted->recent;
-    if (!isnan(wanted->horizon)) out->horizon = wanted->horizon;
+    if (wanted->sinks != -1) out->rule.sinks = wanted->sinks;
+    if (wanted->recent != -1) out->rule.recent = wanted->recent;
+    if (!isnan(wanted->horizon)) out->rule.horizon = wanted->horizon;
     /* Default protections give way to a smaller budget; what the request names does not. A budget
      * that is no number of entries is the check's to refuse. */
-    if (wanted->sinks == -1 && wanted->recent == -1 && out->budget >= 0 &&
-        out->sinks + out->recent > out->budget) {
-        out->sinks = out->budget < out->sinks ? out->budget : out->sinks;
-        out->recent = out->budget - out->sinks;
-    }
+    if (wanted->sinks == -1 && wanted->recent == -1) kv_params_fit(out);
     int code = kv_params_check(out, fault);
     return code == 0 && rules->budget_max > 0 ? check_cap(out, rules, fault) : code;
 }
@@ -508,15 +500,10 @@ void sched_abandon(struct sched *sched, enum engine_finish finish, int code) {
 /* ---- Eviction -------------------------------------------------------------------------------- */
 
 static void add_due(struct sched *sched, int *count, struct sequence *seq) {
-    const struct policy *policy = seq->kv.policy;
     sched->due[(*count)++] = (struct kern_evict){.slot = seq->slot,
                                                  .tokens = seq->due.tokens,
                                                  .keep = seq->kv.budget,
-                                                 .sinks = seq->kv.sinks,
-                                                 .recent = seq->kv.recent,
-                                                 .score = policy->score,
-                                                 .pool = policy->pool,
-                                                 .horizon = seq->kv.horizon};
+                                                 .rule = &seq->kv.rule};
 }
 
 static int evict_due(struct sched *sched, int count, struct sequence **who) {
@@ -571,8 +558,11 @@ struct step {
 
 static void add_rows(struct sched *sched, struct step *step, struct sequence *seq, int32_t count) {
     sched->span_sequences[step->batch.span_count] = seq;
-    sched->spans[step->batch.span_count++] = (struct kern_span){
-        .slot = seq->slot, .row = step->batch.rows, .count = count, .pos = seq->due.tokens};
+    sched->spans[step->batch.span_count++] = (struct kern_span){.slot = seq->slot,
+                                                                .row = step->batch.rows,
+                                                                .count = count,
+                                                                .pos = seq->due.tokens,
+                                                                .rule = &seq->kv.rule};
     memcpy(sched->rows + step->batch.rows, seq->tokens + seq->due.tokens,
            (size_t)count * sizeof *sched->rows);
     step->batch.rows += count;

@@ -46,6 +46,141 @@ struct kern_matrix {
     int64_t rows, cols;
 };
 
+/* ---- How a sequence evicts ------------------------------------------------------------------ */
+
+/* A method of eviction, resolved for one request and constant for its sequence's life. It is one
+ * pipeline with parameters; what is zero is off:
+ *
+ *   observe -> normalise -> history -> smooth -> redundancy -> share the total -> select -> merge
+ *
+ * Notation: A[r, t, i] is the attention of query head r of the KV head's group at query t to entry
+ * i, softmax(q . k / sqrt(D)) over the entries with pos <= the query's pos. Candidates are the
+ * entries with pos < T - recent, sinks included; they take part in every formula, and sinks are
+ * protected only when it comes to selecting. Scores are float32, higher is kept. Sources are named
+ * with the rows of paging/policy.c. */
+
+#define KERN_WINDOW_MAX       64 /* queries that a backend remembers per sequence and layer */
+#define KERN_SMOOTH_WIDTH_MAX 31 /* widest smoothing, odd */
+
+enum kern_score {
+    KERN_SCORE_RECENCY,   /* newest first */
+    KERN_SCORE_RETENTION, /* age * log_beta + w_n(log_beta), see kernels/score.h */
+    KERN_SCORE_ATTENTION  /* what `observe` saw */
+};
+
+/* Entries compete within... */
+enum kern_pool {
+    KERN_POOL_STREAM,  /* their own (layer, head) */
+    KERN_POOL_LAYER,   /* all heads of a layer (Ada-KV) */
+    KERN_POOL_SEQUENCE /* the whole sequence */
+};
+
+/* How the sequence's total, layers * heads_kv * keep, is split over layers before anything
+ * competes. Weights become whole entries by largest remainder (ties: lower layer); no layer gets
+ * more than it holds nor less than it protects, and what one cannot use goes to the others by
+ * weight. Measured weights are taken when the sequence evicts for the first time, while all
+ * streams are equally long, and stay: measured again they would feed back on themselves. */
+enum kern_layers {
+    KERN_LAYERS_UNIFORM,
+    KERN_LAYERS_PYRAMID,    /* linear from the first layer to the last, see kern_rule.beta */
+    KERN_LAYERS_PREFERENCE, /* CAKE: entropy^(1/tau1) * variance^(1/tau2) of the window's attention
+                             */
+    KERN_LAYERS_DENSITY     /* D2O: softmax over layers of minus the spread of accumulated mass */
+};
+
+/* Entries that the softmax runs over. */
+enum kern_support {
+    KERN_SUPPORT_ALL,       /* every entry the query sees */
+    KERN_SUPPORT_CANDIDATES /* candidates only */
+};
+
+/* How the query heads of a KV head become one vector p[t, i]. */
+enum kern_group {
+    KERN_GROUP_MEAN,      /* mean_r A */
+    KERN_GROUP_MAX,       /* max_r A */
+    KERN_GROUP_SUM,       /* sum_r A */
+    KERN_GROUP_SQUARES,   /* sum_r A^2 */
+    KERN_GROUP_MAX_LOGIT, /* softmax of max_r of the logits */
+    KERN_GROUP_SUM_LOGIT, /* softmax of sum_r of the logits */
+    KERN_GROUP_EACH       /* each query head is reduced over the window by itself, then the mean */
+};
+
+/* How the queries of the window become one number per entry. */
+enum kern_reduce {
+    KERN_REDUCE_MEAN,
+    KERN_REDUCE_SUM,
+    KERN_REDUCE_MAX,
+    KERN_REDUCE_MEAN_VAR, /* mean + gamma * variance, unbiased (divided by w - 1) */
+    KERN_REDUCE_MEAN_STD  /* mean + gamma * standard deviation, unbiased */
+};
+
+enum kern_smooth {
+    KERN_SMOOTH_NONE,
+    KERN_SMOOTH_AVERAGE, /* zeros beyond both ends are counted */
+    KERN_SMOOTH_MAX
+};
+
+/* What an entry remembers of its last score S: F = S at its first eviction (SUM: as if 0 before),
+ * then max(decay F, S), decay F + (1 - decay) S, or decay F + S. */
+enum kern_history { KERN_HISTORY_NONE, KERN_HISTORY_MAX, KERN_HISTORY_MEAN, KERN_HISTORY_SUM };
+
+struct kern_observe {
+    int32_t window; /* the last `window` queries, looked at when the sequence evicts; 0: every query
+                       when it comes, added up in the entry (accumulated mass: support ALL, group
+                       MEAN, MAX, SUM or SQUARES, reduce SUM, no history) */
+    enum kern_support support;
+    enum kern_group group;
+    enum kern_reduce reduce;
+    float gamma;
+    bool normalise; /* divide by the largest candidate's */
+    enum kern_history history;
+    float decay;
+    enum kern_smooth smooth; /* over the candidates of a stream, in order; not remembered */
+    int32_t smooth_width;
+    bool smooth_first; /* each query's p is smoothed, before `reduce` */
+};
+
+/* Key redundancy (R-KV, G-KV). khat_i = k_i / (|k_i| + eps), C[i,j] = khat_i . khat_j, C[i,i] = 0;
+ * l(i) = the newest j with C[i,j] > threshold, and C[i,l(i)] = 0: the newest of look-alikes is
+ * forgiven. rho[j] = sum_i C[i,j] / n, R = softmax(rho). score = lambda S - (1 - lambda) R. */
+struct kern_redundancy {
+    bool on;
+    float lambda, threshold, eps;
+    bool normalise;       /* R divided by the largest candidate's */
+    bool candidates_only; /* i and j run over candidates, not over all entries of the stream */
+    bool index_zero;      /* parity: a row i without any j > threshold has C[i,0] = 0 instead */
+};
+
+/* Evicted entries give what they held to the kept entry of the same stream whose key is most like
+ * theirs: u_ij = cos(k_i, k_j), keys after RoPE; ties to the newer j. An entry with u below the
+ * stream's threshold tau is dropped. tau = mean_i u_ij at the stream's first merge, afterwards
+ * beta mean_i u_ij + (1 - beta) tau; it includes the present eviction. Position and score of j stay
+ * what they were. */
+enum kern_merge {
+    KERN_MERGE_NONE,
+    KERN_MERGE_PAPER, /* D2O: weights e for j and exp(u_ij) for each i, divided by their sum */
+    KERN_MERGE_CODE   /* D2O: j <- (j + sum_i u_ij i) / (1 + number of i) */
+};
+
+struct kern_rule {
+    enum kern_score score;
+    enum kern_pool pool;
+    enum kern_layers layers;
+    enum kern_merge merge;
+    int32_t sinks;  /* entries with pos < sinks are kept first */
+    int32_t recent; /* and those with pos >= T - recent; both count */
+    float horizon;  /* RETENTION: n >= 1, INFINITY allowed */
+    bool published; /* RETENTION, parity: the published offsets (score.h) */
+    float retain;   /* RETENTION: an entry whose score is below log(retain) goes even when there is
+                       room; 0 = off */
+    float floor;    /* part of `keep` that every stream of a pool keeps at least, 0..1 */
+    float merge_beta;
+    float pyramid_beta; /* the last layer's candidates are 1 / pyramid_beta of the mean */
+    float tau1, tau2;   /* PREFERENCE */
+    struct kern_observe observe;
+    struct kern_redundancy redundancy;
+};
+
 /* ---- A step -------------------------------------------------------------------------------- */
 
 /* `count` new tokens of the sequence in cache slot `slot`: rows [row, row + count) of the step's
@@ -55,6 +190,8 @@ struct kern_span {
     int32_t row;
     int32_t count;
     int32_t pos;
+    const struct kern_rule *rule; /* what to record for evictions; NULL: nothing. The same for a
+                                     sequence's life, read during the step's calls only */
 };
 
 struct kern_batch {
@@ -92,14 +229,15 @@ struct kern_gate;
 
 /* A page holds `page_slots` entries of ONE (layer, KV head) of one sequence: keys after RoPE at
  * their true position, values, and side records moved along with the entry: pos int32, log_beta
- * float32. page_bytes counts K, V and side records. */
+ * float32, score float32 (what the rule remembers of it). page_bytes counts K, V and side records;
+ * a query ring of [layers][KERN_WINDOW_MAX][heads_q * head_dim] float32 per slot, resident only as
+ * far as rules with a window use it, comes on top. */
 struct kern_cache_options {
     int layers, heads_q, heads_kv, head_dim;
     enum kern_dtype dtype;
     int64_t pages;     /* size of the pool; zeroed once */
     int slots;         /* sequences plus retained conversations */
     int max_positions; /* no stream can be longer than this */
-    int ring_max;      /* largest `ring` attend may be given; 0 = no query ring, no memory */
 };
 
 struct kern_cache_info {
@@ -107,28 +245,24 @@ struct kern_cache_info {
     int64_t page_bytes; /* memory per page, side records included */
 };
 
-enum kern_score {
-    KERN_SCORE_RECENCY,  /* newest first */
-    KERN_SCORE_RETENTION /* age * log_beta + w_n(log_beta), see kernels/score.h */
+/* What one eviction removed. Arrays are the caller's. */
+struct kern_trace {
+    int32_t *lengths;   /* [layers * heads_kv]: entries removed from each stream */
+    int32_t *positions; /* streams one after the other, ascending within each */
+    size_t entries_max; /* room in positions; what the sequence holds always suffices */
+    size_t entries;     /* out: sum of lengths; above entries_max positions are incomplete */
 };
 
-/* Entries compete within... */
-enum kern_pool {
-    KERN_POOL_STREAM,  /* their own (layer, head): `keep` each */
-    KERN_POOL_SEQUENCE /* the whole sequence: layers * heads * `keep` in all */
-};
-
-/* One sequence that is due. After it the sequence holds min(held, layers * heads * keep) entries;
- * sinks (pos < sinks) and recent entries (pos >= tokens - recent) are kept first and count.
- * Ties: newer pos, then lower layer, then lower head. Stable: order inside a stream is kept. */
+/* One sequence that is due. After it the sequence holds at most layers * heads_kv * keep entries,
+ * and exactly min(held, that) unless the rule drops more by itself (retain; floors and caps that
+ * leave places empty). Sinks and recent entries are kept first and count. Ties: newer pos, then
+ * lower layer, then lower head. Stable: order inside a stream is kept. */
 struct kern_evict {
     int32_t slot;
     int32_t tokens; /* T: tokens appended so far; age = T - pos */
     int32_t keep;   /* M: entries per stream on average */
-    int32_t sinks, recent;
-    enum kern_score score;
-    enum kern_pool pool;
-    float horizon; /* n >= 1, INFINITY allowed */
+    const struct kern_rule *rule;
+    struct kern_trace *trace; /* NULL: none */
 };
 
 /* What a sequence holds. Arrays are the caller's; any may be NULL. */
@@ -146,11 +280,9 @@ struct kern_cache_stats {
     uint64_t entries_evicted;
 };
 
-/* Last queries of each sequence, post-RoPE, for policies that observe attention; optional. */
 struct kern_attend_options {
     int window;  /* keys with pos <= query pos - window are masked; 0 = no window */
     float scale; /* 1/sqrt(head_dim) unless the model says otherwise */
-    int ring;    /* keep the last `ring` queries of each slot; 0 = none. Bounded at cache_open */
 };
 
 /* ---- Sampling ------------------------------------------------------------------------------ */

@@ -46,8 +46,9 @@ void due_evicted(const struct kv_params *params, struct due_state *state) {
 int64_t reserve_pages(const struct reserve_shape *shape, const struct kv_params *params,
                       int64_t average) {
     int64_t streams = (int64_t)shape->layers * shape->heads_kv, slots = shape->page_slots;
-    const struct policy *policy = params->policy;
-    bool equal = policy->score == KERN_SCORE_RECENCY && policy->pool == KERN_POOL_STREAM;
+    const struct kern_rule *rule = &params->rule;
+    bool equal = rule->score == KERN_SCORE_RECENCY && rule->pool == KERN_POOL_STREAM &&
+                 rule->layers == KERN_LAYERS_UNIFORM;
     if (equal) return streams * ((average + slots - 1) / slots);
     return streams * (average + slots - 1) / slots;
 }

@@ -1,6 +1,7 @@
-/* Policies: one row each. A row says what a method needs, how entries are scored, among whom they
- * compete and what is protected; the mechanism that scores, ranks, moves and frees is the
- * backend's. A method that fits the columns is a new row. */
+/* Policies: one row each. A row names a method, says what it needs and which parameters a request
+ * may choose, and holds its rule (kernels/kern.h): how entries are observed, scored, split over
+ * layers, among whom they compete, what is protected and what is merged. The mechanism that does
+ * all that is the backend's. A method that fits the rule is a new row. */
 #ifndef KEEPD_PAGING_POLICY_H
 #define KEEPD_PAGING_POLICY_H
 
@@ -11,16 +12,16 @@
 
 #define POLICY_NEEDS_GATES 1u
 
+/* Parameters that a request may choose; the others are part of what the method is. Budget, buffer,
+ * chunk, sinks and recent are every bounded policy's. */
+#define POLICY_HORIZON 1u
+
 struct policy {
     const char *name; /* as in requests, options, metrics */
     const char *summary;
-    unsigned needs;
-    bool bounded; /* false: keeps everything (full) */
-    enum kern_score score;
-    enum kern_pool pool;
-    int sinks, recent;  /* defaults, entries protected per stream */
-    float horizon;      /* default */
-    bool horizon_fixed; /* requests may not choose another: the method is defined with this one */
+    unsigned needs, fields;
+    bool bounded;          /* false: keeps everything (full) */
+    struct kern_rule rule; /* defaults included */
 };
 
 const struct policy *policy_find(const char *name); /* NULL when unknown */
@@ -32,9 +33,13 @@ struct kv_params {
     int32_t budget; /* M: kept entries per stream on average; ignored by full */
     int32_t buffer; /* tokens a sequence may grow past M before it evicts */
     int32_t chunk;  /* C: prompt tokens between evictions while prefilling */
-    int32_t sinks, recent;
-    float horizon;
+    struct kern_rule rule;
 };
+
+/* Another policy with its defaults; budget, buffer and chunk stay. */
+void kv_params_set_policy(struct kv_params *params, const struct policy *policy);
+/* Makes default protections give way to a budget smaller than they are: recent entries first. */
+void kv_params_fit(struct kv_params *params);
 
 /* ERR_INVALID names the field ("kv.budget", ...): 1 <= budget, sinks + recent <= budget, ...
  * Only ranges are checked for parameters that the policy does not use. */

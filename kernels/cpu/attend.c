@@ -240,18 +240,16 @@ static int64_t plan(struct cpu *cpu, const struct cpu_attend_job *job, int64_t *
     return count;
 }
 
-static void keep_queries(struct cpu *cpu, const struct cpu_attend_job *job, int ring) {
-    const struct kern_cache_options *o = &cpu->cache.options;
-    CHECK(ring <= o->ring_max);
-    size_t size = (size_t)o->heads_q * (size_t)o->head_dim;
+/* The last queries of sequences whose rule looks back at them, scaled. */
+static void keep_queries(struct cpu_cache *cache, const struct cpu_attend_job *job) {
+    size_t size = (size_t)job->heads_q * (size_t)job->head_dim;
     for (int s = 0; s < job->batch->span_count; s++) {
         const struct kern_span *span = &job->batch->spans[s];
-        for (int i = span->count > ring ? span->count - ring : 0; i < span->count; i++) {
-            size_t at = ((size_t)span->slot * (size_t)o->layers + (size_t)job->layer) *
-                            (size_t)o->ring_max +
-                        (size_t)((span->pos + i) % o->ring_max);
-            memcpy(cpu->ring + at * size, job->qkv + (size_t)(span->row + i) * job->qkv_stride,
-                   size * sizeof(float));
+        int window = cpu_rule_window(span->rule);
+        for (int i = span->count > window ? span->count - window : 0; i < span->count; i++) {
+            const float *q = job->qkv + (size_t)(span->row + i) * job->qkv_stride;
+            float *to = cpu_cache_query(cache, span->slot, job->layer, (span->pos + i) % window);
+            for (size_t d = 0; d < size; d++) to[d] = q[d] * job->scale;
         }
     }
 }
@@ -273,7 +271,7 @@ void cpu_attend(struct kern *kern, int layer, float *out, const float *qkv,
                                  .out = out,
                                  .scale = options->scale,
                                  .window = options->window};
-    if (options->ring) keep_queries(cpu, &job, options->ring);
+    keep_queries(&cpu->cache, &job);
     int64_t cost;
     int64_t count = plan(cpu, &job, &cost);
     struct attend_work work = {.cpu = cpu, .job = &job, .items = cpu->items.mem};

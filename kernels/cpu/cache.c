@@ -64,6 +64,9 @@ static int set_shape(struct cpu_cache *cache, const struct kern_cache_options *o
     /* A slot's table fills whole memory pages so that a release can hand them back. */
     cache->slot_pages =
         round_up((size_t)streams * cache->stream_pages, MEMORY_PAGE / sizeof(uint32_t));
+    size_t query = (size_t)options->heads_q * (size_t)options->head_dim;
+    cache->ring_slot =
+        round_up((size_t)options->layers * KERN_WINDOW_MAX * query, MEMORY_PAGE / sizeof(float));
     return 0;
 }
 
@@ -88,8 +91,8 @@ static int place_regions(const struct region *regions, int count, size_t *offset
 /* NORESERVE: what is never touched costs nothing, and the tables of sequences that stay short,
  * like the scratch of evictions that stay small, are never touched. */
 static int map_regions(struct cpu_cache *cache, const struct region *regions, int count) {
-    size_t offsets[16], total = 0;
-    CHECK(count <= 16);
+    size_t offsets[32], total = 0;
+    CHECK(count <= 32);
     if (place_regions(regions, count, offsets, &total) < 0) return ERR_NOMEM;
     if (__builtin_add_overflow(total, HUGE_PAGE, &total)) return ERR_NOMEM;
     void *map = mmap(NULL, total, PROT_READ | PROT_WRITE,
@@ -119,6 +122,8 @@ static int map_arrays(struct cpu_cache *cache) {
         {(void **)&cache->slots, slots, sizeof *cache->slots},
         {(void **)&cache->lengths, slots, streams * sizeof *cache->lengths},
         {(void **)&cache->tables, slots, cache->slot_pages * sizeof *cache->tables},
+        {(void **)&cache->ring, slots, cache->ring_slot * sizeof *cache->ring},
+        {(void **)&cache->ring_pos, slots, KERN_WINDOW_MAX * sizeof *cache->ring_pos},
         {(void **)&cache->keys, entries, sizeof *cache->keys},
         {(void **)&cache->ties, entries, sizeof *cache->ties},
         {(void **)&cache->evict, streams + 1, sizeof *cache->evict},
@@ -242,6 +247,18 @@ static void append_stream(struct cpu_cache *cache, const struct kern_span *span,
     *length += span->count;
 }
 
+/* Which queries the ring will hold after this step. */
+static void note_queries(struct cpu_cache *cache, const struct kern_span *span) {
+    struct cpu_cache_slot *state = &cache->slots[span->slot];
+    int32_t window = cpu_rule_window(span->rule);
+    int32_t *pos = cache->ring_pos + (size_t)span->slot * KERN_WINDOW_MAX;
+    CHECK(window >= 0 && window <= KERN_WINDOW_MAX && (!state->window || state->window == window));
+    if (window > 0 && state->window == 0) memset(pos, 0xff, KERN_WINDOW_MAX * sizeof *pos); /* -1 */
+    state->window = window;
+    for (int32_t i = span->count > window ? span->count - window : 0; i < span->count; i++)
+        pos[(span->pos + i) % window] = span->pos + i;
+}
+
 int cpu_cache_begin_step(struct cpu_cache *cache, const struct kern_batch *batch) {
     int64_t need = 0;
     for (int i = 0; i < batch->span_count; i++) {
@@ -254,8 +271,10 @@ int cpu_cache_begin_step(struct cpu_cache *cache, const struct kern_batch *batch
     for (int i = 0; i < batch->span_count; i++) {
         const struct kern_span *span = &batch->spans[i];
         for (int stream = 0; stream < cache->streams; stream++) append_stream(cache, span, stream);
-        *slot_at(cache, span->slot) =
-            (struct cpu_cache_slot){.in_use = true, .next_pos = span->pos + span->count};
+        struct cpu_cache_slot *state = slot_at(cache, span->slot);
+        state->in_use = true;
+        state->next_pos = span->pos + span->count;
+        note_queries(cache, span);
     }
     return 0;
 }
@@ -290,6 +309,17 @@ static bool can_share(const struct cpu_cache *cache, int slot) {
     return true;
 }
 
+static void copy_ring(struct cpu_cache *cache, int from, int to) {
+    const struct kern_cache_options *o = &cache->options;
+    size_t window = (size_t)cache->slots[from].window;
+    size_t bytes = window * (size_t)o->heads_q * (size_t)o->head_dim * sizeof(float);
+    if (window == 0) return;
+    for (int layer = 0; layer < o->layers; layer++)
+        memcpy(cpu_cache_query(cache, to, layer, 0), cpu_cache_query(cache, from, layer, 0), bytes);
+    memcpy(cache->ring_pos + (size_t)to * KERN_WINDOW_MAX,
+           cache->ring_pos + (size_t)from * KERN_WINDOW_MAX, window * sizeof *cache->ring_pos);
+}
+
 int cpu_cache_fork(struct cpu_cache *cache, int from, int to) {
     CHECK(slot_at(cache, from)->in_use && !slot_at(cache, to)->in_use);
     if (!can_share(cache, from)) return ERR_LIMIT;
@@ -302,6 +332,7 @@ int cpu_cache_fork(struct cpu_cache *cache, int from, int to) {
         *cpu_cache_length(cache, to, stream) = length;
     }
     cache->slots[to] = cache->slots[from];
+    copy_ring(cache, from, to);
     return 0;
 }
 
@@ -310,10 +341,13 @@ void cpu_cache_release(struct cpu_cache *cache, int slot) {
     if (!state->in_use) return;
     for (int stream = 0; stream < cache->streams; stream++)
         cpu_cache_shorten(cache, slot, stream, 0);
-    *state = (struct cpu_cache_slot){0};
-    /* A long sequence's table goes back to the system; failing to is no error. */
+    /* A long sequence's table and queries go back to the system; failing to is no error. */
     (void)madvise(cpu_cache_table(cache, slot, 0), cache->slot_pages * sizeof *cache->tables,
                   MADV_DONTNEED);
+    if (state->window > 0)
+        (void)madvise(cpu_cache_query(cache, slot, 0, 0), cache->ring_slot * sizeof *cache->ring,
+                      MADV_DONTNEED);
+    *state = (struct cpu_cache_slot){0};
 }
 
 /* ---- Reports and checks --------------------------------------------------------------------- */

@@ -35,6 +35,7 @@ typedef void cpu_parallel(void *ctx, int items, void (*fn)(void *arg, int item),
 struct cpu_cache_slot {
     bool in_use;
     int32_t next_pos; /* positions below this may be held; the next span starts here or later */
+    int32_t window;   /* queries in its ring, 0 = no ring in use */
 };
 
 struct cpu_cache {
@@ -49,6 +50,12 @@ struct cpu_cache {
     char *pool;      /* [pages] of page_size bytes, 64-byte aligned */
     int32_t *pos;    /* [pages][P] */
     float *log_beta; /* [pages][P] */
+
+    /* The last queries of sequences whose rule has a window: query at position p lies at
+     * p % window if ring_pos says so; scaled. Touched by such sequences alone. */
+    float *ring;       /* [slots][ring_slot floats], within it [layers][WINDOW_MAX][heads_q * D] */
+    int32_t *ring_pos; /* [slots][KERN_WINDOW_MAX]; -1: none */
+    size_t ring_slot;
 
     uint16_t *refs;       /* [pages] tables that refer to the page; 0 = free */
     uint32_t *free_pages; /* stack */
@@ -118,6 +125,19 @@ void cpu_cache_own_page(struct cpu_cache *cache, uint32_t *page);
 void cpu_cache_shorten(struct cpu_cache *cache, int slot, int stream, int32_t length);
 
 /* ---- For the kernels ------------------------------------------------------------------------ */
+
+/* Queries that a rule wants remembered; 0 without a rule. */
+static inline int32_t cpu_rule_window(const struct kern_rule *rule) {
+    return rule && rule->score == KERN_SCORE_ATTENTION ? rule->observe.window : 0;
+}
+
+/* [heads_q * head_dim] of place `at` of the ring. */
+static inline float *cpu_cache_query(const struct cpu_cache *cache, int slot, int layer, int at) {
+    const struct kern_cache_options *o = &cache->options;
+    size_t row = (size_t)o->heads_q * (size_t)o->head_dim;
+    return cache->ring + (size_t)slot * cache->ring_slot +
+           ((size_t)layer * KERN_WINDOW_MAX + (size_t)at) * row;
+}
 
 static inline uint32_t *cpu_cache_table(const struct cpu_cache *cache, int slot, int stream) {
     return cache->tables + (size_t)slot * cache->slot_pages + (size_t)stream * cache->stream_pages;

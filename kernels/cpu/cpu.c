@@ -95,10 +95,6 @@ static void run_items(void *ctx, int count, void (*fn)(void *arg, int item), voi
     cpu_pool_run(cpu->pool, do_items, &items);
 }
 
-static size_t ring_row_floats(const struct kern_cache_options *o) {
-    return (size_t)o->layers * (size_t)o->ring_max * (size_t)o->heads_q * (size_t)o->head_dim;
-}
-
 static int op_cache_open(struct kern *kern, const struct kern_cache_options *options,
                          struct fault *fault) {
     struct cpu *cpu = cpu_of(kern);
@@ -106,14 +102,10 @@ static int op_cache_open(struct kern *kern, const struct kern_cache_options *opt
     if (options->head_dim % 2)
         return fault_set(fault, ERR_UNSUPPORTED, "head_dim", "an odd head size, %d",
                          options->head_dim);
-    CHECK(options->heads_q % options->heads_kv == 0 && options->ring_max >= 0);
+    CHECK(options->heads_q % options->heads_kv == 0);
     int rc = cpu_cache_open(&cpu->cache, options, fault);
     if (rc) return rc;
     rc = cpu_scratch_grow(cpu, cpu->kernels->attend_scratch(options));
-    if (!rc && options->ring_max) {
-        cpu->ring = cpu_alloc((size_t)options->slots * ring_row_floats(options) * sizeof(float));
-        if (!cpu->ring) rc = ERR_NOMEM;
-    }
     if (rc) {
         cpu_cache_close(&cpu->cache);
         return fault_set(fault, rc, "", "no memory beside the key/value cache");
@@ -137,13 +129,7 @@ static int op_truncate(struct kern *kern, int slot, int32_t pos) {
 }
 
 static int op_fork(struct kern *kern, int from, int to) {
-    struct cpu *cpu = cpu_of(kern);
-    int rc = cpu_cache_fork(&cpu->cache, from, to);
-    if (rc || !cpu->ring) return rc;
-    size_t floats = ring_row_floats(&cpu->cache.options);
-    memcpy(cpu->ring + (size_t)to * floats, cpu->ring + (size_t)from * floats,
-           floats * sizeof(float));
-    return 0;
+    return cpu_cache_fork(&cpu_of(kern)->cache, from, to);
 }
 
 static void op_release(struct kern *kern, int slot) {
@@ -169,7 +155,6 @@ static void op_close(struct kern *kern) {
     struct cpu *cpu = cpu_of(kern);
     cpu_pool_close(cpu->pool);
     if (cpu->has_cache) cpu_cache_close(&cpu->cache);
-    cpu_free(cpu->ring);
     for (int i = 0; cpu->scratch && i < cpu->threads; i++) room_close(&cpu->scratch[i]);
     mem_free(cpu->scratch);
     room_close(&cpu->packed);

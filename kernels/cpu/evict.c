@@ -38,9 +38,10 @@ static uint32_t float_key(float score) {
 }
 
 static uint32_t entry_key(const struct kern_evict *due, int32_t pos, float log_beta) {
-    if (pos < due->sinks || pos >= due->tokens - due->recent) return KEY_PROTECTED;
-    if (due->score == KERN_SCORE_RECENCY) return (uint32_t)pos;
-    return float_key(score_retention(log_beta, due->tokens - pos, due->horizon));
+    const struct kern_rule *rule = due->rule;
+    if (pos < rule->sinks || pos >= due->tokens - rule->recent) return KEY_PROTECTED;
+    if (rule->score == KERN_SCORE_RECENCY) return (uint32_t)pos;
+    return float_key(score_retention(log_beta, due->tokens - pos, rule->horizon));
 }
 
 static void score_stream(void *arg, int stream) {
@@ -229,7 +230,7 @@ static int evict_slot(struct cpu_cache *cache, const struct kern_evict *due) {
     struct job job = {.cache = cache, .due = due};
     size_t total = place_keys(cache, due->slot), kept = 0;
     each_stream(&job, score_stream);
-    if (due->pool == KERN_POOL_STREAM)
+    if (due->rule->pool == KERN_POOL_STREAM)
         each_stream(&job, cut_stream);
     else
         cut_sequence(&job);

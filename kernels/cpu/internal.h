@@ -147,7 +147,6 @@ struct cpu {
 
     struct cpu_cache cache;
     bool has_cache;
-    float *ring; /* [slots][layers][ring_max][heads_q * head_dim], by pos % ring_max; or NULL */
 };
 
 struct cpu_row {

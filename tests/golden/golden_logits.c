@@ -86,10 +86,7 @@ static int read_tokens(struct args *args, const char *text) {
 static int read_policy(struct args *args, const char *name) {
     const struct policy *policy = policy_find(name);
     if (!policy) return ERR_INVALID;
-    args->kv.policy = policy;
-    args->kv.sinks = policy->sinks;
-    args->kv.recent = policy->recent;
-    args->kv.horizon = policy->horizon;
+    kv_params_set_policy(&args->kv, policy);
     return 0;
 }
 
@@ -101,7 +98,7 @@ static int read_number(struct args *args, const char *name, const char *value) {
         {"--prompt", &args->prompt},          {"--greedy", &args->greedy},
         {"--threads", &args->replay.threads}, {"--budget", &args->kv.budget},
         {"--buffer", &args->kv.buffer},       {"--chunk", &args->kv.chunk},
-        {"--sinks", &args->kv.sinks},         {"--recent", &args->kv.recent},
+        {"--sinks", &args->kv.rule.sinks},    {"--recent", &args->kv.rule.recent},
     };
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         if (strcmp(name, numbers[i].name) != 0) continue;
@@ -123,7 +120,7 @@ static int read_option(struct args *args, const char *name, const char *value) {
     else if (!strcmp(name, "--random-weights"))
         args->replay.random_weights = !strcmp(value, "yes");
     else if (!strcmp(name, "--horizon"))
-        args->kv.horizon = strtof(value, NULL);
+        args->kv.rule.horizon = strtof(value, NULL);
     else if (!strcmp(name, "--rows"))
         args->all_rows = !strcmp(value, "all");
     else if (!strcmp(name, "--tokens"))
@@ -220,11 +217,7 @@ static int evict(struct run *run) {
         .slot = 0,
         .tokens = run->due.tokens,
         .keep = kv->budget,
-        .sinks = kv->sinks,
-        .recent = kv->recent,
-        .score = kv->policy->score,
-        .pool = kv->policy->pool,
-        .horizon = kv->horizon,
+        .rule = &kv->rule,
     };
     buf_fmt(&run->evictions, "%s{\"tokens\":%d,\"before\":", run->evictions.size ? "," : "",
             run->due.tokens);

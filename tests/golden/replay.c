@@ -62,7 +62,8 @@ int replay_step(struct replay *replay, const struct replay_part *parts, int part
     int rows = 0;
     CHECK(part_count <= PARTS_MAX);
     for (int i = 0; i < part_count; i++) {
-        spans[i] = (struct kern_span){parts[i].slot, rows, parts[i].count, parts[i].pos};
+        spans[i] = (struct kern_span){
+            .slot = parts[i].slot, .row = rows, .count = parts[i].count, .pos = parts[i].pos};
         rows += parts[i].count;
     }
     int32_t *tokens = mem_must_alloc((size_t)rows, sizeof *tokens);

@@ -41,8 +41,8 @@ static void print_streams(const char *name, const float *floats, const int32_t *
 static void print_params(const struct kern_evict *due, const char *policy) {
     printf("{\"policy\": \"%s\", \"layers\": %d, \"heads\": %d, \"tokens\": %d, \"budget\": %d, "
            "\"sinks\": %d, \"recent\": %d, \"horizon\": ",
-           policy, LAYERS, HEADS, due->tokens, due->keep, due->sinks, due->recent);
-    printf(isinf(due->horizon) ? "null" : "%.9g", (double)due->horizon);
+           policy, LAYERS, HEADS, due->tokens, due->keep, due->rule->sinks, due->rule->recent);
+    printf(isinf(due->rule->horizon) ? "null" : "%.9g", (double)due->rule->horizon);
 }
 
 static void dump_round(struct cpu_cache *cache, const struct policy *policy, uint64_t *random,
@@ -53,11 +53,13 @@ static void dump_round(struct cpu_cache *cache, const struct policy *policy, uin
     CHECK(cpu_cache_begin_step(cache, &batch) == 0);
     content_write(cache, 0, salt, span.count);
     *tokens += span.count;
-    struct kern_evict due = {.tokens = *tokens, .score = policy->score, .pool = policy->pool};
+    struct kern_rule rule = policy->rule;
+    struct kern_evict due = {.tokens = *tokens, .rule = &rule};
     due.keep = 10 + (int32_t)content_random(random, 60);
-    due.sinks = (int32_t)content_random(random, 5);
-    due.recent = (int32_t)content_random(random, 6);
-    due.horizon = policy->horizon_fixed ? policy->horizon : horizons[content_random(random, 5)];
+    rule.sinks = (int32_t)content_random(random, 5);
+    rule.recent = (int32_t)content_random(random, 6);
+    uint32_t horizon = content_random(random, 5);
+    if (policy->fields & POLICY_HORIZON) rule.horizon = horizons[horizon];
     print_params(&due, policy->name);
     read_held(cache);
     print_streams("positions", NULL, held.positions);

@@ -82,15 +82,8 @@ static bool in_prompt(const struct sequence *seq) {
 }
 
 static struct kern_evict evict_of(const struct sequence *seq, int slot) {
-    const struct policy *policy = seq->kv.policy;
-    return (struct kern_evict){.slot = slot,
-                               .tokens = seq->due.tokens,
-                               .keep = seq->kv.budget,
-                               .sinks = seq->kv.sinks,
-                               .recent = seq->kv.recent,
-                               .score = policy->score,
-                               .pool = policy->pool,
-                               .horizon = seq->kv.horizon};
+    return (struct kern_evict){
+        .slot = slot, .tokens = seq->due.tokens, .keep = seq->kv.budget, .rule = &seq->kv.rule};
 }
 
 static void evict(struct sim *sim, struct cpu_cache *cache, struct sequence *seq, int slot) {
@@ -230,13 +223,13 @@ static struct kv_params random_params(struct sim *sim) {
     static const float horizons[] = {1, 2, 128, INFINITY};
     static const char *const names[] = {"full",   "streaming", "trimkv",
                                         "global", "global",    "global"};
-    struct kv_params kv = {.policy = policy_find(names[pick(sim, 0, 5)]),
-                           .budget = pick(sim, 1, 24),
-                           .buffer = pick(sim, 0, 8),
-                           .chunk = pick(sim, 1, 16)};
-    kv.sinks = pick(sim, 0, kv.budget < 4 ? kv.budget : 4);
-    kv.recent = pick(sim, 0, kv.budget - kv.sinks < 4 ? kv.budget - kv.sinks : 4);
-    kv.horizon = kv.policy->horizon_fixed ? kv.policy->horizon : horizons[pick(sim, 0, 3)];
+    struct kv_params kv = {
+        .budget = pick(sim, 1, 24), .buffer = pick(sim, 0, 8), .chunk = pick(sim, 1, 16)};
+    kv_params_set_policy(&kv, policy_find(names[pick(sim, 0, 5)]));
+    kv.rule.sinks = pick(sim, 0, kv.budget < 4 ? kv.budget : 4);
+    int32_t rest = kv.budget - kv.rule.sinks;
+    kv.rule.recent = pick(sim, 0, rest < 4 ? rest : 4);
+    if (kv.policy->fields & POLICY_HORIZON) kv.rule.horizon = horizons[pick(sim, 0, 3)];
     struct fault fault = {0};
     EXPECT(sim, kv_params_check(&kv, &fault) == 0, "%s", fault.text);
     return kv;

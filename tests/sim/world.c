@@ -200,13 +200,7 @@ void world_open(struct world *w, const struct world_options *options) {
     w->out = mem_must_alloc(rows * OUT, sizeof(float));
     w->logits = mem_must_alloc((size_t)o->logits * WORLD_VOCAB, sizeof(float));
     struct sched_options sched = {
-        .kv = {.defaults = {.policy = policy_find("global"),
-                            .budget = 32,
-                            .buffer = 8,
-                            .chunk = 32,
-                            .sinks = 2,
-                            .horizon = 16},
-               .has_gates = true},
+        .kv = {.defaults = {.budget = 32, .buffer = 8, .chunk = 32}, .has_gates = true},
         .kern = w->kern,
         .model = w,
         .model_step = fake_step,
@@ -220,6 +214,9 @@ void world_open(struct world *w, const struct world_options *options) {
         .rows_max = o->rows,
         .logits_max = o->logits,
     };
+    kv_params_set_policy(&sched.kv.defaults, policy_find("global"));
+    sched.kv.defaults.rule.sinks = 2;
+    sched.kv.defaults.rule.horizon = 16;
     sched_open(&w->sched, &sched);
     w->sched.queue_places = &w->places;
     w->sched.pending_jobs = &w->pending;

@@ -6,8 +6,9 @@
 #include "engine/conversation.h"
 
 static struct kv_params kv_of(const char *policy, int budget) {
-    return (struct kv_params){
-        .policy = policy_find(policy), .budget = budget, .buffer = 8, .chunk = 16, .horizon = 1};
+    struct kv_params kv = {.budget = budget, .buffer = 8, .chunk = 16};
+    kv_params_set_policy(&kv, policy_find(policy));
+    return kv;
 }
 
 static void add(struct conversation_table *t, int space, struct kv_params kv, const int32_t *tokens,

@@ -806,14 +806,9 @@ Test(sched, every_failing_allocation_ends_only_its_request) {
 /* ---- Parameters ------------------------------------------------------------------------------ */
 
 Test(sched, kv_parameters_name_the_field_at_fault) {
-    struct sched_kv rules = {.defaults = {.policy = policy_find("global"),
-                                          .budget = 32,
-                                          .buffer = 8,
-                                          .chunk = 32,
-                                          .sinks = 4,
-                                          .horizon = 128},
-                             .budget_max = 64,
-                             .has_gates = true};
+    struct sched_kv rules = {
+        .defaults = {.budget = 32, .buffer = 8, .chunk = 32}, .budget_max = 64, .has_gates = true};
+    kv_params_set_policy(&rules.defaults, policy_find("global"));
     const float none = NAN;
     const struct {
         const char *policy;
@@ -870,8 +865,7 @@ Test(sched, the_largest_numbers_do_not_overflow) {
     struct kv_params bounded = {.policy = policy_find("global"),
                                 .budget = INT32_MAX,
                                 .buffer = INT32_MAX,
-                                .chunk = INT32_MAX,
-                                .horizon = 1};
+                                .chunk = INT32_MAX};
     struct engine_request request = {.prompt_count = INT32_MAX, .max_tokens = INT32_MAX};
     struct fault fault = {0};
     cr_assert_eq(sched_check(&options, &request, &unbounded, &fault), ERR_LIMIT);

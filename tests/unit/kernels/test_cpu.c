@@ -97,8 +97,7 @@ static int load_things(struct kern *kern, struct kern_weight **w, struct kern_ga
                                        .dtype = KERN_BF16,
                                        .pages = 8,
                                        .slots = 1,
-                                       .max_positions = 64,
-                                       .ring_max = 2};
+                                       .max_positions = 64};
     struct fault fault = {0};
     int rc = kern->ops->weight_load(kern, &m.file, 1, KERN_SHARD_NONE, w, &fault);
     if (!rc) rc = kern->ops->gate_load(kern, &spec, gate, &fault);

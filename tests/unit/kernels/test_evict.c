@@ -56,12 +56,13 @@ static int compare_ranks(const void *left, const void *right) {
 
 static struct entry rank_of(const struct kern_evict *due, int32_t pos, float log_beta) {
     struct entry entry = {.class = RANK_SCORED, .pos = pos};
-    if (due->score == KERN_SCORE_RECENCY)
+    if (due->rule->score == KERN_SCORE_RECENCY)
         entry.score = (float)pos;
     else
-        entry.score = score_retention(log_beta, due->tokens - pos, due->horizon);
+        entry.score = score_retention(log_beta, due->tokens - pos, due->rule->horizon);
     if (isnan(entry.score)) entry.class = RANK_BROKEN;
-    if (pos < due->sinks || pos >= due->tokens - due->recent) entry.class = RANK_PROTECTED;
+    if (pos < due->rule->sinks || pos >= due->tokens - due->rule->recent)
+        entry.class = RANK_PROTECTED;
     if (entry.class != RANK_SCORED) entry.score = 0;
     return entry;
 }
@@ -100,11 +101,11 @@ static void oracle(const struct kern_evict *due, int streams, struct held *held)
             entries[i].stream = stream;
             entries[i].index = i;
         }
-        if (due->pool == KERN_POOL_STREAM)
+        if (due->rule->pool == KERN_POOL_STREAM)
             mark_best(entries + first, length, (size_t)due->keep, kept);
         first += length;
     }
-    if (due->pool == KERN_POOL_SEQUENCE)
+    if (due->rule->pool == KERN_POOL_SEQUENCE)
         mark_best(entries, held->count, (size_t)due->keep * (size_t)streams, kept);
     for (int stream = 0; stream < streams; stream++) {
         int32_t length = 0;
@@ -144,17 +145,18 @@ static void scrambled(void *ctx, int items, void (*fn)(void *arg, int item), voi
     for (int i = 0, item = items / 2; i < items; i++, item = (item + step) % items) fn(arg, item);
 }
 
-static struct kern_evict random_due(uint64_t *random, int32_t tokens) {
+static struct kern_evict random_due(uint64_t *random, int32_t tokens, struct kern_rule *rule) {
     static const float horizons[] = {1, 2, 128, 1e30f, INFINITY};
-    struct kern_evict due = {.slot = 1, .tokens = tokens};
+    struct kern_evict due = {.slot = 1, .tokens = tokens, .rule = rule};
+    *rule = (struct kern_rule){0};
     due.keep = 1 + (int32_t)content_random(random, 24);
-    due.sinks = (int32_t)content_random(random, 5);
-    due.recent = (int32_t)content_random(random, 6);
-    if (due.sinks + due.recent > due.keep && content_random(random, 4) > 0)
-        due.sinks = due.recent = 0; /* else: more is protected than may be kept */
-    due.score = content_random(random, 4) == 0 ? KERN_SCORE_RECENCY : KERN_SCORE_RETENTION;
-    due.pool = content_random(random, 3) == 0 ? KERN_POOL_STREAM : KERN_POOL_SEQUENCE;
-    due.horizon = horizons[content_random(random, 5)];
+    rule->sinks = (int32_t)content_random(random, 5);
+    rule->recent = (int32_t)content_random(random, 6);
+    if (rule->sinks + rule->recent > due.keep && content_random(random, 4) > 0)
+        rule->sinks = rule->recent = 0; /* else: more is protected than may be kept */
+    rule->score = content_random(random, 4) == 0 ? KERN_SCORE_RECENCY : KERN_SCORE_RETENTION;
+    rule->pool = content_random(random, 3) == 0 ? KERN_POOL_STREAM : KERN_POOL_SEQUENCE;
+    rule->horizon = horizons[content_random(random, 5)];
     return due;
 }
 
@@ -172,7 +174,8 @@ static void random_case(uint64_t seed) {
         int32_t count = 1 + (int32_t)content_random(&random, 60);
         append(&cache, 1, tokens, count, salt);
         tokens += count;
-        struct kern_evict due = random_due(&random, tokens);
+        struct kern_rule rule;
+        struct kern_evict due = random_due(&random, tokens, &rule);
         uint64_t evicted = cache.entries_evicted;
         read_held(&cache, 1, &held);
         size_t before = held.count;
@@ -181,7 +184,7 @@ static void random_case(uint64_t seed) {
         check(&cache);
         expect_held(&cache, 1, &held, salt);
         cr_assert_eq(cache.entries_evicted - evicted, before - held.count);
-        if (due.pool == KERN_POOL_SEQUENCE) {
+        if (due.rule->pool == KERN_POOL_SEQUENCE) {
             size_t most = (size_t)due.keep * (size_t)cache.streams;
             cr_assert_eq(held.count, before < most ? before : most);
         }
@@ -195,15 +198,12 @@ Test(evict, equals_a_sort_in_thousands_of_cases) {
 
 /* ---- Particular cases ------------------------------------------------------------------------ */
 
-static struct kern_evict global(int32_t tokens, int32_t keep, int32_t sinks, int32_t recent) {
-    return (struct kern_evict){.slot = 1,
-                               .tokens = tokens,
-                               .keep = keep,
-                               .sinks = sinks,
-                               .recent = recent,
-                               .score = KERN_SCORE_RETENTION,
-                               .pool = KERN_POOL_SEQUENCE,
-                               .horizon = 128};
+/* The rule stays good until the next call. */
+static struct kern_evict global(int32_t tokens, int32_t keep, int32_t sinks) {
+    static struct kern_rule rule;
+    rule = (struct kern_rule){
+        .score = KERN_SCORE_RETENTION, .pool = KERN_POOL_SEQUENCE, .sinks = sinks, .horizon = 128};
+    return (struct kern_evict){.slot = 1, .tokens = tokens, .keep = keep, .rule = &rule};
 }
 
 static void expect_positions(const struct cpu_cache *cache, int slot, int stream, int count,
@@ -217,7 +217,7 @@ static void expect_positions(const struct cpu_cache *cache, int slot, int stream
 Test(evict, ties_go_to_the_newer_position) {
     struct cpu_cache cache = open_cache(2, 2, 256, KERN_F32, 100);
     append(&cache, 1, 0, 11, CONTENT_EQUAL);
-    struct kern_evict due = global(11, 2, 1, 0); /* of 8, four are sinks */
+    struct kern_evict due = global(11, 2, 1); /* of 8, four are sinks */
     cr_assert_eq(cpu_cache_evict(&cache, &due, 1), 0);
     for (int stream = 0; stream < 4; stream++)
         expect_positions(&cache, 1, stream, 2, (int32_t[]){0, 10});
@@ -231,7 +231,7 @@ Test(evict, ties_at_one_position_go_to_the_lower_layer_then_head) {
         for (int i = 0; i < 2; i++)
             cpu_cache_log_beta(&cache, *cpu_cache_table(&cache, 1, stream))[i] = -1;
     cpu_cache_log_beta(&cache, *cpu_cache_table(&cache, 1, 4))[0] = 0; /* the one above all */
-    struct kern_evict due = global(2, 1, 0, 0);
+    struct kern_evict due = global(2, 1, 0);
     cr_assert_eq(cpu_cache_evict(&cache, &due, 1), 0); /* beside it, 5 of 6 at position 1 */
     for (int stream = 0; stream < 4; stream++)
         expect_positions(&cache, 1, stream, 1, (int32_t[]){1});
@@ -244,13 +244,8 @@ Test(evict, ties_at_one_position_go_to_the_lower_layer_then_head) {
 Test(evict, streaming_keeps_first_and_last) {
     struct cpu_cache cache = open_cache(2, 2, 256, KERN_F32, 100);
     append(&cache, 1, 0, 20, CONTENT_BROKEN);
-    struct kern_evict due = {.slot = 1,
-                             .tokens = 20,
-                             .keep = 6,
-                             .sinks = 2,
-                             .score = KERN_SCORE_RECENCY,
-                             .pool = KERN_POOL_STREAM,
-                             .horizon = 1};
+    struct kern_rule rule = {.score = KERN_SCORE_RECENCY, .sinks = 2};
+    struct kern_evict due = {.slot = 1, .tokens = 20, .keep = 6, .rule = &rule};
     cr_assert_eq(cpu_cache_evict(&cache, &due, 1), 0);
     for (int stream = 0; stream < 4; stream++)
         expect_positions(&cache, 1, stream, 6, (int32_t[]){0, 1, 16, 17, 18, 19});
@@ -263,7 +258,7 @@ Test(evict, one_head_may_hold_everything) {
     for (int stream = 0; stream < 2; stream++)
         for (int i = 0; i < 12; i++)
             cpu_cache_log_beta(&cache, cpu_cache_table(&cache, 1, stream)[i / 4])[i % 4] = -1;
-    struct kern_evict due = global(12, 4, 0, 0);
+    struct kern_evict due = global(12, 4, 0);
     cr_assert_eq(cpu_cache_evict(&cache, &due, 1), 0);
     expect_positions(&cache, 1, 0, 0, NULL);
     expect_positions(&cache, 1, 1, 0, NULL);
@@ -277,7 +272,7 @@ Test(evict, one_head_may_hold_everything) {
 Test(evict, below_the_budget_nothing_moves) {
     struct cpu_cache cache = open_cache(2, 2, 256, KERN_F32, 100);
     append(&cache, 1, 0, 6, CONTENT_SMOOTH);
-    struct kern_evict due = global(6, 6, 4, 0);
+    struct kern_evict due = global(6, 6, 4);
     cr_assert_eq(cpu_cache_evict(&cache, &due, 1), 0);
     for (int stream = 0; stream < 4; stream++)
         expect_positions(&cache, 1, stream, 6, (int32_t[]){0, 1, 2, 3, 4, 5});
@@ -301,13 +296,14 @@ Test(evict, forks_do_not_see_each_other) {
         cr_assert_eq(cpu_cache_fork(&cache, 1, 0), 0);
         read_held(&cache, 1, &whole);
         mine = whole;
-        struct kern_evict due = random_due(&random, tokens);
+        struct kern_rule rule;
+        struct kern_evict due = random_due(&random, tokens, &rule);
         oracle(&due, cache.streams, &mine);
         cr_assert_eq(cpu_cache_evict(&cache, &due, 1), 0);
         check(&cache);
         expect_held(&cache, 1, &mine, salt);
         expect_held(&cache, 0, &whole, salt);
-        due = random_due(&random, tokens);
+        due = random_due(&random, tokens, &rule);
         due.slot = 0;
         oracle(&due, cache.streams, &whole);
         cr_assert_eq(cpu_cache_evict(&cache, &due, 1), 0);
@@ -326,7 +322,7 @@ Test(evict, a_full_pool_leaves_the_fork_unchanged) {
         append(&cache, 1, 0, 20, CONTENT_SMOOTH);
         cr_assert_eq(cpu_cache_fork(&cache, 1, 0), 0);
         read_held(&cache, 1, &whole);
-        struct kern_evict due = global(20, 12, 0, 0);
+        struct kern_evict due = global(20, 12, 0);
         int rc = cpu_cache_evict(&cache, &due, 1);
         check(&cache);
         expect_held(&cache, 0, &whole, CONTENT_SMOOTH);

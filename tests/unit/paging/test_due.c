@@ -4,11 +4,9 @@
 #include "paging/due.h"
 
 static struct kv_params params_of(const char *policy, int budget, int buffer, int chunk) {
-    return (struct kv_params){.policy = policy_find(policy),
-                              .budget = budget,
-                              .buffer = buffer,
-                              .chunk = chunk,
-                              .horizon = 1};
+    struct kv_params params = {.budget = budget, .buffer = buffer, .chunk = chunk};
+    kv_params_set_policy(&params, policy_find(policy));
+    return params;
 }
 
 /* Plays one request, taking at most `step` prompt tokens at a time; returns the peak of `held`. */

@@ -6,15 +6,9 @@
 static struct kv_params defaults(const char *name) {
     const struct policy *policy = policy_find(name);
     cr_assert_not_null(policy);
-    return (struct kv_params){
-        .policy = policy,
-        .budget = 1024,
-        .buffer = 128,
-        .chunk = 512,
-        .sinks = policy->sinks,
-        .recent = policy->recent,
-        .horizon = policy->horizon,
-    };
+    struct kv_params params = {.budget = 1024, .buffer = 128, .chunk = 512};
+    kv_params_set_policy(&params, policy);
+    return params;
 }
 
 /* Expects a refusal that names `field`; NULL expects acceptance. */
@@ -50,62 +44,62 @@ Test(policy, each_row_is_the_method_it_names) {
     cr_assert(!full->bounded && streaming->bounded && trimkv->bounded && global->bounded);
     cr_assert_eq(full->needs | streaming->needs, 0);
     cr_assert_eq(trimkv->needs & global->needs, POLICY_NEEDS_GATES);
-    cr_assert_eq(streaming->score, KERN_SCORE_RECENCY);
-    cr_assert_eq(trimkv->score, KERN_SCORE_RETENTION);
-    cr_assert_eq(global->score, KERN_SCORE_RETENTION);
-    cr_assert_eq(trimkv->pool, KERN_POOL_STREAM);
-    cr_assert_eq(global->pool, KERN_POOL_SEQUENCE);
-    cr_assert_eq(streaming->sinks, 4);
-    cr_assert_eq(trimkv->horizon, 1);
-    cr_assert_eq(global->horizon, 128);
-    cr_assert(global->sinks == 4 && global->recent == 0);
+    cr_assert_eq(streaming->rule.score, KERN_SCORE_RECENCY);
+    cr_assert_eq(trimkv->rule.score, KERN_SCORE_RETENTION);
+    cr_assert_eq(global->rule.score, KERN_SCORE_RETENTION);
+    cr_assert_eq(trimkv->rule.pool, KERN_POOL_STREAM);
+    cr_assert_eq(global->rule.pool, KERN_POOL_SEQUENCE);
+    cr_assert_eq(streaming->rule.sinks, 4);
+    cr_assert_eq(trimkv->rule.horizon, 1);
+    cr_assert_eq(global->rule.horizon, 128);
+    cr_assert(global->rule.sinks == 4 && global->rule.recent == 0);
 }
 
 Test(policy, wrong_parameters_name_their_field) {
     static const struct {
         const char *field;
-        struct kv_params change; /* fields that are not INT32_MAX replace the default */
+        int32_t budget, buffer, chunk, sinks, recent; /* what is not KEEP replaces the default */
+        float horizon;
     } cases[] = {
 #define KEEP INT32_MAX
-        {"kv.budget", {NULL, 0, KEEP, KEEP, KEEP, KEEP, 128}},
-        {"kv.budget", {NULL, -1, KEEP, KEEP, KEEP, KEEP, 128}},
-        {"kv.buffer", {NULL, KEEP, -1, KEEP, KEEP, KEEP, 128}},
-        {"kv.chunk", {NULL, KEEP, KEEP, 0, KEEP, KEEP, 128}},
-        {"kv.sinks", {NULL, KEEP, KEEP, KEEP, -1, KEEP, 128}},
-        {"kv.recent", {NULL, KEEP, KEEP, KEEP, KEEP, -1, 128}},
-        {"kv.sinks", {NULL, 3, KEEP, KEEP, KEEP, KEEP, 128}},
-        {"kv.recent", {NULL, 8, KEEP, KEEP, 4, 5, 128}},
-        {"kv.recent", {NULL, 8, KEEP, KEEP, 4, INT32_MAX - 1, 128}},
-        {"kv.horizon", {NULL, KEEP, KEEP, KEEP, KEEP, KEEP, 0.5f}},
-        {"kv.horizon", {NULL, KEEP, KEEP, KEEP, KEEP, KEEP, -INFINITY}},
-        {"kv.horizon", {NULL, KEEP, KEEP, KEEP, KEEP, KEEP, NAN}},
-        {NULL, {NULL, 8, KEEP, KEEP, 4, 4, 128}},
-        {NULL, {NULL, 1, 0, 1, 0, 0, 1}},
-        {NULL, {NULL, KEEP, KEEP, KEEP, KEEP, KEEP, INFINITY}},
+        {"kv.budget", 0, KEEP, KEEP, KEEP, KEEP, 128},
+        {"kv.budget", -1, KEEP, KEEP, KEEP, KEEP, 128},
+        {"kv.buffer", KEEP, -1, KEEP, KEEP, KEEP, 128},
+        {"kv.chunk", KEEP, KEEP, 0, KEEP, KEEP, 128},
+        {"kv.sinks", KEEP, KEEP, KEEP, -1, KEEP, 128},
+        {"kv.recent", KEEP, KEEP, KEEP, KEEP, -1, 128},
+        {"kv.sinks", 3, KEEP, KEEP, KEEP, KEEP, 128},
+        {"kv.recent", 8, KEEP, KEEP, 4, 5, 128},
+        {"kv.recent", 8, KEEP, KEEP, 4, INT32_MAX - 1, 128},
+        {"kv.horizon", KEEP, KEEP, KEEP, KEEP, KEEP, 0.5f},
+        {"kv.horizon", KEEP, KEEP, KEEP, KEEP, KEEP, -INFINITY},
+        {"kv.horizon", KEEP, KEEP, KEEP, KEEP, KEEP, NAN},
+        {NULL, 8, KEEP, KEEP, 4, 4, 128},
+        {NULL, 1, 0, 1, 0, 0, 1},
+        {NULL, KEEP, KEEP, KEEP, KEEP, KEEP, INFINITY},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct kv_params params = defaults("global");
-        const struct kv_params *change = &cases[i].change;
-        if (change->budget != KEEP) params.budget = change->budget;
-        if (change->buffer != KEEP) params.buffer = change->buffer;
-        if (change->chunk != KEEP) params.chunk = change->chunk;
-        if (change->sinks != KEEP) params.sinks = change->sinks;
-        if (change->recent != KEEP) params.recent = change->recent;
-        params.horizon = change->horizon;
+        if (cases[i].budget != KEEP) params.budget = cases[i].budget;
+        if (cases[i].buffer != KEEP) params.buffer = cases[i].buffer;
+        if (cases[i].chunk != KEEP) params.chunk = cases[i].chunk;
+        if (cases[i].sinks != KEEP) params.rule.sinks = cases[i].sinks;
+        if (cases[i].recent != KEEP) params.rule.recent = cases[i].recent;
+        params.rule.horizon = cases[i].horizon;
         expect(&params, cases[i].field);
     }
 }
 
 Test(policy, trimkv_is_defined_with_horizon_one) {
     struct kv_params params = defaults("trimkv");
-    params.horizon = 2;
+    params.rule.horizon = 2;
     expect(&params, "kv.horizon");
 }
 
 Test(policy, full_ignores_the_budget) {
     struct kv_params params = defaults("full"), other = params;
     params.budget = 0;
-    params.sinks = 100;
+    params.rule.sinks = 100;
     expect(&params, NULL);
     cr_assert(kv_params_equal(&params, &other));
 }
@@ -123,10 +117,10 @@ Test(policy, parameters_differ_where_the_kept_entries_could) {
     DIFFERS(budget, 1023);
     DIFFERS(buffer, 127);
     DIFFERS(chunk, 511);
-    DIFFERS(sinks, 3);
-    DIFFERS(recent, 1);
-    DIFFERS(horizon, 127);
-    struct kv_params streaming = defaults("streaming"), other = streaming;
-    other.horizon = 7; /* recency has no horizon */
-    cr_assert(kv_params_equal(&streaming, &other));
+    DIFFERS(rule.sinks, 3);
+    DIFFERS(rule.recent, 1);
+    DIFFERS(rule.horizon, 127);
+    struct kv_params streaming = defaults("streaming");
+    streaming.rule.horizon = 7; /* recency has no horizon */
+    expect(&streaming, "kv.horizon");
 }
