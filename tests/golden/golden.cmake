@@ -1,8 +1,11 @@
-# Shared by the model's unit tests and tests/python/test_golden.py.
+# replay.c: shared by the model's unit tests and golden_logits. The drivers are run by tests/python:
+# golden_logits by test_golden.py, policy_replay by test_policy_replay.py.
 set(KEEPD_REPLAY ${CMAKE_SOURCE_DIR}/tests/golden/replay.c)
 if(NOT KEEPD_FUZZ)
   add_executable(golden_logits ${CMAKE_SOURCE_DIR}/tests/golden/golden_logits.c ${KEEPD_REPLAY})
   target_link_libraries(golden_logits PRIVATE engine_model kernels_cpu paging)
-  set_target_properties(golden_logits PROPERTIES RUNTIME_OUTPUT_DIRECTORY
+  add_executable(policy_replay ${CMAKE_SOURCE_DIR}/tests/golden/policy_replay.c)
+  target_link_libraries(policy_replay PRIVATE engine_model kernels_cpu paging)
+  set_target_properties(golden_logits policy_replay PROPERTIES RUNTIME_OUTPUT_DIRECTORY
                         ${CMAKE_BINARY_DIR}/tests/golden)
 endif()

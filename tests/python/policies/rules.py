@@ -4,7 +4,7 @@ The names are those of `struct kern_rule` in kernels/kern.h, in small letters, s
 be compared with the daemon's; the values are from the papers and their code.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 INF = float("inf")
 
@@ -43,16 +43,24 @@ class Rule:
     merge: str = "none"  # none, paper, code
     sinks: int = 0
     recent: int = 0
-    horizon: float = 1.0
+    horizon: float = 0.0
     published: bool = False
     retain: float = 0.0
     floor: float = 0.0
     merge_beta: float = 0.0
     pyramid_beta: float = 0.0
-    tau1: float = 1.0
-    tau2: float = 1.0
+    tau1: float = 0.0
+    tau2: float = 0.0
     observe: Observe = field(default_factory=Observe)
     redundancy: Redundancy = field(default_factory=Redundancy)
+
+    def flat(self):
+        """{name: value}, nested names with a dot, lambda by its own name."""
+        plain = {k: v for k, v in asdict(self).items() if not isinstance(v, dict)}
+        parts = {"observe": asdict(self.observe), "redundancy": asdict(self.redundancy)}
+        nested = {f"{part}.{k}": v for part, values in parts.items() for k, v in values.items()}
+        nested["redundancy.lambda"] = nested.pop("redundancy.weight")
+        return plain | nested
 
     def but(self, **changes):
         """The rule with other values; observe's and redundancy's as dictionaries."""

@@ -1,0 +1,193 @@
+"""Follows an engine's evictions beside the reference.
+
+The rule of agreement: the engine keeps exactly what the reference keeps, except entries whose
+reference score is within a relative 1e-5 of the cut, where float32 may see another order.  After
+such a tie the reference goes on with the engine's choice, so that the two do not drift apart, and
+counts it: ties must stay rare.
+"""
+
+from dataclasses import dataclass, field
+from itertools import product
+
+import numpy as np
+
+from . import formulas as f
+from . import merge
+from .choose import best, choose, pools, quotas, ranked
+from .sequence import similarity
+
+
+@dataclass
+class Tally:
+    """What a comparison met."""
+
+    evictions: int = 0
+    entries: int = 0  # kept
+    at_cut: int = 0  # decided otherwise at a tie
+    forgiven: int = 0  # streams in which float32 forgave another likeness, at the threshold
+    merged: int = 0
+    merged_otherwise: int = 0
+    worst: dict = field(default_factory=dict)  # largest deviations
+
+    def note(self, what, value):
+        self.worst[what] = max(self.worst.get(what, 0.0), float(value))
+
+
+@dataclass
+class State:
+    """What the engine holds after an eviction, per stream."""
+
+    pos: list
+    keys: list
+    values: list
+
+
+class Follower:
+    def __init__(self, sequence, tolerance=1e-5, merge_tolerance=1e-4, adopt_merged=False):
+        self.sequence, self.tolerance, self.merge_tolerance = sequence, tolerance, merge_tolerance
+        self.adopt_merged = adopt_merged  # a rounded cache: a tie of the rounding must not spread
+        self.tally = Tally()
+
+    def evict(self, keep, engine):
+        """Compares one eviction and goes on from what the engine kept."""
+        sequence, streams = self.sequence, self.sequence.all_streams()
+        kept = [self.kept(stream, pos) for stream, pos in zip(streams, engine.pos)]
+        scored = self.scored(kept, keep)
+        masks = choose(sequence, scored, keep)
+        if any((a != b).any() for a, b in zip(kept, masks)):
+            self.explain(scored, kept, keep)
+            self.tally.at_cut += sum(int((a != b).sum()) for a, b in zip(kept, masks))
+        for i, stream in enumerate(streams):
+            stream.memory = scored[i].memory
+            self.merge(stream, kept[i], State(*(part[i] for part in (engine.pos, engine.keys, engine.values))))
+        self.tally.evictions += 1
+        self.tally.entries += sum(int(mask.sum()) for mask in kept)
+
+    @staticmethod
+    def kept(stream, pos):
+        mask = np.isin(stream.pos, pos)
+        assert np.array_equal(stream.pos[mask], pos), "order changed, or entries from nowhere"
+        return mask
+
+    # --- scores
+
+    def scored(self, kept, keep):
+        heads, found = self.sequence.heads_kv, []
+        for i, mask in enumerate(kept):
+            scored = self.sequence.scored(i // heads, i % heads)
+            if self.sequence.rule.redundancy.on and not self.same_choice(scored, i, mask):
+                scored = self.other_forgiveness(i, mask) or scored
+            found.append(scored)
+        return found
+
+    def same_choice(self, scored, i, mask):
+        pos = self.sequence.all_streams()[i].pos
+        return not self.differing(scored, pos, mask, best(scored, pos, mask.sum(), self.sequence.rule.retain)).any()
+
+    def other_forgiveness(self, i, mask):
+        """Scores with other likenesses forgiven, where a cosine is at the threshold."""
+        sequence, heads = self.sequence, self.sequence.heads_kv
+        rule, stream = sequence.rule.redundancy, sequence.all_streams()[i]
+        c, _ = similarity(stream, sequence.candidates(stream), rule)
+        options = [f.forgiven(c, rule.threshold + d) for d in (0, -1e-6, 1e-6)]
+        rows = np.flatnonzero((options[0] != options[1]) | (options[0] != options[2]))
+        for choice in product(range(3), repeat=len(rows)) if len(rows) <= 5 else ():
+            forgive = options[0].copy()
+            forgive[rows] = [options[k][row] for k, row in zip(choice, rows)]
+            scored = sequence.scored(i // heads, i % heads, forgive)
+            if self.same_choice(scored, i, mask):
+                self.tally.forgiven += 1
+                return scored
+        return None
+
+    # --- ties
+
+    def near(self, scored, value, size):
+        return np.abs(scored.score - value) <= self.tolerance * np.maximum(scored.size, size)
+
+    def differing(self, scored, pos, mask, other):
+        """Entries that two masks of equal size see otherwise and no tie explains."""
+        differs = mask != other
+        if not differs.any():
+            return differs
+        _, order = ranked([scored], [pos])
+        last = order[int(other.sum()) - 1] if other.any() else order[0]
+        near = self.near(scored, scored.score[last], scored.size[last])
+        if self.sequence.rule.retain > 0:
+            near |= self.near(scored, np.log(self.sequence.rule.retain), 1)
+        return differs & (scored.protected | ~near)
+
+    def explain(self, scored, kept, keep):
+        """Fails unless every difference is a tie."""
+        positions = [stream.pos for stream in self.sequence.all_streams()]
+        sizes = [int(mask.sum()) for mask in kept]
+        for pool in self.matching_pools(scored, sizes, keep):
+            self.explain_quotas(pool, scored, positions, sizes)
+            for s in pool.streams:
+                other = best(scored[s], positions[s], sizes[s], self.sequence.rule.retain)
+                wrong = self.differing(scored[s], positions[s], kept[s], other)
+                assert not wrong.any(), self.describe(s, scored[s], positions[s], kept[s], other)
+
+    def matching_pools(self, scored, sizes, keep):
+        """The pools, by layer weights that float32 may have rounded to the next entry."""
+        sequence = self.sequence
+        variants = [np.ones(sequence.layers)]
+        if sequence.rule.layers in ("preference", "density"):
+            nudge = 3 * self.tolerance * np.eye(sequence.layers)
+            variants += [1 + nudge[i] for i in range(sequence.layers)] + [1 - nudge[i] for i in range(sequence.layers)]
+        weights, found = sequence.layer_weights(), []
+        for variant in variants:
+            sequence.weights = weights * variant
+            found = pools(sequence, scored, keep)
+            sequence.weights = weights
+            if all(pool.room == sum(sizes[s] for s in pool.streams) for pool in found):
+                break
+        return found
+
+    def explain_quotas(self, pool, scored, positions, sizes):
+        rule = self.sequence.rule
+        expected = quotas(pool, scored, positions, rule.floor)
+        mine, theirs = [int(q) for q in expected], [sizes[s] for s in pool.streams]
+        if mine == theirs or rule.retain > 0:  # with retain, each stream is judged by itself
+            return
+        stream, entry = ranked([scored[s] for s in pool.streams], [positions[s] for s in pool.streams])
+        least = int(rule.floor * pool.room / len(pool.streams)) * len(pool.streams)
+        last = scored[pool.streams[stream[pool.room - least - 1]]]
+        at = entry[pool.room - least - 1]
+        near = [int((self.near(scored[s], last.score[at], last.size[at]) & ~scored[s].protected).sum())
+                for s in pool.streams]
+        assert sum(mine) == sum(theirs), (mine, theirs)
+        assert all(abs(a - b) <= n for a, b, n in zip(mine, theirs, near)), (mine, theirs, near)
+
+    def describe(self, s, scored, pos, kept, other):
+        only = [(int(p), float(x)) for p, x in zip(pos[kept & ~other], scored.score[kept & ~other])]
+        missing = [(int(p), float(x)) for p, x in zip(pos[other & ~kept], scored.score[other & ~kept])]
+        return f"tokens {self.sequence.tokens}, stream {s}: kept {only[:4]} instead of {missing[:4]}"
+
+    # --- merging
+
+    def merge(self, stream, mask, engine):
+        plan = merge.plan(stream, mask, self.sequence.rule)
+        if plan:
+            self.tally.merged += int(plan.joins().sum())
+            merge.apply(stream, plan, self.sequence.rule, self.sequence.store)
+        stream.keep(mask)
+        wrong = np.zeros(len(stream), bool)
+        for name in ("keys", "values"):
+            mine, theirs = getattr(stream, name), getattr(engine, name)
+            off = np.abs(mine - theirs) / np.maximum(1, np.abs(mine))
+            self.tally.note(name, np.where(off > self.merge_tolerance, 0, off).max(initial=0))
+            wrong |= (off > self.merge_tolerance).any(axis=1)
+        if wrong.any():
+            self.explain_merge(plan, wrong)
+        if wrong.any() or self.adopt_merged:
+            stream.keys, stream.values = engine.keys.copy(), engine.values.copy()
+
+    def explain_merge(self, plan, wrong):
+        """Fails unless an evicted entry might as well have gone to or away from each wrong one."""
+        assert plan, "keys or values changed though nothing was merged"
+        doubtful = plan.doubtful(self.tolerance)
+        top = plan.best()[:, None]
+        touched = (np.abs(plan.likeness - top) <= self.tolerance)[doubtful].any(axis=0)
+        assert touched[wrong].all(), f"{int(wrong.sum())} merged entries differ"
+        self.tally.merged_otherwise += int(wrong.sum())

@@ -1,0 +1,138 @@
+"""Drives the policy_replay program and follows it with the reference."""
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from .agree import Follower, State
+from .rules import Rule
+from .sequence import Sequence
+from .streams import Recording
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def find_driver():
+    build = Path(os.environ.get("KEEPD_BUILD", ROOT / "build/dev"))
+    driver = Path(os.environ.get("KEEPD_POLICY_REPLAY") or build / "tests/golden/policy_replay")
+    assert driver.exists(), f"{driver} is not built"
+    return driver
+
+
+def policies():
+    """The daemon's table: [{name, bounded, rule}]."""
+    done = subprocess.run([find_driver(), "--list"], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+@dataclass
+class Run:
+    """One sequence of a batch."""
+
+    rule: Rule
+    recording: Recording
+    prompt: int
+    budget: int
+    buffer: int
+    chunk: int
+    splits: list = field(default_factory=lambda: [512])
+    policy: str = "streaming"  # any bounded one: the rule is given whole
+
+
+@dataclass
+class Result:
+    evictions: list  # per sequence, (tokens, State)
+    out: list  # per sequence, [L, T, Hq * D]
+
+
+def schedule(run):
+    """(tokens to append, evict afterwards?) by the documented rule: after every chunk of the prompt,
+    after the prompt when more than budget + buffer is held, and before exceeding that."""
+    at = held = 0
+    steps = []
+    while at < run.recording.tokens:
+        if at < run.prompt:
+            count = min(run.chunk - at % run.chunk, run.prompt - at)
+            full = held + count > (run.budget if (at + count) % run.chunk == 0 else run.budget + run.buffer)
+        else:  # all that can be generated before the next eviction
+            count = min(max(run.budget + max(run.buffer, 1) - held, 0), run.recording.tokens - at)
+            full = at + count < run.recording.tokens
+        if count or full:
+            steps.append((count, full))
+        at, held = at + count, run.budget if full else held + count
+    return steps
+
+
+def write_input(path, runs, options):
+    first = runs[0].recording
+    tensors = {}
+    for i, run in enumerate(runs):
+        tensors[f"{i}.qkv"] = np.ascontiguousarray(run.recording.qkv())
+        tensors[f"{i}.log_beta"] = np.ascontiguousarray(run.recording.log_beta)
+    rules = [{k: v if v != float("inf") else 0 for k, v in run.rule.flat().items()} for run in runs]
+    config = {"layers": first.q.shape[0], "heads_q": first.q.shape[2], "heads_kv": first.k.shape[2],
+              "head_dim": first.q.shape[3], **options, "sequences": [
+                  {"prompt": run.prompt, "splits": run.splits, "kv": {
+                      "policy": run.policy, "budget": run.budget, "buffer": run.buffer, "chunk": run.chunk,
+                      "rule": rule}} for run, rule in zip(runs, rules)]}
+    save_file(tensors, path, metadata={"keepd": json.dumps(config)})
+
+
+def read_output(path, runs):
+    first, evictions = runs[0].recording, [[] for _ in runs]
+    with safe_open(path, "numpy") as data:
+        for i, event in enumerate(json.loads(data.metadata()["keepd"])["evictions"]):
+            ends = np.cumsum(data.get_tensor(f"{i}.lengths"))[:-1]
+            parts = [np.split(data.get_tensor(f"{i}.{name}"), ends) for name in ("pos", "keys", "values")]
+            evictions[event["sequence"]].append((event["tokens"], State(*parts)))
+        out = [data.get_tensor(f"{i}.out").reshape(first.q.shape[0], run.recording.tokens, -1)
+               for i, run in enumerate(runs)]
+    return Result(evictions, out)
+
+
+def drive(folder, runs, **options):
+    """Runs the driver on all sequences as one batch."""
+    write_input(folder / "input.safetensors", runs, options)
+    done = subprocess.run([find_driver(), folder / "input.safetensors", folder / "output.safetensors"],
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return read_output(folder / "output.safetensors", runs)
+
+
+def round_bf16(x):
+    """Nearest bfloat16, ties to even."""
+    bits = np.asarray(x, np.float32).view(np.uint32).astype(np.uint64)
+    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    return bits.astype(np.uint32).view(np.float32).astype(np.float64)
+
+
+def follow(run, evictions, out, kv_dtype="f32", tolerance=1e-5):
+    """Replays one sequence beside what the driver did; returns the tally of the comparison."""
+    r = run.recording
+    sequence = Sequence(run.rule, r.q.shape[0], r.q.shape[2], r.k.shape[2], r.q.shape[3], r.q.shape[3] ** -0.5,
+                        round_bf16 if kv_dtype == "bf16" else np.asarray)
+    rounded = kv_dtype == "bf16"
+    follower = Follower(sequence, tolerance, 2 ** -7 if rounded else 1e-4, rounded)
+    peak = run.budget + run.buffer + run.chunk
+    parts = [x.astype(np.float64) for x in (r.q, r.k, r.v, r.log_beta)]
+    events, at = iter(evictions), 0
+    for count, full in schedule(run):
+        if count:
+            mine = sequence.append(*(x[:, at:at + count] for x in parts))
+            theirs = out[:, at:at + count]
+            off = np.abs(mine - theirs).max() / np.abs(mine).max()
+            follower.tally.note("out", off)
+            at += count
+        assert sum(map(len, sequence.all_streams())) <= sequence.layers * sequence.heads_kv * peak
+        if full:
+            tokens, state = next(events)
+            assert tokens == at
+            follower.evict(run.budget, state)
+    assert next(events, None) is None, "the driver evicted once more"
+    return follower.tally

@@ -1,0 +1,82 @@
+"""The rows: what each method is, from its paper and its published code.
+
+Where paper and code differ a row says which it follows; VARIANTS holds the other readings, as
+changes to a row.
+"""
+
+from .rules import INF, Observe, Redundancy, Rule
+
+ROWS = {
+    "full": Rule(),
+    # StreamingLLM (arXiv 2309.17453), without its re-rotation
+    "streaming": Rule(score="recency", sinks=4),
+    # TRIM-KV (arXiv 2512.03324), global gates (arXiv 2605.09649)
+    "trimkv": Rule(score="retention", sinks=4, horizon=1),
+    "global": Rule(score="retention", pool="sequence", sinks=4, horizon=128),
+    # G-KV (arXiv 2512.00504)
+    "gkv": Rule(score="attention", recent=16, observe=Observe(
+        window=16, group="max", normalise=True, history="max", decay=0.8), redundancy=Redundancy(
+        on=True, weight=0.5, threshold=0.5, eps=1e-6, normalise=True)),
+    # R-KV (arXiv 2505.24133), its code
+    "rkv": Rule(score="attention", recent=8, observe=Observe(
+        window=8, support="candidates", group="max_logit", smooth="max", smooth_width=7),
+        redundancy=Redundancy(on=True, weight=0.1, threshold=0.5, eps=1e-8)),
+    # H2O (arXiv 2306.14048)
+    "h2o": Rule(score="attention", observe=Observe(group="sum", reduce="sum")),
+    # SnapKV (arXiv 2404.14469)
+    "snapkv": Rule(score="attention", recent=32, observe=Observe(
+        window=32, group="mean", reduce="sum", smooth="average", smooth_width=5)),
+    # PyramidKV (arXiv 2406.02069)
+    "pyramidkv": Rule(score="attention", layers="pyramid", recent=8, pyramid_beta=20, observe=Observe(
+        window=8, group="mean", smooth="max", smooth_width=7)),
+    # Ada-KV (arXiv 2407.11550)
+    "adakv": Rule(score="attention", pool="layer", recent=32, floor=0.2, observe=Observe(
+        window=32, group="mean", smooth="max", smooth_width=7)),
+    # MorphKV (arXiv 2503.00979)
+    "morphkv": Rule(score="attention", recent=32, observe=Observe(
+        window=32, support="candidates", group="sum_logit", reduce="sum")),
+    # CAKE (arXiv 2503.12491)
+    "cake": Rule(score="attention", layers="preference", tau1=1, tau2=1, recent=32, observe=Observe(
+        window=32, group="each", reduce="mean_var", gamma=200, smooth="average", smooth_width=5)),
+    # KV-Compress (arXiv 2410.00161)
+    "kvcompress": Rule(score="attention", pool="sequence", recent=64, observe=Observe(
+        group="squares", reduce="sum")),
+    # D2O (arXiv 2406.13035)
+    "d2o": Rule(score="attention", layers="density", merge="paper", merge_beta=0.7, sinks=4, recent=16,
+                observe=Observe(group="mean", reduce="sum")),
+}
+
+VARIANTS = {
+    "trimkv published": ("trimkv", dict(published=True, sinks=0)),
+    "global published": ("global", dict(published=True, sinks=0)),
+    "global one step": ("global", dict(horizon=1)),
+    "global one step published": ("global", dict(horizon=1, published=True)),
+    "global forever": ("global", dict(horizon=INF)),
+    "global floor": ("global", dict(floor=0.25)),
+    "global threshold": ("global", dict(retain=0.8)),
+    "gkv mean": ("gkv", dict(observe=dict(history="mean"))),
+    "gkv sum": ("gkv", dict(observe=dict(history="sum"))),
+    "rkv artefact": ("rkv", dict(redundancy=dict(index_zero=True))),
+    "rkv paper": ("rkv", dict(redundancy=dict(candidates_only=True), observe=dict(smooth_first=True))),
+    "rkv code weight": ("rkv", dict(redundancy=dict(weight=0.07))),
+    "gkv without redundancy": ("gkv", dict(redundancy=dict(on=False))),
+    "gkv smoothed": ("gkv", dict(observe=dict(smooth="max", smooth_width=5))),
+    "morphkv max": ("morphkv", dict(observe=dict(reduce="max"))),
+    "cake std": ("cake", dict(observe=dict(reduce="mean_std"))),
+    "cake taus": ("cake", dict(tau1=1.6, tau2=0.4)),
+    "snapkv max": ("snapkv", dict(observe=dict(smooth="max", smooth_width=7, reduce="mean"))),
+    "adakv max": ("adakv", dict(observe=dict(group="max"))),
+    "d2o code": ("d2o", dict(merge="code", merge_beta=0.5)),
+}
+
+
+def rule(name):
+    """Of a row or a variant."""
+    if name in ROWS:
+        return ROWS[name]
+    base, changes = VARIANTS[name]
+    return ROWS[base].but(**changes)
+
+
+def base(name):
+    return name if name in ROWS else VARIANTS[name][0]
