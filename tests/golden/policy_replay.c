@@ -2,6 +2,7 @@
  * writes down what every policy keeps and merges.
  *
  *   policy_replay --list           the table of policies as JSON
+ *   policy_replay --has-path NAME  exits with 0 when this processor has that path
  *   policy_replay INPUT OUTPUT     both safetensors
  *
  * INPUT holds, for sequence s, "s.qkv" [layers, tokens, (heads_q + 2 heads_kv) D], after rotation,
@@ -30,7 +31,7 @@
 #include "kernels/cpu/internal.h"
 #include "paging/due.h"
 
-#define SEQUENCES_MAX 32
+#define SEQUENCES_MAX 64
 #define SPLITS_MAX    16
 #define OUTPUT_MAX    ((size_t)2 << 30)
 
@@ -548,6 +549,16 @@ static void close_run(struct run *run) {
     buf_close(&run->evictions);
 }
 
+static int has_path(const char *name) {
+    const struct cpu_options options = {.path = name, .threads = 1};
+    struct kern *kern = NULL;
+    struct fault fault = {0};
+    int err = cpu_open(&options, &kern, &fault);
+    if (err) return 1;
+    kern->ops->close(kern);
+    return 0;
+}
+
 int main(int argc, char **argv) {
     struct run run = {0};
     struct fault fault = {0};
@@ -555,8 +566,9 @@ int main(int argc, char **argv) {
         print_policies();
         return 0;
     }
+    if (argc == 3 && !strcmp(argv[1], "--has-path")) return has_path(argv[2]);
     if (argc != 3) {
-        fprintf(stderr, "policy_replay --list | INPUT OUTPUT\n");
+        fprintf(stderr, "policy_replay --list | --has-path NAME | INPUT OUTPUT\n");
         return 1;
     }
     buf_open(&run.data, OUTPUT_MAX);

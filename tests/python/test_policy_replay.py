@@ -1,20 +1,42 @@
 """The eviction of the CPU backend against the float64 reference, policy by policy.
 
 The policy_replay driver feeds the backend recorded queries, keys and values; policies/agree.py says
-what counts as agreement.  KEEPD_POLICY_REPLAY names the driver, or KEEPD_BUILD the build folder.
+what counts as agreement.  KEEPD_POLICY_REPLAY and KEEPD_GOLDEN_LOGITS name the drivers, or KEEPD_BUILD
+the build folder.
 """
 
+import json
 import os
+import subprocess
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # small matrices: more threads only spin
 
+import numpy as np
 import pytest
 
 from policies import replay, table
-from policies.streams import random_recording
+from policies.replay import Run
+from policies.streams import Recording, model_recording, random_recording
+from reference_model import Reference
 
+MODEL = replay.ROOT / "models/keepd-nano"
 TABLE = {row["name"]: row for row in replay.policies()}
 BOUNDED = [name for name, row in TABLE.items() if row["bounded"]]
+VARIANTS = [name for name in table.VARIANTS if table.base(name) in TABLE]
+PATHS = [path for path in ("reference", "portable", "avx2", "avx512", "amx") if replay.has_path(path)]
+
+
+def agree(folder, runs, path="reference", kv_dtype="f32", tolerance=1e-5):
+    """All runs as one batch; every one must agree with its reference."""
+    result = replay.drive(folder, runs, path=path, kv_dtype=kv_dtype)
+    for i, run in enumerate(runs):
+        tally = replay.follow(run, result.evictions[i], result.out[i], kv_dtype, tolerance)
+        print(f"{run.name} {path} {kv_dtype}: {tally}")
+        assert tally.evictions == len(result.evictions[i]) > 0
+        assert tally.worst["out"] < 1e-4
+        assert tally.at_cut + tally.forgiven <= 1 + tally.entries / 1000  # ties are no way out
+        assert tally.merged_otherwise <= 1 + tally.merged / 1000
+    return result
 
 
 # --- the table ------------------------------------------------------------------------------
@@ -34,21 +56,80 @@ def test_the_rows_say_the_same(name):
 # --- random streams ---------------------------------------------------------------------------
 
 
-def agree(folder, runs, path="reference", kv_dtype="f32", tolerance=1e-5):
-    """All runs as one batch; every one must agree with its reference."""
-    result = replay.drive(folder, runs, path=path, kv_dtype=kv_dtype)
-    for i, run in enumerate(runs):
-        tally = replay.follow(run, result.evictions[i], result.out[i], kv_dtype, tolerance)
-        print(f"{run.policy} {path} {kv_dtype}: {tally}")
-        assert tally.evictions == len(result.evictions[i]) > 0
-        assert tally.worst["out"] < 1e-4
-        assert tally.at_cut + tally.forgiven <= 1 + tally.entries / 1000  # ties are no way out
-        assert tally.merged_otherwise <= 1 + tally.merged / 1000
+@pytest.mark.parametrize("name", BOUNDED)
+def test_random_streams(name, tmp_path):
+    shape = ((11, 80, 16, 96, [512]), (12, 100, 0, 64, [7, 1, 40]), (13, 120, 40, 200, [1, 33]))
+    agree(tmp_path, [Run(name, random_recording(seed, 3, 4, 2, 16, 1000), 800, budget, buffer, chunk, splits)
+                     for seed, budget, buffer, chunk, splits in shape])
+
+
+@pytest.mark.parametrize("kv_dtype", ("f32", "bf16"))
+@pytest.mark.parametrize("path", PATHS)
+def test_every_path_and_policies_side_by_side(path, kv_dtype, tmp_path):
+    """One batch of all policies: none disturbs another, and each agrees."""
+    recording = random_recording(21, 2, 6, 2, 64, 420)
+    runs = [Run(name, recording, 330 + i, 72, 8, 64, [512]) for i, name in enumerate(BOUNDED)]
+    together = agree(tmp_path, runs, path, kv_dtype, 1e-5 if path == "reference" else 1e-4)
+    alone = replay.drive(tmp_path, runs[-1:], path=path, kv_dtype=kv_dtype)
+    assert np.array_equal(alone.out[0], together.out[-1])
+
+
+def test_entries_that_tie_go_by_age_and_place(tmp_path):
+    """Everything is retained alike: newer entries first, then lower layers, then lower heads."""
+    r = random_recording(31, 3, 4, 2, 16, 300)
+    flat = Recording(r.q, r.k, r.v, np.zeros_like(r.log_beta))
+    names = [name for name in ("trimkv", "global", "global forever", "global floor") if name == "global forever" or name in BOUNDED]
+    runs = [Run(name, flat, 250, budget, 5, 50) for name in names for budget in (33, 40)]
+    agree(tmp_path, runs, tolerance=0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_budgets_protection_and_horizons(seed, tmp_path):
+    """Whatever a request may choose."""
+    rng = np.random.default_rng(seed)
+    runs = []
+    for name in ("streaming", "trimkv", "global", "global", "global"):
+        sinks, recent = rng.integers(0, 6, 2)
+        rule = table.rule(name).but(sinks=int(sinks), recent=int(recent))
+        if name == "global":
+            rule = rule.but(horizon=float(rng.choice((1, 2, 16, 128, np.inf))))
+        budget, buffer, chunk = (int(x) for x in rng.integers((12, 0, 5), (70, 40, 120)))
+        recording = random_recording(100 + seed, 4, 3, 3, 8, 700)
+        runs.append(Run(name, recording, int(rng.integers(200, 700)), budget, buffer, chunk, rule=rule))
+    agree(tmp_path, runs)
+
+
+# --- real streams -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def dialogue():
+    """What the bundled model feeds its cache while it reads a dialogue and goes on by itself."""
+    if not (MODEL / "model.safetensors").exists():
+        pytest.skip("no bundled model")
+    cases = json.loads((replay.ROOT / "tests/data/models/keepd-nano/golden.json").read_text())["cases"]
+    prompt = max((case["prompt"] for case in cases), key=len)
+    command = [replay.find_driver("golden_logits"), "--model", MODEL, "--tokens", ",".join(map(str, prompt)),
+               "--greedy", "600"]
+    found = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    return model_recording(Reference(MODEL), prompt + found["greedy"])
 
 
 @pytest.mark.parametrize("name", BOUNDED)
-def test_random_streams(name, tmp_path):
-    runs = [replay.Run(table.rule(name), random_recording(seed, 3, 4, 2, 16, 900), 700, budget, buffer, chunk,
-                       splits, name)
-            for seed, budget, buffer, chunk, splits in ((1, 64, 16, 96, [512]), (2, 96, 0, 64, [7, 1, 40]))]
-    agree(tmp_path, runs)
+def test_a_dialogue_of_the_bundled_model(name, dialogue, tmp_path):
+    agree(tmp_path, [Run(name, dialogue.layers([0, 2, 5]), 640, 96, 32, 128, [128])])
+    agree(tmp_path, [Run(name, dialogue.layers([3]), 500, 80, 16, 100, [64])], "auto", "bf16", 1e-4)
+
+
+# --- the comparison can fail ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name, changes", [(name, changes) for name in BOUNDED for changes in table.mistakes(name)],
+                         ids=str)
+def test_a_wrong_rule_is_noticed(name, changes, tmp_path):
+    run = Run(name, random_recording(41, 2, 4, 2, 16, 500), 450, 80, 16, 96)
+    result = replay.drive(tmp_path, [run])
+    replay.follow(run, result.evictions[0], result.out[0])
+    run.rule = run.rule.but(**changes)
+    with pytest.raises(AssertionError):
+        replay.follow(run, result.evictions[0], result.out[0])

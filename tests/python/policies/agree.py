@@ -103,7 +103,7 @@ class Follower:
     # --- ties
 
     def near(self, scored, value, size):
-        return np.abs(scored.score - value) <= self.tolerance * np.maximum(scored.size, size)
+        return np.abs(scored.score - value) < self.tolerance * np.maximum(scored.size, size)
 
     def differing(self, scored, pos, mask, other):
         """Entries that two masks of equal size see otherwise and no tie explains."""

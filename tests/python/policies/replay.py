@@ -10,6 +10,7 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from . import table
 from .agree import Follower, State
 from .rules import Rule
 from .sequence import Sequence
@@ -18,31 +19,43 @@ from .streams import Recording
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def find_driver():
+def find_driver(name="policy_replay"):
     build = Path(os.environ.get("KEEPD_BUILD", ROOT / "build/dev"))
-    driver = Path(os.environ.get("KEEPD_POLICY_REPLAY") or build / "tests/golden/policy_replay")
+    driver = Path(os.environ.get(f"KEEPD_{name.upper()}") or build / "tests/golden" / name)
     assert driver.exists(), f"{driver} is not built"
     return driver
 
 
+def run_driver(*arguments):
+    return subprocess.run([find_driver(), *arguments], capture_output=True, text=True)
+
+
 def policies():
     """The daemon's table: [{name, bounded, rule}]."""
-    done = subprocess.run([find_driver(), "--list"], capture_output=True, text=True, check=True)
+    done = run_driver("--list")
+    assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def has_path(path):
+    return run_driver("--has-path", path).returncode == 0
 
 
 @dataclass
 class Run:
-    """One sequence of a batch."""
+    """One sequence of a batch, by a row or a variant of the table."""
 
-    rule: Rule
+    name: str
     recording: Recording
     prompt: int
     budget: int
     buffer: int
     chunk: int
     splits: list = field(default_factory=lambda: [512])
-    policy: str = "streaming"  # any bounded one: the rule is given whole
+    rule: Rule | None = None  # another than the name's
+
+    def __post_init__(self):
+        self.rule = self.rule or table.rule(self.name)
 
 
 @dataclass
@@ -79,7 +92,7 @@ def write_input(path, runs, options):
     config = {"layers": first.q.shape[0], "heads_q": first.q.shape[2], "heads_kv": first.k.shape[2],
               "head_dim": first.q.shape[3], **options, "sequences": [
                   {"prompt": run.prompt, "splits": run.splits, "kv": {
-                      "policy": run.policy, "budget": run.budget, "buffer": run.buffer, "chunk": run.chunk,
+                      "policy": table.base(run.name), "budget": run.budget, "buffer": run.buffer, "chunk": run.chunk,
                       "rule": rule}} for run, rule in zip(runs, rules)]}
     save_file(tensors, path, metadata={"keepd": json.dumps(config)})
 
@@ -99,8 +112,7 @@ def read_output(path, runs):
 def drive(folder, runs, **options):
     """Runs the driver on all sequences as one batch."""
     write_input(folder / "input.safetensors", runs, options)
-    done = subprocess.run([find_driver(), folder / "input.safetensors", folder / "output.safetensors"],
-                          capture_output=True, text=True)
+    done = run_driver(folder / "input.safetensors", folder / "output.safetensors")
     assert done.returncode == 0, done.stderr
     return read_output(folder / "output.safetensors", runs)
 

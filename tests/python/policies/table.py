@@ -80,3 +80,27 @@ def rule(name):
 
 def base(name):
     return name if name in ROWS else VARIANTS[name][0]
+
+
+def mistakes(name):
+    """Changes to a row that make it another method: a comparison must notice each."""
+    r = ROWS[name]
+    if r.score == "recency":
+        return [dict(sinks=r.sinks + 1)]
+    if r.score == "retention":
+        return [dict(horizon=r.horizon + 40), dict(sinks=r.sinks + 3)]
+    found = [dict(recent=r.recent + 1)]
+    if r.observe.window:
+        found += [dict(observe=dict(window=r.observe.window - 1)),
+                  dict(observe=dict(support="all" if r.observe.support == "candidates" else "candidates"))]
+    if r.observe.history != "none":
+        found.append(dict(observe=dict(decay=r.observe.decay - 0.1)))
+    if r.observe.smooth != "none":
+        found.append(dict(observe=dict(smooth_width=r.observe.smooth_width + 2)))
+    if r.redundancy.on:
+        found += [dict(redundancy=dict(weight=r.redundancy.weight + 0.05)), dict(redundancy=dict(threshold=0.45))]
+    if r.layers != "uniform":
+        found.append(dict(layers="uniform"))
+    if r.merge != "none":
+        found += [dict(merge="code" if r.merge == "paper" else "paper"), dict(merge_beta=r.merge_beta - 0.1)]
+    return found
