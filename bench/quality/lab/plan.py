@@ -1,0 +1,138 @@
+"""Which cells exist, what each may hold, and in which order their dialogues run."""
+from dataclasses import dataclass
+
+from . import tasks
+
+# Every method the laboratory knows, in the order of tables and legends; which of them a daemon
+# offers is asked of it (client.offered).
+METHODS = ("full", "global", "trimkv", "gkv", "rkv", "d2o", "ems", "kvcompress", "cake", "adakv",
+           "pyramidkv", "snapkv", "morphkv", "h2o", "streaming")
+SHARES = (1 / 2, 1 / 4, 1 / 8, 1 / 16)
+QUARTER = 1 / 4
+STEP = 1 / 4              # of the share: the buffer, and the chunk
+SMALLEST = 16             # entries per head; a smaller share of a short text is not asked for
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A task at a length under a method that may hold `share` of the history's tokens.
+
+    `weight`: dialogues per round. `extra`: further kv fields, or "step" for another buffer and
+    chunk. `gates`: which gates the daemon serves, where a run compares several.
+    """
+    task: str
+    length: int
+    method: str
+    share: float = 1.0
+    weight: float = 1.0
+    extra: tuple = ()
+    gates: str = ""
+
+    @property
+    def variant(self):
+        return ",".join([f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in self.extra]
+                        + ([f"gates={self.gates}"] if self.gates else []))
+
+    @property
+    def name(self):
+        variant = self.variant
+        return f"{self.task}/{self.length}/{self.method}/{self.share:g}" + (f"/{variant}" if variant else "")
+
+    @property
+    def group(self):
+        """Cells whose dialogues are the same, so that they can be compared in pairs."""
+        return self.task, self.length
+
+
+def peak(step, read, turn):
+    """Entries above the budget that a conversation holds at its fullest, per head on average, when it
+    reads a prompt of `read` tokens and then a turn of `turn` more, with buffer = chunk = step.
+
+    The daemon evicts after every step-th new prompt token, so a prompt leaves read % step entries
+    above the budget, on which the next turn builds; an answer never adds more than the buffer."""
+    return max(step, read % step + min(turn, step))
+
+
+def spacing(total, part, read, turn):
+    """The step at which the least is held above it: near `part` of the total, and such that little of
+    the history is left over when its reading ends. More steps would only lower the budget."""
+    most = max(1, round(total * part))
+    return min(range(most, max(0, round(0.75 * most) - 1), -1), key=lambda s: peak(s, read, turn) - s)
+
+
+def kv_fields(cell, dialogue):
+    """The request's kv object: never more than the share of the history's tokens is held."""
+    if cell.method == "full":
+        return {"policy": "full"}
+    extra = dict(cell.extra)
+    total = max(SMALLEST, int(dialogue.tokens * cell.share))
+    step = spacing(total, extra.pop("step", STEP), dialogue.read, dialogue.turn)
+    budget = max(1, total - peak(step, dialogue.read, dialogue.turn))
+    return {"policy": cell.method, "budget": budget, "buffer": step, "chunk": step, **extra}
+
+
+def lengths(trained):
+    """(task, length, shares, dialogues per round) of the table.
+
+    Longer dialogues cost more and come less often; the grid of needles also has a shorter row. The
+    loss is a mean over hundreds of tokens and needs fewer dialogues.
+    """
+    rows = [(task, trained, SHARES, 1.0) for task in tasks.ANSWERED]
+    rows += [("loss", trained, SHARES, 0.5), ("needle", trained // 2, (QUARTER,), 0.5)]
+    rows += [(task, 2 * trained, (QUARTER,), 1.0 if task == "memory" else 0.5) for task in tasks.TASKS]
+    rows += [(task, 4 * trained, (QUARTER,), 0.5 if task == "memory" else 0.25) for task in tasks.TASKS]
+    return rows
+
+
+def weight(task, length, method, share, usual, trained):
+    """The cells that carry the first goals (at least 400 pairs) get twice the dialogues."""
+    goal = (task, length) == ("memory", trained) and share in (1.0, QUARTER) and \
+        method in ("full", "global", "trimkv", "streaming")
+    return 2 * usual if goal else usual
+
+
+def table(trained, methods):
+    """All cells of the table for the methods that a daemon offers."""
+    cells = []
+    for task, length, shares, usual in lengths(trained):
+        for method in methods:
+            for share in (1.0,) if method == "full" else shares:
+                cells.append(Cell(task, length, method, share, weight(task, length, method, share, usual, trained)))
+    return cells
+
+
+ABLATED = (("memory", 1.0), ("needle", 1.0), ("trace", 1.0))
+ABLATIONS = ((("horizon", 1),), (("horizon", 16),), (("horizon", 128),), (("horizon", "inf"),),
+             (("sinks", 0),), (("sinks", 4),),
+             (("step", 1 / 16),), (("step", 1 / 8),), (("step", 1 / 4),), (("step", 3 / 8),))
+
+
+def ablations(trained, method="global", gates=""):
+    """`method` at a quarter, one parameter changed at a time; with other gates, only the defaults."""
+    extras = ((),) if gates else ABLATIONS
+    return [Cell(task, trained, method, QUARTER, w, extra, gates) for task, w in ABLATED for extra in extras]
+
+
+def smoke(trained, methods):
+    """One small cell of every kind: what the smoke test runs."""
+    return [Cell(task, trained, method, 1.0 if method == "full" else QUARTER)
+            for task in tasks.TASKS for method in methods]
+
+
+def schedule(cells, rounds):
+    """[(cell, dialogue)] in an order of which every beginning is a balanced table.
+
+    Dialogue d of a cell is due at (d + 1) / weight: all cells advance together, and wherever the
+    run stops, those compared in pairs have seen the same dialogues but for the last.
+    """
+    due = [((d + 1) / cell.weight, cell.length, cell.task, METHODS.index(cell.method), -cell.share, i, d)
+           for i, cell in enumerate(cells) for d in range(max(1, int(rounds * cell.weight)))]
+    return [(cells[i], d) for *_, i, d in sorted(due)]
+
+
+def cost(cell, shared):
+    """Tokens of one dialogue, about: what progress is measured in."""
+    if cell.task == "loss":
+        return cell.length
+    generated = tasks.ANSWER_TOKENS[cell.task] / 2     # one token at a time costs more than its share
+    return cell.length * (1 if shared else tasks.FORKS) + tasks.FORKS * (tasks.QUESTION_ROOM + 2 * generated)
