@@ -1,42 +1,47 @@
 """Retention gates around any Qwen3, Qwen2 or Llama model of transformers.
 
-The model's own code runs unchanged: a hook on every attention module computes the
-gate from the same normalised residual that feeds q, k and v, and a registered
-attention function adds the decay while training, or hides evicted keys while
-simulating the daemon's cache.
+A hook on every attention module computes the gate from the same normalised residual that feeds q, k
+and v; our attention adds the decay while training, or hides evicted keys while simulating the daemon's
+cache.
 """
 
-import hashlib
 import json
 import math
 
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AttentionInterface, AutoModelForCausalLM
-from transformers.masking_utils import AttentionMaskInterface
 
-NAME = "keepd_gated"
+from models import OwnAttention, causal
 
 
 class GateBank(nn.Module):
-    """All gates of a model: log_beta = logsigmoid(w_row . silu(W1 x + b1) + c_row).
+    """All gates of a model: log_beta = logsigmoid(w_row . h + c_row), one per KV head.
 
-    tying  paper: one projection, an embedding per layer and head
+    type   rg:   h = silu(W1 x + b1)                       (TRIM-KV, arXiv 2512.03324)
+           rg10: h = silu(W2 silu(W1 x + b1) + b2)         (global retention gates, arXiv 2605.09649)
+    tying  paper: one projection, an embedding h per layer and head (rg only)
            code:  one projection row per head shared by all layers, an embedding per layer
            untied: a projection row per layer and head, an embedding per layer
     """
 
-    def __init__(self, layers, heads, d_model, width=64, tying="code", bias=8.0):
+    def __init__(self, layers, heads, d_model, width=64, type="rg", tying="code", bias=8.0):
         super().__init__()
-        self.layers, self.heads, self.d_model, self.width, self.tying = layers, heads, d_model, width, tying
+        if type == "rg10" and tying == "paper":
+            raise SystemExit("an embedding per head (tying paper) is supported for type rg only")
+        self.layers, self.heads, self.d_model = layers, heads, d_model
+        self.width, self.type, self.tying = width, type, tying
         hidden = layers * heads if tying == "paper" else layers
         rows = {"paper": 1, "code": heads, "untied": layers * heads}[tying]
         row = {"paper": torch.zeros(layers, heads), "code": torch.arange(heads).expand(layers, heads),
                "untied": torch.arange(layers * heads).view(layers, heads)}[tying]
         self.w1 = nn.Parameter(torch.randn(hidden, width, d_model) / d_model ** 0.5)
         self.b1 = nn.Parameter(torch.zeros(hidden, width))
+        if type == "rg10":
+            self.w2 = nn.Parameter(torch.randn(layers, width, width) / width ** 0.5)
+            self.b2 = nn.Parameter(torch.zeros(layers, width))
         self.w_last = nn.Parameter(torch.randn(rows, width) * 0.02)
         self.c = nn.Parameter(torch.full((rows,), float(bias)))
         self.register_buffer("row", row.to(torch.int32).contiguous())
@@ -49,32 +54,46 @@ class GateBank(nn.Module):
         if self.tying == "paper":
             part = slice(layer * self.heads, (layer + 1) * self.heads)
             h = F.silu(torch.einsum("btd,hmd->bhtm", x, self.w1[part]) + self.b1[part][:, None])
-            z = torch.einsum("bhtm,hm->bht", h, w)
-        else:
-            z = torch.einsum("btm,hm->bht", F.silu(F.linear(x, self.w1[layer], self.b1[layer])), w)
-        return F.logsigmoid(z + c[:, None])
+            return F.logsigmoid(torch.einsum("bhtm,hm->bht", h, w) + c[:, None])
+        h = F.silu(F.linear(x, self.w1[layer], self.b1[layer]))
+        if self.type == "rg10":
+            h = F.silu(F.linear(h, self.w2[layer], self.b2[layer]))
+        return F.logsigmoid(torch.einsum("btm,hm->bht", h, w) + c[:, None])
 
     def header(self, base_sha256, trained_budget, horizon=128):
-        return {"version": 1, "type": "rg", "width": self.width, "act": "silu", "layers": self.layers,
+        return {"version": 1, "type": self.type, "width": self.width, "act": "silu", "layers": self.layers,
                 "heads": self.heads, "d_model": self.d_model, "tying": self.tying,
                 "trained_budget": trained_budget, "horizon": horizon, "base_sha256": base_sha256}
 
     def save(self, path, base_sha256, trained_budget):
         tensors = {k: v.detach().cpu().contiguous() for k, v in self.state_dict().items()}
-        save_file(tensors, path, metadata={"keepd": json.dumps(self.header(base_sha256, trained_budget))})
+        write_gates(path, tensors, self.header(base_sha256, trained_budget))
 
     def load(self, path):
-        self.load_state_dict(load_file(path))
+        """Takes the values of a gates file of the same kind; errors name what differs."""
+        header, mine = read_header(path), self.header("", 0)
+        for key in ("layers", "heads", "d_model", "type", "width", "tying"):
+            if header.get(key) != mine[key]:
+                raise SystemExit(f"{path}: {key} is {header.get(key)}, expected {mine[key]}")
+        try:
+            self.load_state_dict(load_file(path))
+        except RuntimeError as e:
+            raise SystemExit(f"{path}: {e}") from None
 
 
-def sha256(path):
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def write_gates(path, tensors, header):
+    """The gates file: safetensors with the header as JSON in the metadata key `keepd` (engine/gates.h)."""
+    partial = path.with_name(path.name + ".tmp")
+    save_file(tensors, partial, metadata={"keepd": json.dumps(header)})
+    partial.replace(path)
 
 
-def weights_sha256(directory):
-    """Digest that ties gates to a base: of the one weight file, or of the index of a sharded model."""
-    single = directory / "model.safetensors"
-    return sha256(single if single.exists() else directory / "model.safetensors.index.json")
+def read_header(path):
+    with safe_open(path, "pt") as f:
+        text = (f.metadata() or {}).get("keepd")
+    if text is None:
+        raise SystemExit(f"{path}: no metadata key \"keepd\": this is not a gates file")
+    return json.loads(text)
 
 
 # --- attention ------------------------------------------------------------
@@ -87,10 +106,11 @@ def decayed(q, k, v, log_beta, positions, scaling):
     Positions are centred to keep the products small in fp32.
     """
     with torch.autocast(q.device.type, enabled=False):
-        q, k, v = q.float(), k.float(), v.float()
+        g = q.shape[1] // k.shape[1]
+        q, k, v = q.float(), k.repeat_interleave(g, 1).float(), v.repeat_interleave(g, 1).float()
         pos = (positions - positions[:, :1]).float()
         pos = pos - pos[:, -1:] / 2
-        lb = log_beta.repeat_interleave(q.shape[1] // log_beta.shape[1], 1)
+        lb = log_beta.repeat_interleave(g, 1)
         t = pos[:, None].expand(lb.shape)
         pad = (0, 6)                               # keep the head size a multiple of 8
         q = torch.cat((q * scaling, F.pad(torch.stack((t, torch.ones_like(t)), -1), pad)), -1)
@@ -99,21 +119,17 @@ def decayed(q, k, v, log_beta, positions, scaling):
         return out[..., :v.shape[-1]]
 
 
-class GatedModel:
+class GatedModel(OwnAttention):
     """A frozen base model with gates. `mode`: plain, gated or cached."""
 
-    def __init__(self, directory, device="cpu", **bank):
-        register()
-        self.device = device
-        self.model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32,
-                                                          attn_implementation=NAME).to(device).eval()
+    def __init__(self, directory, device="cpu", dtype=torch.float32, **bank):
+        super().__init__(directory, device, dtype)
         self.model.requires_grad_(False)
         c = self.model.config
-        self.layers, self.heads, self.d_model = c.num_hidden_layers, c.num_key_value_heads, c.hidden_size
+        self.layers, self.heads = c.num_hidden_layers, c.num_key_value_heads
         self.bank = GateBank(self.layers, self.heads, c.hidden_size, **bank).to(device)
         self.mode, self.positions, self.log_beta, self.cache = "plain", None, {}, None
         for i, layer in enumerate(self.model.model.layers):
-            layer.self_attn.keepd = self
             layer.self_attn.register_forward_pre_hook(self.gate_hook(i), with_kwargs=True)
 
     def gate_hook(self, layer):
@@ -124,35 +140,23 @@ class GatedModel:
                     self.log_beta[layer] = self.bank.log_beta(layer, x)
         return hook
 
-    def __call__(self, ids, positions, mode="plain"):
+    def hidden(self, ids, positions, mode="plain"):
         self.mode, self.positions, self.log_beta = mode, positions, {}
-        out = self.model(input_ids=ids, position_ids=positions, use_cache=False).logits
-        self.mode = "plain"
-        return out
+        return super().hidden(ids, positions)
 
-    def all_log_beta(self):
-        """[B, L, H, T] of the last gated call."""
-        return torch.stack([self.log_beta[i] for i in range(self.layers)], 1)
+    def __call__(self, ids, positions, mode="plain"):
+        return self.logits(self.hidden(ids, positions, mode))
+
+    def layer_log_beta(self):
+        """Per layer [B, H, T], of the last gated call."""
+        return [self.log_beta[i] for i in range(self.layers)]
 
     def attend(self, layer, q, k, v, scaling):
         if self.mode == "cached":
             return self.cache.attend(layer, q, k, v, scaling, self.log_beta[layer])
-        g = q.shape[1] // k.shape[1]
-        k, v = k.repeat_interleave(g, 1), v.repeat_interleave(g, 1)
         if self.mode == "gated":
-            return decayed(q, k, v, self.log_beta[layer], self.positions, scaling)
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling)
-
-
-def attention(module, query, key, value, attention_mask, scaling=None, **_):
-    scaling = scaling or query.shape[-1] ** -0.5
-    out = module.keepd.attend(module.layer_idx, query, key, value, scaling)
-    return out.transpose(1, 2).contiguous(), None
-
-
-def register():
-    AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, lambda *a, **k: None)     # causality is in the function
+            return decayed(q, k, v, self.log_beta[layer], self.positions, scaling).to(self.model.dtype)
+        return causal(q, k, v, scaling)
 
 
 # --- hard eviction ----------------------------------------------------------
