@@ -55,7 +55,7 @@ class Follower:
         scored = self.scored(kept, keep)
         masks = choose(sequence, scored, keep)
         if any((a != b).any() for a, b in zip(kept, masks)):
-            self.explain(scored, kept, keep)
+            self.explain(scored, kept, masks, keep)
             self.tally.at_cut += sum(int((a != b).sum()) for a, b in zip(kept, masks))
         for i, stream in enumerate(streams):
             stream.memory = scored[i].memory
@@ -117,11 +117,13 @@ class Follower:
             near |= self.near(scored, np.log(self.sequence.rule.retain), 1)
         return differs & (scored.protected | ~near)
 
-    def explain(self, scored, kept, keep):
-        """Fails unless every difference is a tie."""
+    def explain(self, scored, kept, masks, keep):
+        """Fails unless every difference is a tie of rounding. An exact tie has an order."""
         positions = [stream.pos for stream in self.sequence.all_streams()]
         sizes = [int(mask.sum()) for mask in kept]
         for pool in self.matching_pools(scored, sizes, keep):
+            differ = np.concatenate([scored[s].score[kept[s] != masks[s]] for s in pool.streams])
+            assert not len(differ) or differ.min() < differ.max(), f"equal scores {differ[0]} out of order"
             self.explain_quotas(pool, scored, positions, sizes)
             for s in pool.streams:
                 other = best(scored[s], positions[s], sizes[s], self.sequence.rule.retain)

@@ -31,7 +31,16 @@ class Recording:
         return Recording(*(x[chosen] for x in (self.q, self.k, self.v, self.log_beta)))
 
 
-def random_recording(seed, layers, heads_q, heads_kv, head_dim, tokens):
+def random_gates(rng, shape, style):
+    """log_beta: of a trained gate, drawn from three values, or all zero."""
+    if style == "equal":
+        return np.zeros(shape)
+    if style == "tied":
+        return -rng.integers(0, 3, shape) / 64
+    return -np.log1p(np.exp(-rng.uniform(-4, 20, shape)))
+
+
+def random_recording(seed, layers, heads_q, heads_kv, head_dim, tokens, gates="trained"):
     """Streams with topics: keys come in clusters, so that there is redundancy to find; queries
     follow the topic of the moment, so that attention is uneven, and more so in some heads."""
     rng = np.random.default_rng(seed)
@@ -45,8 +54,7 @@ def random_recording(seed, layers, heads_q, heads_kv, head_dim, tokens):
     q = np.repeat(np.moveaxis(centers[:, :, topic_q], 1, 2), group, axis=2)
     q = sharp * q + rng.standard_normal((layers, tokens, heads_q, head_dim))
     v = rng.standard_normal((layers, tokens, heads_kv, head_dim)) + 0.5 * k
-    log_beta = -np.exp(rng.normal(-4, 2, (layers, tokens, heads_kv)) + rng.normal(0, 1, (layers, 1, heads_kv)))
-    return Recording(q, k, v, log_beta).as_float32()
+    return Recording(q, k, v, random_gates(rng, v.shape[:3], gates)).as_float32()
 
 
 def model_recording(reference, tokens):
