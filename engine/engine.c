@@ -82,19 +82,33 @@ static int64_t memory_available(void) {
     return left < bytes ? left : bytes;
 }
 
+static int refuse_policy(const char *name, struct fault *fault) {
+    char known[256] = "auto";
+    for (int i = 0; policy_at(i) != NULL; i++)
+        snprintf(known + strlen(known), sizeof known - strlen(known), ", %s", policy_at(i)->name);
+    return fault_set(fault, ERR_INVALID, "kv-policy", "'%.40s' is not one of %s", name, known);
+}
+
+/* "kv.buffer" of a request is --kv-buffer here. */
+static int name_option(int code, struct fault *fault) {
+    char *dot = strchr(fault->field, '.');
+    if (code != 0 && dot != NULL && strncmp(fault->field, "kv.", 3) == 0) *dot = '-';
+    return code;
+}
+
 static int resolve_policy(struct engine *e, struct kv_params *kv, struct fault *fault) {
     const char *name = e->options.kv_policy;
     bool gates = model_has_gates(e->model);
     bool automatic = name == NULL || strcmp(name, "auto") == 0;
     if (automatic) name = gates ? "global" : "full";
     const struct policy *policy = policy_find(name);
-    if (policy == NULL)
-        return fault_set(fault, ERR_INVALID, "kv-policy", "unknown policy '%.40s'", name);
+    if (policy == NULL) return refuse_policy(name, fault);
     if ((policy->needs & POLICY_NEEDS_GATES) != 0 && !gates)
-        return fault_set(fault, ERR_INVALID, "kv-policy",
-                         "'%s' needs retention gates; %s has no gates.safetensors and --gates was "
-                         "not given",
-                         name, e->options.model_dir);
+        return fault_set(fault, ERR_INVALID, "kv-policy", "'%s' needs retention gates; %.200s%s",
+                         name, e->options.gates != NULL ? "--gates ''" : e->options.model_dir,
+                         e->options.gates != NULL
+                             ? " says to use none"
+                             : " has no gates.safetensors and --gates was not given");
     if (!policy->bounded && e->options.kv_budget_max > 0)
         return fault_set(fault, ERR_INVALID, "kv-budget-max",
                          "policy '%s' keeps everything, so no request could be served",
@@ -107,7 +121,7 @@ static int resolve_policy(struct engine *e, struct kv_params *kv, struct fault *
     kv_params_set_policy(kv, policy);
     /* The same give-way rule as for requests that lower the budget. */
     kv_params_fit(kv);
-    int code = kv_params_check(kv, fault);
+    int code = name_option(kv_params_check(kv, fault), fault);
     if (code == 0 && e->options.kv_budget_max > 0 && kv->budget > e->options.kv_budget_max)
         code = fault_set(fault, ERR_INVALID, "kv-budget", "is above kv-budget-max (%d)",
                          e->options.kv_budget_max);
@@ -168,7 +182,7 @@ static int open_cache(struct engine *e, struct sched_options *so, struct fault *
                                        .slots = so->sequences_max + so->conversations_max,
                                        .max_positions = e->info.max_model_len};
     snprintf(e->info.kv_dtype, sizeof e->info.kv_dtype, "%s", dtype == KERN_F32 ? "f32" : "bf16");
-    return e->kern->ops->cache_open(e->kern, &cache, fault);
+    return e->options.check_only ? 0 : e->kern->ops->cache_open(e->kern, &cache, fault);
 }
 
 static int thread_count(int wanted) {
@@ -233,6 +247,7 @@ static int open_model(struct engine *e, int logits_max, struct fault *fault) {
                                     .rows_max = o->max_num_batched_tokens,
                                     .logits_max = logits_max,
                                     .random_weights = o->random_weights,
+                                    .check_only = o->check_only,
                                     .progress = o->progress,
                                     .progress_arg = o->arg};
     code = model_open(e->kern, &options, &e->model, fault);
@@ -275,7 +290,7 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
     code = text_open(options->model_dir, &e->text, fault);
     if (code == 0) code = open_model(e, logits_max, fault);
     if (code == 0) code = open_cache(e, &so, fault);
-    if (code != 0) {
+    if (code != 0 || options->check_only) {
         engine_close(e);
         return code;
     }

@@ -54,6 +54,8 @@ struct engine_options {
     int threads;                /* 0 = the cores */
     const char *cpu_path;       /* see kernels/cpu/cpu.h */
     bool random_weights;
+    bool check_only; /* engine_open refuses whatever it would refuse without loading weights; when
+                        it finds nothing it returns 0 with *out = NULL */
     const char *state_dir;  /* conversations outlive the process there; NULL or "" = they do not */
     int64_t state_bytes;    /* all files there together; the oldest go */
     int state_idle_seconds; /* a conversation is written when nobody used it for so long */
@@ -62,6 +64,8 @@ struct engine_options {
     void *arg;
 };
 
+/* fault->field is an option's name without its dashes ("kv-policy") or, when the model is at fault,
+ * a file, field or tensor of it. */
 int engine_open(const struct engine_options *options, struct engine **out, struct fault *fault);
 int engine_start(struct engine *engine);
 void engine_drain(

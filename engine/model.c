@@ -180,6 +180,7 @@ static int load_matrix(struct loader *loader, int layer, const struct part *part
     int64_t rows = 0;
     size_t bytes = 0;
     for (int i = 0; i < count; i++) rows += parts[i].rows;
+    if (!loader->weights && loader->options->check_only) return 0;
     if (!loader->weights) return load_random_matrix(loader, rows, cols, shard, out);
     for (int i = 0; i < count; i++) {
         const struct tensor *tensor;
@@ -189,6 +190,7 @@ static int load_matrix(struct loader *loader, int layer, const struct part *part
         matrices[i] = (struct kern_matrix){tensor->data, dtype_of(tensor), parts[i].rows, cols};
         bytes += tensor->bytes;
     }
+    if (loader->options->check_only) return 0;
     struct kern *kern = loader->model->kern;
     int err = kern->ops->weight_load(kern, matrices, count, shard, out, loader->fault);
     if (err) return err;
@@ -392,8 +394,8 @@ static int load_gates_file(struct model *model, const struct model_options *opti
     if (err) return err;
     err = gates_parse(data, size, &shape, &gates, fault);
     if (err) goto out;
-    warn_other_base(options, gates.header.base_sha256);
-    err = load_gate_layers(model, &gates, fault);
+    if (!options->check_only) warn_other_base(options, gates.header.base_sha256);
+    if (!options->check_only) err = load_gate_layers(model, &gates, fault);
     model->trained_budget = gates.header.trained_budget;
     model->gate_horizon = gates.header.horizon;
     gates_close(&gates);
@@ -441,13 +443,21 @@ static int load_random_gates(struct model *model, struct fault *fault) {
 static int load_gates(struct model *model, const struct model_options *options,
                       struct fault *fault) {
     char path[PATH_MAX];
-    if (options->gates)
-        return *options->gates ? load_gates_file(model, options, options->gates, fault) : 0;
+    if (options->gates) {
+        int err = *options->gates ? load_gates_file(model, options, options->gates, fault) : 0;
+        if (!err) return 0;
+        const struct fault own = *fault;
+        return fault_set(fault, err, "gates", "%s%s%s", own.field, own.field[0] ? ": " : "",
+                         own.text);
+    }
     int n = snprintf(path, sizeof path, "%s/gates.safetensors", options->dir);
     if (n < 0 || (size_t)n >= sizeof path)
         return fault_set(fault, ERR_INVALID, "model", "directory name is too long");
     if (access(path, F_OK) == 0) return load_gates_file(model, options, path, fault);
-    return options->random_weights ? load_random_gates(model, fault) : 0;
+    if (!options->random_weights) return 0;
+    if (!options->check_only) return load_random_gates(model, fault);
+    model->has_gates = true;
+    return 0;
 }
 
 /* ---- Opening ------------------------------------------------------------------------------- */
@@ -493,7 +503,7 @@ static int open_scratch(struct model *model, struct fault *fault) {
         size_t bytes = (size_t)arrays[i].rows * (size_t)arrays[i].width * sizeof(float);
         *arrays[i].out = model->kern->ops->mem_alloc(model->kern, bytes);
         if (!*arrays[i].out)
-            return fault_set(fault, ERR_NOMEM, "max_num_batched_tokens",
+            return fault_set(fault, ERR_NOMEM, "max-num-batched-tokens",
                              "no memory for activations of %d tokens", model->rows_max);
     }
     return 0;
@@ -512,7 +522,7 @@ int model_open(struct kern *kern, const struct model_options *options, struct mo
     if (!err) model->layers = mem_must_alloc((size_t)model->config.layers, sizeof *model->layers);
     if (!err) err = load_weights(model, options, fault);
     if (!err) err = load_gates(model, options, fault);
-    if (!err) err = open_scratch(model, fault);
+    if (!err && !options->check_only) err = open_scratch(model, fault);
     if (err)
         model_close(model);
     else

@@ -42,6 +42,7 @@ struct model_options {
     const char *gates;   /* path, or NULL = <dir>/gates.safetensors if present, "" = none */
     int rows_max;        /* largest step */
     int logits_max;      /* most rows that want logits in one step */
+    bool check_only;     /* names, shapes and types only; the model cannot be used */
     bool random_weights; /* take only config.json; weights, and gates where no file gives them, from
                             a seeded generator (timing) */
     void (*progress)(void *arg, double fraction, const char *what); /* may be NULL */

@@ -133,8 +133,10 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
                                           512, 1024, 2048, 4096, 8192, 16384};
     *out = NULL;
     if (options->kv_policy && !is_policy(options->kv_policy))
-        return fault_set(fault, ERR_INVALID, "kv-policy", "unknown policy '%s'",
+        return fault_set(fault, ERR_INVALID, "kv-policy",
+                         "'%s' is not one of auto, full, streaming, trimkv, global",
                          options->kv_policy);
+    if (options->check_only) return 0;
     struct engine *e = mem_must_alloc(1, sizeof *e);
     e->options = *options;
     e->model_dir = mem_must_strdup(options->model_dir);
