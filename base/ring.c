@@ -33,6 +33,11 @@ bool ring_push(struct ring *ring, void *item) {
     return true;
 }
 
+bool ring_empty(struct ring *ring) {
+    return atomic_load_explicit(&ring->head, memory_order_relaxed) ==
+           atomic_load_explicit(&ring->tail, memory_order_acquire);
+}
+
 void *ring_pop(struct ring *ring) {
     size_t head = atomic_load_explicit(&ring->head, memory_order_relaxed);
     size_t tail = atomic_load_explicit(&ring->tail, memory_order_acquire);

@@ -22,5 +22,6 @@ void ring_open(struct ring *ring, size_t capacity); /* rounded up to a power of 
 void ring_close(struct ring *ring);
 bool ring_push(struct ring *ring, void *item); /* false when full */
 void *ring_pop(struct ring *ring);             /* NULL when empty */
+bool ring_empty(struct ring *ring);            /* for the consumer */
 
 #endif

@@ -1,13 +1,27 @@
 #include "engine/conversation.h"
 
 #include <string.h>
+#include <sys/random.h>
 
 #include "base/check.h"
 #include "base/mem.h"
 
+/* ---- The table ------------------------------------------------------------------------------- */
+
+/* splitmix64, Steele et al. 2014 */
+static uint64_t mix(uint64_t x) {
+    x ^= x >> 30;
+    x *= 0xBF58476D1CE4E5B9u;
+    x ^= x >> 27;
+    x *= 0x94D049BB133111EBu;
+    return x ^ (x >> 31);
+}
+
 void conversation_table_open(struct conversation_table *table, int capacity) {
-    *table = (struct conversation_table){.capacity = capacity, .next_id = 1, .next_use = 1};
+    *table = (struct conversation_table){.capacity = capacity, .next_use = 1};
     table->rows = mem_must_alloc((size_t)(capacity > 0 ? capacity : 1), sizeof *table->rows);
+    /* Ids are file names too: they must differ from those of other processes. */
+    CHECK(getrandom(&table->id_seed, sizeof table->id_seed, 0) == (ssize_t)sizeof table->id_seed);
 }
 
 void conversation_table_close(struct conversation_table *table) {
@@ -16,19 +30,29 @@ void conversation_table_close(struct conversation_table *table) {
     *table = (struct conversation_table){0};
 }
 
-void conversation_add(struct conversation_table *table, const struct conversation *row,
-                      int64_t now_ns) {
+static uint64_t new_id(struct conversation_table *table) {
+    uint64_t id;
+    do id = mix(table->id_seed + ++table->id_count * 0x9E3779B97F4A7C15u);
+    while (id == 0);
+    return id;
+}
+
+static void changed(struct conversation_table *table, struct conversation *row) {
+    row->change = ++table->changes;
+}
+
+struct conversation *conversation_add(struct conversation_table *table,
+                                      const struct conversation *row, int64_t now_ns) {
     CHECK(table->count < table->capacity);
     struct conversation *to = table->rows;
     while (to->id != 0) to++;
     *to = *row;
-    to->id = table->next_id++;
-    to->use = table->next_use++;
-    to->last_used_ns = now_ns;
+    if (to->id == 0) to->id = new_id(table);
     table->count++;
-    table->changes++;
     table->pages += to->pages;
     table->entries += to->entries;
+    conversation_touch(table, to, row->hint, now_ns);
+    return to;
 }
 
 struct conversation conversation_take(struct conversation_table *table, struct conversation *row) {
@@ -36,21 +60,59 @@ struct conversation conversation_take(struct conversation_table *table, struct c
     struct conversation taken = *row;
     *row = (struct conversation){0};
     table->count--;
-    table->changes++;
     table->pages -= taken.pages;
     table->entries -= taken.entries;
+    changed(table, row);
     return taken;
 }
 
-struct conversation *conversation_oldest(struct conversation_table *table,
-                                         const struct conversation *except) {
-    struct conversation *oldest = NULL;
+void conversation_touch(struct conversation_table *table, struct conversation *row, uint64_t hint,
+                        int64_t now_ns) {
+    row->use = table->next_use++;
+    row->last_used_ns = now_ns;
+    row->hint = hint;
+    changed(table, row);
+}
+
+void conversation_followed(struct conversation_table *table, struct conversation *row) {
+    if (row->turns < INT32_MAX) row->turns++;
+    changed(table, row);
+}
+
+struct conversation *conversation_by_id(struct conversation_table *table, uint64_t id) {
+    for (int i = 0; id != 0 && i < table->capacity; i++)
+        if (table->rows[i].id == id) return &table->rows[i];
+    return NULL;
+}
+
+static bool goes_before(const struct conversation *a, const struct conversation *b) {
+    bool old = conversation_superseded(a);
+    return old == conversation_superseded(b) ? a->use < b->use : old;
+}
+
+struct conversation *conversation_first_to_go(struct conversation_table *table,
+                                              const struct conversation *except) {
+    struct conversation *first = NULL;
     for (int i = 0; i < table->capacity; i++) {
         struct conversation *row = &table->rows[i];
         if (row->id == 0 || row == except) continue;
-        if (oldest == NULL || row->use < oldest->use) oldest = row;
+        if (first == NULL || goes_before(row, first)) first = row;
     }
-    return oldest;
+    return first;
+}
+
+const char *engine_miss_name(enum engine_miss miss) {
+    static const char *const names[ENGINE_MISS_COUNT] = {
+        "new", "diverged", "whole", "settings", "forgotten", "too_large", "damaged"};
+    return names[miss];
+}
+
+/* ---- Search ---------------------------------------------------------------------------------- */
+
+uint64_t conversation_hash(uint64_t hash, const int32_t *tokens, int32_t count) {
+    for (int32_t i = 0; i < count; i++)
+        hash = mix(hash + 0x9E3779B97F4A7C15u + (uint32_t)tokens[i]);
+    return hash;
 }
 
 /* Whole blocks by memcmp: a prompt may share thousands of tokens with hundreds of conversations. */
@@ -62,30 +124,88 @@ static int32_t common_prefix(const int32_t *a, int32_t a_count, const int32_t *b
     return i;
 }
 
-struct conversation *conversation_find(struct conversation_table *table, const uint8_t *space,
-                                       const struct kv_params *kv, const int32_t *prompt,
-                                       int32_t prompt_count, int32_t *common,
-                                       enum conversation_miss *miss) {
-    struct conversation *best = NULL;
-    *common = 0;
-    *miss = CONVERSATION_NONE;
+struct conversation *conversation_same(struct conversation_table *table,
+                                       const struct conversation *as) {
     for (int i = 0; i < table->capacity; i++) {
         struct conversation *row = &table->rows[i];
-        if (row->id == 0 || memcmp(row->space, space, sizeof row->space) != 0) continue;
-        if (!kv_params_equal(&row->kv, kv)) continue;
-        int32_t shared = common_prefix(row->tokens, row->token_count, prompt, prompt_count);
-        int32_t usable = shared < prompt_count ? shared : prompt_count - 1;
-        if (usable < row->prompt_end) {
-            /* A shared template header is no loss worth reporting as one; it is still a miss. */
-            if (shared > 0 && *miss == CONVERSATION_NONE)
-                *miss = shared == prompt_count ? CONVERSATION_WHOLE : CONVERSATION_DIVERGED;
+        if (row->id == 0 || row->token_count != as->token_count ||
+            row->prompt_end != as->prompt_end)
             continue;
-        }
-        if (best == NULL || usable > *common || (usable == *common && row->use > best->use)) {
+        if (memcmp(row->space, as->space, sizeof row->space) != 0) continue;
+        if (!kv_params_equal(&row->kv, &as->kv)) continue;
+        if (common_prefix(row->tokens, row->token_count, as->tokens, as->token_count) ==
+            row->token_count)
+            return row;
+    }
+    return NULL;
+}
+
+void conversation_note_gone(struct conversation_table *table, const struct conversation *row) {
+    struct conversation_gone *gone = &table->gone[table->gone_count++ % CONVERSATION_GONE_MAX];
+    memcpy(gone->space, row->space, sizeof gone->space);
+    gone->prompt_end = row->prompt_end;
+    gone->hash = conversation_hash(CONVERSATION_HASH, row->tokens, row->prompt_end);
+}
+
+static bool extends_gone(const struct conversation_table *table,
+                         const struct conversation_query *query) {
+    uint32_t count = table->gone_count;
+    if (count > CONVERSATION_GONE_MAX) count = CONVERSATION_GONE_MAX;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct conversation_gone *gone = &table->gone[i];
+        if (gone->prompt_end >= query->prompt_count) continue;
+        if (memcmp(gone->space, query->space, sizeof gone->space) != 0) continue;
+        if (conversation_hash(CONVERSATION_HASH, query->prompt, gone->prompt_end) == gone->hash)
+            return true;
+    }
+    return false;
+}
+
+/* Why one row does not serve. A shared template header is no loss worth reporting as one, so
+ * prompts that part early have nothing to do with each other. */
+static enum engine_miss row_miss(const struct conversation *row,
+                                 const struct conversation_query *query, int32_t shared) {
+    if (shared == query->prompt_count) return ENGINE_MISS_WHOLE;
+    return shared > row->prompt_end / 2 ? ENGINE_MISS_DIVERGED : ENGINE_MISS_NEW;
+}
+
+/* The reason that tells most: the later in the list, but "whole" before "settings". */
+static void note_miss(enum engine_miss *miss, enum engine_miss reason) {
+    static const int weight[ENGINE_MISS_COUNT] = {
+        [ENGINE_MISS_DIVERGED] = 1, [ENGINE_MISS_SETTINGS] = 2, [ENGINE_MISS_WHOLE] = 3};
+    if (weight[reason] > weight[*miss]) *miss = reason;
+}
+
+static bool is_better(const struct conversation *row, const struct conversation *best,
+                      uint64_t hint) {
+    bool hinted = hint != 0 && row->hint == hint, was = hint != 0 && best->hint == hint;
+    return hinted == was ? row->use > best->use : hinted;
+}
+
+struct conversation *conversation_find(struct conversation_table *table,
+                                       const struct conversation_query *query, int32_t *common,
+                                       enum engine_miss *miss) {
+    struct conversation *best = NULL;
+    *common = 0;
+    *miss = ENGINE_MISS_NEW;
+    for (int i = 0; i < table->capacity; i++) {
+        struct conversation *row = &table->rows[i];
+        if (row->id == 0 || memcmp(row->space, query->space, sizeof row->space) != 0) continue;
+        int32_t shared =
+            common_prefix(row->tokens, row->token_count, query->prompt, query->prompt_count);
+        int32_t usable = shared < query->prompt_count ? shared : query->prompt_count - 1;
+        bool serves = usable >= row->prompt_end;
+        if (serves && !kv_params_equal(&row->kv, query->kv))
+            note_miss(miss, ENGINE_MISS_SETTINGS);
+        else if (!serves)
+            note_miss(miss, row_miss(row, query, shared));
+        else if (best == NULL || usable > *common ||
+                 (usable == *common && is_better(row, best, query->hint))) {
             best = row;
             *common = usable;
         }
     }
-    if (best != NULL) *miss = CONVERSATION_HIT;
+    if (best == NULL && *miss <= ENGINE_MISS_DIVERGED && extends_gone(table, query))
+        *miss = ENGINE_MISS_FORGOTTEN;
     return best;
 }

@@ -1,11 +1,16 @@
 /* Conversations: what outlives a request. A turn ends, its streams stay in their cache slot, and
- * the next request that extends the same tokens continues them.
+ * requests that extend the same tokens go on with forks of them.
  *
  * Match: the longest common token prefix within one space (key, salt, model) and equal kv
  * parameters. Only tokens after the previous prompt's end may be dropped (templates strip
  * reasoning, text does not always re-tokenise alike, users edit the last answer); an earlier
  * divergence recomputes, because what the earlier tokens would have kept was decided with the
  * whole prompt in view. At least one prompt token is always left to compute.
+ *
+ * What goes first when room is needed: superseded conversations, then the one used longest ago. A
+ * conversation is superseded while exactly one kept turn went on from it: that turn holds all of
+ * it, and only a retry or another last turn would ask for it. When two or more went on from it, it
+ * is a history that branches, and is as good as any other.
  *
  * Owner: the scheduler, on the engine thread. Slots belong to the scheduler too; this table only
  * remembers them. */
@@ -15,57 +20,98 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "engine/engine.h"
 #include "paging/policy.h"
 
 struct conversation {
-    uint64_t id; /* 0 = free entry */
+    uint64_t id; /* random; 0 = free entry */
     uint8_t space[16];
+    uint64_t hint; /* of who used it last */
     struct kv_params kv;
     int32_t *tokens;     /* appended so far, owned; [token_count] */
     int32_t token_count; /* T */
     int32_t prompt_end;  /* tokens of the last prompt: nothing before this may be dropped */
     int32_t held;        /* entries per stream on average, rounded up */
     int64_t entries;     /* exact, over all streams */
-    int64_t pages;       /* exact */
+    int64_t pages;       /* exact, shared ones included */
     int32_t slot;
     int64_t last_used_ns;
-    uint64_t use; /* order of last use; the smallest goes first */
+    uint64_t use;    /* order of last use; the smallest goes first */
+    uint64_t origin; /* id of the conversation its turn went on from; 0 = none */
+    int32_t turns;   /* kept turns that went on from this one */
+    uint64_t change; /* table->changes when something here changed last */
 };
+
+/* What could be continued once: so that a miss can tell "forgotten" from "never seen". */
+struct conversation_gone {
+    uint8_t space[16];
+    uint64_t hash; /* of the first prompt_end tokens */
+    int32_t prompt_end;
+};
+
+#define CONVERSATION_GONE_MAX 256
 
 struct conversation_table {
     struct conversation *rows;
     int capacity, count;
     int64_t pages; /* sum over rows */
     int64_t entries;
-    uint64_t next_id, next_use;
-    uint64_t changes; /* grows with every row added or taken */
+    uint64_t next_use;
+    uint64_t id_seed, id_count;
+    uint64_t changes; /* grows with every change of a row */
+    struct conversation_gone gone[CONVERSATION_GONE_MAX];
+    uint32_t gone_count; /* ever; the newest overwrite the oldest */
 };
 
 void conversation_table_open(struct conversation_table *table, int capacity);
 void conversation_table_close(struct conversation_table *table);
 
-/* Copies *row in (taking row->tokens), gives it an id. The table must have room. */
-void conversation_add(struct conversation_table *table, const struct conversation *row,
-                      int64_t now_ns);
+/* Copies *row in (taking row->tokens); a row without an id gets one. The table must have room. */
+struct conversation *conversation_add(struct conversation_table *table,
+                                      const struct conversation *row, int64_t now_ns);
 
 /* Takes a row out: the caller then owns tokens and slot. */
 struct conversation conversation_take(struct conversation_table *table, struct conversation *row);
 
-struct conversation *conversation_oldest(struct conversation_table *table,
-                                         const struct conversation *except);
+/* It was used: goes last from now on. */
+void conversation_touch(struct conversation_table *table, struct conversation *row, uint64_t hint,
+                        int64_t now_ns);
 
-/* Why a prompt could not continue a conversation it shares tokens with. */
-enum conversation_miss {
-    CONVERSATION_HIT,
-    CONVERSATION_NONE,     /* nothing in this space with these kv parameters shares a token */
-    CONVERSATION_DIVERGED, /* differs before the previous prompt's end */
-    CONVERSATION_WHOLE     /* the prompt adds no token */
+/* A kept turn went on from it. */
+void conversation_followed(struct conversation_table *table, struct conversation *row);
+
+static inline bool conversation_superseded(const struct conversation *row) {
+    return row->turns == 1;
+}
+
+struct conversation *conversation_by_id(struct conversation_table *table, uint64_t id);
+/* The one that goes first, NULL when there is no other than `except`. */
+struct conversation *conversation_first_to_go(struct conversation_table *table,
+                                              const struct conversation *except);
+/* The row with the same tokens and prompt end in the same space with equal parameters, or NULL. */
+struct conversation *conversation_same(struct conversation_table *table,
+                                       const struct conversation *as);
+
+/* What a request brings to the search. */
+struct conversation_query {
+    const uint8_t *space; /* [16] */
+    const struct kv_params *kv;
+    const int32_t *prompt;
+    int32_t prompt_count;
+    uint64_t hint; /* 0 = none */
 };
 
-/* The conversation `prompt` extends, and how many of its tokens stay (*common). */
-struct conversation *conversation_find(struct conversation_table *table, const uint8_t *space,
-                                       const struct kv_params *kv, const int32_t *prompt,
-                                       int32_t prompt_count, int32_t *common,
-                                       enum conversation_miss *miss);
+/* The conversation the prompt extends furthest, and how many of its tokens stay (*common); among
+ * equals the one with the query's hint, then the one used last. NULL: *miss says why. */
+struct conversation *conversation_find(struct conversation_table *table,
+                                       const struct conversation_query *query, int32_t *common,
+                                       enum engine_miss *miss);
+
+/* Remembers that `row` had to make room. */
+void conversation_note_gone(struct conversation_table *table, const struct conversation *row);
+
+/* A hash of the first `count` tokens; start with CONVERSATION_HASH and go on from any prefix's. */
+#define CONVERSATION_HASH 0x6b65657064u
+uint64_t conversation_hash(uint64_t hash, const int32_t *tokens, int32_t count);
 
 #endif

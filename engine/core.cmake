@@ -1,5 +1,5 @@
 # What decides and holds a request: conversations, sequences, the scheduler; and the engine itself.
-add_library(engine_sched STATIC conversation.c seq.c sched.c)
+add_library(engine_sched STATIC conversation.c seq.c sched.c sched_keep.c)
 target_link_libraries(engine_sched PUBLIC keepd_flags paging base)
 
 if(TARGET engine_tok AND TARGET engine_chat AND TARGET engine_model AND TARGET kernels_cpu)

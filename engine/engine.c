@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 #include "base/check.h"
 #include "base/clock.h"
@@ -23,11 +24,13 @@ struct engine {
     struct engine_options options;
     struct engine_info info;
     char *model_dir;
+    uint8_t space_key[16];
     struct text text;
     struct kern *kern;
     struct model *model;
     struct sched sched;  /* the engine thread's, after engine_start */
     struct ring submits; /* loop -> engine */
+    struct ring deletes; /* loop -> engine */
     atomic_int places;   /* taken in the bounded queue */
     atomic_int pending;  /* submitted jobs that have not finished: what drain waits for */
     atomic_bool draining, stopping;
@@ -46,6 +49,7 @@ struct engine {
 struct conversation_copy {
     struct engine_conversation_row row;
     int64_t last_used_ns;
+    uint64_t change; /* of the row that was copied */
 };
 
 /* ---- Opening --------------------------------------------------------------------------------- */
@@ -191,6 +195,13 @@ static int thread_count(int wanted) {
     return sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
 }
 
+static int max_choices(const struct engine_options *options) {
+    int most =
+        options->max_num_seqs < ENGINE_CHOICES_MAX ? options->max_num_seqs : ENGINE_CHOICES_MAX;
+    int wanted = options->max_choices;
+    return wanted > 0 && wanted < most ? wanted : most;
+}
+
 static void fill_info(struct engine *e, const struct sched_options *so) {
     const struct model_config *config = model_config(e->model);
     struct engine_info *info = &e->info;
@@ -210,7 +221,8 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
     info->vocab = config->vocab;
     info->max_num_seqs = e->options.max_num_seqs;
     info->max_queue = e->options.max_queue;
-    info->max_choices = 1;
+    info->max_choices = max_choices(&e->options);
+    memcpy(info->space_key, e->space_key, sizeof info->space_key);
     info->threads = thread_count(e->options.threads);
     info->pages_total = so->pages_total;
     info->page_bytes = so->page_bytes;
@@ -234,6 +246,8 @@ static int check_options(const struct engine_options *o, struct fault *fault) {
     if (o->max_queue < 1) return fault_set(fault, ERR_INVALID, "max-queue", "must be at least 1");
     if (o->max_conversations < 0)
         return fault_set(fault, ERR_INVALID, "max-conversations", "must be at least 0");
+    if (o->max_choices < 0)
+        return fault_set(fault, ERR_INVALID, "max-choices", "must be at least 0");
     return 0;
 }
 
@@ -282,7 +296,10 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
     pthread_mutex_init(&e->lock, NULL);
     pthread_cond_init(&e->work, NULL);
     ring_open(&e->submits, (size_t)options->max_queue);
+    ring_open(&e->deletes, ENGINE_DELETES_MAX);
+    CHECK(getrandom(e->space_key, sizeof e->space_key, 0) == (ssize_t)sizeof e->space_key);
     int logits_max = options->max_num_seqs + 64; /* room to score prompts beside decoding */
+    if (logits_max > options->max_num_batched_tokens) logits_max = options->max_num_batched_tokens;
     struct sched_options so = {.sequences_max = options->max_num_seqs,
                                .conversations_max = options->max_conversations,
                                .rows_max = options->max_num_batched_tokens,
@@ -347,9 +364,12 @@ static void copy_conversations(struct engine *e) {
     for (int i = 0; i < table->capacity; i++) {
         const struct conversation *c = &table->rows[i];
         struct conversation_copy *copy = &e->conversation_copies[i];
-        if (copy->row.id == c->id) continue;
-        copy->row = (struct engine_conversation_row){.id = c->id};
+        if (copy->change == c->change) continue;
+        copy->change = c->change;
+        copy->row = (struct engine_conversation_row){
+            .id = c->id, .hint = c->hint, .superseded = conversation_superseded(c)};
         if (c->id == 0) continue;
+        memcpy(copy->row.space, c->space, sizeof copy->row.space);
         copy->row.tokens = c->token_count;
         copy->row.held = c->held;
         copy->row.budget = budget_of(&c->kv);
@@ -392,6 +412,8 @@ static void publish(struct engine *e) {
         .eviction_seconds = s->counters.eviction_seconds,
         .iteration_tokens = s->counters.iteration_tokens,
     };
+    memcpy(e->snapshot.conversation_lost, s->counters.conversation_lost,
+           sizeof e->snapshot.conversation_lost);
     pthread_mutex_unlock(&e->lock);
 }
 
@@ -400,12 +422,27 @@ static void take_submits(struct engine *e) {
     while ((job = ring_pop(&e->submits)) != NULL) sched_submit(&e->sched, job);
 }
 
+/* Orders to delete, between steps; who waits for one sees the lists without it. */
+static void take_deletes(struct engine *e) {
+    struct engine_delete *orders[ENGINE_DELETES_MAX];
+    int count = 0;
+    while (count < ENGINE_DELETES_MAX && (orders[count] = ring_pop(&e->deletes)) != NULL) {
+        orders[count]->result = sched_delete(&e->sched, orders[count]->id);
+        count++;
+    }
+    if (count == 0) return;
+    publish(e);
+    for (int i = 0; i < count; i++)
+        atomic_store_explicit(&orders[i]->done, 1, memory_order_release);
+    e->options.wake(e->options.arg);
+}
+
 /* Sleeps until there is work or the end; the snapshot then shows that work waits. */
 static void wait_for_work(struct engine *e) {
     pthread_mutex_lock(&e->lock);
     while (!atomic_load(&e->stopping)) {
         take_submits(e); /* under the lock: a submit after this look finds us waiting and signals */
-        if (!sched_idle(&e->sched)) break;
+        if (!sched_idle(&e->sched) || !ring_empty(&e->deletes)) break;
         pthread_cond_wait(&e->work, &e->lock);
     }
     pthread_mutex_unlock(&e->lock);
@@ -424,6 +461,7 @@ static void *engine_main(void *arg) {
     bool failed = false;
     while (!atomic_load(&e->stopping)) {
         take_submits(e);
+        take_deletes(e);
         if (sched_idle(&e->sched)) {
             wait_for_work(e);
             publish(e);
@@ -441,6 +479,7 @@ static void *engine_main(void *arg) {
         sched_publish_finished(&e->sched);
         e->options.wake(e->options.arg);
     }
+    take_deletes(e);
     pthread_mutex_lock(&e->lock);
     e->snapshot.stopped = true;
     pthread_mutex_unlock(&e->lock);
@@ -479,6 +518,7 @@ void engine_close(struct engine *e) {
     if (e->kern != NULL) e->kern->ops->close(e->kern);
     text_close(&e->text);
     ring_close(&e->submits);
+    ring_close(&e->deletes);
     pthread_cond_destroy(&e->work);
     pthread_mutex_destroy(&e->lock);
     mem_free(e->sequence_rows);
@@ -522,12 +562,15 @@ static int check_tokens(const struct engine *e, const struct engine_request *r,
     return 0;
 }
 
-static int check_counts(const struct engine_request *r, struct fault *fault) {
+static int check_counts(const struct engine *e, const struct engine_request *r,
+                        struct fault *fault) {
     if (r->prompt_count < 1)
         return fault_set(fault, ERR_INVALID, "prompt", "the prompt has no tokens");
     if (r->max_tokens < 0) return fault_set(fault, ERR_INVALID, "max_tokens", "must be at least 0");
-    if (r->choices < 0 || r->choices > 1)
-        return fault_set(fault, ERR_UNSUPPORTED, "n", "one choice per request so far");
+    if (r->choices < 0) return fault_set(fault, ERR_INVALID, "n", "must be at least 1");
+    if (r->choices > e->info.max_choices)
+        return fault_set(fault, ERR_LIMIT, "n", "n is %d, this server allows %d", r->choices,
+                         e->info.max_choices);
     if (r->top_logprobs < -1 || r->top_logprobs > ENGINE_TOP_MAX)
         return fault_set(fault, ERR_INVALID, "top_logprobs", "must be at most %d", ENGINE_TOP_MAX);
     return 0;
@@ -535,7 +578,7 @@ static int check_counts(const struct engine_request *r, struct fault *fault) {
 
 int engine_check(const struct engine *e, const struct engine_request *r, struct fault *fault) {
     struct kv_params kv;
-    int code = check_counts(r, fault);
+    int code = check_counts(e, r, fault);
     if (code != 0) return code;
     if ((int64_t)r->prompt_count + r->max_tokens > e->info.max_model_len)
         return fault_set(
@@ -560,6 +603,19 @@ int engine_submit(struct engine *e, struct engine_job *job) {
     pthread_cond_signal(&e->work);
     pthread_mutex_unlock(&e->lock);
     return 0;
+}
+
+int engine_conversation_delete(struct engine *e, struct engine_delete *order) {
+    int code = 0;
+    atomic_store(&order->done, 0);
+    pthread_mutex_lock(&e->lock); /* the thread's last look happens before it says it has stopped */
+    if (!e->started || e->snapshot.stopped || atomic_load(&e->stopping))
+        code = ERR_STOPPED;
+    else if (!ring_push(&e->deletes, order))
+        code = ERR_FULL;
+    pthread_cond_signal(&e->work);
+    pthread_mutex_unlock(&e->lock);
+    return code;
 }
 
 /* ---- Text ------------------------------------------------------------------------------------ */
@@ -593,17 +649,6 @@ bool engine_token_is_special(const struct engine *e, int32_t id) {
 }
 
 /* ---- Observation ----------------------------------------------------------------------------- */
-
-const char *engine_miss_name(enum engine_miss miss) {
-    static const char *const names[ENGINE_MISS_COUNT] = {
-        "new", "diverged", "whole", "settings", "forgotten", "too_large", "damaged"};
-    return names[miss];
-}
-
-int engine_conversation_delete(struct engine *e, struct engine_delete *order) {
-    (void)e, (void)order;
-    return ERR_STOPPED;
-}
 
 void engine_snapshot(struct engine *e, struct engine_snapshot *out) {
     pthread_mutex_lock(&e->lock);

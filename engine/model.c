@@ -629,7 +629,7 @@ static int step_feed_forward(struct model *model, int index, float *x, const flo
 int model_step(struct model *model, const struct kern_batch *batch, const int32_t *want,
                int want_count, const float **logits) {
     CHECK(batch->rows > 0 && batch->rows <= model->rows_max);
-    CHECK(want_count >= 0 && want_count <= model->logits_max && want_count <= batch->rows);
+    CHECK(want_count >= 0 && want_count <= model->logits_max && want_count <= model->rows_max);
     const struct model_config *c = &model->config;
     struct scratch *s = &model->scratch;
     struct kern *kern = model->kern;

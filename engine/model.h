@@ -60,8 +60,8 @@ float model_gate_horizon(const struct model *model); /* of the gates; 0 = unknow
 size_t model_weight_bytes(const struct model *model);
 
 /* One step: appends batch->rows tokens to their streams (begin_step was called by this function)
- * and leaves logits of rows `want[0..want_count)` in *logits, backend memory [want_count, vocab],
- * valid until the next call. Returns the first backend error. */
+ * and leaves logits of rows `want[0..want_count)`, a row perhaps several times, in *logits, backend
+ * memory [want_count, vocab], valid until the next call. Returns the first backend error. */
 int model_step(struct model *model, const struct kern_batch *batch, const int32_t *want,
                int want_count, const float **logits);
 

@@ -1,5 +1,5 @@
-#include "engine/sched.h"
-
+/* Who runs: admission, the batch of a step, eviction points, leaving. What stays between turns is
+ * sched_keep.c. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "engine/sched_int.h"
 
 /* A row whose logits are wanted: the next token of a sequence, or the score of a prompt token. */
 struct sched_want {
@@ -20,14 +21,6 @@ static const double eviction_bounds[] = {1e-5,   2.5e-5, 5e-5, 1e-4,   2.5e-4, 5
 static const double iteration_bounds[] = {1,   8,    16,   32,   64,   128,  256,
                                           512, 1024, 2048, 4096, 8192, 16384};
 #define COUNT_OF(a) ((int)(sizeof(a) / sizeof((a)[0])))
-
-static int64_t streams(const struct sched *sched) {
-    return (int64_t)sched->options.shape.layers * sched->options.shape.heads_kv;
-}
-
-static const struct kern_ops *ops(const struct sched *sched) {
-    return sched->options.kern->ops;
-}
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 
@@ -55,9 +48,17 @@ void sched_open(struct sched *sched, const struct sched_options *options) {
     hist_open(&sched->counters.iteration_tokens, iteration_bounds, COUNT_OF(iteration_bounds));
 }
 
-static void finish_job(struct sched *sched, struct engine_job *job, enum engine_finish finish) {
+static void end_choice(struct sched *sched, struct engine_job *job, struct engine_choice *choice,
+                       enum engine_finish finish) {
+    choice->ending = finish;
+    choice->next = NULL;
+    if (sched->ended_last != NULL)
+        sched->ended_last->next = choice;
+    else
+        sched->ended_first = choice;
+    sched->ended_last = choice;
+    if (--job->choices_left > 0) return;
     job->finished_ns = clock_ns();
-    for (int i = 0; i < job->choice_count; i++) job->choice[i].ending = finish;
     job->next = NULL;
     if (sched->finished_last != NULL)
         sched->finished_last->next = job;
@@ -66,17 +67,25 @@ static void finish_job(struct sched *sched, struct engine_job *job, enum engine_
     sched->finished_last = job;
 }
 
+/* A job that never ran. */
+static void finish_job(struct sched *sched, struct engine_job *job, enum engine_finish finish) {
+    for (int i = 0; i < job->choice_count; i++) end_choice(sched, job, &job->choice[i], finish);
+}
+
 /* Whoever sees a choice's `finish` sees everything before it, its count included; once a job is
  * `finished` it is the submitter's again. */
 void sched_publish_finished(struct sched *sched) {
+    struct engine_choice *choice = sched->ended_first, *next_choice;
     struct engine_job *job = sched->finished_first, *next;
+    sched->ended_first = sched->ended_last = NULL;
     sched->finished_first = sched->finished_last = NULL;
+    for (; choice != NULL; choice = next_choice) {
+        next_choice = choice->next;
+        atomic_store_explicit(&choice->finish, choice->ending, memory_order_release);
+    }
     for (; job != NULL; job = next) {
         next = job->next;
         if (sched->pending_jobs != NULL) atomic_fetch_sub(sched->pending_jobs, 1);
-        for (int i = 0; i < job->choice_count; i++)
-            atomic_store_explicit(&job->choice[i].finish, job->choice[i].ending,
-                                  memory_order_release);
         atomic_store_explicit(&job->finished, 1, memory_order_release);
     }
 }
@@ -95,8 +104,13 @@ static struct engine_job *pop_waiting(struct sched *sched) {
     return job;
 }
 
-static void release_slot(struct sched *sched, int32_t slot) {
-    ops(sched)->release(sched->options.kern, slot);
+int32_t sched_take_slot(struct sched *sched) {
+    CHECK(sched->free_slot_count > 0); /* there are as many as sequences and conversations */
+    return sched->free_slots[--sched->free_slot_count];
+}
+
+void sched_release_slot(struct sched *sched, int32_t slot) {
+    sched_ops(sched)->release(sched->options.kern, slot);
     sched->free_slots[sched->free_slot_count++] = slot;
 }
 
@@ -116,7 +130,7 @@ void sched_close(struct sched *sched) {
     sched_publish_finished(sched);
     for (int i = 0; i < sched->conversations.capacity; i++)
         if (sched->conversations.rows[i].id != 0)
-            release_slot(sched, sched->conversations.rows[i].slot);
+            sched_release_slot(sched, sched->conversations.rows[i].slot);
     conversation_table_close(&sched->conversations);
     mem_free(sched->sequences);
     mem_free(sched->order);
@@ -206,8 +220,14 @@ static int64_t pages_for(const struct sched_options *options, const struct kv_pa
 
 int sched_check(const struct sched_options *options, const struct engine_request *request,
                 const struct kv_params *kv, struct fault *fault) {
+    int choices = seq_job_choices(request);
     int64_t pages = pages_for(options, kv, 0, request, 0);
-    if (pages <= options->pages_total) return 0;
+    if (pages <= options->pages_total / choices) return 0;
+    if (pages <= options->pages_total)
+        return fault_set(fault, ERR_LIMIT, "n",
+                         "each of %d choices may need %lld pages of cache and the pool has %lld; "
+                         "ask for fewer choices",
+                         choices, (long long)pages, (long long)options->pages_total);
     return fault_set(fault, ERR_LIMIT, kv->policy->bounded ? "kv.budget" : "max_tokens",
                      "this request may need %lld pages of cache and the pool has %lld; lower "
                      "kv.budget or max_tokens, or use a bounded kv.policy",
@@ -216,82 +236,6 @@ int sched_check(const struct sched_options *options, const struct engine_request
 
 /* ---- Admission ------------------------------------------------------------------------------- */
 
-static void forget(struct sched *sched, struct conversation *row, const char *why) {
-    struct conversation gone = conversation_take(&sched->conversations, row);
-    log_debug("conversation=%llu forgotten reason=%s tokens=%d pages=%lld",
-              (unsigned long long)gone.id, why, gone.token_count, (long long)gone.pages);
-    release_slot(sched, gone.slot);
-    mem_free(gone.tokens);
-}
-
-/* Pages not promised to anybody: retained conversations hold theirs. */
-static int64_t pages_free(const struct sched *sched) {
-    return sched->options.pages_total - sched->pages_reserved - sched->conversations.pages;
-}
-
-/* Forgets conversations, oldest first, until `pages` fit beside what runs. `kept` stays; its own
- * pages become part of the reservation, so they count as free. */
-static bool make_room(struct sched *sched, int64_t pages, const struct conversation *kept) {
-    int64_t own = kept != NULL ? kept->pages : 0;
-    if (pages > sched->options.pages_total - sched->pages_reserved) return false;
-    while (pages > pages_free(sched) + own) {
-        struct conversation *oldest = conversation_oldest(&sched->conversations, kept);
-        if (oldest == NULL) return false;
-        forget(sched, oldest, "pages");
-    }
-    return true;
-}
-
-static const char *const miss_names[] = {
-    [CONVERSATION_HIT] = "hit",
-    [CONVERSATION_NONE] = "none",
-    [CONVERSATION_DIVERGED] = "diverged before the previous prompt's end",
-    [CONVERSATION_WHOLE] = "the prompt adds no token",
-};
-
-static struct conversation *match(struct sched *sched, const struct engine_request *request,
-                                  const struct kv_params *kv, int32_t *common) {
-    enum conversation_miss miss = CONVERSATION_NONE;
-    *common = 0;
-    if (!request->kv.reuse || request->prompt_logprobs) return NULL;
-    struct conversation *row =
-        conversation_find(&sched->conversations, request->space, kv, request->prompt,
-                          request->prompt_count, common, &miss);
-    if (row == NULL && miss != CONVERSATION_NONE)
-        log_debug("conversation missed: %s, prompt_tokens=%d", miss_names[miss],
-                  request->prompt_count);
-    return row;
-}
-
-/* Brings a conversation's streams into the new sequence: drops what the prompt does not repeat. */
-static int continue_conversation(struct sched *sched, struct sequence *seq,
-                                 struct conversation *row, int32_t common) {
-    struct conversation taken = conversation_take(&sched->conversations, row);
-    struct kern *kern = sched->options.kern;
-    struct kern_report report = {0};
-    int code = 0;
-    seq->slot = taken.slot;
-    seq->dropped = taken.token_count - common;
-    if (seq->dropped > 0) code = kern->ops->truncate(kern, taken.slot, common);
-    if (code == 0) code = kern->ops->report(kern, taken.slot, &report);
-    mem_free(taken.tokens);
-    if (code != 0) return code;
-    int64_t count = streams(sched);
-    seq->due.tokens = common;
-    seq->due.held = (int32_t)(((int64_t)report.entries + count - 1) / count);
-    seq->due.prompt_new = seq->prompt_count - common;
-    seq->job->cached_tokens = common;
-    sched->counters.conversation_hits++;
-    return 0;
-}
-
-static struct sequence *free_sequence(struct sched *sched) {
-    if (sched->running == sched->options.sequences_max) return NULL;
-    struct sequence *seq = sched->sequences;
-    while (seq->job != NULL) seq++;
-    return seq;
-}
-
 enum admission { ADMITTED, WAIT, REFUSED /* with the reason in the job's fault */ };
 
 static enum admission refuse(struct engine_job *job, int code, const char *text) {
@@ -299,51 +243,104 @@ static enum admission refuse(struct engine_job *job, int code, const char *text)
     return REFUSED;
 }
 
-static void start(struct sched *sched, struct sequence *seq, int64_t pages) {
-    struct engine_job *job = seq->job;
-    seq->pages_reserved = pages;
-    sched->pages_reserved += pages;
-    sched->order[sched->running++] = (int)(seq - sched->sequences);
-    sched->counters.cached_tokens += (uint64_t)job->cached_tokens;
+static struct sequence *free_sequence(struct sched *sched) {
+    struct sequence *seq = sched->sequences;
+    while (seq->job != NULL) seq++;
+    return seq;
+}
+
+/* A sequence for every choice, or none. */
+static int open_sequences(struct sched *sched, const struct sched_entry *entry,
+                          struct sequence **opened) {
+    for (int i = 0; i < entry->job->choice_count; i++) {
+        opened[i] = free_sequence(sched);
+        int code = seq_open(opened[i], entry->job, i, &entry->kv, &sched->options.text);
+        if (code == 0) continue;
+        while (i > 0) seq_close(opened[--i]);
+        return code;
+    }
+    return 0;
+}
+
+static void count_start(struct sched *sched, const struct sched_entry *entry) {
+    struct sched_counters *counters = &sched->counters;
+    const struct engine_job *job = entry->job;
+    counters->cached_tokens += (uint64_t)job->cached_tokens;
+    if (entry->row != NULL) counters->conversation_hits++;
+    if (entry->row != NULL || !entry->wants_conversation) return;
+    counters->conversation_misses++;
+    counters->conversation_lost[entry->miss]++;
+    if (entry->miss != ENGINE_MISS_NEW)
+        log_debug("conversation missed: reason=%s prompt_tokens=%d", engine_miss_name(entry->miss),
+                  job->request.prompt_count);
+}
+
+static void start(struct sched *sched, const struct sched_entry *entry, struct sequence **opened) {
+    struct engine_job *job = entry->job;
+    for (int i = 0; i < job->choice_count; i++) {
+        struct sequence *seq = opened[i];
+        if (i > 0) {
+            seq->leader = opened[0];
+            seq->slot = sched_take_slot(sched);
+        }
+        seq->pages_reserved = entry->pages;
+        sched->pages_reserved += entry->pages;
+        sched->order[sched->running++] = (int)(seq - sched->sequences);
+    }
+    count_start(sched, entry);
     job->admitted_ns = clock_ns();
     atomic_store_explicit(&job->admitted, 1, memory_order_release);
 }
 
-static enum admission admit(struct sched *sched, struct engine_job *job) {
-    const struct engine_request *request = &job->request;
-    struct sequence *seq = free_sequence(sched);
-    if (seq == NULL) return WAIT;
-    struct kv_params kv;
-    int32_t common = 0;
-    /* engine_check refused such requests before; a caller that skips it fails alone */
-    if (sched_resolve_kv(&request->kv, &sched->options.kv, &kv, &job->fault) != 0) return REFUSED;
-    struct conversation *row = match(sched, request, &kv, &common);
-    int32_t held = row == NULL ? 0 : row->held < common ? row->held : common;
-    int64_t pages = pages_for(&sched->options, &kv, held, request, common);
-    if (row != NULL && pages > sched->options.pages_total) { /* only a fresh start can ever fit */
-        row = NULL;
-        pages = pages_for(&sched->options, &kv, 0, request, 0);
+/* What each choice needs, going on from the conversation that was found or from nothing. */
+static void plan_pages(const struct sched *sched, struct sched_entry *entry) {
+    const struct engine_request *request = &entry->job->request;
+    int64_t most = sched->options.pages_total / entry->job->choice_count;
+    if (entry->row != NULL) {
+        int32_t held = entry->row->held < entry->common ? entry->row->held : entry->common;
+        entry->pages = pages_for(&sched->options, &entry->kv, held, request, entry->common);
+        if (entry->pages <= most) return;
+        entry->row = NULL; /* only a fresh start can ever fit */
+        entry->miss = ENGINE_MISS_TOO_LARGE;
     }
-    if (pages > sched->options.pages_total)
-        return refuse(job, ERR_LIMIT, "the request can never fit the cache's pool");
-    if (!make_room(sched, pages, row)) return WAIT;
-    int code = seq_open(seq, job, &kv, &sched->options.text);
+    entry->pages = pages_for(&sched->options, &entry->kv, 0, request, 0);
+}
+
+static enum admission enter(struct sched *sched, const struct sched_entry *entry, bool used_up) {
+    struct sequence *opened[ENGINE_CHOICES_MAX];
+    struct engine_job *job = entry->job;
+    int code = open_sequences(sched, entry, opened);
     if (code != 0) return refuse(job, code, "no memory for the request");
-    if (row != NULL) {
-        code = continue_conversation(sched, seq, row, common);
-        if (code != 0) {
-            release_slot(sched, seq->slot);
-            seq_close(seq);
-            return refuse(job, code, "the conversation's cache could not be continued");
-        }
-    } else {
-        /* There are as many slots as sequences and conversations. */
-        CHECK(sched->free_slot_count > 0);
-        seq->slot = sched->free_slots[--sched->free_slot_count];
-        sched->counters.conversation_misses++;
+    if (entry->row == NULL)
+        opened[0]->slot = sched_take_slot(sched);
+    else
+        code = sched_go_on(sched, opened[0], entry, used_up);
+    if (code == 0) {
+        start(sched, entry, opened);
+        return ADMITTED;
     }
-    start(sched, seq, pages);
-    return ADMITTED;
+    sched_release_slot(sched, opened[0]->slot);
+    for (int i = 0; i < job->choice_count; i++) seq_close(opened[i]);
+    return refuse(job, code, "the conversation's cache could not be continued");
+}
+
+static enum admission admit(struct sched *sched, struct engine_job *job) {
+    const struct sched_options *options = &sched->options;
+    struct sched_entry entry = {.job = job};
+    int choices = job->choice_count;
+    bool used_up = false;
+    /* engine_check refused such requests before; a caller that skips it fails alone */
+    if (choices > options->sequences_max || choices > ENGINE_CHOICES_MAX)
+        return refuse(job, ERR_LIMIT, "more choices than can run at once");
+    if (sched->running + choices > options->sequences_max) return WAIT;
+    if (sched_resolve_kv(&job->request.kv, &options->kv, &entry.kv, &job->fault) != 0)
+        return REFUSED;
+    sched_find(sched, &entry);
+    plan_pages(sched, &entry);
+    if (entry.pages > options->pages_total / choices)
+        return refuse(job, ERR_LIMIT, "the request can never fit the cache's pool");
+    if (!sched_make_room(sched, entry.pages * choices, entry.row, &used_up)) return WAIT;
+    return enter(sched, &entry, used_up);
 }
 
 static bool cancelled(const struct engine_job *job) {
@@ -393,7 +390,7 @@ static void fill_details(struct sched *sched, struct sequence *seq,
     kv->seen_tokens = seq->due.tokens;
     kv->kept_entries = (int64_t)report->entries;
     /* Nothing is evicted of what a failed step appended and nobody counted. */
-    int64_t appended = streams(sched) * seq->due.tokens;
+    int64_t appended = sched_streams(sched) * seq->due.tokens;
     kv->evicted_entries = appended > kv->kept_entries ? appended - kv->kept_entries : 0;
     kv->dropped_tokens = seq->dropped;
     kv->bytes = report->pages * sched->options.page_bytes;
@@ -406,7 +403,7 @@ static int report_sequence(struct sched *sched, struct sequence *seq, struct ker
     enum engine_report wanted = job->request.kv.report;
     *report = (struct kern_report){0};
     if (wanted >= ENGINE_REPORT_LENGTHS)
-        job->kv.lengths = mem_try_alloc((size_t)streams(sched), sizeof *job->kv.lengths);
+        job->kv.lengths = mem_try_alloc((size_t)sched_streams(sched), sizeof *job->kv.lengths);
     report->lengths = job->kv.lengths;
     int code = kern->ops->report(kern, seq->slot, report);
     if (code != 0 || wanted < ENGINE_REPORT_POSITIONS || job->kv.lengths == NULL) return code;
@@ -415,26 +412,6 @@ static int report_sequence(struct sched *sched, struct sequence *seq, struct ker
     report->positions = job->kv.positions;
     report->entries_max = report->entries;
     return kern->ops->report(kern, seq->slot, report);
-}
-
-static void retain(struct sched *sched, struct sequence *seq, const struct kern_report *report) {
-    struct conversation_table *table = &sched->conversations;
-    int64_t entries = (int64_t)report->entries, count = streams(sched);
-    if (table->count == table->capacity) forget(sched, conversation_oldest(table, NULL), "count");
-    /* The list had room for the longest answer; failing to give the rest back costs only memory. */
-    size_t used = (size_t)seq->due.tokens * sizeof *seq->tokens;
-    int32_t *tokens = mem_try_realloc(seq->tokens, used, used);
-    struct conversation row = {.kv = seq->kv,
-                               .tokens = tokens != NULL ? tokens : seq->tokens,
-                               .token_count = seq->due.tokens,
-                               .prompt_end = seq->prompt_count,
-                               .held = (int32_t)((entries + count - 1) / count),
-                               .entries = entries,
-                               .pages = report->pages,
-                               .slot = seq->slot};
-    memcpy(row.space, seq->job->request.space, sizeof row.space);
-    conversation_add(table, &row, clock_ns());
-    seq->tokens = NULL;
 }
 
 static bool answered(const struct sequence *seq) {
@@ -447,8 +424,8 @@ static bool retains(const struct sched *sched, const struct sequence *seq) {
            answered(seq);
 }
 
-/* Takes a sequence out of the running set. Aborted and failed requests leave no state. */
-static void leave(struct sched *sched, struct sequence *seq) {
+/* Choice 0 tells what it holds; what it holds may stay. */
+static bool leave_conversation(struct sched *sched, struct sequence *seq) {
     struct engine_job *job = seq->job;
     struct kern_report report = {0};
     int code = report_sequence(sched, seq, &report);
@@ -456,14 +433,20 @@ static void leave(struct sched *sched, struct sequence *seq) {
         fault_set(&job->fault, code, NULL, "the backend could not report the cache");
         seq->finish = ENGINE_FINISH_ERROR;
     }
-    enum engine_finish finish = seq->finish;
     fill_details(sched, seq, &report);
-    if (retains(sched, seq))
-        retain(sched, seq, &report);
-    else
-        release_slot(sched, seq->slot);
+    if (!retains(sched, seq)) return false;
+    sched_retain(sched, seq, &report);
+    return true;
+}
+
+/* Takes a sequence out of the running set. Aborted and failed requests leave no state. */
+static void leave(struct sched *sched, struct sequence *seq) {
+    struct engine_job *job = seq->job;
+    struct engine_choice *choice = seq->choice;
+    if (seq->index > 0 || !leave_conversation(sched, seq)) sched_release_slot(sched, seq->slot);
+    enum engine_finish finish = seq->finish;
     remove_sequence(sched, seq);
-    finish_job(sched, job, finish);
+    end_choice(sched, job, choice, finish);
 }
 
 static void leave_finished(struct sched *sched) {
@@ -541,7 +524,7 @@ static int evict_where(struct sched *sched, bool (*is_due)(const struct sequence
 }
 
 static bool due_to_generate(const struct sequence *seq) {
-    return !seq_prefilling(seq) && due_before_generate(&seq->kv, &seq->due);
+    return seq_generating(seq) && due_before_generate(&seq->kv, &seq->due);
 }
 
 static bool due_in_prompt(const struct sequence *seq) {
@@ -574,6 +557,16 @@ static void add_want(struct sched *sched, struct step *step, struct sequence *se
     sched->wants[step->want_count++] = (struct sched_want){seq, scored};
 }
 
+/* The prompt's last row gives the first token of every choice. */
+static void add_first_wants(struct sched *sched, struct step *step, struct sequence *leader,
+                            int32_t row) {
+    add_want(sched, step, leader, row, -1);
+    for (int i = 0; i < sched->running; i++) {
+        struct sequence *seq = &sched->sequences[sched->order[i]];
+        if (seq->leader == leader) add_want(sched, step, seq, row, -1);
+    }
+}
+
 /* How many of `count` rows a prompt that wants scores gets: every row but the prompt's last scores
  * the token after it. */
 static int32_t scored_rows(struct step *step, const struct sequence *seq, int32_t count) {
@@ -597,15 +590,17 @@ static void add_prompt(struct sched *sched, struct step *step, struct sequence *
     for (int32_t i = 0; request->prompt_logprobs && i < count; i++)
         if (pos + i + 1 < seq->prompt_count) add_want(sched, step, seq, row + i, pos + i + 1);
     if (pos + count == seq->prompt_count && request->max_tokens > 0)
-        add_want(sched, step, seq, row + count - 1, -1);
+        add_first_wants(sched, step, seq, row + count - 1);
 }
 
 static void build_step(struct sched *sched, struct step *step) {
+    const struct sched_options *options = &sched->options;
+    int logits = options->logits_max < options->rows_max ? options->logits_max : options->rows_max;
     *step = (struct step){.batch = {.tokens = sched->rows, .spans = sched->spans},
-                          .spare_logits = sched->options.logits_max - sched->running};
+                          .spare_logits = logits - sched->running};
     for (int i = 0; i < sched->running; i++) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
-        if (seq_prefilling(seq)) continue;
+        if (!seq_generating(seq)) continue;
         add_want(sched, step, seq, step->batch.rows, -1);
         add_rows(sched, step, seq, 1);
     }
@@ -635,9 +630,35 @@ static void prepare_samples(struct sched *sched, const struct step *step) {
     }
 }
 
+static void fail_job(struct sched *sched, struct engine_job *job, int code) {
+    fault_set(&job->fault, code, NULL, "the engine failed: %s", err_text(code));
+    for (int i = 0; i < sched->running; i++) {
+        struct sequence *seq = &sched->sequences[sched->order[i]];
+        if (seq->job == job) seq->finish = ENGINE_FINISH_ERROR;
+    }
+}
+
+/* Choices whose prompt has been read go on by themselves. */
+static void fork_choices(struct sched *sched) {
+    struct kern *kern = sched->options.kern;
+    for (int i = 0; i < sched->running; i++) {
+        struct sequence *seq = &sched->sequences[sched->order[i]];
+        if (seq->leader == NULL || seq_prefilling(seq->leader)) continue;
+        if (seq->finish != ENGINE_RUNNING) continue; /* its job has just failed */
+        int code = kern->ops->fork(kern, seq->leader->slot, seq->slot);
+        if (code != 0) {
+            fail_job(sched, seq->job, code);
+            continue;
+        }
+        seq->due = seq->leader->due;
+        seq->leader = NULL;
+    }
+}
+
 static void take_samples(struct sched *sched, const struct step *step) {
     for (int i = 0; i < step->want_count; i++) {
         const struct sched_want *want = &sched->wants[i];
+        if (want->seq->finish != ENGINE_RUNNING) continue; /* its job has just failed */
         if (want->scored >= 0) {
             seq_add_prompt_score(want->seq, want->scored, &sched->sampled[i]);
             continue;
@@ -652,7 +673,7 @@ static void take_samples(struct sched *sched, const struct step *step) {
 static void finish_scored(struct sched *sched) {
     for (int i = 0; i < sched->running; i++) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
-        if (!seq_prefilling(seq) && seq->job->request.max_tokens == 0 &&
+        if (seq_generating(seq) && seq->job->request.max_tokens == 0 &&
             seq->finish == ENGINE_RUNNING)
             seq->finish = ENGINE_FINISH_LENGTH;
     }
@@ -678,6 +699,7 @@ static int run_step(struct sched *sched) {
     count_appended(sched, &step);
     code = evict_where(sched, due_in_prompt);
     if (code != 0) return code;
+    fork_choices(sched);
     take_samples(sched, &step);
     finish_scored(sched);
     return 0;

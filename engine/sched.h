@@ -2,7 +2,7 @@
  *
  * One step (sched_step):
  *   1. cancelled jobs leave; waiting jobs are admitted in order while their reservations fit
- *      (retained conversations, oldest first, make room);
+ *      (retained conversations make room, see engine/conversation.h);
  *   2. generating sequences whose next append would exceed M + buffer evict;
  *   3. a batch: one row for every generating sequence, then prompt rows, oldest first, up to the
  *      step's row budget and never past a sequence's next eviction point;
@@ -15,6 +15,13 @@
  * Reservations are exact, so begin_step cannot run out of pages and nothing is ever preempted;
  * if it does, that is a bug: the sequences of the step fail, the counter tells, the rest goes on.
  * Any other failure of the backend ends the running requests too, and only those.
+ *
+ * A job with n choices is n sequences, admitted together or not at all. The first reads the prompt;
+ * with its last token (and the eviction due then) the others become copy-on-write forks of it, and
+ * all sample their first token from the same logits, each with its own seed. Every one of them
+ * reserved as if it shared nothing, so whatever is shared later only adds to what is free. The same
+ * holds for conversations that are continued: the fork reserves in full, the conversation goes on
+ * counting its own pages, and pages that both refer to are counted twice but held once.
  *
  * Each running sequence has one row of logits for its next token; prompts that want scores share
  * what the backend has beyond that, so that scoring a long prompt holds nobody up.
@@ -55,6 +62,7 @@ struct sched_options {
 struct sched_counters {
     uint64_t steps, prompt_tokens, cached_tokens, generation_tokens;
     uint64_t evictions, preemptions, conversation_hits, conversation_misses;
+    uint64_t conversation_lost[ENGINE_MISS_COUNT];
     struct hist eviction_seconds, iteration_tokens;
 };
 
@@ -70,7 +78,8 @@ struct sched {
     struct engine_job *waiting_first, *waiting_last; /* linked by job->next */
     int waiting;
     bool head_waits; /* the first waiting job was tried, and nobody has left since */
-    struct engine_job *finished_first, *finished_last; /* ended, not yet published */
+    struct engine_choice *ended_first, *ended_last;    /* ended, not yet published */
+    struct engine_job *finished_first, *finished_last; /* all choices ended, not yet published */
     struct sched_counters counters;
     atomic_int *queue_places; /* given back when a job leaves the waiting list; may be NULL */
     atomic_int *pending_jobs; /* counted down when a job finishes; may be NULL */
@@ -103,9 +112,12 @@ int sched_check(const struct sched_options *options, const struct engine_request
 bool sched_step(struct sched *sched, bool *device_failed);
 bool sched_idle(const struct sched *sched);
 
-/* Hands finished jobs back, in the order they ended: stores `finish` in each. The caller first
- * publishes what it wants seen. */
+/* Stores `finish` in choices that ended and `finished` in jobs that did, in their order: hands the
+ * jobs back. The caller first publishes what it wants seen. */
 void sched_publish_finished(struct sched *sched);
+
+/* Forgets a conversation and the superseded one it came from. ERR_NOTFOUND. Between steps. */
+int sched_delete(struct sched *sched, uint64_t id);
 
 /* Resolves a request's kv object: absent members take the defaults, another policy brings its own
  * protections. ERR_INVALID or ERR_LIMIT name the kv field. Pure. */

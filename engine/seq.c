@@ -39,32 +39,42 @@ static int alloc_top(struct engine_top **top, size_t tokens, int32_t per_token) 
     return *top != NULL ? 0 : ERR_NOMEM;
 }
 
-int seq_job_alloc(struct engine_job *job, size_t token_bytes_max) {
-    const struct engine_request *request = &job->request;
+static int alloc_choice(struct engine_choice *choice, const struct engine_request *request,
+                        size_t token_bytes_max) {
     size_t answers = (size_t)request->max_tokens;
-    int code = ERR_NOMEM;
-    if (request->prompt_count < 1 || request->max_tokens < 0) return ERR_INVALID;
-    job->choice = mem_try_alloc(1, sizeof *job->choice);
-    if (job->choice == NULL) return ERR_NOMEM;
-    job->choice_count = 1;
-    struct engine_choice *choice = &job->choice[0];
     choice->stop_index = -1;
     choice->stop_token = -1;
     choice->tokens = mem_try_alloc(at_least_one(answers), sizeof *choice->tokens);
     if (answers <= UINT32_MAX / at_least_one(token_bytes_max)) /* text_end counts in 32 bits */
         choice->text = mem_try_alloc(at_least_one(answers), at_least_one(token_bytes_max));
-    if (choice->tokens == NULL || choice->text == NULL) goto out;
-    if (alloc_top(&choice->top, answers, request->top_logprobs) != 0) goto out;
-    if (request->prompt_logprobs) {
-        size_t prompt = (size_t)request->prompt_count;
-        job->prompt_tokens = mem_try_alloc(prompt, sizeof *job->prompt_tokens);
-        if (job->prompt_tokens == NULL) goto out;
-        /* Nothing precedes the first token, so nothing scores it. */
-        job->prompt_tokens[0] = (struct engine_token){.token = request->prompt[0], .logprob = NAN};
-        if (alloc_top(&job->prompt_top, prompt, request->top_logprobs) != 0) goto out;
-    }
-    code = 0;
-out:
+    if (choice->tokens == NULL || choice->text == NULL) return ERR_NOMEM;
+    return alloc_top(&choice->top, answers, request->top_logprobs);
+}
+
+static int alloc_prompt(struct engine_job *job) {
+    const struct engine_request *request = &job->request;
+    size_t prompt = (size_t)request->prompt_count;
+    job->prompt_tokens = mem_try_alloc(prompt, sizeof *job->prompt_tokens);
+    if (job->prompt_tokens == NULL) return ERR_NOMEM;
+    /* Nothing precedes the first token, so nothing scores it. */
+    job->prompt_tokens[0] = (struct engine_token){.token = request->prompt[0], .logprob = NAN};
+    return alloc_top(&job->prompt_top, prompt, request->top_logprobs);
+}
+
+int seq_job_choices(const struct engine_request *request) {
+    return request->choices > 0 ? request->choices : 1;
+}
+
+int seq_job_alloc(struct engine_job *job, size_t token_bytes_max) {
+    const struct engine_request *request = &job->request;
+    int count = seq_job_choices(request), code = 0;
+    if (request->prompt_count < 1 || request->max_tokens < 0) return ERR_INVALID;
+    job->choice = mem_try_alloc((size_t)count, sizeof *job->choice);
+    if (job->choice == NULL) return ERR_NOMEM;
+    job->choice_count = job->choices_left = count;
+    for (int i = 0; i < count && code == 0; i++)
+        code = alloc_choice(&job->choice[i], request, token_bytes_max);
+    if (code == 0 && request->prompt_logprobs) code = alloc_prompt(job);
     if (code != 0) engine_job_close(job);
     return code;
 }
@@ -85,10 +95,11 @@ static int alloc_banned(struct sequence *seq, const struct seq_text *text) {
     return 0;
 }
 
-int seq_open(struct sequence *seq, struct engine_job *job, const struct kv_params *kv,
+int seq_open(struct sequence *seq, struct engine_job *job, int index, const struct kv_params *kv,
              const struct seq_text *text) {
     const struct engine_request *request = &job->request;
-    *seq = (struct sequence){.job = job, .slot = -1, .kv = *kv};
+    *seq = (struct sequence){
+        .job = job, .index = index, .choice = &job->choice[index], .slot = -1, .kv = *kv};
     size_t room = (size_t)request->prompt_count + (size_t)request->max_tokens;
     seq->tokens = mem_try_alloc(room, sizeof *seq->tokens);
     if (seq->tokens == NULL || alloc_banned(seq, text) != 0) {
@@ -131,7 +142,7 @@ void seq_sample_params(const struct sequence *seq, struct kern_sample *params) {
         .presence = request->presence,
         .frequency = request->frequency,
         .top_k = request->top_k,
-        .seed = request->seed,
+        .seed = request->seed + (uint64_t)seq->index,
         .position = seq->token_count,
         .top_count = request->top_logprobs,
         .forced = -1,
@@ -188,7 +199,7 @@ size_t seq_stop_tail(const struct engine_stop *stops, int32_t count, const char 
 static void update_finish(struct sequence *seq, const struct seq_text *text, int32_t token,
                           size_t old_size) {
     const struct engine_request *request = &seq->job->request;
-    struct engine_choice *choice = &seq->job->choice[0];
+    struct engine_choice *choice = seq->choice;
     int32_t outputs = seq_output_count(seq);
     size_t safe = seq->text_size, begin = 0;
     bool may_stop = outputs >= request->min_tokens;
@@ -223,7 +234,7 @@ static void record_top(struct engine_top *top, int32_t count, const struct kern_
 
 void seq_add_token(struct sequence *seq, const struct seq_text *text,
                    const struct kern_sampled *sampled) {
-    struct engine_choice *choice = &seq->job->choice[0];
+    struct engine_choice *choice = seq->choice;
     const struct engine_request *request = &seq->job->request;
     int32_t at = seq_output_count(seq);
     CHECK(at < request->max_tokens);

@@ -1,4 +1,5 @@
-/* A sequence: one admitted job, from its first prompt token to its last answer token.
+/* A sequence: one choice of an admitted job, from its first prompt token to its last answer token.
+ * Choice 0 reads the prompt; the others follow it until their streams are forked from its.
  *
  * It owns the token list (which a retained conversation inherits) and writes the job's output. The
  * engine thread alone touches it; readers on the loop see only the job's atomics. */
@@ -19,6 +20,9 @@ struct seq_text {
 
 struct sequence {
     struct engine_job *job; /* NULL = free */
+    int index;              /* which choice */
+    struct engine_choice *choice;
+    struct sequence *leader; /* reads the prompt for this one, which has no streams yet; or NULL */
     int32_t slot;
     struct kv_params kv;
     struct due_state due;
@@ -27,22 +31,29 @@ struct sequence {
     int32_t prompt_count;
     int64_t pages_reserved;
     int32_t dropped;
+    uint64_t origin; /* the conversation it went on from; 0 = none */
     int32_t *banned; /* EOS and stop ids, for min_tokens; owned or NULL */
     int32_t banned_count;
     uint32_t text_size;        /* bytes of choice->text written */
-    enum engine_finish finish; /* decided, published by seq_finish */
+    enum engine_finish finish; /* decided, not yet published */
 };
+
+int seq_job_choices(const struct engine_request *request); /* at least 1 */
 
 /* Output arrays of a job, sized for the whole answer. ERR_NOMEM frees what was taken. */
 int seq_job_alloc(struct engine_job *job, size_t token_bytes_max);
 
-/* Prepares a free sequence for `job`, with nothing cached and no slot. ERR_NOMEM leaves it free. */
-int seq_open(struct sequence *seq, struct engine_job *job, const struct kv_params *kv,
+/* Prepares a free sequence for choice `index` of `job`, with nothing cached, no slot and no leader.
+ * ERR_NOMEM leaves it free. */
+int seq_open(struct sequence *seq, struct engine_job *job, int index, const struct kv_params *kv,
              const struct seq_text *text);
 void seq_close(struct sequence *seq); /* frees; the job is not touched */
 
 static inline bool seq_prefilling(const struct sequence *seq) {
-    return seq->due.tokens < seq->prompt_count;
+    return seq->leader == NULL && seq->due.tokens < seq->prompt_count;
+}
+static inline bool seq_generating(const struct sequence *seq) {
+    return seq->leader == NULL && seq->due.tokens >= seq->prompt_count;
 }
 int32_t seq_output_count(const struct sequence *seq);
 

@@ -75,6 +75,11 @@ static int truncate_at(struct kern *kern, int slot, int32_t pos) {
     return code != 0 ? code : plan.real->truncate(kern, slot, pos);
 }
 
+static int fork_slot(struct kern *kern, int from, int to) {
+    int code = fails(WORLD_FORK);
+    return code != 0 ? code : plan.real->fork(kern, from, to);
+}
+
 static void plan_failures(struct world *w) {
     w->real = plan.real = w->kern->ops;
     w->ops = *w->real;
@@ -84,6 +89,7 @@ static void plan_failures(struct world *w) {
     w->ops.sync = sync_all;
     w->ops.report = report;
     w->ops.truncate = truncate_at;
+    w->ops.fork = fork_slot;
     w->kern->ops = &w->ops;
 }
 
@@ -118,12 +124,12 @@ static void add_logits(struct world *w, const int32_t *want, int want_count, int
         }
 }
 
-/* What a batch must be: rows dense and in order, each slot once, no more logits than rows. */
+/* What a batch must be: rows dense and in order, each slot once, no more logits than agreed. */
 static void check_batch(struct world *w, const struct kern_batch *batch, const int32_t *want,
                         int want_count) {
     int rows = 0;
     CHECK(batch->rows > 0 && batch->rows <= w->options.rows);
-    CHECK(want_count <= batch->rows && want_count <= w->options.logits);
+    CHECK(want_count <= w->options.rows && want_count <= w->options.logits);
     for (int i = 0; i < batch->span_count; i++) {
         const struct kern_span *span = &batch->spans[i];
         CHECK(span->row == rows && span->count > 0);
@@ -131,7 +137,8 @@ static void check_batch(struct world *w, const struct kern_batch *batch, const i
         for (int k = 0; k < i; k++) CHECK(batch->spans[k].slot != span->slot);
     }
     CHECK(rows == batch->rows);
-    for (int i = 0; i < want_count; i++) CHECK(want[i] < rows && (i == 0 || want[i] > want[i - 1]));
+    for (int i = 0; i < want_count; i++)
+        CHECK(want[i] < rows && (i == 0 || want[i] >= want[i - 1]));
     CHECK(batch->span_count <= (int)(sizeof w->spans / sizeof *w->spans));
     memcpy(w->spans, batch->spans, (size_t)batch->span_count * sizeof *w->spans);
     w->span_count = batch->span_count;
@@ -244,6 +251,17 @@ int world_submit(struct world *w, struct engine_job *job) {
     return 0;
 }
 
+static int running_jobs(const struct sched *s) {
+    int jobs = 0;
+    for (int i = 0; i < s->running; i++) {
+        const struct engine_job *job = s->sequences[s->order[i]].job;
+        bool seen = false;
+        for (int k = 0; k < i; k++) seen |= s->sequences[s->order[k]].job == job;
+        jobs += !seen;
+    }
+    return jobs;
+}
+
 /* A sequence never holds more than it reserved; a conversation holds exactly what it says. */
 static void check_holdings(const struct world *w) {
     const struct sched *s = &w->sched;
@@ -272,11 +290,11 @@ void world_check(const struct world *w) {
     CHECK(stats.pages_used <= s->pages_reserved + s->conversations.pages);
     CHECK(s->pages_reserved + s->conversations.pages <= s->options.pages_total);
     CHECK(atomic_load(&w->places) == s->waiting);
-    CHECK(atomic_load(&w->pending) == s->waiting + s->running);
+    CHECK(atomic_load(&w->pending) == s->waiting + running_jobs(s));
     check_holdings(w);
     if (s->running == 0) {
         CHECK(s->pages_reserved == 0);
-        CHECK(stats.pages_used == s->conversations.pages);
+        CHECK(stats.pages_used <= s->conversations.pages); /* conversations share pages */
     }
 }
 

@@ -27,6 +27,7 @@ enum world_op {
     WORLD_SYNC,
     WORLD_REPORT,
     WORLD_TRUNCATE,
+    WORLD_FORK,
     WORLD_OPS
 };
 

@@ -24,31 +24,36 @@ static void add(struct conversation_table *t, int space, struct kv_params kv, co
     conversation_add(t, &row, 0);
 }
 
+static uint64_t hint; /* of the queries below */
+
 static struct conversation *find(struct conversation_table *t, int space, struct kv_params kv,
                                  const int32_t *prompt, int count, int32_t *common,
-                                 enum conversation_miss *miss) {
+                                 enum engine_miss *miss) {
     uint8_t bytes[16] = {(uint8_t)space};
-    return conversation_find(t, bytes, &kv, prompt, count, common, miss);
+    struct conversation_query query = {
+        .space = bytes, .kv = &kv, .prompt = prompt, .prompt_count = count, .hint = hint};
+    return conversation_find(t, &query, common, miss);
 }
 
 Test(conversation, longest_prefix_within_space_and_parameters) {
     struct conversation_table t;
     struct kv_params kv = kv_of("streaming", 32);
     int32_t common;
-    enum conversation_miss miss;
+    enum engine_miss miss;
     conversation_table_open(&t, 4);
     add(&t, 1, kv, (int32_t[]){1, 2, 3, 4}, 4, 2, 0);
     add(&t, 1, kv, (int32_t[]){1, 2, 3, 4, 5, 6}, 6, 3, 1);
     add(&t, 2, kv, (int32_t[]){1, 2, 3, 4, 5, 6, 7}, 7, 3, 2);
     int32_t prompt[] = {1, 2, 3, 4, 5, 6, 7, 8};
     struct conversation *row = find(&t, 1, kv, prompt, 8, &common, &miss);
-    cr_assert(row != NULL && row->slot == 1 && common == 6 && miss == CONVERSATION_HIT);
+    cr_assert(row != NULL && row->slot == 1 && common == 6);
     row = find(&t, 2, kv, prompt, 8, &common, &miss);
     cr_assert(row != NULL && row->slot == 2 && common == 7);
     cr_assert_null(find(&t, 3, kv, prompt, 8, &common, &miss));
-    cr_assert_eq(miss, CONVERSATION_NONE);
+    cr_assert_eq(miss, ENGINE_MISS_NEW);
     cr_assert_null(find(&t, 1, kv_of("streaming", 33), prompt, 8, &common, &miss));
     cr_assert_null(find(&t, 1, kv_of("full", 32), prompt, 8, &common, &miss));
+    cr_assert_eq(miss, ENGINE_MISS_SETTINGS);
     conversation_table_close(&t);
 }
 
@@ -56,16 +61,16 @@ Test(conversation, drops_only_after_the_previous_prompt) {
     struct conversation_table t;
     struct kv_params kv = kv_of("streaming", 32);
     int32_t common;
-    enum conversation_miss miss;
+    enum engine_miss miss;
     conversation_table_open(&t, 1);
     add(&t, 1, kv, (int32_t[]){1, 2, 3, 4, 5}, 5, 3, 0); /* prompt 1 2 3, answer 4 5 */
     cr_assert_not_null(find(&t, 1, kv, (int32_t[]){1, 2, 3, 9}, 4, &common, &miss));
     cr_assert_eq(common, 3);
     cr_assert_null(find(&t, 1, kv, (int32_t[]){1, 2, 9, 9}, 4, &common, &miss));
-    cr_assert_eq(miss, CONVERSATION_DIVERGED);
+    cr_assert_eq(miss, ENGINE_MISS_DIVERGED);
     /* The same prompt again adds no token: the last one would have to be dropped to get logits. */
     cr_assert_null(find(&t, 1, kv, (int32_t[]){1, 2, 3}, 3, &common, &miss));
-    cr_assert_eq(miss, CONVERSATION_WHOLE);
+    cr_assert_eq(miss, ENGINE_MISS_WHOLE);
     /* A prompt that ends inside the old answer leaves its last token to compute. */
     cr_assert_not_null(find(&t, 1, kv, (int32_t[]){1, 2, 3, 4}, 4, &common, &miss));
     cr_assert_eq(common, 3);
@@ -78,13 +83,85 @@ Test(conversation, take_and_oldest) {
     conversation_table_open(&t, 3);
     for (int i = 0; i < 3; i++) add(&t, i, kv, (int32_t[]){i}, 1, 1, i);
     cr_assert_eq(t.pages, 33);
-    struct conversation *first = conversation_oldest(&t, NULL);
+    struct conversation *first = conversation_first_to_go(&t, NULL);
     cr_assert_eq(first->slot, 0);
-    cr_assert_eq(conversation_oldest(&t, first)->slot, 1);
+    cr_assert_eq(conversation_first_to_go(&t, first)->slot, 1);
     struct conversation taken = conversation_take(&t, first);
     cr_assert(taken.slot == 0 && t.count == 2 && t.pages == 23);
     mem_free(taken.tokens);
     add(&t, 9, kv, (int32_t[]){9}, 1, 1, 0); /* its entry is free again; it is now the newest */
-    cr_assert_eq(conversation_oldest(&t, NULL)->slot, 1);
+    cr_assert_eq(conversation_first_to_go(&t, NULL)->slot, 1);
     conversation_table_close(&t);
+}
+
+Test(conversation, superseded_ones_go_first) {
+    struct conversation_table t;
+    struct kv_params kv = kv_of("streaming", 32);
+    conversation_table_open(&t, 3);
+    for (int i = 0; i < 3; i++) add(&t, i, kv, (int32_t[]){i}, 1, 1, i);
+    conversation_followed(&t, &t.rows[2]);
+    cr_assert(conversation_superseded(&t.rows[2]));
+    cr_assert_eq(conversation_first_to_go(&t, NULL), &t.rows[2]);
+    conversation_followed(&t, &t.rows[2]); /* it branches: as good as any other */
+    cr_assert_not(conversation_superseded(&t.rows[2]));
+    cr_assert_eq(conversation_first_to_go(&t, NULL), &t.rows[0]);
+    conversation_touch(&t, &t.rows[0], 0, 0);
+    cr_assert_eq(conversation_first_to_go(&t, NULL), &t.rows[1]);
+    conversation_table_close(&t);
+}
+
+Test(conversation, a_hint_decides_among_equals_only) {
+    struct conversation_table t;
+    struct kv_params kv = kv_of("streaming", 32);
+    int32_t common;
+    enum engine_miss miss;
+    conversation_table_open(&t, 3);
+    add(&t, 1, kv, (int32_t[]){1, 2, 3}, 3, 2, 0);
+    add(&t, 1, kv, (int32_t[]){1, 2, 4}, 3, 2, 1);
+    add(&t, 1, kv, (int32_t[]){1, 2, 5, 6}, 4, 2, 2);
+    for (int i = 0; i < 3; i++) t.rows[i].hint = 70 + (uint64_t)i;
+    int32_t prompt[] = {1, 2, 9}, longer[] = {1, 2, 5, 9};
+    hint = 0;
+    cr_assert_eq(find(&t, 1, kv, prompt, 3, &common, &miss)->slot, 2); /* used last */
+    hint = 70;
+    cr_assert_eq(find(&t, 1, kv, prompt, 3, &common, &miss)->slot, 0);
+    cr_assert_eq(find(&t, 1, kv, longer, 4, &common, &miss)->slot, 2); /* more tokens count more */
+    hint = 99;
+    cr_assert_eq(find(&t, 1, kv, prompt, 3, &common, &miss)->slot, 2);
+    hint = 0;
+    conversation_table_close(&t);
+}
+
+Test(conversation, what_was_forgotten_is_told) {
+    struct conversation_table t;
+    struct kv_params kv = kv_of("streaming", 32);
+    int32_t common, prompt[] = {1, 2, 3, 4};
+    enum engine_miss miss;
+    conversation_table_open(&t, 1);
+    add(&t, 1, kv, (int32_t[]){1, 2, 3}, 3, 2, 0);
+    conversation_note_gone(&t, &t.rows[0]);
+    struct conversation taken = conversation_take(&t, &t.rows[0]);
+    mem_free(taken.tokens);
+    cr_assert_null(find(&t, 1, kv, prompt, 4, &common, &miss));
+    cr_assert_eq(miss, ENGINE_MISS_FORGOTTEN);
+    cr_assert_null(find(&t, 2, kv, prompt, 4, &common, &miss)); /* another space learns nothing */
+    cr_assert_eq(miss, ENGINE_MISS_NEW);
+    cr_assert_null(find(&t, 1, kv, (int32_t[]){1, 9, 3}, 3, &common, &miss));
+    cr_assert_eq(miss, ENGINE_MISS_NEW);
+    conversation_table_close(&t);
+}
+
+Test(conversation, ids_are_random_and_found) {
+    struct conversation_table a, b;
+    struct kv_params kv = kv_of("streaming", 32);
+    conversation_table_open(&a, 2);
+    conversation_table_open(&b, 2);
+    for (int i = 0; i < 2; i++) add(&a, 1, kv, (int32_t[]){1}, 1, 1, i);
+    add(&b, 1, kv, (int32_t[]){1}, 1, 1, 0);
+    cr_assert(a.rows[0].id != 0 && a.rows[0].id != a.rows[1].id && a.rows[0].id != b.rows[0].id);
+    cr_assert_eq(conversation_by_id(&a, a.rows[1].id), &a.rows[1]);
+    cr_assert_null(conversation_by_id(&a, b.rows[0].id));
+    cr_assert_null(conversation_by_id(&a, 0));
+    conversation_table_close(&a);
+    conversation_table_close(&b);
 }

@@ -453,7 +453,7 @@ Test(sched, a_turn_continues_where_the_last_one_ended) {
     cr_assert_eq(turn(&w, 0, 0, 30, kv), 0);
     cr_assert_eq(w.sched.conversations.count, 1);
     cr_assert_eq(turn(&w, 1, 30, 50, kv), 30);
-    cr_assert_eq(w.sched.conversations.count, 1);
+    cr_assert_eq(w.sched.conversations.count, 2); /* the one it came from, superseded, and itself */
     cr_assert(w.sched.counters.conversation_hits == 1 && w.sched.counters.cached_tokens == 30);
     cr_assert_eq(w.sched.counters.prompt_tokens, 50);
     world_close(&w);
@@ -499,13 +499,13 @@ Test(sched, the_oldest_conversation_makes_room) {
                        .pages = 5 * WORLD_STREAMS, .sequences = 2, .conversations = 8, .rows = 64});
     for (int i = 0; i < 3; i++) turn(&w, i, 0, page - 8, full());    /* a page each per stream */
     cr_assert_eq(turn(&w, 4, page - 8, page - 4, full()), page - 8); /* uses 0 again */
-    cr_assert_eq(w.sched.conversations.count, 3);
+    cr_assert_eq(w.sched.conversations.count, 4);
     struct engine_job big = job_of(5, 2 * page + 1, 3, full());
     submit(&w, &big);
     run_until_idle(&w);
     cr_assert_eq(finish_of(&big), ENGINE_FINISH_LENGTH);
     engine_job_close(&big);
-    cr_assert_eq(w.sched.conversations.count, 3); /* 2, 0 and the big one */
+    cr_assert_eq(w.sched.conversations.count, 3); /* 2, 4 and the big one */
     struct engine_job again = job_of(2, page - 2, 2, full());
     submit(&w, &again);
     run_until_idle(&w);
@@ -599,6 +599,334 @@ Test(sched, what_a_prompt_drops_is_not_reserved) {
     world_close(&w);
 }
 
+/* ---- Forks of conversations ------------------------------------------------------------------ */
+
+/* An answered turn whose prompt is the first `shared` tokens of prompt 0 and goes on with those of
+ * prompt `number`; the caller closes it. */
+static struct engine_job ask(struct world *w, int number, int shared, int prompt_count,
+                             struct engine_kv kv) {
+    struct engine_job job = job_of(number, prompt_count, 12, kv);
+    job.request.prompt = prompt_of(number, shared);
+    job.request.seed = 5;
+    submit(w, &job);
+    run_until_idle(w);
+    cr_assert_eq(finish_of(&job), ENGINE_FINISH_LENGTH);
+    return job;
+}
+
+/* A history, a turn on it, the same turn again, another last turn, and one more: each reads only
+ * what is new, and the same turn from the same state gives the same answer. */
+Test(sched, retries_edits_and_questions_go_on_from_one_history) {
+    struct world w;
+    struct engine_kv kv = global(16, 4, 8);
+    world_open(
+        &w, &(struct world_options){.pages = 900, .sequences = 2, .conversations = 9, .rows = 64});
+    cr_assert_eq(turn(&w, 0, 0, 30, kv), 0);
+    struct engine_job first = ask(&w, 1, 30, 50, kv), again = ask(&w, 1, 30, 50, kv);
+    cr_assert(first.cached_tokens == 30 && again.cached_tokens == 30);
+    expect_same_answer(&first, &again);
+    cr_assert_eq(w.sched.conversations.count, 2, "the retry's equal answer replaced the first");
+    struct engine_job edited = ask(&w, 2, 30, 45, kv), third = ask(&w, 3, 30, 31, kv);
+    cr_assert(edited.cached_tokens == 30 && third.cached_tokens == 30);
+    cr_assert_eq(w.sched.conversations.count, 4);
+    cr_assert_eq(w.sched.counters.conversation_hits, 4);
+    engine_job_close(&first);
+    engine_job_close(&again);
+    engine_job_close(&edited);
+    engine_job_close(&third);
+    world_close(&w);
+}
+
+/* However long a dialogue runs, its last state stays and the one before it. */
+Test(sched, a_linear_dialogue_keeps_two_states) {
+    struct world w;
+    world_open(
+        &w, &(struct world_options){.pages = 900, .sequences = 2, .conversations = 9, .rows = 64});
+    const struct conversation *rows = w.sched.conversations.rows;
+    for (int i = 0; i < 8; i++) {
+        /* Each prompt is 30 tokens longer and drops the answer before it. */
+        struct engine_job job = job_of(0, (i + 1) * 30, 3, global(16, 4, 8));
+        submit(&w, &job);
+        run_until_idle(&w);
+        cr_assert_eq(job.cached_tokens, i * 30);
+        engine_job_close(&job);
+        int superseded = 0, count = w.sched.conversations.count;
+        for (int r = 0; r < 9; r++)
+            superseded += rows[r].id != 0 && conversation_superseded(&rows[r]);
+        cr_assert(count == (i == 0 ? 1 : 2) && superseded == count - 1);
+    }
+    world_close(&w);
+}
+
+/* What a dialogue superseded makes room before anybody's last state does. */
+Test(sched, superseded_states_make_room_first) {
+    struct world w;
+    int page = slots_per_page();
+    world_open(&w, &(struct world_options){
+                       .pages = 5 * WORLD_STREAMS, .sequences = 2, .conversations = 8, .rows = 64});
+    turn(&w, 1, 0, page - 8, full());
+    turn(&w, 0, 0, page - 12, full());
+    cr_assert_eq(turn(&w, 2, page - 12, page - 8, full()), page - 12); /* 0 is superseded now */
+    turn(&w, 3, 0, 2 * page - 8, full());
+    cr_assert_eq(w.sched.conversations.count, 4);
+    turn(&w, 4, 0, page - 8, full());
+    cr_assert_eq(w.sched.conversations.count, 4);
+    struct engine_job one = job_of(1, page - 2, 2, full());
+    submit(&w, &one);
+    run_until_idle(&w);
+    cr_assert_eq(one.cached_tokens, page - 8, "the oldest last state went before a superseded one");
+    engine_job_close(&one);
+    world_close(&w);
+}
+
+/* No room for a conversation and its next turn beside each other: the turn takes it over. */
+Test(sched, a_conversation_is_used_up_when_both_do_not_fit) {
+    struct world w;
+    int page = slots_per_page();
+    world_open(&w, &(struct world_options){
+                       .pages = 3 * WORLD_STREAMS, .sequences = 1, .conversations = 2, .rows = 64});
+    turn(&w, 0, 0, 2 * page - 8, full());
+    cr_assert_eq(turn(&w, 1, 2 * page - 8, 2 * page - 4, full()), 2 * page - 8);
+    cr_assert_eq(w.sched.conversations.count, 1);
+    cr_assert_eq(w.sched.conversations.pages, 2 * WORLD_STREAMS);
+    world_close(&w);
+}
+
+Test(sched, why_a_prefix_was_lost_is_counted) {
+    struct world w;
+    const uint64_t *lost = w.sched.counters.conversation_lost;
+    struct engine_kv fresh = full();
+    fresh.reuse = false;
+    world_open(
+        &w, &(struct world_options){.pages = 400, .sequences = 2, .conversations = 1, .rows = 64});
+    turn(&w, 0, 0, 30, full());
+    cr_assert_eq(lost[ENGINE_MISS_NEW], 1);
+    turn(&w, 1, 20, 40, full());
+    cr_assert_eq(lost[ENGINE_MISS_DIVERGED], 1); /* and took the only place */
+    turn(&w, 0, 0, 50, full());
+    cr_assert_eq(lost[ENGINE_MISS_FORGOTTEN], 1);
+    turn(&w, 0, 0, 50, full());
+    cr_assert_eq(lost[ENGINE_MISS_WHOLE], 1);
+    turn(&w, 0, 0, 60, global(16, 4, 8));
+    cr_assert_eq(lost[ENGINE_MISS_SETTINGS], 1);
+    turn(&w, 4, 0, 10, fresh);
+    cr_assert_eq(lost[ENGINE_MISS_NEW], 1, "who wants none has lost none");
+    world_close(&w);
+}
+
+Test(sched, deleting) {
+    struct world w;
+    world_open(
+        &w, &(struct world_options){.pages = 400, .sequences = 2, .conversations = 4, .rows = 64});
+    struct conversation_table *table = &w.sched.conversations;
+    turn(&w, 0, 0, 30, full());
+    turn(&w, 1, 30, 50, full());
+    turn(&w, 2, 0, 20, full());
+    uint64_t last = 0, other = 0;
+    for (int i = 0; i < 4; i++) {
+        const struct conversation *row = &table->rows[i];
+        if (row->id != 0 && row->origin != 0) last = row->id;
+        if (row->id != 0 && row->token_count == 22) other = row->id;
+    }
+    cr_assert_eq(sched_delete(&w.sched, last + 1), ERR_NOTFOUND);
+    cr_assert_eq(sched_delete(&w.sched, last), 0); /* with the one it came from */
+    world_check(&w);
+    cr_assert(table->count == 1 && conversation_by_id(table, other) != NULL);
+    cr_assert_eq(sched_delete(&w.sched, last), ERR_NOTFOUND);
+    cr_assert_eq(turn(&w, 1, 30, 50, full()), 0);
+    /* Whoever goes on from it already keeps what it has. */
+    struct engine_job job = job_of(3, 40, 9, full());
+    memcpy(prompts[3], prompts[2], 20 * sizeof **prompts);
+    submit(&w, &job);
+    cr_assert_not(world_step(&w));
+    cr_assert_eq(job.cached_tokens, 20);
+    cr_assert_eq(sched_delete(&w.sched, other), 0);
+    world_check(&w);
+    run_until_idle(&w);
+    cr_assert_eq(finish_of(&job), ENGINE_FINISH_LENGTH);
+    engine_job_close(&job);
+    world_close(&w);
+}
+
+/* ---- Choices --------------------------------------------------------------------------------- */
+
+static void expect_same_choice(const struct engine_job *a, int index, const struct engine_job *b) {
+    const struct engine_choice *x = &a->choice[index], *y = &b->choice[0];
+    int count = (int)atomic_load(&x->token_count);
+    cr_assert_eq(atomic_load(&x->finish), atomic_load(&y->finish));
+    cr_assert_eq(count, count_of(b), "choice %d", index);
+    cr_assert_eq(atomic_load(&x->text_safe), atomic_load(&y->text_safe));
+    cr_assert_eq(memcmp(x->tokens, y->tokens, (size_t)count * sizeof *x->tokens), 0, "choice %d",
+                 index);
+    cr_assert_eq(memcmp(x->top, y->top, (size_t)count * 2 * sizeof *x->top), 0);
+}
+
+/* Choice i is what the request with one choice and seed + i answers, bit for bit. */
+static void try_choices(struct engine_kv kv, int rows, int history) {
+    enum { CHOICES = 5 };
+    struct engine_stop stops[] = {{"e", 1}, {"k", 1}};
+    struct world w;
+    struct engine_job jobs[CHOICES + 1];
+    world_open(&w, &(struct world_options){
+                       .pages = 2000, .sequences = 6, .conversations = 20, .rows = rows});
+    if (history > 0) turn(&w, 0, 0, history, kv);
+    for (int i = 0; i <= CHOICES; i++) {
+        jobs[i] = job_of(1, 70, 40, kv);
+        jobs[i].request.prompt = prompt_of(1, history);
+        jobs[i].request.top_logprobs = 2;
+        jobs[i].request.stops = stops;
+        jobs[i].request.stop_count = 2;
+        jobs[i].request.choices = i == CHOICES ? CHOICES : 1;
+        jobs[i].request.seed = i == CHOICES ? 100 : 100 + (uint64_t)i;
+        submit(&w, &jobs[i]);
+        run_until_idle(&w);
+        cr_assert_eq(jobs[i].cached_tokens, history);
+    }
+    int different = 0;
+    for (int i = 0; i < CHOICES; i++) {
+        expect_same_choice(&jobs[CHOICES], i, &jobs[i]);
+        different += count_of(&jobs[i]) != count_of(&jobs[0]) ||
+                     jobs[i].choice[0].tokens[0].token != jobs[0].choice[0].tokens[0].token;
+    }
+    cr_assert_gt(different, 0, "the seeds made no difference");
+    cr_assert_eq(jobs[CHOICES].kv.kept_entries, jobs[0].kv.kept_entries);
+    for (int i = 0; i <= CHOICES; i++) engine_job_close(&jobs[i]);
+    world_close(&w);
+}
+
+Test(sched, each_choice_equals_its_own_request) {
+    static const int rows[] = {7, 64, 200};
+    for (int i = 0; i < 3; i++) {
+        try_choices(full(), rows[i], 0);
+        try_choices(global(16, 4, 8), rows[i], 0);
+        try_choices(global(16, 4, 8), rows[i], 30);
+        try_choices(global(60, 0, 64), rows[i], 25);
+    }
+}
+
+Test(sched, all_choices_run_or_none) {
+    struct world w;
+    struct engine_job jobs[3];
+    world_open(
+        &w, &(struct world_options){.pages = 400, .sequences = 4, .conversations = 4, .rows = 30});
+    for (int i = 0; i < 3; i++) {
+        jobs[i] = job_of(i, 10, i == 0 ? 6 : 3, full());
+        jobs[i].request.choices = i == 0 ? 2 : i == 1 ? 3 : 1;
+        submit(&w, &jobs[i]);
+    }
+    while (atomic_load(&jobs[0].finished) == 0) {
+        cr_assert_eq(w.sched.running, jobs[0].admitted ? 2 : 0);
+        cr_assert_eq(atomic_load(&jobs[1].admitted), 0, "three places for two free ones");
+        cr_assert_eq(atomic_load(&jobs[2].admitted), 0, "the small one passed the big one");
+        cr_assert_not(world_step(&w));
+    }
+    cr_assert_not(world_step(&w));
+    cr_assert(jobs[1].admitted == 1 && jobs[2].admitted == 1 && w.sched.running == 4);
+    run_until_idle(&w);
+    cr_assert_eq(w.sched.conversations.count, 3, "a choice other than the first left its state");
+    for (int i = 0; i < 3; i++) engine_job_close(&jobs[i]);
+    struct engine_job many = job_of(1, 10, 3, full());
+    many.request.choices = 5; /* a caller that did not check: refused alone */
+    submit(&w, &many);
+    run_until_idle(&w);
+    cr_assert_eq(atomic_load(&many.choice[4].finish), ENGINE_FINISH_ERROR);
+    cr_assert_eq(many.fault.code, ERR_LIMIT);
+    engine_job_close(&many);
+    world_close(&w);
+}
+
+Test(sched, choices_reserve_as_if_nothing_was_shared) {
+    struct world w;
+    int page = slots_per_page();
+    struct engine_job job = job_of(1, page, 3, full()); /* two pages a stream */
+    struct kv_params kv;
+    struct fault fault = {0};
+    job.request.choices = 3;
+    world_open(&w, &(struct world_options){
+                       .pages = 6 * WORLD_STREAMS, .sequences = 4, .conversations = 0, .rows = 64});
+    cr_assert_eq(sched_resolve_kv(&job.request.kv, &w.sched.options.kv, &kv, &fault), 0);
+    cr_assert_eq(sched_check(&w.sched.options, &job.request, &kv, &fault), 0);
+    submit(&w, &job);
+    cr_assert_not(world_step(&w));
+    cr_assert_eq(w.sched.pages_reserved, 6 * WORLD_STREAMS);
+    cr_assert_eq(pages_used(&w), WORLD_STREAMS, "the prompt was not shared");
+    run_until_idle(&w);
+    cr_assert_eq(atomic_load(&job.choice[2].finish), ENGINE_FINISH_LENGTH);
+    engine_job_close(&job);
+    job = job_of(1, page, 3, full());
+    job.request.choices = 4;
+    cr_assert_eq(sched_check(&w.sched.options, &job.request, &kv, &fault), ERR_LIMIT);
+    cr_assert_str_eq(fault.field, "n");
+    world_close(&w);
+}
+
+/* A choice that ends early says so at once; the job is handed back with the last one. */
+Test(sched, choices_end_one_by_one) {
+    struct world w;
+    struct engine_stop stops[] = {{"e", 1}, {"k", 1}, {"q", 1}};
+    struct engine_job job = job_of(1, 20, 60, full());
+    job.request.choices = 8;
+    job.request.stops = stops;
+    job.request.stop_count = 3;
+    world_open(
+        &w, &(struct world_options){.pages = 900, .sequences = 8, .conversations = 1, .rows = 40});
+    submit(&w, &job);
+    int early = 0, running_before = 8;
+    while (atomic_load(&job.finished) == 0) {
+        cr_assert_not(world_step(&w));
+        int running = 0;
+        for (int i = 0; i < 8; i++) running += atomic_load(&job.choice[i].finish) == ENGINE_RUNNING;
+        cr_assert_eq(atomic_load(&job.finished), running == 0);
+        cr_assert_eq(w.sched.running, running);
+        early += running < running_before && running > 0;
+        running_before = running;
+    }
+    cr_assert_gt(early, 1);
+    engine_job_close(&job);
+    world_close(&w);
+}
+
+/* Cancelled after `steps`: every choice is gone one step later, with its pages. */
+Test(sched, cancelling_ends_every_choice) {
+    static const int after[] = {0, 1, 3, 9, 20};
+    for (int i = 0; i < 5; i++) {
+        struct world w;
+        struct engine_job job = job_of(2, 60, 40, global(8, 4, 8));
+        job.request.choices = 3;
+        world_open(&w, &(struct world_options){
+                           .pages = 400, .sequences = 4, .conversations = 4, .rows = 8});
+        submit(&w, &job);
+        for (int k = 0; k < after[i]; k++) cr_assert_not(world_step(&w));
+        atomic_store(&job.cancel, 1);
+        cr_assert_not(world_step(&w));
+        cr_assert_eq(atomic_load(&job.finished), 1);
+        for (int k = 0; k < 3; k++)
+            cr_assert_eq(atomic_load(&job.choice[k].finish), ENGINE_FINISH_ABORT);
+        cr_assert(w.sched.pages_reserved == 0 && pages_used(&w) == 0 && sched_idle(&w.sched));
+        cr_assert_eq(w.sched.conversations.count, 0);
+        engine_job_close(&job);
+        world_close(&w);
+    }
+}
+
+/* Echo for several choices scores the prompt once. */
+Test(sched, scores_with_several_choices) {
+    struct world w;
+    struct engine_job job = job_of(3, 40, 0, global(8, 4, 8));
+    job.request.choices = 3;
+    job.request.prompt_logprobs = true;
+    world_open(
+        &w, &(struct world_options){.pages = 400, .sequences = 4, .conversations = 4, .rows = 64});
+    submit(&w, &job);
+    run_until_idle(&w);
+    for (int i = 0; i < 3; i++)
+        cr_assert_eq(atomic_load(&job.choice[i].finish), ENGINE_FINISH_LENGTH);
+    for (int t = 1; t < 40; t++) cr_assert_leq(job.prompt_tokens[t].logprob, 0);
+    cr_assert_eq(w.sched.counters.prompt_tokens, 40);
+    engine_job_close(&job);
+    world_close(&w);
+}
+
 /* ---- Scores ---------------------------------------------------------------------------------- */
 
 Test(sched, scores_do_not_depend_on_the_steps) {
@@ -675,7 +1003,8 @@ Test(sched, scoring_holds_nobody_up) {
 
 /* ---- Failures of the backend ----------------------------------------------------------------- */
 
-/* Three run (one of them continues a conversation), two wait; one operation fails once. Only those
+/* Three run (one of them continues a conversation, one has two choices), two wait; one operation
+ * fails once. Only those
  * who ran may end with the error; everything returns to the pool, and later requests work. */
 static bool fail_once(enum world_op op, long n, int code) {
     enum { JOBS = 5 };
@@ -683,13 +1012,14 @@ static bool fail_once(enum world_op op, long n, int code) {
     struct engine_job jobs[JOBS], same[JOBS];
     struct engine_kv kv = global(10, 3, 8);
     int failed_steps = 0, errors = 0;
-    bool ends_step = op != WORLD_REPORT && op != WORLD_TRUNCATE; /* those concern one request */
+    bool ends_step = op != WORLD_REPORT && op != WORLD_TRUNCATE && op != WORLD_FORK;
     world_open(
-        &w, &(struct world_options){.pages = 400, .sequences = 3, .conversations = 3, .rows = 12});
+        &w, &(struct world_options){.pages = 400, .sequences = 4, .conversations = 3, .rows = 12});
     turn(&w, 0, 0, 20, kv);
     for (int i = 0; i < JOBS; i++) {
         jobs[i] = job_of(i, 40 + i, 6 + i, kv);
         if (i == 1) jobs[i].request.prompt = prompt_of(1, 22);
+        if (i == 2) jobs[i].request.choices = 2;
         same[i] = jobs[i];
         submit(&w, &jobs[i]);
     }
@@ -702,6 +1032,10 @@ static bool fail_once(enum world_op op, long n, int code) {
         for (int i = 0; i < JOBS; i++) {
             if (finish_of(&jobs[i]) != ENGINE_FINISH_ERROR) continue;
             errors++;
+            cr_assert_eq(atomic_load(&jobs[i].finished), 1);
+            if (op != WORLD_REPORT) /* which only the first choice needs */
+                cr_assert_eq(atomic_load(&jobs[i].choice[jobs[i].choice_count - 1].finish),
+                             ENGINE_FINISH_ERROR);
             cr_assert_eq(jobs[i].fault.code, code);
             cr_assert_gt(strlen(jobs[i].fault.text), 0);
         }
@@ -753,11 +1087,12 @@ static bool fail_allocation(long n) {
     job.request.min_tokens = 2;
     job.request.stop_ids = stop_ids;
     job.request.stop_id_count = 1;
+    job.request.choices = 2;
     job.request.kv.report = ENGINE_REPORT_POSITIONS;
     job.request.top_logprobs = 2;
     run_alone(&same);
     world_open(
-        &w, &(struct world_options){.pages = 400, .sequences = 2, .conversations = 2, .rows = 24});
+        &w, &(struct world_options){.pages = 400, .sequences = 3, .conversations = 2, .rows = 24});
     /* The backend's step state has grown to its size before: that is configuration, not requests.
      */
     for (int i = 0; i < 2; i++) {
@@ -772,7 +1107,7 @@ static bool fail_allocation(long n) {
     mem_fail_after(n);
     int code = world_submit(&w, &job);
     bool pending = mem_fail_pending(), failed = false;
-    while (code == 0 && finish_of(&job) == ENGINE_RUNNING) {
+    while (code == 0 && atomic_load(&job.finished) == 0) {
         sched_step(&w.sched, &failed);
         cr_assert_not(failed);
         pending = mem_fail_pending();
@@ -800,7 +1135,7 @@ static bool fail_allocation(long n) {
 Test(sched, every_failing_allocation_ends_only_its_request) {
     long n = 0;
     while (fail_allocation(n)) n++;
-    cr_assert(n >= 6 && n < 40, "%ld allocations", n);
+    cr_assert(n >= 12 && n < 60, "%ld allocations", n);
 }
 
 /* ---- Parameters ------------------------------------------------------------------------------ */

@@ -41,7 +41,7 @@ static void open_with(struct fixture *f, struct engine_request request) {
     f->job.request = request;
     struct kv_params kv = {.policy = policy_find("full")};
     cr_assert_eq(seq_job_alloc(&f->job, 3), 0);
-    cr_assert_eq(seq_open(&f->seq, &f->job, &kv, &text), 0);
+    cr_assert_eq(seq_open(&f->seq, &f->job, 0, &kv, &text), 0);
 }
 
 static void feed(struct fixture *f, const char *word) {
@@ -176,7 +176,7 @@ Test(seq, every_failed_allocation_leaves_nothing) {
         struct sequence seq = {0};
         mem_fail_after(n);
         int code = seq_job_alloc(&job, 3);
-        if (code == 0) code = seq_open(&seq, &job, &kv, &text);
+        if (code == 0) code = seq_open(&seq, &job, 0, &kv, &text);
         bool failed = !mem_fail_pending();
         mem_fail_after(-1);
         cr_assert_eq(code, failed ? ERR_NOMEM : 0);

@@ -1,0 +1,151 @@
+/* What stays: conversations between turns, found, continued, superseded and forgotten. */
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "engine/sched_int.h"
+
+static void drop(struct sched *sched, struct conversation *row, const char *why) {
+    struct conversation gone = conversation_take(&sched->conversations, row);
+    log_debug("conversation=%016llx gone reason=%s tokens=%d pages=%lld",
+              (unsigned long long)gone.id, why, gone.token_count, (long long)gone.pages);
+    sched_release_slot(sched, gone.slot);
+    mem_free(gone.tokens);
+}
+
+/* For lack of room: a later request may miss it, and shall learn why. */
+static void forget(struct sched *sched, struct conversation *row, const char *why) {
+    conversation_note_gone(&sched->conversations, row);
+    drop(sched, row, why);
+}
+
+/* ---- Room ------------------------------------------------------------------------------------ */
+
+/* Pages not promised to anybody: retained conversations hold theirs. */
+static int64_t pages_free(const struct sched *sched) {
+    return sched->options.pages_total - sched->pages_reserved - sched->conversations.pages;
+}
+
+bool sched_make_room(struct sched *sched, int64_t pages, const struct conversation *row,
+                     bool *used_up) {
+    int64_t left = sched->options.pages_total - sched->pages_reserved;
+    *used_up = row != NULL && pages + row->pages > left;
+    int64_t own = *used_up ? row->pages : 0;
+    if (pages > left) return false;
+    while (pages > pages_free(sched) + own) {
+        struct conversation *first = conversation_first_to_go(&sched->conversations, row);
+        if (first == NULL) return false;
+        forget(sched, first, "pages");
+    }
+    return true;
+}
+
+/* ---- Going on -------------------------------------------------------------------------------- */
+
+void sched_find(struct sched *sched, struct sched_entry *entry) {
+    const struct engine_request *request = &entry->job->request;
+    struct conversation_query query = {.space = request->space,
+                                       .kv = &entry->kv,
+                                       .prompt = request->prompt,
+                                       .prompt_count = request->prompt_count,
+                                       .hint = request->hint};
+    entry->wants_conversation = request->kv.reuse && !request->prompt_logprobs;
+    if (!entry->wants_conversation) return;
+    entry->row = conversation_find(&sched->conversations, &query, &entry->common, &entry->miss);
+}
+
+/* The row's streams in a slot of the sequence's own. */
+static int fork_row(struct sched *sched, struct sequence *seq, struct conversation *row) {
+    struct kern *kern = sched->options.kern;
+    seq->slot = sched_take_slot(sched);
+    conversation_touch(&sched->conversations, row, seq->job->request.hint, clock_ns());
+    return kern->ops->fork(kern, row->slot, seq->slot);
+}
+
+static void take_row(struct sched *sched, struct sequence *seq, struct conversation *row) {
+    struct conversation taken = conversation_take(&sched->conversations, row);
+    seq->slot = taken.slot;
+    mem_free(taken.tokens);
+}
+
+int sched_go_on(struct sched *sched, struct sequence *seq, const struct sched_entry *entry,
+                bool used_up) {
+    struct kern *kern = sched->options.kern;
+    struct kern_report report = {0};
+    int64_t streams = sched_streams(sched);
+    int code = 0;
+    seq->origin = entry->row->id;
+    seq->dropped = entry->row->token_count - entry->common;
+    if (used_up)
+        take_row(sched, seq, entry->row);
+    else
+        code = fork_row(sched, seq, entry->row);
+    if (code == 0 && seq->dropped > 0) code = kern->ops->truncate(kern, seq->slot, entry->common);
+    if (code == 0) code = kern->ops->report(kern, seq->slot, &report);
+    if (code != 0) return code;
+    seq->due.tokens = entry->common;
+    seq->due.held = (int32_t)(((int64_t)report.entries + streams - 1) / streams);
+    seq->due.prompt_new = seq->prompt_count - entry->common;
+    seq->job->cached_tokens = entry->common;
+    return 0;
+}
+
+/* ---- Keeping --------------------------------------------------------------------------------- */
+
+/* The turn a new one came from: once it is superseded, the one before it goes, so that a dialogue
+ * keeps its last state and one to retry from. */
+static void supersede(struct sched *sched, uint64_t origin) {
+    struct conversation_table *table = &sched->conversations;
+    struct conversation *from = conversation_by_id(table, origin);
+    if (from == NULL) return;
+    struct conversation *before = conversation_by_id(table, from->origin);
+    if (before != NULL && conversation_superseded(before)) drop(sched, before, "superseded");
+    conversation_followed(table, from);
+}
+
+/* The list had room for the longest answer; failing to give the rest back costs only memory. */
+static int32_t *take_tokens(struct sequence *seq) {
+    size_t used = (size_t)seq->due.tokens * sizeof *seq->tokens;
+    int32_t *tokens = mem_try_realloc(seq->tokens, used, used);
+    if (tokens == NULL) tokens = seq->tokens;
+    seq->tokens = NULL;
+    return tokens;
+}
+
+void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_report *report) {
+    struct conversation_table *table = &sched->conversations;
+    int64_t entries = (int64_t)report->entries, count = sched_streams(sched);
+    struct conversation row = {.kv = seq->kv,
+                               .hint = seq->job->request.hint,
+                               .tokens = take_tokens(seq),
+                               .token_count = seq->due.tokens,
+                               .prompt_end = seq->prompt_count,
+                               .held = (int32_t)((entries + count - 1) / count),
+                               .entries = entries,
+                               .pages = report->pages,
+                               .slot = seq->slot,
+                               .origin = seq->origin};
+    memcpy(row.space, seq->job->request.space, sizeof row.space);
+    struct conversation *same = conversation_same(table, &row);
+    if (same != NULL) {
+        row.turns = same->turns; /* whoever went on from it goes on from this one, too */
+        drop(sched, same, "repeated");
+    } else {
+        supersede(sched, seq->origin);
+    }
+    if (table->count == table->capacity)
+        forget(sched, conversation_first_to_go(table, NULL), "count");
+    conversation_add(table, &row, clock_ns());
+}
+
+int sched_delete(struct sched *sched, uint64_t id) {
+    struct conversation_table *table = &sched->conversations;
+    struct conversation *row = conversation_by_id(table, id);
+    if (row == NULL) return ERR_NOTFOUND;
+    struct conversation *before = conversation_by_id(table, row->origin);
+    if (before != NULL && conversation_superseded(before)) drop(sched, before, "deleted");
+    drop(sched, row, "deleted");
+    sched->head_waits = false; /* there is room for somebody */
+    return 0;
+}
