@@ -275,6 +275,15 @@ struct kern_report {
     int64_t pages;      /* out: pages the slot refers to */
 };
 
+/* A piece of a snapshot. A slot's content in bytes is one block for the slot itself, then one for
+ * each stream, in the order layer * heads_kv + head: the same bytes on every backend with equal
+ * layers, heads, head_dim and dtype, however its pages lie. The layout is described in
+ * kernels/cpu/snapshot.c. */
+struct kern_block {
+    const void *data; /* aligned to nothing */
+    size_t size;
+};
+
 struct kern_cache_stats {
     int64_t pages_used; /* pages with a reference count above zero */
     uint64_t entries_evicted;
@@ -378,6 +387,17 @@ struct kern_ops {
                 int to);                          /* shares all pages, copy on write; `to` empty */
     void (*release)(struct kern *kern, int slot); /* all pages of the slot go back */
     int (*report)(struct kern *kern, int slot, struct kern_report *report);
+    /* Snapshots, block by block, so that a large one may be taken over many steps: nobody changes
+     * a slot that no batch names, not even through its forks. */
+    size_t (*snapshot_size)(struct kern *kern, int slot, int block);
+    int (*snapshot_export)(struct kern *kern, int slot, int block, void *to);
+    /* Reads nothing beyond the blocks, whatever they hold: ERR_MALFORMED, ERR_UNSUPPORTED or
+     * ERR_LIMIT say why they cannot be imported; else entries and pages are in *report. */
+    int (*snapshot_check)(struct kern *kern, const struct kern_block *blocks, int count,
+                          struct kern_report *report, struct fault *fault);
+    /* Into a slot that is not in use. ERR_FULL besides; on failure the slot stays unused. */
+    int (*snapshot_import)(struct kern *kern, int slot, const struct kern_block *blocks, int count,
+                           struct fault *fault);
     void (*cache_stats)(struct kern *kern, struct kern_cache_stats *stats);
     int (*cache_check)(struct kern *kern, struct fault *fault); /* every page in one place; tests */
 

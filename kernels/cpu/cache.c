@@ -28,9 +28,10 @@ static size_t page_kv_size(size_t row_size) {
 void cpu_cache_info(enum kern_dtype dtype, int head_dim, struct kern_cache_info *info) {
     size_t row_size = (size_t)head_dim * kern_dtype_bytes(dtype);
     int slots = slots_per_page(row_size);
-    size_t side = (size_t)slots * (sizeof(int32_t) + sizeof(float));
+    size_t side = 0;
+    for (int i = 0; i < CPU_CACHE_SIDES; i++) side += cpu_cache_sides[i].bytes;
     info->page_slots = slots;
-    info->page_bytes = (int64_t)(page_kv_size(row_size) + side);
+    info->page_bytes = (int64_t)(page_kv_size(row_size) + (size_t)slots * side);
 }
 
 static int check_options(const struct kern_cache_options *options, struct fault *fault) {
@@ -160,7 +161,7 @@ void cpu_cache_close(struct cpu_cache *cache) {
 
 /* ---- Pages ---------------------------------------------------------------------------------- */
 
-static uint32_t take_page(struct cpu_cache *cache) {
+uint32_t cpu_cache_take_page(struct cpu_cache *cache) {
     CHECK(cache->free_count > 0); /* every caller counted before it began */
     uint32_t page = cache->free_pages[--cache->free_count];
     cache->refs[page] = 1;
@@ -175,12 +176,12 @@ static void drop_page(struct cpu_cache *cache, uint32_t page) {
 void cpu_cache_own_page(struct cpu_cache *cache, uint32_t *page) {
     uint32_t shared = *page;
     if (cache->refs[shared] == 1) return;
-    size_t side = (size_t)cache->page_slots;
-    *page = take_page(cache);
+    size_t slots = (size_t)cache->page_slots;
+    *page = cpu_cache_take_page(cache);
     memcpy(cpu_cache_k(cache, *page), cpu_cache_k(cache, shared), cache->page_size);
-    memcpy(cpu_cache_pos(cache, *page), cpu_cache_pos(cache, shared), side * sizeof(int32_t));
-    memcpy(cpu_cache_log_beta(cache, *page), cpu_cache_log_beta(cache, shared),
-           side * sizeof(float));
+    for (int i = 0; i < CPU_CACHE_SIDES; i++)
+        memcpy(cpu_cache_side(cache, i, *page), cpu_cache_side(cache, i, shared),
+               slots * cpu_cache_sides[i].bytes);
     drop_page(cache, shared);
 }
 
@@ -240,7 +241,7 @@ static void append_stream(struct cpu_cache *cache, const struct kern_span *span,
     if (open) cpu_cache_own_page(cache, open);
     int32_t page = *length / cache->page_slots, at = *length % cache->page_slots;
     for (int32_t i = 0; i < span->count; i++) {
-        if (at == 0) table[page] = take_page(cache);
+        if (at == 0) table[page] = cpu_cache_take_page(cache);
         cpu_cache_pos(cache, table[page])[at] = span->pos + i;
         if (++at == cache->page_slots) page++, at = 0;
     }

@@ -76,6 +76,20 @@ struct cpu_cache {
     size_t map_size;
 };
 
+/* The side arrays: records of an entry that move, fork and are saved with it. Adding one is a line
+ * here, in map_arrays and in cpu_cache_move_entry. */
+struct cpu_cache_side {
+    const char *name;
+    size_t array; /* offset of its pointer in struct cpu_cache */
+    size_t bytes; /* per entry */
+};
+
+static const struct cpu_cache_side cpu_cache_sides[] = {
+    {"pos", offsetof(struct cpu_cache, pos), sizeof(int32_t)}, /* first: snapshots check it */
+    {"log_beta", offsetof(struct cpu_cache, log_beta), sizeof(float)},
+};
+enum { CPU_CACHE_SIDES = sizeof cpu_cache_sides / sizeof *cpu_cache_sides };
+
 /* Memory of keys and values plus side records; page_slots is at least 1 however long a row is. */
 void cpu_cache_info(enum kern_dtype dtype, int head_dim, struct kern_cache_info *info);
 /* dtype f32 or bf16. On failure nothing is held and *cache is zeroed. */
@@ -98,6 +112,25 @@ int cpu_cache_report(const struct cpu_cache *cache, int slot, struct kern_report
 void cpu_cache_stats(const struct cpu_cache *cache, struct kern_cache_stats *stats);
 /* Every page in exactly one place, counts and lengths agree, positions ascend. Slow: for tests. */
 int cpu_cache_check(const struct cpu_cache *cache, struct fault *fault);
+
+/* See kern.h. */
+size_t cpu_cache_snapshot_size(const struct cpu_cache *cache, int slot, int block);
+void cpu_cache_snapshot_export(const struct cpu_cache *cache, int slot, int block, void *to);
+int cpu_cache_snapshot_check(const struct cpu_cache *cache, const struct kern_block *blocks,
+                             int count, struct kern_report *report, struct fault *fault);
+int cpu_cache_snapshot_import(struct cpu_cache *cache, int slot, const struct kern_block *blocks,
+                              int count, struct fault *fault);
+
+/* ---- For snapshot.c ------------------------------------------------------------------------- */
+
+uint32_t cpu_cache_take_page(struct cpu_cache *cache); /* a free page must be there */
+
+/* The first record of side array `side` in a page. */
+static inline char *cpu_cache_side(const struct cpu_cache *cache, int side, uint32_t page) {
+    char *array;
+    memcpy(&array, (const char *)cache + cpu_cache_sides[side].array, sizeof array);
+    return array + (size_t)page * (size_t)cache->page_slots * cpu_cache_sides[side].bytes;
+}
 
 /* ---- For evict.c ---------------------------------------------------------------------------- */
 

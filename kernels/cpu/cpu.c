@@ -140,6 +140,25 @@ static int op_report(struct kern *kern, int slot, struct kern_report *report) {
     return cpu_cache_report(&cpu_of(kern)->cache, slot, report);
 }
 
+static size_t op_snapshot_size(struct kern *kern, int slot, int block) {
+    return cpu_cache_snapshot_size(&cpu_of(kern)->cache, slot, block);
+}
+
+static int op_snapshot_export(struct kern *kern, int slot, int block, void *to) {
+    cpu_cache_snapshot_export(&cpu_of(kern)->cache, slot, block, to);
+    return 0;
+}
+
+static int op_snapshot_check(struct kern *kern, const struct kern_block *blocks, int count,
+                             struct kern_report *report, struct fault *fault) {
+    return cpu_cache_snapshot_check(&cpu_of(kern)->cache, blocks, count, report, fault);
+}
+
+static int op_snapshot_import(struct kern *kern, int slot, const struct kern_block *blocks,
+                              int count, struct fault *fault) {
+    return cpu_cache_snapshot_import(&cpu_of(kern)->cache, slot, blocks, count, fault);
+}
+
 static void op_cache_stats(struct kern *kern, struct kern_cache_stats *stats) {
     cpu_cache_stats(&cpu_of(kern)->cache, stats);
 }
@@ -193,6 +212,10 @@ static const struct kern_ops table = {
     .fork = op_fork,
     .release = op_release,
     .report = op_report,
+    .snapshot_size = op_snapshot_size,
+    .snapshot_export = op_snapshot_export,
+    .snapshot_check = op_snapshot_check,
+    .snapshot_import = op_snapshot_import,
     .cache_stats = op_cache_stats,
     .cache_check = op_cache_check,
     .sample = cpu_sample,
