@@ -15,7 +15,7 @@ from lab import anatomy, plan, plots, report, statistics, store, tasks  # noqa: 
 
 @pytest.fixture(autouse=True)
 def few_resamples(monkeypatch):
-    monkeypatch.setattr(statistics, "RESAMPLES", statistics.BLOCK)
+    monkeypatch.setattr(statistics, "RESAMPLES", 1000)
 
 
 def count(messages, prompt):
@@ -110,21 +110,20 @@ def test_bootstrap_covers_the_truth_and_pairs_are_aligned():
     for _ in range(40):
         truth = rng.beta(8, 2, 60)                               # dialogues differ: clusters
         values = np.stack([rng.binomial(4, truth), np.full(60, 4)], 1).astype(float)
-        mean, low, high = statistics.mean(values, rng)
+        mean, low, high = statistics.mean(values)
         assert low <= mean <= high
         covered += low <= 0.8 <= high
     assert covered >= 33                                         # 38 expected
     a, b = {0: (4, 4), 1: (2, 4), 5: (0, 4)}, {0: (3, 4), 1: (2, 4), 7: (4, 4)}
-    mean, low, high = statistics.paired(a, b, rng)
+    mean, low, high = statistics.paired(a, b)
     assert mean == pytest.approx(1 / 8) and low <= mean <= high
-    assert statistics.paired({0: (1, 4)}, {1: (1, 4)}, rng) is None
+    assert statistics.paired({0: (1, 4)}, {1: (1, 4)}) is None
 
 
 def test_mean_over_tasks_weighs_tasks_alike():
-    rng = np.random.default_rng(2)
     many, few = np.array([[4.0, 4.0]] * 50), np.array([[0.0, 4.0]] * 2)
-    assert statistics.over_tasks([many, few], rng)[0] == pytest.approx(0.5)
-    assert statistics.over_tasks([many, np.empty((0, 2))], rng) is None
+    assert statistics.over_tasks([many, few])[0] == pytest.approx(0.5)
+    assert statistics.over_tasks([many, np.empty((0, 2))]) is None
 
 
 def test_store_survives_a_cut_line_and_forgets_methods(tmp_path):

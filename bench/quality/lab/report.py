@@ -11,20 +11,22 @@ NOT_YET = "*Not measured yet: run `make quality`.*"
 
 
 class Results:
-    """Samples by cell with everything computed from them; one random stream, so runs repeat."""
+    """Samples by cell, and everything computed from them."""
 
     def __init__(self, store, trained, methods):
         self.store, self.trained, self.methods = store, trained, methods
-        self.rng = np.random.default_rng(tasks.SEED)
         self.memo = {}
+
+    def once(self, key, compute):
+        if key not in self.memo:
+            self.memo[key] = compute()
+        return self.memo[key]
 
     def rows(self, cell):
         return self.store.under(cell.name)
 
     def sample(self, cell):
-        if cell not in self.memo:
-            self.memo[cell] = statistics.sample(self.rows(cell))
-        return self.memo[cell]
+        return self.once(cell, lambda: statistics.sample(self.rows(cell)))
 
     def cell(self, task, length, method, share):
         return plan.Cell(task, length, method, 1.0 if method == "full" else share)
@@ -33,11 +35,10 @@ class Results:
         return next((r["refused"] for r in self.rows(cell) if "refused" in r), None)
 
     def score(self, cell):
-        (values,) = statistics.aligned(self.sample(cell))
-        return statistics.mean(values, self.rng)
+        return self.once(("score", cell), lambda: statistics.mean(*statistics.aligned(self.sample(cell))))
 
     def minus(self, cell, other):
-        return statistics.paired(self.sample(cell), self.sample(other), self.rng)
+        return self.once((cell, other), lambda: statistics.paired(self.sample(cell), self.sample(other)))
 
     def row(self, cell):
         """Everything about one cell, as it goes to the JSON file; None where nothing was measured."""
@@ -63,12 +64,12 @@ class Results:
     def mean_of_tasks(self, method, share, length=None):
         """(mean, low, high) over the answered tasks; None when one is missing."""
         cells = [self.cell(t, length or self.trained, method, share) for t in tasks.ANSWERED]
-        return statistics.over_tasks([statistics.aligned(self.sample(c))[0] for c in cells], self.rng)
+        return statistics.over_tasks([statistics.aligned(self.sample(c))[0] for c in cells])
 
     def mean_minus(self, method, other, share, length=None):
         pairs = [(self.cell(t, length or self.trained, method, share), self.cell(t, length or self.trained, other, share))
                  for t in tasks.ANSWERED]
-        return statistics.over_tasks([statistics.differences(self.sample(a), self.sample(b)) for a, b in pairs], self.rng)
+        return statistics.over_tasks([statistics.differences(self.sample(a), self.sample(b)) for a, b in pairs])
 
     def depths(self, method, length):
         """Share of right answers per depth bin of the needle task at a quarter; None where unasked."""
@@ -282,7 +283,7 @@ def ablations_text(results, cells):
         plain = [results.cell(t, results.trained, "global", plan.QUARTER) for t, _ in plan.ABLATED]
         pairs = [statistics.differences(results.sample(a), results.sample(b)) for a, b in zip(asked, plain)]
         rows.append([f"`{variant}`" if variant else "defaults", *(percent(results.score(c)) for c in asked),
-                     percent(statistics.over_tasks(pairs, results.rng)) if variant else ""])
+                     percent(statistics.over_tasks(pairs)) if variant else ""])
     if len(rows) < 2:
         return ""
     return table(["`global`, 1/4 of the tokens", *(t for t, _ in plan.ABLATED), "mean minus defaults"], rows)

@@ -13,7 +13,7 @@ VERSION = 1
 class Store:
     def __init__(self, folder, sha):
         self.path = folder / f"{sha[:16]}.v{VERSION}.jsonl"
-        self.rows, self.lock = {}, threading.Lock()
+        self.rows, self.groups, self.lock = {}, {}, threading.Lock()
         folder.mkdir(parents=True, exist_ok=True)
         text = self.path.read_text() if self.path.exists() else ""
         for line in text.splitlines():
@@ -24,10 +24,14 @@ class Store:
 
     def read(self, line):
         try:
-            row = json.loads(line)
-            self.rows[row["key"]] = row
+            self.keep(json.loads(line))
         except (ValueError, KeyError, TypeError):
             pass                                    # the end of a run that was killed
+
+    def keep(self, row):
+        key = row["key"]
+        self.rows[key] = row
+        self.groups.setdefault(key.rpartition("/")[0], {})[key] = row
 
     def get(self, key):
         return self.rows.get(key)
@@ -35,21 +39,24 @@ class Store:
     def add(self, key, row):
         row = {"key": key, **row}
         with self.lock:
-            self.rows[key] = row
+            self.keep(row)
             self.file.write(json.dumps(row) + "\n")
             self.file.flush()
 
-    def under(self, prefix):
-        """Rows whose key starts with prefix + "/"."""
+    def under(self, group):
+        """Rows whose key is `group`, a slash and one more word."""
         with self.lock:
-            return [row for key, row in self.rows.items() if key.startswith(prefix + "/")]
+            return list(self.groups.get(group, {}).values())
 
     def forget(self, methods):
         """Drops what was measured of these methods: they changed. Rewrites the file."""
         with self.lock:
-            self.rows = {k: r for k, r in self.rows.items() if r.get("method") not in methods}
+            kept = [r for r in self.rows.values() if r.get("method") not in methods]
+            self.rows, self.groups = {}, {}
+            for row in kept:
+                self.keep(row)
             self.file.close()
             whole = self.path.with_suffix(".new")
-            whole.write_text("".join(json.dumps(r) + "\n" for r in self.rows.values()))
+            whole.write_text("".join(json.dumps(r) + "\n" for r in kept))
             whole.replace(self.path)
             self.file = self.path.open("a")
