@@ -229,6 +229,9 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
     info->page_slots = so->shape.page_slots;
     info->weight_bytes = model_weight_bytes(e->model);
     info->has_chat_template = e->text.chat != NULL;
+    info->chat_template = e->text.source;
+    info->bos_token = e->text.bos;
+    info->eos_token = e->text.eos;
     info->temperature = config->temperature;
     info->top_p = config->top_p;
     info->min_p = config->min_p;

@@ -94,6 +94,8 @@ struct engine_info {
     int page_slots;
     size_t weight_bytes;
     bool has_chat_template;
+    const char *chat_template;         /* its source; NULL = none */
+    const char *bos_token, *eos_token; /* "" = none */
     /* request defaults of the model's generation_config; NAN / -1 where absent */
     float temperature, top_p, min_p, repetition;
     int top_k;
@@ -114,7 +116,8 @@ int engine_tokenize(const struct engine *engine, const char *text, size_t size, 
                     struct fault *fault);
 
 /* Chat template, then tokens. `context` holds messages, tools, chat_template_kwargs' members and
- * add_generation_prompt; bos_token and eos_token are added by the engine. */
+ * add_generation_prompt; bos_token and eos_token are added by the engine. With
+ * continue_final_message true the text ends with the last message's own (not blank). */
 int engine_render_chat(const struct engine *engine, const cJSON *context, struct arena *arena,
                        struct engine_ids *out, struct fault *fault);
 

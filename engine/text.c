@@ -71,13 +71,16 @@ static int open_template(const char *dir, const cJSON *config, struct text *text
     if (code != 0) return code;
     if (exists(path)) {
         code = file_read(path, TEMPLATE_BYTES_MAX, &data, &size, fault);
-        if (code == 0)
-            code = in_file(chat_open(data, size, &text->chat, fault), "chat_template.jinja", fault);
+        if (code != 0) return code;
+        text->source = mem_must_alloc(size + 1, 1);
+        memcpy(text->source, data, size);
         mem_free(data);
-        return code;
+        return in_file(chat_open(text->source, size, &text->chat, fault), "chat_template.jinja",
+                       fault);
     }
     const char *source = config_template(config);
     if (source == NULL) return 0;
+    text->source = mem_must_strdup(source);
     return in_file(chat_open(source, strlen(source), &text->chat, fault), "tokenizer_config.json",
                    fault);
 }
@@ -113,6 +116,7 @@ int text_open(const char *dir, struct text *text, struct fault *fault) {
 void text_close(struct text *text) {
     tok_close(text->tok);
     chat_close(text->chat);
+    mem_free(text->source);
     mem_free(text->bos);
     mem_free(text->eos);
     *text = (struct text){0};
@@ -125,13 +129,57 @@ static cJSON *with_model_strings(const struct text *text, const cJSON *context) 
     bool ok = cJSON_AddStringToObject(full, "bos_token", text->bos) != NULL &&
               cJSON_AddStringToObject(full, "eos_token", text->eos) != NULL;
     cJSON_ArrayForEach(item, context) {
-        if (strcmp(item->string, "bos_token") == 0 || strcmp(item->string, "eos_token") == 0)
+        if (strcmp(item->string, "bos_token") == 0 || strcmp(item->string, "eos_token") == 0 ||
+            strcmp(item->string, "continue_final_message") == 0)
             continue;
         ok = ok && cJSON_AddItemReferenceToObject(full, item->string, (cJSON *)(uintptr_t)item);
     }
     if (ok) return full;
     cJSON_Delete(full);
     return NULL;
+}
+
+static bool is_untrusted(const struct chat_text *rendered, size_t at) {
+    for (size_t i = 0; i < rendered->untrusted_count; i++)
+        if (at >= rendered->untrusted[i].begin && at < rendered->untrusted[i].end) return true;
+    return false;
+}
+
+/* Last place where the template wrote these bytes of the request; rendered->size = none. */
+static size_t find_last(const struct chat_text *rendered, const char *content, size_t size) {
+    for (size_t at = rendered->size - size + 1; size <= rendered->size && at-- > 0;)
+        if (memcmp(rendered->text + at, content, size) == 0 && is_untrusted(rendered, at) &&
+            is_untrusted(rendered, at + size - 1))
+            return at;
+    return rendered->size;
+}
+
+/* What the template writes behind the final message is cut off, so that the model goes on with it.
+ * Templates may trim a message; its white space at the end stays where the template left it. */
+static int cut_after_final(struct chat_text *rendered, const cJSON *context, struct fault *fault) {
+    static const char blank[] = " \t\r\n\v\f";
+    const cJSON *messages = json_get(context, "messages"), *last = NULL, *node = NULL;
+    cJSON_ArrayForEach(last, messages) node = json_get(last, "content");
+    const char *content = cJSON_IsString(node) ? node->valuestring : "";
+    content += strspn(content, blank);
+    size_t whole = strlen(content), size = whole;
+    while (size > 0 && strchr(blank, content[size - 1])) size--;
+    if (size == 0) return fault_set(fault, ERR_INVALID, "messages", "there is no text to continue");
+    size_t at = find_last(rendered, content, size);
+    if (at == rendered->size)
+        return fault_set(fault, ERR_INVALID, "messages",
+                         "the chat template does not show the final message as it is, so it cannot "
+                         "be continued");
+    if (whole <= rendered->size - at && memcmp(rendered->text + at, content, whole) == 0 &&
+        is_untrusted(rendered, at + whole - 1))
+        size = whole;
+    rendered->size = at + size;
+    while (rendered->untrusted_count > 0 &&
+           rendered->untrusted[rendered->untrusted_count - 1].begin >= rendered->size)
+        rendered->untrusted_count--;
+    if (rendered->untrusted[rendered->untrusted_count - 1].end > rendered->size)
+        rendered->untrusted[rendered->untrusted_count - 1].end = rendered->size;
+    return 0;
 }
 
 int text_render_chat(const struct text *text, const cJSON *context, size_t max_ids,
@@ -148,6 +196,8 @@ int text_render_chat(const struct text *text, const cJSON *context, size_t max_i
     struct chat_text rendered = {0};
     struct tok_ids ids = {0};
     int code = chat_render(text->chat, &input, arena, &rendered, fault);
+    if (code == 0 && cJSON_IsTrue(json_get(context, "continue_final_message")))
+        code = cut_after_final(&rendered, context, fault);
     if (code == 0)
         code = tok_encode(text->tok, rendered.text, rendered.size, TOK_SPECIALS, rendered.untrusted,
                           rendered.untrusted_count, max_ids, arena, &ids, fault);

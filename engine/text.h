@@ -10,6 +10,7 @@
 struct text {
     struct tok *tok;
     struct chat *chat; /* NULL: the model has no template and /chat is refused */
+    char *source;      /* of the template; NULL without one */
     char *bos, *eos;   /* "" when the model names none */
 };
 

@@ -41,9 +41,11 @@ void exchange_drop_body(struct exchange *ex) {
 void exchange_unref(struct exchange *ex) {
     struct server *server = ex->server;
     if (--ex->refs) return;
-    CHECK(!ex->connection && (!ex->submitted || ex->finished));
-    if (ex->placed) engine_queue_leave(server->engine, 1);
-    if (ex->submitted) engine_job_close(&ex->job);
+    CHECK(!ex->connection && !ex->waiting && ex->jobs_submitted == ex->jobs_finished);
+    if (ex->places) engine_queue_leave(server->engine, ex->places);
+    for (int i = 0; i < ex->jobs_submitted; i++) engine_job_close(&ex->jobs[i]);
+    mem_free(ex->jobs);
+    mem_free(ex->progress);
     exchange_drop_body(ex);
     stream_close(&ex->stream);
     oai_request_close(&ex->request);
@@ -67,38 +69,50 @@ void exchange_resume(struct exchange *ex) {
     server_pump_soon(ex->server);
 }
 
+void exchange_cancel(struct exchange *ex) {
+    for (int i = 0; i < ex->jobs_submitted; i++)
+        if (!ex->progress[i].finished)
+            atomic_store_explicit(&ex->jobs[i].cancel, 1, memory_order_release);
+}
+
 void exchange_gone(struct exchange *ex) {
     ex->gone = true;
-    if (ex->submitted && !ex->finished)
-        atomic_store_explicit(&ex->job.cancel, 1, memory_order_release);
+    exchange_cancel(ex);
     exchange_resume(ex);
 }
 
 void exchange_refuse(struct exchange *ex, const struct oai_error *error) {
     struct answer *answer = &ex->answer;
     answer->status = error->status;
+    if (error->status == 503 || error->status == 429)
+        answer->retry_ms = stats_retry_ms(&ex->server->stats);
     buf_clear(&answer->body);
     oai_render_error(&answer->body, error);
     ex->phase = PHASE_READY;
     ex->refused = true;
 }
 
-/* --- the job --- */
+/* --- the jobs --- */
 
-static void jobs_add(struct exchange *ex) {
+/* The engine works for this exchange: it is looked at after every wake and lives until then. */
+static void wait_for_engine(struct exchange *ex) {
+    ex->phase = PHASE_WAIT;
+    ex->waiting = true;
     ex->next = ex->server->jobs;
     if (ex->next) ex->next->prev = ex;
     ex->server->jobs = ex;
     ex->refs++;
 }
 
-static void jobs_remove(struct exchange *ex) {
+static void end_wait(struct exchange *ex) {
     if (ex->prev)
         ex->prev->next = ex->next;
     else
         ex->server->jobs = ex->next;
     if (ex->next) ex->next->prev = ex->prev;
     ex->next = ex->prev = NULL;
+    ex->waiting = false;
+    exchange_unref(ex);
 }
 
 static void make_id(struct exchange *ex) {
@@ -110,22 +124,45 @@ static void make_id(struct exchange *ex) {
         at += snprintf(ex->id + at, sizeof ex->id - (size_t)at, "%02x", random[i]);
 }
 
+static void give_places_back(struct exchange *ex) {
+    if (ex->places) engine_queue_leave(ex->server->engine, ex->places);
+    ex->places = 0;
+}
+
+static void refuse_busy(struct exchange *ex, enum stats_reject reason, const char *text) {
+    oai_refuse(&ex->error, 503, "overloaded", NULL, "%s", text);
+    exchange_refuse(ex, &ex->error);
+    ex->server->stats.rejected[reason]++;
+}
+
+/* All of a request's jobs, or none: those before the one that fails are cancelled, and the refusal
+ * waits for their end. */
 static void submit(struct exchange *ex) {
-    struct oai_error error;
-    ex->job.request = ex->request.sampling;
-    make_id(ex);
-    int rc = engine_submit(ex->server->engine, &ex->job);
-    if (rc) {
-        struct fault fault;
-        fault_set(&fault, rc, NULL, "%s", err_text(rc));
-        oai_refuse_fault(&error, &fault);
-        exchange_refuse(ex, &error);
+    int more = ex->job_count - ex->places;
+    if (more > 0 && !engine_queue_enter(ex->server->engine, more)) {
+        refuse_busy(ex, STATS_REJECT_FULL, "The request queue is full, please try again.");
         return;
     }
-    ex->submitted = true;
-    ex->placed = false; /* the engine gives it back when the job finishes */
-    ex->phase = PHASE_WAIT;
-    jobs_add(ex);
+    ex->places = ex->job_count;
+    make_id(ex);
+    for (; ex->jobs_submitted < ex->job_count; ex->jobs_submitted++) {
+        int rc = engine_submit(ex->server->engine, &ex->jobs[ex->jobs_submitted]);
+        if (rc) {
+            struct fault fault;
+            fault_set(&fault, rc, NULL, "%s", err_text(rc));
+            oai_refuse_fault(&ex->error, &fault);
+            break;
+        }
+        ex->places--; /* the engine gives it back */
+    }
+    if (!ex->error.status) {
+        wait_for_engine(ex);
+    } else if (ex->jobs_submitted) {
+        exchange_cancel(ex);
+        wait_for_engine(ex);
+    } else {
+        exchange_refuse(ex, &ex->error);
+    }
 }
 
 static void after_work(uv_work_t *work, int status) {
@@ -135,14 +172,11 @@ static void after_work(uv_work_t *work, int status) {
     if (status) oai_refuse(&ex->error, 503, "overloaded", NULL, "The server is shutting down.");
     if (ex->error.status)
         exchange_refuse(ex, &ex->error);
-    else if (ex->gone || ex->request.kind == OAI_TOKENIZE || ex->request.kind == OAI_DETOKENIZE)
+    else if (ex->gone || !ex->job_count)
         ex->phase = PHASE_READY;
     else
         submit(ex);
-    if (ex->phase == PHASE_READY && ex->placed) {
-        engine_queue_leave(ex->server->engine, 1);
-        ex->placed = false;
-    }
+    give_places_back(ex);
     if (ex->phase == PHASE_READY) exchange_resume(ex);
     exchange_unref(ex);
 }
@@ -162,12 +196,12 @@ static void start_work(struct exchange *ex) {
     exchange_suspend(ex);
 }
 
-static void refuse_busy(struct exchange *ex, enum stats_reject reason, const char *text) {
-    struct oai_error error;
-    oai_refuse(&error, 503, "overloaded", NULL, "%s", text);
-    exchange_refuse(ex, &error);
-    ex->answer.retry_ms = stats_retry_ms(&ex->server->stats);
-    ex->server->stats.rejected[reason]++;
+/* What of the headers the pool and the answer need; the connection may be gone by then. */
+static void keep_headers(struct exchange *ex) {
+    const char *session =
+        MHD_lookup_connection_value(ex->connection, MHD_HEADER_KIND, "X-Session-ID");
+    if (session && strlen(session) < sizeof ex->session)
+        snprintf(ex->session, sizeof ex->session, "%s", session);
 }
 
 void exchange_dispatch(struct exchange *ex) {
@@ -179,54 +213,110 @@ void exchange_dispatch(struct exchange *ex) {
     }
     ex->request.kind = kind;
     if (kind == OAI_CHAT || kind == OAI_COMPLETION) {
+        keep_headers(ex);
         if (ex->server->draining) {
             refuse_busy(ex, STATS_REJECT_DRAINING, "The server is shutting down.");
             return;
         }
-        ex->placed = engine_queue_enter(ex->server->engine, 1);
-        if (!ex->placed) {
+        if (!engine_queue_enter(ex->server->engine, 1)) {
             refuse_busy(ex, STATS_REJECT_FULL, "The request queue is full, please try again.");
             return;
         }
+        ex->places = 1;
     }
     start_work(ex);
 }
 
+void exchange_delete(struct exchange *ex, uint64_t conversation) {
+    struct fault fault;
+    ex->removal.id = conversation;
+    int rc = engine_conversation_delete(ex->server->engine, &ex->removal);
+    if (rc) {
+        fault_set(&fault, rc, NULL, "too many conversations are being deleted");
+        oai_refuse_fault(&ex->error, &fault);
+        exchange_refuse(ex, &ex->error);
+        return;
+    }
+    wait_for_engine(ex);
+    conn_watch(ex->conn);
+    exchange_suspend(ex);
+}
+
 /* --- after a wake --- */
 
+static bool is_admitted(const struct exchange *ex) {
+    for (int i = 0; i < ex->jobs_submitted; i++)
+        if (atomic_load_explicit(&ex->jobs[i].admitted, memory_order_acquire)) return true;
+    return false;
+}
+
+/* Before the first token a failure is an HTTP error, so the header waits for one or the other, but
+ * not longer than a silent stream may be. */
 bool exchange_stream_ready(const struct exchange *ex, int64_t now_ns) {
     int64_t patience = (int64_t)ex->server->options.timeouts.ping * 1000000;
-    return ex->finished || ex->tokens_counted > 0 ||
-           (atomic_load_explicit(&ex->job.admitted, memory_order_acquire) &&
-            now_ns - ex->received_ns > patience);
+    if (!ex->request.stream || !ex->job_count) return false;
+    if (ex->tokens_counted) return true;
+    if (ex->error.status) return false;
+    return ex->finished || (is_admitted(ex) && now_ns - ex->received_ns > patience);
 }
 
 static bool wants_resume(struct exchange *ex, int64_t now_ns) {
     if (!ex->request.stream) return ex->finished;
-    if (ex->phase == PHASE_WAIT) return exchange_stream_ready(ex, now_ns);
+    if (ex->phase == PHASE_WAIT) return ex->finished || exchange_stream_ready(ex, now_ns);
     if (stream_has_news(ex)) return true;
     ex->stream.ping =
         now_ns - ex->last_output_ns > (int64_t)ex->server->options.timeouts.ping * 1000000;
     return ex->stream.ping;
 }
 
-/* `finish` is loaded before the count: the other order loses tokens. */
-void exchange_poll(struct exchange *ex, int64_t now_ns) {
-    const struct engine_choice *choice = &ex->job.choice[0];
-    bool finished = atomic_load_explicit(&ex->job.finished, memory_order_acquire) != 0;
-    uint32_t count = (uint32_t)atomic_load_explicit(&choice->token_count, memory_order_acquire);
-    if (count > ex->tokens_counted) {
-        stats_tokens(&ex->server->stats, count - ex->tokens_counted, ex->received_ns,
-                     ex->last_token_ns, now_ns);
-        ex->tokens_counted = count;
-        ex->last_token_ns = now_ns;
+/* The first failure ends the request: what the other jobs would add is of no use. */
+static void note_failure(struct exchange *ex, const struct engine_job *job) {
+    for (int i = 0; i < job->choice_count; i++) {
+        int finish = atomic_load_explicit(&job->choice[i].finish, memory_order_acquire);
+        if (finish != ENGINE_FINISH_ABORT && finish != ENGINE_FINISH_ERROR) continue;
+        if (ex->error.status) return;
+        if (finish == ENGINE_FINISH_ABORT)
+            oai_refuse(&ex->error, 503, "aborted", NULL,
+                       "The server is shutting down and gave this request up.");
+        else if (job->fault.code)
+            oai_refuse_fault(&ex->error, &job->fault);
+        else
+            oai_refuse(&ex->error, 500, "ERR_INTERNAL", NULL,
+                       "The engine failed without a reason.");
+        exchange_cancel(ex);
+        return;
     }
-    ex->finished = finished;
-    if (ex->suspended && wants_resume(ex, now_ns)) exchange_resume(ex);
+}
+
+/* `finished` is loaded before the counts: the other order loses tokens. */
+static void poll_job(struct exchange *ex, int i, int64_t now_ns) {
+    struct job_progress *progress = &ex->progress[i];
+    const struct engine_job *job = &ex->jobs[i];
+    bool finished = atomic_load_explicit(&job->finished, memory_order_acquire) != 0;
+    uint32_t count = 0;
+    for (int k = 0; k < job->choice_count; k++) count += oai_token_count(&job->choice[k]);
+    if (count > progress->tokens_counted) {
+        uint32_t fresh = count - progress->tokens_counted;
+        stats_tokens(&ex->server->stats, fresh, ex->received_ns, progress->last_token_ns, now_ns);
+        ex->tokens_counted += fresh;
+        progress->tokens_counted = count;
+        progress->last_token_ns = now_ns;
+    }
     if (!finished) return;
-    stats_finished(&ex->server->stats, &ex->job, ex->received_ns);
-    jobs_remove(ex);
-    exchange_unref(ex);
+    progress->finished = true;
+    ex->jobs_finished++;
+    stats_finished(&ex->server->stats, job, ex->received_ns);
+    note_failure(ex, job);
+}
+
+void exchange_poll(struct exchange *ex, int64_t now_ns) {
+    for (int i = 0; i < ex->jobs_submitted; i++)
+        if (!ex->progress[i].finished) poll_job(ex, i, now_ns);
+    ex->finished = ex->jobs_submitted
+                       ? ex->jobs_finished == ex->jobs_submitted
+                       : atomic_load_explicit(&ex->removal.done, memory_order_acquire) != 0;
+    if (ex->suspended && wants_resume(ex, now_ns)) exchange_resume(ex);
+    if (ex->finished) end_wait(ex);
 }
 
 /* --- answers --- */
@@ -235,36 +325,36 @@ struct oai_answer exchange_answer_facts(const struct exchange *ex) {
     const struct server *server = ex->server;
     return (struct oai_answer){
         .engine = server->engine,
-        .info = server->rules.info,
+        .rules = &server->rules,
         .request = &ex->request,
-        .job = &ex->job,
+        .jobs = ex->jobs,
+        .job_count = ex->job_count,
         .id = ex->id,
         .model = server->rules.names[0],
         .created = ex->created,
     };
 }
 
-void exchange_job_error(const struct exchange *ex, struct oai_error *error) {
-    const struct engine_choice *choice = &ex->job.choice[0];
-    if (atomic_load_explicit(&choice->finish, memory_order_acquire) == ENGINE_FINISH_ABORT)
-        oai_refuse(error, 503, "aborted", NULL,
-                   "The server is shutting down and gave this request up.");
-    else if (ex->job.fault.code)
-        oai_refuse_fault(error, &ex->job.fault);
-    else
-        oai_refuse(error, 500, "ERR_INTERNAL", NULL, "The engine failed without a reason.");
-}
-
-void exchange_answer_job(struct exchange *ex) {
-    struct oai_answer facts = exchange_answer_facts(ex);
-    struct oai_error error;
-    int finish = atomic_load_explicit(&ex->job.choice[0].finish, memory_order_acquire);
-    if (finish == ENGINE_FINISH_ABORT || finish == ENGINE_FINISH_ERROR) {
-        exchange_job_error(ex, &error);
-        exchange_refuse(ex, &error);
+static void answer_delete(struct exchange *ex) {
+    if (ex->removal.result) {
+        oai_refuse(&ex->error, 404, "conversation_not_found", "id",
+                   "There is no such conversation.");
+        exchange_refuse(ex, &ex->error);
         return;
     }
-    oai_render_answer(&ex->answer.body, &facts);
+    oai_render_deleted(&ex->answer.body, ex->removal.id);
     ex->answer.status = 200;
+}
+
+void exchange_answer_wait(struct exchange *ex) {
+    struct oai_answer facts = exchange_answer_facts(ex);
     ex->phase = PHASE_READY;
+    if (ex->error.status) {
+        exchange_refuse(ex, &ex->error);
+    } else if (!ex->job_count) {
+        answer_delete(ex);
+    } else {
+        oai_render_answer(&ex->answer.body, &facts);
+        ex->answer.status = 200;
+    }
 }

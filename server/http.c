@@ -115,6 +115,7 @@ static void add_header(struct MHD_Response *response, const char *name, const ch
 
 void http_add_common_headers(struct exchange *ex, struct MHD_Response *response) {
     MHD_add_response_header(response, "x-request-id", ex->request_id);
+    load_add_header(ex, response);
     if (ex->server->draining || ex->answer.close)
         MHD_add_response_header(response, "Connection", "close");
 }
@@ -196,12 +197,9 @@ static enum MHD_Result proceed(struct exchange *ex, int64_t now_ns) {
         exchange_dispatch(ex);
         if (ex->phase != PHASE_READY) return MHD_YES;
     }
-    if (ex->phase == PHASE_WAIT && ex->request.stream && exchange_stream_ready(ex, now_ns)) {
-        int finish = atomic_load_explicit(&ex->job.choice[0].finish, memory_order_acquire);
-        bool failed = finish == ENGINE_FINISH_ERROR || finish == ENGINE_FINISH_ABORT;
-        if (!failed || ex->tokens_counted) return (enum MHD_Result)stream_queue(ex);
-    }
-    if (ex->phase == PHASE_WAIT && ex->finished) exchange_answer_job(ex);
+    if (ex->phase == PHASE_WAIT && exchange_stream_ready(ex, now_ns))
+        return (enum MHD_Result)stream_queue(ex);
+    if (ex->phase == PHASE_WAIT && ex->finished) exchange_answer_wait(ex);
     if (ex->phase == PHASE_READY) {
         conn_set_state(ex->conn, CONN_BUSY);
         return queue_answer(ex);

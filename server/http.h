@@ -55,7 +55,7 @@ void conn_tick(struct server *server, int64_t now_ns); /* deadlines of all conne
 enum phase {
     PHASE_BODY,  /* receiving */
     PHASE_WORK,  /* the pool parses and tokenises */
-    PHASE_WAIT,  /* the engine has the job */
+    PHASE_WAIT,  /* the engine has the jobs, or an order to delete */
     PHASE_READY, /* `answer` waits to be queued */
     PHASE_SENT   /* queued; libmicrohttpd writes it, or the stream's reader is being called */
 };
@@ -65,21 +65,35 @@ struct answer {
     const char *content_type; /* NULL = JSON */
     const char *allow;        /* header of a 405 */
     int retry_ms;             /* Retry-After when > 0 */
-    bool no_retry;            /* a retry would fail the same way */
     bool close;               /* the connection does not survive */
     struct buf body;
 };
 
-/* What of the job's output has become events. */
+/* How much of one choice has become events. */
+struct stream_choice {
+    uint32_t tokens_seen;  /* tokens looked at */
+    uint32_t tokens_shown; /* tokens whose scores were sent */
+    size_t text_shown;
+    struct oai_offset offset;
+    struct oai_voice voice;
+    bool begun, finished, ended; /* finished: the engine has ended it; ended: so have the events */
+};
+
 struct stream {
     struct buf head; /* an event's beginning, up to choices */
     struct buf out;  /* rendered, not yet taken */
     size_t out_at;
-    uint32_t tokens_seen;  /* tokens looked at */
-    uint32_t tokens_shown; /* tokens whose scores were sent */
-    size_t text_shown;
-    uint64_t offset;
-    bool role_shown, ping, ended;
+    struct stream_choice *choices; /* numbered as in struct oai_answer */
+    int next;                      /* the choice that is rendered first: each gets its turn */
+    int left;                      /* choices not ended */
+    bool ping, ended;
+};
+
+/* What the loop knows of a job. */
+struct job_progress {
+    uint32_t tokens_counted;
+    int64_t last_token_ns;
+    bool finished;
 };
 
 struct route;
@@ -88,16 +102,17 @@ struct exchange {
     struct server *server;
     struct conn *conn;                 /* NULL once libmicrohttpd has let go */
     struct MHD_Connection *connection; /* likewise */
-    struct exchange *next, *prev;      /* in server->jobs */
+    struct exchange *next, *prev;      /* in server->jobs, while the engine works for it */
     int refs;
     const struct route *route;
     enum phase phase;
     bool suspended;
     bool refused; /* `answer` is decided, the rest of the body is only read away */
     bool gone;    /* the client left, or took too long */
-    bool placed;  /* holds a queue place that we must give back */
+    int places;   /* in the queue, that we must give back */
     char path[128];
     char id[ID_BYTES], request_id[REQUEST_ID_BYTES];
+    char session[OAI_KEY_BYTES + 1]; /* the client's X-Session-ID, or "" */
     int64_t received_ns, created;
     struct buf body;
     size_t body_seen, body_held;
@@ -108,12 +123,15 @@ struct exchange {
     struct arena arena;
     struct oai_request request;
     struct oai_error error;
-    struct engine_ids prompt;
-    /* the job */
-    struct engine_job job;
-    bool submitted, finished;
+    /* the jobs: one per prompt, allocated by the pool */
+    struct engine_job *jobs;
+    struct job_progress *progress; /* [job_count] */
+    int job_count, jobs_submitted, jobs_finished;
+    bool waiting;  /* in server->jobs */
+    bool finished; /* all submitted jobs are */
     uint32_t tokens_counted;
-    int64_t last_token_ns, last_output_ns;
+    int64_t last_output_ns;
+    struct engine_delete removal; /* of DELETE /v1/conversations/{id} */
     struct stream stream;
 };
 
@@ -132,31 +150,38 @@ void exchange_unref(struct exchange *exchange);
 void exchange_suspend(struct exchange *exchange);
 void exchange_resume(struct exchange *exchange);
 void exchange_gone(struct exchange *exchange);
+void exchange_cancel(struct exchange *exchange); /* all its jobs end soon */
 void exchange_refuse(struct exchange *exchange, const struct oai_error *error);
 void exchange_dispatch(struct exchange *exchange);             /* the body is complete */
 void exchange_poll(struct exchange *exchange, int64_t now_ns); /* after a wake or a tick */
 bool exchange_stream_ready(const struct exchange *exchange, int64_t now_ns);
-void exchange_answer_job(struct exchange *exchange); /* finished, not streamed */
+void exchange_answer_wait(struct exchange *exchange); /* what PHASE_WAIT waited for is there */
+/* Gives the engine an order to delete and waits for it; refuses where that cannot be. */
+void exchange_delete(struct exchange *exchange, uint64_t conversation);
 struct oai_answer exchange_answer_facts(const struct exchange *exchange);
-void exchange_job_error(const struct exchange *exchange, struct oai_error *error);
 void exchange_drop_body(struct exchange *exchange);
 
 /* prepare.c: what the pool does with a body; touches only the exchange and immutable data. */
 void prepare_run(uv_work_t *work);
+/* The space of the client's conversations with this salt, on this server's model. */
+int prepare_space(const struct exchange *exchange, const char *salt, uint8_t space[16]);
 
 /* stream.c */
 int stream_queue(struct exchange *exchange); /* 200 and the reader; enum MHD_Result */
 bool stream_has_news(const struct exchange *exchange);
 void stream_close(struct stream *stream);
 
+/* load.c: the load in a response header, for balancers that ask (ORCA) */
+void load_add_header(struct exchange *exchange, struct MHD_Response *response);
+
 /* routes.c */
 struct route {
     const char *path;
-    bool prefix;        /* the path continues (an id) */
-    const char *method; /* "GET" also answers HEAD */
-    enum oai_kind kind; /* POST */
-    void (*get)(struct exchange *exchange);
-    bool open; /* needs no key */
+    bool prefix;                            /* the path continues (an id) */
+    const char *method;                     /* "GET" also answers HEAD */
+    enum oai_kind kind;                     /* of a body, where there is no `get` */
+    void (*get)(struct exchange *exchange); /* answers without a body */
+    bool open;                              /* needs no key */
 };
 /* NULL with *allow = NULL: no such path; NULL with *allow: another method. */
 const struct route *route_find(const char *path, const char *method, const char **allow);
@@ -180,11 +205,10 @@ struct server {
     struct conn *conns;
     int conn_count;
     uint64_t conn_total;   /* accepted since the start */
-    struct exchange *jobs; /* submitted, not finished */
+    struct exchange *jobs; /* those the engine works for */
     int exchanges, works;  /* alive; of them in the pool */
     size_t body_bytes;     /* of all bodies held */
     struct stats stats;
-    uint8_t space_key[16];
     bool draining, aborting;
     int64_t drain_deadline_ns;
     int64_t start_seconds;

@@ -71,8 +71,7 @@ void server_wake(void *arg) {
 
 static void abort_jobs(struct server *server) {
     server->aborting = true;
-    for (struct exchange *ex = server->jobs; ex; ex = ex->next)
-        atomic_store_explicit(&ex->job.cancel, 1, memory_order_release);
+    for (struct exchange *ex = server->jobs; ex; ex = ex->next) exchange_cancel(ex);
 }
 
 static void check_drain(struct server *server, int64_t now_ns) {
@@ -174,7 +173,6 @@ int server_open(const struct server_options *options, struct server **out, struc
     signal(SIGPIPE, SIG_IGN);
     set_timeouts(&server->options.timeouts);
     raise_file_limit(options->max_connections);
-    CHECK(getrandom(server->space_key, sizeof server->space_key, 0) == 16);
     CHECK(uv_loop_init(&server->loop) == 0);
     CHECK(uv_async_init(&server->loop, &server->wake, on_wake) == 0);
     server->wake.data = server;
@@ -245,6 +243,8 @@ int server_start(struct server *server, struct engine *engine, struct fault *fau
     server->rules.default_max_tokens = server->options.default_max_tokens;
     server->rules.strict = server->options.strict_params;
     server->rules.body_bytes = server->options.max_body_bytes;
+    server->rules.think =
+        server->options.split_reasoning ? oai_find_think(engine) : (struct oai_think){-1, -1};
     stats_open(&server->stats, server->rules.info->max_model_len);
     int rc = sock_listen(server->listen_fd, server->options.host, server->url, sizeof server->url,
                          fault);

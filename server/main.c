@@ -105,6 +105,7 @@ static struct server_options server_options(const struct config *config, const c
         .max_connections = (int)config->max_connections,
         .drain_seconds = (int)config->drain_seconds,
         .strict_params = config->strict_params,
+        .split_reasoning = true,
         .timeouts = timeouts_of(getenv("KEEPD_TEST_TIMEOUTS")),
     };
 }
@@ -156,6 +157,23 @@ static int refuse_model(const struct fault *fault) {
     return machine ? EXIT_FAILURE : EXIT_CONFIG;
 }
 
+static void print_example(const char *url, bool chat, const char *key) {
+    if (chat)
+        printf(
+            "curl %s/v1/chat/completions -H 'Content-Type: application/json' %s-d '{\n"
+            "  \"messages\": [\n"
+            "    {\"role\": \"user\", \"content\": \"My sister Nora lives in Lisbon. The code of "
+            "the garage is 4815.\"},\n"
+            "    {\"role\": \"assistant\", \"content\": \"Noted.\"},\n"
+            "    {\"role\": \"user\", \"content\": \"What is the code of the garage?\"}\n"
+            "  ]}'\n",
+            url, key);
+    else
+        printf("curl %s/v1/completions -H 'Content-Type: application/json' %s-d '{\n"
+               "  \"prompt\": \"My sister Nora lives in\", \"max_tokens\": 32}'\n",
+               url, key);
+}
+
 static void print_ready(const struct server *server, const struct engine_info *info,
                         bool needs_key) {
     const char *url = server_url(server);
@@ -165,14 +183,8 @@ static void print_ready(const struct server *server, const struct engine_info *i
     else
         printf("budget %d", info->kv_budget);
     printf(", %s)\n\nTry:\n", info->backend);
-    printf("curl %s/v1/chat/completions -H 'Content-Type: application/json' %s-d '{\n"
-           "  \"messages\": [\n"
-           "    {\"role\": \"user\", \"content\": \"My sister Nora lives in Lisbon. The code of "
-           "the garage is 4815.\"},\n"
-           "    {\"role\": \"assistant\", \"content\": \"Noted.\"},\n"
-           "    {\"role\": \"user\", \"content\": \"What is the code of the garage?\"}\n"
-           "  ]}'\n",
-           url, needs_key ? "-H \"Authorization: Bearer $KEEPD_API_KEY\" " : "");
+    print_example(url, info->has_chat_template,
+                  needs_key ? "-H \"Authorization: Bearer $KEEPD_API_KEY\" " : "");
     fflush(stdout);
 }
 

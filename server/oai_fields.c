@@ -14,6 +14,7 @@ enum neutral {
     ONE,
     NONE,     /* "none" */
     EMPTY,    /* "", [] or {} */
+    ZERO,     /* 0 or false */
     TEXT,     /* {"type": "text"} */
     ONLYTEXT, /* ["text"] */
 };
@@ -23,8 +24,9 @@ enum neutral {
 #define TOKENIZE   (1u << OAI_TOKENIZE)
 #define DETOKENIZE (1u << OAI_DETOKENIZE)
 #define BOTH       (CHAT | COMPLETION)
-#define RENDER     (CHAT | TOKENIZE)
-#define ALL        (BOTH | TOKENIZE | DETOKENIZE)
+#define TEMPLATE   (1u << OAI_TEMPLATE)
+#define RENDER     (CHAT | TOKENIZE | TEMPLATE)
+#define ALL        (BOTH | TOKENIZE | DETOKENIZE | TEMPLATE)
 
 static const struct field {
     const char *name;
@@ -36,7 +38,7 @@ static const struct field {
     {"messages", RENDER, ANY},
     {"prompt", COMPLETION | TOKENIZE, ANY},
     {"audio", CHAT, NEVER},
-    {"best_of", COMPLETION, ONE},
+    {"best_of", COMPLETION, ANY},
     {"echo", COMPLETION, ANY},
     {"echo", CHAT, FALSE},
     {"frequency_penalty", BOTH, ANY},
@@ -44,7 +46,7 @@ static const struct field {
     {"functions", CHAT, EMPTY},
     {"logit_bias", BOTH, ANY},
     {"logprobs", BOTH, ANY},
-    {"max_completion_tokens", CHAT, ANY},
+    {"max_completion_tokens", BOTH, ANY},
     {"max_tokens", BOTH, ANY},
     {"metadata", BOTH, ANY},
     {"modalities", CHAT, ONLYTEXT},
@@ -56,7 +58,7 @@ static const struct field {
     {"prompt_cache_key", BOTH, ANY},
     {"prompt_cache_options", BOTH, ANY},
     {"prompt_cache_retention", BOTH, ANY},
-    {"reasoning_effort", CHAT, ANY},
+    {"reasoning_effort", RENDER, ANY},
     {"response_format", BOTH, TEXT},
     {"safety_identifier", BOTH, ANY},
     {"seed", BOTH, ANY},
@@ -67,9 +69,10 @@ static const struct field {
     {"stream_options", BOTH, ANY},
     {"suffix", COMPLETION, EMPTY},
     {"temperature", BOTH, ANY},
-    {"tool_choice", CHAT, NONE},
+    {"tool_choice", CHAT, ANY},
     {"tools", RENDER, ANY},
     {"top_logprobs", CHAT, ANY},
+    {"top_logprobs", COMPLETION, ZERO},
     {"top_p", BOTH, ANY},
     {"user", BOTH, ANY},
     {"verbosity", CHAT, NEVER},
@@ -83,13 +86,14 @@ static const struct field {
     {"cache_salt", BOTH, ANY},
     {"chat_template", RENDER, NEVER},
     {"chat_template_kwargs", RENDER, ANY},
-    {"continue_final_message", RENDER, FALSE},
+    {"continue_final_message", RENDER, ANY},
     {"documents", CHAT, EMPTY},
     {"guided_choice", BOTH, NEVER},
     {"guided_grammar", BOTH, NEVER},
     {"guided_json", BOTH, NEVER},
     {"guided_regex", BOTH, NEVER},
     {"ignore_eos", BOTH, ANY},
+    {"include_reasoning", CHAT, TRUE},
     {"include_stop_str_in_output", BOTH, FALSE},
     {"length_penalty", BOTH, ONE},
     {"logits_processors", BOTH, EMPTY},
@@ -97,12 +101,14 @@ static const struct field {
     {"min_tokens", BOTH, ANY},
     {"priority", BOTH, ANY},
     {"prompt_embeds", COMPLETION, NEVER},
-    {"prompt_logprobs", BOTH, NEVER},
+    {"prompt_logprobs", BOTH, ANY},
     {"repetition_penalty", BOTH, ANY},
     {"request_id", BOTH, ANY},
     {"return_token_ids", BOTH, FALSE},
     {"return_token_strs", TOKENIZE, ANY},
     {"return_tokens_as_token_ids", BOTH, FALSE},
+    {"separate_reasoning", CHAT, ANY},
+    {"session_id", BOTH, ANY},
     {"skip_special_tokens", BOTH, TRUE},
     {"spaces_between_special_tokens", BOTH, ANY},
     {"stop_token_ids", BOTH, ANY},
@@ -111,11 +117,23 @@ static const struct field {
     {"top_k", BOTH, ANY},
     {"truncate_prompt_tokens", BOTH, NEVER},
     {"use_beam_search", BOTH, FALSE},
-    /* ours and llama.cpp's */
-    {"grammar", BOTH, NEVER},
+    /* ours, llama.cpp's and SGLang's */
+    {"dry_multiplier", BOTH, ZERO},
+    {"ebnf", BOTH, NEVER},
+    {"grammar", BOTH, EMPTY},
     {"json_schema", BOTH, NEVER},
     {"kv", BOTH, ANY},
+    {"mirostat", BOTH, ZERO},
+    {"n_predict", BOTH, NEVER},
     {"parse_special", COMPLETION | TOKENIZE, ANY},
+    {"regex", BOTH, NEVER},
+    {"repeat_penalty", BOTH, ONE},
+    {"samplers", BOTH, EMPTY},
+    {"structural_tag", BOTH, NEVER},
+    {"thinking", CHAT, NEVER},
+    {"thinking_token_budget", BOTH, NEVER},
+    {"typical_p", BOTH, ONE},
+    {"xtc_probability", BOTH, ZERO},
 };
 
 static bool is_text(const cJSON *node, const char *text) {
@@ -142,6 +160,8 @@ static bool is_neutral(const cJSON *node, enum neutral neutral) {
         return is_text(node, "none");
     case EMPTY:
         return is_empty(node);
+    case ZERO:
+        return cJSON_IsFalse(node) || (cJSON_IsNumber(node) && node->valuedouble == 0);
     case TEXT:
         return cJSON_IsObject(node) && is_text(json_get(node, "type"), "text");
     case ONLYTEXT:
@@ -154,6 +174,12 @@ static bool is_neutral(const cJSON *node, enum neutral neutral) {
 static const struct field *find(const char *name, unsigned kind) {
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if ((fields[i].kinds & kind) && strcmp(fields[i].name, name) == 0) return &fields[i];
+    return NULL;
+}
+
+const char *oai_field_at(enum oai_kind kind, int index) {
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if ((fields[i].kinds & (1u << kind)) && index-- == 0) return fields[i].name;
     return NULL;
 }
 

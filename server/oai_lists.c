@@ -78,6 +78,86 @@ void oai_render_text(struct buf *out, const struct engine *engine, const int32_t
     buf_close(&text);
 }
 
+/* --- what this server is --- */
+
+void oai_render_server_info(struct buf *out, const struct oai_rules *rules) {
+    const struct engine_info *info = rules->info;
+    buf_str(out, "{\"served_model_name\":");
+    write_str(out, rules->names[0]);
+    buf_fmt(out, ",\"version\":\"" KEEPD_VERSION "\",\"max_model_len\":%d,\"max_num_seqs\":%d",
+            info->max_model_len, info->max_num_seqs);
+    buf_fmt(out,
+            ",\"max_queue\":%d,\"max_choices\":%d,\"threads\":%d,\"backend\":", info->max_queue,
+            info->max_choices, info->threads);
+    write_str(out, info->backend);
+    buf_str(out, ",\"model_family\":");
+    write_str(out, info->family);
+    buf_str(out, ",\"kv_policy\":");
+    write_str(out, info->kv_policy);
+    buf_fmt(out, ",\"kv_budget\":%d,\"kv_budget_max\":%d,\"kv_dtype\":", info->kv_budget,
+            info->kv_budget_max);
+    write_str(out, info->kv_dtype);
+    buf_fmt(out, ",\"has_gates\":%s,\"has_chat_template\":%s,\"splits_reasoning\":%s}",
+            info->has_gates ? "true" : "false", info->has_chat_template ? "true" : "false",
+            rules->think.begin >= 0 ? "true" : "false");
+}
+
+static void write_nullable(struct buf *out, const char *text) {
+    if (text && *text)
+        write_str(out, text);
+    else
+        buf_str(out, "null");
+}
+
+void oai_render_tokenizer_info(struct buf *out, const struct engine *engine) {
+    const struct engine_info *info = engine_info(engine);
+    buf_str(out, "{\"tokenizer_class\":\"PreTrainedTokenizerFast\",\"bos_token\":");
+    write_nullable(out, info->bos_token);
+    buf_str(out, ",\"eos_token\":");
+    write_nullable(out, info->eos_token);
+    buf_str(out, ",\"pad_token\":null,\"chat_template\":");
+    write_nullable(out, info->chat_template);
+    buf_fmt(out, ",\"vocab_size\":%d,\"model_max_length\":%d}", info->vocab, info->max_model_len);
+}
+
+/* Entries that all streams hold for one token count as one token. */
+void oai_render_loads(struct buf *out, const struct oai_load *load) {
+    const struct engine_info *info = load->info;
+    const struct engine_snapshot *s = load->snapshot;
+    int64_t streams = (int64_t)info->layers * info->heads_kv;
+    int64_t total = streams > 0 ? s->pages_total * info->page_slots / streams : 0;
+    int64_t used = streams > 0 ? s->pages_reserved * info->page_slots / streams : 0;
+    buf_fmt(out,
+            "{\"timestamp\":%" PRId64 ",\"version\":\"" KEEPD_VERSION
+            "\",\"loads\":[{\"dp_rank\":0,"
+            "\"num_running_reqs\":%d,\"num_waiting_reqs\":%d,\"num_total_reqs\":%d",
+            load->now, s->running, s->waiting, s->running + s->waiting);
+    buf_fmt(out,
+            ",\"num_used_tokens\":%" PRId64 ",\"max_total_num_tokens\":%" PRId64
+            ",\"token_usage\":%.6g,\"max_running_requests\":%d}]}",
+            used, total,
+            s->pages_total > 0 ? (double)s->pages_reserved / (double)s->pages_total : 0.0,
+            info->max_num_seqs);
+}
+
+/* --- conversations --- */
+
+bool oai_conversation_id(const char *text, uint64_t *id) {
+    static const char digits[] = "0123456789abcdef";
+    *id = 0;
+    for (int i = 0; i < 16; i++) {
+        const char *digit = text[i] ? strchr(digits, text[i]) : NULL;
+        if (!digit) return false;
+        *id = *id << 4 | (uint64_t)(digit - digits);
+    }
+    return text[16] == '\0';
+}
+
+void oai_render_deleted(struct buf *out, uint64_t conversation) {
+    buf_fmt(out, "{\"id\":\"%016" PRIx64 "\",\"object\":\"conversation.deleted\",\"deleted\":true}",
+            conversation);
+}
+
 /* --- GET /kv --- */
 
 static void write_policy(struct buf *out, const char *policy, int32_t budget) {
@@ -113,11 +193,26 @@ static void write_sequence(struct buf *out, const struct engine_sequence_row *ro
 /* Ids are text: 64 bits do not survive JavaScript's numbers. */
 static void write_conversation(struct buf *out, const struct engine_conversation_row *row) {
     buf_fmt(out,
-            "{\"id\":\"%016" PRIx64 "\",\"tokens\":%" PRId32 ",\"held\":%" PRId32
-            ",\"pages\":%" PRId64 ",\"idle_seconds\":%.3f",
-            row->id, row->tokens, row->held, row->pages, (double)row->idle_ns / 1e9);
+            "{\"id\":\"%016" PRIx64 "\",\"object\":\"conversation\",\"tokens\":%" PRId32
+            ",\"held\":%" PRId32 ",\"pages\":%" PRId64 ",\"disk_bytes\":%" PRId64
+            ",\"idle_seconds\":%.3f,\"superseded\":%s",
+            row->id, row->tokens, row->held, row->pages, row->disk_bytes,
+            (double)row->idle_ns / 1e9, row->superseded ? "true" : "false");
     write_policy(out, row->policy, row->budget);
     buf_char(out, '}');
+}
+
+void oai_render_conversations(struct buf *out, const struct engine_conversation_row *rows,
+                              int count, const uint8_t space[16]) {
+    bool comma = false;
+    buf_str(out, "{\"object\":\"list\",\"data\":[");
+    for (int i = 0; i < count; i++) {
+        if (memcmp(rows[i].space, space, sizeof rows[i].space) != 0) continue;
+        if (comma) buf_char(out, ',');
+        comma = true;
+        write_conversation(out, &rows[i]);
+    }
+    buf_str(out, "]}");
 }
 
 void oai_render_kv(struct buf *out, const struct engine_info *info,

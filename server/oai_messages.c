@@ -202,6 +202,10 @@ static int put_tools(cJSON *context, const cJSON *body, struct oai_error *error)
     if (!tools) return 0;
     if (!cJSON_IsArray(tools)) return invalid(error, "tools", "an array", tools);
     if (!tools->child) return 0;
+    if (cJSON_GetArraySize(tools) > OAI_TOOLS_MAX)
+        return oai_refuse(error, 400, "invalid_value", "tools",
+                          "Invalid value for 'tools': expected at most %d tools, found %d.",
+                          OAI_TOOLS_MAX, cJSON_GetArraySize(tools));
     cJSON_ArrayForEach(tool, tools) {
         oai_path(path, "tools[%d]", i++);
         if (!cJSON_IsObject(tool)) return invalid(error, path, "an object", tool);
@@ -211,8 +215,12 @@ static int put_tools(cJSON *context, const cJSON *body, struct oai_error *error)
 
 /* Names the server or the model sets are not the request's to replace. */
 static bool is_reserved(const char *name) {
-    static const char *const names[] = {"messages", "tools", "bos_token", "eos_token",
-                                        "add_generation_prompt"};
+    static const char *const names[] = {"messages",
+                                        "tools",
+                                        "bos_token",
+                                        "eos_token",
+                                        "add_generation_prompt",
+                                        "continue_final_message"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(name, names[i]) == 0) return true;
     return false;
@@ -233,13 +241,38 @@ static int put_kwargs(cJSON *context, const cJSON *body, struct oai_error *error
     return 0;
 }
 
+/* The last message is written without its end, and the model goes on from there. */
+static int check_continue(const cJSON *context, const cJSON *body, struct oai_error *error) {
+    const cJSON *messages = cJSON_GetObjectItemCaseSensitive(context, "messages"), *last = NULL;
+    const char *content;
+    char field[OAI_PATH];
+    if (cJSON_IsTrue(json_get(body, "add_generation_prompt")))
+        return oai_refuse(error, 400, "invalid_value", "continue_final_message",
+                          "Invalid value for 'continue_final_message': it cannot be true together "
+                          "with 'add_generation_prompt'.");
+    cJSON_ArrayForEach(last, messages) {
+        if (!last->next) break;
+    }
+    content = json_get(last, "content")->valuestring;
+    if (content[strspn(content, " \t\r\n")] != '\0') return 0;
+    oai_path(field, "messages[%d].content", cJSON_GetArraySize(messages) - 1);
+    return oai_refuse(error, 400, "invalid_value", field,
+                      "Invalid value for '%s': there is no text to continue.", field);
+}
+
 static int put_flags(cJSON *context, const cJSON *body, struct oai_error *error) {
     struct fault fault;
-    bool prompt = true;
+    bool prompt = true, resume = false;
     const char *effort = NULL;
+    if (json_bool(body, NULL, "continue_final_message", &resume, &fault))
+        return oai_refuse_fault(error, &fault);
+    prompt = !resume;
     if (json_bool(body, NULL, "add_generation_prompt", &prompt, &fault) ||
         json_str(body, NULL, "reasoning_effort", &effort, &fault))
         return oai_refuse_fault(error, &fault);
+    if (resume && (check_continue(context, body, error) ||
+                   put(context, "continue_final_message", cJSON_CreateBool(true), error)))
+        return -1;
     if (put(context, "add_generation_prompt", cJSON_CreateBool(prompt), error)) return -1;
     if (!effort || cJSON_GetObjectItemCaseSensitive(context, "reasoning_effort")) return 0;
     return put(context, "reasoning_effort", cJSON_CreateString(effort), error);
@@ -251,6 +284,10 @@ int oai_build_context(const cJSON *body, cJSON **context, struct oai_error *erro
     if (!messages->child)
         return oai_refuse(error, 400, "invalid_value", "messages",
                           "Invalid value for 'messages': expected at least one message.");
+    if (cJSON_GetArraySize(messages) > OAI_MESSAGES_MAX)
+        return oai_refuse(error, 400, "invalid_value", "messages",
+                          "Invalid value for 'messages': expected at most %d messages, found %d.",
+                          OAI_MESSAGES_MAX, cJSON_GetArraySize(messages));
     *context = cJSON_CreateObject();
     if (!*context) return no_memory(error);
     if (put_messages(*context, messages, error) || put_tools(*context, body, error) ||

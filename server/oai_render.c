@@ -1,5 +1,5 @@
+/* Answers as JSON. */
 #include <inttypes.h>
-#include <math.h>
 #include <string.h>
 
 #include "base/json.h"
@@ -7,6 +7,34 @@
 
 static void write_str(struct buf *out, const char *s) {
     json_write_str(out, s, strlen(s));
+}
+
+/* --- choices --- */
+
+const struct engine_job *oai_job_of(const struct oai_answer *answer, int index) {
+    return &answer->jobs[index / answer->request->n];
+}
+
+const struct engine_choice *oai_choice_of(const struct oai_answer *answer, int index) {
+    return &oai_job_of(answer, index)->choice[index % answer->request->n];
+}
+
+int oai_choice_count(const struct oai_answer *answer) {
+    return answer->job_count * answer->request->n;
+}
+
+uint32_t oai_token_count(const struct engine_choice *choice) {
+    return (uint32_t)atomic_load_explicit(&choice->token_count, memory_order_acquire);
+}
+
+/* A token that begins before the stop string has a part in the text, one that begins behind has
+ * none. A stop token ends nothing but itself, so its score stays. */
+uint32_t oai_shown_count(const struct engine_choice *choice) {
+    uint32_t count = oai_token_count(choice);
+    size_t safe = atomic_load_explicit(&choice->text_safe, memory_order_acquire);
+    if (choice->stop_index < 0) return count;
+    while (count && (count > 1 ? choice->tokens[count - 2].text_end : 0) >= safe) count--;
+    return count;
 }
 
 /* --- usage --- */
@@ -37,231 +65,81 @@ static void write_nested(struct buf *out, const struct engine_info *info, const 
     buf_char(out, ']');
 }
 
+/* What all prompts of a request hold together; policy and budget are the same for all. */
+static struct engine_kv_details sum_details(const struct oai_answer *answer) {
+    struct engine_kv_details sum = answer->jobs[0].kv;
+    for (int i = 1; i < answer->job_count; i++) {
+        const struct engine_kv_details *kv = &answer->jobs[i].kv;
+        sum.seen_tokens += kv->seen_tokens;
+        sum.kept_entries += kv->kept_entries;
+        sum.evicted_entries += kv->evicted_entries;
+        sum.dropped_tokens += kv->dropped_tokens;
+        sum.bytes += kv->bytes;
+    }
+    return sum;
+}
+
 static void write_kv_details(struct buf *out, const struct oai_answer *answer) {
-    const struct engine_kv_details *kv = &answer->job->kv;
+    struct engine_kv_details kv = sum_details(answer);
     buf_str(out, ",\"kv_details\":{\"policy\":");
-    write_str(out, kv->policy);
-    if (kv->budget >= 0)
-        buf_fmt(out, ",\"budget\":%" PRId32, kv->budget);
+    write_str(out, kv.policy);
+    if (kv.budget >= 0)
+        buf_fmt(out, ",\"budget\":%" PRId32, kv.budget);
     else
         buf_str(out, ",\"budget\":null");
     buf_fmt(out,
             ",\"seen_tokens\":%" PRId32 ",\"kept_entries\":%" PRId64 ",\"evicted_entries\":%" PRId64
             ",\"dropped_tokens\":%" PRId32 ",\"bytes\":%" PRId64,
-            kv->seen_tokens, kv->kept_entries, kv->evicted_entries, kv->dropped_tokens, kv->bytes);
-    if (kv->lengths) {
+            kv.seen_tokens, kv.kept_entries, kv.evicted_entries, kv.dropped_tokens, kv.bytes);
+    if (kv.lengths) {
         buf_str(out, ",\"lengths\":");
-        write_nested(out, answer->info, kv->lengths, NULL);
+        write_nested(out, answer->rules->info, kv.lengths, NULL);
     }
-    if (kv->lengths && kv->positions) {
+    if (kv.lengths && kv.positions) {
         buf_str(out, ",\"positions\":");
-        write_nested(out, answer->info, kv->lengths, kv->positions);
+        write_nested(out, answer->rules->info, kv.lengths, kv.positions);
     }
     buf_char(out, '}');
 }
 
-void oai_render_usage(struct buf *out, const struct oai_answer *answer, uint32_t completion_tokens,
+static uint64_t reasoning_tokens(const struct oai_answer *answer) {
+    uint64_t sum = 0;
+    for (int i = 0; oai_splits_reasoning(answer) && i < oai_choice_count(answer); i++) {
+        const struct engine_choice *choice = oai_choice_of(answer, i);
+        struct oai_voice voice = oai_voice_open(answer, i);
+        uint32_t count = oai_token_count(choice);
+        for (uint32_t k = 0; k < count && (voice.thinking || voice.may_begin); k++)
+            oai_voice_step(&voice, answer, choice->tokens[k].token);
+        sum += voice.reasoning_tokens;
+    }
+    return sum;
+}
+
+void oai_render_usage(struct buf *out, const struct oai_answer *answer, uint64_t completion,
                       bool finished) {
-    int64_t prompt = answer->job->request.prompt_count;
+    uint64_t prompt = 0, cached = 0;
+    for (int i = 0; i < answer->job_count; i++) {
+        prompt += (uint64_t)answer->jobs[i].request.prompt_count;
+        if (finished) cached += (uint64_t)answer->jobs[i].cached_tokens;
+    }
     buf_fmt(out,
-            "{\"prompt_tokens\":%" PRId64 ",\"completion_tokens\":%" PRIu32
-            ",\"total_tokens\":%" PRId64,
-            prompt, completion_tokens, prompt + completion_tokens);
+            "{\"prompt_tokens\":%" PRIu64 ",\"completion_tokens\":%" PRIu64
+            ",\"total_tokens\":%" PRIu64,
+            prompt, completion, prompt + completion);
     if (finished) {
         buf_fmt(out,
-                ",\"prompt_tokens_details\":{\"cached_tokens\":%" PRId32
-                "},\"completion_tokens_details\":{\"reasoning_tokens\":0}",
-                answer->job->cached_tokens);
+                ",\"prompt_tokens_details\":{\"cached_tokens\":%" PRIu64
+                "},\"completion_tokens_details\":{\"reasoning_tokens\":%" PRIu64 "}",
+                cached, reasoning_tokens(answer));
         write_kv_details(out, answer);
     }
     buf_char(out, '}');
 }
 
-/* --- log-probabilities --- */
-
-/* One token of prompt or answer with its scores. */
-struct scored {
-    const struct engine_token *token;
-    const struct engine_top *top;
-    int top_count;
-    bool has_score; /* the first prompt token has none */
-};
-
-static struct scored scored_at(const struct oai_answer *answer, bool prompt, uint32_t i) {
-    const struct engine_job *job = answer->job;
-    const struct engine_token *tokens = prompt ? job->prompt_tokens : job->choice[0].tokens;
-    const struct engine_top *top = prompt ? job->prompt_top : job->choice[0].top;
-    int count = top && job->request.top_logprobs > 0 ? job->request.top_logprobs : 0;
-    return (struct scored){&tokens[i], count ? &top[(size_t)i * (size_t)count] : NULL, count,
-                           !prompt || i > 0};
-}
-
-/* JSON has no infinity; -9999 is what other servers send for "impossible". */
-static void write_logprob(struct buf *out, float logprob) {
-    if (isfinite(logprob))
-        buf_fmt(out, "%.9g", (double)logprob);
-    else
-        buf_str(out, "-9999.0");
-}
-
-/* A token that is part of a character cannot be JSON text: its bytes are written out, as OpenAI
- * does, with `mark` in front. */
-static void write_token_text(struct buf *out, const struct engine *engine, int32_t id,
-                             const char *mark) {
-    const char *bytes = "";
-    size_t size = engine_token_bytes(engine, id, &bytes);
-    if (utf8_valid(bytes, size)) {
-        json_write_str(out, bytes, size);
-        return;
-    }
-    buf_fmt(out, "\"%s", mark);
-    for (size_t i = 0; i < size; i++) buf_fmt(out, "\\\\x%02x", (unsigned char)bytes[i]);
-    buf_char(out, '"');
-}
-
-static void write_token_bytes(struct buf *out, const struct engine *engine, int32_t id) {
-    const char *bytes = "";
-    size_t size = engine_token_bytes(engine, id, &bytes);
-    buf_char(out, '[');
-    for (size_t i = 0; i < size; i++) {
-        if (i) buf_char(out, ',');
-        buf_int(out, (unsigned char)bytes[i]);
-    }
-    buf_char(out, ']');
-}
-
-static void write_chat_token(struct buf *out, const struct engine *engine, int32_t id,
-                             float logprob) {
-    buf_str(out, "{\"token\":");
-    write_token_text(out, engine, id, "");
-    buf_str(out, ",\"logprob\":");
-    write_logprob(out, logprob);
-    buf_str(out, ",\"bytes\":");
-    write_token_bytes(out, engine, id);
-}
-
-static void write_chat_logprobs(struct buf *out, const struct oai_answer *answer, uint32_t begin,
-                                uint32_t end) {
-    buf_str(out, "{\"content\":[");
-    for (uint32_t i = begin; i < end; i++) {
-        struct scored s = scored_at(answer, false, i);
-        if (i > begin) buf_char(out, ',');
-        write_chat_token(out, answer->engine, s.token->token, s.token->logprob);
-        buf_str(out, ",\"top_logprobs\":[");
-        for (int k = 0; k < s.top_count; k++) {
-            if (k) buf_char(out, ',');
-            write_chat_token(out, answer->engine, s.top[k].token, s.top[k].logprob);
-            buf_char(out, '}');
-        }
-        buf_str(out, "]}");
-    }
-    buf_str(out, "],\"refusal\":null}");
-}
-
-/* Object keys must be unique: an alternative with the text of a better one is left out. */
-static bool same_text(const struct engine *engine, int32_t a, int32_t b) {
-    const char *x = "", *y = "";
-    size_t nx = engine_token_bytes(engine, a, &x), ny = engine_token_bytes(engine, b, &y);
-    return nx == ny && memcmp(x, y, nx) == 0;
-}
-
-static bool is_repeated(const struct engine *engine, const struct scored *s, int k, int32_t id) {
-    for (int i = 0; i < k; i++)
-        if (same_text(engine, s->top[i].token, id)) return true;
-    return false;
-}
-
-/* The best alternatives, and the chosen token if it is none of them. */
-static void write_top_object(struct buf *out, const struct engine *engine, const struct scored *s) {
-    bool comma = false;
-    buf_char(out, '{');
-    for (int k = 0; k <= s->top_count; k++) {
-        int32_t id = k < s->top_count ? s->top[k].token : s->token->token;
-        if (is_repeated(engine, s, k, id)) continue;
-        if (comma) buf_char(out, ',');
-        comma = true;
-        write_token_text(out, engine, id, "bytes:");
-        buf_char(out, ':');
-        write_logprob(out, k < s->top_count ? s->top[k].logprob : s->token->logprob);
-    }
-    buf_char(out, '}');
-}
-
-/* Characters a token adds to the text; bytes that continue a character add none. */
-static uint64_t characters(const struct engine *engine, int32_t id) {
-    const char *bytes = "";
-    size_t size = engine_token_is_special(engine, id) ? 0 : engine_token_bytes(engine, id, &bytes);
-    uint64_t count = 0;
-    for (size_t i = 0; i < size; i++) count += ((unsigned char)bytes[i] & 0xC0) != 0x80;
-    return count;
-}
-
-enum column { COLUMN_TOKEN, COLUMN_LOGPROB, COLUMN_TOP, COLUMN_OFFSET };
-
-static void write_cell(struct buf *out, const struct oai_answer *answer, const struct scored *s,
-                       enum column column, uint64_t *offset) {
-    switch (column) {
-    case COLUMN_TOKEN:
-        write_token_text(out, answer->engine, s->token->token, "bytes:");
-        break;
-    case COLUMN_LOGPROB:
-        if (s->has_score)
-            write_logprob(out, s->token->logprob);
-        else
-            buf_str(out, "null");
-        break;
-    case COLUMN_TOP:
-        if (s->has_score)
-            write_top_object(out, answer->engine, s);
-        else
-            buf_str(out, "null");
-        break;
-    case COLUMN_OFFSET:
-        buf_fmt(out, "%" PRIu64, *offset);
-        *offset += characters(answer->engine, s->token->token);
-        break;
-    }
-}
-
-static void write_column(struct buf *out, const struct oai_answer *answer, uint32_t begin,
-                         uint32_t end, bool echo, enum column column, uint64_t *offset) {
-    uint32_t prompt =
-        echo && answer->job->prompt_tokens ? (uint32_t)answer->job->request.prompt_count : 0;
-    buf_char(out, '[');
-    for (uint32_t i = 0; i < prompt + (end - begin); i++) {
-        struct scored s =
-            i < prompt ? scored_at(answer, true, i) : scored_at(answer, false, begin + i - prompt);
-        if (i) buf_char(out, ',');
-        write_cell(out, answer, &s, column, offset);
-    }
-    buf_char(out, ']');
-}
-
-static void write_text_logprobs(struct buf *out, const struct oai_answer *answer, uint32_t begin,
-                                uint32_t end, bool echo, uint64_t *offset) {
-    static const char *const names[] = {
-        "{\"tokens\":", ",\"token_logprobs\":", ",\"top_logprobs\":", ",\"text_offset\":"};
-    for (int column = COLUMN_TOKEN; column <= COLUMN_OFFSET; column++) {
-        buf_str(out, names[column]);
-        write_column(out, answer, begin, end, echo, (enum column)column, offset);
-    }
-    buf_char(out, '}');
-}
-
-void oai_render_logprobs(struct buf *out, const struct oai_answer *answer, uint32_t begin,
-                         uint32_t end, bool echo, uint64_t *offset) {
-    if (answer->job->request.top_logprobs < 0)
-        buf_str(out, "null");
-    else if (answer->request->kind == OAI_CHAT)
-        write_chat_logprobs(out, answer, begin, end);
-    else
-        write_text_logprobs(out, answer, begin, end, echo, offset);
-}
-
 /* --- whole answers --- */
 
-void oai_render_prompt_text(struct buf *out, const struct oai_answer *answer) {
-    const struct engine_request *request = &answer->job->request;
+void oai_render_prompt_text(struct buf *out, const struct oai_answer *answer, int index) {
+    const struct engine_request *request = &oai_job_of(answer, index)->request;
     for (int32_t i = 0; i < request->prompt_count; i++) {
         const char *bytes = "";
         if (engine_token_is_special(answer->engine, request->prompt[i])) continue;
@@ -275,9 +153,8 @@ const char *oai_finish_name(int finish) {
 }
 
 /* The stop string, the id of a stop token the client named, or null for the model's own end. */
-static void write_stop_reason(struct buf *out, const struct engine_job *job) {
-    const struct engine_choice *choice = &job->choice[0];
-    const struct engine_request *request = &job->request;
+static void write_stop_reason(struct buf *out, const struct engine_request *request,
+                              const struct engine_choice *choice) {
     if (choice->stop_index >= 0 && choice->stop_index < request->stop_count) {
         const struct engine_stop *stop = &request->stops[choice->stop_index];
         json_write_str(out, stop->text, stop->size);
@@ -291,46 +168,115 @@ static void write_stop_reason(struct buf *out, const struct engine_job *job) {
     buf_str(out, "null");
 }
 
-void oai_render_finish(struct buf *out, const struct oai_answer *answer) {
-    const struct engine_choice *choice = &answer->job->choice[0];
+void oai_render_finish(struct buf *out, const struct oai_answer *answer, int index) {
+    const struct engine_choice *choice = oai_choice_of(answer, index);
     buf_fmt(out, ",\"finish_reason\":\"%s\",\"stop_reason\":",
             oai_finish_name(atomic_load_explicit(&choice->finish, memory_order_acquire)));
-    write_stop_reason(out, answer->job);
+    write_stop_reason(out, &oai_job_of(answer, index)->request, choice);
 }
 
-static void write_answer_text(struct buf *out, const struct oai_answer *answer) {
-    const struct engine_choice *choice = &answer->job->choice[0];
+/* Shares the text of a finished choice out between the two voices. */
+static void divide_text(const struct oai_answer *answer, int index, struct buf *reasoning,
+                        struct buf *content) {
+    const struct engine_choice *choice = oai_choice_of(answer, index);
+    size_t safe = atomic_load_explicit(&choice->text_safe, memory_order_acquire), at = 0;
+    struct oai_voice voice = oai_voice_open(answer, index);
+    uint32_t count = oai_token_count(choice);
+    for (uint32_t i = 0; i < count; i++) {
+        size_t end = choice->tokens[i].text_end < safe ? choice->tokens[i].text_end : safe;
+        bool tag = oai_voice_step(&voice, answer, choice->tokens[i].token);
+        if (end <= at) continue;
+        size_t skip = tag ? end - at : oai_voice_skip(&voice, choice->text + at, end - at);
+        buf_add(voice.thinking ? reasoning : content, choice->text + at + skip, end - at - skip);
+        at = end;
+    }
+}
+
+/* vLLM's older and newer name; clients read one or the other. */
+static void write_reasoning(struct buf *out, const char *text, size_t size) {
+    buf_str(out, ",\"reasoning_content\":");
+    json_write_str(out, text, size);
+    buf_str(out, ",\"reasoning\":");
+    json_write_str(out, text, size);
+}
+
+static void write_message(struct buf *out, const struct oai_answer *answer, int index) {
+    const struct engine_choice *choice = oai_choice_of(answer, index);
     size_t safe = atomic_load_explicit(&choice->text_safe, memory_order_acquire);
-    if (!answer->request->echo) {
+    struct buf reasoning, content;
+    buf_str(out, "\"message\":{\"role\":\"assistant\",\"content\":");
+    if (!oai_splits_reasoning(answer)) {
         json_write_str(out, choice->text ? choice->text : "", safe);
+        buf_str(out, ",\"refusal\":null}");
         return;
     }
+    buf_open(&reasoning, out->limit);
+    buf_open(&content, out->limit);
+    divide_text(answer, index, &reasoning, &content);
+    if (reasoning.failed || content.failed) out->failed = true;
+    if (content.size || !reasoning.size)
+        json_write_str(out, content.data ? content.data : "", content.size);
+    else
+        buf_str(out, "null");
+    buf_str(out, ",\"refusal\":null");
+    if (reasoning.size) write_reasoning(out, reasoning.data, reasoning.size);
+    buf_char(out, '}');
+    buf_close(&reasoning);
+    buf_close(&content);
+}
+
+static void write_text(struct buf *out, const struct oai_answer *answer, int index) {
+    const struct engine_choice *choice = oai_choice_of(answer, index);
+    size_t safe = atomic_load_explicit(&choice->text_safe, memory_order_acquire);
     struct buf text;
     buf_open(&text, out->limit);
-    oai_render_prompt_text(&text, answer);
+    if (answer->request->echo) oai_render_prompt_text(&text, answer, index);
     buf_add(&text, choice->text ? choice->text : "", safe);
     if (text.failed) out->failed = true;
+    buf_str(out, "\"text\":");
     json_write_str(out, text.data ? text.data : "", text.size);
     buf_close(&text);
 }
 
+static void write_choice(struct buf *out, const struct oai_answer *answer, int index) {
+    const struct engine_choice *choice = oai_choice_of(answer, index);
+    bool chat = answer->request->kind == OAI_CHAT;
+    struct oai_offset offset = {0};
+    buf_fmt(out, "{\"index\":%d,", index);
+    if (chat)
+        write_message(out, answer, index);
+    else
+        write_text(out, answer, index);
+    buf_str(out, ",\"logprobs\":");
+    oai_render_logprobs(out, answer, index, 0, oai_shown_count(choice), answer->request->echo,
+                        &offset);
+    oai_render_finish(out, answer, index);
+    if (!chat && answer->request->prompt_logprobs >= 0) {
+        buf_str(out, ",\"prompt_logprobs\":");
+        oai_render_prompt_logprobs(out, answer, index);
+    }
+    buf_char(out, '}');
+}
+
 void oai_render_answer(struct buf *out, const struct oai_answer *answer) {
     bool chat = answer->request->kind == OAI_CHAT;
-    const struct engine_choice *choice = &answer->job->choice[0];
-    uint32_t count = (uint32_t)atomic_load_explicit(&choice->token_count, memory_order_acquire);
-    uint64_t offset = 0;
+    uint64_t tokens = 0;
     buf_str(out, "{\"id\":");
     write_str(out, answer->id);
     buf_fmt(out, ",\"object\":\"%s\",\"created\":%" PRId64 ",\"model\":",
             chat ? "chat.completion" : "text_completion", answer->created);
     write_str(out, answer->model);
-    buf_str(out, ",\"choices\":[{\"index\":0,");
-    buf_str(out, chat ? "\"message\":{\"role\":\"assistant\",\"content\":" : "\"text\":");
-    write_answer_text(out, answer);
-    buf_str(out, chat ? ",\"refusal\":null},\"logprobs\":" : ",\"logprobs\":");
-    oai_render_logprobs(out, answer, 0, count, answer->request->echo, &offset);
-    oai_render_finish(out, answer);
-    buf_str(out, "}],\"usage\":");
-    oai_render_usage(out, answer, count, true);
+    buf_str(out, ",\"choices\":[");
+    for (int i = 0; i < oai_choice_count(answer); i++) {
+        if (i) buf_char(out, ',');
+        write_choice(out, answer, i);
+        tokens += oai_token_count(oai_choice_of(answer, i));
+    }
+    buf_str(out, "],\"usage\":");
+    oai_render_usage(out, answer, tokens, true);
+    if (chat && answer->request->prompt_logprobs >= 0) {
+        buf_str(out, ",\"prompt_logprobs\":");
+        oai_render_prompt_logprobs(out, answer, 0);
+    }
     buf_str(out, ",\"system_fingerprint\":\"keepd-" KEEPD_VERSION "\"}");
 }

@@ -1,10 +1,12 @@
-/* Body -> checked request with its prompt as tokens, in the thread pool. Touches its own exchange
- * and immutable data only; the loop leaves the exchange alone meanwhile (but for `gone`). */
+/* Body -> checked request with its prompts as tokens, one job for each, in the thread pool. Touches
+ * its own exchange and immutable data only; the loop leaves the exchange alone meanwhile (but for
+ * `gone`). */
 #include <string.h>
 #include <sys/random.h>
 
 #include "base/check.h"
 #include "base/json.h"
+#include "base/mem.h"
 #include "server/http.h"
 #include "server/sip.h"
 
@@ -12,10 +14,10 @@
 #define ARENA_PER_BYTE 32
 
 /* Conversations are found only by the same key with the same salt on the same model. The hash is
- * keyed by a secret of this process, so nobody can aim at another's space. */
-static int set_space(struct exchange *ex) {
+ * keyed by a secret, so nobody can aim at another's space. */
+int prepare_space(const struct exchange *ex, const char *salt, uint8_t space[16]) {
     const struct server *server = ex->server;
-    const char *parts[] = {server->options.api_key ? server->options.api_key : "", ex->request.salt,
+    const char *parts[] = {server->options.api_key ? server->options.api_key : "", salt,
                            server->rules.names[0]};
     struct buf text;
     buf_open(&text, 1 << 20);
@@ -25,69 +27,128 @@ static int set_space(struct exchange *ex) {
         buf_str(&text, parts[i]);
     }
     bool failed = text.failed;
-    if (!failed) sip_hash128(server->space_key, text.data, text.size, ex->request.sampling.space);
+    if (!failed) sip_hash128(server->rules.info->space_key, text.data, text.size, space);
     buf_close(&text);
-    return failed ? oai_refuse(&ex->error, 503, "overloaded", NULL, "Out of memory.") : 0;
+    return failed ? ERR_NOMEM : 0;
 }
 
+static void set_hint(struct exchange *ex) {
+    const char *session = ex->session[0] ? ex->session : ex->request.session;
+    uint8_t hash[16];
+    if (!session[0]) return;
+    sip_hash128(ex->server->rules.info->space_key, session, strlen(session), hash);
+    memcpy(&ex->request.sampling.hint, hash, sizeof ex->request.sampling.hint);
+}
+
+/* --- prompts --- */
+
 /* Templates and tokenizers name their own places; a client knows its fields. */
-static void name_field(struct fault *fault, const struct oai_request *request) {
-    const char *field = request->prompt_field;
-    if (fault->code == ERR_NOMEM || !field || strcmp(fault->field, field) == 0) return;
+static void name_field(struct fault *fault, const char *field) {
+    if (fault->code == ERR_NOMEM || strcmp(fault->field, field) == 0) return;
     struct fault own = *fault;
     fault_set(fault, own.code, field, "%s%s%s", own.field, own.field[0] ? ": " : "", own.text);
 }
 
-static int find_prompt(struct exchange *ex) {
+static int refuse_prompt(struct exchange *ex, const char *field, struct fault *fault) {
     const struct oai_request *request = &ex->request;
-    const struct engine *engine = ex->server->engine;
-    struct fault fault = {0};
-    int rc = 0;
-    if (request->context)
-        rc = engine_render_chat(engine, request->context, &ex->arena, &ex->prompt, &fault);
-    else if (request->text)
-        rc = engine_tokenize(engine, request->text, strlen(request->text), request->add_special,
-                             request->parse_special, &ex->arena, &ex->prompt, &fault);
-    else
-        ex->prompt = (struct engine_ids){(int32_t *)(uintptr_t)request->ids, request->id_count};
-    if (!rc) return 0;
-    if (!fault.code) fault_set(&fault, rc, NULL, "%s", err_text(rc));
-    if (rc == ERR_LIMIT && !fault.field[0] && request->kind != OAI_TOKENIZE)
-        return oai_refuse(&ex->error, 400, "context_length_exceeded", request->prompt_field,
+    if (fault->code == ERR_LIMIT && !fault->field[0] && request->kind != OAI_TOKENIZE &&
+        request->kind != OAI_TEMPLATE)
+        return oai_refuse(&ex->error, 400, "context_length_exceeded", field,
                           "This model's maximum context length is %d tokens. However, your %s "
                           "resulted in %s. Please reduce the length of the %s.",
-                          ex->server->rules.info->max_model_len, request->prompt_field, fault.text,
+                          ex->server->rules.info->max_model_len, request->prompt_field, fault->text,
                           request->prompt_field);
-    name_field(&fault, request);
+    name_field(fault, field);
+    return oai_refuse_fault(&ex->error, fault);
+}
+
+/* The i-th prompt as tokens. */
+static int find_prompt(struct exchange *ex, int i, struct engine_ids *ids) {
+    const struct oai_request *request = &ex->request;
+    const struct engine *engine = ex->server->engine;
+    const struct oai_prompt *prompt = request->context ? NULL : &request->prompts[i];
+    struct fault fault = {0};
+    char field[OAI_PATH];
+    int rc = 0;
+    if (!prompt)
+        rc = engine_render_chat(engine, request->context, &ex->arena, ids, &fault);
+    else if (prompt->text)
+        rc = engine_tokenize(engine, prompt->text, strlen(prompt->text), request->add_special,
+                             request->parse_special, &ex->arena, ids, &fault);
+    else
+        *ids = (struct engine_ids){(int32_t *)(uintptr_t)prompt->ids, prompt->id_count};
+    if (!rc) return 0;
+    if (!fault.code) fault_set(&fault, rc, NULL, "%s", err_text(rc));
+    oai_prompt_path(request, i, field);
+    return refuse_prompt(ex, field, &fault);
+}
+
+/* --- generation --- */
+
+static uint64_t make_seed(void) {
+    uint64_t seed;
+    CHECK(getrandom(&seed, sizeof seed, 0) == (ssize_t)sizeof seed);
+    return seed;
+}
+
+/* Errors of the engine name the prompt as if there was one. */
+static int check_job(struct exchange *ex, int i, const struct engine_request *request) {
+    struct fault fault = {0};
+    char field[OAI_PATH];
+    if (!engine_check(ex->server->engine, request, &fault)) return 0;
+    oai_prompt_path(&ex->request, i, field);
+    if (strcmp(fault.field, "prompt") == 0) name_field(&fault, field);
     return oai_refuse_fault(&ex->error, &fault);
 }
 
-static int make_seed(struct exchange *ex) {
-    if (ex->request.seed_given) return 0;
-    uint64_t *seed = &ex->request.sampling.seed;
-    CHECK(getrandom(seed, sizeof *seed, 0) == (ssize_t)sizeof *seed);
+static int make_job(struct exchange *ex, int i) {
+    struct engine_request *request = &ex->jobs[i].request;
+    struct engine_ids ids;
+    char field[OAI_PATH];
+    if (find_prompt(ex, i, &ids)) return -1;
+    oai_prompt_path(&ex->request, i, field);
+    *request = ex->request.sampling;
+    if (oai_fit(&ex->request, field, ids.count, &ex->server->rules, &request->max_tokens,
+                &ex->error))
+        return -1;
+    request->prompt = ids.ids;
+    request->prompt_count = (int32_t)ids.count;
+    request->choices = ex->request.n;
+    if (!ex->request.seed_given) request->seed = make_seed();
+    return check_job(ex, i, request);
+}
+
+static int make_jobs(struct exchange *ex) {
+    int count = ex->request.prompt_count, most = ex->server->rules.info->max_queue;
+    if (count > most)
+        return oai_refuse(
+            &ex->error, 400, "invalid_value", "prompt",
+            "Invalid value for 'prompt': this server queues at most %d prompts, found "
+            "%d.",
+            most, count);
+    ex->jobs = mem_try_alloc((size_t)count, sizeof *ex->jobs);
+    ex->progress = mem_try_alloc((size_t)count, sizeof *ex->progress);
+    if (!ex->jobs || !ex->progress ||
+        prepare_space(ex, ex->request.salt, ex->request.sampling.space))
+        return oai_refuse(&ex->error, 503, "overloaded", NULL, "The server is short of memory.");
+    set_hint(ex);
+    ex->job_count = count;
+    for (int i = 0; i < count; i++)
+        if (make_job(ex, i)) return -1;
     return 0;
 }
 
-static int finish_generation(struct exchange *ex) {
-    struct engine_request *sampling = &ex->request.sampling;
-    struct fault fault = {0};
-    if (oai_fit(&ex->request, ex->prompt.count, &ex->server->rules, &ex->error)) return -1;
-    sampling->prompt = ex->prompt.ids;
-    sampling->prompt_count = (int32_t)ex->prompt.count;
-    if (make_seed(ex) || set_space(ex)) return -1;
-    if (engine_check(ex->server->engine, sampling, &fault))
-        return oai_refuse_fault(&ex->error, &fault);
-    return 0;
-}
+/* --- texts --- */
 
-static int finish_text(struct exchange *ex) {
+static int answer_text(struct exchange *ex) {
     struct answer *answer = &ex->answer;
+    const struct engine *engine = ex->server->engine;
+    struct engine_ids ids;
+    if (find_prompt(ex, 0, &ids)) return -1;
     if (ex->request.kind == OAI_TOKENIZE)
-        oai_render_tokens(&answer->body, ex->server->engine, &ex->prompt,
-                          ex->request.return_token_strs);
+        oai_render_tokens(&answer->body, engine, &ids, ex->request.return_token_strs);
     else
-        oai_render_text(&answer->body, ex->server->engine, ex->request.ids, ex->request.id_count);
+        oai_render_text(&answer->body, engine, ids.ids, ids.count);
     answer->status = 200;
     return 0;
 }
@@ -97,18 +158,19 @@ static int prepare(struct exchange *ex) {
     const struct oai_rules *rules = &ex->server->rules;
     if (oai_parse_json(ex->body.data ? ex->body.data : "", ex->body.size, rules, &ex->tree,
                        &ex->error) ||
-        oai_parse(kind, ex->tree, rules, &ex->arena, &ex->request, &ex->error) || find_prompt(ex))
+        oai_parse(kind, ex->tree, rules, &ex->arena, &ex->request, &ex->error))
         return -1;
-    return kind == OAI_CHAT || kind == OAI_COMPLETION ? finish_generation(ex) : finish_text(ex);
+    return kind == OAI_CHAT || kind == OAI_COMPLETION ? make_jobs(ex) : answer_text(ex);
 }
 
 void prepare_run(uv_work_t *work) {
     struct exchange *ex = work->data;
     arena_open(&ex->arena, ARENA_BYTES + ARENA_PER_BYTE * ex->body.size);
     prepare(ex);
-    /* What the job needs lies in the arena; the tree is many times the body and goes now. */
+    /* What the jobs need lies in the arena; the tree is many times the body and goes now. */
     oai_request_close(&ex->request);
     json_free(ex->tree);
     ex->tree = NULL;
-    ex->request.text = ex->request.salt = NULL;
+    ex->request.prompts = NULL;
+    ex->request.salt = ex->request.session = NULL;
 }

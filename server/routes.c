@@ -79,6 +79,12 @@ static void get_model(struct exchange *ex) {
     exchange_refuse(ex, &error);
 }
 
+static void refuse_memory(struct exchange *ex) {
+    struct oai_error error;
+    oai_refuse(&error, 503, "overloaded", NULL, "The server is short of memory.");
+    exchange_refuse(ex, &error);
+}
+
 static void get_kv(struct exchange *ex) {
     struct engine *engine = ex->server->engine;
     struct engine_sequence_row *rows = mem_try_alloc(ROWS_MAX, sizeof *rows);
@@ -92,21 +98,107 @@ static void get_kv(struct exchange *ex) {
                       conversations, conversation_count);
         ex->answer.status = 200;
     } else {
-        struct oai_error error;
-        oai_refuse(&error, 503, "overloaded", NULL, "The server is short of memory.");
-        exchange_refuse(ex, &error);
+        refuse_memory(ex);
     }
     mem_free(rows);
     mem_free(conversations);
 }
+
+static void get_server_info(struct exchange *ex) {
+    oai_render_server_info(&ex->answer.body, &ex->server->rules);
+    ex->answer.status = 200;
+}
+
+static void get_tokenizer_info(struct exchange *ex) {
+    oai_render_tokenizer_info(&ex->answer.body, ex->server->engine);
+    ex->answer.status = 200;
+}
+
+static void get_loads(struct exchange *ex) {
+    struct engine_snapshot snapshot;
+    engine_snapshot(ex->server->engine, &snapshot);
+    struct oai_load load = {ex->server->rules.info, &snapshot, clock_unix_seconds()};
+    oai_render_loads(&ex->answer.body, &load);
+    ex->answer.status = 200;
+}
+
+static void get_is_sleeping(struct exchange *ex) {
+    buf_str(&ex->answer.body, "{\"is_sleeping\":false}");
+    ex->answer.status = 200;
+}
+
+/* --- conversations --- */
+
+/* A client sees and deletes those of its own key and of the salt it names (?cache_salt=). */
+static int find_space(struct exchange *ex, uint8_t space[16]) {
+    const char *salt =
+        MHD_lookup_connection_value(ex->connection, MHD_GET_ARGUMENT_KIND, "cache_salt");
+    if (salt && strlen(salt) > OAI_KEY_BYTES) {
+        oai_refuse(&ex->error, 400, "invalid_value", "cache_salt",
+                   "Invalid value for 'cache_salt': expected at most %d bytes, found %zu.",
+                   OAI_KEY_BYTES, strlen(salt));
+        exchange_refuse(ex, &ex->error);
+        return -1;
+    }
+    if (!prepare_space(ex, salt ? salt : "", space)) return 0;
+    refuse_memory(ex);
+    return -1;
+}
+
+static void get_conversations(struct exchange *ex) {
+    uint8_t space[16];
+    if (find_space(ex, space)) return;
+    struct engine_conversation_row *rows = mem_try_alloc(ROWS_MAX, sizeof *rows);
+    if (rows) {
+        int count = engine_conversations(ex->server->engine, rows, ROWS_MAX);
+        oai_render_conversations(&ex->answer.body, rows, count, space);
+        ex->answer.status = 200;
+    } else {
+        refuse_memory(ex);
+    }
+    mem_free(rows);
+}
+
+static bool owns_conversation(struct exchange *ex, const uint8_t space[16], uint64_t id) {
+    struct engine_conversation_row *rows = mem_try_alloc(ROWS_MAX, sizeof *rows);
+    int count = rows ? engine_conversations(ex->server->engine, rows, ROWS_MAX) : 0;
+    bool owns = false;
+    for (int i = 0; i < count; i++)
+        owns |= rows[i].id == id && memcmp(rows[i].space, space, sizeof rows[i].space) == 0;
+    mem_free(rows);
+    return owns;
+}
+
+static void delete_conversation(struct exchange *ex) {
+    const char *name = ex->path + strlen(ex->route->path);
+    uint8_t space[16];
+    uint64_t id;
+    if (find_space(ex, space)) return;
+    if (oai_conversation_id(name, &id) && owns_conversation(ex, space, id)) {
+        exchange_delete(ex, id);
+        return;
+    }
+    oai_refuse(&ex->error, 404, "conversation_not_found", "id", "There is no conversation '%.64s'.",
+               name);
+    exchange_refuse(ex, &ex->error);
+}
+
+/* --- the table --- */
 
 static const struct route routes[] = {
     {"/v1/chat/completions", false, "POST", OAI_CHAT, NULL, false},
     {"/v1/completions", false, "POST", OAI_COMPLETION, NULL, false},
     {"/tokenize", false, "POST", OAI_TOKENIZE, NULL, false},
     {"/detokenize", false, "POST", OAI_DETOKENIZE, NULL, false},
+    {"/apply-template", false, "POST", OAI_TEMPLATE, NULL, false},
     {"/v1/models", false, "GET", 0, get_models, false},
     {"/v1/models/", true, "GET", 0, get_model, false},
+    {"/v1/conversations", false, "GET", 0, get_conversations, false},
+    {"/v1/conversations/", true, "DELETE", 0, delete_conversation, false},
+    {"/v1/loads", false, "GET", 0, get_loads, false},
+    {"/tokenizer_info", false, "GET", 0, get_tokenizer_info, false},
+    {"/server_info", false, "GET", 0, get_server_info, false},
+    {"/is_sleeping", false, "GET", 0, get_is_sleeping, false},
     {"/health", false, "GET", 0, get_health, true},
     {"/metrics", false, "GET", 0, get_metrics, false},
     {"/version", false, "GET", 0, get_version, false},
@@ -125,7 +217,7 @@ const struct route *route_find(const char *path, const char *method, const char 
     for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
         if (!is_path(&routes[i], path)) continue;
         if (strcmp(routes[i].method, method) == 0) return &routes[i];
-        *allow = strcmp(routes[i].method, "GET") == 0 ? "GET, HEAD" : "POST";
+        *allow = strcmp(routes[i].method, "GET") == 0 ? "GET, HEAD" : routes[i].method;
     }
     return NULL;
 }

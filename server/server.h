@@ -35,6 +35,7 @@ struct server_options {
     int max_connections;
     int drain_seconds;
     bool strict_params;
+    bool split_reasoning; /* what models think between <think> tags is shown apart */
     struct server_timeouts timeouts;
     void (*reload)(void *arg); /* on SIGHUP, by server_run; NULL: the signal ends the process */
     void *arg;

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/json.h"
+#include "base/mem.h"
 #include "server/http.h"
 #include "server/sock.h"
 
@@ -20,6 +21,7 @@
 void stream_close(struct stream *stream) {
     buf_close(&stream->head);
     buf_close(&stream->out);
+    mem_free(stream->choices);
 }
 
 /* --- events --- */
@@ -40,138 +42,242 @@ static void begin_event(struct exchange *ex) {
     buf_add(&ex->stream.out, ex->stream.head.data, ex->stream.head.size);
 }
 
+/* Tokens looked at, not those that are there: so events do not depend on timing. */
+static uint64_t tokens_seen(const struct exchange *ex) {
+    struct oai_answer facts = exchange_answer_facts(ex);
+    uint64_t sum = 0;
+    for (int i = 0; i < oai_choice_count(&facts); i++) sum += ex->stream.choices[i].tokens_seen;
+    return sum;
+}
+
 static void end_event(struct exchange *ex) {
     struct buf *out = &ex->stream.out;
     buf_char(out, ']');
     if (ex->request.include_usage && ex->request.continuous_usage) {
         struct oai_answer facts = exchange_answer_facts(ex);
         buf_str(out, ",\"usage\":");
-        oai_render_usage(out, &facts, ex->stream.tokens_seen, false);
+        oai_render_usage(out, &facts, tokens_seen(ex), false);
     } else if (ex->request.include_usage) {
         buf_str(out, ",\"usage\":null");
     }
     buf_str(out, "}\n\n");
 }
 
-static void add_role(struct exchange *ex) {
-    ex->stream.role_shown = true;
+static void add_role(struct exchange *ex, int index) {
     if (ex->request.kind != OAI_CHAT) return;
     begin_event(ex);
-    buf_str(&ex->stream.out, "{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},"
-                             "\"logprobs\":null,\"finish_reason\":null}");
+    buf_fmt(&ex->stream.out,
+            "{\"index\":%d,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},"
+            "\"logprobs\":null,\"finish_reason\":null}",
+            index);
     end_event(ex);
+}
+
+/* What was thought goes by vLLM's older and newer name; clients read one or the other. */
+static void add_text(struct exchange *ex, const char *text, size_t size, bool thinking) {
+    struct buf *out = &ex->stream.out;
+    bool chat = ex->request.kind == OAI_CHAT;
+    if (chat) buf_str(out, "\"delta\":{");
+    buf_str(out, thinking ? "\"reasoning_content\":" : chat ? "\"content\":" : "\"text\":");
+    json_write_str(out, text, size);
+    if (thinking) {
+        buf_str(out, ",\"reasoning\":");
+        json_write_str(out, text, size);
+    }
+    if (chat) buf_char(out, '}');
 }
 
 /* The text [text, text + size) with the scores of the tokens not shown yet, up to tokens_seen. */
-static void add_content(struct exchange *ex, const char *text, size_t size, bool echo) {
-    struct stream *stream = &ex->stream;
+static void add_content(struct exchange *ex, int index, const char *text, size_t size, bool echo) {
+    struct stream_choice *c = &ex->stream.choices[index];
+    struct buf *out = &ex->stream.out;
     struct oai_answer facts = exchange_answer_facts(ex);
-    bool chat = ex->request.kind == OAI_CHAT;
+    uint32_t end = c->tokens_seen;
+    if (c->finished && end > oai_shown_count(oai_choice_of(&facts, index)))
+        end = oai_shown_count(oai_choice_of(&facts, index));
     begin_event(ex);
-    buf_str(&stream->out, chat ? "{\"index\":0,\"delta\":{\"content\":" : "{\"index\":0,\"text\":");
-    json_write_str(&stream->out, text, size);
-    buf_str(&stream->out, chat ? "},\"logprobs\":" : ",\"logprobs\":");
-    oai_render_logprobs(&stream->out, &facts, stream->tokens_shown, stream->tokens_seen, echo,
-                        &stream->offset);
-    buf_str(&stream->out, ",\"finish_reason\":null}");
-    stream->tokens_shown = stream->tokens_seen;
+    buf_fmt(out, "{\"index\":%d,", index);
+    add_text(ex, text, size, c->voice.thinking);
+    buf_str(out, ",\"logprobs\":");
+    oai_render_logprobs(out, &facts, index, c->tokens_shown, end, echo, &c->offset);
+    buf_str(out, ",\"finish_reason\":null}");
+    c->tokens_shown = end;
     end_event(ex);
 }
 
-static void add_echo(struct exchange *ex) {
+static void add_echo(struct exchange *ex, int index) {
     struct oai_answer facts = exchange_answer_facts(ex);
     struct buf text;
     if (!ex->request.echo) return;
     buf_open(&text, OUT_BYTES_MAX);
-    oai_render_prompt_text(&text, &facts);
-    add_content(ex, text.data ? text.data : "", text.size, true);
+    oai_render_prompt_text(&text, &facts, index);
+    add_content(ex, index, text.data ? text.data : "", text.size, true);
     if (text.failed) ex->stream.out.failed = true;
     buf_close(&text);
 }
 
-static void add_finish(struct exchange *ex) {
+static void add_finish(struct exchange *ex, int index) {
     struct buf *out = &ex->stream.out;
     struct oai_answer facts = exchange_answer_facts(ex);
     begin_event(ex);
-    buf_str(out, ex->request.kind == OAI_CHAT ? "{\"index\":0,\"delta\":{},\"logprobs\":null"
-                                              : "{\"index\":0,\"text\":\"\",\"logprobs\":null");
-    oai_render_finish(out, &facts);
+    buf_fmt(out, "{\"index\":%d,%s,\"logprobs\":null", index,
+            ex->request.kind == OAI_CHAT ? "\"delta\":{}" : "\"text\":\"\"");
+    oai_render_finish(out, &facts, index);
     buf_char(out, '}');
     end_event(ex);
+}
+
+static void add_usage(struct exchange *ex) {
+    struct buf *out = &ex->stream.out;
+    struct oai_answer facts = exchange_answer_facts(ex);
     if (!ex->request.include_usage) return;
     begin_event(ex);
     buf_str(out, "],\"usage\":");
-    oai_render_usage(out, &facts, ex->stream.tokens_seen, true);
+    oai_render_usage(out, &facts, tokens_seen(ex), true);
     buf_str(out, "}\n\n");
 }
 
 static void add_error(struct exchange *ex) {
-    struct oai_error error;
-    exchange_job_error(ex, &error);
     buf_str(&ex->stream.out, "data: ");
-    oai_render_error(&ex->stream.out, &error);
+    oai_render_error(&ex->stream.out, &ex->error);
     buf_str(&ex->stream.out, "\n\n");
 }
 
-/* --- from the job to events --- */
+/* --- from the jobs to events --- */
 
-/* Shows tokens up to `count` while their text is safe. */
-static void add_tokens(struct exchange *ex, uint32_t count, size_t safe, bool finished) {
-    struct stream *stream = &ex->stream;
-    const struct engine_choice *choice = &ex->job.choice[0];
-    while (stream->tokens_seen < count && stream->out.size < OUT_BYTES_SOFT) {
-        size_t end = choice->tokens[stream->tokens_seen].text_end;
-        if (end > safe && !finished) return; /* a character or a stop string in the making */
-        if (end > safe) end = safe;
-        stream->tokens_seen++;
-        if (end <= stream->text_shown) continue;
-        const char *text = choice->text + stream->text_shown;
-        size_t size = utf8_complete(text, end - stream->text_shown);
-        if (!size) continue;
-        add_content(ex, text, size, false);
-        stream->text_shown += size;
+/* What the engine has published of a choice. `finish` is loaded first: the other order loses
+ * tokens. */
+struct published {
+    int finish;
+    uint32_t count;
+    size_t safe;
+};
+
+static struct published look_at(const struct engine_choice *choice) {
+    struct published p;
+    p.finish = atomic_load_explicit(&choice->finish, memory_order_acquire);
+    p.count = oai_token_count(choice);
+    p.safe = atomic_load_explicit(&choice->text_safe, memory_order_acquire);
+    return p;
+}
+
+/* Shows [text_shown, end) as far as its characters are whole. */
+static void show_text(struct exchange *ex, int index, const struct engine_choice *choice,
+                      size_t end) {
+    struct stream_choice *c = &ex->stream.choices[index];
+    const char *text = choice->text + c->text_shown;
+    size_t size = utf8_complete(text, end - c->text_shown);
+    size_t skip = oai_voice_skip(&c->voice, text, size);
+    c->text_shown += size;
+    if (size > skip) add_content(ex, index, text + skip, size - skip, false);
+}
+
+/* Half a character at the end of a voice's text cannot be completed any more. */
+static void show_rest(struct exchange *ex, int index, const struct engine_choice *choice,
+                      size_t end) {
+    struct stream_choice *c = &ex->stream.choices[index];
+    if (end <= c->text_shown) return;
+    show_text(ex, index, choice, end);
+    if (end > c->text_shown)
+        add_content(ex, index, choice->text + c->text_shown, end - c->text_shown, false);
+    c->text_shown = end;
+}
+
+/* Shows tokens while their text is safe: no character and no stop string in the making. */
+static void add_tokens(struct exchange *ex, int index, const struct engine_choice *choice,
+                       const struct published *p) {
+    struct stream_choice *c = &ex->stream.choices[index];
+    struct oai_answer facts = exchange_answer_facts(ex);
+    while (c->tokens_seen < p->count && ex->stream.out.size < OUT_BYTES_SOFT) {
+        const struct engine_token *token = &choice->tokens[c->tokens_seen];
+        size_t end = token->text_end;
+        struct oai_voice before = c->voice;
+        if (end > p->safe && !p->finish) return;
+        if (end > p->safe) end = p->safe;
+        if (oai_voice_step(&c->voice, &facts, token->token)) {
+            struct oai_voice after = c->voice;
+            size_t begin = c->tokens_seen ? token[-1].text_end : 0;
+            c->voice = before;
+            show_rest(ex, index, choice, begin < end ? begin : end);
+            c->voice = after;
+            c->text_shown = end;
+        }
+        c->tokens_seen++;
+        if (end > c->text_shown) show_text(ex, index, choice, end);
     }
 }
 
-static void add_end(struct exchange *ex, size_t safe, int finish) {
+static bool is_failure(int finish) {
+    return finish == ENGINE_FINISH_ABORT || finish == ENGINE_FINISH_ERROR;
+}
+
+static void end_choice(struct exchange *ex, int index, const struct engine_choice *choice,
+                       const struct published *p) {
+    struct stream_choice *c = &ex->stream.choices[index];
+    show_rest(ex, index, choice, p->safe);
+    if (ex->request.logprobs >= 0 && c->tokens_shown < oai_shown_count(choice))
+        add_content(ex, index, "", 0, false);
+    if (!is_failure(p->finish)) add_finish(ex, index);
+    c->ended = true;
+}
+
+/* The end of the last choice waits for the end of the request, so that finish, usage and [DONE] are
+ * one write. */
+static void render_choice(struct exchange *ex, int index, bool last) {
+    struct stream_choice *c = &ex->stream.choices[index];
+    struct oai_answer facts = exchange_answer_facts(ex);
+    const struct engine_choice *choice = oai_choice_of(&facts, index);
+    struct published p = look_at(choice);
+    if (last && !ex->finished) p.finish = ENGINE_RUNNING;
+    if (c->ended || (!p.count && !p.finish)) return;
+    c->finished = p.finish != ENGINE_RUNNING;
+    if (!c->begun && (p.count || !is_failure(p.finish))) {
+        c->begun = true;
+        c->voice = oai_voice_open(&facts, index);
+        add_role(ex, index);
+        add_echo(ex, index);
+    }
+    add_tokens(ex, index, choice, &p);
+    if (p.finish && c->tokens_seen == p.count) end_choice(ex, index, choice, &p);
+}
+
+/* Everything but a failure of the whole request ends with usage; both end with [DONE]. The details
+ * are there once the jobs are finished, a moment after their last choice. */
+static void render(struct exchange *ex) {
     struct stream *stream = &ex->stream;
-    bool scores = ex->job.request.top_logprobs >= 0 && stream->tokens_shown < stream->tokens_seen;
-    size_t rest = safe > stream->text_shown ? safe - stream->text_shown : 0;
-    if (rest || scores)
-        add_content(ex, rest ? ex->job.choice[0].text + stream->text_shown : "", rest, false);
-    if (finish == ENGINE_FINISH_ABORT || finish == ENGINE_FINISH_ERROR)
+    struct oai_answer facts = exchange_answer_facts(ex);
+    int count = oai_choice_count(&facts);
+    buf_clear(&stream->out);
+    stream->out_at = 0;
+    for (int i = 0; i < count; i++) {
+        struct stream_choice *c = &stream->choices[(stream->next + i) % count];
+        if (c->ended) continue;
+        render_choice(ex, (stream->next + i) % count, stream->left == 1);
+        stream->left -= c->ended;
+    }
+    stream->next = (stream->next + 1) % count;
+    if (stream->left) return;
+    if (ex->error.status)
         add_error(ex);
     else
-        add_finish(ex);
+        add_usage(ex);
     buf_str(&stream->out, "data: [DONE]\n\n");
     stream->ended = true;
 }
 
-/* `finish` first, then the counts: the other order loses tokens. */
-static void render(struct exchange *ex) {
-    struct stream *stream = &ex->stream;
-    const struct engine_choice *choice = &ex->job.choice[0];
-    int finish = atomic_load_explicit(&choice->finish, memory_order_acquire);
-    uint32_t count = (uint32_t)atomic_load_explicit(&choice->token_count, memory_order_acquire);
-    size_t safe = atomic_load_explicit(&choice->text_safe, memory_order_acquire);
-    buf_clear(&stream->out);
-    stream->out_at = 0;
-    if (!count && !finish) return;
-    if (!stream->role_shown) {
-        add_role(ex);
-        add_echo(ex);
-    }
-    add_tokens(ex, count, safe, finish != ENGINE_RUNNING);
-    if (finish && stream->tokens_seen == count) add_end(ex, safe, finish);
+static bool choice_has_news(const struct stream_choice *c, const struct engine_choice *choice) {
+    struct published p = look_at(choice);
+    if (c->ended) return false;
+    return p.finish ||
+           (c->tokens_seen < p.count && choice->tokens[c->tokens_seen].text_end <= p.safe);
 }
 
 bool stream_has_news(const struct exchange *ex) {
-    const struct engine_choice *choice = &ex->job.choice[0];
-    const struct stream *stream = &ex->stream;
+    struct oai_answer facts = exchange_answer_facts(ex);
     if (ex->finished) return true;
-    uint32_t count = (uint32_t)atomic_load_explicit(&choice->token_count, memory_order_acquire);
-    size_t safe = atomic_load_explicit(&choice->text_safe, memory_order_acquire);
-    return stream->tokens_seen < count && choice->tokens[stream->tokens_seen].text_end <= safe;
+    for (int i = 0; i < oai_choice_count(&facts); i++)
+        if (choice_has_news(&ex->stream.choices[i], oai_choice_of(&facts, i))) return true;
+    return false;
 }
 
 /* --- libmicrohttpd's reader --- */
@@ -209,9 +315,12 @@ static ssize_t read_stream(void *cls, uint64_t position, char *to, size_t max) {
 }
 
 int stream_queue(struct exchange *ex) {
+    struct oai_answer facts = exchange_answer_facts(ex);
     struct MHD_Response *response =
         MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK_BYTES, read_stream, ex, NULL);
     if (!response) return MHD_NO;
+    ex->stream.left = oai_choice_count(&facts);
+    ex->stream.choices = mem_try_alloc((size_t)ex->stream.left, sizeof *ex->stream.choices);
     buf_open(&ex->stream.out, OUT_BYTES_MAX);
     open_head(ex);
     ex->phase = PHASE_SENT;
@@ -220,8 +329,9 @@ int stream_queue(struct exchange *ex) {
     MHD_add_response_header(response, "Cache-Control", "no-cache");
     MHD_add_response_header(response, "X-Accel-Buffering", "no");
     http_add_common_headers(ex, response);
-    enum MHD_Result rc =
-        ex->stream.head.failed ? MHD_NO : MHD_queue_response(ex->connection, MHD_HTTP_OK, response);
+    enum MHD_Result rc = ex->stream.head.failed || !ex->stream.choices
+                             ? MHD_NO
+                             : MHD_queue_response(ex->connection, MHD_HTTP_OK, response);
     MHD_destroy_response(response);
     return rc;
 }

@@ -7,8 +7,12 @@
  * Prompts that contain "fail now" or "fail later" end in an error before or after three tokens;
  * "engine dies" ends the thread.
  *
+ * With KEEPD_FAKE_THINK the vocabulary has the tokens <think> and </think>; an answer's bytes 1 and
+ * 2 become them, and with the value 2 the chat template opens the first one itself.
+ *
  * Environment: KEEPD_FAKE_STEP_US, time per step (0); KEEPD_FAKE_PREFILL_STEPS, steps before the
- * first token (1). */
+ * first token (1); KEEPD_FAKE_NO_TEMPLATE, a model without a chat template; KEEPD_FAKE_SUBMITS,
+ * jobs taken before one is refused for lack of memory. */
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
@@ -25,12 +29,14 @@
 #include "base/mem.h"
 #include "engine/engine.h"
 
-enum { IM_START = 256, IM_END, END_OF_TEXT, VOCAB };
+enum { IM_START = 256, IM_END, END_OF_TEXT, VOCAB, THINK = VOCAB, END_THINK, VOCAB_THINK };
+enum { TOKEN_BYTES_MAX = 16 };
 enum { LAYERS = 2, HEADS = 2, PAGE_SLOTS = 16, PAGE_BYTES = 8192, MODEL_LEN = 8192 };
 enum { REPLY_MAX = 4096, REPLY_ROOM = REPLY_MAX + 16 };
 enum { CONVERSATIONS_MAX = 1024, IDS_MAX = 100000 };
 
-static const char *const special_names[] = {"<|im_start|>", "<|im_end|>", "<|endoftext|>"};
+static const char *const special_names[] = {"<|im_start|>", "<|im_end|>", "<|endoftext|>",
+                                            "<think>", "</think>"};
 
 struct sequence {
     struct engine_job *job;
@@ -40,7 +46,7 @@ struct sequence {
     uint64_t origin; /* the conversation it goes on from; 0 = none */
     int prefill_left;
     int32_t fail_at; /* tokens; -1 never */
-    bool kill;
+    bool kill, thinks;
     int64_t pages_reserved;
     int32_t budget; /* -1 full */
 };
@@ -61,7 +67,8 @@ struct engine {
     struct engine_options options;
     struct engine_info info;
     char *model_dir;
-    int step_us, prefill_steps;
+    int step_us, prefill_steps, think;
+    int submits_left; /* until one fails; -1 never */
     atomic_int places;
     pthread_t thread;
     bool started, draining, stop;
@@ -97,7 +104,7 @@ static void fill_info(struct engine *e) {
                                    .layers = LAYERS,
                                    .heads_kv = HEADS,
                                    .head_dim = 64,
-                                   .vocab = VOCAB,
+                                   .vocab = e->think ? VOCAB_THINK : VOCAB,
                                    .max_model_len = o->max_model_len ? o->max_model_len : MODEL_LEN,
                                    .max_num_seqs = o->max_num_seqs,
                                    .max_queue = o->max_queue,
@@ -107,7 +114,10 @@ static void fill_info(struct engine *e) {
                                    .pages_total = pages,
                                    .page_bytes = PAGE_BYTES,
                                    .page_slots = PAGE_SLOTS,
-                                   .has_chat_template = true,
+                                   .has_chat_template = !env_int("KEEPD_FAKE_NO_TEMPLATE", 0),
+                                   .chat_template = "fake",
+                                   .bos_token = "",
+                                   .eos_token = special_names[END_OF_TEXT - IM_START],
                                    .temperature = NAN,
                                    .top_p = NAN,
                                    .min_p = NAN,
@@ -141,6 +151,8 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
     e->options = *options;
     e->model_dir = mem_must_strdup(options->model_dir);
     e->step_us = env_int("KEEPD_FAKE_STEP_US", 0);
+    e->think = env_int("KEEPD_FAKE_THINK", 0);
+    e->submits_left = env_int("KEEPD_FAKE_SUBMITS", -1);
     e->prefill_steps = env_int("KEEPD_FAKE_PREFILL_STEPS", 1);
     e->waiting_end = &e->waiting;
     pthread_mutex_init(&e->mutex, NULL);
@@ -175,12 +187,14 @@ static void add_bytes(struct engine_ids *out, const char *text, size_t size) {
 int engine_tokenize(const struct engine *e, const char *text, size_t size, bool add_special,
                     bool parse_special, struct arena *arena, struct engine_ids *out,
                     struct fault *fault) {
-    (void)e, (void)add_special;
+    (void)add_special;
     int rc = add_ids(arena, out, size, fault);
     for (size_t i = 0; !rc && i < size;) {
         int special = -1;
-        for (int k = 0; parse_special && k < 3; k++)
-            if (strncmp(text + i, special_names[k], strlen(special_names[k])) == 0) special = k;
+        for (int k = 0; k < e->info.vocab - IM_START; k++)
+            if ((parse_special || IM_START + k >= THINK) &&
+                strncmp(text + i, special_names[k], strlen(special_names[k])) == 0)
+                special = k;
         if (special >= 0) {
             out->ids[out->count++] = IM_START + special;
             i += strlen(special_names[special]);
@@ -204,7 +218,8 @@ static size_t rendered_size(const cJSON *messages) {
 int engine_render_chat(const struct engine *e, const cJSON *context, struct arena *arena,
                        struct engine_ids *out, struct fault *fault) {
     const cJSON *messages = json_get(context, "messages"), *message;
-    (void)e;
+    if (!e->info.has_chat_template)
+        return fault_set(fault, ERR_UNSUPPORTED, "messages", "this model has no chat template");
     int rc = add_ids(arena, out, rendered_size(messages), fault);
     if (rc) return rc;
     cJSON_ArrayForEach(message, messages) {
@@ -216,12 +231,15 @@ int engine_render_chat(const struct engine *e, const cJSON *context, struct aren
         add_bytes(out, role, strlen(role));
         add_bytes(out, "\n", 1);
         add_bytes(out, content, strlen(content));
+        if (!message->next && cJSON_IsTrue(json_get(context, "continue_final_message"))) return 0;
         out->ids[out->count++] = IM_END;
         add_bytes(out, "\n", 1);
     }
     if (cJSON_IsTrue(json_get(context, "add_generation_prompt"))) {
         out->ids[out->count++] = IM_START;
         add_bytes(out, "assistant\n", 10);
+        if (e->think == 2) out->ids[out->count++] = THINK;
+        if (e->think == 2) out->ids[out->count++] = '\n';
     }
     return 0;
 }
@@ -237,8 +255,7 @@ static const unsigned char *byte_table(void) {
 }
 
 size_t engine_token_bytes(const struct engine *e, int32_t id, const char **bytes) {
-    (void)e;
-    if (id < 0 || id >= VOCAB) return 0;
+    if (id < 0 || id >= e->info.vocab) return 0;
     if (id >= IM_START) {
         *bytes = special_names[id - IM_START];
         return strlen(*bytes);
@@ -342,6 +359,7 @@ static struct sequence *open_sequence(const struct engine *e, struct engine_job 
         return NULL;
     }
     s->job = job;
+    s->thinks = e->think != 0;
     find_reply(r, &begin, &end);
     for (int32_t i = begin; i < end && s->reply_size < REPLY_MAX; i++)
         if (r->prompt[i] < IM_START) s->reply[s->reply_size++] = (char)r->prompt[i];
@@ -376,7 +394,7 @@ static bool open_choice(struct engine_choice *choice, const struct engine_reques
     choice->stop_index = choice->stop_token = -1;
     choice->tokens = mem_try_alloc(tokens + 1, sizeof *choice->tokens);
     choice->top = mem_try_alloc(tokens * top + 1, sizeof *choice->top);
-    choice->text = mem_try_alloc(tokens + 1, 1);
+    choice->text = mem_try_alloc(tokens + 1, TOKEN_BYTES_MAX);
     return choice->tokens && choice->top && choice->text;
 }
 
@@ -403,6 +421,7 @@ int engine_submit(struct engine *e, struct engine_job *job) {
     int rc = 0;
     pthread_mutex_lock(&e->mutex);
     if (e->draining || e->stop || e->snapshot.stopped) rc = ERR_STOPPED;
+    if (!rc && e->submits_left >= 0 && e->submits_left-- == 0) rc = ERR_NOMEM;
     if (!rc && (!open_outputs(job) || !(s = open_sequence(e, job)))) rc = ERR_NOMEM;
     if (!rc) {
         job->queued_ns = clock_ns();
@@ -622,6 +641,8 @@ static int32_t next_token(const struct sequence *s, int index, uint32_t at) {
     const struct engine_job *job = s->job;
     const char *reply = s->reply + (size_t)index * REPLY_ROOM;
     bool may_end = !job->request.ignore_eos && at >= (uint32_t)job->request.min_tokens;
+    if (at < s->reply_size && s->thinks && (reply[at] == 1 || reply[at] == 2))
+        return THINK + reply[at] - 1;
     if (at < s->reply_size) return (unsigned char)reply[at];
     if (may_end) return IM_END;
     return s->reply_size && at % (s->reply_size + 1) < s->reply_size
@@ -646,7 +667,11 @@ static enum engine_finish append(struct engine *e, struct sequence *s, int index
     int top = r->top_logprobs > 0 ? r->top_logprobs : 0;
     bool stop = is_stop_token(r, token);
     score_token(&choice->tokens[at], &choice->top[(size_t)at * (size_t)top], top, token);
-    if (!stop && token < IM_START) choice->text[size++] = (char)token;
+    const char *bytes = NULL;
+    size_t more =
+        stop || engine_token_is_special(e, token) ? 0 : engine_token_bytes(e, token, &bytes);
+    if (more) memcpy(choice->text + size, bytes, more);
+    size += more;
     choice->tokens[at].text_end = (uint32_t)size;
     ssize_t cut = cut_at_stop(r, choice->text, size, &choice->stop_index);
     bool last = stop || cut >= 0 || at + 1 == (uint32_t)r->max_tokens;

@@ -42,13 +42,20 @@ static void check_accepted(struct oai_request *request, const struct oai_rules *
                            const uint8_t *data) {
     struct oai_error error;
     check_sampling(&request->sampling);
-    check_ids(request->ids, request->id_count);
-    if (request->kind == OAI_DETOKENIZE) return;
-    CHECK((request->context != NULL) + (request->text != NULL) + (request->ids != NULL) == 1);
-    CHECK(request->prompt_field && request->salt);
-    if (request->kind == OAI_TOKENIZE || oai_fit(request, data[0], rules, &error)) return;
-    CHECK(request->sampling.max_tokens + data[0] <= info.max_model_len);
-    CHECK(request->sampling.min_tokens <= request->sampling.max_tokens);
+    int32_t max_tokens = -1;
+    CHECK(request->prompt_count >= 1 && request->prompt_count <= OAI_PROMPTS_MAX);
+    CHECK(request->n >= 1 && request->n * request->prompt_count <= OAI_CHOICES_MAX);
+    CHECK((request->context != NULL) + (request->prompts != NULL) == 1);
+    for (int i = 0; request->prompts && i < request->prompt_count; i++) {
+        const struct oai_prompt *prompt = &request->prompts[i];
+        CHECK((prompt->text != NULL) + (prompt->ids != NULL) == 1);
+        check_ids(prompt->ids, prompt->id_count);
+    }
+    CHECK(request->prompt_field && request->salt && request->session);
+    if (request->kind != OAI_CHAT && request->kind != OAI_COMPLETION) return;
+    if (oai_fit(request, request->prompt_field, data[0], rules, &max_tokens, &error)) return;
+    CHECK(max_tokens >= 0 && max_tokens + data[0] <= info.max_model_len);
+    CHECK(request->sampling.min_tokens <= max_tokens);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
@@ -63,7 +70,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     rules.strict = data[0] & 4;
     arena_open(&arena, 1 << 20);
     int rc = oai_parse_json((const char *)data + 1, size - 1, &rules, &tree, &error);
-    if (!rc) rc = oai_parse((enum oai_kind)(data[0] & 3), tree, &rules, &arena, &request, &error);
+    if (!rc)
+        rc = oai_parse((enum oai_kind)((data[0] & 3) + (data[0] >> 7)), tree, &rules, &arena,
+                       &request, &error);
     CHECK((rc == 0) == (error.status == 0));
     if (rc) {
         cJSON *object;

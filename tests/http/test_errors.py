@@ -27,6 +27,15 @@ INVALID = [
     (CHAT, {"repetition_penalty": 0}, "repetition_penalty"), (CHAT, {"repetition_penalty": -1}, "repetition_penalty"),
     (CHAT, {"max_tokens": 0}, "max_tokens"), (CHAT, {"max_tokens": -1}, "max_tokens"),
     (CHAT, {"max_tokens": "many"}, "max_tokens"), (CHAT, {"max_tokens": 2**40}, "max_tokens"),
+    (CHAT, {"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
+    (TEXT, {"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
+    (CHAT, {"prompt_logprobs": -1}, "prompt_logprobs"), (TEXT, {"prompt_logprobs": True}, "prompt_logprobs"),
+    (CHAT, {"separate_reasoning": 1}, "separate_reasoning"), (CHAT, {"session_id": 5}, "session_id"),
+    (CHAT, {"continue_final_message": 1}, "continue_final_message"),
+    (CHAT, {"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+    (CHAT, {"continue_final_message": True, "messages": [{"role": "assistant", "content": " \n"}]},
+     "messages[0].content"),
+    (TEXT, {"prompt": ["a", ""]}, "prompt[1]"), (TEXT, {"prompt": ["a", 5]}, "prompt[1]"),
     (CHAT, {"max_completion_tokens": 0}, "max_completion_tokens"),
     (CHAT, {"min_tokens": -1}, "min_tokens"), (CHAT, {"min_tokens": 17}, "min_tokens"),
     (CHAT, {"n": 0}, "n"), (CHAT, {"n": 129}, "n"), (CHAT, {"n": "1"}, "n"),
@@ -60,7 +69,7 @@ INVALID = [
     (CHAT, message(role="user", content=[{"type": "text"}]), "messages[0].content[0].text"),
     (CHAT, message(role="assistant", tool_calls={}), "messages[0].tool_calls"),
     (CHAT, message(role="assistant", tool_calls=[{}]), "messages[0].tool_calls[0].function"),
-    (CHAT, {"tools": {}}, "tools"), (CHAT, {"tools": [1]}, "tools[0]"),
+    (CHAT, {"tools": {}}, "tools"), (CHAT, {"tools": [1], "tool_choice": "none"}, "tools[0]"),
     (CHAT, {"chat_template_kwargs": []}, "chat_template_kwargs"),
     (CHAT, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
     (CHAT, {"chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs.bos_token"),
@@ -84,20 +93,24 @@ INVALID = [
     ("/detokenize", {"tokens": "x"}, "tokens"), ("/detokenize", {"tokens": [1, -5]}, "tokens[1]"),
 ]
 UNSUPPORTED = [
-    (CHAT, {"n": 2}, "n"), (CHAT, {"audio": {"voice": "x"}}, "audio"), (CHAT, {"functions": [{}]}, "functions"),
+    (CHAT, {"audio": {"voice": "x"}}, "audio"), (CHAT, {"functions": [{}]}, "functions"),
     (CHAT, {"function_call": "auto"}, "function_call"), (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
     (CHAT, {"tool_choice": "required"}, "tool_choice"), (CHAT, {"tool_choice": {"type": "function"}}, "tool_choice"),
     (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
     (CHAT, {"response_format": "text"}, "response_format"),
     (CHAT, {"guided_json": {}}, "guided_json"), (CHAT, {"chat_template": "{{ x }}"}, "chat_template"),
-    (CHAT, {"prompt_logprobs": 0}, "prompt_logprobs"), (CHAT, {"continue_final_message": True},
-                                                        "continue_final_message"),
+    (CHAT, {"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
+    (CHAT, {"tools": [{"type": "function"}]}, "tools"),
+    (CHAT, {"tools": [{"type": "function"}], "tool_choice": "auto"}, "tools"),
+    (CHAT, {"include_reasoning": False}, "include_reasoning"), (CHAT, {"regex": "a+"}, "regex"),
+    (CHAT, {"repeat_penalty": 1.1}, "repeat_penalty"), (CHAT, {"mirostat": 2}, "mirostat"),
     (CHAT, {"include_stop_str_in_output": True}, "include_stop_str_in_output"),
     (CHAT, {"skip_special_tokens": False}, "skip_special_tokens"), (CHAT, {"echo": True}, "echo"),
     (CHAT, message(role="user", content=[{"type": "image_url", "image_url": {"url": "x"}}]),
      "messages[0].content[0].type"),
-    (TEXT, {"best_of": 2}, "best_of"), (TEXT, {"suffix": "x"}, "suffix"), (TEXT, {"prompt": ["a", "b"]}, "prompt"),
-    (TEXT, {"prompt": [[1], [2]]}, "prompt"), (TEXT, {"use_beam_search": True}, "use_beam_search"),
+    (TEXT, {"best_of": 2}, "best_of"), (TEXT, {"suffix": "x"}, "suffix"),
+    (TEXT, {"n": 2, "best_of": 3}, "best_of"), (TEXT, {"top_logprobs": 2}, "top_logprobs"),
+    (TEXT, {"prompt": ["a", "b"], "kv": {"report": "lengths"}}, "kv.report"), (TEXT, {"use_beam_search": True}, "use_beam_search"),
 ]
 MISSING = [
     (CHAT, {"messages": None}, "messages"), (CHAT, message(content="x"), "messages[0].role"),
@@ -156,7 +169,7 @@ def test_message_shapes(shared):
                 {"role": "tool", "tool_call_id": "1", "content": "42"},
                 {"role": "user", "content": "and?"}]
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-    assert shared.chat(messages=messages, tools=tools).status_code == 200
+    assert shared.chat(messages=messages, tools=tools, tool_choice="none").status_code == 200
 
 
 def test_strict_params(start):

@@ -213,16 +213,18 @@ def test_conversation_continues(shared):
     client = shared.client()
     messages = [{"role": "user", "content": "A conversation that goes on and on. " * 4}]
     options = {"model": MODEL, "temperature": 0, "max_tokens": 8}
-    key = {"prompt_cache_key": "continues"}
+    key = {"prompt_cache_key": "continues", "extra_body": {"cache_salt": "continues"}}
     first = client.chat.completions.create(messages=messages, **options, **key)
     messages += [{"role": "assistant", "content": first.choices[0].message.content},
                  {"role": "user", "content": "And on."}]
-    other = client.chat.completions.create(messages=messages, **options, prompt_cache_key="another")
-    assert other.usage.prompt_tokens_details.cached_tokens == 0
-    fresh = client.chat.completions.create(messages=messages, **options, **key, extra_body={"kv": {
-        "reuse": False, "retain": False}})
+    other = client.chat.completions.create(messages=messages, **options, prompt_cache_key="continues",
+                                           extra_body={"cache_salt": "another"})
+    assert other.usage.prompt_tokens_details.cached_tokens == 0, "a key is a hint, a salt is a wall"
+    fresh = client.chat.completions.create(messages=messages, **options, prompt_cache_key="continues", extra_body={
+        "cache_salt": "continues", "kv": {"reuse": False, "retain": False}})
     assert fresh.usage.prompt_tokens_details.cached_tokens == 0
-    second = client.chat.completions.create(messages=messages, **options, **key)
+    second = client.chat.completions.create(messages=messages, **options, prompt_cache_key="other",
+                                            extra_body={"cache_salt": "continues"})
     assert second.usage.prompt_tokens_details.cached_tokens >= first.usage.prompt_tokens
 
 

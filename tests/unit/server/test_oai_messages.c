@@ -44,12 +44,22 @@ Test(oai_messages, arguments_of_tool_calls_become_objects) {
 }
 
 Test(oai_messages, tools_and_kwargs) {
-    check_context("{" MESSAGES ",\"tools\":[{\"type\":\"function\"}],\"reasoning_effort\":\"low\","
+    check_context("{" MESSAGES ",\"tools\":[{\"type\":\"function\"}],\"tool_choice\":\"none\","
+                               "\"reasoning_effort\":\"low\","
                   "\"chat_template_kwargs\":{\"enable_thinking\":false}}",
                   "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"tools\":[{\"type\":"
                   "\"function\"}],\"enable_thinking\":false,\"add_generation_prompt\":true,"
                   "\"reasoning_effort\":\"low\"}");
     check_context("{" MESSAGES ",\"tools\":[]}",
+                  "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],"
+                  "\"add_generation_prompt\":true}");
+}
+
+Test(oai_messages, the_final_message_goes_on) {
+    check_context("{" MESSAGES ",\"continue_final_message\":true}",
+                  "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],"
+                  "\"continue_final_message\":true,\"add_generation_prompt\":false}");
+    check_context("{" MESSAGES ",\"continue_final_message\":false}",
                   "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],"
                   "\"add_generation_prompt\":true}");
 }

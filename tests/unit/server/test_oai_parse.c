@@ -52,11 +52,12 @@ Test(oai_parse, everything_at_once) {
         "{\"model\":\"alias\"," MESSAGES
         ",\"temperature\":0,\"top_p\":0.25,\"top_k\":7,\"min_p\":0.125,"
         "\"repetition_penalty\":1.5,\"presence_penalty\":-2,\"frequency_penalty\":2,"
-        "\"seed\":12345678901234567890,\"max_tokens\":9,\"max_completion_tokens\":11,"
+        "\"seed\":12345678901234567890,\"max_tokens\":11,\"max_completion_tokens\":11,"
         "\"min_tokens\":3,\"stop\":[\"a\",\"bc\"],\"stop_token_ids\":[5,999],\"ignore_eos\":true,"
         "\"logprobs\":true,\"top_logprobs\":4,\"logit_bias\":{\"10\":-100,\"20\":1.5},"
         "\"stream\":true,\"stream_options\":{\"include_usage\":true,"
-        "\"continuous_usage_stats\":true},\"cache_salt\":\"s\",\"prompt_cache_key\":\"k\"}");
+        "\"continuous_usage_stats\":true},\"cache_salt\":\"s\",\"prompt_cache_key\":\"k\","
+        "\"user\":\"u\",\"n\":3,\"separate_reasoning\":false}");
     const struct engine_request *s = &c.request.sampling;
     cr_assert(s->temperature == 0 && s->top_p == 0.25f && s->top_k == 7 && s->min_p == 0.125f);
     cr_assert(s->repetition == 1.5f && s->presence == -2 && s->frequency == 2);
@@ -65,9 +66,12 @@ Test(oai_parse, everything_at_once) {
     cr_assert(s->stop_count == 2 && s->stops[1].size == 2 && !strcmp(s->stops[1].text, "bc"));
     cr_assert(s->stop_id_count == 2 && s->stop_ids[0] == 5 && s->stop_ids[1] == 999);
     cr_assert(s->bias_count == 2 && s->bias[0].token == 10 && s->bias[0].bias == -100);
-    cr_assert(s->bias[1].token == 20 && s->bias[1].bias == 1.5f && s->top_logprobs == 4);
+    cr_assert(s->bias[1].token == 20 && s->bias[1].bias == 1.5f);
+    cr_assert(c.request.logprobs == 4 && c.request.prompt_logprobs == -1 && s->top_logprobs == 4);
+    cr_assert(!s->prompt_logprobs && c.request.n == 3 && !c.request.split_reasoning);
     cr_assert(c.request.stream && c.request.include_usage && c.request.continuous_usage);
     cr_assert_str_eq(c.request.salt, "s");
+    cr_assert_str_eq(c.request.session, "k");
 }
 
 Test(oai_parse, kv_object) {
@@ -120,15 +124,39 @@ Test(oai_parse, completion_prompts) {
                                          "{\"prompt\":[1,2,999]}", "{\"prompt\":[[1,2,999]]}"};
     for (int i = 0; i < 4; i++) {
         parse_ok(OAI_COMPLETION, bodies[i]);
+        const struct oai_prompt *prompt = &c.request.prompts[0];
+        cr_assert(c.request.prompt_count == 1 && c.request.prompt_list == (i % 2 == 1));
         if (i < 2) {
-            cr_assert_str_eq(c.request.text, "abc");
+            cr_assert_str_eq(prompt->text, "abc");
         } else {
-            cr_assert(c.request.id_count == 3 && c.request.ids[2] == 999 && !c.request.text);
+            cr_assert(prompt->id_count == 3 && prompt->ids[2] == 999 && !prompt->text);
         }
         cr_assert(!c.request.context && c.request.add_special && !c.request.parse_special);
         json_free(c.tree);
     }
     c.tree = NULL;
+}
+
+Test(oai_parse, several_prompts) {
+    char field[OAI_PATH];
+    parse_ok(OAI_COMPLETION, "{\"prompt\":[\"a\",\"bc\"],\"n\":2,\"best_of\":2}");
+    cr_assert(c.request.prompt_count == 2 && c.request.n == 2);
+    cr_assert_str_eq(c.request.prompts[1].text, "bc");
+    oai_prompt_path(&c.request, 1, field);
+    cr_assert_str_eq(field, "prompt[1]");
+    json_free(c.tree);
+    parse_ok(OAI_COMPLETION, "{\"prompt\":[[1],[2,3]]}");
+    cr_assert(c.request.prompts[1].id_count == 2 && c.request.prompts[1].ids[1] == 3);
+}
+
+Test(oai_parse, prompt_scores) {
+    parse_ok(OAI_CHAT, "{" MESSAGES ",\"prompt_logprobs\":7}");
+    cr_assert(c.request.logprobs == -1 && c.request.prompt_logprobs == 7);
+    cr_assert(c.request.sampling.prompt_logprobs && c.request.sampling.top_logprobs == 7);
+    oai_request_close(&c.request);
+    json_free(c.tree);
+    parse_ok(OAI_CHAT, "{" MESSAGES ",\"prompt_logprobs\":0,\"logprobs\":true,\"top_logprobs\":3}");
+    cr_assert(c.request.sampling.prompt_logprobs && c.request.sampling.top_logprobs == 3);
 }
 
 Test(oai_parse, echo_scores_only_with_logprobs) {
@@ -149,7 +177,14 @@ static const struct {
     {OAI_CHAT, "{}", "missing_required_parameter", "messages", 400},
     {OAI_CHAT, "[]", NULL, "", 400},
     {OAI_CHAT, "{\"messages\":[]}", "invalid_value", "messages", 400},
-    {OAI_CHAT, "{" MESSAGES ",\"n\":2}", "unsupported_parameter", "n", 400},
+    {OAI_CHAT, "{" MESSAGES ",\"max_tokens\":3,\"max_completion_tokens\":4}", "invalid_value",
+     "max_tokens", 400},
+    {OAI_CHAT, "{" MESSAGES ",\"stream\":true,\"prompt_logprobs\":1}", "unsupported_parameter",
+     "prompt_logprobs", 400},
+    {OAI_CHAT, "{" MESSAGES ",\"tools\":[{\"type\":\"function\"}]}", "unsupported_parameter",
+     "tools", 400},
+    {OAI_CHAT, "{" MESSAGES ",\"tool_choice\":\"required\"}", "unsupported_parameter",
+     "tool_choice", 400},
     {OAI_CHAT, "{" MESSAGES ",\"temperature\":1e999}", NULL, "", 400},
     {OAI_CHAT, "{" MESSAGES ",\"top_k\":1e10}", "invalid_value", "top_k", 400},
     {OAI_CHAT, "{" MESSAGES ",\"stop\":[\"a\",1]}", "invalid_value", "stop[1]", 400},
@@ -162,7 +197,11 @@ static const struct {
     {OAI_CHAT, "{" MESSAGES ",\"response_format\":{\"type\":\"json_schema\"}}",
      "unsupported_parameter", "response_format", 400},
     {OAI_COMPLETION, "{\"prompt\":[1,1000]}", "invalid_value", "prompt[1]", 400},
-    {OAI_COMPLETION, "{\"prompt\":[\"a\",\"b\"]}", "unsupported_parameter", "prompt", 400},
+    {OAI_COMPLETION, "{\"prompt\":[\"a\",5]}", "invalid_value", "prompt[1]", 400},
+    {OAI_COMPLETION, "{\"prompt\":\"a\",\"best_of\":2}", "unsupported_parameter", "best_of", 400},
+    {OAI_COMPLETION, "{\"prompt\":[\"a\",\"b\",\"c\"],\"n\":128}", "invalid_value", "n", 400},
+    {OAI_COMPLETION, "{\"prompt\":[\"a\",\"b\"],\"kv\":{\"report\":\"lengths\"}}",
+     "unsupported_parameter", "kv.report", 400},
     {OAI_COMPLETION, "{\"prompt\":\"a\",\"max_tokens\":0}", "invalid_value", "max_tokens", 400},
     {OAI_TOKENIZE, "{}", "missing_required_parameter", "prompt", 400},
     {OAI_DETOKENIZE, "{\"tokens\":{}}", "invalid_value", "tokens", 400},
@@ -199,9 +238,10 @@ Test(oai_parse, lengths) {
     parse_ok(OAI_CHAT, "{" MESSAGES "}");
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         c.request.max_tokens = rows[i].wanted;
-        int rc = oai_fit(&c.request, rows[i].count, &c.rules, &c.error);
+        int32_t got = -1;
+        int rc = oai_fit(&c.request, "messages", rows[i].count, &c.rules, &got, &c.error);
         cr_assert_eq(rc, rows[i].expected < 0 ? -1 : 0, "row %zu", i);
-        if (rc == 0) cr_assert_eq(c.request.sampling.max_tokens, rows[i].expected, "row %zu", i);
+        if (rc == 0) cr_assert_eq(got, rows[i].expected, "row %zu", i);
         if (rc && rows[i].count)
             cr_assert(strstr(c.error.message, "maximum context length is 100 "));
     }
@@ -209,8 +249,9 @@ Test(oai_parse, lengths) {
 
 Test(oai_parse, completions_default_to_sixteen) {
     parse_ok(OAI_COMPLETION, "{\"prompt\":\"a\"}");
-    cr_assert_eq(oai_fit(&c.request, 1, &c.rules, &c.error), 0);
-    cr_assert_eq(c.request.sampling.max_tokens, 16);
+    int32_t got = -1;
+    cr_assert_eq(oai_fit(&c.request, "prompt", 1, &c.rules, &got, &c.error), 0);
+    cr_assert_eq(got, 16);
 }
 
 /* Each allocation fails once: an answer of 503, nothing lost, nothing read that is not there. */

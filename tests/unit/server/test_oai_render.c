@@ -6,6 +6,7 @@
 static struct engine *engine;
 static struct engine_job job;
 static struct oai_request request;
+static struct oai_rules rules;
 static struct oai_answer answer;
 static struct buf out;
 
@@ -44,11 +45,14 @@ static void open_answer(void) {
     atomic_store(&choice->token_count, 3);
     atomic_store(&choice->text_safe, 2);
     atomic_store(&choice->finish, ENGINE_FINISH_STOP);
-    request = (struct oai_request){.kind = OAI_CHAT};
+    request = (struct oai_request){
+        .kind = OAI_CHAT, .n = 1, .logprobs = -1, .prompt_logprobs = -1, .split_reasoning = true};
+    rules = (struct oai_rules){.info = engine_info(engine), .think = {-1, -1}};
     answer = (struct oai_answer){.engine = engine,
-                                 .info = engine_info(engine),
+                                 .rules = &rules,
                                  .request = &request,
-                                 .job = &job,
+                                 .jobs = &job,
+                                 .job_count = 1,
                                  .id = "chatcmpl-1",
                                  .model = "m\"x",
                                  .created = 1700000000};
@@ -90,9 +94,9 @@ Test(oai_render, completion_with_echo) {
 }
 
 Test(oai_render, chat_logprobs) {
-    uint64_t offset = 0;
-    job.request.top_logprobs = 2;
-    oai_render_logprobs(&out, &answer, 0, 2, false, &offset);
+    struct oai_offset offset = {0};
+    job.request.top_logprobs = request.logprobs = 2;
+    oai_render_logprobs(&out, &answer, 0, 0, 2, false, &offset);
     cr_assert_str_eq(
         out.data,
         "{\"content\":[{\"token\":\"h\",\"logprob\":-0.5,\"bytes\":[104],\"top_logprobs\":[{"
@@ -106,28 +110,28 @@ Test(oai_render, chat_logprobs) {
 }
 
 Test(oai_render, completion_logprobs_with_echo) {
-    uint64_t offset = 0;
+    struct oai_offset offset = {0};
     request.kind = OAI_COMPLETION;
-    job.request.top_logprobs = 0;
-    oai_render_logprobs(&out, &answer, 0, 1, true, &offset);
+    job.request.top_logprobs = request.logprobs = 0;
+    oai_render_logprobs(&out, &answer, 0, 0, 1, true, &offset);
     cr_assert_str_eq(
         out.data, "{\"tokens\":[\"a\",\"<|im_start|>\",\"bytes:\\\\xc3\",\"bytes:\\\\xa9\",\"h\"],"
                   "\"token_logprobs\":[null,-1,-1.5,-0.125,-0.5],\"top_logprobs\":[null,{\"<|im_"
                   "start|>\":-1},"
                   "{\"bytes:\\\\xc3\":-1.5},{\"bytes:\\\\xa9\":-0.125},{\"h\":-0.5}],"
-                  "\"text_offset\":[0,1,1,2,2]}");
-    cr_assert_eq(offset, 3);
+                  "\"text_offset\":[0,1,1,1,2]}");
+    cr_assert(offset.characters == 3 && offset.part_size == 0);
 }
 
 Test(oai_render, the_chosen_token_is_always_among_the_alternatives) {
-    uint64_t offset = 5;
+    struct oai_offset offset = {.characters = 5};
     request.kind = OAI_COMPLETION;
-    job.request.top_logprobs = 2;
-    oai_render_logprobs(&out, &answer, 1, 3, false, &offset);
+    job.request.top_logprobs = request.logprobs = 2;
+    oai_render_logprobs(&out, &answer, 0, 1, 3, false, &offset);
     cr_assert_str_eq(
         out.data, "{\"tokens\":[\"bytes:\\\\xc3\",\"<|im_end|>\"],\"token_logprobs\":[-9999.0,-2],"
                   "\"top_logprobs\":[{\"q\":-0.25,\"r\":-3,\"bytes:\\\\xc3\":-9999.0},"
-                  "{\"<|im_end|>\":-2,\"\\\"\":-2.5}],\"text_offset\":[5,6]}");
+                  "{\"<|im_end|>\":-2,\"\\\"\":-2.5}],\"text_offset\":[5,5]}");
 }
 
 Test(oai_render, stop_reasons) {
@@ -138,16 +142,88 @@ Test(oai_render, stop_reasons) {
     job.request.stop_ids = ids;
     job.request.stop_id_count = 1;
     job.choice[0].stop_index = 0;
-    oai_render_finish(&out, &answer);
+    oai_render_finish(&out, &answer, 0);
     job.choice[0].stop_index = -1;
     job.choice[0].stop_token = 42;
-    oai_render_finish(&out, &answer);
+    oai_render_finish(&out, &answer, 0);
     job.choice[0].stop_token = 257;
     atomic_store(&job.choice[0].finish, ENGINE_FINISH_LENGTH);
-    oai_render_finish(&out, &answer);
+    oai_render_finish(&out, &answer, 0);
     cr_assert_str_eq(out.data, ",\"finish_reason\":\"stop\",\"stop_reason\":\"END\""
                                ",\"finish_reason\":\"stop\",\"stop_reason\":42"
                                ",\"finish_reason\":\"length\",\"stop_reason\":null");
+}
+
+/* Scores end where the text ends; what was generated is counted all the same. */
+Test(oai_render, scores_are_cut_with_the_text) {
+    static struct engine_token said[] = {{'a', -1, 1, 1}, {'b', -1, 1, 2}, {'c', -1, 1, 3}};
+    static char abc[] = "abc";
+    struct engine_choice *choice = &job.choice[0];
+    choice->tokens = said;
+    choice->text = abc;
+    static const struct {
+        size_t safe;
+        int32_t stop_index;
+        uint32_t shown;
+    } rows[] = {{0, 0, 0}, {1, 0, 1}, {2, 0, 2}, {3, 0, 3}, {3, -1, 3}, {2, -1, 3}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        atomic_store(&choice->text_safe, rows[i].safe);
+        choice->stop_index = rows[i].stop_index;
+        cr_assert_eq(oai_shown_count(choice), rows[i].shown, "row %zu", i);
+    }
+}
+
+Test(oai_render, offsets_inside_characters) {
+    static const int32_t ids[] = {'a', 0xE4, 0xB8, 0xAD, 0xC3, 'b', 258, 0xFF, 'c'};
+    static const uint64_t offsets[] = {0, 1, 1, 1, 2, 3, 4, 4, 5};
+    struct engine_token said[9] = {{0}};
+    struct oai_offset offset = {0};
+    char expected[128] = "";
+    for (int i = 0; i < 9; i++) {
+        said[i].token = ids[i];
+        snprintf(expected + strlen(expected), 16, "%s%d", i ? "," : "", (int)offsets[i]);
+    }
+    job.choice[0].tokens = said;
+    request.kind = OAI_COMPLETION;
+    request.logprobs = 0;
+    oai_render_logprobs(&out, &answer, 0, 0, 9, false, &offset);
+    cr_assert(strstr(out.data, expected), "%s not in %s", expected, out.data);
+    cr_assert_eq(offset.characters, 6);
+}
+
+Test(oai_render, prompt_scores) {
+    static struct engine_top prompt_top[] = {{0, 0},    {0, 0},        {256, -1},       {'x', -2},
+                                             {'y', -1}, {'z', -1.25f}, {0xA9, -0.125f}, {'q', -3}};
+    job.prompt_top = prompt_top;
+    job.request.top_logprobs = 2;
+    request.prompt_logprobs = 1;
+    oai_render_prompt_logprobs(&out, &answer, 0);
+    cr_assert_str_eq(
+        out.data, "[null,{\"256\":{\"logprob\":-1,\"rank\":1,\"decoded_token\":\"<|im_start|>\"}},"
+                  "{\"195\":{\"logprob\":-1.5,\"rank\":2,\"decoded_token\":\"\xEF\xBF\xBD\"},"
+                  "\"121\":{\"logprob\":-1,\"rank\":1,\"decoded_token\":\"y\"}},"
+                  "{\"169\":{\"logprob\":-0.125,\"rank\":1,\"decoded_token\":\"\xEF\xBF\xBD\"}}]");
+}
+
+Test(oai_render, conversations) {
+    struct engine_conversation_row rows[] = {
+        {.id = 1, .tokens = 9, .held = 8, .policy = "full", .budget = -1, .space = "mine"},
+        {.id = 2, .space = "theirs"}};
+    oai_render_conversations(&out, rows, 2, rows[0].space);
+    cr_assert_str_eq(out.data,
+                     "{\"object\":\"list\",\"data\":[{\"id\":\"0000000000000001\",\"object\":"
+                     "\"conversation\",\"tokens\":9,\"held\":8,\"pages\":0,\"disk_bytes\":0,"
+                     "\"idle_seconds\":0.000,\"superseded\":false,\"policy\":\"full\",\"budget\":"
+                     "null}]}");
+}
+
+Test(oai_render, conversation_ids) {
+    static const char *const bad[] = {
+        "", "1", "000000000000000g", "00000000000000001", "000000000000000A", " 00000000000000f"};
+    uint64_t id;
+    cr_assert(oai_conversation_id("fe000000000000a1", &id) && id == 0xfe000000000000a1);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        cr_assert_not(oai_conversation_id(bad[i], &id), "%s", bad[i]);
 }
 
 Test(oai_render, reports) {
@@ -254,6 +330,7 @@ Test(oai_render, kv) {
         "\"waiting_count\":0,\"conversation_count\":1,\"preemptions\":0,\"running\":[{"
         "\"state\":\"decode\",\"tokens\":9,\"held\":8,\"prompt_tokens\":5,"
         "\"completion_tokens\":4,\"pages_reserved\":2,\"policy\":\"full\",\"budget\":null}],"
-        "\"conversations\":[{\"id\":\"fe00000000000000\",\"tokens\":3,\"held\":3,"
-        "\"pages\":1,\"idle_seconds\":1.500,\"policy\":\"global\",\"budget\":64}]}");
+        "\"conversations\":[{\"id\":\"fe00000000000000\",\"object\":\"conversation\",\"tokens\":3,"
+        "\"held\":3,\"pages\":1,\"disk_bytes\":0,\"idle_seconds\":1.500,\"superseded\":false,"
+        "\"policy\":\"global\",\"budget\":64}]}");
 }

@@ -1,0 +1,33 @@
+/* How loaded this instance is, for balancers: a response header for those that ask (ORCA, as vLLM
+ * sends it) and GET /v1/loads (SGLang's form, core fields). */
+#include <inttypes.h>
+#include <stdio.h>
+#include <strings.h>
+
+#include "server/http.h"
+
+static double usage(const struct engine_snapshot *s) {
+    return s->pages_total > 0 ? (double)s->pages_reserved / (double)s->pages_total : 0;
+}
+
+void load_add_header(struct exchange *ex, struct MHD_Response *response) {
+    const char *format = MHD_lookup_connection_value(ex->connection, MHD_HEADER_KIND,
+                                                     "endpoint-load-metrics-format");
+    struct engine_snapshot s;
+    char value[160];
+    if (!format || !ex->route || ex->route->get) return;
+    engine_snapshot(ex->server->engine, &s);
+    if (strcasecmp(format, "text") == 0)
+        snprintf(
+            value, sizeof value,
+            "TEXT named_metrics.kv_cache_usage_perc=%.6g, named_metrics.num_requests_waiting=%d",
+            usage(&s), s.waiting);
+    else if (strcasecmp(format, "json") == 0)
+        snprintf(value, sizeof value,
+                 "JSON {\"named_metrics\": {\"kv_cache_usage_perc\": %.6g, "
+                 "\"num_requests_waiting\": %d}}",
+                 usage(&s), s.waiting);
+    else
+        return;
+    MHD_add_response_header(response, "endpoint-load-metrics", value);
+}
