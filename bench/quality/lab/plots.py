@@ -27,7 +27,7 @@ def page(width, height, parts):
 
 def legend(methods, x, y, width):
     """(svg, height): one swatch per method, wrapped."""
-    out, at, row, step = [], x, y, 104
+    out, at, row, step = [], x, y, 118
     for method in methods:
         colour, dash = LOOK[method]
         if at + step > x + width:
@@ -60,7 +60,7 @@ def panel(x0, y0, width, height, title, categories, series):
     out += [text(x, y0 + height + 15, c, "middle", "dim") for c, x in place.items()]
     ordered = sorted(series.items(), key=lambda item: item[0] == "global")      # global on top
     for i, (method, values) in enumerate(ordered):
-        shift = (i - len(ordered) / 2) * min(3.0, 0.6 * width / len(categories) / max(1, len(ordered)))
+        shift = (i - len(ordered) / 2) * min(3.0, 0.3 * width / len(categories) / max(1, len(ordered)))
         points = [(place[c] + shift, *(y0 + height * (1 - v) for v in values[c])) for c in categories if c in values]
         if points:
             out += curve(method, points)
@@ -100,7 +100,7 @@ def heat(x0, y0, grid, cell, top, show):
 def heats(maps, heading, columns, rows, cell, show, top=None, per_row=4):
     """Several heat maps: {title: grid}; `top` is the value of the full colour, None = each map's largest."""
     w, h = cell
-    left, gap = 62, 26
+    left, gap = 74, 26
     box_w, box_h = len(columns) * w + left + gap, len(rows) * h + 58
     out = [text(20, 24, heading)]
     for i, (title, grid) in enumerate(maps.items()):
