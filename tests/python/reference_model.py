@@ -1,18 +1,21 @@
 """A slow, independent reference of model, gates, cache and policies in float64 numpy.
 
-Written from the published formulas (RoFormer; GQA; TRIM-KV, arXiv 2512.03324; global retention
-gates, arXiv 2605.09649) and the eviction rule of the documentation, not from the C code.  It loads a
-Hugging Face directory (Qwen3, Qwen2, Llama), replays given tokens with explicit sets of kept
-entries per (layer, head), and returns log-probabilities, log_beta and kept positions.
+Written from the published formulas (RoFormer; GQA; retention gates, arXiv 2512.03324 and 2605.09649)
+and the eviction rule of the documentation, not from the C code.  It loads a Hugging Face directory
+(Qwen3, Qwen2, Llama), replays given tokens through a cache of policies/, and returns
+log-probabilities, log_beta and kept positions.
 """
 
 import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from safetensors import deserialize
+
+from policies.rules import Rule
+from policies.schedule import schedule
+from policies.sequence import Sequence, round_bf16
 
 
 # --- files ----------------------------------------------------------------
@@ -70,13 +73,6 @@ def log_softmax(x):
     return x - np.log(np.exp(x).sum(-1, keepdims=True))
 
 
-def round_bf16(x):
-    """Nearest bfloat16, ties to even."""
-    bits = np.asarray(x, np.float32).view(np.uint32).astype(np.uint64)
-    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
-    return bits.astype(np.uint32).view(np.float32).astype(np.float64)
-
-
 def rope_frequencies(config, head_dim):
     """(inverse frequencies, factor of cos and sin)"""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -110,66 +106,6 @@ def rotate(x, angle, factor):
     return np.concatenate((a * cos - b * sin, b * cos + a * sin), -1)
 
 
-def horizon_weight(log_beta, horizon):
-    """log of the mean retention over the next `horizon` steps, relative to now."""
-    lb = np.asarray(log_beta, np.float64)
-    if horizon == 1:
-        return np.zeros_like(lb)
-    if math.isinf(horizon):
-        return -np.log(-np.expm1(lb))
-    near = -lb * horizon < 1e-5  # here the quotient cancels; the mean of n terms is exact enough
-    safe = np.where(near, -1.0, lb)
-    far = np.log(np.expm1(horizon * safe) / (horizon * np.expm1(safe)))
-    return np.where(near, (horizon - 1) * lb / 2 + (horizon ** 2 - 1) * lb * lb / 24, far)
-
-
-def retention_score(log_beta, age, horizon):
-    return age * log_beta + horizon_weight(log_beta, horizon)
-
-
-# --- policies -------------------------------------------------------------
-
-
-@dataclass
-class Policy:
-    name: str = "full"  # full, streaming, trimkv, global
-    budget: int = 1024
-    buffer: int = 128
-    chunk: int = 512
-    sinks: int = 0
-    recent: int = 0
-    horizon: float = 1.0
-
-
-def select(streams, tokens, policy, score=retention_score):
-    """Which entries stay.  `streams`: list over layers of lists over heads of (pos, log_beta).
-
-    Returns (boolean masks in the same nesting, the scores, the score of the last entry kept by
-    rank in each competition), ranked by: protected first, score, newer position, layer, head.
-    """
-    entries, nested = [], []
-    for layer, heads in enumerate(streams):
-        nested.append([])
-        for head, (pos, log_beta) in enumerate(heads):
-            values = pos.astype(np.float64) if policy.name == "streaming" \
-                else score(log_beta, tokens - pos, policy.horizon)
-            nested[-1].append(values)
-            kept_first = (pos < policy.sinks) | (pos >= tokens - policy.recent)
-            entries += [(not kept_first[i], -values[i], -int(pos[i]), layer, head, i) for i in range(len(pos))]
-    masks = [[np.zeros(len(pos), bool) for pos, _ in heads] for heads in streams]
-    cuts = {}
-    pools = {}
-    for entry in entries:
-        pools.setdefault(None if policy.name == "global" else entry[3:5], []).append(entry)
-    for key, pool in pools.items():
-        room = policy.budget * (len(masks) * len(masks[0]) if key is None else 1)
-        pool.sort()
-        for entry in pool[:room]:
-            masks[entry[3]][entry[4]][entry[5]] = True
-        cuts[key] = -pool[min(room, len(pool)) - 1][1]
-    return masks, nested, cuts
-
-
 # --- model ----------------------------------------------------------------
 
 
@@ -189,10 +125,14 @@ class Reference:
         self.gates = load_gates(path) if path else None
         self.reset()
 
-    def reset(self):
-        none = (np.zeros((0, self.head_dim)), np.zeros((0, self.head_dim)), np.zeros(0, np.int64), np.zeros(0))
-        self.cache = [[none] * self.heads_kv for _ in range(self.layers)]
-        self.tokens = 0
+    def reset(self, rule=Rule()):
+        """An empty cache, which records what the rule will want to know."""
+        self.cache = Sequence(rule, self.layers, self.heads_q, self.heads_kv, self.head_dim,
+                              self.head_dim ** -0.5, self.stored)
+
+    @property
+    def tokens(self):
+        return self.cache.tokens
 
     def linear(self, name, x):
         y = x @ self.tensors[name + ".weight"].T
@@ -227,16 +167,7 @@ class Reference:
         return q, k, v, self.log_beta(layer, x)
 
     def attention(self, layer, x, positions):
-        q, k, v, beta = self.project(layer, x, positions)
-        out, group = np.zeros_like(q), self.heads_q // self.heads_kv
-        for head in range(self.heads_kv):
-            old = self.cache[layer][head]
-            new = (self.stored(k[:, head]), self.stored(v[:, head]), positions, beta[:, head])
-            keys, values, pos, _ = self.cache[layer][head] = tuple(np.concatenate(p) for p in zip(old, new))
-            hidden = pos[None] > positions[:, None]
-            for h in range(head * group, (head + 1) * group):
-                logits = np.where(hidden, -np.inf, q[:, h] @ keys.T / math.sqrt(self.head_dim))
-                out[:, h] = np.exp(log_softmax(logits)) @ values
+        out = self.cache.append_layer(layer, *self.project(layer, x, positions))
         return self.linear(f"model.layers.{layer}.self_attn.o_proj", out.reshape(len(x), -1))
 
     def append(self, ids):
@@ -250,51 +181,23 @@ class Reference:
             y = rms_norm(x, t[name + "post_attention_layernorm.weight"], self.eps)
             gate, up = (self.linear(name + f"mlp.{p}_proj", y) for p in ("gate", "up"))
             x = x + self.linear(name + "mlp.down_proj", silu(gate) * up)
-        self.tokens += len(ids)
+        self.cache.tokens += len(ids)
         head = "lm_head.weight" if "lm_head.weight" in t and not self.config.get("tie_word_embeddings") \
             else "model.embed_tokens.weight"
         return log_softmax(rms_norm(x, t["model.norm.weight"], self.eps) @ t[head].T)
 
     def streams(self):
-        return [[(entry[2], entry[3]) for entry in heads] for heads in self.cache]
-
-    def keep(self, masks):
-        self.cache = [[tuple(part[mask] for part in entry) for entry, mask in zip(heads, row)]
-                      for heads, row in zip(self.cache, masks)]
+        return [[(stream.pos, stream.log_beta) for stream in row] for row in self.cache.streams]
 
 
-def replay(reference, tokens, prompt, policy, on_evict=None):
+def replay(reference, tokens, prompt, budget, buffer, chunk, evict):
     """Replays tokens; the first `prompt` are a prompt, the rest count as generated one by one.
-
-    Evicts after every `chunk`-th prompt token down to the budget; after the last prompt token if a
-    stream holds more than budget + buffer on average; and before a generated token that would go
-    past that.  `on_evict(reference, masks, scores, cuts)` may return other masks to apply.
-    Returns log-probabilities [len(tokens), vocab].
-    """
-    held, rows = 0, []
-
-    def evict():
-        nonlocal held
-        if held <= policy.budget:
-            return
-        masks, scores, cuts = select(reference.streams(), reference.tokens, policy)
-        masks = on_evict(reference, masks, scores, cuts) if on_evict else masks
-        reference.keep(masks)
-        held = policy.budget
-
-    at = 0
-    while at < len(tokens):
-        if policy.name == "full":
-            step = prompt - at if at < prompt else 1
-        elif at < prompt:
-            step = min(policy.chunk - at % policy.chunk, prompt - at)
-        else:
-            step = 1
-            if held + 1 > policy.budget + policy.buffer:
-                evict()
-        rows.append(reference.append(tokens[at:at + step]))
-        at, held = at + step, held + step
-        if policy.name != "full" and at <= prompt:
-            if at % policy.chunk == 0 or (at == prompt and held > policy.budget + policy.buffer):
-                evict()
+    `evict()` is called when an eviction is due.  Returns log-probabilities [len(tokens), vocab]."""
+    rows, at = [], 0
+    for count, full in schedule(len(tokens), prompt, budget, buffer, chunk):
+        if count:
+            rows.append(reference.append(tokens[at:at + count]))
+            at += count
+        if full:
+            evict()
     return np.concatenate(rows)

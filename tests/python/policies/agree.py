@@ -35,11 +35,12 @@ class Tally:
 
 @dataclass
 class State:
-    """What the engine holds after an eviction, per stream."""
+    """What the engine holds after an eviction, per stream; without keys and values only the choice
+    is compared."""
 
     pos: list
-    keys: list
-    values: list
+    keys: list | None = None
+    values: list | None = None
 
 
 class Follower:
@@ -59,7 +60,9 @@ class Follower:
             self.tally.at_cut += sum(int((a != b).sum()) for a, b in zip(kept, masks))
         for i, stream in enumerate(streams):
             stream.memory = scored[i].memory
-            self.merge(stream, kept[i], State(*(part[i] for part in (engine.pos, engine.keys, engine.values))))
+            plan = self.merge(stream, kept[i])
+            if engine.keys:
+                self.compare(stream, plan, engine.keys[i], engine.values[i])
         self.tally.evictions += 1
         self.tally.entries += sum(int(mask.sum()) for mask in kept)
 
@@ -168,22 +171,24 @@ class Follower:
 
     # --- merging
 
-    def merge(self, stream, mask, engine):
+    def merge(self, stream, mask):
         plan = merge.plan(stream, mask, self.sequence.rule)
         if plan:
             self.tally.merged += int(plan.joins().sum())
             merge.apply(stream, plan, self.sequence.rule, self.sequence.store)
         stream.keep(mask)
+        return plan
+
+    def compare(self, stream, plan, keys, values):
         wrong = np.zeros(len(stream), bool)
-        for name in ("keys", "values"):
-            mine, theirs = getattr(stream, name), getattr(engine, name)
+        for name, mine, theirs in (("keys", stream.keys, keys), ("values", stream.values, values)):
             off = np.abs(mine - theirs) / np.maximum(1, np.abs(mine))
             self.tally.note(name, np.where(off > self.merge_tolerance, 0, off).max(initial=0))
             wrong |= (off > self.merge_tolerance).any(axis=1)
         if wrong.any():
             self.explain_merge(plan, wrong)
         if wrong.any() or self.adopt_merged:
-            stream.keys, stream.values = engine.keys.copy(), engine.values.copy()
+            stream.keys, stream.values = keys.astype(np.float64), values.astype(np.float64)
 
     def explain_merge(self, plan, wrong):
         """Fails unless an evicted entry might as well have gone to or away from each wrong one."""

@@ -13,7 +13,8 @@ from safetensors.numpy import save_file
 from . import table
 from .agree import Follower, State
 from .rules import Rule
-from .sequence import Sequence
+from .schedule import schedule
+from .sequence import Sequence, round_bf16
 from .streams import Recording
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -64,24 +65,6 @@ class Result:
     out: list  # per sequence, [L, T, Hq * D]
 
 
-def schedule(run):
-    """(tokens to append, evict afterwards?) by the documented rule: after every chunk of the prompt,
-    after the prompt when more than budget + buffer is held, and before exceeding that."""
-    at = held = 0
-    steps = []
-    while at < run.recording.tokens:
-        if at < run.prompt:
-            count = min(run.chunk - at % run.chunk, run.prompt - at)
-            full = held + count > (run.budget if (at + count) % run.chunk == 0 else run.budget + run.buffer)
-        else:  # all that can be generated before the next eviction
-            count = min(max(run.budget + max(run.buffer, 1) - held, 0), run.recording.tokens - at)
-            full = at + count < run.recording.tokens
-        if count or full:
-            steps.append((count, full))
-        at, held = at + count, run.budget if full else held + count
-    return steps
-
-
 def write_input(path, runs, options):
     first = runs[0].recording
     tensors = {}
@@ -117,13 +100,6 @@ def drive(folder, runs, **options):
     return read_output(folder / "output.safetensors", runs)
 
 
-def round_bf16(x):
-    """Nearest bfloat16, ties to even."""
-    bits = np.asarray(x, np.float32).view(np.uint32).astype(np.uint64)
-    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
-    return bits.astype(np.uint32).view(np.float32).astype(np.float64)
-
-
 def follow(run, evictions, out, kv_dtype="f32", tolerance=1e-5):
     """Replays one sequence beside what the driver did; returns the tally of the comparison."""
     r = run.recording
@@ -134,7 +110,7 @@ def follow(run, evictions, out, kv_dtype="f32", tolerance=1e-5):
     peak = run.budget + run.buffer + run.chunk
     parts = [x.astype(np.float64) for x in (r.q, r.k, r.v, r.log_beta)]
     events, at = iter(evictions), 0
-    for count, full in schedule(run):
+    for count, full in schedule(r.tokens, run.prompt, run.budget, run.buffer, run.chunk):
         if count:
             mine = sequence.append(*(x[:, at:at + count] for x in parts))
             theirs = out[:, at:at + count]

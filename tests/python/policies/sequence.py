@@ -39,6 +39,13 @@ def empty_stream(head_dim):
     return Stream(rows, rows, none.astype(np.int64), none, none)
 
 
+def round_bf16(x):
+    """Nearest bfloat16, ties to even."""
+    bits = np.asarray(x, np.float32).view(np.uint32).astype(np.uint64)
+    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    return bits.astype(np.uint32).view(np.float32).astype(np.float64)
+
+
 # --- scoring ------------------------------------------------------------------------------------
 
 
@@ -123,7 +130,7 @@ class Sequence:
     heads_kv: int
     head_dim: int
     scale: float
-    store: object = staticmethod(lambda x: x)  # the rounding of keys and values in the cache
+    store: object = np.asarray  # the rounding of keys and values in the cache
     tokens: int = 0
     weights: np.ndarray | None = None  # of the layers, once measured
     streams: list = field(default_factory=list)
