@@ -1,4 +1,4 @@
-#include "config/config.h"
+#include "config/table.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -11,28 +11,11 @@
 #include "base/check.h"
 #include "base/mem.h"
 
-enum type { TEXT, CHOICE, INT, BYTES, FLAG };
-
-/* What asks for one answer now (--help) stands on the command line only; a file that names a file
- * would need an order among files. */
-enum trait { COMMAND_LINE = 1, NOT_IN_FILE = 2, RELOADABLE = 4, SECRET = 8 };
-
-struct option {
-    const char *name;
-    enum type type;
-    size_t offset;        /* in struct config */
-    int64_t min, max;     /* INT, BYTES: the range; TEXT: min is the least length */
-    const char *fallback; /* the default as one would write it; NULL: not set */
-    const char *metavar;  /* what --help calls the value; CHOICE: the choices between bars */
-    unsigned traits;      /* enum trait */
-    const char *help;
-};
-
 #define AT(field) offsetof(struct config, field)
 #define MANY      INT32_MAX
 
 /* A row with only a help text is a heading. */
-static const struct option options[] = {
+const struct option config_options[] = {
     /* clang-format off */
     {.help = "Model"},
     {"model", TEXT, AT(model), 1, 0, NULL, "DIR", 0,
@@ -49,18 +32,46 @@ static const struct option options[] = {
 
     {.help = "Server"},
     {"host", TEXT, AT(host), 1, 0, "127.0.0.1", "HOST", 0,
-     "Address to listen on."},
+     "Address to listen on. Under systemd's socket activation the passed socket is used instead."},
     {"port", INT, AT(port), 0, 65535, "8080", "N", 0,
      "TCP port. 0: any free one, printed in the ready line."},
-    {"api-key", TEXT, AT(api_key), 1, 0, NULL, "KEY", SECRET,
-     "Key that requests must carry as a bearer token. Not set: open to whoever can connect."},
+    {"api-key", LIST, AT(api_keys), 1, 0, NULL, "KEY", SECRET | RELOADABLE,
+     "Key that requests must carry as a bearer token. May be given several times: each is "
+     "accepted. None: open to whoever can connect."},
+    {"api-key-file", TEXT, AT(api_key_file), 1, 0, NULL, "FILE", RELOADABLE,
+     "File with one key per line, accepted like those of --api-key. A SIGHUP reads it again."},
+    {"unix-socket", TEXT, AT(unix_socket), 1, 0, NULL, "PATH", 0,
+     "Listen on this Unix socket instead of TCP."},
+    {"unix-socket-mode", TEXT, AT(unix_socket_mode), 1, 0, "0660", "MODE", 0,
+     "Permissions of the Unix socket, octal."},
+    {"tls-cert", TEXT, AT(tls_cert), 1, 0, NULL, "FILE", 0,
+     "Certificate chain in PEM: serve HTTPS. Needs --tls-key."},
+    {"tls-key", TEXT, AT(tls_key), 1, 0, NULL, "FILE", 0,
+     "Private key of the certificate, in PEM."},
+    {"allowed-host", LIST, AT(allowed_hosts), 1, 0, NULL, "NAME", 0,
+     "Name that requests may have in their Host header besides localhost, while bound to a loopback "
+     "address (a guard against DNS rebinding); bound elsewhere, giving one turns the check on. May "
+     "be given several times."},
+    {"cors-origin", LIST, AT(cors_origins), 1, 0, NULL, "ORIGIN", 0,
+     "Origin whose pages browsers let read answers (https://chat.example), or * for all. May be "
+     "given several times. None: no page of another origin."},
     {"max-connections", INT, AT(max_connections), 1, 1000000, "2048", "N", 0,
      "Open client connections."},
+    {"max-connections-per-client", INT, AT(max_connections_per_client), 0, 1000000, "0", "N", 0,
+     "Open connections from one address; more are closed at once. 0: any number."},
+    {"max-header-bytes", BYTES, AT(max_header_bytes), 1024, 1048576, "16K", "BYTES", 0,
+     "Largest request line and headers together. Larger ones are answered with 431."},
     {"max-body-bytes", BYTES, AT(max_body_bytes), 1024, MANY, "8M", "BYTES", 0,
      "Largest request body."},
     {"strict-params", FLAG, AT(strict_params), 0, 0, "false", NULL, 0,
      "Refuse requests with unknown fields instead of ignoring those fields."},
-    {"drain-seconds", INT, AT(drain_seconds), 0, 86400, "30", "N", 0,
+    {"request-timeout", INT, AT(request_timeout), 0, 86400, "0", "SECONDS", RELOADABLE,
+     "How long a request may take from its arrival; then it ends with 408. A request may ask for "
+     "less by the header X-Request-Timeout. 0: any time."},
+    {"rate-limit", INT, AT(rate_limit), 0, 1000000, "0", "N", RELOADABLE,
+     "Requests per minute and API key (without keys: of all clients together). More are answered "
+     "with 429. 0: any number."},
+    {"drain-seconds", INT, AT(drain_seconds), 0, 86400, "30", "N", RELOADABLE,
      "How long running answers may take to finish after SIGTERM."},
 
     {.help = "Cache"},
@@ -86,9 +97,13 @@ static const struct option options[] = {
     {"max-num-batched-tokens", INT, AT(max_num_batched_tokens), 1, 1048576, "2048", "N", 0,
      "Tokens computed in one step, of prompts and answers together."},
     {"default-max-tokens", INT, AT(default_max_tokens), 0, MANY, "1024", "N", 0,
-     "Longest answer when a request names no length. 0: to the end of the context."},
+     "Longest answer when a chat request names no length. 0: to the end of the context. "
+     "/v1/completions has 16, as OpenAI's."},
     {"max-queue", INT, AT(max_queue), 1, 1048576, "1024", "N", 0,
      "Requests waiting for a place. More are answered with 503."},
+    {"max-queue-tokens", INT, AT(max_queue_tokens), 0, INT64_MAX, "1048576", "N", 0,
+     "Prompt tokens of all waiting requests together, reserved before a prompt is tokenised. More "
+     "are answered with 503. 0: any number."},
     {"max-conversations", INT, AT(max_conversations), 0, 1048576, "256", "N", 0,
      "Conversations retained between turns."},
     {"threads", INT, AT(threads), 0, 1024, "0", "N", 0,
@@ -102,15 +117,20 @@ static const struct option options[] = {
     {"log-level", CHOICE, AT(log_level), 0, 0, "info", "error|warn|info|debug", RELOADABLE,
      "How much is logged."},
     {"check-config", FLAG, AT(check_config), 0, 0, NULL, NULL, COMMAND_LINE,
-     "Print the values in force and exit."},
+     "Check all that start would refuse (options, files, the model's tensors) without loading "
+     "weights, print the values in force and exit."},
     {"version", FLAG, AT(version), 0, 0, NULL, NULL, COMMAND_LINE,
      "Print the version and exit."},
+    {"man", FLAG, AT(man), 0, 0, NULL, NULL, COMMAND_LINE,
+     "Print the manual page (`keepd --man | man -l -`) and exit."},
     {"help", FLAG, AT(help), 0, 0, NULL, NULL, COMMAND_LINE,
      "Print this text and exit."},
     /* clang-format on */
 };
 
-#define OPTION_COUNT (sizeof options / sizeof *options)
+#define OPTION_COUNT (sizeof config_options / sizeof *config_options)
+
+const size_t config_option_count = OPTION_COUNT;
 
 /* Later ones win. */
 enum source { FROM_DEFAULT, FROM_FILE, FROM_ENVIRONMENT, FROM_FLAG };
@@ -131,9 +151,9 @@ struct loader {
 
 static const struct option *find_option(const char *name, size_t size) {
     for (size_t i = 0; i < OPTION_COUNT; i++)
-        if (options[i].name && strlen(options[i].name) == size &&
-            memcmp(options[i].name, name, size) == 0)
-            return &options[i];
+        if (config_options[i].name && strlen(config_options[i].name) == size &&
+            memcmp(config_options[i].name, name, size) == 0)
+            return &config_options[i];
     return NULL;
 }
 
@@ -160,11 +180,11 @@ static const char *nearest_name(const char *name, size_t size) {
     const char *nearest = NULL;
     size_t least = SIZE_MAX;
     for (size_t i = 0; i < OPTION_COUNT; i++) {
-        if (!options[i].name) continue;
-        size_t distance = edit_distance(name, size, options[i].name);
+        if (!config_options[i].name) continue;
+        size_t distance = edit_distance(name, size, config_options[i].name);
         if (distance < least) {
             least = distance;
-            nearest = options[i].name;
+            nearest = config_options[i].name;
         }
     }
     return nearest;
@@ -254,20 +274,51 @@ static int wrong_value(struct loader *load, const struct option *option, const c
     }
 }
 
-static void *field_of(const struct config *config, const struct option *option) {
+void *config_field(const struct config *config, const struct option *option) {
     return (char *)config + option->offset;
 }
 
+static void clear_list(struct config_list *list) {
+    for (size_t i = 0; i < list->count; i++) mem_free(list->items[i]);
+    mem_free(list->items);
+    *list = (struct config_list){0};
+}
+
+static void add_to_list(struct config_list *list, const char *text) {
+    char **items = mem_must_alloc(list->count + 1, sizeof *items);
+    for (size_t i = 0; i < list->count; i++) items[i] = list->items[i];
+    items[list->count] = mem_must_strdup(text);
+    mem_free(list->items);
+    *list = (struct config_list){items, list->count + 1};
+}
+
 static void store_text(struct config *config, const struct option *option, const char *text) {
-    char **field = field_of(config, option);
+    char **field = config_field(config, option);
     mem_free(*field);
     *field = mem_must_strdup(text);
+}
+
+static bool is_text(const struct option *option, const char *text) {
+    if (option->type == CHOICE) return is_choice(option->metavar, text);
+    return (int64_t)strlen(text) >= option->min;
+}
+
+/* `stronger`: than the source of what a list holds already. */
+static void store_string(struct config *config, const struct option *option, const char *text,
+                         bool stronger) {
+    struct config_list *list = config_field(config, option);
+    if (option->type != LIST) {
+        store_text(config, option, text);
+        return;
+    }
+    if (stronger) clear_list(list);
+    add_to_list(list, text);
 }
 
 /* Checks in any case, stores unless a stronger source has spoken. */
 static int set_option(struct loader *load, const struct option *option, const char *text,
                       enum source source, const char *where) {
-    size_t index = (size_t)(option - options);
+    size_t index = (size_t)(option - config_options);
     bool store = source >= load->source[index];
     int64_t number = 0;
     bool flag = false;
@@ -277,18 +328,17 @@ static int set_option(struct loader *load, const struct option *option, const ch
         if (!parse_integer(text, option->type == BYTES, &number) || number < option->min ||
             number > option->max)
             return wrong_value(load, option, text, where);
-        if (store) *(int64_t *)field_of(load->config, option) = number;
+        if (store) *(int64_t *)config_field(load->config, option) = number;
         break;
     case FLAG:
         if (!parse_flag(text, &flag)) return wrong_value(load, option, text, where);
-        if (store) *(bool *)field_of(load->config, option) = flag;
+        if (store) *(bool *)config_field(load->config, option) = flag;
         break;
     case CHOICE:
+    case LIST:
     case TEXT:
-        if (option->type == CHOICE ? !is_choice(option->metavar, text)
-                                   : (int64_t)strlen(text) < option->min)
-            return wrong_value(load, option, text, where);
-        if (store) store_text(load->config, option, text);
+        if (!is_text(option, text)) return wrong_value(load, option, text, where);
+        if (store) store_string(load->config, option, text, source > load->source[index]);
         break;
     }
     if (store) load->source[index] = source;
@@ -299,9 +349,10 @@ static int set_option(struct loader *load, const struct option *option, const ch
 
 static void load_defaults(struct loader *load) {
     for (size_t i = 0; i < OPTION_COUNT; i++) {
-        if (!options[i].fallback) continue;
-        int rc = set_option(load, &options[i], options[i].fallback, FROM_DEFAULT, "default");
-        CHECK_MSG(rc == 0, "default of %s", options[i].name);
+        if (!config_options[i].fallback) continue;
+        int rc = set_option(load, &config_options[i], config_options[i].fallback, FROM_DEFAULT,
+                            "default");
+        CHECK_MSG(rc == 0, "default of %s", config_options[i].name);
     }
 }
 
@@ -352,12 +403,13 @@ static void environment_name(const struct option *option, char *out, size_t size
 static int load_environment(struct loader *load, char **envp) {
     for (size_t i = 0; i < OPTION_COUNT; i++) {
         char name[64];
-        if (!options[i].name || options[i].traits & COMMAND_LINE) continue;
-        environment_name(&options[i], name, sizeof name);
+        if (!config_options[i].name || config_options[i].traits & COMMAND_LINE) continue;
+        environment_name(&config_options[i], name, sizeof name);
         for (char **entry = envp; entry && *entry; entry++) {
             size_t size = strlen(name);
             if (strncmp(*entry, name, size) != 0 || (*entry)[size] != '=') continue;
-            int rc = set_option(load, &options[i], *entry + size + 1, FROM_ENVIRONMENT, name);
+            int rc =
+                set_option(load, &config_options[i], *entry + size + 1, FROM_ENVIRONMENT, name);
             if (rc) return rc;
         }
     }
@@ -386,10 +438,10 @@ static int load_file_entry(struct loader *load, const char *section, const char 
         return fault_set(load->fault, ERR_INVALID, option->name,
                          "%s: %s cannot stand in a configuration file", where, option->name);
     /* Also what an indented line comes to: inih gives it as a second value. */
-    if (load->in_file[option - options])
+    if (option->type != LIST && load->in_file[option - config_options])
         return fault_set(load->fault, ERR_INVALID, option->name, "%s: %s is given twice", where,
                          option->name);
-    load->in_file[option - options] = true;
+    load->in_file[option - config_options] = true;
     return set_option(load, option, value, FROM_FILE, where);
 }
 
@@ -458,7 +510,7 @@ int config_load(int argc, char **argv, char **envp, struct config *config, struc
     load_defaults(&load);
     /* Strongest first, because the first two name the file. */
     if ((rc = load_command_line(&load, argc, argv))) goto fail;
-    if (config->help || config->version) return 0;
+    if (config->help || config->man || config->version) return 0;
     if ((rc = load_environment(&load, envp))) goto fail;
     if ((rc = load_file(&load))) goto fail;
     if ((rc = check_together(config, fault))) goto fail;
@@ -468,110 +520,67 @@ fail:
     return rc;
 }
 
+static void close_field(struct config *config, const struct option *option) {
+    if (!option->name) return;
+    if (option->type == LIST) clear_list(config_field(config, option));
+    if (option->type == TEXT || option->type == CHOICE)
+        mem_free(*(char **)config_field(config, option));
+}
+
 void config_close(struct config *config) {
-    for (size_t i = 0; i < OPTION_COUNT; i++)
-        if (options[i].name && (options[i].type == TEXT || options[i].type == CHOICE))
-            mem_free(*(char **)field_of(config, &options[i]));
+    for (size_t i = 0; i < OPTION_COUNT; i++) close_field(config, &config_options[i]);
     memset(config, 0, sizeof *config);
 }
 
-void config_reload(struct config *config, const struct config *fresh) {
+bool config_is_option(const char *name) {
+    return find_option(name, strlen(name)) != NULL;
+}
+
+/* --- reloading --- */
+
+static size_t field_size(const struct option *option) {
+    switch (option->type) {
+    case LIST:
+        return sizeof(struct config_list);
+    case INT:
+    case BYTES:
+        return sizeof(int64_t);
+    case FLAG:
+        return sizeof(bool);
+    default:
+        return sizeof(char *);
+    }
+}
+
+static bool equal_lists(const struct config_list *a, const struct config_list *b) {
+    if (a->count != b->count) return false;
+    for (size_t i = 0; i < a->count; i++)
+        if (strcmp(a->items[i], b->items[i]) != 0) return false;
+    return true;
+}
+
+static bool equal_fields(const struct config *a, const struct config *b,
+                         const struct option *option) {
+    const void *x = config_field(a, option), *y = config_field(b, option);
+    if (option->type == LIST) return equal_lists(x, y);
+    if (option->type == INT || option->type == BYTES || option->type == FLAG)
+        return memcmp(x, y, field_size(option)) == 0;
+    const char *s = *(char *const *)x, *t = *(char *const *)y;
+    return s && t ? strcmp(s, t) == 0 : s == t;
+}
+
+void config_reload(struct config *config, struct config *fresh,
+                   void (*changed)(void *arg, const char *option, bool taken), void *arg) {
     for (size_t i = 0; i < OPTION_COUNT; i++) {
-        const struct option *option = &options[i];
-        if (!(option->traits & RELOADABLE)) continue;
-        CHECK(option->type == CHOICE); /* always set; other types when one becomes reloadable */
-        store_text(config, option, *(char **)field_of(fresh, option));
-    }
-}
-
-/* --- for people --- */
-
-#define HELP_COLUMN 32
-#define HELP_WIDTH  96
-
-/* The cursor stands at HELP_COLUMN; further lines start there too. */
-static void print_wrapped(FILE *out, const char *text) {
-    int column = HELP_COLUMN;
-    while (*text) {
-        int size = (int)strcspn(text, " ");
-        if (column == HELP_COLUMN) {
-            column += fprintf(out, "%.*s", size, text);
-        } else if (column + 1 + size <= HELP_WIDTH) {
-            column += fprintf(out, " %.*s", size, text);
-        } else {
-            fprintf(out, "\n%*s%.*s", HELP_COLUMN, "", size, text);
-            column = HELP_COLUMN + size;
-        }
-        text += size;
-        text += strspn(text, " ");
-    }
-    fputc('\n', out);
-}
-
-static void print_option(FILE *out, const struct option *option) {
-    char text[512];
-    const char *metavar = option->metavar ? option->metavar : "";
-    int column = fprintf(out, "  --%s %s", option->name, metavar);
-    if (column > HELP_COLUMN - 2)
-        fprintf(out, "\n%*s", HELP_COLUMN, "");
-    else
-        fprintf(out, "%*s", HELP_COLUMN - column, "");
-    bool bracket = option->fallback && option->type != FLAG;
-    snprintf(text, sizeof text, "%s%s%s%s%s", option->help,
-             option->type == BYTES ? " K, M or G may follow the number." : "", bracket ? " [" : "",
-             bracket ? option->fallback : "", bracket ? "]" : "");
-    print_wrapped(out, text);
-}
-
-void config_help(FILE *out) {
-    fputs("Usage: keepd --model DIR [options]\n"
-          "\n"
-          "Serves a language model over the OpenAI HTTP API with a bounded key/value cache.\n"
-          "Every option is also read from the environment (KEEPD_KV_BUDGET for --kv-budget) and\n"
-          "from the file given with --config (kv-budget = 512). The command line wins over the\n"
-          "environment, the environment over the file. Defaults stand in brackets.\n",
-          out);
-    for (size_t i = 0; i < OPTION_COUNT; i++) {
-        if (options[i].name)
-            print_option(out, &options[i]);
-        else
-            fprintf(out, "\n%s\n", options[i].help);
-    }
-}
-
-static void print_bytes(FILE *out, int64_t bytes) {
-    static const char suffixes[] = "\0KMG";
-    int unit = 0;
-    while (unit < 3 && bytes && bytes % 1024 == 0) {
-        bytes /= 1024;
-        unit++;
-    }
-    fprintf(out, "%" PRId64 "%.1s\n", bytes, &suffixes[unit]);
-}
-
-static void print_text(FILE *out, const struct option *option, const char *text) {
-    if ((option->traits & SECRET))
-        fputs("(hidden)\n", out);
-    else
-        fprintf(out, "%s\n", text);
-}
-
-void config_print(const struct config *config, FILE *out) {
-    for (size_t i = 0; i < OPTION_COUNT; i++) {
-        const struct option *option = &options[i];
-        const void *field = field_of(config, option);
-        bool text = option->type == TEXT || option->type == CHOICE;
-        if (!option->name || option->traits & (COMMAND_LINE | NOT_IN_FILE)) continue;
-        bool unset = text && !*(char *const *)field;
-        fprintf(out, "%s%s =%s", unset ? "# " : "", option->name, unset ? "\n" : " ");
-        if (unset) continue;
-        if (text)
-            print_text(out, option, *(char *const *)field);
-        else if (option->type == INT)
-            fprintf(out, "%" PRId64 "\n", *(const int64_t *)field);
-        else if (option->type == BYTES)
-            print_bytes(out, *(const int64_t *)field);
-        else
-            fputs(*(const bool *)field ? "true\n" : "false\n", out);
+        const struct option *option = &config_options[i];
+        char kept[sizeof(struct config_list)];
+        if (!option->name || equal_fields(config, fresh, option)) continue;
+        bool taken = option->traits & RELOADABLE;
+        changed(arg, option->name, taken);
+        if (!taken) continue;
+        void *old = config_field(config, option), *new = config_field(fresh, option);
+        memcpy(kept, old, field_size(option));
+        memcpy(old, new, field_size(option));
+        memcpy(new, kept, field_size(option));
     }
 }

@@ -10,38 +10,56 @@
 
 #include "base/err.h"
 
+/* The values of an option that may be given several times; the strongest source that names it
+ * gives all of them. */
+struct config_list {
+    char **items;
+    size_t count;
+};
+
 struct config {
-    char *config_file;       /* --config */
-    char *model;             /* required */
-    char *host;              /* 127.0.0.1 */
-    int64_t port;            /* 8080; 0 = any free one, printed in the ready line */
-    char *served_model_name; /* default: the model directory's name */
-    char *api_key;           /* NULL = open */
-    char *kv_policy;         /* "auto" = global where the model has gates, else full */
+    char *config_file;           /* --config */
+    char *model;                 /* required */
+    char *host;                  /* 127.0.0.1 */
+    int64_t port;                /* 8080; 0 = any free one, printed in the ready line */
+    char *served_model_name;     /* default: the model directory's name */
+    struct config_list api_keys; /* none = open */
+    char *kv_policy;             /* "auto" = global where the model has gates, else full */
     int64_t kv_budget, kv_budget_max, kv_buffer, kv_chunk;
     int64_t kv_pool_bytes; /* accepts K, M, G suffixes; 0 = chosen */
     char *kv_dtype;        /* auto, f32, bf16 */
     char *gates;           /* NULL = the model directory's */
     int64_t max_num_seqs, max_num_batched_tokens, max_model_len, default_max_tokens;
     int64_t max_queue, max_conversations, max_body_bytes, max_connections, drain_seconds;
+    int64_t max_header_bytes, max_connections_per_client, max_queue_tokens;
+    int64_t request_timeout, rate_limit; /* seconds; requests per minute and key */
+    char *unix_socket, *unix_socket_mode;
+    char *tls_cert, *tls_key;
+    char *api_key_file;
+    struct config_list allowed_hosts, cors_origins;
     int64_t threads;
     char *cpu_path;      /* auto, reference, portable, avx2, avx512, amx */
     char *log_level;     /* error, warn, info, debug */
     bool random_weights; /* take only config.json from the model directory (timing) */
     bool strict_params;  /* unknown request fields are a 400 */
-    bool check_config, help, version;
+    bool check_config, help, man, version;
 };
 
 /* Fills *config; on failure nothing is left to close. ERR_INVALID (ERR_IO, ERR_MALFORMED or
- * ERR_LIMIT for the file) names the option in fault->field and the source in the text. With --help
- * or --version on the command line nothing else is read or required. */
+ * ERR_LIMIT for the file) names the option in fault->field and the source in the text. With --help,
+ * --man or --version on the command line nothing else is read or required. */
 int config_load(int argc, char **argv, char **envp, struct config *config, struct fault *fault);
 void config_close(struct config *config);
 
-/* SIGHUP: load once more with the same arguments, then take over what may change while running
- * (the table says: log_level). The rest keeps its value until a restart. */
-void config_reload(struct config *config, const struct config *fresh);
+bool config_is_option(const char *name); /* "kv-policy" */
 
+/* SIGHUP: load once more with the same arguments, then swap in what may change while running (the
+ * table says). The rest keeps its value until a restart. `changed` is told of every option whose
+ * value differs, and whether it was taken. */
+void config_reload(struct config *config, struct config *fresh,
+                   void (*changed)(void *arg, const char *option, bool taken), void *arg);
+
+void config_man(FILE *out, const char *version);           /* the table, as keepd.1 */
 void config_help(FILE *out);                               /* the table, for people */
 void config_print(const struct config *config, FILE *out); /* effective values, for --check-config;
                                                                secrets are masked */

@@ -10,6 +10,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "server/quota.h"
 
 #define ANSWER_BYTES_MAX ((size_t)1 << 30)
 
@@ -42,6 +43,7 @@ void exchange_unref(struct exchange *ex) {
     struct server *server = ex->server;
     if (--ex->refs) return;
     CHECK(!ex->connection && !ex->waiting && ex->jobs_submitted == ex->jobs_finished);
+    quota_release(ex);
     if (ex->places) engine_queue_leave(server->engine, ex->places);
     for (int i = 0; i < ex->jobs_submitted; i++) engine_job_close(&ex->jobs[i]);
     mem_free(ex->jobs);
@@ -218,6 +220,11 @@ void exchange_dispatch(struct exchange *ex) {
             refuse_busy(ex, STATS_REJECT_DRAINING, "The server is shutting down.");
             return;
         }
+        if (!quota_reserve(ex)) {
+            refuse_busy(ex, STATS_REJECT_TOKENS,
+                        "Too many prompt tokens are waiting, please try again.");
+            return;
+        }
         if (!engine_queue_enter(ex->server->engine, 1)) {
             refuse_busy(ex, STATS_REJECT_FULL, "The request queue is full, please try again.");
             return;
@@ -275,7 +282,10 @@ static void note_failure(struct exchange *ex, const struct engine_job *job) {
         int finish = atomic_load_explicit(&job->choice[i].finish, memory_order_acquire);
         if (finish != ENGINE_FINISH_ABORT && finish != ENGINE_FINISH_ERROR) continue;
         if (ex->error.status) return;
-        if (finish == ENGINE_FINISH_ABORT)
+        if (ex->expired)
+            oai_refuse(&ex->error, 408, "request_timeout", NULL,
+                       "The request took longer than the time it was given.");
+        else if (finish == ENGINE_FINISH_ABORT)
             oai_refuse(&ex->error, 503, "aborted", NULL,
                        "The server is shutting down and gave this request up.");
         else if (job->fault.code)

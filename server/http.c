@@ -12,6 +12,9 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "server/origin.h"
+#include "server/quota.h"
+#include "server/sip.h"
 #include "server/sock.h"
 
 #define DISCARD_BYTES_MAX ((size_t)16 << 20) /* read away so that a refusal reaches the client */
@@ -23,22 +26,18 @@ static const char *header(struct exchange *ex, const char *name) {
     return MHD_lookup_connection_value(ex->connection, MHD_HEADER_KIND, name);
 }
 
-/* Time depends on the candidate's length only. */
-static bool same_secret(const char *secret, const char *candidate) {
-    size_t size = strlen(secret), given = strlen(candidate);
-    unsigned difference = size != given;
-    for (size_t i = 0; i < given; i++)
-        difference |= (unsigned char)candidate[i] ^ (unsigned char)secret[size ? i % size : 0];
-    return difference == 0;
-}
-
-static bool is_authorised(struct exchange *ex) {
-    const char *key = ex->server->options.api_key;
+/* NULL: without a key that is accepted. */
+static struct key *find_key(struct exchange *ex) {
+    struct server *server = ex->server;
     const char *value = header(ex, "Authorization");
-    if (!key || !*key) return true;
-    if (!value || strncasecmp(value, "Bearer ", 7)) return false;
-    for (value += 7; *value == ' ';) value++;
-    return same_secret(key, value);
+    const char *text = "";
+    if (value && strncasecmp(value, "Bearer ", 7) == 0) {
+        text = value + 7;
+        text += strspn(text, " ");
+    }
+    if (!server->keys.count) text = ""; /* whatever is sent, everybody is the same */
+    sip_hash128(server->rules.info->space_key, text, strlen(text), ex->key_id);
+    return keys_find(&server->keys, text);
 }
 
 static bool is_json(struct exchange *ex) {
@@ -76,28 +75,106 @@ static void refuse_size(struct exchange *ex) {
     exchange_refuse(ex, &error);
 }
 
-/* Everything that can be said before the body. */
-static void check_headers(struct exchange *ex, const char *path, const char *method) {
+static int refuse_host(struct exchange *ex) {
+    const struct server_options *o = &ex->server->options;
     struct oai_error error;
-    const char *allow = NULL;
-    ex->route = route_find(path, method, &allow);
-    bool open = ex->route && ex->route->open;
-    if (!open && !is_authorised(ex)) {
-        oai_refuse(&error, 401, "invalid_api_key", NULL, "Incorrect API key provided.");
-    } else if (!ex->route && allow) {
+    const char *host = header(ex, "Host");
+    if (!ex->server->loopback && !o->allowed_host_count) return 0;
+    if (origin_host_allowed(host, o->host, o->allowed_hosts, o->allowed_host_count)) return 0;
+    oai_refuse(&error, 403, "forbidden_host", NULL,
+               "This server answers to localhost, not to '%.64s' (--allowed-host).", host);
+    exchange_refuse(ex, &error);
+    return -1;
+}
+
+static int refuse_header_size(struct exchange *ex) {
+    struct oai_error error;
+    size_t limit = ex->server->options.max_header_bytes;
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(ex->connection, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
+    if (!info || info->header_size <= limit) return 0;
+    oai_refuse(&error, 431, "headers_too_large", NULL, "The headers are larger than %zu bytes.",
+               limit);
+    exchange_refuse(ex, &error);
+    ex->answer.close = true;
+    return -1;
+}
+
+/* What a browser asks before it sends a page's request to another origin. */
+static int answer_preflight(struct exchange *ex, const char *method) {
+    if (strcmp(method, "OPTIONS") != 0 || !ex->answer.origin) return 0;
+    ex->answer.preflight = true;
+    ex->answer.status = 204;
+    ex->phase = PHASE_READY;
+    ex->refused = true; /* no body is wanted */
+    return -1;
+}
+
+static int refuse_key(struct exchange *ex, struct key **key) {
+    struct oai_error error;
+    *key = find_key(ex);
+    if (*key || (ex->route && ex->route->open)) return 0;
+    oai_refuse(&error, 401, "invalid_api_key", NULL, "Incorrect API key provided.");
+    exchange_refuse(ex, &error);
+    return -1;
+}
+
+static int refuse_route(struct exchange *ex, const char *path, const char *method,
+                        const char *allow) {
+    struct oai_error error;
+    if (!ex->route && allow)
         oai_refuse(&error, 405, "method_not_allowed", NULL, "Not allowed: %.16s %.200s.", method,
                    path);
-        ex->answer.allow = allow;
-    } else if (!ex->route) {
+    else if (!ex->route)
         oai_refuse(&error, 404, "unknown_url", NULL, "Invalid URL (%.16s %.200s)", method, path);
-    } else if (!ex->route->get && !is_json(ex)) {
+    else if (!ex->route->get && !is_json(ex))
         oai_refuse(&error, 415, "unsupported_media_type", NULL,
                    "Unsupported media type: only 'application/json' is allowed.");
-    } else {
-        if (declared_size(ex) > ex->server->options.max_body_bytes) refuse_size(ex);
-        return;
-    }
+    else
+        return 0;
+    ex->answer.allow = ex->route ? NULL : allow;
     exchange_refuse(ex, &error);
+    return -1;
+}
+
+static int refuse_rate(struct exchange *ex, struct key *key) {
+    struct server *server = ex->server;
+    struct oai_error error;
+    int limit = server->options.now.rate_limit;
+    int64_t wait_ms = ex->route->get ? 0 : key_spend(key, limit, ex->received_ns);
+    if (!wait_ms) return 0;
+    oai_refuse(&error, 429, "rate_limit_exceeded", NULL,
+               "Rate limit reached: %d requests per minute with this key.", limit);
+    exchange_refuse(ex, &error);
+    ex->answer.retry_ms = (int)wait_ms;
+    server->stats.rejected[STATS_REJECT_RATE]++;
+    return -1;
+}
+
+static int refuse_timeout(struct exchange *ex) {
+    struct oai_error error;
+    const char *value = header(ex, "X-Request-Timeout");
+    if (quota_deadline(value, ex->server->options.now.request_timeout, ex->received_ns,
+                       &ex->deadline_ns))
+        return 0;
+    oai_refuse(&error, 400, "invalid_value", "X-Request-Timeout",
+               "X-Request-Timeout must be seconds above 0 and at most 86400, not '%.32s'.", value);
+    exchange_refuse(ex, &error);
+    return -1;
+}
+
+/* Everything that can be said before the body. */
+static void check_headers(struct exchange *ex, const char *path, const char *method) {
+    const struct server_options *o = &ex->server->options;
+    const char *allow = NULL;
+    struct key *key;
+    ex->answer.origin = origin_allow(header(ex, "Origin"), o->cors_origins, o->cors_origin_count);
+    ex->route = route_find(path, method, &allow);
+    if (refuse_header_size(ex) || refuse_host(ex) || answer_preflight(ex, method) ||
+        refuse_key(ex, &key) || refuse_route(ex, path, method, allow) || refuse_timeout(ex) ||
+        refuse_rate(ex, key))
+        return;
+    if (declared_size(ex) > o->max_body_bytes) refuse_size(ex);
 }
 
 /* --- responses --- */
@@ -115,18 +192,38 @@ static void add_header(struct MHD_Response *response, const char *name, const ch
 
 void http_add_common_headers(struct exchange *ex, struct MHD_Response *response) {
     MHD_add_response_header(response, "x-request-id", ex->request_id);
+    if (ex->answer.origin) {
+        MHD_add_response_header(response, "Access-Control-Allow-Origin", ex->answer.origin);
+        MHD_add_response_header(response, "Access-Control-Expose-Headers",
+                                "x-request-id, retry-after, retry-after-ms, x-should-retry");
+        MHD_add_response_header(response, "Vary", "Origin");
+    }
     load_add_header(ex, response);
     if (ex->server->draining || ex->answer.close)
         MHD_add_response_header(response, "Connection", "close");
 }
 
+/* Names are a browser's to check; nothing is done on the strength of a header alone. */
+static void add_preflight_headers(struct exchange *ex, struct MHD_Response *response) {
+    const char *asked = header(ex, "Access-Control-Request-Headers");
+    MHD_add_response_header(response, "Access-Control-Allow-Methods", "GET, POST, DELETE");
+    MHD_add_response_header(response, "Access-Control-Max-Age", "600");
+    if (asked) MHD_add_response_header(response, "Access-Control-Allow-Headers", asked);
+}
+
 static void add_answer_headers(struct exchange *ex, struct MHD_Response *response) {
     const struct answer *answer = &ex->answer;
+    if (answer->preflight) {
+        add_preflight_headers(ex, response);
+        http_add_common_headers(ex, response);
+        return;
+    }
     MHD_add_response_header(response, "Content-Type",
                             answer->content_type ? answer->content_type : "application/json");
     if (answer->allow) MHD_add_response_header(response, "Allow", answer->allow);
     if (answer->status == 401) MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
-    if (answer->status == 500) MHD_add_response_header(response, "x-should-retry", "false");
+    if (answer->status == 500 || answer->status == 408)
+        MHD_add_response_header(response, "x-should-retry", "false");
     if (answer->retry_ms) {
         add_header(response, "Retry-After", "%d", (answer->retry_ms + 999) / 1000);
         add_header(response, "retry-after-ms", "%d", answer->retry_ms);
@@ -139,8 +236,13 @@ static enum MHD_Result queue_answer(struct exchange *ex) {
     struct buf *body = &ex->answer.body;
     struct MHD_Response *response;
     ex->phase = PHASE_SENT;
-    if (body->failed || !body->data) return MHD_NO; /* out of memory */
-    response = MHD_create_response_from_buffer_with_free_callback(body->size, body->data, mem_free);
+    if (ex->answer.preflight) {
+        response = MHD_create_response_from_buffer(0, NULL, MHD_RESPMEM_PERSISTENT);
+    } else {
+        if (body->failed || !body->data) return MHD_NO; /* out of memory */
+        response =
+            MHD_create_response_from_buffer_with_free_callback(body->size, body->data, mem_free);
+    }
     if (!response) return MHD_NO;
     *body = (struct buf){.limit = body->limit};
     add_answer_headers(ex, response);

@@ -14,6 +14,7 @@
 #include "base/arena.h"
 #include "base/buf.h"
 #include "engine/engine.h"
+#include "server/keys.h"
 #include "server/oai.h"
 #include "server/server.h"
 #include "server/stats.h"
@@ -66,6 +67,8 @@ struct answer {
     const char *allow;        /* header of a 405 */
     int retry_ms;             /* Retry-After when > 0 */
     bool close;               /* the connection does not survive */
+    const char *origin;       /* of the page that may read the answer; NULL = none */
+    bool preflight;           /* answers a browser's question about another origin */
     struct buf body;
 };
 
@@ -107,9 +110,13 @@ struct exchange {
     const struct route *route;
     enum phase phase;
     bool suspended;
-    bool refused; /* `answer` is decided, the rest of the body is only read away */
-    bool gone;    /* the client left, or took too long */
-    int places;   /* in the queue, that we must give back */
+    bool refused;         /* `answer` is decided, the rest of the body is only read away */
+    bool gone;            /* the client left, or took too long */
+    int places;           /* in the queue, that we must give back */
+    bool expired;         /* took longer than it may */
+    int64_t deadline_ns;  /* 0 = none */
+    int64_t queue_tokens; /* reserved in the queue, see quota.h */
+    uint8_t key_id[16];   /* of the API key, for conversation spaces; no key: that of "" */
     char path[128];
     char id[ID_BYTES], request_id[REQUEST_ID_BYTES];
     char session[OAI_KEY_BYTES + 1]; /* the client's X-Session-ID, or "" */
@@ -194,6 +201,7 @@ struct server {
     struct oai_rules rules;
     char *names; /* storage of rules.names */
     char url[256];
+    char last_complaint[256]; /* libmicrohttpd's */
     uv_loop_t loop;
     uv_async_t wake;
     uv_poll_t poll; /* of libmicrohttpd's epoll */
@@ -202,6 +210,14 @@ struct server {
     bool handles_open; /* poll, timers and signals exist */
     struct MHD_Daemon *daemon;
     int listen_fd;
+    bool loopback;            /* bound to this machine only: Host headers are checked */
+    bool unlink_path;         /* the Unix socket's path is ours */
+    char *tls_cert, *tls_key; /* PEM; NULL = plain */
+    struct keys keys;
+    int64_t queue_tokens; /* reserved by requests that wait */
+    int64_t watchdog_ns;  /* how often systemd is told; 0 = never */
+    int64_t watchdog_fed_ns;
+    uint64_t watchdog_steps; /* of the engine, then */
     struct conn *conns;
     int conn_count;
     uint64_t conn_total;   /* accepted since the start */

@@ -5,8 +5,8 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -15,11 +15,18 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "server/http.h"
+#include "server/quota.h"
 #include "server/sock.h"
+#include "server/systemd.h"
 
-#define CONN_MEMORY    ((size_t)64 << 10)
-#define DRAIN_ABORT_NS 2000000000ll /* for aborted requests to be answered */
-#define SECOND_NS      1000000000ll
+#define FILE_BYTES_MAX      (1 << 20)          /* certificates */
+#define CONN_MEMORY_EXTRA   ((size_t)32 << 10) /* beside the headers: body and answer pieces */
+#define TLS_PRIORITIES      "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2"
+#define DRAIN_ABORT_NS      2000000000ll /* for aborted requests to be answered */
+#define DRAIN_EXTRA_SECONDS 10           /* from the end of the drain to the end of the process */
+#define SECOND_NS           1000000000ll
+#define MS                  1000000ll
+#define WATCHDOG_SHARE      3 /* told so many times within the time systemd waits */
 
 /* --- libmicrohttpd in the loop --- */
 
@@ -48,9 +55,17 @@ static void on_sockets(uv_poll_t *poll, int status, int events) {
     pump(poll->data);
 }
 
+static void expire(struct exchange *ex) {
+    if (ex->expired) return;
+    ex->expired = true;
+    exchange_cancel(ex);
+}
+
 static void poll_jobs(struct server *server, int64_t now_ns) {
     for (struct exchange *ex = server->jobs, *next; ex; ex = next) {
         next = ex->next;
+        quota_settle(ex);
+        if (ex->deadline_ns && now_ns >= ex->deadline_ns) expire(ex);
         exchange_poll(ex, now_ns);
     }
 }
@@ -102,8 +117,12 @@ static void on_signal(uv_signal_t *handle, int number) {
         server->drain_deadline_ns = now_ns;
     } else {
         server->draining = true;
-        server->drain_deadline_ns = now_ns + server->options.drain_seconds * SECOND_NS;
+        server->drain_deadline_ns = now_ns + server->options.now.drain_seconds * SECOND_NS;
         engine_drain(server->engine);
+        /* The manager's own patience may be shorter than ours. */
+        systemd_notify("STOPPING=1\nSTATUS=Draining %d requests\nEXTEND_TIMEOUT_USEC=%lld",
+                       server->exchanges,
+                       (server->options.now.drain_seconds + DRAIN_EXTRA_SECONDS) * 1000000ll);
     }
     check_drain(server, now_ns);
 }
@@ -111,7 +130,23 @@ static void on_signal(uv_signal_t *handle, int number) {
 static void on_hangup(uv_signal_t *handle, int number) {
     const struct server *server = handle->data;
     (void)number;
+    systemd_notify("RELOADING=1\nMONOTONIC_USEC=%lld", (long long)(clock_ns() / 1000));
     server->options.reload(server->options.arg);
+    systemd_notify("READY=1");
+}
+
+/* Only an engine that does its work feeds the watchdog: with jobs on their way it must have made a
+ * step since the last time. */
+static void feed_watchdog(struct server *server, int64_t now_ns) {
+    struct engine_snapshot snapshot;
+    if (!server->watchdog_ns || now_ns - server->watchdog_fed_ns < server->watchdog_ns) return;
+    engine_snapshot(server->engine, &snapshot);
+    bool moved = snapshot.steps != server->watchdog_steps;
+    server->watchdog_steps = snapshot.steps;
+    if (snapshot.stopped || (server->jobs && !moved)) return;
+    server->watchdog_fed_ns = now_ns;
+    systemd_notify("WATCHDOG=1\nSTATUS=Serving: %d running, %d waiting, %d conversations",
+                   snapshot.running, snapshot.waiting, snapshot.conversations);
 }
 
 static void on_tick(uv_timer_t *tick) {
@@ -120,6 +155,7 @@ static void on_tick(uv_timer_t *tick) {
     poll_jobs(server, now_ns); /* comments on silent streams */
     conn_tick(server, now_ns);
     pump(server);
+    feed_watchdog(server, now_ns);
     check_drain(server, now_ns);
 }
 
@@ -165,6 +201,58 @@ static void raise_file_limit(int connections) {
                  (unsigned long long)limit.rlim_cur, connections);
 }
 
+/* A certificate or key; that it is one shows by its PEM frame, the rest GnuTLS says. */
+static int read_pem(const char *option, const char *path, const char *frame, char **out,
+                    struct fault *fault) {
+    char *text = mem_must_alloc(FILE_BYTES_MAX + 1, 1);
+    int rc = 0;
+    FILE *file = fopen(path, "re");
+    if (!file) {
+        mem_free(text);
+        return fault_set(fault, ERR_IO, option, "cannot open %.200s: %s", path, strerror(errno));
+    }
+    size_t size = fread(text, 1, FILE_BYTES_MAX + 1, file);
+    if (size > FILE_BYTES_MAX)
+        rc = fault_set(fault, ERR_LIMIT, option, "%.200s is larger than %d bytes", path,
+                       FILE_BYTES_MAX);
+    else if (ferror(file))
+        rc = fault_set(fault, ERR_IO, option, "cannot read %.200s", path);
+    else if (text[size] = '\0', !strstr(text, frame))
+        rc =
+            fault_set(fault, ERR_INVALID, option, "%.200s is not PEM: it has no '%s'", path, frame);
+    fclose(file);
+    *out = rc ? NULL : mem_must_strdup(text);
+    explicit_bzero(text, FILE_BYTES_MAX + 1);
+    mem_free(text);
+    return rc;
+}
+
+static int read_tls(struct server *server, struct fault *fault) {
+    const struct server_options *o = &server->options;
+    if (!o->tls_cert && !o->tls_key) return 0;
+    if (!o->tls_cert || !o->tls_key)
+        return fault_set(fault, ERR_INVALID, o->tls_cert ? "tls-key" : "tls-cert",
+                         "a certificate and its key are needed: --tls-cert and --tls-key");
+    if (MHD_is_feature_supported(MHD_FEATURE_TLS) != MHD_YES)
+        return fault_set(fault, ERR_UNSUPPORTED, "tls-cert",
+                         "this libmicrohttpd was built without TLS; put a proxy in front");
+    int rc = read_pem("tls-cert", o->tls_cert, "-----BEGIN CERTIFICATE", &server->tls_cert, fault);
+    return rc ? rc : read_pem("tls-key", o->tls_key, "PRIVATE KEY-----", &server->tls_key, fault);
+}
+
+static int open_keys(struct keys *keys, const struct server_reloadable *now, struct fault *fault) {
+    return keys_open(keys, now->api_keys, now->api_key_count, now->api_key_file, fault);
+}
+
+static int check_socket_mode(const char *text, struct fault *fault) {
+    char *end;
+    if (!text) return 0;
+    unsigned long mode = strtoul(text, &end, 8);
+    if (end != text && !*end && mode <= 0777) return 0;
+    return fault_set(fault, ERR_INVALID, "unix-socket-mode",
+                     "must be octal permissions like 0660, not '%.32s'", text);
+}
+
 int server_open(const struct server_options *options, struct server **out, struct fault *fault) {
     struct server *server = mem_must_alloc(1, sizeof *server);
     server->options = *options;
@@ -172,12 +260,13 @@ int server_open(const struct server_options *options, struct server **out, struc
     server->start_seconds = clock_unix_seconds();
     signal(SIGPIPE, SIG_IGN);
     set_timeouts(&server->options.timeouts);
-    raise_file_limit(options->max_connections);
     CHECK(uv_loop_init(&server->loop) == 0);
     CHECK(uv_async_init(&server->loop, &server->wake, on_wake) == 0);
     server->wake.data = server;
     int rc = set_names(server, options->names, fault);
-    if (!rc) rc = sock_bind(options->host, options->port, &server->listen_fd, fault);
+    if (!rc) rc = check_socket_mode(options->unix_socket_mode, fault);
+    if (!rc) rc = open_keys(&server->keys, &options->now, fault);
+    if (!rc) rc = read_tls(server, fault);
     if (rc) {
         server_close(server);
         server = NULL;
@@ -186,32 +275,66 @@ int server_open(const struct server_options *options, struct server **out, struc
     return rc;
 }
 
+int server_bind(struct server *server, struct fault *fault) {
+    const struct server_options *o = &server->options;
+    const struct sock_address address = {
+        .host = o->host,
+        .port = o->port,
+        .path = o->unix_socket,
+        .mode = o->unix_socket_mode ? (unsigned)strtoul(o->unix_socket_mode, NULL, 8) : 0600,
+    };
+    raise_file_limit(o->max_connections);
+    int rc = systemd_listen_fd(&server->listen_fd, fault);
+    bool passed = server->listen_fd >= 0;
+    if (!rc && !passed) rc = sock_bind(&address, &server->listen_fd, fault);
+    if (rc) return rc;
+    server->unlink_path = !passed;
+    server->loopback = sock_is_loopback(server->listen_fd);
+    sock_url(server->listen_fd, passed ? NULL : o->host, server->tls_cert != NULL, server->url,
+             sizeof server->url);
+    return 0;
+}
+
 /* --- starting --- */
 
 __attribute__((format(printf, 2, 0))) static void log_daemon(void *cls, const char *format,
                                                              va_list args) {
-    char line[512];
-    (void)cls;
-    vsnprintf(line, sizeof line, format, args);
+    struct server *server = cls;
+    char *line = server->last_complaint;
+    vsnprintf(line, sizeof server->last_complaint, format, args);
     line[strcspn(line, "\n")] = '\0';
     log_debug("libmicrohttpd: %s", line);
 }
 
 static int start_daemon(struct server *server, struct fault *fault) {
+    const struct server_options *o = &server->options;
+    const struct MHD_OptionItem tls[] = {
+        {MHD_OPTION_HTTPS_MEM_CERT, 0, server->tls_cert},
+        {MHD_OPTION_HTTPS_MEM_KEY, 0, server->tls_key},
+        {MHD_OPTION_HTTPS_PRIORITIES, 0, (char *)(uintptr_t)TLS_PRIORITIES},
+        {MHD_OPTION_END, 0, NULL},
+    };
+    const struct MHD_OptionItem none[] = {{MHD_OPTION_END, 0, NULL}};
+    unsigned flags = MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
     server->daemon = MHD_start_daemon(
-        MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL, NULL, http_access,
-        server, MHD_OPTION_EXTERNAL_LOGGER, log_daemon, NULL, MHD_OPTION_LISTEN_SOCKET,
-        server->listen_fd, MHD_OPTION_CONNECTION_LIMIT, (unsigned)server->options.max_connections,
-        MHD_OPTION_CONNECTION_MEMORY_LIMIT, CONN_MEMORY, MHD_OPTION_CONNECTION_TIMEOUT, 0u,
-        MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_NOTIFY_CONNECTION, conn_notify, server,
-        MHD_OPTION_NOTIFY_COMPLETED, http_completed, server, MHD_OPTION_END);
-    if (!server->daemon) return fault_set(fault, ERR_IO, "host", "cannot start the HTTP server");
-    server->listen_fd = -1; /* libmicrohttpd closes it */
+        flags | (server->tls_cert ? MHD_USE_TLS : 0), 0, NULL, NULL, http_access, server,
+        MHD_OPTION_EXTERNAL_LOGGER, log_daemon, server, MHD_OPTION_LISTEN_SOCKET, server->listen_fd,
+        MHD_OPTION_CONNECTION_LIMIT, (unsigned)o->max_connections,
+        MHD_OPTION_PER_IP_CONNECTION_LIMIT, (unsigned)o->max_connections_per_client,
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, 2 * o->max_header_bytes + CONN_MEMORY_EXTRA,
+        MHD_OPTION_CONNECTION_TIMEOUT, 0u, MHD_OPTION_STRICT_FOR_CLIENT, 1,
+        MHD_OPTION_NOTIFY_CONNECTION, conn_notify, server, MHD_OPTION_NOTIFY_COMPLETED,
+        http_completed, server, MHD_OPTION_ARRAY, server->tls_cert ? tls : none, MHD_OPTION_END);
+    if (!server->daemon)
+        return fault_set(fault, server->tls_cert ? ERR_INVALID : ERR_IO,
+                         server->tls_cert ? "tls-cert" : "host", "cannot start the HTTP server: %s",
+                         server->last_complaint);
     return 0;
 }
 
-static uint64_t tick_ms(const struct server_timeouts *t) {
+static uint64_t tick_ms(const struct server_timeouts *t, int64_t watchdog_ns) {
     int least = 4000;
+    if (watchdog_ns && watchdog_ns / MS < least) least = (int)(watchdog_ns / MS);
     const int all[] = {t->header, t->idle, t->body, t->stall, t->ping};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (all[i] < least) least = all[i];
@@ -219,7 +342,7 @@ static uint64_t tick_ms(const struct server_timeouts *t) {
 }
 
 static void start_handles(struct server *server) {
-    uint64_t tick = tick_ms(&server->options.timeouts);
+    uint64_t tick = tick_ms(&server->options.timeouts, server->watchdog_ns);
     int fd = MHD_get_daemon_info(server->daemon, MHD_DAEMON_INFO_EPOLL_FD)->epoll_fd;
     server->handles_open = true;
     CHECK(uv_poll_init(&server->loop, &server->poll, fd) == 0);
@@ -246,11 +369,13 @@ int server_start(struct server *server, struct engine *engine, struct fault *fau
     server->rules.think =
         server->options.split_reasoning ? oai_find_think(engine) : (struct oai_think){-1, -1};
     stats_open(&server->stats, server->rules.info->max_model_len);
-    int rc = sock_listen(server->listen_fd, server->options.host, server->url, sizeof server->url,
-                         fault);
+    server->watchdog_ns = systemd_watchdog_ns() / WATCHDOG_SHARE;
+    int rc = sock_listen(server->listen_fd, fault);
     if (!rc) rc = start_daemon(server, fault);
-    if (!rc) start_handles(server);
-    return rc;
+    if (rc) return rc;
+    start_handles(server);
+    systemd_notify("READY=1\nSTATUS=Serving %s at %s", server->rules.names[0], server->url);
+    return 0;
 }
 
 const char *server_url(const struct server *server) {
@@ -259,6 +384,21 @@ const char *server_url(const struct server *server) {
 
 const char *server_model(const struct server *server) {
     return server->rules.names[0];
+}
+
+bool server_needs_key(const struct server *server) {
+    return server->keys.count > 0;
+}
+
+int server_reload(struct server *server, const struct server_reloadable *fresh,
+                  struct fault *fault) {
+    struct keys keys;
+    int rc = open_keys(&keys, fresh, fault);
+    if (rc) return rc;
+    keys_close(&server->keys);
+    server->keys = keys;
+    server->options.now = *fresh;
+    return 0;
 }
 
 /* --- running and closing --- */
@@ -290,11 +430,18 @@ void server_close(struct server *server) {
         uv_close((uv_handle_t *)&server->sigint, NULL);
         uv_close((uv_handle_t *)&server->sighup, NULL);
     }
-    if (server->daemon) stop_daemon(server);
-    if (server->listen_fd >= 0) close(server->listen_fd);
+    if (server->unlink_path) sock_unlink(server->listen_fd);
+    if (server->daemon)
+        stop_daemon(server); /* closes the listening socket */
+    else if (server->listen_fd >= 0)
+        close(server->listen_fd);
     uv_close((uv_handle_t *)&server->wake, NULL);
     uv_run(&server->loop, UV_RUN_DEFAULT);
     CHECK(uv_loop_close(&server->loop) == 0);
+    keys_close(&server->keys);
+    if (server->tls_key) explicit_bzero(server->tls_key, strlen(server->tls_key));
+    mem_free(server->tls_cert);
+    mem_free(server->tls_key);
     mem_free(server->names);
     mem_free(server);
 }

@@ -1,4 +1,6 @@
 /* keepd: options -> engine -> server -> until a signal. The only file that knows config/. */
+#include <dirent.h>
+#include <errno.h>
 #include <libgen.h>
 #include <malloc.h>
 #include <stdio.h>
@@ -6,11 +8,13 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "config/config.h"
 #include "engine/engine.h"
 #include "server/server.h"
+#include "server/systemd.h"
 
 #define EXIT_CONFIG 78 /* sysexits: the model or an option is refused; a restart will not help */
 
@@ -18,13 +22,27 @@
 
 struct progress {
     bool tty;
-    int shown; /* percent on the screen */
+    int shown;           /* percent on the screen */
+    int64_t notified_ns; /* when systemd was last told */
 };
+
+#define NOTIFY_EVERY_NS  1000000000ll
+#define LOADING_PATIENCE "60000000" /* microseconds without progress until systemd gives up */
+
+static void notify_progress(struct progress *progress, int percent, const char *what) {
+    int64_t now_ns = clock_ns();
+    if (percent < 100 && progress->notified_ns && now_ns - progress->notified_ns < NOTIFY_EVERY_NS)
+        return;
+    progress->notified_ns = now_ns;
+    systemd_notify("STATUS=Loading %s: %d %%\nEXTEND_TIMEOUT_USEC=" LOADING_PATIENCE,
+                   what ? what : "the model", percent);
+}
 
 static void show_progress(void *arg, double fraction, const char *what) {
     struct progress *progress = arg;
     int percent = fraction <= 0 ? 0 : fraction >= 1 ? 100 : (int)(fraction * 100);
     int step = progress->tty ? 1 : 10;
+    notify_progress(progress, percent, what);
     if (percent != 100 && percent < progress->shown + step) return;
     if (percent <= progress->shown) return;
     progress->shown = percent;
@@ -94,16 +112,37 @@ static struct server_timeouts timeouts_of(const char *text) {
     return t;
 }
 
+static struct server_reloadable reloadable_options(const struct config *config) {
+    return (struct server_reloadable){
+        .api_keys = config->api_keys.items,
+        .api_key_count = config->api_keys.count,
+        .api_key_file = config->api_key_file,
+        .rate_limit = (int)config->rate_limit,
+        .request_timeout = (int)config->request_timeout,
+        .drain_seconds = (int)config->drain_seconds,
+    };
+}
+
 static struct server_options server_options(const struct config *config, const char *name) {
     return (struct server_options){
         .host = config->host,
         .port = (int)config->port,
+        .unix_socket = config->unix_socket,
+        .unix_socket_mode = config->unix_socket_mode,
+        .tls_cert = config->tls_cert,
+        .tls_key = config->tls_key,
         .names = config->served_model_name ? config->served_model_name : name,
-        .api_key = config->api_key,
+        .allowed_hosts = config->allowed_hosts.items,
+        .allowed_host_count = config->allowed_hosts.count,
+        .cors_origins = config->cors_origins.items,
+        .cors_origin_count = config->cors_origins.count,
+        .now = reloadable_options(config),
         .default_max_tokens = (int)config->default_max_tokens,
         .max_body_bytes = (size_t)config->max_body_bytes,
+        .max_header_bytes = (size_t)config->max_header_bytes,
         .max_connections = (int)config->max_connections,
-        .drain_seconds = (int)config->drain_seconds,
+        .max_connections_per_client = (int)config->max_connections_per_client,
+        .max_queue_tokens = config->max_queue_tokens,
         .strict_params = config->strict_params,
         .split_reasoning = true,
         .timeouts = timeouts_of(getenv("KEEPD_TEST_TIMEOUTS")),
@@ -123,59 +162,96 @@ struct reload {
     int argc;
     char **argv;
     struct config *config; /* in force */
+    struct callbacks *callbacks;
 };
 
+static void log_change(void *arg, const char *option, bool taken) {
+    (void)arg;
+    if (taken)
+        log_info("reload: %s has changed", option);
+    else
+        log_warn("reload: %s is other in the configuration now; it takes a restart", option);
+}
+
+/* The server checks the keys before anything changes. */
 static void on_reload(void *arg) {
     extern char **environ;
     const struct reload *reload = arg;
     struct config fresh;
     struct fault fault = {0};
-    if (config_load(reload->argc, reload->argv, environ, &fresh, &fault)) {
+    int rc = config_load(reload->argc, reload->argv, environ, &fresh, &fault);
+    if (!rc) {
+        struct server_reloadable options = reloadable_options(&fresh);
+        rc = server_reload(reload->callbacks->server, &options, &fault);
+        if (rc) config_close(&fresh);
+    }
+    if (rc) {
         log_error("reload refused, nothing changes: %s: %s", fault.field, fault.text);
         return;
     }
     log_set_level(LOG_LEVEL_INFO); /* whoever asked is answered, however quiet the log is */
-    log_info("reload: log-level %s (was %s)", fresh.log_level, reload->config->log_level);
-    config_reload(reload->config, &fresh);
+    log_info("reload: the configuration is read again");
+    config_reload(reload->config, &fresh, log_change, NULL);
     log_set_level(log_level_of(reload->config->log_level));
     config_close(&fresh);
 }
 
-/* --- running --- */
+/* --- refusing --- */
+
+/* What is wrong with the machine may be right the next time; an option or a model will not. */
+static int exit_status(const struct fault *fault) {
+    switch (fault->code) {
+    case ERR_NOMEM:
+    case ERR_DEVICE:
+    case ERR_INTERNAL:
+    case ERR_IO:
+        return EXIT_FAILURE;
+    default:
+        return EXIT_CONFIG;
+    }
+}
 
 static int refuse(const char *what, const struct fault *fault) {
-    fprintf(stderr, "keepd: %s: %s%s%s\n", what, fault->field, fault->field[0] ? ": " : "",
-            fault->text);
-    return EXIT_FAILURE;
+    fprintf(stderr, "keepd: %s%s%s: %s\n", what, what[0] ? ": " : "", fault->field, fault->text);
+    systemd_notify("STATUS=%s: %.200s", fault->field, fault->text);
+    return exit_status(fault);
 }
 
-/* What names a file, field or option at fault will be at fault the next time too. */
-static int refuse_model(const struct fault *fault) {
-    refuse("the model is refused", fault);
-    bool machine =
-        fault->code == ERR_NOMEM || fault->code == ERR_DEVICE || fault->code == ERR_INTERNAL;
-    return machine ? EXIT_FAILURE : EXIT_CONFIG;
+static int refuse_start(const struct fault *fault) {
+    bool option = config_is_option(fault->field);
+    int status = refuse(option ? "" : "the model is refused", fault);
+    return fault->code == ERR_IO ? EXIT_CONFIG : status; /* a file that cannot be read */
 }
 
-static void print_example(const char *url, bool chat, const char *key) {
+static int check_model_dir(const char *path, struct fault *fault) {
+    DIR *dir = opendir(path);
+    if (!dir) return fault_set(fault, ERR_NOTFOUND, "model", "%.200s: %s", path, strerror(errno));
+    closedir(dir);
+    return 0;
+}
+
+/* --- running --- */
+
+/* curl's way to this server: a Unix socket needs a flag, a certificate may need one. */
+/* A model without a chat template completes text. */
+static void print_example(const char *url, bool chat, bool needs_key) {
+    bool path = strncmp(url, "unix:", 5) == 0;
+    printf("curl %s%s%s/v1/%s -H 'Content-Type: application/json' %s-d '{\n",
+           path ? "--unix-socket " : "", path ? url + 5 : url, path ? " http://localhost" : "",
+           chat ? "chat/completions" : "completions",
+           needs_key ? "-H \"Authorization: Bearer $KEEPD_API_KEY\" " : "");
     if (chat)
-        printf(
-            "curl %s/v1/chat/completions -H 'Content-Type: application/json' %s-d '{\n"
-            "  \"messages\": [\n"
-            "    {\"role\": \"user\", \"content\": \"My sister Nora lives in Lisbon. The code of "
-            "the garage is 4815.\"},\n"
-            "    {\"role\": \"assistant\", \"content\": \"Noted.\"},\n"
-            "    {\"role\": \"user\", \"content\": \"What is the code of the garage?\"}\n"
-            "  ]}'\n",
-            url, key);
+        printf("  \"messages\": [\n"
+               "    {\"role\": \"user\", \"content\": \"My sister Nora lives in Lisbon. The code of "
+               "the garage is 4815.\"},\n"
+               "    {\"role\": \"assistant\", \"content\": \"Noted.\"},\n"
+               "    {\"role\": \"user\", \"content\": \"What is the code of the garage?\"}\n"
+               "  ]}'\n");
     else
-        printf("curl %s/v1/completions -H 'Content-Type: application/json' %s-d '{\n"
-               "  \"prompt\": \"My sister Nora lives in\", \"max_tokens\": 32}'\n",
-               url, key);
+        printf("  \"prompt\": \"My sister Nora lives in\", \"max_tokens\": 32}'\n");
 }
 
-static void print_ready(const struct server *server, const struct engine_info *info,
-                        bool needs_key) {
+static void print_ready(const struct server *server, const struct engine_info *info) {
     const char *url = server_url(server);
     printf("keepd ready at %s (model %s, policy %s, ", url, server_model(server), info->kv_policy);
     if (strcmp(info->kv_policy, "full") == 0)
@@ -183,8 +259,7 @@ static void print_ready(const struct server *server, const struct engine_info *i
     else
         printf("budget %d", info->kv_budget);
     printf(", %s)\n\nTry:\n", info->backend);
-    print_example(url, info->has_chat_template,
-                  needs_key ? "-H \"Authorization: Bearer $KEEPD_API_KEY\" " : "");
+    print_example(url, info->has_chat_template, server_needs_key(server));
     fflush(stdout);
 }
 
@@ -193,14 +268,14 @@ static int serve(const struct config *config, struct server *server, struct call
     struct engine *engine = NULL;
     struct fault fault = {0};
     int status = EXIT_SUCCESS;
-    if (engine_open(&options, &engine, &fault)) return refuse_model(&fault);
+    if (engine_open(&options, &engine, &fault)) return refuse_start(&fault);
     int rc = engine_start(engine);
-    if (rc) fault_set(&fault, rc, "", "the engine does not start: %s", err_text(rc));
+    if (rc) fault_set(&fault, rc, "engine", "does not start: %s", err_text(rc));
     if (!rc) rc = server_start(server, engine, &fault);
     if (rc) {
         status = refuse("cannot serve", &fault);
     } else {
-        print_ready(server, engine_info(engine), config->api_key && config->api_key[0]);
+        print_ready(server, engine_info(engine));
         server_run(server);
         log_info("stopped");
     }
@@ -210,22 +285,37 @@ static int serve(const struct config *config, struct server *server, struct call
     return status;
 }
 
+/* What start would refuse without loading weights or taking an address. */
+static int check(const struct config *config, struct callbacks *callbacks) {
+    struct engine_options options = engine_options(config, callbacks);
+    struct engine *engine = NULL;
+    struct fault fault = {0};
+    options.check_only = true;
+    options.progress = NULL;
+    if (engine_open(&options, &engine, &fault)) return refuse_start(&fault);
+    config_print(config, stdout);
+    return EXIT_SUCCESS;
+}
+
 static int run(struct config *config, int argc, char **argv) {
     struct callbacks callbacks = {.progress = {.tty = isatty(STDERR_FILENO), .shown = -1}};
     struct fault fault = {0};
     char *dir = mem_must_strdup(config->model);
     struct server_options options = server_options(config, basename(dir));
-    struct reload reload = {argc, argv, config};
+    struct reload reload = {argc, argv, config, &callbacks};
     int status;
     /* Without a file nothing can have changed, and a closed terminal ends the daemon as usual. */
-    if (config->config_file) options.reload = on_reload;
+    if (config->config_file || config->api_key_file) options.reload = on_reload;
     options.arg = &reload;
-    if (server_open(&options, &callbacks.server, &fault)) {
+    if (check_model_dir(config->model, &fault) || server_open(&options, &callbacks.server, &fault))
+        status = refuse_start(&fault);
+    else if (config->check_config)
+        status = check(config, &callbacks);
+    else if (server_bind(callbacks.server, &fault))
         status = refuse("cannot serve", &fault);
-    } else {
+    else
         status = serve(config, callbacks.server, &callbacks);
-        server_close(callbacks.server); /* where serve ended early */
-    }
+    server_close(callbacks.server); /* where serve ended early */
     mem_free(dir);
     return status;
 }
@@ -251,10 +341,10 @@ int main(int argc, char **argv) {
         status = EXIT_CONFIG;
     } else if (config.help) {
         config_help(stdout);
+    } else if (config.man) {
+        config_man(stdout, KEEPD_VERSION);
     } else if (config.version) {
         printf("keepd %s\n", KEEPD_VERSION);
-    } else if (config.check_config) {
-        config_print(&config, stdout);
     } else {
         log_set_level(log_level_of(config.log_level));
         status = run(&config, argc, argv);

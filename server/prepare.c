@@ -14,13 +14,13 @@
 #define ARENA_PER_BYTE 32
 
 /* Conversations are found only by the same key with the same salt on the same model. The hash is
- * keyed by a secret, so nobody can aim at another's space. */
+ * keyed by a secret of the engine's, so nobody can aim at another's space. */
 int prepare_space(const struct exchange *ex, const char *salt, uint8_t space[16]) {
     const struct server *server = ex->server;
-    const char *parts[] = {server->options.api_key ? server->options.api_key : "", salt,
-                           server->rules.names[0]};
+    const char *parts[] = {salt, server->rules.names[0]};
     struct buf text;
     buf_open(&text, 1 << 20);
+    buf_add(&text, ex->key_id, sizeof ex->key_id);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         uint64_t size = strlen(parts[i]); /* before each part, so that no two joinings are equal */
         buf_add(&text, &size, sizeof size);

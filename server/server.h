@@ -1,9 +1,10 @@
 /* The daemon's edge: one loop thread that owns every socket, with libmicrohttpd inside libuv.
  *
- * Life: server_open (binds the address, so that a port in use shows before a model is loaded) ->
- * engine_open with wake = server_wake -> server_start (listens) -> server_run (until a signal has
- * been answered by draining) -> engine_close -> server_close. All functions belong to the thread
- * that calls server_run, except server_wake. */
+ * Life: server_open (checks the options) -> server_bind (so that a port in use shows before a model
+ * is loaded) -> engine_open with wake = server_wake -> server_start (listens) -> server_run (until
+ * a signal has been answered by draining) -> engine_close -> server_close. All functions belong to
+ * the thread that calls server_run, except server_wake. Under systemd a socket that was passed is
+ * used instead of an own one, and server_run reports what it does (server/systemd.h). */
 #ifndef KEEPD_SERVER_SERVER_H
 #define KEEPD_SERVER_SERVER_H
 
@@ -25,15 +26,34 @@ struct server_timeouts {
     int health; /* 60,000: work, but no step */
 };
 
+/* What server_reload may change. */
+struct server_reloadable {
+    char *const *api_keys; /* read by server_open and server_reload only */
+    size_t api_key_count;
+    const char *api_key_file;
+    int rate_limit;      /* requests per minute and key; 0 = any */
+    int request_timeout; /* seconds a request may take; 0 = any */
+    int drain_seconds;
+};
+
 struct server_options {
     const char *host;
-    int port;            /* 0 = any free one */
-    const char *names;   /* served model names, separated by commas; the first is the real one */
-    const char *api_key; /* NULL or "" = open */
+    int port;                       /* 0 = any free one */
+    const char *unix_socket;        /* instead of host and port; NULL = TCP */
+    const char *unix_socket_mode;   /* octal: "0660" */
+    const char *tls_cert, *tls_key; /* files in PEM; both or neither */
+    const char *names; /* served model names, separated by commas; the first is the real one */
+    /* Lists belong to the caller and stay until server_close. */
+    char *const *allowed_hosts; /* besides localhost, while bound to loopback */
+    size_t allowed_host_count;
+    char *const *cors_origins; /* none = no cross-origin requests */
+    size_t cors_origin_count;
+    struct server_reloadable now;
     int default_max_tokens;
-    size_t max_body_bytes;
+    size_t max_body_bytes, max_header_bytes;
     int max_connections;
-    int drain_seconds;
+    int max_connections_per_client; /* 0 = any */
+    int64_t max_queue_tokens;       /* of prompts that wait; 0 = any */
     bool strict_params;
     bool split_reasoning; /* what models think between <think> tags is shown apart */
     struct server_timeouts timeouts;
@@ -42,11 +62,16 @@ struct server_options {
 };
 
 int server_open(const struct server_options *options, struct server **out, struct fault *fault);
+int server_bind(struct server *server, struct fault *fault);
 void server_wake(void *server); /* any thread: some job changed */
 int server_start(struct server *server, struct engine *engine, struct fault *fault);
 const char *server_url(const struct server *server); /* after server_start */
 const char *server_model(const struct server *server);
+bool server_needs_key(const struct server *server);
 void server_run(struct server *server);
+/* From the reload callback. A fault leaves everything as it was. */
+int server_reload(struct server *server, const struct server_reloadable *fresh,
+                  struct fault *fault);
 void server_close(struct server *server); /* NULL allowed */
 
 #endif

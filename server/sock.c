@@ -1,5 +1,6 @@
 #include "server/sock.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -7,6 +8,8 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 /* glibc's netinet/tcp.h has no tcpi_bytes_acked, and the two do not mix: nothing that includes
@@ -17,21 +20,20 @@
 #define LISTEN_BACKLOG 1024
 #define SEND_BUFFER    (256 << 10) /* what the kernel holds for a client that does not read */
 
-static int open_socket(const struct addrinfo *address, struct fault *fault) {
-    int one = 1, buffer = SEND_BUFFER;
-    int fd = socket(address->ai_family, address->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK,
-                    address->ai_protocol);
-    if (fd < 0) return fault_set(fault, ERR_IO, "host", "socket: %s", strerror(errno));
+static int bind_socket(int family, const struct sockaddr *address, socklen_t size,
+                       const char *option, struct fault *fault) {
+    int one = 1;
+    int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) return fault_set(fault, ERR_IO, option, "socket: %s", strerror(errno));
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &buffer, sizeof buffer); /* accepted ones inherit it */
-    if (bind(fd, address->ai_addr, address->ai_addrlen) == 0) return fd;
-    int rc = fault_set(fault, ERR_IO, errno == EADDRINUSE ? "port" : "host", "bind: %s",
-                       strerror(errno));
+    if (bind(fd, address, size) == 0) return fd;
+    if (family != AF_UNIX && errno == EADDRINUSE) option = "port";
+    int rc = fault_set(fault, ERR_IO, option, "bind: %s", strerror(errno));
     close(fd);
     return rc;
 }
 
-int sock_bind(const char *host, int port, int *fd, struct fault *fault) {
+static int bind_tcp(const char *host, int port, struct fault *fault) {
     struct addrinfo hints = {.ai_family = AF_UNSPEC,
                              .ai_socktype = SOCK_STREAM,
                              .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
@@ -40,26 +42,116 @@ int sock_bind(const char *host, int port, int *fd, struct fault *fault) {
     snprintf(service, sizeof service, "%d", port);
     int rc = getaddrinfo(host && *host ? host : NULL, service, &hints, &address);
     if (rc) return fault_set(fault, ERR_INVALID, "host", "%s: %s", host, gai_strerror(rc));
-    *fd = open_socket(address, fault);
+    int fd = bind_socket(address->ai_family, address->ai_addr, address->ai_addrlen, "host", fault);
     freeaddrinfo(address);
+    return fd;
+}
+
+/* --- Unix sockets --- */
+
+static bool is_served(const struct sockaddr_un *address) {
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) return true;
+    bool refused =
+        connect(fd, (const struct sockaddr *)address, sizeof *address) && errno == ECONNREFUSED;
+    close(fd);
+    return !refused;
+}
+
+static int make_way(const struct sockaddr_un *address, struct fault *fault) {
+    static const char option[] = "unix-socket";
+    struct stat st;
+    if (lstat(address->sun_path, &st)) return 0;
+    if (!S_ISSOCK(st.st_mode))
+        return fault_set(fault, ERR_INVALID, option, "%s is there and is not a socket",
+                         address->sun_path);
+    if (is_served(address))
+        return fault_set(fault, ERR_IO, option, "%s is served by another process",
+                         address->sun_path);
+    if (unlink(address->sun_path))
+        return fault_set(fault, ERR_IO, option, "%s: %s", address->sun_path, strerror(errno));
+    return 0;
+}
+
+/* Nobody can connect between bind and chmod: the umask leaves no permission to anyone but us. */
+static int bind_unix(const char *path, unsigned mode, struct fault *fault) {
+    static const char option[] = "unix-socket";
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    if (strlen(path) >= sizeof address.sun_path)
+        return fault_set(fault, ERR_LIMIT, option, "a path is at most %zu bytes",
+                         sizeof address.sun_path - 1);
+    strcpy(address.sun_path, path);
+    int rc = make_way(&address, fault);
+    if (rc) return rc;
+    mode_t before = umask(0177);
+    int fd = bind_socket(AF_UNIX, (struct sockaddr *)&address, sizeof address, option, fault);
+    umask(before);
+    if (fd < 0 || chmod(path, (mode_t)mode) == 0) return fd;
+    rc = fault_set(fault, ERR_IO, option, "chmod %s: %s", path, strerror(errno));
+    sock_unlink(fd);
+    close(fd);
+    return rc;
+}
+
+int sock_bind(const struct sock_address *address, int *fd, struct fault *fault) {
+    *fd = address->path ? bind_unix(address->path, address->mode, fault)
+                        : bind_tcp(address->host, address->port, fault);
     return *fd < 0 ? *fd : 0;
 }
 
-static int port_of(int fd) {
-    struct sockaddr_storage address = {0};
-    socklen_t size = sizeof address;
-    if (getsockname(fd, (struct sockaddr *)&address, &size)) return 0;
-    if (address.ss_family == AF_INET6) return ntohs(((struct sockaddr_in6 *)&address)->sin6_port);
-    return ntohs(((struct sockaddr_in *)&address)->sin_port);
-}
-
-int sock_listen(int fd, const char *host, char *url, size_t url_size, struct fault *fault) {
+int sock_listen(int fd, struct fault *fault) {
+    int buffer = SEND_BUFFER;
+    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &buffer, sizeof buffer); /* accepted ones inherit it */
     if (listen(fd, LISTEN_BACKLOG))
-        return fault_set(fault, ERR_IO, "port", "listen: %s", strerror(errno));
-    snprintf(url, url_size, strchr(host, ':') ? "http://[%s]:%d" : "http://%s:%d", host,
-             port_of(fd));
+        return fault_set(fault, ERR_IO, "host", "listen: %s", strerror(errno));
     return 0;
 }
+
+/* --- what it is bound to --- */
+
+union address {
+    struct sockaddr any;
+    struct sockaddr_in v4;
+    struct sockaddr_in6 v6;
+    struct sockaddr_un path;
+};
+
+static union address bound_to(int fd) {
+    union address address = {0};
+    socklen_t size = sizeof address;
+    if (getsockname(fd, &address.any, &size)) address.any.sa_family = AF_UNSPEC;
+    return address;
+}
+
+void sock_url(int fd, const char *host, bool tls, char *url, size_t size) {
+    union address address = bound_to(fd);
+    char number[INET6_ADDRSTRLEN] = "";
+    bool v6 = address.any.sa_family == AF_INET6;
+    if (address.any.sa_family == AF_UNIX) {
+        snprintf(url, size, "unix:%s", address.path.sun_path);
+        return;
+    }
+    inet_ntop(address.any.sa_family,
+              v6 ? (void *)&address.v6.sin6_addr : (void *)&address.v4.sin_addr, number,
+              sizeof number);
+    if (!host) host = number;
+    bool colons = strchr(host, ':') != NULL;
+    snprintf(url, size, "http%s://%s%s%s:%d", tls ? "s" : "", colons ? "[" : "", host,
+             colons ? "]" : "", ntohs(v6 ? address.v6.sin6_port : address.v4.sin_port));
+}
+
+bool sock_is_loopback(int fd) {
+    union address address = bound_to(fd);
+    if (address.any.sa_family == AF_INET6) return IN6_IS_ADDR_LOOPBACK(&address.v6.sin6_addr);
+    return address.any.sa_family == AF_INET && ntohl(address.v4.sin_addr.s_addr) >> 24 == 127;
+}
+
+void sock_unlink(int fd) {
+    union address address = bound_to(fd);
+    if (address.any.sa_family == AF_UNIX && address.path.sun_path[0]) unlink(address.path.sun_path);
+}
+
+/* --- connections --- */
 
 void sock_cork(int fd, bool on) {
     int value = on;
@@ -71,7 +163,9 @@ bool sock_pending(int fd, uint64_t *acked) {
     socklen_t size = sizeof info;
     int pending = 0;
     if (ioctl(fd, SIOCOUTQ, &pending) || pending == 0) return false;
-    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size)) return false;
-    *acked = info.tcpi_bytes_acked;
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size))
+        *acked = UINT64_MAX - (uint64_t)pending;
+    else
+        *acked = info.tcpi_bytes_acked;
     return true;
 }

@@ -9,13 +9,29 @@
 
 #include "base/err.h"
 
-int sock_bind(const char *host, int port, int *fd, struct fault *fault);
-/* Also writes the URL with the port in force. */
-int sock_listen(int fd, const char *host, char *url, size_t url_size, struct fault *fault);
+/* Where to listen: a TCP address, or with `path` a Unix socket. */
+struct sock_address {
+    const char *host;
+    int port;         /* 0 = any free one */
+    const char *path; /* NULL = TCP */
+    unsigned mode;    /* permissions of the path */
+};
+
+/* A path that a dead process left behind is taken over, one that is served is a fault, and so is
+ * anything there that is not a socket. */
+int sock_bind(const struct sock_address *address, int *fd, struct fault *fault);
+/* Also for a socket that listens already: what connections should inherit from it. */
+int sock_listen(int fd, struct fault *fault);
+/* "http://127.0.0.1:8080" or "unix:/run/keepd.sock", of what is in force. `host` NULL: as bound. */
+void sock_url(int fd, const char *host, bool tls, char *url, size_t size);
+bool sock_is_loopback(int fd); /* reached from this machine only; false for a Unix socket */
+/* Removes the path of a Unix socket; does nothing for others. */
+void sock_unlink(int fd);
 
 /* While corked the kernel joins what is written into full packets. */
 void sock_cork(int fd, bool on);
-/* Bytes the peer has acknowledged since the connection began; false: nothing is pending. */
+/* Bytes the peer has acknowledged since the connection began (a Unix socket: minus what it has not
+ * read), so that a change means that it takes some; false: nothing is pending. */
 bool sock_pending(int fd, uint64_t *acked);
 
 #endif

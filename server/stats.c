@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
 /* --- counting --- */
@@ -219,6 +220,12 @@ static void write_tokens(struct writer *w, const struct engine_snapshot *s) {
     write_hist(w, "vllm:iteration_tokens_total", "Tokens per engine step.", &s->iteration_tokens);
 }
 
+static const char *const reject_names[STATS_REJECTS] = {
+    [STATS_REJECT_FULL] = "queue_full",   [STATS_REJECT_TOKENS] = "queue_tokens",
+    [STATS_REJECT_DRAINING] = "draining", [STATS_REJECT_MEMORY] = "memory",
+    [STATS_REJECT_RATE] = "rate_limit",
+};
+
 static void write_finished(struct writer *w, const struct stats *stats,
                            const struct engine_snapshot *s) {
     static const struct {
@@ -235,12 +242,11 @@ static void write_finished(struct writer *w, const struct stats *stats,
     write_single(w, "vllm:num_preemptions_total", "counter", "Always 0: reservations are exact.",
                  (double)s->preemptions);
     write_head(w, "keepd_requests_rejected_total", "counter", "Requests refused before any work.");
-    write_sample(w, "keepd_requests_rejected_total", "reason=\"queue_full\"",
-                 (double)stats->rejected[STATS_REJECT_FULL]);
-    write_sample(w, "keepd_requests_rejected_total", "reason=\"draining\"",
-                 (double)stats->rejected[STATS_REJECT_DRAINING]);
-    write_sample(w, "keepd_requests_rejected_total", "reason=\"memory\"",
-                 (double)stats->rejected[STATS_REJECT_MEMORY]);
+    for (int i = 0; i < STATS_REJECTS; i++) {
+        char label[48];
+        snprintf(label, sizeof label, "reason=\"%s\"", reject_names[i]);
+        write_sample(w, "keepd_requests_rejected_total", label, (double)stats->rejected[i]);
+    }
 }
 
 static void write_hists(struct writer *w, const struct stats *stats) {

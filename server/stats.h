@@ -10,7 +10,14 @@
 #include "base/hist.h"
 #include "engine/engine.h"
 
-enum stats_reject { STATS_REJECT_FULL, STATS_REJECT_DRAINING, STATS_REJECT_MEMORY, STATS_REJECTS };
+enum stats_reject {
+    STATS_REJECT_FULL,
+    STATS_REJECT_DRAINING,
+    STATS_REJECT_MEMORY,
+    STATS_REJECT_TOKENS,
+    STATS_REJECT_RATE,
+    STATS_REJECTS
+};
 
 struct stats {
     uint64_t finished[5]; /* by enum engine_finish */

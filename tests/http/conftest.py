@@ -48,11 +48,11 @@ class Daemon:
         self.errors = []
         threading.Thread(target=lambda: self.errors.extend(self.process.stderr), daemon=True).start()
         self.ready_line = self.process.stdout.readline()
-        if "http://" not in self.ready_line:
+        if not self.ready_line.startswith("keepd ready at "):
             code = self.process.wait(timeout=60)
             pytest.fail(f"no ready line, exit {code}: {''.join(self.errors)}")
-        self.url = self.ready_line[self.ready_line.index("http://"):].split()[0]
-        self.port = int(self.url.rsplit(":", 1)[1])
+        self.url = self.ready_line.split()[3]
+        self.port = int(self.url.rsplit(":", 1)[1]) if "://" in self.url else None
         self.http = requests.Session()
 
     # --- requests ---

@@ -1,5 +1,7 @@
 """Start, ready line, drain, exit codes."""
 import os
+import re
+import shutil
 import signal
 import subprocess
 
@@ -56,7 +58,8 @@ def test_hangup_reads_the_file_again(start, tmp_path):
     daemon = start("--config", str(file))
     reload("log-level = info\nlog-levle = info\n", "reload refused, nothing changes: ")
     assert any("line 2: unknown option 'log-levle'" in line for line in daemon.errors)
-    reload("log-level = info\nport = 1\n", "reload: log-level info (was error)")
+    reload("log-level = info\nthreads = 7\n", "reload: log-level has changed")
+    daemon.wait("what did not change", lambda: any("reload: threads is other" in line for line in daemon.errors))
     daemon.process.terminate()
     assert daemon.process.wait(timeout=30) == 0
     daemon.wait("a line of the new level", lambda: any("draining" in line for line in daemon.errors))
@@ -130,24 +133,51 @@ def test_health_sees_a_stuck_engine(slow):
 
 
 def test_port_in_use(shared):
-    r = run("--model", str(ROOT), "--port", str(shared.port))
+    r = run("--model", MODEL_DIR, "--port", str(shared.port))
     assert r.returncode == 1 and "port" in r.stderr and r.stdout == ""
 
 
 def test_refused_options():
     for flags, word in ((["--port", "99999"], "port"), (["--nonsense"], "nonsense"), ([], "model"),
                         (["--model", MODEL_DIR, "--kv-policy", "lru"], "kv-policy"),
-                        (["--model", MODEL_DIR, "--port", "0", "--served-model-name", " , "], "served-model-name")):
-        r = run(*flags)
-        assert r.returncode == (1 if word.startswith("served") else 78), (flags, r)
-        assert word in r.stderr and r.stdout == ""
+                        (["--model", MODEL_DIR, "--port", "0", "--served-model-name", " , "], "served-model-name"),
+                        (["--model", MODEL_DIR, "--tls-cert", "/x.pem"], "tls-key"),
+                        (["--model", MODEL_DIR, "--api-key-file", "/nowhere"], "api-key-file"),
+                        (["--model", MODEL_DIR, "--unix-socket-mode", "rw"], "unix-socket-mode"),
+                        (["--model", "/nowhere"], "model")):
+        for check in ([], ["--check-config"]):  # the check refuses what a start refuses, and in the same words
+            r = run(*flags, *check)
+            assert r.returncode == 78, (flags, r)
+            assert r.stderr.startswith(f"keepd: {word}: ") or flags in ([], ["--nonsense"]), r.stderr
+            assert word in r.stderr and r.stdout == "" and "refused" not in r.stderr
+
+
+def test_a_policy_that_is_none_gets_the_list():
+    r = run("--model", MODEL_DIR, "--kv-policy", "lru")
+    assert r.stderr.startswith("keepd: kv-policy: 'lru' is not one of auto, full, streaming, trimkv, global"), r.stderr
+
+
+def test_a_model_directory_that_is_not_there():
+    assert run("--model", "/nowhere").stderr == "keepd: model: /nowhere: No such file or directory\n"
 
 
 def test_texts():
     assert "--kv-budget" in run("--help").stdout
     assert run("--version").stdout.startswith("keepd 0.")
-    r = run("--model", "/nowhere", "--api-key", "s3cr3t", "--check-config")
-    assert r.returncode == 0 and "/nowhere" in r.stdout and "s3cr3t" not in r.stdout
+    r = run("--model", MODEL_DIR, "--api-key", "s3cr3t", "--check-config")
+    assert r.returncode == 0 and MODEL_DIR in r.stdout and "s3cr3t" not in r.stdout
+    assert "/v1/completions has 16" in " ".join(run("--help").stdout.split())
+
+
+def test_manual_page_is_the_option_table():
+    """Written from the same table as --help, in roff that groff takes without a word."""
+    names = re.findall(r"^  --([a-z-]+) ", run("--help").stdout, re.M)
+    page = run("--man").stdout
+    assert len(names) > 30 and re.findall(r"^\.TP\n\.B \\-\\-([a-z\\-]+)", page, re.M) == [n.replace("-", "\\-") for n in names]
+    if not shutil.which("groff"):
+        pytest.skip("skip: groff is not installed")
+    r = subprocess.run(["groff", "-man", "-Tutf8", "-ww", "-z"], input=page, capture_output=True, text=True, timeout=60)
+    assert r.returncode == 0 and r.stderr == ""
 
 
 def test_environment_options(start):

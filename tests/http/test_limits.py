@@ -204,3 +204,104 @@ def test_a_long_prompt(shared, words):
     assert f"maximum context length is {LENGTH} tokens" in r.json()["error"]["message"]
     r = shared.post("/v1/completions", {"prompt": "word " * words})
     assert r.json()["error"]["code"] == "context_length_exceeded" and r.json()["error"]["param"] == "prompt"
+
+
+def head(size, path="/version"):
+    start = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX-Fill: ".encode()
+    return start + b"x" * (size - len(start) - 4) + b"\r\n\r\n"
+
+
+@pytest.mark.parametrize("limit", [1024, 16384, 65536])
+def test_headers_at_the_limit(start, limit):
+    daemon = start("--max-header-bytes", str(limit))
+    for size, code in ((limit, b"200"), (limit + 1, b"431")):
+        with daemon.socket() as sock:
+            sock.sendall(head(size))
+            assert read_all(sock).startswith(b"HTTP/1.1 " + code), size
+
+
+def test_connections_per_client(start):
+    """One address cannot take all places; another still gets in."""
+    daemon = start("--max-connections-per-client", "2", "--host", "127.0.0.1")
+    socks = [daemon.socket() for _ in range(2)]
+    for sock in socks:
+        sock.sendall(request_bytes("/version", b"", method="GET"))
+        read_until(sock, b"}")
+    with daemon.socket() as third:
+        assert read_all(third) == b""
+    with socket.create_connection(("127.0.0.1", daemon.port), source_address=("127.0.0.2", 0)) as other:
+        other.sendall(request_bytes("/version", b"", "Connection: close", method="GET"))
+        assert read_all(other).startswith(b"HTTP/1.1 200")
+    for sock in socks:
+        sock.close()
+
+    def again():
+        try:
+            return daemon.get("/health").status_code == 200
+        except requests.ConnectionError:
+            return False
+    daemon.wait("a place", again)
+
+
+def test_queue_tokens_at_the_limit(slow):
+    """Reserved by the body's size before anything is tokenised, then by the tokens; freed by admission."""
+    body = chat_body("y" * 100, max_tokens=900, ignore_eos=True, stream=True)
+    tokens = None
+    size = len(request_bytes(CHAT, body).partition(b"\r\n\r\n")[2])
+    probe = slow(step_us=1000)
+    tokens = probe.post("/tokenize", {"messages": body["messages"]}).json()["count"]
+    for room, code in ((tokens + size, 200), (tokens + size - 1, 503)):
+        daemon = slow("--max-num-seqs", "1", "--max-queue-tokens", str(room), step_us=5000)
+        socks = []
+        for waiting in range(2):
+            socks.append(daemon.socket())
+            socks[-1].sendall(request_bytes(CHAT, body))
+            daemon.wait("its place", lambda: daemon.kv()["running_count"] == 1
+                        and daemon.kv()["waiting_count"] == waiting)
+        third = daemon.socket()
+        third.sendall(request_bytes(CHAT, body))
+        if code == 503:
+            answer = read_until(third, b"}}")
+            assert answer.startswith(b"HTTP/1.1 503") and b"Retry-After: " in answer and b"tokens are waiting" in answer
+            assert daemon.metrics()["keepd_requests_rejected_total", ("reason", "queue_tokens")] == 1
+        else:
+            daemon.wait("its place", lambda: daemon.kv()["waiting_count"] == 2)
+        for sock in (*socks, third):
+            sock.close()
+        daemon.wait_idle()
+        assert daemon.chat(max_tokens=1).status_code == 200
+
+
+def test_rate_at_the_limit(start):
+    """Per key, apart from a busy instance: 429 and when to come again; GETs are free."""
+    daemon = start("--rate-limit", "3", "--api-key", "a", "--api-key", "b")
+
+    def ask(key):
+        return daemon.post(CHAT, chat_body(max_tokens=1), headers={"Authorization": f"Bearer {key}"})
+
+    assert [ask("a").status_code for _ in range(4)] == [200, 200, 200, 429]
+    r = ask("a")
+    assert r.json()["error"]["code"] == "rate_limit_exceeded" and r.json()["error"]["type"]
+    assert 1 <= int(r.headers["retry-after"]) <= 20 and int(r.headers["retry-after-ms"]) <= 20001
+    assert ask("b").status_code == 200, "another key has its own"
+    assert daemon.get("/v1/models", headers={"Authorization": "Bearer a"}).status_code == 200
+    assert daemon.post(CHAT, chat_body(), headers={"Authorization": "Bearer c"}).status_code == 401
+
+
+def test_request_timeout(slow):
+    """Option and header; streamed or not; not retried by the SDK, because it would take as long again."""
+    daemon = slow("--request-timeout", "600", step_us=10000)
+    long = chat_body(max_tokens=900, ignore_eos=True)
+    r = daemon.post(CHAT, long, headers={"X-Request-Timeout": "0.2"})
+    assert r.status_code == 408 and r.json()["error"]["code"] == "request_timeout"
+    assert r.headers["x-should-retry"] == "false"
+    r = daemon.post(CHAT, {**long, "stream": True}, headers={"X-Request-Timeout": "0.4"})
+    assert r.status_code == 200 and '"code":"request_timeout"' in r.text and r.text.endswith("data: [DONE]\n\n")
+    for bad in ("0", "-1", "soon", "1s", "nan", "inf", "86401", ""):
+        r = daemon.post(CHAT, long, headers={"X-Request-Timeout": bad})
+        assert r.status_code == 400 and r.json()["error"]["param"] == "X-Request-Timeout", bad
+    daemon.wait_idle()
+    assert daemon.post(CHAT, chat_body(max_tokens=2), headers={"X-Request-Timeout": "86400"}).status_code == 200
+    capped = slow("--request-timeout", "1", step_us=10000)
+    assert capped.post(CHAT, long, headers={"X-Request-Timeout": "500"}).status_code == 408
+    capped.wait_idle()

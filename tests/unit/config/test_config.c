@@ -69,7 +69,7 @@ Test(config, defaults) {
     cr_assert_str_eq(config->served_model_name, "nano");
     cr_assert_str_eq(config->host, "127.0.0.1");
     cr_assert_eq(config->port, 8080);
-    cr_assert_null(config->api_key);
+    cr_assert_eq(config->api_keys.count, 0);
     cr_assert_null(config->gates);
     cr_assert_str_eq(config->kv_policy, "auto");
     cr_assert_eq(config->kv_budget, 1024);
@@ -108,7 +108,8 @@ Test(config, values_of_each_type) {
     cr_assert_not(run.config.random_weights);
     cr_assert_str_eq(run.config.kv_dtype, "bf16");
     cr_assert_str_eq(run.config.served_model_name, "x");
-    cr_assert_str_eq(run.config.api_key, "k=v");
+    cr_assert_eq(run.config.api_keys.count, 1);
+    cr_assert_str_eq(run.config.api_keys.items[0], "k=v");
     config_close(&run.config);
 }
 
@@ -233,16 +234,50 @@ Test(config, last_line_may_lack_its_newline) {
     config_close(&run.config);
 }
 
+static void note_change(void *arg, const char *option, bool taken) {
+    char *notes = arg;
+    sprintf(notes + strlen(notes), "%s%s ", option, taken ? "!" : "");
+}
+
 Test(config, reload_takes_only_what_may_change) {
     struct run run, fresh;
-    cr_assert_eq(load(&run, "--model m --log-level warn --port 1", ""), 0);
-    cr_assert_eq(load(&fresh, "--model n --log-level debug --port 2", ""), 0);
-    config_reload(&run.config, &fresh.config);
+    char notes[256] = "";
+    cr_assert_eq(load(&run, "--model m --log-level warn --port 1 --api-key a", ""), 0);
+    cr_assert_eq(load(&fresh, "--model n --log-level debug --port 2 --api-key b --api-key a", ""),
+                 0);
+    config_reload(&run.config, &fresh.config, note_change, notes);
+    cr_assert_str_eq(notes, "model served-model-name port api-key! log-level! ");
     cr_assert_str_eq(run.config.log_level, "debug");
     cr_assert_str_eq(run.config.model, "m");
     cr_assert_eq(run.config.port, 1);
+    cr_assert_eq(run.config.api_keys.count, 2);
+    cr_assert_str_eq(run.config.api_keys.items[0], "b");
     config_close(&run.config);
     config_close(&fresh.config);
+}
+
+Test(config, a_list_grows_and_the_strongest_source_gives_all_of_it) {
+    struct run run;
+    cr_assert_eq(load_file(&run, "api-key = a\napi-key = b\n", "--model m"), 0, "%s",
+                 run.fault.text);
+    cr_assert_eq(run.config.api_keys.count, 2);
+    cr_assert_str_eq(run.config.api_keys.items[1], "b");
+    config_close(&run.config);
+    cr_assert_eq(load_file(&run, "api-key = a\napi-key = b\n", "--model m --api-key c"), 0);
+    cr_assert_eq(run.config.api_keys.count, 1);
+    cr_assert_str_eq(run.config.api_keys.items[0], "c");
+    config_close(&run.config);
+    cr_assert_eq(load(&run, "--model m --api-key c --api-key=d", "KEEPD_API_KEY=e"), 0);
+    cr_assert_eq(run.config.api_keys.count, 2);
+    cr_assert_str_eq(run.config.api_keys.items[1], "d");
+    config_close(&run.config);
+}
+
+Test(config, names_of_options) {
+    cr_assert(config_is_option("kv-policy"));
+    cr_assert_not(config_is_option("kv-polic"));
+    cr_assert_not(config_is_option("config.json"));
+    cr_assert_not(config_is_option(""));
 }
 
 static char *read_all(FILE *file) {

@@ -1,0 +1,192 @@
+#include <inttypes.h>
+#include <string.h>
+
+#include "config/table.h"
+
+#define HELP_COLUMN 32
+#define HELP_WIDTH  96
+
+/* The cursor stands at HELP_COLUMN; further lines start there too. */
+static void print_wrapped(FILE *out, const char *text) {
+    int column = HELP_COLUMN;
+    while (*text) {
+        int size = (int)strcspn(text, " ");
+        if (column == HELP_COLUMN) {
+            column += fprintf(out, "%.*s", size, text);
+        } else if (column + 1 + size <= HELP_WIDTH) {
+            column += fprintf(out, " %.*s", size, text);
+        } else {
+            fprintf(out, "\n%*s%.*s", HELP_COLUMN, "", size, text);
+            column = HELP_COLUMN + size;
+        }
+        text += size;
+        text += strspn(text, " ");
+    }
+    fputc('\n', out);
+}
+
+static void print_option(FILE *out, const struct option *option) {
+    char text[512];
+    const char *metavar = option->metavar ? option->metavar : "";
+    int column = fprintf(out, "  --%s %s", option->name, metavar);
+    if (column > HELP_COLUMN - 2)
+        fprintf(out, "\n%*s", HELP_COLUMN, "");
+    else
+        fprintf(out, "%*s", HELP_COLUMN - column, "");
+    bool bracket = option->fallback && option->type != FLAG;
+    snprintf(text, sizeof text, "%s%s%s%s%s", option->help,
+             option->type == BYTES ? " K, M or G may follow the number." : "", bracket ? " [" : "",
+             bracket ? option->fallback : "", bracket ? "]" : "");
+    print_wrapped(out, text);
+}
+
+void config_help(FILE *out) {
+    fputs("Usage: keepd --model DIR [options]\n"
+          "\n"
+          "Serves a language model over the OpenAI HTTP API with a bounded key/value cache.\n"
+          "Every option is also read from the environment (KEEPD_KV_BUDGET for --kv-budget) and\n"
+          "from the file given with --config (kv-budget = 512). The command line wins over the\n"
+          "environment, the environment over the file. Defaults stand in brackets.\n",
+          out);
+    for (size_t i = 0; i < config_option_count; i++) {
+        if (config_options[i].name)
+            print_option(out, &config_options[i]);
+        else
+            fprintf(out, "\n%s\n", config_options[i].help);
+    }
+}
+
+/* --- the manual page --- */
+
+/* Roff takes a backslash, and a dot or quote at the beginning of a line, as its own. */
+static void man_text(FILE *out, const char *text) {
+    for (; *text; text++) {
+        if (*text == '\\')
+            fputs("\\e", out);
+        else if (*text == '-')
+            fputs("\\-", out);
+        else if (*text == '`' || *text == '\'')
+            fputs("\\(aq", out);
+        else
+            fputc(*text, out);
+    }
+}
+
+static void man_option(FILE *out, const struct option *option) {
+    fputs(".TP\n.B ", out);
+    man_text(out, "--");
+    man_text(out, option->name);
+    if (option->metavar) {
+        fputs(" \\fI", out);
+        man_text(out, option->metavar);
+        fputs("\\fR", out);
+    }
+    fputc('\n', out);
+    man_text(out, option->help);
+    if (option->type == BYTES) fputs(" K, M or G may follow the number.", out);
+    if (option->fallback && option->type != FLAG) {
+        fputs(" Default: ", out);
+        man_text(out, option->fallback);
+        fputc('.', out);
+    }
+    if (option->traits & RELOADABLE) fputs(" Can change by SIGHUP.", out);
+    fputc('\n', out);
+}
+
+static const char man_head[] =
+    ".SH NAME\nkeepd \\- serves a language model with a bounded key/value cache\n"
+    ".SH SYNOPSIS\n.B keepd\n\\fB\\-\\-model\\fR \\fIDIR\\fR [\\fIoptions\\fR]\n"
+    ".SH DESCRIPTION\n"
+    "keepd answers the OpenAI HTTP API with a model directory as published for Hugging Face. The "
+    "cache of each conversation has a budget that it never outgrows.\n.PP\n"
+    "Every option is also read from the environment (KEEPD_KV_BUDGET for\n"
+    ".BR \\-\\-kv\\-budget )\nand from the file given with\n.B \\-\\-config\n"
+    "(kv\\-budget = 512). The command line wins over the environment, the environment over the "
+    "file. An option that may be given several times takes all its values from the strongest of "
+    "them.\n";
+
+static const char man_tail[] =
+    ".SH SIGNALS\n"
+    ".TP\n.B SIGTERM, SIGINT\nTake no new requests, finish those accepted within drain\\-seconds, "
+    "exit. A second one ends them at once.\n"
+    ".TP\n.B SIGHUP\nRead the configuration again and take over what can change; the log names "
+    "the rest.\n"
+    ".SH EXIT STATUS\n"
+    ".TP\n.B 0\nEnded by a signal, or printed what was asked for.\n"
+    ".TP\n.B 1\nThe machine is at fault: a port in use, no memory.\n"
+    ".TP\n.B 78\nAn option or the model is refused; starting again will not help.\n"
+    ".SH ENVIRONMENT\n"
+    "NOTIFY_SOCKET, WATCHDOG_USEC and LISTEN_FDS as systemd sets them.\n"
+    ".SH SEE ALSO\n.BR systemd.service (5)\n";
+
+void config_man(FILE *out, const char *version) {
+    fprintf(out, ".TH KEEPD 1 \"\" \"keepd %s\" \"User Commands\"\n%s.SH OPTIONS\n", version,
+            man_head);
+    for (size_t i = 0; i < config_option_count; i++) {
+        if (config_options[i].name)
+            man_option(out, &config_options[i]);
+        else
+            fprintf(out, ".SS %s\n", config_options[i].help);
+    }
+    fputs(man_tail, out);
+}
+
+/* --- values in force --- */
+
+static void print_bytes(FILE *out, int64_t bytes) {
+    static const char suffixes[] = "\0KMG";
+    int unit = 0;
+    while (unit < 3 && bytes && bytes % 1024 == 0) {
+        bytes /= 1024;
+        unit++;
+    }
+    fprintf(out, "%" PRId64 "%.1s\n", bytes, &suffixes[unit]);
+}
+
+static void print_text(FILE *out, const struct option *option, const char *text) {
+    if ((option->traits & SECRET))
+        fputs("(hidden)\n", out);
+    else
+        fprintf(out, "%s\n", text);
+}
+
+static void print_value(FILE *out, const struct option *option, const void *field) {
+    switch (option->type) {
+    case INT:
+        fprintf(out, "%" PRId64 "\n", *(const int64_t *)field);
+        break;
+    case BYTES:
+        print_bytes(out, *(const int64_t *)field);
+        break;
+    case FLAG:
+        fputs(*(const bool *)field ? "true\n" : "false\n", out);
+        break;
+    default:
+        print_text(out, option, *(char *const *)field);
+    }
+}
+
+static void print_list(FILE *out, const struct option *option, const struct config_list *list) {
+    if (!list->count) fprintf(out, "# %s =\n", option->name);
+    for (size_t i = 0; i < list->count; i++) {
+        fprintf(out, "%s = ", option->name);
+        print_text(out, option, list->items[i]);
+    }
+}
+
+void config_print(const struct config *config, FILE *out) {
+    for (size_t i = 0; i < config_option_count; i++) {
+        const struct option *option = &config_options[i];
+        const void *field = config_field(config, option);
+        bool text = option->type == TEXT || option->type == CHOICE;
+        if (!option->name || option->traits & (COMMAND_LINE | NOT_IN_FILE)) continue;
+        if (option->type == LIST) {
+            print_list(out, option, field);
+        } else if (text && !*(char *const *)field) {
+            fprintf(out, "# %s =\n", option->name);
+        } else {
+            fprintf(out, "%s = ", option->name);
+            print_value(out, option, field);
+        }
+    }
+}

@@ -1,0 +1,109 @@
+#include "server/keys.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "base/check.h"
+#include "base/mem.h"
+#include "server/sip.h"
+
+/* --- reading --- */
+
+static int add_key(struct keys *keys, const char *text, const char *option, struct fault *fault) {
+    size_t size = strlen(text);
+    if (keys->count == KEYS_MAX)
+        return fault_set(fault, ERR_LIMIT, option, "more than %d keys", KEYS_MAX);
+    if (size > KEY_BYTES_MAX)
+        return fault_set(fault, ERR_LIMIT, option, "a key is longer than %d bytes", KEY_BYTES_MAX);
+    for (size_t i = 0; i < size; i++)
+        if ((unsigned char)text[i] <= ' ' || (unsigned char)text[i] >= 0x7f)
+            return fault_set(fault, ERR_INVALID, option,
+                             "a key holds a blank or a byte that cannot stand in a header");
+    struct key *key = &keys->items[keys->count++];
+    sip_hash128(keys->secret, text, size, key->digest);
+    return 0;
+}
+
+/* Without its newline and blanks around it; NULL for lines that hold no key. */
+static char *key_of_line(char *line) {
+    line += strspn(line, " \t");
+    size_t size = strlen(line);
+    while (size && strchr(" \t\r\n", line[size - 1])) line[--size] = '\0';
+    return size && *line != '#' ? line : NULL;
+}
+
+static int read_file(struct keys *keys, const char *path, struct fault *fault) {
+    static const char option[] = "api-key-file";
+    char line[KEY_BYTES_MAX + 64], *key;
+    size_t before = keys->count;
+    int rc = 0;
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return fault_set(fault, ERR_IO, option, "cannot open %.200s: %s", path, strerror(errno));
+    while (!rc && fgets(line, sizeof line, file)) {
+        if (!strchr(line, '\n') && !feof(file))
+            rc = fault_set(fault, ERR_LIMIT, option, "a line is longer than %zu bytes",
+                           sizeof line - 2);
+        else if ((key = key_of_line(line)))
+            rc = add_key(keys, key, option, fault);
+    }
+    if (!rc && ferror(file))
+        rc = fault_set(fault, ERR_IO, option, "cannot read %.200s: %s", path, strerror(errno));
+    if (!rc && keys->count == before)
+        rc = fault_set(fault, ERR_INVALID, option, "%.200s holds no key", path);
+    explicit_bzero(line, sizeof line);
+    fclose(file);
+    return rc;
+}
+
+int keys_open(struct keys *keys, char *const *texts, size_t text_count, const char *file,
+              struct fault *fault) {
+    int rc = 0;
+    *keys = (struct keys){0};
+    CHECK(getrandom(keys->secret, sizeof keys->secret, 0) == sizeof keys->secret);
+    keys->items = mem_must_alloc(KEYS_MAX, sizeof *keys->items);
+    for (size_t i = 0; i < text_count && !rc; i++) rc = add_key(keys, texts[i], "api-key", fault);
+    if (!rc && file) rc = read_file(keys, file, fault);
+    if (rc) keys_close(keys);
+    return rc;
+}
+
+void keys_close(struct keys *keys) {
+    mem_free(keys->items);
+    *keys = (struct keys){0};
+}
+
+/* --- asking --- */
+
+static bool equal_digests(const uint8_t *a, const uint8_t *b) {
+    unsigned difference = 0;
+    for (size_t i = 0; i < 16; i++) difference |= a[i] ^ b[i];
+    return difference == 0;
+}
+
+struct key *keys_find(struct keys *keys, const char *text) {
+    uint8_t digest[16];
+    struct key *found = NULL;
+    size_t size = strlen(text);
+    if (!keys->count) return &keys->anyone;
+    if (size > KEY_BYTES_MAX) return NULL;
+    sip_hash128(keys->secret, text, size, digest);
+    for (size_t i = 0; i < keys->count; i++)
+        if (equal_digests(keys->items[i].digest, digest)) found = &keys->items[i];
+    return found;
+}
+
+int64_t key_spend(struct key *key, int64_t per_minute, int64_t now_ns) {
+    const double per_ns = (double)per_minute / 60e9;
+    if (per_minute <= 0) return 0;
+    key->allowance = key->refilled_ns
+                         ? key->allowance + (double)(now_ns - key->refilled_ns) * per_ns
+                         : (double)per_minute;
+    if (key->allowance > (double)per_minute) key->allowance = (double)per_minute;
+    key->refilled_ns = now_ns;
+    if (key->allowance < 1) return (int64_t)((1 - key->allowance) / per_ns / 1e6) + 1;
+    key->allowance -= 1;
+    return 0;
+}

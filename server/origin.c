@@ -1,0 +1,54 @@
+#include "server/origin.h"
+
+#include <arpa/inet.h>
+#include <stdint.h>
+#include <string.h>
+#include <strings.h>
+
+/* The name in "name", "name:port", "[v6]" or "[v6]:port"; 0 when it is none of these. */
+static size_t name_size(const char *host, const char **name) {
+    size_t size = strcspn(host, ":");
+    *name = host;
+    if (*host == '[') {
+        const char *end = strchr(host, ']');
+        if (!end) return 0;
+        *name = host + 1;
+        size = (size_t)(end - host) - 1;
+        host = end + 1;
+    } else {
+        host += size;
+    }
+    if (*host == ':') host += 1 + strspn(host + 1, "0123456789");
+    return *host ? 0 : size;
+}
+
+static bool is_loopback(const char *name) {
+    struct in6_addr v6;
+    struct in_addr v4;
+    if (inet_pton(AF_INET, name, &v4) == 1) return ntohl(v4.s_addr) >> 24 == 127;
+    return inet_pton(AF_INET6, name, &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6);
+}
+
+bool origin_host_allowed(const char *host, const char *own, char *const *allowed, size_t count) {
+    char name[256];
+    const char *at;
+    if (!host) return true;
+    size_t size = name_size(host, &at);
+    if (!size || size >= sizeof name) return false;
+    memcpy(name, at, size);
+    name[size] = '\0';
+    if (name[size - 1] == '.') name[size - 1] = '\0'; /* a name may end in the root's dot */
+    if (strcasecmp(name, "localhost") == 0 || is_loopback(name)) return true;
+    if (own && strcasecmp(name, own) == 0) return true;
+    for (size_t i = 0; i < count; i++)
+        if (strcasecmp(name, allowed[i]) == 0) return true;
+    return false;
+}
+
+const char *origin_allow(const char *origin, char *const *allowed, size_t count) {
+    for (size_t i = 0; origin && i < count; i++) {
+        if (strcmp(allowed[i], "*") == 0) return "*";
+        if (strcasecmp(allowed[i], origin) == 0) return allowed[i];
+    }
+    return NULL;
+}

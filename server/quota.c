@@ -1,0 +1,47 @@
+#include "server/quota.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "server/http.h"
+
+#define TIMEOUT_SECONDS_MAX 86400.0
+
+static void set_reservation(struct exchange *ex, int64_t tokens) {
+    ex->server->queue_tokens += tokens - ex->queue_tokens;
+    ex->queue_tokens = tokens;
+}
+
+bool quota_reserve(struct exchange *ex) {
+    const struct server *server = ex->server;
+    int64_t most = server->options.max_queue_tokens, tokens = (int64_t)ex->body.size;
+    if (tokens > server->rules.info->max_model_len) tokens = server->rules.info->max_model_len;
+    if (most > 0 && server->queue_tokens > 0 && server->queue_tokens + tokens > most) return false;
+    set_reservation(ex, tokens);
+    return true;
+}
+
+void quota_settle(struct exchange *ex) {
+    if (!ex->queue_tokens) return;
+    int64_t tokens = 0;
+    for (int i = 0; i < ex->jobs_submitted; i++)
+        if (!atomic_load_explicit(&ex->jobs[i].admitted, memory_order_acquire))
+            tokens += ex->jobs[i].request.prompt_count;
+    set_reservation(ex, tokens);
+}
+
+void quota_release(struct exchange *ex) {
+    set_reservation(ex, 0);
+}
+
+bool quota_deadline(const char *header, int64_t cap_seconds, int64_t now_ns, int64_t *deadline_ns) {
+    double seconds = cap_seconds > 0 ? (double)cap_seconds : INFINITY;
+    if (header) {
+        char *end;
+        double asked = strtod(header, &end);
+        if (end == header || *end || !(asked > 0 && asked <= TIMEOUT_SECONDS_MAX)) return false;
+        if (asked < seconds) seconds = asked;
+    }
+    *deadline_ns = isinf(seconds) ? 0 : now_ns + (int64_t)(seconds * 1e9);
+    return true;
+}

@@ -1,0 +1,90 @@
+#include "server/systemd.h"
+
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define FIRST_FD 3 /* SD_LISTEN_FDS_START */
+
+/* A path, or an abstract name when it begins with '@'. */
+static bool notify_address(struct sockaddr_un *address, socklen_t *size) {
+    const char *name = getenv("NOTIFY_SOCKET");
+    size_t length = name ? strlen(name) : 0;
+    if (length < 2 || length >= sizeof address->sun_path || (*name != '/' && *name != '@'))
+        return false;
+    *address = (struct sockaddr_un){.sun_family = AF_UNIX};
+    memcpy(address->sun_path, name, length);
+    if (*name == '@') address->sun_path[0] = '\0';
+    *size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + length);
+    return true;
+}
+
+void systemd_notify(const char *format, ...) {
+    struct sockaddr_un address;
+    socklen_t size;
+    char text[512];
+    va_list args;
+    if (!notify_address(&address, &size)) return;
+    va_start(args, format);
+    int length = vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    if (length < 0 || (size_t)length >= sizeof text) return;
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) return;
+    /* A manager that does not listen is none of our trouble. */
+    ssize_t ignored =
+        sendto(fd, text, (size_t)length, MSG_NOSIGNAL, (struct sockaddr *)&address, size);
+    (void)ignored;
+    close(fd);
+}
+
+static long long env_number(const char *name) {
+    const char *text = getenv(name);
+    char *end;
+    if (!text || !*text) return -1;
+    long long number = strtoll(text, &end, 10);
+    return *end ? -1 : number;
+}
+
+/* Absent is meant for us as well: only sd_listen_fds insists on its variable. */
+static bool is_other_process(const char *name) {
+    long long pid = env_number(name);
+    return pid > 0 && pid != (long long)getpid();
+}
+
+int64_t systemd_watchdog_ns(void) {
+    long long us = env_number("WATCHDOG_USEC");
+    if (us <= 0 || us > INT64_MAX / 1000 || is_other_process("WATCHDOG_PID")) return 0;
+    return (int64_t)us * 1000;
+}
+
+static int socket_number(int fd, int option) {
+    int value = -1;
+    socklen_t size = sizeof value;
+    return getsockopt(fd, SOL_SOCKET, option, &value, &size) ? -1 : value;
+}
+
+int systemd_listen_fd(int *fd, struct fault *fault) {
+    long long count = env_number("LISTEN_FDS");
+    *fd = -1;
+    if (count <= 0 || env_number("LISTEN_PID") != (long long)getpid()) return 0;
+    if (count > 1)
+        return fault_set(fault, ERR_INVALID, "LISTEN_FDS",
+                         "%lld sockets were passed, one is wanted", count);
+    if (socket_number(FIRST_FD, SO_TYPE) != SOCK_STREAM ||
+        socket_number(FIRST_FD, SO_ACCEPTCONN) != 1)
+        return fault_set(fault, ERR_INVALID, "LISTEN_FDS",
+                         "descriptor %d is not a listening stream socket", FIRST_FD);
+    int flags = fcntl(FIRST_FD, F_GETFL);
+    if (flags < 0 || fcntl(FIRST_FD, F_SETFL, flags | O_NONBLOCK) ||
+        fcntl(FIRST_FD, F_SETFD, FD_CLOEXEC))
+        return fault_set(fault, ERR_IO, "LISTEN_FDS", "descriptor %d cannot be set up", FIRST_FD);
+    *fd = FIRST_FD;
+    return 0;
+}

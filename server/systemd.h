@@ -1,0 +1,22 @@
+/* The service manager's two wires, spoken by hand (sd_notify(3), sd_listen_fds(3)): state goes to
+ * the datagram socket that $NOTIFY_SOCKET names, listening sockets come as descriptors. Without
+ * these variables every function does nothing. Any thread; nothing blocks. */
+#ifndef KEEPD_SERVER_SYSTEMD_H
+#define KEEPD_SERVER_SYSTEMD_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+/* "READY=1\nSTATUS=...": lines of NAME=value. */
+void systemd_notify(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* How long the manager waits for WATCHDOG=1 before it kills us; 0: not at all. */
+int64_t systemd_watchdog_ns(void);
+
+/* The one socket that was passed to this process: *fd, or -1 when there is none. It listens for
+ * streams already; more than one, or one of another kind, is an error of the unit. */
+int systemd_listen_fd(int *fd, struct fault *fault);
+
+#endif
