@@ -1,0 +1,575 @@
+/* Pages on the device: opening, a step's append, forks, truncation, reports, the invariants.
+ *
+ * One launch appends to all streams of all layers. The host never learns a length: it keeps, per
+ * slot, whether it is in use, the next position, and whether it was ever forked. */
+#include <limits.h>
+#include <string.h>
+
+#include "kernels/cuda/internal.h"
+
+#define THREADS 256
+
+/* ---- Opening ------------------------------------------------------------------------------- */
+
+void op_cache_info(enum kern_dtype dtype, int head_dim, struct kern_cache_info *info) {
+    (void)dtype;
+    int slots = page_slots_of(head_dim);
+    info->page_slots = slots > 0 ? slots : 1;
+    /* pos, log_beta, keys; reference count and place in the ring */
+    info->page_bytes = PAGE_BYTES + (int64_t)info->page_slots * 12 + 8;
+}
+
+static int check_options(const struct kern_cache_options *o, struct fault *fault) {
+    if (o->head_dim != 64 && o->head_dim != 128 && o->head_dim != 256)
+        return fault_set(fault, ERR_UNSUPPORTED, "head_dim",
+                         "the CUDA backend serves head sizes 64, 128 and 256; this model has %d",
+                         o->head_dim);
+    if (o->dtype != KERN_BF16)
+        return fault_set(fault, ERR_UNSUPPORTED, "kv_dtype", "the CUDA cache holds bf16");
+    if (o->layers < 1 || o->heads_kv < 1 || o->heads_q < 1 || o->heads_q % o->heads_kv != 0)
+        return fault_set(fault, ERR_INVALID, "cache", "%d query heads on %d KV heads", o->heads_q,
+                         o->heads_kv);
+    if (o->heads_q / o->heads_kv > GROUP_MAX)
+        return fault_set(fault, ERR_UNSUPPORTED, "cache",
+                         "%d query heads share a KV head; the CUDA backend takes up to %d",
+                         o->heads_q / o->heads_kv, GROUP_MAX);
+    if (o->slots < 1 || o->max_positions < 1 || o->max_positions > 1 << 30)
+        return fault_set(fault, ERR_INVALID, "cache", "slots and max_positions must be positive");
+    if (o->pages < 1 || o->pages > INT32_MAX)
+        return fault_set(fault, ERR_INVALID, "kv_pool_bytes",
+                         "the pool would have %lld pages; 1 to %d are possible",
+                         (long long)o->pages, INT32_MAX);
+    if ((int64_t)o->layers * o->heads_kv > 1 << 20)
+        return fault_set(fault, ERR_LIMIT, "cache", "more than 2^20 streams");
+    return 0;
+}
+
+/* One array of the cache. */
+struct region {
+    void **array;
+    size_t count, size;
+    bool zero;
+};
+
+static int alloc_regions(struct cuda *cuda, const struct region *regions, int count) {
+    for (int i = 0; i < count; i++) {
+        size_t bytes;
+        if (__builtin_mul_overflow(regions[i].count, regions[i].size, &bytes)) return ERR_NOMEM;
+        *regions[i].array = device_alloc(cuda->device, bytes);
+        if (!*regions[i].array) return ERR_NOMEM;
+        if (regions[i].zero) device_zero(cuda->device, *regions[i].array, bytes);
+    }
+    return 0;
+}
+
+static __global__ void k_fill_ring(struct pages p) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < p.count) p.ring[i] = (int32_t)i;
+    if (i == 0) p.state->tail = (unsigned long long)p.count;
+}
+
+/* The pool is zeroed once: freed pages then hold old numbers, and kernels mask those. */
+static int alloc_pages(struct cuda *cuda) {
+    const struct kern_cache_options *o = &cuda->options;
+    struct pages *p = &cuda->pages;
+    p->count = o->pages;
+    p->layers = o->layers;
+    p->heads_kv = o->heads_kv;
+    p->head_dim = o->head_dim;
+    p->streams = o->layers * o->heads_kv;
+    p->page_slots = page_slots_of(o->head_dim);
+    p->stream_pages = (o->max_positions + p->page_slots - 1) / p->page_slots;
+    size_t count = (size_t)p->count, side = count * (size_t)p->page_slots;
+    size_t streams = (size_t)p->streams * (size_t)o->slots;
+    const struct region regions[] = {
+        {(void **)&p->pool, count, PAGE_BYTES, true},
+        {(void **)&p->pos, side, sizeof *p->pos, true},
+        {(void **)&p->log_beta, side, sizeof *p->log_beta, true},
+        {(void **)&p->keys, side, sizeof *p->keys, false},
+        {(void **)&p->refs, count, sizeof *p->refs, true},
+        {(void **)&p->ring, count, sizeof *p->ring, false},
+        {(void **)&p->tables, streams * (size_t)p->stream_pages, sizeof *p->tables, false},
+        {(void **)&p->lengths, streams, sizeof *p->lengths, true},
+        {(void **)&p->state, 1, sizeof *p->state, true},
+    };
+    int rc = alloc_regions(cuda, regions, sizeof regions / sizeof *regions);
+    if (rc) return rc;
+    LAUNCH(cuda->device, k_fill_ring, blocks_for(p->count, THREADS), THREADS, 0, *p);
+    return device_sync(cuda->device);
+}
+
+void cache_close(struct cuda *cuda) {
+    struct pages *p = &cuda->pages;
+    void *arrays[] = {p->pool, p->pos,    p->log_beta, p->keys, p->refs,
+                      p->ring, p->tables, p->lengths,  p->state};
+    for (void *array : arrays) device_free(cuda->device, array);
+    attend_close(cuda);
+    mem_free(cuda->slots);
+    mem_free(cuda->step.host);
+    memset(p, 0, sizeof *p);
+    memset(&cuda->step, 0, sizeof cuda->step);
+    cuda->slots = NULL;
+    cuda->has_cache = false;
+}
+
+int op_cache_open(struct kern *kern, const struct kern_cache_options *options,
+                  struct fault *fault) {
+    struct cuda *cuda = cuda_of(kern);
+    CHECK(!cuda->has_cache);
+    int rc = check_options(options, fault);
+    if (rc) return rc;
+    cuda->options = *options;
+    cuda->slots =
+        static_cast<struct slot *>(mem_try_alloc((size_t)options->slots, sizeof *cuda->slots));
+    rc = cuda->slots ? alloc_pages(cuda) : ERR_NOMEM;
+    if (!rc) rc = attend_open(cuda);
+    if (rc) {
+        cache_close(cuda);
+        (void)device_sync(cuda->device);
+        return fault_set(fault, rc, "kv_pool_bytes",
+                         "no device memory for %lld pages of %d bytes, tables and plans",
+                         (long long)options->pages, PAGE_BYTES);
+    }
+    cuda->has_cache = true;
+    return 0;
+}
+
+/* ---- A step -------------------------------------------------------------------------------- */
+
+/* The page the next entry goes to, if it is begun already; else -1. */
+static __device__ int open_page(const struct pages &p, int slot, int stream) {
+    int length = *pages_length(p, slot, stream);
+    return length % p.page_slots == 0 ? -1 : length / p.page_slots;
+}
+
+/* Counts the pages the step needs. A stream whose open page has other owners gives it up here, and
+ * the last owner keeps it: its claim says that k_copy_shared is to make it a page of its own. */
+static __global__ void k_claim(struct pages p, const struct span *spans, int count, bool shared,
+                               uint8_t *claims) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= (int64_t)count * p.streams || pages_failed(p)) return;
+    const struct span s = spans[i / p.streams];
+    int stream = (int)(i % p.streams), length = *pages_length(p, s.slot, stream);
+    int need = pages_for(p, length + s.count) - pages_for(p, length);
+    int open = shared ? open_page(p, s.slot, stream) : -1;
+    if (shared) claims[i] = 0;
+    if (open >= 0) {
+        uint32_t *refs = &p.refs[pages_table(p, s.slot, stream)[open]];
+        if (atomicSub(refs, 1u) > 1u) {
+            claims[i] = 1;
+            need++;
+        } else {
+            atomicAdd(refs, 1u);
+        }
+    }
+    if (need) atomicAdd(&p.state->need, (unsigned long long)need);
+}
+
+/* One thread: ERR_FULL unless the step fits; then nothing of it happens. */
+static __global__ void k_decide(struct pages p) {
+    if (p.state->need > p.state->tail - p.state->head) pages_fail(p, ERR_FULL);
+    p.state->need = 0;
+}
+
+void cache_decide(struct cuda *cuda) {
+    LAUNCH(cuda->device, k_decide, 1, 1, 0, cuda->pages);
+}
+
+/* A warp per stream with a claim: a copy of the page it gave up, or the page back. */
+static __global__ void k_copy_shared(struct pages p, const struct span *spans, int count,
+                                     const uint8_t *claims) {
+    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    int lane = threadIdx.x % 32;
+    if (i >= (int64_t)count * p.streams || !claims[i]) return;
+    const struct span s = spans[i / p.streams];
+    int stream = (int)(i % p.streams);
+    int32_t *place = pages_table(p, s.slot, stream) + open_page(p, s.slot, stream);
+    int32_t from = *place, to = 0;
+    if (pages_failed(p)) {
+        if (lane == 0) atomicAdd(&p.refs[from], 1u);
+        return;
+    }
+    if (lane == 0) to = pages_taken(p, pages_take(p, 1));
+    to = __shfl_sync(WARP_ALL, to, 0);
+    pages_copy(p, to, from, lane, 32);
+    __syncwarp();
+    if (lane == 0) *place = to;
+}
+
+/* A thread per stream: pages, positions, the new length. */
+static __global__ void k_append(struct pages p, const struct span *spans, int count) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= (int64_t)count * p.streams || pages_failed(p)) return;
+    const struct span s = spans[i / p.streams];
+    int stream = (int)(i % p.streams);
+    int32_t *table = pages_table(p, s.slot, stream);
+    int32_t *length = pages_length(p, s.slot, stream);
+    int from = pages_for(p, *length), to = pages_for(p, *length + s.count);
+    if (to > from) {
+        unsigned long long place = pages_take(p, to - from);
+        for (int page = from; page < to; page++) table[page] = pages_taken(p, place++);
+    }
+    for (int entry = *length, k = 0; k < s.count; entry++, k++)
+        p.pos[pages_side(p, table, entry)] = s.pos + k;
+    *length += s.count;
+}
+
+static bool any_shared(const struct cuda *cuda, const struct kern_batch *batch) {
+    for (int i = 0; i < batch->span_count; i++)
+        if (cuda->slots[batch->spans[i].slot].shared) return true;
+    return false;
+}
+
+static void append(struct cuda *cuda, const struct kern_batch *batch) {
+    const struct step *step = &cuda->step;
+    const struct pages *p = &cuda->pages;
+    int64_t streams = (int64_t)step->span_count * p->streams;
+    bool shared = any_shared(cuda, batch);
+    uint8_t *claims = NULL;
+    if (shared) {
+        claims = static_cast<uint8_t *>(room_take(cuda, &cuda->claims, (size_t)streams));
+        if (!claims) return;
+        device_zero(cuda->device, claims, (size_t)streams);
+    }
+    LAUNCH(cuda->device, k_claim, blocks_for(streams, THREADS), THREADS, 0, *p, step->spans,
+           step->span_count, shared, claims);
+    cache_decide(cuda);
+    if (shared)
+        LAUNCH(cuda->device, k_copy_shared, blocks_for(streams, THREADS / 32), THREADS, 0, *p,
+               step->spans, step->span_count, claims);
+    LAUNCH(cuda->device, k_append, blocks_for(streams, THREADS), THREADS, 0, *p, step->spans,
+           step->span_count);
+}
+
+/* ---- The batch on the device --------------------------------------------------------------- */
+
+static bool same_batch(const struct step *step, const struct kern_batch *batch) {
+    if (step->rows != batch->rows || step->span_count != batch->span_count || !step->host)
+        return false;
+    for (int i = 0; i < batch->span_count; i++) {
+        const struct kern_span *a = &step->host[i], *b = &batch->spans[i];
+        if (a->slot != b->slot || a->row != b->row || a->count != b->count || a->pos != b->pos)
+            return false;
+    }
+    return true;
+}
+
+static void keep_host_spans(struct step *step, const struct kern_batch *batch) {
+    if (batch->span_count > step->host_room) {
+        mem_free(step->host);
+        step->host_room = batch->span_count;
+        step->host = static_cast<struct kern_span *>(
+            mem_must_alloc((size_t)batch->span_count, sizeof *step->host));
+    }
+    memcpy(step->host, batch->spans, (size_t)batch->span_count * sizeof *step->host);
+    step->rows = batch->rows;
+    step->span_count = batch->span_count;
+}
+
+/* Host arrays of one batch, side by side in one allocation: tiles, spans, then the int32s. */
+struct lists {
+    char *mem;
+    size_t bytes;
+    struct prefill_tile *tiles;
+    struct span *spans;
+    int32_t *row_span, *decode;
+};
+
+static struct lists alloc_lists(const struct cuda *cuda, const struct kern_batch *batch) {
+    size_t spans = (size_t)batch->span_count, rows = (size_t)batch->rows;
+    size_t tiles = rows * (size_t)cuda_group(cuda) / PREFILL_ROWS + spans;
+    struct lists l = {};
+    l.bytes = tiles * sizeof *l.tiles + spans * sizeof *l.spans + (rows + spans) * sizeof(int32_t);
+    l.mem = static_cast<char *>(mem_must_alloc(l.bytes, 1));
+    l.spans = reinterpret_cast<struct span *>(l.mem);
+    l.tiles = reinterpret_cast<struct prefill_tile *>(l.spans + spans);
+    l.row_span = reinterpret_cast<int32_t *>(l.tiles + tiles);
+    l.decode = l.row_span + rows;
+    return l;
+}
+
+static void stage_lists(struct cuda *cuda, const struct lists *l) {
+    struct step *step = &cuda->step;
+    const char *mem = static_cast<const char *>(device_stage(cuda->device, l->mem, l->bytes));
+    auto place = [&](const void *host) {
+        return mem ? mem + (static_cast<const char *>(host) - l->mem) : NULL;
+    };
+    step->spans = reinterpret_cast<const struct span *>(place(l->spans));
+    step->tiles = reinterpret_cast<const struct prefill_tile *>(place(l->tiles));
+    step->row_span = reinterpret_cast<const int32_t *>(place(l->row_span));
+    step->decode = reinterpret_cast<const int32_t *>(place(l->decode));
+}
+
+/* Spans of one row decode; longer ones are cut into tiles, late ones first: they see most. */
+static void stage_batch(struct cuda *cuda, const struct kern_batch *batch) {
+    struct step *step = &cuda->step;
+    struct lists l = alloc_lists(cuda, batch);
+    int group = cuda_group(cuda);
+    step->decode_count = step->tile_count = 0;
+    step->has_angles = false;
+    for (int i = 0; i < batch->span_count; i++) {
+        const struct kern_span *s = &batch->spans[i];
+        CHECK(s->row >= 0 && s->count > 0 && s->row <= batch->rows - s->count);
+        l.spans[i] = {s->slot, s->row, s->count, s->pos};
+        for (int k = 0; k < s->count; k++) l.row_span[s->row + k] = i;
+        if (s->count == 1) {
+            l.decode[step->decode_count++] = i;
+            continue;
+        }
+        int last = (s->count * group - 1) / PREFILL_ROWS * PREFILL_ROWS;
+        for (int first = last; first >= 0; first -= PREFILL_ROWS)
+            l.tiles[step->tile_count++] = {i, first};
+    }
+    keep_host_spans(step, batch);
+    stage_lists(cuda, &l);
+    mem_free(l.mem);
+}
+
+const struct step *step_of(struct cuda *cuda, const struct kern_batch *batch) {
+    if (!same_batch(&cuda->step, batch)) stage_batch(cuda, batch);
+    return &cuda->step;
+}
+
+int op_begin_step(struct kern *kern, const struct kern_batch *batch) {
+    struct cuda *cuda = cuda_of(kern);
+    CHECK(cuda->has_cache);
+    for (int i = 0; i < batch->span_count; i++) {
+        const struct kern_span *s = &batch->spans[i];
+        CHECK(s->slot >= 0 && s->slot < cuda->options.slots);
+        CHECK(s->count > 0 && s->pos >= cuda->slots[s->slot].next_pos);
+        if (s->pos > cuda->options.max_positions - s->count) return ERR_LIMIT;
+        if (s->rule && !evict_can(s->rule)) return ERR_UNSUPPORTED;
+    }
+    stage_batch(cuda, batch);
+    append(cuda, batch);
+    attend_plan(cuda);
+    for (int i = 0; i < batch->span_count; i++) {
+        const struct kern_span *s = &batch->spans[i];
+        cuda->slots[s->slot].in_use = true;
+        cuda->slots[s->slot].next_pos = s->pos + s->count;
+    }
+    return 0;
+}
+
+int cache_sync(struct cuda *cuda) {
+    struct pages_state state = {};
+    cuda->step.rows = -1; /* staged lists end with the sync */
+    if (!cuda->has_cache) return device_sync(cuda->device);
+    int rc = device_download(cuda->device, &state, cuda->pages.state, sizeof state);
+    if (rc || !state.error) return rc;
+    device_zero(cuda->device, &cuda->pages.state->error, sizeof state.error);
+    return state.error;
+}
+
+/* ---- Slots --------------------------------------------------------------------------------- */
+
+/* A block per stream: keeps the entries before `pos`, gives the other pages back. Runs after errors
+ * too: a slot must be releasable whatever happened to it. */
+static __global__ void k_truncate(struct pages p, int slot, int32_t pos) {
+    int stream = blockIdx.x;
+    const int32_t *table = pages_table(p, slot, stream);
+    int32_t *length = pages_length(p, slot, stream);
+    int old = *length, left = pos <= 0 ? 0 : pages_before(p, table, old, pos);
+    for (int page = pages_for(p, left) + (int)threadIdx.x; page < pages_for(p, old);
+         page += (int)blockDim.x)
+        pages_drop(p, table[page]);
+    __syncthreads();
+    if (threadIdx.x == 0) *length = left;
+}
+
+int op_truncate(struct kern *kern, int slot, int32_t pos) {
+    struct cuda *cuda = cuda_of(kern);
+    CHECK(cuda->has_cache && slot >= 0 && slot < cuda->options.slots && pos >= 0);
+    LAUNCH(cuda->device, k_truncate, (unsigned)cuda->pages.streams, 64, 0, cuda->pages, slot, pos);
+    if (cuda->slots[slot].next_pos > pos) cuda->slots[slot].next_pos = pos;
+    return 0;
+}
+
+void op_release(struct kern *kern, int slot) {
+    struct cuda *cuda = cuda_of(kern);
+    CHECK(cuda->has_cache && slot >= 0 && slot < cuda->options.slots);
+    if (!cuda->slots[slot].in_use) return;
+    op_truncate(kern, slot, 0);
+    cuda->slots[slot] = {};
+}
+
+static __global__ void k_fork(struct pages p, int from, int to) {
+    int stream = blockIdx.x, length = *pages_length(p, from, stream);
+    const int32_t *source = pages_table(p, from, stream);
+    int32_t *target = pages_table(p, to, stream);
+    for (int page = threadIdx.x; page < pages_for(p, length); page += (int)blockDim.x) {
+        target[page] = source[page];
+        atomicAdd(&p.refs[source[page]], 1u);
+    }
+    if (threadIdx.x == 0) *pages_length(p, to, stream) = length;
+}
+
+int op_fork(struct kern *kern, int from, int to) {
+    struct cuda *cuda = cuda_of(kern);
+    CHECK(cuda->has_cache && from >= 0 && from < cuda->options.slots);
+    CHECK(to >= 0 && to < cuda->options.slots);
+    CHECK(cuda->slots[from].in_use && !cuda->slots[to].in_use);
+    LAUNCH(cuda->device, k_fork, (unsigned)cuda->pages.streams, 64, 0, cuda->pages, from, to);
+    cuda->slots[from].shared = true;
+    cuda->slots[to] = cuda->slots[from];
+    return 0;
+}
+
+/* ---- Reports ------------------------------------------------------------------------------- */
+
+/* A block per stream: its entries to where its first one goes. */
+static __global__ void k_gather(struct pages p, int slot, const int32_t *first, int32_t *pos,
+                                float *log_beta) {
+    int stream = blockIdx.x, length = *pages_length(p, slot, stream);
+    const int32_t *table = pages_table(p, slot, stream);
+    for (int i = threadIdx.x; i < length; i += (int)blockDim.x) {
+        int64_t side = pages_side(p, table, i), to = (int64_t)first[stream] + i;
+        pos[to] = p.pos[side];
+        log_beta[to] = p.log_beta[side];
+    }
+}
+
+static int report_entries(struct cuda *cuda, int slot, const int32_t *lengths,
+                          struct kern_report *report) {
+    const struct pages *p = &cuda->pages;
+    size_t count = report->entries, bytes = count * sizeof(int32_t);
+    int32_t *first = static_cast<int32_t *>(mem_try_alloc((size_t)p->streams, sizeof *first));
+    char *mem = static_cast<char *>(room_take(cuda, &cuda->gather, 2 * bytes));
+    if (!first || !mem) {
+        mem_free(first);
+        return ERR_NOMEM;
+    }
+    for (int s = 1; s < p->streams; s++) first[s] = first[s - 1] + lengths[s - 1];
+    const void *staged = device_stage(cuda->device, first, (size_t)p->streams * sizeof *first);
+    mem_free(first);
+    LAUNCH(cuda->device, k_gather, (unsigned)p->streams, THREADS, 0, *p, slot,
+           static_cast<const int32_t *>(staged), reinterpret_cast<int32_t *>(mem),
+           reinterpret_cast<float *>(mem + bytes));
+    int rc = 0;
+    if (report->positions) rc = device_download(cuda->device, report->positions, mem, bytes);
+    if (!rc && report->log_beta)
+        rc = device_download(cuda->device, report->log_beta, mem + bytes, bytes);
+    return rc;
+}
+
+int op_report(struct kern *kern, int slot, struct kern_report *report) {
+    struct cuda *cuda = cuda_of(kern);
+    const struct pages *p = &cuda->pages;
+    CHECK(cuda->has_cache && slot >= 0 && slot < cuda->options.slots);
+    size_t streams = (size_t)p->streams;
+    int32_t *lengths = static_cast<int32_t *>(mem_try_alloc(streams, sizeof *lengths));
+    if (!lengths) return ERR_NOMEM;
+    report->entries = 0;
+    report->pages = 0;
+    int rc = device_download(cuda->device, lengths, p->lengths + (size_t)slot * streams,
+                             streams * sizeof *lengths);
+    for (size_t s = 0; s < streams && !rc; s++) {
+        if (report->lengths) report->lengths[s] = lengths[s];
+        report->entries += (size_t)lengths[s];
+        report->pages += (lengths[s] + p->page_slots - 1) / p->page_slots;
+    }
+    if (!rc && report->entries && (report->positions || report->log_beta))
+        rc = report->entries > report->entries_max ? ERR_LIMIT
+                                                   : report_entries(cuda, slot, lengths, report);
+    mem_free(lengths);
+    return rc;
+}
+
+void op_cache_stats(struct kern *kern, struct kern_cache_stats *stats) {
+    struct cuda *cuda = cuda_of(kern);
+    struct pages_state state = {};
+    state.tail = (unsigned long long)cuda->pages.count;
+    (void)device_download(cuda->device, &state, cuda->pages.state, sizeof state);
+    stats->pages_used = cuda->pages.count - (int64_t)(state.tail - state.head);
+    stats->entries_evicted = state.evicted;
+}
+
+/* ---- The invariants ------------------------------------------------------------------------ */
+
+/* A copy on the host of all that says where pages are. */
+struct dump {
+    struct pages_state state;
+    int32_t *tables, *lengths, *ring, *pos;
+    uint32_t *refs, *seen;
+};
+
+static void close_dump(struct dump *d) {
+    void *arrays[] = {d->tables, d->lengths, d->ring, d->pos, d->refs, d->seen};
+    for (void *array : arrays) mem_free(array);
+}
+
+static int dump_array(struct cuda *cuda, void **to, const void *from, size_t count) {
+    *to = mem_try_alloc(count, 4);
+    return *to ? device_download(cuda->device, *to, from, 4 * count) : ERR_NOMEM;
+}
+
+static int open_dump(struct cuda *cuda, struct dump *d) {
+    const struct pages *p = &cuda->pages;
+    size_t count = (size_t)p->count, streams = (size_t)p->streams * (size_t)cuda->options.slots;
+    memset(d, 0, sizeof *d);
+    int rc = device_download(cuda->device, &d->state, p->state, sizeof d->state);
+    if (!rc)
+        rc = dump_array(cuda, (void **)&d->tables, p->tables, streams * (size_t)p->stream_pages);
+    if (!rc) rc = dump_array(cuda, (void **)&d->lengths, p->lengths, streams);
+    if (!rc) rc = dump_array(cuda, (void **)&d->ring, p->ring, count);
+    if (!rc) rc = dump_array(cuda, (void **)&d->refs, p->refs, count);
+    if (!rc) rc = dump_array(cuda, (void **)&d->pos, p->pos, count * (size_t)p->page_slots);
+    d->seen = static_cast<uint32_t *>(mem_try_alloc(count, sizeof *d->seen));
+    return rc ? rc : d->seen ? 0 : ERR_NOMEM;
+}
+
+static int check_stream(const struct cuda *cuda, struct dump *d, int slot, int stream,
+                        struct fault *fault) {
+    const struct pages *p = &cuda->pages;
+    size_t index = (size_t)slot * (size_t)p->streams + (size_t)stream;
+    const int32_t *table = d->tables + index * (size_t)p->stream_pages;
+    int32_t length = d->lengths[index], last = -1;
+    const struct slot *state = &cuda->slots[slot];
+    if (length < 0 || length > cuda->options.max_positions || (length > 0 && !state->in_use))
+        return fault_set(fault, ERR_INTERNAL, "cache", "slot %d stream %d has length %d", slot,
+                         stream, length);
+    for (int32_t i = 0; i < length; i++) {
+        int32_t page = table[i / p->page_slots];
+        if (page < 0 || page >= p->count)
+            return fault_set(fault, ERR_INTERNAL, "cache", "slot %d stream %d names page %d", slot,
+                             stream, page);
+        if (i % p->page_slots == 0) d->seen[page]++;
+        int32_t pos = d->pos[(size_t)page * (size_t)p->page_slots + (size_t)(i % p->page_slots)];
+        if (pos <= last || pos >= state->next_pos)
+            return fault_set(fault, ERR_INTERNAL, "cache",
+                             "slot %d stream %d entry %d: position %d after %d", slot, stream, i,
+                             pos, last);
+        last = pos;
+    }
+    return 0;
+}
+
+static int check_free(const struct cuda *cuda, struct dump *d, struct fault *fault) {
+    int64_t count = cuda->pages.count;
+    if (d->state.error || d->state.tail - d->state.head > (unsigned long long)count)
+        return fault_set(fault, ERR_INTERNAL, "cache", "error %d, ring %llu..%llu", d->state.error,
+                         d->state.head, d->state.tail);
+    for (unsigned long long i = d->state.head; i < d->state.tail; i++) {
+        int32_t page = d->ring[i % (unsigned long long)count];
+        if (page < 0 || page >= count || d->seen[page]++ > 0 || d->refs[page] > 0)
+            return fault_set(fault, ERR_INTERNAL, "cache", "page %d is free and used", page);
+    }
+    for (int64_t page = 0; page < count; page++)
+        if (d->seen[page] != (d->refs[page] > 0 ? d->refs[page] : 1))
+            return fault_set(fault, ERR_INTERNAL, "cache", "page %lld: %u references, %u seen",
+                             (long long)page, d->refs[page], d->seen[page]);
+    return 0;
+}
+
+int op_cache_check(struct kern *kern, struct fault *fault) {
+    struct cuda *cuda = cuda_of(kern);
+    struct dump d;
+    int rc = open_dump(cuda, &d);
+    if (rc) fault_set(fault, rc, "cache", "%s while copying the tables", err_text(rc));
+    for (int slot = 0; slot < cuda->options.slots && rc == 0; slot++)
+        for (int stream = 0; stream < cuda->pages.streams && rc == 0; stream++)
+            rc = check_stream(cuda, &d, slot, stream, fault);
+    if (rc == 0) rc = check_free(cuda, &d, fault);
+    close_dump(&d);
+    return rc;
+}

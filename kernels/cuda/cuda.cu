@@ -1,0 +1,134 @@
+/* The CUDA backend: opening, memory, the table. */
+#include "kernels/cuda/cuda.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels/cuda/internal.h"
+
+/* ---- Memory ---------------------------------------------------------------------------------- */
+
+static void *op_mem_alloc(struct kern *kern, size_t bytes) {
+    struct device *device = cuda_of(kern)->device;
+    void *mem = device_alloc(device, bytes);
+    if (mem) device_zero(device, mem, bytes);
+    return mem;
+}
+
+static void op_mem_free(struct kern *kern, void *mem) {
+    device_free(cuda_of(kern)->device, mem);
+}
+
+static int op_upload(struct kern *kern, void *to, const void *from, size_t bytes) {
+    device_upload(cuda_of(kern)->device, to, from, bytes);
+    return 0;
+}
+
+static int op_download(struct kern *kern, void *to, const void *from, size_t bytes) {
+    return device_download(cuda_of(kern)->device, to, from, bytes);
+}
+
+static int op_sync(struct kern *kern) {
+    return cache_sync(cuda_of(kern));
+}
+
+/* ---- Snapshots: refused, nothing is lost but the reuse of a state
+ * --------------------------------
+ */
+
+static size_t op_snapshot_size(struct kern *kern, int slot, int block) {
+    (void)kern, (void)slot, (void)block;
+    return 0;
+}
+
+static int op_snapshot_export(struct kern *kern, int slot, int block, void *to) {
+    (void)kern, (void)slot, (void)block, (void)to;
+    return ERR_UNSUPPORTED;
+}
+
+static int op_snapshot_check(struct kern *kern, const struct kern_block *blocks, int count,
+                             struct kern_report *report, struct fault *fault) {
+    (void)kern, (void)blocks, (void)count, (void)report;
+    return fault_set(fault, ERR_UNSUPPORTED, "snapshot", "the CUDA backend takes no snapshots");
+}
+
+static int op_snapshot_import(struct kern *kern, int slot, const struct kern_block *blocks,
+                              int count, struct fault *fault) {
+    (void)slot;
+    return op_snapshot_check(kern, blocks, count, NULL, fault);
+}
+
+/* ---- Opening --------------------------------------------------------------------------------- */
+
+static void op_close(struct kern *kern) {
+    struct cuda *cuda = cuda_of(kern);
+    if (cuda->device) {
+        (void)device_sync(cuda->device);
+        cache_close(cuda);
+        struct room *rooms[] = {&cuda->angles, &cuda->narrow, &cuda->hidden, &cuda->claims,
+                                &cuda->select, &cuda->sample, &cuda->gather};
+        for (struct room *room : rooms) device_free(cuda->device, room->mem);
+        device_free(cuda->device, cuda->freq);
+        device_close(cuda->device);
+    }
+    mem_free(cuda);
+}
+
+static struct kern_ops make_table(const char *name) {
+    struct kern_ops t = {};
+    t.name = name;
+    t.close = op_close;
+    t.mem_alloc = op_mem_alloc;
+    t.mem_free = op_mem_free;
+    t.upload = op_upload;
+    t.download = op_download;
+    t.weight_load = op_weight_load;
+    t.weight_free = op_weight_free;
+    t.gate_load = op_gate_load;
+    t.gate_free = op_gate_free;
+    t.embed = op_embed;
+    t.rms_norm = op_rms_norm;
+    t.matmul = op_matmul;
+    t.glu = op_glu;
+    t.gather_rows = op_gather_rows;
+    t.gate = op_gate;
+    t.cache_open = op_cache_open;
+    t.cache_info = op_cache_info;
+    t.begin_step = op_begin_step;
+    t.qk_rope = op_qk_rope;
+    t.write_kv = op_write_kv;
+    t.attend = op_attend;
+    t.evict = op_evict;
+    t.truncate = op_truncate;
+    t.fork = op_fork;
+    t.release = op_release;
+    t.report = op_report;
+    t.snapshot_size = op_snapshot_size;
+    t.snapshot_export = op_snapshot_export;
+    t.snapshot_check = op_snapshot_check;
+    t.snapshot_import = op_snapshot_import;
+    t.cache_stats = op_cache_stats;
+    t.cache_check = op_cache_check;
+    t.sample = op_sample;
+    t.sync = op_sync;
+    return t;
+}
+
+int cuda_probe(struct fault *fault) {
+    return device_count(fault) > 0 ? 0 : ERR_NOTFOUND;
+}
+
+int cuda_open(const struct cuda_options *options, struct kern **out, struct fault *fault) {
+    struct cuda *cuda = static_cast<struct cuda *>(mem_try_alloc(1, sizeof *cuda));
+    if (!cuda) return fault_set(fault, ERR_NOMEM, "", "no memory for the CUDA backend");
+    int rc = device_open(options->device, &cuda->device, fault);
+    if (rc) {
+        mem_free(cuda);
+        return rc;
+    }
+    cuda->ops = make_table(device_name(cuda->device));
+    cuda->base.ops = &cuda->ops;
+    cuda->step.rows = -1;
+    *out = &cuda->base;
+    return 0;
+}

@@ -1,0 +1,32 @@
+/* The CUDA backend: one NVIDIA GPU (compute capability 9.0 or later), the vtable of kern.h.
+ *
+ * Activations are float32 between operations; matrix products round them to bf16 (weights in bf16;
+ * float32 weights multiply in float32), attention rounds queries, keys, values and probabilities
+ * to bf16 and sums in float32. Pages hold bf16; head_dim is 64, 128 or 256, at most 16 query heads
+ * share a KV head.
+ *
+ * Everything is queued on one stream: errors of a step come with `sync`. ERR_FULL and ERR_INTERNAL
+ * there mean that a kernel refused (a broken reservation): the step's slots are to be released.
+ * ERR_DEVICE stays for good: the context is lost, and only a new process gets another one. */
+#ifndef KEEPD_KERNELS_CUDA_CUDA_H
+#define KEEPD_KERNELS_CUDA_CUDA_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#include "kernels/kern.h"
+
+struct cuda_options {
+    int device; /* index, 0 = the first */
+};
+
+/* Is there a device to open? ERR_NOTFOUND: none, and why; the CPU backend is to be used then. */
+int cuda_probe(struct fault *fault);
+int cuda_open(const struct cuda_options *options, struct kern **out, struct fault *fault);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,392 @@
+/* kernels/cuda/device.h over the CUDA runtime and cuBLASLt. Never links libcuda: a machine without
+ * a driver starts, is told so by device_count, and goes on with the CPU. */
+#include <cublasLt.h>
+#include <cuda_runtime.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels/cuda/device.h"
+
+extern "C" {
+#include "base/log.h"
+}
+
+#define UPLOAD_BYTES    ((size_t)16 << 20) /* pinned: weights on their way */
+#define STAGE_BYTES     ((size_t)4 << 20)  /* a chunk, at least: host lists of a step */
+#define CHUNKS_MAX      16
+#define WORKSPACE_BYTES ((size_t)32 << 20) /* what cuBLASLt likes on Hopper */
+#define SHAPES_MAX      256                /* different (n, k, dtype) of a model: a handful */
+#define HEURISTIC_ROWS  64 /* rows that a shape's algorithm is chosen for; see find_algorithm */
+#define HEURISTIC_MAX   32
+
+/* A product's algorithm, chosen once per shape. */
+struct matmul_shape {
+    int64_t n, k;
+    enum kern_dtype dtype;
+    bool bias;
+    cublasLtMatmulAlgo_t algorithm;
+};
+
+/* Host lists of a step: pinned memory and its device twin. */
+struct chunk {
+    char *host, *device;
+    size_t bytes, used;
+};
+
+struct device {
+    int index, processors;
+    cudaStream_t stream;
+    cublasLtHandle_t blas;
+    void *workspace;
+    char *upload; /* pinned, UPLOAD_BYTES: two halves that take turns */
+    cudaEvent_t upload_done[2];
+    int upload_half;
+    struct chunk chunks[CHUNKS_MAX]; /* the last one is being filled; all are in use until sync */
+    int chunk_count;
+    struct matmul_shape shapes[SHAPES_MAX];
+    int shape_count;
+    int failed; /* first error since the last sync */
+    bool lost;  /* the context is poisoned: for good */
+};
+
+/* ---- Errors ---------------------------------------------------------------------------------- */
+
+void device_failed(struct device *device, int code) {
+    if (!device->failed) device->failed = code;
+}
+
+/* Errors that leave the context usable are those of asking for too much. */
+static bool ok(struct device *device, cudaError_t error, const char *what) {
+    if (error == cudaSuccess) return true;
+    log_error("cuda: %s: %s", what, cudaGetErrorString(error));
+    if (error == cudaErrorMemoryAllocation) {
+        (void)cudaGetLastError();
+        device_failed(device, ERR_NOMEM);
+        return false;
+    }
+    device->lost = true;
+    device_failed(device, ERR_DEVICE);
+    return false;
+}
+
+/* ---- Opening --------------------------------------------------------------------------------- */
+
+int device_count(struct fault *fault) {
+    int count = 0;
+    cudaError_t error = cudaGetDeviceCount(&count);
+    if (error != cudaSuccess || count == 0) {
+        fault_set(fault, ERR_NOTFOUND, "device", "no CUDA device: %s",
+                  error == cudaSuccess ? "none is visible" : cudaGetErrorString(error));
+        (void)cudaGetLastError();
+        return 0;
+    }
+    return count;
+}
+
+static int check_device(int index, int *processors, struct fault *fault) {
+    int count = device_count(fault), major = 0, minor = 0;
+    if (count == 0) return ERR_NOTFOUND;
+    if (index < 0 || index >= count)
+        return fault_set(fault, ERR_NOTFOUND, "device", "device %d of %d", index, count);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index);
+    cudaDeviceGetAttribute(processors, cudaDevAttrMultiProcessorCount, index);
+    if (major < 9)
+        return fault_set(fault, ERR_UNSUPPORTED, "device",
+                         "the device has compute capability %d.%d; 9.0 (Hopper) or later is needed",
+                         major, minor);
+    return 0;
+}
+
+int device_open(int index, struct device **out, struct fault *fault) {
+    int processors = 0, rc = check_device(index, &processors, fault);
+    if (rc) return rc;
+    struct device *device = static_cast<struct device *>(mem_try_alloc(1, sizeof *device));
+    if (!device) return fault_set(fault, ERR_NOMEM, "device", "no memory");
+    device->index = index;
+    device->processors = processors;
+    bool good = ok(device, cudaSetDevice(index), "cudaSetDevice") &&
+                ok(device, cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking),
+                   "cudaStreamCreate") &&
+                ok(device, cudaMalloc(&device->workspace, WORKSPACE_BYTES), "workspace") &&
+                ok(device, cudaEventCreate(&device->upload_done[0]), "cudaEventCreate") &&
+                ok(device, cudaEventCreate(&device->upload_done[1]), "cudaEventCreate") &&
+                ok(device, cudaMallocHost((void **)&device->upload, UPLOAD_BYTES), "staging");
+    if (good && cublasLtCreate(&device->blas) != CUBLAS_STATUS_SUCCESS) good = false;
+    if (!good) {
+        device_close(device);
+        return fault_set(fault, ERR_DEVICE, "device", "cannot open CUDA device %d", index);
+    }
+    *out = device;
+    return 0;
+}
+
+static void close_chunk(struct chunk *chunk) {
+    cudaFree(chunk->device);
+    cudaFreeHost(chunk->host);
+    *chunk = {};
+}
+
+void device_close(struct device *device) {
+    if (!device) return;
+    if (device->blas) cublasLtDestroy(device->blas);
+    if (device->stream) cudaStreamDestroy(device->stream);
+    for (int i = 0; i < 2; i++)
+        if (device->upload_done[i]) cudaEventDestroy(device->upload_done[i]);
+    for (int i = 0; i < device->chunk_count; i++) close_chunk(&device->chunks[i]);
+    cudaFree(device->workspace);
+    cudaFreeHost(device->upload);
+    mem_free(device);
+}
+
+const char *device_name(const struct device *) {
+    return "cuda";
+}
+
+int device_processors(const struct device *device) {
+    return device->processors;
+}
+
+/* ---- Memory ---------------------------------------------------------------------------------- */
+
+void *device_alloc(struct device *device, size_t bytes) {
+    void *mem = NULL;
+    if (cudaMalloc(&mem, bytes ? bytes : 1) == cudaSuccess) return mem;
+    (void)cudaGetLastError(); /* a failed allocation poisons nothing; the caller says what for */
+    (void)device;
+    return NULL;
+}
+
+/* cudaFree waits for the device: nothing queued still uses the memory. */
+void device_free(struct device *device, void *mem) {
+    if (mem) ok(device, cudaFree(mem), "cudaFree");
+}
+
+size_t device_memory_free(const struct device *) {
+    size_t unused = 0, total = 0;
+    return cudaMemGetInfo(&unused, &total) == cudaSuccess ? unused : 0;
+}
+
+void device_zero(struct device *device, void *mem, size_t bytes) {
+    ok(device, cudaMemsetAsync(mem, 0, bytes, device->stream), "memset");
+}
+
+void device_forget(struct device *, void *, size_t) {}
+
+void device_copy(struct device *device, void *to, const void *from, size_t bytes) {
+    ok(device, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, device->stream), "copy");
+}
+
+/* ---- Between host and device ------------------------------------------------------------------
+ */
+
+/* Through pinned memory, half by half: while one is copied by the host, the other is under way. */
+void device_upload(struct device *device, void *to, const void *from, size_t bytes) {
+    const size_t half = UPLOAD_BYTES / 2;
+    char *target = static_cast<char *>(to);
+    const char *source = static_cast<const char *>(from);
+    while (bytes > 0 && !device->lost) {
+        size_t slice = bytes < half ? bytes : half;
+        int turn = device->upload_half ^= 1;
+        char *pinned = device->upload + (turn ? half : 0);
+        if (!ok(device, cudaEventSynchronize(device->upload_done[turn]), "upload")) return;
+        memcpy(pinned, source, slice);
+        ok(device, cudaMemcpyAsync(target, pinned, slice, cudaMemcpyHostToDevice, device->stream),
+           "upload");
+        ok(device, cudaEventRecord(device->upload_done[turn], device->stream), "upload");
+        target += slice;
+        source += slice;
+        bytes -= slice;
+    }
+}
+
+static struct chunk *add_chunk(struct device *device, size_t bytes) {
+    struct chunk fresh = {};
+    fresh.bytes = bytes < STAGE_BYTES ? STAGE_BYTES : bytes;
+    if (device->chunk_count == CHUNKS_MAX) return NULL;
+    if (cudaMalloc((void **)&fresh.device, fresh.bytes) != cudaSuccess ||
+        cudaMallocHost((void **)&fresh.host, fresh.bytes) != cudaSuccess) {
+        (void)cudaGetLastError();
+        close_chunk(&fresh);
+        return NULL;
+    }
+    device->chunks[device->chunk_count] = fresh;
+    return &device->chunks[device->chunk_count++];
+}
+
+const void *device_stage(struct device *device, const void *from, size_t bytes) {
+    size_t room = (bytes + 255) / 256 * 256;
+    struct chunk *chunk = device->chunk_count ? &device->chunks[device->chunk_count - 1] : NULL;
+    if (!chunk || chunk->used + room > chunk->bytes) chunk = add_chunk(device, room);
+    if (!chunk) {
+        log_error("cuda: no memory for a list of %zu bytes", bytes);
+        device_failed(device, ERR_NOMEM);
+        return NULL;
+    }
+    size_t at = chunk->used;
+    chunk->used += room;
+    memcpy(chunk->host + at, from, bytes);
+    ok(device,
+       cudaMemcpyAsync(chunk->device + at, chunk->host + at, bytes, cudaMemcpyHostToDevice,
+                       device->stream),
+       "staging");
+    return chunk->device + at;
+}
+
+/* Nothing is under way: several chunks become one that would have held them all. */
+static void reset_chunks(struct device *device) {
+    size_t bytes = 0;
+    for (int i = 0; i < device->chunk_count; i++) {
+        bytes += device->chunks[i].bytes;
+        device->chunks[i].used = 0;
+    }
+    if (device->chunk_count < 2) return;
+    for (int i = 0; i < device->chunk_count; i++) close_chunk(&device->chunks[i]);
+    device->chunk_count = 0;
+    (void)add_chunk(device, bytes); /* or the next list makes one */
+}
+
+int device_download(struct device *device, void *to, const void *from, size_t bytes) {
+    ok(device, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, device->stream),
+       "download");
+    ok(device, cudaStreamSynchronize(device->stream), "waiting for the device");
+    return device->failed;
+}
+
+int device_sync(struct device *device) {
+    ok(device, cudaStreamSynchronize(device->stream), "waiting for the device");
+    int failed = device->failed;
+    device->failed = device->lost ? ERR_DEVICE : 0;
+    reset_chunks(device);
+    return failed;
+}
+
+/* ---- Launching ------------------------------------------------------------------------------- */
+
+bool device_prepare(struct device *device, const void *kernel, size_t shared) {
+    if (device->lost) return false;
+    if (shared <= (size_t)48 << 10) return true;
+    return ok(device,
+              cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   static_cast<int>(shared)),
+              "shared memory of a kernel");
+}
+
+cudaStream_t device_stream(struct device *device) {
+    return device->stream;
+}
+
+void device_launched(struct device *device, const char *name) {
+    ok(device, cudaGetLastError(), name);
+}
+
+/* ---- Products -------------------------------------------------------------------------------- */
+
+/* Row-major y = x w^T is, column by column, y' = w'^T x' of the same bytes: m = n, n = rows. */
+struct matmul_plan {
+    cublasLtMatmulDesc_t operation;
+    cublasLtMatrixLayout_t w, x, y;
+};
+
+static void close_plan(struct matmul_plan *p) {
+    if (p->operation) cublasLtMatmulDescDestroy(p->operation);
+    if (p->w) cublasLtMatrixLayoutDestroy(p->w);
+    if (p->x) cublasLtMatrixLayoutDestroy(p->x);
+    if (p->y) cublasLtMatrixLayoutDestroy(p->y);
+}
+
+static bool set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute,
+                const void *value, size_t size) {
+    return cublasLtMatmulDescSetAttribute(operation, attribute, value, size) ==
+           CUBLAS_STATUS_SUCCESS;
+}
+
+static bool open_plan(struct matmul_plan *p, int64_t n, int64_t k, int64_t rows,
+                      enum kern_dtype dtype, const float *bias) {
+    cudaDataType_t type = dtype == KERN_F32 ? CUDA_R_32F : CUDA_R_16BF;
+    cublasOperation_t transposed = CUBLAS_OP_T;
+    cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+    memset(p, 0, sizeof *p);
+    uint64_t rows_u = static_cast<uint64_t>(rows), n_u = static_cast<uint64_t>(n),
+             k_u = static_cast<uint64_t>(k);
+    bool good =
+        cublasLtMatmulDescCreate(&p->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F) ==
+            CUBLAS_STATUS_SUCCESS &&
+        cublasLtMatrixLayoutCreate(&p->w, type, k_u, n_u, k) == CUBLAS_STATUS_SUCCESS &&
+        cublasLtMatrixLayoutCreate(&p->x, type, k_u, rows_u, k) == CUBLAS_STATUS_SUCCESS &&
+        cublasLtMatrixLayoutCreate(&p->y, CUDA_R_32F, n_u, rows_u, n) == CUBLAS_STATUS_SUCCESS &&
+        set(p->operation, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed);
+    if (good && bias)
+        good = set(p->operation, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue) &&
+               set(p->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+    return good;
+}
+
+/* Sums of one output are in one order whatever the number of rows, if the kernel is the same and
+ * does not split k: so one algorithm per shape, chosen for HEURISTIC_ROWS rows, without split. */
+static bool one_sum(const cublasLtMatmulAlgo_t *algorithm) {
+    int32_t split = 1;
+    uint32_t reduction = 0;
+    size_t written;
+    cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &split,
+                                         sizeof split, &written);
+    cublasLtMatmulAlgoConfigGetAttribute(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
+                                         &reduction, sizeof reduction, &written);
+    return split <= 1 && reduction == CUBLASLT_REDUCTION_SCHEME_NONE;
+}
+
+static bool choose_algorithm(struct device *device, struct matmul_shape *shape, const float *bias) {
+    struct matmul_plan plan;
+    cublasLtMatmulPreference_t preference = NULL;
+    cublasLtMatmulHeuristicResult_t found[HEURISTIC_MAX];
+    size_t workspace = WORKSPACE_BYTES;
+    int count = 0, best = -1;
+    bool good = open_plan(&plan, shape->n, shape->k, HEURISTIC_ROWS, shape->dtype, bias) &&
+                cublasLtMatmulPreferenceCreate(&preference) == CUBLAS_STATUS_SUCCESS &&
+                cublasLtMatmulPreferenceSetAttribute(
+                    preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
+                    sizeof workspace) == CUBLAS_STATUS_SUCCESS &&
+                cublasLtMatmulAlgoGetHeuristic(device->blas, plan.operation, plan.w, plan.x, plan.y,
+                                               plan.y, preference, HEURISTIC_MAX, found,
+                                               &count) == CUBLAS_STATUS_SUCCESS;
+    for (int i = 0; good && i < count && best < 0; i++)
+        if (found[i].state == CUBLAS_STATUS_SUCCESS && one_sum(&found[i].algo)) best = i;
+    if (best >= 0) shape->algorithm = found[best].algo;
+    if (preference) cublasLtMatmulPreferenceDestroy(preference);
+    close_plan(&plan);
+    return best >= 0;
+}
+
+static const struct matmul_shape *find_shape(struct device *device, int64_t n, int64_t k,
+                                             enum kern_dtype dtype, const float *bias) {
+    for (int i = 0; i < device->shape_count; i++) {
+        const struct matmul_shape *s = &device->shapes[i];
+        if (s->n == n && s->k == k && s->dtype == dtype && s->bias == (bias != NULL)) return s;
+    }
+    CHECK(device->shape_count < SHAPES_MAX);
+    struct matmul_shape *fresh = &device->shapes[device->shape_count];
+    fresh->n = n;
+    fresh->k = k;
+    fresh->dtype = dtype;
+    fresh->bias = bias != NULL;
+    if (!choose_algorithm(device, fresh, bias)) return NULL;
+    device->shape_count++;
+    return fresh;
+}
+
+void device_matmul(struct device *device, float *y, const void *x, const void *w, const float *bias,
+                   int rows, int64_t n, int64_t k, enum kern_dtype dtype, bool add) {
+    if (device->lost) return;
+    const struct matmul_shape *shape = find_shape(device, n, k, dtype, bias);
+    const float one = 1, beta = add ? 1 : 0;
+    struct matmul_plan plan = {};
+    bool good = shape && open_plan(&plan, n, k, rows, dtype, bias) &&
+                cublasLtMatmul(device->blas, plan.operation, &one, w, plan.w, x, plan.x, &beta, y,
+                               plan.y, y, plan.y, &shape->algorithm, device->workspace,
+                               WORKSPACE_BYTES, device->stream) == CUBLAS_STATUS_SUCCESS;
+    close_plan(&plan);
+    if (good) return;
+    log_error("cuda: cuBLASLt refuses a product of %d x %lld x %lld", rows, (long long)n,
+              (long long)k);
+    device_failed(device, ERR_DEVICE);
+}

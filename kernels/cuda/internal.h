@@ -1,0 +1,170 @@
+/* What the files of the CUDA backend share. C++; not for anybody else. */
+#ifndef KEEPD_KERNELS_CUDA_INTERNAL_H
+#define KEEPD_KERNELS_CUDA_INTERNAL_H
+
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/pages.cuh"
+
+#define GROUP_MAX    16  /* query heads per KV head: rows of one mma tile */
+#define PREFILL_ROWS 128 /* packed rows (token, query head of the group) of a prompt's tile */
+
+/* Row-major [rows][cols], the layout of the file. */
+struct kern_weight {
+    void *data;
+    enum kern_dtype dtype; /* BF16, or F32 for files of F32 and F16 */
+    int64_t rows, cols;
+};
+
+/* Device memory that only grows; contents do not survive. */
+struct room {
+    void *mem;
+    size_t bytes;
+};
+
+struct slot {
+    bool in_use;
+    bool shared; /* has been forked, so pages may have other owners: writers look */
+    int32_t next_pos;
+};
+
+/* A span on the device. */
+struct span {
+    int32_t slot, row, count, pos;
+};
+
+/* One decoding row: its stream of every (layer, head) is an item's source. */
+struct plan_stream {
+    int32_t full, tail; /* item of its first whole chunk; of the rest, or -1 */
+};
+
+struct plan_item {
+    int32_t stream; /* decoding row * heads_kv + head */
+    int32_t chunk;
+};
+
+/* Tile of PREFILL_ROWS packed rows of one span. */
+struct prefill_tile {
+    int32_t span, first;
+};
+
+/* What begin_step leaves for the layer operations of the same batch. */
+struct step {
+    struct kern_span *host; /* the batch's spans, to recognise it; grows */
+    int host_room, span_count, rows;
+    const struct span *spans; /* device, [span_count] */
+    const int32_t *row_span;  /* device, [rows] */
+    const int32_t *decode;    /* device, [decode_count]: spans of one row */
+    const struct prefill_tile *tiles;
+    int decode_count, tile_count;
+    bool has_angles; /* rope's, of these rows */
+};
+
+struct cuda {
+    struct kern base; /* first: a struct kern * is a struct cuda * */
+    struct kern_ops ops;
+    struct device *device;
+    struct kern_cache_options options;
+    bool has_cache;
+    struct pages pages;
+    struct slot *slots;
+    struct step step;
+
+    /* Attention's plan, made by begin_step for all layers, and its partial results. */
+    struct plan_item *items;     /* [layers][items_max] */
+    struct plan_stream *streams; /* [layers][slots * heads_kv] */
+    int32_t *item_counts;        /* [layers] */
+    int64_t items_max;
+    float *partials; /* [items_max][group][head_dim + 2]: o, then m, l */
+
+    /* Rotation: frequencies and scale that `angles` was made with. */
+    const float *rope_freq; /* host, to recognise it */
+    float rope_scale;
+    float *freq;        /* device, [head_dim / 2] */
+    struct room angles; /* [rows][head_dim]: cosines, then sines */
+
+    struct room narrow; /* bf16 activations of a product */
+    struct room hidden; /* gates */
+    struct room claims; /* begin_step: [span][stream] */
+    struct room select; /* evict: struct cut, histograms */
+    struct room sample; /* see sample.cu */
+    struct room gather; /* report */
+};
+
+static inline struct cuda *cuda_of(struct kern *kern) {
+    return reinterpret_cast<struct cuda *>(kern);
+}
+
+static inline int cuda_group(const struct cuda *cuda) {
+    return cuda->options.heads_q / cuda->options.heads_kv;
+}
+
+/* The room's memory, `bytes` at least; NULL when there is none (the failure sticks in the device).
+ * What it held is gone. */
+void *room_take(struct cuda *cuda, struct room *room, size_t bytes);
+
+/* cache.cu */
+int op_cache_open(struct kern *kern, const struct kern_cache_options *options, struct fault *fault);
+void op_cache_info(enum kern_dtype dtype, int head_dim, struct kern_cache_info *info);
+void cache_close(struct cuda *cuda);
+int op_begin_step(struct kern *kern, const struct kern_batch *batch);
+int op_truncate(struct kern *kern, int slot, int32_t pos);
+int op_fork(struct kern *kern, int from, int to);
+void op_release(struct kern *kern, int slot);
+int op_report(struct kern *kern, int slot, struct kern_report *report);
+void op_cache_stats(struct kern *kern, struct kern_cache_stats *stats);
+int op_cache_check(struct kern *kern, struct fault *fault);
+/* Reads and clears the sticky error of kernels, after waiting for them. */
+int cache_sync(struct cuda *cuda);
+/* The batch on the device: what begin_step left when it is the same one. */
+const struct step *step_of(struct cuda *cuda, const struct kern_batch *batch);
+
+/* Makes ERR_FULL stick if state->need is more than there are free pages; need is 0 afterwards. */
+void cache_decide(struct cuda *cuda);
+
+/* attend.cu */
+int attend_open(struct cuda *cuda);
+void attend_close(struct cuda *cuda);
+void attend_plan(struct cuda *cuda);
+void op_attend(struct kern *kern, int layer, float *out, const float *qkv,
+               const struct kern_batch *batch, const struct kern_attend_options *options);
+
+/* evict.cu */
+bool evict_can(const struct kern_rule *rule); /* does this backend know the method? */
+int op_evict(struct kern *kern, const struct kern_evict *due, int count);
+
+/* rope.cu */
+void op_qk_rope(struct kern *kern, float *qkv, const float *q_norm, const float *k_norm, float eps,
+                const struct kern_rope *rope, const struct kern_batch *batch);
+void op_write_kv(struct kern *kern, int layer, const float *qkv, const float *log_beta,
+                 const struct kern_batch *batch);
+
+/* rows.cu */
+void op_embed(struct kern *kern, float *x, const struct kern_weight *table, const int32_t *tokens,
+              int rows);
+void op_rms_norm(struct kern *kern, float *y, const float *x, const float *weight, int rows,
+                 int dim, float eps);
+void op_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_ff);
+void op_gather_rows(struct kern *kern, float *y, const float *x, const int32_t *index, int count,
+                    int dim);
+/* x as bf16, nearest even. */
+void narrow(struct cuda *cuda, uint16_t *to, const float *from, int64_t count);
+
+/* weight.cu */
+int op_weight_load(struct kern *kern, const struct kern_matrix *parts, int part_count,
+                   enum kern_shard shard, struct kern_weight **out, struct fault *fault);
+void op_weight_free(struct kern *kern, struct kern_weight *weight);
+void op_matmul(struct kern *kern, float *y, const float *x, const struct kern_weight *weight,
+               const float *bias, int rows, enum kern_matmul_mode mode);
+
+/* gate.cu */
+int op_gate_load(struct kern *kern, const struct kern_gate_spec *spec, struct kern_gate **out,
+                 struct fault *fault);
+void op_gate_free(struct kern *kern, struct kern_gate *gate);
+void op_gate(struct kern *kern, float *log_beta, const float *x, const struct kern_gate *gate,
+             int rows);
+
+/* sample.cu */
+int op_sample(struct kern *kern, const float *logits, int rows, int vocab,
+              const struct kern_sample *params, struct kern_sampled *out);
+
+#endif

@@ -1,0 +1,115 @@
+/* What kernels need from the machine: every inline PTX of the backend is here, and here alone.
+ *
+ * Kernel sources compile twice: by nvcc, and by the host compiler with KEEPD_EMU for the fiber
+ * emulator of tests/emu, whose emu.h then stands in for this file. So a kernel uses these
+ * functions, the CUDA built-ins that emu.h knows (warp shuffles and votes with a full mask,
+ * __syncthreads, atomics), and no CUB.
+ *
+ * Fragments of mma.m16n8k16 (PTX ISA, "Matrix Fragments for mma.m16n8k16"): with g = lane / 4 and
+ * t = lane % 4, a[i] holds row g + 8 (i & 1), columns 2t + 8 (i >> 1), +1; b[i] rows 2t + 8 i, +1
+ * of column g; c[i] row g + 8 (i >> 1), column 2t + (i & 1). */
+#ifndef KEEPD_KERNELS_CUDA_PTX_CUH
+#define KEEPD_KERNELS_CUDA_PTX_CUH
+
+#include <stdint.h>
+
+#define WARP_ALL 0xffffffffu
+
+#ifdef KEEPD_EMU
+#include "emu.h"
+#else
+
+#define SHARED_MEMORY(name) extern __shared__ __align__(128) char name[]
+
+static __device__ __forceinline__ uint32_t ptx_shared(const void *at) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(at));
+}
+
+static __device__ __forceinline__ float ptx_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* Two bf16, nearest even; `low` in the low half. */
+static __device__ __forceinline__ uint32_t ptx_pack_bf16(float low, float high) {
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+/* Four 8 x 8 matrices of 16-bit numbers from shared memory: lane 8 i + r names row r of matrix i;
+ * out[i] is this lane's pair of matrix i, row lane / 4. */
+static __device__ __forceinline__ void ptx_load_matrix(uint32_t out[4], const void *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"(ptx_shared(row))
+                 : "memory");
+}
+
+/* The same, each matrix transposed. */
+static __device__ __forceinline__ void ptx_load_matrix_transposed(uint32_t out[4],
+                                                                  const void *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"(ptx_shared(row))
+                 : "memory");
+}
+
+/* c += a b, bf16 in, float32 sums. */
+static __device__ __forceinline__ void ptx_mma(float c[4], const uint32_t a[4], uint32_t b0,
+                                               uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* An mbarrier in shared memory: a phase ends when `arrivals` threads have arrived and all bytes
+ * they announced have come. */
+static __device__ __forceinline__ void ptx_barrier_init(uint64_t *barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(ptx_shared(barrier)), "r"(arrivals)
+                 : "memory");
+}
+
+/* Between initialisation and the first use by the copy engine. */
+static __device__ __forceinline__ void ptx_barrier_init_fence() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* Arrives once and announces `bytes`. */
+static __device__ __forceinline__ void ptx_barrier_expect(uint64_t *barrier, uint32_t bytes) {
+    asm volatile(
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(ptx_shared(barrier)),
+        "r"(bytes)
+        : "memory");
+}
+
+/* Until the phase of this parity (0 for the first) has ended. */
+static __device__ __forceinline__ void ptx_barrier_wait(uint64_t *barrier, uint32_t parity) {
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n"
+                 "}\n" ::"r"(ptx_shared(barrier)),
+                 "r"(parity)
+                 : "memory");
+}
+
+/* One instruction of one thread; both sides aligned to 16 bytes, as is `bytes`. */
+static __device__ __forceinline__ void ptx_bulk_copy(void *shared, const void *global,
+                                                     uint32_t bytes, uint64_t *barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(ptx_shared(shared)),
+                 "l"(global), "r"(bytes), "r"(ptx_shared(barrier))
+                 : "memory");
+}
+
+static __device__ __forceinline__ void ptx_named_barrier(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+#endif
+#endif

@@ -1,0 +1,152 @@
+/* Rotation of queries and keys (RoFormer, arXiv 2104.09864; rotate-half pairs), with the optional
+ * RMSNorm per head before it, and writing keys and values into their pages. */
+#include "kernels/cuda/internal.h"
+
+#define THREADS 256
+
+/* ---- Rotation ------------------------------------------------------------------------------ */
+
+/* cos and sin of pos * inv_freq[j], once per step: every layer and head wants the same. */
+static __global__ void k_angles(const struct span *spans, const int32_t *row_span, int rows,
+                                int half, const float *freq, float scale, float *angles) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= (int64_t)rows * half) return;
+    int row = (int)(i / half), j = (int)(i % half);
+    const struct span s = spans[row_span[row]];
+    float angle = __fmul_rn((float)(s.pos + row - s.row), freq[j]);
+    angles[(int64_t)row * 2 * half + j] = cosf(angle) * scale;
+    angles[(int64_t)row * 2 * half + half + j] = sinf(angle) * scale;
+}
+
+struct rope_args {
+    float *qkv;
+    const float *angles, *q_norm, *k_norm; /* norms may be NULL */
+    int rows, heads_q, heads_kv, head_dim;
+    float eps;
+};
+
+static __device__ float warp_sum(float x) {
+    for (int by = 16; by > 0; by /= 2) x += __shfl_xor_sync(WARP_ALL, x, by);
+    return x;
+}
+
+/* A warp per (row, head); lane l has pairs l, l + 32, ... */
+static __global__ void k_rope(const struct rope_args a) {
+    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    int lane = threadIdx.x % 32, heads = a.heads_q + a.heads_kv, half = a.head_dim / 2;
+    if (i >= (int64_t)a.rows * heads) return;
+    int64_t row = i / heads;
+    int head = (int)(i % heads);
+    float *x = a.qkv + (row * (heads + a.heads_kv) + head) * a.head_dim;
+    const float *norm = head < a.heads_q ? a.q_norm : a.k_norm;
+    const float *cosine = a.angles + row * a.head_dim, *sine = cosine + half;
+    float scale = 1;
+    if (norm) {
+        float sum = 0;
+        for (int j = lane; j < a.head_dim; j += 32) sum += x[j] * x[j];
+        scale = 1 / sqrtf(warp_sum(sum) / (float)a.head_dim + a.eps);
+    }
+    for (int j = lane; j < half; j += 32) {
+        float u = x[j], v = x[j + half];
+        if (norm) {
+            u = u * scale * norm[j];
+            v = v * scale * norm[j + half];
+        }
+        x[j] = u * cosine[j] - v * sine[j];
+        x[j + half] = v * cosine[j] + u * sine[j];
+    }
+}
+
+/* The frequencies on the device, and this step's angles. */
+static const float *angles_of(struct cuda *cuda, const struct step *step,
+                              const struct kern_rope *rope) {
+    int half = cuda->options.head_dim / 2;
+    size_t bytes = (size_t)half * sizeof(float);
+    if (cuda->rope_freq != rope->inv_freq) {
+        if (!cuda->freq) cuda->freq = static_cast<float *>(device_alloc(cuda->device, bytes));
+        if (!cuda->freq) {
+            device_failed(cuda->device, ERR_NOMEM);
+            return NULL;
+        }
+        device_upload(cuda->device, cuda->freq, rope->inv_freq, bytes);
+        cuda->step.has_angles = false;
+    }
+    if (step->has_angles && cuda->rope_scale == rope->scale)
+        return static_cast<const float *>(cuda->angles.mem);
+    cuda->rope_freq = rope->inv_freq;
+    cuda->rope_scale = rope->scale;
+    float *angles =
+        static_cast<float *>(room_take(cuda, &cuda->angles, (size_t)step->rows * 2 * bytes));
+    if (!angles || !step->spans) return NULL;
+    LAUNCH(cuda->device, k_angles, blocks_for((int64_t)step->rows * half, THREADS), THREADS, 0,
+           step->spans, step->row_span, step->rows, half, cuda->freq, rope->scale, angles);
+    cuda->step.has_angles = true;
+    return angles;
+}
+
+void op_qk_rope(struct kern *kern, float *qkv, const float *q_norm, const float *k_norm, float eps,
+                const struct kern_rope *rope, const struct kern_batch *batch) {
+    struct cuda *cuda = cuda_of(kern);
+    const struct kern_cache_options *o = &cuda->options;
+    CHECK(cuda->has_cache);
+    const struct step *step = step_of(cuda, batch);
+    const float *angles = angles_of(cuda, step, rope);
+    if (!angles) return;
+    struct rope_args args = {qkv,        angles,      q_norm,      k_norm, batch->rows,
+                             o->heads_q, o->heads_kv, o->head_dim, eps};
+    LAUNCH(cuda->device, k_rope,
+           blocks_for((int64_t)batch->rows * (o->heads_q + o->heads_kv), THREADS / 32), THREADS, 0,
+           args);
+}
+
+/* ---- Writing ------------------------------------------------------------------------------- */
+
+struct write_args {
+    struct pages pages;
+    const struct span *spans;
+    const int32_t *row_span;
+    const float *qkv;
+    const float *log_beta; /* [rows][heads_kv] or NULL: 0 */
+    int rows, layer, heads_q;
+};
+
+/* A thread per 16-byte chunk of a key or value. */
+static __global__ void k_write_kv(const struct write_args a) {
+    const struct pages &p = a.pages;
+    int chunks = p.head_dim / CHUNK_DIMS, each = 2 * p.heads_kv * chunks;
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= (int64_t)a.rows * each || pages_failed(p)) return;
+    int row = (int)(i / each), rest = (int)(i % each);
+    int side = rest / (p.heads_kv * chunks), head = rest / chunks % p.heads_kv;
+    int chunk = rest % chunks;
+    const struct span s = a.spans[a.row_span[row]];
+    int stream = a.layer * p.heads_kv + head;
+    int entry = *pages_length(p, s.slot, stream) - s.count + row - s.row;
+    int32_t page = pages_table(p, s.slot, stream)[entry / p.page_slots];
+    int at = entry % p.page_slots;
+    int64_t width = (int64_t)(a.heads_q + 2 * p.heads_kv) * p.head_dim;
+    const float4 *from =
+        (const float4 *)(a.qkv + row * width +
+                         (int64_t)(a.heads_q + side * p.heads_kv + head) * p.head_dim +
+                         chunk * CHUNK_DIMS);
+    float4 low = from[0], high = from[1];
+    uint4 packed = {ptx_pack_bf16(low.x, low.y), ptx_pack_bf16(low.z, low.w),
+                    ptx_pack_bf16(high.x, high.y), ptx_pack_bf16(high.z, high.w)};
+    *(uint4 *)(pages_at(p, page) + page_offset(p.head_dim, side, at, chunk)) = packed;
+    if (side == 0 && chunk == 0)
+        p.log_beta[(int64_t)page * p.page_slots + at] =
+            a.log_beta ? a.log_beta[(int64_t)row * p.heads_kv + head] : 0.0f;
+}
+
+void op_write_kv(struct kern *kern, int layer, const float *qkv, const float *log_beta,
+                 const struct kern_batch *batch) {
+    struct cuda *cuda = cuda_of(kern);
+    CHECK(cuda->has_cache && layer >= 0 && layer < cuda->options.layers);
+    const struct step *step = step_of(cuda, batch);
+    if (!step->spans) return;
+    const struct pages *p = &cuda->pages;
+    struct write_args args = {*p,       step->spans, step->row_span, qkv,
+                              log_beta, batch->rows, layer,          cuda->options.heads_q};
+    int64_t items = (int64_t)batch->rows * 2 * p->heads_kv * (p->head_dim / CHUNK_DIMS);
+    LAUNCH(cuda->device, k_write_kv, blocks_for(items, THREADS), THREADS, 0, args);
+}

@@ -1,0 +1,104 @@
+/* Operations on rows: each by itself, sums in an order that depends on the row's width alone. */
+#include "kernels/cuda/internal.h"
+
+#define THREADS 256
+
+/* ---- Embedding and gathering ---------------------------------------------------------------- */
+
+static __device__ __forceinline__ float element(const void *at, int64_t i, bool wide) {
+    if (wide) return static_cast<const float *>(at)[i];
+    return __uint_as_float((uint32_t) static_cast<const uint16_t *>(at)[i] << 16);
+}
+
+static __global__ void k_embed(float *x, const void *table, bool wide, const int32_t *tokens,
+                               int cols) {
+    int64_t row = blockIdx.x, from = (int64_t)tokens[row] * cols;
+    for (int i = threadIdx.x; i < cols; i += (int)blockDim.x)
+        x[row * cols + i] = element(table, from + i, wide);
+}
+
+void op_embed(struct kern *kern, float *x, const struct kern_weight *table, const int32_t *tokens,
+              int rows) {
+    struct cuda *cuda = cuda_of(kern);
+    const void *ids = device_stage(cuda->device, tokens, (size_t)rows * sizeof *tokens);
+    if (!ids) return;
+    LAUNCH(cuda->device, k_embed, (unsigned)rows, THREADS, 0, x, table->data,
+           table->dtype == KERN_F32, static_cast<const int32_t *>(ids), (int)table->cols);
+}
+
+static __global__ void k_gather_rows(float *y, const float *x, const int32_t *index, int dim) {
+    int64_t to = blockIdx.x, from = index[to];
+    for (int i = threadIdx.x; i < dim; i += (int)blockDim.x) y[to * dim + i] = x[from * dim + i];
+}
+
+void op_gather_rows(struct kern *kern, float *y, const float *x, const int32_t *index, int count,
+                    int dim) {
+    struct cuda *cuda = cuda_of(kern);
+    const void *rows = device_stage(cuda->device, index, (size_t)count * sizeof *index);
+    if (!rows) return;
+    LAUNCH(cuda->device, k_gather_rows, (unsigned)count, THREADS, 0, y, x,
+           static_cast<const int32_t *>(rows), dim);
+}
+
+/* ---- Norm and activation --------------------------------------------------------------------- */
+
+/* The sum over the block, to every thread; `room` has a float per warp. */
+static __device__ float block_sum(float x, float *room) {
+    for (int by = 16; by > 0; by /= 2) x += __shfl_xor_sync(WARP_ALL, x, by);
+    if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = x;
+    __syncthreads();
+    float sum = 0;
+    for (int warp = 0; warp < (int)blockDim.x / 32; warp++) sum += room[warp];
+    return sum;
+}
+
+static __global__ void k_rms_norm(float *y, const float *x, const float *weight, int dim,
+                                  float eps) {
+    SHARED_MEMORY(shared);
+    const float *from = x + (int64_t)blockIdx.x * dim;
+    float *to = y + (int64_t)blockIdx.x * dim, sum = 0;
+    for (int i = threadIdx.x; i < dim; i += (int)blockDim.x) sum += from[i] * from[i];
+    sum = block_sum(sum, (float *)shared);
+    float scale = 1.0f / sqrtf(sum / (float)dim + eps);
+    for (int i = threadIdx.x; i < dim; i += (int)blockDim.x) to[i] = from[i] * scale * weight[i];
+}
+
+void op_rms_norm(struct kern *kern, float *y, const float *x, const float *weight, int rows,
+                 int dim, float eps) {
+    struct cuda *cuda = cuda_of(kern);
+    CHECK(rows >= 0 && dim > 0);
+    LAUNCH(cuda->device, k_rms_norm, (unsigned)rows, THREADS, THREADS / 32 * sizeof(float), y, x,
+           weight, dim, eps);
+}
+
+static __global__ void k_glu(float *y, const float *gate_up, int64_t count, int d_ff) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= count) return;
+    int64_t at = i / d_ff * 2 * d_ff + i % d_ff;
+    float gate = gate_up[at];
+    y[i] = gate / (1.0f + expf(-gate)) * gate_up[at + d_ff];
+}
+
+void op_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_ff) {
+    struct cuda *cuda = cuda_of(kern);
+    int64_t count = (int64_t)rows * d_ff;
+    LAUNCH(cuda->device, k_glu, blocks_for(count, THREADS), THREADS, 0, y, gate_up, count, d_ff);
+}
+
+/* ---- float32 to bf16 --------------------------------------------------------------------------
+ */
+
+/* Two at a time; `count` may be odd. */
+static __global__ void k_narrow(uint16_t *to, const float *from, int64_t count) {
+    int64_t i = 2 * ((int64_t)blockIdx.x * blockDim.x + threadIdx.x);
+    if (i >= count) return;
+    uint32_t pair = ptx_pack_bf16(from[i], i + 1 < count ? from[i + 1] : 0);
+    if (i + 1 < count)
+        *(uint32_t *)(to + i) = pair;
+    else
+        to[i] = (uint16_t)pair;
+}
+
+void narrow(struct cuda *cuda, uint16_t *to, const float *from, int64_t count) {
+    LAUNCH(cuda->device, k_narrow, blocks_for(count, 2 * THREADS), THREADS, 0, to, from, count);
+}

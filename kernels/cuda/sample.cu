@@ -1,0 +1,529 @@
+/* Sampling, a block per row: the definition of struct kern_sample, as kernels/cpu/sample.c has it.
+ *
+ * No sort and no rejection: a token's place is a 64-bit number (logit, then lower id), and the
+ * place where top-k or top-p cuts is found by radix select with histograms of counts and of masses.
+ * Masses are added as integers (2^-40 of the most likely token's), so that their sum does not
+ * depend on the order in which threads arrive. Noise is Philox4x32-10 with the request's seed and
+ * the counter (token, position): the same as on the CPU, whatever the batch. */
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cuda/block.cuh"
+#include "kernels/cuda/internal.h"
+#include "kernels/cuda/score.cuh"
+
+#define THREADS    512
+#define BINS       2048
+#define DIGIT      11              /* bits of a pass */
+#define GUMBEL_MAX 22.9            /* -log(-log(1 - 2^-33)), rounded up */
+#define MASS_ONE   1099511627776.0 /* 2^40; times 2^18 tokens fits 63 bits */
+
+#define PHILOX_M0 0xD2511F53u
+#define PHILOX_M1 0xCD9E8D57u
+#define PHILOX_W0 0x9E3779B9u
+#define PHILOX_W1 0xBB67AE85u
+
+typedef unsigned long long place_t; /* order of tokens: larger is better */
+
+struct penalty {
+    int32_t token, output_count;
+};
+
+/* One row's parameters; lists are ranges of the arrays below. */
+struct sample_row {
+    float temperature, top_p, min_p, repetition, presence, frequency;
+    int32_t top_k, position, top_count, forced;
+    int32_t penalty_first, penalty_count, bias_first, bias_count, banned_first, banned_count;
+    uint64_t seed;
+};
+
+struct sample_args {
+    const float *logits;
+    float *work; /* [rows][vocab]: logits of rows that something changes */
+    const struct sample_row *rows;
+    const struct penalty *penalties;
+    const struct kern_logit_bias *biases;
+    const int32_t *banned;
+    struct kern_sampled *out;
+    int vocab;
+};
+
+struct sample_shared {
+    place_t mass[BINS];
+    uint32_t count[BINS];
+    place_t room[THREADS / 32];
+    double values[THREADS / 32];
+    int32_t tokens[THREADS / 32];
+    place_t listed[KERN_TOP_MAX];
+    place_t cut;
+    uint32_t listed_count, wanted;
+    int done;
+};
+
+/* ---- Noise and order ------------------------------------------------------------------------- */
+
+static __device__ uint32_t philox(uint64_t seed, uint32_t position, uint32_t token) {
+    uint32_t c0 = token, c1 = position, c2 = 0, c3 = 0;
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+    for (int round = 0; round < 10; round++) {
+        uint32_t n0 = __umulhi(PHILOX_M1, c2) ^ c1 ^ k0, n2 = __umulhi(PHILOX_M0, c0) ^ c3 ^ k1;
+        c1 = PHILOX_M1 * c2;
+        c3 = PHILOX_M0 * c0;
+        c0 = n0;
+        c2 = n2;
+        k0 += PHILOX_W0;
+        k1 += PHILOX_W1;
+    }
+    return c0;
+}
+
+static __device__ double gumbel(uint32_t bits) {
+    return -log(-log(((double)bits + 0.5) * 2.3283064365386963e-10));
+}
+
+/* A row's logits after adjustment, divided by the temperature. */
+struct view {
+    const float *logit;
+    int vocab;
+    float temperature; /* 1: as they are */
+};
+
+static __device__ __forceinline__ float view_at(const struct view &v, int i) {
+    return v.temperature == 1 ? v.logit[i] : __fdiv_rn(v.logit[i], v.temperature);
+}
+
+/* NaN comes last, equal logits by id; -0 is 0. */
+static __device__ __forceinline__ place_t place_of(float x, int id) {
+    return (place_t)float_key(x + 0.0f) << 32 | (uint32_t)~id;
+}
+
+static __device__ __forceinline__ int place_token(place_t place) {
+    return (int)~(uint32_t)place;
+}
+
+static __device__ place_t block_max(place_t x, place_t *room) {
+    for (int by = 16; by > 0; by /= 2) {
+        place_t other = __shfl_xor_sync(WARP_ALL, x, by);
+        if (other > x) x = other;
+    }
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = x;
+    __syncthreads();
+    for (int w = 0; w < THREADS / 32; w++)
+        if (room[w] > x) x = room[w];
+    return x;
+}
+
+static __device__ double block_add(double x, double *room) {
+    for (int by = 16; by > 0; by /= 2) x += __shfl_xor_sync(WARP_ALL, x, by);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = x;
+    __syncthreads();
+    double sum = 0;
+    for (int w = 0; w < THREADS / 32; w++) sum += room[w];
+    return sum;
+}
+
+static __device__ place_t best_place(const struct view &v, struct sample_shared *s) {
+    place_t best = 0;
+    for (int i = threadIdx.x; i < v.vocab; i += THREADS) {
+        place_t place = place_of(view_at(v, i), i);
+        if (place > best) best = place;
+    }
+    return block_max(best, s->room);
+}
+
+/* ---- Adjustments ------------------------------------------------------------------------------
+ */
+
+/* Several biases on one token apply in their order: the thread of the first does all. */
+static __device__ void apply_bias(const struct kern_logit_bias *list, int count, int at,
+                                  float *work, int vocab) {
+    int32_t token = list[at].token;
+    if (token < 0 || token >= vocab) return;
+    for (int i = 0; i < at; i++)
+        if (list[i].token == token) return;
+    for (int i = at; i < count; i++)
+        if (list[i].token == token) work[token] += list[i].bias;
+}
+
+static __device__ void apply_penalty(const struct sample_row &r, struct penalty p, float *work) {
+    float x = work[p.token];
+    x = x > 0 ? __fdiv_rn(x, r.repetition) : __fmul_rn(x, r.repetition);
+    if (p.output_count > 0)
+        x = __fadd_rn(x, -__fadd_rn(r.presence, __fmul_rn(r.frequency, (float)p.output_count)));
+    work[p.token] = x;
+}
+
+static __device__ const float *adjust(const struct sample_args &a, const struct sample_row &r,
+                                      const float *raw, float *work) {
+    if (r.penalty_count + r.bias_count + r.banned_count == 0) return raw;
+    for (int i = threadIdx.x; i < a.vocab; i += THREADS) work[i] = raw[i];
+    __syncthreads();
+    for (int i = threadIdx.x; i < r.penalty_count; i += THREADS)
+        apply_penalty(r, a.penalties[r.penalty_first + i], work);
+    __syncthreads();
+    for (int i = threadIdx.x; i < r.bias_count; i += THREADS)
+        apply_bias(a.biases + r.bias_first, r.bias_count, i, work, a.vocab);
+    __syncthreads();
+    for (int i = threadIdx.x; i < r.banned_count; i += THREADS) {
+        int32_t token = a.banned[r.banned_first + i];
+        if (token >= 0 && token < a.vocab) work[token] = -INFINITY;
+    }
+    __syncthreads();
+    return work;
+}
+
+/* ---- Cuts -------------------------------------------------------------------------------------
+ */
+
+static __device__ __forceinline__ place_t mass_of(float x, float top) {
+    double e = exp((double)x - (double)top);
+    return e > 0 ? (place_t)(e * MASS_ONE + 0.5) : 0; /* NaN: nothing */
+}
+
+/* Bits that passes above `shift` have decided. */
+static __device__ __forceinline__ place_t decided_above(int shift) {
+    return shift + DIGIT >= 64 ? 0 : ~(place_t)0 << (shift + DIGIT);
+}
+
+/* Histogram of the tokens at or above `least` that agree with s->cut above `shift`. */
+static __device__ void count_places(const struct view &v, place_t least, int shift, float top,
+                                    bool masses, struct sample_shared *s) {
+    for (int i = threadIdx.x; i < BINS; i += THREADS) {
+        s->count[i] = 0;
+        s->mass[i] = 0;
+    }
+    __syncthreads();
+    place_t cut = s->cut, decided = decided_above(shift);
+    for (int i = threadIdx.x; i < v.vocab; i += THREADS) {
+        float x = view_at(v, i);
+        place_t place = place_of(x, i);
+        if (place < least || (place & decided) != cut) continue;
+        int bin = (int)(place >> shift & (BINS - 1));
+        atomicAdd(&s->count[bin], 1u);
+        if (masses) atomicAdd(&s->mass[bin], mass_of(x, top));
+    }
+    __syncthreads();
+}
+
+/* The place of the `rank`-th best token; there are that many. */
+static __device__ place_t select_rank(const struct view &v, uint32_t rank,
+                                      struct sample_shared *s) {
+    if (threadIdx.x == 0) {
+        s->cut = 0;
+        s->wanted = rank;
+        s->done = 0;
+    }
+    __syncthreads();
+    for (int shift = 6 * DIGIT - DIGIT; shift >= 0 && !s->done; shift -= DIGIT) {
+        count_places(v, 0, shift, 0, false, s);
+        if (threadIdx.x == 0) {
+            int bin = BINS - 1;
+            while (s->count[bin] < s->wanted) s->wanted -= s->count[bin--];
+            s->cut |= (place_t)bin << shift;
+            s->done = s->count[bin] == s->wanted; /* all of them: lower bits stay 0 */
+        }
+        __syncthreads();
+    }
+    __syncthreads();
+    return s->cut;
+}
+
+/* The place of the last of the fewest best tokens, at or above `least`, whose mass reaches
+ * top_p of them all. */
+static __device__ place_t select_mass(const struct view &v, place_t least, float top, float top_p,
+                                      struct sample_shared *s) {
+    if (threadIdx.x == 0) {
+        s->cut = 0;
+        s->done = 0;
+    }
+    __syncthreads();
+    place_t above = 0, wanted = 0; /* used by thread 0 */
+    for (int shift = 6 * DIGIT - DIGIT; shift >= 0 && !s->done; shift -= DIGIT) {
+        count_places(v, least, shift, top, true, s);
+        if (threadIdx.x == 0) {
+            int bin = BINS - 1, lowest = 0;
+            if (shift == 5 * DIGIT) {
+                place_t total = 0;
+                for (int i = 0; i < BINS; i++) total += s->mass[i];
+                wanted = (place_t)ceil((double)top_p * (double)total);
+            }
+            while (s->count[lowest] == 0) lowest++;
+            for (; bin > lowest && (s->count[bin] == 0 || above + s->mass[bin] < wanted); bin--)
+                above += s->mass[bin];
+            s->cut |= (place_t)bin << shift;
+            s->done = s->count[bin] == 1;
+        }
+        __syncthreads();
+    }
+    __syncthreads();
+    return s->cut;
+}
+
+/* ---- Choice -----------------------------------------------------------------------------------
+ */
+
+static __device__ __forceinline__ void contend(double value, int token, double &best, int &winner) {
+    if (value < best || (value == best && token >= winner)) return;
+    best = value;
+    winner = token;
+}
+
+/* argmax of logit + Gumbel over tokens at or above the place and the logit; `top` always. */
+static __device__ int choose(const struct view &v, const struct sample_row &r, int top,
+                             place_t least, float floor_logit, struct sample_shared *s) {
+    double lead =
+        (double)view_at(v, top) + gumbel(philox(r.seed, (uint32_t)r.position, (uint32_t)top));
+    double best = lead;
+    int winner = top;
+    for (int i = threadIdx.x; i < v.vocab; i += THREADS) {
+        float x = view_at(v, i);
+        if (!(x >= floor_logit) || !((double)x + GUMBEL_MAX >= lead)) continue;
+        if (place_of(x, i) < least) continue;
+        contend((double)x + gumbel(philox(r.seed, (uint32_t)r.position, (uint32_t)i)), i, best,
+                winner);
+    }
+    for (int by = 16; by > 0; by /= 2) {
+        double value = __shfl_xor_sync(WARP_ALL, best, by);
+        int token = __shfl_xor_sync(WARP_ALL, winner, by);
+        contend(value, token, best, winner);
+    }
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) {
+        s->values[threadIdx.x / 32] = best;
+        s->tokens[threadIdx.x / 32] = winner;
+    }
+    __syncthreads();
+    for (int w = 0; w < THREADS / 32; w++) contend(s->values[w], s->tokens[w], best, winner);
+    return winner;
+}
+
+static __device__ int pick_token(const struct view &v, const struct sample_row &r,
+                                 struct sample_shared *s) {
+    int top = place_token(best_place(v, s));
+    if (!(r.temperature > 0)) return top;
+    float top_logit = view_at(v, top);
+    /* Nothing to weigh: no number at all, or a temperature so low that quotients overflow. */
+    if (!isfinite(top_logit)) return top;
+    float floor_logit = r.min_p > 0 ? top_logit + logf(r.min_p) : -INFINITY;
+    place_t least = 0;
+    if (r.top_k > 0 && r.top_k < v.vocab) least = select_rank(v, (uint32_t)r.top_k, s);
+    if (r.top_p < 1) least = select_mass(v, least, top_logit, r.top_p, s);
+    return choose(v, r, top, least, floor_logit, s);
+}
+
+/* ---- Log-probabilities -------------------------------------------------------------------------
+ */
+
+/* The `most` best tokens, best first, into out. */
+static __device__ void list_top(const struct view &raw, int most, double norm,
+                                struct kern_sampled *out, struct sample_shared *s) {
+    int count = most < raw.vocab ? most : raw.vocab;
+    place_t least = count > 0 ? select_rank(raw, (uint32_t)count, s) : 0;
+    if (threadIdx.x == 0) s->listed_count = 0;
+    __syncthreads();
+    for (int i = threadIdx.x; count > 0 && i < raw.vocab; i += THREADS) {
+        place_t place = place_of(raw.logit[i], i);
+        if (place >= least) s->listed[atomicAdd(&s->listed_count, 1u)] = place;
+    }
+    __syncthreads();
+    if (threadIdx.x >= KERN_TOP_MAX) return;
+    int mine = threadIdx.x, at = 0;
+    if (mine >= count) {
+        out->top_token[mine] = -1;
+        out->top_logprob[mine] = -INFINITY;
+        return;
+    }
+    for (int i = 0; i < count; i++) at += s->listed[i] > s->listed[mine];
+    int token = place_token(s->listed[mine]);
+    out->top_token[at] = token;
+    out->top_logprob[at] = (float)((double)raw.logit[token] - norm);
+}
+
+/* Of the raw model: before any penalty, bias or temperature. */
+static __device__ void score_token(const struct view &raw, int token, int most,
+                                   struct kern_sampled *out, struct sample_shared *s) {
+    float top = raw.logit[place_token(best_place(raw, s))];
+    place_t mine = place_of(raw.logit[token], token);
+    double sum = 0, before = 0;
+    for (int i = threadIdx.x; i < raw.vocab; i += THREADS) {
+        sum += exp((double)raw.logit[i] - (double)top);
+        before += place_of(raw.logit[i], i) > mine;
+    }
+    double norm = (double)top + log(block_add(sum, s->values));
+    before = block_add(before, s->values);
+    if (threadIdx.x == 0) {
+        out->logprob = (float)((double)raw.logit[token] - norm);
+        out->rank = 1 + (int)before;
+    }
+    list_top(raw, most, norm, out, s);
+}
+
+static __device__ void no_scores(struct kern_sampled *out) {
+    if (threadIdx.x == 0) {
+        out->logprob = __uint_as_float(0x7fc00000u);
+        out->rank = 0;
+    }
+    if (threadIdx.x >= KERN_TOP_MAX) return;
+    out->top_token[threadIdx.x] = -1;
+    out->top_logprob[threadIdx.x] = -INFINITY;
+}
+
+static __global__ void __launch_bounds__(THREADS) k_sample(const struct sample_args a) {
+    SHARED_MEMORY(shared);
+    struct sample_shared *s = (struct sample_shared *)shared;
+    const struct sample_row r = a.rows[blockIdx.x];
+    const float *raw = a.logits + (int64_t)blockIdx.x * a.vocab;
+    struct kern_sampled *out = &a.out[blockIdx.x];
+    int token = r.forced;
+    if (token < 0) {
+        struct view v = {adjust(a, r, raw, a.work + (int64_t)blockIdx.x * a.vocab), a.vocab,
+                         r.temperature > 0 ? r.temperature : 1};
+        token = pick_token(v, r, s);
+    }
+    if (threadIdx.x == 0) out->token = token;
+    __syncthreads();
+    struct view plain = {raw, a.vocab, 1};
+    if (r.top_count >= 0)
+        score_token(plain, token, r.top_count, out, s);
+    else
+        no_scores(out);
+}
+
+/* ---- The host's side ----------------------------------------------------------------------------
+ */
+
+/* Lists of all rows, one after the other. */
+struct lists {
+    struct sample_row *rows;
+    struct penalty *penalties;
+    struct kern_logit_bias *biases;
+    int32_t *banned;
+    int32_t *seen; /* [vocab]: 1 + occurrences in the output; 0: not in the history */
+    size_t penalty_count, bias_count, banned_count;
+};
+
+static void close_lists(struct lists *l) {
+    void *arrays[] = {l->rows, l->penalties, l->biases, l->banned, l->seen};
+    for (void *array : arrays) mem_free(array);
+}
+
+static bool has_penalties(const struct kern_sample *p) {
+    bool neutral = p->repetition == 1.0f && p->presence == 0.0f && p->frequency == 0.0f;
+    return !neutral && p->history != NULL;
+}
+
+static bool open_lists(struct lists *l, const struct kern_sample *params, int rows, int vocab) {
+    size_t penalties = 0, biases = 0, banned = 0;
+    for (int i = 0; i < rows; i++) {
+        const struct kern_sample *p = &params[i];
+        if (has_penalties(p)) penalties += (size_t)p->prompt_count + (size_t)p->output_count;
+        biases += (size_t)p->bias_count;
+        banned += (size_t)p->banned_count;
+    }
+    memset(l, 0, sizeof *l);
+    l->rows = static_cast<struct sample_row *>(mem_try_alloc((size_t)rows, sizeof *l->rows));
+    l->penalties =
+        static_cast<struct penalty *>(mem_try_alloc(penalties + 1, sizeof(struct penalty)));
+    l->biases = static_cast<struct kern_logit_bias *>(mem_try_alloc(biases + 1, sizeof *l->biases));
+    l->banned = static_cast<int32_t *>(mem_try_alloc(banned + 1, sizeof *l->banned));
+    if (penalties) l->seen = static_cast<int32_t *>(mem_try_alloc((size_t)vocab, sizeof *l->seen));
+    return l->rows && l->penalties && l->biases && l->banned && (l->seen || !penalties);
+}
+
+/* Every distinct token of the history once, with its occurrences in the output. */
+static void add_penalties(struct lists *l, const struct kern_sample *p, int vocab) {
+    int total = p->prompt_count + p->output_count;
+    size_t first = l->penalty_count;
+    for (int i = 0; i < total; i++) {
+        int32_t token = p->history[i];
+        if (token < 0 || token >= vocab) continue;
+        if (!l->seen[token]) {
+            l->seen[token] = 1;
+            l->penalties[l->penalty_count++].token = token;
+        }
+        if (i >= p->prompt_count) l->seen[token]++;
+    }
+    for (size_t i = first; i < l->penalty_count; i++) {
+        struct penalty *penalty = &l->penalties[i];
+        penalty->output_count = l->seen[penalty->token] - 1;
+        l->seen[penalty->token] = 0;
+    }
+}
+
+static void add_row(struct lists *l, struct sample_row *r, const struct kern_sample *p, int vocab) {
+    *r = {p->temperature,
+          p->top_p,
+          p->min_p,
+          p->repetition,
+          p->presence,
+          p->frequency,
+          p->top_k,
+          p->position,
+          p->top_count,
+          p->forced,
+          0,
+          0,
+          0,
+          0,
+          0,
+          0,
+          p->seed};
+    r->penalty_first = (int32_t)l->penalty_count;
+    r->bias_first = (int32_t)l->bias_count;
+    r->banned_first = (int32_t)l->banned_count;
+    if (has_penalties(p)) add_penalties(l, p, vocab);
+    r->penalty_count = (int32_t)l->penalty_count - r->penalty_first;
+    r->bias_count = p->bias_count;
+    r->banned_count = p->banned_count;
+    if (p->bias_count)
+        memcpy(l->biases + l->bias_count, p->bias, (size_t)p->bias_count * sizeof *p->bias);
+    if (p->banned_count)
+        memcpy(l->banned + l->banned_count, p->banned, (size_t)p->banned_count * sizeof *p->banned);
+    l->bias_count += (size_t)p->bias_count;
+    l->banned_count += (size_t)p->banned_count;
+}
+
+static bool stage_lists(struct cuda *cuda, const struct lists *l, int rows,
+                        struct sample_args *args) {
+    struct device *device = cuda->device;
+    args->rows = static_cast<const struct sample_row *>(
+        device_stage(device, l->rows, (size_t)rows * sizeof *l->rows));
+    args->penalties = static_cast<const struct penalty *>(
+        device_stage(device, l->penalties, (l->penalty_count + 1) * sizeof *l->penalties));
+    args->biases = static_cast<const struct kern_logit_bias *>(
+        device_stage(device, l->biases, (l->bias_count + 1) * sizeof *l->biases));
+    args->banned = static_cast<const int32_t *>(
+        device_stage(device, l->banned, (l->banned_count + 1) * sizeof *l->banned));
+    return args->rows && args->penalties && args->biases && args->banned;
+}
+
+int op_sample(struct kern *kern, const float *logits, int rows, int vocab,
+              const struct kern_sample *params, struct kern_sampled *out) {
+    struct cuda *cuda = cuda_of(kern);
+    CHECK(vocab > 0);
+    if (rows == 0) return 0;
+    struct lists lists;
+    struct sample_args args = {};
+    bool ok = open_lists(&lists, params, rows, vocab);
+    bool work = false;
+    for (int i = 0; ok && i < rows; i++) {
+        CHECK(params[i].top_count <= KERN_TOP_MAX && params[i].forced < vocab);
+        add_row(&lists, &lists.rows[i], &params[i], vocab);
+        work |= lists.rows[i].penalty_count + params[i].bias_count + params[i].banned_count > 0;
+    }
+    ok = ok && stage_lists(cuda, &lists, rows, &args);
+    close_lists(&lists);
+    size_t answers = ((size_t)rows * sizeof *out + 15) / 16 * 16;
+    char *room = static_cast<char *>(room_take(
+        cuda, &cuda->sample, answers + (work ? (size_t)rows * (size_t)vocab * sizeof(float) : 0)));
+    if (!ok || !room) return ERR_NOMEM;
+    args.logits = logits;
+    args.out = reinterpret_cast<struct kern_sampled *>(room);
+    args.work = reinterpret_cast<float *>(room + answers);
+    args.vocab = vocab;
+    LAUNCH(cuda->device, k_sample, (unsigned)rows, THREADS, sizeof(struct sample_shared), args);
+    return device_download(cuda->device, out, room, (size_t)rows * sizeof *out);
+}

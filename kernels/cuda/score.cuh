@@ -1,0 +1,35 @@
+/* The retention score as kernels compute it: the formula of kernels/score.h, operation by operation
+ * (nothing fused), so that it ranks as the CPU does. logf and expm1f are the device's: where they
+ * round differently from the host's, entries whose scores are neighbouring floats may swap. */
+#ifndef KEEPD_KERNELS_CUDA_SCORE_CUH
+#define KEEPD_KERNELS_CUDA_SCORE_CUH
+
+#include <math.h>
+
+#include "kernels/cuda/ptx.cuh"
+
+static __device__ __forceinline__ float cuda_score_horizon(float log_beta, float horizon) {
+    float lb = log_beta > 0 ? 0 : log_beta; /* a NaN stays one */
+    if (horizon == 1) return 0;
+    if (isinf(horizon)) return -logf(-expm1f(lb));
+    float x = __fmul_rn(horizon, lb);
+    if (-x < 0.01f)
+        return __fadd_rn(__fdiv_rn(__fadd_rn(x, -lb), 2),
+                         __fdiv_rn(__fadd_rn(__fmul_rn(x, x), -__fmul_rn(lb, lb)), 24));
+    return logf(__fdiv_rn(expm1f(x), __fmul_rn(horizon, expm1f(lb))));
+}
+
+static __device__ __forceinline__ float cuda_score_retention(float log_beta, int32_t age,
+                                                             float horizon) {
+    float lb = log_beta > 0 ? 0 : log_beta;
+    return __fadd_rn(__fmul_rn((float)age, lb), cuda_score_horizon(log_beta, horizon));
+}
+
+/* a < b as floats exactly if key(a) < key(b); NaN ranks lowest. */
+static __device__ __forceinline__ uint32_t float_key(float x) {
+    if (isnan(x)) return 0;
+    uint32_t bits = __float_as_uint(x);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+#endif

@@ -1,0 +1,140 @@
+/* Weights and products. A matrix keeps the file's layout, row-major [outputs][inputs], which is
+ * what cuBLASLt takes as the transposed operand. */
+#include <string.h>
+
+#include "kernels/cuda/internal.h"
+
+#define CONVERT_ELEMENTS ((int64_t)1 << 20) /* at a time, on their way to the device */
+
+void *room_take(struct cuda *cuda, struct room *room, size_t bytes) {
+    if (bytes > room->bytes) {
+        device_free(cuda->device, room->mem);
+        room->bytes = 0;
+        room->mem = device_alloc(cuda->device, bytes);
+        if (!room->mem) {
+            device_failed(cuda->device, ERR_NOMEM);
+            return NULL;
+        }
+        room->bytes = bytes;
+    }
+    device_forget(cuda->device, room->mem, room->bytes);
+    return room->mem;
+}
+
+/* ---- Loading --------------------------------------------------------------------------------- */
+
+static float from_f16(uint16_t x) {
+    uint32_t sign = (uint32_t)(x & 0x8000) << 16, exponent = x >> 10 & 31, mantissa = x & 1023;
+    uint32_t bits = exponent == 31 ? sign | 0x7f800000u | mantissa << 13
+                                   : sign | (exponent + 112) << 23 | mantissa << 13;
+    float out;
+    memcpy(&out, &bits, sizeof out);
+    if (exponent == 0) return (sign ? -1.0f : 1.0f) * (float)mantissa * 0x1p-24f;
+    return out;
+}
+
+static float element(const char *at, enum kern_dtype dtype) {
+    uint16_t half;
+    float whole;
+    if (dtype == KERN_F32) {
+        memcpy(&whole, at, sizeof whole);
+        return whole;
+    }
+    memcpy(&half, at, sizeof half);
+    if (dtype == KERN_F16) return from_f16(half);
+    uint32_t bits = (uint32_t)half << 16;
+    memcpy(&whole, &bits, sizeof whole);
+    return whole;
+}
+
+/* Files say how large a matrix is: all sizes are checked. */
+static int measure(struct kern_weight *w, const struct kern_matrix *parts, int part_count,
+                   struct fault *fault) {
+    w->dtype = KERN_BF16;
+    for (int i = 0; i < part_count; i++) {
+        if (parts[i].rows < 1 || parts[i].cols < 1 || parts[i].cols != parts[0].cols ||
+            parts[i].rows > INT32_MAX || parts[i].cols > INT32_MAX)
+            return fault_set(fault, ERR_UNSUPPORTED, "", "a matrix of %lld x %lld",
+                             (long long)parts[i].rows, (long long)parts[i].cols);
+        if (parts[i].dtype != KERN_BF16) w->dtype = KERN_F32;
+        w->rows += parts[i].rows;
+    }
+    w->cols = parts[0].cols;
+    if (w->rows > INT32_MAX) return fault_set(fault, ERR_UNSUPPORTED, "", "too many rows");
+    return 0;
+}
+
+static int upload_wide(struct cuda *cuda, float *to, const struct kern_matrix *part) {
+    int64_t count = part->rows * part->cols;
+    size_t size = kern_dtype_bytes(part->dtype);
+    float *slice = static_cast<float *>(mem_try_alloc((size_t)CONVERT_ELEMENTS, sizeof *slice));
+    if (!slice) return ERR_NOMEM;
+    for (int64_t at = 0; at < count; at += CONVERT_ELEMENTS) {
+        int64_t n = count - at < CONVERT_ELEMENTS ? count - at : CONVERT_ELEMENTS;
+        const char *from = static_cast<const char *>(part->data) + (size_t)at * size;
+        for (int64_t i = 0; i < n; i++) slice[i] = element(from + (size_t)i * size, part->dtype);
+        device_upload(cuda->device, to + at, slice, (size_t)n * sizeof *slice);
+    }
+    mem_free(slice);
+    return 0;
+}
+
+int op_weight_load(struct kern *kern, const struct kern_matrix *parts, int part_count,
+                   enum kern_shard shard, struct kern_weight **out, struct fault *fault) {
+    (void)shard; /* one rank */
+    struct cuda *cuda = cuda_of(kern);
+    CHECK(part_count >= 1);
+    struct kern_weight *w = static_cast<struct kern_weight *>(mem_try_alloc(1, sizeof *w));
+    if (!w) return fault_set(fault, ERR_NOMEM, "", "no memory for a weight");
+    int rc = measure(w, parts, part_count, fault);
+    if (rc) {
+        mem_free(w);
+        return rc;
+    }
+    size_t size = kern_dtype_bytes(w->dtype), bytes = (size_t)w->rows * (size_t)w->cols * size;
+    w->data = device_alloc(cuda->device, bytes);
+    if (!w->data) rc = ERR_NOMEM;
+    char *to = static_cast<char *>(w->data);
+    for (int i = 0; i < part_count && !rc; i++) {
+        size_t part_bytes = (size_t)parts[i].rows * (size_t)parts[i].cols * size;
+        if (w->dtype == KERN_BF16)
+            device_upload(cuda->device, to, parts[i].data, part_bytes);
+        else
+            rc = upload_wide(cuda, reinterpret_cast<float *>(to), &parts[i]);
+        to += part_bytes;
+    }
+    if (!rc) rc = device_sync(cuda->device);
+    if (rc) {
+        op_weight_free(kern, w);
+        return fault_set(fault, rc, "", "no device memory for a weight of %zu bytes, or %s", bytes,
+                         err_text(rc));
+    }
+    *out = w;
+    return 0;
+}
+
+void op_weight_free(struct kern *kern, struct kern_weight *weight) {
+    if (!weight) return;
+    device_free(cuda_of(kern)->device, weight->data);
+    mem_free(weight);
+}
+
+/* ---- Products -------------------------------------------------------------------------------- */
+
+void op_matmul(struct kern *kern, float *y, const float *x, const struct kern_weight *weight,
+               const float *bias, int rows, enum kern_matmul_mode mode) {
+    struct cuda *cuda = cuda_of(kern);
+    CHECK(rows >= 0);
+    if (rows == 0) return;
+    const void *in = x;
+    if (weight->dtype == KERN_BF16) {
+        int64_t count = rows * weight->cols;
+        uint16_t *half =
+            static_cast<uint16_t *>(room_take(cuda, &cuda->narrow, (size_t)count * sizeof *half));
+        if (!half) return;
+        narrow(cuda, half, x, count);
+        in = half;
+    }
+    device_matmul(cuda->device, y, in, weight->data, bias, rows, weight->rows, weight->cols,
+                  weight->dtype, mode == KERN_ADD);
+}

@@ -1,0 +1,274 @@
+/* Attention of the CUDA kernels against float64 over the very numbers the kernels use (bf16 keys,
+ * values and queries), and the promise of kern.h: a row's answer is bitwise the same however its
+ * prompt was split, whoever shares the step, and in whatever order blocks and threads run. */
+#include <criterion/criterion.h>
+
+#include "both.h"
+
+#define SLOTS 3
+
+struct shape {
+    int head_dim, heads_q, heads_kv, window;
+};
+
+/* Groups of 1, 2, 4, 8, 7 and 16 query heads. */
+static const struct shape shapes[] = {{64, 2, 2, 0},  {64, 4, 2, 0},  {64, 14, 2, 0},
+                                      {64, 4, 2, 37}, {128, 2, 2, 0}, {128, 8, 2, 0},
+                                      {128, 8, 1, 0}, {128, 4, 2, 1}, {128, 16, 1, 0},
+                                      {256, 2, 1, 0}, {256, 8, 1, 0}, {256, 2, 1, 300}};
+
+#define SHAPE_COUNT ((int)(sizeof shapes / sizeof *shapes))
+#define TOKENS      600
+
+struct bench {
+    struct kern *kern;
+    const struct shape *shape;
+    int stride, out_size;
+    float *table;       /* [SLOTS][TOKENS][stride]: what a sequence has at a position */
+    float *kept[SLOTS]; /* [TOKENS][out_size] */
+};
+
+static struct bench open_bench(const struct shape *s) {
+    struct bench b = {.shape = s};
+    struct cuda_options cuda = {.device = 0};
+    struct kern_cache_options options = {.layers = 1,
+                                         .heads_q = s->heads_q,
+                                         .heads_kv = s->heads_kv,
+                                         .head_dim = s->head_dim,
+                                         .dtype = KERN_BF16,
+                                         .slots = SLOTS,
+                                         .max_positions = TOKENS};
+    struct kern_cache_info info;
+    b.stride = (s->heads_q + 2 * s->heads_kv) * s->head_dim;
+    b.out_size = s->heads_q * s->head_dim;
+    MUST(cuda_open(&cuda, &b.kern, NULL));
+    b.kern->ops->cache_info(KERN_BF16, s->head_dim, &info);
+    options.pages = SLOTS * s->heads_kv * (TOKENS / info.page_slots + 1);
+    MUST(b.kern->ops->cache_open(b.kern, &options, NULL));
+    b.table = fresh((size_t)(SLOTS * TOKENS * b.stride), (uint64_t)(s - shapes) + 1);
+    for (int i = 0; i < SLOTS * TOKENS * b.stride; i++) b.table[i] *= 2;
+    for (int i = 0; i < SLOTS; i++) b.kept[i] = fresh((size_t)(TOKENS * b.out_size), 0);
+    return b;
+}
+
+static void close_bench(struct bench *b) {
+    b->kern->ops->close(b->kern);
+    free(b->table);
+    for (int i = 0; i < SLOTS; i++) free(b->kept[i]);
+}
+
+static const float *row_of(const struct bench *b, int slot, int pos) {
+    return b->table + (size_t)(slot * TOKENS + pos) * (size_t)b->stride;
+}
+
+/* One step; rows are given out in order, outputs go to `kept` by slot and position. */
+static void step(struct bench *b, struct kern_span *spans, int count) {
+    const struct kern_ops *ops = b->kern->ops;
+    struct kern_batch batch = {.spans = spans, .span_count = count};
+    struct kern_attend_options options = {.window = b->shape->window,
+                                          .scale = 1 / sqrtf((float)b->shape->head_dim)};
+    for (int s = 0; s < count; s++) {
+        spans[s].row = batch.rows;
+        batch.rows += spans[s].count;
+    }
+    float *rows = fresh((size_t)(batch.rows * b->stride), 0);
+    for (int s = 0; s < count; s++)
+        memcpy(rows + spans[s].row * b->stride, row_of(b, spans[s].slot, spans[s].pos),
+               (size_t)(spans[s].count * b->stride) * sizeof *rows);
+    float *qkv = put(b->kern, rows, (size_t)(batch.rows * b->stride));
+    float *out = put(b->kern, NULL, (size_t)(batch.rows * b->out_size));
+    MUST(ops->begin_step(b->kern, &batch));
+    ops->write_kv(b->kern, 0, qkv, NULL, &batch);
+    ops->attend(b->kern, 0, out, qkv, &batch, &options);
+    out = take(b->kern, out, (size_t)(batch.rows * b->out_size));
+    for (int s = 0; s < count; s++)
+        memcpy(b->kept[spans[s].slot] + spans[s].pos * b->out_size,
+               out + spans[s].row * b->out_size,
+               (size_t)(spans[s].count * b->out_size) * sizeof *out);
+    ops->mem_free(b->kern, qkv);
+    free(rows);
+    free(out);
+}
+
+static void append(struct bench *b, int slot, int from, int to) {
+    struct kern_span span = {.slot = slot, .count = to - from, .pos = from};
+    step(b, &span, 1);
+}
+
+/* ---- Against float64 ------------------------------------------------------------------------- */
+
+static double bf16(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* The output of one query head over the positions `held` that it sees. */
+static void exact(const struct bench *b, int slot, int pos, int head, const int32_t *held,
+                  int count, double *out) {
+    const struct shape *s = b->shape;
+    int d = s->head_dim, kv = head / (s->heads_q / s->heads_kv);
+    double weight[TOKENS], most = -INFINITY, sum = 0;
+    const float *q = row_of(b, slot, pos) + head * d;
+    for (int e = 0; e < count; e++) {
+        const float *k = row_of(b, slot, held[e]) + (s->heads_q + kv) * d;
+        bool seen = held[e] <= pos && (!s->window || held[e] > pos - s->window);
+        double dot = 0;
+        for (int i = 0; i < d; i++) dot += bf16(q[i]) * bf16(k[i]);
+        weight[e] = seen ? dot / sqrt(d) : -INFINITY;
+        most = fmax(most, weight[e]);
+    }
+    for (int i = 0; i < d; i++) out[i] = 0;
+    for (int e = 0; e < count; e++) {
+        double p = exp(weight[e] - most);
+        const float *v = row_of(b, slot, held[e]) + (s->heads_q + s->heads_kv + kv) * d;
+        sum += p;
+        for (int i = 0; i < d; i++) out[i] += p * bf16(v[i]);
+    }
+    for (int i = 0; i < d; i++) out[i] /= sum;
+}
+
+/* Probabilities are rounded to bf16 (2^-9 of each), values are below 2: the error of a mean of
+ * values is below 2 * 2^-9; scores, in float32, add less than half of that again. */
+#define BOUND (3 * 0x1p-9)
+
+static void check_token(const struct bench *b, int slot, int pos, const int32_t *held, int count) {
+    const struct shape *s = b->shape;
+    double want[256];
+    for (int head = 0; head < s->heads_q; head++) {
+        const float *got = b->kept[slot] + pos * b->out_size + head * s->head_dim;
+        exact(b, slot, pos, head, held, count, want);
+        for (int i = 0; i < s->head_dim; i++)
+            cr_assert(fabs(got[i] - want[i]) <= BOUND,
+                      "D %d, %d / %d heads, window %d: slot %d pos %d head %d [%d]: %g, not %g",
+                      s->head_dim, s->heads_q, s->heads_kv, s->window, slot, pos, head, i,
+                      (double)got[i], want[i]);
+    }
+}
+
+/* Page edges for 8, 16 and 32 entries, chunk edges, and the middle. */
+static const int edges[] = {0,  1,  7,   8,   9,   15,  16,  17,  31,  32,
+                            33, 63, 127, 128, 254, 255, 256, 257, 511, 512};
+
+#define EDGE_COUNT ((int)(sizeof edges / sizeof *edges))
+
+static void identity(int32_t held[TOKENS]) {
+    for (int i = 0; i < TOKENS; i++) held[i] = i;
+}
+
+Test(emu_attend, prompts_and_decoding_are_exact) {
+    int32_t held[TOKENS];
+    identity(held);
+    for (int i = 0; i < SHAPE_COUNT; i++) {
+        emu_set_seed((uint64_t)i);
+        struct bench b = open_bench(&shapes[i]);
+        append(&b, 0, 0, 513);
+        for (int e = 0; e < EDGE_COUNT; e++) check_token(&b, 0, edges[e], held, edges[e] + 1);
+        append(&b, 1, 0, 1);
+        struct kern_span three[] = {{.slot = 1, .count = 40, .pos = 1},
+                                    {.slot = 0, .count = 1, .pos = 513},
+                                    {.slot = 2, .count = 1, .pos = 0}};
+        step(&b, three, 3);
+        check_token(&b, 0, 513, held, 514);
+        check_token(&b, 1, 0, held, 1);
+        check_token(&b, 1, 40, held, 41);
+        check_token(&b, 2, 0, held, 1);
+        close_bench(&b);
+    }
+}
+
+/* ---- The promise ------------------------------------------------------------------------------
+ */
+
+static void same_rows(const struct bench *b, int slot, const float *want, int from, int to,
+                      const char *what) {
+    for (int pos = from; pos < to; pos++)
+        cr_assert(!memcmp(b->kept[slot] + pos * b->out_size, want + pos * b->out_size,
+                          (size_t)b->out_size * sizeof *want),
+                  "D %d, group %d, window %d: %s: position %d", b->shape->head_dim,
+                  b->shape->heads_q / b->shape->heads_kv, b->shape->window, what, pos);
+}
+
+static void check_splits(const struct shape *shape) {
+    struct bench b = open_bench(shape);
+    enum { END = 530 };
+    float *whole = fresh((size_t)(TOKENS * b.out_size), 0);
+    emu_set_seed(0);
+    append(&b, 0, 0, END);
+    memcpy(whole, b.kept[0], (size_t)(END * b.out_size) * sizeof *whole);
+
+    b.kern->ops->release(b.kern, 0);
+    emu_set_seed(7);
+    for (int pos = 0, n = 61; pos < END; pos += n) {
+        if (n > END - pos) n = END - pos;
+        append(&b, 0, pos, pos + n);
+    }
+    same_rows(&b, 0, whole, 0, END, "in pieces of 61");
+
+    b.kern->ops->release(b.kern, 0); /* as decoding does it, in company, around every edge */
+    emu_set_seed(12);
+    append(&b, 1, 0, 300);
+    for (int e = 0, at = 0, other = 300; e < EDGE_COUNT; e++, other++) {
+        if (edges[e] > at) append(&b, 0, at, edges[e]);
+        struct kern_span two[] = {{.slot = 1, .count = 1, .pos = other},
+                                  {.slot = 0, .count = 1, .pos = edges[e]}};
+        step(&b, two, 2);
+        at = edges[e] + 1;
+    }
+    same_rows(&b, 0, whole, 0, edges[EDGE_COUNT - 1] + 1, "one by one, in company");
+    free(whole);
+    close_bench(&b);
+}
+
+Test(emu_attend, splits_and_company_change_nothing) {
+    static const int some[] = {1, 3, 5, 11};
+    for (size_t i = 0; i < sizeof some / sizeof *some; i++) check_splits(&shapes[some[i]]);
+}
+
+/* ---- After eviction, and beside what others left ------------------------------------------------
+ */
+
+Test(emu_attend, uneven_streams_after_eviction) {
+    struct shape shape = {128, 4, 2, 0};
+    struct bench b = open_bench(&shape);
+    struct kern_rule rule = {.score = KERN_SCORE_RECENCY, .sinks = 4, .recent = 10};
+    struct kern_evict due = {.slot = 0, .tokens = 200, .keep = 70, .rule = &rule};
+    int32_t lengths[2], positions[2 * TOKENS];
+    struct kern_report report = {
+        .lengths = lengths, .positions = positions, .entries_max = 2 * TOKENS};
+    append(&b, 0, 0, 200);
+    MUST(b.kern->ops->evict(b.kern, &due, 1));
+    append(&b, 0, 200, 330);
+    append(&b, 0, 330, 331);
+    expect_sound(b.kern);
+    MUST(b.kern->ops->report(b.kern, 0, &report));
+    cr_assert_eq((int)report.entries, 2 * (70 + 131));
+    for (int pos = 200; pos < 331; pos += 26) check_token(&b, 0, pos, positions, 70 + pos - 199);
+    close_bench(&b);
+}
+
+/* A page that comes back from a sequence full of NaN must not leak into the next one. */
+Test(emu_attend, stale_entries_do_not_count) {
+    for (int i = 0; i < SHAPE_COUNT; i += 4) {
+        struct bench b = open_bench(&shapes[i]);
+        int32_t held[TOKENS];
+        identity(held);
+        struct kern_span span = {.slot = 1, .count = TOKENS};
+        struct kern_batch batch = {.spans = &span, .rows = TOKENS, .span_count = 1};
+        float *nan = put(b.kern, NULL, (size_t)(TOKENS * b.stride));
+        for (int slot = 0; slot < SLOTS; slot++) {
+            span.slot = slot;
+            MUST(b.kern->ops->begin_step(b.kern, &batch));
+            b.kern->ops->write_kv(b.kern, 0, nan, NULL, &batch);
+        }
+        for (int slot = 0; slot < SLOTS; slot++) b.kern->ops->release(b.kern, slot);
+        append(&b, 0, 0, 21);
+        append(&b, 0, 21, 22);
+        check_token(&b, 0, 20, held, 21);
+        check_token(&b, 0, 21, held, 22);
+        b.kern->ops->mem_free(b.kern, nan);
+        close_bench(&b);
+    }
+}

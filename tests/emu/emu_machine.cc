@@ -1,0 +1,299 @@
+/* The emulator itself: what it promises to do, and that every kind of wrong kernel is caught. A
+ * plain program: each case says what it expects, the first one that fails ends it. */
+#include "emu.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define EXPECT(condition)                                                                          \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                        \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+#define ALL 0xffffffffu
+
+template <class Body> static const char *run(dim3 grid, int threads, size_t shared, Body body) {
+    return emu_launch("kernel", grid, threads, shared, body);
+}
+
+/* The launch is refused and the report contains `part`. */
+template <class Body> static void expect_error(const char *part, int threads, Body body) {
+    const char *error = run(1, threads, 1024, body);
+    if (!error || !strstr(error, part)) {
+        fprintf(stderr, "expected \"%s\", got: %s\n", part, error ? error : "no error");
+        exit(1);
+    }
+}
+
+/* The process is ended by a fault whose report names the place. */
+template <class Body> static void expect_fault(Body body) {
+    pid_t child = fork();
+    if (child == 0) {
+        if (!freopen("/dev/null", "w", stderr)) _exit(9);
+        run(1, 32, 1024, body);
+        _exit(0);
+    }
+    int status;
+    EXPECT(waitpid(child, &status, 0) == child);
+    EXPECT(!(WIFEXITED(status) && WEXITSTATUS(status) == 0));
+}
+
+/* ---- Right kernels ------------------------------------------------------------------------- */
+
+static void every_thread_runs_once() {
+    for (uint64_t seed = 0; seed < 4; seed++) {
+        int seen[6][70] = {};
+        emu_seed(seed);
+        EXPECT(!run(dim3(3, 2), 70, 0, [&] {
+            EXPECT(gridDim.x == 3 && gridDim.y == 2 && blockDim.x == 70);
+            seen[blockIdx.y * 3 + blockIdx.x][threadIdx.x]++;
+        }));
+        for (auto &block : seen)
+            for (int count : block) EXPECT(count == 1);
+    }
+}
+
+static void barriers_order_shared_memory() {
+    for (uint64_t seed = 0; seed < 4; seed++) {
+        emu_seed(seed);
+        EXPECT(!run(2, 256, 1024, [] {
+            SHARED_MEMORY(shared);
+            int *room = reinterpret_cast<int *>(shared), me = static_cast<int>(threadIdx.x);
+            for (int round = 0; round < 3; round++) {
+                room[me] = me + round;
+                __syncthreads();
+                EXPECT(room[255 - me] == 255 - me + round);
+                __syncthreads();
+            }
+        }));
+    }
+}
+
+static void shared_memory_starts_as_nan() {
+    for (int times = 0; times < 2; times++)
+        EXPECT(!run(2, 32, 1024, [] {
+            SHARED_MEMORY(shared);
+            float *room = reinterpret_cast<float *>(shared);
+            for (int i = static_cast<int>(threadIdx.x); i < 256; i += 32) {
+                EXPECT(isnan(room[i]));
+                room[i] = 0;
+            }
+        }));
+}
+
+static void collectives() {
+    emu_seed(9);
+    EXPECT(!run(1, 64, 0, [] {
+        int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+        EXPECT(__shfl_sync(ALL, lane + 100 * warp, 7) == 7 + 100 * warp);
+        EXPECT(__shfl_xor_sync(ALL, lane, 5) == (lane ^ 5));
+        EXPECT(__shfl_up_sync(ALL, lane, 4) == (lane < 4 ? lane : lane - 4));
+        EXPECT(__shfl_down_sync(ALL, lane, 4) == (lane > 27 ? lane : lane + 4));
+        EXPECT(__shfl_xor_sync(ALL, 1.5 * lane, 1) == 1.5 * (lane ^ 1));
+        EXPECT(__ballot_sync(ALL, lane % 3 == 0) == 0x49249249u);
+        EXPECT(__any_sync(ALL, lane == 31) && !__any_sync(ALL, false));
+        EXPECT(__all_sync(ALL, true) && !__all_sync(ALL, lane != 4));
+    }));
+}
+
+static void named_barriers() {
+    static int order;
+    order = 0;
+    emu_seed(2);
+    EXPECT(!run(1, 128, 0, [] {
+        bool first = threadIdx.x < 64;
+        ptx_named_barrier(first ? 1 : 2, 64);
+        if (threadIdx.x == 0) order = 1;
+        __syncthreads();
+        EXPECT(order == 1);
+    }));
+}
+
+static void matrices() {
+    static float a[16][16], b[16][8], c[16][8];
+    for (int i = 0; i < 16; i++)
+        for (int j = 0; j < 16; j++) a[i][j] = static_cast<float>((i * 7 + j * 3) % 11 - 5);
+    for (int i = 0; i < 16; i++)
+        for (int j = 0; j < 8; j++) b[i][j] = static_cast<float>((i * 5 + j) % 7 - 3);
+    emu_seed(4);
+    EXPECT(!run(1, 32, 1024, [] {
+        SHARED_MEMORY(shared);
+        uint32_t *rows = reinterpret_cast<uint32_t *>(shared); /* b transposed: 8 rows of 16 */
+        int lane = static_cast<int>(threadIdx.x), g = lane / 4, t = lane % 4;
+        for (int i = lane; i < 64; i += 32)
+            rows[i] = ptx_pack_bf16(b[i % 8 * 2][i / 8], b[i % 8 * 2 + 1][i / 8]);
+        __syncwarp();
+        uint32_t left[4], right[4], again[4];
+        for (int i = 0; i < 4; i++) {
+            const float *row = a[g + 8 * (i & 1)] + 2 * t + 8 * (i >> 1);
+            left[i] = ptx_pack_bf16(row[0], row[1]);
+        }
+        ptx_load_matrix(right, shared + lane % 8 * 32 + lane / 8 % 2 * 16);
+        EXPECT(right[0] == ptx_pack_bf16(b[2 * t][g], b[2 * t + 1][g]));
+        EXPECT(right[1] == ptx_pack_bf16(b[2 * t + 8][g], b[2 * t + 9][g]));
+        ptx_load_matrix_transposed(again, shared + lane % 8 * 32);
+        EXPECT(again[0] == ptx_pack_bf16(b[g][2 * t], b[g][2 * t + 1]));
+        float sum[4] = {1, 2, 3, 4};
+        ptx_mma(sum, left, right[0], right[1]);
+        for (int i = 0; i < 4; i++) c[g + 8 * (i >> 1)][2 * t + (i & 1)] = sum[i] - 1 - i;
+    }));
+    for (int i = 0; i < 16; i++)
+        for (int j = 0; j < 8; j++) {
+            float want = 0;
+            for (int k = 0; k < 16; k++) want += a[i][k] * b[k][j];
+            EXPECT(c[i][j] == want);
+        }
+}
+
+static void bulk_copies() {
+    float *global = static_cast<float *>(emu_alloc(256));
+    for (int i = 0; i < 64; i++) global[i] = static_cast<float>(i);
+    for (uint64_t seed = 0; seed < 4; seed++) { /* odd: as late as possible */
+        emu_seed(seed);
+        EXPECT(!run(2, 32, 1024, [=] {
+            SHARED_MEMORY(shared);
+            float *to = reinterpret_cast<float *>(shared);
+            uint64_t *barrier = reinterpret_cast<uint64_t *>(shared + 512);
+            if (threadIdx.x == 0) ptx_barrier_init(barrier, 1);
+            __syncwarp();
+            for (uint32_t round = 0; round < 3; round++) {
+                if (threadIdx.x == 0) {
+                    ptx_barrier_expect(barrier, 256);
+                    ptx_bulk_copy(to, global, 128, barrier);
+                    ptx_bulk_copy(to + 32, global + 32, 128, barrier);
+                }
+                ptx_barrier_wait(barrier, round & 1);
+                EXPECT(to[threadIdx.x] == static_cast<float>(threadIdx.x));
+                EXPECT(to[63 - threadIdx.x] == static_cast<float>(63 - threadIdx.x));
+                __syncwarp();
+            }
+        }));
+    }
+    emu_free(global);
+}
+
+/* ---- Wrong kernels -------------------------------------------------------------------------- */
+
+static void deadlocks_are_named() {
+    expect_error("waits for bytes in mbarrier wait", 32, [] {
+        SHARED_MEMORY(shared);
+        uint64_t *barrier = reinterpret_cast<uint64_t *>(shared);
+        if (threadIdx.x == 0) ptx_barrier_init(barrier, 1);
+        __syncwarp();
+        ptx_barrier_wait(barrier, 0); /* nobody announces anything */
+    });
+    expect_error("waits at a named barrier", 64, [] {
+        if (threadIdx.x < 32) ptx_named_barrier(1, 64);
+    });
+    expect_error("waits for the block in __syncthreads", 64, [] {
+        if (threadIdx.x == 0) {
+            ptx_named_barrier(3, 32);
+            return;
+        }
+        __syncthreads();
+    });
+}
+
+static void divergence_is_named() {
+    expect_error("after a lane returned", 32, [] {
+        if (threadIdx.x == 5) return;
+        __syncwarp();
+    });
+    expect_error("while other lanes are in", 32, [] {
+        if (threadIdx.x < 16)
+            __syncwarp();
+        else
+            (void)__any_sync(ALL, true);
+    });
+    expect_error("other threads of the block wait at", 64, [] {
+        if (threadIdx.x < 32)
+            __syncthreads();
+        else
+            __syncthreads();
+    });
+    expect_error("mask", 32, [] { __syncwarp(0xffff); });
+}
+
+static void bad_copies_are_named() {
+    static char *global;
+    global = static_cast<char *>(emu_alloc(64));
+    auto copy = [](size_t to, size_t from, uint32_t bytes, bool init) {
+        SHARED_MEMORY(shared);
+        uint64_t *barrier = reinterpret_cast<uint64_t *>(shared + 512);
+        if (init) ptx_barrier_init(barrier, 1);
+        ptx_barrier_expect(barrier, bytes);
+        ptx_bulk_copy(shared + to, global + from, bytes, barrier);
+    };
+    emu_seed(0);
+    expect_error("never initialised", 1, [=] { copy(0, 0, 32, false); });
+    expect_error("not aligned", 1, [=] { copy(8, 0, 32, true); });
+    expect_error("not aligned", 1, [=] { copy(0, 0, 24, true); });
+    expect_error("outside shared memory", 1, [=] { copy(1008, 0, 32, true); });
+    emu_seed(1);
+    expect_error("was under way", 1, [=] { copy(0, 0, 32, true); });
+    expect_error("ldmatrix outside", 32, [] {
+        SHARED_MEMORY(shared);
+        uint32_t out[4];
+        ptx_load_matrix(out, shared + 1024);
+    });
+    emu_free(global);
+}
+
+static void reading_before_the_copy_came_gives_nan() {
+    static float *global;
+    static bool was_nan;
+    global = static_cast<float *>(emu_alloc(32));
+    for (int i = 0; i < 8; i++) global[i] = 1;
+    emu_seed(1);
+    EXPECT(!run(1, 1, 1024, [] {
+        SHARED_MEMORY(shared);
+        uint64_t *barrier = reinterpret_cast<uint64_t *>(shared + 512);
+        memset(shared, 0, 64);
+        ptx_barrier_init(barrier, 1);
+        ptx_barrier_expect(barrier, 32);
+        ptx_bulk_copy(shared, global, 32, barrier);
+        was_nan = isnan(reinterpret_cast<float *>(shared)[3]);
+        ptx_barrier_wait(barrier, 0);
+        EXPECT(reinterpret_cast<float *>(shared)[3] == 1);
+    }));
+    EXPECT(was_nan);
+    emu_free(global);
+}
+
+static void out_of_bounds_stops() {
+    static float *global;
+    global = static_cast<float *>(emu_alloc(64));
+    EXPECT(isnan(global[3]) && emu_allocated() == 64);
+    expect_fault([] { global[16] = 1; });
+    expect_fault([] { (void)*static_cast<volatile float *>(global + 16); });
+    expect_fault([] {
+        SHARED_MEMORY(shared);
+        *static_cast<volatile char *>(shared + 1024) = 1;
+    });
+    emu_free(global);
+    EXPECT(emu_allocated() == 0);
+    EXPECT(run(1, 1025, 0, [] {}) && run(1, 32, 300 << 10, [] {}));
+}
+
+int main() {
+    every_thread_runs_once();
+    barriers_order_shared_memory();
+    shared_memory_starts_as_nan();
+    collectives();
+    named_barriers();
+    matrices();
+    bulk_copies();
+    deadlocks_are_named();
+    divergence_is_named();
+    bad_copies_are_named();
+    reading_before_the_copy_came_gives_nan();
+    out_of_bounds_stops();
+    printf("emu_machine: fine\n");
+    return 0;
+}

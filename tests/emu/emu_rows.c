@@ -1,0 +1,218 @@
+/* Everything that works on rows, and products: the CUDA kernels against the CPU's reference path,
+ * every output checked as written. */
+#include <criterion/criterion.h>
+
+#include "both.h"
+
+#define ROWS 5
+
+static uint16_t to_bf16(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+static float from_bf16(uint16_t x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float out;
+    memcpy(&out, &bits, sizeof out);
+    return out;
+}
+
+static void round_all(float *x, size_t count) {
+    for (size_t i = 0; i < count; i++) x[i] = from_bf16(to_bf16(x[i]));
+}
+
+/* A matrix of a file in `dtype`, one byte off: files promise no alignment. */
+static struct kern_matrix make_matrix(int64_t rows, int64_t cols, enum kern_dtype dtype,
+                                      uint64_t seed, char **mem) {
+    size_t count = (size_t)(rows * cols), size = kern_dtype_bytes(dtype);
+    *mem = malloc(count * size + 1);
+    for (size_t i = 0; i < count; i++) {
+        float x = noise(seed, i);
+        uint16_t half = to_bf16(x);
+        if (dtype == KERN_F16) half = (uint16_t)(0x3800 | (mix(seed + i) & 0x83ff)); /* +-0.5..1 */
+        if (dtype == KERN_F32)
+            memcpy(*mem + 1 + i * size, &x, size);
+        else
+            memcpy(*mem + 1 + i * size, &half, size);
+    }
+    return (struct kern_matrix){.data = *mem + 1, .dtype = dtype, .rows = rows, .cols = cols};
+}
+
+struct results {
+    float *of[BACKENDS];
+};
+
+static void compare(struct results *r, size_t count, double absolute, double relative,
+                    const char *what) {
+    expect_near(r->of[ORACLE], r->of[EMULATED], count, absolute, relative, what);
+    free(r->of[ORACLE]), free(r->of[EMULATED]);
+}
+
+Test(emu_rows, norm_glu_gather) {
+    static const int dims[] = {1, 2, 31, 64, 257, 640, 1030};
+    static const int32_t index[] = {4, 0, 0, 3};
+    struct kern *kern[BACKENDS];
+    both_open(kern);
+    for (size_t d = 0; d < sizeof dims / sizeof *dims; d++) {
+        emu_set_seed(d);
+        int dim = dims[d];
+        size_t count = (size_t)(ROWS * dim);
+        float *x = fresh(2 * count, d + 1), *w = fresh((size_t)dim, d + 50);
+        struct results norm, glu, gathered;
+        for (int b = 0; b < BACKENDS; b++) {
+            const struct kern_ops *ops = kern[b]->ops;
+            float *in = put(kern[b], x, 2 * count), *weight = put(kern[b], w, (size_t)dim);
+            float *y = put(kern[b], NULL, count), *z = put(kern[b], NULL, count);
+            float *g = put(kern[b], NULL, (size_t)(4 * dim));
+            ops->rms_norm(kern[b], y, in, weight, ROWS, dim, 1e-6f);
+            ops->glu(kern[b], z, in, ROWS, dim);
+            ops->gather_rows(kern[b], g, in, index, 4, dim);
+            norm.of[b] = take(kern[b], y, count);
+            glu.of[b] = take(kern[b], z, count);
+            gathered.of[b] = take(kern[b], g, (size_t)(4 * dim));
+            ops->mem_free(kern[b], in);
+            ops->mem_free(kern[b], weight);
+        }
+        compare(&norm, count, 1e-6, 1e-5, "norm");
+        compare(&glu, count, 1e-7, 1e-6, "glu");
+        compare(&gathered, (size_t)(4 * dim), 0, 0, "gather");
+        free(x), free(w);
+    }
+    both_close(kern);
+}
+
+/* The CPU's reference multiplies unrounded activations: the inputs are bf16 already, so that only
+ * the order of sums differs. */
+static void check_matmul(struct kern *kern[BACKENDS], enum kern_dtype dtype, int64_t cols) {
+    enum { OUT = 21, PART = 8 };
+    char *mem[2];
+    const struct kern_matrix parts[] = {make_matrix(PART, cols, dtype, 5, &mem[0]),
+                                        make_matrix(OUT - PART, cols, dtype, 6, &mem[1])};
+    float *x = fresh((size_t)(ROWS * cols), 7), *bias = fresh(OUT, 8), *old = fresh(ROWS * OUT, 9);
+    round_all(x, (size_t)(ROWS * cols));
+    struct results set, added, embedded;
+    static const int32_t ids[] = {20, 0, 7, 8, 7};
+    for (int b = 0; b < BACKENDS; b++) {
+        const struct kern_ops *ops = kern[b]->ops;
+        struct kern_weight *weight;
+        MUST(ops->weight_load(kern[b], parts, 2, KERN_SHARD_ROWS, &weight, NULL));
+        float *in = put(kern[b], x, (size_t)(ROWS * cols)), *at = put(kern[b], bias, OUT);
+        float *y = put(kern[b], NULL, ROWS * OUT), *z = put(kern[b], old, ROWS * OUT);
+        float *e = put(kern[b], NULL, (size_t)(ROWS * cols));
+        ops->matmul(kern[b], y, in, weight, at, ROWS, KERN_SET);
+        ops->matmul(kern[b], z, in, weight, NULL, ROWS, KERN_ADD);
+        ops->embed(kern[b], e, weight, ids, ROWS);
+        set.of[b] = take(kern[b], y, ROWS * OUT);
+        added.of[b] = take(kern[b], z, ROWS * OUT);
+        embedded.of[b] = take(kern[b], e, (size_t)(ROWS * cols));
+        ops->mem_free(kern[b], in);
+        ops->mem_free(kern[b], at);
+        ops->weight_free(kern[b], weight);
+    }
+    compare(&set, ROWS * OUT, 1e-6 * (double)cols, 0, "product");
+    compare(&added, ROWS * OUT, 1e-6 * (double)cols, 0, "product added");
+    compare(&embedded, (size_t)(ROWS * cols), 0, 0, "embedding");
+    free(mem[0]), free(mem[1]), free(x), free(bias), free(old);
+}
+
+Test(emu_rows, products_and_embedding) {
+    static const enum kern_dtype dtypes[] = {KERN_BF16, KERN_F16, KERN_F32};
+    struct kern *kern[BACKENDS];
+    both_open(kern);
+    for (int d = 0; d < 3; d++) {
+        check_matmul(kern, dtypes[d], 33);
+        check_matmul(kern, dtypes[d], 128);
+    }
+    both_close(kern);
+}
+
+static void check_gate(struct kern *kern[BACKENDS], bool second, int embeddings) {
+    enum { WIDTH = 40, MODEL = 65, HEADS = 3, LAST = 5 };
+    size_t first = (size_t)(embeddings * WIDTH);
+    float *w1 = fresh(first * MODEL, 1), *b1 = fresh(first, 2), *w2 = fresh(WIDTH * WIDTH, 3);
+    float *b2 = fresh(WIDTH, 4), *last = fresh(LAST * WIDTH, 5), *bias = fresh(LAST, 6);
+    float *x = fresh(ROWS * MODEL, 7);
+    const int32_t row[HEADS] = {4, 0, 4};
+    const struct kern_gate_spec spec = {.w1 = w1,
+                                        .b1 = b1,
+                                        .w2 = second ? w2 : NULL,
+                                        .b2 = second ? b2 : NULL,
+                                        .last = last,
+                                        .bias = bias,
+                                        .row = row,
+                                        .width = WIDTH,
+                                        .d_model = MODEL,
+                                        .heads_kv = HEADS,
+                                        .row_count = LAST,
+                                        .embeddings = embeddings};
+    struct results r;
+    for (int b = 0; b < BACKENDS; b++) {
+        struct kern_gate *gate;
+        MUST(kern[b]->ops->gate_load(kern[b], &spec, &gate, NULL));
+        float *in = put(kern[b], x, ROWS * MODEL), *out = put(kern[b], NULL, ROWS * HEADS);
+        kern[b]->ops->gate(kern[b], out, in, gate, ROWS);
+        r.of[b] = take(kern[b], out, ROWS * HEADS);
+        kern[b]->ops->mem_free(kern[b], in);
+        kern[b]->ops->gate_free(kern[b], gate);
+    }
+    compare(&r, ROWS * HEADS, 1e-5, 1e-4, "gate");
+    free(w1), free(b1), free(w2), free(b2), free(last), free(bias), free(x);
+}
+
+Test(emu_rows, gates) {
+    struct kern *kern[BACKENDS];
+    both_open(kern);
+    check_gate(kern, false, 1);
+    check_gate(kern, true, 1);
+    check_gate(kern, false, 3);
+    both_close(kern);
+}
+
+/* Rotation with and without the norm of heads, at positions that change from step to step. */
+static void check_rope(int head_dim, bool norm) {
+    enum { HQ = 3, HKV = 1, COUNT = 4 };
+    struct kern *kern[BACKENDS];
+    struct kern_cache_options options = {.layers = 1,
+                                         .heads_q = HQ,
+                                         .heads_kv = HKV,
+                                         .head_dim = head_dim,
+                                         .dtype = KERN_BF16,
+                                         .slots = 2,
+                                         .max_positions = 200000};
+    size_t width = (size_t)((HQ + 2 * HKV) * head_dim), count = COUNT * width;
+    float *x = fresh(count, 11), *freq = fresh((size_t)head_dim / 2, 12);
+    float *nq = fresh((size_t)head_dim, 13), *nk = fresh((size_t)head_dim, 14);
+    for (int j = 0; j < head_dim / 2; j++) freq[j] = powf(1e4f, -2.0f * (float)j / (float)head_dim);
+    const struct kern_rope rope = {.inv_freq = freq, .scale = 1.25f};
+    both_open(kern);
+    both_cache(kern, options, 1024);
+    static const int starts[] = {0, 17, 17, 130000};
+    for (int s = 0; s < 4; s++) {
+        struct kern_span spans[] = {{.slot = 1, .row = 0, .count = 1, .pos = starts[s] + 5},
+                                    {.slot = 0, .row = 1, .count = 3, .pos = starts[s]}};
+        struct kern_batch batch = {.spans = spans, .span_count = 2, .rows = COUNT};
+        struct results r;
+        for (int b = 0; b < BACKENDS; b++) {
+            float *qkv = put(kern[b], x, count), *q = put(kern[b], nq, (size_t)head_dim);
+            float *k = put(kern[b], nk, (size_t)head_dim);
+            kern[b]->ops->qk_rope(kern[b], qkv, norm ? q : NULL, norm ? k : NULL, 1e-6f, &rope,
+                                  &batch);
+            r.of[b] = take(kern[b], qkv, count);
+            kern[b]->ops->mem_free(kern[b], q);
+            kern[b]->ops->mem_free(kern[b], k);
+        }
+        compare(&r, count, 1e-5, 1e-5, "rotation");
+    }
+    both_close(kern);
+    free(x), free(freq), free(nq), free(nk);
+}
+
+Test(emu_rows, rotation) {
+    for (int norm = 0; norm < 2; norm++) {
+        check_rope(64, norm);
+        check_rope(128, norm);
+        check_rope(256, norm);
+    }
+}
