@@ -124,7 +124,7 @@ static int resolve_policy(struct engine *e, struct kv_params *kv, struct fault *
                              .chunk = e->options.kv_chunk};
     kv_params_set_policy(kv, policy);
     /* The same give-way rule as for requests that lower the budget. */
-    kv_params_fit(kv);
+    kv_params_fit(kv, 0);
     int code = name_option(kv_params_check(kv, fault), fault);
     if (code == 0 && e->options.kv_budget_max > 0 && kv->budget > e->options.kv_budget_max)
         code = fault_set(fault, ERR_INVALID, "kv-budget", "is above kv-budget-max (%d)",

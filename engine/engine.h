@@ -142,13 +142,23 @@ struct engine_stop {
     size_t size;
 };
 
-/* The kv object of a request: absent members are -1 / NULL / NAN and take the engine's defaults. */
+/* A parameter of a policy by its name in requests: a number (truths: 0 or 1), or a word. Which
+ * policy has which, and their ranges: paging/policy.c. */
+struct engine_kv_option {
+    const char *name;
+    double number;    /* INFINITY allowed */
+    const char *text; /* NULL for numbers */
+};
+#define ENGINE_KV_OPTIONS 12
+
+/* The kv object of a request: absent members are -1 or NULL and take the engine's defaults. */
 struct engine_kv {
     const char *policy;
     int32_t budget, buffer, chunk, sinks, recent;
-    float horizon; /* INFINITY allowed */
-    bool reuse;    /* default true: continue a retained conversation where one matches */
-    bool retain;   /* default true: keep the state for the next turn */
+    struct engine_kv_option options[ENGINE_KV_OPTIONS];
+    int32_t option_count;
+    bool reuse;  /* default true: continue a retained conversation where one matches */
+    bool retain; /* default true: keep the state for the next turn */
     enum engine_report report;
 };
 

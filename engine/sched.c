@@ -202,10 +202,15 @@ int sched_resolve_kv(const struct engine_kv *wanted, const struct sched_kv *rule
     if (wanted->chunk != -1) out->chunk = wanted->chunk;
     if (wanted->sinks != -1) out->rule.sinks = wanted->sinks;
     if (wanted->recent != -1) out->rule.recent = wanted->recent;
-    if (!isnan(wanted->horizon)) out->rule.horizon = wanted->horizon;
+    for (int i = 0; i < wanted->option_count; i++) {
+        const struct engine_kv_option *option = &wanted->options[i];
+        int code = kv_params_choose(out, option->name, option->number, option->text, fault);
+        if (code != 0) return code;
+    }
     /* Default protections give way to a smaller budget; what the request names does not. A budget
      * that is no number of entries is the check's to refuse. */
-    if (wanted->sinks == -1 && wanted->recent == -1) kv_params_fit(out);
+    kv_params_fit(out, (wanted->sinks != -1 ? POLICY_SINKS : 0) |
+                           (wanted->recent != -1 ? POLICY_RECENT : 0));
     int code = kv_params_check(out, fault);
     return code == 0 && rules->budget_max > 0 ? check_cap(out, rules, fault) : code;
 }

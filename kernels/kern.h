@@ -85,7 +85,9 @@ enum kern_layers {
     KERN_LAYERS_PYRAMID,    /* linear from the first layer to the last, see kern_rule.beta */
     KERN_LAYERS_PREFERENCE, /* CAKE: entropy^(1/tau1) * variance^(1/tau2) of the window's attention
                              */
-    KERN_LAYERS_DENSITY     /* D2O: softmax over layers of minus the spread of accumulated mass */
+    KERN_LAYERS_DENSITY /* D2O's code: softmax over layers of minus mean_h (v_h - min) / (max - min
+                           + 1e-6), v_h the unbiased variance over the entries of head h of
+                           their accumulated mass, min and max over the layer's heads */
 };
 
 /* Entries that the softmax runs over. */

@@ -15,3 +15,15 @@ float score_horizon(float log_beta, float horizon) {
 float score_retention(float log_beta, int32_t age, float horizon) {
     return (float)age * (log_beta > 0 ? 0 : log_beta) + score_horizon(log_beta, horizon);
 }
+
+static float log1mexp(float x) { /* x < 0 */
+    return x < -0.69314718f ? log1pf(-expf(x)) : logf(-expm1f(x));
+}
+
+float score_published(float log_beta, int32_t age, float horizon) {
+    float lb = log_beta > 0 ? -1e-9f : log_beta;
+    if (horizon == 1) return (float)(age + 1) * lb;
+    float ahead = logf(horizon);
+    if (!(lb > -1e-7f)) ahead = (isinf(horizon) ? 0 : log1mexp(horizon * lb)) - log1mexp(lb);
+    return (float)(age + 2) * lb + ahead;
+}

@@ -14,6 +14,12 @@
 
 #include <stdint.h>
 
+/* The score of the published code, whose clock runs one step ahead and whose sum is not divided:
+ *   n = 1:  (age + 1) lb        n > 1:  (age + 2) lb + log(1 - e^(n lb)) - log(1 - e^lb)
+ * with the last two terms log n where lb > -1e-7 (there is no limit for n = infinity and lb = 0).
+ */
+float score_published(float log_beta, int32_t age, float horizon);
+
 float score_horizon(float log_beta, float horizon);                /* w_n */
 float score_retention(float log_beta, int32_t age, float horizon); /* the whole score */
 

@@ -1,11 +1,47 @@
 #include "paging/policy.h"
 
+#include <math.h>
+#include <stdio.h>
 #include <string.h>
 
-/* `streaming` keeps entries at their true positions; StreamingLLM (arXiv 2309.17453) re-rotates
- * them to their place in the cache. `trimkv` is arXiv 2512.03324, `global` arXiv 2605.09649; both
- * papers protect nothing, but losing the first tokens has turned other engines' output to garbage.
- */
+/* Where a paper and its code disagree, and where they differ from what is done here:
+ *
+ * All     When a sequence evicts is paging/due.h's rule for every method (after each chunk of the
+ *         prompt, then every `buffer` tokens), where papers say after the prompt, every step, or
+ *         every interval. One decision per KV head, where some published code selects per query
+ *         head and so multiplies the cache by the group. Four sinks by default, where most papers
+ *         protect none: losing the first tokens has turned other engines' output to garbage.
+ *         A budget counts protected entries. Keys stay at their true positions.
+ * streaming   StreamingLLM (arXiv 2309.17453) re-rotates entries to their place in the cache.
+ * trimkv, global   arXiv 2512.03324 and 2605.09649. `parity` takes the published offsets of age.
+ *         Floor and threshold are the published code's; a threshold never lifts the budget.
+ * gkv     arXiv 2512.00504. Code: the budget includes the window (the paper's b does not); window
+ *         16 and lambda 0.5 are the scripts' and the paper's, not the class's defaults.
+ * rkv     arXiv 2505.24133. `variant` code: averages over the window, then max-pools; redundancy
+ *         over all entries. paper: pools each query, redundancy over the candidates. Lambda 0.1 is
+ *         the paper's (code: 0.07); one look-alike is forgiven, as in the code (paper: beta of
+ *         them). `parity`: rows without look-alike lose the element of entry 0.
+ * snapkv  arXiv 2404.14469, repeated at every eviction as later papers do for generation; mean over
+ *         the group; average pooling 5.
+ * pyramidkv   arXiv 2406.02069. The published integer step overshoots the total by up to
+ *         L (L - 1) / 2 entries; here the same line in real numbers, rounded to the exact total.
+ * adakv   arXiv 2407.11550: floor 0.2 of the layer's share, the rest to the best of all its heads.
+ *         The published rounding loses entries; this one does not.
+ * morphkv arXiv 2503.00979, sum-fused. The published code keeps a log of logits that comes apart
+ *         under GQA; here the window's queries are asked again.
+ * cake    arXiv 2503.12491. Every eviction uses mean + 200 variance over the window; the published
+ *         code does so for the prompt and asks only the last query while generating. Layers' shares
+ *         are measured at the first eviction.
+ * h2o     arXiv 2306.14048: attention of all queries added up, half of the budget recent.
+ * kvcompress   arXiv 2410.00161: squared attention of all queries, all heads compete. Evicts
+ *         entries, not whole pages: compaction frees pages in any case.
+ * d2o     arXiv 2406.13035. Layers' shares as in the code; the paper's own density, the plain
+ *         variance of the sums, underflows the softmax on long prompts. No layer is exempt: the
+ *         code leaves 0, 1 and the last uncompressed, which no budget bounds. One in four kept
+ *         entries is recent (paper's 3:1; README 1:1). Every stream has its own threshold and each
+ *         evicted entry is judged by itself (code: one decision for all heads). */
+#define WINDOW(count) .score = KERN_SCORE_ATTENTION, .sinks = 4, .recent = (count)
+
 static const struct policy policies[] = {
     {
         .name = "full",
@@ -15,12 +51,13 @@ static const struct policy policies[] = {
         .name = "streaming",
         .summary = "keeps the first and the most recent tokens",
         .bounded = true,
-        .rule = {.score = KERN_SCORE_RECENCY, .pool = KERN_POOL_STREAM, .sinks = 4},
+        .rule = {.score = KERN_SCORE_RECENCY, .sinks = 4},
     },
     {
         .name = "trimkv",
         .summary = "retention gates; every head keeps its own best entries",
         .needs = POLICY_NEEDS_GATES,
+        .fields = POLICY_THRESHOLD | POLICY_PARITY,
         .bounded = true,
         .rule = {.score = KERN_SCORE_RETENTION, .sinks = 4, .horizon = 1},
     },
@@ -28,10 +65,113 @@ static const struct policy policies[] = {
         .name = "global",
         .summary = "retention gates; one ranking across all layers and heads",
         .needs = POLICY_NEEDS_GATES,
-        .fields = POLICY_HORIZON,
+        .fields = POLICY_HORIZON | POLICY_FLOOR | POLICY_THRESHOLD | POLICY_PARITY,
         .bounded = true,
         .rule =
             {.score = KERN_SCORE_RETENTION, .pool = KERN_POOL_SEQUENCE, .sinks = 4, .horizon = 128},
+    },
+    {
+        .name = "gkv",
+        .summary = "attention of the last 16 queries with a decayed history, less key redundancy",
+        .fields = POLICY_WINDOW | POLICY_DECAY | POLICY_HISTORY | POLICY_LAMBDA,
+        .bounded = true,
+        .rule = {WINDOW(16),
+                 .observe = {.window = 16,
+                             .group = KERN_GROUP_MAX,
+                             .normalise = true,
+                             .history = KERN_HISTORY_MAX,
+                             .decay = 0.8f},
+                 .redundancy = {.on = true,
+                                .lambda = 0.5f,
+                                .threshold = 0.5f,
+                                .eps = 1e-6f,
+                                .normalise = true}},
+    },
+    {
+        .name = "rkv",
+        .summary = "attention of the last 8 queries, less key redundancy",
+        .fields = POLICY_WINDOW | POLICY_LAMBDA | POLICY_VARIANT | POLICY_PARITY,
+        .bounded = true,
+        .rule = {WINDOW(8),
+                 .observe = {.window = 8,
+                             .support = KERN_SUPPORT_CANDIDATES,
+                             .group = KERN_GROUP_MAX_LOGIT,
+                             .smooth = KERN_SMOOTH_MAX,
+                             .smooth_width = 7},
+                 .redundancy = {.on = true, .lambda = 0.1f, .threshold = 0.5f, .eps = 1e-8f}},
+    },
+    {
+        .name = "snapkv",
+        .summary = "attention of the last 32 queries, average-pooled; mean over the group",
+        .fields = POLICY_WINDOW,
+        .bounded = true,
+        .rule = {WINDOW(32), .observe = {.window = 32,
+                                         .reduce = KERN_REDUCE_SUM,
+                                         .smooth = KERN_SMOOTH_AVERAGE,
+                                         .smooth_width = 5}},
+    },
+    {
+        .name = "pyramidkv",
+        .summary = "attention of the last 8 queries; lower layers keep more",
+        .fields = POLICY_WINDOW,
+        .bounded = true,
+        .rule = {WINDOW(8), .layers = KERN_LAYERS_PYRAMID, .pyramid_beta = 20,
+                 .observe = {.window = 8, .smooth = KERN_SMOOTH_MAX, .smooth_width = 7}},
+    },
+    {
+        .name = "adakv",
+        .summary = "attention of the last 32 queries; the heads of a layer compete",
+        .fields = POLICY_WINDOW | POLICY_FLOOR,
+        .bounded = true,
+        .rule = {WINDOW(32), .pool = KERN_POOL_LAYER, .floor = 0.2f,
+                 .observe = {.window = 32, .smooth = KERN_SMOOTH_MAX, .smooth_width = 7}},
+    },
+    {
+        .name = "morphkv",
+        .summary = "what the last 32 queries attend to together (sum-fused)",
+        .fields = POLICY_WINDOW,
+        .bounded = true,
+        .rule = {WINDOW(33), .observe = {.window = 32,
+                                         .support = KERN_SUPPORT_CANDIDATES,
+                                         .group = KERN_GROUP_SUM_LOGIT,
+                                         .reduce = KERN_REDUCE_SUM}},
+    },
+    {
+        .name = "cake",
+        .summary = "mean and variance of the last 32 queries' attention; layers by preference",
+        .fields = POLICY_WINDOW,
+        .bounded = true,
+        .rule = {WINDOW(32), .layers = KERN_LAYERS_PREFERENCE, .tau1 = 1, .tau2 = 1,
+                 .observe = {.window = 32,
+                             .group = KERN_GROUP_EACH,
+                             .reduce = KERN_REDUCE_MEAN_VAR,
+                             .gamma = 200,
+                             .smooth = KERN_SMOOTH_AVERAGE,
+                             .smooth_width = 5}},
+    },
+    {
+        .name = "h2o",
+        .summary = "attention of all queries added up; half of the budget is recent",
+        .bounded = true,
+        .recent_part = 0.5f,
+        .rule = {WINDOW(0), .observe = {.group = KERN_GROUP_SUM, .reduce = KERN_REDUCE_SUM}},
+    },
+    {
+        .name = "kvcompress",
+        .summary = "squared attention of all queries added up; one ranking across all heads",
+        .bounded = true,
+        .rule = {WINDOW(64), .pool = KERN_POOL_SEQUENCE,
+                 .observe = {.group = KERN_GROUP_SQUARES, .reduce = KERN_REDUCE_SUM}},
+    },
+    {
+        .name = "d2o",
+        .summary = "attention of all queries added up; layers by density; evicted entries merge",
+        .fields = POLICY_MERGE,
+        .bounded = true,
+        .recent_part = 0.25f,
+        .rule = {WINDOW(0), .layers = KERN_LAYERS_DENSITY, .merge = KERN_MERGE_PAPER,
+                 .merge_beta = 0.7f,
+                 .observe = {.group = KERN_GROUP_SUM, .reduce = KERN_REDUCE_SUM}},
     },
 };
 
@@ -52,12 +192,136 @@ void kv_params_set_policy(struct kv_params *params, const struct policy *policy)
     params->rule = policy->rule;
 }
 
-void kv_params_fit(struct kv_params *params) {
-    struct kern_rule *rule = &params->rule;
-    if (params->budget < 0 || rule->sinks + rule->recent <= params->budget) return;
-    if (rule->sinks > params->budget) rule->sinks = params->budget;
-    rule->recent = params->budget - rule->sinks;
+/* ---- Parameters of a method -------------------------------------------------------------------
+ */
+
+static void set_horizon(struct kern_rule *rule, double x) {
+    rule->horizon = (float)x;
 }
+
+static void set_window(struct kern_rule *rule, double x) {
+    rule->observe.window = (int32_t)x;
+}
+
+static void set_decay(struct kern_rule *rule, double x) {
+    rule->observe.decay = (float)x;
+}
+
+static void set_history(struct kern_rule *rule, double x) {
+    rule->observe.history = (enum kern_history)(int)x;
+}
+
+static void set_lambda(struct kern_rule *rule, double x) {
+    rule->redundancy.lambda = (float)x;
+}
+
+static void set_floor(struct kern_rule *rule, double x) {
+    rule->floor = (float)x;
+}
+
+static void set_threshold(struct kern_rule *rule, double x) {
+    rule->retain = (float)x;
+}
+
+/* The code's threshold follows a mean of equal parts, the paper's mostly the present. */
+static void set_merge(struct kern_rule *rule, double x) {
+    rule->merge = (enum kern_merge)(int)x;
+    rule->merge_beta = rule->merge == KERN_MERGE_CODE ? 0.5f : 0.7f;
+}
+
+static void set_variant(struct kern_rule *rule, double x) {
+    rule->observe.smooth_first = rule->redundancy.candidates_only = x != 0;
+}
+
+static void set_parity(struct kern_rule *rule, double x) {
+    rule->published = rule->score == KERN_SCORE_RETENTION && x != 0;
+    rule->redundancy.index_zero = rule->redundancy.on && x != 0;
+}
+
+/* A word's number is its place in the list. */
+static const char *const histories[] = {"none", "max", "mean", "sum", NULL};
+static const char *const merges[] = {"none", "paper", "code", NULL};
+static const char *const variants[] = {"code", "paper", NULL};
+
+static const struct parameter {
+    const char *name;
+    unsigned field;
+    double least, most;
+    bool whole;
+    const char *const *words;
+    void (*set)(struct kern_rule *rule, double x);
+} parameters[] = {
+    {"horizon", POLICY_HORIZON, 1, INFINITY, false, NULL, set_horizon},
+    {"window", POLICY_WINDOW, 1, KERN_WINDOW_MAX, true, NULL, set_window},
+    {"decay", POLICY_DECAY, 0, 1, false, NULL, set_decay},
+    {"history", POLICY_HISTORY, 0, 0, false, histories, set_history},
+    {"lambda", POLICY_LAMBDA, 0, 1, false, NULL, set_lambda},
+    {"floor", POLICY_FLOOR, 0, 1, false, NULL, set_floor},
+    {"threshold", POLICY_THRESHOLD, 0, 1, false, NULL, set_threshold},
+    {"merge", POLICY_MERGE, 0, 0, false, merges, set_merge},
+    {"variant", POLICY_VARIANT, 0, 0, false, variants, set_variant},
+    {"parity", POLICY_PARITY, 0, 1, true, NULL, set_parity},
+};
+#define PARAMETER_COUNT (sizeof parameters / sizeof *parameters)
+
+static int refuse(struct fault *fault, const char *name, const char *what) {
+    char field[48];
+    snprintf(field, sizeof field, "kv.%.40s", name);
+    return fault_set(fault, ERR_INVALID, field, "%s %s", field, what);
+}
+
+static int find_word(const char *const *words, const char *text) {
+    for (int i = 0; words[i] && text; i++)
+        if (strcmp(words[i], text) == 0) return i;
+    return -1;
+}
+
+static int check_parameter(const struct parameter *p, double *number, const char *text,
+                           struct fault *fault) {
+    char what[96];
+    if (p->words) {
+        int at = find_word(p->words, text);
+        *number = at;
+        if (at < 0) return refuse(fault, p->name, "is none of the words it may be");
+        return 0;
+    }
+    bool in_range = !text && *number >= p->least && *number <= p->most; /* NaN is not */
+    if (in_range && (!p->whole || *number == floor(*number))) return 0;
+    snprintf(what, sizeof what, "must be a%s number from %g to %g", p->whole ? " whole" : "",
+             p->least, p->most);
+    return refuse(fault, p->name, what);
+}
+
+int kv_params_choose(struct kv_params *params, const char *name, double number, const char *text,
+                     struct fault *fault) {
+    char what[96];
+    for (size_t i = 0; i < PARAMETER_COUNT; i++) {
+        const struct parameter *p = &parameters[i];
+        if (strcmp(p->name, name) != 0) continue;
+        snprintf(what, sizeof what, "is no parameter of policy '%s'", params->policy->name);
+        if ((params->policy->fields & p->field) == 0) return refuse(fault, name, what);
+        int rc = check_parameter(p, &number, text, fault);
+        if (rc == 0) p->set(&params->rule, number);
+        return rc;
+    }
+    return refuse(fault, name, "is no parameter of any policy");
+}
+
+void kv_params_fit(struct kv_params *params, unsigned named) {
+    const struct policy *policy = params->policy;
+    struct kern_rule *rule = &params->rule;
+    if ((named & POLICY_RECENT) != 0 || params->budget < 0) return;
+    if (policy->recent_part > 0)
+        rule->recent = (int32_t)(policy->recent_part * (float)params->budget);
+    else if (policy->rule.observe.window > 0)
+        rule->recent = policy->rule.recent - policy->rule.observe.window + rule->observe.window;
+    if ((named & POLICY_SINKS) == 0 && rule->sinks > params->budget) rule->sinks = params->budget;
+    int32_t left = params->budget - rule->sinks;
+    if (left >= 0 && rule->recent > left) rule->recent = left;
+}
+
+/* ---- Checks -----------------------------------------------------------------------------------
+ */
 
 static int check_ranges(const struct kv_params *params, struct fault *fault) {
     const struct {
@@ -89,29 +353,33 @@ static int check_budget(const struct kv_params *params, struct fault *fault) {
     return 0;
 }
 
-/* What the policy does not use is as in its row, so that nobody believes to have chosen it. */
-static int check_rule(const struct kv_params *params, struct fault *fault) {
-    const struct policy *policy = params->policy;
+int kv_params_check(const struct kv_params *params, struct fault *fault) {
     const struct kern_rule *rule = &params->rule;
-    if (policy->rule.score == KERN_SCORE_RETENTION && !(rule->horizon >= 1)) /* NaN fails too */
-        return fault_set(fault, ERR_INVALID, "kv.horizon", "kv.horizon is %g, must be at least 1",
-                         (double)rule->horizon);
-    if ((policy->fields & POLICY_HORIZON) == 0 && rule->horizon != policy->rule.horizon)
-        return fault_set(fault, ERR_INVALID, "kv.horizon", "policy '%s' has no horizon to choose",
-                         policy->name);
-    return 0;
+    int rc = check_ranges(params, fault);
+    if (rc == 0 && rule->score == KERN_SCORE_RETENTION && !(rule->horizon >= 1)) /* NaN fails too */
+        rc = fault_set(fault, ERR_INVALID, "kv.horizon", "kv.horizon is %g, must be at least 1",
+                       (double)rule->horizon);
+    return rc == 0 && params->policy->bounded ? check_budget(params, fault) : rc;
 }
 
-int kv_params_check(const struct kv_params *params, struct fault *fault) {
-    int rc = check_ranges(params, fault);
-    if (rc == 0) rc = check_rule(params, fault);
-    return rc == 0 && params->policy->bounded ? check_budget(params, fault) : rc;
+static bool observe_equal(const struct kern_observe *x, const struct kern_observe *y) {
+    return x->window == y->window && x->history == y->history && x->decay == y->decay &&
+           x->smooth_first == y->smooth_first;
+}
+
+/* Of one policy: only what requests may choose can differ. */
+static bool rule_equal(const struct kern_rule *x, const struct kern_rule *y) {
+    return x->sinks == y->sinks && x->recent == y->recent && x->horizon == y->horizon &&
+           x->published == y->published && x->retain == y->retain && x->floor == y->floor &&
+           x->merge == y->merge && observe_equal(&x->observe, &y->observe) &&
+           x->redundancy.lambda == y->redundancy.lambda &&
+           x->redundancy.index_zero == y->redundancy.index_zero &&
+           x->redundancy.candidates_only == y->redundancy.candidates_only;
 }
 
 bool kv_params_equal(const struct kv_params *a, const struct kv_params *b) {
     if (a->policy != b->policy) return false;
     if (!a->policy->bounded) return true;
-    const struct kern_rule *x = &a->rule, *y = &b->rule;
     return a->budget == b->budget && a->buffer == b->buffer && a->chunk == b->chunk &&
-           x->sinks == y->sinks && x->recent == y->recent && x->horizon == y->horizon;
+           rule_equal(&a->rule, &b->rule);
 }

@@ -12,15 +12,29 @@
 
 #define POLICY_NEEDS_GATES 1u
 
-/* Parameters that a request may choose; the others are part of what the method is. Budget, buffer,
- * chunk, sinks and recent are every bounded policy's. */
-#define POLICY_HORIZON 1u
+/* Parameters that a request may choose, by name (kv_params_choose); the others are part of what the
+ * method is. Budget, buffer, chunk, sinks and recent are every bounded policy's. */
+enum policy_field {
+    POLICY_HORIZON = 1u << 0,   /* "horizon" */
+    POLICY_WINDOW = 1u << 1,    /* "window": queries observed */
+    POLICY_DECAY = 1u << 2,     /* "decay" of the history */
+    POLICY_HISTORY = 1u << 3,   /* "history": none, max, mean, sum */
+    POLICY_LAMBDA = 1u << 4,    /* "lambda": importance against redundancy */
+    POLICY_FLOOR = 1u << 5,     /* "floor": part of the budget that every head keeps for itself */
+    POLICY_THRESHOLD = 1u << 6, /* "threshold": retention below which an entry goes */
+    POLICY_MERGE = 1u << 7,     /* "merge": none, paper, code */
+    POLICY_VARIANT = 1u << 8,   /* "variant": code, paper */
+    POLICY_PARITY = 1u << 9,    /* "parity": published offsets, or the published artefact */
+    POLICY_RECENT = 1u << 10 /* for kv_params_fit alone */,
+    POLICY_SINKS = 1u << 11
+};
 
 struct policy {
     const char *name; /* as in requests, options, metrics */
     const char *summary;
     unsigned needs, fields;
     bool bounded;          /* false: keeps everything (full) */
+    float recent_part;     /* recent entries as a part of the budget; 0: rule.recent of them */
     struct kern_rule rule; /* defaults included */
 };
 
@@ -38,8 +52,14 @@ struct kv_params {
 
 /* Another policy with its defaults; budget, buffer and chunk stay. */
 void kv_params_set_policy(struct kv_params *params, const struct policy *policy);
-/* Makes default protections give way to a budget smaller than they are: recent entries first. */
-void kv_params_fit(struct kv_params *params);
+/* Sets a parameter of the method: `text` where the value is a word, else `number` (truths: 0, 1).
+ * ERR_INVALID names the field: unknown, not this policy's, or out of range. */
+int kv_params_choose(struct kv_params *params, const char *name, double number, const char *text,
+                     struct fault *fault);
+/* Once all is chosen; `named`: what the request named of sinks, recent and the parameters above.
+ * Recent entries that were not named follow the budget or the window, and default protections give
+ * way to a smaller budget, recent entries first. */
+void kv_params_fit(struct kv_params *params, unsigned named);
 
 /* ERR_INVALID names the field ("kv.budget", ...): 1 <= budget, sinks + recent <= budget, ...
  * Only ranges are checked for parameters that the policy does not use. */

@@ -5,17 +5,65 @@
 #include "base/json.h"
 #include "server/oai_fields.h"
 
-static int read_horizon(struct oai_reader *r, const cJSON *kv) {
-    const cJSON *node = json_get(kv, "horizon");
-    float *horizon = &r->out->sampling.kv.horizon;
-    if (!node) return 0;
-    if (cJSON_IsString(node) && strcmp(node->valuestring, "inf") == 0) {
-        *horizon = INFINITY;
-        return 0;
+/* Parameters that only some policies have. Which, and how far each may go, the engine knows. */
+enum kv_kind { KV_NUMBER, KV_NUMBER_OR_INF, KV_WORD, KV_TRUTH };
+static const struct {
+    const char *name, *expected;
+    enum kv_kind kind;
+    double least;
+} kv_options[] = {
+    {"horizon", "expected a number from 1 to 1e9 or \"inf\"", KV_NUMBER_OR_INF, 1},
+    {"window", "expected a number from 1 to 1e9", KV_NUMBER, 1},
+    {"decay", "expected a number from 0 to 1e9", KV_NUMBER, 0},
+    {"lambda", "expected a number from 0 to 1e9", KV_NUMBER, 0},
+    {"floor", "expected a number from 0 to 1e9", KV_NUMBER, 0},
+    {"threshold", "expected a number from 0 to 1e9", KV_NUMBER, 0},
+    {"history", "expected a word", KV_WORD, 0},
+    {"merge", "expected a word", KV_WORD, 0},
+    {"variant", "expected a word", KV_WORD, 0},
+    {"parity", "expected true or false", KV_TRUTH, 0},
+};
+#define KV_OPTIONS (sizeof kv_options / sizeof *kv_options)
+_Static_assert(KV_OPTIONS <= ENGINE_KV_OPTIONS, "each may be given once");
+
+static bool fill_option(const cJSON *node, size_t i, struct engine_kv_option *out) {
+    switch (kv_options[i].kind) {
+    case KV_WORD:
+        out->text = cJSON_IsString(node) ? node->valuestring : NULL;
+        return out->text != NULL;
+    case KV_TRUTH:
+        out->number = cJSON_IsTrue(node);
+        return cJSON_IsBool(node);
+    case KV_NUMBER_OR_INF:
+        out->number = INFINITY;
+        if (cJSON_IsString(node) && strcmp(node->valuestring, "inf") == 0) return true;
+        break;
+    case KV_NUMBER:
+        break;
     }
-    if (!cJSON_IsNumber(node) || !(node->valuedouble >= 1 && node->valuedouble <= 1e9))
-        return oai_invalid(r, "kv.horizon", "expected a number from 1 to 1e9 or \"inf\"");
-    *horizon = (float)node->valuedouble;
+    out->number = node->valuedouble;
+    return cJSON_IsNumber(node) && out->number >= kv_options[i].least && out->number <= 1e9;
+}
+
+static int read_one(struct oai_reader *r, const cJSON *kv, size_t i) {
+    const cJSON *node = json_get(kv, kv_options[i].name);
+    struct engine_kv *to = &r->out->sampling.kv;
+    struct engine_kv_option option = {.name = kv_options[i].name};
+    char field[OAI_PATH];
+    if (!node) return 0;
+    if (!fill_option(node, i, &option)) {
+        oai_path(field, "kv.%.64s", option.name);
+        return oai_invalid(r, field, "%s", kv_options[i].expected);
+    }
+    if (option.text) option.text = arena_strndup(r->arena, option.text, strlen(option.text));
+    if (kv_options[i].kind == KV_WORD && !option.text) return oai_no_memory(r);
+    to->options[to->option_count++] = option;
+    return 0;
+}
+
+static int read_options(struct oai_reader *r, const cJSON *kv) {
+    for (size_t i = 0; i < KV_OPTIONS; i++)
+        if (read_one(r, kv, i)) return -1;
     return 0;
 }
 
@@ -36,13 +84,15 @@ static int read_report(struct oai_reader *r, const cJSON *kv) {
 /* The kv object is ours alone, so a misspelt member is an error even where unknown fields of the
  * body are forgiven: it would silently change what is kept. */
 static int check_names(struct oai_reader *r, const cJSON *kv) {
-    static const char *const names[] = {"policy", "budget",  "buffer", "chunk",  "sinks",
-                                        "recent", "horizon", "reuse",  "retain", "report"};
+    static const char *const names[] = {"policy", "budget", "buffer", "chunk", "sinks",
+                                        "recent", "reuse",  "retain", "report"};
     const cJSON *node;
     cJSON_ArrayForEach(node, kv) {
         bool known = false;
         for (size_t i = 0; i < sizeof names / sizeof *names; i++)
             known |= strcmp(node->string, names[i]) == 0;
+        for (size_t i = 0; i < KV_OPTIONS; i++)
+            known |= strcmp(node->string, kv_options[i].name) == 0;
         if (!known) {
             char field[OAI_PATH];
             oai_path(field, "kv.%.64s", node->string);
@@ -65,7 +115,7 @@ int oai_read_kv(struct oai_reader *r) {
         oai_get_int(r, "kv", object, "sinks", 0, INT32_MAX, &kv->sinks) ||
         oai_get_int(r, "kv", object, "recent", 0, INT32_MAX, &kv->recent) ||
         oai_get_bool(r, "kv", object, "reuse", &kv->reuse) ||
-        oai_get_bool(r, "kv", object, "retain", &kv->retain) || read_horizon(r, object) ||
+        oai_get_bool(r, "kv", object, "retain", &kv->retain) || read_options(r, object) ||
         read_report(r, object))
         return -1;
     if (kv->policy) kv->policy = arena_strndup(r->arena, kv->policy, strlen(kv->policy));

@@ -25,7 +25,6 @@ void oai_preset_sampling(struct oai_reader *r) {
                .chunk = -1,
                .sinks = -1,
                .recent = -1,
-               .horizon = NAN,
                .reuse = true,
                .retain = true},
     };

@@ -333,6 +333,7 @@ const struct cpu_kernels cpu_kernels_amx = {
     .matmul = cpu_matmul_amx,
     .packed_bytes = cpu_packed_bytes_amx,
     .pack_x = cpu_pack_x_amx,
+    .math = &cpu_math_avx512,
     .attend_scratch = cpu_attend_scratch_amx,
     .attend_lanes = cpu_attend_lanes_amx,
     .attend = cpu_attend_amx,

@@ -254,6 +254,49 @@ static void keep_queries(struct cpu_cache *cache, const struct cpu_attend_job *j
     }
 }
 
+/* ---- Accumulated mass -------------------------------------------------------------------------
+ */
+
+struct mass_work {
+    struct cpu *cpu;
+    const struct cpu_attend_job *job;
+    struct cpu_share share; /* over spans * heads_kv */
+};
+
+static void add_mass(const struct mass_work *work, int item, int worker) {
+    const struct cpu_attend_job *job = work->job;
+    const struct kern_span *span = &job->batch->spans[item / job->heads_kv];
+    int head = item % job->heads_kv;
+    if (!cpu_rule_mass(span->rule)) return;
+    struct cpu_mass mass = {.stream = cpu_cache_stream(job->cache, span->slot, job->layer, head),
+                            .q = job->qkv + (size_t)span->row * job->qkv_stride +
+                                 (size_t)(head * job->group) * (size_t)job->head_dim,
+                            .q_stride = job->qkv_stride,
+                            .count = span->count,
+                            .scale = job->scale,
+                            .group = span->rule->observe.group};
+    cpu_observe_mass(job->cache, &mass, worker);
+}
+
+static void mass_items(void *arg, int worker) {
+    struct mass_work *work = arg;
+    int64_t end;
+    for (int64_t i; (i = cpu_share_take(&work->share, 1, &end)) >= 0;)
+        add_mass(work, (int)i, worker);
+}
+
+/* A pass over the keys of its own, for the sequences that want it: attention does without knowing.
+ */
+static void observe_mass(struct cpu *cpu, const struct cpu_attend_job *job, int64_t cost) {
+    bool any = false;
+    for (int s = 0; s < job->batch->span_count; s++)
+        any = any || cpu_rule_mass(job->batch->spans[s].rule);
+    if (!any) return;
+    struct mass_work work = {.cpu = cpu, .job = job};
+    cpu_share_set(&work.share, (int64_t)job->batch->span_count * job->heads_kv);
+    cpu_run(cpu, cost, mass_items, &work);
+}
+
 void cpu_attend(struct kern *kern, int layer, float *out, const float *qkv,
                 const struct kern_batch *batch, const struct kern_attend_options *options) {
     struct cpu *cpu = cpu_of(kern);
@@ -277,4 +320,5 @@ void cpu_attend(struct kern *kern, int layer, float *out, const float *qkv,
     struct attend_work work = {.cpu = cpu, .job = &job, .items = cpu->items.mem};
     cpu_share_set(&work.share, count);
     cpu_run(cpu, cost * o->head_dim, attend_items, &work);
+    observe_mass(cpu, &job, cost * o->head_dim);
 }

@@ -1,11 +1,14 @@
 #include "kernels/cpu/cache.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/check.h"
 #include "base/mem.h"
+#include "kernels/cpu/evict.h"
+#include "kernels/cpu/internal.h"
 
 #define MEMORY_PAGE 4096
 #define HUGE_PAGE   ((size_t)2 << 20)
@@ -49,6 +52,35 @@ static int check_options(const struct kern_cache_options *options, struct fault 
     return 0;
 }
 
+int cpu_cache_lanes(const struct kern_cache_options *options) {
+    int group = options->heads_q / options->heads_kv;
+    if (group < 1) return CPU_ROWS_BLOCK;
+    return group >= CPU_ROWS_BLOCK ? group : CPU_ROWS_BLOCK / group * group;
+}
+
+/* Vectors of one value per entry in a worker's room, beside the logits. */
+#define WORK_VECTORS 5
+
+/* The longest stream, and at least a page. */
+static size_t work_stride(const struct kern_cache_options *options) {
+    size_t slots =
+        (size_t)slots_per_page((size_t)options->head_dim * kern_dtype_bytes(options->dtype));
+    size_t most = (size_t)options->max_positions;
+    return round_up(most > slots ? most : slots, 16);
+}
+
+static size_t work_rows(const struct kern_cache_options *options) {
+    int lanes = cpu_cache_lanes(options);
+    return (size_t)(lanes > CPU_ROWS_BLOCK ? lanes : CPU_ROWS_BLOCK);
+}
+
+static size_t work_size(const struct kern_cache_options *options) {
+    size_t vectors = work_rows(options) + WORK_VECTORS;
+    size_t floats = vectors * work_stride(options) +
+                    (work_rows(options) + 1) * round_up((size_t)options->head_dim, 16);
+    return round_up(floats, MEMORY_PAGE / sizeof(float));
+}
+
 /* The limits leave every product of two shape numbers far from overflow. */
 static int set_shape(struct cpu_cache *cache, const struct kern_cache_options *options,
                      struct fault *fault) {
@@ -68,6 +100,7 @@ static int set_shape(struct cpu_cache *cache, const struct kern_cache_options *o
     size_t query = (size_t)options->heads_q * (size_t)options->head_dim;
     cache->ring_slot =
         round_up((size_t)options->layers * KERN_WINDOW_MAX * query, MEMORY_PAGE / sizeof(float));
+    cache->work_size = work_size(options);
     return 0;
 }
 
@@ -106,9 +139,23 @@ static int map_regions(struct cpu_cache *cache, const struct region *regions, in
     return 0;
 }
 
+struct cpu_work cpu_cache_work(const struct cpu_cache *cache, int worker) {
+    CHECK(worker >= 0 && worker < cache->workers);
+    struct cpu_work work = {.stride = work_stride(&cache->options)};
+    work.logits = cache->work + (size_t)worker * cache->work_size;
+    work.sum = work.logits + work_rows(&cache->options) * work.stride;
+    work.squares = work.sum + work.stride;
+    work.smooth = work.squares + work.stride;
+    work.norm = work.smooth + work.stride;
+    work.redundant = work.norm + work.stride;
+    work.rows = work.redundant + work.stride;
+    return work;
+}
+
 static int map_arrays(struct cpu_cache *cache) {
     size_t pages = (size_t)cache->options.pages, slots = (size_t)cache->options.slots;
     size_t streams = (size_t)cache->streams, page_slots = (size_t)cache->page_slots;
+    size_t layers = (size_t)cache->options.layers, heads = (size_t)cache->options.heads_kv;
     size_t pool_entries, entries = streams * (size_t)cache->options.max_positions;
     if (__builtin_mul_overflow(pages, page_slots, &pool_entries)) return ERR_NOMEM;
     if (entries > pool_entries) entries = pool_entries;
@@ -118,6 +165,7 @@ static int map_arrays(struct cpu_cache *cache) {
         {(void **)&cache->pool, pages, cache->page_size},
         {(void **)&cache->pos, pool_entries, sizeof *cache->pos},
         {(void **)&cache->log_beta, pool_entries, sizeof *cache->log_beta},
+        {(void **)&cache->score, pool_entries, sizeof *cache->score},
         {(void **)&cache->refs, pages, sizeof *cache->refs},
         {(void **)&cache->free_pages, pages, sizeof *cache->free_pages},
         {(void **)&cache->slots, slots, sizeof *cache->slots},
@@ -125,9 +173,16 @@ static int map_arrays(struct cpu_cache *cache) {
         {(void **)&cache->tables, slots, cache->slot_pages * sizeof *cache->tables},
         {(void **)&cache->ring, slots, cache->ring_slot * sizeof *cache->ring},
         {(void **)&cache->ring_pos, slots, KERN_WINDOW_MAX * sizeof *cache->ring_pos},
+        {(void **)&cache->weights, slots, layers * sizeof *cache->weights},
+        {(void **)&cache->tau, slots, streams * sizeof *cache->tau},
         {(void **)&cache->keys, entries, sizeof *cache->keys},
         {(void **)&cache->ties, entries, sizeof *cache->ties},
+        {(void **)&cache->fresh, entries, sizeof *cache->fresh},
+        {(void **)&cache->alike, entries, sizeof *cache->alike},
+        {(void **)&cache->links, entries, sizeof *cache->links},
+        {(void **)&cache->parts, layers + heads, sizeof *cache->parts},
         {(void **)&cache->evict, streams + 1, sizeof *cache->evict},
+        {(void **)&cache->work, (size_t)cache->workers, cache->work_size * sizeof *cache->work},
     };
     int rc = map_regions(cache, regions, sizeof regions / sizeof *regions);
     if (rc < 0) return rc;
@@ -136,11 +191,13 @@ static int map_arrays(struct cpu_cache *cache) {
     return 0;
 }
 
-int cpu_cache_open(struct cpu_cache *cache, const struct kern_cache_options *options,
+int cpu_cache_open(struct cpu_cache *cache, const struct kern_cache_options *options, int workers,
                    struct fault *fault) {
     memset(cache, 0, sizeof *cache);
     int rc = check_options(options, fault);
     if (rc == 0) rc = set_shape(cache, options, fault);
+    cache->workers = workers;
+    cache->math = &cpu_math_plain;
     if (rc == 0 && map_arrays(cache) < 0)
         rc = fault_set(fault, ERR_NOMEM, "kv_pool_bytes", "no memory for %lld pages of %zu bytes",
                        (long long)options->pages, cache->page_size);
@@ -194,6 +251,26 @@ void cpu_cache_shorten(struct cpu_cache *cache, int slot, int stream, int32_t le
     *old = length;
 }
 
+void cpu_cache_wide_row(const struct cpu_cache *cache, const void *rows, int at, float *to) {
+    const char *row = (const char *)rows + (size_t)at * cache->row_size;
+    if (cache->options.dtype == KERN_F32) {
+        memcpy(to, row, cache->row_size);
+        return;
+    }
+    const uint16_t *half = (const uint16_t *)row;
+    for (int i = 0; i < cache->options.head_dim; i++) to[i] = cpu_from_bf16(half[i]);
+}
+
+void cpu_cache_store_row(const struct cpu_cache *cache, void *rows, int at, const float *from) {
+    char *row = (char *)rows + (size_t)at * cache->row_size;
+    if (cache->options.dtype == KERN_F32) {
+        memcpy(row, from, cache->row_size);
+        return;
+    }
+    uint16_t *half = (uint16_t *)row;
+    for (int i = 0; i < cache->options.head_dim; i++) half[i] = cpu_to_bf16(from[i]);
+}
+
 static struct cpu_cache_slot *slot_at(const struct cpu_cache *cache, int slot) {
     CHECK(slot >= 0 && slot < cache->options.slots);
     return &cache->slots[slot];
@@ -201,21 +278,30 @@ static struct cpu_cache_slot *slot_at(const struct cpu_cache *cache, int slot) {
 
 /* ---- A step --------------------------------------------------------------------------------- */
 
-/* The page the next entry goes to, if it is begun already; else NULL. */
-static uint32_t *open_page(const struct cpu_cache *cache, int slot, int stream) {
-    int32_t length = *cpu_cache_length(cache, slot, stream);
-    if (length % cache->page_slots == 0) return NULL;
-    return &cpu_cache_table(cache, slot, stream)[length / cache->page_slots];
+/* The span writes into the pages of a stream from this one on: the one that is begun, if any; when
+ * attention is added up, all. */
+static int32_t first_written(const struct cpu_cache *cache, const struct kern_span *span,
+                             int stream) {
+    if (cpu_rule_mass(span->rule)) return 0;
+    return *cpu_cache_length(cache, span->slot, stream) / cache->page_slots;
 }
 
-/* Will span `index` have to copy this page? Forks appending in one step leave a page one by one,
- * and the last one keeps it: so count who leaves before. */
+static int32_t pages_held(const struct cpu_cache *cache, const struct kern_span *span, int stream) {
+    return cpu_cache_pages_for(cache, *cpu_cache_length(cache, span->slot, stream));
+}
+
+/* Will span `index` have to copy page `at` of its stream? Forks that write in one step leave a page
+ * one by one, and the last one keeps it: so count who leaves before. A page that is shared has the
+ * same place in every table. */
 static bool must_copy(const struct cpu_cache *cache, const struct kern_batch *batch, int index,
-                      int stream, uint32_t page) {
+                      int stream, int32_t at) {
+    uint32_t page = cpu_cache_table(cache, batch->spans[index].slot, stream)[at];
     int refs = cache->refs[page];
     for (int i = 0; i < index && refs > 1; i++) {
-        const uint32_t *other = open_page(cache, batch->spans[i].slot, stream);
-        if (other && *other == page) refs--;
+        const struct kern_span *other = &batch->spans[i];
+        if (at < first_written(cache, other, stream) || at >= pages_held(cache, other, stream))
+            continue;
+        if (cpu_cache_table(cache, other->slot, stream)[at] == page) refs--;
     }
     return refs > 1;
 }
@@ -226,10 +312,10 @@ static int64_t pages_needed(const struct cpu_cache *cache, const struct kern_bat
     int64_t need = 0;
     for (int stream = 0; stream < cache->streams; stream++) {
         int32_t length = *cpu_cache_length(cache, span->slot, stream);
-        need +=
-            cpu_cache_pages_for(cache, length + span->count) - cpu_cache_pages_for(cache, length);
-        const uint32_t *page = open_page(cache, span->slot, stream);
-        if (page && must_copy(cache, batch, index, stream, *page)) need++;
+        int32_t pages = pages_held(cache, span, stream);
+        need += cpu_cache_pages_for(cache, length + span->count) - pages;
+        for (int32_t at = first_written(cache, span, stream); at < pages; at++)
+            need += must_copy(cache, batch, index, stream, at);
     }
     return need;
 }
@@ -237,12 +323,16 @@ static int64_t pages_needed(const struct cpu_cache *cache, const struct kern_bat
 static void append_stream(struct cpu_cache *cache, const struct kern_span *span, int stream) {
     uint32_t *table = cpu_cache_table(cache, span->slot, stream);
     int32_t *length = cpu_cache_length(cache, span->slot, stream);
-    uint32_t *open = open_page(cache, span->slot, stream);
-    if (open) cpu_cache_own_page(cache, open);
+    bool scored = span->rule && span->rule->score == KERN_SCORE_ATTENTION;
+    float score = cpu_rule_mass(span->rule) ? 0 : CPU_SCORE_NONE;
+    int32_t pages = pages_held(cache, span, stream);
+    for (int32_t i = first_written(cache, span, stream); i < pages; i++)
+        cpu_cache_own_page(cache, &table[i]);
     int32_t page = *length / cache->page_slots, at = *length % cache->page_slots;
     for (int32_t i = 0; i < span->count; i++) {
         if (at == 0) table[page] = cpu_cache_take_page(cache);
         cpu_cache_pos(cache, table[page])[at] = span->pos + i;
+        if (scored) cpu_cache_score(cache, table[page])[at] = score;
         if (++at == cache->page_slots) page++, at = 0;
     }
     *length += span->count;
@@ -260,6 +350,13 @@ static void note_queries(struct cpu_cache *cache, const struct kern_span *span) 
         pos[(span->pos + i) % window] = span->pos + i;
 }
 
+static void begin_slot(struct cpu_cache *cache, int slot) {
+    float *tau = cpu_cache_tau(cache, slot);
+    cache->slots[slot].in_use = true;
+    memset(cpu_cache_weights(cache, slot), 0, (size_t)cache->options.layers * sizeof(float));
+    for (int stream = 0; stream < cache->streams; stream++) tau[stream] = NAN;
+}
+
 int cpu_cache_begin_step(struct cpu_cache *cache, const struct kern_batch *batch) {
     int64_t need = 0;
     for (int i = 0; i < batch->span_count; i++) {
@@ -273,7 +370,7 @@ int cpu_cache_begin_step(struct cpu_cache *cache, const struct kern_batch *batch
         const struct kern_span *span = &batch->spans[i];
         for (int stream = 0; stream < cache->streams; stream++) append_stream(cache, span, stream);
         struct cpu_cache_slot *state = slot_at(cache, span->slot);
-        state->in_use = true;
+        if (!state->in_use) begin_slot(cache, span->slot);
         state->next_pos = span->pos + span->count;
         note_queries(cache, span);
     }
@@ -333,6 +430,10 @@ int cpu_cache_fork(struct cpu_cache *cache, int from, int to) {
         *cpu_cache_length(cache, to, stream) = length;
     }
     cache->slots[to] = cache->slots[from];
+    memcpy(cpu_cache_weights(cache, to), cpu_cache_weights(cache, from),
+           (size_t)cache->options.layers * sizeof(float));
+    memcpy(cpu_cache_tau(cache, to), cpu_cache_tau(cache, from),
+           (size_t)cache->streams * sizeof(float));
     copy_ring(cache, from, to);
     return 0;
 }

@@ -12,6 +12,8 @@
  *
  * One step: begin_step takes the pages, writes pos and raises the lengths by the span's count; then
  * the kernels write rows into entries [length - count, length) of every stream, log_beta included.
+ * With a rule that adds up attention they also write the score of every entry, so begin_step makes
+ * all pages of such a sequence its own.
  *
  * Forks share pages by count; whoever is about to write into a shared page copies it first. Such a
  * copy always finds a free page while every slot's own table fits its reservation: shared pages are
@@ -28,14 +30,28 @@
 
 #define CPU_PAGE_BYTES 8192 /* keys and values of one page, when a row is not larger than that */
 
-/* Runs fn(arg, 0 .. items - 1), each exactly once, in any order on any thread; returns when done.
- */
-typedef void cpu_parallel(void *ctx, int items, void (*fn)(void *arg, int item), void *arg);
+/* Runs fn(arg, 0 .. items - 1, worker), each item exactly once, in any order on any thread; a
+ * worker, below the number given at open, does one item at a time. Returns when all are done. */
+typedef void cpu_item(void *arg, int item, int worker);
+typedef void cpu_parallel(void *ctx, int items, cpu_item *fn, void *arg);
+
+/* The arithmetic of observing attention and comparing keys; one table per path of the CPU backend,
+ * cpu_math_plain (double sums, one after the other) without any. */
+struct cpu_math {
+    /* out[l * stride + j] = q[l] . row[j] for `lanes` vectors of `dim` floats and `count` rows in
+     * the cache's dtype, all one after the other. A product depends on its two vectors alone. */
+    void (*dots)(float *out, size_t stride, const float *q, int lanes, const void *rows, int count,
+                 int dim, enum kern_dtype dtype);
+    /* x <- softmax(x); depends on x alone. */
+    void (*softmax)(float *x, int count);
+};
+extern const struct cpu_math cpu_math_plain;
 
 struct cpu_cache_slot {
     bool in_use;
     int32_t next_pos; /* positions below this may be held; the next span starts here or later */
     int32_t window;   /* queries in its ring, 0 = no ring in use */
+    bool measured;    /* weights holds its layers' */
 };
 
 struct cpu_cache {
@@ -46,10 +62,13 @@ struct cpu_cache {
     size_t page_size;       /* bytes of one page's keys and values, a multiple of 64 */
     cpu_parallel *parallel; /* optional, set after open; NULL = serial */
     void *parallel_ctx;
+    const struct cpu_math *math; /* set after open; cpu_math_plain */
+    int workers;
 
     char *pool;      /* [pages] of page_size bytes, 64-byte aligned */
     int32_t *pos;    /* [pages][P] */
     float *log_beta; /* [pages][P] */
+    float *score;    /* [pages][P] what the rule remembers of an entry: mass or last score */
 
     /* The last queries of sequences whose rule has a window: query at position p lies at
      * p % window if ring_pos says so; scaled. Touched by such sequences alone. */
@@ -67,9 +86,18 @@ struct cpu_cache {
     size_t stream_pages;          /* ceil(max_positions / P) */
     size_t slot_pages;            /* streams * stream_pages, rounded up to whole memory pages */
 
+    float *weights; /* [slots][layers] of KERN_LAYERS_PREFERENCE and _DENSITY, once measured */
+    float *tau;     /* [slots][streams] thresholds of merging; NAN: none yet */
+
     /* Room for eviction: one value per entry of the largest possible sequence. */
     uint32_t *keys, *ties;
+    float *fresh; /* scores to be remembered */
+    float *alike; /* merging: likenesses */
+    int32_t *links;
+    struct cpu_share_part *parts;   /* [layers + heads_kv] */
     struct cpu_evict_stream *evict; /* [streams + 1] */
+    float *work;                    /* [workers][work_size]: see cpu_cache_work */
+    size_t work_size;
     uint64_t entries_evicted;
 
     void *map; /* the mapping that holds all arrays above */
@@ -87,13 +115,14 @@ struct cpu_cache_side {
 static const struct cpu_cache_side cpu_cache_sides[] = {
     {"pos", offsetof(struct cpu_cache, pos), sizeof(int32_t)}, /* first: snapshots check it */
     {"log_beta", offsetof(struct cpu_cache, log_beta), sizeof(float)},
+    {"score", offsetof(struct cpu_cache, score), sizeof(float)},
 };
 enum { CPU_CACHE_SIDES = sizeof cpu_cache_sides / sizeof *cpu_cache_sides };
 
 /* Memory of keys and values plus side records; page_slots is at least 1 however long a row is. */
 void cpu_cache_info(enum kern_dtype dtype, int head_dim, struct kern_cache_info *info);
-/* dtype f32 or bf16. On failure nothing is held and *cache is zeroed. */
-int cpu_cache_open(struct cpu_cache *cache, const struct kern_cache_options *options,
+/* dtype f32 or bf16; `workers` of `parallel`. On failure nothing is held and *cache is zeroed. */
+int cpu_cache_open(struct cpu_cache *cache, const struct kern_cache_options *options, int workers,
                    struct fault *fault);
 void cpu_cache_close(struct cpu_cache *cache); /* idempotent; fine on a zeroed struct */
 
@@ -132,7 +161,7 @@ static inline char *cpu_cache_side(const struct cpu_cache *cache, int side, uint
     return array + (size_t)page * (size_t)cache->page_slots * cpu_cache_sides[side].bytes;
 }
 
-/* ---- For evict.c ---------------------------------------------------------------------------- */
+/* ---- For eviction --------------------------------------------------------------------------- */
 
 /* The lowest rank that is kept. Ranks order by key, then newer pos, then lower stream. */
 struct cpu_evict_cut {
@@ -146,7 +175,29 @@ struct cpu_evict_stream {
     struct cpu_evict_cut cut; /* the same for all streams that compete */
     int32_t lead;             /* entries before the first one that goes: they stay where they are */
     int32_t kept;
+    int32_t candidates; /* entries before the recent ones */
+    int32_t fixed;      /* protected entries */
+    int64_t keep;       /* places of the pool that begins here; then the stream's own */
+    double measured[2]; /* for the weights of layers */
 };
+
+#define CPU_SCORE_NONE (-1.0f) /* no score yet; scores of attention are never negative */
+#define CPU_ROWS_BLOCK 16      /* keys compared with a stream's at a time */
+
+/* A worker's room. `stride` holds the longest stream. */
+struct cpu_work {
+    size_t stride;
+    float *logits;        /* [cpu_cache_lanes][stride] */
+    float *sum, *squares; /* [stride] each */
+    float *smooth, *norm, *redundant;
+    float *rows; /* [lanes + 1][head_dim] */
+};
+struct cpu_work cpu_cache_work(const struct cpu_cache *cache, int worker);
+/* Row `at` of a page's keys or values, as floats; and back, rounded to nearest even. */
+void cpu_cache_wide_row(const struct cpu_cache *cache, const void *rows, int at, float *to);
+void cpu_cache_store_row(const struct cpu_cache *cache, void *rows, int at, const float *from);
+/* Queries that are taken together: whole groups, at least 16 heads. */
+int cpu_cache_lanes(const struct kern_cache_options *options);
 
 static inline int32_t cpu_cache_pages_for(const struct cpu_cache *cache, int32_t length) {
     return (length + cache->page_slots - 1) / cache->page_slots;
@@ -164,12 +215,25 @@ static inline int32_t cpu_rule_window(const struct kern_rule *rule) {
     return rule && rule->score == KERN_SCORE_ATTENTION ? rule->observe.window : 0;
 }
 
+/* Does it add up every query's attention? */
+static inline bool cpu_rule_mass(const struct kern_rule *rule) {
+    return rule && rule->score == KERN_SCORE_ATTENTION && rule->observe.window == 0;
+}
+
 /* [heads_q * head_dim] of place `at` of the ring. */
 static inline float *cpu_cache_query(const struct cpu_cache *cache, int slot, int layer, int at) {
     const struct kern_cache_options *o = &cache->options;
     size_t row = (size_t)o->heads_q * (size_t)o->head_dim;
     return cache->ring + (size_t)slot * cache->ring_slot +
            ((size_t)layer * KERN_WINDOW_MAX + (size_t)at) * row;
+}
+
+static inline float *cpu_cache_weights(const struct cpu_cache *cache, int slot) {
+    return cache->weights + (size_t)slot * (size_t)cache->options.layers;
+}
+
+static inline float *cpu_cache_tau(const struct cpu_cache *cache, int slot) {
+    return cache->tau + (size_t)slot * (size_t)cache->streams;
 }
 
 static inline uint32_t *cpu_cache_table(const struct cpu_cache *cache, int slot, int stream) {
@@ -195,6 +259,19 @@ static inline struct cpu_stream cpu_cache_stream(const struct cpu_cache *cache, 
     };
 }
 
+/* Adds the attention of a span's `count` queries, the last entries of the stream, to the scores of
+ * the entries they see, query by query, so that it does not depend on how a prompt is split. After
+ * write_kv; streams may run side by side. */
+struct cpu_mass {
+    struct cpu_stream stream;
+    const float *q; /* the group's first head of the span's first row, rotated, not yet scaled */
+    size_t q_stride;
+    int count;
+    float scale;
+    enum kern_group group;
+};
+void cpu_observe_mass(const struct cpu_cache *cache, const struct cpu_mass *mass, int worker);
+
 /* First key and first value of a page: [P][D] each. */
 static inline void *cpu_cache_k(const struct cpu_cache *cache, uint32_t page) {
     return cache->pool + page * cache->page_size;
@@ -210,6 +287,10 @@ static inline int32_t *cpu_cache_pos(const struct cpu_cache *cache, uint32_t pag
 
 static inline float *cpu_cache_log_beta(const struct cpu_cache *cache, uint32_t page) {
     return cache->log_beta + (size_t)page * (size_t)cache->page_slots;
+}
+
+static inline float *cpu_cache_score(const struct cpu_cache *cache, uint32_t page) {
+    return cache->score + (size_t)page * (size_t)cache->page_slots;
 }
 
 static inline int32_t cpu_cache_entry_pos(const struct cpu_cache *cache, const uint32_t *table,
@@ -228,6 +309,7 @@ static inline void cpu_cache_move_entry(struct cpu_cache *cache, uint32_t to_pag
            cache->row_size);
     cpu_cache_pos(cache, to_page)[to_slot] = cpu_cache_pos(cache, from_page)[from_slot];
     cpu_cache_log_beta(cache, to_page)[to_slot] = cpu_cache_log_beta(cache, from_page)[from_slot];
+    cpu_cache_score(cache, to_page)[to_slot] = cpu_cache_score(cache, from_page)[from_slot];
 }
 
 #endif

@@ -76,19 +76,18 @@ static int op_sync(struct kern *kern) {
 
 struct items {
     struct cpu_share share;
-    void (*fn)(void *arg, int item);
+    cpu_item *fn;
     void *arg;
 };
 
 static void do_items(void *arg, int worker) {
-    (void)worker;
     struct items *items = arg;
     int64_t end;
     for (int64_t i; (i = cpu_share_take(&items->share, 1, &end)) >= 0;)
-        items->fn(items->arg, (int)i);
+        items->fn(items->arg, (int)i, worker);
 }
 
-static void run_items(void *ctx, int count, void (*fn)(void *arg, int item), void *arg) {
+static void run_items(void *ctx, int count, cpu_item *fn, void *arg) {
     struct cpu *cpu = ctx;
     struct items items = {.fn = fn, .arg = arg};
     cpu_share_set(&items.share, count);
@@ -103,7 +102,7 @@ static int op_cache_open(struct kern *kern, const struct kern_cache_options *opt
         return fault_set(fault, ERR_UNSUPPORTED, "head_dim", "an odd head size, %d",
                          options->head_dim);
     CHECK(options->heads_q % options->heads_kv == 0);
-    int rc = cpu_cache_open(&cpu->cache, options, fault);
+    int rc = cpu_cache_open(&cpu->cache, options, cpu->threads, fault);
     if (rc) return rc;
     rc = cpu_scratch_grow(cpu, cpu->kernels->attend_scratch(options));
     if (rc) {
@@ -112,6 +111,7 @@ static int op_cache_open(struct kern *kern, const struct kern_cache_options *opt
     }
     cpu->cache.parallel = run_items;
     cpu->cache.parallel_ctx = cpu;
+    cpu->cache.math = cpu->kernels->math;
     cpu->has_cache = true;
     return 0;
 }

@@ -104,6 +104,7 @@ struct cpu_kernels {
     size_t (*packed_bytes)(int64_t depth);
     void (*pack_x)(const struct cpu_matmul_job *job, int row, char *packed);
 
+    const struct cpu_math *math; /* observing attention, comparing keys */
     size_t (*attend_scratch)(const struct kern_cache_options *options);
     int (*attend_lanes)(const struct kern_cache_options *options); /* of an item, at most */
     void (*attend)(const struct cpu_attend_job *job, const struct cpu_attend_item *item,

@@ -131,6 +131,7 @@ const struct cpu_kernels cpu_kernels_reference = {
     .to_bf16 = to_bf16,
     .matmul = matmul,
     .matmul_scratch = matmul_scratch,
+    .math = &cpu_math_plain,
     .attend_scratch = attend_scratch,
     .attend_lanes = attend_lanes,
     .attend = attend,

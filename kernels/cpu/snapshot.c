@@ -13,7 +13,7 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "snapshots are little-endian");
 
-enum { VERSION = 1, DESCRIPTIONS_MAX = 16 };
+enum { VERSION = 2, DESCRIPTIONS_MAX = 16 };
 
 struct description {
     char name[12];
@@ -23,7 +23,8 @@ struct description {
 struct slot_head {
     uint32_t version;
     int32_t next_pos, window;
-    uint32_t count; /* descriptions in use */
+    uint32_t measured; /* do the layers have their weights? */
+    uint32_t count;    /* descriptions in use */
     struct description descriptions[DESCRIPTIONS_MAX];
 };
 
@@ -32,9 +33,21 @@ static size_t query_bytes(const struct cpu_cache *cache) {
     return (size_t)o->heads_q * (size_t)o->head_dim * sizeof(float);
 }
 
-/* Slot arrays are all bound to the query ring: nothing without a window. */
+/* Nothing without a window. */
 static size_t ring_bytes(const struct cpu_cache *cache, int32_t window) {
     return (size_t)window * (sizeof(int32_t) + (size_t)cache->options.layers * query_bytes(cache));
+}
+
+static size_t weights_bytes(const struct cpu_cache *cache) {
+    return (size_t)cache->options.layers * sizeof *cache->weights;
+}
+
+static size_t tau_bytes(const struct cpu_cache *cache) {
+    return (size_t)cache->streams * sizeof *cache->tau;
+}
+
+static size_t arrays_bytes(const struct cpu_cache *cache, int32_t window) {
+    return weights_bytes(cache) + tau_bytes(cache) + ring_bytes(cache, window);
 }
 
 static void describe(struct slot_head *head, const char *name, size_t bytes) {
@@ -44,15 +57,18 @@ static void describe(struct slot_head *head, const char *name, size_t bytes) {
     to->bytes = (uint32_t)bytes;
 }
 
-static void fill_head(const struct cpu_cache *cache, int32_t next_pos, int32_t window,
+static void fill_head(const struct cpu_cache *cache, const struct cpu_cache_slot *state,
                       struct slot_head *head) {
     memset(head, 0, sizeof *head);
     head->version = VERSION;
-    head->next_pos = next_pos;
-    head->window = window;
+    head->next_pos = state->next_pos;
+    head->window = state->window;
+    head->measured = state->measured;
     for (int i = 0; i < CPU_CACHE_SIDES; i++)
         describe(head, cpu_cache_sides[i].name, cpu_cache_sides[i].bytes);
-    describe(head, "ring", ring_bytes(cache, window));
+    describe(head, "weights", weights_bytes(cache));
+    describe(head, "tau", tau_bytes(cache));
+    describe(head, "ring", ring_bytes(cache, state->window));
 }
 
 static size_t entry_bytes(const struct cpu_cache *cache) {
@@ -65,7 +81,8 @@ static size_t entry_bytes(const struct cpu_cache *cache) {
 
 size_t cpu_cache_snapshot_size(const struct cpu_cache *cache, int slot, int block) {
     CHECK(slot >= 0 && slot < cache->options.slots && block >= 0 && block <= cache->streams);
-    if (block == 0) return sizeof(struct slot_head) + ring_bytes(cache, cache->slots[slot].window);
+    if (block == 0)
+        return sizeof(struct slot_head) + arrays_bytes(cache, cache->slots[slot].window);
     size_t length = (size_t)*cpu_cache_length(cache, slot, block - 1);
     return sizeof(int32_t) + length * entry_bytes(cache);
 }
@@ -79,8 +96,10 @@ static void export_slot(const struct cpu_cache *cache, int slot, char *to) {
     const struct cpu_cache_slot *state = &cache->slots[slot];
     struct slot_head head;
     size_t window = (size_t)state->window;
-    fill_head(cache, state->next_pos, state->window, &head);
+    fill_head(cache, state, &head);
     to = put(to, &head, sizeof head);
+    to = put(to, cpu_cache_weights(cache, slot), weights_bytes(cache));
+    to = put(to, cpu_cache_tau(cache, slot), tau_bytes(cache));
     if (window == 0) return;
     to = put(to, cache->ring_pos + (size_t)slot * KERN_WINDOW_MAX, window * sizeof(int32_t));
     for (int layer = 0; layer < cache->options.layers; layer++)
@@ -140,13 +159,16 @@ static int check_slot(const struct cpu_cache *cache, const struct kern_block *bl
     if (head->next_pos < 0 || head->next_pos > cache->options.max_positions)
         return fault_set(fault, ERR_LIMIT, "snapshot", "its positions end at %d, ours at %d",
                          head->next_pos, cache->options.max_positions);
-    fill_head(cache, head->next_pos, head->window, &own);
+    struct cpu_cache_slot state = {
+        .next_pos = head->next_pos, .window = head->window, .measured = head->measured == 1};
+    fill_head(cache, &state, &own);
     if (memcmp(&own, head, sizeof own) != 0)
         return fault_set(fault, ERR_UNSUPPORTED, "snapshot",
                          "entries carry other side records than this version's");
-    if (block->size != sizeof *head + ring_bytes(cache, head->window))
+    if (block->size != sizeof *head + arrays_bytes(cache, head->window))
         return malformed(fault, "not the size of its arrays", 0);
-    const char *ring_pos = (const char *)block->data + sizeof *head;
+    const char *ring_pos =
+        (const char *)block->data + sizeof *head + weights_bytes(cache) + tau_bytes(cache);
     for (int32_t i = 0; i < head->window; i++) {
         int32_t pos;
         memcpy(&pos, ring_pos + (size_t)i * sizeof pos, sizeof pos);
@@ -210,8 +232,12 @@ static void import_stream(struct cpu_cache *cache, int slot, int stream, const c
         }
 }
 
-static void import_ring(struct cpu_cache *cache, int slot, const char *from) {
+static void import_arrays(struct cpu_cache *cache, int slot, const char *from) {
     size_t window = (size_t)cache->slots[slot].window;
+    memcpy(cpu_cache_weights(cache, slot), from, weights_bytes(cache));
+    from += weights_bytes(cache);
+    memcpy(cpu_cache_tau(cache, slot), from, tau_bytes(cache));
+    from += tau_bytes(cache);
     if (window == 0) return;
     memcpy(cache->ring_pos + (size_t)slot * KERN_WINDOW_MAX, from, window * sizeof(int32_t));
     from += window * sizeof(int32_t);
@@ -234,7 +260,8 @@ int cpu_cache_snapshot_import(struct cpu_cache *cache, int slot, const struct ke
     memcpy(&head, blocks[0].data, sizeof head);
     cache->slots[slot] =
         (struct cpu_cache_slot){.in_use = true, .next_pos = head.next_pos, .window = head.window};
-    import_ring(cache, slot, (const char *)blocks[0].data + sizeof head);
+    cache->slots[slot].measured = head.measured;
+    import_arrays(cache, slot, (const char *)blocks[0].data + sizeof head);
     for (int i = 1; i < count; i++) import_stream(cache, slot, i - 1, blocks[i].data);
     return 0;
 }

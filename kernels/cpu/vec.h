@@ -16,7 +16,8 @@
     size_t cpu_attend_scratch_##path(const struct kern_cache_options *options);                    \
     int cpu_attend_lanes_##path(const struct kern_cache_options *options);                         \
     void cpu_attend_##path(const struct cpu_attend_job *job, const struct cpu_attend_item *item,   \
-                           void *scratch);
+                           void *scratch);                                                         \
+    extern const struct cpu_math cpu_math_##path;
 
 VEC_DECLARE(portable)
 VEC_DECLARE(avx2)

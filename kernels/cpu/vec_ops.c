@@ -84,6 +84,7 @@ const struct cpu_kernels VEC(kernels) = {
     .rope = VEC(rope),
     .to_bf16 = VEC(to_bf16),
     .matmul = VEC(matmul),
+    .math = &VEC(math),
     .attend_scratch = VEC(attend_scratch),
     .attend_lanes = VEC(attend_lanes),
     .attend = VEC(attend),

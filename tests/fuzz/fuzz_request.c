@@ -35,7 +35,9 @@ static void check_sampling(const struct engine_request *s) {
         CHECK(fabsf(s->bias[i].bias) <= 100);
     }
     CHECK(s->kv.budget == -1 || s->kv.budget > 0);
-    CHECK(isnan(s->kv.horizon) || s->kv.horizon >= 1);
+    CHECK(s->kv.option_count >= 0 && s->kv.option_count <= ENGINE_KV_OPTIONS);
+    for (int32_t i = 0; i < s->kv.option_count; i++)
+        CHECK(s->kv.options[i].name && s->kv.options[i].number >= 0);
 }
 
 static void check_accepted(struct oai_request *request, const struct oai_rules *rules,

@@ -440,9 +440,9 @@ static void open_caches(struct sim *sim) {
     int64_t streams = (int64_t)options.layers * options.heads_kv;
     options.pages = streams * (2 + pick(sim, 70, 220) / info.page_slots);
     struct fault fault = {0};
-    EXPECT(sim, cpu_cache_open(&sim->cache, &options, &fault) == 0, "%s", fault.text);
+    EXPECT(sim, cpu_cache_open(&sim->cache, &options, 1, &fault) == 0, "%s", fault.text);
     options.pages = streams * POSITIONS;
-    EXPECT(sim, cpu_cache_open(&sim->lone, &options, &fault) == 0, "%s", fault.text);
+    EXPECT(sim, cpu_cache_open(&sim->lone, &options, 1, &fault) == 0, "%s", fault.text);
 }
 
 static void simulate(uint64_t seed, struct counts *counts) {

@@ -71,7 +71,6 @@ static void plan_chain(struct chain *c, struct random *r, int index) {
                                .chunk = 1 + below(r, 64),
                                .sinks = below(r, 4),
                                .recent = below(r, 3),
-                               .horizon = NAN,
                                .reuse = true,
                                .retain = true};
     c->temperature = below(r, 2) ? 1.0f : 0.0f;

@@ -137,7 +137,6 @@ static struct engine_job *fill(const struct engine *engine, int index) {
                                                   .chunk = 16,
                                                   .sinks = -1,
                                                   .recent = -1,
-                                                  .horizon = NAN,
                                                   .reuse = true,
                                                   .retain = true}};
     return job;

@@ -30,7 +30,6 @@ static struct engine_kv full(void) {
                               .chunk = -1,
                               .sinks = -1,
                               .recent = -1,
-                              .horizon = NAN,
                               .reuse = true,
                               .retain = true};
 }
@@ -1144,11 +1143,11 @@ Test(sched, kv_parameters_name_the_field_at_fault) {
     struct sched_kv rules = {
         .defaults = {.budget = 32, .buffer = 8, .chunk = 32}, .budget_max = 64, .has_gates = true};
     kv_params_set_policy(&rules.defaults, policy_find("global"));
-    const float none = NAN;
+    const double none = 0;
     const struct {
         const char *policy;
         int32_t budget, buffer, chunk, sinks, recent;
-        float horizon;
+        double horizon;
         int code;
         const char *field;
     } cases[] = {
@@ -1170,6 +1169,11 @@ Test(sched, kv_parameters_name_the_field_at_fault) {
         {NULL, -1, -1, 0, -1, -1, none, ERR_INVALID, "kv.chunk"},
         {"trimkv", -1, -1, -1, -1, -1, 2, ERR_INVALID, "kv.horizon"},
         {"trimkv", -1, -1, -1, -1, -1, none, 0, ""},
+        {"global", -1, -1, -1, -1, -1, 0.5, ERR_INVALID, "kv.horizon"},
+        {"gkv", 3, -1, -1, 1, -1, none, 0, ""}, /* default recent entries give way */
+        {"gkv", 64, -1, -1, -1, -1, 2, ERR_INVALID, "kv.horizon"},
+        {"h2o", 64, -1, -1, -1, 60, none, 0, ""},
+        {"h2o", 64, -1, -1, -1, 61, none, ERR_INVALID, "kv.recent"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct kv_params kv;
@@ -1180,7 +1184,8 @@ Test(sched, kv_parameters_name_the_field_at_fault) {
                                    .chunk = cases[i].chunk,
                                    .sinks = cases[i].sinks,
                                    .recent = cases[i].recent,
-                                   .horizon = cases[i].horizon};
+                                   .options = {{"horizon", cases[i].horizon, NULL}},
+                                   .option_count = cases[i].horizon > 0};
         int code = sched_resolve_kv(&wanted, &rules, &kv, &fault);
         cr_expect_eq(code, cases[i].code, "case %zu: %d %s", i, code, fault.text);
         cr_expect_str_eq(fault.field, cases[i].field, "case %zu", i);

@@ -1,6 +1,7 @@
 if(TARGET kernels_cpu)
   keepd_test(test_ops SOURCES test_ops.c LIBS kernels_cpu)
   keepd_test(test_attend SOURCES test_attend.c LIBS kernels_cpu)
+  keepd_test(test_math SOURCES test_math.c LIBS kernels_cpu)
   keepd_test(test_cpu SOURCES test_cpu.c LIBS kernels_cpu)
   keepd_plain_test(test_pool SOURCES test_pool.c LIBS kernels_cpu)
 endif()

@@ -20,7 +20,7 @@ static struct cpu_cache open_small(int64_t pages) {
     struct kern_cache_options options = small;
     struct fault fault = {0};
     options.pages = pages;
-    cr_assert_eq(cpu_cache_open(&cache, &options, &fault), 0, "%s", fault.text);
+    cr_assert_eq(cpu_cache_open(&cache, &options, 1, &fault), 0, "%s", fault.text);
     cr_assert_eq(cache.page_slots, P);
     return cache;
 }
@@ -66,10 +66,10 @@ Test(cache, page_layout) {
         int head_dim, slots;
         int64_t bytes;
     } cases[] = {
-        {KERN_BF16, 128, 16, 8192 + 16 * 8}, {KERN_F32, 128, 8, 8192 + 8 * 8},
-        {KERN_BF16, 64, 32, 8192 + 32 * 8},  {KERN_F32, 64, 16, 8192 + 16 * 8},
-        {KERN_F32, 1024, 1, 8192 + 8},       {KERN_F32, 4096, 1, 32768 + 8},
-        {KERN_F32, 80, 12, 7680 + 12 * 8},   {KERN_BF16, 20, 102, 8192 + 102 * 8},
+        {KERN_BF16, 128, 16, 8192 + 16 * 12}, {KERN_F32, 128, 8, 8192 + 8 * 12},
+        {KERN_BF16, 64, 32, 8192 + 32 * 12},  {KERN_F32, 64, 16, 8192 + 16 * 12},
+        {KERN_F32, 1024, 1, 8192 + 12},       {KERN_F32, 4096, 1, 32768 + 12},
+        {KERN_F32, 80, 12, 7680 + 12 * 12},   {KERN_BF16, 20, 102, 8192 + 102 * 12},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct kern_cache_info info;
@@ -100,7 +100,7 @@ Test(cache, open_refuses_what_cannot_be) {
     do {                                                                                           \
         struct kern_cache_options options = small;                                                 \
         options.member = (value);                                                                  \
-        cr_assert_eq(cpu_cache_open(&cache, &options, &fault), code, #member);                     \
+        cr_assert_eq(cpu_cache_open(&cache, &options, 1, &fault), code, #member);                  \
         cr_assert_str_eq(fault.field, field_name);                                                 \
         cr_assert_null(cache.map);                                                                 \
         cpu_cache_close(&cache);                                                                   \
@@ -117,7 +117,7 @@ Test(cache, open_refuses_what_cannot_be) {
     struct kern_cache_options huge = small; /* 32 PiB: more than an address space */
     huge.pages = UINT32_MAX;
     huge.head_dim = 1 << 20;
-    cr_assert_eq(cpu_cache_open(&cache, &huge, &fault), ERR_NOMEM);
+    cr_assert_eq(cpu_cache_open(&cache, &huge, 1, &fault), ERR_NOMEM);
     cr_assert_str_eq(fault.field, "kv_pool_bytes");
 }
 

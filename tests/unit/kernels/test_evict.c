@@ -23,7 +23,7 @@ static struct cpu_cache open_cache(int layers, int heads, int head_dim, enum ker
                                          .pages = pages,
                                          .slots = 3,
                                          .max_positions = 512};
-    cr_assert_eq(cpu_cache_open(&cache, &options, NULL), 0);
+    cr_assert_eq(cpu_cache_open(&cache, &options, 1, NULL), 0);
     return cache;
 }
 
@@ -138,11 +138,12 @@ static void expect_held(const struct cpu_cache *cache, int slot, const struct he
 /* ---- Random cases ---------------------------------------------------------------------------- */
 
 /* Streams in a scrambled order: what is kept must not depend on the schedule. */
-static void scrambled(void *ctx, int items, void (*fn)(void *arg, int item), void *arg) {
+static void scrambled(void *ctx, int items, cpu_item *fn, void *arg) {
     (void)ctx;
     int step = items % 7 == 0 ? 5 : 7;
     if (items % step == 0) step = 1;
-    for (int i = 0, item = items / 2; i < items; i++, item = (item + step) % items) fn(arg, item);
+    for (int i = 0, item = items / 2; i < items; i++, item = (item + step) % items)
+        fn(arg, item, 0);
 }
 
 static struct kern_evict random_due(uint64_t *random, int32_t tokens, struct kern_rule *rule) {

@@ -21,7 +21,7 @@ static struct cpu_cache open_cache(enum kern_dtype dtype, int page_slots) {
                                          .max_positions = 100};
     struct cpu_cache cache;
     struct fault fault = {0};
-    cr_assert_eq(cpu_cache_open(&cache, &options, &fault), 0, "%s", fault.text);
+    cr_assert_eq(cpu_cache_open(&cache, &options, 1, &fault), 0, "%s", fault.text);
     cr_assert_leq(page_slots, cache.page_slots);
     cache.page_slots = page_slots; /* another layout: the rest of each page stays unused */
     return cache;

@@ -1,5 +1,7 @@
 #include <criterion/criterion.h>
 #include <math.h>
+#include <stdio.h>
+#include <string.h>
 
 #include "paging/policy.h"
 
@@ -32,7 +34,7 @@ Test(policy, rows_have_unique_names_and_valid_defaults) {
         struct kv_params params = defaults(policy->name);
         expect(&params, NULL);
     }
-    cr_assert_eq(count, 4);
+    cr_assert_eq(count, 14);
     cr_assert_null(policy_at(-1));
     cr_assert_null(policy_find("nothing"));
     cr_assert_null(policy_find(""));
@@ -90,10 +92,70 @@ Test(policy, wrong_parameters_name_their_field) {
     }
 }
 
-Test(policy, trimkv_is_defined_with_horizon_one) {
-    struct kv_params params = defaults("trimkv");
-    params.rule.horizon = 2;
-    expect(&params, "kv.horizon");
+/* Expects `policy` to take or refuse one of its parameters, naming it. */
+static void choose(const char *policy, const char *name, double number, const char *text,
+                   bool taken) {
+    struct kv_params params = defaults(policy);
+    struct fault fault = {0};
+    char field[32];
+    int rc = kv_params_choose(&params, name, number, text, &fault);
+    cr_assert_eq(rc, taken ? 0 : ERR_INVALID, "%s %s: %s", policy, name, fault.text);
+    snprintf(field, sizeof field, "kv.%s", name);
+    if (!taken) cr_assert_str_eq(fault.field, field);
+    struct kv_params before = defaults(policy);
+    cr_assert_eq(kv_params_equal(&params, &before), !taken, "%s %s", policy, name);
+}
+
+Test(policy, parameters_belong_to_policies) {
+    choose("trimkv", "horizon", 2, NULL, false); /* defined with a horizon of one */
+    choose("global", "horizon", 2, NULL, true);
+    choose("global", "horizon", INFINITY, NULL, true);
+    choose("global", "horizon", 0.5, NULL, false);
+    choose("global", "horizon", NAN, NULL, false);
+    choose("streaming", "horizon", 7, NULL, false); /* recency has none */
+    choose("gkv", "window", 8, NULL, true);
+    choose("gkv", "window", 8.5, NULL, false);
+    choose("gkv", "window", 0, NULL, false);
+    choose("gkv", "window", KERN_WINDOW_MAX + 1, NULL, false);
+    choose("h2o", "window", 8, NULL, false);
+    choose("gkv", "history", 0, "sum", true);
+    choose("gkv", "history", 0, "all", false);
+    choose("gkv", "history", 1, NULL, false);
+    choose("gkv", "lambda", 1.5, NULL, false);
+    choose("gkv", "lambda", 1, NULL, true);
+    choose("gkv", "decay", 0.5, "half", false);
+    choose("gkv", "decay", 0.5, NULL, true);
+    choose("rkv", "parity", 1, NULL, true);
+    choose("rkv", "variant", 0, "paper", true);
+    choose("global", "parity", 1, NULL, true);
+    choose("global", "floor", 0.25, NULL, true);
+    choose("global", "threshold", 0.8, NULL, true);
+    choose("d2o", "merge", 0, "code", true);
+    choose("d2o", "merge", 0, "ems", false);
+    choose("d2o", "nothing", 0, NULL, false);
+}
+
+/* Recent entries that were not named follow the budget or the window, and give way first. */
+Test(policy, recent_entries_fit) {
+    static const struct {
+        const char *policy;
+        int32_t budget, window, sinks, recent;
+        unsigned named;
+    } cases[] = {
+        {"h2o", 100, 0, 4, 50, 0},      {"d2o", 100, 0, 4, 25, 0},
+        {"gkv", 100, 16, 4, 16, 0},     {"gkv", 100, 40, 4, 40, 0},
+        {"gkv", 10, 16, 4, 6, 0},       {"gkv", 3, 16, 3, 0, 0},
+        {"morphkv", 100, 10, 4, 11, 0}, {"global", 2, 0, 2, 0, 0},
+        {"cake", 20, 32, 4, 16, 0},     {"gkv", 10, 16, 4, 16, POLICY_RECENT},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct kv_params params = defaults(cases[i].policy);
+        params.budget = cases[i].budget;
+        params.rule.observe.window = cases[i].window;
+        kv_params_fit(&params, cases[i].named);
+        cr_assert_eq(params.rule.sinks, cases[i].sinks, "case %zu", i);
+        cr_assert_eq(params.rule.recent, cases[i].recent, "case %zu: %d", i, params.rule.recent);
+    }
 }
 
 Test(policy, full_ignores_the_budget) {
@@ -120,7 +182,4 @@ Test(policy, parameters_differ_where_the_kept_entries_could) {
     DIFFERS(rule.sinks, 3);
     DIFFERS(rule.recent, 1);
     DIFFERS(rule.horizon, 127);
-    struct kv_params streaming = defaults("streaming");
-    streaming.rule.horizon = 7; /* recency has no horizon */
-    expect(&streaming, "kv.horizon");
 }

@@ -28,7 +28,7 @@ Test(oai_parse, defaults_of_openai) {
     cr_assert(!c.request.stream && !c.request.seed_given && c.request.max_tokens == -1);
     cr_assert(s->kv.policy == NULL && s->kv.budget == -1 && s->kv.buffer == -1 &&
               s->kv.chunk == -1);
-    cr_assert(s->kv.sinks == -1 && s->kv.recent == -1 && isnan(s->kv.horizon));
+    cr_assert(s->kv.sinks == -1 && s->kv.recent == -1 && s->kv.option_count == 0);
     cr_assert(s->kv.reuse && s->kv.retain && s->kv.report == ENGINE_REPORT_NONE);
     cr_assert_str_eq(c.request.salt, "");
 }
@@ -82,8 +82,28 @@ Test(oai_parse, kv_object) {
     const struct engine_kv *kv = &c.request.sampling.kv;
     cr_assert_str_eq(kv->policy, "global");
     cr_assert(kv->budget == 64 && kv->buffer == 0 && kv->chunk == 32 && kv->sinks == 2);
-    cr_assert(kv->recent == 5 && isinf(kv->horizon) && !kv->reuse && !kv->retain);
+    cr_assert(kv->recent == 5 && !kv->reuse && !kv->retain);
+    cr_assert(kv->option_count == 1 && isinf(kv->options[0].number));
+    cr_assert_str_eq(kv->options[0].name, "horizon");
     cr_assert_eq(kv->report, ENGINE_REPORT_POSITIONS);
+}
+
+Test(oai_parse, kv_options_keep_their_kind) {
+    parse_ok(OAI_CHAT,
+             "{" MESSAGES
+             ",\"kv\":{\"merge\":\"code\",\"parity\":true,\"window\":12,\"floor\":0.25}}");
+    const struct engine_kv *kv = &c.request.sampling.kv;
+    cr_assert_eq(kv->option_count, 4);
+    for (int i = 0; i < 4; i++) {
+        const struct engine_kv_option *option = &kv->options[i];
+        double number = !strcmp(option->name, "parity")   ? 1
+                        : !strcmp(option->name, "window") ? 12
+                                                          : 0.25;
+        if (!strcmp(option->name, "merge"))
+            cr_assert_str_eq(option->text, "code");
+        else
+            cr_assert(option->text == NULL && option->number == number, "%s", option->name);
+    }
 }
 
 Test(oai_parse, sampling_outlives_the_tree) {
@@ -194,6 +214,11 @@ static const struct {
      "logit_bias. 1", 400},
     {OAI_CHAT, "{" MESSAGES ",\"kv\":{\"horizon\":-1}}", "invalid_value", "kv.horizon", 400},
     {OAI_CHAT, "{" MESSAGES ",\"kv\":{\"x\":1}}", "unknown_parameter", "kv.x", 400},
+    {OAI_CHAT, "{" MESSAGES ",\"kv\":{\"window\":\"all\"}}", "invalid_value", "kv.window", 400},
+    {OAI_CHAT, "{" MESSAGES ",\"kv\":{\"decay\":-1}}", "invalid_value", "kv.decay", 400},
+    {OAI_CHAT, "{" MESSAGES ",\"kv\":{\"lambda\":\"inf\"}}", "invalid_value", "kv.lambda", 400},
+    {OAI_CHAT, "{" MESSAGES ",\"kv\":{\"history\":1}}", "invalid_value", "kv.history", 400},
+    {OAI_CHAT, "{" MESSAGES ",\"kv\":{\"parity\":1}}", "invalid_value", "kv.parity", 400},
     {OAI_CHAT, "{" MESSAGES ",\"response_format\":{\"type\":\"json_schema\"}}",
      "unsupported_parameter", "response_format", 400},
     {OAI_COMPLETION, "{\"prompt\":[1,1000]}", "invalid_value", "prompt[1]", 400},

@@ -1,0 +1,105 @@
+/* The stages of an eviction, in the order they run. Each takes one stream, so that streams run side
+ * by side, except where the whole sequence is looked at. What one stage leaves for the next lies in
+ * the cache's room for eviction, at evict[stream].first. */
+#ifndef KEEPD_KERNELS_CPU_EVICT_H
+#define KEEPD_KERNELS_CPU_EVICT_H
+
+#include "kernels/cpu/cache.h"
+
+struct evict_job {
+    struct cpu_cache *cache;
+    const struct kern_evict *due;
+    uint32_t least; /* entries with a lower key go in any case */
+};
+
+#define EVICT_KEY_PROTECTED UINT32_MAX /* above every score; no float has this key */
+
+/* Order-preserving: a < b as floats exactly if key(a) < key(b). NaN, which only a broken model
+ * gives, ranks lowest. */
+uint32_t evict_key(float score);
+
+static inline struct cpu_stream evict_stream(const struct evict_job *job, int stream) {
+    return (struct cpu_stream){.pages = cpu_cache_table(job->cache, job->due->slot, stream),
+                               .length = *cpu_cache_length(job->cache, job->due->slot, stream)};
+}
+
+/* ---- Scores: evict_score.c --------------------------------------------------------------------
+ */
+
+/* keys[], and where the rule has a history fresh[]: what the candidates will remember. */
+void evict_score_stream(void *arg, int stream, int worker);
+
+/* now[count], fresh scores, become what is remembered: divided by the largest if the rule says so,
+ * then mixed with past[count], CPU_SCORE_NONE where there is none (enum kern_history). */
+void evict_remember(const struct kern_observe *observe, const float *past, float *now,
+                    int32_t count);
+/* candidates and fixed of the stream, before anything is scored. */
+void evict_count_stream(void *arg, int stream, int worker);
+
+/* ---- Attention: observe.c ---------------------------------------------------------------------
+ */
+
+/* What the window's queries say of the first `candidates` entries of a stream -> out[candidates].
+ */
+void evict_observe(const struct evict_job *job, int stream, int32_t candidates,
+                   struct cpu_work *work, float *out);
+
+/* CAKE's two sums over the stream's query heads. */
+struct evict_preference {
+    double entropy, variance;
+};
+struct evict_preference evict_preference(const struct evict_job *job, int stream,
+                                         int32_t candidates, struct cpu_work *work);
+
+/* x[count] -> out[count]; they do not overlap. */
+void evict_smooth(const struct kern_observe *observe, const float *x, int32_t count, float *out);
+
+/* ---- Redundancy: redundancy.c -----------------------------------------------------------------
+ */
+
+/* R of the first `candidates` entries -> out. Needs O(n) memory; compares pairs of keys only until
+ * the newest look-alike of each is found. */
+void evict_redundancy(const struct cpu_cache *cache, const struct kern_redundancy *rule,
+                      const struct cpu_stream *stream, int32_t candidates, struct cpu_work *work,
+                      float *out);
+
+/* ---- Shares: share.c --------------------------------------------------------------------------
+ */
+
+struct cpu_share_part {
+    double weight, rest;
+    int64_t most, least;
+    int64_t part; /* out */
+    bool settled;
+};
+
+/* Whole parts of `total` by weight, none above its `most` nor below its `least`, by largest
+ * remainder (ties: the lower index). What one cannot use, or must have besides, goes to or comes
+ * from the others by weight; the side that is further out is settled first. Together exactly
+ * `total`, as far as the bounds allow. Weights that are no positive number count as 0; are all 0,
+ * all count as 1. */
+void share_split(struct cpu_share_part *parts, int count, int64_t total);
+
+/* Runs fn(job, stream, worker) for every stream. */
+typedef void evict_each(const struct evict_job *job, cpu_item *fn);
+
+/* The layers' weights, unless the sequence has them already. The slot counts as measured only when
+ * the eviction cannot fail any more. */
+void evict_measure(const struct evict_job *job, evict_each *each);
+/* evict[stream].keep of the first stream of each pool: its places. Uniform layers have keep places
+ * per stream, whatever the streams hold. */
+void evict_share(const struct evict_job *job);
+
+/* ---- Selection: evict.c -----------------------------------------------------------------------
+ */
+
+/* Does entry `index` stay? When the cuts are known and before anything moves. */
+bool evict_keeps(const struct evict_job *job, int stream, const uint32_t *table, int32_t index);
+
+/* ---- Merging: merge.c -------------------------------------------------------------------------
+ */
+
+/* Evicted entries into those that stay, all still in their old places. */
+void evict_merge_stream(void *arg, int stream, int worker);
+
+#endif

@@ -1,0 +1,135 @@
+/* Scores of a stream's entries as keys: the judging half of an eviction. */
+#include <math.h>
+
+#include "kernels/cpu/evict.h"
+#include "kernels/score.h"
+
+/* Adding 0 makes -0 what it equals. */
+uint32_t evict_key(float score) {
+    if (isnan(score)) return 0;
+    uint32_t bits;
+    score += 0.0f;
+    memcpy(&bits, &score, sizeof bits);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+static bool is_protected(const struct evict_job *job, int32_t pos) {
+    const struct kern_rule *rule = job->due->rule;
+    return pos < rule->sinks || pos >= job->due->tokens - rule->recent;
+}
+
+/* ---- Recency and retention --------------------------------------------------------------------
+ */
+
+static uint32_t entry_key(const struct evict_job *job, int32_t pos, float log_beta) {
+    const struct kern_rule *rule = job->due->rule;
+    if (rule->score == KERN_SCORE_RECENCY) return (uint32_t)pos;
+    int32_t age = job->due->tokens - pos;
+    return evict_key(rule->published ? score_published(log_beta, age, rule->horizon)
+                                     : score_retention(log_beta, age, rule->horizon));
+}
+
+/* ---- Attention --------------------------------------------------------------------------------
+ */
+
+/* What the entries remember, candidates only. */
+static void read_scores(const struct evict_job *job, const struct cpu_stream *view, int32_t count,
+                        float *out) {
+    int32_t slots = job->cache->page_slots;
+    for (int32_t i = 0; i < count; i += slots) {
+        int32_t n = count - i < slots ? count - i : slots;
+        memcpy(out + i, cpu_cache_score(job->cache, view->pages[i / slots]),
+               (size_t)n * sizeof *out);
+    }
+}
+
+static void divide_by_most(float *x, int32_t count) {
+    float most = 0;
+    for (int32_t i = 0; i < count; i++) most = x[i] > most ? x[i] : most;
+    for (int32_t i = 0; i < count && most > 0; i++) x[i] /= most;
+}
+
+void evict_remember(const struct kern_observe *observe, const float *past, float *now,
+                    int32_t count) {
+    float decay = observe->decay;
+    if (observe->normalise) divide_by_most(now, count);
+    if (observe->history == KERN_HISTORY_NONE) return;
+    for (int32_t i = 0; i < count; i++) {
+        float new_entry = observe->history == KERN_HISTORY_SUM ? 0 : now[i];
+        float old = past[i] < 0 ? new_entry : past[i];
+        if (observe->history == KERN_HISTORY_MAX)
+            now[i] = decay * old > now[i] ? decay * old : now[i];
+        else if (observe->history == KERN_HISTORY_MEAN)
+            now[i] = decay * old + (1 - decay) * now[i];
+        else
+            now[i] = decay * old + now[i];
+    }
+}
+
+/* The candidates' scores -> out; `fresh`: what they will remember. */
+static void judge(const struct evict_job *job, int stream, struct cpu_work *work, float *fresh,
+                  float *out) {
+    const struct kern_rule *rule = job->due->rule;
+    const struct kern_observe *observe = &rule->observe;
+    struct cpu_stream view = evict_stream(job, stream);
+    int32_t count = job->cache->evict[stream].candidates;
+    if (observe->window > 0)
+        evict_observe(job, stream, count, work, fresh);
+    else
+        read_scores(job, &view, count, fresh);
+    read_scores(job, &view, count, work->smooth);
+    evict_remember(observe, work->smooth, fresh, count);
+    if (observe->smooth != KERN_SMOOTH_NONE && !observe->smooth_first)
+        evict_smooth(observe, fresh, count, out);
+    else
+        memcpy(out, fresh, (size_t)count * sizeof *out);
+    if (!rule->redundancy.on || count == 0) return;
+    float lambda = rule->redundancy.lambda, *redundant = work->squares;
+    evict_redundancy(job->cache, &rule->redundancy, &view, count, work, redundant);
+    for (int32_t i = 0; i < count; i++) out[i] = lambda * out[i] - (1 - lambda) * redundant[i];
+}
+
+/* ---- A stream ---------------------------------------------------------------------------------
+ */
+
+static int32_t count_candidates(const struct evict_job *job, const struct cpu_stream *view) {
+    int32_t limit = job->due->tokens - job->due->rule->recent, count = view->length;
+    while (count > 0 && cpu_cache_entry_pos(job->cache, view->pages, count - 1) >= limit) count--;
+    return count;
+}
+
+void evict_count_stream(void *arg, int stream, int worker) {
+    (void)worker;
+    const struct evict_job *job = arg;
+    struct cpu_stream view = evict_stream(job, stream);
+    struct cpu_evict_stream *plan = &job->cache->evict[stream];
+    int32_t candidates = count_candidates(job, &view), sinks = 0;
+    while (sinks < candidates &&
+           cpu_cache_entry_pos(job->cache, view.pages, sinks) < job->due->rule->sinks)
+        sinks++;
+    plan->candidates = candidates;
+    plan->fixed = sinks + view.length - candidates;
+}
+
+void evict_score_stream(void *arg, int stream, int worker) {
+    const struct evict_job *job = arg;
+    const struct cpu_cache *cache = job->cache;
+    const struct cpu_evict_stream *plan = &cache->evict[stream];
+    struct cpu_stream view = evict_stream(job, stream);
+    uint32_t *keys = cache->keys + plan->first;
+    float *scores = NULL;
+    if (job->due->rule->score == KERN_SCORE_ATTENTION) {
+        struct cpu_work work = cpu_cache_work(cache, worker);
+        scores = work.sum;
+        judge(job, stream, &work, cache->fresh + plan->first, scores);
+    }
+    for (int32_t i = 0; i < view.length; i++) {
+        uint32_t page = view.pages[i / cache->page_slots];
+        int32_t at = i % cache->page_slots, pos = cpu_cache_pos(cache, page)[at];
+        if (is_protected(job, pos))
+            keys[i] = EVICT_KEY_PROTECTED;
+        else
+            keys[i] = scores ? evict_key(scores[i])
+                             : entry_key(job, pos, cpu_cache_log_beta(cache, page)[at]);
+    }
+}

@@ -1,0 +1,30 @@
+/* The arithmetic of observing attention, plainly: the reference path's, and the simulations'. */
+#include <math.h>
+
+#include "kernels/cpu/internal.h"
+
+static double element(const void *rows, enum kern_dtype dtype, size_t at) {
+    return (double)(dtype == KERN_F32 ? ((const float *)rows)[at]
+                                      : cpu_from_bf16(((const uint16_t *)rows)[at]));
+}
+
+static void plain_dots(float *out, size_t stride, const float *q, int lanes, const void *rows,
+                       int count, int dim, enum kern_dtype dtype) {
+    for (int l = 0; l < lanes; l++)
+        for (int j = 0; j < count; j++) {
+            double sum = 0;
+            for (int d = 0; d < dim; d++)
+                sum += (double)q[l * dim + d] * element(rows, dtype, (size_t)(j * dim + d));
+            out[(size_t)l * stride + (size_t)j] = (float)sum;
+        }
+}
+
+static void plain_softmax(float *x, int count) {
+    float most = -INFINITY;
+    double sum = 0;
+    for (int i = 0; i < count; i++) most = fmaxf(most, x[i]);
+    for (int i = 0; i < count; i++) sum += exp((double)x[i] - (double)most);
+    for (int i = 0; i < count; i++) x[i] = (float)(exp((double)x[i] - (double)most) / sum);
+}
+
+const struct cpu_math cpu_math_plain = {.dots = plain_dots, .softmax = plain_softmax};

@@ -1,0 +1,149 @@
+/* Merging evicted entries into those that stay: D2O (arXiv 2406.13035), see enum kern_merge. */
+#include <math.h>
+
+#include "kernels/cpu/evict.h"
+
+#define NOBODY (-1)
+
+struct merge {
+    struct cpu_cache *cache;
+    const struct evict_job *job;
+    struct cpu_stream view;
+    int stream, dim;
+    struct cpu_work work;
+    float *alike;   /* [length] of evicted entries: cosine with their target */
+    int32_t *links; /* [length] of evicted ones: target, then the next with the same; of others: the
+                       first that they take in */
+};
+
+static bool stays(const struct merge *m, int32_t index) {
+    return evict_keeps(m->job, m->stream, m->view.pages, index);
+}
+
+static void *row_page(const struct merge *m, bool values, int32_t index) {
+    uint32_t page = m->view.pages[index / m->cache->page_slots];
+    return values ? cpu_cache_v(m->cache, page) : cpu_cache_k(m->cache, page);
+}
+
+static void wide(const struct merge *m, bool values, int32_t index, float *to) {
+    cpu_cache_wide_row(m->cache, row_page(m, values, index), index % m->cache->page_slots, to);
+}
+
+/* 1 / |k| of all entries, 0 for a key of zeros. */
+static void measure(const struct merge *m) {
+    float *key = m->work.rows;
+    for (int32_t i = 0; i < m->view.length; i++) {
+        double squares = 0;
+        wide(m, false, i, key);
+        for (int d = 0; d < m->dim; d++) squares += (double)key[d] * (double)key[d];
+        m->work.norm[i] = squares > 0 ? (float)(1 / sqrt(squares)) : 0;
+    }
+}
+
+/* The most alike of the entries that stay, for `lanes` evicted ones; equal ones: the newer. */
+static void find_targets(const struct merge *m, const int32_t *gone, int lanes) {
+    int32_t slots = m->cache->page_slots, length = m->view.length;
+    for (int l = 0; l < lanes; l++) {
+        float *key = m->work.rows + (size_t)l * (size_t)m->dim;
+        wide(m, false, gone[l], key);
+        for (int d = 0; d < m->dim; d++) key[d] *= m->work.norm[gone[l]];
+        m->links[gone[l]] = NOBODY;
+        m->alike[gone[l]] = -INFINITY;
+    }
+    for (int32_t at = 0; at < length; at += slots) {
+        int32_t count = length - at < slots ? length - at : slots;
+        m->cache->math->dots(m->work.logits, (size_t)slots, m->work.rows, lanes,
+                             row_page(m, false, at), count, m->dim, m->cache->options.dtype);
+        for (int32_t j = 0; j < count; j++) {
+            if (!stays(m, at + j)) continue;
+            for (int l = 0; l < lanes; l++) {
+                float alike = m->work.logits[(size_t)l * (size_t)slots + (size_t)j];
+                alike *= m->work.norm[at + j];
+                if (!(alike >= m->alike[gone[l]])) continue;
+                m->alike[gone[l]] = alike;
+                m->links[gone[l]] = at + j;
+            }
+        }
+    }
+}
+
+/* Targets of all evicted entries; the mean of their likenesses, NAN without any. */
+static double find_all(const struct merge *m) {
+    int32_t gone[CPU_ROWS_BLOCK], found = 0;
+    int lanes = 0;
+    double sum = 0;
+    for (int32_t i = 0; i <= m->view.length; i++) {
+        bool end = i == m->view.length;
+        if (!end && stays(m, i)) continue;
+        if (!end) gone[lanes++] = i;
+        if (lanes < CPU_ROWS_BLOCK && !(end && lanes > 0)) continue;
+        find_targets(m, gone, lanes);
+        for (int l = 0; l < lanes; l++) {
+            if (m->links[gone[l]] == NOBODY) continue;
+            sum += (double)m->alike[gone[l]];
+            found++;
+        }
+        lanes = 0;
+    }
+    return found > 0 ? sum / found : NAN;
+}
+
+/* Turns targets into lists, oldest member first, of those alike enough. */
+static void link_members(const struct merge *m, float tau) {
+    for (int32_t i = 0; i < m->view.length; i++)
+        if (stays(m, i)) m->links[i] = NOBODY;
+    for (int32_t i = m->view.length - 1; i >= 0; i--) {
+        if (stays(m, i)) continue;
+        int32_t target = m->links[i];
+        if (target == NOBODY || !(m->alike[i] >= tau)) continue;
+        m->links[i] = m->links[target];
+        m->links[target] = i;
+    }
+}
+
+static float weight_of(const struct merge *m, int32_t member) {
+    return m->job->due->rule->merge == KERN_MERGE_PAPER ? expf(m->alike[member]) : m->alike[member];
+}
+
+/* The key or the value of a target with all its members. */
+static void merge_row(const struct merge *m, bool values, int32_t target) {
+    bool paper = m->job->due->rule->merge == KERN_MERGE_PAPER;
+    float *sum = m->work.rows, *row = sum + m->dim, own = paper ? 2.71828183f : 1, total = own;
+    wide(m, values, target, sum);
+    for (int d = 0; d < m->dim; d++) sum[d] *= own;
+    for (int32_t i = m->links[target]; i != NOBODY; i = m->links[i]) {
+        float weight = weight_of(m, i);
+        wide(m, values, i, row);
+        for (int d = 0; d < m->dim; d++) sum[d] += weight * row[d];
+        total += paper ? weight : 1;
+    }
+    for (int d = 0; d < m->dim; d++) sum[d] /= total;
+    cpu_cache_store_row(m->cache, row_page(m, values, target), target % m->cache->page_slots, sum);
+}
+
+void evict_merge_stream(void *arg, int stream, int worker) {
+    const struct evict_job *job = arg;
+    struct cpu_cache *cache = job->cache;
+    const struct cpu_evict_stream *plan = &cache->evict[stream];
+    struct merge m = {.cache = cache,
+                      .job = job,
+                      .view = evict_stream(job, stream),
+                      .stream = stream,
+                      .dim = cache->options.head_dim,
+                      .work = cpu_cache_work(cache, worker),
+                      .alike = cache->alike + plan->first,
+                      .links = cache->links + plan->first};
+    if (plan->kept == 0 || plan->kept == m.view.length) return;
+    float beta = job->due->rule->merge_beta;
+    float *tau = &cpu_cache_tau(cache, job->due->slot)[stream];
+    measure(&m);
+    double mean = find_all(&m);
+    if (isnan(mean)) return;
+    *tau = isnan(*tau) ? (float)mean : beta * (float)mean + (1 - beta) * *tau;
+    link_members(&m, *tau);
+    for (int32_t i = 0; i < m.view.length; i++) {
+        if (!stays(&m, i) || m.links[i] == NOBODY) continue;
+        merge_row(&m, false, i);
+        merge_row(&m, true, i);
+    }
+}

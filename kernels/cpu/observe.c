@@ -1,0 +1,288 @@
+/* What queries attend to: the window's when a sequence evicts, and every query as it comes for
+ * rules that add up mass. Queries are taken in blocks of whole groups so that a key is read once
+ * for all of them; what a block computes for a query does not depend on the others in it. */
+#include <math.h>
+
+#include "base/check.h"
+#include "kernels/cpu/evict.h"
+
+/* A stream, and the query heads that read it. */
+struct view {
+    const struct cpu_cache *cache;
+    struct cpu_stream stream;
+    int group, dim;
+};
+
+static struct view view_of(const struct cpu_cache *cache, struct cpu_stream stream) {
+    const struct kern_cache_options *o = &cache->options;
+    return (struct view){cache, stream, o->heads_q / o->heads_kv, o->head_dim};
+}
+
+/* Products of `lanes` queries with the first `count` entries -> logits[lane][stride]. */
+static void products(const struct view *view, const float *q, int lanes, int32_t count,
+                     struct cpu_work *work) {
+    const struct cpu_cache *cache = view->cache;
+    int32_t slots = cache->page_slots;
+    for (int32_t i = 0; i < count; i += slots)
+        cache->math->dots(work->logits + i, work->stride, q, lanes,
+                          cpu_cache_k(cache, view->stream.pages[i / slots]),
+                          count - i < slots ? count - i : slots, view->dim, cache->options.dtype);
+}
+
+/* Entries with a position up to `pos`; positions ascend. */
+static int32_t entries_up_to(const struct view *view, int32_t pos) {
+    int32_t lo = 0, hi = view->stream.length;
+    while (lo < hi) {
+        int32_t mid = lo + (hi - lo) / 2;
+        if (cpu_cache_entry_pos(view->cache, view->stream.pages, mid) <= pos)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+/* ---- One query --------------------------------------------------------------------------------
+ */
+
+static void fold(enum kern_group group, float *to, const float *x, int32_t count) {
+    switch (group) {
+    case KERN_GROUP_MAX:
+    case KERN_GROUP_MAX_LOGIT:
+        for (int32_t i = 0; i < count; i++) to[i] = x[i] > to[i] ? x[i] : to[i];
+        break;
+    case KERN_GROUP_SQUARES:
+        for (int32_t i = 0; i < count; i++) to[i] += x[i] * x[i];
+        break;
+    default:
+        for (int32_t i = 0; i < count; i++) to[i] += x[i];
+    }
+}
+
+/* The logits of a query's `lanes` heads over the `count` entries it sees, rows of `stride`, become
+ * one vector in the first row. */
+static void combine(const struct view *view, enum kern_group group, float *z, size_t stride,
+                    int lanes, int32_t count) {
+    bool of_logits = group == KERN_GROUP_MAX_LOGIT || group == KERN_GROUP_SUM_LOGIT;
+    for (int l = 0; l < lanes && !of_logits; l++)
+        view->cache->math->softmax(z + (size_t)l * stride, count);
+    if (group == KERN_GROUP_SQUARES)
+        for (int32_t i = 0; i < count; i++) z[i] *= z[i];
+    for (int l = 1; l < lanes; l++) fold(group, z, z + (size_t)l * stride, count);
+    if (of_logits) view->cache->math->softmax(z, count);
+    if (group == KERN_GROUP_MEAN && lanes > 1)
+        for (int32_t i = 0; i < count; i++) z[i] /= (float)lanes;
+}
+
+/* ---- Smoothing --------------------------------------------------------------------------------
+ */
+
+void evict_smooth(const struct kern_observe *observe, const float *x, int32_t count, float *out) {
+    int32_t side = observe->smooth_width / 2;
+    for (int32_t i = 0; i < count; i++) {
+        int32_t from = i < side ? 0 : i - side, to = count - i <= side ? count : i + side + 1;
+        float most = x[from], sum = 0;
+        for (int32_t j = from; j < to; j++) {
+            sum += x[j];
+            most = x[j] > most ? x[j] : most;
+        }
+        out[i] = observe->smooth == KERN_SMOOTH_MAX ? most : sum / (float)observe->smooth_width;
+    }
+}
+
+/* ---- A window of queries ----------------------------------------------------------------------
+ */
+
+struct window {
+    struct view view;
+    const struct kern_observe *observe;
+    enum kern_group group;
+    enum kern_reduce reduce;
+    bool smooth;                           /* each query's vector */
+    const float *queries[KERN_WINDOW_MAX]; /* of the KV head's first query head, oldest first */
+    int32_t sees[KERN_WINDOW_MAX];         /* entries the query's softmax runs over */
+    int count;
+    int32_t candidates;
+    struct cpu_work *work;
+    float *sum; /* [candidates]: sum, maximum or running mean over the queries */
+    int seen;
+    double entropy; /* of all vectors so far */
+};
+
+/* Queries of dropped tokens, and those the sequence never saw, are not in the ring. */
+static void find_queries(struct window *w, const struct evict_job *job, int stream) {
+    const struct cpu_cache *cache = job->cache;
+    const struct kern_cache_options *o = &cache->options;
+    int slot = job->due->slot, layer = stream / o->heads_kv, head = stream % o->heads_kv;
+    int32_t window = cache->slots[slot].window;
+    const int32_t *pos = cache->ring_pos + (size_t)slot * KERN_WINDOW_MAX;
+    bool all = w->observe->support == KERN_SUPPORT_ALL;
+    for (int32_t p = job->due->tokens - window; p < job->due->tokens; p++) {
+        if (p < 0 || pos[p % window] != p) continue;
+        const float *row = cpu_cache_query(cache, slot, layer, p % window);
+        int32_t sees = entries_up_to(&w->view, p);
+        w->queries[w->count] = row + (size_t)(head * w->view.group) * (size_t)o->head_dim;
+        w->sees[w->count++] = all || sees < w->candidates ? sees : w->candidates;
+    }
+}
+
+/* Welford's running mean and sum of squared deviations. */
+static void add_moments(struct window *w, const float *p) {
+    float *mean = w->sum, *squares = w->work->squares, n = (float)w->seen;
+    for (int32_t i = 0; i < w->candidates; i++) {
+        float delta = p[i] - mean[i];
+        mean[i] += delta / n;
+        squares[i] += delta * (p[i] - mean[i]);
+    }
+}
+
+/* A query's vector over the candidates. */
+static void add_query(struct window *w, const float *p) {
+    w->seen++;
+    if (w->reduce == KERN_REDUCE_MAX)
+        for (int32_t i = 0; i < w->candidates; i++) w->sum[i] = p[i] > w->sum[i] ? p[i] : w->sum[i];
+    else if (w->reduce == KERN_REDUCE_MEAN_VAR || w->reduce == KERN_REDUCE_MEAN_STD)
+        add_moments(w, p);
+    else
+        for (int32_t i = 0; i < w->candidates; i++) w->sum[i] += p[i];
+}
+
+/* Queries [first, first + count), heads [head, head + lanes) of the group. */
+static void add_block(struct window *w, int first, int count, int head, int lanes) {
+    int dim = w->view.dim;
+    size_t row = (size_t)lanes * (size_t)dim;
+    for (int t = 0; t < count; t++)
+        memcpy(w->work->rows + (size_t)t * row, w->queries[first + t] + (size_t)head * (size_t)dim,
+               row * sizeof(float));
+    products(&w->view, w->work->rows, count * lanes, w->sees[first + count - 1], w->work);
+    for (int t = 0; t < count; t++) {
+        float *p = w->work->logits + (size_t)(t * lanes) * w->work->stride;
+        int32_t sees = w->sees[first + t];
+        combine(&w->view, w->group, p, w->work->stride, lanes, sees);
+        for (int32_t i = sees; i < w->candidates; i++) p[i] = 0;
+        if (w->smooth) {
+            evict_smooth(w->observe, p, w->candidates, w->work->smooth);
+            p = w->work->smooth;
+        }
+        add_query(w, p);
+    }
+}
+
+/* The variance's share of the score, 0 with less than two queries. */
+static void add_spread(const struct window *w) {
+    float n = (float)(w->seen - 1);
+    if (w->seen < 2) return;
+    for (int32_t i = 0; i < w->candidates; i++) {
+        float variance = w->work->squares[i] / n;
+        w->sum[i] +=
+            w->observe->gamma * (w->reduce == KERN_REDUCE_MEAN_VAR ? variance : sqrtf(variance));
+    }
+}
+
+/* All queries of `lanes` heads, reduced -> sum. */
+static void reduce_heads(struct window *w, int head, int lanes) {
+    int block = cpu_cache_lanes(&w->view.cache->options) / lanes;
+    memset(w->sum, 0, (size_t)w->candidates * sizeof *w->sum);
+    memset(w->work->squares, 0, (size_t)w->candidates * sizeof *w->work->squares);
+    w->seen = 0;
+    for (int t = 0; t < w->count; t += block)
+        add_block(w, t, w->count - t < block ? w->count - t : block, head, lanes);
+    if (w->reduce == KERN_REDUCE_MEAN && w->count > 0)
+        for (int32_t i = 0; i < w->candidates; i++) w->sum[i] /= (float)w->count;
+    if (w->reduce == KERN_REDUCE_MEAN_VAR || w->reduce == KERN_REDUCE_MEAN_STD) add_spread(w);
+}
+
+static struct window open_window(const struct evict_job *job, int stream, int32_t candidates,
+                                 struct cpu_work *work) {
+    struct window w = {.view = view_of(job->cache, evict_stream(job, stream)),
+                       .observe = &job->due->rule->observe,
+                       .candidates = candidates,
+                       .work = work,
+                       .sum = work->sum};
+    w.group = w.observe->group;
+    w.reduce = w.observe->reduce;
+    w.smooth = w.observe->smooth_first && w.observe->smooth != KERN_SMOOTH_NONE;
+    find_queries(&w, job, stream);
+    return w;
+}
+
+void evict_observe(const struct evict_job *job, int stream, int32_t candidates,
+                   struct cpu_work *work, float *out) {
+    struct window w = open_window(job, stream, candidates, work);
+    int group = w.view.group;
+    if (w.group != KERN_GROUP_EACH) {
+        reduce_heads(&w, 0, group);
+        memcpy(out, w.sum, (size_t)candidates * sizeof *out);
+        return;
+    }
+    memset(out, 0, (size_t)candidates * sizeof *out);
+    for (int head = 0; head < group; head++) {
+        reduce_heads(&w, head, 1);
+        for (int32_t i = 0; i < candidates; i++) out[i] += w.sum[i] / (float)group;
+    }
+}
+
+/* ---- Preference of layers ---------------------------------------------------------------------
+ */
+
+/* -sum A log(A + 1e-10), over the candidates of one query of one head. */
+static double entropy(const float *p, int32_t count) {
+    double sum = 0;
+    for (int32_t i = 0; i < count; i++) sum -= (double)p[i] * log((double)p[i] + 1e-10);
+    return sum;
+}
+
+struct evict_preference evict_preference(const struct evict_job *job, int stream,
+                                         int32_t candidates, struct cpu_work *work) {
+    struct evict_preference out = {0};
+    struct window w = open_window(job, stream, candidates, work);
+    w.group = KERN_GROUP_EACH;
+    w.reduce = KERN_REDUCE_MEAN_VAR;
+    w.smooth = false;
+    for (int head = 0; head < w.view.group; head++) {
+        w.seen = 0;
+        memset(w.sum, 0, (size_t)candidates * sizeof *w.sum);
+        memset(work->squares, 0, (size_t)candidates * sizeof *work->squares);
+        for (int t = 0; t < w.count; t++) {
+            add_block(&w, t, 1, head, 1);
+            out.entropy += entropy(work->logits, candidates);
+        }
+        for (int32_t i = 0; i < candidates && w.count > 1; i++)
+            out.variance += (double)work->squares[i] / (w.count - 1);
+    }
+    return out;
+}
+
+/* ---- Every query as it comes ------------------------------------------------------------------
+ */
+
+static void add_mass(const struct view *view, const float *p, int32_t count) {
+    int32_t slots = view->cache->page_slots;
+    for (int32_t i = 0; i < count; i += slots) {
+        float *score = cpu_cache_score(view->cache, view->stream.pages[i / slots]);
+        int32_t n = count - i < slots ? count - i : slots;
+        for (int32_t j = 0; j < n; j++) score[j] += p[i + j];
+    }
+}
+
+void cpu_observe_mass(const struct cpu_cache *cache, const struct cpu_mass *mass, int worker) {
+    struct cpu_work work = cpu_cache_work(cache, worker);
+    struct view view = view_of(cache, mass->stream);
+    int group = view.group, block = cpu_cache_lanes(&cache->options) / group;
+    size_t row = (size_t)group * (size_t)view.dim;
+    int32_t before = mass->stream.length - mass->count;
+    for (int first = 0; first < mass->count; first += block) {
+        int count = mass->count - first < block ? mass->count - first : block;
+        for (int t = 0; t < count; t++)
+            for (size_t d = 0; d < row; d++)
+                work.rows[(size_t)t * row + d] =
+                    mass->q[(size_t)(first + t) * mass->q_stride + d] * mass->scale;
+        products(&view, work.rows, count * group, before + first + count, &work);
+        for (int t = 0; t < count; t++) {
+            float *p = work.logits + (size_t)(t * group) * work.stride;
+            int32_t sees = before + first + t + 1;
+            combine(&view, mass->group, p, work.stride, group, sees);
+            add_mass(&view, p, sees);
+        }
+    }
+}

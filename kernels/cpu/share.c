@@ -1,0 +1,214 @@
+/* How a sequence's total is split over layers and streams. */
+#include <math.h>
+
+#include "base/check.h"
+#include "kernels/cpu/evict.h"
+
+/* ---- Whole parts of a total -------------------------------------------------------------------
+ */
+
+static double usable(double weight) {
+    return isfinite(weight) && weight > 0 ? weight : 0;
+}
+
+static double open_weight(const struct cpu_share_part *parts, int count) {
+    double sum = 0;
+    for (int i = 0; i < count; i++)
+        if (!parts[i].settled) sum += usable(parts[i].weight);
+    return sum;
+}
+
+/* Gives `room` to the open parts, whatever their bounds. */
+static void largest_remainder(struct cpu_share_part *parts, int count, int64_t room) {
+    double sum = open_weight(parts, count), ones = 0;
+    int64_t left = room;
+    for (int i = 0; i < count; i++) ones += !parts[i].settled;
+    for (int i = 0; i < count; i++) {
+        struct cpu_share_part *p = &parts[i];
+        if (p->settled) continue;
+        double exact = (double)room * (sum > 0 ? usable(p->weight) / sum : 1 / ones);
+        p->part = (int64_t)floor(exact);
+        p->rest = exact - (double)p->part;
+        left -= p->part;
+    }
+    for (; left > 0; left--) {
+        struct cpu_share_part *best = NULL;
+        for (int i = 0; i < count; i++)
+            if (!parts[i].settled && (!best || parts[i].rest > best->rest)) best = &parts[i];
+        best->part++;
+        best->rest = -1;
+    }
+}
+
+static int64_t clip(int64_t x, int64_t least, int64_t most) {
+    return x < least ? least : x > most ? most : x;
+}
+
+/* Settles the open parts that are out of bounds on the worse side; false when none is. */
+static bool settle(struct cpu_share_part *parts, int count) {
+    int64_t over = 0, under = 0;
+    for (int i = 0; i < count; i++) {
+        const struct cpu_share_part *p = &parts[i];
+        if (p->settled) continue;
+        if (p->part > p->most) over += p->part - p->most;
+        if (p->part < p->least) under += p->least - p->part;
+    }
+    if (over == 0 && under == 0) return false;
+    for (int i = 0; i < count; i++) {
+        struct cpu_share_part *p = &parts[i];
+        bool out = over >= under ? p->part > p->most : p->part < p->least;
+        if (p->settled || !out) continue;
+        p->part = over >= under ? p->most : p->least;
+        p->settled = true;
+    }
+    return true;
+}
+
+void share_split(struct cpu_share_part *parts, int count, int64_t total) {
+    int64_t least = 0, most = 0;
+    for (int i = 0; i < count; i++) {
+        if (parts[i].least > parts[i].most) parts[i].least = parts[i].most;
+        parts[i].settled = false;
+        least += parts[i].least;
+        most += parts[i].most;
+    }
+    total = clip(total, least, most);
+    do {
+        int64_t room = total;
+        for (int i = 0; i < count; i++)
+            if (parts[i].settled) room -= parts[i].part;
+        largest_remainder(parts, count, room < 0 ? 0 : room);
+    } while (settle(parts, count));
+}
+
+/* ---- Weights of layers ------------------------------------------------------------------------
+ */
+
+/* What a measurement leaves of each stream, kept where the stream's cut will lie later. */
+static void measure_preference(void *arg, int stream, int worker) {
+    const struct evict_job *job = arg;
+    struct cpu_evict_stream *plan = &job->cache->evict[stream];
+    struct cpu_work work = cpu_cache_work(job->cache, worker);
+    struct evict_preference found = evict_preference(job, stream, plan->candidates, &work);
+    plan->measured[0] = found.entropy;
+    plan->measured[1] = found.variance;
+}
+
+/* Unbiased variance of the entries' accumulated mass. */
+static void measure_density(void *arg, int stream, int worker) {
+    (void)worker;
+    const struct evict_job *job = arg;
+    struct cpu_stream view = evict_stream(job, stream);
+    int slots = job->cache->page_slots;
+    double mean = 0, squares = 0;
+    for (int32_t i = 0; i < view.length; i++) {
+        double x = cpu_cache_score(job->cache, view.pages[i / slots])[i % slots];
+        double delta = x - mean;
+        mean += delta / (i + 1);
+        squares += delta * (x - mean);
+    }
+    job->cache->evict[stream].measured[0] = view.length > 1 ? squares / (view.length - 1) : 0;
+}
+
+static double preference(const struct evict_job *job, int layer) {
+    const struct kern_rule *rule = job->due->rule;
+    int heads = job->cache->options.heads_kv;
+    double entropy = 0, variance = 0;
+    for (int i = layer * heads; i < (layer + 1) * heads; i++) {
+        entropy += job->cache->evict[i].measured[0];
+        variance += job->cache->evict[i].measured[1];
+    }
+    return pow(entropy, 1 / (double)rule->tau1) * pow(variance, 1 / (double)rule->tau2);
+}
+
+static double density(const struct evict_job *job, int layer) {
+    int heads = job->cache->options.heads_kv;
+    const struct cpu_evict_stream *plan = &job->cache->evict[layer * heads];
+    double low = plan->measured[0], high = low, sum = 0;
+    for (int i = 0; i < heads; i++) {
+        low = fmin(low, plan[i].measured[0]);
+        high = fmax(high, plan[i].measured[0]);
+    }
+    for (int i = 0; i < heads; i++) sum += (plan[i].measured[0] - low) / (high - low + 1e-6);
+    return exp(-sum / heads); /* divided by their sum when it is shared */
+}
+
+/* Linear, mean 1, the last layer's 1 / beta. */
+static double pyramid(const struct evict_job *job, int layer) {
+    int last = job->cache->options.layers - 1;
+    double low = 1 / (double)job->due->rule->pyramid_beta;
+    return last > 0 ? 2 - low - (2 - 2 * low) * layer / last : 1;
+}
+
+void evict_measure(const struct evict_job *job, evict_each *each) {
+    struct cpu_cache *cache = job->cache;
+    enum kern_layers by = job->due->rule->layers;
+    float *weights = cpu_cache_weights(cache, job->due->slot);
+    if (cache->slots[job->due->slot].measured) return;
+    if (by == KERN_LAYERS_PREFERENCE) each(job, measure_preference);
+    if (by == KERN_LAYERS_DENSITY) each(job, measure_density);
+    for (int layer = 0; layer < cache->options.layers; layer++) {
+        double weight = by == KERN_LAYERS_PREFERENCE ? preference(job, layer)
+                        : by == KERN_LAYERS_DENSITY  ? density(job, layer)
+                        : by == KERN_LAYERS_PYRAMID  ? pyramid(job, layer)
+                                                     : 1;
+        weights[layer] = (float)weight;
+    }
+}
+
+/* ---- Places of layers and streams -------------------------------------------------------------
+ */
+
+/* Protected entries stay where they are; the rest of the total is split by weight. */
+static void split_layers(const struct evict_job *job, struct cpu_share_part *parts) {
+    const struct cpu_cache *cache = job->cache;
+    int layers = cache->options.layers, heads = cache->options.heads_kv;
+    const float *weights = cpu_cache_weights(cache, job->due->slot);
+    int64_t total = (int64_t)cache->streams * job->due->keep;
+    for (int layer = 0; layer < layers; layer++) {
+        const struct cpu_evict_stream *plan = &cache->evict[layer * heads];
+        int64_t fixed = 0, held = (int64_t)(plan[heads].first - plan->first);
+        for (int i = 0; i < heads; i++) fixed += plan[i].fixed;
+        parts[layer] =
+            (struct cpu_share_part){.weight = (double)weights[layer], .most = held - fixed};
+        total -= fixed;
+    }
+    share_split(parts, layers, total);
+    for (int layer = 0; layer < layers; layer++)
+        for (int i = 0; i < heads; i++) parts[layer].part += cache->evict[layer * heads + i].fixed;
+}
+
+static void split_heads(const struct evict_job *job, int layer, int64_t room) {
+    const struct cpu_cache *cache = job->cache;
+    int heads = cache->options.heads_kv;
+    struct cpu_evict_stream *plan = &cache->evict[layer * heads];
+    struct cpu_share_part *parts = cache->parts + cache->options.layers;
+    for (int i = 0; i < heads; i++)
+        parts[i] = (struct cpu_share_part){.weight = 1,
+                                           .most = (int64_t)(plan[i + 1].first - plan[i].first),
+                                           .least = plan[i].fixed};
+    share_split(parts, heads, room);
+    for (int i = 0; i < heads; i++) plan[i].keep = parts[i].part;
+}
+
+void evict_share(const struct evict_job *job) {
+    struct cpu_cache *cache = job->cache;
+    const struct kern_rule *rule = job->due->rule;
+    int layers = cache->options.layers, heads = cache->options.heads_kv;
+    if (rule->pool == KERN_POOL_SEQUENCE) {
+        cache->evict[0].keep = (int64_t)cache->streams * job->due->keep;
+        return;
+    }
+    if (rule->layers == KERN_LAYERS_UNIFORM) {
+        bool one = rule->pool == KERN_POOL_STREAM;
+        for (int i = 0; i < cache->streams; i += one ? 1 : heads)
+            cache->evict[i].keep = (int64_t)(one ? 1 : heads) * job->due->keep;
+        return;
+    }
+    split_layers(job, cache->parts);
+    for (int layer = 0; layer < layers; layer++)
+        if (rule->pool == KERN_POOL_LAYER)
+            cache->evict[layer * heads].keep = cache->parts[layer].part;
+        else
+            split_heads(job, layer, cache->parts[layer].part);
+}
