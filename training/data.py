@@ -197,6 +197,19 @@ class ChatEncoder:
         return ids, weight, [t for t in turns if 0 < t < len(ids)]
 
 
+class Shuffle:
+    """Numbers 0, 1, ... to indices below `count`, without end: a new order every epoch."""
+
+    def __init__(self, seed, count):
+        self.seed, self.count, self.epoch, self.order = seed, count, None, None
+
+    def __getitem__(self, n):
+        epoch, at = divmod(n, self.count)
+        if epoch != self.epoch:
+            self.order, self.epoch = np.random.default_rng((self.seed, epoch)).permutation(self.count), epoch
+        return int(self.order[at])
+
+
 class Chats:
     """The user's own chats: row n is a pure function of the seed, so a run that stopped goes on exactly.
 
@@ -210,7 +223,8 @@ class Chats:
         self.seed, self.length, self.rows = seed, length, rows
         self.reach, self.gap_share = reach, gap_share
         self.rank, self.size = (world.rank, world.size) if world else (0, 1)
-        self.lines, self.order, self.epoch, self.warned = self.index(), None, -1, set()
+        self.lines, self.warned = self.index(), set()
+        self.shuffle = Shuffle(seed, len(self.lines))
         self.file = self.path.open("rb")
 
     def index(self):
@@ -232,12 +246,9 @@ class Chats:
     def chat(self, n):
         """Chat number n of the endless sequence of shuffled epochs; one that the template refuses is replaced
         by the next."""
-        epoch, at = divmod(n, len(self.lines))
-        if epoch != self.epoch:
-            self.order = np.random.default_rng((self.seed, epoch)).permutation(len(self.lines))
-            self.epoch = epoch
-        for k in range(len(self.lines)):
-            number, offset = self.lines[self.order[(at + k) % len(self.lines)]]
+        count = len(self.lines)
+        for k in range(count):
+            number, offset = self.lines[self.shuffle[n - n % count + (n + k) % count]]
             self.file.seek(offset)
             try:
                 return self.encoder.encode(check_chat(self.file.readline()))

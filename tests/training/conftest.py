@@ -69,6 +69,23 @@ def make_model(directory, family, seed=1, **changes):
     return directory
 
 
+@pytest.fixture
+def script(monkeypatch, capsys):
+    """Runs the main() of a script of training/ here, as importing torch again takes seconds: (exit text or
+    None, stdout, stderr)."""
+    def run(module, *arguments):
+        monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, arguments)])
+        capsys.readouterr()
+        failure = None
+        try:
+            module.main()
+        except SystemExit as e:
+            failure = str(e.code)
+        out = capsys.readouterr()
+        return failure, out.out, out.err
+    return run
+
+
 @pytest.fixture(scope="session", params=["qwen3", "qwen2", "llama"])
 def any_base(request, tmp_path_factory):
     return make_model(tmp_path_factory.mktemp(request.param), request.param)

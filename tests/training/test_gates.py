@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 import losses
+import train_gates
 from conftest import TRAINING, make_model
 from gates import GateBank, GatedModel, decayed, read_header
 from models import causal, weights_sha256
@@ -180,23 +181,31 @@ def test_capacity_is_the_formula():
 
 # --- the trainer ----------------------------------------------------------
 
-def run_train(model, run, *options, processes=1, check=True):
+def options(model, run, *more):
+    return [str(x) for x in (model, "--run", run, "--gates", run / "gates.safetensors", "--threads", 1, "--every", 1,
+                             "--width", 8, "--minutes", 30, *more)]
+
+
+def values(out):
     """The lines of a run: JSON values, and texts."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "--"] \
-        if processes > 1 else [sys.executable]
-    command += [TRAINING / "train_gates.py", model, "--run", run, "--gates", run / "gates.safetensors", "--threads", "1",
-                "--every", "1", "--width", "8", "--minutes", "30", *options]
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=600)
-    assert not check or done.returncode == 0, done.stderr
-    return [json.loads(s) if s.startswith("{") else s for s in done.stdout.splitlines()] if check else done
+    return [json.loads(s) if s.startswith("{") else s for s in out.splitlines()]
+
+
+@pytest.fixture
+def train(script):
+    def run(model, folder, *more):
+        failure, out, err = script(train_gates, *options(model, folder, *more))
+        assert failure is None, failure + err
+        return values(out)
+    return run
 
 
 def numbers(line):
     return [line[k] for k in ("step", "loss", "kl", "next_token", "capacity", "soft_size", "soft_share")]
 
 
-def test_chats_train_the_gates_of_every_family(any_base, chats, tmp_path):
-    lines = run_train(any_base, tmp_path, "--chats", chats, "--length", 96, "--max-steps", 6, "--bias", 4, "--lr", 0.1,
+def test_chats_train_the_gates_of_every_family(train, any_base, chats, tmp_path):
+    lines = train(any_base, tmp_path, "--chats", chats, "--length", 96, "--max-steps", 6, "--bias", 4, "--lr", 0.1,
                       "--warmup", 1, "--capacity", 20, "--checkpointing", "--logit-block", 16, "--type", "rg10")
     assert [n["step"] for n in lines] == [1, 2, 3, 4, 5, 6]
     assert lines[-1]["soft_share"] < 0.7 * lines[0]["soft_share"] and lines[0]["tokens_per_s"] > 0
@@ -204,10 +213,14 @@ def test_chats_train_the_gates_of_every_family(any_base, chats, tmp_path):
     assert header["type"] == "rg10" and header["base_sha256"] == weights_sha256(any_base)
 
 
-def test_two_processes_take_the_step_of_one_with_twice_the_rows(base, chats, tmp_path):
-    options = ("--chats", chats, "--length", 96, "--max-steps", 3, "--bias", 2, "--no-bf16", "--gap-share", 0.5)
-    one = run_train(base, tmp_path / "one", *options, "--rows", 4)
-    two = run_train(base, tmp_path / "two", *options, "--rows", 2, processes=2)
+def test_two_processes_take_the_step_of_one_with_twice_the_rows(train, base, chats, tmp_path):
+    more = ("--chats", chats, "--length", 96, "--max-steps", 3, "--bias", 2, "--no-bf16", "--gap-share", 0.5)
+    one = train(base, tmp_path / "one", *more, "--rows", 4)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--",
+               str(TRAINING / "train_gates.py"), *options(base, tmp_path / "two", *more, "--rows", 2)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    two = values(done.stdout)
     assert len(one) == len(two) == 3
     for a, b in zip(one, two):
         assert numbers(a) == pytest.approx(numbers(b), rel=1e-3, abs=2e-4)
@@ -216,49 +229,46 @@ def test_two_processes_take_the_step_of_one_with_twice_the_rows(base, chats, tmp
         torch.testing.assert_close(a[key], b[key], atol=1e-4, rtol=1e-3)
 
 
-def test_a_run_that_stopped_goes_on_exactly(base, chats, tmp_path):
+def test_a_run_that_stopped_goes_on_exactly(train, script, monkeypatch, base, chats, tmp_path):
     """The schedule follows the steps here, so a run cut at step 2 must equal one that was not."""
-    options = ("--chats", chats, "--length", 96, "--bias", 2, "--no-bf16")
-    whole = run_train(base, tmp_path / "whole", *options, "--max-steps", 4)
-    state = torch.load(tmp_path / "whole/checkpoint.pt", weights_only=True)
-    assert state["step"] == 4
-    script = ("import sys; sys.path.insert(0, sys.argv.pop(1)); import train_gates as t\n"
-              "step = t.GateRun.train_step\n"
-              "def stop(self):\n"
-              "    if self.step == 2: raise SystemExit('stopped')\n"
-              "    return step(self)\n"
-              "t.GateRun.train_step = stop; t.main()")
-    arguments = [base, "--run", tmp_path / "cut", "--gates", tmp_path / "cut/gates.safetensors", "--threads", "1",
-                 "--every", "1", "--width", "8", "--max-steps", "4", *options]
-    done = subprocess.run([sys.executable, "-c", script, str(TRAINING), *map(str, arguments)], capture_output=True, text=True)
-    assert "stopped" in done.stderr and done.stdout.count('"step"') == 2, done.stderr
-    rest = run_train(base, tmp_path / "cut", *options, "--max-steps", 4)
+    more = ("--chats", chats, "--length", 96, "--bias", 2, "--no-bf16", "--max-steps", 4)
+    whole = train(base, tmp_path / "whole", *more)
+    step = train_gates.GateRun.train_step
+
+    def stop(self):
+        if self.step == 2:
+            raise SystemExit("stopped")
+        return step(self)
+
+    with monkeypatch.context() as m:
+        m.setattr(train_gates.GateRun, "train_step", stop)
+        failure, out, _ = script(train_gates, *options(base, tmp_path / "cut", *more))
+    assert failure == "stopped" and len(values(out)) == 2
+    rest = train(base, tmp_path / "cut", *more)
     assert rest[0] == "resumed at step 2"
     assert [numbers(n) for n in rest[1:]] == [numbers(n) for n in whole[2:]]
 
 
-def test_a_checkpoint_of_other_gates_is_refused(base, chats, tmp_path):
-    options = ("--chats", chats, "--length", 96, "--max-steps", 1)
-    run_train(base, tmp_path, *options)
-    done = run_train(base, tmp_path, *options, "--type", "rg10", check=False)
-    assert done.returncode == 1 and "checkpoint.pt: of a run with other options" in done.stderr
+def test_a_checkpoint_of_other_gates_is_refused(train, script, base, chats, tmp_path):
+    more = ("--chats", chats, "--length", 96, "--max-steps", 1)
+    train(base, tmp_path, *more)
+    failure, _, _ = script(train_gates, *options(base, tmp_path, *more, "--type", "rg10"))
+    assert "checkpoint.pt: of a run with other options" in failure
 
 
-def test_evaluate_on_chats(base, chats, tmp_path):
-    run_train(base, tmp_path, "--chats", chats, "--length", 96, "--max-steps", 1)
-    result = run_train(base, tmp_path, "--chats", chats, "--length", 96, "--evaluate", "--share", 0.5, "--chunk", 8)[0]
+def test_evaluate_on_chats(train, base, chats, tmp_path):
+    train(base, tmp_path, "--chats", chats, "--length", 96, "--max-steps", 1)
+    result = train(base, tmp_path, "--chats", chats, "--length", 96, "--evaluate", "--share", 0.5, "--chunk", 8)[0]
     assert set(result) >= {"global", "trimkv", "streaming"} and result["rows"] == 6
     assert all(0 <= result[p] <= 1 for p in ("global", "trimkv", "streaming"))
 
 
-def test_the_generated_dialogues_need_our_tokenizer(base, tmp_path):
-    config = json.loads((base / "tokenizer.json").read_text())
-    for t in config["added_tokens"]:
-        t["content"] = t["content"].replace("im_", "turn_")
+def test_the_generated_dialogues_need_our_tokenizer(script, base, tmp_path):
     other = make_model(tmp_path / "other", "qwen3")
-    (other / "tokenizer.json").write_text(json.dumps(config))
-    done = run_train(other, tmp_path / "run", check=False)
-    assert done.returncode == 1 and "give --chats or --text" in done.stderr
+    text = (other / "tokenizer.json").read_text()
+    (other / "tokenizer.json").write_text(text.replace("<|im_", "<|turn_"))
+    failure, _, _ = script(train_gates, *options(other, tmp_path / "run"))
+    assert "give --chats or --text" in failure
 
 
 # --- the report -----------------------------------------------------------
@@ -266,7 +276,7 @@ def test_the_generated_dialogues_need_our_tokenizer(base, tmp_path):
 def test_the_bar_is_for_terminals_only(monkeypatch):
     import io
 
-    from runs import Report
+    from report import Report
 
     monkeypatch.setenv("COLUMNS", "100")
 
