@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "server/http.h"
+#include "server/openapi.h"
 
 #define ROWS_MAX 1024
 
@@ -127,6 +128,11 @@ static void get_is_sleeping(struct exchange *ex) {
     ex->answer.status = 200;
 }
 
+static void get_openapi(struct exchange *ex) {
+    buf_add(&ex->answer.body, openapi_text, openapi_size);
+    ex->answer.status = 200;
+}
+
 /* --- conversations --- */
 
 /* A client sees and deletes those of its own key and of the salt it names (?cache_salt=). */
@@ -199,6 +205,7 @@ static const struct route routes[] = {
     {"/tokenizer_info", false, "GET", 0, get_tokenizer_info, false},
     {"/server_info", false, "GET", 0, get_server_info, false},
     {"/is_sleeping", false, "GET", 0, get_is_sleeping, false},
+    {"/openapi.json", false, "GET", 0, get_openapi, false},
     {"/health", false, "GET", 0, get_health, true},
     {"/metrics", false, "GET", 0, get_metrics, false},
     {"/version", false, "GET", 0, get_version, false},

@@ -45,7 +45,7 @@ Test(oai_messages, arguments_of_tool_calls_become_objects) {
 
 Test(oai_messages, tools_and_kwargs) {
     check_context("{" MESSAGES ",\"tools\":[{\"type\":\"function\"}],\"tool_choice\":\"none\","
-                               "\"reasoning_effort\":\"low\","
+                  "\"reasoning_effort\":\"low\","
                   "\"chat_template_kwargs\":{\"enable_thinking\":false}}",
                   "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"tools\":[{\"type\":"
                   "\"function\"}],\"enable_thinking\":false,\"add_generation_prompt\":true,"

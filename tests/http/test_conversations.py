@@ -1,0 +1,106 @@
+"""What stays between requests: listed, deleted, shared only within a key and a salt; hints are no rights."""
+import pytest
+import requests
+from conftest import MODEL, chat_body, request_bytes
+
+CHAT = "/v1/chat/completions"
+
+
+def listed(daemon, **params):
+    return daemon.get("/v1/conversations", params=params).json()["data"]
+
+
+def test_list_and_delete(start):
+    daemon = start()
+    assert daemon.get("/v1/conversations").json() == {"object": "list", "data": []}
+    daemon.chat("first " * 20, max_tokens=4)
+    daemon.chat("second " * 20, max_tokens=4)
+    daemon.wait_idle()
+    rows = listed(daemon)
+    assert len(rows) == 2 and {r["id"] for r in rows} == {r["id"] for r in daemon.kv()["conversations"]}
+    r = daemon.http.delete(f"{daemon.url}/v1/conversations/{rows[0]['id']}", timeout=60)
+    assert r.json() == {"id": rows[0]["id"], "object": "conversation.deleted", "deleted": True}
+    assert [row["id"] for row in listed(daemon)] == [rows[1]["id"]]
+    daemon.wait_idle()
+    assert daemon.kv()["pool"]["pages_retained"] == rows[1]["pages"]
+    for name in (rows[0]["id"], "0" * 16, "x", "F" * 16, "1" * 17, "a%00b"):
+        r = daemon.http.delete(f"{daemon.url}/v1/conversations/{name}", timeout=60)
+        assert r.status_code == 404 and r.json()["error"]["code"] == "conversation_not_found", name
+
+
+def test_a_deleted_conversation_is_not_continued(start):
+    daemon = start()
+    messages = chat_body("a long enough beginning " * 5)["messages"]
+    first = daemon.chat(messages=messages).json()
+    messages += [first["choices"][0]["message"], {"role": "user", "content": "and?"}]
+    daemon.wait_idle()
+    for row in listed(daemon):
+        daemon.http.delete(f"{daemon.url}/v1/conversations/{row['id']}", timeout=60)
+    assert daemon.chat(messages=messages).json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def test_salts_see_only_their_own(start):
+    daemon = start()
+    daemon.chat("of alice", max_tokens=2, cache_salt="alice")
+    daemon.wait_idle()
+    assert listed(daemon) == [] == listed(daemon, cache_salt="bob")
+    (row,) = listed(daemon, cache_salt="alice")
+    url = f"{daemon.url}/v1/conversations/{row['id']}"
+    assert requests.delete(url, timeout=60).status_code == 404
+    assert requests.delete(url, params={"cache_salt": "alice"}, timeout=60).status_code == 200
+    r = daemon.get("/v1/conversations", params={"cache_salt": "x" * 1025})
+    assert r.status_code == 400 and r.json()["error"]["param"] == "cache_salt"
+
+
+@pytest.mark.parametrize("where", ["X-Session-ID", "session_id", "prompt_cache_key", "user"])
+def test_hints_choose_among_equals_and_open_nothing(start, where):
+    """The same dialogue twice: the hint says which of the two goes on. Another salt stays closed to any hint."""
+    daemon = start()
+
+    def turn(messages, name, **fields):
+        if where == "X-Session-ID":
+            return daemon.post(CHAT, chat_body(messages=messages, **fields), headers={where: name}).json()
+        return daemon.chat(messages=messages, **{where: name}, **fields).json()
+
+    messages = chat_body("the same long beginning " * 5)["messages"]
+    a, b = turn(messages, "a", kv={"reuse": False}), turn(messages, "b", kv={"reuse": False})
+    assert a["choices"][0]["message"] == b["choices"][0]["message"]
+    messages += [a["choices"][0]["message"], {"role": "user", "content": "next"}]
+    assert turn(messages, "a", cache_salt="closed")["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert turn(messages, "c")["usage"]["prompt_tokens_details"]["cached_tokens"] > 0, "no hint is needed"
+
+
+def test_a_client_that_does_not_wait(start):
+    daemon = start()
+    daemon.chat("to be deleted", max_tokens=2)
+    daemon.wait_idle()
+    (row,) = listed(daemon)
+    sock = daemon.socket()
+    sock.sendall(request_bytes(f"/v1/conversations/{row['id']}", b"", method="DELETE"))
+    sock.close()
+    daemon.wait("the connection to close", lambda: daemon.metrics()["keepd_connections",] <= 2)
+    assert daemon.get("/health").status_code == 200
+
+
+def test_routers(shared):
+    """Tiny routes that routers and tools ask for."""
+    info = shared.get("/server_info").json()
+    assert info["served_model_name"] == MODEL
+    assert shared.get("/is_sleeping").json() == {"is_sleeping": False}
+    load = shared.get("/v1/loads", params={"include": "core"}).json()["loads"][0]
+    assert load["num_total_reqs"] == load["num_running_reqs"] + load["num_waiting_reqs"]
+    assert 0 <= load["token_usage"] <= 1 and load["max_total_num_tokens"] > 0
+    tokenizer = shared.get("/tokenizer_info").json()
+    assert tokenizer["eos_token"] and tokenizer["chat_template"]
+
+
+def test_load_header(shared):
+    """ORCA: only who asks is told, in the form asked for; streams too."""
+    for form in ("TEXT", "text", "JSON"):
+        for stream in (False, True):
+            r = shared.post(CHAT, chat_body(stream=stream), headers={"endpoint-load-metrics-format": form})
+            value = r.headers["endpoint-load-metrics"]
+            assert value.startswith(form.upper()) and "kv_cache_usage_perc" in value and "num_requests_waiting" in value
+    assert "endpoint-load-metrics" not in shared.chat().headers
+    assert "endpoint-load-metrics" not in shared.post(CHAT, chat_body(),
+                                                      headers={"endpoint-load-metrics-format": "XML"}).headers

@@ -1,0 +1,138 @@
+"""/openapi.json is exact: real answers fit it, and it promises what is true. (That it names the fields that are read
+is tests/unit/server/test_openapi.c.)"""
+import json
+
+import jsonschema
+import pytest
+import requests
+from conftest import MODEL, ROOT, chat_body, events
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+DOCUMENT = json.loads((ROOT / "server" / "openapi.json").read_text())
+SCHEMAS = DOCUMENT["components"]["schemas"]
+GOOD = {CHAT: chat_body(max_tokens=3), TEXT: {"model": MODEL, "prompt": "abc", "max_tokens": 3},
+        "/tokenize": {"prompt": "abc"}, "/detokenize": {"tokens": [65]},
+        "/apply-template": {"messages": [{"role": "user", "content": "hi"}]}}
+
+
+def check(name, value):
+    schema = {"$ref": f"#/components/schemas/{name}", "components": DOCUMENT["components"]}
+    jsonschema.Draft202012Validator(schema).validate(value)
+
+
+def request_schema(path):
+    reference = DOCUMENT["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    return reference.rsplit("/", 1)[1]
+
+
+def answer_schema(path, method):
+    content = DOCUMENT["paths"][path][method]["responses"]["200"]["content"]
+    return content.get("application/json", {}).get("schema", {}).get("$ref", "").rsplit("/", 1)[-1]
+
+
+def test_document(shared):
+    assert shared.get("/openapi.json").json() == DOCUMENT
+    for schema in SCHEMAS.values():
+        jsonschema.Draft202012Validator.check_schema({**schema, "components": DOCUMENT["components"]})
+
+
+def test_every_get_answers_as_described(shared):
+    shared.chat("leave something behind", max_tokens=2)
+    for path, methods in DOCUMENT["paths"].items():
+        if "get" not in methods:
+            continue
+        r = shared.get(path.replace("{id}", MODEL))
+        assert r.status_code == 200, path
+        if name := answer_schema(path, "get"):
+            check(name, r.json())
+
+
+@pytest.mark.parametrize("path", GOOD)
+def test_every_post_answers_as_described(shared, path):
+    check(request_schema(path), GOOD[path])
+    r = shared.post(path, GOOD[path])
+    assert r.status_code == 200, r.text
+    check(answer_schema(path, "post"), r.json())
+
+
+def test_full_answers_fit(shared):
+    wide = dict(n=2, logprobs=True, top_logprobs=2, prompt_logprobs=2, stop=["x"], stop_token_ids=[1],
+                kv={"report": "positions"})
+    check("ChatRequest", chat_body(**wide))
+    check("ChatCompletion", shared.chat(**wide).json())
+    text = {**GOOD[TEXT], "prompt": ["a", "bc"], "echo": True, "logprobs": 2, "prompt_logprobs": 0, "best_of": 1}
+    check("CompletionRequest", text)
+    check("Completion", shared.post(TEXT, text).json())
+    check("Tokens", shared.post("/tokenize", {"prompt": "a", "return_token_strs": True}).json())
+
+
+@pytest.mark.parametrize("path,name,options", [
+    (CHAT, "ChatChunk", {"include_usage": True}), (TEXT, "CompletionChunk", {"include_usage": True}),
+    (CHAT, "ChatChunk", {"include_usage": True, "continuous_usage_stats": True}), (TEXT, "CompletionChunk", None)])
+def test_chunks_fit(shared, path, name, options):
+    body = {**GOOD[path], "stream": True, "stream_options": options, "logprobs": 1 if path == TEXT else True, "n": 2}
+    for event in events(requests.post(shared.url + path, json=body, stream=True, timeout=60))[:-1]:
+        check(name, json.loads(event))
+
+
+def test_errors_fit(shared):
+    for r in (shared.chat(temperature=3), shared.get("/nothing"), shared.get(CHAT), shared.chat(model="x"),
+              shared.http.post(shared.url + CHAT, data="{", headers={"Content-Type": "application/json"}, timeout=60)):
+        assert r.status_code >= 400
+        check("Error", r.json())
+
+
+@pytest.mark.parametrize("path", GOOD)
+def test_null_is_absent(shared, path):
+    """Every field that may be left out may be null."""
+    schema = SCHEMAS[request_schema(path)]
+    needed = {"prompt"} if path in (TEXT, "/tokenize") else set(schema["required"])
+    body = {**dict.fromkeys(schema["properties"]), **{k: GOOD[path][k] for k in needed}}
+    if path in (CHAT, TEXT):
+        body["max_tokens"] = 2
+        body["kv"] = dict.fromkeys(SCHEMAS["Kv"]["properties"])
+    r = shared.post(path, body)
+    assert r.status_code == 200, r.text
+    strict = {k: v for k, v in body.items() if v is not None}
+    assert set(r.json()) == set(shared.post(path, strict).json())
+
+
+def test_other_methods_are_refused(shared):
+    for path, methods in DOCUMENT["paths"].items():
+        for method in {"get", "post", "put", "delete", "patch"} - set(methods):
+            r = shared.http.request(method, shared.url + path.replace("{id}", MODEL), json={}, timeout=60)
+            if r.status_code == 200:
+                continue  # another entry of the same path
+            assert r.status_code == 405, (method, path)
+            allowed = {m.strip().lower() for m in r.headers["allow"].split(",")} - {"head", "options"}
+            assert allowed == set(methods), path
+
+
+def test_every_key_but_health(start):
+    daemon = start("--api-key", "secret")
+    for path, methods in DOCUMENT["paths"].items():
+        for method, operation in methods.items():
+            r = requests.request(method, daemon.url + path.replace("{id}", MODEL), json={}, timeout=60)
+            assert (r.status_code == 401) == ("security" not in operation), (method, path)
+
+
+@pytest.mark.slow
+def test_schemathesis(start):
+    """Bodies made from the description: no crash, no answer that is not described."""
+    schemathesis = pytest.importorskip("schemathesis")
+    from hypothesis import HealthCheck, Phase, given, settings
+    from schemathesis.specs.openapi.checks import positive_data_acceptance
+    daemon = start()
+    # what fits the description may still contradict itself: min_tokens above max_tokens, a stream with prompt_logprobs
+    tried = 0
+    for result in schemathesis.openapi.from_url(f"{daemon.url}/openapi.json").get_all_operations():
+        @settings(max_examples=100, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
+                  suppress_health_check=list(HealthCheck))
+        @given(case=result.ok().as_strategy())
+        def run(case):
+            nonlocal tried
+            tried += 1
+            case.call_and_validate(timeout=60, excluded_checks=[positive_data_acceptance])
+        run()
+    assert tried > 500
+    daemon.wait_idle()

@@ -1,0 +1,86 @@
+"""What a model thinks between its tags comes apart from what it answers. (The fake turns the bytes 1 and 2 of its
+answer into the tags.)"""
+import json
+
+import pytest
+import requests
+from conftest import chat_body, events
+
+CHAT = "/v1/chat/completions"
+THINK, END = "\x01", "\x02"
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["the model opens the tag", "the template opens it"])
+def thinker(request):
+    from conftest import FAKE, Daemon
+    if not FAKE:
+        pytest.skip("needs the fake engine's tags")
+    daemon = Daemon(env={"KEEPD_FAKE_THINK": str(request.param)})
+    daemon.opened = request.param == 2
+    yield daemon
+    assert daemon.stop() == 0
+
+
+def said(daemon, text):
+    """What makes the fake think `text`: the template may have opened the tag."""
+    return text if daemon.opened else THINK + text
+
+
+def streamed(daemon, body):
+    r = requests.post(daemon.url + CHAT, json={**body, "stream": True}, stream=True, timeout=60)
+    reasoning = content = ""
+    scores = 0
+    for e in events(r)[:-1]:
+        for c in json.loads(e)["choices"]:
+            assert c["delta"].get("reasoning_content") == c["delta"].get("reasoning")
+            assert not (content and "reasoning" in c["delta"]), "first it thinks, then it answers"
+            reasoning += c["delta"].get("reasoning_content", "")
+            content += c["delta"].get("content", "")
+            scores += len(c["logprobs"]["content"]) if c["logprobs"] else 0
+    return reasoning, content, scores
+
+
+CASES = [("\nhm, \u00e9\n" + END + "\n\nyes", "hm, \u00e9\n", "yes"), (END + "at once", None, "at once"),
+         ("cut of", "cut of", None), ("a <think> b" + END + "c </think> d", "a <think> b", "c </think> d"),
+         ("one" + END + "two" + END + "three", "one", "two</think>three")]
+
+
+@pytest.mark.parametrize("text,reasoning,content", CASES, ids=range(len(CASES)))
+def test_split(thinker, text, reasoning, content):
+    body = chat_body(said(thinker, text), max_tokens=64, logprobs=True)
+    answer = thinker.post(CHAT, body).json()
+    message = answer["choices"][0]["message"]
+    assert (message.get("reasoning_content"), message["content"]) == (reasoning, content)
+    assert message.get("reasoning") == reasoning
+    details = answer["usage"]["completion_tokens_details"]
+    thought = text.split(END)[0]
+    ended = 0 if END in text else 1  # the fake's end token is generated while it thinks
+    assert details["reasoning_tokens"] == len(thought.encode()) + ended
+    assert streamed(thinker, body) == (reasoning or "", content or "", answer["usage"]["completion_tokens"])
+
+
+def test_one_that_does_not_think(thinker):
+    if thinker.opened:
+        pytest.skip("the template made it think")
+    answer = thinker.chat("plain " + THINK + " late").json()
+    assert answer["choices"][0]["message"]["content"] == "plain <think> late", "a tag inside an answer is text"
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0
+    assert "reasoning" not in answer["choices"][0]["message"]
+
+
+def test_request_turns_it_off(thinker):
+    answer = thinker.chat(said(thinker, "hm" + END + "yes"), separate_reasoning=False).json()
+    message = answer["choices"][0]["message"]
+    assert message["content"].endswith("hm</think>yes") and "reasoning" not in message
+
+
+def test_stop_strings_while_thinking(thinker):
+    answer = thinker.chat(said(thinker, "one two" + END + "three"), stop=["two"]).json()
+    message = answer["choices"][0]["message"]
+    assert (message["reasoning"], message["content"], answer["choices"][0]["stop_reason"]) == ("one ", None, "two")
+
+
+def test_tags_typed_by_a_user_are_text(shared, fake):
+    """A model without the tags splits nothing."""
+    assert shared.chat("<think>x</think>y", max_tokens=64).json()["choices"][0]["message"]["content"] == "<think>x</think>y"
+    assert shared.get("/server_info").json()["splits_reasoning"] is False

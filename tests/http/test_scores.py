@@ -1,0 +1,78 @@
+"""Log-probabilities: cut with the text, of prompts, and where tokens begin."""
+import json
+
+import pytest
+import requests
+from conftest import MODEL, chat_body, events
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+def text_body(prompt, **fields):
+    return {"model": MODEL, "prompt": prompt, "max_tokens": 16, "temperature": 0, **fields}
+
+
+@pytest.mark.parametrize("stop,text,tokens", [("lo w", "hel", 3), ("h", "", 0), ("o wor", "hell", 4),
+                                              ("never", "hello world", 12)])
+def test_scores_end_with_the_text(shared, fake, stop, text, tokens):
+    """At a stop string both are cut at the same place; what was generated is billed all the same."""
+    chat = shared.chat("hello world", stop=[stop], logprobs=True).json()
+    scores = chat["choices"][0]["logprobs"]["content"]
+    assert chat["choices"][0]["message"]["content"] == text and len(scores) == tokens
+    assert "".join(t["token"] for t in scores if not t["token"].startswith("<|")) == text
+    assert chat["usage"]["completion_tokens"] >= tokens
+    r = requests.post(shared.url + CHAT, json=chat_body("hello world", stop=[stop], logprobs=True, stream=True),
+                      stream=True, timeout=60)
+    parts = [t for e in events(r)[:-1] for c in json.loads(e)["choices"] if c["logprobs"]
+             for t in c["logprobs"]["content"]]
+    assert parts == scores
+    plain = shared.post(TEXT, text_body("hello world", stop=[stop], logprobs=0)).json()["choices"][0]
+    assert plain["text"] == text and len(plain["logprobs"]["tokens"]) == tokens
+    assert all(offset <= len(text) for offset in plain["logprobs"]["text_offset"])
+
+
+def test_offsets_count_characters(shared, fake):
+    """A token inside a character begins where the character does; text[offset:] starts with the token."""
+    prompt = "a\u00e9\U0001f600b"
+    choice = shared.post(TEXT, text_body(prompt, echo=True, logprobs=0)).json()["choices"][0]
+    assert choice["text"] == prompt * 2
+    assert choice["logprobs"]["text_offset"][:16] == [0, 1, 1, 2, 2, 2, 2, 3, 4, 5, 5, 6, 6, 6, 6, 7]
+    for token, offset in zip(choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]):
+        if not token.startswith(("bytes:", "<|")):
+            assert choice["text"][offset:].startswith(token)
+
+
+def test_prompt_logprobs(shared):
+    """vLLM's field: per token a map of ids, the prompt's own among them, with rank and text."""
+    ids = shared.post("/tokenize", {"prompt": "some words"}).json()["tokens"]
+    r = shared.post(TEXT, text_body(ids, prompt_logprobs=3, max_tokens=2)).json()
+    scores = r["choices"][0]["prompt_logprobs"]
+    assert len(scores) == len(ids) and scores[0] is None and r["choices"][0]["logprobs"] is None
+    echo = shared.post(TEXT, text_body(ids, echo=True, logprobs=3, max_tokens=0)).json()["choices"][0]["logprobs"]
+    for i, entry in enumerate(scores[1:], 1):
+        own = entry[str(ids[i])]
+        assert own["logprob"] == echo["token_logprobs"][i] and own["rank"] >= 1
+        assert isinstance(own["decoded_token"], str) and 3 <= len(entry) <= 4
+        ranks = sorted(e["rank"] for e in entry.values())
+        assert ranks[:3] == [1, 2, 3]
+        best = min(entry.values(), key=lambda e: e["rank"])
+        assert best["logprob"] == max(e["logprob"] for e in entry.values())
+    chat = shared.chat(prompt_logprobs=0, logprobs=True, top_logprobs=2, max_tokens=2).json()
+    assert len(chat["prompt_logprobs"]) == chat["usage"]["prompt_tokens"]
+    assert all(len(e) == 1 for e in chat["prompt_logprobs"][1:])
+    assert all(len(t["top_logprobs"]) == 2 for t in chat["choices"][0]["logprobs"]["content"])
+    assert chat["usage"]["prompt_tokens_details"]["cached_tokens"] == 0, "scoring never continues a conversation"
+    assert "prompt_logprobs" not in shared.chat(max_tokens=1).json()
+
+
+def test_prompt_logprobs_without_an_answer(shared):
+    r = shared.post(TEXT, text_body("abc", prompt_logprobs=1, max_tokens=0)).json()
+    assert r["usage"]["completion_tokens"] == 0 and r["choices"][0]["text"] == ""
+    assert len(r["choices"][0]["prompt_logprobs"]) == r["usage"]["prompt_tokens"]
+
+
+def test_fewer_alternatives_than_the_prompt_has(shared):
+    """One number of alternatives is computed, each side shows what was asked."""
+    r = shared.post(TEXT, text_body("abc", prompt_logprobs=5, logprobs=1, max_tokens=2)).json()["choices"][0]
+    assert all(len(top) <= 2 for top in r["logprobs"]["top_logprobs"])
+    assert all(len(e) >= 5 for e in r["prompt_logprobs"][1:])
