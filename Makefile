@@ -4,11 +4,13 @@
 #   make serve ARGS="--port 9000"   options for the daemon (build/keepd --help)
 #   make serve MODEL=/path/to/dir   another model
 .DEFAULT_GOAL := help
-.PHONY: help serve build test check lint format fuzz bench quality clean
+.PHONY: help serve build install test check lint format fuzz bench quality clean
 
 MODEL ?= models/keepd-nano
 ARGS ?=
 FUZZ_SECONDS ?= 30
+PREFIX ?= /usr/local
+DESTDIR ?=
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -21,6 +23,12 @@ serve: ## install what is missing, build, start the daemon with the bundled mode
 build: ## release binary: build/keepd
 	@tools/build release keepd
 	@ln -sf release/server/keepd build/keepd
+
+install: ## as root: daemon, manual page, systemd units, bundled model under PREFIX (/usr/local), DESTDIR in front
+	@$(MAKE) --no-print-directory build
+	@cmake -B build/release -DCMAKE_INSTALL_PREFIX=$(PREFIX) >/dev/null
+	@cmake --build build/release --target keepd keepd_man -- --quiet
+	@DESTDIR=$(DESTDIR) cmake --install build/release
 
 test: ## install what is missing, build with and without sanitizers, run the tests (minutes)
 	@tools/install-deps test

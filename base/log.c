@@ -23,9 +23,14 @@ static const struct {
 };
 
 static atomic_int max_level = LOG_LEVEL_INFO;
+static atomic_int line_format = LOG_FORMAT_PLAIN;
 
 void log_set_level(enum log_level level) {
     atomic_store_explicit(&max_level, (int)level, memory_order_relaxed);
+}
+
+void log_set_format(enum log_format format) {
+    atomic_store_explicit(&line_format, (int)format, memory_order_relaxed);
 }
 
 /* systemd sets JOURNAL_STREAM=device:inode; it also reaches children whose stderr was redirected,
@@ -38,35 +43,137 @@ static bool stderr_is_journal(void) {
            fstat(STDERR_FILENO, &st) == 0 && st.st_dev == device && st.st_ino == inode;
 }
 
-static size_t line_prefix(char *line, size_t size, enum log_level level) {
-    if (stderr_is_journal()) return (size_t)snprintf(line, size, "<%d>", levels[level].syslog);
+/* --- one line --- */
+
+struct line {
+    char text[LINE_BYTES];
+    size_t size;
+    bool json, cut;
+};
+
+#define LINE_ROOM (LINE_BYTES - 8) /* for the end of an object and the newline */
+
+static void put(struct line *line, char c) {
+    if (line->size < LINE_ROOM)
+        line->text[line->size++] = c;
+    else
+        line->cut = true;
+}
+
+static void put_plain(struct line *line, const char *text) {
+    for (; *text; text++) put(line, *text);
+}
+
+/* A client's bytes: control characters never reach a terminal. JSON must stay JSON whatever they
+ * are: quotes and backslashes are escaped, and bytes that might not be UTF-8 replaced. */
+static void put_text(struct line *line, const char *text) {
+    for (; *text; text++) {
+        unsigned char c = (unsigned char)*text;
+        bool escaped = line->json && (c == '"' || c == '\\');
+        if (escaped && line->size + 2 > LINE_ROOM) line->cut = true;
+        if (line->cut) return;
+        if (escaped) put(line, '\\');
+        put(line, c < 0x20 || c == 0x7f || (line->json && c > 0x7f) ? '?' : *text);
+    }
+}
+
+static void put_name(struct line *line, const char *name) {
+    put_plain(line, line->json ? ",\"" : " ");
+    put_plain(line, name);
+    put_plain(line, line->json ? "\":" : "=");
+}
+
+static void put_field(struct line *line, const struct log_field *field) {
+    char number[32];
+    if (field->text && !*field->text) return;
+    put_name(line, field->name);
+    if (field->text) {
+        if (line->json) put(line, '"');
+        put_text(line, field->text);
+        if (line->json) put(line, '"');
+    } else {
+        snprintf(number, sizeof number, "%lld", field->number);
+        put_plain(line, number);
+    }
+}
+
+static void put_stamp(struct line *line) {
     struct timespec now;
     struct tm utc;
-    char stamp[32];
+    char stamp[32], ms[32];
     clock_gettime(CLOCK_REALTIME, &now);
     gmtime_r(&now.tv_sec, &utc);
     strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%S", &utc);
-    return (size_t)snprintf(line, size, "%s.%03ldZ %-5s ", stamp, now.tv_nsec / 1000000,
-                            levels[level].name);
+    snprintf(ms, sizeof ms, ".%03ldZ", now.tv_nsec / 1000000);
+    put_plain(line, stamp);
+    put_plain(line, ms);
+}
+
+static void begin_line(struct line *line, enum log_level level) {
+    char level_text[16];
+    line->size = 0;
+    line->cut = false;
+    line->json = atomic_load_explicit(&line_format, memory_order_relaxed) == LOG_FORMAT_JSON;
+    if (stderr_is_journal()) {
+        snprintf(level_text, sizeof level_text, "<%d>", levels[level].syslog);
+        put_plain(line, level_text);
+    }
+    if (line->json) {
+        put_plain(line, "{\"time\":\"");
+        put_stamp(line);
+        put_plain(line, "\",\"level\":\"");
+        put_plain(line, levels[level].name);
+        put_plain(line, "\",\"text\":\"");
+    } else if (!line->size) {
+        put_stamp(line);
+        snprintf(level_text, sizeof level_text, " %-5s ", levels[level].name);
+        put_plain(line, level_text);
+    }
+}
+
+/* A line that was cut says so; as JSON it stays an object when only its text was too long. */
+static void end_line(struct line *line, bool in_string) {
+    char *at = line->text + line->size;
+    if (line->cut) at = stpcpy(at, "...");
+    if (line->json && in_string) *at++ = '"';
+    if (line->json) *at++ = '}';
+    *at++ = '\n';
+    /* A log that cannot be written is nowhere to be reported. */
+    ssize_t ignored = write(STDERR_FILENO, line->text, (size_t)(at - line->text));
+    (void)ignored;
+}
+
+static bool is_wanted(enum log_level level) {
+    return (int)level <= atomic_load_explicit(&max_level, memory_order_relaxed);
 }
 
 void log_write(enum log_level level, const char *format, ...) {
-    if ((int)level > atomic_load_explicit(&max_level, memory_order_relaxed)) return;
-    char line[LINE_BYTES];
-    size_t start = line_prefix(line, sizeof line, level);
-    size_t room = sizeof line - start - 1; /* the last byte is the newline's */
+    char text[LINE_BYTES];
+    struct line line;
     va_list args;
+    if (!is_wanted(level)) return;
     va_start(args, format);
-    int wanted = vsnprintf(line + start, room, format, args);
+    vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    size_t size = start + strlen(line + start);
-    bool cut = wanted >= 0 && (size_t)wanted >= room;
-    for (size_t i = start; i < size; i++) {
-        if ((unsigned char)line[i] < 0x20 || line[i] == 0x7f) line[i] = '?';
-        if (cut && i + 3 >= size) line[i] = '.';
+    begin_line(&line, level);
+    put_text(&line, text);
+    end_line(&line, true);
+}
+
+void log_event(enum log_level level, const char *text, const struct log_field *fields,
+               size_t count) {
+    struct line line;
+    if (!is_wanted(level)) return;
+    begin_line(&line, level);
+    put_text(&line, text);
+    if (line.json) put(&line, '"');
+    /* Whole fields only: what does not fit is left out and the line stays an object. */
+    for (size_t i = 0; i < count; i++) {
+        size_t before = line.size;
+        put_field(&line, &fields[i]);
+        if (!line.cut) continue;
+        line.size = before;
+        line.cut = false;
     }
-    line[size++] = '\n';
-    /* A log that cannot be written is nowhere to be reported. */
-    ssize_t ignored = write(STDERR_FILENO, line, size);
-    (void)ignored;
+    end_line(&line, false);
 }

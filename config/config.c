@@ -116,6 +116,8 @@ const struct option config_options[] = {
      "Configuration file: lines of `name = value`, names as here without the dashes."},
     {"log-level", CHOICE, AT(log_level), 0, 0, "info", "error|warn|info|debug", RELOADABLE,
      "How much is logged."},
+    {"log-format", CHOICE, AT(log_format), 0, 0, "plain", "plain|json", RELOADABLE,
+     "How lines of the log look. json: one object per line."},
     {"check-config", FLAG, AT(check_config), 0, 0, NULL, NULL, COMMAND_LINE,
      "Check all that start would refuse (options, files, the model's tensors) without loading "
      "weights, print the values in force and exit."},

@@ -39,6 +39,7 @@ struct config {
     struct config_list allowed_hosts, cors_origins;
     int64_t threads;
     char *cpu_path;      /* auto, reference, portable, avx2, avx512, amx */
+    char *log_format;    /* plain, json */
     char *log_level;     /* error, warn, info, debug */
     bool random_weights; /* take only config.json from the model directory (timing) */
     bool strict_params;  /* unknown request fields are a 400 */

@@ -328,11 +328,44 @@ enum MHD_Result http_access(void *cls, struct MHD_Connection *connection, const 
     return proceed(ex, clock_ns());
 }
 
+/* 499: the client left before its answer was written. */
+static int final_status(struct exchange *ex, enum MHD_RequestTerminationCode code) {
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(ex->connection, MHD_CONNECTION_INFO_HTTP_STATUS);
+    if (code != MHD_REQUEST_TERMINATED_COMPLETED_OK || !info) return 499;
+    return (int)info->http_status;
+}
+
+/* One line per request: work at info, questions (health, metrics) at debug. */
+static void log_request(struct exchange *ex, enum MHD_RequestTerminationCode code) {
+    int64_t prompt = 0, answer = 0;
+    for (int i = 0; i < ex->jobs_submitted; i++) {
+        const struct engine_job *job = &ex->jobs[i];
+        prompt += job->request.prompt_count;
+        for (int k = 0; k < job->choice_count; k++)
+            answer +=
+                (int64_t)atomic_load_explicit(&job->choice[k].token_count, memory_order_relaxed);
+    }
+    const struct log_field fields[] = {
+        {"request_id", ex->request_id, 0},
+        {"id", ex->id, 0},
+        {"path", ex->path, 0},
+        {"status", NULL, final_status(ex, code)},
+        {"ms", NULL, (clock_ns() - ex->received_ns) / 1000000},
+        {"prompt_tokens", NULL, prompt},
+        {"completion_tokens", NULL, answer},
+    };
+    bool work = ex->route && !ex->route->get;
+    log_event(work ? LOG_LEVEL_INFO : LOG_LEVEL_DEBUG, "request", fields,
+              sizeof fields / sizeof *fields);
+}
+
 void http_completed(void *cls, struct MHD_Connection *connection, void **con_cls,
                     enum MHD_RequestTerminationCode code) {
     struct exchange *ex = *con_cls;
-    (void)cls, (void)connection, (void)code;
+    (void)cls, (void)connection;
     if (!ex) return;
+    log_request(ex, code);
     *con_cls = NULL;
     sock_cork(ex->conn->fd, false);
     conn_set_state(ex->conn, CONN_IDLE);

@@ -156,6 +156,11 @@ static enum log_level log_level_of(const char *name) {
     return LOG_LEVEL_INFO;
 }
 
+static void set_log(const struct config *config) {
+    log_set_level(log_level_of(config->log_level));
+    log_set_format(strcmp(config->log_format, "json") == 0 ? LOG_FORMAT_JSON : LOG_FORMAT_PLAIN);
+}
+
 /* --- SIGHUP --- */
 
 struct reload {
@@ -192,7 +197,7 @@ static void on_reload(void *arg) {
     log_set_level(LOG_LEVEL_INFO); /* whoever asked is answered, however quiet the log is */
     log_info("reload: the configuration is read again");
     config_reload(reload->config, &fresh, log_change, NULL);
-    log_set_level(log_level_of(reload->config->log_level));
+    set_log(reload->config);
     config_close(&fresh);
 }
 
@@ -241,12 +246,13 @@ static void print_example(const char *url, bool chat, bool needs_key) {
            chat ? "chat/completions" : "completions",
            needs_key ? "-H \"Authorization: Bearer $KEEPD_API_KEY\" " : "");
     if (chat)
-        printf("  \"messages\": [\n"
-               "    {\"role\": \"user\", \"content\": \"My sister Nora lives in Lisbon. The code of "
-               "the garage is 4815.\"},\n"
-               "    {\"role\": \"assistant\", \"content\": \"Noted.\"},\n"
-               "    {\"role\": \"user\", \"content\": \"What is the code of the garage?\"}\n"
-               "  ]}'\n");
+        printf(
+            "  \"messages\": [\n"
+            "    {\"role\": \"user\", \"content\": \"My sister Nora lives in Lisbon. The code of "
+            "the garage is 4815.\"},\n"
+            "    {\"role\": \"assistant\", \"content\": \"Noted.\"},\n"
+            "    {\"role\": \"user\", \"content\": \"What is the code of the garage?\"}\n"
+            "  ]}'\n");
     else
         printf("  \"prompt\": \"My sister Nora lives in\", \"max_tokens\": 32}'\n");
 }
@@ -346,7 +352,7 @@ int main(int argc, char **argv) {
     } else if (config.version) {
         printf("keepd %s\n", KEEPD_VERSION);
     } else {
-        log_set_level(log_level_of(config.log_level));
+        set_log(&config);
         status = run(&config, argc, argv);
     }
     config_close(&config);

@@ -76,10 +76,17 @@ static void count_times(struct stats *stats, const struct engine_job *job, int64
                  seconds(job->first_token_ns, job->finished_ns) / (tokens - 1));
 }
 
+static uint32_t answer_tokens(const struct engine_job *job) {
+    uint32_t tokens = 0;
+    for (int i = 0; i < job->choice_count; i++)
+        tokens += (uint32_t)atomic_load_explicit(&job->choice[i].token_count, memory_order_acquire);
+    return tokens;
+}
+
 void stats_finished(struct stats *stats, const struct engine_job *job, int64_t received_ns) {
     const struct engine_choice *choice = &job->choice[0];
     int finish = atomic_load_explicit(&choice->finish, memory_order_acquire);
-    uint32_t tokens = (uint32_t)atomic_load_explicit(&choice->token_count, memory_order_acquire);
+    uint32_t tokens = answer_tokens(job);
     if (finish < 0 || finish > ENGINE_FINISH_ERROR) finish = ENGINE_FINISH_ERROR;
     stats->finished[finish]++;
     count_times(stats, job, received_ns, tokens);
@@ -87,7 +94,7 @@ void stats_finished(struct stats *stats, const struct engine_job *job, int64_t r
     hist_add(&stats->generation_tokens, tokens);
     hist_add(&stats->max_tokens, job->request.max_tokens);
     hist_add(&stats->computed_tokens, job->request.prompt_count - job->cached_tokens);
-    hist_add(&stats->params_n, 1);
+    hist_add(&stats->params_n, job->choice_count);
     if (stats->last_finish_ns)
         stats->finish_interval +=
             (seconds(stats->last_finish_ns, job->finished_ns) - stats->finish_interval) / 8;
@@ -220,6 +227,22 @@ static void write_tokens(struct writer *w, const struct engine_snapshot *s) {
     write_hist(w, "vllm:iteration_tokens_total", "Tokens per engine step.", &s->iteration_tokens);
 }
 
+/* What readers of vLLM's metrics look for and this server does not have. */
+static void write_absent(struct writer *w) {
+    static const char *const names[] = {
+        "vllm:external_prefix_cache_queries_total",
+        "vllm:external_prefix_cache_hits_total",
+        "vllm:mm_cache_queries_total",
+        "vllm:mm_cache_hits_total",
+        "vllm:corrupted_requests_total",
+    };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        write_single(w, names[i], "counter", "Always 0: not a part of this server.", 0);
+    write_head(w, "vllm:lora_requests_info", "gauge", "No adapters are served.");
+    write_sample(w, "vllm:lora_requests_info",
+                 "max_lora=\"0\",waiting_lora_adapters=\"\",running_lora_adapters=\"\"", 0);
+}
+
 static const char *const reject_names[STATS_REJECTS] = {
     [STATS_REJECT_FULL] = "queue_full",   [STATS_REJECT_TOKENS] = "queue_tokens",
     [STATS_REJECT_DRAINING] = "draining", [STATS_REJECT_MEMORY] = "memory",
@@ -241,6 +264,7 @@ static void write_finished(struct writer *w, const struct stats *stats,
                      (double)stats->finished[reasons[i].finish]);
     write_single(w, "vllm:num_preemptions_total", "counter", "Always 0: reservations are exact.",
                  (double)s->preemptions);
+    write_absent(w);
     write_head(w, "keepd_requests_rejected_total", "counter", "Requests refused before any work.");
     for (int i = 0; i < STATS_REJECTS; i++) {
         char label[48];
@@ -304,13 +328,33 @@ static void write_keepd(struct writer *w, const struct engine_snapshot *s) {
         {"keepd_conversation_misses_total", "counter", "Requests that started from nothing.",
          (double)s->conversation_misses},
         {"keepd_steps_total", "counter", "Engine steps.", (double)s->steps},
+        {"keepd_conversations_on_disk", "gauge", "Conversations in the state directory.",
+         s->conversations_on_disk},
+        {"keepd_state_bytes", "gauge", "Size of the state directory.", (double)s->state_bytes},
+        {"keepd_state_written_total", "counter", "Conversations written to disk.",
+         (double)s->state_written},
+        {"keepd_state_restored_total", "counter", "Conversations read back from disk.",
+         (double)s->state_restored},
+        {"keepd_state_refused_total", "counter", "State files that were damaged or forged.",
+         (double)s->state_refused},
+        {"keepd_state_failed_total", "counter", "Conversations that could not be written.",
+         (double)s->state_failed},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         write_single(w, rows[i].name, rows[i].type, rows[i].help, rows[i].value);
+    write_head(w, "keepd_conversation_lost_total", "counter",
+               "Requests that could have continued a conversation and did not, by reason.");
+    for (int i = 0; i < ENGINE_MISS_COUNT; i++) {
+        char label[64];
+        snprintf(label, sizeof label, "reason=\"%s\"", engine_miss_name((enum engine_miss)i));
+        write_sample(w, "keepd_conversation_lost_total", label, (double)s->conversation_lost[i]);
+    }
     write_hist(w, "keepd_eviction_seconds", "Time per eviction.", &s->eviction_seconds);
 }
 
 static void write_process(struct writer *w, const struct stats_input *input) {
+    write_single(w, "keepd_queue_tokens", "gauge", "Prompt tokens of waiting requests, reserved.",
+                 (double)input->queue_tokens);
     write_single(w, "keepd_connections", "gauge", "Open client connections.", input->connections);
     write_single(w, "keepd_connections_accepted_total", "counter", "Client connections accepted.",
                  (double)input->connections_total);

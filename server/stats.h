@@ -43,6 +43,7 @@ struct stats_input {
     const char *model_name;
     const struct engine_info *info;
     const struct engine_snapshot *snapshot;
+    int64_t queue_tokens;
     int connections;
     uint64_t connections_total;
     int64_t start_seconds;  /* unix */

@@ -87,3 +87,38 @@ Test(check, success_goes_on) {
     CHECK(++evaluated == 1);
     cr_assert_eq(evaluated, 1);
 }
+
+Test(log, json_lines) {
+    char text[5000];
+    int fd = capture();
+    const struct log_field fields[] = {
+        {"path", "/v1/\"x\\", 0}, {"empty", "", 0}, {"status", NULL, 200}};
+    unsetenv("JOURNAL_STREAM");
+    log_set_format(LOG_FORMAT_JSON);
+    log_warn("said \"%s\"", "hi\n");
+    log_event(LOG_LEVEL_INFO, "request", fields, 3);
+    log_event(LOG_LEVEL_DEBUG, "not shown", fields, 3);
+    log_set_format(LOG_FORMAT_PLAIN);
+    log_event(LOG_LEVEL_INFO, "request", fields, 3);
+    caught(fd, text, sizeof text);
+    cr_assert_not_null(strstr(text, "Z\",\"level\":\"warn\",\"text\":\"said \\\"hi?\\\"\"}\n"));
+    cr_assert_not_null(
+        strstr(text, "\"text\":\"request\",\"path\":\"/v1/\\\"x\\\\\",\"status\":200}\n"));
+    cr_assert_not_null(strstr(text, " info  request path=/v1/\"x\\ status=200\n"));
+    cr_assert_null(strstr(text, "not shown"));
+}
+
+Test(log, a_field_that_does_not_fit_is_left_out) {
+    char text[9000], huge[4000];
+    int fd = capture();
+    memset(huge, 'x', sizeof huge - 1);
+    huge[sizeof huge - 1] = '\0';
+    const struct log_field fields[] = {{"a", huge, 0}, {"b", NULL, 7}};
+    log_set_format(LOG_FORMAT_JSON);
+    log_event(LOG_LEVEL_INFO, "t", fields, 2);
+    log_info("%s", huge);
+    log_set_format(LOG_FORMAT_PLAIN);
+    caught(fd, text, sizeof text);
+    cr_assert_not_null(strstr(text, "\"text\":\"t\",\"b\":7}\n"));
+    cr_assert_not_null(strstr(text, "xxx...\"}\n"));
+}

@@ -1,0 +1,34 @@
+# What `make install` puts where. Paths in the units follow the prefix; settings in /etc are left
+# alone when they are there.
+include(GNUInstallDirs)
+
+set(man_page ${CMAKE_BINARY_DIR}/keepd.1)
+add_custom_command(OUTPUT ${man_page} COMMAND keepd --man > ${man_page} DEPENDS keepd VERBATIM)
+add_custom_target(keepd_man DEPENDS ${man_page})
+
+set(model_dir ${CMAKE_INSTALL_FULL_DATADIR}/keepd/models/keepd-nano)
+foreach(unit keepd.service keepd@.service keepd.conf)
+  file(READ ${CMAKE_SOURCE_DIR}/deploy/${unit} text)
+  string(REPLACE "/usr/bin/keepd" "${CMAKE_INSTALL_FULL_BINDIR}/keepd" text "${text}")
+  string(REPLACE "# model = /var/lib/keepd/model" "model = ${model_dir}" text "${text}")
+  file(WRITE ${CMAKE_BINARY_DIR}/deploy/${unit} "${text}")
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/deploy/${unit})
+endforeach()
+
+install(TARGETS keepd RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(FILES ${man_page} DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+install(FILES ${CMAKE_BINARY_DIR}/deploy/keepd.service ${CMAKE_BINARY_DIR}/deploy/keepd@.service
+  ${CMAKE_SOURCE_DIR}/deploy/keepd.socket DESTINATION lib/systemd/system)
+install(FILES ${CMAKE_SOURCE_DIR}/deploy/keepd.sysusers DESTINATION lib/sysusers.d RENAME keepd.conf)
+install(FILES ${CMAKE_SOURCE_DIR}/deploy/keepd.tmpfiles DESTINATION lib/tmpfiles.d RENAME keepd.conf)
+install(FILES ${CMAKE_SOURCE_DIR}/deploy/keepd.conf ${CMAKE_SOURCE_DIR}/deploy/grafana.json
+  ${CMAKE_SOURCE_DIR}/LICENSE ${CMAKE_SOURCE_DIR}/docs/OPERATIONS.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/models/keepd-nano DESTINATION ${CMAKE_INSTALL_DATADIR}/keepd/models)
+install(CODE "
+  set(settings \$ENV{DESTDIR}/etc/keepd/keepd.conf)
+  if(EXISTS \${settings})
+    message(STATUS \"Kept: \${settings}\")
+  else()
+    file(INSTALL ${CMAKE_BINARY_DIR}/deploy/keepd.conf DESTINATION /etc/keepd # DESTDIR is put in front
+         PERMISSIONS OWNER_READ OWNER_WRITE GROUP_READ)
+  endif()")

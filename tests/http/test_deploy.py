@@ -1,0 +1,76 @@
+"""What deploy/ promises: units that systemd accepts and that sandbox, settings that are accepted, a dashboard that asks
+for metrics the daemon has."""
+import re
+import shutil
+import subprocess
+
+import pytest
+from conftest import BINARY, ROOT
+
+DEPLOY = ROOT / "deploy"
+EXPOSURE_MAX = 3.5
+
+
+@pytest.fixture
+def units(tmp_path):
+    """The units beside each other, with a daemon that exists."""
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("skip: systemd-analyze is not installed")
+    for name in ("keepd.service", "keepd@.service", "keepd.socket"):
+        text = (DEPLOY / name).read_text()
+        assert name.endswith("socket") or "ExecStart=/usr/bin/keepd " in text
+        (tmp_path / name.replace("@.", "@one.")).write_text(text.replace("/usr/bin/keepd", str(BINARY)))
+    return tmp_path
+
+
+@pytest.mark.parametrize("names", [["keepd.service", "keepd.socket"], ["keepd@one.service"]])
+def test_units_are_accepted(units, names):
+    r = subprocess.run(["systemd-analyze", "verify", "--man=no", *(str(units / n) for n in names)], capture_output=True,
+                       text=True, timeout=60)
+    assert r.returncode == 0 and str(units) not in r.stderr, r.stderr
+
+
+@pytest.mark.parametrize("name", ["keepd.service", "keepd@one.service"])
+def test_exposure(units, name):
+    r = subprocess.run(["systemd-analyze", "security", "--offline=true", "--no-pager", str(units / name)],
+                       capture_output=True, text=True, timeout=60)
+    level = float(re.search(r"Overall exposure level for \S+: ([\d.]+)", r.stdout).group(1))
+    assert level <= EXPOSURE_MAX, r.stdout
+
+
+def test_template_differs_by_its_names_only():
+    single, template = ((DEPLOY / n).read_text().splitlines() for n in ("keepd.service", "keepd@.service"))
+    differ = {a.split("=")[0] for a, b in zip(single[3:], template[3:]) if a != b and not a.startswith("#")}
+    assert differ == {"Description", "ExecStart", "StateDirectory", "RuntimeDirectory", "WorkingDirectory"}
+
+
+def test_dashboard_asks_for_metrics_that_exist(shared):
+    text = (DEPLOY / "grafana.json").read_text()
+    asked = set(re.findall(r"\b(?:vllm:|keepd_|process_)[a-z_0-9]+", text))
+    shared.chat(max_tokens=2)
+    have = set(re.findall(r"^((?:vllm:|keepd_|process_)[a-z_0-9]+)\{", shared.get("/metrics").text, re.M))
+    assert len(asked) >= 20 and not asked - have, asked - have
+
+
+def functions():
+    """Names of tests: Python functions, Criterion's, fuzzers."""
+    tests = ROOT / "tests"
+    names = {n for f in tests.rglob("*.py") for n in re.findall(r"^def (test_\w+)", f.read_text(), re.M)}
+    names |= {n for f in tests.rglob("*.c") for n in re.findall(r"^Test\(\w+, (\w+)", f.read_text(), re.M)}
+    return names | {f.name for f in tests.rglob("test_*.*")} | {f.stem for f in tests.rglob("fuzz_*.c")}
+
+
+@pytest.mark.parametrize("page, least", [("SECURITY.md", 30), ("docs/OPERATIONS.md", 12)])
+def test_pages_name_tests_that_exist(page, least):
+    text = (ROOT / page).read_text()
+    named = {n for ref in re.findall(r"`((?:test|fuzz)_[\w.:]+)`", text) for n in ref.split("::")}
+    named |= {n.strip("`") for names in re.findall(r"`test_\w+\.c` \(([^)]*)\)", text) for n in names.split(", ")}
+    assert len(named) >= least and not named - functions(), named - functions()
+
+
+def test_pages_name_options_that_exist():
+    options = set(re.findall(r"^  (--[a-z-]+) ", subprocess.run([BINARY, "--help"], capture_output=True, text=True).stdout,
+                             re.M))
+    text = (ROOT / "docs" / "OPERATIONS.md").read_text() + (ROOT / "SECURITY.md").read_text()
+    others = {"--enable", "--now", "--create", "--unix-socket"}
+    assert not set(re.findall(r"`(--[a-z-]+)", text)) - options - others
