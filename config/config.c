@@ -178,9 +178,10 @@ static size_t edit_distance(const char *a, size_t a_size, const char *b) {
     return row[b_size];
 }
 
+/* The option that was probably meant: at most one edit in three letters away. NULL = none. */
 static const char *nearest_name(const char *name, size_t size) {
     const char *nearest = NULL;
-    size_t least = SIZE_MAX;
+    size_t least = size / 3 + 1;
     for (size_t i = 0; i < OPTION_COUNT; i++) {
         if (!config_options[i].name) continue;
         size_t distance = edit_distance(name, size, config_options[i].name);
@@ -196,9 +197,9 @@ static int unknown_option(struct loader *load, const char *name, size_t size, co
     int shown = size < 64 ? (int)size : 64;
     char field[65];
     snprintf(field, sizeof field, "%.*s", shown, name);
-    return fault_set(load->fault, ERR_INVALID, field,
-                     "%s: unknown option '%s'; the nearest known one is '%s'", where, field,
-                     nearest_name(name, (size_t)shown));
+    const char *nearest = nearest_name(name, (size_t)shown);
+    return fault_set(load->fault, ERR_INVALID, field, "%s: unknown option '%s'%s%s%s", where, field,
+                     nearest ? "; did you mean '" : "", nearest ? nearest : "", nearest ? "'?" : "");
 }
 
 /* --- values --- */

@@ -181,15 +181,23 @@ static int check_cap(const struct kv_params *kv, const struct sched_kv *rules,
     return 0;
 }
 
+static int unknown_policy(const char *name, struct fault *fault) {
+    char known[256] = "";
+    for (int i = 0; policy_at(i) != NULL; i++) {
+        size_t used = strlen(known);
+        snprintf(known + used, sizeof known - used, "%s%s", i > 0 ? ", " : "", policy_at(i)->name);
+    }
+    return fault_set(fault, ERR_INVALID, "kv.policy", "unknown policy '%.40s'; there are %s", name,
+                     known);
+}
+
 int sched_resolve_kv(const struct engine_kv *wanted, const struct sched_kv *rules,
                      struct kv_params *out, struct fault *fault) {
     const struct kv_params *defaults = &rules->defaults;
     *out = *defaults;
     if (wanted->policy != NULL) {
         const struct policy *policy = policy_find(wanted->policy);
-        if (policy == NULL)
-            return fault_set(fault, ERR_INVALID, "kv.policy", "unknown policy '%.40s'",
-                             wanted->policy);
+        if (policy == NULL) return unknown_policy(wanted->policy, fault);
         /* another method: its own rule */
         if (policy != defaults->policy) kv_params_set_policy(out, policy);
     }

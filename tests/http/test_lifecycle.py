@@ -32,6 +32,17 @@ def test_ready_line_and_example(start):
     assert '"object":"chat.completion"' in r.stdout, r
 
 
+def test_example_of_a_model_without_a_template(start, fake):
+    """What is printed works: such a model completes text."""
+    daemon = start(env={"KEEPD_FAKE_NO_TEMPLATE": "1"})
+    example = ""
+    while not example.endswith("}'\n"):
+        example += daemon.process.stdout.readline()
+    command = example[example.index("curl "):]
+    r = subprocess.run(["sh", "-c", command.replace("curl", "curl -s", 1)], capture_output=True, text=True, timeout=60)
+    assert '"object":"text_completion"' in r.stdout, r
+
+
 def test_progress_is_shown(start):
     daemon = start()
     daemon.wait("the progress", lambda: any("100%" in line for line in daemon.errors))

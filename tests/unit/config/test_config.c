@@ -133,7 +133,7 @@ Test(config, flags_over_environment_over_file) {
 }
 
 Test(config, unknown_names_get_the_nearest) {
-    refuse("--kv-bugdet 3", "", "kv-bugdet", "nearest known one is 'kv-budget'");
+    refuse("--kv-bugdet 3", "", "kv-bugdet", "did you mean 'kv-budget'?");
     refuse("--max-model-length=3", "", "max-model-length", "'max-model-len'");
     refuse("--ports", "", "ports", "'port'");
     refuse("--", "", "", "unknown option");
@@ -142,6 +142,14 @@ Test(config, unknown_names_get_the_nearest) {
     memset(args + 2, 'x', 400);
     struct run run;
     cr_assert_eq(load(&run, args, ""), ERR_INVALID);
+}
+
+Test(config, a_name_far_from_all_gets_no_hint) {
+    struct run run;
+    cr_assert_eq(load(&run, "--model m --nonsense 3", ""), ERR_INVALID);
+    cr_assert(strstr(run.fault.text, "unknown option 'nonsense'"));
+    cr_assert_not(strstr(run.fault.text, "did you mean"), "%s", run.fault.text);
+    config_close(&run.config);
 }
 
 Test(config, wrong_values_say_what_was_expected) {

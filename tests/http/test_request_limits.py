@@ -1,0 +1,93 @@
+"""Every limit of server/limits.h: at the limit the request is served, one above it is refused by name. (Bodies,
+headers, connections and the queue: test_limits.py.)"""
+import json
+import re
+
+import pytest
+from conftest import MODEL, ROOT, chat_body
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+USER = {"role": "user", "content": "hi"}
+TOOL = {"type": "function", "function": {"name": "f"}}
+LIMITS = {k: float(v) if "." in v else int(v) for k, v in re.findall(
+    r"^#define OAI_(\w+)\s+([0-9.]+)", (ROOT / "server" / "limits.h").read_text(), re.M)}
+
+
+def chat(**fields):
+    return CHAT, chat_body(**{"max_tokens": 2, "kv": {"retain": False}, **fields})
+
+
+def text(**fields):
+    return TEXT, {"model": MODEL, "prompt": "abc", "max_tokens": 2, "kv": {"retain": False}, **fields}
+
+
+# name of the limit -> (the field that is named, a request of size n)
+CASES = {
+    "MESSAGES_MAX": ("messages", lambda n: ("/tokenize", {"messages": [USER] * n})),
+    "TOOLS_MAX": ("tools", lambda n: ("/tokenize", {"messages": [USER], "tools": [TOOL] * n})),
+    "PROMPTS_MAX": ("prompt", lambda n: text(prompt=["a"] * n)),
+    "N_MAX": ("n", lambda n: chat(n=n, max_tokens=1)),
+    "CHOICES_MAX": ("n", lambda n: text(prompt=["a", "b"], n=(n + 1) // 2, max_tokens=1)),
+    "STOPS_MAX": ("stop", lambda n: chat(stop=["x"] * n)),
+    "STOP_BYTES": ("stop", lambda n: chat(stop="x" * n)),
+    "STOP_IDS_MAX": ("stop_token_ids", lambda n: chat(stop_token_ids=[1] * n)),
+    "BIAS_MAX": ("logit_bias", None),  # ids must be in the vocabulary: below
+    "LOGPROBS_MAX": ("top_logprobs", lambda n: chat(logprobs=True, top_logprobs=n)),
+    "KEY_BYTES": ("cache_salt", lambda n: chat(cache_salt="x" * n)),
+    "REPETITION_MAX": ("repetition_penalty", lambda n: chat(repetition_penalty=n)),
+    "JSON_DEPTH": (None, lambda n: chat(user=None, metadata=json.loads("[" * (n - 1) + "]" * (n - 1)))),
+}
+ELSEWHERE = {"NAMES_MAX", "COMPLETION_TOKENS"}  # an option, a default
+ALSO = [("KEY_BYTES", "prompt_cache_key", lambda n: chat(prompt_cache_key="x" * n)),
+        ("KEY_BYTES", "session_id", lambda n: chat(session_id="x" * n)),
+        ("LOGPROBS_MAX", "logprobs", lambda n: text(logprobs=n)),
+        ("LOGPROBS_MAX", "prompt_logprobs", lambda n: chat(prompt_logprobs=n)),
+        ("N_MAX", "n", lambda n: text(n=n, max_tokens=1))]
+
+
+def test_every_limit_is_here():
+    assert set(LIMITS) == set(CASES) | ELSEWHERE
+
+
+@pytest.fixture(scope="module")
+def roomy():
+    """Queue and batch are no obstacle."""
+    from conftest import Daemon
+    daemon = Daemon("--max-queue", "512", "--max-num-seqs", "256", "--kv-pool-bytes", "1G")
+    yield daemon
+    assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize("limit,field,make", [(k, f, m) for k, (f, m) in CASES.items() if m] + ALSO)
+def test_at_the_limit_and_above(roomy, limit, field, make):
+    n = LIMITS[limit]
+    path, body = make(n)
+    r = roomy.post(path, body)
+    assert r.status_code == 200, r.text
+    path, body = make(n + 1)
+    r = roomy.post(path, body)
+    assert r.status_code == 400 and r.json()["error"]["param"] == field, r.text
+    roomy.wait_idle()
+
+
+def test_prompts_times_choices(roomy):
+    most = LIMITS["CHOICES_MAX"]
+    prompts = ["a"] * LIMITS["PROMPTS_MAX"]
+    n = most // len(prompts)
+    r = roomy.post(*text(prompt=prompts, n=n, max_tokens=1))
+    assert r.status_code == 200 and len(r.json()["choices"]) == most
+    r = roomy.post(*text(prompt=prompts, n=n + 1))
+    assert r.status_code == 400 and r.json()["error"]["param"] == "n" and str(most) in r.json()["error"]["message"]
+
+
+def test_biases(shared):
+    """As many entries as there may be need as many token ids."""
+    most = LIMITS["BIAS_MAX"]
+    r = shared.chat(logit_bias={str(i): 1 for i in range(most + 1)})
+    assert r.status_code == 400 and r.json()["error"]["param"] == "logit_bias"
+    r = shared.chat(logit_bias={str(i): 1 for i in range(most)})
+    assert r.status_code == 200 or r.json()["error"]["param"].startswith("logit_bias."), "a smaller vocabulary"
+
+
+def test_user_is_of_any_length(shared):
+    assert shared.chat(user="x" * 100000, max_tokens=1).status_code == 200
