@@ -429,7 +429,10 @@ static __global__ void __launch_bounds__(shape<D>::PREFILL_WARPS * 32, 1)
     if (a.window)
         begin = pages_before(a.pages, table, length, s.pos + place.first / a.group - a.window + 1) /
                 CHUNK_KEYS * CHUNK_KEYS;
-    int page = begin / S::P, page_end = pages_for(a.pages, end);
+    /* Whole tiles of keys, as far as the stream goes: what is masked is multiplied by zero. */
+    int tiles_end = (end + TILE_KEYS - 1) / TILE_KEYS * TILE_KEYS;
+    int page = begin / S::P;
+    int page_end = pages_for(a.pages, tiles_end < length ? tiles_end : length);
     int stages = (end - begin + KEYS - 1) / KEYS;
     for (int i = 0; threadIdx.x == 0 && i < S::PREFILL_STAGES && i < stages; i++)
         fetch<S::PREFILL_PAGES>(a.pages, table, page + i * S::PREFILL_PAGES, page_end,

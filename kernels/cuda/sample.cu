@@ -302,7 +302,8 @@ static __device__ int choose(const struct view &v, const struct sample_row &r, i
 
 static __device__ int pick_token(const struct view &v, const struct sample_row &r,
                                  struct sample_shared *s) {
-    int top = place_token(best_place(v, s));
+    struct view unscaled = {v.logit, v.vocab, 1};
+    int top = place_token(best_place(unscaled, s));
     if (!(r.temperature > 0)) return top;
     float top_logit = view_at(v, top);
     /* Nothing to weigh: no number at all, or a temperature so low that quotients overflow. */
