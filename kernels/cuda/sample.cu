@@ -208,6 +208,14 @@ static __device__ void count_places(const struct view &v, place_t least, int shi
     __syncthreads();
 }
 
+/* Every thread reads it before any may go on to the next cut. */
+static __device__ place_t take_cut(const struct sample_shared *s) {
+    __syncthreads();
+    place_t cut = s->cut;
+    __syncthreads();
+    return cut;
+}
+
 /* The place of the `rank`-th best token; there are that many. */
 static __device__ place_t select_rank(const struct view &v, uint32_t rank,
                                       struct sample_shared *s) {
@@ -227,8 +235,7 @@ static __device__ place_t select_rank(const struct view &v, uint32_t rank,
         }
         __syncthreads();
     }
-    __syncthreads();
-    return s->cut;
+    return take_cut(s);
 }
 
 /* The place of the last of the fewest best tokens, at or above `least`, whose mass reaches
@@ -258,8 +265,8 @@ static __device__ place_t select_mass(const struct view &v, place_t least, float
         }
         __syncthreads();
     }
-    __syncthreads();
-    return s->cut;
+    place_t cut = take_cut(s);
+    return cut > least ? cut : least; /* undecided low bits are 0 */
 }
 
 /* ---- Choice -----------------------------------------------------------------------------------
