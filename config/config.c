@@ -65,6 +65,9 @@ const struct option config_options[] = {
      "Largest request body."},
     {"strict-params", FLAG, AT(strict_params), 0, 0, "false", NULL, 0,
      "Refuse requests with unknown fields instead of ignoring those fields."},
+    {"reasoning-parser", CHOICE, AT(reasoning_parser), 0, 0, "auto", "auto|none", 0,
+     "auto: what a model thinks between <think> tags comes as reasoning_content. none: answers stay "
+     "whole."},
     {"request-timeout", INT, AT(request_timeout), 0, 86400, "0", "SECONDS", RELOADABLE,
      "How long a request may take from its arrival; then it ends with 408. A request may ask for "
      "less by the header X-Request-Timeout. 0: any time."},

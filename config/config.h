@@ -43,6 +43,7 @@ struct config {
     char *log_level;     /* error, warn, info, debug */
     bool random_weights; /* take only config.json from the model directory (timing) */
     bool strict_params;  /* unknown request fields are a 400 */
+    char *reasoning_parser;
     bool check_config, help, man, version;
 };
 

@@ -144,7 +144,7 @@ static struct server_options server_options(const struct config *config, const c
         .max_connections_per_client = (int)config->max_connections_per_client,
         .max_queue_tokens = config->max_queue_tokens,
         .strict_params = config->strict_params,
-        .split_reasoning = true,
+        .split_reasoning = strcmp(config->reasoning_parser, "none") != 0,
         .timeouts = timeouts_of(getenv("KEEPD_TEST_TIMEOUTS")),
     };
 }

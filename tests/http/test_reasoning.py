@@ -74,6 +74,13 @@ def test_request_turns_it_off(thinker):
     assert message["content"].endswith("hm</think>yes") and "reasoning" not in message
 
 
+def test_server_turns_it_off(start, fake):
+    daemon = start("--reasoning-parser", "none", env={"KEEPD_FAKE_THINK": "1"})
+    message = daemon.chat(THINK + "hm" + END + "yes").json()["choices"][0]["message"]
+    assert message["content"] == "<think>hm</think>yes" and "reasoning" not in message
+    assert daemon.get("/server_info").json()["splits_reasoning"] is False
+
+
 def test_stop_strings_while_thinking(thinker):
     answer = thinker.chat(said(thinker, "one two" + END + "three"), stop=["two"]).json()
     message = answer["choices"][0]["message"]
