@@ -167,9 +167,9 @@ def test_the_engine_computes_the_same(tmp_path, convert, base, kind, tied):
     ids = torch.randint(0, 256, (30,), generator=torch.Generator().manual_seed(2))
     driver = Path(os.environ["KEEPD_GOLDEN_LOGITS"])
     done = subprocess.run([driver, "--model", base, "--gates", tmp_path / "gates.safetensors", "--tokens",
-                           ",".join(map(str, ids.tolist())), "--policy", "full"], capture_output=True, text=True)
+                           ",".join(map(str, ids.tolist())), "--policy", "global", "--budget", "64"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = torch.tensor(json.loads(done.stdout)["log_beta"]).view(L, H, len(ids))
+    found = torch.tensor(json.loads(done.stdout)["final"]["log_beta"]).view(L, H, len(ids))
     inputs = {}
     gated = GatedModel(base)
     for i, layer in enumerate(gated.model.model.layers):
