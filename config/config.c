@@ -109,6 +109,16 @@ const struct option config_options[] = {
      "are answered with 503. 0: any number."},
     {"max-conversations", INT, AT(max_conversations), 0, 1048576, "256", "N", 0,
      "Conversations retained between turns."},
+    {"max-choices", INT, AT(max_choices), 0, 128, "0", "N", 0,
+     "Choices (n) of one request. 0: as many as may run at once, at most 128."},
+    {"state-dir", TEXT, AT(state_dir), 1, 0, NULL, "DIR", 0,
+     "Directory where conversations with a budget outlive the process, for this daemon or another "
+     "with the same model and gates. It holds a secret key; keep it to yourself (mode 0700)."},
+    {"state-bytes", BYTES, AT(state_bytes), 0, INT64_MAX, "16G", "BYTES", 0,
+     "Largest size of all files in state-dir together; the one used longest ago goes first."},
+    {"state-idle", INT, AT(state_idle), 0, 86400, "10", "SECONDS", 0,
+     "A conversation is written to state-dir when nobody used it for so long; also at the end, and "
+     "when its memory is needed."},
     {"threads", INT, AT(threads), 0, 1024, "0", "N", 0,
      "Compute threads. 0: one per core."},
     {"cpu-path", CHOICE, AT(cpu_path), 0, 0, "auto", "auto|reference|portable|avx2|avx512|amx", 0,

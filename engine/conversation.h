@@ -23,6 +23,14 @@
 #include "engine/engine.h"
 #include "paging/policy.h"
 
+/* Where its copy on disk is. */
+enum conversation_saved {
+    CONVERSATION_UNSAVED,
+    CONVERSATION_WRITING, /* copied out: its pages may go */
+    CONVERSATION_SAVED,
+    CONVERSATION_NOT_SAVABLE /* it was tried */
+};
+
 struct conversation {
     uint64_t id; /* random; 0 = free entry */
     uint8_t space[16];
@@ -39,7 +47,9 @@ struct conversation {
     uint64_t use;    /* order of last use; the smallest goes first */
     uint64_t origin; /* id of the conversation its turn went on from; 0 = none */
     int32_t turns;   /* kept turns that went on from this one */
-    uint64_t change; /* table->changes when something here changed last */
+    enum conversation_saved saved;
+    uint64_t replaces; /* the superseded one whose file goes when this one is on disk; 0 = none */
+    uint64_t change;   /* table->changes when something here changed last */
 };
 
 /* What could be continued once: so that a miss can tell "forgotten" from "never seen". */

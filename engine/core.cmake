@@ -1,6 +1,12 @@
-# What decides and holds a request: conversations, sequences, the scheduler; and the engine itself.
-add_library(engine_sched STATIC conversation.c seq.c sched.c sched_keep.c)
-target_link_libraries(engine_sched PUBLIC keepd_flags paging base)
+# State files and what ties them to a model.
+add_library(engine_digest STATIC sha256.c identity.c)
+target_link_libraries(engine_digest PUBLIC keepd_flags base PRIVATE PkgConfig::NETTLE)
+add_library(engine_state STATIC conversation.c state.c store.c)
+target_link_libraries(engine_state PUBLIC keepd_flags engine_digest paging base)
+
+# What decides and holds a request: sequences, the scheduler; and the engine itself.
+add_library(engine_sched STATIC seq.c sched.c sched_keep.c sched_save.c)
+target_link_libraries(engine_sched PUBLIC keepd_flags engine_state paging base)
 
 if(TARGET engine_tok AND TARGET engine_chat AND TARGET engine_model AND TARGET kernels_cpu)
   add_library(engine_core STATIC engine.c text.c)

@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/ring.h"
+#include "engine/identity.h"
 #include "engine/model.h"
 #include "engine/sched.h"
 #include "engine/text.h"
@@ -28,12 +29,14 @@ struct engine {
     struct text text;
     struct kern *kern;
     struct model *model;
+    struct store *store; /* NULL without a state directory */
     struct sched sched;  /* the engine thread's, after engine_start */
     struct ring submits; /* loop -> engine */
     struct ring deletes; /* loop -> engine */
     atomic_int places;   /* taken in the bounded queue */
     atomic_int pending;  /* submitted jobs that have not finished: what drain waits for */
     atomic_bool draining, stopping;
+    atomic_bool unsaved; /* something is not on disk yet that could be */
     bool started;
     pthread_t thread;
     /* Only for sleeping while idle and for the published copies below. */
@@ -42,6 +45,8 @@ struct engine {
     struct engine_snapshot snapshot;
     struct engine_sequence_row *sequence_rows;
     int sequence_count;
+    bool drain_seen; /* by the engine thread: it has begun to write everything */
+    bool store_done; /* since the engine thread looked last */
     struct conversation_copy *conversation_copies; /* as they lie in the table; id 0 = none */
     uint64_t conversation_changes;                 /* of the table, when it was copied */
 };
@@ -159,6 +164,43 @@ static int64_t choose_pages(const struct engine *e, const struct reserve_shape *
     return wanted < most ? wanted : most;
 }
 
+/* The store wakes whoever waits for it. */
+static void on_store_done(void *arg) {
+    struct engine *e = arg;
+    pthread_mutex_lock(&e->lock);
+    e->store_done = true;
+    pthread_cond_signal(&e->work);
+    pthread_mutex_unlock(&e->lock);
+}
+
+static int open_store(struct engine *e, struct sched_options *so, enum kern_dtype dtype,
+                      struct fault *fault) {
+    const struct model_config *config = model_config(e->model);
+    const struct engine_options *o = &e->options;
+    struct store_options store = {.dir = o->state_dir,
+                                  .bytes = o->state_bytes,
+                                  .identity = {.dtype = (int32_t)dtype,
+                                               .layers = config->layers,
+                                               .heads_kv = config->heads_kv,
+                                               .head_dim = config->head_dim},
+                                  .done = on_store_done,
+                                  .arg = e};
+    if (o->state_dir == NULL || o->state_dir[0] == '\0' || o->check_only) return 0;
+    struct state_identity *identity = &store.identity;
+    int code = identity_model(o->model_dir, o->random_weights, identity->weights, fault);
+    if (code == 0) code = identity_gates(o->model_dir, o->gates, identity->gates, fault);
+    if (code == 0) code = store_open(&store, &e->store, fault);
+    if (code != 0) return code;
+    store_space_key(e->store, e->space_key);
+    so->store = e->store;
+    so->save_idle_ns = (int64_t)o->state_idle_seconds * 1000000000;
+    struct store_stats stats;
+    store_stats(e->store, &stats);
+    log_info("state directory: %d conversations of this model, %lld bytes in all", stats.files,
+             (long long)stats.bytes);
+    return 0;
+}
+
 static int open_cache(struct engine *e, struct sched_options *so, struct fault *fault) {
     const struct model_config *config = model_config(e->model);
     struct kern_cache_info info;
@@ -186,7 +228,9 @@ static int open_cache(struct engine *e, struct sched_options *so, struct fault *
                                        .slots = so->sequences_max + so->conversations_max,
                                        .max_positions = e->info.max_model_len};
     snprintf(e->info.kv_dtype, sizeof e->info.kv_dtype, "%s", dtype == KERN_F32 ? "f32" : "bf16");
-    return e->options.check_only ? 0 : e->kern->ops->cache_open(e->kern, &cache, fault);
+    if (e->options.check_only) return 0;
+    code = e->kern->ops->cache_open(e->kern, &cache, fault);
+    return code == 0 ? open_store(e, so, dtype, fault) : code;
 }
 
 static int thread_count(int wanted) {
@@ -297,7 +341,11 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
     e->options = *options;
     e->model_dir = mem_must_strdup(options->model_dir);
     pthread_mutex_init(&e->lock, NULL);
-    pthread_cond_init(&e->work, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&e->work, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     ring_open(&e->submits, (size_t)options->max_queue);
     ring_open(&e->deletes, ENGINE_DELETES_MAX);
     CHECK(getrandom(e->space_key, sizeof e->space_key, 0) == (ssize_t)sizeof e->space_key);
@@ -389,6 +437,8 @@ static void publish(struct engine *e) {
     e->kern->ops->cache_stats(e->kern, &stats);
     int64_t streams = (int64_t)e->info.layers * e->info.heads_kv, held = 0, now = clock_ns();
     for (int i = 0; i < s->running; i++) held += s->sequences[s->order[i]].due.held;
+    bool may_save = e->store != NULL && !e->snapshot.stopped; /* looked at only for drain's sake */
+    atomic_store(&e->unsaved, may_save && (!atomic_load(&e->draining) || sched_unsaved(s)));
     pthread_mutex_lock(&e->lock);
     copy_sequences(e);
     copy_conversations(e);
@@ -417,6 +467,8 @@ static void publish(struct engine *e) {
     };
     memcpy(e->snapshot.conversation_lost, s->counters.conversation_lost,
            sizeof e->snapshot.conversation_lost);
+    e->snapshot.state_restored = s->counters.state_restored;
+    e->snapshot.state_failed = s->counters.state_failed;
     pthread_mutex_unlock(&e->lock);
 }
 
@@ -440,14 +492,32 @@ static void take_deletes(struct engine *e) {
     e->options.wake(e->options.arg);
 }
 
-/* Sleeps until there is work or the end; the snapshot then shows that work waits. */
+/* Sleeps, the lock held, until somebody signals or the time has come. */
+static void sleep_until(struct engine *e, int64_t ns) {
+    struct timespec at = {ns / 1000000000, ns % 1000000000};
+    if (ns == INT64_MAX)
+        pthread_cond_wait(&e->work, &e->lock);
+    else
+        (void)pthread_cond_timedwait(&e->work, &e->lock, &at);
+}
+
+/* Sleeps until there is work or the end, or a conversation has been idle for so long that it is to
+ * be written; the snapshot then shows that work waits. While jobs wait for the store alone, only
+ * new work, cancelling and the store end it; cancelling does not signal, so that is looked for. */
 static void wait_for_work(struct engine *e) {
+    int64_t next = sched_next_save_ns(&e->sched);
+    bool idle = sched_idle(&e->sched);
+    if (atomic_load(&e->draining) && next != INT64_MAX) return; /* nothing is too young then */
+    if (!idle) next = clock_ns() + 50000000;
     pthread_mutex_lock(&e->lock);
     while (!atomic_load(&e->stopping)) {
         take_submits(e); /* under the lock: a submit after this look finds us waiting and signals */
-        if (!sched_idle(&e->sched) || !ring_empty(&e->deletes)) break;
-        pthread_cond_wait(&e->work, &e->lock);
+        if (sched_idle(&e->sched) != idle || !ring_empty(&e->deletes) || e->store_done) break;
+        if (clock_ns() >= next || (atomic_load(&e->draining) && !e->drain_seen)) break;
+        sleep_until(e, next);
     }
+    e->drain_seen = atomic_load(&e->draining);
+    e->store_done = false;
     pthread_mutex_unlock(&e->lock);
 }
 
@@ -465,8 +535,10 @@ static void *engine_main(void *arg) {
     while (!atomic_load(&e->stopping)) {
         take_submits(e);
         take_deletes(e);
+        if (!failed) sched_save(&e->sched, clock_ns(), atomic_load(&e->draining));
         if (sched_idle(&e->sched)) {
-            wait_for_work(e);
+            publish(e);
+            if (!sched_exporting(&e->sched)) wait_for_work(e);
             publish(e);
             continue;
         }
@@ -481,6 +553,7 @@ static void *engine_main(void *arg) {
         /* After the snapshot: who has an answer sees its pages back. */
         sched_publish_finished(&e->sched);
         e->options.wake(e->options.arg);
+        if (sched_stalled(&e->sched) && !sched_exporting(&e->sched)) wait_for_work(e);
     }
     take_deletes(e);
     pthread_mutex_lock(&e->lock);
@@ -499,10 +572,14 @@ int engine_start(struct engine *e) {
 
 void engine_drain(struct engine *e) {
     atomic_store(&e->draining, true);
+    pthread_mutex_lock(&e->lock);
+    pthread_cond_signal(&e->work);
+    pthread_mutex_unlock(&e->lock);
 }
 
 bool engine_idle(struct engine *e) {
-    return atomic_load(&e->pending) == 0;
+    if (atomic_load(&e->pending) > 0) return false;
+    return !e->started || !atomic_load(&e->draining) || !atomic_load(&e->unsaved);
 }
 
 void engine_close(struct engine *e) {
@@ -517,6 +594,7 @@ void engine_close(struct engine *e) {
         take_submits(e);
         sched_close(&e->sched);
     }
+    store_close(e->store);
     model_close(e->model);
     if (e->kern != NULL) e->kern->ops->close(e->kern);
     text_close(&e->text);
@@ -654,9 +732,16 @@ bool engine_token_is_special(const struct engine *e, int32_t id) {
 /* ---- Observation ----------------------------------------------------------------------------- */
 
 void engine_snapshot(struct engine *e, struct engine_snapshot *out) {
+    struct store_stats stats = {0};
     pthread_mutex_lock(&e->lock);
     *out = e->snapshot;
     pthread_mutex_unlock(&e->lock);
+    if (e->store != NULL) store_stats(e->store, &stats);
+    out->conversations_on_disk = stats.files;
+    out->state_bytes = stats.bytes;
+    out->state_written = stats.written;
+    out->state_refused = stats.refused;
+    out->state_failed += stats.failed;
 }
 
 int engine_sequences(struct engine *e, struct engine_sequence_row *rows, int max) {
@@ -667,16 +752,54 @@ int engine_sequences(struct engine *e, struct engine_sequence_row *rows, int max
     return count;
 }
 
-int engine_conversations(struct engine *e, struct engine_conversation_row *rows, int max) {
+/* Those in memory; the lock is held. */
+static int list_memory(struct engine *e, struct engine_conversation_row *rows, int max) {
     int count = 0;
     int64_t now = clock_ns();
-    pthread_mutex_lock(&e->lock);
     for (int i = 0; i < e->options.max_conversations && count < max; i++) {
         const struct conversation_copy *copy = &e->conversation_copies[i];
         if (copy->row.id == 0) continue;
         rows[count] = copy->row;
         rows[count++].idle_ns = now - copy->last_used_ns;
     }
-    pthread_mutex_unlock(&e->lock);
     return count;
+}
+
+static struct engine_conversation_row *row_with(struct engine_conversation_row *rows, int count,
+                                                uint64_t id) {
+    for (int i = 0; i < count; i++)
+        if (rows[i].id == id) return &rows[i];
+    return NULL;
+}
+
+/* Adds what is on disk: the size of the file, or a row of its own. */
+static int list_disk(struct engine *e, struct engine_conversation_row *rows, int count, int max) {
+    struct store_row *files = mem_try_alloc((size_t)max, sizeof *files);
+    int file_count = files != NULL ? store_list(e->store, files, max) : 0, in_memory = count;
+    int64_t now = clock_unix_seconds();
+    for (int i = 0; i < file_count; i++) {
+        struct engine_conversation_row *row = row_with(rows, in_memory, files[i].id);
+        if (row == NULL && count == max) continue;
+        if (row == NULL) {
+            row = &rows[count++];
+            *row = (struct engine_conversation_row){.id = files[i].id,
+                                                    .hint = files[i].hint,
+                                                    .tokens = files[i].tokens,
+                                                    .budget = budget_of(&files[i].kv),
+                                                    .idle_ns =
+                                                        (now - files[i].used_unix) * 1000000000};
+            memcpy(row->space, files[i].space, sizeof row->space);
+            stpncpy(row->policy, files[i].kv.policy->name, sizeof row->policy - 1);
+        }
+        row->disk_bytes = files[i].bytes;
+    }
+    mem_free(files);
+    return count;
+}
+
+int engine_conversations(struct engine *e, struct engine_conversation_row *rows, int max) {
+    pthread_mutex_lock(&e->lock);
+    int count = list_memory(e, rows, max);
+    pthread_mutex_unlock(&e->lock);
+    return e->store != NULL && max > 0 ? list_disk(e, rows, count, max) : count;
 }

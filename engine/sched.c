@@ -131,6 +131,7 @@ void sched_close(struct sched *sched) {
     for (int i = 0; i < sched->conversations.capacity; i++)
         if (sched->conversations.rows[i].id != 0)
             sched_release_slot(sched, sched->conversations.rows[i].slot);
+    sched_save_close(sched);
     conversation_table_close(&sched->conversations);
     mem_free(sched->sequences);
     mem_free(sched->order);
@@ -147,6 +148,10 @@ void sched_close(struct sched *sched) {
 
 bool sched_idle(const struct sched *sched) {
     return sched->running == 0 && sched->waiting == 0;
+}
+
+bool sched_stalled(const struct sched *sched) {
+    return sched->running == 0 && sched->waiting > 0 && sched->head_waits;
 }
 
 void sched_submit(struct sched *sched, struct engine_job *job) {
@@ -348,7 +353,7 @@ static enum admission admit(struct sched *sched, struct engine_job *job) {
     if (sched->running + choices > options->sequences_max) return WAIT;
     if (sched_resolve_kv(&job->request.kv, &options->kv, &entry.kv, &job->fault) != 0)
         return REFUSED;
-    sched_find(sched, &entry);
+    if (!sched_find(sched, &entry)) return WAIT;
     plan_pages(sched, &entry);
     if (entry.pages > options->pages_total / choices)
         return refuse(job, ERR_LIMIT, "the request can never fit the cache's pool");

@@ -33,6 +33,7 @@
 #include "engine/conversation.h"
 #include "engine/engine.h"
 #include "engine/seq.h"
+#include "engine/store.h"
 #include "kernels/kern.h"
 
 /* Runs one step of the model and leaves logits [want_count, vocab]; see model_step. The
@@ -56,6 +57,8 @@ struct sched_options {
     struct reserve_shape shape;
     int vocab;
     int64_t pages_total, page_bytes;
+    struct store *store;  /* conversations go there and come back; NULL = nowhere */
+    int64_t save_idle_ns; /* they are written when nobody used them for so long */
     int sequences_max, conversations_max, rows_max, logits_max;
 };
 
@@ -63,7 +66,16 @@ struct sched_counters {
     uint64_t steps, prompt_tokens, cached_tokens, generation_tokens;
     uint64_t evictions, preemptions, conversation_hits, conversation_misses;
     uint64_t conversation_lost[ENGINE_MISS_COUNT];
+    uint64_t state_restored, state_failed; /* failed before the store had them */
     struct hist eviction_seconds, iteration_tokens;
+};
+
+/* A conversation on its way out. */
+struct sched_export {
+    char *data; /* the file, sized as a whole; NULL = none */
+    size_t size, at;
+    int block; /* the next one */
+    struct state_head head;
 };
 
 struct sched {
@@ -77,7 +89,10 @@ struct sched {
     int64_t pages_reserved;                          /* by running sequences */
     struct engine_job *waiting_first, *waiting_last; /* linked by job->next */
     int waiting;
-    bool head_waits; /* the first waiting job was tried, and nobody has left since */
+    bool head_waits;      /* the first waiting job was tried, and nothing has changed since */
+    bool waits_for_store; /* what it waits for is on disk */
+    struct sched_export export;
+    int64_t looked_ns;                                 /* for conversations to write */
     struct engine_choice *ended_first, *ended_last;    /* ended, not yet published */
     struct engine_job *finished_first, *finished_last; /* all choices ended, not yet published */
     struct sched_counters counters;
@@ -111,13 +126,23 @@ int sched_check(const struct sched_options *options, const struct engine_request
  * backend reported ERR_DEVICE: running jobs have failed, and later steps would fail too. */
 bool sched_step(struct sched *sched, bool *device_failed);
 bool sched_idle(const struct sched *sched);
+/* Nothing runs, and what waits is waiting for the store. */
+bool sched_stalled(const struct sched *sched);
 
 /* Stores `finish` in choices that ended and `finished` in jobs that did, in their order: hands the
  * jobs back. The caller first publishes what it wants seen. */
 void sched_publish_finished(struct sched *sched);
 
-/* Forgets a conversation and the superseded one it came from. ERR_NOTFOUND. Between steps. */
+/* Forgets a conversation and the superseded one it came from, also on disk. ERR_NOTFOUND. Between
+ * steps. */
 int sched_delete(struct sched *sched, uint64_t id);
+
+/* Writing conversations goes on a little, before every step and while there is nothing else to do;
+ * `all`: also those that were used just now. Without a store these do nothing. */
+void sched_save(struct sched *sched, int64_t now_ns, bool all);
+bool sched_exporting(const struct sched *sched);       /* there is more to do right now */
+bool sched_unsaved(const struct sched *sched);         /* not everything is on disk yet */
+int64_t sched_next_save_ns(const struct sched *sched); /* when there will be; INT64_MAX: never */
 
 /* Resolves a request's kv object: absent members take the defaults, another policy brings its own
  * protections. ERR_INVALID or ERR_LIMIT name the kv field. Pure. */

@@ -12,6 +12,7 @@ struct sched_entry {
     struct conversation *row; /* to go on from; NULL = from nothing */
     int32_t common;           /* tokens of it that stay */
     enum engine_miss miss;    /* why there is no row */
+    bool damaged;             /* one was on disk and cannot be used */
     int64_t pages;            /* reserved for each choice */
 };
 
@@ -28,12 +29,13 @@ void sched_release_slot(struct sched *sched, int32_t slot);
 
 /* ---- sched_keep.c ---------------------------------------------------------------------------- */
 
-/* Looks for the conversation that the job's prompt extends: fills row, common and miss. */
-void sched_find(struct sched *sched, struct sched_entry *entry);
+/* Looks for the conversation that the job's prompt extends, in memory and on disk: fills row,
+ * common and miss. False: it is being read, or needs room that somebody must leave first. */
+bool sched_find(struct sched *sched, struct sched_entry *entry);
 
-/* Makes `pages` fit beside what runs, or returns false: only somebody who leaves can help. Forgets
- * conversations, those that go first first, and the entry's own row last: then the row's pages
- * become part of the reservation and *used_up is set. */
+/* Makes `pages` fit beside what runs, or returns false: somebody must leave, or a conversation be
+ * written, first. Forgets conversations, those that go first first, and the entry's own row last:
+ * then the row's pages become part of the reservation and *used_up is set. */
 bool sched_make_room(struct sched *sched, int64_t pages, const struct conversation *row,
                      bool *used_up);
 
@@ -42,7 +44,22 @@ bool sched_make_room(struct sched *sched, int64_t pages, const struct conversati
 int sched_go_on(struct sched *sched, struct sequence *seq, const struct sched_entry *entry,
                 bool used_up);
 
+/* Makes sure that the table has room for one more. */
+void sched_make_place(struct sched *sched);
+
 /* Keeps an answered sequence's streams as a conversation: takes its slot and its tokens. */
 void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_report *report);
+
+/* ---- sched_save.c ---------------------------------------------------------------------------- */
+
+bool sched_wants_saving(const struct sched *sched, const struct conversation *row);
+/* May the row's pages go? If it is still to be written, that begins or goes on; `at_once`: and is
+ * finished, or given up. */
+bool sched_save_for_room(struct sched *sched, struct conversation *row, bool at_once);
+void sched_forget_export(struct sched *sched, const struct conversation *row); /* it goes */
+/* Brings what the query would use from disk. False: not yet. */
+bool sched_restore(struct sched *sched, struct sched_entry *entry,
+                   const struct conversation_query *query);
+void sched_save_close(struct sched *sched);
 
 #endif

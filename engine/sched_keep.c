@@ -7,6 +7,7 @@
 #include "engine/sched_int.h"
 
 static void drop(struct sched *sched, struct conversation *row, const char *why) {
+    sched_forget_export(sched, row);
     struct conversation gone = conversation_take(&sched->conversations, row);
     log_debug("conversation=%016llx gone reason=%s tokens=%d pages=%lld",
               (unsigned long long)gone.id, why, gone.token_count, (long long)gone.pages);
@@ -14,9 +15,10 @@ static void drop(struct sched *sched, struct conversation *row, const char *why)
     mem_free(gone.tokens);
 }
 
-/* For lack of room: a later request may miss it, and shall learn why. */
+/* For lack of room: unless it is on disk, a later request may miss it, and shall learn why. */
 static void forget(struct sched *sched, struct conversation *row, const char *why) {
-    conversation_note_gone(&sched->conversations, row);
+    bool kept = row->saved == CONVERSATION_SAVED || row->saved == CONVERSATION_WRITING;
+    if (!kept) conversation_note_gone(&sched->conversations, row);
     drop(sched, row, why);
 }
 
@@ -35,7 +37,7 @@ bool sched_make_room(struct sched *sched, int64_t pages, const struct conversati
     if (pages > left) return false;
     while (pages > pages_free(sched) + own) {
         struct conversation *first = conversation_first_to_go(&sched->conversations, row);
-        if (first == NULL) return false;
+        if (first == NULL || !sched_save_for_room(sched, first, false)) return false;
         forget(sched, first, "pages");
     }
     return true;
@@ -43,7 +45,7 @@ bool sched_make_room(struct sched *sched, int64_t pages, const struct conversati
 
 /* ---- Going on -------------------------------------------------------------------------------- */
 
-void sched_find(struct sched *sched, struct sched_entry *entry) {
+bool sched_find(struct sched *sched, struct sched_entry *entry) {
     const struct engine_request *request = &entry->job->request;
     struct conversation_query query = {.space = request->space,
                                        .kv = &entry->kv,
@@ -51,8 +53,9 @@ void sched_find(struct sched *sched, struct sched_entry *entry) {
                                        .prompt_count = request->prompt_count,
                                        .hint = request->hint};
     entry->wants_conversation = request->kv.reuse && !request->prompt_logprobs;
-    if (!entry->wants_conversation) return;
+    if (!entry->wants_conversation) return true;
     entry->row = conversation_find(&sched->conversations, &query, &entry->common, &entry->miss);
+    return sched_restore(sched, entry, &query);
 }
 
 /* The row's streams in a slot of the sequence's own. */
@@ -94,14 +97,17 @@ int sched_go_on(struct sched *sched, struct sequence *seq, const struct sched_en
 /* ---- Keeping --------------------------------------------------------------------------------- */
 
 /* The turn a new one came from: once it is superseded, the one before it goes, so that a dialogue
- * keeps its last state and one to retry from. */
-static void supersede(struct sched *sched, uint64_t origin) {
+ * keeps its last state and one to retry from. Returns whose file the new one will replace. */
+static uint64_t supersede(struct sched *sched, uint64_t origin) {
     struct conversation_table *table = &sched->conversations;
     struct conversation *from = conversation_by_id(table, origin);
-    if (from == NULL) return;
+    if (from == NULL) return 0;
     struct conversation *before = conversation_by_id(table, from->origin);
     if (before != NULL && conversation_superseded(before)) drop(sched, before, "superseded");
     conversation_followed(table, from);
+    if (!conversation_superseded(from)) return 0;
+    if (from->saved == CONVERSATION_UNSAVED) sched_forget_export(sched, from);
+    return from->saved == CONVERSATION_UNSAVED ? from->replaces : from->id;
 }
 
 /* The list had room for the longest answer; failing to give the rest back costs only memory. */
@@ -130,21 +136,38 @@ void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_r
     struct conversation *same = conversation_same(table, &row);
     if (same != NULL) {
         row.turns = same->turns; /* whoever went on from it goes on from this one, too */
+        row.replaces = same->saved == CONVERSATION_UNSAVED ? same->replaces : same->id;
         drop(sched, same, "repeated");
     } else {
-        supersede(sched, seq->origin);
+        row.replaces = supersede(sched, seq->origin);
     }
-    if (table->count == table->capacity)
-        forget(sched, conversation_first_to_go(table, NULL), "count");
+    sched_make_place(sched);
     conversation_add(table, &row, clock_ns());
+}
+
+void sched_make_place(struct sched *sched) {
+    struct conversation_table *table = &sched->conversations;
+    if (table->count < table->capacity) return;
+    struct conversation *first = conversation_first_to_go(table, NULL);
+    (void)sched_save_for_room(sched, first, true); /* nobody here can wait */
+    forget(sched, first, "count");
+}
+
+static int remove_from_disk(struct sched *sched, uint64_t id) {
+    struct store *store = sched->options.store;
+    return store != NULL && id != 0 ? store_remove(store, id) : ERR_NOTFOUND;
 }
 
 int sched_delete(struct sched *sched, uint64_t id) {
     struct conversation_table *table = &sched->conversations;
     struct conversation *row = conversation_by_id(table, id);
-    if (row == NULL) return ERR_NOTFOUND;
+    int code = remove_from_disk(sched, id);
+    if (row == NULL) return code;
     struct conversation *before = conversation_by_id(table, row->origin);
-    if (before != NULL && conversation_superseded(before)) drop(sched, before, "deleted");
+    if (before == NULL || conversation_superseded(before)) {
+        (void)remove_from_disk(sched, row->replaces);
+        if (before != NULL) drop(sched, before, "deleted");
+    }
     drop(sched, row, "deleted");
     sched->head_waits = false; /* there is room for somebody */
     return 0;

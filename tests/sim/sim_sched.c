@@ -1,6 +1,7 @@
 /* The scheduler under a seeded storm: many requests with their own policies and budgets, turns that
- * continue turns, scores of prompts, stop strings, clients that vanish, a pool far too small for
- * all.
+ * continue turns, several choices, retries, deleted conversations, scores of prompts, stop strings,
+ * clients that vanish, a pool far too small for all; every other seed with a state directory, and
+ * now and then a new start from it.
  *
  * After every step world_check: the cache's own check, nobody above its reservation, pages used <=
  * reserved + retained <= pool, no preemption. At the end: everything submitted has finished,
@@ -20,8 +21,10 @@
 #include "base/mem.h"
 #include "tests/sim/world.h"
 
-enum { CHAINS = 24, TURNS = 3, PROMPT_MAX = 160, ANSWER_MAX = 40 };
+enum { CHAINS = 24, TURNS = 3, PROMPT_MAX = 160, ANSWER_MAX = 40, CHOICES = 4 };
 _Static_assert(TURNS *(PROMPT_MAX + ANSWER_MAX) <= WORLD_POSITIONS, "a chain fits the positions");
+
+static long retries_compared, deleted, restarts, restored;
 
 struct random {
     uint64_t state;
@@ -50,6 +53,8 @@ struct chain {
     int prompt_count;
     int max_tokens[TURNS], extra[TURNS], edit[TURNS], cancel_after[TURNS];
     bool scored[TURNS]; /* by prompt_logprobs */
+    int choices[TURNS];
+    bool retry[TURNS], retrying; /* the same turn once more */
     float temperature;
     char stop[2];
     struct engine_stop stops[1];
@@ -58,11 +63,12 @@ struct chain {
     int32_t answers[TURNS][ANSWER_MAX];
     int answer_count[TURNS], cached[TURNS], dropped[TURNS], finish[TURNS], shown[TURNS];
     int64_t kept[TURNS];
-    double scores[TURNS]; /* sum over the prompt */
+    uint64_t others[TURNS]; /* a hash over the choices after the first */
+    double scores[TURNS];   /* sum over the prompt */
     bool done[TURNS];
 };
 
-static void plan_chain(struct chain *c, struct random *r, int index) {
+static void plan_chain(struct chain *c, struct random *r, int index, int sequences) {
     static const char *const names[] = {"full", "streaming", "trimkv", "global", "global"};
     *c = (struct chain){.seed = world_mix(r->state + (uint64_t)index)};
     c->kv = (struct engine_kv){.policy = names[below(r, 5)],
@@ -81,6 +87,9 @@ static void plan_chain(struct chain *c, struct random *r, int index) {
         c->cancel_after[t] = below(r, 6) == 0 ? below(r, 12) : -1;
         c->scored[t] = below(r, 8) == 0;
         if (c->scored[t]) c->max_tokens[t] = below(r, 3); /* none: the scores alone */
+        c->choices[t] = below(r, 3) == 0 ? 1 + below(r, CHOICES) : 1;
+        if (c->choices[t] > sequences) c->choices[t] = sequences;
+        c->retry[t] = below(r, 5) == 0;
     }
     c->stop[0] = (char)('a' + 1 + below(r, 25));
     c->stop[1] = (char)('a' + 1 + below(r, 25));
@@ -99,8 +108,8 @@ static void extend_prompt(struct chain *c) {
 }
 
 static void submit(struct world *w, struct chain *c, int index) {
-    extend_prompt(c);
-    int t = c->turn;
+    int t = c->turn - c->retrying;
+    if (!c->retrying) extend_prompt(c);
     struct engine_job *job = &c->job;
     memset(job, 0, sizeof *job);
     job->request = (struct engine_request){.prompt = c->prompt,
@@ -110,6 +119,8 @@ static void submit(struct world *w, struct chain *c, int index) {
                                            .top_p = 1,
                                            .repetition = 1,
                                            .seed = c->seed + (uint64_t)t,
+                                           .choices = c->choices[t],
+                                           .hint = (uint64_t)index,
                                            .top_logprobs = c->scored[t] ? t : -1,
                                            .prompt_logprobs = c->scored[t],
                                            .stops = c->stops,
@@ -119,6 +130,36 @@ static void submit(struct world *w, struct chain *c, int index) {
     memcpy(job->request.space, &index, sizeof index);
     CHECK(world_submit(w, job) == 0);
     c->submitted = true;
+}
+
+static uint64_t hash_choices(const struct engine_job *job) {
+    uint64_t hash = 0;
+    for (int i = 1; i < job->choice_count; i++) {
+        const struct engine_choice *choice = &job->choice[i];
+        int count = (int)atomic_load(&choice->token_count);
+        hash = world_mix(hash + (uint64_t)atomic_load(&choice->finish) * 64 + (uint64_t)count);
+        hash = world_mix(hash + (uint64_t)atomic_load(&choice->text_safe));
+        for (int k = 0; k < count; k++)
+            hash = world_mix(hash + (uint64_t)(uint32_t)choice->tokens[k].token);
+    }
+    return hash;
+}
+
+/* A retry from the state that the turn went on from gives the same answers. Other states of the
+ * chain may have been forgotten, deleted or restored meanwhile; then it starts elsewhere. */
+static void collect_retry(struct chain *c) {
+    struct engine_job *job = &c->job;
+    int t = c->turn - 1, finish = atomic_load(&job->choice[0].finish);
+    CHECK_MSG(finish != ENGINE_FINISH_ERROR, "%s", job->fault.text);
+    if (finish == c->finish[t] && job->cached_tokens == c->cached[t]) {
+        CHECK((int)atomic_load(&job->choice[0].token_count) == c->answer_count[t]);
+        for (int i = 0; i < c->answer_count[t]; i++)
+            CHECK(job->choice[0].tokens[i].token == c->answers[t][i]);
+        CHECK(hash_choices(job) == c->others[t]);
+        retries_compared++;
+    }
+    engine_job_close(job);
+    c->submitted = c->retrying = false;
 }
 
 /* Collects a finished turn; true when the chain can go on. */
@@ -141,6 +182,7 @@ static void collect(struct chain *c) {
     c->cached[t] = job->cached_tokens;
     c->dropped[t] = job->kv.dropped_tokens;
     c->kept[t] = job->kv.kept_entries;
+    c->others[t] = hash_choices(job);
     c->done[t] = finish == ENGINE_FINISH_STOP || finish == ENGINE_FINISH_LENGTH;
     if (!c->done[t]) c->over = true;
     engine_job_close(job);
@@ -152,10 +194,55 @@ static void collect(struct chain *c) {
 /* ---- The storm, then each chain alone ---------------------------------------------------------
  */
 
+/* What a service does besides answering. */
+static void disturb(struct world *w, const struct world_options *options, struct random *r) {
+    struct conversation_table *table = &w->sched.conversations;
+    if (below(r, 60) == 0) {
+        uint64_t id = table->rows[below(r, table->capacity)].id;
+        if (id != 0) deleted += sched_delete(&w->sched, id) == 0;
+    }
+    if (options->state_dir == NULL || !sched_idle(&w->sched) || below(r, 2)) return;
+    if (below(r, 2)) world_save_all(w);
+    restored += (long)w->sched.counters.state_restored;
+    world_close(w);
+    world_open(w, options);
+    restarts++;
+}
+
+static bool wants_retry(const struct chain *c) {
+    int t = c->turn - 1;
+    return t >= 0 && !c->over && c->done[t] && c->retry[t];
+}
+
+static void go_on(struct world *w, struct chain *c, int index, struct random *r) {
+    if (!c->submitted) {
+        if (below(r, 8) == 0) submit(w, c, index);
+    } else if (atomic_load(&c->job.finished) != 0) {
+        bool was_retry = c->retrying;
+        if (was_retry)
+            collect_retry(c);
+        else
+            collect(c);
+        /* With one turn counted as done, the same prompt is submitted once more. */
+        if (!was_retry && wants_retry(c)) c->retrying = true;
+    } else if (c->cancel_after[c->turn - c->retrying] >= 0 && below(r, 10) == 0 &&
+               (int)atomic_load(&c->job.choice[0].token_count) >=
+                   c->cancel_after[c->turn - c->retrying]) {
+        atomic_store(&c->job.cancel, 1);
+    }
+}
+
 static void storm(struct chain *chains, uint64_t seed) {
     struct random r = {world_mix(seed)};
     struct world w;
     struct world_options options = backend_of(seed);
+    char dir[64];
+    if (seed % 2 == 1) {
+        world_make_dir(dir);
+        options.state_dir = dir;
+        options.state_eager = below(&r, 2);
+        options.state_bytes = below(&r, 3) == 0 ? 100000 + below(&r, 200000) : 0;
+    }
     options.pages = WORLD_STREAMS * (8 + below(&r, 60));
     options.sequences = 2 + below(&r, 6);
     options.conversations = 1 + below(&r, CHAINS);
@@ -163,7 +250,7 @@ static void storm(struct chain *chains, uint64_t seed) {
     options.logits = options.sequences + 1 + below(&r, 8);
     world_open(&w, &options);
     for (int i = 0; i < CHAINS; i++) {
-        plan_chain(&chains[i], &r, i);
+        plan_chain(&chains[i], &r, i, options.sequences);
         struct kv_params kv;
         struct fault fault;
         CHECK_MSG(sched_resolve_kv(&chains[i].kv, &w.sched.options.kv, &kv, &fault) == 0, "%s: %s",
@@ -175,21 +262,15 @@ static void storm(struct chain *chains, uint64_t seed) {
         for (int i = 0; i < CHAINS; i++) {
             struct chain *c = &chains[i];
             over += c->over;
-            if (c->over) continue;
-            if (!c->submitted) {
-                if (below(&r, 8) == 0) submit(&w, c, i);
-            } else if (atomic_load(&c->job.choice[0].finish) != ENGINE_RUNNING) {
-                collect(c);
-            } else if (c->cancel_after[c->turn] >= 0 && below(&r, 10) == 0 &&
-                       (int)atomic_load(&c->job.choice[0].token_count) >=
-                           c->cancel_after[c->turn]) {
-                atomic_store(&c->job.cancel, 1);
-            }
+            if (!c->over) go_on(&w, c, i, &r);
         }
         CHECK(!world_step(&w));
+        disturb(&w, &options, &r);
     }
     CHECK(sched_idle(&w.sched) && w.sched.pages_reserved == 0);
+    restored += (long)w.sched.counters.state_restored;
     world_close(&w);
+    if (options.state_dir != NULL) world_remove_dir(dir);
 }
 
 static void replay_alone(const struct chain *seen, int index, uint64_t seed) {
@@ -197,17 +278,18 @@ static void replay_alone(const struct chain *seen, int index, uint64_t seed) {
     struct chain *c = mem_must_alloc(1, sizeof *c);
     struct world_options options = backend_of(seed);
     options.pages = 4000;
-    options.sequences = 1;
+    options.sequences = CHOICES;
     options.conversations = 2;
     options.rows = 3 + (int)(seed % 200);
-    options.logits = 2 + (int)(seed % 7);
+    if (options.rows <= CHOICES) options.rows = CHOICES + 1;
+    options.logits = CHOICES + 1 + (int)(seed % 7);
     world_open(&w, &options);
     *c = *seen;
     c->turn = c->prompt_count = 0;
-    c->submitted = c->over = false;
+    c->submitted = c->over = c->retrying = false;
     for (int t = 0; t < TURNS && seen->done[t]; t++) {
         submit(&w, c, index);
-        for (int step = 0; atomic_load(&c->job.choice[0].finish) == ENGINE_RUNNING; step++) {
+        for (int step = 0; atomic_load(&c->job.finished) == 0; step++) {
             CHECK(step < 10000);
             CHECK(!world_step(&w));
         }
@@ -221,7 +303,7 @@ static void replay_alone(const struct chain *seen, int index, uint64_t seed) {
                   (unsigned long long)seed, index, t, seen->kv.policy);
         CHECK(c->kept[t] == seen->kept[t] && c->dropped[t] == seen->dropped[t]);
         CHECK(c->finish[t] == seen->finish[t] && c->shown[t] == seen->shown[t]);
-        CHECK(c->scores[t] == seen->scores[t]);
+        CHECK(c->scores[t] == seen->scores[t] && c->others[t] == seen->others[t]);
     }
     world_close(&w);
     mem_free(c);
@@ -248,9 +330,12 @@ int main(int argc, char **argv) {
         }
     }
     mem_free(chains);
+    printf("%ld retries compared, %ld deleted, %ld restarts, %ld restored; ", retries_compared,
+           deleted, restarts, restored);
     printf("%llu seeds: %ld turns, %ld continued, %ld cancelled, %ld scored, %ld stopped\n",
            (unsigned long long)seeds, turns, continued, cancelled, scored, stopped);
     /* The storm tested what it is for; one seed alone may lack something. */
+    CHECK(seeds < 10 || (retries_compared > 0 && deleted > 0 && restarts > 0 && restored > 0));
     CHECK(seeds < 10 || (turns > 0 && continued > 0 && cancelled > 0 && scored > 0 && stopped > 0));
     return 0;
 }

@@ -1,8 +1,14 @@
 #include "tests/sim/world.h"
 
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/mem.h"
 #include "kernels/cpu/cpu.h"
 
@@ -80,6 +86,18 @@ static int fork_slot(struct kern *kern, int from, int to) {
     return code != 0 ? code : plan.real->fork(kern, from, to);
 }
 
+static int export_block(struct kern *kern, int slot, int block, void *to) {
+    int code = fails(WORLD_EXPORT);
+    return code != 0 ? code : plan.real->snapshot_export(kern, slot, block, to);
+}
+
+static int import_blocks(struct kern *kern, int slot, const struct kern_block *blocks, int count,
+                         struct fault *fault) {
+    int code = fails(WORLD_IMPORT);
+    if (code != 0) return fault_set(fault, code, "snapshot", "planned");
+    return plan.real->snapshot_import(kern, slot, blocks, count, fault);
+}
+
 static void plan_failures(struct world *w) {
     w->real = plan.real = w->kern->ops;
     w->ops = *w->real;
@@ -90,6 +108,8 @@ static void plan_failures(struct world *w) {
     w->ops.report = report;
     w->ops.truncate = truncate_at;
     w->ops.fork = fork_slot;
+    w->ops.snapshot_export = export_block;
+    w->ops.snapshot_import = import_blocks;
     w->kern->ops = &w->ops;
 }
 
@@ -194,6 +214,21 @@ static void open_cache(struct world *w, const struct world_options *o,
     CHECK_MSG(w->ops.cache_open(w->kern, &cache, &fault) == 0, "%s", fault.text);
 }
 
+static void open_store(struct world *w) {
+    const struct world_options *o = &w->options;
+    struct fault fault = {0};
+    struct store_options store = {.dir = o->state_dir,
+                                  .bytes = o->state_bytes > 0 ? o->state_bytes : 1 << 30,
+                                  .identity = {.weights = "a fake model",
+                                               .dtype = KERN_F32,
+                                               .layers = WORLD_LAYERS,
+                                               .heads_kv = WORLD_HEADS_KV,
+                                               .head_dim = WORLD_DIM},
+                                  .inline_io = true};
+    if (o->state_dir == NULL) return;
+    CHECK_MSG(store_open(&store, &w->store, &fault) == 0, "%s", fault.text);
+}
+
 void world_open(struct world *w, const struct world_options *options) {
     static const int32_t eos[] = {0};
     struct kern_cache_info info;
@@ -201,6 +236,7 @@ void world_open(struct world *w, const struct world_options *options) {
     struct world_options *o = &w->options;
     if (o->logits == 0) o->logits = o->sequences + 4;
     open_cache(w, o, &info);
+    open_store(w);
     size_t rows = (size_t)o->rows;
     w->qkv = mem_must_alloc(rows * QKV, sizeof(float));
     w->log_beta = mem_must_alloc(rows * WORLD_HEADS_KV, sizeof(float));
@@ -216,6 +252,8 @@ void world_open(struct world *w, const struct world_options *options) {
         .vocab = WORLD_VOCAB,
         .pages_total = o->pages,
         .page_bytes = info.page_bytes,
+        .store = w->store,
+        .save_idle_ns = o->state_eager ? 0 : (int64_t)1 << 60,
         .sequences_max = o->sequences,
         .conversations_max = o->conversations,
         .rows_max = o->rows,
@@ -235,6 +273,7 @@ void world_close(struct world *w) {
     CHECK(atomic_load(&w->places) == 0 && atomic_load(&w->pending) == 0);
     w->ops.cache_stats(w->kern, &stats);
     CHECK_MSG(stats.pages_used == 0, "%lld pages leaked", (long long)stats.pages_used);
+    store_close(w->store);
     w->ops.close(w->kern);
     mem_free(w->qkv);
     mem_free(w->log_beta);
@@ -301,9 +340,33 @@ void world_check(const struct world *w) {
 bool world_step(struct world *w) {
     bool failed = false;
     w->span_count = w->rows = w->want_count = 0;
+    sched_save(&w->sched, clock_ns(), false);
     sched_step(&w->sched, &failed);
     sched_publish_finished(&w->sched);
     CHECK(w->sched.counters.preemptions == 0 || plan.code == ERR_FULL);
     world_check(w);
     return failed;
+}
+
+void world_save_all(struct world *w) {
+    for (int i = 0; sched_unsaved(&w->sched); i++) {
+        CHECK_MSG(i < 100000, "saving does not end");
+        sched_save(&w->sched, clock_ns(), true);
+    }
+}
+
+void world_make_dir(char dir[64]) {
+    const char *base = getenv("TMPDIR");
+    CHECK(snprintf(dir, 64, "%.40s/keepd-XXXXXX", base != NULL ? base : "/tmp") < 64);
+    CHECK(mkdtemp(dir) != NULL);
+}
+
+void world_remove_dir(const char *dir) {
+    DIR *list = opendir(dir);
+    const struct dirent *entry;
+    CHECK(list != NULL);
+    while ((entry = readdir(list)) != NULL)
+        if (entry->d_type == DT_REG) (void)unlinkat(dirfd(list), entry->d_name, 0);
+    closedir(list);
+    CHECK(rmdir(dir) == 0);
 }

@@ -15,8 +15,11 @@ struct world_options {
     int threads;      /* 0 = 1 */
     int64_t pages;
     int sequences, conversations;
-    int rows;   /* of a step */
-    int logits; /* of a step; 0 = sequences + 4 */
+    int rows;              /* of a step */
+    int logits;            /* of a step; 0 = sequences + 4 */
+    const char *state_dir; /* conversations go there and come back, inside the calls; NULL = none */
+    int64_t state_bytes;   /* 0 = plenty */
+    bool state_eager;      /* write every conversation as soon as possible, not only for room */
 };
 
 /* Operations of the backend that can be made to fail. */
@@ -28,6 +31,8 @@ enum world_op {
     WORLD_REPORT,
     WORLD_TRUNCATE,
     WORLD_FORK,
+    WORLD_EXPORT,
+    WORLD_IMPORT,
     WORLD_OPS
 };
 
@@ -35,6 +40,7 @@ struct world {
     struct kern *kern;
     struct kern_ops ops; /* the backend's, with failures */
     const struct kern_ops *real;
+    struct store *store;
     float *qkv, *log_beta, *out, *logits;
     struct world_options options;
     struct sched sched;
@@ -60,6 +66,12 @@ void world_check(const struct world *world);
 void world_fail(enum world_op op, long n, int code);
 bool world_fail_pending(void);
 void world_fail_never(void);
+
+/* Forgets nothing: everything that can be is on disk afterwards. */
+void world_save_all(struct world *world);
+/* A state directory of its own, and its end. */
+void world_make_dir(char dir[64]);
+void world_remove_dir(const char *dir);
 
 /* Random numbers: splitmix64. */
 uint64_t world_mix(uint64_t x);

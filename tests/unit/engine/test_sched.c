@@ -747,6 +747,184 @@ Test(sched, deleting) {
     world_close(&w);
 }
 
+/* ---- State on disk --------------------------------------------------------------------------- */
+
+static struct world_options with_state(const char *dir, int conversations, bool eager) {
+    return (struct world_options){.pages = 900,
+                                  .sequences = 3,
+                                  .conversations = conversations,
+                                  .rows = 64,
+                                  .state_dir = dir,
+                                  .state_eager = eager};
+}
+
+static struct store_stats stats_of(struct world *w) {
+    struct store_stats stats;
+    store_stats(w->store, &stats);
+    return stats;
+}
+
+/* A turn after a restart equals the turn that needed none, bit for bit. */
+Test(sched, a_conversation_outlives_the_process) {
+    char dir[64];
+    struct world w;
+    struct engine_kv kv = global(16, 4, 8);
+    struct world_options options = with_state(dir, 9, true);
+    world_make_dir(dir);
+    world_open(&w, &options);
+    cr_assert_eq(turn(&w, 0, 0, 60, kv), 0);
+    cr_assert_not(world_step(&w)); /* nothing else to do: it is written */
+    cr_assert_eq(stats_of(&w).files, 1);
+    struct engine_job before = ask(&w, 1, 60, 90, kv);
+    world_close(&w);
+    world_open(&w, &options);
+    struct engine_job after = ask(&w, 1, 60, 90, kv);
+    cr_assert(before.cached_tokens == 60 && after.cached_tokens == 60);
+    expect_same_answer(&before, &after);
+    cr_assert_eq(after.kv.kept_entries, before.kv.kept_entries);
+    cr_assert_eq(w.sched.counters.state_restored, 1);
+    engine_job_close(&before);
+    engine_job_close(&after);
+    world_save_all(&w);
+    cr_assert_eq(stats_of(&w).files, 1, "the file of what was superseded stayed");
+    world_close(&w);
+    world_remove_dir(dir);
+}
+
+/* With one place and pages for hardly more, each of five conversations is there when asked. */
+Test(sched, what_makes_room_comes_back) {
+    char dir[64];
+    struct world w;
+    int page = slots_per_page();
+    struct world_options options = with_state(dir, 2, false);
+    struct engine_kv kv = global(16, 4, 8);
+    options.pages = 6 * WORLD_STREAMS;
+    world_make_dir(dir);
+    world_open(&w, &options);
+    for (int i = 1; i <= 5; i++) cr_assert_eq(turn(&w, i, 0, page + i, kv), 0);
+    cr_assert_geq(stats_of(&w).files, 3);
+    for (int i = 1; i <= 5; i++) {
+        struct engine_job job = job_of(i, page + i + 10, 2, kv);
+        submit(&w, &job);
+        run_until_idle(&w);
+        cr_assert_geq(job.cached_tokens, page + i, "conversation %d was lost", i);
+        engine_job_close(&job);
+    }
+    cr_assert_eq(w.sched.counters.conversation_lost[ENGINE_MISS_FORGOTTEN], 0);
+    cr_assert_eq(w.sched.counters.preemptions, 0);
+    world_close(&w);
+    world_remove_dir(dir);
+}
+
+Test(sched, unbounded_states_are_not_written) {
+    char dir[64];
+    struct world w;
+    struct world_options options = with_state(dir, 9, true);
+    world_make_dir(dir);
+    world_open(&w, &options);
+    turn(&w, 0, 0, 60, full());
+    world_save_all(&w);
+    cr_assert_eq(stats_of(&w).files, 0);
+    world_close(&w);
+    world_remove_dir(dir);
+}
+
+Test(sched, deleting_reaches_the_disk) {
+    char dir[64];
+    struct world w;
+    struct world_options options = with_state(dir, 9, true);
+    world_make_dir(dir);
+    world_open(&w, &options);
+    turn(&w, 0, 0, 60, global(16, 4, 8));
+    world_save_all(&w);
+    turn(&w, 1, 60, 80, global(16, 4, 8));
+    uint64_t last = 0, only_on_disk;
+    for (int i = 0; i < 9; i++)
+        if (w.sched.conversations.rows[i].token_count == 82)
+            last = w.sched.conversations.rows[i].id;
+    cr_assert_eq(sched_delete(&w.sched, last), 0);
+    cr_assert(w.sched.conversations.count == 0 && stats_of(&w).files == 0);
+    turn(&w, 2, 0, 60, global(16, 4, 8));
+    world_save_all(&w);
+    only_on_disk = w.sched.conversations.rows[0].id;
+    world_close(&w);
+    world_open(&w, &options);
+    cr_assert_eq(sched_delete(&w.sched, only_on_disk), 0);
+    cr_assert_eq(sched_delete(&w.sched, only_on_disk), ERR_NOTFOUND);
+    cr_assert_eq(stats_of(&w).files, 0);
+    world_close(&w);
+    world_remove_dir(dir);
+}
+
+/* An export or an import fails: a conversation is read again, and nobody else notices. */
+Test(sched, failing_exports_and_imports_cost_only_the_state) {
+    static const enum world_op ops[] = {WORLD_EXPORT, WORLD_IMPORT};
+    for (int o = 0; o < 2; o++)
+        for (long n = 0; n < (o == 0 ? 1 + WORLD_STREAMS : 1); n++) {
+            char dir[64];
+            struct world w;
+            struct engine_kv kv = global(16, 4, 8);
+            struct world_options options = with_state(dir, 9, true);
+            world_make_dir(dir);
+            world_open(&w, &options);
+            if (o == 0) world_fail(ops[o], n, ERR_DEVICE);
+            turn(&w, 0, 0, 60, kv);
+            world_save_all(&w);
+            world_close(&w);
+            world_open(&w, &options);
+            if (o == 1) world_fail(ops[o], n, ERR_FULL);
+            cr_assert_eq(turn(&w, 1, 60, 90, kv), 0);
+            cr_assert_not(world_fail_pending());
+            const uint64_t *lost = w.sched.counters.conversation_lost;
+            cr_assert_eq(lost[o == 0 ? ENGINE_MISS_NEW : ENGINE_MISS_DAMAGED], 1);
+            world_fail_never();
+            world_close(&w);
+            world_remove_dir(dir);
+        }
+}
+
+/* The n-th allocation while a conversation goes out and comes back fails: the request is answered
+ * all the same, from its state or from nothing. */
+Test(sched, saving_and_restoring_survive_missing_memory) {
+    for (long n = 0, pending = 0; pending == 0; n++) {
+        char dir[64];
+        struct world w;
+        struct engine_kv kv = global(16, 4, 8);
+        struct world_options options = with_state(dir, 9, true);
+        world_make_dir(dir);
+        world_open(&w, &options);
+        turn(&w, 0, 0, 60, kv);
+        mem_fail_after(n);
+        world_save_all(&w);
+        mem_fail_after(-1);
+        world_save_all(&w);
+        world_close(&w);
+        world_open(&w, &options);
+        /* The backend's step state grows to its size: that is configuration, not requests. */
+        struct engine_job job = job_of(2, 90, 3, kv);
+        job.request.kv.retain = false;
+        submit(&w, &job);
+        run_until_idle(&w);
+        engine_job_close(&job);
+        job = job_of(1, 90, 3, kv);
+        job.request.prompt = prompt_of(1, 60);
+        submit(&w, &job);
+        bool failed;
+        mem_fail_after(n);
+        sched_step(&w.sched, &failed);
+        pending = mem_fail_pending();
+        mem_fail_after(-1);
+        sched_publish_finished(&w.sched);
+        world_check(&w);
+        run_until_idle(&w);
+        cr_assert(job.cached_tokens == 60 || job.cached_tokens == 0 || job.fault.code == ERR_NOMEM);
+        engine_job_close(&job);
+        world_close(&w);
+        world_remove_dir(dir);
+        cr_assert_lt(n, 60);
+    }
+}
+
 /* ---- Choices --------------------------------------------------------------------------------- */
 
 static void expect_same_choice(const struct engine_job *a, int index, const struct engine_job *b) {
@@ -1066,7 +1244,7 @@ static bool fail_once(enum world_op op, long n, int code) {
 
 Test(sched, every_failing_operation_ends_only_who_ran) {
     static const int codes[] = {ERR_DEVICE, ERR_FULL, ERR_NOMEM};
-    for (int op = 0; op < WORLD_OPS; op++)
+    for (int op = 0; op < WORLD_EXPORT; op++) /* the others: see "State on disk" */
         for (int c = 0; c < 3; c++) {
             long n = 0;
             while (fail_once((enum world_op)op, n, codes[c])) n++;

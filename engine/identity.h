@@ -1,0 +1,20 @@
+/* Which model and which gates these are, by SHA-256 of their files: what state files are tied to.
+ */
+#ifndef KEEPD_ENGINE_IDENTITY_H
+#define KEEPD_ENGINE_IDENTITY_H
+
+#include <stdbool.h>
+
+#include "base/err.h"
+#include "engine/sha256.h"
+
+/* config.json and, unless they are `random`, all weight files of the directory, names and sizes
+ * included. Reads them whole: seconds per ten gigabytes. */
+int identity_model(const char *dir, bool random, uint8_t out[SHA256_BYTES], struct fault *fault);
+
+/* The gates file: `gates` as the option has it, NULL for the directory's own. Zero without gates.
+ */
+int identity_gates(const char *dir, const char *gates, uint8_t out[SHA256_BYTES],
+                   struct fault *fault);
+
+#endif

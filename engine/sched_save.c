@@ -1,0 +1,308 @@
+/* What outlives the process: conversations on their way to the state directory and back.
+ *
+ * A conversation is written when nobody used it for a while, when the engine drains, and when its
+ * pages are needed: then whoever needs them waits until it has been copied out, not until it is on
+ * disk. Nobody changes a conversation's slot, so the copying is spread over steps, at most
+ * EXPORT_BYTES each, and answers go on beside it. */
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "engine/sched_int.h"
+
+#define EXPORT_BYTES ((size_t)16 << 20) /* of one step: a few milliseconds of copying */
+#define LOOK_NS      100000000          /* between looks through the table */
+
+static struct kern *kern_of(const struct sched *sched) {
+    return sched->options.kern;
+}
+
+static int block_count(const struct sched *sched) {
+    return 1 + (int)sched_streams(sched);
+}
+
+bool sched_wants_saving(const struct sched *sched, const struct conversation *row) {
+    return sched->options.store != NULL && row->saved == CONVERSATION_UNSAVED &&
+           !conversation_superseded(row) && state_holds(&row->kv);
+}
+
+/* ---- Out ------------------------------------------------------------------------------------- */
+
+static void cancel_export(struct sched *sched) {
+    mem_free(sched->export.data);
+    sched->export = (struct sched_export){0};
+}
+
+static void give_up(struct sched *sched, struct conversation *row, const char *why) {
+    log_warn("conversation=%016llx cannot be written: %s", (unsigned long long)row->id, why);
+    row->saved = CONVERSATION_NOT_SAVABLE;
+    sched->counters.state_failed++;
+    sched->head_waits = false;
+}
+
+static void fill_head(const struct sched *sched, const struct conversation *row,
+                      struct state_head *head) {
+    *head = (struct state_head){.identity = *store_identity(sched->options.store),
+                                .id = row->id,
+                                .hint = row->hint,
+                                .saved_unix = clock_unix_seconds(),
+                                .kv = row->kv,
+                                .token_count = row->token_count,
+                                .prompt_end = row->prompt_end,
+                                .block_count = block_count(sched)};
+    memcpy(head->space, row->space, sizeof head->space);
+    head->prompt_hash = conversation_hash(CONVERSATION_HASH, row->tokens, row->prompt_end);
+    head->token_hash = conversation_hash(head->prompt_hash, row->tokens + row->prompt_end,
+                                         row->token_count - row->prompt_end);
+}
+
+/* The size of every block; returns their sum. */
+static size_t measure(struct sched *sched, const struct conversation *row, uint64_t *sizes) {
+    struct kern *kern = kern_of(sched);
+    size_t total = 0;
+    for (int i = 0; i < block_count(sched); i++) {
+        sizes[i] = kern->ops->snapshot_size(kern, row->slot, i);
+        total += (size_t)sizes[i];
+    }
+    return total;
+}
+
+static void begin_export(struct sched *sched, struct conversation *row) {
+    struct sched_export *export = &sched->export;
+    CHECK(export->data == NULL);
+    uint64_t *sizes = mem_try_alloc((size_t)block_count(sched), sizeof *sizes);
+    size_t bytes = sizes != NULL ? measure(sched, row, sizes) : 0;
+    size_t size = sizes != NULL ? state_file_size(row->token_count, block_count(sched), bytes) : 0;
+    char *data = size > 0 ? mem_try_alloc(size, 1) : NULL;
+    if (data == NULL) {
+        give_up(sched, row, "no memory for the copy");
+    } else {
+        fill_head(sched, row, &export->head);
+        export->head.file_size = size;
+        export->at = state_write_head(&export->head, row->tokens, sizes, data);
+        export->size = size;
+        export->block = 0;
+        export->data = data;
+    }
+    mem_free(sizes);
+}
+
+/* Copies blocks until `most` bytes have been; hands the file over with the last one. */
+static void go_on_exporting(struct sched *sched, size_t most) {
+    struct sched_export *export = &sched->export;
+    struct kern *kern = kern_of(sched);
+    struct conversation *row = conversation_by_id(&sched->conversations, export->head.id);
+    CHECK(row != NULL); /* who drops a row cancels its export */
+    for (size_t copied = 0; export->block < block_count(sched) && copied < most; export->block++) {
+        size_t size = kern->ops->snapshot_size(kern, row->slot, export->block);
+        int code =
+            kern->ops->snapshot_export(kern, row->slot, export->block, export->data + export->at);
+        if (code != 0) {
+            give_up(sched, row, err_text(code));
+            cancel_export(sched);
+            return;
+        }
+        export->at += size;
+        copied += size;
+    }
+    if (export->block < block_count(sched)) return;
+    CHECK(export->at + STATE_SEAL_BYTES == export->size);
+    store_save(sched->options.store, &export->head, export->data, export->size);
+    export->data = NULL;
+    row->saved = CONVERSATION_WRITING;
+    sched->head_waits = false; /* its pages may go now */
+}
+
+/* Files of the states that this one superseded are of no use once it is on disk itself. */
+static void remove_replaced(struct sched *sched, const struct conversation *row) {
+    const struct conversation *old = conversation_by_id(&sched->conversations, row->replaces);
+    if (row->replaces == 0 || (old != NULL && !conversation_superseded(old))) return;
+    (void)store_remove(sched->options.store, row->replaces);
+}
+
+static void take_saved(struct sched *sched) {
+    uint64_t id;
+    int code;
+    if (!store_saved(sched->options.store, &id, &code)) return;
+    sched->head_waits = false; /* the next may be written */
+    struct conversation *row = conversation_by_id(&sched->conversations, id);
+    if (row == NULL) return;
+    row->saved = code == 0 ? CONVERSATION_SAVED : CONVERSATION_NOT_SAVABLE;
+    if (code == 0) remove_replaced(sched, row);
+}
+
+bool sched_save_for_room(struct sched *sched, struct conversation *row, bool at_once) {
+    if (!sched_wants_saving(sched, row)) return true;
+    take_saved(sched);
+    bool own = sched->export.data != NULL && sched->export.head.id == row->id;
+    if (!own && (sched->export.data != NULL || !store_can_save(sched->options.store))) {
+        if (!at_once) return false;
+        give_up(sched, row, "others are being written");
+        return true;
+    }
+    if (!own) begin_export(sched, row);
+    if (sched->export.data != NULL) go_on_exporting(sched, at_once ? SIZE_MAX : EXPORT_BYTES);
+    return sched->export.data == NULL;
+}
+
+void sched_forget_export(struct sched *sched, const struct conversation *row) {
+    if (sched->export.data != NULL && sched->export.head.id == row->id) cancel_export(sched);
+}
+
+/* The next to be written: of those that have been idle for long enough, the one that has longest.
+ */
+static struct conversation *next_to_save(struct sched *sched, int64_t now_ns, bool all) {
+    struct conversation_table *table = &sched->conversations;
+    struct conversation *next = NULL;
+    int64_t idle = sched->options.save_idle_ns;
+    for (int i = 0; i < table->capacity; i++) {
+        struct conversation *row = &table->rows[i];
+        if (row->id == 0 || (!all && now_ns - row->last_used_ns < idle)) continue;
+        if (!sched_wants_saving(sched, row)) continue;
+        if (next == NULL || row->use < next->use) next = row;
+    }
+    return next;
+}
+
+void sched_save(struct sched *sched, int64_t now_ns, bool all) {
+    struct store *store = sched->options.store;
+    if (store == NULL) return;
+    if (sched->waits_for_store) sched->head_waits = false;
+    sched->waits_for_store = false;
+    take_saved(sched);
+    bool look = all || sched->options.save_idle_ns == 0 || now_ns - sched->looked_ns > LOOK_NS;
+    if (look && sched->export.data == NULL && store_can_save(store)) {
+        struct conversation *row = next_to_save(sched, now_ns, all);
+        sched->looked_ns = now_ns;
+        if (row != NULL) begin_export(sched, row);
+    }
+    if (sched->export.data != NULL) go_on_exporting(sched, EXPORT_BYTES);
+}
+
+bool sched_exporting(const struct sched *sched) {
+    return sched->export.data != NULL;
+}
+
+bool sched_unsaved(const struct sched *sched) {
+    const struct conversation_table *table = &sched->conversations;
+    if (sched->options.store == NULL) return false;
+    if (sched->export.data != NULL || !store_can_save(sched->options.store)) return true;
+    for (int i = 0; i < table->capacity; i++)
+        if (table->rows[i].id != 0 && sched_wants_saving(sched, &table->rows[i])) return true;
+    return false;
+}
+
+int64_t sched_next_save_ns(const struct sched *sched) {
+    const struct conversation_table *table = &sched->conversations;
+    int64_t next = INT64_MAX;
+    if (sched->options.store == NULL || !store_can_save(sched->options.store)) return next;
+    for (int i = 0; i < table->capacity; i++) {
+        const struct conversation *row = &table->rows[i];
+        if (row->id == 0 || !sched_wants_saving(sched, row)) continue;
+        int64_t due = row->last_used_ns + sched->options.save_idle_ns;
+        if (due < next) next = due;
+    }
+    int64_t look = sched->looked_ns + LOOK_NS + 1;
+    return next < look ? look : next;
+}
+
+void sched_save_close(struct sched *sched) {
+    cancel_export(sched);
+}
+
+/* ---- Back ------------------------------------------------------------------------------------ */
+
+enum restored { RESTORED, NOT_THIS_ONE, NOT_YET };
+
+static int32_t *copy_tokens(const struct state_view *view) {
+    size_t count = (size_t)view->head.token_count;
+    int32_t *tokens = mem_try_alloc(count, sizeof *tokens);
+    if (tokens != NULL) memcpy(tokens, view->tokens, count * sizeof *tokens);
+    return tokens;
+}
+
+static void add_row(struct sched *sched, const struct state_view *view, int32_t slot,
+                    int32_t *tokens, const struct kern_report *report) {
+    int64_t entries = (int64_t)report->entries, count = sched_streams(sched);
+    const struct state_head *head = &view->head;
+    struct conversation row = {.id = head->id,
+                               .hint = head->hint,
+                               .kv = head->kv,
+                               .tokens = tokens,
+                               .token_count = head->token_count,
+                               .prompt_end = head->prompt_end,
+                               .held = (int32_t)((entries + count - 1) / count),
+                               .entries = entries,
+                               .pages = report->pages,
+                               .slot = slot,
+                               .saved = CONVERSATION_SAVED};
+    memcpy(row.space, head->space, sizeof row.space);
+    conversation_add(&sched->conversations, &row, clock_ns());
+    sched->counters.state_restored++;
+}
+
+/* A conversation like any other from here on; the file stays as its copy. */
+static enum restored import(struct sched *sched, const struct state_view *view) {
+    struct kern *kern = kern_of(sched);
+    struct kern_report report = {0};
+    struct fault fault = {0};
+    bool used_up;
+    int code =
+        kern->ops->snapshot_check(kern, view->blocks, view->head.block_count, &report, &fault);
+    if (code != 0 || report.pages > sched->options.pages_total) {
+        log_warn("conversation=%016llx on disk cannot be used here: %s",
+                 (unsigned long long)view->head.id,
+                 code != 0 ? fault.text : "it has more pages than the pool");
+        return NOT_THIS_ONE;
+    }
+    if (!sched_make_room(sched, report.pages, NULL, &used_up)) return NOT_YET;
+    int32_t *tokens = copy_tokens(view);
+    if (tokens == NULL) return NOT_THIS_ONE;
+    sched_make_place(sched);
+    int32_t slot = sched_take_slot(sched);
+    code = kern->ops->snapshot_import(kern, slot, view->blocks, view->head.block_count, &fault);
+    if (code == 0) {
+        add_row(sched, view, slot, tokens, &report);
+        return RESTORED;
+    }
+    log_warn("conversation=%016llx on disk cannot be used here: %s",
+             (unsigned long long)view->head.id, fault.text);
+    sched_release_slot(sched, slot);
+    mem_free(tokens);
+    return NOT_THIS_ONE;
+}
+
+static enum restored restore_one(struct sched *sched, struct sched_entry *entry, uint64_t id) {
+    struct store *store = sched->options.store;
+    const struct state_view *view = NULL;
+    if (conversation_by_id(&sched->conversations, id) != NULL) {
+        store_ignore(store, id); /* its hashes agree and its tokens do not: a coincidence */
+        return NOT_THIS_ONE;
+    }
+    int code = store_load(store, id, &view);
+    if (code == ERR_BUSY) return NOT_YET;
+    enum restored result = code == 0 ? import(sched, view) : NOT_THIS_ONE;
+    if (result == NOT_THIS_ONE) {
+        entry->damaged = true;
+        store_ignore(store, id);
+    }
+    if (result != NOT_YET) store_unload(store);
+    return result;
+}
+
+bool sched_restore(struct sched *sched, struct sched_entry *entry,
+                   const struct conversation_query *query) {
+    struct store *store = sched->options.store;
+    uint64_t id;
+    if (store == NULL || sched->conversations.capacity == 0) return true;
+    while ((id = store_find(store, query, entry->row != NULL ? entry->common : 0)) != 0) {
+        enum restored result = restore_one(sched, entry, id);
+        sched->waits_for_store |= result == NOT_YET;
+        if (result == NOT_YET) return false;
+        entry->row = conversation_find(&sched->conversations, query, &entry->common, &entry->miss);
+    }
+    if (entry->row == NULL && entry->damaged) entry->miss = ENGINE_MISS_DAMAGED;
+    return true;
+}

@@ -1,0 +1,269 @@
+#include "engine/state.h"
+
+#include <string.h>
+
+#include "base/check.h"
+#include "base/mem.h"
+#include "engine/conversation.h"
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "state files are little-endian");
+
+enum { VERSION = 1, POLICY_BYTES = 32 };
+
+static const char magic[8] = {'k', 'e', 'e', 'p', 'd', 'k', 'v', '\n'};
+
+/* Fixed widths in an order without padding: the bytes of this struct are the head. What else a
+ * policy's row computes belongs to the version: another meaning is another number. */
+struct head_bytes {
+    char magic[8];
+    uint32_t version, block_count;
+    uint64_t file_size;
+    uint64_t id;
+    uint8_t space[16];
+    uint64_t hint;
+    int64_t saved_unix;
+    uint8_t weights[SHA256_BYTES];
+    uint8_t gates[SHA256_BYTES];
+    int32_t dtype, layers, heads_kv, head_dim;
+    char policy[POLICY_BYTES]; /* padded with NUL */
+    int32_t budget, buffer, chunk, sinks, recent;
+    float horizon;
+    int32_t token_count, prompt_end;
+    uint64_t prompt_hash, token_hash;
+    char reserved[32]; /* zero */
+};
+_Static_assert(sizeof(struct head_bytes) == STATE_HEAD_BYTES, "no padding");
+
+/* ---- Sizes ----------------------------------------------------------------------------------- */
+
+static bool counts_fit(int64_t token_count, int64_t block_count) {
+    return token_count >= 1 && token_count <= STATE_TOKENS_MAX && block_count >= 1 &&
+           block_count <= STATE_BLOCKS_MAX;
+}
+
+/* Where the blocks begin; the counts fit, so nothing overflows. */
+static size_t blocks_at(int32_t token_count, int32_t block_count) {
+    return STATE_HEAD_BYTES + (size_t)token_count * sizeof(int32_t) +
+           (size_t)block_count * sizeof(uint64_t);
+}
+
+size_t state_file_size(int32_t token_count, int32_t block_count, size_t block_bytes) {
+    size_t size;
+    if (!counts_fit(token_count, block_count)) return 0;
+    if (__builtin_add_overflow(blocks_at(token_count, block_count), block_bytes, &size)) return 0;
+    if (__builtin_add_overflow(size, STATE_SEAL_BYTES, &size)) return 0;
+    return size;
+}
+
+/* ---- Out ------------------------------------------------------------------------------------- */
+
+size_t state_write_head(const struct state_head *head, const int32_t *tokens, const uint64_t *sizes,
+                        char *out) {
+    const struct state_identity *identity = &head->identity;
+    const struct kv_params *kv = &head->kv;
+    struct head_bytes bytes = {.version = VERSION,
+                               .block_count = (uint32_t)head->block_count,
+                               .file_size = head->file_size,
+                               .id = head->id,
+                               .hint = head->hint,
+                               .saved_unix = head->saved_unix,
+                               .dtype = identity->dtype,
+                               .layers = identity->layers,
+                               .heads_kv = identity->heads_kv,
+                               .head_dim = identity->head_dim,
+                               .budget = kv->budget,
+                               .buffer = kv->buffer,
+                               .chunk = kv->chunk,
+                               .sinks = kv->rule.sinks,
+                               .recent = kv->rule.recent,
+                               .horizon = kv->rule.horizon,
+                               .token_count = head->token_count,
+                               .prompt_end = head->prompt_end,
+                               .prompt_hash = head->prompt_hash,
+                               .token_hash = head->token_hash};
+    size_t tokens_size = (size_t)head->token_count * sizeof *tokens;
+    CHECK(counts_fit(head->token_count, head->block_count));
+    CHECK(strlen(kv->policy->name) < sizeof bytes.policy);
+    memcpy(bytes.magic, magic, sizeof magic);
+    memcpy(bytes.space, head->space, sizeof bytes.space);
+    memcpy(bytes.weights, identity->weights, sizeof bytes.weights);
+    memcpy(bytes.gates, identity->gates, sizeof bytes.gates);
+    memcpy(bytes.policy, kv->policy->name, strlen(kv->policy->name));
+    memcpy(out, &bytes, sizeof bytes);
+    memcpy(out + sizeof bytes, tokens, tokens_size);
+    memcpy(out + sizeof bytes + tokens_size, sizes, (size_t)head->block_count * sizeof *sizes);
+    return blocks_at(head->token_count, head->block_count);
+}
+
+/* What the key signs: the format's name keeps this use of the key apart from any other. */
+static void sign(const uint8_t *digest, const uint8_t *key, uint8_t *mac) {
+    uint8_t text[sizeof magic + SHA256_BYTES];
+    memcpy(text, magic, sizeof magic);
+    memcpy(text + sizeof magic, digest, SHA256_BYTES);
+    sha256_hmac(key, text, sizeof text, mac);
+}
+
+void state_seal(char *data, size_t size, const uint8_t key[SHA256_BYTES]) {
+    CHECK(size >= STATE_SEAL_BYTES);
+    uint8_t *digest = (uint8_t *)data + size - STATE_SEAL_BYTES;
+    sha256(data, size - STATE_SEAL_BYTES, digest);
+    sign(digest, key, digest + SHA256_BYTES);
+}
+
+/* ---- In -------------------------------------------------------------------------------------- */
+
+static bool equal_in_constant_time(const uint8_t *a, const uint8_t *b, size_t size) {
+    unsigned different = 0;
+    for (size_t i = 0; i < size; i++) different |= a[i] ^ b[i];
+    return different == 0;
+}
+
+int state_check_seal(const char *data, size_t size, const uint8_t key[SHA256_BYTES],
+                     struct fault *fault) {
+    uint8_t digest[SHA256_BYTES], mac[SHA256_BYTES];
+    if (size < STATE_HEAD_BYTES + STATE_SEAL_BYTES)
+        return fault_set(fault, ERR_MALFORMED, "state", "torn: it has only %zu bytes", size);
+    const uint8_t *seal = (const uint8_t *)data + size - STATE_SEAL_BYTES;
+    sha256(data, size - STATE_SEAL_BYTES, digest);
+    if (!equal_in_constant_time(digest, seal, sizeof digest))
+        return fault_set(fault, ERR_MALFORMED, "state", "torn or changed: its checksum is another");
+    sign(digest, key, mac);
+    if (!equal_in_constant_time(mac, seal + SHA256_BYTES, sizeof mac))
+        return fault_set(fault, ERR_INVALID, "state",
+                         "forged, or written with another key than this directory's");
+    return 0;
+}
+
+static int malformed(struct fault *fault, const char *what) {
+    return fault_set(fault, ERR_MALFORMED, "state", "%s", what);
+}
+
+static int parse_kv(const struct head_bytes *bytes, struct kv_params *kv, struct fault *fault) {
+    char name[POLICY_BYTES + 1] = {0};
+    memcpy(name, bytes->policy, POLICY_BYTES);
+    const struct policy *policy = policy_find(name);
+    if (policy == NULL || strlen(policy->name) >= POLICY_BYTES)
+        return fault_set(fault, ERR_UNSUPPORTED, "state", "unknown policy '%s'", name);
+    *kv =
+        (struct kv_params){.budget = bytes->budget, .buffer = bytes->buffer, .chunk = bytes->chunk};
+    kv_params_set_policy(kv, policy);
+    kv->rule.sinks = bytes->sinks;
+    kv->rule.recent = bytes->recent;
+    kv->rule.horizon = bytes->horizon;
+    return kv_params_check(kv, fault);
+}
+
+static int check_numbers(const struct head_bytes *bytes, struct fault *fault) {
+    static const char zero[sizeof bytes->reserved];
+    if (memcmp(bytes->magic, magic, sizeof magic) != 0) return malformed(fault, "no state file");
+    if (bytes->version != VERSION)
+        return fault_set(fault, ERR_UNSUPPORTED, "state", "version %u, this is version %d",
+                         bytes->version, VERSION);
+    if (memcmp(bytes->reserved, zero, sizeof zero) != 0)
+        return malformed(fault, "reserved bytes are not zero");
+    if (!counts_fit(bytes->token_count, bytes->block_count))
+        return malformed(fault, "token or block count out of range");
+    if (bytes->prompt_end < 1 || bytes->prompt_end > bytes->token_count)
+        return malformed(fault, "the prompt's end is not among the tokens");
+    if (bytes->id == 0) return malformed(fault, "it has no id");
+    return 0;
+}
+
+int state_parse_head(const char *data, size_t size, struct state_head *out, struct fault *fault) {
+    struct head_bytes bytes;
+    if (size < sizeof bytes) return malformed(fault, "torn: shorter than its head");
+    memcpy(&bytes, data, sizeof bytes);
+    int code = check_numbers(&bytes, fault);
+    if (code == 0) code = parse_kv(&bytes, &out->kv, fault);
+    if (code != 0) return code;
+    out->identity = (struct state_identity){.dtype = bytes.dtype,
+                                            .layers = bytes.layers,
+                                            .heads_kv = bytes.heads_kv,
+                                            .head_dim = bytes.head_dim};
+    memcpy(out->identity.weights, bytes.weights, sizeof bytes.weights);
+    memcpy(out->identity.gates, bytes.gates, sizeof bytes.gates);
+    memcpy(out->space, bytes.space, sizeof out->space);
+    out->id = bytes.id;
+    out->hint = bytes.hint;
+    out->saved_unix = bytes.saved_unix;
+    out->token_count = bytes.token_count;
+    out->prompt_end = bytes.prompt_end;
+    out->block_count = (int32_t)bytes.block_count;
+    out->file_size = bytes.file_size;
+    out->prompt_hash = bytes.prompt_hash;
+    out->token_hash = bytes.token_hash;
+    return 0;
+}
+
+bool state_holds(const struct kv_params *kv) {
+    struct head_bytes bytes = {.budget = kv->budget,
+                               .buffer = kv->buffer,
+                               .chunk = kv->chunk,
+                               .sinks = kv->rule.sinks,
+                               .recent = kv->rule.recent,
+                               .horizon = kv->rule.horizon};
+    struct kv_params back;
+    struct fault fault;
+    if (!kv->policy->bounded || strlen(kv->policy->name) >= sizeof bytes.policy) return false;
+    memcpy(bytes.policy, kv->policy->name, strlen(kv->policy->name));
+    return parse_kv(&bytes, &back, &fault) == 0 && kv_params_equal(kv, &back);
+}
+
+bool state_is_ours(const struct state_head *head, const struct state_identity *identity) {
+    const struct state_identity *its = &head->identity;
+    return memcmp(its->weights, identity->weights, sizeof its->weights) == 0 &&
+           memcmp(its->gates, identity->gates, sizeof its->gates) == 0 &&
+           its->dtype == identity->dtype && its->layers == identity->layers &&
+           its->heads_kv == identity->heads_kv && its->head_dim == identity->head_dim;
+}
+
+static int parse_blocks(const char *data, size_t size, struct state_view *out,
+                        struct fault *fault) {
+    size_t at = blocks_at(out->head.token_count, out->head.block_count);
+    size_t end = size - STATE_SEAL_BYTES;
+    const char *sizes = data + at - (size_t)out->head.block_count * sizeof(uint64_t);
+    out->blocks = mem_try_alloc((size_t)out->head.block_count, sizeof *out->blocks);
+    if (out->blocks == NULL) return fault_set(fault, ERR_NOMEM, "state", "no memory");
+    for (int32_t i = 0; i < out->head.block_count; i++) {
+        uint64_t block;
+        memcpy(&block, sizes + (size_t)i * sizeof block, sizeof block);
+        if (block > end - at) return malformed(fault, "a block reaches past the end");
+        out->blocks[i] = (struct kern_block){data + at, (size_t)block};
+        at += (size_t)block;
+    }
+    return at == end ? 0 : malformed(fault, "bytes are left after the blocks");
+}
+
+static int check_tokens(const struct state_view *view, struct fault *fault) {
+    const struct state_head *head = &view->head;
+    uint64_t hash = CONVERSATION_HASH;
+    for (int32_t i = 0; i < head->token_count; i++) {
+        int32_t token;
+        memcpy(&token, view->tokens + (size_t)i * sizeof token, sizeof token);
+        if (token < 0) return malformed(fault, "a negative token id");
+        hash = conversation_hash(hash, &token, 1);
+        if (i + 1 == head->prompt_end && hash != head->prompt_hash)
+            return malformed(fault, "the prompt's hash is another");
+    }
+    return hash == head->token_hash ? 0 : malformed(fault, "the tokens' hash is another");
+}
+
+int state_parse(const char *data, size_t size, struct state_view *out, struct fault *fault) {
+    *out = (struct state_view){0};
+    int code = state_parse_head(data, size, &out->head, fault);
+    if (code != 0) return code;
+    if (out->head.file_size != size) return malformed(fault, "torn: not as long as its head says");
+    if (size - STATE_HEAD_BYTES < STATE_SEAL_BYTES ||
+        blocks_at(out->head.token_count, out->head.block_count) > size - STATE_SEAL_BYTES)
+        return malformed(fault, "torn: no room for what its head counts");
+    out->tokens = data + STATE_HEAD_BYTES;
+    code = check_tokens(out, fault);
+    if (code == 0) code = parse_blocks(data, size, out, fault);
+    if (code != 0) state_view_close(out);
+    return code;
+}
+
+void state_view_close(struct state_view *view) {
+    mem_free(view->blocks);
+    view->blocks = NULL;
+}

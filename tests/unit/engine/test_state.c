@@ -1,0 +1,232 @@
+/* Tests engine/state.c: what is written is read back, and nothing else is believed. */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "engine/conversation.h"
+#include "engine/state.h"
+
+enum { TOKENS = 9, BLOCKS = 3 };
+
+static const uint8_t key[SHA256_BYTES] = "thirty-two bytes of a secret key";
+static const uint8_t other_key[SHA256_BYTES] = "thirty-two bytes of another key";
+
+struct file {
+    char *data;
+    size_t size;
+    struct state_head head;
+    int32_t tokens[TOKENS];
+};
+
+static struct kv_params kv_of(const char *policy, int budget) {
+    struct kv_params kv = {.budget = budget, .buffer = 8, .chunk = 16};
+    kv_params_set_policy(&kv, policy_find(policy));
+    return kv;
+}
+
+static void seal(struct file *f) {
+    state_seal(f->data, f->size, key);
+}
+
+static struct file make_file(void) {
+    static const uint64_t sizes[BLOCKS] = {5, 0, 11};
+    struct file f = {.head = {.identity = {.weights = "weights",
+                                           .gates = "gates",
+                                           .dtype = KERN_BF16,
+                                           .layers = 2,
+                                           .heads_kv = 1,
+                                           .head_dim = 64},
+                              .id = 0x0123456789abcdefu,
+                              .space = "a space",
+                              .hint = 77,
+                              .saved_unix = 1700000000,
+                              .kv = kv_of("global", 32),
+                              .token_count = TOKENS,
+                              .prompt_end = 6,
+                              .block_count = BLOCKS}};
+    for (int i = 0; i < TOKENS; i++) f.tokens[i] = 100 + i * i;
+    f.head.prompt_hash = conversation_hash(CONVERSATION_HASH, f.tokens, 6);
+    f.head.token_hash = conversation_hash(CONVERSATION_HASH, f.tokens, TOKENS);
+    f.size = state_file_size(TOKENS, BLOCKS, 16);
+    f.head.file_size = f.size;
+    f.data = mem_must_alloc(f.size, 1);
+    size_t at = state_write_head(&f.head, f.tokens, sizes, f.data);
+    cr_assert_eq(at + 16 + STATE_SEAL_BYTES, f.size);
+    memcpy(f.data + at, "abcdeABCDEFGHIJK", 16);
+    seal(&f);
+    return f;
+}
+
+static void expect_seal(const struct file *f, const uint8_t *with, int code, const char *says) {
+    struct fault fault = {0};
+    cr_assert_eq(state_check_seal(f->data, f->size, with, &fault), code);
+    if (code != 0) cr_assert_not_null(strstr(fault.text, says), "'%s'", fault.text);
+}
+
+Test(state, comes_back) {
+    struct file f = make_file();
+    struct state_view view;
+    struct fault fault = {0};
+    expect_seal(&f, key, 0, "");
+    cr_assert_eq(state_parse(f.data, f.size, &view, &fault), 0, "%s", fault.text);
+    const struct state_head *h = &view.head;
+    cr_assert(h->id == f.head.id && h->hint == 77 && h->saved_unix == 1700000000);
+    cr_assert(h->token_count == TOKENS && h->prompt_end == 6 && h->block_count == BLOCKS);
+    cr_assert_eq(memcmp(h->space, f.head.space, sizeof h->space), 0);
+    cr_assert(state_is_ours(h, &f.head.identity) && kv_params_equal(&h->kv, &f.head.kv));
+    cr_assert_eq(memcmp(view.tokens, f.tokens, sizeof f.tokens), 0);
+    cr_assert(view.blocks[0].size == 5 && memcmp(view.blocks[0].data, "abcde", 5) == 0);
+    cr_assert(view.blocks[1].size == 0 && view.blocks[2].size == 11);
+    cr_assert_eq(memcmp(view.blocks[2].data, "ABCDEFGHIJK", 11), 0);
+    state_view_close(&view);
+    mem_free(f.data);
+}
+
+Test(state, any_other_identity_is_not_ours) {
+    struct file f = make_file();
+    struct state_identity i = f.head.identity;
+    i.weights[31] ^= 1;
+    cr_assert_not(state_is_ours(&f.head, &i));
+    i = f.head.identity;
+    i.gates[0] ^= 1;
+    cr_assert_not(state_is_ours(&f.head, &i));
+    for (int n = 0; n < 4; n++) {
+        i = f.head.identity;
+        *(n == 0 ? &i.dtype : n == 1 ? &i.layers : n == 2 ? &i.heads_kv : &i.head_dim) += 1;
+        cr_assert_not(state_is_ours(&f.head, &i));
+    }
+    mem_free(f.data);
+}
+
+/* Torn at every byte: the seal tells, and the parser does without it. */
+Test(state, a_torn_file_is_refused_at_every_length) {
+    struct file f = make_file();
+    for (size_t size = 0; size < f.size; size++) {
+        struct file torn = f;
+        struct state_view view;
+        struct fault fault = {0};
+        torn.data = mem_must_alloc(size > 0 ? size : 1, 1); /* overruns are seen */
+        torn.size = size;
+        memcpy(torn.data, f.data, size);
+        expect_seal(&torn, key, ERR_MALFORMED, "torn");
+        cr_assert_eq(state_parse(torn.data, size, &view, &fault), ERR_MALFORMED);
+        cr_assert_eq(fault.code, ERR_MALFORMED);
+        mem_free(torn.data);
+    }
+    mem_free(f.data);
+}
+
+/* Every single bit: the seal tells; and the parser alone never reads beyond the file. */
+Test(state, a_flipped_bit_is_refused) {
+    struct file f = make_file();
+    for (size_t bit = 0; bit < f.size * 8; bit++) {
+        struct state_view view;
+        struct fault fault = {0};
+        f.data[bit / 8] = (char)(f.data[bit / 8] ^ 1 << bit % 8);
+        bool in_mac = bit / 8 >= f.size - SHA256_BYTES;
+        expect_seal(&f, key, in_mac ? ERR_INVALID : ERR_MALFORMED, in_mac ? "forged" : "checksum");
+        if (state_parse(f.data, f.size, &view, &fault) == 0) state_view_close(&view);
+        f.data[bit / 8] = (char)(f.data[bit / 8] ^ 1 << bit % 8);
+    }
+    expect_seal(&f, key, 0, "");
+    mem_free(f.data);
+}
+
+Test(state, a_forged_file_is_refused) {
+    struct file f = make_file();
+    expect_seal(&f, other_key, ERR_INVALID, "another key");
+    state_seal(f.data, f.size, other_key); /* whole, but by somebody who lacks the key */
+    expect_seal(&f, key, ERR_INVALID, "forged");
+    mem_free(f.data);
+}
+
+static void put(struct file *f, size_t at, const void *value, size_t size) {
+    memcpy(f->data + at, value, size);
+}
+
+static void expect_parse(const struct file *f, int code, const char *what) {
+    struct state_view view;
+    struct fault fault = {0};
+    int found = state_parse(f->data, f->size, &view, &fault);
+    cr_assert_eq(found, code, "%s: %d '%s'", what, found, fault.text);
+    cr_assert(fault.code == code && view.blocks == NULL);
+}
+
+/* Sizes and counts at their ends, in a file whose seal is right: the checks do not lean on it. */
+Test(state, forged_numbers_are_refused) {
+    static const int64_t evil[] = {-1, INT32_MIN, INT32_MAX,        INT64_MAX, INT64_MIN,
+                                   0,  1LL << 32, (1LL << 62) + 10, 1 << 30,   (1 << 30) + 1};
+    static const struct {
+        size_t at, size;
+        const char *what;
+    } fields[] = {{12, 4, "block_count"}, {16, 8, "file_size"},    {200, 4, "token_count"},
+                  {204, 4, "prompt_end"}, {256 + 36, 8, "size 0"}, {256 + 44, 8, "size 1"},
+                  {256 + 52, 8, "size 2"}};
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        for (size_t k = 0; k < sizeof evil / sizeof *evil; k++) {
+            struct file f = make_file();
+            bool harmless = evil[k] == 0 && fields[i].at == 256 + 44; /* it is 0 */
+            put(&f, fields[i].at, &evil[k], fields[i].size);
+            seal(&f);
+            if (!harmless) expect_parse(&f, ERR_MALFORMED, fields[i].what);
+            mem_free(f.data);
+        }
+}
+
+Test(state, other_versions_and_policies_are_named) {
+    struct file f = make_file();
+    int32_t two = 2, negative = -5;
+    struct fault fault = {0};
+    struct state_head head;
+    put(&f, 8, &two, 4);
+    cr_assert_eq(state_parse_head(f.data, f.size, &head, &fault), ERR_UNSUPPORTED);
+    cr_assert_not_null(strstr(fault.text, "version 2"));
+    mem_free(f.data);
+    f = make_file();
+    put(&f, 144, "lottery", 8);
+    cr_assert_eq(state_parse_head(f.data, f.size, &head, &fault), ERR_UNSUPPORTED);
+    cr_assert_not_null(strstr(fault.text, "lottery"));
+    mem_free(f.data);
+    f = make_file();
+    put(&f, 144, "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx", 32); /* no NUL */
+    cr_assert_eq(state_parse_head(f.data, f.size, &head, &fault), ERR_UNSUPPORTED);
+    mem_free(f.data);
+    f = make_file();
+    put(&f, 256, &negative, 4);
+    expect_parse(&f, ERR_MALFORMED, "a negative token");
+    mem_free(f.data);
+    f = make_file();
+    put(&f, 255, "x", 1);
+    expect_parse(&f, ERR_MALFORMED, "reserved");
+    mem_free(f.data);
+}
+
+Test(state, sizes_overflow_to_nothing) {
+    cr_assert_eq(state_file_size(0, 1, 1), 0);
+    cr_assert_eq(state_file_size(-1, 1, 1), 0);
+    cr_assert_eq(state_file_size(1, 0, 1), 0);
+    cr_assert_eq(state_file_size(INT32_MAX, 1, 1), 0);
+    cr_assert_eq(state_file_size(1, INT32_MAX, 1), 0);
+    cr_assert_eq(state_file_size(1, 1, SIZE_MAX), 0);
+    cr_assert_eq(state_file_size(1, 1, SIZE_MAX - 300), 0);
+    cr_assert_eq(state_file_size(1, 1, 1), 256 + 4 + 8 + 1 + STATE_SEAL_BYTES);
+}
+
+Test(state, no_memory_is_no_damage) {
+    struct file f = make_file();
+    struct state_view view;
+    struct fault fault = {0};
+    mem_fail_after(0);
+    cr_assert_eq(state_parse(f.data, f.size, &view, &fault), ERR_NOMEM);
+    mem_fail_after(-1);
+    mem_free(f.data);
+}
+
+/* Every bounded policy's parameters come back equal; what a file cannot hold is not written. */
+Test(state, holds_every_bounded_policy) {
+    for (int i = 0; policy_at(i) != NULL; i++) {
+        struct kv_params kv = kv_of(policy_at(i)->name, 256);
+        cr_assert_eq(state_holds(&kv), policy_at(i)->bounded, "%s", policy_at(i)->name);
+    }
+}

@@ -1,0 +1,477 @@
+/* Tests engine/store.c on real files: what is kept comes back after a new start, and whatever else
+ * lies in the directory is refused, put aside and survived. Failing system calls are linked in. */
+#include <criterion/criterion.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "engine/store.h"
+
+/* ---- Failing calls --------------------------------------------------------------------------- */
+
+/* The n-th of these calls fails (n < 0: none). Names are the linker's: --wrap. */
+static long fail_left = -1;
+
+static bool fails(int error) {
+    if (fail_left < 0) return false;
+    if (fail_left-- > 0) return false;
+    errno = error;
+    return true;
+}
+
+ssize_t __real_write(int fd, const void *data, size_t size);
+ssize_t __wrap_write(int fd, const void *data, size_t size);
+int __real_fsync(int fd);
+int __wrap_fsync(int fd);
+int __real_renameat(int from_dir, const char *from, int to_dir, const char *to);
+int __wrap_renameat(int from_dir, const char *from, int to_dir, const char *to);
+
+ssize_t __wrap_write(int fd, const void *data, size_t size) {
+    return fd > 2 && fails(ENOSPC) ? -1 : __real_write(fd, data, size);
+}
+
+int __wrap_fsync(int fd) {
+    return fails(EIO) ? -1 : __real_fsync(fd);
+}
+
+int __wrap_renameat(int from_dir, const char *from, int to_dir, const char *to) {
+    return fails(EIO) ? -1 : __real_renameat(from_dir, from, to_dir, to);
+}
+
+/* ---- A directory ----------------------------------------------------------------------------- */
+
+static char dir[64];
+
+static void make_dir(void) {
+    strcpy(dir, "/tmp/keepd-store-XXXXXX");
+    cr_assert_not_null(mkdtemp(dir));
+}
+
+static const char *path_of(const char *name) {
+    static char path[512];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    return path;
+}
+
+static void remove_dir(void) {
+    DIR *list = opendir(dir);
+    const struct dirent *entry;
+    while ((entry = readdir(list)) != NULL)
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0) {
+            if (unlink(path_of(entry->d_name)) != 0) rmdir(path_of(entry->d_name));
+        }
+    closedir(list);
+    cr_assert_eq(rmdir(dir), 0);
+}
+
+TestSuite(store, .init = make_dir, .fini = remove_dir);
+
+static int files_with(const char *suffix) {
+    DIR *list = opendir(dir);
+    const struct dirent *entry;
+    int count = 0;
+    while ((entry = readdir(list)) != NULL) {
+        const char *dot = strrchr(entry->d_name, '.');
+        count += dot != NULL && strcmp(dot, suffix) == 0;
+    }
+    closedir(list);
+    return count;
+}
+
+/* ---- A store --------------------------------------------------------------------------------- */
+
+static struct store_options options_of(void) {
+    return (struct store_options){
+        .dir = dir,
+        .bytes = 1 << 20,
+        .identity = {.weights = "w", .dtype = KERN_F32, .layers = 1, .heads_kv = 1, .head_dim = 16},
+        .inline_io = true};
+}
+
+static struct store *open_store(void) {
+    struct store_options options = options_of();
+    struct store *store;
+    struct fault fault = {0};
+    cr_assert_eq(store_open(&options, &store, &fault), 0, "%s", fault.text);
+    return store;
+}
+
+static int refuse_open(const char *says) {
+    struct store_options options = options_of();
+    struct store *store;
+    struct fault fault = {0};
+    int code = store_open(&options, &store, &fault);
+    cr_assert(code != 0 && store == NULL);
+    cr_assert_str_eq(fault.field, "state-dir");
+    cr_assert_not_null(strstr(fault.text, says), "'%s'", fault.text);
+    return code;
+}
+
+static struct kv_params kv_of(int budget) {
+    struct kv_params kv = {.budget = budget, .buffer = 8, .chunk = 16};
+    kv_params_set_policy(&kv, policy_find("global"));
+    return kv;
+}
+
+enum { PROMPT = 20, TOKENS = 30 };
+
+static void fill_tokens(int32_t *tokens, int seed, int count) {
+    for (int i = 0; i < count; i++) tokens[i] = seed * 1000 + i;
+}
+
+/* Conversation `seed`, of `room` bytes beside its head. */
+static int save(struct store *store, int seed, size_t room) {
+    int32_t tokens[TOKENS];
+    uint64_t sizes[] = {room, 0}, id = 0;
+    int code = 1;
+    fill_tokens(tokens, seed, TOKENS);
+    struct state_head head = {.identity = *store_identity(store),
+                              .id = 500 + (uint64_t)seed,
+                              .space = "space",
+                              .kv = kv_of(32),
+                              .token_count = TOKENS,
+                              .prompt_end = PROMPT,
+                              .block_count = 2};
+    head.prompt_hash = conversation_hash(CONVERSATION_HASH, tokens, PROMPT);
+    head.token_hash = conversation_hash(CONVERSATION_HASH, tokens, TOKENS);
+    head.file_size = state_file_size(TOKENS, 2, room);
+    char *data = mem_must_alloc(head.file_size, 1);
+    memset(data + state_write_head(&head, tokens, sizes, data), seed, room);
+    cr_assert(store_can_save(store));
+    store_save(store, &head, data, head.file_size);
+    cr_assert(store_saved(store, &id, &code) && !store_saved(store, &id, &code));
+    cr_assert_eq(id, 500 + (uint64_t)seed);
+    return code;
+}
+
+/* What a prompt of the first `count` tokens of conversation `seed` and one more finds. */
+static uint64_t find(struct store *store, int seed, int count, const char *space, int budget,
+                     int32_t least) {
+    uint8_t bytes[16] = {0};
+    int32_t prompt[TOKENS + 1];
+    struct kv_params kv = kv_of(budget);
+    memcpy(bytes, space, strlen(space));
+    fill_tokens(prompt, seed, count);
+    prompt[count] = 7;
+    struct conversation_query query = {
+        .space = bytes, .kv = &kv, .prompt = prompt, .prompt_count = count + 1};
+    return store_find(store, &query, least);
+}
+
+static int load(struct store *store, uint64_t id) {
+    const struct state_view *view = NULL;
+    int code = store_load(store, id, &view);
+    if (code != 0) return code;
+    cr_assert_eq(view->head.id, id);
+    cr_assert_eq(((const char *)view->blocks[0].data)[0], (char)(id - 500));
+    store_unload(store);
+    return 0;
+}
+
+static struct store_stats stats_of(struct store *store) {
+    struct store_stats stats;
+    store_stats(store, &stats);
+    return stats;
+}
+
+/* ---- What is kept ---------------------------------------------------------------------------- */
+
+Test(store, comes_back_after_a_new_start) {
+    struct store *store = open_store();
+    uint8_t before[16], after[16];
+    store_space_key(store, before);
+    cr_assert_eq(save(store, 1, 100), 0);
+    cr_assert_eq(save(store, 2, 200), 0);
+    store_close(store);
+    store = open_store();
+    store_space_key(store, after);
+    cr_assert_eq(memcmp(before, after, sizeof before), 0, "spaces mean something else now");
+    cr_assert(stats_of(store).files == 2 && stats_of(store).refused == 0);
+    cr_assert_eq(find(store, 1, TOKENS, "space", 32, 0), 501);
+    cr_assert_eq(find(store, 2, PROMPT, "space", 32, 0), 502); /* the answer is dropped */
+    cr_assert_eq(find(store, 2, PROMPT - 1, "space", 32, 0), 0);
+    cr_assert_eq(find(store, 1, TOKENS, "other", 32, 0), 0);
+    cr_assert_eq(find(store, 1, TOKENS, "space", 33, 0), 0);
+    cr_assert_eq(find(store, 1, TOKENS, "space", 32, TOKENS - 1), 501);
+    cr_assert_eq(find(store, 1, TOKENS, "space", 32, TOKENS), 0, "memory has as much");
+    cr_assert_eq(load(store, 501), 0);
+    cr_assert_eq(load(store, 502), 0);
+    cr_assert_eq(load(store, 503), ERR_IO);
+    store_ignore(store, 501);
+    cr_assert_eq(find(store, 1, TOKENS, "space", 32, 0), 0);
+    store_close(store);
+}
+
+Test(store, removing) {
+    struct store *store = open_store();
+    cr_assert_eq(save(store, 1, 100), 0);
+    cr_assert(store_has(store, 501));
+    cr_assert_eq(store_remove(store, 501), 0);
+    cr_assert_eq(store_remove(store, 501), ERR_NOTFOUND);
+    cr_assert(!store_has(store, 501) && files_with(".state") == 0);
+    cr_assert(stats_of(store).files == 0 && stats_of(store).bytes == 0);
+    store_close(store);
+}
+
+Test(store, all_files_stay_within_their_bytes) {
+    struct store_options options = options_of();
+    struct store *store;
+    struct fault fault;
+    size_t size = state_file_size(TOKENS, 2, 1000);
+    options.bytes = (int64_t)size * 3;
+    cr_assert_eq(store_open(&options, &store, &fault), 0);
+    for (int i = 1; i <= 3; i++) cr_assert_eq(save(store, i, 1000), 0);
+    cr_assert_eq(stats_of(store).files, 3);
+    for (int i = 4; i <= 6; i++) {
+        cr_assert_eq(save(store, i, 1000), 0);
+        cr_assert(stats_of(store).files == 3 && files_with(".state") == 3);
+        cr_assert(stats_of(store).bytes <= options.bytes && store_has(store, 500 + (uint64_t)i));
+    }
+    cr_assert_eq(save(store, 7, 3 * size), ERR_LIMIT, "larger than all together");
+    cr_assert(stats_of(store).failed == 1 && stats_of(store).files == 3);
+    store_close(store);
+}
+
+Test(store, list) {
+    struct store *store = open_store();
+    struct store_row rows[3];
+    for (int i = 1; i <= 3; i++) cr_assert_eq(save(store, i, 10), 0);
+    cr_assert_eq(store_list(store, rows, 3), 3);
+    cr_assert(rows[0].tokens == TOKENS && rows[0].kv.budget == 32);
+    cr_assert_eq(rows[0].bytes, (int64_t)state_file_size(TOKENS, 2, 10));
+    cr_assert_eq(store_list(store, rows, 2), 2);
+    store_close(store);
+}
+
+/* ---- What is refused ------------------------------------------------------------------------- */
+
+static void change_file(const char *name, off_t at, const char *bytes, size_t size) {
+    int fd = open(path_of(name), O_WRONLY);
+    cr_assert(fd >= 0 && pwrite(fd, bytes, size, at) == (ssize_t)size);
+    close(fd);
+}
+
+static const char *const name_1 = "00000000000001f5.state"; /* 501 */
+
+/* Damage that only reading finds: put aside, counted, and the next one is served. */
+Test(store, damaged_files_are_put_aside) {
+    struct store *store = open_store();
+    for (int i = 1; i <= 2; i++) cr_assert_eq(save(store, i, 100), 0);
+    change_file(name_1, 450, "x", 1);
+    cr_assert_eq(find(store, 1, TOKENS, "space", 32, 0), 501);
+    cr_assert_eq(load(store, 501), ERR_MALFORMED);
+    cr_assert_eq(find(store, 1, TOKENS, "space", 32, 0), 0);
+    cr_assert(files_with(".bad") == 1 && files_with(".state") == 1);
+    cr_assert(stats_of(store).refused == 1 && stats_of(store).files == 1);
+    cr_assert_eq(load(store, 502), 0);
+    store_close(store);
+    store = open_store(); /* what was put aside stays so, and counts by its bytes */
+    cr_assert(stats_of(store).refused == 0 && stats_of(store).files == 1);
+    cr_assert_gt(stats_of(store).bytes, 2 * 100);
+    store_close(store);
+}
+
+Test(store, torn_files_are_put_aside_at_start) {
+    struct store *store = open_store();
+    for (int i = 1; i <= 3; i++) cr_assert_eq(save(store, i, 100), 0);
+    store_close(store);
+    cr_assert_eq(truncate(path_of(name_1), 300), 0);
+    cr_assert_eq(truncate(path_of("00000000000001f6.state"), 17), 0);
+    store = open_store();
+    cr_assert(stats_of(store).refused == 2 && stats_of(store).files == 1);
+    cr_assert_eq(files_with(".bad"), 2);
+    cr_assert_eq(load(store, 503), 0);
+    store_close(store);
+}
+
+/* Whole and well-formed, but sealed without this directory's key. */
+Test(store, files_of_another_key_are_refused) {
+    struct store *store = open_store();
+    cr_assert_eq(save(store, 1, 100), 0);
+    store_close(store);
+    cr_assert_eq(unlink(path_of("key")), 0);
+    store = open_store();
+    cr_assert_eq(load(store, 501), ERR_INVALID);
+    cr_assert(stats_of(store).refused == 1 && files_with(".bad") == 1);
+    store_close(store);
+}
+
+/* Under another's name a file is not what it says, however genuine. */
+Test(store, renamed_files_are_refused) {
+    struct store *store = open_store();
+    cr_assert_eq(save(store, 1, 100), 0);
+    store_close(store);
+    cr_assert_eq(rename(path_of(name_1), "/tmp/keepd-store-moved"), 0);
+    cr_assert_eq(rename("/tmp/keepd-store-moved", path_of("00000000000001f7.state")), 0);
+    store = open_store();
+    cr_assert(stats_of(store).files == 0 && stats_of(store).refused == 1);
+    store_close(store);
+}
+
+Test(store, another_models_files_are_left_alone) {
+    struct store_options options = options_of();
+    struct store *store = open_store();
+    struct fault fault;
+    cr_assert_eq(save(store, 1, 100), 0);
+    store_close(store);
+    options.identity.weights[0] = 'x';
+    cr_assert_eq(store_open(&options, &store, &fault), 0);
+    cr_assert(stats_of(store).files == 0 && stats_of(store).refused == 0);
+    cr_assert_gt(stats_of(store).bytes, 0);
+    cr_assert_eq(find(store, 1, TOKENS, "space", 32, 0), 0);
+    store_close(store);
+    store = open_store();
+    cr_assert_eq(load(store, 501), 0);
+    store_close(store);
+}
+
+/* Links, pipes, directories and strange names are not followed, not opened, not believed. */
+Test(store, strange_entries_are_survived) {
+    struct store *store = open_store();
+    cr_assert_eq(save(store, 1, 100), 0);
+    store_close(store);
+    cr_assert_eq(symlink(name_1, path_of("00000000000001f8.state")), 0);
+    cr_assert_eq(mkfifo(path_of("00000000000001f9.state"), 0600), 0);
+    cr_assert_eq(mkdir(path_of("00000000000001fa.state"), 0700), 0);
+    static const char *const names[] = {"x.state",
+                                        "..state",
+                                        "00000000000001F5.state",
+                                        "0x000000000001f5.state",
+                                        "00000000000001f5.state2",
+                                        "0000000000000000.state"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        close(open(path_of(names[i]), O_CREAT | O_WRONLY, 0600));
+    close(open(path_of(".00000000000001f5.tmp"), O_CREAT | O_WRONLY, 0600));
+    store = open_store();
+    cr_assert_eq(stats_of(store).files, 1);
+    cr_assert_eq(files_with(".tmp"), 0, "a leftover stayed");
+    cr_assert_eq(load(store, 501), 0);
+    cr_assert_eq(load(store, 504), ERR_IO);
+    store_close(store);
+    unlink(path_of("00000000000001f8.state"));
+}
+
+/* ---- Opening --------------------------------------------------------------------------------- */
+
+Test(store, one_daemon_at_a_time) {
+    struct store *store = open_store();
+    cr_assert_eq(refuse_open("another keepd"), ERR_BUSY);
+    store_close(store);
+    store_close(open_store());
+}
+
+Test(store, the_key_is_secret_and_whole) {
+    struct stat st;
+    store_close(open_store());
+    cr_assert_eq(stat(path_of("key"), &st), 0);
+    cr_assert(st.st_size == 32 && (st.st_mode & 0777) == 0600);
+    chmod(path_of("key"), 0640);
+    cr_assert_eq(refuse_open("0600"), ERR_INVALID);
+    chmod(path_of("key"), 0600);
+    cr_assert_eq(truncate(path_of("key"), 31), 0);
+    cr_assert_eq(refuse_open("32 bytes"), ERR_INVALID);
+    unlink(path_of("key"));
+    cr_assert_eq(symlink("/etc/hostname", path_of("key")), 0);
+    refuse_open("key");
+    unlink(path_of("key"));
+}
+
+Test(store, directories_that_cannot_serve) {
+    chmod(dir, 0770);
+    cr_assert_eq(refuse_open("0700"), ERR_INVALID);
+    chmod(dir, 0700);
+    char good[64];
+    strcpy(good, dir);
+    strcpy(dir, "/proc/no/such");
+    cr_assert_eq(refuse_open("cannot be made"), ERR_IO);
+    strcpy(dir, good);
+}
+
+/* ---- Failures -------------------------------------------------------------------------------- */
+
+/* Every call that can fail while writing: the file is there whole, or nothing is. */
+Test(store, failing_writes_leave_nothing) {
+    int failed = 0;
+    for (long n = 0; failed == n; n++) {
+        struct store *store = open_store();
+        cr_assert_eq(save(store, 1, 100), 0);
+        fail_left = n;
+        int code = save(store, 2, 100);
+        bool pending = fail_left >= 0;
+        fail_left = -1;
+        failed += !pending;
+        cr_assert_eq(code, pending ? 0 : ERR_IO, "call %ld", n);
+        cr_assert_eq(files_with(".tmp"), 0);
+        cr_assert_eq(store_has(store, 502), code == 0);
+        cr_assert_eq(files_with(".state"), code == 0 ? 2 : 1);
+        cr_assert_eq(load(store, 501), 0);
+        cr_assert_eq(save(store, 2, 100), 0); /* the next attempt works */
+        cr_assert_eq(store_remove(store, 501) + store_remove(store, 502), 0);
+        store_close(store);
+    }
+    cr_assert_eq(failed, 4, "write, fsync, rename, fsync of the directory");
+}
+
+Test(store, reading_without_memory_is_no_damage) {
+    struct store *store = open_store();
+    cr_assert_eq(save(store, 1, 100), 0);
+    for (long n = 0; n < 2; n++) {
+        mem_fail_after(n);
+        cr_assert_eq(load(store, 501), ERR_NOMEM);
+        mem_fail_after(-1);
+    }
+    cr_assert(stats_of(store).refused == 0 && files_with(".bad") == 0);
+    cr_assert_eq(load(store, 501), 0);
+    store_close(store);
+}
+
+/* ---- The thread ------------------------------------------------------------------------------ */
+
+static atomic_int wakes;
+
+static void count_wake(void *arg) {
+    (void)arg;
+    atomic_fetch_add(&wakes, 1);
+}
+
+/* The same with its own thread: everything handed over is on disk when store_close returns. */
+Test(store, with_its_thread) {
+    struct store_options options = options_of();
+    struct store *store;
+    struct fault fault;
+    uint64_t sizes[] = {50, 0};
+    int32_t tokens[TOKENS];
+    options.inline_io = false;
+    options.done = count_wake;
+    cr_assert_eq(store_open(&options, &store, &fault), 0);
+    fill_tokens(tokens, 1, TOKENS);
+    struct state_head head = {.identity = options.identity,
+                              .id = 501,
+                              .space = "space",
+                              .kv = kv_of(32),
+                              .token_count = TOKENS,
+                              .prompt_end = PROMPT,
+                              .block_count = 2,
+                              .file_size = state_file_size(TOKENS, 2, 50)};
+    head.prompt_hash = conversation_hash(CONVERSATION_HASH, tokens, PROMPT);
+    head.token_hash = conversation_hash(CONVERSATION_HASH, tokens, TOKENS);
+    char *data = mem_must_alloc(head.file_size, 1);
+    memset(data + state_write_head(&head, tokens, sizes, data), 1, 50);
+    store_save(store, &head, data, head.file_size);
+    cr_assert_eq(find(store, 1, TOKENS, "space", 32, 0), 501, "what is being written counts");
+    const struct state_view *view;
+    int code;
+    while ((code = store_load(store, 501, &view)) == ERR_BUSY) usleep(1000);
+    cr_assert_eq(code, 0);
+    store_unload(store);
+    cr_assert_geq(atomic_load(&wakes), 1);
+    cr_assert_eq(store_remove(store, 501), 0);
+    store_close(store);
+    cr_assert_eq(files_with(".state"), 0, "a removal was lost");
+}
