@@ -121,6 +121,8 @@ const struct option config_options[] = {
      "when its memory is needed."},
     {"threads", INT, AT(threads), 0, 1024, "0", "N", 0,
      "Compute threads. 0: one per core."},
+    {"device", CHOICE, AT(device), 0, 0, "auto", "auto|cpu|cuda", 0,
+     "What computes. auto: a GPU where the build and the machine have one."},
     {"cpu-path", CHOICE, AT(cpu_path), 0, 0, "auto", "auto|reference|portable|avx2|avx512|amx", 0,
      "Kernels to use. auto: the fastest this machine can run."},
 

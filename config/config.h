@@ -40,6 +40,7 @@ struct config {
     char *api_key_file;
     struct config_list allowed_hosts, cors_origins;
     int64_t threads;
+    char *device;        /* auto, cpu, cuda */
     char *cpu_path;      /* auto, reference, portable, avx2, avx512, amx */
     char *log_format;    /* plain, json */
     char *log_level;     /* error, warn, info, debug */

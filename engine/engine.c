@@ -16,10 +16,10 @@
 #include "base/mem.h"
 #include "base/ring.h"
 #include "engine/identity.h"
+#include "engine/backend.h"
 #include "engine/model.h"
 #include "engine/sched.h"
 #include "engine/text.h"
-#include "kernels/cpu/cpu.h"
 
 struct engine {
     struct engine_options options;
@@ -300,8 +300,9 @@ static int check_options(const struct engine_options *o, struct fault *fault) {
 
 static int open_model(struct engine *e, int logits_max, struct fault *fault) {
     const struct engine_options *o = &e->options;
-    struct cpu_options cpu = {.path = o->cpu_path, .threads = o->threads};
-    int code = cpu_open(&cpu, &e->kern, fault);
+    const struct backend_options backend = {
+        .device = o->device, .cpu_path = o->cpu_path, .threads = o->threads};
+    int code = backend_open(&backend, &e->kern, fault);
     if (code != 0) return code;
     struct model_options options = {.dir = o->model_dir,
                                     .gates = o->gates,

@@ -52,6 +52,7 @@ struct engine_options {
     int max_conversations;      /* retained between turns */
     int max_choices;            /* n of one request; 0 = as many as may run at once */
     int threads;                /* 0 = the cores */
+    const char *device;         /* "auto", "cpu", "cuda": see engine/backend.h */
     const char *cpu_path;       /* see kernels/cpu/cpu.h */
     bool random_weights;
     bool check_only; /* engine_open refuses whatever it would refuse without loading weights; when

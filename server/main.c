@@ -93,6 +93,7 @@ static struct engine_options engine_options(const struct config *config, struct 
         .state_bytes = config->state_bytes,
         .state_idle_seconds = (int)config->state_idle,
         .threads = (int)config->threads,
+        .device = config->device,
         .cpu_path = config->cpu_path,
         .random_weights = config->random_weights,
         .progress = on_progress,
