@@ -5,7 +5,7 @@ add_library(engine_state STATIC conversation.c state.c store.c)
 target_link_libraries(engine_state PUBLIC keepd_flags engine_digest paging base)
 
 # What decides and holds a request: sequences, the scheduler; and the engine itself.
-add_library(engine_sched STATIC seq.c sched.c sched_keep.c sched_save.c)
+add_library(engine_sched STATIC seq.c sched.c sched_keep.c sched_save.c trace.c)
 target_link_libraries(engine_sched PUBLIC keepd_flags engine_state paging base)
 
 if(TARGET engine_tok AND TARGET engine_chat AND TARGET engine_model AND TARGET kernels_cpu)

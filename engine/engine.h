@@ -131,7 +131,13 @@ bool engine_token_is_special(const struct engine *engine, int32_t id);
 #define ENGINE_TOP_MAX     20
 #define ENGINE_CHOICES_MAX 128
 
-enum engine_report { ENGINE_REPORT_NONE, ENGINE_REPORT_LENGTHS, ENGINE_REPORT_POSITIONS };
+/* Each includes those before it. */
+enum engine_report {
+    ENGINE_REPORT_NONE,
+    ENGINE_REPORT_LENGTHS,
+    ENGINE_REPORT_POSITIONS,
+    ENGINE_REPORT_TRACE
+};
 
 struct engine_bias {
     int32_t token;
@@ -222,6 +228,14 @@ struct engine_choice {
     struct engine_choice *next;
 };
 
+/* One eviction: which entries each stream lost. */
+struct engine_eviction {
+    struct engine_eviction *next; /* the next in time */
+    int32_t tokens;               /* T when it happened */
+    int32_t *positions;           /* ascending, stream after stream */
+    int32_t lengths[];            /* [layers * heads_kv]: how many of each stream */
+};
+
 /* What choice 0 keeps, for usage.kv_details; valid once the job is finished. */
 struct engine_kv_details {
     char policy[32];
@@ -233,6 +247,8 @@ struct engine_kv_details {
     int64_t bytes;           /* memory held: pages * page_bytes */
     int32_t *lengths;        /* [layers * heads_kv] when reported, else NULL */
     int32_t *positions;      /* concatenated, stream after stream, or NULL */
+    struct engine_eviction *evictions; /* of this request, when its report is the trace */
+    int32_t evictions_lost;            /* those without memory for a record */
 };
 
 struct engine_job {

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "engine/sched_int.h"
+#include "engine/trace.h"
 
 /* A row whose logits are wanted: the next token of a sequence, or the score of a prompt token. */
 struct sched_want {
@@ -504,7 +505,8 @@ static void add_due(struct sched *sched, int *count, struct sequence *seq) {
     sched->due[(*count)++] = (struct kern_evict){.slot = seq->slot,
                                                  .tokens = seq->due.tokens,
                                                  .keep = seq->kv.budget,
-                                                 .rule = &seq->kv.rule};
+                                                 .rule = &seq->kv.rule,
+                                                 .trace = trace_begin(seq, sched_streams(sched))};
 }
 
 static int evict_due(struct sched *sched, int count, struct sequence **who) {
@@ -518,6 +520,7 @@ static int evict_due(struct sched *sched, int count, struct sequence **who) {
     hist_add(&sched->counters.eviction_seconds, (double)spent * 1e-9);
     sched->counters.evictions += (uint64_t)count;
     for (int i = 0; i < count; i++) {
+        trace_end(who[i]);
         due_evicted(&who[i]->kv, &who[i]->due);
         who[i]->job->evict_ns += spent / count;
     }

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "engine/trace.h"
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
@@ -23,6 +24,7 @@ void engine_job_close(struct engine_job *job) {
     mem_free(job->prompt_top);
     mem_free(job->kv.lengths);
     mem_free(job->kv.positions);
+    trace_close(&job->kv);
     job->prompt_tokens = NULL;
     job->prompt_top = NULL;
     job->kv.lengths = NULL;
@@ -113,6 +115,7 @@ int seq_open(struct sequence *seq, struct engine_job *job, int index, const stru
 }
 
 void seq_close(struct sequence *seq) {
+    trace_drop(seq);
     mem_free(seq->tokens);
     mem_free(seq->banned);
     *seq = (struct sequence){.slot = -1};

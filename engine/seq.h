@@ -34,8 +34,10 @@ struct sequence {
     uint64_t origin; /* the conversation it went on from; 0 = none */
     int32_t *banned; /* EOS and stop ids, for min_tokens; owned or NULL */
     int32_t banned_count;
-    uint32_t text_size;        /* bytes of choice->text written */
-    enum engine_finish finish; /* decided, not yet published */
+    uint32_t text_size;               /* bytes of choice->text written */
+    enum engine_finish finish;        /* decided, not yet published */
+    struct kern_trace trace;          /* of the eviction that is on its way, engine/trace.h */
+    struct engine_eviction *eviction; /* its record; NULL = none */
 };
 
 int seq_job_choices(const struct engine_request *request); /* at least 1 */

@@ -70,7 +70,8 @@ static int read_options(struct oai_reader *r, const cJSON *kv) {
 static int read_report(struct oai_reader *r, const cJSON *kv) {
     static const char *const names[] = {[ENGINE_REPORT_NONE] = "none",
                                         [ENGINE_REPORT_LENGTHS] = "lengths",
-                                        [ENGINE_REPORT_POSITIONS] = "positions"};
+                                        [ENGINE_REPORT_POSITIONS] = "positions",
+                                        [ENGINE_REPORT_TRACE] = "trace"};
     const char *report = names[ENGINE_REPORT_NONE];
     if (oai_get_str(r, "kv", kv, "report", &report)) return -1;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -78,7 +79,8 @@ static int read_report(struct oai_reader *r, const cJSON *kv) {
         r->out->sampling.kv.report = (enum engine_report)i;
         return 0;
     }
-    return oai_invalid(r, "kv.report", "expected \"none\", \"lengths\" or \"positions\"");
+    return oai_invalid(r, "kv.report",
+                       "expected \"none\", \"lengths\", \"positions\" or \"trace\"");
 }
 
 /* The kv object is ours alone, so a misspelt member is an error even where unknown fields of the

@@ -79,6 +79,20 @@ static struct engine_kv_details sum_details(const struct oai_answer *answer) {
     return sum;
 }
 
+/* [{"tokens": T, "evicted": [layer][head][positions]}, ...] in the order of time. */
+static void write_trace(struct buf *out, const struct engine_info *info,
+                        const struct engine_kv_details *kv) {
+    buf_str(out, ",\"trace\":[");
+    for (const struct engine_eviction *e = kv->evictions; e; e = e->next) {
+        buf_fmt(out, "%s{\"tokens\":%" PRId32 ",\"evicted\":", e == kv->evictions ? "" : ",",
+                e->tokens);
+        write_nested(out, info, e->lengths, e->positions);
+        buf_char(out, '}');
+    }
+    buf_char(out, ']');
+    if (kv->evictions_lost) buf_fmt(out, ",\"trace_lost\":%" PRId32, kv->evictions_lost);
+}
+
 static void write_kv_details(struct buf *out, const struct oai_answer *answer) {
     struct engine_kv_details kv = sum_details(answer);
     buf_str(out, ",\"kv_details\":{\"policy\":");
@@ -99,6 +113,8 @@ static void write_kv_details(struct buf *out, const struct oai_answer *answer) {
         buf_str(out, ",\"positions\":");
         write_nested(out, answer->rules->info, kv.lengths, kv.positions);
     }
+    if (answer->jobs[0].request.kv.report == ENGINE_REPORT_TRACE)
+        write_trace(out, answer->rules->info, &kv);
     buf_char(out, '}');
 }
 

@@ -446,6 +446,11 @@ void engine_job_close(struct engine_job *job) {
     mem_free(job->prompt_top);
     mem_free(job->kv.lengths);
     mem_free(job->kv.positions);
+    for (struct engine_eviction *next; job->kv.evictions; job->kv.evictions = next) {
+        next = job->kv.evictions->next;
+        mem_free(job->kv.evictions->positions);
+        mem_free(job->kv.evictions);
+    }
     job->choice = NULL;
     job->choice_count = 0;
     job->prompt_tokens = NULL;

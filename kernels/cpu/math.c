@@ -14,7 +14,8 @@ static void plain_dots(float *out, size_t stride, const float *q, int lanes, con
         for (int j = 0; j < count; j++) {
             double sum = 0;
             for (int d = 0; d < dim; d++)
-                sum += (double)q[l * dim + d] * element(rows, dtype, (size_t)(j * dim + d));
+                sum += (double)q[(size_t)l * (size_t)dim + (size_t)d] *
+                       element(rows, dtype, (size_t)j * (size_t)dim + (size_t)d);
             out[(size_t)l * stride + (size_t)j] = (float)sum;
         }
 }

@@ -121,9 +121,14 @@ static double preference(const struct evict_job *job, int layer) {
     return pow(entropy, 1 / (double)rule->tau1) * pow(variance, 1 / (double)rule->tau2);
 }
 
+/* The first stream of a layer. */
+static struct cpu_evict_stream *layer_streams(const struct evict_job *job, int layer) {
+    return job->cache->evict + (ptrdiff_t)layer * job->cache->options.heads_kv;
+}
+
 static double density(const struct evict_job *job, int layer) {
     int heads = job->cache->options.heads_kv;
-    const struct cpu_evict_stream *plan = &job->cache->evict[layer * heads];
+    const struct cpu_evict_stream *plan = layer_streams(job, layer);
     double low = plan->measured[0], high = low, sum = 0;
     for (int i = 0; i < heads; i++) {
         low = fmin(low, plan[i].measured[0]);
@@ -166,7 +171,7 @@ static void split_layers(const struct evict_job *job, struct cpu_share_part *par
     const float *weights = cpu_cache_weights(cache, job->due->slot);
     int64_t total = (int64_t)cache->streams * job->due->keep;
     for (int layer = 0; layer < layers; layer++) {
-        const struct cpu_evict_stream *plan = &cache->evict[layer * heads];
+        const struct cpu_evict_stream *plan = layer_streams(job, layer);
         int64_t fixed = 0, held = (int64_t)(plan[heads].first - plan->first);
         for (int i = 0; i < heads; i++) fixed += plan[i].fixed;
         parts[layer] =
@@ -175,13 +180,13 @@ static void split_layers(const struct evict_job *job, struct cpu_share_part *par
     }
     share_split(parts, layers, total);
     for (int layer = 0; layer < layers; layer++)
-        for (int i = 0; i < heads; i++) parts[layer].part += cache->evict[layer * heads + i].fixed;
+        for (int i = 0; i < heads; i++) parts[layer].part += layer_streams(job, layer)[i].fixed;
 }
 
 static void split_heads(const struct evict_job *job, int layer, int64_t room) {
     const struct cpu_cache *cache = job->cache;
     int heads = cache->options.heads_kv;
-    struct cpu_evict_stream *plan = &cache->evict[layer * heads];
+    struct cpu_evict_stream *plan = layer_streams(job, layer);
     struct cpu_share_part *parts = cache->parts + cache->options.layers;
     for (int i = 0; i < heads; i++)
         parts[i] = (struct cpu_share_part){.weight = 1,
@@ -208,7 +213,7 @@ void evict_share(const struct evict_job *job) {
     split_layers(job, cache->parts);
     for (int layer = 0; layer < layers; layer++)
         if (rule->pool == KERN_POOL_LAYER)
-            cache->evict[layer * heads].keep = cache->parts[layer].part;
+            layer_streams(job, layer)->keep = cache->parts[layer].part;
         else
             split_heads(job, layer, cache->parts[layer].part);
 }

@@ -277,6 +277,72 @@ Test(sched, budgets_hold_after_every_step) {
     world_close(&w);
 }
 
+/* Every policy: what the trace says is gone and what is held make up all that was appended. */
+static void expect_whole(const struct engine_job *job) {
+    static uint8_t seen[WORLD_STREAMS][WORLD_POSITIONS];
+    int64_t evicted = 0;
+    int32_t last = 0;
+    memset(seen, 0, sizeof seen);
+    for (const struct engine_eviction *e = job->kv.evictions; e; e = e->next) {
+        const int32_t *pos = e->positions;
+        for (int stream = 0; stream < WORLD_STREAMS; stream++)
+            for (int i = 0; i < e->lengths[stream]; i++, evicted++) seen[stream][*pos++]++;
+        cr_assert_gt(e->tokens, last);
+        last = e->tokens;
+    }
+    cr_assert_eq(evicted, job->kv.evicted_entries);
+    const int32_t *pos = job->kv.positions;
+    for (int stream = 0; stream < WORLD_STREAMS; stream++)
+        for (int i = 0; i < job->kv.lengths[stream]; i++) seen[stream][*pos++]++;
+    for (int stream = 0; stream < WORLD_STREAMS; stream++)
+        for (int i = 0; i < job->kv.seen_tokens; i++)
+            cr_assert_eq(seen[stream][i], 1, "stream %d position %d", stream, i);
+}
+
+Test(sched, a_trace_tells_what_was_evicted_when) {
+    for (int index = 1; policy_at(index); index++) {
+        struct engine_job job = job_of(3, 100, 60, global(20, 6, 16));
+        struct world w;
+        job.request.kv.policy = policy_at(index)->name;
+        job.request.kv.report = ENGINE_REPORT_TRACE;
+        world_open(&w, &(struct world_options){
+                           .pages = 400, .sequences = 1, .conversations = 1, .rows = 7});
+        submit(&w, &job);
+        run_until_idle(&w);
+        cr_assert_eq(finish_of(&job), ENGINE_FINISH_LENGTH, "%s", job.request.kv.policy);
+        cr_assert_eq(job.kv.evictions_lost, 0);
+        expect_whole(&job);
+        engine_job_close(&job);
+        world_close(&w);
+    }
+}
+
+/* Without memory for a record the eviction happens all the same. */
+Test(sched, a_lost_trace_is_counted) {
+    struct engine_job job = job_of(3, 16, 30, global(10, 3, 16));
+    struct world w;
+    job.request.kv.report = ENGINE_REPORT_TRACE;
+    world_open(
+        &w, &(struct world_options){.pages = 400, .sequences = 1, .conversations = 1, .rows = 50});
+    submit(&w, &job);
+    cr_assert_not(world_step(&w)); /* the prompt, and its eviction */
+    cr_assert_not_null(job.kv.evictions);
+    while (count_of(&job) < 8) cr_assert_not(world_step(&w)); /* the backend has all its rooms */
+    while (job.kv.evictions_lost == 0) {
+        bool failed;
+        mem_fail_after(0);
+        sched_step(&w.sched, &failed);
+        mem_fail_after(-1);
+        cr_assert_not(failed);
+    }
+    run_until_idle(&w);
+    cr_assert_eq(finish_of(&job), ENGINE_FINISH_LENGTH);
+    cr_assert_eq(job.kv.evictions_lost, 1);
+    cr_assert_not_null(job.kv.evictions->next);
+    engine_job_close(&job);
+    world_close(&w);
+}
+
 Test(sched, min_tokens_keeps_eos_away) {
     struct engine_job job = job_of(4, 5, 30, full());
     struct engine_bias bias[] = {{0, 100}}; /* EOS, always */

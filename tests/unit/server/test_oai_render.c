@@ -236,6 +236,25 @@ Test(oai_render, reports) {
     cr_assert(strstr(out.data, "\"lengths\":[[1,0],[2,1]],\"positions\":[[[6],[]],[[0,6],[5]]]}}"));
 }
 
+Test(oai_render, trace) {
+    static int32_t gone[] = {4, 5, 9};
+    struct engine_eviction *first = calloc(1, sizeof *first + 4 * sizeof *first->lengths);
+    struct engine_eviction *second = calloc(1, sizeof *second + 4 * sizeof *second->lengths);
+    *first = (struct engine_eviction){.next = second, .tokens = 8, .positions = gone};
+    *second = (struct engine_eviction){.tokens = 11, .positions = gone + 2};
+    first->lengths[1] = 2;
+    second->lengths[3] = 1;
+    job.request.kv.report = ENGINE_REPORT_TRACE;
+    job.kv.evictions = first;
+    job.kv.evictions_lost = 1;
+    oai_render_usage(&out, &answer, 3, true);
+    cr_assert(strstr(out.data,
+                     "\"trace\":[{\"tokens\":8,\"evicted\":[[[],[4,5]],[[],[]]]},"
+                     "{\"tokens\":11,\"evicted\":[[[],[]],[[],[9]]]}],\"trace_lost\":1}"));
+    job.kv.evictions = NULL;
+    free(first), free(second);
+}
+
 Test(oai_render, usage_of_a_running_job) {
     oai_render_usage(&out, &answer, 2, false);
     cr_assert_str_eq(out.data, "{\"prompt_tokens\":4,\"completion_tokens\":2,\"total_tokens\":6}");

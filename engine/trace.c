@@ -1,0 +1,53 @@
+#include "engine/trace.h"
+
+#include "base/mem.h"
+
+/* Room for all that the sequence holds: a rule may evict more than the budget asks for. */
+struct kern_trace *trace_begin(struct sequence *seq, int64_t streams) {
+    if (seq->index != 0 || seq->job->request.kv.report != ENGINE_REPORT_TRACE) return NULL;
+    size_t count = (size_t)streams, entries = count * (size_t)seq->due.held;
+    struct engine_eviction *eviction = NULL;
+    if (seq->due.held <= 0 || entries / count == (size_t)seq->due.held)
+        eviction = mem_try_alloc(1, sizeof *eviction + count * sizeof *eviction->lengths);
+    if (eviction != NULL) eviction->positions = mem_try_alloc(entries + 1, sizeof(int32_t));
+    if (eviction == NULL || eviction->positions == NULL) {
+        mem_free(eviction);
+        seq->job->kv.evictions_lost++;
+        return NULL;
+    }
+    eviction->tokens = seq->due.tokens;
+    seq->eviction = eviction;
+    seq->trace = (struct kern_trace){
+        .lengths = eviction->lengths, .positions = eviction->positions, .entries_max = entries};
+    return &seq->trace;
+}
+
+void trace_end(struct sequence *seq) {
+    struct engine_eviction *eviction = seq->eviction;
+    if (eviction == NULL) return;
+    size_t used = (seq->trace.entries + 1) * sizeof *eviction->positions;
+    int32_t *positions = mem_try_realloc(eviction->positions, used, used);
+    if (positions != NULL) eviction->positions = positions;
+    struct engine_eviction **link = &seq->job->kv.evictions;
+    while (*link != NULL) link = &(*link)->next;
+    *link = eviction;
+    seq->eviction = NULL;
+}
+
+static void free_eviction(struct engine_eviction *eviction) {
+    mem_free(eviction->positions);
+    mem_free(eviction);
+}
+
+void trace_drop(struct sequence *seq) {
+    if (seq->eviction != NULL) free_eviction(seq->eviction);
+    seq->eviction = NULL;
+}
+
+void trace_close(struct engine_kv_details *details) {
+    struct engine_eviction *next;
+    for (; details->evictions != NULL; details->evictions = next) {
+        next = details->evictions->next;
+        free_eviction(details->evictions);
+    }
+}
