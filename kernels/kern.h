@@ -175,7 +175,11 @@ struct kern_rule {
     bool published; /* RETENTION, parity: the published offsets (score.h) */
     float retain;   /* RETENTION: an entry whose score is below log(retain) goes even when there is
                        room; 0 = off */
-    float floor;    /* part of `keep` that every stream of a pool keeps at least, 0..1 */
+    float floor;    /* part of a pool's places that streams have without competing, 0..1. LAYER
+                       (Ada-KV): a stream's places are 1 - floor times the number of its entries
+                       among the pool's best plus floor times an even part, by largest remainder.
+                       SEQUENCE (global gates): trunc(floor * keep) each, and the pool's best of the
+                       rest on top; what a stream is too short for stays empty */
     float merge_beta;
     float pyramid_beta; /* the last layer's candidates are 1 / pyramid_beta of the mean */
     float tau1, tau2;   /* PREFERENCE */

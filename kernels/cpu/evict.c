@@ -126,24 +126,52 @@ static void cut_pool(const struct evict_job *job, int from, int to, int64_t keep
     for (int stream = from; stream < to; stream++) job->cache->evict[stream].cut = cut;
 }
 
-/* What a stream's floor and its entries among the pool's best come to: its own places. */
-static void count_places(const struct evict_job *job, int stream, int64_t least) {
+/* A stream's entries among the best of its pool. */
+static int64_t count_best(const struct evict_job *job, int stream) {
+    const uint32_t *table = cpu_cache_table(job->cache, job->due->slot, stream);
+    int32_t length = *cpu_cache_length(job->cache, job->due->slot, stream);
+    int64_t count = 0;
+    for (int32_t i = 0; i < length; i++) count += is_above(job, stream, table, i);
+    return count;
+}
+
+/* Ada-KV: see kern_rule.floor. */
+static void share_by_count(const struct evict_job *job, int from, int to, int64_t room) {
+    struct cpu_cache *cache = job->cache;
+    struct cpu_share_part *parts = cache->parts + cache->options.layers;
+    double floor = (double)job->due->rule->floor, even = (double)room / (to - from);
+    cut_pool(job, from, to, room);
+    for (int i = from; i < to; i++)
+        parts[i - from] = (struct cpu_share_part){
+            .weight = (1 - floor) * (double)count_best(job, i) + floor * even,
+            .most = *cpu_cache_length(cache, job->due->slot, i)};
+    share_split(parts, to - from, room);
+    for (int i = from; i < to; i++) cache->evict[i].keep = parts[i - from].part;
+}
+
+/* Global gates: see kern_rule.floor. */
+static void share_above_floor(const struct evict_job *job, int from, int to, int64_t room) {
     const struct cpu_cache *cache = job->cache;
-    const uint32_t *table = cpu_cache_table(cache, job->due->slot, stream);
-    int32_t length = *cpu_cache_length(cache, job->due->slot, stream);
-    int64_t places = least;
-    for (int32_t i = 0; i < length; i++) places += is_above(job, stream, table, i);
-    cache->evict[stream].keep = places < length ? places : length;
+    int64_t streams = to - from;
+    int64_t least = (int64_t)(job->due->rule->floor * (float)room / (float)streams);
+    cut_pool(job, from, to, room - least * streams);
+    for (int i = from; i < to; i++) {
+        int64_t places = count_best(job, i) + least;
+        int32_t length = *cpu_cache_length(cache, job->due->slot, i);
+        cache->evict[i].keep = places < length ? places : length;
+    }
 }
 
 /* Streams [from, to) compete for evict[from].keep places, of which each has some for itself. */
 static void share_pool(const struct evict_job *job, int from, int to) {
-    const struct cpu_cache *cache = job->cache;
-    int64_t room = cache->evict[from].keep, streams = to - from;
-    int64_t least = (int64_t)(job->due->rule->floor * (float)room / (float)streams);
-    cut_pool(job, from, to, room - least * streams);
-    for (int stream = from; stream < to && job->due->rule->floor > 0; stream++)
-        count_places(job, stream, least);
+    const struct kern_rule *rule = job->due->rule;
+    int64_t room = job->cache->evict[from].keep;
+    if (rule->floor <= 0)
+        cut_pool(job, from, to, room);
+    else if (rule->pool == KERN_POOL_LAYER)
+        share_by_count(job, from, to, room);
+    else
+        share_above_floor(job, from, to, room);
 }
 
 static void cut_streams(const struct evict_job *job) {

@@ -108,6 +108,22 @@ Test(share, heads_of_a_layer_compete) {
     cpu_cache_close(&bed.cache);
 }
 
+/* The counts are those of the whole layer's best, 4 and 16 of 20, then mixed with an even part. */
+Test(share, a_floor_mixes_counts_with_even_parts) {
+    struct kern_rule rule = {.score = KERN_SCORE_ATTENTION, .pool = KERN_POOL_LAYER, .floor = 0.5f};
+    struct bed bed = bed_open(1, 2, 2, 4, &rule);
+    bed_append(&bed, 0, 20);
+    bed.tokens = 20;
+    for (int i = 0; i < 20; i++) {
+        cpu_cache_score(&bed.cache, *cpu_cache_table(&bed.cache, 0, 0))[i] = i < 4 ? 9 : 0;
+        cpu_cache_score(&bed.cache, *cpu_cache_table(&bed.cache, 0, 1))[i] = (float)i;
+    }
+    cr_assert_eq(bed_evict(&bed, 0, 10), 0);
+    cr_assert_eq(*cpu_cache_length(&bed.cache, 0, 0), 7);
+    cr_assert_eq(*cpu_cache_length(&bed.cache, 0, 1), 13);
+    cpu_cache_close(&bed.cache);
+}
+
 Test(share, a_floor_keeps_every_head_alive) {
     struct kern_rule rule = {
         .score = KERN_SCORE_ATTENTION, .pool = KERN_POOL_SEQUENCE, .floor = 0.5f};
