@@ -13,7 +13,7 @@ import numpy as np
 
 from . import formulas as f
 from . import merge
-from .choose import best, choose, pools, quotas, ranked
+from .choose import best, choose, floor_places, pools, quotas, ranked
 from .sequence import similarity
 
 
@@ -150,19 +150,17 @@ class Follower:
         return found
 
     def explain_quotas(self, pool, scored, positions, sizes):
+        """A tie at the cut of a pool moves places between its streams."""
         rule = self.sequence.rule
-        expected = quotas(pool, scored, positions, rule.floor)
-        mine, theirs = [int(q) for q in expected], [sizes[s] for s in pool.streams]
-        if mine == theirs or rule.retain > 0:  # with retain, each stream is judged by itself
+        mine, theirs = quotas(pool, scored, positions, rule), np.array([sizes[s] for s in pool.streams])
+        if np.array_equal(mine, theirs) or rule.retain > 0:  # with retain, each stream is judged by itself
             return
+        floors = floor_places(rule, pool) * len(pool.streams) if rule.pool == "sequence" else 0
         stream, entry = ranked([scored[s] for s in pool.streams], [positions[s] for s in pool.streams])
-        least = int(rule.floor * pool.room / len(pool.streams)) * len(pool.streams)
-        last = scored[pool.streams[stream[pool.room - least - 1]]]
-        at = entry[pool.room - least - 1]
-        near = [int((self.near(scored[s], last.score[at], last.size[at]) & ~scored[s].protected).sum())
+        last, at = scored[pool.streams[stream[pool.room - floors - 1]]], entry[pool.room - floors - 1]
+        near = [(self.near(scored[s], last.score[at], last.size[at]) & ~scored[s].protected).sum()
                 for s in pool.streams]
-        assert sum(mine) == sum(theirs), (mine, theirs)
-        assert all(abs(a - b) <= n for a, b, n in zip(mine, theirs, near)), (mine, theirs, near)
+        assert mine.sum() == theirs.sum() and (np.abs(mine - theirs) <= near).all(), (mine, theirs, near)
 
     def describe(self, s, scored, pos, kept, other):
         only = [(int(p), float(x)) for p, x in zip(pos[kept & ~other], scored.score[kept & ~other])]

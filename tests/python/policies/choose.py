@@ -52,15 +52,26 @@ def layer_parts(weights, total, held, fixed):
     return fixed + shares.split(free, weights, held - fixed)
 
 
-def quotas(pool, scored, positions, floor):
+def counts(pool, room, scored, positions):
+    """How many of the best `room` entries of a pool are each stream's."""
+    stream, _ = ranked([scored[s] for s in pool.streams], [positions[s] for s in pool.streams])
+    return np.bincount(stream[:room], minlength=len(pool.streams))
+
+
+def floor_places(rule, pool):
+    """In float32, as a part of 0.7 of 10 places is meant to be 7."""
+    return int(np.float32(rule.floor) * np.float32(pool.room) / np.float32(len(pool.streams)))
+
+
+def quotas(pool, scored, positions, rule):
     """Places of each stream of a pool."""
-    count = len(pool.streams)
-    mine = [scored[s] for s in pool.streams]
+    size = len(pool.streams)
     lengths = np.array([len(positions[s]) for s in pool.streams])
-    least = int(floor * pool.room / count)
-    stream, _ = ranked(mine, [positions[s] for s in pool.streams])
-    counts = np.bincount(stream[:pool.room - count * least], minlength=count)
-    return np.minimum(counts + least, lengths)
+    if rule.pool == "layer" and rule.floor > 0:  # Ada-KV: a part of the room alike, the rest by count
+        weights = (1 - rule.floor) * counts(pool, pool.room, scored, positions) + rule.floor * pool.room / size
+        return shares.split(pool.room, weights, lengths)
+    least = floor_places(rule, pool)  # global gates: the best of the rest, and the floor on top
+    return np.minimum(counts(pool, pool.room - size * least, scored, positions) + least, lengths)
 
 
 def best(scored, pos, quota, retain):
@@ -76,6 +87,6 @@ def choose(sequence, scored, keep):
     positions = [stream.pos for stream in sequence.all_streams()]
     masks = [None] * len(positions)
     for pool in pools(sequence, scored, keep):
-        for s, quota in zip(pool.streams, quotas(pool, scored, positions, sequence.rule.floor)):
+        for s, quota in zip(pool.streams, quotas(pool, scored, positions, sequence.rule)):
             masks[s] = best(scored[s], positions[s], quota, sequence.rule.retain)
     return masks

@@ -68,14 +68,18 @@ def masked(z, visible):
 
 
 def smooth_mean(x, kernel):
-    """Average pooling of odd width; the zeros beyond the ends count."""
-    padded = np.pad(x, kernel // 2)
-    return np.lib.stride_tricks.sliding_window_view(padded, kernel).mean(axis=-1)
+    """Average pooling of odd width over the last axis; the zeros beyond the ends count."""
+    return windows(x, kernel, 0).mean(axis=-1)
 
 
 def smooth_max(x, kernel):
-    padded = np.pad(x, kernel // 2, constant_values=-np.inf)
-    return np.lib.stride_tricks.sliding_window_view(padded, kernel).max(axis=-1)
+    return windows(x, kernel, -np.inf).max(axis=-1)
+
+
+def windows(x, kernel, beyond):
+    padding = [(0, 0)] * (x.ndim - 1) + [(kernel // 2, kernel // 2)]
+    padded = np.pad(x, padding, constant_values=beyond)
+    return np.lib.stride_tricks.sliding_window_view(padded, kernel, axis=-1)
 
 
 # --- history: G-KV (arXiv 2512.00504) -------------------------------------------------------

@@ -56,7 +56,7 @@ class Run:
     rule: Rule | None = None  # another than the name's
 
     def __post_init__(self):
-        self.rule = self.rule or table.rule(self.name)
+        self.rule = self.rule or table.rule(self.name, self.budget)
 
 
 @dataclass
@@ -103,7 +103,7 @@ def drive(folder, runs, **options):
 def follow(run, evictions, out, kv_dtype="f32", tolerance=1e-5):
     """Replays one sequence beside what the driver did; returns the tally of the comparison."""
     r = run.recording
-    sequence = Sequence(run.rule, r.q.shape[0], r.q.shape[2], r.k.shape[2], r.q.shape[3], r.q.shape[3] ** -0.5,
+    sequence = Sequence(run.rule.as_float32(), r.q.shape[0], r.q.shape[2], r.k.shape[2], r.q.shape[3], r.q.shape[3] ** -0.5,
                         round_bf16 if kv_dtype == "bf16" else np.asarray)
     rounded = kv_dtype == "bf16"
     follower = Follower(sequence, tolerance, 2 ** -7 if rounded else 1e-4, rounded)

@@ -6,6 +6,8 @@ be compared with the daemon's; the values are from the papers and their code.
 
 from dataclasses import asdict, dataclass, field, replace
 
+import numpy as np
+
 INF = float("inf")
 
 
@@ -61,6 +63,13 @@ class Rule:
         nested = {f"{part}.{k}": v for part, values in parts.items() for k, v in values.items()}
         nested["redundancy.lambda"] = nested.pop("redundancy.weight")
         return plain | nested
+
+    def as_float32(self):
+        """With the numbers that a float32 holds."""
+        def rounded(part):
+            return {k: float(np.float32(v)) for k, v in asdict(part).items() if isinstance(v, float)}
+        return self.but(observe=rounded(self.observe), redundancy=rounded(self.redundancy),
+                        **rounded(self))
 
     def but(self, **changes):
         """The rule with other values; observe's and redundancy's as dictionaries."""

@@ -76,9 +76,9 @@ def reduced(p, how, gamma):
 
 
 def smoothed(x, observe):
-    """Over the last axis, for any number of leading ones."""
-    pool = {"average": f.smooth_mean, "max": f.smooth_max, "none": lambda row, width: row}[observe.smooth]
-    return np.apply_along_axis(pool, -1, x, observe.smooth_width) if x.shape[-1] else x
+    if observe.smooth == "none" or not x.shape[-1]:
+        return x
+    return {"average": f.smooth_mean, "max": f.smooth_max}[observe.smooth](x, observe.smooth_width)
 
 
 def observed(stream, queries, positions, candidates, observe, scale):
@@ -256,6 +256,6 @@ class Sequence:
         return np.array(found)
 
     def densities(self):
-        """D2O: layers whose entries gather unequal mass can do with fewer of them."""
-        spreads = [np.mean([stream.memory.var() for stream in row]) for row in self.streams]
-        return f.d2o_weights(spreads)
+        """D2O's code: layers whose heads gather unequal mass more unequally do with fewer entries."""
+        variances = [[stream.memory.var(ddof=1) for stream in row] for row in self.streams]
+        return f.d2o_weights([f.d2o_scalar_code(row) for row in variances])

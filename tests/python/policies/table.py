@@ -1,10 +1,15 @@
 """The rows: what each method is, from its paper and its published code.
 
 Where paper and code differ a row says which it follows; VARIANTS holds the other readings, as
-changes to a row.
+changes to a row.  Four sinks are protected by default, though most papers protect none.
 """
 
 from .rules import INF, Observe, Redundancy, Rule
+
+
+def attention(**values):
+    return Rule(score="attention", sinks=4, **values)
+
 
 ROWS = {
     "full": Rule(),
@@ -14,37 +19,40 @@ ROWS = {
     "trimkv": Rule(score="retention", sinks=4, horizon=1),
     "global": Rule(score="retention", pool="sequence", sinks=4, horizon=128),
     # G-KV (arXiv 2512.00504)
-    "gkv": Rule(score="attention", recent=16, observe=Observe(
+    "gkv": attention(recent=16, observe=Observe(
         window=16, group="max", normalise=True, history="max", decay=0.8), redundancy=Redundancy(
         on=True, weight=0.5, threshold=0.5, eps=1e-6, normalise=True)),
     # R-KV (arXiv 2505.24133), its code
-    "rkv": Rule(score="attention", recent=8, observe=Observe(
+    "rkv": attention(recent=8, observe=Observe(
         window=8, support="candidates", group="max_logit", smooth="max", smooth_width=7),
         redundancy=Redundancy(on=True, weight=0.1, threshold=0.5, eps=1e-8)),
     # H2O (arXiv 2306.14048)
-    "h2o": Rule(score="attention", observe=Observe(group="sum", reduce="sum")),
+    "h2o": attention(observe=Observe(group="sum", reduce="sum")),
     # SnapKV (arXiv 2404.14469)
-    "snapkv": Rule(score="attention", recent=32, observe=Observe(
+    "snapkv": attention(recent=32, observe=Observe(
         window=32, group="mean", reduce="sum", smooth="average", smooth_width=5)),
     # PyramidKV (arXiv 2406.02069)
-    "pyramidkv": Rule(score="attention", layers="pyramid", recent=8, pyramid_beta=20, observe=Observe(
+    "pyramidkv": attention(layers="pyramid", recent=8, pyramid_beta=20, observe=Observe(
         window=8, group="mean", smooth="max", smooth_width=7)),
     # Ada-KV (arXiv 2407.11550)
-    "adakv": Rule(score="attention", pool="layer", recent=32, floor=0.2, observe=Observe(
+    "adakv": attention(pool="layer", recent=32, floor=0.2, observe=Observe(
         window=32, group="mean", smooth="max", smooth_width=7)),
     # MorphKV (arXiv 2503.00979)
-    "morphkv": Rule(score="attention", recent=32, observe=Observe(
+    "morphkv": attention(recent=33, observe=Observe(
         window=32, support="candidates", group="sum_logit", reduce="sum")),
     # CAKE (arXiv 2503.12491)
-    "cake": Rule(score="attention", layers="preference", tau1=1, tau2=1, recent=32, observe=Observe(
+    "cake": attention(layers="preference", tau1=1, tau2=1, recent=32, observe=Observe(
         window=32, group="each", reduce="mean_var", gamma=200, smooth="average", smooth_width=5)),
     # KV-Compress (arXiv 2410.00161)
-    "kvcompress": Rule(score="attention", pool="sequence", recent=64, observe=Observe(
+    "kvcompress": attention(pool="sequence", recent=64, observe=Observe(
         group="squares", reduce="sum")),
     # D2O (arXiv 2406.13035)
-    "d2o": Rule(score="attention", layers="density", merge="paper", merge_beta=0.7, sinks=4, recent=16,
-                observe=Observe(group="mean", reduce="sum")),
+    "d2o": attention(layers="density", merge="paper", merge_beta=0.7,
+                     observe=Observe(group="sum", reduce="sum")),
 }
+
+# Recent entries as a part of the budget: H2O's half; D2O's one in four (N : M = 3 : 1)
+RECENT_PART = {"h2o": 0.5, "d2o": 0.25}
 
 VARIANTS = {
     "trimkv published": ("trimkv", dict(published=True, sinks=0)),
@@ -70,12 +78,11 @@ VARIANTS = {
 }
 
 
-def rule(name):
-    """Of a row or a variant."""
-    if name in ROWS:
-        return ROWS[name]
-    base, changes = VARIANTS[name]
-    return ROWS[base].but(**changes)
+def rule(name, budget=0):
+    """Of a row or a variant, for a budget."""
+    changes = VARIANTS.get(name, (name, {}))[1]
+    recent = dict(recent=int(RECENT_PART[base(name)] * budget)) if base(name) in RECENT_PART else {}
+    return ROWS[base(name)].but(**recent).but(**changes)
 
 
 def base(name):
