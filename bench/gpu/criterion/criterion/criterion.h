@@ -1,0 +1,70 @@
+/* The part of Criterion that the case files of tests/emu use, for machines without it: one file of
+ * cases becomes a program that runs them one after the other and stops at the first failure.
+ * An argument names the cases to run, by a part of their names. */
+#ifndef KEEPD_BENCH_GPU_CRITERION_H
+#define KEEPD_BENCH_GPU_CRITERION_H
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CASES_MAX 64
+
+struct cases {
+    struct {
+        const char *name;
+        void (*run)(void);
+    } at[CASES_MAX];
+    int count;
+};
+
+static struct cases cases;
+
+static inline void cases_add(const char *name, void (*run)(void)) {
+    if (cases.count == CASES_MAX) abort();
+    cases.at[cases.count].name = name;
+    cases.at[cases.count++].run = run;
+}
+
+#define Test(suite, name)                                                                          \
+    static void suite##_##name(void);                                                              \
+    __attribute__((constructor)) static void add_##suite##_##name(void) {                          \
+        cases_add(#suite "::" #name, suite##_##name);                                              \
+    }                                                                                              \
+    static void suite##_##name(void)
+
+#define cr_assert(condition, ...)                                                                  \
+    cases_check((condition), #condition, __FILE__, __LINE__, "" __VA_ARGS__)
+#define cr_assert_eq(a, b, ...)     cr_assert((a) == (b), __VA_ARGS__)
+#define cr_assert_geq(a, b, ...)    cr_assert((a) >= (b), __VA_ARGS__)
+#define cr_assert_not_null(a, ...)  cr_assert((a) != NULL, __VA_ARGS__)
+#define cr_assert_str_eq(a, b, ...) cr_assert(strcmp((a), (b)) == 0, __VA_ARGS__)
+
+__attribute__((format(printf, 5, 6))) static inline void
+cases_check(bool good, const char *condition, const char *file, int line, const char *format, ...) {
+    if (good) return;
+    va_list args;
+    va_start(args, format);
+    fprintf(stderr, "%s:%d: %s\n  ", file, line, condition);
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+    va_end(args);
+    exit(1);
+}
+
+int main(int argc, char **argv) {
+    int run = 0;
+    for (int i = 0; i < cases.count; i++) {
+        if (argc > 1 && !strstr(cases.at[i].name, argv[1])) continue;
+        cases.at[i].run();
+        printf("%s\n", cases.at[i].name);
+        run++;
+    }
+    printf("%d cases passed\n", run);
+    return run ? 0 : 1;
+}
+
+#endif
