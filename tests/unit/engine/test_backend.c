@@ -1,0 +1,51 @@
+/* Which backend a device option opens. A build with CUDA has the same answers on a machine without
+ * a GPU, but for the error's code. */
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "engine/backend.h"
+
+static struct kern *open_as(const char *device) {
+    struct kern *kern = NULL;
+    struct fault fault = {0};
+    const struct backend_options options = {
+        .device = device, .cpu_path = "reference", .threads = 1};
+    cr_assert_eq(backend_open(&options, &kern, &fault), 0, "%s", fault.text);
+    return kern;
+}
+
+Test(backend, cpu_is_always_there) {
+    struct kern *kern = open_as("cpu");
+    cr_assert_str_eq(kern->ops->name, "cpu-reference");
+    kern->ops->close(kern);
+}
+
+Test(backend, auto_opens_one) {
+    struct kern *kern = open_as("auto");
+    kern->ops->close(kern);
+    kern = open_as(NULL);
+    kern->ops->close(kern);
+}
+
+Test(backend, cuda_is_opened_or_refused_by_name) {
+    struct kern *kern = NULL;
+    struct fault fault = {0};
+    const struct backend_options options = {.device = "cuda", .cpu_path = "reference"};
+    int code = backend_open(&options, &kern, &fault);
+    if (code == 0) {
+        cr_assert_str_eq(kern->ops->name, "cuda");
+        kern->ops->close(kern);
+        return;
+    }
+    cr_assert(code == ERR_UNSUPPORTED || code == ERR_NOTFOUND);
+    cr_assert_str_eq(fault.field, "device");
+    cr_assert(strlen(fault.text) > 10);
+}
+
+Test(backend, an_unknown_cpu_path_is_named) {
+    struct kern *kern = NULL;
+    struct fault fault = {0};
+    const struct backend_options options = {.device = "cpu", .cpu_path = "abacus"};
+    cr_assert_eq(backend_open(&options, &kern, &fault), ERR_UNSUPPORTED);
+    cr_assert_str_eq(fault.field, "abacus");
+}
