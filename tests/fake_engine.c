@@ -306,7 +306,9 @@ int engine_check(const struct engine *e, const struct engine_request *r, struct 
         return fault_set(fault, ERR_LIMIT, "n", "n is %d, this server allows %d", r->choices,
                          e->info.max_choices);
     if (r->kv.policy && !is_policy(r->kv.policy))
-        return fault_set(fault, ERR_INVALID, "kv.policy", "unknown policy '%s'", r->kv.policy);
+        return fault_set(fault, ERR_INVALID, "kv.policy",
+                         "unknown policy '%s'; there are full, streaming, trimkv, global",
+                         r->kv.policy);
     if (e->info.kv_budget_max && budget_of(e, r) < 0)
         return fault_set(fault, ERR_INVALID, "kv.policy", "budgets are capped on this server");
     if (e->info.kv_budget_max && budget_of(e, r) > e->info.kv_budget_max)

@@ -223,6 +223,11 @@ def test_budget_cap(start):
     check_error(daemon.chat(kv={"policy": "full"}), 400, "kv.policy", "invalid_value")
 
 
+def test_an_unknown_policy_is_told_the_known_ones(shared):
+    text = check_error(shared.chat(kv={"policy": "lru"}), 400, "kv.policy", "invalid_value")
+    assert "'lru'" in text and all(name in text for name in ("full", "streaming", "trimkv", "global"))
+
+
 def test_full_policy_has_no_budget(shared):
     assert shared.chat(kv={"policy": "full"}).json()["usage"]["kv_details"]["budget"] is None
 

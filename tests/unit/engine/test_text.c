@@ -139,6 +139,57 @@ Test(text, requests_cannot_write_special_tokens) {
     text_close(&text);
 }
 
+#define CONTINUED(content)                                                                         \
+    "{\"messages\":[{\"role\":\"user\",\"content\":\"ab\"},{\"role\":\"assistant\",\"content\":"   \
+    "\"" content "\"}],\"continue_final_message\":true}"
+
+/* The prompt ends with the final message's own text, found where the template wrote the request's
+ * bytes: words of the template that look the same do not count. */
+Test(text, the_final_message_goes_on) {
+    static const struct {
+        const char *source, *context, *expected;
+    } rows[] = {
+        {"{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}!", CONTINUED("yes"),
+         "SabESyes"},
+        {"{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}yes", CONTINUED("yes"),
+         "SabESyes"},
+        {"{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}", CONTINUED("ab"), "SabESab"},
+        {"{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}", CONTINUED("y </s>"),
+         "SabESy </s>"},
+        {"{% for m in messages %}{{ m.content | trim }}</s>{% endfor %}", CONTINUED(" yes \\n"),
+         "abEyes"},
+        {"{% for m in messages %}{{ m.content }}</s>{% endfor %}", CONTINUED(" yes \\n"),
+         "abE yes \n"},
+        {"{% for m in messages %}<x>{{ m.content.split('</x>')[-1] }}</s>{% endfor %}",
+         CONTINUED("yes"), "<x>abE<x>yes"},
+        {"{{ messages[-1].content }}</s>{{ continue_final_message }}", CONTINUED("yes"), "yes"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct text text;
+        write_text("tokenizer_config.json", "{\"bos_token\":\"<s>\",\"eos_token\":\"</s>\"}");
+        write_text("chat_template.jinja", rows[i].source);
+        open_text(&text);
+        expect_render(&text, rows[i].context, rows[i].expected);
+        text_close(&text);
+    }
+}
+
+Test(text, a_final_message_that_is_not_shown_cannot_go_on) {
+    static const char *const sources[] = {"{{ messages[-1].content | upper }}", "nothing", "yes",
+                                          "{{ messages[0].content }}yes"};
+    for (size_t i = 0; i < sizeof sources / sizeof *sources; i++) {
+        struct text text;
+        struct fault fault = {0};
+        char out[64];
+        write_text("chat_template.jinja", sources[i]);
+        open_text(&text);
+        cr_expect_eq(render(&text, CONTINUED("yes"), out, sizeof out, &fault), ERR_INVALID, "%s",
+                     sources[i]);
+        cr_expect_str_eq(fault.field, "messages");
+        text_close(&text);
+    }
+}
+
 Test(text, errors_of_a_template_are_the_requests) {
     struct text text;
     struct fault fault = {0};
