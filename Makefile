@@ -4,11 +4,12 @@
 #   make serve ARGS="--port 9000"   options for the daemon (build/keepd --help)
 #   make serve MODEL=/path/to/dir   another model
 .DEFAULT_GOAL := help
-.PHONY: help serve build install test check lint format fuzz bench quality clean
+.PHONY: help serve build install test check lint format fuzz load bench quality clean
 
 MODEL ?= models/keepd-nano
 ARGS ?=
 FUZZ_SECONDS ?= 30
+SECONDS ?= 120
 PREFIX ?= /usr/local
 DESTDIR ?=
 
@@ -51,6 +52,7 @@ check: ## everything `make test` leaves out: threads, fuzzers, long suites, styl
 	@tools/run_training
 	@tools/build asan
 	@SUITES=tests/http KEEPD_BIN=build/asan/server/keepd-fake tools/run_pytest asan
+	@$(MAKE) --no-print-directory load SECONDS=40
 
 lint: ## formatting, include directions, function lengths, words, clang-tidy
 	@tools/install-deps check
@@ -63,6 +65,11 @@ format: ## rewrite the C files as .clang-format says
 fuzz: ## every fuzzer for FUZZ_SECONDS (30)
 	@tools/install-deps check
 	@tools/run_fuzz $(FUZZ_SECONDS)
+
+load: ## clients of every kind at once, two minutes (SECONDS=600 for ten); fails on a leak or a lost answer
+	@tools/install-deps serve
+	@tools/build release keepd keepd-fake load
+	@python3 tests/load/run.py $(SECONDS)
 
 bench: ## speed of this machine: bandwidth, prompt and generation rates
 	@tools/install-deps test

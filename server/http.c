@@ -317,7 +317,7 @@ enum MHD_Result http_access(void *cls, struct MHD_Connection *connection, const 
     struct conn *conn =
         MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT)->socket_context;
     (void)version;
-    if (!conn) return MHD_NO;
+    if (!conn || conn->server->closing) return MHD_NO;
     if (!ex) return begin(cls, conn, connection, url, method, con_cls);
     if (ex->gone) return MHD_NO;
     if (*upload_data_size) {

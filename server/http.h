@@ -226,6 +226,7 @@ struct server {
     size_t body_bytes;     /* of all bodies held */
     struct stats stats;
     bool draining, aborting;
+    bool closing; /* the engine is gone: no request may begin */
     int64_t drain_deadline_ns;
     int64_t start_seconds;
 };

@@ -411,6 +411,7 @@ void server_run(struct server *server) {
 
 /* No connection may be suspended when libmicrohttpd stops. */
 static void stop_daemon(struct server *server) {
+    server->closing = true;
     for (struct conn *conn = server->conns; conn; conn = conn->next)
         if (conn->exchange) exchange_gone(conn->exchange);
     MHD_run(server->daemon);

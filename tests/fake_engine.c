@@ -5,7 +5,8 @@
  * (that of the choice) follows as " #xxxxxxxx", so answers show whether seeds arrive. With
  * ignore_eos it repeats. One step gives every running choice a token.
  * Prompts that contain "fail now" or "fail later" end in an error before or after three tokens;
- * "engine dies" ends the thread.
+ * "engine dies" ends the thread. "stamp" makes each token's text the time it was made at: 16 digits,
+ * hexadecimal, of clock_ns.
  *
  * With KEEPD_FAKE_THINK the vocabulary has the tokens <think> and </think>; an answer's bytes 1 and
  * 2 become them, and with the value 2 the chat template opens the first one itself.
@@ -46,7 +47,7 @@ struct sequence {
     uint64_t origin; /* the conversation it goes on from; 0 = none */
     int prefill_left;
     int32_t fail_at; /* tokens; -1 never */
-    bool kill, thinks;
+    bool kill, thinks, stamps;
     int64_t pages_reserved;
     int32_t budget; /* -1 full */
 };
@@ -365,6 +366,7 @@ static struct sequence *open_sequence(const struct engine *e, struct engine_job 
     find_reply(r, &begin, &end);
     for (int32_t i = begin; i < end && s->reply_size < REPLY_MAX; i++)
         if (r->prompt[i] < IM_START) s->reply[s->reply_size++] = (char)r->prompt[i];
+    s->stamps = strstr(s->reply, "stamp") != NULL;
     s->fail_at = strstr(s->reply, "fail now") ? 0 : strstr(s->reply, "fail later") ? 3 : -1;
     s->kill = strstr(s->reply, "engine dies") != NULL;
     add_seeds(s, r);
@@ -677,6 +679,11 @@ static enum engine_finish append(struct engine *e, struct sequence *s, int index
     const char *bytes = NULL;
     size_t more =
         stop || engine_token_is_special(e, token) ? 0 : engine_token_bytes(e, token, &bytes);
+    char stamp[TOKEN_BYTES_MAX + 1];
+    if (more && s->stamps) {
+        more = (size_t)snprintf(stamp, sizeof stamp, "%016" PRIx64, (uint64_t)clock_ns());
+        bytes = stamp;
+    }
     if (more) memcpy(choice->text + size, bytes, more);
     size += more;
     choice->tokens[at].text_end = (uint32_t)size;

@@ -4,6 +4,7 @@ import re
 import shutil
 import signal
 import subprocess
+import threading
 
 import pytest
 import requests
@@ -209,3 +210,28 @@ def test_no_descriptors_leak(start):
         links = {fd: os.readlink(f"{folder}/{fd}") for fd in os.listdir(folder) if os.path.lexists(f"{folder}/{fd}")}
         return {fd: link for fd, link in links.items() if link not in before}
     daemon.wait(f"descriptors to close, open are {opened()}", lambda: not opened())
+
+
+def test_requests_until_the_very_end(slow):
+    """Requests that arrive while the daemon closes find no engine any more; they are turned away, not served."""
+    daemon = slow(step_us=20000)
+    last = daemon.socket()
+    last.sendall(request_bytes(CHAT, chat_body("x" * 40, max_tokens=30, stream=True)))
+    read_until(last, b'"content":"x"')
+    stop = threading.Event()
+
+    def knock():
+        while not stop.is_set():
+            try:
+                with daemon.socket() as sock:
+                    sock.sendall(request_bytes(CHAT, chat_body()) * 20)
+            except OSError:
+                pass
+    threads = [threading.Thread(target=knock) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    daemon.process.terminate()
+    assert daemon.process.wait(timeout=60) == 0
+    stop.set()
+    for thread in threads:
+        thread.join()
