@@ -77,6 +77,7 @@ struct oai_request {
     int32_t logprobs, prompt_logprobs; /* alternatives shown per token; -1 = no scores */
     bool stream, include_usage, continuous_usage, echo;
     bool split_reasoning;
+    bool return_token_ids;  /* of prompt and answer, beside the texts */
     bool return_token_strs; /* tokenize */
     /* Complete but for prompt, prompt_count, max_tokens and space. seed_given says whether
      * sampling.seed is the client's. */

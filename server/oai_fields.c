@@ -104,7 +104,7 @@ static const struct field {
     {"prompt_logprobs", BOTH, ANY},
     {"repetition_penalty", BOTH, ANY},
     {"request_id", BOTH, ANY},
-    {"return_token_ids", BOTH, FALSE},
+    {"return_token_ids", BOTH, ANY},
     {"return_token_strs", TOKENIZE, ANY},
     {"return_tokens_as_token_ids", BOTH, FALSE},
     {"separate_reasoning", CHAT, ANY},

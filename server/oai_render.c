@@ -254,6 +254,27 @@ static void write_text(struct buf *out, const struct oai_answer *answer, int ind
     buf_close(&text);
 }
 
+static void write_prompt_ids(struct buf *out, const struct oai_answer *answer, int index) {
+    const struct engine_request *request = &oai_job_of(answer, index)->request;
+    buf_str(out, ",\"prompt_token_ids\":[");
+    for (int32_t i = 0; i < request->prompt_count; i++) {
+        if (i) buf_char(out, ',');
+        buf_int(out, request->prompt[i]);
+    }
+    buf_char(out, ']');
+}
+
+/* Every token that was generated, also one that ended the answer and gave no text. */
+static void write_answer_ids(struct buf *out, const struct engine_choice *choice) {
+    uint32_t count = oai_token_count(choice);
+    buf_str(out, ",\"token_ids\":[");
+    for (uint32_t i = 0; i < count; i++) {
+        if (i) buf_char(out, ',');
+        buf_int(out, choice->tokens[i].token);
+    }
+    buf_char(out, ']');
+}
+
 static void write_choice(struct buf *out, const struct oai_answer *answer, int index) {
     const struct engine_choice *choice = oai_choice_of(answer, index);
     bool chat = answer->request->kind == OAI_CHAT;
@@ -270,6 +291,10 @@ static void write_choice(struct buf *out, const struct oai_answer *answer, int i
     if (!chat && answer->request->prompt_logprobs >= 0) {
         buf_str(out, ",\"prompt_logprobs\":");
         oai_render_prompt_logprobs(out, answer, index);
+    }
+    if (answer->request->return_token_ids) {
+        write_answer_ids(out, choice);
+        if (!chat) write_prompt_ids(out, answer, index);
     }
     buf_char(out, '}');
 }
@@ -294,5 +319,6 @@ void oai_render_answer(struct buf *out, const struct oai_answer *answer) {
         buf_str(out, ",\"prompt_logprobs\":");
         oai_render_prompt_logprobs(out, answer, 0);
     }
+    if (chat && answer->request->return_token_ids) write_prompt_ids(out, answer, 0);
     buf_str(out, ",\"system_fingerprint\":\"keepd-" KEEPD_VERSION "\"}");
 }

@@ -232,12 +232,17 @@ static int read_stream(struct oai_reader *r) {
     struct oai_request *out = r->out;
     const cJSON *options;
     if (oai_get_bool(r, NULL, r->body, "stream", &out->stream) ||
+        oai_get_bool(r, NULL, r->body, "return_token_ids", &out->return_token_ids) ||
         oai_get_object(r, "stream_options", &options))
         return -1;
     if (out->stream && out->prompt_logprobs >= 0)
         return oai_refuse(r->error, 400, "unsupported_parameter", "prompt_logprobs",
                           "Unsupported value for 'prompt_logprobs': not available when 'stream' is "
                           "true.");
+    if (out->stream && out->return_token_ids)
+        return oai_refuse(r->error, 400, "unsupported_parameter", "return_token_ids",
+                          "Unsupported value for 'return_token_ids': not available when 'stream' "
+                          "is true.");
     if (!options) return 0;
     if (!out->stream) return oai_invalid(r, "stream_options", "only allowed when 'stream' is true");
     return oai_get_bool(r, "stream_options", options, "include_usage", &out->include_usage) ||

@@ -57,10 +57,11 @@ def test_every_post_answers_as_described(shared, path):
 
 def test_full_answers_fit(shared):
     wide = dict(n=2, logprobs=True, top_logprobs=2, prompt_logprobs=2, stop=["x"], stop_token_ids=[1],
-                kv={"report": "positions"})
+                return_token_ids=True, kv={"report": "positions"})
     check("ChatRequest", chat_body(**wide))
     check("ChatCompletion", shared.chat(**wide).json())
-    text = {**GOOD[TEXT], "prompt": ["a", "bc"], "echo": True, "logprobs": 2, "prompt_logprobs": 0, "best_of": 1}
+    text = {**GOOD[TEXT], "prompt": ["a", "bc"], "echo": True, "logprobs": 2, "prompt_logprobs": 0, "best_of": 1,
+            "return_token_ids": True}
     check("CompletionRequest", text)
     check("Completion", shared.post(TEXT, text).json())
     check("Tokens", shared.post("/tokenize", {"prompt": "a", "return_token_strs": True}).json())

@@ -16,6 +16,19 @@ vllm:request_generation_tokens vllm:request_max_num_generation_tokens vllm:itera
 keepd_eviction_seconds""".split()
 
 
+def test_token_ids_beside_the_texts(shared):
+    """vLLM's places: a chat's prompt at the top, a text's in its choice."""
+    body = chat_body(max_tokens=3, ignore_eos=True, return_token_ids=True)
+    answer = shared.post("/v1/chat/completions", body).json()
+    prompt, ids = answer["prompt_token_ids"], answer["choices"][0]["token_ids"]
+    assert len(prompt) == answer["usage"]["prompt_tokens"] and len(ids) == 3
+    assert prompt == shared.post("/tokenize", {"model": MODEL, "messages": body["messages"]}).json()["tokens"]
+    text = shared.post("/v1/completions", {"model": MODEL, "prompt": [7, 8, 9], "max_tokens": 2, "ignore_eos": True,
+                                           "return_token_ids": True}).json()
+    assert text["choices"][0]["prompt_token_ids"] == [7, 8, 9] and len(text["choices"][0]["token_ids"]) == 2
+    assert "token_ids" not in shared.chat(max_tokens=3).json()["choices"][0]
+
+
 def test_health_and_version(shared):
     r = shared.get("/health")
     assert r.status_code == 200 and r.json() == {"status": "ok"}
