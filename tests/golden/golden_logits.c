@@ -234,7 +234,7 @@ static int evict(struct run *run) {
 static int append(struct run *run, int at, int count) {
     const struct args *args = run->args;
     const size_t vocab = (size_t)run->replay.vocab;
-    const struct replay_part part = {0, at, count, args->tokens + at};
+    const struct replay_part part = {0, at, count, args->tokens + at, &args->kv.rule};
     int err = replay_step(&run->replay, &part, 1, run->logits);
     if (err) return err;
     due_append(&run->due, count);

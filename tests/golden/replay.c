@@ -62,8 +62,11 @@ int replay_step(struct replay *replay, const struct replay_part *parts, int part
     int rows = 0;
     CHECK(part_count <= PARTS_MAX);
     for (int i = 0; i < part_count; i++) {
-        spans[i] = (struct kern_span){
-            .slot = parts[i].slot, .row = rows, .count = parts[i].count, .pos = parts[i].pos};
+        spans[i] = (struct kern_span){.slot = parts[i].slot,
+                                      .row = rows,
+                                      .count = parts[i].count,
+                                      .pos = parts[i].pos,
+                                      .rule = parts[i].rule};
         rows += parts[i].count;
     }
     int32_t *tokens = mem_must_alloc((size_t)rows, sizeof *tokens);
@@ -87,7 +90,8 @@ int replay_run(struct replay *replay, int slot, const int32_t *tokens, int count
     for (int pos = 0, i = 0; pos < count; i++) {
         int size = splits[i < split_count ? i : split_count - 1];
         if (size > count - pos) size = count - pos;
-        const struct replay_part part = {slot, pos, size, tokens + pos};
+        const struct replay_part part = {
+            .slot = slot, .pos = pos, .count = size, .tokens = tokens + pos};
         float *rows = logits ? logits + (size_t)pos * (size_t)replay->vocab : NULL;
         int err = replay_step(replay, &part, 1, rows);
         if (err) return err;

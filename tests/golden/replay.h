@@ -32,6 +32,7 @@ void replay_close(struct replay *replay);
 struct replay_part {
     int slot, pos, count;
     const int32_t *tokens;
+    const struct kern_rule *rule; /* by which the sequence evicts; NULL: never */
 };
 
 /* One step of several sequences; `logits` (host, [sum of counts, vocab]) may be NULL. */

@@ -72,7 +72,7 @@ class Policy:
 
     def rule(self):
         retention = dict(horizon=self.horizon) if table.rule(self.name).score == "retention" else {}
-        return table.rule(self.name).but(sinks=self.sinks, recent=self.recent, **retention)
+        return table.rule(self.name).but(sinks=self.sinks, recent=self.recent, **retention).as_float32()
 
 
 def policy_options(p, prompt):
@@ -257,7 +257,7 @@ class Checker:
 
 def check_policy(model, gates_file, policy, tokens, prompt, tolerance=1e-5):
     """Returns the driver's result and the checker, after all comparisons in the float32 path."""
-    named = ["--gates", gates_file] if gates_file else []
+    named = ["--gates", gates_file] if gates_file is not None else []
     result = run(model, tokens, "--rows", "all", *named, *policy_options(policy, prompt))
     reference = Reference(model, gates=gates_file)
     reference.reset(policy.rule())
@@ -294,6 +294,24 @@ POLICIES = (
 @pytest.mark.parametrize("family", FAMILIES)
 def test_policies_keep_what_the_reference_keeps(family, policy, gates):
     check_policy(MODELS / family, gates(family, "code"), policy, random_tokens(190), 150)
+
+
+OBSERVING = [name for name in table.ROWS if table.rule(name).score == "attention"]
+# A dialogue repeats its words, so that in the first layer an evicted key is exactly as like its word
+# before as its word behind it, and rounding chooses what it merges into. test_policy_replay.py, which
+# sees the merged keys, can follow that.
+END_TO_END = [(name, "qwen3") for name in OBSERVING] + \
+    [pytest.param(name, "keepd-nano", marks=needs_bundled) for name in OBSERVING if table.rule(name).merge == "none"]
+
+
+@pytest.mark.parametrize("name, model", END_TO_END)
+def test_policies_that_observe_attention(name, model):
+    """End to end: what float32 makes of the scores may tell near ties otherwise."""
+    tokens, prompt = (random_tokens(190), 150) if model in FAMILIES else bundled_tokens()
+    rule = table.rule(name, 72)
+    policy = Policy(name, 72, 12, 40, rule.sinks, rule.recent)
+    directory = MODELS / model if model in FAMILIES else BUNDLED
+    check_policy(directory, "", policy, tokens, prompt, 1e-4)
 
 
 @pytest.mark.parametrize("tying", ("paper", "untied", "rg10"))

@@ -59,7 +59,7 @@ def test_the_rows_say_the_same(name):
 
 @pytest.mark.parametrize("name", BOUNDED + VARIANTS)
 def test_random_streams(name, tmp_path):
-    shapes = ((11, 1200, 1000, 80, 16, 96, [512]), (12, 800, 650, 120, 0, 75, [7, 1, 40]))
+    shapes = ((11, 1200, 1000, 80, 16, 96, [512]), (12, 710, 650, 120, 0, 75, [7, 1, 40]))
     agree(tmp_path, [Run(name, random_recording(seed, 3, 6, 3, 16, tokens), prompt, budget, buffer, chunk, splits)
                      for seed, tokens, prompt, budget, buffer, chunk, splits in shapes])
 
@@ -83,7 +83,7 @@ def test_entries_that_tie_go_by_age_and_place(gates, tmp_path):
     agree(tmp_path, [Run(name, recording, 250, budget, 5, 50) for name in names for budget in (33, 40)])
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_budgets_protection_and_horizons(seed, tmp_path):
     """Whatever a request may choose."""
     rng = np.random.default_rng(seed)

@@ -346,9 +346,10 @@ static void check_batches(const char *path, enum kern_dtype kv_dtype) {
         struct replay_part parts[2];
         int count = 0, n_a = sizes[i][0], n_b = sizes[i][1];
         /* B first in odd steps: a row's place in the batch must not matter either. */
-        if (n_b && i % 2) parts[count++] = (struct replay_part){1, pos[1], n_b, b + pos[1]};
-        parts[count++] = (struct replay_part){0, pos[0], n_a, a + pos[0]};
-        if (n_b && !(i % 2)) parts[count++] = (struct replay_part){1, pos[1], n_b, b + pos[1]};
+        if (n_b && i % 2) parts[count++] = (struct replay_part){1, pos[1], n_b, b + pos[1], NULL};
+        parts[count++] = (struct replay_part){0, pos[0], n_a, a + pos[0], NULL};
+        if (n_b && !(i % 2))
+            parts[count++] = (struct replay_part){1, pos[1], n_b, b + pos[1], NULL};
         cr_assert_eq(replay_step(&replay, parts, count, step), 0);
         size_t row_a = n_b && i % 2 ? (size_t)n_b : 0, row_b = i % 2 ? 0 : (size_t)n_a;
         check_equal(alone_a + (size_t)pos[0] * vocab, step + row_a * vocab, (size_t)n_a,
@@ -578,7 +579,7 @@ Test(model, a_full_pool_changes_nothing) {
     cr_assert_eq(replay_open(&options, &replay, &fault), 0, "%s", fault.text);
     cr_assert_eq(replay.layers * replay.heads_kv, 6);
     random_ids(ids, 64, replay.vocab, 9);
-    const struct replay_part first = {0, 0, 10, ids}, second = {1, 0, 3, ids};
+    const struct replay_part first = {0, 0, 10, ids, NULL}, second = {1, 0, 3, ids, NULL};
     cr_assert_eq(replay_step(&replay, &first, 1, NULL), 0);
     cr_assert_eq(replay_step(&replay, &second, 1, NULL), ERR_FULL);
     struct kern_report report = {.lengths = lengths};
@@ -588,7 +589,7 @@ Test(model, a_full_pool_changes_nothing) {
     replay.kern->ops->cache_stats(replay.kern, &stats);
     cr_assert_eq(stats.pages_used, 6);
     cr_assert_eq(replay.kern->ops->cache_check(replay.kern, &fault), 0, "%s", fault.text);
-    const struct replay_part more = {0, 10, 2, ids};
+    const struct replay_part more = {0, 10, 2, ids, NULL};
     cr_assert_eq(replay_step(&replay, &more, 1, NULL), 0, "the sequence goes on");
     replay_close(&replay);
 }
