@@ -71,6 +71,8 @@ def field(answer, *path):
 
 
 def record_of(answer, source):
+    if answer.get("usage", {}).get("kv_details", {}).get("trace_lost"):
+        raise Refused("the daemon had no memory for the whole trace")
     return {"source": source, "prompt_ids": field(answer, "prompt_token_ids"),
             "completion_ids": field(answer, "choices", 0, "token_ids"),
             "trace": field(answer, "usage", "kv_details", "trace"),

@@ -13,7 +13,7 @@ from eviction_trace import parse_record
 class Daemon(BaseHTTPRequestHandler):
     """Answers "busy" once, refuses chats that say so, and leaves out what `missing` names."""
 
-    busy, missing, bodies = 0, (), []
+    busy, missing, bodies, lost = 0, (), [], 0
 
     def answer(self, status, value):
         data = json.dumps(value).encode()
@@ -37,6 +37,8 @@ class Daemon(BaseHTTPRequestHandler):
               "trace": [{"tokens": 3, "evicted": [[[0], [1]]]}]}
         value = {"choices": [{"message": {"content": "b"}, "token_ids": [4, 5], "finish_reason": "stop"}],
                  "prompt_token_ids": [1, 2, 3], "usage": {"kv_details": kv}}
+        if type(self).lost:
+            kv["trace_lost"] = type(self).lost
         for key in type(self).missing:
             kv.pop(key, None), value.pop(key, None)
         self.answer(200, value)
@@ -110,6 +112,12 @@ def test_a_daemon_without_traces_is_named(collect, daemon):
     daemon.missing = ("trace",)
     failure, err, records = collect("a")
     assert failure and "no usage.kv_details.trace" in err and records == []
+
+
+def test_an_incomplete_trace_is_no_record(collect, daemon):
+    daemon.lost = 2
+    failure, err, records = collect("a")
+    assert failure and "whole trace" in err and records == []
 
 
 def test_no_daemon(script, tmp_path):
