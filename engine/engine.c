@@ -539,6 +539,8 @@ static void *engine_main(void *arg) {
         if (!failed) sched_save(&e->sched, clock_ns(), atomic_load(&e->draining));
         if (sched_idle(&e->sched)) {
             publish(e);
+            if (atomic_load(&e->draining) && !atomic_load(&e->unsaved))
+                e->options.wake(e->options.arg); /* engine_idle holds now */
             if (!sched_exporting(&e->sched)) wait_for_work(e);
             publish(e);
             continue;

@@ -70,11 +70,14 @@ static void poll_jobs(struct server *server, int64_t now_ns) {
     }
 }
 
+static void check_drain(struct server *server, int64_t now_ns);
+
 static void on_wake(uv_async_t *async) {
     struct server *server = async->data;
     if (!server->daemon) return;
     poll_jobs(server, clock_ns());
     pump(server);
+    check_drain(server, clock_ns());
 }
 
 void server_wake(void *arg) {
@@ -89,12 +92,18 @@ static void abort_jobs(struct server *server) {
     for (struct exchange *ex = server->jobs; ex; ex = ex->next) exchange_cancel(ex);
 }
 
+/* Everybody has an answer, and the engine has written what outlives it. */
+static bool is_drained(const struct server *server) {
+    return server->exchanges == 0 && engine_idle(server->engine);
+}
+
 static void check_drain(struct server *server, int64_t now_ns) {
     if (!server->draining) return;
-    if (server->exchanges == 0) {
+    if (is_drained(server)) {
         uv_stop(&server->loop);
     } else if (now_ns >= server->drain_deadline_ns) {
-        if (server->aborting) {
+        if (server->exchanges == 0) log_warn("drain time is over, not every conversation is saved");
+        if (server->aborting || server->exchanges == 0) {
             uv_stop(&server->loop);
             return;
         }
@@ -105,7 +114,7 @@ static void check_drain(struct server *server, int64_t now_ns) {
 }
 
 void server_exchange_freed(struct server *server) {
-    if (server->draining && server->exchanges == 0) uv_stop(&server->loop);
+    if (server->draining && is_drained(server)) uv_stop(&server->loop);
 }
 
 /* The first signal lets accepted requests finish, a second one cuts them off. */

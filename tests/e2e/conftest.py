@@ -66,3 +66,18 @@ def daemon():
     yield start
     for d in started:
         assert d.stop() == 0
+
+
+@pytest.fixture
+def killed():
+    """Like daemon, for those that a test kills."""
+    started = []
+
+    def start(*flags):
+        started.append(Daemon(*flags))
+        return started[-1]
+
+    yield start
+    for d in started:
+        d.process.kill()
+        d.process.wait()

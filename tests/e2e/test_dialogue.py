@@ -29,8 +29,10 @@ def test_twenty_turns(daemon):
         rss.append(d.rss())
         kv = d.kv()
         assert kv["pool"]["pages_reserved"] == 0
-        assert kv["pool"]["pages_used"] == kv["pool"]["pages_retained"]
-        assert len(kv["conversations"]) == 1
+        assert kv["pool"]["pages_used"] <= kv["pool"]["pages_retained"]  # shared ones count once
+        # Its last state, and the one before it for a retry.
+        assert sum(not c["superseded"] for c in kv["conversations"]) == 1
+        assert len(kv["conversations"]) <= 2
     assert seen > 6000
     assert max(rss[4:]) < 1.02 * rss[4], rss
     assert max(lengths) > 1.5 * min(lengths), "heads keep different amounts"

@@ -1,0 +1,115 @@
+"""Conversations outlive the process: kill -9 and a new start, another daemon, SIGTERM; files that are
+torn or forged are refused and cost nobody an answer."""
+import shutil
+import signal
+import time
+
+FACTS = "My sister Nora lives in Lisbon. The code of the garage is 4815. My cat is called Otto. " * 8
+FLAGS = ("--kv-budget", "64", "--kv-buffer", "16", "--kv-chunk", "64", "--kv-policy", "global")
+
+
+def first_turn():
+    return [{"role": "user", "content": FACTS}]
+
+
+def next_turn(messages, answer, text):
+    return messages + [{"role": "assistant", "content": answer["choices"][0]["message"]["content"]},
+                       {"role": "user", "content": text}]
+
+
+def ask(d, messages):
+    return d.chat(messages, max_tokens=16, logprobs=True)
+
+
+def cached(answer):
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def tokens(answer):
+    return [(t["token"], t["logprob"]) for t in answer["choices"][0]["logprobs"]["content"]]
+
+
+def wait_for_files(folder, count):
+    """The daemon writes when it is idle; a minute is only the bound of a test that fails."""
+    for _ in range(600):
+        files = sorted(folder.glob("*.state"))
+        if len(files) == count:
+            return files
+        time.sleep(0.1)
+    raise AssertionError(f"{count} state files expected, there are {files}")
+
+
+def kill(d):
+    d.process.send_signal(signal.SIGKILL)
+    d.process.wait()
+
+
+def test_kill_and_restart_continues_with_the_same_next_token(daemon, killed, tmp_path):
+    state, copy = tmp_path / "state", tmp_path / "copy"
+    d = killed("--state-dir", str(state), "--state-idle", "0", *FLAGS)
+    first = ask(d, first_turn())
+    assert first["usage"]["kv_details"]["evicted_entries"] > 0
+    wait_for_files(state, 1)
+    shutil.copytree(state, copy)  # for another daemon
+    second = next_turn(first_turn(), first, "What is the code of the garage?")
+    expected = ask(d, second)
+    assert cached(expected) > 0
+    kill(d)
+    other = daemon("--state-dir", str(copy), "--state-idle", "0", *FLAGS)
+    answer = ask(other, second)
+    assert cached(answer) == cached(expected)
+    assert tokens(answer) == tokens(expected)
+    # The killed one's own directory serves, too: whatever was on disk when it died.
+    again = daemon("--state-dir", str(state), *FLAGS)
+    assert cached(ask(again, next_turn(second, expected, "Where does Nora live?"))) > 0
+
+
+def test_sigterm_writes_what_is_in_memory(daemon, tmp_path):
+    state = tmp_path / "state"
+    d = daemon("--state-dir", str(state), "--state-idle", "86400", *FLAGS)
+    first = ask(d, first_turn())
+    assert not list(state.glob("*.state"))
+    assert d.stop() == 0
+    assert len(list(state.glob("*.state"))) == 1
+    d = daemon("--state-dir", str(state), *FLAGS)
+    assert cached(ask(d, next_turn(first_turn(), first, "What is my cat called?"))) > 0
+
+
+def damage(file, how):
+    data = bytearray(file.read_bytes())
+    if how == "torn":
+        data = data[: len(data) // 2]
+    elif how == "changed":
+        data[len(data) // 2] ^= 1
+    elif how == "forged":  # whole and well-formed, sealed by somebody without the key
+        data[-32:] = bytes(32)
+    file.write_bytes(data)
+
+
+def test_damaged_files_are_refused_and_cost_no_answer(daemon, tmp_path):
+    for how in ("torn", "changed", "forged"):
+        state = tmp_path / how
+        d = daemon("--state-dir", str(state), "--state-idle", "0", *FLAGS)
+        first = ask(d, first_turn())
+        file = wait_for_files(state, 1)[0]
+        assert d.stop() == 0
+        damage(file, how)
+        d = daemon("--state-dir", str(state), "--state-idle", "86400", *FLAGS)
+        answer = ask(d, next_turn(first_turn(), first, "What is the code of the garage?"))
+        assert cached(answer) == 0
+        assert answer["choices"][0]["message"]["content"]
+        assert file.with_suffix(".bad").exists() and not file.exists()
+        assert d.stop() == 0
+
+
+def test_a_directory_serves_one_daemon(daemon, tmp_path):
+    import os
+    import subprocess
+    state = tmp_path / "state"
+    daemon("--state-dir", str(state), *FLAGS)
+    from conftest import ROOT
+    binary = os.environ.get("KEEPD_BIN", str(ROOT / "build" / "keepd"))
+    run = subprocess.run([binary, "--model", str(ROOT / "models" / "keepd-nano"), "--port", "0",
+                          "--state-dir", str(state)], capture_output=True, text=True, timeout=120)
+    assert run.returncode != 0
+    assert "state-dir" in run.stderr and "another keepd" in run.stderr
