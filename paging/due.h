@@ -1,8 +1,9 @@
 /* When a sequence evicts, and how many pages it may need: pure functions of the request, never of
  * what else runs. `held` is the average number of entries per stream; it is exact, because each
  * appended token adds one entry to every stream and an eviction leaves min(held, M). Only when a
- * continued conversation drops tokens can streams lose unequally; `held`, rounded up from a report,
- * is an upper bound from there on, and so is everything computed from it.
+ * continued conversation drops tokens can streams lose unequally, and only a rule with a threshold
+ * or a floor may leave fewer than M; `held`, rounded up from a report or from M, is an upper bound
+ * from there on, and so is everything computed from it.
  *
  * The rule (architecture: "when a sequence evicts is fixed by the request alone"):
  *   - after every C-th new prompt token, down to M;

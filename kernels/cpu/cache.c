@@ -338,13 +338,14 @@ static void append_stream(struct cpu_cache *cache, const struct kern_span *span,
     *length += span->count;
 }
 
-/* Which queries the ring will hold after this step. */
+/* Which queries the ring will hold after this step. A ring of another size, which only a snapshot
+ * made under another rule can bring, is as good as none. */
 static void note_queries(struct cpu_cache *cache, const struct kern_span *span) {
     struct cpu_cache_slot *state = &cache->slots[span->slot];
     int32_t window = cpu_rule_window(span->rule);
     int32_t *pos = cache->ring_pos + (size_t)span->slot * KERN_WINDOW_MAX;
-    CHECK(window >= 0 && window <= KERN_WINDOW_MAX && (!state->window || state->window == window));
-    if (window > 0 && state->window == 0) memset(pos, 0xff, KERN_WINDOW_MAX * sizeof *pos); /* -1 */
+    CHECK(window >= 0 && window <= KERN_WINDOW_MAX);
+    if (window != state->window) memset(pos, 0xff, KERN_WINDOW_MAX * sizeof *pos); /* -1 */
     state->window = window;
     for (int32_t i = span->count > window ? span->count - window : 0; i < span->count; i++)
         pos[(span->pos + i) % window] = span->pos + i;

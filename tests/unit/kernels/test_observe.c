@@ -217,6 +217,25 @@ Test(observe, scores_move_with_their_entries) {
     cpu_cache_close(&bed.cache);
 }
 
+/* A ring of another size, as from a snapshot, is not read as if it were one of this. */
+Test(observe, a_ring_of_another_size_counts_as_none) {
+    struct kern_observe form = {.window = WINDOW};
+    struct bed bed = open_bed(&form);
+    struct cpu_work work = cpu_cache_work(&bed.cache, 0);
+    float got[MOST];
+    bed.rule.observe.window = 7;
+    bed_append(&bed, 0, 1);
+    bed.tokens++;
+    for (int i = 0; i < 7; i++)
+        cr_assert_eq(bed.cache.ring_pos[i], i == (bed.tokens - 1) % 7 ? bed.tokens - 1 : -1);
+    struct evict_job job = bed_job(&bed, 90);
+    evict_observe(&job, 0, bed.cache.evict[0].candidates, &work, got); /* one query: sums to 1 */
+    float sum = 0;
+    for (int i = 0; i < bed.cache.evict[0].candidates; i++) sum += got[i];
+    cr_assert(sum > 0.5f && sum <= 1.0001f, "%g", (double)sum);
+    cpu_cache_close(&bed.cache);
+}
+
 /* ---- Accumulated mass -------------------------------------------------------------------------
  */
 

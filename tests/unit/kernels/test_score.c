@@ -102,3 +102,22 @@ Test(score, entries_near_beta_one_stay_distinct) {
     cr_assert_eq(distinct(ours, COUNT), COUNT);
     cr_assert_lt(distinct(plain, COUNT), COUNT);
 }
+
+/* The published form and its own offsets: the table of log G, which counts t + 1 - i steps for
+ * every horizon, so that the published n = 1, which counts one less, stands apart. */
+Test(score, published_form) {
+    static const struct {
+        float beta, horizon, want;
+    } cases[] = {{.9f, 2, -.517112f},   {.9f, 16, .938682f},     {.9f, 128, 1.143618f},
+                 {.99f, 2, .577581f},   {.99f, 16, 2.587731f},   {.99f, 128, 4.171305f},
+                 {.9999f, 2, .691997f}, {.9999f, 16, 2.770739f}, {.9999f, 128, 4.844587f}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        float lb = logf(cases[i].beta); /* t = 100 = T + 1, i = 90: age T - i = 9 */
+        cr_expect_float_eq(score_published(lb, 9, cases[i].horizon), cases[i].want, 3e-4,
+                           "case %zu: %g", i, (double)score_published(lb, 9, cases[i].horizon));
+    }
+    cr_expect_float_eq(score_published(logf(.9f), 9, 1), -1.0536f, 1e-4);
+    cr_expect_float_eq(score_published(0, 5, 128), logf(128), 1e-6);
+    cr_expect_float_eq(score_published(1, 5, 128), logf(128), 1e-6); /* only a broken gate is > 0 */
+    cr_expect_float_eq(score_published(-1, 5, INFINITY), -7 + .458675f, 1e-4);
+}
