@@ -52,6 +52,20 @@ def test_salts_see_only_their_own(start):
     assert r.status_code == 400 and r.json()["error"]["param"] == "cache_salt"
 
 
+def test_keys_see_only_their_own(start):
+    daemon = start("--api-key", "a", "--api-key", "b")
+
+    def call(method, key, path, **options):
+        return requests.request(method, daemon.url + path, headers={"Authorization": f"Bearer {key}"}, timeout=60, **options)
+
+    assert call("post", "a", CHAT, json=chat_body("of a", max_tokens=2)).status_code == 200
+    daemon.wait("the conversation", lambda: call("get", "a", "/v1/conversations").json()["data"])
+    assert call("get", "b", "/v1/conversations").json()["data"] == []
+    path = "/v1/conversations/" + call("get", "a", "/v1/conversations").json()["data"][0]["id"]
+    assert call("delete", "b", path).status_code == 404
+    assert call("delete", "a", path).status_code == 200
+
+
 @pytest.mark.parametrize("where", ["X-Session-ID", "session_id", "prompt_cache_key", "user"])
 def test_hints_choose_among_equals_and_open_nothing(start, where):
     """The same dialogue twice: the hint says which of the two goes on. Another salt stays closed to any hint."""
