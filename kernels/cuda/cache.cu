@@ -355,7 +355,8 @@ int cache_sync(struct cuda *cuda) {
     struct pages_state state = {};
     cuda->step.rows = -1; /* staged lists end with the sync */
     if (!cuda->has_cache) return device_sync(cuda->device);
-    int rc = device_download(cuda->device, &state, cuda->pages.state, sizeof state);
+    (void)device_download(cuda->device, &state, cuda->pages.state, sizeof state);
+    int rc = device_sync(cuda->device);
     if (rc || !state.error) return rc;
     device_zero(cuda->device, &cuda->pages.state->error, sizeof state.error);
     return state.error;

@@ -73,7 +73,14 @@ void device_upload(struct device *, void *to, const void *from, size_t bytes) {
     memcpy(to, from, bytes);
 }
 
+/* So many lists between two syncs mean that somebody waits without one. */
+#define STAGED_MAX 400
+
 const void *device_stage(struct device *device, const void *from, size_t bytes) {
+    if (device->staged.size() == STAGED_MAX) {
+        fprintf(stderr, "emu: %d staged lists since the last sync\n", STAGED_MAX);
+        abort();
+    }
     void *mem = device_alloc(device, bytes);
     if (!mem) {
         device_failed(device, ERR_NOMEM);

@@ -98,7 +98,7 @@ static struct kern_rule random_rule(uint64_t *random) {
     rule.sinks = (int32_t)pick(random, 5);
     rule.recent = (int32_t)pick(random, 6);
     rule.score = pick(random, 4) == 0 ? KERN_SCORE_RECENCY : KERN_SCORE_RETENTION;
-    rule.pool = pick(random, 3) == 0 ? KERN_POOL_STREAM : KERN_POOL_SEQUENCE;
+    rule.pool = (enum kern_pool)pick(random, 3); /* stream, layer, sequence */
     return rule;
 }
 
