@@ -1,0 +1,56 @@
+"""A trace of the real daemon, as a mask, gives the log-probabilities the daemon computed."""
+
+import json
+import os
+import subprocess
+import urllib.request
+from pathlib import Path
+
+import pytest
+import torch
+
+import distill
+from conftest import ROOT
+from eviction_trace import parse_record
+
+BINARY = Path(os.environ.get("KEEPD_BIN", ROOT / "build/keepd"))
+MODEL = ROOT / "models/keepd-nano"
+needs_daemon = pytest.mark.skipif(not BINARY.exists() or not (MODEL / "model.safetensors").exists(),
+                                  reason=f"{BINARY} is not built")
+
+
+@pytest.fixture(scope="module")
+def url():
+    process = subprocess.Popen([BINARY, "--model", MODEL, "--port", "0", "--threads", "1", "--kv-dtype", "f32"],
+                               stdout=subprocess.PIPE, text=True)
+    ready = process.stdout.readline()
+    assert ready.startswith("keepd ready at "), ready
+    yield ready.split()[3]
+    process.terminate()
+    process.communicate(timeout=60)
+
+
+@needs_daemon
+@pytest.mark.parametrize("policy", ["global", "streaming"])
+def test_the_mask_gives_the_daemons_log_probabilities(url, policy):
+    messages = [{"role": "user", "content": "The code of the garage is 4815."}, {"role": "assistant", "content": "Noted."},
+                {"role": "user", "content": "The old river crosses the forest. " * 12 + "What is the code of the garage?"}]
+    body = {"model": "keepd-nano", "messages": messages, "max_tokens": 40, "ignore_eos": True, "temperature": 0,
+            "logprobs": True, "return_token_ids": True,
+            "kv": {"policy": policy, "budget": 24, "buffer": 8, "chunk": 32, "reuse": False, "report": "trace"}}
+    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    answer = json.load(urllib.request.urlopen(request, timeout=120))
+    choice, trace = answer["choices"][0], answer["usage"]["kv_details"]["trace"]
+    model = distill.SparseModel(MODEL)
+    c = model.model.config
+    record = parse_record(json.dumps({"prompt_ids": answer["prompt_token_ids"], "completion_ids": choice["token_ids"],
+                                      "trace": trace}), c.num_hidden_layers, c.num_key_value_heads, c.vocab_size)
+    ids = torch.tensor([record.ids[:-1]])
+    at = torch.arange(record.prompt - 1, len(record.ids) - 1), torch.tensor(record.ids[record.prompt:])
+    with torch.no_grad():
+        held = model.logits(model.hidden(ids, record.until[..., :-1]))[0].log_softmax(-1)[at]
+        full = model.logits(model.hidden(ids))[0].log_softmax(-1)[at]
+    said = torch.tensor([t["logprob"] for t in choice["logprobs"]["content"]])
+    assert len(trace) > 3 and len(said) == 40
+    assert (held - said).abs().max() < 1e-3
+    assert (full - said).abs().max() > 0.1, "the evictions mattered"
