@@ -6,6 +6,7 @@
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -333,6 +334,81 @@ static void try_failing_backend(void) {
     engine_close(engine);
 }
 
+/* ---- A state directory, deletes and choices -------------------------------------------------- */
+
+static struct engine *open_with_state(const char *dir) {
+    struct engine_options options = default_options();
+    struct engine *engine = NULL;
+    struct fault fault = {0};
+    options.state_dir = dir;
+    options.state_bytes = 1 << 28;
+    options.state_idle_seconds = 0;
+    CHECK_MSG(engine_open(&options, &engine, &fault) == 0, "%s: %s", fault.field, fault.text);
+    CHECK(engine_start(engine) == 0);
+    return engine;
+}
+
+/* The first tokens of the job's prompt, in several choices. */
+static void submit_some(struct engine *engine, int index, int prompt_count, int choices) {
+    struct engine_job *job = fill(engine, index);
+    job->request.prompt_count = prompt_count;
+    job->request.prompt_logprobs = false;
+    job->request.choices = choices;
+    CHECK(engine_queue_enter(engine, 1));
+    CHECK(engine_submit(engine, job) == 0);
+}
+
+static void wait_and_close(int count) {
+    for (int i = 0; i < count; i++) {
+        wait_for(&jobs[i]);
+        for (int k = 0; k < jobs[i].choice_count; k++)
+            CHECK(atomic_load(&jobs[i].choice[k].finish) == ENGINE_FINISH_LENGTH);
+        engine_job_close(&jobs[i]);
+    }
+}
+
+static int delete_one(struct engine *engine, uint64_t id) {
+    static struct engine_delete order;
+    order = (struct engine_delete){.id = id};
+    CHECK(engine_conversation_delete(engine, &order) == 0);
+    while (atomic_load_explicit(&order.done, memory_order_acquire) == 0) usleep(200);
+    return order.result;
+}
+
+static void remove_dir(const char *dir) {
+    char command[128];
+    CHECK(snprintf(command, sizeof command, "rm -r %s", dir) > 0 && system(command) == 0);
+}
+
+/* What is in memory when draining begins is on disk when the engine is idle; a new engine lists it,
+ * goes on from it and deletes it. */
+static void try_state(void) {
+    char dir[] = "/tmp/keepd-engine-XXXXXX";
+    struct engine_conversation_row rows[CONVERSATIONS + 1];
+    struct engine_snapshot snapshot;
+    CHECK(mkdtemp(dir) != NULL);
+    struct engine *engine = open_with_state(dir);
+    for (int i = 0; i < 3; i++) submit_some(engine, i, PROMPT / 2, 1 + i);
+    wait_and_close(3);
+    CHECK(delete_one(engine, 1) == ERR_NOTFOUND);
+    engine_drain(engine);
+    while (!engine_idle(engine)) usleep(500);
+    engine_snapshot(engine, &snapshot);
+    CHECK(snapshot.conversations_on_disk == 3 && snapshot.state_failed == 0);
+    engine_close(engine);
+    engine = open_with_state(dir);
+    CHECK(engine_conversations(engine, rows, CONVERSATIONS + 1) == 3);
+    CHECK(rows[0].pages == 0 && rows[0].disk_bytes > 0);
+    for (int i = 0; i < 3; i++) submit_some(engine, i, PROMPT, 2);
+    wait_and_close(3);
+    engine_snapshot(engine, &snapshot);
+    CHECK(snapshot.state_restored == 3 && snapshot.cached_tokens == 3 * (PROMPT / 2));
+    for (int count; (count = engine_conversations(engine, rows, CONVERSATIONS + 1)) > 0;)
+        for (int i = 0; i < count; i++) (void)delete_one(engine, rows[i].id);
+    engine_close(engine);
+    remove_dir(dir);
+}
+
 int main(void) {
     struct engine *engine = open_engine();
     uint64_t sum = try_many(engine);
@@ -345,6 +421,7 @@ int main(void) {
     engine_close(engine);
     try_failing_backend();
     try_bad_options();
+    try_state();
     printf("%d wakes, checksum %llu\n", atomic_load(&wakes), (unsigned long long)sum);
     return 0;
 }
