@@ -5,8 +5,8 @@
  * (that of the choice) follows as " #xxxxxxxx", so answers show whether seeds arrive. With
  * ignore_eos it repeats. One step gives every running choice a token.
  * Prompts that contain "fail now" or "fail later" end in an error before or after three tokens;
- * "engine dies" ends the thread. "stamp" makes each token's text the time it was made at: 16 digits,
- * hexadecimal, of clock_ns.
+ * "engine dies" ends the thread. "stamp" makes each token's text the time it was made at: 16
+ * digits, hexadecimal, of clock_ns.
  *
  * With KEEPD_FAKE_THINK the vocabulary has the tokens <think> and </think>; an answer's bytes 1 and
  * 2 become them, and with the value 2 the chat template opens the first one itself.
