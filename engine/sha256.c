@@ -16,7 +16,7 @@ void sha256(const void *data, size_t size, uint8_t out[SHA256_BYTES]) {
 void sha256_hex(const void *data, size_t size, char out[SHA256_HEX]) {
     uint8_t digest[SHA256_BYTES];
     sha256(data, size, digest);
-    for (int i = 0; i < SHA256_BYTES; i++) snprintf(out + 2 * i, 3, "%02x", digest[i]);
+    for (size_t i = 0; i < SHA256_BYTES; i++) snprintf(out + 2 * i, 3, "%02x", digest[i]);
 }
 
 void sha256_hmac(const uint8_t key[SHA256_BYTES], const void *data, size_t size,

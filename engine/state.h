@@ -23,7 +23,7 @@
 #include "paging/policy.h"
 
 #define STATE_HEAD_BYTES 256
-#define STATE_SEAL_BYTES (2 * SHA256_BYTES)
+#define STATE_SEAL_BYTES ((size_t)2 * SHA256_BYTES)
 #define STATE_TOKENS_MAX (1 << 30)
 #define STATE_BLOCKS_MAX ((1 << 20) + 1)
 
