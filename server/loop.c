@@ -131,7 +131,7 @@ static void on_signal(uv_signal_t *handle, int number) {
         /* The manager's own patience may be shorter than ours. */
         systemd_notify("STOPPING=1\nSTATUS=Draining %d requests\nEXTEND_TIMEOUT_USEC=%lld",
                        server->exchanges,
-                       (server->options.now.drain_seconds + DRAIN_EXTRA_SECONDS) * 1000000ll);
+                       (server->options.now.drain_seconds + DRAIN_EXTRA_SECONDS) * 1000000LL);
     }
     check_drain(server, now_ns);
 }
