@@ -239,8 +239,11 @@ static void try_places(struct engine *engine) {
     for (int i = 0; i < JOBS; i++) CHECK(engine_queue_enter(engine, 1));
     CHECK(!engine_queue_enter(engine, 1));
     engine_queue_leave(engine, 1);
+    CHECK(!engine_queue_enter(engine, 2)); /* all or none */
     CHECK(engine_queue_enter(engine, 1));
-    for (int i = 0; i < JOBS; i++) engine_queue_leave(engine, 1);
+    engine_queue_leave(engine, JOBS);
+    CHECK(engine_queue_enter(engine, JOBS) && !engine_queue_enter(engine, 1));
+    engine_queue_leave(engine, JOBS);
 }
 
 static void expect_refused(const struct engine *engine, const struct engine_request *request,
@@ -248,6 +251,28 @@ static void expect_refused(const struct engine *engine, const struct engine_requ
     struct fault fault = {0};
     CHECK_MSG(engine_check(engine, request, &fault) == code, "%s: %s", field, fault.text);
     CHECK_MSG(strcmp(fault.field, field) == 0, "%s, not %s", fault.field, field);
+}
+
+/* n: every place may be taken, or as many as the option says, and not one more. */
+static void try_choices(const struct engine *engine) {
+    struct engine_options options = default_options();
+    struct engine *strict = NULL;
+    struct fault fault = {0};
+    struct engine_request request = fill(engine, 0)->request;
+    CHECK(engine_info(engine)->max_choices == SEQUENCES);
+    request.choices = SEQUENCES;
+    CHECK(engine_check(engine, &request, &fault) == 0);
+    request.choices = SEQUENCES + 1;
+    expect_refused(engine, &request, ERR_LIMIT, "n");
+    request.choices = -1;
+    expect_refused(engine, &request, ERR_INVALID, "n");
+    options.max_choices = 2;
+    CHECK(engine_open(&options, &strict, &fault) == 0);
+    request.choices = 2;
+    CHECK(engine_check(strict, &request, &fault) == 0);
+    request.choices = 3;
+    expect_refused(strict, &request, ERR_LIMIT, "n");
+    engine_close(strict);
 }
 
 static void try_checks(const struct engine *engine) {
@@ -415,6 +440,7 @@ int main(void) {
     try_idle(engine);
     try_places(engine);
     try_checks(engine);
+    try_choices(engine);
     close_with_work(engine);
     engine = open_engine();
     try_drain(engine);
