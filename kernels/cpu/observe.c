@@ -96,6 +96,7 @@ void evict_smooth(const struct kern_observe *observe, const float *x, int32_t co
 struct window {
     struct view view;
     const struct kern_observe *observe;
+    enum kern_support support;
     enum kern_group group;
     enum kern_reduce reduce;
     bool smooth;                           /* each query's vector */
@@ -116,7 +117,7 @@ static void find_queries(struct window *w, const struct evict_job *job, int stre
     int slot = job->due->slot, layer = stream / o->heads_kv, head = stream % o->heads_kv;
     int32_t window = cache->slots[slot].window;
     const int32_t *pos = cache->ring_pos + (size_t)slot * KERN_WINDOW_MAX;
-    bool all = w->observe->support == KERN_SUPPORT_ALL;
+    bool all = w->support == KERN_SUPPORT_ALL;
     for (int32_t p = job->due->tokens - window; p < job->due->tokens; p++) {
         if (p < 0 || pos[p % window] != p) continue;
         const float *row = cpu_cache_query(cache, slot, layer, p % window);
@@ -193,9 +194,10 @@ static void reduce_heads(struct window *w, int head, int lanes) {
 }
 
 static struct window open_window(const struct evict_job *job, int stream, int32_t candidates,
-                                 struct cpu_work *work) {
+                                 enum kern_support support, struct cpu_work *work) {
     struct window w = {.view = view_of(job->cache, evict_stream(job, stream)),
                        .observe = &job->due->rule->observe,
+                       .support = support,
                        .candidates = candidates,
                        .work = work,
                        .sum = work->sum};
@@ -208,7 +210,8 @@ static struct window open_window(const struct evict_job *job, int stream, int32_
 
 void evict_observe(const struct evict_job *job, int stream, int32_t candidates,
                    struct cpu_work *work, float *out) {
-    struct window w = open_window(job, stream, candidates, work);
+    enum kern_support support = job->due->rule->observe.support;
+    struct window w = open_window(job, stream, candidates, support, work);
     int group = w.view.group;
     if (w.group != KERN_GROUP_EACH) {
         reduce_heads(&w, 0, group);
@@ -235,7 +238,7 @@ static double entropy(const float *p, int32_t count) {
 struct evict_preference evict_preference(const struct evict_job *job, int stream,
                                          int32_t candidates, struct cpu_work *work) {
     struct evict_preference out = {0};
-    struct window w = open_window(job, stream, candidates, work);
+    struct window w = open_window(job, stream, candidates, KERN_SUPPORT_ALL, work);
     w.group = KERN_GROUP_EACH;
     w.reduce = KERN_REDUCE_MEAN_VAR;
     w.smooth = false;

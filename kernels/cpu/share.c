@@ -26,7 +26,8 @@ static void largest_remainder(struct cpu_share_part *parts, int count, int64_t r
     for (int i = 0; i < count; i++) {
         struct cpu_share_part *p = &parts[i];
         if (p->settled) continue;
-        double exact = (double)room * (sum > 0 ? usable(p->weight) / sum : 1 / ones);
+        /* multiplied first: where weights are the parts themselves, equal remainders stay equal */
+        double exact = sum > 0 ? (double)room * usable(p->weight) / sum : (double)room / ones;
         p->part = (int64_t)floor(exact);
         p->rest = exact - (double)p->part;
         left -= p->part;

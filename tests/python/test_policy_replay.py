@@ -8,6 +8,7 @@ the build folder.
 import json
 import os
 import subprocess
+from dataclasses import replace
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # small matrices: more threads only spin
 
@@ -59,7 +60,7 @@ def test_the_rows_say_the_same(name):
 
 @pytest.mark.parametrize("name", BOUNDED + VARIANTS)
 def test_random_streams(name, tmp_path):
-    shapes = ((11, 1200, 1000, 80, 16, 96, [512]), (12, 710, 650, 120, 0, 75, [7, 1, 40]))
+    shapes = ((11, 1000, 850, 80, 16, 96, [512]), (12, 710, 650, 120, 0, 75, [7, 1, 40]))
     agree(tmp_path, [Run(name, random_recording(seed, 3, 6, 3, 16, tokens), prompt, budget, buffer, chunk, splits)
                      for seed, tokens, prompt, budget, buffer, chunk, splits in shapes])
 
@@ -71,8 +72,29 @@ def test_every_path_and_policies_side_by_side(path, kv_dtype, tmp_path):
     recording = random_recording(21, 2, 6, 2, 64, 280)
     runs = [Run(name, recording, 220 + i, 72, 8, 64, [512]) for i, name in enumerate(BOUNDED)]
     together = agree(tmp_path, runs, path, kv_dtype, 1e-5 if path == "reference" else 1e-4)
-    alone = replay.drive(tmp_path, runs[-1:], path=path, kv_dtype=kv_dtype)
-    assert np.array_equal(alone.out[0], together.out[-1])
+    alone = [replay.drive(tmp_path, [replace(run, splits=[7, 1, 40])], path=path, kv_dtype=kv_dtype, threads=2)
+             for run in runs[::4]]
+    for one, i in zip(alone, range(0, len(runs), 4)):
+        assert same(one, 0, together, i)
+
+
+def same(a, i, b, j):
+    """Bitwise the same results and the same entries left by every eviction?"""
+    states = [([x[1] for x in r.evictions[k]], r.out[k]) for r, k in ((a, i), (b, j))]
+    left = [[x for state in s for part in (state.pos, state.keys, state.values) for x in part] for s, _ in states]
+    return np.array_equal(states[0][1], states[1][1]) and len(left[0]) == len(left[1]) and all(
+        np.array_equal(x, y) for x, y in zip(*left))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_how_a_prompt_is_split_changes_nothing(path, tmp_path):
+    recording = random_recording(51, 2, 4, 2, 32, 220)
+    runs = [Run(name, recording, 200, 80, 8, 60, [512]) for name in BOUNDED + VARIANTS]
+    whole = replay.drive(tmp_path, runs, path=path)
+    for splits in ([7, 1, 40], [1]):
+        parts = replay.drive(tmp_path, [replace(run, splits=splits) for run in runs], path=path)
+        wrong = [run.name for i, run in enumerate(runs) if not same(parts, i, whole, i)]
+        assert not wrong, splits
 
 
 @pytest.mark.parametrize("gates", ("equal", "tied"))
@@ -97,6 +119,23 @@ def test_budgets_protection_and_horizons(seed, tmp_path):
         recording = random_recording(100 + seed, 4, 3, 3, 8, 700)
         runs.append(Run(name, recording, int(rng.integers(200, 700)), budget, buffer, chunk, rule=rule))
     agree(tmp_path, runs)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_any_rule_that_the_pipeline_allows(seed, tmp_path):
+    """A new method is a new row: whatever its parameters, both sides mean the same by them."""
+    rng = np.random.default_rng(seed)
+    heads, group, layers, dim = (int(rng.choice(x)) for x in ((1, 2, 3, 4), (1, 2, 3), (1, 2, 3, 4), (4, 8, 16, 32)))
+    tokens, chunk, buffer = (int(rng.integers(*x)) for x in ((20, 260), (1, 90), (0, 20)))
+    rule = table.random_rule(rng)
+    budget = max(1, rule.sinks + rule.recent + int(rng.integers(0, 60)))
+    recording = random_recording(seed, layers, group * heads, heads, dim, tokens)
+    run = Run("streaming", recording, int(rng.integers(1, tokens + 1)), budget, buffer, chunk,
+              [int(rng.integers(1, 40))], rule)
+    result = replay.drive(tmp_path, [run])
+    tally = replay.follow(run, result.evictions[0], result.out[0])
+    print(rule, tally)
+    assert tally.worst["out"] < 1e-4
 
 
 # --- real streams -------------------------------------------------------------------------------

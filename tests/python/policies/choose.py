@@ -68,7 +68,7 @@ def quotas(pool, scored, positions, rule):
     size = len(pool.streams)
     lengths = np.array([len(positions[s]) for s in pool.streams])
     if rule.pool == "layer" and rule.floor > 0:  # Ada-KV: a part of the room alike, the rest by count
-        weights = (1 - rule.floor) * counts(pool, pool.room, scored, positions) + rule.floor * pool.room / size
+        weights = (1 - rule.floor) * counts(pool, pool.room, scored, positions) + rule.floor * (pool.room / size)
         return shares.split(pool.room, weights, lengths)
     least = floor_places(rule, pool)  # global gates: the best of the rest, and the floor on top
     return np.minimum(counts(pool, pool.room - size * least, scored, positions) + least, lengths)

@@ -8,7 +8,7 @@ def largest_remainder(total, weights):
     weights = np.asarray(weights, np.float64)
     if weights.sum() <= 0:
         weights = np.ones(len(weights))
-    exact = total * weights / weights.sum()
+    exact = total * weights / sum(weights)
     parts = np.floor(exact).astype(np.int64)
     order = np.argsort(-(exact - parts), kind="stable")
     parts[order[:total - parts.sum()]] += 1

@@ -111,3 +111,30 @@ def mistakes(name):
     if r.merge != "none":
         found += [dict(merge="code" if r.merge == "paper" else "paper"), dict(merge_beta=r.merge_beta - 0.1)]
     return found
+
+
+def random_rule(rng):
+    """Any combination that the pipeline allows."""
+    def one_of(*options):
+        return options[rng.integers(len(options))]
+
+    window = int(one_of(0, 1, 2, 5, 16, 64))
+    observe = dict(window=window, normalise=bool(rng.integers(2)), smooth=one_of("none", "average", "max"),
+                   smooth_width=int(one_of(1, 3, 7, 31)))
+    if window:
+        observe |= dict(support=one_of("all", "candidates"), smooth_first=bool(rng.integers(2)),
+                        group=one_of("mean", "max", "sum", "squares", "max_logit", "sum_logit", "each"),
+                        reduce=one_of("mean", "sum", "max", "mean_var", "mean_std"), gamma=float(rng.integers(1, 50)),
+                        history=one_of("none", "max", "mean", "sum"), decay=float(rng.random()))
+    else:
+        observe |= dict(group=one_of("mean", "max", "sum", "squares"), reduce="sum")
+    pool = one_of("stream", "layer", "sequence")
+    layers = one_of("uniform", "pyramid", "preference" if window else "density")
+    redundancy = dict(on=bool(rng.integers(2)), weight=float(rng.random()), threshold=float(rng.uniform(0, 0.9)),
+                      eps=1e-6, normalise=bool(rng.integers(2)), candidates_only=bool(rng.integers(2)),
+                      index_zero=bool(rng.integers(2)))
+    merge = one_of("none", "none", "paper", "code")
+    return Rule(score="attention", pool=pool, layers="uniform" if pool == "sequence" else layers, merge=merge,
+                sinks=int(rng.integers(0, 6)), recent=int(rng.integers(0, 20)), merge_beta=float(rng.random()),
+                floor=float(one_of(0, 0.1, 0.5, 1)), pyramid_beta=float(rng.uniform(1, 30)), tau1=float(rng.uniform(0.4, 2)),
+                tau2=float(rng.uniform(0.4, 2)), observe=Observe(**observe), redundancy=Redundancy(**redundancy))
