@@ -15,6 +15,9 @@
  * streaming   StreamingLLM (arXiv 2309.17453) re-rotates entries to their place in the cache.
  * trimkv, global   arXiv 2512.03324 and 2605.09649. `parity` takes the published offsets of age.
  *         Floor and threshold are the published code's; a threshold never lifts the budget.
+ *         global keeps the last 16 tokens, which the paper does not: an eviction in the middle of a
+ *         sentence otherwise takes entries that the next tokens need, before the gates' soft decay
+ *         of training would have (docs/QUALITY.md, ablations). trimkv does not gain by it.
  * gkv     arXiv 2512.00504. Code: the budget includes the window (the paper's b does not); window
  *         16 and lambda 0.5 are the scripts' and the paper's, not the class's defaults.
  * rkv     arXiv 2505.24133. `variant` code: averages over the window, then max-pools; redundancy
@@ -67,8 +70,11 @@ static const struct policy policies[] = {
         .needs = POLICY_NEEDS_GATES,
         .fields = POLICY_HORIZON | POLICY_FLOOR | POLICY_THRESHOLD | POLICY_PARITY,
         .bounded = true,
-        .rule =
-            {.score = KERN_SCORE_RETENTION, .pool = KERN_POOL_SEQUENCE, .sinks = 4, .horizon = 128},
+        .rule = {.score = KERN_SCORE_RETENTION,
+                 .pool = KERN_POOL_SEQUENCE,
+                 .sinks = 4,
+                 .recent = 16,
+                 .horizon = 128},
     },
     {
         .name = "gkv",

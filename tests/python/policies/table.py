@@ -17,7 +17,8 @@ ROWS = {
     "streaming": Rule(score="recency", sinks=4),
     # TRIM-KV (arXiv 2512.03324), global gates (arXiv 2605.09649)
     "trimkv": Rule(score="retention", sinks=4, horizon=1),
-    "global": Rule(score="retention", pool="sequence", sinks=4, horizon=128),
+    # (global: the last 16 tokens are ours, see docs/QUALITY.md)
+    "global": Rule(score="retention", pool="sequence", sinks=4, recent=16, horizon=128),
     # G-KV (arXiv 2512.00504)
     "gkv": attention(recent=16, observe=Observe(
         window=16, group="max", normalise=True, history="max", decay=0.8), redundancy=Redundancy(

@@ -709,11 +709,12 @@ Test(sched, a_linear_dialogue_keeps_two_states) {
         &w, &(struct world_options){.pages = 900, .sequences = 2, .conversations = 9, .rows = 64});
     const struct conversation *rows = w.sched.conversations.rows;
     for (int i = 0; i < 8; i++) {
-        /* Each prompt is 30 tokens longer and drops the answer before it. */
+        /* Each prompt is 30 tokens longer and drops the answer before it, but for tokens that
+         * happen to be the same. */
         struct engine_job job = job_of(0, (i + 1) * 30, 3, global(16, 4, 8));
         submit(&w, &job);
         run_until_idle(&w);
-        cr_assert_eq(job.cached_tokens, i * 30);
+        cr_assert(job.cached_tokens >= i * 30 && job.cached_tokens <= i * 30 + 2);
         engine_job_close(&job);
         int superseded = 0, count = w.sched.conversations.count;
         for (int r = 0; r < 9; r++)

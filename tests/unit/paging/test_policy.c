@@ -54,7 +54,7 @@ Test(policy, each_row_is_the_method_it_names) {
     cr_assert_eq(streaming->rule.sinks, 4);
     cr_assert_eq(trimkv->rule.horizon, 1);
     cr_assert_eq(global->rule.horizon, 128);
-    cr_assert(global->rule.sinks == 4 && global->rule.recent == 0);
+    cr_assert(global->rule.sinks == 4 && global->rule.recent == 16);
 }
 
 Test(policy, wrong_parameters_name_their_field) {
