@@ -136,7 +136,7 @@ def test_all_prompts_or_none(slow):
 
 
 def test_a_job_that_cannot_be_taken_takes_none(start, fake):
-    daemon = start(env={"KEEPD_FAKE_SUBMITS": "3"})
+    daemon = start(env={"KEEPD_FAKE_SUBMITS": "3", "KEEPD_FAKE_STEP_US": "20000"})
     r = daemon.post(TEXT, text_body(["a", "b", "c", "d"], max_tokens=900, ignore_eos=True))
     assert r.status_code == 503 and r.json()["error"]["code"] == "overloaded"
     daemon.wait_idle()

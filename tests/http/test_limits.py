@@ -251,7 +251,7 @@ def test_queue_tokens_at_the_limit(slow):
     probe = slow(step_us=1000)
     tokens = probe.post("/tokenize", {"messages": body["messages"]}).json()["count"]
     for room, code in ((tokens + size, 200), (tokens + size - 1, 503)):
-        daemon = slow("--max-num-seqs", "1", "--max-queue-tokens", str(room), step_us=5000)
+        daemon = slow("--max-num-seqs", "1", "--max-queue-tokens", str(room), step_us=40000)
         socks = []
         for waiting in range(2):
             socks.append(daemon.socket())
