@@ -157,6 +157,7 @@ static void submit(struct exchange *ex) {
         }
         ex->places--; /* the engine gives it back */
     }
+    quota_settle(ex); /* the tokens are known now */
     if (!ex->error.status) {
         wait_for_engine(ex);
     } else if (ex->jobs_submitted) {
