@@ -57,7 +57,7 @@ def test_every_post_answers_as_described(shared, path):
 
 def test_full_answers_fit(shared):
     wide = dict(n=2, logprobs=True, top_logprobs=2, prompt_logprobs=2, stop=["x"], stop_token_ids=[1],
-                return_token_ids=True, kv={"report": "positions"})
+                return_token_ids=True, kv={"report": "trace"})
     check("ChatRequest", chat_body(**wide))
     check("ChatCompletion", shared.chat(**wide).json())
     text = {**GOOD[TEXT], "prompt": ["a", "bc"], "echo": True, "logprobs": 2, "prompt_logprobs": 0, "best_of": 1,
