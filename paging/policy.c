@@ -282,13 +282,23 @@ static int find_word(const char *const *words, const char *text) {
     return -1;
 }
 
+static int refuse_word(const struct parameter *p, struct fault *fault) {
+    char what[96] = "must be";
+    for (int i = 0; p->words[i]; i++) {
+        size_t used = strlen(what);
+        const char *before = i == 0 ? " " : p->words[i + 1] ? ", " : " or ";
+        snprintf(what + used, sizeof what - used, "%s'%s'", before, p->words[i]);
+    }
+    return refuse(fault, p->name, what);
+}
+
 static int check_parameter(const struct parameter *p, double *number, const char *text,
                            struct fault *fault) {
     char what[96];
     if (p->words) {
         int at = find_word(p->words, text);
         *number = at;
-        if (at < 0) return refuse(fault, p->name, "is none of the words it may be");
+        if (at < 0) return refuse_word(p, fault);
         return 0;
     }
     bool in_range = !text && *number >= p->least && *number <= p->most; /* NaN is not */

@@ -135,6 +135,13 @@ Test(policy, parameters_belong_to_policies) {
     choose("d2o", "nothing", 0, NULL, false);
 }
 
+Test(policy, a_refused_word_names_those_there_are) {
+    struct kv_params params = defaults("gkv");
+    struct fault fault = {0};
+    cr_assert_eq(kv_params_choose(&params, "history", 0, "all", &fault), ERR_INVALID);
+    cr_assert_str_eq(fault.text, "kv.history must be 'none', 'max', 'mean' or 'sum'");
+}
+
 /* Recent entries that were not named follow the budget or the window, and give way first. */
 Test(policy, recent_entries_fit) {
     static const struct {
