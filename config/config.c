@@ -79,7 +79,8 @@ const struct option config_options[] = {
 
     {.help = "Cache"},
     {"kv-policy", TEXT, AT(kv_policy), 1, 0, "auto", "POLICY", 0,
-     "What is kept when a sequence is over its budget: full, streaming, trimkv or global. "
+     "What is kept when a sequence is over its budget: full, streaming, trimkv, global, gkv, rkv, "
+     "snapkv, pyramidkv, adakv, morphkv, cake, h2o, kvcompress or d2o. "
      "auto: global where the model has gates, else full."},
     {"kv-budget", INT, AT(kv_budget), 1, MANY, "1024", "N", 0,
      "Kept entries per layer and head, on average. A request may ask for another budget."},
@@ -214,7 +215,8 @@ static int unknown_option(struct loader *load, const char *name, size_t size, co
     snprintf(field, sizeof field, "%.*s", shown, name);
     const char *nearest = nearest_name(name, (size_t)shown);
     return fault_set(load->fault, ERR_INVALID, field, "%s: unknown option '%s'%s%s%s", where, field,
-                     nearest ? "; did you mean '" : "", nearest ? nearest : "", nearest ? "'?" : "");
+                     nearest ? "; did you mean '" : "", nearest ? nearest : "",
+                     nearest ? "'?" : "");
 }
 
 /* --- values --- */
