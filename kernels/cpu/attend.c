@@ -7,8 +7,26 @@
 
 #include "base/check.h"
 
+#define LANES_MIN 16 /* an item of attention has at least so many lanes, but for a span's last */
+
 /* ---- Rows of a step ---------------------------------------------------------------------------
  */
+
+/* begin_step takes the room of the whole step, so that the operations after it cannot run out of
+ * memory; who calls one of them by itself, as tests do, pays for it there. */
+int cpu_step_reserve(struct cpu *cpu, const struct kern_batch *batch) {
+    const struct kern_cache_options *o = &cpu->cache.options;
+    size_t rows = (size_t)batch->rows, heads = (size_t)o->heads_kv;
+    size_t lanes = rows * (size_t)(o->heads_q / o->heads_kv);
+    size_t items = (lanes / LANES_MIN + (size_t)batch->span_count) * heads;
+    size_t angles = cpu->angle_pos.bytes;
+    int rc = cpu_room_grow(&cpu->rows, rows * sizeof(struct cpu_row));
+    if (!rc) rc = cpu_room_grow(&cpu->items, items * sizeof(struct cpu_attend_item));
+    if (!rc) rc = cpu_room_grow(&cpu->angles, rows * (size_t)o->head_dim * sizeof(float));
+    if (!rc) rc = cpu_room_grow(&cpu->angle_pos, rows * sizeof(int32_t));
+    if (cpu->angle_pos.bytes != angles) cpu->angle_freq = NULL; /* the new room holds no angles */
+    return rc;
+}
 
 /* What a worker needs to know of a row, without searching the spans. */
 const struct cpu_row *cpu_rows(struct cpu *cpu, const struct kern_batch *batch) {
@@ -207,7 +225,7 @@ static int lanes_per_item(const struct cpu *cpu, const struct cpu_attend_job *jo
     const struct kern_cache_options *o = &cpu->cache.options;
     int most = cpu->kernels->attend_lanes(o);
     int64_t all = (int64_t)job->batch->rows * job->group * job->heads_kv;
-    while (most > 16 && all / most < (int64_t)8 * cpu->threads) most /= 2;
+    while (most > LANES_MIN && all / most < (int64_t)8 * cpu->threads) most /= 2;
     return most;
 }
 

@@ -117,7 +117,9 @@ static int op_cache_open(struct kern *kern, const struct kern_cache_options *opt
 }
 
 static int op_begin_step(struct kern *kern, const struct kern_batch *batch) {
-    return cpu_cache_begin_step(&cpu_of(kern)->cache, batch);
+    struct cpu *cpu = cpu_of(kern);
+    int rc = cpu_step_reserve(cpu, batch);
+    return rc < 0 ? rc : cpu_cache_begin_step(&cpu->cache, batch);
 }
 
 static int op_evict(struct kern *kern, const struct kern_evict *due, int count) {

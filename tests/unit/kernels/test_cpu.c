@@ -144,6 +144,38 @@ Test(cpu, every_allocation_may_fail) {
     }
 }
 
+/* A step's room is taken before anything of it is done: a failure leaves the cache as it was, and
+ * the next attempt may succeed. */
+Test(cpu, a_step_without_memory_does_not_begin) {
+    const struct kern_cache_options options = {.layers = 1,
+                                               .heads_q = 2,
+                                               .heads_kv = 1,
+                                               .head_dim = 64,
+                                               .dtype = KERN_F32,
+                                               .pages = 8,
+                                               .slots = 1,
+                                               .max_positions = 64};
+    const struct kern_span span = {.count = 40};
+    const struct kern_batch batch = {.spans = &span, .rows = 40, .span_count = 1};
+    struct kern_cache_stats stats;
+    int failures = 0;
+    for (bool passed = false; !passed;) {
+        struct kern *kern = path_open(1, 1);
+        cr_assert_eq(kern->ops->cache_open(kern, &options, NULL), 0);
+        mem_fail_after(failures);
+        int rc = kern->ops->begin_step(kern, &batch);
+        passed = mem_fail_pending();
+        mem_fail_after(-1);
+        cr_assert_eq(rc, passed ? 0 : ERR_NOMEM);
+        kern->ops->cache_stats(kern, &stats);
+        cr_assert_eq(stats.pages_used, passed ? 3 : 0);
+        if (!passed) cr_assert_eq(kern->ops->begin_step(kern, &batch), 0);
+        failures += !passed;
+        kern->ops->close(kern);
+    }
+    cr_assert_eq(failures, 4);
+}
+
 /* ---- Sampling -----------------------------------------------------------------------------------
  */
 
