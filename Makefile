@@ -48,7 +48,7 @@ check: ## everything `make test` leaves out: threads, fuzzers, long suites, styl
 	@tools/run_ctest tsan -L tsan
 	@tools/run_ctest dev -L slow --no-tests=ignore
 	@tools/run_fuzz $(FUZZ_SECONDS)
-	@tools/run_pytest all
+	@tools/run_pytest slow -m slow
 	@tools/run_training
 	@tools/build asan
 	@SUITES=tests/http KEEPD_BIN=build/asan/server/keepd-fake tools/run_pytest asan
