@@ -185,7 +185,13 @@ static int open_store(struct engine *e, struct sched_options *so, enum kern_dtyp
                                                .head_dim = config->head_dim},
                                   .done = on_store_done,
                                   .arg = e};
-    if (o->state_dir == NULL || o->state_dir[0] == '\0' || o->check_only) return 0;
+    if (o->state_dir == NULL || o->state_dir[0] == '\0') return 0;
+    if (e->kern->ops->snapshot_export == NULL)
+        return fault_set(fault, ERR_UNSUPPORTED, "state-dir",
+                         "the %s backend cannot write conversations; leave state-dir empty or use "
+                         "device cpu",
+                         e->kern->ops->name);
+    if (o->check_only) return 0;
     struct state_identity *identity = &store.identity;
     int code = identity_model(o->model_dir, o->random_weights, identity->weights, fault);
     if (code == 0) code = identity_gates(o->model_dir, o->gates, identity->gates, fault);
@@ -207,6 +213,8 @@ static int open_cache(struct engine *e, struct sched_options *so, struct fault *
     enum kern_dtype dtype = KERN_F32;
     int code = resolve_kv_dtype(e, &dtype, fault);
     if (code == 0) code = resolve_policy(e, &so->kv.defaults, fault);
+    so->kv.rule_check = e->kern->ops->rule_check;
+    if (code == 0) code = name_option(sched_check_rule(&so->kv, &so->kv.defaults, fault), fault);
     if (code != 0) return code;
     so->kv.budget_max = e->options.kv_budget_max;
     so->kv.has_gates = model_has_gates(e->model);
@@ -228,8 +236,7 @@ static int open_cache(struct engine *e, struct sched_options *so, struct fault *
                                        .slots = so->sequences_max + so->conversations_max,
                                        .max_positions = e->info.max_model_len};
     snprintf(e->info.kv_dtype, sizeof e->info.kv_dtype, "%s", dtype == KERN_F32 ? "f32" : "bf16");
-    if (e->options.check_only) return 0;
-    code = e->kern->ops->cache_open(e->kern, &cache, fault);
+    if (!e->options.check_only) code = e->kern->ops->cache_open(e->kern, &cache, fault);
     return code == 0 ? open_store(e, so, dtype, fault) : code;
 }
 

@@ -197,6 +197,14 @@ static int unknown_policy(const char *name, struct fault *fault) {
                      known);
 }
 
+int sched_check_rule(const struct sched_kv *rules, const struct kv_params *kv,
+                     struct fault *fault) {
+    struct fault why = {0};
+    if (rules->rule_check(&kv->rule, &why) == 0) return 0;
+    return fault_set(fault, ERR_UNSUPPORTED, "kv.policy", "policy '%s' cannot run here: %s",
+                     kv->policy->name, why.text);
+}
+
 int sched_resolve_kv(const struct engine_kv *wanted, const struct sched_kv *rules,
                      struct kv_params *out, struct fault *fault) {
     const struct kv_params *defaults = &rules->defaults;
@@ -226,6 +234,7 @@ int sched_resolve_kv(const struct engine_kv *wanted, const struct sched_kv *rule
     kv_params_fit(out, (wanted->sinks != -1 ? POLICY_SINKS : 0) |
                            (wanted->recent != -1 ? POLICY_RECENT : 0));
     int code = kv_params_check(out, fault);
+    if (code == 0) code = sched_check_rule(rules, out, fault);
     return code == 0 && rules->budget_max > 0 ? check_cap(out, rules, fault) : code;
 }
 

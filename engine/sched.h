@@ -46,6 +46,7 @@ struct sched_kv {
     struct kv_params defaults;
     int budget_max; /* cap for requests; 0 = none */
     bool has_gates;
+    int (*rule_check)(const struct kern_rule *rule, struct fault *fault); /* the backend's */
 };
 
 struct sched_options {
@@ -145,8 +146,11 @@ bool sched_unsaved(const struct sched *sched);         /* not everything is on d
 int64_t sched_next_save_ns(const struct sched *sched); /* when there will be; INT64_MAX: never */
 
 /* Resolves a request's kv object: absent members take the defaults, another policy brings its own
- * protections. ERR_INVALID or ERR_LIMIT name the kv field. Pure. */
+ * protections. ERR_INVALID, ERR_LIMIT or ERR_UNSUPPORTED name the kv field. Pure. */
 int sched_resolve_kv(const struct engine_kv *wanted, const struct sched_kv *rules,
                      struct kv_params *out, struct fault *fault);
+
+/* ERR_UNSUPPORTED names kv.policy: the backend cannot run the rule, and says why. Pure. */
+int sched_check_rule(const struct sched_kv *rules, const struct kv_params *kv, struct fault *fault);
 
 #endif

@@ -376,6 +376,9 @@ struct kern_ops {
     int (*cache_open)(struct kern *kern, const struct kern_cache_options *options,
                       struct fault *fault);
     void (*cache_info)(enum kern_dtype dtype, int head_dim, struct kern_cache_info *info);
+    /* Can this backend run the rule? ERR_UNSUPPORTED names the member of kern_rule that it cannot,
+     * and begin_step and evict answer the same. Pure, any thread. */
+    int (*rule_check)(const struct kern_rule *rule, struct fault *fault);
     int (*begin_step)(struct kern *kern, const struct kern_batch *batch); /* takes the pages for all
                       layers; ERR_FULL takes none (a broken reservation: the caller logs it) */
     void (*qk_rope)(struct kern *kern, float *qkv, const float *q_norm, const float *k_norm,
@@ -394,7 +397,8 @@ struct kern_ops {
     void (*release)(struct kern *kern, int slot); /* all pages of the slot go back */
     int (*report)(struct kern *kern, int slot, struct kern_report *report);
     /* Snapshots, block by block, so that a large one may be taken over many steps: nobody changes
-     * a slot that no batch names, not even through its forks. */
+     * a slot that no batch names, not even through its forks. All four are NULL in a backend that
+     * takes none. */
     size_t (*snapshot_size)(struct kern *kern, int slot, int block);
     int (*snapshot_export)(struct kern *kern, int slot, int block, void *to);
     /* Reads nothing beyond the blocks, whatever they hold: ERR_MALFORMED, ERR_UNSUPPORTED or

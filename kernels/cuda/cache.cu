@@ -338,7 +338,7 @@ int op_begin_step(struct kern *kern, const struct kern_batch *batch) {
         CHECK(s->slot >= 0 && s->slot < cuda->options.slots);
         CHECK(s->count > 0 && s->pos >= cuda->slots[s->slot].next_pos);
         if (s->pos > cuda->options.max_positions - s->count) return ERR_LIMIT;
-        if (s->rule && !evict_can(s->rule)) return ERR_UNSUPPORTED;
+        if (s->rule && op_rule_check(s->rule, NULL)) return ERR_UNSUPPORTED;
     }
     stage_batch(cuda, batch);
     append(cuda, batch);

@@ -32,32 +32,6 @@ static int op_sync(struct kern *kern) {
     return cache_sync(cuda_of(kern));
 }
 
-/* ---- Snapshots: refused, nothing is lost but the reuse of a state
- * --------------------------------
- */
-
-static size_t op_snapshot_size(struct kern *kern, int slot, int block) {
-    (void)kern, (void)slot, (void)block;
-    return 0;
-}
-
-static int op_snapshot_export(struct kern *kern, int slot, int block, void *to) {
-    (void)kern, (void)slot, (void)block, (void)to;
-    return ERR_UNSUPPORTED;
-}
-
-static int op_snapshot_check(struct kern *kern, const struct kern_block *blocks, int count,
-                             struct kern_report *report, struct fault *fault) {
-    (void)kern, (void)blocks, (void)count, (void)report;
-    return fault_set(fault, ERR_UNSUPPORTED, "snapshot", "the CUDA backend takes no snapshots");
-}
-
-static int op_snapshot_import(struct kern *kern, int slot, const struct kern_block *blocks,
-                              int count, struct fault *fault) {
-    (void)slot;
-    return op_snapshot_check(kern, blocks, count, NULL, fault);
-}
-
 /* ---- Opening --------------------------------------------------------------------------------- */
 
 static void op_close(struct kern *kern) {
@@ -94,6 +68,7 @@ static struct kern_ops make_table(const char *name) {
     t.gate = op_gate;
     t.cache_open = op_cache_open;
     t.cache_info = op_cache_info;
+    t.rule_check = op_rule_check;
     t.begin_step = op_begin_step;
     t.qk_rope = op_qk_rope;
     t.write_kv = op_write_kv;
@@ -103,10 +78,6 @@ static struct kern_ops make_table(const char *name) {
     t.fork = op_fork;
     t.release = op_release;
     t.report = op_report;
-    t.snapshot_size = op_snapshot_size;
-    t.snapshot_export = op_snapshot_export;
-    t.snapshot_check = op_snapshot_check;
-    t.snapshot_import = op_snapshot_import;
     t.cache_stats = op_cache_stats;
     t.cache_check = op_cache_check;
     t.sample = op_sample;

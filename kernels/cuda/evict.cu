@@ -309,10 +309,24 @@ static __global__ void k_compact(const struct evict_args a) {
 
 /* ---- The host's side ------------------------------------------------------------------------- */
 
-bool evict_can(const struct kern_rule *rule) {
-    return (rule->score == KERN_SCORE_RECENCY || rule->score == KERN_SCORE_RETENTION) &&
-           rule->layers == KERN_LAYERS_UNIFORM && rule->merge == KERN_MERGE_NONE &&
-           !rule->published && !(rule->retain > 0) && !(rule->floor > 0) && !rule->redundancy.on;
+int op_rule_check(const struct kern_rule *rule, struct fault *fault) {
+    const struct {
+        bool wanted;
+        const char *member;
+    } missing[] = {
+        {rule->score == KERN_SCORE_ATTENTION, "observe"},
+        {rule->redundancy.on, "redundancy"},
+        {rule->layers != KERN_LAYERS_UNIFORM, "layers"},
+        {rule->merge != KERN_MERGE_NONE, "merge"},
+        {rule->published, "published"},
+        {rule->retain > 0, "retain"},
+        {rule->floor > 0, "floor"},
+    };
+    for (const auto &part : missing)
+        if (part.wanted)
+            return fault_set(fault, ERR_UNSUPPORTED, part.member,
+                             "the CUDA backend does not have '%s'", part.member);
+    return 0;
 }
 
 static struct due make_due(const struct cuda *cuda, const struct kern_evict *from) {
@@ -482,7 +496,7 @@ int op_evict(struct kern *kern, const struct kern_evict *due, int count) {
     CHECK(cuda->has_cache);
     for (int i = 0; i < count; i++) {
         CHECK(due[i].slot >= 0 && due[i].slot < cuda->options.slots && due[i].keep > 0);
-        if (!evict_can(due[i].rule)) return ERR_UNSUPPORTED;
+        if (op_rule_check(due[i].rule, NULL)) return ERR_UNSUPPORTED;
     }
     int rc = 0;
     for (int i = 0, n; i < count && !rc; i += n) {

@@ -129,7 +129,7 @@ void op_attend(struct kern *kern, int layer, float *out, const float *qkv,
                const struct kern_batch *batch, const struct kern_attend_options *options);
 
 /* evict.cu */
-bool evict_can(const struct kern_rule *rule); /* does this backend know the method? */
+int op_rule_check(const struct kern_rule *rule, struct fault *fault);
 int op_evict(struct kern *kern, const struct kern_evict *due, int count);
 
 /* rope.cu */

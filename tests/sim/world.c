@@ -243,7 +243,9 @@ void world_open(struct world *w, const struct world_options *options) {
     w->out = mem_must_alloc(rows * OUT, sizeof(float));
     w->logits = mem_must_alloc((size_t)o->logits * WORLD_VOCAB, sizeof(float));
     struct sched_options sched = {
-        .kv = {.defaults = {.budget = 32, .buffer = 8, .chunk = 32}, .has_gates = true},
+        .kv = {.defaults = {.budget = 32, .buffer = 8, .chunk = 32},
+               .has_gates = true,
+               .rule_check = w->ops.rule_check},
         .kern = w->kern,
         .model = w,
         .model_step = fake_step,

@@ -1384,9 +1384,49 @@ Test(sched, every_failing_allocation_ends_only_its_request) {
 
 /* ---- Parameters ------------------------------------------------------------------------------ */
 
+/* A backend that does not observe attention. */
+static int without_attention(const struct kern_rule *rule, struct fault *fault) {
+    if (rule->score != KERN_SCORE_ATTENTION) return 0;
+    return fault_set(fault, ERR_UNSUPPORTED, "observe", "no 'observe' in this backend");
+}
+
+static int any_rule(const struct kern_rule *rule, struct fault *fault) {
+    (void)rule, (void)fault;
+    return 0;
+}
+
+Test(sched, a_rule_the_backend_cannot_run_ends_only_its_request) {
+    struct engine_job alone = job_of(1, 40, 60, global(16, 8, 32));
+    struct engine_job runs = alone, refused = job_of(2, 40, 60, global(16, 8, 32));
+    struct world w;
+    refused.request.kv.policy = "h2o";
+    run_alone(&alone);
+    world_open(
+        &w, &(struct world_options){.pages = 400, .sequences = 2, .conversations = 2, .rows = 50});
+    w.sched.options.kv.rule_check = without_attention;
+    submit(&w, &runs);
+    for (int step = 0; step < 5; step++) cr_assert_not(world_step(&w));
+    submit(&w, &refused);
+    cr_assert_not(world_step(&w));
+    cr_assert_eq(finish_of(&runs), ENGINE_RUNNING);
+    cr_assert_eq(finish_of(&refused), ENGINE_FINISH_ERROR);
+    cr_assert_eq(refused.fault.code, ERR_UNSUPPORTED);
+    cr_assert_str_eq(refused.fault.field, "kv.policy");
+    cr_assert_not_null(strstr(refused.fault.text, "h2o"));
+    cr_assert_not_null(strstr(refused.fault.text, "observe"));
+    run_until_idle(&w);
+    expect_same_answer(&alone, &runs);
+    world_close(&w);
+    engine_job_close(&alone);
+    engine_job_close(&runs);
+    engine_job_close(&refused);
+}
+
 Test(sched, kv_parameters_name_the_field_at_fault) {
-    struct sched_kv rules = {
-        .defaults = {.budget = 32, .buffer = 8, .chunk = 32}, .budget_max = 64, .has_gates = true};
+    struct sched_kv rules = {.defaults = {.budget = 32, .buffer = 8, .chunk = 32},
+                             .budget_max = 64,
+                             .has_gates = true,
+                             .rule_check = any_rule};
     kv_params_set_policy(&rules.defaults, policy_find("global"));
     const double none = 0;
     const struct {
