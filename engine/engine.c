@@ -200,6 +200,7 @@ static int open_store(struct engine *e, struct sched_options *so, enum kern_dtyp
     store_space_key(e->store, e->space_key);
     so->store = e->store;
     so->save_idle_ns = (int64_t)o->state_idle_seconds * 1000000000;
+    so->export_bytes = SCHED_EXPORT_BYTES;
     struct store_stats stats;
     store_stats(e->store, &stats);
     log_info("state directory: %d conversations of this model, %lld bytes in all", stats.files,

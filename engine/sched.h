@@ -41,6 +41,8 @@
 typedef int (*sched_model_step)(void *model, const struct kern_batch *batch, const int32_t *want,
                                 int want_count, const float **logits);
 
+#define SCHED_EXPORT_BYTES ((size_t)16 << 20) /* a few milliseconds of copying */
+
 /* What a request's kv object is resolved against. */
 struct sched_kv {
     struct kv_params defaults;
@@ -60,6 +62,7 @@ struct sched_options {
     int64_t pages_total, page_bytes;
     struct store *store;  /* conversations go there and come back; NULL = nowhere */
     int64_t save_idle_ns; /* they are written when nobody used them for so long */
+    size_t export_bytes;  /* copied out of the cache in one step, at least */
     int sequences_max, conversations_max, rows_max, logits_max;
 };
 
@@ -93,6 +96,7 @@ struct sched {
     bool head_waits;      /* the first waiting job was tried, and nothing has changed since */
     bool waits_for_store; /* what it waits for is on disk */
     struct sched_export export;
+    uint64_t writing_replaces;                         /* of what the store is writing */
     int64_t looked_ns;                                 /* for conversations to write */
     struct engine_choice *ended_first, *ended_last;    /* ended, not yet published */
     struct engine_job *finished_first, *finished_last; /* all choices ended, not yet published */

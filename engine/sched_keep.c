@@ -67,6 +67,7 @@ static int fork_row(struct sched *sched, struct sequence *seq, struct conversati
 }
 
 static void take_row(struct sched *sched, struct sequence *seq, struct conversation *row) {
+    sched_forget_export(sched, row);
     struct conversation taken = conversation_take(&sched->conversations, row);
     seq->slot = taken.slot;
     mem_free(taken.tokens);
@@ -96,6 +97,12 @@ int sched_go_on(struct sched *sched, struct sequence *seq, const struct sched_en
 
 /* ---- Keeping --------------------------------------------------------------------------------- */
 
+/* Whose file goes when a successor of `row` is on disk: its own, or what it was to replace. */
+static uint64_t file_of(const struct conversation *row) {
+    bool has_one = row->saved == CONVERSATION_SAVED || row->saved == CONVERSATION_WRITING;
+    return has_one ? row->id : row->replaces;
+}
+
 /* The turn a new one came from: once it is superseded, the one before it goes, so that a dialogue
  * keeps its last state and one to retry from. Returns whose file the new one will replace. */
 static uint64_t supersede(struct sched *sched, uint64_t origin) {
@@ -107,7 +114,7 @@ static uint64_t supersede(struct sched *sched, uint64_t origin) {
     conversation_followed(table, from);
     if (!conversation_superseded(from)) return 0;
     if (from->saved == CONVERSATION_UNSAVED) sched_forget_export(sched, from);
-    return from->saved == CONVERSATION_UNSAVED ? from->replaces : from->id;
+    return file_of(from);
 }
 
 /* The list had room for the longest answer; failing to give the rest back costs only memory. */
@@ -136,7 +143,7 @@ void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_r
     struct conversation *same = conversation_same(table, &row);
     if (same != NULL) {
         row.turns = same->turns; /* whoever went on from it goes on from this one, too */
-        row.replaces = same->saved == CONVERSATION_UNSAVED ? same->replaces : same->id;
+        row.replaces = file_of(same);
         drop(sched, same, "repeated");
     } else {
         row.replaces = supersede(sched, seq->origin);

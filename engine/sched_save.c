@@ -2,8 +2,8 @@
  *
  * A conversation is written when nobody used it for a while, when the engine drains, and when its
  * pages are needed: then whoever needs them waits until it has been copied out, not until it is on
- * disk. Nobody changes a conversation's slot, so the copying is spread over steps, at most
- * EXPORT_BYTES each, and answers go on beside it. */
+ * disk. Nobody changes a conversation's slot, so the copying is spread over steps, whole streams
+ * until options.export_bytes are reached, and answers go on beside it. */
 #include <string.h>
 
 #include "base/check.h"
@@ -12,8 +12,7 @@
 #include "base/mem.h"
 #include "engine/sched_int.h"
 
-#define EXPORT_BYTES ((size_t)16 << 20) /* of one step: a few milliseconds of copying */
-#define LOOK_NS      100000000          /* between looks through the table */
+#define LOOK_NS 100000000 /* between looks through the table */
 
 static struct kern *kern_of(const struct sched *sched) {
     return sched->options.kern;
@@ -111,15 +110,16 @@ static void go_on_exporting(struct sched *sched, size_t most) {
     CHECK(export->at + STATE_SEAL_BYTES == export->size);
     store_save(sched->options.store, &export->head, export->data, export->size);
     export->data = NULL;
+    sched->writing_replaces = row->replaces;
     row->saved = CONVERSATION_WRITING;
     sched->head_waits = false; /* its pages may go now */
 }
 
-/* Files of the states that this one superseded are of no use once it is on disk itself. */
-static void remove_replaced(struct sched *sched, const struct conversation *row) {
-    const struct conversation *old = conversation_by_id(&sched->conversations, row->replaces);
-    if (row->replaces == 0 || (old != NULL && !conversation_superseded(old))) return;
-    (void)store_remove(sched->options.store, row->replaces);
+/* The file of a state that was superseded is of no use once its successor is on disk. */
+static void remove_replaced(struct sched *sched, uint64_t id) {
+    const struct conversation *old = conversation_by_id(&sched->conversations, id);
+    if (id == 0 || (old != NULL && !conversation_superseded(old))) return;
+    (void)store_remove(sched->options.store, id);
 }
 
 static void take_saved(struct sched *sched) {
@@ -127,10 +127,10 @@ static void take_saved(struct sched *sched) {
     int code;
     if (!store_saved(sched->options.store, &id, &code)) return;
     sched->head_waits = false; /* the next may be written */
+    if (code == 0) remove_replaced(sched, sched->writing_replaces);
     struct conversation *row = conversation_by_id(&sched->conversations, id);
-    if (row == NULL) return;
+    if (row == NULL) return; /* it made room meanwhile */
     row->saved = code == 0 ? CONVERSATION_SAVED : CONVERSATION_NOT_SAVABLE;
-    if (code == 0) remove_replaced(sched, row);
 }
 
 bool sched_save_for_room(struct sched *sched, struct conversation *row, bool at_once) {
@@ -143,7 +143,8 @@ bool sched_save_for_room(struct sched *sched, struct conversation *row, bool at_
         return true;
     }
     if (!own) begin_export(sched, row);
-    if (sched->export.data != NULL) go_on_exporting(sched, at_once ? SIZE_MAX : EXPORT_BYTES);
+    if (sched->export.data != NULL)
+        go_on_exporting(sched, at_once ? SIZE_MAX : sched->options.export_bytes);
     return sched->export.data == NULL;
 }
 
@@ -178,7 +179,7 @@ void sched_save(struct sched *sched, int64_t now_ns, bool all) {
         sched->looked_ns = now_ns;
         if (row != NULL) begin_export(sched, row);
     }
-    if (sched->export.data != NULL) go_on_exporting(sched, EXPORT_BYTES);
+    if (sched->export.data != NULL) go_on_exporting(sched, sched->options.export_bytes);
 }
 
 bool sched_exporting(const struct sched *sched) {

@@ -256,6 +256,7 @@ void world_open(struct world *w, const struct world_options *options) {
         .page_bytes = info.page_bytes,
         .store = w->store,
         .save_idle_ns = o->state_eager ? 0 : (int64_t)1 << 60,
+        .export_bytes = o->export_bytes > 0 ? o->export_bytes : SCHED_EXPORT_BYTES,
         .sequences_max = o->sequences,
         .conversations_max = o->conversations,
         .rows_max = o->rows,

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include "tests/sim/world.h"
 
@@ -990,6 +991,76 @@ Test(sched, saving_and_restoring_survive_missing_memory) {
         world_remove_dir(dir);
         cr_assert_lt(n, 60);
     }
+}
+
+/* A turn takes over a conversation of which a part has been copied out already. */
+Test(sched, using_up_a_conversation_ends_its_export) {
+    char dir[64];
+    struct world w;
+    struct engine_kv kv = global(60, 4, 64);
+    struct world_options options = with_state(dir, 2, true);
+    options.pages = 10; /* the conversation has 4 of them, its next turn may need 7 */
+    options.export_bytes = 1;
+    world_make_dir(dir);
+    world_open(&w, &options);
+    int cached = turn(&w, 0, 0, 50, kv);
+    cr_assert(cached == 0 && w.sched.conversations.count == 1);
+    sched_save(&w.sched, clock_ns(), true);
+    cr_assert(sched_exporting(&w.sched));
+    cr_assert_eq(turn(&w, 1, 50, 54, kv), 50);
+    cr_assert_eq(w.sched.conversations.count, 1, "both fit: the test tests nothing");
+    world_save_all(&w);
+    cr_assert(stats_of(&w).files == 1 && w.sched.counters.state_failed == 0);
+    world_close(&w);
+    world_remove_dir(dir);
+}
+
+/* What left memory while it was being written still replaces the file of what it superseded. */
+Test(sched, a_replaced_file_goes_though_its_successor_left_memory) {
+    char dir[64];
+    struct world w;
+    struct engine_kv kv = global(16, 4, 8);
+    struct world_options options = with_state(dir, 2, false);
+    world_make_dir(dir);
+    world_open(&w, &options);
+    turn(&w, 0, 0, 60, kv);
+    world_save_all(&w);
+    turn(&w, 1, 60, 80, kv);
+    cr_assert(w.sched.conversations.count == 2 && stats_of(&w).files == 1);
+    turn(&w, 2, 0, 40, kv); /* takes the place of the superseded one */
+    turn(&w, 3, 0, 40, kv); /* and now of the one that went on from it */
+    world_save_all(&w);
+    cr_assert_eq(stats_of(&w).files, 3, "the superseded file stayed");
+    world_close(&w);
+    world_remove_dir(dir);
+}
+
+/* A conversation that cannot be written hands on whose file its successor replaces. */
+Test(sched, a_replaced_file_goes_though_one_between_was_never_written) {
+    char dir[64];
+    struct world w;
+    struct engine_kv kv = global(16, 4, 8);
+    struct world_options options = with_state(dir, 9, false);
+    world_make_dir(dir);
+    world_open(&w, &options);
+    turn(&w, 0, 0, 60, kv);
+    world_save_all(&w);
+    turn(&w, 1, 60, 80, kv);
+    world_fail(WORLD_EXPORT, 0, ERR_DEVICE);
+    world_save_all(&w);
+    cr_assert(!world_fail_pending() && stats_of(&w).files == 1);
+    int32_t longer[90];
+    memcpy(longer, prompts[1], sizeof longer);
+    struct engine_job job = job_of(2, 90, 3, kv);
+    job.request.prompt = longer;
+    submit(&w, &job);
+    run_until_idle(&w);
+    cr_assert_eq(job.cached_tokens, 80);
+    engine_job_close(&job);
+    world_save_all(&w);
+    cr_assert_eq(stats_of(&w).files, 1, "the file of the one before stayed");
+    world_close(&w);
+    world_remove_dir(dir);
 }
 
 /* ---- Choices --------------------------------------------------------------------------------- */
