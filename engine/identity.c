@@ -45,7 +45,7 @@ static int add_file(struct sha256_ctx *sum, const char *dir, const char *name,
 static bool is_weights(const char *name) {
     size_t size = strlen(name);
     static const char suffix[] = ".safetensors";
-    return size > sizeof suffix && strcmp(name + size - (sizeof suffix - 1), suffix) == 0 &&
+    return size >= sizeof suffix && strcmp(name + size - (sizeof suffix - 1), suffix) == 0 &&
            strcmp(name, "gates.safetensors") != 0;
 }
 

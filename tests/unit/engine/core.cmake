@@ -1,6 +1,7 @@
 keepd_test(test_seq SOURCES test_seq.c LIBS engine_sched)
 keepd_test(test_conversation SOURCES test_conversation.c LIBS engine_sched)
 keepd_test(test_state SOURCES test_state.c LIBS engine_state)
+keepd_test(test_identity SOURCES test_identity.c LIBS engine_digest)
 keepd_test(test_store SOURCES test_store.c LIBS engine_state)
 if(TARGET test_store)
   target_link_options(test_store PRIVATE -Wl,--wrap=write,--wrap=fsync,--wrap=renameat)
