@@ -13,6 +13,7 @@
 #include "server/quota.h"
 
 #define ANSWER_BYTES_MAX ((size_t)1 << 30)
+#define TOKENS_WAIT      "Too many prompt tokens are waiting, please try again."
 
 /* --- life --- */
 
@@ -141,6 +142,10 @@ static void refuse_busy(struct exchange *ex, enum stats_reject reason, const cha
  * waits for their end. */
 static void submit(struct exchange *ex) {
     int more = ex->job_count - ex->places;
+    if (!quota_confirm(ex)) {
+        refuse_busy(ex, STATS_REJECT_TOKENS, TOKENS_WAIT);
+        return;
+    }
     if (more > 0 && !engine_queue_enter(ex->server->engine, more)) {
         refuse_busy(ex, STATS_REJECT_FULL, "The request queue is full, please try again.");
         return;
@@ -222,8 +227,7 @@ void exchange_dispatch(struct exchange *ex) {
             return;
         }
         if (!quota_reserve(ex)) {
-            refuse_busy(ex, STATS_REJECT_TOKENS,
-                        "Too many prompt tokens are waiting, please try again.");
+            refuse_busy(ex, STATS_REJECT_TOKENS, TOKENS_WAIT);
             return;
         }
         if (!engine_queue_enter(ex->server->engine, 1)) {
@@ -263,6 +267,7 @@ static bool is_admitted(const struct exchange *ex) {
 bool exchange_stream_ready(const struct exchange *ex, int64_t now_ns) {
     int64_t patience = (int64_t)ex->server->options.timeouts.ping * 1000000;
     if (!ex->request.stream || !ex->job_count) return false;
+    if (ex->jobs_submitted < ex->job_count) return false; /* refused: not every job has choices */
     if (ex->tokens_counted) return true;
     if (ex->error.status) return false;
     return ex->finished || (is_admitted(ex) && now_ns - ex->received_ns > patience);

@@ -117,7 +117,7 @@ struct exchange {
     int64_t deadline_ns;  /* 0 = none */
     int64_t queue_tokens; /* reserved in the queue, see quota.h */
     uint8_t key_id[16];   /* of the API key, for conversation spaces; no key: that of "" */
-    char path[128];
+    char path[288];       /* room for the longest model name */
     char id[ID_BYTES], request_id[REQUEST_ID_BYTES];
     char session[OAI_KEY_BYTES + 1]; /* the client's X-Session-ID, or "" */
     int64_t received_ns, created;
@@ -130,6 +130,7 @@ struct exchange {
     struct arena arena;
     struct oai_request request;
     struct oai_error error;
+    int64_t scores; /* that the answer can have, see OAI_SCORES_MAX */
     /* the jobs: one per prompt, allocated by the pool */
     struct engine_job *jobs;
     struct job_progress *progress; /* [job_count] */

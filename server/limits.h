@@ -10,6 +10,7 @@
 #define OAI_PROMPTS_MAX       128 /* of one request; each is a job with a queue place of its own */
 #define OAI_N_MAX             128 /* choices per prompt */
 #define OAI_CHOICES_MAX       256 /* of one request: prompts x n */
+#define OAI_SCORES_MAX        4194304 /* of one answer: choices x tokens x (1 + alternatives) */
 #define OAI_STOPS_MAX         16
 #define OAI_STOP_BYTES        1024
 #define OAI_STOP_IDS_MAX      256

@@ -1,6 +1,7 @@
 /* Body -> checked request with its prompts as tokens, one job for each, in the thread pool. Touches
  * its own exchange and immutable data only; the loop leaves the exchange alone meanwhile (but for
  * `gone`). */
+#include <inttypes.h>
 #include <string.h>
 #include <sys/random.h>
 
@@ -101,6 +102,21 @@ static int check_job(struct exchange *ex, int i, const struct engine_request *re
     return oai_refuse_fault(&ex->error, &fault);
 }
 
+/* Output arrays and the answer grow with choices, tokens and alternatives; each has a limit of its
+ * own, their product needs one too. An echoed prompt is part of every choice. */
+static int check_scores(struct exchange *ex, const struct engine_request *request) {
+    int64_t choice = request->max_tokens + (int64_t)(ex->request.echo ? request->prompt_count : 0);
+    int64_t tokens = choice * request->choices;
+    if (request->prompt_logprobs) tokens += request->prompt_count;
+    ex->scores += tokens * (1 + (request->top_logprobs > 0 ? request->top_logprobs : 0));
+    if (ex->scores <= OAI_SCORES_MAX) return 0;
+    return oai_refuse(&ex->error, 400, "invalid_value", "max_tokens",
+                      "Invalid value for 'max_tokens': choices x tokens x (1 + logprobs) of an "
+                      "answer may be at most %d, and this request could come to %" PRId64
+                      ". Ask for fewer choices, tokens or logprobs.",
+                      OAI_SCORES_MAX, ex->scores);
+}
+
 static int make_job(struct exchange *ex, int i) {
     struct engine_request *request = &ex->jobs[i].request;
     struct engine_ids ids;
@@ -115,7 +131,7 @@ static int make_job(struct exchange *ex, int i) {
     request->prompt_count = (int32_t)ids.count;
     request->choices = ex->request.n;
     if (!ex->request.seed_given) request->seed = make_seed();
-    return check_job(ex, i, request);
+    return check_scores(ex, request) || check_job(ex, i, request) ? -1 : 0;
 }
 
 static int make_jobs(struct exchange *ex) {

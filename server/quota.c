@@ -12,13 +12,23 @@ static void set_reservation(struct exchange *ex, int64_t tokens) {
     ex->queue_tokens = tokens;
 }
 
-bool quota_reserve(struct exchange *ex) {
-    const struct server *server = ex->server;
-    int64_t most = server->options.max_queue_tokens, tokens = (int64_t)ex->body.size;
-    if (tokens > server->rules.info->max_model_len) tokens = server->rules.info->max_model_len;
-    if (most > 0 && server->queue_tokens > 0 && server->queue_tokens + tokens > most) return false;
+static bool reserve(struct exchange *ex, int64_t tokens) {
+    int64_t most = ex->server->options.max_queue_tokens;
+    int64_t others = ex->server->queue_tokens - ex->queue_tokens;
+    if (most > 0 && others > 0 && others + tokens > most) return false;
     set_reservation(ex, tokens);
     return true;
+}
+
+bool quota_reserve(struct exchange *ex) {
+    int64_t tokens = (int64_t)ex->body.size, longest = ex->server->rules.info->max_model_len;
+    return reserve(ex, tokens < longest ? tokens : longest);
+}
+
+bool quota_confirm(struct exchange *ex) {
+    int64_t tokens = 0;
+    for (int i = 0; i < ex->job_count; i++) tokens += ex->jobs[i].request.prompt_count;
+    return reserve(ex, tokens);
 }
 
 void quota_settle(struct exchange *ex) {

@@ -13,8 +13,11 @@ struct exchange;
  * and a prompt longer than the context is refused anyway. false: no room; with an empty queue there
  * is always room. */
 bool quota_reserve(struct exchange *exchange);
-/* After tokenising and at every look: the reservation becomes the prompt's tokens, and ends when
- * the engine admits the request. */
+/* Once tokenised: the reservation becomes the tokens of all prompts, of which a request may have
+ * many. false: no room for them. */
+bool quota_confirm(struct exchange *exchange);
+/* At every look: the reservation shrinks to the prompts that still wait, and ends when the engine
+ * has admitted all of them. */
 void quota_settle(struct exchange *exchange);
 void quota_release(struct exchange *exchange);
 

@@ -118,3 +118,10 @@ def test_load_header(shared):
     assert "endpoint-load-metrics" not in shared.chat().headers
     assert "endpoint-load-metrics" not in shared.post(CHAT, chat_body(),
                                                       headers={"endpoint-load-metrics-format": "XML"}).headers
+
+
+def test_load_header_wants_a_key(start):
+    daemon = start("--api-key", "secret")
+    for key, status, told in (("secret", 200, True), ("guessed", 401, False)):
+        r = daemon.post(CHAT, chat_body(), headers={"endpoint-load-metrics-format": "TEXT", "Authorization": f"Bearer {key}"})
+        assert r.status_code == status and ("endpoint-load-metrics" in r.headers) == told

@@ -1,5 +1,6 @@
 """What deploy/ promises: units that systemd accepts and that sandbox, settings that are accepted, a dashboard that asks
 for metrics the daemon has."""
+import os
 import re
 import shutil
 import subprocess
@@ -36,6 +37,24 @@ def test_exposure(units, name):
                        capture_output=True, text=True, timeout=60)
     level = float(re.search(r"Overall exposure level for \S+: ([\d.]+)", r.stdout).group(1))
     assert level <= EXPOSURE_MAX, r.stdout
+
+
+def test_the_service_can_read_its_settings(tmp_path):
+    """Installed as root, read by the unit's user and nobody else."""
+    if os.geteuid() or not shutil.which("systemd-tmpfiles"):
+        pytest.skip("skip: needs root and systemd-tmpfiles")
+    etc = tmp_path / "etc"
+    (etc / "keepd").mkdir(parents=True)
+    (etc / "passwd").write_text("root:x:0:0::/:\nkeepd:x:4242:4242::/:\n")
+    (etc / "group").write_text("root:x:0:\nkeepd:x:4242:\n")
+    for name in ("keepd.conf", "chat.conf"):
+        (etc / "keepd" / name).touch(mode=0o640)
+    r = subprocess.run(["systemd-tmpfiles", "--create", f"--root={tmp_path}", str(DEPLOY / "keepd.tmpfiles")],
+                       capture_output=True, text=True, timeout=60)
+    assert r.returncode == 0, r.stderr
+    for path in (etc / "keepd", *(etc / "keepd").iterdir()):
+        st = path.stat()
+        assert (st.st_uid, st.st_gid) == (0, 4242) and st.st_mode & 0o7777 == (0o750 if path.is_dir() else 0o640), path
 
 
 def test_template_differs_by_its_names_only():

@@ -272,6 +272,33 @@ def test_queue_tokens_at_the_limit(slow):
         assert daemon.chat(max_tokens=1).status_code == 200
 
 
+def test_queue_tokens_of_many_prompts(slow):
+    """A body may hold more prompts than the reservation for one context covers: their tokens count all the same."""
+    daemon = slow("--max-num-seqs", "1", "--max-queue-tokens", "2500")
+    path = "/v1/completions"
+    socks = []
+    for waiting in range(2):
+        socks.append(daemon.socket())
+        socks[-1].sendall(request_bytes(path, {"model": MODEL, "prompt": "y" * 100, "max_tokens": 900, "ignore_eos": True,
+                                               "stream": True}))
+        daemon.wait("its place", lambda: daemon.kv()["running_count"] == 1 and daemon.kv()["waiting_count"] == waiting)
+    many = {"model": MODEL, "prompt": ["z" * 200] * 20, "max_tokens": 1}
+    socks.append(daemon.socket())
+    socks[-1].sendall(request_bytes(path, many))
+    daemon.wait("a refusal or its places", lambda: daemon.kv()["waiting_count"] > 1 or daemon.metrics()[
+        "keepd_requests_rejected_total", ("reason", "queue_tokens")] == 1)
+    assert daemon.kv()["waiting_count"] == 1
+    answer = read_until(socks[-1], b"}}")
+    assert answer.startswith(b"HTTP/1.1 503") and b"tokens are waiting" in answer
+    socks.append(daemon.socket())
+    socks[-1].sendall(request_bytes(path, {**many, "prompt": many["prompt"][:5]}))
+    daemon.wait("places of fewer", lambda: daemon.kv()["waiting_count"] == 6)
+    for sock in socks:
+        sock.close()
+    daemon.wait_idle()
+    assert daemon.post(path, many).status_code == 200, "with an empty queue there is always room"
+
+
 def test_rate_at_the_limit(start):
     """Per key, apart from a busy instance: 429 and when to come again; GETs are free."""
     daemon = start("--rate-limit", "3", "--api-key", "a", "--api-key", "b")

@@ -31,6 +31,7 @@ CASES = {
     "STOPS_MAX": ("stop", lambda n: chat(stop=["x"] * n)),
     "STOP_BYTES": ("stop", lambda n: chat(stop="x" * n)),
     "STOP_IDS_MAX": ("stop_token_ids", lambda n: chat(stop_token_ids=[1] * n)),
+    "SCORES_MAX": ("max_tokens", None),  # a product of other limits: below
     "BIAS_MAX": ("logit_bias", None),  # ids must be in the vocabulary: below
     "LOGPROBS_MAX": ("top_logprobs", lambda n: chat(logprobs=True, top_logprobs=n)),
     "KEY_BYTES": ("cache_salt", lambda n: chat(cache_salt="x" * n)),
@@ -53,7 +54,7 @@ def test_every_limit_is_here():
 def roomy():
     """Queue and batch are no obstacle."""
     from conftest import Daemon
-    daemon = Daemon("--max-queue", "512", "--max-num-seqs", "256", "--kv-pool-bytes", "1G")
+    daemon = Daemon("--max-queue", "512", "--max-num-seqs", "256", "--kv-pool-bytes", "1G", "--max-model-len", "2048")
     yield daemon
     assert daemon.stop() == 0
 
@@ -78,6 +79,22 @@ def test_prompts_times_choices(roomy):
     assert r.status_code == 200 and len(r.json()["choices"]) == most
     r = roomy.post(*text(prompt=prompts, n=n + 1))
     assert r.status_code == 400 and r.json()["error"]["param"] == "n" and str(most) in r.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_choices_times_tokens_times_alternatives(roomy, echo):
+    """Each may be at its limit, all of them at once would be gigabytes."""
+    n, top = LIMITS["CHOICES_MAX"], LIMITS["LOGPROBS_MAX"]
+    fields = dict(prompt="a" if not echo else "abcdefghij", n=n // 2, logprobs=top, echo=echo)
+    each = (LIMITS["SCORES_MAX"] // (1 + top)) - (len(fields["prompt"]) if echo else 0)
+    most = each // fields["n"] - (len(fields["prompt"]) if echo else 0)
+    r = roomy.post(*text(**fields, max_tokens=most + 1))
+    assert r.status_code == 400 and r.json()["error"]["param"] == "max_tokens", r.text
+    assert str(LIMITS["SCORES_MAX"]) in r.json()["error"]["message"]
+    r = roomy.post(*text(**fields, max_tokens=most))
+    assert r.status_code == 200, r.text
+    r = roomy.post(*text(**{**fields, "prompt": [fields["prompt"]] * 2}, max_tokens=most))
+    assert r.status_code == 400, "prompts add up"
 
 
 def test_biases(shared):

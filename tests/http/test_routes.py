@@ -44,6 +44,13 @@ def test_models(shared):
         assert shared.get(f"/v1/models/{m['id']}").json() == m
 
 
+def test_a_long_model_name_is_found(start):
+    name = "m" * 256
+    daemon = start("--served-model-name", f"short,{name}")
+    assert daemon.get(f"/v1/models/{name}").json()["id"] == name
+    assert daemon.get(f"/v1/models/{name}m").status_code == 404
+
+
 def test_metrics_parse(shared):
     shared.chat(max_tokens=4)
     r = shared.get("/metrics")
