@@ -13,7 +13,7 @@
  *
  * Environment: KEEPD_FAKE_STEP_US, time per step (0); KEEPD_FAKE_PREFILL_STEPS, steps before the
  * first token (1); KEEPD_FAKE_NO_TEMPLATE, a model without a chat template; KEEPD_FAKE_SUBMITS,
- * jobs taken before one is refused for lack of memory. */
+ * jobs taken before one is refused for lack of memory, once those have a token. */
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
@@ -420,12 +420,25 @@ static bool open_outputs(struct engine_job *job) {
     return true;
 }
 
+/* The worst moment to refuse a job: when those before it have tokens already. The mutex is held. */
+static void await_token(struct engine *e) {
+    const struct timespec moment = {.tv_nsec = 1000000};
+    for (int i = 0; i < 5000 && !e->snapshot.generation_tokens; i++) {
+        pthread_mutex_unlock(&e->mutex);
+        nanosleep(&moment, NULL);
+        pthread_mutex_lock(&e->mutex);
+    }
+}
+
 int engine_submit(struct engine *e, struct engine_job *job) {
     struct sequence *s = NULL;
     int rc = 0;
     pthread_mutex_lock(&e->mutex);
     if (e->draining || e->stop || e->snapshot.stopped) rc = ERR_STOPPED;
-    if (!rc && e->submits_left >= 0 && e->submits_left-- == 0) rc = ERR_NOMEM;
+    if (!rc && e->submits_left >= 0 && e->submits_left-- == 0) {
+        await_token(e);
+        rc = ERR_NOMEM;
+    }
     if (!rc && (!open_outputs(job) || !(s = open_sequence(e, job)))) rc = ERR_NOMEM;
     if (!rc) {
         job->queued_ns = clock_ns();
