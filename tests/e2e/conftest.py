@@ -14,7 +14,7 @@ class Daemon:
     """One running keepd; extra arguments are its flags."""
 
     def __init__(self, *flags):
-        binary = os.environ.get("KEEPD_BIN", str(ROOT / "build" / "keepd"))
+        binary = os.path.abspath(os.environ.get("KEEPD_BIN", ROOT / "build" / "keepd"))
         if not pathlib.Path(binary).exists():
             pytest.skip(f"skip: {binary} is not built")
         self.process = subprocess.Popen(

@@ -22,7 +22,7 @@ LENGTH = 1024
 def find_binary():
     named = os.environ.get("KEEPD_BIN")
     if named:
-        return pathlib.Path(named)
+        return pathlib.Path(named).resolve()  # systemd and others want it whole
     for preset in ("dev", "asan", "release"):
         if (path := ROOT / "build" / preset / "server" / "keepd-fake").exists():
             return path
