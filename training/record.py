@@ -108,13 +108,13 @@ def recorded(path):
     return {json.loads(line)["source"] for line in whole[:whole.rfind(b"\n") + 1].splitlines()}
 
 
-def collect(a, model, todo, out):
+def collect(a, model, pending, out):
     """Records what the daemon answers, as it answers; how many were refused."""
-    report, total, done, refused = Report(), len(todo), 0, 0
-    todo, running = iter(todo), {}
+    report, total, done, refused = Report(), len(pending), 0, 0
+    pending, running = iter(pending), {}
     with ThreadPoolExecutor(a.parallel) as pool:
         while True:
-            for number, chat in todo:
+            for number, chat in pending:
                 running[pool.submit(send, a, "/v1/chat/completions", request_body(a, model, chat))] = number
                 if len(running) >= a.parallel:
                     break
@@ -157,15 +157,15 @@ def arguments():
 def main():
     a = arguments()
     have = recorded(a.out)
-    todo = [(n, chat) for n, chat in read_chats(a.chats) if n not in have]
+    pending = [(n, chat) for n, chat in read_chats(a.chats) if n not in have]
     try:
         model = field(send(a, "/v1/models"), "data", 0, "id")
     except Refused as e:
         raise SystemExit(str(e)) from None
     with a.out.open("a") as out:
-        refused = collect(a, model, todo, out)
+        refused = collect(a, model, pending, out)
     if refused:
-        raise SystemExit(f"{refused} of {len(todo)} requests got no record")
+        raise SystemExit(f"{refused} of {len(pending)} requests got no record")
 
 
 if __name__ == "__main__":

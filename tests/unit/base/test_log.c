@@ -53,7 +53,7 @@ Test(log, a_client_cannot_forge_lines) {
 Test(log, long_lines_are_cut_and_say_so) {
     char text[9000], huge[8000];
     int fd = capture();
-    memset(huge, 'x', sizeof huge - 1);
+    memset(huge, 'a', sizeof huge - 1);
     huge[sizeof huge - 1] = '\0';
     log_error("%s", huge);
     size_t n = caught(fd, text, sizeof text);
@@ -111,7 +111,7 @@ Test(log, json_lines) {
 Test(log, a_field_that_does_not_fit_is_left_out) {
     char text[9000], huge[4000];
     int fd = capture();
-    memset(huge, 'x', sizeof huge - 1);
+    memset(huge, 'a', sizeof huge - 1);
     huge[sizeof huge - 1] = '\0';
     const struct log_field fields[] = {{"a", huge, 0}, {"b", NULL, 7}};
     log_set_format(LOG_FORMAT_JSON);
@@ -120,5 +120,5 @@ Test(log, a_field_that_does_not_fit_is_left_out) {
     log_set_format(LOG_FORMAT_PLAIN);
     caught(fd, text, sizeof text);
     cr_assert_not_null(strstr(text, "\"text\":\"t\",\"b\":7}\n"));
-    cr_assert_not_null(strstr(text, "xxx...\"}\n"));
+    cr_assert_not_null(strstr(text, "aaa...\"}\n"));
 }
