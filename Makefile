@@ -52,6 +52,7 @@ check: ## everything `make test` leaves out: threads, fuzzers, long suites, styl
 	@tools/run_training
 	@tools/build asan
 	@SUITES=tests/http KEEPD_BIN=build/asan/server/keepd-fake tools/run_pytest asan
+	@$(MAKE) --no-print-directory load SECONDS=40
 
 lint: ## formatting, include directions, function lengths, words, clang-tidy
 	@tools/install-deps check

@@ -54,16 +54,19 @@ class Daemon:
         return self.process.wait(timeout=60)
 
 
-@pytest.fixture
-def daemon():
-    """daemon("--kv-budget", "256") starts one; all are stopped, and must exit cleanly."""
-    started = []
-
+def starter(started):
     def start(*flags):
         started.append(Daemon(*flags))
         return started[-1]
 
-    yield start
+    return start
+
+
+@pytest.fixture
+def daemon():
+    """daemon("--kv-budget", "256") starts one; all are stopped, and must exit cleanly."""
+    started = []
+    yield starter(started)
     for d in started:
         assert d.stop() == 0
 
@@ -72,12 +75,7 @@ def daemon():
 def killed():
     """Like daemon, for those that a test kills."""
     started = []
-
-    def start(*flags):
-        started.append(Daemon(*flags))
-        return started[-1]
-
-    yield start
+    yield starter(started)
     for d in started:
         d.process.kill()
         d.process.wait()

@@ -122,7 +122,7 @@ def speed():
     fast.load(connections=256, tokens=1000, seconds=4)
     fast.stop()
     paced = Daemon("keepd-fake", "--max-num-seqs", "256", env={"KEEPD_FAKE_STEP_US": "6250"})
-    paced.load(connections=256, tokens=640, seconds=4)
+    paced.load(connections=256, tokens=640, seconds=4, prompts=2)  # each is first asked alone, at this pace
     paced.stop()
     slow = Daemon("keepd-fake", "--max-num-seqs", "256", env={"KEEPD_FAKE_STEP_US": "100000"})
     slow.load(connections=256, tokens=80, seconds=8, stamp=1)

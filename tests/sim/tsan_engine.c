@@ -26,6 +26,7 @@ static int32_t prompts[JOBS][PROMPT];
 static struct kern_ops wrapped;
 static const struct kern_ops *real;
 static atomic_bool failing;
+static bool lesser; /* neither observes attention nor takes snapshots */
 
 int __real_cpu_open(const struct cpu_options *options, struct kern **out, struct fault *fault);
 int __wrap_cpu_open(const struct cpu_options *options, struct kern **out, struct fault *fault);
@@ -36,12 +37,21 @@ static int sample_or_fail(struct kern *kern, const float *logits, int rows, int 
     return real->sample(kern, logits, rows, vocab, params, out);
 }
 
+static int without_attention(const struct kern_rule *rule, struct fault *fault) {
+    if (rule->score != KERN_SCORE_ATTENTION) return 0;
+    return fault_set(fault, ERR_UNSUPPORTED, "observe", "no 'observe' in this backend");
+}
+
 int __wrap_cpu_open(const struct cpu_options *options, struct kern **out, struct fault *fault) {
     int code = __real_cpu_open(options, out, fault);
     if (code != 0) return code;
     real = (*out)->ops;
     wrapped = *real;
     wrapped.sample = sample_or_fail;
+    if (lesser) {
+        wrapped.rule_check = without_attention;
+        wrapped.snapshot_export = NULL;
+    }
     (*out)->ops = &wrapped;
     return 0;
 }
@@ -434,6 +444,22 @@ static void try_state(void) {
     remove_dir(dir);
 }
 
+/* What the backend lacks is refused at start, also by a mere check of the options. */
+static void try_lesser_backend(void) {
+    lesser = true;
+    for (int check = 0; check < 2; check++) {
+        struct engine_options o = default_options();
+        o.check_only = check != 0;
+        o.kv_policy = "h2o";
+        expect_no_engine(o, "kv-policy");
+        o.kv_policy = "global";
+        o.state_dir = "/nowhere";
+        expect_no_engine(o, "state-dir");
+    }
+    engine_close(open_engine()); /* with neither it serves */
+    lesser = false;
+}
+
 int main(void) {
     struct engine *engine = open_engine();
     uint64_t sum = try_many(engine);
@@ -447,6 +473,7 @@ int main(void) {
     engine_close(engine);
     try_failing_backend();
     try_bad_options();
+    try_lesser_backend();
     try_state();
     printf("%d wakes, checksum %llu\n", atomic_load(&wakes), (unsigned long long)sum);
     return 0;
