@@ -1,0 +1,300 @@
+/* Conversations in engine/sched.c: what a turn continues, what makes room, forks, deletes. */
+#include <criterion/criterion.h>
+
+#include "tests/unit/engine/requests.h"
+
+/* ---- Conversations --------------------------------------------------------------------------- */
+
+Test(conversations, a_turn_continues_where_the_last_one_ended) {
+    struct world w;
+    struct engine_kv kv = global(16, 4, 8);
+    world_open(
+        &w, &(struct world_options){.pages = 400, .sequences = 2, .conversations = 4, .rows = 64});
+    cr_assert_eq(turn(&w, 0, 0, 30, kv), 0);
+    cr_assert_eq(w.sched.conversations.count, 1);
+    cr_assert_eq(turn(&w, 1, 30, 50, kv), 30);
+    cr_assert_eq(w.sched.conversations.count, 2); /* the one it came from, superseded, and itself */
+    cr_assert(w.sched.counters.conversation_hits == 1 && w.sched.counters.cached_tokens == 30);
+    cr_assert_eq(w.sched.counters.prompt_tokens, 50);
+    world_close(&w);
+}
+
+Test(conversations, reuse_and_retain_can_be_refused) {
+    struct world w;
+    struct engine_kv kv = full(), fresh = full(), forgetful = full();
+    fresh.reuse = false;
+    forgetful.retain = false;
+    world_open(
+        &w, &(struct world_options){.pages = 400, .sequences = 2, .conversations = 4, .rows = 64});
+    cr_assert_eq(turn(&w, 0, 0, 30, forgetful), 0);
+    cr_assert(w.sched.conversations.count == 0 && pages_used(&w) == 0);
+    cr_assert_eq(turn(&w, 0, 0, 30, kv), 0);
+    cr_assert_eq(turn(&w, 1, 30, 50, fresh), 0);
+    cr_assert_eq(w.sched.conversations.count, 2);
+    world_close(&w);
+}
+
+Test(conversations, scoring_neither_reuses_nor_retains) {
+    struct world w;
+    world_open(
+        &w, &(struct world_options){.pages = 400, .sequences = 2, .conversations = 4, .rows = 64});
+    cr_assert_eq(turn(&w, 0, 0, 30, full()), 0);
+    struct engine_job job = job_of(1, 50, 3, full());
+    job.request.prompt = prompt_of(1, 30);
+    job.request.prompt_logprobs = true;
+    submit(&w, &job);
+    run_until_idle(&w);
+    cr_assert(finish_of(&job) == ENGINE_FINISH_LENGTH && job.cached_tokens == 0);
+    cr_assert_eq(w.sched.conversations.count, 1);
+    cr_assert_eq(turn(&w, 2, 30, 50, full()), 30); /* it is still there */
+    engine_job_close(&job);
+    world_close(&w);
+}
+
+/* Three rest; the fourth needs pages: the one used longest ago goes, no other. */
+Test(conversations, the_oldest_conversation_makes_room) {
+    struct world w;
+    int page = slots_per_page();
+    world_open(&w, &(struct world_options){
+                       .pages = 5 * WORLD_STREAMS, .sequences = 2, .conversations = 8, .rows = 64});
+    for (int i = 0; i < 3; i++) turn(&w, i, 0, page - 8, full());    /* a page each per stream */
+    cr_assert_eq(turn(&w, 4, page - 8, page - 4, full()), page - 8); /* uses 0 again */
+    cr_assert_eq(w.sched.conversations.count, 4);
+    struct engine_job big = job_of(5, 2 * page + 1, 3, full());
+    submit(&w, &big);
+    run_until_idle(&w);
+    cr_assert_eq(finish_of(&big), ENGINE_FINISH_LENGTH);
+    engine_job_close(&big);
+    cr_assert_eq(w.sched.conversations.count, 3); /* 2, 4 and the big one */
+    struct engine_job again = job_of(2, page - 2, 2, full());
+    submit(&w, &again);
+    run_until_idle(&w);
+    cr_assert_eq(again.cached_tokens, page - 8);
+    engine_job_close(&again);
+    again = job_of(1, page - 2, 2, full());
+    submit(&w, &again);
+    run_until_idle(&w);
+    cr_assert_eq(again.cached_tokens, 0);
+    engine_job_close(&again);
+    world_close(&w);
+}
+
+/* Pages that forgetting cannot free are no reason to forget. */
+Test(conversations, waiting_forgets_nothing) {
+    struct world w;
+    int page = slots_per_page();
+    struct engine_job runs = job_of(1, page + 1, 20, full());
+    struct engine_job waits = job_of(2, 2 * page + 1, 2, full());
+    world_open(
+        &w, &(struct world_options){
+                .pages = 4 * WORLD_STREAMS, .sequences = 2, .conversations = 8, .rows = 2 * page});
+    turn(&w, 0, 0, 10, full());
+    submit(&w, &runs);
+    submit(&w, &waits);
+    for (int i = 0; i < 3; i++) {
+        cr_assert_not(world_step(&w));
+        cr_assert(atomic_load(&waits.admitted) == 0 && w.sched.conversations.count == 1);
+    }
+    run_until_idle(&w);
+    cr_assert_eq(finish_of(&waits), ENGINE_FINISH_LENGTH);
+    engine_job_close(&runs);
+    engine_job_close(&waits);
+    world_close(&w);
+}
+
+Test(conversations, no_more_conversations_than_the_table_holds) {
+    for (int most = 0; most < 3; most++) {
+        struct world w;
+        world_open(&w, &(struct world_options){
+                           .pages = 400, .sequences = 2, .conversations = most, .rows = 64});
+        for (int i = 0; i < 5; i++) turn(&w, i, 0, 10, full());
+        cr_assert_eq(w.sched.conversations.count, most);
+        world_close(&w);
+    }
+}
+
+/* A conversation that could only go on with more pages than there are starts afresh: with chunk and
+ * buffer of a page, two pages at its end and a chunk on top are one more than a fresh start needs.
+ */
+Test(conversations, a_conversation_too_large_to_go_on_starts_afresh) {
+    struct world w;
+    int page = slots_per_page();
+    struct engine_job job = job_of(0, page, page + 1, global(page, page, page)), next;
+    int32_t *prompt = prompt_of(1, 0), *first = prompt_of(0, 0);
+    world_open(&w, &(struct world_options){
+                       .pages = 3 * WORLD_STREAMS, .sequences = 1, .conversations = 2, .rows = 64});
+    submit(&w, &job);
+    run_until_idle(&w);
+    cr_assert(finish_of(&job) == ENGINE_FINISH_LENGTH && w.sched.conversations.count == 1);
+    next = job_of(1, 3 * page, 2, global(page, page, page));
+    for (int i = 0; i < 2 * page; i++)
+        prompt[i] = i < page ? first[i] : job.choice[0].tokens[i - page].token;
+    submit(&w, &next);
+    run_until_idle(&w);
+    cr_assert(finish_of(&next) == ENGINE_FINISH_LENGTH && next.cached_tokens == 0);
+    engine_job_close(&job);
+    engine_job_close(&next);
+    world_close(&w);
+}
+
+/* A dropped answer needs no pages: of a conversation no more can stay than the tokens both share.
+ */
+Test(conversations, what_a_prompt_drops_is_not_reserved) {
+    struct world w;
+    int page = slots_per_page();
+    struct engine_job job = job_of(0, page / 2, 2 * page, full());
+    world_open(&w, &(struct world_options){
+                       .pages = 3 * WORLD_STREAMS, .sequences = 1, .conversations = 2, .rows = 64});
+    submit(&w, &job);
+    run_until_idle(&w);
+    engine_job_close(&job);
+    job = job_of(1, 2 * page, 1, full());
+    job.request.prompt = prompt_of(1, page / 2);
+    submit(&w, &job);
+    cr_assert_not(world_step(&w));
+    cr_assert_eq(job.cached_tokens, page / 2);
+    cr_assert_eq(w.sched.pages_reserved, 2 * WORLD_STREAMS);
+    run_until_idle(&w);
+    engine_job_close(&job);
+    world_close(&w);
+}
+
+/* ---- Forks of conversations ------------------------------------------------------------------ */
+
+/* A history, a turn on it, the same turn again, another last turn, and one more: each reads only
+ * what is new, and the same turn from the same state gives the same answer. */
+Test(conversations, retries_edits_and_questions_go_on_from_one_history) {
+    struct world w;
+    struct engine_kv kv = global(16, 4, 8);
+    world_open(
+        &w, &(struct world_options){.pages = 900, .sequences = 2, .conversations = 9, .rows = 64});
+    cr_assert_eq(turn(&w, 0, 0, 30, kv), 0);
+    struct engine_job first = ask(&w, 1, 30, 50, kv), again = ask(&w, 1, 30, 50, kv);
+    cr_assert(first.cached_tokens == 30 && again.cached_tokens == 30);
+    expect_same_answer(&first, &again);
+    cr_assert_eq(w.sched.conversations.count, 2, "the retry's equal answer replaced the first");
+    struct engine_job edited = ask(&w, 2, 30, 45, kv), third = ask(&w, 3, 30, 31, kv);
+    cr_assert(edited.cached_tokens == 30 && third.cached_tokens == 30);
+    cr_assert_eq(w.sched.conversations.count, 4);
+    cr_assert_eq(w.sched.counters.conversation_hits, 4);
+    engine_job_close(&first);
+    engine_job_close(&again);
+    engine_job_close(&edited);
+    engine_job_close(&third);
+    world_close(&w);
+}
+
+/* However long a dialogue runs, its last state stays and the one before it. */
+Test(conversations, a_linear_dialogue_keeps_two_states) {
+    struct world w;
+    world_open(
+        &w, &(struct world_options){.pages = 900, .sequences = 2, .conversations = 9, .rows = 64});
+    const struct conversation *rows = w.sched.conversations.rows;
+    const int32_t *prompt = prompt_of(0, 0);
+    int same = 0; /* tokens of the last answer that the next prompt happens to repeat */
+    for (int i = 0; i < 8; i++) {
+        /* Each prompt is 30 tokens longer and drops the answer before it. */
+        struct engine_job job = job_of(0, (i + 1) * 30, 3, global(16, 4, 8));
+        submit(&w, &job);
+        run_until_idle(&w);
+        cr_assert_eq(job.cached_tokens, i * 30 + same);
+        for (same = 0; same < 2; same++) /* the third was never appended */
+            if (job.choice[0].tokens[same].token != prompt[(i + 1) * 30 + same]) break;
+        engine_job_close(&job);
+        int superseded = 0, count = w.sched.conversations.count;
+        for (int r = 0; r < 9; r++)
+            superseded += rows[r].id != 0 && conversation_superseded(&rows[r]);
+        cr_assert(count == (i == 0 ? 1 : 2) && superseded == count - 1);
+    }
+    world_close(&w);
+}
+
+/* What a dialogue superseded makes room before anybody's last state does. */
+Test(conversations, superseded_states_make_room_first) {
+    struct world w;
+    int page = slots_per_page();
+    world_open(&w, &(struct world_options){
+                       .pages = 5 * WORLD_STREAMS, .sequences = 2, .conversations = 8, .rows = 64});
+    turn(&w, 1, 0, page - 8, full());
+    turn(&w, 0, 0, page - 12, full());
+    cr_assert_eq(turn(&w, 2, page - 12, page - 8, full()), page - 12); /* 0 is superseded now */
+    turn(&w, 3, 0, 2 * page - 8, full());
+    cr_assert_eq(w.sched.conversations.count, 4);
+    turn(&w, 4, 0, page - 8, full());
+    cr_assert_eq(w.sched.conversations.count, 4);
+    struct engine_job one = job_of(1, page - 2, 2, full());
+    submit(&w, &one);
+    run_until_idle(&w);
+    cr_assert_eq(one.cached_tokens, page - 8, "the oldest last state went before a superseded one");
+    engine_job_close(&one);
+    world_close(&w);
+}
+
+/* No room for a conversation and its next turn beside each other: the turn takes it over. */
+Test(conversations, a_conversation_is_used_up_when_both_do_not_fit) {
+    struct world w;
+    int page = slots_per_page();
+    world_open(&w, &(struct world_options){
+                       .pages = 3 * WORLD_STREAMS, .sequences = 1, .conversations = 2, .rows = 64});
+    turn(&w, 0, 0, 2 * page - 8, full());
+    cr_assert_eq(turn(&w, 1, 2 * page - 8, 2 * page - 4, full()), 2 * page - 8);
+    cr_assert_eq(w.sched.conversations.count, 1);
+    cr_assert_eq(w.sched.conversations.pages, 2 * WORLD_STREAMS);
+    world_close(&w);
+}
+
+Test(conversations, why_a_prefix_was_lost_is_counted) {
+    struct world w;
+    const uint64_t *lost = w.sched.counters.conversation_lost;
+    struct engine_kv fresh = full();
+    fresh.reuse = false;
+    world_open(
+        &w, &(struct world_options){.pages = 400, .sequences = 2, .conversations = 1, .rows = 64});
+    turn(&w, 0, 0, 30, full());
+    cr_assert_eq(lost[ENGINE_MISS_NEW], 1);
+    turn(&w, 1, 20, 40, full());
+    cr_assert_eq(lost[ENGINE_MISS_DIVERGED], 1); /* and took the only place */
+    turn(&w, 0, 0, 50, full());
+    cr_assert_eq(lost[ENGINE_MISS_FORGOTTEN], 1);
+    turn(&w, 0, 0, 50, full());
+    cr_assert_eq(lost[ENGINE_MISS_WHOLE], 1);
+    turn(&w, 0, 0, 60, global(16, 4, 8));
+    cr_assert_eq(lost[ENGINE_MISS_SETTINGS], 1);
+    turn(&w, 4, 0, 10, fresh);
+    cr_assert_eq(lost[ENGINE_MISS_NEW], 1, "who wants none has lost none");
+    world_close(&w);
+}
+
+Test(conversations, deleting) {
+    struct world w;
+    world_open(
+        &w, &(struct world_options){.pages = 400, .sequences = 2, .conversations = 4, .rows = 64});
+    struct conversation_table *table = &w.sched.conversations;
+    turn(&w, 0, 0, 30, full());
+    turn(&w, 1, 30, 50, full());
+    turn(&w, 2, 0, 20, full());
+    uint64_t last = 0, other = 0;
+    for (int i = 0; i < 4; i++) {
+        const struct conversation *row = &table->rows[i];
+        if (row->id != 0 && row->origin != 0) last = row->id;
+        if (row->id != 0 && row->token_count == 22) other = row->id;
+    }
+    cr_assert_eq(sched_delete(&w.sched, last + 1), ERR_NOTFOUND);
+    cr_assert_eq(sched_delete(&w.sched, last), 0); /* with the one it came from */
+    world_check(&w);
+    cr_assert(table->count == 1 && conversation_by_id(table, other) != NULL);
+    cr_assert_eq(sched_delete(&w.sched, last), ERR_NOTFOUND);
+    cr_assert_eq(turn(&w, 1, 30, 50, full()), 0);
+    /* Whoever goes on from it already keeps what it has. */
+    struct engine_job job = job_of(3, 40, 9, full());
+    memcpy(prompt_of(3, 0), prompt_of(2, 0), 20 * sizeof(int32_t));
+    submit(&w, &job);
+    cr_assert_not(world_step(&w));
+    cr_assert_eq(job.cached_tokens, 20);
+    cr_assert_eq(sched_delete(&w.sched, other), 0);
+    world_check(&w);
+    run_until_idle(&w);
+    cr_assert_eq(finish_of(&job), ENGINE_FINISH_LENGTH);
+    engine_job_close(&job);
+    world_close(&w);
+}
