@@ -145,18 +145,37 @@ static bool is_untrusted(const struct chat_text *rendered, size_t at) {
     return false;
 }
 
-/* Last place where the template wrote these bytes of the request; rendered->size = none. */
-static size_t find_last(const struct chat_text *rendered, const char *content, size_t size) {
-    for (size_t at = rendered->size - size + 1; size <= rendered->size && at-- > 0;)
-        if (memcmp(rendered->text + at, content, size) == 0 && is_untrusted(rendered, at) &&
-            is_untrusted(rendered, at + size - 1))
-            return at;
+/* border[k]: of the pattern's last k + 1 bytes, how many of the end are also their beginning, not
+ * counting all of them (Knuth, Morris, Pratt 1977, from the right). */
+static void fill_borders(const char *pattern, size_t size, size_t *border) {
+    const char *end = pattern + size - 1;
+    border[0] = 0;
+    for (size_t i = 1, k = 0; i < size; i++) {
+        while (k > 0 && end[-(ptrdiff_t)i] != end[-(ptrdiff_t)k]) k = border[k - 1];
+        if (end[-(ptrdiff_t)i] == end[-(ptrdiff_t)k]) k++;
+        border[i] = k;
+    }
+}
+
+/* Last place where the template wrote these bytes of the request; rendered->size = none. Linear
+ * also for texts that repeat themselves, which a client may choose. */
+static size_t find_last(const struct chat_text *rendered, const char *content, size_t size,
+                        const size_t *border) {
+    const char *end = content + size - 1;
+    for (size_t at = rendered->size, k = 0; at-- > 0;) {
+        while (k > 0 && rendered->text[at] != end[-(ptrdiff_t)k]) k = border[k - 1];
+        if (rendered->text[at] == end[-(ptrdiff_t)k]) k++;
+        if (k < size) continue;
+        if (is_untrusted(rendered, at) && is_untrusted(rendered, at + size - 1)) return at;
+        k = border[k - 1];
+    }
     return rendered->size;
 }
 
 /* What the template writes behind the final message is cut off, so that the model goes on with it.
  * Templates may trim a message; its white space at the end stays where the template left it. */
-static int cut_after_final(struct chat_text *rendered, const cJSON *context, struct fault *fault) {
+static int cut_after_final(struct chat_text *rendered, const cJSON *context, struct arena *arena,
+                           struct fault *fault) {
     static const char blank[] = " \t\r\n\v\f";
     const cJSON *messages = json_get(context, "messages"), *last = NULL, *node = NULL;
     cJSON_ArrayForEach(last, messages) node = json_get(last, "content");
@@ -165,7 +184,10 @@ static int cut_after_final(struct chat_text *rendered, const cJSON *context, str
     size_t whole = strlen(content), size = whole;
     while (size > 0 && strchr(blank, content[size - 1])) size--;
     if (size == 0) return fault_set(fault, ERR_INVALID, "messages", "there is no text to continue");
-    size_t at = find_last(rendered, content, size);
+    size_t *border = arena_alloc(arena, size, sizeof *border);
+    if (border == NULL) return fault_set(fault, ERR_NOMEM, NULL, "no memory to find the message");
+    fill_borders(content, size, border);
+    size_t at = find_last(rendered, content, size, border);
     if (at == rendered->size)
         return fault_set(fault, ERR_INVALID, "messages",
                          "the chat template does not show the final message as it is, so it cannot "
@@ -197,7 +219,7 @@ int text_render_chat(const struct text *text, const cJSON *context, size_t max_i
     struct tok_ids ids = {0};
     int code = chat_render(text->chat, &input, arena, &rendered, fault);
     if (code == 0 && cJSON_IsTrue(json_get(context, "continue_final_message")))
-        code = cut_after_final(&rendered, context, fault);
+        code = cut_after_final(&rendered, context, arena, fault);
     if (code == 0)
         code = tok_encode(text->tok, rendered.text, rendered.size, TOK_SPECIALS, rendered.untrusted,
                           rendered.untrusted_count, max_ids, arena, &ids, fault);

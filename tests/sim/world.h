@@ -1,6 +1,6 @@
 /* A small world for the scheduler: the real paged cache of the CPU backend and a fake model whose
  * logits come from attention over what the cache really keeps, so that one wrongly kept or lost
- * entry changes an answer. Used by sim_sched and tests/unit/engine/test_sched.c. */
+ * entry changes an answer. Used by sim_sched and tests/unit/engine/test_sched*.c. */
 #ifndef KEEPD_TESTS_WORLD_H
 #define KEEPD_TESTS_WORLD_H
 

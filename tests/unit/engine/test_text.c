@@ -70,9 +70,9 @@ static int render(const struct text *text, const char *context, char *out, size_
     struct engine_ids ids = {0};
     cJSON *tree = NULL;
     cr_assert_eq(json_parse(context, strlen(context),
-                            &(struct json_limits){.bytes = 4096, .depth = 16}, &tree, fault),
+                            &(struct json_limits){.bytes = 8 << 20, .depth = 16}, &tree, fault),
                  0);
-    arena_open(&arena, 1 << 20);
+    arena_open(&arena, 256 << 20);
     int code = text_render_chat(text, tree, 1000, &arena, &ids, fault);
     cr_assert_lt(ids.count, size);
     for (size_t i = 0; code == 0 && i < ids.count; i++)
@@ -163,6 +163,8 @@ Test(text, the_final_message_goes_on) {
         {"{% for m in messages %}<x>{{ m.content.split('</x>')[-1] }}</s>{% endfor %}",
          CONTINUED("yes"), "<x>abE<x>yes"},
         {"{{ messages[-1].content }}</s>{{ continue_final_message }}", CONTINUED("yes"), "yes"},
+        {"{% for m in messages %}{{ m.content }}{% endfor %}ab", CONTINUED("abab"), "ababab"},
+        {"{% for m in messages %}{{ m.content }}{% endfor %}aa", CONTINUED("aabaa"), "abaabaa"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct text text;
@@ -188,6 +190,26 @@ Test(text, a_final_message_that_is_not_shown_cannot_go_on) {
         cr_expect_str_eq(fault.field, "messages");
         text_close(&text);
     }
+}
+
+/* Comparing at every place would take hours. */
+Test(text, a_long_final_message_that_repeats_itself_is_not_searched_forever) {
+    enum { SIZE = 2 << 20 };
+    static char context[SIZE + 200];
+    struct text text;
+    struct fault fault = {0};
+    char out[64];
+    int head =
+        snprintf(context, sizeof context, "{\"messages\":[{\"role\":\"user\",\"content\":\"");
+    memset(context + head, 'a', SIZE);
+    snprintf(context + head + SIZE, sizeof context - (size_t)head - SIZE,
+             "b\"}],\"continue_final_message\":true}");
+    write_text("chat_template.jinja",
+               "{{ messages[-1].content.split('b')[0] }}{{ messages[-1].content.split('b')[0] }}");
+    open_text(&text);
+    cr_assert_eq(render(&text, context, out, sizeof out, &fault), ERR_INVALID);
+    cr_assert_str_eq(fault.field, "messages");
+    text_close(&text);
 }
 
 Test(text, errors_of_a_template_are_the_requests) {
@@ -242,9 +264,10 @@ Test(text, survives_failing_memory) {
         struct engine_ids ids;
         cJSON *tree = NULL;
         cr_assert_eq(json_parse(hello, strlen(hello),
-                                &(struct json_limits){.bytes = 4096, .depth = 16}, &tree, &fault),
+                                &(struct json_limits){.bytes = 8 << 20, .depth = 16}, &tree,
+                                &fault),
                      0);
-        arena_open(&arena, 1 << 20);
+        arena_open(&arena, 256 << 20);
         mem_fail_after(n);
         code = text_render_chat(&text, tree, 1000, &arena, &ids, &fault);
         mem_fail_after(-1);
