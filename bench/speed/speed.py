@@ -92,6 +92,29 @@ def generation_rate(d, batch, tokens, prompt_tokens=16, **kv):
     return batch * (tokens - 1) / mean
 
 
+BUFFER = 128                   # kv.buffer, the default
+# No gates here: global and trimkv cost what streaming does, and a logarithm per entry at each eviction.
+POLICIES = ("streaming", "gkv", "rkv", "snapkv", "pyramidkv", "adakv", "morphkv", "cake", "h2o", "kvcompress", "d2o")
+
+
+def evicting_seconds(d, work):
+    before = d.metric("keepd_eviction_seconds_sum")
+    result = work()
+    return result, d.metric("keepd_eviction_seconds_sum") - before
+
+
+def policy_costs(d):
+    """Of one sequence at its full budget, per policy: tokens per second, and how much of that time evicting takes.
+    The prompt fills the budget, the answer brings one eviction."""
+    costs = {}
+    for name in POLICIES:
+        _, reading = evicting_seconds(d, lambda: d.complete(1024, 1, policy=name))
+        rate, both = evicting_seconds(d, lambda: generation_rate(d, 1, BUFFER + 32, 1024, policy=name))
+        costs[name] = {"tokens_per_s": rate, "evicting": (both - reading) * rate / BUFFER,
+                       "of_streaming": rate / costs.get("streaming", {"tokens_per_s": rate})["tokens_per_s"]}
+    return costs
+
+
 def machine(binary):
     return json.loads(subprocess.run([binary], check=True, capture_output=True, text=True).stdout)
 
@@ -114,6 +137,7 @@ def measure(args, shape):
         long = generation_rate(d, 1, 160, 8192)
         rows["generate_1_seen_1024"], rows["generate_1_seen_8192"] = short, long
         rows["eviction_share"] = (d.metric("keepd_eviction_seconds_sum") - spent) / (time.perf_counter() - wall)
+        rows["policies"] = policy_costs(d)
     finally:
         d.stop()
     after = machine(args.machine)
@@ -150,6 +174,9 @@ def main():
     print(f"| batch 1, 8,192 seen, budget 1,024 | {rows['generate_1_seen_8192']:.1f} | "
           f"{100 * rows['generate_1_seen_8192'] / rows['generate_1_seen_1024']:.0f} % of the line above |")
     print(f"| eviction | | {100 * rows['eviction_share']:.2f} % of the time |")
+    print("\n| policy, budget 1,024 | tokens/s | of streaming | evicting, of the time |\n|---|--:|--:|--:|")
+    for name, cost in rows["policies"].items():
+        print(f"| {name} | {cost['tokens_per_s']:.1f} | {100 * cost['of_streaming']:.0f} % | {100 * cost['evicting']:.2f} % |")
 
 
 if __name__ == "__main__":
