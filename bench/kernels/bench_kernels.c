@@ -144,7 +144,7 @@ static char *random_matrix(int rows, int cols, enum kern_dtype dtype) {
     for (size_t i = 0; i < count; i++) {
         x = x * 1664525 + 1013904223;
         float value = (float)(int32_t)x * 0x1p-36f;
-        uint16_t half = cpu_to_bf16(value);
+        uint16_t half = number_to_bf16(value);
         if (dtype == KERN_F32)
             memcpy(data + 4 * i, &value, 4);
         else

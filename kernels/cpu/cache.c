@@ -258,7 +258,7 @@ void cpu_cache_wide_row(const struct cpu_cache *cache, const void *rows, int at,
         return;
     }
     const uint16_t *half = (const uint16_t *)row;
-    for (int i = 0; i < cache->options.head_dim; i++) to[i] = cpu_from_bf16(half[i]);
+    for (int i = 0; i < cache->options.head_dim; i++) to[i] = number_from_bf16(half[i]);
 }
 
 void cpu_cache_store_row(const struct cpu_cache *cache, void *rows, int at, const float *from) {
@@ -268,7 +268,7 @@ void cpu_cache_store_row(const struct cpu_cache *cache, void *rows, int at, cons
         return;
     }
     uint16_t *half = (uint16_t *)row;
-    for (int i = 0; i < cache->options.head_dim; i++) half[i] = cpu_to_bf16(from[i]);
+    for (int i = 0; i < cache->options.head_dim; i++) half[i] = number_to_bf16(from[i]);
 }
 
 static struct cpu_cache_slot *slot_at(const struct cpu_cache *cache, int slot) {

@@ -15,6 +15,7 @@
 #include "kernels/cpu/cache.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/pool.h"
+#include "kernels/number.h"
 
 /* ---- Weights -------------------------------------------------------------------------------- */
 
@@ -208,33 +209,5 @@ void cpu_attend(struct kern *kern, int layer, float *out, const float *qkv,
 /* Entries [*lo, *hi) of the stream that the span's token sees; all of a stream ascend in pos. */
 void cpu_attend_range(const struct cpu_attend_job *job, const struct cpu_stream *stream,
                       const struct kern_span *span, int token, int32_t *lo, int32_t *hi);
-
-/* ---- Numbers -----------------------------------------------------------------------------------
- */
-
-static inline float cpu_from_bits(uint32_t bits) {
-    float x;
-    __builtin_memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-static inline uint32_t cpu_bits(float x) {
-    uint32_t bits;
-    __builtin_memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-static inline float cpu_from_bf16(uint16_t x) {
-    return cpu_from_bits((uint32_t)x << 16);
-}
-
-/* Nearest even; NaN stays NaN (quiet). */
-static inline uint16_t cpu_to_bf16(float x) {
-    uint32_t bits = cpu_bits(x);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 0x40);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-float cpu_from_f16(uint16_t x);
 
 #endif

@@ -5,7 +5,7 @@
 
 static double element(const void *rows, enum kern_dtype dtype, size_t at) {
     return (double)(dtype == KERN_F32 ? ((const float *)rows)[at]
-                                      : cpu_from_bf16(((const uint16_t *)rows)[at]));
+                                      : number_from_bf16(((const uint16_t *)rows)[at]));
 }
 
 static void plain_dots(float *out, size_t stride, const float *q, int lanes, const void *rows,

@@ -36,7 +36,7 @@ static void rope(float *x, int half, const float *cosine, const float *sine, con
 }
 
 static void to_bf16(uint16_t *to, const float *from, int count) {
-    for (int i = 0; i < count; i++) to[i] = cpu_to_bf16(from[i]);
+    for (int i = 0; i < count; i++) to[i] = number_to_bf16(from[i]);
 }
 
 /* ---- Products ---------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ static void read_vector(const struct cpu_cache *cache, const void *vectors, int 
         return;
     }
     for (int i = 0; i < cache->options.head_dim; i++)
-        out[i] = cpu_from_bf16(((const uint16_t *)from)[i]);
+        out[i] = number_from_bf16(((const uint16_t *)from)[i]);
 }
 
 static void attend_one(const struct cpu_attend_job *job, const struct cpu_stream *stream,

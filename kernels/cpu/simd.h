@@ -313,7 +313,7 @@ SIMD void v16_load_pairs(const void *p, v16 *first, v16 *second) {
 SIMD void v16_store_bf16(uint16_t *p, v16 a) {
     float room[16];
     v16_store(room, a);
-    for (int i = 0; i < 16; i++) p[i] = cpu_to_bf16(room[i]);
+    for (int i = 0; i < 16; i++) p[i] = number_to_bf16(room[i]);
 }
 SIMD v16 v16_keep(v16 a, int lo, int hi, float other) {
     float room[16];

@@ -80,8 +80,9 @@ static const float *widen(const struct cpu_attend_job *job, const void *from, in
                 v16_store(to, v16_load_bf16((const uint16_t *)from + j * dim + i));
             else
                 for (int t = 0; t < 16; t++)
-                    to[t] = i + t < dim ? cpu_from_bf16(((const uint16_t *)from)[j * dim + i + t])
-                                        : 0.0f;
+                    to[t] = i + t < dim
+                                ? number_from_bf16(((const uint16_t *)from)[j * dim + i + t])
+                                : 0.0f;
         }
     }
     return copy;

@@ -31,7 +31,7 @@ SIMD v16 load_row(const struct product *p, int j, int d) {
     const uint16_t *row = (const uint16_t *)p->rows + at;
     if (left >= 16) return v16_load_bf16(row);
     float tail[16] = {0};
-    for (int i = 0; i < left; i++) tail[i] = cpu_from_bf16(row[i]);
+    for (int i = 0; i < left; i++) tail[i] = number_from_bf16(row[i]);
     return v16_load(tail);
 }
 

@@ -68,7 +68,7 @@ void VEC(to_bf16)(uint16_t *to, const float *from, int count) {
         if (n == 16)
             v16_store_bf16(to + i, v16_load(from + i));
         else
-            for (int j = i; j < count; j++) to[j] = cpu_to_bf16(from[j]);
+            for (int j = i; j < count; j++) to[j] = number_to_bf16(from[j]);
     }
 }
 

@@ -7,25 +7,6 @@
 #include "kernels/cpu/alloc.h"
 #include "kernels/cpu/internal.h"
 
-float cpu_from_f16(uint16_t x) {
-    uint32_t sign = (uint32_t)(x & 0x8000) << 16, exponent = x >> 10 & 31, mantissa = x & 1023;
-    if (exponent == 31) return cpu_from_bits(sign | 0x7f800000u | mantissa << 13);
-    if (exponent) return cpu_from_bits(sign | (exponent + 112) << 23 | mantissa << 13);
-    float tiny = (float)mantissa * 0x1p-24f;
-    return sign ? -tiny : tiny;
-}
-
-static float element(const char *at, enum kern_dtype dtype) {
-    uint16_t half;
-    float whole;
-    if (dtype == KERN_F32) {
-        memcpy(&whole, at, sizeof whole);
-        return whole;
-    }
-    memcpy(&half, at, sizeof half);
-    return dtype == KERN_BF16 ? cpu_from_bf16(half) : cpu_from_f16(half);
-}
-
 /* ---- Packing -------------------------------------------------------------------------------- */
 
 struct packing {
@@ -59,11 +40,12 @@ static void pack_row(struct kern_weight *w, const struct kern_matrix *parts, int
         memcpy(w->data + (size_t)(row * w->cols) * size, from, (size_t)w->cols * size);
     } else if (w->layout == CPU_ROWS) {
         float *to = (float *)w->data + row * w->cols;
-        for (int64_t i = 0; i < w->cols; i++) to[i] = element(from + (size_t)i * size, dtype);
+        for (int64_t i = 0; i < w->cols; i++)
+            to[i] = number_element(from + (size_t)i * size, dtype);
     } else {
         float *to = (float *)(w->data + (size_t)(row / PANEL) * w->panel_bytes) + lane;
         for (int64_t i = 0; i < w->cols; i++)
-            to[i * PANEL] = element(from + (size_t)i * size, dtype);
+            to[i * PANEL] = number_element(from + (size_t)i * size, dtype);
     }
 }
 
@@ -150,13 +132,14 @@ void cpu_weight_row(const struct kern_weight *w, int64_t row, float *out) {
     if (w->layout == CPU_ROWS) {
         size_t size = kern_dtype_bytes(w->dtype);
         const char *from = w->data + (size_t)(row * w->cols) * size;
-        for (int64_t i = 0; i < w->cols; i++) out[i] = element(from + (size_t)i * size, w->dtype);
+        for (int64_t i = 0; i < w->cols; i++)
+            out[i] = number_element(from + (size_t)i * size, w->dtype);
     } else if (w->layout == CPU_PANEL_F32) {
         const float *from = (const float *)panel + lane;
         for (int64_t i = 0; i < w->cols; i++) out[i] = from[i * PANEL];
     } else {
         const uint16_t *from = (const uint16_t *)panel + (size_t)2 * lane;
         for (int64_t i = 0; i < w->cols; i++)
-            out[i] = cpu_from_bf16(from[i / 2 * 2 * PANEL + (i & 1)]);
+            out[i] = number_from_bf16(from[i / 2 * 2 * PANEL + (i & 1)]);
     }
 }

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "kernels/cuda/internal.h"
+#include "kernels/number.h"
 
 #define CONVERT_ELEMENTS ((int64_t)1 << 20) /* at a time, on their way to the device */
 
@@ -22,30 +23,6 @@ void *room_take(struct cuda *cuda, struct room *room, size_t bytes) {
 }
 
 /* ---- Loading --------------------------------------------------------------------------------- */
-
-static float from_f16(uint16_t x) {
-    uint32_t sign = (uint32_t)(x & 0x8000) << 16, exponent = x >> 10 & 31, mantissa = x & 1023;
-    uint32_t bits = exponent == 31 ? sign | 0x7f800000u | mantissa << 13
-                                   : sign | (exponent + 112) << 23 | mantissa << 13;
-    float out;
-    memcpy(&out, &bits, sizeof out);
-    if (exponent == 0) return (sign ? -1.0f : 1.0f) * (float)mantissa * 0x1p-24f;
-    return out;
-}
-
-static float element(const char *at, enum kern_dtype dtype) {
-    uint16_t half;
-    float whole;
-    if (dtype == KERN_F32) {
-        memcpy(&whole, at, sizeof whole);
-        return whole;
-    }
-    memcpy(&half, at, sizeof half);
-    if (dtype == KERN_F16) return from_f16(half);
-    uint32_t bits = (uint32_t)half << 16;
-    memcpy(&whole, &bits, sizeof whole);
-    return whole;
-}
 
 /* Files say how large a matrix is: all sizes are checked. */
 static int measure(struct kern_weight *w, const struct kern_matrix *parts, int part_count,
@@ -72,7 +49,7 @@ static int upload_wide(struct cuda *cuda, float *to, const struct kern_matrix *p
     for (int64_t at = 0; at < count; at += CONVERT_ELEMENTS) {
         int64_t n = count - at < CONVERT_ELEMENTS ? count - at : CONVERT_ELEMENTS;
         const char *from = static_cast<const char *>(part->data) + (size_t)at * size;
-        for (int64_t i = 0; i < n; i++) slice[i] = element(from + (size_t)i * size, part->dtype);
+        for (int64_t i = 0; i < n; i++) slice[i] = number_element(from + (size_t)i * size, part->dtype);
         device_upload(cuda->device, to + at, slice, (size_t)n * sizeof *slice);
     }
     mem_free(slice);

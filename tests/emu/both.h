@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cuda/cuda.h"
+#include "tests/unit/kernels/noise.h"
 
 void emu_set_seed(uint64_t seed); /* see emu_seed in emu.h */
 
@@ -41,31 +42,6 @@ static inline void both_cache(struct kern *kern[BACKENDS], struct kern_cache_opt
         cr_assert_eq(kern[b]->ops->cache_open(kern[b], &options, &fault), 0, "%s: %s", fault.field,
                      fault.text);
     }
-}
-
-/* Random: a counter through a mixer (splitmix64), so that a value depends on its place alone. */
-static inline uint64_t mix(uint64_t x) {
-    x += 0x9E3779B97F4A7C15u;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    return x ^ (x >> 31);
-}
-
-/* In (-1, 1). */
-static inline float noise(uint64_t seed, uint64_t place) {
-    return (float)((double)(int64_t)mix(seed * 0x100000001b3u + place) * 0x1p-63);
-}
-
-static inline void fill(float *to, size_t count, uint64_t seed) {
-    for (size_t i = 0; i < count; i++) to[i] = noise(seed, i);
-}
-
-/* Host memory, filled with noise. */
-static inline float *fresh(size_t count, uint64_t seed) {
-    float *to = malloc((count ? count : 1) * sizeof *to);
-    if (!to) abort();
-    fill(to, count, seed);
-    return to;
 }
 
 /* A copy of `from` in the backend's memory; NULL: NaN, to see what is not written. */

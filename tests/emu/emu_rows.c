@@ -3,24 +3,12 @@
 #include <criterion/criterion.h>
 
 #include "both.h"
+#include "kernels/number.h"
 
 #define ROWS 5
 
-static uint16_t to_bf16(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-static float from_bf16(uint16_t x) {
-    uint32_t bits = (uint32_t)x << 16;
-    float out;
-    memcpy(&out, &bits, sizeof out);
-    return out;
-}
-
 static void round_all(float *x, size_t count) {
-    for (size_t i = 0; i < count; i++) x[i] = from_bf16(to_bf16(x[i]));
+    for (size_t i = 0; i < count; i++) x[i] = number_from_bf16(number_to_bf16(x[i]));
 }
 
 /* A matrix of a file in `dtype`, one byte off: files promise no alignment. */
@@ -30,7 +18,7 @@ static struct kern_matrix make_matrix(int64_t rows, int64_t cols, enum kern_dtyp
     *mem = malloc(count * size + 1);
     for (size_t i = 0; i < count; i++) {
         float x = noise(seed, i);
-        uint16_t half = to_bf16(x);
+        uint16_t half = number_to_bf16(x);
         if (dtype == KERN_F16) half = (uint16_t)(0x3800 | (mix(seed + i) & 0x83ff)); /* +-0.5..1 */
         if (dtype == KERN_F32)
             memcpy(*mem + 1 + i * size, &x, size);

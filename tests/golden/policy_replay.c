@@ -85,7 +85,7 @@ static void put_ints(struct run *run, const char *name, const int32_t *data, siz
 }
 
 static float load_element(const struct run *run, const void *row, int i) {
-    return run->cache.dtype == KERN_BF16 ? cpu_from_bf16(((const uint16_t *)row)[i])
+    return run->cache.dtype == KERN_BF16 ? number_from_bf16(((const uint16_t *)row)[i])
                                          : ((const float *)row)[i];
 }
 

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "kernels/cpu/internal.h"
+#include "tests/unit/kernels/noise.h"
 
 static const char *const path_names[] = {"reference", "portable", "avx2", "avx512", "amx"};
 
@@ -31,30 +32,6 @@ static inline bool path_is(int path, const char *name) {
     return !strcmp(path_names[path], name);
 }
 
-/* Random: a counter through a mixer (splitmix64), so that a value depends on its place alone. */
-static inline uint64_t mix(uint64_t x) {
-    x += 0x9E3779B97F4A7C15u;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    return x ^ (x >> 31);
-}
-
-/* In (-1, 1). */
-static inline float noise(uint64_t seed, uint64_t place) {
-    return (float)((double)(int64_t)mix(seed * 0x100000001b3u + place) * 0x1p-63);
-}
-
-static inline void fill(float *to, size_t count, uint64_t seed) {
-    for (size_t i = 0; i < count; i++) to[i] = noise(seed, i);
-}
-
-static inline float *fresh(size_t count, uint64_t seed) {
-    float *to = malloc((count ? count : 1) * sizeof *to);
-    if (!to) abort();
-    fill(to, count, seed);
-    return to;
-}
-
 /* A matrix as a file has it, and what its elements are worth. */
 struct test_matrix {
     struct kern_matrix file;
@@ -63,7 +40,7 @@ struct test_matrix {
 };
 
 static inline uint16_t to_f16(float x) { /* for normal results only */
-    uint32_t bits = cpu_bits(x);
+    uint32_t bits = number_bits(x);
     if (fabsf(x) < 0x1p-14f) return 0;
     return (uint16_t)((bits >> 16 & 0x8000) | ((((bits >> 23 & 255) - 112) << 10 & 0x7c00)) |
                       (bits >> 13 & 1023));
@@ -77,9 +54,9 @@ static inline struct test_matrix matrix_make(int64_t rows, int64_t cols, enum ke
     if (!m.bytes) abort();
     char *to = (char *)m.bytes + 1;
     for (size_t i = 0; i < count; i++) {
-        uint16_t half = dtype == KERN_BF16 ? cpu_to_bf16(m.value[i]) : to_f16(m.value[i]);
-        if (dtype == KERN_BF16) m.value[i] = cpu_from_bf16(half);
-        if (dtype == KERN_F16) m.value[i] = cpu_from_f16(half);
+        uint16_t half = dtype == KERN_BF16 ? number_to_bf16(m.value[i]) : to_f16(m.value[i]);
+        if (dtype == KERN_BF16) m.value[i] = number_from_bf16(half);
+        if (dtype == KERN_F16) m.value[i] = number_from_f16(half);
         memcpy(to + i * size, dtype == KERN_F32 ? (void *)&m.value[i] : (void *)&half, size);
     }
     m.file = (struct kern_matrix){.data = to, .dtype = dtype, .rows = rows, .cols = cols};

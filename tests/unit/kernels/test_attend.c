@@ -111,7 +111,7 @@ static void append(struct bench *b, int slot, int from, int to) {
  */
 
 static double cached(const struct shape *s, float x) {
-    return s->dtype == KERN_F32 ? x : cpu_from_bf16(cpu_to_bf16(x));
+    return s->dtype == KERN_F32 ? x : number_from_bf16(number_to_bf16(x));
 }
 
 /* Positions `held` of a stream, all at most `pos` (the window is applied here). */

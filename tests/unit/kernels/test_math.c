@@ -17,7 +17,7 @@ static void check_dots(const struct cpu_math *math, int dim, enum kern_dtype dty
     float *q = fresh((size_t)LANES * (size_t)dim, 3), *rows = fresh((size_t)ROWS * (size_t)dim, 4);
     uint16_t *half = malloc((size_t)ROWS * (size_t)dim * sizeof *half);
     float want[LANES * ROWS], got[LANES * 40], one;
-    for (int i = 0; i < ROWS * dim; i++) half[i] = cpu_to_bf16(rows[i]);
+    for (int i = 0; i < ROWS * dim; i++) half[i] = number_to_bf16(rows[i]);
     const void *data = dtype == KERN_F32 ? (void *)rows : (void *)half;
     cpu_math_plain.dots(want, ROWS, q, LANES, data, ROWS, dim, dtype);
     math->dots(got, 40, q, LANES, data, ROWS, dim, dtype);

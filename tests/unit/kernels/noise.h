@@ -1,0 +1,33 @@
+/* Repeatable random numbers for the tests of every backend. */
+#ifndef KEEPD_TESTS_UNIT_KERNELS_NOISE_H
+#define KEEPD_TESTS_UNIT_KERNELS_NOISE_H
+
+#include <stdint.h>
+#include <stdlib.h>
+
+/* Random: a counter through a mixer (splitmix64), so that a value depends on its place alone. */
+static inline uint64_t mix(uint64_t x) {
+    x += 0x9E3779B97F4A7C15u;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return x ^ (x >> 31);
+}
+
+/* In (-1, 1). */
+static inline float noise(uint64_t seed, uint64_t place) {
+    return (float)((double)(int64_t)mix(seed * 0x100000001b3u + place) * 0x1p-63);
+}
+
+static inline void fill(float *to, size_t count, uint64_t seed) {
+    for (size_t i = 0; i < count; i++) to[i] = noise(seed, i);
+}
+
+/* Host memory, filled with noise; the caller frees it. */
+static inline float *fresh(size_t count, uint64_t seed) {
+    float *to = malloc((count ? count : 1) * sizeof *to);
+    if (!to) abort();
+    fill(to, count, seed);
+    return to;
+}
+
+#endif
