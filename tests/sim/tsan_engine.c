@@ -23,8 +23,11 @@ static int32_t prompts[JOBS][PROMPT];
 
 /* ---- A backend that can fail ----------------------------------------------------------------- */
 
-static struct kern_ops wrapped;
-static const struct kern_ops *real;
+/* Copies: a backend's own table ends with it, and several engines may be open. Each form is written
+ * once, before the first engine that uses it has a thread. */
+static struct kern_ops wrapped[2];
+static int (*real_sample)(struct kern *, const float *, int, int, const struct kern_sample *,
+                          struct kern_sampled *);
 static atomic_bool failing;
 static bool lesser; /* neither observes attention nor takes snapshots */
 
@@ -34,7 +37,7 @@ int __wrap_cpu_open(const struct cpu_options *options, struct kern **out, struct
 static int sample_or_fail(struct kern *kern, const float *logits, int rows, int vocab,
                           const struct kern_sample *params, struct kern_sampled *out) {
     if (atomic_load(&failing)) return ERR_DEVICE;
-    return real->sample(kern, logits, rows, vocab, params, out);
+    return real_sample(kern, logits, rows, vocab, params, out);
 }
 
 static int without_attention(const struct kern_rule *rule, struct fault *fault) {
@@ -42,17 +45,21 @@ static int without_attention(const struct kern_rule *rule, struct fault *fault) 
     return fault_set(fault, ERR_UNSUPPORTED, "observe", "no 'observe' in this backend");
 }
 
+static void wrap(struct kern_ops *ops, const struct kern_ops *real) {
+    real_sample = real->sample;
+    *ops = *real;
+    ops->sample = sample_or_fail;
+    if (!lesser) return;
+    ops->rule_check = without_attention;
+    ops->snapshot_export = NULL;
+}
+
 int __wrap_cpu_open(const struct cpu_options *options, struct kern **out, struct fault *fault) {
     int code = __real_cpu_open(options, out, fault);
     if (code != 0) return code;
-    real = (*out)->ops;
-    wrapped = *real;
-    wrapped.sample = sample_or_fail;
-    if (lesser) {
-        wrapped.rule_check = without_attention;
-        wrapped.snapshot_export = NULL;
-    }
-    (*out)->ops = &wrapped;
+    struct kern_ops *ops = &wrapped[lesser];
+    if (ops->sample == NULL) wrap(ops, (*out)->ops);
+    (*out)->ops = ops;
     return 0;
 }
 
