@@ -75,14 +75,28 @@ enum kern_pool {
     KERN_POOL_SEQUENCE /* the whole sequence */
 };
 
-/* How the sequence's total, layers * heads_kv * keep, is split over layers before anything
- * competes. Weights become whole entries by largest remainder (ties: lower layer); no layer gets
- * more than it holds nor less than it protects, and what one cannot use goes to the others by
- * weight. Measured weights are taken when the sequence evicts for the first time, while all
- * streams are equally long, and stay: measured again they would feed back on themselves. */
+/* How a total becomes whole places. Part i of weight w_i gets floor(total * w_i / W); the places
+ * left over go, one each, to the largest remainders (ties: the lower index), in double. A weight
+ * that is not finite and positive is 0; when all are, parts are even. Then bounds: of the parts
+ * above what they may have and those below, the side that is out by more in sum (ties: above) is
+ * set to its bound and leaves, and the others share what remains by weight, until none is out. A
+ * total beyond the sums of the bounds is brought to them. Three steps share this way:
+ *
+ *   layers  (LAYER and STREAM pools, unless UNIFORM): the sequence's layers * heads_kv * keep less
+ *           what is protected, by weight; a layer gets at most what it holds unprotected, and its
+ *           own protected entries on top
+ *   heads   (STREAM pools of such layers): the layer's places evenly; a head gets no more than it
+ *           holds and no less than it protects
+ *   floor   (LAYER pools): see kern_rule.floor; a head gets no more than it holds
+ *
+ * UNIFORM needs no sharing: every stream has keep places, every layer heads_kv * keep, and what
+ * one cannot fill stays empty. A SEQUENCE pool has the whole total and no layers.
+ *
+ * Measured weights are taken when the sequence evicts for the first time, while all streams are
+ * equally long, and stay: measured again they would feed back on themselves. */
 enum kern_layers {
     KERN_LAYERS_UNIFORM,
-    KERN_LAYERS_PYRAMID,    /* linear from the first layer to the last, see kern_rule.beta */
+    KERN_LAYERS_PYRAMID,    /* linear from the first layer to the last: pyramid_beta */
     KERN_LAYERS_PREFERENCE, /* CAKE: entropy^(1/tau1) * variance^(1/tau2) of the window's attention
                              */
     KERN_LAYERS_DENSITY /* D2O's code: softmax over layers of minus mean_h (v_h - min) / (max - min
@@ -127,9 +141,11 @@ enum kern_smooth {
 enum kern_history { KERN_HISTORY_NONE, KERN_HISTORY_MAX, KERN_HISTORY_MEAN, KERN_HISTORY_SUM };
 
 struct kern_observe {
-    int32_t window; /* the last `window` queries, looked at when the sequence evicts; 0: every query
-                       when it comes, added up in the entry (accumulated mass: support ALL, group
-                       MEAN, MAX, SUM or SQUARES, reduce SUM, no history) */
+    int32_t window; /* the last `window` queries, looked at when the sequence evicts. With fewer so
+                       far, or some dropped, those there are: means divide by their number, and a
+                       variance of less than two is 0. Window 0: every query when it comes, added up
+                       in the entry (accumulated mass: support ALL, group MEAN, MAX, SUM or SQUARES,
+                       reduce SUM, no history) */
     enum kern_support support;
     enum kern_group group;
     enum kern_reduce reduce;
@@ -175,11 +191,12 @@ struct kern_rule {
     bool published; /* RETENTION, parity: the published offsets (score.h) */
     float retain;   /* RETENTION: an entry whose score is below log(retain) goes even when there is
                        room; 0 = off */
-    float floor;    /* part of a pool's places that streams have without competing, 0..1. LAYER
-                       (Ada-KV): a stream's places are 1 - floor times the number of its entries
-                       among the pool's best plus floor times an even part, by largest remainder.
-                       SEQUENCE (global gates): trunc(floor * keep) each, and the pool's best of the
-                       rest on top; what a stream is too short for stays empty */
+    float floor;    /* part of a pool's places that streams have without competing, 0..1. All
+                       entries compete, protected ones first. LAYER (Ada-KV): weights are
+                       1 - floor times the number of the stream's entries among the pool's best,
+                       plus floor times an even part. SEQUENCE (global gates): trunc(floor * keep)
+                       places each, and as many more as the stream has entries among the best of
+                       the rest of the total; what a stream is too short for stays empty */
     float merge_beta;
     float pyramid_beta; /* the last layer's candidates are 1 / pyramid_beta of the mean */
     float tau1, tau2;   /* PREFERENCE */
