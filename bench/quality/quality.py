@@ -4,6 +4,8 @@
     quality.py                       the table, 50 rounds of dialogues; writes docs/QUALITY.md
     quality.py --minutes 25          the same, ended by the clock: fewer rounds, still balanced
     quality.py --thorough            200 rounds
+    quality.py --cells 'trace/1024/*/0.25' --dialogues 120
+                                     more dialogues for some cells (task/length/method/share)
     quality.py ablations             horizon, sinks and interval of `global`, one at a time
     quality.py ablations --gates untied=FILE --gates M256=FILE
                                      other gates against the model's own, each on a daemon of its own
@@ -16,6 +18,7 @@ whose code changed is measured anew with --forget METHOD. What is asked: lab/tas
 """
 import argparse
 import contextlib
+import fnmatch
 import hashlib
 import os
 import pathlib
@@ -38,6 +41,7 @@ def arguments():
     ap.add_argument("--dialogues", type=int, help="rounds; four questions per dialogue")
     ap.add_argument("--length", type=int, default=1024, help="the trained length (1024)")
     ap.add_argument("--methods", help="only these, separated by commas")
+    ap.add_argument("--cells", metavar="PATTERN,...", help="only cells whose name is like one of these")
     ap.add_argument("--sharing", choices=("auto", "fork", "again"), default="auto",
                     help="read a history once for its questions, or again for each; auto: once where the daemon can")
     ap.add_argument("--gates", action="append", default=[], metavar="NAME=FILE", help="ablations: further gates to compare")
@@ -135,14 +139,27 @@ def cells_of(a, methods):
     return plan.smoke(a.length, methods) if a.smoke else plan.table(a.length, methods)
 
 
+def wanted(a, cells):
+    """Those that --cells names; all of them without it."""
+    if not a.cells:
+        return cells
+    patterns = a.cells.split(",")
+    named = [c for c in cells if any(fnmatch.fnmatch(c.name, p) for p in patterns)]
+    if not named:
+        raise SystemExit(f"--cells {a.cells}: there is no such cell; they are called, for instance, {cells[0].name}")
+    return named
+
+
 def run_table(c, a, results_store):
     methods, missing = probe(c, a)
+    cells = wanted(a, cells_of(a, methods))
     shared = choose_sharing(c, results_store, a, methods)
     facts = merged(results_store.get("meta"), describe(c, a, methods, missing, shared))
     results_store.add("meta", facts)
     lab = runner.Runner(c, results_store, shared, a.workers)
-    anatomy.measure(lab, methods, a.length, 1 if a.smoke else anatomy.DIALOGUES)
-    whole = lab.run(cells_of(a, methods), a.dialogues, a.deadline)
+    if not a.cells:
+        anatomy.measure(lab, methods, a.length, 1 if a.smoke else anatomy.DIALOGUES)
+    whole = lab.run(cells, a.dialogues, a.deadline)
     if not whole:
         print("The time is over; the same command goes on from here.", file=sys.stderr)
 
@@ -151,6 +168,7 @@ def run_ablations(c, a, results_store, gates=""):
     cells = plan.ablations(a.length, gates=gates)
     if not gates:                                   # what the variants are compared with
         cells += [plan.Cell(t, a.length, "global", plan.QUARTER, w) for t, w in plan.ABLATED]
+    cells = wanted(a, cells)
     shared = choose_sharing(c, results_store, a, ["global"])
     runner.Runner(c, results_store, shared, a.workers).run(cells, a.dialogues, a.deadline)
 

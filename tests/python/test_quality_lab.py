@@ -1,4 +1,5 @@
 """The laboratory's own arithmetic: schedules, shares, statistics, tasks, stored rows, documents."""
+import argparse
 import json
 import pathlib
 import shutil
@@ -10,6 +11,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench" / "quality"))
+import quality  # noqa: E402
 from lab import anatomy, plan, plots, report, statistics, store, tasks  # noqa: E402
 
 
@@ -95,6 +97,16 @@ def test_every_beginning_of_the_schedule_is_balanced():
         for cell, last in seen.items():
             twins = [seen.get(c, -1) for c in cells if c.group == cell.group and c.weight == cell.weight]
             assert max(twins) - min(twins) <= 1
+
+
+def test_cells_are_chosen_by_pattern():
+    cells = plan.table(1024, ["full", "global", "gkv"])
+    names = [c.name for c in quality.wanted(argparse.Namespace(cells="trace/1024/*/0.25,*/2048/full/*"), cells)]
+    assert "trace/1024/gkv/0.25" in names and "memory/2048/full/1" in names
+    assert all(n.endswith("/0.25") and n.startswith("trace/1024/") or "/2048/full/" in n for n in names)
+    assert quality.wanted(argparse.Namespace(cells=None), cells) == cells
+    with pytest.raises(SystemExit, match="there is no such cell"):
+        quality.wanted(argparse.Namespace(cells="trace/1023/*"), cells)
 
 
 def test_goal_cells_reach_four_hundred_pairs_in_a_whole_run():
