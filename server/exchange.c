@@ -161,6 +161,7 @@ static void submit(struct exchange *ex) {
             break;
         }
         ex->places--; /* the engine gives it back */
+        stats_submitted(&ex->server->stats, clock_ns());
     }
     quota_settle(ex); /* the tokens are known now */
     if (!ex->error.status) {
@@ -175,7 +176,9 @@ static void submit(struct exchange *ex) {
 
 static void after_work(uv_work_t *work, int status) {
     struct exchange *ex = work->data;
-    ex->server->works--;
+    struct server *server = ex->server;
+    bool accepted = ex->places > 0;
+    server->works--;
     exchange_drop_body(ex);
     if (status) oai_refuse(&ex->error, 503, "overloaded", NULL, "The server is shutting down.");
     if (ex->error.status)
@@ -185,6 +188,7 @@ static void after_work(uv_work_t *work, int status) {
     else
         submit(ex);
     give_places_back(ex);
+    if (accepted && --server->accepted == 0) server_all_submitted(server);
     if (ex->phase == PHASE_READY) exchange_resume(ex);
     exchange_unref(ex);
 }
@@ -199,6 +203,7 @@ static void start_work(struct exchange *ex) {
     }
     ex->refs++;
     ex->server->works++;
+    ex->server->accepted += ex->places > 0;
     ex->phase = PHASE_WORK;
     conn_watch(ex->conn);
     exchange_suspend(ex);

@@ -114,7 +114,12 @@ static int refuse_key(struct exchange *ex, struct key **key) {
     struct oai_error error;
     *key = find_key(ex);
     if (*key || (ex->route && ex->route->open)) return 0;
-    oai_refuse(&error, 401, "invalid_api_key", NULL, "Incorrect API key provided.");
+    if (header(ex, "Authorization"))
+        oai_refuse(&error, 401, "invalid_api_key", NULL, "Incorrect API key provided.");
+    else
+        oai_refuse(&error, 401, "invalid_api_key", NULL,
+                   "You didn't provide an API key. You need to provide your API key in an "
+                   "Authorization header using Bearer auth (i.e. Authorization: Bearer YOUR_KEY).");
     exchange_refuse(ex, &error);
     return -1;
 }

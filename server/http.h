@@ -224,15 +224,18 @@ struct server {
     uint64_t conn_total;   /* accepted since the start */
     struct exchange *jobs; /* those the engine works for */
     int exchanges, works;  /* alive; of them in the pool */
+    int accepted;          /* of those in the pool: with a place in the queue */
     size_t body_bytes;     /* of all bodies held */
     struct stats stats;
     bool draining, aborting;
     bool closing; /* the engine is gone: no request may begin */
     int64_t drain_deadline_ns;
+    const char *drain_end; /* why it ends before everybody has an answer */
     int64_t start_seconds;
 };
 
 void server_pump_soon(struct server *server);      /* libmicrohttpd has something to do */
 void server_exchange_freed(struct server *server); /* may end a drain */
+void server_all_submitted(struct server *server);  /* no accepted request is in the pool */
 
 #endif

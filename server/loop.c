@@ -87,8 +87,10 @@ void server_wake(void *arg) {
 
 /* --- draining --- */
 
+/* The engine takes no more; what is still in the pool is told so. */
 static void abort_jobs(struct server *server) {
     server->aborting = true;
+    engine_drain(server->engine);
     for (struct exchange *ex = server->jobs; ex; ex = ex->next) exchange_cancel(ex);
 }
 
@@ -102,12 +104,13 @@ static void check_drain(struct server *server, int64_t now_ns) {
     if (is_drained(server)) {
         uv_stop(&server->loop);
     } else if (now_ns >= server->drain_deadline_ns) {
-        if (server->exchanges == 0) log_warn("drain time is over, not every conversation is saved");
+        if (server->exchanges == 0)
+            log_warn("%s: not every conversation is saved", server->drain_end);
         if (server->aborting || server->exchanges == 0) {
             uv_stop(&server->loop);
             return;
         }
-        log_warn("drain time is over, giving up %d requests", server->exchanges);
+        log_warn("%s: giving up %d requests", server->drain_end, server->exchanges);
         server->drain_deadline_ns = now_ns + DRAIN_ABORT_NS;
         abort_jobs(server);
     }
@@ -117,6 +120,11 @@ void server_exchange_freed(struct server *server) {
     if (server->draining && is_drained(server)) uv_stop(&server->loop);
 }
 
+/* Accepted requests are the engine's to finish, those too that are still being read. */
+void server_all_submitted(struct server *server) {
+    if (server->draining) engine_drain(server->engine);
+}
+
 /* The first signal lets accepted requests finish, a second one cuts them off. */
 static void on_signal(uv_signal_t *handle, int number) {
     struct server *server = handle->data;
@@ -124,14 +132,16 @@ static void on_signal(uv_signal_t *handle, int number) {
     log_info("signal %d: %s", number, server->draining ? "stopping now" : "draining");
     if (server->draining) {
         server->drain_deadline_ns = now_ns;
+        server->drain_end = "a second signal";
     } else {
         server->draining = true;
         server->drain_deadline_ns = now_ns + server->options.now.drain_seconds * SECOND_NS;
-        engine_drain(server->engine);
+        server->drain_end = "the drain time is over";
+        if (server->accepted == 0) server_all_submitted(server);
         /* The manager's own patience may be shorter than ours. */
-        systemd_notify("STOPPING=1\nSTATUS=Draining %d requests\nEXTEND_TIMEOUT_USEC=%lld",
-                       server->exchanges,
-                       (server->options.now.drain_seconds + DRAIN_EXTRA_SECONDS) * 1000000LL);
+        systemd_announce("STOPPING=1\nSTATUS=Draining %d requests\nEXTEND_TIMEOUT_USEC=%lld",
+                         server->exchanges,
+                         (server->options.now.drain_seconds + DRAIN_EXTRA_SECONDS) * 1000000LL);
     }
     check_drain(server, now_ns);
 }
@@ -139,9 +149,9 @@ static void on_signal(uv_signal_t *handle, int number) {
 static void on_hangup(uv_signal_t *handle, int number) {
     const struct server *server = handle->data;
     (void)number;
-    systemd_notify("RELOADING=1\nMONOTONIC_USEC=%lld", (long long)(clock_ns() / 1000));
+    systemd_announce("RELOADING=1\nMONOTONIC_USEC=%lld", (long long)(clock_ns() / 1000));
     server->options.reload(server->options.arg);
-    systemd_notify("READY=1");
+    systemd_announce("READY=1");
 }
 
 /* Only an engine that does its work feeds the watchdog: with jobs on their way it must have made a
@@ -383,7 +393,7 @@ int server_start(struct server *server, struct engine *engine, struct fault *fau
     if (!rc) rc = start_daemon(server, fault);
     if (rc) return rc;
     start_handles(server);
-    systemd_notify("READY=1\nSTATUS=Serving %s at %s", server->rules.names[0], server->url);
+    systemd_announce("READY=1\nSTATUS=Serving %s at %s", server->rules.names[0], server->url);
     return 0;
 }
 
@@ -404,6 +414,12 @@ int server_reload(struct server *server, const struct server_reloadable *fresh,
     struct keys keys;
     int rc = open_keys(&keys, fresh, fault);
     if (rc) return rc;
+    if (server->keys.count && !keys.count) {
+        keys_close(&keys);
+        return fault_set(fault, ERR_INVALID, "api-key",
+                         "no key is left, which would open the server to everybody; that takes a "
+                         "restart");
+    }
     keys_close(&server->keys);
     server->keys = keys;
     server->options.now = *fresh;

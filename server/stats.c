@@ -83,6 +83,20 @@ static uint32_t answer_tokens(const struct engine_job *job) {
     return tokens;
 }
 
+void stats_submitted(struct stats *stats, int64_t now_ns) {
+    if (stats->unfinished++ == 0) stats->busy_since_ns = now_ns;
+}
+
+/* Time without any request says nothing about how fast they finish. */
+static void count_interval(struct stats *stats, int64_t now_ns) {
+    bool first = stats->last_finish_ns == 0;
+    int64_t since =
+        stats->last_finish_ns > stats->busy_since_ns ? stats->last_finish_ns : stats->busy_since_ns;
+    stats->last_finish_ns = now_ns;
+    stats->unfinished--;
+    if (!first) stats->finish_interval += (seconds(since, now_ns) - stats->finish_interval) / 8;
+}
+
 void stats_finished(struct stats *stats, const struct engine_job *job, int64_t received_ns) {
     const struct engine_choice *choice = &job->choice[0];
     int finish = atomic_load_explicit(&choice->finish, memory_order_acquire);
@@ -95,10 +109,7 @@ void stats_finished(struct stats *stats, const struct engine_job *job, int64_t r
     hist_add(&stats->max_tokens, job->request.max_tokens);
     hist_add(&stats->computed_tokens, job->request.prompt_count - job->cached_tokens);
     hist_add(&stats->params_n, job->choice_count);
-    if (stats->last_finish_ns)
-        stats->finish_interval +=
-            (seconds(stats->last_finish_ns, job->finished_ns) - stats->finish_interval) / 8;
-    stats->last_finish_ns = job->finished_ns;
+    count_interval(stats, job->finished_ns);
 }
 
 int stats_retry_ms(const struct stats *stats) {

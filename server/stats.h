@@ -26,8 +26,9 @@ struct stats {
     struct hist e2e, queue, inference, prefill, decode;
     struct hist prompt_tokens, generation_tokens, max_tokens, computed_tokens, params_n;
     double length_bounds[HIST_MAX_BOUNDS]; /* 1, 2, 5, 10, ... up to the model's length */
-    double finish_interval;                /* seconds between finished requests, smoothed */
-    int64_t last_finish_ns;
+    double finish_interval;                /* seconds of work between finished requests, smoothed */
+    int64_t last_finish_ns, busy_since_ns;
+    int unfinished; /* submitted */
 };
 
 void stats_open(struct stats *stats, int max_model_len); /* must stay where it is */
@@ -35,8 +36,11 @@ void stats_open(struct stats *stats, int max_model_len); /* must stay where it i
 /* `count` more tokens of a stream whose last ones came at `last_ns` (0: these are the first). */
 void stats_tokens(struct stats *stats, uint32_t count, int64_t received_ns, int64_t last_ns,
                   int64_t now_ns);
+/* A job went to the engine; stats_finished ends it. */
+void stats_submitted(struct stats *stats, int64_t now_ns);
 void stats_finished(struct stats *stats, const struct engine_job *job, int64_t received_ns);
-/* When a place in a full queue may be free: milliseconds, 100 to 30,000. */
+/* When a place in a full queue may be free, by the rate at which requests finished while there were
+ * any: milliseconds, 100 to 30,000. */
 int stats_retry_ms(const struct stats *stats);
 
 struct stats_input {

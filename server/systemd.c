@@ -1,5 +1,6 @@
 #include "server/systemd.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -7,10 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
-#define FIRST_FD 3 /* SD_LISTEN_FDS_START */
+#define FIRST_FD         3 /* SD_LISTEN_FDS_START */
+#define ANNOUNCE_SECONDS 5
 
 /* A path, or an abstract name when it begins with '@'. */
 static bool notify_address(struct sockaddr_un *address, socklen_t *size) {
@@ -25,23 +28,36 @@ static bool notify_address(struct sockaddr_un *address, socklen_t *size) {
     return true;
 }
 
-void systemd_notify(const char *format, ...) {
+__attribute__((format(printf, 2, 0))) static void say(int flags, const char *format, va_list args) {
+    const struct timeval patience = {.tv_sec = ANNOUNCE_SECONDS};
     struct sockaddr_un address;
     socklen_t size;
     char text[512];
-    va_list args;
     if (!notify_address(&address, &size)) return;
-    va_start(args, format);
     int length = vsnprintf(text, sizeof text, format, args);
-    va_end(args);
     if (length < 0 || (size_t)length >= sizeof text) return;
-    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (fd < 0) return;
-    /* A manager that does not listen is none of our trouble. */
-    ssize_t ignored =
-        sendto(fd, text, (size_t)length, MSG_NOSIGNAL, (struct sockaddr *)&address, size);
-    (void)ignored;
+    (void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+    while (sendto(fd, text, (size_t)length, flags | MSG_NOSIGNAL, (struct sockaddr *)&address,
+                  size) < 0 &&
+           errno == EINTR)
+        continue; /* any other failure: a manager that does not listen is none of our trouble */
     close(fd);
+}
+
+void systemd_notify(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    say(MSG_DONTWAIT, format, args);
+    va_end(args);
+}
+
+void systemd_announce(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    say(0, format, args);
+    va_end(args);
 }
 
 static long long env_number(const char *name) {

@@ -1,6 +1,6 @@
 /* The service manager's two wires, spoken by hand (sd_notify(3), sd_listen_fds(3)): state goes to
  * the datagram socket that $NOTIFY_SOCKET names, listening sockets come as descriptors. Without
- * these variables every function does nothing. Any thread; nothing blocks. */
+ * these variables every function does nothing. Any thread. */
 #ifndef KEEPD_SERVER_SYSTEMD_H
 #define KEEPD_SERVER_SYSTEMD_H
 
@@ -9,8 +9,11 @@
 
 #include "base/err.h"
 
-/* "READY=1\nSTATUS=...": lines of NAME=value. */
+/* "WATCHDOG=1\nSTATUS=...": lines of NAME=value. Never waits: said again soon, or of no weight. */
 void systemd_notify(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* The same for what is said once and acted upon (READY, RELOADING, STOPPING): when the manager's
+ * queue is full, waits for room, five seconds at most. */
+void systemd_announce(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* How long the manager waits for WATCHDOG=1 before it kills us; 0: not at all. */
 int64_t systemd_watchdog_ns(void);

@@ -13,7 +13,8 @@
  *
  * Environment: KEEPD_FAKE_STEP_US, time per step (0); KEEPD_FAKE_PREFILL_STEPS, steps before the
  * first token (1); KEEPD_FAKE_NO_TEMPLATE, a model without a chat template; KEEPD_FAKE_SUBMITS,
- * jobs taken before one is refused for lack of memory, once those have a token. */
+ * jobs taken before one is refused for lack of memory, once those have a token; KEEPD_FAKE_GATE, a
+ * path: messages that contain "at the gate" are rendered once a file is there. */
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
@@ -22,6 +23,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/buf.h"
 #include "base/check.h"
@@ -216,6 +218,11 @@ static size_t rendered_size(const cJSON *messages) {
     return size;
 }
 
+static void wait_at_gate(const char *content) {
+    const char *gate = getenv("KEEPD_FAKE_GATE");
+    while (gate && strstr(content, "at the gate") && access(gate, F_OK)) usleep(1000);
+}
+
 int engine_render_chat(const struct engine *e, const cJSON *context, struct arena *arena,
                        struct engine_ids *out, struct fault *fault) {
     const cJSON *messages = json_get(context, "messages"), *message;
@@ -226,6 +233,7 @@ int engine_render_chat(const struct engine *e, const cJSON *context, struct aren
     cJSON_ArrayForEach(message, messages) {
         const char *role = json_get(message, "role")->valuestring;
         const char *content = json_get(message, "content")->valuestring;
+        wait_at_gate(content);
         if (strstr(content, "refuse this template"))
             return fault_set(fault, ERR_INVALID, "chat template line 1", "the template refuses it");
         out->ids[out->count++] = IM_START;

@@ -97,6 +97,33 @@ def test_drain(slow):
     assert daemon.process.wait(timeout=30) == 0
 
 
+def test_drain_serves_what_is_still_being_read(start, fake, tmp_path):
+    """Accepted is accepted: also what the pool was reading when the signal came."""
+    gate = tmp_path / "gate"
+    daemon = start(env={"KEEPD_FAKE_GATE": str(gate)})
+    with daemon.socket() as sock:
+        sock.sendall(request_bytes(CHAT, chat_body("at the gate")))
+        daemon.wait("it to be accepted", lambda: daemon.metrics()["keepd_queue_tokens",] > 0)
+        daemon.process.terminate()
+        daemon.wait("the drain", lambda: daemon.get("/health").status_code == 503)
+        gate.touch()
+        answer = read_until(sock, b'"system_fingerprint"')
+        assert answer.startswith(b"HTTP/1.1 200") and b'"content":"at the gate"' in answer
+    assert daemon.process.wait(timeout=30) == 0
+
+
+def test_drain_ends_for_what_is_read_too_long(start, fake, tmp_path):
+    gate = tmp_path / "gate"
+    daemon = start("--drain-seconds", "0", env={"KEEPD_FAKE_GATE": str(gate)})
+    with daemon.socket() as sock:
+        sock.sendall(request_bytes(CHAT, chat_body("at the gate")))
+        daemon.wait("it to be accepted", lambda: daemon.metrics()["keepd_queue_tokens",] > 0)
+        daemon.process.terminate()
+        daemon.wait("the end of the drain", lambda: any("giving up" in line for line in daemon.errors))
+        gate.touch()
+        assert daemon.process.wait(timeout=30) == 0
+
+
 def test_drain_time_is_bounded(slow):
     """What does not finish in time is cut off, and told so."""
     daemon = slow("--drain-seconds", "0", step_us=20000)
@@ -123,6 +150,7 @@ def test_second_signal_cuts_off(slow):
     assert daemon.process.poll() is None
     daemon.process.terminate()
     assert daemon.process.wait(timeout=30) == 0
+    daemon.wait("the reason", lambda: any("a second signal: giving up 1 requests" in line for line in daemon.errors))
     sock.close()
 
 

@@ -44,6 +44,17 @@ def test_key_file_is_read_again(start, tmp_path):
     assert not any("carol" in line for line in daemon.errors), "keys stay out of the log"
 
 
+def test_a_reload_never_opens_the_server(start, tmp_path):
+    """A configuration that lost its keys would let everybody in."""
+    file = tmp_path / "keepd.conf"
+    file.write_text("api-key = only\n")
+    daemon = start("--config", str(file))
+    file.write_text("log-level = info\n")
+    daemon.process.send_signal(signal.SIGHUP)
+    daemon.wait("the refusal", lambda: any("nothing changes: api-key: no key is left" in e for e in daemon.errors))
+    assert [status(daemon, k) for k in ("only", "")] == [200, 401]
+
+
 def test_keys_are_worlds_apart(start):
     """What one key's conversation left behind is never found by another's."""
     daemon = start("--api-key", "a", "--api-key", "b")

@@ -51,6 +51,27 @@ def test_what_is_said(start, tmp_path, abstract):
     assert daemon.process.wait(timeout=30) == 0 and not manager.heard("WATCHDOG")
 
 
+def test_ready_is_not_lost_to_a_busy_manager(start, tmp_path):
+    """A full queue swallows progress, never READY: that is said once, and the manager waits for it."""
+    name = str(tmp_path / "notify")
+    manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    manager.bind(name)
+    full = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    full.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        while True:
+            full.sendto(b"noise", name)
+    daemons = []
+    starting = threading.Thread(target=lambda: daemons.append(start(env={"NOTIFY_SOCKET": name})))
+    starting.start()
+    starting.join(timeout=1.5)  # loading: whatever it can say without waiting is lost by now
+    manager.settimeout(30)
+    while b"READY=1" not in manager.recv(4096):
+        pass
+    starting.join()
+    manager.close()
+
+
 def test_refusals_reach_the_status(tmp_path):
     manager = Manager(str(tmp_path / "notify"))
     subprocess.run([BINARY, "--model", MODEL_DIR, "--kv-policy", "lru"], env={**os.environ, **manager.env},

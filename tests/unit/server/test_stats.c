@@ -47,6 +47,7 @@ static void finish(enum engine_finish how, uint32_t count, int64_t end) {
 
 Test(stats, a_finished_request) {
     struct engine_snapshot snapshot = {0};
+    stats_submitted(&stats, SECOND);
     finish(ENGINE_FINISH_STOP, 5, 8 * SECOND);
     render("m", &snapshot);
     check_line(
@@ -75,6 +76,7 @@ Test(stats, a_request_that_was_never_admitted) {
                              .queued_ns = SECOND,
                              .finished_ns = 2 * SECOND};
     atomic_store(&job.choice[0].finish, ENGINE_FINISH_ABORT);
+    stats_submitted(&stats, SECOND);
     stats_finished(&stats, &job, SECOND);
     cr_assert_eq(stats.finished[ENGINE_FINISH_ABORT], 1);
     cr_assert_eq(hist_count(&stats.queue), 0);
@@ -130,8 +132,19 @@ Test(stats, large_counters_keep_their_digits) {
 
 Test(stats, retry_follows_the_rate_of_finishing) {
     cr_assert_eq(stats_retry_ms(&stats), 100);
+    for (int i = 0; i < 100; i++) stats_submitted(&stats, SECOND);
     for (int i = 1; i < 100; i++) finish(ENGINE_FINISH_STOP, 1, (int64_t)i * 2 * SECOND);
     cr_assert(stats_retry_ms(&stats) > 1900 && stats_retry_ms(&stats) <= 2000);
     finish(ENGINE_FINISH_STOP, 1, 100000 * SECOND);
     cr_assert_eq(stats_retry_ms(&stats), 30000);
+}
+
+/* A night without requests between two that take two seconds each. */
+Test(stats, retry_does_not_count_idle_time) {
+    for (int i = 0; i < 100; i++) {
+        int64_t start = (int64_t)i * 40000 * SECOND;
+        stats_submitted(&stats, start + SECOND);
+        finish(ENGINE_FINISH_STOP, 1, start + 3 * SECOND);
+    }
+    cr_assert(stats_retry_ms(&stats) > 1900 && stats_retry_ms(&stats) <= 2000);
 }
