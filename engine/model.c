@@ -13,7 +13,6 @@
 #include "engine/floats.h"
 #include "engine/gates.h"
 #include "engine/weights.h"
-#include "kernels/comm.h"
 
 #define CONFIG_FILE_MAX   ((size_t)16 << 20)
 #define GATES_FILE_MAX    ((size_t)4 << 30)
@@ -44,7 +43,6 @@ struct scratch {
 
 struct model {
     struct kern *kern;
-    struct comm comm;
     struct model_config config;
     struct kern_weight *embed, *head; /* the same matrix when tied */
     float *final_norm;
@@ -515,7 +513,6 @@ int model_open(struct kern *kern, const struct model_options *options, struct mo
     *out = NULL;
     struct model *model = mem_must_alloc(1, sizeof *model);
     model->kern = kern;
-    model->comm = comm_none();
     model->rows_max = options->rows_max;
     model->logits_max = options->logits_max;
     int err = load_config(model, options->dir, fault);
@@ -581,16 +578,6 @@ size_t model_weight_bytes(const struct model *model) {
 
 /* ---- A step -------------------------------------------------------------------------------- */
 
-/* Rank 0 adds to the residual, the others start from zero: the sum counts it once. */
-static int project_back(struct model *model, float *x, const float *y,
-                        const struct kern_weight *weight, const float *bias, int rows) {
-    const struct comm *comm = &model->comm;
-    bool first = comm->rank == 0;
-    model->kern->ops->matmul(model->kern, x, y, weight, first ? bias : NULL, rows,
-                             first ? KERN_ADD : KERN_SET);
-    return comm->all_reduce_sum(comm, x, (size_t)rows * (size_t)model->config.d_model);
-}
-
 /* Appends the batch to the layer's streams and leaves attention's output in scratch.heads. */
 static void step_attention(struct model *model, int index, const struct kern_batch *batch) {
     const struct model_config *c = &model->config;
@@ -612,18 +599,17 @@ static void step_attention(struct model *model, int index, const struct kern_bat
 }
 
 /* From attention's output to the end of the layer, in place in x. */
-static int step_feed_forward(struct model *model, int index, float *x, const float *heads,
-                             int rows) {
+static void step_feed_forward(struct model *model, int index, float *x, const float *heads,
+                              int rows) {
     const struct model_config *c = &model->config;
     const struct layer *layer = &model->layers[index];
     struct scratch *s = &model->scratch;
     struct kern *kern = model->kern;
-    int err = project_back(model, x, heads, layer->o, layer->o_bias, rows);
-    if (err) return err;
+    kern->ops->matmul(kern, x, heads, layer->o, layer->o_bias, rows, KERN_ADD);
     kern->ops->rms_norm(kern, s->norm, x, layer->ffn_norm, rows, c->d_model, c->rms_eps);
     kern->ops->matmul(kern, s->gate_up, s->norm, layer->gate_up, NULL, rows, KERN_SET);
     kern->ops->glu(kern, s->ff, s->gate_up, rows, c->d_ff);
-    return project_back(model, x, s->ff, layer->down, NULL, rows);
+    kern->ops->matmul(kern, x, s->ff, layer->down, NULL, rows, KERN_ADD);
 }
 
 int model_step(struct model *model, const struct kern_batch *batch, const int32_t *want,
@@ -637,22 +623,21 @@ int model_step(struct model *model, const struct kern_batch *batch, const int32_
     int err = kern->ops->begin_step(kern, batch);
     if (err) return err;
     kern->ops->embed(kern, s->x, model->embed, batch->tokens, batch->rows);
-    for (int i = 0; i < c->layers && !err; i++) {
+    for (int i = 0; i < c->layers; i++) {
         step_attention(model, i, batch);
         if (i < c->layers - 1) {
-            err = step_feed_forward(model, i, s->x, s->heads, batch->rows);
+            step_feed_forward(model, i, s->x, s->heads, batch->rows);
         } else if (want_count) {
             /* Nothing reads the other rows once the last layer's entries are written. */
             kern->ops->gather_rows(kern, s->last_x, s->x, want, want_count, c->d_model);
             kern->ops->gather_rows(kern, s->last_heads, s->heads, want, want_count, q_width(c));
-            err = step_feed_forward(model, i, s->last_x, s->last_heads, want_count);
+            step_feed_forward(model, i, s->last_x, s->last_heads, want_count);
         }
     }
-    if (!err && want_count) {
+    if (want_count) {
         kern->ops->rms_norm(kern, s->norm, s->last_x, model->final_norm, want_count, c->d_model,
                             c->rms_eps);
         kern->ops->matmul(kern, s->logits, s->norm, model->head, NULL, want_count, KERN_SET);
     }
-    int failed = kern->ops->sync(kern);
-    return err ? err : failed;
+    return kern->ops->sync(kern);
 }
