@@ -57,12 +57,13 @@ static void fill_head(const struct sched *sched, const struct conversation *row,
                                          row->token_count - row->prompt_end);
 }
 
-/* The size of every block; returns their sum. */
+/* The size of every block; returns their sum, 0 when the backend cannot tell. */
 static size_t measure(struct sched *sched, const struct conversation *row, uint64_t *sizes) {
     struct kern *kern = kern_of(sched);
     size_t total = 0;
     for (int i = 0; i < block_count(sched); i++) {
         sizes[i] = kern->ops->snapshot_size(kern, row->slot, i);
+        if (sizes[i] == 0) return 0;
         total += (size_t)sizes[i];
     }
     return total;
@@ -73,10 +74,10 @@ static void begin_export(struct sched *sched, struct conversation *row) {
     CHECK(export->data == NULL);
     uint64_t *sizes = mem_try_alloc((size_t)block_count(sched), sizeof *sizes);
     size_t bytes = sizes != NULL ? measure(sched, row, sizes) : 0;
-    size_t size = sizes != NULL ? state_file_size(row->token_count, block_count(sched), bytes) : 0;
+    size_t size = bytes > 0 ? state_file_size(row->token_count, block_count(sched), bytes) : 0;
     char *data = size > 0 ? mem_try_alloc(size, 1) : NULL;
     if (data == NULL) {
-        give_up(sched, row, "no memory for the copy");
+        give_up(sched, row, "no memory for the copy, or the backend failed");
     } else {
         fill_head(sched, row, &export->head);
         export->head.file_size = size;

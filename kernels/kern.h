@@ -301,7 +301,7 @@ struct kern_report {
 /* A piece of a snapshot. A slot's content in bytes is one block for the slot itself, then one for
  * each stream, in the order layer * heads_kv + head: the same bytes on every backend with equal
  * layers, heads, head_dim and dtype, however its pages lie. The layout is described in
- * kernels/cpu/snapshot.c. */
+ * kernels/snapshot.h. */
 struct kern_block {
     const void *data; /* aligned to nothing */
     size_t size;
@@ -416,7 +416,7 @@ struct kern_ops {
     /* Snapshots, block by block, so that a large one may be taken over many steps: nobody changes
      * a slot that no batch names, not even through its forks. All four are NULL in a backend that
      * takes none. */
-    size_t (*snapshot_size)(struct kern *kern, int slot, int block);
+    size_t (*snapshot_size)(struct kern *kern, int slot, int block); /* 0: the device failed */
     int (*snapshot_export)(struct kern *kern, int slot, int block, void *to);
     /* Reads nothing beyond the blocks, whatever they hold: ERR_MALFORMED, ERR_UNSUPPORTED or
      * ERR_LIMIT say why they cannot be imported; else entries and pages are in *report. */

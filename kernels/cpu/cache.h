@@ -105,17 +105,16 @@ struct cpu_cache {
 };
 
 /* The side arrays: records of an entry that move, fork and are saved with it. Adding one is a line
- * here, in map_arrays and in cpu_cache_move_entry. */
+ * here, in map_arrays, in cpu_cache_move_entry and in kernels/snapshot.c. */
 struct cpu_cache_side {
-    const char *name;
     size_t array; /* offset of its pointer in struct cpu_cache */
     size_t bytes; /* per entry */
 };
 
 static const struct cpu_cache_side cpu_cache_sides[] = {
-    {"pos", offsetof(struct cpu_cache, pos), sizeof(int32_t)}, /* first: snapshots check it */
-    {"log_beta", offsetof(struct cpu_cache, log_beta), sizeof(float)},
-    {"score", offsetof(struct cpu_cache, score), sizeof(float)},
+    {offsetof(struct cpu_cache, pos), sizeof(int32_t)},
+    {offsetof(struct cpu_cache, log_beta), sizeof(float)},
+    {offsetof(struct cpu_cache, score), sizeof(float)},
 };
 enum { CPU_CACHE_SIDES = sizeof cpu_cache_sides / sizeof *cpu_cache_sides };
 

@@ -105,10 +105,12 @@ void cache_close(struct cuda *cuda) {
     for (void *array : arrays) device_free(cuda->device, array);
     attend_close(cuda);
     mem_free(cuda->slots);
+    mem_free(cuda->lengths);
     mem_free(cuda->step.host);
     memset(p, 0, sizeof *p);
     memset(&cuda->step, 0, sizeof cuda->step);
     cuda->slots = NULL;
+    cuda->lengths = NULL;
     cuda->has_cache = false;
 }
 
@@ -121,7 +123,10 @@ int op_cache_open(struct kern *kern, const struct kern_cache_options *options,
     cuda->options = *options;
     cuda->slots =
         static_cast<struct slot *>(mem_try_alloc((size_t)options->slots, sizeof *cuda->slots));
-    rc = cuda->slots ? alloc_pages(cuda) : ERR_NOMEM;
+    cuda->lengths = static_cast<int32_t *>(
+        mem_try_alloc((size_t)options->layers * (size_t)options->heads_kv, sizeof *cuda->lengths));
+    cuda->lengths_slot = -1;
+    rc = cuda->slots && cuda->lengths ? alloc_pages(cuda) : ERR_NOMEM;
     if (!rc) rc = attend_open(cuda);
     if (rc) {
         cache_close(cuda);
@@ -340,6 +345,7 @@ int op_begin_step(struct kern *kern, const struct kern_batch *batch) {
         if (s->pos > cuda->options.max_positions - s->count) return ERR_LIMIT;
         if (s->rule && op_rule_check(s->rule, NULL)) return ERR_UNSUPPORTED;
     }
+    cache_changes(cuda);
     stage_batch(cuda, batch);
     append(cuda, batch);
     attend_plan(cuda);
@@ -381,6 +387,7 @@ static __global__ void k_truncate(struct pages p, int slot, int32_t pos) {
 int op_truncate(struct kern *kern, int slot, int32_t pos) {
     struct cuda *cuda = cuda_of(kern);
     CHECK(cuda->has_cache && slot >= 0 && slot < cuda->options.slots && pos >= 0);
+    cache_changes(cuda);
     LAUNCH(cuda->device, k_truncate, (unsigned)cuda->pages.streams, 64, 0, cuda->pages, slot, pos);
     if (cuda->slots[slot].next_pos > pos) cuda->slots[slot].next_pos = pos;
     return 0;
@@ -410,6 +417,7 @@ int op_fork(struct kern *kern, int from, int to) {
     CHECK(cuda->has_cache && from >= 0 && from < cuda->options.slots);
     CHECK(to >= 0 && to < cuda->options.slots);
     CHECK(cuda->slots[from].in_use && !cuda->slots[to].in_use);
+    cache_changes(cuda);
     LAUNCH(cuda->device, k_fork, (unsigned)cuda->pages.streams, 64, 0, cuda->pages, from, to);
     cuda->slots[from].shared = true;
     cuda->slots[to] = cuda->slots[from];

@@ -78,6 +78,10 @@ static struct kern_ops make_table(const char *name) {
     t.fork = op_fork;
     t.release = op_release;
     t.report = op_report;
+    t.snapshot_size = op_snapshot_size;
+    t.snapshot_export = op_snapshot_export;
+    t.snapshot_check = op_snapshot_check;
+    t.snapshot_import = op_snapshot_import;
     t.cache_stats = op_cache_stats;
     t.cache_check = op_cache_check;
     t.sample = op_sample;

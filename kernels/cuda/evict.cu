@@ -497,8 +497,10 @@ int op_evict(struct kern *kern, const struct kern_evict *due, int count) {
     for (int i = 0; i < count; i++) {
         CHECK(due[i].slot >= 0 && due[i].slot < cuda->options.slots && due[i].keep > 0);
         if (op_rule_check(due[i].rule, NULL)) return ERR_UNSUPPORTED;
+        cuda->slots[due[i].slot].measured = true;
     }
     int rc = 0;
+    cache_changes(cuda);
     for (int i = 0, n; i < count && !rc; i += n) {
         for (n = 0; i + n < count && !due[i + n].trace;) n++;
         rc = n ? evict_all(cuda, &due[i], n) : evict_traced(cuda, &due[i]);

@@ -23,7 +23,8 @@ struct room {
 
 struct slot {
     bool in_use;
-    bool shared; /* has been forked, so pages may have other owners: writers look */
+    bool shared;   /* has been forked, so pages may have other owners: writers look */
+    bool measured; /* has evicted: the weights of layers are what they were then */
     int32_t next_pos;
 };
 
@@ -68,6 +69,8 @@ struct cuda {
     struct pages pages;
     struct slot *slots;
     struct step step;
+    int32_t *lengths; /* host, [streams]: of slot lengths_slot; see snapshot.cu */
+    int lengths_slot; /* -1: of none */
 
     /* Attention's plan, made by begin_step for all layers, and its partial results. */
     struct plan_item *items;     /* [layers][items_max] */
@@ -87,7 +90,7 @@ struct cuda {
     struct room claims; /* begin_step: [span][stream] */
     struct room select; /* evict: struct cut, histograms */
     struct room sample; /* see sample.cu */
-    struct room gather; /* report */
+    struct room gather; /* reports, snapshots */
 };
 
 static inline struct cuda *cuda_of(struct kern *kern) {
@@ -113,6 +116,10 @@ void op_release(struct kern *kern, int slot);
 int op_report(struct kern *kern, int slot, struct kern_report *report);
 void op_cache_stats(struct kern *kern, struct kern_cache_stats *stats);
 int op_cache_check(struct kern *kern, struct fault *fault);
+/* Before anything that changes what a slot holds. */
+static inline void cache_changes(struct cuda *cuda) {
+    cuda->lengths_slot = -1;
+}
 /* Reads and clears the sticky error of kernels, after waiting for them. */
 int cache_sync(struct cuda *cuda);
 /* The batch on the device: what begin_step left when it is the same one. */
@@ -120,6 +127,14 @@ const struct step *step_of(struct cuda *cuda, const struct kern_batch *batch);
 
 /* Makes ERR_FULL stick if state->need is more than there are free pages; need is 0 afterwards. */
 void cache_decide(struct cuda *cuda);
+
+/* snapshot.cu */
+size_t op_snapshot_size(struct kern *kern, int slot, int block);
+int op_snapshot_export(struct kern *kern, int slot, int block, void *to);
+int op_snapshot_check(struct kern *kern, const struct kern_block *blocks, int count,
+                      struct kern_report *report, struct fault *fault);
+int op_snapshot_import(struct kern *kern, int slot, const struct kern_block *blocks, int count,
+                       struct fault *fault);
 
 /* attend.cu */
 int attend_open(struct cuda *cuda);

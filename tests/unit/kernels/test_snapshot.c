@@ -1,5 +1,5 @@
-/* Tests kernels/cpu/snapshot.c: what goes out comes back, into another page layout too, and bytes
- * that are not a snapshot are refused without being believed. */
+/* Tests kernels/snapshot.c with the CPU cache: what goes out comes back, into another page layout
+ * too, and bytes that are not a snapshot are refused without being believed. */
 #include <criterion/criterion.h>
 
 #include "base/mem.h"

@@ -1,0 +1,199 @@
+/* Snapshots: a stream's block is put together on the device, word by word, and copied out in one
+ * piece; in again the same way back. The bytes are kernels/snapshot.h's, so the swizzle of pages is
+ * undone on the way out and done again on the way in.
+ *
+ * A block's size needs its stream's length, which the host does not know: the lengths of the slot
+ * asked for last are kept until something changes a slot. */
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cuda/internal.h"
+#include "kernels/snapshot.h"
+
+#define THREADS 256
+
+static struct snapshot_shape shape_of(const struct cuda *cuda) {
+    return {&cuda->options, cuda->pages.page_slots};
+}
+
+/* ---- On the device ------------------------------------------------------------------------- */
+
+/* A stream's block: 32-bit words in the order of kernels/snapshot.h. */
+struct block_args {
+    struct pages pages;
+    uint32_t *words;
+    int32_t slot, stream, length;
+};
+
+/* Where word `word` of the block lives in the cache; NULL: nowhere, it is 0. */
+static __device__ uint32_t *word_home(const struct block_args &b, int64_t word) {
+    const struct pages &p = b.pages;
+    const int32_t *table = pages_table(p, b.slot, b.stream);
+    int64_t sides = (int64_t)SNAPSHOT_SIDES * b.length, at = word - 1;
+    if (at < sides) {
+        int64_t side = pages_side(p, table, (int)(at % b.length));
+        if (at < b.length) return (uint32_t *)&p.pos[side];
+        return at < 2 * (int64_t)b.length ? (uint32_t *)&p.log_beta[side] : NULL;
+    }
+    int row_words = p.head_dim / 2;
+    int64_t rows = (at - sides) / row_words;
+    int column = (int)((at - sides) % row_words), value = rows >= b.length;
+    int entry = (int)(rows - (value ? b.length : 0)), row = entry % p.page_slots;
+    char *page = pages_at(p, table[entry / p.page_slots]);
+    return (uint32_t *)(page + page_offset(p.head_dim, value, row, column / 4)) + column % 4;
+}
+
+static __global__ void k_export(struct block_args b, int64_t words) {
+    int64_t word = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (word >= words) return;
+    const uint32_t *home = word ? word_home(b, word) : (const uint32_t *)&b.length;
+    b.words[word] = home ? *home : 0;
+}
+
+static __global__ void k_import(struct block_args b, int64_t words) {
+    int64_t word = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    uint32_t *home = word > 0 && word < words ? word_home(b, word) : NULL;
+    if (home) *home = b.words[word];
+}
+
+/* A thread per stream: its length, and pages for it; enough are free. */
+static __global__ void k_take(struct pages p, int slot, const int32_t *lengths) {
+    int stream = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (stream >= p.streams) return;
+    int pages = pages_for(p, lengths[stream]);
+    int32_t *table = pages_table(p, slot, stream);
+    unsigned long long place = pages_take(p, pages);
+    for (int page = 0; page < pages; page++) table[page] = pages_taken(p, place++);
+    *pages_length(p, slot, stream) = lengths[stream];
+}
+
+/* ---- Out ----------------------------------------------------------------------------------- */
+
+/* The slot's lengths on the host; NULL when the device failed. */
+static const int32_t *lengths_of(struct cuda *cuda, int slot) {
+    const struct pages *p = &cuda->pages;
+    size_t streams = (size_t)p->streams;
+    if (cuda->lengths_slot != slot) {
+        cuda->lengths_slot = -1;
+        if (device_download(cuda->device, cuda->lengths, p->lengths + (size_t)slot * streams,
+                            streams * sizeof *cuda->lengths))
+            return NULL;
+        cuda->lengths_slot = slot;
+    }
+    return cuda->lengths;
+}
+
+size_t op_snapshot_size(struct kern *kern, int slot, int block) {
+    struct cuda *cuda = cuda_of(kern);
+    struct snapshot_shape shape = shape_of(cuda);
+    CHECK(cuda->has_cache && slot >= 0 && slot < cuda->options.slots);
+    CHECK(block >= 0 && block <= cuda->pages.streams);
+    if (block == 0) return snapshot_arrays(&shape, 0).size;
+    const int32_t *lengths = lengths_of(cuda, slot);
+    return lengths ? snapshot_part_at(&shape, lengths[block - 1], SNAPSHOT_PARTS) : 0;
+}
+
+/* No query is remembered, no layer has a weight, no threshold of merging is known. */
+static void export_slot(struct cuda *cuda, int slot, char *to) {
+    struct snapshot_shape shape = shape_of(cuda);
+    const struct slot *state = &cuda->slots[slot];
+    const struct snapshot_slot head = {state->next_pos, 0, state->measured};
+    struct snapshot_arrays at = snapshot_arrays(&shape, 0);
+    const float none = NAN;
+    memset(to, 0, at.size);
+    snapshot_write_head(&shape, &head, to);
+    for (size_t place = at.tau; place < at.ring_pos; place += sizeof none)
+        memcpy(to + place, &none, sizeof none);
+}
+
+static struct block_args block_of(struct cuda *cuda, int slot, int stream, int32_t length,
+                                  void *words) {
+    return {cuda->pages, static_cast<uint32_t *>(words), slot, stream, length};
+}
+
+int op_snapshot_export(struct kern *kern, int slot, int block, void *to) {
+    struct cuda *cuda = cuda_of(kern);
+    size_t bytes = op_snapshot_size(kern, slot, block);
+    if (block == 0) {
+        export_slot(cuda, slot, static_cast<char *>(to));
+        return 0;
+    }
+    if (bytes == 0) return ERR_DEVICE;
+    void *words = room_take(cuda, &cuda->gather, bytes);
+    if (!words) return cache_sync(cuda);
+    int64_t count = (int64_t)(bytes / sizeof(uint32_t));
+    LAUNCH(cuda->device, k_export, blocks_for(count, THREADS), THREADS, 0,
+           block_of(cuda, slot, block - 1, cuda->lengths[block - 1], words), count);
+    return device_download(cuda->device, to, words, bytes);
+}
+
+/* ---- In ------------------------------------------------------------------------------------ */
+
+static int check(struct cuda *cuda, const struct kern_block *blocks, int count,
+                 struct snapshot_slot *head, struct kern_report *report, struct fault *fault) {
+    struct snapshot_shape shape = shape_of(cuda);
+    int code = snapshot_check(&shape, blocks, count, head, report, fault);
+    if (code == 0 && head->window > 0)
+        return fault_set(fault, ERR_UNSUPPORTED, "snapshot",
+                         "its method looks at attention, which this backend does not remember");
+    return code;
+}
+
+int op_snapshot_check(struct kern *kern, const struct kern_block *blocks, int count,
+                      struct kern_report *report, struct fault *fault) {
+    struct snapshot_slot head;
+    return check(cuda_of(kern), blocks, count, &head, report, fault);
+}
+
+static int64_t pages_free(struct cuda *cuda) {
+    struct kern_cache_stats stats;
+    op_cache_stats(&cuda->base, &stats);
+    return cuda->pages.count - stats.pages_used;
+}
+
+/* The room's memory holds the largest block, the lengths are on the device: nothing is taken
+ * before. */
+static int import_streams(struct cuda *cuda, int slot, const struct kern_block *blocks) {
+    const struct pages *p = &cuda->pages;
+    size_t most = 0, lengths_bytes = (size_t)p->streams * sizeof(int32_t);
+    for (int i = 0; i < p->streams; i++) {
+        cuda->lengths[i] = snapshot_length(&blocks[1 + i]);
+        if (blocks[1 + i].size > most) most = blocks[1 + i].size;
+    }
+    const void *lengths = device_stage(cuda->device, cuda->lengths, lengths_bytes);
+    void *words = lengths ? room_take(cuda, &cuda->gather, most) : NULL;
+    if (!words) return cache_sync(cuda);
+    cuda->slots[slot].in_use = true;
+    LAUNCH(cuda->device, k_take, blocks_for(p->streams, THREADS), THREADS, 0, *p, slot,
+           static_cast<const int32_t *>(lengths));
+    for (int i = 0; i < p->streams; i++) {
+        int64_t count = (int64_t)(blocks[1 + i].size / sizeof(uint32_t));
+        device_upload(cuda->device, words, blocks[1 + i].data, blocks[1 + i].size);
+        LAUNCH(cuda->device, k_import, blocks_for(count, THREADS), THREADS, 0,
+               block_of(cuda, slot, i, cuda->lengths[i], words), count);
+    }
+    return cache_sync(cuda);
+}
+
+int op_snapshot_import(struct kern *kern, int slot, const struct kern_block *blocks, int count,
+                       struct fault *fault) {
+    struct cuda *cuda = cuda_of(kern);
+    struct kern_report report;
+    struct snapshot_slot head;
+    CHECK(cuda->has_cache && slot >= 0 && slot < cuda->options.slots && !cuda->slots[slot].in_use);
+    int code = check(cuda, blocks, count, &head, &report, fault);
+    if (code) return code;
+    if (report.pages > pages_free(cuda))
+        return fault_set(fault, ERR_FULL, "snapshot", "it needs %lld pages and fewer are free",
+                         (long long)report.pages);
+    cache_changes(cuda);
+    code = import_streams(cuda, slot, blocks);
+    if (code) {
+        op_release(&cuda->base, slot);
+        return fault_set(fault, code, "snapshot", "%s while copying it to the device",
+                         err_text(code));
+    }
+    cuda->slots[slot].next_pos = head.next_pos;
+    cuda->slots[slot].measured = head.measured;
+    return 0;
+}

@@ -1,0 +1,165 @@
+#include "kernels/snapshot.h"
+
+#include <string.h>
+
+#include "base/check.h"
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "snapshots are little-endian");
+
+enum { VERSION = 2, DESCRIPTIONS_MAX = 16 };
+
+struct description {
+    char name[12];
+    uint32_t bytes;
+};
+
+struct slot_head {
+    uint32_t version;
+    int32_t next_pos, window;
+    uint32_t measured;
+    uint32_t count; /* descriptions in use */
+    struct description descriptions[DESCRIPTIONS_MAX];
+};
+
+/* The side records in the order of enum snapshot_part. */
+static const struct {
+    const char *name;
+    size_t bytes;
+} sides[] = {{"pos", sizeof(int32_t)}, {"log_beta", sizeof(float)}, {"score", sizeof(float)}};
+_Static_assert(sizeof sides / sizeof *sides == SNAPSHOT_SIDES, "a name for every side record");
+
+static size_t stream_count(const struct snapshot_shape *shape) {
+    return (size_t)shape->options->layers * (size_t)shape->options->heads_kv;
+}
+
+/* ---- The slot ------------------------------------------------------------------------------- */
+
+struct snapshot_arrays snapshot_arrays(const struct snapshot_shape *shape, int32_t window) {
+    const struct kern_cache_options *o = shape->options;
+    size_t layers = (size_t)o->layers, queries = (size_t)window;
+    size_t query = (size_t)o->heads_q * (size_t)o->head_dim * sizeof(float);
+    struct snapshot_arrays at = {.weights = sizeof(struct slot_head)};
+    at.tau = at.weights + layers * sizeof(float);
+    at.ring_pos = at.tau + stream_count(shape) * sizeof(float);
+    at.ring = at.ring_pos + queries * sizeof(int32_t);
+    at.size = at.ring + layers * queries * query;
+    return at;
+}
+
+static void describe(struct slot_head *head, const char *name, size_t bytes) {
+    CHECK(head->count < DESCRIPTIONS_MAX);
+    struct description *to = &head->descriptions[head->count++];
+    memcpy(to->name, name, strlen(name));
+    to->bytes = (uint32_t)bytes;
+}
+
+static void fill_head(const struct snapshot_shape *shape, const struct snapshot_slot *slot,
+                      struct slot_head *head) {
+    struct snapshot_arrays at = snapshot_arrays(shape, slot->window);
+    memset(head, 0, sizeof *head);
+    head->version = VERSION;
+    head->next_pos = slot->next_pos;
+    head->window = slot->window;
+    head->measured = slot->measured;
+    for (int i = 0; i < SNAPSHOT_SIDES; i++) describe(head, sides[i].name, sides[i].bytes);
+    describe(head, "weights", at.tau - at.weights);
+    describe(head, "tau", at.ring_pos - at.tau);
+    describe(head, "ring", at.size - at.ring_pos);
+}
+
+void snapshot_write_head(const struct snapshot_shape *shape, const struct snapshot_slot *slot,
+                         void *block) {
+    struct slot_head head;
+    fill_head(shape, slot, &head);
+    memcpy(block, &head, sizeof head);
+}
+
+/* ---- A stream ------------------------------------------------------------------------------- */
+
+size_t snapshot_part_bytes(const struct snapshot_shape *shape, enum snapshot_part part) {
+    const struct kern_cache_options *o = shape->options;
+    return part < SNAPSHOT_SIDES ? sides[part].bytes
+                                 : (size_t)o->head_dim * kern_dtype_bytes(o->dtype);
+}
+
+size_t snapshot_part_at(const struct snapshot_shape *shape, int32_t length, int part) {
+    size_t bytes = 0;
+    for (int i = 0; i < part; i++) bytes += snapshot_part_bytes(shape, (enum snapshot_part)i);
+    return sizeof length + (size_t)length * bytes;
+}
+
+/* ---- Checks --------------------------------------------------------------------------------- */
+
+static int malformed(struct fault *fault, const char *what, int block) {
+    return fault_set(fault, ERR_MALFORMED, "snapshot", "block %d: %s", block, what);
+}
+
+static int check_ring(const char *ring_pos, const struct snapshot_slot *slot, struct fault *fault) {
+    for (int32_t i = 0; i < slot->window; i++) {
+        int32_t pos;
+        memcpy(&pos, ring_pos + (size_t)i * sizeof pos, sizeof pos);
+        if (pos < -1 || pos >= slot->next_pos || (pos >= 0 && pos % slot->window != i))
+            return malformed(fault, "a query at a wrong place", 0);
+    }
+    return 0;
+}
+
+static int check_slot(const struct snapshot_shape *shape, const struct kern_block *block,
+                      struct snapshot_slot *slot, struct fault *fault) {
+    struct slot_head head, own;
+    int32_t most = shape->options->max_positions;
+    if (block->size < sizeof head) return malformed(fault, "too short", 0);
+    memcpy(&head, block->data, sizeof head);
+    if (head.window < 0 || head.window > KERN_WINDOW_MAX)
+        return malformed(fault, "a window out of range", 0);
+    if (head.next_pos < 0 || head.next_pos > most)
+        return fault_set(fault, ERR_LIMIT, "snapshot", "its positions end at %d, ours at %d",
+                         head.next_pos, most);
+    *slot = (struct snapshot_slot){
+        .next_pos = head.next_pos, .window = head.window, .measured = head.measured == 1};
+    fill_head(shape, slot, &own);
+    if (memcmp(&own, &head, sizeof own) != 0)
+        return fault_set(fault, ERR_UNSUPPORTED, "snapshot",
+                         "entries carry other side records than this version's");
+    struct snapshot_arrays at = snapshot_arrays(shape, slot->window);
+    if (block->size != at.size) return malformed(fault, "not the size of its arrays", 0);
+    return check_ring((const char *)block->data + at.ring_pos, slot, fault);
+}
+
+static int check_stream(const struct snapshot_shape *shape, const struct kern_block *block,
+                        int index, int32_t next_pos, struct fault *fault) {
+    if (block->size < sizeof(int32_t)) return malformed(fault, "too short", index);
+    int32_t length = snapshot_length(block), last = -1;
+    if (length < 0 || length > shape->options->max_positions)
+        return malformed(fault, "a length out of range", index);
+    if (block->size != snapshot_part_at(shape, length, SNAPSHOT_PARTS))
+        return malformed(fault, "not the size of its entries", index);
+    const char *at = (const char *)block->data + snapshot_part_at(shape, length, SNAPSHOT_POS);
+    for (int32_t i = 0; i < length; i++) {
+        int32_t pos;
+        memcpy(&pos, at + (size_t)i * sizeof pos, sizeof pos);
+        if (pos <= last || pos >= next_pos)
+            return malformed(fault, "positions out of order", index);
+        last = pos;
+    }
+    return 0;
+}
+
+int snapshot_check(const struct snapshot_shape *shape, const struct kern_block *blocks, int count,
+                   struct snapshot_slot *slot, struct kern_report *report, struct fault *fault) {
+    int streams = (int)stream_count(shape), page_slots = shape->page_slots;
+    report->entries = 0;
+    report->pages = 0;
+    if (count != 1 + streams)
+        return fault_set(fault, ERR_MALFORMED, "snapshot", "%d blocks for %d streams", count,
+                         streams);
+    int code = check_slot(shape, &blocks[0], slot, fault);
+    for (int i = 1; i < count && code == 0; i++) {
+        code = check_stream(shape, &blocks[i], i, slot->next_pos, fault);
+        if (code != 0) break;
+        int32_t length = snapshot_length(&blocks[i]);
+        report->entries += (size_t)length;
+        report->pages += (length + page_slots - 1) / page_slots;
+    }
+    return code;
+}
