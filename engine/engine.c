@@ -1,9 +1,10 @@
-/* The engine thread and what stands around it: start-up in the order that fails early, the bounded
- * queue in, the published snapshot out. Deciding is sched.c, computing model.c, words text.c. */
+/* What stands around the replicas: start-up in the order that fails early, the bounded queue in,
+ * the published snapshots out. The thread is replica.c, deciding sched.c, computing model.c, words
+ * text.c.
+ */
 #include "engine/engine.h"
 
 #include <math.h>
-#include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,11 +15,8 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/ring.h"
-#include "engine/backend.h"
 #include "engine/identity.h"
-#include "engine/model.h"
-#include "engine/sched.h"
+#include "engine/replica.h"
 #include "engine/text.h"
 
 struct engine {
@@ -27,37 +25,22 @@ struct engine {
     char *model_dir;
     uint8_t space_key[16];
     struct text text;
-    struct kern *kern;
-    struct model *model;
     struct store *store; /* NULL without a state directory */
-    struct sched sched;  /* the engine thread's, after engine_start */
-    struct ring submits; /* loop -> engine */
-    struct ring deletes; /* loop -> engine */
-    atomic_int places;   /* taken in the bounded queue */
-    atomic_int pending;  /* submitted jobs that have not finished: what drain waits for */
-    atomic_bool draining, stopping;
-    atomic_bool unsaved; /* something is not on disk yet that could be */
-    bool started;
-    pthread_t thread;
-    /* Only for sleeping while idle and for the published copies below. */
-    pthread_mutex_t lock;
-    pthread_cond_t work;
-    struct engine_snapshot snapshot;
-    struct engine_sequence_row *sequence_rows;
-    int sequence_count;
-    bool drain_seen; /* by the engine thread: it has begun to write everything */
-    bool store_done; /* since the engine thread looked last */
-    struct conversation_copy *conversation_copies; /* as they lie in the table; id 0 = none */
-    uint64_t conversation_changes;                 /* of the table, when it was copied */
-};
-
-struct conversation_copy {
-    struct engine_conversation_row row;
-    int64_t last_used_ns;
-    uint64_t change; /* of the row that was copied */
+    struct replica_common common;
+    struct replica *replicas; /* [replica_count] */
+    int replica_count;
 };
 
 /* ---- Opening --------------------------------------------------------------------------------- */
+
+/* Facts are read from the first replica: all have the same model and the same kind of backend. */
+static const struct model *model_of(const struct engine *e) {
+    return e->replicas[0].model;
+}
+
+static const struct kern_ops *ops_of(const struct engine *e) {
+    return e->replicas[0].kern->ops;
+}
 
 static size_t text_token_bytes(const void *arg, int32_t id, const char **bytes) {
     const struct tok *tok = arg;
@@ -107,7 +90,7 @@ static int name_option(int code, struct fault *fault) {
 
 static int resolve_policy(struct engine *e, struct kv_params *kv, struct fault *fault) {
     const char *name = e->options.kv_policy;
-    bool gates = model_has_gates(e->model);
+    bool gates = model_has_gates(model_of(e));
     bool automatic = name == NULL || strcmp(name, "auto") == 0;
     if (automatic) name = gates ? "global" : "full";
     const struct policy *policy = policy_find(name);
@@ -140,7 +123,7 @@ static int resolve_policy(struct engine *e, struct kv_params *kv, struct fault *
 static int resolve_kv_dtype(const struct engine *e, enum kern_dtype *dtype, struct fault *fault) {
     const char *name = e->options.kv_dtype;
     if (name == NULL || strcmp(name, "auto") == 0)
-        *dtype = model_config(e->model)->dtype == KERN_F32 ? KERN_F32 : KERN_BF16;
+        *dtype = model_config(model_of(e))->dtype == KERN_F32 ? KERN_F32 : KERN_BF16;
     else if (strcmp(name, "f32") == 0)
         *dtype = KERN_F32;
     else if (strcmp(name, "bf16") == 0)
@@ -164,18 +147,9 @@ static int64_t choose_pages(const struct engine *e, const struct reserve_shape *
     return wanted < most ? wanted : most;
 }
 
-/* The store wakes whoever waits for it. */
-static void on_store_done(void *arg) {
-    struct engine *e = arg;
-    pthread_mutex_lock(&e->lock);
-    e->store_done = true;
-    pthread_cond_signal(&e->work);
-    pthread_mutex_unlock(&e->lock);
-}
-
 static int open_store(struct engine *e, struct sched_options *so, enum kern_dtype dtype,
                       struct fault *fault) {
-    const struct model_config *config = model_config(e->model);
+    const struct model_config *config = model_config(model_of(e));
     const struct engine_options *o = &e->options;
     struct store_options store = {.dir = o->state_dir,
                                   .bytes = o->state_bytes,
@@ -183,14 +157,14 @@ static int open_store(struct engine *e, struct sched_options *so, enum kern_dtyp
                                                .layers = config->layers,
                                                .heads_kv = config->heads_kv,
                                                .head_dim = config->head_dim},
-                                  .done = on_store_done,
-                                  .arg = e};
+                                  .done = replica_store_done,
+                                  .arg = &e->replicas[0]};
     if (o->state_dir == NULL || o->state_dir[0] == '\0') return 0;
-    if (e->kern->ops->snapshot_export == NULL)
+    if (ops_of(e)->snapshot_export == NULL)
         return fault_set(fault, ERR_UNSUPPORTED, "state-dir",
                          "the %s backend cannot write conversations; leave state-dir empty or use "
                          "device cpu",
-                         e->kern->ops->name);
+                         ops_of(e)->name);
     if (o->check_only) return 0;
     struct state_identity *identity = &store.identity;
     int code = identity_model(o->model_dir, o->random_weights, identity->weights, fault);
@@ -208,36 +182,49 @@ static int open_store(struct engine *e, struct sched_options *so, enum kern_dtyp
     return 0;
 }
 
-static int open_cache(struct engine *e, struct sched_options *so, struct fault *fault) {
-    const struct model_config *config = model_config(e->model);
+/* What every replica's pool looks like. */
+static int plan_pool(const struct engine *e, enum kern_dtype dtype, struct sched_options *so,
+                     struct fault *fault) {
+    const struct model_config *config = model_config(model_of(e));
     struct kern_cache_info info;
-    enum kern_dtype dtype = KERN_F32;
-    int code = resolve_kv_dtype(e, &dtype, fault);
-    if (code == 0) code = resolve_policy(e, &so->kv.defaults, fault);
-    so->kv.rule_check = e->kern->ops->rule_check;
-    if (code == 0) code = name_option(sched_check_rule(&so->kv, &so->kv.defaults, fault), fault);
-    if (code != 0) return code;
-    so->kv.budget_max = e->options.kv_budget_max;
-    so->kv.has_gates = model_has_gates(e->model);
-    e->kern->ops->cache_info(dtype, config->head_dim, &info);
+    ops_of(e)->cache_info(dtype, config->head_dim, &info);
     so->shape = (struct reserve_shape){config->layers, config->heads_kv, info.page_slots};
     so->page_bytes = info.page_bytes;
     so->pages_total = choose_pages(e, &so->shape, &so->kv.defaults, info.page_bytes);
     int64_t least = (int64_t)config->layers * config->heads_kv;
-    if (so->pages_total < least)
-        return fault_set(fault, ERR_INVALID, "kv-pool-bytes",
-                         "the pool has %lld pages of %lld bytes; one token needs %lld",
-                         (long long)so->pages_total, (long long)info.page_bytes, (long long)least);
-    struct kern_cache_options cache = {.layers = config->layers,
-                                       .heads_q = config->heads_q,
-                                       .heads_kv = config->heads_kv,
-                                       .head_dim = config->head_dim,
-                                       .dtype = dtype,
-                                       .pages = so->pages_total,
-                                       .slots = so->sequences_max + so->conversations_max,
-                                       .max_positions = e->info.max_model_len};
+    if (so->pages_total >= least) return 0;
+    return fault_set(fault, ERR_INVALID, "kv-pool-bytes",
+                     "the pool has %lld pages of %lld bytes; one token needs %lld",
+                     (long long)so->pages_total, (long long)info.page_bytes, (long long)least);
+}
+
+static int open_pool(const struct engine *e, struct replica *replica, enum kern_dtype dtype,
+                     const struct sched_options *so, struct fault *fault) {
+    const struct model_config *config = model_config(model_of(e));
+    const struct kern_cache_options cache = {.layers = config->layers,
+                                             .heads_q = config->heads_q,
+                                             .heads_kv = config->heads_kv,
+                                             .head_dim = config->head_dim,
+                                             .dtype = dtype,
+                                             .pages = so->pages_total,
+                                             .slots = so->sequences_max + so->conversations_max,
+                                             .max_positions = e->info.max_model_len};
+    return replica->kern->ops->cache_open(replica->kern, &cache, fault);
+}
+
+static int open_cache(struct engine *e, struct sched_options *so, struct fault *fault) {
+    enum kern_dtype dtype = KERN_F32;
+    int code = resolve_kv_dtype(e, &dtype, fault);
+    if (code == 0) code = resolve_policy(e, &so->kv.defaults, fault);
+    so->kv.rule_check = ops_of(e)->rule_check;
+    if (code == 0) code = name_option(sched_check_rule(&so->kv, &so->kv.defaults, fault), fault);
+    if (code != 0) return code;
+    so->kv.budget_max = e->options.kv_budget_max;
+    so->kv.has_gates = model_has_gates(model_of(e));
     snprintf(e->info.kv_dtype, sizeof e->info.kv_dtype, "%s", dtype == KERN_F32 ? "f32" : "bf16");
-    if (!e->options.check_only) code = e->kern->ops->cache_open(e->kern, &cache, fault);
+    code = plan_pool(e, dtype, so, fault);
+    for (int i = 0; i < e->replica_count && code == 0 && !e->options.check_only; i++)
+        code = open_pool(e, &e->replicas[i], dtype, so, fault);
     return code == 0 ? open_store(e, so, dtype, fault) : code;
 }
 
@@ -255,18 +242,18 @@ static int max_choices(const struct engine_options *options) {
 }
 
 static void fill_info(struct engine *e, const struct sched_options *so) {
-    const struct model_config *config = model_config(e->model);
+    const struct model_config *config = model_config(model_of(e));
     struct engine_info *info = &e->info;
     info->model_dir = e->model_dir;
     snprintf(info->family, sizeof info->family, "%s", config->family);
-    snprintf(info->backend, sizeof info->backend, "%s", e->kern->ops->name);
+    snprintf(info->backend, sizeof info->backend, "%s", ops_of(e)->name);
     snprintf(info->kv_policy, sizeof info->kv_policy, "%s", so->kv.defaults.policy->name);
-    info->kv_budget = so->kv.defaults.policy->bounded ? so->kv.defaults.budget : -1;
+    info->kv_budget = kv_params_shown_budget(&so->kv.defaults);
     info->kv_buffer = so->kv.defaults.buffer;
     info->kv_chunk = so->kv.defaults.chunk;
     info->kv_budget_max = so->kv.budget_max;
     info->has_gates = so->kv.has_gates;
-    info->trained_budget = model_trained_budget(e->model);
+    info->trained_budget = model_trained_budget(model_of(e));
     info->layers = config->layers;
     info->heads_kv = config->heads_kv;
     info->head_dim = config->head_dim;
@@ -279,7 +266,7 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
     info->pages_total = so->pages_total;
     info->page_bytes = so->page_bytes;
     info->page_slots = so->shape.page_slots;
-    info->weight_bytes = model_weight_bytes(e->model);
+    info->weight_bytes = model_weight_bytes(model_of(e));
     info->has_chat_template = e->text.chat != NULL;
     info->chat_template = e->text.source;
     info->bos_token = e->text.bos;
@@ -306,11 +293,12 @@ static int check_options(const struct engine_options *o, struct fault *fault) {
     return 0;
 }
 
-static int open_model(struct engine *e, int logits_max, struct fault *fault) {
+static int open_model(struct engine *e, struct replica *replica, int logits_max,
+                      struct fault *fault) {
     const struct engine_options *o = &e->options;
     const struct backend_options backend = {
         .device = o->device, .cpu_path = o->cpu_path, .threads = o->threads};
-    int code = backend_open(&backend, &e->kern, fault);
+    int code = backend_open(&backend, &replica->kern, fault);
     if (code != 0) return code;
     struct model_options options = {.dir = o->model_dir,
                                     .gates = o->gates,
@@ -320,301 +308,111 @@ static int open_model(struct engine *e, int logits_max, struct fault *fault) {
                                     .check_only = o->check_only,
                                     .progress = o->progress,
                                     .progress_arg = o->arg};
-    code = model_open(e->kern, &options, &e->model, fault);
-    if (code != 0) return code;
-    int longest = model_config(e->model)->max_positions;
-    e->info.max_model_len = longest;
-    if (o->max_model_len > longest)
+    return model_open(replica->kern, &options, &replica->model, fault);
+}
+
+/* What the model and the text beside it must agree on with the options. */
+static int check_model(struct engine *e, struct fault *fault) {
+    const struct engine_options *o = &e->options;
+    const struct model_config *config = model_config(model_of(e));
+    e->info.max_model_len = config->max_positions;
+    if (o->max_model_len > config->max_positions)
         return fault_set(fault, ERR_INVALID, "max-model-len", "the model's positions end at %d",
-                         longest);
+                         config->max_positions);
     if (o->max_model_len > 0) e->info.max_model_len = o->max_model_len;
-    if (tok_vocab_size(e->text.tok) > model_config(e->model)->vocab)
+    if (tok_vocab_size(e->text.tok) > config->vocab)
         return fault_set(fault, ERR_INVALID, "tokenizer.json",
                          "has token ids up to %d but the model's vocab_size is %d",
-                         tok_vocab_size(e->text.tok) - 1, model_config(e->model)->vocab);
+                         tok_vocab_size(e->text.tok) - 1, config->vocab);
     return 0;
 }
 
-static int model_step_of(void *model, const struct kern_batch *batch, const int32_t *want,
-                         int want_count, const float **logits) {
-    return model_step(model, batch, want, want_count, logits);
+static struct engine *new_engine(const struct engine_options *options) {
+    struct engine *e = mem_must_alloc(1, sizeof *e);
+    e->options = *options;
+    e->model_dir = mem_must_strdup(options->model_dir);
+    e->common.wake = options->wake;
+    e->common.arg = options->arg;
+    e->common.max_queue = options->max_queue;
+    e->replica_count = 1;
+    e->replicas = mem_must_alloc((size_t)e->replica_count, sizeof *e->replicas);
+    for (int i = 0; i < e->replica_count; i++) replica_open(&e->replicas[i], &e->common);
+    CHECK(getrandom(e->space_key, sizeof e->space_key, 0) == (ssize_t)sizeof e->space_key);
+    return e;
 }
 
-static void publish(struct engine *e);
+/* The schedulers' options, but for what is each one's own. */
+static int open_parts(struct engine *e, struct sched_options *so, struct fault *fault) {
+    int code = text_open(e->options.model_dir, &e->text, fault);
+    for (int i = 0; i < e->replica_count && code == 0; i++)
+        code = open_model(e, &e->replicas[i], so->logits_max, fault);
+    if (code == 0) code = check_model(e, fault);
+    if (code == 0) code = open_cache(e, so, fault);
+    if (code != 0) return code;
+    const struct model_config *config = model_config(model_of(e));
+    so->vocab = config->vocab;
+    so->text = (struct seq_text){.token_bytes = text_token_bytes,
+                                 .arg = e->text.tok,
+                                 .token_bytes_max = tok_bytes_max(e->text.tok),
+                                 .eos = config->eos,
+                                 .eos_count = config->eos_count};
+    return 0;
+}
 
 int engine_open(const struct engine_options *options, struct engine **out, struct fault *fault) {
     *out = NULL;
     int code = check_options(options, fault);
     if (code != 0) return code;
-    struct engine *e = mem_must_alloc(1, sizeof *e);
-    e->options = *options;
-    e->model_dir = mem_must_strdup(options->model_dir);
-    pthread_mutex_init(&e->lock, NULL);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&e->work, &monotonic);
-    pthread_condattr_destroy(&monotonic);
-    ring_open(&e->submits, (size_t)options->max_queue);
-    ring_open(&e->deletes, ENGINE_DELETES_MAX);
-    CHECK(getrandom(e->space_key, sizeof e->space_key, 0) == (ssize_t)sizeof e->space_key);
+    struct engine *e = new_engine(options);
     int logits_max = options->max_num_seqs + 64; /* room to score prompts beside decoding */
     if (logits_max > options->max_num_batched_tokens) logits_max = options->max_num_batched_tokens;
     struct sched_options so = {.sequences_max = options->max_num_seqs,
                                .conversations_max = options->max_conversations,
                                .rows_max = options->max_num_batched_tokens,
                                .logits_max = logits_max};
-    code = text_open(options->model_dir, &e->text, fault);
-    if (code == 0) code = open_model(e, logits_max, fault);
-    if (code == 0) code = open_cache(e, &so, fault);
+    code = open_parts(e, &so, fault);
     if (code != 0 || options->check_only) {
         engine_close(e);
         return code;
     }
-    const struct model_config *config = model_config(e->model);
-    so.kern = e->kern;
-    so.model = e->model;
-    so.model_step = model_step_of;
-    so.vocab = config->vocab;
-    so.text = (struct seq_text){.token_bytes = text_token_bytes,
-                                .arg = e->text.tok,
-                                .token_bytes_max = tok_bytes_max(e->text.tok),
-                                .eos = config->eos,
-                                .eos_count = config->eos_count};
     fill_info(e, &so);
-    sched_open(&e->sched, &so);
-    e->sched.queue_places = &e->places;
-    e->sched.pending_jobs = &e->pending;
-    e->sequence_rows = mem_must_alloc((size_t)options->max_num_seqs, sizeof *e->sequence_rows);
-    e->conversation_copies =
-        mem_must_alloc((size_t)options->max_conversations + 1, sizeof *e->conversation_copies);
-    publish(e);
+    for (int i = 0; i < e->replica_count; i++) replica_ready(&e->replicas[i], &so);
     *out = e;
     return 0;
 }
 
-/* ---- The thread ------------------------------------------------------------------------------ */
-
-static int32_t budget_of(const struct kv_params *kv) {
-    return kv->policy->bounded ? kv->budget : -1;
-}
-
-static void copy_sequences(struct engine *e) {
-    const struct sched *s = &e->sched;
-    e->sequence_count = s->running;
-    for (int i = 0; i < s->running; i++) {
-        const struct sequence *seq = &s->sequences[s->order[i]];
-        struct engine_sequence_row *row = &e->sequence_rows[i];
-        *row = (struct engine_sequence_row){.tokens = seq->due.tokens,
-                                            .held = seq->due.held,
-                                            .prompt_count = seq->prompt_count,
-                                            .output_count = seq_output_count(seq),
-                                            .budget = budget_of(&seq->kv),
-                                            .pages_reserved = seq->pages_reserved,
-                                            .prefilling = seq_prefilling(seq)};
-        stpncpy(row->policy, seq->kv.policy->name, sizeof row->policy - 1);
-    }
-}
-
-/* There may be a thousand conversations and a thousand steps a second, so only what changed. */
-static void copy_conversations(struct engine *e) {
-    const struct conversation_table *table = &e->sched.conversations;
-    if (e->conversation_changes == table->changes) return;
-    e->conversation_changes = table->changes;
-    for (int i = 0; i < table->capacity; i++) {
-        const struct conversation *c = &table->rows[i];
-        struct conversation_copy *copy = &e->conversation_copies[i];
-        if (copy->change == c->change) continue;
-        copy->change = c->change;
-        copy->row = (struct engine_conversation_row){
-            .id = c->id, .hint = c->hint, .superseded = conversation_superseded(c)};
-        if (c->id == 0) continue;
-        memcpy(copy->row.space, c->space, sizeof copy->row.space);
-        copy->row.tokens = c->token_count;
-        copy->row.held = c->held;
-        copy->row.budget = budget_of(&c->kv);
-        copy->row.pages = c->pages;
-        stpncpy(copy->row.policy, c->kv.policy->name, sizeof copy->row.policy - 1);
-        copy->last_used_ns = c->last_used_ns;
-    }
-}
-
-/* Copies what others may see. Running sequences count their entries by formula. */
-static void publish(struct engine *e) {
-    const struct sched *s = &e->sched;
-    struct kern_cache_stats stats = {0};
-    e->kern->ops->cache_stats(e->kern, &stats);
-    int64_t streams = (int64_t)e->info.layers * e->info.heads_kv, held = 0, now = clock_ns();
-    for (int i = 0; i < s->running; i++) held += s->sequences[s->order[i]].due.held;
-    bool may_save = e->store != NULL && !e->snapshot.stopped; /* looked at only for drain's sake */
-    atomic_store(&e->unsaved, may_save && (!atomic_load(&e->draining) || sched_unsaved(s)));
-    pthread_mutex_lock(&e->lock);
-    copy_sequences(e);
-    copy_conversations(e);
-    e->snapshot = (struct engine_snapshot){
-        .running = s->running,
-        .waiting = s->waiting,
-        .conversations = s->conversations.count,
-        .pages_total = s->options.pages_total,
-        .pages_used = stats.pages_used,
-        .pages_reserved = s->pages_reserved,
-        .pages_retained = s->conversations.pages,
-        .steps = s->counters.steps,
-        .last_step_ns = now,
-        .stopped = e->snapshot.stopped,
-        .prompt_tokens = s->counters.prompt_tokens,
-        .cached_tokens = s->counters.cached_tokens,
-        .generation_tokens = s->counters.generation_tokens,
-        .entries_kept = (uint64_t)(held * streams + s->conversations.entries),
-        .entries_evicted = stats.entries_evicted,
-        .evictions = s->counters.evictions,
-        .preemptions = s->counters.preemptions,
-        .conversation_hits = s->counters.conversation_hits,
-        .conversation_misses = s->counters.conversation_misses,
-        .eviction_seconds = s->counters.eviction_seconds,
-        .iteration_tokens = s->counters.iteration_tokens,
-    };
-    memcpy(e->snapshot.conversation_lost, s->counters.conversation_lost,
-           sizeof e->snapshot.conversation_lost);
-    e->snapshot.state_restored = s->counters.state_restored;
-    e->snapshot.state_failed = s->counters.state_failed;
-    pthread_mutex_unlock(&e->lock);
-}
-
-static void take_submits(struct engine *e) {
-    struct engine_job *job;
-    while ((job = ring_pop(&e->submits)) != NULL) sched_submit(&e->sched, job);
-}
-
-/* Orders to delete, between steps; who waits for one sees the lists without it. */
-static void take_deletes(struct engine *e) {
-    struct engine_delete *orders[ENGINE_DELETES_MAX];
-    int count = 0;
-    while (count < ENGINE_DELETES_MAX && (orders[count] = ring_pop(&e->deletes)) != NULL) {
-        orders[count]->result = sched_delete(&e->sched, orders[count]->id);
-        count++;
-    }
-    if (count == 0) return;
-    publish(e);
-    for (int i = 0; i < count; i++)
-        atomic_store_explicit(&orders[i]->done, 1, memory_order_release);
-    e->options.wake(e->options.arg);
-}
-
-/* Sleeps, the lock held, until somebody signals or the time has come. */
-static void sleep_until(struct engine *e, int64_t ns) {
-    struct timespec at = {ns / 1000000000, ns % 1000000000};
-    if (ns == INT64_MAX)
-        pthread_cond_wait(&e->work, &e->lock);
-    else
-        (void)pthread_cond_timedwait(&e->work, &e->lock, &at);
-}
-
-/* Sleeps until there is work or the end, or a conversation has been idle for so long that it is to
- * be written; the snapshot then shows that work waits. While jobs wait for the store alone, only
- * new work, cancelling and the store end it; cancelling does not signal, so that is looked for. */
-static void wait_for_work(struct engine *e) {
-    int64_t next = sched_next_save_ns(&e->sched);
-    bool idle = sched_idle(&e->sched);
-    if (atomic_load(&e->draining) && next != INT64_MAX) return; /* nothing is too young then */
-    if (!idle) next = clock_ns() + 50000000;
-    pthread_mutex_lock(&e->lock);
-    while (!atomic_load(&e->stopping)) {
-        take_submits(e); /* under the lock: a submit after this look finds us waiting and signals */
-        if (sched_idle(&e->sched) != idle || !ring_empty(&e->deletes) || e->store_done) break;
-        if (clock_ns() >= next || (atomic_load(&e->draining) && !e->drain_seen)) break;
-        sleep_until(e, next);
-    }
-    e->drain_seen = atomic_load(&e->draining);
-    e->store_done = false;
-    pthread_mutex_unlock(&e->lock);
-}
-
-/* A device error is sticky: never continue on a poisoned context. Whoever still asks is told. */
-static void stop_serving(struct engine *e) {
-    log_error("the backend failed; the engine takes no more work and the process must restart");
-    pthread_mutex_lock(&e->lock);
-    e->snapshot.stopped = true;
-    pthread_mutex_unlock(&e->lock);
-}
-
-static void *engine_main(void *arg) {
-    struct engine *e = arg;
-    bool failed = false;
-    while (!atomic_load(&e->stopping)) {
-        take_submits(e);
-        take_deletes(e);
-        if (!failed) sched_save(&e->sched, clock_ns(), atomic_load(&e->draining));
-        if (sched_idle(&e->sched)) {
-            publish(e);
-            if (atomic_load(&e->draining) && !atomic_load(&e->unsaved))
-                e->options.wake(e->options.arg); /* engine_idle holds now */
-            if (!sched_exporting(&e->sched)) wait_for_work(e);
-            publish(e);
-            continue;
-        }
-        bool fails_now = false;
-        if (failed)
-            sched_abandon(&e->sched, ENGINE_FINISH_ERROR, ERR_DEVICE);
-        else
-            sched_step(&e->sched, &fails_now);
-        if (fails_now) stop_serving(e);
-        failed |= fails_now;
-        publish(e);
-        /* After the snapshot: who has an answer sees its pages back. */
-        sched_publish_finished(&e->sched);
-        e->options.wake(e->options.arg);
-        if (sched_stalled(&e->sched) && !sched_exporting(&e->sched)) wait_for_work(e);
-    }
-    take_deletes(e);
-    pthread_mutex_lock(&e->lock);
-    e->snapshot.stopped = true;
-    pthread_mutex_unlock(&e->lock);
-    e->options.wake(e->options.arg);
-    return NULL;
-}
+/* ---- Running ----------------------------------------------------------------------------------
+ */
 
 int engine_start(struct engine *e) {
-    CHECK(!e->started && e->options.wake != NULL);
-    if (pthread_create(&e->thread, NULL, engine_main, e) != 0) return ERR_NOMEM;
-    e->started = true;
+    for (int i = 0; i < e->replica_count; i++) {
+        int code = replica_start(&e->replicas[i]);
+        if (code != 0) return code;
+    }
     return 0;
 }
 
 void engine_drain(struct engine *e) {
-    atomic_store(&e->draining, true);
-    pthread_mutex_lock(&e->lock);
-    pthread_cond_signal(&e->work);
-    pthread_mutex_unlock(&e->lock);
+    atomic_store(&e->common.draining, true);
+    for (int i = 0; i < e->replica_count; i++) replica_signal(&e->replicas[i]);
 }
 
 bool engine_idle(struct engine *e) {
-    if (atomic_load(&e->pending) > 0) return false;
-    return !e->started || !atomic_load(&e->draining) || !atomic_load(&e->unsaved);
+    for (int i = 0; i < e->replica_count; i++)
+        if (!replica_idle(&e->replicas[i])) return false;
+    return true;
 }
 
 void engine_close(struct engine *e) {
     if (e == NULL) return;
-    atomic_store(&e->draining, true);
-    pthread_mutex_lock(&e->lock);
-    atomic_store(&e->stopping, true);
-    pthread_cond_signal(&e->work);
-    pthread_mutex_unlock(&e->lock);
-    if (e->started) pthread_join(e->thread, NULL);
-    if (e->sched.sequences != NULL) {
-        take_submits(e);
-        sched_close(&e->sched);
-    }
+    atomic_store(&e->common.draining, true);
+    atomic_store(&e->common.stopping, true);
+    for (int i = 0; i < e->replica_count; i++) replica_signal(&e->replicas[i]);
+    for (int i = 0; i < e->replica_count; i++) replica_stop(&e->replicas[i]);
+    for (int i = e->replica_count - 1; i >= 0; i--) replica_close(&e->replicas[i]);
     store_close(e->store);
-    model_close(e->model);
-    if (e->kern != NULL) e->kern->ops->close(e->kern);
     text_close(&e->text);
-    ring_close(&e->submits);
-    ring_close(&e->deletes);
-    pthread_cond_destroy(&e->work);
-    pthread_mutex_destroy(&e->lock);
-    mem_free(e->sequence_rows);
-    mem_free(e->conversation_copies);
+    mem_free(e->replicas);
     mem_free(e->model_dir);
     mem_free(e);
 }
@@ -626,13 +424,13 @@ const struct engine_info *engine_info(const struct engine *e) {
 }
 
 bool engine_queue_enter(struct engine *e, int jobs) {
-    if (atomic_fetch_add(&e->places, jobs) <= e->options.max_queue - jobs) return true;
-    atomic_fetch_sub(&e->places, jobs);
+    if (atomic_fetch_add(&e->common.places, jobs) <= e->options.max_queue - jobs) return true;
+    atomic_fetch_sub(&e->common.places, jobs);
     return false;
 }
 
 void engine_queue_leave(struct engine *e, int jobs) {
-    atomic_fetch_sub(&e->places, jobs);
+    atomic_fetch_sub(&e->common.places, jobs);
 }
 
 static int check_tokens(const struct engine *e, const struct engine_request *r,
@@ -678,36 +476,23 @@ int engine_check(const struct engine *e, const struct engine_request *r, struct 
             "maximum context length is %d tokens; the prompt has %d and %d were asked for",
             e->info.max_model_len, r->prompt_count, r->max_tokens);
     code = check_tokens(e, r, fault);
-    if (code == 0) code = sched_resolve_kv(&r->kv, &e->sched.options.kv, &kv, fault);
-    if (code == 0) code = sched_check(&e->sched.options, r, &kv, fault);
+    if (code == 0) code = sched_resolve_kv(&r->kv, &e->replicas[0].sched.options.kv, &kv, fault);
+    if (code == 0) code = sched_check(&e->replicas[0].sched.options, r, &kv, fault);
     return code;
 }
 
 int engine_submit(struct engine *e, struct engine_job *job) {
-    if (atomic_load(&e->draining)) return ERR_STOPPED;
-    int code = seq_job_alloc(job, e->sched.options.text.token_bytes_max);
+    struct replica *replica = &e->replicas[0];
+    if (atomic_load(&e->common.draining)) return ERR_STOPPED;
+    int code = seq_job_alloc(job, replica->sched.options.text.token_bytes_max);
     if (code != 0) return code;
     job->queued_ns = clock_ns();
-    atomic_fetch_add(&e->pending, 1);
-    bool pushed = ring_push(&e->submits, job);
-    CHECK(pushed); /* the ring holds every place of the queue */
-    pthread_mutex_lock(&e->lock);
-    pthread_cond_signal(&e->work);
-    pthread_mutex_unlock(&e->lock);
+    replica_submit(replica, job);
     return 0;
 }
 
 int engine_conversation_delete(struct engine *e, struct engine_delete *order) {
-    int code = 0;
-    atomic_store(&order->done, 0);
-    pthread_mutex_lock(&e->lock); /* the thread's last look happens before it says it has stopped */
-    if (!e->started || e->snapshot.stopped || atomic_load(&e->stopping))
-        code = ERR_STOPPED;
-    else if (!ring_push(&e->deletes, order))
-        code = ERR_FULL;
-    pthread_cond_signal(&e->work);
-    pthread_mutex_unlock(&e->lock);
-    return code;
+    return replica_order_delete(&e->replicas[0], order);
 }
 
 /* ---- Text ------------------------------------------------------------------------------------ */
@@ -744,9 +529,7 @@ bool engine_token_is_special(const struct engine *e, int32_t id) {
 
 void engine_snapshot(struct engine *e, struct engine_snapshot *out) {
     struct store_stats stats = {0};
-    pthread_mutex_lock(&e->lock);
-    *out = e->snapshot;
-    pthread_mutex_unlock(&e->lock);
+    replica_snapshot(&e->replicas[0], out);
     if (e->store != NULL) store_stats(e->store, &stats);
     out->conversations_on_disk = stats.files;
     out->state_bytes = stats.bytes;
@@ -756,24 +539,7 @@ void engine_snapshot(struct engine *e, struct engine_snapshot *out) {
 }
 
 int engine_sequences(struct engine *e, struct engine_sequence_row *rows, int max) {
-    pthread_mutex_lock(&e->lock);
-    int count = e->sequence_count < max ? e->sequence_count : max;
-    memcpy(rows, e->sequence_rows, (size_t)count * sizeof *rows);
-    pthread_mutex_unlock(&e->lock);
-    return count;
-}
-
-/* Those in memory; the lock is held. */
-static int list_memory(struct engine *e, struct engine_conversation_row *rows, int max) {
-    int count = 0;
-    int64_t now = clock_ns();
-    for (int i = 0; i < e->options.max_conversations && count < max; i++) {
-        const struct conversation_copy *copy = &e->conversation_copies[i];
-        if (copy->row.id == 0) continue;
-        rows[count] = copy->row;
-        rows[count++].idle_ns = now - copy->last_used_ns;
-    }
-    return count;
+    return replica_sequences(&e->replicas[0], rows, max);
 }
 
 static struct engine_conversation_row *row_with(struct engine_conversation_row *rows, int count,
@@ -796,7 +562,7 @@ static int list_disk(struct engine *e, struct engine_conversation_row *rows, int
             *row = (struct engine_conversation_row){.id = files[i].id,
                                                     .hint = files[i].hint,
                                                     .tokens = files[i].tokens,
-                                                    .budget = budget_of(&files[i].kv),
+                                                    .budget = kv_params_shown_budget(&files[i].kv),
                                                     .idle_ns =
                                                         (now - files[i].used_unix) * 1000000000};
             memcpy(row->space, files[i].space, sizeof row->space);
@@ -809,8 +575,6 @@ static int list_disk(struct engine *e, struct engine_conversation_row *rows, int
 }
 
 int engine_conversations(struct engine *e, struct engine_conversation_row *rows, int max) {
-    pthread_mutex_lock(&e->lock);
-    int count = list_memory(e, rows, max);
-    pthread_mutex_unlock(&e->lock);
+    int count = replica_conversations(&e->replicas[0], rows, max);
     return e->store != NULL && max > 0 ? list_disk(e, rows, count, max) : count;
 }

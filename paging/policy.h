@@ -67,4 +67,9 @@ int kv_params_check(const struct kv_params *params, struct fault *fault);
 /* Would both keep the same entries of the same sequence? */
 bool kv_params_equal(const struct kv_params *a, const struct kv_params *b);
 
+/* The budget as clients see it: -1 = everything is kept. */
+static inline int32_t kv_params_shown_budget(const struct kv_params *params) {
+    return params->policy->bounded ? params->budget : -1;
+}
+
 #endif

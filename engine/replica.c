@@ -1,0 +1,324 @@
+#include "engine/replica.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+
+/* ---- Opening --------------------------------------------------------------------------------- */
+
+void replica_open(struct replica *r, struct replica_common *common) {
+    pthread_condattr_t monotonic;
+    *r = (struct replica){.common = common};
+    pthread_mutex_init(&r->lock, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&r->work, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    ring_open(&r->submits, (size_t)common->max_queue);
+    ring_open(&r->deletes, ENGINE_DELETES_MAX);
+}
+
+static int model_step_of(void *model, const struct kern_batch *batch, const int32_t *want,
+                         int want_count, const float **logits) {
+    return model_step(model, batch, want, want_count, logits);
+}
+
+static void publish(struct replica *r);
+
+void replica_ready(struct replica *r, const struct sched_options *options) {
+    struct sched_options own = *options;
+    own.kern = r->kern;
+    own.model = r->model;
+    own.model_step = model_step_of;
+    sched_open(&r->sched, &own);
+    r->sched.queue_places = &r->common->places;
+    r->sched.pending_jobs = &r->pending;
+    r->sequence_rows = mem_must_alloc((size_t)own.sequences_max, sizeof *r->sequence_rows);
+    r->conversation_copies =
+        mem_must_alloc((size_t)own.conversations_max + 1, sizeof *r->conversation_copies);
+    publish(r);
+}
+
+/* ---- What others see ------------------------------------------------------------------------- */
+
+static void copy_sequences(struct replica *r) {
+    const struct sched *s = &r->sched;
+    r->sequence_count = s->running;
+    for (int i = 0; i < s->running; i++) {
+        const struct sequence *seq = &s->sequences[s->order[i]];
+        struct engine_sequence_row *row = &r->sequence_rows[i];
+        *row = (struct engine_sequence_row){.tokens = seq->due.tokens,
+                                            .held = seq->due.held,
+                                            .prompt_count = seq->prompt_count,
+                                            .output_count = seq_output_count(seq),
+                                            .budget = kv_params_shown_budget(&seq->kv),
+                                            .pages_reserved = seq->pages_reserved,
+                                            .prefilling = seq_prefilling(seq)};
+        stpncpy(row->policy, seq->kv.policy->name, sizeof row->policy - 1);
+    }
+}
+
+/* There may be a thousand conversations and a thousand steps a second, so only what changed. */
+static void copy_conversations(struct replica *r) {
+    const struct conversation_table *table = &r->sched.conversations;
+    if (r->conversation_changes == table->changes) return;
+    r->conversation_changes = table->changes;
+    for (int i = 0; i < table->capacity; i++) {
+        const struct conversation *c = &table->rows[i];
+        struct conversation_copy *copy = &r->conversation_copies[i];
+        if (copy->change == c->change) continue;
+        copy->change = c->change;
+        copy->row = (struct engine_conversation_row){
+            .id = c->id, .hint = c->hint, .superseded = conversation_superseded(c)};
+        if (c->id == 0) continue;
+        memcpy(copy->row.space, c->space, sizeof copy->row.space);
+        copy->row.tokens = c->token_count;
+        copy->row.held = c->held;
+        copy->row.budget = kv_params_shown_budget(&c->kv);
+        copy->row.pages = c->pages;
+        stpncpy(copy->row.policy, c->kv.policy->name, sizeof copy->row.policy - 1);
+        copy->last_used_ns = c->last_used_ns;
+    }
+}
+
+/* Copies what others may see. Running sequences count their entries by formula. */
+static void publish(struct replica *r) {
+    const struct sched *s = &r->sched;
+    struct kern_cache_stats stats = {0};
+    r->kern->ops->cache_stats(r->kern, &stats);
+    int64_t streams = (int64_t)s->options.shape.layers * s->options.shape.heads_kv, held = 0,
+            now = clock_ns();
+    for (int i = 0; i < s->running; i++) held += s->sequences[s->order[i]].due.held;
+    bool may_save =
+        s->options.store != NULL && !r->snapshot.stopped; /* looked at only for drain's sake */
+    atomic_store(&r->unsaved, may_save && (!atomic_load(&r->common->draining) || sched_unsaved(s)));
+    pthread_mutex_lock(&r->lock);
+    copy_sequences(r);
+    copy_conversations(r);
+    r->snapshot = (struct engine_snapshot){
+        .running = s->running,
+        .waiting = s->waiting,
+        .conversations = s->conversations.count,
+        .pages_total = s->options.pages_total,
+        .pages_used = stats.pages_used,
+        .pages_reserved = s->pages_reserved,
+        .pages_retained = s->conversations.pages,
+        .steps = s->counters.steps,
+        .last_step_ns = now,
+        .stopped = r->snapshot.stopped,
+        .prompt_tokens = s->counters.prompt_tokens,
+        .cached_tokens = s->counters.cached_tokens,
+        .generation_tokens = s->counters.generation_tokens,
+        .entries_kept = (uint64_t)(held * streams + s->conversations.entries),
+        .entries_evicted = stats.entries_evicted,
+        .evictions = s->counters.evictions,
+        .preemptions = s->counters.preemptions,
+        .conversation_hits = s->counters.conversation_hits,
+        .conversation_misses = s->counters.conversation_misses,
+        .eviction_seconds = s->counters.eviction_seconds,
+        .iteration_tokens = s->counters.iteration_tokens,
+    };
+    memcpy(r->snapshot.conversation_lost, s->counters.conversation_lost,
+           sizeof r->snapshot.conversation_lost);
+    r->snapshot.state_restored = s->counters.state_restored;
+    r->snapshot.state_failed = s->counters.state_failed;
+    pthread_mutex_unlock(&r->lock);
+}
+
+/* ---- The thread ------------------------------------------------------------------------------ */
+
+static void take_submits(struct replica *r) {
+    struct engine_job *job;
+    while ((job = ring_pop(&r->submits)) != NULL) sched_submit(&r->sched, job);
+}
+
+/* Orders to delete, between steps; who waits for one sees the lists without it. */
+static void take_deletes(struct replica *r) {
+    struct engine_delete *orders[ENGINE_DELETES_MAX];
+    int count = 0;
+    while (count < ENGINE_DELETES_MAX && (orders[count] = ring_pop(&r->deletes)) != NULL) {
+        orders[count]->result = sched_delete(&r->sched, orders[count]->id);
+        count++;
+    }
+    if (count == 0) return;
+    publish(r);
+    for (int i = 0; i < count; i++)
+        atomic_store_explicit(&orders[i]->done, 1, memory_order_release);
+    r->common->wake(r->common->arg);
+}
+
+/* Sleeps, the lock held, until somebody signals or the time has come. */
+static void sleep_until(struct replica *r, int64_t ns) {
+    struct timespec at = {ns / 1000000000, ns % 1000000000};
+    if (ns == INT64_MAX)
+        pthread_cond_wait(&r->work, &r->lock);
+    else
+        (void)pthread_cond_timedwait(&r->work, &r->lock, &at);
+}
+
+/* Sleeps until there is work or the end, or a conversation has been idle for so long that it is to
+ * be written; the snapshot then shows that work waits. While jobs wait for the store alone, only
+ * new work, cancelling and the store end it; cancelling does not signal, so that is looked for. */
+static void wait_for_work(struct replica *r) {
+    int64_t next = sched_next_save_ns(&r->sched);
+    bool idle = sched_idle(&r->sched);
+    if (atomic_load(&r->common->draining) && next != INT64_MAX)
+        return; /* nothing is too young then */
+    if (!idle) next = clock_ns() + 50000000;
+    pthread_mutex_lock(&r->lock);
+    while (!atomic_load(&r->common->stopping)) {
+        take_submits(r); /* under the lock: a submit after this look finds us waiting and signals */
+        if (sched_idle(&r->sched) != idle || !ring_empty(&r->deletes) || r->store_done) break;
+        if (clock_ns() >= next || (atomic_load(&r->common->draining) && !r->drain_seen)) break;
+        sleep_until(r, next);
+    }
+    r->drain_seen = atomic_load(&r->common->draining);
+    r->store_done = false;
+    pthread_mutex_unlock(&r->lock);
+}
+
+/* A device error is sticky: never continue on a poisoned context. Whoever still asks is told. */
+static void stop_serving(struct replica *r) {
+    log_error("the backend failed; the engine takes no more work and the process must restart");
+    pthread_mutex_lock(&r->lock);
+    r->snapshot.stopped = true;
+    pthread_mutex_unlock(&r->lock);
+}
+
+static void *replica_main(void *arg) {
+    struct replica *r = arg;
+    bool failed = false;
+    while (!atomic_load(&r->common->stopping)) {
+        take_submits(r);
+        take_deletes(r);
+        if (!failed) sched_save(&r->sched, clock_ns(), atomic_load(&r->common->draining));
+        if (sched_idle(&r->sched)) {
+            publish(r);
+            if (atomic_load(&r->common->draining) && !atomic_load(&r->unsaved))
+                r->common->wake(r->common->arg); /* replica_idle holds now */
+            if (!sched_exporting(&r->sched)) wait_for_work(r);
+            publish(r);
+            continue;
+        }
+        bool fails_now = false;
+        if (failed)
+            sched_abandon(&r->sched, ENGINE_FINISH_ERROR, ERR_DEVICE);
+        else
+            sched_step(&r->sched, &fails_now);
+        if (fails_now) stop_serving(r);
+        failed |= fails_now;
+        publish(r);
+        /* After the snapshot: who has an answer sees its pages back. */
+        sched_publish_finished(&r->sched);
+        r->common->wake(r->common->arg);
+        if (sched_stalled(&r->sched) && !sched_exporting(&r->sched)) wait_for_work(r);
+    }
+    take_deletes(r);
+    pthread_mutex_lock(&r->lock);
+    r->snapshot.stopped = true;
+    pthread_mutex_unlock(&r->lock);
+    r->common->wake(r->common->arg);
+    return NULL;
+}
+
+int replica_start(struct replica *r) {
+    CHECK(!r->started && r->common->wake != NULL);
+    if (pthread_create(&r->thread, NULL, replica_main, r) != 0) return ERR_NOMEM;
+    r->started = true;
+    return 0;
+}
+
+void replica_signal(struct replica *r) {
+    pthread_mutex_lock(&r->lock);
+    pthread_cond_signal(&r->work);
+    pthread_mutex_unlock(&r->lock);
+}
+
+void replica_stop(struct replica *r) {
+    replica_signal(r);
+    if (r->started) pthread_join(r->thread, NULL);
+    r->started = false;
+}
+
+void replica_close(struct replica *r) {
+    CHECK(!r->started);
+    if (r->sched.sequences != NULL) {
+        take_submits(r);
+        sched_close(&r->sched);
+    }
+    model_close(r->model);
+    if (r->kern != NULL) r->kern->ops->close(r->kern);
+    ring_close(&r->submits);
+    ring_close(&r->deletes);
+    pthread_cond_destroy(&r->work);
+    pthread_mutex_destroy(&r->lock);
+    mem_free(r->sequence_rows);
+    mem_free(r->conversation_copies);
+}
+
+/* ---- From other threads ---------------------------------------------------------------------- */
+
+bool replica_idle(struct replica *r) {
+    if (atomic_load(&r->pending) > 0) return false;
+    return !r->started || !atomic_load(&r->common->draining) || !atomic_load(&r->unsaved);
+}
+
+void replica_submit(struct replica *r, struct engine_job *job) {
+    atomic_fetch_add(&r->pending, 1);
+    bool pushed = ring_push(&r->submits, job);
+    CHECK(pushed); /* the ring holds every place of the queue */
+    replica_signal(r);
+}
+
+int replica_order_delete(struct replica *r, struct engine_delete *order) {
+    int code = 0;
+    atomic_store(&order->done, 0);
+    pthread_mutex_lock(&r->lock); /* the thread's last look happens before it says it has stopped */
+    if (!r->started || r->snapshot.stopped || atomic_load(&r->common->stopping))
+        code = ERR_STOPPED;
+    else if (!ring_push(&r->deletes, order))
+        code = ERR_FULL;
+    pthread_cond_signal(&r->work);
+    pthread_mutex_unlock(&r->lock);
+    return code;
+}
+
+void replica_snapshot(struct replica *r, struct engine_snapshot *out) {
+    pthread_mutex_lock(&r->lock);
+    *out = r->snapshot;
+    pthread_mutex_unlock(&r->lock);
+}
+
+int replica_sequences(struct replica *r, struct engine_sequence_row *rows, int max) {
+    pthread_mutex_lock(&r->lock);
+    int count = r->sequence_count < max ? r->sequence_count : max;
+    memcpy(rows, r->sequence_rows, (size_t)count * sizeof *rows);
+    pthread_mutex_unlock(&r->lock);
+    return count;
+}
+
+int replica_conversations(struct replica *r, struct engine_conversation_row *rows, int max) {
+    int count = 0;
+    int64_t now = clock_ns();
+    pthread_mutex_lock(&r->lock);
+    for (int i = 0; i < r->sched.options.conversations_max && count < max; i++) {
+        const struct conversation_copy *copy = &r->conversation_copies[i];
+        if (copy->row.id == 0) continue;
+        rows[count] = copy->row;
+        rows[count++].idle_ns = now - copy->last_used_ns;
+    }
+    pthread_mutex_unlock(&r->lock);
+    return count;
+}
+
+void replica_store_done(void *arg) {
+    struct replica *r = arg;
+    pthread_mutex_lock(&r->lock);
+    r->store_done = true;
+    pthread_cond_signal(&r->work);
+    pthread_mutex_unlock(&r->lock);
+}

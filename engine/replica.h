@@ -1,0 +1,78 @@
+/* One replica of the model: a backend, a scheduler with its pool, and the thread that runs them.
+ *
+ * An engine has one or several (data parallelism); they share the text, the bounded queue's places
+ * and the state directory, and nothing else that changes. What others may see of a replica (counts,
+ * running sequences, conversations) is copied under its lock after every step.
+ *
+ * Threads: open, start, stop and close belong to the engine's owner; submit and order_delete to the
+ * loop; the rest of the functions to anybody. `sched`, `kern` and `model` are the replica's
+ * thread's after replica_start, but for sched.options, which never changes. */
+#ifndef KEEPD_ENGINE_REPLICA_H
+#define KEEPD_ENGINE_REPLICA_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "base/ring.h"
+#include "engine/backend.h"
+#include "engine/engine.h"
+#include "engine/model.h"
+#include "engine/sched.h"
+
+/* What the replicas of an engine have in common; it outlives them. */
+struct replica_common {
+    void (*wake)(void *arg); /* after a step that changed some job */
+    void *arg;
+    int max_queue;
+    atomic_int places; /* taken in the bounded queue, by all together */
+    atomic_bool draining, stopping;
+};
+
+/* The last published form of a conversation. */
+struct conversation_copy {
+    struct engine_conversation_row row; /* id 0 = none */
+    int64_t last_used_ns;
+    uint64_t change; /* of the row that was copied */
+};
+
+struct replica {
+    struct replica_common *common;
+    struct kern *kern;
+    struct model *model;
+    struct sched sched;
+    struct ring submits, deletes; /* loop -> replica */
+    atomic_int pending;           /* submitted jobs that have not finished: what drain waits for */
+    atomic_bool unsaved;          /* something is not on disk yet that could be */
+    bool started;
+    pthread_t thread;
+    pthread_mutex_t lock; /* for sleeping while idle and for all below */
+    pthread_cond_t work;
+    bool drain_seen; /* by the thread: it has begun to write everything */
+    bool store_done; /* since the thread looked last */
+    struct engine_snapshot snapshot;
+    struct engine_sequence_row *sequence_rows;
+    int sequence_count;
+    struct conversation_copy *conversation_copies; /* as they lie in the table */
+    uint64_t conversation_changes;                 /* of the table, when it was copied */
+};
+
+/* Life: open; kern and model are opened by the caller; ready; start; stop; close, which may follow
+ * any of them. */
+void replica_open(struct replica *replica, struct replica_common *common);
+/* Takes the scheduler's options, of which kern and model are filled in here. */
+void replica_ready(struct replica *replica, const struct sched_options *options);
+int replica_start(struct replica *replica); /* ERR_NOMEM */
+void replica_stop(struct replica *replica); /* common->stopping is set: its thread has ended */
+void replica_close(struct replica *replica);
+
+void replica_signal(struct replica *replica); /* something has changed: look again */
+void replica_store_done(void *replica);       /* the store's callback */
+void replica_submit(struct replica *replica, struct engine_job *job);
+int replica_order_delete(struct replica *replica, struct engine_delete *order);
+
+bool replica_idle(struct replica *replica); /* see engine_idle */
+void replica_snapshot(struct replica *replica, struct engine_snapshot *out);
+int replica_sequences(struct replica *replica, struct engine_sequence_row *rows, int max);
+int replica_conversations(struct replica *replica, struct engine_conversation_row *rows, int max);
+
+#endif
