@@ -50,6 +50,7 @@ struct model {
     struct scratch scratch;
     int rows_max, logits_max;
     bool has_gates;
+    bool borrowed; /* everything but the scratch is another model's */
     int trained_budget;
     float gate_horizon;
     size_t weight_bytes;
@@ -507,18 +508,34 @@ static int open_scratch(struct model *model, struct fault *fault) {
     return 0;
 }
 
+static int load_all(struct model *model, const struct model_options *options, struct fault *fault) {
+    int err = load_config(model, options->dir, fault);
+    if (!err) model->layers = mem_must_alloc((size_t)model->config.layers, sizeof *model->layers);
+    if (!err) err = load_weights(model, options, fault);
+    return err ? err : load_gates(model, options, fault);
+}
+
+static int borrow_all(struct model *model, const struct model *owner, struct fault *fault) {
+    struct kern *kern = model->kern;
+    int err = kern->ops->share(kern, owner->kern);
+    if (err) return fault_set(fault, err, "model", "its weights cannot be shared");
+    *model = *owner;
+    model->kern = kern;
+    model->borrowed = true;
+    model->scratch = (struct scratch){0};
+    return 0;
+}
+
 int model_open(struct kern *kern, const struct model_options *options, struct model **out,
                struct fault *fault) {
     CHECK(options->rows_max > 0 && options->logits_max > 0);
     *out = NULL;
     struct model *model = mem_must_alloc(1, sizeof *model);
     model->kern = kern;
+    bool share = options->owner && kern->ops->share;
+    int err = share ? borrow_all(model, options->owner, fault) : load_all(model, options, fault);
     model->rows_max = options->rows_max;
     model->logits_max = options->logits_max;
-    int err = load_config(model, options->dir, fault);
-    if (!err) model->layers = mem_must_alloc((size_t)model->config.layers, sizeof *model->layers);
-    if (!err) err = load_weights(model, options, fault);
-    if (!err) err = load_gates(model, options, fault);
     if (!err && !options->check_only) err = open_scratch(model, fault);
     if (err)
         model_close(model);
@@ -540,21 +557,27 @@ static void close_layer(struct kern *kern, struct layer *layer) {
     if (layer->gate) kern->ops->gate_free(kern, layer->gate);
 }
 
-void model_close(struct model *model) {
-    if (!model) return;
+static void close_weights(struct model *model) {
     struct kern *kern = model->kern;
-    const struct scratch *s = &model->scratch;
-    float *arrays[] = {s->x,        s->norm,   s->qkv,        s->heads,  s->gate_up,       s->ff,
-                       s->log_beta, s->last_x, s->last_heads, s->logits, model->final_norm};
-    for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
-        if (arrays[i]) kern->ops->mem_free(kern, arrays[i]);
-    }
     for (int i = 0; model->layers && i < model->config.layers; i++)
         close_layer(kern, &model->layers[i]);
+    if (model->final_norm) kern->ops->mem_free(kern, model->final_norm);
     if (model->head && model->head != model->embed) kern->ops->weight_free(kern, model->head);
     if (model->embed) kern->ops->weight_free(kern, model->embed);
     mem_free(model->layers);
     model_config_close(&model->config);
+}
+
+void model_close(struct model *model) {
+    if (!model) return;
+    struct kern *kern = model->kern;
+    const struct scratch *s = &model->scratch;
+    float *arrays[] = {s->x,  s->norm,     s->qkv,    s->heads,      s->gate_up,
+                       s->ff, s->log_beta, s->last_x, s->last_heads, s->logits};
+    for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
+        if (arrays[i]) kern->ops->mem_free(kern, arrays[i]);
+    }
+    if (!model->borrowed) close_weights(model);
     mem_free(model);
 }
 

@@ -39,17 +39,19 @@ struct model;
 
 struct model_options {
     const char *dir;
-    const char *gates;   /* path, or NULL = <dir>/gates.safetensors if present, "" = none */
-    int rows_max;        /* largest step */
-    int logits_max;      /* most rows that want logits in one step */
-    bool check_only;     /* names, shapes and types only; the model cannot be used */
+    const char *gates;         /* path, or NULL = <dir>/gates.safetensors if present, "" = none */
+    int rows_max;              /* largest step */
+    int logits_max;            /* most rows that want logits in one step */
+    bool check_only;           /* names, shapes and types only; the model cannot be used */
+    const struct model *owner; /* of the same model, open, outlives this one: its weights are used
+                                  where the backend can share them. NULL: they are loaded */
     bool random_weights; /* take only config.json; weights, and gates where no file gives them, from
                             a seeded generator (timing) */
     void (*progress)(void *arg, double fraction, const char *what); /* may be NULL */
     void *progress_arg;
 };
 
-/* Loads weights into the backend. Errors name field, tensor or file. */
+/* Loads weights into the backend, or shares the owner's. Errors name field, tensor or file. */
 int model_open(struct kern *kern, const struct model_options *options, struct model **out,
                struct fault *fault);
 void model_close(struct model *model);

@@ -374,6 +374,10 @@ struct kern_ops {
     int (*gate_load)(struct kern *kern, const struct kern_gate_spec *spec, struct kern_gate **out,
                      struct fault *fault);
     void (*gate_free)(struct kern *kern, struct kern_gate *gate);
+    /* From now on the instance may use what `owner`, of the same kind, has loaded so far: weights,
+     * gates and memory that nobody writes. The owner keeps them and outlives this one. ERR_NOMEM.
+     * NULL: every instance loads its own. */
+    int (*share)(struct kern *kern, const struct kern *owner);
 
     /* Layer operations; all float32 activations. */
     void (*embed)(struct kern *kern, float *x, const struct kern_weight *table,

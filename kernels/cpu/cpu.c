@@ -71,6 +71,16 @@ static int op_sync(struct kern *kern) {
     return 0;
 }
 
+/* All of it is host memory that is only read; what a product needs besides is each one's own. */
+static int op_share(struct kern *kern, const struct kern *owner) {
+    const struct cpu *from = (const struct cpu *)owner;
+    struct cpu *cpu = cpu_of(kern);
+    CHECK(cpu->kernels == from->kernels);
+    int rc = cpu_scratch_grow(cpu, from->scratch[0].bytes);
+    if (!rc) rc = cpu_room_grow(&cpu->packed, from->packed.bytes);
+    return rc ? rc : cpu_room_grow(&cpu->hidden, from->hidden.bytes);
+}
+
 /* ---- Cache ------------------------------------------------------------------------------------
  */
 
@@ -202,6 +212,7 @@ static const struct kern_ops table = {
     .weight_free = cpu_weight_free,
     .gate_load = cpu_gate_load,
     .gate_free = cpu_gate_free,
+    .share = op_share,
     .embed = cpu_embed,
     .rms_norm = cpu_rms_norm,
     .matmul = cpu_matmul,

@@ -33,6 +33,7 @@ int replay_open(const struct replay_options *options, struct replay *out, struct
                                         .gates = options->gates,
                                         .rows_max = options->rows_max,
                                         .logits_max = options->rows_max,
+                                        .owner = options->owner ? options->owner->model : NULL,
                                         .random_weights = options->random_weights};
     *out = (struct replay){0};
     int err = cpu_open(&cpu, &out->kern, fault);

@@ -17,6 +17,7 @@ struct replay_options {
     int slots;
     int64_t pages; /* 0 = enough for all */
     bool random_weights;
+    const struct replay *owner; /* whose weights are shared; NULL: they are loaded */
 };
 
 struct replay {

@@ -374,6 +374,56 @@ Test(model, company_in_a_batch_changes_no_bit) {
     }
 }
 
+/* Shared weights: the same bits, from instances that run at different times and widths. */
+static void check_shared(const char *dir, const char *path) {
+    struct replay owner, guest;
+    struct fault fault = {0};
+    int32_t ids[LONG];
+    const int whole = LONG;
+    open_or_fail(&owner, dir, path, KERN_BF16, LONG, 1);
+    struct replay_options options = {.dir = "/nowhere", /* nothing is read */
+                                     .path = path,
+                                     .threads = 1,
+                                     .kv_dtype = KERN_BF16,
+                                     .rows_max = LONG,
+                                     .positions_max = LONG,
+                                     .slots = 1,
+                                     .owner = &owner};
+    random_ids(ids, LONG, owner.vocab, 3);
+    float *expected = new_logits(&owner, LONG), *found = new_logits(&owner, LONG);
+    cr_assert_eq(replay_run(&owner, 0, ids, LONG, &whole, 1, expected), 0);
+    for (int round = 0; round < 2; round++) {
+        cr_assert_eq(replay_open(&options, &guest, &fault), 0, "%s", fault.text);
+        cr_assert_eq(model_has_gates(guest.model), model_has_gates(owner.model));
+        cr_assert_eq(replay_run(&guest, 0, ids, LONG, &whole, 1, found), 0);
+        check_equal(expected, found, LONG, owner.vocab, "a guest", path);
+        replay_close(&guest);
+    }
+    owner.kern->ops->release(owner.kern, 0);
+    cr_assert_eq(replay_run(&owner, 0, ids, LONG, &whole, 1, found), 0);
+    check_equal(expected, found, LONG, owner.vocab, "the owner after its guests", path);
+    for (long n = 0;; n++) {
+        mem_fail_after(n);
+        int err = replay_open(&options, &guest, &fault);
+        bool pending = mem_fail_pending();
+        mem_fail_after(-1);
+        if (!err) replay_close(&guest);
+        if (pending) break;
+        cr_assert_eq(err, ERR_NOMEM, "failure %ld: %s", n, fault.text);
+    }
+    mem_free(expected);
+    mem_free(found);
+    replay_close(&owner);
+}
+
+Test(model, shared_weights_change_no_bit) {
+    for (size_t i = 0; i < PATH_COUNT; i++) {
+        if (!path_available(paths[i])) continue;
+        check_shared(model_dir("qwen3"), paths[i]);
+        check_shared(KEEPD_SOURCE_DIR "/models/keepd-nano", paths[i]);
+    }
+}
+
 /* Rows nobody wants are left out of the last layer; the wanted ones must not notice. */
 Test(model, wanting_fewer_rows_changes_no_bit) {
     for (size_t i = 0; i < PATH_COUNT; i++) {
