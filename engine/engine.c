@@ -74,13 +74,6 @@ static int64_t memory_available(void) {
     return left < bytes ? left : bytes;
 }
 
-static int refuse_policy(const char *name, struct fault *fault) {
-    char known[256] = "auto";
-    for (int i = 0; policy_at(i) != NULL; i++)
-        snprintf(known + strlen(known), sizeof known - strlen(known), ", %s", policy_at(i)->name);
-    return fault_set(fault, ERR_INVALID, "kv-policy", "'%.40s' is not one of %s", name, known);
-}
-
 /* "kv.buffer" of a request is --kv-buffer here. */
 static int name_option(int code, struct fault *fault) {
     char *dot = strchr(fault->field, '.');
@@ -88,13 +81,16 @@ static int name_option(int code, struct fault *fault) {
     return code;
 }
 
+static bool is_automatic(const char *policy) {
+    return policy == NULL || strcmp(policy, "auto") == 0;
+}
+
 static int resolve_policy(struct engine *e, struct kv_params *kv, struct fault *fault) {
     const char *name = e->options.kv_policy;
     bool gates = model_has_gates(model_of(e));
-    bool automatic = name == NULL || strcmp(name, "auto") == 0;
+    bool automatic = is_automatic(name);
     if (automatic) name = gates ? "global" : "full";
-    const struct policy *policy = policy_find(name);
-    if (policy == NULL) return refuse_policy(name, fault);
+    const struct policy *policy = policy_find(name); /* there is one: check_options */
     if ((policy->needs & POLICY_NEEDS_GATES) != 0 && !gates)
         return fault_set(fault, ERR_INVALID, "kv-policy", "'%s' needs retention gates; %.200s%s",
                          name, e->options.gates != NULL ? "--gates ''" : e->options.model_dir,
@@ -278,6 +274,13 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
     info->top_k = config->top_k;
 }
 
+static int refuse_policy(const char *name, struct fault *fault) {
+    char known[256] = "auto";
+    for (int i = 0; policy_at(i) != NULL; i++)
+        snprintf(known + strlen(known), sizeof known - strlen(known), ", %s", policy_at(i)->name);
+    return fault_set(fault, ERR_INVALID, "kv-policy", "'%.40s' is not one of %s", name, known);
+}
+
 static int check_options(const struct engine_options *o, struct fault *fault) {
     if (o->max_num_seqs < 1)
         return fault_set(fault, ERR_INVALID, "max-num-seqs", "must be at least 1");
@@ -290,6 +293,8 @@ static int check_options(const struct engine_options *o, struct fault *fault) {
         return fault_set(fault, ERR_INVALID, "max-conversations", "must be at least 0");
     if (o->max_choices < 0)
         return fault_set(fault, ERR_INVALID, "max-choices", "must be at least 0");
+    if (!is_automatic(o->kv_policy) && policy_find(o->kv_policy) == NULL)
+        return refuse_policy(o->kv_policy, fault);
     return 0;
 }
 

@@ -182,8 +182,9 @@ static int check_cap(const struct kv_params *kv, const struct sched_kv *rules,
                  {"kv.chunk", kv->chunk, rules->defaults.chunk}};
     for (int i = 0; i < COUNT_OF(parts); i++)
         if (parts[i].value > parts[i].most)
-            return fault_set(fault, ERR_LIMIT, parts[i].field, "%s is %d, this server allows %d",
-                             parts[i].field, parts[i].value, parts[i].most);
+            return fault_set(fault, ERR_LIMIT, parts[i].field,
+                             "this server allows at most %d, not %d", parts[i].most,
+                             parts[i].value);
     return 0;
 }
 

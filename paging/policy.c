@@ -273,7 +273,7 @@ static const struct parameter {
 static int refuse(struct fault *fault, const char *name, const char *what) {
     char field[48];
     snprintf(field, sizeof field, "kv.%.40s", name);
-    return fault_set(fault, ERR_INVALID, field, "%s %s", field, what);
+    return fault_set(fault, ERR_INVALID, field, "%s", what);
 }
 
 static int find_word(const char *const *words, const char *text) {
@@ -314,26 +314,32 @@ int kv_params_choose(struct kv_params *params, const char *name, double number, 
     for (size_t i = 0; i < PARAMETER_COUNT; i++) {
         const struct parameter *p = &parameters[i];
         if (strcmp(p->name, name) != 0) continue;
-        snprintf(what, sizeof what, "is no parameter of policy '%s'", params->policy->name);
+        snprintf(what, sizeof what, "policy '%s' has no such parameter", params->policy->name);
         if ((params->policy->fields & p->field) == 0) return refuse(fault, name, what);
         int rc = check_parameter(p, &number, text, fault);
         if (rc == 0) p->set(&params->rule, number);
         return rc;
     }
-    return refuse(fault, name, "is no parameter of any policy");
+    return refuse(fault, name, "no policy has such a parameter");
+}
+
+/* Cut to what is left; negative numbers are the check's to refuse. */
+static int32_t at_most(int32_t value, int32_t left) {
+    return value <= left ? value : left > 0 ? left : 0;
 }
 
 void kv_params_fit(struct kv_params *params, unsigned named) {
     const struct policy *policy = params->policy;
     struct kern_rule *rule = &params->rule;
-    if ((named & POLICY_RECENT) != 0 || params->budget < 0) return;
-    if (policy->recent_part > 0)
+    bool recent_named = (named & POLICY_RECENT) != 0;
+    int32_t claimed = recent_named && rule->recent > 0 ? rule->recent : 0;
+    if (params->budget < 0) return;
+    if (!recent_named && policy->recent_part > 0)
         rule->recent = (int32_t)(policy->recent_part * (float)params->budget);
-    else if (policy->rule.observe.window > 0)
+    else if (!recent_named && policy->rule.observe.window > 0)
         rule->recent = policy->rule.recent - policy->rule.observe.window + rule->observe.window;
-    if ((named & POLICY_SINKS) == 0 && rule->sinks > params->budget) rule->sinks = params->budget;
-    int32_t left = params->budget - rule->sinks;
-    if (left >= 0 && rule->recent > left) rule->recent = left;
+    if ((named & POLICY_SINKS) == 0) rule->sinks = at_most(rule->sinks, params->budget - claimed);
+    if (!recent_named) rule->recent = at_most(rule->recent, params->budget - rule->sinks);
 }
 
 /* ---- Checks -----------------------------------------------------------------------------------
@@ -349,23 +355,24 @@ static int check_ranges(const struct kv_params *params, struct fault *fault) {
                   {"kv.recent", params->rule.recent, 0}};
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (fields[i].value < fields[i].least)
-            return fault_set(fault, ERR_INVALID, fields[i].field, "%s is %d, must be at least %d",
-                             fields[i].field, fields[i].value, fields[i].least);
+            return fault_set(fault, ERR_INVALID, fields[i].field, "must be at least %d, not %d",
+                             fields[i].least, fields[i].value);
     return 0;
 }
 
 static int check_budget(const struct kv_params *params, struct fault *fault) {
     const struct kern_rule *rule = &params->rule;
     if (params->budget < 1)
-        return fault_set(fault, ERR_INVALID, "kv.budget", "kv.budget is %d, must be at least 1",
+        return fault_set(fault, ERR_INVALID, "kv.budget", "must be at least 1, not %d",
                          params->budget);
     if (rule->sinks > params->budget)
-        return fault_set(fault, ERR_INVALID, "kv.sinks", "kv.sinks is %d, above kv.budget %d",
-                         rule->sinks, params->budget);
+        return fault_set(fault, ERR_INVALID, "kv.sinks",
+                         "must be at most the budget, which is %d, not %d", params->budget,
+                         rule->sinks);
     if (rule->recent > params->budget - rule->sinks)
         return fault_set(fault, ERR_INVALID, "kv.recent",
-                         "kv.recent is %d; with %d sinks it exceeds kv.budget %d", rule->recent,
-                         rule->sinks, params->budget);
+                         "must be at most %d (a budget of %d less %d sinks), not %d",
+                         params->budget - rule->sinks, params->budget, rule->sinks, rule->recent);
     return 0;
 }
 
@@ -373,7 +380,7 @@ int kv_params_check(const struct kv_params *params, struct fault *fault) {
     const struct kern_rule *rule = &params->rule;
     int rc = check_ranges(params, fault);
     if (rc == 0 && rule->score == KERN_SCORE_RETENTION && !(rule->horizon >= 1)) /* NaN fails too */
-        rc = fault_set(fault, ERR_INVALID, "kv.horizon", "kv.horizon is %g, must be at least 1",
+        rc = fault_set(fault, ERR_INVALID, "kv.horizon", "must be at least 1, not %g",
                        (double)rule->horizon);
     return rc == 0 && params->policy->bounded ? check_budget(params, fault) : rc;
 }

@@ -58,7 +58,8 @@ int kv_params_choose(struct kv_params *params, const char *name, double number, 
                      struct fault *fault);
 /* Once all is chosen; `named`: what the request named of sinks, recent and the parameters above.
  * Recent entries that were not named follow the budget or the window, and default protections give
- * way to a smaller budget, recent entries first. */
+ * way to a smaller budget, recent entries first, and to what was named: default sinks to named
+ * recent entries. */
 void kv_params_fit(struct kv_params *params, unsigned named);
 
 /* ERR_INVALID names the field ("kv.budget", ...): 1 <= budget, sinks + recent <= budget, ...

@@ -118,7 +118,8 @@ static void try_bad_options(void) {
     expect_no_engine(o[4], "tokenizer.json");
     o[5].max_model_len = 1 << 30;
     expect_no_engine(o[5], "max-model-len");
-    o[6].kv_policy = "fifo";
+    o[6].kv_policy = "fifo"; /* before anything is read */
+    o[6].model_dir = KEEPD_SOURCE_DIR "/nowhere";
     expect_no_engine(o[6], "kv-policy");
     o[7].gates = "";
     o[7].kv_policy = "global";

@@ -675,7 +675,9 @@ Test(sched, kv_parameters_name_the_field_at_fault) {
         {NULL, INT32_MIN, -1, -1, -1, -1, none, ERR_INVALID, "kv.budget"},
         {NULL, 3, -1, -1, -1, -1, none, 0, ""}, /* default sinks give way */
         {NULL, 3, -1, -1, 4, -1, none, ERR_INVALID, "kv.sinks"},
-        {NULL, 8, -1, -1, -1, 5, none, ERR_INVALID, "kv.recent"},
+        {NULL, 8, -1, -1, -1, 8, none, 0, ""}, /* to recent entries that are named, too */
+        {NULL, 8, -1, -1, -1, 9, none, ERR_INVALID, "kv.recent"},
+        {NULL, 8, -1, -1, 4, 5, none, ERR_INVALID, "kv.recent"},
         {NULL, 8, -1, -1, 4, INT32_MAX, none, ERR_INVALID, "kv.recent"},
         {NULL, -1, -2, -1, -1, -1, none, ERR_INVALID, "kv.buffer"},
         {NULL, -1, -1, 0, -1, -1, none, ERR_INVALID, "kv.chunk"},
@@ -685,7 +687,8 @@ Test(sched, kv_parameters_name_the_field_at_fault) {
         {"gkv", 3, -1, -1, 1, -1, none, 0, ""}, /* default recent entries give way */
         {"gkv", 64, -1, -1, -1, -1, 2, ERR_INVALID, "kv.horizon"},
         {"h2o", 64, -1, -1, -1, 60, none, 0, ""},
-        {"h2o", 64, -1, -1, -1, 61, none, ERR_INVALID, "kv.recent"},
+        {"h2o", 64, -1, -1, -1, 61, none, 0, ""},
+        {"h2o", 64, -1, -1, -1, 65, none, ERR_INVALID, "kv.recent"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct kv_params kv;

@@ -139,7 +139,7 @@ Test(policy, a_refused_word_names_those_there_are) {
     struct kv_params params = defaults("gkv");
     struct fault fault = {0};
     cr_assert_eq(kv_params_choose(&params, "history", 0, "all", &fault), ERR_INVALID);
-    cr_assert_str_eq(fault.text, "kv.history must be 'none', 'max', 'mean' or 'sum'");
+    cr_assert_str_eq(fault.text, "must be 'none', 'max', 'mean' or 'sum'");
 }
 
 /* Recent entries that were not named follow the budget or the window, and give way first. */
@@ -149,11 +149,18 @@ Test(policy, recent_entries_fit) {
         int32_t budget, window, sinks, recent;
         unsigned named;
     } cases[] = {
-        {"h2o", 100, 0, 4, 50, 0},      {"d2o", 100, 0, 4, 25, 0},
-        {"gkv", 100, 16, 4, 16, 0},     {"gkv", 100, 40, 4, 40, 0},
-        {"gkv", 10, 16, 4, 6, 0},       {"gkv", 3, 16, 3, 0, 0},
-        {"morphkv", 100, 10, 4, 11, 0}, {"global", 2, 0, 2, 0, 0},
-        {"cake", 20, 32, 4, 16, 0},     {"gkv", 10, 16, 4, 16, POLICY_RECENT},
+        {"h2o", 100, 0, 4, 50, 0},
+        {"d2o", 100, 0, 4, 25, 0},
+        {"gkv", 100, 16, 4, 16, 0},
+        {"gkv", 100, 40, 4, 40, 0},
+        {"gkv", 10, 16, 4, 6, 0},
+        {"gkv", 3, 16, 3, 0, 0},
+        {"morphkv", 100, 10, 4, 11, 0},
+        {"global", 2, 0, 2, 0, 0},
+        {"cake", 20, 32, 4, 16, 0},
+        {"gkv", 10, 16, 0, 16, POLICY_RECENT},
+        {"gkv", 18, 16, 2, 16, POLICY_RECENT},
+        {"gkv", 18, 16, 4, 16, POLICY_RECENT | POLICY_SINKS},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct kv_params params = defaults(cases[i].policy);
