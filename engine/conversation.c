@@ -48,6 +48,9 @@ struct conversation *conversation_add(struct conversation_table *table,
     while (to->id != 0) to++;
     *to = *row;
     if (to->id == 0) to->id = new_id(table);
+    to->prompt_hash = conversation_hash(CONVERSATION_HASH, to->tokens, to->prompt_end);
+    to->token_hash = conversation_hash(to->prompt_hash, to->tokens + to->prompt_end,
+                                       to->token_count - to->prompt_end);
     table->count++;
     table->pages += to->pages;
     table->entries += to->entries;
@@ -144,7 +147,7 @@ void conversation_note_gone(struct conversation_table *table, const struct conve
     struct conversation_gone *gone = &table->gone[table->gone_count++ % CONVERSATION_GONE_MAX];
     memcpy(gone->space, row->space, sizeof gone->space);
     gone->prompt_end = row->prompt_end;
-    gone->hash = conversation_hash(CONVERSATION_HASH, row->tokens, row->prompt_end);
+    gone->hash = row->prompt_hash;
 }
 
 static bool extends_gone(const struct conversation_table *table,
@@ -208,4 +211,33 @@ struct conversation *conversation_find(struct conversation_table *table,
     if (best == NULL && *miss <= ENGINE_MISS_DIVERGED && extends_gone(table, query))
         *miss = ENGINE_MISS_FORGOTTEN;
     return best;
+}
+
+/* ---- Search by hashes ------------------------------------------------------------------------ */
+
+static bool make_hashes(struct conversation_search *search) {
+    const struct conversation_query *query = search->query;
+    if (search->hashes != NULL) return true;
+    uint64_t *hashes = mem_try_alloc((size_t)query->prompt_count + 1, sizeof *hashes);
+    if (hashes == NULL) return false;
+    hashes[0] = CONVERSATION_HASH;
+    for (int32_t i = 0; i < query->prompt_count; i++)
+        hashes[i + 1] = conversation_hash(hashes[i], &query->prompt[i], 1);
+    search->hashes = hashes;
+    return true;
+}
+
+void conversation_search_close(struct conversation_search *search) {
+    mem_free(search->hashes);
+}
+
+int32_t conversation_usable(struct conversation_search *search,
+                            const struct conversation_key *key) {
+    const struct conversation_query *query = search->query;
+    int32_t most = query->prompt_count - 1; /* one is left to compute */
+    if (key->prompt_end > most || memcmp(key->space, query->space, 16) != 0) return 0;
+    if (!kv_params_equal(key->kv, query->kv) || !make_hashes(search)) return 0;
+    if (search->hashes[key->prompt_end] != key->prompt_hash) return 0;
+    bool whole = key->token_count <= most && search->hashes[key->token_count] == key->token_hash;
+    return whole ? key->token_count : key->prompt_end;
 }

@@ -39,9 +39,10 @@ struct conversation {
     int32_t *tokens;     /* appended so far, owned; [token_count] */
     int32_t token_count; /* T */
     int32_t prompt_end;  /* tokens of the last prompt: nothing before this may be dropped */
-    int32_t held;        /* entries per stream on average, rounded up */
-    int64_t entries;     /* exact, over all streams */
-    int64_t pages;       /* exact, shared ones included */
+    uint64_t prompt_hash, token_hash; /* conversation_hash of prompt_end and of all tokens */
+    int32_t held;                     /* entries per stream on average, rounded up */
+    int64_t entries;                  /* exact, over all streams */
+    int64_t pages;                    /* exact, shared ones included */
     int32_t slot;
     int64_t last_used_ns;
     uint64_t use;    /* order of last use; the smallest goes first */
@@ -76,7 +77,8 @@ struct conversation_table {
 void conversation_table_open(struct conversation_table *table, int capacity);
 void conversation_table_close(struct conversation_table *table);
 
-/* Copies *row in (taking row->tokens); a row without an id gets one. The table must have room. */
+/* Copies *row in (taking row->tokens); a row without an id gets one, and every row its hashes. The
+ * table must have room. */
 struct conversation *conversation_add(struct conversation_table *table,
                                       const struct conversation *row, int64_t now_ns);
 
@@ -123,5 +125,24 @@ void conversation_note_gone(struct conversation_table *table, const struct conve
 /* A hash of the first `count` tokens; start with CONVERSATION_HASH and go on from any prefix's. */
 #define CONVERSATION_HASH 0x6b65657064u
 uint64_t conversation_hash(uint64_t hash, const int32_t *tokens, int32_t count);
+
+/* A conversation as those know it who have no tokens of it: files, and other threads' tables. */
+struct conversation_key {
+    const uint8_t *space; /* [16] */
+    const struct kv_params *kv;
+    int32_t prompt_end, token_count;
+    uint64_t prompt_hash, token_hash;
+};
+
+/* A query and the hashes of its prompt's prefixes, made when they are first needed. */
+struct conversation_search {
+    const struct conversation_query *query;
+    uint64_t *hashes; /* [prompt_count + 1]; hashes[i] is that of the first i tokens */
+};
+void conversation_search_close(struct conversation_search *search);
+
+/* Tokens of the conversation that the query would surely use: whether it goes past the prompt's end
+ * but not to the end of all tokens is not known. 0 = it does not serve, or there was no memory. */
+int32_t conversation_usable(struct conversation_search *search, const struct conversation_key *key);
 
 #endif

@@ -165,3 +165,42 @@ Test(conversation, ids_are_random_and_found) {
     conversation_table_close(&a);
     conversation_table_close(&b);
 }
+
+/* ---- Known by hashes only -------------------------------------------------------------------- */
+
+static int32_t usable(const struct conversation *row, int space, const struct kv_params *kv,
+                      const int32_t *prompt, int count) {
+    const uint8_t bytes[16] = {(uint8_t)space};
+    const struct conversation_query query = {
+        .space = bytes, .kv = kv, .prompt = prompt, .prompt_count = count};
+    struct conversation_search search = {.query = &query};
+    const struct conversation_key key = {.space = row->space,
+                                         .kv = &row->kv,
+                                         .prompt_end = row->prompt_end,
+                                         .token_count = row->token_count,
+                                         .prompt_hash = row->prompt_hash,
+                                         .token_hash = row->token_hash};
+    int32_t found = conversation_usable(&search, &key);
+    conversation_search_close(&search);
+    return found;
+}
+
+/* Hashes tell what the tokens would: all of it, its prompt, or nothing. */
+Test(conversation, hashes_find_what_tokens_find) {
+    struct conversation_table t;
+    struct kv_params kv = kv_of("streaming", 32), other = kv_of("streaming", 33);
+    conversation_table_open(&t, 1);
+    add(&t, 1, kv, (int32_t[]){1, 2, 3, 4}, 4, 2, 0);
+    const struct conversation *row = &t.rows[0];
+    cr_assert_eq(usable(row, 1, &kv, (int32_t[]){1, 2, 3, 4, 5}, 5), 4);
+    cr_assert_eq(usable(row, 1, &kv, (int32_t[]){1, 2, 3, 9, 5}, 5), 2);
+    cr_assert_eq(usable(row, 1, &kv, (int32_t[]){1, 2, 3, 4}, 4), 2, "one is left to compute");
+    cr_assert_eq(usable(row, 1, &kv, (int32_t[]){1, 2}, 2), 0);
+    cr_assert_eq(usable(row, 1, &kv, (int32_t[]){1, 9, 3, 4, 5}, 5), 0);
+    cr_assert_eq(usable(row, 2, &kv, (int32_t[]){1, 2, 3, 4, 5}, 5), 0, "another space");
+    cr_assert_eq(usable(row, 1, &other, (int32_t[]){1, 2, 3, 4, 5}, 5), 0, "other settings");
+    mem_fail_after(0);
+    cr_assert_eq(usable(row, 1, &kv, (int32_t[]){1, 2, 3, 4, 5}, 5), 0, "no memory: as if none");
+    mem_fail_after(-1);
+    conversation_table_close(&t);
+}
