@@ -184,6 +184,7 @@ static void wait_for_work(struct replica *r) {
 /* A device error is sticky: never continue on a poisoned context. Whoever still asks is told. */
 static void stop_serving(struct replica *r) {
     log_error("the backend failed; the engine takes no more work and the process must restart");
+    sched_end_saving(&r->sched);
     pthread_mutex_lock(&r->lock);
     r->snapshot.stopped = true;
     pthread_mutex_unlock(&r->lock);

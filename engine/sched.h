@@ -96,6 +96,7 @@ struct sched {
     bool head_waits;      /* the first waiting job was tried, and nothing has changed since */
     bool waits_for_store; /* what it waits for is on disk */
     struct sched_export export;
+    bool saving_ended;                                 /* nothing more is written */
     uint64_t writing_replaces;                         /* of what the store is writing */
     int64_t looked_ns;                                 /* for conversations to write */
     struct engine_choice *ended_first, *ended_last;    /* ended, not yet published */
@@ -145,6 +146,8 @@ int sched_delete(struct sched *sched, uint64_t id);
 /* Writing conversations goes on a little, before every step and while there is nothing else to do;
  * `all`: also those that were used just now. Without a store these do nothing. */
 void sched_save(struct sched *sched, int64_t now_ns, bool all);
+/* The backend has failed: what is not written yet is lost, and nothing waits for it. */
+void sched_end_saving(struct sched *sched);
 bool sched_exporting(const struct sched *sched);       /* there is more to do right now */
 bool sched_unsaved(const struct sched *sched);         /* not everything is on disk yet */
 int64_t sched_next_save_ns(const struct sched *sched); /* when there will be; INT64_MAX: never */

@@ -23,8 +23,9 @@ static int block_count(const struct sched *sched) {
 }
 
 bool sched_wants_saving(const struct sched *sched, const struct conversation *row) {
-    return sched->options.store != NULL && row->saved == CONVERSATION_UNSAVED &&
-           !conversation_superseded(row) && state_holds(&row->kv);
+    return sched->options.store != NULL && !sched->saving_ended &&
+           row->saved == CONVERSATION_UNSAVED && !conversation_superseded(row) &&
+           state_holds(&row->kv);
 }
 
 /* ---- Out ------------------------------------------------------------------------------------- */
@@ -181,6 +182,11 @@ void sched_save(struct sched *sched, int64_t now_ns, bool all) {
         if (row != NULL) begin_export(sched, row);
     }
     if (sched->export.data != NULL) go_on_exporting(sched, sched->options.export_bytes);
+}
+
+void sched_end_saving(struct sched *sched) {
+    cancel_export(sched);
+    sched->saving_ended = true;
 }
 
 bool sched_exporting(const struct sched *sched) {

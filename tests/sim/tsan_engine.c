@@ -28,8 +28,10 @@ static int32_t prompts[JOBS][PROMPT];
 static struct kern_ops wrapped[2];
 static int (*real_sample)(struct kern *, const float *, int, int, const struct kern_sample *,
                           struct kern_sampled *);
+static void (*real_cache_stats)(struct kern *, struct kern_cache_stats *);
 static atomic_bool failing;
-static bool lesser; /* neither observes attention nor takes snapshots */
+static atomic_int turns; /* of engine threads: each reads the counts */
+static bool lesser;      /* neither observes attention nor takes snapshots */
 
 int __real_cpu_open(const struct cpu_options *options, struct kern **out, struct fault *fault);
 int __wrap_cpu_open(const struct cpu_options *options, struct kern **out, struct fault *fault);
@@ -40,6 +42,11 @@ static int sample_or_fail(struct kern *kern, const float *logits, int rows, int 
     return real_sample(kern, logits, rows, vocab, params, out);
 }
 
+static void count_turn(struct kern *kern, struct kern_cache_stats *stats) {
+    atomic_fetch_add(&turns, 1);
+    real_cache_stats(kern, stats);
+}
+
 static int without_attention(const struct kern_rule *rule, struct fault *fault) {
     if (rule->score != KERN_SCORE_ATTENTION) return 0;
     return fault_set(fault, ERR_UNSUPPORTED, "observe", "no 'observe' in this backend");
@@ -47,8 +54,10 @@ static int without_attention(const struct kern_rule *rule, struct fault *fault) 
 
 static void wrap(struct kern_ops *ops, const struct kern_ops *real) {
     real_sample = real->sample;
+    real_cache_stats = real->cache_stats;
     *ops = *real;
     ops->sample = sample_or_fail;
+    ops->cache_stats = count_turn;
     if (!lesser) return;
     ops->rule_check = without_attention;
     ops->snapshot_export = NULL;
@@ -379,13 +388,13 @@ static void try_failing_backend(void) {
 
 /* ---- A state directory, deletes and choices -------------------------------------------------- */
 
-static struct engine *open_with_state(const char *dir) {
+static struct engine *open_with_state(const char *dir, int idle_seconds) {
     struct engine_options options = default_options();
     struct engine *engine = NULL;
     struct fault fault = {0};
     options.state_dir = dir;
     options.state_bytes = 1 << 28;
-    options.state_idle_seconds = 0;
+    options.state_idle_seconds = idle_seconds;
     CHECK_MSG(engine_open(&options, &engine, &fault) == 0, "%s: %s", fault.field, fault.text);
     CHECK(engine_start(engine) == 0);
     return engine;
@@ -430,7 +439,7 @@ static void try_state(void) {
     struct engine_conversation_row rows[CONVERSATIONS + 1];
     struct engine_snapshot snapshot;
     CHECK(mkdtemp(dir) != NULL);
-    struct engine *engine = open_with_state(dir);
+    struct engine *engine = open_with_state(dir, 0);
     for (int i = 0; i < 3; i++) submit_some(engine, i, PROMPT / 2, 1 + i);
     wait_and_close(3);
     CHECK(delete_one(engine, 1) == ERR_NOTFOUND);
@@ -439,7 +448,7 @@ static void try_state(void) {
     engine_snapshot(engine, &snapshot);
     CHECK(snapshot.conversations_on_disk == 3 && snapshot.state_failed == 0);
     engine_close(engine);
-    engine = open_with_state(dir);
+    engine = open_with_state(dir, 0);
     CHECK(engine_conversations(engine, rows, CONVERSATIONS + 1) == 3);
     CHECK(rows[0].pages == 0 && rows[0].disk_bytes > 0);
     for (int i = 0; i < 3; i++) submit_some(engine, i, PROMPT, 2);
@@ -448,6 +457,30 @@ static void try_state(void) {
     CHECK(snapshot.state_restored == 3 && snapshot.cached_tokens == 3 * (PROMPT / 2));
     for (int count; (count = engine_conversations(engine, rows, CONVERSATIONS + 1)) > 0;)
         for (int i = 0; i < count; i++) (void)delete_one(engine, rows[i].id);
+    engine_close(engine);
+    remove_dir(dir);
+}
+
+/* A device error while conversations are not written yet: the thread says so, drains, and sleeps.
+ */
+static void try_failing_backend_with_state(void) {
+    char dir[] = "/tmp/keepd-engine-XXXXXX";
+    CHECK(mkdtemp(dir) != NULL);
+    struct engine *engine = open_with_state(dir, 3600);
+    submit_some(engine, 0, PROMPT / 2, 1);
+    wait_and_close(1);
+    atomic_store(&failing, true);
+    submit_some(engine, 1, PROMPT, 1);
+    wait_for(&jobs[1]);
+    CHECK(jobs[1].fault.code == ERR_DEVICE);
+    engine_job_close(&jobs[1]);
+    atomic_store(&failing, false);
+    engine_drain(engine);
+    while (!engine_idle(engine)) usleep(500);
+    int before = atomic_load(&turns);
+    usleep(20000); /* thousands of turns, if it does not sleep */
+    CHECK_MSG(atomic_load(&turns) - before < 20, "%d turns with nothing to do",
+              atomic_load(&turns) - before);
     engine_close(engine);
     remove_dir(dir);
 }
@@ -483,6 +516,7 @@ int main(void) {
     try_bad_options();
     try_lesser_backend();
     try_state();
+    try_failing_backend_with_state();
     printf("%d wakes, checksum %llu\n", atomic_load(&wakes), (unsigned long long)sum);
     return 0;
 }
