@@ -155,11 +155,12 @@ struct cpu_work cpu_cache_work(const struct cpu_cache *cache, int worker) {
 static int map_arrays(struct cpu_cache *cache) {
     size_t pages = (size_t)cache->options.pages, slots = (size_t)cache->options.slots;
     size_t streams = (size_t)cache->streams, page_slots = (size_t)cache->page_slots;
-    size_t layers = (size_t)cache->options.layers, heads = (size_t)cache->options.heads_kv;
+    size_t layers = (size_t)cache->options.layers, heads = (size_t)cache->heads_model;
+    size_t ranks = (size_t)cache->comm->ranks;
     size_t pool_entries, entries = streams * (size_t)cache->options.max_positions;
     if (__builtin_mul_overflow(pages, page_slots, &pool_entries)) return ERR_NOMEM;
     if (entries > pool_entries) entries = pool_entries;
-    if (entries > UINT32_MAX)
+    if (entries > UINT32_MAX / ranks)
         return ERR_NOMEM; /* eviction counts the bins of its select in 32 bits */
     const struct region regions[] = {
         {(void **)&cache->pool, pages, cache->page_size},
@@ -176,12 +177,14 @@ static int map_arrays(struct cpu_cache *cache) {
         {(void **)&cache->weights, slots, layers * sizeof *cache->weights},
         {(void **)&cache->tau, slots, streams * sizeof *cache->tau},
         {(void **)&cache->keys, entries, sizeof *cache->keys},
-        {(void **)&cache->ties, entries, sizeof *cache->ties},
         {(void **)&cache->fresh, entries, sizeof *cache->fresh},
         {(void **)&cache->alike, entries, sizeof *cache->alike},
         {(void **)&cache->links, entries, sizeof *cache->links},
         {(void **)&cache->parts, layers + heads, sizeof *cache->parts},
         {(void **)&cache->evict, streams + 1, sizeof *cache->evict},
+        {(void **)&cache->facts, ranks * streams, sizeof *cache->facts},
+        {(void **)&cache->pools, layers, sizeof *cache->pools},
+        {(void **)&cache->bins, layers, CPU_EVICT_BINS * sizeof *cache->bins},
         {(void **)&cache->work, (size_t)cache->workers, cache->work_size * sizeof *cache->work},
     };
     int rc = map_regions(cache, regions, sizeof regions / sizeof *regions);
@@ -191,12 +194,27 @@ static int map_arrays(struct cpu_cache *cache) {
     return 0;
 }
 
-int cpu_cache_open(struct cpu_cache *cache, const struct kern_cache_options *options, int workers,
-                   struct fault *fault) {
+/* This rank's heads of the model's. */
+static struct kern_cache_options own_options(struct cpu_cache *cache,
+                                             const struct kern_cache_options *options) {
+    struct kern_cache_options own = *options;
+    cache->shard = shard_heads(cache->comm, options->heads_q, options->heads_kv);
+    own.heads_q = cache->shard.heads_q;
+    own.heads_kv = cache->shard.heads_kv;
+    return own;
+}
+
+int cpu_cache_open_rank(struct cpu_cache *cache, const struct kern_cache_options *options,
+                        const struct comm *comm, int workers, struct fault *fault) {
     memset(cache, 0, sizeof *cache);
-    int rc = check_options(options, fault);
-    if (rc == 0) rc = set_shape(cache, options, fault);
+    cache->comm = comm;
+    cache->heads_model = options->heads_kv;
     cache->workers = workers;
+    int rc = check_options(options, fault);
+    if (rc == 0) {
+        struct kern_cache_options own = own_options(cache, options);
+        rc = set_shape(cache, &own, fault);
+    }
     cache->math = &cpu_math_plain;
     if (rc == 0 && map_arrays(cache) < 0)
         rc = fault_set(fault, ERR_NOMEM, "kv_pool_bytes", "no memory for %lld pages of %zu bytes",
@@ -209,6 +227,11 @@ int cpu_cache_open(struct cpu_cache *cache, const struct kern_cache_options *opt
     for (int64_t i = 0; i < options->pages; i++)
         cache->free_pages[i] = (uint32_t)(options->pages - 1 - i); /* page 0 is taken first */
     return 0;
+}
+
+int cpu_cache_open(struct cpu_cache *cache, const struct kern_cache_options *options, int workers,
+                   struct fault *fault) {
+    return cpu_cache_open_rank(cache, options, &comm_none, workers, fault);
 }
 
 void cpu_cache_close(struct cpu_cache *cache) {
@@ -366,7 +389,8 @@ int cpu_cache_begin_step(struct cpu_cache *cache, const struct kern_batch *batch
         if (span->pos > cache->options.max_positions - span->count) return ERR_LIMIT;
         need += pages_needed(cache, batch, i);
     }
-    if (need > cache->free_count) return ERR_FULL;
+    int rc = cache->comm->ops->agree(cache->comm, need > cache->free_count ? ERR_FULL : 0);
+    if (rc) return rc;
     for (int i = 0; i < batch->span_count; i++) {
         const struct kern_span *span = &batch->spans[i];
         for (int stream = 0; stream < cache->streams; stream++) append_stream(cache, span, stream);
@@ -421,7 +445,8 @@ static void copy_ring(struct cpu_cache *cache, int from, int to) {
 
 int cpu_cache_fork(struct cpu_cache *cache, int from, int to) {
     CHECK(slot_at(cache, from)->in_use && !slot_at(cache, to)->in_use);
-    if (!can_share(cache, from)) return ERR_LIMIT;
+    int rc = cache->comm->ops->agree(cache->comm, can_share(cache, from) ? 0 : ERR_LIMIT);
+    if (rc) return rc;
     for (int stream = 0; stream < cache->streams; stream++) {
         const uint32_t *table = cpu_cache_table(cache, from, stream);
         int32_t length = *cpu_cache_length(cache, from, stream);

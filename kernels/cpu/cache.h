@@ -19,14 +19,19 @@
  * copy always finds a free page while every slot's own table fits its reservation: shared pages are
  * then counted more than once in the reservations but once in the pool.
  *
- * Threads: the engine thread calls everything; `parallel`, when set, spreads streams over workers.
- * Wrong slot numbers and the like are programmer errors and abort. */
+ * With several ranks (kernels/comm.h) a cache holds the streams of its rank's heads and `options`
+ * counts those; a stream's number is its rank's own except where "of the model" is said. Steps,
+ * evictions and forks are taken or refused by all ranks together.
+ *
+ * Threads: one thread, the engine's or the rank's, calls everything; `parallel`, when set, spreads
+ * streams over workers. Wrong slot numbers and the like are programmer errors and abort. */
 #ifndef KEEPD_KERNELS_CPU_CACHE_H
 #define KEEPD_KERNELS_CPU_CACHE_H
 
 #include <string.h>
 
 #include "kernels/kern.h"
+#include "kernels/shard.h"
 
 #define CPU_PAGE_BYTES 8192 /* keys and values of one page, when a row is not larger than that */
 
@@ -56,6 +61,9 @@ struct cpu_cache_slot {
 
 struct cpu_cache {
     struct kern_cache_options options;
+    const struct comm *comm; /* the ranks that hold the other heads */
+    struct shard_heads shard;
+    int heads_model;        /* KV heads of the model */
     int streams;            /* layers * heads_kv; a stream's index is layer * heads_kv + head */
     int page_slots;         /* P */
     size_t row_size;        /* bytes of one key or value */
@@ -90,12 +98,15 @@ struct cpu_cache {
     float *tau;     /* [slots][streams] thresholds of merging; NAN: none yet */
 
     /* Room for eviction: one value per entry of the largest possible sequence. */
-    uint32_t *keys, *ties;
+    uint32_t *keys;
     float *fresh; /* scores to be remembered */
     float *alike; /* merging: likenesses */
     int32_t *links;
-    struct cpu_share_part *parts;   /* [layers + heads_kv] */
+    struct cpu_share_part *parts;   /* [layers + heads_model] */
     struct cpu_evict_stream *evict; /* [streams + 1] */
+    struct cpu_evict_fact *facts;   /* [ranks][streams] */
+    struct cpu_evict_pool *pools;   /* [layers] */
+    uint32_t *bins;                 /* [layers][CPU_EVICT_BINS] */
     float *work;                    /* [workers][work_size]: see cpu_cache_work */
     size_t work_size;
     uint64_t entries_evicted;
@@ -123,6 +134,10 @@ void cpu_cache_info(enum kern_dtype dtype, int head_dim, struct kern_cache_info 
 /* dtype f32 or bf16; `workers` of `parallel`. On failure nothing is held and *cache is zeroed. */
 int cpu_cache_open(struct cpu_cache *cache, const struct kern_cache_options *options, int workers,
                    struct fault *fault);
+/* The same for one of several ranks: `options` with the model's heads, `pages` of this rank. `comm`
+ * outlives the cache. */
+int cpu_cache_open_rank(struct cpu_cache *cache, const struct kern_cache_options *options,
+                        const struct comm *comm, int workers, struct fault *fault);
 void cpu_cache_close(struct cpu_cache *cache); /* idempotent; fine on a zeroed struct */
 
 /* Appends span->count entries to every stream of each span's slot. ERR_FULL when the free pages do
@@ -162,21 +177,42 @@ static inline char *cpu_cache_side(const struct cpu_cache *cache, int side, uint
 
 /* ---- For eviction --------------------------------------------------------------------------- */
 
-/* The lowest rank that is kept. Ranks order by key, then newer pos, then lower stream. */
+/* The last entry that is kept. Entries rank by key, then newer pos, then lower stream. */
 struct cpu_evict_cut {
     uint32_t key;
-    int32_t pos, stream;
+    int32_t pos, stream; /* the stream's number in the model */
 };
+
+/* Streams that compete for places. */
+struct cpu_evict_pool {
+    int from, to;             /* those of this rank */
+    int64_t held, keep;       /* entries and places, of all ranks */
+    struct cpu_evict_cut cut; /* out */
+    bool open;                /* what follows belongs to the search: see cut.c */
+    uint32_t value;           /* bits of the cut found so far */
+    uint32_t wanted;          /* how many of the entries with them stay */
+    uint32_t equal;           /* how many there are */
+};
+
+#define CPU_EVICT_BINS 2048
 
 /* What eviction notes about one stream. */
 struct cpu_evict_stream {
-    size_t first; /* its first entry in keys and ties; one row past the end: the total */
+    size_t first;             /* its first entry in keys; one row past the end: the total */
     struct cpu_evict_cut cut; /* the same for all streams that compete */
     int32_t lead;             /* entries before the first one that goes: they stay where they are */
     int32_t kept;
     int32_t candidates; /* entries before the recent ones */
     int32_t fixed;      /* protected entries */
     int64_t keep;       /* places of the pool that begins here; then the stream's own */
+    int64_t best;       /* of its entries, those among the best of their pool */
+    double measured[2]; /* for the weights of layers */
+};
+
+/* What all ranks know of a stream. */
+struct cpu_evict_fact {
+    int64_t length, fixed;
+    int64_t best;       /* of its entries, those among the best of their pool */
     double measured[2]; /* for the weights of layers */
 };
 
@@ -241,6 +277,12 @@ static inline uint32_t *cpu_cache_table(const struct cpu_cache *cache, int slot,
 
 static inline int32_t *cpu_cache_length(const struct cpu_cache *cache, int slot, int stream) {
     return &cache->lengths[(size_t)slot * (size_t)cache->streams + (size_t)stream];
+}
+
+/* The number in the model of a stream of this rank. */
+static inline int cpu_cache_model_stream(const struct cpu_cache *cache, int stream) {
+    int heads = cache->options.heads_kv;
+    return stream / heads * cache->heads_model + cache->shard.first + stream % heads;
 }
 
 /* A stream as a kernel sees it: entry i is slot i % P of page pages[i / P]. */

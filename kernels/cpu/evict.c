@@ -1,10 +1,9 @@
 /* Eviction of one sequence: score every entry, share the total, find the lowest rank that is kept,
  * merge, close the gaps.
  *
- * Scores are uint32 keys in the same order, so that the cut is found by radix select: three passes
- * over the keys whatever their values, and ties that cross the cut are broken by a second select on
- * positions. All but the shares runs stream by stream and may run in parallel; what is kept does
- * not depend on the schedule. */
+ * Scores are uint32 keys in the same order. What is shared and cut between streams of several ranks
+ * is decided by each of them from the same numbers (evict_tell, cut.c). All but the shares runs
+ * stream by stream and may run in parallel; what is kept does not depend on the schedule. */
 #include "kernels/cpu/evict.h"
 
 #include <math.h>
@@ -20,81 +19,8 @@ static void each_stream(const struct evict_job *job, cpu_item *fn) {
     for (int stream = 0; stream < cache->streams; stream++) fn((void *)(uintptr_t)job, stream, 0);
 }
 
-/* ---- The cut -------------------------------------------------------------------------------- */
-
-struct selected {
-    uint32_t value;
-    size_t equal;  /* how many values equal it */
-    size_t wanted; /* how many of those belong to the `rank` largest; the rest is larger */
-};
-
-/* The rank-th largest value, 1 <= rank <= count: from the top 11 bits down, each pass narrows the
- * candidates to one of 2,048 bins. */
-static struct selected select_largest(const uint32_t *values, size_t count, size_t rank) {
-    static const struct { int shift, bits; } passes[] = {{21, 11}, {10, 11}, {0, 10}};
-    struct selected out = {.value = 0, .equal = count, .wanted = rank};
-    uint32_t decided = 0; /* mask of the bits of `value` that are final */
-    for (int pass = 0; pass < 3; pass++) {
-        uint32_t bins[2048] = {0}, mask = (1u << passes[pass].bits) - 1;
-        int shift = passes[pass].shift;
-        for (size_t i = 0; i < count; i++)
-            if ((values[i] & decided) == out.value) bins[values[i] >> shift & mask]++;
-        uint32_t bin = mask;
-        while (bins[bin] < out.wanted) out.wanted -= bins[bin--];
-        out.value |= bin << shift;
-        out.equal = bins[bin];
-        decided |= mask << shift;
-    }
-    return out;
-}
-
-/* The positions of all entries with this key in streams [from, to). */
-static void collect_ties(const struct evict_job *job, int from, int to, uint32_t key,
-                         uint32_t *ties) {
-    const struct cpu_cache *cache = job->cache;
-    for (int stream = from; stream < to; stream++) {
-        const uint32_t *table = cpu_cache_table(cache, job->due->slot, stream);
-        const uint32_t *keys = cache->keys + cache->evict[stream].first;
-        int32_t length = *cpu_cache_length(cache, job->due->slot, stream);
-        for (int32_t i = 0; i < length; i++)
-            if (keys[i] == key) *ties++ = (uint32_t)cpu_cache_entry_pos(cache, table, i);
-    }
-}
-
-/* The stream of the wanted-th entry, 1 being the first, with this key at this position. A position
- * occurs at most once in a stream. */
-static int tied_stream(const struct evict_job *job, int from, uint32_t key, int32_t pos,
-                       size_t wanted) {
-    const struct cpu_cache *cache = job->cache;
-    for (int stream = from;; stream++) {
-        CHECK(stream < cache->streams);
-        const uint32_t *table = cpu_cache_table(cache, job->due->slot, stream);
-        const uint32_t *keys = cache->keys + cache->evict[stream].first;
-        int32_t length = *cpu_cache_length(cache, job->due->slot, stream);
-        for (int32_t i = 0; i < length; i++)
-            if (keys[i] == key && cpu_cache_entry_pos(cache, table, i) == pos && --wanted == 0)
-                return stream;
-    }
-}
-
-/* The lowest rank among the `keep` highest of streams [from, to), which compete. */
-static struct cpu_evict_cut find_cut(const struct evict_job *job, int from, int to, size_t keep) {
-    const struct cpu_cache *cache = job->cache;
-    size_t first = cache->evict[from].first, count = cache->evict[to].first - first;
-    if (keep >= count) return (struct cpu_evict_cut){.key = 0, .pos = 0, .stream = to};
-    if (keep == 0) return (struct cpu_evict_cut){.key = UINT32_MAX, .pos = INT32_MAX, .stream = -1};
-    struct selected key = select_largest(cache->keys + first, count, keep);
-    if (key.equal == key.wanted)
-        return (struct cpu_evict_cut){.key = key.value, .pos = 0, .stream = to};
-    uint32_t *ties = cache->ties + first;
-    collect_ties(job, from, to, key.value, ties);
-    struct selected pos = select_largest(ties, key.equal, key.wanted);
-    return (struct cpu_evict_cut){
-        .key = key.value,
-        .pos = (int32_t)pos.value,
-        .stream = tied_stream(job, from, key.value, (int32_t)pos.value, pos.wanted),
-    };
-}
+/* ---- Who stays -------------------------------------------------------------------------------
+ */
 
 /* Most entries are judged by their key alone; only ties look at the page. */
 static bool is_above(const struct evict_job *job, int stream, const uint32_t *table,
@@ -104,7 +30,7 @@ static bool is_above(const struct evict_job *job, int stream, const uint32_t *ta
     if (key != plan->cut.key) return key > plan->cut.key;
     int32_t pos = cpu_cache_entry_pos(job->cache, table, index);
     if (pos != plan->cut.pos) return pos > plan->cut.pos;
-    return stream <= plan->cut.stream;
+    return cpu_cache_model_stream(job->cache, stream) <= plan->cut.stream;
 }
 
 bool evict_keeps(const struct evict_job *job, int stream, const uint32_t *table, int32_t index) {
@@ -114,73 +40,111 @@ bool evict_keeps(const struct evict_job *job, int stream, const uint32_t *table,
 
 /* ---- Pools ---------------------------------------------------------------------------------- */
 
+/* A stream by itself concerns no other rank. */
 static void cut_stream(void *arg, int stream, int worker) {
     (void)worker;
     const struct evict_job *job = arg;
     struct cpu_evict_stream *plan = &job->cache->evict[stream];
-    plan->cut = find_cut(job, stream, stream + 1, (size_t)plan->keep);
+    struct cpu_evict_pool pool = {.from = stream, .to = stream + 1, .keep = plan->keep};
+    uint32_t bins[CPU_EVICT_BINS];
+    pool.held = (int64_t)(plan[1].first - plan->first);
+    const struct evict_cuts cuts = {job, &comm_none, true, &pool, 1, bins};
+    (void)evict_find_cuts(&cuts); /* only communicators fail */
+    plan->cut = pool.cut;
 }
 
-static void cut_pool(const struct evict_job *job, int from, int to, int64_t keep) {
-    struct cpu_evict_cut cut = find_cut(job, from, to, (size_t)keep);
-    for (int stream = from; stream < to; stream++) job->cache->evict[stream].cut = cut;
+/* Pools of several streams, each with its places. */
+static int open_pools(const struct evict_job *job) {
+    const struct cpu_cache *cache = job->cache;
+    int layers = cache->options.layers, heads = cache->options.heads_kv;
+    bool all = job->due->rule->pool == KERN_POOL_SEQUENCE;
+    int count = all ? 1 : layers, size = all ? layers : 1;
+    for (int p = 0; p < count; p++) {
+        struct cpu_evict_pool *pool = &cache->pools[p];
+        *pool = (struct cpu_evict_pool){.from = p * size * heads, .to = (p + 1) * size * heads};
+        pool->keep = cache->evict[pool->from].keep;
+        for (int layer = p * size; layer < (p + 1) * size; layer++)
+            for (int head = 0; head < cache->heads_model; head++)
+                pool->held += evict_fact(job, layer, head)->length;
+    }
+    return count;
 }
 
 /* A stream's entries among the best of its pool. */
-static int64_t count_best(const struct evict_job *job, int stream) {
+static void count_best(void *arg, int stream, int worker) {
+    (void)worker;
+    const struct evict_job *job = arg;
     const uint32_t *table = cpu_cache_table(job->cache, job->due->slot, stream);
     int32_t length = *cpu_cache_length(job->cache, job->due->slot, stream);
     int64_t count = 0;
     for (int32_t i = 0; i < length; i++) count += is_above(job, stream, table, i);
-    return count;
+    job->cache->evict[stream].best = count;
+}
+
+static int cut_pools(const struct evict_job *job, int count) {
+    struct cpu_cache *cache = job->cache;
+    const struct evict_cuts cuts = {job,          cache->comm, cache->shard.speaks,
+                                    cache->pools, count,       cache->bins};
+    int rc = evict_find_cuts(&cuts);
+    for (int p = 0; p < count && !rc; p++)
+        for (int stream = cache->pools[p].from; stream < cache->pools[p].to; stream++)
+            cache->evict[stream].cut = cache->pools[p].cut;
+    return rc;
 }
 
 /* Ada-KV: see kern_rule.floor. */
-static void share_by_count(const struct evict_job *job, int from, int to, int64_t room) {
+static int share_by_count(const struct evict_job *job, int count) {
     struct cpu_cache *cache = job->cache;
+    int heads = cache->heads_model, own = cache->options.heads_kv;
     struct cpu_share_part *parts = cache->parts + cache->options.layers;
-    double floor = (double)job->due->rule->floor, even = (double)room / (to - from);
-    cut_pool(job, from, to, room);
-    for (int i = from; i < to; i++)
-        parts[i - from] = (struct cpu_share_part){
-            .weight = (1 - floor) * (double)count_best(job, i) + floor * even,
-            .most = *cpu_cache_length(cache, job->due->slot, i)};
-    share_split(parts, to - from, room);
-    for (int i = from; i < to; i++) cache->evict[i].keep = parts[i - from].part;
+    double floor = (double)job->due->rule->floor;
+    int rc = cut_pools(job, count);
+    if (!rc) each_stream(job, count_best);
+    if (!rc) rc = evict_tell(job);
+    for (int layer = 0; layer < count && !rc; layer++) {
+        int64_t room = cache->pools[layer].keep;
+        double even = (double)room / heads;
+        for (int i = 0; i < heads; i++) {
+            const struct cpu_evict_fact *fact = evict_fact(job, layer, i);
+            double weight = (1 - floor) * (double)fact->best + floor * even;
+            parts[i] = (struct cpu_share_part){.weight = weight, .most = fact->length};
+        }
+        share_split(parts, heads, room);
+        for (int i = 0; i < own; i++)
+            cache->evict[layer * own + i].keep = parts[cache->shard.first + i].part;
+    }
+    return rc;
 }
 
 /* Global gates: see kern_rule.floor. */
-static void share_above_floor(const struct evict_job *job, int from, int to, int64_t room) {
-    const struct cpu_cache *cache = job->cache;
-    int64_t streams = to - from;
-    int64_t least = (int64_t)(job->due->rule->floor * (float)room / (float)streams);
-    cut_pool(job, from, to, room - least * streams);
-    for (int i = from; i < to; i++) {
-        int64_t places = count_best(job, i) + least;
+static int share_above_floor(const struct evict_job *job, int count) {
+    struct cpu_cache *cache = job->cache;
+    struct cpu_evict_pool *pool = cache->pools;
+    int64_t streams = (int64_t)cache->options.layers * cache->heads_model;
+    int64_t least = (int64_t)(job->due->rule->floor * (float)pool->keep / (float)streams);
+    pool->keep -= least * streams;
+    int rc = cut_pools(job, count);
+    if (!rc) each_stream(job, count_best);
+    for (int i = 0; i < cache->streams && !rc; i++) {
+        int64_t places = cache->evict[i].best + least;
         int32_t length = *cpu_cache_length(cache, job->due->slot, i);
         cache->evict[i].keep = places < length ? places : length;
     }
+    return rc;
 }
 
-/* Streams [from, to) compete for evict[from].keep places, of which each has some for itself. */
-static void share_pool(const struct evict_job *job, int from, int to) {
+/* Of a pool's places, streams may have some for themselves. */
+static int cut_streams(const struct evict_job *job) {
     const struct kern_rule *rule = job->due->rule;
-    int64_t room = job->cache->evict[from].keep;
-    if (rule->floor <= 0)
-        cut_pool(job, from, to, room);
-    else if (rule->pool == KERN_POOL_LAYER)
-        share_by_count(job, from, to, room);
-    else
-        share_above_floor(job, from, to, room);
-}
-
-static void cut_streams(const struct evict_job *job) {
-    const struct kern_rule *rule = job->due->rule;
-    int streams = job->cache->streams, heads = job->cache->options.heads_kv;
-    int size = rule->pool == KERN_POOL_SEQUENCE ? streams : heads;
-    for (int from = 0; from < streams && rule->pool != KERN_POOL_STREAM; from += size)
-        share_pool(job, from, from + size);
-    if (rule->pool == KERN_POOL_STREAM || rule->floor > 0) each_stream(job, cut_stream);
+    int rc = 0;
+    if (rule->pool != KERN_POOL_STREAM) {
+        int count = open_pools(job);
+        rc = rule->floor <= 0                ? cut_pools(job, count)
+             : rule->pool == KERN_POOL_LAYER ? share_by_count(job, count)
+                                             : share_above_floor(job, count);
+    }
+    if (!rc && (rule->pool == KERN_POOL_STREAM || rule->floor > 0)) each_stream(job, cut_stream);
+    return rc;
 }
 
 /* ---- Compaction ----------------------------------------------------------------------------- */
@@ -228,8 +192,8 @@ static int own_pages(const struct evict_job *job) {
         written_pages(job, stream, &from, &to);
         for (int32_t i = from; i < to; i++) need += cache->refs[table[i]] > 1;
     }
-    if (need == 0) return 0;
-    if (need > cache->free_count) return ERR_FULL;
+    int rc = cache->comm->ops->agree(cache->comm, need > cache->free_count ? ERR_FULL : 0);
+    if (rc || need == 0) return rc;
     for (int stream = 0; stream < cache->streams; stream++) {
         uint32_t *table = cpu_cache_table(cache, job->due->slot, stream);
         written_pages(job, stream, &from, &to);
@@ -296,13 +260,15 @@ static size_t place_keys(struct cpu_cache *cache, int slot) {
 }
 
 /* Reads only: what follows either happens in full or, for want of pages, not at all. */
-static void choose(const struct evict_job *job) {
+static int choose(const struct evict_job *job) {
+    int rc = 0;
     each_stream(job, evict_count_stream);
     each_stream(job, evict_score_stream);
-    if (job->due->rule->layers != KERN_LAYERS_UNIFORM) evict_measure(job, each_stream);
-    evict_share(job);
-    cut_streams(job);
-    each_stream(job, count_stream);
+    if (job->due->rule->layers != KERN_LAYERS_UNIFORM) rc = evict_measure(job, each_stream);
+    if (!rc) rc = evict_share(job);
+    if (!rc) rc = cut_streams(job);
+    if (!rc) each_stream(job, count_stream);
+    return rc;
 }
 
 static int evict_slot(struct cpu_cache *cache, const struct kern_evict *due) {
@@ -311,8 +277,8 @@ static int evict_slot(struct cpu_cache *cache, const struct kern_evict *due) {
     if (due->rule->score == KERN_SCORE_RETENTION && due->rule->retain > 0)
         job.least = evict_key(logf(due->rule->retain));
     size_t total = place_keys(cache, due->slot), kept = 0;
-    choose(&job);
-    int rc = own_pages(&job);
+    int rc = choose(&job);
+    if (!rc) rc = own_pages(&job);
     if (rc < 0) return rc;
     cache->slots[due->slot].measured = true;
     if (due->trace) due->trace->entries = 0;

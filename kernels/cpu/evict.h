@@ -83,12 +83,33 @@ void share_split(struct cpu_share_part *parts, int count, int64_t total);
 /* Runs fn(job, stream, worker) for every stream. */
 typedef void evict_each(const struct evict_job *job, cpu_item *fn);
 
+/* Tells all ranks what this one knows of its streams. Before a decision that looks at more streams
+ * than its own; where that is said, 0 or the communicator's error. */
+int evict_tell(const struct evict_job *job);
+/* Head `head` of the model, of a layer. */
+struct cpu_evict_fact *evict_fact(const struct evict_job *job, int layer, int head);
+
 /* The layers' weights, unless the sequence has them already. The slot counts as measured only when
  * the eviction cannot fail any more. */
-void evict_measure(const struct evict_job *job, evict_each *each);
+int evict_measure(const struct evict_job *job, evict_each *each);
 /* evict[stream].keep of the first stream of each pool: its places. Uniform layers have keep places
  * per stream, whatever the streams hold. */
-void evict_share(const struct evict_job *job);
+int evict_share(const struct evict_job *job);
+
+/* ---- Cuts: cut.c ------------------------------------------------------------------------------
+ */
+
+struct evict_cuts {
+    const struct evict_job *job;
+    const struct comm *comm; /* the ranks whose streams compete */
+    bool counts;             /* are this rank's streams counted here, not on a lower rank? */
+    struct cpu_evict_pool *pools;
+    int count;
+    uint32_t *bins; /* [count][CPU_EVICT_BINS] */
+};
+
+/* The cut of every pool; 0 or the communicator's error. */
+int evict_find_cuts(const struct evict_cuts *cuts);
 
 /* ---- Selection: evict.c -----------------------------------------------------------------------
  */

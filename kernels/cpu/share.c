@@ -111,13 +111,41 @@ static void measure_density(void *arg, int stream, int worker) {
     job->cache->evict[stream].measured[0] = view.length > 1 ? squares / (view.length - 1) : 0;
 }
 
+/* ---- What all ranks know ----------------------------------------------------------------------
+ */
+
+struct cpu_evict_fact *evict_fact(const struct evict_job *job, int layer, int head) {
+    const struct cpu_cache *cache = job->cache;
+    int heads = cache->options.heads_kv;
+    int owner = shard_owner(cache->comm->ranks, cache->heads_model, head);
+    return &cache->facts[owner * cache->streams + layer * heads + head % heads];
+}
+
+int evict_tell(const struct evict_job *job) {
+    const struct cpu_cache *cache = job->cache;
+    struct cpu_evict_fact *own = cache->facts + (ptrdiff_t)cache->comm->rank * cache->streams;
+    for (int stream = 0; stream < cache->streams; stream++) {
+        const struct cpu_evict_stream *plan = &cache->evict[stream];
+        own[stream] = (struct cpu_evict_fact){
+            .length = (int64_t)(plan[1].first - plan->first),
+            .fixed = plan->fixed,
+            .best = plan->best,
+            .measured = {plan->measured[0], plan->measured[1]},
+        };
+    }
+    return cache->comm->ops->all_gather(cache->comm, cache->facts,
+                                        (size_t)cache->streams * sizeof *cache->facts);
+}
+
+/* ---- Weights of layers, from what was measured ------------------------------------------------
+ */
+
 static double preference(const struct evict_job *job, int layer) {
     const struct kern_rule *rule = job->due->rule;
-    int heads = job->cache->options.heads_kv;
     double entropy = 0, variance = 0;
-    for (int i = layer * heads; i < (layer + 1) * heads; i++) {
-        entropy += job->cache->evict[i].measured[0];
-        variance += job->cache->evict[i].measured[1];
+    for (int head = 0; head < job->cache->heads_model; head++) {
+        entropy += evict_fact(job, layer, head)->measured[0];
+        variance += evict_fact(job, layer, head)->measured[1];
     }
     return pow(entropy, 1 / (double)rule->tau1) * pow(variance, 1 / (double)rule->tau2);
 }
@@ -128,14 +156,14 @@ static struct cpu_evict_stream *layer_streams(const struct evict_job *job, int l
 }
 
 static double density(const struct evict_job *job, int layer) {
-    int heads = job->cache->options.heads_kv;
-    const struct cpu_evict_stream *plan = layer_streams(job, layer);
-    double low = plan->measured[0], high = low, sum = 0;
+    int heads = job->cache->heads_model;
+    double low = evict_fact(job, layer, 0)->measured[0], high = low, sum = 0;
     for (int i = 0; i < heads; i++) {
-        low = fmin(low, plan[i].measured[0]);
-        high = fmax(high, plan[i].measured[0]);
+        low = fmin(low, evict_fact(job, layer, i)->measured[0]);
+        high = fmax(high, evict_fact(job, layer, i)->measured[0]);
     }
-    for (int i = 0; i < heads; i++) sum += (plan[i].measured[0] - low) / (high - low + 1e-6);
+    for (int i = 0; i < heads; i++)
+        sum += (evict_fact(job, layer, i)->measured[0] - low) / (high - low + 1e-6);
     return exp(-sum / heads); /* divided by their sum when it is shared */
 }
 
@@ -146,13 +174,15 @@ static double pyramid(const struct evict_job *job, int layer) {
     return last > 0 ? 2 - low - (2 - 2 * low) * layer / last : 1;
 }
 
-void evict_measure(const struct evict_job *job, evict_each *each) {
+int evict_measure(const struct evict_job *job, evict_each *each) {
     struct cpu_cache *cache = job->cache;
     enum kern_layers by = job->due->rule->layers;
     float *weights = cpu_cache_weights(cache, job->due->slot);
-    if (cache->slots[job->due->slot].measured) return;
+    if (cache->slots[job->due->slot].measured) return 0;
     if (by == KERN_LAYERS_PREFERENCE) each(job, measure_preference);
     if (by == KERN_LAYERS_DENSITY) each(job, measure_density);
+    int rc = evict_tell(job);
+    if (rc) return rc;
     for (int layer = 0; layer < cache->options.layers; layer++) {
         double weight = by == KERN_LAYERS_PREFERENCE ? preference(job, layer)
                         : by == KERN_LAYERS_DENSITY  ? density(job, layer)
@@ -160,6 +190,7 @@ void evict_measure(const struct evict_job *job, evict_each *each) {
                                                      : 1;
         weights[layer] = (float)weight;
     }
+    return 0;
 }
 
 /* ---- Places of layers and streams -------------------------------------------------------------
@@ -168,48 +199,52 @@ void evict_measure(const struct evict_job *job, evict_each *each) {
 /* Protected entries stay where they are; the rest of the total is split by weight. */
 static void split_layers(const struct evict_job *job, struct cpu_share_part *parts) {
     const struct cpu_cache *cache = job->cache;
-    int layers = cache->options.layers, heads = cache->options.heads_kv;
+    int layers = cache->options.layers, heads = cache->heads_model;
     const float *weights = cpu_cache_weights(cache, job->due->slot);
-    int64_t total = (int64_t)cache->streams * job->due->keep;
+    int64_t total = (int64_t)layers * heads * job->due->keep;
     for (int layer = 0; layer < layers; layer++) {
-        const struct cpu_evict_stream *plan = layer_streams(job, layer);
-        int64_t fixed = 0, held = (int64_t)(plan[heads].first - plan->first);
-        for (int i = 0; i < heads; i++) fixed += plan[i].fixed;
+        int64_t fixed = 0, held = 0;
+        for (int i = 0; i < heads; i++) {
+            fixed += evict_fact(job, layer, i)->fixed;
+            held += evict_fact(job, layer, i)->length;
+        }
         parts[layer] =
             (struct cpu_share_part){.weight = (double)weights[layer], .most = held - fixed};
         total -= fixed;
     }
     share_split(parts, layers, total);
     for (int layer = 0; layer < layers; layer++)
-        for (int i = 0; i < heads; i++) parts[layer].part += layer_streams(job, layer)[i].fixed;
+        for (int i = 0; i < heads; i++) parts[layer].part += evict_fact(job, layer, i)->fixed;
 }
 
 static void split_heads(const struct evict_job *job, int layer, int64_t room) {
     const struct cpu_cache *cache = job->cache;
-    int heads = cache->options.heads_kv;
     struct cpu_evict_stream *plan = layer_streams(job, layer);
     struct cpu_share_part *parts = cache->parts + cache->options.layers;
-    for (int i = 0; i < heads; i++)
-        parts[i] = (struct cpu_share_part){.weight = 1,
-                                           .most = (int64_t)(plan[i + 1].first - plan[i].first),
-                                           .least = plan[i].fixed};
-    share_split(parts, heads, room);
-    for (int i = 0; i < heads; i++) plan[i].keep = parts[i].part;
+    for (int i = 0; i < cache->heads_model; i++) {
+        const struct cpu_evict_fact *fact = evict_fact(job, layer, i);
+        parts[i] = (struct cpu_share_part){.weight = 1, .most = fact->length, .least = fact->fixed};
+    }
+    share_split(parts, cache->heads_model, room);
+    for (int i = 0; i < cache->options.heads_kv; i++)
+        plan[i].keep = parts[cache->shard.first + i].part;
 }
 
-void evict_share(const struct evict_job *job) {
+int evict_share(const struct evict_job *job) {
     struct cpu_cache *cache = job->cache;
     const struct kern_rule *rule = job->due->rule;
-    int layers = cache->options.layers, heads = cache->options.heads_kv;
+    int layers = cache->options.layers, heads = cache->heads_model;
+    bool one = rule->pool == KERN_POOL_STREAM, uniform = rule->layers == KERN_LAYERS_UNIFORM;
+    int rc = one && uniform ? 0 : evict_tell(job);
+    if (rc) return rc;
     if (rule->pool == KERN_POOL_SEQUENCE) {
-        cache->evict[0].keep = (int64_t)cache->streams * job->due->keep;
-        return;
+        cache->evict[0].keep = (int64_t)layers * heads * job->due->keep;
+        return 0;
     }
-    if (rule->layers == KERN_LAYERS_UNIFORM) {
-        bool one = rule->pool == KERN_POOL_STREAM;
-        for (int i = 0; i < cache->streams; i += one ? 1 : heads)
+    if (uniform) {
+        for (int i = 0; i < cache->streams; i += one ? 1 : cache->options.heads_kv)
             cache->evict[i].keep = (int64_t)(one ? 1 : heads) * job->due->keep;
-        return;
+        return 0;
     }
     split_layers(job, cache->parts);
     for (int layer = 0; layer < layers; layer++)
@@ -217,4 +252,5 @@ void evict_share(const struct evict_job *job) {
             layer_streams(job, layer)->keep = cache->parts[layer].part;
         else
             split_heads(job, layer, cache->parts[layer].part);
+    return 0;
 }

@@ -127,10 +127,11 @@ int cpu_cache_snapshot_import(struct cpu_cache *cache, int slot, const struct ke
     struct snapshot_slot head;
     CHECK(slot >= 0 && slot < cache->options.slots && !cache->slots[slot].in_use);
     int code = snapshot_check(&shape, blocks, count, &head, &report, fault);
-    if (code != 0) return code;
-    if (report.pages > cache->free_count)
-        return fault_set(fault, ERR_FULL, "snapshot", "it needs %lld pages and %lld are free",
+    if (code == 0 && report.pages > cache->free_count)
+        code = fault_set(fault, ERR_FULL, "snapshot", "it needs %lld pages and %lld are free",
                          (long long)report.pages, (long long)cache->free_count);
+    code = cache->comm->ops->agree(cache->comm, code);
+    if (code != 0) return code;
     cache->slots[slot] = (struct cpu_cache_slot){.in_use = true,
                                                  .next_pos = head.next_pos,
                                                  .window = head.window,

@@ -1,0 +1,41 @@
+/* Which part of a model a rank has (kernels/comm.h): pure arithmetic, the same on every rank.
+ *
+ *   what                                   split by
+ *   q, k, v (rows), streams, gate heads    KV heads, whole groups of query heads with each
+ *   gate, up (rows); glu                   d_ff
+ *   o, down (columns)                      query heads, d_ff: results are sums over ranks
+ *   embedding, LM head (rows)              vocabulary: results are gathered
+ *   norms, residual, gate's hidden layer   not at all: every rank has all of it
+ *
+ * More ranks than KV heads share each head: all of them hold its entries and observe the attention
+ * of its whole group, so that all of them evict the same, but each computes the attention of its
+ * own query heads alone. The lowest of them speaks for the head where heads are counted. */
+#ifndef KEEPD_KERNELS_SHARD_H
+#define KEEPD_KERNELS_SHARD_H
+
+#include "kernels/comm.h"
+#include "kernels/kern.h"
+
+struct shard_heads {
+    int heads_q, heads_kv;    /* of this rank; heads_q: whole groups */
+    int first;                /* its first KV head in the model */
+    int query_first, queries; /* of each group's query heads, those whose attention it computes */
+    bool speaks;
+};
+
+/* Of the model's `heads_q` and `heads_kv`, which shard_check has passed. */
+struct shard_heads shard_heads(const struct comm *comm, int heads_q, int heads_kv);
+
+/* The lowest rank that holds a KV head. */
+static inline int shard_owner(int ranks, int heads_kv, int head) {
+    return heads_kv >= ranks ? head / (heads_kv / ranks) : head * (ranks / heads_kv);
+}
+
+/* Of `total` things, those of a rank: even parts where ranks divide it, else parts that differ by
+ * one. */
+struct shard_range {
+    int64_t first, count;
+};
+struct shard_range shard_range(const struct comm *comm, int64_t total);
+
+#endif
