@@ -145,4 +145,16 @@ void conversation_search_close(struct conversation_search *search);
  * but not to the end of all tokens is not known. 0 = it does not serve, or there was no memory. */
 int32_t conversation_usable(struct conversation_search *search, const struct conversation_key *key);
 
+/* How well one of several tables serves a query, by its best conversation. */
+struct conversation_affinity {
+    int32_t usable; /* tokens; 0 = not at all */
+    bool hinted;    /* it has the query's hint */
+};
+
+static inline void conversation_affinity_note(struct conversation_affinity *best, int32_t usable,
+                                              bool hinted) {
+    if (usable < best->usable || (usable == best->usable && !hinted)) return;
+    *best = (struct conversation_affinity){usable, hinted};
+}
+
 #endif

@@ -23,26 +23,41 @@ enum { REMOVES_MAX = 64, NAME_BYTES = 32 };
 struct store_file {
     struct state_head head;
     int64_t bytes, used_unix;
-    bool bad;     /* <id>.bad */
-    bool ours;    /* of this model and these gates, and not bad */
-    bool ignored; /* by this process */
+    bool bad;                  /* <id>.bad */
+    bool ours;                 /* of this model and these gates, and not bad */
+    bool ignored;              /* by this process */
+    const struct store *owner; /* which store made or found it; NULL: nobody yet */
 };
 
 enum write_state { WRITE_FREE, WRITE_READY, WRITE_RUNNING, WRITE_DONE };
 enum read_state { READ_FREE, READ_WANTED, READ_RUNNING, READ_DONE };
 
-struct store {
-    struct store_options options;
-    int dir, lock_file; /* descriptors */
+/* What the stores of one directory share. */
+struct directory {
+    struct store_options options; /* done and arg are each store's own */
+    int fd, lock_file;            /* descriptors */
     uint8_t key[SHA256_BYTES];
     pthread_t thread;
     bool started;
-    pthread_mutex_t lock; /* all below */
-    pthread_cond_t work;
+    pthread_mutex_t lock; /* all below, and what the stores have in hand */
+    pthread_cond_t work, settled;
     bool stop;
     struct store_file *files; /* in no order */
     int file_count, file_room;
     struct store_stats stats;
+    uint64_t removes[REMOVES_MAX];
+    int remove_count;
+    struct store *stores[STORES_MAX];
+    int store_count;
+    int turn;                    /* whose work is looked at first */
+    const struct store *serving; /* the thread works for it */
+};
+
+struct store {
+    struct directory *directory;
+    int index; /* in its owner's words, see store_join */
+    void (*done)(void *arg);
+    void *arg;
     struct {
         enum write_state state;
         struct state_head head;
@@ -59,8 +74,6 @@ struct store {
         int code;
         bool removed; /* while it was read */
     } read;
-    uint64_t removes[REMOVES_MAX];
-    int remove_count;
 };
 
 /* ---- Names and files ------------------------------------------------------------------------- */
@@ -100,8 +113,8 @@ static int read_all(int fd, char *data, size_t size) {
 }
 
 /* Opens a regular file for reading, never a link, and never waits for a pipe's other end. */
-static int open_regular(const struct store *store, const char *name, struct stat *stat_out) {
-    int fd = openat(store->dir, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+static int open_regular(const struct directory *d, const char *name, struct stat *stat_out) {
+    int fd = openat(d->fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0) return -1;
     if (fstat(fd, stat_out) == 0 && S_ISREG(stat_out->st_mode)) return fd;
     close(fd);
@@ -111,38 +124,38 @@ static int open_regular(const struct store *store, const char *name, struct stat
 
 /* ---- The index (under the lock, or before the thread) ---------------------------------------- */
 
-static struct store_file *find_file(struct store *store, uint64_t id, bool bad) {
-    for (int i = 0; i < store->file_count; i++)
-        if (store->files[i].head.id == id && store->files[i].bad == bad) return &store->files[i];
+static struct store_file *find_file(struct directory *d, uint64_t id, bool bad) {
+    for (int i = 0; i < d->file_count; i++)
+        if (d->files[i].head.id == id && d->files[i].bad == bad) return &d->files[i];
     return NULL;
 }
 
-static void drop_file(struct store *store, struct store_file *file) {
-    store->stats.bytes -= file->bytes;
-    store->stats.files -= file->ours;
-    *file = store->files[--store->file_count];
+static void drop_file(struct directory *d, struct store_file *file) {
+    d->stats.bytes -= file->bytes;
+    d->stats.files -= file->ours;
+    *file = d->files[--d->file_count];
 }
 
-static int add_file(struct store *store, const struct store_file *file) {
-    if (store->file_count == store->file_room) {
-        int room = store->file_room > 0 ? store->file_room * 2 : 64;
-        if (store->file_count >= STORE_FILES_MAX) return ERR_LIMIT;
-        struct store_file *files = mem_try_realloc(
-            store->files, (size_t)store->file_room * sizeof *files, (size_t)room * sizeof *files);
+static int add_file(struct directory *d, const struct store_file *file) {
+    if (d->file_count == d->file_room) {
+        int room = d->file_room > 0 ? d->file_room * 2 : 64;
+        if (d->file_count >= STORE_FILES_MAX) return ERR_LIMIT;
+        struct store_file *files = mem_try_realloc(d->files, (size_t)d->file_room * sizeof *files,
+                                                   (size_t)room * sizeof *files);
         if (files == NULL) return ERR_NOMEM;
-        store->files = files;
-        store->file_room = room;
+        d->files = files;
+        d->file_room = room;
     }
-    store->files[store->file_count++] = *file;
-    store->stats.bytes += file->bytes;
-    store->stats.files += file->ours;
+    d->files[d->file_count++] = *file;
+    d->stats.bytes += file->bytes;
+    d->stats.files += file->ours;
     return 0;
 }
 
-static struct store_file *oldest_file(struct store *store) {
+static struct store_file *oldest_file(struct directory *d) {
     struct store_file *oldest = NULL;
-    for (int i = 0; i < store->file_count; i++) {
-        struct store_file *file = &store->files[i];
+    for (int i = 0; i < d->file_count; i++) {
+        struct store_file *file = &d->files[i];
         if (oldest == NULL || file->used_unix < oldest->used_unix) oldest = file;
     }
     return oldest;
@@ -150,21 +163,21 @@ static struct store_file *oldest_file(struct store *store) {
 
 /* ---- Scanning -------------------------------------------------------------------------------- */
 
-static void put_aside(struct store *store, uint64_t id, const char *why) {
+static void put_aside(struct directory *d, uint64_t id, const char *why) {
     char name[NAME_BYTES], bad[NAME_BYTES];
     name_of(id, "state", name);
     name_of(id, "bad", bad);
     log_error("state file %s refused: %s; kept as %s", name, why, bad);
-    if (renameat(store->dir, name, store->dir, bad) != 0)
+    if (renameat(d->fd, name, d->fd, bad) != 0)
         log_warn("state file %s cannot be renamed: %s", name, strerror(errno));
 }
 
 /* Reads one head; what is wrong with it is in *fault. */
-static int read_head(struct store *store, const char *name, uint64_t id, struct store_file *file,
+static int read_head(struct directory *d, const char *name, uint64_t id, struct store_file *file,
                      struct fault *fault) {
     char bytes[STATE_HEAD_BYTES];
     struct stat st;
-    int fd = open_regular(store, name, &st);
+    int fd = open_regular(d, name, &st);
     if (fd < 0) return fault_set(fault, ERR_IO, name, "%s", strerror(errno));
     file->bytes = st.st_size;
     file->used_unix = st.st_mtime;
@@ -183,44 +196,44 @@ static int read_head(struct store *store, const char *name, uint64_t id, struct 
     return code;
 }
 
-static int scan_state(struct store *store, const char *name, uint64_t id) {
+static int scan_state(struct directory *d, const char *name, uint64_t id) {
     struct store_file file = {0};
     struct fault fault = {0};
-    int code = read_head(store, name, id, &file, &fault);
+    int code = read_head(d, name, id, &file, &fault);
     if (code == ERR_IO) {
         log_warn("state file %s skipped: %s", name, fault.text);
         return 0;
     }
     if (code == ERR_MALFORMED || code == ERR_INVALID) {
-        put_aside(store, id, fault.text);
-        store->stats.refused++;
+        put_aside(d, id, fault.text);
+        d->stats.refused++;
         file.bad = true;
     }
     file.head.id = id; /* whatever the head of a foreign version said */
-    file.ours = code == 0 && state_is_ours(&file.head, &store->options.identity);
-    return add_file(store, &file);
+    file.ours = code == 0 && state_is_ours(&file.head, &d->options.identity);
+    return add_file(d, &file);
 }
 
-static int scan_bad(struct store *store, const char *name, uint64_t id) {
+static int scan_bad(struct directory *d, const char *name, uint64_t id) {
     struct stat st;
     struct store_file file = {.bad = true};
-    if (fstatat(store->dir, name, &st, AT_SYMLINK_NOFOLLOW) != 0) return 0;
+    if (fstatat(d->fd, name, &st, AT_SYMLINK_NOFOLLOW) != 0) return 0;
     file.head.id = id;
     file.bytes = st.st_size;
     file.used_unix = st.st_mtime;
-    return add_file(store, &file);
+    return add_file(d, &file);
 }
 
-static int scan_entry(struct store *store, const char *name) {
+static int scan_entry(struct directory *d, const char *name) {
     uint64_t id;
-    if (parse_name(name, "state", &id)) return scan_state(store, name, id);
-    if (parse_name(name, "bad", &id)) return scan_bad(store, name, id);
-    if (name[0] == '.' && parse_name(name + 1, "tmp", &id)) unlinkat(store->dir, name, 0);
+    if (parse_name(name, "state", &id)) return scan_state(d, name, id);
+    if (parse_name(name, "bad", &id)) return scan_bad(d, name, id);
+    if (name[0] == '.' && parse_name(name + 1, "tmp", &id)) unlinkat(d->fd, name, 0);
     return 0;
 }
 
-static int scan(struct store *store, struct fault *fault) {
-    int fd = openat(store->dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+static int scan(struct directory *d, struct fault *fault) {
+    int fd = openat(d->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
     const struct dirent *entry;
     int code = 0;
@@ -228,7 +241,7 @@ static int scan(struct store *store, struct fault *fault) {
         if (fd >= 0) close(fd);
         return fault_set(fault, ERR_IO, "state-dir", "cannot be listed: %s", strerror(errno));
     }
-    while (code == 0 && (entry = readdir(dir)) != NULL) code = scan_entry(store, entry->d_name);
+    while (code == 0 && (entry = readdir(dir)) != NULL) code = scan_entry(d, entry->d_name);
     closedir(dir);
     if (code != ERR_LIMIT) return code == 0 ? 0 : fault_set(fault, code, "state-dir", "no memory");
     return fault_set(fault, code, "state-dir", "holds more than %d state files", STORE_FILES_MAX);
@@ -236,14 +249,14 @@ static int scan(struct store *store, struct fault *fault) {
 
 /* ---- Opening --------------------------------------------------------------------------------- */
 
-static int open_dir(struct store *store, struct fault *fault) {
-    const char *path = store->options.dir;
+static int open_dir(struct directory *d, struct fault *fault) {
+    const char *path = d->options.dir;
     struct stat st;
     if (mkdir(path, 0700) != 0 && errno != EEXIST)
         return fault_set(fault, ERR_IO, "state-dir", "%.200s cannot be made: %s", path,
                          strerror(errno));
-    store->dir = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (store->dir < 0 || fstat(store->dir, &st) != 0)
+    d->fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (d->fd < 0 || fstat(d->fd, &st) != 0)
         return fault_set(fault, ERR_IO, "state-dir", "%.200s cannot be opened: %s", path,
                          strerror(errno));
     if ((st.st_mode & (S_IWGRP | S_IWOTH)) != 0)
@@ -252,134 +265,176 @@ static int open_dir(struct store *store, struct fault *fault) {
     return 0;
 }
 
-static int take_lock(struct store *store, struct fault *fault) {
-    store->lock_file = openat(store->dir, "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-    if (store->lock_file < 0)
+static int take_lock(struct directory *d, struct fault *fault) {
+    d->lock_file = openat(d->fd, "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (d->lock_file < 0)
         return fault_set(fault, ERR_IO, "state-dir", "its lock cannot be opened: %s",
                          strerror(errno));
-    if (flock(store->lock_file, LOCK_EX | LOCK_NB) == 0) return 0;
-    return fault_set(fault, ERR_BUSY, "state-dir", "another keepd uses %.200s", store->options.dir);
+    if (flock(d->lock_file, LOCK_EX | LOCK_NB) == 0) return 0;
+    return fault_set(fault, ERR_BUSY, "state-dir", "another keepd uses %.200s", d->options.dir);
 }
 
 /* Under a name of its own first, so that a key is never half there. */
-static int make_key(struct store *store, struct fault *fault) {
-    int fd =
-        openat(store->dir, ".key.tmp", O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
-    CHECK(getrandom(store->key, sizeof store->key, 0) == (ssize_t)sizeof store->key);
-    bool made = fd >= 0 && write_all(fd, (const char *)store->key, sizeof store->key) == 0 &&
-                fsync(fd) == 0;
+static int make_key(struct directory *d, struct fault *fault) {
+    int fd = openat(d->fd, ".key.tmp", O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
+    CHECK(getrandom(d->key, sizeof d->key, 0) == (ssize_t)sizeof d->key);
+    bool made =
+        fd >= 0 && write_all(fd, (const char *)d->key, sizeof d->key) == 0 && fsync(fd) == 0;
     if (fd >= 0) close(fd);
-    if (made && renameat(store->dir, ".key.tmp", store->dir, "key") == 0 && fsync(store->dir) == 0)
-        return 0;
+    if (made && renameat(d->fd, ".key.tmp", d->fd, "key") == 0 && fsync(d->fd) == 0) return 0;
     return fault_set(fault, ERR_IO, "state-dir", "its key cannot be written: %s", strerror(errno));
 }
 
-static int load_key(struct store *store, struct fault *fault) {
+static int load_key(struct directory *d, struct fault *fault) {
     struct stat st;
-    int fd = open_regular(store, "key", &st), code = 0;
-    if (fd < 0 && errno == ENOENT) return make_key(store, fault);
+    int fd = open_regular(d, "key", &st), code = 0;
+    if (fd < 0 && errno == ENOENT) return make_key(d, fault);
     if (fd < 0)
         return fault_set(fault, ERR_IO, "state-dir", "its key cannot be opened: %s",
                          strerror(errno));
     if ((st.st_mode & 077) != 0)
         code = fault_set(fault, ERR_INVALID, "state-dir",
                          "its key may be read by others; make its mode 0600");
-    else if (st.st_size != (off_t)sizeof store->key ||
-             read_all(fd, (char *)store->key, sizeof store->key) != 0)
+    else if (st.st_size != (off_t)sizeof d->key || read_all(fd, (char *)d->key, sizeof d->key) != 0)
         code = fault_set(fault, ERR_INVALID, "state-dir", "its key is not %zu bytes long",
-                         sizeof store->key);
+                         sizeof d->key);
     close(fd);
     return code;
 }
 
-static void *store_main(void *arg);
+static void *directory_main(void *arg);
+
+static int open_directory(struct directory *d, struct fault *fault) {
+    d->fd = d->lock_file = -1;
+    pthread_mutex_init(&d->lock, NULL);
+    pthread_cond_init(&d->work, NULL);
+    pthread_cond_init(&d->settled, NULL);
+    int code = open_dir(d, fault);
+    if (code == 0) code = take_lock(d, fault);
+    if (code == 0) code = load_key(d, fault);
+    if (code == 0) code = scan(d, fault);
+    if (code != 0 || d->options.inline_io) return code;
+    d->started = pthread_create(&d->thread, NULL, directory_main, d) == 0;
+    if (d->started) return 0;
+    return fault_set(fault, ERR_NOMEM, "state-dir", "its thread cannot be started");
+}
+
+static void close_directory(struct directory *d) {
+    pthread_mutex_lock(&d->lock);
+    d->stop = true;
+    pthread_cond_signal(&d->work);
+    pthread_mutex_unlock(&d->lock);
+    if (d->started) pthread_join(d->thread, NULL);
+    mem_free(d->files);
+    if (d->lock_file >= 0) close(d->lock_file);
+    if (d->fd >= 0) close(d->fd);
+    pthread_cond_destroy(&d->settled);
+    pthread_cond_destroy(&d->work);
+    pthread_mutex_destroy(&d->lock);
+    mem_free(d);
+}
+
+static struct store *add_store(struct directory *d, void (*done)(void *arg), void *arg) {
+    struct store *store = mem_must_alloc(1, sizeof *store);
+    *store = (struct store){.directory = d, .done = done, .arg = arg};
+    pthread_mutex_lock(&d->lock);
+    CHECK(d->store_count < STORES_MAX);
+    store->index = d->store_count;
+    d->stores[d->store_count++] = store;
+    pthread_mutex_unlock(&d->lock);
+    return store;
+}
 
 int store_open(const struct store_options *options, struct store **out, struct fault *fault) {
-    struct store *store = mem_must_alloc(1, sizeof *store);
+    struct directory *d = mem_must_alloc(1, sizeof *d);
     *out = NULL;
-    store->options = *options;
-    store->dir = store->lock_file = -1;
-    pthread_mutex_init(&store->lock, NULL);
-    pthread_cond_init(&store->work, NULL);
-    int code = open_dir(store, fault);
-    if (code == 0) code = take_lock(store, fault);
-    if (code == 0) code = load_key(store, fault);
-    if (code == 0) code = scan(store, fault);
-    if (code == 0 && !options->inline_io) {
-        store->started = pthread_create(&store->thread, NULL, store_main, store) == 0;
-        if (!store->started)
-            code = fault_set(fault, ERR_NOMEM, "state-dir", "its thread cannot be started");
-    }
-    if (code != 0) {
-        store_close(store);
-        return code;
-    }
-    *out = store;
-    return 0;
+    d->options = *options;
+    int code = open_directory(d, fault);
+    if (code == 0)
+        *out = add_store(d, options->done, options->arg);
+    else
+        close_directory(d);
+    return code;
+}
+
+struct store *store_join(struct store *with, void (*done)(void *arg), void *arg) {
+    return add_store(with->directory, done, arg);
+}
+
+/* The thread has nothing to do for it, and is not just telling it so. The lock is held. */
+static bool is_settled(const struct store *store) {
+    bool writes = store->write.state == WRITE_READY || store->write.state == WRITE_RUNNING;
+    bool reads = store->read.state == READ_WANTED || store->read.state == READ_RUNNING;
+    return !writes && !reads && store->directory->serving != store;
+}
+
+/* The lock is held. */
+static void leave_directory(struct directory *d, const struct store *store) {
+    int at = 0;
+    for (int i = 0; i < d->file_count; i++)
+        if (d->files[i].owner == store) d->files[i].owner = NULL;
+    while (d->stores[at] != store) at++;
+    d->stores[at] = d->stores[--d->store_count];
 }
 
 void store_close(struct store *store) {
     if (store == NULL) return;
-    pthread_mutex_lock(&store->lock);
-    store->stop = true;
-    pthread_cond_signal(&store->work);
-    pthread_mutex_unlock(&store->lock);
-    if (store->started) pthread_join(store->thread, NULL);
+    struct directory *d = store->directory;
+    pthread_mutex_lock(&d->lock);
+    while (!is_settled(store)) pthread_cond_wait(&d->settled, &d->lock);
+    leave_directory(d, store);
+    bool last = d->store_count == 0;
+    pthread_mutex_unlock(&d->lock);
     mem_free(store->write.data);
     state_view_close(&store->read.view);
     mem_free(store->read.data);
-    mem_free(store->files);
-    if (store->lock_file >= 0) close(store->lock_file);
-    if (store->dir >= 0) close(store->dir);
-    pthread_cond_destroy(&store->work);
-    pthread_mutex_destroy(&store->lock);
     mem_free(store);
+    if (last) close_directory(d);
 }
 
 const struct state_identity *store_identity(const struct store *store) {
-    return &store->options.identity;
+    return &store->directory->options.identity;
 }
 
 void store_space_key(const struct store *store, uint8_t out[16]) {
     static const char purpose[] = "keepd space key";
     uint8_t derived[SHA256_BYTES];
-    sha256_hmac(store->key, purpose, sizeof purpose, derived);
+    sha256_hmac(store->directory->key, purpose, sizeof purpose, derived);
     memcpy(out, derived, 16);
 }
 
 /* ---- I/O (the store's thread; the lock is not held) ------------------------------------------ */
 
-static void unlink_file(struct store *store, uint64_t id, bool bad) {
+static void unlink_file(struct directory *d, uint64_t id, bool bad) {
     char name[NAME_BYTES];
     name_of(id, bad ? "bad" : "state", name);
-    if (unlinkat(store->dir, name, 0) != 0 && errno != ENOENT)
+    if (unlinkat(d->fd, name, 0) != 0 && errno != ENOENT)
         log_warn("state file %s cannot be deleted: %s", name, strerror(errno));
 }
 
 /* Deletes files, the one used longest ago first, until `size` more bytes and one more file fit. */
-static int make_space(struct store *store, int64_t size) {
-    if (size > store->options.bytes) return ERR_LIMIT;
+static int make_space(struct directory *d, int64_t size) {
+    if (size > d->options.bytes) return ERR_LIMIT;
     for (;;) {
-        pthread_mutex_lock(&store->lock);
-        bool fits = store->stats.bytes <= store->options.bytes - size &&
-                    store->file_count < STORE_FILES_MAX;
-        struct store_file *oldest = fits ? NULL : oldest_file(store), gone = {0};
+        pthread_mutex_lock(&d->lock);
+        bool fits = d->stats.bytes <= d->options.bytes - size && d->file_count < STORE_FILES_MAX;
+        struct store_file *oldest = fits ? NULL : oldest_file(d), gone = {0};
         if (oldest != NULL) {
             gone = *oldest;
-            drop_file(store, oldest);
+            drop_file(d, oldest);
         }
-        pthread_mutex_unlock(&store->lock);
+        pthread_mutex_unlock(&d->lock);
         if (fits) return 0;
         CHECK(oldest != NULL);
         log_debug("state file of conversation=%016llx deleted reason=bytes",
                   (unsigned long long)gone.head.id);
-        unlink_file(store, gone.head.id, gone.bad);
+        unlink_file(d, gone.head.id, gone.bad);
     }
 }
 
-static int write_temporary(struct store *store, const char *name, const char *data, size_t size) {
+static int write_temporary(struct directory *d, const char *name, const char *data, size_t size) {
     int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-    int fd = openat(store->dir, name, flags, 0600);
+    int fd = openat(d->fd, name, flags, 0600);
     if (fd < 0) return ERR_IO;
     int code = write_all(fd, data, size);
     if (code == 0 && fsync(fd) != 0) code = ERR_IO;
@@ -387,55 +442,56 @@ static int write_temporary(struct store *store, const char *name, const char *da
     return code;
 }
 
-static int write_file(struct store *store, uint64_t id, const char *data, size_t size) {
+static int write_file(struct directory *d, uint64_t id, const char *data, size_t size) {
     char name[NAME_BYTES], temporary[NAME_BYTES + 1] = ".";
     name_of(id, "state", name);
     name_of(id, "tmp", temporary + 1);
-    int code = write_temporary(store, temporary, data, size);
-    if (code == 0 &&
-        (renameat(store->dir, temporary, store->dir, name) != 0 || fsync(store->dir) != 0))
+    int code = write_temporary(d, temporary, data, size);
+    if (code == 0 && (renameat(d->fd, temporary, d->fd, name) != 0 || fsync(d->fd) != 0))
         code = ERR_IO;
     if (code == 0) return 0;
     log_warn("state file %s cannot be written: %s", name, strerror(errno));
-    unlinkat(store->dir, temporary, 0);
+    unlinkat(d->fd, temporary, 0);
     return code;
 }
 
 static void run_write(struct store *store) {
+    struct directory *d = store->directory;
     struct store_file file = {.head = store->write.head,
                               .bytes = (int64_t)store->write.size,
                               .used_unix = clock_unix_seconds(),
-                              .ours = true};
+                              .ours = true,
+                              .owner = store};
     char *data = store->write.data; /* ours while RUNNING */
     size_t size = store->write.size;
-    int code = make_space(store, (int64_t)size);
+    int code = make_space(d, (int64_t)size);
     if (code == ERR_LIMIT)
         log_warn("conversation=%016llx not written: its %zu bytes are more than state-bytes",
                  (unsigned long long)file.head.id, size);
     if (code == 0) {
-        state_seal(data, size, store->key);
-        code = write_file(store, file.head.id, data, size);
+        state_seal(data, size, d->key);
+        code = write_file(d, file.head.id, data, size);
     }
     mem_free(data);
-    pthread_mutex_lock(&store->lock);
+    pthread_mutex_lock(&d->lock);
     bool removed = store->write.removed;
-    if (code == 0 && !removed) code = add_file(store, &file);
-    store->stats.written += code == 0;
-    store->stats.failed += code != 0;
+    if (code == 0 && !removed) code = add_file(d, &file);
+    d->stats.written += code == 0;
+    d->stats.failed += code != 0;
     store->write.data = NULL;
     store->write.code = code;
     store->write.state = WRITE_DONE;
-    pthread_mutex_unlock(&store->lock);
-    if (removed || code != 0) unlink_file(store, file.head.id, false);
+    pthread_mutex_unlock(&d->lock);
+    if (removed || code != 0) unlink_file(d, file.head.id, false);
 }
 
 /* A whole file, and what is in it. The time of its use is kept as the file's. */
-static int read_file(struct store *store, uint64_t id, char **data, struct state_view *view,
+static int read_file(struct directory *d, uint64_t id, char **data, struct state_view *view,
                      struct fault *fault) {
     char name[NAME_BYTES];
     struct stat st;
     name_of(id, "state", name);
-    int fd = open_regular(store, name, &st), code = 0;
+    int fd = open_regular(d, name, &st), code = 0;
     if (fd < 0) return fault_set(fault, ERR_IO, name, "%s", strerror(errno));
     size_t size = (size_t)st.st_size;
     *data = mem_try_alloc(size > 0 ? size : 1, 1);
@@ -445,10 +501,10 @@ static int read_file(struct store *store, uint64_t id, char **data, struct state
         code = fault_set(fault, ERR_IO, name, "cannot be read");
     (void)futimens(fd, NULL); /* only its place in the order of deletion depends on it */
     close(fd);
-    if (code == 0) code = state_check_seal(*data, size, store->key, fault);
+    if (code == 0) code = state_check_seal(*data, size, d->key, fault);
     if (code == 0) code = state_parse(*data, size, view, fault);
     if (code != 0) return code;
-    if (view->head.id == id && state_is_ours(&view->head, &store->options.identity)) return 0;
+    if (view->head.id == id && state_is_ours(&view->head, &d->options.identity)) return 0;
     return fault_set(fault, ERR_INVALID, name, "it belongs to another name, model or gates");
 }
 
@@ -456,112 +512,123 @@ static bool is_refusal(int code) {
     return code == ERR_MALFORMED || code == ERR_INVALID || code == ERR_UNSUPPORTED;
 }
 
-static void refuse_file(struct store *store, uint64_t id, const struct fault *fault) {
-    put_aside(store, id, fault->text);
-    pthread_mutex_lock(&store->lock);
-    struct store_file *file = find_file(store, id, false);
-    if (file != NULL && file->ours) store->stats.files--;
+static void refuse_file(struct directory *d, uint64_t id, const struct fault *fault) {
+    put_aside(d, id, fault->text);
+    pthread_mutex_lock(&d->lock);
+    struct store_file *file = find_file(d, id, false);
+    if (file != NULL && file->ours) d->stats.files--;
     if (file != NULL) file->bad = true, file->ours = false;
-    store->stats.refused++;
-    pthread_mutex_unlock(&store->lock);
+    d->stats.refused++;
+    pthread_mutex_unlock(&d->lock);
 }
 
 static void run_read(struct store *store) {
+    struct directory *d = store->directory;
     uint64_t id = store->read.id;
     char *data = NULL;
     struct state_view view = {0};
     struct fault fault = {0};
-    int code = read_file(store, id, &data, &view, &fault);
+    int code = read_file(d, id, &data, &view, &fault);
     if (is_refusal(code))
-        refuse_file(store, id, &fault);
+        refuse_file(d, id, &fault);
     else if (code != 0)
         log_warn("state file of conversation=%016llx: %s", (unsigned long long)id, fault.text);
-    pthread_mutex_lock(&store->lock);
+    pthread_mutex_lock(&d->lock);
     if (code == 0 && store->read.removed) code = ERR_NOTFOUND;
     if (code != 0) {
         state_view_close(&view);
         mem_free(data);
         data = NULL;
     }
-    struct store_file *file = find_file(store, id, false);
+    struct store_file *file = find_file(d, id, false);
     if (file != NULL) file->used_unix = clock_unix_seconds();
-    store->stats.read += code == 0;
+    d->stats.read += code == 0;
     store->read.data = data;
     store->read.view = view;
     store->read.code = code;
     store->read.state = READ_DONE;
-    pthread_mutex_unlock(&store->lock);
+    pthread_mutex_unlock(&d->lock);
+}
+
+static bool wants_read(const struct store *store) {
+    return store->read.state == READ_WANTED;
+}
+
+static bool wants_write(const struct store *store) {
+    return store->write.state == WRITE_READY;
+}
+
+/* They take turns. The lock is held. */
+static struct store *next_store(struct directory *d, bool (*wants)(const struct store *)) {
+    for (int i = 0; i < d->store_count; i++) {
+        struct store *store = d->stores[(d->turn + i) % d->store_count];
+        if (!wants(store)) continue;
+        d->turn = (d->turn + i + 1) % d->store_count;
+        return store;
+    }
+    return NULL;
+}
+
+/* The lock is held, and released meanwhile. */
+static void serve(struct store *store, void (*run)(struct store *)) {
+    struct directory *d = store->directory;
+    d->serving = store;
+    pthread_mutex_unlock(&d->lock);
+    run(store);
+    if (store->done != NULL) store->done(store->arg);
+    pthread_mutex_lock(&d->lock);
+    d->serving = NULL;
+    pthread_cond_broadcast(&d->settled);
 }
 
 /* One thing to do, what somebody waits for first; false when there is nothing. The lock is held,
  * and released meanwhile. */
-static bool run_one(struct store *store) {
-    if (store->remove_count > 0) {
-        uint64_t id = store->removes[--store->remove_count];
-        pthread_mutex_unlock(&store->lock);
-        unlink_file(store, id, false);
-        (void)fsync(store->dir);
-    } else if (store->read.state == READ_WANTED) {
+static bool run_one(struct directory *d) {
+    struct store *store;
+    if (d->remove_count > 0) {
+        uint64_t id = d->removes[--d->remove_count];
+        pthread_mutex_unlock(&d->lock);
+        unlink_file(d, id, false);
+        (void)fsync(d->fd);
+        pthread_mutex_lock(&d->lock);
+    } else if ((store = next_store(d, wants_read)) != NULL) {
         store->read.state = READ_RUNNING;
-        pthread_mutex_unlock(&store->lock);
-        run_read(store);
-    } else if (store->write.state == WRITE_READY) {
+        serve(store, run_read);
+    } else if ((store = next_store(d, wants_write)) != NULL) {
         store->write.state = WRITE_RUNNING;
-        pthread_mutex_unlock(&store->lock);
-        run_write(store);
+        serve(store, run_write);
     } else {
         return false;
     }
-    if (store->options.done != NULL) store->options.done(store->options.arg);
-    pthread_mutex_lock(&store->lock);
     return true;
 }
 
 /* What was handed over is written before the end: it is whole, and somebody may count on it. */
-static void *store_main(void *arg) {
-    struct store *store = arg;
-    pthread_mutex_lock(&store->lock);
-    while (run_one(store) || !store->stop)
-        if (store->remove_count == 0 && store->read.state != READ_WANTED &&
-            store->write.state != WRITE_READY && !store->stop)
-            pthread_cond_wait(&store->work, &store->lock);
-    pthread_mutex_unlock(&store->lock);
+static void *directory_main(void *arg) {
+    struct directory *d = arg;
+    pthread_mutex_lock(&d->lock);
+    for (;;) {
+        if (run_one(d)) continue;
+        if (d->stop) break;
+        pthread_cond_wait(&d->work, &d->lock);
+    }
+    pthread_mutex_unlock(&d->lock);
     return NULL;
 }
 
 /* Lets the thread begin, or does the work here. The lock is held. */
-static void begin_work(struct store *store) {
-    if (!store->options.inline_io)
-        pthread_cond_signal(&store->work);
+static void begin_work(struct directory *d) {
+    if (!d->options.inline_io)
+        pthread_cond_signal(&d->work);
     else
-        while (run_one(store)) continue;
+        while (run_one(d)) continue;
 }
 
 /* ---- Finding --------------------------------------------------------------------------------- */
 
-/* hashes[i] is that of the first i tokens. */
-static uint64_t *prefix_hashes(const int32_t *tokens, int32_t count) {
-    uint64_t *hashes = mem_try_alloc((size_t)count + 1, sizeof *hashes);
-    if (hashes == NULL) return NULL;
-    hashes[0] = CONVERSATION_HASH;
-    for (int32_t i = 0; i < count; i++) hashes[i + 1] = conversation_hash(hashes[i], &tokens[i], 1);
-    return hashes;
-}
-
-/* Tokens of a file that the query would surely use; 0 = it does not serve. */
-static int32_t usable_tokens(const struct state_head *head, const struct conversation_query *query,
-                             const uint64_t *hashes) {
-    int32_t most = query->prompt_count - 1; /* one is left to compute */
-    if (head->prompt_end > most || hashes[head->prompt_end] != head->prompt_hash) return 0;
-    if (head->token_count > most || hashes[head->token_count] != head->token_hash)
-        return head->prompt_end;
-    return head->token_count;
-}
-
-static bool may_serve(const struct store_file *file, const struct conversation_query *query) {
-    return file->ours && !file->ignored &&
-           memcmp(file->head.space, query->space, sizeof file->head.space) == 0 &&
-           kv_params_equal(&file->head.kv, query->kv);
+/* Files of others are theirs alone. */
+static bool may_use(const struct store *store, const struct store_file *file) {
+    return file->owner == NULL || file->owner == store;
 }
 
 static bool is_writing(const struct store *store, uint64_t id) {
@@ -569,105 +636,147 @@ static bool is_writing(const struct store *store, uint64_t id) {
            store->write.head.id == id;
 }
 
-/* A search under way. */
-struct search {
-    const struct conversation_query *query;
-    uint64_t *hashes; /* of the prompt's prefixes, once they are needed */
-    uint64_t id;      /* the best so far */
+/* What a store is writing is as good as there: store_load waits for it. */
+static struct store_file written_file(struct store *store) {
+    bool there = is_writing(store, store->write.head.id) && !store->write.removed;
+    return (struct store_file){.head = store->write.head, .ours = there, .owner = store};
+}
+
+static int32_t usable_tokens(struct conversation_search *search, const struct store_file *file) {
+    const struct state_head *head = &file->head;
+    const struct conversation_key key = {.space = head->space,
+                                         .kv = &head->kv,
+                                         .prompt_end = head->prompt_end,
+                                         .token_count = head->token_count,
+                                         .prompt_hash = head->prompt_hash,
+                                         .token_hash = head->token_hash};
+    return file->ours && !file->ignored ? conversation_usable(search, &key) : 0;
+}
+
+static bool is_hinted(const struct conversation_search *search, const struct store_file *file) {
+    uint64_t hint = search->query->hint;
+    return hint != 0 && file->head.hint == hint;
+}
+
+/* The best so far of a search. */
+struct found {
+    uint64_t id;
     int32_t usable;
 };
 
-static void consider(struct search *search, const struct store_file *file) {
-    const struct conversation_query *query = search->query;
-    if (!may_serve(file, query)) return;
-    if (search->hashes == NULL) search->hashes = prefix_hashes(query->prompt, query->prompt_count);
-    if (search->hashes == NULL) return; /* no memory: it is as if there was none */
-    int32_t usable = usable_tokens(&file->head, query, search->hashes);
-    bool hinted = query->hint != 0 && file->head.hint == query->hint;
-    bool equal = search->id != 0 && usable == search->usable;
-    if (usable <= search->usable && !(equal && hinted)) return;
-    search->id = file->head.id;
-    search->usable = usable;
+static void consider(struct found *found, struct conversation_search *search,
+                     const struct store_file *file) {
+    int32_t usable = usable_tokens(search, file);
+    bool equal = found->id != 0 && usable == found->usable;
+    if (usable <= found->usable && !(equal && is_hinted(search, file))) return;
+    found->id = file->head.id;
+    found->usable = usable;
 }
 
 uint64_t store_find(struct store *store, const struct conversation_query *query, int32_t least) {
-    struct search search = {.query = query, .usable = least};
-    pthread_mutex_lock(&store->lock);
-    for (int i = 0; i < store->file_count; i++) consider(&search, &store->files[i]);
-    /* What is being written is as good as there: store_load waits for it. */
-    struct store_file written = {.head = store->write.head, .ours = true};
-    if (is_writing(store, written.head.id) && !store->write.removed) consider(&search, &written);
-    pthread_mutex_unlock(&store->lock);
-    mem_free(search.hashes);
-    return search.id;
+    struct directory *d = store->directory;
+    struct conversation_search search = {.query = query};
+    struct found found = {.usable = least};
+    pthread_mutex_lock(&d->lock);
+    for (int i = 0; i < d->file_count; i++)
+        if (may_use(store, &d->files[i])) consider(&found, &search, &d->files[i]);
+    struct store_file written = written_file(store);
+    consider(&found, &search, &written);
+    struct store_file *file = found.id != 0 ? find_file(d, found.id, false) : NULL;
+    if (file != NULL) file->owner = store;
+    pthread_mutex_unlock(&d->lock);
+    conversation_search_close(&search);
+    return found.id;
+}
+
+static void note_affinity(struct conversation_affinity *of, struct conversation_search *search,
+                          const struct store_file *file) {
+    int32_t usable = file->owner != NULL ? usable_tokens(search, file) : 0;
+    if (usable > 0)
+        conversation_affinity_note(&of[file->owner->index], usable, is_hinted(search, file));
+}
+
+void store_affinity(struct store *store, struct conversation_search *search,
+                    struct conversation_affinity *of) {
+    struct directory *d = store->directory;
+    pthread_mutex_lock(&d->lock);
+    for (int i = 0; i < d->file_count; i++) note_affinity(of, search, &d->files[i]);
+    for (int i = 0; i < d->store_count; i++) {
+        struct store_file written = written_file(d->stores[i]);
+        note_affinity(of, search, &written);
+    }
+    pthread_mutex_unlock(&d->lock);
 }
 
 bool store_has(struct store *store, uint64_t id) {
-    pthread_mutex_lock(&store->lock);
-    bool has = find_file(store, id, false) != NULL;
-    pthread_mutex_unlock(&store->lock);
+    struct directory *d = store->directory;
+    pthread_mutex_lock(&d->lock);
+    bool has = find_file(d, id, false) != NULL;
+    pthread_mutex_unlock(&d->lock);
     return has;
 }
 
 void store_ignore(struct store *store, uint64_t id) {
-    pthread_mutex_lock(&store->lock);
-    struct store_file *file = find_file(store, id, false);
+    struct directory *d = store->directory;
+    pthread_mutex_lock(&d->lock);
+    struct store_file *file = find_file(d, id, false);
     if (file != NULL) file->ignored = true;
-    pthread_mutex_unlock(&store->lock);
+    pthread_mutex_unlock(&d->lock);
 }
 
 /* ---- Writing --------------------------------------------------------------------------------- */
 
 bool store_can_save(struct store *store) {
-    pthread_mutex_lock(&store->lock);
+    pthread_mutex_lock(&store->directory->lock);
     bool free_now = store->write.state == WRITE_FREE;
-    pthread_mutex_unlock(&store->lock);
+    pthread_mutex_unlock(&store->directory->lock);
     return free_now;
 }
 
 void store_save(struct store *store, const struct state_head *head, char *data, size_t size) {
-    pthread_mutex_lock(&store->lock);
+    pthread_mutex_lock(&store->directory->lock);
     CHECK(store->write.state == WRITE_FREE);
     store->write.state = WRITE_READY;
     store->write.head = *head;
     store->write.data = data;
     store->write.size = size;
     store->write.removed = false;
-    begin_work(store);
-    pthread_mutex_unlock(&store->lock);
+    begin_work(store->directory);
+    pthread_mutex_unlock(&store->directory->lock);
 }
 
 bool store_saved(struct store *store, uint64_t *id, int *code) {
-    pthread_mutex_lock(&store->lock);
+    pthread_mutex_lock(&store->directory->lock);
     bool done = store->write.state == WRITE_DONE;
     if (done) {
         *id = store->write.head.id;
         *code = store->write.code;
         store->write.state = WRITE_FREE;
     }
-    pthread_mutex_unlock(&store->lock);
+    pthread_mutex_unlock(&store->directory->lock);
     return done;
 }
 
 int store_remove(struct store *store, uint64_t id) {
+    struct directory *d = store->directory;
     int code = ERR_NOTFOUND;
-    pthread_mutex_lock(&store->lock);
+    pthread_mutex_lock(&d->lock);
     if (is_writing(store, id)) {
         store->write.removed = true;
         code = 0;
     }
     if (store->read.state != READ_FREE && store->read.id == id) store->read.removed = true;
-    struct store_file *file = find_file(store, id, false);
-    bool full = store->remove_count == REMOVES_MAX;
+    struct store_file *file = find_file(d, id, false);
+    if (file != NULL && !may_use(store, file)) file = NULL;
+    bool full = d->remove_count == REMOVES_MAX;
     if (file != NULL) {
-        drop_file(store, file);
-        if (!full) store->removes[store->remove_count++] = id;
-        if (!full) begin_work(store);
+        drop_file(d, file);
+        if (!full) d->removes[d->remove_count++] = id;
+        if (!full) begin_work(d);
         code = 0;
     }
-    pthread_mutex_unlock(&store->lock);
-    if (file != NULL && full)
-        unlink_file(store, id, false); /* seldom: better slow than unbounded */
+    pthread_mutex_unlock(&d->lock);
+    if (file != NULL && full) unlink_file(d, id, false); /* seldom: better slow than unbounded */
     return code;
 }
 
@@ -684,41 +793,42 @@ static void clear_read(struct store *store) {
 
 int store_load(struct store *store, uint64_t id, const struct state_view **view) {
     int code = ERR_BUSY;
-    pthread_mutex_lock(&store->lock);
+    pthread_mutex_lock(&store->directory->lock);
     if (store->read.state == READ_DONE && store->read.id != id) clear_read(store);
     if (store->read.state == READ_FREE && !is_writing(store, id)) {
         store->read.id = id;
         store->read.state = READ_WANTED;
-        begin_work(store);
+        begin_work(store->directory);
     }
     if (store->read.state == READ_DONE) {
         code = store->read.removed ? ERR_NOTFOUND : store->read.code;
         *view = &store->read.view;
         if (code != 0) clear_read(store);
     }
-    pthread_mutex_unlock(&store->lock);
+    pthread_mutex_unlock(&store->directory->lock);
     return code;
 }
 
 void store_unload(struct store *store) {
-    pthread_mutex_lock(&store->lock);
+    pthread_mutex_lock(&store->directory->lock);
     if (store->read.state == READ_DONE) clear_read(store);
-    pthread_mutex_unlock(&store->lock);
+    pthread_mutex_unlock(&store->directory->lock);
 }
 
 /* ---- Observation ----------------------------------------------------------------------------- */
 
 void store_stats(struct store *store, struct store_stats *out) {
-    pthread_mutex_lock(&store->lock);
-    *out = store->stats;
-    pthread_mutex_unlock(&store->lock);
+    pthread_mutex_lock(&store->directory->lock);
+    *out = store->directory->stats;
+    pthread_mutex_unlock(&store->directory->lock);
 }
 
 int store_list(struct store *store, struct store_row *rows, int max) {
+    const struct directory *d = store->directory;
     int count = 0;
-    pthread_mutex_lock(&store->lock);
-    for (int i = 0; i < store->file_count && count < max; i++) {
-        const struct store_file *file = &store->files[i];
+    pthread_mutex_lock(&store->directory->lock);
+    for (int i = 0; i < d->file_count && count < max; i++) {
+        const struct store_file *file = &d->files[i];
         if (!file->ours) continue;
         rows[count] = (struct store_row){.id = file->head.id,
                                          .hint = file->head.hint,
@@ -728,6 +838,6 @@ int store_list(struct store *store, struct store_row *rows, int max) {
                                          .used_unix = file->used_unix};
         memcpy(rows[count++].space, file->head.space, sizeof rows->space);
     }
-    pthread_mutex_unlock(&store->lock);
+    pthread_mutex_unlock(&store->directory->lock);
     return count;
 }

@@ -17,8 +17,14 @@
  * from the files' heads. That suffices to find a conversation; whether a file is genuine is checked
  * when it is read, before anything in it is used.
  *
- * One conversation is written and one is read at a time, each held in memory as a whole meanwhile.
- * All calls come from the engine thread, but for store_stats and store_list (any thread). */
+ * Several replicas of a model use one directory, each through a store of its own; one thread serves
+ * them in turn. A conversation belongs to the store that made its file or found it first, for as
+ * long as that store is open: nobody else finds it, reads it or deletes it, so that it is never in
+ * the memory of two replicas. For each store one conversation is written and one is read at a time,
+ * each held in memory as a whole meanwhile.
+ *
+ * A store's calls come from its replica's thread, but for store_affinity, store_stats and
+ * store_list (any thread); open, join and close from whoever owns them all. */
 #ifndef KEEPD_ENGINE_STORE_H
 #define KEEPD_ENGINE_STORE_H
 
@@ -26,6 +32,7 @@
 #include "engine/state.h"
 
 #define STORE_FILES_MAX 65536
+#define STORES_MAX      64 /* of one directory */
 
 struct store;
 
@@ -34,14 +41,17 @@ struct store_options {
     int64_t bytes; /* of all files together */
     struct state_identity identity;
     bool inline_io;          /* reading and writing happen inside the calls: for simulations */
-    void (*done)(void *arg); /* on the store's thread, when something was written or read */
+    void (*done)(void *arg); /* on the directory's thread, when something was written or read */
     void *arg;
 };
 
 /* Takes the directory: makes it, key and lock where they are missing, reads the heads of what is
  * there. ERR_BUSY: another daemon uses it. fault->field is "state-dir". */
 int store_open(const struct store_options *options, struct store **out, struct fault *fault);
-void store_close(struct store *store); /* waits for what is being written; NULL is fine */
+/* Another store of the same directory; they are numbered in this order, the opened one is 0. */
+struct store *store_join(struct store *with, void (*done)(void *arg), void *arg);
+/* Waits for what it is writing; the last one releases the directory. NULL is fine. */
+void store_close(struct store *store);
 
 const struct state_identity *store_identity(const struct store *store);
 /* Derived from the key, the same for everybody who has it. */
@@ -49,9 +59,13 @@ void store_space_key(const struct store *store, uint8_t out[16]);
 
 /* ---- Finding ------------------------------------------------------------------------------- */
 
-/* The conversation on disk that serves a query best, if its use of tokens would exceed `least`.
- * 0: there is none. */
+/* The conversation on disk that serves a query best, if its use of tokens would exceed `least`; it
+ * belongs to this store from now on. 0: there is none. */
 uint64_t store_find(struct store *store, const struct conversation_query *query, int32_t least);
+/* Notes for every store, by its number, how well the conversations on disk that belong to it serve
+ * the search. */
+void store_affinity(struct store *store, struct conversation_search *search,
+                    struct conversation_affinity *of /* [STORES_MAX] */);
 bool store_has(struct store *store, uint64_t id);
 /* Not for this process: it needs more than there is. */
 void store_ignore(struct store *store, uint64_t id);
@@ -63,7 +77,8 @@ bool store_can_save(struct store *store); /* nothing is being written */
 void store_save(struct store *store, const struct state_head *head, char *data, size_t size);
 /* True once for each save that ended: whose, and how. */
 bool store_saved(struct store *store, uint64_t *id, int *code);
-/* Deletes the file, also one that is being written or read. ERR_NOTFOUND. */
+/* Deletes the file, also one that is being written or read. ERR_NOTFOUND, also for those that
+ * belong to another store. */
 int store_remove(struct store *store, uint64_t id);
 
 /* ---- Reading ------------------------------------------------------------------------------- */

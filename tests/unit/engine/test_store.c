@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -125,24 +126,31 @@ static void fill_tokens(int32_t *tokens, int seed, int count) {
     for (int i = 0; i < count; i++) tokens[i] = seed * 1000 + i;
 }
 
-/* Conversation `seed`, of `room` bytes beside its head. */
-static int save(struct store *store, int seed, size_t room) {
+/* The file of conversation `seed`, of `room` bytes beside its head. */
+static char *make_file(struct store *store, int seed, size_t room, struct state_head *head) {
     int32_t tokens[TOKENS];
-    uint64_t sizes[] = {room, 0}, id = 0;
-    int code = 1;
+    uint64_t sizes[] = {room, 0};
     fill_tokens(tokens, seed, TOKENS);
-    struct state_head head = {.identity = *store_identity(store),
-                              .id = 500 + (uint64_t)seed,
-                              .space = "space",
-                              .kv = kv_of(32),
-                              .token_count = TOKENS,
-                              .prompt_end = PROMPT,
-                              .block_count = 2};
-    head.prompt_hash = conversation_hash(CONVERSATION_HASH, tokens, PROMPT);
-    head.token_hash = conversation_hash(CONVERSATION_HASH, tokens, TOKENS);
-    head.file_size = state_file_size(TOKENS, 2, room);
-    char *data = mem_must_alloc(head.file_size, 1);
-    memset(data + state_write_head(&head, tokens, sizes, data), seed, room);
+    *head = (struct state_head){.identity = *store_identity(store),
+                                .id = 500 + (uint64_t)seed,
+                                .space = "space",
+                                .kv = kv_of(32),
+                                .token_count = TOKENS,
+                                .prompt_end = PROMPT,
+                                .block_count = 2,
+                                .file_size = state_file_size(TOKENS, 2, room)};
+    head->prompt_hash = conversation_hash(CONVERSATION_HASH, tokens, PROMPT);
+    head->token_hash = conversation_hash(CONVERSATION_HASH, tokens, TOKENS);
+    char *data = mem_must_alloc(head->file_size, 1);
+    memset(data + state_write_head(head, tokens, sizes, data), seed, room);
+    return data;
+}
+
+static int save(struct store *store, int seed, size_t room) {
+    struct state_head head;
+    uint64_t id = 0;
+    int code = 1;
+    char *data = make_file(store, seed, room, &head);
     cr_assert(store_can_save(store));
     store_save(store, &head, data, head.file_size);
     cr_assert(store_saved(store, &id, &code) && !store_saved(store, &id, &code));
@@ -440,38 +448,137 @@ static void count_wake(void *arg) {
     atomic_fetch_add(&wakes, 1);
 }
 
+static int load_when_there(struct store *store, uint64_t id) {
+    const struct state_view *view;
+    int code;
+    while ((code = store_load(store, id, &view)) == ERR_BUSY) usleep(1000);
+    if (code == 0) store_unload(store);
+    return code;
+}
+
 /* The same with its own thread: everything handed over is on disk when store_close returns. */
 Test(store, with_its_thread) {
     struct store_options options = options_of();
     struct store *store;
     struct fault fault;
-    uint64_t sizes[] = {50, 0};
-    int32_t tokens[TOKENS];
+    struct state_head head;
     options.inline_io = false;
     options.done = count_wake;
     cr_assert_eq(store_open(&options, &store, &fault), 0);
-    fill_tokens(tokens, 1, TOKENS);
-    struct state_head head = {.identity = options.identity,
-                              .id = 501,
-                              .space = "space",
-                              .kv = kv_of(32),
-                              .token_count = TOKENS,
-                              .prompt_end = PROMPT,
-                              .block_count = 2,
-                              .file_size = state_file_size(TOKENS, 2, 50)};
-    head.prompt_hash = conversation_hash(CONVERSATION_HASH, tokens, PROMPT);
-    head.token_hash = conversation_hash(CONVERSATION_HASH, tokens, TOKENS);
-    char *data = mem_must_alloc(head.file_size, 1);
-    memset(data + state_write_head(&head, tokens, sizes, data), 1, 50);
+    char *data = make_file(store, 1, 50, &head);
     store_save(store, &head, data, head.file_size);
     cr_assert_eq(find(store, 1, TOKENS, "space", 32, 0), 501, "what is being written counts");
-    const struct state_view *view;
-    int code;
-    while ((code = store_load(store, 501, &view)) == ERR_BUSY) usleep(1000);
-    cr_assert_eq(code, 0);
-    store_unload(store);
+    cr_assert_eq(load_when_there(store, 501), 0);
     cr_assert_geq(atomic_load(&wakes), 1);
     cr_assert_eq(store_remove(store, 501), 0);
     store_close(store);
     cr_assert_eq(files_with(".state"), 0, "a removal was lost");
+}
+
+/* ---- Several stores of one directory --------------------------------------------------------- */
+
+/* How well each store's files serve a prompt of all tokens of conversation `seed` and one more. */
+static void affinity(struct store *store, int seed, struct conversation_affinity *of) {
+    int32_t prompt[TOKENS + 1];
+    struct kv_params kv = kv_of(32);
+    const uint8_t space[16] = "space";
+    fill_tokens(prompt, seed, TOKENS);
+    prompt[TOKENS] = 7;
+    const struct conversation_query query = {
+        .space = space, .kv = &kv, .prompt = prompt, .prompt_count = TOKENS + 1};
+    struct conversation_search search = {.query = &query};
+    memset(of, 0, STORES_MAX * sizeof *of);
+    store_affinity(store, &search, of);
+    conversation_search_close(&search);
+}
+
+/* What one store made is nobody else's, however it is asked for. */
+Test(store, what_one_store_made_is_its_own) {
+    struct conversation_affinity of[STORES_MAX];
+    struct store *a = open_store(), *b = store_join(a, NULL, NULL);
+    cr_assert_eq(save(a, 1, 100), 0);
+    cr_assert_eq(save(b, 2, 100), 0);
+    cr_assert_eq(find(a, 1, TOKENS, "space", 32, 0), 501);
+    cr_assert_eq(find(b, 1, TOKENS, "space", 32, 0), 0);
+    cr_assert_eq(find(b, 2, TOKENS, "space", 32, 0), 502);
+    cr_assert_eq(store_remove(b, 501), ERR_NOTFOUND);
+    cr_assert_eq(load(a, 501), 0);
+    cr_assert_eq(load(b, 502), 0, "each reads for itself");
+    affinity(b, 1, of);
+    cr_assert(of[0].usable == TOKENS && of[1].usable == 0);
+    affinity(a, 2, of);
+    cr_assert(of[0].usable == 0 && of[1].usable == TOKENS);
+    cr_assert(stats_of(a).files == 2 && stats_of(b).written == 2, "the directory's, for both");
+    store_close(a); /* in any order */
+    cr_assert_eq(find(b, 1, TOKENS, "space", 32, 0), 501, "nobody's again");
+    cr_assert_eq(store_remove(b, 501), 0);
+    store_close(b);
+    cr_assert_eq(files_with(".state"), 1);
+}
+
+/* What an earlier process left belongs to whoever finds it first. */
+Test(store, what_was_there_belongs_to_its_finder) {
+    struct conversation_affinity of[STORES_MAX];
+    struct store *a = open_store(), *b;
+    for (int i = 1; i <= 3; i++) cr_assert_eq(save(a, i, 100), 0);
+    store_close(a);
+    a = open_store();
+    b = store_join(a, NULL, NULL);
+    affinity(a, 1, of);
+    cr_assert(of[0].usable == 0 && of[1].usable == 0);
+    cr_assert_eq(find(b, 1, TOKENS, "space", 32, 0), 501);
+    cr_assert_eq(find(a, 1, TOKENS, "space", 32, 0), 0);
+    affinity(a, 1, of);
+    cr_assert(of[0].usable == 0 && of[1].usable == TOKENS);
+    cr_assert_eq(store_remove(a, 502), 0, "nobody's: anybody's to delete");
+    cr_assert_eq(find(b, 2, TOKENS, "space", 32, 0), 0);
+    cr_assert_eq(find(a, 3, TOKENS, "space", 32, 0), 503);
+    store_close(b);
+    store_close(a);
+}
+
+struct writer {
+    struct store *store;
+    int first;
+};
+
+static atomic_int written;
+
+/* What a scheduler does, as fast as it can. */
+static void *write_many(void *arg) {
+    const struct writer *writer = arg;
+    uint64_t id;
+    for (int i = 0, code = 0; i < 20; i++) {
+        struct state_head head;
+        char *data = make_file(writer->store, writer->first + i, 100, &head);
+        store_save(writer->store, &head, data, head.file_size);
+        while (!store_saved(writer->store, &id, &code)) usleep(100);
+        if (code == 0 && id == head.id && load_when_there(writer->store, id) == 0)
+            atomic_fetch_add(&written, 1);
+    }
+    return NULL;
+}
+
+/* With the thread: both at once, everybody gets their own, and closing loses nothing. */
+Test(store, two_at_once) {
+    struct store_options options = options_of();
+    struct store *a;
+    struct fault fault;
+    pthread_t thread;
+    options.inline_io = false;
+    options.done = count_wake;
+    cr_assert_eq(store_open(&options, &a, &fault), 0);
+    struct writer one = {a, 100}, two = {store_join(a, count_wake, NULL), 200};
+    cr_assert_eq(pthread_create(&thread, NULL, write_many, &two), 0);
+    write_many(&one);
+    cr_assert_eq(pthread_join(thread, NULL), 0);
+    cr_assert_eq(atomic_load(&written), 40);
+    for (int i = 0; i < 2; i++) {
+        struct state_head head;
+        struct store *store = i == 0 ? two.store : one.store;
+        char *data = make_file(store, 300 + i, 100, &head);
+        store_save(store, &head, data, head.file_size);
+        store_close(store);
+    }
+    cr_assert_eq(files_with(".state"), 42);
 }
