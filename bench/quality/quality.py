@@ -7,7 +7,7 @@
     quality.py --cells 'trace/1024/*/0.25' --dialogues 120
                                      more dialogues for some cells (task/length/method/share)
     quality.py ablations             horizon, sinks and interval of `global`, one at a time
-    quality.py ablations --gates untied=FILE --gates M256=FILE
+    quality.py gates untied=FILE M256=FILE
                                      other gates against the model's own, each on a daemon of its own
     quality.py selftest              do forked questions get bitwise the answers of histories read anew?
     quality.py report                writes the documents again from what is stored
@@ -20,6 +20,8 @@ import argparse
 import contextlib
 import fnmatch
 import hashlib
+import json
+import math
 import os
 import pathlib
 import sys
@@ -35,7 +37,8 @@ SMOKE_LENGTH = 256
 
 def arguments():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("what", nargs="?", default="run", choices=("run", "ablations", "selftest", "report"))
+    ap.add_argument("what", nargs="?", default="run", choices=("run", "ablations", "gates", "selftest", "report"))
+    ap.add_argument("files", nargs="*", metavar="NAME=FILE", help="gates: the files to compare")
     ap.add_argument("--minutes", type=float, help="end after this time, with a balanced table")
     ap.add_argument("--thorough", action="store_true", help=f"{THOROUGH} rounds instead of {ROUNDS}")
     ap.add_argument("--dialogues", type=int, help="rounds; four questions per dialogue")
@@ -44,7 +47,6 @@ def arguments():
     ap.add_argument("--cells", metavar="PATTERN,...", help="only cells whose name is like one of these")
     ap.add_argument("--sharing", choices=("auto", "fork", "again"), default="auto",
                     help="read a history once for its questions, or again for each; auto: once where the daemon can")
-    ap.add_argument("--gates", action="append", default=[], metavar="NAME=FILE", help="ablations: further gates to compare")
     ap.add_argument("--forget", action="append", default=[], metavar="METHOD", help="drop what was measured of it")
     ap.add_argument("--url", help="a running daemon; default: start one")
     ap.add_argument("--binary", default=str(ROOT / "build" / "keepd"))
@@ -61,6 +63,11 @@ def arguments():
     unknown = set(filter(None, (a.methods or "").split(","))) - set(plan.METHODS)
     if unknown:
         ap.error(f"unknown methods: {', '.join(sorted(unknown))}; there are {', '.join(plan.METHODS)}")
+    a.files = [pair.partition("=")[::2] for pair in a.files]
+    if (a.what == "gates") != bool(a.files) or any(not name or "/" in name or not pathlib.Path(path).is_file() for name, path in a.files):
+        ap.error("gates: expected NAME=FILE with an existing file")
+    if a.files and a.url:
+        ap.error("gates needs daemons of our own: leave out --url")
     return a
 
 
@@ -129,12 +136,6 @@ def merged(old, new):
             "not_offered": {**{m: w for m, w in old["not_offered"].items() if m not in known}, **new["not_offered"]}}
 
 
-def stored_gates(results_store, trained):
-    """Cells of gates that earlier runs compared."""
-    labels = sorted({key.split("gates=")[1].split("/")[0] for key in results_store.rows if "/gates=" in key})
-    return [cell for label in labels for cell in plan.ablations(trained, gates=label)]
-
-
 def cells_of(a, methods):
     return plan.smoke(a.length, methods) if a.smoke else plan.table(a.length, methods)
 
@@ -164,31 +165,37 @@ def run_table(c, a, results_store):
         print("The time is over; the same command goes on from here.", file=sys.stderr)
 
 
-def run_ablations(c, a, results_store, gates=""):
-    cells = plan.ablations(a.length, gates=gates)
-    if not gates:                                   # what the variants are compared with
-        cells += [plan.Cell(t, a.length, "global", plan.QUARTER, w) for t, w in plan.ABLATED]
+def run_cells(c, a, results_store, cells):
     cells = wanted(a, cells)
     shared = choose_sharing(c, results_store, a, ["global"])
-    runner.Runner(c, results_store, shared, a.workers).run(cells, a.dialogues, a.deadline)
+    return runner.Runner(c, results_store, shared, a.workers).run(cells, a.dialogues, a.deadline)
 
 
-def ablate(a, results_store):
-    named = [pair.partition("=")[::2] for pair in a.gates]
-    if any(not name or "/" in name or not pathlib.Path(path).is_file() for name, path in named):
-        raise SystemExit("--gates: expected NAME=FILE with an existing file")
-    if named and a.url:
-        raise SystemExit("--gates needs daemons of our own: leave out --url")
-    start, end, share = time.time(), a.deadline, 1 + len(named)
+def run_ablations(a, results_store):
+    plain = [plan.Cell(t, a.length, "global", plan.QUARTER, w) for t, w in plan.ABLATED]     # what variants are compared with
     with connected(a) as c:
-        a.deadline = end and start + (end - start) / share
-        run_ablations(c, a, results_store)
-    for i, (name, path) in enumerate(named):
+        run_cells(c, a, results_store, plan.ablations(a.length) + plain)
+
+
+def gates_kind(path):
+    """What a gates file says of itself (engine/gates.h)."""
+    with pathlib.Path(path).open("rb") as f:
+        header = json.loads(f.read(int.from_bytes(f.read(8), "little")))
+    said = json.loads(header.pop("__metadata__")["keepd"])
+    count = sum(math.prod(t["shape"]) for name, t in header.items() if name != "row")
+    return {**{k: said[k] for k in ("type", "tying", "width")}, "parameters": count}
+
+
+def compare_gates(a, results_store):
+    with connected(a) as c:
+        run_cells(c, a, results_store, plan.with_gates(a.length, ""))
+    for name, path in a.files:
         digest = hashlib.sha256()
         client.file_sha(path, digest)
-        a.deadline = end and start + (end - start) * (i + 2) / share
+        label = f"{name}-{digest.hexdigest()[:6]}"
         with connected(a, "--gates", path) as c:
-            run_ablations(c, a, results_store, f"{name}-{digest.hexdigest()[:6]}")
+            run_cells(c, a, results_store, plan.with_gates(a.length, label))
+        results_store.add(f"gates/{label}", gates_kind(path))
 
 
 def selftest(a, results_store):
@@ -216,7 +223,9 @@ def write_report(a, results_store, sha):
     results = report.Results(results_store, facts["trained"], facts["methods"])
     a.length = facts["trained"]
     cells = cells_of(a, facts["methods"])
-    facts = {**facts, "sha": sha, "gates_cells": stored_gates(results_store, facts["trained"]),
+    own = pathlib.Path(a.model, "gates.safetensors")
+    kinds = {key.partition("/")[2]: row for key, row in results_store.rows.items() if key.startswith("gates/")}
+    facts = {**facts, "sha": sha, "gates": {"": gates_kind(own), **kinds} if own.exists() else {},
              "completeness": completeness(results, cells, a.dialogues)}
     report.write(results, facts, cells, TEMPLATE, a.out)
     print(report.goals_text(report.goals(results)))
@@ -236,7 +245,9 @@ def main():
             with connected(a) as c:
                 run_table(c, a, results_store)
         elif a.what == "ablations":
-            ablate(a, results_store)
+            run_ablations(a, results_store)
+        elif a.what == "gates":
+            compare_gates(a, results_store)
     except KeyboardInterrupt:
         raise SystemExit("\nInterrupted: what is finished is kept, the same command goes on from there.")
     return write_report(a, results_store, sha)

@@ -175,7 +175,7 @@ def filled(folder, right, dialogues=6):
 
 
 def facts():
-    return {"sha": "cd" * 32, "daemon": "keepd 0", "date": "2026-01-01", "not_offered": {"ems": "unknown policy 'ems'"}, "gates_cells": [],
+    return {"sha": "cd" * 32, "daemon": "keepd 0", "date": "2026-01-01", "not_offered": {"ems": "unknown policy 'ems'"}, "gates": {},
             "sharing": "", "completeness": ""}
 
 
@@ -206,6 +206,28 @@ def test_documents_are_written_whole(tmp_path):
     assert len([r for r in data["rows"] if not r.get("variant")]) == len(cells)
     for name in ("quality", "quality-needle", "quality-density", "quality-allocation"):
         ElementTree.parse(tmp_path / f"{name}.svg")
+
+
+def test_gates_are_compared_with_those_of_the_same_kind_trained_alike(tmp_path):
+    s = filled(tmp_path, RIGHT)
+    kind = {"type": "rg", "tying": "code", "width": 64, "parameters": 1000}
+    kinds = {"wide-abc123": {**kind, "width": 256}, "": kind, "again-123456": kind}
+    for label, got in (("again-123456", 3), ("wide-abc123", 2)):
+        for cell in plan.with_gates(1024, label):
+            for d in range(6):
+                s.add(f"{cell.name}/{d}", {"method": "global", "dialogue": d, "tokens": 1000, "got": got, "of": 4})
+    text = report.gates_text(report.Results(s, 1024, METHODS), kinds)
+    own, base, wide = text.splitlines()[2:]
+    assert own.startswith("| the model's own | code | 64 | 1 k | 100.0 [100.0, 100.0] |") and own.endswith("|  |  |")
+    assert base.startswith("| `again` |") and base.endswith("|  |  |")
+    assert wide.endswith("| -25.0 [-25.0, -25.0] | -25.0 [-25.0, -25.0] |")
+    assert report.gates_text(report.Results(s, 1024, METHODS), {}) == ""
+
+
+def test_what_a_gates_file_says_of_itself():
+    kind = quality.gates_kind(ROOT / "models" / "keepd-nano" / "gates.safetensors")
+    assert (kind["type"], kind["tying"], kind["width"]) == ("rg", "code", 64)
+    assert kind["parameters"] == 6 * 64 * (256 + 1) + 4 * (64 + 1)
 
 
 def test_documents_of_a_run_with_holes(tmp_path):

@@ -107,10 +107,17 @@ ABLATIONS = ((("recent", 0),), (("recent", 8),), (("recent", 32),), (("horizon",
              (("horizon", "inf"),), (("sinks", 0),), (("step", 1 / 16),), (("step", 1 / 8),), (("step", 3 / 8),))
 
 
-def ablations(trained, method="global", gates=""):
-    """`method` at a quarter, one parameter changed at a time; with other gates, only the defaults."""
-    extras = ((),) if gates else ABLATIONS
-    return [Cell(task, trained, method, QUARTER, w, extra, gates) for task, w in ABLATED for extra in extras]
+def ablations(trained, method="global"):
+    """`method` at a quarter, one parameter changed at a time."""
+    return [Cell(task, trained, method, QUARTER, w, extra) for task, w in ABLATED for extra in ABLATIONS]
+
+
+GATES_SHARES = (1 / 4, 1 / 8)
+
+
+def with_gates(trained, label, method="global"):
+    """What other gates are compared by; the model's own have label ""."""
+    return [Cell(task, trained, method, share, 1.0, (), label) for task in tasks.ANSWERED for share in GATES_SHARES]
 
 
 def smoke(trained, methods):

@@ -272,21 +272,48 @@ def draw_kept(measured, density, allocation):
 
 # --- ablations ------------------------------------------------------------------------------------
 
-def ablations_text(results, cells):
+def ablations_text(results):
     """One row per variant that has data: each task's score and the mean difference to the defaults."""
-    variants = sorted({(c.variant, c.extra, c.gates) for c in cells}, key=lambda v: (v[2], [c.variant for c in cells].index(v[0])))
     rows = []
-    for variant, extra, gates in [("", (), "")] + [v for v in variants if v[0]]:
-        asked = [plan.Cell(t, results.trained, "global", plan.QUARTER, 1.0, extra, gates) for t, _ in plan.ABLATED]
+    for extra in ((),) + plan.ABLATIONS:
+        asked = [plan.Cell(t, results.trained, "global", plan.QUARTER, 1.0, extra) for t, _ in plan.ABLATED]
         if not all(results.sample(c) for c in asked):
             continue
         plain = [results.cell(t, results.trained, "global", plan.QUARTER) for t, _ in plan.ABLATED]
         pairs = [statistics.differences(results.sample(a), results.sample(b)) for a, b in zip(asked, plain)]
-        rows.append([f"`{variant}`" if variant else "defaults", *(percent(results.score(c)) for c in asked),
-                     percent(statistics.over_tasks(pairs)) if variant else ""])
+        rows.append([f"`{asked[0].variant}`" if extra else "defaults", *(percent(results.score(c)) for c in asked),
+                     percent(statistics.over_tasks(pairs)) if extra else ""])
     if len(rows) < 2:
         return ""
     return table(["`global`, 1/4 of the tokens", *(t for t, _ in plan.ABLATED), "mean minus defaults"], rows)
+
+
+def gates_order(kinds):
+    """Labels: the model's own, then those of its kind, of which the first is what others are compared with."""
+    alike = lambda k: tuple(k[name] for name in ("type", "tying", "width"))     # noqa: E731
+    return sorted(kinds, key=lambda n: (n != "", alike(kinds[n]) != alike(kinds[""]), alike(kinds[n]), n))
+
+
+def gates_text(results, kinds):
+    """Gates beside each other: scores with a quarter and an eighth, and the mean's difference to the base."""
+    def samples(label, share):
+        return [results.sample(c) for c in plan.with_gates(results.trained, label) if c.share == share]
+
+    order = [n for n in gates_order(kinds) if all(all(samples(n, s)) for s in plan.GATES_SHARES)] if kinds else []
+    if len(order) < 2:
+        return ""
+    rows = []
+    for label in order:
+        kind, cells = kinds[label], plan.with_gates(results.trained, label)
+        one = [percent(results.score(c)) for c in cells if c.task in ("memory", "trace") and c.share == plan.QUARTER]
+        means = [percent(statistics.over_tasks([statistics.aligned(s)[0] for s in samples(label, share)])) for share in plan.GATES_SHARES]
+        less = [percent(statistics.over_tasks([statistics.differences(x, y) for x, y in zip(samples(label, share), samples(order[1], share))]))
+                if label not in ("", order[1]) else "" for share in plan.GATES_SHARES]
+        name = f"`{label.rpartition('-')[0]}`" if label else "the model's own"
+        rows.append([name, kind["tying"], kind["width"], f"{kind['parameters'] / 1000:.0f} k", *one, *means, *less])
+    base = order[1].rpartition("-")[0]
+    return table(["gates", "last projection", "M", "parameters", "memory 1/4", "trace 1/4", "mean 1/4", "mean 1/8",
+                  f"1/4 minus `{base}`", f"1/8 minus `{base}`"], rows)
 
 
 # --- documents ------------------------------------------------------------------------------------
@@ -345,7 +372,8 @@ def document(results, facts, cells, template):
         "tasks": "\n\n".join(f"### {t}\n\n{shares_table(results, t)}" for t in tasks.ANSWERED),
         "double": longer_table(results, 2 * results.trained), "fourfold": longer_table(results, 4 * results.trained),
         "missing": "\n".join(absent + refused) or "Every method of the list was measured.",
-        "ablations": ablations_text(results, plan.ablations(results.trained) + facts["gates_cells"]) or NOT_YET.replace("quality`", "quality ARGS=ablations`"),
+        "ablations": ablations_text(results) or NOT_YET.replace("quality`", "quality ARGS=ablations`"),
+        "gates": gates_text(results, facts["gates"]) or NOT_YET.replace("quality`", "quality ARGS='gates NAME=FILE ...'`"),
         "resamples": statistics.RESAMPLES, "sharing": facts["sharing"], "notes": facts["notes"], "completeness": facts["completeness"],
         "twice": 2 * results.trained, "four": 4 * results.trained}
     return string.Template(template.read_text()).substitute(fields), judged, measured
@@ -356,7 +384,8 @@ def write(results, facts, cells, template, out):
     out.mkdir(parents=True, exist_ok=True)
     facts = {**facts, "notes": notes_for(out, facts["sha"])}
     page, judged, measured = document(results, facts, cells, template)
-    rows = [r for c in cells + plan.ablations(results.trained) + facts["gates_cells"] if (r := results.row(c))]
+    compared = [c for label in facts["gates"] if label for c in plan.with_gates(results.trained, label)]
+    rows = [r for c in cells + plan.ablations(results.trained) + compared if (r := results.row(c))]
     (out / "quality.json").write_text(json.dumps({
         "model_sha256": facts["sha"], "daemon": facts["daemon"], "date": facts["date"], "trained_length": results.trained,
         "not_offered": facts["not_offered"], "goals": judged, "rows": rows, "costs": measured}, indent=1) + "\n")
