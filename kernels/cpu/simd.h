@@ -100,6 +100,19 @@ SIMD float v16_sum(v16 a) {
     c = _mm_add_ps(c, _mm_movehl_ps(c, c));
     return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
 }
+/* v16_sum of four at once: halves, then quarters side by side, one of each vector in each lane. */
+SIMD void v16_sum4(const v16 a[4], float to[4]) {
+    __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a[0], a[1], 0x44),
+                              _mm512_shuffle_f32x4(a[0], a[1], 0xee));
+    __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(a[2], a[3], 0x44),
+                              _mm512_shuffle_f32x4(a[2], a[3], 0xee));
+    __m512 all =
+        _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+    all = _mm512_add_ps(all, _mm512_permute_ps(all, 0x4e));
+    all = _mm512_add_ps(all, _mm512_permute_ps(all, 0xb1));
+    __m512i first = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+    _mm_storeu_ps(to, _mm512_castps512_ps128(_mm512_permutexvar_ps(first, all)));
+}
 SIMD float v16_most(v16 a) {
     return _mm512_reduce_max_ps(a);
 }
@@ -351,6 +364,12 @@ SIMD float v16_most(v16 a) {
     return x > y ? x : y;
 }
 
+#endif
+
+#if !defined(__AVX512F__)
+SIMD void v16_sum4(const v16 a[4], float to[4]) {
+    for (int i = 0; i < 4; i++) to[i] = v16_sum(a[i]);
+}
 #endif
 
 /* e^x: range reduction by multiples of ln 2 in two parts, a polynomial of degree 5 (minimax after

@@ -54,14 +54,19 @@ SIMD void block(const struct product *p, int lane, const int lanes, int row, con
                 v16_fma(q, key[j], sum[l][j]);
         }
     }
-    _Pragma("GCC unroll 4") for (int l = 0; l < lanes; l++)
-        _Pragma("GCC unroll 4") for (int j = 0; j < rows; j++)
-            p->out[(size_t)(lane + l) * p->stride + (size_t)(row + j)] = v16_sum(sum[l][j]);
+    _Pragma("GCC unroll 4") for (int l = 0; l < lanes; l++) {
+        float *out = p->out + (size_t)(lane + l) * p->stride + (size_t)row;
+        if (rows == 4)
+            v16_sum4(sum[l], out);
+        else
+            for (int j = 0; j < rows; j++) out[j] = v16_sum(sum[l][j]);
+    }
 }
 
 SIMD void row_block(const struct product *p, int lanes, int row, const int rows) {
     int lane = 0;
     for (; lane + LANES <= lanes; lane += LANES) block(p, lane, LANES, row, rows);
+    for (; lane + 2 <= lanes; lane += 2) block(p, lane, 2, row, rows);
     for (; lane < lanes; lane++) block(p, lane, 1, row, rows);
 }
 
