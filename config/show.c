@@ -113,7 +113,7 @@ static const char man_tail[] =
     "the rest.\n"
     ".SH EXIT STATUS\n"
     ".TP\n.B 0\nEnded by a signal, or printed what was asked for.\n"
-    ".TP\n.B 1\nThe machine is at fault: a port in use, no memory.\n"
+    ".TP\n.B 1\nThe machine is at fault: a port in use, no memory, a device that failed.\n"
     ".TP\n.B 78\nAn option or the model is refused; starting again will not help.\n"
     ".SH ENVIRONMENT\n"
     "NOTIFY_SOCKET, WATCHDOG_USEC and LISTEN_FDS as systemd sets them.\n"

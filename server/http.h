@@ -228,6 +228,7 @@ struct server {
     size_t body_bytes;     /* of all bodies held */
     struct stats stats;
     bool draining, aborting;
+    bool failed;  /* the engine did, so it drains */
     bool closing; /* the engine is gone: no request may begin */
     int64_t drain_deadline_ns;
     const char *drain_end; /* why it ends before everybody has an answer */

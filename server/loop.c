@@ -125,6 +125,17 @@ void server_all_submitted(struct server *server) {
     if (server->draining) engine_drain(server->engine);
 }
 
+static void begin_drain(struct server *server, int64_t now_ns) {
+    server->draining = true;
+    server->drain_deadline_ns = now_ns + server->options.now.drain_seconds * SECOND_NS;
+    server->drain_end = "the drain time is over";
+    if (server->accepted == 0) server_all_submitted(server);
+    /* The manager's own patience may be shorter than ours. */
+    systemd_announce("STOPPING=1\nSTATUS=Draining %d requests\nEXTEND_TIMEOUT_USEC=%lld",
+                     server->exchanges,
+                     (server->options.now.drain_seconds + DRAIN_EXTRA_SECONDS) * 1000000LL);
+}
+
 /* The first signal lets accepted requests finish, a second one cuts them off. */
 static void on_signal(uv_signal_t *handle, int number) {
     struct server *server = handle->data;
@@ -134,16 +145,18 @@ static void on_signal(uv_signal_t *handle, int number) {
         server->drain_deadline_ns = now_ns;
         server->drain_end = "a second signal";
     } else {
-        server->draining = true;
-        server->drain_deadline_ns = now_ns + server->options.now.drain_seconds * SECOND_NS;
-        server->drain_end = "the drain time is over";
-        if (server->accepted == 0) server_all_submitted(server);
-        /* The manager's own patience may be shorter than ours. */
-        systemd_announce("STOPPING=1\nSTATUS=Draining %d requests\nEXTEND_TIMEOUT_USEC=%lld",
-                         server->exchanges,
-                         (server->options.now.drain_seconds + DRAIN_EXTRA_SECONDS) * 1000000LL);
+        begin_drain(server, now_ns);
     }
     check_drain(server, now_ns);
+}
+
+/* Only a new process gets a device that works: everybody is told, then this one ends. */
+static void check_engine(struct server *server, int64_t now_ns) {
+    struct engine_snapshot snapshot;
+    if (server->failed) return;
+    engine_snapshot(server->engine, &snapshot);
+    server->failed = snapshot.stopped;
+    if (server->failed && !server->draining) begin_drain(server, now_ns);
 }
 
 static void on_hangup(uv_signal_t *handle, int number) {
@@ -175,6 +188,7 @@ static void on_tick(uv_timer_t *tick) {
     conn_tick(server, now_ns);
     pump(server);
     feed_watchdog(server, now_ns);
+    check_engine(server, now_ns);
     check_drain(server, now_ns);
 }
 
@@ -428,10 +442,11 @@ int server_reload(struct server *server, const struct server_reloadable *fresh,
 
 /* --- running and closing --- */
 
-void server_run(struct server *server) {
+bool server_run(struct server *server) {
     pump(server);
     uv_run(&server->loop, UV_RUN_DEFAULT);
     while (server->works) uv_run(&server->loop, UV_RUN_ONCE); /* they use the engine */
+    return !server->failed;
 }
 
 /* No connection may be suspended when libmicrohttpd stops. */

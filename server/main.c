@@ -287,8 +287,8 @@ static int serve(const struct config *config, struct server *server, struct call
         status = refuse("cannot serve", &fault);
     } else {
         print_ready(server, engine_info(engine));
-        server_run(server);
-        log_info("stopped");
+        if (!server_run(server)) status = EXIT_FAILURE;
+        log_info(status ? "stopped: the backend failed" : "stopped");
     }
     engine_close(engine);
     server_close(server);

@@ -68,7 +68,8 @@ int server_start(struct server *server, struct engine *engine, struct fault *fau
 const char *server_url(const struct server *server); /* after server_start */
 const char *server_model(const struct server *server);
 bool server_needs_key(const struct server *server);
-void server_run(struct server *server);
+/* Until a signal has ended it, or, false, the engine's failure: everybody has an answer then. */
+bool server_run(struct server *server);
 /* From the reload callback. A fault leaves everything as it was. */
 int server_reload(struct server *server, const struct server_reloadable *fresh,
                   struct fault *fault);

@@ -56,14 +56,14 @@ void device_matmul(struct device *device, float *y, const void *x, const void *w
 /* ---- Launching ---------------------------------------------------------------------------- */
 
 #ifdef KEEPD_EMU
-void device_ran(struct device *device, const char *error);
+bool device_runs(struct device *device); /* false: it is lost */
+void device_ran(const char *error);
 
 template <class... P, class... A>
 void device_launch(struct device *device, const char *name, void (*kernel)(P...), dim3 grid,
                    int threads, size_t shared, A... args) {
-    if (grid.x == 0 || grid.y == 0) return;
-    device_ran(device,
-               emu_launch(name, grid, threads, shared, [=] { kernel(static_cast<P>(args)...); }));
+    if (grid.x == 0 || grid.y == 0 || !device_runs(device)) return;
+    device_ran(emu_launch(name, grid, threads, shared, [=] { kernel(static_cast<P>(args)...); }));
 }
 #else
 /* Lets the kernel have `shared` bytes; false when that failed. */

@@ -1,7 +1,11 @@
 /* kernels/cuda/device.h over the emulator: everything happens at once, in order. A launch that
- * breaks a rule ends the program with the emulator's report. */
+ * breaks a rule ends the program with the emulator's report.
+ *
+ * Environment, for keepd-emu: KEEPD_EMU_LOST, a path: once a file is there the device is lost, like
+ * a GPU after an error: nothing happens on it any more, and every wait says ERR_DEVICE. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <vector>
 
@@ -10,7 +14,18 @@
 struct device {
     std::vector<void *> staged;
     int failed;
+    bool lost; /* for good */
 };
+
+/* Looked at where a GPU would be found lost: before work, and when waiting for it. */
+static bool lost(struct device *device) {
+    static const char *const path = getenv("KEEPD_EMU_LOST");
+    if (path && !device->lost && access(path, F_OK) == 0) {
+        device->lost = true;
+        device_failed(device, ERR_DEVICE);
+    }
+    return device->lost;
+}
 
 int device_count(struct fault *) {
     return 1;
@@ -91,14 +106,15 @@ const void *device_stage(struct device *device, const void *from, size_t bytes) 
     return mem;
 }
 
-int device_download(struct device *, void *to, const void *from, size_t bytes) {
-    memcpy(to, from, bytes);
-    return 0;
+int device_download(struct device *device, void *to, const void *from, size_t bytes) {
+    if (!lost(device)) memcpy(to, from, bytes);
+    return device->failed;
 }
 
 int device_sync(struct device *device) {
+    bool gone = lost(device);
     int failed = device->failed;
-    device->failed = 0;
+    device->failed = gone ? ERR_DEVICE : 0;
     drop_staged(device);
     return failed;
 }
@@ -107,7 +123,11 @@ void device_failed(struct device *device, int code) {
     if (!device->failed) device->failed = code;
 }
 
-void device_ran(struct device *, const char *error) {
+bool device_runs(struct device *device) {
+    return !lost(device);
+}
+
+void device_ran(const char *error) {
     if (!error) return;
     fprintf(stderr, "emu: %s\n", error);
     abort();
@@ -119,9 +139,10 @@ static float element(const void *at, int64_t i, enum kern_dtype dtype) {
 }
 
 /* What cuBLASLt does on a GPU. */
-void device_matmul(struct device *, float *y, const void *x, const void *w, const float *bias,
+void device_matmul(struct device *device, float *y, const void *x, const void *w, const float *bias,
                    int rows, int64_t n, int64_t k, enum kern_dtype dtype, bool add) {
     std::vector<float> row(static_cast<size_t>(k));
+    if (!device_runs(device)) return;
     for (int64_t o = 0; o < n; o++) {
         for (int64_t i = 0; i < k; i++) row[static_cast<size_t>(i)] = element(w, o * k + i, dtype);
         for (int64_t r = 0; r < rows; r++) {

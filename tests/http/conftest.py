@@ -36,14 +36,14 @@ FAKE = BINARY is not None and BINARY.name == "keepd-fake"
 class Daemon:
     """One running keepd. Extra arguments are its flags; `timeouts` are milliseconds by name."""
 
-    def __init__(self, *flags, env=None, **timeouts):
-        if BINARY is None or not BINARY.exists():
-            pytest.skip(f"skip: {BINARY or 'keepd-fake'} is not built")
+    def __init__(self, *flags, env=None, binary=BINARY, **timeouts):
+        if binary is None or not binary.exists():
+            pytest.skip(f"skip: {binary or 'keepd-fake'} is not built")
         env = {**os.environ, **(env or {})}
         env["KEEPD_TEST_TIMEOUTS"] = ",".join(f"{k}={v}" for k, v in timeouts.items())
         model = ROOT / "models" / "keepd-nano"
         self.process = subprocess.Popen(
-            [BINARY, "--model", model, "--port", "0", "--served-model-name", f"{MODEL},alias", "--max-model-len",
+            [binary, "--model", model, "--port", "0", "--served-model-name", f"{MODEL},alias", "--max-model-len",
              str(LENGTH), *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, text=True)
         self.errors = []
         threading.Thread(target=lambda: self.errors.extend(self.process.stderr), daemon=True).start()

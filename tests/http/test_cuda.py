@@ -1,0 +1,234 @@
+"""The daemon on the CUDA backend, its kernels run by the emulator of tests/emu: the same kernels, bytes and
+errors as on a GPU, none of its speed. KEEPD_EMU names another binary, keepd on a machine with a GPU for one."""
+import concurrent.futures
+import json
+import os
+import pathlib
+
+import pytest
+from conftest import ROOT, Daemon, chat_body, events, read_all, read_until, request_bytes
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+STORY = "My sister Nora lives in Lisbon with two cats. The code of the garage is 4815. "
+
+
+def find_binary():
+    if named := os.environ.get("KEEPD_EMU"):
+        return pathlib.Path(named).resolve()
+    first = ROOT / "build" / "dev" / "tests" / "emu" / "keepd-emu"
+    return first if first.exists() else max((ROOT / "build").glob("*/tests/emu/keepd-emu"), default=None)
+
+
+BINARY = find_binary()
+EMULATED = BINARY is not None and BINARY.name == "keepd-emu"
+POOL = ("--kv-pool-bytes", "48M")
+
+
+def start(*flags, device="cuda", env=None):
+    if BINARY is None:
+        pytest.skip("skip: keepd-emu is not built")
+    return Daemon("--device", device, "--max-conversations", "8", "--max-num-seqs", "8", *flags, env=env, binary=BINARY)
+
+
+@pytest.fixture
+def daemon_of():
+    """daemon_of(*flags, device=, env=) runs a daemon of its own; all must exit cleanly."""
+    daemons = []
+
+    def run(*flags, **options):
+        daemons.append(start(*flags, **options))
+        return daemons[-1]
+
+    yield run
+    for daemon in daemons:
+        assert daemon.stop() == 0, "".join(daemon.errors)
+
+
+@pytest.fixture(scope="module")
+def cuda():
+    daemon = start(*POOL)
+    yield daemon
+    assert daemon.stop() == 0, "".join(daemon.errors)
+
+
+def content(response):
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]["message"]["content"]
+
+
+def fresh(**fields):
+    """Reads everything, keeps nothing: the answer depends on the request alone."""
+    return {"kv": {"reuse": False, "retain": False, **fields}}
+
+
+def test_which_backend(cuda):
+    assert ("cuda-emulated" if EMULATED else "cuda") in cuda.ready_line
+
+
+@pytest.mark.slow
+def test_a_chat_alone_and_in_company(cuda):
+    """An answer is the same alone, beside others, and streamed."""
+    asked = [STORY * (1 + i) + "What is the code?" for i in range(3)]
+    alone = [content(cuda.chat(text, max_tokens=5, **fresh())) for text in asked]
+    assert all(alone)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda text: content(cuda.post(CHAT, chat_body(text, max_tokens=5, **fresh()))), asked))
+    assert together == alone
+    with cuda.http.post(cuda.url + CHAT, json=chat_body(asked[1], max_tokens=5, stream=True, **fresh()), stream=True,
+                        timeout=120) as r:
+        chunks = [json.loads(e) for e in events(r) if e != "[DONE]"]
+    assert "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"]) == alone[1]
+    cuda.wait_idle()
+
+
+def test_seeds_logprobs_and_choices(cuda):
+    body = {"max_tokens": 5, "temperature": 0.9, "seed": 7, "n": 3, "logprobs": True, "top_logprobs": 3, **fresh()}
+    first, again = cuda.chat(STORY, **body).json(), cuda.chat(STORY, **body).json()
+    assert [c["message"]["content"] for c in first["choices"]] == [c["message"]["content"] for c in again["choices"]]
+    for choice in first["choices"]:
+        for token in choice["logprobs"]["content"]:
+            assert token["logprob"] <= 0 and len(token["top_logprobs"]) == 3
+    cuda.wait_idle()
+
+
+def policies(daemon):
+    refusal = daemon.chat(kv={"policy": "none of them"}).json()["error"]["message"]
+    return refusal.split("there are ")[1].rstrip(".").replace(",", "").split()
+
+
+@pytest.mark.slow
+def test_every_policy_runs_or_is_refused_by_name(cuda):
+    """No third way: what a rule needs and the backend lacks is said before anything runs."""
+    served = []
+    for policy in policies(cuda):
+        r = cuda.chat(STORY * 3, max_tokens=4, kv={**fresh()["kv"], "policy": policy, "budget": 32, "buffer": 8})
+        if r.status_code == 200:
+            details = r.json()["usage"]["kv_details"]
+            streams = 24
+            most = details["seen_tokens"] if policy == "full" else 32 + 8
+            assert details["policy"] == policy and 0 < details["kept_entries"] <= most * streams
+            assert policy == "full" or details["evicted_entries"] > 0
+            served.append(policy)
+        else:
+            error = r.json()["error"]
+            assert r.status_code == 400 and error["param"] == "kv.policy" and "cannot run here" in error["message"], policy
+    assert {"full", "streaming", "trimkv", "global"} <= set(served)
+    cuda.wait_idle()
+
+
+def test_a_killed_client(cuda):
+    """In the middle of an answer: what it held goes back."""
+    retained = cuda.kv()["pool"]["pages_retained"]
+    aborts = cuda.finished("abort")
+    with cuda.socket() as sock:
+        sock.sendall(request_bytes(CHAT, chat_body(STORY, stream=True, max_tokens=900, ignore_eos=True)))
+        read_until(sock, b'"content":"')
+    cuda.wait("the abort", lambda: cuda.finished("abort") == aborts + 1)
+    cuda.wait_idle()
+    assert cuda.kv()["pool"]["pages_retained"] == retained
+
+
+def test_tokens_out_of_range(cuda):
+    for body in ({"prompt": [1, 2, 2048]}, {"prompt": [-1]}, {"prompt": "x", "logit_bias": {"2048": 1}}):
+        r = cuda.post(TEXT, {"model": "tiny", "max_tokens": 2, **body})
+        assert r.status_code == 400, r.text
+    assert cuda.post(TEXT, {"model": "tiny", "max_tokens": 2, "prompt": [1, 2, 2047]}).status_code == 200
+
+
+def turns(daemon, count, **fields):
+    """A dialogue; the answers and how much of each prompt was remembered."""
+    messages, said, cached = [], [], []
+    for i in range(count):
+        messages.append({"role": "user", "content": f"{STORY * 2}Question {i}: where does she live?"})
+        r = daemon.chat(messages=messages, max_tokens=6, ignore_eos=True, **fields)
+        said.append(content(r))
+        cached.append(r.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+        messages.append({"role": "assistant", "content": said[-1]})
+    return said, cached
+
+
+@pytest.mark.slow
+def test_a_conversation_goes_on(daemon_of):
+    kv = {"kv": {"budget": 64, "buffer": 8}}
+    daemon = daemon_of(*POOL)
+    said, cached = turns(daemon, 3, **kv)
+    assert cached[0] == 0 and cached[1] > 0 and cached[2] > cached[1]
+    assert turns(daemon_of(*POOL), 3, **kv) == (said, cached), "from an equal state the same answers"
+    pool = daemon.kv()["pool"]
+    assert 0 < pool["pages_used"] <= pool["pages_retained"]  # turns share pages
+
+
+@pytest.mark.slow
+def test_a_full_pool(daemon_of):
+    """What fits waits for its turn, what never fits is refused, and nobody loses anything."""
+    daemon = daemon_of("--kv-pool-bytes", "640K", "--max-conversations", "0")
+    body = chat_body(STORY * 2, max_tokens=6, kv={"policy": "full"}, ignore_eos=True)
+    alone = content(daemon.post(CHAT, body))
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda _: content(daemon.post(CHAT, body)), range(4))) == [alone] * 4
+    r = daemon.chat(STORY * 2, max_tokens=800, kv={"policy": "full"})
+    assert r.status_code == 400 and "pages of cache" in r.json()["error"]["message"]
+    assert daemon.metrics()["keepd_preemptions_total",] == 0
+    daemon.wait_idle()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [("cuda", "cpu"), ("cpu", "cuda"), ("cuda", "cuda")])
+def test_a_state_file_moves_between_devices(daemon_of, tmp_path, devices):
+    """What one wrote the other goes on from; answers are the device's own."""
+    flags = (*POOL, "--state-dir", str(tmp_path), "--state-idle", "0", "--kv-dtype", "bf16")
+    kv = {"kv": {"budget": 64, "buffer": 8}}
+    first = daemon_of(*flags, device=devices[0])
+    said, _ = turns(first, 1, **kv)
+    assert first.stop() == 0
+    second = daemon_of(*flags, device=devices[1])
+    messages = [{"role": "user", "content": f"{STORY * 2}Question 0: where does she live?"},
+                {"role": "assistant", "content": said[0]}, {"role": "user", "content": "And the code?"}]
+    r = second.chat(messages=messages, max_tokens=6, **kv)
+    assert content(r) and r.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 50
+    assert second.metrics()["keepd_state_restored_total",] == 1
+
+
+# --- a device error: a clear answer, then the end, for the service manager to start again ---
+
+
+def lost_after(daemon, path):
+    """The daemon ends by itself, with the documented status."""
+    assert daemon.process.wait(timeout=60) == 1
+    log = "".join(daemon.errors)
+    assert "the backend failed" in log and "the process must restart" in log
+    assert path.exists()
+
+
+@pytest.fixture
+def breakable(tmp_path):
+    if not EMULATED:
+        pytest.skip("a GPU cannot be broken on demand")
+    path = tmp_path / "lost"
+    return path, lambda *flags: start(*POOL, *flags, env={"KEEPD_EMU_LOST": str(path)})
+
+
+@pytest.mark.parametrize("stream, state", [(False, True), (True, False)])
+def test_the_device_is_lost(breakable, tmp_path, stream, state):
+    path, run = breakable
+    daemon = run(*(("--state-dir", str(tmp_path / "state"), "--state-idle", "3600") if state else ()))
+    content(daemon.chat(STORY, max_tokens=3))  # a conversation that is not written yet
+    with daemon.socket() as sock:
+        sock.sendall(request_bytes(CHAT, chat_body(STORY, stream=stream, max_tokens=900, ignore_eos=True)))
+        daemon.wait("tokens", lambda: (daemon.kv()["running"] or [{}])[0].get("completion_tokens", 0) > 2)
+        path.touch()
+        answer = read_all(sock)
+    assert b"the engine failed: device failure" in answer
+    assert answer.startswith(b"HTTP/1.1 200" if stream else b"HTTP/1.1 500")
+    lost_after(daemon, path)
+
+
+def test_the_device_is_lost_while_idle(breakable):
+    """The next request learns it."""
+    path, run = breakable
+    daemon = run()
+    content(daemon.chat(STORY, max_tokens=3))
+    path.touch()
+    r = daemon.chat(STORY, max_tokens=3)
+    assert r.status_code == 500 and "device failure" in r.json()["error"]["message"]
+    lost_after(daemon, path)
