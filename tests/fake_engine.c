@@ -853,20 +853,31 @@ static void finish_all(struct engine *e, enum engine_finish how) {
     e->waiting_end = &e->waiting;
 }
 
+/* Steps begin step_us apart, however long each takes; who is late does not hurry afterwards. */
+static void await_step(const struct engine *e, int64_t *due_ns) {
+    const int64_t second_ns = 1000000000, now_ns = clock_ns();
+    if (!e->step_us) return;
+    *due_ns += e->step_us * 1000ll;
+    if (*due_ns < now_ns) *due_ns = now_ns;
+    const struct timespec due = {*due_ns / second_ns, *due_ns % second_ns};
+    clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, NULL);
+}
+
 static void *run(void *arg) {
     struct engine *e = arg;
+    int64_t due_ns = clock_ns();
     pthread_mutex_lock(&e->mutex);
     while (!e->stop && !e->snapshot.stopped) {
         e->snapshot.last_step_ns = clock_ns();
         if (!e->running && !e->waiting && !e->delete_count) {
             pthread_cond_wait(&e->work, &e->mutex);
+            due_ns = clock_ns();
             continue;
         }
         step(e);
         pthread_mutex_unlock(&e->mutex);
         e->options.wake(e->options.arg);
-        struct timespec pause = {e->step_us / 1000000, e->step_us % 1000000 * 1000L};
-        if (e->step_us) nanosleep(&pause, NULL);
+        await_step(e, &due_ns);
         pthread_mutex_lock(&e->mutex);
     }
     apply_deletes(e);

@@ -1,18 +1,22 @@
 /* A load client: thousands of clients on one libuv loop, good ones and bad ones, against a running
  * daemon. Prints one JSON object with what it saw; exit 1 when an answer was wrong or lost.
  *
- *   load PORT [connections=256] [seconds=10] [tokens=64] [prompts=32] [vanish=0] [slow=0] [loris=0]
- *        [stamp=0] [pid=0] [seed=1]
+ *   load PORT [connections=256] [ramp=0] [seconds=10] [tokens=64] [prompts=32] [vanish=0] [slow=0]
+ *        [loris=0] [stamp=0] [pid=0] [seed=1]
  *
  * First every prompt is asked alone; what it answers then is what it must answer under load. Then
- * `connections` clients ask without pause for `seconds`, streamed or whole, and stop when their
- * answer has ended. Of 100 requests, `vanish` end by the client's leaving at a random moment: while
- * its request is half sent, while it waits, after some bytes of the answer; by FIN or by RST.
- * `slow` further clients read a few bytes at a time; `loris` ones send a header byte by byte and
- * must be thrown out. When the daemon starts to drain, who was accepted must still be answered.
+ * `connections` clients, which begin one after the other within `ramp` seconds, ask without pause
+ * for `seconds`, four of five requests streamed, and stop when their answer has ended. Events,
+ * bytes, latencies and CPU times are those of the `seconds`, without the beginning and the end.
  *
- * stamp=1 (the fake engine only) asks for tokens that say when they were made: then the time from
- * token to client is measured. pid: the daemon, to report its CPU time.
+ * Of 100 requests, `vanish` end by the client's leaving at a random moment: while its request is
+ * half sent, after some time, after some bytes of the answer, or with an answer that no buffer
+ * holds and of which it has read nothing; by FIN or by RST. `slow` further clients read a few bytes
+ * at a time; `loris` ones send a header byte by byte and must be thrown out. When the daemon
+ * refuses a request it is ending: nobody asks again, and who was accepted must still be answered.
+ *
+ * stamp=1 (the fake engine only) asks for streams of tokens that say when they were made: then the
+ * time from token to client is measured. pid: the daemon, to report its CPU time.
  *
  * HTTP/1.0, so that an answer is the bytes until the end: a connection per request. */
 #include <inttypes.h>
@@ -28,7 +32,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 
-#define LINE_BYTES    2048
+#define LINE_BYTES    16384 /* an answer that is not streamed is one line */
 #define REQUEST_BYTES 1024
 #define READ_BYTES    65536
 #define PROMPTS_MAX   1024
@@ -36,12 +40,21 @@
 #define SLOW_MS       20
 #define LORIS_MS      200
 #define LATENCY_US    100000 /* histogram, one bucket per microsecond */
+#define WAITING_MS    6000   /* in the queue, in the prompt or in the answer */
+#define READING_BYTES 20000
+#define FULL_TIMES    8 /* the tokens of an answer that fills every buffer, with scores */
 
 enum role { GOOD, SLOW, LORIS };
-enum leave { STAYS, LEAVES_SENDING, LEAVES_WAITING, LEAVES_READING };
+enum leave { STAYS, LEAVES_SENDING, LEAVES_WAITING, LEAVES_READING, LEAVES_FULL, LEAVES_COUNT };
 
 struct settings {
-    int port, connections, seconds, tokens, prompts, vanish, slow, loris, stamp, pid, seed;
+    int port, connections, ramp, seconds, tokens, prompts, vanish, slow, loris, stamp, pid, seed;
+};
+
+/* What has been up to a moment. */
+struct meter {
+    double seconds, own_cpu, daemon_cpu;
+    uint64_t events, bytes;
 };
 
 struct client {
@@ -68,7 +81,8 @@ struct load {
     uv_timer_t end;
     struct client *clients;
     int client_count, living;
-    bool stopping, draining;
+    bool measuring, stopping, draining;
+    struct meter from, to;
     int alone; /* prompt being asked alone; -1 = under load */
     uint64_t reference[PROMPTS_MAX];
     uint64_t random;
@@ -100,7 +114,7 @@ static void measure(struct load *load, const char *text, size_t size) {
     if (size < 16) return;
     memcpy(digits, text, 16);
     int64_t us = (clock_ns() - strtoll(digits, NULL, 16)) / 1000;
-    if (us < 0) return;
+    if (us < 0 || !load->measuring) return;
     load->latency[us < LATENCY_US ? us : LATENCY_US]++;
     load->latency_count++;
 }
@@ -143,8 +157,9 @@ static void take_bytes(struct client *c, const char *data, size_t size) {
     for (size_t i = 0; i < size; i++) {
         if (data[i] == '\n')
             take_line(c);
-        else if (c->line_size + 1 < sizeof c->line)
+        else
             c->line[c->line_size++] = data[i];
+        CHECK_MSG(c->line_size < sizeof c->line, "a line is longer than %zu", sizeof c->line);
     }
 }
 
@@ -156,13 +171,12 @@ static void judge(struct client *c) {
     struct load *load = c->load;
     if (!c->stream && c->line_size) take_line(c);
     if (c->role == LORIS) {
-        load->thrown_out++;
+        load->thrown_out += c->leave == STAYS;
     } else if (c->leave != STAYS && !c->ended) {
         load->vanished++;
     } else if (c->refused || !c->accepted) {
-        /* Without a status line the daemon had not taken it: it is ending, or full. */
         load->refused++;
-        load->draining |= !c->refused;
+        load->draining = true;
     } else if (!c->ended) {
         load->lost++;
     } else if (load->alone >= 0) {
@@ -236,6 +250,7 @@ static void on_leave(uv_timer_t *timer) {
 static void on_trickle(uv_timer_t *timer) {
     struct client *c = timer->data;
     uv_buf_t byte = uv_buf_init(c->request + c->sent % 16, 1);
+    if (c->load->stopping) c->leave = LEAVES_SENDING;
     if (c->load->stopping || uv_try_write((uv_stream_t *)&c->tcp, &byte, 1) < 0)
         leave(c, false);
     else
@@ -255,13 +270,13 @@ static void on_connected(uv_connect_t *connect, int status) {
         leave(c, false);
         return;
     }
-    start_reading(c);
+    if (c->leave != LEAVES_FULL) start_reading(c);
     if (c->role == LORIS) {
         uv_timer_start(&c->timer, on_trickle, LORIS_MS, LORIS_MS);
         return;
     }
     if (c->leave == LEAVES_SENDING) size = 1 + next_random(c->load) % (size - 1);
-    if (c->leave == LEAVES_WAITING)
+    if (c->leave == LEAVES_WAITING || c->leave == LEAVES_FULL)
         uv_timer_start(&c->timer, on_leave, (uint64_t)c->leave_after, 0);
     uv_buf_t buf = uv_buf_init(c->request, (unsigned)size);
     CHECK(uv_write(&c->write, (uv_stream_t *)&c->tcp, &buf, 1, on_written) == 0);
@@ -269,17 +284,22 @@ static void on_connected(uv_connect_t *connect, int status) {
 
 /* --- asking --- */
 
-static void write_request(struct client *c) {
-    char body[512];
+static int write_body(const struct client *c, char *body, size_t size) {
     const struct settings *set = &c->load->set;
-    int size = snprintf(
-        body, sizeof body,
+    bool full = c->leave == LEAVES_FULL;
+    return snprintf(
+        body, size,
         "{\"messages\":[{\"role\":\"user\",\"content\":\"%sMy number is %d. Number %d tells a "
-        "story "
-        "of %d words. What is my number?\"}],\"temperature\":1,\"seed\":%d,\"max_tokens\":%d,"
-        "\"ignore_eos\":true,\"stream\":%s,\"kv\":{\"reuse\":false,\"retain\":false}}",
-        set->stamp ? "stamp " : "", c->prompt, c->prompt * 7, c->prompt * 3, c->prompt, set->tokens,
-        c->stream ? "true" : "false");
+        "story of %d words. What is my number?\"}],\"temperature\":1,\"seed\":%d,\"max_tokens\":%d,"
+        "\"ignore_eos\":true,\"stream\":%s,%s\"kv\":{\"reuse\":false,\"retain\":false}}",
+        set->stamp ? "stamp " : "", c->prompt, c->prompt * 7, c->prompt * 3, c->prompt,
+        full ? set->tokens * FULL_TIMES : set->tokens, c->stream ? "true" : "false",
+        full ? "\"logprobs\":true,\"top_logprobs\":20," : "");
+}
+
+static void write_request(struct client *c) {
+    char body[REQUEST_BYTES];
+    int size = write_body(c, body, sizeof body);
     size = snprintf(c->request, sizeof c->request,
                     "POST /v1/chat/completions HTTP/1.0\r\nHost: localhost\r\nContent-Type: "
                     "application/json\r\nContent-Length: %d\r\n\r\n%s",
@@ -298,27 +318,26 @@ static void choose(struct client *c) {
     c->prompt = alone ? load->alone : (int)(next_random(load) % (uint64_t)load->set.prompts);
     c->stream = alone || load->set.stamp || c->role == SLOW || chance(load, 80);
     if (!alone && c->role == GOOD && chance(load, load->set.vanish)) {
-        c->leave = (enum leave)(1 + next_random(load) % 3);
-        c->leave_after = (int64_t)(next_random(load) % (c->leave == LEAVES_READING ? 20000 : 500));
+        c->leave = (enum leave)(1 + next_random(load) % (LEAVES_COUNT - 1));
+        c->leave_after = (int64_t)(next_random(load) %
+                                   (c->leave == LEAVES_READING ? READING_BYTES : WAITING_MS));
     }
     write_request(c);
 }
 
 static void begin(struct client *c) {
     struct sockaddr_in address;
+    int window = SLOW_BYTES;
     choose(c);
     CHECK(uv_ip4_addr("127.0.0.1", c->load->set.port, &address) == 0);
-    CHECK(uv_tcp_init(&c->load->loop, &c->tcp) == 0);
+    CHECK(uv_tcp_init_ex(&c->load->loop, &c->tcp, AF_INET) == 0);
+    if (c->leave == LEAVES_FULL) uv_recv_buffer_size((uv_handle_t *)&c->tcp, &window);
     c->tcp.data = c->timer.data = c->connect.data = c->write.data = c;
     c->open = true;
     c->load->living++;
     c->load->asked++;
     if (uv_tcp_connect(&c->connect, &c->tcp, (struct sockaddr *)&address, on_connected))
         leave(c, false);
-}
-
-static void on_end(uv_timer_t *timer) {
-    ((struct load *)timer->data)->stopping = true;
 }
 
 /* --- the whole --- */
@@ -328,6 +347,7 @@ static void parse(struct settings *set, int argc, char **argv) {
         const char *name;
         int *value;
     } rows[] = {{"connections=", &set->connections},
+                {"ramp=", &set->ramp},
                 {"seconds=", &set->seconds},
                 {"tokens=", &set->tokens},
                 {"prompts=", &set->prompts},
@@ -370,6 +390,32 @@ static double own_cpu(void) {
            (double)(r.ru_utime.tv_usec + r.ru_stime.tv_usec) / 1e6;
 }
 
+static struct meter meter(const struct load *load) {
+    return (struct meter){.seconds = (double)clock_ns() / 1e9,
+                          .own_cpu = own_cpu(),
+                          .daemon_cpu = cpu_of(load->set.pid),
+                          .events = load->events,
+                          .bytes = load->bytes};
+}
+
+static void stop_measuring(struct load *load) {
+    if (load->stopping) return;
+    load->to = meter(load);
+    load->measuring = false;
+    load->stopping = true;
+}
+
+static void on_end(uv_timer_t *timer) {
+    stop_measuring(timer->data);
+}
+
+static void on_ramped(uv_timer_t *timer) {
+    struct load *load = timer->data;
+    load->from = meter(load);
+    load->measuring = true;
+    uv_timer_start(timer, on_end, (uint64_t)load->set.seconds * 1000, 0);
+}
+
 static double quantile_ms(const struct load *load, double q) {
     uint64_t wanted = (uint64_t)((double)load->latency_count * q), seen = 0;
     for (int us = 0; us <= LATENCY_US; us++)
@@ -398,19 +444,44 @@ static void open_clients(struct load *load) {
     }
 }
 
-static void report(const struct load *load, double seconds, double own, double daemon) {
+static void report(const struct load *load) {
+    const struct meter *from = &load->from, *to = &load->to;
+    double seconds = to->seconds - from->seconds;
     printf("{\"seconds\": %.2f, \"asked\": %" PRIu64 ", \"answered\": %" PRIu64
            ", \"refused\": %" PRIu64 ", \"vanished\": %" PRIu64 ", \"lost\": %" PRIu64
            ", \"wrong\": %" PRIu64 ", \"thrown_out\": %" PRIu64 ", \"events\": %" PRIu64
            ", \"events_per_second\": %.0f, \"mb_per_second\": %.1f, \"client_cpu\": %.2f, "
            "\"daemon_cpu\": %.2f",
            seconds, load->asked, load->answered, load->refused, load->vanished, load->lost,
-           load->wrong, load->thrown_out, load->events, (double)load->events / seconds,
-           (double)load->bytes / seconds / 1e6, own / seconds, daemon / seconds);
+           load->wrong, load->thrown_out, to->events - from->events,
+           (double)(to->events - from->events) / seconds,
+           (double)(to->bytes - from->bytes) / seconds / 1e6,
+           (to->own_cpu - from->own_cpu) / seconds, (to->daemon_cpu - from->daemon_cpu) / seconds);
     if (load->latency_count)
         printf(", \"token_to_client_ms\": {\"p50\": %.3f, \"p99\": %.3f, \"p999\": %.3f}",
                quantile_ms(load, .5), quantile_ms(load, .99), quantile_ms(load, .999));
     printf("}\n");
+}
+
+static void on_begin(uv_timer_t *timer) {
+    begin(timer->data);
+}
+
+/* Returns when the last client has its answer. */
+static void ask_together(struct load *load) {
+    uint64_t ramp_ms = (uint64_t)load->set.ramp * 1000;
+    CHECK(uv_timer_init(&load->loop, &load->end) == 0);
+    load->end.data = load;
+    uv_timer_start(&load->end, on_ramped, ramp_ms, 0);
+    uv_unref((uv_handle_t *)&load->end);
+    for (int i = 0; i < load->client_count; i++) {
+        struct client *c = &load->clients[i];
+        c->timer.data = c;
+        uv_timer_start(&c->timer, on_begin, ramp_ms * (uint64_t)i / (uint64_t)load->client_count,
+                       0);
+    }
+    uv_run(&load->loop, UV_RUN_DEFAULT);
+    stop_measuring(load); /* the daemon may have ended first */
 }
 
 int main(int argc, char **argv) {
@@ -428,15 +499,7 @@ int main(int argc, char **argv) {
     open_clients(load);
     if (!load->set.stamp) ask_alone(load);
     load->alone = -1;
-    int64_t start_ns = clock_ns();
-    double own = own_cpu(), daemon = cpu_of(load->set.pid);
-    CHECK(uv_timer_init(&load->loop, &load->end) == 0);
-    load->end.data = load;
-    uv_timer_start(&load->end, on_end, (uint64_t)load->set.seconds * 1000, 0);
-    uv_unref((uv_handle_t *)&load->end);
-    for (int i = 0; i < load->client_count; i++) begin(&load->clients[i]);
-    uv_run(&load->loop, UV_RUN_DEFAULT);
-    double seconds = (double)(clock_ns() - start_ns) / 1e9;
-    report(load, seconds, own_cpu() - own, cpu_of(load->set.pid) - daemon);
+    ask_together(load);
+    report(load);
     return load->lost || load->wrong ? 1 : 0;
 }
