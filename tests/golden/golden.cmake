@@ -1,10 +1,10 @@
-# replay.c: shared by the model's unit tests and golden_logits. The drivers are run by tests/python:
+# replay.c: shared by the model's unit tests and the drivers. The drivers are run by tests/python:
 # golden_logits by test_golden.py, policy_replay by test_policy_replay.py.
 set(KEEPD_REPLAY ${CMAKE_SOURCE_DIR}/tests/golden/replay.c)
 if(NOT KEEPD_FUZZ)
   add_executable(golden_logits ${CMAKE_SOURCE_DIR}/tests/golden/golden_logits.c ${KEEPD_REPLAY})
   target_link_libraries(golden_logits PRIVATE engine_model kernels_cpu paging)
-  add_executable(policy_replay ${CMAKE_SOURCE_DIR}/tests/golden/policy_replay.c)
+  add_executable(policy_replay ${CMAKE_SOURCE_DIR}/tests/golden/policy_replay.c ${KEEPD_REPLAY})
   target_link_libraries(policy_replay PRIVATE engine_model kernels_cpu paging)
   set_target_properties(golden_logits policy_replay PROPERTIES RUNTIME_OUTPUT_DIRECTORY
                         ${CMAKE_BINARY_DIR}/tests/golden)

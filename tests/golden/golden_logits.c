@@ -11,6 +11,7 @@
  * --random-weights yes: only config.json is read, for timing
  * --policy, --budget, --buffer, --chunk, --sinks, --recent, --horizon: as in requests; evictions
  *            happen where paging/due.h says, and each one is reported before and after
+ * --entries  yes: with the keys and values that are left
  *
  * With this, a reference in another language can check logits, log_beta and every selection. */
 #include <math.h>
@@ -37,7 +38,7 @@ struct args {
     int count, prompt, greedy;
     int splits[SPLITS_MAX];
     int split_count;
-    bool all_rows;
+    bool all_rows, entries;
 };
 
 struct run {
@@ -123,6 +124,8 @@ static int read_option(struct args *args, const char *name, const char *value) {
         args->kv.rule.horizon = strtof(value, NULL);
     else if (!strcmp(name, "--rows"))
         args->all_rows = !strcmp(value, "all");
+    else if (!strcmp(name, "--entries"))
+        args->entries = !strcmp(value, "yes");
     else if (!strcmp(name, "--tokens"))
         return read_tokens(args, value);
     else if (!strcmp(name, "--policy"))
@@ -173,8 +176,19 @@ static void write_floats(struct buf *out, const float *values, size_t count) {
     buf_str(out, "]");
 }
 
-/* {"lengths": ..., "positions": ..., "log_beta": ...} of slot 0. */
-static int write_state(struct run *run, struct buf *out) {
+static void write_entries(struct run *run, struct buf *out, size_t count) {
+    size_t floats = count * (size_t)model_config(run->replay.model)->head_dim;
+    float *rows = mem_must_alloc(floats + 1, sizeof *rows);
+    for (int values = 0; values < 2; values++) {
+        replay_entries(run->replay.kern, 0, values, rows);
+        buf_str(out, values ? ",\"values\":" : ",\"keys\":");
+        write_floats(out, rows, floats);
+    }
+    mem_free(rows);
+}
+
+/* {"lengths": ..., "positions": ..., "log_beta": ...} of slot 0, on demand with what it holds. */
+static int write_state(struct run *run, struct buf *out, bool entries) {
     size_t streams = (size_t)run->replay.layers * (size_t)run->replay.heads_kv;
     size_t room = streams * (size_t)run->args->replay.positions_max;
     struct kern_report report = {.lengths = mem_must_alloc(streams, sizeof(int32_t)),
@@ -189,6 +203,7 @@ static int write_state(struct run *run, struct buf *out) {
         write_ints(out, "positions", report.positions, report.entries);
         buf_str(out, ",\"log_beta\":");
         write_floats(out, report.log_beta, report.entries);
+        if (entries) write_entries(run, out, report.entries);
         buf_str(out, "}");
     }
     mem_free(report.lengths);
@@ -221,10 +236,10 @@ static int evict(struct run *run) {
     };
     buf_fmt(&run->evictions, "%s{\"tokens\":%d,\"before\":", run->evictions.size ? "," : "",
             run->due.tokens);
-    int err = write_state(run, &run->evictions);
+    int err = write_state(run, &run->evictions, false);
     if (!err) err = run->replay.kern->ops->evict(run->replay.kern, &due, 1);
     buf_str(&run->evictions, ",\"after\":");
-    if (!err) err = write_state(run, &run->evictions);
+    if (!err) err = write_state(run, &run->evictions, run->args->entries);
     buf_str(&run->evictions, "}");
     due_evicted(kv, &run->due);
     return err;
@@ -310,7 +325,7 @@ static int run_all(struct run *run) {
     buf_fmt(run->out, ",\"evictions\":[");
     buf_add(run->out, run->evictions.data, run->evictions.size);
     buf_str(run->out, "],\"final\":");
-    if (!err) err = write_state(run, run->out);
+    if (!err) err = write_state(run, run->out, false);
     buf_str(run->out, "}\n");
     return err || run->out->failed || run->evictions.failed ? ERR_LIMIT : 0;
 }

@@ -30,6 +30,7 @@
 #include "engine/weights.h"
 #include "kernels/cpu/internal.h"
 #include "paging/due.h"
+#include "tests/golden/replay.h"
 
 #define SEQUENCES_MAX 64
 #define SPLITS_MAX    16
@@ -84,31 +85,11 @@ static void put_ints(struct run *run, const char *name, const int32_t *data, siz
     put(run, name, "I32", shape, data, count * sizeof *data);
 }
 
-static float load_element(const struct run *run, const void *row, int i) {
-    return run->cache.dtype == KERN_BF16 ? number_from_bf16(((const uint16_t *)row)[i])
-                                         : ((const float *)row)[i];
-}
-
-/* Keys or values of all entries of a slot, stream after stream. */
-static void read_rows(const struct run *run, int slot, bool values, float *to) {
-    const struct cpu_cache *cache = &cpu_of(run->kern)->cache;
-    for (int stream = 0; stream < cache->streams; stream++) {
-        const uint32_t *table = cpu_cache_table(cache, slot, stream);
-        int length = *cpu_cache_length(cache, slot, stream);
-        for (int i = 0; i < length; i++) {
-            uint32_t page = table[i / cache->page_slots];
-            const char *rows = values ? cpu_cache_v(cache, page) : cpu_cache_k(cache, page);
-            rows += (size_t)(i % cache->page_slots) * cache->row_size;
-            for (int d = 0; d < run->cache.head_dim; d++) *to++ = load_element(run, rows, d);
-        }
-    }
-}
-
 static void put_rows(struct run *run, int slot, const char *what, size_t entries) {
     char name[32];
     size_t width = (size_t)run->cache.head_dim;
     float *rows = mem_must_alloc(entries * width, sizeof *rows);
-    read_rows(run, slot, !strcmp(what, "values"), rows);
+    replay_entries(run->kern, slot, !strcmp(what, "values"), rows);
     snprintf(name, sizeof name, "%d.%s", run->eviction_count, what);
     put_floats(run, name, rows, entries, width);
     mem_free(rows);

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/mem.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/internal.h"
 
 static int open_cache(struct replay *replay, const struct replay_options *options,
                       struct fault *fault) {
@@ -99,6 +100,20 @@ int replay_run(struct replay *replay, int slot, const int32_t *tokens, int count
         pos += size;
     }
     return 0;
+}
+
+void replay_entries(struct kern *kern, int slot, bool values, float *to) {
+    const struct cpu_cache *cache = &cpu_of(kern)->cache;
+    int dim = cache->options.head_dim;
+    for (int stream = 0; stream < cache->streams; stream++) {
+        const uint32_t *table = cpu_cache_table(cache, slot, stream);
+        int length = *cpu_cache_length(cache, slot, stream);
+        for (int i = 0; i < length; i++, to += dim) {
+            uint32_t page = table[i / cache->page_slots];
+            const void *rows = values ? cpu_cache_v(cache, page) : cpu_cache_k(cache, page);
+            cpu_cache_wide_row(cache, rows, i % cache->page_slots, to);
+        }
+    }
 }
 
 double replay_logprob(const float *logits, int vocab, int32_t token) {

@@ -44,6 +44,9 @@ int replay_step(struct replay *replay, const struct replay_part *parts, int part
 int replay_run(struct replay *replay, int slot, const int32_t *tokens, int count, const int *splits,
                int split_count, float *logits);
 
+/* Keys or values of all entries of a slot, stream after stream -> [entries][head_dim]. CPU only. */
+void replay_entries(struct kern *kern, int slot, bool values, float *to);
+
 /* log softmax of one row at `token`, in double. */
 double replay_logprob(const float *logits, int vocab, int32_t token);
 int32_t replay_argmax(const float *logits, int vocab);

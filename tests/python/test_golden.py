@@ -92,6 +92,12 @@ def split_streams(state, layers, heads):
     return [[(pos[i * heads + h], beta[i * heads + h]) for h in range(heads)] for i in range(layers)]
 
 
+def split_rows(state, name):
+    """Keys or values per stream, [entries, D]."""
+    rows = np.array(state[name]).reshape(len(state["positions"]), -1)
+    return np.split(rows, np.cumsum(state["lengths"]))[:-1]
+
+
 # --- models and gates -----------------------------------------------------
 
 
@@ -252,13 +258,16 @@ class Checker:
         for (pos, beta), stream in zip(sum(before, []), self.reference.cache.all_streams()):
             assert np.array_equal(pos, stream.pos)
             self.worst_beta = max(self.worst_beta, np.abs(beta - stream.log_beta).max())
-        self.follower.evict(self.policy.budget, State([pos for pos, _ in sum(after, [])]))
+        state = self.result["evictions"][index]["after"]
+        rows = [split_rows(state, name) for name in ("keys", "values")] if "keys" in state else [None, None]
+        self.follower.evict(self.policy.budget, State([pos for pos, _ in sum(after, [])], *rows))
 
 
 def check_policy(model, gates_file, policy, tokens, prompt, tolerance=1e-5):
     """Returns the driver's result and the checker, after all comparisons in the float32 path."""
     named = ["--gates", gates_file] if gates_file is not None else []
-    result = run(model, tokens, "--rows", "all", *named, *policy_options(policy, prompt))
+    merges = ["--entries", "yes"] if policy.rule().merge != "none" else []
+    result = run(model, tokens, "--rows", "all", *named, *merges, *policy_options(policy, prompt))
     reference = Reference(model, gates=gates_file)
     reference.reset(policy.rule())
     checker = Checker(result, policy, reference, tolerance)
@@ -298,10 +307,9 @@ def test_policies_keep_what_the_reference_keeps(family, policy, gates):
 
 OBSERVING = [name for name in table.ROWS if table.rule(name).score == "attention"]
 # A dialogue repeats its words, so that in the first layer an evicted key is exactly as like its word
-# before as its word behind it, and rounding chooses what it merges into. test_policy_replay.py, which
-# sees the merged keys, can follow that.
+# before as its word behind it, and rounding chooses what it merges into: the merged keys are looked at.
 END_TO_END = [(name, "qwen3") for name in OBSERVING] + \
-    [pytest.param(name, "keepd-nano", marks=needs_bundled) for name in OBSERVING if table.rule(name).merge == "none"]
+    [pytest.param(name, "keepd-nano", marks=needs_bundled) for name in OBSERVING]
 
 
 @pytest.mark.parametrize("name, model", END_TO_END)
