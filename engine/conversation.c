@@ -106,7 +106,7 @@ struct conversation *conversation_first_to_go(struct conversation_table *table,
 
 const char *engine_miss_name(enum engine_miss miss) {
     static const char *const names[ENGINE_MISS_COUNT] = {
-        "new", "diverged", "whole", "settings", "forgotten", "too_large", "damaged"};
+        "new", "diverged", "whole", "settings", "forgotten", "too_large", "damaged", "unreadable"};
     return names[miss];
 }
 

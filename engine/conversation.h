@@ -49,6 +49,7 @@ struct conversation {
     uint64_t origin; /* id of the conversation its turn went on from; 0 = none */
     int32_t turns;   /* kept turns that went on from this one */
     enum conversation_saved saved;
+    bool arriving;     /* its streams are still being copied in: nobody goes on from it yet */
     uint64_t replaces; /* the superseded one whose file goes when this one is on disk; 0 = none */
     uint64_t change;   /* table->changes when something here changed last */
 };

@@ -143,6 +143,14 @@ static int64_t choose_pages(const struct engine *e, const struct reserve_shape *
     return wanted < most ? wanted : most;
 }
 
+/* Every replica's cache has the same shape. */
+static int check_state(void *backend, struct state_view *view, struct fault *fault) {
+    struct kern *kern = backend;
+    const struct state_head *head = &view->head;
+    return kern->ops->snapshot_check(kern, view->blocks, head->block_count, head->token_count,
+                                     &view->report, fault);
+}
+
 static int open_store(struct engine *e, struct sched_options *so, enum kern_dtype dtype,
                       struct fault *fault) {
     const struct model_config *config = model_config(model_of(e));
@@ -153,6 +161,8 @@ static int open_store(struct engine *e, struct sched_options *so, enum kern_dtyp
                                                .layers = config->layers,
                                                .heads_kv = config->heads_kv,
                                                .head_dim = config->head_dim},
+                                  .check = check_state,
+                                  .backend = e->replicas[0].kern,
                                   .done = replica_store_done,
                                   .arg = &e->replicas[0]};
     if (o->state_dir == NULL || o->state_dir[0] == '\0') return 0;
@@ -170,7 +180,7 @@ static int open_store(struct engine *e, struct sched_options *so, enum kern_dtyp
     store_space_key(e->store, e->space_key);
     so->store = e->store;
     so->save_idle_ns = (int64_t)o->state_idle_seconds * 1000000000;
-    so->export_bytes = SCHED_EXPORT_BYTES;
+    so->copy_bytes = SCHED_COPY_BYTES;
     struct store_stats stats;
     store_stats(e->store, &stats);
     log_info("state directory: %d conversations of this model, %lld bytes in all", stats.files,

@@ -315,13 +315,14 @@ struct engine_conversation_row {
 
 /* Why a request that could have continued a conversation started from nothing. */
 enum engine_miss {
-    ENGINE_MISS_NEW,       /* nothing in its space shares its first tokens */
-    ENGINE_MISS_DIVERGED,  /* it differs before the end of the prompt that was answered */
-    ENGINE_MISS_WHOLE,     /* it adds no token to a prompt that was answered */
-    ENGINE_MISS_SETTINGS,  /* a conversation with these tokens has other kv settings */
-    ENGINE_MISS_FORGOTTEN, /* the conversation had to make room */
-    ENGINE_MISS_TOO_LARGE, /* going on would need more pages than there are */
-    ENGINE_MISS_DAMAGED,   /* its state file was refused */
+    ENGINE_MISS_NEW,        /* nothing in its space shares its first tokens */
+    ENGINE_MISS_DIVERGED,   /* it differs before the end of the prompt that was answered */
+    ENGINE_MISS_WHOLE,      /* it adds no token to a prompt that was answered */
+    ENGINE_MISS_SETTINGS,   /* a conversation with these tokens has other kv settings */
+    ENGINE_MISS_FORGOTTEN,  /* the conversation had to make room */
+    ENGINE_MISS_TOO_LARGE,  /* going on would need more pages than there are */
+    ENGINE_MISS_DAMAGED,    /* its state file was refused */
+    ENGINE_MISS_UNREADABLE, /* its state file could not be read: no memory, an error of the disk */
     ENGINE_MISS_COUNT
 };
 const char *engine_miss_name(enum engine_miss miss); /* for logs and metric labels */

@@ -201,7 +201,7 @@ static void *replica_main(void *arg) {
             publish(r);
             if (atomic_load(&r->common->draining) && !atomic_load(&r->unsaved))
                 r->common->wake(r->common->arg); /* replica_idle holds now */
-            if (!sched_exporting(&r->sched)) wait_for_work(r);
+            if (!sched_copying(&r->sched)) wait_for_work(r);
             publish(r);
             continue;
         }
@@ -216,7 +216,7 @@ static void *replica_main(void *arg) {
         /* After the snapshot: who has an answer sees its pages back. */
         sched_publish_finished(&r->sched);
         r->common->wake(r->common->arg);
-        if (sched_stalled(&r->sched) && !sched_exporting(&r->sched)) wait_for_work(r);
+        if (sched_stalled(&r->sched) && !sched_copying(&r->sched)) wait_for_work(r);
     }
     take_deletes(r);
     pthread_mutex_lock(&r->lock);

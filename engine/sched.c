@@ -95,12 +95,20 @@ static void give_place_back(struct sched *sched) {
     if (sched->queue_places != NULL) atomic_fetch_sub(sched->queue_places, 1);
 }
 
+/* Another job is the first to wait, or none. */
+static void new_head(struct sched *sched) {
+    sched->head_waits = false;
+    sched->head_lost = ENGINE_MISS_NEW;
+    sched->awaited = 0;
+    sched->import.for_head = false;
+}
+
 static struct engine_job *pop_waiting(struct sched *sched) {
     struct engine_job *job = sched->waiting_first;
     sched->waiting_first = job->next;
     if (sched->waiting_first == NULL) sched->waiting_last = NULL;
     sched->waiting--;
-    sched->head_waits = false;
+    new_head(sched);
     give_place_back(sched);
     return job;
 }
@@ -400,7 +408,7 @@ static void drop_cancelled_waiting(struct sched *sched) {
             link = &job->next;
             continue;
         }
-        if (last == NULL) sched->head_waits = false;
+        if (last == NULL) new_head(sched);
         *link = job->next;
         sched->waiting--;
         give_place_back(sched);

@@ -41,7 +41,7 @@
 typedef int (*sched_model_step)(void *model, const struct kern_batch *batch, const int32_t *want,
                                 int want_count, const float **logits);
 
-#define SCHED_EXPORT_BYTES ((size_t)16 << 20) /* a few milliseconds of copying */
+#define SCHED_COPY_BYTES ((size_t)16 << 20) /* a few milliseconds of copying */
 
 /* What a request's kv object is resolved against. */
 struct sched_kv {
@@ -62,7 +62,7 @@ struct sched_options {
     int64_t pages_total, page_bytes;
     struct store *store;  /* conversations go there and come back; NULL = nowhere */
     int64_t save_idle_ns; /* they are written when nobody used them for so long */
-    size_t export_bytes;  /* copied out of the cache in one step, at least */
+    size_t copy_bytes;    /* copied out of the cache, and into it, in one step, at least */
     int sequences_max, conversations_max, rows_max, logits_max;
 };
 
@@ -82,6 +82,14 @@ struct sched_export {
     struct state_head head;
 };
 
+/* A conversation on its way in: a row of the table that is `arriving`. */
+struct sched_import {
+    uint64_t id;                   /* 0 = none */
+    const struct state_view *view; /* the store's, until it is unloaded */
+    int block;                     /* the next one */
+    bool for_head;                 /* who asked for it is still the first to wait */
+};
+
 struct sched {
     struct sched_options options;
     struct sequence *sequences; /* [sequences_max] */
@@ -93,9 +101,11 @@ struct sched {
     int64_t pages_reserved;                          /* by running sequences */
     struct engine_job *waiting_first, *waiting_last; /* linked by job->next */
     int waiting;
-    bool head_waits;      /* the first waiting job was tried, and nothing has changed since */
-    bool waits_for_store; /* what it waits for is on disk */
+    bool head_waits;            /* the first waiting job was tried, and nothing has changed since */
+    enum engine_miss head_lost; /* why what is on disk does not serve it; NEW: nothing known */
+    uint64_t awaited;           /* the conversation that the store is reading for it; 0 = none */
     struct sched_export export;
+    struct sched_import import;
     bool saving_ended;                                 /* nothing more is written */
     uint64_t writing_replaces;                         /* of what the store is writing */
     int64_t looked_ns;                                 /* for conversations to write */
@@ -143,12 +153,13 @@ void sched_publish_finished(struct sched *sched);
  * steps. */
 int sched_delete(struct sched *sched, uint64_t id);
 
-/* Writing conversations goes on a little, before every step and while there is nothing else to do;
- * `all`: also those that were used just now. Without a store these do nothing. */
+/* Writing and restoring conversations goes on a little, before every step and while there is
+ * nothing else to do; `all`: those that were used just now are written, too. Without a store these
+ * do nothing. */
 void sched_save(struct sched *sched, int64_t now_ns, bool all);
 /* The backend has failed: what is not written yet is lost, and nothing waits for it. */
 void sched_end_saving(struct sched *sched);
-bool sched_exporting(const struct sched *sched);       /* there is more to do right now */
+bool sched_copying(const struct sched *sched);         /* there is more to do right now */
 bool sched_unsaved(const struct sched *sched);         /* not everything is on disk yet */
 int64_t sched_next_save_ns(const struct sched *sched); /* when there will be; INT64_MAX: never */
 

@@ -12,7 +12,6 @@ struct sched_entry {
     struct conversation *row; /* to go on from; NULL = from nothing */
     int32_t common;           /* tokens of it that stay */
     enum engine_miss miss;    /* why there is no row */
-    bool damaged;             /* one was on disk and cannot be used */
     int64_t pages;            /* reserved for each choice */
 };
 
@@ -44,8 +43,11 @@ bool sched_make_room(struct sched *sched, int64_t pages, const struct conversati
 int sched_go_on(struct sched *sched, struct sequence *seq, const struct sched_entry *entry,
                 bool used_up);
 
-/* Makes sure that the table has room for one more. */
-void sched_make_place(struct sched *sched);
+/* Makes sure that the table has room for one more; false, unless `at_once`: the conversation that
+ * would go has to be written first. */
+bool sched_make_place(struct sched *sched, bool at_once);
+/* Takes a row out of the table and gives its slot back. */
+void sched_drop(struct sched *sched, struct conversation *row, const char *why);
 
 /* Keeps an answered sequence's streams as a conversation: takes its slot and its tokens. */
 void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_report *report);
@@ -56,8 +58,8 @@ bool sched_wants_saving(const struct sched *sched, const struct conversation *ro
 /* May the row's pages go? If it is still to be written, that begins or goes on; `at_once`: and is
  * finished, or given up. */
 bool sched_save_for_room(struct sched *sched, struct conversation *row, bool at_once);
-void sched_forget_export(struct sched *sched, const struct conversation *row); /* it goes */
-/* Brings what the query would use from disk. False: not yet. */
+void sched_forget_copying(struct sched *sched, const struct conversation *row); /* it goes */
+/* Brings what the query would use from disk. False: not yet; the head is woken when it is there. */
 bool sched_restore(struct sched *sched, struct sched_entry *entry,
                    const struct conversation_query *query);
 void sched_save_close(struct sched *sched);

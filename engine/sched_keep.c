@@ -6,8 +6,8 @@
 #include "base/mem.h"
 #include "engine/sched_int.h"
 
-static void drop(struct sched *sched, struct conversation *row, const char *why) {
-    sched_forget_export(sched, row);
+void sched_drop(struct sched *sched, struct conversation *row, const char *why) {
+    sched_forget_copying(sched, row);
     struct conversation gone = conversation_take(&sched->conversations, row);
     log_debug("conversation=%016llx gone reason=%s tokens=%d pages=%lld",
               (unsigned long long)gone.id, why, gone.token_count, (long long)gone.pages);
@@ -15,11 +15,16 @@ static void drop(struct sched *sched, struct conversation *row, const char *why)
     mem_free(gone.tokens);
 }
 
+/* Its file may have had to go meanwhile. */
+static bool is_on_disk(const struct sched *sched, const struct conversation *row) {
+    return row->saved == CONVERSATION_WRITING ||
+           (row->saved == CONVERSATION_SAVED && store_has(sched->options.store, row->id));
+}
+
 /* For lack of room: unless it is on disk, a later request may miss it, and shall learn why. */
 static void forget(struct sched *sched, struct conversation *row, const char *why) {
-    bool kept = row->saved == CONVERSATION_SAVED || row->saved == CONVERSATION_WRITING;
-    if (!kept) conversation_note_gone(&sched->conversations, row);
-    drop(sched, row, why);
+    if (!is_on_disk(sched, row)) conversation_note_gone(&sched->conversations, row);
+    sched_drop(sched, row, why);
 }
 
 /* ---- Room ------------------------------------------------------------------------------------ */
@@ -67,7 +72,7 @@ static int fork_row(struct sched *sched, struct sequence *seq, struct conversati
 }
 
 static void take_row(struct sched *sched, struct sequence *seq, struct conversation *row) {
-    sched_forget_export(sched, row);
+    sched_forget_copying(sched, row);
     struct conversation taken = conversation_take(&sched->conversations, row);
     seq->slot = taken.slot;
     mem_free(taken.tokens);
@@ -110,10 +115,10 @@ static uint64_t supersede(struct sched *sched, uint64_t origin) {
     struct conversation *from = conversation_by_id(table, origin);
     if (from == NULL) return 0;
     struct conversation *before = conversation_by_id(table, from->origin);
-    if (before != NULL && conversation_superseded(before)) drop(sched, before, "superseded");
+    if (before != NULL && conversation_superseded(before)) sched_drop(sched, before, "superseded");
     conversation_followed(table, from);
     if (!conversation_superseded(from)) return 0;
-    if (from->saved == CONVERSATION_UNSAVED) sched_forget_export(sched, from);
+    if (from->saved == CONVERSATION_UNSAVED) sched_forget_copying(sched, from);
     return file_of(from);
 }
 
@@ -144,20 +149,21 @@ void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_r
     if (same != NULL) {
         row.turns = same->turns; /* whoever went on from it goes on from this one, too */
         row.replaces = file_of(same);
-        drop(sched, same, "repeated");
+        sched_drop(sched, same, "repeated");
     } else {
         row.replaces = supersede(sched, seq->origin);
     }
-    sched_make_place(sched);
+    (void)sched_make_place(sched, true);
     conversation_add(table, &row, clock_ns());
 }
 
-void sched_make_place(struct sched *sched) {
+bool sched_make_place(struct sched *sched, bool at_once) {
     struct conversation_table *table = &sched->conversations;
-    if (table->count < table->capacity) return;
+    if (table->count < table->capacity) return true;
     struct conversation *first = conversation_first_to_go(table, NULL);
-    (void)sched_save_for_room(sched, first, true); /* nobody here can wait */
+    if (!sched_save_for_room(sched, first, at_once)) return false;
     forget(sched, first, "count");
+    return true;
 }
 
 static int remove_from_disk(struct sched *sched, uint64_t id) {
@@ -173,9 +179,9 @@ int sched_delete(struct sched *sched, uint64_t id) {
     struct conversation *before = conversation_by_id(table, row->origin);
     if (before == NULL || conversation_superseded(before)) {
         (void)remove_from_disk(sched, row->replaces);
-        if (before != NULL) drop(sched, before, "deleted");
+        if (before != NULL) sched_drop(sched, before, "deleted");
     }
-    drop(sched, row, "deleted");
+    sched_drop(sched, row, "deleted");
     sched->head_waits = false; /* there is room for somebody */
     return 0;
 }

@@ -3,7 +3,11 @@
  * A conversation is written when nobody used it for a while, when the engine drains, and when its
  * pages are needed: then whoever needs them waits until it has been copied out, not until it is on
  * disk. Nobody changes a conversation's slot, so the copying is spread over steps, whole streams
- * until options.export_bytes are reached, and answers go on beside it. */
+ * until options.copy_bytes are reached, and answers go on beside it.
+ *
+ * Back it comes for the first job that waits: the store reads and checks the file, then the row is
+ * in the table with all its pages and its place, `arriving`, and its streams are copied in over
+ * steps. The job is tried again when something has happened, not in every step. */
 #include <string.h>
 
 #include "base/check.h"
@@ -146,12 +150,19 @@ bool sched_save_for_room(struct sched *sched, struct conversation *row, bool at_
     }
     if (!own) begin_export(sched, row);
     if (sched->export.data != NULL)
-        go_on_exporting(sched, at_once ? SIZE_MAX : sched->options.export_bytes);
+        go_on_exporting(sched, at_once ? SIZE_MAX : sched->options.copy_bytes);
     return sched->export.data == NULL;
 }
 
-void sched_forget_export(struct sched *sched, const struct conversation *row) {
+static void end_import(struct sched *sched) {
+    store_unload(sched->options.store);
+    sched->import = (struct sched_import){0};
+    sched->head_waits = false; /* whoever waits for it looks again */
+}
+
+void sched_forget_copying(struct sched *sched, const struct conversation *row) {
     if (sched->export.data != NULL && sched->export.head.id == row->id) cancel_export(sched);
+    if (sched->import.id == row->id) end_import(sched);
 }
 
 /* The next to be written: of those that have been idle for long enough, the one that has longest.
@@ -169,11 +180,19 @@ static struct conversation *next_to_save(struct sched *sched, int64_t now_ns, bo
     return next;
 }
 
+static void go_on_importing(struct sched *sched, size_t most);
+
+/* The store has read what the head waits for, or failed to. */
+static void wake_head(struct sched *sched) {
+    if (sched->awaited == 0 || store_loading(sched->options.store, sched->awaited)) return;
+    sched->awaited = 0;
+    sched->head_waits = false;
+}
+
 void sched_save(struct sched *sched, int64_t now_ns, bool all) {
     struct store *store = sched->options.store;
     if (store == NULL) return;
-    if (sched->waits_for_store) sched->head_waits = false;
-    sched->waits_for_store = false;
+    wake_head(sched);
     take_saved(sched);
     bool look = all || sched->options.save_idle_ns == 0 || now_ns - sched->looked_ns > LOOK_NS;
     if (look && sched->export.data == NULL && store_can_save(store)) {
@@ -181,16 +200,18 @@ void sched_save(struct sched *sched, int64_t now_ns, bool all) {
         sched->looked_ns = now_ns;
         if (row != NULL) begin_export(sched, row);
     }
-    if (sched->export.data != NULL) go_on_exporting(sched, sched->options.export_bytes);
+    if (sched->export.data != NULL) go_on_exporting(sched, sched->options.copy_bytes);
+    if (sched->import.id != 0) go_on_importing(sched, sched->options.copy_bytes);
 }
 
 void sched_end_saving(struct sched *sched) {
     cancel_export(sched);
+    if (sched->import.id != 0) end_import(sched);
     sched->saving_ended = true;
 }
 
-bool sched_exporting(const struct sched *sched) {
-    return sched->export.data != NULL;
+bool sched_copying(const struct sched *sched) {
+    return sched->export.data != NULL || sched->import.id != 0;
 }
 
 bool sched_unsaved(const struct sched *sched) {
@@ -218,11 +239,12 @@ int64_t sched_next_save_ns(const struct sched *sched) {
 
 void sched_save_close(struct sched *sched) {
     cancel_export(sched);
+    if (sched->import.id != 0) end_import(sched);
 }
 
 /* ---- Back ------------------------------------------------------------------------------------ */
 
-enum restored { RESTORED, NOT_THIS_ONE, NOT_YET };
+enum restored { RESTORED, NOT_THIS_ONE, NOT_YET, GIVE_UP };
 
 static int32_t *copy_tokens(const struct state_view *view) {
     size_t count = (size_t)view->head.token_count;
@@ -231,9 +253,8 @@ static int32_t *copy_tokens(const struct state_view *view) {
     return tokens;
 }
 
-static void add_row(struct sched *sched, const struct state_view *view, int32_t slot,
-                    int32_t *tokens, const struct kern_report *report) {
-    int64_t entries = (int64_t)report->entries, count = sched_streams(sched);
+static void add_row(struct sched *sched, const struct state_view *view, int32_t *tokens) {
+    int64_t entries = (int64_t)view->report.entries, count = sched_streams(sched);
     const struct state_head *head = &view->head;
     struct conversation row = {.id = head->id,
                                .hint = head->hint,
@@ -243,74 +264,116 @@ static void add_row(struct sched *sched, const struct state_view *view, int32_t 
                                .prompt_end = head->prompt_end,
                                .held = (int32_t)((entries + count - 1) / count),
                                .entries = entries,
-                               .pages = report->pages,
-                               .slot = slot,
-                               .saved = CONVERSATION_SAVED};
+                               .pages = view->report.pages,
+                               .slot = sched_take_slot(sched),
+                               .saved = CONVERSATION_SAVED,
+                               .arriving = true};
     memcpy(row.space, head->space, sizeof row.space);
     conversation_add(&sched->conversations, &row, clock_ns());
-    sched->counters.state_restored++;
 }
 
-/* A conversation like any other from here on; the file stays as its copy. */
-static enum restored import(struct sched *sched, const struct state_view *view) {
+/* The request starts without; the file stays as it was. */
+static enum restored give_up_restoring(struct sched *sched, uint64_t id, const char *why) {
+    log_warn("conversation=%016llx on disk cannot be used now: %s", (unsigned long long)id, why);
+    sched->head_lost = ENGINE_MISS_UNREADABLE;
+    return GIVE_UP;
+}
+
+/* Copies blocks until `most` bytes have been. With the last one it is a conversation like any
+ * other; the file stays as its copy. */
+static void go_on_importing(struct sched *sched, size_t most) {
     struct kern *kern = kern_of(sched);
-    struct kern_report report = {0};
-    struct fault fault = {0};
+    struct sched_import *import = &sched->import;
+    struct conversation *row = conversation_by_id(&sched->conversations, import->id);
+    CHECK(row != NULL); /* who drops a row ends its import */
+    for (size_t copied = 0; import->block < block_count(sched) && copied < most; import->block++) {
+        const struct kern_block *block = &import->view->blocks[import->block];
+        int code = kern->ops->snapshot_import(kern, row->slot, import->block, block);
+        if (code != 0) {
+            if (import->for_head) (void)give_up_restoring(sched, row->id, err_text(code));
+            sched_drop(sched, row, "not restored");
+            return;
+        }
+        copied += block->size;
+    }
+    if (import->block < block_count(sched)) return;
+    row->arriving = false;
+    sched->counters.state_restored++;
+    end_import(sched);
+}
+
+/* The file has been read and checked. It needs its pages and its place before anything is copied.
+ */
+static enum restored begin_import(struct sched *sched, const struct state_view *view) {
     bool used_up;
-    int code =
-        kern->ops->snapshot_check(kern, view->blocks, view->head.block_count, &report, &fault);
-    if (code != 0 || report.pages > sched->options.pages_total) {
-        log_warn("conversation=%016llx on disk cannot be used here: %s",
-                 (unsigned long long)view->head.id,
-                 code != 0 ? fault.text : "it has more pages than the pool");
+    uint64_t id = view->head.id;
+    if (view->report.pages > sched->options.pages_total) {
+        log_warn("conversation=%016llx on disk has more pages than the pool",
+                 (unsigned long long)id);
+        sched->head_lost = ENGINE_MISS_TOO_LARGE;
+        store_ignore(sched->options.store, id);
         return NOT_THIS_ONE;
     }
-    if (!sched_make_room(sched, report.pages, NULL, &used_up)) return NOT_YET;
+    if (!sched_make_room(sched, view->report.pages, NULL, &used_up)) return NOT_YET;
+    if (!sched_make_place(sched, false)) return NOT_YET;
     int32_t *tokens = copy_tokens(view);
-    if (tokens == NULL) return NOT_THIS_ONE;
-    sched_make_place(sched);
-    int32_t slot = sched_take_slot(sched);
-    code = kern->ops->snapshot_import(kern, slot, view->blocks, view->head.block_count, &fault);
-    if (code == 0) {
-        add_row(sched, view, slot, tokens, &report);
-        return RESTORED;
-    }
-    log_warn("conversation=%016llx on disk cannot be used here: %s",
-             (unsigned long long)view->head.id, fault.text);
-    sched_release_slot(sched, slot);
-    mem_free(tokens);
-    return NOT_THIS_ONE;
+    if (tokens == NULL) return give_up_restoring(sched, id, err_text(ERR_NOMEM));
+    add_row(sched, view, tokens);
+    sched->import = (struct sched_import){.id = id, .view = view, .for_head = true};
+    go_on_importing(sched, sched->options.copy_bytes);
+    if (sched->import.id != 0) return NOT_YET;
+    return sched->head_lost == ENGINE_MISS_UNREADABLE ? GIVE_UP : RESTORED;
 }
 
-static enum restored restore_one(struct sched *sched, struct sched_entry *entry, uint64_t id) {
+/* What store_load said instead of a file. */
+static enum restored not_loaded(struct sched *sched, uint64_t id, int code) {
+    switch (code) {
+    case ERR_BUSY:
+        sched->awaited = id;
+        return NOT_YET;
+    case ERR_MALFORMED:
+    case ERR_INVALID:
+    case ERR_UNSUPPORTED:
+        sched->head_lost = ENGINE_MISS_DAMAGED;
+        return NOT_THIS_ONE;
+    case ERR_LIMIT:
+        sched->head_lost = ENGINE_MISS_TOO_LARGE;
+        return NOT_THIS_ONE;
+    case ERR_NOTFOUND: /* deleted meanwhile */
+        return NOT_THIS_ONE;
+    default:
+        return give_up_restoring(sched, id, err_text(code));
+    }
+}
+
+static enum restored restore_one(struct sched *sched, uint64_t id) {
     struct store *store = sched->options.store;
     const struct state_view *view = NULL;
     if (conversation_by_id(&sched->conversations, id) != NULL) {
         store_ignore(store, id); /* its hashes agree and its tokens do not: a coincidence */
         return NOT_THIS_ONE;
     }
+    if (sched->import.id != 0) return NOT_YET; /* one at a time; its end wakes the head */
     int code = store_load(store, id, &view);
-    if (code == ERR_BUSY) return NOT_YET;
-    enum restored result = code == 0 ? import(sched, view) : NOT_THIS_ONE;
-    if (result == NOT_THIS_ONE) {
-        entry->damaged = true;
-        store_ignore(store, id);
-    }
-    if (result != NOT_YET) store_unload(store);
+    if (code != 0) return not_loaded(sched, id, code);
+    enum restored result = begin_import(sched, view);
+    if (result == NOT_THIS_ONE || result == GIVE_UP) store_unload(store);
     return result;
 }
 
 bool sched_restore(struct sched *sched, struct sched_entry *entry,
                    const struct conversation_query *query) {
     struct store *store = sched->options.store;
-    uint64_t id;
     if (store == NULL || sched->conversations.capacity == 0) return true;
-    while ((id = store_find(store, query, entry->row != NULL ? entry->common : 0)) != 0) {
-        enum restored result = restore_one(sched, entry, id);
-        sched->waits_for_store |= result == NOT_YET;
+    for (enum restored result = RESTORED; result != GIVE_UP;) {
+        if (entry->row != NULL && entry->row->arriving) return false;
+        if (sched->head_lost == ENGINE_MISS_UNREADABLE) break;
+        uint64_t id = store_find(store, query, entry->row != NULL ? entry->common : 0);
+        if (id == 0) break;
+        result = restore_one(sched, id);
         if (result == NOT_YET) return false;
         entry->row = conversation_find(&sched->conversations, query, &entry->common, &entry->miss);
     }
-    if (entry->row == NULL && entry->damaged) entry->miss = ENGINE_MISS_DAMAGED;
+    if (entry->row == NULL && sched->head_lost != ENGINE_MISS_NEW) entry->miss = sched->head_lost;
     return true;
 }

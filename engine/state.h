@@ -52,6 +52,7 @@ struct state_view {
     struct state_head head;
     const char *tokens;        /* int32 [token_count], aligned to nothing */
     struct kern_block *blocks; /* [block_count], owned */
+    struct kern_report report; /* entries and pages, of whoever checked what is in the blocks */
 };
 
 /* Can a file hold these parameters, so that they come back equal? Only bounded policies' are. */

@@ -23,6 +23,7 @@ enum { REMOVES_MAX = 64, NAME_BYTES = 32 };
 struct store_file {
     struct state_head head;
     int64_t bytes, used_unix;
+    uint64_t use;              /* order of uses within a second */
     bool bad;                  /* <id>.bad */
     bool ours;                 /* of this model and these gates, and not bad */
     bool ignored;              /* by this process */
@@ -44,6 +45,7 @@ struct directory {
     bool stop;
     struct store_file *files; /* in no order */
     int file_count, file_room;
+    uint64_t uses;
     struct store_stats stats;
     uint64_t removes[REMOVES_MAX];
     int remove_count;
@@ -146,30 +148,43 @@ static int add_file(struct directory *d, const struct store_file *file) {
         d->files = files;
         d->file_room = room;
     }
-    d->files[d->file_count++] = *file;
+    d->files[d->file_count] = *file;
+    d->files[d->file_count++].use = ++d->uses;
     d->stats.bytes += file->bytes;
     d->stats.files += file->ours;
     return 0;
+}
+
+static bool used_before(const struct store_file *a, const struct store_file *b) {
+    return a->used_unix == b->used_unix ? a->use < b->use : a->used_unix < b->used_unix;
 }
 
 static struct store_file *oldest_file(struct directory *d) {
     struct store_file *oldest = NULL;
     for (int i = 0; i < d->file_count; i++) {
         struct store_file *file = &d->files[i];
-        if (oldest == NULL || file->used_unix < oldest->used_unix) oldest = file;
+        if (oldest == NULL || used_before(file, oldest)) oldest = file;
     }
     return oldest;
 }
 
 /* ---- Scanning -------------------------------------------------------------------------------- */
 
-static void put_aside(struct directory *d, uint64_t id, const char *why) {
+/* False: it keeps its name, and is refused again at the next start. */
+static bool put_aside(struct directory *d, uint64_t id, const char *why) {
     char name[NAME_BYTES], bad[NAME_BYTES];
     name_of(id, "state", name);
     name_of(id, "bad", bad);
     log_error("state file %s refused: %s; kept as %s", name, why, bad);
-    if (renameat(d->fd, name, d->fd, bad) != 0)
-        log_warn("state file %s cannot be renamed: %s", name, strerror(errno));
+    if (renameat(d->fd, name, d->fd, bad) == 0) return true;
+    log_warn("state file %s cannot be renamed: %s", name, strerror(errno));
+    return false;
+}
+
+/* Where one was put aside under this id before, the new one has taken its place. */
+static void forget_bad(struct directory *d, uint64_t id) {
+    struct store_file *before = find_file(d, id, true);
+    if (before != NULL) drop_file(d, before);
 }
 
 /* Reads one head; what is wrong with it is in *fault. */
@@ -205,9 +220,9 @@ static int scan_state(struct directory *d, const char *name, uint64_t id) {
         return 0;
     }
     if (code == ERR_MALFORMED || code == ERR_INVALID) {
-        put_aside(d, id, fault.text);
         d->stats.refused++;
-        file.bad = true;
+        file.bad = put_aside(d, id, fault.text);
+        if (file.bad) forget_bad(d, id);
     }
     file.head.id = id; /* whatever the head of a foreign version said */
     file.ours = code == 0 && state_is_ours(&file.head, &d->options.identity);
@@ -221,6 +236,7 @@ static int scan_bad(struct directory *d, const char *name, uint64_t id) {
     file.head.id = id;
     file.bytes = st.st_size;
     file.used_unix = st.st_mtime;
+    forget_bad(d, id); /* the listing may show again what was put aside a moment ago */
     return add_file(d, &file);
 }
 
@@ -303,6 +319,7 @@ static int load_key(struct directory *d, struct fault *fault) {
 }
 
 static void *directory_main(void *arg);
+static int make_space(struct directory *d, int count, int64_t size);
 
 static int open_directory(struct directory *d, struct fault *fault) {
     d->fd = d->lock_file = -1;
@@ -313,6 +330,7 @@ static int open_directory(struct directory *d, struct fault *fault) {
     if (code == 0) code = take_lock(d, fault);
     if (code == 0) code = load_key(d, fault);
     if (code == 0) code = scan(d, fault);
+    if (code == 0) code = make_space(d, 0, 0); /* they may have been allowed more before */
     if (code != 0 || d->options.inline_io) return code;
     d->started = pthread_create(&d->thread, NULL, directory_main, d) == 0;
     if (d->started) return 0;
@@ -412,12 +430,13 @@ static void unlink_file(struct directory *d, uint64_t id, bool bad) {
         log_warn("state file %s cannot be deleted: %s", name, strerror(errno));
 }
 
-/* Deletes files, the one used longest ago first, until `size` more bytes and one more file fit. */
-static int make_space(struct directory *d, int64_t size) {
+/* Deletes files, the one used longest ago first, until `count` more of `size` bytes fit. */
+static int make_space(struct directory *d, int count, int64_t size) {
     if (size > d->options.bytes) return ERR_LIMIT;
     for (;;) {
         pthread_mutex_lock(&d->lock);
-        bool fits = d->stats.bytes <= d->options.bytes - size && d->file_count < STORE_FILES_MAX;
+        bool fits =
+            d->stats.bytes <= d->options.bytes - size && d->file_count <= STORE_FILES_MAX - count;
         struct store_file *oldest = fits ? NULL : oldest_file(d), gone = {0};
         if (oldest != NULL) {
             gone = *oldest;
@@ -464,7 +483,7 @@ static void run_write(struct store *store) {
                               .owner = store};
     char *data = store->write.data; /* ours while RUNNING */
     size_t size = store->write.size;
-    int code = make_space(d, (int64_t)size);
+    int code = make_space(d, 1, (int64_t)size);
     if (code == ERR_LIMIT)
         log_warn("conversation=%016llx not written: its %zu bytes are more than state-bytes",
                  (unsigned long long)file.head.id, size);
@@ -492,7 +511,9 @@ static int read_file(struct directory *d, uint64_t id, char **data, struct state
     struct stat st;
     name_of(id, "state", name);
     int fd = open_regular(d, name, &st), code = 0;
-    if (fd < 0) return fault_set(fault, ERR_IO, name, "%s", strerror(errno));
+    if (fd < 0)
+        return fault_set(fault, errno == ENOENT ? ERR_NOTFOUND : ERR_IO, name, "%s",
+                         strerror(errno));
     size_t size = (size_t)st.st_size;
     *data = mem_try_alloc(size > 0 ? size : 1, 1);
     if (*data == NULL)
@@ -504,22 +525,30 @@ static int read_file(struct directory *d, uint64_t id, char **data, struct state
     if (code == 0) code = state_check_seal(*data, size, d->key, fault);
     if (code == 0) code = state_parse(*data, size, view, fault);
     if (code != 0) return code;
-    if (view->head.id == id && state_is_ours(&view->head, &d->options.identity)) return 0;
-    return fault_set(fault, ERR_INVALID, name, "it belongs to another name, model or gates");
+    if (view->head.id != id || !state_is_ours(&view->head, &d->options.identity))
+        return fault_set(fault, ERR_INVALID, name, "it belongs to another name, model or gates");
+    return d->options.check != NULL ? d->options.check(d->options.backend, view, fault) : 0;
 }
 
 static bool is_refusal(int code) {
-    return code == ERR_MALFORMED || code == ERR_INVALID || code == ERR_UNSUPPORTED;
+    return code == ERR_MALFORMED || code == ERR_INVALID;
 }
 
 static void refuse_file(struct directory *d, uint64_t id, const struct fault *fault) {
-    put_aside(d, id, fault->text);
+    bool aside = put_aside(d, id, fault->text);
     pthread_mutex_lock(&d->lock);
+    if (aside) forget_bad(d, id);
     struct store_file *file = find_file(d, id, false);
     if (file != NULL && file->ours) d->stats.files--;
-    if (file != NULL) file->bad = true, file->ours = false;
+    if (file != NULL) file->bad = aside, file->ours = false;
     d->stats.refused++;
     pthread_mutex_unlock(&d->lock);
+}
+
+/* It may be good, but not here; or it could not be read this time. */
+static void leave_file(struct store *store, uint64_t id, const struct fault *fault) {
+    log_warn("state file of conversation=%016llx: %s", (unsigned long long)id, fault->text);
+    if (fault->code == ERR_UNSUPPORTED || fault->code == ERR_LIMIT) store_ignore(store, id);
 }
 
 static void run_read(struct store *store) {
@@ -532,7 +561,7 @@ static void run_read(struct store *store) {
     if (is_refusal(code))
         refuse_file(d, id, &fault);
     else if (code != 0)
-        log_warn("state file of conversation=%016llx: %s", (unsigned long long)id, fault.text);
+        leave_file(store, id, &fault);
     pthread_mutex_lock(&d->lock);
     if (code == 0 && store->read.removed) code = ERR_NOTFOUND;
     if (code != 0) {
@@ -541,7 +570,10 @@ static void run_read(struct store *store) {
         data = NULL;
     }
     struct store_file *file = find_file(d, id, false);
-    if (file != NULL) file->used_unix = clock_unix_seconds();
+    if (file != NULL && code == ERR_NOTFOUND)
+        drop_file(d, file); /* somebody else deleted it */
+    else if (file != NULL)
+        file->used_unix = clock_unix_seconds(), file->use = ++d->uses;
     d->stats.read += code == 0;
     store->read.data = data;
     store->read.view = view;
@@ -807,6 +839,14 @@ int store_load(struct store *store, uint64_t id, const struct state_view **view)
     }
     pthread_mutex_unlock(&store->directory->lock);
     return code;
+}
+
+bool store_loading(struct store *store, uint64_t id) {
+    pthread_mutex_lock(&store->directory->lock);
+    bool reading = store->read.state == READ_WANTED || store->read.state == READ_RUNNING;
+    bool loading = reading || is_writing(store, id);
+    pthread_mutex_unlock(&store->directory->lock);
+    return loading;
 }
 
 void store_unload(struct store *store) {

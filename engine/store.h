@@ -40,7 +40,11 @@ struct store_options {
     const char *dir;
     int64_t bytes; /* of all files together */
     struct state_identity identity;
-    bool inline_io;          /* reading and writing happen inside the calls: for simulations */
+    bool inline_io; /* reading and writing happen inside the calls: for simulations */
+    /* On the directory's thread, of a file that is read: can its blocks be taken in (kern.h,
+     * snapshot_check)? NULL: whoever takes them in looks for himself. */
+    int (*check)(void *backend, struct state_view *view, struct fault *fault);
+    void *backend;
     void (*done)(void *arg); /* on the directory's thread, when something was written or read */
     void *arg;
 };
@@ -67,7 +71,7 @@ uint64_t store_find(struct store *store, const struct conversation_query *query,
 void store_affinity(struct store *store, struct conversation_search *search,
                     struct conversation_affinity *of /* [STORES_MAX] */);
 bool store_has(struct store *store, uint64_t id);
-/* Not for this process: it needs more than there is. */
+/* Not for this process: it needs more than there is, or another version. */
 void store_ignore(struct store *store, uint64_t id);
 
 /* ---- Writing ------------------------------------------------------------------------------- */
@@ -84,9 +88,11 @@ int store_remove(struct store *store, uint64_t id);
 /* ---- Reading ------------------------------------------------------------------------------- */
 
 /* Starts or goes on reading a conversation: ERR_BUSY until it is there, 0 when *view is: valid
- * until store_unload. Other codes once, when it cannot be had: ERR_MALFORMED, ERR_INVALID,
- * ERR_UNSUPPORTED (put aside), ERR_NOTFOUND, ERR_IO, ERR_NOMEM. */
+ * until store_unload. Other codes once, when it cannot be had: ERR_MALFORMED, ERR_INVALID (it was
+ * bad and is put aside), ERR_UNSUPPORTED, ERR_LIMIT (it is not for this process and ignored from
+ * now on), ERR_NOTFOUND, ERR_IO, ERR_NOMEM (it stays as it is: trouble here, not there). */
 int store_load(struct store *store, uint64_t id, const struct state_view **view);
+bool store_loading(struct store *store, uint64_t id); /* store_load would still say ERR_BUSY */
 void store_unload(struct store *store);
 
 /* ---- Observation --------------------------------------------------------------------------- */

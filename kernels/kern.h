@@ -422,13 +422,16 @@ struct kern_ops {
      * takes none. */
     size_t (*snapshot_size)(struct kern *kern, int slot, int block); /* 0: the device failed */
     int (*snapshot_export)(struct kern *kern, int slot, int block, void *to);
-    /* Reads nothing beyond the blocks, whatever they hold: ERR_MALFORMED, ERR_UNSUPPORTED or
-     * ERR_LIMIT say why they cannot be imported; else entries and pages are in *report. */
+    /* Are these the blocks of a slot that has seen `tokens` tokens? Reads nothing beyond them,
+     * whatever they hold: ERR_MALFORMED, ERR_UNSUPPORTED or ERR_LIMIT (more positions than this
+     * cache has) say why they cannot be imported; else entries and pages are in *report. Any
+     * thread, once the cache is open. */
     int (*snapshot_check)(struct kern *kern, const struct kern_block *blocks, int count,
-                          struct kern_report *report, struct fault *fault);
-    /* Into a slot that is not in use. ERR_FULL besides; on failure the slot stays unused. */
-    int (*snapshot_import)(struct kern *kern, int slot, const struct kern_block *blocks, int count,
-                           struct fault *fault);
+                          int32_t tokens, struct kern_report *report, struct fault *fault);
+    /* One of the blocks that were checked, so that a large snapshot may be taken in over many
+     * steps: block 0 first, into a slot that is not in use, then each other once; the slot serves
+     * when it has all. ERR_FULL, ERR_NOMEM, ERR_DEVICE: what it has goes with release. */
+    int (*snapshot_import)(struct kern *kern, int slot, int block, const struct kern_block *from);
     void (*cache_stats)(struct kern *kern, struct kern_cache_stats *stats);
     int (*cache_check)(struct kern *kern, struct fault *fault); /* every page in one place; tests */
 

@@ -104,8 +104,15 @@ static int check_ring(const char *ring_pos, const struct snapshot_slot *slot, st
     return 0;
 }
 
+struct snapshot_slot snapshot_read_slot(const struct kern_block *block) {
+    struct slot_head head;
+    memcpy(&head, block->data, sizeof head);
+    return (struct snapshot_slot){
+        .next_pos = head.next_pos, .window = head.window, .measured = head.measured == 1};
+}
+
 static int check_slot(const struct snapshot_shape *shape, const struct kern_block *block,
-                      struct snapshot_slot *slot, struct fault *fault) {
+                      int32_t tokens, struct snapshot_slot *slot, struct fault *fault) {
     struct slot_head head, own;
     int32_t most = shape->options->max_positions;
     if (block->size < sizeof head) return malformed(fault, "too short", 0);
@@ -115,8 +122,8 @@ static int check_slot(const struct snapshot_shape *shape, const struct kern_bloc
     if (head.next_pos < 0 || head.next_pos > most)
         return fault_set(fault, ERR_LIMIT, "snapshot", "its positions end at %d, ours at %d",
                          head.next_pos, most);
-    *slot = (struct snapshot_slot){
-        .next_pos = head.next_pos, .window = head.window, .measured = head.measured == 1};
+    if (head.next_pos != tokens) return malformed(fault, "it has seen another number of tokens", 0);
+    *slot = snapshot_read_slot(block);
     fill_head(shape, slot, &own);
     if (memcmp(&own, &head, sizeof own) != 0)
         return fault_set(fault, ERR_UNSUPPORTED, "snapshot",
@@ -146,14 +153,15 @@ static int check_stream(const struct snapshot_shape *shape, const struct kern_bl
 }
 
 int snapshot_check(const struct snapshot_shape *shape, const struct kern_block *blocks, int count,
-                   struct snapshot_slot *slot, struct kern_report *report, struct fault *fault) {
+                   int32_t tokens, struct snapshot_slot *slot, struct kern_report *report,
+                   struct fault *fault) {
     int streams = (int)stream_count(shape), page_slots = shape->page_slots;
     report->entries = 0;
     report->pages = 0;
     if (count != 1 + streams)
         return fault_set(fault, ERR_MALFORMED, "snapshot", "%d blocks for %d streams", count,
                          streams);
-    int code = check_slot(shape, &blocks[0], slot, fault);
+    int code = check_slot(shape, &blocks[0], tokens, slot, fault);
     for (int i = 1; i < count && code == 0; i++) {
         code = check_stream(shape, &blocks[i], i, slot->next_pos, fault);
         if (code != 0) break;

@@ -59,12 +59,14 @@ size_t snapshot_part_bytes(const struct snapshot_shape *shape, enum snapshot_par
 size_t snapshot_part_at(const struct snapshot_shape *shape, int32_t length, int part);
 
 /* Reads nothing beyond the blocks, whatever they hold. Fills *slot, report->entries and
- * report->pages; ERR_MALFORMED, ERR_LIMIT (positions beyond max_positions) or ERR_UNSUPPORTED
- * (described in other words) with the reason. */
+ * report->pages; ERR_MALFORMED (it has not seen so many tokens, too), ERR_LIMIT (positions beyond
+ * max_positions) or ERR_UNSUPPORTED (described in other words) with the reason. */
 int snapshot_check(const struct snapshot_shape *shape, const struct kern_block *blocks, int count,
-                   struct snapshot_slot *slot, struct kern_report *report, struct fault *fault);
+                   int32_t tokens, struct snapshot_slot *slot, struct kern_report *report,
+                   struct fault *fault);
 
-/* Of a stream's block that was checked. */
+/* Of block 0, and of a stream's block, that were checked. */
+struct snapshot_slot snapshot_read_slot(const struct kern_block *block);
 static inline int32_t snapshot_length(const struct kern_block *block) {
     int32_t length;
     __builtin_memcpy(&length, block->data, sizeof length);

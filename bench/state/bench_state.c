@@ -97,7 +97,10 @@ int main(int argc, char **argv) {
     CHECK(store_load(store, id, &view) == 0);
     double read = milliseconds(start);
     start = clock_ns();
-    CHECK(cpu_cache_snapshot_import(&cache, 1, view->blocks, BLOCKS, &fault) == 0);
+    struct kern_report report;
+    CHECK(cpu_cache_snapshot_check(&cache, view->blocks, BLOCKS, budget, &report, &fault) == 0);
+    for (int i = 0; i < BLOCKS; i++)
+        CHECK(cpu_cache_snapshot_import(&cache, 1, i, &view->blocks[i]) == 0);
     double imported = milliseconds(start);
     double full = 2.0 * LAYERS * HEADS * DIM * 2 * count;
     printf("budget %d, %d tokens: file %.1f MB; the full cache would be %.1f MB (%.1f x)\n", budget,

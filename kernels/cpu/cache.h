@@ -160,9 +160,10 @@ int cpu_cache_check(const struct cpu_cache *cache, struct fault *fault);
 size_t cpu_cache_snapshot_size(const struct cpu_cache *cache, int slot, int block);
 void cpu_cache_snapshot_export(const struct cpu_cache *cache, int slot, int block, void *to);
 int cpu_cache_snapshot_check(const struct cpu_cache *cache, const struct kern_block *blocks,
-                             int count, struct kern_report *report, struct fault *fault);
-int cpu_cache_snapshot_import(struct cpu_cache *cache, int slot, const struct kern_block *blocks,
-                              int count, struct fault *fault);
+                             int count, int32_t tokens, struct kern_report *report,
+                             struct fault *fault);
+int cpu_cache_snapshot_import(struct cpu_cache *cache, int slot, int block,
+                              const struct kern_block *from);
 
 /* ---- For snapshot.c ------------------------------------------------------------------------- */
 

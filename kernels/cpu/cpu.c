@@ -167,13 +167,13 @@ static int op_snapshot_export(struct kern *kern, int slot, int block, void *to) 
 }
 
 static int op_snapshot_check(struct kern *kern, const struct kern_block *blocks, int count,
-                             struct kern_report *report, struct fault *fault) {
-    return cpu_cache_snapshot_check(&cpu_of(kern)->cache, blocks, count, report, fault);
+                             int32_t tokens, struct kern_report *report, struct fault *fault) {
+    return cpu_cache_snapshot_check(&cpu_of(kern)->cache, blocks, count, tokens, report, fault);
 }
 
-static int op_snapshot_import(struct kern *kern, int slot, const struct kern_block *blocks,
-                              int count, struct fault *fault) {
-    return cpu_cache_snapshot_import(&cpu_of(kern)->cache, slot, blocks, count, fault);
+static int op_snapshot_import(struct kern *kern, int slot, int block,
+                              const struct kern_block *from) {
+    return cpu_cache_snapshot_import(&cpu_of(kern)->cache, slot, block, from);
 }
 
 static void op_cache_stats(struct kern *kern, struct kern_cache_stats *stats) {

@@ -81,19 +81,22 @@ void cpu_cache_snapshot_export(const struct cpu_cache *cache, int slot, int bloc
 /* ---- In ------------------------------------------------------------------------------------- */
 
 int cpu_cache_snapshot_check(const struct cpu_cache *cache, const struct kern_block *blocks,
-                             int count, struct kern_report *report, struct fault *fault) {
+                             int count, int32_t tokens, struct kern_report *report,
+                             struct fault *fault) {
     struct snapshot_shape shape = shape_of(cache);
     struct snapshot_slot slot;
-    return snapshot_check(&shape, blocks, count, &slot, report, fault);
+    return snapshot_check(&shape, blocks, count, tokens, &slot, report, fault);
 }
 
-static void import_stream(struct cpu_cache *cache, int slot, int stream,
-                          const struct kern_block *block) {
+static int import_stream(struct cpu_cache *cache, int slot, int stream,
+                         const struct kern_block *block) {
     struct snapshot_shape shape = shape_of(cache);
     uint32_t *table = cpu_cache_table(cache, slot, stream);
     int32_t length = snapshot_length(block);
     int32_t pages = cpu_cache_pages_for(cache, length);
     const char *from = (const char *)block->data + sizeof length;
+    int code = cache->comm->ops->agree(cache->comm, pages > cache->free_count ? ERR_FULL : 0);
+    if (code != 0) return code;
     *cpu_cache_length(cache, slot, stream) = length;
     for (int32_t i = 0; i < pages; i++) table[i] = cpu_cache_take_page(cache);
     for (int part = 0; part < SNAPSHOT_PARTS; part++)
@@ -103,6 +106,7 @@ static void import_stream(struct cpu_cache *cache, int slot, int stream,
             memcpy(part_of(cache, table[i], part), from, bytes);
             from += bytes;
         }
+    return 0;
 }
 
 static void import_arrays(struct cpu_cache *cache, int slot, const char *from) {
@@ -120,23 +124,16 @@ static void import_arrays(struct cpu_cache *cache, int slot, const char *from) {
                bytes);
 }
 
-int cpu_cache_snapshot_import(struct cpu_cache *cache, int slot, const struct kern_block *blocks,
-                              int count, struct fault *fault) {
-    struct snapshot_shape shape = shape_of(cache);
-    struct kern_report report;
-    struct snapshot_slot head;
-    CHECK(slot >= 0 && slot < cache->options.slots && !cache->slots[slot].in_use);
-    int code = snapshot_check(&shape, blocks, count, &head, &report, fault);
-    if (code == 0 && report.pages > cache->free_count)
-        code = fault_set(fault, ERR_FULL, "snapshot", "it needs %lld pages and %lld are free",
-                         (long long)report.pages, (long long)cache->free_count);
-    code = cache->comm->ops->agree(cache->comm, code);
-    if (code != 0) return code;
+int cpu_cache_snapshot_import(struct cpu_cache *cache, int slot, int block,
+                              const struct kern_block *from) {
+    CHECK(slot >= 0 && slot < cache->options.slots && block >= 0 && block <= cache->streams);
+    CHECK(cache->slots[slot].in_use == (block > 0));
+    if (block > 0) return import_stream(cache, slot, block - 1, from);
+    struct snapshot_slot head = snapshot_read_slot(from);
     cache->slots[slot] = (struct cpu_cache_slot){.in_use = true,
                                                  .next_pos = head.next_pos,
                                                  .window = head.window,
                                                  .measured = head.measured};
-    import_arrays(cache, slot, blocks[0].data);
-    for (int i = 1; i < count; i++) import_stream(cache, slot, i - 1, &blocks[i]);
+    import_arrays(cache, slot, from->data);
     return 0;
 }

@@ -131,10 +131,9 @@ void cache_decide(struct cuda *cuda);
 /* snapshot.cu */
 size_t op_snapshot_size(struct kern *kern, int slot, int block);
 int op_snapshot_export(struct kern *kern, int slot, int block, void *to);
-int op_snapshot_check(struct kern *kern, const struct kern_block *blocks, int count,
+int op_snapshot_check(struct kern *kern, const struct kern_block *blocks, int count, int32_t tokens,
                       struct kern_report *report, struct fault *fault);
-int op_snapshot_import(struct kern *kern, int slot, const struct kern_block *blocks, int count,
-                       struct fault *fault);
+int op_snapshot_import(struct kern *kern, int slot, int block, const struct kern_block *from);
 
 /* attend.cu */
 int attend_open(struct cuda *cuda);

@@ -56,15 +56,13 @@ static __global__ void k_import(struct block_args b, int64_t words) {
     if (home) *home = b.words[word];
 }
 
-/* A thread per stream: its length, and pages for it; enough are free. */
-static __global__ void k_take(struct pages p, int slot, const int32_t *lengths) {
-    int stream = (int)(blockIdx.x * blockDim.x + threadIdx.x);
-    if (stream >= p.streams) return;
-    int pages = pages_for(p, lengths[stream]);
+/* A stream's length, and pages for it; enough are free. One thread. */
+static __global__ void k_take(struct pages p, int slot, int stream, int32_t length) {
+    int pages = pages_for(p, length);
     int32_t *table = pages_table(p, slot, stream);
     unsigned long long place = pages_take(p, pages);
     for (int page = 0; page < pages; page++) table[page] = pages_taken(p, place++);
-    *pages_length(p, slot, stream) = lengths[stream];
+    *pages_length(p, slot, stream) = length;
 }
 
 /* ---- Out ----------------------------------------------------------------------------------- */
@@ -129,20 +127,15 @@ int op_snapshot_export(struct kern *kern, int slot, int block, void *to) {
 
 /* ---- In ------------------------------------------------------------------------------------ */
 
-static int check(struct cuda *cuda, const struct kern_block *blocks, int count,
-                 struct snapshot_slot *head, struct kern_report *report, struct fault *fault) {
-    struct snapshot_shape shape = shape_of(cuda);
-    int code = snapshot_check(&shape, blocks, count, head, report, fault);
-    if (code == 0 && head->window > 0)
+int op_snapshot_check(struct kern *kern, const struct kern_block *blocks, int count, int32_t tokens,
+                      struct kern_report *report, struct fault *fault) {
+    struct snapshot_shape shape = shape_of(cuda_of(kern));
+    struct snapshot_slot head;
+    int code = snapshot_check(&shape, blocks, count, tokens, &head, report, fault);
+    if (code == 0 && head.window > 0)
         return fault_set(fault, ERR_UNSUPPORTED, "snapshot",
                          "its method looks at attention, which this backend does not remember");
     return code;
-}
-
-int op_snapshot_check(struct kern *kern, const struct kern_block *blocks, int count,
-                      struct kern_report *report, struct fault *fault) {
-    struct snapshot_slot head;
-    return check(cuda_of(kern), blocks, count, &head, report, fault);
 }
 
 static int64_t pages_free(struct cuda *cuda) {
@@ -151,48 +144,29 @@ static int64_t pages_free(struct cuda *cuda) {
     return cuda->pages.count - stats.pages_used;
 }
 
-/* The room's memory holds the largest block, the lengths are on the device: nothing is taken
- * before. */
-static int import_streams(struct cuda *cuda, int slot, const struct kern_block *blocks) {
+/* The block is on the device before its pages are taken. */
+static int import_stream(struct cuda *cuda, int slot, int stream, const struct kern_block *block) {
     const struct pages *p = &cuda->pages;
-    size_t most = 0, lengths_bytes = (size_t)p->streams * sizeof(int32_t);
-    for (int i = 0; i < p->streams; i++) {
-        cuda->lengths[i] = snapshot_length(&blocks[1 + i]);
-        if (blocks[1 + i].size > most) most = blocks[1 + i].size;
-    }
-    const void *lengths = device_stage(cuda->device, cuda->lengths, lengths_bytes);
-    void *words = lengths ? room_take(cuda, &cuda->gather, most) : NULL;
+    int32_t length = snapshot_length(block), slots = p->page_slots;
+    int64_t count = (int64_t)(block->size / sizeof(uint32_t));
+    if ((length + slots - 1) / slots > pages_free(cuda)) return ERR_FULL;
+    void *words = room_take(cuda, &cuda->gather, block->size);
     if (!words) return cache_sync(cuda);
-    cuda->slots[slot].in_use = true;
-    LAUNCH(cuda->device, k_take, blocks_for(p->streams, THREADS), THREADS, 0, *p, slot,
-           static_cast<const int32_t *>(lengths));
-    for (int i = 0; i < p->streams; i++) {
-        int64_t count = (int64_t)(blocks[1 + i].size / sizeof(uint32_t));
-        device_upload(cuda->device, words, blocks[1 + i].data, blocks[1 + i].size);
-        LAUNCH(cuda->device, k_import, blocks_for(count, THREADS), THREADS, 0,
-               block_of(cuda, slot, i, cuda->lengths[i], words), count);
-    }
+    device_upload(cuda->device, words, block->data, block->size);
+    LAUNCH(cuda->device, k_take, 1, 1, 0, *p, slot, stream, length);
+    LAUNCH(cuda->device, k_import, blocks_for(count, THREADS), THREADS, 0,
+           block_of(cuda, slot, stream, length, words), count);
     return cache_sync(cuda);
 }
 
-int op_snapshot_import(struct kern *kern, int slot, const struct kern_block *blocks, int count,
-                       struct fault *fault) {
+int op_snapshot_import(struct kern *kern, int slot, int block, const struct kern_block *from) {
     struct cuda *cuda = cuda_of(kern);
-    struct kern_report report;
-    struct snapshot_slot head;
-    CHECK(cuda->has_cache && slot >= 0 && slot < cuda->options.slots && !cuda->slots[slot].in_use);
-    int code = check(cuda, blocks, count, &head, &report, fault);
-    if (code) return code;
-    if (report.pages > pages_free(cuda))
-        return fault_set(fault, ERR_FULL, "snapshot", "it needs %lld pages and fewer are free",
-                         (long long)report.pages);
+    CHECK(cuda->has_cache && slot >= 0 && slot < cuda->options.slots);
+    CHECK(block >= 0 && block <= cuda->pages.streams && cuda->slots[slot].in_use == (block > 0));
     cache_changes(cuda);
-    code = import_streams(cuda, slot, blocks);
-    if (code) {
-        op_release(&cuda->base, slot);
-        return fault_set(fault, code, "snapshot", "%s while copying it to the device",
-                         err_text(code));
-    }
+    if (block > 0) return import_stream(cuda, slot, block - 1, from);
+    struct snapshot_slot head = snapshot_read_slot(from);
+    cuda->slots[slot].in_use = true;
     cuda->slots[slot].next_pos = head.next_pos;
     cuda->slots[slot].measured = head.measured;
     return 0;

@@ -22,10 +22,13 @@ static void try_blocks(const struct state_view *view, uint8_t shape) {
     struct kern_report report = {0};
     struct fault fault = {0};
     CHECK(cpu_cache_open(&cache, &options, 1, &fault) == 0);
-    int checked =
-        cpu_cache_snapshot_check(&cache, view->blocks, view->head.block_count, &report, &fault);
-    int code = cpu_cache_snapshot_import(&cache, 1, view->blocks, view->head.block_count, &fault);
-    CHECK(code == checked || (checked == 0 && code == ERR_FULL && report.pages > options.pages));
+    int code = cpu_cache_snapshot_check(&cache, view->blocks, view->head.block_count,
+                                        view->head.token_count, &report, &fault);
+    bool checked = code == 0;
+    for (int i = 0; i < view->head.block_count && code == 0; i++)
+        code = cpu_cache_snapshot_import(&cache, 1, i, &view->blocks[i]);
+    if (checked && report.pages > options.pages) CHECK(code == ERR_FULL);
+    if (checked && report.pages <= options.pages) CHECK(code == 0);
     CHECK_MSG(cpu_cache_check(&cache, &fault) == 0, "%s", fault.text);
     cpu_cache_release(&cache, 1);
     cpu_cache_close(&cache);

@@ -250,7 +250,7 @@ static void storm(struct chain *chains, uint64_t seed) {
         options.state_dir = dir;
         options.state_eager = below(&r, 2);
         options.state_bytes = below(&r, 3) == 0 ? 100000 + below(&r, 200000) : 0;
-        options.export_bytes = seed % 4 == 1; /* a stream in each step, or all at once */
+        options.copy_bytes = seed % 4 == 1; /* a stream in each step, or all at once */
     }
     options.pages = WORLD_STREAMS * (8 + below(&r, 60));
     options.sequences = 2 + below(&r, 6);

@@ -91,11 +91,9 @@ static int export_block(struct kern *kern, int slot, int block, void *to) {
     return code != 0 ? code : plan.real->snapshot_export(kern, slot, block, to);
 }
 
-static int import_blocks(struct kern *kern, int slot, const struct kern_block *blocks, int count,
-                         struct fault *fault) {
+static int import_block(struct kern *kern, int slot, int block, const struct kern_block *from) {
     int code = fails(WORLD_IMPORT);
-    if (code != 0) return fault_set(fault, code, "snapshot", "planned");
-    return plan.real->snapshot_import(kern, slot, blocks, count, fault);
+    return code != 0 ? code : plan.real->snapshot_import(kern, slot, block, from);
 }
 
 static void plan_failures(struct world *w) {
@@ -109,7 +107,7 @@ static void plan_failures(struct world *w) {
     w->ops.truncate = truncate_at;
     w->ops.fork = fork_slot;
     w->ops.snapshot_export = export_block;
-    w->ops.snapshot_import = import_blocks;
+    w->ops.snapshot_import = import_block;
     w->kern->ops = &w->ops;
 }
 
@@ -214,6 +212,12 @@ static void open_cache(struct world *w, const struct world_options *o,
     CHECK_MSG(w->ops.cache_open(w->kern, &cache, &fault) == 0, "%s", fault.text);
 }
 
+static int check_state(void *backend, struct state_view *view, struct fault *fault) {
+    struct kern *kern = backend;
+    return kern->ops->snapshot_check(kern, view->blocks, view->head.block_count,
+                                     view->head.token_count, &view->report, fault);
+}
+
 static void open_store(struct world *w) {
     const struct world_options *o = &w->options;
     struct fault fault = {0};
@@ -224,7 +228,9 @@ static void open_store(struct world *w) {
                                                .layers = WORLD_LAYERS,
                                                .heads_kv = WORLD_HEADS_KV,
                                                .head_dim = WORLD_DIM},
-                                  .inline_io = true};
+                                  .inline_io = true,
+                                  .check = check_state,
+                                  .backend = w->kern};
     if (o->state_dir == NULL) return;
     CHECK_MSG(store_open(&store, &w->store, &fault) == 0, "%s", fault.text);
 }
@@ -256,7 +262,7 @@ void world_open(struct world *w, const struct world_options *options) {
         .page_bytes = info.page_bytes,
         .store = w->store,
         .save_idle_ns = o->state_eager ? 0 : (int64_t)1 << 60,
-        .export_bytes = o->export_bytes > 0 ? o->export_bytes : SCHED_EXPORT_BYTES,
+        .copy_bytes = o->copy_bytes > 0 ? o->copy_bytes : SCHED_COPY_BYTES,
         .sequences_max = o->sequences,
         .conversations_max = o->conversations,
         .rows_max = o->rows,
@@ -319,7 +325,9 @@ static void check_holdings(const struct world *w) {
         struct kern_report held = {0};
         if (row->id == 0) continue;
         CHECK(w->real->report(w->kern, row->slot, &held) == 0);
-        CHECK(held.pages == row->pages && held.entries == (size_t)row->entries);
+        CHECK(held.pages <= row->pages && held.entries <= (size_t)row->entries);
+        CHECK(row->arriving ? row->id == s->import.id : held.pages == row->pages);
+        CHECK(row->arriving || held.entries == (size_t)row->entries);
     }
 }
 

@@ -20,7 +20,7 @@ struct world_options {
     const char *state_dir; /* conversations go there and come back, inside the calls; NULL = none */
     int64_t state_bytes;   /* 0 = plenty */
     bool state_eager;      /* write every conversation as soon as possible, not only for room */
-    size_t export_bytes;   /* of a step; 0 = SCHED_EXPORT_BYTES, which is all of it at once */
+    size_t copy_bytes;     /* of a step; 0 = SCHED_COPY_BYTES, which is all of it at once */
 };
 
 /* Operations of the backend that can be made to fail. */

@@ -1,6 +1,9 @@
 /* Conversations of engine/sched.c on disk: written, restored, replaced, deleted, and every failure
  * on the way. */
 #include <criterion/criterion.h>
+#include <dirent.h>
+#include <stdio.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "base/mem.h"
@@ -113,26 +116,43 @@ Test(state, deleting_reaches_the_disk) {
     stored_close(&s);
 }
 
-/* An export or an import fails: a conversation is read again, and nobody else notices. */
-Test(state, failing_exports_and_imports_cost_only_the_state) {
-    static const enum world_op ops[] = {WORLD_EXPORT, WORLD_IMPORT};
-    for (int o = 0; o < 2; o++)
-        for (long n = 0; n < (o == 0 ? 1 + WORLD_STREAMS : 1); n++) {
-            struct stored s;
-            struct engine_kv kv = global(16, 4, 8);
-            stored_open(&s, (struct world_options){.conversations = 9, .state_eager = true});
-            if (o == 0) world_fail(ops[o], n, ERR_DEVICE);
-            turn(&s.w, 0, 0, 60, kv);
-            world_save_all(&s.w);
-            stored_restart(&s);
-            if (o == 1) world_fail(ops[o], n, ERR_FULL);
-            cr_assert_eq(turn(&s.w, 1, 60, 90, kv), 0);
-            cr_assert_not(world_fail_pending());
-            const uint64_t *lost = s.w.sched.counters.conversation_lost;
-            cr_assert_eq(lost[o == 0 ? ENGINE_MISS_NEW : ENGINE_MISS_DAMAGED], 1);
-            world_fail_never();
-            stored_close(&s);
-        }
+/* An export fails: the conversation is read again, and nobody else notices. */
+Test(state, failing_exports_cost_only_the_state) {
+    for (long n = 0; n < 1 + WORLD_STREAMS; n++) {
+        struct stored s;
+        struct engine_kv kv = global(16, 4, 8);
+        stored_open(&s, (struct world_options){.conversations = 9, .state_eager = true});
+        world_fail(WORLD_EXPORT, n, ERR_DEVICE);
+        turn(&s.w, 0, 0, 60, kv);
+        world_save_all(&s.w);
+        stored_restart(&s);
+        cr_assert_eq(turn(&s.w, 1, 60, 90, kv), 0);
+        cr_assert_not(world_fail_pending());
+        cr_assert_eq(s.w.sched.counters.conversation_lost[ENGINE_MISS_NEW], 1);
+        world_fail_never();
+        stored_close(&s);
+    }
+}
+
+/* A block cannot be taken in: the request starts from nothing, the file stays for the next. */
+Test(state, trouble_while_restoring_is_no_damage) {
+    for (long n = 0; n < 1 + WORLD_STREAMS; n++) {
+        struct stored s;
+        struct engine_kv kv = global(16, 4, 8);
+        stored_open(&s, (struct world_options){
+                            .conversations = 9, .state_eager = true, .copy_bytes = n % 2 == 1});
+        turn(&s.w, 0, 0, 60, kv);
+        world_save_all(&s.w);
+        stored_restart(&s);
+        world_fail(WORLD_IMPORT, n, n % 2 == 1 ? ERR_FULL : ERR_DEVICE);
+        cr_assert_eq(turn(&s.w, 1, 60, 90, kv), 0);
+        cr_assert_not(world_fail_pending());
+        cr_assert_eq(s.w.sched.counters.conversation_lost[ENGINE_MISS_UNREADABLE], 1);
+        cr_assert(stats_of(&s).refused == 0 && s.w.sched.counters.state_restored == 0);
+        cr_assert_eq(turn(&s.w, 2, 60, 100, kv), 60, "the file is not used any more");
+        world_fail_never();
+        stored_close(&s);
+    }
 }
 
 /* The n-th allocation while a conversation goes out and comes back fails: the request is answered
@@ -166,6 +186,7 @@ Test(state, saving_and_restoring_survive_missing_memory) {
         world_check(&s.w);
         run_until_idle(&s.w);
         cr_assert(job.cached_tokens == 60 || job.cached_tokens == 0 || job.fault.code == ERR_NOMEM);
+        cr_assert_eq(stats_of(&s).refused, 0, "no memory is no damage");
         engine_job_close(&job);
         stored_close(&s);
         cr_assert_lt(n, 60);
@@ -178,11 +199,11 @@ Test(state, using_up_a_conversation_ends_its_export) {
     struct engine_kv kv = global(60, 4, 64);
     /* the conversation has 4 of them, its next turn may need 7 */
     stored_open(&s, (struct world_options){
-                        .conversations = 2, .state_eager = true, .pages = 10, .export_bytes = 1});
+                        .conversations = 2, .state_eager = true, .pages = 10, .copy_bytes = 1});
     int cached = turn(&s.w, 0, 0, 50, kv);
     cr_assert(cached == 0 && s.w.sched.conversations.count == 1);
     sched_save(&s.w.sched, clock_ns(), true);
-    cr_assert(sched_exporting(&s.w.sched));
+    cr_assert(sched_copying(&s.w.sched));
     cr_assert_eq(turn(&s.w, 1, 50, 54, kv), 50);
     cr_assert_eq(s.w.sched.conversations.count, 1, "both fit: the test tests nothing");
     world_save_all(&s.w);
@@ -225,5 +246,188 @@ Test(state, a_replaced_file_goes_though_one_between_was_never_written) {
     engine_job_close(&job);
     world_save_all(&s.w);
     cr_assert_eq(stats_of(&s).files, 1, "the file of the one before stayed");
+    stored_close(&s);
+}
+
+/* ---- Restoring takes steps ------------------------------------------------------------------- */
+
+/* Submits the turn that goes on from a state file, and runs until its streams begin to arrive. */
+static void begin_restoring(struct stored *s, struct engine_job *job, struct engine_kv kv) {
+    *job = job_of(1, 90, 3, kv);
+    job->request.prompt = prompt_of(1, 60);
+    submit(&s->w, job);
+    for (int i = 0; s->w.sched.import.id == 0; i++) {
+        cr_assert_lt(i, 10, "nothing is restored");
+        world_step(&s->w);
+    }
+}
+
+static void stored_open_with_file(struct stored *s, int conversations, struct engine_kv kv) {
+    stored_open(s, (struct world_options){
+                       .conversations = conversations, .state_eager = true, .copy_bytes = 1});
+    turn(&s->w, 0, 0, 60, kv);
+    world_save_all(&s->w);
+    stored_restart(s);
+}
+
+/* One stream in each step: somebody else's answer grows meanwhile, and the request that waits is
+ * not tried again before its conversation is there. */
+Test(state, others_go_on_while_one_is_restored) {
+    struct stored s;
+    struct engine_job other, job;
+    struct engine_kv kv = global(16, 4, 8);
+    stored_open_with_file(&s, 9, kv);
+    other = job_of(3, 20, 100, kv);
+    other.request.ignore_eos = true;
+    submit(&s.w, &other);
+    while (count_of(&other) == 0) world_step(&s.w);
+    begin_restoring(&s, &job, kv);
+    int steps = 0, before = count_of(&other);
+    for (; s.w.sched.import.id != 0; steps++) {
+        cr_assert(s.w.sched.head_waits && job.cached_tokens == 0);
+        world_step(&s.w);
+    }
+    cr_assert_geq(steps, WORLD_STREAMS);
+    cr_assert_eq(count_of(&other), before + steps);
+    run_until_idle(&s.w);
+    cr_assert_eq(job.cached_tokens, 60);
+    engine_job_close(&other);
+    engine_job_close(&job);
+    stored_close(&s);
+}
+
+/* Nobody waits for it any more: it becomes a conversation all the same. */
+Test(state, restoring_ends_though_its_client_left) {
+    struct stored s;
+    struct engine_job job;
+    struct engine_kv kv = global(16, 4, 8);
+    stored_open_with_file(&s, 9, kv);
+    begin_restoring(&s, &job, kv);
+    atomic_store(&job.cancel, 1);
+    world_step(&s.w);
+    cr_assert(sched_idle(&s.w.sched) && sched_copying(&s.w.sched));
+    for (int i = 0; sched_copying(&s.w.sched); i++) {
+        cr_assert_lt(i, 100);
+        sched_save(&s.w.sched, clock_ns(), false);
+    }
+    cr_assert_eq(s.w.sched.counters.state_restored, 1);
+    engine_job_close(&job);
+    cr_assert_eq(turn(&s.w, 2, 60, 90, kv), 60);
+    stored_close(&s);
+}
+
+Test(state, deleting_ends_a_restoring) {
+    struct stored s;
+    struct engine_job job;
+    struct engine_kv kv = global(16, 4, 8);
+    stored_open_with_file(&s, 9, kv);
+    begin_restoring(&s, &job, kv);
+    cr_assert_eq(sched_delete(&s.w.sched, s.w.sched.import.id), 0);
+    world_check(&s.w);
+    run_until_idle(&s.w);
+    cr_assert(finish_of(&job) > 0 && job.cached_tokens == 0);
+    engine_job_close(&job);
+    stored_close(&s);
+}
+
+/* The one place there is goes to a turn that ends meanwhile; then the restoring begins again. */
+Test(state, restoring_gives_way_and_begins_again) {
+    struct stored s;
+    struct engine_job other, job;
+    struct engine_kv kv = global(16, 4, 8);
+    stored_open_with_file(&s, 1, kv);
+    other = job_of(3, 20, 3, kv);
+    other.request.ignore_eos = true;
+    submit(&s.w, &other);
+    world_step(&s.w);
+    begin_restoring(&s, &job, kv);
+    cr_assert(atomic_load(&other.finished) == 0);
+    run_until_idle(&s.w);
+    cr_assert_eq(job.cached_tokens, 60);
+    engine_job_close(&other);
+    engine_job_close(&job);
+    stored_close(&s);
+}
+
+/* ---- Files that lie -------------------------------------------------------------------------- */
+
+static char *read_all(const char *dir, const char *suffix, char path[256], size_t *size) {
+    char *data = NULL;
+    DIR *list = opendir(dir);
+    for (const struct dirent *entry; (entry = readdir(list)) != NULL;)
+        if (strstr(entry->d_name, suffix) != NULL)
+            cr_assert_lt(snprintf(path, 256, "%s/%s", dir, entry->d_name), 256);
+    closedir(list);
+    FILE *file = fopen(path, "rb");
+    cr_assert_not_null(file);
+    cr_assert_eq(fseek(file, 0, SEEK_END), 0);
+    *size = (size_t)ftell(file);
+    rewind(file);
+    data = mem_must_alloc(*size, 1);
+    cr_assert_eq(fread(data, 1, *size, file), *size);
+    fclose(file);
+    return data;
+}
+
+/* The same blocks for one token less, sealed with the directory's own key: whoever made it had the
+ * key, and yet its streams and its tokens do not agree. */
+static void shorten_file(const char *dir) {
+    char path[256] = "", key_path[256] = "";
+    size_t size, key_size;
+    struct state_view view;
+    struct fault fault = {0};
+    char *data = read_all(dir, ".state", path, &size),
+         *key = read_all(dir, "key", key_path, &key_size);
+    cr_assert_eq(state_parse(data, size, &view, &fault), 0, "%s", fault.text);
+    struct state_head head = view.head;
+    uint64_t sizes[1 + WORLD_STREAMS];
+    size_t bytes = 0;
+    for (int i = 0; i <= WORLD_STREAMS; i++) bytes += sizes[i] = view.blocks[i].size;
+    int32_t *tokens = mem_must_alloc((size_t)head.token_count, sizeof *tokens);
+    memcpy(tokens, view.tokens, (size_t)head.token_count * sizeof *tokens);
+    head.token_count--;
+    head.token_hash = conversation_hash(CONVERSATION_HASH, tokens, head.token_count);
+    head.file_size = state_file_size(head.token_count, head.block_count, bytes);
+    char *lie = mem_must_alloc(head.file_size, 1);
+    size_t at = state_write_head(&head, tokens, sizes, lie);
+    memcpy(lie + at, view.blocks[0].data, bytes);
+    state_seal(lie, head.file_size, (const uint8_t *)key);
+    FILE *file = fopen(path, "wb");
+    cr_assert_eq(fwrite(lie, 1, head.file_size, file), head.file_size);
+    fclose(file);
+    state_view_close(&view);
+    mem_free(tokens);
+    mem_free(data);
+    mem_free(key);
+    mem_free(lie);
+}
+
+Test(state, a_sealed_file_whose_parts_disagree_is_refused) {
+    struct stored s;
+    struct engine_kv kv = global(16, 4, 8);
+    stored_open(&s, (struct world_options){.conversations = 9, .state_eager = true});
+    turn(&s.w, 0, 0, 60, kv);
+    world_save_all(&s.w);
+    world_close(&s.w);
+    shorten_file(s.dir);
+    world_open(&s.w, &s.options);
+    cr_assert_eq(stats_of(&s).files, 1);
+    cr_assert_eq(turn(&s.w, 1, 60, 90, kv), 0);
+    cr_assert_eq(s.w.sched.counters.conversation_lost[ENGINE_MISS_DAMAGED], 1);
+    cr_assert_eq(stats_of(&s).refused, 1);
+    stored_close(&s);
+}
+
+/* What made room in memory counted on its file, which had to make room as well. */
+Test(state, a_lost_file_makes_a_forgotten_conversation) {
+    struct stored s;
+    struct engine_kv kv = global(16, 4, 8);
+    stored_open(&s, (struct world_options){.conversations = 1, .state_eager = true});
+    turn(&s.w, 0, 0, 60, kv);
+    world_save_all(&s.w);
+    cr_assert_eq(store_remove(s.w.store, s.w.sched.conversations.rows[0].id), 0);
+    turn(&s.w, 3, 0, 40, kv);
+    cr_assert_eq(turn(&s.w, 1, 60, 90, kv), 0);
+    cr_assert_eq(s.w.sched.counters.conversation_lost[ENGINE_MISS_FORGOTTEN], 1);
     stored_close(&s);
 }

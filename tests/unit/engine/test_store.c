@@ -210,7 +210,7 @@ Test(store, comes_back_after_a_new_start) {
     cr_assert_eq(find(store, 1, TOKENS, "space", 32, TOKENS), 0, "memory has as much");
     cr_assert_eq(load(store, 501), 0);
     cr_assert_eq(load(store, 502), 0);
-    cr_assert_eq(load(store, 503), ERR_IO);
+    cr_assert_eq(load(store, 503), ERR_NOTFOUND);
     store_ignore(store, 501);
     cr_assert_eq(find(store, 1, TOKENS, "space", 32, 0), 0);
     store_close(store);
@@ -246,6 +246,36 @@ Test(store, all_files_stay_within_their_bytes) {
     store_close(store);
 }
 
+/* A smaller allowance than the last time: the oldest go at the start. */
+Test(store, fewer_bytes_than_before) {
+    struct store_options options = options_of();
+    struct store *store = open_store();
+    struct fault fault;
+    for (int i = 1; i <= 3; i++) cr_assert_eq(save(store, i, 1000), 0);
+    store_close(store);
+    options.bytes = (int64_t)state_file_size(TOKENS, 2, 1000) * 2;
+    cr_assert_eq(store_open(&options, &store, &fault), 0);
+    cr_assert(stats_of(store).files == 2 && files_with(".state") == 2);
+    store_close(store);
+}
+
+/* Also within one second the one used longest ago goes first. */
+Test(store, the_order_within_a_second) {
+    struct store_options options = options_of();
+    struct store *store;
+    struct fault fault;
+    options.bytes = (int64_t)state_file_size(TOKENS, 2, 1000) * 3;
+    cr_assert_eq(store_open(&options, &store, &fault), 0);
+    for (int i = 1; i <= 3; i++) cr_assert_eq(save(store, i, 1000), 0);
+    cr_assert_eq(load(store, 501), 0); /* the order is 2 3 1 now */
+    for (int i = 4; i <= 9; i++) {
+        static const int first[] = {2, 3, 1, 4, 5, 6};
+        cr_assert_eq(save(store, i, 1000), 0);
+        cr_assert_not(store_has(store, 500 + (uint64_t)first[i - 4]), "%d", first[i - 4]);
+    }
+    store_close(store);
+}
+
 Test(store, list) {
     struct store *store = open_store();
     struct store_row rows[3];
@@ -266,6 +296,81 @@ static void change_file(const char *name, off_t at, const char *bytes, size_t si
 }
 
 static const char *const name_1 = "00000000000001f5.state"; /* 501 */
+
+/* Whole, genuine, and yet the cache says why it cannot have come from one: put aside. A file that
+ * is only not for this process stays as it is, and is not looked at again. */
+static int check_code;
+
+static int check_blocks(void *backend, struct state_view *view, struct fault *fault) {
+    cr_assert(backend == &check_code && view->head.block_count == 2);
+    return check_code != 0 ? fault_set(fault, check_code, "snapshot", "planned") : 0;
+}
+
+Test(store, what_the_cache_says_of_the_blocks) {
+    static const int codes[] = {0, ERR_MALFORMED, ERR_INVALID, ERR_UNSUPPORTED, ERR_LIMIT};
+    struct store_options options = options_of();
+    struct store *store;
+    struct fault fault;
+    options.check = check_blocks;
+    options.backend = &check_code;
+    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
+        bool bad = codes[i] == ERR_MALFORMED || codes[i] == ERR_INVALID;
+        cr_assert_eq(store_open(&options, &store, &fault), 0);
+        cr_assert_eq(save(store, 1, 100), 0);
+        check_code = codes[i];
+        cr_assert_eq(load(store, 501), codes[i]);
+        cr_assert(files_with(".bad") == bad && files_with(".state") == !bad);
+        cr_assert_eq(find(store, 1, TOKENS, "space", 32, 0), codes[i] == 0 ? 501 : 0);
+        cr_assert_eq(store_remove(store, 501), bad ? ERR_NOTFOUND : 0);
+        store_close(store);
+        if (bad) cr_assert_eq(unlink(path_of("00000000000001f5.bad")), 0);
+    }
+}
+
+/* The same file is refused once more: it takes the place of the first, also in what is counted. */
+Test(store, what_is_put_aside_is_counted_once) {
+    struct store *store;
+    int64_t bytes = 0;
+    for (int i = 0; i < 3; i++) {
+        store = open_store();
+        if (i > 0) cr_assert_eq(stats_of(store).bytes, bytes);
+        cr_assert_eq(save(store, 1, 100), 0);
+        change_file(name_1, 450, "x", 1);
+        cr_assert_eq(load(store, 501), ERR_MALFORMED);
+        cr_assert(files_with(".bad") == 1 && files_with(".state") == 0);
+        cr_assert(i == 0 || stats_of(store).bytes == bytes);
+        bytes = stats_of(store).bytes;
+        store_close(store);
+    }
+}
+
+/* It cannot be put aside: it keeps its name, and goes by that name when room is needed. */
+Test(store, what_cannot_be_renamed_is_not_lost_sight_of) {
+    struct store_options options = options_of();
+    struct store *store;
+    struct fault fault;
+    options.bytes = (int64_t)state_file_size(TOKENS, 2, 100);
+    cr_assert_eq(store_open(&options, &store, &fault), 0);
+    cr_assert_eq(save(store, 1, 100), 0);
+    change_file(name_1, 450, "x", 1);
+    fail_left = 0; /* the rename */
+    cr_assert_eq(load(store, 501), ERR_MALFORMED);
+    cr_assert_eq(fail_left, -1);
+    cr_assert_eq(find(store, 1, TOKENS, "space", 32, 0), 0);
+    cr_assert_eq(save(store, 2, 100), 0);
+    cr_assert(files_with(".state") == 1 && files_with(".bad") == 0);
+    store_close(store);
+}
+
+/* Somebody else deleted it. */
+Test(store, a_file_that_vanished_is_forgotten) {
+    struct store *store = open_store();
+    cr_assert_eq(save(store, 1, 100), 0);
+    cr_assert_eq(unlink(path_of(name_1)), 0);
+    cr_assert_eq(load(store, 501), ERR_NOTFOUND);
+    cr_assert(stats_of(store).files == 0 && stats_of(store).bytes == 0);
+    store_close(store);
+}
 
 /* Damage that only reading finds: put aside, counted, and the next one is served. */
 Test(store, damaged_files_are_put_aside) {

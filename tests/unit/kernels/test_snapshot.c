@@ -60,6 +60,19 @@ static void free_all(struct kern_block *blocks) {
     for (int i = 0; i < BLOCKS; i++) mem_free((void *)(uintptr_t)blocks[i].data);
 }
 
+/* Checked as the snapshot of so many tokens, then taken in block by block; what fails goes again.
+ */
+static int import_all(struct cpu_cache *cache, int slot, const struct kern_block *blocks,
+                      int32_t tokens) {
+    struct kern_report report;
+    struct fault fault = {0};
+    int code = cpu_cache_snapshot_check(cache, blocks, BLOCKS, tokens, &report, &fault);
+    for (int i = 0; i < BLOCKS && code == 0; i++)
+        code = cpu_cache_snapshot_import(cache, slot, i, &blocks[i]);
+    if (code != 0) cpu_cache_release(cache, slot);
+    return code;
+}
+
 static int64_t pages_used(const struct cpu_cache *cache) {
     struct kern_cache_stats stats;
     cpu_cache_stats(cache, &stats);
@@ -81,9 +94,10 @@ static void round_trip(enum kern_dtype dtype, int from_slots, int to_slots, int3
     fill(&from, 1, LENGTH, window);
     export_all(&from, 1, out);
     cpu_cache_report(&from, 1, &before);
-    cr_assert_eq(cpu_cache_snapshot_check(&to, out, BLOCKS, &checked, &fault), 0, "%s", fault.text);
+    cr_assert_eq(cpu_cache_snapshot_check(&to, out, BLOCKS, LENGTH, &checked, &fault), 0, "%s",
+                 fault.text);
     cr_assert_eq(checked.entries, before.entries);
-    cr_assert_eq(cpu_cache_snapshot_import(&to, 3, out, BLOCKS, &fault), 0, "%s", fault.text);
+    cr_assert_eq(import_all(&to, 3, out, LENGTH), 0);
     cr_assert_eq(cpu_cache_check(&to, &fault), 0, "%s", fault.text);
     cpu_cache_report(&to, 3, &after);
     cr_assert(after.pages == checked.pages && pages_used(&to) == after.pages);
@@ -117,7 +131,7 @@ Test(snapshot, an_imported_slot_goes_on) {
     struct fault fault = {0};
     fill(&from, 0, LENGTH, 0);
     export_all(&from, 0, out);
-    cr_assert_eq(cpu_cache_snapshot_import(&to, 2, out, BLOCKS, &fault), 0);
+    cr_assert_eq(import_all(&to, 2, out, LENGTH), 0);
     cr_assert_eq(cpu_cache_fork(&to, 2, 0), 0);
     struct cpu_cache *caches[] = {&from, &to};
     for (int i = 0; i < 2; i++) {
@@ -141,14 +155,13 @@ Test(snapshot, an_imported_slot_goes_on) {
     cpu_cache_close(&to);
 }
 
-static void refuse(struct cpu_cache *cache, const struct kern_block *blocks, int count, int code) {
+static void refuse(struct cpu_cache *cache, const struct kern_block *blocks, int count,
+                   int32_t tokens, int code) {
     struct kern_report report = {0};
     struct fault fault = {0};
-    int found = cpu_cache_snapshot_check(cache, blocks, count, &report, &fault);
+    int found = cpu_cache_snapshot_check(cache, blocks, count, tokens, &report, &fault);
     cr_assert_eq(found, code, "%d %s", found, fault.text);
     cr_assert(fault.code == code && fault.text[0] != '\0');
-    cr_assert_eq(cpu_cache_snapshot_import(cache, 0, blocks, count, &fault), code);
-    cr_assert(pages_used(cache) == 0 && !cache->slots[0].in_use);
 }
 
 Test(snapshot, other_shapes_are_refused) {
@@ -157,21 +170,33 @@ Test(snapshot, other_shapes_are_refused) {
     struct kern_block out[BLOCKS + 1] = {{0}};
     fill(&from, 0, LENGTH, WINDOW);
     export_all(&from, 0, out);
-    refuse(&bf16, out, BLOCKS, ERR_MALFORMED);
-    refuse(&short_one, out, BLOCKS - 1, ERR_MALFORMED);
+    refuse(&bf16, out, BLOCKS, LENGTH, ERR_MALFORMED);
+    refuse(&short_one, out, BLOCKS - 1, LENGTH, ERR_MALFORMED);
     out[BLOCKS] = (struct kern_block){"", 0};
-    refuse(&short_one, out, BLOCKS + 1, ERR_MALFORMED);
+    refuse(&short_one, out, BLOCKS + 1, LENGTH, ERR_MALFORMED);
     short_one.options.max_positions = LENGTH - 1;
-    refuse(&short_one, out, BLOCKS, ERR_LIMIT);
+    refuse(&short_one, out, BLOCKS, LENGTH, ERR_LIMIT);
     short_one.options.max_positions = LENGTH;
     short_one.free_count = 3;
-    struct fault fault = {0};
-    cr_assert_eq(cpu_cache_snapshot_import(&short_one, 0, out, BLOCKS, &fault), ERR_FULL);
-    cr_assert_not(short_one.slots[0].in_use);
+    cr_assert_eq(import_all(&short_one, 0, out, LENGTH), ERR_FULL);
+    cr_assert(short_one.free_count == 3 && !short_one.slots[0].in_use);
     free_all(out);
     cpu_cache_close(&from);
     cpu_cache_close(&bf16);
     cpu_cache_close(&short_one);
+}
+
+/* A slot that would go on at another position than its tokens say. */
+Test(snapshot, another_number_of_tokens_is_refused) {
+    struct cpu_cache from = open_cache(KERN_F32, 4), to = open_cache(KERN_F32, 4);
+    struct kern_block out[BLOCKS];
+    fill(&from, 0, LENGTH, 0);
+    export_all(&from, 0, out);
+    refuse(&to, out, BLOCKS, LENGTH - 1, ERR_MALFORMED);
+    refuse(&to, out, BLOCKS, LENGTH + 1, ERR_MALFORMED);
+    free_all(out);
+    cpu_cache_close(&from);
+    cpu_cache_close(&to);
 }
 
 /* Every block cut at every length. */
@@ -186,7 +211,7 @@ Test(snapshot, cut_blocks_are_refused) {
             char *cut = mem_must_alloc(size > 0 ? size : 1, 1);
             memcpy(cut, whole.data, size);
             out[i] = (struct kern_block){cut, size};
-            refuse(&to, out, BLOCKS, ERR_MALFORMED);
+            refuse(&to, out, BLOCKS, 5, ERR_MALFORMED);
             mem_free(cut);
         }
         out[i] = whole;
@@ -210,7 +235,7 @@ Test(snapshot, flipped_bits_do_no_harm) {
         size_t end = out[i].size < 600 ? out[i].size : 600; /* headers and positions come first */
         for (size_t bit = 0; bit < end * 8; bit++) {
             data[bit / 8] = (char)(data[bit / 8] ^ 1 << bit % 8);
-            if (cpu_cache_snapshot_import(&to, 0, out, BLOCKS, &fault) != 0)
+            if (import_all(&to, 0, out, 9) != 0)
                 refused++;
             else
                 cr_assert_eq(cpu_cache_check(&to, &fault), 0, "%s", fault.text);
