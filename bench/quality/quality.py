@@ -55,7 +55,7 @@ def arguments():
     ap.add_argument("--out", type=pathlib.Path, default=ROOT / "docs")
     ap.add_argument("--store", type=pathlib.Path, default=ROOT / "build" / "quality")
     ap.add_argument("--smoke", action="store_true", help="one short dialogue per kind of cell: does everything work?")
-    a = ap.parse_args()
+    a = ap.parse_intermixed_args()      # options may stand between `gates` and its files
     if a.smoke:
         a.length, a.dialogues = SMOKE_LENGTH, 1
     a.dialogues = a.dialogues or (THOROUGH if a.thorough else ROUNDS)
