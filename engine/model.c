@@ -82,6 +82,7 @@ struct loader {
 struct part {
     const char *suffix; /* "self_attn.q_proj.weight" */
     int64_t rows;
+    int64_t groups; /* see struct kern_matrix */
 };
 
 #define TENSOR_NAME_MAX 96
@@ -153,17 +154,23 @@ static void fill_random(uint64_t *state, uint64_t *words, size_t count, int64_t 
     *state = seed + count * 0x9e3779b97f4a7c15ull;
 }
 
-static int load_random_matrix(struct loader *loader, int64_t rows, int64_t cols,
+static int load_random_matrix(struct loader *loader, struct kern_matrix *matrices, int count,
                               enum kern_shard shard, struct kern_weight **out) {
+    int64_t rows = 0, cols = matrices[0].cols;
+    for (int i = 0; i < count; i++) rows += matrices[i].rows;
     size_t words = ((size_t)rows * (size_t)cols + 3) / 4;
     uint64_t *data = mem_try_alloc(words, sizeof *data);
     if (!data)
         return fault_set(loader->fault, ERR_NOMEM, "random weights", "no memory for [%lld, %lld]",
                          (long long)rows, (long long)cols);
     fill_random(&loader->random, data, words, cols);
-    const struct kern_matrix matrix = {data, KERN_BF16, rows, cols};
+    const uint16_t *at = (const uint16_t *)data;
+    for (int i = 0; i < count; at += matrices[i].rows * cols, i++) {
+        matrices[i].data = at;
+        matrices[i].dtype = KERN_BF16;
+    }
     struct kern *kern = loader->model->kern;
-    int err = kern->ops->weight_load(kern, &matrix, 1, shard, out, loader->fault);
+    int err = kern->ops->weight_load(kern, matrices, count, shard, out, loader->fault);
     mem_free(data);
     if (!err) report_progress(loader, words * sizeof *data);
     return err;
@@ -176,17 +183,19 @@ static int load_matrix(struct loader *loader, int layer, const struct part *part
                        int64_t cols, enum kern_shard shard, struct kern_weight **out) {
     struct kern_matrix matrices[PARTS_MAX];
     char name[TENSOR_NAME_MAX];
-    int64_t rows = 0;
     size_t bytes = 0;
-    for (int i = 0; i < count; i++) rows += parts[i].rows;
+    for (int i = 0; i < count; i++)
+        matrices[i] =
+            (struct kern_matrix){.rows = parts[i].rows, .cols = cols, .groups = parts[i].groups};
     if (!loader->weights && loader->options->check_only) return 0;
-    if (!loader->weights) return load_random_matrix(loader, rows, cols, shard, out);
+    if (!loader->weights) return load_random_matrix(loader, matrices, count, shard, out);
     for (int i = 0; i < count; i++) {
         const struct tensor *tensor;
         tensor_name(name, layer, parts[i].suffix);
         int err = find_tensor(loader, name, parts[i].rows, cols, &tensor);
         if (err) return err;
-        matrices[i] = (struct kern_matrix){tensor->data, dtype_of(tensor), parts[i].rows, cols};
+        matrices[i].data = tensor->data;
+        matrices[i].dtype = dtype_of(tensor);
         bytes += tensor->bytes;
     }
     if (loader->options->check_only) return 0;
@@ -228,7 +237,7 @@ static int load_vector(struct loader *loader, int layer, const struct part *part
 }
 
 static int load_norm(struct loader *loader, int layer, const char *suffix, int size, float **out) {
-    const struct part part = {suffix, size};
+    const struct part part = {suffix, size, 0};
     return load_vector(loader, layer, &part, 1, 1, out);
 }
 
@@ -258,14 +267,14 @@ static int refuse_extra(struct loader *loader, int layer) {
 
 static int load_attention(struct loader *loader, int index, struct layer *layer) {
     const struct model_config *c = &loader->model->config;
-    const struct part qkv[] = {{"self_attn.q_proj.weight", q_width(c)},
-                               {"self_attn.k_proj.weight", kv_width(c)},
-                               {"self_attn.v_proj.weight", kv_width(c)}};
-    const struct part bias[] = {{"self_attn.q_proj.bias", q_width(c)},
-                                {"self_attn.k_proj.bias", kv_width(c)},
-                                {"self_attn.v_proj.bias", kv_width(c)}};
-    const struct part o = {"self_attn.o_proj.weight", c->d_model};
-    const struct part o_bias = {"self_attn.o_proj.bias", c->d_model};
+    const struct part qkv[] = {{"self_attn.q_proj.weight", q_width(c), c->heads_kv},
+                               {"self_attn.k_proj.weight", kv_width(c), c->heads_kv},
+                               {"self_attn.v_proj.weight", kv_width(c), c->heads_kv}};
+    const struct part bias[] = {{"self_attn.q_proj.bias", q_width(c), 0},
+                                {"self_attn.k_proj.bias", kv_width(c), 0},
+                                {"self_attn.v_proj.bias", kv_width(c), 0}};
+    const struct part o = {"self_attn.o_proj.weight", c->d_model, 0};
+    const struct part o_bias = {"self_attn.o_proj.bias", c->d_model, 0};
     int err = load_norm(loader, index, "input_layernorm.weight", c->d_model, &layer->attn_norm);
     if (!err) err = load_matrix(loader, index, qkv, 3, c->d_model, KERN_SHARD_ROWS, &layer->qkv);
     if (!err && c->qkv_bias) err = load_vector(loader, index, bias, 3, 0, &layer->qkv_bias);
@@ -280,9 +289,9 @@ static int load_attention(struct loader *loader, int index, struct layer *layer)
 
 static int load_layer(struct loader *loader, int index, struct layer *layer) {
     const struct model_config *c = &loader->model->config;
-    const struct part gate_up[] = {{"mlp.gate_proj.weight", c->d_ff},
-                                   {"mlp.up_proj.weight", c->d_ff}};
-    const struct part down = {"mlp.down_proj.weight", c->d_model};
+    const struct part gate_up[] = {{"mlp.gate_proj.weight", c->d_ff, 0},
+                                   {"mlp.up_proj.weight", c->d_ff, 0}};
+    const struct part down = {"mlp.down_proj.weight", c->d_model, 0};
     int err = refuse_extra(loader, index);
     if (!err) err = load_attention(loader, index, layer);
     if (!err)
@@ -297,14 +306,14 @@ static int load_layer(struct loader *loader, int index, struct layer *layer) {
 static int load_ends(struct loader *loader) {
     struct model *model = loader->model;
     struct model_config *c = &model->config;
-    const struct part embed = {"model.embed_tokens.weight", c->vocab};
-    const struct part head = {"lm_head.weight", c->vocab};
+    const struct part embed = {"model.embed_tokens.weight", c->vocab, 0};
+    const struct part head = {"lm_head.weight", c->vocab, 0};
     char next[TENSOR_NAME_MAX];
     tensor_name(next, c->layers, "input_layernorm.weight");
     if (loader->weights && weights_find(loader->weights, next))
         return fault_set(loader->fault, ERR_INVALID, next,
                          "tensor is in the file but config.json has %d layers", c->layers);
-    int err = load_matrix(loader, -1, &embed, 1, c->d_model, KERN_SHARD_ROWS, &model->embed);
+    int err = load_matrix(loader, -1, &embed, 1, c->d_model, KERN_SHARD_VOCAB, &model->embed);
     if (!err) err = load_norm(loader, -1, "model.norm.weight", c->d_model, &model->final_norm);
     if (err) return err;
     if (!c->tied_embeddings && loader->weights && !weights_find(loader->weights, head.suffix)) {
@@ -315,7 +324,7 @@ static int load_ends(struct loader *loader) {
         model->head = model->embed;
         return 0;
     }
-    return load_matrix(loader, -1, &head, 1, c->d_model, KERN_SHARD_ROWS, &model->head);
+    return load_matrix(loader, -1, &head, 1, c->d_model, KERN_SHARD_VOCAB, &model->head);
 }
 
 static size_t random_bytes(const struct model_config *c) {
@@ -480,6 +489,19 @@ static int load_config(struct model *model, const char *dir, struct fault *fault
     return err;
 }
 
+static int check_shape(const struct model *model, struct fault *fault) {
+    const struct model_config *c = &model->config;
+    const struct kern_shape shape = {.layers = c->layers,
+                                     .d_model = c->d_model,
+                                     .d_ff = c->d_ff,
+                                     .heads_q = c->heads_q,
+                                     .heads_kv = c->heads_kv,
+                                     .head_dim = c->head_dim,
+                                     .vocab = c->vocab};
+    const struct kern_ops *ops = model->kern->ops;
+    return ops->shape_check ? ops->shape_check(model->kern, &shape, fault) : 0;
+}
+
 static int open_scratch(struct model *model, struct fault *fault) {
     const struct model_config *c = &model->config;
     struct scratch *s = &model->scratch;
@@ -510,6 +532,7 @@ static int open_scratch(struct model *model, struct fault *fault) {
 
 static int load_all(struct model *model, const struct model_options *options, struct fault *fault) {
     int err = load_config(model, options->dir, fault);
+    if (!err) err = check_shape(model, fault);
     if (!err) model->layers = mem_must_alloc((size_t)model->config.layers, sizeof *model->layers);
     if (!err) err = load_weights(model, options, fault);
     return err ? err : load_gates(model, options, fault);

@@ -35,8 +35,16 @@ struct kern_weight; /* a matrix in the backend's own layout */
 
 /* ---- Weights ------------------------------------------------------------------------------- */
 
-/* Which axis tensor parallelism would split. One rank today: recorded, nothing to do. */
-enum kern_shard { KERN_SHARD_NONE, KERN_SHARD_ROWS, KERN_SHARD_COLS };
+/* What tensor parallelism splits over ranks (kernels/ranks.h). Matrices, gates and the cache are
+ * described whole; each rank's backend takes its part (kernels/shard.h). */
+enum kern_shard {
+    KERN_SHARD_NONE,
+    KERN_SHARD_ROWS, /* outputs; results stay split */
+    KERN_SHARD_COLS, /* inputs, which come split; results are summed over ranks before bias and
+                        KERN_ADD, and whole */
+    KERN_SHARD_VOCAB /* outputs; rows looked up are whole, and so are products (KERN_SET, no bias),
+                        on rank 0, where they are sampled */
+};
 
 /* One matrix as the file has it: [rows = outputs, cols = inputs], row-major. `data` may be
  * unaligned and is only read during weight_load. */
@@ -44,6 +52,14 @@ struct kern_matrix {
     const void *data;
     enum kern_dtype dtype;
     int64_t rows, cols;
+    int64_t groups; /* KERN_SHARD_ROWS: of rows that stay together, as those of a KV head do; when
+                       there are fewer than ranks, ranks share them. 0: every row by itself */
+    int64_t stride; /* elements from one row to the next; 0: cols */
+};
+
+/* What a backend is told of a model before anything is loaded. */
+struct kern_shape {
+    int layers, d_model, d_ff, heads_q, heads_kv, head_dim, vocab;
 };
 
 /* ---- How a sequence evicts ------------------------------------------------------------------ */
@@ -359,12 +375,18 @@ struct kern_sampled {
 struct kern_ops {
     const char *name; /* "cpu-reference", "cpu-amx", ... */
     void (*close)(struct kern *kern);
+    /* The calling thread uses the instance from now on; opening binds, too. A thread that uses
+     * several binds each before it goes on with it. NULL: any thread may use any instance. */
+    void (*bind)(struct kern *kern);
 
     /* Memory: zeroed; NULL when the device is out of it. */
     void *(*mem_alloc)(struct kern *kern, size_t bytes);
     void (*mem_free)(struct kern *kern, void *mem);
     int (*upload)(struct kern *kern, void *to, const void *from, size_t bytes);
     int (*download)(struct kern *kern, void *to, const void *from, size_t bytes);
+
+    /* Can it compute such a model? ERR_UNSUPPORTED names what it cannot. NULL: any. */
+    int (*shape_check)(struct kern *kern, const struct kern_shape *shape, struct fault *fault);
 
     /* Weights. Several parts with equal `cols` are joined by rows ([q; k; v], [gate; up]).
      * ERR_UNSUPPORTED or ERR_NOMEM leave nothing behind. */

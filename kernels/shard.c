@@ -23,3 +23,54 @@ struct shard_heads shard_heads(const struct comm *comm, int heads_q, int heads_k
                                 .queries = queries,
                                 .speaks = comm->rank % sharing == 0};
 }
+
+/* Whole groups; ranks beyond the groups share them. */
+static struct shard_range own_rows(const struct comm *comm, const struct kern_matrix *whole) {
+    int64_t groups = whole->groups > 0 ? whole->groups : whole->rows;
+    int64_t size = whole->rows / groups;
+    struct shard_range own = {groups * comm->rank / comm->ranks, 1};
+    if (groups >= comm->ranks) own = shard_range(comm, groups);
+    return (struct shard_range){own.first * size, own.count * size};
+}
+
+struct kern_matrix shard_matrix(const struct comm *comm, const struct kern_matrix *whole,
+                                enum kern_shard shard, struct shard_range *rows) {
+    struct shard_range cols = {0, whole->cols};
+    struct kern_matrix own = *whole;
+    *rows = (struct shard_range){0, whole->rows};
+    if (shard == KERN_SHARD_ROWS) *rows = own_rows(comm, whole);
+    if (shard == KERN_SHARD_VOCAB) *rows = shard_range(comm, whole->rows);
+    if (shard == KERN_SHARD_COLS) cols = shard_range(comm, whole->cols);
+    own.stride = whole->stride > 0 ? whole->stride : whole->cols;
+    own.rows = rows->count;
+    own.cols = cols.count;
+    own.data = (const char *)whole->data +
+               (size_t)(rows->first * own.stride + cols.first) * kern_dtype_bytes(whole->dtype);
+    return own;
+}
+
+void shard_gate(const struct comm *comm, struct kern_gate_spec *spec) {
+    struct shard_heads own = shard_heads(comm, spec->heads_kv, spec->heads_kv);
+    spec->row += own.first;
+    spec->heads_kv = own.heads_kv;
+    if (spec->embeddings == 1) return;
+    size_t skipped = (size_t)own.first * (size_t)spec->width;
+    spec->embeddings = own.heads_kv;
+    spec->w1 += skipped * (size_t)spec->d_model;
+    spec->b1 += skipped;
+}
+
+static int refuse(struct fault *fault, int ranks, int count, const char *what) {
+    return fault_set(fault, ERR_UNSUPPORTED, "tensor-parallel-size",
+                     "the model's %d %s cannot be split over %d ranks", count, what, ranks);
+}
+
+int shard_check(int ranks, const struct kern_shape *shape, struct fault *fault) {
+    int heads = shape->heads_kv;
+    if (heads >= ranks ? heads % ranks : ranks % heads)
+        return refuse(fault, ranks, heads, "key/value heads");
+    if (shape->heads_q % ranks) return refuse(fault, ranks, shape->heads_q, "query heads");
+    if (shape->d_ff % ranks) return refuse(fault, ranks, shape->d_ff, "feed-forward units");
+    if (shape->vocab < ranks) return refuse(fault, ranks, shape->vocab, "tokens");
+    return 0;
+}

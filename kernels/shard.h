@@ -38,4 +38,13 @@ struct shard_range {
 };
 struct shard_range shard_range(const struct comm *comm, int64_t total);
 
+/* A rank's part of a matrix; `rows`: which of its outputs. */
+struct kern_matrix shard_matrix(const struct comm *comm, const struct kern_matrix *whole,
+                                enum kern_shard shard, struct shard_range *rows);
+/* A rank's heads of a gate: `spec` becomes theirs. */
+void shard_gate(const struct comm *comm, struct kern_gate_spec *spec);
+
+/* Can `ranks` ranks split the model? ERR_UNSUPPORTED says what they cannot. */
+int shard_check(int ranks, const struct kern_shape *shape, struct fault *fault);
+
 #endif

@@ -119,7 +119,8 @@ static void time_product(const char *name, int outputs, int inputs) {
     size_t count = (size_t)outputs * (size_t)inputs;
     uint16_t *file = calloc(count, sizeof *file);
     for (size_t i = 0; i < count; i++) file[i] = (uint16_t)(0x3c00 + i * 37 % 256);
-    const struct kern_matrix matrix = {file, KERN_BF16, outputs, inputs};
+    const struct kern_matrix matrix = {
+        .data = file, .dtype = KERN_BF16, .rows = outputs, .cols = inputs};
     must(kern->ops->weight_load(kern, &matrix, 1, KERN_SHARD_NONE, &p.weight, NULL), "weight");
     free(file);
     p.x = numbers((size_t)512 * (size_t)inputs);

@@ -99,7 +99,7 @@ static void begin(const struct cpu_attend_job *job, const struct cpu_attend_item
             if (lane < item->lanes) {
                 if (token != known) cpu_attend_range(job, stream, span, token, &lo, &hi);
                 known = token;
-                q[l] = job->qkv + cpu_attend_place(job, item, lane, job->qkv_stride);
+                q[l] = cpu_attend_query(job, item, lane);
             }
             room->lo[g][l] = lo;
             room->hi[g][l] = hi;
@@ -114,8 +114,7 @@ static void begin(const struct cpu_attend_job *job, const struct cpu_attend_item
 static void finish(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                    const struct room *room) {
     for (int l = 0; l < item->lanes; l++) {
-        size_t stride = (size_t)job->heads_q * (size_t)job->head_dim;
-        float *out = job->out + cpu_attend_place(job, item, l, stride);
+        float *out = cpu_attend_out(job, item, l);
         __m512 scale = v16_set(1.0f / room->sum[l / 16][l % 16]);
         for (int i = 0; i < job->head_dim; i += 16)
             v16_store(out + i, v16_mul(v16_load(room->acc[l / 16][i / 16][l % 16]), scale));

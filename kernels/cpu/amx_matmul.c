@@ -2,10 +2,10 @@
  * laid out as pairs of A tiles (pack_x); weights lie in memory as B tiles. The split keeps 16 bits
  * of the activations: rounding them to one bf16 moved log-probabilities of a trained model by up to
  * 0.08, the split by less than the bf16 cache does, and up to sixteen rows it costs nothing,
- * because those wait for memory. Sums run over all inputs in ascending order, high before low, in
- * one register, so every shape of block below gives a row the same bits: one to sixteen rows
- * (decode, bound by memory: four streams of weights, fetched ahead) and 32 x 32 blocks (prefill,
- * bound by the tile unit: six loads per eight products). */
+ * because those wait for memory. Sums run over all inputs of a leaf in ascending order, high before
+ * low, in one register, so every shape of block below gives a row the same bits: one to sixteen
+ * rows (decode, bound by memory: four streams of weights, fetched ahead) and 32 x 32 blocks
+ * (prefill, bound by the tile unit: six loads per eight products). */
 #include "kernels/cpu/amx.h"
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/vec.h"
@@ -41,12 +41,20 @@ static void pack_row(const float *x, int64_t cols, int64_t depth, char *to) {
     }
 }
 
+static void pack_leaves(const struct kern_weight *w, const float *x, char *to) {
+    for (int l = 0; l < w->leaves; l++) {
+        struct cpu_leaf leaf = cpu_leaf_of(w, l);
+        pack_row(x + leaf.first, leaf.count, w->leaf_depth,
+                 to + (size_t)leaf.place / TILE_DEPTH * A_STEP);
+    }
+}
+
 void cpu_pack_x_amx(const struct cpu_matmul_job *job, int row, char *packed) {
     const struct kern_weight *w = job->weight;
     char *block = packed + (size_t)row * (size_t)w->depth * 4;
     for (int64_t r = 0; r < 16; r++) {
         if (row + r < job->rows) {
-            pack_row(job->x + (row + r) * w->cols, w->cols, w->depth, block + 64 * r);
+            pack_leaves(w, job->x + (row + r) * w->cols, block + 64 * r);
         } else if (job->rows > 16) { /* up to 16 rows the tiles are configured to end with them */
             for (int64_t t = 0; t < 2 * w->depth / TILE_DEPTH; t++)
                 _mm512_store_si512(block + t * TILE_BYTES + 64 * r, _mm512_setzero_si512());
@@ -103,14 +111,35 @@ static struct group group_of(const struct kern_weight *w, int64_t panel, int64_t
                           .stride = w->panel_bytes};
 }
 
-static void few_rows_four(const struct cpu_matmul_job *job, int64_t panel, struct group b) {
-    _Alignas(64) float sums[16][16];
-    const char *a = job->packed;
+/* A leaf's sums are stored at its level of the stack and added to what came before. */
+struct tree {
+    _Alignas(64) float level[CPU_LEAF_LEVELS][4][16][16]; /* of up to four tiles */
+};
+
+static inline void fold(struct tree *tree, int leaf, int tiles, int rows) {
+    int top = cpu_leaf_level(leaf);
+    for (int n = leaf; n & 1; n >>= 1, top--)
+        for (int t = 0; t < tiles; t++)
+            for (int r = 0; r < rows; r++)
+                v16_store(tree->level[top - 1][t][r], v16_add(v16_load(tree->level[top - 1][t][r]),
+                                                              v16_load(tree->level[top][t][r])));
+}
+
+static size_t leaf_bytes(const struct kern_weight *w) {
+    return (size_t)w->leaf_depth / TILE_DEPTH * TILE_BYTES;
+}
+
+static inline void zero_four(void) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (size_t at = 0; at < b.stride; at += TILE_BYTES) {
+}
+
+/* One leaf of four panels, from `at` bytes on. */
+static inline void few_rows_leaf(const char *a, struct group b, size_t at, size_t end) {
+    zero_four();
+    for (; at < end; at += TILE_BYTES) {
         const char *tile = b.panel + at;
         size_t ahead = at + AHEAD;
         const char *fetch = ahead < b.stride ? b.panel + ahead : b.after + (ahead - b.stride);
@@ -133,31 +162,45 @@ static void few_rows_four(const struct cpu_matmul_job *job, int64_t panel, struc
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
     }
-    _tile_stored(0, sums, 64);
-    put(job, 0, panel, sums);
-    _tile_stored(1, sums, 64);
-    put(job, 0, panel + 1, sums);
-    _tile_stored(2, sums, 64);
-    put(job, 0, panel + 2, sums);
-    _tile_stored(3, sums, 64);
-    put(job, 0, panel + 3, sums);
+}
+
+static inline void store_four(float (*to)[16][16]) {
+    _tile_stored(0, to[0], 64);
+    _tile_stored(1, to[1], 64);
+    _tile_stored(2, to[2], 64);
+    _tile_stored(3, to[3], 64);
+}
+
+static void few_rows_four(const struct cpu_matmul_job *job, int64_t panel, struct group b) {
+    struct tree tree;
+    size_t leaf = leaf_bytes(job->weight);
+    for (int l = 0; l < job->weight->leaves; l++) {
+        few_rows_leaf(job->packed, b, (size_t)l * leaf, ((size_t)l + 1) * leaf);
+        store_four(tree.level[cpu_leaf_level(l)]);
+        fold(&tree, l, 4, job->rows);
+    }
+    for (int t = 0; t < 4; t++) put(job, 0, panel + t, tree.level[0][t]);
 }
 
 static void few_rows_one(const struct cpu_matmul_job *job, int64_t panel) {
-    _Alignas(64) float sums[16][16];
+    struct tree tree;
     const struct kern_weight *w = job->weight;
     const char *b = w->data + (size_t)panel * w->panel_bytes, *a = job->packed;
-    _tile_zero(0);
-    for (size_t at = 0; at < w->panel_bytes; at += TILE_BYTES) {
-        fetch_tile(b + at + AHEAD);
-        _tile_loadd(4, a + 2 * at, 64);
-        _tile_loadd(5, a + 2 * at + TILE_BYTES, 64);
-        _tile_loadd(6, b + at, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(0, 5, 6);
+    size_t at = 0;
+    for (int l = 0; l < w->leaves; l++) {
+        _tile_zero(0);
+        for (size_t end = at + leaf_bytes(w); at < end; at += TILE_BYTES) {
+            fetch_tile(b + at + AHEAD);
+            _tile_loadd(4, a + 2 * at, 64);
+            _tile_loadd(5, a + 2 * at + TILE_BYTES, 64);
+            _tile_loadd(6, b + at, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(0, 5, 6);
+        }
+        _tile_stored(0, tree.level[cpu_leaf_level(l)][0], 64);
+        fold(&tree, l, 1, job->rows);
     }
-    _tile_stored(0, sums, 64);
-    put(job, 0, panel, sums);
+    put(job, 0, panel, tree.level[0][0]);
 }
 
 /* ---- Many rows ----------------------------------------------------------------------------------
@@ -187,93 +230,103 @@ static inline void two_by_two(const char *a, size_t a_stride, const char *b, siz
     _tile_dpbf16ps(3, 5, 7);
 }
 
-static void put_two_by_two(const struct cpu_matmul_job *job, int row, int64_t panel) {
-    _Alignas(64) float sums[16][16];
-    _tile_stored(0, sums, 64);
-    put(job, row, panel, sums);
-    _tile_stored(1, sums, 64);
-    put(job, row, panel + 1, sums);
-    _tile_stored(2, sums, 64);
-    put(job, row + 16, panel, sums);
-    _tile_stored(3, sums, 64);
-    put(job, row + 16, panel + 1, sums);
+static void put_two_by_two(const struct cpu_matmul_job *job, int row, int64_t panel,
+                           const struct tree *tree) {
+    put(job, row, panel, tree->level[0][0]);
+    put(job, row, panel + 1, tree->level[0][1]);
+    put(job, row + 16, panel, tree->level[0][2]);
+    put(job, row + 16, panel + 1, tree->level[0][3]);
 }
 
 static void block_two_by_two(const struct cpu_matmul_job *job, int row, int64_t panel,
                              struct fetch fetch) {
+    struct tree tree;
     const struct kern_weight *w = job->weight;
     const char *b = w->data + (size_t)panel * w->panel_bytes;
     const char *a = job->packed + (size_t)row * (size_t)w->depth * 4;
     size_t next = w->panel_bytes; /* sixteen rows of A take twice as much as a panel of B */
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (size_t at = 0; at < next; at += TILE_BYTES, fetch.from += fetch.step) {
-        for (size_t line = 0; line < fetch.step; line += 64)
-            _mm_prefetch(fetch.from + line, _MM_HINT_T1);
-        two_by_two(a + 2 * at, 2 * next, b + at, next);
+    size_t at = 0, leaf = leaf_bytes(w);
+    for (int l = 0; l < w->leaves; l++) {
+        zero_four();
+        for (size_t end = at + leaf; at < end; at += TILE_BYTES, fetch.from += fetch.step) {
+            for (size_t line = 0; line < fetch.step; line += 64)
+                _mm_prefetch(fetch.from + line, _MM_HINT_T1);
+            two_by_two(a + 2 * at, 2 * next, b + at, next);
+        }
+        store_four(tree.level[cpu_leaf_level(l)]);
+        fold(&tree, l, 4, 16);
     }
-    put_two_by_two(job, row, panel);
+    put_two_by_two(job, row, panel, &tree);
 }
 
 /* The same where the panels come from memory: 17 to 64 rows do not compute long enough to hide
  * fetching two whole panels, so each fetches its own a few KiB ahead, and the next ones' starts. */
 static void block_streaming(const struct cpu_matmul_job *job, int row, int64_t panel,
                             struct group b) {
+    struct tree tree;
     const char *a = job->packed + (size_t)row * (size_t)job->weight->depth * 4;
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (size_t at = 0; at < b.stride; at += TILE_BYTES) {
-        size_t ahead = at + (size_t)2 * AHEAD;
-        const char *fetch = ahead < b.stride ? b.panel + ahead : b.after + (ahead - b.stride);
-        fetch_tile(fetch);
-        fetch_tile(fetch + b.stride);
-        two_by_two(a + 2 * at, 2 * b.stride, b.panel + at, b.stride);
+    size_t at = 0, leaf = leaf_bytes(job->weight);
+    for (int l = 0; l < job->weight->leaves; l++) {
+        zero_four();
+        for (size_t end = at + leaf; at < end; at += TILE_BYTES) {
+            size_t ahead = at + (size_t)2 * AHEAD;
+            const char *fetch = ahead < b.stride ? b.panel + ahead : b.after + (ahead - b.stride);
+            fetch_tile(fetch);
+            fetch_tile(fetch + b.stride);
+            two_by_two(a + 2 * at, 2 * b.stride, b.panel + at, b.stride);
+        }
+        store_four(tree.level[cpu_leaf_level(l)]);
+        fold(&tree, l, 4, 16);
     }
-    put_two_by_two(job, row, panel);
+    put_two_by_two(job, row, panel, &tree);
 }
 
 static void block_one_by_one(const struct cpu_matmul_job *job, int row, int64_t panel) {
-    _Alignas(64) float sums[16][16];
+    struct tree tree;
     const struct kern_weight *w = job->weight;
     const char *b = w->data + (size_t)panel * w->panel_bytes;
     const char *a = job->packed + (size_t)row * (size_t)w->depth * 4;
-    _tile_zero(0);
-    for (size_t at = 0; at < w->panel_bytes; at += TILE_BYTES) {
-        _tile_loadd(6, b + at, 64);
-        _tile_loadd(4, a + 2 * at, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(5, a + 2 * at + TILE_BYTES, 64);
-        _tile_dpbf16ps(0, 5, 6);
+    size_t at = 0;
+    for (int l = 0; l < w->leaves; l++) {
+        _tile_zero(0);
+        for (size_t end = at + leaf_bytes(w); at < end; at += TILE_BYTES) {
+            _tile_loadd(6, b + at, 64);
+            _tile_loadd(4, a + 2 * at, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_loadd(5, a + 2 * at + TILE_BYTES, 64);
+            _tile_dpbf16ps(0, 5, 6);
+        }
+        _tile_stored(0, tree.level[cpu_leaf_level(l)][0], 64);
+        fold(&tree, l, 1, 16);
     }
-    _tile_stored(0, sums, 64);
-    put(job, row, panel, sums);
+    put(job, row, panel, tree.level[0][0]);
 }
 
 static void block_one_by_two(const struct cpu_matmul_job *job, int row, int64_t panel) {
-    _Alignas(64) float sums[16][16];
+    struct tree tree;
     const struct kern_weight *w = job->weight;
     const char *b = w->data + (size_t)panel * w->panel_bytes;
     const char *a = job->packed + (size_t)row * (size_t)w->depth * 4;
-    _tile_zero(0);
-    _tile_zero(1);
-    for (size_t at = 0; at < w->panel_bytes; at += TILE_BYTES) {
-        _tile_loadd(6, b + at, 64);
-        _tile_loadd(4, a + 2 * at, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, b + w->panel_bytes + at, 64);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, a + 2 * at + TILE_BYTES, 64);
-        _tile_dpbf16ps(0, 5, 6);
-        _tile_dpbf16ps(1, 5, 7);
+    size_t at = 0;
+    for (int l = 0; l < w->leaves; l++) {
+        _tile_zero(0);
+        _tile_zero(1);
+        for (size_t end = at + leaf_bytes(w); at < end; at += TILE_BYTES) {
+            _tile_loadd(6, b + at, 64);
+            _tile_loadd(4, a + 2 * at, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_loadd(7, b + w->panel_bytes + at, 64);
+            _tile_dpbf16ps(1, 4, 7);
+            _tile_loadd(5, a + 2 * at + TILE_BYTES, 64);
+            _tile_dpbf16ps(0, 5, 6);
+            _tile_dpbf16ps(1, 5, 7);
+        }
+        _tile_stored(0, tree.level[cpu_leaf_level(l)][0], 64);
+        _tile_stored(1, tree.level[cpu_leaf_level(l)][1], 64);
+        fold(&tree, l, 2, 16);
     }
-    _tile_stored(0, sums, 64);
-    put(job, row, panel, sums);
-    _tile_stored(1, sums, 64);
-    put(job, row, panel + 1, sums);
+    put(job, row, panel, tree.level[0][0]);
+    put(job, row, panel + 1, tree.level[0][1]);
 }
 
 /* Two panels against all rows; `after`: the two that come next, or < 0. */

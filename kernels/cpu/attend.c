@@ -260,7 +260,7 @@ static int64_t plan(struct cpu *cpu, const struct cpu_attend_job *job, int64_t *
 
 /* The last queries of sequences whose rule looks back at them, scaled. */
 static void keep_queries(struct cpu_cache *cache, const struct cpu_attend_job *job) {
-    size_t size = (size_t)job->heads_q * (size_t)job->head_dim;
+    size_t size = (size_t)(job->heads_kv * job->heads) * (size_t)job->head_dim;
     for (int s = 0; s < job->batch->span_count; s++) {
         const struct kern_span *span = &job->batch->spans[s];
         int window = cpu_rule_window(span->rule);
@@ -288,7 +288,7 @@ static void add_mass(const struct mass_work *work, int item, int worker) {
     if (!cpu_rule_mass(span->rule)) return;
     struct cpu_mass mass = {.stream = cpu_cache_stream(job->cache, span->slot, job->layer, head),
                             .q = job->qkv + (size_t)span->row * job->qkv_stride +
-                                 (size_t)(head * job->group) * (size_t)job->head_dim,
+                                 (size_t)(head * job->heads) * (size_t)job->head_dim,
                             .q_stride = job->qkv_stride,
                             .count = span->count,
                             .scale = job->scale,
@@ -323,10 +323,11 @@ void cpu_attend(struct kern *kern, int layer, float *out, const float *qkv,
     struct cpu_attend_job job = {.cache = &cpu->cache,
                                  .batch = batch,
                                  .layer = layer,
-                                 .heads_q = o->heads_q,
                                  .heads_kv = o->heads_kv,
                                  .head_dim = o->head_dim,
-                                 .group = o->heads_q / o->heads_kv,
+                                 .group = cpu->cache.shard.queries,
+                                 .query = cpu->cache.shard.query_first,
+                                 .heads = o->heads_q / o->heads_kv,
                                  .qkv = qkv,
                                  .qkv_stride = qkv_stride(o),
                                  .out = out,

@@ -67,8 +67,7 @@ static int op_copy(struct kern *kern, void *to, const void *from, size_t bytes) 
 }
 
 static int op_sync(struct kern *kern) {
-    (void)kern;
-    return 0;
+    return cpu_of(kern)->failed;
 }
 
 /* All of it is host memory that is only read; what a product needs besides is each one's own. */
@@ -78,6 +77,8 @@ static int op_share(struct kern *kern, const struct kern *owner) {
     CHECK(cpu->kernels == from->kernels);
     int rc = cpu_scratch_grow(cpu, from->scratch[0].bytes);
     if (!rc) rc = cpu_room_grow(&cpu->packed, from->packed.bytes);
+    if (!rc) rc = cpu_room_grow(&cpu->partial, from->partial.bytes);
+    if (!rc) rc = cpu_room_grow(&cpu->bias, from->bias.bytes);
     return rc ? rc : cpu_room_grow(&cpu->hidden, from->hidden.bytes);
 }
 
@@ -112,9 +113,9 @@ static int op_cache_open(struct kern *kern, const struct kern_cache_options *opt
         return fault_set(fault, ERR_UNSUPPORTED, "head_dim", "an odd head size, %d",
                          options->head_dim);
     CHECK(options->heads_q % options->heads_kv == 0);
-    int rc = cpu_cache_open(&cpu->cache, options, cpu->threads, fault);
+    int rc = cpu_cache_open_rank(&cpu->cache, options, cpu->comm, cpu->threads, fault);
     if (rc) return rc;
-    rc = cpu_scratch_grow(cpu, cpu->kernels->attend_scratch(options));
+    rc = cpu_scratch_grow(cpu, cpu->kernels->attend_scratch(&cpu->cache.options));
     if (rc) {
         cpu_cache_close(&cpu->cache);
         return fault_set(fault, rc, "", "no memory beside the key/value cache");
@@ -128,7 +129,7 @@ static int op_cache_open(struct kern *kern, const struct kern_cache_options *opt
 
 static int op_begin_step(struct kern *kern, const struct kern_batch *batch) {
     struct cpu *cpu = cpu_of(kern);
-    int rc = cpu_step_reserve(cpu, batch);
+    int rc = cpu->comm->ops->agree(cpu->comm, cpu_step_reserve(cpu, batch));
     return rc < 0 ? rc : cpu_cache_begin_step(&cpu->cache, batch);
 }
 
@@ -194,11 +195,14 @@ static void op_close(struct kern *kern) {
     for (int i = 0; cpu->scratch && i < cpu->threads; i++) room_close(&cpu->scratch[i]);
     mem_free(cpu->scratch);
     room_close(&cpu->packed);
+    room_close(&cpu->partial);
+    room_close(&cpu->bias);
     room_close(&cpu->hidden);
     room_close(&cpu->rows);
     room_close(&cpu->items);
     room_close(&cpu->angles);
     room_close(&cpu->angle_pos);
+    cpu->comm->ops->close(cpu->comm);
     mem_free(cpu);
 }
 
@@ -273,21 +277,30 @@ static const struct cpu_kernels *choose(const char *name, struct fault *fault) {
     return NULL;
 }
 
+static int open_threads(struct cpu *cpu, int threads) {
+    int rc = cpu_pool_open(threads, &cpu->pool);
+    if (rc) return rc;
+    cpu->threads = cpu_pool_threads(cpu->pool);
+    cpu->scratch = mem_try_alloc((size_t)cpu->threads, sizeof *cpu->scratch);
+    return cpu->scratch ? 0 : ERR_NOMEM;
+}
+
 int cpu_open(const struct cpu_options *options, struct kern **out, struct fault *fault) {
+    const struct comm *comm = options->comm ? options->comm : &comm_none;
     const struct cpu_kernels *kernels = choose(options->path, fault);
-    if (!kernels) return ERR_UNSUPPORTED;
-    struct cpu *cpu = mem_try_alloc(1, sizeof *cpu);
-    if (!cpu) return fault_set(fault, ERR_NOMEM, "", "no memory for the CPU backend");
+    struct cpu *cpu = kernels ? mem_try_alloc(1, sizeof *cpu) : NULL;
+    if (!cpu) {
+        comm->ops->close(comm);
+        if (!kernels) return ERR_UNSUPPORTED;
+        return fault_set(fault, ERR_NOMEM, "", "no memory for the CPU backend");
+    }
     cpu->ops = table;
     cpu->ops.name = kernels->name;
     cpu->base.ops = &cpu->ops;
     cpu->kernels = kernels;
-    int rc = cpu_pool_open(options->threads, &cpu->pool);
-    if (!rc) {
-        cpu->threads = cpu_pool_threads(cpu->pool);
-        cpu->scratch = mem_try_alloc((size_t)cpu->threads, sizeof *cpu->scratch);
-        if (!cpu->scratch) rc = ERR_NOMEM;
-    }
+    cpu->comm = comm;
+    cpu->leaves = CPU_LEAVES / comm->ranks;
+    int rc = open_threads(cpu, options->threads);
     if (rc) {
         op_close(&cpu->base);
         return fault_set(fault, rc, "", "cannot start the CPU backend's threads");

@@ -5,11 +5,15 @@
 #ifndef KEEPD_KERNELS_CPU_CPU_H
 #define KEEPD_KERNELS_CPU_CPU_H
 
+#include "kernels/comm.h"
 #include "kernels/kern.h"
 
 struct cpu_options {
     const char *path; /* "auto", "reference", "portable", "avx2", "avx512", "amx"; NULL = auto */
     int threads;      /* 0 = the cores this process may use */
+    /* One rank of several: the backend owns it from here on, also when opening fails. Everything is
+     * then called on the rank's thread. NULL: the only one. */
+    const struct comm *comm;
 };
 
 /* ERR_UNSUPPORTED names the path this processor lacks. */

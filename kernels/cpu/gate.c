@@ -49,8 +49,11 @@ static size_t hidden_bytes(const struct kern_gate *gate) {
     return MATMUL_ROWS * (first + second) * sizeof(float);
 }
 
-int cpu_gate_load(struct kern *kern, const struct kern_gate_spec *spec, struct kern_gate **out,
+int cpu_gate_load(struct kern *kern, const struct kern_gate_spec *whole, struct kern_gate **out,
                   struct fault *fault) {
+    struct kern_gate_spec own = *whole;
+    const struct kern_gate_spec *spec = &own;
+    shard_gate(cpu_of(kern)->comm, &own);
     CHECK(spec->width > 0 && spec->d_model > 0 && spec->heads_kv > 0);
     CHECK(spec->embeddings == 1 || spec->embeddings == spec->heads_kv);
     CHECK(!spec->w2 || spec->embeddings == 1);

@@ -19,14 +19,15 @@
 
 /* ---- Weights -------------------------------------------------------------------------------- */
 
-#define PANEL 16 /* outputs per panel */
+#define PANEL         16 /* outputs per panel */
+#define CPU_PARTS_MAX 4  /* of a joined weight */
 
-/* How a weight lies in memory. Outputs are padded to whole panels, and inputs of pairs to a
- * multiple of 32, with zeros. */
+/* How a weight lies in memory. Outputs are padded to whole panels, and a leaf's inputs of pairs to
+ * a multiple of 32, with zeros. */
 enum cpu_layout {
     CPU_ROWS,       /* [rows][cols] in `dtype`: the reference path */
     CPU_PANEL_F32,  /* [panels][cols][16] float: for each input the 16 outputs of a panel */
-    CPU_PANEL_PAIRS /* [panels][cols / 2][16][2] bf16: 16 pairs are one 1 KiB AMX tile */
+    CPU_PANEL_PAIRS /* [panels][depth / 2][16][2] bf16: 16 pairs are one 1 KiB AMX tile */
 };
 
 struct kern_weight {
@@ -34,11 +35,40 @@ struct kern_weight {
     enum kern_dtype dtype;
     enum kern_shard shard;
     int64_t rows, cols;
-    int64_t depth;  /* cols, padded */
-    int64_t panels; /* of 16 rows, the last perhaps padded */
+    int leaves;         /* a sum over inputs is made in so many parts, see below; a power of two */
+    int64_t leaf_depth; /* inputs of the longest, padded */
+    int64_t depth;      /* of all */
+    int64_t panels;     /* of 16 rows, the last perhaps padded */
     size_t panel_bytes;
     char *data;
+
+    int64_t rows_model; /* of all ranks */
+    int parts;
+    struct shard_range part[CPU_PARTS_MAX]; /* the outputs of each that are here, in the model's */
 };
+
+/* Sums over inputs that tensor parallelism splits are made in leaves, added like a binary tree, so
+ * that any number of ranks adds the same numbers in the same order (kernels/comm.h). While leaves
+ * come one after the other, what is complete lies on a stack: leaf i is put at level popcount(i),
+ * and as often as i ends in a 1 the top two become one. The last leaf leaves the sum at level 0. */
+#define CPU_LEAVES      COMM_RANKS_MAX
+#define CPU_LEAF_LEVELS 4
+
+struct cpu_leaf {
+    int64_t first, count; /* inputs */
+    int64_t place;        /* where they begin in a panel, in inputs */
+};
+
+static inline struct cpu_leaf cpu_leaf_of(const struct kern_weight *w, int leaf) {
+    int64_t first = w->cols * leaf / w->leaves;
+    return (struct cpu_leaf){.first = first,
+                             .count = w->cols * (leaf + 1) / w->leaves - first,
+                             .place = w->layout == CPU_PANEL_PAIRS ? leaf * w->leaf_depth : first};
+}
+
+static inline int cpu_leaf_level(int leaf) {
+    return __builtin_popcount((unsigned)leaf);
+}
 
 /* ---- Kernels of one path ----------------------------------------------------------------------
  */
@@ -62,10 +92,12 @@ struct cpu_matmul_job {
 struct cpu_attend_job {
     const struct cpu_cache *cache;
     const struct kern_batch *batch;
-    int layer, heads_q, heads_kv, head_dim, group;
+    int layer, heads_kv, head_dim;
+    int group;        /* query heads of a KV head that attend */
+    int query, heads; /* the first of those, of so many in qkv */
     const float *qkv; /* [rows][qkv_stride] */
     size_t qkv_stride;
-    float *out; /* [rows][heads_q * head_dim] */
+    float *out; /* [rows][heads_kv * group * head_dim] */
     float scale;
     int window;
 };
@@ -76,12 +108,22 @@ struct cpu_attend_item {
     int64_t cost; /* entries to visit, for balance only */
 };
 
-/* Where an item's lane lies in rows of `stride` floats: its query, or its result. */
-static inline size_t cpu_attend_place(const struct cpu_attend_job *job,
-                                      const struct cpu_attend_item *item, int lane, size_t stride) {
+/* An item's lane: its query, and its result. */
+static inline const float *cpu_attend_query(const struct cpu_attend_job *job,
+                                            const struct cpu_attend_item *item, int lane) {
     int token = (item->lane + lane) / job->group, j = (item->lane + lane) % job->group;
     size_t row = (size_t)job->batch->spans[item->span].row + (size_t)token;
-    return row * stride + (size_t)(item->head * job->group + j) * (size_t)job->head_dim;
+    return job->qkv + row * job->qkv_stride +
+           (size_t)(item->head * job->heads + job->query + j) * (size_t)job->head_dim;
+}
+
+static inline float *cpu_attend_out(const struct cpu_attend_job *job,
+                                    const struct cpu_attend_item *item, int lane) {
+    int token = (item->lane + lane) / job->group, j = (item->lane + lane) % job->group;
+    size_t row = (size_t)job->batch->spans[item->span].row + (size_t)token;
+    return job->out +
+           ((row * (size_t)job->heads_kv + (size_t)item->head) * (size_t)job->group + (size_t)j) *
+               (size_t)job->head_dim;
 }
 
 struct cpu_kernels {
@@ -133,11 +175,16 @@ struct cpu {
     struct kern base; /* first: a struct kern * is a struct cpu * */
     struct kern_ops ops;
     const struct cpu_kernels *kernels;
+    const struct comm *comm; /* comm_none with one rank */
+    int leaves;              /* of this rank's part of a sum that ranks share */
     struct cpu_pool *pool;
     int threads;
 
     struct cpu_room *scratch; /* [threads] */
     struct cpu_room packed;   /* activations of one pass, as pack_x wants them */
+    struct cpu_room partial;  /* of several ranks: products of one pass before they are whole */
+    struct cpu_room bias;     /* a rank's part of one */
+    int failed;               /* the communicator's first error, for good */
     struct cpu_room hidden;   /* gate: [MATMUL_ROWS][first layer], then the second */
     struct cpu_room rows;     /* struct cpu_row per row of the step */
     struct cpu_room items;    /* struct cpu_attend_item */
@@ -157,6 +204,11 @@ struct cpu_row {
 
 static inline struct cpu *cpu_of(struct kern *kern) {
     return (struct cpu *)kern;
+}
+
+/* What a communicator answered, for `sync`. */
+static inline void cpu_note(struct cpu *cpu, int code) {
+    if (cpu->failed == 0) cpu->failed = code;
 }
 
 /* 0 or ERR_NOMEM (the old room stays). */

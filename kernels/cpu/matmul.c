@@ -1,6 +1,26 @@
-/* The driver of matrix products: passes of MATMUL_ROWS rows, panels shared out to workers. */
+/* The driver of matrix products: passes of MATMUL_ROWS rows, panels shared out to workers; and what
+ * several ranks do to make a product whole. */
+#include <string.h>
+
 #include "base/check.h"
 #include "kernels/cpu/internal.h"
+
+/* Rows of one pass over a vocabulary's products, which wait here for the other ranks'. */
+#define GATHER_ROWS 16
+
+/* The most outputs that a rank has. */
+static int64_t gather_stride(const struct cpu *cpu, const struct kern_weight *w) {
+    return (w->rows_model + cpu->comm->ranks - 1) / cpu->comm->ranks;
+}
+
+static size_t partial_bytes(const struct cpu *cpu, const struct kern_weight *w) {
+    size_t ranks = (size_t)cpu->comm->ranks;
+    if (ranks > 1 && w->shard == KERN_SHARD_COLS)
+        return MATMUL_ROWS * (size_t)w->rows * sizeof(float);
+    if (ranks > 1 && w->shard == KERN_SHARD_VOCAB)
+        return ranks * GATHER_ROWS * (size_t)gather_stride(cpu, w) * sizeof(float);
+    return 0;
+}
 
 int cpu_matmul_reserve(struct cpu *cpu, const struct kern_weight *weight) {
     const struct cpu_kernels *k = cpu->kernels;
@@ -8,6 +28,9 @@ int cpu_matmul_reserve(struct cpu *cpu, const struct kern_weight *weight) {
     if (k->matmul_scratch) rc = cpu_scratch_grow(cpu, k->matmul_scratch(weight));
     if (!rc && k->packed_bytes && weight->layout == CPU_PANEL_PAIRS)
         rc = cpu_room_grow(&cpu->packed, k->packed_bytes(weight->depth));
+    if (!rc) rc = cpu_room_grow(&cpu->partial, partial_bytes(cpu, weight));
+    if (!rc && weight->rows < weight->rows_model)
+        rc = cpu_room_grow(&cpu->bias, (size_t)weight->rows * sizeof(float));
     return rc;
 }
 
@@ -58,10 +81,10 @@ static int pass_rows(const struct kern_weight *w) {
     return rows < 64 ? 64 : rows > MATMUL_ROWS ? MATMUL_ROWS : (int)rows;
 }
 
-void cpu_matmul(struct kern *kern, float *y, const float *x, const struct kern_weight *weight,
-                const float *bias, int rows, enum kern_matmul_mode mode) {
-    struct cpu *cpu = cpu_of(kern);
-    CHECK(rows >= 0);
+/* This rank's inputs and outputs. */
+static void multiply_own(struct cpu *cpu, float *y, const float *x,
+                         const struct kern_weight *weight, const float *bias, int rows,
+                         enum kern_matmul_mode mode) {
     bool pack = cpu->kernels->pack_x && weight->layout == CPU_PANEL_PAIRS;
     struct pass pass = {.cpu = cpu, .grain = portion(cpu, weight)};
     int most = pack ? pass_rows(weight) : MATMUL_ROWS;
@@ -78,5 +101,97 @@ void cpu_matmul(struct kern *kern, float *y, const float *x, const struct kern_w
         cpu_share_set(&pass.panels, weight->panels);
         if (pack) cpu_run(cpu, count * weight->cols / 4, pack_rows, &pass);
         cpu_run(cpu, count * weight->rows * weight->cols, multiply, &pass);
+    }
+}
+
+/* ---- Several ranks ----------------------------------------------------------------------------
+ */
+
+/* The outputs of a joined weight that are here, of a bias for all of them. */
+static const float *own_bias(struct cpu *cpu, const struct kern_weight *w, const float *bias) {
+    float *to = cpu->bias.mem;
+    if (!bias || w->rows == w->rows_model) return bias;
+    for (int i = 0; i < w->parts; i++) {
+        memcpy(to, bias + w->part[i].first, (size_t)w->part[i].count * sizeof *to);
+        to += w->part[i].count;
+    }
+    return cpu->bias.mem;
+}
+
+struct finish {
+    struct cpu_share rows;
+    float *y;
+    const float *sums, *bias;
+    int64_t width;
+    enum kern_matmul_mode mode;
+};
+
+/* What kernels do with a sum that is whole, in the same order. */
+static void finish_rows(void *arg, int worker) {
+    (void)worker;
+    struct finish *job = arg;
+    int64_t end;
+    for (int64_t row; (row = cpu_share_take(&job->rows, 1, &end)) >= 0;) {
+        float *y = job->y + row * job->width;
+        const float *sums = job->sums + row * job->width;
+        for (int64_t i = 0; i < job->width; i++) {
+            float sum = job->bias ? sums[i] + job->bias[i] : sums[i];
+            y[i] = job->mode == KERN_ADD ? y[i] + sum : sum;
+        }
+    }
+}
+
+static void multiply_summed(struct cpu *cpu, float *y, const float *x, const struct kern_weight *w,
+                            const float *bias, int rows, enum kern_matmul_mode mode) {
+    float *sums = cpu->partial.mem;
+    for (int row = 0; row < rows; row += MATMUL_ROWS) {
+        int count = rows - row < MATMUL_ROWS ? rows - row : MATMUL_ROWS;
+        size_t floats = (size_t)count * (size_t)w->rows;
+        multiply_own(cpu, sums, x + row * w->cols, w, NULL, count, KERN_SET);
+        cpu_note(cpu, cpu->comm->ops->all_reduce(cpu->comm, sums, floats, COMM_F32, COMM_SUM));
+        struct finish job = {
+            .y = y + row * w->rows, .sums = sums, .bias = bias, .width = w->rows, .mode = mode};
+        cpu_share_set(&job.rows, count);
+        cpu_run(cpu, (int64_t)floats, finish_rows, &job);
+    }
+}
+
+/* Rank 0 puts the parts of each row side by side. */
+static void join_rows(const struct cpu *cpu, float *y, const struct kern_weight *w, int rows) {
+    const float *parts = cpu->partial.mem;
+    size_t stride = GATHER_ROWS * (size_t)gather_stride(cpu, w);
+    for (int rank = 0; rank < cpu->comm->ranks; rank++, parts += stride) {
+        const struct comm other = {.rank = rank, .ranks = cpu->comm->ranks};
+        struct shard_range part = shard_range(&other, w->rows_model);
+        for (int row = 0; row < rows; row++)
+            memcpy(y + row * w->rows_model + part.first, parts + row * part.count,
+                   (size_t)part.count * sizeof *y);
+    }
+}
+
+static void multiply_gathered(struct cpu *cpu, float *y, const float *x,
+                              const struct kern_weight *w, int rows) {
+    size_t stride = GATHER_ROWS * (size_t)gather_stride(cpu, w);
+    float *own = (float *)cpu->partial.mem + (size_t)cpu->comm->rank * stride;
+    for (int row = 0; row < rows; row += GATHER_ROWS) {
+        int count = rows - row < GATHER_ROWS ? rows - row : GATHER_ROWS;
+        multiply_own(cpu, own, x + row * w->cols, w, NULL, count, KERN_SET);
+        cpu_note(cpu,
+                 cpu->comm->ops->all_gather(cpu->comm, cpu->partial.mem, stride * sizeof(float)));
+        if (cpu->comm->rank == 0) join_rows(cpu, y + row * w->rows_model, w, count);
+    }
+}
+
+void cpu_matmul(struct kern *kern, float *y, const float *x, const struct kern_weight *weight,
+                const float *bias, int rows, enum kern_matmul_mode mode) {
+    struct cpu *cpu = cpu_of(kern);
+    CHECK(rows >= 0);
+    if (cpu->comm->ranks > 1 && weight->shard == KERN_SHARD_COLS) {
+        multiply_summed(cpu, y, x, weight, bias, rows, mode);
+    } else if (cpu->comm->ranks > 1 && weight->shard == KERN_SHARD_VOCAB) {
+        CHECK(!bias && mode == KERN_SET);
+        multiply_gathered(cpu, y, x, weight, rows);
+    } else {
+        multiply_own(cpu, y, x, weight, own_bias(cpu, weight, bias), rows, mode);
     }
 }

@@ -36,8 +36,13 @@ static void run_rows(struct row_job *job, int rows, int64_t cost) {
 /* ---- Embedding and gathering --------------------------------------------------------------------
  */
 
+/* Rows that other ranks have are zeros: added up as integers, they become what the file says. */
 static void embed_row(const struct row_job *job, int64_t row) {
-    cpu_weight_row(job->table, job->index[row], job->y + row * job->dim);
+    int64_t at = job->index[row] - job->table->part[0].first;
+    if (at >= 0 && at < job->table->rows)
+        cpu_weight_row(job->table, at, job->y + row * job->dim);
+    else
+        memset(job->y + row * job->dim, 0, (size_t)job->dim * sizeof *job->y);
 }
 
 void cpu_embed(struct kern *kern, float *x, const struct kern_weight *table, const int32_t *tokens,
@@ -49,6 +54,9 @@ void cpu_embed(struct kern *kern, float *x, const struct kern_weight *table, con
                           .index = tokens,
                           .dim = (int)table->cols};
     run_rows(&job, rows, 4 * table->cols);
+    const struct comm *comm = cpu_of(kern)->comm;
+    cpu_note(cpu_of(kern), comm->ops->all_reduce(comm, x, (size_t)rows * (size_t)table->cols,
+                                                 COMM_U32, COMM_SUM));
 }
 
 static void gather_row(const struct row_job *job, int64_t row) {

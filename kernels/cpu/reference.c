@@ -42,6 +42,18 @@ static void to_bf16(uint16_t *to, const float *from, int count) {
 /* ---- Products ---------------------------------------------------------------------------------
  */
 
+/* The leaves of one output, added like a tree. */
+static float sum_leaves(const struct kern_weight *w, const float *x, const float *row) {
+    float level[CPU_LEAF_LEVELS] = {0};
+    for (int l = 0; l < w->leaves; l++) {
+        struct cpu_leaf leaf = cpu_leaf_of(w, l);
+        int top = cpu_leaf_level(l);
+        level[top] = dot(x + leaf.first, row + leaf.first, leaf.count);
+        for (int n = l; n & 1; n >>= 1, top--) level[top - 1] += level[top];
+    }
+    return level[0];
+}
+
 static size_t matmul_scratch(const struct kern_weight *weight) {
     return (size_t)weight->cols * sizeof(float);
 }
@@ -54,7 +66,7 @@ static void matmul(const struct cpu_matmul_job *job, int64_t first, int64_t coun
     for (int64_t o = first * PANEL; o < end; o++) {
         cpu_weight_row(w, o, scratch);
         for (int r = 0; r < job->rows; r++) {
-            float sum = dot(job->x + r * w->cols, scratch, w->cols);
+            float sum = sum_leaves(w, job->x + r * w->cols, scratch);
             if (job->bias) sum += job->bias[o];
             float *y = &job->y[r * w->rows + o];
             *y = job->mode == KERN_ADD ? *y + sum : sum;
@@ -110,14 +122,11 @@ static void attend(const struct cpu_attend_job *job, const struct cpu_attend_ite
     const struct kern_span *span = &job->batch->spans[item->span];
     struct cpu_stream stream = cpu_cache_stream(job->cache, span->slot, job->layer, item->head);
     float *vector = scratch, *score = vector + job->head_dim;
-    for (int l = item->lane; l < item->lane + item->lanes; l++) {
-        int token = l / job->group;
-        int head = item->head * job->group + l % job->group;
-        size_t row = (size_t)span->row + (size_t)token, at = (size_t)head * (size_t)job->head_dim;
+    for (int l = 0; l < item->lanes; l++) {
         int32_t lo, hi;
-        cpu_attend_range(job, &stream, span, token, &lo, &hi);
-        attend_one(job, &stream, job->qkv + row * job->qkv_stride + at, lo, hi, score, vector,
-                   job->out + row * (size_t)job->heads_q * (size_t)job->head_dim + at);
+        cpu_attend_range(job, &stream, span, (item->lane + l) / job->group, &lo, &hi);
+        attend_one(job, &stream, cpu_attend_query(job, item, l), lo, hi, score, vector,
+                   cpu_attend_out(job, item, l));
     }
 }
 

@@ -54,7 +54,7 @@ static void begin(const struct cpu_attend_job *job, const struct cpu_attend_item
         room->hi[l] = hi;
         room->most[l] = -INFINITY;
         room->sum[l] = 0;
-        const float *q = job->qkv + cpu_attend_place(job, item, l, job->qkv_stride);
+        const float *q = cpu_attend_query(job, item, l);
         int64_t at = (int64_t)l * room->width;
         float *to = room->q + at, *acc = room->acc + at;
         for (int i = 0; i < room->width; i++) {
@@ -152,8 +152,7 @@ static void chunk(const struct cpu_attend_job *job, const struct cpu_attend_item
 static void finish(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                    const struct room *room) {
     for (int l = 0; l < item->lanes; l++) {
-        size_t stride = (size_t)job->heads_q * (size_t)job->head_dim;
-        float *out = job->out + cpu_attend_place(job, item, l, stride);
+        float *out = cpu_attend_out(job, item, l);
         float scale = 1.0f / room->sum[l];
         for (int i = 0; i < job->head_dim; i++) out[i] = room->acc[l * room->width + i] * scale;
     }

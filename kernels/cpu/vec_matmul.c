@@ -1,6 +1,6 @@
 /* Products over simd.h: a block of rows times a few panels of 16 outputs, sums in registers, over
- * all inputs in ascending order. The order of additions into one output is the same in every block
- * shape, so a row's result does not depend on the rows beside it. */
+ * all inputs of a leaf in ascending order. The order of additions into one output is the same in
+ * every block shape, so a row's result does not depend on the rows beside it. */
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/vec.h"
 
@@ -28,30 +28,30 @@
             v16_fma(x_, w[p_], sum[r_][p_]);                                                       \
     }
 
-SIMD void sum_pairs(v16 (*sum)[4], const float *x, int64_t cols, const char *panel, size_t next,
-                    const int rows, const int panels) {
-    for (int64_t k = 0; k < cols; k += 2) {
+SIMD void sum_pairs(v16 (*sum)[4], const float *x, int64_t stride, int64_t count, const char *panel,
+                    size_t next, const int rows, const int panels) {
+    for (int64_t k = 0; k < count; k += 2) {
         v16 first[4], second[4];
         const char *at = panel + k * PANEL * 2;
         _Pragma("GCC unroll 8") for (int p = 0; p < panels; p++) {
             __builtin_prefetch(at + (size_t)p * next + AHEAD);
             v16_load_pairs(at + (size_t)p * next, &first[p], &second[p]);
         }
-        STEP(sum, rows, panels, x + k, cols, first);
-        if (k + 1 < cols) STEP(sum, rows, panels, x + k + 1, cols, second);
+        STEP(sum, rows, panels, x + k, stride, first);
+        if (k + 1 < count) STEP(sum, rows, panels, x + k + 1, stride, second);
     }
 }
 
-SIMD void sum_floats(v16 (*sum)[4], const float *x, int64_t cols, const char *panel, size_t next,
-                     const int rows, const int panels) {
-    for (int64_t k = 0; k < cols; k++) {
+SIMD void sum_floats(v16 (*sum)[4], const float *x, int64_t stride, int64_t count,
+                     const char *panel, size_t next, const int rows, const int panels) {
+    for (int64_t k = 0; k < count; k++) {
         v16 w[4];
         const char *at = panel + k * PANEL * 4;
         _Pragma("GCC unroll 8") for (int p = 0; p < panels; p++) {
             __builtin_prefetch(at + (size_t)p * next + AHEAD);
             w[p] = v16_load((const float *)(at + (size_t)p * next));
         }
-        STEP(sum, rows, panels, x + k, cols, w);
+        STEP(sum, rows, panels, x + k, stride, w);
     }
 }
 
@@ -64,18 +64,38 @@ static void put(const struct cpu_matmul_job *job, int64_t row, int64_t output, v
     v16_store_n(y, sum, n);
 }
 
+/* One leaf's inputs. */
+SIMD void sum_leaf(v16 (*sum)[4], const struct kern_weight *w, const float *x, const char *data,
+                   struct cpu_leaf leaf, const int rows, const int panels) {
+    _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++)
+        _Pragma("GCC unroll 8") for (int p = 0; p < panels; p++) sum[r][p] = v16_set(0);
+    if (w->layout == CPU_PANEL_PAIRS)
+        sum_pairs(sum, x + leaf.first, w->cols, leaf.count, data + leaf.place * PANEL * 2,
+                  w->panel_bytes, rows, panels);
+    else
+        sum_floats(sum, x + leaf.first, w->cols, leaf.count, data + leaf.place * PANEL * 4,
+                   w->panel_bytes, rows, panels);
+}
+
 SIMD void block(const struct cpu_matmul_job *job, int64_t row, int64_t panel, const int rows,
                 const int panels) {
     const struct kern_weight *w = job->weight;
     const float *x = job->x + row * w->cols;
     const char *data = w->data + (size_t)panel * w->panel_bytes;
-    v16 sum[8][4];
-    _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++)
-        _Pragma("GCC unroll 8") for (int p = 0; p < panels; p++) sum[r][p] = v16_set(0);
-    if (w->layout == CPU_PANEL_PAIRS)
-        sum_pairs(sum, x, w->cols, data, w->panel_bytes, rows, panels);
-    else
-        sum_floats(sum, x, w->cols, data, w->panel_bytes, rows, panels);
+    v16 sum[8][4], level[CPU_LEAF_LEVELS - 1][8][4];
+    for (int l = 0; l < w->leaves; l++) {
+        int top = cpu_leaf_level(l);
+        sum_leaf(sum, w, x, data, cpu_leaf_of(w, l), rows, panels);
+        for (int n = l; n & 1; n >>= 1) {
+            top--;
+            _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++)
+                _Pragma("GCC unroll 8") for (int p = 0; p < panels; p++) sum[r][p] =
+                    v16_add(level[top][r][p], sum[r][p]);
+        }
+        if (l + 1 == w->leaves) break;
+        _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++)
+            _Pragma("GCC unroll 8") for (int p = 0; p < panels; p++) level[top][r][p] = sum[r][p];
+    }
     _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++)
         _Pragma("GCC unroll 8") for (int p = 0; p < panels; p++)
             put(job, row + r, (panel + p) * PANEL, sum[r][p]);

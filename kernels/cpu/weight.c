@@ -18,15 +18,18 @@ struct packing {
 static const char *source_row(const struct kern_matrix *part, int64_t row, enum kern_dtype *dtype) {
     while (row >= part->rows) row -= (part++)->rows;
     *dtype = part->dtype;
-    return (const char *)part->data + (size_t)(row * part->cols) * kern_dtype_bytes(part->dtype);
+    return (const char *)part->data + (size_t)(row * part->stride) * kern_dtype_bytes(part->dtype);
 }
 
 static void pack_pairs(struct kern_weight *w, int64_t row, int lane, const char *from) {
-    uint16_t *to =
+    uint16_t *panel =
         (uint16_t *)(w->data + (size_t)(row / PANEL) * w->panel_bytes) + (size_t)2 * lane;
-    for (int64_t i = 0; i + 1 < w->cols; i += 2, to += (size_t)2 * PANEL)
-        memcpy(to, from + 2 * i, 4);
-    if (w->cols & 1) memcpy(to, from + 2 * (w->cols - 1), 2);
+    for (int l = 0; l < w->leaves; l++) {
+        struct cpu_leaf leaf = cpu_leaf_of(w, l);
+        for (int64_t i = 0; i < leaf.count; i += 2)
+            memcpy(panel + (leaf.place + i) * PANEL, from + 2 * (leaf.first + i),
+                   i + 1 < leaf.count ? 4 : 2);
+    }
 }
 
 static void pack_row(struct kern_weight *w, const struct kern_matrix *parts, int64_t row) {
@@ -63,27 +66,50 @@ static void pack_panels(void *arg, int worker) {
 /* ---- Loading -------------------------------------------------------------------------------- */
 
 /* Files say how large a matrix is: all products are checked. */
-static int measure(struct kern_weight *w, const struct kern_matrix *parts, int part_count,
-                   struct fault *fault) {
+static int check_parts(const struct kern_matrix *parts, int part_count, struct fault *fault) {
+    int64_t rows = 0;
     for (int i = 0; i < part_count; i++) {
         if (parts[i].rows < 1 || parts[i].cols < 1 || parts[i].cols != parts[0].cols ||
             parts[i].rows > INT32_MAX || parts[i].cols > INT32_MAX)
             return fault_set(fault, ERR_UNSUPPORTED, "", "a matrix of %lld x %lld",
                              (long long)parts[i].rows, (long long)parts[i].cols);
+        rows += parts[i].rows;
+    }
+    if (rows > INT32_MAX) return fault_set(fault, ERR_UNSUPPORTED, "", "too many rows");
+    return 0;
+}
+
+static void measure(struct kern_weight *w, const struct kern_matrix *parts) {
+    for (int i = 0; i < w->parts; i++) {
         if (parts[i].dtype != w->dtype) w->dtype = KERN_F32;
         w->rows += parts[i].rows;
     }
-    w->cols = w->depth = parts[0].cols;
+    w->cols = parts[0].cols;
     w->panels = (w->rows + PANEL - 1) / PANEL;
-    if (w->rows > INT32_MAX) return fault_set(fault, ERR_UNSUPPORTED, "", "too many rows");
-    return 0;
+}
+
+/* This rank's part of each part. */
+static void take_part(const struct cpu *cpu, struct kern_weight *w, const struct kern_matrix *parts,
+                      int count, struct kern_matrix *own) {
+    w->dtype = parts[0].dtype;
+    w->parts = count;
+    for (int i = 0; i < count; i++) {
+        own[i] = shard_matrix(cpu->comm, &parts[i], w->shard, &w->part[i]);
+        w->part[i].first += w->rows_model;
+        w->rows_model += parts[i].rows;
+    }
 }
 
 static size_t place(struct kern_weight *w, const struct cpu_kernels *kernels) {
     w->layout = w->dtype == KERN_BF16 ? kernels->layout_bf16 : kernels->layout_other;
+    w->leaf_depth = (w->cols + w->leaves - 1) / w->leaves;
+    w->depth = w->cols;
     if (w->layout == CPU_ROWS)
         return (size_t)w->rows * (size_t)w->cols * kern_dtype_bytes(w->dtype);
-    if (w->layout == CPU_PANEL_PAIRS) w->depth = (w->cols + 31) / 32 * 32;
+    if (w->layout == CPU_PANEL_PAIRS) {
+        w->leaf_depth = (w->leaf_depth + 31) / 32 * 32;
+        w->depth = w->leaves * w->leaf_depth;
+    }
     w->panel_bytes = (size_t)w->depth * PANEL * (w->layout == CPU_PANEL_PAIRS ? 2 : 4);
     return (size_t)w->panels * w->panel_bytes; /* < 2^31 * 2^31 * 4: fits */
 }
@@ -91,13 +117,16 @@ static size_t place(struct kern_weight *w, const struct cpu_kernels *kernels) {
 int cpu_weight_load(struct kern *kern, const struct kern_matrix *parts, int part_count,
                     enum kern_shard shard, struct kern_weight **out, struct fault *fault) {
     struct cpu *cpu = cpu_of(kern);
-    CHECK(part_count >= 1);
+    CHECK(part_count >= 1 && part_count <= CPU_PARTS_MAX);
+    int rc = check_parts(parts, part_count, fault);
+    if (rc) return rc;
     struct kern_weight *w = mem_try_alloc(1, sizeof *w);
     if (!w) return fault_set(fault, ERR_NOMEM, "", "no memory for a weight");
-    w->dtype = parts[0].dtype;
     w->shard = shard;
-    int rc = measure(w, parts, part_count, fault);
-    if (rc) goto fail;
+    w->leaves = shard == KERN_SHARD_COLS ? cpu->leaves : 1;
+    struct kern_matrix own[CPU_PARTS_MAX];
+    take_part(cpu, w, parts, part_count, own);
+    measure(w, own);
     size_t bytes = place(w, cpu->kernels);
     w->data = cpu_alloc(bytes);
     rc = w->data ? cpu_matmul_reserve(cpu, w) : ERR_NOMEM;
@@ -105,7 +134,7 @@ int cpu_weight_load(struct kern *kern, const struct kern_matrix *parts, int part
         fault_set(fault, rc, "", "no memory for a weight of %zu bytes", bytes);
         goto fail;
     }
-    struct packing job = {.weight = w, .parts = parts};
+    struct packing job = {.weight = w, .parts = own};
     cpu_share_set(&job.panels, w->panels);
     cpu_run(cpu, w->rows * w->cols, pack_panels, &job);
     *out = w;
@@ -138,8 +167,12 @@ void cpu_weight_row(const struct kern_weight *w, int64_t row, float *out) {
         const float *from = (const float *)panel + lane;
         for (int64_t i = 0; i < w->cols; i++) out[i] = from[i * PANEL];
     } else {
-        const uint16_t *from = (const uint16_t *)panel + (size_t)2 * lane;
-        for (int64_t i = 0; i < w->cols; i++)
-            out[i] = number_from_bf16(from[i / 2 * 2 * PANEL + (i & 1)]);
+        for (int l = 0; l < w->leaves; l++) {
+            struct cpu_leaf leaf = cpu_leaf_of(w, l);
+            const uint16_t *from =
+                (const uint16_t *)panel + leaf.place * PANEL + (ptrdiff_t)2 * lane;
+            for (int64_t i = 0; i < leaf.count; i++)
+                out[leaf.first + i] = number_from_bf16(from[i / 2 * 2 * PANEL + (i & 1)]);
+        }
     }
 }

@@ -6,11 +6,16 @@
 
 #define MUST(rc) cr_assert_eq((rc), 0)
 
-static struct kern_weight *load(struct kern *kern, const struct test_matrix *m) {
+static struct kern_weight *load_as(struct kern *kern, const struct kern_matrix *m,
+                                   enum kern_shard shard) {
     struct kern_weight *w = NULL;
     struct fault fault = {0};
-    MUST(kern->ops->weight_load(kern, &m->file, 1, KERN_SHARD_NONE, &w, &fault));
+    MUST(kern->ops->weight_load(kern, m, 1, shard, &w, &fault));
     return w;
+}
+
+static struct kern_weight *load(struct kern *kern, const struct test_matrix *m) {
+    return load_as(kern, &m->file, KERN_SHARD_NONE);
 }
 
 /* ---- Products ---------------------------------------------------------------------------------
@@ -68,12 +73,13 @@ static void check_product(const struct product *c, int path, const float *x,
     }
 }
 
-static void run_product(struct kern *kern, const struct product *c, int path) {
+static void run_product(struct kern *kern, const struct product *c, int path,
+                        enum kern_shard shard) {
     size_t outs = (size_t)c->rows * (size_t)c->outputs;
     struct test_matrix m = matrix_make(c->outputs, c->cols, c->dtype, 11);
     float *x = fresh((size_t)c->rows * (size_t)c->cols, 12);
     float *bias = fresh((size_t)c->outputs, 13), *was = fresh(outs, 14), *y = fresh(outs, 14);
-    struct kern_weight *w = load(kern, &m);
+    struct kern_weight *w = load_as(kern, &m.file, shard);
     kern->ops->matmul(kern, y, x, w, c->bias ? bias : NULL, c->rows, c->add ? KERN_ADD : KERN_SET);
     check_product(c, path, x, &m, bias, was, y);
     kern->ops->weight_free(kern, w);
@@ -85,8 +91,73 @@ Test(ops, matmul) {
     for (int path = 0; path < PATH_COUNT; path++) {
         struct kern *kern = path_open(path, 2);
         if (!kern) continue;
-        for (size_t i = 0; i < sizeof products / sizeof *products; i++)
-            run_product(kern, &products[i], path);
+        for (size_t i = 0; i < sizeof products / sizeof *products; i++) {
+            run_product(kern, &products[i], path, KERN_SHARD_NONE);
+            run_product(kern, &products[i], path, KERN_SHARD_COLS);
+        }
+        kern->ops->close(kern);
+    }
+}
+
+/* ---- The order of sums that ranks share -------------------------------------------------------
+ */
+
+/* One leaf by itself: a matrix of its columns, read from the whole one. */
+static void leaf_product(struct kern *kern, const struct kern_matrix *whole, int leaf, int rows,
+                         const float *x, float *y) {
+    struct kern_matrix part = *whole;
+    part.cols /= CPU_LEAVES;
+    part.stride = whole->cols;
+    part.data =
+        (const char *)whole->data + (size_t)(leaf * part.cols) * kern_dtype_bytes(whole->dtype);
+    float *own = fresh((size_t)rows * (size_t)part.cols, 1);
+    for (int r = 0; r < rows; r++)
+        memcpy(own + r * part.cols, x + r * whole->cols + leaf * part.cols,
+               (size_t)part.cols * sizeof *own);
+    struct kern_weight *w = load_as(kern, &part, KERN_SHARD_NONE);
+    kern->ops->matmul(kern, y, own, w, NULL, rows, KERN_SET);
+    kern->ops->weight_free(kern, w);
+    free(own);
+}
+
+static void leaves_are_a_tree(struct kern *kern, enum kern_dtype dtype, int rows, int cols) {
+    enum { OUTPUTS = 118 }; /* seven panels and a bit: every shape of block */
+    size_t count = (size_t)rows * OUTPUTS;
+    struct test_matrix m = matrix_make(OUTPUTS, cols, dtype, 51);
+    float *x = fresh((size_t)rows * (size_t)cols, 52), *bias = fresh(OUTPUTS, 53);
+    float *y = fresh(count, 54), *was = fresh(count, 54), *level[CPU_LEAVES];
+    for (int l = 0; l < CPU_LEAVES; l++)
+        leaf_product(kern, &m.file, l, rows, x, level[l] = fresh(count, 1));
+    for (int left = CPU_LEAVES / 2; left > 0; left /= 2)
+        for (int l = 0; l < left; l++)
+            for (size_t i = 0; i < count; i++) {
+                float sum = level[2 * l][i] + level[2 * l + 1][i];
+                level[l][i] = sum;
+            }
+    struct kern_weight *w = load_as(kern, &m.file, KERN_SHARD_COLS);
+    kern->ops->matmul(kern, y, x, w, bias, rows, KERN_ADD);
+    for (size_t i = 0; i < count; i++) {
+        float want = level[0][i] + bias[i % OUTPUTS];
+        want = was[i] + want;
+        cr_assert(!memcmp(&y[i], &want, sizeof want), "%s: %d rows, %d inputs: %zu: %.9g, %.9g",
+                  kern->ops->name, rows, cols, i, y[i], want);
+    }
+    for (int l = 0; l < CPU_LEAVES; l++) free(level[l]);
+    kern->ops->weight_free(kern, w);
+    matrix_close(&m);
+    free(x), free(bias), free(y), free(was);
+}
+
+Test(ops, sums_that_ranks_share_are_a_tree_of_leaves) {
+    static const int rows[] = {1, 2, 5, 16, 17, 40, 70};
+    for (int path = 0; path < PATH_COUNT; path++) {
+        struct kern *kern = path_open(path, 2);
+        if (!kern) continue;
+        for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+            leaves_are_a_tree(kern, KERN_BF16, rows[i], CPU_LEAVES * 64);
+            leaves_are_a_tree(kern, KERN_BF16, rows[i], CPU_LEAVES * 21); /* padded, and odd */
+            leaves_are_a_tree(kern, KERN_F32, rows[i], CPU_LEAVES * 21);
+        }
         kern->ops->close(kern);
     }
 }
@@ -128,11 +199,11 @@ Test(ops, weight_shapes_refused) {
     struct kern_weight *w = NULL;
     float data[8] = {0};
     struct kern_matrix bad[][2] = {
-        {{data, KERN_F32, 0, 4}, {data, KERN_F32, 1, 4}},
-        {{data, KERN_F32, 1, 0}, {data, KERN_F32, 1, 0}},
-        {{data, KERN_F32, 1, 4}, {data, KERN_F32, 1, 5}},
-        {{data, KERN_F32, INT64_MAX / 2, 4}, {data, KERN_F32, 1, 4}},
-        {{data, KERN_F32, 1, INT64_MAX / 2}, {data, KERN_F32, 1, INT64_MAX / 2}},
+        {{data, KERN_F32, 0, 4, 0, 0}, {data, KERN_F32, 1, 4, 0, 0}},
+        {{data, KERN_F32, 1, 0, 0, 0}, {data, KERN_F32, 1, 0, 0, 0}},
+        {{data, KERN_F32, 1, 4, 0, 0}, {data, KERN_F32, 1, 5, 0, 0}},
+        {{data, KERN_F32, INT64_MAX / 2, 4, 0, 0}, {data, KERN_F32, 1, 4, 0, 0}},
+        {{data, KERN_F32, 1, INT64_MAX / 2, 0, 0}, {data, KERN_F32, 1, INT64_MAX / 2, 0, 0}},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct fault fault = {0};
@@ -148,10 +219,11 @@ Test(ops, weight_shapes_refused) {
 
 static const int row_counts[] = {1, 2, 7, 16, 128, 512};
 
-static void same_rows(struct kern *kern, enum kern_dtype dtype, int outputs, int cols) {
+static void same_rows(struct kern *kern, enum kern_dtype dtype, int outputs, int cols,
+                      enum kern_shard shard) {
     enum { ALL = 530 };
     struct test_matrix m = matrix_make(outputs, cols, dtype, 31);
-    struct kern_weight *w = load(kern, &m);
+    struct kern_weight *w = load_as(kern, &m.file, shard);
     float *x = fresh((size_t)ALL * (size_t)cols, 32);
     float *all = fresh((size_t)ALL * (size_t)outputs, 0);
     float *some = fresh((size_t)ALL * (size_t)outputs, 0);
@@ -174,10 +246,12 @@ Test(ops, rows_are_independent) {
     for (int path = 0; path < PATH_COUNT; path++) {
         struct kern *kern = path_open(path, 2);
         if (!kern) continue;
-        same_rows(kern, KERN_BF16, 72, 1000);
-        same_rows(kern, KERN_BF16, 64, 3072);
-        same_rows(kern, KERN_BF16, 21, 33);
-        same_rows(kern, KERN_F32, 72, 300);
+        same_rows(kern, KERN_BF16, 72, 1000, KERN_SHARD_NONE);
+        same_rows(kern, KERN_BF16, 64, 3072, KERN_SHARD_NONE);
+        same_rows(kern, KERN_BF16, 64, 3072, KERN_SHARD_COLS);
+        same_rows(kern, KERN_BF16, 21, 33, KERN_SHARD_COLS);
+        same_rows(kern, KERN_F32, 72, 300, KERN_SHARD_NONE);
+        same_rows(kern, KERN_F32, 72, 300, KERN_SHARD_COLS);
         kern->ops->close(kern);
     }
 }
