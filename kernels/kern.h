@@ -378,9 +378,6 @@ struct kern_ops {
     /* The calling thread uses the instance from now on; opening binds, too. A thread that uses
      * several binds each before it goes on with it. NULL: any thread may use any instance. */
     void (*bind)(struct kern *kern);
-    /* The calling thread uses the instance from now on; opening binds, too. A thread that uses
-     * several binds each before it goes on with it. NULL: any thread may use any instance. */
-    void (*bind)(struct kern *kern);
 
     /* Memory: zeroed; NULL when the device is out of it. */
     void *(*mem_alloc)(struct kern *kern, size_t bytes);
