@@ -52,7 +52,7 @@ check: ## everything `make test` leaves out: threads, fuzzers, long suites, styl
 	@tools/run_training
 	@tools/build asan
 	@SUITES=tests/http KEEPD_BIN=build/asan/server/keepd-fake tools/run_pytest asan
-	@$(MAKE) --no-print-directory load SECONDS=10
+	@$(MAKE) --no-print-directory load
 
 lint: ## formatting, include directions, function lengths, words, clang-tidy
 	@tools/install-deps check
@@ -66,7 +66,7 @@ fuzz: ## every fuzzer for FUZZ_SECONDS (30)
 	@tools/install-deps check
 	@tools/run_fuzz $(FUZZ_SECONDS)
 
-load: ## clients of every kind at once, SECONDS (40) without and with a model; fails on a leak or a lost answer
+load: ## clients of every kind at once, two minutes (SECONDS=600: ten and ten); fails on a leak or a lost answer
 	@tools/install-deps serve
 	@tools/build release keepd keepd-fake load
 	@python3 tests/load/run.py $(SECONDS)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""run.py [SECONDS]: the load test, for SECONDS (40) on an engine without a model and as long on the bundled model.
+"""run.py [SECONDS]: the load test, for SECONDS (15) on an engine without a model and as long on the bundled model.
 
 Clients of every kind (tests/load/load.c) ask at once; afterwards nothing may be left over: no running request, no
 reserved page, no descriptor, no memory that grew; every answer equals the one its prompt got alone; a SIGTERM in the
@@ -141,7 +141,7 @@ def speed(seconds=4):
 
 
 def main():
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 40
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 15
     steps = {"KEEPD_FAKE_STEP_US": "20000", "KEEPD_FAKE_PREFILL_STEPS": "10"}
     budget = ("--kv-budget", "64", "--max-num-seqs", "128")
     # Fewer run at once than ask, so that some leave the queue.
