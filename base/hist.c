@@ -18,6 +18,12 @@ void hist_add(struct hist *hist, double value) {
     hist->sum += value;
 }
 
+void hist_merge(struct hist *into, const struct hist *from) {
+    CHECK(into->bounds == from->bounds && into->bound_count == from->bound_count);
+    for (int i = 0; i <= from->bound_count; i++) into->counts[i] += from->counts[i];
+    into->sum += from->sum;
+}
+
 uint64_t hist_count(const struct hist *hist) {
     uint64_t count = 0;
     for (int i = 0; i <= hist->bound_count; i++) count += hist->counts[i];

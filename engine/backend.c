@@ -1,5 +1,6 @@
 #include "engine/backend.h"
 
+#include <sched.h>
 #include <string.h>
 
 #include "base/log.h"
@@ -10,29 +11,74 @@
 
 static const bool with_cuda = true;
 
-static int open_cuda(struct kern **out, struct fault *fault) {
-    const struct cuda_options cuda = {.device = 0};
+static int open_cuda(const struct backend_options *options, int replica, struct kern **out,
+                     struct fault *fault) {
+    const struct cuda_options cuda = {.device = replica};
+    (void)options;
     int code = cuda_probe(fault);
     return code ? code : cuda_open(&cuda, out, fault);
 }
 #else
 static const bool with_cuda = false;
 
-static int open_cuda(struct kern **out, struct fault *fault) {
-    (void)out;
+static int open_cuda(const struct backend_options *options, int replica, struct kern **out,
+                     struct fault *fault) {
+    (void)options, (void)replica, (void)out;
     return fault_set(fault, ERR_UNSUPPORTED, "device",
                      "this build has no CUDA backend (cmake --preset cuda makes one)");
 }
 #endif
 
+int backend_threads(int wanted) {
+    cpu_set_t cores;
+    if (wanted > 0) return wanted;
+    return sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
+}
+
+static int replica_count(const struct backend_options *options) {
+    return options->replicas > 0 ? options->replicas : 1;
+}
+
+/* All get equally many threads: sums must not depend on which replica makes them. */
+static int open_cpu(const struct backend_options *options, int replica, struct kern **out,
+                    struct fault *fault) {
+    int threads = backend_threads(options->threads), replicas = replica_count(options);
+    const struct cpu_options cpu = {.path = options->cpu_path, .threads = threads / replicas};
+    (void)replica;
+    if (threads >= replicas) return cpu_open(&cpu, out, fault);
+    return fault_set(fault, ERR_INVALID, "data-parallel-size",
+                     "each of %d replicas needs a compute thread; there are %d", replicas, threads);
+}
+
+typedef int open_replica(const struct backend_options *options, int replica, struct kern **out,
+                         struct fault *fault);
+
+/* The first replica's failure says that there is no such backend; a later one's that there are too
+ * many replicas for it. */
+static int open_each(const struct backend_options *options, open_replica *open, struct kern **out,
+                     struct fault *fault) {
+    struct fault why = {0};
+    for (int i = 0; i < replica_count(options); i++) {
+        int code = open(options, i, &out[i], &why);
+        if (code == 0) continue;
+        for (int k = 0; k < i; k++) out[k]->ops->close(out[k]);
+        for (int k = 0; k <= i; k++) out[k] = NULL;
+        if (i == 0) return fault_set(fault, code, why.field, "%s", why.text);
+        return fault_set(fault, code, "data-parallel-size", "replica %d cannot open its device: %s",
+                         i, why.text);
+    }
+    return 0;
+}
+
 int backend_open(const struct backend_options *options, struct kern **out, struct fault *fault) {
-    const struct cpu_options cpu = {.path = options->cpu_path, .threads = options->threads};
     const char *device = options->device ? options->device : "auto";
     struct fault why = {0};
-    if (strcmp(device, "cpu") == 0) return cpu_open(&cpu, out, fault);
-    int code = open_cuda(out, &why);
+    if (strcmp(device, "cpu") == 0) return open_each(options, open_cpu, out, fault);
+    int code = open_each(options, open_cuda, out, &why);
     if (code == 0) return 0;
+    if (strcmp(why.field, "data-parallel-size") == 0)
+        return fault_set(fault, code, why.field, "%s", why.text);
     if (strcmp(device, "cuda") == 0) return fault_set(fault, code, "device", "%s", why.text);
     if (with_cuda) log_info("device: %s; the CPU computes", why.text);
-    return cpu_open(&cpu, out, fault);
+    return open_each(options, open_cpu, out, fault);
 }

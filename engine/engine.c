@@ -5,7 +5,6 @@
 #include "engine/engine.h"
 
 #include <math.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +24,6 @@ struct engine {
     char *model_dir;
     uint8_t space_key[16];
     struct text text;
-    struct store *store; /* NULL without a state directory */
     struct replica_common common;
     struct replica *replicas; /* [replica_count] */
     int replica_count;
@@ -139,7 +137,7 @@ static int64_t choose_pages(const struct engine *e, const struct reserve_shape *
     int64_t peak = kv->policy->bounded ? (int64_t)kv->budget + kv->buffer + kv->chunk : longest;
     if (peak > longest) peak = longest;
     int64_t wanted = reserve_pages(shape, kv, peak) * e->options.max_num_seqs * 2;
-    int64_t most = memory_available() / 2 / page_bytes;
+    int64_t most = memory_available() / 2 / e->replica_count / page_bytes;
     return wanted < most ? wanted : most;
 }
 
@@ -151,8 +149,10 @@ static int check_state(void *backend, struct state_view *view, struct fault *fau
                                      &view->report, fault);
 }
 
+/* The first replica's store opens the directory, the others' join it. */
 static int open_store(struct engine *e, struct sched_options *so, enum kern_dtype dtype,
                       struct fault *fault) {
+    struct replica *first = &e->replicas[0];
     const struct model_config *config = model_config(model_of(e));
     const struct engine_options *o = &e->options;
     struct store_options store = {.dir = o->state_dir,
@@ -164,7 +164,7 @@ static int open_store(struct engine *e, struct sched_options *so, enum kern_dtyp
                                   .check = check_state,
                                   .backend = e->replicas[0].kern,
                                   .done = replica_store_done,
-                                  .arg = &e->replicas[0]};
+                                  .arg = first};
     if (o->state_dir == NULL || o->state_dir[0] == '\0') return 0;
     if (ops_of(e)->snapshot_export == NULL)
         return fault_set(fault, ERR_UNSUPPORTED, "state-dir",
@@ -175,14 +175,15 @@ static int open_store(struct engine *e, struct sched_options *so, enum kern_dtyp
     struct state_identity *identity = &store.identity;
     int code = identity_model(o->model_dir, o->random_weights, identity->weights, fault);
     if (code == 0) code = identity_gates(o->model_dir, o->gates, identity->gates, fault);
-    if (code == 0) code = store_open(&store, &e->store, fault);
+    if (code == 0) code = store_open(&store, &first->store, fault);
     if (code != 0) return code;
-    store_space_key(e->store, e->space_key);
-    so->store = e->store;
+    for (int i = 1; i < e->replica_count; i++)
+        e->replicas[i].store = store_join(first->store, replica_store_done, &e->replicas[i]);
+    store_space_key(first->store, e->space_key);
     so->save_idle_ns = (int64_t)o->state_idle_seconds * 1000000000;
     so->copy_bytes = SCHED_COPY_BYTES;
     struct store_stats stats;
-    store_stats(e->store, &stats);
+    store_stats(first->store, &stats);
     log_info("state directory: %d conversations of this model, %lld bytes in all", stats.files,
              (long long)stats.bytes);
     return 0;
@@ -207,6 +208,7 @@ static int plan_pool(const struct engine *e, enum kern_dtype dtype, struct sched
 static int open_pool(const struct engine *e, struct replica *replica, enum kern_dtype dtype,
                      const struct sched_options *so, struct fault *fault) {
     const struct model_config *config = model_config(model_of(e));
+    struct kern *kern = replica->kern;
     const struct kern_cache_options cache = {.layers = config->layers,
                                              .heads_q = config->heads_q,
                                              .heads_kv = config->heads_kv,
@@ -215,7 +217,38 @@ static int open_pool(const struct engine *e, struct replica *replica, enum kern_
                                              .pages = so->pages_total,
                                              .slots = so->sequences_max + so->conversations_max,
                                              .max_positions = e->info.max_model_len};
-    return replica->kern->ops->cache_open(replica->kern, &cache, fault);
+    if (kern->ops->bind != NULL) kern->ops->bind(kern);
+    return kern->ops->cache_open(kern, &cache, fault);
+}
+
+static int open_backends(struct engine *e, struct fault *fault) {
+    const struct engine_options *o = &e->options;
+    const struct backend_options backend = {.device = o->device,
+                                            .cpu_path = o->cpu_path,
+                                            .threads = o->threads,
+                                            .replicas = e->replica_count};
+    struct kern *kerns[ENGINE_REPLICAS_MAX] = {0};
+    int code = backend_open(&backend, kerns, fault);
+    for (int i = 0; i < e->replica_count; i++) e->replicas[i].kern = kerns[i];
+    return code;
+}
+
+/* The first replica's weights serve all of them where the backend can share. */
+static int open_model(struct engine *e, struct replica *replica, int logits_max,
+                      struct fault *fault) {
+    const struct engine_options *o = &e->options;
+    struct kern *kern = replica->kern;
+    const struct model_options options = {.dir = o->model_dir,
+                                          .gates = o->gates,
+                                          .rows_max = o->max_num_batched_tokens,
+                                          .logits_max = logits_max,
+                                          .owner = e->replicas[0].model,
+                                          .random_weights = o->random_weights,
+                                          .check_only = o->check_only,
+                                          .progress = o->progress,
+                                          .progress_arg = o->arg};
+    if (kern->ops->bind != NULL) kern->ops->bind(kern);
+    return model_open(kern, &options, &replica->model, fault);
 }
 
 static int open_cache(struct engine *e, struct sched_options *so, struct fault *fault) {
@@ -229,15 +262,11 @@ static int open_cache(struct engine *e, struct sched_options *so, struct fault *
     so->kv.has_gates = model_has_gates(model_of(e));
     snprintf(e->info.kv_dtype, sizeof e->info.kv_dtype, "%s", dtype == KERN_F32 ? "f32" : "bf16");
     code = plan_pool(e, dtype, so, fault);
-    for (int i = 0; i < e->replica_count && code == 0 && !e->options.check_only; i++)
-        code = open_pool(e, &e->replicas[i], dtype, so, fault);
+    for (int i = 0; i < e->replica_count && code == 0 && !e->options.check_only; i++) {
+        if (i > 0) code = open_model(e, &e->replicas[i], so->logits_max, fault);
+        if (code == 0) code = open_pool(e, &e->replicas[i], dtype, so, fault);
+    }
     return code == 0 ? open_store(e, so, dtype, fault) : code;
-}
-
-static int thread_count(int wanted) {
-    cpu_set_t cores;
-    if (wanted > 0) return wanted;
-    return sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
 }
 
 static int max_choices(const struct engine_options *options) {
@@ -268,7 +297,8 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
     info->max_queue = e->options.max_queue;
     info->max_choices = max_choices(&e->options);
     memcpy(info->space_key, e->space_key, sizeof info->space_key);
-    info->threads = thread_count(e->options.threads);
+    info->replicas = e->replica_count;
+    info->threads = backend_threads(e->options.threads);
     info->pages_total = so->pages_total;
     info->page_bytes = so->page_bytes;
     info->page_slots = so->shape.page_slots;
@@ -303,27 +333,12 @@ static int check_options(const struct engine_options *o, struct fault *fault) {
         return fault_set(fault, ERR_INVALID, "max-conversations", "must be at least 0");
     if (o->max_choices < 0)
         return fault_set(fault, ERR_INVALID, "max-choices", "must be at least 0");
+    if (o->data_parallel_size < 0 || o->data_parallel_size > ENGINE_REPLICAS_MAX)
+        return fault_set(fault, ERR_INVALID, "data-parallel-size", "must be 1 to %d",
+                         ENGINE_REPLICAS_MAX);
     if (!is_automatic(o->kv_policy) && policy_find(o->kv_policy) == NULL)
         return refuse_policy(o->kv_policy, fault);
     return 0;
-}
-
-static int open_model(struct engine *e, struct replica *replica, int logits_max,
-                      struct fault *fault) {
-    const struct engine_options *o = &e->options;
-    const struct backend_options backend = {
-        .device = o->device, .cpu_path = o->cpu_path, .threads = o->threads};
-    int code = backend_open(&backend, &replica->kern, fault);
-    if (code != 0) return code;
-    struct model_options options = {.dir = o->model_dir,
-                                    .gates = o->gates,
-                                    .rows_max = o->max_num_batched_tokens,
-                                    .logits_max = logits_max,
-                                    .random_weights = o->random_weights,
-                                    .check_only = o->check_only,
-                                    .progress = o->progress,
-                                    .progress_arg = o->arg};
-    return model_open(replica->kern, &options, &replica->model, fault);
 }
 
 /* What the model and the text beside it must agree on with the options. */
@@ -349,9 +364,9 @@ static struct engine *new_engine(const struct engine_options *options) {
     e->common.wake = options->wake;
     e->common.arg = options->arg;
     e->common.max_queue = options->max_queue;
-    e->replica_count = 1;
+    e->replica_count = options->data_parallel_size > 0 ? options->data_parallel_size : 1;
     e->replicas = mem_must_alloc((size_t)e->replica_count, sizeof *e->replicas);
-    for (int i = 0; i < e->replica_count; i++) replica_open(&e->replicas[i], &e->common);
+    for (int i = 0; i < e->replica_count; i++) replica_open(&e->replicas[i], i, &e->common);
     CHECK(getrandom(e->space_key, sizeof e->space_key, 0) == (ssize_t)sizeof e->space_key);
     return e;
 }
@@ -359,8 +374,8 @@ static struct engine *new_engine(const struct engine_options *options) {
 /* The schedulers' options, but for what is each one's own. */
 static int open_parts(struct engine *e, struct sched_options *so, struct fault *fault) {
     int code = text_open(e->options.model_dir, &e->text, fault);
-    for (int i = 0; i < e->replica_count && code == 0; i++)
-        code = open_model(e, &e->replicas[i], so->logits_max, fault);
+    if (code == 0) code = open_backends(e, fault);
+    if (code == 0) code = open_model(e, &e->replicas[0], so->logits_max, fault);
     if (code == 0) code = check_model(e, fault);
     if (code == 0) code = open_cache(e, so, fault);
     if (code != 0) return code;
@@ -425,7 +440,6 @@ void engine_close(struct engine *e) {
     for (int i = 0; i < e->replica_count; i++) replica_signal(&e->replicas[i]);
     for (int i = 0; i < e->replica_count; i++) replica_stop(&e->replicas[i]);
     for (int i = e->replica_count - 1; i >= 0; i--) replica_close(&e->replicas[i]);
-    store_close(e->store);
     text_close(&e->text);
     mem_free(e->replicas);
     mem_free(e->model_dir);
@@ -496,18 +510,62 @@ int engine_check(const struct engine *e, const struct engine_request *r, struct 
     return code;
 }
 
+/* ---- Replicas -------------------------------------------------------------------------------- */
+
+/* Only what is there now counts: a conversation whose turn is still running cannot be gone on from
+ * yet, whatever the client calls it. */
+static void find_affinity(struct engine *e, const struct engine_request *request,
+                          struct conversation_affinity *of) {
+    struct kv_params kv;
+    const struct conversation_query query = {.space = request->space,
+                                             .kv = &kv,
+                                             .prompt = request->prompt,
+                                             .prompt_count = request->prompt_count,
+                                             .hint = request->hint};
+    struct conversation_search search = {.query = &query};
+    if (!request->kv.reuse || request->prompt_logprobs) return;
+    if (sched_resolve_kv(&request->kv, &e->replicas[0].sched.options.kv, &kv, NULL) != 0) return;
+    for (int i = 0; i < e->replica_count; i++) replica_affinity(&e->replicas[i], &search, &of[i]);
+    if (e->replicas[0].store != NULL) store_affinity(e->replicas[0].store, &search, of);
+    conversation_search_close(&search);
+}
+
+/* More of a conversation, then the client's own name for it, then less to do. */
+static bool suits_better(const struct engine *e, const struct conversation_affinity *of, int a,
+                         int b) {
+    if (of[a].usable != of[b].usable) return of[a].usable > of[b].usable;
+    if (of[a].hinted != of[b].hinted) return of[a].hinted;
+    return atomic_load(&e->replicas[a].tokens) < atomic_load(&e->replicas[b].tokens);
+}
+
+static struct replica *choose_replica(struct engine *e, const struct engine_request *request) {
+    struct conversation_affinity of[ENGINE_REPLICAS_MAX] = {0};
+    int best = 0;
+    if (e->replica_count > 1) find_affinity(e, request, of);
+    for (int i = 1; i < e->replica_count; i++)
+        if (suits_better(e, of, i, best)) best = i;
+    return &e->replicas[best];
+}
+
 int engine_submit(struct engine *e, struct engine_job *job) {
-    struct replica *replica = &e->replicas[0];
     if (atomic_load(&e->common.draining)) return ERR_STOPPED;
-    int code = seq_job_alloc(job, replica->sched.options.text.token_bytes_max);
+    int code = seq_job_alloc(job, e->replicas[0].sched.options.text.token_bytes_max);
     if (code != 0) return code;
     job->queued_ns = clock_ns();
-    replica_submit(replica, job);
+    replica_submit(choose_replica(e, &job->request), job);
     return 0;
 }
 
 int engine_conversation_delete(struct engine *e, struct engine_delete *order) {
-    return replica_order_delete(&e->replicas[0], order);
+    atomic_store(&order->done, 0);
+    for (int i = 0; i < e->replica_count; i++)
+        if (!replica_runs(&e->replicas[i])) return ERR_STOPPED;
+    if (atomic_load(&e->common.deletes) == ENGINE_DELETES_MAX) return ERR_FULL;
+    atomic_fetch_add(&e->common.deletes, 1);
+    atomic_store(&order->replicas_left, e->replica_count);
+    atomic_store(&order->found, false);
+    for (int i = 0; i < e->replica_count; i++) replica_order_delete(&e->replicas[i], order);
+    return 0;
 }
 
 /* ---- Text ------------------------------------------------------------------------------------ */
@@ -542,10 +600,12 @@ bool engine_token_is_special(const struct engine *e, int32_t id) {
 
 /* ---- Observation ----------------------------------------------------------------------------- */
 
-void engine_snapshot(struct engine *e, struct engine_snapshot *out) {
+void engine_replica_snapshot(struct engine *e, int replica, struct engine_snapshot *out) {
+    struct store *store = e->replicas[replica].store;
     struct store_stats stats = {0};
-    replica_snapshot(&e->replicas[0], out);
-    if (e->store != NULL) store_stats(e->store, &stats);
+    replica_snapshot(&e->replicas[replica], out);
+    if (store == NULL || replica > 0) return;
+    store_stats(store, &stats);
     out->conversations_on_disk = stats.files;
     out->state_bytes = stats.bytes;
     out->state_written = stats.written;
@@ -553,8 +613,61 @@ void engine_snapshot(struct engine *e, struct engine_snapshot *out) {
     out->state_failed += stats.failed;
 }
 
+static bool is_busy(const struct engine_snapshot *snapshot) {
+    return snapshot->running > 0 || snapshot->waiting > 0;
+}
+
+/* When the busy one that has been silent for longest was heard of; when none is busy, the last. */
+static int64_t join_times(const struct engine_snapshot *a, const struct engine_snapshot *b) {
+    int64_t first = a->last_step_ns, last = b->last_step_ns;
+    if (is_busy(a) != is_busy(b)) return is_busy(a) ? first : last;
+    if (first > last) first = b->last_step_ns, last = a->last_step_ns;
+    return is_busy(a) ? first : last;
+}
+
+static void add_snapshot(struct engine_snapshot *sum, const struct engine_snapshot *one) {
+    sum->last_step_ns = join_times(sum, one);
+    sum->jobs += one->jobs;
+    sum->running += one->running;
+    sum->waiting += one->waiting;
+    sum->conversations += one->conversations;
+    sum->pages_total += one->pages_total;
+    sum->pages_used += one->pages_used;
+    sum->pages_reserved += one->pages_reserved;
+    sum->pages_retained += one->pages_retained;
+    sum->steps += one->steps;
+    sum->stopped |= one->stopped;
+    sum->prompt_tokens += one->prompt_tokens;
+    sum->cached_tokens += one->cached_tokens;
+    sum->generation_tokens += one->generation_tokens;
+    sum->entries_kept += one->entries_kept;
+    sum->entries_evicted += one->entries_evicted;
+    sum->evictions += one->evictions;
+    sum->preemptions += one->preemptions;
+    sum->conversation_hits += one->conversation_hits;
+    sum->conversation_misses += one->conversation_misses;
+    for (int i = 0; i < ENGINE_MISS_COUNT; i++)
+        sum->conversation_lost[i] += one->conversation_lost[i];
+    sum->state_restored += one->state_restored;
+    sum->state_failed += one->state_failed;
+    hist_merge(&sum->eviction_seconds, &one->eviction_seconds);
+    hist_merge(&sum->iteration_tokens, &one->iteration_tokens);
+}
+
+void engine_snapshot(struct engine *e, struct engine_snapshot *out) {
+    struct engine_snapshot one;
+    engine_replica_snapshot(e, 0, out);
+    for (int i = 1; i < e->replica_count; i++) {
+        engine_replica_snapshot(e, i, &one);
+        add_snapshot(out, &one);
+    }
+}
+
 int engine_sequences(struct engine *e, struct engine_sequence_row *rows, int max) {
-    return replica_sequences(&e->replicas[0], rows, max);
+    int count = 0;
+    for (int i = 0; i < e->replica_count; i++)
+        count += replica_sequences(&e->replicas[i], rows + count, max - count);
+    return count;
 }
 
 static struct engine_conversation_row *row_with(struct engine_conversation_row *rows, int count,
@@ -567,7 +680,8 @@ static struct engine_conversation_row *row_with(struct engine_conversation_row *
 /* Adds what is on disk: the size of the file, or a row of its own. */
 static int list_disk(struct engine *e, struct engine_conversation_row *rows, int count, int max) {
     struct store_row *files = mem_try_alloc((size_t)max, sizeof *files);
-    int file_count = files != NULL ? store_list(e->store, files, max) : 0, in_memory = count;
+    int file_count = files != NULL ? store_list(e->replicas[0].store, files, max) : 0,
+        in_memory = count;
     int64_t now = clock_unix_seconds();
     for (int i = 0; i < file_count; i++) {
         struct engine_conversation_row *row = row_with(rows, in_memory, files[i].id);
@@ -575,6 +689,7 @@ static int list_disk(struct engine *e, struct engine_conversation_row *rows, int
         if (row == NULL) {
             row = &rows[count++];
             *row = (struct engine_conversation_row){.id = files[i].id,
+                                                    .replica = -1,
                                                     .hint = files[i].hint,
                                                     .tokens = files[i].tokens,
                                                     .budget = kv_params_shown_budget(&files[i].kv),
@@ -590,6 +705,8 @@ static int list_disk(struct engine *e, struct engine_conversation_row *rows, int
 }
 
 int engine_conversations(struct engine *e, struct engine_conversation_row *rows, int max) {
-    int count = replica_conversations(&e->replicas[0], rows, max);
-    return e->store != NULL && max > 0 ? list_disk(e, rows, count, max) : count;
+    int count = 0;
+    for (int i = 0; i < e->replica_count; i++)
+        count += replica_conversations(&e->replicas[i], rows + count, max - count);
+    return e->replicas[0].store != NULL && max > 0 ? list_disk(e, rows, count, max) : count;
 }

@@ -1,4 +1,5 @@
-/* The engine: one model, one backend, one thread; everything the server may know about it.
+/* The engine: one model, served by one or several replicas, each with a backend and a thread of its
+ * own; everything the server may know about it.
  *
  * Life: engine_open (loads, blocking, reports progress) -> engine_start -> submit jobs ->
  * engine_drain -> engine_close. Text functions work on immutable data and may be called from any
@@ -21,7 +22,11 @@
  * conversation stays, so that a retry, another last turn or several questions on one history each
  * pay only for what is new. Once the new turn is kept, the one it came from is `superseded`: the
  * first to go when room is needed, and a dialogue keeps at most one of them, unless several turns
- * went on from it. With `state_dir` conversations outlive the process, see engine/store.h. */
+ * went on from it. With `state_dir` conversations outlive the process, see engine/store.h.
+ *
+ * Replicas. A job goes to the replica whose conversation it can continue furthest; where none has
+ * one, to the least loaded. From the same starting state every replica gives the same
+ * answer. */
 #ifndef KEEPD_ENGINE_ENGINE_H
 #define KEEPD_ENGINE_ENGINE_H
 
@@ -51,7 +56,9 @@ struct engine_options {
     int max_queue;              /* jobs waiting, bounded */
     int max_conversations;      /* retained between turns */
     int max_choices;            /* n of one request; 0 = as many as may run at once */
-    int threads;                /* 0 = the cores */
+    int data_parallel_size;     /* replicas of the model, 0 = 1; the numbers above are each one's,
+                                   but for max_queue, which is of all together */
+    int threads;                /* of all replicas; 0 = the cores */
     const char *device;         /* "auto", "cpu", "cuda": see engine/backend.h */
     const char *cpu_path;       /* see kernels/cpu/cpu.h */
     bool random_weights;
@@ -61,7 +68,8 @@ struct engine_options {
     int64_t state_bytes;    /* all files there together; the oldest go */
     int state_idle_seconds; /* a conversation is written when nobody used it for so long */
     void (*progress)(void *arg, double fraction, const char *what); /* during open; may be NULL */
-    void (*wake)(void *arg); /* engine thread, after a step that changed some job: uv_async_send */
+    void (*wake)(void *arg); /* a replica's thread, after a step that changed some job:
+                                uv_async_send */
     void *arg;
 };
 
@@ -90,8 +98,9 @@ struct engine_info {
     uint8_t
         space_key[16]; /* secret: the key to hash request.space with. Random; with a state_dir it
                           comes from the key there, so that spaces mean the same after a restart */
+    int replicas;
     int threads;
-    int64_t pages_total, page_bytes;
+    int64_t pages_total, page_bytes; /* of one replica */
     int page_slots;
     size_t weight_bytes;
     bool has_chat_template;
@@ -128,8 +137,9 @@ bool engine_token_is_special(const struct engine *engine, int32_t id);
 
 /* ---- Requests ------------------------------------------------------------------------------ */
 
-#define ENGINE_TOP_MAX     20
-#define ENGINE_CHOICES_MAX 128
+#define ENGINE_REPLICAS_MAX 64
+#define ENGINE_TOP_MAX      20
+#define ENGINE_CHOICES_MAX  128
 
 /* Each includes those before it. */
 enum engine_report {
@@ -259,6 +269,7 @@ struct engine_job {
         finished; /* 1 once every choice has its `finish`: the job is the submitter's again */
     struct engine_choice *choice; /* [choice_count], allocated by engine_submit, NULL before */
     int choice_count;
+    int replica;                        /* which one computes it; set by engine_submit */
     struct engine_token *prompt_tokens; /* [prompt_count] when prompt_logprobs; [0] is unscored */
     struct engine_top *prompt_top;      /* [prompt_count * top_logprobs] */
     /* valid once finished */
@@ -292,6 +303,7 @@ void engine_job_close(struct engine_job *job); /* frees what submit and the engi
 /* ---- Observation (any thread) -------------------------------------------------------------- */
 
 struct engine_sequence_row {
+    int replica;
     int32_t tokens, held; /* T; entries per stream on average */
     int32_t prompt_count, output_count;
     char policy[32];
@@ -302,6 +314,7 @@ struct engine_sequence_row {
 
 struct engine_conversation_row {
     uint64_t id;
+    int replica; /* in whose memory it is; -1 = only on disk */
     int32_t tokens, held;
     char policy[32];
     int32_t budget;
@@ -327,8 +340,11 @@ enum engine_miss {
 };
 const char *engine_miss_name(enum engine_miss miss); /* for logs and metric labels */
 
-/* Published after every step; a copy. */
+/* Published after every step; a copy. Of one replica, or of all: then counts are sums, and
+ * last_step_ns is that of the busy replica that has been silent for longest. The state directory is
+ * one for all; its counts are the first replica's. */
 struct engine_snapshot {
+    int jobs; /* submitted and not finished */
     int running, waiting, conversations;
     int64_t pages_total, pages_used, pages_reserved, pages_retained;
     uint64_t steps;
@@ -349,6 +365,7 @@ struct engine_snapshot {
     struct hist iteration_tokens;
 };
 void engine_snapshot(struct engine *engine, struct engine_snapshot *out);
+void engine_replica_snapshot(struct engine *engine, int replica, struct engine_snapshot *out);
 
 /* Rows for GET /kv; returns how many were written. */
 int engine_sequences(struct engine *engine, struct engine_sequence_row *rows, int max);
@@ -361,6 +378,9 @@ struct engine_delete {
     uint64_t id;
     int result;      /* 0, or ERR_NOTFOUND; valid once done */
     atomic_int done; /* release-stored last; `wake` is called after it */
+    /* the engine's */
+    atomic_int replicas_left; /* which have not looked yet */
+    atomic_bool found;
 };
 
 #define ENGINE_DELETES_MAX 64

@@ -10,9 +10,9 @@
 
 /* ---- Opening --------------------------------------------------------------------------------- */
 
-void replica_open(struct replica *r, struct replica_common *common) {
+void replica_open(struct replica *r, int index, struct replica_common *common) {
     pthread_condattr_t monotonic;
-    *r = (struct replica){.common = common};
+    *r = (struct replica){.index = index, .common = common};
     pthread_mutex_init(&r->lock, NULL);
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
@@ -34,9 +34,11 @@ void replica_ready(struct replica *r, const struct sched_options *options) {
     own.kern = r->kern;
     own.model = r->model;
     own.model_step = model_step_of;
+    own.store = r->store;
     sched_open(&r->sched, &own);
     r->sched.queue_places = &r->common->places;
     r->sched.pending_jobs = &r->pending;
+    r->sched.pending_tokens = &r->tokens;
     r->sequence_rows = mem_must_alloc((size_t)own.sequences_max, sizeof *r->sequence_rows);
     r->conversation_copies =
         mem_must_alloc((size_t)own.conversations_max + 1, sizeof *r->conversation_copies);
@@ -51,7 +53,8 @@ static void copy_sequences(struct replica *r) {
     for (int i = 0; i < s->running; i++) {
         const struct sequence *seq = &s->sequences[s->order[i]];
         struct engine_sequence_row *row = &r->sequence_rows[i];
-        *row = (struct engine_sequence_row){.tokens = seq->due.tokens,
+        *row = (struct engine_sequence_row){.replica = r->index,
+                                            .tokens = seq->due.tokens,
                                             .held = seq->due.held,
                                             .prompt_count = seq->prompt_count,
                                             .output_count = seq_output_count(seq),
@@ -72,8 +75,10 @@ static void copy_conversations(struct replica *r) {
         struct conversation_copy *copy = &r->conversation_copies[i];
         if (copy->change == c->change) continue;
         copy->change = c->change;
-        copy->row = (struct engine_conversation_row){
-            .id = c->id, .hint = c->hint, .superseded = conversation_superseded(c)};
+        copy->row = (struct engine_conversation_row){.id = c->id,
+                                                     .replica = r->index,
+                                                     .hint = c->hint,
+                                                     .superseded = conversation_superseded(c)};
         if (c->id == 0) continue;
         memcpy(copy->row.space, c->space, sizeof copy->row.space);
         copy->row.tokens = c->token_count;
@@ -81,6 +86,10 @@ static void copy_conversations(struct replica *r) {
         copy->row.budget = kv_params_shown_budget(&c->kv);
         copy->row.pages = c->pages;
         stpncpy(copy->row.policy, c->kv.policy->name, sizeof copy->row.policy - 1);
+        copy->kv = c->kv;
+        copy->prompt_end = c->prompt_end;
+        copy->prompt_hash = c->prompt_hash;
+        copy->token_hash = c->token_hash;
         copy->last_used_ns = c->last_used_ns;
     }
 }
@@ -136,18 +145,26 @@ static void take_submits(struct replica *r) {
     while ((job = ring_pop(&r->submits)) != NULL) sched_submit(&r->sched, job);
 }
 
+/* The last replica to look answers. */
+static void end_delete(struct replica *r, struct engine_delete *order) {
+    if (atomic_fetch_sub(&order->replicas_left, 1) > 1) return;
+    order->result = atomic_load(&order->found) ? 0 : ERR_NOTFOUND;
+    atomic_fetch_sub(&r->common->deletes, 1);
+    atomic_store_explicit(&order->done, 1, memory_order_release);
+}
+
 /* Orders to delete, between steps; who waits for one sees the lists without it. */
 static void take_deletes(struct replica *r) {
     struct engine_delete *orders[ENGINE_DELETES_MAX];
     int count = 0;
     while (count < ENGINE_DELETES_MAX && (orders[count] = ring_pop(&r->deletes)) != NULL) {
-        orders[count]->result = sched_delete(&r->sched, orders[count]->id);
+        if (sched_delete(&r->sched, orders[count]->id) == 0)
+            atomic_store(&orders[count]->found, true);
         count++;
     }
     if (count == 0) return;
     publish(r);
-    for (int i = 0; i < count; i++)
-        atomic_store_explicit(&orders[i]->done, 1, memory_order_release);
+    for (int i = 0; i < count; i++) end_delete(r, orders[i]);
     r->common->wake(r->common->arg);
 }
 
@@ -193,6 +210,7 @@ static void stop_serving(struct replica *r) {
 static void *replica_main(void *arg) {
     struct replica *r = arg;
     bool failed = false;
+    if (r->kern->ops->bind != NULL) r->kern->ops->bind(r->kern);
     while (!atomic_load(&r->common->stopping)) {
         take_submits(r);
         take_deletes(r);
@@ -247,10 +265,12 @@ void replica_stop(struct replica *r) {
 
 void replica_close(struct replica *r) {
     CHECK(!r->started);
+    if (r->kern != NULL && r->kern->ops->bind != NULL) r->kern->ops->bind(r->kern);
     if (r->sched.sequences != NULL) {
         take_submits(r);
         sched_close(&r->sched);
     }
+    store_close(r->store);
     model_close(r->model);
     if (r->kern != NULL) r->kern->ops->close(r->kern);
     ring_close(&r->submits);
@@ -269,29 +289,51 @@ bool replica_idle(struct replica *r) {
 }
 
 void replica_submit(struct replica *r, struct engine_job *job) {
+    job->replica = r->index;
     atomic_fetch_add(&r->pending, 1);
+    atomic_fetch_add(&r->tokens, sched_job_tokens(job));
     bool pushed = ring_push(&r->submits, job);
     CHECK(pushed); /* the ring holds every place of the queue */
     replica_signal(r);
 }
 
-int replica_order_delete(struct replica *r, struct engine_delete *order) {
-    int code = 0;
-    atomic_store(&order->done, 0);
-    pthread_mutex_lock(&r->lock); /* the thread's last look happens before it says it has stopped */
-    if (!r->started || r->snapshot.stopped || atomic_load(&r->common->stopping))
-        code = ERR_STOPPED;
-    else if (!ring_push(&r->deletes, order))
-        code = ERR_FULL;
-    pthread_cond_signal(&r->work);
+bool replica_runs(struct replica *r) {
+    pthread_mutex_lock(&r->lock);
+    bool runs = r->started && !r->snapshot.stopped && !atomic_load(&r->common->stopping);
     pthread_mutex_unlock(&r->lock);
-    return code;
+    return runs;
+}
+
+void replica_order_delete(struct replica *r, struct engine_delete *order) {
+    bool pushed = ring_push(&r->deletes, order);
+    CHECK(pushed); /* the ring holds as many as may wait */
+    replica_signal(r);
+}
+
+void replica_affinity(struct replica *r, struct conversation_search *search,
+                      struct conversation_affinity *best) {
+    uint64_t hint = search->query->hint;
+    pthread_mutex_lock(&r->lock);
+    for (int i = 0; i < r->sched.options.conversations_max; i++) {
+        const struct conversation_copy *copy = &r->conversation_copies[i];
+        const struct conversation_key key = {.space = copy->row.space,
+                                             .kv = &copy->kv,
+                                             .prompt_end = copy->prompt_end,
+                                             .token_count = copy->row.tokens,
+                                             .prompt_hash = copy->prompt_hash,
+                                             .token_hash = copy->token_hash};
+        int32_t usable = copy->row.id != 0 ? conversation_usable(search, &key) : 0;
+        if (usable > 0)
+            conversation_affinity_note(best, usable, hint != 0 && copy->row.hint == hint);
+    }
+    pthread_mutex_unlock(&r->lock);
 }
 
 void replica_snapshot(struct replica *r, struct engine_snapshot *out) {
     pthread_mutex_lock(&r->lock);
     *out = r->snapshot;
     pthread_mutex_unlock(&r->lock);
+    out->jobs = atomic_load(&r->pending);
 }
 
 int replica_sequences(struct replica *r, struct engine_sequence_row *rows, int max) {

@@ -24,24 +24,32 @@ struct replica_common {
     void (*wake)(void *arg); /* after a step that changed some job */
     void *arg;
     int max_queue;
-    atomic_int places; /* taken in the bounded queue, by all together */
+    atomic_int places;  /* taken in the bounded queue, by all together */
+    atomic_int deletes; /* orders that some replica has not looked at */
     atomic_bool draining, stopping;
 };
 
-/* The last published form of a conversation. */
+/* The last published form of a conversation: what lists show, and what a prompt is compared with to
+ * find its replica. */
 struct conversation_copy {
     struct engine_conversation_row row; /* id 0 = none */
+    struct kv_params kv;
+    int32_t prompt_end;
+    uint64_t prompt_hash, token_hash;
     int64_t last_used_ns;
     uint64_t change; /* of the row that was copied */
 };
 
 struct replica {
+    int index;
     struct replica_common *common;
+    struct store *store; /* its own way into the state directory; NULL without one */
     struct kern *kern;
     struct model *model;
     struct sched sched;
     struct ring submits, deletes; /* loop -> replica */
     atomic_int pending;           /* submitted jobs that have not finished: what drain waits for */
+    atomic_llong tokens;          /* that these may have computed: the replica's load */
     atomic_bool unsaved;          /* something is not on disk yet that could be */
     bool started;
     pthread_t thread;
@@ -56,10 +64,10 @@ struct replica {
     uint64_t conversation_changes;                 /* of the table, when it was copied */
 };
 
-/* Life: open; kern and model are opened by the caller; ready; start; stop; close, which may follow
- * any of them. */
-void replica_open(struct replica *replica, struct replica_common *common);
-/* Takes the scheduler's options, of which kern and model are filled in here. */
+/* Life: open; kern, model and store are opened by the caller; ready; start; stop; close, which may
+ * follow any of them. */
+void replica_open(struct replica *replica, int index, struct replica_common *common);
+/* Takes the scheduler's options, of which kern, model and store are filled in here. */
 void replica_ready(struct replica *replica, const struct sched_options *options);
 int replica_start(struct replica *replica); /* ERR_NOMEM */
 void replica_stop(struct replica *replica); /* common->stopping is set: its thread has ended */
@@ -68,7 +76,13 @@ void replica_close(struct replica *replica);
 void replica_signal(struct replica *replica); /* something has changed: look again */
 void replica_store_done(void *replica);       /* the store's callback */
 void replica_submit(struct replica *replica, struct engine_job *job);
-int replica_order_delete(struct replica *replica, struct engine_delete *order);
+/* The order is every replica's; who looks last says that it is done. There is room for it. */
+void replica_order_delete(struct replica *replica, struct engine_delete *order);
+/* Does its thread take orders? */
+bool replica_runs(struct replica *replica);
+/* How well its conversations in memory serve the search, at best. */
+void replica_affinity(struct replica *replica, struct conversation_search *search,
+                      struct conversation_affinity *best);
 
 bool replica_idle(struct replica *replica); /* see engine_idle */
 void replica_snapshot(struct replica *replica, struct engine_snapshot *out);

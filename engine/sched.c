@@ -87,6 +87,8 @@ void sched_publish_finished(struct sched *sched) {
     for (; job != NULL; job = next) {
         next = job->next;
         if (sched->pending_jobs != NULL) atomic_fetch_sub(sched->pending_jobs, 1);
+        if (sched->pending_tokens != NULL)
+            atomic_fetch_sub(sched->pending_tokens, sched_job_tokens(job));
         atomic_store_explicit(&job->finished, 1, memory_order_release);
     }
 }

@@ -112,8 +112,9 @@ struct sched {
     struct engine_choice *ended_first, *ended_last;    /* ended, not yet published */
     struct engine_job *finished_first, *finished_last; /* all choices ended, not yet published */
     struct sched_counters counters;
-    atomic_int *queue_places; /* given back when a job leaves the waiting list; may be NULL */
-    atomic_int *pending_jobs; /* counted down when a job finishes; may be NULL */
+    atomic_int *queue_places;     /* given back when a job leaves the waiting list; may be NULL */
+    atomic_int *pending_jobs;     /* counted down when a job finishes; may be NULL */
+    atomic_llong *pending_tokens; /* likewise, by sched_job_tokens */
     /* scratch of one step */
     struct kern_span *spans;
     struct sequence **span_sequences; /* whose rows spans[i] are */
@@ -129,6 +130,13 @@ void sched_close(struct sched *sched); /* every job finishes with ABORT; slots a
 
 /* Ends every job, running or waiting, with ABORT, or with ERROR and the text of `code`. */
 void sched_abandon(struct sched *sched, enum engine_finish finish, int code);
+
+/* Tokens that a job may make a scheduler compute, at most: what it weighs when the load of several
+ * is compared. */
+static inline int64_t sched_job_tokens(const struct engine_job *job) {
+    const struct engine_request *request = &job->request;
+    return request->prompt_count + (int64_t)request->max_tokens * seq_job_choices(request);
+}
 
 /* Appends to the waiting list. The job was checked (sched_check) and its arrays are allocated. */
 void sched_submit(struct sched *sched, struct engine_job *job);

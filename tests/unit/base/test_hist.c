@@ -27,6 +27,19 @@ Test(hist, nan_counts_as_above_all) {
     cr_assert_eq(hist.counts[3], 1);
 }
 
+Test(hist, merging_adds_up) {
+    struct hist a, b;
+    hist_open(&a, bounds, 3);
+    hist_open(&b, bounds, 3);
+    hist_add(&a, bounds[0]);
+    hist_add(&b, bounds[0]);
+    hist_add(&b, bounds[2] + 1);
+    hist_merge(&a, &b);
+    cr_assert(a.counts[0] == 2 && a.counts[3] == 1 && hist_count(&a) == 3);
+    cr_assert_float_eq(a.sum, 2 * bounds[0] + bounds[2] + 1, 1e-9);
+    cr_assert_eq(hist_count(&b), 2);
+}
+
 Test(hist, too_many_bounds, .signal = SIGABRT) {
     struct hist hist;
     hist_open(&hist, bounds, HIST_MAX_BOUNDS + 1);
