@@ -81,35 +81,35 @@ def charts(panels, methods, heading):
     return page(total, below + used, out + keys)
 
 
-def heat(x0, y0, grid, cell, top, show):
-    """Cells shaded by value / top; None stays empty."""
+def heat(x0, y0, grid, cell, top):
+    """Cells, (value, label), shaded by value / top; None stays empty."""
     w, h = cell
     out = []
     for r, row in enumerate(grid):
-        for c, value in enumerate(row):
+        for c, at in enumerate(row):
             x, y = x0 + c * w, y0 + r * h
             out.append(f'<rect class="edge" x="{x}" y="{y}" width="{w}" height="{h}"/>')
-            if value is None:
+            if at is None:
                 continue
             out.append(f'<rect x="{x}" y="{y}" width="{w}" height="{h}" fill="{HUE}" '
-                       f'fill-opacity="{max(0.0, min(1.0, value / top)) * 0.85:.3f}"/>'
-                       + text(x + w / 2, y + h / 2 + 4, show(value), "middle"))
+                       f'fill-opacity="{max(0.0, min(1.0, at[0] / top)) * 0.85:.3f}"/>'
+                       + text(x + w / 2, y + h / 2 + 4, at[1], "middle"))
     return out
 
 
-def heats(maps, heading, columns, rows, cell, show, top=None, per_row=4):
-    """Several heat maps: {title: grid}; `top` is the value of the full colour, None = each map's largest."""
+def heats(maps, heading, columns, rows, cell, top=None, per_row=4):
+    """Several heat maps: {title: grid of (value, label)}; `top` is the value of the full colour, None = the largest of all."""
     w, h = cell
     left, gap = 74, 26
     box_w, box_h = len(columns) * w + left + gap, len(rows) * h + 58
     out = [text(20, 24, heading)]
+    largest = top or max((at[0] for grid in maps.values() for row in grid for at in row if at is not None), default=1) or 1
     for i, (title, grid) in enumerate(maps.items()):
         x0, y0 = left + (i % per_row) * box_w, 66 + (i // per_row) * box_h
-        largest = top or max((v for row in grid for v in row if v is not None), default=1) or 1
         out.append(text(x0, y0 - 20, title))
         out += [text(x0 + (c + 0.5) * w, y0 - 5, label, "middle", "dim") for c, label in enumerate(columns)]
         out += [text(x0 - 5, y0 + (r + 0.5) * h + 4, label, "end", "dim") for r, label in enumerate(rows)]
-        out += heat(x0, y0, grid, cell, largest, show)
+        out += heat(x0, y0, grid, cell, largest)
     count = max(1, len(maps))
     return page(min(count, per_row) * box_w + 20, 66 + -(-count // per_row) * box_h - 10, out)
 

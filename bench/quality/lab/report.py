@@ -7,6 +7,7 @@ import numpy as np
 
 from . import anatomy, plan, plots, statistics, tasks
 
+FEW = 12                      # questions of one depth: too few to say much
 NOT_YET = "*Not measured yet: run `make quality`.*"
 
 
@@ -72,14 +73,14 @@ class Results:
         return statistics.over_tasks([statistics.differences(self.sample(a), self.sample(b)) for a, b in pairs])
 
     def depths(self, method, length):
-        """Share of right answers per depth bin of the needle task at a quarter; None where unasked."""
+        """(share of right answers, questions) per depth bin of the needle task at a quarter; None where unasked."""
         got, of = np.zeros(tasks.DEPTHS), np.zeros(tasks.DEPTHS)
         for row in self.rows(self.cell("needle", length, method, plan.QUARTER)):
             for depth, right in zip(row.get("depths", ()), row.get("right", ())):
                 b = min(tasks.DEPTHS - 1, int(depth * tasks.DEPTHS))
                 got[b] += right
                 of[b] += 1
-        return [float(g / n) if n else None for g, n in zip(got, of)]
+        return [(float(g / n), int(n)) if n else None for g, n in zip(got, of)]
 
 
 # --- words and tables -----------------------------------------------------------------------------
@@ -252,12 +253,13 @@ def draw_needles(results, out):
     lengths = [results.trained // 2, results.trained, 2 * results.trained, 4 * results.trained]
     maps = {}
     for method in results.methods:
-        columns = [results.depths(method, n) for n in lengths]
-        if any(v is not None for c in columns for v in c):
+        columns = [[at and (at[0], f"{100 * at[0]:.0f}" if at[1] >= FEW else f"({100 * at[0]:.0f})") for at in results.depths(method, n)]
+                   for n in lengths]
+        if any(at for c in columns for at in c):
             maps[method] = [[c[d] for c in columns] for d in range(tasks.DEPTHS)]
     rows = [f"{100 * d / tasks.DEPTHS:.0f}-{100 * (d + 1) / tasks.DEPTHS:.0f} %" for d in range(tasks.DEPTHS)]
-    out.write_text(plots.heats(maps, "Needle: right answers, %, by depth of the fact (down) and length of the text (across), 1/4 of the tokens",
-                               lengths, rows, (44, 20), lambda v: f"{100 * v:.0f}", top=1.0))
+    out.write_text(plots.heats(maps, "Needle: right answers, %, by depth of the fact (down) and length of the text (across), 1/4 of the tokens; "
+                               f"in brackets: fewer than {FEW} questions", lengths, rows, (44, 20), top=1.0))
 
 
 def draw_kept(measured, density, allocation):
@@ -266,8 +268,9 @@ def draw_kept(measured, density, allocation):
                                        "Where the kept entries stand in the text (dashed: evenly spread; square-root scale)"))
     layers = range(len(bounded[0]["lengths"]) if bounded else 0)
     heads = range(len(bounded[0]["lengths"][0]) if bounded else 0)
-    allocation.write_text(plots.heats({c["method"]: c["lengths"] for c in bounded}, "Entries kept by layer (down) and KV head (across)",
-                                      [f"h{h}" for h in heads], [f"layer {n}" for n in layers], (46, 22), lambda v: f"{v:.0f}", per_row=5))
+    grids = {c["method"]: [[(n, f"{n:.0f}") for n in row] for row in c["lengths"]] for c in bounded}
+    allocation.write_text(plots.heats(grids, "Entries kept by layer (down) and KV head (across)", [f"h{h}" for h in heads],
+                                      [f"layer {n}" for n in layers], (46, 22), per_row=5))
 
 
 # --- ablations ------------------------------------------------------------------------------------
