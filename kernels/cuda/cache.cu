@@ -7,7 +7,8 @@
 
 #include "kernels/cuda/internal.h"
 
-#define THREADS 256
+#define THREADS         256
+#define REPEAT_ROWS_MAX 64
 
 /* ---- Opening ------------------------------------------------------------------------------- */
 
@@ -335,6 +336,15 @@ const struct step *step_of(struct cuda *cuda, const struct kern_batch *batch) {
     return &cuda->step;
 }
 
+/* A step that only decodes is the same as the last one of as many rows: lengths, tables and tokens
+ * lie on the device. Larger ones wait for the device anyway. */
+static void repeat_step(struct cuda *cuda, const struct kern_batch *batch) {
+    if (batch->rows > REPEAT_ROWS_MAX || batch->rows != batch->span_count) return;
+    if (cuda->eager || !device_may_repeat(cuda->device)) return;
+    uint64_t key = (uint64_t)batch->rows * 2 + any_shared(cuda, batch);
+    graph_begin(device_graphs(cuda->device), cuda->device, key);
+}
+
 int op_begin_step(struct kern *kern, const struct kern_batch *batch) {
     struct cuda *cuda = cuda_of(kern);
     CHECK(cuda->has_cache);
@@ -346,6 +356,7 @@ int op_begin_step(struct kern *kern, const struct kern_batch *batch) {
         if (s->rule && op_rule_check(s->rule, NULL)) return ERR_UNSUPPORTED;
     }
     cache_changes(cuda);
+    repeat_step(cuda, batch);
     stage_batch(cuda, batch);
     append(cuda, batch);
     attend_plan(cuda);
@@ -360,6 +371,7 @@ int op_begin_step(struct kern *kern, const struct kern_batch *batch) {
 int cache_sync(struct cuda *cuda) {
     struct pages_state state = {};
     cuda->step.rows = -1; /* staged lists end with the sync */
+    graph_end(device_graphs(cuda->device), cuda->device);
     if (!cuda->has_cache) return device_sync(cuda->device);
     (void)device_download(cuda->device, &state, cuda->pages.state, sizeof state);
     int rc = device_sync(cuda->device);

@@ -93,6 +93,10 @@ int cuda_probe(struct fault *fault) {
     return device_count(fault) > 0 ? 0 : ERR_NOTFOUND;
 }
 
+uint64_t cuda_replays(struct kern *kern) {
+    return device_graphs(cuda_of(kern)->device)->replays;
+}
+
 int cuda_open(const struct cuda_options *options, struct kern **out, struct fault *fault) {
     struct cuda *cuda = static_cast<struct cuda *>(mem_try_alloc(1, sizeof *cuda));
     if (!cuda) return fault_set(fault, ERR_NOMEM, "", "no memory for the CUDA backend");
@@ -104,6 +108,7 @@ int cuda_open(const struct cuda_options *options, struct kern **out, struct faul
     cuda->ops = make_table(device_name(cuda->device));
     cuda->base.ops = &cuda->ops;
     cuda->step.rows = -1;
+    cuda->eager = options->eager;
     *out = &cuda->base;
     return 0;
 }

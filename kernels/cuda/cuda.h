@@ -19,10 +19,13 @@ extern "C" {
 
 struct cuda_options {
     int device; /* index, 0 = the first */
+    bool eager; /* launch one by one, never a graph: to compare */
 };
 
 /* Is there a device to open? ERR_NOTFOUND: none, and why; the CPU backend is to be used then. */
 int cuda_probe(struct fault *fault);
+/* Steps that were launched as a graph. */
+uint64_t cuda_replays(struct kern *kern);
 int cuda_open(const struct cuda_options *options, struct kern **out, struct fault *fault);
 
 #ifdef __cplusplus

@@ -14,6 +14,7 @@ extern "C" {
 #define UPLOAD_BYTES    ((size_t)16 << 20) /* pinned: weights on their way */
 #define STAGE_BYTES     ((size_t)4 << 20)  /* a chunk, at least: host lists of a step */
 #define CHUNKS_MAX      16
+#define REPEAT_BYTES    ((size_t)1 << 20)  /* the lists of a step that repeats */
 #define WORKSPACE_BYTES ((size_t)32 << 20) /* what cuBLASLt likes on Hopper */
 #define SHAPES_MAX      256                /* different (n, k, dtype) of a model: a handful */
 #define HEURISTIC_ROWS  64 /* rows that a shape's algorithm is chosen for; see find_algorithm */
@@ -43,6 +44,9 @@ struct device {
     int upload_half;
     struct chunk chunks[CHUNKS_MAX]; /* the last one is being filled; all are in use until sync */
     int chunk_count;
+    struct chunk repeat; /* of the open region; nothing is under way from it when one begins */
+    struct graphs graphs;
+    bool capturing, capture_failed; /* what fails then fails nobody */
     struct matmul_shape shapes[SHAPES_MAX];
     int shape_count;
     int failed; /* first error since the last sync */
@@ -52,7 +56,10 @@ struct device {
 /* ---- Errors ---------------------------------------------------------------------------------- */
 
 void device_failed(struct device *device, int code) {
-    if (!device->failed) device->failed = code;
+    if (device->capturing)
+        device->capture_failed = true;
+    else if (!device->failed)
+        device->failed = code;
 }
 
 /* Errors that leave the context usable are those of asking for too much. */
@@ -64,7 +71,7 @@ static bool ok(struct device *device, cudaError_t error, const char *what) {
         device_failed(device, ERR_NOMEM);
         return false;
     }
-    device->lost = true;
+    device->lost |= !device->capturing;
     device_failed(device, ERR_DEVICE);
     return false;
 }
@@ -98,6 +105,22 @@ static int check_device(int index, int *processors, struct fault *fault) {
     return 0;
 }
 
+static void close_chunk(struct chunk *chunk) {
+    cudaFree(chunk->device);
+    cudaFreeHost(chunk->host);
+    *chunk = {};
+}
+
+static bool open_chunk(struct chunk *chunk, size_t bytes) {
+    chunk->bytes = bytes;
+    if (cudaMalloc((void **)&chunk->device, bytes) == cudaSuccess &&
+        cudaMallocHost((void **)&chunk->host, bytes) == cudaSuccess)
+        return true;
+    (void)cudaGetLastError();
+    close_chunk(chunk);
+    return false;
+}
+
 int device_open(int index, struct device **out, struct fault *fault) {
     int processors = 0, rc = check_device(index, &processors, fault);
     if (rc) return rc;
@@ -111,7 +134,8 @@ int device_open(int index, struct device **out, struct fault *fault) {
                 ok(device, cudaMalloc(&device->workspace, WORKSPACE_BYTES), "workspace") &&
                 ok(device, cudaEventCreate(&device->upload_done[0]), "cudaEventCreate") &&
                 ok(device, cudaEventCreate(&device->upload_done[1]), "cudaEventCreate") &&
-                ok(device, cudaMallocHost((void **)&device->upload, UPLOAD_BYTES), "staging");
+                ok(device, cudaMallocHost((void **)&device->upload, UPLOAD_BYTES), "staging") &&
+                open_chunk(&device->repeat, REPEAT_BYTES);
     if (good && cublasLtCreate(&device->blas) != CUBLAS_STATUS_SUCCESS) good = false;
     if (!good) {
         device_close(device);
@@ -121,19 +145,15 @@ int device_open(int index, struct device **out, struct fault *fault) {
     return 0;
 }
 
-static void close_chunk(struct chunk *chunk) {
-    cudaFree(chunk->device);
-    cudaFreeHost(chunk->host);
-    *chunk = {};
-}
-
 void device_close(struct device *device) {
     if (!device) return;
+    graph_close(&device->graphs, device);
     if (device->blas) cublasLtDestroy(device->blas);
     if (device->stream) cudaStreamDestroy(device->stream);
     for (int i = 0; i < 2; i++)
         if (device->upload_done[i]) cudaEventDestroy(device->upload_done[i]);
     for (int i = 0; i < device->chunk_count; i++) close_chunk(&device->chunks[i]);
+    close_chunk(&device->repeat);
     cudaFree(device->workspace);
     cudaFreeHost(device->upload);
     mem_free(device);
@@ -159,6 +179,7 @@ void *device_alloc(struct device *device, size_t bytes) {
 
 /* cudaFree waits for the device: nothing queued still uses the memory. */
 void device_free(struct device *device, void *mem) {
+    graph_settle(&device->graphs, device);
     if (mem) ok(device, cudaFree(mem), "cudaFree");
 }
 
@@ -167,14 +188,39 @@ size_t device_memory_free(const struct device *) {
     return cudaMemGetInfo(&unused, &total) == cudaSuccess ? unused : 0;
 }
 
+struct copy_args {
+    void *to;
+    const void *from; /* NULL: zeros */
+    size_t bytes;
+    int64_t kind; /* enum cudaMemcpyKind */
+};
+
+static void run_copy(struct device *device, const void *data) {
+    const struct copy_args *a = static_cast<const struct copy_args *>(data);
+    if (device->lost) return;
+    if (a->from)
+        ok(device,
+           cudaMemcpyAsync(a->to, a->from, a->bytes, static_cast<cudaMemcpyKind>(a->kind),
+                           device->stream),
+           "copy");
+    else
+        ok(device, cudaMemsetAsync(a->to, 0, a->bytes, device->stream), "memset");
+}
+
+static void add_copy(struct device *device, void *to, const void *from, size_t bytes,
+                     cudaMemcpyKind kind) {
+    const struct copy_args args = {to, from, bytes, kind};
+    graph_add(&device->graphs, device, run_copy, &args, sizeof args);
+}
+
 void device_zero(struct device *device, void *mem, size_t bytes) {
-    ok(device, cudaMemsetAsync(mem, 0, bytes, device->stream), "memset");
+    add_copy(device, mem, NULL, bytes, cudaMemcpyDeviceToDevice);
 }
 
 void device_forget(struct device *, void *, size_t) {}
 
 void device_copy(struct device *device, void *to, const void *from, size_t bytes) {
-    ok(device, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, device->stream), "copy");
+    add_copy(device, to, from, bytes, cudaMemcpyDeviceToDevice);
 }
 
 /* ---- Between host and device ------------------------------------------------------------------
@@ -185,6 +231,7 @@ void device_upload(struct device *device, void *to, const void *from, size_t byt
     const size_t half = UPLOAD_BYTES / 2;
     char *target = static_cast<char *>(to);
     const char *source = static_cast<const char *>(from);
+    graph_settle(&device->graphs, device);
     while (bytes > 0 && !device->lost) {
         size_t slice = bytes < half ? bytes : half;
         int turn = device->upload_half ^= 1;
@@ -202,20 +249,26 @@ void device_upload(struct device *device, void *to, const void *from, size_t byt
 
 static struct chunk *add_chunk(struct device *device, size_t bytes) {
     struct chunk fresh = {};
-    fresh.bytes = bytes < STAGE_BYTES ? STAGE_BYTES : bytes;
     if (device->chunk_count == CHUNKS_MAX) return NULL;
-    if (cudaMalloc((void **)&fresh.device, fresh.bytes) != cudaSuccess ||
-        cudaMallocHost((void **)&fresh.host, fresh.bytes) != cudaSuccess) {
-        (void)cudaGetLastError();
-        close_chunk(&fresh);
-        return NULL;
-    }
+    if (!open_chunk(&fresh, bytes < STAGE_BYTES ? STAGE_BYTES : bytes)) return NULL;
     device->chunks[device->chunk_count] = fresh;
     return &device->chunks[device->chunk_count++];
 }
 
+/* There is room. */
+static const void *stage_in(struct device *device, struct chunk *chunk, const void *from,
+                            size_t bytes) {
+    size_t at = chunk->used;
+    chunk->used += (bytes + 255) / 256 * 256;
+    memcpy(chunk->host + at, from, bytes);
+    add_copy(device, chunk->device + at, chunk->host + at, bytes, cudaMemcpyHostToDevice);
+    return chunk->device + at;
+}
+
 const void *device_stage(struct device *device, const void *from, size_t bytes) {
     size_t room = (bytes + 255) / 256 * 256;
+    if (device->graphs.open && device->repeat.used + room <= device->repeat.bytes)
+        return stage_in(device, &device->repeat, from, bytes);
     struct chunk *chunk = device->chunk_count ? &device->chunks[device->chunk_count - 1] : NULL;
     if (!chunk || chunk->used + room > chunk->bytes) chunk = add_chunk(device, room);
     if (!chunk) {
@@ -223,19 +276,13 @@ const void *device_stage(struct device *device, const void *from, size_t bytes) 
         device_failed(device, ERR_NOMEM);
         return NULL;
     }
-    size_t at = chunk->used;
-    chunk->used += room;
-    memcpy(chunk->host + at, from, bytes);
-    ok(device,
-       cudaMemcpyAsync(chunk->device + at, chunk->host + at, bytes, cudaMemcpyHostToDevice,
-                       device->stream),
-       "staging");
-    return chunk->device + at;
+    return stage_in(device, chunk, from, bytes);
 }
 
 /* Nothing is under way: several chunks become one that would have held them all. */
 static void reset_chunks(struct device *device) {
     size_t bytes = 0;
+    device->repeat.used = 0;
     for (int i = 0; i < device->chunk_count; i++) {
         bytes += device->chunks[i].bytes;
         device->chunks[i].used = 0;
@@ -247,6 +294,7 @@ static void reset_chunks(struct device *device) {
 }
 
 int device_download(struct device *device, void *to, const void *from, size_t bytes) {
+    graph_settle(&device->graphs, device);
     ok(device, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, device->stream),
        "download");
     ok(device, cudaStreamSynchronize(device->stream), "waiting for the device");
@@ -254,6 +302,7 @@ int device_download(struct device *device, void *to, const void *from, size_t by
 }
 
 int device_sync(struct device *device) {
+    graph_end(&device->graphs, device);
     ok(device, cudaStreamSynchronize(device->stream), "waiting for the device");
     int failed = device->failed;
     device->failed = device->lost ? ERR_DEVICE : 0;
@@ -263,21 +312,58 @@ int device_sync(struct device *device) {
 
 /* ---- Launching ------------------------------------------------------------------------------- */
 
-bool device_prepare(struct device *device, const void *kernel, size_t shared) {
-    if (device->lost) return false;
-    if (shared <= (size_t)48 << 10) return true;
-    return ok(device,
-              cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   static_cast<int>(shared)),
-              "shared memory of a kernel");
+void device_run_launch(struct device *device, const struct launch *l, void **args) {
+    if (device->lost) return;
+    if (l->shared > (size_t)48 << 10 &&
+        !ok(device,
+            cudaFuncSetAttribute(l->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(l->shared)),
+            "shared memory of a kernel"))
+        return;
+    ok(device,
+       cudaLaunchKernel(l->kernel, dim3(l->grid_x, l->grid_y), dim3((unsigned)l->threads), args,
+                        l->shared, device->stream),
+       l->name);
 }
 
-cudaStream_t device_stream(struct device *device) {
-    return device->stream;
+/* ---- Graphs ---------------------------------------------------------------------------------- */
+
+struct graphs *device_graphs(struct device *device) {
+    return &device->graphs;
 }
 
-void device_launched(struct device *device, const char *name) {
-    ok(device, cudaGetLastError(), name);
+bool device_may_repeat(const struct device *device) {
+    return device->repeat.used == 0 && !device->lost;
+}
+
+/* Capturing queues nothing: an error in it leaves the stream as it was, and the list is played. */
+void *device_capture(struct device *device, const struct graph_list *list) {
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t captured = NULL;
+    if (device->lost ||
+        cudaStreamBeginCapture(device->stream, cudaStreamCaptureModeThreadLocal) != cudaSuccess)
+        return NULL;
+    device->capturing = true;
+    device->capture_failed = false;
+    graph_play(device, list);
+    device->capturing = false;
+    cudaError_t error = cudaStreamEndCapture(device->stream, &graph);
+    if (error == cudaSuccess && device->capture_failed) error = cudaErrorStreamCaptureInvalidated;
+    if (error == cudaSuccess) error = cudaGraphInstantiate(&captured, graph, 0);
+    if (graph) cudaGraphDestroy(graph);
+    if (error == cudaSuccess) return captured;
+    log_warn("cuda: a step cannot be captured: %s", cudaGetErrorString(error));
+    (void)cudaGetLastError();
+    return NULL;
+}
+
+void device_replay(struct device *device, void *captured) {
+    if (device->lost) return;
+    ok(device, cudaGraphLaunch(static_cast<cudaGraphExec_t>(captured), device->stream), "graph");
+}
+
+void device_forget_graph(struct device *, void *captured) {
+    (void)cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(captured));
 }
 
 /* ---- Products -------------------------------------------------------------------------------- */
@@ -374,19 +460,27 @@ static const struct matmul_shape *find_shape(struct device *device, int64_t n, i
     return fresh;
 }
 
-void device_matmul(struct device *device, float *y, const void *x, const void *w, const float *bias,
-                   int rows, int64_t n, int64_t k, enum kern_dtype dtype, bool add) {
+static void run_matmul(struct device *device, const void *data) {
+    const struct matmul_args *a = static_cast<const struct matmul_args *>(data);
+    enum kern_dtype dtype = static_cast<enum kern_dtype>(a->dtype);
     if (device->lost) return;
-    const struct matmul_shape *shape = find_shape(device, n, k, dtype, bias);
-    const float one = 1, beta = add ? 1 : 0;
+    const struct matmul_shape *shape = find_shape(device, a->n, a->k, dtype, a->bias);
+    const float one = 1, beta = a->add ? 1 : 0;
     struct matmul_plan plan = {};
-    bool good = shape && open_plan(&plan, n, k, rows, dtype, bias) &&
-                cublasLtMatmul(device->blas, plan.operation, &one, w, plan.w, x, plan.x, &beta, y,
-                               plan.y, y, plan.y, &shape->algorithm, device->workspace,
-                               WORKSPACE_BYTES, device->stream) == CUBLAS_STATUS_SUCCESS;
+    bool good =
+        shape && open_plan(&plan, a->n, a->k, a->rows, dtype, a->bias) &&
+        cublasLtMatmul(device->blas, plan.operation, &one, a->w, plan.w, a->x, plan.x, &beta, a->y,
+                       plan.y, a->y, plan.y, &shape->algorithm, device->workspace, WORKSPACE_BYTES,
+                       device->stream) == CUBLAS_STATUS_SUCCESS;
     close_plan(&plan);
     if (good) return;
-    log_error("cuda: cuBLASLt refuses a product of %d x %lld x %lld", rows, (long long)n,
-              (long long)k);
+    log_error("cuda: cuBLASLt refuses a product of %lld x %lld x %lld", (long long)a->rows,
+              (long long)a->n, (long long)a->k);
     device_failed(device, ERR_DEVICE);
+}
+
+void device_matmul(struct device *device, float *y, const void *x, const void *w, const float *bias,
+                   int rows, int64_t n, int64_t k, enum kern_dtype dtype, bool add) {
+    const struct matmul_args args = {y, x, w, bias, rows, n, k, dtype, add};
+    graph_add(&device->graphs, device, run_matmul, &args, sizeof args);
 }

@@ -2,14 +2,18 @@
  * stream. Two implementations: kernels/cuda/device.cu (CUDA runtime and cuBLASLt) and
  * tests/emu/device_emu.cc (the fiber emulator). C++, for the sources of this folder only.
  *
- * Everything is queued in order on one stream. The first failure sticks until device_sync reports
- * it; a failure of the device itself (a poisoned context) is reported by every sync from then on.
- * Thread: the engine thread. */
+ * Everything is queued in order on one stream; steps that repeat are launched as a graph
+ * (kernels/cuda/graph.h), which changes nothing but the time they take. The first failure sticks
+ * until device_sync reports it; a failure of the device itself (a poisoned context) is reported by
+ * every sync from then on. Thread: the engine thread. */
 #ifndef KEEPD_KERNELS_CUDA_DEVICE_H
 #define KEEPD_KERNELS_CUDA_DEVICE_H
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
+
+#include <tuple>
 
 extern "C" {
 #include "base/check.h"
@@ -18,6 +22,7 @@ extern "C" {
 #include "kernels/kern.h"
 }
 
+#include "kernels/cuda/graph.h"
 #include "kernels/cuda/ptx.cuh"
 
 struct device;
@@ -25,6 +30,9 @@ struct device;
 /* Devices of this machine that the backend can use; 0 with the reason in `fault`. */
 int device_count(struct fault *fault);
 int device_open(int index, struct device **out, struct fault *fault);
+struct graphs *device_graphs(struct device *device);
+/* May a region that repeats begin? Not while lists of the last one may still be on their way. */
+bool device_may_repeat(const struct device *device);
 void device_close(struct device *device);             /* NULL is fine */
 const char *device_name(const struct device *device); /* of the backend: "cuda" */
 int device_processors(
@@ -41,12 +49,21 @@ void device_copy(struct device *device, void *to, const void *from, size_t bytes
 /* `from` may be reused on return. */
 void device_upload(struct device *device, void *to, const void *from, size_t bytes);
 /* A device copy of `bytes` host bytes, valid for what is queued until the next device_sync. NULL
- * when there is no memory (the failure sticks). Aligned to 16. */
+ * when there is no memory (the failure sticks). Aligned to 16. In a region that repeats, the n-th
+ * copy of a size lies where it lay the last time. */
 const void *device_stage(struct device *device, const void *from, size_t bytes);
 /* Waits for all that was queued; the bytes are there on return. */
 int device_download(struct device *device, void *to, const void *from, size_t bytes);
 int device_sync(struct device *device); /* 0, ERR_NOMEM or ERR_DEVICE; logs what the device says */
 void device_failed(struct device *device, int code); /* sticks, if it is the first */
+
+/* A product as data. */
+struct matmul_args {
+    float *y;
+    const void *x, *w;
+    const float *bias;
+    int64_t rows, n, k, dtype, add;
+};
 
 /* y[rows][n] (+)= x[rows][k] w[n][k]^T (+ bias[n]), all row-major; x and w in `dtype` (F32 or
  * BF16), sums and y float32. The order of sums depends on n and k only, never on `rows`. */
@@ -55,31 +72,77 @@ void device_matmul(struct device *device, float *y, const void *x, const void *w
 
 /* ---- Launching ---------------------------------------------------------------------------- */
 
+/* A launch as data: this, then every argument on 16 bytes. */
+struct alignas(16) launch {
+    const void *kernel;
+    const char *name;
+    size_t shared;
+    uint32_t grid_x, grid_y;
+    int64_t threads;
+};
+
+template <class... P> constexpr size_t launch_bytes() {
+    return sizeof(struct launch) + (((sizeof(P) + 15) / 16 * 16) + ... + 0);
+}
+
 #ifdef KEEPD_EMU
 bool device_runs(struct device *device); /* false: it is lost */
 void device_ran(const char *error);
 
-template <class... P, class... A>
-void device_launch(struct device *device, const char *name, void (*kernel)(P...), dim3 grid,
-                   int threads, size_t shared, A... args) {
-    if (grid.x == 0 || grid.y == 0 || !device_runs(device)) return;
-    device_ran(emu_launch(name, grid, threads, shared, [=] { kernel(static_cast<P>(args)...); }));
+/* The next argument of `at`, which moves on. */
+template <class P> const P &launch_argument(const char *&at) {
+    const char *here = at;
+    at += (sizeof(P) + 15) / 16 * 16;
+    return *reinterpret_cast<const P *>(here);
+}
+
+template <class... P> struct launch_call { std::tuple<const P &...> args; };
+
+template <class... P> void launch_run(struct device *device, const void *data) {
+    const struct launch *l = static_cast<const struct launch *>(data);
+    const char *at = reinterpret_cast<const char *>(l + 1);
+    const launch_call<P...> call{{launch_argument<P>(at)...}}; /* braces: from left to right */
+    auto kernel = reinterpret_cast<void (*)(P...)>(const_cast<void *>(l->kernel));
+    if (!device_runs(device)) return;
+    device_ran(emu_launch(l->name, dim3(l->grid_x, l->grid_y), (int)l->threads, l->shared,
+                          [=] { std::apply(kernel, call.args); }));
 }
 #else
-/* Lets the kernel have `shared` bytes; false when that failed. */
-bool device_prepare(struct device *device, const void *kernel, size_t shared);
-cudaStream_t device_stream(struct device *device);
-void device_launched(struct device *device, const char *name);
+/* `args`: a pointer to each. */
+void device_run_launch(struct device *device, const struct launch *launch, void **args);
+
+template <class... P> void launch_run(struct device *device, const void *data) {
+    const struct launch *l = static_cast<const struct launch *>(data);
+    const size_t sizes[] = {sizeof(P)..., 0};
+    void *args[sizeof...(P) + 1];
+    const char *at = reinterpret_cast<const char *>(l + 1);
+    for (size_t i = 0; i < sizeof...(P); i++) {
+        args[i] = const_cast<char *>(at);
+        at += (sizes[i] + 15) / 16 * 16;
+    }
+    device_run_launch(device, l, args);
+}
+#endif
+
+/* Bytes between members mean nothing, and would make equal arguments differ. */
+template <class P> static inline char *launch_put(char *to, P arg) {
+    __builtin_clear_padding(&arg);
+    memcpy(to, &arg, sizeof arg);
+    return to + (sizeof arg + 15) / 16 * 16;
+}
 
 template <class... P, class... A>
 void device_launch(struct device *device, const char *name, void (*kernel)(P...), dim3 grid,
                    int threads, size_t shared, A... args) {
+    alignas(16) char data[launch_bytes<P...>()];
     if (grid.x == 0 || grid.y == 0) return;
-    if (!device_prepare(device, reinterpret_cast<const void *>(kernel), shared)) return;
-    kernel<<<grid, threads, shared, device_stream(device)>>>(static_cast<P>(args)...);
-    device_launched(device, name);
+    memset(data, 0, sizeof data);
+    const struct launch head = {
+        reinterpret_cast<const void *>(kernel), name, shared, grid.x, grid.y, threads};
+    char *at = launch_put(data, head);
+    ((at = launch_put<P>(at, static_cast<P>(args))), ...);
+    graph_add(device_graphs(device), device, launch_run<P...>, data, sizeof data);
 }
-#endif
 
 /* LAUNCH(device, (kernel<D>), grid, threads, shared, arguments...) */
 #define LAUNCH(device, kernel, grid, threads, shared, ...)                                         \

@@ -66,6 +66,7 @@ struct cuda {
     struct device *device;
     struct kern_cache_options options;
     bool has_cache;
+    bool eager; /* no graphs */
     struct pages pages;
     struct slot *slots;
     struct step step;

@@ -11,8 +11,17 @@
 
 #include "kernels/cuda/device.h"
 
+/* Memory of a list in a region that repeats: it stays where it is. */
+struct place {
+    void *mem;
+    size_t bytes;
+};
+
 struct device {
     std::vector<void *> staged;
+    std::vector<struct place> places;
+    size_t placed; /* places of this region */
+    struct graphs graphs;
     int failed;
     bool lost; /* for good */
 };
@@ -44,7 +53,9 @@ static void drop_staged(struct device *device) {
 
 void device_close(struct device *device) {
     if (!device) return;
+    graph_close(&device->graphs, device);
     drop_staged(device);
+    for (const struct place &place : device->places) emu_free(place.mem);
     delete device;
 }
 
@@ -64,7 +75,8 @@ void *device_alloc(struct device *, size_t bytes) {
     return emu_alloc(bytes);
 }
 
-void device_free(struct device *, void *mem) {
+void device_free(struct device *device, void *mem) {
+    graph_settle(&device->graphs, device);
     emu_free(mem);
 }
 
@@ -72,26 +84,75 @@ size_t device_memory_free(const struct device *) {
     return (size_t)1 << 30;
 }
 
-void device_zero(struct device *, void *mem, size_t bytes) {
-    memset(mem, 0, bytes);
+struct fill_args {
+    void *mem;
+    size_t bytes;
+    int64_t value;
+};
+
+static void run_fill(struct device *device, const void *data) {
+    const struct fill_args *a = static_cast<const struct fill_args *>(data);
+    if (device_runs(device)) memset(a->mem, (int)a->value, a->bytes);
 }
 
-void device_forget(struct device *, void *mem, size_t bytes) {
-    memset(mem, 0xff, bytes);
+static void fill(struct device *device, void *mem, size_t bytes, int value) {
+    const struct fill_args args = {mem, bytes, value};
+    graph_add(&device->graphs, device, run_fill, &args, sizeof args);
 }
 
-void device_copy(struct device *, void *to, const void *from, size_t bytes) {
-    memcpy(to, from, bytes);
+void device_zero(struct device *device, void *mem, size_t bytes) {
+    fill(device, mem, bytes, 0);
 }
 
-void device_upload(struct device *, void *to, const void *from, size_t bytes) {
+void device_forget(struct device *device, void *mem, size_t bytes) {
+    fill(device, mem, bytes, 0xff);
+}
+
+struct copy_args {
+    void *to;
+    const void *from;
+    size_t bytes;
+};
+
+static void run_copy(struct device *device, const void *data) {
+    const struct copy_args *a = static_cast<const struct copy_args *>(data);
+    if (device_runs(device)) memcpy(a->to, a->from, a->bytes);
+}
+
+void device_copy(struct device *device, void *to, const void *from, size_t bytes) {
+    const struct copy_args args = {to, from, bytes};
+    graph_add(&device->graphs, device, run_copy, &args, sizeof args);
+}
+
+void device_upload(struct device *device, void *to, const void *from, size_t bytes) {
+    graph_settle(&device->graphs, device);
     memcpy(to, from, bytes);
 }
 
 /* So many lists between two syncs mean that somebody waits without one. */
 #define STAGED_MAX 400
 
+/* The place of the region's next list, of the size it had the last time. */
+static void *next_place(struct device *device, size_t bytes) {
+    size_t at = device->placed++;
+    if (at == device->places.size()) device->places.push_back({nullptr, 0});
+    struct place *place = &device->places[at];
+    if (place->bytes == bytes) return place->mem;
+    device_free(device, place->mem);
+    *place = {device_alloc(device, bytes), bytes};
+    if (!place->mem) place->bytes = 0;
+    return place->mem;
+}
+
+/* In a region: what is copied later reads the host's memory as a graph does, when it is launched.
+ */
 const void *device_stage(struct device *device, const void *from, size_t bytes) {
+    if (device->graphs.open) {
+        void *to = next_place(device, bytes);
+        if (!to) device_failed(device, ERR_NOMEM);
+        if (to) memcpy(to, from, bytes);
+        return to;
+    }
     if (device->staged.size() == STAGED_MAX) {
         fprintf(stderr, "emu: %d staged lists since the last sync\n", STAGED_MAX);
         abort();
@@ -107,12 +168,15 @@ const void *device_stage(struct device *device, const void *from, size_t bytes) 
 }
 
 int device_download(struct device *device, void *to, const void *from, size_t bytes) {
+    graph_settle(&device->graphs, device);
     if (!lost(device)) memcpy(to, from, bytes);
     return device->failed;
 }
 
 int device_sync(struct device *device) {
+    graph_end(&device->graphs, device);
     bool gone = lost(device);
+    device->placed = 0;
     int failed = device->failed;
     device->failed = gone ? ERR_DEVICE : 0;
     drop_staged(device);
@@ -139,19 +203,62 @@ static float element(const void *at, int64_t i, enum kern_dtype dtype) {
 }
 
 /* What cuBLASLt does on a GPU. */
-void device_matmul(struct device *device, float *y, const void *x, const void *w, const float *bias,
-                   int rows, int64_t n, int64_t k, enum kern_dtype dtype, bool add) {
-    std::vector<float> row(static_cast<size_t>(k));
+static void run_matmul(struct device *device, const void *data) {
+    const struct matmul_args &a = *static_cast<const struct matmul_args *>(data);
+    enum kern_dtype dtype = static_cast<enum kern_dtype>(a.dtype);
+    std::vector<float> row(static_cast<size_t>(a.k));
     if (!device_runs(device)) return;
-    for (int64_t o = 0; o < n; o++) {
-        for (int64_t i = 0; i < k; i++) row[static_cast<size_t>(i)] = element(w, o * k + i, dtype);
-        for (int64_t r = 0; r < rows; r++) {
+    for (int64_t o = 0; o < a.n; o++) {
+        for (int64_t i = 0; i < a.k; i++)
+            row[static_cast<size_t>(i)] = element(a.w, o * a.k + i, dtype);
+        for (int64_t r = 0; r < a.rows; r++) {
             float sum = 0;
-            for (int64_t i = 0; i < k; i++)
-                sum += element(x, r * k + i, dtype) * row[static_cast<size_t>(i)];
-            if (bias) sum += bias[o];
-            float *to = &y[r * n + o];
-            *to = add ? *to + sum : sum;
+            for (int64_t i = 0; i < a.k; i++)
+                sum += element(a.x, r * a.k + i, dtype) * row[static_cast<size_t>(i)];
+            if (a.bias) sum += a.bias[o];
+            float *to = &a.y[r * a.n + o];
+            *to = a.add ? *to + sum : sum;
         }
     }
+}
+
+void device_matmul(struct device *device, float *y, const void *x, const void *w, const float *bias,
+                   int rows, int64_t n, int64_t k, enum kern_dtype dtype, bool add) {
+    const struct matmul_args args = {y, x, w, bias, rows, n, k, dtype, add};
+    graph_add(&device->graphs, device, run_matmul, &args, sizeof args);
+}
+
+/* ---- Graphs ---------------------------------------------------------------------------------- */
+
+struct graphs *device_graphs(struct device *device) {
+    return &device->graphs;
+}
+
+bool device_may_repeat(const struct device *device) {
+    return device->placed == 0 && !device->lost;
+}
+
+/* A copy of its own, as a captured graph has: nothing that happens to the list later reaches it. */
+void *device_capture(struct device *, const struct graph_list *list) {
+    char *data = static_cast<char *>(mem_try_alloc(list->bytes, 1));
+    struct graph_list *captured =
+        static_cast<struct graph_list *>(mem_try_alloc(1, sizeof *captured));
+    if (!data || !captured) {
+        mem_free(data);
+        mem_free(captured);
+        return nullptr;
+    }
+    memcpy(data, list->data, list->bytes);
+    *captured = {data, list->bytes, list->bytes};
+    return captured;
+}
+
+void device_replay(struct device *device, void *captured) {
+    graph_play(device, static_cast<const struct graph_list *>(captured));
+}
+
+void device_forget_graph(struct device *, void *captured) {
+    struct graph_list *list = static_cast<struct graph_list *>(captured);
+    mem_free(list->data);
+    mem_free(list);
 }

@@ -1,6 +1,6 @@
 /* A whole model on the emulated CUDA backend: keepd-nano with its gates reads a prompt in uneven
  * pieces beside another sequence, evicts, and generates; logits stay near the CPU's reference path
- * and every page is in one place. */
+ * and every page is in one place. Steps launched as graphs change no bit. */
 #include <criterion/criterion.h>
 
 #include "both.h"
@@ -22,7 +22,7 @@ static struct run open_run(struct kern *kern) {
     struct run r = {.kern = kern};
     struct fault fault = {0};
     const struct model_options options = {
-        .dir = KEEPD_SOURCE_DIR "/models/keepd-nano", .rows_max = PROMPT + 10, .logits_max = 2};
+        .dir = KEEPD_SOURCE_DIR "/models/keepd-nano", .rows_max = PROMPT + 10, .logits_max = 3};
     int rc = model_open(kern, &options, &r.model, &fault);
     cr_assert_eq(rc, 0, "%s: %s", fault.field, fault.text);
     const struct model_config *c = model_config(r.model);
@@ -32,7 +32,7 @@ static struct run open_run(struct kern *kern) {
                                              .head_dim = c->head_dim,
                                              .dtype = KERN_BF16,
                                              .pages = 2000,
-                                             .slots = 2,
+                                             .slots = 3,
                                              .max_positions = 256};
     rc = kern->ops->cache_open(kern, &cache, &fault);
     cr_assert_eq(rc, 0, "%s: %s", fault.field, fault.text);
@@ -107,4 +107,116 @@ Test(emu_model, keepd_nano_beside_the_reference) {
             sqrt(sum / count));
     cr_assert(worst < 0.15 && sqrt(sum / count) < 0.03, "%g, rms %g", worst, sqrt(sum / count));
     for (int b = 0; b < BACKENDS; b++) close_run(&run[b]);
+}
+
+/* ---- Graphs ---------------------------------------------------------------------------------- */
+
+#define SLOTS_MAX 3
+
+/* Where a play stands; both backends take the same turns. */
+struct turns {
+    uint64_t random;
+    int pos[SLOTS_MAX]; /* 0: not in use */
+};
+
+static int draw(struct turns *t, int below) {
+    t->random = mix(t->random);
+    return (int)(t->random % (uint64_t)below);
+}
+
+/* One step of these spans: every row's logits, the same bits from both. */
+static void same_step(struct run run[2], const struct kern_span *spans, int count) {
+    int32_t tokens[PROMPT], want[PROMPT];
+    struct kern_batch batch = {.tokens = tokens, .spans = spans, .span_count = count};
+    float *logits[2];
+    for (int i = 0; i < count; i++)
+        for (int k = 0; k < spans[i].count; k++) {
+            want[batch.rows] = batch.rows;
+            tokens[batch.rows++] = token_at(spans[i].slot, spans[i].pos + k);
+        }
+    int wanted = batch.rows < SLOTS_MAX ? batch.rows : SLOTS_MAX;
+    size_t floats = (size_t)(wanted * run[0].vocab);
+    for (int b = 0; b < 2; b++) {
+        const float *there;
+        logits[b] = malloc(floats * sizeof(float));
+        MUST(model_step(run[b].model, &batch, want, wanted, &there));
+        MUST(run[b].kern->ops->download(run[b].kern, logits[b], there, floats * sizeof(float)));
+    }
+    cr_assert_eq(memcmp(logits[0], logits[1], floats * sizeof(float)), 0, "%d rows", batch.rows);
+    for (int b = 0; b < 2; b++) free(logits[b]);
+}
+
+static void decode(struct run run[2], struct turns *t) {
+    struct kern_span spans[SLOTS_MAX];
+    int count = 0, skip = draw(t, 4);
+    for (int s = 0; s < SLOTS_MAX; s++) {
+        if (t->pos[s] == 0 || s == skip) continue;
+        spans[count] = (struct kern_span){.slot = s, .row = count, .count = 1, .pos = t->pos[s]++};
+        count++;
+    }
+    if (count > 0) same_step(run, spans, count);
+}
+
+static void prompt(struct run run[2], struct turns *t, int slot) {
+    int count = 2 + draw(t, 20); /* of other sizes: what grows lies elsewhere afterwards */
+    struct kern_span span = {.slot = slot, .count = count, .pos = t->pos[slot]};
+    t->pos[slot] += count;
+    same_step(run, &span, 1);
+}
+
+static void fork_or_release(struct run run[2], struct turns *t, int from, int to) {
+    for (int b = 0; b < 2; b++) {
+        const struct kern_ops *ops = run[b].kern->ops;
+        if (t->pos[to] > 0)
+            ops->release(run[b].kern, to);
+        else if (t->pos[from] > 0)
+            MUST(ops->fork(run[b].kern, from, to));
+    }
+    t->pos[to] = t->pos[to] > 0 ? 0 : t->pos[from];
+}
+
+static void evict_one(struct run run[2], struct turns *t, int slot) {
+    const struct kern_rule rule = {
+        .score = KERN_SCORE_RETENTION, .pool = KERN_POOL_SEQUENCE, .sinks = 2, .horizon = 64};
+    const struct kern_evict due = {
+        .slot = slot, .tokens = t->pos[slot], .keep = 1 + t->pos[slot] / 2, .rule = &rule};
+    for (int b = 0; b < 2 && t->pos[slot] > 0; b++) {
+        MUST(run[b].kern->ops->evict(run[b].kern, &due, 1));
+        MUST(run[b].kern->ops->sync(run[b].kern));
+    }
+}
+
+/* Steps launched as graphs give the bits of steps launched one by one, whatever happens between
+ * them: other batches, memory that moves, forks, evictions. */
+Test(emu_model, graphs_change_nothing) {
+    struct run run[2];
+    struct turns t = {.random = 11};
+    uint64_t steps = 0;
+    for (int b = 0; b < 2; b++) {
+        struct cuda_options cuda = {.device = 0, .eager = b == 0};
+        struct fault fault = {0};
+        struct kern *kern;
+        cr_assert_eq(cuda_open(&cuda, &kern, &fault), 0, "%s", fault.text);
+        run[b] = open_run(kern);
+    }
+    for (int turn = 0; turn < 60; turn++) {
+        int slot = draw(&t, SLOTS_MAX), kind = draw(&t, 12);
+        if (t.pos[slot] == 0 && turn < 50 && kind < 6)
+            prompt(run, &t, slot);
+        else if (kind == 6)
+            fork_or_release(run, &t, slot, (slot + 1) % SLOTS_MAX);
+        else if (kind == 7)
+            evict_one(run, &t, slot);
+        else
+            decode(run, &t), steps++;
+    }
+    cr_assert_eq(cuda_replays(run[0].kern), 0);
+    cr_assert_gt(cuda_replays(run[1].kern), 4, "%d of %d steps", (int)cuda_replays(run[1].kern),
+                 (int)steps);
+    fprintf(stderr, "emu_model: %d of %d decoding steps were graphs\n",
+            (int)cuda_replays(run[1].kern), (int)steps);
+    for (int b = 0; b < 2; b++) {
+        expect_sound(run[b].kern);
+        close_run(&run[b]);
+    }
 }
