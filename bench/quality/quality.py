@@ -9,6 +9,7 @@
     quality.py ablations             horizon, sinks and interval of `global`, one at a time
     quality.py gates untied=FILE M256=FILE
                                      other gates against the model's own, each on a daemon of its own
+    quality.py costs                 times and memory only, anew: best while nothing else runs
     quality.py selftest              do forked questions get bitwise the answers of histories read anew?
     quality.py report                writes the documents again from what is stored
 
@@ -37,7 +38,7 @@ SMOKE_LENGTH = 256
 
 def arguments():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("what", nargs="?", default="run", choices=("run", "ablations", "gates", "selftest", "report"))
+    ap.add_argument("what", nargs="?", default="run", choices=("run", "costs", "ablations", "gates", "selftest", "report"))
     ap.add_argument("files", nargs="*", metavar="NAME=FILE", help="gates: the files to compare")
     ap.add_argument("--minutes", type=float, help="end after this time, with a balanced table")
     ap.add_argument("--thorough", action="store_true", help=f"{THOROUGH} rounds instead of {ROUNDS}")
@@ -165,6 +166,12 @@ def run_table(c, a, results_store):
         print("The time is over; the same command goes on from here.", file=sys.stderr)
 
 
+def run_costs(a, results_store):
+    with connected(a) as c:
+        methods, _ = probe(c, a)
+        anatomy.measure(runner.Runner(c, results_store, True), methods, a.length, anew=True)
+
+
 def run_cells(c, a, results_store, cells):
     cells = wanted(a, cells)
     shared = choose_sharing(c, results_store, a, ["global"])
@@ -244,6 +251,8 @@ def main():
         if a.what == "run":
             with connected(a) as c:
                 run_table(c, a, results_store)
+        elif a.what == "costs":
+            run_costs(a, results_store)
         elif a.what == "ablations":
             run_ablations(a, results_store)
         elif a.what == "gates":

@@ -45,9 +45,9 @@ def kept(runner, dialogue, kv):
             "seen": details["seen_tokens"]}
 
 
-def measure_one(runner, cell, number):
+def measure_one(runner, cell, number, anew):
     key = f"anatomy/{cell.name}/{number}"
-    if runner.store.get(key):
+    if runner.store.get(key) and not anew:
         return
     dialogue = runner.dialogue(cell.task, cell.length, number)
     kv = plan.kv_fields(cell, dialogue)
@@ -62,11 +62,12 @@ def cell_of(method, length):
     return plan.Cell("memory", length, method, 1.0 if method == "full" else plan.QUARTER)
 
 
-def measure(runner, methods, length, dialogues=DIALOGUES):
+def measure(runner, methods, length, dialogues=DIALOGUES, anew=False):
+    """`anew`: what is stored gives way, as the later line of a key does."""
     for number in range(dialogues):                # methods in turns: a slow minute strikes all
         for method in methods:
             print(f"\rcosts: {method:<12} {number + 1}/{dialogues}", end="", file=sys.stderr, flush=True)
-            measure_one(runner, cell_of(method, length), number)
+            measure_one(runner, cell_of(method, length), number, anew)
     print(file=sys.stderr)
 
 
