@@ -41,6 +41,16 @@ static void changed(struct conversation_table *table, struct conversation *row) 
     row->change = ++table->changes;
 }
 
+/* Adds a row to the sums (sign 1), or takes it out of them (-1). */
+static void count(struct conversation_table *table, const struct conversation *row, int sign) {
+    bool old = conversation_superseded(row);
+    table->count += sign;
+    table->pages += sign * row->pages;
+    table->entries += sign * row->entries;
+    table->superseded_pages += old ? sign * row->pages : 0;
+    table->superseded_entries += old ? sign * row->entries : 0;
+}
+
 struct conversation *conversation_add(struct conversation_table *table,
                                       const struct conversation *row, int64_t now_ns) {
     CHECK(table->count < table->capacity);
@@ -51,9 +61,7 @@ struct conversation *conversation_add(struct conversation_table *table,
     to->prompt_hash = conversation_hash(CONVERSATION_HASH, to->tokens, to->prompt_end);
     to->token_hash = conversation_hash(to->prompt_hash, to->tokens + to->prompt_end,
                                        to->token_count - to->prompt_end);
-    table->count++;
-    table->pages += to->pages;
-    table->entries += to->entries;
+    count(table, to, 1);
     conversation_touch(table, to, row->hint, now_ns);
     return to;
 }
@@ -61,10 +69,8 @@ struct conversation *conversation_add(struct conversation_table *table,
 struct conversation conversation_take(struct conversation_table *table, struct conversation *row) {
     CHECK(row->id != 0);
     struct conversation taken = *row;
+    count(table, row, -1);
     *row = (struct conversation){0};
-    table->count--;
-    table->pages -= taken.pages;
-    table->entries -= taken.entries;
     changed(table, row);
     return taken;
 }
@@ -78,7 +84,9 @@ void conversation_touch(struct conversation_table *table, struct conversation *r
 }
 
 void conversation_followed(struct conversation_table *table, struct conversation *row) {
+    count(table, row, -1);
     if (row->turns < INT32_MAX) row->turns++;
+    count(table, row, 1);
     changed(table, row);
 }
 

@@ -66,8 +66,8 @@ struct conversation_gone {
 struct conversation_table {
     struct conversation *rows;
     int capacity, count;
-    int64_t pages; /* sum over rows */
-    int64_t entries;
+    int64_t pages, entries;                       /* sums over rows */
+    int64_t superseded_pages, superseded_entries; /* of which superseded rows have */
     uint64_t next_use;
     uint64_t id_seed, id_count;
     uint64_t changes; /* grows with every change of a row */

@@ -635,12 +635,14 @@ static void add_snapshot(struct engine_snapshot *sum, const struct engine_snapsh
     sum->pages_used += one->pages_used;
     sum->pages_reserved += one->pages_reserved;
     sum->pages_retained += one->pages_retained;
+    sum->pages_superseded += one->pages_superseded;
     sum->steps += one->steps;
     sum->stopped |= one->stopped;
     sum->prompt_tokens += one->prompt_tokens;
     sum->cached_tokens += one->cached_tokens;
     sum->generation_tokens += one->generation_tokens;
     sum->entries_kept += one->entries_kept;
+    sum->entries_superseded += one->entries_superseded;
     sum->entries_evicted += one->entries_evicted;
     sum->evictions += one->evictions;
     sum->preemptions += one->preemptions;

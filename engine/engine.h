@@ -347,11 +347,13 @@ struct engine_snapshot {
     int jobs; /* submitted and not finished */
     int running, waiting, conversations;
     int64_t pages_total, pages_used, pages_reserved, pages_retained;
+    int64_t pages_superseded; /* of those retained: states that a later turn went on from */
     uint64_t steps;
     int64_t last_step_ns; /* clock_ns of the last step's end, or of the last idle check */
     bool stopped;         /* the backend failed: every job now ends with an error; restart */
     uint64_t prompt_tokens, cached_tokens, generation_tokens;
-    uint64_t entries_kept; /* gauge: entries of running and retained sequences */
+    /* Gauges: of running sequences and last states; of superseded states, the first to go. */
+    uint64_t entries_kept, entries_superseded;
     uint64_t entries_evicted, evictions, preemptions;
     uint64_t conversation_hits, conversation_misses;
     uint64_t conversation_lost[ENGINE_MISS_COUNT]; /* by reason, of requests that wanted one */

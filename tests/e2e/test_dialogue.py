@@ -29,6 +29,9 @@ def test_twenty_turns(daemon):
         rss.append(d.rss())
         kv = d.kv()
         assert kv["pool"]["pages_reserved"] == 0
+        # The dialogue's state, apart from the one before it, which is kept for a retry while there is room.
+        assert d.metric("keepd_entries_kept") == details["kept_entries"]
+        assert d.metric("keepd_entries_superseded") <= len(lengths) * (BUDGET + BUFFER)
         assert kv["pool"]["pages_used"] <= kv["pool"]["pages_retained"]  # shared ones count once
         # Its last state, and the one before it for a retry.
         assert sum(not c["superseded"] for c in kv["conversations"]) == 1

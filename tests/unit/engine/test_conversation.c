@@ -18,7 +18,8 @@ static void add(struct conversation_table *t, int space, struct kv_params kv, co
                                .token_count = count,
                                .prompt_end = prompt_end,
                                .slot = slot,
-                               .pages = 10 + slot};
+                               .pages = 10 + slot,
+                               .entries = 100 + slot};
     memcpy(row.tokens, tokens, (size_t)count * sizeof *tokens);
     row.space[0] = (uint8_t)space;
     conversation_add(t, &row, 0);
@@ -101,12 +102,17 @@ Test(conversation, superseded_ones_go_first) {
     for (int i = 0; i < 3; i++) add(&t, i, kv, (int32_t[]){i}, 1, 1, i);
     conversation_followed(&t, &t.rows[2]);
     cr_assert(conversation_superseded(&t.rows[2]));
+    cr_assert(t.pages == 33 && t.superseded_pages == 12 && t.superseded_entries == 102);
     cr_assert_eq(conversation_first_to_go(&t, NULL), &t.rows[2]);
     conversation_followed(&t, &t.rows[2]); /* it branches: as good as any other */
     cr_assert_not(conversation_superseded(&t.rows[2]));
+    cr_assert(t.superseded_pages == 0 && t.superseded_entries == 0 && t.entries == 303);
     cr_assert_eq(conversation_first_to_go(&t, NULL), &t.rows[0]);
     conversation_touch(&t, &t.rows[0], 0, 0);
     cr_assert_eq(conversation_first_to_go(&t, NULL), &t.rows[1]);
+    conversation_followed(&t, &t.rows[1]);
+    mem_free(conversation_take(&t, &t.rows[1]).tokens);
+    cr_assert(t.superseded_pages == 0 && t.superseded_entries == 0 && t.entries == 202);
     conversation_table_close(&t);
 }
 

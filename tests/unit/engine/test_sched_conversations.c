@@ -230,6 +230,26 @@ Test(conversations, superseded_states_make_room_first) {
     world_close(&w);
 }
 
+/* And gives up its place before anybody's last state does. */
+Test(conversations, superseded_states_give_up_their_place_first) {
+    struct world w;
+    world_open(
+        &w, &(struct world_options){.pages = 400, .sequences = 2, .conversations = 3, .rows = 64});
+    turn(&w, 1, 0, 20, full()); /* used longest ago */
+    turn(&w, 0, 0, 20, full());
+    cr_assert_eq(turn(&w, 2, 20, 30, full()), 20); /* 0 is superseded now: three are kept */
+    const struct conversation_table *table = &w.sched.conversations;
+    cr_assert(table->count == 3 && table->superseded_entries > 0);
+    turn(&w, 3, 0, 20, full());
+    cr_assert(table->count == 3 && table->superseded_entries == 0);
+    struct engine_job one = job_of(1, 26, 2, full());
+    submit(&w, &one);
+    run_until_idle(&w);
+    cr_assert_geq(one.cached_tokens, 20, "a last state went before a superseded one");
+    engine_job_close(&one);
+    world_close(&w);
+}
+
 /* No room for a conversation and its next turn beside each other: the turn takes it over. */
 Test(conversations, a_conversation_is_used_up_when_both_do_not_fit) {
     struct world w;

@@ -249,6 +249,26 @@ Test(state, a_replaced_file_goes_though_one_between_was_never_written) {
     stored_close(&s);
 }
 
+/* A superseded state makes room at once: nobody waits for it to be written. */
+Test(state, superseded_states_go_unwritten) {
+    struct stored s;
+    struct engine_kv kv = global(60, 4, 64);
+    stored_open(&s, (struct world_options){.conversations = 9, .pages = 12, .copy_bytes = 1});
+    turn(&s.w, 0, 0, 50, kv);
+    cr_assert_eq(turn(&s.w, 1, 50, 54, kv), 50);
+    cr_assert(s.w.sched.conversations.count == 2 && stats_of(&s).files == 0);
+    struct engine_job job = job_of(2, 20, 2, kv);
+    submit(&s.w, &job);
+    world_step(&s.w);
+    cr_assert(s.w.sched.running == 1, "it waits");
+    cr_assert_eq(s.w.sched.conversations.superseded_pages, 0,
+                 "there was room: the test tests nothing");
+    run_until_idle(&s.w);
+    cr_assert_eq(stats_of(&s).files, 0);
+    engine_job_close(&job);
+    stored_close(&s);
+}
+
 /* ---- Restoring takes steps ------------------------------------------------------------------- */
 
 /* Submits the turn that goes on from a state file, and runs until its streams begin to arrive. */
