@@ -590,6 +590,7 @@ void op_attend(struct kern *kern, int layer, float *out, const float *qkv,
     CHECK(cuda->has_cache && layer >= 0 && layer < cuda->options.layers);
     const struct step *step = step_of(cuda, batch);
     if (!step->spans) return;
+    keep_queries(cuda, layer, qkv, options->scale);
     struct attend_args args = {};
     args.pages = cuda->pages;
     args.spans = step->spans;
@@ -610,4 +611,5 @@ void op_attend(struct kern *kern, int layer, float *out, const float *qkv,
     if (cuda->options.head_dim == 64) attend<64>(cuda, args, step->tile_count);
     if (cuda->options.head_dim == 128) attend<128>(cuda, args, step->tile_count);
     if (cuda->options.head_dim == 256) attend<256>(cuda, args, step->tile_count);
+    add_mass(cuda, layer);
 }

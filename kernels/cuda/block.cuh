@@ -46,4 +46,25 @@ static __device__ int block_pick(const T *bins, T wanted, T *room, int *found, T
     return bin;
 }
 
+/* The sum over the block, to every thread: always in the same order. `room`: a T per warp. */
+template <class T> static __device__ T block_total(T x, T *room) {
+    for (int by = 16; by > 0; by /= 2) x += __shfl_xor_sync(WARP_ALL, x, by);
+    __syncthreads(); /* `room` may still be read from an earlier call */
+    if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = x;
+    __syncthreads();
+    T sum = 0;
+    for (int w = 0; w < (int)blockDim.x / 32; w++) sum += room[w];
+    return sum;
+}
+
+/* The largest of the block's, to every thread; NaN counts for nothing. */
+static __device__ inline float block_most(float x, float *room) {
+    for (int by = 16; by > 0; by /= 2) x = fmaxf(x, __shfl_xor_sync(WARP_ALL, x, by));
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = x;
+    __syncthreads();
+    for (int w = 0; w < (int)blockDim.x / 32; w++) x = fmaxf(x, room[w]);
+    return x;
+}
+
 #endif

@@ -3,6 +3,7 @@
  * One launch appends to all streams of all layers. The host never learns a length: it keeps, per
  * slot, whether it is in use, the next position, and whether it was ever forked. */
 #include <limits.h>
+#include <math.h>
 #include <string.h>
 
 #include "kernels/cuda/internal.h"
@@ -16,8 +17,8 @@ void op_cache_info(enum kern_dtype dtype, int head_dim, struct kern_cache_info *
     (void)dtype;
     int slots = page_slots_of(head_dim);
     info->page_slots = slots > 0 ? slots : 1;
-    /* pos, log_beta, keys; reference count and place in the ring */
-    info->page_bytes = PAGE_BYTES + (int64_t)info->page_slots * 12 + 8;
+    /* pos, log_beta, score, keys; reference count and place in the ring */
+    info->page_bytes = PAGE_BYTES + (int64_t)info->page_slots * 16 + 8;
 }
 
 static int check_options(const struct kern_cache_options *o, struct fault *fault) {
@@ -86,11 +87,14 @@ static int alloc_pages(struct cuda *cuda) {
         {(void **)&p->pool, count, PAGE_BYTES, true},
         {(void **)&p->pos, side, sizeof *p->pos, true},
         {(void **)&p->log_beta, side, sizeof *p->log_beta, true},
+        {(void **)&p->score, side, sizeof *p->score, true},
         {(void **)&p->keys, side, sizeof *p->keys, false},
         {(void **)&p->refs, count, sizeof *p->refs, true},
         {(void **)&p->ring, count, sizeof *p->ring, false},
         {(void **)&p->tables, streams * (size_t)p->stream_pages, sizeof *p->tables, false},
         {(void **)&p->lengths, streams, sizeof *p->lengths, true},
+        {(void **)&p->weights, (size_t)o->slots * (size_t)o->layers, sizeof *p->weights, true},
+        {(void **)&p->tau, streams, sizeof *p->tau, true},
         {(void **)&p->state, 1, sizeof *p->state, true},
     };
     int rc = alloc_regions(cuda, regions, sizeof regions / sizeof *regions);
@@ -101,10 +105,13 @@ static int alloc_pages(struct cuda *cuda) {
 
 void cache_close(struct cuda *cuda) {
     struct pages *p = &cuda->pages;
-    void *arrays[] = {p->pool, p->pos,    p->log_beta, p->keys, p->refs,
-                      p->ring, p->tables, p->lengths,  p->state};
+    void *arrays[] = {p->pool, p->pos,    p->log_beta, p->score,   p->keys, p->refs,
+                      p->ring, p->tables, p->lengths,  p->weights, p->tau,  p->state};
     for (void *array : arrays) device_free(cuda->device, array);
     attend_close(cuda);
+    for (int i = 0; cuda->slots && i < cuda->options.slots; i++) ring_give(cuda, &cuda->slots[i]);
+    rings_close(cuda);
+    mass_close(cuda);
     mem_free(cuda->slots);
     mem_free(cuda->lengths);
     mem_free(cuda->step.host);
@@ -122,6 +129,7 @@ int op_cache_open(struct kern *kern, const struct kern_cache_options *options,
     int rc = check_options(options, fault);
     if (rc) return rc;
     cuda->options = *options;
+    cuda->scale = 1 / sqrtf((float)options->head_dim); /* until attention says another */
     cuda->slots =
         static_cast<struct slot *>(mem_try_alloc((size_t)options->slots, sizeof *cuda->slots));
     cuda->lengths = static_cast<int32_t *>(
@@ -142,33 +150,46 @@ int op_cache_open(struct kern *kern, const struct kern_cache_options *options,
 
 /* ---- A step -------------------------------------------------------------------------------- */
 
-/* The page the next entry goes to, if it is begun already; else -1. */
-static __device__ int open_page(const struct pages &p, int slot, int stream) {
-    int length = *pages_length(p, slot, stream);
-    return length % p.page_slots == 0 ? -1 : length / p.page_slots;
+/* Pages [from, to) of a stream hold entries that the step writes: the one that is begun, if any;
+ * when attention is added up, all. */
+struct written {
+    int from, to;
+};
+
+static __device__ struct written pages_written(const struct pages &p, const struct span &s,
+                                               int stream) {
+    int length = *pages_length(p, s.slot, stream);
+    return {s.adds ? 0 : length / p.page_slots, pages_for(p, length)};
 }
 
-/* Counts the pages the step needs. A stream whose open page has other owners gives it up here, and
- * the last owner keeps it: its claim says that k_copy_shared is to make it a page of its own. */
-static __global__ void k_claim(struct pages p, const struct span *spans, int count, bool shared,
-                               uint8_t *claims) {
+/* A thread per stream: counts the pages that its new entries need. */
+static __global__ void k_claim(struct pages p, const struct span *spans, int count) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= (int64_t)count * p.streams || pages_failed(p)) return;
     const struct span s = spans[i / p.streams];
-    int stream = (int)(i % p.streams), length = *pages_length(p, s.slot, stream);
+    int length = *pages_length(p, s.slot, (int)(i % p.streams));
     int need = pages_for(p, length + s.count) - pages_for(p, length);
-    int open = shared ? open_page(p, s.slot, stream) : -1;
-    if (shared) claims[i] = 0;
-    if (open >= 0) {
-        uint32_t *refs = &p.refs[pages_table(p, s.slot, stream)[open]];
+    if (need) atomicAdd(&p.state->need, (unsigned long long)need);
+}
+
+/* A warp per stream: pages with other owners that the step writes are given up, and the last owner
+ * keeps them; the table then says ~page, and k_copy_shared makes a page of the stream's own. */
+static __global__ void k_give_up(struct pages p, const struct span *spans, int count) {
+    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    int lane = threadIdx.x % 32;
+    if (i >= (int64_t)count * p.streams || pages_failed(p)) return;
+    const struct span s = spans[i / p.streams];
+    int32_t *table = pages_table(p, s.slot, (int)(i % p.streams));
+    struct written pages = pages_written(p, s, (int)(i % p.streams));
+    for (int page = pages.from + lane; page < pages.to; page += 32) {
+        uint32_t *refs = &p.refs[table[page]];
         if (atomicSub(refs, 1u) > 1u) {
-            claims[i] = 1;
-            need++;
+            table[page] = ~table[page];
+            atomicAdd(&p.state->need, 1ull);
         } else {
             atomicAdd(refs, 1u);
         }
     }
-    if (need) atomicAdd(&p.state->need, (unsigned long long)need);
 }
 
 /* One thread: ERR_FULL unless the step fits; then nothing of it happens. */
@@ -181,25 +202,32 @@ void cache_decide(struct cuda *cuda) {
     LAUNCH(cuda->device, k_decide, 1, 1, 0, cuda->pages);
 }
 
-/* A warp per stream with a claim: a copy of the page it gave up, or the page back. */
-static __global__ void k_copy_shared(struct pages p, const struct span *spans, int count,
-                                     const uint8_t *claims) {
+/* A warp per stream: copies of the pages it gave up, or the pages back. */
+static __global__ void k_copy_shared(struct pages p, const struct span *spans, int count) {
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
     int lane = threadIdx.x % 32;
-    if (i >= (int64_t)count * p.streams || !claims[i]) return;
+    if (i >= (int64_t)count * p.streams) return;
     const struct span s = spans[i / p.streams];
-    int stream = (int)(i % p.streams);
-    int32_t *place = pages_table(p, s.slot, stream) + open_page(p, s.slot, stream);
-    int32_t from = *place, to = 0;
-    if (pages_failed(p)) {
-        if (lane == 0) atomicAdd(&p.refs[from], 1u);
-        return;
+    int32_t *table = pages_table(p, s.slot, (int)(i % p.streams));
+    struct written pages = pages_written(p, s, (int)(i % p.streams));
+    bool failed = pages_failed(p);
+    for (int page = pages.from; page < pages.to; page++) {
+        int32_t from = ~table[page], to = 0;
+        if (from < 0) continue;
+        __syncwarp();
+        if (lane == 0 && failed) atomicAdd(&p.refs[from], 1u);
+        if (lane == 0) to = failed ? from : pages_taken(p, pages_take(p, 1));
+        to = __shfl_sync(WARP_ALL, to, 0);
+        if (!failed) pages_copy(p, to, from, lane, 32);
+        __syncwarp();
+        if (lane == 0) table[page] = to;
     }
-    if (lane == 0) to = pages_taken(p, pages_take(p, 1));
-    to = __shfl_sync(WARP_ALL, to, 0);
-    pages_copy(p, to, from, lane, 32);
-    __syncwarp();
-    if (lane == 0) *place = to;
+}
+
+/* What a slot begins with: no weights, no thresholds. */
+static __device__ void begin_stream(const struct pages &p, int slot, int stream) {
+    p.tau[(int64_t)slot * p.streams + stream] = __uint_as_float(0x7fc00000u);
+    if (stream % p.heads_kv == 0) p.weights[(int64_t)slot * p.layers + stream / p.heads_kv] = 0;
 }
 
 /* A thread per stream: pages, positions, the new length. */
@@ -215,9 +243,13 @@ static __global__ void k_append(struct pages p, const struct span *spans, int co
         unsigned long long place = pages_take(p, to - from);
         for (int page = from; page < to; page++) table[page] = pages_taken(p, place++);
     }
-    for (int entry = *length, k = 0; k < s.count; entry++, k++)
-        p.pos[pages_side(p, table, entry)] = s.pos + k;
+    for (int entry = *length, k = 0; k < s.count; entry++, k++) {
+        int64_t side = pages_side(p, table, entry);
+        p.pos[side] = s.pos + k;
+        p.score[side] = s.score;
+    }
     *length += s.count;
+    if (s.begins) begin_stream(p, s.slot, stream);
 }
 
 static bool any_shared(const struct cuda *cuda, const struct kern_batch *batch) {
@@ -231,18 +263,16 @@ static void append(struct cuda *cuda, const struct kern_batch *batch) {
     const struct pages *p = &cuda->pages;
     int64_t streams = (int64_t)step->span_count * p->streams;
     bool shared = any_shared(cuda, batch);
-    uint8_t *claims = NULL;
-    if (shared) {
-        claims = static_cast<uint8_t *>(room_take(cuda, &cuda->claims, (size_t)streams));
-        if (!claims) return;
-        device_zero(cuda->device, claims, (size_t)streams);
-    }
+    if (!step->spans) return;
     LAUNCH(cuda->device, k_claim, blocks_for(streams, THREADS), THREADS, 0, *p, step->spans,
-           step->span_count, shared, claims);
+           step->span_count);
+    if (shared)
+        LAUNCH(cuda->device, k_give_up, blocks_for(streams, THREADS / 32), THREADS, 0, *p,
+               step->spans, step->span_count);
     cache_decide(cuda);
     if (shared)
         LAUNCH(cuda->device, k_copy_shared, blocks_for(streams, THREADS / 32), THREADS, 0, *p,
-               step->spans, step->span_count, claims);
+               step->spans, step->span_count);
     LAUNCH(cuda->device, k_append, blocks_for(streams, THREADS), THREADS, 0, *p, step->spans,
            step->span_count);
 }
@@ -306,17 +336,33 @@ static void stage_lists(struct cuda *cuda, const struct lists *l) {
     step->decode = reinterpret_cast<const int32_t *>(place(l->decode));
 }
 
+static struct span make_span(const struct cuda *cuda, const struct kern_span *from) {
+    const struct slot *slot = &cuda->slots[from->slot];
+    struct span s = {};
+    s.slot = from->slot;
+    s.row = from->row;
+    s.count = from->count;
+    s.pos = from->pos;
+    s.window = rule_window(from->rule);
+    s.ring = s.window > 0 ? slot->ring : NULL;
+    s.score = s.window > 0 ? SCORE_NONE : 0;
+    s.adds = rule_adds(from->rule);
+    s.begins = !slot->in_use;
+    return s;
+}
+
 /* Spans of one row decode; longer ones are cut into tiles, late ones first: they see most. */
 static void stage_batch(struct cuda *cuda, const struct kern_batch *batch) {
     struct step *step = &cuda->step;
     struct lists l = alloc_lists(cuda, batch);
     int group = cuda_group(cuda);
     step->decode_count = step->tile_count = 0;
-    step->has_angles = false;
+    step->has_angles = step->keeps = false;
     for (int i = 0; i < batch->span_count; i++) {
         const struct kern_span *s = &batch->spans[i];
         CHECK(s->row >= 0 && s->count > 0 && s->row <= batch->rows - s->count);
-        l.spans[i] = {s->slot, s->row, s->count, s->pos};
+        l.spans[i] = make_span(cuda, s);
+        step->keeps = step->keeps || l.spans[i].ring || l.spans[i].adds;
         for (int k = 0; k < s->count; k++) l.row_span[s->row + k] = i;
         if (s->count == 1) {
             l.decode[step->decode_count++] = i;
@@ -329,11 +375,22 @@ static void stage_batch(struct cuda *cuda, const struct kern_batch *batch) {
     keep_host_spans(step, batch);
     stage_lists(cuda, &l);
     mem_free(l.mem);
+    mass_stage(cuda, batch);
 }
 
 const struct step *step_of(struct cuda *cuda, const struct kern_batch *batch) {
     if (!same_batch(&cuda->step, batch)) stage_batch(cuda, batch);
     return &cuda->step;
+}
+
+/* What the host knows of a slot after the step. */
+static void note_span(struct cuda *cuda, const struct kern_span *s) {
+    struct slot *slot = &cuda->slots[s->slot];
+    slot->in_use = true;
+    slot->next_pos = s->pos + s->count;
+    slot->entries_most += (int64_t)cuda->pages.streams * s->count;
+    for (int i = s->count > slot->window ? s->count - slot->window : 0; i < s->count; i++)
+        slot->ring_pos[(s->pos + i) % slot->window] = s->pos + i;
 }
 
 /* A step that only decodes is the same as the last one of as many rows: lengths, tables and tokens
@@ -355,16 +412,15 @@ int op_begin_step(struct kern *kern, const struct kern_batch *batch) {
         if (s->pos > cuda->options.max_positions - s->count) return ERR_LIMIT;
         if (s->rule && op_rule_check(s->rule, NULL)) return ERR_UNSUPPORTED;
     }
+    for (int i = 0; i < batch->span_count; i++)
+        if (ring_take(cuda, &cuda->slots[batch->spans[i].slot], rule_window(batch->spans[i].rule)))
+            return ERR_NOMEM;
     cache_changes(cuda);
     repeat_step(cuda, batch);
     stage_batch(cuda, batch);
     append(cuda, batch);
     attend_plan(cuda);
-    for (int i = 0; i < batch->span_count; i++) {
-        const struct kern_span *s = &batch->spans[i];
-        cuda->slots[s->slot].in_use = true;
-        cuda->slots[s->slot].next_pos = s->pos + s->count;
-    }
+    for (int i = 0; i < batch->span_count; i++) note_span(cuda, &batch->spans[i]);
     return 0;
 }
 
@@ -410,6 +466,7 @@ void op_release(struct kern *kern, int slot) {
     CHECK(cuda->has_cache && slot >= 0 && slot < cuda->options.slots);
     if (!cuda->slots[slot].in_use) return;
     op_truncate(kern, slot, 0);
+    ring_give(cuda, &cuda->slots[slot]);
     cuda->slots[slot] = {};
 }
 
@@ -421,7 +478,12 @@ static __global__ void k_fork(struct pages p, int from, int to) {
         target[page] = source[page];
         atomicAdd(&p.refs[source[page]], 1u);
     }
-    if (threadIdx.x == 0) *pages_length(p, to, stream) = length;
+    if (threadIdx.x != 0) return;
+    *pages_length(p, to, stream) = length;
+    p.tau[(int64_t)to * p.streams + stream] = p.tau[(int64_t)from * p.streams + stream];
+    if (stream % p.heads_kv == 0)
+        p.weights[(int64_t)to * p.layers + stream / p.heads_kv] =
+            p.weights[(int64_t)from * p.layers + stream / p.heads_kv];
 }
 
 int op_fork(struct kern *kern, int from, int to) {
@@ -429,10 +491,17 @@ int op_fork(struct kern *kern, int from, int to) {
     CHECK(cuda->has_cache && from >= 0 && from < cuda->options.slots);
     CHECK(to >= 0 && to < cuda->options.slots);
     CHECK(cuda->slots[from].in_use && !cuda->slots[to].in_use);
+    struct slot *source = &cuda->slots[from], *target = &cuda->slots[to];
+    int rc = ring_take(cuda, target, source->window);
+    if (rc) return rc;
     cache_changes(cuda);
     LAUNCH(cuda->device, k_fork, (unsigned)cuda->pages.streams, 64, 0, cuda->pages, from, to);
-    cuda->slots[from].shared = true;
-    cuda->slots[to] = cuda->slots[from];
+    if (source->ring)
+        device_copy(cuda->device, target->ring, source->ring, ring_bytes(cuda, source->window));
+    source->shared = true;
+    uint16_t *ring = target->ring;
+    *target = *source;
+    target->ring = ring;
     return 0;
 }
 

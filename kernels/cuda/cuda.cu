@@ -39,8 +39,8 @@ static void op_close(struct kern *kern) {
     if (cuda->device) {
         (void)device_sync(cuda->device);
         cache_close(cuda);
-        struct room *rooms[] = {&cuda->angles, &cuda->narrow, &cuda->hidden, &cuda->claims,
-                                &cuda->select, &cuda->sample, &cuda->gather};
+        struct room *rooms[] = {&cuda->angles, &cuda->narrow, &cuda->hidden, &cuda->select,
+                                &cuda->look,   &cuda->sample, &cuda->gather};
         for (struct room *room : rooms) device_free(cuda->device, room->mem);
         device_free(cuda->device, cuda->freq);
         device_close(cuda->device);

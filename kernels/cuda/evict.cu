@@ -9,100 +9,122 @@
  *
  * No list of entries is made: compaction compares again. It is stable and in place: a tile is read
  * before its destination, which lies before it, is written. */
+#include <math.h>
 #include <string.h>
 
 #include "kernels/cuda/block.cuh"
-#include "kernels/cuda/internal.h"
+#include "kernels/cuda/evict.cuh"
 #include "kernels/cuda/score.cuh"
 
 #define THREADS         256
 #define BINS            2048
-#define KEY_PROTECTED   0xffffffffu /* above every score; no float has this key */
-#define STREAM_MASK     0xfffffu
 #define GROUP_BLOCKS    32 /* of a select, for groups of many streams */
 #define TILE            32 /* entries that compaction moves at a time */
 #define COMPACT_THREADS 128
 
-enum { FIELD_KEY, FIELD_POS, FIELD_STREAM, FIELDS };
-
-/* The lowest rank that is kept, as far as it is known. */
-struct cut {
-    uint32_t value[FIELDS];
-    uint32_t wanted; /* of the entries that agree with `value` so far, how many are kept */
-    uint32_t done;   /* all of them */
-    uint32_t blocks; /* that have added to the histogram of this pass */
-};
-
-/* One sequence on the device. */
-struct due {
-    int32_t slot, tokens, sinks, recent;
-    int32_t recency; /* rank by position alone */
-    float horizon;
-    int32_t group_streams, groups, group_blocks; /* how entries compete; blocks per group */
-    uint32_t group_keep;
-    int64_t first_group, first_bins, first_stream; /* of this sequence, in the arrays below */
-};
-
-struct evict_args {
-    struct pages pages;
-    const struct due *due;
-    struct cut *cuts;
-    uint32_t *bins;  /* [groups of several blocks][BINS], zero before every pass */
-    int32_t *leads;  /* [streams of all]: entries before the first that goes */
-    int32_t *counts; /* [streams of all]: entries kept */
-};
-
 /* ---- Keys ------------------------------------------------------------------------------------ */
+
+static __device__ __forceinline__ bool is_protected(const struct due &d, int32_t pos) {
+    return pos < d.rule.sinks || pos >= d.tokens - d.rule.recent;
+}
 
 static __device__ __forceinline__ uint32_t entry_key(const struct due &d, int32_t pos,
                                                      float log_beta) {
-    if (pos < d.sinks || pos >= d.tokens - d.recent) return KEY_PROTECTED;
-    if (d.recency) return (uint32_t)pos;
-    return float_key(cuda_score_retention(log_beta, d.tokens - pos, d.horizon));
+    if (is_protected(d, pos)) return KEY_PROTECTED;
+    if (d.rule.score == KERN_SCORE_RECENCY) return (uint32_t)pos;
+    int32_t age = d.tokens - pos;
+    return float_key(d.rule.published ? cuda_score_published(log_beta, age, d.rule.horizon)
+                                      : cuda_score_retention(log_beta, age, d.rule.horizon));
 }
 
-/* Block (stream, due). */
+/* F of kern.h, enum kern_history. */
+static __device__ __forceinline__ float remembered(const struct kern_observe &observe, float past,
+                                                   float now) {
+    float fresh = observe.history == KERN_HISTORY_SUM ? 0 : now, decay = observe.decay;
+    float old = __fmul_rn(decay, past < 0 ? fresh : past);
+    if (observe.history == KERN_HISTORY_NONE) return now;
+    if (observe.history == KERN_HISTORY_MAX) return old > now ? old : now;
+    if (observe.history == KERN_HISTORY_MEAN)
+        return __fadd_rn(old, __fmul_rn(__fadd_rn(1, -decay), now));
+    return __fadd_rn(old, now);
+}
+
+/* What the candidates will remember: x, divided by the largest, mixed with what they remember.
+ * fresh[i] belongs to thread i % blockDim.x until the next barrier. */
+static __device__ void refresh(const struct evict_args &a, const struct due &d,
+                               const struct stream_state &state, const int32_t *table,
+                               float *room) {
+    const struct pages &p = a.streams.pages;
+    const struct kern_observe &observe = d.rule.observe;
+    float *fresh = a.fresh + state.first, most = 0;
+    int threads = (int)blockDim.x;
+    for (int i = threadIdx.x; i < state.candidates; i += threads) {
+        if (observe.window == 0) fresh[i] = p.score[pages_side(p, table, i)];
+        most = fmaxf(most, fresh[i]);
+    }
+    most = observe.normalise ? block_most(most, room) : 0;
+    for (int i = threadIdx.x; i < state.candidates; i += threads) {
+        float now = most > 0 ? __fdiv_rn(fresh[i], most) : fresh[i];
+        fresh[i] = remembered(observe, p.score[pages_side(p, table, i)], now);
+    }
+}
+
+static __device__ float smoothed(const struct kern_observe &observe, const float *x, int i,
+                                 int count) {
+    int side = observe.smooth_width / 2, from = i < side ? 0 : i - side;
+    int to = count - i <= side ? count : i + side + 1;
+    if (observe.smooth == KERN_SMOOTH_NONE || observe.smooth_first) return x[i];
+    float most = x[from], sum = 0;
+    for (int j = from; j < to; j++) {
+        sum = __fadd_rn(sum, x[j]);
+        most = fmaxf(most, x[j]);
+    }
+    return observe.smooth == KERN_SMOOTH_MAX ? most : __fdiv_rn(sum, (float)observe.smooth_width);
+}
+
+/* A candidate's score from attention and redundancy. */
+static __device__ float judge(const struct evict_args &a, const struct due &d,
+                              const struct stream_state &state, int i) {
+    float x = smoothed(d.rule.observe, a.fresh + state.first, i, state.candidates);
+    if (!d.rule.redundancy.on) return x;
+    float lambda = d.rule.redundancy.lambda, alike = a.alike[state.first + i];
+    return __fadd_rn(__fmul_rn(lambda, x), -__fmul_rn(__fadd_rn(1, -lambda), alike));
+}
+
+/* Block (state). */
 static __global__ void k_score(const struct evict_args a) {
-    const struct pages &p = a.pages;
+    SHARED_MEMORY(shared);
+    const struct pages &p = a.streams.pages;
     if (pages_failed(p)) return;
-    const struct due d = a.due[blockIdx.y];
-    int length = *pages_length(p, d.slot, blockIdx.x);
-    const int32_t *table = pages_table(p, d.slot, blockIdx.x);
-    for (int i = threadIdx.x; i < length; i += (int)blockDim.x) {
+    const struct stream_state &state = a.streams.states[blockIdx.x];
+    const struct due &d = a.due[state.subject];
+    const int32_t *table = pages_table(p, d.slot, state.stream);
+    bool attention = d.rule.score == KERN_SCORE_ATTENTION;
+    if (attention) refresh(a, d, state, table, (float *)shared);
+    __syncthreads();
+    for (int i = threadIdx.x; i < state.length; i += (int)blockDim.x) {
         int64_t side = pages_side(p, table, i);
-        p.keys[side] = entry_key(d, p.pos[side], p.log_beta[side]);
+        if (!attention)
+            p.keys[side] = entry_key(d, p.pos[side], p.log_beta[side]);
+        else if (is_protected(d, p.pos[side]) || i >= state.candidates)
+            p.keys[side] = KEY_PROTECTED;
+        else
+            p.keys[side] = float_key(judge(a, d, state, i));
     }
 }
 
 /* ---- The cut --------------------------------------------------------------------------------- */
-
-static __device__ __forceinline__ uint32_t rank_field(const struct pages &p, int64_t side,
-                                                      int stream, int field) {
-    if (field == FIELD_KEY) return p.keys[side];
-    if (field == FIELD_POS) return (uint32_t)p.pos[side];
-    return STREAM_MASK - (uint32_t)stream;
-}
-
-/* -1, 0, 1: how the entry's first `fields` fields compare with the cut's. */
-static __device__ __forceinline__ int compare_rank(const struct pages &p, int64_t side, int stream,
-                                                   const struct cut &cut, int fields) {
-    for (int f = 0; f < fields; f++) {
-        uint32_t mine = rank_field(p, side, stream, f);
-        if (mine != cut.value[f]) return mine > cut.value[f] ? 1 : -1;
-    }
-    return 0;
-}
 
 struct pass {
     int field, shift, bits;
 };
 
 /* Adds the entries of a stream that agree with the cut so far to the block's histogram. */
-static __device__ void count_stream(const struct pages &p, const struct due &d, int stream,
+static __device__ void count_stream(const struct pages &p, int slot, int stream,
                                     const struct cut &cut, struct pass pass, uint32_t *bins) {
     uint32_t mask = (1u << pass.bits) - 1, decided = ~((2u << (pass.shift + pass.bits - 1)) - 1);
-    int length = *pages_length(p, d.slot, stream);
-    const int32_t *table = pages_table(p, d.slot, stream);
+    int length = *pages_length(p, slot, stream);
+    const int32_t *table = pages_table(p, slot, stream);
     for (int i = threadIdx.x; i < length; i += (int)blockDim.x) {
         int64_t side = pages_side(p, table, i);
         if (compare_rank(p, side, stream, cut, pass.field) != 0) continue;
@@ -110,6 +132,12 @@ static __device__ void count_stream(const struct pages &p, const struct due &d, 
         if ((value & decided) == (cut.value[pass.field] & decided))
             atomicAdd(&bins[value >> pass.shift & mask], 1u);
     }
+}
+
+/* No places: a cut above everything. */
+static __device__ void keep_nothing(struct cut *cut) {
+    for (int f = 0; f < FIELDS; f++) cut->value[f] = 0xffffffffu;
+    cut->done = 1;
 }
 
 /* Narrows the cut to one bin. The first pass sees every entry of the group, so it also learns
@@ -120,8 +148,10 @@ static __device__ void pick_bin(struct cut *cut, uint32_t *bins, struct pass pas
     if (first) {
         for (int i = threadIdx.x; i < BINS; i += (int)blockDim.x) mine += bins[i];
         block_scan(mine, room, &all);
-        if (all <= cut->wanted) {
+        bool none = cut->wanted == 0;
+        if (all <= cut->wanted || none) {
             __syncthreads();
+            if (threadIdx.x == 0 && none) keep_nothing(cut);
             if (threadIdx.x == 0) cut->done = 1; /* value 0: below everything */
             return;
         }
@@ -134,95 +164,113 @@ static __device__ void pick_bin(struct cut *cut, uint32_t *bins, struct pass pas
     if (bins[bin] == wanted - before) cut->done = 1; /* later fields: 0, all who agree stay */
 }
 
+/* The blocks of a group add their histograms up; the last one to arrive has all of it. */
+static __device__ bool gather_bins(struct cut *cut, uint32_t *mine, uint32_t *all, int blocks,
+                                   int *found) {
+    for (int i = threadIdx.x; i < BINS; i += (int)blockDim.x)
+        if (mine[i]) atomicAdd(&all[i], mine[i]);
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) *found = (int)atomicAdd(&cut->blocks, 1u);
+    __syncthreads();
+    bool last = *found == blocks - 1;
+    __syncthreads();
+    if (!last) return false;
+    for (int i = threadIdx.x; i < BINS; i += (int)blockDim.x) {
+        mine[i] = *(volatile uint32_t *)&all[i];
+        all[i] = 0;
+    }
+    if (threadIdx.x == 0) cut->blocks = 0;
+    __syncthreads();
+    return true;
+}
+
 /* Block (group * group_blocks + part, due). The last block of a group to arrive picks. */
-static __global__ void k_select(const struct evict_args a, struct pass pass, bool first) {
+static __global__ void k_select(const struct evict_args a, struct pass pass, bool first,
+                                bool second) {
     SHARED_MEMORY(shared);
     uint32_t *mine = (uint32_t *)shared, *room = mine + BINS;
     int *found = (int *)(room + THREADS / 32);
-    const struct pages &p = a.pages;
-    const struct due d = a.due[blockIdx.y];
-    if (pages_failed(p) || (int)blockIdx.x >= d.groups * d.group_blocks) return;
-    int group = (int)blockIdx.x / d.group_blocks, part = (int)blockIdx.x % d.group_blocks;
-    struct cut *cut = &a.cuts[d.first_group + group];
+    const struct pages &p = a.streams.pages;
+    if (pages_failed(p)) return;
+    const struct due &d = a.due[blockIdx.y];
+    const struct contest c = second ? d.second : d.first;
+    if ((int)blockIdx.x >= c.groups * c.group_blocks) return;
+    int group = (int)blockIdx.x / c.group_blocks, part = (int)blockIdx.x % c.group_blocks;
+    struct cut *cut = &a.cuts[c.first_cut + group];
     if (cut->done) return;
     for (int i = threadIdx.x; i < BINS; i += (int)blockDim.x) mine[i] = 0;
     __syncthreads();
-    for (int s = part; s < d.group_streams; s += d.group_blocks)
-        count_stream(p, d, group * d.group_streams + s, *cut, pass, mine);
+    for (int s = part; s < c.group_streams; s += c.group_blocks)
+        count_stream(p, d.slot, group * c.group_streams + s, *cut, pass, mine);
     __syncthreads();
-    if (d.group_blocks > 1) {
-        uint32_t *all = a.bins + (d.first_bins + group) * BINS;
-        for (int i = threadIdx.x; i < BINS; i += (int)blockDim.x)
-            if (mine[i]) atomicAdd(&all[i], mine[i]);
-        __threadfence();
-        __syncthreads();
-        if (threadIdx.x == 0) *found = (int)atomicAdd(&cut->blocks, 1u);
-        __syncthreads();
-        bool last = *found == d.group_blocks - 1;
-        __syncthreads();
-        if (!last) return;
-        for (int i = threadIdx.x; i < BINS; i += (int)blockDim.x) {
-            mine[i] = *(volatile uint32_t *)&all[i];
-            all[i] = 0;
-        }
-        if (threadIdx.x == 0) cut->blocks = 0;
-        __syncthreads();
-    }
+    if (c.group_blocks > 1 &&
+        !gather_bins(cut, mine, a.bins + (c.first_bins + group) * BINS, c.group_blocks, found))
+        return;
     pick_bin(cut, mine, pass, first, room, found);
 }
 
 /* ---- Pages with other owners ------------------------------------------------------------------
  */
 
-static __device__ __forceinline__ bool is_kept(const struct pages &p, const int32_t *table,
-                                               int entry, int stream, const struct cut &cut) {
-    return compare_rank(p, pages_side(p, table, entry), stream, cut, FIELDS) >= 0;
+/* Pages [from, to) of a stream are written: where its gaps close; where entries remember their
+ * score, all that stay; where they merge, all. */
+struct written {
+    int from, to;
+};
+
+static __device__ struct written pages_written(const struct pages &p, const struct due &d,
+                                               const struct stream_state &state) {
+    bool merges = d.rule.merge != KERN_MERGE_NONE, all = merges || d.remembers;
+    struct written w = {all ? 0 : state.lead / p.page_slots, 0};
+    w.to = state.lead < state.kept || all ? pages_for(p, state.kept) : w.from;
+    if (merges && state.kept < state.length) w.to = pages_for(p, state.length);
+    return w;
 }
 
-/* Block (stream, due): where the first gap is and how many stay. */
+/* Block (state): where the first gap is and how many stay. */
 static __global__ void k_count(const struct evict_args a) {
     SHARED_MEMORY(shared);
     int *lead = (int *)shared, *kept = lead + 1;
-    const struct pages &p = a.pages;
+    const struct pages &p = a.streams.pages;
     if (pages_failed(p)) return;
-    const struct due d = a.due[blockIdx.y];
-    int stream = blockIdx.x, length = *pages_length(p, d.slot, stream);
-    const int32_t *table = pages_table(p, d.slot, stream);
-    const struct cut cut = a.cuts[d.first_group + stream / d.group_streams];
+    struct stream_state &state = a.streams.states[blockIdx.x];
+    const struct due &d = a.due[state.subject];
+    const int32_t *table = pages_table(p, d.slot, state.stream);
+    const struct cut cut = final_cut(a, d, state.stream);
     if (threadIdx.x == 0) {
-        *lead = length;
+        *lead = state.length;
         *kept = 0;
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < length; i += (int)blockDim.x) {
-        if (is_kept(p, table, i, stream, cut))
+    for (int i = threadIdx.x; i < state.length; i += (int)blockDim.x) {
+        if (is_kept(p, pages_side(p, table, i), state.stream, cut, d.least))
             atomicAdd(kept, 1);
         else
             atomicMin(lead, i);
     }
     __syncthreads();
     if (threadIdx.x != 0) return;
-    a.leads[d.first_stream + stream] = *lead;
-    a.counts[d.first_stream + stream] = *kept;
-    int from = *lead / p.page_slots, to = *lead < *kept ? pages_for(p, *kept) : from;
+    state.lead = *lead;
+    state.kept = *kept;
+    struct written w = pages_written(p, d, state);
     unsigned long long need = 0;
-    for (int page = from; page < to; page++) need += p.refs[table[page]] > 1;
+    for (int page = w.from; page < w.to; page++) need += p.refs[table[page]] > 1;
     if (need) atomicAdd(&p.state->need, need);
 }
 
-/* Block (stream, due): closing the gaps writes in place, so the pages it writes become this
- * stream's own first. One sequence per launch. */
+/* Block (state): all this is written in place, so pages with other owners become this stream's own
+ * first. One sequence per launch. */
 static __global__ void k_own(const struct evict_args a) {
     SHARED_MEMORY(shared);
     int32_t *fresh = (int32_t *)shared;
-    const struct pages &p = a.pages;
+    const struct pages &p = a.streams.pages;
     if (pages_failed(p)) return;
-    const struct due d = a.due[blockIdx.y];
-    int stream = blockIdx.x;
-    int32_t *table = pages_table(p, d.slot, stream);
-    int lead = a.leads[d.first_stream + stream], kept = a.counts[d.first_stream + stream];
-    int from = lead / p.page_slots, to = lead < kept ? pages_for(p, kept) : from;
-    for (int page = from; page < to; page++) {
+    const struct stream_state &state = a.streams.states[blockIdx.x];
+    const struct due &d = a.due[state.subject];
+    int32_t *table = pages_table(p, d.slot, state.stream);
+    struct written w = pages_written(p, d, state);
+    for (int page = w.from; page < w.to; page++) {
         if (threadIdx.x == 0) {
             *fresh = -1;
             if (p.refs[table[page]] > 1) *fresh = pages_taken(p, pages_take(p, 1));
@@ -244,161 +292,363 @@ static __global__ void k_own(const struct evict_args a) {
 
 struct moved {
     int32_t pos;
-    float log_beta;
+    float log_beta, score;
 };
 
-/* Block (stream, due). Shared: TILE rows of K and V, their side records, the tile's kept mask. */
+/* A tile of entries on its way: TILE rows of K and V, their side records, who stays. */
+struct tile {
+    uint4 *rows; /* [TILE][2][chunks] */
+    struct moved *side;
+    uint32_t *mask;
+    int chunks;
+};
+
+/* Candidates remember their new score, if the rule has a history; recent entries have none yet. */
+static __device__ __forceinline__ float score_of(const struct evict_args &a, const struct due &d,
+                                                 const struct stream_state &state, int entry,
+                                                 int64_t side) {
+    bool fresh = d.remembers && entry < state.candidates;
+    return fresh ? a.fresh[state.first + entry] : a.streams.pages.score[side];
+}
+
+static __device__ void tile_load(const struct evict_args &a, const struct due &d,
+                                 const struct stream_state &state, const struct tile &t,
+                                 const int32_t *table, int first, uint32_t kept) {
+    const struct pages &p = a.streams.pages;
+    for (int i = threadIdx.x; i < TILE * 2 * t.chunks; i += (int)blockDim.x) {
+        int row = i / (2 * t.chunks), part = i / t.chunks % 2, chunk = i % t.chunks;
+        if (!(kept >> row & 1)) continue;
+        int entry = first + row, place = __popc(kept & ((1u << row) - 1));
+        int at = entry % p.page_slots;
+        int32_t page = table[entry / p.page_slots];
+        t.rows[(place * 2 + part) * t.chunks + chunk] =
+            *(const uint4 *)(pages_at(p, page) + page_offset(p.head_dim, part, at, chunk));
+        if (part || chunk) continue;
+        int64_t from = (int64_t)page * p.page_slots + at;
+        t.side[place] = {p.pos[from], p.log_beta[from], score_of(a, d, state, entry, from)};
+    }
+}
+
+static __device__ void tile_store(const struct pages &p, const struct tile &t, const int32_t *table,
+                                  int to, int count) {
+    for (int i = threadIdx.x; i < count * 2 * t.chunks; i += (int)blockDim.x) {
+        int row = i / (2 * t.chunks), part = i / t.chunks % 2, chunk = i % t.chunks;
+        int at = (to + row) % p.page_slots;
+        int32_t page = table[(to + row) / p.page_slots];
+        *(uint4 *)(pages_at(p, page) + page_offset(p.head_dim, part, at, chunk)) =
+            t.rows[(row * 2 + part) * t.chunks + chunk];
+        if (part || chunk) continue;
+        int64_t target = (int64_t)page * p.page_slots + at;
+        p.pos[target] = t.side[row].pos;
+        p.log_beta[target] = t.side[row].log_beta;
+        p.score[target] = t.side[row].score;
+    }
+}
+
+/* Who stays of the tile, to every thread. */
+static __device__ uint32_t tile_kept(const struct evict_args &a, const struct due &d,
+                                     const struct stream_state &state, const struct tile &t,
+                                     const int32_t *table, const struct cut &cut, int first) {
+    const struct pages &p = a.streams.pages;
+    if (threadIdx.x < 32) {
+        int entry = first + (int)threadIdx.x;
+        uint32_t kept =
+            __ballot_sync(WARP_ALL, entry < state.length && is_kept(p, pages_side(p, table, entry),
+                                                                    state.stream, cut, d.least));
+        if (threadIdx.x == 0) *t.mask = kept;
+    }
+    __syncthreads();
+    return *t.mask;
+}
+
+/* Block (state). */
 static __global__ void k_compact(const struct evict_args a) {
     SHARED_MEMORY(shared);
-    const struct pages &p = a.pages;
+    const struct pages &p = a.streams.pages;
     if (pages_failed(p)) return;
-    const struct due d = a.due[blockIdx.y];
-    int stream = blockIdx.x, thread = threadIdx.x, threads = blockDim.x;
-    int chunks = p.head_dim / CHUNK_DIMS; /* of a row */
-    uint4 *rows = (uint4 *)shared;        /* [TILE][2][chunks] */
-    struct moved *side = (struct moved *)(rows + TILE * 2 * chunks);
-    uint32_t *mask = (uint32_t *)(side + TILE);
-    int32_t *table = pages_table(p, d.slot, stream);
-    int32_t *length = pages_length(p, d.slot, stream);
-    const struct cut cut = a.cuts[d.first_group + stream / d.group_streams];
-    int old = *length, to = 0;
-    for (int first = 0; first < old; first += TILE) {
-        if (thread < 32) {
-            int entry = first + thread;
-            uint32_t kept =
-                __ballot_sync(WARP_ALL, entry < old && is_kept(p, table, entry, stream, cut));
-            if (thread == 0) *mask = kept;
-        }
-        __syncthreads();
-        uint32_t kept = *mask;
-        int count = __popc(kept);
+    const struct stream_state &state = a.streams.states[blockIdx.x];
+    const struct due &d = a.due[state.subject];
+    struct tile t = {(uint4 *)shared, NULL, NULL, p.head_dim / CHUNK_DIMS};
+    t.side = (struct moved *)(t.rows + TILE * 2 * t.chunks);
+    t.mask = (uint32_t *)(t.side + TILE);
+    int32_t *table = pages_table(p, d.slot, state.stream);
+    const struct cut cut = final_cut(a, d, state.stream);
+    int to = 0;
+    for (int first = 0; first < state.length; first += TILE) {
+        uint32_t kept = tile_kept(a, d, state, t, table, cut, first);
+        int count = __popc(kept), entry = first + (int)threadIdx.x;
         bool stays = to == first && kept == (count == 32 ? WARP_ALL : (1u << count) - 1);
-        for (int i = thread; !stays && i < TILE * 2 * chunks; i += threads) {
-            int row = i / (2 * chunks), part = i / chunks % 2, chunk = i % chunks;
-            if (!(kept >> row & 1)) continue;
-            int entry = first + row, place = __popc(kept & ((1u << row) - 1));
-            int at = entry % p.page_slots;
-            int32_t page = table[entry / p.page_slots];
-            rows[(place * 2 + part) * chunks + chunk] =
-                *(const uint4 *)(pages_at(p, page) + page_offset(p.head_dim, part, at, chunk));
-            if (part || chunk) continue;
-            int64_t from = (int64_t)page * p.page_slots + at;
-            side[place] = {p.pos[from], p.log_beta[from]};
+        if (!stays) tile_load(a, d, state, t, table, first, kept);
+        if (stays && d.remembers && (int)threadIdx.x < count) {
+            int64_t side = pages_side(p, table, entry);
+            p.score[side] = score_of(a, d, state, entry, side);
         }
         __syncthreads();
-        for (int i = thread; !stays && i < count * 2 * chunks; i += threads) {
-            int row = i / (2 * chunks), part = i / chunks % 2, chunk = i % chunks;
-            int at = (to + row) % p.page_slots;
-            int32_t page = table[(to + row) / p.page_slots];
-            *(uint4 *)(pages_at(p, page) + page_offset(p.head_dim, part, at, chunk)) =
-                rows[(row * 2 + part) * chunks + chunk];
-            if (part || chunk) continue;
-            int64_t target = (int64_t)page * p.page_slots + at;
-            p.pos[target] = side[row].pos;
-            p.log_beta[target] = side[row].log_beta;
-        }
+        if (!stays) tile_store(p, t, table, to, count);
         __syncthreads();
         to += count;
     }
-    for (int page = pages_for(p, to) + thread; page < pages_for(p, old); page += threads)
+    for (int page = pages_for(p, to) + (int)threadIdx.x; page < pages_for(p, state.length);
+         page += (int)blockDim.x)
         pages_drop(p, table[page]);
-    if (thread != 0) return;
-    *length = to;
-    if (old > to) atomicAdd(&p.state->evicted, (unsigned long long)(old - to));
+    if (threadIdx.x != 0) return;
+    *pages_length(p, d.slot, state.stream) = to;
+    if (state.length > to) atomicAdd(&p.state->evicted, (unsigned long long)(state.length - to));
 }
 
 /* ---- The host's side ------------------------------------------------------------------------- */
 
 int op_rule_check(const struct kern_rule *rule, struct fault *fault) {
-    const struct {
-        bool wanted;
-        const char *member;
-    } missing[] = {
-        {rule->score == KERN_SCORE_ATTENTION, "observe"},
-        {rule->redundancy.on, "redundancy"},
-        {rule->layers != KERN_LAYERS_UNIFORM, "layers"},
-        {rule->merge != KERN_MERGE_NONE, "merge"},
-        {rule->published, "published"},
-        {rule->retain > 0, "retain"},
-        {rule->floor > 0, "floor"},
-    };
-    for (const auto &part : missing)
-        if (part.wanted)
-            return fault_set(fault, ERR_UNSUPPORTED, part.member,
-                             "the CUDA backend does not have '%s'", part.member);
+    (void)rule, (void)fault; /* all of them run */
     return 0;
 }
 
-static struct due make_due(const struct cuda *cuda, const struct kern_evict *from) {
-    const struct kern_rule *rule = from->rule;
+/* What the rules of the sequences at hand ask for. */
+struct wants {
+    bool attention, window, preference, density, layers, redundancy, floor, merge;
+};
+
+/* The host's lists of an eviction, and where their copies go. */
+struct lists {
+    struct due *dues;
+    struct subject *subjects;
+    struct look *looks, *measures; /* [count] each: looks, and CAKE's */
+    int32_t *positions;            /* [count][KERN_WINDOW_MAX] */
+    struct cut *cuts;
+    size_t cut_count, bin_groups;
+    unsigned blocks, second_blocks; /* of a select */
+};
+
+static float least_score(const struct kern_rule *rule) {
+    return rule->score == KERN_SCORE_RETENTION && rule->retain > 0 ? logf(rule->retain) : -INFINITY;
+}
+
+/* Does it ask the window's queries? */
+static bool asks_window(const struct kern_rule *rule) {
+    return rule->score == KERN_SCORE_ATTENTION && rule->observe.window > 0;
+}
+
+static struct contest make_contest(const struct cuda *cuda, struct lists *l, int group_streams,
+                                   int64_t places) {
+    struct contest c = {group_streams, cuda->pages.streams / group_streams, 0, 0, 0};
+    c.group_blocks = group_streams < GROUP_BLOCKS ? group_streams : GROUP_BLOCKS;
+    c.first_cut = (int64_t)l->cut_count;
+    c.first_bins = (int64_t)l->bin_groups;
+    if (c.group_blocks > 1) l->bin_groups += (size_t)c.groups;
+    for (int g = 0; g < c.groups; g++) {
+        struct cut *cut = &l->cuts[l->cut_count++];
+        *cut = {};
+        cut->wanted = cut->room = (uint32_t)places;
+    }
+    return c;
+}
+
+/* How entries compete: once, and with a floor once more, each stream by itself. */
+static void make_contests(const struct cuda *cuda, struct lists *l, struct due *d) {
+    const struct kern_rule *rule = &d->rule;
+    int streams = cuda->pages.streams, heads = cuda->options.heads_kv;
+    int group = rule->pool == KERN_POOL_STREAM  ? 1
+                : rule->pool == KERN_POOL_LAYER ? heads
+                                                : streams;
+    int64_t places = (int64_t)group * d->keep;
+    bool floors = rule->floor > 0 && rule->pool != KERN_POOL_STREAM;
+    if (floors && rule->pool == KERN_POOL_SEQUENCE)
+        places -= (int64_t)(rule->floor * (float)places / (float)streams) * streams;
+    d->first = make_contest(cuda, l, group, places);
+    if (floors) d->second = make_contest(cuda, l, 1, 0);
+    unsigned first = (unsigned)(d->first.groups * d->first.group_blocks);
+    unsigned second = (unsigned)d->second.groups;
+    if (first > l->blocks) l->blocks = first;
+    if (second > l->second_blocks) l->second_blocks = second;
+}
+
+static struct due make_due(const struct cuda *cuda, const struct kern_evict *from, int index) {
     struct due d = {};
+    d.rule = *from->rule;
+    d.rule.redundancy.on = d.rule.redundancy.on && d.rule.score == KERN_SCORE_ATTENTION;
     d.slot = from->slot;
     d.tokens = from->tokens;
-    d.sinks = rule->sinks;
-    d.recent = rule->recent;
-    d.recency = rule->score == KERN_SCORE_RECENCY;
-    d.horizon = rule->horizon;
-    d.group_streams = rule->pool == KERN_POOL_STREAM  ? 1
-                      : rule->pool == KERN_POOL_LAYER ? cuda->options.heads_kv
-                                                      : cuda->pages.streams;
-    d.groups = cuda->pages.streams / d.group_streams;
-    d.group_blocks = d.group_streams < GROUP_BLOCKS ? d.group_streams : GROUP_BLOCKS;
-    d.group_keep = (uint32_t)d.group_streams * (uint32_t)from->keep;
+    d.keep = from->keep;
+    float least = least_score(from->rule);
+    d.least = least == -INFINITY ? 0 : float_key(least);
+    d.remembers = asks_window(from->rule) && from->rule->observe.history != KERN_HISTORY_NONE;
+    d.measures = !cuda->slots[from->slot].measured;
+    d.first_part = (int64_t)index * (cuda->options.layers + cuda->pages.streams);
     return d;
 }
 
-static struct cut make_cut(const struct due *d) {
-    struct cut cut = {};
-    cut.wanted = d->group_keep;
-    return cut;
+/* Looks of one sequence: at what it is scored by, and at what its layers are weighed by. */
+static void make_looks(const struct cuda *cuda, struct lists *l, const struct due *d, int index) {
+    const struct kern_cache_options *o = &cuda->options;
+    int32_t *positions = l->positions + index * KERN_WINDOW_MAX;
+    struct look *look = &l->looks[index], *measure = &l->measures[index];
+    look_at_window(&cuda->slots[d->slot], d->tokens, look, positions);
+    look->layer_stride = (int64_t)look->modulus * o->heads_q * o->head_dim;
+    *measure = *look;
+    look->observe = d->rule.observe;
+    look->kind = asks_window(&d->rule) ? LOOK_WINDOW : LOOK_NONE;
+    measure->observe.group = KERN_GROUP_EACH;
+    measure->observe.reduce = KERN_REDUCE_MEAN_VAR;
+    measure->kind =
+        d->measures && d->rule.layers == KERN_LAYERS_PREFERENCE ? LOOK_PREFERENCE : LOOK_NONE;
 }
 
-/* The dues and empty cuts on the device; room for the rest. */
-static bool stage_dues(struct cuda *cuda, const struct kern_evict *due, int count,
-                       struct evict_args *args, unsigned *blocks) {
-    size_t streams = (size_t)cuda->pages.streams, all = streams * (size_t)count;
-    size_t groups = 0, shared_groups = 0;
-    struct due *dues = static_cast<struct due *>(mem_must_alloc((size_t)count, sizeof *dues));
-    struct cut *cuts = static_cast<struct cut *>(mem_must_alloc(all, sizeof *cuts));
-    *blocks = 0;
+static void note_wants(struct wants *w, const struct due *d) {
+    const struct kern_rule *rule = &d->rule;
+    w->attention |= rule->score == KERN_SCORE_ATTENTION;
+    w->window |= asks_window(rule);
+    w->preference |= d->measures && rule->layers == KERN_LAYERS_PREFERENCE;
+    w->density |= d->measures && rule->layers == KERN_LAYERS_DENSITY;
+    w->layers |= rule->layers != KERN_LAYERS_UNIFORM;
+    w->redundancy |= rule->redundancy.on;
+    w->floor |= d->second.groups > 0;
+    w->merge |= rule->merge != KERN_MERGE_NONE;
+}
+
+static void *list(size_t count, size_t size) {
+    return mem_must_alloc(count, size);
+}
+
+static struct lists make_lists(const struct cuda *cuda, const struct kern_evict *due, int count,
+                               struct wants *wants) {
+    size_t n = (size_t)count, streams = (size_t)cuda->pages.streams;
+    struct lists l = {};
+    l.dues = static_cast<struct due *>(list(n, sizeof *l.dues));
+    l.subjects = static_cast<struct subject *>(list(n, sizeof *l.subjects));
+    l.looks = static_cast<struct look *>(list(n, sizeof *l.looks));
+    l.measures = static_cast<struct look *>(list(n, sizeof *l.measures));
+    l.positions = static_cast<int32_t *>(list(n * KERN_WINDOW_MAX, sizeof *l.positions));
+    l.cuts = static_cast<struct cut *>(list(2 * n * streams, sizeof *l.cuts));
     for (int i = 0; i < count; i++) {
-        struct due *d = &dues[i];
-        *d = make_due(cuda, &due[i]);
-        d->first_group = (int64_t)groups;
-        d->first_bins = (int64_t)shared_groups;
-        if (d->group_blocks > 1) shared_groups += (size_t)d->groups;
-        d->first_stream = (int64_t)((size_t)i * streams);
-        for (int g = 0; g < d->groups; g++) cuts[groups++] = make_cut(d);
-        unsigned wanted = (unsigned)(d->groups * d->group_blocks);
-        if (wanted > *blocks) *blocks = wanted;
+        struct due *d = &l.dues[i];
+        *d = make_due(cuda, &due[i], i);
+        make_contests(cuda, &l, d);
+        make_looks(cuda, &l, d, i);
+        note_wants(wants, d);
+        l.subjects[i] = {d->slot, d->rule.sinks,       d->tokens - d->rule.recent,
+                         0,       cuda->pages.streams, i * cuda->pages.streams};
     }
-    size_t bins = shared_groups * BINS * sizeof *args->bins;
-    char *room = static_cast<char *>(
-        room_take(cuda, &cuda->select, bins + 2 * all * sizeof(int32_t) + groups * sizeof *cuts));
-    args->pages = cuda->pages;
-    args->due = static_cast<const struct due *>(
-        device_stage(cuda->device, dues, (size_t)count * sizeof *dues));
-    const void *fresh = device_stage(cuda->device, cuts, groups * sizeof *cuts);
-    mem_free(dues);
-    mem_free(cuts);
-    if (!room || !args->due || !fresh) return false;
-    args->bins = reinterpret_cast<uint32_t *>(room);
-    args->leads = reinterpret_cast<int32_t *>(room + bins);
-    args->counts = args->leads + all;
-    args->cuts = reinterpret_cast<struct cut *>(args->counts + all);
-    if (bins) device_zero(cuda->device, args->bins, bins);
-    device_copy(cuda->device, args->cuts, fresh, groups * sizeof *cuts);
+    return l;
+}
+
+static void close_lists(struct lists *l) {
+    void *lists[] = {l->dues, l->subjects, l->looks, l->measures, l->positions, l->cuts};
+    for (void *list : lists) mem_free(list);
+}
+
+/* ---- Rooms ------------------------------------------------------------------------------------
+ */
+
+/* All that an eviction needs while it runs. */
+struct stages {
+    struct evict_args args;
+    struct look_args look;       /* .looks: the scores' */
+    const struct look *measures; /* the layers' */
+    struct wants wants;
+    unsigned blocks, second_blocks;
+    int count;
+};
+
+/* Sizes that do not depend on memory. */
+static void measure_stages(const struct cuda *cuda, const struct lists *l, struct stages *s) {
+    struct streams_args *streams = &s->args.streams;
+    streams->pages = cuda->pages;
+    streams->state_count = s->count * cuda->pages.streams;
+    for (int i = 0; i < s->count; i++) {
+        const struct slot *slot = &cuda->slots[l->dues[i].slot];
+        streams->entries_max += slot->entries_most;
+        streams->items_max +=
+            streams_items_max(cuda->pages.streams, slot->entries_most, cuda->options.max_positions);
+        if (l->looks[i].query_count > s->look.queries_max)
+            s->look.queries_max = l->looks[i].query_count;
+    }
+    if (s->wants.merge) streams->items_max = 2 * streams->items_max; /* of half the size */
+    s->look.group = cuda_group(cuda);
+    s->look.heads_q = cuda->options.heads_q;
+    s->look.parts_max = s->look.group;
+    if (s->look.queries_max < 1) s->look.queries_max = 1;
+    s->look.vectors_max = s->look.queries_max * s->look.group;
+    s->look.scale = cuda->scale * 1.4426950408889634f; /* in units of log 2 */
+}
+
+static void place_stages(const struct cuda *cuda, const struct lists *l, struct pieces *room,
+                         struct stages *s) {
+    struct evict_args *a = &s->args;
+    const struct wants *w = &s->wants;
+    size_t entries = (size_t)a->streams.entries_max, items = (size_t)a->streams.items_max;
+    size_t parts = (size_t)(cuda->options.layers + cuda->pages.streams) * (size_t)s->count;
+    bool keys = w->redundancy || w->merge;
+    streams_room(room, &a->streams);
+    a->cuts = piece<struct cut>(room, l->cut_count);
+    a->bins = piece<uint32_t>(room, l->bin_groups * BINS);
+    a->parts = piece<struct share_part>(room, w->layers || w->floor ? parts : 0);
+    a->fresh = piece<float>(room, w->attention ? entries : 0);
+    a->sums = piece<double>(room, w->preference ? 2 * items : 0);
+    a->norm = piece<float>(room, keys ? entries : 0);
+    a->alike = piece<float>(room, keys ? entries : 0);
+    a->forgiven = piece<unsigned long long>(room, w->redundancy ? entries : 0);
+    a->totals = piece<float>(room, w->redundancy ? items * (size_t)cuda->options.head_dim : 0);
+    a->links = piece<int32_t>(room, w->merge ? entries : 0);
+    a->gone = piece<int32_t>(room, w->merge ? entries : 0);
+    a->target = piece<int32_t>(room, w->merge ? entries : 0);
+    s->look.streams = a->streams;
+    s->look.fresh = a->fresh;
+    s->look.sums = a->sums;
+    if (w->window || w->preference) look_room(room, &s->look);
+}
+
+template <class T> static const T *stage(struct cuda *cuda, const T *from, size_t count) {
+    return static_cast<const T *>(device_stage(cuda->device, from, count * sizeof *from));
+}
+
+/* The lists on the device; false when there is no memory. */
+static bool stage_lists(struct cuda *cuda, struct lists *l, struct stages *s) {
+    size_t n = (size_t)s->count;
+    const int32_t *positions = stage(cuda, l->positions, n * KERN_WINDOW_MAX);
+    for (int i = 0; i < s->count; i++)
+        l->looks[i].query_pos = l->measures[i].query_pos = positions + i * KERN_WINDOW_MAX;
+    s->args.due = stage(cuda, l->dues, n);
+    s->args.streams.subjects = s->look.streams.subjects = stage(cuda, l->subjects, n);
+    s->look.looks = stage(cuda, l->looks, n);
+    s->measures = stage(cuda, l->measures, n);
+    const struct cut *cuts = stage(cuda, l->cuts, l->cut_count);
+    if (!positions || !s->args.due || !s->look.looks || !s->measures || !cuts ||
+        !s->args.streams.subjects)
+        return false;
+    device_copy(cuda->device, s->args.cuts, cuts, l->cut_count * sizeof *cuts);
+    if (l->bin_groups)
+        device_zero(cuda->device, s->args.bins, l->bin_groups * BINS * sizeof *s->args.bins);
     return true;
 }
 
-static void select(struct cuda *cuda, const struct evict_args &args, unsigned blocks, int count) {
+static bool open_stages(struct cuda *cuda, const struct kern_evict *due, int count,
+                        struct stages *s) {
+    s->count = count;
+    struct lists l = make_lists(cuda, due, count, &s->wants);
+    s->blocks = l.blocks;
+    s->second_blocks = l.second_blocks;
+    measure_stages(cuda, &l, s);
+    struct pieces room = {};
+    place_stages(cuda, &l, &room, s);
+    room = {static_cast<char *>(room_take(cuda, &cuda->select, room.used)), 0};
+    if (room.base) place_stages(cuda, &l, &room, s);
+    bool good = room.base && stage_lists(cuda, &l, s);
+    close_lists(&l);
+    return good;
+}
+
+/* ---- The stages -------------------------------------------------------------------------------
+ */
+
+static void select(struct cuda *cuda, const struct stages &s, bool second) {
     static const struct pass passes[] = {
         {FIELD_KEY, 21, 11}, {FIELD_KEY, 10, 11}, {FIELD_KEY, 0, 10},    {FIELD_POS, 20, 11},
         {FIELD_POS, 9, 11},  {FIELD_POS, 0, 9},   {FIELD_STREAM, 9, 11}, {FIELD_STREAM, 0, 9}};
     const size_t shared = (BINS + THREADS / 32 + 1) * sizeof(uint32_t);
+    dim3 grid(second ? s.second_blocks : s.blocks, (unsigned)s.count);
     for (const struct pass &pass : passes)
-        LAUNCH(cuda->device, k_select, dim3(blocks, (unsigned)count), THREADS, shared, args, pass,
-               &pass == passes);
+        LAUNCH(cuda->device, k_select, grid, THREADS, shared, s.args, pass, &pass == passes,
+               second);
 }
 
 static size_t compact_shared(const struct cuda *cuda) {
@@ -406,20 +656,49 @@ static size_t compact_shared(const struct cuda *cuda) {
     return TILE * (row + sizeof(struct moved)) + sizeof(uint32_t);
 }
 
+/* What entries are worth. */
+static void score(struct cuda *cuda, struct stages *s) {
+    const struct wants *w = &s->wants;
+    streams_find(cuda, s->args.streams, s->count, cuda->pages.streams);
+    if (w->attention || w->preference || w->merge) streams_plan(cuda, s->args.streams);
+    if (w->window) look_all(cuda, s->look);
+    if (w->preference) {
+        s->look.looks = s->measures;
+        look_all(cuda, s->look);
+    }
+    if (w->redundancy) redundancy_find(cuda, s->args);
+    LAUNCH(cuda->device, k_score, (unsigned)s->args.streams.state_count, THREADS,
+           THREADS / 32 * sizeof(float), s->args);
+}
+
+/* Who stays. */
+static void choose(struct cuda *cuda, const struct stages &s) {
+    if (s.wants.layers) share_layers(cuda, s.args, s.count, s.wants.density);
+    select(cuda, s, false);
+    if (!s.wants.floor) return;
+    share_floor(cuda, s.args, s.count);
+    select(cuda, s, true);
+}
+
 /* All at once, or one that may share pages with others. */
 static void evict(struct cuda *cuda, const struct kern_evict *due, int count, bool shared) {
-    struct evict_args args = {};
-    unsigned blocks;
-    if (!stage_dues(cuda, due, count, &args, &blocks)) return;
-    dim3 grid((unsigned)cuda->pages.streams, (unsigned)count);
-    LAUNCH(cuda->device, k_score, grid, THREADS, 0, args);
-    select(cuda, args, blocks, count);
-    if (shared) {
-        LAUNCH(cuda->device, k_count, grid, THREADS, 2 * sizeof(int), args);
-        cache_decide(cuda);
-        LAUNCH(cuda->device, k_own, grid, THREADS, sizeof(int32_t), args);
+    struct stages s = {};
+    if (!open_stages(cuda, due, count, &s)) return;
+    unsigned states = (unsigned)s.args.streams.state_count;
+    score(cuda, &s);
+    choose(cuda, s);
+    if (shared || s.wants.merge)
+        LAUNCH(cuda->device, k_count, states, THREADS, 2 * sizeof(int), s.args);
+    if (shared || s.wants.merge) cache_decide(cuda);
+    if (shared) LAUNCH(cuda->device, k_own, states, THREADS, sizeof(int32_t), s.args);
+    if (s.wants.merge) merge_all(cuda, s.args);
+    LAUNCH(cuda->device, k_compact, states, COMPACT_THREADS, compact_shared(cuda), s.args);
+    for (int i = 0; i < count; i++) {
+        struct slot *slot = &cuda->slots[due[i].slot];
+        int64_t most = (int64_t)cuda->pages.streams * due[i].keep;
+        slot->measured = true;
+        if (slot->entries_most > most) slot->entries_most = most;
     }
-    LAUNCH(cuda->device, k_compact, grid, COMPACT_THREADS, compact_shared(cuda), args);
 }
 
 /* Runs of sequences whose pages are all their own go together. */
@@ -497,7 +776,6 @@ int op_evict(struct kern *kern, const struct kern_evict *due, int count) {
     for (int i = 0; i < count; i++) {
         CHECK(due[i].slot >= 0 && due[i].slot < cuda->options.slots && due[i].keep > 0);
         if (op_rule_check(due[i].rule, NULL)) return ERR_UNSUPPORTED;
-        cuda->slots[due[i].slot].measured = true;
     }
     int rc = 0;
     cache_changes(cuda);

@@ -6,6 +6,8 @@
 #include "kernels/cuda/pages.cuh"
 
 #define GROUP_MAX    16  /* query heads per KV head: rows of one mma tile */
+#define RING_SIZES   4   /* rings hold 8, 16, 32 or 64 queries */
+#define RINGS_SPARE  16  /* of a size, kept for the next slot */
 #define PREFILL_ROWS 128 /* packed rows (token, query head of the group) of a prompt's tile */
 
 /* Row-major [rows][cols], the layout of the file. */
@@ -26,11 +28,23 @@ struct slot {
     bool shared;   /* has been forked, so pages may have other owners: writers look */
     bool measured; /* has evicted: the weights of layers are what they were then */
     int32_t next_pos;
+    int64_t entries_most; /* it holds no more: counted from what was appended and evicted */
+
+    /* The last queries, when the rule has a window: the query at position p lies at p % window of
+     * the ring if ring_pos says so. Device, [layers][window][heads_q * head_dim] bf16, rotated, not
+     * scaled: the very numbers that attention used. */
+    int32_t window; /* 0: no ring */
+    uint16_t *ring;
+    int32_t ring_pos[KERN_WINDOW_MAX]; /* -1: none */
 };
 
 /* A span on the device. */
 struct span {
     int32_t slot, row, count, pos;
+    int32_t window;    /* of the ring */
+    uint16_t *ring;    /* NULL: its queries are not remembered */
+    float score;       /* of the new entries */
+    bool adds, begins; /* attention is added up in the entries; the slot was not in use */
 };
 
 /* One decoding row: its stream of every (layer, head) is an item's source. */
@@ -58,6 +72,7 @@ struct step {
     const struct prefill_tile *tiles;
     int decode_count, tile_count;
     bool has_angles; /* rope's, of these rows */
+    bool keeps;      /* a rule remembers or adds up queries */
 };
 
 struct cuda {
@@ -86,12 +101,16 @@ struct cuda {
     float *freq;        /* device, [head_dim / 2] */
     struct room angles; /* [rows][head_dim]: cosines, then sines */
 
-    struct room narrow; /* bf16 activations of a product */
-    struct room hidden; /* gates */
-    struct room claims; /* begin_step: [span][stream] */
-    struct room select; /* evict: struct cut, histograms */
-    struct room sample; /* see sample.cu */
-    struct room gather; /* reports, snapshots */
+    struct room narrow;                       /* bf16 activations of a product */
+    struct room hidden;                       /* gates */
+    struct room select;                       /* evict: all of its stages */
+    struct room look;                         /* attention that is added up, of one step */
+    struct mass *mass;                        /* the same, see observe.cu */
+    float scale;                              /* of logits: attention's last */
+    struct room sample;                       /* see sample.cu */
+    struct room gather;                       /* reports, snapshots */
+    uint16_t *rings[RING_SIZES][RINGS_SPARE]; /* not in use, see observe.cu */
+    int ring_count[RING_SIZES];
 };
 
 static inline struct cuda *cuda_of(struct kern *kern) {
@@ -135,6 +154,30 @@ int op_snapshot_export(struct kern *kern, int slot, int block, void *to);
 int op_snapshot_check(struct kern *kern, const struct kern_block *blocks, int count, int32_t tokens,
                       struct kern_report *report, struct fault *fault);
 int op_snapshot_import(struct kern *kern, int slot, int block, const struct kern_block *from);
+
+/* observe.cu */
+/* A ring for `window` queries, of zeros; ERR_NOMEM. The slot's own, if it has one, is kept when it
+ * is as large, and given back otherwise; nothing is remembered yet. */
+int ring_take(struct cuda *cuda, struct slot *slot, int32_t window);
+void ring_give(struct cuda *cuda, struct slot *slot); /* fine without a ring */
+size_t ring_bytes(const struct cuda *cuda, int32_t window);
+void rings_close(struct cuda *cuda);
+/* What the step's rules want of its queries: lists, once a step; queries of a layer, before its
+ * attention; their mass, after it. */
+void mass_stage(struct cuda *cuda, const struct kern_batch *batch);
+void keep_queries(struct cuda *cuda, int layer, const float *qkv, float scale);
+void add_mass(struct cuda *cuda, int layer);
+void mass_close(struct cuda *cuda);
+
+/* Queries that a rule wants remembered; 0 without a rule. */
+static inline int32_t rule_window(const struct kern_rule *rule) {
+    return rule && rule->score == KERN_SCORE_ATTENTION ? rule->observe.window : 0;
+}
+
+/* Does it add up every query's attention? */
+static inline bool rule_adds(const struct kern_rule *rule) {
+    return rule && rule->score == KERN_SCORE_ATTENTION && rule->observe.window == 0;
+}
 
 /* attend.cu */
 int attend_open(struct cuda *cuda);

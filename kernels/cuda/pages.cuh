@@ -26,6 +26,8 @@
 #define PANEL_DIMS 64
 #define CHUNK_DIMS 8 /* of 16 bytes */
 
+#define SCORE_NONE (-1.0f) /* no score yet; scores of attention are never negative */
+
 struct pages_state {
     unsigned long long head, tail; /* of the free ring */
     unsigned long long evicted;    /* entries */
@@ -39,11 +41,14 @@ struct pages {
     char *pool;       /* [count] of PAGE_BYTES */
     int32_t *pos;     /* [count][P] */
     float *log_beta;  /* [count][P] */
+    float *score;     /* [count][P]: what the rule remembers of an entry, mass or last score */
     uint32_t *keys;   /* [count][P]: ranks of the eviction under way */
     uint32_t *refs;   /* [count]: tables that name the page; 0 = free */
     int32_t *ring;    /* [count] */
     int32_t *tables;  /* [slots][streams][stream_pages] */
     int32_t *lengths; /* [slots][streams] */
+    float *weights;   /* [slots][layers]: of the layers, once measured */
+    float *tau;       /* [slots][streams]: thresholds of merging; NaN: none yet */
     struct pages_state *state;
     int64_t count;
     int layers, heads_kv, head_dim, streams; /* streams = layers * heads_kv */
@@ -122,6 +127,7 @@ static __device__ __forceinline__ void pages_copy(const struct pages &p, int32_t
         int64_t a = (int64_t)to * p.page_slots + i, b = (int64_t)from * p.page_slots + i;
         p.pos[a] = p.pos[b];
         p.log_beta[a] = p.log_beta[b];
+        p.score[a] = p.score[b];
         p.keys[a] = p.keys[b];
     }
 }

@@ -5,6 +5,7 @@
 #define KEEPD_KERNELS_CUDA_SCORE_CUH
 
 #include <math.h>
+#include <string.h>
 
 #include "kernels/cuda/ptx.cuh"
 
@@ -25,10 +26,30 @@ static __device__ __forceinline__ float cuda_score_retention(float log_beta, int
     return __fadd_rn(__fmul_rn((float)age, lb), cuda_score_horizon(log_beta, horizon));
 }
 
-/* a < b as floats exactly if key(a) < key(b); NaN ranks lowest. */
-static __device__ __forceinline__ uint32_t float_key(float x) {
-    if (isnan(x)) return 0;
-    uint32_t bits = __float_as_uint(x);
+static __device__ __forceinline__ float cuda_log1mexp(float x) { /* x < 0 */
+    return x < -0.69314718f ? log1pf(-expf(x)) : logf(-expm1f(x));
+}
+
+/* With the published offsets. */
+static __device__ __forceinline__ float cuda_score_published(float log_beta, int32_t age,
+                                                             float horizon) {
+    float lb = log_beta > 0 ? -1e-9f : log_beta, ahead;
+    if (horizon == 1) return __fmul_rn((float)(age + 1), lb);
+    if (lb > -1e-7f)
+        ahead = logf(horizon);
+    else
+        ahead = __fadd_rn(isinf(horizon) ? 0 : cuda_log1mexp(__fmul_rn(horizon, lb)),
+                          -cuda_log1mexp(lb));
+    return __fadd_rn(__fmul_rn((float)(age + 2), lb), ahead);
+}
+
+/* a < b as floats exactly if key(a) < key(b); NaN ranks lowest. Adding 0 makes -0 what it equals.
+ */
+static __host__ __device__ __forceinline__ uint32_t float_key(float x) {
+    uint32_t bits;
+    x += 0.0f;
+    if (!(x == x)) return 0;
+    memcpy(&bits, &x, sizeof bits);
     return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 

@@ -25,7 +25,7 @@ struct block_args {
     int32_t slot, stream, length;
 };
 
-/* Where word `word` of the block lives in the cache; NULL: nowhere, it is 0. */
+/* Where word `word` of the block lives in the cache. */
 static __device__ uint32_t *word_home(const struct block_args &b, int64_t word) {
     const struct pages &p = b.pages;
     const int32_t *table = pages_table(p, b.slot, b.stream);
@@ -33,7 +33,7 @@ static __device__ uint32_t *word_home(const struct block_args &b, int64_t word) 
     if (at < sides) {
         int64_t side = pages_side(p, table, (int)(at % b.length));
         if (at < b.length) return (uint32_t *)&p.pos[side];
-        return at < 2 * (int64_t)b.length ? (uint32_t *)&p.log_beta[side] : NULL;
+        return (uint32_t *)(at < 2 * (int64_t)b.length ? &p.log_beta[side] : &p.score[side]);
     }
     int row_words = p.head_dim / 2;
     int64_t rows = (at - sides) / row_words;
@@ -46,14 +46,12 @@ static __device__ uint32_t *word_home(const struct block_args &b, int64_t word) 
 static __global__ void k_export(struct block_args b, int64_t words) {
     int64_t word = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (word >= words) return;
-    const uint32_t *home = word ? word_home(b, word) : (const uint32_t *)&b.length;
-    b.words[word] = home ? *home : 0;
+    b.words[word] = word ? *word_home(b, word) : (uint32_t)b.length;
 }
 
 static __global__ void k_import(struct block_args b, int64_t words) {
     int64_t word = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    uint32_t *home = word > 0 && word < words ? word_home(b, word) : NULL;
-    if (home) *home = b.words[word];
+    if (word > 0 && word < words) *word_home(b, word) = b.words[word];
 }
 
 /* A stream's length, and pages for it; enough are free. One thread. */
@@ -86,22 +84,57 @@ size_t op_snapshot_size(struct kern *kern, int slot, int block) {
     struct snapshot_shape shape = shape_of(cuda);
     CHECK(cuda->has_cache && slot >= 0 && slot < cuda->options.slots);
     CHECK(block >= 0 && block <= cuda->pages.streams);
-    if (block == 0) return snapshot_arrays(&shape, 0).size;
+    if (block == 0) return snapshot_arrays(&shape, cuda->slots[slot].window).size;
     const int32_t *lengths = lengths_of(cuda, slot);
     return lengths ? snapshot_part_at(&shape, lengths[block - 1], SNAPSHOT_PARTS) : 0;
 }
 
-/* No query is remembered, no layer has a weight, no threshold of merging is known. */
-static void export_slot(struct cuda *cuda, int slot, char *to) {
+/* Queries as the snapshot has them: float32, scaled; and back, the very bf16 they were. */
+static __global__ void k_export_ring(float *to, const uint16_t *ring, int64_t count, float scale) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) to[i] = __fmul_rn(__uint_as_float((uint32_t)ring[i] << 16), scale);
+}
+
+static __global__ void k_import_ring(uint16_t *ring, const float *from, int64_t count,
+                                     float scale) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) ring[i] = (uint16_t)ptx_pack_bf16(__fdiv_rn(from[i], scale), 0);
+}
+
+static int export_ring(struct cuda *cuda, const struct slot *slot, const struct snapshot_arrays *at,
+                       char *to) {
+    int64_t count = (int64_t)(ring_bytes(cuda, slot->window) / sizeof(uint16_t));
+    size_t bytes = (size_t)count * sizeof(float);
+    if (!slot->ring) return 0;
+    float *words = static_cast<float *>(room_take(cuda, &cuda->gather, bytes));
+    if (!words) return cache_sync(cuda);
+    memcpy(to + at->ring_pos, slot->ring_pos, (size_t)slot->window * sizeof(int32_t));
+    LAUNCH(cuda->device, k_export_ring, blocks_for(count, THREADS), THREADS, 0, words,
+           (const uint16_t *)slot->ring, count, cuda->scale);
+    return device_download(cuda->device, to + at->ring, words, bytes);
+}
+
+/* What block 0 has of the device, beside the ring. */
+static float *weights_of(struct cuda *cuda, int slot) {
+    return cuda->pages.weights + (int64_t)slot * cuda->options.layers;
+}
+
+static float *tau_of(struct cuda *cuda, int slot) {
+    return cuda->pages.tau + (int64_t)slot * cuda->pages.streams;
+}
+
+static int export_slot(struct cuda *cuda, int slot, char *to) {
     struct snapshot_shape shape = shape_of(cuda);
     const struct slot *state = &cuda->slots[slot];
-    const struct snapshot_slot head = {state->next_pos, 0, state->measured};
-    struct snapshot_arrays at = snapshot_arrays(&shape, 0);
-    const float none = NAN;
+    const struct snapshot_slot head = {state->next_pos, state->window, state->measured};
+    struct snapshot_arrays at = snapshot_arrays(&shape, state->window);
     memset(to, 0, at.size);
     snapshot_write_head(&shape, &head, to);
-    for (size_t place = at.tau; place < at.ring_pos; place += sizeof none)
-        memcpy(to + place, &none, sizeof none);
+    int code =
+        device_download(cuda->device, to + at.weights, weights_of(cuda, slot), at.tau - at.weights);
+    if (!code)
+        code = device_download(cuda->device, to + at.tau, tau_of(cuda, slot), at.ring_pos - at.tau);
+    return code ? code : export_ring(cuda, state, &at, to);
 }
 
 static struct block_args block_of(struct cuda *cuda, int slot, int stream, int32_t length,
@@ -112,10 +145,7 @@ static struct block_args block_of(struct cuda *cuda, int slot, int stream, int32
 int op_snapshot_export(struct kern *kern, int slot, int block, void *to) {
     struct cuda *cuda = cuda_of(kern);
     size_t bytes = op_snapshot_size(kern, slot, block);
-    if (block == 0) {
-        export_slot(cuda, slot, static_cast<char *>(to));
-        return 0;
-    }
+    if (block == 0) return export_slot(cuda, slot, static_cast<char *>(to));
     if (bytes == 0) return ERR_DEVICE;
     void *words = room_take(cuda, &cuda->gather, bytes);
     if (!words) return cache_sync(cuda);
@@ -131,11 +161,7 @@ int op_snapshot_check(struct kern *kern, const struct kern_block *blocks, int co
                       struct kern_report *report, struct fault *fault) {
     struct snapshot_shape shape = shape_of(cuda_of(kern));
     struct snapshot_slot head;
-    int code = snapshot_check(&shape, blocks, count, tokens, &head, report, fault);
-    if (code == 0 && head.window > 0)
-        return fault_set(fault, ERR_UNSUPPORTED, "snapshot",
-                         "its method looks at attention, which this backend does not remember");
-    return code;
+    return snapshot_check(&shape, blocks, count, tokens, &head, report, fault);
 }
 
 static int64_t pages_free(struct cuda *cuda) {
@@ -156,7 +182,31 @@ static int import_stream(struct cuda *cuda, int slot, int stream, const struct k
     LAUNCH(cuda->device, k_take, 1, 1, 0, *p, slot, stream, length);
     LAUNCH(cuda->device, k_import, blocks_for(count, THREADS), THREADS, 0,
            block_of(cuda, slot, stream, length, words), count);
+    cuda->slots[slot].entries_most += length;
     return cache_sync(cuda);
+}
+
+/* Block 0: weights, thresholds and queries; its room is taken before pages are. */
+static int import_slot(struct cuda *cuda, int slot, const struct snapshot_slot *head,
+                       const struct kern_block *block) {
+    struct snapshot_shape shape = shape_of(cuda);
+    struct snapshot_arrays at = snapshot_arrays(&shape, head->window);
+    struct slot *state = &cuda->slots[slot];
+    const char *from = static_cast<const char *>(block->data);
+    int64_t count = (int64_t)(ring_bytes(cuda, head->window) / sizeof(uint16_t));
+    int code = ring_take(cuda, state, head->window);
+    if (code) return code;
+    device_upload(cuda->device, weights_of(cuda, slot), from + at.weights, at.tau - at.weights);
+    device_upload(cuda->device, tau_of(cuda, slot), from + at.tau, at.ring_pos - at.tau);
+    if (!state->ring) return 0;
+    size_t bytes = (size_t)count * sizeof(float);
+    float *words = static_cast<float *>(room_take(cuda, &cuda->gather, bytes));
+    if (!words) return cache_sync(cuda);
+    memcpy(state->ring_pos, from + at.ring_pos, (size_t)head->window * sizeof(int32_t));
+    device_upload(cuda->device, words, from + at.ring, bytes);
+    LAUNCH(cuda->device, k_import_ring, blocks_for(count, THREADS), THREADS, 0, state->ring,
+           (const float *)words, count, cuda->scale);
+    return 0;
 }
 
 int op_snapshot_import(struct kern *kern, int slot, int block, const struct kern_block *from) {
@@ -167,6 +217,8 @@ int op_snapshot_import(struct kern *kern, int slot, int block, const struct kern
     if (block > 0) return import_stream(cuda, slot, block - 1, from);
     struct snapshot_slot head = snapshot_read_slot(from);
     cuda->slots[slot].in_use = true;
+    int code = import_slot(cuda, slot, &head, from);
+    if (code) return code;
     cuda->slots[slot].next_pos = head.next_pos;
     cuda->slots[slot].measured = head.measured;
     return 0;

@@ -183,6 +183,23 @@ static inline int __all_sync(uint32_t mask, int vote, emu_place place = EMU_HERE
     return emu_ballot("__all_sync", mask, vote == 0, place) == 0;
 }
 
+/* Of every lane: the lanes with its value. */
+static inline void emu_match_work(const char *in, char *out, const void *) {
+    for (int lane = 0; lane < 32; lane++) {
+        uint32_t same = 0;
+        for (int other = 0; other < 32; other++)
+            if (!memcmp(in + lane * EMU_WARP_BYTES, in + other * EMU_WARP_BYTES, sizeof(int)))
+                same |= 1u << other;
+        memcpy(out + lane * EMU_WARP_BYTES, &same, sizeof same);
+    }
+}
+static inline uint32_t __match_any_sync(uint32_t mask, int value, emu_place place = EMU_HERE) {
+    uint32_t out;
+    emu_warp("__match_any_sync", mask, &value, sizeof value, &out, sizeof out, emu_match_work,
+             nullptr, place);
+    return out;
+}
+
 /* ---- Atomics: fibers change only where they wait ------------------------------------------- */
 
 template <class T> T atomicAdd(T *at, T value) {
@@ -238,6 +255,21 @@ static inline float __fsqrt_rn(float a) {
 }
 static inline int __popc(uint32_t x) {
     return __builtin_popcount(x);
+}
+static inline int __clz(int x) {
+    return x ? __builtin_clz(static_cast<unsigned>(x)) : 32;
+}
+static inline int __ffs(int x) {
+    return __builtin_ffs(x);
+}
+static inline double __dmul_rn(double a, double b) {
+    return a * b;
+}
+static inline double __dadd_rn(double a, double b) {
+    return a + b;
+}
+static inline double __ddiv_rn(double a, double b) {
+    return a / b;
 }
 static inline uint32_t __umulhi(uint32_t a, uint32_t b) {
     return static_cast<uint32_t>((static_cast<uint64_t>(a) * b) >> 32);

@@ -1,0 +1,236 @@
+/* What the stages of an eviction share on the device. Stages run in the order of
+ * kernels/cpu/evict.h, over one or several sequences at once:
+ *
+ *   streams    k_streams, k_plan         lengths, candidates, the list of chunks (streams.cu)
+ *   observe    k_look_*                  what the window's queries say (observe.cu)
+ *   redundancy k_key_norms, k_forgive    how much keys resemble others (redundancy.cu)
+ *   score      k_score                   one key per entry (evict.cu)
+ *   share      k_share*                  places of layers and streams (share.cu)
+ *   select     k_select                  the lowest rank that is kept (evict.cu)
+ *   merge      k_merge_*                 evicted entries into kept ones (merge.cu)
+ *   compact    k_compact                 closing the gaps (evict.cu)
+ *
+ * A subject is a sequence that is looked at: all its streams when it evicts, those of one layer
+ * when a step adds up attention. Work that reads keys is cut into chunks of PRODUCT_KEYS entries
+ * counted from the stream's start, listed on the device, and taken by number: unequal streams make
+ * equal work, and a sum over chunks is made in their order, so that it depends on the stream alone.
+ * What touches only numbers of an entry (4 to 12 bytes where a key has 128 to 512) is a block per
+ * stream. */
+#ifndef KEEPD_KERNELS_CUDA_EVICT_CUH
+#define KEEPD_KERNELS_CUDA_EVICT_CUH
+
+#include "kernels/cuda/internal.h"
+
+/* Parts of a room, one after the other; without a base only their size is found. */
+struct pieces {
+    char *base;
+    size_t used;
+};
+
+template <class T> static T *piece(struct pieces *p, size_t count) {
+    p->used = (p->used + 15) / 16 * 16;
+    size_t at = p->used;
+    p->used += count * sizeof(T);
+    return p->base ? reinterpret_cast<T *>(p->base + at) : NULL;
+}
+
+/* ---- Streams: streams.cu ----------------------------------------------------------------------
+ */
+
+struct subject {
+    int32_t slot, sinks;
+    int32_t limit;        /* entries with pos below it are candidates */
+    int32_t stream_first; /* of the sequence's streams, plus the launch's own offset */
+    int32_t stream_count;
+    int32_t state_first; /* of its first stream, in the array of states */
+};
+
+struct stream_state {
+    int32_t subject, stream;
+    int32_t length, candidates, fixed;
+    int32_t work; /* items wanted of the list being made */
+    int32_t item; /* the first of them */
+    int32_t lead; /* entries before the first one that goes */
+    int32_t kept;
+    int32_t best;       /* entries among the best of its pool */
+    int64_t first;      /* its first entry in arrays of one number per entry */
+    double measured[2]; /* for the weights of layers */
+};
+
+struct item {
+    int32_t state;
+    int32_t chunk;
+};
+
+struct streams_args {
+    struct pages pages;
+    const struct subject *subjects;
+    struct stream_state *states;
+    struct item *items;
+    int32_t *item_count;
+    int32_t stream_offset; /* added to stream_first: a layer's streams */
+    int32_t state_count;
+    int64_t items_max, entries_max;
+};
+
+/* Fills the states; work is the number of chunks. `most`: streams of the largest subject. */
+void streams_find(struct cuda *cuda, const struct streams_args &args, int subjects, int most);
+/* Lists the work of all states, and gives each its first entry. */
+void streams_plan(struct cuda *cuda, const struct streams_args &args);
+void streams_room(struct pieces *room, struct streams_args *args); /* places for its results */
+/* Chunks that streams with so many entries can have together. */
+int64_t streams_items_max(int64_t streams, int64_t entries, int64_t longest);
+
+/* ---- Attention: observe.cu --------------------------------------------------------------------
+ */
+
+enum look_kind {
+    LOOK_NONE,       /* this subject is not looked at */
+    LOOK_WINDOW,     /* candidates' scores -> fresh */
+    LOOK_PREFERENCE, /* CAKE's two sums -> sums */
+    LOOK_MASS        /* added to the entries' scores */
+};
+
+/* What is looked at for one subject. The query at position pos lies at place (pos - origin) %
+ * modulus of its queries. */
+struct look {
+    struct kern_observe observe;
+    int32_t kind;
+    int32_t query_count, origin, modulus;
+    const uint16_t *queries;  /* [layer][place][heads_q * head_dim] */
+    int64_t layer_stride;     /* in elements; 0: queries of one layer only */
+    const int32_t *query_pos; /* [query_count], ascending; NULL: from origin on */
+};
+
+/* Of the softmax over a row (or a combination of rows): largest logit, 1 / sum. */
+struct look_stat {
+    float most, scale;
+};
+
+struct look_args {
+    struct streams_args streams;
+    const struct look *looks;
+    struct look_stat *partial; /* [items][vectors] */
+    struct look_stat *stats;   /* [states][vectors] */
+    int32_t *sees;             /* [states][queries]: entries that the softmax runs over */
+    float *fresh;              /* [entries] */
+    double *sums;              /* [items][2] */
+    int queries_max, vectors_max, parts_max;
+    int heads_q, group;
+    float scale; /* of logits, times log2(e) */
+};
+
+void look_all(struct cuda *cuda, const struct look_args &args);
+void look_room(struct pieces *room, struct look_args *args); /* places for its results */
+/* The queries of a slot's window; `positions` has room for KERN_WINDOW_MAX, to be staged. */
+void look_at_window(const struct slot *slot, int32_t tokens, struct look *look, int32_t *positions);
+
+/* ---- Eviction: evict.cu -----------------------------------------------------------------------
+ */
+
+enum { FIELD_KEY, FIELD_POS, FIELD_STREAM, FIELDS };
+
+#define KEY_PROTECTED 0xffffffffu /* above every score; no float has this key */
+#define STREAM_MASK   0xfffffu
+
+/* The lowest rank that is kept, as far as it is known. */
+struct cut {
+    uint32_t value[FIELDS];
+    uint32_t wanted; /* of the entries that agree with `value` so far, how many are kept */
+    uint32_t done;   /* all of them */
+    uint32_t blocks; /* that have added to the histogram of this pass */
+    uint32_t room;   /* what `wanted` was */
+};
+
+/* How the entries of one sequence compete, once; blocks per group. */
+struct contest {
+    int32_t group_streams, groups, group_blocks; /* groups 0: not at all */
+    int64_t first_cut, first_bins;
+};
+
+/* One sequence that evicts, beside its subject. */
+struct due {
+    struct kern_rule rule;
+    int32_t slot, tokens, keep;
+    uint32_t least;               /* entries with a lower key go in any case */
+    bool remembers;               /* entries keep their new score */
+    bool measures;                /* the layers' weights are taken now */
+    struct contest first, second; /* second: with a floor, when streams know their places */
+    int64_t first_part;           /* in the array of parts */
+};
+
+/* See share_split. */
+struct share_part {
+    double weight, rest;
+    int64_t most, least, part;
+    bool settled;
+};
+
+struct evict_args {
+    struct streams_args streams;
+    const struct due *due;
+    struct cut *cuts;
+    uint32_t *bins;           /* [groups of several blocks][BINS], zero before every pass */
+    struct share_part *parts; /* [dues][layers + streams] */
+    float *fresh;             /* [entries]: what candidates will remember */
+    double *sums;             /* [items][2]: of LOOK_PREFERENCE */
+
+    /* Redundancy and merging, one per entry; nulls when no rule wants them. */
+    float *norm, *alike;
+    unsigned long long *forgiven; /* in units of 2^-32 */
+    float *totals;                /* [items][head_dim]: sums of khat over a chunk */
+    int32_t *links;               /* see merge.cu */
+    int32_t *gone;                /* evicted entries of a stream, ascending */
+    int32_t *target;              /* theirs */
+};
+
+static __device__ __forceinline__ const struct cut &final_cut(const struct evict_args &a,
+                                                              const struct due &d, int stream) {
+    const struct contest &c = d.second.groups ? d.second : d.first;
+    return a.cuts[c.first_cut + stream / c.group_streams];
+}
+
+static __device__ __forceinline__ uint32_t rank_field(const struct pages &p, int64_t side,
+                                                      int stream, int field) {
+    if (field == FIELD_KEY) return p.keys[side];
+    if (field == FIELD_POS) return (uint32_t)p.pos[side];
+    return STREAM_MASK - (uint32_t)stream;
+}
+
+/* -1, 0, 1: how the entry's first `fields` fields compare with the cut's. */
+static __device__ __forceinline__ int compare_rank(const struct pages &p, int64_t side, int stream,
+                                                   const struct cut &cut, int fields) {
+    for (int f = 0; f < fields; f++) {
+        uint32_t mine = rank_field(p, side, stream, f);
+        if (mine != cut.value[f]) return mine > cut.value[f] ? 1 : -1;
+    }
+    return 0;
+}
+
+static __device__ __forceinline__ bool is_kept(const struct pages &p, int64_t side, int stream,
+                                               const struct cut &cut, uint32_t least) {
+    return p.keys[side] >= least && compare_rank(p, side, stream, cut, FIELDS) >= 0;
+}
+
+/* ---- Redundancy: redundancy.cu ----------------------------------------------------------------
+ */
+
+/* R of the candidates of sequences that judge redundancy -> alike. */
+void redundancy_find(struct cuda *cuda, const struct evict_args &args);
+/* 1 / |k| of every entry of sequences that merge -> norm. */
+void merge_norms(struct cuda *cuda, const struct evict_args &args);
+/* ---- Shares: share.cu -------------------------------------------------------------------------
+ */
+
+/* Weights of layers where they are taken now, and the places of what competes first. */
+void share_layers(struct cuda *cuda, const struct evict_args &args, int count, bool density);
+/* The places of streams, from how many of their entries are among the best. */
+void share_floor(struct cuda *cuda, const struct evict_args &args, int count);
+
+/* ---- Merging: merge.cu ------------------------------------------------------------------------
+ */
+
+/* When it is known what goes and all pages are the streams' own. */
+void merge_all(struct cuda *cuda, const struct evict_args &args);
+
+#endif

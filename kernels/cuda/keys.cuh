@@ -1,0 +1,142 @@
+/* Products of vectors with the keys of a stream: what observing attention, judging redundancy and
+ * merging have in common. A block of PRODUCT_THREADS takes PRODUCT_KEYS keys of one stream and up
+ * to PRODUCT_ROWS vectors at a time, bf16 in, float32 sums (mma.m16n8k16), and leaves all products
+ * in shared memory, where any arithmetic can follow.
+ *
+ * Only the key half of each page is read, by bulk copies, as it lies; vectors lie in rows of
+ * 2 D + 16 bytes, so that both are free of bank conflicts. A product depends on its vector and its
+ * key alone. Keys at or after the stream's end, and rows without a vector, give anything: whoever
+ * reads products masks them. */
+#ifndef KEEPD_KERNELS_CUDA_KEYS_CUH
+#define KEEPD_KERNELS_CUDA_KEYS_CUH
+
+#include "kernels/cuda/pages.cuh"
+
+#define PRODUCT_THREADS 128
+#define PRODUCT_WARPS   (PRODUCT_THREADS / 32)
+#define PRODUCT_KEYS    128
+#define PRODUCT_ROWS    (16 * PRODUCT_WARPS)
+#define PRODUCT_STRIDE  (PRODUCT_KEYS + 8) /* of a row of products: free of bank conflicts */
+
+template <int D> struct product_shape {
+    static const int P = PAGE_BYTES / (4 * D);
+    static const int CHUNKS = D / CHUNK_DIMS;
+    static const int ROW_BYTES = 2 * D + 16;
+    static const int KEY_BYTES = PRODUCT_KEYS * 2 * D;
+    static const int SHARED = KEY_BYTES + PRODUCT_ROWS * ROW_BYTES +
+                              PRODUCT_ROWS * PRODUCT_STRIDE * (int)sizeof(float) + 16;
+};
+
+/* The block's part of shared memory. */
+struct product {
+    char *keys;
+    char *rows;
+    float *out; /* [PRODUCT_ROWS][PRODUCT_STRIDE] */
+    uint64_t *barrier;
+    uint32_t uses; /* of the barrier, so far */
+};
+
+/* Every thread of the block; what lies behind SHARED bytes is the caller's. */
+template <int D> static __device__ struct product product_open(char *shared) {
+    typedef product_shape<D> S;
+    struct product p;
+    p.keys = shared;
+    p.rows = shared + S::KEY_BYTES;
+    p.out = (float *)(p.rows + PRODUCT_ROWS * S::ROW_BYTES);
+    p.barrier = (uint64_t *)(p.out + PRODUCT_ROWS * PRODUCT_STRIDE);
+    p.uses = 0;
+    if (threadIdx.x == 0) {
+        ptx_barrier_init(p.barrier, 1);
+        ptx_barrier_init_fence();
+    }
+    __syncthreads();
+    return p;
+}
+
+/* Starts to read entries [first, first + count), count <= PRODUCT_KEYS, first at the beginning of a
+ * page; nobody reads the keys before any more. */
+template <int D>
+static __device__ __forceinline__ void product_fetch(const struct product &p,
+                                                     const struct pages &pages,
+                                                     const int32_t *table, int first, int count) {
+    typedef product_shape<D> S;
+    int lane = threadIdx.x, from = first / S::P, many = (count + S::P - 1) / S::P;
+    if (lane >= 32) return;
+    int32_t page = lane < many ? table[from + lane] : 0;
+    if (lane == 0) ptx_barrier_expect(p.barrier, (uint32_t)(many * PAGE_SIDE));
+    __syncwarp();
+    if (lane < many)
+        ptx_bulk_copy(p.keys + lane * PAGE_SIDE, pages_at(pages, page), PAGE_SIDE, p.barrier);
+}
+
+/* Until the keys are there. Every thread. */
+static __device__ __forceinline__ void product_wait(struct product &p) {
+    ptx_barrier_wait(p.barrier, p.uses++ & 1);
+}
+
+/* Chunk `chunk` of the key at place `at`. */
+template <int D>
+static __device__ __forceinline__ const char *product_key(const struct product &p, int at,
+                                                          int chunk) {
+    typedef product_shape<D> S;
+    return p.keys + at / S::P * PAGE_SIDE + page_offset(D, 0, at % S::P, chunk);
+}
+
+template <int D>
+static __device__ __forceinline__ char *product_row(const struct product &p, int row, int chunk) {
+    return p.rows + row * product_shape<D>::ROW_BYTES + chunk * 16;
+}
+
+/* Sixteen keys from place `key` on with the warp's sixteen rows. */
+template <int D>
+static __device__ __forceinline__ void
+product_tile(const struct product &p, const uint32_t a[D / 16][4], int key, int row, int lane) {
+    float c[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+        uint32_t b[4];
+        ptx_load_matrix(
+            b, product_key<D>(p, key + (lane & 7) + 8 * (lane >> 4), 2 * k + (lane >> 3 & 1)));
+        ptx_mma(c[0], a[k], b[0], b[1]);
+        ptx_mma(c[1], a[k], b[2], b[3]);
+    }
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            float2 pair = {c[n][2 * i], c[n][2 * i + 1]};
+            float *to = p.out + (row + (lane >> 2) + 8 * i) * PRODUCT_STRIDE;
+            *(float2 *)(to + key + 8 * n + 2 * (lane & 3)) = pair;
+        }
+}
+
+/* out[r][j] = row r . key j, for `rows` rows and `count` keys. The caller synchronises the block
+ * before, when rows and keys are there, and after. */
+template <int D>
+static __device__ __forceinline__ void product_all(const struct product &p, int rows, int count) {
+    int row = threadIdx.x / 32 * 16, lane = threadIdx.x % 32;
+    if (row >= rows) return;
+    uint32_t a[D / 16][4];
+#pragma unroll
+    for (int k = 0; k < D / 16; k++)
+        ptx_load_matrix(
+            a[k], product_row<D>(p, row + (lane & 7) + 8 * (lane >> 3 & 1), 2 * k + (lane >> 4)));
+    for (int key = 0; key < count; key += 16) product_tile<D>(p, a, key, row, lane);
+}
+
+/* A row from a page: 16-byte pieces, one thread each. */
+template <int D>
+static __device__ __forceinline__ void
+product_take_key(const struct product &p, int row, const struct pages &pages, const int32_t *table,
+                 int entry, int chunk) {
+    typedef product_shape<D> S;
+    const char *page = pages_at(pages, table[entry / S::P]);
+    *(uint4 *)product_row<D>(p, row, chunk) =
+        *(const uint4 *)(page + page_offset(D, 0, entry % S::P, chunk));
+}
+
+static __device__ __forceinline__ float bf16_float(uint16_t x) {
+    return __uint_as_float((uint32_t)x << 16);
+}
+
+#endif

@@ -1,0 +1,649 @@
+/* What queries attend to (kernels/cpu/observe.c is the oracle): the window's when a sequence
+ * evicts, and every query as it comes for rules that add up mass.
+ *
+ * Attention keeps the last queries of sequences with a window in a ring, as bf16: the numbers that
+ * it multiplied itself. Both uses then run the same kernels over chunks of keys:
+ *
+ *   k_look_sees    the entries that each query sees, by binary search
+ *   k_look_stats   per chunk and softmax: largest logit and sum            (reads the keys)
+ *   k_look_fold    the chunks of a stream together, in their order
+ *   k_look_add     per entry, query after query: group, smooth, reduce     (reads the keys again)
+ *
+ * A softmax is a query head, or a query where the group's logits are combined first; both are
+ * called a vector. Queries are taken as many at a time as whole groups fit PRODUCT_ROWS. An entry
+ * belongs to one thread, which adds queries in their order, so that mass does not depend on how a
+ * prompt was split into steps. Neither kernel has more of a prompt in memory than PRODUCT_ROWS rows
+ * of one chunk. */
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cuda/block.cuh"
+#include "kernels/cuda/evict.cuh"
+#include "kernels/cuda/keys.cuh"
+
+#define THREADS       256
+#define LOG2_E        1.4426950408889634f
+#define BLOCKS_EACH   2  /* per multiprocessor: what shared memory allows at head_dim 128 */
+#define SMOOTH_MARGIN 32 /* whole pages, and no smoothing reaches further */
+
+/* ---- Rings ----------------------------------------------------------------------------------- */
+
+static int ring_size(int32_t window) {
+    int size = 0;
+    while ((8 << size) < window) size++;
+    return size;
+}
+
+static size_t ring_rows(const struct cuda *cuda) {
+    const struct kern_cache_options *o = &cuda->options;
+    return (size_t)o->layers * (size_t)o->heads_q * (size_t)o->head_dim * sizeof(uint16_t);
+}
+
+size_t ring_bytes(const struct cuda *cuda, int32_t window) {
+    return (size_t)window * ring_rows(cuda);
+}
+
+void ring_give(struct cuda *cuda, struct slot *slot) {
+    int size = ring_size(slot->window);
+    if (slot->ring && cuda->ring_count[size] < RINGS_SPARE)
+        cuda->rings[size][cuda->ring_count[size]++] = slot->ring;
+    else
+        device_free(cuda->device, slot->ring);
+    slot->ring = NULL;
+    slot->window = 0;
+}
+
+void rings_close(struct cuda *cuda) {
+    for (int size = 0; size < RING_SIZES; size++)
+        while (cuda->ring_count[size] > 0)
+            device_free(cuda->device, cuda->rings[size][--cuda->ring_count[size]]);
+}
+
+int ring_take(struct cuda *cuda, struct slot *slot, int32_t window) {
+    CHECK(window >= 0 && window <= KERN_WINDOW_MAX);
+    if (window == slot->window) return 0;
+    ring_give(cuda, slot);
+    if (window == 0) return 0;
+    int size = ring_size(window);
+    size_t bytes = ring_bytes(cuda, 8 << size);
+    if (cuda->ring_count[size] > 0)
+        slot->ring = cuda->rings[size][--cuda->ring_count[size]];
+    else
+        slot->ring = static_cast<uint16_t *>(device_alloc(cuda->device, bytes));
+    if (!slot->ring) {
+        rings_close(cuda); /* the spare ones of other sizes */
+        slot->ring = static_cast<uint16_t *>(device_alloc(cuda->device, bytes));
+    }
+    if (!slot->ring) return ERR_NOMEM;
+    device_zero(cuda->device, slot->ring, bytes);
+    slot->window = window;
+    memset(slot->ring_pos, 0xff, sizeof slot->ring_pos); /* -1 */
+    return 0;
+}
+
+/* ---- Keeping queries ------------------------------------------------------------------------- */
+
+struct keep_args {
+    const struct span *spans;
+    const int32_t *row_span;
+    const float *qkv;
+    uint16_t *now; /* [rows][heads_q * head_dim]: of this step, for mass; or NULL */
+    int rows, layer, width, stride; /* width: heads_q * head_dim; stride: of a row of qkv */
+};
+
+/* A thread per two elements. */
+static __global__ void k_keep_queries(const struct keep_args a) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    int each = a.width / 2, row = (int)(i / each), at = 2 * (int)(i % each);
+    if (row >= a.rows) return;
+    const struct span s = a.spans[a.row_span[row]];
+    uint16_t *to = NULL;
+    int pos = s.pos + row - s.row;
+    if (s.ring && row - s.row >= s.count - s.window)
+        to = s.ring + ((int64_t)a.layer * s.window + pos % s.window) * a.width;
+    else if (s.adds)
+        to = a.now + (int64_t)row * a.width;
+    if (!to) return;
+    float2 pair = *(const float2 *)(a.qkv + (int64_t)row * a.stride + at);
+    *(uint32_t *)(to + at) = ptx_pack_bf16(pair.x, pair.y);
+}
+
+/* ---- What a query sees ------------------------------------------------------------------------
+ */
+
+static __device__ __forceinline__ int query_at(const struct look &look, int query) {
+    return look.query_pos ? look.query_pos[query] : look.origin + query;
+}
+
+/* A thread per query; blocks (state, part). */
+static __global__ void k_look_sees(const struct look_args a) {
+    const struct pages &p = a.streams.pages;
+    if (pages_failed(p)) return;
+    const struct stream_state &st = a.streams.states[blockIdx.x];
+    const struct look &look = a.looks[st.subject];
+    int query = (int)(blockIdx.y * blockDim.x + threadIdx.x);
+    if (look.kind == LOOK_NONE || query >= look.query_count) return;
+    const int32_t *table = pages_table(p, a.streams.subjects[st.subject].slot, st.stream);
+    int sees = pages_before(p, table, st.length, query_at(look, query) + 1);
+    if (look.observe.support == KERN_SUPPORT_CANDIDATES && sees > st.candidates)
+        sees = st.candidates;
+    a.sees[(int64_t)blockIdx.x * a.queries_max + query] = sees;
+}
+
+/* ---- A block of queries -----------------------------------------------------------------------
+ */
+
+static __device__ __forceinline__ bool of_logits(const struct look &look) {
+    return look.observe.group == KERN_GROUP_MAX_LOGIT || look.observe.group == KERN_GROUP_SUM_LOGIT;
+}
+
+/* What both passes know about the chunk in hand. */
+struct work {
+    struct product product;
+    int32_t *sees;          /* shared, [PRODUCT_ROWS] queries of the block in hand */
+    struct look_stat *stat; /* shared, [PRODUCT_ROWS] vectors */
+    struct look look;
+    const struct stream_state *state;
+    const int32_t *table;
+    int index;      /* of the state */
+    int queries;    /* of a block */
+    int width;      /* vectors of a query */
+    int base, keys; /* entries [base, base + keys) lie in shared memory */
+};
+
+template <int D> static __device__ struct work work_open(char *shared) {
+    struct work w;
+    w.product = product_open<D>(shared);
+    w.sees = (int32_t *)(shared + product_shape<D>::SHARED);
+    w.stat = (struct look_stat *)(w.sees + PRODUCT_ROWS);
+    return w;
+}
+
+static int work_bytes() {
+    return PRODUCT_ROWS * (int)(sizeof(int32_t) + sizeof(struct look_stat));
+}
+
+static __device__ void work_begin(struct work &w, const struct look_args &a, int state) {
+    w.index = state;
+    w.state = &a.streams.states[state];
+    w.look = a.looks[w.state->subject];
+    w.table =
+        pages_table(a.streams.pages, a.streams.subjects[w.state->subject].slot, w.state->stream);
+    w.queries = PRODUCT_ROWS / a.group;
+    w.width = of_logits(w.look) ? 1 : a.group;
+}
+
+/* Queries [first, first + count) into the rows of the product, and what they see. */
+template <int D>
+static __device__ void work_queries(const struct work &w, const struct look_args &a, int first,
+                                    int count) {
+    typedef product_shape<D> S;
+    int layer = w.state->stream / a.streams.pages.heads_kv;
+    int head = w.state->stream % a.streams.pages.heads_kv * a.group;
+    const uint16_t *from = w.look.queries + layer * w.look.layer_stride;
+    for (int i = threadIdx.x; i < count * a.group * S::CHUNKS; i += PRODUCT_THREADS) {
+        int row = i / S::CHUNKS, chunk = i % S::CHUNKS, query = first + row / a.group;
+        int place = (query_at(w.look, query) - w.look.origin) % w.look.modulus;
+        const uint16_t *q = from + ((int64_t)place * a.heads_q + head + row % a.group) * D;
+        *(uint4 *)product_row<D>(w.product, row, chunk) = *(const uint4 *)(q + chunk * CHUNK_DIMS);
+    }
+    const int32_t *sees = a.sees + (int64_t)w.index * a.queries_max + first;
+    for (int i = threadIdx.x; i < count; i += PRODUCT_THREADS) w.sees[i] = sees[i];
+}
+
+/* The logit of a vector at a key, times log2(e): `vector` of those in hand. */
+static __device__ __forceinline__ float
+vector_logit(const struct work &w, const struct look_args &a, int vector, int key) {
+    const float *out = w.product.out + key;
+    if (w.width != 1 || a.group == 1) return __fmul_rn(out[vector * PRODUCT_STRIDE], a.scale);
+    out += vector * a.group * PRODUCT_STRIDE;
+    float x = out[0];
+    for (int r = 1; r < a.group; r++) {
+        float y = out[r * PRODUCT_STRIDE];
+        x = w.look.observe.group == KERN_GROUP_MAX_LOGIT ? fmaxf(x, y) : __fadd_rn(x, y);
+    }
+    return __fmul_rn(x, a.scale);
+}
+
+/* ---- The first pass ---------------------------------------------------------------------------
+ */
+
+/* A warp: the chunk's share of one softmax. */
+static __device__ struct look_stat vector_stat(const struct work &w, const struct look_args &a,
+                                               int vector, int lane) {
+    float x[PRODUCT_KEYS / 32], most = -INFINITY, sum = 0;
+    int seen = w.sees[vector / w.width] - w.base;
+#pragma unroll
+    for (int i = 0; i < PRODUCT_KEYS / 32; i++) {
+        int key = lane + 32 * i;
+        x[i] = key < seen ? vector_logit(w, a, vector, key) : -INFINITY;
+        most = fmaxf(most, x[i]);
+    }
+    for (int by = 16; by > 0; by /= 2) most = fmaxf(most, __shfl_xor_sync(WARP_ALL, most, by));
+    float base = most == -INFINITY ? 0 : most;
+#pragma unroll
+    for (int i = 0; i < PRODUCT_KEYS / 32; i++)
+        sum = __fadd_rn(sum, ptx_exp2(__fadd_rn(x[i], -base)));
+    for (int by = 16; by > 0; by /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(WARP_ALL, sum, by));
+    return {most, sum};
+}
+
+/* One chunk with all queries. */
+template <int D>
+static __device__ void stats_chunk(struct work &w, const struct look_args &a, int item) {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    struct look_stat *to = a.partial + (int64_t)item * a.vectors_max;
+    bool fetched = false;
+    for (int first = 0; first < w.look.query_count; first += w.queries) {
+        int count = w.look.query_count - first;
+        if (count > w.queries) count = w.queries;
+        __syncthreads(); /* rows, sees and products were read */
+        work_queries<D>(w, a, first, count);
+        __syncthreads();
+        bool seen = w.sees[count - 1] > w.base; /* the last one sees most */
+        if (seen && !fetched) {
+            product_fetch<D>(w.product, a.streams.pages, w.table, w.base, w.keys);
+            product_wait(w.product);
+            fetched = true;
+        }
+        if (seen) product_all<D>(w.product, count * a.group, w.keys);
+        __syncthreads();
+        for (int v = warp; v < count * w.width; v += PRODUCT_WARPS) {
+            struct look_stat stat = vector_stat(w, a, v, lane);
+            if (lane == 0) to[first * w.width + v] = stat;
+        }
+    }
+}
+
+template <int D>
+static __global__ void __launch_bounds__(PRODUCT_THREADS) k_look_stats(const struct look_args a) {
+    SHARED_MEMORY(shared);
+    struct work w = work_open<D>(shared);
+    if (pages_failed(a.streams.pages)) return;
+    int count = *a.streams.item_count;
+    for (int i = blockIdx.x; i < count; i += (int)gridDim.x) {
+        const struct item item = a.streams.items[i];
+        work_begin(w, a, item.state);
+        if (w.look.kind == LOOK_NONE) continue;
+        w.base = item.chunk * PRODUCT_KEYS;
+        w.keys = w.state->length - w.base < PRODUCT_KEYS ? w.state->length - w.base : PRODUCT_KEYS;
+        stats_chunk<D>(w, a, i);
+    }
+}
+
+/* A thread per vector; blocks (state, part). */
+static __global__ void k_look_fold(const struct look_args a) {
+    if (pages_failed(a.streams.pages)) return;
+    const struct stream_state &st = a.streams.states[blockIdx.x];
+    const struct look &look = a.looks[st.subject];
+    int vectors = look.query_count * (of_logits(look) ? 1 : a.group);
+    int v = (int)(blockIdx.y * blockDim.x + threadIdx.x);
+    if (look.kind == LOOK_NONE || v >= vectors) return;
+    float most = -INFINITY, sum = 0;
+    for (int chunk = 0; chunk < st.work; chunk++) {
+        struct look_stat part = a.partial[(int64_t)(st.item + chunk) * a.vectors_max + v];
+        float top = fmaxf(most, part.most), base = top == -INFINITY ? 0 : top;
+        sum = fmaf(part.scale, ptx_exp2(__fadd_rn(part.most, -base)),
+                   __fmul_rn(sum, ptx_exp2(__fadd_rn(most, -base))));
+        most = top;
+    }
+    struct look_stat all = {most == -INFINITY ? 0 : most, sum > 0 ? __fdiv_rn(1, sum) : 0};
+    a.stats[(int64_t)blockIdx.x * a.vectors_max + v] = all;
+}
+
+/* ---- The second pass --------------------------------------------------------------------------
+ */
+
+/* What an entry has of a query: p[t, i], or one query head's share of it. */
+static __device__ float vector_value(const struct work &w, const struct look_args &a, int query,
+                                     int part, int key) {
+    enum kern_group group = w.look.observe.group;
+    bool each = group == KERN_GROUP_EACH && w.look.kind != LOOK_MASS;
+    float x = 0;
+    for (int r = 0; r < w.width; r++) {
+        if (each && r != part) continue;
+        int v = query * w.width + r;
+        float p = __fmul_rn(ptx_exp2(__fadd_rn(vector_logit(w, a, v, key), -w.stat[v].most)),
+                            w.stat[v].scale);
+        if (group == KERN_GROUP_SQUARES) p = __fmul_rn(p, p);
+        x = group == KERN_GROUP_MAX ? fmaxf(x, p) : __fadd_rn(x, p);
+    }
+    return group == KERN_GROUP_MEAN && a.group > 1 ? __fdiv_rn(x, (float)a.group) : x;
+}
+
+/* Sums, largest, or Welford's running mean and sum of squared deviations, of one entry. */
+struct moments {
+    float *sum, *squares; /* shared, [parts][PRODUCT_KEYS]; the thread's own column */
+};
+
+static __device__ __forceinline__ bool has_spread(const struct kern_observe &observe) {
+    return observe.reduce == KERN_REDUCE_MEAN_VAR || observe.reduce == KERN_REDUCE_MEAN_STD;
+}
+
+static __device__ __forceinline__ void moments_add(const struct kern_observe &observe,
+                                                   const struct moments &m, int at, float p,
+                                                   int seen) {
+    float sum = m.sum[at];
+    if (observe.reduce == KERN_REDUCE_MAX) {
+        m.sum[at] = fmaxf(sum, p);
+    } else if (has_spread(observe)) {
+        float delta = __fadd_rn(p, -sum), mean = __fadd_rn(sum, __fdiv_rn(delta, (float)seen));
+        m.sum[at] = mean;
+        m.squares[at] = __fadd_rn(m.squares[at], __fmul_rn(delta, __fadd_rn(p, -mean)));
+    } else {
+        m.sum[at] = __fadd_rn(sum, p);
+    }
+}
+
+static __device__ float moments_end(const struct kern_observe &observe, const struct moments &m,
+                                    int at, int seen) {
+    float x = m.sum[at];
+    if (observe.reduce == KERN_REDUCE_MEAN && seen > 0) return __fdiv_rn(x, (float)seen);
+    if (!has_spread(observe) || seen < 2) return x;
+    float variance = __fdiv_rn(m.squares[at], (float)(seen - 1));
+    if (observe.reduce == KERN_REDUCE_MEAN_STD) variance = __fsqrt_rn(variance);
+    return __fadd_rn(x, __fmul_rn(observe.gamma, variance));
+}
+
+/* One query's vector smoothed at place `key`, of entry `entry`; line[key - entry + i] is entry i,
+ * and entries end with the candidates. */
+static __device__ float smooth_at(const struct kern_observe &observe, const float *line, int key,
+                                  int entry, int candidates) {
+    int side = observe.smooth_width / 2;
+    int from = entry < side ? -entry : -side;
+    int to = candidates - entry <= side ? candidates - entry : side + 1;
+    float most = line[key + from], sum = 0;
+    for (int i = from; i < to; i++) {
+        sum = __fadd_rn(sum, line[key + i]);
+        most = fmaxf(most, line[key + i]);
+    }
+    return observe.smooth == KERN_SMOOTH_MAX ? most : __fdiv_rn(sum, (float)observe.smooth_width);
+}
+
+/* Entries [from, to) are added up here; what else lies in shared memory is margin. */
+struct add {
+    struct moments moments;
+    float *line; /* shared, [PRODUCT_KEYS] */
+    int from, to, parts;
+    bool smooth;
+    double entropy; /* of this thread's entry */
+};
+
+/* The queries in hand, of which `first` is the first, at this thread's key. */
+static __device__ void add_queries(const struct work &w, const struct look_args &a, struct add &d,
+                                   int first, int count) {
+    int key = threadIdx.x, entry = w.base + key;
+    bool held = entry < w.base + w.keys && entry < d.to + SMOOTH_MARGIN;
+    bool mine = entry >= d.from && entry < d.to;
+    for (int t = 0; t < count; t++)
+        for (int part = 0; part < d.parts; part++) {
+            float p = held && entry < w.sees[t] ? vector_value(w, a, t, part, key) : 0;
+            if (d.smooth) {
+                d.line[key] = p;
+                __syncthreads();
+                if (mine) p = smooth_at(w.look.observe, d.line, key, entry, w.state->candidates);
+                __syncthreads();
+            }
+            if (!mine) continue;
+            if (w.look.kind == LOOK_PREFERENCE) d.entropy -= (double)p * log((double)p + 1e-10);
+            moments_add(w.look.observe, d.moments, part * PRODUCT_KEYS + key, p, first + t + 1);
+        }
+}
+
+/* What the thread's entry starts with. */
+static __device__ void add_begin(const struct work &w, const struct look_args &a, struct add &d) {
+    int key = threadIdx.x, entry = w.base + key;
+    float start = 0;
+    d.entropy = 0;
+    if (w.look.kind == LOOK_MASS && entry >= d.from && entry < d.to)
+        start = a.streams.pages.score[pages_side(a.streams.pages, w.table, entry)];
+    for (int part = 0; part < d.parts; part++) {
+        d.moments.sum[part * PRODUCT_KEYS + key] = start;
+        d.moments.squares[part * PRODUCT_KEYS + key] = 0;
+    }
+}
+
+static __device__ void add_end(const struct work &w, const struct look_args &a, struct add &d,
+                               int item) {
+    int key = threadIdx.x, entry = w.base + key, seen = w.look.query_count;
+    bool mine = entry >= d.from && entry < d.to;
+    if (w.look.kind == LOOK_MASS) {
+        if (mine)
+            a.streams.pages.score[pages_side(a.streams.pages, w.table, entry)] = d.moments.sum[key];
+    } else if (w.look.kind == LOOK_WINDOW) {
+        float x = d.parts == 1 ? moments_end(w.look.observe, d.moments, key, seen) : 0;
+        for (int part = 0; part < d.parts && d.parts > 1; part++)
+            x = __fadd_rn(x, __fdiv_rn(moments_end(w.look.observe, d.moments,
+                                                   part * PRODUCT_KEYS + key, seen),
+                                       (float)a.group));
+        if (mine) a.fresh[w.state->first + entry] = x;
+    } else {
+        double spread = 0, *room = (double *)w.stat; /* nobody reads the stats any more */
+        for (int part = 0; part < d.parts && mine && seen > 1; part++)
+            spread += (double)d.moments.squares[part * PRODUCT_KEYS + key] / (seen - 1);
+        double entropy = block_total(mine ? d.entropy : 0, room);
+        spread = block_total(spread, room);
+        if (threadIdx.x == 0) a.sums[2 * (int64_t)item] = entropy;
+        if (threadIdx.x == 0) a.sums[2 * (int64_t)item + 1] = spread;
+    }
+}
+
+/* Entries [d.from, d.to) with all queries. */
+template <int D>
+static __device__ void add_entries(struct work &w, const struct look_args &a, struct add &d,
+                                   int item) {
+    bool fetched = false;
+    add_begin(w, a, d);
+    for (int first = 0; first < w.look.query_count; first += w.queries) {
+        int count = w.look.query_count - first;
+        if (count > w.queries) count = w.queries;
+        __syncthreads();
+        work_queries<D>(w, a, first, count);
+        const struct look_stat *stats =
+            a.stats + (int64_t)w.index * a.vectors_max + first * w.width;
+        for (int v = threadIdx.x; v < count * w.width; v += PRODUCT_THREADS) w.stat[v] = stats[v];
+        __syncthreads();
+        bool seen = w.sees[count - 1] > w.base;
+        if (!seen && w.look.kind == LOOK_MASS) continue; /* nothing to add */
+        if (seen && !fetched) {
+            product_fetch<D>(w.product, a.streams.pages, w.table, w.base, w.keys);
+            product_wait(w.product);
+            fetched = true;
+        }
+        if (seen) product_all<D>(w.product, count * a.group, w.keys);
+        __syncthreads();
+        add_queries(w, a, d, first, count);
+    }
+    __syncthreads();
+    add_end(w, a, d, item);
+}
+
+template <int D>
+static __global__ void __launch_bounds__(PRODUCT_THREADS) k_look_add(const struct look_args a) {
+    SHARED_MEMORY(shared);
+    struct work w = work_open<D>(shared);
+    struct add d;
+    d.moments.sum = (float *)(w.stat + PRODUCT_ROWS);
+    d.moments.squares = d.moments.sum + a.parts_max * PRODUCT_KEYS;
+    d.line = d.moments.squares + a.parts_max * PRODUCT_KEYS;
+    if (pages_failed(a.streams.pages)) return;
+    int count = *a.streams.item_count;
+    for (int i = blockIdx.x; i < count; i += (int)gridDim.x) {
+        const struct item item = a.streams.items[i];
+        work_begin(w, a, item.state);
+        if (w.look.kind == LOOK_NONE) continue;
+        const struct kern_observe &observe = w.look.observe;
+        int begin = item.chunk * PRODUCT_KEYS, end = begin + PRODUCT_KEYS;
+        int most = w.look.kind == LOOK_MASS ? w.state->length : w.state->candidates;
+        if (end > most) end = most;
+        if (begin >= end && w.look.kind != LOOK_PREFERENCE) continue;
+        d.parts = observe.group == KERN_GROUP_EACH && w.look.kind != LOOK_MASS ? a.group : 1;
+        d.smooth = w.look.kind == LOOK_WINDOW && observe.smooth_first &&
+                   observe.smooth != KERN_SMOOTH_NONE;
+        int margin = d.smooth ? SMOOTH_MARGIN : 0, step = PRODUCT_KEYS - 2 * margin;
+        for (d.from = begin; d.from < end || d.from == begin; d.from += step) {
+            d.to = d.from + step < end ? d.from + step : end;
+            w.base = d.from > margin ? d.from - margin : 0;
+            w.keys = w.state->length - w.base;
+            if (w.keys > PRODUCT_KEYS) w.keys = PRODUCT_KEYS;
+            add_entries<D>(w, a, d, i);
+        }
+    }
+}
+
+/* ---- The host's side --------------------------------------------------------------------------
+ */
+
+void look_at_window(const struct slot *slot, int32_t tokens, struct look *look,
+                    int32_t *positions) {
+    look->query_count = 0;
+    look->origin = 0;
+    look->modulus = slot->window ? slot->window : 1;
+    look->queries = slot->ring;
+    for (int32_t pos = tokens - slot->window; pos < tokens; pos++)
+        if (pos >= 0 && slot->ring_pos[pos % slot->window] == pos)
+            positions[look->query_count++] = pos;
+}
+
+static size_t add_bytes(const struct look_args &args) {
+    return (size_t)work_bytes() + (size_t)(2 * args.parts_max + 1) * PRODUCT_KEYS * sizeof(float);
+}
+
+template <int D> static void look_keys(struct cuda *cuda, const struct look_args &args) {
+    const size_t shared = product_shape<D>::SHARED;
+    unsigned blocks = (unsigned)(BLOCKS_EACH * device_processors(cuda->device));
+    unsigned states = (unsigned)args.streams.state_count;
+    LAUNCH(cuda->device, (k_look_stats<D>), blocks, PRODUCT_THREADS, shared + work_bytes(), args);
+    LAUNCH(cuda->device, k_look_fold, dim3(states, blocks_for(args.vectors_max, THREADS)), THREADS,
+           0, args);
+    LAUNCH(cuda->device, (k_look_add<D>), blocks, PRODUCT_THREADS, shared + add_bytes(args), args);
+}
+
+void look_all(struct cuda *cuda, const struct look_args &args) {
+    unsigned states = (unsigned)args.streams.state_count;
+    LAUNCH(cuda->device, k_look_sees, dim3(states, blocks_for(args.queries_max, THREADS)), THREADS,
+           0, args);
+    if (cuda->options.head_dim == 64) look_keys<64>(cuda, args);
+    if (cuda->options.head_dim == 128) look_keys<128>(cuda, args);
+    if (cuda->options.head_dim == 256) look_keys<256>(cuda, args);
+}
+
+void look_room(struct pieces *room, struct look_args *args) {
+    size_t items = (size_t)args->streams.items_max, states = (size_t)args->streams.state_count;
+    size_t vectors = (size_t)args->vectors_max;
+    args->partial = piece<struct look_stat>(room, items * vectors);
+    args->stats = piece<struct look_stat>(room, states * vectors);
+    args->sees = piece<int32_t>(room, states * (size_t)args->queries_max);
+}
+
+/* ---- Every query as it comes ------------------------------------------------------------------
+ */
+
+/* The step's spans that add up mass, as subjects of one layer: the same for all layers, which the
+ * streams' offset tells apart. */
+struct mass {
+    int count; /* spans; 0: none, and the rest means nothing */
+    struct look_args args;
+    uint16_t *now; /* [rows][heads_q * head_dim]: queries of the layer in hand */
+};
+
+void mass_close(struct cuda *cuda) {
+    mem_free(cuda->mass);
+    cuda->mass = NULL;
+}
+
+/* Sizes, from the batch; bounds that hold before and after the step. */
+static void mass_measure(const struct cuda *cuda, const struct kern_batch *batch,
+                         struct mass *mass) {
+    const struct kern_cache_options *o = &cuda->options;
+    struct look_args *args = &mass->args;
+    for (int i = 0; i < batch->span_count; i++) {
+        const struct kern_span *s = &batch->spans[i];
+        if (!rule_adds(s->rule)) continue;
+        int64_t entries =
+            cuda->slots[s->slot].entries_most + (int64_t)cuda->pages.streams * s->count;
+        args->streams.items_max += streams_items_max(o->heads_kv, entries, s->pos + s->count);
+        args->streams.entries_max += entries;
+        if (s->count > args->queries_max) args->queries_max = s->count;
+        mass->count++;
+    }
+    args->streams.pages = cuda->pages;
+    args->streams.state_count = mass->count * o->heads_kv;
+    args->group = cuda_group(cuda);
+    args->heads_q = o->heads_q;
+    args->vectors_max = args->queries_max * args->group;
+    args->parts_max = 1;
+}
+
+static void mass_room(const struct cuda *cuda, int rows, struct pieces *room, struct mass *mass) {
+    const struct kern_cache_options *o = &cuda->options;
+    streams_room(room, &mass->args.streams);
+    look_room(room, &mass->args);
+    mass->now = piece<uint16_t>(room, (size_t)rows * (size_t)o->heads_q * (size_t)o->head_dim);
+}
+
+static void mass_lists(const struct cuda *cuda, const struct kern_batch *batch,
+                       const struct mass *mass, struct look *looks, struct subject *subjects) {
+    int heads = cuda->options.heads_kv, count = 0;
+    int64_t width = (int64_t)cuda->options.heads_q * cuda->options.head_dim;
+    for (int i = 0; i < batch->span_count; i++) {
+        const struct kern_span *s = &batch->spans[i];
+        if (!rule_adds(s->rule)) continue;
+        struct look *look = &looks[count];
+        look->kind = LOOK_MASS;
+        look->observe.group = s->rule->observe.group;
+        look->observe.reduce = KERN_REDUCE_SUM;
+        look->query_count = look->modulus = s->count;
+        look->origin = s->pos;
+        look->queries = mass->now + s->row * width;
+        subjects[count] = {s->slot, 0, INT32_MAX, 0, heads, count * heads};
+        count++;
+    }
+}
+
+void mass_stage(struct cuda *cuda, const struct kern_batch *batch) {
+    if (!cuda->mass) cuda->mass = static_cast<struct mass *>(mem_must_alloc(1, sizeof *cuda->mass));
+    struct mass *mass = cuda->mass;
+    *mass = {};
+    mass_measure(cuda, batch, mass);
+    if (mass->count == 0) return;
+    size_t count = (size_t)mass->count;
+    struct pieces room = {};
+    mass_room(cuda, batch->rows, &room, mass);
+    room = {static_cast<char *>(room_take(cuda, &cuda->look, room.used)), 0};
+    if (room.base) mass_room(cuda, batch->rows, &room, mass);
+    struct look *looks = static_cast<struct look *>(mem_must_alloc(count, sizeof *looks));
+    struct subject *subjects =
+        static_cast<struct subject *>(mem_must_alloc(count, sizeof *subjects));
+    mass_lists(cuda, batch, mass, looks, subjects);
+    mass->args.looks =
+        static_cast<const struct look *>(device_stage(cuda->device, looks, count * sizeof *looks));
+    mass->args.streams.subjects = static_cast<const struct subject *>(
+        device_stage(cuda->device, subjects, count * sizeof *subjects));
+    mem_free(looks);
+    mem_free(subjects);
+    if (!room.base || !mass->args.looks || !mass->args.streams.subjects) *mass = {};
+}
+
+void keep_queries(struct cuda *cuda, int layer, const float *qkv, float scale) {
+    const struct kern_cache_options *o = &cuda->options;
+    const struct step *step = &cuda->step;
+    cuda->scale = scale;
+    if (!step->keeps) return;
+    int width = o->heads_q * o->head_dim;
+    struct keep_args args = {
+        step->spans, step->row_span, qkv,   cuda->mass->now,
+        step->rows,  layer,          width, width + 2 * o->heads_kv * o->head_dim};
+    LAUNCH(cuda->device, k_keep_queries, blocks_for((int64_t)step->rows * width / 2, THREADS),
+           THREADS, 0, args);
+}
+
+void add_mass(struct cuda *cuda, int layer) {
+    struct mass *mass = cuda->mass;
+    if (!mass || mass->count == 0) return;
+    mass->args.scale = cuda->scale * LOG2_E;
+    mass->args.streams.stream_offset = layer * cuda->options.heads_kv;
+    streams_find(cuda, mass->args.streams, mass->count, cuda->options.heads_kv);
+    streams_plan(cuda, mass->args.streams);
+    look_all(cuda, mass->args);
+}
