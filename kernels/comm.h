@@ -1,5 +1,5 @@
 /* Communicator between the ranks of one model (tensor parallelism). Each rank is a backend of its
- * own with a thread of its own, all in one process; kernels/tensor.h makes them one backend. A rank
+ * own with a thread of its own, all in one process; kernels/ranks.h makes them one backend. A rank
  * holds some KV heads of every layer with their pages, and its part of the weights.
  *
  * Every rank calls the same collectives in the same order with the same counts. Arrays are memory

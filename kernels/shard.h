@@ -13,6 +13,10 @@
 #ifndef KEEPD_KERNELS_SHARD_H
 #define KEEPD_KERNELS_SHARD_H
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #include "kernels/comm.h"
 #include "kernels/kern.h"
 
@@ -46,5 +50,9 @@ void shard_gate(const struct comm *comm, struct kern_gate_spec *spec);
 
 /* Can `ranks` ranks split the model? ERR_UNSUPPORTED says what they cannot. */
 int shard_check(int ranks, const struct kern_shape *shape, struct fault *fault);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -171,3 +171,68 @@ int snapshot_check(const struct snapshot_shape *shape, const struct kern_block *
     }
     return code;
 }
+
+/* ---- Parts ---------------------------------------------------------------------------------- */
+
+/* Rows of `width` bytes, a part of longer rows on one of the sides. */
+static void copy_rows(char *to, size_t to_stride, const char *from, size_t from_stride, size_t rows,
+                      size_t width) {
+    for (size_t i = 0; i < rows; i++) memcpy(to + i * to_stride, from + i * from_stride, width);
+}
+
+/* The arrays that have a row for every head, between the two blocks. */
+static void copy_heads(const struct snapshot_shape *whole, const struct snapshot_shape *part,
+                       int first, int32_t window, char *whole_block, char *part_block, bool join) {
+    const struct kern_cache_options *all = whole->options, *own = part->options;
+    struct snapshot_arrays at = snapshot_arrays(whole, window),
+                           part_at = snapshot_arrays(part, window);
+    size_t queries = (size_t)window * (size_t)all->layers;
+    size_t query = (size_t)all->head_dim * sizeof(float),
+           group = (size_t)(own->heads_q / own->heads_kv);
+    const struct {
+        char *whole, *part;
+        size_t rows, of_whole, of_part, skip; /* bytes */
+    } arrays[] = {
+        {whole_block + at.tau, part_block + part_at.tau, (size_t)all->layers,
+         (size_t)all->heads_kv * sizeof(float), (size_t)own->heads_kv * sizeof(float),
+         (size_t)first * sizeof(float)},
+        {whole_block + at.ring, part_block + part_at.ring, queries, (size_t)all->heads_q * query,
+         (size_t)own->heads_q * query, (size_t)first * group * query},
+    };
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
+        char *there = arrays[i].whole + arrays[i].skip, *here = arrays[i].part;
+        size_t of_whole = arrays[i].of_whole, width = arrays[i].of_part;
+        if (join)
+            copy_rows(there, of_whole, here, width, arrays[i].rows, width);
+        else
+            copy_rows(here, width, there, of_whole, arrays[i].rows, width);
+    }
+}
+
+/* What a block says besides, the same in both. */
+static void copy_common(const struct snapshot_shape *to_shape, char *to,
+                        const struct snapshot_shape *from_shape, const char *from) {
+    struct kern_block block = {.data = from};
+    struct snapshot_slot slot = snapshot_read_slot(&block);
+    struct snapshot_arrays to_at = snapshot_arrays(to_shape, slot.window);
+    struct snapshot_arrays from_at = snapshot_arrays(from_shape, slot.window);
+    snapshot_write_head(to_shape, &slot, to);
+    memcpy(to + to_at.weights, from + from_at.weights, to_at.tau - to_at.weights);
+    memcpy(to + to_at.ring_pos, from + from_at.ring_pos, to_at.ring - to_at.ring_pos);
+}
+
+void snapshot_join(const struct snapshot_shape *whole, const struct snapshot_shape *part, int first,
+                   const void *part_block, void *whole_block) {
+    const struct kern_block block = {.data = part_block};
+    copy_common(whole, whole_block, part, part_block);
+    copy_heads(whole, part, first, snapshot_read_slot(&block).window, whole_block,
+               (char *)(uintptr_t)part_block, true);
+}
+
+void snapshot_split(const struct snapshot_shape *whole, const struct snapshot_shape *part,
+                    int first, const void *whole_block, void *part_block) {
+    const struct kern_block block = {.data = whole_block};
+    copy_common(part, part_block, whole, whole_block);
+    copy_heads(whole, part, first, snapshot_read_slot(&block).window,
+               (char *)(uintptr_t)whole_block, part_block, false);
+}

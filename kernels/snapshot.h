@@ -73,6 +73,15 @@ static inline int32_t snapshot_length(const struct kern_block *block) {
     return length;
 }
 
+/* Block 0 of a sequence whose heads lie apart (tensor parallelism): `part` holds the KV heads from
+ * `first` on of `whole`, with their groups. Join: what the part's block says of them goes into the
+ * whole's, and so does what both say; when all parts have come, the block is complete. Split: a
+ * block for the part. */
+void snapshot_join(const struct snapshot_shape *whole, const struct snapshot_shape *part, int first,
+                   const void *part_block, void *whole_block);
+void snapshot_split(const struct snapshot_shape *whole, const struct snapshot_shape *part,
+                    int first, const void *whole_block, void *part_block);
+
 #ifdef __cplusplus
 }
 #endif

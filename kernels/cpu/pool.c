@@ -27,7 +27,7 @@ struct cpu_pool {
     cpu_work *work;
     void *arg;
     bool stop;
-    int threads;
+    int threads, spin;
 
     _Alignas(64) _Atomic uint32_t epoch; /* one more per run */
     _Atomic uint32_t sleepers;           /* workers that may be in futex_wait on epoch */
@@ -54,7 +54,7 @@ static void futex_wake_all(_Atomic uint32_t *word) {
 /* ---- Worker --------------------------------------------------------------------------------- */
 
 static uint32_t wait_epoch(struct cpu_pool *pool, uint32_t seen) {
-    for (int turn = 0; turn < SPIN_TURNS; turn++) {
+    for (int turn = 0; turn < pool->spin; turn++) {
         uint32_t now = atomic_load_explicit(&pool->epoch, memory_order_acquire);
         if (now != seen) return now;
         relax();
@@ -93,7 +93,7 @@ static void raise_epoch(struct cpu_pool *pool) {
 }
 
 static void wait_idle(struct cpu_pool *pool) {
-    for (int turn = 0; turn < SPIN_TURNS; turn++) {
+    for (int turn = 0; turn < pool->spin; turn++) {
         if (!atomic_load_explicit(&pool->busy, memory_order_acquire)) return;
         relax();
     }
@@ -120,7 +120,7 @@ int cpu_pool_threads(const struct cpu_pool *pool) {
     return pool->threads;
 }
 
-static int allowed_cores(void) {
+int cpu_pool_cores(void) {
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set)) return 1;
     int count = CPU_COUNT(&set);
@@ -141,12 +141,14 @@ static int start_worker(struct cpu_pool *pool, int worker) {
 
 int cpu_pool_open(int threads, struct cpu_pool **out) {
     CHECK(threads >= 0);
-    if (threads == 0) threads = allowed_cores();
+    int cores = cpu_pool_cores();
+    if (threads == 0) threads = cores;
     if (threads > CPU_POOL_THREADS_MAX) threads = CPU_POOL_THREADS_MAX;
     struct cpu_pool *pool = cpu_alloc(sizeof *pool);
     if (!pool) return ERR_NOMEM;
     int rc = ERR_NOMEM;
     pool->threads = threads;
+    pool->spin = threads <= cores ? SPIN_TURNS : 0;
     pool->thread = mem_try_alloc((size_t)threads, sizeof *pool->thread);
     if (!pool->thread) goto fail;
     for (int worker = 1; worker < threads; worker++) {

@@ -3,7 +3,8 @@
  * `cpu_pool_run` calls work(arg, worker) once on every worker, worker 0 being the caller, and
  * returns when all have returned: the return is the barrier, with the memory ordering of one.
  * One thread at a time may call it. Workers wait by a short spin, then on a futex, so an idle
- * backend costs nothing and back-to-back operations do not pay a wake-up each. */
+ * backend costs nothing and back-to-back operations do not pay a wake-up each; a team with more
+ * threads than cores does not spin, which would only keep its own from working. */
 #ifndef KEEPD_KERNELS_CPU_POOL_H
 #define KEEPD_KERNELS_CPU_POOL_H
 
@@ -21,6 +22,7 @@ struct cpu_pool;
 /* threads = 0: as many as the cores this process may run on. ERR_NOMEM: a thread did not start. */
 int cpu_pool_open(int threads, struct cpu_pool **out);
 void cpu_pool_close(struct cpu_pool *pool); /* NULL allowed; no run may be in progress */
+int cpu_pool_cores(void);                   /* that this process may run on */
 int cpu_pool_threads(const struct cpu_pool *pool);
 void cpu_pool_run(struct cpu_pool *pool, cpu_work *work, void *arg);
 

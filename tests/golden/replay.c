@@ -5,8 +5,8 @@
 
 #include "base/check.h"
 #include "base/mem.h"
-#include "kernels/cpu/cpu.h"
 #include "kernels/cpu/internal.h"
+#include "kernels/ranks.h"
 
 static int open_cache(struct replay *replay, const struct replay_options *options,
                       struct fault *fault) {
@@ -37,7 +37,7 @@ int replay_open(const struct replay_options *options, struct replay *out, struct
                                         .owner = options->owner ? options->owner->model : NULL,
                                         .random_weights = options->random_weights};
     *out = (struct replay){0};
-    int err = cpu_open(&cpu, &out->kern, fault);
+    int err = ranks_open_cpu(&cpu, options->ranks > 0 ? options->ranks : 1, &out->kern, fault);
     if (!err) err = model_open(out->kern, &model, &out->model, fault);
     if (!err) err = open_cache(out, options, fault);
     if (err) {

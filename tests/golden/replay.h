@@ -11,6 +11,7 @@ struct replay_options {
     const char *gates; /* as in model_options */
     const char *path;  /* as in cpu_options */
     int threads;
+    int ranks; /* tensor parallelism; 0 = 1 */
     enum kern_dtype kv_dtype;
     int rows_max;
     int positions_max; /* longest sequence; the pool holds `slots` of them */

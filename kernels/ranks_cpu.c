@@ -1,0 +1,29 @@
+#include "kernels/comm_host.h"
+#include "kernels/cpu/pool.h"
+#include "kernels/ranks.h"
+
+struct cpu_ranks {
+    struct cpu_options options; /* of a rank */
+    const struct comm *comm[COMM_RANKS_MAX];
+};
+
+static int open_rank(void *arg, int rank, struct kern **out, struct fault *fault) {
+    const struct cpu_ranks *all = arg;
+    struct cpu_options own = all->options;
+    own.comm = all->comm[rank];
+    return cpu_open(&own, out, fault);
+}
+
+int ranks_open_cpu(const struct cpu_options *options, int ranks, struct kern **out,
+                   struct fault *fault) {
+    if (ranks == 1) return cpu_open(options, out, fault);
+    struct cpu_ranks all = {.options = *options};
+    int threads = options->threads > 0 ? options->threads : cpu_pool_cores();
+    int rc = comm_host_open(ranks, all.comm);
+    if (rc)
+        return fault_set(fault, rc, "tensor-parallel-size", "no communicator for %d ranks: %s",
+                         ranks, err_text(rc));
+    all.options.threads = threads > ranks ? threads / ranks : 1;
+    const struct ranks_options own = {.ranks = ranks, .open = open_rank, .arg = &all};
+    return ranks_open(&own, out, fault);
+}
