@@ -83,7 +83,7 @@ SIMD void block(const struct cpu_matmul_job *job, int64_t row, int64_t panel, co
     const float *x = job->x + row * w->cols;
     const char *data = w->data + (size_t)panel * w->panel_bytes;
     v16 sum[8][4], level[CPU_LEAF_LEVELS - 1][8][4];
-    for (int l = 0; l < w->leaves; l++) {
+    for (int l = 0;; l++) { /* at least one */
         int top = cpu_leaf_level(l);
         sum_leaf(sum, w, x, data, cpu_leaf_of(w, l), rows, panels);
         for (int n = l; n & 1; n >>= 1) {
@@ -92,7 +92,7 @@ SIMD void block(const struct cpu_matmul_job *job, int64_t row, int64_t panel, co
                 _Pragma("GCC unroll 8") for (int p = 0; p < panels; p++) sum[r][p] =
                     v16_add(level[top][r][p], sum[r][p]);
         }
-        if (l + 1 == w->leaves) break;
+        if (l + 1 >= w->leaves) break;
         _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++)
             _Pragma("GCC unroll 8") for (int p = 0; p < panels; p++) level[top][r][p] = sum[r][p];
     }
