@@ -2,8 +2,8 @@
  * machine can do, measured in the same process: its streaming read bandwidth and, for many rows,
  * its best product.
  *
- *   bench_kernels [--path P] [--threads N] [--seconds S] [--layers N]
- *                 [--only products|decode|prompt]
+ *   bench_kernels [--path P] [--threads N] [--seconds S] [--thin N]
+ *                 [--only products|decode|prompt|policies]
  *
  * The model is a Qwen3-0.6B shape with random weights: no engine, no tokenizer. Results and dropped
  * experiments: README.md. */
@@ -12,10 +12,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/clock.h"
 #include "kernels/cpu/alloc.h"
 #include "kernels/cpu/internal.h"
+#include "paging/policy.h"
 
 struct shape {
     int layers, d_model, d_ff, heads_q, heads_kv, head_dim, vocab;
@@ -38,8 +40,12 @@ static struct {
                      .head_dim = 128,
                      .vocab = 151936}};
 
+/* Of one thread alone its own time: what neighbours take from it does not count. */
 static double now(void) {
-    return (double)clock_ns() * 1e-9;
+    struct timespec t;
+    if (bench.threads != 1) return (double)clock_ns() * 1e-9;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
 static void fail(const char *what, int rc, const struct fault *fault) {
@@ -376,18 +382,21 @@ static void bench_step(struct model *m, const char *what, int batch_size, int co
     report_stages(best);
 }
 
-/* Gives slots [0, count) `length` positions of random keys and values. */
+/* `count` entries of random keys and values, unseen by any query. */
+static void append_noise(const struct model *m, int slot, int pos, int count) {
+    struct kern_span span = {.slot = slot, .row = 0, .count = count, .pos = pos};
+    struct kern_batch batch = {.spans = &span, .rows = count, .span_count = 1};
+    if (bench.kern->ops->begin_step(bench.kern, &batch)) fail("fill", ERR_FULL, NULL);
+    for (int i = 0; i < bench.shape.layers; i++)
+        bench.kern->ops->write_kv(bench.kern, i, m->noise, NULL, &batch);
+}
+
+/* Gives slots [0, count) `length` positions. */
 static void fill_cache(const struct model *m, int count, int length) {
     for (int slot = 0; slot < count; slot++) {
         bench.kern->ops->release(bench.kern, slot);
-        for (int pos = 0; pos < length; pos += STEP_ROWS) {
-            int n = length - pos < STEP_ROWS ? length - pos : STEP_ROWS;
-            struct kern_span span = {.slot = slot, .row = 0, .count = n, .pos = pos};
-            struct kern_batch batch = {.spans = &span, .rows = n, .span_count = 1};
-            if (bench.kern->ops->begin_step(bench.kern, &batch)) fail("fill", ERR_FULL, NULL);
-            for (int i = 0; i < bench.shape.layers; i++)
-                bench.kern->ops->write_kv(bench.kern, i, m->noise, NULL, &batch);
-        }
+        for (int pos = 0; pos < length; pos += STEP_ROWS)
+            append_noise(m, slot, pos, length - pos < STEP_ROWS ? length - pos : STEP_ROWS);
     }
 }
 
@@ -411,18 +420,148 @@ static void bench_prompt(struct model *m) {
     bench_step(m, "prompt", 1, STEP_ROWS, STEP_ROWS);
 }
 
-static void bench_model(bool decode, bool prompt) {
+/* ---- What policies cost -------------------------------------------------------------------------
+ */
+
+#define BUDGET     1024
+#define BUFFER     128
+#define LAST       64 /* queries that are asked before an eviction */
+#define POLICY_MAX 32
+#define ROUNDS_MAX 64
+#define TURNS      4 /* tokens in a round, each with and without the policy */
+
+/* What each round found, in shares of the time in which a batch gets a token and nothing is
+ * observed: neighbours slow both down alike. `bare`: evicting without redundancy and merging. */
+struct policy_cost {
+    const struct policy *policy;
+    double attend[ROUNDS_MAX], evict[ROUNDS_MAX], bare[ROUNDS_MAX];
+    double evict_ms[ROUNDS_MAX], factor[ROUNDS_MAX]; /* of one sequence; attention over plain */
+    int rounds;
+};
+
+static int by_size(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(const double *values, int count) {
+    double sorted[ROUNDS_MAX];
+    memcpy(sorted, values, (size_t)count * sizeof *sorted);
+    qsort(sorted, (size_t)count, sizeof *sorted, by_size);
+    return sorted[count / 2];
+}
+
+/* `count` tokens of each of `slots` sequences at `pos`; returns the time of attention. */
+static double policy_step(struct model *m, const struct kern_rule *rule, int slots, int count,
+                          int pos) {
+    static const int32_t tokens[STEP_ROWS];
+    int32_t want[SLOTS];
+    struct kern_span spans[SLOTS];
+    for (int i = 0; i < slots; i++) {
+        spans[i] = (struct kern_span){
+            .slot = i, .row = i * count, .count = count, .pos = pos, .rule = rule};
+        want[i] = (i + 1) * count - 1;
+    }
+    struct kern_batch batch = {
+        .tokens = tokens, .spans = spans, .rows = slots * count, .span_count = slots};
+    memset(spent, 0, sizeof spent);
+    step(m, &batch, want, slots);
+    return spent[1];
+}
+
+/* The buffer's worth of tokens from `pos`, then an eviction; the time of that. */
+static double policy_evict(struct model *m, const struct kern_rule *rule, int slots, int pos) {
+    struct kern_evict due[SLOTS];
+    for (int i = 0; i < slots; i++) {
+        due[i] =
+            (struct kern_evict){.slot = i, .tokens = pos + BUFFER, .keep = BUDGET, .rule = rule};
+        append_noise(m, i, pos, BUFFER - LAST);
+    }
+    policy_step(m, rule, slots, LAST, pos + BUFFER - LAST);
+    double start = now();
+    if (bench.kern->ops->evict(bench.kern, due, slots)) fail("evict", ERR_FULL, NULL);
+    return now() - start;
+}
+
+static void policy_round(struct model *m, struct policy_cost *cost, int slots) {
+    struct kv_params kv = {.budget = BUDGET, .buffer = BUFFER, .chunk = STEP_ROWS};
+    kv_params_set_policy(&kv, cost->policy);
+    kv_params_fit(&kv, 0);
+    struct kern_rule bare = kv.rule;
+    bare.redundancy.on = false;
+    bare.merge = KERN_MERGE_NONE;
+    fill_cache(m, slots, BUDGET);
+    int pos = BUDGET;
+    policy_evict(m, &kv.rule, slots, pos); /* measures what is measured once */
+    double all = policy_evict(m, &kv.rule, slots, pos += BUFFER);
+    double some = policy_evict(m, &bare, slots, pos += BUFFER);
+    double with = 0, without = 0, token = 0;
+    pos += BUFFER;
+    for (int i = 0; i < 2 * TURNS; i += 2) {
+        with += policy_step(m, &kv.rule, slots, 1, pos + i);
+        double start = now();
+        without += policy_step(m, NULL, slots, 1, pos + i + 1);
+        token += now() - start;
+    }
+    int r = cost->rounds++;
+    cost->attend[r] = (with - without) / token;
+    cost->factor[r] = with / without;
+    cost->evict[r] = all / (BUFFER * token / TURNS);
+    cost->bare[r] = some / (BUFFER * token / TURNS);
+    cost->evict_ms[r] = 1e3 * all / slots;
+}
+
+static void print_policies(struct policy_cost *costs, int count, int slots, int rounds) {
+    printf("\nbatch %d, budget %d, buffer %d, medians of %d rounds; %% of the time per token\n\n"
+           "| policy | in attention | evicting | of that, redundancy and merging | together | "
+           "attention, times | ms per eviction |\n|---|--:|--:|--:|--:|--:|--:|\n",
+           slots, BUDGET, BUFFER, rounds);
+    for (int i = 0; i < count; i++) {
+        const struct policy_cost *c = &costs[i];
+        double attend = 100 * median(c->attend, rounds), evict = 100 * median(c->evict, rounds);
+        bool more = c->policy->rule.redundancy.on || c->policy->rule.merge != KERN_MERGE_NONE;
+        printf("| %s | %.1f | %.1f | %.1f | %.1f | %.2f | %.1f |\n", c->policy->name, attend, evict,
+               more ? evict - 100 * median(c->bare, rounds) : 0, attend + evict,
+               median(c->factor, rounds), median(c->evict_ms, rounds));
+    }
+}
+
+/* All policies in turns, so that a slow minute strikes all. */
+static void bench_policies(struct model *m, int slots) {
+    static struct policy_cost costs[POLICY_MAX];
+    int count = 0, rounds = 0;
+    const struct policy *policy;
+    for (int i = 0; (policy = policy_at(i)) && count < POLICY_MAX; i++)
+        if (policy->rule.score == KERN_SCORE_ATTENTION || !strcmp(policy->name, "streaming"))
+            costs[count++] = (struct policy_cost){.policy = policy};
+    double begin = now();
+    while (rounds < 3 || (rounds < ROUNDS_MAX && now() - begin < count * bench.seconds)) {
+        for (int i = 0; i < count; i++) policy_round(m, &costs[i], slots);
+        rounds++;
+    }
+    print_policies(costs, count, slots, rounds);
+    for (int i = 0; i < slots; i++) bench.kern->ops->release(bench.kern, i);
+}
+
+static void bench_model(void) {
     struct model m = {0};
     model_make(&m);
     cache_make();
     printf("model: %zu MB of weights; reading them once is %.1f steps/s\n", m.bytes >> 20,
            bench.bandwidth / (double)m.bytes);
-    if (decode) bench_decode(&m);
-    if (prompt) bench_prompt(&m);
+    if (wanted("decode")) bench_decode(&m);
+    if (wanted("prompt")) bench_prompt(&m);
+    if (wanted("policies")) bench_policies(&m, 1), bench_policies(&m, 8);
 }
 
 /* ---- Main -------------------------------------------------------------------------------------
  */
+
+/* A part of the layers and of the vocabulary: shares of a step stay what they are. */
+static void thin(int by) {
+    bench.shape.layers /= by;
+    bench.shape.vocab /= by;
+}
 
 static void parse(int argc, char **argv) {
     for (int i = 1; i + 1 < argc; i += 2) {
@@ -430,7 +569,7 @@ static void parse(int argc, char **argv) {
         if (!strcmp(argv[i], "--only")) bench.only = argv[i + 1];
         if (!strcmp(argv[i], "--threads")) bench.threads = atoi(argv[i + 1]);
         if (!strcmp(argv[i], "--seconds")) bench.seconds = atof(argv[i + 1]);
-        if (!strcmp(argv[i], "--layers")) bench.shape.layers = atoi(argv[i + 1]);
+        if (!strcmp(argv[i], "--thin")) thin(atoi(argv[i + 1]));
     }
 }
 
@@ -445,7 +584,7 @@ int main(int argc, char **argv) {
     printf("%s, %d threads, reading at %.1f GB/s\n", bench.kern->ops->name,
            cpu_of(bench.kern)->threads, bench.bandwidth * 1e-9);
     if (wanted("products")) bench_products();
-    if (wanted("decode") || wanted("prompt")) bench_model(wanted("decode"), wanted("prompt"));
+    if (wanted("decode") || wanted("prompt") || wanted("policies")) bench_model();
     bench.bandwidth = measure_bandwidth();
     printf("reading at %.1f GB/s at the end\n", bench.bandwidth * 1e-9);
     bench.kern->ops->close(bench.kern);

@@ -6,13 +6,16 @@ and reports tokens per second of prompt and generation as shares of two limits t
 `bench_machine` measures before and after: the read bandwidth (every generated token reads every weight
 once) and the matrix rate (every prompt token multiplies with every weight).
 
-    speed.py                     writes bench/results/cpu-<date>.json and prints a table
+    speed.py                     both of the following
+    speed.py speed               bench/results/cpu-<date>.json and a table
+    speed.py policies            what policies cost beside `streaming`: policies-<date>.json and tables
     speed.py --config FILE       another shape
 
 Machines are noisy: read the shares, not the seconds.
 """
 import argparse
 import concurrent.futures as futures
+import contextlib
 import datetime
 import json
 import pathlib
@@ -66,13 +69,20 @@ class Daemon:
                 return float(line.rsplit(" ", 1)[1])
         raise KeyError(name)
 
-    def complete(self, prompt_tokens, max_tokens, **kv):
-        body = {"model": "bench", "prompt": [self.rng.randrange(1, 2000) for _ in range(prompt_tokens)],
-                "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "kv": {"reuse": False, **kv}}
-        start = time.perf_counter()
+    def prompt(self, tokens):
+        return [self.rng.randrange(1, 2000) for _ in range(tokens)]
+
+    def ask(self, prompt, max_tokens, **kv):
+        body = {"model": "bench", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "kv": kv}
         r = requests.post(f"{self.url}/v1/completions", json=body, timeout=900)
         r.raise_for_status()
         assert r.json()["usage"]["completion_tokens"] == max_tokens
+        return r.json()
+
+    def complete(self, prompt_tokens, max_tokens, **kv):
+        """Seconds of one request, from nothing."""
+        prompt, start = self.prompt(prompt_tokens), time.perf_counter()
+        self.ask(prompt, max_tokens, **{"reuse": False, **kv})
         return time.perf_counter() - start
 
 
@@ -92,26 +102,73 @@ def generation_rate(d, batch, tokens, prompt_tokens=16, **kv):
     return batch * (tokens - 1) / mean
 
 
-BUFFER = 128                   # kv.buffer, the default
+# --- what policies cost ---------------------------------------------------------------------------
+
+BUDGET, BUFFER = 1024, 128     # kv.buffer is the default
+LOOKED_AT = 2 * BUFFER         # generated tokens of each sequence that are timed, so two evictions
+SPARE = 48                     # and those before all prompts are read, and after
 # No gates here: global and trimkv cost what streaming does, and a logarithm per entry at each eviction.
-POLICIES = ("streaming", "gkv", "rkv", "snapkv", "pyramidkv", "adakv", "morphkv", "cake", "h2o", "kvcompress", "d2o")
+POLICIES = ("streaming", "gkv", "rkv", "snapkv", "pyramidkv", "adakv", "morphkv", "cake", "h2o", "kvcompress", "d2o", "ems")
+COUNTERS = {"prompts": "vllm:prompt_tokens_total", "tokens": "vllm:generation_tokens_total", "reading": "vllm:request_prefill_time_seconds_sum",
+            "evicting": "keepd_eviction_seconds_sum", "evictions": "keepd_evictions_total"}
 
 
-def evicting_seconds(d, work):
-    before = d.metric("keepd_eviction_seconds_sum")
-    result = work()
-    return result, d.metric("keepd_eviction_seconds_sum") - before
+def thinner(shape, by):
+    """A part of the layers and of the vocabulary: shares of a step stay what they are, and come sooner."""
+    return {**shape, "num_hidden_layers": shape["num_hidden_layers"] // by, "vocab_size": shape["vocab_size"] // by}
 
 
-def policy_costs(d):
-    """Of one sequence at its full budget, per policy: tokens per second, and how much of that time evicting takes.
-    The prompt fills the budget, the answer brings one eviction."""
-    costs = {}
-    for name in POLICIES:
-        _, reading = evicting_seconds(d, lambda: d.complete(1024, 1, policy=name))
-        rate, both = evicting_seconds(d, lambda: generation_rate(d, 1, BUFFER + 32, 1024, policy=name))
-        costs[name] = {"tokens_per_s": rate, "evicting": (both - reading) * rate / BUFFER,
-                       "of_streaming": rate / costs.get("streaming", {"tokens_per_s": rate})["tokens_per_s"]}
+def counters(d):
+    now, lines = time.perf_counter(), requests.get(f"{d.url}/metrics", timeout=10).text.splitlines()
+    values = {line.split("{")[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#") and "{" in line}
+    return {"at": now, **{k: values[m] for k, m in COUNTERS.items()}}
+
+
+def wait_for(d, name, value):
+    while (now := counters(d))[name] < value:
+        time.sleep(0.02)
+    return now
+
+
+def policy_round(d, name, batch):
+    """`batch` sequences at their full budget generate together; looked at from when all prompts are read."""
+    kv = {"policy": name, "budget": BUDGET, "buffer": BUFFER, "reuse": False, "retain": False}
+    start = counters(d)
+    with futures.ThreadPoolExecutor(batch) as pool:
+        running = [pool.submit(d.ask, d.prompt(BUDGET), LOOKED_AT + SPARE * batch, **kv) for _ in range(batch)]
+        begin = wait_for(d, "tokens", start["tokens"] + batch)       # one of each: a first token needs the whole prompt
+        begin = wait_for(d, "prompts", start["prompts"] + batch * BUDGET)
+        end = wait_for(d, "tokens", begin["tokens"] + batch * LOOKED_AT)
+        answers = [f.result() for f in running]
+    reading = counters(d)["reading"] - start["reading"]
+    took, evictions = end["at"] - begin["at"], end["evictions"] - begin["evictions"]
+    eviction = (end["evicting"] - begin["evicting"]) / max(1, evictions)
+    rate = (end["tokens"] - begin["tokens"]) / took
+    return {"prompt_tokens_per_s": BUDGET / reading if batch == 1 else None, "tokens_per_s": rate, "eviction_ms": 1000 * eviction,
+            "evicting": eviction * rate / BUFFER, "bytes": answers[0]["usage"]["kv_details"]["bytes"]}
+
+
+def offered(d, name):
+    try:
+        return d.ask(d.prompt(4), 1, policy=name, budget=BUDGET) is not None
+    except requests.HTTPError as error:
+        if error.response.status_code == 400:
+            return False
+        raise
+
+
+def policy_costs(d, rounds):
+    """{batch: {policy: numbers}}, medians over rounds in which all policies take turns. Each is compared with `streaming` measured
+    just before it, because machines change their pace within a minute. rounds: {batch: number}."""
+    names, costs = [name for name in POLICIES if offered(d, name)], {}
+    for batch, count in rounds.items():
+        rows = {name: [] for name in names}
+        for name in names * count:
+            plain = policy_round(d, "streaming", batch)
+            row = plain if name == "streaming" else policy_round(d, name, batch)
+            rows[name].append({**row, "of_streaming": row["tokens_per_s"] / plain["tokens_per_s"]})
+        costs[batch] = {name: {**{k: statistics.median(r[k] for r in found) for k in found[0] if found[0][k] is not None},
+                               "of_streaming_all": sorted(r["of_streaming"] for r in found)} for name, found in rows.items()}
     return costs
 
 
@@ -119,16 +176,24 @@ def machine(binary):
     return json.loads(subprocess.run([binary], check=True, capture_output=True, text=True).stdout)
 
 
-def measure(args, shape):
+@contextlib.contextmanager
+def serving(args, shape, *flags):
+    """A daemon with a random model of this shape."""
     model = ROOT / "build" / "bench" / "random-model"
     model.mkdir(parents=True, exist_ok=True)
     (model / "config.json").write_text(json.dumps(shape))
     shutil.copy(ROOT / "models" / "keepd-nano" / "tokenizer.json", model)
-    before = machine(args.machine)
-    d = Daemon(args.binary, model, ["--kv-policy", "streaming", "--kv-budget", "1024"])
-    rows = {}
+    d = Daemon(args.binary, model, ["--kv-policy", "streaming", "--kv-budget", str(BUDGET), *flags])
     try:
         d.complete(64, 8)  # pages touched, clocks up
+        yield d
+    finally:
+        d.stop()
+
+
+def measure(args, shape):
+    before, rows = machine(args.machine), {}
+    with serving(args, shape) as d:
         rows["prompt_512"] = prompt_rate(d, 512, args.repeats)
         for batch in (1, 8, 32):
             rows[f"generate_{batch}"] = generation_rate(d, batch, 48)
@@ -137,34 +202,17 @@ def measure(args, shape):
         long = generation_rate(d, 1, 160, 8192)
         rows["generate_1_seen_1024"], rows["generate_1_seen_8192"] = short, long
         rows["eviction_share"] = (d.metric("keepd_eviction_seconds_sum") - spent) / (time.perf_counter() - wall)
-        rows["policies"] = policy_costs(d)
-    finally:
-        d.stop()
     after = machine(args.machine)
     limits = {k: max(before[k], after[k]) for k in ("read_bytes_per_s", "matrix_flop_per_s")}
     return rows, limits
 
 
-def main():
-    ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    ap.add_argument("--binary", default=str(ROOT / "build" / "keepd"))
-    ap.add_argument("--machine", default=str(ROOT / "build" / "release" / "bench" / "speed" / "bench_machine"))
-    ap.add_argument("--config", type=pathlib.Path)
-    ap.add_argument("--repeats", type=int, default=5)
-    ap.add_argument("--out", type=pathlib.Path, default=ROOT / "bench" / "results")
-    a = ap.parse_args()
-    shape = json.loads(a.config.read_text()) if a.config else QWEN3_0_6B
-    rows, limits = measure(a, shape)
+def speed(args, shape, about):
+    rows, limits = measure(args, shape)
     read, macs = weights(shape)
     shares = {"prompt_512": rows["prompt_512"] * 2 * macs / limits["matrix_flop_per_s"],
               **{f"generate_{b}": rows[f"generate_{b}"] / b * read / limits["read_bytes_per_s"] for b in (1, 8, 32)}}
-    cpu = next((line.split(":")[1].strip() for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-                if line.startswith("model name")), platform.machine())
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout.strip()
-    result = {"date": datetime.date.today().isoformat(), "commit": commit, "cpu": cpu, "limits": limits,
-              "tokens_per_s": rows, "shares": shares, "shape": shape}
-    a.out.mkdir(parents=True, exist_ok=True)
-    (a.out / f"cpu-{result['date']}.json").write_text(json.dumps(result, indent=1) + "\n")
+    keep(args, "cpu", {**about, "limits": limits, "tokens_per_s": rows, "shares": shares, "shape": shape})
     print(f"read bandwidth {limits['read_bytes_per_s'] / 1e9:.1f} GB/s, matrix rate {limits['matrix_flop_per_s'] / 1e12:.2f} TFLOP/s\n")
     print("| what | tokens/s | share of the limit |\n|---|--:|--:|")
     print(f"| prompt, 512 tokens | {rows['prompt_512']:.0f} | {100 * shares['prompt_512']:.0f} % of the matrix rate |")
@@ -173,10 +221,46 @@ def main():
     print(f"| batch 1, 1,024 seen | {rows['generate_1_seen_1024']:.1f} | |")
     print(f"| batch 1, 8,192 seen, budget 1,024 | {rows['generate_1_seen_8192']:.1f} | "
           f"{100 * rows['generate_1_seen_8192'] / rows['generate_1_seen_1024']:.0f} % of the line above |")
-    print(f"| eviction | | {100 * rows['eviction_share']:.2f} % of the time |")
-    print("\n| policy, budget 1,024 | tokens/s | of streaming | evicting, of the time |\n|---|--:|--:|--:|")
-    for name, cost in rows["policies"].items():
-        print(f"| {name} | {cost['tokens_per_s']:.1f} | {100 * cost['of_streaming']:.0f} % | {100 * cost['evicting']:.2f} % |")
+    print(f"| eviction | | {100 * rows['eviction_share']:.2f} % of the time |\n")
+
+
+def policies(args, shape, about):
+    shape = thinner(shape, args.thinner)
+    with serving(args, shape, "--log-level", "warn") as d:
+        costs = policy_costs(d, {1: args.repeats})
+    keep(args, "policies", {**about, "repeats": args.repeats, "budget": BUDGET, "buffer": BUFFER, "by_batch": costs, "shape": shape})
+    for batch, rows in costs.items():
+        print(f"\n| policy, batch {batch}, budget {BUDGET} | prompt tokens/s | generated tokens/s | of streaming (all rounds) "
+              "| ms per eviction | evicting, of the time | MiB per sequence |\n|---|--:|--:|--:|--:|--:|--:|")
+        for name, c in rows.items():
+            spread = f"{100 * c['of_streaming_all'][0]:.0f}-{100 * c['of_streaming_all'][-1]:.0f}"
+            reading = f"{c['prompt_tokens_per_s']:.0f}" if "prompt_tokens_per_s" in c else ""
+            print(f"| {name} | {reading} | {c['tokens_per_s']:.1f} | {100 * c['of_streaming']:.0f} % ({spread}) "
+                  f"| {c['eviction_ms']:.1f} | {100 * c['evicting']:.2f} % | {c['bytes'] / 2 ** 20:.1f} |")
+
+
+def keep(args, what, result):
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / f"{what}-{result['date']}.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("what", nargs="?", choices=("speed", "policies"), help="default: both")
+    ap.add_argument("--binary", default=str(ROOT / "build" / "keepd"))
+    ap.add_argument("--machine", default=str(ROOT / "build" / "release" / "bench" / "speed" / "bench_machine"))
+    ap.add_argument("--config", type=pathlib.Path)
+    ap.add_argument("--repeats", type=int, default=5)
+    ap.add_argument("--thinner", type=int, default=7, help="policies: a part of the layers and of the vocabulary (7: one in seven)")
+    ap.add_argument("--out", type=pathlib.Path, default=ROOT / "bench" / "results")
+    a = ap.parse_args()
+    shape = json.loads(a.config.read_text()) if a.config else QWEN3_0_6B
+    cpu = next((line.split(":")[1].strip() for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+                if line.startswith("model name")), platform.machine())
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout.strip()
+    about = {"date": datetime.date.today().isoformat(), "commit": commit, "cpu": cpu}
+    for what in (a.what,) if a.what else ("speed", "policies"):
+        {"speed": speed, "policies": policies}[what](a, shape, about)
 
 
 if __name__ == "__main__":
