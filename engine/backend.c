@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "kernels/cpu/cpu.h"
+#include "kernels/ranks.h"
 
 #ifdef KEEPD_CUDA
 #include "kernels/cuda/cuda.h"
@@ -14,8 +14,10 @@ static const bool with_cuda = true;
 static int open_cuda(const struct backend_options *options, int replica, struct kern **out,
                      struct fault *fault) {
     const struct cuda_options cuda = {.device = replica};
-    (void)options;
     int code = cuda_probe(fault);
+    if (code == 0 && options->ranks > 1)
+        return fault_set(fault, ERR_UNSUPPORTED, "tensor-parallel-size",
+                         "models are not split over GPUs yet; with device cpu they are");
     return code ? code : cuda_open(&cuda, out, fault);
 }
 #else
@@ -45,7 +47,8 @@ static int open_cpu(const struct backend_options *options, int replica, struct k
     int threads = backend_threads(options->threads), replicas = replica_count(options);
     const struct cpu_options cpu = {.path = options->cpu_path, .threads = threads / replicas};
     (void)replica;
-    if (threads >= replicas) return cpu_open(&cpu, out, fault);
+    if (threads >= replicas)
+        return ranks_open_cpu(&cpu, options->ranks > 0 ? options->ranks : 1, out, fault);
     return fault_set(fault, ERR_INVALID, "data-parallel-size",
                      "each of %d replicas needs a compute thread; there are %d", replicas, threads);
 }
@@ -76,7 +79,8 @@ int backend_open(const struct backend_options *options, struct kern **out, struc
     if (strcmp(device, "cpu") == 0) return open_each(options, open_cpu, out, fault);
     int code = open_each(options, open_cuda, out, &why);
     if (code == 0) return 0;
-    if (strcmp(why.field, "data-parallel-size") == 0)
+    if (strcmp(why.field, "data-parallel-size") == 0 ||
+        strcmp(why.field, "tensor-parallel-size") == 0)
         return fault_set(fault, code, why.field, "%s", why.text);
     if (strcmp(device, "cuda") == 0) return fault_set(fault, code, "device", "%s", why.text);
     if (with_cuda) log_info("device: %s; the CPU computes", why.text);

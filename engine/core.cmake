@@ -10,7 +10,7 @@ target_link_libraries(engine_sched PUBLIC keepd_flags engine_state paging base)
 
 if(TARGET engine_tok AND TARGET engine_chat AND TARGET engine_model AND TARGET kernels_cpu)
   add_library(engine_core STATIC backend.c engine.c replica.c text.c)
-  target_link_libraries(engine_core PUBLIC engine_sched engine_model engine_chat engine_tok kernels_cpu base)
+  target_link_libraries(engine_core PUBLIC engine_sched engine_model engine_chat engine_tok kernels_ranks base)
   if(TARGET kernels_cuda)
     target_compile_definitions(engine_core PRIVATE KEEPD_CUDA)
     target_link_libraries(engine_core PUBLIC kernels_cuda)

@@ -17,6 +17,7 @@
 #include "engine/identity.h"
 #include "engine/replica.h"
 #include "engine/text.h"
+#include "kernels/comm.h"
 
 struct engine {
     struct engine_options options;
@@ -226,7 +227,8 @@ static int open_backends(struct engine *e, struct fault *fault) {
     const struct backend_options backend = {.device = o->device,
                                             .cpu_path = o->cpu_path,
                                             .threads = o->threads,
-                                            .replicas = e->replica_count};
+                                            .replicas = e->replica_count,
+                                            .ranks = o->tensor_parallel_size};
     struct kern *kerns[ENGINE_REPLICAS_MAX] = {0};
     int code = backend_open(&backend, kerns, fault);
     for (int i = 0; i < e->replica_count; i++) e->replicas[i].kern = kerns[i];
@@ -336,6 +338,9 @@ static int check_options(const struct engine_options *o, struct fault *fault) {
     if (o->data_parallel_size < 0 || o->data_parallel_size > ENGINE_REPLICAS_MAX)
         return fault_set(fault, ERR_INVALID, "data-parallel-size", "must be 1 to %d",
                          ENGINE_REPLICAS_MAX);
+    if (o->tensor_parallel_size < 0 || o->tensor_parallel_size > COMM_RANKS_MAX ||
+        (o->tensor_parallel_size & (o->tensor_parallel_size - 1)) != 0)
+        return fault_set(fault, ERR_INVALID, "tensor-parallel-size", "must be 1, 2, 4 or 8");
     if (!is_automatic(o->kv_policy) && policy_find(o->kv_policy) == NULL)
         return refuse_policy(o->kv_policy, fault);
     return 0;

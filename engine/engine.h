@@ -58,6 +58,7 @@ struct engine_options {
     int max_choices;            /* n of one request; 0 = as many as may run at once */
     int data_parallel_size;     /* replicas of the model, 0 = 1; the numbers above are each one's,
                                    but for max_queue, which is of all together */
+    int tensor_parallel_size;   /* ranks that each replica is split over: 1, 2, 4, 8; 0 = 1 */
     int threads;                /* of all replicas; 0 = the cores */
     const char *device;         /* "auto", "cpu", "cuda": see engine/backend.h */
     const char *cpu_path;       /* see kernels/cpu/cpu.h */

@@ -42,6 +42,21 @@ Test(backend, cuda_is_opened_or_refused_by_name) {
     cr_assert(strlen(fault.text) > 10);
 }
 
+Test(backend, ranks_are_one_backend) {
+    struct kern *kern[2] = {NULL};
+    struct fault fault = {0};
+    struct backend_options options = {
+        .device = "cpu", .cpu_path = "portable", .threads = 2, .replicas = 2, .ranks = 4};
+    cr_assert_eq(backend_open(&options, kern, &fault), 0, "%s", fault.text);
+    for (int i = 0; i < 2; i++) {
+        cr_assert_str_eq(kern[i]->ops->name, "cpu-portable, 4 ranks");
+        kern[i]->ops->close(kern[i]);
+    }
+    options.ranks = 3;
+    cr_assert_eq(backend_open(&options, kern, &fault), ERR_INVALID);
+    cr_assert_str_eq(fault.field, "tensor-parallel-size");
+}
+
 Test(backend, an_unknown_cpu_path_is_named) {
     struct kern *kern = NULL;
     struct fault fault = {0};
