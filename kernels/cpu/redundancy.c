@@ -69,26 +69,36 @@ static void add_sums(const struct rows *rows) {
     }
 }
 
-/* Of `lanes` rows from `first`, those that have not found their look-alike look for it in one page,
- * entries [at, at + count). Returns how many are still looking. */
-static int forgive_page(const struct rows *rows, int32_t first, int lanes, int32_t at,
-                        int32_t count, bool *found) {
-    int32_t slots = rows->cache->page_slots;
+/* Does row i look like one of a page's entries [at, at + count), of which `dot` holds the products?
+ * The newest such is forgiven. */
+static bool forgive_row(const struct rows *rows, int32_t i, const float *dot, int32_t at,
+                        int32_t count) {
+    for (int32_t j = count - 1; j >= 0; j--) {
+        float alike = dot[j] * rows->norm[at + j];
+        if (alike <= rows->rule->threshold || at + j == i || isnan(alike)) continue;
+        rows->rho[at + j] -= alike;
+        return true;
+    }
+    if (at == 0 && rows->rule->index_zero && i > 0) rows->rho[0] -= dot[0] * rows->norm[0];
+    return false;
+}
+
+/* The rows who[0 .. lanes) look for their look-alike in one page. Those that have not found it
+ * close up, in work->rows as in `who`; returns how many they are. */
+static int forgive_page(const struct rows *rows, int32_t *who, int lanes, int32_t at,
+                        int32_t count) {
+    size_t slots = (size_t)rows->cache->page_slots, dim = (size_t)rows->dim;
     int looking = 0;
-    rows->cache->math->dots(rows->work->logits, (size_t)slots, rows->work->rows, lanes,
-                            cpu_cache_k(rows->cache, rows->stream->pages[at / slots]), count,
-                            rows->dim, rows->cache->options.dtype);
+    rows->cache->math->dots(rows->work->logits, slots, rows->work->rows, lanes,
+                            cpu_cache_k(rows->cache, rows->stream->pages[at / (int32_t)slots]),
+                            count, rows->dim, rows->cache->options.dtype);
     for (int l = 0; l < lanes; l++) {
-        const float *dot = rows->work->logits + (size_t)l * (size_t)slots;
-        for (int32_t j = count - 1; j >= 0 && !found[l]; j--) {
-            float alike = dot[j] * rows->norm[at + j];
-            if (alike <= rows->rule->threshold || at + j == first + l || isnan(alike)) continue;
-            rows->rho[at + j] -= alike;
-            found[l] = true;
-        }
-        if (at == 0 && !found[l] && rows->rule->index_zero && first + l > 0)
-            rows->rho[0] -= dot[0] * rows->norm[0];
-        looking += !found[l];
+        const float *dot = rows->work->logits + (size_t)l * slots;
+        if (forgive_row(rows, who[l], dot, at, count)) continue;
+        if (looking != l)
+            memcpy(rows->work->rows + (size_t)looking * dim, rows->work->rows + (size_t)l * dim,
+                   dim * sizeof(float));
+        who[looking++] = who[l];
     }
     return looking;
 }
@@ -96,14 +106,13 @@ static int forgive_page(const struct rows *rows, int32_t first, int lanes, int32
 static void forgive(const struct rows *rows) {
     int32_t slots = rows->cache->page_slots;
     for (int32_t first = 0; first < rows->count; first += CPU_ROWS_BLOCK) {
-        bool found[CPU_ROWS_BLOCK] = {false};
+        int32_t who[CPU_ROWS_BLOCK];
         int lanes = rows->count - first < CPU_ROWS_BLOCK ? rows->count - first : CPU_ROWS_BLOCK;
+        for (int l = 0; l < lanes; l++) who[l] = first + l;
         wide_block(rows, first, lanes);
-        int32_t at = (rows->count - 1) / slots * slots;
-        while (at >= 0) {
+        for (int32_t at = (rows->count - 1) / slots * slots; at >= 0 && lanes > 0; at -= slots) {
             int32_t count = rows->count - at < slots ? rows->count - at : slots;
-            if (forgive_page(rows, first, lanes, at, count, found) == 0) break;
-            at -= slots;
+            lanes = forgive_page(rows, who, lanes, at, count);
         }
     }
 }
