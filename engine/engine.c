@@ -128,18 +128,44 @@ static int resolve_kv_dtype(const struct engine *e, enum kern_dtype *dtype, stru
     return 0;
 }
 
-/* Pages so that every place can run at the default budget and as many conversations rest, bounded
- * by half the free memory. The pool is reserved address space; pages cost memory when first used.
- */
-static int64_t choose_pages(const struct engine *e, const struct reserve_shape *shape,
-                            const struct kv_params *kv, int64_t page_bytes) {
-    if (e->options.kv_pool_bytes > 0) return e->options.kv_pool_bytes / page_bytes;
+/* In the host's memory, which others use, too: pages so that every place can run at the default
+ * budget and as many conversations rest, bounded by half of what is free. The pool is reserved
+ * address space; pages cost memory when first used. */
+static int64_t choose_host_pages(const struct engine *e, const struct reserve_shape *shape,
+                                 const struct kv_params *kv, int64_t page_bytes) {
     int64_t longest = e->info.max_model_len;
     int64_t peak = kv->policy->bounded ? (int64_t)kv->budget + kv->buffer + kv->chunk : longest;
     if (peak > longest) peak = longest;
     int64_t wanted = reserve_pages(shape, kv, peak) * e->options.max_num_seqs * 2;
     int64_t most = memory_available() / 2 / e->replica_count / page_bytes;
     return wanted < most ? wanted : most;
+}
+
+static struct kern_cache_options cache_options(const struct engine *e, enum kern_dtype dtype,
+                                               const struct sched_options *so) {
+    const struct model_config *config = model_config(model_of(e));
+    return (struct kern_cache_options){.layers = config->layers,
+                                       .heads_q = config->heads_q,
+                                       .heads_kv = config->heads_kv,
+                                       .head_dim = config->head_dim,
+                                       .dtype = dtype,
+                                       .pages = so->pages_total,
+                                       .slots = so->sequences_max + so->conversations_max,
+                                       .max_positions = e->info.max_model_len};
+}
+
+/* A device of one's own: all that fits beside the weights. */
+static int choose_pages(const struct engine *e, enum kern_dtype dtype, struct sched_options *so,
+                        struct fault *fault) {
+    const struct kern_cache_options cache = cache_options(e, dtype, so);
+    int64_t bytes = e->options.kv_pool_bytes;
+    if (bytes > 0)
+        so->pages_total = bytes / so->page_bytes;
+    else if (ops_of(e)->cache_fit != NULL)
+        return ops_of(e)->cache_fit(e->replicas[0].kern, &cache, &so->pages_total, fault);
+    else
+        so->pages_total = choose_host_pages(e, &so->shape, &so->kv.defaults, so->page_bytes);
+    return 0;
 }
 
 /* Every replica's cache has the same shape. */
@@ -198,7 +224,8 @@ static int plan_pool(const struct engine *e, enum kern_dtype dtype, struct sched
     ops_of(e)->cache_info(dtype, config->head_dim, &info);
     so->shape = (struct reserve_shape){config->layers, config->heads_kv, info.page_slots};
     so->page_bytes = info.page_bytes;
-    so->pages_total = choose_pages(e, &so->shape, &so->kv.defaults, info.page_bytes);
+    int code = choose_pages(e, dtype, so, fault);
+    if (code != 0) return code;
     int64_t least = (int64_t)config->layers * config->heads_kv;
     if (so->pages_total >= least) return 0;
     return fault_set(fault, ERR_INVALID, "kv-pool-bytes",
@@ -208,16 +235,8 @@ static int plan_pool(const struct engine *e, enum kern_dtype dtype, struct sched
 
 static int open_pool(const struct engine *e, struct replica *replica, enum kern_dtype dtype,
                      const struct sched_options *so, struct fault *fault) {
-    const struct model_config *config = model_config(model_of(e));
+    const struct kern_cache_options cache = cache_options(e, dtype, so);
     struct kern *kern = replica->kern;
-    const struct kern_cache_options cache = {.layers = config->layers,
-                                             .heads_q = config->heads_q,
-                                             .heads_kv = config->heads_kv,
-                                             .head_dim = config->head_dim,
-                                             .dtype = dtype,
-                                             .pages = so->pages_total,
-                                             .slots = so->sequences_max + so->conversations_max,
-                                             .max_positions = e->info.max_model_len};
     if (kern->ops->bind != NULL) kern->ops->bind(kern);
     return kern->ops->cache_open(kern, &cache, fault);
 }

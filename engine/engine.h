@@ -48,7 +48,8 @@ struct engine_options {
     const char *kv_policy; /* NULL = global where the model has gates, else full */
     int kv_budget, kv_buffer, kv_chunk;
     int kv_budget_max;          /* cap for requests; 0 = none */
-    int64_t kv_pool_bytes;      /* 0 = chosen from free memory, max_num_seqs and the budget */
+    int64_t kv_pool_bytes;      /* 0 = what is free on the device; on the host by max_num_seqs and
+                                   the budget, at most half of what is free */
     const char *kv_dtype;       /* "auto" (the weights'; bf16 for f16), "f32", "bf16" */
     int max_num_seqs;           /* sequences running at once */
     int max_num_batched_tokens; /* rows per step */

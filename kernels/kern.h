@@ -419,6 +419,11 @@ struct kern_ops {
     int (*cache_open)(struct kern *kern, const struct kern_cache_options *options,
                       struct fault *fault);
     void (*cache_info)(enum kern_dtype dtype, int head_dim, struct kern_cache_info *info);
+    /* The most pages that a cache of this shape could have beside what is allocated now, on a
+     * device that serves nobody else; the options' own number is not read. ERR_NOMEM: none for a
+     * token, and why. NULL: the cache lies in the host's memory. */
+    int (*cache_fit)(struct kern *kern, const struct kern_cache_options *options, int64_t *pages,
+                     struct fault *fault);
     /* Can this backend run the rule? ERR_UNSUPPORTED names the member of kern_rule that it cannot,
      * and begin_step and evict answer the same. Pure, any thread. */
     int (*rule_check)(const struct kern_rule *rule, struct fault *fault);

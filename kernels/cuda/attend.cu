@@ -531,31 +531,20 @@ static int64_t plan_items_max(const struct cuda *cuda) {
     return by_positions < by_pool ? by_positions : by_pool;
 }
 
-int attend_open(struct cuda *cuda) {
+int attend_regions(struct cuda *cuda, struct region *regions) {
     const struct kern_cache_options *o = &cuda->options;
     size_t layers = (size_t)o->layers, streams = (size_t)o->slots * (size_t)o->heads_kv;
     cuda->items_max = plan_items_max(cuda);
-    size_t items = (size_t)cuda->items_max;
+    size_t items = (size_t)cuda->items_max, group = (size_t)cuda_group(cuda);
     size_t row = ((size_t)o->head_dim + 2) * sizeof(float);
-    cuda->items = static_cast<struct plan_item *>(
-        device_alloc(cuda->device, layers * items * sizeof *cuda->items));
-    cuda->streams = static_cast<struct plan_stream *>(
-        device_alloc(cuda->device, layers * streams * sizeof *cuda->streams));
-    cuda->item_counts =
-        static_cast<int32_t *>(device_alloc(cuda->device, layers * sizeof *cuda->item_counts));
-    cuda->partials =
-        static_cast<float *>(device_alloc(cuda->device, items * (size_t)cuda_group(cuda) * row));
-    if (!cuda->items || !cuda->streams || !cuda->item_counts || !cuda->partials) return ERR_NOMEM;
-    return 0;
-}
-
-void attend_close(struct cuda *cuda) {
-    void *arrays[] = {cuda->items, cuda->streams, cuda->item_counts, cuda->partials};
-    for (void *array : arrays) device_free(cuda->device, array);
-    cuda->items = NULL;
-    cuda->streams = NULL;
-    cuda->item_counts = NULL;
-    cuda->partials = NULL;
+    const struct region own[] = {
+        {(void **)&cuda->items, layers * items, sizeof *cuda->items, false},
+        {(void **)&cuda->streams, layers * streams, sizeof *cuda->streams, false},
+        {(void **)&cuda->item_counts, layers, sizeof *cuda->item_counts, false},
+        {(void **)&cuda->partials, items * group, row, false},
+    };
+    memcpy(regions, own, sizeof own);
+    return sizeof own / sizeof *own;
 }
 
 void attend_plan(struct cuda *cuda) {

@@ -46,14 +46,50 @@ static int check_options(const struct kern_cache_options *o, struct fault *fault
     return 0;
 }
 
-/* One array of the cache. */
-struct region {
-    void **array;
-    size_t count, size;
-    bool zero;
-};
+/* What follows from the options. */
+static void set_shape(struct cuda *cuda, const struct kern_cache_options *o) {
+    struct pages *p = &cuda->pages;
+    cuda->options = *o;
+    p->count = o->pages;
+    p->layers = o->layers;
+    p->heads_kv = o->heads_kv;
+    p->head_dim = o->head_dim;
+    p->streams = o->layers * o->heads_kv;
+    p->page_slots = page_slots_of(o->head_dim);
+    p->stream_pages = (o->max_positions + p->page_slots - 1) / p->page_slots;
+}
 
-static int alloc_regions(struct cuda *cuda, const struct region *regions, int count) {
+/* All device memory of a cache of this shape; returns how many there are. The pool is zeroed once:
+ * freed pages then hold old numbers, and kernels mask those. */
+static int list_regions(struct cuda *cuda, struct region *regions) {
+    struct pages *p = &cuda->pages;
+    size_t count = (size_t)p->count, side = count * (size_t)p->page_slots;
+    size_t streams = (size_t)p->streams * (size_t)cuda->options.slots;
+    size_t layers = (size_t)p->layers * (size_t)cuda->options.slots;
+    const struct region own[] = {
+        {(void **)&p->pool, count, PAGE_BYTES, true},
+        {(void **)&p->pos, side, sizeof *p->pos, true},
+        {(void **)&p->log_beta, side, sizeof *p->log_beta, true},
+        {(void **)&p->score, side, sizeof *p->score, true},
+        {(void **)&p->keys, side, sizeof *p->keys, false},
+        {(void **)&p->refs, count, sizeof *p->refs, true},
+        {(void **)&p->ring, count, sizeof *p->ring, false},
+        {(void **)&p->tables, streams * (size_t)p->stream_pages, sizeof *p->tables, false},
+        {(void **)&p->lengths, streams, sizeof *p->lengths, true},
+        {(void **)&p->weights, layers, sizeof *p->weights, true},
+        {(void **)&p->tau, streams, sizeof *p->tau, true},
+        {(void **)&p->state, 1, sizeof *p->state, true},
+    };
+    int listed = sizeof own / sizeof *own;
+    memcpy(regions, own, sizeof own);
+    listed += attend_regions(cuda, regions + listed);
+    CHECK(listed <= REGIONS_MAX);
+    return listed;
+}
+
+static int alloc_regions(struct cuda *cuda) {
+    struct region regions[REGIONS_MAX];
+    int count = list_regions(cuda, regions);
     for (int i = 0; i < count; i++) {
         size_t bytes;
         if (__builtin_mul_overflow(regions[i].count, regions[i].size, &bytes)) return ERR_NOMEM;
@@ -64,58 +100,95 @@ static int alloc_regions(struct cuda *cuda, const struct region *regions, int co
     return 0;
 }
 
+/* ---- How large it may be ------------------------------------------------------------------- */
+
+/* SIZE_MAX: beyond numbers. */
+static size_t cache_bytes(const struct kern_cache_options *options, int64_t pages) {
+    struct cuda shape = {};
+    struct kern_cache_options o = *options;
+    struct region regions[REGIONS_MAX];
+    size_t total = 0, bytes;
+    o.pages = pages;
+    set_shape(&shape, &o);
+    int count = list_regions(&shape, regions);
+    for (int i = 0; i < count; i++)
+        if (__builtin_mul_overflow(regions[i].count, regions[i].size, &bytes) ||
+            __builtin_add_overflow(total, bytes, &total))
+            return SIZE_MAX;
+    return total;
+}
+
+/* What stays free for all that comes later: a twentieth for what grows with the steps (rounded
+ * activations, rooms of eviction and sampling, lists on their way, graphs), and a ring of 16
+ * queries for every slot. */
+static size_t margin(const struct device_memory *memory, const struct kern_cache_options *options) {
+    struct cuda shape = {};
+    shape.options = *options;
+    return memory->total / 20 + (size_t)options->slots * ring_bytes(&shape, 16);
+}
+
+static size_t mib(size_t bytes) {
+    return bytes >> 20;
+}
+
+int op_cache_fit(struct kern *kern, const struct kern_cache_options *options, int64_t *pages,
+                 struct fault *fault) {
+    struct device_memory memory = device_memory(cuda_of(kern)->device);
+    struct kern_cache_options one = *options;
+    one.pages = 1;
+    int rc = check_options(&one, fault);
+    if (rc) return rc;
+    size_t spare = margin(&memory, options),
+           room = memory.unused > spare ? memory.unused - spare : 0;
+    int64_t low = 0, high = (int64_t)(room / PAGE_BYTES);
+    if (high > INT32_MAX) high = INT32_MAX;
+    while (low < high) {
+        int64_t middle = low + (high - low + 1) / 2;
+        if (cache_bytes(options, middle) <= room)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    *pages = low;
+    if (low >= (int64_t)options->layers * options->heads_kv) return 0;
+    return fault_set(fault, ERR_NOMEM, "kv-pool-bytes",
+                     "%zu of the device's %zu MiB are free, of which %zu stay free for steps; the "
+                     "tables of %d sequences and conversations of %d positions take %zu MiB, and "
+                     "no token has a page; lower max-model-len, max-conversations or max-num-seqs",
+                     mib(memory.unused), mib(memory.total), mib(spare), options->slots,
+                     options->max_positions, mib(cache_bytes(options, 0)));
+}
+
+/* ---- Opening and closing ------------------------------------------------------------------- */
+
 static __global__ void k_fill_ring(struct pages p) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < p.count) p.ring[i] = (int32_t)i;
     if (i == 0) p.state->tail = (unsigned long long)p.count;
 }
 
-/* The pool is zeroed once: freed pages then hold old numbers, and kernels mask those. */
 static int alloc_pages(struct cuda *cuda) {
-    const struct kern_cache_options *o = &cuda->options;
-    struct pages *p = &cuda->pages;
-    p->count = o->pages;
-    p->layers = o->layers;
-    p->heads_kv = o->heads_kv;
-    p->head_dim = o->head_dim;
-    p->streams = o->layers * o->heads_kv;
-    p->page_slots = page_slots_of(o->head_dim);
-    p->stream_pages = (o->max_positions + p->page_slots - 1) / p->page_slots;
-    size_t count = (size_t)p->count, side = count * (size_t)p->page_slots;
-    size_t streams = (size_t)p->streams * (size_t)o->slots;
-    const struct region regions[] = {
-        {(void **)&p->pool, count, PAGE_BYTES, true},
-        {(void **)&p->pos, side, sizeof *p->pos, true},
-        {(void **)&p->log_beta, side, sizeof *p->log_beta, true},
-        {(void **)&p->score, side, sizeof *p->score, true},
-        {(void **)&p->keys, side, sizeof *p->keys, false},
-        {(void **)&p->refs, count, sizeof *p->refs, true},
-        {(void **)&p->ring, count, sizeof *p->ring, false},
-        {(void **)&p->tables, streams * (size_t)p->stream_pages, sizeof *p->tables, false},
-        {(void **)&p->lengths, streams, sizeof *p->lengths, true},
-        {(void **)&p->weights, (size_t)o->slots * (size_t)o->layers, sizeof *p->weights, true},
-        {(void **)&p->tau, streams, sizeof *p->tau, true},
-        {(void **)&p->state, 1, sizeof *p->state, true},
-    };
-    int rc = alloc_regions(cuda, regions, sizeof regions / sizeof *regions);
+    const struct pages *p = &cuda->pages;
+    int rc = alloc_regions(cuda);
     if (rc) return rc;
     LAUNCH(cuda->device, k_fill_ring, blocks_for(p->count, THREADS), THREADS, 0, *p);
     return device_sync(cuda->device);
 }
 
 void cache_close(struct cuda *cuda) {
-    struct pages *p = &cuda->pages;
-    void *arrays[] = {p->pool, p->pos,    p->log_beta, p->score,   p->keys, p->refs,
-                      p->ring, p->tables, p->lengths,  p->weights, p->tau,  p->state};
-    for (void *array : arrays) device_free(cuda->device, array);
-    attend_close(cuda);
+    struct region regions[REGIONS_MAX];
+    int count = cuda->options.layers > 0 ? list_regions(cuda, regions) : 0;
+    for (int i = 0; i < count; i++) {
+        device_free(cuda->device, *regions[i].array);
+        *regions[i].array = NULL;
+    }
     for (int i = 0; cuda->slots && i < cuda->options.slots; i++) ring_give(cuda, &cuda->slots[i]);
     rings_close(cuda);
     mass_close(cuda);
     mem_free(cuda->slots);
     mem_free(cuda->lengths);
     mem_free(cuda->step.host);
-    memset(p, 0, sizeof *p);
+    memset(&cuda->pages, 0, sizeof cuda->pages);
     memset(&cuda->step, 0, sizeof cuda->step);
     cuda->slots = NULL;
     cuda->lengths = NULL;
@@ -128,7 +201,7 @@ int op_cache_open(struct kern *kern, const struct kern_cache_options *options,
     CHECK(!cuda->has_cache);
     int rc = check_options(options, fault);
     if (rc) return rc;
-    cuda->options = *options;
+    set_shape(cuda, options);
     cuda->scale = 1 / sqrtf((float)options->head_dim); /* until attention says another */
     cuda->slots =
         static_cast<struct slot *>(mem_try_alloc((size_t)options->slots, sizeof *cuda->slots));
@@ -136,13 +209,15 @@ int op_cache_open(struct kern *kern, const struct kern_cache_options *options,
         mem_try_alloc((size_t)options->layers * (size_t)options->heads_kv, sizeof *cuda->lengths));
     cuda->lengths_slot = -1;
     rc = cuda->slots && cuda->lengths ? alloc_pages(cuda) : ERR_NOMEM;
-    if (!rc) rc = attend_open(cuda);
     if (rc) {
         cache_close(cuda);
         (void)device_sync(cuda->device);
         return fault_set(fault, rc, "kv_pool_bytes",
-                         "no device memory for %lld pages of %d bytes, tables and plans",
-                         (long long)options->pages, PAGE_BYTES);
+                         "%lld pages of %d bytes, their records, tables and plans take %zu MiB; "
+                         "%zu MiB of the device's memory are free",
+                         (long long)options->pages, PAGE_BYTES,
+                         mib(cache_bytes(options, options->pages)),
+                         mib(device_memory(cuda->device).unused));
     }
     cuda->has_cache = true;
     return 0;

@@ -28,6 +28,10 @@ static int op_download(struct kern *kern, void *to, const void *from, size_t byt
     return device_download(cuda_of(kern)->device, to, from, bytes);
 }
 
+static void op_bind(struct kern *kern) {
+    device_bind(cuda_of(kern)->device);
+}
+
 static int op_sync(struct kern *kern) {
     return cache_sync(cuda_of(kern));
 }
@@ -52,6 +56,7 @@ static struct kern_ops make_table(const char *name) {
     struct kern_ops t = {};
     t.name = name;
     t.close = op_close;
+    t.bind = op_bind;
     t.mem_alloc = op_mem_alloc;
     t.mem_free = op_mem_free;
     t.upload = op_upload;
@@ -68,6 +73,7 @@ static struct kern_ops make_table(const char *name) {
     t.gate = op_gate;
     t.cache_open = op_cache_open;
     t.cache_info = op_cache_info;
+    t.cache_fit = op_cache_fit;
     t.rule_check = op_rule_check;
     t.begin_step = op_begin_step;
     t.qk_rope = op_qk_rope;

@@ -145,6 +145,10 @@ int device_open(int index, struct device **out, struct fault *fault) {
     return 0;
 }
 
+void device_bind(struct device *device) {
+    ok(device, cudaSetDevice(device->index), "cudaSetDevice");
+}
+
 void device_close(struct device *device) {
     if (!device) return;
     graph_close(&device->graphs, device);
@@ -183,9 +187,10 @@ void device_free(struct device *device, void *mem) {
     if (mem) ok(device, cudaFree(mem), "cudaFree");
 }
 
-size_t device_memory_free(const struct device *) {
-    size_t unused = 0, total = 0;
-    return cudaMemGetInfo(&unused, &total) == cudaSuccess ? unused : 0;
+struct device_memory device_memory(const struct device *) {
+    struct device_memory memory = {};
+    if (cudaMemGetInfo(&memory.unused, &memory.total) != cudaSuccess) memory = {};
+    return memory;
 }
 
 struct copy_args {

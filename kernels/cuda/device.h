@@ -33,6 +33,7 @@ int device_open(int index, struct device **out, struct fault *fault);
 struct graphs *device_graphs(struct device *device);
 /* May a region that repeats begin? Not while lists of the last one may still be on their way. */
 bool device_may_repeat(const struct device *device);
+void device_bind(struct device *device);              /* the calling thread goes on with it */
 void device_close(struct device *device);             /* NULL is fine */
 const char *device_name(const struct device *device); /* of the backend: "cuda" */
 int device_processors(
@@ -40,7 +41,10 @@ int device_processors(
 
 void *device_alloc(struct device *device, size_t bytes); /* not zeroed; NULL: out of memory */
 void device_free(struct device *device, void *mem);
-size_t device_memory_free(const struct device *device);
+struct device_memory {
+    size_t unused, total; /* bytes */
+};
+struct device_memory device_memory(const struct device *device);
 void device_zero(struct device *device, void *mem, size_t bytes);
 /* What `mem` holds need not survive: an emulator may spoil it to catch who relies on it. */
 void device_forget(struct device *device, void *mem, size_t bytes);

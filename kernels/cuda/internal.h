@@ -38,6 +38,14 @@ struct slot {
     int32_t ring_pos[KERN_WINDOW_MAX]; /* -1: none */
 };
 
+/* One array of the cache on the device. */
+struct region {
+    void **array;
+    size_t count, size; /* elements, and bytes of each */
+    bool zero;          /* at the start */
+};
+#define REGIONS_MAX 24
+
 /* A span on the device. */
 struct span {
     int32_t slot, row, count, pos;
@@ -128,6 +136,8 @@ void *room_take(struct cuda *cuda, struct room *room, size_t bytes);
 /* cache.cu */
 int op_cache_open(struct kern *kern, const struct kern_cache_options *options, struct fault *fault);
 void op_cache_info(enum kern_dtype dtype, int head_dim, struct kern_cache_info *info);
+int op_cache_fit(struct kern *kern, const struct kern_cache_options *options, int64_t *pages,
+                 struct fault *fault);
 void cache_close(struct cuda *cuda);
 int op_begin_step(struct kern *kern, const struct kern_batch *batch);
 int op_truncate(struct kern *kern, int slot, int32_t pos);
@@ -180,8 +190,8 @@ static inline bool rule_adds(const struct kern_rule *rule) {
 }
 
 /* attend.cu */
-int attend_open(struct cuda *cuda);
-void attend_close(struct cuda *cuda);
+/* Adds the arrays of attention's plan; returns how many. */
+int attend_regions(struct cuda *cuda, struct region *regions);
 void attend_plan(struct cuda *cuda);
 void op_attend(struct kern *kern, int layer, float *out, const float *qkv,
                const struct kern_batch *batch, const struct kern_attend_options *options);

@@ -83,8 +83,9 @@ int op_weight_load(struct kern *kern, const struct kern_matrix *parts, int part_
     if (!rc) rc = device_sync(cuda->device);
     if (rc) {
         op_weight_free(kern, w);
-        return fault_set(fault, rc, "", "no device memory for a weight of %zu bytes, or %s", bytes,
-                         err_text(rc));
+        struct device_memory memory = device_memory(cuda->device);
+        return fault_set(fault, rc, "", "a weight of %zu MiB: %s; %zu of the device's %zu MiB free",
+                         bytes >> 20, err_text(rc), memory.unused >> 20, memory.total >> 20);
     }
     *out = w;
     return 0;

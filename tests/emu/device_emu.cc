@@ -2,7 +2,8 @@
  * breaks a rule ends the program with the emulator's report.
  *
  * Environment, for keepd-emu: KEEPD_EMU_LOST, a path: once a file is there the device is lost, like
- * a GPU after an error: nothing happens on it any more, and every wait says ERR_DEVICE. */
+ * a GPU after an error: nothing happens on it any more, and every wait says ERR_DEVICE.
+ * KEEPD_EMU_MEMORY: see device_memory. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -51,6 +52,8 @@ static void drop_staged(struct device *device) {
     device->staged.clear();
 }
 
+void device_bind(struct device *) {}
+
 void device_close(struct device *device) {
     if (!device) return;
     graph_close(&device->graphs, device);
@@ -80,8 +83,11 @@ void device_free(struct device *device, void *mem) {
     emu_free(mem);
 }
 
-size_t device_memory_free(const struct device *) {
-    return (size_t)1 << 30;
+/* Told, not enforced; KEEPD_EMU_MEMORY: another number of MiB. */
+struct device_memory device_memory(const struct device *) {
+    const char *mib = getenv("KEEPD_EMU_MEMORY");
+    size_t total = (size_t)(mib ? atoi(mib) : 96) << 20, used = emu_allocated();
+    return {total > used ? total - used : 0, total};
 }
 
 struct fill_args {

@@ -210,3 +210,34 @@ Test(emu_cache, refuses_what_it_cannot_hold) {
     bad.pages = 0;
     refused(bad, ERR_INVALID, "kv_pool_bytes");
 }
+
+/* The largest cache that fits is opened, and one page of every stream more is not offered. */
+Test(emu_cache, as_large_as_the_device_allows) {
+    struct kern_cache_options options = {.layers = 2,
+                                         .heads_q = 4,
+                                         .heads_kv = 2,
+                                         .head_dim = 128,
+                                         .dtype = KERN_BF16,
+                                         .slots = 3,
+                                         .max_positions = 100};
+    struct kern_cache_info info;
+    struct cuda_options cuda = {.device = 0};
+    struct fault fault = {0};
+    struct kern *kern, *second;
+    int64_t pages = 0, left = 0, fewer = 0;
+    MUST(cuda_open(&cuda, &kern, &fault));
+    kern->ops->cache_info(options.dtype, options.head_dim, &info);
+    cr_assert_eq(kern->ops->cache_fit(kern, &options, &pages, &fault), 0, "%s", fault.text);
+    options.slots = 300; /* tables take their part */
+    MUST(kern->ops->cache_fit(kern, &options, &fewer, &fault));
+    cr_assert(fewer > 0 && fewer < pages);
+    options.slots = 3;
+    options.pages = pages;
+    cr_assert_eq(kern->ops->cache_open(kern, &options, &fault), 0, "%s", fault.text);
+    MUST(cuda_open(&cuda, &second, &fault));
+    cr_assert_eq(second->ops->cache_fit(second, &options, &left, &fault), ERR_NOMEM);
+    cr_assert(strstr(fault.text, "lower max-model-len"), "%s", fault.text);
+    cr_assert_lt(left * info.page_bytes, 1 << 20);
+    second->ops->close(second);
+    kern->ops->close(kern);
+}

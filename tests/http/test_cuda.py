@@ -4,6 +4,7 @@ import concurrent.futures
 import json
 import os
 import pathlib
+import subprocess
 
 import pytest
 from conftest import ROOT, Daemon, chat_body, events, read_all, read_until, request_bytes
@@ -59,6 +60,16 @@ def content(response):
 def fresh(**fields):
     """Reads everything, keeps nothing: the answer depends on the request alone."""
     return {"kv": {"reuse": False, "retain": False, **fields}}
+
+
+def test_the_pool_is_what_the_device_has(breakable):
+    """Without kv-pool-bytes, beside the weights; when nothing is left the start is refused, and says what to do."""
+    daemon = start(env={"KEEPD_EMU_MEMORY": "80"})
+    pages = daemon.kv()["pool"]["pages_total"]
+    assert 20 << 20 < pages * 8192 < 76 << 20 and daemon.stop() == 0
+    refused = subprocess.run([BINARY, "--model", ROOT / "models" / "keepd-nano", "--device", "cuda"], text=True,
+                             env={**os.environ, "KEEPD_EMU_MEMORY": "18"}, capture_output=True, timeout=120)
+    assert refused.returncode == 1 and "18 MiB are free" in refused.stderr and "lower max-model-len" in refused.stderr
 
 
 def test_which_backend(cuda):
