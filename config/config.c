@@ -121,8 +121,15 @@ const struct option config_options[] = {
     {"state-idle", INT, AT(state_idle), 0, 86400, "10", "SECONDS", 0,
      "A conversation is written to state-dir when nobody used it for so long; also at the end, and "
      "when its memory is needed."},
+    {"data-parallel-size", INT, AT(data_parallel_size), 1, 64, "1", "N", 0,
+     "Replicas of the model in one server, each with a GPU of its own or an equal share of the "
+     "threads. kv-pool-bytes, max-num-seqs, max-num-batched-tokens and max-conversations are each "
+     "one's; a conversation stays with its replica."},
+    {"tensor-parallel-size", INT, AT(tensor_parallel_size), 1, 8, "1", "N", 0,
+     "Ranks that the model is split over, each with its part of the weights and of the cache: 1, 2, "
+     "4 or 8. CPU threads, so far; answers are bitwise those of one rank."},
     {"threads", INT, AT(threads), 0, 1024, "0", "N", 0,
-     "Compute threads. 0: one per core."},
+     "Compute threads of all replicas. 0: one per core."},
     {"device", CHOICE, AT(device), 0, 0, "auto", "auto|cpu|cuda", 0,
      "What computes. auto: a GPU where the build and the machine have one."},
     {"cpu-path", CHOICE, AT(cpu_path), 0, 0, "auto", "auto|reference|portable|avx2|avx512|amx", 0,

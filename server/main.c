@@ -92,6 +92,8 @@ static struct engine_options engine_options(const struct config *config, struct 
         .state_dir = config->state_dir,
         .state_bytes = config->state_bytes,
         .state_idle_seconds = (int)config->state_idle,
+        .data_parallel_size = (int)config->data_parallel_size,
+        .tensor_parallel_size = (int)config->tensor_parallel_size,
         .threads = (int)config->threads,
         .device = config->device,
         .cpu_path = config->cpu_path,

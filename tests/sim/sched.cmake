@@ -7,6 +7,8 @@ endif()
 if(TARGET engine_core)
   keepd_plain_test(tsan_engine SOURCES ${CMAKE_CURRENT_LIST_DIR}/tsan_engine.c LIBS engine_core)
   keepd_plain_test(tsan_replicas SOURCES ${CMAKE_CURRENT_LIST_DIR}/tsan_replicas.c LIBS engine_core)
+  keepd_plain_test(tsan_ranks SOURCES ${CMAKE_CURRENT_LIST_DIR}/tsan_ranks.c
+                   ${CMAKE_SOURCE_DIR}/tests/golden/replay.c LIBS engine_core)
   foreach(test tsan_engine tsan_replicas)
     if(TARGET ${test})
       target_link_options(${test} PRIVATE -Wl,--wrap=cpu_open)

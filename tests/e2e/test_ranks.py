@@ -1,0 +1,71 @@
+"""One model split over several ranks: the same answers to the last digit, and conversations that one number
+of ranks has written go on with another."""
+import os
+import pathlib
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FLAGS = ("--kv-budget", "48", "--kv-buffer", "16", "--kv-chunk", "64")
+POLICIES = ("global", "snapkv", "d2o")
+
+
+def ranks(count):
+    return ("--tensor-parallel-size", str(count), "--threads", "2")
+
+
+def first_turn(name):
+    return [{"role": "user", "content": f"My sister {name} lives in Lisbon. The code of the garage is 4815. " * 6}]
+
+
+def ask(d, messages, policy):
+    answer = d.chat(messages, max_tokens=24, temperature=1, seed=3, logprobs=True, n=2,
+                    kv={"policy": policy, "report": "positions"})
+    choices = [[(t["token"], t["logprob"]) for t in c["logprobs"]["content"]] for c in answer["choices"]]
+    return answer["choices"][0]["message"]["content"], choices, answer["usage"]
+
+
+def dialogue(d, policy):
+    messages = first_turn("Nora")
+    content, *first = ask(d, messages, policy)
+    messages += [{"role": "assistant", "content": content}, {"role": "user", "content": "What is the code?"}]
+    return first, ask(d, messages, policy)
+
+
+def test_answers_and_reports_are_those_of_one_rank(daemon):
+    one = daemon(*FLAGS)
+    expected = [dialogue(one, policy) for policy in POLICIES]
+    assert all(usage["kv_details"]["evicted_entries"] > 0 for (_, usage), _ in expected)
+    assert all(usage["prompt_tokens_details"]["cached_tokens"] > 0 for _, (_, _, usage) in expected)
+    for count in (2, 8):  # more heads than ranks, and fewer
+        d = daemon(*ranks(count), *FLAGS)
+        assert [dialogue(d, policy) for policy in POLICIES] == expected
+        for pages in ("keepd_pages_used", "keepd_pages_retained"):
+            assert d.metric(pages) == one.metric(pages) > 0
+
+
+def test_conversations_go_on_with_another_number_of_ranks(daemon, tmp_path):
+    state = ("--state-dir", str(tmp_path / "state"), *FLAGS)
+    d = daemon(*FLAGS)
+    expected = [dialogue(d, policy) for policy in POLICIES]
+    d = daemon(*ranks(4), *state)
+    contents = [ask(d, first_turn("Nora"), policy)[0] for policy in POLICIES]
+    assert d.stop() == 0
+    d = daemon(*ranks(2), *state)
+    for policy, content, (_, second) in zip(POLICIES, contents, expected):
+        messages = first_turn("Nora") + [{"role": "assistant", "content": content},
+                                         {"role": "user", "content": "What is the code?"}]
+        assert ask(d, messages, policy) == second
+    assert d.metric("keepd_state_restored_total") == len(POLICIES)
+
+
+@pytest.mark.parametrize("count, why", [("3", "must be 1, 2, 4 or 8"), ("16", "tensor-parallel-size")])
+def test_wrong_numbers_are_refused_at_start(count, why):
+    binary = os.path.abspath(os.environ.get("KEEPD_BIN", ROOT / "build" / "keepd"))
+    if not pathlib.Path(binary).exists():
+        pytest.skip(f"skip: {binary} is not built")
+    done = subprocess.run([binary, "--model", str(ROOT / "models" / "keepd-nano"), "--port", "0",
+                           "--tensor-parallel-size", count], capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert "tensor-parallel-size" in done.stderr and why in done.stderr
