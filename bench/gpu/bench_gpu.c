@@ -168,7 +168,8 @@ static void append(struct kern_span *spans, int count, float *qkv, struct kern_b
 static const size_t width = (size_t)(HEADS_Q + 2 * HEADS_KV) * DIM;
 
 /* Prompts of these lengths, then one row each; a fresh backend per case keeps pools apart. */
-static void time_decode(const char *name, const int *lengths, int count, const char *prediction) {
+static void time_decode(const char *name, const struct kern_rule *rule, const int *lengths,
+                        int count, const char *prediction) {
     struct attention a = {.spans = calloc((size_t)count, sizeof *a.spans)};
     double entries = 0;
     int longest = 0;
@@ -179,9 +180,9 @@ static void time_decode(const char *name, const int *lengths, int count, const c
     a.qkv = numbers(width * (size_t)(longest > count ? longest : count));
     a.out = numbers((size_t)count * HEADS_Q * DIM);
     for (int i = 0; i < count; i++) {
-        struct kern_span prompt = {.slot = i, .count = lengths[i]};
+        struct kern_span prompt = {.slot = i, .count = lengths[i], .rule = rule};
         append(&prompt, 1, a.qkv, &a.batch);
-        a.spans[i] = (struct kern_span){.slot = i, .count = 1, .pos = lengths[i]};
+        a.spans[i] = (struct kern_span){.slot = i, .count = 1, .pos = lengths[i], .rule = rule};
         must(kern->ops->sync(kern), "prompt");
     }
     append(a.spans, count, a.qkv, &a.batch);
@@ -194,6 +195,9 @@ static void time_decode(const char *name, const int *lengths, int count, const c
 }
 
 static void time_decodes(void) {
+    static const struct kern_rule mass = {
+        .score = KERN_SCORE_ATTENTION,
+        .observe = {.group = KERN_GROUP_SUM, .reduce = KERN_REDUCE_SUM}};
     static const int counts[] = {1, 8, 64, 256};
     static const char *const predictions[] = {"", "", ">= 3.0", ">= 3.0"};
     int lengths[256];
@@ -201,13 +205,15 @@ static void time_decodes(void) {
         char name[96];
         for (int i = 0; i < counts[c]; i++) lengths[i] = scaled(1088, 40) - 1;
         snprintf(name, sizeof name, "decode attention, %d x %d entries", counts[c], lengths[0] + 1);
-        time_decode(name, lengths, counts[c], predictions[c]);
+        time_decode(name, NULL, lengths, counts[c], predictions[c]);
     }
     for (int i = 0; i < 64; i++) /* 40 to 4,000, evenly in the logarithm */
         lengths[i] = (int)(40 * pow(100, (double)(i * 29 % 64) / 63));
     if (!small)
-        time_decode("decode attention, 64 sequences of 40 to 4,000 entries", lengths, 64,
+        time_decode("decode attention, 64 sequences of 40 to 4,000 entries", NULL, lengths, 64,
                     "within 5 % of even lengths");
+    time_decode("the same with every query's attention added up", &mass, lengths, small ? 1 : 64,
+                "0.4 of it");
 }
 
 static void time_prefill(int tokens, const char *prediction) {
@@ -227,35 +233,90 @@ static void time_prefill(int tokens, const char *prediction) {
 /* ---- Eviction
  * ------------------------------------------------------------------------------------ */
 
-/* Once: evicting changes what there is to evict. The whole sequence, all layers. */
-static void time_evict(int layers, int sequences, int entries, int keep) {
-    const struct kern_rule rule = {
-        .score = KERN_SCORE_RETENTION, .pool = KERN_POOL_SEQUENCE, .sinks = 4, .horizon = 128};
-    struct kern_evict due[64];
+/* Prompts whose layers all get the same numbers; attention runs where a rule wants to see it. */
+static void fill(const struct kern_rule *rule, int layers, int sequences, int entries) {
     float *beta = numbers((size_t)entries * HEADS_KV), *qkv = numbers(width * (size_t)entries);
+    float *out = numbers((size_t)entries * HEADS_Q * DIM);
+    const struct kern_attend_options options = {.scale = 0.088f};
     for (int i = 0; i < sequences; i++) {
-        struct kern_span span = {.slot = i, .count = entries};
+        struct kern_span span = {.slot = i, .count = entries, .rule = rule};
         struct kern_batch batch = {.spans = &span, .span_count = 1, .rows = entries};
         must(kern->ops->begin_step(kern, &batch), "begin_step");
-        for (int layer = 0; layer < layers; layer++)
+        for (int layer = 0; layer < layers; layer++) {
             kern->ops->write_kv(kern, layer, qkv, beta, &batch);
+            if (rule->score == KERN_SCORE_ATTENTION)
+                kern->ops->attend(kern, layer, out, qkv, &batch, &options);
+        }
         must(kern->ops->sync(kern), "entries");
-        due[i] = (struct kern_evict){.slot = i, .tokens = entries, .keep = keep, .rule = &rule};
     }
-    char name[96];
-    double start = now();
-    must(kern->ops->evict(kern, due, sequences), "evict");
-    must(kern->ops->sync(kern), "evict");
-    snprintf(name, sizeof name, "eviction of %d sequence(s), %d streams, %d to %d entries",
-             sequences, layers * HEADS_KV, entries, keep);
-    row(name, 1e6 * (now() - start), "us", sequences == 1 ? "15 + 62 (one wait included)" : "");
-    for (int i = 0; i < sequences; i++) kern->ops->release(kern, i);
     kern->ops->mem_free(kern, beta);
     kern->ops->mem_free(kern, qkv);
+    kern->ops->mem_free(kern, out);
 }
 
-static void open_backend(int layers, int64_t entries) {
-    const struct cuda_options cuda = {.device = 0};
+/* Once: evicting changes what there is to evict. The whole sequence, all layers. Of two, so that no
+ * memory is taken in the second, which is timed. */
+static void time_evict(const char *what, const struct kern_rule *rule, int layers, int sequences,
+                       int entries, int keep, const char *prediction) {
+    struct kern_evict due[64];
+    double took = 0;
+    for (int i = 0; i < sequences; i++)
+        due[i] = (struct kern_evict){.slot = i, .tokens = entries, .keep = keep, .rule = rule};
+    for (int round = 0; round < 2; round++) {
+        fill(rule, layers, sequences, entries);
+        double start = now();
+        must(kern->ops->evict(kern, due, sequences), "evict");
+        must(kern->ops->sync(kern), "evict");
+        took = now() - start;
+        for (int i = 0; i < sequences; i++) kern->ops->release(kern, i);
+    }
+    char name[128];
+    snprintf(name, sizeof name, "eviction, %s, of %d sequence(s), %d streams, %d to %d entries",
+             what, sequences, layers * HEADS_KV, entries, keep);
+    row(name, 1e6 * took, "us", prediction);
+}
+
+/* Predictions: kernels/cuda/README.md; a wait is in each. */
+static void time_evictions(void) {
+    static const struct {
+        const char *what;
+        struct kern_rule rule;
+        const char *prediction;
+    } cases[] = {
+        {"retention",
+         {.score = KERN_SCORE_RETENTION, .pool = KERN_POOL_SEQUENCE, .sinks = 4, .horizon = 128},
+         "90"},
+        {"window of 32",
+         {.score = KERN_SCORE_ATTENTION,
+          .sinks = 4,
+          .recent = 32,
+          .observe = {.window = 32, .reduce = KERN_REDUCE_SUM}},
+         "180"},
+        {"window of 8 and redundancy",
+         {.score = KERN_SCORE_ATTENTION,
+          .sinks = 4,
+          .recent = 8,
+          .observe = {.window = 8, .group = KERN_GROUP_MAX_LOGIT},
+          .redundancy = {.on = true, .lambda = 0.1f, .threshold = 0.5f, .eps = 1e-8f}},
+         "480"},
+        {"mass and merging",
+         {.score = KERN_SCORE_ATTENTION,
+          .sinks = 4,
+          .recent = 256,
+          .layers = KERN_LAYERS_DENSITY,
+          .merge = KERN_MERGE_PAPER,
+          .merge_beta = 0.7f,
+          .observe = {.group = KERN_GROUP_SUM, .reduce = KERN_REDUCE_SUM}},
+         "320"},
+    };
+    int layers = scaled(32, 2), entries = scaled(1152, 48), keep = scaled(1024, 40);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        time_evict(cases[i].what, &cases[i].rule, layers, 1, entries, keep, cases[i].prediction);
+    if (!small) time_evict(cases[0].what, &cases[0].rule, layers, 4, entries, keep, "");
+}
+
+static void open_backend(int layers, int64_t entries, bool eager) {
+    const struct cuda_options cuda = {.device = 0, .eager = eager};
     struct fault fault = {0};
     struct kern_cache_options options = {.layers = layers,
                                          .heads_q = HEADS_Q,
@@ -271,9 +332,148 @@ static void open_backend(int layers, int64_t entries) {
     if (code) fail("open", code, &fault);
 }
 
+/* ---- A whole step ------------------------------------------------------------------------------
+ *
+ * Decoding with the shape of Llama-3.1-8B in bf16, as the daemon does it: one row per sequence, all
+ * layers, the head, a greedy token each, one wait. The layers share one set of weights, which is
+ * larger than any cache, so that as many bytes are read as if each had its own. */
+
+#define LAYERS     32
+#define STEPS      24
+#define STEP_CACHE 1024 /* entries of every stream before the first step */
+
+struct step_model {
+    int layers, d, ff, vocab, entries;
+    struct kern_weight *embed, *qkv, *o, *gate_up, *down, *head;
+    float *norm_weight, *x, *norm, *rows, *heads, *gate_up_out, *ff_out, *logits;
+    float inv_freq[DIM / 2];
+};
+
+static struct kern_weight *weight(int outputs, int inputs) {
+    size_t count = (size_t)outputs * (size_t)inputs;
+    uint16_t *file = malloc(count * sizeof *file);
+    struct kern_weight *loaded;
+    if (!file) fail("memory", ERR_NOMEM, NULL);
+    for (size_t i = 0; i < count; i++) file[i] = (uint16_t)(0x3c00 + i * 37 % 256 + (i % 2 << 15));
+    const struct kern_matrix matrix = {
+        .data = file, .dtype = KERN_BF16, .rows = outputs, .cols = inputs};
+    must(kern->ops->weight_load(kern, &matrix, 1, KERN_SHARD_NONE, &loaded, NULL), "weight");
+    free(file);
+    return loaded;
+}
+
+static void open_step_model(struct step_model *m, int rows) {
+    size_t n = (size_t)rows;
+    *m = (struct step_model){.layers = scaled(LAYERS, 2),
+                             .d = scaled(MODEL, 64),
+                             .ff = scaled(14336, 128),
+                             .vocab = scaled(128256, 256),
+                             .entries = scaled(STEP_CACHE, 40)};
+    m->embed = weight(m->vocab, m->d);
+    m->qkv = weight((int)width, m->d);
+    m->o = weight(m->d, HEADS_Q * DIM);
+    m->gate_up = weight(2 * m->ff, m->d);
+    m->down = weight(m->d, m->ff);
+    m->head = weight(m->vocab, m->d);
+    m->norm_weight = numbers((size_t)m->d);
+    m->x = numbers(n * (size_t)m->d);
+    m->norm = numbers(n * (size_t)m->d);
+    m->rows = numbers(n * width);
+    m->heads = numbers(n * HEADS_Q * DIM);
+    m->gate_up_out = numbers(n * 2 * (size_t)m->ff);
+    m->ff_out = numbers(n * (size_t)m->ff);
+    m->logits = numbers(n * (size_t)m->vocab);
+    for (int i = 0; i < DIM / 2; i++) m->inv_freq[i] = powf(500000, -2.0f * (float)i / DIM);
+}
+
+static void run_layer(struct step_model *m, int layer, const struct kern_batch *batch) {
+    const struct kern_rope rope = {.inv_freq = m->inv_freq, .scale = 1};
+    const struct kern_attend_options options = {.scale = 0.088f};
+    const struct kern_ops *ops = kern->ops;
+    int rows = batch->rows;
+    ops->rms_norm(kern, m->norm, m->x, m->norm_weight, rows, m->d, 1e-5f);
+    ops->matmul(kern, m->rows, m->norm, m->qkv, NULL, rows, KERN_SET);
+    ops->qk_rope(kern, m->rows, NULL, NULL, 1e-5f, &rope, batch);
+    ops->write_kv(kern, layer, m->rows, NULL, batch);
+    ops->attend(kern, layer, m->heads, m->rows, batch, &options);
+    ops->matmul(kern, m->x, m->heads, m->o, NULL, rows, KERN_ADD);
+    ops->rms_norm(kern, m->norm, m->x, m->norm_weight, rows, m->d, 1e-5f);
+    ops->matmul(kern, m->gate_up_out, m->norm, m->gate_up, NULL, rows, KERN_SET);
+    ops->glu(kern, m->ff_out, m->gate_up_out, rows, m->ff);
+    ops->matmul(kern, m->x, m->ff_out, m->down, NULL, rows, KERN_ADD);
+}
+
+static void run_step(struct step_model *m, const struct kern_batch *batch) {
+    struct kern_sample samples[256];
+    static struct kern_sampled sampled[256];
+    for (int i = 0; i < batch->rows; i++)
+        samples[i] =
+            (struct kern_sample){.top_p = 1, .repetition = 1, .top_count = -1, .forced = -1};
+    must(kern->ops->begin_step(kern, batch), "begin_step");
+    kern->ops->embed(kern, m->x, m->embed, batch->tokens, batch->rows);
+    for (int layer = 0; layer < m->layers; layer++) run_layer(m, layer, batch);
+    kern->ops->rms_norm(kern, m->norm, m->x, m->norm_weight, batch->rows, m->d, 1e-5f);
+    kern->ops->matmul(kern, m->logits, m->norm, m->head, NULL, batch->rows, KERN_SET);
+    must(kern->ops->sync(kern), "step");
+    must(kern->ops->sample(kern, m->logits, batch->rows, m->vocab, samples, sampled), "sample");
+    must(kern->ops->sync(kern), "sample");
+}
+
+/* Entries without content: only their number matters. */
+static void fill_slots(const struct step_model *m, int count) {
+    for (int i = 0; i < count; i++) {
+        struct kern_span span = {.slot = i, .count = m->entries};
+        struct kern_batch batch = {.spans = &span, .span_count = 1, .rows = m->entries};
+        must(kern->ops->begin_step(kern, &batch), "begin_step");
+        must(kern->ops->sync(kern), "entries");
+    }
+}
+
+static void time_step(struct step_model *m, int count, bool eager, double predicted_ms) {
+    static int32_t tokens[256];
+    struct kern_span spans[256];
+    struct kern_batch batch = {
+        .tokens = tokens, .spans = spans, .rows = count, .span_count = count};
+    int steps = scaled(STEPS, 3), warm = 3;
+    char name[96], predicted[32];
+    double start = 0;
+    uint64_t graphs = cuda_replays(kern);
+    fill_slots(m, count);
+    for (int step = 0; step < warm + steps; step++) {
+        for (int i = 0; i < count; i++)
+            spans[i] =
+                (struct kern_span){.slot = i, .row = i, .count = 1, .pos = m->entries + step};
+        if (step == warm) start = now();
+        run_step(m, &batch);
+    }
+    double ms = 1e3 * (now() - start) / steps;
+    const char *how = cuda_replays(kern) > graphs ? "as a graph" : "launch by launch";
+    if (eager) how = "launch by launch, graphs off";
+    snprintf(name, sizeof name, "decoding, %d x %d entries, %s", count, m->entries, how);
+    snprintf(predicted, sizeof predicted, "%.2f at the roofline", predicted_ms);
+    row(name, ms, "ms", predicted);
+    snprintf(name, sizeof name, "decoding, %d x %d entries, %s: output", count, m->entries, how);
+    snprintf(predicted, sizeof predicted, "%.0f, 70 %% is the aim", 0.7e3 * count / predicted_ms);
+    row(name, 1e3 * count / ms, "tokens/s", predicted);
+    for (int i = 0; i < count; i++) kern->ops->release(kern, i);
+}
+
+/* Predictions: an H200 that reads 4.3 TB/s and multiplies at 790 TFLOP/s. */
+static void time_steps(bool eager) {
+    struct step_model m;
+    int most = small ? 2 : 256;
+    open_backend(scaled(LAYERS, 2),
+                 (int64_t)most * scaled(STEP_CACHE + 64, 64) * scaled(LAYERS, 2) * HEADS_KV, eager);
+    open_step_model(&m, most);
+    time_step(&m, 1, eager, 3.52);
+    time_step(&m, small ? 2 : 64, eager, 5.49);
+    if (!small) time_step(&m, 256, eager, 12.9);
+    kern->ops->close(kern); /* the process ends: nothing else is given back one by one */
+}
+
 int main(int argc, char **argv) {
     small = argc > 1 && strcmp(argv[1], "small") == 0;
-    open_backend(1, small ? 8192 : (int64_t)256 * 1200 * HEADS_KV);
+    open_backend(1, small ? 8192 : (int64_t)256 * 1200 * HEADS_KV, false);
     time_copy();
     if (small) {
         time_product("small", 32, 64);
@@ -287,9 +487,9 @@ int main(int argc, char **argv) {
     time_prefill(scaled(2048, 32), "200 or more");
     if (!small) time_prefill(8192, "250 to 320");
     kern->ops->close(kern);
-    open_backend(scaled(32, 2), small ? 8192 : (int64_t)8 * 1300 * 32 * HEADS_KV);
-    time_evict(scaled(32, 2), 1, scaled(1152, 48), scaled(1024, 40));
-    if (!small) time_evict(32, 4, 1152, 1024);
+    open_backend(scaled(32, 2), small ? 8192 : (int64_t)8 * 1300 * 32 * HEADS_KV, false);
+    time_evictions();
     kern->ops->close(kern);
+    for (int eager = 0; eager < 2; eager++) time_steps(eager != 0);
     return 0;
 }
