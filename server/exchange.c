@@ -318,7 +318,8 @@ static void poll_job(struct exchange *ex, int i, int64_t now_ns) {
     for (int k = 0; k < job->choice_count; k++) count += oai_token_count(&job->choice[k]);
     if (count > progress->tokens_counted) {
         uint32_t fresh = count - progress->tokens_counted;
-        stats_tokens(&ex->server->stats, fresh, ex->received_ns, progress->last_token_ns, now_ns);
+        stats_tokens(&ex->server->stats, job, fresh, ex->received_ns, progress->last_token_ns,
+                     now_ns);
         ex->tokens_counted += fresh;
         progress->tokens_counted = count;
         progress->last_token_ns = now_ns;

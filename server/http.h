@@ -218,7 +218,7 @@ struct server {
     int64_t queue_tokens; /* reserved by requests that wait */
     int64_t watchdog_ns;  /* how often systemd is told; 0 = never */
     int64_t watchdog_fed_ns;
-    uint64_t watchdog_steps; /* of the engine, then */
+    uint64_t watchdog_steps[ENGINE_REPLICAS_MAX]; /* of the engine's replicas, then */
     struct conn *conns;
     int conn_count;
     uint64_t conn_total;   /* accepted since the start */

@@ -167,15 +167,25 @@ static void on_hangup(uv_signal_t *handle, int number) {
     systemd_announce("READY=1");
 }
 
-/* Only an engine that does its work feeds the watchdog: with jobs on their way it must have made a
- * step since the last time. */
+/* Only an engine that does its work feeds the watchdog: each replica with jobs on their way must
+ * have made a step since the last time. */
+static bool engine_works(struct server *server) {
+    struct engine_snapshot snapshot;
+    bool works = true;
+    for (int i = 0; i < server->rules.info->replicas; i++) {
+        engine_replica_snapshot(server->engine, i, &snapshot);
+        bool moved = snapshot.steps != server->watchdog_steps[i];
+        server->watchdog_steps[i] = snapshot.steps;
+        works &= !snapshot.stopped && (snapshot.jobs == 0 || moved);
+    }
+    return works;
+}
+
 static void feed_watchdog(struct server *server, int64_t now_ns) {
     struct engine_snapshot snapshot;
     if (!server->watchdog_ns || now_ns - server->watchdog_fed_ns < server->watchdog_ns) return;
+    if (!engine_works(server)) return;
     engine_snapshot(server->engine, &snapshot);
-    bool moved = snapshot.steps != server->watchdog_steps;
-    server->watchdog_steps = snapshot.steps;
-    if (snapshot.stopped || (server->jobs && !moved)) return;
     server->watchdog_fed_ns = now_ns;
     systemd_notify("WATCHDOG=1\nSTATUS=Serving: %d running, %d waiting, %d conversations",
                    snapshot.running, snapshot.waiting, snapshot.conversations);

@@ -182,8 +182,8 @@ void oai_render_text(struct buf *out, const struct engine *engine, const int32_t
                      size_t count); /* detokenize */
 struct oai_load {
     const struct engine_info *info;
-    const struct engine_snapshot *snapshot;
-    int64_t now; /* unix seconds */
+    const struct engine_snapshot *snapshots; /* [info->replicas] */
+    int64_t now;                             /* unix seconds */
 };
 void oai_render_loads(struct buf *out, const struct oai_load *load); /* SGLang's form */
 void oai_render_server_info(struct buf *out, const struct oai_rules *rules);

@@ -87,8 +87,9 @@ void oai_render_server_info(struct buf *out, const struct oai_rules *rules) {
     buf_fmt(out, ",\"version\":\"" KEEPD_VERSION "\",\"max_model_len\":%d,\"max_num_seqs\":%d",
             info->max_model_len, info->max_num_seqs);
     buf_fmt(out,
-            ",\"max_queue\":%d,\"max_choices\":%d,\"threads\":%d,\"backend\":", info->max_queue,
-            info->max_choices, info->threads);
+            ",\"max_queue\":%d,\"max_choices\":%d,\"threads\":%d,\"data_parallel_size\":%d,"
+            "\"backend\":",
+            info->max_queue, info->max_choices, info->threads, info->replicas);
     write_str(out, info->backend);
     buf_str(out, ",\"model_family\":");
     write_str(out, info->family);
@@ -121,23 +122,30 @@ void oai_render_tokenizer_info(struct buf *out, const struct engine *engine) {
 }
 
 /* Entries that all streams hold for one token count as one token. */
-void oai_render_loads(struct buf *out, const struct oai_load *load) {
-    const struct engine_info *info = load->info;
-    const struct engine_snapshot *s = load->snapshot;
+static void write_load(struct buf *out, const struct engine_info *info, int replica,
+                       const struct engine_snapshot *s) {
     int64_t streams = (int64_t)info->layers * info->heads_kv;
     int64_t total = streams > 0 ? s->pages_total * info->page_slots / streams : 0;
     int64_t used = streams > 0 ? s->pages_reserved * info->page_slots / streams : 0;
     buf_fmt(out,
-            "{\"timestamp\":%" PRId64 ",\"version\":\"" KEEPD_VERSION
-            "\",\"loads\":[{\"dp_rank\":0,"
-            "\"num_running_reqs\":%d,\"num_waiting_reqs\":%d,\"num_total_reqs\":%d",
-            load->now, s->running, s->waiting, s->running + s->waiting);
+            "{\"dp_rank\":%d,\"num_running_reqs\":%d,\"num_waiting_reqs\":%d,\"num_total_reqs\":%d",
+            replica, s->running, s->waiting, s->running + s->waiting);
     buf_fmt(out,
             ",\"num_used_tokens\":%" PRId64 ",\"max_total_num_tokens\":%" PRId64
-            ",\"token_usage\":%.6g,\"max_running_requests\":%d}]}",
+            ",\"token_usage\":%.6g,\"max_running_requests\":%d}",
             used, total,
             s->pages_total > 0 ? (double)s->pages_reserved / (double)s->pages_total : 0.0,
             info->max_num_seqs);
+}
+
+void oai_render_loads(struct buf *out, const struct oai_load *load) {
+    buf_fmt(out, "{\"timestamp\":%" PRId64 ",\"version\":\"" KEEPD_VERSION "\",\"loads\":[",
+            load->now);
+    for (int i = 0; i < load->info->replicas; i++) {
+        if (i) buf_char(out, ',');
+        write_load(out, load->info, i, &load->snapshots[i]);
+    }
+    buf_str(out, "]}");
 }
 
 /* --- conversations --- */
@@ -181,11 +189,11 @@ static void write_pool(struct buf *out, const struct engine_info *info,
 
 static void write_sequence(struct buf *out, const struct engine_sequence_row *row) {
     buf_fmt(out,
-            "{\"state\":\"%s\",\"tokens\":%" PRId32 ",\"held\":%" PRId32
+            "{\"engine\":%d,\"state\":\"%s\",\"tokens\":%" PRId32 ",\"held\":%" PRId32
             ",\"prompt_tokens\":%" PRId32 ",\"completion_tokens\":%" PRId32
             ",\"pages_reserved\":%" PRId64,
-            row->prefilling ? "prefill" : "decode", row->tokens, row->held, row->prompt_count,
-            row->output_count, row->pages_reserved);
+            row->replica, row->prefilling ? "prefill" : "decode", row->tokens, row->held,
+            row->prompt_count, row->output_count, row->pages_reserved);
     write_policy(out, row->policy, row->budget);
     buf_char(out, '}');
 }
@@ -198,6 +206,10 @@ static void write_conversation(struct buf *out, const struct engine_conversation
             ",\"idle_seconds\":%.3f,\"superseded\":%s",
             row->id, row->tokens, row->held, row->pages, row->disk_bytes,
             (double)row->idle_ns / 1e9, row->superseded ? "true" : "false");
+    if (row->replica >= 0)
+        buf_fmt(out, ",\"engine\":%d", row->replica);
+    else
+        buf_str(out, ",\"engine\":null");
     write_policy(out, row->policy, row->budget);
     buf_char(out, '}');
 }

@@ -33,6 +33,22 @@ static void get_health(struct exchange *ex) {
     ex->answer.status = 200;
 }
 
+static void refuse_memory(struct exchange *ex) {
+    struct oai_error error;
+    oai_refuse(&error, 503, "overloaded", NULL, "The server is short of memory.");
+    exchange_refuse(ex, &error);
+}
+
+/* One of each replica; NULL: no memory, which is answered. */
+static struct engine_snapshot *take_snapshots(struct exchange *ex) {
+    int count = ex->server->rules.info->replicas;
+    struct engine_snapshot *snapshots = mem_try_alloc((size_t)count, sizeof *snapshots);
+    if (!snapshots) refuse_memory(ex);
+    for (int i = 0; snapshots && i < count; i++)
+        engine_replica_snapshot(ex->server->engine, i, &snapshots[i]);
+    return snapshots;
+}
+
 static int64_t resident_bytes(void) {
     long long pages = 0;
     FILE *file = fopen("/proc/self/statm", "re");
@@ -44,17 +60,18 @@ static int64_t resident_bytes(void) {
 
 static void get_metrics(struct exchange *ex) {
     struct server *server = ex->server;
-    struct engine_snapshot snapshot;
-    engine_snapshot(server->engine, &snapshot);
+    struct engine_snapshot *snapshots = take_snapshots(ex);
+    if (!snapshots) return;
     struct stats_input input = {.model_name = server->rules.names[0],
                                 .info = server->rules.info,
-                                .snapshot = &snapshot,
+                                .snapshots = snapshots,
                                 .queue_tokens = server->queue_tokens,
                                 .connections = server->conn_count,
                                 .connections_total = server->conn_total,
                                 .start_seconds = server->start_seconds,
                                 .resident_bytes = resident_bytes()};
     stats_render(&ex->answer.body, &server->stats, &input);
+    mem_free(snapshots);
     ex->answer.content_type = "text/plain; version=0.0.4; charset=utf-8";
     ex->answer.status = 200;
 }
@@ -78,12 +95,6 @@ static void get_model(struct exchange *ex) {
     }
     oai_refuse(&error, 404, "model_not_found", "model",
                "The model `%.128s` does not exist or you do not have access to it.", id);
-    exchange_refuse(ex, &error);
-}
-
-static void refuse_memory(struct exchange *ex) {
-    struct oai_error error;
-    oai_refuse(&error, 503, "overloaded", NULL, "The server is short of memory.");
     exchange_refuse(ex, &error);
 }
 
@@ -117,10 +128,11 @@ static void get_tokenizer_info(struct exchange *ex) {
 }
 
 static void get_loads(struct exchange *ex) {
-    struct engine_snapshot snapshot;
-    engine_snapshot(ex->server->engine, &snapshot);
-    struct oai_load load = {ex->server->rules.info, &snapshot, clock_unix_seconds()};
+    struct engine_snapshot *snapshots = take_snapshots(ex);
+    if (!snapshots) return;
+    struct oai_load load = {ex->server->rules.info, snapshots, clock_unix_seconds()};
     oai_render_loads(&ex->answer.body, &load);
+    mem_free(snapshots);
     ex->answer.status = 200;
 }
 

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/check.h"
+
 /* --- counting --- */
 
 static const double ttft_bounds[] = {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5,  .75,
@@ -29,50 +31,56 @@ static int fill_length_bounds(double *bounds, int longest) {
     return count;
 }
 
+static void open_requests(struct stats_requests *of, const double *lengths, int length_count) {
+    OPEN(&of->ttft, ttft_bounds);
+    OPEN(&of->inter_token, token_bounds);
+    OPEN(&of->per_output_token, token_bounds);
+    OPEN(&of->e2e, request_bounds);
+    OPEN(&of->queue, request_bounds);
+    OPEN(&of->inference, request_bounds);
+    OPEN(&of->prefill, request_bounds);
+    OPEN(&of->decode, request_bounds);
+    OPEN(&of->params_n, n_bounds);
+    hist_open(&of->prompt_tokens, lengths, length_count);
+    hist_open(&of->generation_tokens, lengths, length_count);
+    hist_open(&of->max_tokens, lengths, length_count);
+    hist_open(&of->computed_tokens, lengths, length_count);
+}
+
 void stats_open(struct stats *stats, int max_model_len) {
     *stats = (struct stats){0};
-    OPEN(&stats->ttft, ttft_bounds);
-    OPEN(&stats->inter_token, token_bounds);
-    OPEN(&stats->per_output_token, token_bounds);
-    OPEN(&stats->e2e, request_bounds);
-    OPEN(&stats->queue, request_bounds);
-    OPEN(&stats->inference, request_bounds);
-    OPEN(&stats->prefill, request_bounds);
-    OPEN(&stats->decode, request_bounds);
-    OPEN(&stats->params_n, n_bounds);
     int count = fill_length_bounds(stats->length_bounds, max_model_len);
-    hist_open(&stats->prompt_tokens, stats->length_bounds, count);
-    hist_open(&stats->generation_tokens, stats->length_bounds, count);
-    hist_open(&stats->max_tokens, stats->length_bounds, count);
-    hist_open(&stats->computed_tokens, stats->length_bounds, count);
+    for (int i = 0; i < ENGINE_REPLICAS_MAX; i++)
+        open_requests(&stats->replicas[i], stats->length_bounds, count);
 }
 
 static double seconds(int64_t from_ns, int64_t to_ns) {
     return to_ns > from_ns ? (double)(to_ns - from_ns) / 1e9 : 0;
 }
 
-void stats_tokens(struct stats *stats, uint32_t count, int64_t received_ns, int64_t last_ns,
-                  int64_t now_ns) {
+void stats_tokens(struct stats *stats, const struct engine_job *job, uint32_t count,
+                  int64_t received_ns, int64_t last_ns, int64_t now_ns) {
+    struct stats_requests *of = &stats->replicas[job->replica];
     if (!count) return;
     if (!last_ns) {
-        hist_add(&stats->ttft, seconds(received_ns, now_ns));
+        hist_add(&of->ttft, seconds(received_ns, now_ns));
         return;
     }
     for (uint32_t i = 0; i < count; i++)
-        hist_add(&stats->inter_token, seconds(last_ns, now_ns) / count);
+        hist_add(&of->inter_token, seconds(last_ns, now_ns) / count);
 }
 
-static void count_times(struct stats *stats, const struct engine_job *job, int64_t received_ns,
-                        uint32_t tokens) {
-    hist_add(&stats->e2e, seconds(received_ns, job->finished_ns));
+static void count_times(struct stats_requests *of, const struct engine_job *job,
+                        int64_t received_ns, uint32_t tokens) {
+    hist_add(&of->e2e, seconds(received_ns, job->finished_ns));
     if (!job->admitted_ns) return;
-    hist_add(&stats->queue, seconds(job->queued_ns, job->admitted_ns));
-    hist_add(&stats->inference, seconds(job->admitted_ns, job->finished_ns));
+    hist_add(&of->queue, seconds(job->queued_ns, job->admitted_ns));
+    hist_add(&of->inference, seconds(job->admitted_ns, job->finished_ns));
     if (!job->first_token_ns) return;
-    hist_add(&stats->prefill, seconds(job->admitted_ns, job->first_token_ns));
-    hist_add(&stats->decode, seconds(job->first_token_ns, job->finished_ns));
+    hist_add(&of->prefill, seconds(job->admitted_ns, job->first_token_ns));
+    hist_add(&of->decode, seconds(job->first_token_ns, job->finished_ns));
     if (tokens > 1)
-        hist_add(&stats->per_output_token,
+        hist_add(&of->per_output_token,
                  seconds(job->first_token_ns, job->finished_ns) / (tokens - 1));
 }
 
@@ -98,17 +106,18 @@ static void count_interval(struct stats *stats, int64_t now_ns) {
 }
 
 void stats_finished(struct stats *stats, const struct engine_job *job, int64_t received_ns) {
+    struct stats_requests *of = &stats->replicas[job->replica];
     const struct engine_choice *choice = &job->choice[0];
     int finish = atomic_load_explicit(&choice->finish, memory_order_acquire);
     uint32_t tokens = answer_tokens(job);
     if (finish < 0 || finish > ENGINE_FINISH_ERROR) finish = ENGINE_FINISH_ERROR;
-    stats->finished[finish]++;
-    count_times(stats, job, received_ns, tokens);
-    hist_add(&stats->prompt_tokens, job->request.prompt_count);
-    hist_add(&stats->generation_tokens, tokens);
-    hist_add(&stats->max_tokens, job->request.max_tokens);
-    hist_add(&stats->computed_tokens, job->request.prompt_count - job->cached_tokens);
-    hist_add(&stats->params_n, job->choice_count);
+    of->finished[finish]++;
+    count_times(of, job, received_ns, tokens);
+    hist_add(&of->prompt_tokens, job->request.prompt_count);
+    hist_add(&of->generation_tokens, tokens);
+    hist_add(&of->max_tokens, job->request.max_tokens);
+    hist_add(&of->computed_tokens, job->request.prompt_count - job->cached_tokens);
+    hist_add(&of->params_n, job->choice_count);
     count_interval(stats, job->finished_ns);
 }
 
@@ -119,12 +128,24 @@ int stats_retry_ms(const struct stats *stats) {
 
 /* --- writing --- */
 
+#define FAMILIES_MAX 128
+#define FAMILY_BYTES ((size_t)1 << 20)
+
+/* The text format wants all samples of a metric together, and each replica is written as a whole:
+ * so every metric collects its samples, and all come out at the end. */
 struct writer {
-    struct buf *out;
     struct buf labels; /* model_name="...",engine="0" */
+    bool first;        /* replica: opens the metrics, the others find them in the same order */
+    int family_count;
+    struct buf families[FAMILIES_MAX];
+    struct buf *out; /* the metric that is written */
 };
 
 static void write_head(struct writer *w, const char *name, const char *type, const char *help) {
+    CHECK(w->family_count < FAMILIES_MAX);
+    w->out = &w->families[w->family_count++];
+    if (!w->first) return;
+    buf_open(w->out, FAMILY_BYTES);
     buf_fmt(w->out, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
 }
 
@@ -260,7 +281,7 @@ static const char *const reject_names[STATS_REJECTS] = {
     [STATS_REJECT_RATE] = "rate_limit",
 };
 
-static void write_finished(struct writer *w, const struct stats *stats,
+static void write_finished(struct writer *w, const struct stats_requests *of,
                            const struct engine_snapshot *s) {
     static const struct {
         enum engine_finish finish;
@@ -272,10 +293,13 @@ static void write_finished(struct writer *w, const struct stats *stats,
     write_head(w, "vllm:request_success_total", "counter", "Finished requests by reason.");
     for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++)
         write_sample(w, "vllm:request_success_total", reasons[i].label,
-                     (double)stats->finished[reasons[i].finish]);
+                     (double)of->finished[reasons[i].finish]);
     write_single(w, "vllm:num_preemptions_total", "counter", "Always 0: reservations are exact.",
                  (double)s->preemptions);
     write_absent(w);
+}
+
+static void write_rejected(struct writer *w, const struct stats *stats) {
     write_head(w, "keepd_requests_rejected_total", "counter", "Requests refused before any work.");
     for (int i = 0; i < STATS_REJECTS; i++) {
         char label[48];
@@ -284,12 +308,12 @@ static void write_finished(struct writer *w, const struct stats *stats,
     }
 }
 
-static void write_hists(struct writer *w, const struct stats *stats) {
+static void write_hists(struct writer *w, const struct stats_requests *of) {
     static const struct {
         const char *name, *help;
         size_t offset;
     } rows[] = {
-#define ROW(name, help, member) {name, help, offsetof(struct stats, member)}
+#define ROW(name, help, member) {name, help, offsetof(struct stats_requests, member)}
         ROW("vllm:time_to_first_token_seconds", "From arrival to the first token.", ttft),
         ROW("vllm:inter_token_latency_seconds", "Between tokens of one request.", inter_token),
         ROW("vllm:request_time_per_output_token_seconds", "Mean per request after the first token.",
@@ -312,7 +336,7 @@ static void write_hists(struct writer *w, const struct stats *stats) {
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         write_hist(w, rows[i].name, rows[i].help,
-                   (const struct hist *)((const char *)stats + rows[i].offset));
+                   (const struct hist *)((const char *)of + rows[i].offset));
 }
 
 static void write_keepd(struct writer *w, const struct engine_snapshot *s) {
@@ -346,15 +370,8 @@ static void write_keepd(struct writer *w, const struct engine_snapshot *s) {
         {"keepd_conversation_misses_total", "counter", "Requests that started from nothing.",
          (double)s->conversation_misses},
         {"keepd_steps_total", "counter", "Engine steps.", (double)s->steps},
-        {"keepd_conversations_on_disk", "gauge", "Conversations in the state directory.",
-         s->conversations_on_disk},
-        {"keepd_state_bytes", "gauge", "Size of the state directory.", (double)s->state_bytes},
-        {"keepd_state_written_total", "counter", "Conversations written to disk.",
-         (double)s->state_written},
         {"keepd_state_restored_total", "counter", "Conversations read back from disk.",
          (double)s->state_restored},
-        {"keepd_state_refused_total", "counter", "State files that were damaged or forged.",
-         (double)s->state_refused},
         {"keepd_state_failed_total", "counter", "Conversations that could not be written.",
          (double)s->state_failed},
     };
@@ -370,6 +387,18 @@ static void write_keepd(struct writer *w, const struct engine_snapshot *s) {
     write_hist(w, "keepd_eviction_seconds", "Time per eviction.", &s->eviction_seconds);
 }
 
+/* The state directory is one for all, and in the first replica's snapshot. */
+static void write_state(struct writer *w, const struct engine_snapshot *s) {
+    write_single(w, "keepd_conversations_on_disk", "gauge", "Conversations in the state directory.",
+                 s->conversations_on_disk);
+    write_single(w, "keepd_state_bytes", "gauge", "Size of the state directory.",
+                 (double)s->state_bytes);
+    write_single(w, "keepd_state_written_total", "counter", "Conversations written to disk.",
+                 (double)s->state_written);
+    write_single(w, "keepd_state_refused_total", "counter",
+                 "State files that were damaged or forged.", (double)s->state_refused);
+}
+
 static void write_process(struct writer *w, const struct stats_input *input) {
     write_single(w, "keepd_queue_tokens", "gauge", "Prompt tokens of waiting requests, reserved.",
                  (double)input->queue_tokens);
@@ -383,20 +412,41 @@ static void write_process(struct writer *w, const struct stats_input *input) {
                      (double)input->resident_bytes);
 }
 
+static void write_replica(struct writer *w, const struct stats *stats,
+                          const struct stats_input *input, int replica) {
+    const struct stats_requests *requests = &stats->replicas[replica];
+    const struct engine_snapshot *snapshot = &input->snapshots[replica];
+    buf_clear(&w->labels);
+    write_label(&w->labels, "model_name", input->model_name);
+    buf_fmt(&w->labels, ",engine=\"%d\"", replica);
+    if (w->labels.failed) return;
+    w->first = replica == 0;
+    w->family_count = 0;
+    write_requests(w, snapshot);
+    write_cache(w, input->info, snapshot);
+    write_tokens(w, snapshot);
+    write_finished(w, requests, snapshot);
+    write_hists(w, requests);
+    write_keepd(w, snapshot);
+    if (replica > 0) return;
+    write_rejected(w, stats);
+    write_state(w, snapshot);
+    write_process(w, input);
+}
+
 void stats_render(struct buf *out, const struct stats *stats, const struct stats_input *input) {
-    struct writer w = {.out = out};
+    struct writer w = {0};
+    int families = 0;
     buf_open(&w.labels, 1024);
-    write_label(&w.labels, "model_name", input->model_name);
-    buf_str(&w.labels, ",engine=\"0\"");
-    if (w.labels.failed) out->failed = true;
-    if (!out->failed) {
-        write_requests(&w, input->snapshot);
-        write_cache(&w, input->info, input->snapshot);
-        write_tokens(&w, input->snapshot);
-        write_finished(&w, stats, input->snapshot);
-        write_hists(&w, stats);
-        write_keepd(&w, input->snapshot);
-        write_process(&w, input);
+    for (int i = 0; i < input->info->replicas; i++) {
+        write_replica(&w, stats, input, i);
+        if (i == 0) families = w.family_count;
+    }
+    out->failed |= w.labels.failed;
+    for (int i = 0; i < families; i++) {
+        out->failed |= w.families[i].failed;
+        if (!w.families[i].failed) buf_add(out, w.families[i].data, w.families[i].size);
+        buf_close(&w.families[i]);
     }
     buf_close(&w.labels);
 }

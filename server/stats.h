@@ -1,6 +1,7 @@
-/* What /metrics shows: counts of finished requests (loop thread) and the engine's snapshot, written
- * as Prometheus text. Names and buckets are vLLM's where vLLM has the notion, so that existing
- * dashboards and routers work; the others start with keepd_. */
+/* What /metrics shows: counts of finished requests (loop thread) and the engine's snapshots,
+ * written as Prometheus text. Names and buckets are vLLM's where vLLM has the notion, so that
+ * existing dashboards and routers work; the others start with keepd_. As vLLM does, the label
+ * `engine` tells the replica; what belongs to the whole process has engine="0". */
 #ifndef KEEPD_SERVER_STATS_H
 #define KEEPD_SERVER_STATS_H
 
@@ -19,12 +20,17 @@ enum stats_reject {
     STATS_REJECTS
 };
 
-struct stats {
+/* Requests of one replica. */
+struct stats_requests {
     uint64_t finished[5]; /* by enum engine_finish */
-    uint64_t rejected[STATS_REJECTS];
     struct hist ttft, inter_token, per_output_token;
     struct hist e2e, queue, inference, prefill, decode;
     struct hist prompt_tokens, generation_tokens, max_tokens, computed_tokens, params_n;
+};
+
+struct stats {
+    struct stats_requests replicas[ENGINE_REPLICAS_MAX];
+    uint64_t rejected[STATS_REJECTS];
     double length_bounds[HIST_MAX_BOUNDS]; /* 1, 2, 5, 10, ... up to the model's length */
     double finish_interval;                /* seconds of work between finished requests, smoothed */
     int64_t last_finish_ns, busy_since_ns;
@@ -34,8 +40,8 @@ struct stats {
 void stats_open(struct stats *stats, int max_model_len); /* must stay where it is */
 
 /* `count` more tokens of a stream whose last ones came at `last_ns` (0: these are the first). */
-void stats_tokens(struct stats *stats, uint32_t count, int64_t received_ns, int64_t last_ns,
-                  int64_t now_ns);
+void stats_tokens(struct stats *stats, const struct engine_job *job, uint32_t count,
+                  int64_t received_ns, int64_t last_ns, int64_t now_ns);
 /* A job went to the engine; stats_finished ends it. */
 void stats_submitted(struct stats *stats, int64_t now_ns);
 void stats_finished(struct stats *stats, const struct engine_job *job, int64_t received_ns);
@@ -46,7 +52,7 @@ int stats_retry_ms(const struct stats *stats);
 struct stats_input {
     const char *model_name;
     const struct engine_info *info;
-    const struct engine_snapshot *snapshot;
+    const struct engine_snapshot *snapshots; /* [info->replicas] */
     int64_t queue_tokens;
     int connections;
     uint64_t connections_total;

@@ -113,6 +113,7 @@ static void fill_info(struct engine *e) {
                                    .max_queue = o->max_queue,
                                    .max_choices = o->max_num_seqs,
                                    .space_key = "a fake secret",
+                                   .replicas = 1,
                                    .threads = 1,
                                    .pages_total = pages,
                                    .page_bytes = PAGE_BYTES,
@@ -453,6 +454,7 @@ int engine_submit(struct engine *e, struct engine_job *job) {
         *e->waiting_end = s;
         e->waiting_end = &s->next;
         e->snapshot.waiting++;
+        e->snapshot.jobs++;
         pthread_cond_signal(&e->work);
     }
     pthread_mutex_unlock(&e->mutex);
@@ -636,6 +638,7 @@ static void finish(struct engine *e, struct sequence *s, enum engine_finish how)
         e->snapshot.waiting--;
         engine_queue_leave(e, 1);
     }
+    e->snapshot.jobs--;
     job->finished_ns = clock_ns();
     close_sequence(s);
     for (int i = 0; i < job->choice_count; i++)
@@ -927,6 +930,11 @@ void engine_snapshot(struct engine *e, struct engine_snapshot *out) {
     pthread_mutex_lock(&e->mutex);
     *out = e->snapshot;
     pthread_mutex_unlock(&e->mutex);
+}
+
+void engine_replica_snapshot(struct engine *e, int replica, struct engine_snapshot *out) {
+    CHECK(replica == 0);
+    engine_snapshot(e, out);
 }
 
 static int32_t held_of(const struct engine *e, int32_t tokens, int32_t budget) {

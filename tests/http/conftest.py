@@ -1,6 +1,7 @@
 """The HTTP surface, on a daemon whose engine is a fake. KEEPD_BIN names another daemon: the tests that
 lean on the fake's made-up answers then skip themselves, all others hold for any engine."""
 import asyncio
+import collections
 import json
 import os
 import pathlib
@@ -79,9 +80,13 @@ class Daemon:
         return requests.get(self.url + "/kv", timeout=60).json()
 
     def metrics(self):
-        text = requests.get(self.url + "/metrics", timeout=60).text
-        return {(s.name, *sorted((k, v) for k, v in s.labels.items() if k not in ("model_name", "engine"))): s.value
-                for family in text_string_to_metric_families(text) for s in family.samples}
+        """By name and labels; those of several replicas added up."""
+        sums = collections.Counter()
+        for family in text_string_to_metric_families(requests.get(self.url + "/metrics", timeout=60).text):
+            for s in family.samples:
+                labels = ((k, v) for k, v in s.labels.items() if k not in ("model_name", "engine"))
+                sums[s.name, *sorted(labels)] += s.value
+        return dict(sums)
 
     def finished(self, reason):
         return self.metrics()["vllm:request_success_total", ("finished_reason", reason)]

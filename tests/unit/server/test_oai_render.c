@@ -206,15 +206,20 @@ Test(oai_render, prompt_scores) {
 }
 
 Test(oai_render, conversations) {
-    struct engine_conversation_row rows[] = {
-        {.id = 1, .tokens = 9, .held = 8, .policy = "full", .budget = -1, .space = "mine"},
-        {.id = 2, .space = "theirs"}};
+    struct engine_conversation_row rows[] = {{.id = 1,
+                                              .replica = -1,
+                                              .tokens = 9,
+                                              .held = 8,
+                                              .policy = "full",
+                                              .budget = -1,
+                                              .space = "mine"},
+                                             {.id = 2, .space = "theirs"}};
     oai_render_conversations(&out, rows, 2, rows[0].space);
-    cr_assert_str_eq(out.data,
-                     "{\"object\":\"list\",\"data\":[{\"id\":\"0000000000000001\",\"object\":"
-                     "\"conversation\",\"tokens\":9,\"held\":8,\"pages\":0,\"disk_bytes\":0,"
-                     "\"idle_seconds\":0.000,\"superseded\":false,\"policy\":\"full\",\"budget\":"
-                     "null}]}");
+    cr_assert_str_eq(
+        out.data, "{\"object\":\"list\",\"data\":[{\"id\":\"0000000000000001\",\"object\":"
+                  "\"conversation\",\"tokens\":9,\"held\":8,\"pages\":0,\"disk_bytes\":0,"
+                  "\"idle_seconds\":0.000,\"superseded\":false,\"engine\":null,\"policy\":\"full\","
+                  "\"budget\":null}]}");
 }
 
 Test(oai_render, conversation_ids) {
@@ -326,7 +331,8 @@ Test(oai_render, kv) {
                                        .pages_used = 3,
                                        .pages_reserved = 2,
                                        .pages_retained = 1};
-    struct engine_sequence_row row = {.tokens = 9,
+    struct engine_sequence_row row = {.replica = 1,
+                                      .tokens = 9,
                                       .held = 8,
                                       .prompt_count = 5,
                                       .output_count = 4,
@@ -347,9 +353,9 @@ Test(oai_render, kv) {
         "\"pages_retained\":1,\"page_bytes\":8192,\"page_slots\":16},\"policy\":\"global\","
         "\"budget\":64,\"layers\":2,\"heads_kv\":2,\"running_count\":1,"
         "\"waiting_count\":0,\"conversation_count\":1,\"preemptions\":0,\"running\":[{"
-        "\"state\":\"decode\",\"tokens\":9,\"held\":8,\"prompt_tokens\":5,"
+        "\"engine\":1,\"state\":\"decode\",\"tokens\":9,\"held\":8,\"prompt_tokens\":5,"
         "\"completion_tokens\":4,\"pages_reserved\":2,\"policy\":\"full\",\"budget\":null}],"
         "\"conversations\":[{\"id\":\"fe00000000000000\",\"object\":\"conversation\",\"tokens\":3,"
         "\"held\":3,\"pages\":1,\"disk_bytes\":0,\"idle_seconds\":1.500,\"superseded\":false,"
-        "\"policy\":\"global\",\"budget\":64}]}");
+        "\"engine\":0,\"policy\":\"global\",\"budget\":64}]}");
 }

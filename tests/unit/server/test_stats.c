@@ -5,7 +5,7 @@
 
 #define SECOND 1000000000ll
 
-static struct engine_info info = {.page_slots = 16, .kv_dtype = "bf16"};
+static struct engine_info info = {.replicas = 1, .page_slots = 16, .kv_dtype = "bf16"};
 static struct stats stats;
 static struct buf out;
 
@@ -21,7 +21,7 @@ static void close_stats(void) {
 TestSuite(stats, .init = open_stats, .fini = close_stats);
 
 static void render(const char *model, const struct engine_snapshot *snapshot) {
-    struct stats_input input = {.model_name = model, .info = &info, .snapshot = snapshot};
+    struct stats_input input = {.model_name = model, .info = &info, .snapshots = snapshot};
     stats_render(&out, &stats, &input);
     cr_assert_not(out.failed);
 }
@@ -78,19 +78,20 @@ Test(stats, a_request_that_was_never_admitted) {
     atomic_store(&job.choice[0].finish, ENGINE_FINISH_ABORT);
     stats_submitted(&stats, SECOND);
     stats_finished(&stats, &job, SECOND);
-    cr_assert_eq(stats.finished[ENGINE_FINISH_ABORT], 1);
-    cr_assert_eq(hist_count(&stats.queue), 0);
-    cr_assert_eq(hist_count(&stats.e2e), 1);
+    cr_assert_eq(stats.replicas[0].finished[ENGINE_FINISH_ABORT], 1);
+    cr_assert_eq(hist_count(&stats.replicas[0].queue), 0);
+    cr_assert_eq(hist_count(&stats.replicas[0].e2e), 1);
 }
 
 Test(stats, tokens) {
-    stats_tokens(&stats, 1, 0, 0, SECOND / 2);
-    stats_tokens(&stats, 4, 0, SECOND / 2, SECOND);
-    stats_tokens(&stats, 0, 0, SECOND, 9 * SECOND);
-    cr_assert_eq(hist_count(&stats.ttft), 1);
-    cr_assert_float_eq(stats.ttft.sum, 0.5, 1e-9);
-    cr_assert_eq(hist_count(&stats.inter_token), 4);
-    cr_assert_float_eq(stats.inter_token.sum, 0.5, 1e-9);
+    const struct engine_job job = {0};
+    stats_tokens(&stats, &job, 1, 0, 0, SECOND / 2);
+    stats_tokens(&stats, &job, 4, 0, SECOND / 2, SECOND);
+    stats_tokens(&stats, &job, 0, 0, SECOND, 9 * SECOND);
+    cr_assert_eq(hist_count(&stats.replicas[0].ttft), 1);
+    cr_assert_float_eq(stats.replicas[0].ttft.sum, 0.5, 1e-9);
+    cr_assert_eq(hist_count(&stats.replicas[0].inter_token), 4);
+    cr_assert_float_eq(stats.replicas[0].inter_token.sum, 0.5, 1e-9);
 }
 
 Test(stats, snapshot) {
@@ -147,4 +148,38 @@ Test(stats, retry_does_not_count_idle_time) {
         finish(ENGINE_FINISH_STOP, 1, start + 3 * SECOND);
     }
     cr_assert(stats_retry_ms(&stats) > 1900 && stats_retry_ms(&stats) <= 2000);
+}
+
+static int count_of(const char *text) {
+    int count = 0;
+    for (const char *at = out.data; (at = strstr(at, text)) != NULL; at++) count++;
+    return count;
+}
+
+/* Every metric once, its replicas together; what is the process's, of none of them in particular.
+ */
+Test(stats, replicas_are_engines) {
+    struct engine_snapshot snapshots[3] = {
+        {.running = 1, .state_bytes = 5}, {.running = 2}, {.running = 3}};
+    struct engine_choice choice = {0};
+    struct engine_job job = {.choice = &choice, .choice_count = 1, .replica = 2};
+    atomic_store(&choice.finish, ENGINE_FINISH_STOP);
+    stats_submitted(&stats, SECOND);
+    stats_finished(&stats, &job, SECOND);
+    info.replicas = 3;
+    render("m", snapshots);
+    info.replicas = 1;
+    check_line("# TYPE vllm:num_requests_running gauge\n"
+               "vllm:num_requests_running{model_name=\"m\",engine=\"0\"} 1\n"
+               "vllm:num_requests_running{model_name=\"m\",engine=\"1\"} 2\n"
+               "vllm:num_requests_running{model_name=\"m\",engine=\"2\"} 3\n# HELP");
+    check_line("vllm:request_success_total{model_name=\"m\",engine=\"0\",finished_reason="
+               "\"stop\"} 0\n");
+    check_line("vllm:request_success_total{model_name=\"m\",engine=\"2\",finished_reason="
+               "\"stop\"} 1\n");
+    check_line("\nkeepd_state_bytes{model_name=\"m\",engine=\"0\"} 5\n# HELP");
+    check_line("\nkeepd_connections{model_name=\"m\",engine=\"0\"} 0\n# HELP");
+    cr_assert_eq(count_of("# TYPE vllm:e2e_request_latency_seconds "), 1);
+    cr_assert_eq(count_of("\nvllm:e2e_request_latency_seconds_sum{"), 3);
+    cr_assert_eq(count_of("\nkeepd_connections{"), 1);
 }
