@@ -277,6 +277,10 @@ struct kern_cache_options {
     int64_t pages;     /* size of the pool; zeroed once */
     int slots;         /* sequences plus retained conversations */
     int max_positions; /* no stream can be longer than this */
+    float rank_cap;    /* of the places that streams of several ranks compete for, one rank gets at
+                          most so many times an even share, rounded down, >= 1, or what it protects;
+                          the others get the rest. 0: no cap, so that the number of ranks does not
+                          matter */
 };
 
 struct kern_cache_info {
@@ -326,6 +330,7 @@ struct kern_block {
 struct kern_cache_stats {
     int64_t pages_used; /* pages with a reference count above zero */
     uint64_t entries_evicted;
+    uint64_t rank_cap_hits; /* pools of an eviction in which some rank was held to rank_cap */
 };
 
 struct kern_attend_options {

@@ -961,6 +961,7 @@ static void op_cache_stats(struct kern *kern, struct kern_cache_stats *stats) {
         stats->pages_used += asking.stats[r].pages_used;
         stats->entries_evicted += asking.stats[r].entries_evicted;
     }
+    stats->rank_cap_hits = asking.stats[0].rank_cap_hits; /* all have found the same */
 }
 
 static void check_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {

@@ -13,9 +13,10 @@
  * (kernels/shard.h) counts where its lowest rank has it.
  *
  * Pools. A rank's pages are its own, and where entries of different heads compete one rank may keep
- * more than an even share, so a reservation for the sequence says nothing of one rank. Without a
- * cap each rank's pool is as large as the whole one: what is admitted always fits. Page pools on
- * the host cost memory only as far as they are used, so there this is free.
+ * more than an even share, so a reservation for the sequence says nothing of one rank. So each
+ * rank's pool is as large as the whole one: what is admitted always fits. Page pools on the host
+ * cost memory only as far as they are used, so there this is free. kern_cache_options.rank_cap
+ * bounds how unequal ranks become, in time and in pages that are really used.
  *
  * Errors: a rank's error is everybody's; where ranks could part ways they agree first. */
 #ifndef KEEPD_KERNELS_RANKS_H

@@ -43,6 +43,8 @@ static int check_options(const struct kern_cache_options *options, struct fault 
     if (options->layers < 1 || options->heads_kv < 1 || options->head_dim < 1)
         return fault_set(fault, ERR_INVALID, "cache",
                          "layers, heads and head_dim must be positive");
+    if (options->rank_cap != 0 && !(options->rank_cap >= 1))
+        return fault_set(fault, ERR_INVALID, "cache", "rank_cap must be 0 or at least 1");
     if (options->slots < 1 || options->max_positions < 1)
         return fault_set(fault, ERR_INVALID, "cache", "slots and max_positions must be positive");
     if (options->pages < 1 || options->pages > UINT32_MAX)
@@ -516,6 +518,7 @@ int cpu_cache_report(const struct cpu_cache *cache, int slot, struct kern_report
 void cpu_cache_stats(const struct cpu_cache *cache, struct kern_cache_stats *stats) {
     stats->pages_used = cache->options.pages - cache->free_count;
     stats->entries_evicted = cache->entries_evicted;
+    stats->rank_cap_hits = cache->rank_cap_hits;
 }
 
 static int check_stream(const struct cpu_cache *cache, int slot, int stream, uint32_t *seen,

@@ -110,6 +110,7 @@ struct cpu_cache {
     float *work;                    /* [workers][work_size]: see cpu_cache_work */
     size_t work_size;
     uint64_t entries_evicted;
+    uint64_t rank_cap_hits;
 
     void *map; /* the mapping that holds all arrays above */
     size_t map_size;
@@ -187,7 +188,10 @@ struct cpu_evict_cut {
 /* Streams that compete for places. */
 struct cpu_evict_pool {
     int from, to;             /* those of this rank */
-    int64_t held, keep;       /* entries and places, of all ranks */
+    int64_t places;           /* of all ranks */
+    int64_t held, keep;       /* entries and places of the ranks that share a cut */
+    int64_t limit;            /* places of a rank that has reached its cap */
+    uint32_t capped;          /* bits: those ranks */
     struct cpu_evict_cut cut; /* out */
     bool open;                /* what follows belongs to the search: see cut.c */
     uint32_t value;           /* bits of the cut found so far */

@@ -75,7 +75,7 @@ static int select_stage(const struct evict_cuts *cuts, enum stage stage) {
         size_t bins = (size_t)cuts->count * CPU_EVICT_BINS;
         memset(cuts->bins, 0, bins * sizeof *cuts->bins);
         for (int p = 0; p < cuts->count && cuts->counts; p++)
-            if (cuts->pools[p].open)
+            if (cuts->pools[p].open && !(cuts->pools[p].capped & cuts->own))
                 count(cuts->job, &cuts->pools[p], &pass, cuts->bins + (size_t)p * CPU_EVICT_BINS);
         int rc = cuts->comm->ops->all_reduce(cuts->comm, cuts->bins, bins, COMM_U32, COMM_SUM);
         if (rc) return rc;

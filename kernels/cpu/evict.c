@@ -41,16 +41,26 @@ bool evict_keeps(const struct evict_job *job, int stream, const uint32_t *table,
 /* ---- Pools ---------------------------------------------------------------------------------- */
 
 /* A stream by itself concerns no other rank. */
+static struct cpu_evict_cut own_cut(const struct evict_job *job, int from, int to, int64_t keep) {
+    const struct cpu_evict_stream *plan = job->cache->evict;
+    struct cpu_evict_pool pool = {.from = from, .to = to, .keep = keep};
+    uint32_t bins[CPU_EVICT_BINS];
+    pool.held = (int64_t)(plan[to].first - plan[from].first);
+    const struct evict_cuts cuts = {.job = job,
+                                    .comm = &comm_none,
+                                    .counts = true,
+                                    .pools = &pool,
+                                    .count = 1,
+                                    .bins = bins};
+    (void)evict_find_cuts(&cuts); /* only communicators fail */
+    return pool.cut;
+}
+
 static void cut_stream(void *arg, int stream, int worker) {
     (void)worker;
     const struct evict_job *job = arg;
     struct cpu_evict_stream *plan = &job->cache->evict[stream];
-    struct cpu_evict_pool pool = {.from = stream, .to = stream + 1, .keep = plan->keep};
-    uint32_t bins[CPU_EVICT_BINS];
-    pool.held = (int64_t)(plan[1].first - plan->first);
-    const struct evict_cuts cuts = {job, &comm_none, true, &pool, 1, bins};
-    (void)evict_find_cuts(&cuts); /* only communicators fail */
-    plan->cut = pool.cut;
+    plan->cut = own_cut(job, stream, stream + 1, plan->keep);
 }
 
 /* Pools of several streams, each with its places. */
@@ -62,7 +72,7 @@ static int open_pools(const struct evict_job *job) {
     for (int p = 0; p < count; p++) {
         struct cpu_evict_pool *pool = &cache->pools[p];
         *pool = (struct cpu_evict_pool){.from = p * size * heads, .to = (p + 1) * size * heads};
-        pool->keep = cache->evict[pool->from].keep;
+        pool->places = pool->keep = cache->evict[pool->from].keep;
         for (int layer = p * size; layer < (p + 1) * size; layer++)
             for (int head = 0; head < cache->heads_model; head++)
                 pool->held += evict_fact(job, layer, head)->length;
@@ -81,14 +91,88 @@ static void count_best(void *arg, int stream, int worker) {
     job->cache->evict[stream].best = count;
 }
 
+/* The rank that speaks for this one's heads. */
+static int own_rank(const struct cpu_cache *cache) {
+    return shard_owner(cache->comm->ranks, cache->heads_model, cache->shard.first);
+}
+
+/* What each rank has of a pool, by what all have told. */
+struct rank_part {
+    int64_t kept, held, fixed;
+};
+
+static void rank_parts(const struct evict_job *job, const struct cpu_evict_pool *pool,
+                       struct rank_part parts[COMM_RANKS_MAX]) {
+    const struct cpu_cache *cache = job->cache;
+    int heads = cache->options.heads_kv;
+    memset(parts, 0, COMM_RANKS_MAX * sizeof *parts);
+    for (int layer = pool->from / heads; layer < pool->to / heads; layer++)
+        for (int head = 0; head < cache->heads_model; head++) {
+            const struct cpu_evict_fact *fact = evict_fact(job, layer, head);
+            struct rank_part *part =
+                &parts[shard_owner(cache->comm->ranks, cache->heads_model, head)];
+            part->kept += fact->best;
+            part->held += fact->length;
+            part->fixed += fact->fixed;
+        }
+}
+
+/* Ranks above the pool's limit keep so many of their own; the rest goes on competing without them.
+ * Has anything changed? */
+static bool cap_pool(const struct evict_job *job, struct cpu_evict_pool *pool) {
+    struct cpu_cache *cache = job->cache;
+    int ranks = cache->comm->ranks;
+    int sharing = ranks < cache->heads_model ? ranks : cache->heads_model;
+    struct rank_part parts[COMM_RANKS_MAX];
+    uint32_t before = pool->capped;
+    rank_parts(job, pool, parts);
+    pool->limit = (int64_t)((double)cache->options.rank_cap * (double)pool->places / sharing);
+    for (int r = 0; r < ranks; r++)
+        if (parts[r].fixed > pool->limit) pool->limit = parts[r].fixed;
+    for (int r = 0; r < ranks; r++) {
+        if (pool->capped >> r & 1 || parts[r].kept <= pool->limit) continue;
+        pool->capped |= 1u << r;
+        pool->keep -= pool->limit;
+        pool->held -= parts[r].held;
+    }
+    if (before == 0 && pool->capped != 0) cache->rank_cap_hits++;
+    return pool->capped != before;
+}
+
+static void note_cuts(const struct evict_job *job, int count) {
+    struct cpu_cache *cache = job->cache;
+    for (int p = 0; p < count; p++) {
+        const struct cpu_evict_pool *pool = &cache->pools[p];
+        struct cpu_evict_cut cut = pool->cut;
+        if (pool->capped >> own_rank(cache) & 1)
+            cut = own_cut(job, pool->from, pool->to, pool->limit);
+        for (int stream = pool->from; stream < pool->to; stream++) cache->evict[stream].cut = cut;
+    }
+}
+
+/* With a cap, again without the ranks that have reached it, until none does: every time one more,
+ * so at most as often as there are ranks. */
 static int cut_pools(const struct evict_job *job, int count) {
     struct cpu_cache *cache = job->cache;
-    const struct evict_cuts cuts = {job,          cache->comm, cache->shard.speaks,
-                                    cache->pools, count,       cache->bins};
-    int rc = evict_find_cuts(&cuts);
-    for (int p = 0; p < count && !rc; p++)
-        for (int stream = cache->pools[p].from; stream < cache->pools[p].to; stream++)
-            cache->evict[stream].cut = cache->pools[p].cut;
+    const struct evict_cuts cuts = {.job = job,
+                                    .comm = cache->comm,
+                                    .counts = cache->shard.speaks,
+                                    .own = 1u << own_rank(cache),
+                                    .pools = cache->pools,
+                                    .count = count,
+                                    .bins = cache->bins};
+    bool again = true;
+    int rc = 0;
+    while (again && !rc) {
+        rc = evict_find_cuts(&cuts);
+        if (rc) break;
+        note_cuts(job, count);
+        again = false;
+        if (cache->options.rank_cap <= 0 || cache->comm->ranks == 1) break;
+        each_stream(job, count_best);
+        rc = evict_tell(job);
+        for (int p = 0; p < count && !rc; p++) again = cap_pool(job, &cache->pools[p]) || again;
+    }
     return rc;
 }
 
@@ -102,7 +186,7 @@ static int share_by_count(const struct evict_job *job, int count) {
     if (!rc) each_stream(job, count_best);
     if (!rc) rc = evict_tell(job);
     for (int layer = 0; layer < count && !rc; layer++) {
-        int64_t room = cache->pools[layer].keep;
+        int64_t room = cache->pools[layer].places;
         double even = (double)room / heads;
         for (int i = 0; i < heads; i++) {
             const struct cpu_evict_fact *fact = evict_fact(job, layer, i);
@@ -122,7 +206,8 @@ static int share_above_floor(const struct evict_job *job, int count) {
     struct cpu_evict_pool *pool = cache->pools;
     int64_t streams = (int64_t)cache->options.layers * cache->heads_model;
     int64_t least = (int64_t)(job->due->rule->floor * (float)pool->keep / (float)streams);
-    pool->keep -= least * streams;
+    pool->places -= least * streams;
+    pool->keep = pool->places;
     int rc = cut_pools(job, count);
     if (!rc) each_stream(job, count_best);
     for (int i = 0; i < cache->streams && !rc; i++) {

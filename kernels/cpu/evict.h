@@ -103,6 +103,7 @@ struct evict_cuts {
     const struct evict_job *job;
     const struct comm *comm; /* the ranks whose streams compete */
     bool counts;             /* are this rank's streams counted here, not on a lower rank? */
+    uint32_t own;            /* its bit in `capped` */
     struct cpu_evict_pool *pools;
     int count;
     uint32_t *bins; /* [count][CPU_EVICT_BINS] */

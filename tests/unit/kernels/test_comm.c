@@ -182,6 +182,99 @@ static void refuse_together(const struct comm *comm, void *arg) {
     cpu_cache_close(&cache);
 }
 
+/* ---- A cap on what a rank keeps ---------------------------------------------------------------
+ */
+
+enum { TOKENS = 90, KEEP = 20, LAYERS = 3, HEADS = 8 };
+
+/* Lower ranks have the better scores, so that without a cap they would keep nearly everything. */
+static void fill(struct cpu_cache *cache, int rank) {
+    const struct kern_span span = {.count = TOKENS};
+    const struct kern_batch batch = {.spans = &span, .rows = TOKENS, .span_count = 1};
+    MUST(cpu_cache_begin_step(cache, &batch) == 0);
+    for (int stream = 0; stream < cache->streams; stream++)
+        for (int i = 0; i < TOKENS; i++) {
+            uint32_t page = cpu_cache_table(cache, 0, stream)[i / cache->page_slots];
+            float x = noise(stream, (size_t)(rank * TOKENS + i)) / 8192;
+            cpu_cache_log_beta(cache, page)[i % cache->page_slots] =
+                -0.001f * (float)(rank + 1) - 0.0005f * x * x;
+        }
+}
+
+static void evict(struct cpu_cache *cache, enum kern_pool pool) {
+    const struct kern_rule rule = {
+        .score = KERN_SCORE_RETENTION, .pool = pool, .sinks = 2, .recent = 3, .horizon = 128};
+    const struct kern_evict due = {.tokens = TOKENS, .keep = KEEP, .rule = &rule};
+    MUST(cpu_cache_evict(cache, &due, 1) == 0);
+    MUST(cpu_cache_check(cache, NULL) == 0);
+}
+
+static size_t positions(struct cpu_cache *cache, int32_t *out) {
+    struct kern_report report = {.positions = out, .entries_max = LAYERS * HEADS * TOKENS};
+    MUST(cpu_cache_report(cache, 0, &report) == 0);
+    return report.entries;
+}
+
+static void open_capped(struct cpu_cache *cache, const struct comm *comm, int heads, float cap) {
+    const struct kern_cache_options options = {.layers = LAYERS,
+                                               .heads_q = heads,
+                                               .heads_kv = heads,
+                                               .head_dim = 64,
+                                               .dtype = KERN_BF16,
+                                               .pages = 400,
+                                               .slots = 1,
+                                               .max_positions = 128,
+                                               .rank_cap = cap};
+    MUST(cpu_cache_open_rank(cache, &options, comm, 1, NULL) == 0);
+    fill(cache, comm->ranks > 1 ? comm->rank : 0);
+}
+
+/* Even shares: each rank keeps what it would keep if it were alone in the world. */
+static void even_shares(const struct comm *comm, void *arg) {
+    const enum kern_pool *pool = arg;
+    int32_t got[LAYERS * HEADS * TOKENS], alone[LAYERS * HEADS * TOKENS];
+    struct cpu_cache cache;
+    struct kern_cache_stats stats;
+    open_capped(&cache, comm, HEADS, 1);
+    evict(&cache, *pool);
+    size_t count = positions(&cache, got);
+    MUST(count == (size_t)(LAYERS * HEADS / comm->ranks * KEEP));
+    cpu_cache_stats(&cache, &stats);
+    MUST(stats.rank_cap_hits == (comm->ranks == 1 ? 0 : *pool == KERN_POOL_LAYER ? LAYERS : 1));
+    cpu_cache_close(&cache);
+    const struct kern_cache_options options = {.layers = LAYERS,
+                                               .heads_q = HEADS / comm->ranks,
+                                               .heads_kv = HEADS / comm->ranks,
+                                               .head_dim = 64,
+                                               .dtype = KERN_BF16,
+                                               .pages = 400,
+                                               .slots = 1,
+                                               .max_positions = 128};
+    MUST(cpu_cache_open(&cache, &options, 1, NULL) == 0);
+    fill(&cache, comm->rank);
+    evict(&cache, *pool);
+    MUST(positions(&cache, alone) == count);
+    MUST(memcmp(got, alone, count * sizeof *got) == 0);
+    cpu_cache_close(&cache);
+}
+
+/* In between: nobody above the limit, nothing lost, and the best ranks at their limit. */
+static void uneven_shares(const struct comm *comm, void *arg) {
+    (void)arg;
+    int32_t got[LAYERS * HEADS * TOKENS];
+    struct cpu_cache cache;
+    int64_t total = LAYERS * HEADS * KEEP, limit = total * 5 / 4 / comm->ranks;
+    open_capped(&cache, comm, HEADS, 1.25f);
+    evict(&cache, KERN_POOL_SEQUENCE);
+    int64_t sum[2] = {(int64_t)positions(&cache, got), 0};
+    MUST(comm->ranks == 1 || sum[0] <= limit);
+    if (comm->ranks > 1 && comm->rank == 0) MUST(sum[0] == limit);
+    sum[1] = sum[0];
+    MUST(comm->ops->all_reduce(comm, sum, 1, COMM_I64, COMM_SUM) == 0);
+    MUST(sum[0] == total);
+    cpu_cache_close(&cache);
+}
+
 int main(void) {
     const struct comm *none[COMM_RANKS_MAX];
     static const int wrong[] = {-1, 0, 3, 5, 7, 16};
@@ -194,6 +287,9 @@ int main(void) {
         run(ranks, leave_at_once, NULL);
         for (int turn = 0; turn < 40; turn++) run(ranks, leave_somewhere, &turn);
         if (ranks > 1) run(ranks, refuse_together, NULL);
+        for (enum kern_pool pool = KERN_POOL_LAYER; pool <= KERN_POOL_SEQUENCE; pool++)
+            run(ranks, even_shares, &pool);
+        run(ranks, uneven_shares, NULL);
     }
     return 0;
 }
