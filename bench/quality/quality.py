@@ -167,7 +167,7 @@ def run_table(c, a, results_store):
 
 
 def run_costs(a, results_store):
-    with connected(a) as c:
+    with connected(a, "--threads", "1") as c:      # of several threads each waits for the one that a neighbour disturbs
         methods, _ = probe(c, a)
         anatomy.measure(runner.Runner(c, results_store, True), methods, a.length, anew=True)
 

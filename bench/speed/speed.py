@@ -236,7 +236,7 @@ def policies(args, shape, about):
             spread = f"{100 * c['of_streaming_all'][0]:.0f}-{100 * c['of_streaming_all'][-1]:.0f}"
             reading = f"{c['prompt_tokens_per_s']:.0f}" if "prompt_tokens_per_s" in c else ""
             print(f"| {name} | {reading} | {c['tokens_per_s']:.1f} | {100 * c['of_streaming']:.0f} % ({spread}) "
-                  f"| {c['eviction_ms']:.1f} | {100 * c['evicting']:.2f} % | {c['bytes'] / 2 ** 20:.1f} |")
+                  f"| {c['eviction_ms']:.1f} | {100 * c['evicting']:.2f} % | {c['bytes'] * args.thinner / 2 ** 20:.0f} |")
 
 
 def keep(args, what, result):
