@@ -128,6 +128,9 @@ const struct option config_options[] = {
     {"tensor-parallel-size", INT, AT(tensor_parallel_size), 1, 8, "1", "N", 0,
      "Ranks that the model is split over, each with its part of the weights and of the cache: 1, 2, "
      "4 or 8. CPU threads, so far; answers are bitwise those of one rank."},
+    {"kv-rank-cap", INT, AT(kv_rank_cap), 0, 800, "0", "PERCENT", 0,
+     "Where entries of different heads compete, the most that one rank keeps of a conversation, in "
+     "percent of an even share, 100 or more. 0: no cap, so answers do not depend on the ranks."},
     {"threads", INT, AT(threads), 0, 1024, "0", "N", 0,
      "Compute threads of all replicas. 0: one per core."},
     {"device", CHOICE, AT(device), 0, 0, "auto", "auto|cpu|cuda", 0,

@@ -39,7 +39,7 @@ struct config {
     char *tls_cert, *tls_key;
     char *api_key_file;
     struct config_list allowed_hosts, cors_origins;
-    int64_t data_parallel_size, tensor_parallel_size, threads;
+    int64_t data_parallel_size, tensor_parallel_size, kv_rank_cap, threads;
     char *device;        /* auto, cpu, cuda */
     char *cpu_path;      /* auto, reference, portable, avx2, avx512, amx */
     char *log_format;    /* plain, json */

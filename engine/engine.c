@@ -151,7 +151,8 @@ static struct kern_cache_options cache_options(const struct engine *e, enum kern
                                        .dtype = dtype,
                                        .pages = so->pages_total,
                                        .slots = so->sequences_max + so->conversations_max,
-                                       .max_positions = e->info.max_model_len};
+                                       .max_positions = e->info.max_model_len,
+                                       .rank_cap = (float)e->options.kv_rank_cap / 100};
 }
 
 /* A device of one's own: all that fits beside the weights. */
@@ -360,6 +361,8 @@ static int check_options(const struct engine_options *o, struct fault *fault) {
     if (o->tensor_parallel_size < 0 || o->tensor_parallel_size > COMM_RANKS_MAX ||
         (o->tensor_parallel_size & (o->tensor_parallel_size - 1)) != 0)
         return fault_set(fault, ERR_INVALID, "tensor-parallel-size", "must be 1, 2, 4 or 8");
+    if (o->kv_rank_cap != 0 && o->kv_rank_cap < 100)
+        return fault_set(fault, ERR_INVALID, "kv-rank-cap", "must be 0 or at least 100 percent");
     if (!is_automatic(o->kv_policy) && policy_find(o->kv_policy) == NULL)
         return refuse_policy(o->kv_policy, fault);
     return 0;
@@ -668,6 +671,7 @@ static void add_snapshot(struct engine_snapshot *sum, const struct engine_snapsh
     sum->entries_kept += one->entries_kept;
     sum->entries_superseded += one->entries_superseded;
     sum->entries_evicted += one->entries_evicted;
+    sum->rank_cap_hits += one->rank_cap_hits;
     sum->evictions += one->evictions;
     sum->preemptions += one->preemptions;
     sum->conversation_hits += one->conversation_hits;

@@ -60,6 +60,7 @@ struct engine_options {
     int data_parallel_size;     /* replicas of the model, 0 = 1; the numbers above are each one's,
                                    but for max_queue, which is of all together */
     int tensor_parallel_size;   /* ranks that each replica is split over: 1, 2, 4, 8; 0 = 1 */
+    int kv_rank_cap;            /* percent of an even share, see kern_cache_options; 0 = none */
     int threads;                /* of all replicas; 0 = the cores */
     const char *device;         /* "auto", "cpu", "cuda": see engine/backend.h */
     const char *cpu_path;       /* see kernels/cpu/cpu.h */
@@ -356,7 +357,7 @@ struct engine_snapshot {
     uint64_t prompt_tokens, cached_tokens, generation_tokens;
     /* Gauges: of running sequences and last states; of superseded states, the first to go. */
     uint64_t entries_kept, entries_superseded;
-    uint64_t entries_evicted, evictions, preemptions;
+    uint64_t entries_evicted, evictions, preemptions, rank_cap_hits;
     uint64_t conversation_hits, conversation_misses;
     uint64_t conversation_lost[ENGINE_MISS_COUNT]; /* by reason, of requests that wanted one */
     /* The state directory; all 0 without one. */

@@ -127,6 +127,7 @@ static void publish(struct replica *r) {
                                    s->conversations.superseded_entries),
         .entries_superseded = (uint64_t)s->conversations.superseded_entries,
         .entries_evicted = stats.entries_evicted,
+        .rank_cap_hits = stats.rank_cap_hits,
         .evictions = s->counters.evictions,
         .preemptions = s->counters.preemptions,
         .conversation_hits = s->counters.conversation_hits,

@@ -86,8 +86,9 @@ static void host_abort(const struct comm *comm) {
 /* ---- Reductions -------------------------------------------------------------------------------
  */
 
-#define BLOCK 64 /* elements, so that the pairs of a level lie one after the other in a register   \
-                  */
+#define BLOCK                                                                                      \
+    64 /* elements, so that the pairs of a level lie one after the other in a register             \
+        */
 
 #define SUM_OF(a, b) ((a) + (b))
 #define MAX_OF(a, b) ((b) > (a) ? (b) : (a))
@@ -102,7 +103,7 @@ static void host_abort(const struct comm *comm) {
         for (int left = ranks / 2; left > 0; left /= 2)                                            \
             for (int r = 0; r < left; r++)                                                         \
                 for (size_t i = 0; i < count; i++)                                                 \
-                    level[r][i] = OF(level[2 * r][i], level[2 * r + 1][i]);                        \
+                    level[r][i] = OF(level[r + r][i], level[r + r + 1][i]);                        \
         for (int r = 0; r < ranks; r++)                                                            \
             memcpy(host->rank[r].array + from * sizeof(T), level[0], count * sizeof(T));           \
     }

@@ -94,6 +94,7 @@ static struct engine_options engine_options(const struct config *config, struct 
         .state_idle_seconds = (int)config->state_idle,
         .data_parallel_size = (int)config->data_parallel_size,
         .tensor_parallel_size = (int)config->tensor_parallel_size,
+        .kv_rank_cap = (int)config->kv_rank_cap,
         .threads = (int)config->threads,
         .device = config->device,
         .cpu_path = config->cpu_path,

@@ -362,6 +362,10 @@ static void write_keepd(struct writer *w, const struct engine_snapshot *s) {
         {"keepd_entries_evicted_total", "counter", "Entries evicted.", (double)s->entries_evicted},
         {"keepd_evictions_total", "counter", "Evictions: one sequence brought down to its budget.",
          (double)s->evictions},
+        {"keepd_rank_cap_hits_total", "counter",
+         "Evictions (layers of them, where layers have places of their own) in which kv-rank-cap "
+         "held a rank back.",
+         (double)s->rank_cap_hits},
         {"keepd_preemptions_total", "counter", "Always 0: reservations are exact.",
          (double)s->preemptions},
         {"keepd_conversations", "gauge", "Retained conversations.", s->conversations},

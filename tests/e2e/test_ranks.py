@@ -60,12 +60,22 @@ def test_conversations_go_on_with_another_number_of_ranks(daemon, tmp_path):
     assert d.metric("keepd_state_restored_total") == len(POLICIES)
 
 
-@pytest.mark.parametrize("count, why", [("3", "must be 1, 2, 4 or 8"), ("16", "tensor-parallel-size")])
-def test_wrong_numbers_are_refused_at_start(count, why):
+def test_a_cap_holds_ranks_back(daemon):
+    d = daemon(*ranks(4), *FLAGS, "--kv-rank-cap", "100")
+    _, _, usage = ask(d, first_turn("Nora"), "global")
+    kept = usage["kv_details"]["positions"]  # one head on every rank
+    assert len({sum(len(layer[head]) for layer in kept) for head in range(4)}) == 1
+    assert d.metric("keepd_rank_cap_hits_total") > 0
+
+
+@pytest.mark.parametrize("option, value, why", [
+    ("tensor-parallel-size", "3", "must be 1, 2, 4 or 8"), ("tensor-parallel-size", "16", "8"),
+    ("kv-rank-cap", "50", "must be 0 or at least 100")])
+def test_wrong_numbers_are_refused_at_start(option, value, why):
     binary = os.path.abspath(os.environ.get("KEEPD_BIN", ROOT / "build" / "keepd"))
     if not pathlib.Path(binary).exists():
         pytest.skip(f"skip: {binary} is not built")
-    done = subprocess.run([binary, "--model", str(ROOT / "models" / "keepd-nano"), "--port", "0",
-                           "--tensor-parallel-size", count], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([binary, "--model", str(ROOT / "models" / "keepd-nano"), "--port", "0", f"--{option}", value],
+                          capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
-    assert "tensor-parallel-size" in done.stderr and why in done.stderr
+    assert option in done.stderr and why in done.stderr
