@@ -20,6 +20,7 @@ static const struct graph_op *op_at(const struct graph_list *list, size_t at) {
 
 /* False when there is no memory, or too much was asked for. */
 static bool append(struct graph_list *list, const void *data, size_t bytes) {
+    if (bytes == 0) return true;
     if (list->bytes + bytes > GRAPH_OPS_SIZE) return false;
     if (list->bytes + bytes > list->room) {
         size_t room = list->room ? 2 * list->room : (size_t)64 << 10;
