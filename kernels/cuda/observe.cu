@@ -552,6 +552,13 @@ void mass_close(struct cuda *cuda) {
     cuda->mass = NULL;
 }
 
+/* A power of two: steps that repeat have equal arguments for long (graph.h). */
+static int64_t round_up(int64_t x) {
+    int64_t up = 1;
+    while (up < x) up *= 2;
+    return up;
+}
+
 /* Sizes, from the batch; bounds that hold before and after the step. */
 static void mass_measure(const struct cuda *cuda, const struct kern_batch *batch,
                          struct mass *mass) {
@@ -567,6 +574,8 @@ static void mass_measure(const struct cuda *cuda, const struct kern_batch *batch
         if (s->count > args->queries_max) args->queries_max = s->count;
         mass->count++;
     }
+    args->streams.items_max = round_up(args->streams.items_max);
+    args->streams.entries_max = round_up(args->streams.entries_max);
     args->streams.pages = cuda->pages;
     args->streams.state_count = mass->count * o->heads_kv;
     args->group = cuda_group(cuda);
