@@ -76,6 +76,10 @@ class Daemon:
 
     # --- what it says about itself ---
 
+    def engines(self):
+        """The labels of its replicas."""
+        return [str(i) for i in range(self.get("/server_info").json()["data_parallel_size"])]
+
     def kv(self):
         return requests.get(self.url + "/kv", timeout=60).json()
 

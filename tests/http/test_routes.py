@@ -59,12 +59,14 @@ def test_metrics_parse(shared):
     assert {n for n in GAUGES if families[n].type == "gauge"} == set(GAUGES)
     assert {n for n in COUNTERS if families[n].type == "counter"} == set(COUNTERS)
     assert {n for n in HISTOGRAMS if families[n].type == "histogram"} == set(HISTOGRAMS)
+    engines = shared.engines()
     for family in families.values():
         for sample in family.samples:
-            assert sample.labels["model_name"] == MODEL and sample.labels["engine"] == "0"
-        if family.type == "histogram":
-            buckets = [s.value for s in family.samples if s.name.endswith("_bucket")]
-            count = next(s.value for s in family.samples if s.name.endswith("_count"))
+            assert sample.labels["model_name"] == MODEL and sample.labels["engine"] in engines
+        for engine in engines if family.type == "histogram" else ():
+            samples = [s for s in family.samples if s.labels["engine"] == engine]
+            buckets = [s.value for s in samples if s.name.endswith("_bucket")]
+            count = next(s.value for s in samples if s.name.endswith("_count"))
             assert buckets == sorted(buckets) and buckets[-1] == count
 
 
