@@ -285,7 +285,7 @@ static void time_evictions(void) {
     } cases[] = {
         {"retention",
          {.score = KERN_SCORE_RETENTION, .pool = KERN_POOL_SEQUENCE, .sinks = 4, .horizon = 128},
-         "90"},
+         "105"},
         {"window of 32",
          {.score = KERN_SCORE_ATTENTION,
           .sinks = 4,
@@ -298,7 +298,7 @@ static void time_evictions(void) {
           .recent = 8,
           .observe = {.window = 8, .group = KERN_GROUP_MAX_LOGIT},
           .redundancy = {.on = true, .lambda = 0.1f, .threshold = 0.5f, .eps = 1e-8f}},
-         "480"},
+         "660: no key has a look-alike"},
         {"mass and merging",
          {.score = KERN_SCORE_ATTENTION,
           .sinks = 4,
@@ -307,7 +307,7 @@ static void time_evictions(void) {
           .merge = KERN_MERGE_PAPER,
           .merge_beta = 0.7f,
           .observe = {.group = KERN_GROUP_SUM, .reduce = KERN_REDUCE_SUM}},
-         "320"},
+         "250"},
     };
     int layers = scaled(32, 2), entries = scaled(1152, 48), keep = scaled(1024, 40);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
