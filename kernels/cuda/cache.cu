@@ -220,6 +220,9 @@ int op_cache_open(struct kern *kern, const struct kern_cache_options *options,
                          mib(device_memory(cuda->device).unused));
     }
     cuda->has_cache = true;
+    cuda->state = {};
+    cuda->state.tail = (unsigned long long)cuda->pages.count;
+    cuda->state_known = true;
     return 0;
 }
 
@@ -499,16 +502,20 @@ int op_begin_step(struct kern *kern, const struct kern_batch *batch) {
     return 0;
 }
 
+/* One read a step: what sampling queues afterwards changes nothing here. */
 int cache_sync(struct cuda *cuda) {
-    struct pages_state state = {};
     cuda->step.rows = -1; /* staged lists end with the sync */
     graph_end(device_graphs(cuda->device), cuda->device);
-    if (!cuda->has_cache) return device_sync(cuda->device);
-    (void)device_download(cuda->device, &state, cuda->pages.state, sizeof state);
-    int rc = device_sync(cuda->device);
-    if (rc || !state.error) return rc;
-    device_zero(cuda->device, &cuda->pages.state->error, sizeof state.error);
-    return state.error;
+    if (!cuda->has_cache || cuda->state_known) return device_sync(cuda->device);
+    struct pages_state *state = &cuda->state;
+    int rc = device_download(cuda->device, state, cuda->pages.state, sizeof *state);
+    cuda->state_known = rc == 0;
+    rc = device_sync(cuda->device);
+    if (rc || !state->error) return rc;
+    device_zero(cuda->device, &cuda->pages.state->error, sizeof state->error);
+    rc = state->error;
+    state->error = 0;
+    return rc;
 }
 
 /* ---- Slots --------------------------------------------------------------------------------- */
@@ -642,9 +649,9 @@ int op_report(struct kern *kern, int slot, struct kern_report *report) {
 
 void op_cache_stats(struct kern *kern, struct kern_cache_stats *stats) {
     struct cuda *cuda = cuda_of(kern);
-    struct pages_state state = {};
-    state.tail = (unsigned long long)cuda->pages.count;
-    (void)device_download(cuda->device, &state, cuda->pages.state, sizeof state);
+    struct pages_state state = cuda->state;
+    if (!cuda->state_known)
+        (void)device_download(cuda->device, &state, cuda->pages.state, sizeof state);
     stats->pages_used = cuda->pages.count - (int64_t)(state.tail - state.head);
     stats->entries_evicted = state.evicted;
 }

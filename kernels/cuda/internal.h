@@ -95,6 +95,8 @@ struct cuda {
     struct step step;
     int32_t *lengths; /* host, [streams]: of slot lengths_slot; see snapshot.cu */
     int lengths_slot; /* -1: of none */
+    struct pages_state state; /* what the last sync read, if nothing has changed since */
+    bool state_known;
 
     /* Attention's plan, made by begin_step for all layers, and its partial results. */
     struct plan_item *items;     /* [layers][items_max] */
@@ -149,6 +151,7 @@ int op_cache_check(struct kern *kern, struct fault *fault);
 /* Before anything that changes what a slot holds. */
 static inline void cache_changes(struct cuda *cuda) {
     cuda->lengths_slot = -1;
+    cuda->state_known = false;
 }
 /* Reads and clears the sticky error of kernels, after waiting for them. */
 int cache_sync(struct cuda *cuda);
