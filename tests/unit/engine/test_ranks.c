@@ -165,6 +165,7 @@ struct setting {
     const char *dir, *path;
     int ranks, threads;
     bool random;
+    const struct replay *owner; /* whose weights it shares */
 };
 
 static void run_once(const struct setting *s, const char *policy, struct record *record) {
@@ -179,7 +180,8 @@ static void run_once(const struct setting *s, const char *policy, struct record 
                                            .rows_max = CHUNK,
                                            .positions_max = POSITIONS,
                                            .slots = SLOTS,
-                                           .random_weights = s->random};
+                                           .random_weights = s->random,
+                                           .owner = s->owner};
     *record = (struct record){0};
     kv_params_set_policy(&kv, policy_find(policy));
     kv_params_fit(&kv, 0);
@@ -304,6 +306,29 @@ Test(ranks, threads_change_nothing) {
         check_same(&first, &other, "threads");
         free(first.data), free(other.data);
     }
+}
+
+/* Data parallelism beside it: another instance of as many ranks uses the first one's weights. */
+Test(ranks, instances_share_weights_rank_by_rank) {
+    struct record one, other;
+    struct replay owner;
+    struct fault fault = {0};
+    const struct replay_options options = {.dir = MODELS "qwen2",
+                                           .path = "auto",
+                                           .threads = 1,
+                                           .ranks = 2,
+                                           .kv_dtype = KERN_BF16,
+                                           .rows_max = CHUNK,
+                                           .positions_max = POSITIONS,
+                                           .slots = 1};
+    struct setting s = {.dir = MODELS "qwen2", .path = "auto", .ranks = 2, .threads = 1};
+    cr_assert_eq(replay_open(&options, &owner, &fault), 0, "%s", fault.text);
+    run_once(&s, "h2o", &one);
+    s.owner = &owner;
+    run_once(&s, "h2o", &other);
+    check_same(&one, &other, "a second instance");
+    replay_close(&owner);
+    free(one.data), free(other.data);
 }
 
 /* ---- Refusals ----------------------------------------------------------------------------------
