@@ -46,6 +46,8 @@ check: ## everything `make test` leaves out: threads, fuzzers, long suites, styl
 	@$(MAKE) --no-print-directory build lint
 	@tools/build tsan
 	@tools/run_ctest tsan -L tsan
+	@SUITES="tests/http/test_load.py tests/http/test_disconnect.py tests/http/test_conversations.py" \
+		KEEPD_BIN=build/tsan/server/keepd-fake tools/run_pytest tsan
 	@tools/run_ctest dev -L slow --no-tests=ignore
 	@tools/run_fuzz $(FUZZ_SECONDS)
 	@tools/run_pytest slow -m slow

@@ -105,6 +105,18 @@ def test_likelihoods_of_several_prompts(shared):
         assert alone["logprobs"] == scores and alone["text"] == choice["text"]
 
 
+def test_what_lm_eval_asks_besides(shared):
+    """Before it trusts the server's tokenizer, and for tasks that generate: as lm-eval 0.4.13 sends it."""
+    eos = shared.get("/tokenizer_info").json()["eos_token"]
+    ids = shared.post("/tokenize", {"prompt": "test", "add_special_tokens": False}).json()["tokens"]
+    assert isinstance(eos, str) and ids and shared.post("/detokenize", {"tokens": ids}).json()["prompt"] == "test"
+    body = {"prompt": [ids, ids + ids], "model": MODEL, "max_tokens": 256, "temperature": 0, "stop": ["\n\n", eos],
+            "seed": 1234}
+    r = shared.post(TEXT, body)
+    assert r.status_code == 200 and [c["index"] for c in r.json()["choices"]] == [0, 1]
+    assert all(isinstance(c["text"], str) and "\n\n" not in c["text"] for c in r.json()["choices"])
+
+
 def test_streamed_prompts(shared, fake):
     chunks = chunks_of(shared, TEXT, text_body(["ab", "cde"], echo=True, logprobs=0))
     texts, offsets = ["", ""], [[], []]
