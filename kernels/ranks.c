@@ -5,9 +5,7 @@
 
 #include "base/check.h"
 #include "base/mem.h"
-#include "kernels/cpu/pool.h"
-#include "kernels/shard.h"
-#include "kernels/snapshot.h"
+#include "kernels/ranks_int.h"
 
 /* A weight or gate here is one of each rank's. */
 struct kern_weight {
@@ -20,41 +18,15 @@ struct kern_gate {
 };
 
 /* Memory that was handed out: [base, base + size) stands for rank[r][size] on rank r. */
-struct region {
+struct ranks_region {
     char *base;
     size_t size;
     void *rank[COMM_RANKS_MAX];
     bool split; /* each rank has its part of every row */
 };
 
-struct ranks {
-    struct kern base; /* first: a struct kern * is a struct ranks * */
-    struct kern_ops ops;
-    char name[64];
-    int count;
-    struct kern *rank[COMM_RANKS_MAX];
-    struct cpu_pool *team; /* a thread for each rank; the caller is rank 0's */
-
-    struct region *regions; /* by address */
-    size_t region_count, region_room;
-    const struct ranks *owner; /* of memory that this instance may read: kern_ops.share */
-
-    struct kern_cache_options whole; /* once the cache is open */
-    struct kern_cache_options own;   /* of every rank */
-    int page_slots;
-    struct shard_heads heads[COMM_RANKS_MAX];
-    int32_t *lengths; /* [count][own streams], of reports and traces */
-};
-
-static struct ranks *ranks_of(struct kern *kern) {
-    return (struct ranks *)kern;
-}
-
 /* ---- All ranks at once ------------------------------------------------------------------------
  */
-
-/* What a call is to a rank: its backend, its number, and what the call needs. */
-typedef void rank_work(struct ranks *ranks, struct kern *kern, int rank, void *arg);
 
 struct call {
     struct ranks *ranks;
@@ -67,13 +39,12 @@ static void do_call(void *arg, int worker) {
     call->work(call->ranks, call->ranks->rank[worker], worker, call->arg);
 }
 
-static void each_rank(struct ranks *ranks, rank_work *work, void *arg) {
+void ranks_each(struct ranks *ranks, rank_work *work, void *arg) {
     struct call call = {ranks, work, arg};
     cpu_pool_run(ranks->team, do_call, &call);
 }
 
-/* Errors are the same on all ranks, or one rank's alone. */
-static int first_error(const struct ranks *ranks, const int *codes) {
+int ranks_error(const struct ranks *ranks, const int *codes) {
     for (int r = 0; r < ranks->count; r++)
         if (codes[r]) return codes[r];
     return 0;
@@ -82,7 +53,7 @@ static int first_error(const struct ranks *ranks, const int *codes) {
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
 /* The last region that begins at or before p. */
-static struct region *region_before(const struct ranks *ranks, const void *p) {
+static struct ranks_region *region_before(const struct ranks *ranks, const void *p) {
     size_t lo = 0, hi = ranks->region_count;
     while (lo < hi) {
         size_t mid = lo + (hi - lo) / 2;
@@ -94,9 +65,9 @@ static struct region *region_before(const struct ranks *ranks, const void *p) {
     return lo > 0 ? &ranks->regions[lo - 1] : NULL;
 }
 
-static struct region *region_of(const struct ranks *ranks, const void *p) {
+static struct ranks_region *region_of(const struct ranks *ranks, const void *p) {
     for (; ranks; ranks = ranks->owner) {
-        struct region *region = region_before(ranks, p);
+        struct ranks_region *region = region_before(ranks, p);
         if (region && (size_t)((const char *)p - region->base) < region->size) return region;
     }
     CHECK_MSG(false, "memory that no rank has");
@@ -105,13 +76,13 @@ static struct region *region_of(const struct ranks *ranks, const void *p) {
 
 /* An argument of an operation; of none, all zero. */
 struct view {
-    struct region *region;
+    struct ranks_region *region;
     size_t offset;
 };
 
 static struct view view_of(const struct ranks *ranks, const void *p) {
     if (!p) return (struct view){0};
-    struct region *region = region_of(ranks, p);
+    struct ranks_region *region = region_of(ranks, p);
     return (struct view){region, (size_t)((const char *)p - region->base)};
 }
 
@@ -157,7 +128,7 @@ static void free_on(struct ranks *ranks, struct kern *kern, int rank, void *arg)
 static bool room_for_region(struct ranks *ranks) {
     if (ranks->region_count < ranks->region_room) return true;
     size_t room = ranks->region_room ? 2 * ranks->region_room : 64;
-    struct region *regions = mem_try_alloc(room, sizeof *regions);
+    struct ranks_region *regions = mem_try_alloc(room, sizeof *regions);
     if (!regions) return false;
     if (ranks->region_count) memcpy(regions, ranks->regions, ranks->region_count * sizeof *regions);
     mem_free(ranks->regions);
@@ -170,29 +141,29 @@ static void *op_mem_alloc(struct kern *kern, size_t bytes) {
     struct ranks *ranks = ranks_of(kern);
     struct memory memory = {.bytes = bytes > 0 ? bytes : 1};
     bool all = room_for_region(ranks);
-    if (all) each_rank(ranks, alloc_on, &memory);
+    if (all) ranks_each(ranks, alloc_on, &memory);
     for (int r = 0; r < ranks->count; r++) all = all && memory.rank[r];
     if (!all) {
-        each_rank(ranks, free_on, &memory);
+        ranks_each(ranks, free_on, &memory);
         return NULL;
     }
-    struct region *before = region_before(ranks, memory.rank[0]);
+    struct ranks_region *before = region_before(ranks, memory.rank[0]);
     size_t at = before ? (size_t)(before - ranks->regions) + 1 : 0;
     memmove(ranks->regions + at + 1, ranks->regions + at,
             (ranks->region_count - at) * sizeof *ranks->regions);
     ranks->region_count++;
-    ranks->regions[at] = (struct region){.base = memory.rank[0], .size = memory.bytes};
+    ranks->regions[at] = (struct ranks_region){.base = memory.rank[0], .size = memory.bytes};
     memcpy(ranks->regions[at].rank, memory.rank, sizeof memory.rank);
     return memory.rank[0];
 }
 
 static void op_mem_free(struct kern *kern, void *mem) {
     struct ranks *ranks = ranks_of(kern);
-    struct region *region = region_before(ranks, mem);
+    struct ranks_region *region = region_before(ranks, mem);
     CHECK(region && region->base == mem);
     struct memory memory = {0};
     memcpy(memory.rank, region->rank, sizeof memory.rank);
-    each_rank(ranks, free_on, &memory);
+    ranks_each(ranks, free_on, &memory);
     size_t after = ranks->region_count - (size_t)(region - ranks->regions) - 1;
     memmove(region, region + 1, after * sizeof *region);
     ranks->region_count--;
@@ -210,8 +181,8 @@ static int op_upload(struct kern *kern, void *to, const void *from, size_t bytes
     struct view view = view_to(ranks, to, false);
     struct memory memory = {.bytes = bytes, .from = from};
     for (int r = 0; r < ranks->count; r++) memory.rank[r] = on(view, r);
-    each_rank(ranks, upload_on, &memory);
-    return first_error(ranks, memory.codes);
+    ranks_each(ranks, upload_on, &memory);
+    return ranks_error(ranks, memory.codes);
 }
 
 static int op_download(struct kern *kern, void *to, const void *from, size_t bytes) {
@@ -266,7 +237,7 @@ static void free_weight_on(struct ranks *ranks, struct kern *kern, int rank, voi
 
 static void op_weight_free(struct kern *kern, struct kern_weight *weight) {
     if (!weight) return;
-    each_rank(ranks_of(kern), free_weight_on, weight);
+    ranks_each(ranks_of(kern), free_weight_on, weight);
     mem_free(weight);
 }
 
@@ -276,7 +247,7 @@ static int op_weight_load(struct kern *kern, const struct kern_matrix *parts, in
     load.weight = mem_try_alloc(1, sizeof *load.weight);
     if (!load.weight) return fault_set(fault, ERR_NOMEM, "", "no memory for a weight");
     load.weight->shard = shard;
-    each_rank(ranks_of(kern), weight_on, &load);
+    ranks_each(ranks_of(kern), weight_on, &load);
     int rc = load_result(ranks_of(kern), &load, fault);
     if (rc)
         op_weight_free(kern, load.weight);
@@ -300,7 +271,7 @@ static void free_gate_on(struct ranks *ranks, struct kern *kern, int rank, void 
 
 static void op_gate_free(struct kern *kern, struct kern_gate *gate) {
     if (!gate) return;
-    each_rank(ranks_of(kern), free_gate_on, gate);
+    ranks_each(ranks_of(kern), free_gate_on, gate);
     mem_free(gate);
 }
 
@@ -309,7 +280,7 @@ static int op_gate_load(struct kern *kern, const struct kern_gate_spec *spec,
     struct load load = {.spec = spec};
     load.gate = mem_try_alloc(1, sizeof *load.gate);
     if (!load.gate) return fault_set(fault, ERR_NOMEM, "", "no memory for a gate");
-    each_rank(ranks_of(kern), gate_load_on, &load);
+    ranks_each(ranks_of(kern), gate_load_on, &load);
     int rc = load_result(ranks_of(kern), &load, fault);
     if (rc)
         op_gate_free(kern, load.gate);
@@ -333,9 +304,9 @@ static int op_share(struct kern *kern, const struct kern *owner) {
     struct ranks *ranks = ranks_of(kern);
     struct sharing sharing = {.owner = (const struct ranks *)owner};
     CHECK(ranks->count == sharing.owner->count);
-    each_rank(ranks, share_on, &sharing);
+    ranks_each(ranks, share_on, &sharing);
     ranks->owner = sharing.owner;
-    return first_error(ranks, sharing.codes);
+    return ranks_error(ranks, sharing.codes);
 }
 
 /* ---- Layer operations -------------------------------------------------------------------------
@@ -365,7 +336,7 @@ static void op_embed(struct kern *kern, float *x, const struct kern_weight *tabl
                      const int32_t *tokens, int rows) {
     struct ranks *ranks = ranks_of(kern);
     struct op op = {.y = view_to(ranks, x, false), .weight = table, .index = tokens, .rows = rows};
-    each_rank(ranks, embed_on, &op);
+    ranks_each(ranks, embed_on, &op);
 }
 
 static void norm_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
@@ -384,7 +355,7 @@ static void op_rms_norm(struct kern *kern, float *y, const float *x, const float
                     .rows = rows,
                     .dim = dim,
                     .eps = eps};
-    each_rank(ranks, norm_on, &op);
+    ranks_each(ranks, norm_on, &op);
 }
 
 static void matmul_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
@@ -404,7 +375,7 @@ static void op_matmul(struct kern *kern, float *y, const float *x, const struct 
                     .weight = weight,
                     .rows = rows,
                     .mode = mode};
-    each_rank(ranks, matmul_on, &op);
+    ranks_each(ranks, matmul_on, &op);
 }
 
 static void glu_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
@@ -419,7 +390,7 @@ static void op_glu(struct kern *kern, float *y, const float *gate_up, int rows, 
                     .y = view_to(ranks, y, true),
                     .rows = rows,
                     .dim = d_ff / ranks->count};
-    each_rank(ranks, glu_on, &op);
+    ranks_each(ranks, glu_on, &op);
 }
 
 static void gather_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
@@ -438,7 +409,7 @@ static void op_gather_rows(struct kern *kern, float *y, const float *x, const in
                     .index = index,
                     .rows = count,
                     .dim = split ? dim / ranks->count : dim};
-    each_rank(ranks, gather_on, &op);
+    ranks_each(ranks, gather_on, &op);
 }
 
 static void gate_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
@@ -454,68 +425,11 @@ static void op_gate(struct kern *kern, float *log_beta, const float *x,
                     .y = view_to(ranks, log_beta, true),
                     .gate = gate,
                     .rows = rows};
-    each_rank(ranks, gate_on, &op);
+    ranks_each(ranks, gate_on, &op);
 }
 
-/* ---- The cache: a step ------------------------------------------------------------------------
+/* ---- Attention --------------------------------------------------------------------------------
  */
-
-struct cache_opening {
-    const struct kern_cache_options *options;
-    int codes[COMM_RANKS_MAX];
-    struct fault faults[COMM_RANKS_MAX];
-};
-
-static void open_cache_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
-    (void)ranks;
-    struct cache_opening *opening = arg;
-    opening->codes[rank] = kern->ops->cache_open(kern, opening->options, &opening->faults[rank]);
-}
-
-static size_t own_streams(const struct ranks *ranks) {
-    return (size_t)ranks->own.layers * (size_t)ranks->own.heads_kv;
-}
-
-static int op_cache_open(struct kern *kern, const struct kern_cache_options *options,
-                         struct fault *fault) {
-    struct ranks *ranks = ranks_of(kern);
-    struct cache_opening opening = {.options = options};
-    struct kern_cache_info info;
-    kern->ops->cache_info(options->dtype, options->head_dim, &info);
-    ranks->whole = ranks->own = *options;
-    ranks->page_slots = info.page_slots;
-    for (int r = 0; r < ranks->count; r++) {
-        const struct comm place = {.rank = r, .ranks = ranks->count};
-        ranks->heads[r] = shard_heads(&place, options->heads_q, options->heads_kv);
-    }
-    ranks->own.heads_q = ranks->heads[0].heads_q;
-    ranks->own.heads_kv = ranks->heads[0].heads_kv;
-    ranks->lengths = mem_try_alloc((size_t)ranks->count * own_streams(ranks), sizeof(int32_t));
-    if (!ranks->lengths) return fault_set(fault, ERR_NOMEM, "", "no memory beside the cache");
-    each_rank(ranks, open_cache_on, &opening);
-    for (int r = 0; r < ranks->count; r++)
-        if (opening.codes[r])
-            return fault_set(fault, opening.codes[r], opening.faults[r].field, "%s",
-                             opening.faults[r].text);
-    return 0;
-}
-
-struct stepping {
-    const struct kern_batch *batch;
-    int codes[COMM_RANKS_MAX];
-};
-
-static void begin_step_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
-    (void)ranks;
-    struct stepping *stepping = arg;
-    stepping->codes[rank] = kern->ops->begin_step(kern, stepping->batch);
-}
-
-static int op_begin_step(struct kern *kern, const struct kern_batch *batch) {
-    struct stepping stepping = {.batch = batch};
-    each_rank(ranks_of(kern), begin_step_on, &stepping);
-    return first_error(ranks_of(kern), stepping.codes);
-}
 
 static void rope_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
@@ -533,7 +447,7 @@ static void op_qk_rope(struct kern *kern, float *qkv, const float *q_norm, const
                     .eps = eps,
                     .rope = rope,
                     .batch = batch};
-    each_rank(ranks, rope_on, &op);
+    ranks_each(ranks, rope_on, &op);
 }
 
 static void write_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
@@ -549,7 +463,7 @@ static void op_write_kv(struct kern *kern, int layer, const float *qkv, const fl
                     .a = view_as(ranks, log_beta, true),
                     .layer = layer,
                     .batch = batch};
-    each_rank(ranks, write_on, &op);
+    ranks_each(ranks, write_on, &op);
 }
 
 static void attend_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
@@ -566,420 +480,11 @@ static void op_attend(struct kern *kern, int layer, float *out, const float *qkv
                     .layer = layer,
                     .batch = batch,
                     .attend = options};
-    each_rank(ranks, attend_on, &op);
+    ranks_each(ranks, attend_on, &op);
 }
 
-/* ---- The cache: slots -------------------------------------------------------------------------
+/* ---- Sampling, the end ------------------------------------------------------------
  */
-
-struct slot_call {
-    int slot, other;
-    int32_t pos;
-    int codes[COMM_RANKS_MAX];
-};
-
-static void truncate_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
-    (void)ranks;
-    struct slot_call *call = arg;
-    call->codes[rank] = kern->ops->truncate(kern, call->slot, call->pos);
-}
-
-static int op_truncate(struct kern *kern, int slot, int32_t pos) {
-    struct slot_call call = {.slot = slot, .pos = pos};
-    each_rank(ranks_of(kern), truncate_on, &call);
-    return first_error(ranks_of(kern), call.codes);
-}
-
-static void fork_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
-    (void)ranks;
-    struct slot_call *call = arg;
-    call->codes[rank] = kern->ops->fork(kern, call->slot, call->other);
-}
-
-static int op_fork(struct kern *kern, int from, int to) {
-    struct slot_call call = {.slot = from, .other = to};
-    each_rank(ranks_of(kern), fork_on, &call);
-    return first_error(ranks_of(kern), call.codes);
-}
-
-static void release_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
-    (void)ranks, (void)rank;
-    const struct slot_call *call = arg;
-    kern->ops->release(kern, call->slot);
-}
-
-static void op_release(struct kern *kern, int slot) {
-    struct slot_call call = {.slot = slot};
-    each_rank(ranks_of(kern), release_on, &call);
-}
-
-/* ---- Streams of the model and of ranks --------------------------------------------------------
- */
-
-static int owner_of(const struct ranks *ranks, int stream) {
-    return shard_owner(ranks->count, ranks->whole.heads_kv, stream % ranks->whole.heads_kv);
-}
-
-/* Its number on the rank that speaks for it, and on any that shares its head. */
-static int own_number(const struct ranks *ranks, int stream) {
-    int heads = ranks->own.heads_kv, head = stream % ranks->whole.heads_kv;
-    return stream / ranks->whole.heads_kv * heads + head % heads;
-}
-
-static int stream_count(const struct ranks *ranks) {
-    return ranks->whole.layers * ranks->whole.heads_kv;
-}
-
-static int32_t own_length(const struct ranks *ranks, int stream) {
-    size_t first = (size_t)owner_of(ranks, stream) * own_streams(ranks);
-    return ranks->lengths[first + (size_t)own_number(ranks, stream)];
-}
-
-/* Lists that ranks have made for their streams, [first[r], first[r + 1]) being rank r's, in the
- * order of the model's streams. Each rank's streams keep their order. */
-static void merge_lists(const struct ranks *ranks, const size_t *first, const void *lists,
-                        size_t size, size_t most, void *out) {
-    size_t at[COMM_RANKS_MAX], done = 0;
-    memcpy(at, first, sizeof at);
-    for (int stream = 0; stream < stream_count(ranks); stream++) {
-        int owner = owner_of(ranks, stream);
-        size_t length = (size_t)own_length(ranks, stream);
-        size_t count = length < most - done ? length : most - done;
-        memcpy((char *)out + done * size, (const char *)lists + at[owner] * size, count * size);
-        at[owner] += length;
-        done += count;
-    }
-}
-
-/* Where each rank's list begins in a common one; returns the entries of all. A rank that does not
- * speak has its own place too: it makes the list that nobody reads. */
-static size_t place_lists(const struct ranks *ranks, size_t *first, size_t *all) {
-    size_t total = 0, counted = 0;
-    for (int r = 0; r < ranks->count; r++) {
-        const int32_t *lengths = ranks->lengths + (size_t)r * own_streams(ranks);
-        first[r] = total;
-        for (size_t i = 0; i < own_streams(ranks); i++) total += (size_t)lengths[i];
-        if (ranks->heads[r].speaks) counted += total - first[r];
-    }
-    *all = total;
-    return counted;
-}
-
-/* ---- Reports ----------------------------------------------------------------------------------
- */
-
-struct reporting {
-    int slot;
-    struct kern_report rank[COMM_RANKS_MAX];
-    int codes[COMM_RANKS_MAX];
-};
-
-static void report_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
-    (void)ranks;
-    struct reporting *reporting = arg;
-    reporting->codes[rank] = kern->ops->report(kern, reporting->slot, &reporting->rank[rank]);
-}
-
-/* Lengths of all streams of a slot, on every rank. */
-static int report_lengths(struct ranks *ranks, struct reporting *reporting) {
-    for (int r = 0; r < ranks->count; r++)
-        reporting->rank[r] =
-            (struct kern_report){.lengths = ranks->lengths + (size_t)r * own_streams(ranks)};
-    each_rank(ranks, report_on, reporting);
-    return first_error(ranks, reporting->codes);
-}
-
-static int report_entries(struct ranks *ranks, struct reporting *reporting,
-                          struct kern_report *report) {
-    size_t first[COMM_RANKS_MAX], all;
-    (void)place_lists(ranks, first, &all);
-    int32_t *positions = report->positions ? mem_try_alloc(all + 1, sizeof *positions) : NULL;
-    float *log_beta = report->log_beta ? mem_try_alloc(all + 1, sizeof *log_beta) : NULL;
-    int rc = ERR_NOMEM;
-    if ((report->positions && !positions) || (report->log_beta && !log_beta)) goto out;
-    for (int r = 0; r < ranks->count; r++) {
-        reporting->rank[r].positions = positions ? positions + first[r] : NULL;
-        reporting->rank[r].log_beta = log_beta ? log_beta + first[r] : NULL;
-        reporting->rank[r].entries_max = reporting->rank[r].entries;
-    }
-    each_rank(ranks, report_on, reporting);
-    rc = first_error(ranks, reporting->codes);
-    if (!rc && positions)
-        merge_lists(ranks, first, positions, sizeof *positions, report->entries_max,
-                    report->positions);
-    if (!rc && log_beta)
-        merge_lists(ranks, first, log_beta, sizeof *log_beta, report->entries_max,
-                    report->log_beta);
-out:
-    mem_free(positions);
-    mem_free(log_beta);
-    return rc;
-}
-
-static int op_report(struct kern *kern, int slot, struct kern_report *report) {
-    struct ranks *ranks = ranks_of(kern);
-    struct reporting reporting = {.slot = slot};
-    int rc = report_lengths(ranks, &reporting);
-    if (rc) return rc;
-    report->entries = 0;
-    report->pages = 0;
-    for (int r = 0; r < ranks->count; r++) {
-        if (!ranks->heads[r].speaks) continue;
-        report->entries += reporting.rank[r].entries;
-        report->pages += reporting.rank[r].pages;
-    }
-    for (int stream = 0; report->lengths && stream < stream_count(ranks); stream++)
-        report->lengths[stream] = own_length(ranks, stream);
-    if (!report->positions && !report->log_beta) return 0;
-    if (report->entries > report->entries_max) return ERR_LIMIT;
-    return report_entries(ranks, &reporting, report);
-}
-
-/* ---- Eviction ---------------------------------------------------------------------------------
- */
-
-struct evicting {
-    struct kern_evict due[COMM_RANKS_MAX];
-    struct kern_trace trace[COMM_RANKS_MAX];
-    int codes[COMM_RANKS_MAX];
-};
-
-static void evict_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
-    (void)ranks;
-    struct evicting *evicting = arg;
-    evicting->codes[rank] = kern->ops->evict(kern, &evicting->due[rank], 1);
-}
-
-static int evict_one(struct ranks *ranks, struct evicting *evicting) {
-    each_rank(ranks, evict_on, evicting);
-    return first_error(ranks, evicting->codes);
-}
-
-/* A rank notes what leaves its streams, at most what they hold. */
-static int evict_traced(struct ranks *ranks, struct evicting *evicting, struct kern_trace *trace) {
-    struct reporting reporting = {.slot = evicting->due[0].slot};
-    size_t first[COMM_RANKS_MAX], all;
-    int rc = report_lengths(ranks, &reporting);
-    if (rc) return rc;
-    (void)place_lists(ranks, first, &all);
-    int32_t *positions = mem_try_alloc(all + 1, sizeof *positions);
-    if (!positions) return ERR_NOMEM;
-    for (int r = 0; r < ranks->count; r++) {
-        evicting->trace[r] = (struct kern_trace){.lengths = reporting.rank[r].lengths,
-                                                 .positions = positions + first[r],
-                                                 .entries_max = reporting.rank[r].entries};
-        evicting->due[r].trace = &evicting->trace[r];
-    }
-    rc = evict_one(ranks, evicting);
-    if (!rc) {
-        trace->entries = 0;
-        for (int stream = 0; stream < stream_count(ranks); stream++) {
-            trace->lengths[stream] = own_length(ranks, stream);
-            trace->entries += (size_t)trace->lengths[stream];
-        }
-        merge_lists(ranks, first, positions, sizeof *positions, trace->entries_max,
-                    trace->positions);
-    }
-    mem_free(positions);
-    return rc;
-}
-
-static int op_evict(struct kern *kern, const struct kern_evict *due, int count) {
-    struct ranks *ranks = ranks_of(kern);
-    int rc = 0;
-    for (int i = 0; i < count && !rc; i++) {
-        struct evicting evicting = {0};
-        for (int r = 0; r < ranks->count; r++) evicting.due[r] = due[i];
-        rc = due[i].trace ? evict_traced(ranks, &evicting, due[i].trace)
-                          : evict_one(ranks, &evicting);
-    }
-    return rc;
-}
-
-/* ---- Snapshots --------------------------------------------------------------------------------
- */
-
-struct copying {
-    int slot, block;
-    int only; /* this rank, or -1: all */
-    size_t size[COMM_RANKS_MAX];
-    void *to[COMM_RANKS_MAX];
-    struct kern_block from[COMM_RANKS_MAX];
-    int codes[COMM_RANKS_MAX];
-};
-
-static bool takes_part(const struct copying *copying, int rank) {
-    return copying->only < 0 || copying->only == rank;
-}
-
-static void size_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
-    (void)ranks;
-    struct copying *copying = arg;
-    if (takes_part(copying, rank))
-        copying->size[rank] = kern->ops->snapshot_size(kern, copying->slot, copying->block);
-}
-
-static void export_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
-    (void)ranks;
-    struct copying *copying = arg;
-    if (takes_part(copying, rank))
-        copying->codes[rank] =
-            kern->ops->snapshot_export(kern, copying->slot, copying->block, copying->to[rank]);
-}
-
-static void import_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
-    (void)ranks;
-    struct copying *copying = arg;
-    if (takes_part(copying, rank) && copying->from[rank].data)
-        copying->codes[rank] =
-            kern->ops->snapshot_import(kern, copying->slot, copying->block, &copying->from[rank]);
-}
-
-static struct snapshot_shape whole_shape(const struct ranks *ranks) {
-    return (struct snapshot_shape){&ranks->whole, ranks->page_slots};
-}
-
-static struct snapshot_shape own_shape(const struct ranks *ranks) {
-    return (struct snapshot_shape){&ranks->own, ranks->page_slots};
-}
-
-/* A stream's block is its rank's. */
-static struct copying stream_block(const struct ranks *ranks, int slot, int block) {
-    return (struct copying){.slot = slot,
-                            .block = 1 + own_number(ranks, block - 1),
-                            .only = owner_of(ranks, block - 1)};
-}
-
-/* Block 0 of all ranks, each `own` bytes. */
-static int export_parts(struct ranks *ranks, struct copying *copying, char **parts, size_t *own) {
-    each_rank(ranks, size_on, copying);
-    *own = copying->size[0];
-    *parts = mem_try_alloc((size_t)ranks->count, *own);
-    if (!*parts) return ERR_NOMEM;
-    for (int r = 0; r < ranks->count; r++) copying->to[r] = *parts + (size_t)r * *own;
-    each_rank(ranks, export_on, copying);
-    return first_error(ranks, copying->codes);
-}
-
-/* All parts are equally long, and only the window makes them longer. */
-static size_t size_of_whole(const struct ranks *ranks, size_t own) {
-    struct snapshot_shape whole = whole_shape(ranks), part = own_shape(ranks);
-    for (int32_t window = 0; window <= KERN_WINDOW_MAX; window++)
-        if (snapshot_arrays(&part, window).size == own) return snapshot_arrays(&whole, window).size;
-    CHECK_MSG(false, "a block of %zu bytes", own);
-    return 0;
-}
-
-static size_t op_snapshot_size(struct kern *kern, int slot, int block) {
-    struct ranks *ranks = ranks_of(kern);
-    struct copying copying = {.slot = slot, .only = 0};
-    if (block > 0) copying = stream_block(ranks, slot, block);
-    each_rank(ranks, size_on, &copying);
-    return block > 0 ? copying.size[copying.only] : size_of_whole(ranks, copying.size[0]);
-}
-
-static int op_snapshot_export(struct kern *kern, int slot, int block, void *to) {
-    struct ranks *ranks = ranks_of(kern);
-    if (block > 0) {
-        struct copying copying = stream_block(ranks, slot, block);
-        copying.to[copying.only] = to;
-        each_rank(ranks, export_on, &copying);
-        return copying.codes[copying.only];
-    }
-    struct copying copying = {.slot = slot, .only = -1};
-    struct snapshot_shape whole = whole_shape(ranks), part = own_shape(ranks);
-    char *parts = NULL;
-    size_t own;
-    int rc = export_parts(ranks, &copying, &parts, &own);
-    for (int r = 0; r < ranks->count && !rc; r++)
-        if (ranks->heads[r].speaks)
-            snapshot_join(&whole, &part, ranks->heads[r].first, parts + (size_t)r * own, to);
-    mem_free(parts);
-    return rc;
-}
-
-static int op_snapshot_check(struct kern *kern, const struct kern_block *blocks, int count,
-                             int32_t tokens, struct kern_report *report, struct fault *fault) {
-    struct snapshot_shape whole = whole_shape(ranks_of(kern));
-    struct snapshot_slot slot;
-    return snapshot_check(&whole, blocks, count, tokens, &slot, report, fault);
-}
-
-/* All that share the stream's head take its block. */
-static int import_stream(struct ranks *ranks, int slot, int block, const struct kern_block *from) {
-    struct copying copying = stream_block(ranks, slot, block);
-    int head = (block - 1) % ranks->whole.heads_kv;
-    copying.only = -1;
-    for (int r = 0; r < ranks->count; r++) {
-        int first = ranks->heads[r].first;
-        if (head >= first && head < first + ranks->heads[r].heads_kv) copying.from[r] = *from;
-    }
-    each_rank(ranks, import_on, &copying);
-    return first_error(ranks, copying.codes);
-}
-
-static int op_snapshot_import(struct kern *kern, int slot, int block,
-                              const struct kern_block *from) {
-    struct ranks *ranks = ranks_of(kern);
-    if (block > 0) return import_stream(ranks, slot, block, from);
-    struct snapshot_shape whole = whole_shape(ranks), part = own_shape(ranks);
-    size_t own = snapshot_arrays(&part, snapshot_read_slot(from).window).size;
-    struct copying copying = {.slot = slot, .only = -1};
-    char *parts = mem_try_alloc((size_t)ranks->count, own);
-    if (!parts) return ERR_NOMEM;
-    for (int r = 0; r < ranks->count; r++) {
-        copying.from[r] = (struct kern_block){parts + (size_t)r * own, own};
-        snapshot_split(&whole, &part, ranks->heads[r].first, from->data, parts + (size_t)r * own);
-    }
-    each_rank(ranks, import_on, &copying);
-    mem_free(parts);
-    return first_error(ranks, copying.codes);
-}
-
-/* ---- Statistics, sampling, the end ------------------------------------------------------------
- */
-
-struct asking {
-    struct kern_cache_stats stats[COMM_RANKS_MAX];
-    struct fault faults[COMM_RANKS_MAX];
-    int codes[COMM_RANKS_MAX];
-};
-
-static void stats_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
-    (void)ranks;
-    struct asking *asking = arg;
-    kern->ops->cache_stats(kern, &asking->stats[rank]);
-}
-
-static void op_cache_stats(struct kern *kern, struct kern_cache_stats *stats) {
-    struct ranks *ranks = ranks_of(kern);
-    struct asking asking = {0};
-    each_rank(ranks, stats_on, &asking);
-    *stats = (struct kern_cache_stats){0};
-    for (int r = 0; r < ranks->count; r++) {
-        if (!ranks->heads[r].speaks) continue;
-        stats->pages_used += asking.stats[r].pages_used;
-        stats->entries_evicted += asking.stats[r].entries_evicted;
-    }
-    stats->rank_cap_hits = asking.stats[0].rank_cap_hits; /* all have found the same */
-}
-
-static void check_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
-    (void)ranks;
-    struct asking *asking = arg;
-    asking->codes[rank] = kern->ops->cache_check(kern, &asking->faults[rank]);
-}
-
-static int op_cache_check(struct kern *kern, struct fault *fault) {
-    struct ranks *ranks = ranks_of(kern);
-    struct asking asking = {0};
-    each_rank(ranks, check_on, &asking);
-    for (int r = 0; r < ranks->count; r++)
-        if (asking.codes[r])
-            return fault_set(fault, asking.codes[r], asking.faults[r].field, "rank %d: %s", r,
-                             asking.faults[r].text);
-    return 0;
-}
 
 /* Rank 0 has the logits, and the caller is its thread. */
 static int op_sample(struct kern *kern, const float *logits, int rows, int vocab,
@@ -990,16 +495,20 @@ static int op_sample(struct kern *kern, const float *logits, int rows, int vocab
                               out);
 }
 
+struct syncing {
+    int codes[COMM_RANKS_MAX];
+};
+
 static void sync_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
-    struct asking *asking = arg;
-    asking->codes[rank] = kern->ops->sync(kern);
+    struct syncing *syncing = arg;
+    syncing->codes[rank] = kern->ops->sync(kern);
 }
 
 static int op_sync(struct kern *kern) {
-    struct asking asking = {0};
-    each_rank(ranks_of(kern), sync_on, &asking);
-    return first_error(ranks_of(kern), asking.codes);
+    struct syncing syncing = {0};
+    ranks_each(ranks_of(kern), sync_on, &syncing);
+    return ranks_error(ranks_of(kern), syncing.codes);
 }
 
 static void op_bind(struct kern *kern) {
@@ -1015,7 +524,7 @@ static void close_on(struct ranks *ranks, struct kern *kern, int rank, void *arg
 
 static void op_close(struct kern *kern) {
     struct ranks *ranks = ranks_of(kern);
-    if (ranks->team) each_rank(ranks, close_on, NULL);
+    if (ranks->team) ranks_each(ranks, close_on, NULL);
     cpu_pool_close(ranks->team);
     mem_free(ranks->regions);
     mem_free(ranks->lengths);
@@ -1044,22 +553,22 @@ static const struct kern_ops table = {
     .glu = op_glu,
     .gather_rows = op_gather_rows,
     .gate = op_gate,
-    .cache_open = op_cache_open,
-    .begin_step = op_begin_step,
+    .cache_open = ranks_cache_open,
+    .begin_step = ranks_begin_step,
     .qk_rope = op_qk_rope,
     .write_kv = op_write_kv,
     .attend = op_attend,
-    .evict = op_evict,
-    .truncate = op_truncate,
-    .fork = op_fork,
-    .release = op_release,
-    .report = op_report,
-    .snapshot_size = op_snapshot_size,
-    .snapshot_export = op_snapshot_export,
-    .snapshot_check = op_snapshot_check,
-    .snapshot_import = op_snapshot_import,
-    .cache_stats = op_cache_stats,
-    .cache_check = op_cache_check,
+    .evict = ranks_evict,
+    .truncate = ranks_truncate,
+    .fork = ranks_fork,
+    .release = ranks_release,
+    .report = ranks_report,
+    .snapshot_size = ranks_snapshot_size,
+    .snapshot_export = ranks_snapshot_export,
+    .snapshot_check = ranks_snapshot_check,
+    .snapshot_import = ranks_snapshot_import,
+    .cache_stats = ranks_cache_stats,
+    .cache_check = ranks_cache_check,
     .sample = op_sample,
     .sync = op_sync,
 };
@@ -1103,7 +612,7 @@ int ranks_open(const struct ranks_options *options, struct kern **out, struct fa
     if (rc)
         fault_set(fault, rc, "", "cannot start the ranks' threads");
     else
-        each_rank(ranks, open_on, &opening);
+        ranks_each(ranks, open_on, &opening);
     for (int r = 0; r < ranks->count && !rc; r++)
         if (opening.codes[r])
             rc = fault_set(fault, opening.codes[r], opening.faults[r].field, "%s",

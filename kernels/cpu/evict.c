@@ -46,12 +46,8 @@ static struct cpu_evict_cut own_cut(const struct evict_job *job, int from, int t
     struct cpu_evict_pool pool = {.from = from, .to = to, .keep = keep};
     uint32_t bins[CPU_EVICT_BINS];
     pool.held = (int64_t)(plan[to].first - plan[from].first);
-    const struct evict_cuts cuts = {.job = job,
-                                    .comm = &comm_none,
-                                    .counts = true,
-                                    .pools = &pool,
-                                    .count = 1,
-                                    .bins = bins};
+    const struct evict_cuts cuts = {
+        .job = job, .comm = &comm_none, .counts = true, .pools = &pool, .count = 1, .bins = bins};
     (void)evict_find_cuts(&cuts); /* only communicators fail */
     return pool.cut;
 }

@@ -1,0 +1,478 @@
+/* The cache of all ranks: what the ranks hold, as one. */
+#include <string.h>
+
+#include "base/check.h"
+#include "base/mem.h"
+#include "kernels/ranks_int.h"
+#include "kernels/snapshot.h"
+
+/* ---- The cache: a step ------------------------------------------------------------------------
+ */
+
+struct cache_opening {
+    const struct kern_cache_options *options;
+    int codes[COMM_RANKS_MAX];
+    struct fault faults[COMM_RANKS_MAX];
+};
+
+static void open_cache_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
+    (void)ranks;
+    struct cache_opening *opening = arg;
+    opening->codes[rank] = kern->ops->cache_open(kern, opening->options, &opening->faults[rank]);
+}
+
+static size_t own_streams(const struct ranks *ranks) {
+    return (size_t)ranks->own.layers * (size_t)ranks->own.heads_kv;
+}
+
+int ranks_cache_open(struct kern *kern, const struct kern_cache_options *options,
+                     struct fault *fault) {
+    struct ranks *ranks = ranks_of(kern);
+    struct cache_opening opening = {.options = options};
+    struct kern_cache_info info;
+    kern->ops->cache_info(options->dtype, options->head_dim, &info);
+    ranks->whole = ranks->own = *options;
+    ranks->page_slots = info.page_slots;
+    for (int r = 0; r < ranks->count; r++) {
+        const struct comm place = {.rank = r, .ranks = ranks->count};
+        ranks->heads[r] = shard_heads(&place, options->heads_q, options->heads_kv);
+    }
+    ranks->own.heads_q = ranks->heads[0].heads_q;
+    ranks->own.heads_kv = ranks->heads[0].heads_kv;
+    ranks->lengths = mem_try_alloc((size_t)ranks->count * own_streams(ranks), sizeof(int32_t));
+    if (!ranks->lengths) return fault_set(fault, ERR_NOMEM, "", "no memory beside the cache");
+    ranks_each(ranks, open_cache_on, &opening);
+    for (int r = 0; r < ranks->count; r++)
+        if (opening.codes[r])
+            return fault_set(fault, opening.codes[r], opening.faults[r].field, "%s",
+                             opening.faults[r].text);
+    return 0;
+}
+
+struct stepping {
+    const struct kern_batch *batch;
+    int codes[COMM_RANKS_MAX];
+};
+
+static void begin_step_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
+    (void)ranks;
+    struct stepping *stepping = arg;
+    stepping->codes[rank] = kern->ops->begin_step(kern, stepping->batch);
+}
+
+int ranks_begin_step(struct kern *kern, const struct kern_batch *batch) {
+    struct stepping stepping = {.batch = batch};
+    ranks_each(ranks_of(kern), begin_step_on, &stepping);
+    return ranks_error(ranks_of(kern), stepping.codes);
+}
+
+/* ---- The cache: slots -------------------------------------------------------------------------
+ */
+
+struct slot_call {
+    int slot, other;
+    int32_t pos;
+    int codes[COMM_RANKS_MAX];
+};
+
+static void truncate_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
+    (void)ranks;
+    struct slot_call *call = arg;
+    call->codes[rank] = kern->ops->truncate(kern, call->slot, call->pos);
+}
+
+int ranks_truncate(struct kern *kern, int slot, int32_t pos) {
+    struct slot_call call = {.slot = slot, .pos = pos};
+    ranks_each(ranks_of(kern), truncate_on, &call);
+    return ranks_error(ranks_of(kern), call.codes);
+}
+
+static void fork_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
+    (void)ranks;
+    struct slot_call *call = arg;
+    call->codes[rank] = kern->ops->fork(kern, call->slot, call->other);
+}
+
+int ranks_fork(struct kern *kern, int from, int to) {
+    struct slot_call call = {.slot = from, .other = to};
+    ranks_each(ranks_of(kern), fork_on, &call);
+    return ranks_error(ranks_of(kern), call.codes);
+}
+
+static void release_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
+    (void)ranks, (void)rank;
+    const struct slot_call *call = arg;
+    kern->ops->release(kern, call->slot);
+}
+
+void ranks_release(struct kern *kern, int slot) {
+    struct slot_call call = {.slot = slot};
+    ranks_each(ranks_of(kern), release_on, &call);
+}
+
+/* ---- Streams of the model and of ranks --------------------------------------------------------
+ */
+
+static int owner_of(const struct ranks *ranks, int stream) {
+    return shard_owner(ranks->count, ranks->whole.heads_kv, stream % ranks->whole.heads_kv);
+}
+
+/* Its number on the rank that speaks for it, and on any that shares its head. */
+static int own_number(const struct ranks *ranks, int stream) {
+    int heads = ranks->own.heads_kv, head = stream % ranks->whole.heads_kv;
+    return stream / ranks->whole.heads_kv * heads + head % heads;
+}
+
+static int stream_count(const struct ranks *ranks) {
+    return ranks->whole.layers * ranks->whole.heads_kv;
+}
+
+static int32_t own_length(const struct ranks *ranks, int stream) {
+    size_t first = (size_t)owner_of(ranks, stream) * own_streams(ranks);
+    return ranks->lengths[first + (size_t)own_number(ranks, stream)];
+}
+
+/* Lists that ranks have made for their streams, [first[r], first[r + 1]) being rank r's, in the
+ * order of the model's streams. Each rank's streams keep their order. */
+static void merge_lists(const struct ranks *ranks, const size_t *first, const void *lists,
+                        size_t size, size_t most, void *out) {
+    size_t at[COMM_RANKS_MAX], done = 0;
+    memcpy(at, first, sizeof at);
+    for (int stream = 0; stream < stream_count(ranks); stream++) {
+        int owner = owner_of(ranks, stream);
+        size_t length = (size_t)own_length(ranks, stream);
+        size_t count = length < most - done ? length : most - done;
+        memcpy((char *)out + done * size, (const char *)lists + at[owner] * size, count * size);
+        at[owner] += length;
+        done += count;
+    }
+}
+
+/* Where each rank's list begins in a common one; returns the entries of all. A rank that does not
+ * speak has its own place too: it makes the list that nobody reads. */
+static size_t place_lists(const struct ranks *ranks, size_t *first, size_t *all) {
+    size_t total = 0, counted = 0;
+    for (int r = 0; r < ranks->count; r++) {
+        const int32_t *lengths = ranks->lengths + (size_t)r * own_streams(ranks);
+        first[r] = total;
+        for (size_t i = 0; i < own_streams(ranks); i++) total += (size_t)lengths[i];
+        if (ranks->heads[r].speaks) counted += total - first[r];
+    }
+    *all = total;
+    return counted;
+}
+
+/* ---- Reports ----------------------------------------------------------------------------------
+ */
+
+struct reporting {
+    int slot;
+    struct kern_report rank[COMM_RANKS_MAX];
+    int codes[COMM_RANKS_MAX];
+};
+
+static void report_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
+    (void)ranks;
+    struct reporting *reporting = arg;
+    reporting->codes[rank] = kern->ops->report(kern, reporting->slot, &reporting->rank[rank]);
+}
+
+/* Lengths of all streams of a slot, on every rank. */
+static int report_lengths(struct ranks *ranks, struct reporting *reporting) {
+    for (int r = 0; r < ranks->count; r++)
+        reporting->rank[r] =
+            (struct kern_report){.lengths = ranks->lengths + (size_t)r * own_streams(ranks)};
+    ranks_each(ranks, report_on, reporting);
+    return ranks_error(ranks, reporting->codes);
+}
+
+static int report_entries(struct ranks *ranks, struct reporting *reporting,
+                          struct kern_report *report) {
+    size_t first[COMM_RANKS_MAX], all;
+    (void)place_lists(ranks, first, &all);
+    int32_t *positions = report->positions ? mem_try_alloc(all + 1, sizeof *positions) : NULL;
+    float *log_beta = report->log_beta ? mem_try_alloc(all + 1, sizeof *log_beta) : NULL;
+    int rc = ERR_NOMEM;
+    if ((report->positions && !positions) || (report->log_beta && !log_beta)) goto out;
+    for (int r = 0; r < ranks->count; r++) {
+        reporting->rank[r].positions = positions ? positions + first[r] : NULL;
+        reporting->rank[r].log_beta = log_beta ? log_beta + first[r] : NULL;
+        reporting->rank[r].entries_max = reporting->rank[r].entries;
+    }
+    ranks_each(ranks, report_on, reporting);
+    rc = ranks_error(ranks, reporting->codes);
+    if (!rc && positions)
+        merge_lists(ranks, first, positions, sizeof *positions, report->entries_max,
+                    report->positions);
+    if (!rc && log_beta)
+        merge_lists(ranks, first, log_beta, sizeof *log_beta, report->entries_max,
+                    report->log_beta);
+out:
+    mem_free(positions);
+    mem_free(log_beta);
+    return rc;
+}
+
+int ranks_report(struct kern *kern, int slot, struct kern_report *report) {
+    struct ranks *ranks = ranks_of(kern);
+    struct reporting reporting = {.slot = slot};
+    int rc = report_lengths(ranks, &reporting);
+    if (rc) return rc;
+    report->entries = 0;
+    report->pages = 0;
+    for (int r = 0; r < ranks->count; r++) {
+        if (!ranks->heads[r].speaks) continue;
+        report->entries += reporting.rank[r].entries;
+        report->pages += reporting.rank[r].pages;
+    }
+    for (int stream = 0; report->lengths && stream < stream_count(ranks); stream++)
+        report->lengths[stream] = own_length(ranks, stream);
+    if (!report->positions && !report->log_beta) return 0;
+    if (report->entries > report->entries_max) return ERR_LIMIT;
+    return report_entries(ranks, &reporting, report);
+}
+
+/* ---- Eviction ---------------------------------------------------------------------------------
+ */
+
+struct evicting {
+    struct kern_evict due[COMM_RANKS_MAX];
+    struct kern_trace trace[COMM_RANKS_MAX];
+    int codes[COMM_RANKS_MAX];
+};
+
+static void evict_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
+    (void)ranks;
+    struct evicting *evicting = arg;
+    evicting->codes[rank] = kern->ops->evict(kern, &evicting->due[rank], 1);
+}
+
+static int evict_one(struct ranks *ranks, struct evicting *evicting) {
+    ranks_each(ranks, evict_on, evicting);
+    return ranks_error(ranks, evicting->codes);
+}
+
+/* A rank notes what leaves its streams, at most what they hold. */
+static int evict_traced(struct ranks *ranks, struct evicting *evicting, struct kern_trace *trace) {
+    struct reporting reporting = {.slot = evicting->due[0].slot};
+    size_t first[COMM_RANKS_MAX], all;
+    int rc = report_lengths(ranks, &reporting);
+    if (rc) return rc;
+    (void)place_lists(ranks, first, &all);
+    int32_t *positions = mem_try_alloc(all + 1, sizeof *positions);
+    if (!positions) return ERR_NOMEM;
+    for (int r = 0; r < ranks->count; r++) {
+        evicting->trace[r] = (struct kern_trace){.lengths = reporting.rank[r].lengths,
+                                                 .positions = positions + first[r],
+                                                 .entries_max = reporting.rank[r].entries};
+        evicting->due[r].trace = &evicting->trace[r];
+    }
+    rc = evict_one(ranks, evicting);
+    if (!rc) {
+        trace->entries = 0;
+        for (int stream = 0; stream < stream_count(ranks); stream++) {
+            trace->lengths[stream] = own_length(ranks, stream);
+            trace->entries += (size_t)trace->lengths[stream];
+        }
+        merge_lists(ranks, first, positions, sizeof *positions, trace->entries_max,
+                    trace->positions);
+    }
+    mem_free(positions);
+    return rc;
+}
+
+int ranks_evict(struct kern *kern, const struct kern_evict *due, int count) {
+    struct ranks *ranks = ranks_of(kern);
+    int rc = 0;
+    for (int i = 0; i < count && !rc; i++) {
+        struct evicting evicting = {0};
+        for (int r = 0; r < ranks->count; r++) evicting.due[r] = due[i];
+        rc = due[i].trace ? evict_traced(ranks, &evicting, due[i].trace)
+                          : evict_one(ranks, &evicting);
+    }
+    return rc;
+}
+
+/* ---- Snapshots --------------------------------------------------------------------------------
+ */
+
+struct copying {
+    int slot, block;
+    int only; /* this rank, or -1: all */
+    size_t size[COMM_RANKS_MAX];
+    void *to[COMM_RANKS_MAX];
+    struct kern_block from[COMM_RANKS_MAX];
+    int codes[COMM_RANKS_MAX];
+};
+
+static bool takes_part(const struct copying *copying, int rank) {
+    return copying->only < 0 || copying->only == rank;
+}
+
+static void size_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
+    (void)ranks;
+    struct copying *copying = arg;
+    if (takes_part(copying, rank))
+        copying->size[rank] = kern->ops->snapshot_size(kern, copying->slot, copying->block);
+}
+
+static void export_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
+    (void)ranks;
+    struct copying *copying = arg;
+    if (takes_part(copying, rank))
+        copying->codes[rank] =
+            kern->ops->snapshot_export(kern, copying->slot, copying->block, copying->to[rank]);
+}
+
+static void import_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
+    (void)ranks;
+    struct copying *copying = arg;
+    if (takes_part(copying, rank) && copying->from[rank].data)
+        copying->codes[rank] =
+            kern->ops->snapshot_import(kern, copying->slot, copying->block, &copying->from[rank]);
+}
+
+static struct snapshot_shape whole_shape(const struct ranks *ranks) {
+    return (struct snapshot_shape){&ranks->whole, ranks->page_slots};
+}
+
+static struct snapshot_shape own_shape(const struct ranks *ranks) {
+    return (struct snapshot_shape){&ranks->own, ranks->page_slots};
+}
+
+/* A stream's block is its rank's. */
+static struct copying stream_block(const struct ranks *ranks, int slot, int block) {
+    return (struct copying){.slot = slot,
+                            .block = 1 + own_number(ranks, block - 1),
+                            .only = owner_of(ranks, block - 1)};
+}
+
+/* Block 0 of all ranks, each `own` bytes. */
+static int export_parts(struct ranks *ranks, struct copying *copying, char **parts, size_t *own) {
+    ranks_each(ranks, size_on, copying);
+    *own = copying->size[0];
+    *parts = mem_try_alloc((size_t)ranks->count, *own);
+    if (!*parts) return ERR_NOMEM;
+    for (int r = 0; r < ranks->count; r++) copying->to[r] = *parts + (size_t)r * *own;
+    ranks_each(ranks, export_on, copying);
+    return ranks_error(ranks, copying->codes);
+}
+
+/* All parts are equally long, and only the window makes them longer. */
+static size_t size_of_whole(const struct ranks *ranks, size_t own) {
+    struct snapshot_shape whole = whole_shape(ranks), part = own_shape(ranks);
+    for (int32_t window = 0; window <= KERN_WINDOW_MAX; window++)
+        if (snapshot_arrays(&part, window).size == own) return snapshot_arrays(&whole, window).size;
+    CHECK_MSG(false, "a block of %zu bytes", own);
+    return 0;
+}
+
+size_t ranks_snapshot_size(struct kern *kern, int slot, int block) {
+    struct ranks *ranks = ranks_of(kern);
+    struct copying copying = {.slot = slot, .only = 0};
+    if (block > 0) copying = stream_block(ranks, slot, block);
+    ranks_each(ranks, size_on, &copying);
+    return block > 0 ? copying.size[copying.only] : size_of_whole(ranks, copying.size[0]);
+}
+
+int ranks_snapshot_export(struct kern *kern, int slot, int block, void *to) {
+    struct ranks *ranks = ranks_of(kern);
+    if (block > 0) {
+        struct copying copying = stream_block(ranks, slot, block);
+        copying.to[copying.only] = to;
+        ranks_each(ranks, export_on, &copying);
+        return copying.codes[copying.only];
+    }
+    struct copying copying = {.slot = slot, .only = -1};
+    struct snapshot_shape whole = whole_shape(ranks), part = own_shape(ranks);
+    char *parts = NULL;
+    size_t own;
+    int rc = export_parts(ranks, &copying, &parts, &own);
+    for (int r = 0; r < ranks->count && !rc; r++)
+        if (ranks->heads[r].speaks)
+            snapshot_join(&whole, &part, ranks->heads[r].first, parts + (size_t)r * own, to);
+    mem_free(parts);
+    return rc;
+}
+
+int ranks_snapshot_check(struct kern *kern, const struct kern_block *blocks, int count,
+                         int32_t tokens, struct kern_report *report, struct fault *fault) {
+    struct snapshot_shape whole = whole_shape(ranks_of(kern));
+    struct snapshot_slot slot;
+    return snapshot_check(&whole, blocks, count, tokens, &slot, report, fault);
+}
+
+/* All that share the stream's head take its block. */
+static int import_stream(struct ranks *ranks, int slot, int block, const struct kern_block *from) {
+    struct copying copying = stream_block(ranks, slot, block);
+    int head = (block - 1) % ranks->whole.heads_kv;
+    copying.only = -1;
+    for (int r = 0; r < ranks->count; r++) {
+        int first = ranks->heads[r].first;
+        if (head >= first && head < first + ranks->heads[r].heads_kv) copying.from[r] = *from;
+    }
+    ranks_each(ranks, import_on, &copying);
+    return ranks_error(ranks, copying.codes);
+}
+
+int ranks_snapshot_import(struct kern *kern, int slot, int block, const struct kern_block *from) {
+    struct ranks *ranks = ranks_of(kern);
+    if (block > 0) return import_stream(ranks, slot, block, from);
+    struct snapshot_shape whole = whole_shape(ranks), part = own_shape(ranks);
+    size_t own = snapshot_arrays(&part, snapshot_read_slot(from).window).size;
+    struct copying copying = {.slot = slot, .only = -1};
+    char *parts = mem_try_alloc((size_t)ranks->count, own);
+    if (!parts) return ERR_NOMEM;
+    for (int r = 0; r < ranks->count; r++) {
+        copying.from[r] = (struct kern_block){parts + (size_t)r * own, own};
+        snapshot_split(&whole, &part, ranks->heads[r].first, from->data, parts + (size_t)r * own);
+    }
+    ranks_each(ranks, import_on, &copying);
+    mem_free(parts);
+    return ranks_error(ranks, copying.codes);
+}
+
+/* ---- Statistics --------------------------------------------------------------------------------
+ */
+
+struct asking {
+    struct kern_cache_stats stats[COMM_RANKS_MAX];
+    struct fault faults[COMM_RANKS_MAX];
+    int codes[COMM_RANKS_MAX];
+};
+
+static void stats_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
+    (void)ranks;
+    struct asking *asking = arg;
+    kern->ops->cache_stats(kern, &asking->stats[rank]);
+}
+
+void ranks_cache_stats(struct kern *kern, struct kern_cache_stats *stats) {
+    struct ranks *ranks = ranks_of(kern);
+    struct asking asking = {0};
+    ranks_each(ranks, stats_on, &asking);
+    *stats = (struct kern_cache_stats){0};
+    for (int r = 0; r < ranks->count; r++) {
+        if (!ranks->heads[r].speaks) continue;
+        stats->pages_used += asking.stats[r].pages_used;
+        stats->entries_evicted += asking.stats[r].entries_evicted;
+    }
+    stats->rank_cap_hits = asking.stats[0].rank_cap_hits; /* all have found the same */
+}
+
+static void check_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
+    (void)ranks;
+    struct asking *asking = arg;
+    asking->codes[rank] = kern->ops->cache_check(kern, &asking->faults[rank]);
+}
+
+int ranks_cache_check(struct kern *kern, struct fault *fault) {
+    struct ranks *ranks = ranks_of(kern);
+    struct asking asking = {0};
+    ranks_each(ranks, check_on, &asking);
+    for (int r = 0; r < ranks->count; r++)
+        if (asking.codes[r])
+            return fault_set(fault, asking.codes[r], asking.faults[r].field, "rank %d: %s", r,
+                             asking.faults[r].text);
+    return 0;
+}

@@ -1,0 +1,57 @@
+/* What the files of ranks share: ranks.c gives operations to all ranks and knows where their memory
+ * is, ranks_cache.c makes one cache of theirs. Not for anybody else. */
+#ifndef KEEPD_KERNELS_RANKS_INT_H
+#define KEEPD_KERNELS_RANKS_INT_H
+
+#include "kernels/cpu/pool.h"
+#include "kernels/ranks.h"
+#include "kernels/shard.h"
+
+struct ranks {
+    struct kern base; /* first: a struct kern * is a struct ranks * */
+    struct kern_ops ops;
+    char name[64];
+    int count;
+    struct kern *rank[COMM_RANKS_MAX];
+    struct cpu_pool *team; /* a thread for each rank; the caller is rank 0's */
+
+    struct ranks_region *regions; /* by address */
+    size_t region_count, region_room;
+    const struct ranks *owner; /* of memory that this instance may read: kern_ops.share */
+
+    struct kern_cache_options whole; /* once the cache is open */
+    struct kern_cache_options own;   /* of every rank */
+    int page_slots;
+    struct shard_heads heads[COMM_RANKS_MAX];
+    int32_t *lengths; /* [count][own streams], of reports and traces */
+};
+
+static inline struct ranks *ranks_of(struct kern *kern) {
+    return (struct ranks *)kern;
+}
+
+/* What a call is to a rank: its backend, its number, and what the call needs. */
+typedef void rank_work(struct ranks *ranks, struct kern *kern, int rank, void *arg);
+
+void ranks_each(struct ranks *ranks, rank_work *work, void *arg);
+/* Errors are the same on all ranks, or one rank's alone. */
+int ranks_error(const struct ranks *ranks, const int *codes);
+
+/* ranks_cache.c */
+int ranks_cache_open(struct kern *kern, const struct kern_cache_options *options,
+                     struct fault *fault);
+int ranks_begin_step(struct kern *kern, const struct kern_batch *batch);
+int ranks_truncate(struct kern *kern, int slot, int32_t pos);
+int ranks_fork(struct kern *kern, int from, int to);
+void ranks_release(struct kern *kern, int slot);
+int ranks_report(struct kern *kern, int slot, struct kern_report *report);
+int ranks_evict(struct kern *kern, const struct kern_evict *due, int count);
+size_t ranks_snapshot_size(struct kern *kern, int slot, int block);
+int ranks_snapshot_export(struct kern *kern, int slot, int block, void *to);
+int ranks_snapshot_check(struct kern *kern, const struct kern_block *blocks, int count,
+                         int32_t tokens, struct kern_report *report, struct fault *fault);
+int ranks_snapshot_import(struct kern *kern, int slot, int block, const struct kern_block *from);
+void ranks_cache_stats(struct kern *kern, struct kern_cache_stats *stats);
+int ranks_cache_check(struct kern *kern, struct fault *fault);
+
+#endif
