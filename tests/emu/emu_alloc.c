@@ -30,3 +30,43 @@ Test(emu_alloc, opening_survives_every_failed_allocation) {
     }
     cr_assert(failures > 5);
 }
+
+/* A step of rules that look at attention, with every allocation failing in turn: it works without,
+ * or says so; the slot can be released and the pool is whole. */
+Test(emu_alloc, observing_steps_survive_every_failed_allocation) {
+    static const struct kern_rule rules[] = {
+        {.score = KERN_SCORE_ATTENTION, .observe = {.window = 8}},
+        {.score = KERN_SCORE_ATTENTION, .observe = {.reduce = KERN_REDUCE_SUM}}};
+    struct kern_cache_options options = {.layers = 1,
+                                         .heads_q = 2,
+                                         .heads_kv = 1,
+                                         .head_dim = 64,
+                                         .dtype = KERN_BF16,
+                                         .pages = 20,
+                                         .slots = 2,
+                                         .max_positions = 100};
+    int failures = 0, passes = 0;
+    for (int n = 0; n < 12; n++) {
+        struct kern *kern;
+        struct kern_cache_stats stats;
+        struct cuda_options cuda = {.device = 0};
+        struct kern_span spans[] = {{.slot = 0, .count = 3, .rule = &rules[0]},
+                                    {.slot = 1, .row = 3, .count = 2, .rule = &rules[1]}};
+        struct kern_batch batch = {.spans = spans, .span_count = 2, .rows = 5};
+        MUST(cuda_open(&cuda, &kern, NULL));
+        MUST(kern->ops->cache_open(kern, &options, NULL));
+        mem_fail_after(n);
+        int rc = kern->ops->begin_step(kern, &batch), later = kern->ops->sync(kern);
+        mem_fail_after(-1);
+        if (!rc) rc = later;
+        cr_assert(rc == 0 || rc == ERR_NOMEM, "allocation %d: %d", n, rc);
+        failures += rc != 0;
+        passes += rc == 0;
+        for (int slot = 0; slot < 2; slot++) kern->ops->release(kern, slot);
+        expect_sound(kern);
+        kern->ops->cache_stats(kern, &stats);
+        cr_assert_eq((int)stats.pages_used, 0, "allocation %d", n);
+        kern->ops->close(kern);
+    }
+    cr_assert(failures > 2 && passes > 2, "%d failures", failures);
+}
