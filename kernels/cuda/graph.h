@@ -7,7 +7,7 @@
  * was put off is queued as it is, the rest follows at once, and the new list takes the old one's
  * place. So a captured argument can never be stale: a graph runs only when every pointer and every
  * number is what it was, and what changes from step to step lies in device memory, at the same
- * places (gpu.md's "shapes are data"). No batch is padded: a key has the very rows it names.
+ * places. No batch is padded: a key has the very rows it names.
  *
  * C++, for the sources of this folder only; the engine thread. */
 #ifndef KEEPD_KERNELS_CUDA_GRAPH_H

@@ -3,7 +3,8 @@
  *
  * Environment, for keepd-emu: KEEPD_EMU_LOST, a path: once a file is there the device is lost, like
  * a GPU after an error: nothing happens on it any more, and every wait says ERR_DEVICE.
- * KEEPD_EMU_MEMORY: see device_memory. */
+ * KEEPD_EMU_MEMORY: see device_memory. KEEPD_EMU_DEVICES: how many there are, 1. As with CUDA a
+ * thread has a current device; who works on another one has forgotten device_bind. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -19,6 +20,7 @@ struct place {
 };
 
 struct device {
+    int index;
     std::vector<void *> staged;
     std::vector<struct place> places;
     size_t placed; /* places of this region */
@@ -27,8 +29,18 @@ struct device {
     bool lost; /* for good */
 };
 
+static thread_local int current = 0;
+
+static void expect_bound(const struct device *device) {
+    if (current == device->index) return;
+    fprintf(stderr, "emu: device %d is used by a thread whose device is %d\n", device->index,
+            current);
+    abort();
+}
+
 /* Looked at where a GPU would be found lost: before work, and when waiting for it. */
 static bool lost(struct device *device) {
+    expect_bound(device);
     static const char *const path = getenv("KEEPD_EMU_LOST");
     if (path && !device->lost && access(path, F_OK) == 0) {
         device->lost = true;
@@ -38,12 +50,17 @@ static bool lost(struct device *device) {
 }
 
 int device_count(struct fault *) {
-    return 1;
+    const char *count = getenv("KEEPD_EMU_DEVICES");
+    return count ? atoi(count) : 1;
 }
 
 int device_open(int index, struct device **out, struct fault *fault) {
-    if (index != 0) return fault_set(fault, ERR_NOTFOUND, "device", "there is one emulated device");
+    int count = device_count(fault);
+    if (index < 0 || index >= count)
+        return fault_set(fault, ERR_NOTFOUND, "device", "device %d of %d", index, count);
     *out = new device{};
+    (*out)->index = index;
+    device_bind(*out);
     return 0;
 }
 
@@ -52,7 +69,9 @@ static void drop_staged(struct device *device) {
     device->staged.clear();
 }
 
-void device_bind(struct device *) {}
+void device_bind(struct device *device) {
+    current = device->index;
+}
 
 void device_close(struct device *device) {
     if (!device) return;
@@ -71,7 +90,8 @@ int device_processors(const struct device *) {
 }
 
 /* The n-th allocation from now on fails, once, where mem_try_* would. */
-void *device_alloc(struct device *, size_t bytes) {
+void *device_alloc(struct device *device, size_t bytes) {
+    expect_bound(device);
     void *probe = mem_try_alloc(1, 1);
     if (!probe) return nullptr;
     mem_free(probe);
@@ -79,6 +99,7 @@ void *device_alloc(struct device *, size_t bytes) {
 }
 
 void device_free(struct device *device, void *mem) {
+    expect_bound(device);
     graph_settle(&device->graphs, device);
     emu_free(mem);
 }
@@ -131,6 +152,7 @@ void device_copy(struct device *device, void *to, const void *from, size_t bytes
 }
 
 void device_upload(struct device *device, void *to, const void *from, size_t bytes) {
+    expect_bound(device);
     graph_settle(&device->graphs, device);
     memcpy(to, from, bytes);
 }

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <map>
+#include <mutex>
 #include <vector>
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -66,6 +67,10 @@ __asm__(".text\n"
         "  ret\n"
         ".size emu_switch,.-emu_switch\n");
 #endif
+
+/* Threads take turns, launch by launch. */
+static std::mutex one;
+typedef std::lock_guard<std::mutex> guard;
 
 emu_thread *emu_self;
 dim3 emu_grid_dim, emu_block_dim;
@@ -466,6 +471,7 @@ void *emu_shared() {
 
 const char *emu_run(const char *name, dim3 grid, int threads, size_t shared, void (*body)(void *),
                     void *arg) {
+    const guard alone(one);
     m.kernel = name;
     m.body = body;
     m.arg = arg;
@@ -498,6 +504,7 @@ const char *emu_run(const char *name, dim3 grid, int threads, size_t shared, voi
 }
 
 void *emu_alloc(size_t bytes) {
+    const guard alone(one);
     size_t room = (bytes + 15) / 16 * 16, pages = (room + MEMORY_PAGE - 1) / MEMORY_PAGE;
     if (pages == 0) pages = 1;
     buffer b = {nullptr, (pages + 2) * MEMORY_PAGE, bytes};
@@ -525,6 +532,7 @@ static void check_edges(const char *mem, const buffer &b) {
 
 void emu_free(void *mem) {
     if (!mem) return;
+    const guard alone(one);
     auto at = buffers.find(static_cast<char *>(mem));
     if (at == buffers.end()) {
         fprintf(stderr, "emu: %p was not allocated here\n", mem);
@@ -536,6 +544,7 @@ void emu_free(void *mem) {
 }
 
 size_t emu_allocated() {
+    const guard alone(one);
     size_t sum = 0;
     for (const auto &item : buffers) sum += item.second.bytes;
     return sum;

@@ -17,7 +17,7 @@
  *   - bulk copies and matrix loads check alignment, range and that someone waits for the copy.
  *
  * It does not model memory order, races between barriers beyond what other orders show, or time.
- * One OS thread at a time may use it. */
+ * Threads take turns: a launch has the emulator for itself. */
 #ifndef KEEPD_TESTS_EMU_H
 #define KEEPD_TESTS_EMU_H
 

@@ -123,7 +123,8 @@ def test_every_policy_runs_or_is_refused_by_name(cuda):
         else:
             error = r.json()["error"]
             assert r.status_code == 400 and error["param"] == "kv.policy" and "cannot run here" in error["message"], policy
-    assert {"full", "streaming", "trimkv", "global"} <= set(served)
+    assert {"full", "streaming", "trimkv", "global", "gkv", "rkv", "snapkv", "pyramidkv", "adakv", "morphkv", "cake", "h2o",
+            "kvcompress", "d2o"} <= set(served)
     cuda.wait_idle()
 
 
@@ -198,6 +199,23 @@ def test_a_state_file_moves_between_devices(daemon_of, tmp_path, devices):
     r = second.chat(messages=messages, max_tokens=6, **kv)
     assert content(r) and r.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 50
     assert second.metrics()["keepd_state_restored_total",] == 1
+
+
+@pytest.mark.slow
+def test_a_replica_for_every_device(daemon_of):
+    """Each on a thread and a device of its own; answers are those of one, and there are no more than devices."""
+    if not EMULATED:
+        pytest.skip("needs two devices")
+    asked = [STORY + f"Question {i}: what is the code?" for i in range(4)]
+    one = daemon_of(*POOL)
+    alone = [content(one.chat(text, max_tokens=4, **fresh())) for text in asked]
+    two = daemon_of(*POOL, "--data-parallel-size", "2", env={"KEEPD_EMU_DEVICES": "2"})
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        bodies = [chat_body(text, max_tokens=4, **fresh()) for text in asked]
+        assert list(pool.map(lambda body: content(two.post(CHAT, body)), bodies)) == alone
+    refused = subprocess.run([BINARY, "--model", ROOT / "models" / "keepd-nano", "--device", "cuda", *POOL,
+                              "--data-parallel-size", "2"], text=True, capture_output=True, timeout=120)
+    assert refused.returncode == 78 and "data-parallel-size: replica 1" in refused.stderr, refused.stderr
 
 
 # --- a device error: a clear answer, then the end, for the service manager to start again ---
