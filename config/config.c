@@ -80,7 +80,7 @@ const struct option config_options[] = {
     {.help = "Cache"},
     {"kv-policy", TEXT, AT(kv_policy), 1, 0, "auto", "POLICY", 0,
      "What is kept when a sequence is over its budget: full, streaming, trimkv, global, gkv, rkv, "
-     "snapkv, pyramidkv, adakv, morphkv, cake, h2o, kvcompress or d2o. "
+     "snapkv, pyramidkv, adakv, morphkv, cake, h2o, kvcompress, d2o or ems. "
      "auto: global where the model has gates, else full."},
     {"kv-budget", INT, AT(kv_budget), 1, MANY, "1024", "N", 0,
      "Kept entries per layer and head, on average. A request may ask for another budget."},

@@ -136,7 +136,8 @@ static int64_t choose_host_pages(const struct engine *e, const struct reserve_sh
     int64_t longest = e->info.max_model_len;
     int64_t peak = kv->policy->bounded ? (int64_t)kv->budget + kv->buffer + kv->chunk : longest;
     if (peak > longest) peak = longest;
-    int64_t wanted = reserve_pages(shape, kv, peak) * e->options.max_num_seqs * 2;
+    int64_t each = reserve_pages(shape, kv, peak) + reserve_members(shape, kv, 0, longest);
+    int64_t wanted = each * e->options.max_num_seqs * 2;
     int64_t most = memory_available() / 2 / e->replica_count / page_bytes;
     return wanted < most ? wanted : most;
 }
@@ -152,7 +153,8 @@ static struct kern_cache_options cache_options(const struct engine *e, enum kern
                                        .pages = so->pages_total,
                                        .slots = so->sequences_max + so->conversations_max,
                                        .max_positions = e->info.max_model_len,
-                                       .rank_cap = (float)e->options.kv_rank_cap / 100};
+                                       .rank_cap = (float)e->options.kv_rank_cap / 100,
+                                       .inv_freq = config->inv_freq};
 }
 
 /* A device of one's own: all that fits beside the weights. */
@@ -221,9 +223,10 @@ static int open_store(struct engine *e, struct sched_options *so, enum kern_dtyp
 static int plan_pool(const struct engine *e, enum kern_dtype dtype, struct sched_options *so,
                      struct fault *fault) {
     const struct model_config *config = model_config(model_of(e));
-    struct kern_cache_info info;
+    struct kern_cache_info info = {0};
     ops_of(e)->cache_info(dtype, config->head_dim, &info);
-    so->shape = (struct reserve_shape){config->layers, config->heads_kv, info.page_slots};
+    so->shape = (struct reserve_shape){config->layers, config->heads_kv, info.page_slots,
+                                       info.member_slots};
     so->page_bytes = info.page_bytes;
     int code = choose_pages(e, dtype, so, fault);
     if (code != 0) return code;

@@ -169,7 +169,7 @@ struct engine_kv_option {
     double number;    /* INFINITY allowed */
     const char *text; /* NULL for numbers */
 };
-#define ENGINE_KV_OPTIONS 12
+#define ENGINE_KV_OPTIONS 16
 
 /* The kv object of a request: absent members are -1 or NULL and take the engine's defaults. */
 struct engine_kv {

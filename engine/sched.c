@@ -254,7 +254,8 @@ static int64_t pages_for(const struct sched_options *options, const struct kv_pa
                          int64_t held, const struct engine_request *request, int32_t cached) {
     int32_t appended = request->max_tokens > 0 ? request->max_tokens - 1 : 0;
     int64_t peak = reserve_peak(kv, held, request->prompt_count - cached, appended);
-    return reserve_pages(&options->shape, kv, peak);
+    return reserve_pages(&options->shape, kv, peak) +
+           reserve_members(&options->shape, kv, held, (int64_t)request->prompt_count + appended);
 }
 
 int sched_check(const struct sched_options *options, const struct engine_request *request,

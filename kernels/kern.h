@@ -77,6 +77,7 @@ struct kern_shape {
 
 #define KERN_WINDOW_MAX       64 /* queries that a backend remembers per sequence and layer */
 #define KERN_SMOOTH_WIDTH_MAX 31 /* widest smoothing, odd */
+#define KERN_GAMMA_MAX        16 /* of kern_classes */
 
 enum kern_score {
     KERN_SCORE_RECENCY,   /* newest first */
@@ -172,6 +173,9 @@ struct kern_observe {
     enum kern_smooth smooth; /* over the candidates of a stream, in order; not remembered */
     int32_t smooth_width;
     bool smooth_first; /* each query's p is smoothed, before `reduce` */
+    bool global;       /* with a window, no history: every query's attention is added up besides, as
+                          with window 0, to G, with such a group; and S <- max(G sum(S) / sum(G), S), the
+                          sums over the       candidates (EMS) */
 };
 
 /* Key redundancy (R-KV, G-KV). khat_i = k_i / (|k_i| + eps), C[i,j] = khat_i . khat_j, C[i,i] = 0;
@@ -192,8 +196,30 @@ struct kern_redundancy {
  * what they were. */
 enum kern_merge {
     KERN_MERGE_NONE,
-    KERN_MERGE_PAPER, /* D2O: weights e for j and exp(u_ij) for each i, divided by their sum */
-    KERN_MERGE_CODE   /* D2O: j <- (j + sum_i u_ij i) / (1 + number of i) */
+    KERN_MERGE_PAPER,  /* D2O: weights e for j and exp(u_ij) for each i, divided by their sum */
+    KERN_MERGE_CODE,   /* D2O: j <- (j + sum_i u_ij i) / (1 + number of i) */
+    KERN_MERGE_CLASSES /* see struct kern_classes */
+};
+
+/* Classes (EMS): an entry is the centre of a class. Of other tokens in its class, the members, only
+ * a record stays: position and gain, its key's length over the centre's. A member's key is gain
+ * times the centre's, turned from the centre's position to its own (RoPE); its value is the
+ * centre's. The softmax runs over entries and members, and whatever is said of an entry's attention
+ * is the sum over its class. A query sees a member when it sees the centre and is not older than
+ * the member. The rule adds up attention (window 0 or observe.global); a class's mass is that sum.
+ *
+ * Of the entries that go, each with its members, the best (gamma - 1) keep of a stream by rank look
+ * for the candidate j that stays (ties: the newer) with the largest
+ *     R = cos(k_i, k_j) cos(v_i, v_j), keys turned back to position 0, 0 for a vector of zeros.
+ * Above tau they join its class; the others are gone. The centre's key then points where the sum of
+ * mass times unit key (at position 0) points, of itself and those that join, and its value is the
+ * mean weighted by mass; length and position of its key stay, and masses add up. A sum of zero
+ * changes nothing. Of the members of a stream the newest kern_members_max stay. */
+struct kern_classes {
+    float gamma; /* at least 1: tokens a stream remembers, in parts of `keep` */
+    float tau;   /* 0..1 */
+    bool
+        positions; /* false: a member's key is not turned, as if it were at the centre's position */
 };
 
 struct kern_rule {
@@ -214,11 +240,19 @@ struct kern_rule {
                        places each, and as many more as the stream has entries among the best of
                        the rest of the total; what a stream is too short for stays empty */
     float merge_beta;
+    struct kern_classes classes;
     float pyramid_beta; /* the last layer's candidates are 1 / pyramid_beta of the mean */
     float tau1, tau2;   /* PREFERENCE */
     struct kern_observe observe;
     struct kern_redundancy redundancy;
 };
+
+/* Members a stream keeps at most when `keep` entries are. */
+static inline int32_t kern_members_max(const struct kern_rule *rule, int32_t keep) {
+    if (rule->merge != KERN_MERGE_CLASSES) return 0;
+    double most = ((double)rule->classes.gamma - 1) * (double)keep;
+    return most < 0 ? 0 : most > INT32_MAX ? INT32_MAX : (int32_t)most;
+}
 
 /* ---- A step -------------------------------------------------------------------------------- */
 
@@ -281,10 +315,14 @@ struct kern_cache_options {
                           most so many times an even share, rounded down, >= 1, or what it protects;
                           the others get the rest. 0: no cap, so that the number of ranks does not
                           matter */
+    /* The rotation of the keys, [head_dim / 2], for rules with classes; lives as long as the cache.
+     * NULL: keys are not rotated. */
+    const float *inv_freq;
 };
 
 struct kern_cache_info {
     int page_slots;     /* entries per page */
+    int member_slots;   /* members of classes per page; 0 without rules that have them */
     int64_t page_bytes; /* memory per page, side records included */
 };
 

@@ -29,10 +29,11 @@ int ranks_cache_open(struct kern *kern, const struct kern_cache_options *options
                      struct fault *fault) {
     struct ranks *ranks = ranks_of(kern);
     struct cache_opening opening = {.options = options};
-    struct kern_cache_info info;
+    struct kern_cache_info info = {0};
     kern->ops->cache_info(options->dtype, options->head_dim, &info);
     ranks->whole = ranks->own = *options;
     ranks->page_slots = info.page_slots;
+    ranks->member_slots = info.member_slots;
     for (int r = 0; r < ranks->count; r++) {
         const struct comm place = {.rank = r, .ranks = ranks->count};
         ranks->heads[r] = shard_heads(&place, options->heads_q, options->heads_kv);
@@ -333,11 +334,11 @@ static void import_on(struct ranks *ranks, struct kern *kern, int rank, void *ar
 }
 
 static struct snapshot_shape whole_shape(const struct ranks *ranks) {
-    return (struct snapshot_shape){&ranks->whole, ranks->page_slots};
+    return (struct snapshot_shape){&ranks->whole, ranks->page_slots, ranks->member_slots};
 }
 
 static struct snapshot_shape own_shape(const struct ranks *ranks) {
-    return (struct snapshot_shape){&ranks->own, ranks->page_slots};
+    return (struct snapshot_shape){&ranks->own, ranks->page_slots, ranks->member_slots};
 }
 
 /* A stream's block is its rank's. */

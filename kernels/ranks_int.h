@@ -21,7 +21,7 @@ struct ranks {
 
     struct kern_cache_options whole; /* once the cache is open */
     struct kern_cache_options own;   /* of every rank */
-    int page_slots;
+    int page_slots, member_slots;
     struct shard_heads heads[COMM_RANKS_MAX];
     int32_t *lengths; /* [count][own streams], of reports and traces */
 };

@@ -1,5 +1,6 @@
 #include "kernels/snapshot.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "base/check.h"
@@ -88,6 +89,23 @@ size_t snapshot_part_at(const struct snapshot_shape *shape, int32_t length, int 
     return sizeof length + (size_t)length * bytes;
 }
 
+size_t snapshot_stream_size(const struct snapshot_shape *shape, int32_t length, int32_t members) {
+    size_t size = snapshot_part_at(shape, length, SNAPSHOT_PARTS);
+    if (members == 0) return size;
+    return size + sizeof members + (size_t)members * sizeof(struct snapshot_member);
+}
+
+int32_t snapshot_members(const struct snapshot_shape *shape, const struct kern_block *block,
+                         const char **at) {
+    size_t end = snapshot_part_at(shape, snapshot_length(block), SNAPSHOT_PARTS);
+    int32_t members = 0;
+    *at = (const char *)block->data + end;
+    if (block->size < end + sizeof members) return 0;
+    memcpy(&members, *at, sizeof members);
+    *at += sizeof members;
+    return members;
+}
+
 /* ---- Checks --------------------------------------------------------------------------------- */
 
 static int malformed(struct fault *fault, const char *what, int block) {
@@ -133,13 +151,53 @@ static int check_slot(const struct snapshot_shape *shape, const struct kern_bloc
     return check_ring((const char *)block->data + at.ring_pos, slot, fault);
 }
 
+/* Has the stream an entry at this position? */
+static bool has_entry(const char *positions, int32_t length, int32_t pos) {
+    int32_t lo = 0, hi = length, found;
+    while (lo < hi) {
+        int32_t mid = lo + (hi - lo) / 2;
+        memcpy(&found, positions + (size_t)mid * sizeof found, sizeof found);
+        if (found == pos) return true;
+        if (found < pos)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return false;
+}
+
+/* After the entries. Together they are fewer than the positions, as every token is one of them. */
+static int check_members(const struct snapshot_shape *shape, const struct kern_block *block,
+                         int index, int32_t next_pos, struct fault *fault) {
+    const char *at, *entries = (const char *)block->data + sizeof(int32_t);
+    int32_t length = snapshot_length(block), count = snapshot_members(shape, block, &at);
+    struct snapshot_member last = {-1, -1, 0}, member;
+    if (block->size == snapshot_part_at(shape, length, SNAPSHOT_PARTS)) return 0;
+    if (count < 1 || count > next_pos - length ||
+        block->size != snapshot_stream_size(shape, length, count))
+        return malformed(fault, "not the size of its members", index);
+    if (shape->member_slots == 0)
+        return fault_set(fault, ERR_UNSUPPORTED, "snapshot",
+                         "its entries have classes, which this backend does not keep");
+    for (int32_t i = 0; i < count; i++, last = member) {
+        memcpy(&member, at + (size_t)i * sizeof member, sizeof member);
+        bool ascends =
+            member.centre > last.centre || (member.centre == last.centre && member.pos > last.pos);
+        if (!ascends || member.pos < 0 || member.pos >= next_pos || !(member.gain >= 0) ||
+            !isfinite(member.gain) || !has_entry(entries, length, member.centre) ||
+            has_entry(entries, length, member.pos))
+            return malformed(fault, "a member that cannot be", index);
+    }
+    return 0;
+}
+
 static int check_stream(const struct snapshot_shape *shape, const struct kern_block *block,
                         int index, int32_t next_pos, struct fault *fault) {
     if (block->size < sizeof(int32_t)) return malformed(fault, "too short", index);
     int32_t length = snapshot_length(block), last = -1;
     if (length < 0 || length > shape->options->max_positions)
         return malformed(fault, "a length out of range", index);
-    if (block->size != snapshot_part_at(shape, length, SNAPSHOT_PARTS))
+    if (block->size < snapshot_part_at(shape, length, SNAPSHOT_PARTS))
         return malformed(fault, "not the size of its entries", index);
     const char *at = (const char *)block->data + snapshot_part_at(shape, length, SNAPSHOT_POS);
     for (int32_t i = 0; i < length; i++) {
@@ -149,7 +207,7 @@ static int check_stream(const struct snapshot_shape *shape, const struct kern_bl
             return malformed(fault, "positions out of order", index);
         last = pos;
     }
-    return 0;
+    return check_members(shape, block, index, next_pos, fault);
 }
 
 int snapshot_check(const struct snapshot_shape *shape, const struct kern_block *blocks, int count,
@@ -168,6 +226,9 @@ int snapshot_check(const struct snapshot_shape *shape, const struct kern_block *
         int32_t length = snapshot_length(&blocks[i]);
         report->entries += (size_t)length;
         report->pages += (length + page_slots - 1) / page_slots;
+        const char *at;
+        int32_t members = snapshot_members(shape, &blocks[i], &at);
+        if (members > 0) report->pages += (members - 1) / shape->member_slots + 1;
     }
     return code;
 }

@@ -6,9 +6,10 @@
  * array (bytes per entry) and every slot array (bytes in all), then the slot arrays: the layers'
  * weights, the streams' thresholds of merging, and, with a window, the positions of the remembered
  * queries and the queries, layer after layer. Block 1 + stream: length, then the parts, each
- * [length] in the stream's order. All numbers little-endian. A cache takes a snapshot only if it
- * would describe its own slot in the same words, so a new side record is a new line in a list and
- * old files are refused.
+ * [length] in the stream's order; then, where classes have members (kern.h), their number, above 0,
+ * and a snapshot_member each, ascending by centre, then by position. All numbers little-endian. A
+ * cache takes a snapshot only if it would describe its own slot in the same words, so a new side
+ * record is a new line in a list and old files are refused.
  */
 #ifndef KEEPD_KERNELS_SNAPSHOT_H
 #define KEEPD_KERNELS_SNAPSHOT_H
@@ -30,10 +31,16 @@ enum snapshot_part {
 };
 #define SNAPSHOT_SIDES SNAPSHOT_KEY
 
+struct snapshot_member {
+    int32_t centre, pos;
+    float gain;
+};
+
 /* The cache in question. */
 struct snapshot_shape {
     const struct kern_cache_options *options;
-    int page_slots; /* entries per page, to count the pages that an import needs */
+    int page_slots;   /* entries per page, to count the pages that an import needs */
+    int member_slots; /* members per page; 0: this backend keeps none */
 };
 
 struct snapshot_slot {
@@ -57,6 +64,8 @@ void snapshot_write_head(const struct snapshot_shape *shape, const struct snapsh
 size_t snapshot_part_bytes(const struct snapshot_shape *shape, enum snapshot_part part);
 /* Where a part begins in the block of a stream of this length; for SNAPSHOT_PARTS, its size. */
 size_t snapshot_part_at(const struct snapshot_shape *shape, int32_t length, int part);
+/* Size of the block of a stream. Its members' number stands at snapshot_part_at(SNAPSHOT_PARTS). */
+size_t snapshot_stream_size(const struct snapshot_shape *shape, int32_t length, int32_t members);
 
 /* Reads nothing beyond the blocks, whatever they hold. Fills *slot, report->entries and
  * report->pages; ERR_MALFORMED (it has not seen so many tokens, too), ERR_LIMIT (positions beyond
@@ -72,6 +81,10 @@ static inline int32_t snapshot_length(const struct kern_block *block) {
     __builtin_memcpy(&length, block->data, sizeof length);
     return length;
 }
+
+/* The same; in *at its first member, aligned to nothing. */
+int32_t snapshot_members(const struct snapshot_shape *shape, const struct kern_block *block,
+                         const char **at);
 
 /* Block 0 of a sequence whose heads lie apart (tensor parallelism): `part` holds the KV heads from
  * `first` on of `whole`, with their groups. Join: what the part's block says of them goes into the

@@ -53,6 +53,14 @@ int64_t reserve_pages(const struct reserve_shape *shape, const struct kv_params 
     return streams * (average + slots - 1) / slots;
 }
 
+int64_t reserve_members(const struct reserve_shape *shape, const struct kv_params *params,
+                        int64_t start_held, int64_t tokens) {
+    int64_t streams = (int64_t)shape->layers * shape->heads_kv, slots = shape->member_slots;
+    int64_t most = params->policy->bounded ? kern_members_max(&params->rule, params->budget) : 0;
+    if (start_held == 0) most = min64(most, max64(tokens - params->budget, 0));
+    return most > 0 ? streams * ((most + slots - 1) / slots) : 0;
+}
+
 /* Follows the rule, but all whole chunks in the middle at once: after the first chunk a sequence
  * holds no more than M, so of the later whole chunks the last one stands highest. */
 int64_t reserve_peak(const struct kv_params *params, int64_t start_held, int64_t prompt_new,

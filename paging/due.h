@@ -39,6 +39,7 @@ void due_evicted(const struct kv_params *params, struct due_state *state);
 
 struct reserve_shape {
     int layers, heads_kv, page_slots;
+    int member_slots; /* as in kern_cache_info */
 };
 
 /* Pages that a sequence can occupy at most while it holds `average` entries per stream, however
@@ -48,6 +49,13 @@ struct reserve_shape {
  * L*H*ceil(average/P). */
 int64_t reserve_pages(const struct reserve_shape *shape, const struct kv_params *params,
                       int64_t average);
+
+/* Pages that the members of classes take besides, for a sequence that ends with `tokens` in all.
+ * One that starts empty remembers each token as entry or member, and M as entries once it evicts;
+ * what a continued one brings is not known, nor how many entries it lost when tokens were dropped.
+ */
+int64_t reserve_members(const struct reserve_shape *shape, const struct kv_params *params,
+                        int64_t start_held, int64_t tokens);
 
 /* The most entries per stream (average) a request ever holds: exactly the peak of the rule above,
  * prompt phase and generation. `start_held`: what a continued conversation brings; `prompt_new`,

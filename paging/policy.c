@@ -42,7 +42,17 @@
  *         variance of the sums, underflows the softmax on long prompts. No layer is exempt: the
  *         code leaves 0, 1 and the last uncompressed, which no budget bounds. One in four kept
  *         entries is recent (paper's 3:1; README 1:1). Every stream has its own threshold and each
- *         evicted entry is judged by itself (code: one decision for all heads). */
+ *         evicted entry is judged by itself (code: one decision for all heads).
+ * ems     arXiv 2412.08521, which has no public code: these are our readings. The window's queries
+ *         are asked again at each eviction, which is the paper's s_loc; its past and current sums
+ *         come near that while generating. Every query of a long prompt is added up (paper: half of
+ *         them), also over the group's heads; means are over candidates. A class is scored by the
+ *         attention it gets as a whole, and that added up is its weight in a merge (the paper:
+ *         attention scores). The centre's direction is brought back to the length of its own key
+ *         (not stated). A class that joins another takes its members along; one in the zero class
+ *         loses them. Of too many members the oldest go (the paper drops one, and does not say
+ *         which). Sinks may be centres, recent entries never are (paper: no sinks). gamma 4, tau
+ *         0.6, with positions; `positions` false is the paper's more aggressive form. */
 #define WINDOW(count) .score = KERN_SCORE_ATTENTION, .sinks = 4, .recent = (count)
 
 static const struct policy policies[] = {
@@ -179,6 +189,20 @@ static const struct policy policies[] = {
                  .merge_beta = 0.7f,
                  .observe = {.group = KERN_GROUP_SUM, .reduce = KERN_REDUCE_SUM}},
     },
+    {
+        .name = "ems",
+        .summary = "attention of all and of the last 32 queries; similar entries share one",
+        .fields = POLICY_WINDOW | POLICY_GAMMA | POLICY_TAU | POLICY_POSITIONS,
+        .bounded = true,
+        .rule = {WINDOW(32), .merge = KERN_MERGE_CLASSES,
+                 .classes = {.gamma = 4, .tau = 0.6f, .positions = true},
+                 .observe = {.window = 32,
+                             .group = KERN_GROUP_SUM,
+                             .reduce = KERN_REDUCE_SUM,
+                             .global = true,
+                             .smooth = KERN_SMOOTH_AVERAGE,
+                             .smooth_width = 7}},
+    },
 };
 
 #define POLICY_COUNT ((int)(sizeof policies / sizeof *policies))
@@ -239,6 +263,18 @@ static void set_variant(struct kern_rule *rule, double x) {
     rule->observe.smooth_first = rule->redundancy.candidates_only = x != 0;
 }
 
+static void set_gamma(struct kern_rule *rule, double x) {
+    rule->classes.gamma = (float)x;
+}
+
+static void set_tau(struct kern_rule *rule, double x) {
+    rule->classes.tau = (float)x;
+}
+
+static void set_positions(struct kern_rule *rule, double x) {
+    rule->classes.positions = x != 0;
+}
+
 static void set_parity(struct kern_rule *rule, double x) {
     rule->published = rule->score == KERN_SCORE_RETENTION && x != 0;
     rule->redundancy.index_zero = rule->redundancy.on && x != 0;
@@ -267,6 +303,9 @@ static const struct parameter {
     {"merge", POLICY_MERGE, 0, 0, false, merges, set_merge},
     {"variant", POLICY_VARIANT, 0, 0, false, variants, set_variant},
     {"parity", POLICY_PARITY, 0, 1, true, NULL, set_parity},
+    {"gamma", POLICY_GAMMA, 1, KERN_GAMMA_MAX, false, NULL, set_gamma},
+    {"tau", POLICY_TAU, 0, 1, false, NULL, set_tau},
+    {"positions", POLICY_POSITIONS, 0, 1, true, NULL, set_positions},
 };
 #define PARAMETER_COUNT (sizeof parameters / sizeof *parameters)
 
@@ -385,6 +424,10 @@ int kv_params_check(const struct kv_params *params, struct fault *fault) {
     return rc == 0 && params->policy->bounded ? check_budget(params, fault) : rc;
 }
 
+static bool classes_equal(const struct kern_classes *x, const struct kern_classes *y) {
+    return x->gamma == y->gamma && x->tau == y->tau && x->positions == y->positions;
+}
+
 static bool observe_equal(const struct kern_observe *x, const struct kern_observe *y) {
     return x->window == y->window && x->history == y->history && x->decay == y->decay &&
            x->smooth_first == y->smooth_first;
@@ -394,7 +437,8 @@ static bool observe_equal(const struct kern_observe *x, const struct kern_observ
 static bool rule_equal(const struct kern_rule *x, const struct kern_rule *y) {
     return x->sinks == y->sinks && x->recent == y->recent && x->horizon == y->horizon &&
            x->published == y->published && x->retain == y->retain && x->floor == y->floor &&
-           x->merge == y->merge && observe_equal(&x->observe, &y->observe) &&
+           x->merge == y->merge && classes_equal(&x->classes, &y->classes) &&
+           observe_equal(&x->observe, &y->observe) &&
            x->redundancy.lambda == y->redundancy.lambda &&
            x->redundancy.index_zero == y->redundancy.index_zero &&
            x->redundancy.candidates_only == y->redundancy.candidates_only;

@@ -26,7 +26,10 @@ enum policy_field {
     POLICY_VARIANT = 1u << 8,   /* "variant": code, paper */
     POLICY_PARITY = 1u << 9,    /* "parity": published offsets, or the published artefact */
     POLICY_RECENT = 1u << 10 /* for kv_params_fit alone */,
-    POLICY_SINKS = 1u << 11
+    POLICY_SINKS = 1u << 11,
+    POLICY_GAMMA = 1u << 12,    /* "gamma": tokens remembered in classes, in parts of the budget */
+    POLICY_TAU = 1u << 13,      /* "tau": likeness above which an entry joins a class */
+    POLICY_POSITIONS = 1u << 14 /* "positions": members are at their own */
 };
 
 struct policy {

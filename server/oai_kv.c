@@ -22,6 +22,9 @@ static const struct {
     {"merge", "expected a word", KV_WORD, 0},
     {"variant", "expected a word", KV_WORD, 0},
     {"parity", "expected true or false", KV_TRUTH, 0},
+    {"gamma", "expected a number from 1 to 1e9", KV_NUMBER, 1},
+    {"tau", "expected a number from 0 to 1e9", KV_NUMBER, 0},
+    {"positions", "expected true or false", KV_TRUTH, 0},
 };
 #define KV_OPTIONS (sizeof kv_options / sizeof *kv_options)
 _Static_assert(KV_OPTIONS <= ENGINE_KV_OPTIONS, "each may be given once");

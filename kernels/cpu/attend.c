@@ -220,6 +220,16 @@ static int by_cost(const void *a, const void *b) {
     return (x->cost < y->cost) - (x->cost > y->cost);
 }
 
+static int64_t class_cost(const struct cpu_attend_job *job, const struct kern_span *span) {
+    int64_t seen = 0;
+    for (int head = 0; head < job->heads_kv; head++) {
+        int stream = job->layer * job->heads_kv + head;
+        seen += *cpu_cache_length(job->cache, span->slot, stream);
+        seen += cpu_cache_members(job->cache, span->slot, stream).length;
+    }
+    return seen * job->group * span->count;
+}
+
 /* As many lanes per item as the kernel likes, fewer when that leaves workers without any. */
 static int lanes_per_item(const struct cpu *cpu, const struct cpu_attend_job *job) {
     const struct kern_cache_options *o = &cpu->cache.options;
@@ -229,12 +239,18 @@ static int lanes_per_item(const struct cpu *cpu, const struct cpu_attend_job *jo
     return most;
 }
 
+/* Spans whose entries have classes get no items: attention is what observe_mass makes of them. */
+static bool has_items(const struct kern_span *span) {
+    return !cpu_rule_classes(span->rule);
+}
+
 static int64_t plan(struct cpu *cpu, const struct cpu_attend_job *job, int64_t *cost) {
     int most = lanes_per_item(cpu, job);
     int64_t count = 0;
     for (int s = 0; s < job->batch->span_count; s++) {
         int lanes = job->batch->spans[s].count * job->group;
-        count += (int64_t)(lanes + most - 1) / most * job->heads_kv;
+        if (has_items(&job->batch->spans[s]))
+            count += (int64_t)(lanes + most - 1) / most * job->heads_kv;
     }
     cpu_room_must(&cpu->items, (size_t)count * sizeof(struct cpu_attend_item));
     struct cpu_attend_item *item = cpu->items.mem;
@@ -242,7 +258,8 @@ static int64_t plan(struct cpu *cpu, const struct cpu_attend_job *job, int64_t *
     for (int s = 0; s < job->batch->span_count; s++) {
         const struct kern_span *span = &job->batch->spans[s];
         int all = span->count * job->group;
-        for (int head = 0; head < job->heads_kv; head++) {
+        if (!has_items(span)) *cost += class_cost(job, span);
+        for (int head = 0; head < job->heads_kv && has_items(span); head++) {
             struct cpu_stream stream = cpu_cache_stream(job->cache, span->slot, job->layer, head);
             for (int lane = 0; lane < all; lane += most, item++) {
                 int lanes = all - lane < most ? all - lane : most;
@@ -292,7 +309,18 @@ static void add_mass(const struct mass_work *work, int item, int worker) {
                             .q_stride = job->qkv_stride,
                             .count = span->count,
                             .scale = job->scale,
-                            .group = span->rule->observe.group};
+                            .group = span->rule->observe.group,
+                            .pos = span->pos};
+    if (cpu_rule_classes(span->rule)) {
+        size_t width = (size_t)job->group * (size_t)job->head_dim;
+        mass.members = cpu_cache_members(job->cache, span->slot, job->layer * job->heads_kv + head);
+        mass.positions = span->rule->classes.positions;
+        mass.window = job->window;
+        mass.out_stride = (size_t)job->heads_kv * width;
+        mass.out = job->out + (size_t)span->row * mass.out_stride + (size_t)head * width;
+        mass.out_first = job->query;
+        mass.out_count = job->group;
+    }
     cpu_observe_mass(job->cache, &mass, worker);
 }
 
@@ -304,7 +332,7 @@ static void mass_items(void *arg, int worker) {
 }
 
 /* A pass over the keys of its own, for the sequences that want it: attention does without knowing.
- */
+ * For those with classes it is their attention, one head on one worker. */
 static void observe_mass(struct cpu *cpu, const struct cpu_attend_job *job, int64_t cost) {
     bool any = false;
     for (int s = 0; s < job->batch->span_count; s++)

@@ -28,12 +28,17 @@ static size_t page_kv_size(size_t row_size) {
     return round_up(2 * row_size * (size_t)slots_per_page(row_size), 64);
 }
 
+static int members_per_page(size_t row_size) {
+    return (int)(page_kv_size(row_size) / sizeof(struct cpu_member));
+}
+
 void cpu_cache_info(enum kern_dtype dtype, int head_dim, struct kern_cache_info *info) {
     size_t row_size = (size_t)head_dim * kern_dtype_bytes(dtype);
     int slots = slots_per_page(row_size);
     size_t side = 0;
     for (int i = 0; i < CPU_CACHE_SIDES; i++) side += cpu_cache_sides[i].bytes;
     info->page_slots = slots;
+    info->member_slots = members_per_page(row_size);
     info->page_bytes = (int64_t)(page_kv_size(row_size) + (size_t)slots * side);
 }
 
@@ -61,7 +66,7 @@ int cpu_cache_lanes(const struct kern_cache_options *options) {
 }
 
 /* Vectors of one value per entry in a worker's room, beside the logits. */
-#define WORK_VECTORS 5
+#define WORK_VECTORS 6
 
 /* The longest stream, and at least a page. */
 static size_t work_stride(const struct kern_cache_options *options) {
@@ -79,7 +84,7 @@ static size_t work_rows(const struct kern_cache_options *options) {
 static size_t work_size(const struct kern_cache_options *options) {
     size_t vectors = work_rows(options) + WORK_VECTORS;
     size_t floats = vectors * work_stride(options) +
-                    (work_rows(options) + 1) * round_up((size_t)options->head_dim, 16);
+                    (3 * work_rows(options) + 1) * round_up((size_t)options->head_dim, 16);
     return round_up(floats, MEMORY_PAGE / sizeof(float));
 }
 
@@ -92,13 +97,17 @@ static int set_shape(struct cpu_cache *cache, const struct kern_cache_options *o
                          "more than 2^20 streams or dimensions, or 2^30 positions");
     cache->options = *options;
     cache->streams = (int)streams;
+    cache->rows = 2 * cache->streams;
     cache->row_size = (size_t)options->head_dim * kern_dtype_bytes(options->dtype);
     cache->page_slots = slots_per_page(cache->row_size);
     cache->page_size = page_kv_size(cache->row_size);
+    cache->member_slots = members_per_page(cache->row_size);
     cache->stream_pages = (size_t)cpu_cache_pages_for(cache, options->max_positions);
+    cache->member_pages =
+        (size_t)cpu_cache_row_pages(cache, cache->streams, options->max_positions);
     /* A slot's table fills whole memory pages so that a release can hand them back. */
-    cache->slot_pages =
-        round_up((size_t)streams * cache->stream_pages, MEMORY_PAGE / sizeof(uint32_t));
+    cache->slot_pages = round_up((size_t)streams * (cache->stream_pages + cache->member_pages),
+                                 MEMORY_PAGE / sizeof(uint32_t));
     size_t query = (size_t)options->heads_q * (size_t)options->head_dim;
     cache->ring_slot =
         round_up((size_t)options->layers * KERN_WINDOW_MAX * query, MEMORY_PAGE / sizeof(float));
@@ -150,16 +159,20 @@ struct cpu_work cpu_cache_work(const struct cpu_cache *cache, int worker) {
     work.smooth = work.squares + work.stride;
     work.norm = work.smooth + work.stride;
     work.redundant = work.norm + work.stride;
-    work.rows = work.redundant + work.stride;
+    work.centres = (int32_t *)(work.redundant + work.stride);
+    work.rows = work.redundant + 2 * work.stride;
+    work.turned = work.rows +
+                  (work_rows(&cache->options) + 1) * round_up((size_t)cache->options.head_dim, 16);
     return work;
 }
 
 static int map_arrays(struct cpu_cache *cache) {
     size_t pages = (size_t)cache->options.pages, slots = (size_t)cache->options.slots;
+    size_t dim = (size_t)cache->options.head_dim, positions = (size_t)cache->options.max_positions;
     size_t streams = (size_t)cache->streams, page_slots = (size_t)cache->page_slots;
     size_t layers = (size_t)cache->options.layers, heads = (size_t)cache->heads_model;
     size_t ranks = (size_t)cache->comm->ranks;
-    size_t pool_entries, entries = streams * (size_t)cache->options.max_positions;
+    size_t pool_entries, entries = streams * positions;
     if (__builtin_mul_overflow(pages, page_slots, &pool_entries)) return ERR_NOMEM;
     if (entries > pool_entries) entries = pool_entries;
     if (entries > UINT32_MAX / ranks)
@@ -172,7 +185,7 @@ static int map_arrays(struct cpu_cache *cache) {
         {(void **)&cache->refs, pages, sizeof *cache->refs},
         {(void **)&cache->free_pages, pages, sizeof *cache->free_pages},
         {(void **)&cache->slots, slots, sizeof *cache->slots},
-        {(void **)&cache->lengths, slots, streams * sizeof *cache->lengths},
+        {(void **)&cache->lengths, slots, 2 * streams * sizeof *cache->lengths},
         {(void **)&cache->tables, slots, cache->slot_pages * sizeof *cache->tables},
         {(void **)&cache->ring, slots, cache->ring_slot * sizeof *cache->ring},
         {(void **)&cache->ring_pos, slots, KERN_WINDOW_MAX * sizeof *cache->ring_pos},
@@ -187,6 +200,7 @@ static int map_arrays(struct cpu_cache *cache) {
         {(void **)&cache->facts, ranks * streams, sizeof *cache->facts},
         {(void **)&cache->pools, layers, sizeof *cache->pools},
         {(void **)&cache->bins, layers, CPU_EVICT_BINS * sizeof *cache->bins},
+        {(void **)&cache->angles, positions, dim * sizeof *cache->angles},
         {(void **)&cache->work, (size_t)cache->workers, cache->work_size * sizeof *cache->work},
     };
     int rc = map_regions(cache, regions, sizeof regions / sizeof *regions);
@@ -267,12 +281,32 @@ void cpu_cache_own_page(struct cpu_cache *cache, uint32_t *page) {
     drop_page(cache, shared);
 }
 
-void cpu_cache_shorten(struct cpu_cache *cache, int slot, int stream, int32_t length) {
-    uint32_t *table = cpu_cache_table(cache, slot, stream);
-    int32_t *old = cpu_cache_length(cache, slot, stream);
+void cpu_cache_shorten(struct cpu_cache *cache, int slot, int row, int32_t length) {
+    uint32_t *table = cpu_cache_row(cache, slot, row);
+    int32_t *old = cpu_cache_length(cache, slot, row);
     CHECK(length >= 0 && length <= *old);
-    for (int32_t i = cpu_cache_pages_for(cache, *old); i > cpu_cache_pages_for(cache, length); i--)
+    int32_t kept = cpu_cache_row_pages(cache, row, length);
+    for (int32_t i = cpu_cache_row_pages(cache, row, *old); i > kept; i--)
         drop_page(cache, table[i - 1]);
+    *old = length;
+}
+
+int64_t cpu_cache_lacks(const struct cpu_cache *cache, int slot, int row, int32_t length) {
+    const uint32_t *table = cpu_cache_row(cache, slot, row);
+    int32_t held = cpu_cache_row_pages(cache, row, *cpu_cache_length(cache, slot, row));
+    int64_t need = cpu_cache_row_pages(cache, row, length) - held;
+    for (int32_t i = 0; i < held; i++) need += cache->refs[table[i]] > 1;
+    return need;
+}
+
+void cpu_cache_extend(struct cpu_cache *cache, int slot, int row, int32_t length) {
+    uint32_t *table = cpu_cache_row(cache, slot, row);
+    int32_t *old = cpu_cache_length(cache, slot, row);
+    CHECK(length >= *old);
+    int32_t held = cpu_cache_row_pages(cache, row, *old);
+    for (int32_t i = 0; i < held; i++) cpu_cache_own_page(cache, &table[i]);
+    for (int32_t i = held; i < cpu_cache_row_pages(cache, row, length); i++)
+        table[i] = cpu_cache_take_page(cache);
     *old = length;
 }
 
@@ -294,6 +328,20 @@ void cpu_cache_store_row(const struct cpu_cache *cache, void *rows, int at, cons
     }
     uint16_t *half = (uint16_t *)row;
     for (int i = 0; i < cache->options.head_dim; i++) half[i] = number_to_bf16(from[i]);
+}
+
+int32_t cpu_cache_find(const struct cpu_cache *cache, const struct cpu_stream *entries,
+                       int32_t pos) {
+    int32_t lo = 0, hi = entries->length;
+    while (lo < hi) {
+        int32_t mid = lo + (hi - lo) / 2;
+        if (cpu_cache_entry_pos(cache, entries->pages, mid) < pos)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    if (lo < entries->length && cpu_cache_entry_pos(cache, entries->pages, lo) == pos) return lo;
+    return entries->length;
 }
 
 static struct cpu_cache_slot *slot_at(const struct cpu_cache *cache, int slot) {
@@ -376,6 +424,20 @@ static void note_queries(struct cpu_cache *cache, const struct kern_span *span) 
         pos[(span->pos + i) % window] = span->pos + i;
 }
 
+/* The angles of all positions a sequence with classes may hold, which its members turn by. */
+static void make_angles(struct cpu_cache *cache, int32_t count) {
+    int dim = cache->options.head_dim, half = dim / 2;
+    const float *inv_freq = cache->options.inv_freq;
+    for (; cache->angles_made < count; cache->angles_made++) {
+        float *row = cache->angles + (size_t)cache->angles_made * (size_t)dim;
+        for (int j = 0; j < half; j++) {
+            double angle = inv_freq ? (double)cache->angles_made * (double)inv_freq[j] : 0;
+            row[j] = (float)cos(angle);
+            row[half + j] = (float)sin(angle);
+        }
+    }
+}
+
 static void begin_slot(struct cpu_cache *cache, int slot) {
     float *tau = cpu_cache_tau(cache, slot);
     cache->slots[slot].in_use = true;
@@ -400,6 +462,7 @@ int cpu_cache_begin_step(struct cpu_cache *cache, const struct kern_batch *batch
         if (!state->in_use) begin_slot(cache, span->slot);
         state->next_pos = span->pos + span->count;
         note_queries(cache, span);
+        if (cpu_rule_classes(span->rule)) make_angles(cache, state->next_pos);
     }
     return 0;
 }
@@ -414,10 +477,45 @@ static int32_t entries_before(const struct cpu_cache *cache, int slot, int strea
     return length;
 }
 
+/* The first member that goes when the tokens from position `pos` on do: it or its centre. */
+static int32_t members_before(const struct cpu_cache *cache, int slot, int row, int32_t pos) {
+    const uint32_t *table = cpu_cache_row(cache, slot, row);
+    int32_t length = *cpu_cache_length(cache, slot, row);
+    for (int32_t i = 0; i < length; i++) {
+        const struct cpu_member *member = cpu_cache_member(cache, table, i);
+        if (member->pos >= pos || member->centre >= pos) return i;
+    }
+    return length;
+}
+
+static void truncate_members(struct cpu_cache *cache, int slot, int row, int32_t pos) {
+    int32_t length = *cpu_cache_length(cache, slot, row);
+    int32_t kept = members_before(cache, slot, row, pos);
+    if (kept == length) return;
+    cpu_cache_extend(cache, slot, row, length);
+    const uint32_t *table = cpu_cache_row(cache, slot, row);
+    for (int32_t i = kept; i < length; i++) {
+        const struct cpu_member *member = cpu_cache_member(cache, table, i);
+        if (member->pos < pos && member->centre < pos)
+            *cpu_cache_member(cache, table, kept++) = *member;
+    }
+    cpu_cache_shorten(cache, slot, row, kept);
+}
+
 int cpu_cache_truncate(struct cpu_cache *cache, int slot, int32_t pos) {
     struct cpu_cache_slot *state = slot_at(cache, slot);
+    int64_t need = 0;
     CHECK(pos >= 0);
-    /* Shared pages need no copy: only the table and the length change. */
+    for (int row = cache->streams; row < cache->rows; row++) {
+        int32_t length = *cpu_cache_length(cache, slot, row);
+        if (members_before(cache, slot, row, pos) < length)
+            need += cpu_cache_lacks(cache, slot, row, length);
+    }
+    int rc = cache->comm->ops->agree(cache->comm, need > cache->free_count ? ERR_FULL : 0);
+    if (rc) return rc;
+    for (int row = cache->streams; row < cache->rows; row++)
+        truncate_members(cache, slot, row, pos);
+    /* Entries end with the last that stays: shared pages need no copy. */
     for (int stream = 0; stream < cache->streams; stream++)
         cpu_cache_shorten(cache, slot, stream, entries_before(cache, slot, stream, pos));
     if (state->next_pos > pos) state->next_pos = pos;
@@ -425,9 +523,9 @@ int cpu_cache_truncate(struct cpu_cache *cache, int slot, int32_t pos) {
 }
 
 static bool can_share(const struct cpu_cache *cache, int slot) {
-    for (int stream = 0; stream < cache->streams; stream++) {
-        const uint32_t *table = cpu_cache_table(cache, slot, stream);
-        int32_t count = cpu_cache_pages_for(cache, *cpu_cache_length(cache, slot, stream));
+    for (int row = 0; row < cache->rows; row++) {
+        const uint32_t *table = cpu_cache_row(cache, slot, row);
+        int32_t count = cpu_cache_row_pages(cache, row, *cpu_cache_length(cache, slot, row));
         for (int32_t i = 0; i < count; i++)
             if (cache->refs[table[i]] == UINT16_MAX) return false;
     }
@@ -449,13 +547,13 @@ int cpu_cache_fork(struct cpu_cache *cache, int from, int to) {
     CHECK(slot_at(cache, from)->in_use && !slot_at(cache, to)->in_use);
     int rc = cache->comm->ops->agree(cache->comm, can_share(cache, from) ? 0 : ERR_LIMIT);
     if (rc) return rc;
-    for (int stream = 0; stream < cache->streams; stream++) {
-        const uint32_t *table = cpu_cache_table(cache, from, stream);
-        int32_t length = *cpu_cache_length(cache, from, stream);
-        int32_t count = cpu_cache_pages_for(cache, length);
+    for (int row = 0; row < cache->rows; row++) {
+        const uint32_t *table = cpu_cache_row(cache, from, row);
+        int32_t length = *cpu_cache_length(cache, from, row);
+        int32_t count = cpu_cache_row_pages(cache, row, length);
         for (int32_t i = 0; i < count; i++) cache->refs[table[i]]++;
-        memcpy(cpu_cache_table(cache, to, stream), table, (size_t)count * sizeof *table);
-        *cpu_cache_length(cache, to, stream) = length;
+        memcpy(cpu_cache_row(cache, to, row), table, (size_t)count * sizeof *table);
+        *cpu_cache_length(cache, to, row) = length;
     }
     cache->slots[to] = cache->slots[from];
     memcpy(cpu_cache_weights(cache, to), cpu_cache_weights(cache, from),
@@ -469,8 +567,7 @@ int cpu_cache_fork(struct cpu_cache *cache, int from, int to) {
 void cpu_cache_release(struct cpu_cache *cache, int slot) {
     struct cpu_cache_slot *state = slot_at(cache, slot);
     if (!state->in_use) return;
-    for (int stream = 0; stream < cache->streams; stream++)
-        cpu_cache_shorten(cache, slot, stream, 0);
+    for (int row = 0; row < cache->rows; row++) cpu_cache_shorten(cache, slot, row, 0);
     /* A long sequence's table and queries go back to the system; failing to is no error. */
     (void)madvise(cpu_cache_table(cache, slot, 0), cache->slot_pages * sizeof *cache->tables,
                   MADV_DONTNEED);
@@ -503,8 +600,9 @@ int cpu_cache_report(const struct cpu_cache *cache, int slot, struct kern_report
         int32_t length = *cpu_cache_length(cache, slot, stream);
         if (report->lengths) report->lengths[stream] = length;
         report->entries += (size_t)length;
-        report->pages += cpu_cache_pages_for(cache, length);
     }
+    for (int row = 0; row < cache->rows; row++)
+        report->pages += cpu_cache_row_pages(cache, row, *cpu_cache_length(cache, slot, row));
     if (!report->positions && !report->log_beta) return 0;
     if (report->entries > report->entries_max) return ERR_LIMIT;
     size_t first = 0;
@@ -545,6 +643,49 @@ static int check_stream(const struct cpu_cache *cache, int slot, int stream, uin
     return 0;
 }
 
+/* Members ascend, belong to entries that are there, and are none of them. */
+static int check_member(const struct cpu_cache *cache, int slot, int stream, int32_t index,
+                        struct fault *fault) {
+    const uint32_t *table = cpu_cache_row(cache, slot, cache->streams + stream);
+    const struct cpu_member *member = cpu_cache_member(cache, table, index);
+    struct cpu_stream entries = {cpu_cache_table(cache, slot, stream),
+                                 *cpu_cache_length(cache, slot, stream)};
+    bool ascends = true;
+    if (index > 0) {
+        const struct cpu_member *last = cpu_cache_member(cache, table, index - 1);
+        ascends = member->centre > last->centre ||
+                  (member->centre == last->centre && member->pos > last->pos);
+    }
+    if (ascends && member->pos >= 0 && member->pos < cache->slots[slot].next_pos &&
+        member->gain >= 0 && isfinite(member->gain) &&
+        cpu_cache_find(cache, &entries, member->centre) < entries.length &&
+        cpu_cache_find(cache, &entries, member->pos) == entries.length)
+        return 0;
+    return fault_set(fault, ERR_INTERNAL, "cache",
+                     "slot %d stream %d member %d: position %d in the class of %d, gain %g", slot,
+                     stream, index, member->pos, member->centre, (double)member->gain);
+}
+
+static int check_members(const struct cpu_cache *cache, int slot, int stream, uint32_t *seen,
+                         struct fault *fault) {
+    int row = cache->streams + stream;
+    const uint32_t *table = cpu_cache_row(cache, slot, row);
+    int32_t length = *cpu_cache_length(cache, slot, row);
+    if (length < 0 || length > cache->options.max_positions)
+        return fault_set(fault, ERR_INTERNAL, "cache", "slot %d stream %d has %d members", slot,
+                         stream, length);
+    for (int32_t i = 0; i < length; i++) {
+        uint32_t page = table[i / cache->member_slots];
+        if (page >= cache->options.pages)
+            return fault_set(fault, ERR_INTERNAL, "cache", "slot %d stream %d names page %u", slot,
+                             stream, page);
+        if (i % cache->member_slots == 0) seen[page]++;
+        int rc = check_member(cache, slot, stream, i, fault);
+        if (rc < 0) return rc;
+    }
+    return 0;
+}
+
 static int check_free(const struct cpu_cache *cache, uint32_t *seen, struct fault *fault) {
     for (int64_t i = 0; i < cache->free_count; i++) {
         uint32_t page = cache->free_pages[i];
@@ -565,8 +706,10 @@ int cpu_cache_check(const struct cpu_cache *cache, struct fault *fault) {
     if (!seen) return fault_set(fault, ERR_NOMEM, "cache", "no memory for the check");
     int rc = 0;
     for (int slot = 0; slot < cache->options.slots && rc == 0; slot++)
-        for (int stream = 0; stream < cache->streams && rc == 0; stream++)
+        for (int stream = 0; stream < cache->streams && rc == 0; stream++) {
             rc = check_stream(cache, slot, stream, seen, fault);
+            if (rc == 0) rc = check_members(cache, slot, stream, seen, fault);
+        }
     if (rc == 0) rc = check_free(cache, seen, fault);
     mem_free(seen);
     return rc;

@@ -10,6 +10,9 @@
  * page freed last is used next, so the resident size stays at the high-water mark and a page that
  * comes back is still warm.
  *
+ * A slot has two tables of pages per stream, its rows: the entries, and the members of their
+ * classes (kern.h), records that fill the same pages. Rows share, copy, come and go alike.
+ *
  * One step: begin_step takes the pages, writes pos and raises the lengths by the span's count; then
  * the kernels write rows into entries [length - count, length) of every stream, log_beta included.
  * With a rule that adds up attention they also write the score of every entry, so begin_step makes
@@ -49,8 +52,18 @@ struct cpu_math {
                  int dim, enum kern_dtype dtype);
     /* x <- softmax(x); depends on x alone. */
     void (*softmax)(float *x, int count);
+    /* out[dim] += p[j] row[j] for j = 0 .. count - 1, in this order. */
+    void (*weigh)(float *out, const float *p, const void *rows, int count, int dim,
+                  enum kern_dtype dtype);
 };
 extern const struct cpu_math cpu_math_plain;
+
+/* A member of a class. In a row they ascend by centre, then by position. */
+struct cpu_member {
+    int32_t centre; /* position of the entry that is its class's centre */
+    int32_t pos;    /* its own: no entry's and no other member's of the stream */
+    float gain;
+};
 
 struct cpu_cache_slot {
     bool in_use;
@@ -65,7 +78,9 @@ struct cpu_cache {
     struct shard_heads shard;
     int heads_model;        /* KV heads of the model */
     int streams;            /* layers * heads_kv; a stream's index is layer * heads_kv + head */
+    int rows;               /* 2 * streams: row `stream` its entries, `streams + stream` members */
     int page_slots;         /* P */
+    int member_slots;       /* members per page */
     size_t row_size;        /* bytes of one key or value */
     size_t page_size;       /* bytes of one page's keys and values, a multiple of 64 */
     cpu_parallel *parallel; /* optional, set after open; NULL = serial */
@@ -89,10 +104,15 @@ struct cpu_cache {
     int64_t free_count;
 
     struct cpu_cache_slot *slots; /* [slots] */
-    int32_t *lengths;             /* [slots][streams] */
-    uint32_t *tables;             /* [slots][slot_pages], within it [streams][stream_pages] */
+    int32_t *lengths;             /* [slots][rows] */
+    uint32_t *tables;             /* [slots][slot_pages], within it [streams][stream_pages], then
+                                     [streams][member_pages] */
     size_t stream_pages;          /* ceil(max_positions / P) */
-    size_t slot_pages;            /* streams * stream_pages, rounded up to whole memory pages */
+    size_t member_pages;          /* ceil(max_positions / member_slots) */
+    size_t slot_pages;            /* of both, rounded up to whole memory pages */
+
+    float *angles;       /* [max_positions][head_dim]: cos of position * inv_freq, then sin */
+    int32_t angles_made; /* so many rows of it, as far as sequences with classes have come */
 
     float *weights; /* [slots][layers] of KERN_LAYERS_PREFERENCE and _DENSITY, once measured */
     float *tau;     /* [slots][streams] thresholds of merging; NAN: none yet */
@@ -147,6 +167,7 @@ int cpu_cache_begin_step(struct cpu_cache *cache, const struct kern_batch *batch
 /* One sequence after the other. ERR_FULL (pages for copies of shared pages are missing) leaves the
  * failing and the later ones unchanged. */
 int cpu_cache_evict(struct cpu_cache *cache, const struct kern_evict *due, int count);
+/* ERR_FULL (pages for copies of shared ones, to drop members of classes) changes nothing. */
 int cpu_cache_truncate(struct cpu_cache *cache, int slot, int32_t pos);
 /* ERR_LIMIT when a page has no room for one more reference; nothing changes then. */
 int cpu_cache_fork(struct cpu_cache *cache, int from, int to);
@@ -207,11 +228,13 @@ struct cpu_evict_stream {
     struct cpu_evict_cut cut; /* the same for all streams that compete */
     int32_t lead;             /* entries before the first one that goes: they stay where they are */
     int32_t kept;
-    int32_t candidates; /* entries before the recent ones */
-    int32_t fixed;      /* protected entries */
-    int64_t keep;       /* places of the pool that begins here; then the stream's own */
-    int64_t best;       /* of its entries, those among the best of their pool */
-    double measured[2]; /* for the weights of layers */
+    int32_t candidates;          /* entries before the recent ones */
+    int32_t members;             /* of classes: before the eviction, then after */
+    struct cpu_evict_cut merged; /* classes: the lowest rank that may join one */
+    int32_t fixed;               /* protected entries */
+    int64_t keep;                /* places of the pool that begins here; then the stream's own */
+    int64_t best;                /* of its entries, those among the best of their pool */
+    double measured[2];          /* for the weights of layers */
 };
 
 /* What all ranks know of a stream. */
@@ -230,7 +253,9 @@ struct cpu_work {
     float *logits;        /* [cpu_cache_lanes][stride] */
     float *sum, *squares; /* [stride] each */
     float *smooth, *norm, *redundant;
-    float *rows; /* [lanes + 1][head_dim] */
+    int32_t *centres; /* [stride] */
+    float *rows;      /* [lanes + 1][head_dim] */
+    float *turned;    /* [2 * lanes][head_dim] */
 };
 struct cpu_work cpu_cache_work(const struct cpu_cache *cache, int worker);
 /* Row `at` of a page's keys or values, as floats; and back, rounded to nearest even. */
@@ -243,10 +268,19 @@ static inline int32_t cpu_cache_pages_for(const struct cpu_cache *cache, int32_t
     return (length + cache->page_slots - 1) / cache->page_slots;
 }
 
+static inline int32_t cpu_cache_row_pages(const struct cpu_cache *cache, int row, int32_t length) {
+    int32_t slots = row < cache->streams ? cache->page_slots : cache->member_slots;
+    return (length + slots - 1) / slots;
+}
+
 /* Replaces *page by a private copy when others refer to it too; a free page must be there. */
 void cpu_cache_own_page(struct cpu_cache *cache, uint32_t *page);
-/* Cuts a stream to its first `length` entries and gives the pages behind them back. */
-void cpu_cache_shorten(struct cpu_cache *cache, int slot, int stream, int32_t length);
+/* Cuts a row to its first `length` records and gives the pages behind them back. */
+void cpu_cache_shorten(struct cpu_cache *cache, int slot, int row, int32_t length);
+/* Makes a row's pages private and takes more, so that `length` records, no fewer than now, may be
+ * written; that is its length then. cpu_cache_lacks: how many free pages this needs. */
+void cpu_cache_extend(struct cpu_cache *cache, int slot, int row, int32_t length);
+int64_t cpu_cache_lacks(const struct cpu_cache *cache, int slot, int row, int32_t length);
 
 /* ---- For the kernels ------------------------------------------------------------------------ */
 
@@ -257,7 +291,12 @@ static inline int32_t cpu_rule_window(const struct kern_rule *rule) {
 
 /* Does it add up every query's attention? */
 static inline bool cpu_rule_mass(const struct kern_rule *rule) {
-    return rule && rule->score == KERN_SCORE_ATTENTION && rule->observe.window == 0;
+    return rule && rule->score == KERN_SCORE_ATTENTION &&
+           (rule->observe.window == 0 || rule->observe.global);
+}
+
+static inline bool cpu_rule_classes(const struct kern_rule *rule) {
+    return rule && rule->merge == KERN_MERGE_CLASSES;
 }
 
 /* [heads_q * head_dim] of place `at` of the ring. */
@@ -280,8 +319,15 @@ static inline uint32_t *cpu_cache_table(const struct cpu_cache *cache, int slot,
     return cache->tables + (size_t)slot * cache->slot_pages + (size_t)stream * cache->stream_pages;
 }
 
-static inline int32_t *cpu_cache_length(const struct cpu_cache *cache, int slot, int stream) {
-    return &cache->lengths[(size_t)slot * (size_t)cache->streams + (size_t)stream];
+/* Of either kind. */
+static inline uint32_t *cpu_cache_row(const struct cpu_cache *cache, int slot, int row) {
+    if (row < cache->streams) return cpu_cache_table(cache, slot, row);
+    return cpu_cache_table(cache, slot, cache->streams) +
+           (size_t)(row - cache->streams) * cache->member_pages;
+}
+
+static inline int32_t *cpu_cache_length(const struct cpu_cache *cache, int slot, int row) {
+    return &cache->lengths[(size_t)slot * (size_t)cache->rows + (size_t)row];
 }
 
 /* The number in the model of a stream of this rank. */
@@ -305,9 +351,18 @@ static inline struct cpu_stream cpu_cache_stream(const struct cpu_cache *cache, 
     };
 }
 
+/* A stream's members; no pages without any. */
+static inline struct cpu_stream cpu_cache_members(const struct cpu_cache *cache, int slot,
+                                                  int stream) {
+    int row = cache->streams + stream;
+    return (struct cpu_stream){.pages = cpu_cache_row(cache, slot, row),
+                               .length = *cpu_cache_length(cache, slot, row)};
+}
+
 /* Adds the attention of a span's `count` queries, the last entries of the stream, to the scores of
  * the entries they see, query by query, so that it does not depend on how a prompt is split. After
- * write_kv; streams may run side by side. */
+ * write_kv; streams may run side by side. Where entries have classes this is their attention, too:
+ * the results go to `out`. */
 struct cpu_mass {
     struct cpu_stream stream;
     const float *q; /* the group's first head of the span's first row, rotated, not yet scaled */
@@ -315,6 +370,14 @@ struct cpu_mass {
     int count;
     float scale;
     enum kern_group group;
+
+    struct cpu_stream members; /* of classes */
+    bool positions;            /* kern_classes */
+    int32_t pos;               /* of the first query */
+    int window;                /* entries with pos <= the query's - window are masked; 0: none */
+    float *out;                /* of the span's first row; NULL: not wanted */
+    size_t out_stride;
+    int out_first, out_count; /* those of the group's heads that are wanted, one after the other */
 };
 void cpu_observe_mass(const struct cpu_cache *cache, const struct cpu_mass *mass, int worker);
 
@@ -343,6 +406,16 @@ static inline int32_t cpu_cache_entry_pos(const struct cpu_cache *cache, const u
                                           int32_t index) {
     return cpu_cache_pos(cache, table[index / cache->page_slots])[index % cache->page_slots];
 }
+
+static inline struct cpu_member *cpu_cache_member(const struct cpu_cache *cache,
+                                                  const uint32_t *table, int32_t index) {
+    struct cpu_member *page = cpu_cache_k(cache, table[index / cache->member_slots]);
+    return page + index % cache->member_slots;
+}
+
+/* The entry at a position; their number when there is none. */
+int32_t cpu_cache_find(const struct cpu_cache *cache, const struct cpu_stream *entries,
+                       int32_t pos);
 
 /* Moves one entry with its side records: the only place, besides the kernels, that knows how an
  * entry lies in its page. */

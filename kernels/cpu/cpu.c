@@ -134,8 +134,10 @@ static int op_begin_step(struct kern *kern, const struct kern_batch *batch) {
 }
 
 static int op_rule_check(const struct kern_rule *rule, struct fault *fault) {
-    (void)rule, (void)fault; /* the oracle runs all of them */
-    return 0;
+    /* The oracle runs all of them; but classes merge by what is added up. */
+    if (!cpu_rule_classes(rule) || cpu_rule_mass(rule)) return 0;
+    return fault_set(fault, ERR_UNSUPPORTED, "merge",
+                     "classes need the attention of all queries added up");
 }
 
 static int op_evict(struct kern *kern, const struct kern_evict *due, int count) {

@@ -23,14 +23,18 @@ static void each_stream(const struct evict_job *job, cpu_item *fn) {
  */
 
 /* Most entries are judged by their key alone; only ties look at the page. */
+bool evict_reaches(const struct evict_job *job, int stream, const struct cpu_evict_cut *cut,
+                   const uint32_t *table, int32_t index) {
+    uint32_t key = job->cache->keys[job->cache->evict[stream].first + (size_t)index];
+    if (key != cut->key) return key > cut->key;
+    int32_t pos = cpu_cache_entry_pos(job->cache, table, index);
+    if (pos != cut->pos) return pos > cut->pos;
+    return cpu_cache_model_stream(job->cache, stream) <= cut->stream;
+}
+
 static bool is_above(const struct evict_job *job, int stream, const uint32_t *table,
                      int32_t index) {
-    const struct cpu_evict_stream *plan = &job->cache->evict[stream];
-    uint32_t key = job->cache->keys[plan->first + (size_t)index];
-    if (key != plan->cut.key) return key > plan->cut.key;
-    int32_t pos = cpu_cache_entry_pos(job->cache, table, index);
-    if (pos != plan->cut.pos) return pos > plan->cut.pos;
-    return cpu_cache_model_stream(job->cache, stream) <= plan->cut.stream;
+    return evict_reaches(job, stream, &job->cache->evict[stream].cut, table, index);
 }
 
 bool evict_keeps(const struct evict_job *job, int stream, const uint32_t *table, int32_t index) {
@@ -246,6 +250,33 @@ static void count_stream(void *arg, int stream, int worker) {
     }
 }
 
+/* Of a stream with classes: who may join one, and how many members there are. */
+static void plan_classes(void *arg, int stream, int worker) {
+    (void)worker;
+    const struct evict_job *job = arg;
+    const struct cpu_cache *cache = job->cache;
+    struct cpu_evict_stream *plan = &cache->evict[stream];
+    plan->merged = own_cut(job, stream, stream + 1,
+                           plan->kept + kern_members_max(job->due->rule, job->due->keep));
+    plan->members = *cpu_cache_length(cache, job->due->slot, cache->streams + stream);
+}
+
+/* Members are written where entries go: this many there can be then. */
+static int32_t members_most(const struct evict_job *job, int stream) {
+    const struct cpu_cache *cache = job->cache;
+    const struct cpu_evict_stream *plan = &cache->evict[stream];
+    int64_t most = kern_members_max(job->due->rule, job->due->keep);
+    int64_t all = (int64_t)plan->members + *cpu_cache_length(cache, job->due->slot, stream);
+    if (all - plan->kept < most) most = all - plan->kept;
+    return most > plan->members ? (int32_t)most : plan->members;
+}
+
+static bool writes_members(const struct evict_job *job, int stream) {
+    const struct cpu_evict_stream *plan = &job->cache->evict[stream];
+    return cpu_rule_classes(job->due->rule) &&
+           plan->kept < *cpu_cache_length(job->cache, job->due->slot, stream);
+}
+
 static bool remembers(const struct kern_rule *rule) {
     return cpu_rule_window(rule) > 0 && rule->observe.history != KERN_HISTORY_NONE;
 }
@@ -272,13 +303,19 @@ static int own_pages(const struct evict_job *job) {
         const uint32_t *table = cpu_cache_table(cache, job->due->slot, stream);
         written_pages(job, stream, &from, &to);
         for (int32_t i = from; i < to; i++) need += cache->refs[table[i]] > 1;
+        if (writes_members(job, stream))
+            need += cpu_cache_lacks(cache, job->due->slot, cache->streams + stream,
+                                    members_most(job, stream));
     }
     int rc = cache->comm->ops->agree(cache->comm, need > cache->free_count ? ERR_FULL : 0);
-    if (rc || need == 0) return rc;
+    if (rc) return rc;
     for (int stream = 0; stream < cache->streams; stream++) {
         uint32_t *table = cpu_cache_table(cache, job->due->slot, stream);
         written_pages(job, stream, &from, &to);
         for (int32_t i = from; i < to; i++) cpu_cache_own_page(cache, &table[i]);
+        if (writes_members(job, stream))
+            cpu_cache_extend(cache, job->due->slot, cache->streams + stream,
+                             members_most(job, stream));
     }
     return 0;
 }
@@ -349,6 +386,7 @@ static int choose(const struct evict_job *job) {
     if (!rc) rc = evict_share(job);
     if (!rc) rc = cut_streams(job);
     if (!rc) each_stream(job, count_stream);
+    if (!rc && cpu_rule_classes(job->due->rule)) each_stream(job, plan_classes);
     return rc;
 }
 
@@ -365,9 +403,15 @@ static int evict_slot(struct cpu_cache *cache, const struct kern_evict *due) {
     if (due->trace) due->trace->entries = 0;
     for (int stream = 0; stream < cache->streams && due->trace; stream++)
         trace_stream(&job, stream);
-    if (due->rule->merge != KERN_MERGE_NONE) each_stream(&job, evict_merge_stream);
+    if (cpu_rule_classes(due->rule))
+        each_stream(&job, evict_join_stream);
+    else if (due->rule->merge != KERN_MERGE_NONE)
+        each_stream(&job, evict_merge_stream);
     each_stream(&job, move_stream);
     for (int stream = 0; stream < cache->streams; stream++) {
+        if (writes_members(&job, stream))
+            cpu_cache_shorten(cache, due->slot, cache->streams + stream,
+                              cache->evict[stream].members);
         cpu_cache_shorten(cache, due->slot, stream, cache->evict[stream].kept);
         kept += (size_t)cache->evict[stream].kept;
     }

@@ -118,10 +118,43 @@ int evict_find_cuts(const struct evict_cuts *cuts);
 /* Does entry `index` stay? When the cuts are known and before anything moves. */
 bool evict_keeps(const struct evict_job *job, int stream, const uint32_t *table, int32_t index);
 
+/* Does its rank reach the cut? */
+bool evict_reaches(const struct evict_job *job, int stream, const struct cpu_evict_cut *cut,
+                   const uint32_t *table, int32_t index);
+
 /* ---- Merging: merge.c -------------------------------------------------------------------------
  */
 
 /* Evicted entries into those that stay, all still in their old places. */
 void evict_merge_stream(void *arg, int stream, int worker);
+
+/* ---- Classes: classes.c ---------------------------------------------------------------------- */
+
+/* Evicted entries into the classes of those that stay, all still in their old places; the row of
+ * members has room for all there can be, and evict[stream].members says how many there are. */
+void evict_join_stream(void *arg, int stream, int worker);
+
+/* A stream whose entries may have classes. */
+struct cpu_classes {
+    struct cpu_stream entries, members;
+    const int32_t *centres; /* [members.length] the entry that is each member's centre */
+    bool positions;         /* kern_classes */
+    int32_t newest;         /* the largest position of a member; -1 without any */
+};
+
+/* Fills work->centres, which the result points to. */
+struct cpu_classes cpu_classes_open(const struct cpu_cache *cache, struct cpu_stream entries,
+                                    struct cpu_stream members, bool positions,
+                                    struct cpu_work *work);
+/* The logits of `lanes` scaled queries with every member -> work->logits[lane][member], where those
+ * with the entries follow: [lane][members.length + entry]. */
+void cpu_classes_logits(const struct cpu_cache *cache, const struct cpu_classes *classes,
+                        const float *q, int lanes, struct cpu_work *work);
+/* -INFINITY in a query's logits where it does not see the member: `pos` is its own position,
+ * `window` as in kern_attend_options, `sees` the number of entries it sees. */
+void cpu_classes_mask(const struct cpu_cache *cache, const struct cpu_classes *classes, int32_t pos,
+                      int window, int32_t sees, float *logits);
+/* Adds what each member got to its centre. */
+void cpu_classes_fold(const struct cpu_classes *classes, float *p);
 
 #endif

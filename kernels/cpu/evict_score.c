@@ -66,6 +66,19 @@ void evict_remember(const struct kern_observe *observe, const float *past, float
     }
 }
 
+/* local[count] <- the larger of itself and of all queries' attention, brought to the same sum. */
+static void align_global(const float *global, float *local, int32_t count) {
+    double sum_local = 0, sum_global = 0;
+    for (int32_t i = 0; i < count; i++) {
+        sum_local += (double)local[i];
+        sum_global += (double)global[i];
+    }
+    if (!(sum_global > 0)) return;
+    float scale = (float)(sum_local / sum_global);
+    for (int32_t i = 0; i < count; i++)
+        local[i] = global[i] * scale > local[i] ? global[i] * scale : local[i];
+}
+
 /* The candidates' scores -> out; `fresh`: what they will remember. */
 static void judge(const struct evict_job *job, int stream, struct cpu_work *work, float *fresh,
                   float *out) {
@@ -78,6 +91,7 @@ static void judge(const struct evict_job *job, int stream, struct cpu_work *work
     else
         read_scores(job, &view, count, fresh);
     read_scores(job, &view, count, work->smooth);
+    if (observe->global) align_global(work->smooth, fresh, count);
     evict_remember(observe, work->smooth, fresh, count);
     if (observe->smooth != KERN_SMOOTH_NONE && !observe->smooth_first)
         evict_smooth(observe, fresh, count, out);

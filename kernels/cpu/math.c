@@ -28,4 +28,12 @@ static void plain_softmax(float *x, int count) {
     for (int i = 0; i < count; i++) x[i] = (float)(exp((double)x[i] - (double)most) / sum);
 }
 
-const struct cpu_math cpu_math_plain = {.dots = plain_dots, .softmax = plain_softmax};
+static void plain_weigh(float *out, const float *p, const void *rows, int count, int dim,
+                        enum kern_dtype dtype) {
+    for (int j = 0; j < count; j++)
+        for (int d = 0; d < dim; d++)
+            out[d] += p[j] * (float)element(rows, dtype, (size_t)j * (size_t)dim + (size_t)d);
+}
+
+const struct cpu_math cpu_math_plain = {
+    .dots = plain_dots, .softmax = plain_softmax, .weigh = plain_weigh};

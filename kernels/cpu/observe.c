@@ -6,27 +6,38 @@
 #include "base/check.h"
 #include "kernels/cpu/evict.h"
 
-/* A stream, and the query heads that read it. */
+/* A stream with its classes, and the query heads that read it. A query's vector over it begins with
+ * the members, mostly none; the entries follow. */
 struct view {
     const struct cpu_cache *cache;
     struct cpu_stream stream;
+    struct cpu_classes classes;
+    int32_t members;
     int group, dim;
+    int window; /* entries that far behind a query are masked; 0: none */
 };
 
-static struct view view_of(const struct cpu_cache *cache, struct cpu_stream stream) {
+static struct view view_of(const struct cpu_cache *cache, struct cpu_stream stream,
+                           struct cpu_stream members, bool positions, struct cpu_work *work) {
     const struct kern_cache_options *o = &cache->options;
-    return (struct view){cache, stream, o->heads_q / o->heads_kv, o->head_dim};
+    return (struct view){.cache = cache,
+                         .stream = stream,
+                         .classes = cpu_classes_open(cache, stream, members, positions, work),
+                         .members = members.length,
+                         .group = o->heads_q / o->heads_kv,
+                         .dim = o->head_dim};
 }
 
-/* Products of `lanes` queries with the first `count` entries -> logits[lane][stride]. */
+/* Products of `lanes` queries with the members and the first `count` entries. */
 static void products(const struct view *view, const float *q, int lanes, int32_t count,
                      struct cpu_work *work) {
     const struct cpu_cache *cache = view->cache;
     int32_t slots = cache->page_slots;
     for (int32_t i = 0; i < count; i += slots)
-        cache->math->dots(work->logits + i, work->stride, q, lanes,
+        cache->math->dots(work->logits + view->members + i, work->stride, q, lanes,
                           cpu_cache_k(cache, view->stream.pages[i / slots]),
                           count - i < slots ? count - i : slots, view->dim, cache->options.dtype);
+    if (view->members > 0) cpu_classes_logits(cache, &view->classes, q, lanes, work);
 }
 
 /* Entries with a position up to `pos`; positions ascend. */
@@ -59,19 +70,51 @@ static void fold(enum kern_group group, float *to, const float *x, int32_t count
     }
 }
 
-/* The logits of a query's `lanes` heads over the `count` entries it sees, rows of `stride`, become
- * one vector in the first row. */
-static void combine(const struct view *view, enum kern_group group, float *z, size_t stride,
-                    int lanes, int32_t count) {
-    bool of_logits = group == KERN_GROUP_MAX_LOGIT || group == KERN_GROUP_SUM_LOGIT;
-    for (int l = 0; l < lanes && !of_logits; l++)
-        view->cache->math->softmax(z + (size_t)l * stride, count);
+/* One query: its own position, and how many entries it sees. */
+struct query {
+    int32_t pos, sees;
+};
+
+/* What it does not see of its logits. */
+static void mask(const struct view *view, struct query query, float *z) {
+    cpu_classes_mask(view->cache, &view->classes, query.pos, view->window, query.sees, z);
+    if (view->window == 0) return;
+    int32_t masked = entries_up_to(view, query.pos - view->window);
+    for (int32_t i = 0; i < masked && i < query.sees; i++) z[view->members + i] = -INFINITY;
+}
+
+/* Masked logits become attention, of whole classes where there are any. */
+static void attention(const struct view *view, struct query query, float *z) {
+    view->cache->math->softmax(z, view->members + query.sees);
+    cpu_classes_fold(&view->classes, z);
+}
+
+/* The vectors of a query's `lanes` heads, rows of `stride`, become one, in the first row. */
+static void join_heads(enum kern_group group, float *p, size_t stride, int lanes, int32_t count) {
     if (group == KERN_GROUP_SQUARES)
-        for (int32_t i = 0; i < count; i++) z[i] *= z[i];
-    for (int l = 1; l < lanes; l++) fold(group, z, z + (size_t)l * stride, count);
-    if (of_logits) view->cache->math->softmax(z, count);
+        for (int32_t i = 0; i < count; i++) p[i] *= p[i];
+    for (int l = 1; l < lanes; l++) fold(group, p, p + (size_t)l * stride, count);
     if (group == KERN_GROUP_MEAN && lanes > 1)
-        for (int32_t i = 0; i < count; i++) z[i] /= (float)lanes;
+        for (int32_t i = 0; i < count; i++) p[i] /= (float)lanes;
+}
+
+/* The logits of a query's `lanes` heads, rows of `stride`, become one vector over the entries it
+ * sees: returned, in the first row. */
+static float *combine(const struct view *view, enum kern_group group, float *z, size_t stride,
+                      int lanes, struct query query) {
+    bool of_logits = group == KERN_GROUP_MAX_LOGIT || group == KERN_GROUP_SUM_LOGIT;
+    float *p = z + view->members;
+    for (int l = 0; l < lanes; l++) {
+        mask(view, query, z + (size_t)l * stride);
+        if (!of_logits) attention(view, query, z + (size_t)l * stride);
+    }
+    if (!of_logits) {
+        join_heads(group, p, stride, lanes, query.sees);
+        return p;
+    }
+    join_heads(group, z, stride, lanes, view->members + query.sees);
+    attention(view, query, z);
+    return p;
 }
 
 /* ---- Smoothing --------------------------------------------------------------------------------
@@ -101,13 +144,12 @@ struct window {
     enum kern_reduce reduce;
     bool smooth;                           /* each query's vector */
     const float *queries[KERN_WINDOW_MAX]; /* of the KV head's first query head, oldest first */
-    int32_t sees[KERN_WINDOW_MAX];         /* entries the query's softmax runs over */
+    struct query seen[KERN_WINDOW_MAX];    /* what the query's softmax runs over */
     int count;
     int32_t candidates;
     struct cpu_work *work;
     float *sum; /* [candidates]: sum, maximum or running mean over the queries */
-    int seen;
-    double entropy; /* of all vectors so far */
+    int added;  /* vectors so far */
 };
 
 /* Queries of dropped tokens, and those the sequence never saw, are not in the ring. */
@@ -123,13 +165,13 @@ static void find_queries(struct window *w, const struct evict_job *job, int stre
         const float *row = cpu_cache_query(cache, slot, layer, p % window);
         int32_t sees = entries_up_to(&w->view, p);
         w->queries[w->count] = row + (size_t)(head * w->view.group) * (size_t)o->head_dim;
-        w->sees[w->count++] = all || sees < w->candidates ? sees : w->candidates;
+        w->seen[w->count++] = (struct query){p, all || sees < w->candidates ? sees : w->candidates};
     }
 }
 
 /* Welford's running mean and sum of squared deviations. */
 static void add_moments(struct window *w, const float *p) {
-    float *mean = w->sum, *squares = w->work->squares, n = (float)w->seen;
+    float *mean = w->sum, *squares = w->work->squares, n = (float)w->added;
     for (int32_t i = 0; i < w->candidates; i++) {
         float delta = p[i] - mean[i];
         mean[i] += delta / n;
@@ -139,7 +181,7 @@ static void add_moments(struct window *w, const float *p) {
 
 /* A query's vector over the candidates. */
 static void add_query(struct window *w, const float *p) {
-    w->seen++;
+    w->added++;
     if (w->reduce == KERN_REDUCE_MAX)
         for (int32_t i = 0; i < w->candidates; i++) w->sum[i] = p[i] > w->sum[i] ? p[i] : w->sum[i];
     else if (w->reduce == KERN_REDUCE_MEAN_VAR || w->reduce == KERN_REDUCE_MEAN_STD)
@@ -148,31 +190,33 @@ static void add_query(struct window *w, const float *p) {
         for (int32_t i = 0; i < w->candidates; i++) w->sum[i] += p[i];
 }
 
-/* Queries [first, first + count), heads [head, head + lanes) of the group. */
-static void add_block(struct window *w, int first, int count, int head, int lanes) {
+/* Queries [first, first + count), heads [head, head + lanes) of the group. Returns the last one's
+ * vector over the candidates. */
+static const float *add_block(struct window *w, int first, int count, int head, int lanes) {
     int dim = w->view.dim;
     size_t row = (size_t)lanes * (size_t)dim;
     for (int t = 0; t < count; t++)
         memcpy(w->work->rows + (size_t)t * row, w->queries[first + t] + (size_t)head * (size_t)dim,
                row * sizeof(float));
-    products(&w->view, w->work->rows, count * lanes, w->sees[first + count - 1], w->work);
+    products(&w->view, w->work->rows, count * lanes, w->seen[first + count - 1].sees, w->work);
+    float *p = NULL;
     for (int t = 0; t < count; t++) {
-        float *p = w->work->logits + (size_t)(t * lanes) * w->work->stride;
-        int32_t sees = w->sees[first + t];
-        combine(&w->view, w->group, p, w->work->stride, lanes, sees);
-        for (int32_t i = sees; i < w->candidates; i++) p[i] = 0;
+        float *z = w->work->logits + (size_t)(t * lanes) * w->work->stride;
+        p = combine(&w->view, w->group, z, w->work->stride, lanes, w->seen[first + t]);
+        for (int32_t i = w->seen[first + t].sees; i < w->candidates; i++) p[i] = 0;
         if (w->smooth) {
             evict_smooth(w->observe, p, w->candidates, w->work->smooth);
             p = w->work->smooth;
         }
         add_query(w, p);
     }
+    return p;
 }
 
 /* The variance's share of the score, 0 with less than two queries. */
 static void add_spread(const struct window *w) {
-    float n = (float)(w->seen - 1);
-    if (w->seen < 2) return;
+    float n = (float)(w->added - 1);
+    if (w->added < 2) return;
     for (int32_t i = 0; i < w->candidates; i++) {
         float variance = w->work->squares[i] / n;
         w->sum[i] +=
@@ -185,7 +229,7 @@ static void reduce_heads(struct window *w, int head, int lanes) {
     int block = cpu_cache_lanes(&w->view.cache->options) / lanes;
     memset(w->sum, 0, (size_t)w->candidates * sizeof *w->sum);
     memset(w->work->squares, 0, (size_t)w->candidates * sizeof *w->work->squares);
-    w->seen = 0;
+    w->added = 0;
     for (int t = 0; t < w->count; t += block)
         add_block(w, t, w->count - t < block ? w->count - t : block, head, lanes);
     if (w->reduce == KERN_REDUCE_MEAN && w->count > 0)
@@ -195,7 +239,10 @@ static void reduce_heads(struct window *w, int head, int lanes) {
 
 static struct window open_window(const struct evict_job *job, int stream, int32_t candidates,
                                  enum kern_support support, struct cpu_work *work) {
-    struct window w = {.view = view_of(job->cache, evict_stream(job, stream)),
+    const struct cpu_cache *cache = job->cache;
+    struct cpu_stream members = cpu_cache_members(cache, job->due->slot, stream);
+    struct window w = {.view = view_of(cache, evict_stream(job, stream), members,
+                                       job->due->rule->classes.positions, work),
                        .observe = &job->due->rule->observe,
                        .support = support,
                        .candidates = candidates,
@@ -243,12 +290,12 @@ struct evict_preference evict_preference(const struct evict_job *job, int stream
     w.reduce = KERN_REDUCE_MEAN_VAR;
     w.smooth = false;
     for (int head = 0; head < w.view.group; head++) {
-        w.seen = 0;
+        w.added = 0;
         memset(w.sum, 0, (size_t)candidates * sizeof *w.sum);
         memset(work->squares, 0, (size_t)candidates * sizeof *work->squares);
         for (int t = 0; t < w.count; t++) {
-            add_block(&w, t, 1, head, 1);
-            out.entropy += entropy(work->logits, candidates);
+            const float *p = add_block(&w, t, 1, head, 1);
+            out.entropy += entropy(p, candidates);
         }
         for (int32_t i = 0; i < candidates && w.count > 1; i++)
             out.variance += (double)work->squares[i] / (w.count - 1);
@@ -268,9 +315,38 @@ static void add_mass(const struct view *view, const float *p, int32_t count) {
     }
 }
 
+/* A head's attention over entries times their values. */
+static void answer(const struct view *view, const float *p, int32_t count, float *out) {
+    const struct cpu_cache *cache = view->cache;
+    int32_t slots = cache->page_slots;
+    memset(out, 0, (size_t)view->dim * sizeof *out);
+    for (int32_t i = 0; i < count; i += slots)
+        cache->math->weigh(out, p + i, cpu_cache_v(cache, view->stream.pages[i / slots]),
+                           count - i < slots ? count - i : slots, view->dim, cache->options.dtype);
+}
+
+/* Query `t` of the span, its heads' logits in rows of `stride`. */
+static void meet(const struct view *view, const struct cpu_mass *mass, int t, float *z,
+                 size_t stride) {
+    int32_t sees = mass->stream.length - mass->count + t + 1;
+    struct query query = {mass->pos + t, sees};
+    for (int l = 0; l < view->group; l++) {
+        float *head = z + (size_t)l * stride;
+        mask(view, query, head);
+        attention(view, query, head);
+        int place = l - mass->out_first;
+        if (mass->out && place >= 0 && place < mass->out_count)
+            answer(view, head + view->members, sees,
+                   mass->out + (size_t)t * mass->out_stride + (size_t)(place * view->dim));
+    }
+    join_heads(mass->group, z + view->members, stride, view->group, sees);
+    add_mass(view, z + view->members, sees);
+}
+
 void cpu_observe_mass(const struct cpu_cache *cache, const struct cpu_mass *mass, int worker) {
     struct cpu_work work = cpu_cache_work(cache, worker);
-    struct view view = view_of(cache, mass->stream);
+    struct view view = view_of(cache, mass->stream, mass->members, mass->positions, &work);
+    view.window = mass->window;
     int group = view.group, block = cpu_cache_lanes(&cache->options) / group;
     size_t row = (size_t)group * (size_t)view.dim;
     int32_t before = mass->stream.length - mass->count;
@@ -281,11 +357,8 @@ void cpu_observe_mass(const struct cpu_cache *cache, const struct cpu_mass *mass
                 work.rows[(size_t)t * row + d] =
                     mass->q[(size_t)(first + t) * mass->q_stride + d] * mass->scale;
         products(&view, work.rows, count * group, before + first + count, &work);
-        for (int t = 0; t < count; t++) {
-            float *p = work.logits + (size_t)(t * group) * work.stride;
-            int32_t sees = before + first + t + 1;
-            combine(&view, mass->group, p, work.stride, group, sees);
-            add_mass(&view, p, sees);
-        }
+        for (int t = 0; t < count; t++)
+            meet(&view, mass, first + t, work.logits + (size_t)(t * group) * work.stride,
+                 work.stride);
     }
 }

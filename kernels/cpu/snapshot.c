@@ -7,9 +7,13 @@
 #include "kernels/cpu/cache.h"
 
 _Static_assert((int)CPU_CACHE_SIDES == (int)SNAPSHOT_SIDES, "every side record is in snapshots");
+_Static_assert(sizeof(struct cpu_member) == sizeof(struct snapshot_member) &&
+                   offsetof(struct cpu_member, pos) == offsetof(struct snapshot_member, pos) &&
+                   offsetof(struct cpu_member, gain) == offsetof(struct snapshot_member, gain),
+               "members are copied as they lie");
 
 static struct snapshot_shape shape_of(const struct cpu_cache *cache) {
-    return (struct snapshot_shape){&cache->options, cache->page_slots};
+    return (struct snapshot_shape){&cache->options, cache->page_slots, cache->member_slots};
 }
 
 static size_t query_bytes(const struct cpu_cache *cache) {
@@ -23,7 +27,8 @@ size_t cpu_cache_snapshot_size(const struct cpu_cache *cache, int slot, int bloc
     CHECK(slot >= 0 && slot < cache->options.slots && block >= 0 && block <= cache->streams);
     struct snapshot_shape shape = shape_of(cache);
     if (block == 0) return snapshot_arrays(&shape, cache->slots[slot].window).size;
-    return snapshot_part_at(&shape, *cpu_cache_length(cache, slot, block - 1), SNAPSHOT_PARTS);
+    return snapshot_stream_size(&shape, *cpu_cache_length(cache, slot, block - 1),
+                                *cpu_cache_length(cache, slot, cache->streams + block - 1));
 }
 
 static void export_slot(const struct cpu_cache *cache, int slot, char *to) {
@@ -54,6 +59,15 @@ static size_t entries_of_page(const struct cpu_cache *cache, int32_t length, int
     return (size_t)(left < cache->page_slots ? left : cache->page_slots);
 }
 
+static void export_members(const struct cpu_cache *cache, int slot, int stream, char *to) {
+    struct cpu_stream members = cpu_cache_members(cache, slot, stream);
+    if (members.length == 0) return;
+    memcpy(to, &members.length, sizeof members.length);
+    to += sizeof members.length;
+    for (int32_t i = 0; i < members.length; i++, to += sizeof(struct cpu_member))
+        memcpy(to, cpu_cache_member(cache, members.pages, i), sizeof(struct cpu_member));
+}
+
 static void export_stream(const struct cpu_cache *cache, int slot, int stream, char *to) {
     struct snapshot_shape shape = shape_of(cache);
     const uint32_t *table = cpu_cache_table(cache, slot, stream);
@@ -68,6 +82,7 @@ static void export_stream(const struct cpu_cache *cache, int slot, int stream, c
             memcpy(to, part_of(cache, table[i], part), bytes);
             to += bytes;
         }
+    export_members(cache, slot, stream, to);
 }
 
 void cpu_cache_snapshot_export(const struct cpu_cache *cache, int slot, int block, void *to) {
@@ -88,6 +103,20 @@ int cpu_cache_snapshot_check(const struct cpu_cache *cache, const struct kern_bl
     return snapshot_check(&shape, blocks, count, tokens, &slot, report, fault);
 }
 
+static int import_members(struct cpu_cache *cache, int slot, int stream,
+                          const struct kern_block *block) {
+    struct snapshot_shape shape = shape_of(cache);
+    const char *from;
+    int row = cache->streams + stream;
+    int32_t count = snapshot_members(&shape, block, &from);
+    if (cpu_cache_lacks(cache, slot, row, count) > cache->free_count) return ERR_FULL;
+    cpu_cache_extend(cache, slot, row, count);
+    const uint32_t *table = cpu_cache_row(cache, slot, row);
+    for (int32_t i = 0; i < count; i++, from += sizeof(struct cpu_member))
+        memcpy(cpu_cache_member(cache, table, i), from, sizeof(struct cpu_member));
+    return 0;
+}
+
 static int import_stream(struct cpu_cache *cache, int slot, int stream,
                          const struct kern_block *block) {
     struct snapshot_shape shape = shape_of(cache);
@@ -105,7 +134,7 @@ static int import_stream(struct cpu_cache *cache, int slot, int stream,
             memcpy(part_of(cache, table[i], part), from, bytes);
             from += bytes;
         }
-    return 0;
+    return import_members(cache, slot, stream, block);
 }
 
 static void import_arrays(struct cpu_cache *cache, int slot, const char *from) {

@@ -99,4 +99,15 @@ static void softmax(float *x, int count) {
     }
 }
 
-const struct cpu_math VEC(math) = {.dots = dots, .softmax = softmax};
+static void weigh(float *out, const float *p, const void *rows, int count, int dim,
+                  enum kern_dtype dtype) {
+    const struct product v = {.rows = rows, .dim = dim, .floats = dtype == KERN_F32};
+    for (int d = 0; d < dim; d += 16) {
+        int n = dim - d < 16 ? dim - d : 16;
+        v16 sum = v16_load_n(out + d, n);
+        for (int j = 0; j < count; j++) sum = v16_fma(v16_set(p[j]), load_row(&v, j, d), sum);
+        v16_store_n(out + d, sum, n);
+    }
+}
+
+const struct cpu_math VEC(math) = {.dots = dots, .softmax = softmax, .weigh = weigh};

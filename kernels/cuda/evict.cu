@@ -399,8 +399,8 @@ static __global__ void k_compact(const struct evict_args a) {
 /* ---- The host's side ------------------------------------------------------------------------- */
 
 int op_rule_check(const struct kern_rule *rule, struct fault *fault) {
-    (void)rule, (void)fault; /* all of them run */
-    return 0;
+    if (rule->merge != KERN_MERGE_CLASSES) return 0;
+    return fault_set(fault, ERR_UNSUPPORTED, "merge", "the CUDA backend has no classes of entries");
 }
 
 /* What the rules of the sequences at hand ask for. */

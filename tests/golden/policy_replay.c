@@ -8,17 +8,21 @@
  * INPUT holds, for sequence s, "s.qkv" [layers, tokens, (heads_q + 2 heads_kv) D], after rotation,
  * and "s.log_beta" [layers, tokens, heads_kv], both F32; its metadata "keepd" is
  *
- *   {"path", "threads", "kv_dtype", "layers", "heads_q", "heads_kv", "head_dim",
+ *   {"path", "threads", "kv_dtype", "layers", "heads_q", "heads_kv", "head_dim", "inv_freq",
  *    "sequences": [{"prompt", "splits", "kv": {"policy", "budget", ...}}, ...]}
  *
  * Sequence s lives in slot s; all run side by side, a step taking from each the next part of its
  * prompt (sizes from "splits", the last one repeated, never across an eviction point of
  * paging/due.h) or one generated token.
  *
+ * "inv_freq" is what keys were rotated by, [head_dim / 2], or empty if by nothing.
+ *
  * OUTPUT holds "s.out" [layers, tokens, heads_q D], the attention's results, and for eviction e, in
  * the order they happened, what it left: "e.lengths" [layers, heads_kv], "e.pos" [entries],
- * "e.keys" and "e.values" [entries, D], streams one after the other. Its metadata "keepd" lists the
- * evictions: {"evictions": [{"sequence", "tokens"}, ...]}. */
+ * "e.keys" and "e.values" [entries, D], and the members of their classes, "e.member_lengths"
+ * [layers, heads_kv], "e.member_centre", "e.member_pos" and "e.member_gain" [members], streams one
+ * after the other. Its metadata "keepd" lists the evictions: {"evictions": [{"sequence", "tokens"},
+ * ...]}. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -51,6 +55,7 @@ struct run {
     struct weights *input;
     cJSON *config;
     struct kern_cache_options cache;
+    float *inv_freq;
     struct sequence sequences[SEQUENCES_MAX];
     int sequence_count;
     int qkv_width, out_width, rows_max;
@@ -79,10 +84,16 @@ static void put_floats(struct run *run, const char *name, const float *data, siz
     put(run, name, "F32", shape, data, rows * width * sizeof *data);
 }
 
-static void put_ints(struct run *run, const char *name, const int32_t *data, size_t count) {
+/* [count] of a type of four bytes. */
+static void put_list(struct run *run, const char *name, const char *dtype, const void *data,
+                     size_t count) {
     char shape[32];
     snprintf(shape, sizeof shape, "%zu", count);
-    put(run, name, "I32", shape, data, count * sizeof *data);
+    put(run, name, dtype, shape, data, count * 4);
+}
+
+static void put_ints(struct run *run, const char *name, const int32_t *data, size_t count) {
+    put_list(run, name, "I32", data, count);
 }
 
 static void put_rows(struct run *run, int slot, const char *what, size_t entries) {
@@ -93,6 +104,39 @@ static void put_rows(struct run *run, int slot, const char *what, size_t entries
     snprintf(name, sizeof name, "%d.%s", run->eviction_count, what);
     put_floats(run, name, rows, entries, width);
     mem_free(rows);
+}
+
+/* The members of all classes of a slot. */
+static void put_members(struct run *run, int slot) {
+    const struct cpu_cache *cache = &cpu_of(run->kern)->cache;
+    size_t streams = (size_t)cache->streams, room = streams * (size_t)run->cache.max_positions;
+    int32_t *lengths = mem_must_alloc(streams, sizeof *lengths);
+    int32_t *centre = mem_must_alloc(room, sizeof *centre),
+            *pos = mem_must_alloc(room, sizeof *pos);
+    float *gain = mem_must_alloc(room, sizeof *gain);
+    size_t count = 0;
+    for (int stream = 0; stream < cache->streams; stream++) {
+        struct cpu_stream members = cpu_cache_members(cache, slot, stream);
+        lengths[stream] = members.length;
+        for (int32_t i = 0; i < members.length; i++, count++) {
+            const struct cpu_member *member = cpu_cache_member(cache, members.pages, i);
+            centre[count] = member->centre;
+            pos[count] = member->pos;
+            gain[count] = member->gain;
+        }
+    }
+    char name[4][32];
+    static const char *const what[] = {"lengths", "centre", "pos", "gain"};
+    for (int i = 0; i < 4; i++)
+        snprintf(name[i], sizeof name[i], "%d.member_%s", run->eviction_count, what[i]);
+    put_ints(run, name[0], lengths, streams);
+    put_ints(run, name[1], centre, count);
+    put_ints(run, name[2], pos, count);
+    put_list(run, name[3], "F32", gain, count);
+    mem_free(lengths);
+    mem_free(centre);
+    mem_free(pos);
+    mem_free(gain);
 }
 
 /* What the sequence holds after an eviction. */
@@ -111,6 +155,7 @@ static int put_state(struct run *run, int slot) {
         put_ints(run, name, report.positions, report.entries);
         put_rows(run, slot, "keys", report.entries);
         put_rows(run, slot, "values", report.entries);
+        put_members(run, slot);
         buf_fmt(&run->evictions, "%s{\\\"sequence\\\":%d,\\\"tokens\\\":%d}",
                 run->eviction_count ? "," : "", slot, run->sequences[slot].due.tokens);
         run->eviction_count++;
@@ -173,7 +218,7 @@ static const struct field fields[] = {
     FIELD(KIND_ENUM, score, "recency", "retention", "attention"),
     FIELD(KIND_ENUM, pool, "stream", "layer", "sequence"),
     FIELD(KIND_ENUM, layers, "uniform", "pyramid", "preference", "density"),
-    FIELD(KIND_ENUM, merge, "none", "paper", "code"),
+    FIELD(KIND_ENUM, merge, "none", "paper", "code", "classes"),
     FIELD(KIND_INT, sinks, NULL),
     FIELD(KIND_INT, recent, NULL),
     FIELD(KIND_FLOAT, horizon, NULL),
@@ -181,6 +226,9 @@ static const struct field fields[] = {
     FIELD(KIND_FLOAT, retain, NULL),
     FIELD(KIND_FLOAT, floor, NULL),
     FIELD(KIND_FLOAT, merge_beta, NULL),
+    FIELD(KIND_FLOAT, classes.gamma, NULL),
+    FIELD(KIND_FLOAT, classes.tau, NULL),
+    FIELD(KIND_BOOL, classes.positions, NULL),
     FIELD(KIND_FLOAT, pyramid_beta, NULL),
     FIELD(KIND_FLOAT, tau1, NULL),
     FIELD(KIND_FLOAT, tau2, NULL),
@@ -196,6 +244,7 @@ static const struct field fields[] = {
     FIELD(KIND_ENUM, observe.smooth, "none", "average", "max"),
     FIELD(KIND_INT, observe.smooth_width, NULL),
     FIELD(KIND_BOOL, observe.smooth_first, NULL),
+    FIELD(KIND_BOOL, observe.global, NULL),
     FIELD(KIND_BOOL, redundancy.on, NULL),
     FIELD(KIND_FLOAT, redundancy.lambda, NULL),
     FIELD(KIND_FLOAT, redundancy.threshold, NULL),
@@ -359,6 +408,21 @@ static int read_shape(struct run *run, struct fault *fault) {
     return err;
 }
 
+static int read_rotation(struct run *run, struct fault *fault) {
+    const cJSON *list = json_get(run->config, "inv_freq"), *item;
+    int half = run->cache.head_dim / 2, count = 0;
+    if (cJSON_GetArraySize(list) == 0) return 0;
+    run->inv_freq = mem_must_alloc((size_t)half, sizeof *run->inv_freq);
+    cJSON_ArrayForEach(item, list) {
+        if (count == half || !cJSON_IsNumber(item)) break;
+        run->inv_freq[count++] = (float)item->valuedouble;
+    }
+    if (count != half || count != cJSON_GetArraySize(list))
+        return fault_set(fault, ERR_INVALID, "inv_freq", "must be %d numbers", half);
+    run->cache.inv_freq = run->inv_freq;
+    return 0;
+}
+
 static int read_input(struct run *run, const char *path, struct fault *fault) {
     static const struct json_limits limits = {.bytes = 1 << 20, .depth = 8};
     int err = weights_open_file(path, &run->input, fault);
@@ -367,6 +431,7 @@ static int read_input(struct run *run, const char *path, struct fault *fault) {
     if (!text) return fault_set(fault, ERR_INVALID, path, "has no metadata \"keepd\"");
     err = json_parse(text, strlen(text), &limits, &run->config, fault);
     if (!err) err = read_shape(run, fault);
+    if (!err) err = read_rotation(run, fault);
     const cJSON *item;
     cJSON_ArrayForEach(item, json_get(run->config, "sequences")) {
         if (err || run->sequence_count == SEQUENCES_MAX) break;
@@ -389,7 +454,8 @@ static int open_backend(struct run *run, struct fault *fault) {
     const struct kern_ops *ops = run->kern->ops;
     ops->cache_info(run->cache.dtype, run->cache.head_dim, &info);
     run->cache.slots = run->sequence_count;
-    run->cache.pages = (int64_t)(run->cache.max_positions / info.page_slots + 1) *
+    run->cache.pages = (int64_t)(run->cache.max_positions / info.page_slots + 1 +
+                                 run->cache.max_positions / info.member_slots + 1) *
                        run->cache.layers * run->cache.heads_kv * run->cache.slots;
     err = ops->cache_open(run->kern, &run->cache, fault);
     if (err) return err;
@@ -523,6 +589,7 @@ static void close_run(struct run *run) {
     }
     for (int i = 0; i < run->sequence_count; i++) mem_free(run->sequences[i].out);
     mem_free(run->host);
+    mem_free(run->inv_freq);
     json_free(run->config);
     weights_close(run->input);
     buf_close(&run->data);

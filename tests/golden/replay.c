@@ -24,6 +24,7 @@ static int open_cache(struct replay *replay, const struct replay_options *option
                                 : (int64_t)pages * c->layers * c->heads_kv * options->slots,
         .slots = options->slots,
         .max_positions = options->positions_max,
+        .inv_freq = c->inv_freq,
     };
     return replay->kern->ops->cache_open(replay->kern, &cache, fault);
 }

@@ -128,7 +128,7 @@ class Reference:
     def reset(self, rule=Rule()):
         """An empty cache, which records what the rule will want to know."""
         self.cache = Sequence(rule, self.layers, self.heads_q, self.heads_kv, self.head_dim,
-                              self.head_dim ** -0.5, self.stored)
+                              self.head_dim ** -0.5, self.stored, self.inv)
 
     @property
     def tokens(self):

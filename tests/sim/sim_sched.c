@@ -70,11 +70,11 @@ struct chain {
 };
 
 static void plan_chain(struct chain *c, struct random *r, int index, int sequences) {
-    static const char *const names[] = {"full", "streaming", "trimkv",    "global", "global",
-                                        "gkv",  "rkv",       "adakv",     "cake",   "pyramidkv",
-                                        "h2o",  "d2o",       "kvcompress"};
+    static const char *const names[] = {"full", "streaming", "trimkv",     "global", "global",
+                                        "gkv",  "rkv",       "adakv",      "cake",   "pyramidkv",
+                                        "h2o",  "d2o",       "kvcompress", "ems",    "ems"};
     *c = (struct chain){.seed = world_mix(r->state + (uint64_t)index)};
-    c->kv = (struct engine_kv){.policy = names[below(r, 13)],
+    c->kv = (struct engine_kv){.policy = names[below(r, 15)],
                                .budget = 6 + below(r, 60),
                                .buffer = below(r, 20),
                                .chunk = 1 + below(r, 64),

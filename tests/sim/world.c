@@ -256,7 +256,7 @@ void world_open(struct world *w, const struct world_options *options) {
         .model = w,
         .model_step = fake_step,
         .text = {.token_bytes = letter, .token_bytes_max = 1, .eos = eos, .eos_count = 1},
-        .shape = {WORLD_LAYERS, WORLD_HEADS_KV, info.page_slots},
+        .shape = {WORLD_LAYERS, WORLD_HEADS_KV, info.page_slots, info.member_slots},
         .vocab = WORLD_VOCAB,
         .pages_total = o->pages,
         .page_bytes = info.page_bytes,

@@ -12,7 +12,7 @@ from itertools import product
 import numpy as np
 
 from . import formulas as f
-from . import merge
+from . import classes, merge
 from .choose import best, choose, floor_places, pools, quotas, ranked
 from .sequence import similarity
 
@@ -26,6 +26,7 @@ class Tally:
     at_cut: int = 0  # decided otherwise at a tie
     forgiven: int = 0  # streams in which float32 forgave another likeness, at the threshold
     merged: int = 0
+    members: int = 0  # of classes, kept
     merged_otherwise: int = 0
     worst: dict = field(default_factory=dict)  # largest deviations
 
@@ -41,6 +42,7 @@ class State:
     pos: list
     keys: list | None = None
     values: list | None = None
+    members: list | None = None
 
 
 class Follower:
@@ -60,7 +62,11 @@ class Follower:
             self.tally.at_cut += sum(int((a != b).sum()) for a, b in zip(kept, masks))
         for i, stream in enumerate(streams):
             stream.memory = scored[i].memory
-            plan = self.merge(stream, kept[i])
+            if sequence.rule.merge == "classes":
+                self.join(stream, kept[i], scored[i], keep, engine.members[i])
+                plan = None
+            else:
+                plan = self.merge(stream, kept[i])
             if engine.keys:
                 self.compare(stream, plan, engine.keys[i], engine.values[i])
         self.tally.evictions += 1
@@ -179,6 +185,26 @@ class Follower:
             merge.apply(stream, plan, self.sequence.rule, self.sequence.store)
         stream.keep(mask)
         return plan
+
+    def join(self, stream, mask, scored, keep, members):
+        """Doubtful entries go where the engine's look-up table says; then both must be the same."""
+        sequence, length = self.sequence, None
+        most = classes.members_max(sequence.rule, keep)
+        plan = classes.plan(stream, mask, scored, sequence.rule, keep, self.tolerance, sequence.inv_freq)
+        if plan:
+            self.tally.merged_otherwise += plan.as_done(stream, members, most, self.tolerance)
+            self.tally.merged += int(plan.joins().sum())
+            length = classes.apply(stream, plan, sequence.store, sequence.inv_freq)
+        if not mask.all():
+            stream.members = classes.look_up(stream, plan, mask, length, most)
+        stream.keep(mask)
+        for name in ("centre", "pos"):
+            mine, theirs = getattr(stream.members, name), getattr(members, name)
+            assert np.array_equal(mine, theirs), f"tokens {sequence.tokens}: other members: {name}"
+        off = np.abs(stream.members.gain - members.gain) / np.maximum(1, stream.members.gain)
+        assert off.max(initial=0) <= self.merge_tolerance, f"gains differ by {off.max()}"
+        stream.members = members
+        self.tally.members += len(members)
 
     def compare(self, stream, plan, keys, values):
         wrong = np.zeros(len(stream), bool)

@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 
 from . import table
 from .agree import Follower, State
+from .classes import Members
 from .rules import Rule
 from .schedule import schedule
 from .sequence import Sequence, round_bf16
@@ -73,7 +74,8 @@ def write_input(path, runs, options):
         tensors[f"{i}.log_beta"] = np.ascontiguousarray(run.recording.log_beta)
     rules = [{k: v if v != float("inf") else 0 for k, v in run.rule.flat().items()} for run in runs]
     config = {"layers": first.q.shape[0], "heads_q": first.q.shape[2], "heads_kv": first.k.shape[2],
-              "head_dim": first.q.shape[3], **options, "sequences": [
+              "head_dim": first.q.shape[3], **options, "inv_freq": [] if first.inv_freq is None else [float(x) for x in first.inv_freq],
+              "sequences": [
                   {"prompt": run.prompt, "splits": run.splits, "kv": {
                       "policy": table.base(run.name), "budget": run.budget, "buffer": run.buffer, "chunk": run.chunk,
                       "rule": rule}} for run, rule in zip(runs, rules)]}
@@ -86,7 +88,11 @@ def read_output(path, runs):
         for i, event in enumerate(json.loads(data.metadata()["keepd"])["evictions"]):
             ends = np.cumsum(data.get_tensor(f"{i}.lengths"))[:-1]
             parts = [np.split(data.get_tensor(f"{i}.{name}"), ends) for name in ("pos", "keys", "values")]
-            evictions[event["sequence"]].append((event["tokens"], State(*parts)))
+            ends = np.cumsum(data.get_tensor(f"{i}.member_lengths"))[:-1]
+            members = [np.split(data.get_tensor(f"{i}.member_{name}"), ends) for name in ("centre", "pos", "gain")]
+            state = State(*parts, [Members(c.astype(np.int64), p.astype(np.int64), g.astype(np.float64))
+                                   for c, p, g in zip(*members)])
+            evictions[event["sequence"]].append((event["tokens"], state))
         out = [data.get_tensor(f"{i}.out").reshape(first.q.shape[0], run.recording.tokens, -1)
                for i, run in enumerate(runs)]
     return Result(evictions, out)
@@ -104,7 +110,8 @@ def follow(run, evictions, out, kv_dtype="f32", tolerance=1e-5):
     """Replays one sequence beside what the driver did; returns the tally of the comparison."""
     r = run.recording
     sequence = Sequence(run.rule.as_float32(), r.q.shape[0], r.q.shape[2], r.k.shape[2], r.q.shape[3], r.q.shape[3] ** -0.5,
-                        round_bf16 if kv_dtype == "bf16" else np.asarray)
+                        round_bf16 if kv_dtype == "bf16" else np.asarray,
+                        None if r.inv_freq is None else np.asarray(r.inv_freq, np.float64))
     rounded = kv_dtype == "bf16"
     follower = Follower(sequence, tolerance, 2 ** -7 if rounded else 1e-4, rounded)
     peak = run.budget + run.buffer + run.chunk

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 import numpy as np
 
 INF = float("inf")
+PARTS = ("observe", "redundancy", "classes")
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Observe:
     smooth: str = "none"  # none, average, max
     smooth_width: int = 0
     smooth_first: bool = False
+    all_queries: bool = False  # "global"
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,18 @@ class Redundancy:
 
 
 @dataclass(frozen=True)
+class Classes:
+    gamma: float = 0.0
+    tau: float = 0.0
+    positions: bool = False
+
+
+@dataclass(frozen=True)
 class Rule:
     score: str = "recency"  # recency, retention, attention
     pool: str = "stream"  # stream, layer, sequence
     layers: str = "uniform"  # uniform, pyramid, preference, density
-    merge: str = "none"  # none, paper, code
+    merge: str = "none"  # none, paper, code, classes
     sinks: int = 0
     recent: int = 0
     horizon: float = 0.0
@@ -55,25 +64,26 @@ class Rule:
     tau2: float = 0.0
     observe: Observe = field(default_factory=Observe)
     redundancy: Redundancy = field(default_factory=Redundancy)
+    classes: Classes = field(default_factory=Classes)
 
     def flat(self):
-        """{name: value}, nested names with a dot, lambda by its own name."""
+        """{name: value}, nested names with a dot, Python's own words by their name."""
         plain = {k: v for k, v in asdict(self).items() if not isinstance(v, dict)}
-        parts = {"observe": asdict(self.observe), "redundancy": asdict(self.redundancy)}
+        parts = {part: asdict(getattr(self, part)) for part in PARTS}
         nested = {f"{part}.{k}": v for part, values in parts.items() for k, v in values.items()}
         nested["redundancy.lambda"] = nested.pop("redundancy.weight")
+        nested["observe.global"] = nested.pop("observe.all_queries")
         return plain | nested
 
     def as_float32(self):
         """With the numbers that a float32 holds."""
         def rounded(part):
             return {k: float(np.float32(v)) for k, v in asdict(part).items() if isinstance(v, float)}
-        return self.but(observe=rounded(self.observe), redundancy=rounded(self.redundancy),
-                        **rounded(self))
+        return self.but(**{part: rounded(getattr(self, part)) for part in PARTS}, **rounded(self))
 
     def but(self, **changes):
-        """The rule with other values; observe's and redundancy's as dictionaries."""
-        for name in ("observe", "redundancy"):
+        """The rule with other values; those of its parts as dictionaries."""
+        for name in PARTS:
             if isinstance(changes.get(name), dict):
                 changes[name] = replace(getattr(self, name), **changes[name])
         return replace(self, **changes)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from . import classes, shares
 from . import formulas as f
-from . import shares
 
 
 @dataclass
@@ -19,6 +19,7 @@ class Stream:
     log_beta: np.ndarray
     memory: np.ndarray  # accumulated mass, or the score remembered from the last eviction (NaN: none)
     tau: float | None = None  # of merging
+    members: classes.Members = field(default_factory=classes.Members)
 
     def __len__(self):
         return len(self.pos)
@@ -49,13 +50,13 @@ def round_bf16(x):
 # --- scoring ------------------------------------------------------------------------------------
 
 
-def grouped(z, group):
-    """Logits [query heads, queries, entries], -inf where masked, to p [1 or query heads, ...]."""
+def grouped(z, group, fold):
+    """Logits [query heads, queries, keys], -inf where masked, to p [1 or query heads, queries, entries]."""
     if group == "max_logit":
-        return f.softmax(z.max(axis=0, keepdims=True))
+        return fold(f.softmax(z.max(axis=0, keepdims=True)))
     if group == "sum_logit":
-        return f.softmax(z.sum(axis=0, keepdims=True))
-    p = f.softmax(z)
+        return fold(f.softmax(z.sum(axis=0, keepdims=True)))
+    p = fold(f.softmax(z))
     if group == "each":
         return p
     combine = {"mean": p.mean, "max": p.max, "sum": p.sum, "squares": (p * p).sum}
@@ -81,13 +82,8 @@ def smoothed(x, observe):
     return {"average": f.smooth_mean, "max": f.smooth_max}[observe.smooth](x, observe.smooth_width)
 
 
-def observed(stream, queries, positions, candidates, observe, scale):
-    """One number per candidate from the window's queries [queries, group, D]."""
-    seen = stream.pos[None] <= positions[:, None]
-    if observe.support == "candidates":
-        seen = seen & candidates
-    z = f.masked(f.logits(queries, stream.keys, scale), seen)
-    p = grouped(z, observe.group)[..., candidates]
+def observed(p, observe):
+    """One number per candidate from the window's attention to them."""
     if observe.smooth_first:
         p = smoothed(p, observe)
     return reduced(p, observe.reduce, observe.gamma).mean(axis=0)
@@ -117,6 +113,7 @@ class Scored:
     size: np.ndarray  # of the terms that were added: what rounding is relative to
     memory: np.ndarray
     protected: np.ndarray
+    tokens: int  # when
 
 
 # --- a sequence -----------------------------------------------------------------------------------
@@ -131,6 +128,7 @@ class Sequence:
     head_dim: int
     scale: float
     store: object = np.asarray  # the rounding of keys and values in the cache
+    inv_freq: np.ndarray | None = None  # of the rotation of keys
     tokens: int = 0
     weights: np.ndarray | None = None  # of the layers, once measured
     streams: list = field(default_factory=list)
@@ -148,7 +146,9 @@ class Sequence:
         return [stream for row in self.streams for stream in row]
 
     def accumulates(self):
-        return (self.rule.score == "attention" and self.rule.observe.window == 0) or self.rule.layers == "density"
+        observe = self.rule.observe
+        added_up = self.rule.score == "attention" and (observe.window == 0 or observe.all_queries)
+        return added_up or self.rule.layers == "density"
 
     # --- appending
 
@@ -172,12 +172,20 @@ class Sequence:
         self.queries[layer] = np.concatenate((self.queries[layer], q))[-window:] if window else self.queries[layer]
         return out
 
+    def logits(self, stream, q, positions, among=True):
+        """[group, queries, entries and members], -inf where a query does not see them."""
+        visible = (stream.pos[None] <= positions[:, None]) & among
+        z = f.logits(q, classes.expanded(stream, self.rule.classes, self.inv_freq), self.scale)
+        return f.masked(z, classes.seen(stream, visible, positions))
+
+    def grouped(self, stream, z, group):
+        return grouped(z, group, lambda p: classes.folded(stream, p))
+
     def attend(self, stream, q, positions):
-        seen = stream.pos[None] <= positions[:, None]
-        z = f.masked(f.logits(q, stream.keys, self.scale), seen)
+        z = self.logits(stream, q, positions)
         if self.accumulates():
-            stream.memory += grouped(z, self.rule.observe.group)[0].sum(axis=0)
-        return np.einsum("gtn,nd->tgd", f.softmax(z), stream.values)
+            stream.memory += self.grouped(stream, z, self.rule.observe.group)[0].sum(axis=0)
+        return np.einsum("gtn,nd->tgd", classes.folded(stream, f.softmax(z)), stream.values)
 
     # --- scoring
 
@@ -189,7 +197,7 @@ class Sequence:
         old = self.candidates(stream)
         score, size, memory = {"recency": self.by_recency, "retention": self.by_retention,
                                "attention": self.by_attention}[rule.score](layer, head, forgive)
-        return Scored(score, size, memory, ~old | (stream.pos < rule.sinks))
+        return Scored(score, size, memory, ~old | (stream.pos < rule.sinks), self.tokens)
 
     def by_recency(self, layer, head, _):
         stream = self.streams[layer][head]
@@ -217,7 +225,11 @@ class Sequence:
         if observe.window:
             q = self.queries[layer][:, head * self.group:(head + 1) * self.group]
             positions = np.arange(self.tokens - len(q), self.tokens)
-            now = observed(stream, q, positions, old, observe, self.scale)
+            z = self.logits(stream, q, positions, old if observe.support == "candidates" else True)
+            now = observed(self.grouped(stream, z, observe.group)[..., old], observe)
+            whole = stream.memory[old]
+            if observe.all_queries and whole.sum() > 0:
+                now = np.maximum(whole * now.sum() / whole.sum(), now)
         else:
             now = stream.memory[old]
         return now / now.max() if observe.normalise and len(now) and now.max() > 0 else now
@@ -249,8 +261,8 @@ class Sequence:
             for head, stream in enumerate(self.streams[layer]):
                 q = self.queries[layer][:, head * self.group:(head + 1) * self.group]
                 positions = np.arange(self.tokens - len(q), self.tokens)
-                seen = stream.pos[None] <= positions[:, None]
-                p = f.softmax(f.masked(f.logits(q, stream.keys, self.scale), seen))[..., self.candidates(stream)]
+                z = self.logits(stream, q, positions)
+                p = classes.folded(stream, f.softmax(z))[..., self.candidates(stream)]
                 h, s = h + f.entropy(p), s + f.spread(p)
             found.append(f.cake_preference(h, s, self.rule.tau1, self.rule.tau2))
         return np.array(found)

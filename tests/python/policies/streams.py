@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from . import classes
+
 
 @dataclass
 class Recording:
@@ -15,6 +17,7 @@ class Recording:
     k: np.ndarray
     v: np.ndarray
     log_beta: np.ndarray
+    inv_freq: np.ndarray | None = None  # of the rotation, [D / 2]; None: not rotated
 
     @property
     def tokens(self):
@@ -25,10 +28,10 @@ class Recording:
         return np.concatenate([x.reshape(*x.shape[:2], -1) for x in (self.q, self.k, self.v)], axis=-1)
 
     def as_float32(self):
-        return Recording(*(x.astype(np.float32) for x in (self.q, self.k, self.v, self.log_beta)))
+        return Recording(*(x.astype(np.float32) for x in (self.q, self.k, self.v, self.log_beta)), self.inv_freq)
 
     def layers(self, chosen):
-        return Recording(*(x[chosen] for x in (self.q, self.k, self.v, self.log_beta)))
+        return Recording(*(x[chosen] for x in (self.q, self.k, self.v, self.log_beta)), self.inv_freq)
 
 
 def random_gates(rng, shape, style):
@@ -57,6 +60,25 @@ def random_recording(seed, layers, heads_q, heads_kv, head_dim, tokens, gates="t
     return Recording(q, k, v, random_gates(rng, v.shape[:3], gates)).as_float32()
 
 
+def redundant_recording(seed, layers, heads_q, heads_kv, head_dim, tokens, theta=10000.0):
+    """As random_recording, with keys and values of a topic nearly alike, and rotated."""
+    r, rng = random_recording(seed, layers, heads_q, heads_kv, head_dim, tokens), np.random.default_rng(seed)
+    topics = rng.standard_normal((2, 12, layers, heads_kv, head_dim))
+    topic = np.repeat(rng.integers(0, 12, tokens), rng.integers(1, 9, tokens))[:tokens]
+    k, v = (np.moveaxis(which[topic], 0, 1) for which in topics)
+    spread = rng.uniform(0.1, 0.6, (2, layers, tokens, heads_kv, 1))
+    k = (k + spread[0] * r.k) * rng.uniform(0.5, 1.5, spread[0].shape)
+    inv_freq = np.float32(theta) ** -(np.arange(0, head_dim, 2, dtype=np.float32) / head_dim)
+    q = r.q + np.repeat(k, heads_q // heads_kv, axis=2)
+    q, k = (classes.turned(x, np.arange(tokens)[:, None], inv_freq.astype(np.float64)) for x in (q, k))
+    return Recording(q, k, v + spread[1] * r.v, r.log_beta, inv_freq).as_float32()
+
+
+def recording_for(name, *shape):
+    """Random streams in which a policy finds work."""
+    return (redundant_recording if name.startswith("ems") else random_recording)(*shape)
+
+
 def model_recording(reference, tokens):
     """What a reference_model.Reference feeds its cache while it reads the tokens, nothing evicted."""
     parts, project = [], reference.project
@@ -69,4 +91,4 @@ def model_recording(reference, tokens):
     reference.project = recording
     reference.append(tokens)
     reference.project = project
-    return Recording(*(np.stack(x) for x in zip(*parts))).as_float32()
+    return Recording(*(np.stack(x) for x in zip(*parts)), reference.inv).as_float32()

@@ -4,7 +4,7 @@ Where paper and code differ a row says which it follows; VARIANTS holds the othe
 changes to a row.  Four sinks are protected by default, though most papers protect none.
 """
 
-from .rules import INF, Observe, Redundancy, Rule
+from .rules import INF, Classes, Observe, Redundancy, Rule
 
 
 def attention(**values):
@@ -50,6 +50,10 @@ ROWS = {
     # D2O (arXiv 2406.13035)
     "d2o": attention(layers="density", merge="paper", merge_beta=0.7,
                      observe=Observe(group="sum", reduce="sum")),
+    # EMS (arXiv 2412.08521)
+    "ems": attention(merge="classes", recent=32, classes=Classes(gamma=4, tau=0.6, positions=True),
+                     observe=Observe(window=32, group="sum", reduce="sum", all_queries=True,
+                                     smooth="average", smooth_width=7)),
 }
 
 # Recent entries as a part of the budget: H2O's half; D2O's one in four (N : M = 3 : 1)
@@ -76,6 +80,12 @@ VARIANTS = {
     "snapkv max": ("snapkv", dict(observe=dict(smooth="max", smooth_width=7, reduce="mean"))),
     "adakv max": ("adakv", dict(observe=dict(group="max"))),
     "d2o code": ("d2o", dict(merge="code", merge_beta=0.5)),
+    "ems all": ("ems", dict(classes=dict(tau=0.0))),  # whatever has anything in common
+    "ems none": ("ems", dict(classes=dict(tau=1.0))),
+    "ems evict": ("ems", dict(classes=dict(gamma=1.0))),
+    "ems few": ("ems", dict(classes=dict(gamma=1.3, tau=0.3))),
+    "ems without positions": ("ems", dict(classes=dict(positions=False))),
+    "ems protecting little": ("ems", dict(recent=3, sinks=0)),  # queries older than members
 }
 
 
@@ -109,7 +119,10 @@ def mistakes(name):
         found += [dict(redundancy=dict(weight=r.redundancy.weight + 0.05)), dict(redundancy=dict(threshold=0.45))]
     if r.layers != "uniform":
         found.append(dict(layers="uniform"))
-    if r.merge != "none":
+    if r.merge == "classes":
+        found += [dict(classes=dict(tau=r.classes.tau + 0.1)), dict(classes=dict(gamma=r.classes.gamma - 2)),
+                  dict(classes=dict(positions=not r.classes.positions)), dict(observe=dict(all_queries=False))]
+    elif r.merge != "none":
         found += [dict(merge="code" if r.merge == "paper" else "paper"), dict(merge_beta=r.merge_beta - 0.1)]
     return found
 
@@ -134,8 +147,11 @@ def random_rule(rng):
     redundancy = dict(on=bool(rng.integers(2)), weight=float(rng.random()), threshold=float(rng.uniform(0, 0.9)),
                       eps=1e-6, normalise=bool(rng.integers(2)), candidates_only=bool(rng.integers(2)),
                       index_zero=bool(rng.integers(2)))
-    merge = one_of("none", "none", "paper", "code")
+    merge = one_of("none", "none", "paper", "code", "classes")
+    if merge == "classes" and window:  # they merge by what is added up
+        observe |= dict(all_queries=True, history="none", group=one_of("mean", "max", "sum", "squares"))
+    classes = Classes(float(rng.uniform(1, 5)), float(rng.uniform(0, 0.8)), bool(rng.integers(2)))
     return Rule(score="attention", pool=pool, layers="uniform" if pool == "sequence" else layers, merge=merge,
                 sinks=int(rng.integers(0, 6)), recent=int(rng.integers(0, 20)), merge_beta=float(rng.random()),
                 floor=float(one_of(0, 0.1, 0.5, 1)), pyramid_beta=float(rng.uniform(1, 30)), tau1=float(rng.uniform(0.4, 2)),
-                tau2=float(rng.uniform(0.4, 2)), observe=Observe(**observe), redundancy=Redundancy(**redundancy))
+                tau2=float(rng.uniform(0.4, 2)), observe=Observe(**observe), redundancy=Redundancy(**redundancy), classes=classes)

@@ -140,7 +140,7 @@ Test(reserve, pages_are_the_worst_spread) {
         for (int heads = 1; heads <= 3; heads++)
             for (int slots = 1; slots <= 7; slots++)
                 for (int average = 1; average <= 10; average++) {
-                    struct reserve_shape shape = {layers, heads, slots};
+                    struct reserve_shape shape = {layers, heads, slots, 1};
                     int streams = layers * heads;
                     int64_t pages = reserve_pages(&shape, &params, average);
                     cr_assert_eq(pages, most_pages(streams, streams * average, slots),
@@ -151,7 +151,7 @@ Test(reserve, pages_are_the_worst_spread) {
 }
 
 Test(reserve, equal_streams_round_up_each) {
-    struct reserve_shape shape = {3, 2, 16};
+    struct reserve_shape shape = {3, 2, 16, 1};
     struct kv_params full = params_of("full", 1, 0, 1), streaming = params_of("streaming", 8, 4, 8);
     static const struct {
         int average, pages;
@@ -159,5 +159,24 @@ Test(reserve, equal_streams_round_up_each) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         cr_assert_eq(reserve_pages(&shape, &full, cases[i].average), cases[i].pages);
         cr_assert_eq(reserve_pages(&shape, &streaming, cases[i].average), cases[i].pages);
+    }
+}
+
+/* A stream of a sequence that starts empty remembers each token as entry or member. */
+Test(reserve, members_take_pages_of_their_own) {
+    struct reserve_shape shape = {3, 2, 16, 10};
+    struct kv_params ems = params_of("ems", 20, 4, 8), d2o = params_of("d2o", 20, 4, 8);
+    static const struct {
+        int held, tokens, pages; /* of each stream */
+        float gamma;
+    } cases[] = {{0, 19, 0, 4},  {0, 20, 0, 4},  {0, 21, 1, 4},      {0, 30, 1, 4},
+                 {0, 31, 2, 4},  {0, 80, 6, 4},  {0, 900, 6, 4},     {1, 2, 6, 4},
+                 {0, 900, 0, 1}, {5, 900, 0, 1}, {0, 900, 1, 1.25f}, {20, 900, 3, 2.5f},
+                 {0, 45, 3, 16}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        ems.rule.classes.gamma = cases[i].gamma;
+        cr_assert_eq(reserve_members(&shape, &ems, cases[i].held, cases[i].tokens),
+                     6 * cases[i].pages, "case %zu", i);
+        cr_assert_eq(reserve_members(&shape, &d2o, cases[i].held, cases[i].tokens), 0);
     }
 }

@@ -34,7 +34,7 @@ Test(policy, rows_have_unique_names_and_valid_defaults) {
         struct kv_params params = defaults(policy->name);
         expect(&params, NULL);
     }
-    cr_assert_eq(count, 14);
+    cr_assert_eq(count, 15);
     cr_assert_null(policy_at(-1));
     cr_assert_null(policy_find("nothing"));
     cr_assert_null(policy_find(""));
@@ -133,6 +133,15 @@ Test(policy, parameters_belong_to_policies) {
     choose("d2o", "merge", 0, "code", true);
     choose("d2o", "merge", 0, "ems", false);
     choose("d2o", "nothing", 0, NULL, false);
+    choose("d2o", "tau", 0.5, NULL, false); /* its threshold follows the likenesses */
+    choose("ems", "tau", 0.5, NULL, true);
+    choose("ems", "tau", 1.5, NULL, false);
+    choose("ems", "gamma", 1, NULL, true);
+    choose("ems", "gamma", 0.5, NULL, false);
+    choose("ems", "gamma", KERN_GAMMA_MAX + 1, NULL, false);
+    choose("ems", "positions", 0, NULL, true);
+    choose("ems", "window", 16, NULL, true);
+    choose("ems", "merge", 0, "paper", false);
 }
 
 Test(policy, a_refused_word_names_those_there_are) {
@@ -158,6 +167,8 @@ Test(policy, recent_entries_fit) {
         {"morphkv", 100, 10, 4, 11, 0},
         {"global", 2, 0, 2, 0, 0},
         {"cake", 20, 32, 4, 16, 0},
+        {"ems", 100, 32, 4, 32, 0},
+        {"ems", 100, 16, 4, 16, 0},
         {"gkv", 10, 16, 0, 16, POLICY_RECENT},
         {"gkv", 18, 16, 2, 16, POLICY_RECENT},
         {"gkv", 18, 16, 4, 16, POLICY_RECENT | POLICY_SINKS},

@@ -1,0 +1,391 @@
+/* Classes: EMS (arXiv 2412.08521), see struct kern_classes. How evicted entries join the classes of
+ * those that stay, and how queries meet members.
+ *
+ * Nothing is expanded. A key at position c turned to position p is R(p - c) k, so a member's logit
+ * needs no key of its own: with keys and queries as complex numbers, one per pair of RoPE,
+ *     q . R(d) k = sum_j Re(conj(q_j) k_j e^(i d f_j)) = sum_j A_j cos(d f_j) - B_j sin(d f_j)
+ * where A_j = Re(conj(q_j) k_j) and B_j = Im(conj(q_j) k_j) are made once per query and class. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "kernels/cpu/evict.h"
+
+#define NOBODY (-1)
+
+static const float *angle(const struct cpu_cache *cache, int32_t positions) {
+    return cache->angles + (size_t)positions * (size_t)cache->options.head_dim;
+}
+
+/* x turned by so many positions, forward or back. */
+static void turn(const struct cpu_cache *cache, int32_t positions, bool back, float *x) {
+    int half = cache->options.head_dim / 2;
+    const float *cosine = angle(cache, positions), *sine = cosine + half;
+    for (int j = 0; j < half; j++) {
+        float a = x[j], b = x[half + j], s = back ? -sine[j] : sine[j];
+        x[j] = a * cosine[j] - b * s;
+        x[half + j] = b * cosine[j] + a * s;
+    }
+}
+
+/* ---- Queries and members ----------------------------------------------------------------------
+ */
+
+struct cpu_classes cpu_classes_open(const struct cpu_cache *cache, struct cpu_stream entries,
+                                    struct cpu_stream members, bool positions,
+                                    struct cpu_work *work) {
+    struct cpu_classes classes = {.entries = entries,
+                                  .members = members,
+                                  .centres = work->centres,
+                                  .positions = positions,
+                                  .newest = -1};
+    for (int32_t m = 0, entry = 0; m < members.length; m++) {
+        const struct cpu_member *member = cpu_cache_member(cache, members.pages, m);
+        while (cpu_cache_entry_pos(cache, entries.pages, entry) < member->centre) entry++;
+        work->centres[m] = entry;
+        if (member->pos > classes.newest) classes.newest = member->pos;
+    }
+    return classes;
+}
+
+/* turned[lane] = A, then -B for members newer than the centre, B for older ones. */
+static void pair_queries(const struct cpu_cache *cache, const float *key, const float *q, int lanes,
+                         bool newer, float *turned) {
+    int dim = cache->options.head_dim, half = dim / 2;
+    const float *k1 = key, *k2 = key + half;
+    for (int l = 0; l < lanes; l++, q += dim, turned += dim) {
+        const float *q1 = q, *q2 = q + half;
+        for (int j = 0; j < half; j++) {
+            float b = q1[j] * k2[j] - q2[j] * k1[j];
+            turned[j] = q1[j] * k1[j] + q2[j] * k2[j];
+            turned[half + j] = newer ? -b : b;
+        }
+    }
+}
+
+static void shared_logits(const struct cpu_cache *cache, const struct cpu_classes *classes,
+                          int lanes, struct cpu_work *work) {
+    int32_t count = classes->members.length;
+    for (int32_t m = 0; m < count; m++) {
+        float gain = cpu_cache_member(cache, classes->members.pages, m)->gain;
+        for (int l = 0; l < lanes; l++) {
+            float *z = work->logits + (size_t)l * work->stride;
+            z[m] = gain * z[count + classes->centres[m]];
+        }
+    }
+}
+
+void cpu_classes_logits(const struct cpu_cache *cache, const struct cpu_classes *classes,
+                        const float *q, int lanes, struct cpu_work *work) {
+    int dim = cache->options.head_dim, slots = cache->page_slots;
+    float *key = work->rows + (size_t)lanes * (size_t)dim; /* behind the queries */
+    int32_t last = NOBODY;
+    bool newer = false;
+    if (!classes->positions) {
+        shared_logits(cache, classes, lanes, work);
+        return;
+    }
+    for (int32_t m = 0; m < classes->members.length; m++) {
+        const struct cpu_member *member = cpu_cache_member(cache, classes->members.pages, m);
+        int32_t centre = classes->centres[m], away = abs(member->pos - member->centre);
+        if (centre != last || newer != (member->pos > member->centre)) {
+            uint32_t page = classes->entries.pages[centre / slots];
+            newer = member->pos > member->centre;
+            last = centre;
+            cpu_cache_wide_row(cache, cpu_cache_k(cache, page), centre % slots, key);
+            pair_queries(cache, key, q, lanes, newer, work->turned);
+        }
+        cache->math->dots(work->logits + m, work->stride, work->turned, lanes, angle(cache, away),
+                          1, dim, KERN_F32);
+        for (int l = 0; l < lanes; l++)
+            work->logits[(size_t)l * work->stride + (size_t)m] *= member->gain;
+    }
+}
+
+void cpu_classes_mask(const struct cpu_cache *cache, const struct cpu_classes *classes, int32_t pos,
+                      int window, int32_t sees, float *logits) {
+    int32_t count = classes->members.length;
+    if (count == 0 || (classes->newest <= pos && classes->centres[count - 1] < sees && !window))
+        return;
+    for (int32_t m = 0; m < count; m++) {
+        int32_t at = cpu_cache_member(cache, classes->members.pages, m)->pos;
+        bool masked = window > 0 && at <= pos - window;
+        if (masked || at > pos || classes->centres[m] >= sees) logits[m] = -INFINITY;
+    }
+}
+
+void cpu_classes_fold(const struct cpu_classes *classes, float *p) {
+    int32_t count = classes->members.length;
+    for (int32_t m = 0; m < count; m++) p[count + classes->centres[m]] += p[m];
+}
+
+/* ---- Joining ------------------------------------------------------------------------------------
+ */
+
+struct join {
+    struct cpu_cache *cache;
+    const struct evict_job *job;
+    struct cpu_evict_stream *plan;
+    struct cpu_stream view;
+    int stream, dim;
+    struct cpu_work work;
+    float *length_k, *length_v;     /* [view.length] of keys and values */
+    float *alike;                   /* [view.length] of evicted entries: R with their target */
+    int32_t *links;                 /* as in merge.c: target, then the next with the same; of others
+                                       the first that joins them */
+    int32_t *first;                 /* [view.length] where an entry's members begin in `old` */
+    struct cpu_member *old, *fresh; /* the rows before and after */
+    int32_t old_count, fresh_count;
+};
+
+static bool stays(const struct join *m, int32_t index) {
+    return evict_keeps(m->job, m->stream, m->view.pages, index);
+}
+
+static uint32_t page_of(const struct join *m, int32_t index) {
+    return m->view.pages[index / m->cache->page_slots];
+}
+
+static void *row_page(const struct join *m, bool values, int32_t index) {
+    uint32_t page = page_of(m, index);
+    return values ? cpu_cache_v(m->cache, page) : cpu_cache_k(m->cache, page);
+}
+
+static void wide(const struct join *m, bool values, int32_t index, float *to) {
+    cpu_cache_wide_row(m->cache, row_page(m, values, index), index % m->cache->page_slots, to);
+}
+
+static int32_t pos_of(const struct join *m, int32_t index) {
+    return cpu_cache_entry_pos(m->cache, m->view.pages, index);
+}
+
+static float *mass_of(const struct join *m, int32_t index) {
+    return cpu_cache_score(m->cache, page_of(m, index)) + index % m->cache->page_slots;
+}
+
+static float length_of(const float *x, int dim) {
+    double squares = 0;
+    for (int d = 0; d < dim; d++) squares += (double)x[d] * (double)x[d];
+    return (float)sqrt(squares);
+}
+
+static void measure(const struct join *m) {
+    float *row = m->work.rows;
+    for (int32_t i = 0; i < m->view.length; i++) {
+        wide(m, false, i, row);
+        m->length_k[i] = length_of(row, m->dim);
+        wide(m, true, i, row);
+        m->length_v[i] = length_of(row, m->dim);
+    }
+}
+
+/* Keys at position 0, and values, of `count` entries, of length 1; zeros stay zeros. */
+static void unit_rows(const struct join *m, bool values, const int32_t *entries, int count,
+                      float *to) {
+    const float *lengths = values ? m->length_v : m->length_k;
+    for (int i = 0; i < count; i++, to += m->dim) {
+        float length = lengths[entries[i]];
+        wide(m, values, entries[i], to);
+        if (!values) turn(m->cache, pos_of(m, entries[i]), true, to);
+        for (int d = 0; d < m->dim; d++) to[d] = length > 0 ? to[d] / length : 0;
+    }
+}
+
+/* A block of evicted entries, whose keys are in rows and whose values in turned, against a block of
+ * candidates that stay. */
+static void meet(const struct join *m, const int32_t *gone, int lanes, const int32_t *centres,
+                 int count) {
+    float cosines[2][CPU_ROWS_BLOCK * CPU_ROWS_BLOCK];
+    float *rows = m->work.turned + CPU_ROWS_BLOCK * (size_t)m->dim;
+    for (int values = 0; values < 2; values++) {
+        unit_rows(m, values, centres, count, rows);
+        m->cache->math->dots(cosines[values], CPU_ROWS_BLOCK,
+                             values ? m->work.turned : m->work.rows, lanes, rows, count, m->dim,
+                             KERN_F32);
+    }
+    for (int j = 0; j < count; j++)
+        for (int l = 0; l < lanes; l++) {
+            int at = l * CPU_ROWS_BLOCK + j;
+            float alike = cosines[0][at] * cosines[1][at];
+            if (!(alike >= m->alike[gone[l]])) continue;
+            m->alike[gone[l]] = alike;
+            m->links[gone[l]] = centres[j];
+        }
+}
+
+static void find_targets(const struct join *m, const int32_t *gone, int lanes) {
+    int32_t centres[CPU_ROWS_BLOCK];
+    int count = 0;
+    unit_rows(m, false, gone, lanes, m->work.rows);
+    unit_rows(m, true, gone, lanes, m->work.turned);
+    for (int32_t i = 0; i < m->plan->candidates; i++) {
+        if (stays(m, i)) centres[count++] = i;
+        if (count == CPU_ROWS_BLOCK || (count > 0 && i + 1 == m->plan->candidates)) {
+            meet(m, gone, lanes, centres, count);
+            count = 0;
+        }
+    }
+}
+
+/* Of all evicted entries: the class they join, NOBODY for those that are gone. */
+static void find_all(const struct join *m) {
+    int32_t gone[CPU_ROWS_BLOCK], length = m->view.length;
+    int lanes = 0;
+    for (int32_t i = 0; i <= length; i++) {
+        if (i < length && !stays(m, i)) {
+            m->links[i] = NOBODY;
+            m->alike[i] = -INFINITY;
+            if (evict_reaches(m->job, m->stream, &m->plan->merged, m->view.pages, i))
+                gone[lanes++] = i;
+        }
+        if (lanes == 0 || (lanes < CPU_ROWS_BLOCK && i < length)) continue;
+        find_targets(m, gone, lanes);
+        lanes = 0;
+    }
+    for (int32_t i = 0; i < length; i++)
+        if (!stays(m, i) && !(m->alike[i] > m->job->due->rule->classes.tau)) m->links[i] = NOBODY;
+}
+
+/* Turns targets into lists, oldest first. */
+static void link_joining(const struct join *m) {
+    for (int32_t i = 0; i < m->view.length; i++)
+        if (stays(m, i)) m->links[i] = NOBODY;
+    for (int32_t i = m->view.length - 1; i >= 0; i--) {
+        int32_t target = m->links[i];
+        if (stays(m, i) || target == NOBODY) continue;
+        m->links[i] = m->links[target];
+        m->links[target] = i;
+    }
+}
+
+/* ---- What a class becomes -----------------------------------------------------------------------
+ */
+
+static void store(const struct join *m, bool values, int32_t index, const float *row) {
+    cpu_cache_store_row(m->cache, row_page(m, values, index), index % m->cache->page_slots, row);
+}
+
+/* Mass times unit key at position 0, or times value, of the centre and of those that join it. */
+static void sum_class(const struct join *m, bool values, int32_t centre, float *sum) {
+    float *row = m->work.turned;
+    memset(sum, 0, (size_t)m->dim * sizeof *sum);
+    for (int32_t i = centre, next = m->links[centre];; i = next, next = m->links[i]) {
+        float mass = *mass_of(m, i);
+        if (values)
+            wide(m, true, i, row);
+        else
+            unit_rows(m, false, &i, 1, row);
+        for (int d = 0; d < m->dim; d++) sum[d] += mass * row[d];
+        if (next == NOBODY) return;
+    }
+}
+
+static void merge_class(const struct join *m, int32_t centre) {
+    float *sum = m->work.rows, total = *mass_of(m, centre);
+    for (int32_t i = m->links[centre]; i != NOBODY; i = m->links[i]) total += *mass_of(m, i);
+    sum_class(m, false, centre, sum);
+    float length = length_of(sum, m->dim);
+    for (int d = 0; d < m->dim && length > 0; d++) sum[d] *= m->length_k[centre] / length;
+    turn(m->cache, pos_of(m, centre), false, sum);
+    if (length > 0) store(m, false, centre, sum);
+    if (!(total > 0)) return;
+    sum_class(m, true, centre, sum);
+    for (int d = 0; d < m->dim; d++) sum[d] /= total;
+    store(m, true, centre, sum);
+    *mass_of(m, centre) = total;
+}
+
+/* ---- Members --------------------------------------------------------------------------------- */
+
+/* The row as it is, and where each entry's members begin. */
+static void read_members(struct join *m) {
+    int32_t length = m->view.length, at = 0;
+    const uint32_t *table =
+        cpu_cache_row(m->cache, m->job->due->slot, m->cache->streams + m->stream);
+    m->old_count = m->plan->members;
+    for (int32_t i = 0; i < m->old_count; i++) m->old[i] = *cpu_cache_member(m->cache, table, i);
+    for (int32_t i = 0; i < length; i++) {
+        m->first[i] = at;
+        while (at < m->old_count && m->old[at].centre == pos_of(m, i)) at++;
+    }
+}
+
+static void add_members(struct join *m, int32_t entry, int32_t centre) {
+    int32_t end = entry + 1 < m->view.length ? m->first[entry + 1] : m->old_count;
+    float scale = m->length_k[entry] / m->length_k[centre];
+    int32_t pos = pos_of(m, centre);
+    if (entry != centre)
+        m->fresh[m->fresh_count++] = (struct cpu_member){pos, pos_of(m, entry), scale};
+    for (int32_t i = m->first[entry]; i < end; i++) {
+        float gain = entry == centre ? m->old[i].gain : m->old[i].gain * scale;
+        m->fresh[m->fresh_count++] = (struct cpu_member){pos, m->old[i].pos, gain};
+    }
+}
+
+static int ascending(const void *a, const void *b) {
+    const int32_t *x = a, *y = b;
+    return (*x > *y) - (*x < *y);
+}
+
+static int by_position(const void *a, const void *b) {
+    const struct cpu_member *x = a, *y = b;
+    return (x->pos > y->pos) - (x->pos < y->pos);
+}
+
+/* Only the newest stay when there are too many: every position occurs once. */
+static void drop_oldest(struct join *m, int32_t most) {
+    int32_t *positions = (int32_t *)m->old; /* no longer needed */
+    int32_t count = 0, gone = m->fresh_count - most;
+    if (gone <= 0) return;
+    for (int32_t i = 0; i < m->fresh_count; i++) positions[i] = m->fresh[i].pos;
+    qsort(positions, (size_t)m->fresh_count, sizeof *positions, ascending);
+    for (int32_t i = 0; i < m->fresh_count; i++)
+        if (m->fresh[i].pos > positions[gone - 1]) m->fresh[count++] = m->fresh[i];
+    m->fresh_count = count;
+}
+
+static void write_members(struct join *m) {
+    const uint32_t *table =
+        cpu_cache_row(m->cache, m->job->due->slot, m->cache->streams + m->stream);
+    for (int32_t i = 0; i < m->view.length; i++) {
+        int32_t from = m->fresh_count;
+        if (!stays(m, i)) continue;
+        add_members(m, i, i);
+        for (int32_t joining = m->links[i]; joining != NOBODY; joining = m->links[joining])
+            add_members(m, joining, i);
+        if (m->links[i] != NOBODY)
+            qsort(m->fresh + from, (size_t)(m->fresh_count - from), sizeof *m->fresh, by_position);
+    }
+    drop_oldest(m, kern_members_max(m->job->due->rule, m->job->due->keep));
+    for (int32_t i = 0; i < m->fresh_count; i++)
+        *cpu_cache_member(m->cache, table, i) = m->fresh[i];
+    m->plan->members = m->fresh_count;
+}
+
+void evict_join_stream(void *arg, int stream, int worker) {
+    const struct evict_job *job = arg;
+    struct cpu_cache *cache = job->cache;
+    struct cpu_evict_stream *plan = &cache->evict[stream];
+    struct join m = {.cache = cache,
+                     .job = job,
+                     .plan = plan,
+                     .view = evict_stream(job, stream),
+                     .stream = stream,
+                     .dim = cache->options.head_dim,
+                     .work = cpu_cache_work(cache, worker),
+                     .alike = cache->alike + plan->first,
+                     .links = cache->links + plan->first};
+    if (plan->kept == m.view.length) return;
+    /* All members of a stream are fewer than its positions, and there are 16 rows of logits. */
+    m.length_k = m.work.sum;
+    m.length_v = m.work.squares;
+    m.first = m.work.centres;
+    m.old = (struct cpu_member *)m.work.logits;
+    m.fresh = m.old + m.work.stride;
+    measure(&m);
+    find_all(&m);
+    link_joining(&m);
+    read_members(&m);
+    write_members(&m);
+    for (int32_t i = 0; i < m.view.length; i++)
+        if (stays(&m, i) && m.links[i] != NOBODY) merge_class(&m, i);
+}
