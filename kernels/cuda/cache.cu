@@ -539,7 +539,10 @@ int op_truncate(struct kern *kern, int slot, int32_t pos) {
     CHECK(cuda->has_cache && slot >= 0 && slot < cuda->options.slots && pos >= 0);
     cache_changes(cuda);
     LAUNCH(cuda->device, k_truncate, (unsigned)cuda->pages.streams, 64, 0, cuda->pages, slot, pos);
-    if (cuda->slots[slot].next_pos > pos) cuda->slots[slot].next_pos = pos;
+    struct slot *state = &cuda->slots[slot];
+    int64_t most = (int64_t)cuda->pages.streams * pos;
+    if (state->next_pos > pos) state->next_pos = pos;
+    if (state->entries_most > most) state->entries_most = most;
     return 0;
 }
 

@@ -365,6 +365,21 @@ Test(emu_policy, unequal_streams) {
     both_close(p.kern);
 }
 
+/* Groups that do not divide a block of rows, and the largest: 7 and 16 query heads. */
+Test(emu_policy, wide_groups) {
+    static const int counts[] = {51, 9};
+    static const struct method wide[] = {
+        {"cake", as_it_is}, {"morphkv", as_it_is}, {"h2o", as_it_is}};
+    for (int i = 0; i < 6; i++) {
+        const struct kern_cache_options shape = {
+            .layers = 1, .heads_q = i % 2 ? 16 : 7, .heads_kv = 1, .head_dim = 64};
+        struct kern_rule rule = rule_of(&wide[i / 2], 40);
+        struct pair p = open_pair(shape, 4096, (uint64_t)(20 + i));
+        play_one(&p, 1, &rule, 40, counts, 2, wide[i / 2].policy);
+        both_close(p.kern);
+    }
+}
+
 /* ---- Any combination --------------------------------------------------------------------------
  */
 
