@@ -13,7 +13,7 @@
 #include "engine/engine.h"
 #include "kernels/cpu/cpu.h"
 
-enum { DIALOGUES = 6, PROMPT = 40, ANSWER = 10, MORE = 7, TOKENS_MAX = 256, CONVERSATIONS = 8 };
+enum { DIALOGUES = 6, PROMPT = 40, ANSWER = 6, MORE = 7, TOKENS_MAX = 256, CONVERSATIONS = 8 };
 
 static atomic_int wakes;
 
@@ -184,7 +184,7 @@ static void try_balance(void) {
     struct engine *engine = open_with(&options);
     static const int expected[] = {0, 1, 1, 0};
     begin();
-    say_more(&dialogues[0], 0, 60); /* as long as two of the others */
+    say_more(&dialogues[0], 0, 50); /* as long as two of the others */
     for (int i = 0; i < 4; i++) {
         submit(engine, i);
         CHECK(dialogues[i].job.replica == expected[i]);
