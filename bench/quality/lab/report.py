@@ -367,6 +367,8 @@ def document(results, facts, cells, template):
     judged, measured = goals(results), costs(results)
     refused = sorted({f"- `{r['cell']}`: {r['refused']}" for c in cells if (r := results.row(c)) and "refused" in r})
     absent = [f"- `{name}`: {why}" for name, why in facts["not_offered"].items()]
+    empty = sorted({f"`{c.method}`" for c in cells if not results.rows(c)})
+    absent += [f"- Not in every cell: {', '.join(empty)}. What is empty was not measured."] if empty else []
     counts = [len(results.sample(c)) * tasks.FORKS for c in cells if c.task != "loss" and c.length == results.trained and results.sample(c)]
     fields = {
         "sha": facts["sha"][:12], "trained": results.trained, "date": facts["date"], "daemon": facts["daemon"],
