@@ -4,6 +4,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 
 import pytest
 import requests
@@ -28,6 +29,13 @@ class Manager:
 
     def heard(self, word):
         return [text for text in self.said if word in text]
+
+    def wait_for(self, word):
+        """What was sent may not have been read yet."""
+        end = time.monotonic() + 30
+        while not self.heard(word):
+            assert time.monotonic() < end, self.said
+            time.sleep(0.01)
 
 
 @pytest.mark.parametrize("abstract", [False, True])
@@ -76,7 +84,7 @@ def test_refusals_reach_the_status(tmp_path):
     manager = Manager(str(tmp_path / "notify"))
     subprocess.run([BINARY, "--model", MODEL_DIR, "--kv-policy", "lru"], env={**os.environ, **manager.env},
                    capture_output=True, timeout=60)
-    assert manager.heard("STATUS=kv-policy: 'lru' is not one of"), manager.said
+    manager.wait_for("STATUS=kv-policy: 'lru' is not one of")
     assert not manager.heard("READY")
 
 
