@@ -305,7 +305,8 @@ def test_policies_keep_what_the_reference_keeps(family, policy, gates):
     check_policy(MODELS / family, gates(family, "code"), policy, random_tokens(190), 150)
 
 
-OBSERVING = [name for name in table.ROWS if table.rule(name).score == "attention"]
+# Classes have members besides their entries, which only the driver of test_policy_replay.py writes down.
+OBSERVING = [name for name in table.ROWS if table.rule(name).score == "attention" and table.rule(name).merge != "classes"]
 # A dialogue repeats its words, so that in the first layer an evicted key is exactly as like its word
 # before as its word behind it, and rounding chooses what it merges into: the merged keys are looked at.
 END_TO_END = [(name, "qwen3") for name in OBSERVING] + \
