@@ -230,7 +230,8 @@ Test(emu_evict, traces_name_what_went) {
     close_pair(&p);
 }
 
-/* There is no rule that the CPU runs and the device refuses. */
+/* All that the CPU runs but classes of entries, which are refused by name before anything happens.
+ */
 Test(emu_evict, every_rule_runs) {
     static const struct kern_rule rules[] = {
         {.score = KERN_SCORE_RECENCY},
@@ -253,5 +254,17 @@ Test(emu_evict, every_rule_runs) {
             MUST(p.kern[b]->ops->begin_step(p.kern[b], &batch));
         }
     }
+    const struct kern_rule classes = {
+        .score = KERN_SCORE_RETENTION, .horizon = 1, .merge = KERN_MERGE_CLASSES};
+    struct fault fault = {0};
+    struct kern_span span = {.slot = 2, .count = 1, .rule = &classes};
+    struct kern_batch batch = {.spans = &span, .span_count = 1, .rows = 1};
+    struct kern_evict due = {.slot = 1, .tokens = 9, .keep = 4, .rule = &classes};
+    const struct kern_ops *ops = p.kern[EMULATED]->ops;
+    cr_assert_eq(ops->rule_check(&classes, &fault), ERR_UNSUPPORTED);
+    cr_assert_str_eq(fault.field, "merge");
+    cr_assert_eq(ops->begin_step(p.kern[EMULATED], &batch), ERR_UNSUPPORTED);
+    cr_assert_eq(ops->evict(p.kern[EMULATED], &due, 1), ERR_UNSUPPORTED);
+    for (int slot = 1; slot < 3; slot++) expect_same_held(p.kern, slot, 1, "refused");
     close_pair(&p);
 }
