@@ -268,3 +268,19 @@ Test(emu_evict, every_rule_runs) {
     for (int slot = 1; slot < 3; slot++) expect_same_held(p.kern, slot, 1, "refused");
     close_pair(&p);
 }
+
+Test(emu_evict, classes_are_refused_by_name) {
+    const struct kern_rule rule = {.score = KERN_SCORE_ATTENTION,
+                                   .merge = KERN_MERGE_CLASSES,
+                                   .classes = {.gamma = 4, .tau = 0.6f},
+                                   .observe = {.group = KERN_GROUP_SUM, .reduce = KERN_REDUCE_SUM}};
+    struct pair p = open_pair(1, 1, 128, 1024, 5);
+    struct fault fault = {0};
+    struct kern_span span = {.slot = 1, .count = 1, .rule = &rule};
+    struct kern_batch batch = {.spans = &span, .span_count = 1, .rows = 1};
+    MUST(p.kern[ORACLE]->ops->rule_check(&rule, &fault));
+    cr_assert_eq(p.kern[EMULATED]->ops->rule_check(&rule, &fault), ERR_UNSUPPORTED);
+    cr_assert_str_eq(fault.field, "merge");
+    cr_assert_eq(p.kern[EMULATED]->ops->begin_step(p.kern[EMULATED], &batch), ERR_UNSUPPORTED);
+    close_pair(&p);
+}

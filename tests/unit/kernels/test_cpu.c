@@ -50,6 +50,19 @@ Test(cpu, odd_head_is_refused) {
     kern->ops->close(kern);
 }
 
+/* Classes merge by the attention of all queries, so a rule that only looks at the last has none. */
+Test(cpu, classes_need_what_is_added_up) {
+    struct kern *kern = path_open(1, 1);
+    struct kern_rule rule = {
+        .score = KERN_SCORE_ATTENTION, .merge = KERN_MERGE_CLASSES, .observe = {.window = 8}};
+    struct fault fault = {0};
+    cr_assert_eq(kern->ops->rule_check(&rule, &fault), ERR_UNSUPPORTED);
+    cr_assert_str_eq(fault.field, "merge");
+    rule.observe.global = true;
+    cr_assert_eq(kern->ops->rule_check(&rule, &fault), 0);
+    kern->ops->close(kern);
+}
+
 Test(cpu, memory_is_zeroed_and_aligned) {
     struct kern *kern = path_open(1, 1);
     static const size_t sizes[] = {1, 100, 5 << 20};
