@@ -93,8 +93,8 @@ struct cuda {
     struct pages pages;
     struct slot *slots;
     struct step step;
-    int32_t *lengths; /* host, [streams]: of slot lengths_slot; see snapshot.cu */
-    int lengths_slot; /* -1: of none */
+    int32_t *lengths;         /* host, [streams]: of slot lengths_slot; see snapshot.cu */
+    int lengths_slot;         /* -1: of none */
     struct pages_state state; /* what the last sync read, if nothing has changed since */
     bool state_known;
 
