@@ -52,8 +52,8 @@
  *         (not stated). A class that joins another takes its members along; one in the zero class
  *         loses them. Of too many members the oldest go (the paper drops one, and does not say
  *         which). Sinks may be centres, recent entries never are (paper: no sinks). gamma 4, tau
- *         0.6, with positions; `positions` false is the paper's more aggressive form. What tokens
- * that are dropped later gave to a class stays in it, as with d2o. */
+ *         0.6, with positions; `positions` false is the paper's more aggressive form. What dropped
+ *         tokens gave to a class stays in it, as with d2o. */
 #define WINDOW(count) .score = KERN_SCORE_ATTENTION, .sinks = 4, .recent = (count)
 
 static const struct policy policies[] = {
