@@ -493,9 +493,9 @@ struct kern_ops {
     size_t (*snapshot_size)(struct kern *kern, int slot, int block); /* 0: the device failed */
     int (*snapshot_export)(struct kern *kern, int slot, int block, void *to);
     /* Are these the blocks of a slot that has seen `tokens` tokens? Reads nothing beyond them,
-     * whatever they hold: ERR_MALFORMED, ERR_UNSUPPORTED or ERR_LIMIT (more positions than this
-     * cache has) say why they cannot be imported; else entries and pages are in *report. Any
-     * thread, once the cache is open. */
+     * whatever they hold: ERR_MALFORMED, ERR_UNSUPPORTED, ERR_LIMIT (more positions than this
+     * cache has) or ERR_NOMEM say why they cannot be imported; else entries and pages are in
+     * *report. Any thread, once the cache is open. */
     int (*snapshot_check)(struct kern *kern, const struct kern_block *blocks, int count,
                           int32_t tokens, struct kern_report *report, struct fault *fault);
     /* One of the blocks that were checked, so that a large snapshot may be taken in over many

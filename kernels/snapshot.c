@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/mem.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "snapshots are little-endian");
 
@@ -166,12 +167,42 @@ static bool has_entry(const char *positions, int32_t length, int32_t pos) {
     return false;
 }
 
-/* After the entries. Together they are fewer than the positions, as every token is one of them. */
+/* Notes that a token is at the position; false: another one is. */
+static bool take_position(uint8_t *taken, int32_t pos) {
+    uint8_t bit = (uint8_t)(1u << pos % 8);
+    if (taken[pos / 8] & bit) return false;
+    taken[pos / 8] |= bit;
+    return true;
+}
+
+/* The members at `at`, one by one; `taken` has a bit for every position, none of them set. */
+static bool are_members(const struct kern_block *block, const char *at, int32_t count,
+                        int32_t next_pos, uint8_t *taken) {
+    const char *entries = (const char *)block->data + sizeof(int32_t);
+    int32_t length = snapshot_length(block), pos;
+    struct snapshot_member last = {-1, -1, 0}, member;
+    for (int32_t i = 0; i < length; i++) {
+        memcpy(&pos, entries + (size_t)i * sizeof pos, sizeof pos);
+        (void)take_position(taken, pos);
+    }
+    for (int32_t i = 0; i < count; i++, last = member) {
+        memcpy(&member, at + (size_t)i * sizeof member, sizeof member);
+        bool ascends =
+            member.centre > last.centre || (member.centre == last.centre && member.pos > last.pos);
+        if (!ascends || member.pos < 0 || member.pos >= next_pos || !(member.gain >= 0) ||
+            !isfinite(member.gain) || !has_entry(entries, length, member.centre) ||
+            !take_position(taken, member.pos))
+            return false;
+    }
+    return true;
+}
+
+/* After the entries. A position is one token's, so together they are never more than positions,
+ * also when later ones are dropped: rooms for a stream rely on it. */
 static int check_members(const struct snapshot_shape *shape, const struct kern_block *block,
                          int index, int32_t next_pos, struct fault *fault) {
-    const char *at, *entries = (const char *)block->data + sizeof(int32_t);
+    const char *at;
     int32_t length = snapshot_length(block), count = snapshot_members(shape, block, &at);
-    struct snapshot_member last = {-1, -1, 0}, member;
     if (block->size == snapshot_part_at(shape, length, SNAPSHOT_PARTS)) return 0;
     if (count < 1 || count > next_pos - length ||
         block->size != snapshot_stream_size(shape, length, count))
@@ -179,16 +210,11 @@ static int check_members(const struct snapshot_shape *shape, const struct kern_b
     if (shape->member_slots == 0)
         return fault_set(fault, ERR_UNSUPPORTED, "snapshot",
                          "its entries have classes, which this backend does not keep");
-    for (int32_t i = 0; i < count; i++, last = member) {
-        memcpy(&member, at + (size_t)i * sizeof member, sizeof member);
-        bool ascends =
-            member.centre > last.centre || (member.centre == last.centre && member.pos > last.pos);
-        if (!ascends || member.pos < 0 || member.pos >= next_pos || !(member.gain >= 0) ||
-            !isfinite(member.gain) || !has_entry(entries, length, member.centre) ||
-            has_entry(entries, length, member.pos))
-            return malformed(fault, "a member that cannot be", index);
-    }
-    return 0;
+    uint8_t *taken = mem_try_alloc((size_t)next_pos / 8 + 1, 1);
+    if (!taken) return fault_set(fault, ERR_NOMEM, "snapshot", "no memory for the check");
+    bool sound = are_members(block, at, count, next_pos, taken);
+    mem_free(taken);
+    return sound ? 0 : malformed(fault, "a member that cannot be", index);
 }
 
 static int check_stream(const struct snapshot_shape *shape, const struct kern_block *block,

@@ -69,7 +69,7 @@ size_t snapshot_stream_size(const struct snapshot_shape *shape, int32_t length, 
 
 /* Reads nothing beyond the blocks, whatever they hold. Fills *slot, report->entries and
  * report->pages; ERR_MALFORMED (it has not seen so many tokens, too), ERR_LIMIT (positions beyond
- * max_positions) or ERR_UNSUPPORTED (described in other words) with the reason. */
+ * max_positions), ERR_UNSUPPORTED (described in other words) or ERR_NOMEM with the reason. */
 int snapshot_check(const struct snapshot_shape *shape, const struct kern_block *blocks, int count,
                    int32_t tokens, struct snapshot_slot *slot, struct kern_report *report,
                    struct fault *fault);

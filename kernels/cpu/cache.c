@@ -409,6 +409,10 @@ static void append_stream(struct cpu_cache *cache, const struct kern_span *span,
         if (++at == cache->page_slots) page++, at = 0;
     }
     *length += span->count;
+    /* Members, which then only a snapshot made under another rule can bring, are as good as none:
+     * nobody would see to it that their centres stay. */
+    if (!cpu_rule_classes(span->rule))
+        cpu_cache_shorten(cache, span->slot, cache->streams + stream, 0);
 }
 
 /* Which queries the ring will hold after this step. A ring of another size, which only a snapshot

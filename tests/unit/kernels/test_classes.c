@@ -392,3 +392,52 @@ Test(classes, damaged_members_are_refused) {
     cpu_cache_close(&bed.cache);
     cpu_cache_close(&to.cache);
 }
+
+/* A token that two classes count is refused: rooms for a stream rely on one at each position. */
+Test(classes, a_position_is_one_members) {
+    struct kern_rule rule = rule_of(4, .05f);
+    struct bed bed = open_bed(2, 2, &rule);
+    struct kern_block blocks[BLOCKS];
+    struct kern_report report = {0};
+    struct fault fault = {0};
+    int tried = 0;
+    live(&bed, 0, 3, 20);
+    export_all(&bed, 0, blocks);
+    int32_t count = member_count(&bed, 0, 1);
+    struct cpu_member *members =
+        (struct cpu_member *)((char *)(uintptr_t)blocks[2].data + blocks[2].size) - count;
+    for (int32_t i = 1; i < count; i++) {
+        struct cpu_member own = members[i];
+        bool first = own.centre != members[i - 1].centre;
+        bool only = i + 1 == count || own.centre != members[i + 1].centre;
+        if (!first || !only) continue;
+        members[i].pos = members[0].pos;
+        cr_assert_eq(
+            cpu_cache_snapshot_check(&bed.cache, blocks, BLOCKS, bed.tokens, &report, &fault),
+            ERR_MALFORMED);
+        members[i] = own;
+        tried++;
+    }
+    cr_assert_gt(tried, 0);
+    mem_fail_after(0);
+    cr_assert_eq(cpu_cache_snapshot_check(&bed.cache, blocks, BLOCKS, bed.tokens, &report, &fault),
+                 ERR_NOMEM);
+    mem_fail_after(-1);
+    free_all(blocks);
+    cpu_cache_close(&bed.cache);
+}
+
+/* Under a rule without classes, members would outlive their centres. */
+Test(classes, another_rule_goes_on_without_members) {
+    struct kern_rule rule = rule_of(4, .05f);
+    struct bed bed = open_bed(2, 2, &rule);
+    live(&bed, 0, 3, 30);
+    cr_assert_gt(member_count(&bed, 0, 0), 0);
+    cr_assert_eq(cpu_cache_fork(&bed.cache, 0, 1), 0);
+    uint64_t before = hash_slot(&bed, 0);
+    bed.rule.merge = KERN_MERGE_NONE;
+    live(&bed, 1, 1, 10);
+    for (int stream = 0; stream < 2; stream++) cr_assert_eq(member_count(&bed, 1, stream), 0);
+    cr_assert_eq(hash_slot(&bed, 0), before);
+    cpu_cache_close(&bed.cache);
+}
