@@ -18,6 +18,7 @@
 #include "server/oai.h"
 #include "server/server.h"
 #include "server/stats.h"
+#include "server/watchdog.h"
 
 #define ID_BYTES         48  /* "chatcmpl-" and 32 digits */
 #define REQUEST_ID_BYTES 132 /* the client's, echoed */
@@ -216,9 +217,7 @@ struct server {
     char *tls_cert, *tls_key; /* PEM; NULL = plain */
     struct keys keys;
     int64_t queue_tokens; /* reserved by requests that wait */
-    int64_t watchdog_ns;  /* how often systemd is told; 0 = never */
-    int64_t watchdog_fed_ns;
-    uint64_t watchdog_steps[ENGINE_REPLICAS_MAX]; /* of the engine's replicas, then */
+    struct watchdog watchdog;
     struct conn *conns;
     int conn_count;
     uint64_t conn_total;   /* accepted since the start */

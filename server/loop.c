@@ -167,26 +167,22 @@ static void on_hangup(uv_signal_t *handle, int number) {
     systemd_announce("READY=1");
 }
 
-/* Only an engine that does its work feeds the watchdog: each replica with jobs on their way must
- * have made a step since the last time. */
+/* Only an engine that does its work feeds the watchdog. */
 static bool engine_works(struct server *server) {
     struct engine_snapshot snapshot;
     bool works = true;
     for (int i = 0; i < server->rules.info->replicas; i++) {
         engine_replica_snapshot(server->engine, i, &snapshot);
-        bool moved = snapshot.steps != server->watchdog_steps[i];
-        server->watchdog_steps[i] = snapshot.steps;
-        works &= !snapshot.stopped && (snapshot.jobs == 0 || moved);
+        works &= watchdog_look(&server->watchdog, i, &snapshot);
     }
     return works;
 }
 
 static void feed_watchdog(struct server *server, int64_t now_ns) {
     struct engine_snapshot snapshot;
-    if (!server->watchdog_ns || now_ns - server->watchdog_fed_ns < server->watchdog_ns) return;
-    if (!engine_works(server)) return;
+    if (!watchdog_due(&server->watchdog, now_ns) || !engine_works(server)) return;
     engine_snapshot(server->engine, &snapshot);
-    server->watchdog_fed_ns = now_ns;
+    watchdog_fed(&server->watchdog, now_ns);
     systemd_notify("WATCHDOG=1\nSTATUS=Serving: %d running, %d waiting, %d conversations",
                    snapshot.running, snapshot.waiting, snapshot.conversations);
 }
@@ -385,7 +381,7 @@ static uint64_t tick_ms(const struct server_timeouts *t, int64_t watchdog_ns) {
 }
 
 static void start_handles(struct server *server) {
-    uint64_t tick = tick_ms(&server->options.timeouts, server->watchdog_ns);
+    uint64_t tick = tick_ms(&server->options.timeouts, server->watchdog.every_ns);
     int fd = MHD_get_daemon_info(server->daemon, MHD_DAEMON_INFO_EPOLL_FD)->epoll_fd;
     server->handles_open = true;
     CHECK(uv_poll_init(&server->loop, &server->poll, fd) == 0);
@@ -412,7 +408,7 @@ int server_start(struct server *server, struct engine *engine, struct fault *fau
     server->rules.think =
         server->options.split_reasoning ? oai_find_think(engine) : (struct oai_think){-1, -1};
     stats_open(&server->stats, server->rules.info->max_model_len);
-    server->watchdog_ns = systemd_watchdog_ns() / WATCHDOG_SHARE;
+    server->watchdog.every_ns = systemd_watchdog_ns() / WATCHDOG_SHARE;
     int rc = sock_listen(server->listen_fd, fault);
     if (!rc) rc = start_daemon(server, fault);
     if (rc) return rc;

@@ -1,0 +1,18 @@
+#include "server/watchdog.h"
+
+#include <string.h>
+
+bool watchdog_due(const struct watchdog *w, int64_t now_ns) {
+    return w->every_ns > 0 && now_ns - w->fed_ns >= w->every_ns;
+}
+
+bool watchdog_look(struct watchdog *w, int replica, const struct engine_snapshot *snapshot) {
+    w->worked[replica] |= snapshot->jobs == 0 || snapshot->steps != w->steps[replica];
+    w->steps[replica] = snapshot->steps;
+    return w->worked[replica] && !snapshot->stopped;
+}
+
+void watchdog_fed(struct watchdog *w, int64_t now_ns) {
+    w->fed_ns = now_ns;
+    memset(w->worked, 0, sizeof w->worked);
+}

@@ -1,0 +1,23 @@
+/* When systemd's watchdog is fed: each replica of the engine must have done something since the
+ * last time, or have nothing to do; not all of them at once. Loop thread only. */
+#ifndef KEEPD_SERVER_WATCHDOG_H
+#define KEEPD_SERVER_WATCHDOG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "engine/engine.h"
+
+struct watchdog {
+    int64_t every_ns; /* 0 = never */
+    int64_t fed_ns;
+    uint64_t steps[ENGINE_REPLICAS_MAX]; /* when they were looked at last */
+    bool worked[ENGINE_REPLICAS_MAX];    /* since fed_ns */
+};
+
+bool watchdog_due(const struct watchdog *watchdog, int64_t now_ns);
+/* True when the replica has worked since the last feeding, or was seen with no job. */
+bool watchdog_look(struct watchdog *watchdog, int replica, const struct engine_snapshot *snapshot);
+void watchdog_fed(struct watchdog *watchdog, int64_t now_ns);
+
+#endif
