@@ -3,14 +3,15 @@
 #include "kernels/ranks.h"
 
 struct cpu_ranks {
-    struct cpu_options options; /* of a rank */
-    const struct comm *comm[COMM_RANKS_MAX];
+    struct cpu_options options;              /* of a rank */
+    const struct comm *comm[COMM_RANKS_MAX]; /* until the rank's backend has it */
 };
 
 static int open_rank(void *arg, int rank, struct kern **out, struct fault *fault) {
-    const struct cpu_ranks *all = arg;
+    struct cpu_ranks *all = arg;
     struct cpu_options own = all->options;
     own.comm = all->comm[rank];
+    all->comm[rank] = NULL; /* closed with the backend, also when that does not open */
     return cpu_open(&own, out, fault);
 }
 
@@ -25,5 +26,8 @@ int ranks_open_cpu(const struct cpu_options *options, int ranks, struct kern **o
                          ranks, err_text(rc));
     all.options.threads = threads > ranks ? threads / ranks : 1;
     const struct ranks_options own = {.ranks = ranks, .open = open_rank, .arg = &all};
-    return ranks_open(&own, out, fault);
+    rc = ranks_open(&own, out, fault);
+    for (int r = 0; r < ranks; r++)
+        if (all.comm[r]) all.comm[r]->ops->close(all.comm[r]);
+    return rc;
 }

@@ -384,3 +384,20 @@ Test(ranks, a_number_that_is_no_tree_is_refused) {
     cr_assert_eq(ranks_open_cpu(&abacus, 4, &kern, &fault), ERR_UNSUPPORTED);
     cr_assert_str_eq(fault.field, "abacus");
 }
+
+/* Whichever allocation fails, nothing is left: who looks for leaks sees it. */
+Test(ranks, opening_may_fail_anywhere) {
+    const struct cpu_options cpu = {.path = "portable", .threads = 1};
+    int failures = 0;
+    for (bool passed = false; !passed; failures += !passed) {
+        struct kern *kern = NULL;
+        struct fault fault = {0};
+        mem_fail_after(failures);
+        int rc = ranks_open_cpu(&cpu, 2, &kern, &fault);
+        passed = mem_fail_pending();
+        mem_fail_after(-1);
+        cr_assert_eq(rc, passed ? 0 : ERR_NOMEM);
+        if (rc == 0) kern->ops->close(kern);
+    }
+    cr_assert_gt(failures, 4);
+}
