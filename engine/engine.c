@@ -711,9 +711,10 @@ static struct engine_conversation_row *row_with(struct engine_conversation_row *
 }
 
 /* Adds what is on disk: the size of the file, or a row of its own. */
-static int list_disk(struct engine *e, struct engine_conversation_row *rows, int count, int max) {
+static int list_disk(struct engine *e, const struct engine_conversation_filter *filter,
+                     struct engine_conversation_row *rows, int count, int max) {
     struct store_row *files = mem_try_alloc((size_t)max, sizeof *files);
-    int file_count = files != NULL ? store_list(e->replicas[0].store, files, max) : 0,
+    int file_count = files != NULL ? store_list(e->replicas[0].store, filter, files, max) : 0,
         in_memory = count;
     int64_t now = clock_unix_seconds();
     for (int i = 0; i < file_count; i++) {
@@ -737,9 +738,10 @@ static int list_disk(struct engine *e, struct engine_conversation_row *rows, int
     return count;
 }
 
-int engine_conversations(struct engine *e, struct engine_conversation_row *rows, int max) {
+int engine_conversations(struct engine *e, const struct engine_conversation_filter *filter,
+                         struct engine_conversation_row *rows, int max) {
     int count = 0;
     for (int i = 0; i < e->replica_count; i++)
-        count += replica_conversations(&e->replicas[i], rows + count, max - count);
-    return e->replicas[0].store != NULL && max > 0 ? list_disk(e, rows, count, max) : count;
+        count += replica_conversations(&e->replicas[i], filter, rows + count, max - count);
+    return e->replicas[0].store != NULL && max > 0 ? list_disk(e, filter, rows, count, max) : count;
 }

@@ -35,6 +35,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "base/arena.h"
 #include "base/err.h"
@@ -374,7 +375,18 @@ void engine_replica_snapshot(struct engine *engine, int replica, struct engine_s
 
 /* Rows for GET /kv; returns how many were written. */
 int engine_sequences(struct engine *engine, struct engine_sequence_row *rows, int max);
-int engine_conversations(struct engine *engine, struct engine_conversation_row *rows, int max);
+/* Of one space, with one id; NULL and 0: of all. */
+struct engine_conversation_filter {
+    const uint8_t *space; /* [16] */
+    uint64_t id;
+};
+static inline bool engine_conversation_is(const struct engine_conversation_filter *filter,
+                                          const uint8_t space[16], uint64_t id) {
+    return (filter->id == 0 || filter->id == id) &&
+           (filter->space == NULL || memcmp(filter->space, space, 16) == 0);
+}
+int engine_conversations(struct engine *engine, const struct engine_conversation_filter *filter,
+                         struct engine_conversation_row *rows, int max);
 
 /* ---- Deleting conversations (loop thread) -------------------------------------------------- */
 

@@ -348,13 +348,15 @@ int replica_sequences(struct replica *r, struct engine_sequence_row *rows, int m
     return count;
 }
 
-int replica_conversations(struct replica *r, struct engine_conversation_row *rows, int max) {
+int replica_conversations(struct replica *r, const struct engine_conversation_filter *filter,
+                          struct engine_conversation_row *rows, int max) {
     int count = 0;
     int64_t now = clock_ns();
     pthread_mutex_lock(&r->lock);
     for (int i = 0; i < r->sched.options.conversations_max && count < max; i++) {
         const struct conversation_copy *copy = &r->conversation_copies[i];
         if (copy->row.id == 0) continue;
+        if (!engine_conversation_is(filter, copy->row.space, copy->row.id)) continue;
         rows[count] = copy->row;
         rows[count++].idle_ns = now - copy->last_used_ns;
     }

@@ -87,6 +87,7 @@ void replica_affinity(struct replica *replica, struct conversation_search *searc
 bool replica_idle(struct replica *replica); /* see engine_idle */
 void replica_snapshot(struct replica *replica, struct engine_snapshot *out);
 int replica_sequences(struct replica *replica, struct engine_sequence_row *rows, int max);
-int replica_conversations(struct replica *replica, struct engine_conversation_row *rows, int max);
+int replica_conversations(struct replica *replica, const struct engine_conversation_filter *filter,
+                          struct engine_conversation_row *rows, int max);
 
 #endif

@@ -863,13 +863,15 @@ void store_stats(struct store *store, struct store_stats *out) {
     pthread_mutex_unlock(&store->directory->lock);
 }
 
-int store_list(struct store *store, struct store_row *rows, int max) {
+int store_list(struct store *store, const struct engine_conversation_filter *filter,
+               struct store_row *rows, int max) {
     const struct directory *d = store->directory;
     int count = 0;
     pthread_mutex_lock(&store->directory->lock);
     for (int i = 0; i < d->file_count && count < max; i++) {
         const struct store_file *file = &d->files[i];
         if (!file->ours) continue;
+        if (!engine_conversation_is(filter, file->head.space, file->head.id)) continue;
         rows[count] = (struct store_row){.id = file->head.id,
                                          .hint = file->head.hint,
                                          .kv = file->head.kv,

@@ -112,6 +112,7 @@ struct store_row {
     int64_t bytes;
     int64_t used_unix;
 };
-int store_list(struct store *store, struct store_row *rows, int max);
+int store_list(struct store *store, const struct engine_conversation_filter *filter,
+               struct store_row *rows, int max);
 
 #endif

@@ -188,9 +188,9 @@ struct oai_load {
 void oai_render_loads(struct buf *out, const struct oai_load *load); /* SGLang's form */
 void oai_render_server_info(struct buf *out, const struct oai_rules *rules);
 void oai_render_tokenizer_info(struct buf *out, const struct engine *engine); /* vLLM's form */
-/* GET /v1/conversations: those of `rows` that lie in `space`. */
+/* GET /v1/conversations */
 void oai_render_conversations(struct buf *out, const struct engine_conversation_row *rows,
-                              int count, const uint8_t space[16]);
+                              int count);
 void oai_render_deleted(struct buf *out, uint64_t conversation);
 /* "%016x" -> id; false: something else. */
 bool oai_conversation_id(const char *text, uint64_t *id);

@@ -215,13 +215,10 @@ static void write_conversation(struct buf *out, const struct engine_conversation
 }
 
 void oai_render_conversations(struct buf *out, const struct engine_conversation_row *rows,
-                              int count, const uint8_t space[16]) {
-    bool comma = false;
+                              int count) {
     buf_str(out, "{\"object\":\"list\",\"data\":[");
     for (int i = 0; i < count; i++) {
-        if (memcmp(rows[i].space, space, sizeof rows[i].space) != 0) continue;
-        if (comma) buf_char(out, ',');
-        comma = true;
+        if (i > 0) buf_char(out, ',');
         write_conversation(out, &rows[i]);
     }
     buf_str(out, "]}");

@@ -106,7 +106,8 @@ static void get_kv(struct exchange *ex) {
     if (rows && conversations) {
         engine_snapshot(engine, &snapshot);
         int row_count = engine_sequences(engine, rows, ROWS_MAX);
-        int conversation_count = engine_conversations(engine, conversations, ROWS_MAX);
+        int conversation_count = engine_conversations(
+            engine, &(struct engine_conversation_filter){0}, conversations, ROWS_MAX);
         oai_render_kv(&ex->answer.body, ex->server->rules.info, &snapshot, rows, row_count,
                       conversations, conversation_count);
         ex->answer.status = 200;
@@ -169,8 +170,9 @@ static void get_conversations(struct exchange *ex) {
     if (find_space(ex, space)) return;
     struct engine_conversation_row *rows = mem_try_alloc(ROWS_MAX, sizeof *rows);
     if (rows) {
-        int count = engine_conversations(ex->server->engine, rows, ROWS_MAX);
-        oai_render_conversations(&ex->answer.body, rows, count, space);
+        const struct engine_conversation_filter own = {.space = space};
+        int count = engine_conversations(ex->server->engine, &own, rows, ROWS_MAX);
+        oai_render_conversations(&ex->answer.body, rows, count);
         ex->answer.status = 200;
     } else {
         refuse_memory(ex);
@@ -179,13 +181,9 @@ static void get_conversations(struct exchange *ex) {
 }
 
 static bool owns_conversation(struct exchange *ex, const uint8_t space[16], uint64_t id) {
-    struct engine_conversation_row *rows = mem_try_alloc(ROWS_MAX, sizeof *rows);
-    int count = rows ? engine_conversations(ex->server->engine, rows, ROWS_MAX) : 0;
-    bool owns = false;
-    for (int i = 0; i < count; i++)
-        owns |= rows[i].id == id && memcmp(rows[i].space, space, sizeof rows[i].space) == 0;
-    mem_free(rows);
-    return owns;
+    const struct engine_conversation_filter own = {.space = space, .id = id};
+    struct engine_conversation_row row;
+    return engine_conversations(ex->server->engine, &own, &row, 1) > 0;
 }
 
 static void delete_conversation(struct exchange *ex) {

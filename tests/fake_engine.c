@@ -36,7 +36,7 @@ enum { IM_START = 256, IM_END, END_OF_TEXT, VOCAB, THINK = VOCAB, END_THINK, VOC
 enum { TOKEN_BYTES_MAX = 16 };
 enum { LAYERS = 2, HEADS = 2, PAGE_SLOTS = 16, PAGE_BYTES = 8192, MODEL_LEN = 8192 };
 enum { REPLY_MAX = 4096, REPLY_ROOM = REPLY_MAX + 16 };
-enum { CONVERSATIONS_MAX = 1024, IDS_MAX = 100000 };
+enum { CONVERSATIONS_MAX = 2048, IDS_MAX = 100000 };
 
 static const char *const special_names[] = {"<|im_start|>", "<|im_end|>", "<|endoftext|>",
                                             "<think>", "</think>"};
@@ -962,12 +962,13 @@ int engine_sequences(struct engine *e, struct engine_sequence_row *rows, int max
     return count;
 }
 
-int engine_conversations(struct engine *e, struct engine_conversation_row *rows, int max) {
+int engine_conversations(struct engine *e, const struct engine_conversation_filter *filter,
+                         struct engine_conversation_row *rows, int max) {
     int count = 0;
     pthread_mutex_lock(&e->mutex);
     for (int i = 0; i < CONVERSATIONS_MAX && count < max; i++) {
         const struct conversation *c = &e->conversations[i];
-        if (!c->tokens) continue;
+        if (!c->tokens || !engine_conversation_is(filter, c->space, c->id)) continue;
         rows[count] = (struct engine_conversation_row){.id = c->id,
                                                        .tokens = c->count,
                                                        .held = held_of(e, c->count, c->budget),

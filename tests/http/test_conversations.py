@@ -1,4 +1,6 @@
 """What stays between requests: listed, deleted, shared only within a key and a salt; hints are no rights."""
+import concurrent.futures
+
 import pytest
 import requests
 from conftest import MODEL, chat_body, request_bytes
@@ -26,6 +28,19 @@ def test_list_and_delete(start):
     for name in (rows[0]["id"], "0" * 16, "x", "F" * 16, "1" * 17, "a%00b"):
         r = daemon.http.delete(f"{daemon.url}/v1/conversations/{name}", timeout=60)
         assert r.status_code == 404 and r.json()["error"]["code"] == "conversation_not_found", name
+
+
+def test_a_crowd_hides_nobody(start):
+    """However many conversations others have, one's own is listed and can be deleted."""
+    daemon = start("--max-conversations", "2000")
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda i: daemon.chat(f"conversation {i}", max_tokens=1, cache_salt="crowd"), range(1100)))
+    daemon.chat("mine", max_tokens=1, cache_salt="me")
+    daemon.wait_idle()
+    (row,) = listed(daemon, cache_salt="me")
+    url = f"{daemon.url}/v1/conversations/{row['id']}"
+    assert requests.delete(url, params={"cache_salt": "me"}, timeout=60).status_code == 200
+    assert listed(daemon, cache_salt="me") == []
 
 
 def test_a_deleted_conversation_is_not_continued(start):

@@ -21,6 +21,8 @@ static atomic_int wakes;
 static struct engine_job jobs[JOBS];
 static int32_t prompts[JOBS][PROMPT];
 
+static const struct engine_conversation_filter everyone;
+
 /* ---- A backend that can fail ----------------------------------------------------------------- */
 
 /* Copies: a backend's own table ends with it, and several engines may be open. Each form is written
@@ -207,7 +209,7 @@ static void *look(void *arg) {
         for (int i = 0; i < count; i++)
             CHECK(sequences[i].prompt_count == PROMPT && sequences[i].pages_reserved > 0 &&
                   strcmp(sequences[i].policy, "global") == 0);
-        count = engine_conversations(engine, conversations, CONVERSATIONS + 1);
+        count = engine_conversations(engine, &everyone, conversations, CONVERSATIONS + 1);
         CHECK(count <= CONVERSATIONS);
         for (int i = 0; i < count; i++)
             CHECK(conversations[i].id > 0 && conversations[i].idle_ns >= 0 &&
@@ -253,10 +255,10 @@ static uint64_t try_many(struct engine *engine) {
 /* A conversation's idle time goes on while the engine sleeps. */
 static void try_idle(struct engine *engine) {
     struct engine_conversation_row rows[CONVERSATIONS], later[CONVERSATIONS];
-    int count = engine_conversations(engine, rows, CONVERSATIONS);
+    int count = engine_conversations(engine, &everyone, rows, CONVERSATIONS);
     CHECK(count > 0);
     usleep(2000);
-    CHECK(engine_conversations(engine, later, CONVERSATIONS) == count);
+    CHECK(engine_conversations(engine, &everyone, later, CONVERSATIONS) == count);
     for (int i = 0; i < count; i++)
         CHECK(later[i].id == rows[i].id && later[i].idle_ns >= rows[i].idle_ns + 2000000);
 }
@@ -449,13 +451,13 @@ static void try_state(void) {
     CHECK(snapshot.conversations_on_disk == 3 && snapshot.state_failed == 0);
     engine_close(engine);
     engine = open_with_state(dir, 0);
-    CHECK(engine_conversations(engine, rows, CONVERSATIONS + 1) == 3);
+    CHECK(engine_conversations(engine, &everyone, rows, CONVERSATIONS + 1) == 3);
     CHECK(rows[0].pages == 0 && rows[0].disk_bytes > 0);
     for (int i = 0; i < 3; i++) submit_some(engine, i, PROMPT, 2);
     wait_and_close(3);
     engine_snapshot(engine, &snapshot);
     CHECK(snapshot.state_restored == 3 && snapshot.cached_tokens == 3 * (PROMPT / 2));
-    for (int count; (count = engine_conversations(engine, rows, CONVERSATIONS + 1)) > 0;)
+    for (int count; (count = engine_conversations(engine, &everyone, rows, CONVERSATIONS + 1)) > 0;)
         for (int i = 0; i < count; i++) (void)delete_one(engine, rows[i].id);
     engine_close(engine);
     remove_dir(dir);

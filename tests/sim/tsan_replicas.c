@@ -17,6 +17,8 @@ enum { DIALOGUES = 6, PROMPT = 40, ANSWER = 6, MORE = 7, TOKENS_MAX = 256, CONVE
 
 static atomic_int wakes;
 
+static const struct engine_conversation_filter everyone;
+
 /* ---- A replica that can fail ----------------------------------------------------------------- */
 
 static struct kern_ops failing_ops;
@@ -297,7 +299,7 @@ static int delete_one(struct engine *engine, uint64_t id) {
 }
 
 static int list(struct engine *engine, struct engine_conversation_row *rows) {
-    return engine_conversations(engine, rows, 4 * CONVERSATIONS);
+    return engine_conversations(engine, &everyone, rows, 4 * CONVERSATIONS);
 }
 
 static void try_deletes(void) {

@@ -280,10 +280,17 @@ Test(store, list) {
     struct store *store = open_store();
     struct store_row rows[3];
     for (int i = 1; i <= 3; i++) cr_assert_eq(save(store, i, 10), 0);
-    cr_assert_eq(store_list(store, rows, 3), 3);
+    struct engine_conversation_filter filter = {0};
+    cr_assert_eq(store_list(store, &filter, rows, 3), 3);
     cr_assert(rows[0].tokens == TOKENS && rows[0].kv.budget == 32);
     cr_assert_eq(rows[0].bytes, (int64_t)state_file_size(TOKENS, 2, 10));
-    cr_assert_eq(store_list(store, rows, 2), 2);
+    cr_assert_eq(store_list(store, &filter, rows, 2), 2);
+    filter.id = 503; /* the last one, though there is room for one row only */
+    cr_assert(store_list(store, &filter, rows, 1) == 1 && rows[0].id == 503);
+    filter.space = rows[0].space;
+    cr_assert_eq(store_list(store, &filter, rows + 1, 1), 1);
+    filter.space = (const uint8_t *)"somebody else's!";
+    cr_assert_eq(store_list(store, &filter, rows, 3), 0);
     store_close(store);
 }
 

@@ -206,20 +206,18 @@ Test(oai_render, prompt_scores) {
 }
 
 Test(oai_render, conversations) {
-    struct engine_conversation_row rows[] = {{.id = 1,
-                                              .replica = -1,
-                                              .tokens = 9,
-                                              .held = 8,
-                                              .policy = "full",
-                                              .budget = -1,
-                                              .space = "mine"},
-                                             {.id = 2, .space = "theirs"}};
-    oai_render_conversations(&out, rows, 2, rows[0].space);
+    struct engine_conversation_row rows[] = {
+        {.id = 1, .replica = -1, .tokens = 9, .held = 8, .policy = "full", .budget = -1},
+        {.id = 2, .replica = 1, .policy = "global", .budget = 7}};
+    oai_render_conversations(&out, rows, 2);
     cr_assert_str_eq(
         out.data, "{\"object\":\"list\",\"data\":[{\"id\":\"0000000000000001\",\"object\":"
                   "\"conversation\",\"tokens\":9,\"held\":8,\"pages\":0,\"disk_bytes\":0,"
                   "\"idle_seconds\":0.000,\"superseded\":false,\"engine\":null,\"policy\":\"full\","
-                  "\"budget\":null}]}");
+                  "\"budget\":null},{\"id\":\"0000000000000002\",\"object\":"
+                  "\"conversation\",\"tokens\":0,\"held\":0,\"pages\":0,\"disk_bytes\":0,"
+                  "\"idle_seconds\":0.000,\"superseded\":false,\"engine\":1,\"policy\":\"global\","
+                  "\"budget\":7}]}");
 }
 
 Test(oai_render, conversation_ids) {
