@@ -78,6 +78,12 @@ static void take_row(struct sched *sched, struct sequence *seq, struct conversat
     mem_free(taken.tokens);
 }
 
+/* Whose file goes when a successor of `row` is on disk: its own, or what it was to replace. */
+static uint64_t file_of(const struct conversation *row) {
+    bool has_one = row->saved == CONVERSATION_SAVED || row->saved == CONVERSATION_WRITING;
+    return has_one ? row->id : row->replaces;
+}
+
 int sched_go_on(struct sched *sched, struct sequence *seq, const struct sched_entry *entry,
                 bool used_up) {
     struct kern *kern = sched->options.kern;
@@ -85,6 +91,7 @@ int sched_go_on(struct sched *sched, struct sequence *seq, const struct sched_en
     int64_t streams = sched_streams(sched);
     int code = 0;
     seq->origin = entry->row->id;
+    seq->origin_file = entry->row->turns == 0 ? file_of(entry->row) : 0;
     seq->dropped = entry->row->token_count - entry->common;
     if (used_up)
         take_row(sched, seq, entry->row);
@@ -102,18 +109,12 @@ int sched_go_on(struct sched *sched, struct sequence *seq, const struct sched_en
 
 /* ---- Keeping --------------------------------------------------------------------------------- */
 
-/* Whose file goes when a successor of `row` is on disk: its own, or what it was to replace. */
-static uint64_t file_of(const struct conversation *row) {
-    bool has_one = row->saved == CONVERSATION_SAVED || row->saved == CONVERSATION_WRITING;
-    return has_one ? row->id : row->replaces;
-}
-
 /* The turn a new one came from: once it is superseded, the one before it goes, so that a dialogue
  * keeps its last state and one to retry from. Returns whose file the new one will replace. */
-static uint64_t supersede(struct sched *sched, uint64_t origin) {
+static uint64_t supersede(struct sched *sched, const struct sequence *seq) {
     struct conversation_table *table = &sched->conversations;
-    struct conversation *from = conversation_by_id(table, origin);
-    if (from == NULL) return 0;
+    struct conversation *from = conversation_by_id(table, seq->origin);
+    if (from == NULL) return seq->origin_file;
     struct conversation *before = conversation_by_id(table, from->origin);
     if (before != NULL && conversation_superseded(before)) sched_drop(sched, before, "superseded");
     conversation_followed(table, from);
@@ -151,7 +152,7 @@ void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_r
         row.replaces = file_of(same);
         sched_drop(sched, same, "repeated");
     } else {
-        row.replaces = supersede(sched, seq->origin);
+        row.replaces = supersede(sched, seq);
     }
     (void)sched_make_place(sched, true);
     conversation_add(table, &row, clock_ns());

@@ -31,8 +31,9 @@ struct sequence {
     int32_t prompt_count;
     int64_t pages_reserved;
     int32_t dropped;
-    uint64_t origin; /* the conversation it went on from; 0 = none */
-    int32_t *banned; /* EOS and stop ids, for min_tokens; owned or NULL */
+    uint64_t origin;      /* the conversation it went on from; 0 = none */
+    uint64_t origin_file; /* whose file goes with it, should it have left memory meanwhile */
+    int32_t *banned;      /* EOS and stop ids, for min_tokens; owned or NULL */
     int32_t banned_count;
     uint32_t text_size;               /* bytes of choice->text written */
     enum engine_finish finish;        /* decided, not yet published */

@@ -211,6 +211,20 @@ Test(state, using_up_a_conversation_ends_its_export) {
     stored_close(&s);
 }
 
+/* A conversation on disk that its next turn took over leaves no file behind. */
+Test(state, a_used_up_conversation_gives_its_file_back) {
+    struct stored s;
+    struct engine_kv kv = global(60, 4, 64);
+    stored_open(&s, (struct world_options){.conversations = 2, .state_eager = true, .pages = 10});
+    turn(&s.w, 0, 0, 50, kv);
+    world_save_all(&s.w);
+    cr_assert_eq(turn(&s.w, 1, 50, 54, kv), 50);
+    cr_assert_eq(s.w.sched.conversations.count, 1, "both fit: the test tests nothing");
+    world_save_all(&s.w);
+    cr_assert_eq(stats_of(&s).files, 1, "the file of the one before stayed");
+    stored_close(&s);
+}
+
 /* What left memory while it was being written still replaces the file of what it superseded. */
 Test(state, a_replaced_file_goes_though_its_successor_left_memory) {
     struct stored s;

@@ -198,10 +198,12 @@ Test(methods, a_long_prompt_stays_within_its_bound) {
 
 /* Every policy beside two others, prompts cut differently, more threads: bitwise as alone. */
 static void check_neighbours(int path, enum kern_dtype dtype) {
+    int bounded = 0;
+    while (policy_at(1 + bounded)) bounded++;
     for (int index = 1; policy_at(index); index++) {
         struct bed alone, together;
-        const struct policy *others[] = {policy_at(index), policy_at(1 + index % 13),
-                                         policy_at(1 + (index + 5) % 13)};
+        const struct policy *others[] = {policy_at(index), policy_at(1 + index % bounded),
+                                         policy_at(1 + (index + 5) % bounded)};
         struct life one = born(others[0], 5, 300), all[SLOTS];
         struct life *lives[] = {&one}, *side_by_side[SLOTS];
         if (!open_bed(&alone, path, 1, dtype, ample())) return;
