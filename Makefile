@@ -9,7 +9,7 @@
 MODEL ?= models/keepd-nano
 ARGS ?=
 FUZZ_SECONDS ?= 30
-SECONDS ?= 120
+SECONDS ?= 15
 PREFIX ?= /usr/local
 DESTDIR ?=
 
