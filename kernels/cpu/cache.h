@@ -122,7 +122,7 @@ struct cpu_cache {
     float *fresh; /* scores to be remembered */
     float *alike; /* merging: likenesses */
     int32_t *links;
-    struct cpu_share_part *parts;   /* [layers + heads_model] */
+    struct share_part *parts;       /* [layers + heads_model] */
     struct cpu_evict_stream *evict; /* [streams + 1] */
     struct cpu_evict_fact *facts;   /* [ranks][streams] */
     struct cpu_evict_pool *pools;   /* [layers] */

@@ -180,7 +180,7 @@ static int cut_pools(const struct evict_job *job, int count) {
 static int share_by_count(const struct evict_job *job, int count) {
     struct cpu_cache *cache = job->cache;
     int heads = cache->heads_model, own = cache->options.heads_kv;
-    struct cpu_share_part *parts = cache->parts + cache->options.layers;
+    struct share_part *parts = cache->parts + cache->options.layers;
     double floor = (double)job->due->rule->floor;
     int rc = cut_pools(job, count);
     if (!rc) each_stream(job, count_best);
@@ -191,7 +191,7 @@ static int share_by_count(const struct evict_job *job, int count) {
         for (int i = 0; i < heads; i++) {
             const struct cpu_evict_fact *fact = evict_fact(job, layer, i);
             double weight = (1 - floor) * (double)fact->best + floor * even;
-            parts[i] = (struct cpu_share_part){.weight = weight, .most = fact->length};
+            parts[i] = (struct share_part){.weight = weight, .most = fact->length};
         }
         share_split(parts, heads, room);
         for (int i = 0; i < own; i++)

@@ -5,6 +5,7 @@
 #define KEEPD_KERNELS_CPU_EVICT_H
 
 #include "kernels/cpu/cache.h"
+#include "kernels/share.h"
 
 struct evict_job {
     struct cpu_cache *cache;
@@ -65,20 +66,6 @@ void evict_redundancy(const struct cpu_cache *cache, const struct kern_redundanc
 
 /* ---- Shares: share.c --------------------------------------------------------------------------
  */
-
-struct cpu_share_part {
-    double weight, rest;
-    int64_t most, least;
-    int64_t part; /* out */
-    bool settled;
-};
-
-/* Whole parts of `total` by weight, none above its `most` nor below its `least`, by largest
- * remainder (ties: the lower index). What one cannot use, or must have besides, goes to or comes
- * from the others by weight; the side that is further out is settled first. Together exactly
- * `total`, as far as the bounds allow. Weights that are no positive number count as 0; are all 0,
- * all count as 1. */
-void share_split(struct cpu_share_part *parts, int count, int64_t total);
 
 /* Runs fn(job, stream, worker) for every stream. */
 typedef void evict_each(const struct evict_job *job, cpu_item *fn);

@@ -1,86 +1,7 @@
 /* How a sequence's total is split over layers and streams. */
 #include <math.h>
 
-#include "base/check.h"
 #include "kernels/cpu/evict.h"
-
-/* ---- Whole parts of a total -------------------------------------------------------------------
- */
-
-static double usable(double weight) {
-    return isfinite(weight) && weight > 0 ? weight : 0;
-}
-
-static double open_weight(const struct cpu_share_part *parts, int count) {
-    double sum = 0;
-    for (int i = 0; i < count; i++)
-        if (!parts[i].settled) sum += usable(parts[i].weight);
-    return sum;
-}
-
-/* Gives `room` to the open parts, whatever their bounds. */
-static void largest_remainder(struct cpu_share_part *parts, int count, int64_t room) {
-    double sum = open_weight(parts, count), ones = 0;
-    int64_t left = room;
-    for (int i = 0; i < count; i++) ones += !parts[i].settled;
-    for (int i = 0; i < count; i++) {
-        struct cpu_share_part *p = &parts[i];
-        if (p->settled) continue;
-        /* multiplied first: where weights are the parts themselves, equal remainders stay equal */
-        double exact = sum > 0 ? (double)room * usable(p->weight) / sum : (double)room / ones;
-        p->part = (int64_t)floor(exact);
-        p->rest = exact - (double)p->part;
-        left -= p->part;
-    }
-    for (; left > 0; left--) {
-        struct cpu_share_part *best = NULL;
-        for (int i = 0; i < count; i++)
-            if (!parts[i].settled && (!best || parts[i].rest > best->rest)) best = &parts[i];
-        best->part++;
-        best->rest = -1;
-    }
-}
-
-static int64_t clip(int64_t x, int64_t least, int64_t most) {
-    return x < least ? least : x > most ? most : x;
-}
-
-/* Settles the open parts that are out of bounds on the worse side; false when none is. */
-static bool settle(struct cpu_share_part *parts, int count) {
-    int64_t over = 0, under = 0;
-    for (int i = 0; i < count; i++) {
-        const struct cpu_share_part *p = &parts[i];
-        if (p->settled) continue;
-        if (p->part > p->most) over += p->part - p->most;
-        if (p->part < p->least) under += p->least - p->part;
-    }
-    if (over == 0 && under == 0) return false;
-    for (int i = 0; i < count; i++) {
-        struct cpu_share_part *p = &parts[i];
-        bool out = over >= under ? p->part > p->most : p->part < p->least;
-        if (p->settled || !out) continue;
-        p->part = over >= under ? p->most : p->least;
-        p->settled = true;
-    }
-    return true;
-}
-
-void share_split(struct cpu_share_part *parts, int count, int64_t total) {
-    int64_t least = 0, most = 0;
-    for (int i = 0; i < count; i++) {
-        if (parts[i].least > parts[i].most) parts[i].least = parts[i].most;
-        parts[i].settled = false;
-        least += parts[i].least;
-        most += parts[i].most;
-    }
-    total = clip(total, least, most);
-    do {
-        int64_t room = total;
-        for (int i = 0; i < count; i++)
-            if (parts[i].settled) room -= parts[i].part;
-        largest_remainder(parts, count, room < 0 ? 0 : room);
-    } while (settle(parts, count));
-}
 
 /* ---- Weights of layers ------------------------------------------------------------------------
  */
@@ -197,7 +118,7 @@ int evict_measure(const struct evict_job *job, evict_each *each) {
  */
 
 /* Protected entries stay where they are; the rest of the total is split by weight. */
-static void split_layers(const struct evict_job *job, struct cpu_share_part *parts) {
+static void split_layers(const struct evict_job *job, struct share_part *parts) {
     const struct cpu_cache *cache = job->cache;
     int layers = cache->options.layers, heads = cache->heads_model;
     const float *weights = cpu_cache_weights(cache, job->due->slot);
@@ -208,8 +129,7 @@ static void split_layers(const struct evict_job *job, struct cpu_share_part *par
             fixed += evict_fact(job, layer, i)->fixed;
             held += evict_fact(job, layer, i)->length;
         }
-        parts[layer] =
-            (struct cpu_share_part){.weight = (double)weights[layer], .most = held - fixed};
+        parts[layer] = (struct share_part){.weight = (double)weights[layer], .most = held - fixed};
         total -= fixed;
     }
     share_split(parts, layers, total);
@@ -220,10 +140,10 @@ static void split_layers(const struct evict_job *job, struct cpu_share_part *par
 static void split_heads(const struct evict_job *job, int layer, int64_t room) {
     const struct cpu_cache *cache = job->cache;
     struct cpu_evict_stream *plan = layer_streams(job, layer);
-    struct cpu_share_part *parts = cache->parts + cache->options.layers;
+    struct share_part *parts = cache->parts + cache->options.layers;
     for (int i = 0; i < cache->heads_model; i++) {
         const struct cpu_evict_fact *fact = evict_fact(job, layer, i);
-        parts[i] = (struct cpu_share_part){.weight = 1, .most = fact->length, .least = fact->fixed};
+        parts[i] = (struct share_part){.weight = 1, .most = fact->length, .least = fact->fixed};
     }
     share_split(parts, cache->heads_model, room);
     for (int i = 0; i < cache->options.heads_kv; i++)

@@ -20,6 +20,7 @@
 #define KEEPD_KERNELS_CUDA_EVICT_CUH
 
 #include "kernels/cuda/internal.h"
+#include "kernels/share.h"
 
 /* Parts of a room, one after the other; without a base only their size is found. */
 struct pieces {
@@ -157,13 +158,6 @@ struct due {
     bool measures;                /* the layers' weights are taken now */
     struct contest first, second; /* second: with a floor, when streams know their places */
     int64_t first_part;           /* in the array of parts */
-};
-
-/* See share_split. */
-struct share_part {
-    double weight, rest;
-    int64_t most, least, part;
-    bool settled;
 };
 
 struct evict_args {

@@ -1,85 +1,13 @@
 /* How a sequence's total is split over layers and streams (kernels/cpu/share.c is the oracle, and
- * kernels/kern.h, enum kern_layers and kern_rule.floor, says what is split and how). All in double,
- * operation by operation, so that whole places come out as on the CPU. A block per sequence; the
- * loop over layers runs in one thread: it is short, and its order matters. */
+ * kernels/kern.h, enum kern_layers and kern_rule.floor, says what is split and how). Whole places
+ * come out as on the CPU: kernels/share.h. A block per sequence; the loop over layers runs in one
+ * thread: it is short, and its order matters. */
 #include <math.h>
 
 #include "kernels/cuda/block.cuh"
 #include "kernels/cuda/evict.cuh"
 
 #define THREADS 256
-
-/* ---- Whole parts of a total -------------------------------------------------------------------
- */
-
-static __device__ double usable(double weight) {
-    return isfinite(weight) && weight > 0 ? weight : 0;
-}
-
-/* Gives `room` to the open parts, whatever their bounds. */
-static __device__ void largest_remainder(struct share_part *parts, int count, int64_t room) {
-    double sum = 0, ones = 0;
-    int64_t left = room;
-    for (int i = 0; i < count; i++) {
-        if (parts[i].settled) continue;
-        sum = __dadd_rn(sum, usable(parts[i].weight));
-        ones += 1;
-    }
-    for (int i = 0; i < count; i++) {
-        struct share_part *p = &parts[i];
-        if (p->settled) continue;
-        double exact = sum > 0 ? __ddiv_rn(__dmul_rn((double)room, usable(p->weight)), sum)
-                               : __ddiv_rn((double)room, ones);
-        p->part = (int64_t)floor(exact);
-        p->rest = __dadd_rn(exact, -(double)p->part);
-        left -= p->part;
-    }
-    for (; left > 0; left--) {
-        struct share_part *best = NULL;
-        for (int i = 0; i < count; i++)
-            if (!parts[i].settled && (!best || parts[i].rest > best->rest)) best = &parts[i];
-        if (!best) return;
-        best->part++;
-        best->rest = -1;
-    }
-}
-
-/* Settles the open parts that are out of bounds on the worse side; false when none is. */
-static __device__ bool settle(struct share_part *parts, int count) {
-    int64_t over = 0, under = 0;
-    for (int i = 0; i < count; i++) {
-        const struct share_part *p = &parts[i];
-        if (p->settled) continue;
-        if (p->part > p->most) over += p->part - p->most;
-        if (p->part < p->least) under += p->least - p->part;
-    }
-    if (over == 0 && under == 0) return false;
-    for (int i = 0; i < count; i++) {
-        struct share_part *p = &parts[i];
-        bool out = over >= under ? p->part > p->most : p->part < p->least;
-        if (p->settled || !out) continue;
-        p->part = over >= under ? p->most : p->least;
-        p->settled = true;
-    }
-    return true;
-}
-
-static __device__ void share_split(struct share_part *parts, int count, int64_t total) {
-    int64_t least = 0, most = 0;
-    for (int i = 0; i < count; i++) {
-        if (parts[i].least > parts[i].most) parts[i].least = parts[i].most;
-        parts[i].settled = false;
-        least += parts[i].least;
-        most += parts[i].most;
-    }
-    total = total < least ? least : total > most ? most : total;
-    do {
-        int64_t room = total;
-        for (int i = 0; i < count; i++)
-            if (parts[i].settled) room -= parts[i].part;
-        largest_remainder(parts, count, room < 0 ? 0 : room);
-    } while (settle(parts, count));
-}
 
 /* ---- Weights of layers ------------------------------------------------------------------------
  */

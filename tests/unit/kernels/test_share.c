@@ -4,19 +4,19 @@
 #include "tests/unit/kernels/eviction.h"
 
 static void split(const double *weights, const int64_t *most, int count, int64_t total,
-                  struct cpu_share_part *parts) {
+                  struct share_part *parts) {
     for (int i = 0; i < count; i++)
-        parts[i] = (struct cpu_share_part){.weight = weights[i], .most = most ? most[i] : 1 << 20};
+        parts[i] = (struct share_part){.weight = weights[i], .most = most ? most[i] : 1 << 20};
     share_split(parts, count, total);
 }
 
-static void expect(const struct cpu_share_part *parts, int count, const int64_t *want) {
+static void expect(const struct share_part *parts, int count, const int64_t *want) {
     for (int i = 0; i < count; i++)
         cr_expect_eq(parts[i].part, want[i], "part %d is %lld", i, (long long)parts[i].part);
 }
 
 Test(share, largest_remainder_and_ties) {
-    struct cpu_share_part parts[4];
+    struct share_part parts[4];
     split((double[]){1, 1, 1}, NULL, 3, 10, parts);
     expect(parts, 3, (int64_t[]){4, 3, 3});
     split((double[]){.3531, .2891, .2142, .1436}, NULL, 4, 1000, parts); /* D2O's example */
@@ -28,13 +28,13 @@ Test(share, largest_remainder_and_ties) {
 }
 
 Test(share, what_one_cannot_use_goes_to_the_others) {
-    struct cpu_share_part parts[3];
+    struct share_part parts[3];
     split((double[]){8, 1, 1}, (int64_t[]){10, 100, 100}, 3, 100, parts);
     expect(parts, 3, (int64_t[]){10, 45, 45});
     split((double[]){8, 1, 1}, (int64_t[]){10, 20, 30}, 3, 100, parts); /* more than all hold */
     expect(parts, 3, (int64_t[]){10, 20, 30});
     for (int i = 0; i < 3; i++)
-        parts[i] = (struct cpu_share_part){.weight = i == 0, .most = 50, .least = 7};
+        parts[i] = (struct share_part){.weight = i == 0, .most = 50, .least = 7};
     share_split(parts, 3, 40);
     expect(parts, 3, (int64_t[]){26, 7, 7});
 }
@@ -42,12 +42,12 @@ Test(share, what_one_cannot_use_goes_to_the_others) {
 Test(share, bounds_hold_and_the_total_is_met) {
     for (uint64_t seed = 1; seed <= 20000; seed++) {
         uint64_t random = seed;
-        struct cpu_share_part parts[9];
+        struct share_part parts[9];
         int count = 1 + (int)content_random(&random, 9);
         int64_t total = content_random(&random, 300), least = 0, most = 0, sum = 0;
         for (int i = 0; i < count; i++) {
-            parts[i] = (struct cpu_share_part){.weight = content_random(&random, 50),
-                                               .most = content_random(&random, 80)};
+            parts[i] = (struct share_part){.weight = content_random(&random, 50),
+                                           .most = content_random(&random, 80)};
             parts[i].least = content_random(&random, (uint32_t)parts[i].most + 1);
             least += parts[i].least;
             most += parts[i].most;
