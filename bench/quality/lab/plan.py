@@ -72,32 +72,26 @@ def kv_fields(cell, dialogue):
 
 
 def lengths(trained):
-    """(task, length, shares, dialogues per round) of the table.
-
-    Longer dialogues cost more and come less often; the grid of needles also has a shorter row. The
-    loss is a mean over hundreds of tokens and needs fewer dialogues.
-    """
-    rows = [(task, trained, SHARES, 1.0) for task in tasks.ANSWERED]
-    rows += [("loss", trained, SHARES, 0.5), ("needle", trained // 2, (QUARTER,), 0.5)]
-    rows += [(task, 2 * trained, (QUARTER,), 1.0 if task == "memory" else 0.5) for task in tasks.TASKS]
-    rows += [(task, 4 * trained, (QUARTER,), 0.5 if task == "memory" else 0.25) for task in tasks.TASKS]
-    return rows
+    """(task, length, shares) of the table; the grid of needles also has a shorter row."""
+    rows = [(task, trained, SHARES) for task in tasks.TASKS]
+    rows += [("needle", trained // 2, (QUARTER,))]
+    return rows + [(task, times * trained, (QUARTER,)) for times in (2, 4) for task in tasks.TASKS]
 
 
-def weight(task, length, method, share, usual, trained):
-    """The cells that carry the first goals (at least 400 pairs) get twice the dialogues."""
+def weight(task, length, method, share, trained):
+    """Dialogues per round: one, and two in the cells that carry the first goals (at least 400 pairs)."""
     goal = (task, length) == ("memory", trained) and share in (1.0, QUARTER) and \
         method in ("full", "global", "trimkv", "streaming")
-    return 2 * usual if goal else usual
+    return 2.0 if goal else 1.0
 
 
 def table(trained, methods):
     """All cells of the table for the methods that a daemon offers."""
     cells = []
-    for task, length, shares, usual in lengths(trained):
+    for task, length, shares in lengths(trained):
         for method in methods:
             for share in (1.0,) if method == "full" else shares:
-                cells.append(Cell(task, length, method, share, weight(task, length, method, share, usual, trained)))
+                cells.append(Cell(task, length, method, share, weight(task, length, method, share, trained)))
     return cells
 
 
