@@ -75,16 +75,16 @@ class GateRun(Run):
         return self.a.seed + 1000003 * self.step
 
     def saved(self):
-        self.gated.bank.save(self.a.gates, self.base, self.a.length // 4)
+        self.gated.bank.save(self.a.gates, self.base, self.a.budget or self.a.length // 4)
 
     def draw(self, lengths):
-        """One gate serves all budgets, so each batch draws its own, log-uniform in T/16 .. T/2; and the times at
-        which the soft size is taken.  The same in every process."""
+        """How many entries the soft size may have: that of --budget, else, for one gate that serves all budgets, each
+        batch's own, log-uniform in T/16 .. T/2.  And the times at which it is taken.  The same in every process."""
         a, generator = self.a, torch.Generator().manual_seed(self.step_seed())
         share = 8 ** torch.rand((), generator=generator).item() / 16
         at = torch.randint(a.length // 16, a.length, (min(a.samples, a.length),), generator=generator)
         times = (at.to(lengths.device) * lengths[:, None]) // a.length
-        return share * lengths, times
+        return share * lengths if a.budget is None else torch.full_like(lengths, a.budget), times
 
     def train_step(self):
         a, gated = self.a, self.gated
@@ -140,6 +140,8 @@ def arguments():
     ap.add_argument("--gap-share", type=float, default=0.25, help="rows in which positions jump")
     add_arguments(ap, minutes=20, lr=2e-3, warmup=30)
     ap.add_argument("--capacity", type=float, default=1.0, help="weight of the capacity loss")
+    ap.add_argument("--budget", type=int, help="entries per head that the soft size may have, the papers' training M "
+                    "(default: drawn for each batch between length/16 and length/2)")
     ap.add_argument("--samples", type=int, default=48, help="positions per row where the soft size is taken")
     ap.add_argument("--probe", type=int, default=0, help="steps between hard-eviction probes")
     ap.add_argument("--evaluate", action="store_true", help="only evaluate the gates file")
@@ -150,6 +152,8 @@ def arguments():
     a = ap.parse_args()
     if a.gates is None:
         a.gates = a.model / "gates.safetensors"
+    if a.budget is not None and a.budget < 1:
+        ap.error(f"--budget {a.budget}: at least one entry")
     if a.run is None and not a.evaluate:
         ap.error("--run is required for training")
     return a

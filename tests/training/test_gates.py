@@ -213,6 +213,17 @@ def test_chats_train_the_gates_of_every_family(train, any_base, chats, tmp_path)
     assert header["type"] == "rg10" and header["base_sha256"] == weights_sha256(any_base)
 
 
+def test_a_budget_of_ones_own(train, script, base, chats, tmp_path):
+    """The papers' training M: what exceeds it costs, whatever the batch, and the file says what it was."""
+    more = ("--chats", chats, "--length", 96, "--max-steps", 1, "--bias", 4, "--no-bf16", "--samples", 96)
+    small, large, none = (train(base, tmp_path / str(m), *more, "--budget", m)[0] for m in (2, 20, 96))
+    assert small["soft_size"] == large["soft_size"] == none["soft_size"] > 20, "the budget alone differs"
+    assert small["capacity"] > large["capacity"] > none["capacity"] == 0
+    assert read_header(tmp_path / "20" / "gates.safetensors")["trained_budget"] == 20
+    failure, _, err = script(train_gates, *options(base, tmp_path, *more, "--budget", 0))
+    assert failure is not None and "--budget 0: at least one entry" in err
+
+
 def test_two_processes_take_the_step_of_one_with_twice_the_rows(train, base, chats, tmp_path):
     more = ("--chats", chats, "--length", 96, "--max-steps", 3, "--bias", 2, "--no-bf16", "--gap-share", 0.5)
     one = train(base, tmp_path / "one", *more, "--rows", 4)
