@@ -7,7 +7,7 @@
     quality.py --cells 'trace/1024/*/0.25' --dialogues 120
                                      more dialogues for some cells (task/length/method/share)
     quality.py ablations             horizon, sinks and interval of `global`, one at a time
-    quality.py gates untied=FILE M256=FILE
+    quality.py gates untied=FILE wide=FILE
                                      other gates against the model's own, each on a daemon of its own
     quality.py costs                 times and memory only, anew: best while nothing else runs
     quality.py selftest              do forked questions get bitwise the answers of histories read anew?
@@ -190,7 +190,7 @@ def gates_kind(path):
         header = json.loads(f.read(int.from_bytes(f.read(8), "little")))
     said = json.loads(header.pop("__metadata__")["keepd"])
     count = sum(math.prod(t["shape"]) for name, t in header.items() if name != "row")
-    return {**{k: said[k] for k in ("type", "tying", "width")}, "parameters": count}
+    return {**{k: said[k] for k in ("type", "tying", "width", "trained_budget")}, "parameters": count}
 
 
 def compare_gates(a, results_store):

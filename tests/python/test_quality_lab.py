@@ -210,7 +210,7 @@ def test_documents_are_written_whole(tmp_path):
 
 def test_gates_are_compared_with_those_of_the_same_kind_trained_alike(tmp_path):
     s = filled(tmp_path, RIGHT)
-    kind = {"type": "rg", "tying": "code", "width": 64, "parameters": 1000}
+    kind = {"type": "rg", "tying": "code", "width": 64, "trained_budget": 256, "parameters": 1000}
     kinds = {"wide-abc123": {**kind, "width": 256}, "": kind, "again-123456": kind}
     for label, got in (("again-123456", 3), ("wide-abc123", 2)):
         for cell in plan.with_gates(1024, label):
@@ -218,7 +218,7 @@ def test_gates_are_compared_with_those_of_the_same_kind_trained_alike(tmp_path):
                 s.add(f"{cell.name}/{d}", {"method": "global", "dialogue": d, "tokens": 1000, "got": got, "of": 4})
     text = report.gates_text(report.Results(s, 1024, METHODS), kinds)
     own, base, wide = text.splitlines()[2:]
-    assert own.startswith("| the model's own | code | 64 | 1 k | 100.0 [100.0, 100.0] |") and own.endswith("|  |  |")
+    assert own.startswith("| the model's own | code | 64 | 256 | 1 k | 100.0 [100.0, 100.0] |") and own.endswith("|  |  |")
     assert base.startswith("| `again` |") and base.endswith("|  |  |")
     assert wide.endswith("| -25.0 [-25.0, -25.0] | -25.0 [-25.0, -25.0] |")
     assert report.gates_text(report.Results(s, 1024, METHODS), {}) == ""
@@ -226,7 +226,7 @@ def test_gates_are_compared_with_those_of_the_same_kind_trained_alike(tmp_path):
 
 def test_what_a_gates_file_says_of_itself():
     kind = quality.gates_kind(ROOT / "models" / "keepd-nano" / "gates.safetensors")
-    assert (kind["type"], kind["tying"], kind["width"]) == ("rg", "code", 64)
+    assert (kind["type"], kind["tying"], kind["width"], kind["trained_budget"]) == ("rg", "code", 64, 256)
     assert kind["parameters"] == 6 * 64 * (256 + 1) + 4 * (64 + 1)
 
 

@@ -293,7 +293,7 @@ def ablations_text(results):
 
 def gates_order(kinds):
     """Labels: the model's own, then those of its kind, of which the first is what others are compared with."""
-    alike = lambda k: tuple(k[name] for name in ("type", "tying", "width"))     # noqa: E731
+    alike = lambda k: tuple(k[name] for name in ("type", "tying", "width", "trained_budget"))     # noqa: E731
     return sorted(kinds, key=lambda n: (n != "", alike(kinds[n]) != alike(kinds[""]), alike(kinds[n]), n))
 
 
@@ -313,9 +313,9 @@ def gates_text(results, kinds):
         less = [percent(statistics.over_tasks([statistics.differences(x, y) for x, y in zip(samples(label, share), samples(order[1], share))]))
                 if label not in ("", order[1]) else "" for share in plan.GATES_SHARES]
         name = f"`{label.rpartition('-')[0]}`" if label else "the model's own"
-        rows.append([name, kind["tying"], kind["width"], f"{kind['parameters'] / 1000:.0f} k", *one, *means, *less])
+        rows.append([name, kind["tying"], kind["width"], kind["trained_budget"], f"{kind['parameters'] / 1000:.0f} k", *one, *means, *less])
     base = order[1].rpartition("-")[0]
-    return table(["gates", "last projection", "M", "parameters", "memory 1/4", "trace 1/4", "mean 1/4", "mean 1/8",
+    return table(["gates", "last projection", "width", "training M", "parameters", "memory 1/4", "trace 1/4", "mean 1/4", "mean 1/8",
                   f"1/4 minus `{base}`", f"1/8 minus `{base}`"], rows)
 
 
