@@ -24,10 +24,12 @@
 
 #include "base/err.h"
 
-enum kern_dtype { KERN_F32, KERN_F16, KERN_BF16 };
+/* E4M3: one byte, sign, 4 bits of exponent (bias 7), 3 of mantissa, no infinities, NaN is 0x7f and
+ * 0xff, largest 448 (OCP 8-bit floating point, "FP8 E4M3"). State files hold these numbers. */
+enum kern_dtype { KERN_F32, KERN_F16, KERN_BF16, KERN_E4M3 };
 
 static inline size_t kern_dtype_bytes(enum kern_dtype dtype) {
-    return dtype == KERN_F32 ? 4 : 2;
+    return dtype == KERN_F32 ? 4 : dtype == KERN_E4M3 ? 1 : 2;
 }
 
 struct kern;        /* a backend instance: begins with `const struct kern_ops *ops` */

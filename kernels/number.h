@@ -39,7 +39,28 @@ static inline float number_from_f16(uint16_t x) {
     return sign ? -tiny : tiny;
 }
 
-/* One element of a file's matrix; `at` may be unaligned. */
+/* Exact, subnormal codes (below 2^-6) and NaN included. */
+static inline float number_from_e4m3(uint8_t x) {
+    uint32_t magnitude = x & 0x7f, sign = (uint32_t)(x & 0x80) << 24;
+    float value = magnitude == 0x7f ? number_from_bits(0x7fc00000u)
+                  : magnitude < 8   ? (float)magnitude * 0x1p-9f
+                                    : number_from_bits((magnitude << 20) + (120u << 23));
+    return number_from_bits(number_bits(value) | sign);
+}
+
+/* Nearest even; beyond the largest, infinities too, the largest; NaN becomes 0x7f. What
+ * cvt.rn.satfinite.e4m3x2.f32 makes of it. */
+static inline uint8_t number_to_e4m3(float x) {
+    uint32_t bits = number_bits(x), size = bits & 0x7fffffffu, sign = bits >> 24 & 0x80, code;
+    if (size > 0x7f800000u) return 0x7f;
+    if (size < 121u << 23) /* below 2^-6: at 2^14 a float32 counts in steps of 2^-9 */
+        code = number_bits(number_from_bits(size) + 0x1p14f) - number_bits(0x1p14f);
+    else
+        code = ((size + 0x7ffff + (size >> 20 & 1)) >> 20) - (120u << 3);
+    return (uint8_t)(sign | (code < 0x7e ? code : 0x7e));
+}
+
+/* One element; `at` may be unaligned. */
 static inline float number_element(const void *at, enum kern_dtype dtype) {
     uint16_t half;
     float whole;
@@ -47,8 +68,33 @@ static inline float number_element(const void *at, enum kern_dtype dtype) {
         memcpy(&whole, at, sizeof whole);
         return whole;
     }
+    if (dtype == KERN_E4M3) return number_from_e4m3(*(const uint8_t *)at);
     memcpy(&half, at, sizeof half);
     return dtype == KERN_BF16 ? number_from_bf16(half) : number_from_f16(half);
+}
+
+/* A key or value as a cache holds it, F32, BF16 or E4M3, to floats; and back, to the nearest. */
+static inline void number_read_row(float *to, const void *row, int count, enum kern_dtype dtype) {
+    const uint16_t *half = (const uint16_t *)row;
+    const uint8_t *byte = (const uint8_t *)row;
+    if (dtype == KERN_F32)
+        memcpy(to, row, (size_t)count * sizeof *to);
+    else if (dtype == KERN_BF16)
+        for (int i = 0; i < count; i++) to[i] = number_from_bf16(half[i]);
+    else
+        for (int i = 0; i < count; i++) to[i] = number_from_e4m3(byte[i]);
+}
+
+static inline void number_write_row(void *row, const float *from, int count,
+                                    enum kern_dtype dtype) {
+    uint16_t *half = (uint16_t *)row;
+    uint8_t *byte = (uint8_t *)row;
+    if (dtype == KERN_F32)
+        memcpy(row, from, (size_t)count * sizeof *from);
+    else if (dtype == KERN_BF16)
+        for (int i = 0; i < count; i++) half[i] = number_to_bf16(from[i]);
+    else
+        for (int i = 0; i < count; i++) byte[i] = number_to_e4m3(from[i]);
 }
 
 #endif

@@ -139,13 +139,8 @@ static void write_row(const struct step_job *job, int64_t row) {
         int slot = entry % cache->page_slots;
         char *to_k = (char *)cpu_cache_k(cache, page) + (size_t)slot * cache->row_size;
         char *to_v = (char *)cpu_cache_v(cache, page) + (size_t)slot * cache->row_size;
-        if (o->dtype == KERN_F32) {
-            memcpy(to_k, k, cache->row_size);
-            memcpy(to_v, v, cache->row_size);
-        } else {
-            job->cpu->kernels->to_bf16((uint16_t *)to_k, k, o->head_dim);
-            job->cpu->kernels->to_bf16((uint16_t *)to_v, v, o->head_dim);
-        }
+        job->cpu->kernels->write_row(to_k, k, o->head_dim, o->dtype);
+        job->cpu->kernels->write_row(to_v, v, o->head_dim, o->dtype);
         cpu_cache_log_beta(cache, page)[slot] =
             job->log_beta ? job->log_beta[row * o->heads_kv + head] : 0.0f;
     }

@@ -43,8 +43,9 @@ void cpu_cache_info(enum kern_dtype dtype, int head_dim, struct kern_cache_info 
 }
 
 static int check_options(const struct kern_cache_options *options, struct fault *fault) {
-    if (options->dtype != KERN_F32 && options->dtype != KERN_BF16)
-        return fault_set(fault, ERR_UNSUPPORTED, "kv_dtype", "the CPU cache holds f32 or bf16");
+    if (options->dtype != KERN_F32 && options->dtype != KERN_BF16 && options->dtype != KERN_E4M3)
+        return fault_set(fault, ERR_UNSUPPORTED, "kv_dtype",
+                         "the CPU cache holds f32, bf16 or fp8 (e4m3)");
     if (options->layers < 1 || options->heads_kv < 1 || options->head_dim < 1)
         return fault_set(fault, ERR_INVALID, "cache",
                          "layers, heads and head_dim must be positive");
@@ -312,22 +313,12 @@ void cpu_cache_extend(struct cpu_cache *cache, int slot, int row, int32_t length
 
 void cpu_cache_wide_row(const struct cpu_cache *cache, const void *rows, int at, float *to) {
     const char *row = (const char *)rows + (size_t)at * cache->row_size;
-    if (cache->options.dtype == KERN_F32) {
-        memcpy(to, row, cache->row_size);
-        return;
-    }
-    const uint16_t *half = (const uint16_t *)row;
-    for (int i = 0; i < cache->options.head_dim; i++) to[i] = number_from_bf16(half[i]);
+    number_read_row(to, row, cache->options.head_dim, cache->options.dtype);
 }
 
 void cpu_cache_store_row(const struct cpu_cache *cache, void *rows, int at, const float *from) {
     char *row = (char *)rows + (size_t)at * cache->row_size;
-    if (cache->options.dtype == KERN_F32) {
-        memcpy(row, from, cache->row_size);
-        return;
-    }
-    uint16_t *half = (uint16_t *)row;
-    for (int i = 0; i < cache->options.head_dim; i++) half[i] = number_to_bf16(from[i]);
+    number_write_row(row, from, cache->options.head_dim, cache->options.dtype);
 }
 
 int32_t cpu_cache_find(const struct cpu_cache *cache, const struct cpu_stream *entries,

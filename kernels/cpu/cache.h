@@ -152,7 +152,7 @@ enum { CPU_CACHE_SIDES = sizeof cpu_cache_sides / sizeof *cpu_cache_sides };
 
 /* Memory of keys and values plus side records; page_slots is at least 1 however long a row is. */
 void cpu_cache_info(enum kern_dtype dtype, int head_dim, struct kern_cache_info *info);
-/* dtype f32 or bf16; `workers` of `parallel`. On failure nothing is held and *cache is zeroed. */
+/* dtype f32, bf16 or e4m3; `workers` of `parallel`. On failure nothing is held and *cache is zeroed. */
 int cpu_cache_open(struct cpu_cache *cache, const struct kern_cache_options *options, int workers,
                    struct fault *fault);
 /* The same for one of several ranks: `options` with the model's heads, `pages` of this rank. `comm`

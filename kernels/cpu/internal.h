@@ -135,7 +135,8 @@ struct cpu_kernels {
     /* Rotates a head's vector x of 2 * half, after an RMSNorm by `norm` [2 * half] unless NULL. */
     void (*rope)(float *x, int half, const float *cosine, const float *sine, const float *norm,
                  float eps);
-    void (*to_bf16)(uint16_t *to, const float *from, int count); /* nearest even */
+    /* A key or value as a cache holds it: number_write_row. */
+    void (*write_row)(void *row, const float *from, int count, enum kern_dtype dtype);
 
     /* Outputs of panels [first, first + count). `next`: a panel this worker takes up afterwards, so
      * that it may fetch ahead; < 0: none. */

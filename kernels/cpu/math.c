@@ -4,8 +4,7 @@
 #include "kernels/cpu/internal.h"
 
 static double element(const void *rows, enum kern_dtype dtype, size_t at) {
-    return (double)(dtype == KERN_F32 ? ((const float *)rows)[at]
-                                      : number_from_bf16(((const uint16_t *)rows)[at]));
+    return (double)number_element((const char *)rows + at * kern_dtype_bytes(dtype), dtype);
 }
 
 static void plain_dots(float *out, size_t stride, const float *q, int lanes, const void *rows,

@@ -35,10 +35,6 @@ static void rope(float *x, int half, const float *cosine, const float *sine, con
     }
 }
 
-static void to_bf16(uint16_t *to, const float *from, int count) {
-    for (int i = 0; i < count; i++) to[i] = number_to_bf16(from[i]);
-}
-
 /* ---- Products ---------------------------------------------------------------------------------
  */
 
@@ -86,16 +82,6 @@ static int attend_lanes(const struct kern_cache_options *options) {
     return 16;
 }
 
-static void read_vector(const struct cpu_cache *cache, const void *vectors, int slot, float *out) {
-    const char *from = (const char *)vectors + (size_t)slot * cache->row_size;
-    if (cache->options.dtype == KERN_F32) {
-        memcpy(out, from, cache->row_size);
-        return;
-    }
-    for (int i = 0; i < cache->options.head_dim; i++)
-        out[i] = number_from_bf16(((const uint16_t *)from)[i]);
-}
-
 static void attend_one(const struct cpu_attend_job *job, const struct cpu_stream *stream,
                        const float *q, int32_t lo, int32_t hi, float *score, float *vector,
                        float *out) {
@@ -103,7 +89,7 @@ static void attend_one(const struct cpu_attend_job *job, const struct cpu_stream
     int slots = cache->page_slots;
     float most = -INFINITY, sum = 0;
     for (int32_t e = lo; e < hi; e++) {
-        read_vector(cache, cpu_cache_k(cache, stream->pages[e / slots]), e % slots, vector);
+        cpu_cache_wide_row(cache, cpu_cache_k(cache, stream->pages[e / slots]), e % slots, vector);
         score[e] = dot(q, vector, job->head_dim) * job->scale;
         most = fmaxf(most, score[e]);
     }
@@ -111,7 +97,7 @@ static void attend_one(const struct cpu_attend_job *job, const struct cpu_stream
     for (int32_t e = lo; e < hi; e++) {
         float p = expf(score[e] - most);
         sum += p;
-        read_vector(cache, cpu_cache_v(cache, stream->pages[e / slots]), e % slots, vector);
+        cpu_cache_wide_row(cache, cpu_cache_v(cache, stream->pages[e / slots]), e % slots, vector);
         for (int i = 0; i < job->head_dim; i++) out[i] += p * vector[i];
     }
     for (int i = 0; i < job->head_dim; i++) out[i] /= sum;
@@ -137,7 +123,7 @@ const struct cpu_kernels cpu_kernels_reference = {
     .rms_norm = rms_norm,
     .glu = glu,
     .rope = rope,
-    .to_bf16 = to_bf16,
+    .write_row = number_write_row,
     .matmul = matmul,
     .matmul_scratch = matmul_scratch,
     .math = &cpu_math_plain,

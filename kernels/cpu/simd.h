@@ -16,9 +16,32 @@
 
 #define SIMD static inline __attribute__((always_inline, unused))
 
-#if defined(__AVX512F__)
+#define E4M3_UNIT 0x1p-8f /* v16_load_e4m3_pairs: what it makes of a 1 */
+
+#if defined(__AVX2__)
 
 #include <immintrin.h>
+
+/* Sixteen e4m3 as f16 of 2^-8 of their value: the same bits at other places, as numbers below 2^-6
+ * are subnormal in both; only NaN is not. */
+SIMD __m256i f16_of_e4m3(const uint8_t *p) {
+    __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
+    __m256i bits = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16((short)0xbf80));
+    __m256i size = _mm256_and_si256(bits, _mm256_set1_epi16(0x7fff));
+    __m256i nan = _mm256_cmpeq_epi16(size, _mm256_set1_epi16(0x3f80));
+    return _mm256_or_si256(bits, _mm256_and_si256(nan, _mm256_set1_epi16(0x7c00)));
+}
+/* The same of sixteen pairs, firsts and seconds apart, none of them NaN. */
+SIMD void f16_of_e4m3_pairs(const void *p, __m256i *first, __m256i *second) {
+    __m256i pairs = _mm256_loadu_si256((const __m256i *)p);
+    __m256i mask = _mm256_set1_epi16((short)0xbf80);
+    *first = _mm256_and_si256(_mm256_srai_epi16(_mm256_slli_epi16(pairs, 8), 1), mask);
+    *second = _mm256_and_si256(_mm256_srai_epi16(pairs, 1), mask);
+}
+
+#endif
+
+#if defined(__AVX512F__)
 
 typedef __m512 v16;
 
@@ -69,6 +92,13 @@ SIMD void v16_load_pairs(const void *p, v16 *first, v16 *second) {
     *first = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
     *second = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32((int)0xffff0000)));
 }
+/* First and second E4M3 number of sixteen pairs, not NaN: E4M3_UNIT times the value. */
+SIMD void v16_load_e4m3_pairs(const void *p, v16 *first, v16 *second) {
+    __m256i low, high;
+    f16_of_e4m3_pairs(p, &low, &high);
+    *first = _mm512_cvtph_ps(low);
+    *second = _mm512_cvtph_ps(high);
+}
 /* Nearest even, NaN kept. */
 SIMD void v16_store_bf16(uint16_t *p, v16 a) {
     __m512i bits = _mm512_castps_si512(a);
@@ -77,6 +107,26 @@ SIMD void v16_store_bf16(uint16_t *p, v16 a) {
     __mmask16 nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
     rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+}
+SIMD v16 v16_load_e4m3(const uint8_t *p) {
+    return v16_mul(_mm512_cvtph_ps(f16_of_e4m3(p)), v16_set(0x1p8f));
+}
+/* number_to_e4m3. */
+SIMD void v16_store_e4m3(uint8_t *p, v16 a) {
+    const __m512i step = _mm512_castps_si512(v16_set(0x1p14f));
+    __m512i bits = _mm512_castps_si512(a);
+    __m512i size = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
+    __m512i sign = _mm512_and_si512(_mm512_srli_epi32(bits, 24), _mm512_set1_epi32(0x80));
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(size, 20), _mm512_set1_epi32(1));
+    __m512i code = _mm512_add_epi32(size, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7ffff)));
+    code = _mm512_sub_epi32(_mm512_srli_epi32(code, 20), _mm512_set1_epi32(120 << 3));
+    __m512i tiny = _mm512_castps_si512(v16_add(_mm512_castsi512_ps(size), v16_set(0x1p14f)));
+    __mmask16 below = _mm512_cmplt_epi32_mask(size, _mm512_set1_epi32(121 << 23));
+    code = _mm512_mask_sub_epi32(code, below, tiny, step);
+    code = _mm512_or_si512(_mm512_min_epi32(code, _mm512_set1_epi32(0x7e)), sign);
+    __mmask16 nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
+    code = _mm512_mask_mov_epi32(code, nan, _mm512_set1_epi32(0x7f));
+    _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(code));
 }
 /* Lanes outside [lo, hi) become `other`. */
 SIMD v16 v16_keep(v16 a, int lo, int hi, float other) {
@@ -118,8 +168,6 @@ SIMD float v16_most(v16 a) {
 }
 
 #elif defined(__AVX2__)
-
-#include <immintrin.h>
 
 typedef struct {
     __m256 lo, hi;
@@ -183,6 +231,16 @@ SIMD void v16_load_pairs(const void *p, v16 *first, v16 *second) {
     *second = V16(_mm256_castsi256_ps(_mm256_and_si256(lo, mask)),
                   _mm256_castsi256_ps(_mm256_and_si256(hi, mask)));
 }
+SIMD v16 f16_wide(__m256i half) {
+    return V16(_mm256_cvtph_ps(_mm256_castsi256_si128(half)),
+               _mm256_cvtph_ps(_mm256_extracti128_si256(half, 1)));
+}
+SIMD void v16_load_e4m3_pairs(const void *p, v16 *first, v16 *second) {
+    __m256i low, high;
+    f16_of_e4m3_pairs(p, &low, &high);
+    *first = f16_wide(low);
+    *second = f16_wide(high);
+}
 SIMD __m128i bf16_round_half(__m256 a) {
     __m256i bits = _mm256_castps_si256(a);
     __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -195,6 +253,30 @@ SIMD __m128i bf16_round_half(__m256 a) {
 SIMD void v16_store_bf16(uint16_t *p, v16 a) {
     _mm_storeu_si128((__m128i *)p, bf16_round_half(a.lo));
     _mm_storeu_si128((__m128i *)(p + 8), bf16_round_half(a.hi));
+}
+SIMD v16 v16_load_e4m3(const uint8_t *p) {
+    return v16_mul(f16_wide(f16_of_e4m3(p)), v16_set(0x1p8f));
+}
+SIMD __m256i e4m3_round_half(__m256 a) {
+    const __m256i step = _mm256_castps_si256(_mm256_set1_ps(0x1p14f));
+    __m256i bits = _mm256_castps_si256(a);
+    __m256i size = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff));
+    __m256i sign = _mm256_and_si256(_mm256_srli_epi32(bits, 24), _mm256_set1_epi32(0x80));
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(size, 20), _mm256_set1_epi32(1));
+    __m256i code = _mm256_add_epi32(size, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7ffff)));
+    code = _mm256_sub_epi32(_mm256_srli_epi32(code, 20), _mm256_set1_epi32(120 << 3));
+    __m256 tiny = _mm256_add_ps(_mm256_castsi256_ps(size), _mm256_set1_ps(0x1p14f));
+    __m256i below = _mm256_cmpgt_epi32(_mm256_set1_epi32(121 << 23), size);
+    code = _mm256_blendv_epi8(code, _mm256_sub_epi32(_mm256_castps_si256(tiny), step), below);
+    code = _mm256_or_si256(_mm256_min_epi32(code, _mm256_set1_epi32(0x7e)), sign);
+    __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+    return _mm256_blendv_epi8(code, _mm256_set1_epi32(0x7f), nan);
+}
+SIMD void v16_store_e4m3(uint8_t *p, v16 a) {
+    __m256i pairs = _mm256_packus_epi32(e4m3_round_half(a.lo), e4m3_round_half(a.hi));
+    pairs = _mm256_permute4x64_epi64(pairs, 0xd8);
+    _mm_storeu_si128((__m128i *)p, _mm_packus_epi16(_mm256_castsi256_si128(pairs),
+                                                    _mm256_extracti128_si256(pairs, 1)));
 }
 SIMD __m256 keep_half(__m256 a, int at, int lo, int hi, __m256 other) {
     __m256i lane =
@@ -328,6 +410,28 @@ SIMD void v16_store_bf16(uint16_t *p, v16 a) {
     v16_store(room, a);
     for (int i = 0; i < 16; i++) p[i] = number_to_bf16(room[i]);
 }
+SIMD v4 e4m3_quarter(const uint8_t *p) {
+    u4 code = {p[0], p[1], p[2], p[3]}, size = code & 0x7f;
+    v4 tiny = __builtin_convertvector((i4)size, v4) * v4_set(0x1p-9f);
+    v4 value = v4_select((i4)(size < 8), tiny, (v4)((size << 20) + (120u << 23)));
+    value = v4_select((i4)(size == 0x7f), v4_set(NAN), value);
+    return (v4)((u4)value | (code & 0x80) << 24);
+}
+SIMD v16 v16_load_e4m3(const uint8_t *p) {
+    return (v16){e4m3_quarter(p), e4m3_quarter(p + 4), e4m3_quarter(p + 8), e4m3_quarter(p + 12)};
+}
+SIMD void v16_load_e4m3_pairs(const void *p, v16 *first, v16 *second) {
+    uint8_t low[16], high[16];
+    const uint8_t *at = (const uint8_t *)p;
+    for (int i = 0; i < 16; i++) low[i] = at[2 * i], high[i] = at[2 * i + 1];
+    *first = v16_mul(v16_load_e4m3(low), v16_set(E4M3_UNIT));
+    *second = v16_mul(v16_load_e4m3(high), v16_set(E4M3_UNIT));
+}
+SIMD void v16_store_e4m3(uint8_t *p, v16 a) {
+    float room[16];
+    v16_store(room, a);
+    for (int i = 0; i < 16; i++) p[i] = number_to_e4m3(room[i]);
+}
 SIMD v16 v16_keep(v16 a, int lo, int hi, float other) {
     float room[16];
     v16_store(room, a);
@@ -371,6 +475,19 @@ SIMD void v16_sum4(const v16 a[4], float to[4]) {
     for (int i = 0; i < 4; i++) to[i] = v16_sum(a[i]);
 }
 #endif
+
+/* Sixteen elements of a row in a cache's dtype, from element `at` of `row` on, of which `left`
+ * belong to it: the others count as 0. */
+SIMD v16 v16_load_row(const void *row, int64_t at, int left, enum kern_dtype dtype) {
+    const float *floats = (const float *)row + at;
+    if (dtype == KERN_F32) return left >= 16 ? v16_load(floats) : v16_load_n(floats, left);
+    if (left >= 16)
+        return dtype == KERN_BF16 ? v16_load_bf16((const uint16_t *)row + at)
+                                  : v16_load_e4m3((const uint8_t *)row + at);
+    float tail[16] = {0};
+    number_read_row(tail, (const char *)row + at * (int64_t)kern_dtype_bytes(dtype), left, dtype);
+    return v16_load(tail);
+}
 
 /* e^x: range reduction by multiples of ln 2 in two parts, a polynomial of degree 5 (minimax after
  * Cephes expf), within 2 ulp; e^x = 0 below -87.33, where float32 turns subnormal, -inf included.

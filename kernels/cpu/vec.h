@@ -10,7 +10,7 @@
     void cpu_glu_##path(float *y, const float *gate, const float *up, int count);                  \
     void cpu_rope_##path(float *x, int half, const float *cosine, const float *sine,               \
                          const float *norm, float eps);                                            \
-    void cpu_to_bf16_##path(uint16_t *to, const float *from, int count);                           \
+    void cpu_write_row_##path(void *row, const float *from, int count, enum kern_dtype dtype);     \
     void cpu_matmul_##path(const struct cpu_matmul_job *job, int64_t first, int64_t count,         \
                            int64_t next, void *scratch);                                           \
     size_t cpu_attend_scratch_##path(const struct kern_cache_options *options);                    \

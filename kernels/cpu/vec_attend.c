@@ -68,23 +68,11 @@ static void begin(const struct cpu_attend_job *job, const struct cpu_attend_item
 static const float *widen(const struct cpu_attend_job *job, const void *from, int count,
                           float *copy, int width) {
     int dim = job->head_dim;
-    bool floats = job->cache->options.dtype == KERN_F32;
-    if (floats && dim == width) return from;
-    for (int64_t j = 0; j < count; j++) {
-        for (int i = 0; i < dim; i += 16) {
-            float *to = copy + j * width + i;
-            if (floats)
-                v16_store(
-                    to, v16_load_n((const float *)from + j * dim + i, dim - i < 16 ? dim - i : 16));
-            else if (dim - i >= 16)
-                v16_store(to, v16_load_bf16((const uint16_t *)from + j * dim + i));
-            else
-                for (int t = 0; t < 16; t++)
-                    to[t] = i + t < dim
-                                ? number_from_bf16(((const uint16_t *)from)[j * dim + i + t])
-                                : 0.0f;
-        }
-    }
+    enum kern_dtype dtype = job->cache->options.dtype;
+    if (dtype == KERN_F32 && dim == width) return from;
+    for (int64_t j = 0; j < count; j++)
+        for (int i = 0; i < dim; i += 16)
+            v16_store(copy + j * width + i, v16_load_row(from, j * dim + i, dim - i, dtype));
     return copy;
 }
 

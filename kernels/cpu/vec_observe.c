@@ -17,22 +17,12 @@ struct product {
     const float *q;
     const char *rows;
     int dim;
-    bool floats;
+    enum kern_dtype dtype;
 };
 
 /* Sixteen elements of row j from column d; what lies past the row's end counts as 0. */
 SIMD v16 load_row(const struct product *p, int j, int d) {
-    size_t at = (size_t)j * (size_t)p->dim + (size_t)d;
-    int left = p->dim - d;
-    if (p->floats) {
-        const float *row = (const float *)p->rows + at;
-        return left >= 16 ? v16_load(row) : v16_load_n(row, left);
-    }
-    const uint16_t *row = (const uint16_t *)p->rows + at;
-    if (left >= 16) return v16_load_bf16(row);
-    float tail[16] = {0};
-    for (int i = 0; i < left; i++) tail[i] = number_from_bf16(row[i]);
-    return v16_load(tail);
+    return v16_load_row(p->rows, (int64_t)j * p->dim + d, p->dim - d, p->dtype);
 }
 
 SIMD v16 load_query(const struct product *p, int l, int d) {
@@ -72,7 +62,7 @@ SIMD void row_block(const struct product *p, int lanes, int row, const int rows)
 
 static void dots(float *out, size_t stride, const float *q, int lanes, const void *rows, int count,
                  int dim, enum kern_dtype dtype) {
-    struct product p = {out, stride, q, rows, dim, dtype == KERN_F32};
+    struct product p = {out, stride, q, rows, dim, dtype};
     int row = 0;
     for (; row + ROWS <= count; row += ROWS) row_block(&p, lanes, row, ROWS);
     for (; row < count; row++) row_block(&p, lanes, row, 1);
@@ -101,7 +91,7 @@ static void softmax(float *x, int count) {
 
 static void weigh(float *out, const float *p, const void *rows, int count, int dim,
                   enum kern_dtype dtype) {
-    const struct product v = {.rows = rows, .dim = dim, .floats = dtype == KERN_F32};
+    const struct product v = {.rows = rows, .dim = dim, .dtype = dtype};
     for (int d = 0; d < dim; d += 16) {
         int n = dim - d < 16 ? dim - d : 16;
         v16 sum = v16_load_n(out + d, n);

@@ -63,12 +63,16 @@ void VEC(rope)(float *x, int half, const float *cosine, const float *sine, const
     }
 }
 
-void VEC(to_bf16)(uint16_t *to, const float *from, int count) {
+void VEC(write_row)(void *row, const float *from, int count, enum kern_dtype dtype) {
+    size_t size = kern_dtype_bytes(dtype);
     EACH_VECTOR(i, n, count) {
-        if (n == 16)
-            v16_store_bf16(to + i, v16_load(from + i));
+        char *to = (char *)row + (size_t)i * size;
+        if (n < 16 || dtype == KERN_F32)
+            number_write_row(to, from + i, n, dtype);
+        else if (dtype == KERN_BF16)
+            v16_store_bf16((uint16_t *)to, v16_load(from + i));
         else
-            for (int j = i; j < count; j++) to[j] = number_to_bf16(from[j]);
+            v16_store_e4m3((uint8_t *)to, v16_load(from + i));
     }
 }
 
@@ -82,7 +86,7 @@ const struct cpu_kernels VEC(kernels) = {
     .rms_norm = VEC(rms_norm),
     .glu = VEC(glu),
     .rope = VEC(rope),
-    .to_bf16 = VEC(to_bf16),
+    .write_row = VEC(write_row),
     .matmul = VEC(matmul),
     .math = &VEC(math),
     .attend_scratch = VEC(attend_scratch),

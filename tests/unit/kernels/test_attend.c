@@ -17,7 +17,9 @@ static const struct shape shapes[] = {
     {80, 4, 2, 0, KERN_BF16},  {80, 4, 2, 0, KERN_F32},   {128, 4, 2, 0, KERN_BF16},
     {128, 4, 2, 0, KERN_F32},  {128, 8, 1, 0, KERN_BF16}, {6, 2, 1, 0, KERN_BF16},
     {64, 4, 2, 37, KERN_BF16}, {64, 4, 2, 37, KERN_F32},  {128, 4, 2, 1, KERN_BF16},
-    {256, 2, 1, 0, KERN_BF16}, {256, 2, 1, 5, KERN_F32},
+    {256, 2, 1, 0, KERN_BF16}, {256, 2, 1, 5, KERN_F32},  {32, 4, 2, 0, KERN_E4M3},
+    {64, 14, 2, 0, KERN_E4M3}, {128, 8, 1, 0, KERN_E4M3}, {80, 4, 2, 0, KERN_E4M3},
+    {6, 2, 1, 0, KERN_E4M3},   {64, 4, 2, 37, KERN_E4M3},
 };
 
 #define SHAPE_COUNT (sizeof shapes / sizeof *shapes)
@@ -111,7 +113,9 @@ static void append(struct bench *b, int slot, int from, int to) {
  */
 
 static double cached(const struct shape *s, float x) {
-    return s->dtype == KERN_F32 ? x : number_from_bf16(number_to_bf16(x));
+    char row[sizeof x];
+    number_write_row(row, &x, 1, s->dtype);
+    return (double)number_element(row, s->dtype);
 }
 
 /* Positions `held` of a stream, all at most `pos` (the window is applied here). */
@@ -150,7 +154,7 @@ static void attend_exact(const struct bench *b, int slot, int layer, int head, i
  * the same order; values are below 2. bf16 queries and weights (tiles) replace 2^-24 by 2^-9. */
 static double attend_bound(int path, const struct shape *s, double reach) {
     double unit = 0x1p-24 * (s->head_dim + TOKENS);
-    if (path_is(path, "amx") && s->dtype == KERN_BF16) unit += 0x1.1p-9;
+    if (path_is(path, "amx") && s->dtype != KERN_F32) unit += 0x1.1p-9;
     return 2 * 2 * unit * (1 + reach);
 }
 

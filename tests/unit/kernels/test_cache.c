@@ -70,6 +70,8 @@ Test(cache, page_layout) {
         {KERN_BF16, 64, 32, 8192 + 32 * 12},  {KERN_F32, 64, 16, 8192 + 16 * 12},
         {KERN_F32, 1024, 1, 8192 + 12},       {KERN_F32, 4096, 1, 32768 + 12},
         {KERN_F32, 80, 12, 7680 + 12 * 12},   {KERN_BF16, 20, 102, 8192 + 102 * 12},
+        {KERN_E4M3, 128, 32, 8192 + 32 * 12}, {KERN_E4M3, 64, 64, 8192 + 64 * 12},
+        {KERN_E4M3, 80, 51, 8192 + 51 * 12},  {KERN_E4M3, 4096, 1, 8192 + 12},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct kern_cache_info info;

@@ -15,21 +15,20 @@ static const struct cpu_math *math_of(int path) {
 
 static void check_dots(const struct cpu_math *math, int dim, enum kern_dtype dtype) {
     float *q = fresh((size_t)LANES * (size_t)dim, 3), *rows = fresh((size_t)ROWS * (size_t)dim, 4);
-    uint16_t *half = malloc((size_t)ROWS * (size_t)dim * sizeof *half);
+    char *data = malloc((size_t)ROWS * (size_t)dim * sizeof(float));
     float want[LANES * ROWS], got[LANES * 40], one;
-    for (int i = 0; i < ROWS * dim; i++) half[i] = number_to_bf16(rows[i]);
-    const void *data = dtype == KERN_F32 ? (void *)rows : (void *)half;
+    number_write_row(data, rows, ROWS * dim, dtype);
     cpu_math_plain.dots(want, ROWS, q, LANES, data, ROWS, dim, dtype);
     math->dots(got, 40, q, LANES, data, ROWS, dim, dtype);
     for (int l = 0; l < LANES; l++)
         for (int j = 0; j < ROWS; j++) {
-            const char *row = (const char *)data + (size_t)(j * dim) * kern_dtype_bytes(dtype);
+            const char *row = data + (size_t)(j * dim) * kern_dtype_bytes(dtype);
             cr_assert_float_eq(got[l * 40 + j], want[l * ROWS + j], 1e-5 * sqrt(dim));
             math->dots(&one, 1, q + l * dim, 1, row, 1, dim, dtype);
             cr_assert_float_eq(one, got[l * 40 + j], 0, "lane %d row %d: alone %g", l, j,
                                (double)one);
         }
-    free(q), free(rows), free(half);
+    free(q), free(rows), free(data);
 }
 
 static void check_softmax(const struct cpu_math *math) {
@@ -57,6 +56,7 @@ Test(math, every_path_agrees_with_the_plain_one) {
         for (size_t i = 0; i < sizeof dims / sizeof *dims; i++) {
             check_dots(math, dims[i], KERN_F32);
             check_dots(math, dims[i], KERN_BF16);
+            check_dots(math, dims[i], KERN_E4M3);
         }
         check_softmax(math);
     }

@@ -1,0 +1,113 @@
+/* Conversions from and to e4m3: all codes, and every place where rounding changes its mind, against
+ * the format's definition; the paths of the CPU backend against kernels/number.h. */
+#include <criterion/criterion.h>
+
+#include "tests/unit/kernels/paths.h"
+
+/* What a code below 0x7f is worth: OCP 8-bit floating point, section 5.1. */
+static double worth(int code) {
+    int exponent = code >> 3, mantissa = code & 7;
+    return exponent ? ldexp(1 + mantissa / 8.0, exponent - 7) : ldexp(mantissa / 8.0, -6);
+}
+
+/* The code nearest to x >= 0, by looking at all: ties to the even mantissa, the largest beyond. */
+static int nearest(double x) {
+    int best = 0;
+    for (int code = 1; code < 0x7f; code++) {
+        double old = fabs(worth(best) - x), now = fabs(worth(code) - x);
+        if (now < old || (now == old && code % 2 == 0)) best = code;
+    }
+    return best;
+}
+
+Test(number, every_code_of_e4m3) {
+    for (int code = 0; code < 0x7f; code++) {
+        cr_assert_float_eq((double)number_from_e4m3((uint8_t)code), worth(code), 0, "%d", code);
+        cr_assert_float_eq((double)number_from_e4m3((uint8_t)(code | 0x80)), -worth(code), 0);
+        cr_assert_eq(signbit(number_from_e4m3((uint8_t)(code | 0x80))) != 0, true);
+        cr_assert_eq(number_to_e4m3((float)worth(code)), code);
+        cr_assert_eq(number_to_e4m3(-(float)worth(code)), code | 0x80);
+    }
+    cr_assert(isnan(number_from_e4m3(0x7f)) && isnan(number_from_e4m3(0xff)));
+    cr_assert_float_eq((double)number_from_e4m3(0x7e), 448, 0);
+    cr_assert_float_eq((double)number_from_e4m3(1), 0x1p-9, 0);
+}
+
+static void check_rounding(float x) {
+    int want = nearest((double)x);
+    cr_assert_eq(number_to_e4m3(x), want, "%a: %d, not %d", (double)x, number_to_e4m3(x), want);
+    cr_assert_eq(number_to_e4m3(-x), want | 0x80, "%a", (double)-x);
+}
+
+Test(number, e4m3_takes_the_nearest) {
+    for (int code = 0; code < 0x7e; code++) {
+        float middle = (float)((worth(code) + worth(code + 1)) / 2);
+        check_rounding(middle);
+        check_rounding(nextafterf(middle, 0));
+        check_rounding(nextafterf(middle, 1000));
+        check_rounding(nextafterf((float)worth(code), 1000));
+    }
+    for (uint32_t bits = 0; bits < 0x7f800000u; bits += 0x7fedb)
+        check_rounding(number_from_bits(bits));
+}
+
+Test(number, e4m3_saturates) {
+    static const float large[] = {448, 463.9f, 464, 464.1f, 480, 500, 1e30f, 3.4e38f, INFINITY};
+    for (size_t i = 0; i < sizeof large / sizeof *large; i++) {
+        cr_assert_eq(number_to_e4m3(large[i]), 0x7e);
+        cr_assert_eq(number_to_e4m3(-large[i]), 0xfe);
+    }
+    cr_assert_eq(number_to_e4m3(NAN), 0x7f);
+    cr_assert_eq(number_to_e4m3(-NAN), 0x7f);
+    cr_assert_eq(number_to_e4m3(0x1p-149f), 0);
+    cr_assert_eq(number_to_e4m3(-0x1p-149f), 0x80);
+}
+
+static const struct cpu_kernels *kernels_of(int path) {
+    struct kern *kern = path_open(path, 1);
+    if (!kern) return NULL;
+    const struct cpu_kernels *kernels = ((struct cpu *)kern)->kernels;
+    kern->ops->close(kern);
+    return kernels;
+}
+
+static void check_path(const struct cpu_kernels *kernels, const float *from, int count,
+                       enum kern_dtype dtype) {
+    char want[512 * 4], got[512 * 4], guard = 77;
+    float wide[512] = {0}, one = 1;
+    size_t size = (size_t)count * kern_dtype_bytes(dtype);
+    number_write_row(want, from, count, dtype);
+    got[size] = guard;
+    kernels->write_row(got, from, count, dtype);
+    cr_assert_eq(memcmp(want, got, size), 0, "%s: %d of dtype %d", kernels->name, count, dtype);
+    cr_assert_eq(got[size], guard);
+    kernels->math->weigh(wide, &one, got, 1, count, dtype);
+    for (int i = 0; i < count; i++) {
+        float exact = number_element(want + (size_t)i * kern_dtype_bytes(dtype), dtype);
+        cr_assert(isnan(exact) ? isnan(wide[i]) : wide[i] == exact, "%s dtype %d: %g not %g",
+                  kernels->name, dtype, (double)wide[i], (double)exact);
+    }
+}
+
+/* Codes and their neighbourhoods, in rows of many lengths. */
+Test(number, every_path_converts_alike) {
+    for (int path = 0; path < PATH_COUNT; path++) {
+        const struct cpu_kernels *kernels = kernels_of(path);
+        if (!kernels) continue;
+        for (int part = 0; part < 8; part++) {
+            float x[508];
+            for (int i = 0; i < 254; i++) {
+                float value = number_from_e4m3((uint8_t)(i < 127 ? i : i + 1));
+                float off = 1 + (float)(part % 4) * 0.0208334f;
+                x[2 * i] = part < 4 ? value * off : nextafterf(value * 1.0625f, part % 2 ? 0 : 999);
+                x[2 * i + 1] = part == 0 ? NAN : value * 0x1p-3f;
+            }
+            x[17] = INFINITY, x[18] = -INFINITY, x[19] = 0x1p-140f, x[20] = 464, x[21] = -1e9f;
+            for (int count = 1; count <= 508; count += count < 34 ? 1 : 79)
+                check_path(kernels, x + 508 - count, count, KERN_E4M3);
+            check_path(kernels, x, 508, KERN_E4M3);
+            check_path(kernels, x, 500, KERN_BF16);
+            check_path(kernels, x, 500, KERN_F32);
+        }
+    }
+}
