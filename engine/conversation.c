@@ -223,16 +223,16 @@ struct conversation *conversation_find(struct conversation_table *table,
 
 /* ---- Search by hashes ------------------------------------------------------------------------ */
 
-static bool make_hashes(struct conversation_search *search) {
+const uint64_t *conversation_search_hashes(struct conversation_search *search) {
     const struct conversation_query *query = search->query;
-    if (search->hashes != NULL) return true;
+    if (search->hashes != NULL) return search->hashes;
     uint64_t *hashes = mem_try_alloc((size_t)query->prompt_count + 1, sizeof *hashes);
-    if (hashes == NULL) return false;
+    if (hashes == NULL) return NULL;
     hashes[0] = CONVERSATION_HASH;
     for (int32_t i = 0; i < query->prompt_count; i++)
         hashes[i + 1] = conversation_hash(hashes[i], &query->prompt[i], 1);
     search->hashes = hashes;
-    return true;
+    return hashes;
 }
 
 void conversation_search_close(struct conversation_search *search) {
@@ -244,8 +244,9 @@ int32_t conversation_usable(struct conversation_search *search,
     const struct conversation_query *query = search->query;
     int32_t most = query->prompt_count - 1; /* one is left to compute */
     if (key->prompt_end > most || memcmp(key->space, query->space, 16) != 0) return 0;
-    if (!kv_params_equal(key->kv, query->kv) || !make_hashes(search)) return 0;
-    if (search->hashes[key->prompt_end] != key->prompt_hash) return 0;
-    bool whole = key->token_count <= most && search->hashes[key->token_count] == key->token_hash;
+    if (!kv_params_equal(key->kv, query->kv)) return 0;
+    const uint64_t *hashes = conversation_search_hashes(search);
+    if (hashes == NULL || hashes[key->prompt_end] != key->prompt_hash) return 0;
+    bool whole = key->token_count <= most && hashes[key->token_count] == key->token_hash;
     return whole ? key->token_count : key->prompt_end;
 }

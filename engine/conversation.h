@@ -138,8 +138,10 @@ struct conversation_key {
 /* A query and the hashes of its prompt's prefixes, made when they are first needed. */
 struct conversation_search {
     const struct conversation_query *query;
-    uint64_t *hashes; /* [prompt_count + 1]; hashes[i] is that of the first i tokens */
+    uint64_t *hashes; /* hashes[i] is that of the first i tokens */
 };
+/* [prompt_count + 1], the search's; NULL: no memory. */
+const uint64_t *conversation_search_hashes(struct conversation_search *search);
 void conversation_search_close(struct conversation_search *search);
 
 /* Tokens of the conversation that the query would surely use: whether it goes past the prompt's end

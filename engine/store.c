@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,13 +18,14 @@
 #include "base/log.h"
 #include "base/mem.h"
 
-enum { REMOVES_MAX = 64, NAME_BYTES = 32 };
+enum { REMOVES_MAX = 64, NAME_BYTES = 32, BUCKETS = STORE_FILES_MAX, PIECE_BYTES = 1 << 22 };
 
 /* One file of the directory, as its head tells. */
 struct store_file {
     struct state_head head;
+    struct store_file *next_of_id, *next_of_prompt; /* in their buckets */
+    struct store_file *older, *newer;               /* by their last use */
     int64_t bytes, used_unix;
-    uint64_t use;              /* order of uses within a second */
     bool bad;                  /* <id>.bad */
     bool ours;                 /* of this model and these gates, and not bad */
     bool ignored;              /* by this process */
@@ -43,16 +45,18 @@ struct directory {
     pthread_mutex_t lock; /* all below, and what the stores have in hand */
     pthread_cond_t work, settled;
     bool stop;
-    struct store_file *files; /* in no order */
-    int file_count, file_room;
-    uint64_t uses;
+    struct store_file *by_id[BUCKETS], *by_prompt[BUCKETS];
+    struct store_file *oldest, *newest;
+    int file_count;
+    uint64_t changes; /* grows when a search may find something else */
     struct store_stats stats;
     uint64_t removes[REMOVES_MAX];
     int remove_count;
     struct store *stores[STORES_MAX];
     int store_count;
-    int turn;                    /* whose work is looked at first */
-    const struct store *serving; /* the thread works for it */
+    atomic_uint_fast64_t progress; /* pieces read and written, things done */
+    int turn;                      /* whose work is looked at first */
+    const struct store *serving;   /* the thread works for it */
 };
 
 struct store {
@@ -74,7 +78,8 @@ struct store {
         char *data;
         struct state_view view;
         int code;
-        bool removed; /* while it was read */
+        bool removed;  /* while it was read */
+        bool unwanted; /* likewise: freed at its end */
     } read;
 };
 
@@ -92,22 +97,25 @@ static bool parse_name(const char *name, const char *suffix, uint64_t *id) {
     return strcmp(name, again) == 0;
 }
 
-static int write_all(int fd, const char *data, size_t size) {
+/* In pieces, so that a slow disk can be told from one that hangs. */
+static int write_all(struct directory *d, int fd, const char *data, size_t size) {
     while (size > 0) {
-        ssize_t n = write(fd, data, size > 1 << 26 ? 1 << 26 : size);
+        ssize_t n = write(fd, data, size > PIECE_BYTES ? PIECE_BYTES : size);
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0) return ERR_IO;
+        atomic_fetch_add(&d->progress, 1);
         data += n;
         size -= (size_t)n;
     }
     return 0;
 }
 
-static int read_all(int fd, char *data, size_t size) {
+static int read_all(struct directory *d, int fd, char *data, size_t size) {
     while (size > 0) {
-        ssize_t n = read(fd, data, size > 1 << 26 ? 1 << 26 : size);
+        ssize_t n = read(fd, data, size > PIECE_BYTES ? PIECE_BYTES : size);
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0) return ERR_IO; /* shorter than it was a moment ago, too */
+        atomic_fetch_add(&d->progress, 1);
         data += n;
         size -= (size_t)n;
     }
@@ -126,46 +134,89 @@ static int open_regular(const struct directory *d, const char *name, struct stat
 
 /* ---- The index (under the lock, or before the thread) ---------------------------------------- */
 
+static struct store_file **bucket_of_id(struct directory *d, uint64_t id) {
+    return &d->by_id[id % BUCKETS];
+}
+
+/* Spaces are secret hashes: nobody fills another's bucket by choosing prompts. */
+static struct store_file **bucket_of_prompt(struct directory *d, const uint8_t *space,
+                                            uint64_t hash) {
+    uint64_t secret;
+    memcpy(&secret, space, sizeof secret);
+    return &d->by_prompt[(hash ^ secret) % BUCKETS];
+}
+
 static struct store_file *find_file(struct directory *d, uint64_t id, bool bad) {
-    for (int i = 0; i < d->file_count; i++)
-        if (d->files[i].head.id == id && d->files[i].bad == bad) return &d->files[i];
-    return NULL;
+    struct store_file *file = *bucket_of_id(d, id);
+    while (file != NULL && (file->head.id != id || file->bad != bad)) file = file->next_of_id;
+    return file;
+}
+
+static void unlink_age(struct directory *d, struct store_file *file) {
+    *(file->older != NULL ? &file->older->newer : &d->oldest) = file->newer;
+    *(file->newer != NULL ? &file->newer->older : &d->newest) = file->older;
+}
+
+static void link_newest(struct directory *d, struct store_file *file) {
+    file->older = d->newest;
+    file->newer = NULL;
+    *(d->newest != NULL ? &d->newest->newer : &d->oldest) = file;
+    d->newest = file;
 }
 
 static void drop_file(struct directory *d, struct store_file *file) {
+    struct store_file **link = bucket_of_id(d, file->head.id);
+    while (*link != file) link = &(*link)->next_of_id;
+    *link = file->next_of_id;
+    link = bucket_of_prompt(d, file->head.space, file->head.prompt_hash);
+    while (*link != file) link = &(*link)->next_of_prompt;
+    *link = file->next_of_prompt;
+    unlink_age(d, file);
+    d->file_count--;
+    d->changes++;
     d->stats.bytes -= file->bytes;
     d->stats.files -= file->ours;
-    *file = d->files[--d->file_count];
+    mem_free(file);
 }
 
-static int add_file(struct directory *d, const struct store_file *file) {
-    if (d->file_count == d->file_room) {
-        int room = d->file_room > 0 ? d->file_room * 2 : 64;
-        if (d->file_count >= STORE_FILES_MAX) return ERR_LIMIT;
-        struct store_file *files = mem_try_realloc(d->files, (size_t)d->file_room * sizeof *files,
-                                                   (size_t)room * sizeof *files);
-        if (files == NULL) return ERR_NOMEM;
-        d->files = files;
-        d->file_room = room;
-    }
-    d->files[d->file_count] = *file;
-    d->files[d->file_count++].use = ++d->uses;
+/* As the newest. */
+static int add_file(struct directory *d, const struct store_file *copy) {
+    if (d->file_count >= STORE_FILES_MAX) return ERR_LIMIT;
+    struct store_file *file = mem_try_alloc(1, sizeof *file);
+    if (file == NULL) return ERR_NOMEM;
+    *file = *copy;
+    struct store_file **of_id = bucket_of_id(d, file->head.id);
+    struct store_file **of_prompt = bucket_of_prompt(d, file->head.space, file->head.prompt_hash);
+    file->next_of_id = *of_id;
+    *of_id = file;
+    file->next_of_prompt = *of_prompt;
+    *of_prompt = file;
+    link_newest(d, file);
+    d->file_count++;
+    d->changes++;
     d->stats.bytes += file->bytes;
     d->stats.files += file->ours;
     return 0;
 }
 
-static bool used_before(const struct store_file *a, const struct store_file *b) {
-    return a->used_unix == b->used_unix ? a->use < b->use : a->used_unix < b->used_unix;
+static int compare_age(const void *a, const void *b) {
+    const struct store_file *x = *(struct store_file *const *)a,
+                            *y = *(struct store_file *const *)b;
+    return (x->used_unix > y->used_unix) - (x->used_unix < y->used_unix);
 }
 
-static struct store_file *oldest_file(struct directory *d) {
-    struct store_file *oldest = NULL;
-    for (int i = 0; i < d->file_count; i++) {
-        struct store_file *file = &d->files[i];
-        if (oldest == NULL || used_before(file, oldest)) oldest = file;
-    }
-    return oldest;
+/* After the scan, which meets them in any order. */
+static int sort_by_age(struct directory *d) {
+    size_t count = 0;
+    if (d->file_count == 0) return 0;
+    struct store_file **all = mem_try_alloc((size_t)d->file_count, sizeof(struct store_file *));
+    if (all == NULL) return ERR_NOMEM;
+    for (struct store_file *file = d->oldest; file != NULL; file = file->newer) all[count++] = file;
+    qsort(all, count, sizeof *all, compare_age);
+    d->oldest = d->newest = NULL;
+    for (size_t i = 0; i < count; i++) link_newest(d, all[i]);
+    mem_free(all);
+    return 0;
 }
 
 /* ---- Scanning -------------------------------------------------------------------------------- */
@@ -199,7 +250,7 @@ static int read_head(struct directory *d, const char *name, uint64_t id, struct 
     int code = 0;
     if ((size_t)st.st_size < sizeof bytes)
         code = fault_set(fault, ERR_MALFORMED, name, "torn: shorter than its head");
-    else if (read_all(fd, bytes, sizeof bytes) != 0)
+    else if (read_all(d, fd, bytes, sizeof bytes) != 0)
         code = fault_set(fault, ERR_IO, name, "cannot be read");
     else
         code = state_parse_head(bytes, sizeof bytes, &file->head, fault);
@@ -259,6 +310,7 @@ static int scan(struct directory *d, struct fault *fault) {
     }
     while (code == 0 && (entry = readdir(dir)) != NULL) code = scan_entry(d, entry->d_name);
     closedir(dir);
+    if (code == 0) code = sort_by_age(d);
     if (code != ERR_LIMIT) return code == 0 ? 0 : fault_set(fault, code, "state-dir", "no memory");
     return fault_set(fault, code, "state-dir", "holds more than %d state files", STORE_FILES_MAX);
 }
@@ -295,7 +347,7 @@ static int make_key(struct directory *d, struct fault *fault) {
     int fd = openat(d->fd, ".key.tmp", O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
     CHECK(getrandom(d->key, sizeof d->key, 0) == (ssize_t)sizeof d->key);
     bool made =
-        fd >= 0 && write_all(fd, (const char *)d->key, sizeof d->key) == 0 && fsync(fd) == 0;
+        fd >= 0 && write_all(d, fd, (const char *)d->key, sizeof d->key) == 0 && fsync(fd) == 0;
     if (fd >= 0) close(fd);
     if (made && renameat(d->fd, ".key.tmp", d->fd, "key") == 0 && fsync(d->fd) == 0) return 0;
     return fault_set(fault, ERR_IO, "state-dir", "its key cannot be written: %s", strerror(errno));
@@ -311,7 +363,8 @@ static int load_key(struct directory *d, struct fault *fault) {
     if ((st.st_mode & 077) != 0)
         code = fault_set(fault, ERR_INVALID, "state-dir",
                          "its key may be read by others; make its mode 0600");
-    else if (st.st_size != (off_t)sizeof d->key || read_all(fd, (char *)d->key, sizeof d->key) != 0)
+    else if (st.st_size != (off_t)sizeof d->key ||
+             read_all(d, fd, (char *)d->key, sizeof d->key) != 0)
         code = fault_set(fault, ERR_INVALID, "state-dir", "its key is not %zu bytes long",
                          sizeof d->key);
     close(fd);
@@ -343,7 +396,7 @@ static void close_directory(struct directory *d) {
     pthread_cond_signal(&d->work);
     pthread_mutex_unlock(&d->lock);
     if (d->started) pthread_join(d->thread, NULL);
-    mem_free(d->files);
+    while (d->oldest != NULL) drop_file(d, d->oldest);
     if (d->lock_file >= 0) close(d->lock_file);
     if (d->fd >= 0) close(d->fd);
     pthread_cond_destroy(&d->settled);
@@ -389,8 +442,9 @@ static bool is_settled(const struct store *store) {
 /* The lock is held. */
 static void leave_directory(struct directory *d, const struct store *store) {
     int at = 0;
-    for (int i = 0; i < d->file_count; i++)
-        if (d->files[i].owner == store) d->files[i].owner = NULL;
+    for (struct store_file *file = d->oldest; file != NULL; file = file->newer)
+        if (file->owner == store) file->owner = NULL;
+    d->changes++;
     while (d->stores[at] != store) at++;
     d->stores[at] = d->stores[--d->store_count];
 }
@@ -437,17 +491,14 @@ static int make_space(struct directory *d, int count, int64_t size) {
         pthread_mutex_lock(&d->lock);
         bool fits =
             d->stats.bytes <= d->options.bytes - size && d->file_count <= STORE_FILES_MAX - count;
-        struct store_file *oldest = fits ? NULL : oldest_file(d), gone = {0};
-        if (oldest != NULL) {
-            gone = *oldest;
-            drop_file(d, oldest);
-        }
+        uint64_t id = fits ? 0 : d->oldest->head.id;
+        bool bad = !fits && d->oldest->bad;
+        if (!fits) drop_file(d, d->oldest);
         pthread_mutex_unlock(&d->lock);
         if (fits) return 0;
-        CHECK(oldest != NULL);
         log_debug("state file of conversation=%016llx deleted reason=bytes",
-                  (unsigned long long)gone.head.id);
-        unlink_file(d, gone.head.id, gone.bad);
+                  (unsigned long long)id);
+        unlink_file(d, id, bad);
     }
 }
 
@@ -455,7 +506,7 @@ static int write_temporary(struct directory *d, const char *name, const char *da
     int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
     int fd = openat(d->fd, name, flags, 0600);
     if (fd < 0) return ERR_IO;
-    int code = write_all(fd, data, size);
+    int code = write_all(d, fd, data, size);
     if (code == 0 && fsync(fd) != 0) code = ERR_IO;
     if (close(fd) != 0) code = ERR_IO;
     return code;
@@ -497,6 +548,7 @@ static void run_write(struct store *store) {
     if (code == 0 && !removed) code = add_file(d, &file);
     d->stats.written += code == 0;
     d->stats.failed += code != 0;
+    d->changes++; /* it is a file now, or is not to be */
     store->write.data = NULL;
     store->write.code = code;
     store->write.state = WRITE_DONE;
@@ -518,7 +570,7 @@ static int read_file(struct directory *d, uint64_t id, char **data, struct state
     *data = mem_try_alloc(size > 0 ? size : 1, 1);
     if (*data == NULL)
         code = fault_set(fault, ERR_NOMEM, name, "no memory for its %zu bytes", size);
-    else if (read_all(fd, *data, size) != 0)
+    else if (read_all(d, fd, *data, size) != 0)
         code = fault_set(fault, ERR_IO, name, "cannot be read");
     (void)futimens(fd, NULL); /* only its place in the order of deletion depends on it */
     close(fd);
@@ -539,16 +591,37 @@ static void refuse_file(struct directory *d, uint64_t id, const struct fault *fa
     pthread_mutex_lock(&d->lock);
     if (aside) forget_bad(d, id);
     struct store_file *file = find_file(d, id, false);
-    if (file != NULL && file->ours) d->stats.files--;
-    if (file != NULL) file->bad = aside, file->ours = false;
+    bool deleted = file == NULL; /* while it was read: then nothing of it stays */
+    if (!deleted) {
+        d->stats.files -= file->ours;
+        d->changes++;
+        file->bad = aside;
+        file->ours = false;
+    }
     d->stats.refused++;
     pthread_mutex_unlock(&d->lock);
+    if (deleted && aside) unlink_file(d, id, true);
 }
 
 /* It may be good, but not here; or it could not be read this time. */
 static void leave_file(struct store *store, uint64_t id, const struct fault *fault) {
     log_warn("state file of conversation=%016llx: %s", (unsigned long long)id, fault->text);
     if (fault->code == ERR_UNSUPPORTED || fault->code == ERR_LIMIT) store_ignore(store, id);
+}
+
+static void touch_file(struct directory *d, struct store_file *file) {
+    file->used_unix = clock_unix_seconds();
+    unlink_age(d, file);
+    link_newest(d, file);
+}
+
+/* The lock is held. */
+static void clear_read(struct store *store) {
+    state_view_close(&store->read.view);
+    mem_free(store->read.data);
+    store->read.data = NULL;
+    store->read.removed = store->read.unwanted = false;
+    store->read.state = READ_FREE;
 }
 
 static void run_read(struct store *store) {
@@ -573,12 +646,13 @@ static void run_read(struct store *store) {
     if (file != NULL && code == ERR_NOTFOUND)
         drop_file(d, file); /* somebody else deleted it */
     else if (file != NULL)
-        file->used_unix = clock_unix_seconds(), file->use = ++d->uses;
+        touch_file(d, file);
     d->stats.read += code == 0;
     store->read.data = data;
     store->read.view = view;
     store->read.code = code;
     store->read.state = READ_DONE;
+    if (store->read.unwanted) clear_read(store);
     pthread_mutex_unlock(&d->lock);
 }
 
@@ -607,6 +681,7 @@ static void serve(struct store *store, void (*run)(struct store *)) {
     d->serving = store;
     pthread_mutex_unlock(&d->lock);
     run(store);
+    atomic_fetch_add(&d->progress, 1);
     if (store->done != NULL) store->done(store->arg);
     pthread_mutex_lock(&d->lock);
     d->serving = NULL;
@@ -685,22 +760,43 @@ static int32_t usable_tokens(struct conversation_search *search, const struct st
     return file->ours && !file->ignored ? conversation_usable(search, &key) : 0;
 }
 
-static bool is_hinted(const struct conversation_search *search, const struct store_file *file) {
+typedef void note_file(void *to, const struct store_file *file, int32_t usable, bool hinted);
+
+static void consider(struct conversation_search *search, const struct store_file *file,
+                     note_file *note, void *to) {
+    int32_t usable = usable_tokens(search, file);
     uint64_t hint = search->query->hint;
-    return hint != 0 && file->head.hint == hint;
+    if (usable > 0) note(to, file, usable, hint != 0 && file->head.hint == hint);
 }
 
-/* The best so far of a search. */
+/* Notes the files that serve: by the index those whose prompt is a beginning of the query's, and
+ * those that are being written. The lock is held. */
+static void search_files(struct directory *d, struct conversation_search *search, note_file *note,
+                         void *to) {
+    const struct conversation_query *query = search->query;
+    const uint64_t *hashes = d->file_count > 0 ? conversation_search_hashes(search) : NULL;
+    for (int32_t n = 1; hashes != NULL && n < query->prompt_count; n++)
+        for (const struct store_file *file = *bucket_of_prompt(d, query->space, hashes[n]);
+             file != NULL; file = file->next_of_prompt)
+            if (file->head.prompt_end == n) consider(search, file, note, to);
+    for (int i = 0; i < d->store_count; i++) {
+        struct store_file written = written_file(d->stores[i]);
+        consider(search, &written, note, to);
+    }
+}
+
+/* The best so far for one store. */
 struct found {
+    const struct store *store;
     uint64_t id;
     int32_t usable;
 };
 
-static void consider(struct found *found, struct conversation_search *search,
-                     const struct store_file *file) {
-    int32_t usable = usable_tokens(search, file);
+static void note_best(void *to, const struct store_file *file, int32_t usable, bool hinted) {
+    struct found *found = to;
     bool equal = found->id != 0 && usable == found->usable;
-    if (usable <= found->usable && !(equal && is_hinted(search, file))) return;
+    if (!may_use(found->store, file)) return;
+    if (usable <= found->usable && !(equal && hinted)) return;
     found->id = file->head.id;
     found->usable = usable;
 }
@@ -708,36 +804,42 @@ static void consider(struct found *found, struct conversation_search *search,
 uint64_t store_find(struct store *store, const struct conversation_query *query, int32_t least) {
     struct directory *d = store->directory;
     struct conversation_search search = {.query = query};
-    struct found found = {.usable = least};
+    struct found found = {.store = store, .usable = least};
     pthread_mutex_lock(&d->lock);
-    for (int i = 0; i < d->file_count; i++)
-        if (may_use(store, &d->files[i])) consider(&found, &search, &d->files[i]);
-    struct store_file written = written_file(store);
-    consider(&found, &search, &written);
+    search_files(d, &search, note_best, &found);
     struct store_file *file = found.id != 0 ? find_file(d, found.id, false) : NULL;
-    if (file != NULL) file->owner = store;
+    if (file != NULL && file->owner != store) {
+        file->owner = store;
+        d->changes++;
+    }
     pthread_mutex_unlock(&d->lock);
     conversation_search_close(&search);
     return found.id;
 }
 
-static void note_affinity(struct conversation_affinity *of, struct conversation_search *search,
-                          const struct store_file *file) {
-    int32_t usable = file->owner != NULL ? usable_tokens(search, file) : 0;
-    if (usable > 0)
-        conversation_affinity_note(&of[file->owner->index], usable, is_hinted(search, file));
+static void note_affinity(void *to, const struct store_file *file, int32_t usable, bool hinted) {
+    struct conversation_affinity *of = to;
+    if (file->owner != NULL) conversation_affinity_note(&of[file->owner->index], usable, hinted);
 }
 
 void store_affinity(struct store *store, struct conversation_search *search,
                     struct conversation_affinity *of) {
     struct directory *d = store->directory;
     pthread_mutex_lock(&d->lock);
-    for (int i = 0; i < d->file_count; i++) note_affinity(of, search, &d->files[i]);
-    for (int i = 0; i < d->store_count; i++) {
-        struct store_file written = written_file(d->stores[i]);
-        note_affinity(of, search, &written);
-    }
+    search_files(d, search, note_affinity, of);
     pthread_mutex_unlock(&d->lock);
+}
+
+uint64_t store_changes(struct store *store) {
+    struct directory *d = store->directory;
+    pthread_mutex_lock(&d->lock);
+    uint64_t changes = d->changes;
+    pthread_mutex_unlock(&d->lock);
+    return changes;
+}
+
+uint64_t store_progress(struct store *store) {
+    return atomic_load(&store->directory->progress);
 }
 
 bool store_has(struct store *store, uint64_t id) {
@@ -753,6 +855,7 @@ void store_ignore(struct store *store, uint64_t id) {
     pthread_mutex_lock(&d->lock);
     struct store_file *file = find_file(d, id, false);
     if (file != NULL) file->ignored = true;
+    d->changes++;
     pthread_mutex_unlock(&d->lock);
 }
 
@@ -773,6 +876,7 @@ void store_save(struct store *store, const struct state_head *head, char *data, 
     store->write.data = data;
     store->write.size = size;
     store->write.removed = false;
+    store->directory->changes++;
     begin_work(store->directory);
     pthread_mutex_unlock(&store->directory->lock);
 }
@@ -795,6 +899,7 @@ int store_remove(struct store *store, uint64_t id) {
     pthread_mutex_lock(&d->lock);
     if (is_writing(store, id)) {
         store->write.removed = true;
+        d->changes++;
         code = 0;
     }
     if (store->read.state != READ_FREE && store->read.id == id) store->read.removed = true;
@@ -814,19 +919,11 @@ int store_remove(struct store *store, uint64_t id) {
 
 /* ---- Reading --------------------------------------------------------------------------------- */
 
-/* The lock is held. */
-static void clear_read(struct store *store) {
-    state_view_close(&store->read.view);
-    mem_free(store->read.data);
-    store->read.data = NULL;
-    store->read.removed = false;
-    store->read.state = READ_FREE;
-}
-
 int store_load(struct store *store, uint64_t id, const struct state_view **view) {
     int code = ERR_BUSY;
     pthread_mutex_lock(&store->directory->lock);
     if (store->read.state == READ_DONE && store->read.id != id) clear_read(store);
+    if (store->read.id == id) store->read.unwanted = false;
     if (store->read.state == READ_FREE && !is_writing(store, id)) {
         store->read.id = id;
         store->read.state = READ_WANTED;
@@ -851,7 +948,10 @@ bool store_loading(struct store *store, uint64_t id) {
 
 void store_unload(struct store *store) {
     pthread_mutex_lock(&store->directory->lock);
-    if (store->read.state == READ_DONE) clear_read(store);
+    if (store->read.state == READ_RUNNING)
+        store->read.unwanted = true;
+    else
+        clear_read(store);
     pthread_mutex_unlock(&store->directory->lock);
 }
 
@@ -868,8 +968,8 @@ int store_list(struct store *store, const struct engine_conversation_filter *fil
     const struct directory *d = store->directory;
     int count = 0;
     pthread_mutex_lock(&store->directory->lock);
-    for (int i = 0; i < d->file_count && count < max; i++) {
-        const struct store_file *file = &d->files[i];
+    for (const struct store_file *file = d->newest; file != NULL && count < max;
+         file = file->older) {
         if (!file->ours) continue;
         if (!engine_conversation_is(filter, file->head.space, file->head.id)) continue;
         rows[count] = (struct store_row){.id = file->head.id,

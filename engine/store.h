@@ -70,6 +70,8 @@ uint64_t store_find(struct store *store, const struct conversation_query *query,
  * the search. */
 void store_affinity(struct store *store, struct conversation_search *search,
                     struct conversation_affinity *of /* [STORES_MAX] */);
+/* Grows when a search may find something else than before. */
+uint64_t store_changes(struct store *store);
 bool store_has(struct store *store, uint64_t id);
 /* Not for this process: it needs more than there is, or another version. */
 void store_ignore(struct store *store, uint64_t id);
@@ -93,9 +95,14 @@ int store_remove(struct store *store, uint64_t id);
  * now on), ERR_NOTFOUND, ERR_IO, ERR_NOMEM (it stays as it is: trouble here, not there). */
 int store_load(struct store *store, uint64_t id, const struct state_view **view);
 bool store_loading(struct store *store, uint64_t id); /* store_load would still say ERR_BUSY */
+/* What was read, or is being read, is not wanted any more. */
 void store_unload(struct store *store);
 
 /* ---- Observation --------------------------------------------------------------------------- */
+
+/* Grows while the directory's thread gets on with its work, for whichever store: with every piece
+ * of a file. When it does not, and somebody waits, the disk hangs. */
+uint64_t store_progress(struct store *store);
 
 struct store_stats {
     int files;     /* conversations of this model and these gates */
@@ -112,6 +119,7 @@ struct store_row {
     int64_t bytes;
     int64_t used_unix;
 };
+/* Those used last come first. */
 int store_list(struct store *store, const struct engine_conversation_filter *filter,
                struct store_row *rows, int max);
 

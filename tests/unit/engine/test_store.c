@@ -216,6 +216,29 @@ Test(store, comes_back_after_a_new_start) {
     store_close(store);
 }
 
+/* A search need not be made again before this number is another. */
+Test(store, changes_tell_when_to_search_again) {
+    struct store *store = open_store(), *other = store_join(store, NULL, NULL);
+    cr_assert_eq(save(store, 1, 100), 0);
+    cr_assert_eq(save(store, 2, 100), 0);
+    cr_assert_eq(find(store, 1, TOKENS, "space", 32, 0), 501);
+    uint64_t before = store_changes(store);
+    cr_assert_eq(find(store, 1, TOKENS, "space", 32, 0), 501);
+    cr_assert_eq(load(store, 501), 0);
+    cr_assert_eq(store_changes(store), before);
+    for (int i = 0; i < 4; i++) {
+        if (i == 0) cr_assert_eq(save(other, 3, 100), 0);
+        if (i == 1) store_ignore(store, 501);
+        if (i == 2) cr_assert_eq(store_remove(store, 502), 0);
+        if (i == 3) store_close(other); /* what was its is anybody's */
+        cr_assert_gt(store_changes(store), before, "%d", i);
+        before = store_changes(store);
+    }
+    cr_assert_eq(find(store, 3, TOKENS, "space", 32, 0), 503);
+    cr_assert_gt(store_changes(store), before, "found by the first");
+    store_close(store);
+}
+
 Test(store, removing) {
     struct store *store = open_store();
     cr_assert_eq(save(store, 1, 100), 0);
@@ -256,6 +279,27 @@ Test(store, fewer_bytes_than_before) {
     options.bytes = (int64_t)state_file_size(TOKENS, 2, 1000) * 2;
     cr_assert_eq(store_open(&options, &store, &fault), 0);
     cr_assert(stats_of(store).files == 2 && files_with(".state") == 2);
+    store_close(store);
+}
+
+/* The oldest by the time of the last use, in whatever order the files were found. */
+Test(store, the_order_after_a_new_start) {
+    struct store_options options = options_of();
+    struct store *store = open_store();
+    struct fault fault;
+    for (int i = 1; i <= 5; i++) {
+        char name[32];
+        const struct timespec times[2] = {{.tv_sec = 1000 - i * i % 7},
+                                          {.tv_sec = 1000 - i * i % 7}};
+        cr_assert_eq(save(store, i, 1000), 0);
+        snprintf(name, sizeof name, "%016x.state", 500 + i);
+        cr_assert_eq(utimensat(AT_FDCWD, path_of(name), times, 0), 0);
+    } /* 1 4 2 2 4 before 1000: of the oldest, 2 and 5, one may go first */
+    store_close(store);
+    options.bytes = (int64_t)state_file_size(TOKENS, 2, 1000) * 3;
+    cr_assert_eq(store_open(&options, &store, &fault), 0);
+    cr_assert(store_has(store, 501) && store_has(store, 503) && store_has(store, 504));
+    cr_assert_eq(stats_of(store).files, 3);
     store_close(store);
 }
 
@@ -566,6 +610,85 @@ static int load_when_there(struct store *store, uint64_t id) {
     while ((code = store_load(store, id, &view)) == ERR_BUSY) usleep(1000);
     if (code == 0) store_unload(store);
     return code;
+}
+
+/* A check that takes its time, on the directory's thread: meanwhile a file is being read. */
+static struct {
+    atomic_bool reached, go;
+    int code;
+} slow;
+
+static int check_slowly(void *backend, struct state_view *view, struct fault *fault) {
+    (void)backend, (void)view;
+    atomic_store(&slow.reached, true);
+    while (!atomic_load(&slow.go)) usleep(1000);
+    return slow.code != 0 ? fault_set(fault, slow.code, "snapshot", "planned") : 0;
+}
+
+/* A store whose file 501 is being read, and is found to be `code`. */
+static struct store *open_reading(int code) {
+    struct store_options options = options_of();
+    struct store *store = open_store();
+    const struct state_view *view;
+    struct fault fault;
+    cr_assert_eq(save(store, 1, 100), 0);
+    store_close(store);
+    options.inline_io = false;
+    options.check = check_slowly;
+    options.done = count_wake;
+    atomic_store(&slow.reached, false);
+    atomic_store(&slow.go, false);
+    slow.code = code;
+    cr_assert_eq(store_open(&options, &store, &fault), 0);
+    cr_assert_eq(store_load(store, 501, &view), ERR_BUSY);
+    while (!atomic_load(&slow.reached)) usleep(1000);
+    return store;
+}
+
+/* Nothing of a deleted conversation stays, though its file turns out to be damaged. */
+Test(store, what_is_deleted_while_it_is_read_is_not_put_aside) {
+    struct store *store = open_reading(ERR_MALFORMED);
+    cr_assert_eq(store_remove(store, 501), 0);
+    atomic_store(&slow.go, true);
+    cr_assert_eq(load_when_there(store, 501), ERR_NOTFOUND);
+    store_close(store);
+    cr_assert(files_with(".bad") == 0 && files_with(".state") == 0);
+}
+
+/* Who asked has left: what was read for him is freed at its end, and read again for the next. */
+Test(store, what_nobody_wants_any_more_is_not_kept) {
+    struct store *store = open_reading(0);
+    store_unload(store);
+    atomic_store(&slow.go, true);
+    while (store_loading(store, 501)) usleep(1000);
+    cr_assert_eq(stats_of(store).read, 1);
+    cr_assert_eq(load_when_there(store, 501), 0);
+    cr_assert_eq(stats_of(store).read, 2, "it was kept");
+    store_close(store);
+}
+
+/* But it serves who asks for it before that. */
+Test(store, what_is_wanted_again_is_read_once) {
+    struct store *store = open_reading(0);
+    const struct state_view *view;
+    store_unload(store);
+    cr_assert_eq(store_load(store, 501, &view), ERR_BUSY);
+    atomic_store(&slow.go, true);
+    cr_assert_eq(load_when_there(store, 501), 0);
+    cr_assert_eq(stats_of(store).read, 1);
+    store_close(store);
+}
+
+/* A hanging disk shows: somebody waits, and nothing moves. */
+Test(store, progress_stands_still_while_the_thread_does) {
+    struct store *store = open_reading(0);
+    uint64_t before = store_progress(store);
+    cr_assert(before > 0 && store_loading(store, 501));
+    cr_assert_eq(store_progress(store), before);
+    atomic_store(&slow.go, true);
+    cr_assert_eq(load_when_there(store, 501), 0);
+    cr_assert_gt(store_progress(store), before);
+    store_close(store);
 }
 
 /* The same with its own thread: everything handed over is on disk when store_close returns. */
