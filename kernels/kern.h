@@ -57,6 +57,7 @@ struct kern_matrix {
     int64_t groups; /* KERN_SHARD_ROWS: of rows that stay together, as those of a KV head do; when
                        there are fewer than ranks, ranks share them. 0: every row by itself */
     int64_t stride; /* elements from one row to the next; 0: cols */
+    const float *scale; /* E4M3: [rows], what a row's numbers are multiplied by; else NULL */
 };
 
 /* What a backend is told of a model before anything is loaded. */

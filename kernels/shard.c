@@ -46,6 +46,7 @@ struct kern_matrix shard_matrix(const struct comm *comm, const struct kern_matri
     own.cols = cols.count;
     own.data = (const char *)whole->data +
                (size_t)(rows->first * own.stride + cols.first) * kern_dtype_bytes(whole->dtype);
+    if (own.scale) own.scale += rows->first;
     return own;
 }
 

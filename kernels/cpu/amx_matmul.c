@@ -378,6 +378,7 @@ void cpu_matmul_amx(const struct cpu_matmul_job *job, int64_t first, int64_t cou
 const struct cpu_kernels cpu_kernels_amx = {
     .name = "cpu-amx",
     .layout_bf16 = CPU_PANEL_PAIRS,
+    .layout_e4m3 = CPU_PANEL_E4M3,
     .layout_other = CPU_PANEL_F32,
     .rms_norm = cpu_rms_norm_avx512,
     .glu = cpu_glu_avx512,

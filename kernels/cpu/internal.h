@@ -22,12 +22,13 @@
 #define PANEL         16 /* outputs per panel */
 #define CPU_PARTS_MAX 4  /* of a joined weight */
 
-/* How a weight lies in memory. Outputs are padded to whole panels, and a leaf's inputs of pairs to
- * a multiple of 32, with zeros. */
+/* How a weight lies in memory. Outputs are padded to whole panels, and a leaf's inputs, unless they
+ * are F32, to a multiple of 32, with zeros. */
 enum cpu_layout {
-    CPU_ROWS,       /* [rows][cols] in `dtype`: the reference path */
-    CPU_PANEL_F32,  /* [panels][cols][16] float: for each input the 16 outputs of a panel */
-    CPU_PANEL_PAIRS /* [panels][depth / 2][16][2] bf16: 16 pairs are one 1 KiB AMX tile */
+    CPU_ROWS,        /* [rows][cols] in `dtype`: the reference path */
+    CPU_PANEL_F32,   /* [panels][cols][16] float: for each input the 16 outputs of a panel */
+    CPU_PANEL_PAIRS, /* [panels][depth / 2][16][2] bf16: 16 pairs are one 1 KiB AMX tile */
+    CPU_PANEL_E4M3   /* the same in bytes */
 };
 
 struct kern_weight {
@@ -41,6 +42,7 @@ struct kern_weight {
     int64_t panels;     /* of 16 rows, the last perhaps padded */
     size_t panel_bytes;
     char *data;
+    float *scale; /* [rows]: E4M3, else NULL */
 
     int64_t rows_model; /* of all ranks */
     int parts;
@@ -63,7 +65,7 @@ static inline struct cpu_leaf cpu_leaf_of(const struct kern_weight *w, int leaf)
     int64_t first = w->cols * leaf / w->leaves;
     return (struct cpu_leaf){.first = first,
                              .count = w->cols * (leaf + 1) / w->leaves - first,
-                             .place = w->layout == CPU_PANEL_PAIRS ? leaf * w->leaf_depth : first};
+                             .place = w->layout >= CPU_PANEL_PAIRS ? leaf * w->leaf_depth : first};
 }
 
 static inline int cpu_leaf_level(int leaf) {
@@ -81,6 +83,7 @@ struct cpu_matmul_job {
     const struct kern_weight *weight;
     const float *x;     /* [rows][cols] */
     const char *packed; /* x as the path's pack_x left it, or NULL */
+    const float *scale; /* [weight->rows] of the sums, or NULL */
     const float *bias;  /* [weight->rows] or NULL */
     float *y;           /* [rows][weight->rows] */
     int rows;           /* <= MATMUL_ROWS */
@@ -128,7 +131,7 @@ static inline float *cpu_attend_out(const struct cpu_attend_job *job,
 
 struct cpu_kernels {
     const char *name;
-    enum cpu_layout layout_bf16, layout_other; /* of weights from bf16 files and from others */
+    enum cpu_layout layout_bf16, layout_e4m3, layout_other; /* of weights by their numbers */
 
     void (*rms_norm)(float *y, const float *x, const float *weight, int dim, float eps);
     void (*glu)(float *y, const float *gate, const float *up, int count);
@@ -228,6 +231,7 @@ int cpu_weight_load(struct kern *kern, const struct kern_matrix *parts, int part
                     enum kern_shard shard, struct kern_weight **out, struct fault *fault);
 void cpu_weight_free(struct kern *kern, struct kern_weight *weight);
 void cpu_weight_row(const struct kern_weight *weight, int64_t row, float *out /* [cols] */);
+void cpu_weight_numbers(const struct kern_weight *weight, int64_t row, float *out); /* unscaled */
 
 /* matmul.c */
 void cpu_matmul(struct kern *kern, float *y, const float *x, const struct kern_weight *weight,

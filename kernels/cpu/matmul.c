@@ -81,10 +81,10 @@ static int pass_rows(const struct kern_weight *w) {
     return rows < 64 ? 64 : rows > MATMUL_ROWS ? MATMUL_ROWS : (int)rows;
 }
 
-/* This rank's inputs and outputs. */
+/* This rank's inputs and outputs. `scale`: of the sums, or NULL. */
 static void multiply_own(struct cpu *cpu, float *y, const float *x,
-                         const struct kern_weight *weight, const float *bias, int rows,
-                         enum kern_matmul_mode mode) {
+                         const struct kern_weight *weight, const float *scale, const float *bias,
+                         int rows, enum kern_matmul_mode mode) {
     bool pack = cpu->kernels->pack_x && weight->layout == CPU_PANEL_PAIRS;
     struct pass pass = {.cpu = cpu, .grain = portion(cpu, weight)};
     int most = pack ? pass_rows(weight) : MATMUL_ROWS;
@@ -93,6 +93,7 @@ static void multiply_own(struct cpu *cpu, float *y, const float *x,
         pass.job = (struct cpu_matmul_job){.weight = weight,
                                            .x = x + (int64_t)row * weight->cols,
                                            .packed = pack ? cpu->packed.mem : NULL,
+                                           .scale = scale,
                                            .bias = bias,
                                            .y = y + (int64_t)row * weight->rows,
                                            .rows = count,
@@ -121,7 +122,7 @@ static const float *own_bias(struct cpu *cpu, const struct kern_weight *w, const
 struct finish {
     struct cpu_share rows;
     float *y;
-    const float *sums, *bias;
+    const float *sums, *scale, *bias;
     int64_t width;
     enum kern_matmul_mode mode;
 };
@@ -135,7 +136,8 @@ static void finish_rows(void *arg, int worker) {
         float *y = job->y + row * job->width;
         const float *sums = job->sums + row * job->width;
         for (int64_t i = 0; i < job->width; i++) {
-            float sum = job->bias ? sums[i] + job->bias[i] : sums[i];
+            float sum = job->scale ? sums[i] * job->scale[i] : sums[i];
+            if (job->bias) sum += job->bias[i];
             y[i] = job->mode == KERN_ADD ? y[i] + sum : sum;
         }
     }
@@ -147,10 +149,14 @@ static void multiply_summed(struct cpu *cpu, float *y, const float *x, const str
     for (int row = 0; row < rows; row += MATMUL_ROWS) {
         int count = rows - row < MATMUL_ROWS ? rows - row : MATMUL_ROWS;
         size_t floats = (size_t)count * (size_t)w->rows;
-        multiply_own(cpu, sums, x + row * w->cols, w, NULL, count, KERN_SET);
+        multiply_own(cpu, sums, x + row * w->cols, w, NULL, NULL, count, KERN_SET);
         cpu_note(cpu, cpu->comm->ops->all_reduce(cpu->comm, sums, floats, COMM_F32, COMM_SUM));
-        struct finish job = {
-            .y = y + row * w->rows, .sums = sums, .bias = bias, .width = w->rows, .mode = mode};
+        struct finish job = {.y = y + row * w->rows,
+                             .sums = sums,
+                             .scale = w->scale,
+                             .bias = bias,
+                             .width = w->rows,
+                             .mode = mode};
         cpu_share_set(&job.rows, count);
         cpu_run(cpu, (int64_t)floats, finish_rows, &job);
     }
@@ -175,7 +181,7 @@ static void multiply_gathered(struct cpu *cpu, float *y, const float *x,
     float *own = (float *)cpu->partial.mem + (size_t)cpu->comm->rank * stride;
     for (int row = 0; row < rows; row += GATHER_ROWS) {
         int count = rows - row < GATHER_ROWS ? rows - row : GATHER_ROWS;
-        multiply_own(cpu, own, x + row * w->cols, w, NULL, count, KERN_SET);
+        multiply_own(cpu, own, x + row * w->cols, w, w->scale, NULL, count, KERN_SET);
         cpu_note(cpu,
                  cpu->comm->ops->all_gather(cpu->comm, cpu->partial.mem, stride * sizeof(float)));
         if (cpu->comm->rank == 0) join_rows(cpu, y + row * w->rows_model, w, count);
@@ -192,6 +198,6 @@ void cpu_matmul(struct kern *kern, float *y, const float *x, const struct kern_w
         CHECK(!bias && mode == KERN_SET);
         multiply_gathered(cpu, y, x, weight, rows);
     } else {
-        multiply_own(cpu, y, x, weight, own_bias(cpu, weight, bias), rows, mode);
+        multiply_own(cpu, y, x, weight, weight->scale, own_bias(cpu, weight, bias), rows, mode);
     }
 }

@@ -60,9 +60,10 @@ static void matmul(const struct cpu_matmul_job *job, int64_t first, int64_t coun
     const struct kern_weight *w = job->weight;
     int64_t end = (first + count) * PANEL < w->rows ? (first + count) * PANEL : w->rows;
     for (int64_t o = first * PANEL; o < end; o++) {
-        cpu_weight_row(w, o, scratch);
+        cpu_weight_numbers(w, o, scratch);
         for (int r = 0; r < job->rows; r++) {
             float sum = sum_leaves(w, job->x + r * w->cols, scratch);
+            if (job->scale) sum *= job->scale[o];
             if (job->bias) sum += job->bias[o];
             float *y = &job->y[r * w->rows + o];
             *y = job->mode == KERN_ADD ? *y + sum : sum;
@@ -119,6 +120,7 @@ static void attend(const struct cpu_attend_job *job, const struct cpu_attend_ite
 const struct cpu_kernels cpu_kernels_reference = {
     .name = "cpu-reference",
     .layout_bf16 = CPU_ROWS,
+    .layout_e4m3 = CPU_ROWS,
     .layout_other = CPU_ROWS,
     .rms_norm = rms_norm,
     .glu = glu,

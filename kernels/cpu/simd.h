@@ -166,6 +166,32 @@ SIMD void v16_sum4(const v16 a[4], float to[4]) {
 SIMD float v16_most(v16 a) {
     return _mm512_reduce_max_ps(a);
 }
+/* Sixteen vectors, rows to columns. */
+SIMD void v16_transpose(v16 a[16]) {
+    v16 b[16];
+    for (int i = 0; i < 16; i += 2) {
+        b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        a[i] = _mm512_shuffle_ps(b[i], b[i + 2], 0x44);
+        a[i + 1] = _mm512_shuffle_ps(b[i], b[i + 2], 0xee);
+        a[i + 2] = _mm512_shuffle_ps(b[i + 1], b[i + 3], 0x44);
+        a[i + 3] = _mm512_shuffle_ps(b[i + 1], b[i + 3], 0xee);
+    }
+    for (int i = 0; i < 4; i++) {
+        b[i] = _mm512_shuffle_f32x4(a[i], a[i + 4], 0x88);
+        b[i + 4] = _mm512_shuffle_f32x4(a[i], a[i + 4], 0xdd);
+        b[i + 8] = _mm512_shuffle_f32x4(a[i + 8], a[i + 12], 0x88);
+        b[i + 12] = _mm512_shuffle_f32x4(a[i + 8], a[i + 12], 0xdd);
+    }
+    for (int i = 0; i < 4; i++) {
+        a[i] = _mm512_shuffle_f32x4(b[i], b[i + 8], 0x88);
+        a[i + 4] = _mm512_shuffle_f32x4(b[i + 4], b[i + 12], 0x88);
+        a[i + 8] = _mm512_shuffle_f32x4(b[i], b[i + 8], 0xdd);
+        a[i + 12] = _mm512_shuffle_f32x4(b[i + 4], b[i + 12], 0xdd);
+    }
+}
 
 #elif defined(__AVX2__)
 
@@ -310,11 +336,55 @@ SIMD float v16_sum(v16 a) {
     c = _mm_add_ps(c, _mm_movehl_ps(c, c));
     return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
 }
+/* Halves, then pairs side by side, so that the last two steps add four sums at once. */
+SIMD __m128 sum_quarters(v16 a) {
+    __m256 b = _mm256_add_ps(a.lo, a.hi);
+    return _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+}
+SIMD void v16_sum4(const v16 a[4], float to[4]) {
+    __m128 p = sum_quarters(a[0]), q = sum_quarters(a[1]);
+    __m128 r = sum_quarters(a[2]), s = sum_quarters(a[3]);
+    __m128 pq = _mm_add_ps(_mm_unpacklo_ps(p, q), _mm_unpackhi_ps(p, q));
+    __m128 rs = _mm_add_ps(_mm_unpacklo_ps(r, s), _mm_unpackhi_ps(r, s));
+    _mm_storeu_ps(to, _mm_add_ps(_mm_movelh_ps(pq, rs), _mm_movehl_ps(rs, pq)));
+}
 SIMD float v16_most(v16 a) {
     __m256 b = _mm256_max_ps(a.lo, a.hi);
     __m128 c = _mm_max_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
     c = _mm_max_ps(c, _mm_movehl_ps(c, c));
     return _mm_cvtss_f32(_mm_max_ss(c, _mm_movehdup_ps(c)));
+}
+/* Eight by eight, of one half or the other. */
+SIMD void transpose_half(__m256 a[8]) {
+    __m256 b[8];
+    for (int i = 0; i < 8; i += 2) {
+        b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
+        b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) {
+        a[i] = _mm256_shuffle_ps(b[i], b[i + 2], 0x44);
+        a[i + 1] = _mm256_shuffle_ps(b[i], b[i + 2], 0xee);
+        a[i + 2] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0x44);
+        a[i + 3] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0xee);
+    }
+    for (int i = 0; i < 4; i++) {
+        __m256 low = a[i], high = a[i + 4];
+        a[i] = _mm256_permute2f128_ps(low, high, 0x20);
+        a[i + 4] = _mm256_permute2f128_ps(low, high, 0x31);
+    }
+}
+/* Sixteen vectors, rows to columns. */
+SIMD void v16_transpose(v16 a[16]) {
+    __m256 part[4][8];
+    for (int i = 0; i < 8; i++) {
+        part[0][i] = a[i].lo, part[1][i] = a[i].hi;
+        part[2][i] = a[i + 8].lo, part[3][i] = a[i + 8].hi;
+    }
+    for (int i = 0; i < 4; i++) transpose_half(part[i]);
+    for (int i = 0; i < 8; i++) {
+        a[i] = V16(part[0][i], part[2][i]);
+        a[i + 8] = V16(part[1][i], part[3][i]);
+    }
 }
 
 #else
@@ -462,18 +532,25 @@ SIMD float v16_sum(v16 a) {
     v4 b = (a.a + a.c) + (a.b + a.d);
     return (b[0] + b[2]) + (b[1] + b[3]);
 }
+SIMD void v16_sum4(const v16 a[4], float to[4]) {
+    for (int i = 0; i < 4; i++) to[i] = v16_sum(a[i]);
+}
 SIMD float v16_most(v16 a) {
     v4 b = v4_max(v4_max(a.a, a.c), v4_max(a.b, a.d));
     float x = b[0] > b[2] ? b[0] : b[2], y = b[1] > b[3] ? b[1] : b[3];
     return x > y ? x : y;
 }
-
-#endif
-
-#if !defined(__AVX512F__)
-SIMD void v16_sum4(const v16 a[4], float to[4]) {
-    for (int i = 0; i < 4; i++) to[i] = v16_sum(a[i]);
+/* Sixteen vectors, rows to columns. */
+SIMD void v16_transpose(v16 a[16]) {
+    float to[16][16];
+    for (int i = 0; i < 16; i++)
+        for (int j = 0; j < 4; j++) {
+            to[j][i] = a[i].a[j], to[j + 4][i] = a[i].b[j];
+            to[j + 8][i] = a[i].c[j], to[j + 12][i] = a[i].d[j];
+        }
+    for (int i = 0; i < 16; i++) a[i] = v16_load(to[i]);
 }
+
 #endif
 
 /* Sixteen elements of a row in a cache's dtype, from element `at` of `row` on, of which `left`

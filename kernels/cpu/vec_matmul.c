@@ -28,18 +28,26 @@
             v16_fma(x_, w[p_], sum[r_][p_]);                                                       \
     }
 
+/* Numbers of `size` bytes: bf16, or E4M3. */
 SIMD void sum_pairs(v16 (*sum)[4], const float *x, int64_t stride, int64_t count, const char *panel,
-                    size_t next, const int rows, const int panels) {
+                    size_t next, const int size, const int rows, const int panels) {
     for (int64_t k = 0; k < count; k += 2) {
         v16 first[4], second[4];
-        const char *at = panel + k * PANEL * 2;
+        const char *at = panel + k * PANEL * size;
         _Pragma("GCC unroll 8") for (int p = 0; p < panels; p++) {
             __builtin_prefetch(at + (size_t)p * next + AHEAD);
-            v16_load_pairs(at + (size_t)p * next, &first[p], &second[p]);
+            if (size == 2)
+                v16_load_pairs(at + (size_t)p * next, &first[p], &second[p]);
+            else
+                v16_load_e4m3_pairs(at + (size_t)p * next, &first[p], &second[p]);
         }
         STEP(sum, rows, panels, x + k, stride, first);
         if (k + 1 < count) STEP(sum, rows, panels, x + k + 1, stride, second);
     }
+    if (size == 2) return;
+    _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++)
+        _Pragma("GCC unroll 8") for (int p = 0; p < panels; p++) sum[r][p] =
+            v16_mul(sum[r][p], v16_set(1 / E4M3_UNIT));
 }
 
 SIMD void sum_floats(v16 (*sum)[4], const float *x, int64_t stride, int64_t count,
@@ -59,6 +67,7 @@ static void put(const struct cpu_matmul_job *job, int64_t row, int64_t output, v
     int64_t left = job->weight->rows - output;
     int n = left < 16 ? (int)left : 16;
     float *y = job->y + row * job->weight->rows + output;
+    if (job->scale) sum = v16_mul(sum, v16_load_n(job->scale + output, n));
     if (job->bias) sum = v16_add(sum, v16_load_n(job->bias + output, n));
     if (job->mode == KERN_ADD) sum = v16_add(v16_load_n(y, n), sum);
     v16_store_n(y, sum, n);
@@ -71,7 +80,10 @@ SIMD void sum_leaf(v16 (*sum)[4], const struct kern_weight *w, const float *x, c
         _Pragma("GCC unroll 8") for (int p = 0; p < panels; p++) sum[r][p] = v16_set(0);
     if (w->layout == CPU_PANEL_PAIRS)
         sum_pairs(sum, x + leaf.first, w->cols, leaf.count, data + leaf.place * PANEL * 2,
-                  w->panel_bytes, rows, panels);
+                  w->panel_bytes, 2, rows, panels);
+    else if (w->layout == CPU_PANEL_E4M3)
+        sum_pairs(sum, x + leaf.first, w->cols, leaf.count, data + leaf.place * PANEL,
+                  w->panel_bytes, 1, rows, panels);
     else
         sum_floats(sum, x + leaf.first, w->cols, leaf.count, data + leaf.place * PANEL * 4,
                    w->panel_bytes, rows, panels);

@@ -82,6 +82,7 @@ void VEC(write_row)(void *row, const float *from, int count, enum kern_dtype dty
 const struct cpu_kernels VEC(kernels) = {
     .name = VEC_TEXT(CPU_PATH),
     .layout_bf16 = CPU_PANEL_PAIRS,
+    .layout_e4m3 = CPU_PANEL_E4M3,
     .layout_other = CPU_PANEL_F32,
     .rms_norm = VEC(rms_norm),
     .glu = VEC(glu),

@@ -15,41 +15,53 @@ struct packing {
     struct cpu_share panels;
 };
 
-static const char *source_row(const struct kern_matrix *part, int64_t row, enum kern_dtype *dtype) {
+/* A row as the file has it. */
+struct source {
+    const char *data;
+    enum kern_dtype dtype;
+    float scale;
+};
+
+static struct source source_row(const struct kern_matrix *part, int64_t row) {
     while (row >= part->rows) row -= (part++)->rows;
-    *dtype = part->dtype;
-    return (const char *)part->data + (size_t)(row * part->stride) * kern_dtype_bytes(part->dtype);
+    size_t size = kern_dtype_bytes(part->dtype);
+    return (struct source){.data = (const char *)part->data + (size_t)(row * part->stride) * size,
+                           .dtype = part->dtype,
+                           .scale = part->scale ? part->scale[row] : 1};
 }
 
-static void pack_pairs(struct kern_weight *w, int64_t row, int lane, const char *from) {
-    uint16_t *panel =
-        (uint16_t *)(w->data + (size_t)(row / PANEL) * w->panel_bytes) + (size_t)2 * lane;
+static void pack_floats(float *to, int64_t step, const struct source *from, int64_t count) {
+    size_t size = kern_dtype_bytes(from->dtype);
+    for (int64_t i = 0; i < count; i++)
+        to[i * step] = from->scale * number_element(from->data + (size_t)i * size, from->dtype);
+}
+
+/* Numbers of `size` bytes. */
+static void pack_pairs(struct kern_weight *w, int64_t row, int lane, const char *from,
+                       size_t size) {
+    char *panel = w->data + (size_t)(row / PANEL) * w->panel_bytes + 2 * (size_t)lane * size;
     for (int l = 0; l < w->leaves; l++) {
         struct cpu_leaf leaf = cpu_leaf_of(w, l);
         for (int64_t i = 0; i < leaf.count; i += 2)
-            memcpy(panel + (leaf.place + i) * PANEL, from + 2 * (leaf.first + i),
-                   i + 1 < leaf.count ? 4 : 2);
+            memcpy(panel + (size_t)((leaf.place + i) * PANEL) * size,
+                   from + (size_t)(leaf.first + i) * size, i + 1 < leaf.count ? 2 * size : size);
     }
 }
 
 static void pack_row(struct kern_weight *w, const struct kern_matrix *parts, int64_t row) {
-    enum kern_dtype dtype;
-    const char *from = source_row(parts, row, &dtype);
+    struct source from = source_row(parts, row);
     int lane = (int)(row % PANEL);
-    size_t size = kern_dtype_bytes(dtype);
-    if (w->layout == CPU_PANEL_PAIRS) {
-        pack_pairs(w, row, lane, from);
-    } else if (w->layout == CPU_ROWS && dtype == w->dtype) {
-        memcpy(w->data + (size_t)(row * w->cols) * size, from, (size_t)w->cols * size);
-    } else if (w->layout == CPU_ROWS) {
-        float *to = (float *)w->data + row * w->cols;
-        for (int64_t i = 0; i < w->cols; i++)
-            to[i] = number_element(from + (size_t)i * size, dtype);
-    } else {
-        float *to = (float *)(w->data + (size_t)(row / PANEL) * w->panel_bytes) + lane;
-        for (int64_t i = 0; i < w->cols; i++)
-            to[i * PANEL] = number_element(from + (size_t)i * size, dtype);
-    }
+    size_t size = kern_dtype_bytes(from.dtype);
+    if (w->scale) w->scale[row] = from.scale;
+    if (w->layout >= CPU_PANEL_PAIRS)
+        pack_pairs(w, row, lane, from.data, size);
+    else if (w->layout == CPU_ROWS && from.dtype == w->dtype)
+        memcpy(w->data + (size_t)(row * w->cols) * size, from.data, (size_t)w->cols * size);
+    else if (w->layout == CPU_ROWS)
+        pack_floats((float *)w->data + row * w->cols, 1, &from, w->cols);
+    else
+        pack_floats((float *)(w->data + (size_t)(row / PANEL) * w->panel_bytes) + lane, PANEL,
+                    &from, w->cols);
 }
 
 static void pack_panels(void *arg, int worker) {
@@ -73,6 +85,7 @@ static int check_parts(const struct kern_matrix *parts, int part_count, struct f
             parts[i].rows > INT32_MAX || parts[i].cols > INT32_MAX)
             return fault_set(fault, ERR_UNSUPPORTED, "", "a matrix of %lld x %lld",
                              (long long)parts[i].rows, (long long)parts[i].cols);
+        CHECK((parts[i].dtype == KERN_E4M3) == (parts[i].scale != NULL));
         rows += parts[i].rows;
     }
     if (rows > INT32_MAX) return fault_set(fault, ERR_UNSUPPORTED, "", "too many rows");
@@ -101,16 +114,19 @@ static void take_part(const struct cpu *cpu, struct kern_weight *w, const struct
 }
 
 static size_t place(struct kern_weight *w, const struct cpu_kernels *kernels) {
-    w->layout = w->dtype == KERN_BF16 ? kernels->layout_bf16 : kernels->layout_other;
+    w->layout = w->dtype == KERN_BF16   ? kernels->layout_bf16
+                : w->dtype == KERN_E4M3 ? kernels->layout_e4m3
+                                        : kernels->layout_other;
     w->leaf_depth = (w->cols + w->leaves - 1) / w->leaves;
     w->depth = w->cols;
     if (w->layout == CPU_ROWS)
         return (size_t)w->rows * (size_t)w->cols * kern_dtype_bytes(w->dtype);
-    if (w->layout == CPU_PANEL_PAIRS) {
+    if (w->layout >= CPU_PANEL_PAIRS) {
         w->leaf_depth = (w->leaf_depth + 31) / 32 * 32;
         w->depth = w->leaves * w->leaf_depth;
     }
-    w->panel_bytes = (size_t)w->depth * PANEL * (w->layout == CPU_PANEL_PAIRS ? 2 : 4);
+    w->panel_bytes =
+        (size_t)w->depth * PANEL * (w->layout == CPU_PANEL_F32 ? 4 : kern_dtype_bytes(w->dtype));
     return (size_t)w->panels * w->panel_bytes; /* < 2^31 * 2^31 * 4: fits */
 }
 
@@ -129,7 +145,9 @@ int cpu_weight_load(struct kern *kern, const struct kern_matrix *parts, int part
     measure(w, own);
     size_t bytes = place(w, cpu->kernels);
     w->data = cpu_alloc(bytes);
-    rc = w->data ? cpu_matmul_reserve(cpu, w) : ERR_NOMEM;
+    if (w->dtype == KERN_E4M3) w->scale = cpu_alloc((size_t)w->rows * sizeof *w->scale);
+    bool room = w->data && (w->scale || w->dtype != KERN_E4M3);
+    rc = room ? cpu_matmul_reserve(cpu, w) : ERR_NOMEM;
     if (rc) {
         fault_set(fault, rc, "", "no memory for a weight of %zu bytes", bytes);
         goto fail;
@@ -148,13 +166,14 @@ void cpu_weight_free(struct kern *kern, struct kern_weight *weight) {
     (void)kern;
     if (!weight) return;
     cpu_free(weight->data);
+    cpu_free(weight->scale);
     mem_free(weight);
 }
 
 /* ---- One row back -----------------------------------------------------------------------------
  */
 
-void cpu_weight_row(const struct kern_weight *w, int64_t row, float *out) {
+void cpu_weight_numbers(const struct kern_weight *w, int64_t row, float *out) {
     CHECK(row >= 0 && row < w->rows);
     const char *panel = w->data + (size_t)(row / PANEL) * w->panel_bytes;
     int lane = (int)(row % PANEL);
@@ -169,10 +188,16 @@ void cpu_weight_row(const struct kern_weight *w, int64_t row, float *out) {
     } else {
         for (int l = 0; l < w->leaves; l++) {
             struct cpu_leaf leaf = cpu_leaf_of(w, l);
-            const uint16_t *from =
-                (const uint16_t *)panel + leaf.place * PANEL + (ptrdiff_t)2 * lane;
+            size_t size = kern_dtype_bytes(w->dtype);
+            const char *from = panel + (size_t)(leaf.place * PANEL + (ptrdiff_t)2 * lane) * size;
             for (int64_t i = 0; i < leaf.count; i++)
-                out[leaf.first + i] = number_from_bf16(from[i / 2 * 2 * PANEL + (i & 1)]);
+                out[leaf.first + i] =
+                    number_element(from + (size_t)(i / 2 * 2 * PANEL + (i & 1)) * size, w->dtype);
         }
     }
+}
+
+void cpu_weight_row(const struct kern_weight *w, int64_t row, float *out) {
+    cpu_weight_numbers(w, row, out);
+    for (int64_t i = 0; w->scale && i < w->cols; i++) out[i] *= w->scale[row];
 }

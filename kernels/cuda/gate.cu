@@ -24,7 +24,7 @@ static float *copy_floats(struct cuda *cuda, const float *from, size_t count) {
 
 static int load_layer(struct kern *kern, const float *w, int64_t rows, int64_t cols,
                       struct kern_weight **out, struct fault *fault) {
-    struct kern_matrix matrix = {w, KERN_F32, rows, cols, 0, 0};
+    struct kern_matrix matrix = {w, KERN_F32, rows, cols, 0, 0, NULL};
     return op_weight_load(kern, &matrix, 1, KERN_SHARD_NONE, out, fault);
 }
 

@@ -36,6 +36,7 @@ static inline bool path_is(int path, const char *name) {
 struct test_matrix {
     struct kern_matrix file;
     float *value; /* [rows * cols] */
+    float *scale; /* [rows], E4M3: powers of two, so that it does not matter when they multiply */
     void *bytes;
 };
 
@@ -50,21 +51,33 @@ static inline uint16_t to_f16(float x) { /* for normal results only */
 static inline struct test_matrix matrix_make(int64_t rows, int64_t cols, enum kern_dtype dtype,
                                              uint64_t seed) {
     size_t count = (size_t)(rows * cols), size = kern_dtype_bytes(dtype);
-    struct test_matrix m = {.value = fresh(count, seed), .bytes = malloc(count * size + 1)};
-    if (!m.bytes) abort();
+    struct test_matrix m = {.value = fresh(count, seed),
+                            .scale = malloc((size_t)rows * sizeof *m.scale),
+                            .bytes = malloc(count * size + 1)};
+    if (!m.bytes || !m.scale) abort();
     char *to = (char *)m.bytes + 1;
+    for (int64_t r = 0; r < rows; r++) m.scale[r] = ldexpf(1, (int)(r % 5) - 9);
     for (size_t i = 0; i < count; i++) {
+        float scale = m.scale[i / (size_t)cols];
+        uint8_t code = number_to_e4m3(m.value[i] / scale);
+        if (dtype == KERN_E4M3) {
+            m.value[i] = scale * number_from_e4m3(code);
+            to[i] = (char)code;
+            continue;
+        }
         uint16_t half = dtype == KERN_BF16 ? number_to_bf16(m.value[i]) : to_f16(m.value[i]);
         if (dtype == KERN_BF16) m.value[i] = number_from_bf16(half);
         if (dtype == KERN_F16) m.value[i] = number_from_f16(half);
         memcpy(to + i * size, dtype == KERN_F32 ? (void *)&m.value[i] : (void *)&half, size);
     }
     m.file = (struct kern_matrix){.data = to, .dtype = dtype, .rows = rows, .cols = cols};
+    if (dtype == KERN_E4M3) m.file.scale = m.scale;
     return m;
 }
 
 static inline void matrix_close(struct test_matrix *m) {
     free(m->value);
+    free(m->scale);
     free(m->bytes);
 }
 

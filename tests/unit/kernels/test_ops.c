@@ -40,6 +40,9 @@ static const struct product products[] = {
     {9, 19, 77, KERN_F32, true, false},      {40, 64, 256, KERN_F32, false, true},
     {261, 35, 45, KERN_F32, true, true},     {1, 130, 1000, KERN_F32, false, false},
     {1, 33, 65, KERN_F16, true, false},      {18, 48, 128, KERN_F16, false, true},
+    {1, 16, 32, KERN_E4M3, false, false},    {1, 1, 1, KERN_E4M3, true, true},
+    {1, 300, 3072, KERN_E4M3, true, false},  {3, 17, 33, KERN_E4M3, true, false},
+    {40, 130, 1000, KERN_E4M3, false, true}, {261, 35, 45, KERN_E4M3, true, true},
 };
 
 /* Rounding error of a float32 sum of n products is at most n * 2^-24 times the sum of their
@@ -157,14 +160,15 @@ Test(ops, sums_that_ranks_share_are_a_tree_of_leaves) {
             leaves_are_a_tree(kern, KERN_BF16, rows[i], CPU_LEAVES * 64);
             leaves_are_a_tree(kern, KERN_BF16, rows[i], CPU_LEAVES * 21); /* padded, and odd */
             leaves_are_a_tree(kern, KERN_F32, rows[i], CPU_LEAVES * 21);
+            leaves_are_a_tree(kern, KERN_E4M3, rows[i], CPU_LEAVES * 21);
         }
         kern->ops->close(kern);
     }
 }
 
 /* Parts joined by rows behave as the matrix they make; of unlike types too. */
-static void joined_parts(struct kern *kern, enum kern_dtype second) {
-    struct test_matrix a = matrix_make(20, 40, KERN_BF16, 21), b = matrix_make(13, 40, second, 22);
+static void joined_parts(struct kern *kern, enum kern_dtype first, enum kern_dtype second) {
+    struct test_matrix a = matrix_make(20, 40, first, 21), b = matrix_make(13, 40, second, 22);
     struct kern_matrix parts[] = {a.file, b.file};
     struct kern_weight *w, *wa = load(kern, &a), *wb = load(kern, &b);
     MUST(kern->ops->weight_load(kern, parts, 2, KERN_SHARD_ROWS, &w, NULL));
@@ -187,9 +191,11 @@ Test(ops, weight_parts) {
     for (int path = 0; path < PATH_COUNT; path++) {
         struct kern *kern = path_open(path, 2);
         if (!kern) continue;
-        joined_parts(kern, KERN_BF16);
-        joined_parts(kern, KERN_F32);
-        joined_parts(kern, KERN_F16);
+        joined_parts(kern, KERN_BF16, KERN_BF16);
+        joined_parts(kern, KERN_BF16, KERN_F32);
+        joined_parts(kern, KERN_BF16, KERN_F16);
+        joined_parts(kern, KERN_BF16, KERN_E4M3);
+        joined_parts(kern, KERN_E4M3, KERN_E4M3);
         kern->ops->close(kern);
     }
 }
@@ -199,11 +205,12 @@ Test(ops, weight_shapes_refused) {
     struct kern_weight *w = NULL;
     float data[8] = {0};
     struct kern_matrix bad[][2] = {
-        {{data, KERN_F32, 0, 4, 0, 0}, {data, KERN_F32, 1, 4, 0, 0}},
-        {{data, KERN_F32, 1, 0, 0, 0}, {data, KERN_F32, 1, 0, 0, 0}},
-        {{data, KERN_F32, 1, 4, 0, 0}, {data, KERN_F32, 1, 5, 0, 0}},
-        {{data, KERN_F32, INT64_MAX / 2, 4, 0, 0}, {data, KERN_F32, 1, 4, 0, 0}},
-        {{data, KERN_F32, 1, INT64_MAX / 2, 0, 0}, {data, KERN_F32, 1, INT64_MAX / 2, 0, 0}},
+        {{.data = data, .rows = 0, .cols = 4}, {.data = data, .rows = 1, .cols = 4}},
+        {{.data = data, .rows = 1, .cols = 0}, {.data = data, .rows = 1, .cols = 0}},
+        {{.data = data, .rows = 1, .cols = 4}, {.data = data, .rows = 1, .cols = 5}},
+        {{.data = data, .rows = INT64_MAX / 2, .cols = 4}, {.data = data, .rows = 1, .cols = 4}},
+        {{.data = data, .rows = 1, .cols = INT64_MAX / 2},
+         {.data = data, .rows = 1, .cols = INT64_MAX / 2}},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct fault fault = {0};
@@ -252,6 +259,8 @@ Test(ops, rows_are_independent) {
         same_rows(kern, KERN_BF16, 21, 33, KERN_SHARD_COLS);
         same_rows(kern, KERN_F32, 72, 300, KERN_SHARD_NONE);
         same_rows(kern, KERN_F32, 72, 300, KERN_SHARD_COLS);
+        same_rows(kern, KERN_E4M3, 72, 1000, KERN_SHARD_NONE);
+        same_rows(kern, KERN_E4M3, 21, 33, KERN_SHARD_COLS);
         kern->ops->close(kern);
     }
 }

@@ -1,0 +1,30 @@
+/* Weights as E4M3 with one scale per output, float32: what products of `--quantization fp8` take on
+ * every backend. Pure, any thread. */
+#ifndef KEEPD_KERNELS_QUANTIZE_H
+#define KEEPD_KERNELS_QUANTIZE_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#include "kernels/kern.h"
+
+#define QUANTIZE_MOST 448.0f /* the largest E4M3 number */
+
+/* scales[r] = quantize_scale(largest magnitude of row r), codes[r][c] = the E4M3 number nearest to
+ * element * (1 / scales[r]). ERR_INVALID: a row has a number that is not
+ * finite. `from` of F32, F16 or BF16; codes [rows][cols] without gaps. */
+int quantize_rows(const struct kern_matrix *from, uint8_t *codes, float *scales,
+                  struct fault *fault);
+
+/* The scale of numbers whose largest magnitude is `most`; never so small that it has no inverse. */
+static inline float quantize_scale(float most) {
+    float scale = most / QUANTIZE_MOST;
+    return scale > 0x1p-120f ? scale : 0x1p-120f;
+}
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
