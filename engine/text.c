@@ -9,9 +9,8 @@
 #include "base/mem.h"
 #include "engine/weights.h"
 
-#define TOKENIZER_BYTES_MAX ((size_t)128 << 20)
-#define CONFIG_BYTES_MAX    ((size_t)8 << 20)
-#define TEMPLATE_BYTES_MAX  ((size_t)1 << 20)
+#define CONFIG_BYTES_MAX   ((size_t)8 << 20)
+#define TEMPLATE_BYTES_MAX ((size_t)1 << 20)
 
 static bool exists(const char *path) {
     struct stat st;
@@ -33,16 +32,6 @@ static int in_file(int code, const char *name, struct fault *fault) {
                      inside.text);
 }
 
-static int open_tokenizer(const char *dir, struct text *text, struct fault *fault) {
-    char path[4096], *data = NULL;
-    size_t size = 0;
-    int code = join_path(path, sizeof path, dir, "tokenizer.json", fault);
-    if (code == 0) code = file_read(path, TOKENIZER_BYTES_MAX, &data, &size, fault);
-    if (code == 0) code = in_file(tok_open(data, size, &text->tok, fault), "tokenizer.json", fault);
-    mem_free(data);
-    return code;
-}
-
 /* "<s>" or {"content": "<s>", ...}; "" when absent. */
 static char *special_string(const cJSON *config, const char *key) {
     const cJSON *node = json_get(config, key);
@@ -50,39 +39,52 @@ static char *special_string(const cJSON *config, const char *key) {
     return mem_must_strdup(node != NULL && cJSON_IsString(node) ? node->valuestring : "");
 }
 
-static const char *config_template(const cJSON *config) {
+/* A string is the default template. */
+static const char *config_template(const cJSON *config, const char *wanted) {
     const cJSON *node = json_get(config, "chat_template"), *item = NULL;
-    if (node == NULL) return NULL;
-    if (cJSON_IsString(node)) return node->valuestring;
+    if (cJSON_IsString(node)) return strcmp(wanted, "default") == 0 ? node->valuestring : NULL;
     cJSON_ArrayForEach(item, node) {
         const cJSON *name = json_get(item, "name"), *source = json_get(item, "template");
-        if (name != NULL && cJSON_IsString(name) && strcmp(name->valuestring, "default") == 0 &&
-            source != NULL && cJSON_IsString(source))
+        if (cJSON_IsString(name) && strcmp(name->valuestring, wanted) == 0 &&
+            cJSON_IsString(source))
             return source->valuestring;
     }
     return NULL;
 }
 
-static int open_template(const char *dir, const cJSON *config, struct text *text,
-                         struct fault *fault) {
-    char path[4096], *data = NULL;
+static int open_template_file(const char *path, const char *name, struct chat **chat, char **source,
+                              struct fault *fault) {
+    char *data = NULL;
     size_t size = 0;
-    int code = join_path(path, sizeof path, dir, "chat_template.jinja", fault);
+    int code = file_read(path, TEMPLATE_BYTES_MAX, &data, &size, fault);
     if (code != 0) return code;
-    if (exists(path)) {
-        code = file_read(path, TEMPLATE_BYTES_MAX, &data, &size, fault);
-        if (code != 0) return code;
-        text->source = mem_must_alloc(size + 1, 1);
-        memcpy(text->source, data, size);
-        mem_free(data);
-        return in_file(chat_open(text->source, size, &text->chat, fault), "chat_template.jinja",
-                       fault);
-    }
-    const char *source = config_template(config);
-    if (source == NULL) return 0;
-    text->source = mem_must_strdup(source);
-    return in_file(chat_open(source, strlen(source), &text->chat, fault), "tokenizer_config.json",
+    *source = mem_must_alloc(size + 1, 1);
+    memcpy(*source, data, size);
+    mem_free(data);
+    return in_file(chat_open(*source, size, chat, fault), name, fault);
+}
+
+/* From the file, else from tokenizer_config.json; with neither *chat stays NULL. */
+static int open_template(const char *dir, const char *file, const char *in_config,
+                         struct chat **chat, char **source, struct fault *fault) {
+    char path[4096];
+    int code = join_path(path, sizeof path, dir, file, fault);
+    if (code != 0) return code;
+    if (exists(path)) return open_template_file(path, file, chat, source, fault);
+    if (in_config == NULL) return 0;
+    *source = mem_must_strdup(in_config);
+    return in_file(chat_open(in_config, strlen(in_config), chat, fault), "tokenizer_config.json",
                    fault);
+}
+
+static int open_templates(const char *dir, const cJSON *config, struct text *text,
+                          struct fault *fault) {
+    int code = open_template(dir, "chat_template.jinja", config_template(config, "default"),
+                             &text->chat, &text->source, fault);
+    if (code != 0) return code;
+    return open_template(dir, "additional_chat_templates/tool_use.jinja",
+                         config_template(config, "tool_use"), &text->tool_chat, &text->tool_source,
+                         fault);
 }
 
 int text_open(const char *dir, struct text *text, struct fault *fault) {
@@ -90,7 +92,7 @@ int text_open(const char *dir, struct text *text, struct fault *fault) {
     size_t size = 0;
     cJSON *config = NULL;
     *text = (struct text){0};
-    int code = open_tokenizer(dir, text, fault);
+    int code = tok_open_dir(dir, &text->tok, fault);
     if (code == 0) code = join_path(path, sizeof path, dir, "tokenizer_config.json", fault);
     if (code == 0 && exists(path)) {
         code = file_read(path, CONFIG_BYTES_MAX, &data, &size, fault);
@@ -105,7 +107,7 @@ int text_open(const char *dir, struct text *text, struct fault *fault) {
     if (code == 0) {
         text->bos = special_string(config, "bos_token");
         text->eos = special_string(config, "eos_token");
-        code = open_template(dir, config, text, fault);
+        code = open_templates(dir, config, text, fault);
     }
     json_free(config);
     mem_free(data);
@@ -116,10 +118,22 @@ int text_open(const char *dir, struct text *text, struct fault *fault) {
 void text_close(struct text *text) {
     tok_close(text->tok);
     chat_close(text->chat);
+    chat_close(text->tool_chat);
     mem_free(text->source);
+    mem_free(text->tool_source);
     mem_free(text->bos);
     mem_free(text->eos);
     *text = (struct text){0};
+}
+
+/* What transformers passes as None when the caller has none; templates ask "is not none". */
+static bool add_absent(cJSON *full, const cJSON *context) {
+    static const char *const names[] = {"tools", "documents"};
+    bool ok = true;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!cJSON_GetObjectItemCaseSensitive(context, names[i]))
+            ok = ok && cJSON_AddNullToObject(full, names[i]) != NULL;
+    return ok;
 }
 
 /* The request's context with the model's own strings put in front; they win over the request's. */
@@ -127,7 +141,8 @@ static cJSON *with_model_strings(const struct text *text, const cJSON *context) 
     cJSON *full = cJSON_CreateObject(), *item = NULL;
     if (full == NULL) return NULL;
     bool ok = cJSON_AddStringToObject(full, "bos_token", text->bos) != NULL &&
-              cJSON_AddStringToObject(full, "eos_token", text->eos) != NULL;
+              cJSON_AddStringToObject(full, "eos_token", text->eos) != NULL &&
+              add_absent(full, context);
     cJSON_ArrayForEach(item, context) {
         if (strcmp(item->string, "bos_token") == 0 || strcmp(item->string, "eos_token") == 0 ||
             strcmp(item->string, "continue_final_message") == 0)
@@ -207,7 +222,9 @@ static int cut_after_final(struct chat_text *rendered, const cJSON *context, str
 int text_render_chat(const struct text *text, const cJSON *context, size_t max_ids,
                      struct arena *arena, struct engine_ids *out, struct fault *fault) {
     static const char *const trusted[] = {"bos_token", "eos_token"};
-    if (text->chat == NULL)
+    bool tools = text->tool_chat != NULL && json_get(context, "tools") != NULL;
+    const struct chat *chat = tools ? text->tool_chat : text->chat;
+    if (chat == NULL)
         return fault_set(fault, ERR_UNSUPPORTED, "messages",
                          "this model has no chat template; use /v1/completions");
     cJSON *full = with_model_strings(text, context);
@@ -217,7 +234,7 @@ int text_render_chat(const struct text *text, const cJSON *context, size_t max_i
         .context = full, .trusted = trusted, .trusted_count = 2, .now = clock_unix_seconds()};
     struct chat_text rendered = {0};
     struct tok_ids ids = {0};
-    int code = chat_render(text->chat, &input, arena, &rendered, fault);
+    int code = chat_render(chat, &input, arena, &rendered, fault);
     if (code == 0 && cJSON_IsTrue(json_get(context, "continue_final_message")))
         code = cut_after_final(&rendered, context, arena, fault);
     if (code == 0)

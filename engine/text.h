@@ -9,14 +9,17 @@
 
 struct text {
     struct tok *tok;
-    struct chat *chat; /* NULL: the model has no template and /chat is refused */
-    char *source;      /* of the template; NULL without one */
-    char *bos, *eos;   /* "" when the model names none */
+    struct chat *chat;          /* NULL: the model has no template and /chat is refused */
+    struct chat *tool_chat;     /* for chats with tools; NULL: `chat` serves them */
+    char *source, *tool_source; /* of the templates; NULL without one */
+    char *bos, *eos;            /* "" when the model names none */
 };
 
-/* Reads tokenizer.json, tokenizer_config.json (optional) and the template, in this order:
- * chat_template.jinja, tokenizer_config.json's chat_template (string, or the list's "default").
- * Errors name the file. On failure *text is empty. */
+/* Reads tokenizer.json (or what it replaced, see tok_open_dir), tokenizer_config.json (optional)
+ * and the templates where transformers looks for them: the plain one in chat_template.jinja, else
+ * tokenizer_config.json's chat_template (a string, or the list's "default"); the one for tools in
+ * additional_chat_templates/tool_use.jinja, else the list's "tool_use". Errors name the file. On
+ * failure *text is empty. */
 int text_open(const char *dir, struct text *text, struct fault *fault);
 void text_close(struct text *text);
 

@@ -171,5 +171,7 @@ int tok_open_dir(const char *dir, struct tok **out, struct fault *fault) {
     }
     rc = tok_open(data, size, out, &first);
     mem_free(data);
-    return rc ? fault_set(fault, rc, first.field, "tokenizer.json: %.300s", first.text) : 0;
+    return rc ? fault_set(fault, rc, "tokenizer.json", "%s%s%.300s", first.field,
+                          first.field[0] ? ": " : "", first.text)
+              : 0;
 }

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/mem.h"
@@ -123,6 +124,63 @@ Test(text, templates_in_their_order) {
     open_text(&text);
     expect_render(&text, hello, "3hi");
     text_close(&text);
+}
+
+static const char with_tools[] =
+    "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"tools\":[{\"type\":\"function\"}]}";
+
+Test(text, chats_with_tools_have_a_template_of_their_own) {
+    struct text text;
+    char path[128];
+    write_text("tokenizer_config.json",
+               "{\"chat_template\":[{\"name\":\"default\",\"template\":\"plain\"},"
+               "{\"name\":\"tool_use\",\"template\":\"list {{ tools[0].type }}\"}]}");
+    open_text(&text);
+    expect_render(&text, hello, "plain");
+    expect_render(&text, with_tools, "list function");
+    text_close(&text);
+    snprintf(path, sizeof path, "%s/additional_chat_templates", folder);
+    cr_assert_eq(mkdir(path, 0700), 0);
+    write_text("additional_chat_templates/tool_use.jinja", "file {{ tools[0].type }}");
+    open_text(&text);
+    expect_render(&text, hello, "plain");
+    expect_render(&text, with_tools, "file function");
+    text_close(&text);
+}
+
+/* As transformers does: templates ask "tools is not none", which an undefined name is not. */
+Test(text, what_a_request_leaves_out_is_none) {
+    struct text text;
+    write_text("chat_template.jinja", "{{ tools is none }} {{ documents is none }}");
+    open_text(&text);
+    expect_render(&text, hello, "True True");
+    expect_render(&text, with_tools, "False True");
+    text_close(&text);
+}
+
+/* Before tokenizer.json there were vocab.json and merges.txt. */
+Test(text, the_older_tokenizer_files) {
+    struct text text;
+    char path[128], *json;
+    size_t size;
+    snprintf(path, sizeof path, "%s/tokenizer.json", folder);
+    cr_assert_eq(file_read(path, 1 << 20, &json, &size, NULL), 0);
+    cJSON *tree = cJSON_Parse(json);
+    const cJSON *model = cJSON_GetObjectItem(tree, "model");
+    char *vocab = cJSON_PrintUnformatted(cJSON_GetObjectItem(model, "vocab"));
+    cr_assert_eq(unlink(path), 0);
+    write_text("vocab.json", vocab);
+    write_text("merges.txt", "#version: 0.2\n");
+    write_text("tokenizer_config.json",
+               "{\"tokenizer_class\":\"Qwen2Tokenizer\",\"chat_template\":\"<s>{{ "
+               "messages[0].content }}\",\"added_tokens_decoder\":{\"256\":{\"content\":\"<s>\","
+               "\"special\":true},\"257\":{\"content\":\"</s>\",\"special\":true}}}");
+    open_text(&text);
+    expect_render(&text, hello, "Shi");
+    text_close(&text);
+    cJSON_free(vocab);
+    cJSON_Delete(tree);
+    mem_free(json);
 }
 
 /* Special tokens are the template's and the model's to write, not the request's; and the request
