@@ -27,6 +27,10 @@ const struct option config_options[] = {
      "Retention gates. Not set: gates.safetensors of the model directory, if there. Empty: none."},
     {"max-model-len", INT, AT(max_model_len), 0, MANY, "0", "N", 0,
      "Longest prompt and answer together, in tokens. 0: the model's."},
+    {"quantization", CHOICE, AT(quantization), 0, 0, "none", "none|fp8", 0,
+     "fp8: the layers' matrices become 8-bit floating-point numbers (E4M3) with a scale per output "
+     "when they are loaded, half the memory of bf16; embeddings, LM head, norms and gates stay. On a "
+     "GPU activations are rounded to fp8 too, row by row."},
     {"random-weights", FLAG, AT(random_weights), 0, 0, "false", NULL, 0,
      "Take only config.json from the model directory and make up the weights, to measure speed."},
 

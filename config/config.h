@@ -45,6 +45,7 @@ struct config {
     char *log_format;    /* plain, json */
     char *log_level;     /* error, warn, info, debug */
     bool random_weights; /* take only config.json from the model directory (timing) */
+    char *quantization;  /* none, fp8 */
     bool strict_params;  /* unknown request fields are a 400 */
     char *reasoning_parser;
     bool check_config, help, man, version;

@@ -179,6 +179,10 @@ static int check_state(void *backend, struct state_view *view, struct fault *fau
                                      &view->report, fault);
 }
 
+static bool wants_fp8(const struct engine_options *o) {
+    return o->quantization != NULL && strcmp(o->quantization, "fp8") == 0;
+}
+
 /* The first replica's store opens the directory, the others' join it. */
 static int open_store(struct engine *e, struct sched_options *so, enum kern_dtype dtype,
                       struct fault *fault) {
@@ -203,7 +207,8 @@ static int open_store(struct engine *e, struct sched_options *so, enum kern_dtyp
                          ops_of(e)->name);
     if (o->check_only) return 0;
     struct state_identity *identity = &store.identity;
-    int code = identity_model(o->model_dir, o->random_weights, identity->weights, fault);
+    int code =
+        identity_model(o->model_dir, o->random_weights, wants_fp8(o), identity->weights, fault);
     if (code == 0) code = identity_gates(o->model_dir, o->gates, identity->gates, fault);
     if (code == 0) code = store_open(&store, &first->store, fault);
     if (code != 0) return code;
@@ -269,6 +274,7 @@ static int open_model(struct engine *e, struct replica *replica, int logits_max,
                                           .logits_max = logits_max,
                                           .owner = e->replicas[0].model,
                                           .random_weights = o->random_weights,
+                                          .fp8 = wants_fp8(o),
                                           .check_only = o->check_only,
                                           .progress = o->progress,
                                           .progress_arg = o->arg};

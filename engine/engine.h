@@ -66,6 +66,7 @@ struct engine_options {
     const char *device;         /* "auto", "cpu", "cuda": see engine/backend.h */
     const char *cpu_path;       /* see kernels/cpu/cpu.h */
     bool random_weights;
+    const char *quantization; /* of the weights: NULL or "none" as the files have them, "fp8" */
     bool check_only; /* engine_open refuses whatever it would refuse without loading weights; when
                         it finds nothing it returns 0 with *out = NULL */
     const char *state_dir;  /* conversations outlive the process there; NULL or "" = they do not */

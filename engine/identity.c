@@ -66,7 +66,8 @@ static int list_weights(const char *path, char **names, int *count, struct fault
     return 0;
 }
 
-int identity_model(const char *dir, bool random, uint8_t out[SHA256_BYTES], struct fault *fault) {
+int identity_model(const char *dir, bool random, bool fp8, uint8_t out[SHA256_BYTES],
+                   struct fault *fault) {
     struct sha256_ctx sum;
     char **names = mem_must_alloc(NAMES_MAX, sizeof *names);
     int count = 0;
@@ -78,6 +79,7 @@ int identity_model(const char *dir, bool random, uint8_t out[SHA256_BYTES], stru
         mem_free(names[i]);
     }
     mem_free(names);
+    if (fp8) sha256_update(&sum, sizeof "fp8", (const uint8_t *)"fp8");
     sha256_digest(&sum, SHA256_BYTES, out);
     return code;
 }

@@ -9,8 +9,10 @@
 #include "engine/sha256.h"
 
 /* config.json and, unless they are `random`, all weight files of the directory, names and sizes
- * included. Reads them whole: seconds per ten gigabytes. */
-int identity_model(const char *dir, bool random, uint8_t out[SHA256_BYTES], struct fault *fault);
+ * included; with weights in fp8 another than without. Reads them whole: seconds per ten gigabytes.
+ */
+int identity_model(const char *dir, bool random, bool fp8, uint8_t out[SHA256_BYTES],
+                   struct fault *fault);
 
 /* The gates file: `gates` as the option has it, NULL for the directory's own. Zero without gates.
  */

@@ -13,6 +13,7 @@
 #include "engine/floats.h"
 #include "engine/gates.h"
 #include "engine/weights.h"
+#include "kernels/quantize.h"
 
 #define CONFIG_FILE_MAX   ((size_t)16 << 20)
 #define GATES_FILE_MAX    ((size_t)4 << 30)
@@ -154,6 +155,35 @@ static void fill_random(uint64_t *state, uint64_t *words, size_t count, int64_t 
     *state = seed + count * 0x9e3779b97f4a7c15ull;
 }
 
+/* Hands the matrix to the backend; with `fp8` as E4M3, but for the vocabulary's, whose errors are
+ * seen in every token. `name`: of what is at fault. */
+static int give_matrix(struct loader *loader, const char *name, struct kern_matrix *matrices,
+                       int count, enum kern_shard shard, struct kern_weight **out) {
+    struct kern *kern = loader->model->kern;
+    size_t rows = 0, cols = (size_t)matrices[0].cols, row = 0;
+    if (!loader->options->fp8 || shard == KERN_SHARD_VOCAB)
+        return kern->ops->weight_load(kern, matrices, count, shard, out, loader->fault);
+    for (int i = 0; i < count; i++) rows += (size_t)matrices[i].rows;
+    uint8_t *codes = mem_try_alloc(rows, cols);
+    float *scales = mem_try_alloc(rows, sizeof *scales);
+    int err = codes && scales ? 0 : ERR_NOMEM;
+    if (err) fault_set(loader->fault, err, name, "no memory for [%zu, %zu] in fp8", rows, cols);
+    for (int i = 0; i < count && !err; i++) {
+        struct kern_matrix *m = &matrices[i];
+        struct fault fault = {0};
+        err = quantize_rows(m, codes + row * cols, scales + row, &fault);
+        if (err) fault_set(loader->fault, err, name, "%s", fault.text);
+        m->data = codes + row * cols;
+        m->scale = scales + row;
+        m->dtype = KERN_E4M3;
+        row += (size_t)m->rows;
+    }
+    if (!err) err = kern->ops->weight_load(kern, matrices, count, shard, out, loader->fault);
+    mem_free(codes);
+    mem_free(scales);
+    return err;
+}
+
 static int load_random_matrix(struct loader *loader, struct kern_matrix *matrices, int count,
                               enum kern_shard shard, struct kern_weight **out) {
     int64_t rows = 0, cols = matrices[0].cols;
@@ -169,8 +199,7 @@ static int load_random_matrix(struct loader *loader, struct kern_matrix *matrice
         matrices[i].data = at;
         matrices[i].dtype = KERN_BF16;
     }
-    struct kern *kern = loader->model->kern;
-    int err = kern->ops->weight_load(kern, matrices, count, shard, out, loader->fault);
+    int err = give_matrix(loader, "random weights", matrices, count, shard, out);
     mem_free(data);
     if (!err) report_progress(loader, words * sizeof *data);
     return err;
@@ -199,8 +228,7 @@ static int load_matrix(struct loader *loader, int layer, const struct part *part
         bytes += tensor->bytes;
     }
     if (loader->options->check_only) return 0;
-    struct kern *kern = loader->model->kern;
-    int err = kern->ops->weight_load(kern, matrices, count, shard, out, loader->fault);
+    int err = give_matrix(loader, name, matrices, count, shard, out);
     if (err) return err;
     report_progress(loader, bytes);
     return 0;

@@ -45,6 +45,8 @@ struct model_options {
     bool check_only;           /* names, shapes and types only; the model cannot be used */
     const struct model *owner; /* of the same model, open, outlives this one: its weights are used
                                   where the backend can share them. NULL: they are loaded */
+    bool fp8; /* the layers' matrices become E4M3 with a scale per output (kernels/quantize.h);
+                 embeddings, LM head, norms and gates stay what they are */
     bool random_weights; /* take only config.json; weights, and gates where no file gives them, from
                             a seeded generator (timing) */
     void (*progress)(void *arg, double fraction, const char *what); /* may be NULL */

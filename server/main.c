@@ -99,6 +99,7 @@ static struct engine_options engine_options(const struct config *config, struct 
         .device = config->device,
         .cpu_path = config->cpu_path,
         .random_weights = config->random_weights,
+        .quantization = config->quantization,
         .progress = on_progress,
         .wake = on_wake,
         .arg = arg,

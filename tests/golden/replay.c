@@ -36,7 +36,8 @@ int replay_open(const struct replay_options *options, struct replay *out, struct
                                         .rows_max = options->rows_max,
                                         .logits_max = options->rows_max,
                                         .owner = options->owner ? options->owner->model : NULL,
-                                        .random_weights = options->random_weights};
+                                        .random_weights = options->random_weights,
+                                        .fp8 = options->fp8};
     *out = (struct replay){0};
     int err = ranks_open_cpu(&cpu, options->ranks > 0 ? options->ranks : 1, &out->kern, fault);
     if (!err) err = model_open(out->kern, &model, &out->model, fault);

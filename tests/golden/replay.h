@@ -18,6 +18,7 @@ struct replay_options {
     int slots;
     int64_t pages; /* 0 = enough for all */
     bool random_weights;
+    bool fp8;                   /* as in model_options */
     const struct replay *owner; /* whose weights are shared; NULL: they are loaded */
 };
 

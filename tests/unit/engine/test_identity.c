@@ -35,12 +35,14 @@ static void remove_dir(void) {
 
 TestSuite(identity, .init = make_dir, .fini = remove_dir);
 
+static bool fp8;
+
 /* Does the model read differently from before? */
 static bool differs(void) {
     static uint8_t last[SHA256_BYTES];
     uint8_t now[SHA256_BYTES];
     struct fault fault = {0};
-    cr_assert_eq(identity_model(dir, false, now, &fault), 0, "%s", fault.text);
+    cr_assert_eq(identity_model(dir, false, fp8, now, &fault), 0, "%s", fault.text);
     bool other = memcmp(now, last, sizeof now) != 0;
     memcpy(last, now, sizeof now);
     return other;
@@ -67,9 +69,16 @@ Test(identity, gates_and_other_files_are_not_the_model) {
     cr_assert(differs());
 }
 
+Test(identity, weights_in_fp8_are_others) {
+    differs();
+    fp8 = true;
+    cr_assert(differs());
+    cr_assert_not(differs());
+}
+
 Test(identity, a_model_without_a_config_has_none) {
     uint8_t digest[SHA256_BYTES];
     struct fault fault = {0};
     unlink(path_of("config.json"));
-    cr_assert_eq(identity_model(dir, false, digest, &fault), ERR_IO);
+    cr_assert_eq(identity_model(dir, false, false, digest, &fault), ERR_IO);
 }

@@ -644,6 +644,57 @@ Test(model, a_full_pool_changes_nothing) {
     replay_close(&replay);
 }
 
+/* ---- Weights in fp8 ------------------------------------------------------------------------- */
+
+#define FP8_COUNT 40
+
+static float *nano_logits(const char *path, bool fp8, const int *splits, int split_count) {
+    struct replay replay;
+    struct fault fault = {0};
+    int32_t ids[FP8_COUNT];
+    const struct replay_options options = {.dir = KEEPD_SOURCE_DIR "/models/keepd-nano",
+                                           .path = path,
+                                           .threads = 2,
+                                           .rows_max = FP8_COUNT,
+                                           .positions_max = FP8_COUNT,
+                                           .slots = 1,
+                                           .fp8 = fp8};
+    cr_assert_eq(replay_open(&options, &replay, &fault), 0, "%s", fault.text);
+    random_ids(ids, FP8_COUNT, replay.vocab, 5);
+    float *logits = new_logits(&replay, FP8_COUNT);
+    cr_assert_eq(replay_run(&replay, 0, ids, FP8_COUNT, splits, split_count, logits), 0);
+    replay_close(&replay);
+    return logits;
+}
+
+static double rms(const float *a, const float *b, size_t count) {
+    double sum = 0;
+    for (size_t i = 0; i < count; i++) sum += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
+    return sqrt(sum / (double)count);
+}
+
+/* Every path multiplies the same numbers; and they are not far from the file's: three bits of
+ * mantissa move keepd-nano's logits by 0.126 root mean square; two tokens' differ by 4. */
+Test(model, weights_in_fp8_are_the_same_on_every_path) {
+    const int whole = FP8_COUNT, pieces[] = {1, 7, 1};
+    const size_t count = (size_t)FP8_COUNT * 2048;
+    float *file = nano_logits("reference", false, &whole, 1);
+    float *fp8 = nano_logits("reference", true, &whole, 1);
+    double moved = rms(file, fp8, count);
+    cr_assert(moved > 0.01 && moved < 0.3, "logits moved by %g", moved);
+    for (size_t p = 0; p < PATH_COUNT; p++) {
+        if (!path_available(paths[p])) continue;
+        float *once = nano_logits(paths[p], true, &whole, 1);
+        float *split = nano_logits(paths[p], true, pieces, 3);
+        cr_assert(rms(fp8, once, count) < 1e-4, "%s: %g", paths[p], rms(fp8, once, count));
+        check_equal(once, split, FP8_COUNT, 2048, "whole and in pieces", paths[p]);
+        mem_free(once);
+        mem_free(split);
+    }
+    mem_free(file);
+    mem_free(fp8);
+}
+
 static double seen_fraction;
 
 static void note_progress(void *arg, double fraction, const char *what) {

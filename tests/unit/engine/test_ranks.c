@@ -164,7 +164,7 @@ static void live(struct run *run) {
 struct setting {
     const char *dir, *path;
     int ranks, threads;
-    bool random;
+    bool random, fp8;
     const struct replay *owner; /* whose weights it shares */
 };
 
@@ -181,6 +181,7 @@ static void run_once(const struct setting *s, const char *policy, struct record 
                                            .positions_max = POSITIONS,
                                            .slots = SLOTS,
                                            .random_weights = s->random,
+                                           .fp8 = s->fp8,
                                            .owner = s->owner};
     *record = (struct record){0};
     kv_params_set_policy(&kv, policy_find(policy));
@@ -225,6 +226,13 @@ Test(ranks, every_policy_keeps_the_same) {
     static const int ranks[] = {2, 4, 8}; /* keepd-nano has four key/value heads */
     const struct setting one = {.dir = NANO, .path = "auto", .threads = 1};
     for (int i = 0; policy_at(i); i++) compare(&one, policy_at(i)->name, ranks, 3);
+}
+
+/* Scales are of whole rows, whatever part of their inputs a rank has. */
+Test(ranks, weights_in_fp8_are_split_alike) {
+    static const int ranks[] = {2, 8};
+    const struct setting one = {.dir = NANO, .path = "auto", .threads = 1, .fp8 = true};
+    compare(&one, "global", ranks, 2);
 }
 
 Test(ranks, families_with_their_biases_and_norms) {
