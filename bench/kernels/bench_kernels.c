@@ -3,7 +3,7 @@
  * its best product.
  *
  *   bench_kernels [--path P] [--threads N] [--seconds S] [--thin N]
- *                 [--only products|decode|prompt|policies]
+ *                 [--only products|attention|decode|prompt|policies]
  *
  * The model is a Qwen3-0.6B shape with random weights: no engine, no tokenizer. Results and dropped
  * experiments: README.md. */
@@ -400,6 +400,76 @@ static void fill_cache(const struct model *m, int count, int length) {
     }
 }
 
+/* ---- Attention alone ----------------------------------------------------------------------------
+ */
+
+#define ATTENTION_LAYERS 4
+
+struct attention {
+    struct model m;
+    struct kern_batch batch;
+};
+
+static void attend_layers(void *arg) {
+    struct attention *a = arg;
+    struct kern_attend_options options = {.scale = 1 / sqrtf((float)bench.shape.head_dim)};
+    for (int i = 0; i < bench.shape.layers; i++)
+        bench.kern->ops->attend(bench.kern, i, a->m.att, a->m.noise, &a->batch, &options);
+}
+
+/* `count` tokens of `batch_size` sequences at `pos`, in all layers. */
+static void bench_attend(struct attention *a, int batch_size, int count, int pos) {
+    const struct shape *s = &bench.shape;
+    struct kern_span spans[SLOTS];
+    for (int i = 0; i < batch_size; i++)
+        spans[i] = (struct kern_span){.slot = i, .row = i * count, .count = count, .pos = pos};
+    a->batch =
+        (struct kern_batch){.spans = spans, .rows = batch_size * count, .span_count = batch_size};
+    fill_cache(&a->m, batch_size, pos);
+    if (bench.kern->ops->begin_step(bench.kern, &a->batch)) fail("begin_step", ERR_FULL, NULL);
+    for (int i = 0; i < s->layers; i++)
+        bench.kern->ops->write_kv(bench.kern, i, a->m.noise, NULL, &a->batch);
+    double best = best_time(attend_layers, a);
+    double seen = (double)s->layers * batch_size * count * (pos + (count + 1) / 2.0);
+    double bytes = (double)s->layers * batch_size * (pos + count) * s->heads_kv * s->head_dim * 4.0;
+    printf("D %3d group %d batch %d x %3d tokens at %4d: %8.1f us  %6.2f ns per query and entry",
+           s->head_dim, s->heads_q / s->heads_kv, batch_size, count, pos, best * 1e6,
+           best * 1e9 / (seen * s->heads_q));
+    printf("  %5.1f GFLOP/s", 4e-9 * seen * s->heads_q * s->head_dim / best);
+    if (count == 1) printf("  %4.1f GB/s", bytes / best * 1e-9);
+    printf("\n");
+    for (int i = 0; i < batch_size; i++) bench.kern->ops->release(bench.kern, i);
+}
+
+static void bench_attention(void) {
+    static const int shapes[][3] = {{8, 4, 64}, {14, 2, 64}, {16, 8, 128}};
+    const struct shape shape = bench.shape;
+    struct kern *kern = bench.kern;
+    struct cpu_options options = {.path = bench.path, .threads = bench.threads};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        bench.shape = (struct shape){.layers = ATTENTION_LAYERS,
+                                     .heads_q = shapes[i][0],
+                                     .heads_kv = shapes[i][1],
+                                     .head_dim = shapes[i][2]};
+        int rc = cpu_open(&options, &bench.kern, NULL);
+        if (rc) fail("open", rc, NULL);
+        cache_make();
+        int heads = shapes[i][0] + 2 * shapes[i][1];
+        struct attention a = {
+            .m = {.noise = floats((size_t)(STEP_ROWS * heads * shapes[i][2])),
+                  .att = floats((size_t)(STEP_ROWS * shapes[i][0] * shapes[i][2]))}};
+        bench_attend(&a, 1, 1, 1024);
+        bench_attend(&a, 1, 1, CONTEXT);
+        bench_attend(&a, 8, 1, 1024);
+        bench_attend(&a, 1, STEP_ROWS, 0);
+        bench_attend(&a, 1, STEP_ROWS, 2048);
+        cpu_free(a.m.noise), cpu_free(a.m.att);
+        bench.kern->ops->close(bench.kern);
+    }
+    bench.shape = shape;
+    bench.kern = kern;
+}
+
 static void bench_decode(struct model *m) {
     static const int batches[] = {1, 8, 32};
     for (int i = 0; i < 3; i++) {
@@ -584,6 +654,7 @@ int main(int argc, char **argv) {
     printf("%s, %d threads, reading at %.1f GB/s\n", bench.kern->ops->name,
            cpu_of(bench.kern)->threads, bench.bandwidth * 1e-9);
     if (wanted("products")) bench_products();
+    if (wanted("attention")) bench_attention();
     if (wanted("decode") || wanted("prompt") || wanted("policies")) bench_model();
     bench.bandwidth = measure_bandwidth();
     printf("reading at %.1f GB/s at the end\n", bench.bandwidth * 1e-9);

@@ -1,8 +1,14 @@
 /* Attention over simd.h: softmax on the run, in chunks of at most 16 entries that lie at fixed
  * places (entries 0-15, 16-31, ... of each page), so the arithmetic for a query depends only on
- * which entries it sees. An entry it does not see has weight exactly 0 and adds exactly nothing. */
-#include "kernels/cpu/simd.h"
+ * which entries it sees. An entry it does not see has weight exactly 0 and adds exactly nothing.
+ *
+ * Lanes go in sets of sixteen. A full one, or nearly, lies side by side, one lane of the item in
+ * each of a vector: scores, maxima and sums of weights need nothing across a vector. Of a small one
+ * a chunk's entries fill the vector. Both add in the same order (vec_dots.h). */
+#include <float.h>
+
 #include "kernels/cpu/vec.h"
+#include "kernels/cpu/vec_dots.h"
 
 #define LANES 32
 #define CHUNK 16
@@ -10,16 +16,14 @@
 /* Per worker. Vectors are padded with zeros to `width` floats, a multiple of 16. */
 struct room {
     float most[LANES], sum[LANES];
-    int32_t lo[LANES], hi[LANES]; /* entries the lane sees */
+    int32_t lo[LANES], hi[LANES]; /* entries the lane sees; neither descends */
+    float weight[LANES * CHUNK];  /* of a chunk's entries, scores before */
+    float keep[LANES];            /* what is left of the lane's sums when the maximum has grown */
     int width;
-    float *q;     /* [LANES][width], scaled */
+    float *q;     /* [LANES][width], scaled; a set side by side: [width][MANY] */
     float *acc;   /* [LANES][width] */
     float *k, *v; /* [CHUNK][width] */
 };
-
-static int padded(int head_dim) {
-    return (head_dim + 15) / 16 * 16;
-}
 
 size_t VEC(attend_scratch)(const struct kern_cache_options *options) {
     size_t vectors = 2 * LANES + 2 * CHUNK;
@@ -42,6 +46,26 @@ static struct room *room_of(const struct cpu_attend_job *job, void *scratch) {
     return room;
 }
 
+/* Lanes that are taken together. */
+struct set {
+    int first, lanes;
+};
+
+static struct set set_at(const struct cpu_attend_item *item, int first) {
+    return (struct set){first, item->lanes - first < MANY ? item->lanes - first : MANY};
+}
+
+static bool side_by_side(struct set set) {
+    return set.lanes >= MANY_MIN;
+}
+
+/* Lays sixteen queries side by side, in place. */
+static void pack_set(struct room *room, struct set set) {
+    float *q = room->q + set.first * room->width, *packed = room->k; /* no keys yet: as large */
+    pack_many(packed, q, room->width, set.lanes, room->width);
+    memcpy(q, packed, (size_t)(MANY * room->width) * sizeof *q);
+}
+
 static void begin(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                   const struct cpu_stream *stream, struct room *room) {
     const struct kern_span *span = &job->batch->spans[item->span];
@@ -62,79 +86,157 @@ static void begin(const struct cpu_attend_job *job, const struct cpu_attend_item
             acc[i] = 0;
         }
     }
+    for (int l = 0; l < item->lanes; l += MANY)
+        if (side_by_side(set_at(item, l))) pack_set(room, set_at(item, l));
 }
 
-/* `count` vectors as padded floats: where they lie if they are that already, else a copy. */
-static const float *widen(const struct cpu_attend_job *job, const void *from, int count,
-                          float *copy, int width) {
-    int dim = job->head_dim;
-    enum kern_dtype dtype = job->cache->options.dtype;
-    if (dtype == KERN_F32 && dim == width) return from;
-    for (int64_t j = 0; j < count; j++)
-        for (int i = 0; i < dim; i += 16)
-            v16_store(copy + j * width + i, v16_load_row(from, j * dim + i, dim - i, dtype));
-    return copy;
+/* ---- A chunk ------------------------------------------------------------------------------------
+ */
+
+/* `count` entries from `entry` on. */
+struct chunk {
+    struct rows k, v;
+    int32_t entry;
+    int count;
+};
+
+/* What a lane sees of it: [lo, hi), nothing when they meet. */
+struct seen {
+    int lo, hi;
+};
+
+static struct seen seen_of(const struct room *room, int l, const struct chunk *c) {
+    int32_t lo = room->lo[l] - c->entry, hi = room->hi[l] - c->entry;
+    lo = lo < 0 ? 0 : lo;
+    hi = hi > c->count ? c->count : hi;
+    return lo < hi ? (struct seen){lo, hi} : (struct seen){0, 0};
 }
 
-/* Four dot products at a time: enough chains to hide the latency of an addition. */
-SIMD void dots(const float *q, const float *k, int width, const int count, float *out) {
-    v16 sum[4];
-    _Pragma("GCC unroll 4") for (int j = 0; j < count; j++) sum[j] = v16_set(0);
-    for (int i = 0; i < width; i += 16) {
-        v16 a = v16_load(q + i);
-        _Pragma("GCC unroll 4") for (int j = 0; j < count; j++) sum[j] =
-            v16_fma(a, v16_load(k + (int64_t)j * width + i), sum[j]);
-    }
-    _Pragma("GCC unroll 4") for (int j = 0; j < count; j++) out[j] = v16_sum(sum[j]);
-}
-
-/* Only entries [lo, hi): what lies in a page beside them may be stale, and 0 * NaN is not 0. */
-static void weigh_values(float *acc, const float *v, int width, int lo, int hi, const float *p,
-                         float keep) {
-    for (int i = 0; i < width; i += 16) {
-        v16 sum = v16_mul(v16_load(acc + i), v16_set(keep));
-        for (int j = lo; j < hi; j++)
-            sum = v16_fma(v16_set(p[j]), v16_load(v + (int64_t)j * width + i), sum);
-        v16_store(acc + i, sum);
-    }
-}
-
-/* Lane l meets `count` entries, of which it sees [lo, hi). */
-static void meet(struct room *room, int l, const float *k, const float *v, int count, int lo,
-                 int hi) {
-    float score[CHUNK] = {0}, p[CHUNK];
-    const int64_t width = room->width;
-    const float *q = room->q + l * width;
-    int j = 0;
-    for (; j + 4 <= count; j += 4) dots(q, k + j * width, room->width, 4, score + j);
-    for (; j < count; j++) dots(q, k + j * width, room->width, 1, score + j);
-    v16 s = v16_keep(v16_load(score), lo, hi, -INFINITY);
-    float most = fmaxf(room->most[l], v16_most(s));
-    v16 weights = v16_exp(v16_sub(s, v16_set(most)));
-    float keep = 1;
-    if (most > room->most[l]) { /* exp(-inf - most) is 0: the first chunk starts from nothing */
-        v16_store(p, v16_exp(v16_set(room->most[l] - most)));
-        keep = p[0];
-    }
-    v16_store(p, weights);
-    room->sum[l] = room->sum[l] * keep + v16_sum(weights);
+/* The lane's largest score has become `most`. */
+static void raise_most(struct room *room, int l, float most) {
+    float keep[16] = {1};
+    if (most > room->most[l]) /* exp(-inf - most) is 0: the first chunk starts from nothing */
+        v16_store(keep, v16_exp(v16_set(room->most[l] - most)));
     room->most[l] = most;
-    weigh_values(room->acc + l * width, v, room->width, lo, hi, p, keep);
+    room->keep[l] = keep[0];
 }
 
-static void chunk(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
-                  struct room *room, uint32_t page, int slot, int count, int32_t entry) {
+/* Weights of a few lanes, rows of CHUNK. */
+static void meet_few(struct room *room, struct set set, const struct chunk *c) {
+    float *weight = room->weight + set.first * CHUNK;
+    struct dots dots = {weight, CHUNK, room->q + set.first * room->width, room->width, c->k};
+    dots_few(&dots, set.lanes, c->count);
+    for (int l = set.first; l < set.first + set.lanes; l++, weight += CHUNK) {
+        struct seen seen = seen_of(room, l, c);
+        room->keep[l] = 1;
+        if (seen.hi == 0) continue;
+        v16 s = v16_keep(v16_load(weight), seen.lo, seen.hi, -INFINITY);
+        raise_most(room, l, fmaxf(room->most[l], v16_most(s)));
+        s = v16_exp(v16_sub(s, v16_set(room->most[l])));
+        v16_store(weight, s);
+        room->sum[l] = room->sum[l] * room->keep[l] + v16_sum(s);
+    }
+}
+
+/* Scores of entries that a lane does not see. */
+static void mask_many(const struct room *room, struct set set, const struct chunk *c,
+                      float *score) {
+    for (int l = 0; l < set.lanes; l++) {
+        struct seen seen = seen_of(room, set.first + l, c);
+        for (int j = 0; j < seen.lo; j++) score[j * MANY + l] = -INFINITY;
+        for (int j = seen.hi; j < c->count; j++) score[j * MANY + l] = -INFINITY;
+    }
+}
+
+/* Adds a chunk's vectors as v16_sum adds one's lanes. */
+static v16 sum_many(const float *weight) {
+    v16 sum[CHUNK / 2];
+    for (int j = 0; j < 8; j++)
+        sum[j] = v16_add(v16_load(weight + j * MANY), v16_load(weight + (j + 8) * MANY));
+    for (int half = 4; half > 0; half /= 2)
+        for (int j = 0; j < half; j++) sum[j] = v16_add(sum[j], sum[j + half]);
+    return sum[0];
+}
+
+/* Weights of lanes side by side, [CHUNK][MANY]. A lane that has seen nothing yet has the maximum
+ * -inf, whose difference to itself is none: it is taken for the smallest number. */
+static void meet_many(struct room *room, struct set set, const struct chunk *c) {
+    float *weight = room->weight + set.first * CHUNK;
+    int last = set.first + set.lanes - 1;
+    dots_many(weight, room->q + set.first * room->width, c->k.at, room->width, c->count);
+    if (room->lo[last] > c->entry || room->hi[set.first] < c->entry + c->count)
+        mask_many(room, set, c, weight);
+    v16 before = v16_load(room->most + set.first), most = before;
+    for (int j = 0; j < c->count; j++) most = v16_max(most, v16_load(weight + j * MANY));
+    v16 top = v16_max(most, v16_set(-FLT_MAX));
+    for (int j = 0; j < CHUNK; j++) {
+        float *to = weight + j * MANY;
+        v16_store(to, j < c->count ? v16_exp(v16_sub(v16_load(to), top)) : v16_set(0));
+    }
+    v16 keep = v16_exp(v16_sub(before, top));
+    v16 sum = v16_mul(v16_load(room->sum + set.first), keep);
+    v16_store(room->sum + set.first, v16_add(sum, sum_many(weight)));
+    v16_store(room->most + set.first, most);
+    v16_store(room->keep + set.first, keep);
+}
+
+/* Lanes from l on that see the same as it does. */
+static int alike(const struct room *room, int l, int end, const struct chunk *c) {
+    struct seen seen = seen_of(room, l, c);
+    int n = 1;
+    for (; l + n < end; n++) {
+        struct seen other = seen_of(room, l + n, c);
+        if (other.lo != seen.lo || other.hi != seen.hi) break;
+    }
+    return n;
+}
+
+/* Only entries that a lane sees: what lies in a page beside them may be stale, and 0 * NaN is not
+ * 0. */
+static void add_values(struct room *room, struct set set, const struct chunk *c, bool many) {
+    int end = set.first + set.lanes;
+    for (int l = set.first, n; l < end; l += n) {
+        struct seen seen = seen_of(room, l, c);
+        int at = set.first * CHUNK + (l - set.first) * (many ? 1 : CHUNK);
+        struct weighing w = {.out = room->acc + l * room->width,
+                             .out_stride = room->width,
+                             .keep = room->keep + l,
+                             .p = room->weight + at,
+                             .p_lane = many ? 1 : CHUNK,
+                             .p_row = many ? MANY : 1,
+                             .rows = c->v};
+        n = alike(room, l, end, c);
+        if (seen.hi > 0) weigh_rows(w, n, seen.lo, seen.hi);
+    }
+}
+
+static void meet(struct room *room, struct set set, const struct chunk *c) {
+    int last = set.first + set.lanes - 1;
+    if (room->hi[last] <= c->entry || room->lo[set.first] >= c->entry + c->count) return;
+    bool many = side_by_side(set);
+    if (many)
+        meet_many(room, set, c);
+    else
+        meet_few(room, set, c);
+    add_values(room, set, c, many);
+}
+
+/* A chunk as it lies, or for more lanes than a tile has as floats. */
+static void meet_chunk(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
+                       struct room *room, uint32_t page, int slot, struct chunk c) {
     const struct cpu_cache *cache = job->cache;
     size_t offset = (size_t)slot * cache->row_size;
-    const float *k =
-        widen(job, (const char *)cpu_cache_k(cache, page) + offset, count, room->k, room->width);
-    const float *v =
-        widen(job, (const char *)cpu_cache_v(cache, page) + offset, count, room->v, room->width);
-    for (int l = 0; l < item->lanes; l++) {
-        int lo = room->lo[l] - entry, hi = room->hi[l] - entry;
-        if (hi <= 0 || lo >= count) continue;
-        meet(room, l, k, v, count, lo < 0 ? 0 : lo, hi > count ? count : hi);
+    c.k = (struct rows){(const char *)cpu_cache_k(cache, page) + offset, job->head_dim,
+                        job->head_dim, cache->options.dtype};
+    c.v = c.k;
+    c.v.at = (const char *)cpu_cache_v(cache, page) + offset;
+    if (item->lanes > TILE) {
+        const void *k = widen_rows(&c.k, c.count, room->k);
+        const void *v = widen_rows(&c.v, c.count, room->v);
+        c.k = (struct rows){k, room->width, room->width, KERN_F32};
+        c.v = (struct rows){v, room->width, room->width, KERN_F32};
     }
+    for (int l = 0; l < item->lanes; l += MANY) meet(room, set_at(item, l), &c);
 }
 
 static void finish(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
@@ -156,8 +258,11 @@ void VEC(attend)(const struct cpu_attend_job *job, const struct cpu_attend_item 
     int32_t last = room->hi[item->lanes - 1];
     for (int32_t page = room->lo[0] / slots; page * slots < last; page++) {
         for (int slot = 0; slot < slots && page * slots + slot < last; slot += CHUNK) {
+            int32_t entry = page * slots + slot;
             int count = slots - slot < CHUNK ? slots - slot : CHUNK;
-            chunk(job, item, room, stream.pages[page], slot, count, page * slots + slot);
+            if (count > last - entry) count = last - entry;
+            meet_chunk(job, item, room, stream.pages[page], slot,
+                       (struct chunk){.entry = entry, .count = count});
         }
     }
     finish(job, item, room);

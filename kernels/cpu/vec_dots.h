@@ -1,0 +1,262 @@
+/* What attention and observing it share: queries times rows, and rows times weights. Include only
+ * from files compiled per path.
+ *
+ * A product is sixteen running sums, of the elements d with equal d mod 16 in ascending order,
+ * added as v16_sum adds them. There are two ways to that result, the same bit by bit: few    rows
+ * as they lie: the sixteen sums fill a vector, one query and row at a time many   sixteen queries
+ * side by side, one per lane: the sums are sixteen vectors, added like the same tree, and nothing
+ * is ever summed across a vector so it may be chosen by whatever is fastest, and a result never
+ * depends on who else is there. */
+#ifndef KEEPD_KERNELS_CPU_VEC_DOTS_H
+#define KEEPD_KERNELS_CPU_VEC_DOTS_H
+
+#include "kernels/cpu/simd.h"
+
+/* As many sums at a time as there are registers for: queries by rows, queries by vectors of a row.
+ */
+#if defined(__AVX512F__)
+#define TILE      4
+#define TILE_ROWS 4
+#else
+#define TILE      2
+#define TILE_ROWS 2
+#endif
+
+#define MANY     16 /* queries side by side */
+#define MANY_MIN 7  /* so many pay for all sixteen */
+
+#define UNROLL _Pragma("GCC unroll 4")
+
+/* Rows one after the other, `stride` elements apart; what lies past `dim` counts as 0. */
+struct rows {
+    const void *at;
+    int64_t stride;
+    int dim;
+    enum kern_dtype dtype;
+};
+
+/* out[l * out_stride + j] = q[l] . row[j] */
+struct dots {
+    float *out;
+    int64_t out_stride;
+    const float *q;
+    int64_t q_stride;
+    struct rows rows;
+};
+
+/* ---- Few queries ------------------------------------------------------------------------------
+ */
+
+SIMD void few_step(const struct dots *p, v16 (*sum)[TILE_ROWS], int lane, const int lanes, int row,
+                   const int rows, int d, int left, const enum kern_dtype dtype) {
+    v16 key[TILE_ROWS];
+    UNROLL for (int j = 0; j < rows; j++) key[j] =
+        v16_load_row(p->rows.at, (row + j) * p->rows.stride + d, left, dtype);
+    UNROLL for (int l = 0; l < lanes; l++) {
+        v16 q = v16_load_row(p->q, (lane + l) * p->q_stride + d, left, KERN_F32);
+        UNROLL for (int j = 0; j < rows; j++) sum[l][j] = v16_fma(q, key[j], sum[l][j]);
+    }
+}
+
+SIMD void few_tile(const struct dots *p, int lane, const int lanes, int row, const int rows,
+                   const enum kern_dtype dtype) {
+    v16 sum[TILE][TILE_ROWS];
+    int d = 0, dim = p->rows.dim;
+    UNROLL for (int l = 0; l < lanes; l++) UNROLL for (int j = 0; j < rows; j++) sum[l][j] =
+        v16_set(0);
+    for (; d + 16 <= dim; d += 16) few_step(p, sum, lane, lanes, row, rows, d, 16, dtype);
+    if (d < dim) few_step(p, sum, lane, lanes, row, rows, d, dim - d, dtype);
+    UNROLL for (int l = 0; l < lanes; l++) {
+        float *out = p->out + (lane + l) * p->out_stride + row;
+        if (rows == 4)
+            v16_sum4(sum[l], out);
+        else
+            UNROLL for (int j = 0; j < rows; j++) out[j] = v16_sum(sum[l][j]);
+    }
+}
+
+SIMD void few_rows(const struct dots *p, int lanes, int row, const int rows,
+                   const enum kern_dtype dtype) {
+    int lane = 0;
+    for (; lane + TILE <= lanes; lane += TILE) few_tile(p, lane, TILE, row, rows, dtype);
+    for (; lane + 2 <= lanes; lane += 2) few_tile(p, lane, 2, row, rows, dtype);
+    for (; lane < lanes; lane++) few_tile(p, lane, 1, row, rows, dtype);
+}
+
+SIMD void few_typed(const struct dots *p, int lanes, int count, const enum kern_dtype dtype) {
+    int row = 0;
+    for (; row + TILE_ROWS <= count; row += TILE_ROWS) few_rows(p, lanes, row, TILE_ROWS, dtype);
+    for (; row < count; row++) few_rows(p, lanes, row, 1, dtype);
+}
+
+static inline void dots_few(const struct dots *p, int lanes, int count) {
+    if (p->rows.dtype == KERN_F32)
+        few_typed(p, lanes, count, KERN_F32);
+    else if (p->rows.dtype == KERN_BF16)
+        few_typed(p, lanes, count, KERN_BF16);
+    else
+        few_typed(p, lanes, count, KERN_E4M3);
+}
+
+/* ---- Many queries -----------------------------------------------------------------------------
+ */
+
+static inline int padded(int dim) {
+    return (dim + 15) / 16 * 16;
+}
+
+/* packed[d * MANY + l] = q[l * stride + d] for d below padded(dim), 0 where there is none. */
+static inline void pack_many(float *packed, const float *q, int64_t stride, int lanes, int dim) {
+    for (int d = 0; d < dim; d += 16) {
+        v16 column[16];
+        for (int l = 0; l < 16; l++)
+            column[l] = l < lanes ? v16_load_row(q, l * stride + d, dim - d, KERN_F32) : v16_set(0);
+        v16_transpose(column);
+        for (int i = 0; i < 16; i++) v16_store(packed + (d + i) * MANY, column[i]);
+    }
+}
+
+/* Rows as floats, each of padded(dim) with zeros behind: where they lie if they are that already,
+ * else a copy. */
+static inline const float *widen_rows(const struct rows *rows, int count, float *copy) {
+    int64_t width = padded(rows->dim);
+    if (rows->dtype == KERN_F32 && rows->stride == width && rows->dim == width) return rows->at;
+    for (int64_t j = 0; j < count; j++) {
+        int d = 0;
+        for (; d + 16 <= rows->dim; d += 16)
+            v16_store(copy + j * width + d,
+                      v16_load_row(rows->at, j * rows->stride + d, 16, rows->dtype));
+        if (d < rows->dim)
+            v16_store(copy + j * width + d,
+                      v16_load_row(rows->at, j * rows->stride + d, rows->dim - d, rows->dtype));
+    }
+    return copy;
+}
+
+struct many {
+    const float *packed, *rows; /* rows of `width` floats */
+    int64_t width;
+};
+
+/* Running sum `at` of a few rows. */
+SIMD void many_sum(const struct many *m, v16 *sum, int at, const int rows) {
+    UNROLL for (int j = 0; j < rows; j++) sum[j] = v16_set(0);
+    for (int64_t d = at; d < m->width; d += 16) {
+        v16 q = v16_load(m->packed + d * MANY);
+        UNROLL for (int j = 0; j < rows; j++) sum[j] =
+            v16_fma(q, v16_set(m->rows[j * m->width + d]), sum[j]);
+    }
+}
+
+SIMD void many_add(v16 *sum, const v16 *other, const int rows) {
+    UNROLL for (int j = 0; j < rows; j++) sum[j] = v16_add(sum[j], other[j]);
+}
+
+/* The tree of v16_sum: sums 8 apart, then 4, 2 and 1. */
+SIMD void many_pair(const struct many *m, v16 *sum, int at, const int rows) {
+    v16 other[4];
+    many_sum(m, sum, at, rows);
+    many_sum(m, other, at + 8, rows);
+    many_add(sum, other, rows);
+}
+
+SIMD void many_four(const struct many *m, v16 *sum, int at, const int rows) {
+    v16 other[4];
+    many_pair(m, sum, at, rows);
+    many_pair(m, other, at + 4, rows);
+    many_add(sum, other, rows);
+}
+
+SIMD void many_eight(const struct many *m, v16 *sum, int at, const int rows) {
+    v16 other[4];
+    many_four(m, sum, at, rows);
+    many_four(m, other, at + 2, rows);
+    many_add(sum, other, rows);
+}
+
+SIMD void many_rows(const struct many *m, float *out, const int rows) {
+    v16 sum[4], other[4];
+    many_eight(m, sum, 0, rows);
+    many_eight(m, other, 1, rows);
+    many_add(sum, other, rows);
+    UNROLL for (int j = 0; j < rows; j++) v16_store(out + j * MANY, sum[j]);
+}
+
+/* out[j * MANY + l] = q[l] . row[j], queries packed, rows widened. */
+static void dots_many(float *out, const float *packed, const float *rows, int width, int count) {
+    struct many m = {packed, rows, width};
+    for (; count >= 4; count -= 4, m.rows += 4 * m.width, out += 4 * MANY) many_rows(&m, out, 4);
+    for (; count > 0; count--, m.rows += m.width, out += MANY) many_rows(&m, out, 1);
+}
+
+/* ---- Weighing rows ----------------------------------------------------------------------------
+ */
+
+/* out[l] = keep[l] out[l] + sum_j p[l][j] row[j], rows in ascending order. */
+struct weighing {
+    float *out;
+    int64_t out_stride;
+    const float *keep;
+    const float *p;
+    int64_t p_lane, p_row; /* from one lane's weight to the next one's, and of one lane */
+    struct rows rows;
+};
+
+SIMD void weigh_tile(const struct weighing *w, const int lanes, int from, int to, int d,
+                     const int vectors, int left, const enum kern_dtype dtype) {
+    v16 sum[TILE][4], row[4];
+    UNROLL for (int l = 0; l < lanes; l++) UNROLL for (int i = 0; i < vectors; i++) sum[l][i] =
+        v16_mul(v16_load_row(w->out, l * w->out_stride + d + 16 * i, left, KERN_F32),
+                v16_set(w->keep[l]));
+    for (int j = from; j < to; j++) {
+        UNROLL for (int i = 0; i < vectors; i++) row[i] =
+            v16_load_row(w->rows.at, j * w->rows.stride + d + 16 * i, left, dtype);
+        UNROLL for (int l = 0; l < lanes; l++) {
+            v16 p = v16_set(w->p[l * w->p_lane + j * w->p_row]);
+            UNROLL for (int i = 0; i < vectors; i++) sum[l][i] = v16_fma(p, row[i], sum[l][i]);
+        }
+    }
+    UNROLL for (int l = 0; l < lanes; l++) UNROLL for (int i = 0; i < vectors; i++) {
+        float *out = w->out + l * w->out_stride + d + 16 * i;
+        if (left >= 16)
+            v16_store(out, sum[l][i]);
+        else
+            v16_store_n(out, sum[l][i], left);
+    }
+}
+
+SIMD void weigh_typed(const struct weighing *w, const int lanes, int from, int to,
+                      const enum kern_dtype dtype) {
+    int d = 0, dim = w->rows.dim;
+    for (; d + 16 * TILE_ROWS <= dim; d += 16 * TILE_ROWS)
+        weigh_tile(w, lanes, from, to, d, TILE_ROWS, 16, dtype);
+    for (; d + 16 <= dim; d += 16) weigh_tile(w, lanes, from, to, d, 1, 16, dtype);
+    if (d < dim) weigh_tile(w, lanes, from, to, d, 1, dim - d, dtype);
+}
+
+SIMD void weigh_lanes(const struct weighing *w, const int lanes, int from, int to) {
+    if (w->rows.dtype == KERN_F32)
+        weigh_typed(w, lanes, from, to, KERN_F32);
+    else if (w->rows.dtype == KERN_BF16)
+        weigh_typed(w, lanes, from, to, KERN_BF16);
+    else
+        weigh_typed(w, lanes, from, to, KERN_E4M3);
+}
+
+/* Rows [from, to) for `lanes` lanes. */
+static void weigh_rows(struct weighing w, int lanes, int from, int to) {
+    for (int n; lanes > 0; lanes -= n) {
+        n = lanes >= TILE ? TILE : lanes >= 2 ? 2 : 1;
+        if (n == TILE)
+            weigh_lanes(&w, TILE, from, to);
+        else if (n == 2)
+            weigh_lanes(&w, 2, from, to);
+        else
+            weigh_lanes(&w, 1, from, to);
+        w.out += n * w.out_stride;
+        w.keep += n;
+        w.p += n * w.p_lane;
+    }
+}
+
+#endif
