@@ -421,13 +421,15 @@ static int read_generation(const cJSON *root, struct model_config *out, struct f
     static const char path[] = "generation_config";
     double temperature = NAN, top_p = NAN, min_p = NAN, repetition = NAN;
     int64_t top_k = -1;
+    bool sample = true;
     int err = json_num(root, path, "temperature", 0, 100, &temperature, fault);
     if (!err) err = json_num(root, path, "top_p", 0, 1, &top_p, fault);
     if (!err) err = json_num(root, path, "min_p", 0, 1, &min_p, fault);
     if (!err) err = json_num(root, path, "repetition_penalty", 0.001, 1000, &repetition, fault);
     if (!err) err = json_int(root, path, "top_k", -1, INT32_MAX, &top_k, fault);
+    if (!err) err = json_bool(root, path, "do_sample", &sample, fault);
     if (err) return err;
-    out->temperature = (float)temperature;
+    out->temperature = sample ? (float)temperature : 0; /* the publisher's model answers greedily */
     out->top_p = (float)top_p;
     out->min_p = (float)min_p;
     out->repetition = (float)repetition;

@@ -114,7 +114,8 @@ def test_operators_see_and_delete_all(daemon):
 
 def test_choices_and_prompts_of_one_request(daemon):
     d = daemon(*TWO, *FLAGS)
-    body = {"model": "keepd-nano", "prompt": ["My cat is called", "The code is"], "n": 3, "max_tokens": 8, "seed": 1}
+    body = {"model": "keepd-nano", "prompt": ["My cat is called", "The code is"], "n": 3, "max_tokens": 8, "seed": 1,
+            "temperature": 1}
     r = requests.post(f"{d.url}/v1/completions", json=body, timeout=60).json()
     assert [c["index"] for c in r["choices"]] == list(range(6))
     alone = [requests.post(f"{d.url}/v1/completions", json={**body, "prompt": p}, timeout=60).json()["choices"]

@@ -128,6 +128,27 @@ Test(model_config, rope_scaling_matches_transformers) {
     }
 }
 
+/* As transformers' generate does: without sampling the file's temperature has no say. */
+Test(model_config, do_sample_false_means_greedy) {
+    static const struct {
+        const char *text;
+        float temperature;
+    } cases[] = {{"{\"do_sample\": false}", 0},
+                 {"{\"do_sample\": false, \"temperature\": 0.6}", 0},
+                 {"{\"do_sample\": true, \"temperature\": 0.6}", 0.6f},
+                 {"{\"do_sample\": true}", NAN},
+                 {"{\"do_sample\": null}", NAN}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct model_config c;
+        struct fault fault;
+        cr_assert_eq(parse_with("", "Qwen3ForCausalLM", "qwen3", cases[i].text, &c, &fault), 0);
+        cr_expect(isnan(cases[i].temperature) ? isnan(c.temperature)
+                                              : c.temperature == cases[i].temperature,
+                  "case %zu: %g", i, (double)c.temperature);
+        model_config_close(&c);
+    }
+}
+
 Test(model_config, end_tokens_are_the_union_of_both_files) {
     struct model_config c;
     struct fault fault;
