@@ -115,16 +115,26 @@ static int resolve_policy(struct engine *e, struct kv_params *kv, struct fault *
     return code;
 }
 
-static int resolve_kv_dtype(const struct engine *e, enum kern_dtype *dtype, struct fault *fault) {
+/* The first of a dtype's names is what reports say. */
+static const struct {
+    const char *name;
+    enum kern_dtype dtype;
+} kv_dtypes[] = {
+    {"f32", KERN_F32}, {"bf16", KERN_BF16}, {"fp8", KERN_E4M3}, {"fp8_e4m3", KERN_E4M3}};
+enum { KV_DTYPES = sizeof kv_dtypes / sizeof *kv_dtypes };
+
+static int resolve_kv_dtype(struct engine *e, enum kern_dtype *dtype, struct fault *fault) {
     const char *name = e->options.kv_dtype;
-    if (name == NULL || strcmp(name, "auto") == 0)
-        *dtype = model_config(model_of(e))->dtype == KERN_F32 ? KERN_F32 : KERN_BF16;
-    else if (strcmp(name, "f32") == 0)
-        *dtype = KERN_F32;
-    else if (strcmp(name, "bf16") == 0)
-        *dtype = KERN_BF16;
-    else
-        return fault_set(fault, ERR_INVALID, "kv-dtype", "'%.20s' is not auto, f32 or bf16", name);
+    bool chosen = name != NULL && strcmp(name, "auto") != 0;
+    int i = 0;
+    *dtype = model_config(model_of(e))->dtype == KERN_F32 ? KERN_F32 : KERN_BF16;
+    while (chosen && i < KV_DTYPES && strcmp(name, kv_dtypes[i].name) != 0) i++;
+    if (i == KV_DTYPES)
+        return fault_set(fault, ERR_INVALID, "kv-dtype", "'%.20s' is not auto, f32, bf16 or fp8",
+                         name);
+    if (chosen) *dtype = kv_dtypes[i].dtype;
+    for (i = 0; kv_dtypes[i].dtype != *dtype;) i++;
+    snprintf(e->info.kv_dtype, sizeof e->info.kv_dtype, "%s", kv_dtypes[i].name);
     return 0;
 }
 
@@ -291,7 +301,6 @@ static int open_cache(struct engine *e, struct sched_options *so, struct fault *
     if (code != 0) return code;
     so->kv.budget_max = e->options.kv_budget_max;
     so->kv.has_gates = model_has_gates(model_of(e));
-    snprintf(e->info.kv_dtype, sizeof e->info.kv_dtype, "%s", dtype == KERN_F32 ? "f32" : "bf16");
     code = plan_pool(e, dtype, so, fault);
     for (int i = 0; i < e->replica_count && code == 0 && !e->options.check_only; i++) {
         if (i > 0) code = open_model(e, &e->replicas[i], so->logits_max, fault);

@@ -51,7 +51,8 @@ struct engine_options {
     int kv_budget_max;          /* cap for requests; 0 = none */
     int64_t kv_pool_bytes;      /* 0 = what is free on the device; on the host by max_num_seqs and
                                    the budget, at most half of what is free */
-    const char *kv_dtype;       /* "auto" (the weights'; bf16 for f16), "f32", "bf16" */
+    const char *kv_dtype;       /* "auto" (the weights'; bf16 for f16), "f32", "bf16", "fp8" or
+                                   "fp8_e4m3" */
     int max_num_seqs;           /* sequences running at once */
     int max_num_batched_tokens; /* rows per step */
     int max_model_len;          /* 0 = the model's */

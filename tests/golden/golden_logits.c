@@ -117,7 +117,7 @@ static int read_option(struct args *args, const char *name, const char *value) {
     else if (!strcmp(name, "--path"))
         args->replay.path = value;
     else if (!strcmp(name, "--kv-dtype"))
-        args->replay.kv_dtype = strcmp(value, "bf16") ? KERN_F32 : KERN_BF16;
+        return replay_kv_dtype(value, &args->replay.kv_dtype, NULL);
     else if (!strcmp(name, "--random-weights"))
         args->replay.random_weights = !strcmp(value, "yes");
     else if (!strcmp(name, "--horizon"))

@@ -402,7 +402,7 @@ static int read_shape(struct run *run, struct fault *fault) {
     }
     const char *dtype = "f32";
     int err = json_str(run->config, "", "kv_dtype", &dtype, fault);
-    cache->dtype = strcmp(dtype, "bf16") ? KERN_F32 : KERN_BF16;
+    if (!err) err = replay_kv_dtype(dtype, &cache->dtype, fault);
     run->qkv_width = (cache->heads_q + 2 * cache->heads_kv) * cache->head_dim;
     run->out_width = cache->heads_q * cache->head_dim;
     return err;

@@ -8,6 +8,22 @@
 #include "kernels/cpu/internal.h"
 #include "kernels/ranks.h"
 
+static const char *const kv_names[] = {
+    [KERN_F32] = "f32", [KERN_F16] = "", [KERN_BF16] = "bf16", [KERN_E4M3] = "fp8"};
+
+const char *replay_kv_name(enum kern_dtype dtype) {
+    return kv_names[dtype];
+}
+
+int replay_kv_dtype(const char *name, enum kern_dtype *dtype, struct fault *fault) {
+    for (size_t i = 0; i < sizeof kv_names / sizeof *kv_names; i++) {
+        if (name[0] == '\0' || strcmp(name, kv_names[i]) != 0) continue;
+        *dtype = (enum kern_dtype)i;
+        return 0;
+    }
+    return fault_set(fault, ERR_INVALID, "kv_dtype", "'%.20s' is not f32, bf16 or fp8", name);
+}
+
 static int open_cache(struct replay *replay, const struct replay_options *options,
                       struct fault *fault) {
     const struct model_config *c = model_config(replay->model);

@@ -28,6 +28,10 @@ struct replay {
     int layers, heads_kv, vocab;
 };
 
+/* The dtype of a cache by its name, "f32", "bf16" or "fp8"; ERR_INVALID. */
+int replay_kv_dtype(const char *name, enum kern_dtype *dtype, struct fault *fault);
+const char *replay_kv_name(enum kern_dtype dtype);
+
 int replay_open(const struct replay_options *options, struct replay *out, struct fault *fault);
 void replay_close(struct replay *replay);
 

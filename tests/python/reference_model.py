@@ -15,7 +15,7 @@ from safetensors import deserialize
 
 from policies.rules import Rule
 from policies.schedule import schedule
-from policies.sequence import Sequence, round_bf16
+from policies.sequence import STORED, Sequence
 
 
 # --- files ----------------------------------------------------------------
@@ -119,7 +119,7 @@ class Reference:
         self.head_dim = c.get("head_dim") or c["hidden_size"] // self.heads_q
         self.eps = c["rms_norm_eps"]
         self.inv, self.rope_factor = rope_frequencies(c, self.head_dim)
-        self.stored = round_bf16 if kv_dtype == "bf16" else np.asarray
+        self.stored = STORED[kv_dtype]
         default = directory / "gates.safetensors"
         path = gates if gates is not None else default if default.exists() else ""
         self.gates = load_gates(path) if path else None

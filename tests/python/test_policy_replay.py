@@ -65,7 +65,7 @@ def test_random_streams(name, tmp_path):
                      for seed, tokens, prompt, budget, buffer, chunk, splits in shapes])
 
 
-@pytest.mark.parametrize("kv_dtype", ("f32", "bf16"))
+@pytest.mark.parametrize("kv_dtype", ("f32", "bf16", "fp8"))
 @pytest.mark.parametrize("path", PATHS)
 def test_every_path_and_policies_side_by_side(path, kv_dtype, tmp_path):
     """One batch of all policies: none disturbs another, and each agrees."""

@@ -15,7 +15,7 @@ from .agree import Follower, State
 from .classes import Members
 from .rules import Rule
 from .schedule import schedule
-from .sequence import Sequence, round_bf16
+from .sequence import STORED, ULP, Sequence
 from .streams import Recording
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -110,10 +110,9 @@ def follow(run, evictions, out, kv_dtype="f32", tolerance=1e-5):
     """Replays one sequence beside what the driver did; returns the tally of the comparison."""
     r = run.recording
     sequence = Sequence(run.rule.as_float32(), r.q.shape[0], r.q.shape[2], r.k.shape[2], r.q.shape[3], r.q.shape[3] ** -0.5,
-                        round_bf16 if kv_dtype == "bf16" else np.asarray,
+                        STORED[kv_dtype],
                         None if r.inv_freq is None else np.asarray(r.inv_freq, np.float64))
-    rounded = kv_dtype == "bf16"
-    follower = Follower(sequence, tolerance, 2 ** -7 if rounded else 1e-4, rounded)
+    follower = Follower(sequence, tolerance, ULP[kv_dtype], kv_dtype != "f32")
     peak = run.budget + run.buffer + run.chunk
     parts = [x.astype(np.float64) for x in (r.q, r.k, r.v, r.log_beta)]
     events, at = iter(evictions), 0

@@ -47,6 +47,18 @@ def round_bf16(x):
     return bits.astype(np.uint32).view(np.float32).astype(np.float64)
 
 
+def round_e4m3(x):
+    """Nearest 8-bit E4M3, ties to even, at most 448."""
+    x = np.asarray(x, np.float32).astype(np.float64)
+    _, exponent = np.frexp(x)  # 0.5 <= |mantissa| < 1: 3 bits after the first, and none below 2^-9
+    step = np.ldexp(1.0, np.maximum(exponent - 4, -9))
+    return np.clip(np.rint(x / step) * step, -448, 448)
+
+
+STORED = {"f32": np.asarray, "bf16": round_bf16, "fp8": round_e4m3}  # what becomes of keys and values
+ULP = {"f32": 1e-4, "bf16": 2 ** -7, "fp8": 2 ** -3}  # how far a tie of that rounding moves one
+
+
 # --- scoring ------------------------------------------------------------------------------------
 
 

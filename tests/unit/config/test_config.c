@@ -163,7 +163,8 @@ Test(config, wrong_values_say_what_was_expected) {
     refuse("--model m --threads 99999999999999999999", "", "threads", "whole number");
     refuse("--model m --kv-pool-bytes 9223372036854775807K", "", "kv-pool-bytes", "K, M or G");
     refuse("--model m --kv-pool-bytes 1KB", "", "kv-pool-bytes", "not '1KB'");
-    refuse("--model m --kv-dtype f16", "", "kv-dtype", "one of auto|f32|bf16, not 'f16'");
+    refuse("--model m --kv-dtype f16", "", "kv-dtype",
+           "one of auto|f32|bf16|fp8|fp8_e4m3, not 'f16'");
     refuse("--model m --kv-dtype aut", "", "kv-dtype", "not 'aut'");
     refuse("--model m --strict-params=maybe", "", "strict-params", "true or false");
     refuse("--model m --api-key=", "", "api-key", "must not be empty");
@@ -347,7 +348,7 @@ Test(config, help_names_every_option) {
     char *text = read_all(out), *rest;
     cr_assert_not_null(strstr(text, "  --kv-budget N "));
     cr_assert_not_null(strstr(text, "[1024]"));
-    cr_assert_not_null(strstr(text, "  --kv-dtype auto|f32|bf16 "));
+    cr_assert_not_null(strstr(text, "  --kv-dtype auto|f32|bf16|fp8|fp8_e4m3\n"));
     cr_assert_not_null(strstr(text, "  --check-config "));
     for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
         cr_assert_leq(strlen(line), 96);
