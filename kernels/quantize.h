@@ -9,7 +9,8 @@ extern "C" {
 
 #include "kernels/kern.h"
 
-#define QUANTIZE_MOST 448.0f /* the largest E4M3 number */
+#define QUANTIZE_MOST  448.0f    /* the largest E4M3 number */
+#define QUANTIZE_LEAST 0x1p-120f /* scales go no lower, so that they have an inverse */
 
 /* scales[r] = quantize_scale(largest magnitude of row r), codes[r][c] = the E4M3 number nearest to
  * element * (1 / scales[r]). ERR_INVALID: a row has a number that is not
@@ -17,10 +18,10 @@ extern "C" {
 int quantize_rows(const struct kern_matrix *from, uint8_t *codes, float *scales,
                   struct fault *fault);
 
-/* The scale of numbers whose largest magnitude is `most`; never so small that it has no inverse. */
+/* The scale of numbers whose largest magnitude is `most`. */
 static inline float quantize_scale(float most) {
     float scale = most / QUANTIZE_MOST;
-    return scale > 0x1p-120f ? scale : 0x1p-120f;
+    return scale > QUANTIZE_LEAST ? scale : QUANTIZE_LEAST;
 }
 
 #ifdef __cplusplus

@@ -153,6 +153,8 @@ static char *random_matrix(int rows, int cols, enum kern_dtype dtype) {
         uint16_t half = number_to_bf16(value);
         if (dtype == KERN_F32)
             memcpy(data + 4 * i, &value, 4);
+        else if (dtype == KERN_E4M3)
+            data[i] = (char)number_to_e4m3(value * 0x1p12f);
         else
             memcpy(data + 2 * i, &half, 2);
     }
@@ -161,11 +163,14 @@ static char *random_matrix(int rows, int cols, enum kern_dtype dtype) {
 
 static struct kern_weight *load_weight(const char *data, int rows, int cols,
                                        enum kern_dtype dtype) {
-    struct kern_matrix m = {.data = data, .dtype = dtype, .rows = rows, .cols = cols};
+    float *scale = dtype == KERN_E4M3 ? floats((size_t)rows) : NULL;
+    struct kern_matrix m = {
+        .data = data, .dtype = dtype, .rows = rows, .cols = cols, .scale = scale};
     struct kern_weight *w;
     struct fault fault;
     int rc = bench.kern->ops->weight_load(bench.kern, &m, 1, KERN_SHARD_NONE, &w, &fault);
     if (rc) fail("weight", rc, &fault);
+    cpu_free(scale);
     return w;
 }
 
@@ -210,8 +215,11 @@ static void bench_product(int rows, int outputs, int cols, enum kern_dtype dtype
     double each = best_time(run_product, &p) / p.each;
     double rate = (double)bytes / each;
     printf("%-5s %4d rows %6d x %4d  %9.1f us  %6.1f GB/s (%3.0f%% of reading)  %7.1f GFLOP/s\n",
-           dtype == KERN_F32 ? "f32" : "bf16", rows, outputs, cols, each * 1e6, rate * 1e-9,
-           100 * rate / bench.bandwidth, 2.0 * rows * outputs * cols / each * 1e-9);
+           dtype == KERN_F32    ? "f32"
+           : dtype == KERN_E4M3 ? "e4m3"
+                                : "bf16",
+           rows, outputs, cols, each * 1e6, rate * 1e-9, 100 * rate / bench.bandwidth,
+           2.0 * rows * outputs * cols / each * 1e-9);
     for (int i = 0; i < p.copies; i++) bench.kern->ops->weight_free(bench.kern, p.weight[i]);
     cpu_free(p.weight), cpu_free(p.x), cpu_free(p.y);
 }
@@ -221,7 +229,8 @@ static void bench_products(void) {
     static const int sizes[][2] = {{4096, 1024}, {1024, 2048}, {6144, 1024}, {1024, 3072}};
     for (size_t s = 0; s < 4; s++)
         for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-            bench_product(rows[i], sizes[s][0], sizes[s][1], KERN_BF16);
+            for (int d = 0; d < 2; d++)
+                bench_product(rows[i], sizes[s][0], sizes[s][1], d ? KERN_E4M3 : KERN_BF16);
     bench_product(1, 4096, 1024, KERN_F32);
     bench_product(512, 4096, 1024, KERN_F32);
 }

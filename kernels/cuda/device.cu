@@ -35,7 +35,7 @@ struct chunk {
 };
 
 struct device {
-    int index, processors;
+    int index, processors, capability; /* compute capability, 90 = 9.0 */
     cudaStream_t stream;
     cublasLtHandle_t blas;
     void *workspace;
@@ -90,7 +90,7 @@ int device_count(struct fault *fault) {
     return count;
 }
 
-static int check_device(int index, int *processors, struct fault *fault) {
+static int check_device(int index, int *processors, int *capability, struct fault *fault) {
     int count = device_count(fault), major = 0, minor = 0;
     if (count == 0) return ERR_NOTFOUND;
     if (index < 0 || index >= count)
@@ -98,6 +98,7 @@ static int check_device(int index, int *processors, struct fault *fault) {
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
     cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index);
     cudaDeviceGetAttribute(processors, cudaDevAttrMultiProcessorCount, index);
+    *capability = 10 * major + minor;
     if (major < 9)
         return fault_set(fault, ERR_UNSUPPORTED, "device",
                          "the device has compute capability %d.%d; 9.0 (Hopper) or later is needed",
@@ -122,12 +123,13 @@ static bool open_chunk(struct chunk *chunk, size_t bytes) {
 }
 
 int device_open(int index, struct device **out, struct fault *fault) {
-    int processors = 0, rc = check_device(index, &processors, fault);
+    int processors = 0, capability = 0, rc = check_device(index, &processors, &capability, fault);
     if (rc) return rc;
     struct device *device = static_cast<struct device *>(mem_try_alloc(1, sizeof *device));
     if (!device) return fault_set(fault, ERR_NOMEM, "device", "no memory");
     device->index = index;
     device->processors = processors;
+    device->capability = capability;
     bool good = ok(device, cudaSetDevice(index), "cudaSetDevice") &&
                 ok(device, cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking),
                    "cudaStreamCreate") &&
@@ -392,13 +394,23 @@ static bool set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t a
            CUBLAS_STATUS_SUCCESS;
 }
 
-static bool open_plan(struct matmul_plan *p, int64_t n, int64_t k, int64_t rows,
-                      enum kern_dtype dtype, const float *bias) {
-    cudaDataType_t type = dtype == KERN_F32 ? CUDA_R_32F : CUDA_R_16BF;
+/* A scale per row of x and of w; on compute capability 9.0 only. */
+static bool set_scales(cublasLtMatmulDesc_t operation, const struct matmul_args *a) {
+    cublasLtMatmulMatrixScale_t vector = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+    return set(operation, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &vector, sizeof vector) &&
+           set(operation, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &vector, sizeof vector) &&
+           set(operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &a->w_scale, sizeof a->w_scale) &&
+           set(operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &a->x_scale, sizeof a->x_scale);
+}
+
+static bool open_plan(struct matmul_plan *p, const struct matmul_args *a) {
+    static const cudaDataType_t types[] = {CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF, CUDA_R_8F_E4M3};
+    cudaDataType_t type = types[a->dtype];
     cublasOperation_t transposed = CUBLAS_OP_T;
     cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
     memset(p, 0, sizeof *p);
-    uint64_t rows_u = static_cast<uint64_t>(rows), n_u = static_cast<uint64_t>(n),
+    int64_t n = a->n, k = a->k;
+    uint64_t rows_u = static_cast<uint64_t>(a->rows), n_u = static_cast<uint64_t>(n),
              k_u = static_cast<uint64_t>(k);
     bool good =
         cublasLtMatmulDescCreate(&p->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F) ==
@@ -407,9 +419,10 @@ static bool open_plan(struct matmul_plan *p, int64_t n, int64_t k, int64_t rows,
         cublasLtMatrixLayoutCreate(&p->x, type, k_u, rows_u, k) == CUBLAS_STATUS_SUCCESS &&
         cublasLtMatrixLayoutCreate(&p->y, CUDA_R_32F, n_u, rows_u, n) == CUBLAS_STATUS_SUCCESS &&
         set(p->operation, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed);
-    if (good && bias)
+    if (good && a->dtype == KERN_E4M3) good = set_scales(p->operation, a);
+    if (good && a->bias)
         good = set(p->operation, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue) &&
-               set(p->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+               set(p->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &a->bias, sizeof a->bias);
     return good;
 }
 
@@ -426,13 +439,16 @@ static bool one_sum(const cublasLtMatmulAlgo_t *algorithm) {
     return split <= 1 && reduction == CUBLASLT_REDUCTION_SCHEME_NONE;
 }
 
-static bool choose_algorithm(struct device *device, struct matmul_shape *shape, const float *bias) {
+static bool choose_algorithm(struct device *device, struct matmul_shape *shape,
+                             const struct matmul_args *args) {
     struct matmul_plan plan;
+    struct matmul_args wanted = *args;
+    wanted.rows = HEURISTIC_ROWS;
     cublasLtMatmulPreference_t preference = NULL;
     cublasLtMatmulHeuristicResult_t found[HEURISTIC_MAX];
     size_t workspace = WORKSPACE_BYTES;
     int count = 0, best = -1;
-    bool good = open_plan(&plan, shape->n, shape->k, HEURISTIC_ROWS, shape->dtype, bias) &&
+    bool good = open_plan(&plan, &wanted) &&
                 cublasLtMatmulPreferenceCreate(&preference) == CUBLAS_STATUS_SUCCESS &&
                 cublasLtMatmulPreferenceSetAttribute(
                     preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
@@ -448,32 +464,32 @@ static bool choose_algorithm(struct device *device, struct matmul_shape *shape, 
     return best >= 0;
 }
 
-static const struct matmul_shape *find_shape(struct device *device, int64_t n, int64_t k,
-                                             enum kern_dtype dtype, const float *bias) {
+static const struct matmul_shape *find_shape(struct device *device, const struct matmul_args *a) {
+    enum kern_dtype dtype = static_cast<enum kern_dtype>(a->dtype);
+    bool bias = a->bias != NULL;
     for (int i = 0; i < device->shape_count; i++) {
         const struct matmul_shape *s = &device->shapes[i];
-        if (s->n == n && s->k == k && s->dtype == dtype && s->bias == (bias != NULL)) return s;
+        if (s->n == a->n && s->k == a->k && s->dtype == dtype && s->bias == bias) return s;
     }
     CHECK(device->shape_count < SHAPES_MAX);
     struct matmul_shape *fresh = &device->shapes[device->shape_count];
-    fresh->n = n;
-    fresh->k = k;
+    fresh->n = a->n;
+    fresh->k = a->k;
     fresh->dtype = dtype;
-    fresh->bias = bias != NULL;
-    if (!choose_algorithm(device, fresh, bias)) return NULL;
+    fresh->bias = bias;
+    if (!choose_algorithm(device, fresh, a)) return NULL;
     device->shape_count++;
     return fresh;
 }
 
 static void run_matmul(struct device *device, const void *data) {
     const struct matmul_args *a = static_cast<const struct matmul_args *>(data);
-    enum kern_dtype dtype = static_cast<enum kern_dtype>(a->dtype);
     if (device->lost) return;
-    const struct matmul_shape *shape = find_shape(device, a->n, a->k, dtype, a->bias);
+    const struct matmul_shape *shape = find_shape(device, a);
     const float one = 1, beta = a->add ? 1 : 0;
     struct matmul_plan plan = {};
     bool good =
-        shape && open_plan(&plan, a->n, a->k, a->rows, dtype, a->bias) &&
+        shape && open_plan(&plan, a) &&
         cublasLtMatmul(device->blas, plan.operation, &one, a->w, plan.w, a->x, plan.x, &beta, a->y,
                        plan.y, a->y, plan.y, &shape->algorithm, device->workspace, WORKSPACE_BYTES,
                        device->stream) == CUBLAS_STATUS_SUCCESS;
@@ -484,8 +500,21 @@ static void run_matmul(struct device *device, const void *data) {
     device_failed(device, ERR_DEVICE);
 }
 
-void device_matmul(struct device *device, float *y, const void *x, const void *w, const float *bias,
-                   int rows, int64_t n, int64_t k, enum kern_dtype dtype, bool add) {
-    const struct matmul_args args = {y, x, w, bias, rows, n, k, dtype, add};
-    graph_add(&device->graphs, device, run_matmul, &args, sizeof args);
+void device_matmul(struct device *device, const struct matmul_args *args) {
+    CHECK(args->dtype != KERN_E4M3 || (args->x_scale && args->w_scale && !args->bias));
+    graph_add(&device->graphs, device, run_matmul, args, sizeof *args);
+}
+
+int device_check_e4m3(struct device *device, int64_t n, int64_t k, struct fault *fault) {
+    const float *any = static_cast<const float *>(device->workspace); /* named, not read */
+    const struct matmul_args args = {NULL, NULL, NULL, NULL, any, any, 1, n, k, KERN_E4M3, 0};
+    if (device->capability != 90)
+        return fault_set(fault, ERR_UNSUPPORTED, "quantization",
+                         "fp8 products with a scale per row need compute capability 9.0 (Hopper); "
+                         "the device has %d.%d",
+                         device->capability / 10, device->capability % 10);
+    if (find_shape(device, &args)) return 0;
+    return fault_set(fault, ERR_UNSUPPORTED, "quantization",
+                     "cuBLASLt has no fp8 product of %lld inputs and %lld outputs", (long long)k,
+                     (long long)n);
 }

@@ -61,18 +61,23 @@ int device_download(struct device *device, void *to, const void *from, size_t by
 int device_sync(struct device *device); /* 0, ERR_NOMEM or ERR_DEVICE; logs what the device says */
 void device_failed(struct device *device, int code); /* sticks, if it is the first */
 
-/* A product as data. */
+/* A product: y[rows][n] (+)= x[rows][k] w[n][k]^T (+ bias[n]), all row-major; x and w in `dtype`
+ * (F32, BF16 or E4M3), sums and y float32. The order of sums depends on n and k only, never on
+ * `rows`. E4M3: sum (r, o) is multiplied by x_scale[r] * w_scale[o], k and n are multiples of
+ * DEVICE_E4M3_STEP, and there is no bias. */
 struct matmul_args {
     float *y;
     const void *x, *w;
-    const float *bias;
+    const float *bias;              /* or NULL */
+    const float *x_scale, *w_scale; /* E4M3, else NULL */
     int64_t rows, n, k, dtype, add;
 };
 
-/* y[rows][n] (+)= x[rows][k] w[n][k]^T (+ bias[n]), all row-major; x and w in `dtype` (F32 or
- * BF16), sums and y float32. The order of sums depends on n and k only, never on `rows`. */
-void device_matmul(struct device *device, float *y, const void *x, const void *w, const float *bias,
-                   int rows, int64_t n, int64_t k, enum kern_dtype dtype, bool add);
+#define DEVICE_E4M3_STEP 16
+
+void device_matmul(struct device *device, const struct matmul_args *args);
+/* Can the device make E4M3 products of this shape? ERR_UNSUPPORTED says why not. */
+int device_check_e4m3(struct device *device, int64_t n, int64_t k, struct fault *fault);
 
 /* ---- Launching ---------------------------------------------------------------------------- */
 

@@ -13,7 +13,8 @@
 /* Row-major [rows][cols], the layout of the file. */
 struct kern_weight {
     void *data;
-    enum kern_dtype dtype; /* BF16, or F32 for files of F32 and F16 */
+    float *scale;          /* device, [rows]: E4M3, else NULL */
+    enum kern_dtype dtype; /* BF16 or E4M3, or F32 for everything else */
     int64_t rows, cols;
 };
 
@@ -219,6 +220,11 @@ void op_gather_rows(struct kern *kern, float *y, const float *x, const int32_t *
                     int dim);
 /* x as bf16, nearest even. */
 void narrow(struct cuda *cuda, uint16_t *to, const float *from, int64_t count);
+/* x[rows][cols] as E4M3, each row with its scale (kernels/quantize.h); cols: a multiple of 4. */
+void narrow_rows(struct cuda *cuda, uint8_t *to, float *scale, const float *from, int rows,
+                 int64_t cols);
+/* y[rows][cols] += bias[cols]. */
+void add_bias(struct cuda *cuda, float *y, const float *bias, int rows, int64_t cols);
 
 /* weight.cu */
 int op_weight_load(struct kern *kern, const struct kern_matrix *parts, int part_count,

@@ -38,6 +38,13 @@ static __device__ __forceinline__ uint32_t ptx_pack_bf16(float low, float high) 
     return pair;
 }
 
+/* Two E4M3 numbers, nearest even, at most 448 in magnitude; `low` in the low byte. */
+static __device__ __forceinline__ uint32_t ptx_pack_e4m3(float low, float high) {
+    uint16_t pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
 /* Four 8 x 8 matrices of 16-bit numbers from shared memory: lane 8 i + r names row r of matrix i;
  * out[i] is this lane's pair of matrix i, row lane / 4. */
 static __device__ __forceinline__ void ptx_load_matrix(uint32_t out[4], const void *row) {

@@ -1,5 +1,6 @@
 /* Operations on rows: each by itself, sums in an order that depends on the row's width alone. */
 #include "kernels/cuda/internal.h"
+#include "kernels/quantize.h"
 
 #define THREADS 256
 
@@ -20,6 +21,7 @@ static __global__ void k_embed(float *x, const void *table, bool wide, const int
 void op_embed(struct kern *kern, float *x, const struct kern_weight *table, const int32_t *tokens,
               int rows) {
     struct cuda *cuda = cuda_of(kern);
+    CHECK(table->dtype != KERN_E4M3); /* vocabularies keep the file's numbers */
     const void *ids = device_stage(cuda->device, tokens, (size_t)rows * sizeof *tokens);
     if (!ids) return;
     LAUNCH(cuda->device, k_embed, (unsigned)rows, THREADS, 0, x, table->data,
@@ -41,6 +43,16 @@ void op_gather_rows(struct kern *kern, float *y, const float *x, const int32_t *
 }
 
 /* ---- Norm and activation --------------------------------------------------------------------- */
+
+/* The largest over the block, to every thread; `room` has a float per warp. */
+static __device__ float block_max(float x, float *room) {
+    for (int by = 16; by > 0; by /= 2) x = fmaxf(x, __shfl_xor_sync(WARP_ALL, x, by));
+    if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = x;
+    __syncthreads();
+    float most = room[0];
+    for (int warp = 1; warp < (int)blockDim.x / 32; warp++) most = fmaxf(most, room[warp]);
+    return most;
+}
 
 /* The sum over the block, to every thread; `room` has a float per warp. */
 static __device__ float block_sum(float x, float *room) {
@@ -85,7 +97,17 @@ void op_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_f
     LAUNCH(cuda->device, k_glu, blocks_for(count, THREADS), THREADS, 0, y, gate_up, count, d_ff);
 }
 
-/* ---- float32 to bf16 --------------------------------------------------------------------------
+static __global__ void k_add_bias(float *y, const float *bias, int64_t count, int64_t cols) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) y[i] += bias[i % cols];
+}
+
+void add_bias(struct cuda *cuda, float *y, const float *bias, int rows, int64_t cols) {
+    int64_t count = rows * cols;
+    LAUNCH(cuda->device, k_add_bias, blocks_for(count, THREADS), THREADS, 0, y, bias, count, cols);
+}
+
+/* ---- float32 to bf16 and E4M3 ------------------------------------------------------------------
  */
 
 /* Two at a time; `count` may be odd. */
@@ -101,4 +123,30 @@ static __global__ void k_narrow(uint16_t *to, const float *from, int64_t count) 
 
 void narrow(struct cuda *cuda, uint16_t *to, const float *from, int64_t count) {
     LAUNCH(cuda->device, k_narrow, blocks_for(count, 2 * THREADS), THREADS, 0, to, from, count);
+}
+
+/* A block per row; the same numbers as quantize_rows makes on the host. */
+static __global__ void k_narrow_rows(uint8_t *to, float *scale, const float *from, int64_t cols) {
+    SHARED_MEMORY(shared);
+    const float4 *x = (const float4 *)(from + blockIdx.x * cols);
+    uint32_t *codes = (uint32_t *)(to + blockIdx.x * cols);
+    float most = 0;
+    for (int64_t i = threadIdx.x; i < cols / 4; i += (int)blockDim.x) {
+        float4 v = x[i];
+        most = fmaxf(fmaxf(most, fmaxf(fabsf(v.x), fabsf(v.y))), fmaxf(fabsf(v.z), fabsf(v.w)));
+    }
+    most = block_max(most, (float *)shared);
+    float own = fmaxf(most / QUANTIZE_MOST, QUANTIZE_LEAST), by = 1 / own;
+    for (int64_t i = threadIdx.x; i < cols / 4; i += (int)blockDim.x) {
+        float4 v = x[i];
+        codes[i] = ptx_pack_e4m3(v.x * by, v.y * by) | ptx_pack_e4m3(v.z * by, v.w * by) << 16;
+    }
+    if (threadIdx.x == 0) scale[blockIdx.x] = own;
+}
+
+void narrow_rows(struct cuda *cuda, uint8_t *to, float *scale, const float *from, int rows,
+                 int64_t cols) {
+    CHECK(cols % 4 == 0);
+    LAUNCH(cuda->device, k_narrow_rows, (unsigned)rows, THREADS, THREADS / 32 * sizeof(float), to,
+           scale, from, cols);
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kernels/cuda/device.h"
+#include "kernels/number.h"
 
 /* Memory of a list in a region that repeats: it stays where it is. */
 struct place {
@@ -226,8 +227,8 @@ void device_ran(const char *error) {
 }
 
 static float element(const void *at, int64_t i, enum kern_dtype dtype) {
-    if (dtype == KERN_F32) return static_cast<const float *>(at)[i];
-    return __uint_as_float((uint32_t) static_cast<const uint16_t *>(at)[i] << 16);
+    return number_element(static_cast<const char *>(at) + i * (int64_t)kern_dtype_bytes(dtype),
+                          dtype);
 }
 
 /* What cuBLASLt does on a GPU. */
@@ -243,6 +244,7 @@ static void run_matmul(struct device *device, const void *data) {
             float sum = 0;
             for (int64_t i = 0; i < a.k; i++)
                 sum += element(a.x, r * a.k + i, dtype) * row[static_cast<size_t>(i)];
+            if (dtype == KERN_E4M3) sum *= a.x_scale[r] * a.w_scale[o];
             if (a.bias) sum += a.bias[o];
             float *to = &a.y[r * a.n + o];
             *to = a.add ? *to + sum : sum;
@@ -250,10 +252,18 @@ static void run_matmul(struct device *device, const void *data) {
     }
 }
 
-void device_matmul(struct device *device, float *y, const void *x, const void *w, const float *bias,
-                   int rows, int64_t n, int64_t k, enum kern_dtype dtype, bool add) {
-    const struct matmul_args args = {y, x, w, bias, rows, n, k, dtype, add};
-    graph_add(&device->graphs, device, run_matmul, &args, sizeof args);
+/* What cuBLASLt wants is wanted here, too. */
+void device_matmul(struct device *device, const struct matmul_args *args) {
+    const struct matmul_args *a = args;
+    CHECK(a->dtype != KERN_E4M3 || (a->x_scale && a->w_scale && !a->bias));
+    CHECK(a->dtype != KERN_E4M3 ||
+          ((a->n | a->k) % DEVICE_E4M3_STEP == 0 &&
+           (reinterpret_cast<uintptr_t>(a->x) | reinterpret_cast<uintptr_t>(a->w)) % 16 == 0));
+    graph_add(&device->graphs, device, run_matmul, args, sizeof *args);
+}
+
+int device_check_e4m3(struct device *, int64_t, int64_t, struct fault *) {
+    return 0;
 }
 
 /* ---- Graphs ---------------------------------------------------------------------------------- */

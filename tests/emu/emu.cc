@@ -12,6 +12,8 @@
 #include <mutex>
 #include <vector>
 
+#include "kernels/number.h"
+
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
@@ -631,6 +633,10 @@ static uint16_t to_bf16(float x) {
 
 uint32_t ptx_pack_bf16(float low, float high) {
     return to_bf16(low) | static_cast<uint32_t>(to_bf16(high)) << 16;
+}
+
+uint32_t ptx_pack_e4m3(float low, float high) {
+    return number_to_e4m3(low) | static_cast<uint32_t>(number_to_e4m3(high)) << 8;
 }
 
 static float from_bf16(uint32_t bits) {

@@ -282,6 +282,7 @@ void ptx_load_matrix(uint32_t out[4], const void *row, emu_place place = EMU_HER
 void ptx_load_matrix_transposed(uint32_t out[4], const void *row, emu_place place = EMU_HERE);
 void ptx_mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, emu_place place = EMU_HERE);
 uint32_t ptx_pack_bf16(float low, float high);
+uint32_t ptx_pack_e4m3(float low, float high);
 
 void ptx_barrier_init(uint64_t *barrier, int arrivals, emu_place place = EMU_HERE);
 static inline void ptx_barrier_init_fence() {}

@@ -18,11 +18,13 @@ struct run {
     int held;
 };
 
-static struct run open_run(struct kern *kern) {
+static struct run open_run_as(struct kern *kern, bool fp8) {
     struct run r = {.kern = kern};
     struct fault fault = {0};
-    const struct model_options options = {
-        .dir = KEEPD_SOURCE_DIR "/models/keepd-nano", .rows_max = PROMPT + 10, .logits_max = 3};
+    const struct model_options options = {.dir = KEEPD_SOURCE_DIR "/models/keepd-nano",
+                                          .rows_max = PROMPT + 10,
+                                          .logits_max = 3,
+                                          .fp8 = fp8};
     int rc = model_open(kern, &options, &r.model, &fault);
     cr_assert_eq(rc, 0, "%s: %s", fault.field, fault.text);
     const struct model_config *c = model_config(r.model);
@@ -40,6 +42,10 @@ static struct run open_run(struct kern *kern) {
     r.streams = c->layers * c->heads_kv;
     r.logits = calloc((size_t)(STEPS * r.vocab), sizeof *r.logits);
     return r;
+}
+
+static struct run open_run(struct kern *kern) {
+    return open_run_as(kern, false);
 }
 
 static void close_run(struct run *r) {
@@ -164,6 +170,19 @@ Test(emu_model, keepd_nano_beside_the_reference) {
     for (int b = 0; b < BACKENDS; b++) run[b] = open_run(kern[b]);
     for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++)
         compare(run, &cases[i].rule, cases[i].name, cases[i].most, cases[i].most_rms);
+    for (int b = 0; b < BACKENDS; b++) close_run(&run[b]);
+}
+
+/* The same weights in fp8 on both; the device alone rounds activations to fp8, too. */
+Test(emu_model, keepd_nano_in_fp8_beside_the_reference) {
+    static const struct kern_rule rule = {
+        .score = KERN_SCORE_RETENTION, .pool = KERN_POOL_SEQUENCE, .sinks = 4, .horizon = 128};
+    struct kern *kern[BACKENDS];
+    struct run run[BACKENDS];
+    emu_set_seed(6);
+    both_open(kern);
+    for (int b = 0; b < BACKENDS; b++) run[b] = open_run_as(kern[b], true);
+    compare(run, &rule, "weights in fp8", 1.5, 0.25);
     for (int b = 0; b < BACKENDS; b++) close_run(&run[b]);
 }
 

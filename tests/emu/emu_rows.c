@@ -4,12 +4,29 @@
 
 #include "both.h"
 #include "kernels/number.h"
+#include "kernels/quantize.h"
 
 #define ROWS 5
 
 static void round_all(float *x, size_t count) {
     for (size_t i = 0; i < count; i++) x[i] = number_from_bf16(number_to_bf16(x[i]));
 }
+
+/* What a backend that multiplies in E4M3 makes of rows of activations. */
+static float *round_rows(const float *x, int64_t cols) {
+    const struct kern_matrix rows = {.data = x, .dtype = KERN_F32, .rows = ROWS, .cols = cols};
+    float *out = malloc((size_t)(ROWS * cols) * sizeof *out), scales[ROWS];
+    uint8_t *codes = malloc((size_t)(ROWS * cols));
+    MUST(quantize_rows(&rows, codes, scales, NULL));
+    for (int64_t i = 0; i < ROWS * cols; i++)
+        out[i] = number_from_e4m3(codes[i]) * scales[i / cols];
+    free(codes);
+    return out;
+}
+
+static const float row_scales[32] = {1,    0.3f, 2e-4f, 7,    1, 1,    0.11f, 1, 1, 1,   1,
+                                     0.5f, 1,    1,     1,    3, 0.9f, 1,     1, 1, 1,   1,
+                                     1,    1,    1,     0.7f, 1, 1,    1,     1, 1, 2.5f};
 
 /* A matrix of a file in `dtype`, one byte off: files promise no alignment. */
 static struct kern_matrix make_matrix(int64_t rows, int64_t cols, enum kern_dtype dtype,
@@ -20,12 +37,18 @@ static struct kern_matrix make_matrix(int64_t rows, int64_t cols, enum kern_dtyp
         float x = noise(seed, i);
         uint16_t half = number_to_bf16(x);
         if (dtype == KERN_F16) half = (uint16_t)(0x3800 | (mix(seed + i) & 0x83ff)); /* +-0.5..1 */
-        if (dtype == KERN_F32)
+        if (dtype == KERN_E4M3)
+            (*mem)[1 + i] = (char)number_to_e4m3(x);
+        else if (dtype == KERN_F32)
             memcpy(*mem + 1 + i * size, &x, size);
         else
             memcpy(*mem + 1 + i * size, &half, size);
     }
-    return (struct kern_matrix){.data = *mem + 1, .dtype = dtype, .rows = rows, .cols = cols};
+    return (struct kern_matrix){.data = *mem + 1,
+                                .dtype = dtype,
+                                .rows = rows,
+                                .cols = cols,
+                                .scale = dtype == KERN_E4M3 ? row_scales : NULL};
 }
 
 struct results {
@@ -71,27 +94,30 @@ Test(emu_rows, norm_glu_gather) {
     both_close(kern);
 }
 
-/* The CPU's reference multiplies unrounded activations: the inputs are bf16 already, so that only
- * the order of sums differs. */
+/* The CPU's reference multiplies the activations that it is given: those that the device rounds
+ * them to, so that only the order of sums differs. */
 static void check_matmul(struct kern *kern[BACKENDS], enum kern_dtype dtype, int64_t cols) {
-    enum { OUT = 21, PART = 8 };
+    enum { OUT = 32, PART = 13 };
     char *mem[2];
     const struct kern_matrix parts[] = {make_matrix(PART, cols, dtype, 5, &mem[0]),
                                         make_matrix(OUT - PART, cols, dtype, 6, &mem[1])};
     float *x = fresh((size_t)(ROWS * cols), 7), *bias = fresh(OUT, 8), *old = fresh(ROWS * OUT, 9);
-    round_all(x, (size_t)(ROWS * cols));
+    if (dtype != KERN_E4M3) round_all(x, (size_t)(ROWS * cols));
+    float *rounded = dtype == KERN_E4M3 ? round_rows(x, cols) : NULL;
     struct results set, added, embedded;
     static const int32_t ids[] = {20, 0, 7, 8, 7};
     for (int b = 0; b < BACKENDS; b++) {
         const struct kern_ops *ops = kern[b]->ops;
         struct kern_weight *weight;
         MUST(ops->weight_load(kern[b], parts, 2, KERN_SHARD_ROWS, &weight, NULL));
-        float *in = put(kern[b], x, (size_t)(ROWS * cols)), *at = put(kern[b], bias, OUT);
+        const float *own = rounded && b == ORACLE ? rounded : x;
+        float *in = put(kern[b], own, (size_t)(ROWS * cols)), *at = put(kern[b], bias, OUT);
         float *y = put(kern[b], NULL, ROWS * OUT), *z = put(kern[b], old, ROWS * OUT);
         float *e = put(kern[b], NULL, (size_t)(ROWS * cols));
         ops->matmul(kern[b], y, in, weight, at, ROWS, KERN_SET);
         ops->matmul(kern[b], z, in, weight, NULL, ROWS, KERN_ADD);
-        ops->embed(kern[b], e, weight, ids, ROWS);
+        if (!rounded) ops->embed(kern[b], e, weight, ids, ROWS);
+        if (rounded) MUST(ops->upload(kern[b], e, x, (size_t)(ROWS * cols) * sizeof *x));
         set.of[b] = take(kern[b], y, ROWS * OUT);
         added.of[b] = take(kern[b], z, ROWS * OUT);
         embedded.of[b] = take(kern[b], e, (size_t)(ROWS * cols));
@@ -102,7 +128,7 @@ static void check_matmul(struct kern *kern[BACKENDS], enum kern_dtype dtype, int
     compare(&set, ROWS * OUT, 1e-6 * (double)cols, 0, "product");
     compare(&added, ROWS * OUT, 1e-6 * (double)cols, 0, "product added");
     compare(&embedded, (size_t)(ROWS * cols), 0, 0, "embedding");
-    free(mem[0]), free(mem[1]), free(x), free(bias), free(old);
+    free(mem[0]), free(mem[1]), free(x), free(bias), free(old), free(rounded);
 }
 
 Test(emu_rows, products_and_embedding) {
@@ -112,6 +138,56 @@ Test(emu_rows, products_and_embedding) {
     for (int d = 0; d < 3; d++) {
         check_matmul(kern, dtypes[d], 33);
         check_matmul(kern, dtypes[d], 128);
+    }
+    check_matmul(kern, KERN_E4M3, 48);
+    check_matmul(kern, KERN_E4M3, 1040);
+    both_close(kern);
+}
+
+/* Rows of zeros, of numbers too small for a scale, and of one large number. */
+Test(emu_rows, activations_in_e4m3) {
+    enum { OUT = 16, COLS = 32 };
+    struct kern *kern[BACKENDS];
+    both_open(kern);
+    char *mem;
+    const struct kern_matrix file = make_matrix(OUT, COLS, KERN_E4M3, 3, &mem);
+    float *x = calloc(ROWS * COLS, sizeof *x);
+    for (int i = 0; i < COLS; i++) x[COLS + i] = 1e-42f, x[2 * COLS + i] = noise(4, (uint64_t)i);
+    x[2 * COLS + 5] = 3e30f;
+    x[3 * COLS] = -1;
+    float *rounded = round_rows(x, COLS);
+    struct results r;
+    for (int b = 0; b < BACKENDS; b++) {
+        struct kern_weight *weight;
+        MUST(kern[b]->ops->weight_load(kern[b], &file, 1, KERN_SHARD_ROWS, &weight, NULL));
+        float *in = put(kern[b], b == ORACLE ? rounded : x, ROWS * COLS);
+        float *y = put(kern[b], NULL, ROWS * OUT);
+        kern[b]->ops->matmul(kern[b], y, in, weight, NULL, ROWS, KERN_SET);
+        r.of[b] = take(kern[b], y, ROWS * OUT);
+        kern[b]->ops->mem_free(kern[b], in);
+        kern[b]->ops->weight_free(kern[b], weight);
+    }
+    compare(&r, ROWS * OUT, 1e-7, 1e-5, "product");
+    free(mem), free(x), free(rounded);
+    both_close(kern);
+}
+
+/* What cuBLASLt has no fp8 products for is refused when it is loaded. */
+Test(emu_rows, sizes_that_have_no_e4m3_product_are_refused) {
+    static const int64_t sizes[][2] = {{16, 40}, {24, 32}, {1, 16}};
+    struct kern *kern[BACKENDS];
+    both_open(kern);
+    for (int i = 0; i < 3; i++) {
+        char *mem;
+        struct fault fault = {0};
+        struct kern_weight *weight = NULL;
+        const struct kern_matrix file = make_matrix(sizes[i][0], sizes[i][1], KERN_E4M3, 3, &mem);
+        int rc = kern[EMULATED]->ops->weight_load(kern[EMULATED], &file, 1, KERN_SHARD_ROWS,
+                                                  &weight, &fault);
+        cr_assert_eq(rc, ERR_UNSUPPORTED);
+        cr_assert_str_eq(fault.field, "quantization");
+        cr_assert(strstr(fault.text, "multiples of 16"), "%s", fault.text);
+        free(mem);
     }
     both_close(kern);
 }
