@@ -1,5 +1,5 @@
-/* Attention on tiles, for bf16 caches whose pages hold whole tiles of keys (head sizes 32, 64, 128;
- * others take the AVX-512 kernel, always: the choice depends on the shape alone).
+/* Attention on tiles, for bf16 and e4m3 caches whose pages hold whole tiles of keys (head sizes 32,
+ * 64, 128; others take the AVX-512 kernel, always: the choice depends on the shape alone).
  *
  * Sixteen query vectors ("lanes") by 128 entries at a time, at entries 0-127, 128-255, ... of the
  * stream, so the arithmetic for a lane depends only on which entries it sees:
@@ -8,7 +8,8 @@
  * units values   O[lane][d] += P V          P turned to [lane][entry]; pairs of V rows interleaved
  * once per block for all lanes of the item Queries and weights are rounded to bf16, sums are
  * float32. An entry that a lane does not see has weight exactly 0 and leaves sums and maximum as
- * they were, bit by bit. */
+ * they were, bit by bit. A block of e4m3 becomes bf16, which has all of its numbers, before it is
+ * used. */
 #include "kernels/cpu/amx.h"
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/vec.h"
@@ -27,10 +28,11 @@ struct room {
     float score[BLOCK][16];
     char p[CHUNKS][TILE_BYTES];
     char v[CHUNKS][DIM_MAX / 16][TILE_BYTES];
+    char wide[2][BLOCK * DIM_MAX * 2]; /* e4m3: the block's keys, then its values, as bf16 */
 };
 
 static bool fits(const struct kern_cache_options *o) {
-    return o->dtype == KERN_BF16 && (o->head_dim == 32 || o->head_dim == 64 || o->head_dim == 128);
+    return o->dtype != KERN_F32 && (o->head_dim == 32 || o->head_dim == 64 || o->head_dim == 128);
 }
 
 size_t cpu_attend_scratch_amx(const struct kern_cache_options *options) {
@@ -131,16 +133,35 @@ struct view {
     int32_t start, count; /* of this block: entries any lane sees, at most BLOCK */
     int32_t end;          /* of the item: first entry no lane sees */
     int dim;
+    char (*wide)[BLOCK * DIM_MAX * 2]; /* of the room; NULL: pages are bf16 */
 };
 
-static const char *keys_at(const struct view *view, int32_t entry) {
+/* Sixteen rows from a multiple of sixteen on, where they lie in the cache. */
+static const char *page_rows(const struct view *view, bool values, int32_t entry) {
     int slots = view->cache->page_slots;
-    const char *page = cpu_cache_k(view->cache, view->pages[entry / slots]);
-    return page + (size_t)(entry % slots) * view->cache->row_size;
+    uint32_t page = view->pages[entry / slots];
+    const char *rows = values ? cpu_cache_v(view->cache, page) : cpu_cache_k(view->cache, page);
+    return rows + (size_t)(entry % slots) * view->cache->row_size;
 }
 
-static const char *values_at(const struct view *view, int32_t entry) {
-    return keys_at(view, entry) + (size_t)view->cache->page_slots * view->cache->row_size;
+/* The same as bf16. */
+static const char *rows_at(const struct view *view, bool values, int32_t entry) {
+    if (!view->wide) return page_rows(view, values, entry);
+    return view->wide[values] + (size_t)(entry - view->start) * (size_t)view->dim * 2;
+}
+
+/* Whole sixteens: what lies past the end is masked later, whatever it is. */
+static void widen_block(const struct view *view) {
+    for (int first = 0; first < view->count; first += 16)
+        for (int values = 0; values < 2; values++) {
+            const uint8_t *from = (const uint8_t *)page_rows(view, values, view->start + first);
+            char *to = view->wide[values] + (size_t)first * (size_t)view->dim * 2;
+            for (int64_t i = 0; i < (int64_t)16 * view->dim; i += 32) {
+                __m512bh pair =
+                    _mm512_cvtne2ps_pbh(v16_load_e4m3(from + i + 16), v16_load_e4m3(from + i));
+                _mm512_storeu_si512(to + 2 * i, (__m512i)pair);
+            }
+        }
 }
 
 /* Rows 2j and 2j + 1 of sixteen entries' values become rows of B tiles, one per 16 numbers from
@@ -153,7 +174,7 @@ static void interleave(const struct view *view, int32_t first, int dim, int coun
     const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
     int32_t at = view->start + first;
     size_t size = (size_t)view->dim * 2;
-    const char *row = values_at(view, at) + 2 * (size_t)dim;
+    const char *row = rows_at(view, true, at) + 2 * (size_t)dim;
     for (int j = 0; j < 16; j += 2, row += 2 * size) {
         __mmask32 even = at + j < view->end ? ~0u : 0, odd = at + j + 1 < view->end ? ~0u : 0;
         char *to = tiles[0] + (size_t)(first % TILE_DEPTH + j) / 2 * 64;
@@ -198,9 +219,10 @@ static void compute_scores(const struct view *view, struct room *room, int group
         _tile_loadd(7, room->q[group][3], 64);
     }
     for (int first = 0; first < view->count; first += 32) {
-        const char *a = keys_at(view, view->start + first);
+        const char *a = rows_at(view, false, view->start + first);
         /* A second tile past the end is computed from the first and masked. */
-        const char *b = first + 16 < view->count ? keys_at(view, view->start + first + 16) : a;
+        const char *b =
+            first + 16 < view->count ? rows_at(view, false, view->start + first + 16) : a;
         _tile_zero(0);
         _tile_zero(1);
         SCORE_STEP(0, 4)
@@ -385,10 +407,12 @@ void cpu_attend_amx(const struct cpu_attend_job *job, const struct cpu_attend_it
     struct view view = {.cache = job->cache,
                         .pages = stream.pages,
                         .dim = job->head_dim,
+                        .wide = job->cache->options.dtype == KERN_E4M3 ? room->wide : NULL,
                         .end = room->hi[last / 16][last % 16]};
     amx_configure(16, 8);
     for (view.start = room->lo[0][0] / BLOCK * BLOCK; view.start < view.end; view.start += BLOCK) {
         view.count = view.end - view.start < BLOCK ? view.end - view.start : BLOCK;
+        if (view.wide) widen_block(&view);
         for (int c = 0; groups > 1 && c * TILE_DEPTH < view.count; c++)
             load_chunk(&view, c * TILE_DEPTH, 0, view.dim, room->v[c]);
         for (int g = 0; g < groups; g++)

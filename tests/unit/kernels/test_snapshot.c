@@ -122,6 +122,7 @@ Test(snapshot, comes_back_bit_for_bit_in_any_layout) {
     round_trip(KERN_F32, 2, 4, WINDOW);
     round_trip(KERN_BF16, 8, 3, WINDOW);
     round_trip(KERN_BF16, 5, 8, 0);
+    round_trip(KERN_E4M3, 16, 5, WINDOW);
 }
 
 /* The slot goes on where it was: appending, truncating and forking work as on the original. */
@@ -166,11 +167,12 @@ static void refuse(struct cpu_cache *cache, const struct kern_block *blocks, int
 
 Test(snapshot, other_shapes_are_refused) {
     struct cpu_cache from = open_cache(KERN_F32, 4), bf16 = open_cache(KERN_BF16, 4);
-    struct cpu_cache short_one = open_cache(KERN_F32, 4);
+    struct cpu_cache short_one = open_cache(KERN_F32, 4), fp8 = open_cache(KERN_E4M3, 4);
     struct kern_block out[BLOCKS + 1] = {{0}};
     fill(&from, 0, LENGTH, WINDOW);
     export_all(&from, 0, out);
     refuse(&bf16, out, BLOCKS, LENGTH, ERR_MALFORMED);
+    refuse(&fp8, out, BLOCKS, LENGTH, ERR_MALFORMED);
     refuse(&short_one, out, BLOCKS - 1, LENGTH, ERR_MALFORMED);
     out[BLOCKS] = (struct kern_block){"", 0};
     refuse(&short_one, out, BLOCKS + 1, LENGTH, ERR_MALFORMED);
@@ -183,6 +185,7 @@ Test(snapshot, other_shapes_are_refused) {
     free_all(out);
     cpu_cache_close(&from);
     cpu_cache_close(&bf16);
+    cpu_cache_close(&fp8);
     cpu_cache_close(&short_one);
 }
 
