@@ -52,9 +52,10 @@ struct cpu_math {
                  int dim, enum kern_dtype dtype);
     /* x <- softmax(x); depends on x alone. */
     void (*softmax)(float *x, int count);
-    /* out[dim] += p[j] row[j] for j = 0 .. count - 1, in this order. */
-    void (*weigh)(float *out, const float *p, const void *rows, int count, int dim,
-                  enum kern_dtype dtype);
+    /* out[l * stride + d] += p[l * p_stride + j] row[j][d] for j = 0 .. count - 1, in this order.
+     */
+    void (*weigh)(float *out, size_t stride, const float *p, size_t p_stride, int lanes,
+                  const void *rows, int count, int dim, enum kern_dtype dtype);
 };
 extern const struct cpu_math cpu_math_plain;
 
@@ -152,7 +153,8 @@ enum { CPU_CACHE_SIDES = sizeof cpu_cache_sides / sizeof *cpu_cache_sides };
 
 /* Memory of keys and values plus side records; page_slots is at least 1 however long a row is. */
 void cpu_cache_info(enum kern_dtype dtype, int head_dim, struct kern_cache_info *info);
-/* dtype f32, bf16 or e4m3; `workers` of `parallel`. On failure nothing is held and *cache is zeroed. */
+/* dtype f32, bf16 or e4m3; `workers` of `parallel`. On failure nothing is held and *cache is
+ * zeroed. */
 int cpu_cache_open(struct cpu_cache *cache, const struct kern_cache_options *options, int workers,
                    struct fault *fault);
 /* The same for one of several ranks: `options` with the model's heads, `pages` of this rank. `comm`

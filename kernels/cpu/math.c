@@ -27,11 +27,12 @@ static void plain_softmax(float *x, int count) {
     for (int i = 0; i < count; i++) x[i] = (float)(exp((double)x[i] - (double)most) / sum);
 }
 
-static void plain_weigh(float *out, const float *p, const void *rows, int count, int dim,
-                        enum kern_dtype dtype) {
-    for (int j = 0; j < count; j++)
-        for (int d = 0; d < dim; d++)
-            out[d] += p[j] * (float)element(rows, dtype, (size_t)j * (size_t)dim + (size_t)d);
+static void plain_weigh(float *out, size_t stride, const float *p, size_t p_stride, int lanes,
+                        const void *rows, int count, int dim, enum kern_dtype dtype) {
+    for (int l = 0; l < lanes; l++, out += stride, p += p_stride)
+        for (int j = 0; j < count; j++)
+            for (int d = 0; d < dim; d++)
+                out[d] += p[j] * (float)element(rows, dtype, (size_t)j * (size_t)dim + (size_t)d);
 }
 
 const struct cpu_math cpu_math_plain = {

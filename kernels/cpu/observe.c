@@ -315,32 +315,65 @@ static void add_mass(const struct view *view, const float *p, int32_t count) {
     }
 }
 
-/* A head's attention over entries times their values. */
-static void answer(const struct view *view, const float *p, int32_t count, float *out) {
+/* Attention of `lanes` heads, rows of `stride`, to entries [from, to), times their values. */
+static void weigh(const struct view *view, float *out, const float *p, size_t stride, int lanes,
+                  int32_t from, int32_t to) {
     const struct cpu_cache *cache = view->cache;
     int32_t slots = cache->page_slots;
-    memset(out, 0, (size_t)view->dim * sizeof *out);
-    for (int32_t i = 0; i < count; i += slots)
-        cache->math->weigh(out, p + i, cpu_cache_v(cache, view->stream.pages[i / slots]),
-                           count - i < slots ? count - i : slots, view->dim, cache->options.dtype);
+    for (int32_t i = from, n; i < to; i += n) {
+        const char *values = cpu_cache_v(cache, view->stream.pages[i / slots]);
+        n = slots - i % slots < to - i ? slots - i % slots : to - i;
+        cache->math->weigh(out, (size_t)view->dim, p + i, stride, lanes,
+                           values + (size_t)(i % slots) * cache->row_size, n, view->dim,
+                           cache->options.dtype);
+    }
 }
 
-/* Query `t` of the span, its heads' logits in rows of `stride`. */
-static void meet(const struct view *view, const struct cpu_mass *mass, int t, float *z,
-                 size_t stride) {
-    int32_t sees = mass->stream.length - mass->count + t + 1;
-    struct query query = {mass->pos + t, sees};
-    for (int l = 0; l < view->group; l++) {
-        float *head = z + (size_t)l * stride;
-        mask(view, query, head);
-        attention(view, query, head);
-        int place = l - mass->out_first;
-        if (mass->out && place >= 0 && place < mass->out_count)
-            answer(view, head + view->members, sees,
-                   mass->out + (size_t)t * mass->out_stride + (size_t)(place * view->dim));
+/* Results of `count` tokens of the span, whose attention is in rows of work->logits, those of the
+ * first from row `row` on. A value is read once for all of them. */
+static void answer(const struct view *view, const struct cpu_mass *mass, int first, int count,
+                   int row, const struct cpu_work *work) {
+    size_t size = (size_t)(mass->out_count * view->dim);
+    const float *p = work->logits + (size_t)row * work->stride + view->members;
+    int32_t sees = mass->stream.length - mass->count + first + 1;
+    memset(work->turned, 0, (size_t)count * size * sizeof(float));
+    weigh(view, work->turned, p, work->stride, count * mass->out_count, 0, sees);
+    for (int t = 0; t < count; t++) {
+        float *sum = work->turned + (size_t)t * size;
+        weigh(view, sum, p + (size_t)(t * mass->out_count) * work->stride, work->stride,
+              mass->out_count, sees, sees + t);
+        memcpy(mass->out + (size_t)(first + t) * mass->out_stride, sum, size * sizeof *sum);
     }
-    join_heads(mass->group, z + view->members, stride, view->group, sees);
-    add_mass(view, z + view->members, sees);
+}
+
+/* All wanted heads of a block's tokens at once when they lie together. */
+static void answer_block(const struct view *view, const struct cpu_mass *mass, int first, int count,
+                         const struct cpu_work *work) {
+    int each = mass->out_count == view->group ? count : 1;
+    for (int t = 0; t < count; t += each)
+        answer(view, mass, first + t, each, t * view->group + mass->out_first, work);
+}
+
+static struct query query_at(const struct cpu_mass *mass, int t) {
+    return (struct query){mass->pos + t, mass->stream.length - mass->count + t + 1};
+}
+
+/* `count` queries of the span from `first` on, their heads' logits in work->logits. */
+static void meet(const struct view *view, const struct cpu_mass *mass, int first, int count,
+                 const struct cpu_work *work) {
+    int group = view->group;
+    for (int l = 0; l < count * group; l++) {
+        float *head = work->logits + (size_t)l * work->stride;
+        mask(view, query_at(mass, first + l / group), head);
+        attention(view, query_at(mass, first + l / group), head);
+    }
+    if (mass->out) answer_block(view, mass, first, count, work);
+    for (int t = 0; t < count; t++) {
+        float *p = work->logits + (size_t)(t * group) * work->stride + view->members;
+        int32_t sees = query_at(mass, first + t).sees;
+        join_heads(mass->group, p, work->stride, group, sees);
+        add_mass(view, p, sees);
+    }
 }
 
 void cpu_observe_mass(const struct cpu_cache *cache, const struct cpu_mass *mass, int worker) {
@@ -357,8 +390,6 @@ void cpu_observe_mass(const struct cpu_cache *cache, const struct cpu_mass *mass
                 work.rows[(size_t)t * row + d] =
                     mass->q[(size_t)(first + t) * mass->q_stride + d] * mass->scale;
         products(&view, work.rows, count * group, before + first + count, &work);
-        for (int t = 0; t < count; t++)
-            meet(&view, mass, first + t, work.logits + (size_t)(t * group) * work.stride,
-                 work.stride);
+        meet(&view, mass, first, count, &work);
     }
 }

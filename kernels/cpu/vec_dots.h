@@ -196,7 +196,7 @@ static void dots_many(float *out, const float *packed, const float *rows, int wi
 struct weighing {
     float *out;
     int64_t out_stride;
-    const float *keep;
+    const float *keep; /* NULL: 1 */
     const float *p;
     int64_t p_lane, p_row; /* from one lane's weight to the next one's, and of one lane */
     struct rows rows;
@@ -206,8 +206,10 @@ SIMD void weigh_tile(const struct weighing *w, const int lanes, int from, int to
                      const int vectors, int left, const enum kern_dtype dtype) {
     v16 sum[TILE][4], row[4];
     UNROLL for (int l = 0; l < lanes; l++) UNROLL for (int i = 0; i < vectors; i++) sum[l][i] =
-        v16_mul(v16_load_row(w->out, l * w->out_stride + d + 16 * i, left, KERN_F32),
-                v16_set(w->keep[l]));
+        v16_load_row(w->out, l * w->out_stride + d + 16 * i, left, KERN_F32);
+    if (w->keep)
+        UNROLL for (int l = 0; l < lanes; l++) UNROLL for (int i = 0; i < vectors; i++) sum[l][i] =
+            v16_mul(sum[l][i], v16_set(w->keep[l]));
     for (int j = from; j < to; j++) {
         UNROLL for (int i = 0; i < vectors; i++) row[i] =
             v16_load_row(w->rows.at, j * w->rows.stride + d + 16 * i, left, dtype);
@@ -254,7 +256,7 @@ static void weigh_rows(struct weighing w, int lanes, int from, int to) {
         else
             weigh_lanes(&w, 1, from, to);
         w.out += n * w.out_stride;
-        w.keep += n;
+        if (w.keep) w.keep += n;
         w.p += n * w.p_lane;
     }
 }

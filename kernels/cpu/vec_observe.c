@@ -1,71 +1,45 @@
 /* The arithmetic of observing attention (struct cpu_math) over simd.h. */
-#include "kernels/cpu/simd.h"
 #include "kernels/cpu/vec.h"
+#include "kernels/cpu/vec_dots.h"
 
-/* Lanes and rows that are multiplied together: as many sums as there are registers for. */
-#if defined(__AVX512F__)
-#define LANES 4
-#define ROWS  4
-#else
-#define LANES 2
-#define ROWS  2
-#endif
+#define DIM_MANY 256 /* longer rows meet queries few at a time: the result is the same */
 
-struct product {
-    float *out;
-    size_t stride;
-    const float *q;
-    const char *rows;
-    int dim;
-    enum kern_dtype dtype;
-};
-
-/* Sixteen elements of row j from column d; what lies past the row's end counts as 0. */
-SIMD v16 load_row(const struct product *p, int j, int d) {
-    return v16_load_row(p->rows, (int64_t)j * p->dim + d, p->dim - d, p->dtype);
-}
-
-SIMD v16 load_query(const struct product *p, int l, int d) {
-    const float *q = p->q + (size_t)l * (size_t)p->dim + (size_t)d;
-    return p->dim - d >= 16 ? v16_load(q) : v16_load_n(q, p->dim - d);
-}
-
-/* Every pair sums its products in the same order, whatever the size of its block. */
-SIMD void block(const struct product *p, int lane, const int lanes, int row, const int rows) {
-    v16 sum[LANES][ROWS];
-    _Pragma("GCC unroll 4") for (int l = 0; l < lanes; l++)
-        _Pragma("GCC unroll 4") for (int j = 0; j < rows; j++) sum[l][j] = v16_set(0);
-    for (int d = 0; d < p->dim; d += 16) {
-        v16 key[ROWS];
-        _Pragma("GCC unroll 4") for (int j = 0; j < rows; j++) key[j] = load_row(p, row + j, d);
-        _Pragma("GCC unroll 4") for (int l = 0; l < lanes; l++) {
-            v16 q = load_query(p, lane + l, d);
-            _Pragma("GCC unroll 4") for (int j = 0; j < rows; j++) sum[l][j] =
-                v16_fma(q, key[j], sum[l][j]);
-        }
-    }
-    _Pragma("GCC unroll 4") for (int l = 0; l < lanes; l++) {
-        float *out = p->out + (size_t)(lane + l) * p->stride + (size_t)row;
-        if (rows == 4)
-            v16_sum4(sum[l], out);
+static void put_transposed(float *out, size_t stride, int lanes, const float *score, int count) {
+    v16 column[16];
+    for (int j = 0; j < 16; j++) column[j] = j < count ? v16_load(score + j * MANY) : v16_set(0);
+    v16_transpose(column);
+    for (int l = 0; l < lanes; l++, out += stride) {
+        if (count == 16)
+            v16_store(out, column[l]);
         else
-            for (int j = 0; j < rows; j++) out[j] = v16_sum(sum[l][j]);
+            v16_store_n(out, column[l], count);
     }
 }
 
-SIMD void row_block(const struct product *p, int lanes, int row, const int rows) {
-    int lane = 0;
-    for (; lane + LANES <= lanes; lane += LANES) block(p, lane, LANES, row, rows);
-    for (; lane + 2 <= lanes; lane += 2) block(p, lane, 2, row, rows);
-    for (; lane < lanes; lane++) block(p, lane, 1, row, rows);
+/* Up to sixteen queries. */
+static void side_by_side(float *out, size_t stride, const float *q, int lanes, struct rows rows,
+                         int count) {
+    float packed[DIM_MANY * MANY], wide[16 * DIM_MANY], score[16 * MANY];
+    pack_many(packed, q, rows.dim, lanes, rows.dim);
+    size_t size = (size_t)rows.dim * kern_dtype_bytes(rows.dtype);
+    for (int j = 0; j < count; j += 16) {
+        int n = count - j < 16 ? count - j : 16;
+        dots_many(score, packed, widen_rows(&rows, n, wide), padded(rows.dim), n);
+        put_transposed(out + j, stride, lanes, score, n);
+        rows.at = (const char *)rows.at + 16 * size;
+    }
 }
 
 static void dots(float *out, size_t stride, const float *q, int lanes, const void *rows, int count,
                  int dim, enum kern_dtype dtype) {
-    struct product p = {out, stride, q, rows, dim, dtype};
-    int row = 0;
-    for (; row + ROWS <= count; row += ROWS) row_block(&p, lanes, row, ROWS);
-    for (; row < count; row++) row_block(&p, lanes, row, 1);
+    struct rows r = {rows, dim, dim, dtype};
+    for (int n; lanes >= MANY_MIN && dim <= DIM_MANY; lanes -= n) {
+        n = lanes < MANY ? lanes : MANY;
+        side_by_side(out, stride, q, n, r, count);
+        out += (size_t)n * stride;
+        q += (size_t)n * (size_t)dim;
+    }
+    dots_few(&(struct dots){out, (int64_t)stride, q, dim, r}, lanes, count);
 }
 
 static void softmax(float *x, int count) {
@@ -89,15 +63,15 @@ static void softmax(float *x, int count) {
     }
 }
 
-static void weigh(float *out, const float *p, const void *rows, int count, int dim,
-                  enum kern_dtype dtype) {
-    const struct product v = {.rows = rows, .dim = dim, .dtype = dtype};
-    for (int d = 0; d < dim; d += 16) {
-        int n = dim - d < 16 ? dim - d : 16;
-        v16 sum = v16_load_n(out + d, n);
-        for (int j = 0; j < count; j++) sum = v16_fma(v16_set(p[j]), load_row(&v, j, d), sum);
-        v16_store_n(out + d, sum, n);
-    }
+static void weigh(float *out, size_t stride, const float *p, size_t p_stride, int lanes,
+                  const void *rows, int count, int dim, enum kern_dtype dtype) {
+    struct weighing w = {.out = out,
+                         .out_stride = (int64_t)stride,
+                         .p = p,
+                         .p_lane = (int64_t)p_stride,
+                         .p_row = 1,
+                         .rows = {rows, dim, dim, dtype}};
+    weigh_rows(w, lanes, 0, count);
 }
 
 const struct cpu_math VEC(math) = {.dots = dots, .softmax = softmax, .weigh = weigh};

@@ -31,6 +31,27 @@ static void check_dots(const struct cpu_math *math, int dim, enum kern_dtype dty
     free(q), free(rows), free(data);
 }
 
+/* Lanes together and alone, all rows at once and in two parts. */
+static void check_weigh(const struct cpu_math *math, int dim, enum kern_dtype dtype) {
+    size_t row = (size_t)dim * kern_dtype_bytes(dtype), all = (size_t)LANES * (size_t)dim;
+    float *p = fresh(LANES * ROWS, 5), *rows = fresh((size_t)ROWS * (size_t)dim, 6);
+    float *want = fresh(all, 7), *got = fresh(all, 7), *one = fresh(all, 7);
+    char *data = malloc((size_t)ROWS * row);
+    number_write_row(data, rows, ROWS * dim, dtype);
+    cpu_math_plain.weigh(want, (size_t)dim, p, ROWS, LANES, data, ROWS, dim, dtype);
+    math->weigh(got, (size_t)dim, p, ROWS, LANES, data, ROWS, dim, dtype);
+    for (int l = 0; l < LANES; l++) {
+        float *out = one + l * dim;
+        math->weigh(out, 1, p + l * ROWS, 1, 1, data, 20, dim, dtype);
+        math->weigh(out, 1, p + l * ROWS + 20, 1, 1, data + 20 * row, ROWS - 20, dim, dtype);
+    }
+    for (size_t i = 0; i < all; i++) {
+        cr_assert_float_eq(got[i], want[i], 1e-4);
+        cr_assert_float_eq(one[i], got[i], 0, "dim %d [%zu]: alone %g", dim, i, (double)one[i]);
+    }
+    free(p), free(rows), free(want), free(got), free(one), free(data);
+}
+
 static void check_softmax(const struct cpu_math *math) {
     for (int count = 1; count <= MOST; count += count < 40 ? 1 : 61) {
         float got[MOST], want[MOST], sum = 0;
@@ -49,15 +70,16 @@ static void check_softmax(const struct cpu_math *math) {
 }
 
 Test(math, every_path_agrees_with_the_plain_one) {
-    static const int dims[] = {2, 16, 20, 64, 128};
+    static const int dims[] = {2, 16, 20, 64, 80, 128, 300};
+    static const enum kern_dtype dtypes[] = {KERN_F32, KERN_BF16, KERN_E4M3};
     for (int path = 0; path < PATH_COUNT; path++) {
         const struct cpu_math *math = math_of(path);
         if (!math) continue;
-        for (size_t i = 0; i < sizeof dims / sizeof *dims; i++) {
-            check_dots(math, dims[i], KERN_F32);
-            check_dots(math, dims[i], KERN_BF16);
-            check_dots(math, dims[i], KERN_E4M3);
-        }
+        for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
+            for (int t = 0; t < 3; t++) {
+                check_dots(math, dims[i], dtypes[t]);
+                check_weigh(math, dims[i], dtypes[t]);
+            }
         check_softmax(math);
     }
 }
