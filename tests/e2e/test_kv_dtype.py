@@ -1,0 +1,56 @@
+"""--kv-dtype fp8: the same pages hold twice the entries; answers do not depend on company; a state file of
+another number format is nobody's."""
+import concurrent.futures
+import shutil
+
+import requests
+from test_state import FLAGS, ask, cached, first_turn, next_turn, tokens, wait_for_files
+
+FP8 = ("--kv-dtype", "fp8")
+POOL = ("--kv-pool-bytes", "16M", "--max-num-seqs", "8")
+
+
+def cache_dtype(d):
+    lines = requests.get(f"{d.url}/metrics", timeout=10).text.splitlines()
+    return next(line for line in lines if line.startswith("vllm:cache_config_info")).split('cache_dtype="')[1].split('"')[0]
+
+
+def test_a_page_holds_twice_the_entries(daemon):
+    wide, narrow = (daemon(*POOL, *FLAGS, "--kv-dtype", name) for name in ("bf16", "fp8_e4m3"))
+    pools = [d.kv()["pool"] for d in (wide, narrow)]
+    assert pools[1]["page_slots"] == 2 * pools[0]["page_slots"]
+    # Side records of twice as many entries: 12 bytes each.
+    assert pools[1]["page_bytes"] - pools[0]["page_bytes"] == 12 * pools[0]["page_slots"]
+    held = [pool["pages_total"] * pool["page_slots"] for pool in pools]
+    assert 1.5 * held[0] < held[1] <= 2 * held[0]
+    assert (cache_dtype(wide), cache_dtype(narrow)) == ("bf16", "fp8")
+    answers = [ask(d, first_turn()) for d in (wide, narrow)]
+    sizes = [answer["usage"]["kv_details"]["bytes"] for answer in answers]
+    kept = [answer["usage"]["kv_details"]["kept_entries"] for answer in answers]
+    assert kept[0] == kept[1] and sizes[1] < sizes[0]
+
+
+def test_an_answer_is_its_own(daemon):
+    d = daemon(*FLAGS, *FP8, "--cpu-path", "auto", "--max-num-batched-tokens", "96")
+    asked = [[{"role": "user", "content": f"Number {i}. {first_turn()[0]['content']}"}] for i in range(4)]
+    kv = {"kv": {"reuse": False}, "max_tokens": 12, "logprobs": True}
+    alone = [tokens(d.chat(messages, **kv)) for messages in asked]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda messages: tokens(d.chat(messages, **kv)), asked)) == alone
+
+
+def test_state_files_of_another_format_are_left_alone(daemon, tmp_path):
+    state, copy = tmp_path / "state", tmp_path / "copy"
+    d = daemon("--state-dir", str(state), "--state-idle", "0", *FLAGS, *FP8)
+    first = ask(d, first_turn())
+    files = wait_for_files(state, 1)
+    shutil.copytree(state, copy)
+    second = next_turn(first_turn(), first, "What is the code of the garage?")
+    expected = ask(d, second)
+    other = daemon("--state-dir", str(copy), "--state-idle", "86400", *FLAGS, "--kv-dtype", "bf16")
+    assert cached(ask(other, second)) == 0
+    assert (copy / files[0].name).exists()
+    assert other.stop() == 0
+    again = daemon("--state-dir", str(copy), "--state-idle", "86400", *FLAGS, *FP8)
+    answer = ask(again, second)
+    assert cached(answer) == cached(expected) > 0 and tokens(answer) == tokens(expected)
