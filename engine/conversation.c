@@ -151,11 +151,12 @@ struct conversation *conversation_same(struct conversation_table *table,
     return NULL;
 }
 
-void conversation_note_gone(struct conversation_table *table, const struct conversation *row) {
+void conversation_note_gone(struct conversation_table *table, const uint8_t space[16],
+                            int32_t prompt_end, uint64_t prompt_hash) {
     struct conversation_gone *gone = &table->gone[table->gone_count++ % CONVERSATION_GONE_MAX];
-    memcpy(gone->space, row->space, sizeof gone->space);
-    gone->prompt_end = row->prompt_end;
-    gone->hash = row->prompt_hash;
+    memcpy(gone->space, space, sizeof gone->space);
+    gone->prompt_end = prompt_end;
+    gone->hash = prompt_hash;
 }
 
 static bool extends_gone(const struct conversation_table *table,

@@ -28,7 +28,8 @@ enum conversation_saved {
     CONVERSATION_UNSAVED,
     CONVERSATION_WRITING, /* copied out: its pages may go */
     CONVERSATION_SAVED,
-    CONVERSATION_NOT_SAVABLE /* it was tried */
+    CONVERSATION_FAILED,     /* it was tried, and is again when others could be written */
+    CONVERSATION_NOT_SAVABLE /* it is larger than all files together may be */
 };
 
 struct conversation {
@@ -120,8 +121,9 @@ struct conversation *conversation_find(struct conversation_table *table,
                                        const struct conversation_query *query, int32_t *common,
                                        enum engine_miss *miss);
 
-/* Remembers that `row` had to make room. */
-void conversation_note_gone(struct conversation_table *table, const struct conversation *row);
+/* Remembers that a conversation whose prompt has this hash had to make room. */
+void conversation_note_gone(struct conversation_table *table, const uint8_t space[16],
+                            int32_t prompt_end, uint64_t prompt_hash);
 
 /* A hash of the first `count` tokens; start with CONVERSATION_HASH and go on from any prefix's. */
 #define CONVERSATION_HASH 0x6b65657064u

@@ -664,14 +664,14 @@ static bool is_busy(const struct engine_snapshot *snapshot) {
 
 /* When the busy one that has been silent for longest was heard of; when none is busy, the last. */
 static int64_t join_times(const struct engine_snapshot *a, const struct engine_snapshot *b) {
-    int64_t first = a->last_step_ns, last = b->last_step_ns;
+    int64_t first = a->progress_ns, last = b->progress_ns;
     if (is_busy(a) != is_busy(b)) return is_busy(a) ? first : last;
-    if (first > last) first = b->last_step_ns, last = a->last_step_ns;
+    if (first > last) first = b->progress_ns, last = a->progress_ns;
     return is_busy(a) ? first : last;
 }
 
 static void add_snapshot(struct engine_snapshot *sum, const struct engine_snapshot *one) {
-    sum->last_step_ns = join_times(sum, one);
+    sum->progress_ns = join_times(sum, one);
     sum->jobs += one->jobs;
     sum->running += one->running;
     sum->waiting += one->waiting;
@@ -698,6 +698,7 @@ static void add_snapshot(struct engine_snapshot *sum, const struct engine_snapsh
         sum->conversation_lost[i] += one->conversation_lost[i];
     sum->state_restored += one->state_restored;
     sum->state_failed += one->state_failed;
+    sum->state_lost += one->state_lost;
     hist_merge(&sum->eviction_seconds, &one->eviction_seconds);
     hist_merge(&sum->iteration_tokens, &one->iteration_tokens);
 }

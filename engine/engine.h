@@ -347,7 +347,7 @@ enum engine_miss {
 const char *engine_miss_name(enum engine_miss miss); /* for logs and metric labels */
 
 /* Published after every step; a copy. Of one replica, or of all: then counts are sums, and
- * last_step_ns is that of the busy replica that has been silent for longest. The state directory is
+ * progress_ns is that of the busy replica that has been silent for longest. The state directory is
  * one for all; its counts are the first replica's. */
 struct engine_snapshot {
     int jobs; /* submitted and not finished */
@@ -355,8 +355,9 @@ struct engine_snapshot {
     int64_t pages_total, pages_used, pages_reserved, pages_retained;
     int64_t pages_superseded; /* of those retained: states that a later turn went on from */
     uint64_t steps;
-    int64_t last_step_ns; /* clock_ns of the last step's end, or of the last idle check */
-    bool stopped;         /* the backend failed: every job now ends with an error; restart */
+    int64_t progress_ns; /* clock_ns when those who ask last got on: a step, or, where the first to
+                            wait needs the state directory, a piece read or written there */
+    bool stopped;        /* the backend failed: every job now ends with an error; restart */
     uint64_t prompt_tokens, cached_tokens, generation_tokens;
     /* Gauges: of running sequences and last states; of superseded states, the first to go. */
     uint64_t entries_kept, entries_superseded;
@@ -369,6 +370,7 @@ struct engine_snapshot {
     uint64_t state_written, state_restored;
     uint64_t state_refused; /* files that were damaged, forged or of another format */
     uint64_t state_failed; /* conversations that could not be written: no room, no memory, errors */
+    uint64_t state_lost;   /* of these: that had to leave memory and are nowhere now */
     struct hist eviction_seconds;
     struct hist iteration_tokens;
 };

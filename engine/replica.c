@@ -40,8 +40,9 @@ void replica_ready(struct replica *r, const struct sched_options *options) {
     r->sched.pending_jobs = &r->pending;
     r->sched.pending_tokens = &r->tokens;
     r->sequence_rows = mem_must_alloc((size_t)own.sequences_max, sizeof *r->sequence_rows);
+    r->copy_count = r->sched.conversations.capacity;
     r->conversation_copies =
-        mem_must_alloc((size_t)own.conversations_max + 1, sizeof *r->conversation_copies);
+        mem_must_alloc((size_t)r->copy_count + 1, sizeof *r->conversation_copies);
     publish(r);
 }
 
@@ -94,17 +95,24 @@ static void copy_conversations(struct replica *r) {
     }
 }
 
+/* Who has nothing to do is in no trouble. */
+static void note_progress(struct replica *r) {
+    uint64_t progress = sched_progress(&r->sched);
+    if (progress != r->progress || sched_idle(&r->sched)) r->progress_ns = clock_ns();
+    r->progress = progress;
+}
+
 /* Copies what others may see. Running sequences count their entries by formula. */
 static void publish(struct replica *r) {
     const struct sched *s = &r->sched;
     struct kern_cache_stats stats = {0};
     r->kern->ops->cache_stats(r->kern, &stats);
-    int64_t streams = (int64_t)s->options.shape.layers * s->options.shape.heads_kv, held = 0,
-            now = clock_ns();
+    int64_t streams = (int64_t)s->options.shape.layers * s->options.shape.heads_kv, held = 0;
     for (int i = 0; i < s->running; i++) held += s->sequences[s->order[i]].due.held;
     bool may_save =
         s->options.store != NULL && !r->snapshot.stopped; /* looked at only for drain's sake */
     atomic_store(&r->unsaved, may_save && (!atomic_load(&r->common->draining) || sched_unsaved(s)));
+    note_progress(r);
     pthread_mutex_lock(&r->lock);
     copy_sequences(r);
     copy_conversations(r);
@@ -118,7 +126,7 @@ static void publish(struct replica *r) {
         .pages_retained = s->conversations.pages,
         .pages_superseded = s->conversations.superseded_pages,
         .steps = s->counters.steps,
-        .last_step_ns = now,
+        .progress_ns = r->progress_ns,
         .stopped = r->snapshot.stopped,
         .prompt_tokens = s->counters.prompt_tokens,
         .cached_tokens = s->counters.cached_tokens,
@@ -139,6 +147,7 @@ static void publish(struct replica *r) {
            sizeof r->snapshot.conversation_lost);
     r->snapshot.state_restored = s->counters.state_restored;
     r->snapshot.state_failed = s->counters.state_failed;
+    r->snapshot.state_lost = s->counters.state_lost;
     pthread_mutex_unlock(&r->lock);
 }
 
@@ -197,6 +206,7 @@ static void wait_for_work(struct replica *r) {
         if (clock_ns() >= next || (atomic_load(&r->common->draining) && !r->drain_seen)) break;
         sleep_until(r, next);
     }
+    if (idle) r->progress_ns = clock_ns(); /* what there is to do begins now */
     r->drain_seen = atomic_load(&r->common->draining);
     r->store_done = false;
     pthread_mutex_unlock(&r->lock);
@@ -318,7 +328,7 @@ void replica_affinity(struct replica *r, struct conversation_search *search,
                       struct conversation_affinity *best) {
     uint64_t hint = search->query->hint;
     pthread_mutex_lock(&r->lock);
-    for (int i = 0; i < r->sched.options.conversations_max; i++) {
+    for (int i = 0; i < r->copy_count; i++) {
         const struct conversation_copy *copy = &r->conversation_copies[i];
         const struct conversation_key key = {.space = copy->row.space,
                                              .kv = &copy->kv,
@@ -353,7 +363,7 @@ int replica_conversations(struct replica *r, const struct engine_conversation_fi
     int count = 0;
     int64_t now = clock_ns();
     pthread_mutex_lock(&r->lock);
-    for (int i = 0; i < r->sched.options.conversations_max && count < max; i++) {
+    for (int i = 0; i < r->copy_count && count < max; i++) {
         const struct conversation_copy *copy = &r->conversation_copies[i];
         if (copy->row.id == 0) continue;
         if (!engine_conversation_is(filter, copy->row.space, copy->row.id)) continue;

@@ -55,13 +55,16 @@ struct replica {
     pthread_t thread;
     pthread_mutex_t lock; /* for sleeping while idle and for all below */
     pthread_cond_t work;
-    bool drain_seen; /* by the thread: it has begun to write everything */
-    bool store_done; /* since the thread looked last */
+    bool drain_seen;     /* by the thread: it has begun to write everything */
+    bool store_done;     /* since the thread looked last */
+    uint64_t progress;   /* the scheduler's, when it was looked at last */
+    int64_t progress_ns; /* when that moved, or there was nothing to do */
     struct engine_snapshot snapshot;
     struct engine_sequence_row *sequence_rows;
     int sequence_count;
-    struct conversation_copy *conversation_copies; /* as they lie in the table */
-    uint64_t conversation_changes;                 /* of the table, when it was copied */
+    struct conversation_copy *conversation_copies; /* [copy_count], as they lie in the table */
+    int copy_count;
+    uint64_t conversation_changes; /* of the table, when it was copied */
 };
 
 /* Life: open; kern, model and store are opened by the caller; ready; start; stop; close, which may

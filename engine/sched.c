@@ -44,7 +44,10 @@ void sched_open(struct sched *sched, const struct sched_options *options) {
     sched->free_slots = mem_must_alloc((size_t)slots, sizeof *sched->free_slots);
     for (int i = 0; i < slots; i++) sched->free_slots[i] = slots - 1 - i;
     sched->free_slot_count = slots;
-    conversation_table_open(&sched->conversations, options->conversations_max);
+    /* Of those that go, one after the other is written first, in parts; until then there may be
+     * more of them than conversations_max, up to one for every slot. */
+    bool more = options->store != NULL && options->conversations_max > 0;
+    conversation_table_open(&sched->conversations, more ? slots : options->conversations_max);
     hist_open(&sched->counters.eviction_seconds, eviction_bounds, COUNT_OF(eviction_bounds));
     hist_open(&sched->counters.iteration_tokens, iteration_bounds, COUNT_OF(iteration_bounds));
 }
@@ -101,8 +104,8 @@ static void give_place_back(struct sched *sched) {
 static void new_head(struct sched *sched) {
     sched->head_waits = false;
     sched->head_lost = ENGINE_MISS_NEW;
-    sched->awaited = 0;
-    sched->import.for_head = false;
+    sched->search.made = sched->needs_store = false;
+    sched_end_waiting(sched);
 }
 
 static struct engine_job *pop_waiting(struct sched *sched) {
@@ -123,6 +126,7 @@ int32_t sched_take_slot(struct sched *sched) {
 void sched_release_slot(struct sched *sched, int32_t slot) {
     sched_ops(sched)->release(sched->options.kern, slot);
     sched->free_slots[sched->free_slot_count++] = slot;
+    sched->head_waits = false; /* there is room for somebody */
 }
 
 static void remove_sequence(struct sched *sched, struct sequence *seq) {
@@ -132,7 +136,7 @@ static void remove_sequence(struct sched *sched, struct sequence *seq) {
     memmove(&sched->order[at], &sched->order[at + 1],
             (size_t)(sched->running - at) * sizeof *sched->order);
     sched->pages_reserved -= seq->pages_reserved;
-    sched->head_waits = false; /* there is room for somebody */
+    sched->head_waits = false; /* its pages and its place are free */
     seq_close(seq);
 }
 
@@ -163,6 +167,13 @@ bool sched_idle(const struct sched *sched) {
 
 bool sched_stalled(const struct sched *sched) {
     return sched->running == 0 && sched->waiting > 0 && sched->head_waits;
+}
+
+uint64_t sched_progress(const struct sched *sched) {
+    const struct sched_options *options = &sched->options;
+    uint64_t pieces = sched->counters.copied;
+    if (options->store != NULL) pieces += store_progress(options->store);
+    return sched->needs_store ? pieces : pieces + sched->counters.steps;
 }
 
 void sched_submit(struct sched *sched, struct engine_job *job) {
@@ -372,7 +383,13 @@ static enum admission admit(struct sched *sched, struct engine_job *job) {
     /* engine_check refused such requests before; a caller that skips it fails alone */
     if (choices > options->sequences_max || choices > ENGINE_CHOICES_MAX)
         return refuse(job, ERR_LIMIT, "more choices than can run at once");
+    sched->needs_store = false;
     if (sched->running + choices > options->sequences_max) return WAIT;
+    if (sched->free_slot_count <
+        choices) { /* conversations have them that are still to be written */
+        sched->needs_store = true;
+        return WAIT;
+    }
     if (sched_resolve_kv(&job->request.kv, &options->kv, &entry.kv, &job->fault) != 0)
         return REFUSED;
     if (!sched_find(sched, &entry)) return WAIT;

@@ -71,15 +71,19 @@ struct sched_counters {
     uint64_t evictions, preemptions, conversation_hits, conversation_misses;
     uint64_t conversation_lost[ENGINE_MISS_COUNT];
     uint64_t state_restored, state_failed; /* failed before the store had them */
+    uint64_t state_lost;                   /* left memory and could not be written */
+    uint64_t copied;                       /* blocks, out of the cache and into it */
     struct hist eviction_seconds, iteration_tokens;
 };
 
-/* A conversation on its way out. */
+/* A conversation on its way out: copied into a file, then written by the store. */
 struct sched_export {
-    char *data; /* the file, sized as a whole; NULL = none */
+    char *data; /* the file, sized as a whole; NULL = none, or the store has it */
     size_t size, at;
     int block; /* the next one */
     struct state_head head;
+    uint64_t replaces; /* whose file goes when this one is on disk; 0 = none */
+    bool made_room;    /* it has left memory meanwhile, for others */
 };
 
 /* A conversation on its way in: a row of the table that is `arriving`. */
@@ -88,6 +92,14 @@ struct sched_import {
     const struct state_view *view; /* the store's, until it is unloaded */
     int block;                     /* the next one */
     bool for_head;                 /* who asked for it is still the first to wait */
+};
+
+/* What the search on disk said for the first waiting job, for as long as it is true. */
+struct sched_search {
+    bool made;
+    uint64_t changes; /* store_changes before it */
+    int32_t least;
+    uint64_t id; /* what it found; 0 = nothing */
 };
 
 struct sched {
@@ -104,10 +116,12 @@ struct sched {
     bool head_waits;            /* the first waiting job was tried, and nothing has changed since */
     enum engine_miss head_lost; /* why what is on disk does not serve it; NEW: nothing known */
     uint64_t awaited;           /* the conversation that the store is reading for it; 0 = none */
+    bool needs_store;           /* when it was tried, it had to wait for the store */
+    struct sched_search search;
     struct sched_export export;
     struct sched_import import;
+    bool saving_all;                                   /* see sched_save */
     bool saving_ended;                                 /* nothing more is written */
-    uint64_t writing_replaces;                         /* of what the store is writing */
     int64_t looked_ns;                                 /* for conversations to write */
     struct engine_choice *ended_first, *ended_last;    /* ended, not yet published */
     struct engine_job *finished_first, *finished_last; /* all choices ended, not yet published */
@@ -152,6 +166,9 @@ bool sched_step(struct sched *sched, bool *device_failed);
 bool sched_idle(const struct sched *sched);
 /* Nothing runs, and what waits is waiting for the store. */
 bool sched_stalled(const struct sched *sched);
+/* Grows while those who ask get on: with every step and every piece that is copied, read or
+ * written; while the first to wait needs the store, with the pieces alone, for nobody passes it. */
+uint64_t sched_progress(const struct sched *sched);
 
 /* Stores `finish` in choices that ended and `finished` in jobs that did, in their order: hands the
  * jobs back. The caller first publishes what it wants seen. */
@@ -162,8 +179,8 @@ void sched_publish_finished(struct sched *sched);
 int sched_delete(struct sched *sched, uint64_t id);
 
 /* Writing and restoring conversations goes on a little, before every step and while there is
- * nothing else to do; `all`: those that were used just now are written, too. Without a store these
- * do nothing. */
+ * nothing else to do; `all`: those that were used just now are written, too, and those that could
+ * not be are tried once more. Without a store these do nothing. */
 void sched_save(struct sched *sched, int64_t now_ns, bool all);
 /* The backend has failed: what is not written yet is lost, and nothing waits for it. */
 void sched_end_saving(struct sched *sched);

@@ -43,9 +43,9 @@ bool sched_make_room(struct sched *sched, int64_t pages, const struct conversati
 int sched_go_on(struct sched *sched, struct sequence *seq, const struct sched_entry *entry,
                 bool used_up);
 
-/* Makes sure that the table has room for one more; false, unless `at_once`: the conversation that
- * would go has to be written first. */
-bool sched_make_place(struct sched *sched, bool at_once);
+/* Makes sure that there are `more` conversations less than there may be; false: one that is to go
+ * has to be written first. */
+bool sched_make_place(struct sched *sched, int more);
 /* Takes a row out of the table and gives its slot back. */
 void sched_drop(struct sched *sched, struct conversation *row, const char *why);
 
@@ -55,13 +55,16 @@ void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_r
 /* ---- sched_save.c ---------------------------------------------------------------------------- */
 
 bool sched_wants_saving(const struct sched *sched, const struct conversation *row);
-/* May the row's pages go? If it is still to be written, that begins or goes on; `at_once`: and is
- * finished, or given up. */
-bool sched_save_for_room(struct sched *sched, struct conversation *row, bool at_once);
+/* May the row go? If it is still to be written, that begins now, or when the store can. */
+bool sched_save_for_room(struct sched *sched, struct conversation *row);
 void sched_forget_copying(struct sched *sched, const struct conversation *row); /* it goes */
 /* Brings what the query would use from disk. False: not yet; the head is woken when it is there. */
 bool sched_restore(struct sched *sched, struct sched_entry *entry,
                    const struct conversation_query *query);
+/* Nobody waits any more for what the store has read, or reads. */
+void sched_end_waiting(struct sched *sched);
 void sched_save_close(struct sched *sched);
+/* It is in no memory, and in no file although it was to be. */
+void sched_count_lost(struct sched *sched, uint64_t id);
 
 #endif

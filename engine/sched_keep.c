@@ -23,7 +23,12 @@ static bool is_on_disk(const struct sched *sched, const struct conversation *row
 
 /* For lack of room: unless it is on disk, a later request may miss it, and shall learn why. */
 static void forget(struct sched *sched, struct conversation *row, const char *why) {
-    if (!is_on_disk(sched, row)) conversation_note_gone(&sched->conversations, row);
+    if (!is_on_disk(sched, row))
+        conversation_note_gone(&sched->conversations, row->space, row->prompt_end,
+                               row->prompt_hash);
+    if (row->saved == CONVERSATION_WRITING) sched->export.made_room = true;
+    if (row->saved == CONVERSATION_FAILED || row->saved == CONVERSATION_NOT_SAVABLE)
+        sched_count_lost(sched, row->id);
     sched_drop(sched, row, why);
 }
 
@@ -42,7 +47,11 @@ bool sched_make_room(struct sched *sched, int64_t pages, const struct conversati
     if (pages > left) return false;
     while (pages > pages_free(sched) + own) {
         struct conversation *first = conversation_first_to_go(&sched->conversations, row);
-        if (first == NULL || !sched_save_for_room(sched, first, false)) return false;
+        if (first == NULL) return false;
+        if (!sched_save_for_room(sched, first)) {
+            sched->needs_store = true;
+            return false;
+        }
         forget(sched, first, "pages");
     }
     return true;
@@ -154,16 +163,17 @@ void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_r
     } else {
         row.replaces = supersede(sched, seq);
     }
-    (void)sched_make_place(sched, true);
+    (void)sched_make_place(sched, 1); /* if not now, then later: see sched_open */
     conversation_add(table, &row, clock_ns());
 }
 
-bool sched_make_place(struct sched *sched, bool at_once) {
+bool sched_make_place(struct sched *sched, int more) {
     struct conversation_table *table = &sched->conversations;
-    if (table->count < table->capacity) return true;
-    struct conversation *first = conversation_first_to_go(table, NULL);
-    if (!sched_save_for_room(sched, first, at_once)) return false;
-    forget(sched, first, "count");
+    while (table->count + more > sched->options.conversations_max) {
+        struct conversation *first = conversation_first_to_go(table, NULL);
+        if (!sched_save_for_room(sched, first)) return false;
+        forget(sched, first, "count");
+    }
     return true;
 }
 
@@ -183,6 +193,5 @@ int sched_delete(struct sched *sched, uint64_t id) {
         if (before != NULL) sched_drop(sched, before, "deleted");
     }
     sched_drop(sched, row, "deleted");
-    sched->head_waits = false; /* there is room for somebody */
     return 0;
 }

@@ -41,7 +41,7 @@ static void cancel_export(struct sched *sched) {
 
 static void give_up(struct sched *sched, struct conversation *row, const char *why) {
     log_warn("conversation=%016llx cannot be written: %s", (unsigned long long)row->id, why);
-    row->saved = CONVERSATION_NOT_SAVABLE;
+    row->saved = CONVERSATION_FAILED;
     sched->counters.state_failed++;
     sched->head_waits = false;
 }
@@ -89,6 +89,8 @@ static void begin_export(struct sched *sched, struct conversation *row) {
         export->at = state_write_head(&export->head, row->tokens, sizes, data);
         export->size = size;
         export->block = 0;
+        export->replaces = row->replaces;
+        export->made_room = false;
         export->data = data;
     }
     mem_free(sizes);
@@ -111,12 +113,12 @@ static void go_on_exporting(struct sched *sched, size_t most) {
         }
         export->at += size;
         copied += size;
+        sched->counters.copied++;
     }
     if (export->block < block_count(sched)) return;
     CHECK(export->at + STATE_SEAL_BYTES == export->size);
     store_save(sched->options.store, &export->head, export->data, export->size);
     export->data = NULL;
-    sched->writing_replaces = row->replaces;
     row->saved = CONVERSATION_WRITING;
     sched->head_waits = false; /* its pages may go now */
 }
@@ -128,30 +130,51 @@ static void remove_replaced(struct sched *sched, uint64_t id) {
     (void)store_remove(sched->options.store, id);
 }
 
+/* The disk takes files: what it did not take before is tried again. */
+static void retry_failed(struct sched *sched) {
+    struct conversation_table *table = &sched->conversations;
+    for (int i = 0; i < table->capacity; i++)
+        if (table->rows[i].saved == CONVERSATION_FAILED)
+            table->rows[i].saved = CONVERSATION_UNSAVED;
+}
+
+void sched_count_lost(struct sched *sched, uint64_t id) {
+    sched->counters.state_lost++;
+    log_warn("conversation=%016llx is lost: it made room and could not be written",
+             (unsigned long long)id);
+}
+
 static void take_saved(struct sched *sched) {
+    const struct sched_export *export = &sched->export;
+    const struct state_head *head = &export->head;
     uint64_t id;
     int code;
     if (!store_saved(sched->options.store, &id, &code)) return;
     sched->head_waits = false; /* the next may be written */
-    if (code == 0) remove_replaced(sched, sched->writing_replaces);
     struct conversation *row = conversation_by_id(&sched->conversations, id);
-    if (row == NULL) return; /* it made room meanwhile */
-    row->saved = code == 0 ? CONVERSATION_SAVED : CONVERSATION_NOT_SAVABLE;
+    if (row != NULL) {
+        row->saved = code == 0           ? CONVERSATION_SAVED
+                     : code == ERR_LIMIT ? CONVERSATION_NOT_SAVABLE
+                                         : CONVERSATION_FAILED;
+    } else if (code != 0 && export->made_room) {
+        conversation_note_gone(&sched->conversations, head->space, head->prompt_end,
+                               head->prompt_hash);
+        sched_count_lost(sched, id);
+    }
+    if (code != 0) return;
+    remove_replaced(sched, export->replaces);
+    retry_failed(sched);
 }
 
-bool sched_save_for_room(struct sched *sched, struct conversation *row, bool at_once) {
+bool sched_save_for_room(struct sched *sched, struct conversation *row) {
+    struct sched_export *export = &sched->export;
     if (!sched_wants_saving(sched, row)) return true;
     take_saved(sched);
-    bool own = sched->export.data != NULL && sched->export.head.id == row->id;
-    if (!own && (sched->export.data != NULL || !store_can_save(sched->options.store))) {
-        if (!at_once) return false;
-        give_up(sched, row, "others are being written");
-        return true;
+    if (export->data == NULL && store_can_save(sched->options.store)) {
+        begin_export(sched, row);
+        if (export->data != NULL) go_on_exporting(sched, sched->options.copy_bytes);
     }
-    if (!own) begin_export(sched, row);
-    if (sched->export.data != NULL)
-        go_on_exporting(sched, at_once ? SIZE_MAX : sched->options.copy_bytes);
-    return sched->export.data == NULL;
+    return !sched_wants_saving(sched, row);
 }
 
 static void end_import(struct sched *sched) {
@@ -194,6 +217,8 @@ void sched_save(struct sched *sched, int64_t now_ns, bool all) {
     if (store == NULL) return;
     wake_head(sched);
     take_saved(sched);
+    if (all && !sched->saving_all) retry_failed(sched);
+    sched->saving_all = all;
     bool look = all || sched->options.save_idle_ns == 0 || now_ns - sched->looked_ns > LOOK_NS;
     if (look && sched->export.data == NULL && store_can_save(store)) {
         struct conversation *row = next_to_save(sched, now_ns, all);
@@ -202,6 +227,7 @@ void sched_save(struct sched *sched, int64_t now_ns, bool all) {
     }
     if (sched->export.data != NULL) go_on_exporting(sched, sched->options.copy_bytes);
     if (sched->import.id != 0) go_on_importing(sched, sched->options.copy_bytes);
+    (void)sched_make_place(sched, 0);
 }
 
 void sched_end_saving(struct sched *sched) {
@@ -227,6 +253,7 @@ int64_t sched_next_save_ns(const struct sched *sched) {
     const struct conversation_table *table = &sched->conversations;
     int64_t next = INT64_MAX;
     if (sched->options.store == NULL || !store_can_save(sched->options.store)) return next;
+    if (table->count > sched->options.conversations_max) return 0;
     for (int i = 0; i < table->capacity; i++) {
         const struct conversation *row = &table->rows[i];
         if (row->id == 0 || !sched_wants_saving(sched, row)) continue;
@@ -295,6 +322,7 @@ static void go_on_importing(struct sched *sched, size_t most) {
             return;
         }
         copied += block->size;
+        sched->counters.copied++;
     }
     if (import->block < block_count(sched)) return;
     row->arriving = false;
@@ -315,7 +343,10 @@ static enum restored begin_import(struct sched *sched, const struct state_view *
         return NOT_THIS_ONE;
     }
     if (!sched_make_room(sched, view->report.pages, NULL, &used_up)) return NOT_YET;
-    if (!sched_make_place(sched, false)) return NOT_YET;
+    if (!sched_make_place(sched, 1)) {
+        sched->needs_store = true;
+        return NOT_YET;
+    }
     int32_t *tokens = copy_tokens(view);
     if (tokens == NULL) return give_up_restoring(sched, id, err_text(ERR_NOMEM));
     add_row(sched, view, tokens);
@@ -330,6 +361,7 @@ static enum restored not_loaded(struct sched *sched, uint64_t id, int code) {
     switch (code) {
     case ERR_BUSY:
         sched->awaited = id;
+        sched->needs_store = true;
         return NOT_YET;
     case ERR_MALFORMED:
     case ERR_INVALID:
@@ -361,14 +393,31 @@ static enum restored restore_one(struct sched *sched, uint64_t id) {
     return result;
 }
 
+/* Once for the first waiting job, unless it would find something else now. */
+static uint64_t find_on_disk(struct sched *sched, const struct conversation_query *query,
+                             int32_t least) {
+    struct sched_search *search = &sched->search;
+    struct store *store = sched->options.store;
+    uint64_t changes = store_changes(store);
+    if (search->made && search->changes == changes && search->least == least) return search->id;
+    uint64_t id = store_find(store, query, least);
+    *search = (struct sched_search){true, changes, least, id};
+    return id;
+}
+
+void sched_end_waiting(struct sched *sched) {
+    sched->awaited = 0;
+    sched->import.for_head = false;
+    if (sched->options.store != NULL && sched->import.id == 0) store_unload(sched->options.store);
+}
+
 bool sched_restore(struct sched *sched, struct sched_entry *entry,
                    const struct conversation_query *query) {
-    struct store *store = sched->options.store;
-    if (store == NULL || sched->conversations.capacity == 0) return true;
+    if (sched->options.store == NULL || sched->conversations.capacity == 0) return true;
     for (enum restored result = RESTORED; result != GIVE_UP;) {
         if (entry->row != NULL && entry->row->arriving) return false;
         if (sched->head_lost == ENGINE_MISS_UNREADABLE) break;
-        uint64_t id = store_find(store, query, entry->row != NULL ? entry->common : 0);
+        uint64_t id = find_on_disk(sched, query, entry->row != NULL ? entry->common : 0);
         if (id == 0) break;
         result = restore_one(sched, id);
         if (result == NOT_YET) return false;

@@ -16,7 +16,7 @@ static void get_health(struct exchange *ex) {
     struct oai_error error;
     engine_snapshot(server->engine, &snapshot);
     bool busy = snapshot.running > 0 || snapshot.waiting > 0;
-    int64_t silence_ms = (clock_ns() - snapshot.last_step_ns) / 1000000;
+    int64_t silence_ms = (clock_ns() - snapshot.progress_ns) / 1000000;
     const char *trouble = NULL;
     if (server->draining)
         trouble = "The server is shutting down.";

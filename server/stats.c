@@ -378,6 +378,8 @@ static void write_keepd(struct writer *w, const struct engine_snapshot *s) {
          (double)s->state_restored},
         {"keepd_state_failed_total", "counter", "Conversations that could not be written.",
          (double)s->state_failed},
+        {"keepd_state_lost_total", "counter",
+         "Conversations that had to leave memory and could not be written.", (double)s->state_lost},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         write_single(w, rows[i].name, rows[i].type, rows[i].help, rows[i].value);

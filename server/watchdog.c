@@ -7,8 +7,7 @@ bool watchdog_due(const struct watchdog *w, int64_t now_ns) {
 }
 
 bool watchdog_look(struct watchdog *w, int replica, const struct engine_snapshot *snapshot) {
-    w->worked[replica] |= snapshot->jobs == 0 || snapshot->steps != w->steps[replica];
-    w->steps[replica] = snapshot->steps;
+    w->worked[replica] |= snapshot->jobs == 0 || snapshot->progress_ns > w->fed_ns;
     return w->worked[replica] && !snapshot->stopped;
 }
 

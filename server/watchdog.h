@@ -1,5 +1,5 @@
-/* When systemd's watchdog is fed: each replica of the engine must have done something since the
- * last time, or have nothing to do; not all of them at once. Loop thread only. */
+/* When systemd's watchdog is fed: each replica of the engine must have got on with its work since
+ * the last time, or have none; not all of them at once. Loop thread only. */
 #ifndef KEEPD_SERVER_WATCHDOG_H
 #define KEEPD_SERVER_WATCHDOG_H
 
@@ -11,8 +11,7 @@
 struct watchdog {
     int64_t every_ns; /* 0 = never */
     int64_t fed_ns;
-    uint64_t steps[ENGINE_REPLICAS_MAX]; /* when they were looked at last */
-    bool worked[ENGINE_REPLICAS_MAX];    /* since fed_ns */
+    bool worked[ENGINE_REPLICAS_MAX]; /* since fed_ns */
 };
 
 bool watchdog_due(const struct watchdog *watchdog, int64_t now_ns);

@@ -837,7 +837,7 @@ static void step(struct engine *e) {
         finish(e, s, how);
     }
     e->snapshot.steps++;
-    e->snapshot.last_step_ns = clock_ns();
+    e->snapshot.progress_ns = clock_ns();
 }
 
 static void finish_list(struct engine *e, struct sequence *s, enum engine_finish how) {
@@ -871,7 +871,7 @@ static void *run(void *arg) {
     int64_t due_ns = clock_ns();
     pthread_mutex_lock(&e->mutex);
     while (!e->stop && !e->snapshot.stopped) {
-        e->snapshot.last_step_ns = clock_ns();
+        e->snapshot.progress_ns = clock_ns();
         if (!e->running && !e->waiting && !e->delete_count) {
             pthread_cond_wait(&e->work, &e->mutex);
             due_ns = clock_ns();

@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -212,8 +213,37 @@ static void open_cache(struct world *w, const struct world_options *o,
     CHECK_MSG(w->ops.cache_open(w->kern, &cache, &fault) == 0, "%s", fault.text);
 }
 
+/* A disk that does not answer: the store's thread stops in the check of what it has read. */
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool planned, reached;
+} hang = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+
+static void hang_if_planned(void) {
+    pthread_mutex_lock(&hang.lock);
+    hang.reached = hang.planned;
+    pthread_cond_broadcast(&hang.changed);
+    while (hang.planned) pthread_cond_wait(&hang.changed, &hang.lock);
+    pthread_mutex_unlock(&hang.lock);
+}
+
+void world_await_hang(void) {
+    pthread_mutex_lock(&hang.lock);
+    while (!hang.reached) pthread_cond_wait(&hang.changed, &hang.lock);
+    pthread_mutex_unlock(&hang.lock);
+}
+
+void world_end_hang(void) {
+    pthread_mutex_lock(&hang.lock);
+    hang.planned = false;
+    pthread_cond_broadcast(&hang.changed);
+    pthread_mutex_unlock(&hang.lock);
+}
+
 static int check_state(void *backend, struct state_view *view, struct fault *fault) {
     struct kern *kern = backend;
+    hang_if_planned();
     return kern->ops->snapshot_check(kern, view->blocks, view->head.block_count,
                                      view->head.token_count, &view->report, fault);
 }
@@ -228,10 +258,12 @@ static void open_store(struct world *w) {
                                                .layers = WORLD_LAYERS,
                                                .heads_kv = WORLD_HEADS_KV,
                                                .head_dim = WORLD_DIM},
-                                  .inline_io = true,
+                                  .inline_io = !o->state_hangs,
                                   .check = check_state,
                                   .backend = w->kern};
     if (o->state_dir == NULL) return;
+    hang.planned = o->state_hangs;
+    hang.reached = false;
     CHECK_MSG(store_open(&store, &w->store, &fault) == 0, "%s", fault.text);
 }
 

@@ -20,6 +20,7 @@ struct world_options {
     const char *state_dir; /* conversations go there and come back, inside the calls; NULL = none */
     int64_t state_bytes;   /* 0 = plenty */
     bool state_eager;      /* write every conversation as soon as possible, not only for room */
+    bool state_hangs;      /* reading one does not end before world_end_hang; on its own thread */
     size_t copy_bytes;     /* of a step; 0 = SCHED_COPY_BYTES, which is all of it at once */
 };
 
@@ -67,6 +68,10 @@ void world_check(const struct world *world);
 void world_fail(enum world_op op, long n, int code);
 bool world_fail_pending(void);
 void world_fail_never(void);
+
+/* Until a read hangs; then it does not any more. */
+void world_await_hang(void);
+void world_end_hang(void);
 
 /* Forgets nothing: everything that can be is on disk afterwards. */
 void world_save_all(struct world *world);

@@ -145,7 +145,7 @@ Test(conversation, what_was_forgotten_is_told) {
     enum engine_miss miss;
     conversation_table_open(&t, 1);
     add(&t, 1, kv, (int32_t[]){1, 2, 3}, 3, 2, 0);
-    conversation_note_gone(&t, &t.rows[0]);
+    conversation_note_gone(&t, t.rows[0].space, t.rows[0].prompt_end, t.rows[0].prompt_hash);
     struct conversation taken = conversation_take(&t, &t.rows[0]);
     mem_free(taken.tokens);
     cr_assert_null(find(&t, 1, kv, prompt, 4, &common, &miss));

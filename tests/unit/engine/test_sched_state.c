@@ -9,6 +9,20 @@
 #include "base/mem.h"
 #include "tests/unit/engine/requests.h"
 
+/* Searches on disk: the linker's --wrap. */
+static int searches;
+
+uint64_t __real_store_find(struct store *store, const struct conversation_query *query,
+                           int32_t least);
+uint64_t __wrap_store_find(struct store *store, const struct conversation_query *query,
+                           int32_t least);
+
+uint64_t __wrap_store_find(struct store *store, const struct conversation_query *query,
+                           int32_t least) {
+    searches++;
+    return __real_store_find(store, query, least);
+}
+
 /* A world with a state directory of its own. */
 struct stored {
     struct world w;
@@ -116,19 +130,22 @@ Test(state, deleting_reaches_the_disk) {
     stored_close(&s);
 }
 
-/* An export fails: the conversation is read again, and nobody else notices. */
-Test(state, failing_exports_cost_only_the_state) {
+/* An export fails: nobody notices, and what failed is tried again when another could be written. */
+Test(state, failing_exports_are_tried_again) {
     for (long n = 0; n < 1 + WORLD_STREAMS; n++) {
         struct stored s;
         struct engine_kv kv = global(16, 4, 8);
         stored_open(&s, (struct world_options){.conversations = 9, .state_eager = true});
         world_fail(WORLD_EXPORT, n, ERR_DEVICE);
         turn(&s.w, 0, 0, 60, kv);
-        world_save_all(&s.w);
-        stored_restart(&s);
-        cr_assert_eq(turn(&s.w, 1, 60, 90, kv), 0);
+        world_step(&s.w);
         cr_assert_not(world_fail_pending());
-        cr_assert_eq(s.w.sched.counters.conversation_lost[ENGINE_MISS_NEW], 1);
+        cr_assert(stats_of(&s).files == 0 && s.w.sched.counters.state_failed == 1);
+        turn(&s.w, 3, 0, 40, kv);
+        for (int i = 0; i < 3; i++) world_step(&s.w);
+        cr_assert_eq(stats_of(&s).files, 2, "the first is not tried again");
+        stored_restart(&s);
+        cr_assert_eq(turn(&s.w, 1, 60, 90, kv), 60);
         world_fail_never();
         stored_close(&s);
     }
@@ -263,6 +280,91 @@ Test(state, a_replaced_file_goes_though_one_between_was_never_written) {
     stored_close(&s);
 }
 
+/* Nothing else is ever written: the end is another chance. */
+Test(state, what_failed_is_tried_again_at_the_end) {
+    struct stored s;
+    stored_open(&s, (struct world_options){.conversations = 9, .state_eager = true});
+    world_fail(WORLD_EXPORT, 0, ERR_DEVICE);
+    turn(&s.w, 0, 0, 60, global(16, 4, 8));
+    world_step(&s.w);
+    cr_assert(!world_fail_pending() && stats_of(&s).files == 0);
+    sched_save(&s.w.sched, clock_ns(), true);
+    world_save_all(&s.w);
+    cr_assert_eq(stats_of(&s).files, 1);
+    stored_close(&s);
+}
+
+/* What cannot be written and has to go is lost: counted, and its next turn knows why. */
+Test(state, what_could_not_be_written_is_counted_when_it_goes) {
+    struct stored s;
+    struct engine_kv kv = global(16, 4, 8);
+    stored_open(&s, (struct world_options){.conversations = 1, .state_bytes = 1000});
+    turn(&s.w, 0, 0, 60, kv);
+    world_save_all(&s.w); /* larger than all files may be */
+    cr_assert(stats_of(&s).failed == 1 && s.w.sched.counters.state_lost == 0);
+    turn(&s.w, 3, 0, 40, kv);
+    cr_assert_eq(s.w.sched.counters.state_lost, 1);
+    turn(&s.w, 4, 0, 40, kv); /* makes room for itself as soon as the one before is copied out */
+    cr_assert_eq(s.w.sched.conversations.count, 1);
+    world_save_all(&s.w);
+    cr_assert_eq(s.w.sched.counters.state_lost, 2, "lost while it was written");
+    cr_assert_eq(turn(&s.w, 1, 60, 90, kv), 0);
+    cr_assert_eq(s.w.sched.counters.conversation_lost[ENGINE_MISS_FORGOTTEN], 1);
+    stored_close(&s);
+}
+
+/* The table is full when turns end: they stay all the same, and the others' answers go on while
+ * what has to go is copied out, one stream in each step. */
+Test(state, a_full_table_is_written_in_parts) {
+    struct stored s;
+    struct engine_job other, one, two;
+    struct engine_kv kv = global(16, 4, 8);
+    stored_open(&s, (struct world_options){.conversations = 1, .copy_bytes = 1});
+    turn(&s.w, 0, 0, 60, kv);
+    other = job_of(3, 20, 100, kv);
+    one = job_of(4, 20, 3, kv);
+    two = job_of(5, 20, 3, kv);
+    submit(&s.w, &other);
+    submit(&s.w, &one);
+    submit(&s.w, &two);
+    for (int i = 0; !atomic_load(&two.finished); i++) {
+        cr_assert_lt(i, 20);
+        world_step(&s.w);
+    }
+    cr_assert(atomic_load(&one.finished) && s.w.sched.conversations.count == 3);
+    cr_assert(stats_of(&s).files == 0 && s.w.sched.export.block > 0);
+    cr_assert_lt(s.w.sched.export.block, 1 + WORLD_STREAMS, "written in one step");
+    for (int before = count_of(&other); s.w.sched.conversations.count > 1; before++) {
+        cr_assert_eq(count_of(&other), before, "somebody's answer stands still");
+        world_step(&s.w);
+    }
+    cr_assert_eq(stats_of(&s).files, 2);
+    run_until_idle(&s.w);
+    cr_assert(s.w.sched.counters.state_failed == 0 && s.w.sched.counters.state_lost == 0);
+    cr_assert_eq(turn(&s.w, 1, 60, 90, kv), 60);
+    engine_job_close(&other);
+    engine_job_close(&one);
+    engine_job_close(&two);
+    stored_close(&s);
+}
+
+/* More of them than there are slots cannot pile up: a new request waits for one. */
+Test(state, a_request_waits_for_the_slot_of_what_is_written) {
+    struct stored s;
+    struct engine_job job;
+    struct engine_kv kv = global(16, 4, 8);
+    stored_open(&s, (struct world_options){.conversations = 1, .copy_bytes = 1});
+    for (int i = 0; i < 12; i++) {
+        job = job_of(i, 20, 1, kv);
+        submit(&s.w, &job);
+        while (!atomic_load(&job.finished)) world_step(&s.w); /* checks the cache */
+        engine_job_close(&job);
+    }
+    world_save_all(&s.w);
+    cr_assert(stats_of(&s).files == 12 && s.w.sched.counters.state_lost == 0);
+    stored_close(&s);
+}
+
 /* A superseded state makes room at once: nobody waits for it to be written. */
 Test(state, superseded_states_go_unwritten) {
     struct stored s;
@@ -378,6 +480,106 @@ Test(state, restoring_gives_way_and_begins_again) {
     cr_assert(atomic_load(&other.finished) == 0);
     run_until_idle(&s.w);
     cr_assert_eq(job.cached_tokens, 60);
+    engine_job_close(&other);
+    engine_job_close(&job);
+    stored_close(&s);
+}
+
+/* Whoever waited for it has left: what was read is not kept for nobody. */
+Test(state, a_read_file_goes_with_who_asked_for_it) {
+    struct stored s;
+    struct engine_job other, job;
+    const struct state_view *view;
+    struct engine_kv kv = global(60, 4, 64);
+    int slots = slots_per_page(), prompt = 90, answer = 100;
+    int pages = WORLD_STREAMS * (prompt + answer - 1 + slots - 1) / slots; /* of the other */
+    stored_open(
+        &s, (struct world_options){.conversations = 2, .state_eager = true, .pages = pages + 3});
+    turn(&s.w, 0, 0, 50, kv); /* keeps 4 pages */
+    world_save_all(&s.w);
+    uint64_t id = s.w.sched.conversations.rows[0].id;
+    stored_restart(&s);
+    other = job_of(3, prompt, answer, full());
+    submit(&s.w, &other);
+    world_step(&s.w);
+    cr_assert_eq(s.w.sched.running, 1);
+    job = job_of(1, 54, 3, kv);
+    job.request.prompt = prompt_of(1, 50);
+    submit(&s.w, &job);
+    world_step(&s.w);
+    cr_assert(stats_of(&s).read == 1 && s.w.sched.import.id == 0,
+              "there was room: the test tests nothing");
+    atomic_store(&job.cancel, 1);
+    world_step(&s.w);
+    cr_assert_eq(store_load(s.w.store, id, &view), 0);
+    cr_assert_eq(stats_of(&s).read, 2, "it was kept");
+    store_unload(s.w.store);
+    atomic_store(&other.cancel, 1);
+    run_until_idle(&s.w);
+    engine_job_close(&other);
+    engine_job_close(&job);
+    stored_close(&s);
+}
+
+/* Who waits for pages is tried again when somebody leaves; what is on disk is looked up once. */
+Test(state, the_head_searches_the_disk_once) {
+    struct stored s;
+    struct engine_job others[2], job;
+    struct engine_kv kv = global(16, 4, 8);
+    int slots = slots_per_page(), prompt = 400, answer = 100; /* of one that needs every page */
+    int pages = WORLD_STREAMS * (prompt + answer - 1 + slots - 1) / slots;
+    stored_open(&s, (struct world_options){.conversations = 1, .pages = pages});
+    for (int i = 0; i < 2; i++) {
+        others[i] = job_of(3 + i, 20, 10 + 10 * i, kv);
+        others[i].request.kv.retain = false;
+        submit(&s.w, &others[i]);
+    }
+    world_step(&s.w);
+    job = job_of(1, prompt, answer, full());
+    submit(&s.w, &job);
+    searches = 0;
+    world_step(&s.w);
+    cr_assert(searches == 1 && s.w.sched.head_waits, "it does not wait: the test tests nothing");
+    while (!atomic_load(&others[0].finished)) world_step(&s.w);
+    world_step(&s.w);
+    cr_assert(s.w.sched.waiting == 1 && searches == 1);
+    run_until_idle(&s.w);
+    cr_assert(finish_of(&job) == ENGINE_FINISH_LENGTH && searches == 1);
+    for (int i = 0; i < 2; i++) engine_job_close(&others[i]);
+    engine_job_close(&job);
+    stored_close(&s);
+}
+
+/* ---- A disk that hangs ----------------------------------------------------------------------- */
+
+/* Answers go on, and yet nobody gets in: that is no progress, until the disk moves again. */
+Test(state, a_hanging_disk_is_no_progress) {
+    struct stored s;
+    struct engine_job other, job;
+    struct engine_kv kv = global(16, 4, 8);
+    stored_open(&s, (struct world_options){.conversations = 9, .state_eager = true});
+    turn(&s.w, 0, 0, 60, kv);
+    world_save_all(&s.w);
+    s.options.state_hangs = true;
+    stored_restart(&s);
+    other = job_of(3, 20, 200, kv);
+    submit(&s.w, &other);
+    world_step(&s.w);
+    uint64_t moving = sched_progress(&s.w.sched);
+    world_step(&s.w);
+    cr_assert_gt(sched_progress(&s.w.sched), moving);
+    job = job_of(1, 90, 3, kv);
+    job.request.prompt = prompt_of(1, 60);
+    submit(&s.w, &job);
+    world_step(&s.w);
+    world_await_hang();
+    uint64_t hanging = sched_progress(&s.w.sched);
+    int before = count_of(&other);
+    for (int i = 0; i < 20; i++) world_step(&s.w);
+    cr_assert(count_of(&other) == before + 20 && sched_progress(&s.w.sched) == hanging);
+    world_end_hang();
+    run_until_idle(&s.w);
+    cr_assert(job.cached_tokens == 60 && sched_progress(&s.w.sched) > hanging);
     engine_job_close(&other);
     engine_job_close(&job);
     stored_close(&s);
