@@ -8,7 +8,7 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "state files are little-endian");
 
-enum { VERSION = 1, POLICY_BYTES = 32 };
+enum { VERSION = 2, POLICY_BYTES = 32 };
 
 static const char magic[8] = {'k', 'e', 'e', 'p', 'd', 'k', 'v', '\n'};
 
@@ -27,10 +27,11 @@ struct head_bytes {
     int32_t dtype, layers, heads_kv, head_dim;
     char policy[POLICY_BYTES]; /* padded with NUL */
     int32_t budget, buffer, chunk, sinks, recent;
-    float horizon;
+    uint32_t chosen; /* struct kv_choices */
     int32_t token_count, prompt_end;
     uint64_t prompt_hash, token_hash;
-    char reserved[32]; /* zero */
+    float values[KV_CHOICES_MAX];
+    char reserved[4]; /* zero */
 };
 _Static_assert(sizeof(struct head_bytes) == STATE_HEAD_BYTES, "no padding");
 
@@ -57,10 +58,23 @@ size_t state_file_size(int32_t token_count, int32_t block_count, size_t block_by
 
 /* ---- Out ------------------------------------------------------------------------------------- */
 
+static void write_kv(const struct kv_params *kv, struct head_bytes *out) {
+    struct kv_choices choices;
+    CHECK(strlen(kv->policy->name) < sizeof out->policy);
+    memcpy(out->policy, kv->policy->name, strlen(kv->policy->name));
+    out->budget = kv->budget;
+    out->buffer = kv->buffer;
+    out->chunk = kv->chunk;
+    out->sinks = kv->rule.sinks;
+    out->recent = kv->rule.recent;
+    kv_params_write(kv, &choices);
+    out->chosen = choices.fields;
+    memcpy(out->values, choices.values, sizeof out->values);
+}
+
 size_t state_write_head(const struct state_head *head, const int32_t *tokens, const uint64_t *sizes,
                         char *out) {
     const struct state_identity *identity = &head->identity;
-    const struct kv_params *kv = &head->kv;
     struct head_bytes bytes = {.version = VERSION,
                                .block_count = (uint32_t)head->block_count,
                                .file_size = head->file_size,
@@ -71,24 +85,17 @@ size_t state_write_head(const struct state_head *head, const int32_t *tokens, co
                                .layers = identity->layers,
                                .heads_kv = identity->heads_kv,
                                .head_dim = identity->head_dim,
-                               .budget = kv->budget,
-                               .buffer = kv->buffer,
-                               .chunk = kv->chunk,
-                               .sinks = kv->rule.sinks,
-                               .recent = kv->rule.recent,
-                               .horizon = kv->rule.horizon,
                                .token_count = head->token_count,
                                .prompt_end = head->prompt_end,
                                .prompt_hash = head->prompt_hash,
                                .token_hash = head->token_hash};
     size_t tokens_size = (size_t)head->token_count * sizeof *tokens;
     CHECK(counts_fit(head->token_count, head->block_count));
-    CHECK(strlen(kv->policy->name) < sizeof bytes.policy);
+    write_kv(&head->kv, &bytes);
     memcpy(bytes.magic, magic, sizeof magic);
     memcpy(bytes.space, head->space, sizeof bytes.space);
     memcpy(bytes.weights, identity->weights, sizeof bytes.weights);
     memcpy(bytes.gates, identity->gates, sizeof bytes.gates);
-    memcpy(bytes.policy, kv->policy->name, strlen(kv->policy->name));
     memcpy(out, &bytes, sizeof bytes);
     memcpy(out + sizeof bytes, tokens, tokens_size);
     memcpy(out + sizeof bytes + tokens_size, sizes, (size_t)head->block_count * sizeof *sizes);
@@ -149,8 +156,10 @@ static int parse_kv(const struct head_bytes *bytes, struct kv_params *kv, struct
     kv_params_set_policy(kv, policy);
     kv->rule.sinks = bytes->sinks;
     kv->rule.recent = bytes->recent;
-    kv->rule.horizon = bytes->horizon;
-    return kv_params_check(kv, fault);
+    struct kv_choices choices = {.fields = bytes->chosen};
+    memcpy(choices.values, bytes->values, sizeof choices.values);
+    int code = kv_params_read(kv, &choices, fault);
+    return code != 0 ? code : kv_params_check(kv, fault);
 }
 
 static int check_numbers(const struct head_bytes *bytes, struct fault *fault) {
@@ -196,16 +205,11 @@ int state_parse_head(const char *data, size_t size, struct state_head *out, stru
 }
 
 bool state_holds(const struct kv_params *kv) {
-    struct head_bytes bytes = {.budget = kv->budget,
-                               .buffer = kv->buffer,
-                               .chunk = kv->chunk,
-                               .sinks = kv->rule.sinks,
-                               .recent = kv->rule.recent,
-                               .horizon = kv->rule.horizon};
+    struct head_bytes bytes = {.version = VERSION};
     struct kv_params back;
     struct fault fault;
     if (!kv->policy->bounded || strlen(kv->policy->name) >= sizeof bytes.policy) return false;
-    memcpy(bytes.policy, kv->policy->name, strlen(kv->policy->name));
+    write_kv(kv, &bytes);
     return parse_kv(&bytes, &back, &fault) == 0 && kv_params_equal(kv, &back);
 }
 

@@ -55,7 +55,7 @@ struct state_view {
     struct kern_report report; /* entries and pages, of whoever checked what is in the blocks */
 };
 
-/* Can a file hold these parameters, so that they come back equal? Only bounded policies' are. */
+/* Can a file hold these parameters, so that they come back equal? Those of bounded policies. */
 bool state_holds(const struct kv_params *kv);
 
 /* The size of a file with these counts and `block_bytes` in all blocks together; 0 when the numbers

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/check.h"
+
 /* Where a paper and its code disagree, and where they differ from what is done here:
  *
  * All     When a sequence evicts is paging/due.h's rule for every method (after each chunk of the
@@ -226,32 +228,28 @@ void kv_params_set_policy(struct kv_params *params, const struct policy *policy)
 /* ---- Parameters of a method -------------------------------------------------------------------
  */
 
-static void set_horizon(struct kern_rule *rule, double x) {
-    rule->horizon = (float)x;
-}
+/* Most are one member of the rule. */
+#define MEMBER(name, type, place)                                                                  \
+    static void set_##name(struct kern_rule *rule, double x) {                                     \
+        rule->place = (type)x;                                                                     \
+    }                                                                                              \
+    static double get_##name(const struct kern_rule *rule) {                                       \
+        return (double)rule->place;                                                                \
+    }
 
-static void set_window(struct kern_rule *rule, double x) {
-    rule->observe.window = (int32_t)x;
-}
+MEMBER(horizon, float, horizon)
+MEMBER(window, int32_t, observe.window)
+MEMBER(decay, float, observe.decay)
+MEMBER(history, enum kern_history, observe.history)
+MEMBER(lambda, float, redundancy.lambda)
+MEMBER(floor, float, floor)
+MEMBER(threshold, float, retain)
+MEMBER(gamma, float, classes.gamma)
+MEMBER(tau, float, classes.tau)
+MEMBER(positions, bool, classes.positions)
 
-static void set_decay(struct kern_rule *rule, double x) {
-    rule->observe.decay = (float)x;
-}
-
-static void set_history(struct kern_rule *rule, double x) {
-    rule->observe.history = (enum kern_history)(int)x;
-}
-
-static void set_lambda(struct kern_rule *rule, double x) {
-    rule->redundancy.lambda = (float)x;
-}
-
-static void set_floor(struct kern_rule *rule, double x) {
-    rule->floor = (float)x;
-}
-
-static void set_threshold(struct kern_rule *rule, double x) {
-    rule->retain = (float)x;
+static double get_merge(const struct kern_rule *rule) {
+    return (double)rule->merge;
 }
 
 /* The code's threshold follows a mean of equal parts, the paper's mostly the present. */
@@ -260,20 +258,16 @@ static void set_merge(struct kern_rule *rule, double x) {
     rule->merge_beta = rule->merge == KERN_MERGE_CODE ? 0.5f : 0.7f;
 }
 
+static double get_variant(const struct kern_rule *rule) {
+    return rule->redundancy.candidates_only;
+}
+
 static void set_variant(struct kern_rule *rule, double x) {
     rule->observe.smooth_first = rule->redundancy.candidates_only = x != 0;
 }
 
-static void set_gamma(struct kern_rule *rule, double x) {
-    rule->classes.gamma = (float)x;
-}
-
-static void set_tau(struct kern_rule *rule, double x) {
-    rule->classes.tau = (float)x;
-}
-
-static void set_positions(struct kern_rule *rule, double x) {
-    rule->classes.positions = x != 0;
+static double get_parity(const struct kern_rule *rule) {
+    return rule->published || rule->redundancy.index_zero;
 }
 
 static void set_parity(struct kern_rule *rule, double x) {
@@ -293,20 +287,21 @@ static const struct parameter {
     bool whole;
     const char *const *words;
     void (*set)(struct kern_rule *rule, double x);
+    double (*get)(const struct kern_rule *rule);
 } parameters[] = {
-    {"horizon", POLICY_HORIZON, 1, INFINITY, false, NULL, set_horizon},
-    {"window", POLICY_WINDOW, 1, KERN_WINDOW_MAX, true, NULL, set_window},
-    {"decay", POLICY_DECAY, 0, 1, false, NULL, set_decay},
-    {"history", POLICY_HISTORY, 0, 0, false, histories, set_history},
-    {"lambda", POLICY_LAMBDA, 0, 1, false, NULL, set_lambda},
-    {"floor", POLICY_FLOOR, 0, 1, false, NULL, set_floor},
-    {"threshold", POLICY_THRESHOLD, 0, 1, false, NULL, set_threshold},
-    {"merge", POLICY_MERGE, 0, 0, false, merges, set_merge},
-    {"variant", POLICY_VARIANT, 0, 0, false, variants, set_variant},
-    {"parity", POLICY_PARITY, 0, 1, true, NULL, set_parity},
-    {"gamma", POLICY_GAMMA, 1, KERN_GAMMA_MAX, false, NULL, set_gamma},
-    {"tau", POLICY_TAU, 0, 1, false, NULL, set_tau},
-    {"positions", POLICY_POSITIONS, 0, 1, true, NULL, set_positions},
+    {"horizon", POLICY_HORIZON, 1, INFINITY, false, NULL, set_horizon, get_horizon},
+    {"window", POLICY_WINDOW, 1, KERN_WINDOW_MAX, true, NULL, set_window, get_window},
+    {"decay", POLICY_DECAY, 0, 1, false, NULL, set_decay, get_decay},
+    {"history", POLICY_HISTORY, 0, 0, false, histories, set_history, get_history},
+    {"lambda", POLICY_LAMBDA, 0, 1, false, NULL, set_lambda, get_lambda},
+    {"floor", POLICY_FLOOR, 0, 1, false, NULL, set_floor, get_floor},
+    {"threshold", POLICY_THRESHOLD, 0, 1, false, NULL, set_threshold, get_threshold},
+    {"merge", POLICY_MERGE, 0, 0, false, merges, set_merge, get_merge},
+    {"variant", POLICY_VARIANT, 0, 0, false, variants, set_variant, get_variant},
+    {"parity", POLICY_PARITY, 0, 1, true, NULL, set_parity, get_parity},
+    {"gamma", POLICY_GAMMA, 1, KERN_GAMMA_MAX, false, NULL, set_gamma, get_gamma},
+    {"tau", POLICY_TAU, 0, 1, false, NULL, set_tau, get_tau},
+    {"positions", POLICY_POSITIONS, 0, 1, true, NULL, set_positions, get_positions},
 };
 #define PARAMETER_COUNT (sizeof parameters / sizeof *parameters)
 
@@ -348,19 +343,65 @@ static int check_parameter(const struct parameter *p, double *number, const char
     return refuse(fault, p->name, what);
 }
 
+static int choose(struct kv_params *params, const struct parameter *p, double number,
+                  const char *text, struct fault *fault) {
+    char what[96];
+    snprintf(what, sizeof what, "policy '%s' has no such parameter", params->policy->name);
+    if ((params->policy->fields & p->field) == 0) return refuse(fault, p->name, what);
+    int rc = check_parameter(p, &number, text, fault);
+    if (rc == 0) p->set(&params->rule, number);
+    return rc;
+}
+
 int kv_params_choose(struct kv_params *params, const char *name, double number, const char *text,
                      struct fault *fault) {
-    char what[96];
+    for (size_t i = 0; i < PARAMETER_COUNT; i++)
+        if (strcmp(parameters[i].name, name) == 0)
+            return choose(params, &parameters[i], number, text, fault);
+    return refuse(fault, name, "no policy has such a parameter");
+}
+
+/* ---- Parameters as numbers --------------------------------------------------------------------
+ */
+
+void kv_params_write(const struct kv_params *params, struct kv_choices *out) {
+    int count = 0;
+    *out = (struct kv_choices){0};
     for (size_t i = 0; i < PARAMETER_COUNT; i++) {
         const struct parameter *p = &parameters[i];
-        if (strcmp(p->name, name) != 0) continue;
-        snprintf(what, sizeof what, "policy '%s' has no such parameter", params->policy->name);
-        if ((params->policy->fields & p->field) == 0) return refuse(fault, name, what);
-        int rc = check_parameter(p, &number, text, fault);
-        if (rc == 0) p->set(&params->rule, number);
-        return rc;
+        double value = p->get(&params->rule);
+        bool chosen = (params->policy->fields & p->field) && value != p->get(&params->policy->rule);
+        if (!chosen) continue;
+        CHECK(count < KV_CHOICES_MAX); /* no policy has as many */
+        out->fields |= p->field;
+        out->values[count++] = (float)value;
     }
-    return refuse(fault, name, "no policy has such a parameter");
+}
+
+/* The word that a number stands for; NULL where it is a number, or stands for none. */
+static const char *word_of(const struct parameter *p, float value) {
+    int count = 0;
+    while (p->words && p->words[count]) count++;
+    bool is_one = value >= 0 && value < (float)count && value == floorf(value);
+    return is_one ? p->words[(int)value] : NULL;
+}
+
+int kv_params_read(struct kv_params *params, const struct kv_choices *choices,
+                   struct fault *fault) {
+    unsigned left = choices->fields;
+    int at = 0;
+    for (size_t i = 0; i < PARAMETER_COUNT; i++) {
+        const struct parameter *p = &parameters[i];
+        if ((left & p->field) == 0) continue;
+        if (at == KV_CHOICES_MAX) break;
+        float value = choices->values[at++];
+        int rc = choose(params, p, (double)value, word_of(p, value), fault);
+        if (rc) return rc;
+        left &= ~(unsigned)p->field;
+    }
+    for (; at < KV_CHOICES_MAX; at++)
+        if (choices->values[at] != 0) return refuse(fault, "parameters", "more than are named");
+    return left ? refuse(fault, "parameters", "unknown or too many") : 0;
 }
 
 /* Cut to what is left; negative numbers are the check's to refuse. */
@@ -425,24 +466,12 @@ int kv_params_check(const struct kv_params *params, struct fault *fault) {
     return rc == 0 && params->policy->bounded ? check_budget(params, fault) : rc;
 }
 
-static bool classes_equal(const struct kern_classes *x, const struct kern_classes *y) {
-    return x->gamma == y->gamma && x->tau == y->tau && x->positions == y->positions;
-}
-
-static bool observe_equal(const struct kern_observe *x, const struct kern_observe *y) {
-    return x->window == y->window && x->history == y->history && x->decay == y->decay &&
-           x->smooth_first == y->smooth_first;
-}
-
 /* Of one policy: only what requests may choose can differ. */
 static bool rule_equal(const struct kern_rule *x, const struct kern_rule *y) {
-    return x->sinks == y->sinks && x->recent == y->recent && x->horizon == y->horizon &&
-           x->published == y->published && x->retain == y->retain && x->floor == y->floor &&
-           x->merge == y->merge && classes_equal(&x->classes, &y->classes) &&
-           observe_equal(&x->observe, &y->observe) &&
-           x->redundancy.lambda == y->redundancy.lambda &&
-           x->redundancy.index_zero == y->redundancy.index_zero &&
-           x->redundancy.candidates_only == y->redundancy.candidates_only;
+    bool equal = x->sinks == y->sinks && x->recent == y->recent;
+    for (size_t i = 0; i < PARAMETER_COUNT; i++)
+        equal = equal && parameters[i].get(x) == parameters[i].get(y);
+    return equal;
 }
 
 bool kv_params_equal(const struct kv_params *a, const struct kv_params *b) {

@@ -65,6 +65,18 @@ int kv_params_choose(struct kv_params *params, const char *name, double number, 
  * recent entries. */
 void kv_params_fit(struct kv_params *params, unsigned named);
 
+/* What was chosen of a method's parameters, for a file: those that differ from the policy's own, in
+ * the order of their bits. Numbers that are words count from 0 in the order of API.md. */
+enum { KV_CHOICES_MAX = 7 };
+struct kv_choices {
+    uint32_t fields; /* of enum policy_field */
+    float values[KV_CHOICES_MAX];
+};
+void kv_params_write(const struct kv_params *params, struct kv_choices *out);
+/* Into params that have the policy's own. Believes nothing: ERR_INVALID as kv_params_choose; what
+ * was set before the refused one stays. */
+int kv_params_read(struct kv_params *params, const struct kv_choices *choices, struct fault *fault);
+
 /* ERR_INVALID names the field ("kv.budget", ...): 1 <= budget, sinks + recent <= budget, ...
  * Only ranges are checked for parameters that the policy does not use. */
 int kv_params_check(const struct kv_params *params, struct fault *fault);

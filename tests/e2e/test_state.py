@@ -75,6 +75,28 @@ def test_sigterm_writes_what_is_in_memory(daemon, tmp_path):
     assert cached(ask(d, next_turn(first_turn(), first, "What is my cat called?"))) > 0
 
 
+def test_what_a_request_chose_outlives_the_process(daemon, tmp_path):
+    """Any parameter of any method, not only the defaults: the conversation is found again by the same ones."""
+    state = tmp_path / "state"
+    chosen = ({"policy": "ems", "gamma": 2, "tau": 0.3, "positions": False, "window": 8},
+              {"policy": "rkv", "lambda": 0.07, "variant": "paper", "parity": True},
+              {"policy": "gkv", "history": "mean", "decay": 0}, {"policy": "d2o", "merge": "code"},
+              {"policy": "global", "horizon": "inf", "floor": 0.25})
+    d = daemon("--state-dir", str(state), "--state-idle", "86400", *FLAGS)
+    first = [d.chat(first_turn(), max_tokens=4, kv=kv) for kv in chosen]
+    second = [next_turn(first_turn(), answer, "What is the code of the garage?") for answer in first]
+    expected = [d.chat(turn, max_tokens=8, logprobs=True, kv={**kv, "retain": False}) for turn, kv in zip(second, chosen)]
+    assert d.stop() == 0
+    wait_for_files(state, len(chosen))
+    d = daemon("--state-dir", str(state), *FLAGS)
+    for turn, kv, before in zip(second, chosen, expected):
+        other = {k: v for k, v in kv.items() if k in ("policy", "window")}
+        assert cached(d.chat(turn, max_tokens=1, kv={**other, "retain": False})) == 0, kv  # of other settings
+        after = d.chat(turn, max_tokens=8, logprobs=True, kv=kv)
+        assert cached(after) == cached(before) > 0, kv
+        assert tokens(after) == tokens(before), kv
+
+
 def damage(file, how):
     data = bytearray(file.read_bytes())
     if how == "torn":

@@ -1,5 +1,6 @@
 /* Tests engine/state.c: what is written is read back, and nothing else is believed. */
 #include <criterion/criterion.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -176,12 +177,12 @@ Test(state, forged_numbers_are_refused) {
 
 Test(state, other_versions_and_policies_are_named) {
     struct file f = make_file();
-    int32_t two = 2, negative = -5;
+    int32_t three = 3, negative = -5;
     struct fault fault = {0};
     struct state_head head;
-    put(&f, 8, &two, 4);
+    put(&f, 8, &three, 4);
     cr_assert_eq(state_parse_head(f.data, f.size, &head, &fault), ERR_UNSUPPORTED);
-    cr_assert_not_null(strstr(fault.text, "version 2"));
+    cr_assert_not_null(strstr(fault.text, "version 3"));
     mem_free(f.data);
     f = make_file();
     put(&f, 144, "lottery", 8);
@@ -228,5 +229,74 @@ Test(state, holds_every_bounded_policy) {
     for (int i = 0; policy_at(i) != NULL; i++) {
         struct kv_params kv = kv_of(policy_at(i)->name, 256);
         cr_assert_eq(state_holds(&kv), policy_at(i)->bounded, "%s", policy_at(i)->name);
+    }
+}
+
+/* Through a whole file, whatever a request chose. */
+Test(state, what_was_chosen_comes_back) {
+    static const struct {
+        const char *policy, *name, *text;
+        double number;
+    } cases[] = {{"global", "horizon", NULL, INFINITY},
+                 {"global", "floor", NULL, 0.3},
+                 {"trimkv", "threshold", NULL, 0.8},
+                 {"trimkv", "parity", NULL, 1},
+                 {"gkv", "history", "sum", 0},
+                 {"gkv", "decay", NULL, 0},
+                 {"gkv", "lambda", NULL, 0.07},
+                 {"rkv", "variant", "paper", 0},
+                 {"rkv", "parity", NULL, 1},
+                 {"snapkv", "window", NULL, 64},
+                 {"d2o", "merge", "code", 0},
+                 {"d2o", "merge", "none", 0},
+                 {"ems", "gamma", NULL, 1.5},
+                 {"ems", "tau", NULL, 0},
+                 {"ems", "positions", NULL, 0},
+                 {"adakv", "floor", NULL, 0}};
+    static const uint64_t sizes[BLOCKS] = {5, 0, 11};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct file f = make_file();
+        struct state_head head;
+        struct fault fault = {0};
+        const struct kv_params plain = kv_of(cases[i].policy, 200);
+        f.head.kv = plain;
+        cr_assert_eq(
+            kv_params_choose(&f.head.kv, cases[i].name, cases[i].number, cases[i].text, &fault), 0,
+            "%s", fault.text);
+        cr_assert(state_holds(&f.head.kv), "%s %s", cases[i].policy, cases[i].name);
+        state_write_head(&f.head, f.tokens, sizes, f.data);
+        cr_assert_eq(state_parse_head(f.data, f.size, &head, &fault), 0, "%s", fault.text);
+        cr_assert(kv_params_equal(&head.kv, &f.head.kv), "%s %s", cases[i].policy, cases[i].name);
+        cr_assert_not(kv_params_equal(&head.kv, &plain), "%s", cases[i].name);
+        cr_assert_eq(head.kv.rule.merge_beta, f.head.kv.rule.merge_beta);
+        mem_free(f.data);
+    }
+}
+
+/* Of a head that someone wrote who has the key: bits and values are checked as a request's are. */
+Test(state, forged_choices_are_refused) {
+    enum { CHOSEN = 196, VALUES = 224 };
+    static const struct {
+        uint32_t chosen;
+        float values[2];
+    } cases[] = {{POLICY_WINDOW, {8, 0}}, /* not global's */
+                 {POLICY_FLOOR, {NAN, 0}},
+                 {POLICY_FLOOR, {1.5f, 0}},
+                 {POLICY_FLOOR, {0.5f, 1}}, /* a value too many */
+                 {0, {1, 0}},
+                 {POLICY_SINKS, {4, 0}},
+                 {1u << 31, {0, 0}},
+                 {POLICY_PARITY, {0.5f, 0}},
+                 {POLICY_HORIZON, {-INFINITY, 0}},
+                 {UINT32_MAX, {1, 1}}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct file f = make_file();
+        struct state_head head;
+        struct fault fault = {0};
+        put(&f, CHOSEN, &cases[i].chosen, 4);
+        put(&f, VALUES, cases[i].values, sizeof cases[i].values);
+        cr_assert_eq(state_parse_head(f.data, f.size, &head, &fault), ERR_INVALID, "%zu", i);
+        cr_assert_eq(fault.code, ERR_INVALID);
+        mem_free(f.data);
     }
 }
