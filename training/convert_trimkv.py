@@ -20,7 +20,8 @@ from pathlib import Path
 import torch
 
 from gates import write_gates
-from models import read_config, weights_sha256
+from models import read_config, read_json, weights_sha256
+from options import file, positive
 
 NAME = re.compile(r"model\.layers\.(\d+)\.self_attn\.retention_gate\.(linear[123]\.(?:weight|bias)|bias)")
 STORED = (torch.float32, torch.float16, torch.bfloat16)
@@ -38,7 +39,9 @@ def read_state(path):
     """{(layer, part): tensor}; nothing in the file is executed."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as e:
+    except pickle.UnpicklingError:      # torch's text advises to run what is in the file
+        raise Layout("cannot be read as a state dict: it is damaged, or holds more than tensors") from None
+    except (RuntimeError, EOFError, OSError) as e:
         raise Layout(f"cannot be read as a state dict: {e}") from None
     if not isinstance(state, dict) or not state:
         raise Layout("expected a state dict of tensors")
@@ -147,29 +150,35 @@ def convert(state, config, base, horizon=None, warn=print):
 def read_gate_config(weights, given):
     path = given or weights.with_name("config.json")
     if not path.exists():
-        if given:
-            raise SystemExit(f"{path}: not found")
         print(f"{path}: not found; the kind of the gates is read from the tensors, and layers are tied where equal",
               file=sys.stderr)
         return {}
-    return json.loads(path.read_text())
+    return read_json(path)
+
+
+def horizon(text):
+    """As in the header: a number from 1, or "inf"."""
+    value = positive(text) if text != "inf" else 1
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: a horizon is at least 1")
+    return text if text == "inf" else value
 
 
 def main():
     ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    ap.add_argument("weights", type=Path, help="trimkv_weights.pth")
+    ap.add_argument("weights", type=file, help="trimkv_weights.pth")
     ap.add_argument("--base", type=Path, required=True, help="directory of the base model the gates were trained for")
-    ap.add_argument("--config", type=Path, help="config.json of the gates (default: beside the weights)")
+    ap.add_argument("--config", type=file, help="config.json of the gates (default: beside the weights)")
     ap.add_argument("--out", type=Path, required=True, help="gates file to write")
-    ap.add_argument("--horizon", type=float, help="horizon of the score the gates are meant for, if known")
+    ap.add_argument("--horizon", type=horizon, help="horizon of the score the gates are meant for, if known: 1 and more, or inf")
     a = ap.parse_args()
 
     def warn(text):
         print(f"warning: {text}", file=sys.stderr)
 
-    base = read_config(a.base)
+    base, config = read_config(a.base), read_gate_config(a.weights, a.config)
     try:
-        tensors, header = convert(read_state(a.weights), read_gate_config(a.weights, a.config), base, a.horizon, warn)
+        tensors, header = convert(read_state(a.weights), config, base, a.horizon, warn)
     except Layout as e:
         raise SystemExit(f"{a.weights}: {e}") from None
     header["base_sha256"] = weights_sha256(a.base)

@@ -67,7 +67,11 @@ class PlainText:
     """Windows of a text file, every token of the same weight."""
 
     def __init__(self, tokenizer, path, seed, length, rows):
-        self.ids = np.asarray(tokenizer.encode(Path(path).read_text(), add_special_tokens=False).ids)
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except UnicodeDecodeError as e:
+            raise SystemExit(f"{path}: not UTF-8: {e}") from None
+        self.ids = np.asarray(tokenizer.encode(text, add_special_tokens=False).ids)
         if len(self.ids) < length + 2:
             raise SystemExit(f"{path}: fewer than {length + 2} tokens")
         self.rng, self.length, self.rows = np.random.default_rng(seed), length, rows

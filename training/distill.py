@@ -21,6 +21,7 @@ from data import Shuffle
 from eviction_trace import Records, sees
 from gates import read_header, write_gates
 from models import DTYPES, OwnAttention, read_config, weights_sha256
+from options import count, file, positive
 from runs import Run, World, add_arguments
 
 COPIED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
@@ -128,12 +129,12 @@ def export(model, source, out):
 def arguments():
     ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     ap.add_argument("model", type=Path, help="model directory")
-    ap.add_argument("--records", type=Path, required=True, help="JSON lines written by record.py")
+    ap.add_argument("--records", type=file, required=True, help="JSON lines written by record.py")
     ap.add_argument("--out", type=Path, required=True, help="model directory to write at the end")
     ap.add_argument("--teacher", type=Path, help="model directory of the teacher (default: the model itself, unadapted)")
-    ap.add_argument("--temperature", type=float, default=1.0)
-    ap.add_argument("--length", type=int, default=4096, help="tokens of a record that are used")
-    ap.add_argument("--rows", type=int, default=8, help="records per step and process, one after another")
+    ap.add_argument("--temperature", type=positive, default=1.0)
+    ap.add_argument("--length", type=count, default=4096, help="tokens of a record that are used")
+    ap.add_argument("--rows", type=count, default=8, help="records per step and process, one after another")
     add_arguments(ap, minutes=60, lr=1e-6, warmup=10)
     a = ap.parse_args()
     if a.run is None:

@@ -1,4 +1,4 @@
-"""What gates are worth: held-out text replayed with hard eviction, scores, horizon and sinks as in the daemon."""
+"""What gates are worth: held-out text replayed with hard eviction, as the daemon does by default."""
 
 import numpy as np
 import torch
@@ -14,11 +14,11 @@ def recall(gated, tokenizer, length=1024, cases=100, share=0.25, chunk=64, task=
     encoder = corpus.Encoder(tokenizer)
     source = corpus.dialogues(task, "heldout", seed, int(0.92 * length))
     budget = int(0.92 * length * share) - chunk
-    score, lengths = {p: [0, 0] for p in policies}, {}
+    score, held = {p: [0, 0] for p in policies}, {}
     while score[policies[0]][1] < cases:
         ids, _, answer = encoder.batch(encoder.fitting(source, 8, length), length)
         for p in policies:
-            guess, lengths[p] = simulate(gated, torch.from_numpy(ids[:, :-1]).to(gated.device), p, budget, chunk)
+            guess, held[p] = simulate(gated, torch.from_numpy(ids[:, :-1]).to(gated.device), p, budget, chunk)
             wrong = guess.cpu().numpy() != ids[:, 1:]
             for r in range(len(ids)):
                 for n in np.unique(answer[r][answer[r] >= 0]):
@@ -26,8 +26,8 @@ def recall(gated, tokenizer, length=1024, cases=100, share=0.25, chunk=64, task=
                     score[p][0] += not wrong[r][answer[r] == n].any()
     result = {p: round(a / b, 4) for p, (a, b) in score.items()}
     result.update(task=task, length=length, budget=budget, chunk=chunk, cases=score[policies[0]][1])
-    if "global" in lengths:
-        result["global_lengths"] = lengths["global"].float().mean(0).round().int().tolist()
+    if "global" in held:
+        result["global_lengths"] = held["global"].sum(-1).float().mean(0).round().int().tolist()
     return result
 
 

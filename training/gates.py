@@ -10,7 +10,7 @@ import math
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -89,8 +89,11 @@ def write_gates(path, tensors, header):
 
 
 def read_header(path):
-    with safe_open(path, "pt") as f:
-        text = (f.metadata() or {}).get("keepd")
+    try:
+        with safe_open(path, "pt") as f:
+            text = (f.metadata() or {}).get("keepd")
+    except (OSError, SafetensorError) as e:
+        raise SystemExit(f"{path}: cannot be read as safetensors: {e}") from None
     if text is None:
         raise SystemExit(f"{path}: no metadata key \"keepd\": this is not a gates file")
     return json.loads(text)
@@ -168,16 +171,21 @@ def horizon_weight(lb, n=128):
     return w.float()
 
 
+HORIZON = {"global": 128, "trimkv": 1}      # the daemon's defaults, paging/policy.c
+RECENT = {"global": 16}
+
+
 class SimulatedCache:
     """The daemon's cache as a mask: what is kept per layer and head, evicted every `chunk` tokens.
 
     Entries stay in memory; eviction only hides them. `budget` is the kept mean per
-    layer and head after an eviction, sinks included; between evictions a sequence
-    holds up to budget + chunk.
+    layer and head after an eviction, sinks and recent entries included, which give way to a
+    smaller budget; between evictions a sequence holds up to budget + chunk.
     """
 
-    def __init__(self, policy, budget, sinks=4, horizon=128):
-        self.policy, self.budget, self.sinks, self.horizon = policy, budget, sinks, horizon
+    def __init__(self, policy, budget, sinks=4):
+        self.policy, self.budget, self.sinks = policy, budget, min(sinks, budget)
+        self.recent = min(RECENT.get(policy, 0), budget - self.sinks)
         self.k, self.v, self.lb, self.alive = {}, {}, {}, {}
 
     def attend(self, layer, q, k, v, scaling, lb):
@@ -200,9 +208,10 @@ class SimulatedCache:
         if self.policy == "full" or S <= self.budget:
             return
         age = (S - torch.arange(S, device=lb.device)).float()
-        score = -age.expand(lb.shape) if self.policy == "streaming" else age * lb + horizon_weight(lb, self.horizon)
+        score = -age.expand(lb.shape) if self.policy == "streaming" else age * lb + horizon_weight(lb, HORIZON[self.policy])
         score = score.masked_fill(~alive, -torch.inf)
         score[..., :self.sinks] = torch.inf
+        score[..., S - self.recent:] = torch.inf
         if self.policy == "global":
             keep = score.view(B, -1).topk(L * H * self.budget).indices
             kept = torch.zeros_like(alive).view(B, -1).scatter_(1, keep, True).view(lb.shape)
@@ -211,13 +220,14 @@ class SimulatedCache:
         for i in range(L):
             self.alive[i] = kept[:, i] & alive[:, i]
 
-    def lengths(self):
-        return torch.stack([self.alive[i].sum(-1) for i in range(len(self.alive))], 1)   # [B, L, H]
+    def held(self):
+        """[B, L, H, S]: is the entry still there?"""
+        return torch.stack([self.alive[i] for i in range(len(self.alive))], 1)
 
 
 @torch.no_grad()
 def simulate(gated, ids, policy, budget, chunk):
-    """Arg max at every position when the cache evicts after each chunk; also the last lengths."""
+    """Arg max at every position when the cache evicts after each chunk; also what it held in the end."""
     gated.cache = SimulatedCache(policy, budget)
     guesses = []
     for at in range(0, ids.shape[1], chunk):
@@ -225,6 +235,6 @@ def simulate(gated, ids, policy, budget, chunk):
         pos = torch.arange(at, at + part.shape[1], device=ids.device).expand(part.shape)
         guesses.append(gated(part, pos, "cached").argmax(-1))
         gated.cache.evict()
-    lengths = gated.cache.lengths()
+    held = gated.cache.held()
     gated.cache = None
-    return torch.cat(guesses, 1), lengths
+    return torch.cat(guesses, 1), held

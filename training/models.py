@@ -19,12 +19,23 @@ FAMILIES = ("qwen3", "qwen2", "llama")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
+def read_json(path):
+    """An object in a file."""
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as e:
+        raise SystemExit(f"{path}: not JSON: {e}") from None
+    if not isinstance(found, dict):
+        raise SystemExit(f"{path}: expected an object")
+    return found
+
+
 def read_config(directory):
     """config.json of a base, refused by name when it is none of ours."""
     path = directory / "config.json"
     if not path.exists():
         raise SystemExit(f"{path}: not found; a model directory holds config.json, tokenizer.json and safetensors")
-    c = json.loads(path.read_text())
+    c = read_json(path)
     if c.get("model_type") not in FAMILIES:
         raise SystemExit(f"{path}: model_type: {c.get('model_type')!r} is not supported: {', '.join(FAMILIES)}")
     if c.get("use_sliding_window"):

@@ -15,6 +15,7 @@ import urllib.request
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 
+from options import count, file, positive
 from report import Report
 
 ATTEMPTS = 6            # of a request that a busy daemon turns away
@@ -138,19 +139,19 @@ def arguments():
     ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     ap.add_argument("--url", default="http://127.0.0.1:8080")
     ap.add_argument("--api-key")
-    ap.add_argument("--chats", type=Path, required=True)
+    ap.add_argument("--chats", type=file, required=True)
     ap.add_argument("--out", type=Path, required=True)
     ap.add_argument("--policy", help="default: the daemon's")
-    ap.add_argument("--budget", type=int)
+    ap.add_argument("--budget", type=count)
     ap.add_argument("--buffer", type=int)
-    ap.add_argument("--chunk", type=int)
-    ap.add_argument("--max-tokens", type=int, default=1024)
+    ap.add_argument("--chunk", type=count)
+    ap.add_argument("--max-tokens", type=count, default=1024)
     ap.add_argument("--temperature", type=float, default=0.6)
     ap.add_argument("--top-p", type=float, default=1.0)
     ap.add_argument("--seed", type=int, default=1)
-    ap.add_argument("--parallel", type=int, default=4, help="requests at a time")
-    ap.add_argument("--timeout", type=float, default=3600, help="seconds for one answer")
-    ap.add_argument("--every", type=int, default=20, help="answers between reports")
+    ap.add_argument("--parallel", type=count, default=4, help="requests at a time")
+    ap.add_argument("--timeout", type=positive, default=3600, help="seconds for one answer")
+    ap.add_argument("--every", type=count, default=20, help="answers between reports")
     return ap.parse_args()
 
 

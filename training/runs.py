@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from options import count, positive
 from report import Report
 
 BUCKET = 1 << 25        # elements of gradients summed over the processes at a time
@@ -87,13 +88,13 @@ def rate(step, used, warmup):
 
 def add_arguments(ap, minutes, lr, warmup):
     ap.add_argument("--run", type=Path, help="folder of the checkpoint")
-    ap.add_argument("--minutes", type=float, default=minutes, help="clock time, over all starts of the run")
-    ap.add_argument("--max-steps", type=int, default=10**9)
-    ap.add_argument("--lr", type=float, default=lr)
-    ap.add_argument("--warmup", type=int, default=warmup, help="steps")
+    ap.add_argument("--minutes", type=positive, default=minutes, help="clock time, over all starts of the run")
+    ap.add_argument("--max-steps", type=count, default=10**9)
+    ap.add_argument("--lr", type=positive, default=lr)
+    ap.add_argument("--warmup", type=count, default=warmup, help="steps")
     ap.add_argument("--seed", type=int, default=1)
-    ap.add_argument("--every", type=int, default=20, help="steps between reports and checkpoints")
-    ap.add_argument("--threads", type=int, default=2)
+    ap.add_argument("--every", type=count, default=20, help="steps between reports and checkpoints")
+    ap.add_argument("--threads", type=count, default=2)
     ap.add_argument("--device", default="cpu", help="cpu or cuda; under torchrun each process takes its own GPU")
     ap.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of weights that are frozen")
     ap.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=True, help="multiply in bfloat16")

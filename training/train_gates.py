@@ -23,6 +23,7 @@ import losses
 from data import Chats, Dialogues, PlainText
 from gates import GatedModel, read_header
 from models import DTYPES, weights_sha256
+from options import count, file, positive
 from runs import Run, World, add_arguments
 
 
@@ -125,35 +126,37 @@ def arguments():
     ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     ap.add_argument("model", type=Path, help="model directory")
     ap.add_argument("--gates", type=Path, help="gates file (default: gates.safetensors in the model directory)")
-    ap.add_argument("--start", type=Path, help="gates file to start from")
+    ap.add_argument("--start", type=file, help="gates file to start from")
     what = ap.add_mutually_exclusive_group()
-    what.add_argument("--chats", type=Path, help="train on these chats: JSON lines {\"messages\": [...]}")
-    what.add_argument("--text", help="train on this text file")
+    what.add_argument("--chats", type=file, help="train on these chats: JSON lines {\"messages\": [...]}")
+    what.add_argument("--text", type=file, help="train on this text file")
     ap.add_argument("--other-weight", type=float, default=0.3, help="loss weight of chat text that is no answer")
     ap.add_argument("--type", choices=("rg", "rg10"), default="rg", help="rg10: a second hidden layer")
     ap.add_argument("--tying", choices=("paper", "code", "untied"), default="code")
-    ap.add_argument("--width", type=int, default=64)
+    ap.add_argument("--width", type=count, default=64)
     ap.add_argument("--bias", type=float, help="start of c (default ln(length) + 1)")
-    ap.add_argument("--length", type=int, default=1024, help="tokens of a row")
-    ap.add_argument("--rows", type=int, default=2, help="rows per step and process")
-    ap.add_argument("--reach", type=int, default=8192, help="largest position, reached by jumps")
+    ap.add_argument("--length", type=count, default=1024, help="tokens of a row")
+    ap.add_argument("--rows", type=count, default=2, help="rows per step and process")
+    ap.add_argument("--reach", type=count, default=8192, help="largest position, reached by jumps")
     ap.add_argument("--gap-share", type=float, default=0.25, help="rows in which positions jump")
     add_arguments(ap, minutes=20, lr=2e-3, warmup=30)
     ap.add_argument("--capacity", type=float, default=1.0, help="weight of the capacity loss")
-    ap.add_argument("--budget", type=int, help="entries per head that the soft size may have, the papers' training M "
+    ap.add_argument("--budget", type=count, help="entries per head that the soft size may have, the papers' training M "
                     "(default: drawn for each batch between length/16 and length/2)")
-    ap.add_argument("--samples", type=int, default=48, help="positions per row where the soft size is taken")
+    ap.add_argument("--samples", type=count, default=48, help="positions per row where the soft size is taken")
     ap.add_argument("--probe", type=int, default=0, help="steps between hard-eviction probes")
     ap.add_argument("--evaluate", action="store_true", help="only evaluate the gates file")
     ap.add_argument("--task", default="memory")
-    ap.add_argument("--cases", type=int, default=200)
-    ap.add_argument("--share", type=float, default=0.25)
-    ap.add_argument("--chunk", type=int, default=64)
+    ap.add_argument("--cases", type=count, default=200)
+    ap.add_argument("--share", type=positive, default=0.25)
+    ap.add_argument("--chunk", type=count, default=64)
     a = ap.parse_args()
     if a.gates is None:
         a.gates = a.model / "gates.safetensors"
-    if a.budget is not None and a.budget < 1:
-        ap.error(f"--budget {a.budget}: at least one entry")
+    if a.evaluate and not a.gates.is_file():
+        ap.error(f"--evaluate: {a.gates}: no such file; --gates names another")
+    if a.length < 16:
+        ap.error(f"--length {a.length}: at least 16 tokens")
     if a.run is None and not a.evaluate:
         ap.error("--run is required for training")
     return a

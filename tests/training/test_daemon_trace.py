@@ -12,6 +12,7 @@ import torch
 import distill
 from conftest import ROOT
 from eviction_trace import parse_record
+from gates import GatedModel, read_header, simulate
 
 BINARY = Path(os.environ.get("KEEPD_BIN", ROOT / "build/keepd"))
 MODEL = ROOT / "models/keepd-nano"
@@ -30,6 +31,11 @@ def url():
     process.communicate(timeout=60)
 
 
+def ask(url, body):
+    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    return json.load(urllib.request.urlopen(request, timeout=120))
+
+
 @needs_daemon
 @pytest.mark.parametrize("policy", ["global", "streaming"])
 def test_the_mask_gives_the_daemons_log_probabilities(url, policy):
@@ -38,8 +44,7 @@ def test_the_mask_gives_the_daemons_log_probabilities(url, policy):
     body = {"model": "keepd-nano", "messages": messages, "max_tokens": 40, "ignore_eos": True, "temperature": 0,
             "logprobs": True, "return_token_ids": True,
             "kv": {"policy": policy, "budget": 24, "buffer": 8, "chunk": 32, "reuse": False, "report": "trace"}}
-    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
-    answer = json.load(urllib.request.urlopen(request, timeout=120))
+    answer = ask(url, body)
     choice, trace = answer["choices"][0], answer["usage"]["kv_details"]["trace"]
     model = distill.SparseModel(MODEL)
     c = model.model.config
@@ -54,3 +59,24 @@ def test_the_mask_gives_the_daemons_log_probabilities(url, policy):
     assert len(trace) > 3 and len(said) == 40
     assert (held - said).abs().max() < 1e-3
     assert (full - said).abs().max() > 0.1, "the evictions mattered"
+
+
+@needs_daemon
+@pytest.mark.parametrize("policy, budget", [("global", 40), ("global", 18), ("trimkv", 40), ("streaming", 40)])
+def test_the_simulated_cache_keeps_what_the_daemon_keeps(url, policy, budget):
+    """`--evaluate` judges gates by the policies as they are served."""
+    text = "The code of the garage is 4815. My cat is called Otto. " + "The old river crosses the forest. " * 12
+    answer = ask(url, {"model": "keepd-nano", "messages": [{"role": "user", "content": text}], "max_tokens": 1,
+                       "return_token_ids": True, "kv": {"policy": policy, "budget": budget, "buffer": 0, "chunk": 32,
+                                                        "reuse": False, "report": "positions"}})
+    ids = torch.tensor([answer["prompt_token_ids"]])
+    header = read_header(MODEL / "gates.safetensors")
+    gated = GatedModel(MODEL, **{k: header[k] for k in ("type", "width", "tying")})
+    gated.bank.load(MODEL / "gates.safetensors")
+    _, alive = simulate(gated, ids, policy, budget, 32)
+    kept = torch.zeros_like(alive[0])
+    for layer, heads in enumerate(answer["usage"]["kv_details"]["positions"]):
+        for head, positions in enumerate(heads):
+            kept[layer, head, [p for p in positions if p < ids.shape[1]]] = True
+    assert kept.sum() == alive.sum() == alive[0, ..., 0].numel() * budget
+    assert (kept != alive[0]).sum() <= 4, "float32 may see another order at the cut"
