@@ -187,6 +187,21 @@ static void write_entries(struct run *run, struct buf *out, size_t count) {
     mem_free(rows);
 }
 
+static void write_members(struct run *run, struct buf *out) {
+    struct replay_members members;
+    replay_members_open(run->replay.kern, 0, &members);
+    buf_str(out, ",\"members\":{");
+    write_ints(out, "lengths", members.lengths, members.streams);
+    buf_str(out, ",");
+    write_ints(out, "centre", members.centre, members.count);
+    buf_str(out, ",");
+    write_ints(out, "pos", members.pos, members.count);
+    buf_str(out, ",\"gain\":");
+    write_floats(out, members.gain, members.count);
+    buf_str(out, "}");
+    replay_members_close(&members);
+}
+
 /* {"lengths": ..., "positions": ..., "log_beta": ...} of slot 0, on demand with what it holds. */
 static int write_state(struct run *run, struct buf *out, bool entries) {
     size_t streams = (size_t)run->replay.layers * (size_t)run->replay.heads_kv;
@@ -204,6 +219,7 @@ static int write_state(struct run *run, struct buf *out, bool entries) {
         buf_str(out, ",\"log_beta\":");
         write_floats(out, report.log_beta, report.entries);
         if (entries) write_entries(run, out, report.entries);
+        if (entries) write_members(run, out);
         buf_str(out, "}");
     }
     mem_free(report.lengths);

@@ -106,37 +106,18 @@ static void put_rows(struct run *run, int slot, const char *what, size_t entries
     mem_free(rows);
 }
 
-/* The members of all classes of a slot. */
 static void put_members(struct run *run, int slot) {
-    const struct cpu_cache *cache = &cpu_of(run->kern)->cache;
-    size_t streams = (size_t)cache->streams, room = streams * (size_t)run->cache.max_positions;
-    int32_t *lengths = mem_must_alloc(streams, sizeof *lengths);
-    int32_t *centre = mem_must_alloc(room, sizeof *centre),
-            *pos = mem_must_alloc(room, sizeof *pos);
-    float *gain = mem_must_alloc(room, sizeof *gain);
-    size_t count = 0;
-    for (int stream = 0; stream < cache->streams; stream++) {
-        struct cpu_stream members = cpu_cache_members(cache, slot, stream);
-        lengths[stream] = members.length;
-        for (int32_t i = 0; i < members.length; i++, count++) {
-            const struct cpu_member *member = cpu_cache_member(cache, members.pages, i);
-            centre[count] = member->centre;
-            pos[count] = member->pos;
-            gain[count] = member->gain;
-        }
-    }
+    struct replay_members members;
     char name[4][32];
     static const char *const what[] = {"lengths", "centre", "pos", "gain"};
+    replay_members_open(run->kern, slot, &members);
     for (int i = 0; i < 4; i++)
         snprintf(name[i], sizeof name[i], "%d.member_%s", run->eviction_count, what[i]);
-    put_ints(run, name[0], lengths, streams);
-    put_ints(run, name[1], centre, count);
-    put_ints(run, name[2], pos, count);
-    put_list(run, name[3], "F32", gain, count);
-    mem_free(lengths);
-    mem_free(centre);
-    mem_free(pos);
-    mem_free(gain);
+    put_ints(run, name[0], members.lengths, members.streams);
+    put_ints(run, name[1], members.centre, members.count);
+    put_ints(run, name[2], members.pos, members.count);
+    put_list(run, name[3], "F32", members.gain, members.count);
+    replay_members_close(&members);
 }
 
 /* What the sequence holds after an eviction. */

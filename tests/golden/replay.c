@@ -134,6 +134,35 @@ void replay_entries(struct kern *kern, int slot, bool values, float *to) {
     }
 }
 
+void replay_members_open(struct kern *kern, int slot, struct replay_members *out) {
+    const struct cpu_cache *cache = &cpu_of(kern)->cache;
+    size_t streams = (size_t)cache->streams, room = 1;
+    for (int stream = 0; stream < cache->streams; stream++)
+        room += (size_t)cpu_cache_members(cache, slot, stream).length;
+    *out = (struct replay_members){.streams = streams,
+                                   .lengths = mem_must_alloc(streams, sizeof *out->lengths),
+                                   .centre = mem_must_alloc(room, sizeof *out->centre),
+                                   .pos = mem_must_alloc(room, sizeof *out->pos),
+                                   .gain = mem_must_alloc(room, sizeof *out->gain)};
+    for (int stream = 0; stream < cache->streams; stream++) {
+        struct cpu_stream members = cpu_cache_members(cache, slot, stream);
+        out->lengths[stream] = members.length;
+        for (int32_t i = 0; i < members.length; i++, out->count++) {
+            const struct cpu_member *member = cpu_cache_member(cache, members.pages, i);
+            out->centre[out->count] = member->centre;
+            out->pos[out->count] = member->pos;
+            out->gain[out->count] = member->gain;
+        }
+    }
+}
+
+void replay_members_close(struct replay_members *members) {
+    mem_free(members->lengths);
+    mem_free(members->centre);
+    mem_free(members->pos);
+    mem_free(members->gain);
+}
+
 double replay_logprob(const float *logits, int vocab, int32_t token) {
     double top = logits[0], sum = 0;
     for (int i = 1; i < vocab; i++) top = fmax(top, logits[i]);

@@ -53,6 +53,17 @@ int replay_run(struct replay *replay, int slot, const int32_t *tokens, int count
 /* Keys or values of all entries of a slot, stream after stream -> [entries][head_dim]. CPU only. */
 void replay_entries(struct kern *kern, int slot, bool values, float *to);
 
+/* The members of all classes of a slot (kern.h, struct kern_classes), stream after stream. CPU
+ * only. */
+struct replay_members {
+    int32_t *lengths;      /* [streams] */
+    int32_t *centre, *pos; /* [count] */
+    float *gain;
+    size_t streams, count;
+};
+void replay_members_open(struct kern *kern, int slot, struct replay_members *out);
+void replay_members_close(struct replay_members *members);
+
 /* log softmax of one row at `token`, in double. */
 double replay_logprob(const float *logits, int vocab, int32_t token);
 int32_t replay_argmax(const float *logits, int vocab);

@@ -23,6 +23,7 @@ from safetensors.numpy import save_file
 from policies import table
 from policies.agree import Follower, State
 from policies.choose import choose
+from policies.classes import Members
 from policies.sequence import Sequence, Stream
 from reference_model import Reference, log_softmax, replay
 
@@ -96,6 +97,15 @@ def split_rows(state, name):
     """Keys or values per stream, [entries, D]."""
     rows = np.array(state[name]).reshape(len(state["positions"]), -1)
     return np.split(rows, np.cumsum(state["lengths"]))[:-1]
+
+
+def split_members(state):
+    """The classes' members per stream."""
+    members = state["members"]
+    ends = np.cumsum(members["lengths"])[:-1]
+    columns = (np.split(np.array(members[name], kind), ends)
+               for name, kind in (("centre", np.int64), ("pos", np.int64), ("gain", np.float64)))
+    return [Members(*parts) for parts in zip(*columns)]
 
 
 # --- models and gates -----------------------------------------------------
@@ -261,8 +271,8 @@ class Checker:
             assert np.array_equal(pos, stream.pos)
             self.worst_beta = max(self.worst_beta, np.abs(beta - stream.log_beta).max())
         state = self.result["evictions"][index]["after"]
-        rows = [split_rows(state, name) for name in ("keys", "values")] if "keys" in state else [None, None]
-        self.follower.evict(self.policy.budget, State([pos for pos, _ in sum(after, [])], *rows))
+        held = [split_rows(state, name) for name in ("keys", "values")] + [split_members(state)] if "keys" in state else []
+        self.follower.evict(self.policy.budget, State([pos for pos, _ in sum(after, [])], *held))
 
 
 def check_policy(model, gates_file, policy, tokens, prompt, tolerance=1e-5):
@@ -307,8 +317,7 @@ def test_policies_keep_what_the_reference_keeps(family, policy, gates):
     check_policy(MODELS / family, gates(family, "code"), policy, random_tokens(190), 150)
 
 
-# Classes have members besides their entries, which only the driver of test_policy_replay.py writes down.
-OBSERVING = [name for name in table.ROWS if table.rule(name).score == "attention" and table.rule(name).merge != "classes"]
+OBSERVING = [name for name in table.ROWS if table.rule(name).score == "attention"]
 # A dialogue repeats its words, so that in the first layer an evicted key is exactly as like its word
 # before as its word behind it, and rounding chooses what it merges into: the merged keys are looked at.
 END_TO_END = [(name, "qwen3") for name in OBSERVING] + \
@@ -322,7 +331,8 @@ def test_policies_that_observe_attention(name, model):
     rule = table.rule(name, 72)
     policy = Policy(name, 72, 12, 40, rule.sinks, rule.recent)
     directory = MODELS / model if model in FAMILIES else BUNDLED
-    check_policy(directory, "", policy, tokens, prompt, 1e-4)
+    _, checker = check_policy(directory, "", policy, tokens, prompt, 1e-4)
+    assert rule.merge != "classes" or checker.follower.tally.members > 0
 
 
 @pytest.mark.parametrize("tying", ("paper", "untied", "rg10"))
