@@ -419,6 +419,14 @@ static int load_gate_layers(struct model *model, struct gates *gates, struct fau
     return err;
 }
 
+/* What is wrong inside, with the file's name in front. */
+static int in_gates_file(int err, const char *path, struct fault *fault) {
+    if (!fault) return err;
+    struct fault inside = *fault;
+    return fault_set(fault, err, "gates", "%.200s: %s%s%s", path, inside.field,
+                     inside.field[0] ? ": " : "", inside.text);
+}
+
 static int load_gates_file(struct model *model, const struct model_options *options,
                            const char *path, struct fault *fault) {
     const struct model_config *c = &model->config;
@@ -438,7 +446,7 @@ static int load_gates_file(struct model *model, const struct model_options *opti
 out:
     mem_free(data);
     if (!err) model->has_gates = true;
-    return err;
+    return err ? in_gates_file(err, path, fault) : 0;
 }
 
 /* Gates for timing: as costly as real ones, and their scores spread over entries. */

@@ -598,6 +598,8 @@ Test(model, missing_files_are_named) {
     snprintf(link, sizeof link, "%s/model.safetensors", copy.dir);
     cr_assert_eq(symlink(path, link), 0);
     cr_assert_neq(open_dir(copy.dir, &fault), 0, "broken gates beside a model must be noticed");
+    cr_assert_str_eq(fault.field, "gates");
+    cr_assert_not_null(strstr(fault.text, "gates.safetensors: "), "%s", fault.text);
     copy_close(&copy);
 }
 
