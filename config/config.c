@@ -128,8 +128,8 @@ const struct option config_options[] = {
      "when its memory is needed."},
     {"data-parallel-size", INT, AT(data_parallel_size), 1, 64, "1", "N", 0,
      "Replicas of the model in one server, each with a GPU of its own or an equal share of the "
-     "threads. kv-pool-bytes, max-num-seqs, max-num-batched-tokens and max-conversations are each "
-     "one's; a conversation stays with its replica."},
+     "threads. kv-pool-bytes, max-num-seqs, max-num-batched-tokens, max-queue and max-conversations "
+     "are each one's; a conversation stays with its replica."},
     {"tensor-parallel-size", INT, AT(tensor_parallel_size), 1, 8, "1", "N", 0,
      "Ranks that the model is split over, each with its part of the weights and of the cache: 1, 2, "
      "4 or 8. CPU threads, so far; answers are bitwise those of one rank."},

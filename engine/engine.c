@@ -26,6 +26,7 @@ struct engine {
     uint8_t space_key[16];
     struct text text;
     struct replica_common common;
+    int entered;              /* places taken by jobs that are not submitted yet; loop thread */
     struct replica *replicas; /* [replica_count] */
     int replica_count;
 };
@@ -497,14 +498,17 @@ const struct engine_info *engine_info(const struct engine *e) {
     return &e->info;
 }
 
+/* As many as there are replicas with a queue each: so one of them has room for whoever entered. */
 bool engine_queue_enter(struct engine *e, int jobs) {
-    if (atomic_fetch_add(&e->common.places, jobs) <= e->options.max_queue - jobs) return true;
-    atomic_fetch_sub(&e->common.places, jobs);
-    return false;
+    int64_t places = (int64_t)e->options.max_queue * e->replica_count - e->entered;
+    for (int i = 0; i < e->replica_count; i++) places -= atomic_load(&e->replicas[i].waiting);
+    if (jobs > places) return false;
+    e->entered += jobs;
+    return true;
 }
 
 void engine_queue_leave(struct engine *e, int jobs) {
-    atomic_fetch_sub(&e->common.places, jobs);
+    e->entered -= jobs;
 }
 
 static int check_tokens(const struct engine *e, const struct engine_request *r,
@@ -575,9 +579,11 @@ static void find_affinity(struct engine *e, const struct engine_request *request
     conversation_search_close(&search);
 }
 
-/* More of a conversation, then the client's own name for it, then less to do. */
+/* Room, then more of a conversation, then the client's own name for it, then less to do. */
 static bool suits_better(const struct engine *e, const struct conversation_affinity *of, int a,
                          int b) {
+    bool room = replica_has_room(&e->replicas[a]);
+    if (room != replica_has_room(&e->replicas[b])) return room;
     if (of[a].usable != of[b].usable) return of[a].usable > of[b].usable;
     if (of[a].hinted != of[b].hinted) return of[a].hinted;
     return atomic_load(&e->replicas[a].tokens) < atomic_load(&e->replicas[b].tokens);
@@ -597,6 +603,7 @@ int engine_submit(struct engine *e, struct engine_job *job) {
     int code = seq_job_alloc(job, e->replicas[0].sched.options.text.token_bytes_max);
     if (code != 0) return code;
     job->queued_ns = clock_ns();
+    e->entered--;
     replica_submit(choose_replica(e, &job->request), job);
     return 0;
 }

@@ -24,9 +24,10 @@
  * first to go when room is needed, and a dialogue keeps at most one of them, unless several turns
  * went on from it. With `state_dir` conversations outlive the process, see engine/store.h.
  *
- * Replicas. A job goes to the replica whose conversation it can continue furthest; where none has
- * one, to the least loaded. From the same starting state every replica gives the same
- * answer. */
+ * Replicas. Each has a queue of its own. A job goes to the replica whose conversation it can
+ * continue furthest; where none has one, to the least loaded. A replica whose queue is full gets
+ * nothing more: the job starts elsewhere, from nothing if need be, and is refused only where every
+ * queue is full. From the same starting state every replica gives the same answer. */
 #ifndef KEEPD_ENGINE_ENGINE_H
 #define KEEPD_ENGINE_ENGINE_H
 
@@ -59,8 +60,7 @@ struct engine_options {
     int max_queue;              /* jobs waiting, bounded */
     int max_conversations;      /* retained between turns */
     int max_choices;            /* n of one request; 0 = as many as may run at once */
-    int data_parallel_size;     /* replicas of the model, 0 = 1; the numbers above are each one's,
-                                   but for max_queue, which is of all together */
+    int data_parallel_size;     /* replicas of the model, 0 = 1; the numbers above are each one's */
     int tensor_parallel_size;   /* ranks that each replica is split over: 1, 2, 4, 8; 0 = 1 */
     int kv_rank_cap;            /* percent of an even share, see kern_cache_options; 0 = none */
     int threads;                /* of all replicas; 0 = the cores */
@@ -289,9 +289,9 @@ struct engine_job {
     int choices_left; /* not ended yet */
 };
 
-/* Places in the bounded queue, one for each job of a request, taken before any work is done for it:
- * all or none, false = full (503). The engine gives a place back when its job is admitted or ends;
- * jobs that are never submitted give theirs back with engine_queue_leave. Loop thread. */
+/* Places in the bounded queues, one for each job of a request, taken before any work is done for
+ * it: all or none, false = full (503). The engine gives a place back when its job is admitted or
+ * ends; jobs that are never submitted give theirs back with engine_queue_leave. Loop thread. */
 bool engine_queue_enter(struct engine *engine, int jobs);
 void engine_queue_leave(struct engine *engine, int jobs);
 

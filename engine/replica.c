@@ -36,7 +36,7 @@ void replica_ready(struct replica *r, const struct sched_options *options) {
     own.model_step = model_step_of;
     own.store = r->store;
     sched_open(&r->sched, &own);
-    r->sched.queue_places = &r->common->places;
+    r->sched.queue_places = &r->waiting;
     r->sched.pending_jobs = &r->pending;
     r->sched.pending_tokens = &r->tokens;
     r->sequence_rows = mem_must_alloc((size_t)own.sequences_max, sizeof *r->sequence_rows);
@@ -302,12 +302,17 @@ bool replica_idle(struct replica *r) {
     return !r->started || !atomic_load(&r->common->draining) || !atomic_load(&r->unsaved);
 }
 
+bool replica_has_room(const struct replica *r) {
+    return atomic_load(&r->waiting) < r->common->max_queue;
+}
+
 void replica_submit(struct replica *r, struct engine_job *job) {
     job->replica = r->index;
+    atomic_fetch_add(&r->waiting, 1);
     atomic_fetch_add(&r->pending, 1);
     atomic_fetch_add(&r->tokens, sched_job_tokens(job));
     bool pushed = ring_push(&r->submits, job);
-    CHECK(pushed); /* the ring holds every place of the queue */
+    CHECK(pushed); /* the caller asked for room */
     replica_signal(r);
 }
 

@@ -1,7 +1,7 @@
 /* One replica of the model: a backend, a scheduler with its pool, and the thread that runs them.
  *
- * An engine has one or several (data parallelism); they share the text, the bounded queue's places
- * and the state directory, and nothing else that changes. What others may see of a replica (counts,
+ * An engine has one or several (data parallelism); they share the text and the state directory, and
+ * nothing else that changes. What others may see of a replica (counts,
  * running sequences, conversations) is copied under its lock after every step.
  *
  * Threads: open, start, stop and close belong to the engine's owner; submit and order_delete to the
@@ -23,8 +23,7 @@
 struct replica_common {
     void (*wake)(void *arg); /* after a step that changed some job */
     void *arg;
-    int max_queue;
-    atomic_int places;  /* taken in the bounded queue, by all together */
+    int max_queue;      /* jobs that may wait for each of them */
     atomic_int deletes; /* orders that some replica has not looked at */
     atomic_bool draining, stopping;
 };
@@ -48,6 +47,7 @@ struct replica {
     struct model *model;
     struct sched sched;
     struct ring submits, deletes; /* loop -> replica */
+    atomic_int waiting;           /* submitted jobs that have not been admitted, < max_queue */
     atomic_int pending;           /* submitted jobs that have not finished: what drain waits for */
     atomic_llong tokens;          /* that these may have computed: the replica's load */
     atomic_bool unsaved;          /* something is not on disk yet that could be */
@@ -76,8 +76,9 @@ int replica_start(struct replica *replica); /* ERR_NOMEM */
 void replica_stop(struct replica *replica); /* common->stopping is set: its thread has ended */
 void replica_close(struct replica *replica);
 
-void replica_signal(struct replica *replica); /* something has changed: look again */
-void replica_store_done(void *replica);       /* the store's callback */
+void replica_signal(struct replica *replica);         /* something has changed: look again */
+void replica_store_done(void *replica);               /* the store's callback */
+bool replica_has_room(const struct replica *replica); /* in its queue; stays true until submit */
 void replica_submit(struct replica *replica, struct engine_job *job);
 /* The order is every replica's; who looks last says that it is done. There is room for it. */
 void replica_order_delete(struct replica *replica, struct engine_delete *order);

@@ -1,7 +1,7 @@
 /* Several replicas behind one engine: where jobs go, that answers do not depend on it, and that
  * drain, close, deleting, failing and the state directory reach all of them. For ThreadSanitizer,
  * too: every replica has its thread, and one more reads what they publish. cpu_open is wrapped
- * (sched.cmake): the sampling of the last replica can fail. */
+ * (sched.cmake): the sampling of the last replica can fail, and wait. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +24,7 @@ static const struct engine_conversation_filter everyone;
 static struct kern_ops failing_ops;
 static int (*real_sample)(struct kern *, const float *, int, int, const struct kern_sample *,
                           struct kern_sampled *);
-static atomic_bool failing;
+static atomic_bool failing, holding;
 static int opened, fails_from; /* the instances that are opened from this one on can fail */
 
 int __real_cpu_open(const struct cpu_options *options, struct kern **out, struct fault *fault);
@@ -32,6 +32,7 @@ int __wrap_cpu_open(const struct cpu_options *options, struct kern **out, struct
 
 static int sample_or_fail(struct kern *kern, const float *logits, int rows, int vocab,
                           const struct kern_sample *params, struct kern_sampled *out) {
+    while (atomic_load(&holding)) usleep(500);
     if (atomic_load(&failing)) return ERR_DEVICE;
     return real_sample(kern, logits, rows, vocab, params, out);
 }
@@ -264,6 +265,35 @@ static void try_answers(void) {
     }
 }
 
+/* A full queue sends nobody away while there is room in another: who has a conversation there
+ * starts from nothing. */
+static void try_full_queue(void) {
+    struct engine_options options = options_of(2);
+    options.max_queue = 1;
+    options.max_num_seqs = 2; /* the choices of one odd dialogue */
+    struct engine *engine = open_with(&options);
+    begin();
+    for (int i = 0; i < 2; i++) submit(engine, i);
+    CHECK(!engine_queue_enter(engine, 1));
+    CHECK(engine_start(engine) == 0);
+    for (int i = 0; i < 2; i++) (void)answer(i);
+    dialogues[5] = dialogues[3] = dialogues[1];
+    atomic_store(&holding, true);
+    submit(engine, 1);
+    while (!atomic_load(&dialogues[1].job.admitted)) usleep(500);
+    submit(engine, 3);
+    submit(engine, 5);
+    CHECK(dialogues[1].job.replica == 1 && dialogues[3].job.replica == 1);
+    CHECK(dialogues[5].job.replica == 0);
+    (void)answer(5);
+    CHECK(dialogues[5].job.cached_tokens == 0 && !atomic_load(&dialogues[3].job.admitted));
+    atomic_store(&holding, false);
+    (void)answer(1);
+    (void)answer(3);
+    CHECK(dialogues[3].job.cached_tokens > 0);
+    engine_close(engine);
+}
+
 /* Two replicas have the same state: the client's name for it decides. */
 static void try_hint(void) {
     struct engine_options options = options_of(2);
@@ -392,9 +422,9 @@ static void try_failure(void) {
     CHECK(!snapshot.stopped);
     struct engine_delete order = {.id = 1};
     CHECK(engine_conversation_delete(engine, &order) == ERR_STOPPED);
-    for (int i = 0; i < 2 * DIALOGUES; i++) CHECK(engine_queue_enter(engine, 1));
-    CHECK(!engine_queue_enter(engine, 1)); /* one queue, and no place was lost */
-    engine_queue_leave(engine, 2 * DIALOGUES);
+    CHECK(engine_queue_enter(engine, 2 * options_of(2).max_queue));
+    CHECK(!engine_queue_enter(engine, 1)); /* no place of the two queues was lost */
+    engine_queue_leave(engine, 2 * options_of(2).max_queue);
     engine_close(engine);
 }
 
@@ -472,6 +502,7 @@ static void try_state(void) {
 int main(void) {
     try_refusals();
     try_balance();
+    try_full_queue();
     try_answers();
     try_hint();
     try_deletes();
