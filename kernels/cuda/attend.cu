@@ -341,6 +341,7 @@ static __global__ void __launch_bounds__(shape<D>::DECODE_WARPS * 32, 1)
         ptx_barrier_init_fence();
     }
     __syncwarp();
+    ptx_overlap_grids();
     if (pages_failed(a.pages)) return;
     int workers = gridDim.x * S::DECODE_WARPS, count = *a.item_count;
     uint32_t use = 0;
@@ -351,6 +352,7 @@ static __global__ void __launch_bounds__(shape<D>::DECODE_WARPS * 32, 1)
 
 /* A warp per (decoding row, query head): folds the chunks of streams that have several. */
 template <int D> static __global__ void k_attend_combine(const struct attend_args a) {
+    ptx_overlap_grids();
     int index = (int)(blockIdx.x * COMBINE_WARPS + threadIdx.x / 32), lane = threadIdx.x % 32;
     if (index >= a.decode_count * a.heads_q || pages_failed(a.pages)) return;
     int row = index / a.heads_q, head_q = index % a.heads_q, head = head_q / a.group;
@@ -416,6 +418,7 @@ static __global__ void __launch_bounds__(shape<D>::PREFILL_WARPS * 32, 1)
         ptx_barrier_init_fence();
     }
     __syncthreads();
+    ptx_overlap_grids();
     if (pages_failed(a.pages)) return;
     const struct prefill_tile place = a.tiles[blockIdx.x];
     const struct span s = a.spans[place.span];
@@ -562,15 +565,15 @@ template <int D>
 static void attend(struct cuda *cuda, const struct attend_args &args, int tile_count) {
     typedef shape<D> S;
     if (tile_count > 0)
-        LAUNCH(cuda->device, (k_attend_prefill<D>),
-               dim3((unsigned)tile_count, (unsigned)args.pages.heads_kv), S::PREFILL_WARPS * 32,
-               S::PREFILL_SHARED, args);
+        LAUNCH_OVERLAPPED(cuda->device, (k_attend_prefill<D>),
+                          dim3((unsigned)tile_count, (unsigned)args.pages.heads_kv),
+                          S::PREFILL_WARPS * 32, S::PREFILL_SHARED, args);
     if (args.decode_count == 0) return;
-    LAUNCH(cuda->device, (k_attend_decode<D>), (unsigned)device_processors(cuda->device),
-           S::DECODE_WARPS * 32, S::DECODE_SHARED, args);
-    LAUNCH(cuda->device, (k_attend_combine<D>),
-           blocks_for((int64_t)args.decode_count * args.heads_q, COMBINE_WARPS), COMBINE_WARPS * 32,
-           0, args);
+    LAUNCH_OVERLAPPED(cuda->device, (k_attend_decode<D>), (unsigned)device_processors(cuda->device),
+                      S::DECODE_WARPS * 32, S::DECODE_SHARED, args);
+    LAUNCH_OVERLAPPED(cuda->device, (k_attend_combine<D>),
+                      blocks_for((int64_t)args.decode_count * args.heads_q, COMBINE_WARPS),
+                      COMBINE_WARPS * 32, 0, args);
 }
 
 void op_attend(struct kern *kern, int layer, float *out, const float *qkv,

@@ -115,6 +115,7 @@ int cuda_open(const struct cuda_options *options, struct kern **out, struct faul
     cuda->base.ops = &cuda->ops;
     cuda->step.rows = -1;
     cuda->eager = options->eager;
+    device_overlap(cuda->device, !options->apart);
     *out = &cuda->base;
     return 0;
 }

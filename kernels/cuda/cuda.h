@@ -20,6 +20,7 @@ extern "C" {
 struct cuda_options {
     int device; /* index, 0 = the first */
     bool eager; /* launch one by one, never a graph: to compare */
+    bool apart; /* no launch comes up while the one before it ends: to compare */
 };
 
 /* Is there a device to open? ERR_NOTFOUND: none, and why; the CPU backend is to be used then. */

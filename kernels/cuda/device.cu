@@ -47,6 +47,7 @@ struct device {
     struct chunk repeat; /* of the open region; nothing is under way from it when one begins */
     struct graphs graphs;
     bool capturing, capture_failed; /* what fails then fails nobody */
+    bool serial;                    /* launches never overlap */
     struct matmul_shape shapes[SHAPES_MAX];
     int shape_count;
     int failed; /* first error since the last sync */
@@ -319,6 +320,24 @@ int device_sync(struct device *device) {
 
 /* ---- Launching ------------------------------------------------------------------------------- */
 
+void device_overlap(struct device *device, bool on) {
+    device->serial = !on;
+}
+
+/* In a stream what comes before may be anything; in a graph an edge can be programmatic only
+ * between two kernels. */
+static bool may_overlap(struct device *device) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    const cudaGraphNode_t *before = NULL;
+    cudaGraphNodeType type = cudaGraphNodeTypeEmpty;
+    size_t count = 0;
+    if (device->serial || !device->capturing) return !device->serial;
+    return cudaStreamGetCaptureInfo(device->stream, &status, NULL, NULL, &before, NULL, &count) ==
+               cudaSuccess &&
+           status == cudaStreamCaptureStatusActive && count == 1 &&
+           cudaGraphNodeGetType(before[0], &type) == cudaSuccess && type == cudaGraphNodeTypeKernel;
+}
+
 void device_run_launch(struct device *device, const struct launch *l, void **args) {
     if (device->lost) return;
     if (l->shared > (size_t)48 << 10 &&
@@ -327,10 +346,17 @@ void device_run_launch(struct device *device, const struct launch *l, void **arg
                                  static_cast<int>(l->shared)),
             "shared memory of a kernel"))
         return;
-    ok(device,
-       cudaLaunchKernel(l->kernel, dim3(l->grid_x, l->grid_y), dim3((unsigned)l->threads), args,
-                        l->shared, device->stream),
-       l->name);
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(l->grid_x, l->grid_y);
+    config.blockDim = dim3((unsigned)l->threads);
+    config.dynamicSmemBytes = l->shared;
+    config.stream = device->stream;
+    config.attrs = &attribute;
+    config.numAttrs = l->overlaps && may_overlap(device) ? 1 : 0;
+    ok(device, cudaLaunchKernelExC(&config, l->kernel, args), l->name);
 }
 
 /* ---- Graphs ---------------------------------------------------------------------------------- */

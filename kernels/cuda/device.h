@@ -87,8 +87,13 @@ struct alignas(16) launch {
     const char *name;
     size_t shared;
     uint32_t grid_x, grid_y;
-    int64_t threads;
+    int32_t threads;
+    int32_t overlaps; /* it may come up while the launch before it ends; see LAUNCH_OVERLAPPED */
 };
+
+/* Launches that overlap do so from now on, as they do at first, or wait for each other like all
+ * others: to compare. */
+void device_overlap(struct device *device, bool on);
 
 template <class... P> constexpr size_t launch_bytes() {
     return sizeof(struct launch) + (((sizeof(P) + 15) / 16 * 16) + ... + 0);
@@ -113,8 +118,9 @@ template <class... P> void launch_run(struct device *device, const void *data) {
     const launch_call<P...> call{{launch_argument<P>(at)...}}; /* braces: from left to right */
     auto kernel = reinterpret_cast<void (*)(P...)>(const_cast<void *>(l->kernel));
     if (!device_runs(device)) return;
-    device_ran(emu_launch(l->name, dim3(l->grid_x, l->grid_y), (int)l->threads, l->shared,
-                          [=] { std::apply(kernel, call.args); }));
+    device_ran(emu_launch(
+        l->name, dim3(l->grid_x, l->grid_y), (int)l->threads, l->shared,
+        [=] { std::apply(kernel, call.args); }, l->overlaps != 0));
 }
 #else
 /* `args`: a pointer to each. */
@@ -141,13 +147,13 @@ template <class P> static inline char *launch_put(char *to, P arg) {
 }
 
 template <class... P, class... A>
-void device_launch(struct device *device, const char *name, void (*kernel)(P...), dim3 grid,
-                   int threads, size_t shared, A... args) {
+void device_launch(struct device *device, const char *name, bool overlaps, void (*kernel)(P...),
+                   dim3 grid, int threads, size_t shared, A... args) {
     alignas(16) char data[launch_bytes<P...>()];
     if (grid.x == 0 || grid.y == 0) return;
     memset(data, 0, sizeof data);
     const struct launch head = {
-        reinterpret_cast<const void *>(kernel), name, shared, grid.x, grid.y, threads};
+        reinterpret_cast<const void *>(kernel), name, shared, grid.x, grid.y, threads, overlaps};
     char *at = launch_put(data, head);
     ((at = launch_put<P>(at, static_cast<P>(args))), ...);
     graph_add(device_graphs(device), device, launch_run<P...>, data, sizeof data);
@@ -155,7 +161,11 @@ void device_launch(struct device *device, const char *name, void (*kernel)(P...)
 
 /* LAUNCH(device, (kernel<D>), grid, threads, shared, arguments...) */
 #define LAUNCH(device, kernel, grid, threads, shared, ...)                                         \
-    device_launch(device, #kernel, kernel, grid, threads, shared, __VA_ARGS__)
+    device_launch(device, #kernel, false, kernel, grid, threads, shared, __VA_ARGS__)
+/* The same with programmatic dependent launch: the kernel begins with ptx_overlap_grids. All of a
+ * step's small kernels, where coming up is a good part of the time. */
+#define LAUNCH_OVERLAPPED(device, kernel, grid, threads, shared, ...)                              \
+    device_launch(device, #kernel, true, kernel, grid, threads, shared, __VA_ARGS__)
 
 static inline unsigned blocks_for(int64_t items, int64_t each) {
     return (unsigned)((items + each - 1) / each);

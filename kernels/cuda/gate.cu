@@ -89,6 +89,7 @@ void op_gate_free(struct kern *kern, struct kern_gate *gate) {
 /* ---- Applying -------------------------------------------------------------------------------- */
 
 static __global__ void k_silu(float *h, int64_t count) {
+    ptx_overlap_grids();
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < count) h[i] = h[i] / (1.0f + expf(-h[i]));
 }
@@ -105,6 +106,7 @@ struct last_args {
 
 /* A warp per (row, head). */
 static __global__ void k_gate_last(const struct last_args a) {
+    ptx_overlap_grids();
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
     int lane = threadIdx.x % 32;
     if (i >= (int64_t)a.rows * a.heads) return;
@@ -120,7 +122,7 @@ static __global__ void k_gate_last(const struct last_args a) {
 }
 
 static void silu(struct cuda *cuda, float *h, int64_t count) {
-    LAUNCH(cuda->device, k_silu, blocks_for(count, THREADS), THREADS, 0, h, count);
+    LAUNCH_OVERLAPPED(cuda->device, k_silu, blocks_for(count, THREADS), THREADS, 0, h, count);
 }
 
 void op_gate(struct kern *kern, float *log_beta, const float *x, const struct kern_gate *gate,
@@ -141,6 +143,6 @@ void op_gate(struct kern *kern, float *log_beta, const float *x, const struct ke
     }
     struct last_args args = {h,    gate->last,     gate->bias,  log_beta,
                              rows, gate->heads_kv, gate->width, gate->embeddings};
-    LAUNCH(cuda->device, k_gate_last, blocks_for((int64_t)rows * gate->heads_kv, THREADS / 32),
-           THREADS, 0, args);
+    LAUNCH_OVERLAPPED(cuda->device, k_gate_last,
+                      blocks_for((int64_t)rows * gate->heads_kv, THREADS / 32), THREADS, 0, args);
 }

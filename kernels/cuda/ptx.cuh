@@ -45,6 +45,14 @@ static __device__ __forceinline__ uint32_t ptx_pack_e4m3(float low, float high) 
     return pair;
 }
 
+/* First in a kernel that LAUNCH_OVERLAPPED launches, by every thread: the next launch may start to
+ * come up, and nothing after this runs before all earlier launches have ended and what they wrote
+ * can be seen. Without the overlap it does nothing. */
+static __device__ __forceinline__ void ptx_overlap_grids() {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
 /* Four 8 x 8 matrices of 16-bit numbers from shared memory: lane 8 i + r names row r of matrix i;
  * out[i] is this lane's pair of matrix i, row lane / 4. */
 static __device__ __forceinline__ void ptx_load_matrix(uint32_t out[4], const void *row) {

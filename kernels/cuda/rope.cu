@@ -9,6 +9,7 @@
 /* cos and sin of pos * inv_freq[j], once per step: every layer and head wants the same. */
 static __global__ void k_angles(const struct span *spans, const int32_t *row_span, int rows,
                                 int half, const float *freq, float scale, float *angles) {
+    ptx_overlap_grids();
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= (int64_t)rows * half) return;
     int row = (int)(i / half), j = (int)(i % half);
@@ -32,6 +33,7 @@ static __device__ float warp_sum(float x) {
 
 /* A warp per (row, head); lane l has pairs l, l + 32, ... */
 static __global__ void k_rope(const struct rope_args a) {
+    ptx_overlap_grids();
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
     int lane = threadIdx.x % 32, heads = a.heads_q + a.heads_kv, half = a.head_dim / 2;
     if (i >= (int64_t)a.rows * heads) return;
@@ -78,8 +80,9 @@ static const float *angles_of(struct cuda *cuda, const struct step *step,
     float *angles =
         static_cast<float *>(room_take(cuda, &cuda->angles, (size_t)step->rows * 2 * bytes));
     if (!angles || !step->spans) return NULL;
-    LAUNCH(cuda->device, k_angles, blocks_for((int64_t)step->rows * half, THREADS), THREADS, 0,
-           step->spans, step->row_span, step->rows, half, cuda->freq, rope->scale, angles);
+    LAUNCH_OVERLAPPED(cuda->device, k_angles, blocks_for((int64_t)step->rows * half, THREADS),
+                      THREADS, 0, step->spans, step->row_span, step->rows, half, cuda->freq,
+                      rope->scale, angles);
     cuda->step.has_angles = true;
     return angles;
 }
@@ -94,9 +97,9 @@ void op_qk_rope(struct kern *kern, float *qkv, const float *q_norm, const float 
     if (!angles) return;
     struct rope_args args = {qkv,        angles,      q_norm,      k_norm, batch->rows,
                              o->heads_q, o->heads_kv, o->head_dim, eps};
-    LAUNCH(cuda->device, k_rope,
-           blocks_for((int64_t)batch->rows * (o->heads_q + o->heads_kv), THREADS / 32), THREADS, 0,
-           args);
+    LAUNCH_OVERLAPPED(cuda->device, k_rope,
+                      blocks_for((int64_t)batch->rows * (o->heads_q + o->heads_kv), THREADS / 32),
+                      THREADS, 0, args);
 }
 
 /* ---- Writing ------------------------------------------------------------------------------- */
@@ -112,6 +115,7 @@ struct write_args {
 
 /* A thread per 16-byte chunk of a key or value. */
 static __global__ void k_write_kv(const struct write_args a) {
+    ptx_overlap_grids();
     const struct pages &p = a.pages;
     int chunks = p.head_dim / CHUNK_DIMS, each = 2 * p.heads_kv * chunks;
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -148,5 +152,5 @@ void op_write_kv(struct kern *kern, int layer, const float *qkv, const float *lo
     struct write_args args = {*p,       step->spans, step->row_span, qkv,
                               log_beta, batch->rows, layer,          cuda->options.heads_q};
     int64_t items = (int64_t)batch->rows * 2 * p->heads_kv * (p->head_dim / CHUNK_DIMS);
-    LAUNCH(cuda->device, k_write_kv, blocks_for(items, THREADS), THREADS, 0, args);
+    LAUNCH_OVERLAPPED(cuda->device, k_write_kv, blocks_for(items, THREADS), THREADS, 0, args);
 }

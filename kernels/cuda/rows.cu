@@ -13,6 +13,7 @@ static __device__ __forceinline__ float element(const void *at, int64_t i, bool 
 
 static __global__ void k_embed(float *x, const void *table, bool wide, const int32_t *tokens,
                                int cols) {
+    ptx_overlap_grids();
     int64_t row = blockIdx.x, from = (int64_t)tokens[row] * cols;
     for (int i = threadIdx.x; i < cols; i += (int)blockDim.x)
         x[row * cols + i] = element(table, from + i, wide);
@@ -24,11 +25,13 @@ void op_embed(struct kern *kern, float *x, const struct kern_weight *table, cons
     CHECK(table->dtype != KERN_E4M3); /* vocabularies keep the file's numbers */
     const void *ids = device_stage(cuda->device, tokens, (size_t)rows * sizeof *tokens);
     if (!ids) return;
-    LAUNCH(cuda->device, k_embed, (unsigned)rows, THREADS, 0, x, table->data,
-           table->dtype == KERN_F32, static_cast<const int32_t *>(ids), (int)table->cols);
+    LAUNCH_OVERLAPPED(cuda->device, k_embed, (unsigned)rows, THREADS, 0, x, table->data,
+                      table->dtype == KERN_F32, static_cast<const int32_t *>(ids),
+                      (int)table->cols);
 }
 
 static __global__ void k_gather_rows(float *y, const float *x, const int32_t *index, int dim) {
+    ptx_overlap_grids();
     int64_t to = blockIdx.x, from = index[to];
     for (int i = threadIdx.x; i < dim; i += (int)blockDim.x) y[to * dim + i] = x[from * dim + i];
 }
@@ -38,8 +41,8 @@ void op_gather_rows(struct kern *kern, float *y, const float *x, const int32_t *
     struct cuda *cuda = cuda_of(kern);
     const void *rows = device_stage(cuda->device, index, (size_t)count * sizeof *index);
     if (!rows) return;
-    LAUNCH(cuda->device, k_gather_rows, (unsigned)count, THREADS, 0, y, x,
-           static_cast<const int32_t *>(rows), dim);
+    LAUNCH_OVERLAPPED(cuda->device, k_gather_rows, (unsigned)count, THREADS, 0, y, x,
+                      static_cast<const int32_t *>(rows), dim);
 }
 
 /* ---- Norm and activation --------------------------------------------------------------------- */
@@ -66,6 +69,7 @@ static __device__ float block_sum(float x, float *room) {
 
 static __global__ void k_rms_norm(float *y, const float *x, const float *weight, int dim,
                                   float eps) {
+    ptx_overlap_grids();
     SHARED_MEMORY(shared);
     const float *from = x + (int64_t)blockIdx.x * dim;
     float *to = y + (int64_t)blockIdx.x * dim, sum = 0;
@@ -79,11 +83,12 @@ void op_rms_norm(struct kern *kern, float *y, const float *x, const float *weigh
                  int dim, float eps) {
     struct cuda *cuda = cuda_of(kern);
     CHECK(rows >= 0 && dim > 0);
-    LAUNCH(cuda->device, k_rms_norm, (unsigned)rows, THREADS, THREADS / 32 * sizeof(float), y, x,
-           weight, dim, eps);
+    LAUNCH_OVERLAPPED(cuda->device, k_rms_norm, (unsigned)rows, THREADS,
+                      THREADS / 32 * sizeof(float), y, x, weight, dim, eps);
 }
 
 static __global__ void k_glu(float *y, const float *gate_up, int64_t count, int d_ff) {
+    ptx_overlap_grids();
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) return;
     int64_t at = i / d_ff * 2 * d_ff + i % d_ff;
@@ -94,17 +99,20 @@ static __global__ void k_glu(float *y, const float *gate_up, int64_t count, int 
 void op_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_ff) {
     struct cuda *cuda = cuda_of(kern);
     int64_t count = (int64_t)rows * d_ff;
-    LAUNCH(cuda->device, k_glu, blocks_for(count, THREADS), THREADS, 0, y, gate_up, count, d_ff);
+    LAUNCH_OVERLAPPED(cuda->device, k_glu, blocks_for(count, THREADS), THREADS, 0, y, gate_up,
+                      count, d_ff);
 }
 
 static __global__ void k_add_bias(float *y, const float *bias, int64_t count, int64_t cols) {
+    ptx_overlap_grids();
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < count) y[i] += bias[i % cols];
 }
 
 void add_bias(struct cuda *cuda, float *y, const float *bias, int rows, int64_t cols) {
     int64_t count = rows * cols;
-    LAUNCH(cuda->device, k_add_bias, blocks_for(count, THREADS), THREADS, 0, y, bias, count, cols);
+    LAUNCH_OVERLAPPED(cuda->device, k_add_bias, blocks_for(count, THREADS), THREADS, 0, y, bias,
+                      count, cols);
 }
 
 /* ---- float32 to bf16 and E4M3 ------------------------------------------------------------------
@@ -112,6 +120,7 @@ void add_bias(struct cuda *cuda, float *y, const float *bias, int rows, int64_t 
 
 /* Two at a time; `count` may be odd. */
 static __global__ void k_narrow(uint16_t *to, const float *from, int64_t count) {
+    ptx_overlap_grids();
     int64_t i = 2 * ((int64_t)blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= count) return;
     uint32_t pair = ptx_pack_bf16(from[i], i + 1 < count ? from[i + 1] : 0);
@@ -122,11 +131,13 @@ static __global__ void k_narrow(uint16_t *to, const float *from, int64_t count) 
 }
 
 void narrow(struct cuda *cuda, uint16_t *to, const float *from, int64_t count) {
-    LAUNCH(cuda->device, k_narrow, blocks_for(count, 2 * THREADS), THREADS, 0, to, from, count);
+    LAUNCH_OVERLAPPED(cuda->device, k_narrow, blocks_for(count, 2 * THREADS), THREADS, 0, to, from,
+                      count);
 }
 
 /* A block per row; the same numbers as quantize_rows makes on the host. */
 static __global__ void k_narrow_rows(uint8_t *to, float *scale, const float *from, int64_t cols) {
+    ptx_overlap_grids();
     SHARED_MEMORY(shared);
     const float4 *x = (const float4 *)(from + blockIdx.x * cols);
     uint32_t *codes = (uint32_t *)(to + blockIdx.x * cols);
@@ -147,6 +158,6 @@ static __global__ void k_narrow_rows(uint8_t *to, float *scale, const float *fro
 void narrow_rows(struct cuda *cuda, uint8_t *to, float *scale, const float *from, int rows,
                  int64_t cols) {
     CHECK(cols % 4 == 0);
-    LAUNCH(cuda->device, k_narrow_rows, (unsigned)rows, THREADS, THREADS / 32 * sizeof(float), to,
-           scale, from, cols);
+    LAUNCH_OVERLAPPED(cuda->device, k_narrow_rows, (unsigned)rows, THREADS,
+                      THREADS / 32 * sizeof(float), to, scale, from, cols);
 }

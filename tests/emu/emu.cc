@@ -10,6 +10,7 @@
 
 #include <map>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "kernels/number.h"
@@ -29,10 +30,11 @@
 #define POISON       0xff
 #define SHARED_MAX   ((size_t)227 << 10) /* what a block of an H100 may have */
 #define THREADS_MAX  1024
+#define LOOKS        3 /* launches of a kernel in which global memory is hidden at first */
 
 /* ---- Switching ---------------------------------------------------------------------------- */
 
-enum fiber_state { READY, IN_WARP, AT_BLOCK, AT_NAMED, AT_MBARRIER, DONE };
+enum fiber_state { READY, IN_WARP, AT_BLOCK, AT_NAMED, AT_MBARRIER, AT_GRIDS, DONE };
 
 struct context {
 #if defined(__x86_64__)
@@ -53,6 +55,7 @@ struct fiber {
     int warp, lane, named;
     uint64_t *mbarrier;
     uint32_t parity;
+    bool overlapped; /* has called ptx_overlap_grids */
 };
 
 #if defined(__x86_64__)
@@ -114,7 +117,10 @@ struct machine {
     char *shared_map, *shared;
     size_t shared_bytes;
     uint64_t seed, random;
-    bool late; /* copies arrive when nobody can go on */
+    bool late;               /* copies arrive when nobody can go on */
+    bool overlapped, hidden; /* the launch; global memory, until all have waited */
+    int at_grids;
+    std::map<std::string, int> looked; /* at so many overlapped launches of a kernel */
     bool failed;
     char report[REPORT_BYTES];
     char *stacks;
@@ -167,6 +173,8 @@ const char *state_name(const fiber &f) {
         return "waits at a named barrier in";
     case AT_MBARRIER:
         return "waits for bytes in";
+    case AT_GRIDS:
+        return "waits for earlier launches in";
     case DONE:
         return "has returned";
     }
@@ -235,6 +243,9 @@ void fiber_main() {
 #endif
     m.body(m.arg);
     fiber *f = m.running;
+    if (m.overlapped && !f->overlapped)
+        emu_fail(f->place.file ? f->place : EMU_HERE,
+                 "returned without ptx_overlap_grids, though it was launched to overlap");
     f->state = DONE;
     m.alive--;
     m.warps[static_cast<size_t>(f->warp)].alive--;
@@ -380,6 +391,7 @@ void run_block(dim3 block) {
     memset(m.shared, POISON, (m.shared_bytes + 127) / 128 * 128);
     m.alive = m.threads;
     m.at_block = 0;
+    m.at_grids = 0;
     m.copies.clear();
     memset(m.named, 0, sizeof m.named);
     m.late = m.seed % 2 == 1;
@@ -389,6 +401,8 @@ void run_block(dim3 block) {
         f.view.index = dim3(static_cast<unsigned>(i), 0, 0);
         f.view.block = block;
         f.state = READY;
+        f.place = {};
+        f.overlapped = false;
         f.warp = i / 32;
         f.lane = i % 32;
         m.warps[static_cast<size_t>(f.warp)].alive++;
@@ -413,6 +427,13 @@ struct buffer {
 
 std::map<char *, buffer> buffers;
 
+void hide_buffers(bool hide) {
+    m.hidden = hide;
+    for (const auto &item : buffers)
+        mprotect(item.second.map + MEMORY_PAGE, item.second.map_bytes - 2 * MEMORY_PAGE,
+                 hide ? PROT_NONE : PROT_READ | PROT_WRITE);
+}
+
 void on_fault(int number, siginfo_t *info, void *) {
     char text[512];
     const char *at = static_cast<const char *>(info->si_addr);
@@ -430,6 +451,9 @@ void on_fault(int number, siginfo_t *info, void *) {
     if (m.shared && at >= m.shared_map && at < m.shared_map + SHARED_MAX + 3 * MEMORY_PAGE)
         n += snprintf(text + n, sizeof text - static_cast<size_t>(n),
                       ", byte %td of %zu of shared memory", at - m.shared, m.shared_bytes);
+    if (m.hidden)
+        n += snprintf(text + n, sizeof text - static_cast<size_t>(n),
+                      ", before ptx_overlap_grids in every thread of the block");
     text[n] = '\n';
     if (write(2, text, static_cast<size_t>(n) + 1) < 0) _exit(3);
     signal(number, SIG_DFL);
@@ -471,10 +495,23 @@ void *emu_shared() {
     return m.shared;
 }
 
+void ptx_overlap_grids(emu_place place) {
+    m.running->overlapped = true;
+    if (!m.hidden) return;
+    if (++m.at_grids < m.alive) {
+        wait_as(AT_GRIDS, "ptx_overlap_grids", place);
+        return;
+    }
+    hide_buffers(false);
+    for (fiber &f : m.fibers)
+        if (f.state == AT_GRIDS) f.state = READY;
+}
+
 const char *emu_run(const char *name, dim3 grid, int threads, size_t shared, void (*body)(void *),
-                    void *arg) {
+                    void *arg, bool overlapped) {
     const guard alone(one);
     m.kernel = name;
+    m.overlapped = overlapped;
     m.body = body;
     m.arg = arg;
     m.threads = threads;
@@ -498,8 +535,10 @@ const char *emu_run(const char *name, dim3 grid, int threads, size_t shared, voi
     bool back = m.seed && draw(2) == 1;
     for (uint64_t i = 0; i < blocks && !m.failed; i++) {
         uint64_t b = (first + (back ? blocks - i : i)) % blocks;
+        if (overlapped && i == 0 && m.looked[name]++ < LOOKS) hide_buffers(true);
         run_block(dim3(static_cast<unsigned>(b % grid.x), static_cast<unsigned>(b / grid.x), 0));
     }
+    if (m.hidden) hide_buffers(false);
     m.running = nullptr;
     emu_self = nullptr;
     return m.failed ? m.report : nullptr;

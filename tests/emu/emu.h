@@ -14,6 +14,8 @@
  *     them stops the program with kernel, block, thread and buffer;
  *   - warp collectives want all live lanes at the same line, __syncthreads all live threads;
  *   - fibers that wait for what can no longer come are named, each with its place;
+ *   - kernels that may overlap the launches before them find global memory unmapped until they have
+ *     waited for those, which every thread must;
  *   - bulk copies and matrix loads check alignment, range and that someone waits for the copy.
  *
  * It does not model memory order, races between barriers beyond what other orders show, or time.
@@ -72,12 +74,17 @@ void emu_seed(uint64_t seed);
  * the next launch); then the launch was abandoned in the middle. `shared` bytes of dynamic shared
  * memory. */
 const char *emu_run(const char *name, dim3 grid, int threads, size_t shared, void (*body)(void *),
-                    void *arg);
+                    void *arg, bool overlapped);
 
+/* `overlapped`: it may run while earlier launches do. So every thread calls ptx_overlap_grids, and
+ * global memory cannot be touched before all of the block have (looked at in the first blocks of
+ * the first launches of a kernel: what comes before does not depend on data). */
 template <class Body>
-const char *emu_launch(const char *name, dim3 grid, int threads, size_t shared, Body body) {
+const char *emu_launch(const char *name, dim3 grid, int threads, size_t shared, Body body,
+                       bool overlapped = false) {
     return emu_run(
-        name, grid, threads, shared, [](void *arg) { (*static_cast<Body *>(arg))(); }, &body);
+        name, grid, threads, shared, [](void *arg) { (*static_cast<Body *>(arg))(); }, &body,
+        overlapped);
 }
 
 /* Global memory: NaN (0xff) throughout, begins on 16 bytes, ends at an unmapped page. */
@@ -282,6 +289,7 @@ void ptx_load_matrix(uint32_t out[4], const void *row, emu_place place = EMU_HER
 void ptx_load_matrix_transposed(uint32_t out[4], const void *row, emu_place place = EMU_HERE);
 void ptx_mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, emu_place place = EMU_HERE);
 uint32_t ptx_pack_bf16(float low, float high);
+void ptx_overlap_grids(emu_place place = EMU_HERE);
 uint32_t ptx_pack_e4m3(float low, float high);
 
 void ptx_barrier_init(uint64_t *barrier, int arrivals, emu_place place = EMU_HERE);

@@ -32,11 +32,11 @@ template <class Body> static void expect_error(const char *part, int threads, Bo
 }
 
 /* The process is ended by a fault whose report names the place. */
-template <class Body> static void expect_fault(Body body) {
+template <class Body> static void expect_fault(Body body, bool overlapped = false) {
     pid_t child = fork();
     if (child == 0) {
         if (!freopen("/dev/null", "w", stderr)) _exit(9);
-        run(1, 32, 1024, body);
+        emu_launch("kernel", 1, 32, 1024, body, overlapped);
         _exit(0);
     }
     int status;
@@ -281,6 +281,52 @@ static void out_of_bounds_stops() {
     EXPECT(run(1, 1025, 0, [] {}) && run(1, 32, 300 << 10, [] {}));
 }
 
+/* ---- Launches that overlap ------------------------------------------------------------------ */
+
+static void overlapped_launches_wait_before_they_look() {
+    int *global = static_cast<int *>(emu_alloc(256 * sizeof *global));
+    for (uint64_t seed = 0; seed < 4; seed++) {
+        emu_seed(seed);
+        for (int i = 0; i < 256; i++) global[i] = i;
+        for (int launch = 0; launch < 5; launch++)
+            EXPECT(!emu_launch(
+                "overlapped", 2, 128, 1024,
+                [=] {
+                    SHARED_MEMORY(shared);
+                    int me = static_cast<int>(blockIdx.x * 128 + threadIdx.x);
+                    reinterpret_cast<int *>(shared)[threadIdx.x] = me;
+                    __syncthreads();
+                    ptx_overlap_grids();
+                    global[me] += reinterpret_cast<int *>(shared)[threadIdx.x ^ 1] == (me ^ 1);
+                },
+                true));
+        for (int i = 0; i < 256; i++) EXPECT(global[i] == i + 5);
+    }
+    expect_fault(
+        [=] {
+            int early = *static_cast<volatile int *>(global);
+            ptx_overlap_grids();
+            global[1] = early;
+        },
+        true);
+    expect_fault(
+        [=] { /* one thread is enough */
+              if (threadIdx.x == 31) global[2] = 1;
+              ptx_overlap_grids();
+        },
+        true);
+    const char *error = emu_launch(
+        "leaves", 1, 64, 0,
+        [=] {
+            if (threadIdx.x == 40) return;
+            ptx_overlap_grids();
+        },
+        true);
+    EXPECT(error && strstr(error, "thread 40") && strstr(error, "without ptx_overlap_grids"));
+    EXPECT(!run(1, 64, 0, [=] { global[threadIdx.x] = 1; })); /* seen again, and free to do so */
+    emu_free(global);
+}
+
 int main() {
     every_thread_runs_once();
     barriers_order_shared_memory();
@@ -294,6 +340,7 @@ int main() {
     bad_copies_are_named();
     reading_before_the_copy_came_gives_nan();
     out_of_bounds_stops();
+    overlapped_launches_wait_before_they_look();
     printf("emu_machine: fine\n");
     return 0;
 }
