@@ -1,10 +1,8 @@
 /* Classes: EMS (arXiv 2412.08521), see struct kern_classes. How evicted entries join the classes of
  * those that stay, and how queries meet members.
  *
- * Nothing is expanded. A key at position c turned to position p is R(p - c) k, so a member's logit
- * needs no key of its own: with keys and queries as complex numbers, one per pair of RoPE,
- *     q . R(d) k = sum_j Re(conj(q_j) k_j e^(i d f_j)) = sum_j A_j cos(d f_j) - B_j sin(d f_j)
- * where A_j = Re(conj(q_j) k_j) and B_j = Im(conj(q_j) k_j) are made once per query and class. */
+ * Nothing is expanded. A key at position c turned to position p is R(p - c) k, so a member's key is
+ * made where a block of queries meets it, a few at a time, and forgotten. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -47,18 +45,17 @@ struct cpu_classes cpu_classes_open(const struct cpu_cache *cache, struct cpu_st
     return classes;
 }
 
-/* turned[lane] = A, then -B for members newer than the centre, B for older ones. */
-static void pair_queries(const struct cpu_cache *cache, const float *key, const float *q, int lanes,
-                         bool newer, float *turned) {
-    int dim = cache->options.head_dim, half = dim / 2;
-    const float *k1 = key, *k2 = key + half;
-    for (int l = 0; l < lanes; l++, q += dim, turned += dim) {
-        const float *q1 = q, *q2 = q + half;
-        for (int j = 0; j < half; j++) {
-            float b = q1[j] * k2[j] - q2[j] * k1[j];
-            turned[j] = q1[j] * k1[j] + q2[j] * k2[j];
-            turned[half + j] = newer ? -b : b;
-        }
+/* gain times its centre's key, turned to the member's position. */
+static void member_key(const struct cpu_cache *cache, const struct cpu_member *member,
+                       const float *restrict centre, float *restrict to) {
+    int half = cache->options.head_dim / 2;
+    const float *restrict cosine = angle(cache, abs(member->pos - member->centre));
+    const float *restrict sine = cosine + half;
+    float gain = member->gain, turned = member->pos > member->centre ? gain : -gain;
+    for (int j = 0; j < half; j++) {
+        float a = centre[j], b = centre[half + j];
+        to[j] = a * (gain * cosine[j]) - b * (turned * sine[j]);
+        to[half + j] = b * (gain * cosine[j]) + a * (turned * sine[j]);
     }
 }
 
@@ -78,26 +75,24 @@ void cpu_classes_logits(const struct cpu_cache *cache, const struct cpu_classes 
                         const float *q, int lanes, struct cpu_work *work) {
     int dim = cache->options.head_dim, slots = cache->page_slots;
     float *key = work->rows + (size_t)lanes * (size_t)dim; /* behind the queries */
-    int32_t last = NOBODY;
-    bool newer = false;
+    int32_t last = NOBODY, count = classes->members.length;
     if (!classes->positions) {
         shared_logits(cache, classes, lanes, work);
         return;
     }
-    for (int32_t m = 0; m < classes->members.length; m++) {
-        const struct cpu_member *member = cpu_cache_member(cache, classes->members.pages, m);
-        int32_t centre = classes->centres[m], away = abs(member->pos - member->centre);
-        if (centre != last || newer != (member->pos > member->centre)) {
+    for (int32_t first = 0, n; first < count; first += n) {
+        n = count - first < CPU_ROWS_BLOCK ? count - first : CPU_ROWS_BLOCK;
+        for (int32_t m = first; m < first + n; m++) {
+            int32_t centre = classes->centres[m];
             uint32_t page = classes->entries.pages[centre / slots];
-            newer = member->pos > member->centre;
+            if (centre != last)
+                cpu_cache_wide_row(cache, cpu_cache_k(cache, page), centre % slots, key);
             last = centre;
-            cpu_cache_wide_row(cache, cpu_cache_k(cache, page), centre % slots, key);
-            pair_queries(cache, key, q, lanes, newer, work->turned);
+            member_key(cache, cpu_cache_member(cache, classes->members.pages, m), key,
+                       work->turned + (size_t)(m - first) * (size_t)dim);
         }
-        cache->math->dots(work->logits + m, work->stride, work->turned, lanes, angle(cache, away),
-                          1, dim, KERN_F32);
-        for (int l = 0; l < lanes; l++)
-            work->logits[(size_t)l * work->stride + (size_t)m] *= member->gain;
+        cache->math->dots(work->logits + first, work->stride, q, lanes, work->turned, n, dim,
+                          KERN_F32);
     }
 }
 
