@@ -138,6 +138,13 @@ static void refuse_busy(struct exchange *ex, enum stats_reject reason, const cha
     ex->server->stats.rejected[reason]++;
 }
 
+/* The engine says no more than this. */
+static void refuse_code(struct exchange *ex, int code) {
+    struct fault fault;
+    fault_set(&fault, code, NULL, "%s", err_text(code));
+    oai_refuse_fault(&ex->error, &fault);
+}
+
 /* All of a request's jobs, or none: those before the one that fails are cancelled, and the refusal
  * waits for their end. */
 static void submit(struct exchange *ex) {
@@ -155,9 +162,7 @@ static void submit(struct exchange *ex) {
     for (; ex->jobs_submitted < ex->job_count; ex->jobs_submitted++) {
         int rc = engine_submit(ex->server->engine, &ex->jobs[ex->jobs_submitted]);
         if (rc) {
-            struct fault fault;
-            fault_set(&fault, rc, NULL, "%s", err_text(rc));
-            oai_refuse_fault(&ex->error, &fault);
+            refuse_code(ex, rc);
             break;
         }
         ex->places--; /* the engine gives it back */
@@ -245,12 +250,14 @@ void exchange_dispatch(struct exchange *ex) {
 }
 
 void exchange_delete(struct exchange *ex, uint64_t conversation) {
-    struct fault fault;
     ex->removal.id = conversation;
     int rc = engine_conversation_delete(ex->server->engine, &ex->removal);
     if (rc) {
-        fault_set(&fault, rc, NULL, "too many conversations are being deleted");
-        oai_refuse_fault(&ex->error, &fault);
+        if (rc == ERR_FULL)
+            oai_refuse(&ex->error, 503, "overloaded", NULL,
+                       "Too many conversations are being deleted, please try again.");
+        else
+            refuse_code(ex, rc);
         exchange_refuse(ex, &ex->error);
         return;
     }

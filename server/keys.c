@@ -58,14 +58,29 @@ static int read_file(struct keys *keys, const char *path, struct fault *fault) {
     return rc;
 }
 
+/* Lists seldom change their order, so the search begins at the same place. */
+static void inherit(struct key *key, size_t at, const struct keys *before) {
+    for (size_t i = 0; i < before->count; i++) {
+        const struct key *same = &before->items[(at + i) % before->count];
+        if (memcmp(same->digest, key->digest, sizeof key->digest) != 0) continue;
+        *key = *same;
+        return;
+    }
+}
+
 int keys_open(struct keys *keys, char *const *texts, size_t text_count, const char *file,
-              struct fault *fault) {
+              const struct keys *before, struct fault *fault) {
     int rc = 0;
     *keys = (struct keys){0};
-    CHECK(getrandom(keys->secret, sizeof keys->secret, 0) == sizeof keys->secret);
+    if (before)
+        memcpy(keys->secret, before->secret, sizeof keys->secret);
+    else
+        CHECK(getrandom(keys->secret, sizeof keys->secret, 0) == sizeof keys->secret);
     keys->items = mem_must_alloc(KEYS_MAX, sizeof *keys->items);
     for (size_t i = 0; i < text_count && !rc; i++) rc = add_key(keys, texts[i], "api-key", fault);
     if (!rc && file) rc = read_file(keys, file, fault);
+    for (size_t i = 0; before && i < keys->count; i++) inherit(&keys->items[i], i, before);
+    if (before) keys->anyone = before->anyone;
     if (rc) keys_close(keys);
     return rc;
 }

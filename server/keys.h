@@ -16,8 +16,8 @@
 
 struct key {
     uint8_t digest[16];
-    double allowance; /* requests that may start now, refilled by the rate */
-    int64_t refilled_ns;
+    double allowance;    /* requests that may start now, refilled by the rate */
+    int64_t refilled_ns; /* 0: never asked, so all of them */
 };
 
 struct keys {
@@ -28,10 +28,11 @@ struct keys {
 };
 
 /* `texts` are taken as they are; `file` (may be NULL) has one key per line, blank lines and those
- * that begin with # do not count. On failure *keys is empty and fault->field is "api-key" or
- * "api-key-file". A file without any key is a failure: it would open the server to everybody. */
+ * that begin with # do not count. Keys that are in `before` (may be NULL) keep what they may spend.
+ * On failure *keys is empty and fault->field is "api-key" or "api-key-file". A file without any key
+ * is a failure: it would open the server to everybody. */
 int keys_open(struct keys *keys, char *const *texts, size_t text_count, const char *file,
-              struct fault *fault);
+              const struct keys *before, struct fault *fault);
 void keys_close(struct keys *keys);
 
 /* NULL: not one of the keys. Without keys everybody is one and the same. */

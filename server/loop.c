@@ -193,6 +193,7 @@ static void on_tick(uv_timer_t *tick) {
     poll_jobs(server, now_ns); /* comments on silent streams */
     conn_tick(server, now_ns);
     pump(server);
+    systemd_repeat();
     feed_watchdog(server, now_ns);
     check_engine(server, now_ns);
     check_drain(server, now_ns);
@@ -279,8 +280,9 @@ static int read_tls(struct server *server, struct fault *fault) {
     return rc ? rc : read_pem("tls-key", o->tls_key, "PRIVATE KEY-----", &server->tls_key, fault);
 }
 
-static int open_keys(struct keys *keys, const struct server_reloadable *now, struct fault *fault) {
-    return keys_open(keys, now->api_keys, now->api_key_count, now->api_key_file, fault);
+static int open_keys(struct keys *keys, const struct server_reloadable *now,
+                     const struct keys *before, struct fault *fault) {
+    return keys_open(keys, now->api_keys, now->api_key_count, now->api_key_file, before, fault);
 }
 
 static int check_socket_mode(const char *text, struct fault *fault) {
@@ -304,7 +306,7 @@ int server_open(const struct server_options *options, struct server **out, struc
     server->wake.data = server;
     int rc = set_names(server, options->names, fault);
     if (!rc) rc = check_socket_mode(options->unix_socket_mode, fault);
-    if (!rc) rc = open_keys(&server->keys, &options->now, fault);
+    if (!rc) rc = open_keys(&server->keys, &options->now, NULL, fault);
     if (!rc) rc = read_tls(server, fault);
     if (rc) {
         server_close(server);
@@ -432,7 +434,7 @@ bool server_needs_key(const struct server *server) {
 int server_reload(struct server *server, const struct server_reloadable *fresh,
                   struct fault *fault) {
     struct keys keys;
-    int rc = open_keys(&keys, fresh, fault);
+    int rc = open_keys(&keys, fresh, &server->keys, fault);
     if (rc) return rc;
     if (server->keys.count && !keys.count) {
         keys_close(&keys);

@@ -8,12 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
-#define FIRST_FD         3 /* SD_LISTEN_FDS_START */
-#define ANNOUNCE_SECONDS 5
+#define FIRST_FD      3 /* SD_LISTEN_FDS_START */
+#define TEXT_BYTES    512
+#define ANNOUNCED_MAX 8
 
 /* A path, or an abstract name when it begins with '@'. */
 static bool notify_address(struct sockaddr_un *address, socklen_t *size) {
@@ -28,36 +28,52 @@ static bool notify_address(struct sockaddr_un *address, socklen_t *size) {
     return true;
 }
 
-__attribute__((format(printf, 2, 0))) static void say(int flags, const char *format, va_list args) {
-    const struct timeval patience = {.tv_sec = ANNOUNCE_SECONDS};
+/* False: the manager has no room for it now. Any other failure is one that does not listen, and
+ * none of our trouble. */
+static bool say(const char *text) {
     struct sockaddr_un address;
     socklen_t size;
-    char text[512];
-    if (!notify_address(&address, &size)) return;
-    int length = vsnprintf(text, sizeof text, format, args);
-    if (length < 0 || (size_t)length >= sizeof text) return;
+    if (!notify_address(&address, &size)) return true;
     int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (fd < 0) return;
-    (void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
-    while (sendto(fd, text, (size_t)length, flags | MSG_NOSIGNAL, (struct sockaddr *)&address,
-                  size) < 0 &&
-           errno == EINTR)
-        continue; /* any other failure: a manager that does not listen is none of our trouble */
+    if (fd < 0) return true;
+    ssize_t sent;
+    do
+        sent = sendto(fd, text, strlen(text), MSG_DONTWAIT | MSG_NOSIGNAL,
+                      (struct sockaddr *)&address, size);
+    while (sent < 0 && errno == EINTR);
+    bool full = sent < 0 && (errno == EAGAIN || errno == ENOBUFS);
     close(fd);
+    return !full;
 }
 
 void systemd_notify(const char *format, ...) {
+    char text[TEXT_BYTES];
     va_list args;
     va_start(args, format);
-    say(MSG_DONTWAIT, format, args);
+    vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    (void)say(text);
+}
+
+/* Not said yet, in order. */
+static char announced[ANNOUNCED_MAX][TEXT_BYTES];
+static int announced_count;
+
+static void drop_first(void) {
+    memmove(announced[0], announced[1], (size_t)--announced_count * TEXT_BYTES);
+}
+
+void systemd_repeat(void) {
+    while (announced_count > 0 && say(announced[0])) drop_first();
 }
 
 void systemd_announce(const char *format, ...) {
     va_list args;
+    if (announced_count == ANNOUNCED_MAX) drop_first(); /* what came later counts more */
     va_start(args, format);
-    say(0, format, args);
+    vsnprintf(announced[announced_count++], TEXT_BYTES, format, args);
     va_end(args);
+    systemd_repeat();
 }
 
 static long long env_number(const char *name) {

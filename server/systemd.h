@@ -1,6 +1,6 @@
 /* The service manager's two wires, spoken by hand (sd_notify(3), sd_listen_fds(3)): state goes to
  * the datagram socket that $NOTIFY_SOCKET names, listening sockets come as descriptors. Without
- * these variables every function does nothing. Any thread. */
+ * these variables every function does nothing. Any thread, where nothing else is said. */
 #ifndef KEEPD_SERVER_SYSTEMD_H
 #define KEEPD_SERVER_SYSTEMD_H
 
@@ -12,8 +12,9 @@
 /* "WATCHDOG=1\nSTATUS=...": lines of NAME=value. Never waits: said again soon, or of no weight. */
 void systemd_notify(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* The same for what is said once and acted upon (READY, RELOADING, STOPPING): when the manager's
- * queue is full, waits for room, five seconds at most. */
+ * queue is full, it waits here, and systemd_repeat says it. Both on one thread. */
 void systemd_announce(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void systemd_repeat(void);
 
 /* How long the manager waits for WATCHDOG=1 before it kills us; 0: not at all. */
 int64_t systemd_watchdog_ns(void);

@@ -1,4 +1,5 @@
 """Sizes, times, keys and malformed HTTP."""
+import signal
 import socket
 import struct
 import time
@@ -314,6 +315,22 @@ def test_rate_at_the_limit(start):
     assert ask("b").status_code == 200, "another key has its own"
     assert daemon.get("/v1/models", headers={"Authorization": "Bearer a"}).status_code == 200
     assert daemon.post(CHAT, chat_body(), headers={"Authorization": "Bearer c"}).status_code == 401
+
+
+def test_a_reload_leaves_the_rate_alone(start, tmp_path):
+    """Who has spent a key's requests does not get new ones because somebody else got a key."""
+    file = tmp_path / "keys"
+    file.write_text("a\nb\n")
+    daemon = start("--rate-limit", "2", "--api-key-file", str(file))
+
+    def ask(key):
+        return daemon.post(CHAT, chat_body(max_tokens=1), headers={"Authorization": f"Bearer {key}"}).status_code
+
+    assert [ask("b") for _ in range(3)] == [200, 200, 429]
+    file.write_text("c\na\nb\n")
+    daemon.process.send_signal(signal.SIGHUP)
+    daemon.wait("the reload", lambda: any("read again" in line for line in daemon.errors))
+    assert [ask(key) for key in ("b", "a", "c", "c", "c")] == [429, 200, 200, 200, 429]
 
 
 def test_request_timeout(slow):

@@ -80,6 +80,30 @@ def test_ready_is_not_lost_to_a_busy_manager(start, tmp_path):
     manager.close()
 
 
+def test_a_busy_manager_holds_nobody_up(start, tmp_path):
+    """Nobody reads what the manager is told: requests are answered, and what was said waits, in its order."""
+    name, file = str(tmp_path / "notify"), tmp_path / "keepd.conf"
+    file.write_text("log-level = info\n")
+    manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    manager.bind(name)
+    daemon = start("--config", str(file), env={"NOTIFY_SOCKET": name})
+    full = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    full.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        while True:
+            full.sendto(b"noise", name)
+    daemon.process.send_signal(signal.SIGHUP)
+    daemon.wait("the reload", lambda: any("read again" in line for line in daemon.errors))
+    begin = time.monotonic()
+    assert daemon.chat().status_code == 200
+    assert time.monotonic() - begin < 4, "the loop waits for the manager"
+    manager.settimeout(30)
+    said = []
+    while said.count(b"READY=1") < 1:
+        said += [text for text in [manager.recv(4096)] if b"RELOADING" in text or text == b"READY=1"]
+    assert len(said) == 2 and b"RELOADING=1" in said[0]
+
+
 def test_refusals_reach_the_status(tmp_path):
     manager = Manager(str(tmp_path / "notify"))
     subprocess.run([BINARY, "--model", MODEL_DIR, "--kv-policy", "lru"], env={**os.environ, **manager.env},
