@@ -3,7 +3,7 @@ import concurrent.futures
 
 import pytest
 import requests
-from conftest import MODEL, chat_body, request_bytes
+from conftest import MODEL, chat_body, read_all, request_bytes
 
 CHAT = "/v1/chat/completions"
 
@@ -140,3 +140,22 @@ def test_load_header_wants_a_key(start):
     for key, status, told in (("secret", 200, True), ("guessed", 401, False)):
         r = daemon.post(CHAT, chat_body(), headers={"endpoint-load-metrics-format": "TEXT", "Authorization": f"Bearer {key}"})
         assert r.status_code == status and ("endpoint-load-metrics" in r.headers) == told
+
+
+def test_too_many_deletes(slow):
+    """More orders than the engine keeps between two steps: those beyond are asked to come again."""
+    daemon = slow(step_us=2000000)
+    daemon.chat("first " * 20, max_tokens=1)
+    path = f"/v1/conversations/{listed(daemon)[0]['id']}"
+    order = request_bytes(path, b"", "Connection: close", method="DELETE")
+    socks = [daemon.socket() for _ in range(80)]
+    try:
+        for sock in socks:
+            sock.sendall(order)
+        answers = [read_all(sock) for sock in socks]
+    finally:
+        for sock in socks:
+            sock.close()
+    refused = [a for a in answers if a.startswith(b"HTTP/1.1 503")]
+    assert refused and all(b"Too many conversations are being deleted" in a and b"etry-After" in a for a in refused)
+    assert len([a for a in answers if a.startswith(b"HTTP/1.1 200")]) == 1, "the first deletes, the others find nothing"
