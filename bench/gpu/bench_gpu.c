@@ -11,6 +11,7 @@
 #include <time.h>
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/quantize.h"
 
 #define HEADS_Q  32
 #define HEADS_KV 8
@@ -102,6 +103,36 @@ static void time_copy(void) {
     free(c.index);
 }
 
+/* A matrix that every row of is like every other; `fp8`: as --quantization fp8 loads it. */
+static int load_weight(int outputs, int inputs, bool fp8, struct kern_weight **out) {
+    size_t rows = (size_t)outputs, count = rows * (size_t)inputs;
+    uint16_t *file = malloc(count * sizeof *file);
+    uint8_t *codes = fp8 ? malloc(count) : NULL;
+    float *scales = malloc(rows * sizeof *scales);
+    if (!file || !scales || (fp8 && !codes)) fail("memory", ERR_NOMEM, NULL);
+    for (size_t i = 0; i < count; i++) file[i] = (uint16_t)(0x3c00 + i * 37 % 256 + (i % 2 << 15));
+    struct kern_matrix m = {.data = file, .dtype = KERN_BF16, .rows = outputs, .cols = inputs};
+    if (fp8) {
+        must(quantize_rows(&m, codes, scales, NULL), "fp8");
+        m.data = codes;
+        m.scale = scales;
+        m.dtype = KERN_E4M3;
+    }
+    struct fault fault = {0};
+    int code = kern->ops->weight_load(kern, &m, 1, KERN_SHARD_NONE, out, &fault);
+    if (code) fprintf(stderr, "bench_gpu: weight: %s\n", fault.text);
+    if (code && code != ERR_UNSUPPORTED) fail("weight", code, &fault);
+    free(file), free(codes), free(scales);
+    return code;
+}
+
+static bool has_fp8(void) {
+    struct kern_weight *weight;
+    if (load_weight(64, 64, true, &weight)) return false;
+    kern->ops->weight_free(kern, weight);
+    return true;
+}
+
 struct product {
     float *x, *y;
     struct kern_weight *weight;
@@ -113,26 +144,22 @@ static void do_product(void *arg) {
     kern->ops->matmul(kern, p->y, p->x, p->weight, NULL, p->rows, KERN_SET);
 }
 
-static void time_product(const char *name, int outputs, int inputs) {
+static void time_product(const char *name, int outputs, int inputs, bool fp8) {
     static const int rows[] = {1, 64, 256, 512};
     struct product p;
-    size_t count = (size_t)outputs * (size_t)inputs;
-    uint16_t *file = calloc(count, sizeof *file);
-    for (size_t i = 0; i < count; i++) file[i] = (uint16_t)(0x3c00 + i * 37 % 256);
-    const struct kern_matrix matrix = {
-        .data = file, .dtype = KERN_BF16, .rows = outputs, .cols = inputs};
-    must(kern->ops->weight_load(kern, &matrix, 1, KERN_SHARD_NONE, &p.weight, NULL), "weight");
-    free(file);
+    double count = (double)outputs * inputs;
+    must(load_weight(outputs, inputs, fp8, &p.weight), "weight");
     p.x = numbers((size_t)512 * (size_t)inputs);
     p.y = numbers((size_t)512 * (size_t)outputs);
     for (int i = 0; i < (small ? 1 : 4); i++) {
         char label[96];
         p.rows = rows[i];
         double t = seconds(do_product, &p);
-        snprintf(label, sizeof label, "product %s, %d rows: weights read", name, rows[i]);
-        row(label, 2e-12 * (double)count / t, "TB/s", rows[i] == 1 ? "3.9 to 4.3" : "");
-        snprintf(label, sizeof label, "product %s, %d rows: arithmetic", name, rows[i]);
-        row(label, 2e-12 * (double)count * rows[i] / t, "TFLOP/s", rows[i] == 512 ? "600" : "");
+        const char *in = fp8 ? " in fp8" : "", *most = fp8 ? "1,000 to 1,400" : "600";
+        snprintf(label, sizeof label, "product %s%s, %d rows: weights read", name, in, rows[i]);
+        row(label, (fp8 ? 1e-12 : 2e-12) * count / t, "TB/s", rows[i] == 1 ? "3.9 to 4.3" : "");
+        snprintf(label, sizeof label, "product %s%s, %d rows: arithmetic", name, in, rows[i]);
+        row(label, 2e-12 * count * rows[i] / t, "TFLOP/s", rows[i] == 512 ? most : "");
     }
     kern->ops->weight_free(kern, p.weight);
     kern->ops->mem_free(kern, p.x);
@@ -315,8 +342,7 @@ static void time_evictions(void) {
     if (!small) time_evict(cases[0].what, &cases[0].rule, layers, 4, entries, keep, "");
 }
 
-static void open_backend(int layers, int64_t entries, bool eager) {
-    const struct cuda_options cuda = {.device = 0, .eager = eager};
+static void open_backend(int layers, int64_t entries, const struct cuda_options *cuda) {
     struct fault fault = {0};
     struct kern_cache_options options = {.layers = layers,
                                          .heads_q = HEADS_Q,
@@ -327,7 +353,7 @@ static void open_backend(int layers, int64_t entries, bool eager) {
                                          .slots = 256,
                                          .max_positions = 16384};
     int code = cuda_probe(&fault);
-    if (!code) code = cuda_open(&cuda, &kern, &fault);
+    if (!code) code = cuda_open(cuda, &kern, &fault);
     if (!code) code = kern->ops->cache_open(kern, &options, &fault);
     if (code) fail("open", code, &fault);
 }
@@ -342,6 +368,14 @@ static void open_backend(int layers, int64_t entries, bool eager) {
 #define STEPS      24
 #define STEP_CACHE 1024 /* entries of every stream before the first step */
 
+/* How a step is timed: what is left out, what is added. Predictions in milliseconds, for 1, 64 and
+ * 256 sequences on an H200 that reads 4.3 TB/s and multiplies at 790 TFLOP/s, 1,400 in fp8. */
+struct mode {
+    const char *how;
+    bool eager, apart, fp8;
+    double predicted[3];
+};
+
 struct step_model {
     int layers, d, ff, vocab, entries;
     struct kern_weight *embed, *qkv, *o, *gate_up, *down, *head;
@@ -349,32 +383,25 @@ struct step_model {
     float inv_freq[DIM / 2];
 };
 
-static struct kern_weight *weight(int outputs, int inputs) {
-    size_t count = (size_t)outputs * (size_t)inputs;
-    uint16_t *file = malloc(count * sizeof *file);
+static struct kern_weight *weight(int outputs, int inputs, bool fp8) {
     struct kern_weight *loaded;
-    if (!file) fail("memory", ERR_NOMEM, NULL);
-    for (size_t i = 0; i < count; i++) file[i] = (uint16_t)(0x3c00 + i * 37 % 256 + (i % 2 << 15));
-    const struct kern_matrix matrix = {
-        .data = file, .dtype = KERN_BF16, .rows = outputs, .cols = inputs};
-    must(kern->ops->weight_load(kern, &matrix, 1, KERN_SHARD_NONE, &loaded, NULL), "weight");
-    free(file);
+    must(load_weight(outputs, inputs, fp8, &loaded), "weight");
     return loaded;
 }
 
-static void open_step_model(struct step_model *m, int rows) {
+static void open_step_model(struct step_model *m, int rows, bool fp8) {
     size_t n = (size_t)rows;
     *m = (struct step_model){.layers = scaled(LAYERS, 2),
                              .d = scaled(MODEL, 64),
                              .ff = scaled(14336, 128),
                              .vocab = scaled(128256, 256),
                              .entries = scaled(STEP_CACHE, 40)};
-    m->embed = weight(m->vocab, m->d);
-    m->qkv = weight((int)width, m->d);
-    m->o = weight(m->d, HEADS_Q * DIM);
-    m->gate_up = weight(2 * m->ff, m->d);
-    m->down = weight(m->d, m->ff);
-    m->head = weight(m->vocab, m->d);
+    m->embed = weight(m->vocab, m->d, false);
+    m->qkv = weight((int)width, m->d, fp8);
+    m->o = weight(m->d, HEADS_Q * DIM, fp8);
+    m->gate_up = weight(2 * m->ff, m->d, fp8);
+    m->down = weight(m->d, m->ff, fp8);
+    m->head = weight(m->vocab, m->d, false);
     m->norm_weight = numbers((size_t)m->d);
     m->x = numbers(n * (size_t)m->d);
     m->norm = numbers(n * (size_t)m->d);
@@ -429,26 +456,32 @@ static void fill_slots(const struct step_model *m, int count) {
     }
 }
 
-static void time_step(struct step_model *m, int count, bool eager, double predicted_ms) {
+static void time_step(struct step_model *m, int count, const struct mode *mode,
+                      double predicted_ms) {
     static int32_t tokens[256];
     struct kern_span spans[256];
     struct kern_batch batch = {
         .tokens = tokens, .spans = spans, .rows = count, .span_count = count};
     int steps = scaled(STEPS, 3), warm = 3;
-    char name[96], predicted[32];
+    char name[128], predicted[32];
     double start = 0;
-    uint64_t graphs = cuda_replays(kern);
+    uint64_t graphs = cuda_replays(kern), queued = 0;
     fill_slots(m, count);
     for (int step = 0; step < warm + steps; step++) {
         for (int i = 0; i < count; i++)
             spans[i] =
                 (struct kern_span){.slot = i, .row = i, .count = 1, .pos = m->entries + step};
-        if (step == warm) start = now();
+        if (step == warm) start = now(), queued = cuda_queued(kern);
         run_step(m, &batch);
     }
     double ms = 1e3 * (now() - start) / steps;
-    const char *how = cuda_replays(kern) > graphs ? "as a graph" : "launch by launch";
-    if (eager) how = "launch by launch, graphs off";
+    bool graph = cuda_replays(kern) > graphs;
+    char how[64];
+    snprintf(how, sizeof how, "%s%s", graph ? "as a graph" : "launch by launch", mode->how);
+    queued = (cuda_queued(kern) - queued) / (uint64_t)steps;
+    snprintf(name, sizeof name, "decoding, %d x %d entries, %s: operations", count, m->entries,
+             how);
+    row(name, (double)queued, "a step", "");
     snprintf(name, sizeof name, "decoding, %d x %d entries, %s", count, m->entries, how);
     snprintf(predicted, sizeof predicted, "%.2f at the roofline", predicted_ms);
     row(name, ms, "ms", predicted);
@@ -458,38 +491,52 @@ static void time_step(struct step_model *m, int count, bool eager, double predic
     for (int i = 0; i < count; i++) kern->ops->release(kern, i);
 }
 
-/* Predictions: an H200 that reads 4.3 TB/s and multiplies at 790 TFLOP/s. */
-static void time_steps(bool eager) {
+static void time_steps(const struct mode *mode) {
     struct step_model m;
+    const struct cuda_options cuda = {.eager = mode->eager, .apart = mode->apart};
     int most = small ? 2 : 256;
     open_backend(scaled(LAYERS, 2),
-                 (int64_t)most * scaled(STEP_CACHE + 64, 64) * scaled(LAYERS, 2) * HEADS_KV, eager);
-    open_step_model(&m, most);
-    time_step(&m, 1, eager, 3.52);
-    time_step(&m, small ? 2 : 64, eager, 5.49);
-    if (!small) time_step(&m, 256, eager, 12.9);
+                 (int64_t)most * scaled(STEP_CACHE + 64, 64) * scaled(LAYERS, 2) * HEADS_KV, &cuda);
+    if (!mode->fp8 || has_fp8()) {
+        open_step_model(&m, most, mode->fp8);
+        time_step(&m, 1, mode, mode->predicted[0]);
+        time_step(&m, small ? 2 : 64, mode, mode->predicted[1]);
+        if (!small) time_step(&m, 256, mode, mode->predicted[2]);
+    }
     kern->ops->close(kern); /* the process ends: nothing else is given back one by one */
 }
 
-int main(int argc, char **argv) {
-    small = argc > 1 && strcmp(argv[1], "small") == 0;
-    open_backend(1, small ? 8192 : (int64_t)256 * 1200 * HEADS_KV, false);
-    time_copy();
-    if (small) {
-        time_product("small", 32, 64);
-    } else {
-        time_product("qkv", 6144, MODEL);
-        time_product("o", MODEL, MODEL);
-        time_product("gate_up", 28672, MODEL);
-        time_product("down", MODEL, 14336);
+static void time_products(void) {
+    for (int fp8 = 0; fp8 < (has_fp8() ? 2 : 1); fp8++) {
+        if (small) {
+            time_product("small", 32, 64, fp8);
+            continue;
+        }
+        time_product("qkv", 6144, MODEL, fp8);
+        time_product("o", MODEL, MODEL, fp8);
+        time_product("gate_up", 28672, MODEL, fp8);
+        time_product("down", MODEL, 14336, fp8);
     }
+}
+
+int main(int argc, char **argv) {
+    static const struct mode modes[] = {
+        {"", .predicted = {3.52, 5.49, 12.9}},
+        {", nothing overlapping", .apart = true, .predicted = {3.52, 5.49, 12.9}},
+        {", graphs off", .eager = true, .predicted = {3.52, 5.49, 12.9}},
+        {", weights in fp8", .fp8 = true, .predicted = {1.90, 3.87, 10.9}}};
+    const struct cuda_options plain = {.device = 0};
+    small = argc > 1 && strcmp(argv[1], "small") == 0;
+    open_backend(1, small ? 8192 : (int64_t)256 * 1200 * HEADS_KV, &plain);
+    time_copy();
+    time_products();
     time_decodes();
     time_prefill(scaled(2048, 32), "200 or more");
     if (!small) time_prefill(8192, "250 to 320");
     kern->ops->close(kern);
-    open_backend(scaled(32, 2), small ? 8192 : (int64_t)8 * 1300 * 32 * HEADS_KV, false);
+    open_backend(scaled(32, 2), small ? 8192 : (int64_t)8 * 1300 * 32 * HEADS_KV, &plain);
     time_evictions();
     kern->ops->close(kern);
-    for (int eager = 0; eager < 2; eager++) time_steps(eager != 0);
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) time_steps(&modes[i]);
     return 0;
 }

@@ -46,6 +46,7 @@ static void op_close(struct kern *kern) {
         struct room *rooms[] = {&cuda->angles, &cuda->narrow, &cuda->hidden, &cuda->select,
                                 &cuda->look,   &cuda->sample, &cuda->gather};
         for (struct room *room : rooms) device_free(cuda->device, room->mem);
+        device_free(cuda->device, cuda->rounded.room.mem);
         device_free(cuda->device, cuda->freq);
         device_close(cuda->device);
     }
@@ -97,6 +98,10 @@ static struct kern_ops make_table(const char *name) {
 
 int cuda_probe(struct fault *fault) {
     return device_count(fault) > 0 ? 0 : ERR_NOTFOUND;
+}
+
+uint64_t cuda_queued(struct kern *kern) {
+    return device_graphs(cuda_of(kern)->device)->queued;
 }
 
 uint64_t cuda_replays(struct kern *kern) {

@@ -25,6 +25,8 @@ struct cuda_options {
 
 /* Is there a device to open? ERR_NOTFOUND: none, and why; the CPU backend is to be used then. */
 int cuda_probe(struct fault *fault);
+/* Operations queued so far: launches, copies, products. */
+uint64_t cuda_queued(struct kern *kern);
 /* Steps that were launched as a graph. */
 uint64_t cuda_replays(struct kern *kern);
 int cuda_open(const struct cuda_options *options, struct kern **out, struct fault *fault);

@@ -102,6 +102,7 @@ static bool agrees(const struct graphs *graphs, graph_run *run, const void *args
 
 void graph_add(struct graphs *graphs, struct device *device, graph_run *run, const void *args,
                size_t bytes) {
+    graphs->queued++;
     if (graphs->mode == GRAPH_COMPARE) {
         if (agrees(graphs, run, args, bytes)) {
             graphs->at += size_of(op_at(&graphs->open->list, graphs->at));
@@ -115,6 +116,7 @@ void graph_add(struct graphs *graphs, struct device *device, graph_run *run, con
 }
 
 void graph_settle(struct graphs *graphs, struct device *device) {
+    graphs->queued++;
     if (graphs->mode == GRAPH_COMPARE) fall_back(graphs, device);
     graphs->mode = GRAPH_OFF;
 }

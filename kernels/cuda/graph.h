@@ -51,6 +51,7 @@ struct graphs {
     size_t at;               /* GRAPH_COMPARE: bytes of open->list that agree */
     struct graph_list fresh; /* GRAPH_RECORD: of this region */
     uint64_t clock, replays; /* regions begun; launched as a graph */
+    uint64_t queued;         /* operations so far, and what did not pass through graph_add */
 };
 
 void graph_begin(struct graphs *graphs, struct device *device, uint64_t key);

@@ -112,7 +112,16 @@ struct cuda {
     float *freq;        /* device, [head_dim / 2] */
     struct room angles; /* [rows][head_dim]: cosines, then sines */
 
-    struct room narrow;                       /* bf16 activations of a product */
+    struct room narrow; /* activations of a product, in its weight's numbers */
+    /* What the last norm or activation wrote, rounded to bf16 by the same launch, so that the
+     * product that follows at once need not: nothing was queued since `at`. */
+    struct {
+        struct room room;
+        const float *of;
+        int64_t count;
+        uint64_t at;
+    } rounded;
+    bool has_e4m3;                            /* products of layers are E4M3: nothing is rounded */
     struct room hidden;                       /* gates */
     struct room select;                       /* evict: all of its stages */
     struct room look;                         /* attention that is added up, of one step */
@@ -218,6 +227,12 @@ void op_rms_norm(struct kern *kern, float *y, const float *x, const float *weigh
 void op_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_ff);
 void op_gather_rows(struct kern *kern, float *y, const float *x, const int32_t *index, int count,
                     int dim);
+/* Room for `count` numbers that the launch about to be queued also writes as bf16, or NULL; that it
+ * has been queued and wrote `y`; and what is there of x, or NULL. */
+uint16_t *rounded_take(struct cuda *cuda, int64_t count);
+void rounded_put(struct cuda *cuda, const float *y, int64_t count);
+const uint16_t *rounded_find(struct cuda *cuda, const float *x, int64_t count);
+
 /* x as bf16, nearest even. */
 void narrow(struct cuda *cuda, uint16_t *to, const float *from, int64_t count);
 /* x[rows][cols] as E4M3, each row with its scale (kernels/quantize.h); cols: a multiple of 4. */

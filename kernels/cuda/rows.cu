@@ -67,8 +67,9 @@ static __device__ float block_sum(float x, float *room) {
     return sum;
 }
 
-static __global__ void k_rms_norm(float *y, const float *x, const float *weight, int dim,
-                                  float eps) {
+/* `half`: y as bf16, or NULL. */
+static __global__ void k_rms_norm(float *y, uint16_t *half, const float *x, const float *weight,
+                                  int dim, float eps) {
     ptx_overlap_grids();
     SHARED_MEMORY(shared);
     const float *from = x + (int64_t)blockIdx.x * dim;
@@ -76,31 +77,43 @@ static __global__ void k_rms_norm(float *y, const float *x, const float *weight,
     for (int i = threadIdx.x; i < dim; i += (int)blockDim.x) sum += from[i] * from[i];
     sum = block_sum(sum, (float *)shared);
     float scale = 1.0f / sqrtf(sum / (float)dim + eps);
-    for (int i = threadIdx.x; i < dim; i += (int)blockDim.x) to[i] = from[i] * scale * weight[i];
+    for (int i = threadIdx.x; i < dim; i += (int)blockDim.x) {
+        float value = from[i] * scale * weight[i];
+        to[i] = value;
+        if (half) half[(int64_t)blockIdx.x * dim + i] = (uint16_t)ptx_pack_bf16(value, 0);
+    }
 }
 
 void op_rms_norm(struct kern *kern, float *y, const float *x, const float *weight, int rows,
                  int dim, float eps) {
     struct cuda *cuda = cuda_of(kern);
     CHECK(rows >= 0 && dim > 0);
+    int64_t count = (int64_t)rows * dim;
+    uint16_t *half = rounded_take(cuda, count);
     LAUNCH_OVERLAPPED(cuda->device, k_rms_norm, (unsigned)rows, THREADS,
-                      THREADS / 32 * sizeof(float), y, x, weight, dim, eps);
+                      THREADS / 32 * sizeof(float), y, half, x, weight, dim, eps);
+    if (half) rounded_put(cuda, y, count);
 }
 
-static __global__ void k_glu(float *y, const float *gate_up, int64_t count, int d_ff) {
+static __global__ void k_glu(float *y, uint16_t *half, const float *gate_up, int64_t count,
+                             int d_ff) {
     ptx_overlap_grids();
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) return;
     int64_t at = i / d_ff * 2 * d_ff + i % d_ff;
     float gate = gate_up[at];
-    y[i] = gate / (1.0f + expf(-gate)) * gate_up[at + d_ff];
+    float value = gate / (1.0f + expf(-gate)) * gate_up[at + d_ff];
+    y[i] = value;
+    if (half) half[i] = (uint16_t)ptx_pack_bf16(value, 0);
 }
 
 void op_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_ff) {
     struct cuda *cuda = cuda_of(kern);
     int64_t count = (int64_t)rows * d_ff;
-    LAUNCH_OVERLAPPED(cuda->device, k_glu, blocks_for(count, THREADS), THREADS, 0, y, gate_up,
+    uint16_t *half = rounded_take(cuda, count);
+    LAUNCH_OVERLAPPED(cuda->device, k_glu, blocks_for(count, THREADS), THREADS, 0, y, half, gate_up,
                       count, d_ff);
+    if (half) rounded_put(cuda, y, count);
 }
 
 static __global__ void k_add_bias(float *y, const float *bias, int64_t count, int64_t cols) {

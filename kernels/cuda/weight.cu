@@ -22,6 +22,28 @@ void *room_take(struct cuda *cuda, struct room *room, size_t bytes) {
     return room->mem;
 }
 
+/* ---- Rounded on the way -----------------------------------------------------------------------
+ */
+
+uint16_t *rounded_take(struct cuda *cuda, int64_t count) {
+    if (cuda->has_e4m3 || count == 0) return NULL;
+    return static_cast<uint16_t *>(
+        room_take(cuda, &cuda->rounded.room, (size_t)count * sizeof(uint16_t)));
+}
+
+void rounded_put(struct cuda *cuda, const float *y, int64_t count) {
+    cuda->rounded.of = y;
+    cuda->rounded.count = count;
+    cuda->rounded.at = device_graphs(cuda->device)->queued;
+}
+
+const uint16_t *rounded_find(struct cuda *cuda, const float *x, int64_t count) {
+    if (cuda->rounded.of != x || cuda->rounded.count != count ||
+        cuda->rounded.at != device_graphs(cuda->device)->queued)
+        return NULL;
+    return static_cast<const uint16_t *>(cuda->rounded.room.mem);
+}
+
 /* ---- Loading --------------------------------------------------------------------------------- */
 
 /* Files say how large a matrix is: all sizes are checked. */
@@ -118,6 +140,7 @@ int op_weight_load(struct kern *kern, const struct kern_matrix *parts, int part_
         return fault_set(fault, rc, "", "a weight of %zu MiB: %s; %zu of the device's %zu MiB free",
                          bytes >> 20, err_text(rc), memory.unused >> 20, memory.total >> 20);
     }
+    cuda->has_e4m3 |= w->dtype == KERN_E4M3;
     *out = w;
     return 0;
 }
@@ -136,6 +159,8 @@ static bool narrow_inputs(struct cuda *cuda, const float *x, const struct kern_w
                           struct matmul_args *args) {
     int rows = (int)args->rows;
     int64_t count = rows * weight->cols;
+    args->x = weight->dtype == KERN_BF16 ? rounded_find(cuda, x, count) : NULL;
+    if (args->x) return true;
     size_t scales = weight->scale ? (size_t)rows * sizeof *args->x_scale : 0;
     size_t bytes = (size_t)count * kern_dtype_bytes(weight->dtype);
     char *to = static_cast<char *>(room_take(cuda, &cuda->narrow, bytes + scales));

@@ -144,6 +144,55 @@ Test(emu_rows, products_and_embedding) {
     both_close(kern);
 }
 
+/* A product of what the last norm or activation wrote takes what they rounded on the way: the same
+ * bits as when it rounds by itself, and never those of anything else. */
+Test(emu_rows, norms_and_activations_round_for_the_product_after_them) {
+    enum { OUT = 16, COLS = 40 };
+    struct fault fault = {0};
+    struct cuda_options cuda = {.device = 0};
+    struct kern *kern;
+    struct kern_weight *weight;
+    char *mem;
+    cr_assert_eq(cuda_open(&cuda, &kern, &fault), 0, "%s", fault.text);
+    const struct kern_ops *ops = kern->ops;
+    const struct kern_matrix file = make_matrix(OUT, COLS, KERN_BF16, 3, &mem);
+    MUST(ops->weight_load(kern, &file, 1, KERN_SHARD_ROWS, &weight, NULL));
+    float *x = fresh(2 * ROWS * COLS, 4), *w = fresh(COLS, 5), *other = fresh(ROWS * COLS, 6);
+    float *in = put(kern, x, 2 * ROWS * COLS), *norm = put(kern, w, COLS);
+    for (int glu = 0; glu < 2; glu++) {
+        float *y = put(kern, NULL, ROWS * COLS), *z[4], *got[4];
+        uint64_t added[4];
+        for (int i = 0; i < 4; i++) {
+            z[i] = put(kern, NULL, ROWS * OUT);
+            if (glu)
+                ops->glu(kern, y, in, ROWS, COLS);
+            else
+                ops->rms_norm(kern, y, in, norm, ROWS, COLS, 1e-6f);
+            if (i == 1) { /* written again, by the same: no longer what the norm left */
+                float *same = malloc(ROWS * COLS * sizeof *same);
+                MUST(ops->download(kern, same, y, ROWS * COLS * sizeof *same));
+                MUST(ops->upload(kern, y, same, ROWS * COLS * sizeof *same));
+                free(same);
+            }
+            if (i == 2) MUST(ops->upload(kern, y, other, ROWS * COLS * sizeof *other));
+            added[i] = cuda_queued(kern);
+            ops->matmul(kern, z[i], y, weight, NULL, i == 3 ? 2 : ROWS, KERN_SET);
+            added[i] = cuda_queued(kern) - added[i];
+        }
+        cr_assert_eq(added[0], 1, "%d operations", (int)added[0]);
+        for (int i = 1; i < 4; i++) cr_assert_gt(added[i], 1);
+        for (int i = 0; i < 4; i++) got[i] = take(kern, z[i], (i == 3 ? 2 : ROWS) * OUT);
+        cr_assert_arr_eq(got[0], got[1], ROWS * OUT * sizeof(float));
+        cr_assert_arr_eq(got[0], got[3], 2 * OUT * sizeof(float));
+        cr_assert_arr_neq(got[0], got[2], ROWS * OUT * sizeof(float));
+        for (int i = 0; i < 4; i++) free(got[i]);
+        ops->mem_free(kern, y);
+    }
+    ops->weight_free(kern, weight);
+    ops->close(kern);
+    free(mem), free(x), free(w), free(other);
+}
+
 /* Rows of zeros, of numbers too small for a scale, and of one large number. */
 Test(emu_rows, activations_in_e4m3) {
     enum { OUT = 16, COLS = 32 };
