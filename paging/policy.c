@@ -16,12 +16,14 @@
  *         A budget counts protected entries. Keys stay at their true positions.
  * streaming   StreamingLLM (arXiv 2309.17453) re-rotates entries to their place in the cache.
  * trimkv, global   arXiv 2512.03324 and 2605.09649. `parity` takes the published offsets of age.
- *         Floor and threshold are the published code's; a threshold never lifts the budget.
+ *         Floor and threshold are the published code's; a threshold never lifts the budget, and is
+ *         one of the mean retention over the horizon (with `parity`, of the published sum).
  *         global keeps the last 16 tokens, which the paper does not: an eviction in the middle of a
  *         sentence otherwise takes entries that the next tokens need, before the gates' soft decay
  *         of training would have (docs/QUALITY.md, ablations). trimkv does not gain by it.
  * gkv     arXiv 2512.00504. Code: the budget includes the window (the paper's b does not); window
- *         16 and lambda 0.5 are the scripts' and the paper's, not the class's defaults.
+ *         16 and lambda 0.5 are the scripts' and the paper's, not the class's defaults. Attention
+ *         is divided by its largest also with `history` none (code: only with a history).
  * rkv     arXiv 2505.24133. `variant` code: averages over the window, then max-pools; redundancy
  *         over all entries. paper: pools each query, redundancy over the candidates. Lambda 0.1 is
  *         the paper's (code: 0.07); one look-alike is forgiven, as in the code (paper: beta of
@@ -30,6 +32,8 @@
  *         the group; average pooling 5.
  * pyramidkv   arXiv 2406.02069. The published integer step overshoots the total by up to
  *         L (L - 1) / 2 entries; here the same line in real numbers, rounded to the exact total.
+ *         Where the first layers do not hold as much yet, the others get the rest by their weights
+ *         (code: a flatter line, and an even split of short prompts).
  * adakv   arXiv 2407.11550: floor 0.2 of the layer's share, the rest to the best of all its heads.
  *         The published rounding loses entries; this one does not.
  * morphkv arXiv 2503.00979, sum-fused. The published code keeps a log of logits that comes apart
@@ -38,8 +42,9 @@
  *         code does so for the prompt and asks only the last query while generating. Layers' shares
  *         are measured at the first eviction.
  * h2o     arXiv 2306.14048: attention of all queries added up, half of the budget recent.
- * kvcompress   arXiv 2410.00161: squared attention of all queries, all heads compete. Evicts
- *         entries, not whole pages: compaction frees pages in any case.
+ * kvcompress   arXiv 2410.00161: squared attention of all queries, all heads compete (code: of a
+ *         prompt's queries the last 32 by default, and none closer to the key than a buffer).
+ *         Evicts entries, not whole pages: compaction frees pages in any case.
  * d2o     arXiv 2406.13035. Layers' shares as in the code; the paper's own density, the plain
  *         variance of the sums, underflows the softmax on long prompts. No layer is exempt: the
  *         code leaves 0, 1 and the last uncompressed, which no budget bounds. One in four kept

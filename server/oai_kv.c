@@ -10,21 +10,20 @@ enum kv_kind { KV_NUMBER, KV_NUMBER_OR_INF, KV_WORD, KV_TRUTH };
 static const struct {
     const char *name, *expected;
     enum kv_kind kind;
-    double least;
 } kv_options[] = {
-    {"horizon", "expected a number from 1 to 1e9 or \"inf\"", KV_NUMBER_OR_INF, 1},
-    {"window", "expected a number from 1 to 1e9", KV_NUMBER, 1},
-    {"decay", "expected a number from 0 to 1e9", KV_NUMBER, 0},
-    {"lambda", "expected a number from 0 to 1e9", KV_NUMBER, 0},
-    {"floor", "expected a number from 0 to 1e9", KV_NUMBER, 0},
-    {"threshold", "expected a number from 0 to 1e9", KV_NUMBER, 0},
-    {"history", "expected a word", KV_WORD, 0},
-    {"merge", "expected a word", KV_WORD, 0},
-    {"variant", "expected a word", KV_WORD, 0},
-    {"parity", "expected true or false", KV_TRUTH, 0},
-    {"gamma", "expected a number from 1 to 1e9", KV_NUMBER, 1},
-    {"tau", "expected a number from 0 to 1e9", KV_NUMBER, 0},
-    {"positions", "expected true or false", KV_TRUTH, 0},
+    {"horizon", "expected a number from 1 to 1e9 or \"inf\"", KV_NUMBER_OR_INF},
+    {"window", "expected a number", KV_NUMBER},
+    {"decay", "expected a number", KV_NUMBER},
+    {"lambda", "expected a number", KV_NUMBER},
+    {"floor", "expected a number", KV_NUMBER},
+    {"threshold", "expected a number", KV_NUMBER},
+    {"history", "expected a word", KV_WORD},
+    {"merge", "expected a word", KV_WORD},
+    {"variant", "expected a word", KV_WORD},
+    {"parity", "expected true or false", KV_TRUTH},
+    {"gamma", "expected a number", KV_NUMBER},
+    {"tau", "expected a number", KV_NUMBER},
+    {"positions", "expected true or false", KV_TRUTH},
 };
 #define KV_OPTIONS (sizeof kv_options / sizeof *kv_options)
 _Static_assert(KV_OPTIONS <= ENGINE_KV_OPTIONS, "each may be given once");
@@ -40,12 +39,13 @@ static bool fill_option(const cJSON *node, size_t i, struct engine_kv_option *ou
     case KV_NUMBER_OR_INF:
         out->number = INFINITY;
         if (cJSON_IsString(node) && strcmp(node->valuestring, "inf") == 0) return true;
-        break;
+        out->number = node->valuedouble;
+        return cJSON_IsNumber(node) && out->number >= 1 && out->number <= 1e9;
     case KV_NUMBER:
         break;
     }
     out->number = node->valuedouble;
-    return cJSON_IsNumber(node) && out->number >= kv_options[i].least && out->number <= 1e9;
+    return cJSON_IsNumber(node);
 }
 
 static int read_one(struct oai_reader *r, const cJSON *kv, size_t i) {

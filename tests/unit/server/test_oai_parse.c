@@ -106,6 +106,12 @@ Test(oai_parse, kv_options_keep_their_kind) {
     }
 }
 
+/* How far a number may go is the policy's to say, with its bounds. */
+Test(oai_parse, kv_numbers_out_of_range_reach_the_engine) {
+    parse_ok(OAI_CHAT, "{" MESSAGES ",\"kv\":{\"floor\":-1,\"window\":0,\"tau\":1e300}}");
+    cr_assert_eq(c.request.sampling.kv.option_count, 3);
+}
+
 Test(oai_parse, sampling_outlives_the_tree) {
     parse_ok(OAI_CHAT, "{" MESSAGES ",\"stop\":\"END\",\"kv\":{\"policy\":\"full\"}}");
     oai_request_close(&c.request);
@@ -215,7 +221,7 @@ static const struct {
     {OAI_CHAT, "{" MESSAGES ",\"kv\":{\"horizon\":-1}}", "invalid_value", "kv.horizon", 400},
     {OAI_CHAT, "{" MESSAGES ",\"kv\":{\"x\":1}}", "unknown_parameter", "kv.x", 400},
     {OAI_CHAT, "{" MESSAGES ",\"kv\":{\"window\":\"all\"}}", "invalid_value", "kv.window", 400},
-    {OAI_CHAT, "{" MESSAGES ",\"kv\":{\"decay\":-1}}", "invalid_value", "kv.decay", 400},
+    {OAI_CHAT, "{" MESSAGES ",\"kv\":{\"decay\":[1]}}", "invalid_value", "kv.decay", 400},
     {OAI_CHAT, "{" MESSAGES ",\"kv\":{\"lambda\":\"inf\"}}", "invalid_value", "kv.lambda", 400},
     {OAI_CHAT, "{" MESSAGES ",\"kv\":{\"history\":1}}", "invalid_value", "kv.history", 400},
     {OAI_CHAT, "{" MESSAGES ",\"kv\":{\"parity\":1}}", "invalid_value", "kv.parity", 400},
