@@ -119,7 +119,7 @@ static int find_tensor(struct loader *loader, const char *name, int64_t rows, in
     if (tensor->dims != dims || memcmp(tensor->shape, shape, (size_t)dims * sizeof shape[0]) != 0)
         return fault_set(loader->fault, ERR_INVALID, name, "shape is [%s], expected [%s]", found,
                          expected);
-    if (!floats_can_read(tensor->dtype))
+    if (!floats_can_read(tensor->dtype) && !(cols && tensor->dtype == TENSOR_E4M3))
         return fault_set(loader->fault, ERR_UNSUPPORTED, name, "type must be F32, F16 or BF16");
     *out = tensor;
     return 0;
@@ -134,9 +134,10 @@ static void report_progress(struct loader *loader, size_t bytes) {
 }
 
 static enum kern_dtype dtype_of(const struct tensor *tensor) {
-    return tensor->dtype == TENSOR_F32   ? KERN_F32
-           : tensor->dtype == TENSOR_F16 ? KERN_F16
-                                         : KERN_BF16;
+    return tensor->dtype == TENSOR_F32    ? KERN_F32
+           : tensor->dtype == TENSOR_F16  ? KERN_F16
+           : tensor->dtype == TENSOR_E4M3 ? KERN_E4M3
+                                          : KERN_BF16;
 }
 
 /* splitmix64, public domain: one word makes four bf16 numbers of random sign and mantissa, with
@@ -155,6 +156,33 @@ static void fill_random(uint64_t *state, uint64_t *words, size_t count, int64_t 
     *state = seed + count * 0x9e3779b97f4a7c15ull;
 }
 
+/* The scales of an E4M3 matrix: one for all, or one per output, in the tensor that has its name and
+ * "_scale". What is no number is refused here: no backend looks for it. */
+static int read_scales(struct loader *loader, const char *name, const struct tensor *codes,
+                       float *out) {
+    char scale_name[TENSOR_NAME_MAX + 8];
+    size_t rows = (size_t)codes->shape[0], count = 1;
+    snprintf(scale_name, sizeof scale_name, "%s_scale", name);
+    const struct tensor *scale = weights_find(loader->weights, scale_name);
+    if (!scale)
+        return fault_set(loader->fault, ERR_NOTFOUND, scale_name,
+                         "tensor is missing: the scale of an F8_E4M3 matrix");
+    for (int i = 0; i < scale->dims; i++) count *= (size_t)scale->shape[i];
+    if ((count != 1 && (count != rows || scale->shape[0] != codes->shape[0])) ||
+        !floats_read(scale, 0, count, out))
+        return fault_set(loader->fault, ERR_UNSUPPORTED, scale_name,
+                         "expected one number or %zu, F32, F16 or BF16", rows);
+    for (size_t i = count; i < rows; i++) out[i] = out[0];
+    for (size_t i = 0; i < count; i++)
+        if (!isfinite(out[i]) || out[i] < 0)
+            return fault_set(loader->fault, ERR_INVALID, scale_name, "%g is no scale",
+                             (double)out[i]);
+    for (size_t i = 0; i < codes->bytes; i++)
+        if ((((const uint8_t *)codes->data)[i] & 0x7f) == 0x7f)
+            return fault_set(loader->fault, ERR_INVALID, name, "element %zu is not a number", i);
+    return 0;
+}
+
 /* Hands the matrix to the backend; with `fp8` as E4M3, but for the vocabulary's, whose errors are
  * seen in every token. `name`: of what is at fault. */
 static int give_matrix(struct loader *loader, const char *name, struct kern_matrix *matrices,
@@ -171,6 +199,7 @@ static int give_matrix(struct loader *loader, const char *name, struct kern_matr
     for (int i = 0; i < count && !err; i++) {
         struct kern_matrix *m = &matrices[i];
         struct fault fault = {0};
+        if (m->dtype == KERN_E4M3) continue;
         err = quantize_rows(m, codes + row * cols, scales + row, &fault);
         if (err) fault_set(loader->fault, err, name, "%s", fault.text);
         m->data = codes + row * cols;
@@ -208,30 +237,49 @@ static int load_random_matrix(struct loader *loader, struct kern_matrix *matrice
 #define PARTS_MAX 3
 
 /* Tensors of equal columns joined by rows; `layer` -1 for those outside the layers. */
+static int find_matrix(struct loader *loader, int layer, const struct part *part,
+                       enum kern_shard shard, float *scales, struct kern_matrix *out) {
+    char name[TENSOR_NAME_MAX];
+    const struct tensor *tensor;
+    tensor_name(name, layer, part->suffix);
+    int err = find_tensor(loader, name, part->rows, out->cols, &tensor);
+    if (err) return err;
+    out->data = tensor->data;
+    out->dtype = dtype_of(tensor);
+    if (tensor->dtype != TENSOR_E4M3) return 0;
+    if (shard == KERN_SHARD_VOCAB)
+        return fault_set(loader->fault, ERR_UNSUPPORTED, name, "type must be F32, F16 or BF16");
+    out->scale = scales;
+    return read_scales(loader, name, tensor, scales);
+}
+
 static int load_matrix(struct loader *loader, int layer, const struct part *parts, int count,
                        int64_t cols, enum kern_shard shard, struct kern_weight **out) {
     struct kern_matrix matrices[PARTS_MAX];
     char name[TENSOR_NAME_MAX];
-    size_t bytes = 0;
-    for (int i = 0; i < count; i++)
+    size_t bytes = 0, rows = 0, row = 0;
+    for (int i = 0; i < count; i++) {
         matrices[i] =
             (struct kern_matrix){.rows = parts[i].rows, .cols = cols, .groups = parts[i].groups};
+        rows += (size_t)parts[i].rows;
+    }
     if (!loader->weights && loader->options->check_only) return 0;
     if (!loader->weights) return load_random_matrix(loader, matrices, count, shard, out);
-    for (int i = 0; i < count; i++) {
-        const struct tensor *tensor;
-        tensor_name(name, layer, parts[i].suffix);
-        int err = find_tensor(loader, name, parts[i].rows, cols, &tensor);
-        if (err) return err;
-        matrices[i].data = tensor->data;
-        matrices[i].dtype = dtype_of(tensor);
-        bytes += tensor->bytes;
+    tensor_name(name, layer, parts[0].suffix);
+    float *scales = mem_try_alloc(rows, sizeof *scales);
+    if (!scales) return fault_set(loader->fault, ERR_NOMEM, name, "no memory for its scales");
+    int err = 0;
+    for (int i = 0; i < count && !err; i++) {
+        struct kern_matrix *m = &matrices[i];
+        err = find_matrix(loader, layer, &parts[i], shard, scales + row, m);
+        bytes += (size_t)(m->rows * cols) * kern_dtype_bytes(m->dtype);
+        row += (size_t)m->rows;
     }
-    if (loader->options->check_only) return 0;
-    int err = give_matrix(loader, name, matrices, count, shard, out);
-    if (err) return err;
-    report_progress(loader, bytes);
-    return 0;
+    if (!err && !loader->options->check_only)
+        err = give_matrix(loader, name, matrices, count, shard, out);
+    mem_free(scales);
+    if (!err && !loader->options->check_only) report_progress(loader, bytes);
+    return err;
 }
 
 /* Vectors joined, as float32 backend memory. Without files all elements are `random`. */

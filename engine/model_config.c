@@ -124,10 +124,66 @@ static int check_heads(const struct family *family, struct model_config *out, st
     return 0;
 }
 
+/* Numbers of one kind in a compressed-tensors group: E4M3 whole, or per channel, or dynamic per
+ * token. */
+static bool is_e4m3(const cJSON *numbers, bool activations) {
+    const char *type = "", *strategy = "";
+    int64_t bits = 0;
+    bool dynamic = false, symmetric = true;
+    struct fault ignored = {0};
+    if (json_str(numbers, NULL, "type", &type, &ignored) ||
+        json_str(numbers, NULL, "strategy", &strategy, &ignored) ||
+        json_int(numbers, NULL, "num_bits", 0, 64, &bits, &ignored) ||
+        json_bool(numbers, NULL, "dynamic", &dynamic, &ignored) ||
+        json_bool(numbers, NULL, "symmetric", &symmetric, &ignored))
+        return false;
+    if (bits != 8 || strcmp(type, "float") != 0 || !symmetric || dynamic != activations)
+        return false;
+    if (activations) return strcmp(strategy, "token") == 0;
+    return strcmp(strategy, "channel") == 0 || strcmp(strategy, "tensor") == 0;
+}
+
+static bool is_compressed_fp8(const cJSON *quantization) {
+    const cJSON *groups = json_get(quantization, "config_groups"), *group;
+    const char *format = "";
+    struct fault ignored = {0};
+    if (json_str(quantization, NULL, "format", &format, &ignored) ||
+        strcmp(format, "float-quantized") != 0 || json_get(quantization, "kv_cache_scheme") ||
+        !cJSON_IsObject(groups))
+        return false;
+    cJSON_ArrayForEach(group, groups) {
+        const cJSON *inputs = json_get(group, "input_activations");
+        if (!is_e4m3(json_get(group, "weights"), false) || (inputs && !is_e4m3(inputs, true)) ||
+            json_get(group, "output_activations"))
+            return false;
+    }
+    return true;
+}
+
+/* Weights that are E4M3 already, a scale each or one per output (`weight_scale`), activations
+ * without a scale of their own: quant_method "fp8", or compressed-tensors' "float-quantized". */
+static int check_quantization(const cJSON *root, struct fault *fault) {
+    const cJSON *quantization = json_get(root, "quantization_config");
+    const char *method = "", *scheme = "dynamic";
+    if (!quantization) return 0;
+    int err = json_str(quantization, "quantization_config", "quant_method", &method, fault);
+    if (!err)
+        err = json_str(quantization, "quantization_config", "activation_scheme", &scheme, fault);
+    if (err) return err;
+    bool fp8 = strcmp(method, "fp8") == 0 && strcmp(scheme, "dynamic") == 0 &&
+               !json_get(quantization, "weight_block_size");
+    if (fp8 || (strcmp(method, "compressed-tensors") == 0 && is_compressed_fp8(quantization)))
+        return 0;
+    return fault_set(
+        fault, ERR_UNSUPPORTED, "quantization_config",
+        "weights of \"%.32s\" are not supported, but for fp8 with one scale per tensor "
+        "or per channel and dynamic activations",
+        method);
+}
+
 /* Fields that mean another computation whenever they are there at all. */
 static int refuse_present(const cJSON *root, struct fault *fault) {
     static const char *const fields[] = {
-        "quantization_config",
         "quantization",
         "text_config",
         "no_rope_layers",
@@ -461,6 +517,7 @@ static int read_config(const cJSON *root, struct model_config *out, struct fault
     err = read_sizes(root, out, fault);
     if (!err) err = check_heads(family, out, fault);
     if (!err) err = refuse_present(root, fault);
+    if (!err) err = check_quantization(root, fault);
     if (!err) err = refuse_values(root, fault);
     if (!err) err = refuse_windows(root, family, fault);
     if (!err) err = read_flags(root, family, out, fault);

@@ -21,7 +21,7 @@ static const struct {
     {"I32", 32, TENSOR_I32},      {"F64", 64, TENSOR_OTHER},    {"I64", 64, TENSOR_OTHER},
     {"U64", 64, TENSOR_OTHER},    {"U32", 32, TENSOR_OTHER},    {"I16", 16, TENSOR_OTHER},
     {"U16", 16, TENSOR_OTHER},    {"I8", 8, TENSOR_OTHER},      {"U8", 8, TENSOR_OTHER},
-    {"BOOL", 8, TENSOR_OTHER},    {"F8_E4M3", 8, TENSOR_OTHER}, {"F8_E5M2", 8, TENSOR_OTHER},
+    {"BOOL", 8, TENSOR_OTHER},    {"F8_E4M3", 8, TENSOR_E4M3},  {"F8_E5M2", 8, TENSOR_OTHER},
     {"F8_E8M0", 8, TENSOR_OTHER}, {"F6_E2M3", 6, TENSOR_OTHER}, {"F6_E3M2", 6, TENSOR_OTHER},
     {"F4", 4, TENSOR_OTHER},      {"C64", 64, TENSOR_OTHER},
 };

@@ -11,7 +11,7 @@
 
 #define TENSOR_DIMS_MAX 4
 
-enum tensor_dtype { TENSOR_F32, TENSOR_F16, TENSOR_BF16, TENSOR_I32, TENSOR_OTHER };
+enum tensor_dtype { TENSOR_F32, TENSOR_F16, TENSOR_BF16, TENSOR_E4M3, TENSOR_I32, TENSOR_OTHER };
 
 struct tensor {
     const char *name; /* NUL-terminated, owned by the file table */

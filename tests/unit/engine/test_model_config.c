@@ -181,6 +181,17 @@ struct refusal {
     const char *field;
 };
 
+/* As llm-compressor writes it, in short. */
+#define COMPRESSED(format, weights, inputs, dynamic)                                               \
+    "\"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": \"" format    \
+    "\", \"ignore\": [\"lm_head\"], \"kv_cache_scheme\": null, \"config_groups\": {\"group_0\": {" \
+    "\"targets\": [\"Linear\"], \"output_activations\": null, "                                    \
+    "\"weights\": {\"num_bits\": 8, \"type\": \"float\", \"symmetric\": true, \"dynamic\": "       \
+    "false, "                                                                                      \
+    "\"strategy\": \"" weights "\"}, "                                                             \
+    "\"input_activations\": {\"num_bits\": 8, \"type\": \"float\", \"symmetric\": true, "          \
+    "\"dynamic\": " dynamic ", \"strategy\": \"" inputs "\"}}}},"
+
 static const struct refusal refusals[] = {
     {"\"architectures\": [\"MistralForCausalLM\"],", ERR_UNSUPPORTED, "architectures"},
     {"\"architectures\": [],", ERR_INVALID, "architectures"},
@@ -188,6 +199,19 @@ static const struct refusal refusals[] = {
     {"\"model_type\": \"mistral\",", ERR_UNSUPPORTED, "model_type"},
     {"\"model_type\": 3,", ERR_INVALID, "model_type"},
     {"\"quantization_config\": {\"quant_method\": \"gptq\"},", ERR_UNSUPPORTED,
+     "quantization_config"},
+    {"\"quantization_config\": {\"quant_method\": 8},", ERR_INVALID,
+     "quantization_config.quant_method"},
+    {"\"quantization_config\": {\"quant_method\": \"fp8\", \"activation_scheme\": \"static\"},",
+     ERR_UNSUPPORTED, "quantization_config"},
+    {"\"quantization_config\": {\"quant_method\": \"fp8\", \"activation_scheme\": \"dynamic\", "
+     "\"weight_block_size\": [128, 128]},",
+     ERR_UNSUPPORTED, "quantization_config"},
+    {COMPRESSED("int-quantized", "channel", "token", "true"), ERR_UNSUPPORTED,
+     "quantization_config"},
+    {COMPRESSED("float-quantized", "block", "token", "true"), ERR_UNSUPPORTED,
+     "quantization_config"},
+    {COMPRESSED("float-quantized", "channel", "tensor", "false"), ERR_UNSUPPORTED,
      "quantization_config"},
     {"\"quantization\": {\"bits\": 4},", ERR_UNSUPPORTED, "quantization"},
     {"\"final_logit_softcapping\": 30,", ERR_UNSUPPORTED, "final_logit_softcapping"},
@@ -241,6 +265,21 @@ static const struct refusal refusals[] = {
     {"\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4, \"mscale\": 1},", ERR_UNSUPPORTED,
      "rope_scaling"},
 };
+
+Test(model_config, fp8_with_a_scale_per_tensor_or_channel) {
+    static const char *const texts[] = {
+        "\"quantization_config\": {\"quant_method\": \"fp8\", \"activation_scheme\": \"dynamic\"},",
+        "\"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": null},",
+        COMPRESSED("float-quantized", "channel", "token", "true"),
+        COMPRESSED("float-quantized", "tensor", "token", "true"),
+    };
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        struct model_config c;
+        struct fault fault;
+        cr_assert_eq(parse_llama(texts[i], &c, &fault), 0, "%s: %s", texts[i], fault.text);
+        model_config_close(&c);
+    }
+}
 
 Test(model_config, refuses_by_name) {
     for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++) {
