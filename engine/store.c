@@ -556,6 +556,16 @@ static void run_write(struct store *store) {
     if (removed || code != 0) unlink_file(d, file.head.id, false);
 }
 
+/* Reservations rely on what its policy keeps at most. Entries need no look: whoever goes on with
+ * more reserves for more. */
+static int check_members(const struct state_view *view, const char *name, struct fault *fault) {
+    const struct kv_params *kv = &view->head.kv;
+    int32_t most = kern_members_max(&kv->rule, kv->budget);
+    if (view->report.members <= most) return 0;
+    return fault_set(fault, ERR_MALFORMED, name, "%d members in a stream, its policy keeps %d",
+                     view->report.members, most);
+}
+
 /* A whole file, and what is in it. The time of its use is kept as the file's. */
 static int read_file(struct directory *d, uint64_t id, char **data, struct state_view *view,
                      struct fault *fault) {
@@ -579,7 +589,8 @@ static int read_file(struct directory *d, uint64_t id, char **data, struct state
     if (code != 0) return code;
     if (view->head.id != id || !state_is_ours(&view->head, &d->options.identity))
         return fault_set(fault, ERR_INVALID, name, "it belongs to another name, model or gates");
-    return d->options.check != NULL ? d->options.check(d->options.backend, view, fault) : 0;
+    if (d->options.check != NULL) code = d->options.check(d->options.backend, view, fault);
+    return code == 0 ? check_members(view, name, fault) : code;
 }
 
 static bool is_refusal(int code) {

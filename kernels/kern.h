@@ -357,6 +357,7 @@ struct kern_report {
     size_t entries_max; /* room in positions and log_beta */
     size_t entries;     /* out: sum of lengths */
     int64_t pages;      /* out: pages the slot refers to */
+    int32_t members;    /* out, of snapshot_check: most of one stream */
 };
 
 /* A piece of a snapshot. A slot's content in bytes is one block for the slot itself, then one for
@@ -497,8 +498,8 @@ struct kern_ops {
     int (*snapshot_export)(struct kern *kern, int slot, int block, void *to);
     /* Are these the blocks of a slot that has seen `tokens` tokens? Reads nothing beyond them,
      * whatever they hold: ERR_MALFORMED, ERR_UNSUPPORTED, ERR_LIMIT (more positions than this
-     * cache has) or ERR_NOMEM say why they cannot be imported; else entries and pages are in
-     * *report. Any thread, once the cache is open. */
+     * cache has) or ERR_NOMEM say why they cannot be imported; else entries, pages and
+     * members are in *report. Any thread, once the cache is open. */
     int (*snapshot_check)(struct kern *kern, const struct kern_block *blocks, int count,
                           int32_t tokens, struct kern_report *report, struct fault *fault);
     /* One of the blocks that were checked, so that a large snapshot may be taken in over many

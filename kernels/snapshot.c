@@ -242,6 +242,7 @@ int snapshot_check(const struct snapshot_shape *shape, const struct kern_block *
     int streams = (int)stream_count(shape), page_slots = shape->page_slots;
     report->entries = 0;
     report->pages = 0;
+    report->members = 0;
     if (count != 1 + streams)
         return fault_set(fault, ERR_MALFORMED, "snapshot", "%d blocks for %d streams", count,
                          streams);
@@ -255,6 +256,7 @@ int snapshot_check(const struct snapshot_shape *shape, const struct kern_block *
         const char *at;
         int32_t members = snapshot_members(shape, &blocks[i], &at);
         if (members > 0) report->pages += (members - 1) / shape->member_slots + 1;
+        if (members > report->members) report->members = members;
     }
     return code;
 }

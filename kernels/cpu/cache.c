@@ -661,14 +661,16 @@ static int check_member(const struct cpu_cache *cache, int slot, int stream, int
                      stream, index, member->pos, member->centre, (double)member->gain);
 }
 
+/* `taken` has a byte for every position: one that several classes count is an error, too. */
 static int check_members(const struct cpu_cache *cache, int slot, int stream, uint32_t *seen,
-                         struct fault *fault) {
+                         uint8_t *taken, struct fault *fault) {
     int row = cache->streams + stream;
     const uint32_t *table = cpu_cache_row(cache, slot, row);
     int32_t length = *cpu_cache_length(cache, slot, row);
     if (length < 0 || length > cache->options.max_positions)
         return fault_set(fault, ERR_INTERNAL, "cache", "slot %d stream %d has %d members", slot,
                          stream, length);
+    if (length > 0) memset(taken, 0, (size_t)cache->options.max_positions);
     for (int32_t i = 0; i < length; i++) {
         uint32_t page = table[i / cache->member_slots];
         if (page >= cache->options.pages)
@@ -677,6 +679,10 @@ static int check_members(const struct cpu_cache *cache, int slot, int stream, ui
         if (i % cache->member_slots == 0) seen[page]++;
         int rc = check_member(cache, slot, stream, i, fault);
         if (rc < 0) return rc;
+        int32_t pos = cpu_cache_member(cache, table, i)->pos;
+        if (taken[pos]++ > 0)
+            return fault_set(fault, ERR_INTERNAL, "cache",
+                             "slot %d stream %d: position %d is in two classes", slot, stream, pos);
     }
     return 0;
 }
@@ -698,14 +704,15 @@ static int check_free(const struct cpu_cache *cache, uint32_t *seen, struct faul
 
 int cpu_cache_check(const struct cpu_cache *cache, struct fault *fault) {
     uint32_t *seen = mem_try_alloc((size_t)cache->options.pages, sizeof *seen);
-    if (!seen) return fault_set(fault, ERR_NOMEM, "cache", "no memory for the check");
-    int rc = 0;
+    uint8_t *taken = mem_try_alloc((size_t)cache->options.max_positions, 1);
+    int rc = seen && taken ? 0 : fault_set(fault, ERR_NOMEM, "cache", "no memory for the check");
     for (int slot = 0; slot < cache->options.slots && rc == 0; slot++)
         for (int stream = 0; stream < cache->streams && rc == 0; stream++) {
             rc = check_stream(cache, slot, stream, seen, fault);
-            if (rc == 0) rc = check_members(cache, slot, stream, seen, fault);
+            if (rc == 0) rc = check_members(cache, slot, stream, seen, taken, fault);
         }
     if (rc == 0) rc = check_free(cache, seen, fault);
     mem_free(seen);
+    mem_free(taken);
     return rc;
 }

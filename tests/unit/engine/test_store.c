@@ -350,10 +350,11 @@ static const char *const name_1 = "00000000000001f5.state"; /* 501 */
 
 /* Whole, genuine, and yet the cache says why it cannot have come from one: put aside. A file that
  * is only not for this process stays as it is, and is not looked at again. */
-static int check_code;
+static int check_code, members;
 
 static int check_blocks(void *backend, struct state_view *view, struct fault *fault) {
     cr_assert(backend == &check_code && view->head.block_count == 2);
+    view->report.members = members;
     return check_code != 0 ? fault_set(fault, check_code, "snapshot", "planned") : 0;
 }
 
@@ -376,6 +377,23 @@ Test(store, what_the_cache_says_of_the_blocks) {
         store_close(store);
         if (bad) cr_assert_eq(unlink(path_of("00000000000001f5.bad")), 0);
     }
+}
+
+/* Genuine by its seal, and yet it has more than its policy ever keeps: reservations would be wrong.
+ */
+Test(store, more_members_than_the_policy_keeps) {
+    struct store_options options = options_of();
+    struct store *store;
+    struct fault fault;
+    options.check = check_blocks;
+    options.backend = &check_code;
+    cr_assert_eq(store_open(&options, &store, &fault), 0);
+    cr_assert_eq(save(store, 1, 100), 0);
+    cr_assert_eq(load(store, 501), 0);
+    members = 1; /* global has no classes */
+    cr_assert_eq(load(store, 501), ERR_MALFORMED);
+    cr_assert_eq(files_with(".bad"), 1);
+    store_close(store);
 }
 
 /* The same file is refused once more: it takes the place of the first, also in what is counted. */

@@ -344,6 +344,10 @@ Test(classes, a_snapshot_brings_members_back) {
     cr_assert_eq(cpu_cache_snapshot_check(&to.cache, blocks, BLOCKS, bed.tokens, &checked, &fault),
                  0, "%s", fault.text);
     cr_assert(checked.pages == before.pages && checked.entries == before.entries);
+    int32_t most = 0;
+    for (int stream = 0; stream < BLOCKS - 1; stream++)
+        if (member_count(&bed, 0, stream) > most) most = member_count(&bed, 0, stream);
+    cr_assert(most > 0 && checked.members == most);
     cr_assert_eq(import_all(&to, 2, blocks), 0);
     expect_sound(&to);
     cr_assert_eq(hash_slot(&to, 2), hash_slot(&bed, 0));
@@ -412,6 +416,10 @@ Test(classes, a_position_is_one_members) {
         bool only = i + 1 == count || own.centre != members[i + 1].centre;
         if (!first || !only) continue;
         members[i].pos = members[0].pos;
+        struct cpu_member *held = (struct cpu_member *)(uintptr_t)member_at(&bed, 0, 1, i);
+        held->pos = members[0].pos;
+        cr_assert_eq(cpu_cache_check(&bed.cache, &fault), ERR_INTERNAL, "member %d", i);
+        held->pos = own.pos;
         cr_assert_eq(
             cpu_cache_snapshot_check(&bed.cache, blocks, BLOCKS, bed.tokens, &report, &fault),
             ERR_MALFORMED);
