@@ -294,8 +294,18 @@ static int check_socket_mode(const char *text, struct fault *fault) {
                      "must be octal permissions like 0660, not '%.32s'", text);
 }
 
+static struct sock_address address_of(const struct server_options *o) {
+    return (struct sock_address){
+        .host = o->host,
+        .port = o->port,
+        .path = o->unix_socket,
+        .mode = o->unix_socket_mode ? (unsigned)strtoul(o->unix_socket_mode, NULL, 8) : 0600,
+    };
+}
+
 int server_open(const struct server_options *options, struct server **out, struct fault *fault) {
     struct server *server = mem_must_alloc(1, sizeof *server);
+    const struct sock_address address = address_of(options);
     server->options = *options;
     server->listen_fd = -1;
     server->start_seconds = clock_unix_seconds();
@@ -306,6 +316,7 @@ int server_open(const struct server_options *options, struct server **out, struc
     server->wake.data = server;
     int rc = set_names(server, options->names, fault);
     if (!rc) rc = check_socket_mode(options->unix_socket_mode, fault);
+    if (!rc) rc = sock_check(&address, fault);
     if (!rc) rc = open_keys(&server->keys, &options->now, NULL, fault);
     if (!rc) rc = read_tls(server, fault);
     if (rc) {
@@ -318,12 +329,7 @@ int server_open(const struct server_options *options, struct server **out, struc
 
 int server_bind(struct server *server, struct fault *fault) {
     const struct server_options *o = &server->options;
-    const struct sock_address address = {
-        .host = o->host,
-        .port = o->port,
-        .path = o->unix_socket,
-        .mode = o->unix_socket_mode ? (unsigned)strtoul(o->unix_socket_mode, NULL, 8) : 0600,
-    };
+    const struct sock_address address = address_of(o);
     raise_file_limit(o->max_connections);
     int rc = systemd_listen_fd(&server->listen_fd, fault);
     bool passed = server->listen_fd >= 0;

@@ -33,21 +33,33 @@ static int bind_socket(int family, const struct sockaddr *address, socklen_t siz
     return rc;
 }
 
-static int bind_tcp(const char *host, int port, struct fault *fault) {
+/* *out is the caller's to free. */
+static int resolve(const char *host, int port, struct addrinfo **out, struct fault *fault) {
     struct addrinfo hints = {.ai_family = AF_UNSPEC,
                              .ai_socktype = SOCK_STREAM,
                              .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
-    struct addrinfo *address;
     char service[16];
     snprintf(service, sizeof service, "%d", port);
-    int rc = getaddrinfo(host && *host ? host : NULL, service, &hints, &address);
-    if (rc) return fault_set(fault, ERR_INVALID, "host", "%s: %s", host, gai_strerror(rc));
+    int rc = getaddrinfo(host && *host ? host : NULL, service, &hints, out);
+    return rc ? fault_set(fault, ERR_INVALID, "host", "%s: %s", host, gai_strerror(rc)) : 0;
+}
+
+static int bind_tcp(const char *host, int port, struct fault *fault) {
+    struct addrinfo *address;
+    int rc = resolve(host, port, &address, fault);
+    if (rc) return rc;
     int fd = bind_socket(address->ai_family, address->ai_addr, address->ai_addrlen, "host", fault);
     freeaddrinfo(address);
     return fd;
 }
 
 /* --- Unix sockets --- */
+
+static int check_path(const char *path, struct fault *fault) {
+    size_t room = sizeof((struct sockaddr_un *)0)->sun_path;
+    if (*path && strlen(path) < room) return 0;
+    return fault_set(fault, ERR_LIMIT, "unix-socket", "a path has 1 to %zu bytes", room - 1);
+}
 
 static bool is_served(const struct sockaddr_un *address) {
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -77,11 +89,10 @@ static int make_way(const struct sockaddr_un *address, struct fault *fault) {
 static int bind_unix(const char *path, unsigned mode, struct fault *fault) {
     static const char option[] = "unix-socket";
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    if (strlen(path) >= sizeof address.sun_path)
-        return fault_set(fault, ERR_LIMIT, option, "a path is at most %zu bytes",
-                         sizeof address.sun_path - 1);
+    int rc = check_path(path, fault);
+    if (rc) return rc;
     strcpy(address.sun_path, path);
-    int rc = make_way(&address, fault);
+    rc = make_way(&address, fault);
     if (rc) return rc;
     mode_t before = umask(0177);
     int fd = bind_socket(AF_UNIX, (struct sockaddr *)&address, sizeof address, option, fault);
@@ -90,6 +101,14 @@ static int bind_unix(const char *path, unsigned mode, struct fault *fault) {
     rc = fault_set(fault, ERR_IO, option, "chmod %s: %s", path, strerror(errno));
     sock_unlink(fd);
     close(fd);
+    return rc;
+}
+
+int sock_check(const struct sock_address *address, struct fault *fault) {
+    struct addrinfo *found;
+    if (address->path) return check_path(address->path, fault);
+    int rc = resolve(address->host, address->port, &found, fault);
+    if (!rc) freeaddrinfo(found);
     return rc;
 }
 

@@ -17,6 +17,8 @@ struct sock_address {
     unsigned mode;    /* permissions of the path */
 };
 
+/* Whether there is such an address; takes nothing. */
+int sock_check(const struct sock_address *address, struct fault *fault);
 /* A path that a dead process left behind is taken over, one that is served is a fault, and so is
  * anything there that is not a socket. */
 int sock_bind(const struct sock_address *address, int *fd, struct fault *fault);

@@ -184,6 +184,8 @@ def test_refused_options():
                         (["--model", MODEL_DIR, "--tls-cert", "/x.pem"], "tls-key"),
                         (["--model", MODEL_DIR, "--api-key-file", "/nowhere"], "api-key-file"),
                         (["--model", MODEL_DIR, "--unix-socket-mode", "rw"], "unix-socket-mode"),
+                        (["--model", MODEL_DIR, "--unix-socket", "/tmp/" + "x" * 200], "unix-socket"),
+                        (["--model", MODEL_DIR, "--host", "999.1.1.1"], "host"),
                         (["--model", "/nowhere"], "model")):
         for check in ([], ["--check-config"]):  # the check refuses what a start refuses, and in the same words
             r = run(*flags, *check)
