@@ -3,7 +3,7 @@
  * its best product.
  *
  *   bench_kernels [--path P] [--threads N] [--seconds S] [--thin N]
- *                 [--only products|attention|decode|prompt|policies]
+ *                 [--only products|attention|decode|prompt|policies] [--weights bf16|e4m3]
  *
  * The model is a Qwen3-0.6B shape with random weights: no engine, no tokenizer. Results and dropped
  * experiments: README.md. */
@@ -28,10 +28,12 @@ static struct {
     int threads;
     double seconds; /* per measurement */
     struct shape shape;
+    enum kern_dtype weights; /* of the model's layers */
     struct kern *kern;
     double bandwidth; /* bytes per second, read by all threads */
 } bench = {.path = "auto",
            .seconds = 1,
+           .weights = KERN_BF16,
            .shape = {.layers = 28,
                      .d_model = 1024,
                      .d_ff = 3072,
@@ -307,13 +309,14 @@ static void model_make(struct model *m) {
     int qkv = (s->heads_q + 2 * s->heads_kv) * s->head_dim, att = s->heads_q * s->head_dim;
     m->layer = memory((size_t)s->layers * sizeof *m->layer);
     for (int i = 0; i < s->layers; i++)
-        m->layer[i] = (struct layer){random_weight(qkv, s->d_model, KERN_BF16),
-                                     random_weight(s->d_model, att, KERN_BF16),
-                                     random_weight(2 * s->d_ff, s->d_model, KERN_BF16),
-                                     random_weight(s->d_model, s->d_ff, KERN_BF16)};
+        m->layer[i] = (struct layer){random_weight(qkv, s->d_model, bench.weights),
+                                     random_weight(s->d_model, att, bench.weights),
+                                     random_weight(2 * s->d_ff, s->d_model, bench.weights),
+                                     random_weight(s->d_model, s->d_ff, bench.weights)};
     m->vocab = random_weight(s->vocab, s->d_model, KERN_BF16);
     size_t layer = (size_t)s->d_model * (size_t)(qkv + att + 3 * s->d_ff);
-    m->bytes = 2 * ((size_t)s->layers * layer + (size_t)s->vocab * (size_t)s->d_model);
+    m->bytes = kern_dtype_bytes(bench.weights) * (size_t)s->layers * layer +
+               2 * (size_t)s->vocab * (size_t)s->d_model;
     m->norm = floats((size_t)(s->d_model > s->head_dim ? s->d_model : s->head_dim));
     for (int i = 0; i < s->d_model; i++) m->norm[i] = 1;
     for (int i = 0; i < s->head_dim / 2; i++)
@@ -649,6 +652,8 @@ static void parse(int argc, char **argv) {
         if (!strcmp(argv[i], "--threads")) bench.threads = atoi(argv[i + 1]);
         if (!strcmp(argv[i], "--seconds")) bench.seconds = atof(argv[i + 1]);
         if (!strcmp(argv[i], "--thin")) thin(atoi(argv[i + 1]));
+        if (!strcmp(argv[i], "--weights"))
+            bench.weights = strcmp(argv[i + 1], "e4m3") ? KERN_BF16 : KERN_E4M3;
     }
 }
 
