@@ -1,9 +1,9 @@
 /* What outlives the process: conversations on their way to the state directory and back.
  *
  * A conversation is written when nobody used it for a while, when the engine drains, and when its
- * pages are needed: then whoever needs them waits until it has been copied out, not until it is on
- * disk. Nobody changes a conversation's slot, so the copying is spread over steps, whole streams
- * until options.copy_bytes are reached, and answers go on beside it.
+ * pages or its place are needed: then whoever needs them waits until it has been copied out, not
+ * until it is on disk. Nobody changes a conversation's slot, so the copying is spread over steps,
+ * whole streams until options.copy_bytes are reached, and answers go on beside it.
  *
  * Back it comes for the first job that waits: the store reads and checks the file, then the row is
  * in the table with all its pages and its place, `arriving`, and its streams are copied in over
@@ -144,6 +144,11 @@ void sched_count_lost(struct sched *sched, uint64_t id) {
              (unsigned long long)id);
 }
 
+static enum conversation_saved saved_by(int code) {
+    if (code == 0) return CONVERSATION_SAVED;
+    return code == ERR_LIMIT ? CONVERSATION_NOT_SAVABLE : CONVERSATION_FAILED;
+}
+
 static void take_saved(struct sched *sched) {
     const struct sched_export *export = &sched->export;
     const struct state_head *head = &export->head;
@@ -153,9 +158,7 @@ static void take_saved(struct sched *sched) {
     sched->head_waits = false; /* the next may be written */
     struct conversation *row = conversation_by_id(&sched->conversations, id);
     if (row != NULL) {
-        row->saved = code == 0           ? CONVERSATION_SAVED
-                     : code == ERR_LIMIT ? CONVERSATION_NOT_SAVABLE
-                                         : CONVERSATION_FAILED;
+        row->saved = saved_by(code);
     } else if (code != 0 && export->made_room) {
         conversation_note_gone(&sched->conversations, head->space, head->prompt_end,
                                head->prompt_hash);

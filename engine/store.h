@@ -1,12 +1,12 @@
 /* The state directory: conversations on disk, one file each (engine/state.h), written and read by a
  * thread of its own.
  *
- *   key                      32 random bytes, mode 0600, made at the first start: whoever has it
- * can make files that are believed. Copied with the directory, the states go with it to another
- * machine. lock                     held by the daemon that uses the directory <16 hex
- * digits>.state    a conversation; the digits are its id <16 hex digits>.bad      a file that was
- * refused: torn, forged or damaged
- *   .<16 hex digits>.tmp     being written; leftovers go at the next start
+ * - key: 32 random bytes, mode 0600, made at the first start. Whoever has it can make files that
+ *   are believed. Copied with the directory, the states go with it to another machine.
+ * - lock: held by the daemon that uses the directory.
+ * - <16 hex digits>.state: a conversation; the digits are its id.
+ * - <16 hex digits>.bad: a file that was refused: torn, forged or damaged.
+ * - .<16 hex digits>.tmp: being written; leftovers go at the next start.
  *
  * A file appears whole or not at all: written under another name, synced, renamed. A refused file
  * is logged and counted and put aside, and never more than that. The directory is opened once;

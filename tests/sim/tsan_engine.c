@@ -1,8 +1,7 @@
 /* The engine with its thread and its readers, for ThreadSanitizer and for leaks: the bundled model,
  * jobs submitted and cancelled by one thread that polls their counters, rows and snapshots read by
  * another; drain, close with work in hand, and a backend that fails. Plain main, because Criterion
- * does not start under ThreadSanitizer. cpu_open is wrapped (sched.cmake): the backend's sample can
- * fail. */
+ * does not start under ThreadSanitizer. */
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -13,73 +12,16 @@
 #include "base/check.h"
 #include "base/mem.h"
 #include "engine/engine.h"
-#include "kernels/cpu/cpu.h"
+#include "tests/sim/engines.h"
 
 enum { JOBS = 24, PROMPT = 48, SEQUENCES = 4, CONVERSATIONS = 3 };
 
-static atomic_int wakes;
 static struct engine_job jobs[JOBS];
 static int32_t prompts[JOBS][PROMPT];
 
 static const struct engine_conversation_filter everyone;
 
-/* ---- A backend that can fail ----------------------------------------------------------------- */
-
-/* Copies: a backend's own table ends with it, and several engines may be open. Each form is written
- * once, before the first engine that uses it has a thread. */
-static struct kern_ops wrapped[2];
-static int (*real_sample)(struct kern *, const float *, int, int, const struct kern_sample *,
-                          struct kern_sampled *);
-static void (*real_cache_stats)(struct kern *, struct kern_cache_stats *);
-static atomic_bool failing;
-static atomic_int turns; /* of engine threads: each reads the counts */
-static bool lesser;      /* neither observes attention nor takes snapshots */
-
-int __real_cpu_open(const struct cpu_options *options, struct kern **out, struct fault *fault);
-int __wrap_cpu_open(const struct cpu_options *options, struct kern **out, struct fault *fault);
-
-static int sample_or_fail(struct kern *kern, const float *logits, int rows, int vocab,
-                          const struct kern_sample *params, struct kern_sampled *out) {
-    if (atomic_load(&failing)) return ERR_DEVICE;
-    return real_sample(kern, logits, rows, vocab, params, out);
-}
-
-static void count_turn(struct kern *kern, struct kern_cache_stats *stats) {
-    atomic_fetch_add(&turns, 1);
-    real_cache_stats(kern, stats);
-}
-
-static int without_attention(const struct kern_rule *rule, struct fault *fault) {
-    if (rule->score != KERN_SCORE_ATTENTION) return 0;
-    return fault_set(fault, ERR_UNSUPPORTED, "observe", "no 'observe' in this backend");
-}
-
-static void wrap(struct kern_ops *ops, const struct kern_ops *real) {
-    real_sample = real->sample;
-    real_cache_stats = real->cache_stats;
-    *ops = *real;
-    ops->sample = sample_or_fail;
-    ops->cache_stats = count_turn;
-    if (!lesser) return;
-    ops->rule_check = without_attention;
-    ops->snapshot_export = NULL;
-}
-
-int __wrap_cpu_open(const struct cpu_options *options, struct kern **out, struct fault *fault) {
-    int code = __real_cpu_open(options, out, fault);
-    if (code != 0) return code;
-    struct kern_ops *ops = &wrapped[lesser];
-    if (ops->sample == NULL) wrap(ops, (*out)->ops);
-    (*out)->ops = ops;
-    return 0;
-}
-
 /* ---- Engine and jobs ------------------------------------------------------------------------- */
-
-static void wake(void *arg) {
-    (void)arg;
-    atomic_fetch_add(&wakes, 1);
-}
 
 static struct engine_options default_options(void) {
     return (struct engine_options){.model_dir = KEEPD_SOURCE_DIR "/models/keepd-nano",
@@ -92,7 +34,7 @@ static struct engine_options default_options(void) {
                                    .max_queue = JOBS,
                                    .max_conversations = CONVERSATIONS,
                                    .threads = 2,
-                                   .wake = wake};
+                                   .wake = engines_wake};
 }
 
 static struct engine *open_engine(void) {
@@ -370,12 +312,12 @@ static void try_failing_backend(void) {
     submit(engine, 0);
     wait_for(&jobs[0]);
     CHECK(atomic_load(&jobs[0].choice[0].finish) == ENGINE_FINISH_LENGTH);
-    atomic_store(&failing, true);
+    atomic_store(&engines_failing, true);
     for (int i = 1; i < 10; i++) submit(engine, i);
     for (int i = 1; i < 10; i++) wait_for(&jobs[i]);
     engine_snapshot(engine, &snapshot);
     CHECK(snapshot.stopped && snapshot.running == 0 && snapshot.pages_reserved == 0);
-    atomic_store(&failing, false);
+    atomic_store(&engines_failing, false);
     submit(engine, 10); /* a device that failed once is not trusted again */
     wait_for(&jobs[10]);
     for (int i = 1; i < 11; i++) {
@@ -471,25 +413,25 @@ static void try_failing_backend_with_state(void) {
     struct engine *engine = open_with_state(dir, 3600);
     submit_some(engine, 0, PROMPT / 2, 1);
     wait_and_close(1);
-    atomic_store(&failing, true);
+    atomic_store(&engines_failing, true);
     submit_some(engine, 1, PROMPT, 1);
     wait_for(&jobs[1]);
     CHECK(jobs[1].fault.code == ERR_DEVICE);
     engine_job_close(&jobs[1]);
-    atomic_store(&failing, false);
+    atomic_store(&engines_failing, false);
     engine_drain(engine);
     while (!engine_idle(engine)) usleep(500);
-    int before = atomic_load(&turns);
+    int before = atomic_load(&engines_turns);
     usleep(20000); /* thousands of turns, if it does not sleep */
-    CHECK_MSG(atomic_load(&turns) - before < 20, "%d turns with nothing to do",
-              atomic_load(&turns) - before);
+    CHECK_MSG(atomic_load(&engines_turns) - before < 20, "%d turns with nothing to do",
+              atomic_load(&engines_turns) - before);
     engine_close(engine);
     remove_dir(dir);
 }
 
 /* What the backend lacks is refused at start, also by a mere check of the options. */
 static void try_lesser_backend(void) {
-    lesser = true;
+    engines_lesser(true);
     for (int check = 0; check < 2; check++) {
         struct engine_options o = default_options();
         o.check_only = check != 0;
@@ -500,7 +442,7 @@ static void try_lesser_backend(void) {
         expect_no_engine(o, "state-dir");
     }
     engine_close(open_engine()); /* with neither it serves */
-    lesser = false;
+    engines_lesser(false);
 }
 
 int main(void) {
@@ -519,6 +461,6 @@ int main(void) {
     try_lesser_backend();
     try_state();
     try_failing_backend_with_state();
-    printf("%d wakes, checksum %llu\n", atomic_load(&wakes), (unsigned long long)sum);
+    printf("%d wakes, checksum %llu\n", atomic_load(&engines_wakes), (unsigned long long)sum);
     return 0;
 }

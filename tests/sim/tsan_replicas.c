@@ -1,7 +1,7 @@
 /* Several replicas behind one engine: where jobs go, that answers do not depend on it, and that
  * drain, close, deleting, failing and the state directory reach all of them. For ThreadSanitizer,
- * too: every replica has its thread, and one more reads what they publish. cpu_open is wrapped
- * (sched.cmake): the sampling of the last replica can fail, and wait. */
+ * too: every replica has its thread, and one more reads what they publish. Only the
+ * last replica can be made to fail or wait. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,50 +11,13 @@
 #include "base/check.h"
 #include "base/mem.h"
 #include "engine/engine.h"
-#include "kernels/cpu/cpu.h"
+#include "tests/sim/engines.h"
 
 enum { DIALOGUES = 6, PROMPT = 40, ANSWER = 6, MORE = 7, TOKENS_MAX = 256, CONVERSATIONS = 8 };
 
-static atomic_int wakes;
-
 static const struct engine_conversation_filter everyone;
 
-/* ---- A replica that can fail ----------------------------------------------------------------- */
-
-static struct kern_ops failing_ops;
-static int (*real_sample)(struct kern *, const float *, int, int, const struct kern_sample *,
-                          struct kern_sampled *);
-static atomic_bool failing, holding;
-static int opened, fails_from; /* the instances that are opened from this one on can fail */
-
-int __real_cpu_open(const struct cpu_options *options, struct kern **out, struct fault *fault);
-int __wrap_cpu_open(const struct cpu_options *options, struct kern **out, struct fault *fault);
-
-static int sample_or_fail(struct kern *kern, const float *logits, int rows, int vocab,
-                          const struct kern_sample *params, struct kern_sampled *out) {
-    while (atomic_load(&holding)) usleep(500);
-    if (atomic_load(&failing)) return ERR_DEVICE;
-    return real_sample(kern, logits, rows, vocab, params, out);
-}
-
-int __wrap_cpu_open(const struct cpu_options *options, struct kern **out, struct fault *fault) {
-    int code = __real_cpu_open(options, out, fault);
-    if (code != 0 || opened++ < fails_from) return code;
-    if (real_sample == NULL) {
-        failing_ops = *(*out)->ops;
-        real_sample = failing_ops.sample;
-        failing_ops.sample = sample_or_fail;
-    }
-    (*out)->ops = &failing_ops;
-    return 0;
-}
-
 /* ---- Engines --------------------------------------------------------------------------------- */
-
-static void wake(void *arg) {
-    (void)arg;
-    atomic_fetch_add(&wakes, 1);
-}
 
 /* One compute thread for each replica. */
 static struct engine_options options_of(int replicas) {
@@ -69,14 +32,13 @@ static struct engine_options options_of(int replicas) {
                                    .max_conversations = CONVERSATIONS,
                                    .data_parallel_size = replicas,
                                    .threads = replicas,
-                                   .wake = wake};
+                                   .wake = engines_wake};
 }
 
 static struct engine *open_with(const struct engine_options *options) {
     struct engine *engine = NULL;
     struct fault fault = {0};
-    opened = 0;
-    fails_from = options->data_parallel_size - 1;
+    engines_spare(options->data_parallel_size - 1);
     CHECK_MSG(engine_open(options, &engine, &fault) == 0, "%s: %s", fault.field, fault.text);
     CHECK(engine_info(engine)->replicas == options->data_parallel_size);
     return engine;
@@ -278,7 +240,7 @@ static void try_full_queue(void) {
     CHECK(engine_start(engine) == 0);
     for (int i = 0; i < 2; i++) (void)answer(i);
     dialogues[5] = dialogues[3] = dialogues[1];
-    atomic_store(&holding, true);
+    atomic_store(&engines_holding, true);
     submit(engine, 1);
     while (!atomic_load(&dialogues[1].job.admitted)) usleep(500);
     submit(engine, 3);
@@ -287,7 +249,7 @@ static void try_full_queue(void) {
     CHECK(dialogues[5].job.replica == 0);
     (void)answer(5);
     CHECK(dialogues[5].job.cached_tokens == 0 && !atomic_load(&dialogues[3].job.admitted));
-    atomic_store(&holding, false);
+    atomic_store(&engines_holding, false);
     (void)answer(1);
     (void)answer(3);
     CHECK(dialogues[3].job.cached_tokens > 0);
@@ -405,7 +367,7 @@ static void try_close(void) {
  * that it must be started again. */
 static void try_failure(void) {
     struct engine_snapshot snapshot;
-    atomic_store(&failing, true);
+    atomic_store(&engines_failing, true);
     struct engine *engine = open_with_jobs(2, 4);
     for (int i = 0; i < 4; i++) {
         struct engine_job *job = &dialogues[i].job;
@@ -415,7 +377,7 @@ static void try_failure(void) {
         CHECK(!failed || job->fault.code == ERR_DEVICE);
         engine_job_close(job);
     }
-    atomic_store(&failing, false);
+    atomic_store(&engines_failing, false);
     engine_snapshot(engine, &snapshot);
     CHECK(snapshot.stopped && snapshot.jobs == 0 && snapshot.pages_reserved == 0);
     engine_replica_snapshot(engine, 0, &snapshot);
@@ -510,6 +472,6 @@ int main(void) {
     try_close();
     try_failure();
     try_state();
-    printf("%d wakes\n", atomic_load(&wakes));
+    printf("%d wakes\n", atomic_load(&engines_wakes));
     return 0;
 }
