@@ -357,6 +357,12 @@ static void plan_pages(const struct sched *sched, struct sched_entry *entry) {
     entry->pages = pages_for(&sched->options, &entry->kv, 0, request, 0);
 }
 
+/* What the rule needs beside pages, so that a step cannot fail for want of it. */
+static int prepare(struct sched *sched, const struct sequence *seq) {
+    struct kern *kern = sched->options.kern;
+    return kern->ops->prepare ? kern->ops->prepare(kern, seq->slot, &seq->kv.rule) : 0;
+}
+
 static enum admission enter(struct sched *sched, const struct sched_entry *entry, bool used_up) {
     struct sequence *opened[ENGINE_CHOICES_MAX];
     struct engine_job *job = entry->job;
@@ -366,13 +372,16 @@ static enum admission enter(struct sched *sched, const struct sched_entry *entry
         opened[0]->slot = sched_take_slot(sched);
     else
         code = sched_go_on(sched, opened[0], entry, used_up);
+    if (code == 0) code = prepare(sched, opened[0]);
     if (code == 0) {
         start(sched, entry, opened);
         return ADMITTED;
     }
     sched_release_slot(sched, opened[0]->slot);
     for (int i = 0; i < job->choice_count; i++) seq_close(opened[i]);
-    return refuse(job, code, "the conversation's cache could not be continued");
+    return refuse(job, code,
+                  code == ERR_NOMEM ? "no memory for the request"
+                                    : "the conversation's cache could not be continued");
 }
 
 static enum admission admit(struct sched *sched, struct engine_job *job) {

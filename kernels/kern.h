@@ -474,6 +474,11 @@ struct kern_ops {
     /* Can this backend run the rule? ERR_UNSUPPORTED names the member of kern_rule that it cannot,
      * and begin_step and evict answer the same. Pure, any thread. */
     int (*rule_check)(const struct kern_rule *rule, struct fault *fault);
+    /* Takes what the rule needs for the slot beside pages (its remembered queries, on a device),
+     * before the slot's first step with the rule; release gives it back. ERR_NOMEM concerns this
+     * sequence alone: a step that has to take it itself fails as a whole. A fork takes its own. NULL:
+     * nothing is needed. */
+    int (*prepare)(struct kern *kern, int slot, const struct kern_rule *rule);
     int (*begin_step)(struct kern *kern, const struct kern_batch *batch); /* takes the pages for all
                       layers; ERR_FULL takes none (a broken reservation: the caller logs it) */
     void (*qk_rope)(struct kern *kern, float *qkv, const float *q_norm, const float *k_norm,

@@ -560,6 +560,7 @@ static const struct kern_ops table = {
     .attend = op_attend,
     .evict = ranks_evict,
     .truncate = ranks_truncate,
+    .prepare = ranks_prepare,
     .fork = ranks_fork,
     .release = ranks_release,
     .report = ranks_report,
@@ -595,6 +596,7 @@ static void fill_ops(struct ranks *ranks) {
     ranks->ops.cache_info = own->cache_info;
     ranks->ops.rule_check = own->rule_check;
     if (!own->share) ranks->ops.share = NULL;
+    if (!own->prepare) ranks->ops.prepare = NULL;
     if (own->snapshot_export) return;
     ranks->ops.snapshot_size = NULL;
     ranks->ops.snapshot_export = NULL;

@@ -73,6 +73,7 @@ int ranks_begin_step(struct kern *kern, const struct kern_batch *batch) {
 struct slot_call {
     int slot, other;
     int32_t pos;
+    const struct kern_rule *rule;
     int codes[COMM_RANKS_MAX];
 };
 
@@ -85,6 +86,18 @@ static void truncate_on(struct ranks *ranks, struct kern *kern, int rank, void *
 int ranks_truncate(struct kern *kern, int slot, int32_t pos) {
     struct slot_call call = {.slot = slot, .pos = pos};
     ranks_each(ranks_of(kern), truncate_on, &call);
+    return ranks_error(ranks_of(kern), call.codes);
+}
+
+static void prepare_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
+    (void)ranks;
+    struct slot_call *call = arg;
+    call->codes[rank] = kern->ops->prepare(kern, call->slot, call->rule);
+}
+
+int ranks_prepare(struct kern *kern, int slot, const struct kern_rule *rule) {
+    struct slot_call call = {.slot = slot, .rule = rule};
+    ranks_each(ranks_of(kern), prepare_on, &call);
     return ranks_error(ranks_of(kern), call.codes);
 }
 

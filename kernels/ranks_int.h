@@ -41,6 +41,7 @@ int ranks_error(const struct ranks *ranks, const int *codes);
 int ranks_cache_open(struct kern *kern, const struct kern_cache_options *options,
                      struct fault *fault);
 int ranks_begin_step(struct kern *kern, const struct kern_batch *batch);
+int ranks_prepare(struct kern *kern, int slot, const struct kern_rule *rule);
 int ranks_truncate(struct kern *kern, int slot, int32_t pos);
 int ranks_fork(struct kern *kern, int from, int to);
 void ranks_release(struct kern *kern, int slot);

@@ -305,12 +305,12 @@ static void add_mass(const struct mass_work *work, int item, int worker) {
                             .count = span->count,
                             .scale = job->scale,
                             .group = span->rule->observe.group,
-                            .pos = span->pos};
+                            .pos = span->pos,
+                            .window = job->window};
     if (cpu_rule_classes(span->rule)) {
         size_t width = (size_t)job->group * (size_t)job->head_dim;
         mass.members = cpu_cache_members(job->cache, span->slot, job->layer * job->heads_kv + head);
         mass.positions = span->rule->classes.positions;
-        mass.window = job->window;
         mass.out_stride = (size_t)job->heads_kv * width;
         mass.out = job->out + (size_t)span->row * mass.out_stride + (size_t)head * width;
         mass.out_first = job->query;

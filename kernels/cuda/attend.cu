@@ -603,5 +603,5 @@ void op_attend(struct kern *kern, int layer, float *out, const float *qkv,
     if (cuda->options.head_dim == 64) attend<64>(cuda, args, step->tile_count);
     if (cuda->options.head_dim == 128) attend<128>(cuda, args, step->tile_count);
     if (cuda->options.head_dim == 256) attend<256>(cuda, args, step->tile_count);
-    add_mass(cuda, layer);
+    add_mass(cuda, layer, out, options->window);
 }

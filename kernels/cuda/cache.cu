@@ -4,8 +4,10 @@
  * slot, whether it is in use, the next position, and whether it was ever forked. */
 #include <limits.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "kernels/cuda/block.cuh"
 #include "kernels/cuda/internal.h"
 
 #define THREADS         256
@@ -17,6 +19,7 @@ void op_cache_info(enum kern_dtype dtype, int head_dim, struct kern_cache_info *
     (void)dtype;
     int slots = page_slots_of(head_dim);
     info->page_slots = slots > 0 ? slots : 1;
+    info->member_slots = PAGE_MEMBERS;
     /* pos, log_beta, score, keys; reference count and place in the ring */
     info->page_bytes = PAGE_BYTES + (int64_t)info->page_slots * 16 + 8;
 }
@@ -57,6 +60,12 @@ static void set_shape(struct cuda *cuda, const struct kern_cache_options *o) {
     p->streams = o->layers * o->heads_kv;
     p->page_slots = page_slots_of(o->head_dim);
     p->stream_pages = (o->max_positions + p->page_slots - 1) / p->page_slots;
+    p->member_pages = members_pages_for(o->max_positions);
+}
+
+/* Rows of the table of rotations. */
+static int turn_rows(const struct kern_cache_options *o) {
+    return TURN_ROWS + (o->max_positions + TURN_ROWS - 1) / TURN_ROWS;
 }
 
 /* All device memory of a cache of this shape; returns how many there are. The pool is zeroed once:
@@ -75,7 +84,11 @@ static int list_regions(struct cuda *cuda, struct region *regions) {
         {(void **)&p->refs, count, sizeof *p->refs, true},
         {(void **)&p->ring, count, sizeof *p->ring, false},
         {(void **)&p->tables, streams * (size_t)p->stream_pages, sizeof *p->tables, false},
-        {(void **)&p->lengths, streams, sizeof *p->lengths, true},
+        {(void **)&p->member_tables, streams * (size_t)p->member_pages, sizeof *p->member_tables,
+         false},
+        {(void **)&p->turns, (size_t)turn_rows(&cuda->options),
+         (size_t)p->head_dim * sizeof *p->turns, false},
+        {(void **)&p->lengths, 2 * streams, sizeof *p->lengths, true},
         {(void **)&p->weights, layers, sizeof *p->weights, true},
         {(void **)&p->tau, streams, sizeof *p->tau, true},
         {(void **)&p->state, 1, sizeof *p->state, true},
@@ -167,9 +180,31 @@ static __global__ void k_fill_ring(struct pages p) {
     if (i == 0) p.state->tail = (unsigned long long)p.count;
 }
 
+/* The angles that members of classes are turned by: see pages_turn. */
+static int fill_turns(struct cuda *cuda) {
+    const struct kern_cache_options *o = &cuda->options;
+    int rows = turn_rows(o), half = o->head_dim / 2;
+    size_t count = (size_t)rows * (size_t)o->head_dim;
+    float *turns = static_cast<float *>(mem_try_alloc(count, sizeof *turns));
+    if (!turns) return ERR_NOMEM;
+    for (int row = 0; row < rows; row++) {
+        double position = row < TURN_ROWS ? row : (double)(row - TURN_ROWS) * TURN_ROWS;
+        float *cosine = turns + (size_t)row * (size_t)o->head_dim;
+        for (int j = 0; j < half; j++) {
+            double angle = o->inv_freq ? position * (double)o->inv_freq[j] : 0;
+            cosine[j] = (float)cos(angle);
+            cosine[half + j] = (float)sin(angle);
+        }
+    }
+    device_upload(cuda->device, cuda->pages.turns, turns, count * sizeof *turns);
+    mem_free(turns);
+    return 0;
+}
+
 static int alloc_pages(struct cuda *cuda) {
     const struct pages *p = &cuda->pages;
     int rc = alloc_regions(cuda);
+    if (!rc) rc = fill_turns(cuda);
     if (rc) return rc;
     LAUNCH(cuda->device, k_fill_ring, blocks_for(p->count, THREADS), THREADS, 0, *p);
     return device_sync(cuda->device);
@@ -206,7 +241,7 @@ int op_cache_open(struct kern *kern, const struct kern_cache_options *options,
     cuda->slots =
         static_cast<struct slot *>(mem_try_alloc((size_t)options->slots, sizeof *cuda->slots));
     cuda->lengths = static_cast<int32_t *>(
-        mem_try_alloc((size_t)options->layers * (size_t)options->heads_kv, sizeof *cuda->lengths));
+        mem_try_alloc(2 * (size_t)cuda->pages.streams, sizeof *cuda->lengths));
     cuda->lengths_slot = -1;
     rc = cuda->slots && cuda->lengths ? alloc_pages(cuda) : ERR_NOMEM;
     if (rc) {
@@ -423,13 +458,15 @@ static struct span make_span(const struct cuda *cuda, const struct kern_span *fr
     s.pos = from->pos;
     s.window = rule_window(from->rule);
     s.ring = s.window > 0 ? slot->ring : NULL;
-    s.score = s.window > 0 ? SCORE_NONE : 0;
     s.adds = rule_adds(from->rule);
+    s.score = s.window > 0 && !s.adds ? SCORE_NONE : 0;
     s.begins = !slot->in_use;
+    s.classes = rule_classes(from->rule);
     return s;
 }
 
-/* Spans of one row decode; longer ones are cut into tiles, late ones first: they see most. */
+/* Spans of one row decode; longer ones are cut into tiles, late ones first: they see most. Those
+ * whose entries have classes get neither. */
 static void stage_batch(struct cuda *cuda, const struct kern_batch *batch) {
     struct step *step = &cuda->step;
     struct lists l = alloc_lists(cuda, batch);
@@ -442,6 +479,7 @@ static void stage_batch(struct cuda *cuda, const struct kern_batch *batch) {
         l.spans[i] = make_span(cuda, s);
         step->keeps = step->keeps || l.spans[i].ring || l.spans[i].adds;
         for (int k = 0; k < s->count; k++) l.row_span[s->row + k] = i;
+        if (l.spans[i].classes) continue;
         if (s->count == 1) {
             l.decode[step->decode_count++] = i;
             continue;
@@ -465,10 +503,37 @@ const struct step *step_of(struct cuda *cuda, const struct kern_batch *batch) {
 static void note_span(struct cuda *cuda, const struct kern_span *s) {
     struct slot *slot = &cuda->slots[s->slot];
     slot->in_use = true;
+    slot->classes = slot->classes || rule_classes(s->rule);
     slot->next_pos = s->pos + s->count;
     slot->entries_most += (int64_t)cuda->pages.streams * s->count;
     for (int i = s->count > slot->window ? s->count - slot->window : 0; i < s->count; i++)
         slot->ring_pos[(s->pos + i) % slot->window] = s->pos + i;
+}
+
+/* A block per stream: its members go. `always`: after errors, too. */
+static __global__ void k_drop_members(struct pages p, int slot, bool always) {
+    const int32_t *table = members_table(p, slot, blockIdx.x);
+    int32_t *length = members_length(p, slot, blockIdx.x);
+    if (!always && pages_failed(p)) return;
+    for (int page = threadIdx.x; page < members_pages_for(*length); page += (int)blockDim.x)
+        pages_drop(p, table[page]);
+    __syncthreads();
+    if (threadIdx.x == 0) *length = 0;
+}
+
+static void drop_members(struct cuda *cuda, int slot, bool always) {
+    LAUNCH(cuda->device, k_drop_members, (unsigned)cuda->pages.streams, 64, 0, cuda->pages, slot,
+           always);
+}
+
+/* Members that only a snapshot made under another rule can bring are as good as none: nobody would
+ * see to it that their centres stay. */
+static void forget_members(struct cuda *cuda, const struct kern_batch *batch) {
+    for (int i = 0; i < batch->span_count; i++) {
+        const struct kern_span *s = &batch->spans[i];
+        if (cuda->slots[s->slot].classes && !rule_classes(s->rule))
+            drop_members(cuda, s->slot, false);
+    }
 }
 
 /* A step that only decodes is the same as the last one of as many rows: lengths, tables and tokens
@@ -497,6 +562,7 @@ int op_begin_step(struct kern *kern, const struct kern_batch *batch) {
     repeat_step(cuda, batch);
     stage_batch(cuda, batch);
     append(cuda, batch);
+    forget_members(cuda, batch);
     attend_plan(cuda);
     for (int i = 0; i < batch->span_count; i++) note_span(cuda, &batch->spans[i]);
     return 0;
@@ -534,10 +600,85 @@ static __global__ void k_truncate(struct pages p, int slot, int32_t pos) {
     if (threadIdx.x == 0) *length = left;
 }
 
+static __device__ __forceinline__ bool member_before(const struct member &m, int32_t pos) {
+    return m.pos < pos && m.centre < pos;
+}
+
+/* Does the stream lose any of its members, it or its centre being at or after `pos`? Every thread
+ * of the block. */
+static __device__ bool loses_members(const struct pages &p, int slot, int stream, int32_t pos,
+                                     int32_t *room) {
+    const int32_t *table = members_table(p, slot, stream);
+    int length = *members_length(p, slot, stream);
+    if (threadIdx.x == 0) *room = 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < length; i += (int)blockDim.x)
+        if (!member_before(*members_at(p, table, i), pos)) *room = 1;
+    __syncthreads();
+    bool loses = *room != 0;
+    __syncthreads();
+    return loses;
+}
+
+/* A block per stream: counts the pages with other owners where members are lost. */
+static __global__ void k_claim_members(struct pages p, int slot, int32_t pos) {
+    SHARED_MEMORY(shared);
+    const int32_t *table = members_table(p, slot, blockIdx.x);
+    if (pages_failed(p) || !loses_members(p, slot, blockIdx.x, pos, (int32_t *)shared)) return;
+    int pages = members_pages_for(*members_length(p, slot, blockIdx.x));
+    for (int page = threadIdx.x; page < pages; page += (int)blockDim.x)
+        if (p.refs[table[page]] > 1) atomicAdd(&p.state->need, 1ull);
+}
+
+static __global__ void k_own_members(struct pages p, int slot, int32_t pos) {
+    SHARED_MEMORY(shared);
+    if (pages_failed(p) || !loses_members(p, slot, blockIdx.x, pos, (int32_t *)shared)) return;
+    pages_own(p, members_table(p, slot, blockIdx.x), 0,
+              members_pages_for(*members_length(p, slot, blockIdx.x)), (int32_t *)shared);
+}
+
+/* A block per stream: the members that stay close up, a tile of the block's size at a time. */
+static __global__ void k_cut_members(struct pages p, int slot, int32_t pos) {
+    SHARED_MEMORY(shared);
+    int stream = blockIdx.x, length = *members_length(p, slot, stream), to = 0, more;
+    const int32_t *table = members_table(p, slot, stream);
+    if (pages_failed(p) || !loses_members(p, slot, stream, pos, (int32_t *)shared)) return;
+    for (int first = 0; first < length; first += (int)blockDim.x) {
+        int i = first + (int)threadIdx.x;
+        struct member mine = {0, 0, 0};
+        if (i < length) mine = *members_at(p, table, i);
+        bool stays = i < length && member_before(mine, pos);
+        int place = to + block_scan(stays ? 1 : 0, (int *)shared, &more);
+        __syncthreads(); /* the tile was read */
+        if (stays) *members_at(p, table, place) = mine;
+        to += more;
+    }
+    for (int page = members_pages_for(to) + (int)threadIdx.x; page < members_pages_for(length);
+         page += (int)blockDim.x)
+        pages_drop(p, table[page]);
+    if (threadIdx.x == 0) *members_length(p, slot, stream) = to;
+}
+
+/* The members of tokens from `pos` on, and of classes that lose their centre, go: written in place,
+ * so pages with other owners become the slot's own first. ERR_FULL changes nothing. */
+static int cut_members(struct cuda *cuda, int slot, int32_t pos) {
+    unsigned streams = (unsigned)cuda->pages.streams;
+    const size_t room = THREADS / 32 * sizeof(int32_t);
+    LAUNCH(cuda->device, k_claim_members, streams, THREADS, room, cuda->pages, slot, pos);
+    cache_decide(cuda);
+    if (cuda->slots[slot].shared)
+        LAUNCH(cuda->device, k_own_members, streams, THREADS, room, cuda->pages, slot, pos);
+    LAUNCH(cuda->device, k_cut_members, streams, THREADS, room, cuda->pages, slot, pos);
+    return cache_sync(cuda);
+}
+
 int op_truncate(struct kern *kern, int slot, int32_t pos) {
     struct cuda *cuda = cuda_of(kern);
     CHECK(cuda->has_cache && slot >= 0 && slot < cuda->options.slots && pos >= 0);
     cache_changes(cuda);
+    int rc = cuda->slots[slot].classes && pos > 0 ? cut_members(cuda, slot, pos) : 0;
+    if (rc) return rc;
+    if (cuda->slots[slot].classes && pos == 0) drop_members(cuda, slot, true);
     LAUNCH(cuda->device, k_truncate, (unsigned)cuda->pages.streams, 64, 0, cuda->pages, slot, pos);
     struct slot *state = &cuda->slots[slot];
     int64_t most = (int64_t)cuda->pages.streams * pos;
@@ -549,22 +690,30 @@ int op_truncate(struct kern *kern, int slot, int32_t pos) {
 void op_release(struct kern *kern, int slot) {
     struct cuda *cuda = cuda_of(kern);
     CHECK(cuda->has_cache && slot >= 0 && slot < cuda->options.slots);
-    if (!cuda->slots[slot].in_use) return;
-    op_truncate(kern, slot, 0);
+    if (cuda->slots[slot].in_use) op_truncate(kern, slot, 0);
     ring_give(cuda, &cuda->slots[slot]);
     cuda->slots[slot] = {};
+}
+
+static __device__ void share_row(const struct pages &p, int32_t *to, const int32_t *from,
+                                 int pages) {
+    for (int page = threadIdx.x; page < pages; page += (int)blockDim.x) {
+        to[page] = from[page];
+        atomicAdd(&p.refs[from[page]], 1u);
+    }
 }
 
 static __global__ void k_fork(struct pages p, int from, int to) {
     int stream = blockIdx.x, length = *pages_length(p, from, stream);
     const int32_t *source = pages_table(p, from, stream);
     int32_t *target = pages_table(p, to, stream);
-    for (int page = threadIdx.x; page < pages_for(p, length); page += (int)blockDim.x) {
-        target[page] = source[page];
-        atomicAdd(&p.refs[source[page]], 1u);
-    }
+    int members = *members_length(p, from, stream);
+    share_row(p, target, source, pages_for(p, length));
+    share_row(p, members_table(p, to, stream), members_table(p, from, stream),
+              members_pages_for(members));
     if (threadIdx.x != 0) return;
     *pages_length(p, to, stream) = length;
+    *members_length(p, to, stream) = members;
     p.tau[(int64_t)to * p.streams + stream] = p.tau[(int64_t)from * p.streams + stream];
     if (stream % p.heads_kv == 0)
         p.weights[(int64_t)to * p.layers + stream / p.heads_kv] =
@@ -632,16 +781,17 @@ int op_report(struct kern *kern, int slot, struct kern_report *report) {
     const struct pages *p = &cuda->pages;
     CHECK(cuda->has_cache && slot >= 0 && slot < cuda->options.slots);
     size_t streams = (size_t)p->streams;
-    int32_t *lengths = static_cast<int32_t *>(mem_try_alloc(streams, sizeof *lengths));
+    int32_t *lengths = static_cast<int32_t *>(mem_try_alloc(2 * streams, sizeof *lengths));
     if (!lengths) return ERR_NOMEM;
     report->entries = 0;
     report->pages = 0;
-    int rc = device_download(cuda->device, lengths, p->lengths + (size_t)slot * streams,
-                             streams * sizeof *lengths);
+    int rc = device_download(cuda->device, lengths, p->lengths + (size_t)slot * 2 * streams,
+                             2 * streams * sizeof *lengths);
     for (size_t s = 0; s < streams && !rc; s++) {
         if (report->lengths) report->lengths[s] = lengths[s];
         report->entries += (size_t)lengths[s];
         report->pages += (lengths[s] + p->page_slots - 1) / p->page_slots;
+        report->pages += members_pages_for(lengths[streams + s]);
     }
     if (!rc && report->entries && (report->positions || report->log_beta))
         rc = report->entries > report->entries_max ? ERR_LIMIT
@@ -664,12 +814,15 @@ void op_cache_stats(struct kern *kern, struct kern_cache_stats *stats) {
 /* A copy on the host of all that says where pages are. */
 struct dump {
     struct pages_state state;
-    int32_t *tables, *lengths, *ring, *pos;
+    int32_t *tables, *member_tables, *lengths, *ring, *pos;
     uint32_t *refs, *seen;
+    struct member *members; /* of a stream */
+    int32_t *entries;       /* positions of the same stream's entries */
 };
 
 static void close_dump(struct dump *d) {
-    void *arrays[] = {d->tables, d->lengths, d->ring, d->pos, d->refs, d->seen};
+    void *arrays[] = {d->tables, d->member_tables, d->lengths, d->ring,   d->pos,
+                      d->refs,   d->seen,          d->members, d->entries};
     for (void *array : arrays) mem_free(array);
 }
 
@@ -685,12 +838,24 @@ static int open_dump(struct cuda *cuda, struct dump *d) {
     int rc = device_download(cuda->device, &d->state, p->state, sizeof d->state);
     if (!rc)
         rc = dump_array(cuda, (void **)&d->tables, p->tables, streams * (size_t)p->stream_pages);
-    if (!rc) rc = dump_array(cuda, (void **)&d->lengths, p->lengths, streams);
+    if (!rc)
+        rc = dump_array(cuda, (void **)&d->member_tables, p->member_tables,
+                        streams * (size_t)p->member_pages);
+    if (!rc) rc = dump_array(cuda, (void **)&d->lengths, p->lengths, 2 * streams);
     if (!rc) rc = dump_array(cuda, (void **)&d->ring, p->ring, count);
     if (!rc) rc = dump_array(cuda, (void **)&d->refs, p->refs, count);
     if (!rc) rc = dump_array(cuda, (void **)&d->pos, p->pos, count * (size_t)p->page_slots);
     d->seen = static_cast<uint32_t *>(mem_try_alloc(count, sizeof *d->seen));
-    return rc ? rc : d->seen ? 0 : ERR_NOMEM;
+    size_t most = (size_t)p->member_pages * PAGE_MEMBERS, positions = (size_t)p->stream_pages;
+    d->members = static_cast<struct member *>(mem_try_alloc(most, sizeof *d->members));
+    d->entries = static_cast<int32_t *>(
+        mem_try_alloc(positions * (size_t)p->page_slots, sizeof *d->entries));
+    return rc ? rc : d->seen && d->members && d->entries ? 0 : ERR_NOMEM;
+}
+
+/* Of a row: a stream's entries, or its members behind all of those. */
+static const int32_t *length_in(const struct cuda *cuda, const struct dump *d, int slot, int row) {
+    return &d->lengths[(size_t)slot * 2 * (size_t)cuda->pages.streams + (size_t)row];
 }
 
 static int check_stream(const struct cuda *cuda, struct dump *d, int slot, int stream,
@@ -698,7 +863,7 @@ static int check_stream(const struct cuda *cuda, struct dump *d, int slot, int s
     const struct pages *p = &cuda->pages;
     size_t index = (size_t)slot * (size_t)p->streams + (size_t)stream;
     const int32_t *table = d->tables + index * (size_t)p->stream_pages;
-    int32_t length = d->lengths[index], last = -1;
+    int32_t length = *length_in(cuda, d, slot, stream), last = -1;
     const struct slot *state = &cuda->slots[slot];
     if (length < 0 || length > cuda->options.max_positions || (length > 0 && !state->in_use))
         return fault_set(fault, ERR_INTERNAL, "cache", "slot %d stream %d has length %d", slot,
@@ -714,9 +879,58 @@ static int check_stream(const struct cuda *cuda, struct dump *d, int slot, int s
             return fault_set(fault, ERR_INTERNAL, "cache",
                              "slot %d stream %d entry %d: position %d after %d", slot, stream, i,
                              pos, last);
-        last = pos;
+        d->entries[i] = last = pos;
     }
     return 0;
+}
+
+static bool has_entry(const struct dump *d, int32_t length, int32_t pos) {
+    return bsearch(&pos, d->entries, (size_t)length, sizeof pos, [](const void *a, const void *b) {
+               int32_t x = *static_cast<const int32_t *>(a), y = *static_cast<const int32_t *>(b);
+               return (x > y) - (x < y);
+           }) != NULL;
+}
+
+/* Its members on the host; every page it names is one. */
+static int read_members(struct cuda *cuda, struct dump *d, int slot, int stream, int32_t count,
+                        struct fault *fault) {
+    const struct pages *p = &cuda->pages;
+    size_t index = (size_t)slot * (size_t)p->streams + (size_t)stream;
+    const int32_t *table = d->member_tables + index * (size_t)p->member_pages;
+    int pages = members_pages_for(count), rc = 0;
+    if (count < 0 || pages > p->member_pages || (count > 0 && !cuda->slots[slot].classes))
+        return fault_set(fault, ERR_INTERNAL, "cache", "slot %d stream %d has %d members", slot,
+                         stream, count);
+    for (int page = 0; page < pages && !rc; page++) {
+        if (table[page] < 0 || table[page] >= p->count)
+            return fault_set(fault, ERR_INTERNAL, "cache", "slot %d stream %d names page %d", slot,
+                             stream, table[page]);
+        d->seen[table[page]]++;
+        rc = device_download(cuda->device, d->members + (size_t)page * PAGE_MEMBERS,
+                             p->pool + (int64_t)table[page] * PAGE_BYTES,
+                             PAGE_MEMBERS * sizeof *d->members);
+    }
+    return rc;
+}
+
+/* Members ascend, belong to entries that are there, and are none of them. After check_stream. */
+static int check_members(struct cuda *cuda, struct dump *d, int slot, int stream,
+                         struct fault *fault) {
+    int32_t length = *length_in(cuda, d, slot, stream);
+    int32_t count = *length_in(cuda, d, slot, cuda->pages.streams + stream);
+    int rc = read_members(cuda, d, slot, stream, count, fault);
+    for (int32_t i = 0; i < count && !rc; i++) {
+        const struct member *m = &d->members[i], *last = i > 0 ? m - 1 : NULL;
+        bool ascends =
+            !last || m->centre > last->centre || (m->centre == last->centre && m->pos > last->pos);
+        if (ascends && m->pos >= 0 && m->pos < cuda->slots[slot].next_pos && m->gain >= 0 &&
+            isfinite(m->gain) && has_entry(d, length, m->centre) && !has_entry(d, length, m->pos))
+            continue;
+        rc = fault_set(fault, ERR_INTERNAL, "cache",
+                       "slot %d stream %d member %d: position %d in the class of %d, gain %g", slot,
+                       stream, i, m->pos, m->centre, (double)m->gain);
+    }
+    return rc;
 }
 
 static int check_free(const struct cuda *cuda, struct dump *d, struct fault *fault) {
@@ -742,8 +956,10 @@ int op_cache_check(struct kern *kern, struct fault *fault) {
     int rc = open_dump(cuda, &d);
     if (rc) fault_set(fault, rc, "cache", "%s while copying the tables", err_text(rc));
     for (int slot = 0; slot < cuda->options.slots && rc == 0; slot++)
-        for (int stream = 0; stream < cuda->pages.streams && rc == 0; stream++)
+        for (int stream = 0; stream < cuda->pages.streams && rc == 0; stream++) {
             rc = check_stream(cuda, &d, slot, stream, fault);
+            if (rc == 0) rc = check_members(cuda, &d, slot, stream, fault);
+        }
     if (rc == 0) rc = check_free(cuda, &d, fault);
     close_dump(&d);
     return rc;

@@ -76,6 +76,7 @@ static struct kern_ops make_table(const char *name) {
     t.cache_info = op_cache_info;
     t.cache_fit = op_cache_fit;
     t.rule_check = op_rule_check;
+    t.prepare = op_prepare;
     t.begin_step = op_begin_step;
     t.qk_rope = op_qk_rope;
     t.write_kv = op_write_kv;

@@ -49,20 +49,38 @@ static __device__ __forceinline__ float remembered(const struct kern_observe &ob
     return __fadd_rn(old, now);
 }
 
+/* fresh[i] becomes the larger of itself and of all queries' attention, brought to the same sum. */
+static __device__ void align_global(const struct pages &p, const int32_t *table, float *fresh,
+                                    int count, double *room) {
+    double local = 0, global = 0;
+    int threads = (int)blockDim.x;
+    for (int i = threadIdx.x; i < count; i += threads) {
+        local += (double)fresh[i];
+        global += (double)p.score[pages_side(p, table, i)];
+    }
+    local = block_total(local, room);
+    global = block_total(global, room);
+    if (!(global > 0)) return;
+    float scale = (float)(local / global);
+    for (int i = threadIdx.x; i < count; i += threads)
+        fresh[i] = fmaxf(fresh[i], __fmul_rn(p.score[pages_side(p, table, i)], scale));
+}
+
 /* What the candidates will remember: x, divided by the largest, mixed with what they remember.
  * fresh[i] belongs to thread i % blockDim.x until the next barrier. */
 static __device__ void refresh(const struct evict_args &a, const struct due &d,
                                const struct stream_state &state, const int32_t *table,
-                               float *room) {
+                               double *room) {
     const struct pages &p = a.streams.pages;
     const struct kern_observe &observe = d.rule.observe;
     float *fresh = a.fresh + state.first, most = 0;
     int threads = (int)blockDim.x;
+    if (observe.window > 0 && observe.global) align_global(p, table, fresh, state.candidates, room);
     for (int i = threadIdx.x; i < state.candidates; i += threads) {
         if (observe.window == 0) fresh[i] = p.score[pages_side(p, table, i)];
         most = fmaxf(most, fresh[i]);
     }
-    most = observe.normalise ? block_most(most, room) : 0;
+    most = observe.normalise ? block_most(most, (float *)room) : 0;
     for (int i = threadIdx.x; i < state.candidates; i += threads) {
         float now = most > 0 ? __fdiv_rn(fresh[i], most) : fresh[i];
         fresh[i] = remembered(observe, p.score[pages_side(p, table, i)], now);
@@ -100,7 +118,7 @@ static __global__ void k_score(const struct evict_args a) {
     const struct due &d = a.due[state.subject];
     const int32_t *table = pages_table(p, d.slot, state.stream);
     bool attention = d.rule.score == KERN_SCORE_ATTENTION;
-    if (attention) refresh(a, d, state, table, (float *)shared);
+    if (attention) refresh(a, d, state, table, (double *)shared);
     __syncthreads();
     for (int i = threadIdx.x; i < state.length; i += (int)blockDim.x) {
         int64_t side = pages_side(p, table, i);
@@ -118,6 +136,8 @@ static __global__ void k_score(const struct evict_args a) {
 struct pass {
     int field, shift, bits;
 };
+
+enum which { WHICH_FIRST, WHICH_SECOND, WHICH_REACH };
 
 /* Adds the entries of a stream that agree with the cut so far to the block's histogram. */
 static __device__ void count_stream(const struct pages &p, int slot, int stream,
@@ -187,14 +207,16 @@ static __device__ bool gather_bins(struct cut *cut, uint32_t *mine, uint32_t *al
 
 /* Block (group * group_blocks + part, due). The last block of a group to arrive picks. */
 static __global__ void k_select(const struct evict_args a, struct pass pass, bool first,
-                                bool second) {
+                                int which) {
     SHARED_MEMORY(shared);
     uint32_t *mine = (uint32_t *)shared, *room = mine + BINS;
     int *found = (int *)(room + THREADS / 32);
     const struct pages &p = a.streams.pages;
     if (pages_failed(p)) return;
     const struct due &d = a.due[blockIdx.y];
-    const struct contest c = second ? d.second : d.first;
+    const struct contest c = which == WHICH_REACH    ? d.reach
+                             : which == WHICH_SECOND ? d.second
+                                                     : d.first;
     if ((int)blockIdx.x >= c.groups * c.group_blocks) return;
     int group = (int)blockIdx.x / c.group_blocks, part = (int)blockIdx.x % c.group_blocks;
     struct cut *cut = &a.cuts[c.first_cut + group];
@@ -228,6 +250,21 @@ static __device__ struct written pages_written(const struct pages &p, const stru
     return w;
 }
 
+/* One thread, when it is known how many stay: how many may join a class or stay, and the pages for
+ * the members there can be then. */
+static __device__ unsigned long long plan_members(const struct evict_args &a, const struct due &d,
+                                                  const struct stream_state &state) {
+    const struct pages &p = a.streams.pages;
+    struct cut *cut = &a.cuts[d.reach.first_cut + state.stream];
+    const int32_t *table = members_table(p, d.slot, state.stream);
+    int members = *members_length(p, d.slot, state.stream), held = members_pages_for(members);
+    cut->wanted = cut->room = (uint32_t)state.kept + (uint32_t)d.members_max;
+    if (state.kept == state.length) return 0;
+    int need = members_pages_for(classes_most(d, state, members)) - held;
+    for (int page = 0; page < held; page++) need += p.refs[table[page]] > 1;
+    return (unsigned long long)need;
+}
+
 /* Block (state): where the first gap is and how many stay. */
 static __global__ void k_count(const struct evict_args a) {
     SHARED_MEMORY(shared);
@@ -254,7 +291,7 @@ static __global__ void k_count(const struct evict_args a) {
     state.lead = *lead;
     state.kept = *kept;
     struct written w = pages_written(p, d, state);
-    unsigned long long need = 0;
+    unsigned long long need = d.reach.groups > 0 ? plan_members(a, d, state) : 0;
     for (int page = w.from; page < w.to; page++) need += p.refs[table[page]] > 1;
     if (need) atomicAdd(&p.state->need, need);
 }
@@ -263,28 +300,12 @@ static __global__ void k_count(const struct evict_args a) {
  * first. One sequence per launch. */
 static __global__ void k_own(const struct evict_args a) {
     SHARED_MEMORY(shared);
-    int32_t *fresh = (int32_t *)shared;
     const struct pages &p = a.streams.pages;
     if (pages_failed(p)) return;
     const struct stream_state &state = a.streams.states[blockIdx.x];
     const struct due &d = a.due[state.subject];
-    int32_t *table = pages_table(p, d.slot, state.stream);
     struct written w = pages_written(p, d, state);
-    for (int page = w.from; page < w.to; page++) {
-        if (threadIdx.x == 0) {
-            *fresh = -1;
-            if (p.refs[table[page]] > 1) *fresh = pages_taken(p, pages_take(p, 1));
-        }
-        __syncthreads();
-        int32_t mine = *fresh;
-        if (mine >= 0) pages_copy(p, mine, table[page], threadIdx.x, blockDim.x);
-        __syncthreads();
-        if (mine >= 0 && threadIdx.x == 0) {
-            atomicSub(&p.refs[table[page]], 1u);
-            table[page] = mine;
-        }
-        __syncthreads();
-    }
+    pages_own(p, pages_table(p, d.slot, state.stream), w.from, w.to, (int32_t *)shared);
 }
 
 /* ---- Compaction -------------------------------------------------------------------------------
@@ -399,13 +420,14 @@ static __global__ void k_compact(const struct evict_args a) {
 /* ---- The host's side ------------------------------------------------------------------------- */
 
 int op_rule_check(const struct kern_rule *rule, struct fault *fault) {
-    if (rule->merge != KERN_MERGE_CLASSES) return 0;
-    return fault_set(fault, ERR_UNSUPPORTED, "merge", "the CUDA backend has no classes of entries");
+    if (!rule_classes(rule) || rule_adds(rule)) return 0;
+    return fault_set(fault, ERR_UNSUPPORTED, "merge",
+                     "classes need the attention of all queries added up");
 }
 
 /* What the rules of the sequences at hand ask for. */
 struct wants {
-    bool attention, window, preference, density, layers, redundancy, floor, merge;
+    bool attention, window, preference, density, layers, redundancy, floor, merge, classes;
 };
 
 /* The host's lists of an eviction, and where their copies go. */
@@ -456,6 +478,7 @@ static void make_contests(const struct cuda *cuda, struct lists *l, struct due *
         places -= (int64_t)(rule->floor * (float)places / (float)streams) * streams;
     d->first = make_contest(cuda, l, group, places);
     if (floors) d->second = make_contest(cuda, l, 1, 0);
+    if (rule_classes(rule)) d->reach = make_contest(cuda, l, 1, 0);
     unsigned first = (unsigned)(d->first.groups * d->first.group_blocks);
     unsigned second = (unsigned)d->second.groups;
     if (first > l->blocks) l->blocks = first;
@@ -469,6 +492,7 @@ static struct due make_due(const struct cuda *cuda, const struct kern_evict *fro
     d.slot = from->slot;
     d.tokens = from->tokens;
     d.keep = from->keep;
+    d.members_max = kern_members_max(from->rule, from->keep);
     float least = least_score(from->rule);
     d.least = least == -INFINITY ? 0 : float_key(least);
     d.remembers = asks_window(from->rule) && from->rule->observe.history != KERN_HISTORY_NONE;
@@ -484,6 +508,8 @@ static void make_looks(const struct cuda *cuda, struct lists *l, const struct du
     struct look *look = &l->looks[index], *measure = &l->measures[index];
     look_at_window(&cuda->slots[d->slot], d->tokens, look, positions);
     look->layer_stride = (int64_t)look->modulus * o->heads_q * o->head_dim;
+    look->classes = rule_classes(&d->rule);
+    look->positions = d->rule.classes.positions;
     *measure = *look;
     look->observe = d->rule.observe;
     look->kind = asks_window(&d->rule) ? LOOK_WINDOW : LOOK_NONE;
@@ -503,6 +529,7 @@ static void note_wants(struct wants *w, const struct due *d) {
     w->redundancy |= rule->redundancy.on;
     w->floor |= d->second.groups > 0;
     w->merge |= rule->merge != KERN_MERGE_NONE;
+    w->classes |= rule_classes(rule);
 }
 
 static void *list(size_t count, size_t size) {
@@ -518,7 +545,7 @@ static struct lists make_lists(const struct cuda *cuda, const struct kern_evict 
     l.looks = static_cast<struct look *>(list(n, sizeof *l.looks));
     l.measures = static_cast<struct look *>(list(n, sizeof *l.measures));
     l.positions = static_cast<int32_t *>(list(n * KERN_WINDOW_MAX, sizeof *l.positions));
-    l.cuts = static_cast<struct cut *>(list(2 * n * streams, sizeof *l.cuts));
+    l.cuts = static_cast<struct cut *>(list(3 * n * streams, sizeof *l.cuts));
     for (int i = 0; i < count; i++) {
         struct due *d = &l.dues[i];
         *d = make_due(cuda, &due[i], i);
@@ -549,6 +576,14 @@ struct stages {
     int count;
 };
 
+/* Members that a slot has at most. */
+static int64_t members_held(const struct cuda *cuda, int index) {
+    const struct slot *slot = &cuda->slots[index];
+    int64_t each = (int64_t)cuda->pages.streams * slot->members_each + slot->members_brought;
+    int64_t positions = (int64_t)cuda->pages.streams * slot->next_pos;
+    return each < positions ? each : positions;
+}
+
 /* Sizes that do not depend on memory. */
 static void measure_stages(const struct cuda *cuda, const struct lists *l, struct stages *s) {
     struct streams_args *streams = &s->args.streams;
@@ -562,7 +597,11 @@ static void measure_stages(const struct cuda *cuda, const struct lists *l, struc
         if (l->looks[i].query_count > s->look.queries_max)
             s->look.queries_max = l->looks[i].query_count;
     }
-    if (s->wants.merge) streams->items_max = 2 * streams->items_max; /* of half the size */
+    if (s->wants.merge) /* blocks of fewer entries than a chunk has */
+        streams->items_max *= PRODUCT_KEYS / (s->wants.classes ? JOIN_ROWS : PRODUCT_ROWS);
+    if (s->wants.classes) s->args.old_max = members_held(cuda, l->dues[0].slot);
+    s->look.classes = s->wants.classes;
+    s->look.plain = !s->wants.classes;
     s->look.group = cuda_group(cuda);
     s->look.heads_q = cuda->options.heads_q;
     s->look.parts_max = s->look.group;
@@ -591,6 +630,12 @@ static void place_stages(const struct cuda *cuda, const struct lists *l, struct 
     a->links = piece<int32_t>(room, w->merge ? entries : 0);
     a->gone = piece<int32_t>(room, w->merge ? entries : 0);
     a->target = piece<int32_t>(room, w->merge ? entries : 0);
+    a->value_norm = piece<float>(room, w->classes ? entries : 0);
+    a->joined = piece<int32_t>(room, w->classes ? entries : 0);
+    a->first = piece<int32_t>(room, w->classes ? entries : 0);
+    a->place = piece<int32_t>(room, w->classes ? entries : 0);
+    a->old = piece<struct member>(room, w->classes ? (size_t)a->old_max : 0);
+    a->old_used = piece<unsigned long long>(room, w->classes ? 1 : 0);
     s->look.streams = a->streams;
     s->look.fresh = a->fresh;
     s->look.sums = a->sums;
@@ -640,15 +685,18 @@ static bool open_stages(struct cuda *cuda, const struct kern_evict *due, int cou
 /* ---- The stages -------------------------------------------------------------------------------
  */
 
-static void select(struct cuda *cuda, const struct stages &s, bool second) {
+static void select(struct cuda *cuda, const struct stages &s, enum which which) {
     static const struct pass passes[] = {
         {FIELD_KEY, 21, 11}, {FIELD_KEY, 10, 11}, {FIELD_KEY, 0, 10},    {FIELD_POS, 20, 11},
         {FIELD_POS, 9, 11},  {FIELD_POS, 0, 9},   {FIELD_STREAM, 9, 11}, {FIELD_STREAM, 0, 9}};
     const size_t shared = (BINS + THREADS / 32 + 1) * sizeof(uint32_t);
-    dim3 grid(second ? s.second_blocks : s.blocks, (unsigned)s.count);
+    unsigned blocks = which == WHICH_FIRST    ? s.blocks
+                      : which == WHICH_SECOND ? s.second_blocks
+                                              : (unsigned)cuda->pages.streams;
+    dim3 grid(blocks, (unsigned)s.count);
     for (const struct pass &pass : passes)
         LAUNCH(cuda->device, k_select, grid, THREADS, shared, s.args, pass, &pass == passes,
-               second);
+               (int)which);
 }
 
 static size_t compact_shared(const struct cuda *cuda) {
@@ -668,19 +716,19 @@ static void score(struct cuda *cuda, struct stages *s) {
     }
     if (w->redundancy) redundancy_find(cuda, s->args);
     LAUNCH(cuda->device, k_score, (unsigned)s->args.streams.state_count, THREADS,
-           THREADS / 32 * sizeof(float), s->args);
+           THREADS / 32 * sizeof(double), s->args);
 }
 
 /* Who stays. */
 static void choose(struct cuda *cuda, const struct stages &s) {
     if (s.wants.layers) share_layers(cuda, s.args, s.count, s.wants.density);
-    select(cuda, s, false);
+    select(cuda, s, WHICH_FIRST);
     if (!s.wants.floor) return;
     share_floor(cuda, s.args, s.count);
-    select(cuda, s, true);
+    select(cuda, s, WHICH_SECOND);
 }
 
-/* All at once, or one that may share pages with others. */
+/* All at once, or one that may share pages with others or has classes, whose rooms are large. */
 static void evict(struct cuda *cuda, const struct kern_evict *due, int count, bool shared) {
     struct stages s = {};
     if (!open_stages(cuda, due, count, &s)) return;
@@ -691,22 +739,34 @@ static void evict(struct cuda *cuda, const struct kern_evict *due, int count, bo
         LAUNCH(cuda->device, k_count, states, THREADS, 2 * sizeof(int), s.args);
     if (shared || s.wants.merge) cache_decide(cuda);
     if (shared) LAUNCH(cuda->device, k_own, states, THREADS, sizeof(int32_t), s.args);
-    if (s.wants.merge) merge_all(cuda, s.args);
+    if (s.wants.classes) {
+        select(cuda, s, WHICH_REACH);
+        classes_own(cuda, s.args);
+        classes_join(cuda, s.args);
+    } else if (s.wants.merge) {
+        merge_all(cuda, s.args);
+    }
     LAUNCH(cuda->device, k_compact, states, COMPACT_THREADS, compact_shared(cuda), s.args);
     for (int i = 0; i < count; i++) {
         struct slot *slot = &cuda->slots[due[i].slot];
         int64_t most = (int64_t)cuda->pages.streams * due[i].keep;
         slot->measured = true;
+        int32_t members = kern_members_max(due[i].rule, due[i].keep);
         if (slot->entries_most > most) slot->entries_most = most;
+        if (slot->members_each < members) slot->members_each = members;
     }
 }
 
-/* Runs of sequences whose pages are all their own go together. */
+static bool goes_alone(const struct cuda *cuda, const struct kern_evict *due) {
+    return cuda->slots[due->slot].shared || rule_classes(due->rule);
+}
+
+/* Runs of the others go together. */
 static int evict_all(struct cuda *cuda, const struct kern_evict *due, int count) {
     for (int i = 0, n; i < count; i += n) {
-        bool shared = cuda->slots[due[i].slot].shared;
-        for (n = 1; !shared && i + n < count && !cuda->slots[due[i + n].slot].shared;) n++;
-        evict(cuda, &due[i], n, shared);
+        bool alone = goes_alone(cuda, &due[i]);
+        for (n = 1; !alone && i + n < count && !goes_alone(cuda, &due[i + n]);) n++;
+        evict(cuda, &due[i], n, cuda->slots[due[i].slot].shared);
     }
     return 0;
 }

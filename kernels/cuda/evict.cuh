@@ -8,6 +8,7 @@
  *   share      k_share*                  places of layers and streams (share.cu)
  *   select     k_select                  the lowest rank that is kept (evict.cu)
  *   merge      k_merge_*                 evicted entries into kept ones (merge.cu)
+ *   join       k_class_*                 or into their classes (classes.cu)
  *   compact    k_compact                 closing the gaps (evict.cu)
  *
  * A subject is a sequence that is looked at: all its streams when it evicts, those of one layer
@@ -20,6 +21,7 @@
 #define KEEPD_KERNELS_CUDA_EVICT_CUH
 
 #include "kernels/cuda/internal.h"
+#include "kernels/cuda/keys.cuh"
 #include "kernels/share.h"
 
 /* Parts of a room, one after the other; without a base only their size is found. */
@@ -53,6 +55,7 @@ struct stream_state {
     int32_t item; /* the first of them */
     int32_t lead; /* entries before the first one that goes */
     int32_t kept;
+    int32_t gone;       /* evicted entries that look for one to merge with */
     int32_t best;       /* entries among the best of its pool */
     int64_t first;      /* its first entry in arrays of one number per entry */
     double measured[2]; /* for the weights of layers */
@@ -98,9 +101,16 @@ struct look {
     struct kern_observe observe;
     int32_t kind;
     int32_t query_count, origin, modulus;
+    bool classes, positions;  /* entries have members (kern.h, struct kern_classes) */
+    int32_t row;              /* of the step, of the first query; LOOK_MASS */
     const uint16_t *queries;  /* [layer][place][heads_q * head_dim] */
     int64_t layer_stride;     /* in elements; 0: queries of one layer only */
     const int32_t *query_pos; /* [query_count], ascending; NULL: from origin on */
+};
+
+/* What a query sees: entries [low, high), and of their members those at positions (least, pos]. */
+struct sight {
+    int32_t low, high, pos, least;
 };
 
 /* Of the softmax over a row (or a combination of rows): largest logit, 1 / sum. */
@@ -113,15 +123,20 @@ struct look_args {
     const struct look *looks;
     struct look_stat *partial; /* [items][vectors] */
     struct look_stat *stats;   /* [states][vectors] */
-    int32_t *sees;             /* [states][queries]: entries that the softmax runs over */
+    struct sight *sees;        /* [states][queries]: what the softmax runs over */
     float *fresh;              /* [entries] */
     double *sums;              /* [items][2] */
+    float *out;                /* LOOK_MASS with classes: attention's answers, of all rows */
     int queries_max, vectors_max, parts_max;
     int heads_q, group;
-    float scale; /* of logits, times log2(e) */
+    int window;          /* keys so far behind a query are masked; 0: none */
+    bool plain, classes; /* are there looks of either kind? */
+    float scale;         /* of logits, times log2(e) */
 };
 
 void look_all(struct cuda *cuda, const struct look_args &args);
+/* Attention's answers where entries have classes, with the sums that look_all has left. */
+void classes_attend(struct cuda *cuda, const struct look_args &args);
 void look_room(struct pieces *room, struct look_args *args); /* places for its results */
 /* The queries of a slot's window; `positions` has room for KERN_WINDOW_MAX, to be staged. */
 void look_at_window(const struct slot *slot, int32_t tokens, struct look *look, int32_t *positions);
@@ -156,7 +171,9 @@ struct due {
     uint32_t least;               /* entries with a lower key go in any case */
     bool remembers;               /* entries keep their new score */
     bool measures;                /* the layers' weights are taken now */
+    int32_t members_max;          /* kern_members_max */
     struct contest first, second; /* second: with a floor, when streams know their places */
+    struct contest reach;         /* with classes: who may join one */
     int64_t first_part;           /* in the array of parts */
 };
 
@@ -174,8 +191,15 @@ struct evict_args {
     unsigned long long *forgiven; /* in units of 2^-32 */
     float *totals;                /* [items][head_dim]: sums of khat over a chunk */
     int32_t *links;               /* see merge.cu */
-    int32_t *gone;                /* evicted entries of a stream, ascending */
+    int32_t *gone;                /* evicted entries of a stream that merge, ascending */
     int32_t *target;              /* theirs */
+
+    /* Classes, one sequence at a time; see classes.cu. */
+    float *value_norm;               /* [entries] lengths of values; norm: of keys */
+    int32_t *joined, *first, *place; /* [entries] */
+    struct member *old;              /* [old_max]: the members as they were */
+    unsigned long long *old_used;
+    int64_t old_max;
 };
 
 static __device__ __forceinline__ const struct cut &final_cut(const struct evict_args &a,
@@ -226,5 +250,41 @@ void share_floor(struct cuda *cuda, const struct evict_args &args, int count);
 
 /* When it is known what goes and all pages are the streams' own. */
 void merge_all(struct cuda *cuda, const struct evict_args &args);
+/* Its stages that classes share: who goes, and lists of whom each target takes in. */
+#define MERGE_STAYS  (-2) /* links: nobody joins it */
+#define MERGE_NOBODY (-1)
+void merge_gone(struct cuda *cuda, const struct evict_args &args);
+void merge_link(struct cuda *cuda, const struct evict_args &args);
+
+/* The more alike; equal ones: the newer. NaN is nobody's. */
+struct likeness {
+    float alike;
+    int32_t entry;
+};
+
+static __device__ __forceinline__ struct likeness better(struct likeness a, struct likeness b) {
+    if (b.entry < 0) return a;
+    if (a.entry < 0) return b;
+    if (a.alike != b.alike) return a.alike > b.alike ? a : b;
+    return a.entry > b.entry ? a : b;
+}
+
+/* ---- Classes: classes.cu ----------------------------------------------------------------------
+ */
+
+#define JOIN_ROWS (PRODUCT_ROWS / 2) /* evicted entries that look for a class at a time */
+
+/* Members a stream can have when its evicted entries have joined. */
+static __device__ __forceinline__ int classes_most(const struct due &d,
+                                                   const struct stream_state &state, int members) {
+    int64_t all = (int64_t)members + state.length - state.kept;
+    int64_t most = all < d.members_max ? all : d.members_max;
+    return most > members ? (int)most : members;
+}
+
+/* Pages for as many: counted by k_count, taken by the launch. */
+void classes_own(struct cuda *cuda, const struct evict_args &args);
+/* When it is known what goes and who reaches a class, and all pages are the streams' own. */
+void classes_join(struct cuda *cuda, const struct evict_args &args);
 
 #endif

@@ -29,7 +29,10 @@ struct slot {
     bool shared;   /* has been forked, so pages may have other owners: writers look */
     bool measured; /* has evicted: the weights of layers are what they were then */
     int32_t next_pos;
-    int64_t entries_most; /* it holds no more: counted from what was appended and evicted */
+    int64_t entries_most;    /* it holds no more: counted from what was appended and evicted */
+    bool classes;            /* its entries may have members */
+    int32_t members_each;    /* evictions left no stream more of them */
+    int64_t members_brought; /* with a snapshot */
 
     /* The last queries, when the rule has a window: the query at position p lies at p % window of
      * the ring if ring_pos says so. Device, [layers][window][heads_q * head_dim] bf16, rotated, not
@@ -54,6 +57,7 @@ struct span {
     uint16_t *ring;    /* NULL: its queries are not remembered */
     float score;       /* of the new entries */
     bool adds, begins; /* attention is added up in the entries; the slot was not in use */
+    bool classes;      /* entries have members: its attention is what is added up (classes.cu) */
 };
 
 /* One decoding row: its stream of every (layer, head) is an item's source. */
@@ -184,12 +188,14 @@ int op_snapshot_import(struct kern *kern, int slot, int block, const struct kern
 int ring_take(struct cuda *cuda, struct slot *slot, int32_t window);
 void ring_give(struct cuda *cuda, struct slot *slot); /* fine without a ring */
 size_t ring_bytes(const struct cuda *cuda, int32_t window);
-void rings_close(struct cuda *cuda);
+bool rings_close(struct cuda *cuda); /* those not in use; were there any? */
+int op_prepare(struct kern *kern, int slot, const struct kern_rule *rule);
 /* What the step's rules want of its queries: lists, once a step; queries of a layer, before its
- * attention; their mass, after it. */
+ * attention; their mass, after it, with the answers where entries have classes. `window` is
+ * kern_attend_options'. */
 void mass_stage(struct cuda *cuda, const struct kern_batch *batch);
 void keep_queries(struct cuda *cuda, int layer, const float *qkv, float scale);
-void add_mass(struct cuda *cuda, int layer);
+void add_mass(struct cuda *cuda, int layer, float *out, int window);
 void mass_close(struct cuda *cuda);
 
 /* Queries that a rule wants remembered; 0 without a rule. */
@@ -199,7 +205,12 @@ static inline int32_t rule_window(const struct kern_rule *rule) {
 
 /* Does it add up every query's attention? */
 static inline bool rule_adds(const struct kern_rule *rule) {
-    return rule && rule->score == KERN_SCORE_ATTENTION && rule->observe.window == 0;
+    return rule && rule->score == KERN_SCORE_ATTENTION &&
+           (rule->observe.window == 0 || rule->observe.global);
+}
+
+static inline bool rule_classes(const struct kern_rule *rule) {
+    return rule && rule->merge == KERN_MERGE_CLASSES;
 }
 
 /* attend.cu */

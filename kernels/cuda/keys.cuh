@@ -53,12 +53,13 @@ template <int D> static __device__ struct product product_open(char *shared) {
     return p;
 }
 
-/* Starts to read entries [first, first + count), count <= PRODUCT_KEYS, first at the beginning of a
- * page; nobody reads the keys before any more. */
+/* Starts to read the keys (side 1: the values, to the same places) of entries [first, first +
+ * count), count <= PRODUCT_KEYS, first at the beginning of a page; nobody reads the keys before any
+ * more. */
 template <int D>
-static __device__ __forceinline__ void product_fetch(const struct product &p,
-                                                     const struct pages &pages,
-                                                     const int32_t *table, int first, int count) {
+static __device__ __forceinline__ void
+product_fetch(const struct product &p, const struct pages &pages, const int32_t *table, int first,
+              int count, int side = 0) {
     typedef product_shape<D> S;
     int lane = threadIdx.x, from = first / S::P, many = (count + S::P - 1) / S::P;
     if (lane >= 32) return;
@@ -66,7 +67,8 @@ static __device__ __forceinline__ void product_fetch(const struct product &p,
     if (lane == 0) ptx_barrier_expect(p.barrier, (uint32_t)(many * PAGE_SIDE));
     __syncwarp();
     if (lane < many)
-        ptx_bulk_copy(p.keys + lane * PAGE_SIDE, pages_at(pages, page), PAGE_SIDE, p.barrier);
+        ptx_bulk_copy(p.keys + lane * PAGE_SIDE, pages_at(pages, page) + side * PAGE_SIDE,
+                      PAGE_SIDE, p.barrier);
 }
 
 /* Until the keys are there. Every thread. */

@@ -17,9 +17,9 @@
 
 #define THREADS     256
 #define BLOCKS_EACH 2
-#define STAYS       (-2)
+#define STAYS       MERGE_STAYS
 #define GOES        (-1)
-#define NOBODY      (-1)
+#define NOBODY      MERGE_NOBODY
 
 static __device__ __forceinline__ bool merges(const struct due &d,
                                               const struct stream_state &state) {
@@ -29,7 +29,16 @@ static __device__ __forceinline__ bool merges(const struct due &d,
 /* ---- Who goes ---------------------------------------------------------------------------------
  */
 
-/* Block (state). Its work becomes the number of blocks of evicted entries. */
+/* Does an entry that goes look for a target? */
+static __device__ __forceinline__ bool seeks(const struct evict_args &a, const struct due &d,
+                                             const struct stream_state &state, int64_t side) {
+    const struct pages &p = a.streams.pages;
+    if (d.reach.groups == 0) return true;
+    return compare_rank(p, side, state.stream, a.cuts[d.reach.first_cut + state.stream], FIELDS) >=
+           0;
+}
+
+/* Block (state). Its work becomes the number of blocks of entries that look for a target. */
 static __global__ void k_merge_gone(const struct evict_args a) {
     SHARED_MEMORY(shared);
     int *room = (int *)shared;
@@ -38,8 +47,7 @@ static __global__ void k_merge_gone(const struct evict_args a) {
     struct stream_state &state = a.streams.states[blockIdx.x];
     const struct due &d = a.due[state.subject];
     bool on = merges(d, state);
-    if (threadIdx.x == 0)
-        state.work = on ? (state.length - state.kept + PRODUCT_ROWS - 1) / PRODUCT_ROWS : 0;
+    if (threadIdx.x == 0) state.gone = state.work = 0;
     if (!on) return;
     const int32_t *table = pages_table(p, d.slot, state.stream);
     const struct cut cut = final_cut(a, d, state.stream);
@@ -47,30 +55,22 @@ static __global__ void k_merge_gone(const struct evict_args a) {
     for (int first = 0; first < state.length; first += (int)blockDim.x) {
         int i = first + (int)threadIdx.x;
         bool held = i < state.length;
-        bool stays = held && is_kept(p, pages_side(p, table, i), state.stream, cut, d.least);
-        int place = at + block_scan(held && !stays ? 1 : 0, room, &more);
+        int64_t side = held ? pages_side(p, table, i) : 0;
+        bool stays = held && is_kept(p, side, state.stream, cut, d.least);
+        bool looks = held && !stays && seeks(a, d, state, side);
+        int place = at + block_scan(looks ? 1 : 0, room, &more);
         at += more;
         if (!held) continue;
         a.links[state.first + i] = stays ? STAYS : GOES;
-        if (!stays) a.gone[state.first + place] = i;
+        if (looks) a.gone[state.first + place] = i;
     }
+    const int rows = d.reach.groups > 0 ? JOIN_ROWS : PRODUCT_ROWS;
+    if (threadIdx.x == 0) state.gone = at;
+    if (threadIdx.x == 0) state.work = (at + rows - 1) / rows;
 }
 
 /* ---- Targets ----------------------------------------------------------------------------------
  */
-
-/* The more alike; equal ones: the newer. NaN is nobody's. */
-struct likeness {
-    float alike;
-    int32_t entry;
-};
-
-static __device__ __forceinline__ struct likeness better(struct likeness a, struct likeness b) {
-    if (b.entry < 0) return a;
-    if (a.entry < 0) return b;
-    if (a.alike != b.alike) return a.alike > b.alike ? a : b;
-    return a.entry > b.entry ? a : b;
-}
 
 struct seekers {
     struct product product;
@@ -137,9 +137,8 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS) k_merge_find(const str
         const struct item item = a.streams.items[i];
         s.state = &a.streams.states[item.state];
         s.table = pages_table(p, a.due[s.state->subject].slot, s.state->stream);
-        int gone = s.state->length - s.state->kept;
         s.first = item.chunk * PRODUCT_ROWS;
-        s.rows = gone - s.first < PRODUCT_ROWS ? gone - s.first : PRODUCT_ROWS;
+        s.rows = s.state->gone - s.first < PRODUCT_ROWS ? s.state->gone - s.first : PRODUCT_ROWS;
         __syncthreads();
         for (int k = threadIdx.x; k < s.rows * CHUNKS; k += PRODUCT_THREADS)
             product_take_key<D>(s.product, k / CHUNKS, p, s.table,
@@ -160,9 +159,8 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS) k_merge_find(const str
 /* The stream's threshold, with this eviction's mean in it; NaN when nobody found a target. */
 static __device__ float threshold(const struct evict_args &a, const struct due &d,
                                   const struct stream_state &state, double *room) {
-    int gone = state.length - state.kept;
     double sum = 0, found = 0;
-    for (int k = threadIdx.x; k < gone; k += (int)blockDim.x) {
+    for (int k = threadIdx.x; k < state.gone; k += (int)blockDim.x) {
         if (a.target[state.first + k] == NOBODY) continue;
         sum += (double)a.alike[state.first + a.gone[state.first + k]];
         found += 1;
@@ -182,12 +180,13 @@ static __device__ float threshold(const struct evict_args &a, const struct due &
 /* One warp: 32 evicted entries, those of older ones coming later, before the lists they belong to.
  * The lists end up in the order of entries. */
 static __device__ void link_tile(const struct evict_args &a, const struct stream_state &state,
-                                 int first, int gone, float tau, int lane) {
-    int k = first + lane;
+                                 int first, float tau, bool above, int lane) {
+    int k = first + lane, gone = state.gone;
     int32_t *links = a.links + state.first;
     int32_t entry = k < gone ? a.gone[state.first + k] : 0;
     int32_t target = k < gone ? a.target[state.first + k] : NOBODY;
     if (k < gone && !(a.alike[state.first + entry] >= tau)) target = NOBODY;
+    if (k < gone && above && a.alike[state.first + entry] == tau) target = NOBODY;
     uint32_t same = __match_any_sync(WARP_ALL, target < 0 ? -1 - lane : target);
     uint32_t newer = same & ~((2u << lane) - 1);
     int32_t next = newer ? a.gone[state.first + first + __ffs((int)newer) - 1] : NOBODY;
@@ -204,12 +203,12 @@ static __global__ void k_merge_link(const struct evict_args a) {
     if (pages_failed(a.streams.pages)) return;
     const struct stream_state &state = a.streams.states[blockIdx.x];
     const struct due &d = a.due[state.subject];
-    if (!merges(d, state)) return;
-    float tau = threshold(a, d, state, (double *)shared);
-    int gone = state.length - state.kept;
+    if (!merges(d, state) || state.gone == 0) return;
+    bool classes = d.reach.groups > 0;
+    float tau = classes ? d.rule.classes.tau : threshold(a, d, state, (double *)shared);
     if (isnan(tau) || threadIdx.x >= 32) return;
-    for (int first = (gone - 1) / 32 * 32; first >= 0; first -= 32)
-        link_tile(a, state, first, gone, tau, (int)threadIdx.x);
+    for (int first = (state.gone - 1) / 32 * 32; first >= 0; first -= 32)
+        link_tile(a, state, first, tau, classes, (int)threadIdx.x);
 }
 
 /* ---- Rows -------------------------------------------------------------------------------------
@@ -261,8 +260,9 @@ static __global__ void k_merge_rows(const struct evict_args a) {
         const struct stream_state &state = a.streams.states[item.state];
         const struct due &d = a.due[state.subject];
         const int32_t *table = pages_table(p, d.slot, state.stream);
-        int gone = state.length - state.kept, end = (item.chunk + 1) * PRODUCT_ROWS;
-        for (int k = item.chunk * PRODUCT_ROWS + warp; k < end && k < gone; k += PRODUCT_WARPS) {
+        int end = (item.chunk + 1) * PRODUCT_ROWS;
+        if (end > state.gone) end = state.gone;
+        for (int k = item.chunk * PRODUCT_ROWS + warp; k < end; k += PRODUCT_WARPS) {
             int target = a.target[state.first + k], entry = a.gone[state.first + k];
             if (target < 0 || a.links[state.first + target] != entry) continue;
             for (int piece = lane; piece < pieces; piece += 32)
@@ -282,15 +282,24 @@ template <int D> static void find(struct cuda *cuda, const struct evict_args &ar
            args);
 }
 
-void merge_all(struct cuda *cuda, const struct evict_args &args) {
-    unsigned states = (unsigned)args.streams.state_count;
-    merge_norms(cuda, args); /* over the chunks of all entries, before the list is another */
-    LAUNCH(cuda->device, k_merge_gone, states, THREADS, THREADS / 32 * sizeof(int), args);
+void merge_gone(struct cuda *cuda, const struct evict_args &args) {
+    LAUNCH(cuda->device, k_merge_gone, (unsigned)args.streams.state_count, THREADS,
+           THREADS / 32 * sizeof(int), args);
     streams_plan(cuda, args.streams);
+}
+
+void merge_link(struct cuda *cuda, const struct evict_args &args) {
+    LAUNCH(cuda->device, k_merge_link, (unsigned)args.streams.state_count, THREADS,
+           THREADS / 32 * sizeof(double), args);
+}
+
+void merge_all(struct cuda *cuda, const struct evict_args &args) {
+    merge_norms(cuda, args); /* over the chunks of all entries, before the list is another */
+    merge_gone(cuda, args);
     if (cuda->options.head_dim == 64) find<64>(cuda, args);
     if (cuda->options.head_dim == 128) find<128>(cuda, args);
     if (cuda->options.head_dim == 256) find<256>(cuda, args);
-    LAUNCH(cuda->device, k_merge_link, states, THREADS, THREADS / 32 * sizeof(double), args);
+    merge_link(cuda, args);
     LAUNCH(cuda->device, k_merge_rows, (unsigned)(BLOCKS_EACH * device_processors(cuda->device)),
            PRODUCT_THREADS, 0, args);
 }

@@ -18,8 +18,7 @@
 #include <string.h>
 
 #include "kernels/cuda/block.cuh"
-#include "kernels/cuda/evict.cuh"
-#include "kernels/cuda/keys.cuh"
+#include "kernels/cuda/look.cuh"
 
 #define THREADS       256
 #define LOG2_E        1.4426950408889634f
@@ -53,10 +52,14 @@ void ring_give(struct cuda *cuda, struct slot *slot) {
     slot->window = 0;
 }
 
-void rings_close(struct cuda *cuda) {
+bool rings_close(struct cuda *cuda) {
+    bool any = false;
     for (int size = 0; size < RING_SIZES; size++)
-        while (cuda->ring_count[size] > 0)
+        while (cuda->ring_count[size] > 0) {
             device_free(cuda->device, cuda->rings[size][--cuda->ring_count[size]]);
+            any = true;
+        }
+    return any;
 }
 
 int ring_take(struct cuda *cuda, struct slot *slot, int32_t window) {
@@ -70,15 +73,19 @@ int ring_take(struct cuda *cuda, struct slot *slot, int32_t window) {
         slot->ring = cuda->rings[size][--cuda->ring_count[size]];
     else
         slot->ring = static_cast<uint16_t *>(device_alloc(cuda->device, bytes));
-    if (!slot->ring) {
-        rings_close(cuda); /* the spare ones of other sizes */
+    if (!slot->ring && rings_close(cuda)) /* the spare ones of other sizes */
         slot->ring = static_cast<uint16_t *>(device_alloc(cuda->device, bytes));
-    }
     if (!slot->ring) return ERR_NOMEM;
     device_zero(cuda->device, slot->ring, bytes);
     slot->window = window;
     memset(slot->ring_pos, 0xff, sizeof slot->ring_pos); /* -1 */
     return 0;
+}
+
+int op_prepare(struct kern *kern, int slot, const struct kern_rule *rule) {
+    struct cuda *cuda = cuda_of(kern);
+    CHECK(cuda->has_cache && slot >= 0 && slot < cuda->options.slots);
+    return ring_take(cuda, &cuda->slots[slot], rule_window(rule));
 }
 
 /* ---- Keeping queries ------------------------------------------------------------------------- */
@@ -97,23 +104,19 @@ static __global__ void k_keep_queries(const struct keep_args a) {
     int each = a.width / 2, row = (int)(i / each), at = 2 * (int)(i % each);
     if (row >= a.rows) return;
     const struct span s = a.spans[a.row_span[row]];
-    uint16_t *to = NULL;
-    int pos = s.pos + row - s.row;
-    if (s.ring && row - s.row >= s.count - s.window)
-        to = s.ring + ((int64_t)a.layer * s.window + pos % s.window) * a.width;
-    else if (s.adds)
-        to = a.now + (int64_t)row * a.width;
-    if (!to) return;
+    bool remembered = s.ring && row - s.row >= s.count - s.window;
+    if (!remembered && !s.adds) return;
     float2 pair = *(const float2 *)(a.qkv + (int64_t)row * a.stride + at);
-    *(uint32_t *)(to + at) = ptx_pack_bf16(pair.x, pair.y);
+    uint32_t packed = ptx_pack_bf16(pair.x, pair.y);
+    int pos = s.pos + row - s.row;
+    if (remembered)
+        *(uint32_t *)(s.ring + ((int64_t)a.layer * s.window + pos % s.window) * a.width + at) =
+            packed;
+    if (s.adds) *(uint32_t *)(a.now + (int64_t)row * a.width + at) = packed;
 }
 
 /* ---- What a query sees ------------------------------------------------------------------------
  */
-
-static __device__ __forceinline__ int query_at(const struct look &look, int query) {
-    return look.query_pos ? look.query_pos[query] : look.origin + query;
-}
 
 /* A thread per query; blocks (state, part). */
 static __global__ void k_look_sees(const struct look_args a) {
@@ -124,85 +127,13 @@ static __global__ void k_look_sees(const struct look_args a) {
     int query = (int)(blockIdx.y * blockDim.x + threadIdx.x);
     if (look.kind == LOOK_NONE || query >= look.query_count) return;
     const int32_t *table = pages_table(p, a.streams.subjects[st.subject].slot, st.stream);
-    int sees = pages_before(p, table, st.length, query_at(look, query) + 1);
-    if (look.observe.support == KERN_SUPPORT_CANDIDATES && sees > st.candidates)
-        sees = st.candidates;
-    a.sees[(int64_t)blockIdx.x * a.queries_max + query] = sees;
-}
-
-/* ---- A block of queries -----------------------------------------------------------------------
- */
-
-static __device__ __forceinline__ bool of_logits(const struct look &look) {
-    return look.observe.group == KERN_GROUP_MAX_LOGIT || look.observe.group == KERN_GROUP_SUM_LOGIT;
-}
-
-/* What both passes know about the chunk in hand. */
-struct work {
-    struct product product;
-    int32_t *sees;          /* shared, [PRODUCT_ROWS] queries of the block in hand */
-    struct look_stat *stat; /* shared, [PRODUCT_ROWS] vectors */
-    struct look look;
-    const struct stream_state *state;
-    const int32_t *table;
-    int index;      /* of the state */
-    int queries;    /* of a block */
-    int width;      /* vectors of a query */
-    int base, keys; /* entries [base, base + keys) lie in shared memory */
-};
-
-template <int D> static __device__ struct work work_open(char *shared) {
-    struct work w;
-    w.product = product_open<D>(shared);
-    w.sees = (int32_t *)(shared + product_shape<D>::SHARED);
-    w.stat = (struct look_stat *)(w.sees + PRODUCT_ROWS);
-    return w;
-}
-
-static int work_bytes() {
-    return PRODUCT_ROWS * (int)(sizeof(int32_t) + sizeof(struct look_stat));
-}
-
-static __device__ void work_begin(struct work &w, const struct look_args &a, int state) {
-    w.index = state;
-    w.state = &a.streams.states[state];
-    w.look = a.looks[w.state->subject];
-    w.table =
-        pages_table(a.streams.pages, a.streams.subjects[w.state->subject].slot, w.state->stream);
-    w.queries = PRODUCT_ROWS / a.group;
-    w.width = of_logits(w.look) ? 1 : a.group;
-}
-
-/* Queries [first, first + count) into the rows of the product, and what they see. */
-template <int D>
-static __device__ void work_queries(const struct work &w, const struct look_args &a, int first,
-                                    int count) {
-    typedef product_shape<D> S;
-    int layer = w.state->stream / a.streams.pages.heads_kv;
-    int head = w.state->stream % a.streams.pages.heads_kv * a.group;
-    const uint16_t *from = w.look.queries + layer * w.look.layer_stride;
-    for (int i = threadIdx.x; i < count * a.group * S::CHUNKS; i += PRODUCT_THREADS) {
-        int row = i / S::CHUNKS, chunk = i % S::CHUNKS, query = first + row / a.group;
-        int place = (query_at(w.look, query) - w.look.origin) % w.look.modulus;
-        const uint16_t *q = from + ((int64_t)place * a.heads_q + head + row % a.group) * D;
-        *(uint4 *)product_row<D>(w.product, row, chunk) = *(const uint4 *)(q + chunk * CHUNK_DIMS);
-    }
-    const int32_t *sees = a.sees + (int64_t)w.index * a.queries_max + first;
-    for (int i = threadIdx.x; i < count; i += PRODUCT_THREADS) w.sees[i] = sees[i];
-}
-
-/* The logit of a vector at a key, times log2(e): `vector` of those in hand. */
-static __device__ __forceinline__ float
-vector_logit(const struct work &w, const struct look_args &a, int vector, int key) {
-    const float *out = w.product.out + key;
-    if (w.width != 1 || a.group == 1) return __fmul_rn(out[vector * PRODUCT_STRIDE], a.scale);
-    out += vector * a.group * PRODUCT_STRIDE;
-    float x = out[0];
-    for (int r = 1; r < a.group; r++) {
-        float y = out[r * PRODUCT_STRIDE];
-        x = w.look.observe.group == KERN_GROUP_MAX_LOGIT ? fmaxf(x, y) : __fadd_rn(x, y);
-    }
-    return __fmul_rn(x, a.scale);
+    struct sight sight = {0, 0, query_at(look, query), -1};
+    sight.high = pages_before(p, table, st.length, sight.pos + 1);
+    if (look.observe.support == KERN_SUPPORT_CANDIDATES && sight.high > st.candidates)
+        sight.high = st.candidates;
+    if (a.window > 0) sight.least = sight.pos - a.window;
+    if (a.window > 0) sight.low = pages_before(p, table, st.length, sight.least + 1);
+    a.sees[(int64_t)blockIdx.x * a.queries_max + query] = sight;
 }
 
 /* ---- The first pass ---------------------------------------------------------------------------
@@ -212,11 +143,11 @@ vector_logit(const struct work &w, const struct look_args &a, int vector, int ke
 static __device__ struct look_stat vector_stat(const struct work &w, const struct look_args &a,
                                                int vector, int lane) {
     float x[PRODUCT_KEYS / 32], most = -INFINITY, sum = 0;
-    int seen = w.sees[vector / w.width] - w.base;
+    int low = w.sees[vector / w.width].low - w.base, high = w.sees[vector / w.width].high - w.base;
 #pragma unroll
     for (int i = 0; i < PRODUCT_KEYS / 32; i++) {
         int key = lane + 32 * i;
-        x[i] = key < seen ? vector_logit(w, a, vector, key) : -INFINITY;
+        x[i] = key >= low && key < high ? vector_logit(w, a, vector, key) : -INFINITY;
         most = fmaxf(most, x[i]);
     }
     for (int by = 16; by > 0; by /= 2) most = fmaxf(most, __shfl_xor_sync(WARP_ALL, most, by));
@@ -228,8 +159,50 @@ static __device__ struct look_stat vector_stat(const struct work &w, const struc
     return {most, sum};
 }
 
-/* One chunk with all queries. */
+/* Two shares of one softmax. */
+static __device__ __forceinline__ struct look_stat stat_fold(struct look_stat x,
+                                                             struct look_stat y) {
+    float top = fmaxf(x.most, y.most), base = top == -INFINITY ? 0 : top;
+    return {top, fmaf(y.scale, ptx_exp2(__fadd_rn(y.most, -base)),
+                      __fmul_rn(x.scale, ptx_exp2(__fadd_rn(x.most, -base))))};
+}
+
+/* A warp: the share of the `many` members in hand. */
+static __device__ struct look_stat members_stat(const struct work &w, const struct look_args &a,
+                                                int vector, int many, int lane) {
+    float x[CLASS_KEYS / 32], most = -INFINITY, sum = 0;
+#pragma unroll
+    for (int i = 0; i < CLASS_KEYS / 32; i++) {
+        int at = lane + 32 * i;
+        x[i] = at < many ? member_logit(w, a, vector, at) : -INFINITY;
+        most = fmaxf(most, x[i]);
+    }
+    for (int by = 16; by > 0; by /= 2) most = fmaxf(most, __shfl_xor_sync(WARP_ALL, most, by));
+    float base = most == -INFINITY ? 0 : most;
+#pragma unroll
+    for (int i = 0; i < CLASS_KEYS / 32; i++)
+        sum = __fadd_rn(sum, ptx_exp2(__fadd_rn(x[i], -base)));
+    for (int by = 16; by > 0; by /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(WARP_ALL, sum, by));
+    return {most, sum};
+}
+
+/* Those of the chunk's members on top of what is in `to`; a vector is always the same warp's. */
 template <int D>
+static __device__ void stats_members(const struct work &w, const struct look_args &a, int vectors,
+                                     struct look_stat *to) {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (int first = w.member; first < w.member_end; first += CLASS_KEYS) {
+        int many = w.member_end - first < CLASS_KEYS ? w.member_end - first : CLASS_KEYS;
+        members_multiply<D>(w, a, first, many, vectors);
+        for (int v = warp; v < vectors; v += PRODUCT_WARPS) {
+            struct look_stat stat = members_stat(w, a, v, many, lane);
+            if (lane == 0) to[v] = stat_fold(to[v], stat);
+        }
+    }
+}
+
+/* One chunk with all queries. */
+template <int D, bool CLASSES>
 static __device__ void stats_chunk(struct work &w, const struct look_args &a, int item) {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     struct look_stat *to = a.partial + (int64_t)item * a.vectors_max;
@@ -240,11 +213,11 @@ static __device__ void stats_chunk(struct work &w, const struct look_args &a, in
         __syncthreads(); /* rows, sees and products were read */
         work_queries<D>(w, a, first, count);
         __syncthreads();
-        bool seen = w.sees[count - 1] > w.base; /* the last one sees most */
+        bool seen = w.sees[count - 1].high > w.base; /* the last one sees most */
         if (seen && !fetched) {
             product_fetch<D>(w.product, a.streams.pages, w.table, w.base, w.keys);
             product_wait(w.product);
-            fetched = true;
+            fetched = w.member == w.member_end; /* members take the places of keys */
         }
         if (seen) product_all<D>(w.product, count * a.group, w.keys);
         __syncthreads();
@@ -252,22 +225,24 @@ static __device__ void stats_chunk(struct work &w, const struct look_args &a, in
             struct look_stat stat = vector_stat(w, a, v, lane);
             if (lane == 0) to[first * w.width + v] = stat;
         }
+        if (CLASSES && seen) stats_members<D>(w, a, count * w.width, to + first * w.width);
     }
 }
 
-template <int D>
+/* CLASSES: those looks whose entries have classes, and no others; so in the second pass. */
+template <int D, bool CLASSES>
 static __global__ void __launch_bounds__(PRODUCT_THREADS) k_look_stats(const struct look_args a) {
     SHARED_MEMORY(shared);
     struct work w = work_open<D>(shared);
+    if (CLASSES) class_open(w, shared + product_shape<D>::SHARED + work_bytes());
     if (pages_failed(a.streams.pages)) return;
     int count = *a.streams.item_count;
     for (int i = blockIdx.x; i < count; i += (int)gridDim.x) {
         const struct item item = a.streams.items[i];
         work_begin(w, a, item.state);
-        if (w.look.kind == LOOK_NONE) continue;
-        w.base = item.chunk * PRODUCT_KEYS;
-        w.keys = w.state->length - w.base < PRODUCT_KEYS ? w.state->length - w.base : PRODUCT_KEYS;
-        stats_chunk<D>(w, a, i);
+        if (w.look.kind == LOOK_NONE || w.look.classes != CLASSES) continue;
+        work_chunk(w, a, item.chunk * PRODUCT_KEYS);
+        stats_chunk<D, CLASSES>(w, a, i);
     }
 }
 
@@ -279,22 +254,19 @@ static __global__ void k_look_fold(const struct look_args a) {
     int vectors = look.query_count * (of_logits(look) ? 1 : a.group);
     int v = (int)(blockIdx.y * blockDim.x + threadIdx.x);
     if (look.kind == LOOK_NONE || v >= vectors) return;
-    float most = -INFINITY, sum = 0;
-    for (int chunk = 0; chunk < st.work; chunk++) {
-        struct look_stat part = a.partial[(int64_t)(st.item + chunk) * a.vectors_max + v];
-        float top = fmaxf(most, part.most), base = top == -INFINITY ? 0 : top;
-        sum = fmaf(part.scale, ptx_exp2(__fadd_rn(part.most, -base)),
-                   __fmul_rn(sum, ptx_exp2(__fadd_rn(most, -base))));
-        most = top;
-    }
-    struct look_stat all = {most == -INFINITY ? 0 : most, sum > 0 ? __fdiv_rn(1, sum) : 0};
+    struct look_stat all = {-INFINITY, 0};
+    for (int chunk = 0; chunk < st.work; chunk++)
+        all = stat_fold(all, a.partial[(int64_t)(st.item + chunk) * a.vectors_max + v]);
+    all = {all.most == -INFINITY ? 0 : all.most, all.scale > 0 ? __fdiv_rn(1, all.scale) : 0};
     a.stats[(int64_t)blockIdx.x * a.vectors_max + v] = all;
 }
 
 /* ---- The second pass --------------------------------------------------------------------------
  */
 
-/* What an entry has of a query: p[t, i], or one query head's share of it. */
+/* What an entry has of a query: p[t, i], or one query head's share of it. With classes, products
+ * are attention already. */
+template <bool CLASSES>
 static __device__ float vector_value(const struct work &w, const struct look_args &a, int query,
                                      int part, int key) {
     enum kern_group group = w.look.observe.group;
@@ -303,8 +275,8 @@ static __device__ float vector_value(const struct work &w, const struct look_arg
     for (int r = 0; r < w.width; r++) {
         if (each && r != part) continue;
         int v = query * w.width + r;
-        float p = __fmul_rn(ptx_exp2(__fadd_rn(vector_logit(w, a, v, key), -w.stat[v].most)),
-                            w.stat[v].scale);
+        float p = CLASSES ? w.product.out[v * PRODUCT_STRIDE + key]
+                          : vector_share(w, v, vector_logit(w, a, v, key));
         if (group == KERN_GROUP_SQUARES) p = __fmul_rn(p, p);
         x = group == KERN_GROUP_MAX ? fmaxf(x, p) : __fadd_rn(x, p);
     }
@@ -370,6 +342,7 @@ struct add {
 };
 
 /* The queries in hand, of which `first` is the first, at this thread's key. */
+template <bool CLASSES>
 static __device__ void add_queries(const struct work &w, const struct look_args &a, struct add &d,
                                    int first, int count) {
     int key = threadIdx.x, entry = w.base + key;
@@ -377,7 +350,8 @@ static __device__ void add_queries(const struct work &w, const struct look_args 
     bool mine = entry >= d.from && entry < d.to;
     for (int t = 0; t < count; t++)
         for (int part = 0; part < d.parts; part++) {
-            float p = held && entry < w.sees[t] ? vector_value(w, a, t, part, key) : 0;
+            bool sees = held && entry < w.sees[t].high && (CLASSES || entry >= w.sees[t].low);
+            float p = sees ? vector_value<CLASSES>(w, a, t, part, key) : 0;
             if (d.smooth) {
                 d.line[key] = p;
                 __syncthreads();
@@ -429,7 +403,7 @@ static __device__ void add_end(const struct work &w, const struct look_args &a, 
 }
 
 /* Entries [d.from, d.to) with all queries. */
-template <int D>
+template <int D, bool CLASSES>
 static __device__ void add_entries(struct work &w, const struct look_args &a, struct add &d,
                                    int item) {
     bool fetched = false;
@@ -443,22 +417,23 @@ static __device__ void add_entries(struct work &w, const struct look_args &a, st
             a.stats + (int64_t)w.index * a.vectors_max + first * w.width;
         for (int v = threadIdx.x; v < count * w.width; v += PRODUCT_THREADS) w.stat[v] = stats[v];
         __syncthreads();
-        bool seen = w.sees[count - 1] > w.base;
+        bool seen = w.sees[count - 1].high > w.base;
         if (!seen && w.look.kind == LOOK_MASS) continue; /* nothing to add */
         if (seen && !fetched) {
             product_fetch<D>(w.product, a.streams.pages, w.table, w.base, w.keys);
             product_wait(w.product);
-            fetched = true;
+            fetched = w.member == w.member_end;
         }
         if (seen) product_all<D>(w.product, count * a.group, w.keys);
         __syncthreads();
-        add_queries(w, a, d, first, count);
+        if (CLASSES && seen) class_attention<D>(w, a, count);
+        add_queries<CLASSES>(w, a, d, first, count);
     }
     __syncthreads();
     add_end(w, a, d, item);
 }
 
-template <int D>
+template <int D, bool CLASSES>
 static __global__ void __launch_bounds__(PRODUCT_THREADS) k_look_add(const struct look_args a) {
     SHARED_MEMORY(shared);
     struct work w = work_open<D>(shared);
@@ -466,12 +441,13 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS) k_look_add(const struc
     d.moments.sum = (float *)(w.stat + PRODUCT_ROWS);
     d.moments.squares = d.moments.sum + a.parts_max * PRODUCT_KEYS;
     d.line = d.moments.squares + a.parts_max * PRODUCT_KEYS;
+    if (CLASSES) class_open(w, (char *)(d.line + PRODUCT_KEYS));
     if (pages_failed(a.streams.pages)) return;
     int count = *a.streams.item_count;
     for (int i = blockIdx.x; i < count; i += (int)gridDim.x) {
         const struct item item = a.streams.items[i];
         work_begin(w, a, item.state);
-        if (w.look.kind == LOOK_NONE) continue;
+        if (w.look.kind == LOOK_NONE || w.look.classes != CLASSES) continue;
         const struct kern_observe &observe = w.look.observe;
         int begin = item.chunk * PRODUCT_KEYS, end = begin + PRODUCT_KEYS;
         int most = w.look.kind == LOOK_MASS ? w.state->length : w.state->candidates;
@@ -483,10 +459,8 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS) k_look_add(const struc
         int margin = d.smooth ? SMOOTH_MARGIN : 0, step = PRODUCT_KEYS - 2 * margin;
         for (d.from = begin; d.from < end || d.from == begin; d.from += step) {
             d.to = d.from + step < end ? d.from + step : end;
-            w.base = d.from > margin ? d.from - margin : 0;
-            w.keys = w.state->length - w.base;
-            if (w.keys > PRODUCT_KEYS) w.keys = PRODUCT_KEYS;
-            add_entries<D>(w, a, d, i);
+            work_chunk(w, a, d.from > margin ? d.from - margin : 0);
+            add_entries<D, CLASSES>(w, a, d, i);
         }
     }
 }
@@ -510,13 +484,21 @@ static size_t add_bytes(const struct look_args &args) {
 }
 
 template <int D> static void look_keys(struct cuda *cuda, const struct look_args &args) {
-    const size_t shared = product_shape<D>::SHARED;
+    const size_t shared = product_shape<D>::SHARED, stats = shared + work_bytes(),
+                 add = shared + add_bytes(args), classes = class_bytes();
     unsigned blocks = (unsigned)(BLOCKS_EACH * device_processors(cuda->device));
     unsigned states = (unsigned)args.streams.state_count;
-    LAUNCH(cuda->device, (k_look_stats<D>), blocks, PRODUCT_THREADS, shared + work_bytes(), args);
+    if (args.plain)
+        LAUNCH(cuda->device, (k_look_stats<D, false>), blocks, PRODUCT_THREADS, stats, args);
+    if (args.classes)
+        LAUNCH(cuda->device, (k_look_stats<D, true>), blocks, PRODUCT_THREADS, stats + classes,
+               args);
     LAUNCH(cuda->device, k_look_fold, dim3(states, blocks_for(args.vectors_max, THREADS)), THREADS,
            0, args);
-    LAUNCH(cuda->device, (k_look_add<D>), blocks, PRODUCT_THREADS, shared + add_bytes(args), args);
+    if (args.plain)
+        LAUNCH(cuda->device, (k_look_add<D, false>), blocks, PRODUCT_THREADS, add, args);
+    if (args.classes)
+        LAUNCH(cuda->device, (k_look_add<D, true>), blocks, PRODUCT_THREADS, add + classes, args);
 }
 
 void look_all(struct cuda *cuda, const struct look_args &args) {
@@ -533,7 +515,7 @@ void look_room(struct pieces *room, struct look_args *args) {
     size_t vectors = (size_t)args->vectors_max;
     args->partial = piece<struct look_stat>(room, items * vectors);
     args->stats = piece<struct look_stat>(room, states * vectors);
-    args->sees = piece<int32_t>(room, states * (size_t)args->queries_max);
+    args->sees = piece<struct sight>(room, states * (size_t)args->queries_max);
 }
 
 /* ---- Every query as it comes ------------------------------------------------------------------
@@ -572,6 +554,7 @@ static void mass_measure(const struct cuda *cuda, const struct kern_batch *batch
         args->streams.items_max += streams_items_max(o->heads_kv, entries, s->pos + s->count);
         args->streams.entries_max += entries;
         if (s->count > args->queries_max) args->queries_max = s->count;
+        (rule_classes(s->rule) ? args->classes : args->plain) = true;
         mass->count++;
     }
     args->streams.items_max = round_up(args->streams.items_max);
@@ -604,6 +587,9 @@ static void mass_lists(const struct cuda *cuda, const struct kern_batch *batch,
         look->observe.reduce = KERN_REDUCE_SUM;
         look->query_count = look->modulus = s->count;
         look->origin = s->pos;
+        look->row = s->row;
+        look->classes = rule_classes(s->rule);
+        look->positions = look->classes && s->rule->classes.positions;
         look->queries = mass->now + s->row * width;
         subjects[count] = {s->slot, 0, INT32_MAX, 0, heads, count * heads};
         count++;
@@ -647,12 +633,15 @@ void keep_queries(struct cuda *cuda, int layer, const float *qkv, float scale) {
            THREADS, 0, args);
 }
 
-void add_mass(struct cuda *cuda, int layer) {
+void add_mass(struct cuda *cuda, int layer, float *out, int window) {
     struct mass *mass = cuda->mass;
     if (!mass || mass->count == 0) return;
     mass->args.scale = cuda->scale * LOG2_E;
+    mass->args.out = out;
+    mass->args.window = window;
     mass->args.streams.stream_offset = layer * cuda->options.heads_kv;
     streams_find(cuda, mass->args.streams, mass->count, cuda->options.heads_kv);
     streams_plan(cuda, mass->args.streams);
     look_all(cuda, mass->args);
+    if (mass->args.classes) classes_attend(cuda, mass->args);
 }

@@ -28,6 +28,15 @@
 
 #define SCORE_NONE (-1.0f) /* no score yet; scores of attention are never negative */
 
+/* A member of a class (kern.h). A stream's members lie in pages of their own, of the same pool,
+ * from the page's first byte on; they ascend by centre, then by position. */
+struct member {
+    int32_t centre, pos;
+    float gain;
+};
+#define PAGE_MEMBERS (PAGE_BYTES / (int)sizeof(struct member))
+#define TURN_ROWS    256 /* positions of the finer half of `turns` */
+
 struct pages_state {
     unsigned long long head, tail; /* of the free ring */
     unsigned long long evicted;    /* entries */
@@ -46,14 +55,17 @@ struct pages {
     uint32_t *refs;   /* [count]: tables that name the page; 0 = free */
     int32_t *ring;    /* [count] */
     int32_t *tables;  /* [slots][streams][stream_pages] */
-    int32_t *lengths; /* [slots][streams] */
-    float *weights;   /* [slots][layers]: of the layers, once measured */
-    float *tau;       /* [slots][streams]: thresholds of merging; NaN: none yet */
+    int32_t *lengths; /* [slots][2 * streams]: entries of all streams, then members */
+    int32_t *member_tables; /* [slots][streams][member_pages] */
+    float *turns;           /* [rows][head_dim]: see pages_turn */
+    float *weights;         /* [slots][layers]: of the layers, once measured */
+    float *tau;             /* [slots][streams]: thresholds of merging; NaN: none yet */
     struct pages_state *state;
     int64_t count;
     int layers, heads_kv, head_dim, streams; /* streams = layers * heads_kv */
     int page_slots;                          /* P */
     int stream_pages;                        /* ceil(max_positions / P) */
+    int member_pages;                        /* ceil(max_positions / PAGE_MEMBERS) */
 };
 
 static __host__ __device__ __forceinline__ int page_slots_of(int head_dim) {
@@ -74,7 +86,21 @@ static __device__ __forceinline__ int32_t *pages_table(const struct pages &p, in
 
 static __device__ __forceinline__ int32_t *pages_length(const struct pages &p, int slot,
                                                         int stream) {
-    return p.lengths + (int64_t)slot * p.streams + stream;
+    return p.lengths + (int64_t)slot * 2 * p.streams + stream;
+}
+
+static __device__ __forceinline__ int32_t *members_table(const struct pages &p, int slot,
+                                                         int stream) {
+    return p.member_tables + ((int64_t)slot * p.streams + stream) * p.member_pages;
+}
+
+static __device__ __forceinline__ int32_t *members_length(const struct pages &p, int slot,
+                                                          int stream) {
+    return pages_length(p, slot, p.streams + stream);
+}
+
+static __host__ __device__ __forceinline__ int members_pages_for(int count) {
+    return (count + PAGE_MEMBERS - 1) / PAGE_MEMBERS;
 }
 
 static __device__ __forceinline__ char *pages_at(const struct pages &p, int32_t page) {
@@ -83,6 +109,11 @@ static __device__ __forceinline__ char *pages_at(const struct pages &p, int32_t 
 
 static __device__ __forceinline__ int pages_for(const struct pages &p, int length) {
     return (length + p.page_slots - 1) / p.page_slots;
+}
+
+static __device__ __forceinline__ struct member *members_at(const struct pages &p,
+                                                            const int32_t *table, int index) {
+    return (struct member *)pages_at(p, table[index / PAGE_MEMBERS]) + index % PAGE_MEMBERS;
 }
 
 /* Index of an entry in the side arrays. */
@@ -144,6 +175,38 @@ static __device__ __forceinline__ int pages_before(const struct pages &p, const 
             high = middle;
     }
     return low;
+}
+
+/* Pages [from, to) of a row become its own, by a whole block; enough are free. `room`: shared. */
+static __device__ __forceinline__ void pages_own(const struct pages &p, int32_t *table, int from,
+                                                 int to, int32_t *room) {
+    for (int page = from; page < to; page++) {
+        if (threadIdx.x == 0) {
+            *room = -1;
+            if (p.refs[table[page]] > 1) *room = pages_taken(p, pages_take(p, 1));
+        }
+        __syncthreads();
+        int32_t mine = *room;
+        if (mine >= 0) pages_copy(p, mine, table[page], (int)threadIdx.x, (int)blockDim.x);
+        __syncthreads();
+        if (mine >= 0 && threadIdx.x == 0) {
+            atomicSub(&p.refs[table[page]], 1u);
+            table[page] = mine;
+        }
+        __syncthreads();
+    }
+}
+
+/* cos and sin of `positions`, not negative, times the frequency of pair `pair`: of what is below
+ * TURN_ROWS and of the multiple of it, which have a table each. */
+static __device__ __forceinline__ float2 pages_turn(const struct pages &p, int positions,
+                                                    int pair) {
+    const float *low = p.turns + (int64_t)(positions % TURN_ROWS) * p.head_dim + pair;
+    const float *high = p.turns + (int64_t)(TURN_ROWS + positions / TURN_ROWS) * p.head_dim + pair;
+    float c = low[0], s = low[p.head_dim / 2], cosine = high[0], sine = high[p.head_dim / 2];
+    float2 turn = {__fadd_rn(__fmul_rn(c, cosine), -__fmul_rn(s, sine)),
+                   __fadd_rn(__fmul_rn(s, cosine), __fmul_rn(c, sine))};
+    return turn;
 }
 
 #endif

@@ -93,6 +93,11 @@ static __device__ __forceinline__ void ptx_barrier_init_fence() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+/* By threads that wrote where the copy engine will write next. */
+static __device__ __forceinline__ void ptx_shared_fence() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 /* Arrives once and announces `bytes`. */
 static __device__ __forceinline__ void ptx_barrier_expect(uint64_t *barrier, uint32_t bytes) {
     asm volatile(

@@ -13,8 +13,13 @@
 #define THREADS 256
 
 static struct snapshot_shape shape_of(const struct cuda *cuda) {
-    return {&cuda->options, cuda->pages.page_slots, 0};
+    return {&cuda->options, cuda->pages.page_slots, PAGE_MEMBERS};
 }
+
+static_assert(sizeof(struct member) == sizeof(struct snapshot_member) &&
+                  offsetof(struct member, pos) == offsetof(struct snapshot_member, pos) &&
+                  offsetof(struct member, gain) == offsetof(struct snapshot_member, gain),
+              "members are copied as they lie");
 
 /* ---- On the device ------------------------------------------------------------------------- */
 
@@ -22,11 +27,20 @@ static struct snapshot_shape shape_of(const struct cuda *cuda) {
 struct block_args {
     struct pages pages;
     uint32_t *words;
-    int32_t slot, stream, length;
+    int32_t slot, stream, length, members;
+    int64_t count, entry_words; /* all words, and those before the members' number */
 };
+
+/* Where word `word` of the members lives in the cache. */
+static __device__ uint32_t *member_home(const struct block_args &b, int64_t word) {
+    const int32_t *table = members_table(b.pages, b.slot, b.stream);
+    const int each = (int)(sizeof(struct member) / sizeof(uint32_t));
+    return (uint32_t *)members_at(b.pages, table, (int)(word / each)) + word % each;
+}
 
 /* Where word `word` of the block lives in the cache. */
 static __device__ uint32_t *word_home(const struct block_args &b, int64_t word) {
+    if (word > b.entry_words) return member_home(b, word - b.entry_words - 1);
     const struct pages &p = b.pages;
     const int32_t *table = pages_table(p, b.slot, b.stream);
     int64_t sides = (int64_t)SNAPSHOT_SIDES * b.length, at = word - 1;
@@ -43,36 +57,45 @@ static __device__ uint32_t *word_home(const struct block_args &b, int64_t word) 
     return (uint32_t *)(page + page_offset(p.head_dim, value, row, column / 4)) + column % 4;
 }
 
-static __global__ void k_export(struct block_args b, int64_t words) {
+static __global__ void k_export(struct block_args b) {
     int64_t word = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (word >= words) return;
-    b.words[word] = word ? *word_home(b, word) : (uint32_t)b.length;
+    if (word >= b.count) return;
+    if (word == 0)
+        b.words[0] = (uint32_t)b.length;
+    else if (word == b.entry_words)
+        b.words[word] = (uint32_t)b.members;
+    else
+        b.words[word] = *word_home(b, word);
 }
 
-static __global__ void k_import(struct block_args b, int64_t words) {
+static __global__ void k_import(struct block_args b) {
     int64_t word = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (word > 0 && word < words) *word_home(b, word) = b.words[word];
+    if (word > 0 && word < b.count && word != b.entry_words) *word_home(b, word) = b.words[word];
 }
 
-/* A stream's length, and pages for it; enough are free. One thread. */
-static __global__ void k_take(struct pages p, int slot, int stream, int32_t length) {
-    int pages = pages_for(p, length);
-    int32_t *table = pages_table(p, slot, stream);
-    unsigned long long place = pages_take(p, pages);
+/* A stream's lengths, and pages for them; enough are free. One thread. */
+static __global__ void k_take(struct block_args b) {
+    const struct pages &p = b.pages;
+    int pages = pages_for(p, b.length), more = members_pages_for(b.members);
+    int32_t *table = pages_table(p, b.slot, b.stream);
+    int32_t *members = members_table(p, b.slot, b.stream);
+    unsigned long long place = pages_take(p, pages + more);
     for (int page = 0; page < pages; page++) table[page] = pages_taken(p, place++);
-    *pages_length(p, slot, stream) = length;
+    for (int page = 0; page < more; page++) members[page] = pages_taken(p, place++);
+    *pages_length(p, b.slot, b.stream) = b.length;
+    *members_length(p, b.slot, b.stream) = b.members;
 }
 
 /* ---- Out ----------------------------------------------------------------------------------- */
 
-/* The slot's lengths on the host; NULL when the device failed. */
+/* The slot's lengths on the host, of entries, then of members; NULL when the device failed. */
 static const int32_t *lengths_of(struct cuda *cuda, int slot) {
     const struct pages *p = &cuda->pages;
-    size_t streams = (size_t)p->streams;
+    size_t rows = 2 * (size_t)p->streams;
     if (cuda->lengths_slot != slot) {
         cuda->lengths_slot = -1;
-        if (device_download(cuda->device, cuda->lengths, p->lengths + (size_t)slot * streams,
-                            streams * sizeof *cuda->lengths))
+        if (device_download(cuda->device, cuda->lengths, p->lengths + (size_t)slot * rows,
+                            rows * sizeof *cuda->lengths))
             return NULL;
         cuda->lengths_slot = slot;
     }
@@ -86,7 +109,8 @@ size_t op_snapshot_size(struct kern *kern, int slot, int block) {
     CHECK(block >= 0 && block <= cuda->pages.streams);
     if (block == 0) return snapshot_arrays(&shape, cuda->slots[slot].window).size;
     const int32_t *lengths = lengths_of(cuda, slot);
-    return lengths ? snapshot_part_at(&shape, lengths[block - 1], SNAPSHOT_PARTS) : 0;
+    int streams = cuda->pages.streams, stream = block - 1;
+    return lengths ? snapshot_stream_size(&shape, lengths[stream], lengths[streams + stream]) : 0;
 }
 
 /* Queries as the snapshot has them: float32, scaled; and back, the very bf16 they were. */
@@ -138,8 +162,18 @@ static int export_slot(struct cuda *cuda, int slot, char *to) {
 }
 
 static struct block_args block_of(struct cuda *cuda, int slot, int stream, int32_t length,
-                                  void *words) {
-    return {cuda->pages, static_cast<uint32_t *>(words), slot, stream, length};
+                                  int32_t members, void *words) {
+    struct snapshot_shape shape = shape_of(cuda);
+    struct block_args b = {};
+    b.pages = cuda->pages;
+    b.words = static_cast<uint32_t *>(words);
+    b.slot = slot;
+    b.stream = stream;
+    b.length = length;
+    b.members = members;
+    b.entry_words = (int64_t)(snapshot_part_at(&shape, length, SNAPSHOT_PARTS) / sizeof(uint32_t));
+    b.count = (int64_t)(snapshot_stream_size(&shape, length, members) / sizeof(uint32_t));
+    return b;
 }
 
 int op_snapshot_export(struct kern *kern, int slot, int block, void *to) {
@@ -149,9 +183,10 @@ int op_snapshot_export(struct kern *kern, int slot, int block, void *to) {
     if (bytes == 0) return ERR_DEVICE;
     void *words = room_take(cuda, &cuda->gather, bytes);
     if (!words) return cache_sync(cuda);
-    int64_t count = (int64_t)(bytes / sizeof(uint32_t));
-    LAUNCH(cuda->device, k_export, blocks_for(count, THREADS), THREADS, 0,
-           block_of(cuda, slot, block - 1, cuda->lengths[block - 1], words), count);
+    int stream = block - 1;
+    struct block_args b = block_of(cuda, slot, stream, cuda->lengths[stream],
+                                   cuda->lengths[cuda->pages.streams + stream], words);
+    LAUNCH(cuda->device, k_export, blocks_for(b.count, THREADS), THREADS, 0, b);
     return device_download(cuda->device, to, words, bytes);
 }
 
@@ -172,17 +207,22 @@ static int64_t pages_free(struct cuda *cuda) {
 
 /* The block is on the device before its pages are taken. */
 static int import_stream(struct cuda *cuda, int slot, int stream, const struct kern_block *block) {
-    const struct pages *p = &cuda->pages;
-    int32_t length = snapshot_length(block), slots = p->page_slots;
-    int64_t count = (int64_t)(block->size / sizeof(uint32_t));
-    if ((length + slots - 1) / slots > pages_free(cuda)) return ERR_FULL;
+    struct snapshot_shape shape = shape_of(cuda);
+    struct slot *state = &cuda->slots[slot];
+    const char *at;
+    int32_t length = snapshot_length(block), slots = cuda->pages.page_slots;
+    int32_t members = snapshot_members(&shape, block, &at);
+    if ((length + slots - 1) / slots + members_pages_for(members) > pages_free(cuda))
+        return ERR_FULL;
     void *words = room_take(cuda, &cuda->gather, block->size);
     if (!words) return cache_sync(cuda);
     device_upload(cuda->device, words, block->data, block->size);
-    LAUNCH(cuda->device, k_take, 1, 1, 0, *p, slot, stream, length);
-    LAUNCH(cuda->device, k_import, blocks_for(count, THREADS), THREADS, 0,
-           block_of(cuda, slot, stream, length, words), count);
-    cuda->slots[slot].entries_most += length;
+    struct block_args b = block_of(cuda, slot, stream, length, members, words);
+    LAUNCH(cuda->device, k_take, 1, 1, 0, b);
+    LAUNCH(cuda->device, k_import, blocks_for(b.count, THREADS), THREADS, 0, b);
+    state->entries_most += length;
+    state->members_brought += members;
+    state->classes = state->classes || members > 0;
     return cache_sync(cuda);
 }
 

@@ -294,6 +294,7 @@ uint32_t ptx_pack_e4m3(float low, float high);
 
 void ptx_barrier_init(uint64_t *barrier, int arrivals, emu_place place = EMU_HERE);
 static inline void ptx_barrier_init_fence() {}
+static inline void ptx_shared_fence() {}
 void ptx_barrier_expect(uint64_t *barrier, uint32_t bytes, emu_place place = EMU_HERE);
 void ptx_barrier_wait(uint64_t *barrier, uint32_t parity, emu_place place = EMU_HERE);
 void ptx_bulk_copy(void *shared, const void *global, uint32_t bytes, uint64_t *barrier,

@@ -31,6 +31,39 @@ Test(emu_alloc, opening_survives_every_failed_allocation) {
     cr_assert(failures > 5);
 }
 
+/* Memory for remembered queries that cannot be had is one sequence's trouble: who runs goes on, and
+ * it can be had later. */
+Test(emu_alloc, a_ring_that_cannot_be_had_is_one_sequences_trouble) {
+    const struct kern_rule rule = {.score = KERN_SCORE_ATTENTION, .observe = {.window = 8}};
+    struct kern_cache_options options = {.layers = 1,
+                                         .heads_q = 2,
+                                         .heads_kv = 1,
+                                         .head_dim = 64,
+                                         .dtype = KERN_BF16,
+                                         .pages = 20,
+                                         .slots = 2,
+                                         .max_positions = 100};
+    struct kern *kern;
+    struct cuda_options cuda = {.device = 0};
+    MUST(cuda_open(&cuda, &kern, NULL));
+    MUST(kern->ops->cache_open(kern, &options, NULL));
+    for (int step = 0; step < 3; step++) {
+        struct kern_span spans[] = {{.slot = 0, .count = 1, .pos = step, .rule = &rule},
+                                    {.slot = 1, .row = 1, .count = 1, .rule = &rule}};
+        struct kern_batch batch = {.spans = spans, .span_count = 1, .rows = 1};
+        int slot = step == 0 ? 0 : 1;
+        mem_fail_after(step == 1 ? 0 : -1);
+        int rc = kern->ops->prepare(kern, slot, &rule);
+        cr_assert_eq(rc, step == 1 ? ERR_NOMEM : 0, "step %d: %d", step, rc);
+        batch.span_count = batch.rows = step == 2 ? 2 : 1;
+        mem_fail_after(-1);
+        if (rc) kern->ops->release(kern, slot); /* fine: it never began */
+        MUST(kern->ops->begin_step(kern, &batch));
+        expect_sound(kern);
+    }
+    kern->ops->close(kern);
+}
+
 /* A step of rules that look at attention, with every allocation failing in turn: it works without,
  * or says so; the slot can be released and the pool is whole. */
 Test(emu_alloc, observing_steps_survive_every_failed_allocation) {

@@ -16,10 +16,26 @@ struct pair {
     struct kern *kern[BACKENDS];
     struct kern_cache_options options;
     uint64_t seed;
+    bool turned[SLOTS]; /* queries and keys are rotated, and values come in families, too */
+    int window;         /* of attention; 0: none */
 };
+
+/* Slots whose rule has classes get rotated keys: look-alikes are alike at position 0. */
+static void turn_slot(struct pair *p, int slot, const struct kern_rule *rule) {
+    p->turned[slot] = rule->merge == KERN_MERGE_CLASSES;
+}
+
+/* Of a rotation; a cache that reads them is open no longer than the next call. */
+static const float *frequencies(int head_dim) {
+    static float inv_freq[128];
+    for (int j = 0; j < head_dim / 2; j++)
+        inv_freq[j] = powf(10000, -2 * (float)j / (float)head_dim);
+    return inv_freq;
+}
 
 static struct pair open_pair(struct kern_cache_options shape, int64_t entries, uint64_t seed) {
     struct pair p = {.options = shape, .seed = seed};
+    p.options.inv_freq = frequencies(shape.head_dim);
     p.options.dtype = KERN_BF16;
     p.options.slots = SLOTS;
     p.options.max_positions = POSITIONS;
@@ -45,6 +61,15 @@ static int family_at(const struct pair *p, int slot, int layer, int pos) {
     return (int)(mix(p->seed + (uint64_t)(slot * 7919 + layer * 104729 + pos)) % FAMILIES);
 }
 
+static void rotate(const struct pair *p, int pos, float *x) {
+    int half = p->options.head_dim / 2;
+    for (int j = 0; j < half; j++) {
+        float angle = (float)pos * p->options.inv_freq[j], a = x[j], b = x[half + j];
+        x[j] = a * cosf(angle) - b * sinf(angle);
+        x[half + j] = b * cosf(angle) + a * sinf(angle);
+    }
+}
+
 /* One row of qkv: the queries want a family that changes with the position and the head. */
 static void make_row(const struct pair *p, int slot, int layer, int pos, float *row) {
     const struct kern_cache_options *o = &p->options;
@@ -53,11 +78,14 @@ static void make_row(const struct pair *p, int slot, int layer, int pos, float *
         bool query = h < o->heads_q, value = h >= o->heads_q + o->heads_kv;
         int which = query ? (key + h + pos / 3) % FAMILIES : (key + (h - o->heads_q)) % FAMILIES;
         uint64_t place = (uint64_t)(((slot * POSITIONS + pos) * 8 + layer) * 64 + h);
+        float part = query ? 1 : p->turned[slot] ? 0.3f : 0.5f, *x = row + h * o->head_dim;
         for (int d = 0; d < o->head_dim; d++) {
             float own = noise(p->seed + 17, place * 256 + (uint64_t)d);
-            float x = value ? own : family(p, layer, which, d) * 0.8f + own * (query ? 1 : 0.5f);
-            row[h * o->head_dim + d] = number_from_bf16(number_to_bf16(x));
+            bool alone = value && !p->turned[slot];
+            x[d] = alone ? own : family(p, layer + value, which, d) * 0.8f + own * part;
         }
+        if (p->turned[slot] && !value) rotate(p, pos, x);
+        for (int d = 0; d < o->head_dim; d++) x[d] = number_from_bf16(number_to_bf16(x[d]));
     }
 }
 
@@ -92,7 +120,8 @@ static struct layer_rows make_layer(const struct pair *p, const struct kern_batc
 /* A step of all spans on one backend; -> attention's output of every layer, the caller's. */
 static float *run_step(struct pair *p, struct kern *kern, const struct kern_batch *batch) {
     const struct kern_cache_options *o = &p->options;
-    const struct kern_attend_options attend = {.scale = 1 / sqrtf((float)o->head_dim)};
+    const struct kern_attend_options attend = {.window = p->window,
+                                               .scale = 1 / sqrtf((float)o->head_dim)};
     size_t out_size = (size_t)(batch->rows * o->heads_q * o->head_dim);
     size_t qkv_size = (size_t)(batch->rows * (o->heads_q + 2 * o->heads_kv) * o->head_dim);
     float *all = malloc((size_t)o->layers * out_size * sizeof *all);
@@ -140,6 +169,24 @@ static char *block_of(struct kern *kern, int slot, int block, size_t *size) {
     return bytes;
 }
 
+/* What follows the entries in both blocks, `from` in the first one. */
+static void expect_same_members(char *const bytes[BACKENDS], const void *from, size_t size,
+                                const char *what) {
+    size_t at = (size_t)((const char *)from - bytes[ORACLE]);
+    for (at += at < size ? 4 : 0; at < size; at += 12) {
+        int32_t place[BACKENDS][2];
+        float gain[BACKENDS];
+        for (int b = 0; b < BACKENDS; b++) {
+            memcpy(place[b], bytes[b] + at, sizeof place[b]);
+            memcpy(&gain[b], bytes[b] + at + 8, sizeof gain[b]);
+        }
+        cr_assert(!memcmp(place[ORACLE], place[EMULATED], sizeof place[0]),
+                  "%s: a member of %d at %d, not of %d at %d", what, place[EMULATED][0],
+                  place[EMULATED][1], place[ORACLE][0], place[ORACLE][1]);
+        expect_near(&gain[ORACLE], &gain[EMULATED], 1, 0, 0.01, what);
+    }
+}
+
 /* Scores, where the rule has any, and keys and values within two bf16 roundings of numbers around
  * 1: a merged one is rounded once, and merged again it is made of such. */
 static void expect_same_entries(struct pair *p, int slot, bool scored, const char *what) {
@@ -158,6 +205,7 @@ static void expect_same_entries(struct pair *p, int slot, bool scored, const cha
             scores[b] = (const float *)(bytes[b] + 4) + 2 * (size_t)length;
             rows[b] = (const uint16_t *)(scores[b] + length);
         }
+        expect_same_members(bytes, rows[ORACLE] + 2 * length * dim, size[ORACLE], what);
         if (scored) expect_near(scores[ORACLE], scores[EMULATED], (size_t)length, 1e-6, 2e-4, what);
         for (int i = 0; i < 2 * length * dim; i++) {
             float x = number_from_bf16(rows[ORACLE][i]), y = number_from_bf16(rows[EMULATED][i]);
@@ -238,6 +286,23 @@ static void merge_code(struct kern_rule *rule) {
     rule->merge_beta = 0.5f;
 }
 
+static void unturned(struct kern_rule *rule) {
+    rule->classes.positions = false;
+}
+static void loose(struct kern_rule *rule) {
+    rule->classes.tau = 0.1f;
+    rule->recent = 8;
+}
+static void narrow(struct kern_rule *rule) {
+    rule->classes.gamma = 1.5f;
+    rule->recent = 8;
+}
+static void mass_alone(struct kern_rule *rule) {
+    rule->observe.window = 0;
+    rule->observe.global = false;
+    rule->recent = 6;
+}
+
 /* The rows of paging/policy.c, and the other readings of tests/python/policies/table.py. */
 static const struct method {
     const char *policy;
@@ -258,6 +323,9 @@ static const struct method {
     {"gkv", smoothed},       {"morphkv", reduce_max},
     {"cake", reduce_std},    {"cake", taus},
     {"adakv", group_max},    {"d2o", merge_code},
+    {"ems", as_it_is},       {"ems", unturned},
+    {"ems", loose},          {"ems", narrow},
+    {"ems", mass_alone},
 };
 #define METHODS ((int)(sizeof methods / sizeof *methods))
 
@@ -288,6 +356,7 @@ static void play(const struct method *a, const struct method *b, int index) {
     struct pair p = open_pair(shapes[index % 3], 8192, (uint64_t)(index + 1));
     char what[96];
     int tokens[2] = {0};
+    for (int i = 0; i < 2; i++) turn_slot(&p, 1 + i, &rules[i]);
     for (int round = 0; round < ROUNDS; round++) {
         struct kern_span spans[2];
         struct kern_evict due[2];
@@ -322,6 +391,7 @@ Test(emu_policy, methods_side_by_side) {
 static void play_one(struct pair *p, int slot, const struct kern_rule *rule, int keep,
                      const int *counts, int count, const char *what) {
     int32_t tokens = 0;
+    turn_slot(p, slot, rule);
     for (int i = 0; i < count; i++) {
         struct kern_span span = {.slot = slot, .count = counts[i], .pos = tokens, .rule = rule};
         feed(p, &span, 1, what);
@@ -334,11 +404,14 @@ static void play_one(struct pair *p, int slot, const struct kern_rule *rule, int
 /* Streams of several chunks, cut at none of their bounds, beside one that has just begun. */
 Test(emu_policy, long_streams) {
     static const int counts[] = {297, 41};
-    static const struct method long_ones[] = {
-        {"rkv", paper}, {"cake", as_it_is}, {"d2o", as_it_is}, {"kvcompress", as_it_is}};
+    static const struct method long_ones[] = {{"rkv", paper},
+                                              {"cake", as_it_is},
+                                              {"d2o", as_it_is},
+                                              {"kvcompress", as_it_is},
+                                              {"ems", as_it_is}};
     const struct kern_cache_options shape = {
         .layers = 1, .heads_q = 2, .heads_kv = 1, .head_dim = 64};
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) {
         struct kern_rule rule = rule_of(&long_ones[i], 200);
         struct pair p = open_pair(shape, 4096, (uint64_t)(40 + i));
         play_one(&p, 1, &rule, 200, counts, 2, long_ones[i].policy);
@@ -369,8 +442,8 @@ Test(emu_policy, unequal_streams) {
 Test(emu_policy, wide_groups) {
     static const int counts[] = {51, 9};
     static const struct method wide[] = {
-        {"cake", as_it_is}, {"morphkv", as_it_is}, {"h2o", as_it_is}};
-    for (int i = 0; i < 6; i++) {
+        {"cake", as_it_is}, {"morphkv", as_it_is}, {"h2o", as_it_is}, {"ems", loose}};
+    for (int i = 0; i < 8; i++) {
         const struct kern_cache_options shape = {
             .layers = 1, .heads_q = i % 2 ? 16 : 7, .heads_kv = 1, .head_dim = 64};
         struct kern_rule rule = rule_of(&wide[i / 2], 40);
@@ -512,11 +585,12 @@ Test(emu_policy, company_and_pieces_change_nothing) {
 /* A fork takes its memory along, and neither writes what the other reads: mass goes into every
  * page, remembered scores into those that stay, merging into all. */
 Test(emu_policy, forks) {
-    static const char *const names[] = {"d2o", "gkv", "cake"};
-    for (int i = 0; i < 3; i++) {
-        struct method method = {names[i], as_it_is};
+    static const char *const names[] = {"d2o", "gkv", "cake", "ems"};
+    for (int i = 0; i < 4; i++) {
+        struct method method = {names[i], i == 3 ? loose : as_it_is};
         struct kern_rule rule = rule_of(&method, 24);
         struct pair p = open_pair(shapes[1], 8192, (uint64_t)(60 + i));
+        for (int slot = 0; slot < 2; slot++) turn_slot(&p, slot, &rule);
         struct kern_span span = {.slot = 1, .count = 50, .rule = &rule};
         struct kern_evict due[] = {{.slot = 1, .tokens = 50, .keep = 24, .rule = &rule},
                                    {.slot = 0, .tokens = 52, .keep = 24, .rule = &rule}};
@@ -536,15 +610,16 @@ Test(emu_policy, forks) {
 
 /* Pages for what a step or an eviction writes are missing: both say so, and change nothing. */
 Test(emu_policy, a_full_pool) {
-    static const char *const names[] = {"h2o", "gkv", "d2o"};
+    static const char *const names[] = {"h2o", "gkv", "d2o", "ems"};
     const struct kern_cache_options shape = {
         .layers = 1, .heads_q = 2, .heads_kv = 2, .head_dim = 256};
     int full = 0;
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 4; i++)
         for (int pages = 7; pages <= 15; pages += 2) {
-            struct method method = {names[i], as_it_is};
+            struct method method = {names[i], i == 3 ? loose : as_it_is};
             struct kern_rule rule = rule_of(&method, 20);
             struct pair p = open_pair(shape, 8 * pages, 5);
+            turn_slot(&p, 1, &rule);
             struct kern_span span = {.slot = 1, .count = 24, .rule = &rule};
             struct kern_span more = {.slot = 1, .count = 1, .pos = 24, .rule = &rule};
             struct kern_batch batch = {.spans = &more, .span_count = 1, .rows = 1};
@@ -567,16 +642,17 @@ Test(emu_policy, a_full_pool) {
                 expect_same_held(p.kern, slot, streams_of(&p), names[i]);
             both_close(p.kern);
         }
-    cr_assert(full > 5 && full < 25, "%d", full);
+    cr_assert(full > 10 && full < 35, "%d", full);
 }
 
 /* A conversation comes back with its queries, scores, weights and thresholds, on either side. */
 Test(emu_policy, snapshots) {
-    static const char *const names[] = {"cake", "d2o", "gkv"};
-    for (int i = 0; i < 3; i++) {
-        struct method method = {names[i], as_it_is};
+    static const char *const names[] = {"cake", "d2o", "gkv", "ems"};
+    for (int i = 0; i < 4; i++) {
+        struct method method = {names[i], i == 3 ? loose : as_it_is};
         struct kern_rule rule = rule_of(&method, 24);
         struct pair p = open_pair(shapes[2], 8192, (uint64_t)(80 + i));
+        turn_slot(&p, 3, &rule);
         struct kern_block blocks[1 + 64] = {0};
         struct fault fault = {0};
         int count = 1 + streams_of(&p);
@@ -600,6 +676,177 @@ Test(emu_policy, snapshots) {
         feed(&p, &span, 1, names[i]);
         evict(&p, &due, 1, names[i]);
         for (int k = 0; k < count; k++) free((void *)(uintptr_t)blocks[k].data);
+        both_close(p.kern);
+    }
+}
+
+/* ---- Classes ----------------------------------------------------------------------------------
+ */
+
+/* Members of a slot, all streams, from its blocks. */
+static int count_members(struct pair *p, struct kern *kern, int slot) {
+    int count = 0;
+    for (int stream = 0; stream < streams_of(p); stream++) {
+        size_t size;
+        int32_t length, members = 0;
+        char *bytes = block_of(kern, slot, 1 + stream, &size);
+        memcpy(&length, bytes, sizeof length);
+        size_t end = 4 + (size_t)length * (12 + 4 * (size_t)p->options.head_dim);
+        if (size > end) memcpy(&members, bytes + end, sizeof members);
+        count += members;
+        free(bytes);
+    }
+    return count;
+}
+
+/* Slot 1 has classes and sees 40 tokens more: alone at once, or in pieces beside slot 2, which has
+ * classes of its own; then it evicts again. Its answers of those tokens, the caller's. */
+static float *play_classes(struct pair *p, const struct kern_rule *rule, bool alone) {
+    static const int pieces[] = {40, 0, 7, 1, 31, 1};
+    struct kern *kern = p->kern[EMULATED];
+    size_t row = (size_t)(p->options.heads_q * p->options.head_dim);
+    size_t layers = (size_t)p->options.layers;
+    float *answers = malloc(layers * 40 * row * sizeof *answers);
+    struct kern_evict due[] = {{.slot = 2, .tokens = 50, .keep = 24, .rule = rule},
+                               {.slot = 1, .tokens = 60, .keep = 24, .rule = rule}};
+    emu_set_seed(alone ? 3 : 8);
+    for (int slot = 1; slot < 3; slot++) {
+        struct kern_span span = {.slot = slot, .count = slot == 1 ? 60 : 50, .rule = rule};
+        struct kern_batch batch = {.spans = &span, .span_count = 1, .rows = span.count};
+        free(run_step(p, kern, &batch));
+    }
+    MUST(kern->ops->evict(kern, due, 2));
+    for (int i = alone ? 0 : 2, done = 0, other = 50; done < 40; i++) {
+        int beside = alone ? 0 : 1 + i % 2 * 4;
+        struct kern_span spans[] = {
+            {.slot = 2, .count = beside, .pos = other, .rule = rule},
+            {.slot = 1, .row = beside, .count = pieces[i], .pos = 60 + done, .rule = rule}};
+        struct kern_batch batch = {
+            .spans = spans + alone, .span_count = 2 - alone, .rows = beside + pieces[i]};
+        float *out = run_step(p, kern, &batch);
+        for (size_t layer = 0; layer < layers; layer++)
+            memcpy(answers + (layer * 40 + (size_t)done) * row,
+                   out + (layer * (size_t)batch.rows + (size_t)beside) * row,
+                   (size_t)pieces[i] * row * sizeof *out);
+        free(out);
+        done += pieces[i];
+        other += beside;
+    }
+    due[1].tokens = 100;
+    due[0].tokens = alone ? 50 : 62;
+    MUST(kern->ops->evict(kern, due, 2));
+    return answers;
+}
+
+/* Bitwise the same answers and the same state, in pieces and in company. */
+Test(emu_policy, classes_depend_on_their_sequence_alone) {
+    struct method method = {"ems", loose};
+    struct kern_rule rule = rule_of(&method, 24);
+    char *bytes[2];
+    float *answers[2];
+    size_t size[2], count = 0;
+    for (int k = 0; k < 2; k++) {
+        struct pair p = open_pair(shapes[0], 4096, 7);
+        for (int slot = 1; slot < 3; slot++) turn_slot(&p, slot, &rule);
+        answers[k] = play_classes(&p, &rule, k == 0);
+        bytes[k] = bytes_of(&p, p.kern[EMULATED], 1, &size[k]);
+        count = (size_t)(p.options.layers * 40 * p.options.heads_q * p.options.head_dim);
+        cr_assert_gt(count_members(&p, p.kern[EMULATED], 1), 10);
+        both_close(p.kern);
+    }
+    cr_assert(memcmp(answers[0], answers[1], count * sizeof **answers) == 0);
+    cr_assert(size[0] == size[1] && memcmp(bytes[0], bytes[1], size[0]) == 0);
+    for (int k = 0; k < 2; k++) {
+        free(bytes[k]);
+        free(answers[k]);
+    }
+}
+
+/* Dropping tokens drops members of other classes, too; a fork that shares their pages keeps its
+ * own. What is left goes on. */
+Test(emu_policy, classes_lose_dropped_tokens) {
+    struct method method = {"ems", loose};
+    struct kern_rule rule = rule_of(&method, 24);
+    struct pair p = open_pair(shapes[0], 8192, 15);
+    play_one(&p, 1, &rule, 24, (const int[]){60, 30}, 2, "dropped");
+    turn_slot(&p, 0, &rule);
+    int before = count_members(&p, p.kern[EMULATED], 1);
+    for (int b = 0; b < BACKENDS; b++) {
+        MUST(p.kern[b]->ops->fork(p.kern[b], 1, 0));
+        MUST(p.kern[b]->ops->truncate(p.kern[b], 1, 40));
+    }
+    int after = count_members(&p, p.kern[EMULATED], 1);
+    cr_assert(after > 0 && after < before, "%d of %d", after, before);
+    cr_assert_eq(count_members(&p, p.kern[EMULATED], 0), before);
+    for (int slot = 0; slot < 2; slot++) {
+        struct kern_span span = {
+            .slot = slot, .count = 9, .pos = slot == 1 ? 40 : 90, .rule = &rule};
+        struct kern_evict due = {.slot = slot, .tokens = span.pos + 9, .keep = 24, .rule = &rule};
+        expect_same_held(p.kern, slot, streams_of(&p), "dropped");
+        feed(&p, &span, 1, "dropped");
+        evict(&p, &due, 1, "dropped");
+    }
+    for (int b = 0; b < BACKENDS; b++)
+        for (int slot = 0; slot < 2; slot++) {
+            struct kern_cache_stats stats;
+            p.kern[b]->ops->release(p.kern[b], slot);
+            p.kern[b]->ops->cache_stats(p.kern[b], &stats);
+            cr_assert(slot == 0 || stats.pages_used == 0, "%s", p.kern[b]->ops->name);
+        }
+    both_close(p.kern);
+}
+
+/* Members that come with a snapshot are forgotten by a rule without classes, and their pages go. */
+Test(emu_policy, classes_under_another_rule) {
+    struct method method = {"ems", loose}, other = {"h2o", as_it_is};
+    struct kern_rule rule = rule_of(&method, 24), plain = rule_of(&other, 24);
+    struct pair p = open_pair(shapes[0], 8192, 16);
+    struct kern_block blocks[8] = {0};
+    int count = 1 + streams_of(&p);
+    play_one(&p, 1, &rule, 24, (const int[]){60}, 1, "another");
+    for (int k = 0; k < count; k++)
+        blocks[k].data = block_of(p.kern[EMULATED], 1, k, &blocks[k].size);
+    for (int b = 0; b < BACKENDS; b++)
+        for (int k = 0; k < count; k++)
+            MUST(p.kern[b]->ops->snapshot_import(p.kern[b], 3, k, &blocks[k]));
+    expect_same_held(p.kern, 3, streams_of(&p), "another");
+    cr_assert_gt(count_members(&p, p.kern[EMULATED], 3), 0);
+    struct kern_span span = {.slot = 3, .count = 2, .pos = 60, .rule = &plain};
+    feed(&p, &span, 1, "another");
+    expect_same_held(p.kern, 3, streams_of(&p), "another");
+    cr_assert_eq(count_members(&p, p.kern[EMULATED], 3), 0);
+    for (int k = 0; k < count; k++) free((void *)(uintptr_t)blocks[k].data);
+    both_close(p.kern);
+}
+
+/* ---- A sliding window -------------------------------------------------------------------------
+ */
+
+/* What is added up is the attention of the layer: keys behind its window get none. */
+Test(emu_policy, mass_ends_with_the_window) {
+    static const struct method adders[] = {{"h2o", as_it_is}, {"d2o", as_it_is}, {"ems", loose}};
+    for (int i = 0; i < 3; i++) {
+        struct kern_rule rule = rule_of(&adders[i], 40);
+        struct pair p = open_pair(shapes[0], 8192, (uint64_t)(90 + i));
+        p.window = 12;
+        play_one(&p, 1, &rule, 40, (const int[]){50, 17, 1}, 3, adders[i].policy);
+        float first[BACKENDS][2];
+        for (int more = 0; more < 2; more++) {
+            struct kern_span span = {.slot = 1, .count = 20, .pos = 68 + 20 * more, .rule = &rule};
+            feed(&p, &span, 1, adders[i].policy);
+            for (int b = 0; b < BACKENDS; b++) {
+                size_t size;
+                int32_t length;
+                char *bytes = block_of(p.kern[b], 1, 1, &size);
+                memcpy(&length, bytes, sizeof length);
+                memcpy(&first[b][more], bytes + 4 + 8 * (size_t)length, sizeof(float));
+                free(bytes);
+            }
+        }
+        for (int b = 0; b < BACKENDS; b++)
+            cr_assert(first[b][0] > 0 && first[b][0] == first[b][1],
+                      "%s: %g after %g, far behind the window", p.kern[b]->ops->name,
+                      (double)first[b][1], (double)first[b][0]);
         both_close(p.kern);
     }
 }

@@ -124,7 +124,7 @@ def test_every_policy_runs_or_is_refused_by_name(cuda):
             error = r.json()["error"]
             assert r.status_code == 400 and error["param"] == "kv.policy" and "cannot run here" in error["message"], policy
     assert {"full", "streaming", "trimkv", "global", "gkv", "rkv", "snapkv", "pyramidkv", "adakv", "morphkv", "cake", "h2o",
-            "kvcompress", "d2o"} <= set(served)
+            "kvcompress", "d2o", "ems"} <= set(served)
     cuda.wait_idle()
 
 

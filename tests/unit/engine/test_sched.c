@@ -649,6 +649,37 @@ Test(sched, a_rule_the_backend_cannot_run_ends_only_its_request) {
     engine_job_close(&refused);
 }
 
+/* A device without memory for remembered queries. */
+static int no_memory_to_remember(struct kern *kern, int slot, const struct kern_rule *rule) {
+    (void)kern, (void)slot;
+    return rule->observe.window > 0 ? ERR_NOMEM : 0;
+}
+
+Test(sched, a_rule_without_memory_ends_only_its_request) {
+    struct engine_job alone = job_of(1, 40, 60, global(16, 8, 32));
+    struct engine_job runs = alone, refused = job_of(2, 40, 60, global(16, 8, 32));
+    struct world w;
+    refused.request.kv.policy = "snapkv";
+    refused.request.kv.recent = 4;
+    run_alone(&alone);
+    world_open(
+        &w, &(struct world_options){.pages = 400, .sequences = 2, .conversations = 2, .rows = 50});
+    w.ops.prepare = no_memory_to_remember;
+    submit(&w, &runs);
+    for (int step = 0; step < 5; step++) cr_assert_not(world_step(&w));
+    submit(&w, &refused);
+    cr_assert_not(world_step(&w));
+    cr_assert_eq(finish_of(&runs), ENGINE_RUNNING);
+    cr_assert_eq(finish_of(&refused), ENGINE_FINISH_ERROR);
+    cr_assert_eq(refused.fault.code, ERR_NOMEM, "%s", refused.fault.text);
+    run_until_idle(&w);
+    expect_same_answer(&alone, &runs);
+    world_close(&w);
+    engine_job_close(&alone);
+    engine_job_close(&runs);
+    engine_job_close(&refused);
+}
+
 Test(sched, kv_parameters_name_the_field_at_fault) {
     struct sched_kv rules = {.defaults = {.budget = 32, .buffer = 8, .chunk = 32},
                              .budget_max = 64,

@@ -1,0 +1,87 @@
+/* Members of classes (kern.h, struct kern_classes) on the device; kernels/cpu/classes.c is the
+ * oracle. A member is 12 bytes in a page. Its key, the centre's turned to its position, is made
+ * where it is multiplied, in shared memory, CLASS_KEYS at a time and for all queries of a block: no
+ * key is ever written to the pool, and tensor cores do the products. A turned key is no bf16 any
+ * more, so it is made as two of them, what rounding leaves and what it takes: products are as good
+ * as of float32. */
+#ifndef KEEPD_KERNELS_CUDA_CLASSES_CUH
+#define KEEPD_KERNELS_CUDA_CLASSES_CUH
+
+#include "kernels/cuda/keys.cuh"
+
+#define CLASS_KEYS (PRODUCT_KEYS / 2)
+
+/* Members of a row whose centre is before `pos`. */
+static __device__ __forceinline__ int members_before(const struct pages &p, const int32_t *table,
+                                                     int count, int pos) {
+    int low = 0, high = count;
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (members_at(p, table, middle)->centre < pos)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* ---- Pieces of keys ---------------------------------------------------------------------------
+ */
+
+/* Eight dimensions of the first half of a key or value, and their partners of the second. */
+struct piece_pair {
+    float a[CHUNK_DIMS], b[CHUNK_DIMS];
+};
+
+static __device__ __forceinline__ void piece_widen(float to[CHUNK_DIMS], uint4 from) {
+    const uint32_t words[4] = {from.x, from.y, from.z, from.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        to[2 * i] = __uint_as_float(words[i] << 16);
+        to[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+    }
+}
+
+/* Chunk `chunk` of the first half; side 0 is K, 1 is V. */
+template <int D>
+static __device__ __forceinline__ struct piece_pair
+piece_load(const struct pages &p, const int32_t *table, int side, int entry, int chunk) {
+    const char *page = pages_at(p, table[entry / p.page_slots]);
+    int row = entry % p.page_slots;
+    struct piece_pair x;
+    piece_widen(x.a, *(const uint4 *)(page + page_offset(D, side, row, chunk)));
+    piece_widen(x.b,
+                *(const uint4 *)(page + page_offset(D, side, row, chunk + D / CHUNK_DIMS / 2)));
+    return x;
+}
+
+/* Turned by so many positions, forward or back. */
+static __device__ __forceinline__ void piece_turn(struct piece_pair &x, const struct pages &p,
+                                                  int positions, int chunk) {
+    if (positions == 0) return;
+    for (int i = 0; i < CHUNK_DIMS; i++) {
+        float2 turn = pages_turn(p, positions < 0 ? -positions : positions, chunk * CHUNK_DIMS + i);
+        float a = x.a[i], b = x.b[i], s = positions < 0 ? -turn.y : turn.y;
+        x.a[i] = __fadd_rn(__fmul_rn(a, turn.x), -__fmul_rn(b, s));
+        x.b[i] = __fadd_rn(__fmul_rn(b, turn.x), __fmul_rn(a, s));
+    }
+}
+
+static __device__ __forceinline__ uint4 piece_narrow(const float x[CHUNK_DIMS]) {
+    uint4 out = {ptx_pack_bf16(x[0], x[1]), ptx_pack_bf16(x[2], x[3]), ptx_pack_bf16(x[4], x[5]),
+                 ptx_pack_bf16(x[6], x[7])};
+    return out;
+}
+
+/* x as the nearest bf16s and what they miss. */
+static __device__ __forceinline__ void piece_split(const float x[CHUNK_DIMS], char *high,
+                                                   char *low) {
+    uint4 rounded = piece_narrow(x);
+    float wide[CHUNK_DIMS];
+    piece_widen(wide, rounded);
+    for (int i = 0; i < CHUNK_DIMS; i++) wide[i] = __fadd_rn(x[i], -wide[i]);
+    *(uint4 *)high = rounded;
+    *(uint4 *)low = piece_narrow(wide);
+}
+
+#endif
