@@ -17,7 +17,8 @@ import pytest
 
 from policies import replay, table
 from policies.replay import Run
-from policies.streams import model_recording, random_recording, recording_for, redundant_recording
+from policies.streams import (DEGENERATE, degenerate_recording, model_recording, random_recording, recording_for,
+                              redundant_recording)
 from reference_model import Reference
 
 MODEL = replay.ROOT / "models/keepd-nano"
@@ -137,6 +138,33 @@ def test_any_rule_that_the_pipeline_allows(seed, tmp_path):
     tally = replay.follow(run, result.evictions[0], result.out[0])
     print(rule, tally)
     assert tally.worst["out"] < 1e-4
+
+
+EDGES = {  # layers, query heads, KV heads, head_dim; entries above the protected ones, buffer, chunk
+    "one head of 256": ((1, 2, 1, 256), (1, 1, 1)),
+    "a group of eight": ((2, 8, 1, 32), (0, 0, 7)),
+    "no group": ((2, 2, 2, 80), (3, 33, 2)),
+    "a chunk beyond the budget": ((2, 4, 2, 16), (2, 1, 129)),
+}
+
+
+@pytest.mark.parametrize("kind", DEGENERATE)
+@pytest.mark.parametrize("edge", EDGES)
+def test_degenerate_streams_with_hardly_any_room(kind, edge, tmp_path):
+    """Every policy, with a budget barely above what is protected, on streams in which nearly everything ties."""
+    shape, (room, buffer, chunk) = EDGES[edge]
+    recording, runs = degenerate_recording(kind, 61, *shape, 96), []
+    for i, name in enumerate(BOUNDED):
+        rule = table.rule(name).but(sinks=i % 2)
+        window = min(rule.observe.window, 5)
+        rule = rule.but(observe=dict(window=window), recent=window or 3)
+        runs.append(Run(name, recording, 60 + i, max(1, rule.sinks + rule.recent + room), buffer, chunk, [512], rule))
+    result = replay.drive(tmp_path, runs)
+    for i, run in enumerate(runs):
+        tally = replay.follow(run, result.evictions[i], result.out[i])
+        print(run.name, tally)
+        assert tally.evictions == len(result.evictions[i]) > 0
+        assert tally.worst["out"] < 1e-4 and np.isfinite(result.out[i]).all()
 
 
 # --- real streams -------------------------------------------------------------------------------

@@ -74,6 +74,23 @@ def redundant_recording(seed, layers, heads_q, heads_kv, head_dim, tokens, theta
     return Recording(q, k, v + spread[1] * r.v, r.log_beta, inv_freq).as_float32()
 
 
+# What becomes of a random recording's queries, keys and values, [L, T, heads, D] each: streams in which
+# scores tie, vanish or have nothing to compare.
+DEGENERATE = {
+    "one token": lambda x, t: x[:, :1].repeat(t, axis=1),
+    "two tokens": lambda x, t: x[:, np.arange(t) % 2],
+    "zeros": lambda x, t: np.zeros_like(x),
+    "zero every third": lambda x, t: x * (np.arange(t) % 3 > 0)[None, :, None, None],
+    "sharp": lambda x, t: 2 * x,
+}
+
+
+def degenerate_recording(kind, seed, layers, heads_q, heads_kv, head_dim, tokens):
+    """Equal tokens are equal whatever their position: nothing is rotated."""
+    r, change = random_recording(seed, layers, heads_q, heads_kv, head_dim, tokens), DEGENERATE[kind]
+    return Recording(*(change(x, tokens) for x in (r.q, r.k, r.v)), change(r.log_beta[..., None], tokens)[..., 0]).as_float32()
+
+
 def recording_for(name, *shape):
     """Random streams in which a policy finds work."""
     return (redundant_recording if name.startswith("ems") else random_recording)(*shape)
