@@ -110,7 +110,12 @@ void cpu_classes_mask(const struct cpu_cache *cache, const struct cpu_classes *c
 
 void cpu_classes_fold(const struct cpu_classes *classes, float *p) {
     int32_t count = classes->members.length;
-    for (int32_t m = 0; m < count; m++) p[count + classes->centres[m]] += p[m];
+    for (int32_t m = 0; m < count;) {
+        int32_t centre = classes->centres[m];
+        float sum = p[count + centre];
+        for (; m < count && classes->centres[m] == centre; m++) sum += p[m];
+        p[count + centre] = sum;
+    }
 }
 
 /* ---- Joining ------------------------------------------------------------------------------------

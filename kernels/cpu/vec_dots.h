@@ -17,13 +17,16 @@
 #if defined(__AVX512F__)
 #define TILE      4
 #define TILE_ROWS 4
-#else
+#elif defined(__AVX2__)
 #define TILE      2
 #define TILE_ROWS 2
+#else
+#define TILE      2
+#define TILE_ROWS 1
 #endif
 
 #define MANY     16 /* queries side by side */
-#define MANY_MIN 7  /* so many pay for all sixteen */
+#define MANY_MIN 10 /* so many pay for all sixteen */
 
 #define UNROLL _Pragma("GCC unroll 4")
 
@@ -47,9 +50,9 @@ struct dots {
 /* ---- Few queries ------------------------------------------------------------------------------
  */
 
-SIMD void few_step(const struct dots *p, v16 (*sum)[TILE_ROWS], int lane, const int lanes, int row,
+SIMD void few_step(const struct dots *p, v16 (*sum)[4], int lane, const int lanes, int row,
                    const int rows, int d, int left, const enum kern_dtype dtype) {
-    v16 key[TILE_ROWS];
+    v16 key[4];
     UNROLL for (int j = 0; j < rows; j++) key[j] =
         v16_load_row(p->rows.at, (row + j) * p->rows.stride + d, left, dtype);
     UNROLL for (int l = 0; l < lanes; l++) {
@@ -60,7 +63,7 @@ SIMD void few_step(const struct dots *p, v16 (*sum)[TILE_ROWS], int lane, const 
 
 SIMD void few_tile(const struct dots *p, int lane, const int lanes, int row, const int rows,
                    const enum kern_dtype dtype) {
-    v16 sum[TILE][TILE_ROWS];
+    v16 sum[TILE][4];
     int d = 0, dim = p->rows.dim;
     UNROLL for (int l = 0; l < lanes; l++) UNROLL for (int j = 0; j < rows; j++) sum[l][j] =
         v16_set(0);
