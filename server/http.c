@@ -75,6 +75,29 @@ static void refuse_size(struct exchange *ex) {
     exchange_refuse(ex, &error);
 }
 
+static enum MHD_Result count_length(void *cls, enum MHD_ValueKind kind, const char *name,
+                                    const char *value) {
+    (void)kind, (void)value;
+    *(int *)cls +=
+        strcasecmp(name, "Content-Length") == 0 || strcasecmp(name, "Transfer-Encoding") == 0;
+    return MHD_YES;
+}
+
+/* Two answers to where the body ends: whoever stands between may have taken the other one, and
+ * what follows would be a request of somebody else's making (RFC 9112, 6.3). */
+static int refuse_two_lengths(struct exchange *ex) {
+    struct oai_error error;
+    int lengths = 0;
+    MHD_get_connection_values(ex->connection, MHD_HEADER_KIND, count_length, &lengths);
+    if (lengths <= 1) return 0;
+    oai_refuse(&error, 400, NULL, NULL,
+               "A request has one Content-Length or one Transfer-Encoding, not %d of them.",
+               lengths);
+    exchange_refuse(ex, &error);
+    ex->answer.close = true;
+    return -1;
+}
+
 static int refuse_host(struct exchange *ex) {
     const struct server_options *o = &ex->server->options;
     struct oai_error error;
@@ -175,9 +198,9 @@ static void check_headers(struct exchange *ex, const char *path, const char *met
     struct key *key;
     ex->answer.origin = origin_allow(header(ex, "Origin"), o->cors_origins, o->cors_origin_count);
     ex->route = route_find(path, method, &allow);
-    if (refuse_header_size(ex) || refuse_host(ex) || answer_preflight(ex, method) ||
-        refuse_key(ex, &key) || refuse_route(ex, path, method, allow) || refuse_timeout(ex) ||
-        refuse_rate(ex, key))
+    if (refuse_header_size(ex) || refuse_two_lengths(ex) || refuse_host(ex) ||
+        answer_preflight(ex, method) || refuse_key(ex, &key) ||
+        refuse_route(ex, path, method, allow) || refuse_timeout(ex) || refuse_rate(ex, key))
         return;
     if (declared_size(ex) > o->max_body_bytes) refuse_size(ex);
 }

@@ -157,6 +157,22 @@ MALFORMED = [b"\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\
              b"GET /v1/models HTTP/1.1\r\nConnection: close\r\n\r\n"]
 
 
+TWO_LENGTHS = [b"Content-Length: 2\r\nTransfer-Encoding: chunked", b"Transfer-Encoding: chunked\r\ncontent-length: 2",
+               b"Content-Length: 2\r\nContent-Length: 40", b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked"]
+
+
+@pytest.mark.parametrize("lengths", TWO_LENGTHS, ids=range(len(TWO_LENGTHS)))
+def test_two_lengths_of_one_body(shared, lengths):
+    """A proxy may have read the other one: the request is refused, and what follows it is not read."""
+    hidden = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with shared.socket() as sock:
+        sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                     + lengths + b"\r\n\r\n2\r\n{}\r\n0\r\n\r\n" + hidden)
+        answer = read_all(sock)
+    assert answer.startswith(b"HTTP/1.1 400") and b"Connection: close" in answer
+    assert answer.count(b"HTTP/1.1") == 1 and b'"version"' not in answer
+
+
 @pytest.mark.parametrize("data", MALFORMED, ids=range(len(MALFORMED)))
 def test_malformed_http(shared, data):
     """Whatever libmicrohttpd makes of it, the daemon lives and nothing reaches the engine."""
