@@ -247,8 +247,11 @@ bool sched_unsaved(const struct sched *sched) {
     const struct conversation_table *table = &sched->conversations;
     if (sched->options.store == NULL) return false;
     if (sched->export.data != NULL || !store_can_save(sched->options.store)) return true;
-    for (int i = 0; i < table->capacity; i++)
-        if (table->rows[i].id != 0 && sched_wants_saving(sched, &table->rows[i])) return true;
+    for (int i = 0; i < table->capacity; i++) {
+        const struct conversation *row = &table->rows[i];
+        if (row->id != 0 && sched_wants_saving(sched, row)) return true;
+        if (row->saved == CONVERSATION_FAILED && !sched->saving_all) return true; /* once more */
+    }
     return false;
 }
 

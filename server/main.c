@@ -246,8 +246,7 @@ static int check_model_dir(const char *path, struct fault *fault) {
 
 /* --- running --- */
 
-/* curl's way to this server: a Unix socket needs a flag, a certificate may need one. */
-/* A model without a chat template completes text. */
+/* With curl: a Unix socket needs a flag, and a model without a chat template completes text. */
 static void print_example(const char *url, bool chat, bool needs_key) {
     bool path = strncmp(url, "unix:", 5) == 0;
     printf("curl %s%s%s/v1/%s -H 'Content-Type: application/json' %s-d '{\n",

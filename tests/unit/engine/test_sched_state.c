@@ -288,7 +288,6 @@ Test(state, what_failed_is_tried_again_at_the_end) {
     turn(&s.w, 0, 0, 60, global(16, 4, 8));
     world_step(&s.w);
     cr_assert(!world_fail_pending() && stats_of(&s).files == 0);
-    sched_save(&s.w.sched, clock_ns(), true);
     world_save_all(&s.w);
     cr_assert_eq(stats_of(&s).files, 1);
     stored_close(&s);
