@@ -90,7 +90,7 @@ const struct option config_options[] = {
      "Kept entries per layer and head, on average. A request may ask for another budget."},
     {"kv-budget-max", INT, AT(kv_budget_max), 0, MANY, "0", "N", 0,
      "Largest budget a request may ask for. 0: any."},
-    {"kv-buffer", INT, AT(kv_buffer), 1, MANY, "128", "N", 0,
+    {"kv-buffer", INT, AT(kv_buffer), 0, MANY, "128", "N", 0,
      "Tokens a sequence may grow past its budget before the next eviction."},
     {"kv-chunk", INT, AT(kv_chunk), 1, MANY, "512", "N", 0,
      "Prompt tokens between evictions while a prompt is read."},

@@ -6,7 +6,7 @@
 
 #include "config/config.h"
 
-#define MAX_ARGS 16
+#define MAX_ARGS 24
 
 struct run {
     char *args[MAX_ARGS + 2];
@@ -99,7 +99,8 @@ Test(config, values_of_each_type) {
     struct run run;
     cr_assert_eq(load(&run,
                       "--model=m --port 0 --kv-pool-bytes=3G --max-body-bytes 100k --strict-params"
-                      " --random-weights=no --kv-dtype bf16 --served-model-name x --api-key k=v",
+                      " --random-weights=no --kv-dtype bf16 --served-model-name x --api-key k=v"
+                      " --kv-buffer=0",
                       ""),
                  0, "%s", run.fault.text);
     cr_assert_eq(run.config.port, 0);
@@ -108,6 +109,7 @@ Test(config, values_of_each_type) {
     cr_assert(run.config.strict_params);
     cr_assert_not(run.config.random_weights);
     cr_assert_str_eq(run.config.kv_dtype, "bf16");
+    cr_assert_eq(run.config.kv_buffer, 0); /* as a request may say */
     cr_assert_str_eq(run.config.served_model_name, "x");
     cr_assert_eq(run.config.api_keys.count, 1);
     cr_assert_str_eq(run.config.api_keys.items[0], "k=v");
