@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <vector>
 
 #include "kernels/cuda/device.h"
@@ -31,6 +32,9 @@ struct device {
 };
 
 static thread_local int current = 0;
+
+/* Each may have a thread of its own. */
+static std::atomic<int> devices_open;
 
 static void expect_bound(const struct device *device) {
     if (current == device->index) return;
@@ -61,6 +65,7 @@ int device_open(int index, struct device **out, struct fault *fault) {
         return fault_set(fault, ERR_NOTFOUND, "device", "device %d of %d", index, count);
     *out = new device{};
     (*out)->index = index;
+    if (++devices_open > 1) emu_alone(false);
     device_bind(*out);
     return 0;
 }
@@ -79,6 +84,7 @@ void device_close(struct device *device) {
     graph_close(&device->graphs, device);
     drop_staged(device);
     for (const struct place &place : device->places) emu_free(place.mem);
+    if (--devices_open == 0) emu_alone(true);
     delete device;
 }
 

@@ -87,6 +87,10 @@ const char *emu_launch(const char *name, dim3 grid, int threads, size_t shared, 
         overlapped);
 }
 
+/* Does one thread alone use the emulator and all global memory, as at first? Memory can be taken
+ * from a launch for a while only if nobody else reads it meanwhile. */
+void emu_alone(bool alone);
+
 /* Global memory: NaN (0xff) throughout, begins on 16 bytes, ends at an unmapped page. */
 void *emu_alloc(size_t bytes);
 void emu_free(void *mem); /* NULL is fine */
