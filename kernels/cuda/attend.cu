@@ -25,14 +25,15 @@
 #define COMBINE_WARPS 4
 #define LOG2_E        1.4426950408889634f
 
-/* Per head size: pages of one pipeline stage. */
-template <int D> struct shape {
-    static const int P = PAGE_BYTES / (4 * D);
+/* Per head size and bytes of a number, 2 for bf16 and 1 for e4m3: pages of one pipeline stage. */
+template <int D, int E> struct shape {
+    static const int ROW = D * E;
+    static const int P = PAGE_SIDE / ROW;
     static const int DECODE_PAGES = P < TILE_KEYS ? TILE_KEYS / P : 1;
     static const int DECODE_WARPS = D == 256 ? 4 : 8;
     static const int DECODE_STAGES = 3;
     static const int DECODE_SHARED = DECODE_WARPS * DECODE_STAGES * (DECODE_PAGES * PAGE_BYTES + 8);
-    static const int PREFILL_PAGES = D == 64 ? 2 : 4;
+    static const int PREFILL_PAGES = (D == 256 ? 32 : 64) / P;
     static const int PREFILL_WARPS = PREFILL_ROWS / TILE_ROWS;
     static const int PREFILL_STAGES = 3;
     static const int PREFILL_SHARED = PREFILL_STAGES * (PREFILL_PAGES * PAGE_BYTES + 8);
@@ -69,6 +70,11 @@ template <int D> struct tile {
     float m[2], l[2]; /* l: this lane's share of the sum */
 };
 
+/* Two numbers that are multiplied with the pages'. */
+template <int E> static __device__ __forceinline__ uint32_t pack(float low, float high) {
+    return E == 1 ? ptx_pack_f16(low, high) : ptx_pack_bf16(low, high);
+}
+
 template <int D> static __device__ __forceinline__ void tile_start(struct tile<D> &t) {
 #pragma unroll
     for (int n = 0; n < D / 8; n++)
@@ -78,7 +84,11 @@ template <int D> static __device__ __forceinline__ void tile_start(struct tile<D
     t.l[0] = t.l[1] = 0;
 }
 
-template <int D>
+/* A fragment of keys has dims 2 t + 8 i, + 1 of 16 in register i where they are bf16. Of e4m3 one
+ * register of ldmatrix has four, 4 t + 2 i, + 1 for i = 0 and 1, so that is where queries have
+ * them: a product does not mind the order of dims. E4m3 is multiplied as float16, which has its
+ * numbers and more digits of the queries. */
+template <int D, int E>
 static __device__ __forceinline__ void tile_load_queries(struct tile<D> &t, const struct rows &r,
                                                          int lane) {
 #pragma unroll
@@ -86,33 +96,46 @@ static __device__ __forceinline__ void tile_load_queries(struct tile<D> &t, cons
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const float *q = r.q[i & 1];
-            int dim = 16 * k + 8 * (i >> 1) + 2 * (lane & 3);
+            int dim = 16 * k + (E == 1 ? 2 : 8) * (i >> 1) + 4 / E * (lane & 3);
             float2 pair = {0, 0};
             if (q) pair = *(const float2 *)(q + dim);
-            t.q[k][i] = ptx_pack_bf16(pair.x, pair.y);
+            t.q[k][i] = pack<E>(pair.x, pair.y);
         }
 }
 
 /* Row `key`, chunk `chunk` of a side of the pages that lie one after the other at `stage`. */
-template <int D>
+template <int D, int E>
 static __device__ __forceinline__ const char *stage_row(const char *stage, int side, int key,
                                                         int chunk) {
-    return stage + key / shape<D>::P * PAGE_BYTES + page_offset(D, side, key % shape<D>::P, chunk);
+    typedef shape<D, E> S;
+    return stage + key / S::P * PAGE_BYTES + page_chunk(S::ROW, side, key % S::P, chunk);
+}
+
+/* c += a b of the four e4m3 of a lane, as tile_load_queries has them. */
+static __device__ __forceinline__ void mma_e4m3(float c[4], const uint32_t a[4], uint32_t four) {
+    ptx_mma_f16(c, a, ptx_f16_of_e4m3(four & 0xffff), ptx_f16_of_e4m3(four >> 16));
 }
 
 /* s[n][i]: score of row g + 8 (i >> 1) and key 8 n + 2 t + (i & 1), in units of log 2. */
-template <int D>
+template <int D, int E>
 static __device__ __forceinline__ void tile_scores(const struct tile<D> &t, const char *stage,
                                                    int key, int lane, float s[2][4]) {
+    int row = key + (lane & 7) + 8 * (lane >> 4), half = lane >> 3 & 1;
 #pragma unroll
     for (int i = 0; i < 4; i++) s[0][i] = s[1][i] = 0;
 #pragma unroll
-    for (int k = 0; k < D / 16; k++) {
+    for (int k = 0; k < D * E / 32; k++) {
         uint32_t b[4];
-        ptx_load_matrix(
-            b, stage_row<D>(stage, 0, key + (lane & 7) + 8 * (lane >> 4), 2 * k + (lane >> 3 & 1)));
-        ptx_mma(s[0], t.q[k], b[0], b[1]);
-        ptx_mma(s[1], t.q[k], b[2], b[3]);
+        ptx_load_matrix(b, stage_row<D, E>(stage, 0, row, 2 * k + half));
+        if (E == 1) {
+            mma_e4m3(s[0], t.q[2 * k], b[0]);
+            mma_e4m3(s[0], t.q[2 * k + 1], b[1]);
+            mma_e4m3(s[1], t.q[2 * k], b[2]);
+            mma_e4m3(s[1], t.q[2 * k + 1], b[3]);
+        } else {
+            ptx_mma(s[0], t.q[k], b[0], b[1]);
+            ptx_mma(s[1], t.q[k], b[2], b[3]);
+        }
     }
 }
 
@@ -146,17 +169,57 @@ static __device__ __forceinline__ uint32_t mask_pair(uint32_t pair, int entry, i
     return entry + 1 >= length ? pair & 0xffffu : pair;
 }
 
-template <int D>
+/* Where the tile has what of its sums: tile_pair is the pair of dims from tile_dim on of row
+ * g + 8 row. A matrix of e4m3, transposed, has two dims of two keys in a register: the even dims of
+ * 16 become one fragment, the odd ones the next. */
+template <int E> static __device__ __forceinline__ int tile_dim(int n, int lane) {
+    return E == 1 ? 16 * (n >> 1) + 4 * (lane & 3) + 2 * (n & 1) : 8 * n + 2 * (lane & 3);
+}
+
+template <int D, int E>
+static __device__ __forceinline__ float2 tile_pair(const float o[D / 8][4], int n, int row) {
+    int odd = n & 1;
+    float2 pair = {o[n][2 * row], o[n][2 * row + 1]};
+    if (E == 1) pair = {o[n - odd][2 * row + odd], o[n - odd + 1][2 * row + odd]};
+    return pair;
+}
+
+static __device__ __forceinline__ uint32_t even_dims(uint32_t four) {
+    return ptx_f16_of_e4m3((four & 0xff) | (four >> 8 & 0xff00));
+}
+
+static __device__ __forceinline__ uint32_t odd_dims(uint32_t four) {
+    return ptx_f16_of_e4m3((four >> 8 & 0xff) | (four >> 16 & 0xff00));
+}
+
+/* 16 keys, 2 t, + 1 and 8 further, of 16 dims. */
+static __device__ __forceinline__ void add_values_e4m3(float o[2][4], const uint32_t p[4],
+                                                       uint32_t low, uint32_t high, int mine,
+                                                       int length, bool tail) {
+    uint32_t b[4] = {even_dims(low), even_dims(high), odd_dims(low), odd_dims(high)};
+    if (tail) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) b[i] = mask_pair(b[i], mine + 8 * (i & 1), length);
+    }
+    ptx_mma_f16(o[0], p, b[0], b[1]);
+    ptx_mma_f16(o[1], p, b[2], b[3]);
+}
+
+template <int D, int E>
 static __device__ __forceinline__ void tile_add_values(struct tile<D> &t, const char *stage,
                                                        int key, int lane, const uint32_t p[4],
                                                        int entry, int length) {
     bool tail = entry + TILE_KEYS > length;
-    int mine = entry + 2 * (lane & 3);
+    int mine = entry + 2 * (lane & 3), row = key + (lane & 7) + 8 * (lane >> 3 & 1);
 #pragma unroll
-    for (int n = 0; n < D / 16; n++) {
+    for (int n = 0; n < D * E / 32; n++) {
         uint32_t b[4];
-        ptx_load_matrix_transposed(
-            b, stage_row<D>(stage, 1, key + (lane & 7) + 8 * (lane >> 3 & 1), 2 * n + (lane >> 4)));
+        ptx_load_matrix_transposed(b, stage_row<D, E>(stage, 1, row, 2 * n + (lane >> 4)));
+        if (E == 1) {
+            add_values_e4m3(t.o + 4 * n, p, b[0], b[1], mine, length, tail);
+            add_values_e4m3(t.o + 4 * n + 2, p, b[2], b[3], mine, length, tail);
+            continue;
+        }
         if (tail) {
 #pragma unroll
             for (int i = 0; i < 4; i++) b[i] = mask_pair(b[i], mine + 8 * (i & 1), length);
@@ -167,12 +230,12 @@ static __device__ __forceinline__ void tile_add_values(struct tile<D> &t, const 
 }
 
 /* 16 keys: row `key` of the stage on, entries `entry` of the stream on. All lanes of a warp. */
-template <int D>
+template <int D, int E>
 static __device__ __forceinline__ void tile_step(struct tile<D> &t, const struct rows &r,
                                                  const char *stage, int key, int entry, int length,
                                                  float scale, int lane) {
     float s[2][4], keep[2];
-    tile_scores<D>(t, stage, key, lane, s);
+    tile_scores<D, E>(t, stage, key, lane, s);
 #pragma unroll
     for (int n = 0; n < 2; n++)
 #pragma unroll
@@ -189,9 +252,9 @@ static __device__ __forceinline__ void tile_step(struct tile<D> &t, const struct
 #pragma unroll
             for (int i = 0; i < 4; i++) t.o[n][i] = __fmul_rn(t.o[n][i], keep[i >> 1]);
     }
-    const uint32_t p[4] = {ptx_pack_bf16(s[0][0], s[0][1]), ptx_pack_bf16(s[0][2], s[0][3]),
-                           ptx_pack_bf16(s[1][0], s[1][1]), ptx_pack_bf16(s[1][2], s[1][3])};
-    tile_add_values<D>(t, stage, key, lane, p, entry, length);
+    const uint32_t p[4] = {pack<E>(s[0][0], s[0][1]), pack<E>(s[0][2], s[0][3]),
+                           pack<E>(s[1][0], s[1][1]), pack<E>(s[1][2], s[1][3])};
+    tile_add_values<D, E>(t, stage, key, lane, p, entry, length);
 }
 
 /* ---- Folding chunks -------------------------------------------------------------------------- */
@@ -260,7 +323,7 @@ static __device__ __forceinline__ void fetch(const struct pages &p, const int32_
         ptx_bulk_copy(stage + i * PAGE_BYTES, pages_at(p, table[page + i]), PAGE_BYTES, barrier);
 }
 
-template <int D>
+template <int D, int E>
 static __device__ __forceinline__ void write_chunk(const struct tile<D> &t, const struct rows &r,
                                                    float *partial, bool whole, int lane) {
 #pragma unroll
@@ -271,12 +334,12 @@ static __device__ __forceinline__ void write_chunk(const struct tile<D> &t, cons
         struct fold_weights w = fold_chunk(f, t.m[i], l);
         float *to = whole ? r.out[i] : partial + ((lane >> 2) + 8 * i) * (D + 2);
         for (int n = 0; n < D / 8; n++) {
-            float2 pair = {t.o[n][2 * i], t.o[n][2 * i + 1]};
+            float2 pair = tile_pair<D, E>(t.o, n, i);
             if (whole) {
                 pair.x = fold_end(f, fold_value(w, 0, pair.x));
                 pair.y = fold_end(f, fold_value(w, 0, pair.y));
             }
-            *(float2 *)(to + 8 * n + 2 * (lane & 3)) = pair;
+            *(float2 *)(to + tile_dim<E>(n, lane)) = pair;
         }
         if (!whole && (lane & 3) == 0) {
             to[D] = t.m[i];
@@ -287,10 +350,10 @@ static __device__ __forceinline__ void write_chunk(const struct tile<D> &t, cons
 
 /* One item: a chunk of a decoding row's stream, through this warp's own ring of stages. `use`
  * counts the stages it has used since the kernel began. */
-template <int D>
+template <int D, int E>
 static __device__ void decode_item(const struct attend_args &a, int item, char *ring,
                                    uint64_t *barriers, uint32_t &use, int lane) {
-    typedef shape<D> S;
+    typedef shape<D, E> S;
     const int KEYS = S::DECODE_PAGES * S::P, BYTES = S::DECODE_PAGES * PAGE_BYTES;
     const struct plan_item it = a.items[item];
     int head = it.stream % a.pages.heads_kv, stream = a.layer * a.pages.heads_kv + head;
@@ -310,27 +373,27 @@ static __device__ void decode_item(const struct attend_args &a, int item, char *
     struct rows r;
     struct tile<D> t;
     set_rows(r, 0, lane, a, s, table, length, head);
-    tile_load_queries<D>(t, r, lane);
+    tile_load_queries<D, E>(t, r, lane);
     tile_start<D>(t);
     for (int i = 0; i < stages; i++) {
         uint32_t count = first + (uint32_t)i, at = count % S::DECODE_STAGES;
         ptx_barrier_wait(&barriers[at], count / S::DECODE_STAGES & 1);
         for (int key = 0; key < KEYS && from + i * KEYS + key < to; key += TILE_KEYS)
-            tile_step<D>(t, r, ring + at * BYTES, key, from + i * KEYS + key, length, a.scale,
-                         lane);
+            tile_step<D, E>(t, r, ring + at * BYTES, key, from + i * KEYS + key, length, a.scale,
+                            lane);
         __syncwarp();
         if (lane == 0 && i + S::DECODE_STAGES < stages)
             fetch<S::DECODE_PAGES>(a.pages, table, page + (i + S::DECODE_STAGES) * S::DECODE_PAGES,
                                    page_end, ring + at * BYTES, &barriers[at]);
     }
-    write_chunk<D>(t, r, a.partials + (int64_t)item * a.group * (D + 2), length <= CHUNK_KEYS,
-                   lane);
+    write_chunk<D, E>(t, r, a.partials + (int64_t)item * a.group * (D + 2), length <= CHUNK_KEYS,
+                      lane);
 }
 
-template <int D>
-static __global__ void __launch_bounds__(shape<D>::DECODE_WARPS * 32, 1)
+template <int D, int E>
+static __global__ void __launch_bounds__(shape<D, E>::DECODE_WARPS * 32, 1)
     k_attend_decode(const struct attend_args a) {
-    typedef shape<D> S;
+    typedef shape<D, E> S;
     SHARED_MEMORY(shared);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int BYTES = S::DECODE_STAGES * S::DECODE_PAGES * PAGE_BYTES;
@@ -347,7 +410,7 @@ static __global__ void __launch_bounds__(shape<D>::DECODE_WARPS * 32, 1)
     uint32_t use = 0;
     /* Neighbouring items go to different blocks: a few streams still use the whole machine. */
     for (int item = warp * gridDim.x + blockIdx.x; item < count; item += workers)
-        decode_item<D>(a, item, ring, barriers, use, lane);
+        decode_item<D, E>(a, item, ring, barriers, use, lane);
 }
 
 /* A warp per (decoding row, query head): folds the chunks of streams that have several. */
@@ -389,7 +452,7 @@ static __device__ __forceinline__ void prefill_fold(struct tile<D> &t, struct fo
     tile_start<D>(t);
 }
 
-template <int D>
+template <int D, int E>
 static __device__ __forceinline__ void prefill_write(const struct rows &r, const struct fold f[2],
                                                      const float o[D / 8][4], int lane) {
 #pragma unroll
@@ -397,18 +460,19 @@ static __device__ __forceinline__ void prefill_write(const struct rows &r, const
         if (!r.q[i]) continue;
 #pragma unroll
         for (int n = 0; n < D / 8; n++) {
-            float2 pair = {fold_end(f[i], o[n][2 * i]), fold_end(f[i], o[n][2 * i + 1])};
-            *(float2 *)(r.out[i] + 8 * n + 2 * (lane & 3)) = pair;
+            float2 pair = tile_pair<D, E>(o, n, i);
+            pair = {fold_end(f[i], pair.x), fold_end(f[i], pair.y)};
+            *(float2 *)(r.out[i] + tile_dim<E>(n, lane)) = pair;
         }
     }
 }
 
 /* Block (tile, head): 8 warps of 16 rows share every page they read. The pages that no row of the
  * tile sees, before a window or after the last token, are not read. */
-template <int D>
-static __global__ void __launch_bounds__(shape<D>::PREFILL_WARPS * 32, 1)
+template <int D, int E>
+static __global__ void __launch_bounds__(shape<D, E>::PREFILL_WARPS * 32, 1)
     k_attend_prefill(const struct attend_args a) {
-    typedef shape<D> S;
+    typedef shape<D, E> S;
     const int KEYS = S::PREFILL_PAGES * S::P, BYTES = S::PREFILL_PAGES * PAGE_BYTES;
     SHARED_MEMORY(shared);
     uint64_t *barriers = (uint64_t *)(shared + S::PREFILL_STAGES * BYTES);
@@ -450,13 +514,13 @@ static __global__ void __launch_bounds__(shape<D>::PREFILL_WARPS * 32, 1)
 #pragma unroll
         for (int i = 0; i < 4; i++) o[n][i] = 0;
     set_rows(r, place.first + warp * TILE_ROWS, lane, a, s, table, length, head);
-    tile_load_queries<D>(t, r, lane);
+    tile_load_queries<D, E>(t, r, lane);
     tile_start<D>(t);
     for (int i = 0; i < stages; i++) {
         int at = i % S::PREFILL_STAGES, entry = begin + i * KEYS;
         ptx_barrier_wait(&barriers[at], (uint32_t)(i / S::PREFILL_STAGES) & 1);
         for (int key = 0; key < KEYS && entry + key < r.most; key += TILE_KEYS) {
-            tile_step<D>(t, r, shared + at * BYTES, key, entry + key, length, a.scale, lane);
+            tile_step<D, E>(t, r, shared + at * BYTES, key, entry + key, length, a.scale, lane);
             if ((entry + key + TILE_KEYS) % CHUNK_KEYS == 0) prefill_fold<D>(t, f, o);
         }
         __syncthreads();
@@ -466,7 +530,7 @@ static __global__ void __launch_bounds__(shape<D>::PREFILL_WARPS * 32, 1)
                                     shared + at * BYTES, &barriers[at]);
     }
     prefill_fold<D>(t, f, o); /* the last chunk, if it is not whole; else nothing */
-    prefill_write<D>(r, f, o, lane);
+    prefill_write<D, E>(r, f, o, lane);
 }
 
 /* ---- The plan -------------------------------------------------------------------------------- */
@@ -561,19 +625,28 @@ void attend_plan(struct cuda *cuda) {
            PLAN_THREADS / 32 * sizeof(int), args);
 }
 
-template <int D>
-static void attend(struct cuda *cuda, const struct attend_args &args, int tile_count) {
-    typedef shape<D> S;
+template <int D, int E>
+static void attend_as(struct cuda *cuda, const struct attend_args &args, int tile_count) {
+    typedef shape<D, E> S;
     if (tile_count > 0)
-        LAUNCH_OVERLAPPED(cuda->device, (k_attend_prefill<D>),
+        LAUNCH_OVERLAPPED(cuda->device, (k_attend_prefill<D, E>),
                           dim3((unsigned)tile_count, (unsigned)args.pages.heads_kv),
                           S::PREFILL_WARPS * 32, S::PREFILL_SHARED, args);
     if (args.decode_count == 0) return;
-    LAUNCH_OVERLAPPED(cuda->device, (k_attend_decode<D>), (unsigned)device_processors(cuda->device),
-                      S::DECODE_WARPS * 32, S::DECODE_SHARED, args);
+    LAUNCH_OVERLAPPED(cuda->device, (k_attend_decode<D, E>),
+                      (unsigned)device_processors(cuda->device), S::DECODE_WARPS * 32,
+                      S::DECODE_SHARED, args);
     LAUNCH_OVERLAPPED(cuda->device, (k_attend_combine<D>),
                       blocks_for((int64_t)args.decode_count * args.heads_q, COMBINE_WARPS),
                       COMBINE_WARPS * 32, 0, args);
+}
+
+template <int D>
+static void attend(struct cuda *cuda, const struct attend_args &args, int tile_count) {
+    if (cuda->options.dtype == KERN_E4M3)
+        attend_as<D, 1>(cuda, args, tile_count);
+    else
+        attend_as<D, 2>(cuda, args, tile_count);
 }
 
 void op_attend(struct kern *kern, int layer, float *out, const float *qkv,

@@ -16,8 +16,7 @@
 /* ---- Opening ------------------------------------------------------------------------------- */
 
 void op_cache_info(enum kern_dtype dtype, int head_dim, struct kern_cache_info *info) {
-    (void)dtype;
-    int slots = page_slots_of(head_dim);
+    int slots = page_slots_of(head_dim * (int)kern_dtype_bytes(dtype));
     info->page_slots = slots > 0 ? slots : 1;
     info->member_slots = PAGE_MEMBERS;
     /* pos, log_beta, score, keys; reference count and place in the ring */
@@ -29,8 +28,8 @@ static int check_options(const struct kern_cache_options *o, struct fault *fault
         return fault_set(fault, ERR_UNSUPPORTED, "head_dim",
                          "the CUDA backend serves head sizes 64, 128 and 256; this model has %d",
                          o->head_dim);
-    if (o->dtype != KERN_BF16)
-        return fault_set(fault, ERR_UNSUPPORTED, "kv_dtype", "the CUDA cache holds bf16");
+    if (o->dtype != KERN_BF16 && o->dtype != KERN_E4M3)
+        return fault_set(fault, ERR_UNSUPPORTED, "kv_dtype", "the CUDA cache holds bf16 or fp8");
     if (o->layers < 1 || o->heads_kv < 1 || o->heads_q < 1 || o->heads_q % o->heads_kv != 0)
         return fault_set(fault, ERR_INVALID, "cache", "%d query heads on %d KV heads", o->heads_q,
                          o->heads_kv);
@@ -58,7 +57,8 @@ static void set_shape(struct cuda *cuda, const struct kern_cache_options *o) {
     p->heads_kv = o->heads_kv;
     p->head_dim = o->head_dim;
     p->streams = o->layers * o->heads_kv;
-    p->page_slots = page_slots_of(o->head_dim);
+    p->row_bytes = o->head_dim * (int)kern_dtype_bytes(o->dtype);
+    p->page_slots = page_slots_of(p->row_bytes);
     p->stream_pages = (o->max_positions + p->page_slots - 1) / p->page_slots;
     p->member_pages = members_pages_for(o->max_positions);
 }

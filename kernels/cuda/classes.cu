@@ -57,7 +57,7 @@ static __device__ __forceinline__ void out_add(const struct work &w, float o[D /
 /* The chunk's values to where its keys were; stale ones, which may be NaN, become 0. */
 template <int D> static __device__ void out_fetch(struct work &w, const struct look_args &a) {
     product_fetch<D>(w.product, a.streams.pages, w.table, w.base, w.keys, 1);
-    product_wait(w.product);
+    product_wait<D>(w.product, a.streams.pages);
     int stale = (16 - w.keys % 16) % 16;
     for (int i = threadIdx.x; i < stale * (D / CHUNK_DIMS); i += PRODUCT_THREADS)
         *(uint4 *)product_key<D>(w.product, w.keys + i / (D / CHUNK_DIMS),
@@ -105,7 +105,7 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS) k_class_out(const stru
     for (int base = 0; base < end; base += PRODUCT_KEYS) {
         work_chunk(w, a, base);
         product_fetch<D>(w.product, a.streams.pages, w.table, base, w.keys);
-        product_wait(w.product);
+        product_wait<D>(w.product, a.streams.pages);
         product_all<D>(w.product, vectors, w.keys);
         __syncthreads();
         class_attention<D>(w, a, count);
@@ -166,13 +166,15 @@ static __device__ __forceinline__ double warp_total(double x) {
     return x;
 }
 
-/* Dimension `dim` of a row. */
-template <int D>
-static __device__ __forceinline__ uint16_t *row_number(const struct pages &p, const int32_t *table,
-                                                       int side, int entry, int dim) {
-    char *page = pages_at(p, table[entry / p.page_slots]);
-    return (uint16_t *)(page + page_offset(D, side, entry % p.page_slots, dim / CHUNK_DIMS)) +
-           dim % CHUNK_DIMS;
+/* Dimension `dim` of a row; and written, rounded. */
+static __device__ __forceinline__ float read_number(const struct pages &p, const int32_t *table,
+                                                    int side, int entry, int dim) {
+    return pages_read_number(p, table[entry / p.page_slots], side, entry % p.page_slots, dim);
+}
+
+static __device__ __forceinline__ void write_number(const struct pages &p, const int32_t *table,
+                                                    int side, int entry, int dim, float x) {
+    pages_write_number(p, table[entry / p.page_slots], side, entry % p.page_slots, dim, x);
 }
 
 /* A warp: the length of a key or value. */
@@ -181,7 +183,7 @@ static __device__ float row_length(const struct pages &p, const int32_t *table, 
                                    int lane) {
     double squares = 0;
     for (int dim = lane; dim < D; dim += 32) {
-        double x = (double)bf16_float(*row_number<D>(p, table, side, entry, dim));
+        double x = (double)read_number(p, table, side, entry, dim);
         squares += x * x;
     }
     return (float)sqrt(warp_total(squares));
@@ -368,8 +370,8 @@ static __device__ struct sum<D> sum_load(const struct pages &p, const int32_t *t
     struct sum<D> s;
     for (int i = 0; i < D / 64; i++) {
         int dim = lane + 32 * i;
-        s.a[i] = bf16_float(*row_number<D>(p, table, side, entry, dim));
-        s.b[i] = bf16_float(*row_number<D>(p, table, side, entry, dim + D / 2));
+        s.a[i] = read_number(p, table, side, entry, dim);
+        s.b[i] = read_number(p, table, side, entry, dim + D / 2);
     }
     return s;
 }
@@ -379,8 +381,8 @@ static __device__ void sum_store(const struct sum<D> &s, const struct pages &p,
                                  const int32_t *table, int side, int entry, int lane) {
     for (int i = 0; i < D / 64; i++) {
         int dim = lane + 32 * i;
-        *row_number<D>(p, table, side, entry, dim) = (uint16_t)ptx_pack_bf16(s.a[i], 0);
-        *row_number<D>(p, table, side, entry, dim + D / 2) = (uint16_t)ptx_pack_bf16(s.b[i], 0);
+        write_number(p, table, side, entry, dim, s.a[i]);
+        write_number(p, table, side, entry, dim + D / 2, s.b[i]);
     }
 }
 

@@ -46,12 +46,11 @@ static __device__ __forceinline__ void piece_widen(float to[CHUNK_DIMS], uint4 f
 template <int D>
 static __device__ __forceinline__ struct piece_pair
 piece_load(const struct pages &p, const int32_t *table, int side, int entry, int chunk) {
-    const char *page = pages_at(p, table[entry / p.page_slots]);
+    int32_t page = table[entry / p.page_slots];
     int row = entry % p.page_slots;
     struct piece_pair x;
-    piece_widen(x.a, *(const uint4 *)(page + page_offset(D, side, row, chunk)));
-    piece_widen(x.b,
-                *(const uint4 *)(page + page_offset(D, side, row, chunk + D / CHUNK_DIMS / 2)));
+    piece_widen(x.a, pages_read_piece(p, page, side, row, chunk));
+    piece_widen(x.b, pages_read_piece(p, page, side, row, chunk + D / CHUNK_DIMS / 2));
     return x;
 }
 

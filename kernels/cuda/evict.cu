@@ -343,7 +343,7 @@ static __device__ void tile_load(const struct evict_args &a, const struct due &d
         int at = entry % p.page_slots;
         int32_t page = table[entry / p.page_slots];
         t.rows[(place * 2 + part) * t.chunks + chunk] =
-            *(const uint4 *)(pages_at(p, page) + page_offset(p.head_dim, part, at, chunk));
+            *(const uint4 *)(pages_at(p, page) + page_chunk(p.row_bytes, part, at, chunk));
         if (part || chunk) continue;
         int64_t from = (int64_t)page * p.page_slots + at;
         t.side[place] = {p.pos[from], p.log_beta[from], score_of(a, d, state, entry, from)};
@@ -356,7 +356,7 @@ static __device__ void tile_store(const struct pages &p, const struct tile &t, c
         int row = i / (2 * t.chunks), part = i / t.chunks % 2, chunk = i % t.chunks;
         int at = (to + row) % p.page_slots;
         int32_t page = table[(to + row) / p.page_slots];
-        *(uint4 *)(pages_at(p, page) + page_offset(p.head_dim, part, at, chunk)) =
+        *(uint4 *)(pages_at(p, page) + page_chunk(p.row_bytes, part, at, chunk)) =
             t.rows[(row * 2 + part) * t.chunks + chunk];
         if (part || chunk) continue;
         int64_t target = (int64_t)page * p.page_slots + at;
@@ -389,7 +389,7 @@ static __global__ void k_compact(const struct evict_args a) {
     if (pages_failed(p)) return;
     const struct stream_state &state = a.streams.states[blockIdx.x];
     const struct due &d = a.due[state.subject];
-    struct tile t = {(uint4 *)shared, NULL, NULL, p.head_dim / CHUNK_DIMS};
+    struct tile t = {(uint4 *)shared, NULL, NULL, p.row_bytes / 16};
     t.side = (struct moved *)(t.rows + TILE * 2 * t.chunks);
     t.mask = (uint32_t *)(t.side + TILE);
     int32_t *table = pages_table(p, d.slot, state.stream);
@@ -700,7 +700,7 @@ static void select(struct cuda *cuda, const struct stages &s, enum which which) 
 }
 
 static size_t compact_shared(const struct cuda *cuda) {
-    size_t row = (size_t)cuda->options.head_dim * 4; /* key and value */
+    size_t row = (size_t)cuda->pages.row_bytes * 2; /* key and value */
     return TILE * (row + sizeof(struct moved)) + sizeof(uint32_t);
 }
 

@@ -3,8 +3,9 @@
  * to PRODUCT_ROWS vectors at a time, bf16 in, float32 sums (mma.m16n8k16), and leaves all products
  * in shared memory, where any arithmetic can follow.
  *
- * Only the key half of each page is read, by bulk copies, as it lies; vectors lie in rows of
- * 2 D + 16 bytes, so that both are free of bank conflicts. A product depends on its vector and its
+ * Only the key half of each page is read, by bulk copies, as it lies; e4m3 becomes bf16 in shared
+ * memory, as it would lie in pages of bf16. Vectors lie in rows of 2 D + 16 bytes, so that both are
+ * free of bank conflicts. A product depends on its vector and its
  * key alone. Keys at or after the stream's end, and rows without a vector, give anything: whoever
  * reads products masks them. */
 #ifndef KEEPD_KERNELS_CUDA_KEYS_CUH
@@ -61,19 +62,17 @@ static __device__ __forceinline__ void
 product_fetch(const struct product &p, const struct pages &pages, const int32_t *table, int first,
               int count, int side = 0) {
     typedef product_shape<D> S;
-    int lane = threadIdx.x, from = first / S::P, many = (count + S::P - 1) / S::P;
+    bool narrow = pages.row_bytes == D;
+    int slots = narrow ? PAGE_SIDE / D : S::P, lane = threadIdx.x;
+    int from = first / slots, many = (count + slots - 1) / slots;
+    char *to = p.keys + (narrow ? S::KEY_BYTES / 2 : 0);
     if (lane >= 32) return;
     int32_t page = lane < many ? table[from + lane] : 0;
     if (lane == 0) ptx_barrier_expect(p.barrier, (uint32_t)(many * PAGE_SIDE));
     __syncwarp();
     if (lane < many)
-        ptx_bulk_copy(p.keys + lane * PAGE_SIDE, pages_at(pages, page) + side * PAGE_SIDE,
-                      PAGE_SIDE, p.barrier);
-}
-
-/* Until the keys are there. Every thread. */
-static __device__ __forceinline__ void product_wait(struct product &p) {
-    ptx_barrier_wait(p.barrier, p.uses++ & 1);
+        ptx_bulk_copy(to + lane * PAGE_SIDE, pages_at(pages, page) + side * PAGE_SIDE, PAGE_SIDE,
+                      p.barrier);
 }
 
 /* Chunk `chunk` of the key at place `at`. */
@@ -82,6 +81,36 @@ static __device__ __forceinline__ const char *product_key(const struct product &
                                                           int chunk) {
     typedef product_shape<D> S;
     return p.keys + at / S::P * PAGE_SIDE + page_offset(D, 0, at % S::P, chunk);
+}
+
+/* The e4m3 pages in the second half of the keys' room become bf16 in all of it, a key by each
+ * thread; places without a key, too. */
+template <int D> static __device__ void product_widen(const struct product &p) {
+    const int P = PAGE_SIDE / D;
+    int key = threadIdx.x;
+    const char *page = p.keys + product_shape<D>::KEY_BYTES / 2 + key / P * PAGE_SIDE;
+    uint4 row[D / 16];
+    static_assert(PRODUCT_THREADS == PRODUCT_KEYS, "a thread for every key");
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) row[i] = *(const uint4 *)(page + page_chunk(D, 0, key % P, i));
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) {
+        uint2 a = bf16_of_e4m3(row[i].x), b = bf16_of_e4m3(row[i].y);
+        uint2 c = bf16_of_e4m3(row[i].z), d = bf16_of_e4m3(row[i].w);
+        uint4 low = {a.x, a.y, b.x, b.y}, high = {c.x, c.y, d.x, d.y};
+        *(uint4 *)product_key<D>(p, key, 2 * i) = low;
+        *(uint4 *)product_key<D>(p, key, 2 * i + 1) = high;
+    }
+    ptx_shared_fence();
+    __syncthreads();
+}
+
+/* Until the keys are there. Every thread. */
+template <int D>
+static __device__ __forceinline__ void product_wait(struct product &p, const struct pages &pages) {
+    ptx_barrier_wait(p.barrier, p.uses++ & 1);
+    if (pages.row_bytes == D) product_widen<D>(p);
 }
 
 template <int D>
@@ -131,10 +160,8 @@ template <int D>
 static __device__ __forceinline__ void
 product_take_key(const struct product &p, int row, const struct pages &pages, const int32_t *table,
                  int entry, int chunk) {
-    typedef product_shape<D> S;
-    const char *page = pages_at(pages, table[entry / S::P]);
-    *(uint4 *)product_row<D>(p, row, chunk) =
-        *(const uint4 *)(page + page_offset(D, 0, entry % S::P, chunk));
+    *(uint4 *)product_row<D>(p, row, chunk) = pages_read_piece(
+        pages, table[entry / pages.page_slots], 0, entry % pages.page_slots, chunk);
 }
 
 static __device__ __forceinline__ float bf16_float(uint16_t x) {

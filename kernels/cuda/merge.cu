@@ -110,7 +110,7 @@ template <int D> static __device__ void seek_all(const struct evict_args &a, str
             int64_t at = s.state->first + base + i;
             s.norms[i] = a.links[at] == STAYS ? a.norm[at] : nan;
         }
-        product_wait(s.product);
+        product_wait<D>(s.product, p);
         __syncthreads();
         product_all<D>(s.product, s.rows, keys);
         __syncwarp(); /* a warp's rows are its own */
@@ -214,11 +214,12 @@ static __global__ void k_merge_link(const struct evict_args a) {
 /* ---- Rows -------------------------------------------------------------------------------------
  */
 
-static __device__ __forceinline__ uint4 *row_piece(const struct pages &p, const int32_t *table,
+/* Eight numbers of an entry's key, or, further on, of its value. */
+static __device__ __forceinline__ uint4 read_piece(const struct pages &p, const int32_t *table,
                                                    int entry, int piece) {
-    int chunks = p.head_dim / CHUNK_DIMS;
-    return (uint4 *)(pages_at(p, table[entry / p.page_slots]) +
-                     page_offset(p.head_dim, piece / chunks, entry % p.page_slots, piece % chunks));
+    int pieces = p.head_dim / CHUNK_DIMS;
+    return pages_read_piece(p, table[entry / p.page_slots], piece / pieces, entry % p.page_slots,
+                            piece % pieces);
 }
 
 static __device__ __forceinline__ void add_piece(float sum[8], uint4 piece, float weight) {
@@ -231,22 +232,22 @@ static __device__ __forceinline__ void add_piece(float sum[8], uint4 piece, floa
     }
 }
 
-/* One lane: 16 bytes of the target's key or value, with all members. */
+/* One lane: eight numbers of the target's key or value, with all members. */
 static __device__ void merge_piece(const struct evict_args &a, const struct stream_state &state,
                                    const int32_t *table, bool paper, int target, int piece) {
     const struct pages &p = a.streams.pages;
     float own = paper ? 2.71828183f : 1, total = own, sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-    uint4 *home = row_piece(p, table, target, piece);
-    add_piece(sum, *home, own);
+    add_piece(sum, read_piece(p, table, target, piece), own);
     for (int i = a.links[state.first + target]; i >= 0; i = a.links[state.first + i]) {
         float alike = a.alike[state.first + i], weight = paper ? expf(alike) : alike;
-        add_piece(sum, *row_piece(p, table, i, piece), weight);
+        add_piece(sum, read_piece(p, table, i, piece), weight);
         total = __fadd_rn(total, paper ? weight : 1);
     }
 #pragma unroll
     for (int i = 0; i < 8; i++) sum[i] = __fdiv_rn(sum[i], total);
-    *home = {ptx_pack_bf16(sum[0], sum[1]), ptx_pack_bf16(sum[2], sum[3]),
-             ptx_pack_bf16(sum[4], sum[5]), ptx_pack_bf16(sum[6], sum[7])};
+    int pieces = p.head_dim / CHUNK_DIMS;
+    pages_write_piece(p, table[target / p.page_slots], piece / pieces, target % p.page_slots,
+                      piece % pieces, sum);
 }
 
 /* A block per PRODUCT_ROWS evicted entries, a warp per first member of a list. */

@@ -216,7 +216,7 @@ static __device__ void stats_chunk(struct work &w, const struct look_args &a, in
         bool seen = w.sees[count - 1].high > w.base; /* the last one sees most */
         if (seen && !fetched) {
             product_fetch<D>(w.product, a.streams.pages, w.table, w.base, w.keys);
-            product_wait(w.product);
+            product_wait<D>(w.product, a.streams.pages);
             fetched = w.member == w.member_end; /* members take the places of keys */
         }
         if (seen) product_all<D>(w.product, count * a.group, w.keys);
@@ -421,7 +421,7 @@ static __device__ void add_entries(struct work &w, const struct look_args &a, st
         if (!seen && w.look.kind == LOOK_MASS) continue; /* nothing to add */
         if (seen && !fetched) {
             product_fetch<D>(w.product, a.streams.pages, w.table, w.base, w.keys);
-            product_wait(w.product);
+            product_wait<D>(w.product, a.streams.pages);
             fetched = w.member == w.member_end;
         }
         if (seen) product_all<D>(w.product, count * a.group, w.keys);

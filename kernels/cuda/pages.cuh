@@ -2,10 +2,12 @@
  * pages, reference counts, side arrays, the sticky error. The host knows only which slots are in
  * use, up to which position, and whether one may share pages (kernels/cuda/cache.cu).
  *
- * A page is 8 KiB of one head, K then V, bf16, P = 2048 / head_dim entries of each. A side is cut
- * into panels of 64 dimensions; a panel is P rows of 128 bytes; the 16-byte chunk c of row r lies
- * at c ^ (r & 7). So one bulk copy of a page lands in shared memory free of bank conflicts for
- * ldmatrix, and 8 rows x 128 bytes are the 128-byte-swizzled atom of wgmma.
+ * A page is 8 KiB of one head, K then V, P = 4096 / row_bytes entries of each; a row, one key or
+ * value, is head_dim numbers, bf16 or e4m3 (no scale: 1 for every layer and head). A side is cut
+ * into panels of 128 bytes of each row; the 16-byte chunk c of row r lies at c ^ (r & 7) of its
+ * panel, and where a whole row is but 64 bytes at c ^ (r / 2 & 3). So one bulk copy of a page lands
+ * in shared memory free of bank conflicts for ldmatrix, and 8 rows x 128 bytes are the
+ * 128-byte-swizzled atom of wgmma.
  *
  * Entries of a stream (slot, layer, KV head) are dense and ascend in pos: entry i is row i % P of
  * page table[i / P]. What lies at or after a stream's length is stale, and may be NaN when another
@@ -21,10 +23,10 @@
 
 #include "kernels/cuda/ptx.cuh"
 
-#define PAGE_BYTES 8192
-#define PAGE_SIDE  (PAGE_BYTES / 2)
-#define PANEL_DIMS 64
-#define CHUNK_DIMS 8 /* of 16 bytes */
+#define PAGE_BYTES  8192
+#define PAGE_SIDE   (PAGE_BYTES / 2)
+#define PANEL_BYTES 128
+#define CHUNK_DIMS  8 /* of 16 bytes of bf16, 8 of e4m3: what a thread takes of a row */
 
 #define SCORE_NONE (-1.0f) /* no score yet; scores of attention are never negative */
 
@@ -63,20 +65,29 @@ struct pages {
     struct pages_state *state;
     int64_t count;
     int layers, heads_kv, head_dim, streams; /* streams = layers * heads_kv */
+    int row_bytes;                           /* of a key or a value */
     int page_slots;                          /* P */
     int stream_pages;                        /* ceil(max_positions / P) */
     int member_pages;                        /* ceil(max_positions / PAGE_MEMBERS) */
 };
 
-static __host__ __device__ __forceinline__ int page_slots_of(int head_dim) {
-    return PAGE_BYTES / (4 * head_dim);
+static __host__ __device__ __forceinline__ int page_slots_of(int row_bytes) {
+    return PAGE_SIDE / row_bytes;
 }
 
-/* Byte of chunk `chunk` (dims 8 chunk..) of row `row`; side 0 is K, 1 is V. */
+/* Byte of the 16-byte chunk `chunk` of row `row`; side 0 is K, 1 is V. */
+static __host__ __device__ __forceinline__ int page_chunk(int row_bytes, int side, int row,
+                                                          int chunk) {
+    if (row_bytes < PANEL_BYTES)
+        return side * PAGE_SIDE + row * row_bytes + ((chunk ^ (row >> 1 & 3)) << 4);
+    int panel = chunk >> 3, in_panel = (chunk & 7) ^ (row & 7), rows = PAGE_SIDE / row_bytes;
+    return side * PAGE_SIDE + (panel * rows + row) * PANEL_BYTES + (in_panel << 4);
+}
+
+/* Of bf16, dims 8 chunk..: where shared memory has keys, whatever pages have. */
 static __host__ __device__ __forceinline__ int page_offset(int head_dim, int side, int row,
                                                            int chunk) {
-    int panel = chunk >> 3, in_panel = (chunk & 7) ^ (row & 7);
-    return side * PAGE_SIDE + panel * page_slots_of(head_dim) * 128 + row * 128 + (in_panel << 4);
+    return page_chunk(2 * head_dim, side, row, chunk);
 }
 
 static __device__ __forceinline__ int32_t *pages_table(const struct pages &p, int slot,
@@ -161,6 +172,65 @@ static __device__ __forceinline__ void pages_copy(const struct pages &p, int32_t
         p.score[a] = p.score[b];
         p.keys[a] = p.keys[b];
     }
+}
+
+/* Where dims 8 piece.. of a row lie: 16 bytes of bf16, 8 of e4m3. */
+static __device__ __forceinline__ char *pages_piece(const struct pages &p, int32_t page, int side,
+                                                    int row, int piece) {
+    bool narrow = p.row_bytes == p.head_dim;
+    return pages_at(p, page) + page_chunk(p.row_bytes, side, row, narrow ? piece >> 1 : piece) +
+           (narrow ? 8 * (piece & 1) : 0);
+}
+
+/* Four e4m3 as bf16, which has all of their numbers. */
+static __device__ __forceinline__ uint2 bf16_of_e4m3(uint32_t four) {
+    float2 low = ptx_unpack_f16(ptx_f16_of_e4m3(four & 0xffff));
+    float2 high = ptx_unpack_f16(ptx_f16_of_e4m3(four >> 16));
+    uint2 wide = {ptx_pack_bf16(low.x, low.y), ptx_pack_bf16(high.x, high.y)};
+    return wide;
+}
+
+/* These eight numbers as bf16; and written, rounded to what the page holds. */
+static __device__ __forceinline__ uint4 pages_read_piece(const struct pages &p, int32_t page,
+                                                         int side, int row, int piece) {
+    const char *at = pages_piece(p, page, side, row, piece);
+    if (p.row_bytes != p.head_dim) return *(const uint4 *)at;
+    uint2 bytes = *(const uint2 *)at, low = bf16_of_e4m3(bytes.x), high = bf16_of_e4m3(bytes.y);
+    uint4 wide = {low.x, low.y, high.x, high.y};
+    return wide;
+}
+
+static __device__ __forceinline__ void pages_write_piece(const struct pages &p, int32_t page,
+                                                         int side, int row, int piece,
+                                                         const float x[CHUNK_DIMS]) {
+    char *at = pages_piece(p, page, side, row, piece);
+    if (p.row_bytes != p.head_dim) {
+        uint4 pairs = {ptx_pack_bf16(x[0], x[1]), ptx_pack_bf16(x[2], x[3]),
+                       ptx_pack_bf16(x[4], x[5]), ptx_pack_bf16(x[6], x[7])};
+        *(uint4 *)at = pairs;
+    } else {
+        uint2 fours = {ptx_pack_e4m3(x[0], x[1]) | ptx_pack_e4m3(x[2], x[3]) << 16,
+                       ptx_pack_e4m3(x[4], x[5]) | ptx_pack_e4m3(x[6], x[7]) << 16};
+        *(uint2 *)at = fours;
+    }
+}
+
+/* One number of a row; and written, rounded. */
+static __device__ __forceinline__ float pages_read_number(const struct pages &p, int32_t page,
+                                                          int side, int row, int dim) {
+    const char *at = pages_piece(p, page, side, row, dim / CHUNK_DIMS);
+    if (p.row_bytes == p.head_dim)
+        return ptx_unpack_f16(ptx_f16_of_e4m3(*(const uint8_t *)(at + dim % CHUNK_DIMS))).x;
+    return __uint_as_float((uint32_t)((const uint16_t *)at)[dim % CHUNK_DIMS] << 16);
+}
+
+static __device__ __forceinline__ void pages_write_number(const struct pages &p, int32_t page,
+                                                          int side, int row, int dim, float x) {
+    char *at = pages_piece(p, page, side, row, dim / CHUNK_DIMS);
+    if (p.row_bytes == p.head_dim)
+        *(uint8_t *)(at + dim % CHUNK_DIMS) = (uint8_t)ptx_pack_e4m3(x, 0);
+    else
+        ((uint16_t *)at)[dim % CHUNK_DIMS] = (uint16_t)ptx_pack_bf16(x, 0);
 }
 
 /* Entries of a stream with pos below `pos`: they ascend. */

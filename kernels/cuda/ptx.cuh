@@ -45,6 +45,33 @@ static __device__ __forceinline__ uint32_t ptx_pack_e4m3(float low, float high) 
     return pair;
 }
 
+/* Two E4M3 numbers, in the low bytes, as float16: exactly what they are. */
+static __device__ __forceinline__ uint32_t ptx_f16_of_e4m3(uint32_t pair) {
+    uint32_t wide;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(wide) : "h"((uint16_t)pair));
+    return wide;
+}
+
+/* Two float16, nearest even, at most 65504 in magnitude; `low` in the low half. And back. */
+static __device__ __forceinline__ uint32_t ptx_pack_f16(float low, float high) {
+    uint32_t pair;
+    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+static __device__ __forceinline__ float2 ptx_unpack_f16(uint32_t pair) {
+    float2 wide;
+    asm("{\n"
+        ".reg .b16 low, high;\n"
+        "mov.b32 {low, high}, %2;\n"
+        "cvt.f32.f16 %0, low;\n"
+        "cvt.f32.f16 %1, high;\n"
+        "}\n"
+        : "=f"(wide.x), "=f"(wide.y)
+        : "r"(pair));
+    return wide;
+}
+
 /* First in a kernel that LAUNCH_OVERLAPPED launches, by every thread: the next launch may start to
  * come up, and nothing after this runs before all earlier launches have ended and what they wrote
  * can be seen. Without the overlap it does nothing. */
@@ -75,6 +102,15 @@ static __device__ __forceinline__ void ptx_load_matrix_transposed(uint32_t out[4
 static __device__ __forceinline__ void ptx_mma(float c[4], const uint32_t a[4], uint32_t b0,
                                                uint32_t b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* The same, float16 in. */
+static __device__ __forceinline__ void ptx_mma_f16(float c[4], const uint32_t a[4], uint32_t b0,
+                                                   uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
                  "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));

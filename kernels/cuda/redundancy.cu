@@ -77,7 +77,7 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS)
         if (keys <= 0) continue;
         __syncthreads(); /* the chunk before is done with */
         product_fetch<D>(product, p, pages_table(p, d.slot, state.stream), base, keys);
-        product_wait(product);
+        product_wait<D>(product, p);
         float squares = key < keys ? key_squares<D>(product, key) : 0;
         double eps = merge ? 0 : (double)d.rule.redundancy.eps;
         double norm = squares > 0 ? 1 / (sqrt((double)squares) + eps) : 0;
@@ -174,7 +174,7 @@ static __device__ void seek_all(const struct evict_args &a, struct seekers &s,
         product_fetch<D>(s.product, p, table, base, keys);
         for (int i = threadIdx.x; i < keys; i += PRODUCT_THREADS)
             s.norms[i] = a.norm[s.state->first + base + i];
-        product_wait(s.product);
+        product_wait<D>(s.product, p);
         __syncthreads();
         if (open) product_all<D>(s.product, s.rows, keys);
         __syncwarp(); /* a warp's rows are its own */

@@ -113,16 +113,16 @@ struct write_args {
     int rows, layer, heads_q;
 };
 
-/* A thread per 16-byte chunk of a key or value. */
+/* A thread per eight numbers of a key or value. */
 static __global__ void k_write_kv(const struct write_args a) {
     ptx_overlap_grids();
     const struct pages &p = a.pages;
-    int chunks = p.head_dim / CHUNK_DIMS, each = 2 * p.heads_kv * chunks;
+    int pieces = p.head_dim / CHUNK_DIMS, each = 2 * p.heads_kv * pieces;
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= (int64_t)a.rows * each || pages_failed(p)) return;
     int row = (int)(i / each), rest = (int)(i % each);
-    int side = rest / (p.heads_kv * chunks), head = rest / chunks % p.heads_kv;
-    int chunk = rest % chunks;
+    int side = rest / (p.heads_kv * pieces), head = rest / pieces % p.heads_kv;
+    int piece = rest % pieces;
     const struct span s = a.spans[a.row_span[row]];
     int stream = a.layer * p.heads_kv + head;
     int entry = *pages_length(p, s.slot, stream) - s.count + row - s.row;
@@ -132,12 +132,11 @@ static __global__ void k_write_kv(const struct write_args a) {
     const float4 *from =
         (const float4 *)(a.qkv + row * width +
                          (int64_t)(a.heads_q + side * p.heads_kv + head) * p.head_dim +
-                         chunk * CHUNK_DIMS);
+                         piece * CHUNK_DIMS);
     float4 low = from[0], high = from[1];
-    uint4 packed = {ptx_pack_bf16(low.x, low.y), ptx_pack_bf16(low.z, low.w),
-                    ptx_pack_bf16(high.x, high.y), ptx_pack_bf16(high.z, high.w)};
-    *(uint4 *)(pages_at(p, page) + page_offset(p.head_dim, side, at, chunk)) = packed;
-    if (side == 0 && chunk == 0)
+    const float x[CHUNK_DIMS] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    pages_write_piece(p, page, side, at, piece, x);
+    if (side == 0 && piece == 0)
         p.log_beta[(int64_t)page * p.page_slots + at] =
             a.log_beta ? a.log_beta[(int64_t)row * p.heads_kv + head] : 0.0f;
 }

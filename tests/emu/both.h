@@ -110,7 +110,8 @@ static inline void expect_same_held(struct kern *kern[BACKENDS], int slot, int s
     read_held(kern[EMULATED], slot, &b);
     cr_assert_eq(a.report.entries, b.report.entries, "%s: %zu entries, not %zu", what,
                  b.report.entries, a.report.entries);
-    cr_assert_eq(a.report.pages, b.report.pages, "%s: pages", what);
+    cr_assert_eq(a.report.pages, b.report.pages, "%s: %lld pages, not %lld", what,
+                 (long long)b.report.pages, (long long)a.report.pages);
     for (int s = 0; s < streams; s++)
         cr_assert_eq(a.lengths[s], b.lengths[s], "%s: stream %d has %d entries, not %d", what, s,
                      b.lengths[s], a.lengths[s]);

@@ -684,8 +684,37 @@ uint32_t ptx_pack_e4m3(float low, float high) {
     return number_to_e4m3(low) | static_cast<uint32_t>(number_to_e4m3(high)) << 8;
 }
 
+/* Nearest even, at most 65504 (satfinite), NaN 0x7fff; below 2^-14 in steps of 2^-24. */
+static uint16_t to_f16(float x) {
+    uint32_t bits = __float_as_uint(x), size = bits & 0x7fffffffu, sign = bits >> 16 & 0x8000, half;
+    if (size > 0x7f800000u) return 0x7fff;
+    if (size < 113u << 23) /* at 1/2 a float32 counts in steps of 2^-24 */
+        half = __float_as_uint(__uint_as_float(size) + 0.5f) - __float_as_uint(0.5f);
+    else
+        half = ((size + 0xfff + (size >> 13 & 1)) >> 13) - (112u << 10);
+    return static_cast<uint16_t>(sign | (half < 0x7bff ? half : 0x7bff));
+}
+
+uint32_t ptx_pack_f16(float low, float high) {
+    return to_f16(low) | static_cast<uint32_t>(to_f16(high)) << 16;
+}
+
+float2 ptx_unpack_f16(uint32_t pair) {
+    return {number_from_f16(static_cast<uint16_t>(pair)),
+            number_from_f16(static_cast<uint16_t>(pair >> 16))};
+}
+
+uint32_t ptx_f16_of_e4m3(uint32_t pair) {
+    return ptx_pack_f16(number_from_e4m3(static_cast<uint8_t>(pair)),
+                        number_from_e4m3(static_cast<uint8_t>(pair >> 8)));
+}
+
 static float from_bf16(uint32_t bits) {
     return __uint_as_float(bits << 16);
+}
+
+static float from_f16(uint32_t bits) {
+    return number_from_f16(static_cast<uint16_t>(bits));
 }
 
 /* Lane 8 i + r names row r of matrix i; a row is eight 16-bit numbers. Lane l gets of every matrix
@@ -727,7 +756,7 @@ struct mma_in {
 };
 
 /* PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type". */
-static void mma_work(const char *in, char *out, const void *) {
+template <float number(uint32_t)> static void mma_work(const char *in, char *out, const void *) {
     float a[16][16], b[16][8], c[16][8];
     for (int lane = 0; lane < 32; lane++) {
         mma_in x;
@@ -735,13 +764,13 @@ static void mma_work(const char *in, char *out, const void *) {
         int row = lane / 4, col = 2 * (lane % 4);
         for (int i = 0; i < 4; i++) {
             int r = row + 8 * (i & 1), k = col + 8 * (i >> 1);
-            a[r][k] = from_bf16(x.a[i] & 0xffff);
-            a[r][k + 1] = from_bf16(x.a[i] >> 16);
+            a[r][k] = number(x.a[i] & 0xffff);
+            a[r][k + 1] = number(x.a[i] >> 16);
             c[row + 8 * (i >> 1)][col + (i & 1)] = x.c[i];
         }
         for (int i = 0; i < 2; i++) {
-            b[col + 8 * i][row] = from_bf16(x.b[i] & 0xffff);
-            b[col + 8 * i + 1][row] = from_bf16(x.b[i] >> 16);
+            b[col + 8 * i][row] = number(x.b[i] & 0xffff);
+            b[col + 8 * i + 1][row] = number(x.b[i] >> 16);
         }
     }
     for (int r = 0; r < 16; r++) {
@@ -756,14 +785,23 @@ static void mma_work(const char *in, char *out, const void *) {
                    &c[lane / 4 + 8 * (i >> 1)][2 * (lane % 4) + (i & 1)], 4);
 }
 
-void ptx_mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, emu_place place) {
+static void run_mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, emu_warp_work *work,
+                    emu_place place) {
     mma_in x;
     static_assert(sizeof x <= EMU_WARP_BYTES, "fits a lane's place");
     memcpy(x.c, c, sizeof x.c);
     memcpy(x.a, a, sizeof x.a);
     x.b[0] = b0;
     x.b[1] = b1;
-    emu_warp("mma", 0xffffffffu, &x, sizeof x, c, 16, mma_work, nullptr, place);
+    emu_warp("mma", 0xffffffffu, &x, sizeof x, c, 16, work, nullptr, place);
+}
+
+void ptx_mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, emu_place place) {
+    run_mma(c, a, b0, b1, mma_work<from_bf16>, place);
+}
+
+void ptx_mma_f16(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, emu_place place) {
+    run_mma(c, a, b0, b1, mma_work<from_f16>, place);
 }
 
 /* ---- mbarriers ----------------------------------------------------------------------------- */

@@ -44,6 +44,9 @@ struct dim3 {
 struct alignas(8) float2 {
     float x, y;
 };
+struct alignas(8) uint2 {
+    uint32_t x, y;
+};
 struct alignas(16) float4 {
     float x, y, z, w;
 };
@@ -292,9 +295,14 @@ float ptx_exp2(float x);
 void ptx_load_matrix(uint32_t out[4], const void *row, emu_place place = EMU_HERE);
 void ptx_load_matrix_transposed(uint32_t out[4], const void *row, emu_place place = EMU_HERE);
 void ptx_mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, emu_place place = EMU_HERE);
+void ptx_mma_f16(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1,
+                 emu_place place = EMU_HERE);
 uint32_t ptx_pack_bf16(float low, float high);
 void ptx_overlap_grids(emu_place place = EMU_HERE);
 uint32_t ptx_pack_e4m3(float low, float high);
+uint32_t ptx_f16_of_e4m3(uint32_t pair);
+uint32_t ptx_pack_f16(float low, float high);
+float2 ptx_unpack_f16(uint32_t pair);
 
 void ptx_barrier_init(uint64_t *barrier, int arrivals, emu_place place = EMU_HERE);
 static inline void ptx_barrier_init_fence() {}

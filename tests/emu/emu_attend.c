@@ -1,21 +1,26 @@
-/* Attention of the CUDA kernels against float64 over the very numbers the kernels use (bf16 keys,
- * values and queries), and the promise of kern.h: a row's answer is bitwise the same however its
- * prompt was split, whoever shares the step, and in whatever order blocks and threads run. */
+/* Attention of the CUDA kernels against float64 over the very numbers the kernels use (bf16 or e4m3
+ * keys and values, bf16 queries), and the promise of kern.h: a row's answer is bitwise the same
+ * however its prompt was split, whoever shares the step, and in whatever order blocks and threads
+ * run. */
 #include <criterion/criterion.h>
 
 #include "both.h"
+#include "kernels/number.h"
 
 #define SLOTS 3
 
 struct shape {
     int head_dim, heads_q, heads_kv, window;
+    bool fp8;
 };
 
 /* Groups of 1, 2, 4, 8, 7 and 16 query heads. */
-static const struct shape shapes[] = {{64, 2, 2, 0},  {64, 4, 2, 0},  {64, 14, 2, 0},
-                                      {64, 4, 2, 37}, {128, 2, 2, 0}, {128, 8, 2, 0},
-                                      {128, 8, 1, 0}, {128, 4, 2, 1}, {128, 16, 1, 0},
-                                      {256, 2, 1, 0}, {256, 8, 1, 0}, {256, 2, 1, 300}};
+static const struct shape shapes[] = {
+    {64, 2, 2, 0, false},   {64, 4, 2, 0, false},  {64, 14, 2, 0, false}, {64, 4, 2, 37, false},
+    {128, 2, 2, 0, false},  {128, 8, 2, 0, false}, {128, 8, 1, 0, false}, {128, 4, 2, 1, false},
+    {128, 16, 1, 0, false}, {256, 2, 1, 0, false}, {256, 8, 1, 0, false}, {256, 2, 1, 300, false},
+    {64, 4, 2, 0, true},    {64, 14, 2, 37, true}, {128, 8, 2, 0, true},  {128, 8, 1, 40, true},
+    {256, 2, 1, 0, true},   {256, 8, 1, 300, true}};
 
 #define SHAPE_COUNT ((int)(sizeof shapes / sizeof *shapes))
 #define TOKENS      600
@@ -28,6 +33,10 @@ struct bench {
     float *kept[SLOTS]; /* [TOKENS][out_size] */
 };
 
+static enum kern_dtype dtype_of(const struct shape *s) {
+    return s->fp8 ? KERN_E4M3 : KERN_BF16;
+}
+
 static struct bench open_bench(const struct shape *s) {
     struct bench b = {.shape = s};
     struct cuda_options cuda = {.device = 0};
@@ -35,14 +44,14 @@ static struct bench open_bench(const struct shape *s) {
                                          .heads_q = s->heads_q,
                                          .heads_kv = s->heads_kv,
                                          .head_dim = s->head_dim,
-                                         .dtype = KERN_BF16,
+                                         .dtype = dtype_of(s),
                                          .slots = SLOTS,
                                          .max_positions = TOKENS};
     struct kern_cache_info info;
     b.stride = (s->heads_q + 2 * s->heads_kv) * s->head_dim;
     b.out_size = s->heads_q * s->head_dim;
     MUST(cuda_open(&cuda, &b.kern, NULL));
-    b.kern->ops->cache_info(KERN_BF16, s->head_dim, &info);
+    b.kern->ops->cache_info(dtype_of(s), s->head_dim, &info);
     options.pages = SLOTS * s->heads_kv * (TOKENS / info.page_slots + 1);
     MUST(b.kern->ops->cache_open(b.kern, &options, NULL));
     b.table = fresh((size_t)(SLOTS * TOKENS * b.stride), (uint64_t)(s - shapes) + 1);
@@ -97,12 +106,10 @@ static void append(struct bench *b, int slot, int from, int to) {
 
 /* ---- Against float64 ------------------------------------------------------------------------- */
 
-static double bf16(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u;
-    memcpy(&x, &bits, sizeof x);
-    return x;
+static double stored(float x, enum kern_dtype dtype) {
+    char row[sizeof x];
+    number_write_row(row, &x, 1, dtype);
+    return (double)number_element(row, dtype);
 }
 
 /* The output of one query head over the positions `held` that it sees. */
@@ -116,7 +123,9 @@ static void exact(const struct bench *b, int slot, int pos, int head, const int3
         const float *k = row_of(b, slot, held[e]) + (s->heads_q + kv) * d;
         bool seen = held[e] <= pos && (!s->window || held[e] > pos - s->window);
         double dot = 0;
-        for (int i = 0; i < d; i++) dot += bf16(q[i]) * bf16(k[i]);
+        /* A query is float16 where keys are e4m3: nearer to what it is than bf16. */
+        for (int i = 0; i < d; i++)
+            dot += (s->fp8 ? (double)q[i] : stored(q[i], KERN_BF16)) * stored(k[i], dtype_of(s));
         weight[e] = seen ? dot / sqrt(d) : -INFINITY;
         most = fmax(most, weight[e]);
     }
@@ -125,13 +134,14 @@ static void exact(const struct bench *b, int slot, int pos, int head, const int3
         double p = exp(weight[e] - most);
         const float *v = row_of(b, slot, held[e]) + (s->heads_q + s->heads_kv + kv) * d;
         sum += p;
-        for (int i = 0; i < d; i++) out[i] += p * bf16(v[i]);
+        for (int i = 0; i < d; i++) out[i] += p * stored(v[i], dtype_of(s));
     }
     for (int i = 0; i < d; i++) out[i] /= sum;
 }
 
-/* Probabilities are rounded to bf16 (2^-9 of each), values are below 2: the error of a mean of
- * values is below 2 * 2^-9; scores, in float32, add less than half of that again. */
+/* Probabilities are rounded to bf16 (2^-9 of each) or float16, values are below 2: the error of a
+ * mean of values is below 2 * 2^-9; scores, in float32, of queries in float16, add less than half
+ * of that again. */
 #define BOUND (3 * 0x1p-9)
 
 static void check_token(const struct bench *b, int slot, int pos, const int32_t *held, int count) {
@@ -141,10 +151,11 @@ static void check_token(const struct bench *b, int slot, int pos, const int32_t 
         const float *got = b->kept[slot] + pos * b->out_size + head * s->head_dim;
         exact(b, slot, pos, head, held, count, want);
         for (int i = 0; i < s->head_dim; i++)
-            cr_assert(fabs(got[i] - want[i]) <= BOUND,
-                      "D %d, %d / %d heads, window %d: slot %d pos %d head %d [%d]: %g, not %g",
-                      s->head_dim, s->heads_q, s->heads_kv, s->window, slot, pos, head, i,
-                      (double)got[i], want[i]);
+            cr_assert(
+                fabs(got[i] - want[i]) <= BOUND,
+                "D %d fp8 %d, %d / %d heads, window %d: slot %d pos %d head %d [%d]: %g, not %g",
+                s->head_dim, s->fp8, s->heads_q, s->heads_kv, s->window, slot, pos, head, i,
+                (double)got[i], want[i]);
     }
 }
 
@@ -231,16 +242,15 @@ static void check_splits(const struct shape *shape) {
 }
 
 Test(emu_attend, splits_and_company_change_nothing) {
-    static const int some[] = {1, 3, 5, 11};
+    static const int some[] = {1, 3, 5, 11, 13, 14, 16};
     for (size_t i = 0; i < sizeof some / sizeof *some; i++) check_splits(&shapes[some[i]]);
 }
 
 /* ---- After eviction, and beside what others left ------------------------------------------------
  */
 
-Test(emu_attend, uneven_streams_after_eviction) {
-    struct shape shape = {128, 4, 2, 0};
-    struct bench b = open_bench(&shape);
+static void check_uneven(const struct shape *shape) {
+    struct bench b = open_bench(shape);
     struct kern_rule rule = {.score = KERN_SCORE_RECENCY, .sinks = 4, .recent = 10};
     struct kern_evict due = {.slot = 0, .tokens = 200, .keep = 70, .rule = &rule};
     int32_t lengths[2], positions[2 * TOKENS];
@@ -255,6 +265,11 @@ Test(emu_attend, uneven_streams_after_eviction) {
     cr_assert_eq((int)report.entries, 2 * (70 + 131));
     for (int pos = 200; pos < 331; pos += 26) check_token(&b, 0, pos, positions, 70 + pos - 199);
     close_bench(&b);
+}
+
+Test(emu_attend, uneven_streams_after_eviction) {
+    static const struct shape narrow = {128, 4, 2, 0, true}, wide = {128, 4, 2, 0, false};
+    for (int fp8 = 0; fp8 < 2; fp8++) check_uneven(fp8 ? &narrow : &wide);
 }
 
 /* A page that comes back from a sequence full of NaN must not leak into the next one. */

@@ -1,7 +1,8 @@
 /* Every bounded policy and its variants on the device beside the CPU's reference path: the same
  * tokens in the same batches, the same evictions; what is kept, what it remembers and what merging
  * made of it agree. Keys come in families, so that there are look-alikes; queries ask for keys, so
- * that attention is uneven. Activations are bf16 numbers: both sides multiply the same ones. */
+ * that attention is uneven. Activations are bf16 numbers, and pages of e4m3 are rounded alike: both
+ * sides multiply the same ones. */
 #include <criterion/criterion.h>
 
 #include "both.h"
@@ -36,7 +37,7 @@ static const float *frequencies(int head_dim) {
 static struct pair open_pair(struct kern_cache_options shape, int64_t entries, uint64_t seed) {
     struct pair p = {.options = shape, .seed = seed};
     p.options.inv_freq = frequencies(shape.head_dim);
-    p.options.dtype = KERN_BF16;
+    if (p.options.dtype != KERN_E4M3) p.options.dtype = KERN_BF16;
     p.options.slots = SLOTS;
     p.options.max_positions = POSITIONS;
     emu_set_seed(seed);
@@ -187,10 +188,12 @@ static void expect_same_members(char *const bytes[BACKENDS], const void *from, s
     }
 }
 
-/* Scores, where the rule has any, and keys and values within two bf16 roundings of numbers around
- * 1: a merged one is rounded once, and merged again it is made of such. */
+/* Scores, where the rule has any, and keys and values within two roundings of numbers around 1: a
+ * merged one is rounded once, and merged again it is made of such. */
 static void expect_same_entries(struct pair *p, int slot, bool scored, const char *what) {
     int dim = p->options.head_dim;
+    enum kern_dtype dtype = p->options.dtype;
+    float step = dtype == KERN_E4M3 ? 1.0f / 8 : 1.0f / 128;
     for (int stream = 0; stream < streams_of(p); stream++) {
         size_t size[BACKENDS];
         char *bytes[BACKENDS];
@@ -200,18 +203,21 @@ static void expect_same_entries(struct pair *p, int slot, bool scored, const cha
         int32_t length;
         memcpy(&length, bytes[ORACLE], sizeof length);
         const float *scores[BACKENDS];
-        const uint16_t *rows[BACKENDS];
+        const char *rows[BACKENDS];
         for (int b = 0; b < BACKENDS; b++) {
             scores[b] = (const float *)(bytes[b] + 4) + 2 * (size_t)length;
-            rows[b] = (const uint16_t *)(scores[b] + length);
+            rows[b] = (const char *)(scores[b] + length);
         }
-        expect_same_members(bytes, rows[ORACLE] + 2 * length * dim, size[ORACLE], what);
         if (scored) expect_near(scores[ORACLE], scores[EMULATED], (size_t)length, 1e-6, 2e-4, what);
         for (int i = 0; i < 2 * length * dim; i++) {
-            float x = number_from_bf16(rows[ORACLE][i]), y = number_from_bf16(rows[EMULATED][i]);
-            cr_assert(fabsf(x - y) <= fabsf(x) / 128 + 1e-3f, "%s: stream %d number %d: %g, not %g",
-                      what, stream, i, (double)y, (double)x);
+            size_t at = (size_t)i * kern_dtype_bytes(dtype);
+            float x = number_element(rows[ORACLE] + at, dtype),
+                  y = number_element(rows[EMULATED] + at, dtype);
+            cr_assert(fabsf(x - y) <= fabsf(x) * step + 1e-3f,
+                      "%s: stream %d number %d: %g, not %g", what, stream, i, (double)y, (double)x);
         }
+        size_t row = (size_t)dim * kern_dtype_bytes(dtype);
+        expect_same_members(bytes, rows[ORACLE] + 2 * (size_t)length * row, size[ORACLE], what);
         for (int b = 0; b < BACKENDS; b++) free(bytes[b]);
     }
 }
@@ -350,10 +356,11 @@ static const struct kern_cache_options shapes[] = {
 static const int rounds[][2] = {{75, 81}, {1, 34}, {23, 1}};
 #define ROUNDS ((int)(sizeof rounds / sizeof *rounds))
 
-static void play(const struct method *a, const struct method *b, int index) {
+static void play(const struct method *a, const struct method *b, int index,
+                 struct kern_cache_options shape) {
     const int budget = 48;
     const struct kern_rule rules[2] = {rule_of(a, budget), rule_of(b, budget)};
-    struct pair p = open_pair(shapes[index % 3], 8192, (uint64_t)(index + 1));
+    struct pair p = open_pair(shape, 8192, (uint64_t)(index + 1));
     char what[96];
     int tokens[2] = {0};
     for (int i = 0; i < 2; i++) turn_slot(&p, 1 + i, &rules[i]);
@@ -381,7 +388,24 @@ static void play(const struct method *a, const struct method *b, int index) {
 
 /* Every method is the first of a pair once and the second once. */
 Test(emu_policy, methods_side_by_side) {
-    for (int i = 0; i < METHODS; i++) play(&methods[i], &methods[(i + 7) % METHODS], i);
+    for (int i = 0; i < METHODS; i++)
+        play(&methods[i], &methods[(i + 7) % METHODS], i, shapes[i % 3]);
+}
+
+/* Pages of e4m3: keys that are compared, observed, merged and moved. */
+Test(emu_policy, methods_on_fp8_pages) {
+    static const struct method some[] = {
+        {"global", as_it_is}, {"rkv", as_it_is}, {"d2o", as_it_is}, {"cake", as_it_is},
+        {"h2o", as_it_is},    {"ems", as_it_is}, {"gkv", as_it_is}, {"d2o", merge_code}};
+    const int count = sizeof some / sizeof *some;
+    for (int i = 0; i < count; i++) {
+        struct kern_cache_options shape = shapes[i % 3];
+        shape.dtype = KERN_E4M3;
+        if (i == 1)
+            shape = (struct kern_cache_options){
+                .layers = 1, .heads_q = 2, .heads_kv = 1, .head_dim = 256, .dtype = KERN_E4M3};
+        play(&some[i], &some[(i + 3) % count], 60 + i, shape);
+    }
 }
 
 /* ---- Long and unequal streams -----------------------------------------------------------------

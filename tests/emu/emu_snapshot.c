@@ -15,13 +15,13 @@ struct pair {
     int head_dim;
 };
 
-static struct pair open_pair(int head_dim, int64_t entries) {
+static struct pair open_pair(int head_dim, enum kern_dtype dtype, int64_t entries) {
     struct pair p = {.head_dim = head_dim};
     struct kern_cache_options options = {.layers = LAYERS,
                                          .heads_q = HEADS,
                                          .heads_kv = HEADS,
                                          .head_dim = head_dim,
-                                         .dtype = KERN_BF16,
+                                         .dtype = dtype,
                                          .slots = SLOTS,
                                          .max_positions = 200};
     both_open(p.kern);
@@ -110,13 +110,17 @@ static void import(struct kern *kern, int slot, const struct kern_block *blocks,
     expect_sound(kern);
 }
 
-static const int head_dims[] = {64, 128, 256};
+static const struct {
+    int head_dim;
+    enum kern_dtype dtype;
+} rows[] = {{64, KERN_BF16}, {128, KERN_BF16}, {256, KERN_BF16},
+            {64, KERN_E4M3}, {128, KERN_E4M3}, {256, KERN_E4M3}};
 
 Test(emu_snapshot, the_same_bytes_and_each_takes_the_others) {
-    for (int d = 0; d < 3; d++) {
+    for (int d = 0; d < 6; d++) {
         struct kern_block out[BACKENDS][BLOCKS], back[BACKENDS][BLOCKS];
         emu_set_seed((uint64_t)d);
-        struct pair p = open_pair(head_dims[d], 2048);
+        struct pair p = open_pair(rows[d].head_dim, rows[d].dtype, 2048);
         fill_slots(&p);
         for (int slot = 1; slot < 3; slot++) { /* cut, forked */
             for (int b = 0; b < BACKENDS; b++) export_slot(p.kern[b], slot, out[b]);
@@ -140,7 +144,7 @@ Test(emu_snapshot, the_same_bytes_and_each_takes_the_others) {
 /* What was imported goes on like what it was made from, and neither disturbs the other. */
 Test(emu_snapshot, an_imported_slot_goes_on) {
     struct kern_block out[BLOCKS], there[BACKENDS][BLOCKS], original[BLOCKS];
-    struct pair p = open_pair(128, 2048);
+    struct pair p = open_pair(128, KERN_E4M3, 2048);
     fill_slots(&p);
     export_slot(p.kern[ORACLE], 1, out);
     for (int b = 0; b < BACKENDS; b++) {
@@ -168,7 +172,8 @@ static void refused(struct kern *kern, const struct kern_block *blocks, int code
 /* The checks are kernels/snapshot.c's, tested with the CPU's cache. */
 Test(emu_snapshot, what_does_not_fit_goes_again) {
     struct kern_block out[BLOCKS];
-    struct pair p = open_pair(128, 2048), small = open_pair(128, STREAMS * 16);
+    struct pair p = open_pair(128, KERN_BF16, 2048),
+                small = open_pair(128, KERN_BF16, STREAMS * 16);
     fill_slots(&p);
     export_slot(p.kern[ORACLE], 1, out);
     refused(small.kern[EMULATED], out, ERR_FULL);
