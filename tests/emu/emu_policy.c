@@ -843,6 +843,30 @@ Test(emu_policy, classes_under_another_rule) {
     both_close(p.kern);
 }
 
+/* More members than a page holds: rows grow, are copied and cut across pages. */
+Test(emu_policy, classes_of_several_pages) {
+    const struct kern_cache_options shape = {
+        .layers = 1, .heads_q = 1, .heads_kv = 1, .head_dim = 64};
+    struct method method = {"ems", loose};
+    struct kern_rule rule = rule_of(&method, 48);
+    struct pair p = open_pair(shape, 4096, 21);
+    struct kern_span span = {.slot = 0, .count = 9, .pos = 780, .rule = &rule};
+    struct kern_evict due = {.slot = 0, .tokens = 789, .keep = 48, .rule = &rule};
+    rule.classes.gamma = 16;
+    rule.classes.tau = 0;
+    play_one(&p, 1, &rule, 48, (const int[]){130, 130, 130, 130, 130, 130}, 6, "pages");
+    cr_assert_gt(count_members(&p, p.kern[EMULATED], 1), 690);
+    turn_slot(&p, 0, &rule);
+    for (int b = 0; b < BACKENDS; b++) MUST(p.kern[b]->ops->fork(p.kern[b], 1, 0));
+    feed(&p, &span, 1, "pages");
+    evict(&p, &due, 1, "pages");
+    for (int b = 0; b < BACKENDS; b++) MUST(p.kern[b]->ops->truncate(p.kern[b], 1, 500));
+    cr_assert_lt(count_members(&p, p.kern[EMULATED], 1), 500);
+    for (int slot = 0; slot < 2; slot++) expect_same_held(p.kern, slot, 1, "pages");
+    expect_same_entries(&p, 1, true, "pages");
+    both_close(p.kern);
+}
+
 /* ---- A sliding window -------------------------------------------------------------------------
  */
 
