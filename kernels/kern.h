@@ -476,8 +476,8 @@ struct kern_ops {
     int (*rule_check)(const struct kern_rule *rule, struct fault *fault);
     /* Takes what the rule needs for the slot beside pages (its remembered queries, on a device),
      * before the slot's first step with the rule; release gives it back. ERR_NOMEM concerns this
-     * sequence alone: a step that has to take it itself fails as a whole. A fork takes its own. NULL:
-     * nothing is needed. */
+     * sequence alone: a step that has to take it itself fails as a whole. A fork takes its own.
+     * NULL: nothing is needed. */
     int (*prepare)(struct kern *kern, int slot, const struct kern_rule *rule);
     int (*begin_step)(struct kern *kern, const struct kern_batch *batch); /* takes the pages for all
                       layers; ERR_FULL takes none (a broken reservation: the caller logs it) */
