@@ -58,7 +58,8 @@ static int bind_tcp(const char *host, int port, struct fault *fault) {
 static int check_path(const char *path, struct fault *fault) {
     size_t room = sizeof((struct sockaddr_un *)0)->sun_path;
     if (*path && strlen(path) < room) return 0;
-    return fault_set(fault, ERR_LIMIT, "unix-socket", "a path has 1 to %zu bytes", room - 1);
+    return fault_set(fault, ERR_LIMIT, "unix-socket",
+                     "the path must have 1 byte at least and %zu at most", room - 1);
 }
 
 static bool is_served(const struct sockaddr_un *address) {
