@@ -118,6 +118,8 @@ def export(model, source, out):
     config = read_config(source)
     dtype = getattr(torch, config.get("dtype") or config.get("torch_dtype") or "bfloat16")
     model.to(dtype).save_pretrained(out)
+    for weights in out.glob("*.safetensors"):
+        weights.chmod(0o644)        # as gates.write_gates
     for name in COPIED:
         if (source / name).exists():
             shutil.copy(source / name, out / name)

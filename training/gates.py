@@ -85,6 +85,7 @@ def write_gates(path, tensors, header):
     """The gates file: safetensors with the header as JSON in the metadata key `keepd` (engine/gates.h)."""
     partial = path.with_name(path.name + ".tmp")
     save_file(tensors, partial, metadata={"keepd": json.dumps(header)})
+    partial.chmod(0o644)        # safetensors leaves it to its owner alone; a daemon mostly runs as another
     partial.replace(path)
 
 

@@ -182,8 +182,11 @@ def test_gates_go_with_the_weights(run, base, tmp_path):
         gates.unlink()
     header = read_header(tmp_path / "run/out/gates.safetensors")
     assert header["base_sha256"] == weights_sha256(tmp_path / "run/out") and header["trained_budget"] == 9
+    for file in (tmp_path / "run/out").iterdir():
+        assert file.stat().st_mode & 0o444 == 0o444, "a daemon of another user serves it"
 
 
 def test_the_model_itself_is_never_overwritten(script, base, tmp_path):
-    failure, _, err = script(distill, base, "--records", "r", "--run", tmp_path, "--out", base)
+    (tmp_path / "r").write_text("")
+    failure, _, err = script(distill, base, "--records", tmp_path / "r", "--run", tmp_path, "--out", base)
     assert failure == "2" and "--out is the model itself" in err

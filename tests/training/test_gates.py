@@ -211,6 +211,7 @@ def test_chats_train_the_gates_of_every_family(train, any_base, chats, tmp_path)
     assert lines[-1]["soft_share"] < 0.7 * lines[0]["soft_share"] and lines[0]["tokens_per_s"] > 0
     header = read_header(tmp_path / "gates.safetensors")
     assert header["type"] == "rg10" and header["base_sha256"] == weights_sha256(any_base)
+    assert (tmp_path / "gates.safetensors").stat().st_mode & 0o444 == 0o444, "a daemon of another user serves them"
 
 
 def test_a_budget_of_ones_own(train, script, base, chats, tmp_path):
