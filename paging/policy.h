@@ -66,7 +66,7 @@ int kv_params_choose(struct kv_params *params, const char *name, double number, 
 void kv_params_fit(struct kv_params *params, unsigned named);
 
 /* What was chosen of a method's parameters, for a file: those that differ from the policy's own, in
- * the order of their bits. Numbers that are words count from 0 in the order of API.md. */
+ * the order of their bits; a word is its place among those of docs/API.md, from 0. */
 enum { KV_CHOICES_MAX = 7 };
 struct kv_choices {
     uint32_t fields; /* of enum policy_field */
