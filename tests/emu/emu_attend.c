@@ -107,7 +107,7 @@ static void append(struct bench *b, int slot, int from, int to) {
 /* ---- Against float64 ------------------------------------------------------------------------- */
 
 static double stored(float x, enum kern_dtype dtype) {
-    char row[sizeof x];
+    _Alignas(float) char row[sizeof x];
     number_write_row(row, &x, 1, dtype);
     return (double)number_element(row, dtype);
 }

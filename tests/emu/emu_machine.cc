@@ -129,18 +129,23 @@ static void matrices() {
         for (int i = lane; i < 64; i += 32)
             rows[i] = ptx_pack_bf16(b[i % 8 * 2][i / 8], b[i % 8 * 2 + 1][i / 8]);
         __syncwarp();
-        uint32_t left[4], right[4], again[4];
+        uint32_t left[4], right[4], again[4], left_f16[4], right_f16[2];
         for (int i = 0; i < 4; i++) {
             const float *row = a[g + 8 * (i & 1)] + 2 * t + 8 * (i >> 1);
             left[i] = ptx_pack_bf16(row[0], row[1]);
+            left_f16[i] = ptx_pack_f16(row[0], row[1]);
         }
+        for (int i = 0; i < 2; i++)
+            right_f16[i] = ptx_pack_f16(b[2 * t + 8 * i][g], b[2 * t + 8 * i + 1][g]);
         ptx_load_matrix(right, shared + lane % 8 * 32 + lane / 8 % 2 * 16);
         EXPECT(right[0] == ptx_pack_bf16(b[2 * t][g], b[2 * t + 1][g]));
         EXPECT(right[1] == ptx_pack_bf16(b[2 * t + 8][g], b[2 * t + 9][g]));
         ptx_load_matrix_transposed(again, shared + lane % 8 * 32);
         EXPECT(again[0] == ptx_pack_bf16(b[g][2 * t], b[g][2 * t + 1]));
-        float sum[4] = {1, 2, 3, 4};
+        float sum[4] = {1, 2, 3, 4}, same[4] = {1, 2, 3, 4};
         ptx_mma(sum, left, right[0], right[1]);
+        ptx_mma_f16(same, left_f16, right_f16[0], right_f16[1]);
+        for (int i = 0; i < 4; i++) EXPECT(same[i] == sum[i]);
         for (int i = 0; i < 4; i++) c[g + 8 * (i >> 1)][2 * t + (i & 1)] = sum[i] - 1 - i;
     }));
     for (int i = 0; i < 16; i++)
@@ -149,6 +154,22 @@ static void matrices() {
             for (int k = 0; k < 16; k++) want += a[i][k] * b[k][j];
             EXPECT(c[i][j] == want);
         }
+}
+
+static void narrow_numbers() {
+    for (uint32_t code = 0; code < 256; code++) {
+        float2 x = ptx_unpack_f16(ptx_f16_of_e4m3(code | 0x38 << 8)); /* 0x38: 1 */
+        int exponent = static_cast<int>(code >> 3 & 15), mantissa = static_cast<int>(code & 7);
+        float want = exponent ? ldexpf(1 + static_cast<float>(mantissa) / 8, exponent - 7)
+                              : ldexpf(static_cast<float>(mantissa), -9);
+        bool nan = (code & 0x7f) == 0x7f;
+        EXPECT(x.y == 1 && (nan ? isnan(x.x) != 0 : x.x == (code & 0x80 ? -want : want)));
+        EXPECT(nan || ptx_pack_e4m3(x.x, 1) == (code | 0x38 << 8));
+    }
+    EXPECT(ptx_pack_f16(65519, -1e30f) == 0xfbff7bff); /* the largest */
+    EXPECT(ptx_pack_f16(1 + 0x1p-11f, 1 + 0x3p-11f) == 0x3c023c00);
+    EXPECT(ptx_pack_f16(0x1p-25f, 0x3p-25f) == 0x00020000);
+    EXPECT(ptx_pack_f16(-0x1p-24f, NAN) == 0x7fff8001);
 }
 
 static void bulk_copies() {
@@ -334,6 +355,7 @@ int main() {
     collectives();
     named_barriers();
     matrices();
+    narrow_numbers();
     bulk_copies();
     deadlocks_are_named();
     divergence_is_named();

@@ -113,7 +113,7 @@ static void append(struct bench *b, int slot, int from, int to) {
  */
 
 static double cached(const struct shape *s, float x) {
-    char row[sizeof x];
+    _Alignas(float) char row[sizeof x];
     number_write_row(row, &x, 1, s->dtype);
     return (double)number_element(row, s->dtype);
 }

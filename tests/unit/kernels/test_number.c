@@ -86,7 +86,8 @@ static void check_reading(const struct cpu_kernels *kernels, const char *row, in
 
 static void check_path(const struct cpu_kernels *kernels, const float *from, int count,
                        enum kern_dtype dtype) {
-    char want[512 * 4], got[512 * 4], guard = 77;
+    _Alignas(64) char want[512 * 4], got[512 * 4];
+    const char guard = 77;
     size_t size = (size_t)count * kern_dtype_bytes(dtype);
     number_write_row(want, from, count, dtype);
     got[size] = guard;
