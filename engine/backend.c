@@ -13,12 +13,10 @@ static const bool with_cuda = true;
 
 static int open_cuda(const struct backend_options *options, int replica, struct kern **out,
                      struct fault *fault) {
-    const struct cuda_options cuda = {.device = replica};
+    int ranks = options->ranks > 0 ? options->ranks : 1;
+    const struct cuda_options cuda = {.device = replica * ranks};
     int code = cuda_probe(fault);
-    if (code == 0 && options->ranks > 1)
-        return fault_set(fault, ERR_UNSUPPORTED, "tensor-parallel-size",
-                         "models are not split over GPUs yet; with device cpu they are");
-    return code ? code : cuda_open(&cuda, out, fault);
+    return code ? code : cuda_open_ranks(&cuda, ranks, false, out, fault);
 }
 #else
 static const bool with_cuda = false;

@@ -10,7 +10,7 @@ struct backend_options {
     int threads;          /* of all replicas together; 0 = the cores */
     int replicas;         /* instances to open, 0 = 1: each has a device of its own, or an equal
                              share of the threads */
-    int ranks;            /* of each instance (kernels/ranks.h), 0 = 1 */
+    int ranks;            /* of each instance (kernels/ranks.h), 0 = 1: a device for each */
 };
 
 /* Compute threads that the option's value means: itself, or the cores this process may use. */

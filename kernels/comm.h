@@ -38,7 +38,7 @@ static inline size_t comm_type_bytes(enum comm_type type) {
 struct comm;
 
 struct comm_ops {
-    const char *name; /* "none", "host", "nccl" */
+    const char *name; /* "none", "host", "local", "nccl" */
     bool ordered;     /* are floating-point sums the tree above? */
     /* x[i] <- op over ranks of x[i]. Any op for integers and floats; NaN only passes through a sum.
      */
@@ -49,6 +49,13 @@ struct comm_ops {
     /* The lowest `code` of all ranks: one rank's error is everybody's. */
     int (*agree)(const struct comm *comm, int code);
     void (*abort)(const struct comm *comm); /* any thread */
+    /* For arrays on a device, else NULL. The rank's device (kernels/cuda/device.h), of which its
+     * thread has bound it; before its first collective, by all ranks at once, and it outlives
+     * them. */
+    int (*attach)(const struct comm *comm, void *device, struct fault *fault);
+    /* Has what is queued failed, so that waiting for it may never end? Asked by who waits for the
+     * device, does not wait itself. NULL: what is queued always ends. */
+    int (*check)(const struct comm *comm);
     void (*close)(const struct comm *comm);
 };
 

@@ -68,13 +68,21 @@ static int barrier(struct host *host, int ranks, bool may_stop) {
     }
 }
 
-static int begin(const struct comm *comm, void *array) {
-    rank_of(comm)->array = array;
+int comm_host_begin(const struct comm *comm, void *shown) {
+    rank_of(comm)->array = shown;
     return barrier(rank_of(comm)->host, comm->ranks, true);
 }
 
-static void end(const struct comm *comm) {
+void *comm_host_shown(const struct comm *comm, int rank) {
+    return rank_of(comm)->host->rank[rank].array;
+}
+
+void comm_host_end(const struct comm *comm) {
     (void)barrier(rank_of(comm)->host, comm->ranks, false);
+}
+
+bool comm_host_stopped(const struct comm *comm) {
+    return atomic_load(&rank_of(comm)->host->state) & STOPPED;
 }
 
 static void host_abort(const struct comm *comm) {
@@ -134,34 +142,34 @@ static int host_all_reduce(const struct comm *comm, void *x, size_t count, enum 
     size_t blocks = (count + BLOCK - 1) / BLOCK, ranks = (size_t)comm->ranks;
     size_t from = blocks * (size_t)comm->rank / ranks * BLOCK;
     size_t to = blocks * ((size_t)comm->rank + 1) / ranks * BLOCK;
-    int rc = begin(comm, x);
+    int rc = comm_host_begin(comm, x);
     if (rc) return rc;
     if (to > count) to = count;
     for (; from < to; from += BLOCK)
         reductions[type][op](host, comm->ranks, from, to - from < BLOCK ? to - from : BLOCK);
-    end(comm);
+    comm_host_end(comm);
     return 0;
 }
 
 static int host_all_gather(const struct comm *comm, void *x, size_t bytes) {
     const struct host *host = rank_of(comm)->host;
-    int rc = begin(comm, x);
+    int rc = comm_host_begin(comm, x);
     if (rc) return rc;
     for (int r = 0; r < comm->ranks; r++)
         if (r != comm->rank)
             memcpy((char *)x + (size_t)r * bytes, host->rank[r].array + (size_t)r * bytes, bytes);
-    end(comm);
+    comm_host_end(comm);
     return 0;
 }
 
 static int host_agree(const struct comm *comm, int code) {
     struct host_rank *own = rank_of(comm);
     own->code = code;
-    int rc = begin(comm, NULL);
+    int rc = comm_host_begin(comm, NULL);
     if (rc) return code ? code : rc;
     for (int r = 0; r < comm->ranks; r++)
         if (own->host->rank[r].code < code) code = own->host->rank[r].code;
-    end(comm);
+    comm_host_end(comm);
     return code;
 }
 

@@ -50,6 +50,16 @@ int ranks_error(const struct ranks *ranks, const int *codes) {
     return 0;
 }
 
+int ranks_fault(const struct ranks *ranks, const int *codes, const struct fault *faults,
+                struct fault *fault) {
+    int first = -1;
+    for (int r = ranks->count - 1; r >= 0; r--)
+        if (codes[r] && (first < 0 || faults[r].text[0] || !faults[first].text[0])) first = r;
+    if (first < 0) return 0;
+    return fault_set(fault, codes[first], faults[first].field, "%s",
+                     faults[first].text[0] ? faults[first].text : err_text(codes[first]));
+}
+
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
 /* The last region that begins at or before p. */
@@ -212,15 +222,6 @@ struct load {
     struct fault faults[COMM_RANKS_MAX];
 };
 
-/* The fault of the first rank that has one. */
-static int load_result(const struct ranks *ranks, const struct load *load, struct fault *fault) {
-    for (int r = 0; r < ranks->count; r++)
-        if (load->codes[r])
-            return fault_set(fault, load->codes[r], load->faults[r].field, "%s",
-                             load->faults[r].text);
-    return 0;
-}
-
 static void weight_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     struct load *load = arg;
@@ -248,7 +249,7 @@ static int op_weight_load(struct kern *kern, const struct kern_matrix *parts, in
     if (!load.weight) return fault_set(fault, ERR_NOMEM, "", "no memory for a weight");
     load.weight->shard = shard;
     ranks_each(ranks_of(kern), weight_on, &load);
-    int rc = load_result(ranks_of(kern), &load, fault);
+    int rc = ranks_fault(ranks_of(kern), load.codes, load.faults, fault);
     if (rc)
         op_weight_free(kern, load.weight);
     else
@@ -281,7 +282,7 @@ static int op_gate_load(struct kern *kern, const struct kern_gate_spec *spec,
     load.gate = mem_try_alloc(1, sizeof *load.gate);
     if (!load.gate) return fault_set(fault, ERR_NOMEM, "", "no memory for a gate");
     ranks_each(ranks_of(kern), gate_load_on, &load);
-    int rc = load_result(ranks_of(kern), &load, fault);
+    int rc = ranks_fault(ranks_of(kern), load.codes, load.faults, fault);
     if (rc)
         op_gate_free(kern, load.gate);
     else
@@ -511,9 +512,10 @@ static int op_sync(struct kern *kern) {
     return ranks_error(ranks_of(kern), syncing.codes);
 }
 
+/* The other ranks' threads have nothing else to use. */
 static void op_bind(struct kern *kern) {
     struct kern *first = ranks_of(kern)->rank[0];
-    if (first->ops->bind) first->ops->bind(first);
+    first->ops->bind(first);
 }
 
 static void close_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
@@ -554,6 +556,7 @@ static const struct kern_ops table = {
     .gather_rows = op_gather_rows,
     .gate = op_gate,
     .cache_open = ranks_cache_open,
+    .cache_fit = ranks_cache_fit,
     .begin_step = ranks_begin_step,
     .qk_rope = op_qk_rope,
     .write_kv = op_write_kv,
@@ -597,6 +600,8 @@ static void fill_ops(struct ranks *ranks) {
     ranks->ops.rule_check = own->rule_check;
     if (!own->share) ranks->ops.share = NULL;
     if (!own->prepare) ranks->ops.prepare = NULL;
+    if (!own->cache_fit) ranks->ops.cache_fit = NULL;
+    if (!own->bind) ranks->ops.bind = NULL;
     if (own->snapshot_export) return;
     ranks->ops.snapshot_size = NULL;
     ranks->ops.snapshot_export = NULL;
@@ -615,10 +620,7 @@ int ranks_open(const struct ranks_options *options, struct kern **out, struct fa
         fault_set(fault, rc, "", "cannot start the ranks' threads");
     else
         ranks_each(ranks, open_on, &opening);
-    for (int r = 0; r < ranks->count && !rc; r++)
-        if (opening.codes[r])
-            rc = fault_set(fault, opening.codes[r], opening.faults[r].field, "%s",
-                           opening.faults[r].text);
+    if (!rc) rc = ranks_fault(ranks, opening.codes, opening.faults, fault);
     if (rc) {
         op_close(&ranks->base);
         return rc;

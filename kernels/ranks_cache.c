@@ -43,11 +43,33 @@ int ranks_cache_open(struct kern *kern, const struct kern_cache_options *options
     ranks->lengths = mem_try_alloc((size_t)ranks->count * own_streams(ranks), sizeof(int32_t));
     if (!ranks->lengths) return fault_set(fault, ERR_NOMEM, "", "no memory beside the cache");
     ranks_each(ranks, open_cache_on, &opening);
-    for (int r = 0; r < ranks->count; r++)
-        if (opening.codes[r])
-            return fault_set(fault, opening.codes[r], opening.faults[r].field, "%s",
-                             opening.faults[r].text);
-    return 0;
+    return ranks_fault(ranks, opening.codes, opening.faults, fault);
+}
+
+struct fitting {
+    const struct kern_cache_options *options;
+    int64_t pages[COMM_RANKS_MAX];
+    int codes[COMM_RANKS_MAX];
+    struct fault faults[COMM_RANKS_MAX];
+};
+
+static void fit_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
+    (void)ranks;
+    struct fitting *fitting = arg;
+    fitting->codes[rank] =
+        kern->ops->cache_fit(kern, fitting->options, &fitting->pages[rank], &fitting->faults[rank]);
+}
+
+/* Every rank has a whole pool. */
+int ranks_cache_fit(struct kern *kern, const struct kern_cache_options *options, int64_t *pages,
+                    struct fault *fault) {
+    struct ranks *ranks = ranks_of(kern);
+    struct fitting fitting = {.options = options};
+    ranks_each(ranks, fit_on, &fitting);
+    *pages = fitting.pages[0];
+    for (int r = 1; r < ranks->count; r++)
+        if (fitting.pages[r] < *pages) *pages = fitting.pages[r];
+    return ranks_fault(ranks, fitting.codes, fitting.faults, fault);
 }
 
 struct stepping {
@@ -250,7 +272,9 @@ int ranks_report(struct kern *kern, int slot, struct kern_report *report) {
  */
 
 struct evicting {
-    struct kern_evict due[COMM_RANKS_MAX];
+    const struct kern_evict *due;
+    int count;
+    bool traced; /* one sequence, each rank with a trace of its own */
     struct kern_trace trace[COMM_RANKS_MAX];
     int codes[COMM_RANKS_MAX];
 };
@@ -258,30 +282,33 @@ struct evicting {
 static void evict_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     struct evicting *evicting = arg;
-    evicting->codes[rank] = kern->ops->evict(kern, &evicting->due[rank], 1);
+    struct kern_evict own = *evicting->due;
+    own.trace = &evicting->trace[rank];
+    evicting->codes[rank] = evicting->traced
+                                ? kern->ops->evict(kern, &own, 1)
+                                : kern->ops->evict(kern, evicting->due, evicting->count);
 }
 
-static int evict_one(struct ranks *ranks, struct evicting *evicting) {
+static int evict_all(struct ranks *ranks, struct evicting *evicting) {
     ranks_each(ranks, evict_on, evicting);
     return ranks_error(ranks, evicting->codes);
 }
 
 /* A rank notes what leaves its streams, at most what they hold. */
-static int evict_traced(struct ranks *ranks, struct evicting *evicting, struct kern_trace *trace) {
-    struct reporting reporting = {.slot = evicting->due[0].slot};
+static int evict_traced(struct ranks *ranks, struct evicting *evicting) {
+    struct kern_trace *trace = evicting->due->trace;
+    struct reporting reporting = {.slot = evicting->due->slot};
     size_t first[COMM_RANKS_MAX], all;
     int rc = report_lengths(ranks, &reporting);
     if (rc) return rc;
     (void)place_lists(ranks, first, &all);
     int32_t *positions = mem_try_alloc(all + 1, sizeof *positions);
     if (!positions) return ERR_NOMEM;
-    for (int r = 0; r < ranks->count; r++) {
+    for (int r = 0; r < ranks->count; r++)
         evicting->trace[r] = (struct kern_trace){.lengths = reporting.rank[r].lengths,
                                                  .positions = positions + first[r],
                                                  .entries_max = reporting.rank[r].entries};
-        evicting->due[r].trace = &evicting->trace[r];
-    }
-    rc = evict_one(ranks, evicting);
+    rc = evict_all(ranks, evicting);
     if (!rc) {
         trace->entries = 0;
         for (int stream = 0; stream < stream_count(ranks); stream++) {
@@ -298,11 +325,11 @@ static int evict_traced(struct ranks *ranks, struct evicting *evicting, struct k
 int ranks_evict(struct kern *kern, const struct kern_evict *due, int count) {
     struct ranks *ranks = ranks_of(kern);
     int rc = 0;
-    for (int i = 0; i < count && !rc; i++) {
-        struct evicting evicting = {0};
-        for (int r = 0; r < ranks->count; r++) evicting.due[r] = due[i];
-        rc = due[i].trace ? evict_traced(ranks, &evicting, due[i].trace)
-                          : evict_one(ranks, &evicting);
+    for (int i = 0, n; i < count && !rc; i += n) {
+        for (n = 0; i + n < count && !due[i + n].trace;) n++;
+        struct evicting evicting = {.due = &due[i], .count = n, .traced = n == 0};
+        rc = evicting.traced ? evict_traced(ranks, &evicting) : evict_all(ranks, &evicting);
+        if (n == 0) n = 1;
     }
     return rc;
 }

@@ -36,10 +36,15 @@ typedef void rank_work(struct ranks *ranks, struct kern *kern, int rank, void *a
 void ranks_each(struct ranks *ranks, rank_work *work, void *arg);
 /* Errors are the same on all ranks, or one rank's alone. */
 int ranks_error(const struct ranks *ranks, const int *codes);
+/* The same where ranks say why: in the words of the first that has any. */
+int ranks_fault(const struct ranks *ranks, const int *codes, const struct fault *faults,
+                struct fault *fault);
 
 /* ranks_cache.c */
 int ranks_cache_open(struct kern *kern, const struct kern_cache_options *options,
                      struct fault *fault);
+int ranks_cache_fit(struct kern *kern, const struct kern_cache_options *options, int64_t *pages,
+                    struct fault *fault);
 int ranks_begin_step(struct kern *kern, const struct kern_batch *batch);
 int ranks_prepare(struct kern *kern, int slot, const struct kern_rule *rule);
 int ranks_truncate(struct kern *kern, int slot, int32_t pos);

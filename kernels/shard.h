@@ -30,10 +30,17 @@ struct shard_heads {
 /* Of the model's `heads_q` and `heads_kv`, which shard_check has passed. */
 struct shard_heads shard_heads(const struct comm *comm, int heads_q, int heads_kv);
 
+#ifdef __CUDACC__
+#define SHARD_FUNCTION static inline __host__ __device__
+#else
+#define SHARD_FUNCTION static inline
+#endif
+
 /* The lowest rank that holds a KV head. */
-static inline int shard_owner(int ranks, int heads_kv, int head) {
+SHARD_FUNCTION int shard_owner(int ranks, int heads_kv, int head) {
     return heads_kv >= ranks ? head / (heads_kv / ranks) : head * (ranks / heads_kv);
 }
+#undef SHARD_FUNCTION
 
 /* Of `total` things, those of a rank: even parts where ranks divide it, else parts that differ by
  * one. */

@@ -50,8 +50,11 @@ struct attend_args {
     const struct plan_stream *streams;
     const int32_t *item_count;
     float *partials;
-    int decode_count, layer, heads_q, group, window;
-    float scale; /* times log2(e) */
+    int decode_count, layer, window;
+    int heads_q;             /* of a row of qkv */
+    int heads, query, group; /* of a KV head's query heads, [query, query + group) are attended to
+                                here */
+    float scale;             /* times log2(e) */
 };
 
 /* ---- The tile: 16 rows, in the fragments of mma.m16n8k16 ------------------------------------- */
@@ -293,11 +296,11 @@ static __device__ __forceinline__ void set_row(struct rows &r, int i, int index,
     r.out[i] = NULL;
     r.low[i] = r.high[i] = 0;
     if (index >= s.count * a.group) return;
-    int token = index / a.group, head_q = head * a.group + index % a.group;
+    int token = index / a.group, own = index % a.group;
     int width = (a.heads_q + 2 * a.pages.heads_kv) * a.pages.head_dim;
-    int64_t row = s.row + token;
-    r.q[i] = a.qkv + row * width + head_q * a.pages.head_dim;
-    r.out[i] = a.out + (row * a.heads_q + head_q) * a.pages.head_dim;
+    int64_t row = s.row + token, to = row * a.pages.heads_kv + head;
+    r.q[i] = a.qkv + row * width + (head * a.heads + a.query + own) * a.pages.head_dim;
+    r.out[i] = a.out + (to * a.group + own) * a.pages.head_dim;
     r.high[i] = length - s.count + token + 1;
     if (a.window) r.low[i] = pages_before(a.pages, table, length, s.pos + token - a.window + 1);
 }
@@ -417,8 +420,9 @@ static __global__ void __launch_bounds__(shape<D, E>::DECODE_WARPS * 32, 1)
 template <int D> static __global__ void k_attend_combine(const struct attend_args a) {
     ptx_overlap_grids();
     int index = (int)(blockIdx.x * COMBINE_WARPS + threadIdx.x / 32), lane = threadIdx.x % 32;
-    if (index >= a.decode_count * a.heads_q || pages_failed(a.pages)) return;
-    int row = index / a.heads_q, head_q = index % a.heads_q, head = head_q / a.group;
+    int heads = a.pages.heads_kv * a.group;
+    if (index >= a.decode_count * heads || pages_failed(a.pages)) return;
+    int row = index / heads, head_q = index % heads, head = head_q / a.group;
     const struct span s = a.spans[a.decode[row]];
     int length = *pages_length(a.pages, s.slot, a.layer * a.pages.heads_kv + head);
     if (length <= CHUNK_KEYS) return;
@@ -432,7 +436,7 @@ template <int D> static __global__ void k_attend_combine(const struct attend_arg
 #pragma unroll
         for (int i = 0; i < D / 32; i++) o[i] = fold_value(w, o[i], from[lane + 32 * i]);
     }
-    float *out = a.out + ((int64_t)s.row * a.heads_q + head_q) * D;
+    float *out = a.out + ((int64_t)s.row * heads + head_q) * D;
 #pragma unroll
     for (int i = 0; i < D / 32; i++) out[lane + 32 * i] = fold_end(f, o[i]);
 }
@@ -636,9 +640,10 @@ static void attend_as(struct cuda *cuda, const struct attend_args &args, int til
     LAUNCH_OVERLAPPED(cuda->device, (k_attend_decode<D, E>),
                       (unsigned)device_processors(cuda->device), S::DECODE_WARPS * 32,
                       S::DECODE_SHARED, args);
-    LAUNCH_OVERLAPPED(cuda->device, (k_attend_combine<D>),
-                      blocks_for((int64_t)args.decode_count * args.heads_q, COMBINE_WARPS),
-                      COMBINE_WARPS * 32, 0, args);
+    LAUNCH_OVERLAPPED(
+        cuda->device, (k_attend_combine<D>),
+        blocks_for((int64_t)args.decode_count * args.pages.heads_kv * args.group, COMBINE_WARPS),
+        COMBINE_WARPS * 32, 0, args);
 }
 
 template <int D>
@@ -670,7 +675,9 @@ void op_attend(struct kern *kern, int layer, float *out, const float *qkv,
     args.decode_count = step->decode_count;
     args.layer = layer;
     args.heads_q = cuda->options.heads_q;
-    args.group = cuda_group(cuda);
+    args.heads = cuda_group(cuda);
+    args.query = cuda->shard.query_first;
+    args.group = cuda->shard.queries;
     args.window = options->window;
     args.scale = options->scale * LOG2_E;
     if (cuda->options.head_dim == 64) attend<64>(cuda, args, step->tile_count);

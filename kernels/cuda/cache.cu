@@ -45,16 +45,24 @@ static int check_options(const struct kern_cache_options *o, struct fault *fault
                          (long long)o->pages, INT32_MAX);
     if ((int64_t)o->layers * o->heads_kv > 1 << 20)
         return fault_set(fault, ERR_LIMIT, "cache", "more than 2^20 streams");
+    if (o->rank_cap != 0 && !(o->rank_cap >= 1))
+        return fault_set(fault, ERR_INVALID, "cache", "rank_cap must be 0 or at least 1");
     return 0;
 }
 
-/* What follows from the options. */
-static void set_shape(struct cuda *cuda, const struct kern_cache_options *o) {
+/* What follows from the options: this rank's part of it. */
+static void set_shape(struct cuda *cuda, const struct kern_cache_options *model) {
     struct pages *p = &cuda->pages;
-    cuda->options = *o;
+    struct kern_cache_options *o = &cuda->options;
+    *o = *model;
+    cuda->shard = shard_heads(cuda->comm, model->heads_q, model->heads_kv);
+    o->heads_q = cuda->shard.heads_q;
+    o->heads_kv = cuda->shard.heads_kv;
     p->count = o->pages;
     p->layers = o->layers;
     p->heads_kv = o->heads_kv;
+    p->heads_model = model->heads_kv;
+    p->head_first = cuda->shard.first;
     p->head_dim = o->head_dim;
     p->streams = o->layers * o->heads_kv;
     p->row_bytes = o->head_dim * (int)kern_dtype_bytes(o->dtype);
@@ -116,12 +124,14 @@ static int alloc_regions(struct cuda *cuda) {
 /* ---- How large it may be ------------------------------------------------------------------- */
 
 /* SIZE_MAX: beyond numbers. */
-static size_t cache_bytes(const struct kern_cache_options *options, int64_t pages) {
+static size_t cache_bytes(const struct cuda *cuda, const struct kern_cache_options *options,
+                          int64_t pages) {
     struct cuda shape = {};
     struct kern_cache_options o = *options;
     struct region regions[REGIONS_MAX];
     size_t total = 0, bytes;
     o.pages = pages;
+    shape.comm = cuda->comm;
     set_shape(&shape, &o);
     int count = list_regions(&shape, regions);
     for (int i = 0; i < count; i++)
@@ -134,9 +144,11 @@ static size_t cache_bytes(const struct kern_cache_options *options, int64_t page
 /* What stays free for all that comes later: a twentieth for what grows with the steps (rounded
  * activations, rooms of eviction and sampling, lists on their way, graphs), and a ring of 16
  * queries for every slot. */
-static size_t margin(const struct device_memory *memory, const struct kern_cache_options *options) {
+static size_t margin(const struct cuda *cuda, const struct device_memory *memory,
+                     const struct kern_cache_options *options) {
     struct cuda shape = {};
-    shape.options = *options;
+    shape.comm = cuda->comm;
+    set_shape(&shape, options);
     return memory->total / 20 + (size_t)options->slots * ring_bytes(&shape, 16);
 }
 
@@ -151,13 +163,13 @@ int op_cache_fit(struct kern *kern, const struct kern_cache_options *options, in
     one.pages = 1;
     int rc = check_options(&one, fault);
     if (rc) return rc;
-    size_t spare = margin(&memory, options),
+    size_t spare = margin(cuda_of(kern), &memory, options),
            room = memory.unused > spare ? memory.unused - spare : 0;
     int64_t low = 0, high = (int64_t)(room / PAGE_BYTES);
     if (high > INT32_MAX) high = INT32_MAX;
     while (low < high) {
         int64_t middle = low + (high - low + 1) / 2;
-        if (cache_bytes(options, middle) <= room)
+        if (cache_bytes(cuda_of(kern), options, middle) <= room)
             low = middle;
         else
             high = middle - 1;
@@ -169,7 +181,7 @@ int op_cache_fit(struct kern *kern, const struct kern_cache_options *options, in
                      "tables of %d sequences and conversations of %d positions take %zu MiB, and "
                      "no token has a page; lower max-model-len, max-conversations or max-num-seqs",
                      mib(memory.unused), mib(memory.total), mib(spare), options->slots,
-                     options->max_positions, mib(cache_bytes(options, 0)));
+                     options->max_positions, mib(cache_bytes(cuda_of(kern), options, 0)));
 }
 
 /* ---- Opening and closing ------------------------------------------------------------------- */
@@ -251,7 +263,7 @@ int op_cache_open(struct kern *kern, const struct kern_cache_options *options,
                          "%lld pages of %d bytes, their records, tables and plans take %zu MiB; "
                          "%zu MiB of the device's memory are free",
                          (long long)options->pages, PAGE_BYTES,
-                         mib(cache_bytes(options, options->pages)),
+                         mib(cache_bytes(cuda, options, options->pages)),
                          mib(device_memory(cuda->device).unused));
     }
     cuda->has_cache = true;
@@ -305,13 +317,21 @@ static __global__ void k_give_up(struct pages p, const struct span *spans, int c
     }
 }
 
-/* One thread: ERR_FULL unless the step fits; then nothing of it happens. */
-static __global__ void k_decide(struct pages p) {
-    if (p.state->need > p.state->tail - p.state->head) pages_fail(p, ERR_FULL);
+/* One thread: does it fit here? */
+static __global__ void k_judge(struct pages p) {
+    bool full = p.state->need > p.state->tail - p.state->head;
+    p.state->verdict = pages_failed(p) ? p.state->error : full ? ERR_FULL : 0;
     p.state->need = 0;
 }
 
+/* One thread: unless it fits everywhere, nothing of it happens anywhere. */
+static __global__ void k_decide(struct pages p) {
+    if (p.state->verdict) pages_fail(p, (int)p.state->verdict);
+}
+
 void cache_decide(struct cuda *cuda) {
+    LAUNCH(cuda->device, k_judge, 1, 1, 0, cuda->pages);
+    join_reduce(cuda, &cuda->pages.state->verdict, 1, COMM_I64, COMM_MIN);
     LAUNCH(cuda->device, k_decide, 1, 1, 0, cuda->pages);
 }
 
@@ -376,7 +396,6 @@ static void append(struct cuda *cuda, const struct kern_batch *batch) {
     const struct pages *p = &cuda->pages;
     int64_t streams = (int64_t)step->span_count * p->streams;
     bool shared = any_shared(cuda, batch);
-    if (!step->spans) return;
     LAUNCH(cuda->device, k_claim, blocks_for(streams, THREADS), THREADS, 0, *p, step->spans,
            step->span_count);
     if (shared)
@@ -426,7 +445,7 @@ struct lists {
 
 static struct lists alloc_lists(const struct cuda *cuda, const struct kern_batch *batch) {
     size_t spans = (size_t)batch->span_count, rows = (size_t)batch->rows;
-    size_t tiles = rows * (size_t)cuda_group(cuda) / PREFILL_ROWS + spans;
+    size_t tiles = rows * (size_t)cuda->shard.queries / PREFILL_ROWS + spans;
     struct lists l = {};
     l.bytes = tiles * sizeof *l.tiles + spans * sizeof *l.spans + (rows + spans) * sizeof(int32_t);
     l.mem = static_cast<char *>(mem_must_alloc(l.bytes, 1));
@@ -470,7 +489,7 @@ static struct span make_span(const struct cuda *cuda, const struct kern_span *fr
 static void stage_batch(struct cuda *cuda, const struct kern_batch *batch) {
     struct step *step = &cuda->step;
     struct lists l = alloc_lists(cuda, batch);
-    int group = cuda_group(cuda);
+    int group = cuda->shard.queries;
     step->decode_count = step->tile_count = 0;
     step->has_angles = step->keeps = false;
     for (int i = 0; i < batch->span_count; i++) {
@@ -545,6 +564,17 @@ static void repeat_step(struct cuda *cuda, const struct kern_batch *batch) {
     graph_begin(device_graphs(cuda->device), cuda->device, key);
 }
 
+/* All host memory and rooms that the step cannot do without. */
+static int prepare_step(struct cuda *cuda, const struct kern_batch *batch) {
+    for (int i = 0; i < batch->span_count; i++)
+        if (ring_take(cuda, &cuda->slots[batch->spans[i].slot], rule_window(batch->spans[i].rule)))
+            return ERR_NOMEM;
+    if (matmul_reserve(cuda, batch->rows)) return ERR_NOMEM;
+    repeat_step(cuda, batch);
+    stage_batch(cuda, batch);
+    return cuda->step.spans ? 0 : ERR_NOMEM;
+}
+
 int op_begin_step(struct kern *kern, const struct kern_batch *batch) {
     struct cuda *cuda = cuda_of(kern);
     CHECK(cuda->has_cache);
@@ -555,12 +585,12 @@ int op_begin_step(struct kern *kern, const struct kern_batch *batch) {
         if (s->pos > cuda->options.max_positions - s->count) return ERR_LIMIT;
         if (s->rule && op_rule_check(s->rule, NULL)) return ERR_UNSUPPORTED;
     }
-    for (int i = 0; i < batch->span_count; i++)
-        if (ring_take(cuda, &cuda->slots[batch->spans[i].slot], rule_window(batch->spans[i].rule)))
-            return ERR_NOMEM;
     cache_changes(cuda);
-    repeat_step(cuda, batch);
-    stage_batch(cuda, batch);
+    int rc = join_agree(cuda, prepare_step(cuda, batch));
+    if (rc) {
+        (void)cache_sync(cuda); /* it is said here, and not again */
+        return rc;
+    }
     append(cuda, batch);
     forget_members(cuda, batch);
     attend_plan(cuda);
@@ -726,7 +756,7 @@ int op_fork(struct kern *kern, int from, int to) {
     CHECK(to >= 0 && to < cuda->options.slots);
     CHECK(cuda->slots[from].in_use && !cuda->slots[to].in_use);
     struct slot *source = &cuda->slots[from], *target = &cuda->slots[to];
-    int rc = ring_take(cuda, target, source->window);
+    int rc = join_agree(cuda, ring_take(cuda, target, source->window));
     if (rc) return rc;
     cache_changes(cuda);
     LAUNCH(cuda->device, k_fork, (unsigned)cuda->pages.streams, 64, 0, cuda->pages, from, to);
@@ -807,6 +837,7 @@ void op_cache_stats(struct kern *kern, struct kern_cache_stats *stats) {
         (void)device_download(cuda->device, &state, cuda->pages.state, sizeof state);
     stats->pages_used = cuda->pages.count - (int64_t)(state.tail - state.head);
     stats->entries_evicted = state.evicted;
+    stats->rank_cap_hits = state.hits;
 }
 
 /* ---- The invariants ------------------------------------------------------------------------ */

@@ -70,11 +70,12 @@ template <int D>
 static __device__ void out_write(const struct work &w, const struct look_args &a,
                                  const float o[D / 8][4], int first, int vectors, int row,
                                  int lane) {
-    int head = w.state->stream % a.streams.pages.heads_kv * a.group;
+    int heads = a.streams.pages.heads_kv, head = w.state->stream % heads;
     for (int i = 0; i < 2; i++) {
-        int v = row + (lane >> 2) + 8 * i;
-        if (v >= vectors) continue;
-        int64_t at = (int64_t)(w.look.row + first + v / a.group) * a.heads_q + head + v % a.group;
+        int v = row + (lane >> 2) + 8 * i, own = v % a.group - a.query;
+        if (v >= vectors || own < 0 || own >= a.queries) continue;
+        int64_t token = w.look.row + first + v / a.group;
+        int64_t at = (token * heads + head) * a.queries + own;
         for (int n = 0; n < D / 8; n++) {
             float2 pair = {o[n][2 * i], o[n][2 * i + 1]};
             *(float2 *)(a.out + at * D + 8 * n + 2 * (lane & 3)) = pair;

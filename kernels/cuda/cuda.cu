@@ -36,20 +36,39 @@ static int op_sync(struct kern *kern) {
     return cache_sync(cuda_of(kern));
 }
 
+/* ---- Several ranks --------------------------------------------------------------------------- */
+
+void join_reduce(struct cuda *cuda, void *x, size_t count, enum comm_type type, enum comm_op op) {
+    if (cuda->comm->ops->all_reduce(cuda->comm, x, count, type, op)) device_lose(cuda->device);
+}
+
+void join_gather(struct cuda *cuda, void *x, size_t bytes) {
+    if (cuda->comm->ops->all_gather(cuda->comm, x, bytes)) device_lose(cuda->device);
+}
+
+int join_agree(struct cuda *cuda, int code) {
+    int all = cuda->comm->ops->agree(cuda->comm, code);
+    if (all != ERR_STOPPED) return all;
+    device_lose(cuda->device);
+    return ERR_DEVICE;
+}
+
 /* ---- Opening --------------------------------------------------------------------------------- */
 
 static void op_close(struct kern *kern) {
     struct cuda *cuda = cuda_of(kern);
     if (cuda->device) {
         (void)device_sync(cuda->device);
+        (void)join_agree(cuda, 0); /* nobody reads or writes what is given back now */
         cache_close(cuda);
-        struct room *rooms[] = {&cuda->angles, &cuda->narrow, &cuda->hidden, &cuda->select,
-                                &cuda->look,   &cuda->sample, &cuda->gather};
+        struct room *rooms[] = {&cuda->angles, &cuda->narrow, &cuda->partial, &cuda->hidden,
+                                &cuda->select, &cuda->look,   &cuda->sample,  &cuda->gather};
         for (struct room *room : rooms) device_free(cuda->device, room->mem);
         device_free(cuda->device, cuda->rounded.room.mem);
         device_free(cuda->device, cuda->freq);
-        device_close(cuda->device);
     }
+    cuda->comm->ops->close(cuda->comm); /* queues on the device */
+    device_close(cuda->device);
     mem_free(cuda);
 }
 
@@ -110,17 +129,26 @@ uint64_t cuda_replays(struct kern *kern) {
 }
 
 int cuda_open(const struct cuda_options *options, struct kern **out, struct fault *fault) {
+    const struct comm *comm = options->comm ? options->comm : &comm_none;
     struct cuda *cuda = static_cast<struct cuda *>(mem_try_alloc(1, sizeof *cuda));
-    if (!cuda) return fault_set(fault, ERR_NOMEM, "", "no memory for the CUDA backend");
-    int rc = device_open(options->device, &cuda->device, fault);
-    if (rc) {
-        mem_free(cuda);
-        return rc;
+    int rc = cuda ? device_open(options->device, &cuda->device, fault)
+                  : fault_set(fault, ERR_NOMEM, "", "no memory for the CUDA backend");
+    int all = comm->ops->agree(comm, rc);
+    if (all == 0 && comm->ops->attach) {
+        rc = comm->ops->attach(comm, cuda->device, fault);
+        all = comm->ops->agree(comm, rc);
     }
+    if (all) {
+        comm->ops->close(comm);
+        if (cuda) device_close(cuda->device);
+        mem_free(cuda);
+        return rc ? rc : all; /* of another rank, which says why */
+    }
+    cuda->comm = comm;
     cuda->ops = make_table(device_name(cuda->device));
     cuda->base.ops = &cuda->ops;
     cuda->step.rows = -1;
-    cuda->eager = options->eager;
+    cuda->eager = options->eager || comm->ranks > 1;
     device_overlap(cuda->device, !options->apart);
     *out = &cuda->base;
     return 0;

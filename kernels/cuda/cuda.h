@@ -15,12 +15,16 @@
 extern "C" {
 #endif
 
+#include "kernels/comm.h"
 #include "kernels/kern.h"
 
 struct cuda_options {
     int device; /* index, 0 = the first */
     bool eager; /* launch one by one, never a graph: to compare */
     bool apart; /* no launch comes up while the one before it ends: to compare */
+    /* Among the ranks of the same model, which have all the same options but for their device;
+     * NULL: the only one. The backend owns it, also when it does not open. */
+    const struct comm *comm;
 };
 
 /* Is there a device to open? ERR_NOTFOUND: none, and why; the CPU backend is to be used then. */
@@ -30,6 +34,13 @@ uint64_t cuda_queued(struct kern *kern);
 /* Steps that were launched as a graph. */
 uint64_t cuda_replays(struct kern *kern);
 int cuda_open(const struct cuda_options *options, struct kern **out, struct fault *fault);
+
+/* Backends as ranks of one (kernels/ranks.h), on devices from the options' on, one each.
+ * `together`: all on that one, to test what else takes several. ERR_NOTFOUND: there are fewer
+ * devices; ERR_UNSUPPORTED: several devices in a build without NCCL. One rank is a backend like any
+ * other. */
+int cuda_open_ranks(const struct cuda_options *options, int ranks, bool together, struct kern **out,
+                    struct fault *fault);
 
 #ifdef __cplusplus
 }

@@ -37,6 +37,8 @@ struct chunk {
 struct device {
     int index, processors, capability; /* compute capability, 90 = 9.0 */
     cudaStream_t stream;
+    cudaEvent_t marks[DEVICE_MARKS];
+    const struct comm *watched;
     cublasLtHandle_t blas;
     void *workspace;
     char *upload; /* pinned, UPLOAD_BYTES: two halves that take turns */
@@ -63,6 +65,12 @@ void device_failed(struct device *device, int code) {
         device->failed = code;
 }
 
+void device_lose(struct device *device) {
+    if (device->watched && !device->lost) device->watched->ops->abort(device->watched);
+    device->lost = true;
+    device_failed(device, ERR_DEVICE);
+}
+
 /* Errors that leave the context usable are those of asking for too much. */
 static bool ok(struct device *device, cudaError_t error, const char *what) {
     if (error == cudaSuccess) return true;
@@ -72,8 +80,10 @@ static bool ok(struct device *device, cudaError_t error, const char *what) {
         device_failed(device, ERR_NOMEM);
         return false;
     }
-    device->lost |= !device->capturing;
-    device_failed(device, ERR_DEVICE);
+    if (device->capturing)
+        device_failed(device, ERR_DEVICE);
+    else
+        device_lose(device);
     return false;
 }
 
@@ -139,6 +149,9 @@ int device_open(int index, struct device **out, struct fault *fault) {
                 ok(device, cudaEventCreate(&device->upload_done[1]), "cudaEventCreate") &&
                 ok(device, cudaMallocHost((void **)&device->upload, UPLOAD_BYTES), "staging") &&
                 open_chunk(&device->repeat, REPEAT_BYTES);
+    for (cudaEvent_t &mark : device->marks)
+        good = good && ok(device, cudaEventCreateWithFlags(&mark, cudaEventDisableTiming),
+                          "cudaEventCreate");
     if (good && cublasLtCreate(&device->blas) != CUBLAS_STATUS_SUCCESS) good = false;
     if (!good) {
         device_close(device);
@@ -159,6 +172,8 @@ void device_close(struct device *device) {
     if (device->stream) cudaStreamDestroy(device->stream);
     for (int i = 0; i < 2; i++)
         if (device->upload_done[i]) cudaEventDestroy(device->upload_done[i]);
+    for (cudaEvent_t mark : device->marks)
+        if (mark) cudaEventDestroy(mark);
     for (int i = 0; i < device->chunk_count; i++) close_chunk(&device->chunks[i]);
     close_chunk(&device->repeat);
     cudaFree(device->workspace);
@@ -301,21 +316,62 @@ static void reset_chunks(struct device *device) {
     (void)add_chunk(device, bytes); /* or the next list makes one */
 }
 
+/* A collective that another rank has left never ends, so the communicator is asked meanwhile. */
+static void wait(struct device *device) {
+    cudaError_t error;
+    if (!device->watched || !device->watched->ops->check || device->lost) {
+        ok(device, cudaStreamSynchronize(device->stream), "waiting for the device");
+        return;
+    }
+    while ((error = cudaStreamQuery(device->stream)) == cudaErrorNotReady)
+        if (device->watched->ops->check(device->watched)) {
+            device_lose(device);
+            return;
+        }
+    ok(device, error, "waiting for the device");
+}
+
 int device_download(struct device *device, void *to, const void *from, size_t bytes) {
     graph_settle(&device->graphs, device);
     ok(device, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, device->stream),
        "download");
-    ok(device, cudaStreamSynchronize(device->stream), "waiting for the device");
+    wait(device);
     return device->failed;
 }
 
 int device_sync(struct device *device) {
     graph_end(&device->graphs, device);
-    ok(device, cudaStreamSynchronize(device->stream), "waiting for the device");
+    wait(device);
     int failed = device->failed;
     device->failed = device->lost ? ERR_DEVICE : 0;
     reset_chunks(device);
     return failed;
+}
+
+/* ---- Several devices -------------------------------------------------------------------------
+ */
+
+void device_mark(struct device *device, int mark) {
+    graph_settle(&device->graphs, device);
+    if (!device->lost) ok(device, cudaEventRecord(device->marks[mark], device->stream), "mark");
+}
+
+void device_await(struct device *device, const struct device *other, int mark) {
+    if (device != other && !device->lost)
+        ok(device, cudaStreamWaitEvent(device->stream, other->marks[mark], 0), "mark");
+}
+
+bool device_reaches_others() {
+    return false;
+}
+
+void *device_stream(struct device *device) {
+    graph_settle(&device->graphs, device);
+    return device->stream;
+}
+
+void device_watch(struct device *device, const struct comm *comm) {
+    device->watched = comm;
 }
 
 /* ---- Launching ------------------------------------------------------------------------------- */

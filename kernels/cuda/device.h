@@ -19,6 +19,7 @@ extern "C" {
 #include "base/check.h"
 #include "base/err.h"
 #include "base/mem.h"
+#include "kernels/comm.h"
 #include "kernels/kern.h"
 }
 
@@ -60,6 +61,22 @@ const void *device_stage(struct device *device, const void *from, size_t bytes);
 int device_download(struct device *device, void *to, const void *from, size_t bytes);
 int device_sync(struct device *device); /* 0, ERR_NOMEM or ERR_DEVICE; logs what the device says */
 void device_failed(struct device *device, int code); /* sticks, if it is the first */
+void device_lose(struct device *device); /* from now on it fails for good: ranks have parted */
+
+/* ---- Several devices ------------------------------------------------------------------------ */
+
+/* A point in what was queued, for other devices to wait for; each is passed over and over. */
+enum { DEVICE_READY, DEVICE_DONE, DEVICE_MARKS };
+void device_mark(struct device *device, int mark);
+/* What is queued from now on waits until `other` has passed the mark that it set last. */
+void device_await(struct device *device, const struct device *other, int mark);
+/* Can every device's kernels read and write every other's memory? One alone can its own. */
+bool device_reaches_others(void);
+/* The CUDA runtime's, for libraries that queue on it at once. */
+void *device_stream(struct device *device);
+/* The communicator whose collectives are queued: aborted when the device is lost, and where it has
+ * a `check`, waits go on only while that says 0. NULL: none. */
+void device_watch(struct device *device, const struct comm *comm);
 
 /* A product: y[rows][n] (+)= x[rows][k] w[n][k]^T (+ bias[n]), all row-major; x and w in `dtype`
  * (F32, BF16 or E4M3), sums and y float32. The order of sums depends on n and k only, never on

@@ -137,8 +137,6 @@ struct pass {
     int field, shift, bits;
 };
 
-enum which { WHICH_FIRST, WHICH_SECOND, WHICH_REACH };
-
 /* Adds the entries of a stream that agree with the cut so far to the block's histogram. */
 static __device__ void count_stream(const struct pages &p, int slot, int stream,
                                     const struct cut &cut, struct pass pass, uint32_t *bins) {
@@ -158,6 +156,13 @@ static __device__ void count_stream(const struct pages &p, int slot, int stream,
 static __device__ void keep_nothing(struct cut *cut) {
     for (int f = 0; f < FIELDS; f++) cut->value[f] = 0xffffffffu;
     cut->done = 1;
+}
+
+/* Against other ranks' entries only the one that speaks for them lets its own compete, until it is
+ * capped. */
+static __device__ __forceinline__ bool competes(const struct evict_args &a, const struct contest &c,
+                                                const struct cut &cut) {
+    return !c.joint || (a.speaks && !(cut.capped & a.own));
 }
 
 /* Narrows the cut to one bin. The first pass sees every entry of the group, so it also learns
@@ -184,11 +189,15 @@ static __device__ void pick_bin(struct cut *cut, uint32_t *bins, struct pass pas
     if (bins[bin] == wanted - before) cut->done = 1; /* later fields: 0, all who agree stay */
 }
 
+static __device__ void add_bins(const uint32_t *mine, uint32_t *all) {
+    for (int i = threadIdx.x; i < BINS; i += (int)blockDim.x)
+        if (mine[i]) atomicAdd(&all[i], mine[i]);
+}
+
 /* The blocks of a group add their histograms up; the last one to arrive has all of it. */
 static __device__ bool gather_bins(struct cut *cut, uint32_t *mine, uint32_t *all, int blocks,
                                    int *found) {
-    for (int i = threadIdx.x; i < BINS; i += (int)blockDim.x)
-        if (mine[i]) atomicAdd(&all[i], mine[i]);
+    add_bins(mine, all);
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) *found = (int)atomicAdd(&cut->blocks, 1u);
@@ -205,7 +214,15 @@ static __device__ bool gather_bins(struct cut *cut, uint32_t *mine, uint32_t *al
     return true;
 }
 
-/* Block (group * group_blocks + part, due). The last block of a group to arrive picks. */
+enum which { WHICH_FIRST, WHICH_SECOND, WHICH_OWN, WHICH_REACH, WHICH_COUNT };
+
+static __device__ __forceinline__ const struct contest &contest_of(const struct due &d, int which) {
+    const struct contest *all[WHICH_COUNT] = {&d.first, &d.second, &d.own, &d.reach};
+    return *all[which];
+}
+
+/* Block (group * group_blocks + part, due). The last block of a group to arrive picks, unless other
+ * ranks' entries compete too. */
 static __global__ void k_select(const struct evict_args a, struct pass pass, bool first,
                                 int which) {
     SHARED_MEMORY(shared);
@@ -214,22 +231,101 @@ static __global__ void k_select(const struct evict_args a, struct pass pass, boo
     const struct pages &p = a.streams.pages;
     if (pages_failed(p)) return;
     const struct due &d = a.due[blockIdx.y];
-    const struct contest c = which == WHICH_REACH    ? d.reach
-                             : which == WHICH_SECOND ? d.second
-                                                     : d.first;
+    const struct contest c = contest_of(d, which);
     if ((int)blockIdx.x >= c.groups * c.group_blocks) return;
     int group = (int)blockIdx.x / c.group_blocks, part = (int)blockIdx.x % c.group_blocks;
     struct cut *cut = &a.cuts[c.first_cut + group];
-    if (cut->done) return;
+    if (cut->done || !competes(a, c, *cut)) return;
     for (int i = threadIdx.x; i < BINS; i += (int)blockDim.x) mine[i] = 0;
     __syncthreads();
     for (int s = part; s < c.group_streams; s += c.group_blocks)
         count_stream(p, d.slot, group * c.group_streams + s, *cut, pass, mine);
     __syncthreads();
+    if (c.joint) {
+        add_bins(mine, a.joint_bins + (c.first_bins + group) * BINS);
+        return;
+    }
     if (c.group_blocks > 1 &&
         !gather_bins(cut, mine, a.bins + (c.first_bins + group) * BINS, c.group_blocks, found))
         return;
     pick_bin(cut, mine, pass, first, room, found);
+}
+
+/* Block (group, due): the histograms of all ranks have been added up. */
+static __global__ void k_pick(const struct evict_args a, struct pass pass, bool first) {
+    SHARED_MEMORY(shared);
+    uint32_t *mine = (uint32_t *)shared, *room = mine + BINS;
+    int *found = (int *)(room + THREADS / 32);
+    if (pages_failed(a.streams.pages)) return;
+    const struct contest c = a.due[blockIdx.y].first;
+    if (!c.joint || (int)blockIdx.x >= c.groups) return;
+    struct cut *cut = &a.cuts[c.first_cut + blockIdx.x];
+    uint32_t *all = a.joint_bins + (c.first_bins + blockIdx.x) * BINS;
+    if (cut->done) return;
+    for (int i = threadIdx.x; i < BINS; i += (int)blockDim.x) {
+        mine[i] = all[i];
+        all[i] = 0;
+    }
+    __syncthreads();
+    pick_bin(cut, mine, pass, first, room, found);
+}
+
+/* ---- The cap of a rank ------------------------------------------------------------------------
+ */
+
+/* What each rank has of a group. */
+struct rank_part {
+    int64_t kept, fixed;
+};
+
+static __device__ void rank_parts(const struct evict_args &a, const struct due &d, int index,
+                                  int group, struct rank_part parts[COMM_RANKS_MAX]) {
+    const struct pages &p = a.streams.pages;
+    int layers = d.first.group_streams / p.heads_kv, first = a.streams.subjects[index].state_first;
+    for (int r = 0; r < COMM_RANKS_MAX; r++) parts[r] = {0, 0};
+    for (int layer = group * layers; layer < (group + 1) * layers; layer++)
+        for (int head = 0; head < p.heads_model; head++) {
+            const struct stream_state &state = model_state(a.streams, first, layer, head);
+            struct rank_part &part = parts[shard_owner(a.streams.ranks, p.heads_model, head)];
+            part.kept += state.best;
+            part.fixed += state.fixed;
+        }
+}
+
+/* A thread per (group, due), in blocks of one: ranks above the group's limit keep so many of their
+ * own; the rest goes on competing without them. */
+static __global__ void k_cap(const struct evict_args a) {
+    const struct pages &p = a.streams.pages;
+    const struct due &d = a.due[blockIdx.y];
+    if (pages_failed(p) || !d.first.joint || (int)blockIdx.x >= d.first.groups) return;
+    struct cut *cut = &a.cuts[d.first.first_cut + blockIdx.x];
+    struct rank_part parts[COMM_RANKS_MAX];
+    rank_parts(a, d, blockIdx.y, blockIdx.x, parts);
+    int ranks = a.streams.ranks, sharing = ranks < p.heads_model ? ranks : p.heads_model;
+    uint32_t before = cut->capped;
+    int64_t limit = (int64_t)((double)a.cap * (double)cut->room / sharing);
+    for (int r = 0; r < ranks; r++)
+        if (parts[r].fixed > limit) limit = parts[r].fixed;
+    cut->limit = (uint32_t)limit;
+    for (int r = 0; r < ranks; r++) {
+        if (cut->capped >> r & 1 || parts[r].kept <= limit) continue;
+        cut->capped |= 1u << r;
+        cut->open -= (uint32_t)limit;
+    }
+    if (before == 0 && cut->capped != 0) atomicAdd(&p.state->hits, 1ull);
+    if (before != cut->capped) *a.changed = 1;
+}
+
+/* The same threads: groups begin again, or this rank by itself where it has been capped. */
+static __global__ void k_reopen(const struct evict_args a, bool own) {
+    const struct due &d = a.due[blockIdx.y];
+    if (!d.first.joint || (int)blockIdx.x >= d.first.groups) return;
+    struct cut *cut = &a.cuts[d.first.first_cut + blockIdx.x];
+    struct cut *to = own ? &a.cuts[d.own.first_cut + blockIdx.x] : cut;
+    uint32_t places = own ? cut->limit : cut->open;
+    for (int f = 0; f < FIELDS; f++) to->value[f] = 0;
+    to->done = 0;
+    to->wanted = places;
 }
 
 /* ---- Pages with other owners ------------------------------------------------------------------
@@ -428,6 +524,7 @@ int op_rule_check(const struct kern_rule *rule, struct fault *fault) {
 /* What the rules of the sequences at hand ask for. */
 struct wants {
     bool attention, window, preference, density, layers, redundancy, floor, merge, classes;
+    bool joint, cap;
 };
 
 /* The host's lists of an eviction, and where their copies go. */
@@ -437,8 +534,8 @@ struct lists {
     struct look *looks, *measures; /* [count] each: looks, and CAKE's */
     int32_t *positions;            /* [count][KERN_WINDOW_MAX] */
     struct cut *cuts;
-    size_t cut_count, bin_groups;
-    unsigned blocks, second_blocks; /* of a select */
+    size_t cut_count, bin_groups, joint_groups;
+    unsigned blocks[WHICH_COUNT]; /* of a select */
 };
 
 static float least_score(const struct kern_rule *rule) {
@@ -450,39 +547,48 @@ static bool asks_window(const struct kern_rule *rule) {
     return rule->score == KERN_SCORE_ATTENTION && rule->observe.window > 0;
 }
 
-static struct contest make_contest(const struct cuda *cuda, struct lists *l, int group_streams,
-                                   int64_t places) {
-    struct contest c = {group_streams, cuda->pages.streams / group_streams, 0, 0, 0};
+static int model_streams(const struct cuda *cuda) {
+    return cuda->pages.layers * cuda->pages.heads_model;
+}
+
+/* `several`: groups have streams of other ranks, too. */
+static struct contest make_contest(const struct cuda *cuda, struct lists *l, enum which which,
+                                   int group_streams, bool several, int64_t places) {
+    struct contest c = {};
+    c.group_streams = group_streams;
+    c.groups = cuda->pages.streams / group_streams;
     c.group_blocks = group_streams < GROUP_BLOCKS ? group_streams : GROUP_BLOCKS;
+    c.joint = which == WHICH_FIRST && cuda->comm->ranks > 1 && several;
     c.first_cut = (int64_t)l->cut_count;
-    c.first_bins = (int64_t)l->bin_groups;
-    if (c.group_blocks > 1) l->bin_groups += (size_t)c.groups;
+    size_t *bins = c.joint ? &l->joint_groups : &l->bin_groups;
+    c.first_bins = (int64_t)*bins;
+    if (c.joint || c.group_blocks > 1) *bins += (size_t)c.groups;
     for (int g = 0; g < c.groups; g++) {
         struct cut *cut = &l->cuts[l->cut_count++];
         *cut = {};
-        cut->wanted = cut->room = (uint32_t)places;
+        cut->wanted = cut->room = cut->open = (uint32_t)places;
     }
+    unsigned blocks = (unsigned)(c.groups * c.group_blocks);
+    if (blocks > l->blocks[which]) l->blocks[which] = blocks;
     return c;
 }
 
-/* How entries compete: once, and with a floor once more, each stream by itself. */
+/* How entries compete: once, and with a floor once more, each stream by itself. What is shared is
+ * the places of the model's streams, here or not. */
 static void make_contests(const struct cuda *cuda, struct lists *l, struct due *d) {
     const struct kern_rule *rule = &d->rule;
-    int streams = cuda->pages.streams, heads = cuda->options.heads_kv;
-    int group = rule->pool == KERN_POOL_STREAM  ? 1
-                : rule->pool == KERN_POOL_LAYER ? heads
-                                                : streams;
-    int64_t places = (int64_t)group * d->keep;
-    bool floors = rule->floor > 0 && rule->pool != KERN_POOL_STREAM;
-    if (floors && rule->pool == KERN_POOL_SEQUENCE)
+    bool one = rule->pool == KERN_POOL_STREAM, layer = rule->pool == KERN_POOL_LAYER;
+    int here = one ? 1 : layer ? cuda->options.heads_kv : cuda->pages.streams;
+    int streams = model_streams(cuda);
+    int64_t places = (int64_t)(one ? 1 : layer ? cuda->pages.heads_model : streams) * d->keep;
+    bool floors = rule->floor > 0 && !one;
+    if (floors && !layer)
         places -= (int64_t)(rule->floor * (float)places / (float)streams) * streams;
-    d->first = make_contest(cuda, l, group, places);
-    if (floors) d->second = make_contest(cuda, l, 1, 0);
-    if (rule_classes(rule)) d->reach = make_contest(cuda, l, 1, 0);
-    unsigned first = (unsigned)(d->first.groups * d->first.group_blocks);
-    unsigned second = (unsigned)d->second.groups;
-    if (first > l->blocks) l->blocks = first;
-    if (second > l->second_blocks) l->second_blocks = second;
+    d->first = make_contest(cuda, l, WHICH_FIRST, here, !one, places);
+    if (floors) d->second = make_contest(cuda, l, WHICH_SECOND, 1, false, 0);
+    if (d->first.joint && cuda->options.rank_cap > 0)
+        d->own = make_contest(cuda, l, WHICH_OWN, here, false, 0);
+    if (rule_classes(rule)) d->reach = make_contest(cuda, l, WHICH_REACH, 1, false, 0);
 }
 
 static struct due make_due(const struct cuda *cuda, const struct kern_evict *from, int index) {
@@ -497,7 +603,7 @@ static struct due make_due(const struct cuda *cuda, const struct kern_evict *fro
     d.least = least == -INFINITY ? 0 : float_key(least);
     d.remembers = asks_window(from->rule) && from->rule->observe.history != KERN_HISTORY_NONE;
     d.measures = !cuda->slots[from->slot].measured;
-    d.first_part = (int64_t)index * (cuda->options.layers + cuda->pages.streams);
+    d.first_part = (int64_t)index * (cuda->options.layers + model_streams(cuda));
     return d;
 }
 
@@ -528,6 +634,8 @@ static void note_wants(struct wants *w, const struct due *d) {
     w->layers |= rule->layers != KERN_LAYERS_UNIFORM;
     w->redundancy |= rule->redundancy.on;
     w->floor |= d->second.groups > 0;
+    w->joint |= d->first.joint;
+    w->cap |= d->own.groups > 0;
     w->merge |= rule->merge != KERN_MERGE_NONE;
     w->classes |= rule_classes(rule);
 }
@@ -545,7 +653,7 @@ static struct lists make_lists(const struct cuda *cuda, const struct kern_evict 
     l.looks = static_cast<struct look *>(list(n, sizeof *l.looks));
     l.measures = static_cast<struct look *>(list(n, sizeof *l.measures));
     l.positions = static_cast<int32_t *>(list(n * KERN_WINDOW_MAX, sizeof *l.positions));
-    l.cuts = static_cast<struct cut *>(list(3 * n * streams, sizeof *l.cuts));
+    l.cuts = static_cast<struct cut *>(list(WHICH_COUNT * n * streams, sizeof *l.cuts));
     for (int i = 0; i < count; i++) {
         struct due *d = &l.dues[i];
         *d = make_due(cuda, &due[i], i);
@@ -572,7 +680,8 @@ struct stages {
     struct look_args look;       /* .looks: the scores' */
     const struct look *measures; /* the layers' */
     struct wants wants;
-    unsigned blocks, second_blocks;
+    size_t joint_bins; /* elements */
+    unsigned blocks[WHICH_COUNT];
     int count;
 };
 
@@ -589,6 +698,11 @@ static void measure_stages(const struct cuda *cuda, const struct lists *l, struc
     struct streams_args *streams = &s->args.streams;
     streams->pages = cuda->pages;
     streams->state_count = s->count * cuda->pages.streams;
+    streams->ranks = cuda->comm->ranks;
+    streams->rank = cuda->comm->rank;
+    s->args.own = 1u << shard_owner(streams->ranks, cuda->pages.heads_model, cuda->shard.first);
+    s->args.speaks = cuda->shard.speaks;
+    s->args.cap = cuda->options.rank_cap;
     for (int i = 0; i < s->count; i++) {
         const struct slot *slot = &cuda->slots[l->dues[i].slot];
         streams->entries_max += slot->entries_most;
@@ -615,11 +729,13 @@ static void place_stages(const struct cuda *cuda, const struct lists *l, struct 
     struct evict_args *a = &s->args;
     const struct wants *w = &s->wants;
     size_t entries = (size_t)a->streams.entries_max, items = (size_t)a->streams.items_max;
-    size_t parts = (size_t)(cuda->options.layers + cuda->pages.streams) * (size_t)s->count;
+    size_t parts = (size_t)(cuda->options.layers + model_streams(cuda)) * (size_t)s->count;
     bool keys = w->redundancy || w->merge;
     streams_room(room, &a->streams);
     a->cuts = piece<struct cut>(room, l->cut_count);
     a->bins = piece<uint32_t>(room, l->bin_groups * BINS);
+    a->joint_bins = piece<uint32_t>(room, l->joint_groups * BINS);
+    a->changed = piece<uint32_t>(room, 1);
     a->parts = piece<struct share_part>(room, w->layers || w->floor ? parts : 0);
     a->fresh = piece<float>(room, w->attention ? entries : 0);
     a->sums = piece<double>(room, w->preference ? 2 * items : 0);
@@ -663,6 +779,9 @@ static bool stage_lists(struct cuda *cuda, struct lists *l, struct stages *s) {
     device_copy(cuda->device, s->args.cuts, cuts, l->cut_count * sizeof *cuts);
     if (l->bin_groups)
         device_zero(cuda->device, s->args.bins, l->bin_groups * BINS * sizeof *s->args.bins);
+    s->joint_bins = l->joint_groups * BINS;
+    if (s->joint_bins)
+        device_zero(cuda->device, s->args.joint_bins, s->joint_bins * sizeof(uint32_t));
     return true;
 }
 
@@ -670,8 +789,7 @@ static bool open_stages(struct cuda *cuda, const struct kern_evict *due, int cou
                         struct stages *s) {
     s->count = count;
     struct lists l = make_lists(cuda, due, count, &s->wants);
-    s->blocks = l.blocks;
-    s->second_blocks = l.second_blocks;
+    memcpy(s->blocks, l.blocks, sizeof s->blocks);
     measure_stages(cuda, &l, s);
     struct pieces room = {};
     place_stages(cuda, &l, &room, s);
@@ -690,13 +808,32 @@ static void select(struct cuda *cuda, const struct stages &s, enum which which) 
         {FIELD_KEY, 21, 11}, {FIELD_KEY, 10, 11}, {FIELD_KEY, 0, 10},    {FIELD_POS, 20, 11},
         {FIELD_POS, 9, 11},  {FIELD_POS, 0, 9},   {FIELD_STREAM, 9, 11}, {FIELD_STREAM, 0, 9}};
     const size_t shared = (BINS + THREADS / 32 + 1) * sizeof(uint32_t);
-    unsigned blocks = which == WHICH_FIRST    ? s.blocks
-                      : which == WHICH_SECOND ? s.second_blocks
-                                              : (unsigned)cuda->pages.streams;
-    dim3 grid(blocks, (unsigned)s.count);
-    for (const struct pass &pass : passes)
-        LAUNCH(cuda->device, k_select, grid, THREADS, shared, s.args, pass, &pass == passes,
-               (int)which);
+    dim3 grid(s.blocks[which], (unsigned)s.count);
+    for (const struct pass &pass : passes) {
+        LAUNCH(cuda->device, k_select, grid, THREADS, shared, s.args, pass, &pass == passes, which);
+        if (which != WHICH_FIRST || !s.wants.joint) continue;
+        join_reduce(cuda, s.args.joint_bins, s.joint_bins, COMM_U32, COMM_SUM);
+        LAUNCH(cuda->device, k_pick, grid, THREADS, shared, s.args, pass, &pass == passes);
+    }
+}
+
+/* With a cap, again without the ranks that have reached it, until none does: every time one more,
+ * so at most as often as there are ranks. The host waits; all ranks read the same. */
+static void cap_groups(struct cuda *cuda, const struct stages &s) {
+    dim3 grid(s.blocks[WHICH_FIRST], (unsigned)s.count);
+    uint32_t changed = 1;
+    for (int turn = 0; turn < cuda->comm->ranks && changed; turn++) {
+        device_zero(cuda->device, s.args.changed, sizeof changed);
+        share_count(cuda, s.args);
+        LAUNCH(cuda->device, k_cap, grid, 1, 0, s.args);
+        join_reduce(cuda, s.args.changed, 1, COMM_U32, COMM_MAX);
+        (void)device_download(cuda->device, &changed, s.args.changed, sizeof changed);
+        if (!changed) break;
+        LAUNCH(cuda->device, k_reopen, grid, 1, 0, s.args, false);
+        select(cuda, s, WHICH_FIRST);
+    }
+    LAUNCH(cuda->device, k_reopen, grid, 1, 0, s.args, true);
+    select(cuda, s, WHICH_OWN);
 }
 
 static size_t compact_shared(const struct cuda *cuda) {
@@ -721,17 +858,21 @@ static void score(struct cuda *cuda, struct stages *s) {
 
 /* Who stays. */
 static void choose(struct cuda *cuda, const struct stages &s) {
-    if (s.wants.layers) share_layers(cuda, s.args, s.count, s.wants.density);
+    const struct wants *w = &s.wants;
+    if (w->layers) share_layers(cuda, s.args, s.count, w->preference, w->density);
     select(cuda, s, WHICH_FIRST);
-    if (!s.wants.floor) return;
+    if (w->cap) cap_groups(cuda, s);
+    if (!w->floor) return;
+    share_count(cuda, s.args);
     share_floor(cuda, s.args, s.count);
     select(cuda, s, WHICH_SECOND);
 }
 
 /* All at once, or one that may share pages with others or has classes, whose rooms are large. */
-static void evict(struct cuda *cuda, const struct kern_evict *due, int count, bool shared) {
+static int evict(struct cuda *cuda, const struct kern_evict *due, int count, bool shared) {
     struct stages s = {};
-    if (!open_stages(cuda, due, count, &s)) return;
+    int rc = join_agree(cuda, open_stages(cuda, due, count, &s) ? 0 : ERR_NOMEM);
+    if (rc) return rc;
     unsigned states = (unsigned)s.args.streams.state_count;
     score(cuda, &s);
     choose(cuda, s);
@@ -749,12 +890,13 @@ static void evict(struct cuda *cuda, const struct kern_evict *due, int count, bo
     LAUNCH(cuda->device, k_compact, states, COMPACT_THREADS, compact_shared(cuda), s.args);
     for (int i = 0; i < count; i++) {
         struct slot *slot = &cuda->slots[due[i].slot];
-        int64_t most = (int64_t)cuda->pages.streams * due[i].keep;
+        int64_t most = (int64_t)model_streams(cuda) * due[i].keep; /* all of them may be here */
         slot->measured = true;
         int32_t members = kern_members_max(due[i].rule, due[i].keep);
         if (slot->entries_most > most) slot->entries_most = most;
         if (slot->members_each < members) slot->members_each = members;
     }
+    return 0;
 }
 
 static bool goes_alone(const struct cuda *cuda, const struct kern_evict *due) {
@@ -763,12 +905,13 @@ static bool goes_alone(const struct cuda *cuda, const struct kern_evict *due) {
 
 /* Runs of the others go together. */
 static int evict_all(struct cuda *cuda, const struct kern_evict *due, int count) {
-    for (int i = 0, n; i < count; i += n) {
+    int rc = 0;
+    for (int i = 0, n; i < count && !rc; i += n) {
         bool alone = goes_alone(cuda, &due[i]);
         for (n = 1; !alone && i + n < count && !goes_alone(cuda, &due[i + n]);) n++;
-        evict(cuda, &due[i], n, cuda->slots[due[i].slot].shared);
+        rc = evict(cuda, &due[i], n, cuda->slots[due[i].slot].shared);
     }
-    return 0;
+    return rc;
 }
 
 /* ---- Traces: for tests and reports of what went, not for speed --------------------------------
@@ -820,7 +963,7 @@ static void subtract(const struct held *was, const struct held *is, int streams,
 
 static int evict_traced(struct cuda *cuda, const struct kern_evict *due) {
     struct held was = {}, is = {};
-    int rc = read_held(cuda, due->slot, &was);
+    int rc = join_agree(cuda, read_held(cuda, due->slot, &was));
     if (!rc) rc = evict_all(cuda, due, 1);
     if (!rc) rc = cache_sync(cuda);
     if (!rc) rc = read_held(cuda, due->slot, &is);
@@ -844,5 +987,6 @@ int op_evict(struct kern *kern, const struct kern_evict *due, int count) {
         rc = n ? evict_all(cuda, &due[i], n) : evict_traced(cuda, &due[i]);
         if (n == 0) n = 1;
     }
+    if (rc) (void)cache_sync(cuda); /* it is said here, and not again */
     return rc;
 }

@@ -69,7 +69,9 @@ struct item {
 struct streams_args {
     struct pages pages;
     const struct subject *subjects;
-    struct stream_state *states;
+    struct stream_state *states; /* of this rank's streams */
+    struct stream_state *all;    /* [ranks][state_count], of which they are a part; see tell_all */
+    int32_t ranks, rank;
     struct item *items;
     int32_t *item_count;
     int32_t stream_offset; /* added to stream_first: a layer's streams */
@@ -79,11 +81,22 @@ struct streams_args {
 
 /* Fills the states; work is the number of chunks. `most`: streams of the largest subject. */
 void streams_find(struct cuda *cuda, const struct streams_args &args, int subjects, int most);
+/* All ranks' states to every rank: what is shared and cut between streams of several ranks is
+ * decided by each of them from the same numbers. */
+void streams_tell(struct cuda *cuda, const struct streams_args &args);
 /* Lists the work of all states, and gives each its first entry. */
 void streams_plan(struct cuda *cuda, const struct streams_args &args);
 void streams_room(struct pieces *room, struct streams_args *args); /* places for its results */
 /* Chunks that streams with so many entries can have together. */
 int64_t streams_items_max(int64_t streams, int64_t entries, int64_t longest);
+
+/* What is known of a stream of the model: `first` is the state of its subject's first stream. */
+static __device__ __forceinline__ const struct stream_state &
+model_state(const struct streams_args &a, int first, int layer, int head) {
+    const struct pages &p = a.pages;
+    int64_t owner = shard_owner(a.ranks, p.heads_model, head);
+    return a.all[owner * a.state_count + first + layer * p.heads_kv + head % p.heads_kv];
+}
 
 /* ---- Attention: observe.cu --------------------------------------------------------------------
  */
@@ -129,6 +142,7 @@ struct look_args {
     float *out;                /* LOOK_MASS with classes: attention's answers, of all rows */
     int queries_max, vectors_max, parts_max;
     int heads_q, group;
+    int query, queries;  /* of a group, those that this rank answers */
     int window;          /* keys so far behind a query are masked; 0: none */
     bool plain, classes; /* are there looks of either kind? */
     float scale;         /* of logits, times log2(e) */
@@ -156,12 +170,17 @@ struct cut {
     uint32_t done;   /* all of them */
     uint32_t blocks; /* that have added to the histogram of this pass */
     uint32_t room;   /* what `wanted` was */
+
+    /* Ranks that have reached rank_cap: bit r. They keep `limit` of their own, and the others
+     * compete for `open` places; see cap_groups. */
+    uint32_t capped, limit, open;
 };
 
 /* How the entries of one sequence compete, once; blocks per group. */
 struct contest {
     int32_t group_streams, groups, group_blocks; /* groups 0: not at all */
-    int64_t first_cut, first_bins;
+    int32_t joint;                               /* with those of other ranks */
+    int64_t first_cut, first_bins;               /* bins: of `bins`, or `joint_bins` */
 };
 
 /* One sequence that evicts, beside its subject. */
@@ -174,6 +193,7 @@ struct due {
     int32_t members_max;          /* kern_members_max */
     struct contest first, second; /* second: with a floor, when streams know their places */
     struct contest reach;         /* with classes: who may join one */
+    struct contest own;           /* the first without other ranks: if this one has been capped */
     int64_t first_part;           /* in the array of parts */
 };
 
@@ -182,9 +202,14 @@ struct evict_args {
     const struct due *due;
     struct cut *cuts;
     uint32_t *bins;           /* [groups of several blocks][BINS], zero before every pass */
-    struct share_part *parts; /* [dues][layers + streams] */
-    float *fresh;             /* [entries]: what candidates will remember */
-    double *sums;             /* [items][2]: of LOOK_PREFERENCE */
+    uint32_t *joint_bins;     /* [joint groups][BINS], likewise */
+    struct share_part *parts; /* [dues][layers + the model's streams] */
+    uint32_t *changed;        /* ranks have been capped */
+    uint32_t own; /* this rank's bit in struct cut: of the one that speaks for its heads */
+    bool speaks;  /* its entries count, where those of all ranks are counted */
+    float cap;
+    float *fresh; /* [entries]: what candidates will remember */
+    double *sums; /* [items][2]: of LOOK_PREFERENCE */
 
     /* Redundancy and merging, one per entry; nulls when no rule wants them. */
     float *norm, *alike;
@@ -202,17 +227,25 @@ struct evict_args {
     int64_t old_max;
 };
 
+/* Of the first contest. */
+static __device__ __forceinline__ const struct cut &first_cut(const struct evict_args &a,
+                                                              const struct due &d, int stream) {
+    int group = stream / d.first.group_streams;
+    const struct cut &cut = a.cuts[d.first.first_cut + group];
+    return cut.capped & a.own ? a.cuts[d.own.first_cut + group] : cut;
+}
+
 static __device__ __forceinline__ const struct cut &final_cut(const struct evict_args &a,
                                                               const struct due &d, int stream) {
-    const struct contest &c = d.second.groups ? d.second : d.first;
-    return a.cuts[c.first_cut + stream / c.group_streams];
+    if (d.second.groups == 0) return first_cut(a, d, stream);
+    return a.cuts[d.second.first_cut + stream / d.second.group_streams];
 }
 
 static __device__ __forceinline__ uint32_t rank_field(const struct pages &p, int64_t side,
                                                       int stream, int field) {
     if (field == FIELD_KEY) return p.keys[side];
     if (field == FIELD_POS) return (uint32_t)p.pos[side];
-    return STREAM_MASK - (uint32_t)stream;
+    return STREAM_MASK - (uint32_t)pages_model_stream(p, stream);
 }
 
 /* -1, 0, 1: how the entry's first `fields` fields compare with the cut's. */
@@ -241,8 +274,11 @@ void merge_norms(struct cuda *cuda, const struct evict_args &args);
  */
 
 /* Weights of layers where they are taken now, and the places of what competes first. */
-void share_layers(struct cuda *cuda, const struct evict_args &args, int count, bool density);
-/* The places of streams, from how many of their entries are among the best. */
+void share_layers(struct cuda *cuda, const struct evict_args &args, int count, bool preference,
+                  bool density);
+/* How many of each stream's entries are among the best of its pool; every rank knows of all. */
+void share_count(struct cuda *cuda, const struct evict_args &args);
+/* The places of streams, from that. */
 void share_floor(struct cuda *cuda, const struct evict_args &args, int count);
 
 /* ---- Merging: merge.cu ------------------------------------------------------------------------

@@ -46,12 +46,15 @@ static int load_heads(struct cuda *cuda, struct kern_gate *gate,
     return gate->last && gate->bias ? 0 : ERR_NOMEM;
 }
 
-int op_gate_load(struct kern *kern, const struct kern_gate_spec *spec, struct kern_gate **out,
+int op_gate_load(struct kern *kern, const struct kern_gate_spec *whole, struct kern_gate **out,
                  struct fault *fault) {
     struct cuda *cuda = cuda_of(kern);
+    struct kern_gate_spec own = *whole;
+    const struct kern_gate_spec *spec = &own;
     CHECK(spec->width > 0 && spec->d_model > 0 && spec->heads_kv > 0);
     CHECK(spec->embeddings == 1 || spec->embeddings == spec->heads_kv);
     CHECK(!spec->w2 || spec->embeddings == 1);
+    shard_gate(cuda->comm, &own);
     struct kern_gate *gate = static_cast<struct kern_gate *>(mem_try_alloc(1, sizeof *gate));
     if (!gate) return fault_set(fault, ERR_NOMEM, "", "no memory for a gate");
     gate->width = spec->width;

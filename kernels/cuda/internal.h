@@ -4,18 +4,26 @@
 
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/pages.cuh"
+#include "kernels/shard.h"
 
 #define GROUP_MAX    16  /* query heads per KV head: rows of one mma tile */
 #define RING_SIZES   4   /* rings hold 8, 16, 32 or 64 queries */
 #define RINGS_SPARE  16  /* of a size, kept for the next slot */
 #define PREFILL_ROWS 128 /* packed rows (token, query head of the group) of a prompt's tile */
+#define PARTS_MAX    4   /* of a joined weight */
 
-/* Row-major [rows][cols], the layout of the file. */
+/* Row-major [rows][cols], the layout of the file; of several ranks each has its part. */
 struct kern_weight {
     void *data;
     float *scale;          /* device, [rows]: E4M3, else NULL */
     enum kern_dtype dtype; /* BF16 or E4M3, or F32 for everything else */
     int64_t rows, cols;
+
+    enum kern_shard shard;
+    int64_t rows_model; /* of all ranks */
+    int parts;
+    struct shard_range part[PARTS_MAX]; /* the outputs of each that are here, in the model's */
+    float *bias;                        /* room for theirs, of a bias for all; NULL: it is that */
 };
 
 /* Device memory that only grows; contents do not survive. */
@@ -92,9 +100,12 @@ struct cuda {
     struct kern base; /* first: a struct kern * is a struct cuda * */
     struct kern_ops ops;
     struct device *device;
-    struct kern_cache_options options;
+    const struct comm *comm;           /* of one rank: comm_none */
+    struct shard_heads shard;          /* this rank's, once the cache is open */
+    struct kern_cache_options options; /* with its heads alone */
     bool has_cache;
-    bool eager; /* no graphs */
+    bool eager;               /* no graphs: nor are there any with several ranks, see README.md */
+    int64_t summed, gathered; /* most outputs of a weight whose products ranks sum, or gather */
     struct pages pages;
     struct slot *slots;
     struct step step;
@@ -116,7 +127,8 @@ struct cuda {
     float *freq;        /* device, [head_dim / 2] */
     struct room angles; /* [rows][head_dim]: cosines, then sines */
 
-    struct room narrow; /* activations of a product, in its weight's numbers */
+    struct room narrow;  /* activations of a product, in its weight's numbers */
+    struct room partial; /* products that other ranks have parts of */
     /* What the last norm or activation wrote, rounded to bf16 by the same launch, so that the
      * product that follows at once need not: nothing was queued since `at`. */
     struct {
@@ -149,6 +161,14 @@ static inline int cuda_group(const struct cuda *cuda) {
  * What it held is gone. */
 void *room_take(struct cuda *cuda, struct room *room, size_t bytes);
 
+/* cuda.cu: what ranks do together; of one rank, nothing. All make the same calls, whatever has
+ * failed before, so that nobody waits: a rank that cannot go on loses its device, and the others
+ * theirs. */
+void join_reduce(struct cuda *cuda, void *x, size_t count, enum comm_type type, enum comm_op op);
+void join_gather(struct cuda *cuda, void *x, size_t bytes);
+/* The lowest code of all ranks, at once: before anything is taken that only some may get. */
+int join_agree(struct cuda *cuda, int code);
+
 /* cache.cu */
 int op_cache_open(struct kern *kern, const struct kern_cache_options *options, struct fault *fault);
 void op_cache_info(enum kern_dtype dtype, int head_dim, struct kern_cache_info *info);
@@ -172,7 +192,8 @@ int cache_sync(struct cuda *cuda);
 /* The batch on the device: what begin_step left when it is the same one. */
 const struct step *step_of(struct cuda *cuda, const struct kern_batch *batch);
 
-/* Makes ERR_FULL stick if state->need is more than there are free pages; need is 0 afterwards. */
+/* Makes ERR_FULL stick if state->need is more than there are free pages, on any rank; need is 0
+ * afterwards. */
 void cache_decide(struct cuda *cuda);
 
 /* snapshot.cu */
@@ -258,6 +279,8 @@ int op_weight_load(struct kern *kern, const struct kern_matrix *parts, int part_
 void op_weight_free(struct kern *kern, struct kern_weight *weight);
 void op_matmul(struct kern *kern, float *y, const float *x, const struct kern_weight *weight,
                const float *bias, int rows, enum kern_matmul_mode mode);
+/* Takes the room that products of so many rows need of other ranks' parts; ERR_NOMEM. */
+int matmul_reserve(struct cuda *cuda, int rows);
 
 /* gate.cu */
 int op_gate_load(struct kern *kern, const struct kern_gate_spec *spec, struct kern_gate **out,

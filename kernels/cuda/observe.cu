@@ -563,6 +563,8 @@ static void mass_measure(const struct cuda *cuda, const struct kern_batch *batch
     args->streams.state_count = mass->count * o->heads_kv;
     args->group = cuda_group(cuda);
     args->heads_q = o->heads_q;
+    args->query = cuda->shard.query_first;
+    args->queries = cuda->shard.queries;
     args->vectors_max = args->queries_max * args->group;
     args->parts_max = 1;
 }

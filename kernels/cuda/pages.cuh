@@ -45,6 +45,8 @@ struct pages_state {
     unsigned long long need;       /* pages that the step about to be appended wants */
     int32_t error;                 /* enum err; 0 = none */
     int32_t pad;
+    long long verdict;       /* the lowest error of all ranks, when they ask before they take */
+    unsigned long long hits; /* groups of an eviction in which some rank was held to rank_cap */
 };
 
 /* By value to every kernel. */
@@ -66,6 +68,7 @@ struct pages {
     int64_t count;
     int layers, heads_kv, head_dim, streams; /* streams = layers * heads_kv */
     int row_bytes;                           /* of a key or a value */
+    int heads_model, head_first;             /* KV heads of all ranks; the first one here */
     int page_slots;                          /* P */
     int stream_pages;                        /* ceil(max_positions / P) */
     int member_pages;                        /* ceil(max_positions / PAGE_MEMBERS) */
@@ -112,6 +115,11 @@ static __device__ __forceinline__ int32_t *members_length(const struct pages &p,
 
 static __host__ __device__ __forceinline__ int members_pages_for(int count) {
     return (count + PAGE_MEMBERS - 1) / PAGE_MEMBERS;
+}
+
+/* A stream's number in the model. */
+static __device__ __forceinline__ int pages_model_stream(const struct pages &p, int stream) {
+    return stream / p.heads_kv * p.heads_model + p.head_first + stream % p.heads_kv;
 }
 
 static __device__ __forceinline__ char *pages_at(const struct pages &p, int32_t page) {

@@ -34,8 +34,13 @@ static __global__ void k_density(const struct evict_args a) {
     if (threadIdx.x == 0) state.measured[0] = state.length > 1 ? squares / (state.length - 1) : 0;
 }
 
-/* What k_look_add left of the stream's chunks. */
-static __device__ void fold_preference(const struct evict_args &a, struct stream_state &state) {
+/* A thread per state: what k_look_add left of the stream's chunks, for PREFERENCE. */
+static __global__ void k_fold_preference(const struct evict_args a) {
+    int index = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (index >= a.streams.state_count || pages_failed(a.streams.pages)) return;
+    struct stream_state &state = a.streams.states[index];
+    const struct due &d = a.due[state.subject];
+    if (!d.measures || d.rule.layers != KERN_LAYERS_PREFERENCE) return;
     double entropy = 0, variance = 0;
     for (int chunk = 0; chunk < state.work; chunk++) {
         entropy += a.sums[2 * (int64_t)(state.item + chunk)];
@@ -45,23 +50,34 @@ static __device__ void fold_preference(const struct evict_args &a, struct stream
     state.measured[1] = variance;
 }
 
-static __device__ double preference(const struct kern_rule &rule, const struct stream_state *states,
-                                    int heads) {
+/* A layer of a sequence: the model's streams in it, and those that are here. */
+struct layer {
+    const struct streams_args &streams;
+    int first, index; /* state of the sequence's first stream; the layer's number */
+};
+
+static __device__ __forceinline__ const struct stream_state &head_of(const struct layer &l,
+                                                                     int head) {
+    return model_state(l.streams, l.first, l.index, head);
+}
+
+static __device__ double preference(const struct kern_rule &rule, const struct layer &l) {
     double entropy = 0, variance = 0;
-    for (int i = 0; i < heads; i++) {
-        entropy += states[i].measured[0];
-        variance += states[i].measured[1];
+    for (int i = 0; i < l.streams.pages.heads_model; i++) {
+        entropy += head_of(l, i).measured[0];
+        variance += head_of(l, i).measured[1];
     }
     return pow(entropy, 1 / (double)rule.tau1) * pow(variance, 1 / (double)rule.tau2);
 }
 
-static __device__ double density(const struct stream_state *states, int heads) {
-    double low = states[0].measured[0], high = low, sum = 0;
+static __device__ double density(const struct layer &l) {
+    int heads = l.streams.pages.heads_model;
+    double low = head_of(l, 0).measured[0], high = low, sum = 0;
     for (int i = 0; i < heads; i++) {
-        low = fmin(low, states[i].measured[0]);
-        high = fmax(high, states[i].measured[0]);
+        low = fmin(low, head_of(l, i).measured[0]);
+        high = fmax(high, head_of(l, i).measured[0]);
     }
-    for (int i = 0; i < heads; i++) sum += (states[i].measured[0] - low) / (high - low + 1e-6);
+    for (int i = 0; i < heads; i++) sum += (head_of(l, i).measured[0] - low) / (high - low + 1e-6);
     return exp(-sum / heads); /* divided by their sum when it is shared */
 }
 
@@ -73,41 +89,46 @@ static __device__ double pyramid(const struct kern_rule &rule, int layer, int la
     return __dadd_rn(__dadd_rn(2, -low), -step);
 }
 
-static __device__ float layer_weight(const struct kern_rule &rule,
-                                     const struct stream_state *states, const struct pages &p,
-                                     int layer) {
-    if (rule.layers == KERN_LAYERS_PREFERENCE) return (float)preference(rule, states, p.heads_kv);
-    if (rule.layers == KERN_LAYERS_DENSITY) return (float)density(states, p.heads_kv);
-    return rule.layers == KERN_LAYERS_PYRAMID ? (float)pyramid(rule, layer, p.layers - 1) : 1;
+static __device__ float layer_weight(const struct kern_rule &rule, const struct layer &l) {
+    if (rule.layers == KERN_LAYERS_PREFERENCE) return (float)preference(rule, l);
+    if (rule.layers == KERN_LAYERS_DENSITY) return (float)density(l);
+    if (rule.layers != KERN_LAYERS_PYRAMID) return 1;
+    return (float)pyramid(rule, l.index, l.streams.pages.layers - 1);
 }
 
 /* ---- Places of layers and streams -------------------------------------------------------------
  */
 
 static __device__ void set_places(struct cut *cut, int64_t places) {
-    cut->wanted = cut->room = (uint32_t)places;
+    cut->wanted = cut->room = cut->open = (uint32_t)places;
+}
+
+/* The places of the streams that are here, of a layer's. */
+static __device__ void set_own_places(const struct pages &p, const struct share_part *parts,
+                                      struct cut *cuts) {
+    for (int i = 0; i < p.heads_kv; i++) set_places(&cuts[i], parts[p.head_first + i].part);
 }
 
 /* A layer's places over its heads, evenly; a thread per layer. */
-static __device__ void split_heads(const struct stream_state *states, int heads, int64_t room,
-                                   struct share_part *parts, struct cut *cuts) {
+static __device__ void split_heads(const struct layer &l, int64_t room, struct share_part *parts,
+                                   struct cut *cuts) {
+    int heads = l.streams.pages.heads_model;
     for (int i = 0; i < heads; i++) {
         parts[i] = {};
         parts[i].weight = 1;
-        parts[i].most = states[i].length;
-        parts[i].least = states[i].fixed;
+        parts[i].most = head_of(l, i).length;
+        parts[i].least = head_of(l, i).fixed;
     }
     share_split(parts, heads, room);
-    for (int i = 0; i < heads; i++) set_places(&cuts[i], parts[i].part);
+    set_own_places(l.streams.pages, parts, cuts);
 }
 
 /* A layer as a part of what is not protected. Returns what is. */
-static __device__ int64_t layer_part(const struct stream_state *states, int heads, float weight,
-                                     struct share_part *part) {
+static __device__ int64_t layer_part(const struct layer &l, float weight, struct share_part *part) {
     int64_t fixed = 0, held = 0;
-    for (int i = 0; i < heads; i++) {
-        fixed += states[i].fixed;
-        held += states[i].length;
+    for (int i = 0; i < l.streams.pages.heads_model; i++) {
+        fixed += head_of(l, i).fixed;
+        held += head_of(l, i).length;
     }
     *part = {};
     part->weight = (double)weight;
@@ -123,31 +144,28 @@ static __global__ void k_share_layers(const struct evict_args a) {
     if (pages_failed(p)) return;
     const struct due &d = a.due[blockIdx.x];
     if (d.rule.layers == KERN_LAYERS_UNIFORM) return;
-    struct stream_state *states = a.streams.states + a.streams.subjects[blockIdx.x].state_first;
+    int first = a.streams.subjects[blockIdx.x].state_first;
     struct share_part *layers = a.parts + d.first_part, *heads = layers + p.layers;
     float *weights = p.weights + (int64_t)d.slot * p.layers;
-    if (d.measures && d.rule.layers == KERN_LAYERS_PREFERENCE)
-        for (int i = threadIdx.x; i < p.streams; i += (int)blockDim.x)
-            fold_preference(a, states[i]);
-    __syncthreads();
-    int64_t fixed = 0;
+    int64_t fixed = 0, all = (int64_t)p.layers * p.heads_model * d.keep;
     for (int i = threadIdx.x; i < p.layers; i += (int)blockDim.x) {
-        if (d.measures) weights[i] = layer_weight(d.rule, states + i * p.heads_kv, p, i);
-        fixed += layer_part(states + i * p.heads_kv, p.heads_kv, weights[i], &layers[i]);
+        const struct layer layer = {a.streams, first, i};
+        if (d.measures) weights[i] = layer_weight(d.rule, layer);
+        fixed += layer_part(layer, weights[i], &layers[i]);
     }
     fixed = block_total(fixed, room);
     if (d.rule.pool == KERN_POOL_SEQUENCE) return;
     __syncthreads();
-    if (threadIdx.x == 0) share_split(layers, p.layers, (int64_t)p.streams * d.keep - fixed);
+    if (threadIdx.x == 0) share_split(layers, p.layers, all - fixed);
     __syncthreads();
     for (int i = threadIdx.x; i < p.layers; i += (int)blockDim.x) {
+        const struct layer layer = {a.streams, first, i};
         int64_t places = layers[i].part;
-        const struct stream_state *mine = states + i * p.heads_kv;
-        for (int head = 0; head < p.heads_kv; head++) places += mine[head].fixed;
+        for (int head = 0; head < p.heads_model; head++) places += head_of(layer, head).fixed;
         if (d.rule.pool == KERN_POOL_LAYER)
             set_places(&a.cuts[d.first.first_cut + i], places);
         else
-            split_heads(mine, p.heads_kv, places, heads + i * p.heads_kv,
+            split_heads(layer, places, heads + i * p.heads_model,
                         &a.cuts[d.first.first_cut + i * p.heads_kv]);
     }
 }
@@ -162,9 +180,8 @@ static __global__ void k_count_best(const struct evict_args a) {
     if (pages_failed(p)) return;
     struct stream_state &state = a.streams.states[blockIdx.x];
     const struct due &d = a.due[state.subject];
-    if (d.second.groups == 0) return;
     const int32_t *table = pages_table(p, d.slot, state.stream);
-    const struct cut cut = a.cuts[d.first.first_cut + state.stream / d.first.group_streams];
+    const struct cut cut = first_cut(a, d, state.stream);
     int mine = 0;
     for (int i = threadIdx.x; i < state.length; i += (int)blockDim.x)
         mine += compare_rank(p, pages_side(p, table, i), state.stream, cut, FIELDS) >= 0;
@@ -173,17 +190,19 @@ static __global__ void k_count_best(const struct evict_args a) {
 }
 
 /* Ada-KV, one layer: see kern_rule.floor. */
-static __device__ void floor_by_count(const struct stream_state *states, int heads, double floor,
-                                      int64_t room, struct share_part *parts, struct cut *cuts) {
+static __device__ void floor_by_count(const struct layer &l, double floor, int64_t room,
+                                      struct share_part *parts, struct cut *cuts) {
+    int heads = l.streams.pages.heads_model;
     double even = __ddiv_rn((double)room, heads);
     for (int i = 0; i < heads; i++) {
+        const struct stream_state &state = head_of(l, i);
         parts[i] = {};
         parts[i].weight =
-            __dadd_rn(__dmul_rn(__dadd_rn(1, -floor), states[i].best), __dmul_rn(floor, even));
-        parts[i].most = states[i].length;
+            __dadd_rn(__dmul_rn(__dadd_rn(1, -floor), state.best), __dmul_rn(floor, even));
+        parts[i].most = state.length;
     }
     share_split(parts, heads, room);
-    for (int i = 0; i < heads; i++) set_places(&cuts[i], parts[i].part);
+    set_own_places(l.streams.pages, parts, cuts);
 }
 
 /* Block (due): the places of every stream by itself. */
@@ -192,20 +211,19 @@ static __global__ void k_share_floor(const struct evict_args a) {
     if (pages_failed(p)) return;
     const struct due &d = a.due[blockIdx.x];
     if (d.second.groups == 0) return;
-    const struct stream_state *states =
-        a.streams.states + a.streams.subjects[blockIdx.x].state_first;
+    int first = a.streams.subjects[blockIdx.x].state_first;
+    const struct stream_state *states = a.streams.states + first;
     struct share_part *parts = a.parts + d.first_part + p.layers;
     struct cut *cuts = a.cuts + d.second.first_cut;
     if (d.rule.pool == KERN_POOL_LAYER) {
-        for (int i = threadIdx.x; i < p.layers; i += (int)blockDim.x) {
-            int at = i * p.heads_kv;
-            floor_by_count(states + at, p.heads_kv, (double)d.rule.floor,
-                           a.cuts[d.first.first_cut + i].room, parts + at, cuts + at);
-        }
+        for (int i = threadIdx.x; i < p.layers; i += (int)blockDim.x)
+            floor_by_count({a.streams, first, i}, (double)d.rule.floor,
+                           a.cuts[d.first.first_cut + i].room, parts + i * p.heads_model,
+                           cuts + i * p.heads_kv);
         return;
     }
-    int64_t all = (int64_t)p.streams * d.keep;
-    int64_t least = (all - a.cuts[d.first.first_cut].room) / p.streams;
+    int64_t streams = (int64_t)p.layers * p.heads_model;
+    int64_t least = (streams * d.keep - a.cuts[d.first.first_cut].room) / streams;
     for (int i = threadIdx.x; i < p.streams; i += (int)blockDim.x) {
         int64_t places = states[i].best + least;
         set_places(&cuts[i], places < states[i].length ? places : states[i].length);
@@ -215,15 +233,23 @@ static __global__ void k_share_floor(const struct evict_args a) {
 /* ---- The host's side --------------------------------------------------------------------------
  */
 
-void share_layers(struct cuda *cuda, const struct evict_args &args, int count, bool density) {
+void share_layers(struct cuda *cuda, const struct evict_args &args, int count, bool preference,
+                  bool density) {
     const size_t room = THREADS / 32 * sizeof(double);
-    if (density)
-        LAUNCH(cuda->device, k_density, (unsigned)args.streams.state_count, THREADS, room, args);
+    unsigned states = (unsigned)args.streams.state_count;
+    if (preference)
+        LAUNCH(cuda->device, k_fold_preference, blocks_for(states, THREADS), THREADS, 0, args);
+    if (density) LAUNCH(cuda->device, k_density, states, THREADS, room, args);
+    streams_tell(cuda, args.streams);
     LAUNCH(cuda->device, k_share_layers, (unsigned)count, THREADS, room, args);
 }
 
-void share_floor(struct cuda *cuda, const struct evict_args &args, int count) {
+void share_count(struct cuda *cuda, const struct evict_args &args) {
     LAUNCH(cuda->device, k_count_best, (unsigned)args.streams.state_count, THREADS,
            THREADS / 32 * sizeof(int), args);
+    streams_tell(cuda, args.streams);
+}
+
+void share_floor(struct cuda *cuda, const struct evict_args &args, int count) {
     LAUNCH(cuda->device, k_share_floor, (unsigned)count, THREADS, 0, args);
 }

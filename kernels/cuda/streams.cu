@@ -57,6 +57,10 @@ void streams_find(struct cuda *cuda, const struct streams_args &args, int subjec
            args);
 }
 
+void streams_tell(struct cuda *cuda, const struct streams_args &args) {
+    join_gather(cuda, args.all, (size_t)args.state_count * sizeof *args.all);
+}
+
 void streams_plan(struct cuda *cuda, const struct streams_args &args) {
     LAUNCH(cuda->device, k_plan, 1, PLAN_THREADS, PLAN_THREADS / 32 * sizeof(int64_t), args);
 }
@@ -68,7 +72,10 @@ int64_t streams_items_max(int64_t streams, int64_t entries, int64_t longest) {
 }
 
 void streams_room(struct pieces *room, struct streams_args *args) {
-    args->states = piece<struct stream_state>(room, (size_t)args->state_count);
+    size_t count = (size_t)args->state_count;
+    if (args->ranks < 1) args->ranks = 1;
+    args->all = piece<struct stream_state>(room, (size_t)args->ranks * count);
+    args->states = args->all ? args->all + (size_t)args->rank * count : NULL;
     args->items = piece<struct item>(room, (size_t)args->items_max);
     args->item_count = piece<int32_t>(room, 1);
 }

@@ -5,7 +5,9 @@
 #include "kernels/cuda/internal.h"
 #include "kernels/number.h"
 
+#define THREADS          256
 #define CONVERT_ELEMENTS ((int64_t)1 << 20) /* at a time, on their way to the device */
+#define GATHER_ROWS      64 /* of a vocabulary's products, which wait here for the other ranks' */
 
 void *room_take(struct cuda *cuda, struct room *room, size_t bytes) {
     if (bytes > room->bytes) {
@@ -47,39 +49,107 @@ const uint16_t *rounded_find(struct cuda *cuda, const float *x, int64_t count) {
 /* ---- Loading --------------------------------------------------------------------------------- */
 
 /* Files say how large a matrix is: all sizes are checked. */
-static int measure(struct kern_weight *w, const struct kern_matrix *parts, int part_count,
-                   struct fault *fault) {
-    w->dtype = parts[0].dtype == KERN_E4M3 ? KERN_E4M3 : KERN_BF16;
+static int check_parts(const struct kern_matrix *parts, int part_count, struct fault *fault) {
+    int64_t rows = 0;
     for (int i = 0; i < part_count; i++) {
         if (parts[i].rows < 1 || parts[i].cols < 1 || parts[i].cols != parts[0].cols ||
             parts[i].rows > INT32_MAX || parts[i].cols > INT32_MAX)
             return fault_set(fault, ERR_UNSUPPORTED, "", "a matrix of %lld x %lld",
                              (long long)parts[i].rows, (long long)parts[i].cols);
         CHECK((parts[i].dtype == KERN_E4M3) == (parts[i].scale != NULL));
-        if (parts[i].dtype != w->dtype) w->dtype = KERN_F32;
-        w->rows += parts[i].rows;
+        rows += parts[i].rows;
     }
-    w->cols = parts[0].cols;
-    if (w->rows > INT32_MAX) return fault_set(fault, ERR_UNSUPPORTED, "", "too many rows");
+    if (rows > INT32_MAX) return fault_set(fault, ERR_UNSUPPORTED, "", "too many rows");
     return 0;
 }
 
-static int upload_wide(struct cuda *cuda, float *to, const struct kern_matrix *part) {
-    int64_t count = part->rows * part->cols;
-    size_t size = kern_dtype_bytes(part->dtype);
-    const float *scale = part->scale;
-    float *slice = static_cast<float *>(mem_try_alloc((size_t)CONVERT_ELEMENTS, sizeof *slice));
+static size_t weight_bytes(const struct kern_weight *w) {
+    return (size_t)w->rows * (size_t)w->cols * kern_dtype_bytes(w->dtype);
+}
+
+static void measure(struct kern_weight *w, const struct kern_matrix *own) {
+    w->dtype = own[0].dtype == KERN_E4M3 ? KERN_E4M3 : KERN_BF16;
+    w->cols = own[0].cols;
+    for (int i = 0; i < w->parts; i++) {
+        if (own[i].dtype != w->dtype) w->dtype = KERN_F32;
+        w->rows += own[i].rows;
+    }
+}
+
+/* This rank's part of each part. */
+static void take_parts(const struct cuda *cuda, struct kern_weight *w,
+                       const struct kern_matrix *parts, int part_count, struct kern_matrix *own) {
+    w->parts = part_count;
+    for (int i = 0; i < part_count; i++) {
+        own[i] = shard_matrix(cuda->comm, &parts[i], w->shard, &w->part[i]);
+        w->part[i].first += w->rows_model;
+        w->rows_model += parts[i].rows;
+    }
+}
+
+/* Rows side by side, in the weight's numbers. */
+static void pack_rows(char *to, enum kern_dtype dtype, const struct kern_matrix *part, int64_t row,
+                      int64_t rows) {
+    size_t from_size = kern_dtype_bytes(part->dtype), size = kern_dtype_bytes(dtype);
+    for (int64_t r = row; r < row + rows; r++, to += (size_t)part->cols * size) {
+        const char *from =
+            static_cast<const char *>(part->data) + (size_t)(r * part->stride) * from_size;
+        float *wide = reinterpret_cast<float *>(to), scale = part->scale ? part->scale[r] : 1;
+        if (dtype == part->dtype)
+            memcpy(to, from, (size_t)part->cols * size);
+        else
+            for (int64_t i = 0; i < part->cols; i++)
+                wide[i] = number_element(from + (size_t)i * from_size, part->dtype) * scale;
+    }
+}
+
+/* Numbers that become wide and rows that lie apart go through a slice of the host's memory. */
+static int upload_part(struct cuda *cuda, char *to, enum kern_dtype dtype,
+                       const struct kern_matrix *part) {
+    size_t row_bytes = (size_t)part->cols * kern_dtype_bytes(dtype);
+    if (dtype == part->dtype && part->stride == part->cols) {
+        device_upload(cuda->device, to, part->data, (size_t)part->rows * row_bytes);
+        return 0;
+    }
+    int64_t most = part->cols < CONVERT_ELEMENTS ? CONVERT_ELEMENTS / part->cols : 1;
+    char *slice = static_cast<char *>(mem_try_alloc((size_t)most, row_bytes));
     if (!slice) return ERR_NOMEM;
-    for (int64_t at = 0; at < count; at += CONVERT_ELEMENTS) {
-        int64_t n = count - at < CONVERT_ELEMENTS ? count - at : CONVERT_ELEMENTS;
-        const char *from = static_cast<const char *>(part->data) + (size_t)at * size;
-        for (int64_t i = 0; i < n; i++)
-            slice[i] = number_element(from + (size_t)i * size, part->dtype) *
-                       (scale ? scale[(at + i) / part->cols] : 1);
-        device_upload(cuda->device, to + at, slice, (size_t)n * sizeof *slice);
+    for (int64_t row = 0, rows; row < part->rows; row += rows) {
+        rows = part->rows - row < most ? part->rows - row : most;
+        pack_rows(slice, dtype, part, row, rows);
+        device_upload(cuda->device, to + (size_t)row * row_bytes, slice, (size_t)rows * row_bytes);
     }
     mem_free(slice);
     return 0;
+}
+
+static float *alloc_floats(struct cuda *cuda, int64_t count) {
+    return static_cast<float *>(device_alloc(cuda->device, (size_t)count * sizeof(float)));
+}
+
+/* False: the device has no memory for all of it. */
+static bool alloc_weight(struct cuda *cuda, struct kern_weight *w) {
+    bool scaled = w->dtype == KERN_E4M3;
+    bool biased = w->shard == KERN_SHARD_ROWS && w->rows < w->rows_model;
+    w->data = device_alloc(cuda->device, weight_bytes(w));
+    if (w->data && scaled) w->scale = alloc_floats(cuda, w->rows);
+    if (w->data && biased) w->bias = alloc_floats(cuda, w->rows);
+    return w->data && (w->scale || !scaled) && (w->bias || !biased);
+}
+
+static int upload_parts(struct cuda *cuda, struct kern_weight *w, const struct kern_matrix *own) {
+    size_t row_bytes = (size_t)w->cols * kern_dtype_bytes(w->dtype);
+    char *to = static_cast<char *>(w->data);
+    float *scale = w->scale;
+    int rc = 0;
+    for (int i = 0; i < w->parts && !rc; i++) {
+        rc = upload_part(cuda, to, w->dtype, &own[i]);
+        to += (size_t)own[i].rows * row_bytes;
+        if (!scale) continue;
+        device_upload(cuda->device, scale, own[i].scale, (size_t)own[i].rows * sizeof *scale);
+        scale += own[i].rows;
+    }
+    return rc ? rc : device_sync(cuda->device);
 }
 
 /* E4M3 products are not for every device and every shape. */
@@ -92,54 +162,39 @@ static int check_e4m3(struct cuda *cuda, const struct kern_weight *w, struct fau
     return device_check_e4m3(cuda->device, w->rows, w->cols, fault);
 }
 
-static int upload_parts(struct cuda *cuda, struct kern_weight *w, const struct kern_matrix *parts,
-                        int part_count) {
-    size_t size = kern_dtype_bytes(w->dtype);
-    char *to = static_cast<char *>(w->data);
-    float *scale = w->scale;
-    int rc = 0;
-    for (int i = 0; i < part_count && !rc; i++) {
-        size_t part_bytes = (size_t)parts[i].rows * (size_t)parts[i].cols * size;
-        if (parts[i].dtype == w->dtype && w->dtype != KERN_F32)
-            device_upload(cuda->device, to, parts[i].data, part_bytes);
-        else
-            rc = upload_wide(cuda, reinterpret_cast<float *>(to), &parts[i]);
-        if (scale) {
-            device_upload(cuda->device, scale, parts[i].scale,
-                          (size_t)parts[i].rows * sizeof *scale);
-            scale += parts[i].rows;
-        }
-        to += part_bytes;
-    }
-    return rc ? rc : device_sync(cuda->device);
+/* Outputs that wait for other ranks'; see matmul_reserve. */
+static void note_width(struct cuda *cuda, const struct kern_weight *w) {
+    if (w->shard == KERN_SHARD_COLS && w->rows > cuda->summed) cuda->summed = w->rows;
+    if (w->shard == KERN_SHARD_VOCAB && w->rows_model > cuda->gathered)
+        cuda->gathered = w->rows_model;
 }
 
 int op_weight_load(struct kern *kern, const struct kern_matrix *parts, int part_count,
                    enum kern_shard shard, struct kern_weight **out, struct fault *fault) {
-    (void)shard; /* one rank */
     struct cuda *cuda = cuda_of(kern);
-    CHECK(part_count >= 1);
+    struct kern_matrix own[PARTS_MAX];
+    CHECK(part_count >= 1 && part_count <= PARTS_MAX);
+    int rc = check_parts(parts, part_count, fault);
+    if (rc) return rc;
     struct kern_weight *w = static_cast<struct kern_weight *>(mem_try_alloc(1, sizeof *w));
     if (!w) return fault_set(fault, ERR_NOMEM, "", "no memory for a weight");
-    int rc = measure(w, parts, part_count, fault);
-    if (!rc) rc = check_e4m3(cuda, w, fault);
+    w->shard = shard;
+    take_parts(cuda, w, parts, part_count, own);
+    measure(w, own);
+    rc = check_e4m3(cuda, w, fault);
     if (rc) {
         mem_free(w);
         return rc;
     }
-    size_t bytes = (size_t)w->rows * (size_t)w->cols * kern_dtype_bytes(w->dtype);
-    w->data = device_alloc(cuda->device, bytes);
-    if (w->data && w->dtype == KERN_E4M3)
-        w->scale =
-            static_cast<float *>(device_alloc(cuda->device, (size_t)w->rows * sizeof *w->scale));
-    bool room = w->data && (w->scale || w->dtype != KERN_E4M3);
-    rc = room ? upload_parts(cuda, w, parts, part_count) : ERR_NOMEM;
+    size_t bytes = weight_bytes(w);
+    rc = alloc_weight(cuda, w) ? upload_parts(cuda, w, own) : ERR_NOMEM;
     if (rc) {
         op_weight_free(kern, w);
         struct device_memory memory = device_memory(cuda->device);
         return fault_set(fault, rc, "", "a weight of %zu MiB: %s; %zu of the device's %zu MiB free",
                          bytes >> 20, err_text(rc), memory.unused >> 20, memory.total >> 20);
     }
+    note_width(cuda, w);
     cuda->has_e4m3 |= w->dtype == KERN_E4M3;
     *out = w;
     return 0;
@@ -148,6 +203,7 @@ int op_weight_load(struct kern *kern, const struct kern_matrix *parts, int part_
 void op_weight_free(struct kern *kern, struct kern_weight *weight) {
     if (!weight) return;
     device_free(cuda_of(kern)->device, weight->data);
+    device_free(cuda_of(kern)->device, weight->bias);
     device_free(cuda_of(kern)->device, weight->scale);
     mem_free(weight);
 }
@@ -178,11 +234,9 @@ static bool narrow_inputs(struct cuda *cuda, const float *x, const struct kern_w
     return true;
 }
 
-void op_matmul(struct kern *kern, float *y, const float *x, const struct kern_weight *weight,
-               const float *bias, int rows, enum kern_matmul_mode mode) {
-    struct cuda *cuda = cuda_of(kern);
-    CHECK(rows >= 0);
-    if (rows == 0) return;
+/* This rank's inputs and outputs. */
+static void multiply(struct cuda *cuda, float *y, const float *x, const struct kern_weight *weight,
+                     const float *bias, int rows, enum kern_matmul_mode mode) {
     struct matmul_args args = {y,
                                x,
                                weight->data,
@@ -197,4 +251,108 @@ void op_matmul(struct kern *kern, float *y, const float *x, const struct kern_we
     if (weight->dtype != KERN_F32 && !narrow_inputs(cuda, x, weight, &args)) return;
     device_matmul(cuda->device, &args);
     if (bias && !args.bias) add_bias(cuda, y, bias, rows, weight->rows);
+}
+
+/* ---- Several ranks --------------------------------------------------------------------------- */
+
+/* The outputs of a joined weight that are here, of a bias for all of them. */
+static const float *own_bias(struct cuda *cuda, const struct kern_weight *w, const float *bias) {
+    float *to = w->bias;
+    if (!bias || !to) return bias;
+    for (int i = 0; i < w->parts; i++) {
+        device_copy(cuda->device, to, bias + w->part[i].first,
+                    (size_t)w->part[i].count * sizeof *to);
+        to += w->part[i].count;
+    }
+    return w->bias;
+}
+
+static size_t gather_stride(const struct cuda *cuda, int64_t outputs) {
+    size_t ranks = (size_t)cuda->comm->ranks;
+    return GATHER_ROWS * (((size_t)outputs + ranks - 1) / ranks);
+}
+
+int matmul_reserve(struct cuda *cuda, int rows) {
+    size_t sums = (size_t)rows * (size_t)cuda->summed;
+    size_t parts = (size_t)cuda->comm->ranks * gather_stride(cuda, cuda->gathered);
+    if (cuda->comm->ranks == 1) return 0;
+    size_t bytes = (sums > parts ? sums : parts) * sizeof(float);
+    return room_take(cuda, &cuda->partial, bytes) ? 0 : ERR_NOMEM;
+}
+
+/* Room that matmul_reserve has taken; a rank without any leaves the others. */
+static float *partial_of(struct cuda *cuda, size_t floats) {
+    float *mem = static_cast<float *>(room_take(cuda, &cuda->partial, floats * sizeof *mem));
+    if (!mem) device_lose(cuda->device);
+    return mem;
+}
+
+static __global__ void k_finish(float *y, const float *sums, const float *bias, int64_t count,
+                                int width, bool add) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= count) return;
+    float sum = bias ? sums[i] + bias[i % width] : sums[i];
+    y[i] = add ? y[i] + sum : sum;
+}
+
+static void multiply_summed(struct cuda *cuda, float *y, const float *x,
+                            const struct kern_weight *w, const float *bias, int rows,
+                            enum kern_matmul_mode mode) {
+    size_t count = (size_t)rows * (size_t)w->rows;
+    float *sums = partial_of(cuda, count);
+    if (sums) multiply(cuda, sums, x, w, NULL, rows, KERN_SET);
+    join_reduce(cuda, sums, count, COMM_F32, COMM_SUM);
+    if (!sums) return;
+    LAUNCH(cuda->device, k_finish, blocks_for((int64_t)count, THREADS), THREADS, 0, y, sums, bias,
+           (int64_t)count, (int)w->rows, mode == KERN_ADD);
+}
+
+struct join_args {
+    float *y;
+    const float *parts; /* [ranks][GATHER_ROWS][the rank's outputs] */
+    int64_t stride, outputs;
+    int32_t ranks, rows;
+};
+
+/* A thread per output; blocks (part, row). */
+static __global__ void k_join(const struct join_args a) {
+    int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, row = blockIdx.y;
+    int rank = 0;
+    if (at >= a.outputs) return;
+    while (a.outputs * (rank + 1) / a.ranks <= at) rank++;
+    int64_t first = a.outputs * rank / a.ranks, end = a.outputs * (rank + 1) / a.ranks;
+    a.y[row * a.outputs + at] = a.parts[rank * a.stride + row * (end - first) + at - first];
+}
+
+/* Rank 0 puts the parts of each row side by side. */
+static void multiply_gathered(struct cuda *cuda, float *y, const float *x,
+                              const struct kern_weight *w, int rows) {
+    size_t stride = gather_stride(cuda, w->rows_model), ranks = (size_t)cuda->comm->ranks;
+    float *parts = partial_of(cuda, ranks * stride);
+    float *own = parts ? parts + (size_t)cuda->comm->rank * stride : NULL;
+    for (int row = 0; row < rows; row += GATHER_ROWS) {
+        int count = rows - row < GATHER_ROWS ? rows - row : GATHER_ROWS;
+        if (own) multiply(cuda, own, x + row * w->cols, w, NULL, count, KERN_SET);
+        join_gather(cuda, parts, stride * sizeof *parts);
+        if (!parts || cuda->comm->rank > 0) continue;
+        const struct join_args args = {y + row * w->rows_model, parts,      (int64_t)stride,
+                                       w->rows_model,           (int)ranks, count};
+        LAUNCH(cuda->device, k_join, dim3(blocks_for(w->rows_model, THREADS), (unsigned)count),
+               THREADS, 0, args);
+    }
+}
+
+void op_matmul(struct kern *kern, float *y, const float *x, const struct kern_weight *weight,
+               const float *bias, int rows, enum kern_matmul_mode mode) {
+    struct cuda *cuda = cuda_of(kern);
+    CHECK(rows >= 0);
+    if (rows == 0) return;
+    if (cuda->comm->ranks > 1 && weight->shard == KERN_SHARD_COLS) {
+        multiply_summed(cuda, y, x, weight, bias, rows, mode);
+    } else if (cuda->comm->ranks > 1 && weight->shard == KERN_SHARD_VOCAB) {
+        CHECK(!bias && mode == KERN_SET);
+        multiply_gathered(cuda, y, x, weight, rows);
+    } else {
+        multiply(cuda, y, x, weight, own_bias(cuda, weight, bias), rows, mode);
+    }
 }

@@ -27,6 +27,7 @@ struct device {
     std::vector<struct place> places;
     size_t placed; /* places of this region */
     struct graphs graphs;
+    const struct comm *watched;
     int failed;
     bool lost; /* for good */
 };
@@ -43,14 +44,17 @@ static void expect_bound(const struct device *device) {
     abort();
 }
 
+void device_lose(struct device *device) {
+    if (device->watched && !device->lost) device->watched->ops->abort(device->watched);
+    device->lost = true;
+    device_failed(device, ERR_DEVICE);
+}
+
 /* Looked at where a GPU would be found lost: before work, and when waiting for it. */
 static bool lost(struct device *device) {
     expect_bound(device);
     static const char *const path = getenv("KEEPD_EMU_LOST");
-    if (path && !device->lost && access(path, F_OK) == 0) {
-        device->lost = true;
-        device_failed(device, ERR_DEVICE);
-    }
+    if (path && !device->lost && access(path, F_OK) == 0) device_lose(device);
     return device->lost;
 }
 
@@ -224,6 +228,28 @@ void device_failed(struct device *device, int code) {
 
 bool device_runs(struct device *device) {
     return !lost(device);
+}
+
+/* Everything has happened when it was queued. */
+void device_mark(struct device *device, int) {
+    graph_settle(&device->graphs, device);
+    expect_bound(device);
+}
+
+void device_await(struct device *device, const struct device *, int) {
+    expect_bound(device);
+}
+
+bool device_reaches_others() {
+    return true;
+}
+
+void *device_stream(struct device *) {
+    return nullptr;
+}
+
+void device_watch(struct device *device, const struct comm *comm) {
+    device->watched = comm;
 }
 
 void device_overlap(struct device *, bool) {} /* kernels are held to its rules all the same */
