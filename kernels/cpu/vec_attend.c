@@ -62,7 +62,7 @@ static bool side_by_side(struct set set) {
 /* Lays sixteen queries side by side, in place. */
 static void pack_set(struct room *room, struct set set) {
     float *q = room->q + set.first * room->width, *packed = room->k; /* no keys yet: as large */
-    pack_many(packed, q, room->width, set.lanes, room->width);
+    pack_many(packed, &(struct rows){q, room->width, room->width, KERN_F32}, set.lanes);
     memcpy(q, packed, (size_t)(MANY * room->width) * sizeof *q);
 }
 

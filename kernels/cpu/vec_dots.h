@@ -108,15 +108,33 @@ static inline int padded(int dim) {
     return (dim + 15) / 16 * 16;
 }
 
-/* packed[d * MANY + l] = q[l * stride + d] for d below padded(dim), 0 where there is none. */
-static inline void pack_many(float *packed, const float *q, int64_t stride, int lanes, int dim) {
-    for (int d = 0; d < dim; d += 16) {
-        v16 column[16];
-        for (int l = 0; l < 16; l++)
-            column[l] = l < lanes ? v16_load_row(q, l * stride + d, dim - d, KERN_F32) : v16_set(0);
-        v16_transpose(column);
-        for (int i = 0; i < 16; i++) v16_store(packed + (d + i) * MANY, column[i]);
-    }
+/* Sixteen elements from `d` on of `count` rows. */
+SIMD void pack_columns(float *packed, const struct rows *rows, const int count, int d, int left,
+                       const enum kern_dtype dtype) {
+    v16 column[MANY];
+    _Pragma("GCC unroll 16") for (int j = 0; j < MANY; j++) column[j] =
+        j < count ? v16_load_row(rows->at, j * rows->stride + d, left, dtype) : v16_set(0);
+    v16_transpose(column);
+    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++)
+        v16_store(packed + (d + i) * MANY, column[i]);
+}
+
+SIMD void pack_typed(float *packed, const struct rows *rows, int count,
+                     const enum kern_dtype dtype) {
+    int d = 0, dim = count == MANY ? rows->dim : 0;
+    for (; d + 16 <= dim; d += 16) pack_columns(packed, rows, MANY, d, 16, dtype);
+    for (; d < rows->dim; d += 16) pack_columns(packed, rows, count, d, rows->dim - d, dtype);
+}
+
+/* packed[d * MANY + j] = row[j][d] of `count` rows for d below padded(dim), 0 where there is none.
+ */
+static inline void pack_many(float *packed, const struct rows *rows, int count) {
+    if (rows->dtype == KERN_F32)
+        pack_typed(packed, rows, count, KERN_F32);
+    else if (rows->dtype == KERN_BF16)
+        pack_typed(packed, rows, count, KERN_BF16);
+    else
+        pack_typed(packed, rows, count, KERN_E4M3);
 }
 
 /* Rows as floats, each of padded(dim) with zeros behind: where they lie if they are that already,
@@ -185,7 +203,7 @@ SIMD void many_rows(const struct many *m, float *out, const int rows) {
     UNROLL for (int j = 0; j < rows; j++) v16_store(out + j * MANY, sum[j]);
 }
 
-/* out[j * MANY + l] = q[l] . row[j], queries packed, rows widened. */
+/* out[j * MANY + l] = q[l] . row[j], queries packed, rows widened; or the other way about. */
 static void dots_many(float *out, const float *packed, const float *rows, int width, int count) {
     struct many m = {packed, rows, width};
     for (; count >= 4; count -= 4, m.rows += 4 * m.width, out += 4 * MANY) many_rows(&m, out, 4);

@@ -4,29 +4,21 @@
 
 #define DIM_MANY 256 /* longer rows meet queries few at a time: the result is the same */
 
-static void put_transposed(float *out, size_t stride, int lanes, const float *score, int count) {
-    v16 column[16];
-    for (int j = 0; j < 16; j++) column[j] = j < count ? v16_load(score + j * MANY) : v16_set(0);
-    v16_transpose(column);
-    for (int l = 0; l < lanes; l++, out += stride) {
-        if (count == 16)
-            v16_store(out, column[l]);
-        else
-            v16_store_n(out, column[l], count);
-    }
-}
-
-/* Up to sixteen queries. */
+/* Up to sixteen queries. It is sixteen rows that lie side by side here: they are read once, and
+ * what comes out lies as it is wanted. */
 static void side_by_side(float *out, size_t stride, const float *q, int lanes, struct rows rows,
                          int count) {
-    float packed[DIM_MANY * MANY], wide[16 * DIM_MANY], score[16 * MANY];
-    pack_many(packed, q, rows.dim, lanes, rows.dim);
+    float packed[DIM_MANY * MANY], wide[MANY * DIM_MANY], score[MANY * MANY];
+    const struct rows queries = {q, rows.dim, rows.dim, KERN_F32};
+    q = widen_rows(&queries, lanes, wide);
     size_t size = (size_t)rows.dim * kern_dtype_bytes(rows.dtype);
-    for (int j = 0; j < count; j += 16) {
-        int n = count - j < 16 ? count - j : 16;
-        dots_many(score, packed, widen_rows(&rows, n, wide), padded(rows.dim), n);
-        put_transposed(out + j, stride, lanes, score, n);
-        rows.at = (const char *)rows.at + 16 * size;
+    for (int j = 0; j < count; j += MANY) {
+        int n = count - j < MANY ? count - j : MANY;
+        pack_many(packed, &rows, n);
+        dots_many(score, packed, q, padded(rows.dim), lanes);
+        for (int l = 0; l < lanes; l++)
+            v16_store_n(out + (size_t)l * stride + j, v16_load(score + l * MANY), n);
+        rows.at = (const char *)rows.at + MANY * size;
     }
 }
 
