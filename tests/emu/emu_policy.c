@@ -303,6 +303,9 @@ static void narrow(struct kern_rule *rule) {
     rule->classes.gamma = 1.5f;
     rule->recent = 8;
 }
+static void apart(struct kern_rule *rule) {
+    rule->merge = KERN_MERGE_NONE;
+}
 static void mass_alone(struct kern_rule *rule) {
     rule->observe.window = 0;
     rule->observe.global = false;
@@ -331,7 +334,7 @@ static const struct method {
     {"adakv", group_max},    {"d2o", merge_code},
     {"ems", as_it_is},       {"ems", unturned},
     {"ems", loose},          {"ems", narrow},
-    {"ems", mass_alone},
+    {"ems", mass_alone},     {"ems", apart},
 };
 #define METHODS ((int)(sizeof methods / sizeof *methods))
 
