@@ -185,10 +185,11 @@ def test_a_full_pool(daemon_of):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [("cuda", "cpu"), ("cpu", "cuda"), ("cuda", "cuda")])
-def test_a_state_file_moves_between_devices(daemon_of, tmp_path, devices):
+@pytest.mark.parametrize("devices, dtype", [(("cuda", "cpu"), "bf16"), (("cpu", "cuda"), "bf16"), (("cuda", "cuda"), "bf16"),
+                                            (("cuda", "cpu"), "fp8"), (("cpu", "cuda"), "fp8")])
+def test_a_state_file_moves_between_devices(daemon_of, tmp_path, devices, dtype):
     """What one wrote the other goes on from; answers are the device's own."""
-    flags = (*POOL, "--state-dir", str(tmp_path), "--state-idle", "0", "--kv-dtype", "bf16")
+    flags = (*POOL, "--state-dir", str(tmp_path), "--state-idle", "0", "--kv-dtype", dtype)
     kv = {"kv": {"budget": 64, "buffer": 8}}
     first = daemon_of(*flags, device=devices[0])
     said, _ = turns(first, 1, **kv)
