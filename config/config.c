@@ -132,7 +132,7 @@ const struct option config_options[] = {
      "are each one's; a conversation stays with its replica."},
     {"tensor-parallel-size", INT, AT(tensor_parallel_size), 1, 8, "1", "N", 0,
      "Ranks that the model is split over, each with its part of the weights and of the cache: 1, 2, "
-     "4 or 8. CPU threads, so far; answers are bitwise those of one rank."},
+     "4 or 8. Each is a GPU of its own, or CPU threads; there answers are bitwise those of one rank."},
     {"kv-rank-cap", INT, AT(kv_rank_cap), 0, 800, "0", "PERCENT", 0,
      "Where entries of different heads compete, the most that one rank keeps of a conversation, in "
      "percent of an even share, 100 or more. 0: no cap, so answers do not depend on the ranks."},

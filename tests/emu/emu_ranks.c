@@ -490,7 +490,8 @@ Test(emu_ranks, ranks_that_cannot_be_are_refused_by_name) {
         cr_assert_str_eq(fault.field, "tensor-parallel-size");
     }
     struct fault fault = {0};
-    cr_assert_eq(cuda_open_ranks(&cuda, 8, false, &kern, &fault), ERR_NOTFOUND);
+    const struct cuda_options beyond = {.device = 64};
+    cr_assert_eq(cuda_open_ranks(&beyond, 8, false, &kern, &fault), ERR_NOTFOUND);
     cr_assert_str_eq(fault.field, "tensor-parallel-size");
     cr_assert_not_null(strstr(fault.text, "8 ranks need a GPU each"), "%s", fault.text);
 }

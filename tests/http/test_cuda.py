@@ -219,6 +219,30 @@ def test_a_replica_for_every_device(daemon_of):
     assert refused.returncode == 78 and "data-parallel-size: replica 1" in refused.stderr, refused.stderr
 
 
+@pytest.mark.slow
+def test_a_model_over_two_devices(daemon_of, tmp_path):
+    """A rank on each: answers depend on the request alone; one lost device ends all; there are no more than devices."""
+    if not EMULATED:
+        pytest.skip("needs two devices")
+    path = tmp_path / "lost"
+    ranks = ("--tensor-parallel-size", "2", "--kv-rank-cap", "125")
+    daemon = start(*POOL, *ranks, env={"KEEPD_EMU_DEVICES": "2", "KEEPD_EMU_LOST": str(path)})
+    assert "cuda-emulated, 2 ranks" in daemon.ready_line
+    kv = {"kv": {**fresh()["kv"], "budget": 32, "buffer": 8}}
+    asked = [STORY * (1 + i) + "What is the code?" for i in range(2)]
+    alone = [content(daemon.chat(text, max_tokens=3, **kv)) for text in asked]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        bodies = [chat_body(text, max_tokens=3, **kv) for text in asked]
+        assert list(pool.map(lambda body: content(daemon.post(CHAT, body)), bodies)) == alone
+    daemon.wait_idle()
+    path.touch()
+    assert daemon.chat(STORY, max_tokens=3).status_code == 500
+    lost_after(daemon, path)
+    refused = subprocess.run([BINARY, "--model", ROOT / "models" / "keepd-nano", "--device", "cuda", *POOL, *ranks],
+                             text=True, capture_output=True, timeout=120)
+    assert refused.returncode != 0 and "2 ranks need a GPU each" in refused.stderr, refused.stderr
+
+
 # --- a device error: a clear answer, then the end, for the service manager to start again ---
 
 
