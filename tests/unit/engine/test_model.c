@@ -244,8 +244,10 @@ static void check_tiny(const char *root, const char *name, const char *path,
     printf("tiny %-10s %-9s kv %-4s: logprob max %.2e rms %.2e\n", name, path,
            replay_kv_name(kv_dtype), worst, rms);
     /* Over the whole vocabulary the worst token of these wide random models is far: rounding only
-     * stored keys and values to bf16, in float64, moves it by 0.16. */
-    cr_assert(worst <= (bar.max > 1e-3 ? 0.5 : bar.max), "%s on %s: %g", name, path, worst);
+     * stored keys and values to bf16, in float64, moves it by 0.16; to e4m3 by sixteen times that.
+     */
+    cr_assert(worst <= (kv_dtype == KERN_F32 ? 1 : 10) * bar.max, "%s on %s: %g", name, path,
+              worst);
     cr_assert(rms <= 5 * bar.rms, "%s on %s: rms %g", name, path, rms);
     mem_free(golden);
     mem_free(logits);
