@@ -64,6 +64,23 @@ Test(emu_alloc, a_ring_that_cannot_be_had_is_one_sequences_trouble) {
     kern->ops->close(kern);
 }
 
+/* The same for several ranks: one rank's failure is everybody's. */
+Test(emu_alloc, ranks_open_or_leave_nothing) {
+    const struct cuda_options cuda = {.device = 0};
+    int failures = 0;
+    for (bool passed = false; !passed; failures += !passed) {
+        struct kern *kern = NULL;
+        struct fault fault = {0};
+        mem_fail_after(failures);
+        int rc = cuda_open_ranks(&cuda, 2, true, &kern, &fault);
+        passed = mem_fail_pending();
+        mem_fail_after(-1);
+        cr_assert_eq(rc, passed ? 0 : ERR_NOMEM, "allocation %d: %d", failures, rc);
+        if (rc == 0) kern->ops->close(kern);
+    }
+    cr_assert(failures > 6, "%d failures", failures);
+}
+
 /* A step of rules that look at attention, with every allocation failing in turn: it works without,
  * or says so; the slot can be released and the pool is whole. */
 Test(emu_alloc, observing_steps_survive_every_failed_allocation) {

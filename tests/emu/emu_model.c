@@ -200,6 +200,47 @@ Test(emu_model, keepd_nano_on_fp8_pages_beside_the_reference) {
     for (int b = 0; b < BACKENDS; b++) close_run(&run[b]);
 }
 
+/* ---- Ranks ----------------------------------------------------------------------------------- */
+
+static struct run open_ranks(int ranks) {
+    struct fault fault = {0};
+    const struct cuda_options cuda = {.device = 0};
+    struct kern *kern;
+    int rc = cuda_open_ranks(&cuda, ranks, true, &kern, &fault);
+    cr_assert_eq(rc, 0, "%d ranks: %s", ranks, fault.text);
+    return open_run(kern);
+}
+
+/* Ranks cut the inputs of two products a layer, so sums differ in their last bits, and now and then
+ * an activation by a bf16 rounding: as far apart as roundings take the logits from float32's, not
+ * further. */
+Test(emu_model, ranks_of_keepd_nano_say_the_same) {
+    const struct kern_rule rule = {
+        .score = KERN_SCORE_RETENTION, .pool = KERN_POOL_SEQUENCE, .sinks = 4, .horizon = 128};
+    struct run one = open_ranks(1);
+    play(&one, &rule);
+    for (int ranks = 2; ranks <= 8; ranks *= 2) {
+        struct run many = open_ranks(ranks);
+        double worst = 0, sum = 0;
+        int count = STEPS * one.vocab;
+        play(&many, &rule);
+        for (int i = 0; i < count; i++) {
+            double off = fabs((double)one.logits[i] - (double)many.logits[i]);
+            cr_assert(!isnan(off), "%d ranks", ranks);
+            worst = off > worst ? off : worst;
+            sum += off * off;
+        }
+        fprintf(stderr,
+                "emu_model: %d ranks: logits differ by at most %.4f, %.4f root mean square\n",
+                ranks, worst, sqrt(sum / count));
+        cr_assert(worst < 0.15 && sqrt(sum / count) < 0.03, "%d ranks: %g, rms %g", ranks, worst,
+                  sqrt(sum / count));
+        cr_assert_eq(many.held, one.held, "%d ranks", ranks);
+        close_run(&many);
+    }
+    close_run(&one);
+}
+
 /* ---- Graphs ---------------------------------------------------------------------------------- */
 
 #define SLOTS_MAX 3
