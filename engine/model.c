@@ -240,7 +240,7 @@ static int load_random_matrix(struct loader *loader, struct kern_matrix *matrice
 static int find_matrix(struct loader *loader, int layer, const struct part *part,
                        enum kern_shard shard, float *scales, struct kern_matrix *out) {
     char name[TENSOR_NAME_MAX];
-    const struct tensor *tensor;
+    const struct tensor *tensor = NULL; /* set where there is no error */
     tensor_name(name, layer, part->suffix);
     int err = find_tensor(loader, name, part->rows, out->cols, &tensor);
     if (err) return err;
