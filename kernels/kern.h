@@ -178,7 +178,7 @@ struct kern_observe {
     bool smooth_first; /* each query's p is smoothed, before `reduce` */
     bool global;       /* with a window, no history: every query's attention is added up besides, as
                           with window 0, to G, with such a group; and S <- max(G sum(S) / sum(G), S), the
-                          sums over the       candidates (EMS) */
+                          sums over the candidates (EMS) */
 };
 
 /* Key redundancy (R-KV, G-KV). khat_i = k_i / (|k_i| + eps), C[i,j] = khat_i . khat_j, C[i,i] = 0;
@@ -208,8 +208,9 @@ enum kern_merge {
  * a record stays: position and gain, its key's length over the centre's. A member's key is gain
  * times the centre's, turned from the centre's position to its own (RoPE); its value is the
  * centre's. The softmax runs over entries and members, and whatever is said of an entry's attention
- * is the sum over its class. A query sees a member when it sees the centre and is not older than
- * the member. The rule adds up attention (window 0 or observe.global); a class's mass is that sum.
+ * is the sum over its class. A query sees a member by the member's own position: it is not older
+ * than the member, and in a window's reach of it. The rule adds up attention (window 0 or
+ * observe.global); a class's mass is that sum.
  *
  * Of the entries that go, each with its members, the best (gamma - 1) keep of a stream by rank look
  * for the candidate j that stays (ties: the newer) with the largest

@@ -333,7 +333,7 @@ static void weigh(const struct view *view, float *out, const float *p, size_t st
  * first from row `row` on. A value is read once for all of them. */
 static void answer(const struct view *view, const struct cpu_mass *mass, int first, int count,
                    int row, const struct cpu_work *work) {
-    size_t size = (size_t)(mass->out_count * view->dim);
+    size_t size = (size_t)mass->out_count * (size_t)view->dim;
     const float *p = work->logits + (size_t)row * work->stride + view->members;
     int32_t sees = mass->stream.length - mass->count + first + 1;
     memset(work->turned, 0, (size_t)count * size * sizeof(float));

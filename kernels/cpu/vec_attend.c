@@ -61,7 +61,8 @@ static bool side_by_side(struct set set) {
 
 /* Lays sixteen queries side by side, in place. */
 static void pack_set(struct room *room, struct set set) {
-    float *q = room->q + set.first * room->width, *packed = room->k; /* no keys yet: as large */
+    float *q = room->q + (int64_t)set.first * room->width,
+          *packed = room->k; /* no keys yet: as large */
     pack_many(packed, &(struct rows){q, room->width, room->width, KERN_F32}, set.lanes);
     memcpy(q, packed, (size_t)(MANY * room->width) * sizeof *q);
 }
@@ -123,8 +124,9 @@ static void raise_most(struct room *room, int l, float most) {
 
 /* Weights of a few lanes, rows of CHUNK. */
 static void meet_few(struct room *room, struct set set, const struct chunk *c) {
-    float *weight = room->weight + set.first * CHUNK;
-    struct dots dots = {weight, CHUNK, room->q + set.first * room->width, room->width, c->k};
+    float *weight = room->weight + (int64_t)set.first * CHUNK;
+    struct dots dots = {weight, CHUNK, room->q + (int64_t)set.first * room->width, room->width,
+                        c->k};
     dots_few(&dots, set.lanes, c->count);
     for (int l = set.first; l < set.first + set.lanes; l++, weight += CHUNK) {
         struct seen seen = seen_of(room, l, c);
@@ -152,7 +154,8 @@ static void mask_many(const struct room *room, struct set set, const struct chun
 static v16 sum_many(const float *weight) {
     v16 sum[CHUNK / 2];
     for (int j = 0; j < 8; j++)
-        sum[j] = v16_add(v16_load(weight + j * MANY), v16_load(weight + (j + 8) * MANY));
+        sum[j] = v16_add(v16_load(weight + (int64_t)j * MANY),
+                         v16_load(weight + (int64_t)(j + 8) * MANY));
     for (int half = 4; half > 0; half /= 2)
         for (int j = 0; j < half; j++) sum[j] = v16_add(sum[j], sum[j + half]);
     return sum[0];
@@ -161,16 +164,16 @@ static v16 sum_many(const float *weight) {
 /* Weights of lanes side by side, [CHUNK][MANY]. A lane that has seen nothing yet has the maximum
  * -inf, whose difference to itself is none: it is taken for the smallest number. */
 static void meet_many(struct room *room, struct set set, const struct chunk *c) {
-    float *weight = room->weight + set.first * CHUNK;
+    float *weight = room->weight + (int64_t)set.first * CHUNK;
     int last = set.first + set.lanes - 1;
-    dots_many(weight, room->q + set.first * room->width, c->k.at, room->width, c->count);
+    dots_many(weight, room->q + (int64_t)set.first * room->width, c->k.at, room->width, c->count);
     if (room->lo[last] > c->entry || room->hi[set.first] < c->entry + c->count)
         mask_many(room, set, c, weight);
     v16 before = v16_load(room->most + set.first), most = before;
-    for (int j = 0; j < c->count; j++) most = v16_max(most, v16_load(weight + j * MANY));
+    for (int j = 0; j < c->count; j++) most = v16_max(most, v16_load(weight + (int64_t)j * MANY));
     v16 top = v16_max(most, v16_set(-FLT_MAX));
     for (int j = 0; j < CHUNK; j++) {
-        float *to = weight + j * MANY;
+        float *to = weight + (int64_t)j * MANY;
         v16_store(to, j < c->count ? v16_exp(v16_sub(v16_load(to), top)) : v16_set(0));
     }
     v16 keep = v16_exp(v16_sub(before, top));
@@ -198,7 +201,7 @@ static void add_values(struct room *room, struct set set, const struct chunk *c,
     for (int l = set.first, n; l < end; l += n) {
         struct seen seen = seen_of(room, l, c);
         int at = set.first * CHUNK + (l - set.first) * (many ? 1 : CHUNK);
-        struct weighing w = {.out = room->acc + l * room->width,
+        struct weighing w = {.out = room->acc + (int64_t)l * room->width,
                              .out_stride = room->width,
                              .keep = room->keep + l,
                              .p = room->weight + at,

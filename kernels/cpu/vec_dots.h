@@ -2,11 +2,13 @@
  * from files compiled per path.
  *
  * A product is sixteen running sums, of the elements d with equal d mod 16 in ascending order,
- * added as v16_sum adds them. There are two ways to that result, the same bit by bit: few    rows
- * as they lie: the sixteen sums fill a vector, one query and row at a time many   sixteen queries
- * side by side, one per lane: the sums are sixteen vectors, added like the same tree, and nothing
- * is ever summed across a vector so it may be chosen by whatever is fastest, and a result never
- * depends on who else is there. */
+ * added as v16_sum adds them. There are two ways to that result, the same bit by bit:
+ *
+ * - few: rows as they lie. The sixteen sums fill a vector, one query and row at a time.
+ * - many: sixteen queries side by side, one per lane. The sums are sixteen vectors, added like the
+ *   same tree, and nothing is ever summed across a vector.
+ *
+ * So it may be chosen by whatever is fastest, and a result never depends on who else is there. */
 #ifndef KEEPD_KERNELS_CPU_VEC_DOTS_H
 #define KEEPD_KERNELS_CPU_VEC_DOTS_H
 

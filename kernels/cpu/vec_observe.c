@@ -17,7 +17,7 @@ static void side_by_side(float *out, size_t stride, const float *q, int lanes, s
         pack_many(packed, &rows, n);
         dots_many(score, packed, q, padded(rows.dim), lanes);
         for (int l = 0; l < lanes; l++)
-            v16_store_n(out + (size_t)l * stride + j, v16_load(score + l * MANY), n);
+            v16_store_n(out + (size_t)l * stride + j, v16_load(score + (int64_t)l * MANY), n);
         rows.at = (const char *)rows.at + MANY * size;
     }
 }

@@ -510,7 +510,7 @@ static void stage_batch(struct cuda *cuda, const struct kern_batch *batch) {
     keep_host_spans(step, batch);
     stage_lists(cuda, &l);
     mem_free(l.mem);
-    mass_stage(cuda, batch);
+    if (!mass_stage(cuda, batch)) step->spans = NULL; /* as without its own lists */
 }
 
 const struct step *step_of(struct cuda *cuda, const struct kern_batch *batch) {
@@ -706,7 +706,9 @@ int op_truncate(struct kern *kern, int slot, int32_t pos) {
     struct cuda *cuda = cuda_of(kern);
     CHECK(cuda->has_cache && slot >= 0 && slot < cuda->options.slots && pos >= 0);
     cache_changes(cuda);
-    int rc = cuda->slots[slot].classes && pos > 0 ? cut_members(cuda, slot, pos) : 0;
+    /* Which of several ranks have members is nobody's to know; all must come to the sums. */
+    bool cuts = pos > 0 && (cuda->slots[slot].classes || cuda->comm->ranks > 1);
+    int rc = cuts ? cut_members(cuda, slot, pos) : 0;
     if (rc) return rc;
     if (cuda->slots[slot].classes && pos == 0) drop_members(cuda, slot, true);
     LAUNCH(cuda->device, k_truncate, (unsigned)cuda->pages.streams, 64, 0, cuda->pages, slot, pos);

@@ -17,7 +17,7 @@ extern "C" {
 #define REPEAT_BYTES    ((size_t)1 << 20)  /* the lists of a step that repeats */
 #define WORKSPACE_BYTES ((size_t)32 << 20) /* what cuBLASLt likes on Hopper */
 #define SHAPES_MAX      256                /* different (n, k, dtype) of a model: a handful */
-#define HEURISTIC_ROWS  64 /* rows that a shape's algorithm is chosen for; see find_algorithm */
+#define HEURISTIC_ROWS  64 /* rows that a shape's algorithm is chosen for; see choose_algorithm */
 #define HEURISTIC_MAX   32
 
 /* A product's algorithm, chosen once per shape. */
@@ -65,9 +65,15 @@ void device_failed(struct device *device, int code) {
         device->failed = code;
 }
 
+static bool asks(const struct device *device) {
+    return device->watched && device->watched->ops->check;
+}
+
 void device_lose(struct device *device) {
     if (device->watched && !device->lost) device->watched->ops->abort(device->watched);
     device->lost = true;
+    if (asks(device)) /* what it has queued ends, so that waiting for it does */
+        (void)device->watched->ops->check(device->watched);
     device_failed(device, ERR_DEVICE);
 }
 
@@ -199,9 +205,29 @@ void *device_alloc(struct device *device, size_t bytes) {
     return NULL;
 }
 
-/* cudaFree waits for the device: nothing queued still uses the memory. */
+/* For `event`, or for all that is queued. A collective that another rank has left never ends, so
+ * the communicator is asked meanwhile; whatever makes the host wait comes here first. */
+static void wait_for(struct device *device, cudaEvent_t event) {
+    cudaError_t error;
+    if (!asks(device) || device->lost) {
+        ok(device, event ? cudaEventSynchronize(event) : cudaStreamSynchronize(device->stream),
+           "waiting for the device");
+        return;
+    }
+    while ((error = event ? cudaEventQuery(event) : cudaStreamQuery(device->stream)) ==
+           cudaErrorNotReady)
+        if (device->watched->ops->check(device->watched)) {
+            device_lose(device);
+            return;
+        }
+    ok(device, error, "waiting for the device");
+}
+
+/* cudaFree waits for the device: nothing queued still uses the memory. It does not ask meanwhile.
+ */
 void device_free(struct device *device, void *mem) {
     graph_settle(&device->graphs, device);
+    if (mem && asks(device)) wait_for(device, NULL);
     if (mem) ok(device, cudaFree(mem), "cudaFree");
 }
 
@@ -259,7 +285,8 @@ void device_upload(struct device *device, void *to, const void *from, size_t byt
         size_t slice = bytes < half ? bytes : half;
         int turn = device->upload_half ^= 1;
         char *pinned = device->upload + (turn ? half : 0);
-        if (!ok(device, cudaEventSynchronize(device->upload_done[turn]), "upload")) return;
+        wait_for(device, device->upload_done[turn]);
+        if (device->lost) return;
         memcpy(pinned, source, slice);
         ok(device, cudaMemcpyAsync(target, pinned, slice, cudaMemcpyHostToDevice, device->stream),
            "upload");
@@ -316,23 +343,15 @@ static void reset_chunks(struct device *device) {
     (void)add_chunk(device, bytes); /* or the next list makes one */
 }
 
-/* A collective that another rank has left never ends, so the communicator is asked meanwhile. */
+/* For all that is queued. */
 static void wait(struct device *device) {
-    cudaError_t error;
-    if (!device->watched || !device->watched->ops->check || device->lost) {
-        ok(device, cudaStreamSynchronize(device->stream), "waiting for the device");
-        return;
-    }
-    while ((error = cudaStreamQuery(device->stream)) == cudaErrorNotReady)
-        if (device->watched->ops->check(device->watched)) {
-            device_lose(device);
-            return;
-        }
-    ok(device, error, "waiting for the device");
+    wait_for(device, NULL);
 }
 
 int device_download(struct device *device, void *to, const void *from, size_t bytes) {
     graph_settle(&device->graphs, device);
+    if (asks(device)) wait(device); /* a copy to pageable memory waits without asking */
+    if (device->lost) return device->failed ? device->failed : ERR_DEVICE;
     ok(device, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, device->stream),
        "download");
     wait(device);

@@ -213,8 +213,8 @@ bool rings_close(struct cuda *cuda); /* those not in use; were there any? */
 int op_prepare(struct kern *kern, int slot, const struct kern_rule *rule);
 /* What the step's rules want of its queries: lists, once a step; queries of a layer, before its
  * attention; their mass, after it, with the answers where entries have classes. `window` is
- * kern_attend_options'. */
-void mass_stage(struct cuda *cuda, const struct kern_batch *batch);
+ * kern_attend_options'. False: no memory for the lists. */
+bool mass_stage(struct cuda *cuda, const struct kern_batch *batch);
 void keep_queries(struct cuda *cuda, int layer, const float *qkv, float scale);
 void add_mass(struct cuda *cuda, int layer, float *out, int window);
 void mass_close(struct cuda *cuda);

@@ -23,7 +23,7 @@
 #define THREADS       256
 #define LOG2_E        1.4426950408889634f
 #define BLOCKS_EACH   2  /* per multiprocessor: what shared memory allows at head_dim 128 */
-#define SMOOTH_MARGIN 32 /* whole pages, and no smoothing reaches further */
+#define SMOOTH_MARGIN 32 /* no smoothing reaches further */
 
 /* ---- Rings ----------------------------------------------------------------------------------- */
 
@@ -456,10 +456,13 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS) k_look_add(const struc
         d.parts = observe.group == KERN_GROUP_EACH && w.look.kind != LOOK_MASS ? a.group : 1;
         d.smooth = w.look.kind == LOOK_WINDOW && observe.smooth_first &&
                    observe.smooth != KERN_SMOOTH_NONE;
-        int margin = d.smooth ? SMOOTH_MARGIN : 0, step = PRODUCT_KEYS - 2 * margin;
+        /* Chunks begin with a page: with pages larger than the margin, up to a page before it. */
+        int slots = a.streams.pages.page_slots, margin = d.smooth ? SMOOTH_MARGIN : 0;
+        int step = PRODUCT_KEYS - 2 * margin;
+        if (slots > SMOOTH_MARGIN && d.smooth) step = PRODUCT_KEYS - margin - slots;
         for (d.from = begin; d.from < end || d.from == begin; d.from += step) {
             d.to = d.from + step < end ? d.from + step : end;
-            work_chunk(w, a, d.from > margin ? d.from - margin : 0);
+            work_chunk(w, a, d.from > margin ? (d.from - margin) / slots * slots : 0);
             add_entries<D, CLASSES>(w, a, d, i);
         }
     }
@@ -598,12 +601,12 @@ static void mass_lists(const struct cuda *cuda, const struct kern_batch *batch,
     }
 }
 
-void mass_stage(struct cuda *cuda, const struct kern_batch *batch) {
+bool mass_stage(struct cuda *cuda, const struct kern_batch *batch) {
     if (!cuda->mass) cuda->mass = static_cast<struct mass *>(mem_must_alloc(1, sizeof *cuda->mass));
     struct mass *mass = cuda->mass;
     *mass = {};
     mass_measure(cuda, batch, mass);
-    if (mass->count == 0) return;
+    if (mass->count == 0) return true;
     size_t count = (size_t)mass->count;
     struct pieces room = {};
     mass_room(cuda, batch->rows, &room, mass);
@@ -619,7 +622,9 @@ void mass_stage(struct cuda *cuda, const struct kern_batch *batch) {
         device_stage(cuda->device, subjects, count * sizeof *subjects));
     mem_free(looks);
     mem_free(subjects);
-    if (!room.base || !mass->args.looks || !mass->args.streams.subjects) *mass = {};
+    if (room.base && mass->args.looks && mass->args.streams.subjects) return true;
+    *mass = {};
+    return false;
 }
 
 void keep_queries(struct cuda *cuda, int layer, const float *qkv, float scale) {

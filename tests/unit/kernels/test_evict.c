@@ -167,8 +167,8 @@ static void random_case(uint64_t seed) {
     static struct held held;
     uint64_t random = seed;
     int layers = 1 + (int)content_random(&random, 3), heads = 1 + (int)content_random(&random, 4);
-    struct cpu_cache cache = open_cache(layers, heads, dims[content_random(&random, 4)],
-                                        dtypes[seed % 3], 1200);
+    struct cpu_cache cache =
+        open_cache(layers, heads, dims[content_random(&random, 4)], dtypes[seed % 3], 1200);
     if (seed % 4 == 0) cache.parallel = scrambled;
     uint32_t salt = (uint32_t)seed * 4 + content_random(&random, 4);
     int32_t tokens = 0;
