@@ -118,6 +118,14 @@ int sched_go_on(struct sched *sched, struct sequence *seq, const struct sched_en
 
 /* ---- Keeping --------------------------------------------------------------------------------- */
 
+/* Several went on from it: it stays, and so does its file when one of them is on disk. */
+static void keep_file(struct sched *sched, uint64_t id) {
+    struct conversation_table *table = &sched->conversations;
+    for (int i = 0; i < table->capacity; i++)
+        if (table->rows[i].replaces == id) table->rows[i].replaces = 0;
+    if (sched->export.replaces == id) sched->export.replaces = 0;
+}
+
 /* The turn a new one came from: once it is superseded, the one before it goes, so that a dialogue
  * keeps its last state and one to retry from. Returns whose file the new one will replace. */
 static uint64_t supersede(struct sched *sched, const struct sequence *seq) {
@@ -127,7 +135,10 @@ static uint64_t supersede(struct sched *sched, const struct sequence *seq) {
     struct conversation *before = conversation_by_id(table, from->origin);
     if (before != NULL && conversation_superseded(before)) sched_drop(sched, before, "superseded");
     conversation_followed(table, from);
-    if (!conversation_superseded(from)) return 0;
+    if (!conversation_superseded(from)) {
+        keep_file(sched, from->id);
+        return 0;
+    }
     if (from->saved == CONVERSATION_UNSAVED) sched_forget_copying(sched, from);
     return file_of(from);
 }

@@ -34,7 +34,9 @@ bool sched_wants_saving(const struct sched *sched, const struct conversation *ro
 
 /* ---- Out ------------------------------------------------------------------------------------- */
 
+/* What the store has already is written: take_saved needs the rest of it. */
 static void cancel_export(struct sched *sched) {
+    if (sched->export.data == NULL) return;
     mem_free(sched->export.data);
     sched->export = (struct sched_export){0};
 }
@@ -125,8 +127,9 @@ static void go_on_exporting(struct sched *sched, size_t most) {
 
 /* The file of a state that was superseded is of no use once its successor is on disk. */
 static void remove_replaced(struct sched *sched, uint64_t id) {
-    const struct conversation *old = conversation_by_id(&sched->conversations, id);
+    struct conversation *old = conversation_by_id(&sched->conversations, id);
     if (id == 0 || (old != NULL && !conversation_superseded(old))) return;
+    if (old != NULL) old->saved = CONVERSATION_UNSAVED; /* somebody may still go on from it */
     (void)store_remove(sched->options.store, id);
 }
 
@@ -258,7 +261,8 @@ bool sched_unsaved(const struct sched *sched) {
 int64_t sched_next_save_ns(const struct sched *sched) {
     const struct conversation_table *table = &sched->conversations;
     int64_t next = INT64_MAX;
-    if (sched->options.store == NULL || !store_can_save(sched->options.store)) return next;
+    if (sched->options.store == NULL || sched->saving_ended) return next;
+    if (!store_can_save(sched->options.store)) return next;
     if (table->count > sched->options.conversations_max) return 0;
     for (int i = 0; i < table->capacity; i++) {
         const struct conversation *row = &table->rows[i];

@@ -258,6 +258,40 @@ Test(state, a_replaced_file_goes_though_its_successor_left_memory) {
     stored_close(&s);
 }
 
+/* A superseded conversation whose file went is written again once somebody else goes on from it. */
+Test(state, what_stays_after_all_is_written_again) {
+    struct stored s;
+    struct engine_kv kv = global(16, 4, 8);
+    stored_open(&s, (struct world_options){.conversations = 9});
+    turn(&s.w, 0, 0, 60, kv);
+    world_save_all(&s.w);
+    cr_assert_eq(turn(&s.w, 1, 60, 80, kv), 60);
+    world_save_all(&s.w);
+    cr_assert_eq(stats_of(&s).files, 1, "nothing was replaced: the test tests nothing");
+    cr_assert_eq(turn(&s.w, 2, 60, 90, kv), 60);
+    world_save_all(&s.w);
+    cr_assert_eq(stats_of(&s).files, 3, "what both went on from is in memory only");
+    stored_close(&s);
+}
+
+/* Two went on from it, so it stays: also when it has left memory before the first is on disk. */
+Test(state, a_file_several_went_on_from_stays) {
+    struct stored s;
+    struct engine_kv kv = global(16, 4, 8);
+    stored_open(&s, (struct world_options){.conversations = 9});
+    turn(&s.w, 0, 0, 60, kv);
+    world_save_all(&s.w);
+    cr_assert_eq(turn(&s.w, 1, 60, 80, kv), 60);
+    cr_assert_eq(turn(&s.w, 2, 60, 90, kv), 60);
+    cr_assert(s.w.sched.conversations.count == 3 && stats_of(&s).files == 1);
+    s.w.sched.options.conversations_max = 1;
+    sched_save(&s.w.sched, clock_ns(), false); /* the first turn is copied out, then both go */
+    cr_assert_eq(s.w.sched.conversations.count, 1);
+    world_save_all(&s.w);
+    cr_assert_eq(stats_of(&s).files, 3, "the only copy was deleted");
+    stored_close(&s);
+}
+
 /* A conversation that cannot be written hands on whose file its successor replaces. */
 Test(state, a_replaced_file_goes_though_one_between_was_never_written) {
     struct stored s;
