@@ -19,6 +19,7 @@
 #include "base/mem.h"
 
 enum { REMOVES_MAX = 64, NAME_BYTES = 32, BUCKETS = STORE_FILES_MAX, PIECE_BYTES = 1 << 22 };
+enum { SYNC_BYTES = 1 << 25 }; /* written from one sync to the next */
 
 /* One file of the directory, as its head tells. */
 struct store_file {
@@ -97,15 +98,26 @@ static bool parse_name(const char *name, const char *suffix, uint64_t *id) {
     return strcmp(name, again) == 0;
 }
 
-/* In pieces, so that a slow disk can be told from one that hangs. */
-static int write_all(struct directory *d, int fd, const char *data, size_t size) {
+static int write_piece(int fd, const char *data, size_t size) {
     while (size > 0) {
-        ssize_t n = write(fd, data, size > PIECE_BYTES ? PIECE_BYTES : size);
+        ssize_t n = write(fd, data, size);
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0) return ERR_IO;
-        atomic_fetch_add(&d->progress, 1);
         data += n;
         size -= (size_t)n;
+    }
+    return 0;
+}
+
+/* In pieces, so that a slow disk can be told from one that hangs; what the page cache takes is no
+ * progress, and one sync at the end would take as long as all of them. */
+static int write_all(struct directory *d, int fd, const char *data, size_t size) {
+    while (size > 0) {
+        size_t piece = size > SYNC_BYTES ? SYNC_BYTES : size;
+        if (write_piece(fd, data, piece) != 0 || fdatasync(fd) != 0) return ERR_IO;
+        atomic_fetch_add(&d->progress, 1);
+        data += piece;
+        size -= piece;
     }
     return 0;
 }
@@ -708,6 +720,7 @@ static bool run_one(struct directory *d) {
         pthread_mutex_unlock(&d->lock);
         unlink_file(d, id, false);
         (void)fsync(d->fd);
+        atomic_fetch_add(&d->progress, 1);
         pthread_mutex_lock(&d->lock);
     } else if ((store = next_store(d, wants_read)) != NULL) {
         store->read.state = READ_RUNNING;
@@ -780,6 +793,15 @@ static void consider(struct conversation_search *search, const struct store_file
     if (usable > 0) note(to, file, usable, hint != 0 && file->head.hint == hint);
 }
 
+/* The hashes of a long prompt take their time: before the lock is taken, unless nobody needs them.
+ */
+static void prepare_search(struct directory *d, struct conversation_search *search) {
+    pthread_mutex_lock(&d->lock);
+    bool any = d->file_count > 0;
+    pthread_mutex_unlock(&d->lock);
+    if (any) (void)conversation_search_hashes(search);
+}
+
 /* Notes the files that serve: by the index those whose prompt is a beginning of the query's, and
  * those that are being written. The lock is held. */
 static void search_files(struct directory *d, struct conversation_search *search, note_file *note,
@@ -816,6 +838,7 @@ uint64_t store_find(struct store *store, const struct conversation_query *query,
     struct directory *d = store->directory;
     struct conversation_search search = {.query = query};
     struct found found = {.store = store, .usable = least};
+    prepare_search(d, &search);
     pthread_mutex_lock(&d->lock);
     search_files(d, &search, note_best, &found);
     struct store_file *file = found.id != 0 ? find_file(d, found.id, false) : NULL;
@@ -836,6 +859,7 @@ static void note_affinity(void *to, const struct store_file *file, int32_t usabl
 void store_affinity(struct store *store, struct conversation_search *search,
                     struct conversation_affinity *of) {
     struct directory *d = store->directory;
+    prepare_search(d, search);
     pthread_mutex_lock(&d->lock);
     search_files(d, search, note_affinity, of);
     pthread_mutex_unlock(&d->lock);

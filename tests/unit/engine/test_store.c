@@ -28,6 +28,8 @@ static bool fails(int error) {
 
 ssize_t __real_write(int fd, const void *data, size_t size);
 ssize_t __wrap_write(int fd, const void *data, size_t size);
+int __real_fdatasync(int fd);
+int __wrap_fdatasync(int fd);
 int __real_fsync(int fd);
 int __wrap_fsync(int fd);
 int __real_renameat(int from_dir, const char *from, int to_dir, const char *to);
@@ -35,6 +37,10 @@ int __wrap_renameat(int from_dir, const char *from, int to_dir, const char *to);
 
 ssize_t __wrap_write(int fd, const void *data, size_t size) {
     return fd > 2 && fails(ENOSPC) ? -1 : __real_write(fd, data, size);
+}
+
+int __wrap_fdatasync(int fd) {
+    return fails(EIO) ? -1 : __real_fdatasync(fd);
 }
 
 int __wrap_fsync(int fd) {
@@ -597,7 +603,7 @@ Test(store, failing_writes_leave_nothing) {
         cr_assert_eq(store_remove(store, 501) + store_remove(store, 502), 0);
         store_close(store);
     }
-    cr_assert_eq(failed, 4, "write, fsync, rename, fsync of the directory");
+    cr_assert_eq(failed, 5, "write, fdatasync, fsync, rename, fsync of the directory");
 }
 
 Test(store, reading_without_memory_is_no_damage) {
