@@ -303,6 +303,13 @@ static struct sock_address address_of(const struct server_options *o) {
     };
 }
 
+/* Whatever is wrong with a passed one, server_bind tells. */
+static bool socket_is_passed(void) {
+    struct fault ignored = {0};
+    int fd = -1;
+    return systemd_listen_fd(&fd, &ignored) == 0 && fd >= 0;
+}
+
 int server_open(const struct server_options *options, struct server **out, struct fault *fault) {
     struct server *server = mem_must_alloc(1, sizeof *server);
     const struct sock_address address = address_of(options);
@@ -316,7 +323,7 @@ int server_open(const struct server_options *options, struct server **out, struc
     server->wake.data = server;
     int rc = set_names(server, options->names, fault);
     if (!rc) rc = check_socket_mode(options->unix_socket_mode, fault);
-    if (!rc) rc = sock_check(&address, fault);
+    if (!rc && !socket_is_passed()) rc = sock_check(&address, fault);
     if (!rc) rc = open_keys(&server->keys, &options->now, NULL, fault);
     if (!rc) rc = read_tls(server, fault);
     if (rc) {

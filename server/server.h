@@ -23,7 +23,7 @@ struct server_timeouts {
     int body;   /* 30,000 and 1 ms per 16 bytes received */
     int stall;  /* 60,000: data is pending and the client takes none */
     int ping;   /* 15,000: comment on a stream without news */
-    int health; /* 60,000: work, but no step */
+    int health; /* 60,000: work, but no progress */
 };
 
 /* What server_reload may change. */
