@@ -77,14 +77,20 @@ static int open_template(const char *dir, const char *file, const char *in_confi
                    fault);
 }
 
+/* As in transformers, one template of its own file hides all of tokenizer_config.json. */
 static int open_templates(const char *dir, const cJSON *config, struct text *text,
                           struct fault *fault) {
-    int code = open_template(dir, "chat_template.jinja", config_template(config, "default"),
-                             &text->chat, &text->source, fault);
+    const char *plain = "chat_template.jinja", *folder = "additional_chat_templates/tool_use.jinja";
+    char plain_path[4096], folder_path[4096];
+    int code = join_path(plain_path, sizeof plain_path, dir, plain, fault);
+    if (code == 0) code = join_path(folder_path, sizeof folder_path, dir, folder, fault);
     if (code != 0) return code;
-    return open_template(dir, "additional_chat_templates/tool_use.jinja",
-                         config_template(config, "tool_use"), &text->tool_chat, &text->tool_source,
+    if (exists(plain_path) || exists(folder_path)) config = NULL;
+    code = open_template(dir, plain, config_template(config, "default"), &text->chat, &text->source,
                          fault);
+    if (code != 0) return code;
+    return open_template(dir, folder, config_template(config, "tool_use"), &text->tool_chat,
+                         &text->tool_source, fault);
 }
 
 int text_open(const char *dir, struct text *text, struct fault *fault) {

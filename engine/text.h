@@ -18,8 +18,8 @@ struct text {
 /* Reads tokenizer.json (or what it replaced, see tok_open_dir), tokenizer_config.json (optional)
  * and the templates where transformers looks for them: the plain one in chat_template.jinja, else
  * tokenizer_config.json's chat_template (a string, or the list's "default"); the one for tools in
- * additional_chat_templates/tool_use.jinja, else the list's "tool_use". Errors name the file. On
- * failure *text is empty. */
+ * additional_chat_templates/tool_use.jinja, else the list's "tool_use". With either file nothing is
+ * taken from tokenizer_config.json. Errors name the file. On failure *text is empty. */
 int text_open(const char *dir, struct text *text, struct fault *fault);
 void text_close(struct text *text);
 

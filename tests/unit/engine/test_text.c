@@ -143,8 +143,18 @@ Test(text, chats_with_tools_have_a_template_of_their_own) {
     cr_assert_eq(mkdir(path, 0700), 0);
     write_text("additional_chat_templates/tool_use.jinja", "file {{ tools[0].type }}");
     open_text(&text);
-    expect_render(&text, hello, "plain");
+    cr_expect_null(text.chat, "a list beside files of their own");
     expect_render(&text, with_tools, "file function");
+    text_close(&text);
+    write_text("chat_template.jinja", "own");
+    open_text(&text);
+    expect_render(&text, hello, "own");
+    expect_render(&text, with_tools, "file function");
+    text_close(&text);
+    snprintf(path, sizeof path, "%s/additional_chat_templates/tool_use.jinja", folder);
+    cr_assert_eq(unlink(path), 0);
+    open_text(&text);
+    expect_render(&text, with_tools, "own");
     text_close(&text);
 }
 
