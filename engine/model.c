@@ -1,5 +1,6 @@
 #include "engine/model.h"
 
+#include <float.h>
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
@@ -120,7 +121,8 @@ static int find_tensor(struct loader *loader, const char *name, int64_t rows, in
         return fault_set(loader->fault, ERR_INVALID, name, "shape is [%s], expected [%s]", found,
                          expected);
     if (!floats_can_read(tensor->dtype) && !(cols && tensor->dtype == TENSOR_E4M3))
-        return fault_set(loader->fault, ERR_UNSUPPORTED, name, "type must be F32, F16 or BF16");
+        return fault_set(loader->fault, ERR_UNSUPPORTED, name, "type must be F32, F16%s",
+                         cols ? ", BF16 or, in a layer, F8_E4M3" : " or BF16");
     *out = tensor;
     return 0;
 }
@@ -157,7 +159,8 @@ static void fill_random(uint64_t *state, uint64_t *words, size_t count, int64_t 
 }
 
 /* The scales of an E4M3 matrix: one for all, or one per output, in the tensor that has its name and
- * "_scale". What is no number is refused here: no backend looks for it. */
+ * "_scale". What is no number, or becomes none with its scale, is refused here: no backend looks
+ * for it. Where only the description is checked, the elements are not read. */
 static int read_scales(struct loader *loader, const char *name, const struct tensor *codes,
                        float *out) {
     char scale_name[TENSOR_NAME_MAX + 8];
@@ -174,10 +177,10 @@ static int read_scales(struct loader *loader, const char *name, const struct ten
                          "expected one number or %zu, F32, F16 or BF16", rows);
     for (size_t i = count; i < rows; i++) out[i] = out[0];
     for (size_t i = 0; i < count; i++)
-        if (!isfinite(out[i]) || out[i] < 0)
+        if (!(out[i] >= 0 && out[i] <= FLT_MAX / QUANTIZE_MOST))
             return fault_set(loader->fault, ERR_INVALID, scale_name, "%g is no scale",
                              (double)out[i]);
-    for (size_t i = 0; i < codes->bytes; i++)
+    for (size_t i = 0; i < codes->bytes && !loader->options->check_only; i++)
         if ((((const uint8_t *)codes->data)[i] & 0x7f) == 0x7f)
             return fault_set(loader->fault, ERR_INVALID, name, "element %zu is not a number", i);
     return 0;
@@ -236,7 +239,6 @@ static int load_random_matrix(struct loader *loader, struct kern_matrix *matrice
 
 #define PARTS_MAX 3
 
-/* Tensors of equal columns joined by rows; `layer` -1 for those outside the layers. */
 static int find_matrix(struct loader *loader, int layer, const struct part *part,
                        enum kern_shard shard, float *scales, struct kern_matrix *out) {
     char name[TENSOR_NAME_MAX];
@@ -253,6 +255,7 @@ static int find_matrix(struct loader *loader, int layer, const struct part *part
     return read_scales(loader, name, tensor, scales);
 }
 
+/* Tensors of equal columns joined by rows; `layer` -1 for those outside the layers. */
 static int load_matrix(struct loader *loader, int layer, const struct part *parts, int count,
                        int64_t cols, enum kern_shard shard, struct kern_weight **out) {
     struct kern_matrix matrices[PARTS_MAX];

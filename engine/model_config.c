@@ -170,6 +170,10 @@ static int check_quantization(const cJSON *root, struct fault *fault) {
     if (!err)
         err = json_str(quantization, "quantization_config", "activation_scheme", &scheme, fault);
     if (err) return err;
+    const cJSON *transform = json_get(quantization, "transform_config");
+    if (transform && !(cJSON_IsObject(transform) && !transform->child))
+        return fault_set(fault, ERR_UNSUPPORTED, "quantization_config.transform_config",
+                         "transformed weights are not supported");
     bool fp8 = strcmp(method, "fp8") == 0 && strcmp(scheme, "dynamic") == 0 &&
                !json_get(quantization, "weight_block_size");
     if (fp8 || (strcmp(method, "compressed-tensors") == 0 && is_compressed_fp8(quantization)))

@@ -213,6 +213,9 @@ static const struct refusal refusals[] = {
      "quantization_config"},
     {COMPRESSED("float-quantized", "channel", "tensor", "false"), ERR_UNSUPPORTED,
      "quantization_config"},
+    {"\"quantization_config\": {\"quant_method\": \"fp8\", \"transform_config\": "
+     "{\"config_groups\": {}}},",
+     ERR_UNSUPPORTED, "quantization_config.transform_config"},
     {"\"quantization\": {\"bits\": 4},", ERR_UNSUPPORTED, "quantization"},
     {"\"final_logit_softcapping\": 30,", ERR_UNSUPPORTED, "final_logit_softcapping"},
     {"\"mlp_bias\": true,", ERR_UNSUPPORTED, "mlp_bias"},
@@ -270,6 +273,8 @@ Test(model_config, fp8_with_a_scale_per_tensor_or_channel) {
     static const char *const texts[] = {
         "\"quantization_config\": {\"quant_method\": \"fp8\", \"activation_scheme\": \"dynamic\"},",
         "\"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": null},",
+        "\"quantization_config\": {\"quant_method\": \"fp8\", \"transform_config\": {}},",
+        "\"quantization_config\": {\"quant_method\": \"fp8\", \"transform_config\": null},",
         COMPRESSED("float-quantized", "channel", "token", "true"),
         COMPRESSED("float-quantized", "tensor", "token", "true"),
     };
