@@ -1,7 +1,7 @@
 # State files and what ties them to a model.
 add_library(engine_digest STATIC sha256.c identity.c)
 target_link_libraries(engine_digest PUBLIC keepd_flags base PRIVATE PkgConfig::NETTLE)
-add_library(engine_state STATIC conversation.c state.c store.c)
+add_library(engine_state STATIC conversation.c state.c state_dir.c store_index.c store.c)
 target_link_libraries(engine_state PUBLIC keepd_flags engine_digest paging base)
 
 # What decides and holds a request: sequences, the scheduler; and the engine itself.

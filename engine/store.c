@@ -1,37 +1,17 @@
 #include "engine/store.h"
 
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/random.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "engine/state_dir.h"
+#include "engine/store_index.h"
 
-enum { REMOVES_MAX = 64, NAME_BYTES = 32, BUCKETS = STORE_FILES_MAX, PIECE_BYTES = 1 << 22 };
-enum { SYNC_BYTES = 1 << 25 }; /* written from one sync to the next */
-
-/* One file of the directory, as its head tells. */
-struct store_file {
-    struct state_head head;
-    struct store_file *next_of_id, *next_of_prompt; /* in their buckets */
-    struct store_file *older, *newer;               /* by their last use */
-    int64_t bytes, used_unix;
-    bool bad;                  /* <id>.bad */
-    bool ours;                 /* of this model and these gates, and not bad */
-    bool ignored;              /* by this process */
-    const struct store *owner; /* which store made or found it; NULL: nobody yet */
-};
+enum { REMOVES_MAX = 64 };
 
 enum write_state { WRITE_FREE, WRITE_READY, WRITE_RUNNING, WRITE_DONE };
 enum read_state { READ_FREE, READ_WANTED, READ_RUNNING, READ_DONE };
@@ -39,25 +19,20 @@ enum read_state { READ_FREE, READ_WANTED, READ_RUNNING, READ_DONE };
 /* What the stores of one directory share. */
 struct directory {
     struct store_options options; /* done and arg are each store's own */
-    int fd, lock_file;            /* descriptors */
-    uint8_t key[SHA256_BYTES];
+    struct state_dir dir;
     pthread_t thread;
     bool started;
     pthread_mutex_t lock; /* all below, and what the stores have in hand */
     pthread_cond_t work, settled;
     bool stop;
-    struct store_file *by_id[BUCKETS], *by_prompt[BUCKETS];
-    struct store_file *oldest, *newest;
-    int file_count;
-    uint64_t changes; /* grows when a search may find something else */
-    struct store_stats stats;
+    struct store_index index;
+    struct store_stats stats; /* but for what the index counts */
     uint64_t removes[REMOVES_MAX];
     int remove_count;
     struct store *stores[STORES_MAX];
     int store_count;
-    atomic_uint_fast64_t progress; /* pieces read and written, things done */
-    int turn;                      /* whose work is looked at first */
-    const struct store *serving;   /* the thread works for it */
+    int turn;                    /* whose work is looked at first */
+    const struct store *serving; /* the thread works for it */
 };
 
 struct store {
@@ -84,316 +59,67 @@ struct store {
     } read;
 };
 
-/* ---- Names and files ------------------------------------------------------------------------- */
-
-static void name_of(uint64_t id, const char *suffix, char name[NAME_BYTES]) {
-    snprintf(name, NAME_BYTES, "%016llx.%s", (unsigned long long)id, suffix);
-}
-
-/* "<16 hex digits>.<suffix>", lower case. */
-static bool parse_name(const char *name, const char *suffix, uint64_t *id) {
-    char again[NAME_BYTES];
-    *id = strtoull(name, NULL, 16);
-    name_of(*id, suffix, again);
-    return strcmp(name, again) == 0;
-}
-
-static int write_piece(int fd, const char *data, size_t size) {
-    while (size > 0) {
-        ssize_t n = write(fd, data, size);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return ERR_IO;
-        data += n;
-        size -= (size_t)n;
-    }
-    return 0;
-}
-
-/* In pieces, so that a slow disk can be told from one that hangs; what the page cache takes is no
- * progress, and one sync at the end would take as long as all of them. */
-static int write_all(struct directory *d, int fd, const char *data, size_t size) {
-    while (size > 0) {
-        size_t piece = size > SYNC_BYTES ? SYNC_BYTES : size;
-        if (write_piece(fd, data, piece) != 0 || fdatasync(fd) != 0) return ERR_IO;
-        atomic_fetch_add(&d->progress, 1);
-        data += piece;
-        size -= piece;
-    }
-    return 0;
-}
-
-static int read_all(struct directory *d, int fd, char *data, size_t size) {
-    while (size > 0) {
-        ssize_t n = read(fd, data, size > PIECE_BYTES ? PIECE_BYTES : size);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return ERR_IO; /* shorter than it was a moment ago, too */
-        atomic_fetch_add(&d->progress, 1);
-        data += n;
-        size -= (size_t)n;
-    }
-    return 0;
-}
-
-/* Opens a regular file for reading, never a link, and never waits for a pipe's other end. */
-static int open_regular(const struct directory *d, const char *name, struct stat *stat_out) {
-    int fd = openat(d->fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    if (fd < 0) return -1;
-    if (fstat(fd, stat_out) == 0 && S_ISREG(stat_out->st_mode)) return fd;
-    close(fd);
-    errno = EINVAL;
-    return -1;
-}
-
-/* ---- The index (under the lock, or before the thread) ---------------------------------------- */
-
-static struct store_file **bucket_of_id(struct directory *d, uint64_t id) {
-    return &d->by_id[id % BUCKETS];
-}
-
-/* Spaces are secret hashes: nobody fills another's bucket by choosing prompts. */
-static struct store_file **bucket_of_prompt(struct directory *d, const uint8_t *space,
-                                            uint64_t hash) {
-    uint64_t secret;
-    memcpy(&secret, space, sizeof secret);
-    return &d->by_prompt[(hash ^ secret) % BUCKETS];
-}
-
-static struct store_file *find_file(struct directory *d, uint64_t id, bool bad) {
-    struct store_file *file = *bucket_of_id(d, id);
-    while (file != NULL && (file->head.id != id || file->bad != bad)) file = file->next_of_id;
-    return file;
-}
-
-static void unlink_age(struct directory *d, struct store_file *file) {
-    *(file->older != NULL ? &file->older->newer : &d->oldest) = file->newer;
-    *(file->newer != NULL ? &file->newer->older : &d->newest) = file->older;
-}
-
-static void link_newest(struct directory *d, struct store_file *file) {
-    file->older = d->newest;
-    file->newer = NULL;
-    *(d->newest != NULL ? &d->newest->newer : &d->oldest) = file;
-    d->newest = file;
-}
-
-static void drop_file(struct directory *d, struct store_file *file) {
-    struct store_file **link = bucket_of_id(d, file->head.id);
-    while (*link != file) link = &(*link)->next_of_id;
-    *link = file->next_of_id;
-    link = bucket_of_prompt(d, file->head.space, file->head.prompt_hash);
-    while (*link != file) link = &(*link)->next_of_prompt;
-    *link = file->next_of_prompt;
-    unlink_age(d, file);
-    d->file_count--;
-    d->changes++;
-    d->stats.bytes -= file->bytes;
-    d->stats.files -= file->ours;
-    mem_free(file);
-}
-
-/* As the newest. */
-static int add_file(struct directory *d, const struct store_file *copy) {
-    if (d->file_count >= STORE_FILES_MAX) return ERR_LIMIT;
-    struct store_file *file = mem_try_alloc(1, sizeof *file);
-    if (file == NULL) return ERR_NOMEM;
-    *file = *copy;
-    struct store_file **of_id = bucket_of_id(d, file->head.id);
-    struct store_file **of_prompt = bucket_of_prompt(d, file->head.space, file->head.prompt_hash);
-    file->next_of_id = *of_id;
-    *of_id = file;
-    file->next_of_prompt = *of_prompt;
-    *of_prompt = file;
-    link_newest(d, file);
-    d->file_count++;
-    d->changes++;
-    d->stats.bytes += file->bytes;
-    d->stats.files += file->ours;
-    return 0;
-}
-
-static int compare_age(const void *a, const void *b) {
-    const struct store_file *x = *(struct store_file *const *)a,
-                            *y = *(struct store_file *const *)b;
-    return (x->used_unix > y->used_unix) - (x->used_unix < y->used_unix);
-}
-
-/* After the scan, which meets them in any order. */
-static int sort_by_age(struct directory *d) {
-    size_t count = 0;
-    if (d->file_count == 0) return 0;
-    struct store_file **all = mem_try_alloc((size_t)d->file_count, sizeof(struct store_file *));
-    if (all == NULL) return ERR_NOMEM;
-    for (struct store_file *file = d->oldest; file != NULL; file = file->newer) all[count++] = file;
-    qsort(all, count, sizeof *all, compare_age);
-    d->oldest = d->newest = NULL;
-    for (size_t i = 0; i < count; i++) link_newest(d, all[i]);
-    mem_free(all);
-    return 0;
-}
-
 /* ---- Scanning -------------------------------------------------------------------------------- */
-
-/* False: it keeps its name, and is refused again at the next start. */
-static bool put_aside(struct directory *d, uint64_t id, const char *why) {
-    char name[NAME_BYTES], bad[NAME_BYTES];
-    name_of(id, "state", name);
-    name_of(id, "bad", bad);
-    log_error("state file %s refused: %s; kept as %s", name, why, bad);
-    if (renameat(d->fd, name, d->fd, bad) == 0) return true;
-    log_warn("state file %s cannot be renamed: %s", name, strerror(errno));
-    return false;
-}
 
 /* Where one was put aside under this id before, the new one has taken its place. */
 static void forget_bad(struct directory *d, uint64_t id) {
-    struct store_file *before = find_file(d, id, true);
-    if (before != NULL) drop_file(d, before);
+    struct store_file *before = store_index_find(&d->index, id, true);
+    if (before != NULL) store_index_drop(&d->index, before);
 }
 
-/* Reads one head; what is wrong with it is in *fault. */
-static int read_head(struct directory *d, const char *name, uint64_t id, struct store_file *file,
-                     struct fault *fault) {
-    char bytes[STATE_HEAD_BYTES];
-    struct stat st;
-    int fd = open_regular(d, name, &st);
-    if (fd < 0) return fault_set(fault, ERR_IO, name, "%s", strerror(errno));
-    file->bytes = st.st_size;
-    file->used_unix = st.st_mtime;
-    int code = 0;
-    if ((size_t)st.st_size < sizeof bytes)
-        code = fault_set(fault, ERR_MALFORMED, name, "torn: shorter than its head");
-    else if (read_all(d, fd, bytes, sizeof bytes) != 0)
-        code = fault_set(fault, ERR_IO, name, "cannot be read");
-    else
-        code = state_parse_head(bytes, sizeof bytes, &file->head, fault);
-    close(fd);
-    if (code == 0 && file->head.file_size != (uint64_t)st.st_size)
-        code = fault_set(fault, ERR_MALFORMED, name, "torn: not as long as its head says");
-    if (code == 0 && file->head.id != id)
-        code = fault_set(fault, ERR_MALFORMED, name, "it belongs to another name");
-    return code;
-}
-
-static int scan_state(struct directory *d, const char *name, uint64_t id) {
+static int scan_state(struct directory *d, uint64_t id) {
     struct store_file file = {0};
+    struct state_dir_file on_disk = {0};
     struct fault fault = {0};
-    int code = read_head(d, name, id, &file, &fault);
+    int code = state_dir_read_head(&d->dir, id, &on_disk, &file.head, &fault);
     if (code == ERR_IO) {
-        log_warn("state file %s skipped: %s", name, fault.text);
+        log_warn("state file %s skipped: %s", fault.field, fault.text);
         return 0;
     }
     if (code == ERR_MALFORMED || code == ERR_INVALID) {
         d->stats.refused++;
-        file.bad = put_aside(d, id, fault.text);
+        file.bad = state_dir_put_aside(&d->dir, id, fault.text);
         if (file.bad) forget_bad(d, id);
     }
+    file.bytes = on_disk.bytes;
+    file.used_unix = on_disk.used_unix;
     file.head.id = id; /* whatever the head of a foreign version said */
     file.ours = code == 0 && state_is_ours(&file.head, &d->options.identity);
-    return add_file(d, &file);
+    return store_index_add(&d->index, &file);
 }
 
-static int scan_bad(struct directory *d, const char *name, uint64_t id) {
-    struct stat st;
-    struct store_file file = {.bad = true};
-    if (fstatat(d->fd, name, &st, AT_SYMLINK_NOFOLLOW) != 0) return 0;
-    file.head.id = id;
-    file.bytes = st.st_size;
-    file.used_unix = st.st_mtime;
+static int scan_bad(struct directory *d, uint64_t id) {
+    struct state_dir_file on_disk;
+    if (!state_dir_stat(&d->dir, id, true, &on_disk)) return 0;
     forget_bad(d, id); /* the listing may show again what was put aside a moment ago */
-    return add_file(d, &file);
+    return store_index_add(&d->index, &(struct store_file){.head.id = id,
+                                                           .bytes = on_disk.bytes,
+                                                           .used_unix = on_disk.used_unix,
+                                                           .bad = true});
 }
 
-static int scan_entry(struct directory *d, const char *name) {
-    uint64_t id;
-    if (parse_name(name, "state", &id)) return scan_state(d, name, id);
-    if (parse_name(name, "bad", &id)) return scan_bad(d, name, id);
-    if (name[0] == '.' && parse_name(name + 1, "tmp", &id)) unlinkat(d->fd, name, 0);
-    return 0;
+static int scan_file(void *arg, uint64_t id, bool bad) {
+    return bad ? scan_bad(arg, id) : scan_state(arg, id);
 }
 
 static int scan(struct directory *d, struct fault *fault) {
-    int fd = openat(d->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
-    const struct dirent *entry;
-    int code = 0;
-    if (dir == NULL) {
-        if (fd >= 0) close(fd);
-        return fault_set(fault, ERR_IO, "state-dir", "cannot be listed: %s", strerror(errno));
-    }
-    while (code == 0 && (entry = readdir(dir)) != NULL) code = scan_entry(d, entry->d_name);
-    closedir(dir);
-    if (code == 0) code = sort_by_age(d);
-    if (code != ERR_LIMIT) return code == 0 ? 0 : fault_set(fault, code, "state-dir", "no memory");
+    int code = state_dir_list(&d->dir, scan_file, d, fault);
+    if (code == 0) code = store_index_sort(&d->index);
+    if (code == 0 || code == ERR_IO) return code;
+    if (code != ERR_LIMIT) return fault_set(fault, code, "state-dir", "no memory");
     return fault_set(fault, code, "state-dir", "holds more than %d state files", STORE_FILES_MAX);
 }
 
 /* ---- Opening --------------------------------------------------------------------------------- */
 
-static int open_dir(struct directory *d, struct fault *fault) {
-    const char *path = d->options.dir;
-    struct stat st;
-    if (mkdir(path, 0700) != 0 && errno != EEXIST)
-        return fault_set(fault, ERR_IO, "state-dir", "%.200s cannot be made: %s", path,
-                         strerror(errno));
-    d->fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (d->fd < 0 || fstat(d->fd, &st) != 0)
-        return fault_set(fault, ERR_IO, "state-dir", "%.200s cannot be opened: %s", path,
-                         strerror(errno));
-    if ((st.st_mode & (S_IWGRP | S_IWOTH)) != 0)
-        return fault_set(fault, ERR_INVALID, "state-dir",
-                         "others may write to %.200s; its mode should be 0700", path);
-    return 0;
-}
-
-static int take_lock(struct directory *d, struct fault *fault) {
-    d->lock_file = openat(d->fd, "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-    if (d->lock_file < 0)
-        return fault_set(fault, ERR_IO, "state-dir", "its lock cannot be opened: %s",
-                         strerror(errno));
-    if (flock(d->lock_file, LOCK_EX | LOCK_NB) == 0) return 0;
-    return fault_set(fault, ERR_BUSY, "state-dir", "another keepd uses %.200s", d->options.dir);
-}
-
-/* Under a name of its own first, so that a key is never half there. */
-static int make_key(struct directory *d, struct fault *fault) {
-    int fd = openat(d->fd, ".key.tmp", O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
-    CHECK(getrandom(d->key, sizeof d->key, 0) == (ssize_t)sizeof d->key);
-    bool made =
-        fd >= 0 && write_all(d, fd, (const char *)d->key, sizeof d->key) == 0 && fsync(fd) == 0;
-    if (fd >= 0) close(fd);
-    if (made && renameat(d->fd, ".key.tmp", d->fd, "key") == 0 && fsync(d->fd) == 0) return 0;
-    return fault_set(fault, ERR_IO, "state-dir", "its key cannot be written: %s", strerror(errno));
-}
-
-static int load_key(struct directory *d, struct fault *fault) {
-    struct stat st;
-    int fd = open_regular(d, "key", &st), code = 0;
-    if (fd < 0 && errno == ENOENT) return make_key(d, fault);
-    if (fd < 0)
-        return fault_set(fault, ERR_IO, "state-dir", "its key cannot be opened: %s",
-                         strerror(errno));
-    if ((st.st_mode & 077) != 0)
-        code = fault_set(fault, ERR_INVALID, "state-dir",
-                         "its key may be read by others; make its mode 0600");
-    else if (st.st_size != (off_t)sizeof d->key ||
-             read_all(d, fd, (char *)d->key, sizeof d->key) != 0)
-        code = fault_set(fault, ERR_INVALID, "state-dir", "its key is not %zu bytes long",
-                         sizeof d->key);
-    close(fd);
-    return code;
-}
-
 static void *directory_main(void *arg);
 static int make_space(struct directory *d, int count, int64_t size);
 
 static int open_directory(struct directory *d, struct fault *fault) {
-    d->fd = d->lock_file = -1;
     pthread_mutex_init(&d->lock, NULL);
     pthread_cond_init(&d->work, NULL);
     pthread_cond_init(&d->settled, NULL);
-    int code = open_dir(d, fault);
-    if (code == 0) code = take_lock(d, fault);
-    if (code == 0) code = load_key(d, fault);
+    int code = state_dir_open(&d->dir, d->options.dir, fault);
     if (code == 0) code = scan(d, fault);
     if (code == 0) code = make_space(d, 0, 0); /* they may have been allowed more before */
     if (code != 0 || d->options.inline_io) return code;
@@ -408,9 +134,8 @@ static void close_directory(struct directory *d) {
     pthread_cond_signal(&d->work);
     pthread_mutex_unlock(&d->lock);
     if (d->started) pthread_join(d->thread, NULL);
-    while (d->oldest != NULL) drop_file(d, d->oldest);
-    if (d->lock_file >= 0) close(d->lock_file);
-    if (d->fd >= 0) close(d->fd);
+    store_index_close(&d->index);
+    state_dir_close(&d->dir);
     pthread_cond_destroy(&d->settled);
     pthread_cond_destroy(&d->work);
     pthread_mutex_destroy(&d->lock);
@@ -454,9 +179,9 @@ static bool is_settled(const struct store *store) {
 /* The lock is held. */
 static void leave_directory(struct directory *d, const struct store *store) {
     int at = 0;
-    for (struct store_file *file = d->oldest; file != NULL; file = file->newer)
+    for (struct store_file *file = d->index.oldest; file != NULL; file = file->newer)
         if (file->owner == store) file->owner = NULL;
-    d->changes++;
+    d->index.changes++;
     while (d->stores[at] != store) at++;
     d->stores[at] = d->stores[--d->store_count];
 }
@@ -483,18 +208,11 @@ const struct state_identity *store_identity(const struct store *store) {
 void store_space_key(const struct store *store, uint8_t out[16]) {
     static const char purpose[] = "keepd space key";
     uint8_t derived[SHA256_BYTES];
-    sha256_hmac(store->directory->key, purpose, sizeof purpose, derived);
+    sha256_hmac(store->directory->dir.key, purpose, sizeof purpose, derived);
     memcpy(out, derived, 16);
 }
 
 /* ---- I/O (the store's thread; the lock is not held) ------------------------------------------ */
-
-static void unlink_file(struct directory *d, uint64_t id, bool bad) {
-    char name[NAME_BYTES];
-    name_of(id, bad ? "bad" : "state", name);
-    if (unlinkat(d->fd, name, 0) != 0 && errno != ENOENT)
-        log_warn("state file %s cannot be deleted: %s", name, strerror(errno));
-}
 
 /* Deletes files, the one used longest ago first, until `count` more of `size` bytes fit. */
 static int make_space(struct directory *d, int count, int64_t size) {
@@ -502,39 +220,16 @@ static int make_space(struct directory *d, int count, int64_t size) {
     for (;;) {
         pthread_mutex_lock(&d->lock);
         bool fits =
-            d->stats.bytes <= d->options.bytes - size && d->file_count <= STORE_FILES_MAX - count;
-        uint64_t id = fits ? 0 : d->oldest->head.id;
-        bool bad = !fits && d->oldest->bad;
-        if (!fits) drop_file(d, d->oldest);
+            d->index.bytes <= d->options.bytes - size && d->index.count <= STORE_FILES_MAX - count;
+        uint64_t id = fits ? 0 : d->index.oldest->head.id;
+        bool bad = !fits && d->index.oldest->bad;
+        if (!fits) store_index_drop(&d->index, d->index.oldest);
         pthread_mutex_unlock(&d->lock);
         if (fits) return 0;
         log_debug("state file of conversation=%016llx deleted reason=bytes",
                   (unsigned long long)id);
-        unlink_file(d, id, bad);
+        state_dir_delete(&d->dir, id, bad);
     }
-}
-
-static int write_temporary(struct directory *d, const char *name, const char *data, size_t size) {
-    int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-    int fd = openat(d->fd, name, flags, 0600);
-    if (fd < 0) return ERR_IO;
-    int code = write_all(d, fd, data, size);
-    if (code == 0 && fsync(fd) != 0) code = ERR_IO;
-    if (close(fd) != 0) code = ERR_IO;
-    return code;
-}
-
-static int write_file(struct directory *d, uint64_t id, const char *data, size_t size) {
-    char name[NAME_BYTES], temporary[NAME_BYTES + 1] = ".";
-    name_of(id, "state", name);
-    name_of(id, "tmp", temporary + 1);
-    int code = write_temporary(d, temporary, data, size);
-    if (code == 0 && (renameat(d->fd, temporary, d->fd, name) != 0 || fsync(d->fd) != 0))
-        code = ERR_IO;
-    if (code == 0) return 0;
-    log_warn("state file %s cannot be written: %s", name, strerror(errno));
-    unlinkat(d->fd, temporary, 0);
-    return code;
 }
 
 static void run_write(struct store *store) {
@@ -550,59 +245,40 @@ static void run_write(struct store *store) {
     if (code == ERR_LIMIT)
         log_warn("conversation=%016llx not written: its %zu bytes are more than state-bytes",
                  (unsigned long long)file.head.id, size);
-    if (code == 0) {
-        state_seal(data, size, d->key);
-        code = write_file(d, file.head.id, data, size);
-    }
+    if (code == 0) code = state_dir_write(&d->dir, file.head.id, data, size);
     mem_free(data);
     pthread_mutex_lock(&d->lock);
     bool removed = store->write.removed;
-    if (code == 0 && !removed) code = add_file(d, &file);
+    if (code == 0 && !removed) code = store_index_add(&d->index, &file);
     d->stats.written += code == 0;
     d->stats.failed += code != 0;
-    d->changes++; /* it is a file now, or is not to be */
+    d->index.changes++; /* it is a file now, or is not to be */
     store->write.data = NULL;
     store->write.code = code;
     store->write.state = WRITE_DONE;
     pthread_mutex_unlock(&d->lock);
-    if (removed || code != 0) unlink_file(d, file.head.id, false);
+    if (removed || code != 0) state_dir_delete(&d->dir, file.head.id, false);
 }
 
 /* Reservations rely on what its policy keeps at most. Entries need no look: whoever goes on with
  * more reserves for more. */
-static int check_members(const struct state_view *view, const char *name, struct fault *fault) {
+static int check_members(const struct state_view *view, struct fault *fault) {
     const struct kv_params *kv = &view->head.kv;
     int32_t most = kern_members_max(&kv->rule, kv->budget);
     if (view->report.members <= most) return 0;
-    return fault_set(fault, ERR_MALFORMED, name, "%d members in a stream, its policy keeps %d",
-                     view->report.members, most);
+    return fault_set(fault, ERR_MALFORMED, "state-dir",
+                     "%d members in a stream, its policy keeps %d", view->report.members, most);
 }
 
-/* A whole file, and what is in it. The time of its use is kept as the file's. */
+/* A whole file, of this model, that the backend can take in. */
 static int read_file(struct directory *d, uint64_t id, char **data, struct state_view *view,
                      struct fault *fault) {
-    char name[NAME_BYTES];
-    struct stat st;
-    name_of(id, "state", name);
-    int fd = open_regular(d, name, &st), code = 0;
-    if (fd < 0)
-        return fault_set(fault, errno == ENOENT ? ERR_NOTFOUND : ERR_IO, name, "%s",
-                         strerror(errno));
-    size_t size = (size_t)st.st_size;
-    *data = mem_try_alloc(size > 0 ? size : 1, 1);
-    if (*data == NULL)
-        code = fault_set(fault, ERR_NOMEM, name, "no memory for its %zu bytes", size);
-    else if (read_all(d, fd, *data, size) != 0)
-        code = fault_set(fault, ERR_IO, name, "cannot be read");
-    (void)futimens(fd, NULL); /* only its place in the order of deletion depends on it */
-    close(fd);
-    if (code == 0) code = state_check_seal(*data, size, d->key, fault);
-    if (code == 0) code = state_parse(*data, size, view, fault);
+    int code = state_dir_read(&d->dir, id, data, view, fault);
     if (code != 0) return code;
-    if (view->head.id != id || !state_is_ours(&view->head, &d->options.identity))
-        return fault_set(fault, ERR_INVALID, name, "it belongs to another name, model or gates");
+    if (!state_is_ours(&view->head, &d->options.identity))
+        return fault_set(fault, ERR_INVALID, "state-dir", "it belongs to another model or gates");
     if (d->options.check != NULL) code = d->options.check(d->options.backend, view, fault);
-    return code == 0 ? check_members(view, name, fault) : code;
+    return code == 0 ? check_members(view, fault) : code;
 }
 
 static bool is_refusal(int code) {
@@ -610,32 +286,21 @@ static bool is_refusal(int code) {
 }
 
 static void refuse_file(struct directory *d, uint64_t id, const struct fault *fault) {
-    bool aside = put_aside(d, id, fault->text);
+    bool aside = state_dir_put_aside(&d->dir, id, fault->text);
     pthread_mutex_lock(&d->lock);
     if (aside) forget_bad(d, id);
-    struct store_file *file = find_file(d, id, false);
+    struct store_file *file = store_index_find(&d->index, id, false);
     bool deleted = file == NULL; /* while it was read: then nothing of it stays */
-    if (!deleted) {
-        d->stats.files -= file->ours;
-        d->changes++;
-        file->bad = aside;
-        file->ours = false;
-    }
+    if (!deleted) store_index_refuse(&d->index, file, aside);
     d->stats.refused++;
     pthread_mutex_unlock(&d->lock);
-    if (deleted && aside) unlink_file(d, id, true);
+    if (deleted && aside) state_dir_delete(&d->dir, id, true);
 }
 
 /* It may be good, but not here; or it could not be read this time. */
 static void leave_file(struct store *store, uint64_t id, const struct fault *fault) {
     log_warn("state file of conversation=%016llx: %s", (unsigned long long)id, fault->text);
     if (fault->code == ERR_UNSUPPORTED || fault->code == ERR_LIMIT) store_ignore(store, id);
-}
-
-static void touch_file(struct directory *d, struct store_file *file) {
-    file->used_unix = clock_unix_seconds();
-    unlink_age(d, file);
-    link_newest(d, file);
 }
 
 /* The lock is held. */
@@ -665,11 +330,11 @@ static void run_read(struct store *store) {
         mem_free(data);
         data = NULL;
     }
-    struct store_file *file = find_file(d, id, false);
+    struct store_file *file = store_index_find(&d->index, id, false);
     if (file != NULL && code == ERR_NOTFOUND)
-        drop_file(d, file); /* somebody else deleted it */
+        store_index_drop(&d->index, file); /* somebody else deleted it */
     else if (file != NULL)
-        touch_file(d, file);
+        store_index_touch(&d->index, file, clock_unix_seconds());
     d->stats.read += code == 0;
     store->read.data = data;
     store->read.view = view;
@@ -704,7 +369,7 @@ static void serve(struct store *store, void (*run)(struct store *)) {
     d->serving = store;
     pthread_mutex_unlock(&d->lock);
     run(store);
-    atomic_fetch_add(&d->progress, 1);
+    atomic_fetch_add(&d->dir.progress, 1);
     if (store->done != NULL) store->done(store->arg);
     pthread_mutex_lock(&d->lock);
     d->serving = NULL;
@@ -718,9 +383,8 @@ static bool run_one(struct directory *d) {
     if (d->remove_count > 0) {
         uint64_t id = d->removes[--d->remove_count];
         pthread_mutex_unlock(&d->lock);
-        unlink_file(d, id, false);
-        (void)fsync(d->fd);
-        atomic_fetch_add(&d->progress, 1);
+        state_dir_delete(&d->dir, id, false);
+        state_dir_sync(&d->dir);
         pthread_mutex_lock(&d->lock);
     } else if ((store = next_store(d, wants_read)) != NULL) {
         store->read.state = READ_RUNNING;
@@ -797,7 +461,7 @@ static void consider(struct conversation_search *search, const struct store_file
  */
 static void prepare_search(struct directory *d, struct conversation_search *search) {
     pthread_mutex_lock(&d->lock);
-    bool any = d->file_count > 0;
+    bool any = d->index.count > 0;
     pthread_mutex_unlock(&d->lock);
     if (any) (void)conversation_search_hashes(search);
 }
@@ -807,9 +471,10 @@ static void prepare_search(struct directory *d, struct conversation_search *sear
 static void search_files(struct directory *d, struct conversation_search *search, note_file *note,
                          void *to) {
     const struct conversation_query *query = search->query;
-    const uint64_t *hashes = d->file_count > 0 ? conversation_search_hashes(search) : NULL;
+    const uint64_t *hashes = d->index.count > 0 ? conversation_search_hashes(search) : NULL;
     for (int32_t n = 1; hashes != NULL && n < query->prompt_count; n++)
-        for (const struct store_file *file = *bucket_of_prompt(d, query->space, hashes[n]);
+        for (const struct store_file *file =
+                 store_index_of_prompt(&d->index, query->space, hashes[n]);
              file != NULL; file = file->next_of_prompt)
             if (file->head.prompt_end == n) consider(search, file, note, to);
     for (int i = 0; i < d->store_count; i++) {
@@ -841,10 +506,10 @@ uint64_t store_find(struct store *store, const struct conversation_query *query,
     prepare_search(d, &search);
     pthread_mutex_lock(&d->lock);
     search_files(d, &search, note_best, &found);
-    struct store_file *file = found.id != 0 ? find_file(d, found.id, false) : NULL;
+    struct store_file *file = found.id != 0 ? store_index_find(&d->index, found.id, false) : NULL;
     if (file != NULL && file->owner != store) {
         file->owner = store;
-        d->changes++;
+        d->index.changes++;
     }
     pthread_mutex_unlock(&d->lock);
     conversation_search_close(&search);
@@ -868,19 +533,19 @@ void store_affinity(struct store *store, struct conversation_search *search,
 uint64_t store_changes(struct store *store) {
     struct directory *d = store->directory;
     pthread_mutex_lock(&d->lock);
-    uint64_t changes = d->changes;
+    uint64_t changes = d->index.changes;
     pthread_mutex_unlock(&d->lock);
     return changes;
 }
 
 uint64_t store_progress(struct store *store) {
-    return atomic_load(&store->directory->progress);
+    return atomic_load(&store->directory->dir.progress);
 }
 
 bool store_has(struct store *store, uint64_t id) {
     struct directory *d = store->directory;
     pthread_mutex_lock(&d->lock);
-    bool has = find_file(d, id, false) != NULL;
+    bool has = store_index_find(&d->index, id, false) != NULL;
     pthread_mutex_unlock(&d->lock);
     return has;
 }
@@ -888,9 +553,9 @@ bool store_has(struct store *store, uint64_t id) {
 void store_ignore(struct store *store, uint64_t id) {
     struct directory *d = store->directory;
     pthread_mutex_lock(&d->lock);
-    struct store_file *file = find_file(d, id, false);
+    struct store_file *file = store_index_find(&d->index, id, false);
     if (file != NULL) file->ignored = true;
-    d->changes++;
+    d->index.changes++;
     pthread_mutex_unlock(&d->lock);
 }
 
@@ -911,7 +576,7 @@ void store_save(struct store *store, const struct state_head *head, char *data, 
     store->write.data = data;
     store->write.size = size;
     store->write.removed = false;
-    store->directory->changes++;
+    store->directory->index.changes++;
     begin_work(store->directory);
     pthread_mutex_unlock(&store->directory->lock);
 }
@@ -934,21 +599,22 @@ int store_remove(struct store *store, uint64_t id) {
     pthread_mutex_lock(&d->lock);
     if (is_writing(store, id)) {
         store->write.removed = true;
-        d->changes++;
+        d->index.changes++;
         code = 0;
     }
     if (store->read.state != READ_FREE && store->read.id == id) store->read.removed = true;
-    struct store_file *file = find_file(d, id, false);
+    struct store_file *file = store_index_find(&d->index, id, false);
     if (file != NULL && !may_use(store, file)) file = NULL;
     bool full = d->remove_count == REMOVES_MAX;
     if (file != NULL) {
-        drop_file(d, file);
+        store_index_drop(&d->index, file);
         if (!full) d->removes[d->remove_count++] = id;
         if (!full) begin_work(d);
         code = 0;
     }
     pthread_mutex_unlock(&d->lock);
-    if (file != NULL && full) unlink_file(d, id, false); /* seldom: better slow than unbounded */
+    if (file != NULL && full)
+        state_dir_delete(&d->dir, id, false); /* seldom: better slow than unbounded */
     return code;
 }
 
@@ -993,8 +659,11 @@ void store_unload(struct store *store) {
 /* ---- Observation ----------------------------------------------------------------------------- */
 
 void store_stats(struct store *store, struct store_stats *out) {
+    const struct directory *d = store->directory;
     pthread_mutex_lock(&store->directory->lock);
-    *out = store->directory->stats;
+    *out = d->stats;
+    out->files = d->index.ours;
+    out->bytes = d->index.bytes;
     pthread_mutex_unlock(&store->directory->lock);
 }
 
@@ -1003,7 +672,7 @@ int store_list(struct store *store, const struct engine_conversation_filter *fil
     const struct directory *d = store->directory;
     int count = 0;
     pthread_mutex_lock(&store->directory->lock);
-    for (const struct store_file *file = d->newest; file != NULL && count < max;
+    for (const struct store_file *file = d->index.newest; file != NULL && count < max;
          file = file->older) {
         if (!file->ours) continue;
         if (!engine_conversation_is(filter, file->head.space, file->head.id)) continue;

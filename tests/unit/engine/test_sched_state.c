@@ -41,6 +41,14 @@ static void stored_open(struct stored *s, struct world_options options) {
     world_open(&s->w, &s->options);
 }
 
+/* With a conversation of 60 tokens, in memory and on disk. */
+static void stored_open_with_file(struct stored *s, struct world_options options,
+                                  struct engine_kv kv) {
+    stored_open(s, options);
+    turn(&s->w, 0, 0, 60, kv);
+    world_save_all(&s->w);
+}
+
 static void stored_restart(struct stored *s) {
     world_close(&s->w);
     world_open(&s->w, &s->options);
@@ -246,9 +254,7 @@ Test(state, a_used_up_conversation_gives_its_file_back) {
 Test(state, a_replaced_file_goes_though_its_successor_left_memory) {
     struct stored s;
     struct engine_kv kv = global(16, 4, 8);
-    stored_open(&s, (struct world_options){.conversations = 2});
-    turn(&s.w, 0, 0, 60, kv);
-    world_save_all(&s.w);
+    stored_open_with_file(&s, (struct world_options){.conversations = 2}, kv);
     turn(&s.w, 1, 60, 80, kv);
     cr_assert(s.w.sched.conversations.count == 2 && stats_of(&s).files == 1);
     turn(&s.w, 2, 0, 40, kv); /* takes the place of the superseded one */
@@ -262,9 +268,7 @@ Test(state, a_replaced_file_goes_though_its_successor_left_memory) {
 Test(state, what_stays_after_all_is_written_again) {
     struct stored s;
     struct engine_kv kv = global(16, 4, 8);
-    stored_open(&s, (struct world_options){.conversations = 9});
-    turn(&s.w, 0, 0, 60, kv);
-    world_save_all(&s.w);
+    stored_open_with_file(&s, (struct world_options){.conversations = 9}, kv);
     cr_assert_eq(turn(&s.w, 1, 60, 80, kv), 60);
     world_save_all(&s.w);
     cr_assert_eq(stats_of(&s).files, 1, "nothing was replaced: the test tests nothing");
@@ -278,9 +282,7 @@ Test(state, what_stays_after_all_is_written_again) {
 Test(state, a_file_several_went_on_from_stays) {
     struct stored s;
     struct engine_kv kv = global(16, 4, 8);
-    stored_open(&s, (struct world_options){.conversations = 9});
-    turn(&s.w, 0, 0, 60, kv);
-    world_save_all(&s.w);
+    stored_open_with_file(&s, (struct world_options){.conversations = 9}, kv);
     cr_assert_eq(turn(&s.w, 1, 60, 80, kv), 60);
     cr_assert_eq(turn(&s.w, 2, 60, 90, kv), 60);
     cr_assert(s.w.sched.conversations.count == 3 && stats_of(&s).files == 1);
@@ -296,9 +298,7 @@ Test(state, a_file_several_went_on_from_stays) {
 Test(state, a_replaced_file_goes_though_one_between_was_never_written) {
     struct stored s;
     struct engine_kv kv = global(16, 4, 8);
-    stored_open(&s, (struct world_options){.conversations = 9});
-    turn(&s.w, 0, 0, 60, kv);
-    world_save_all(&s.w);
+    stored_open_with_file(&s, (struct world_options){.conversations = 9}, kv);
     turn(&s.w, 1, 60, 80, kv);
     world_fail(WORLD_EXPORT, 0, ERR_DEVICE);
     world_save_all(&s.w);
@@ -431,11 +431,12 @@ static void begin_restoring(struct stored *s, struct engine_job *job, struct eng
     }
 }
 
-static void stored_open_with_file(struct stored *s, int conversations, struct engine_kv kv) {
-    stored_open(s, (struct world_options){
-                       .conversations = conversations, .state_eager = true, .copy_bytes = 1});
-    turn(&s->w, 0, 0, 60, kv);
-    world_save_all(&s->w);
+/* On disk only, and copied in a stream at a time. */
+static void stored_open_slowly(struct stored *s, int conversations, struct engine_kv kv) {
+    stored_open_with_file(s,
+                          (struct world_options){
+                              .conversations = conversations, .state_eager = true, .copy_bytes = 1},
+                          kv);
     stored_restart(s);
 }
 
@@ -445,7 +446,7 @@ Test(state, others_go_on_while_one_is_restored) {
     struct stored s;
     struct engine_job other, job;
     struct engine_kv kv = global(16, 4, 8);
-    stored_open_with_file(&s, 9, kv);
+    stored_open_slowly(&s, 9, kv);
     other = job_of(3, 20, 100, kv);
     other.request.ignore_eos = true;
     submit(&s.w, &other);
@@ -470,7 +471,7 @@ Test(state, restoring_ends_though_its_client_left) {
     struct stored s;
     struct engine_job job;
     struct engine_kv kv = global(16, 4, 8);
-    stored_open_with_file(&s, 9, kv);
+    stored_open_slowly(&s, 9, kv);
     begin_restoring(&s, &job, kv);
     atomic_store(&job.cancel, 1);
     world_step(&s.w);
@@ -489,7 +490,7 @@ Test(state, deleting_ends_a_restoring) {
     struct stored s;
     struct engine_job job;
     struct engine_kv kv = global(16, 4, 8);
-    stored_open_with_file(&s, 9, kv);
+    stored_open_slowly(&s, 9, kv);
     begin_restoring(&s, &job, kv);
     cr_assert_eq(sched_delete(&s.w.sched, s.w.sched.import.id), 0);
     world_check(&s.w);
@@ -504,7 +505,7 @@ Test(state, restoring_gives_way_and_begins_again) {
     struct stored s;
     struct engine_job other, job;
     struct engine_kv kv = global(16, 4, 8);
-    stored_open_with_file(&s, 1, kv);
+    stored_open_slowly(&s, 1, kv);
     other = job_of(3, 20, 3, kv);
     other.request.ignore_eos = true;
     submit(&s.w, &other);
@@ -590,9 +591,7 @@ Test(state, a_hanging_disk_is_no_progress) {
     struct stored s;
     struct engine_job other, job;
     struct engine_kv kv = global(16, 4, 8);
-    stored_open(&s, (struct world_options){.conversations = 9, .state_eager = true});
-    turn(&s.w, 0, 0, 60, kv);
-    world_save_all(&s.w);
+    stored_open_with_file(&s, (struct world_options){.conversations = 9, .state_eager = true}, kv);
     s.options.state_hangs = true;
     stored_restart(&s);
     other = job_of(3, 20, 200, kv);
@@ -674,9 +673,7 @@ static void shorten_file(const char *dir) {
 Test(state, a_sealed_file_whose_parts_disagree_is_refused) {
     struct stored s;
     struct engine_kv kv = global(16, 4, 8);
-    stored_open(&s, (struct world_options){.conversations = 9, .state_eager = true});
-    turn(&s.w, 0, 0, 60, kv);
-    world_save_all(&s.w);
+    stored_open_with_file(&s, (struct world_options){.conversations = 9, .state_eager = true}, kv);
     world_close(&s.w);
     shorten_file(s.dir);
     world_open(&s.w, &s.options);
@@ -691,9 +688,7 @@ Test(state, a_sealed_file_whose_parts_disagree_is_refused) {
 Test(state, a_lost_file_makes_a_forgotten_conversation) {
     struct stored s;
     struct engine_kv kv = global(16, 4, 8);
-    stored_open(&s, (struct world_options){.conversations = 1, .state_eager = true});
-    turn(&s.w, 0, 0, 60, kv);
-    world_save_all(&s.w);
+    stored_open_with_file(&s, (struct world_options){.conversations = 1, .state_eager = true}, kv);
     cr_assert_eq(store_remove(s.w.store, s.w.sched.conversations.rows[0].id), 0);
     turn(&s.w, 3, 0, 40, kv);
     cr_assert_eq(turn(&s.w, 1, 60, 90, kv), 0);

@@ -1,0 +1,285 @@
+#include "engine/state_dir.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "base/mem.h"
+
+enum { NAME_BYTES = 32, PIECE_BYTES = 1 << 22 };
+enum { SYNC_BYTES = 1 << 25 }; /* written from one sync to the next */
+
+/* ---- Names and bytes ------------------------------------------------------------------------- */
+
+static void name_of(uint64_t id, const char *suffix, char name[NAME_BYTES]) {
+    snprintf(name, NAME_BYTES, "%016llx.%s", (unsigned long long)id, suffix);
+}
+
+/* "<16 hex digits>.<suffix>", lower case. */
+static bool parse_name(const char *name, const char *suffix, uint64_t *id) {
+    char again[NAME_BYTES];
+    *id = strtoull(name, NULL, 16);
+    name_of(*id, suffix, again);
+    return strcmp(name, again) == 0;
+}
+
+static int write_piece(int fd, const char *data, size_t size) {
+    while (size > 0) {
+        ssize_t n = write(fd, data, size);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return ERR_IO;
+        data += n;
+        size -= (size_t)n;
+    }
+    return 0;
+}
+
+/* In pieces, so that a slow disk can be told from one that hangs; what the page cache takes is no
+ * progress, and one sync at the end would take as long as all of them. */
+static int write_all(struct state_dir *dir, int fd, const char *data, size_t size) {
+    while (size > 0) {
+        size_t piece = size > SYNC_BYTES ? SYNC_BYTES : size;
+        if (write_piece(fd, data, piece) != 0 || fdatasync(fd) != 0) return ERR_IO;
+        atomic_fetch_add(&dir->progress, 1);
+        data += piece;
+        size -= piece;
+    }
+    return 0;
+}
+
+static int read_all(struct state_dir *dir, int fd, char *data, size_t size) {
+    while (size > 0) {
+        ssize_t n = read(fd, data, size > PIECE_BYTES ? PIECE_BYTES : size);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return ERR_IO; /* shorter than it was a moment ago, too */
+        atomic_fetch_add(&dir->progress, 1);
+        data += n;
+        size -= (size_t)n;
+    }
+    return 0;
+}
+
+/* Opens a regular file for reading, never a link, and never waits for a pipe's other end. */
+static int open_regular(const struct state_dir *dir, const char *name, struct stat *stat_out) {
+    int fd = openat(dir->fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0) return -1;
+    if (fstat(fd, stat_out) == 0 && S_ISREG(stat_out->st_mode)) return fd;
+    close(fd);
+    errno = EINVAL;
+    return -1;
+}
+
+/* ---- Opening --------------------------------------------------------------------------------- */
+
+static int open_path(struct state_dir *dir, struct fault *fault) {
+    const char *path = dir->path;
+    struct stat st;
+    if (mkdir(path, 0700) != 0 && errno != EEXIST)
+        return fault_set(fault, ERR_IO, "state-dir", "%.200s cannot be made: %s", path,
+                         strerror(errno));
+    dir->fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (dir->fd < 0 || fstat(dir->fd, &st) != 0)
+        return fault_set(fault, ERR_IO, "state-dir", "%.200s cannot be opened: %s", path,
+                         strerror(errno));
+    if ((st.st_mode & (S_IWGRP | S_IWOTH)) != 0)
+        return fault_set(fault, ERR_INVALID, "state-dir",
+                         "others may write to %.200s; its mode should be 0700", path);
+    return 0;
+}
+
+static int take_lock(struct state_dir *dir, struct fault *fault) {
+    dir->lock_file = openat(dir->fd, "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (dir->lock_file < 0)
+        return fault_set(fault, ERR_IO, "state-dir", "its lock cannot be opened: %s",
+                         strerror(errno));
+    if (flock(dir->lock_file, LOCK_EX | LOCK_NB) == 0) return 0;
+    return fault_set(fault, ERR_BUSY, "state-dir", "another keepd uses %.200s", dir->path);
+}
+
+/* Under a name of its own first, so that a key is never half there. */
+static int make_key(struct state_dir *dir, struct fault *fault) {
+    int fd =
+        openat(dir->fd, ".key.tmp", O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
+    CHECK(getrandom(dir->key, sizeof dir->key, 0) == (ssize_t)sizeof dir->key);
+    bool made = fd >= 0 && write_all(dir, fd, (const char *)dir->key, sizeof dir->key) == 0 &&
+                fsync(fd) == 0;
+    if (fd >= 0) close(fd);
+    if (made && renameat(dir->fd, ".key.tmp", dir->fd, "key") == 0 && fsync(dir->fd) == 0) return 0;
+    return fault_set(fault, ERR_IO, "state-dir", "its key cannot be written: %s", strerror(errno));
+}
+
+static int load_key(struct state_dir *dir, struct fault *fault) {
+    struct stat st;
+    int fd = open_regular(dir, "key", &st), code = 0;
+    if (fd < 0 && errno == ENOENT) return make_key(dir, fault);
+    if (fd < 0)
+        return fault_set(fault, ERR_IO, "state-dir", "its key cannot be opened: %s",
+                         strerror(errno));
+    if ((st.st_mode & 077) != 0)
+        code = fault_set(fault, ERR_INVALID, "state-dir",
+                         "its key may be read by others; make its mode 0600");
+    else if (st.st_size != (off_t)sizeof dir->key ||
+             read_all(dir, fd, (char *)dir->key, sizeof dir->key) != 0)
+        code = fault_set(fault, ERR_INVALID, "state-dir", "its key is not %zu bytes long",
+                         sizeof dir->key);
+    close(fd);
+    return code;
+}
+
+int state_dir_open(struct state_dir *dir, const char *path, struct fault *fault) {
+    dir->path = path;
+    dir->fd = dir->lock_file = -1;
+    atomic_init(&dir->progress, 0);
+    int code = open_path(dir, fault);
+    if (code == 0) code = take_lock(dir, fault);
+    if (code == 0) code = load_key(dir, fault);
+    return code;
+}
+
+void state_dir_close(struct state_dir *dir) {
+    if (dir->lock_file >= 0) close(dir->lock_file);
+    if (dir->fd >= 0) close(dir->fd);
+}
+
+/* ---- What is there --------------------------------------------------------------------------- */
+
+static int list_entry(const struct state_dir *dir, const char *name, state_dir_visit *visit,
+                      void *arg) {
+    uint64_t id;
+    if (parse_name(name, "state", &id)) return visit(arg, id, false);
+    if (parse_name(name, "bad", &id)) return visit(arg, id, true);
+    if (name[0] == '.' && parse_name(name + 1, "tmp", &id)) unlinkat(dir->fd, name, 0);
+    return 0;
+}
+
+int state_dir_list(const struct state_dir *dir, state_dir_visit *visit, void *arg,
+                   struct fault *fault) {
+    int fd = openat(dir->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *list = fd >= 0 ? fdopendir(fd) : NULL;
+    const struct dirent *entry;
+    int code = 0;
+    if (list == NULL) {
+        if (fd >= 0) close(fd);
+        return fault_set(fault, ERR_IO, "state-dir", "cannot be listed: %s", strerror(errno));
+    }
+    while (code == 0 && (entry = readdir(list)) != NULL)
+        code = list_entry(dir, entry->d_name, visit, arg);
+    closedir(list);
+    return code;
+}
+
+bool state_dir_stat(const struct state_dir *dir, uint64_t id, bool bad,
+                    struct state_dir_file *out) {
+    char name[NAME_BYTES];
+    struct stat st;
+    name_of(id, bad ? "bad" : "state", name);
+    if (fstatat(dir->fd, name, &st, AT_SYMLINK_NOFOLLOW) != 0) return false;
+    *out = (struct state_dir_file){st.st_size, st.st_mtime};
+    return true;
+}
+
+/* ---- Reading --------------------------------------------------------------------------------- */
+
+int state_dir_read_head(struct state_dir *dir, uint64_t id, struct state_dir_file *out,
+                        struct state_head *head, struct fault *fault) {
+    char name[NAME_BYTES], bytes[STATE_HEAD_BYTES];
+    struct stat st;
+    name_of(id, "state", name);
+    int fd = open_regular(dir, name, &st);
+    if (fd < 0) return fault_set(fault, ERR_IO, name, "%s", strerror(errno));
+    *out = (struct state_dir_file){st.st_size, st.st_mtime};
+    int code = 0;
+    if ((size_t)st.st_size < sizeof bytes)
+        code = fault_set(fault, ERR_MALFORMED, name, "torn: shorter than its head");
+    else if (read_all(dir, fd, bytes, sizeof bytes) != 0)
+        code = fault_set(fault, ERR_IO, name, "cannot be read");
+    else
+        code = state_parse_head(bytes, sizeof bytes, head, fault);
+    close(fd);
+    if (code == 0 && head->file_size != (uint64_t)st.st_size)
+        code = fault_set(fault, ERR_MALFORMED, name, "torn: not as long as its head says");
+    if (code == 0 && head->id != id)
+        code = fault_set(fault, ERR_MALFORMED, name, "it belongs to another name");
+    return code;
+}
+
+int state_dir_read(struct state_dir *dir, uint64_t id, char **data, struct state_view *view,
+                   struct fault *fault) {
+    char name[NAME_BYTES];
+    struct stat st;
+    name_of(id, "state", name);
+    int fd = open_regular(dir, name, &st), code = 0;
+    if (fd < 0)
+        return fault_set(fault, errno == ENOENT ? ERR_NOTFOUND : ERR_IO, name, "%s",
+                         strerror(errno));
+    size_t size = (size_t)st.st_size;
+    *data = mem_try_alloc(size > 0 ? size : 1, 1);
+    if (*data == NULL)
+        code = fault_set(fault, ERR_NOMEM, name, "no memory for its %zu bytes", size);
+    else if (read_all(dir, fd, *data, size) != 0)
+        code = fault_set(fault, ERR_IO, name, "cannot be read");
+    (void)futimens(fd, NULL); /* only its place in the order of deletion depends on it */
+    close(fd);
+    if (code == 0) code = state_check_seal(*data, size, dir->key, fault);
+    if (code == 0) code = state_parse(*data, size, view, fault);
+    if (code == 0 && view->head.id != id)
+        code = fault_set(fault, ERR_INVALID, name, "it belongs to another name");
+    return code;
+}
+
+/* ---- Writing --------------------------------------------------------------------------------- */
+
+static int write_temporary(struct state_dir *dir, const char *name, const char *data, size_t size) {
+    int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+    int fd = openat(dir->fd, name, flags, 0600);
+    if (fd < 0) return ERR_IO;
+    int code = write_all(dir, fd, data, size);
+    if (code == 0 && fsync(fd) != 0) code = ERR_IO;
+    if (close(fd) != 0) code = ERR_IO;
+    return code;
+}
+
+int state_dir_write(struct state_dir *dir, uint64_t id, char *data, size_t size) {
+    char name[NAME_BYTES], temporary[NAME_BYTES + 1] = ".";
+    name_of(id, "state", name);
+    name_of(id, "tmp", temporary + 1);
+    state_seal(data, size, dir->key);
+    int code = write_temporary(dir, temporary, data, size);
+    if (code == 0 && (renameat(dir->fd, temporary, dir->fd, name) != 0 || fsync(dir->fd) != 0))
+        code = ERR_IO;
+    if (code == 0) return 0;
+    log_warn("state file %s cannot be written: %s", name, strerror(errno));
+    unlinkat(dir->fd, temporary, 0);
+    return code;
+}
+
+bool state_dir_put_aside(const struct state_dir *dir, uint64_t id, const char *why) {
+    char name[NAME_BYTES], bad[NAME_BYTES];
+    name_of(id, "state", name);
+    name_of(id, "bad", bad);
+    log_error("state file %s refused: %s; kept as %s", name, why, bad);
+    if (renameat(dir->fd, name, dir->fd, bad) == 0) return true;
+    log_warn("state file %s cannot be renamed: %s", name, strerror(errno));
+    return false;
+}
+
+void state_dir_delete(const struct state_dir *dir, uint64_t id, bool bad) {
+    char name[NAME_BYTES];
+    name_of(id, bad ? "bad" : "state", name);
+    if (unlinkat(dir->fd, name, 0) != 0 && errno != ENOENT)
+        log_warn("state file %s cannot be deleted: %s", name, strerror(errno));
+}
+
+void state_dir_sync(struct state_dir *dir) {
+    (void)fsync(dir->fd);
+    atomic_fetch_add(&dir->progress, 1);
+}

@@ -1,0 +1,116 @@
+#include "engine/store_index.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+static struct store_file **bucket_of_id(struct store_index *index, uint64_t id) {
+    return &index->by_id[id % STORE_FILES_MAX];
+}
+
+/* Spaces are secret hashes: nobody fills another's bucket by choosing prompts. */
+static size_t prompt_bucket(const uint8_t space[16], uint64_t hash) {
+    uint64_t secret;
+    memcpy(&secret, space, sizeof secret);
+    return (hash ^ secret) % STORE_FILES_MAX;
+}
+
+static struct store_file **bucket_of_prompt(struct store_index *index,
+                                            const struct store_file *file) {
+    return &index->by_prompt[prompt_bucket(file->head.space, file->head.prompt_hash)];
+}
+
+struct store_file *store_index_find(const struct store_index *index, uint64_t id, bool bad) {
+    struct store_file *file = index->by_id[id % STORE_FILES_MAX];
+    while (file != NULL && (file->head.id != id || file->bad != bad)) file = file->next_of_id;
+    return file;
+}
+
+struct store_file *store_index_of_prompt(const struct store_index *index, const uint8_t space[16],
+                                         uint64_t hash) {
+    return index->by_prompt[prompt_bucket(space, hash)];
+}
+
+static void unlink_age(struct store_index *index, struct store_file *file) {
+    *(file->older != NULL ? &file->older->newer : &index->oldest) = file->newer;
+    *(file->newer != NULL ? &file->newer->older : &index->newest) = file->older;
+}
+
+static void link_newest(struct store_index *index, struct store_file *file) {
+    file->older = index->newest;
+    file->newer = NULL;
+    *(index->newest != NULL ? &index->newest->newer : &index->oldest) = file;
+    index->newest = file;
+}
+
+void store_index_drop(struct store_index *index, struct store_file *file) {
+    struct store_file **link = bucket_of_id(index, file->head.id);
+    while (*link != file) link = &(*link)->next_of_id;
+    *link = file->next_of_id;
+    link = bucket_of_prompt(index, file);
+    while (*link != file) link = &(*link)->next_of_prompt;
+    *link = file->next_of_prompt;
+    unlink_age(index, file);
+    index->count--;
+    index->changes++;
+    index->bytes -= file->bytes;
+    index->ours -= file->ours;
+    mem_free(file);
+}
+
+int store_index_add(struct store_index *index, const struct store_file *copy) {
+    if (index->count >= STORE_FILES_MAX) return ERR_LIMIT;
+    struct store_file *file = mem_try_alloc(1, sizeof *file);
+    if (file == NULL) return ERR_NOMEM;
+    *file = *copy;
+    struct store_file **of_id = bucket_of_id(index, file->head.id);
+    struct store_file **of_prompt = bucket_of_prompt(index, file);
+    file->next_of_id = *of_id;
+    *of_id = file;
+    file->next_of_prompt = *of_prompt;
+    *of_prompt = file;
+    link_newest(index, file);
+    index->count++;
+    index->changes++;
+    index->bytes += file->bytes;
+    index->ours += file->ours;
+    return 0;
+}
+
+static int compare_age(const void *a, const void *b) {
+    const struct store_file *x = *(struct store_file *const *)a,
+                            *y = *(struct store_file *const *)b;
+    return (x->used_unix > y->used_unix) - (x->used_unix < y->used_unix);
+}
+
+int store_index_sort(struct store_index *index) {
+    size_t count = 0;
+    if (index->count == 0) return 0;
+    struct store_file **all = mem_try_alloc((size_t)index->count, sizeof(struct store_file *));
+    if (all == NULL) return ERR_NOMEM;
+    for (struct store_file *file = index->oldest; file != NULL; file = file->newer)
+        all[count++] = file;
+    qsort(all, count, sizeof *all, compare_age);
+    index->oldest = index->newest = NULL;
+    for (size_t i = 0; i < count; i++) link_newest(index, all[i]);
+    mem_free(all);
+    return 0;
+}
+
+void store_index_refuse(struct store_index *index, struct store_file *file, bool aside) {
+    index->ours -= file->ours;
+    index->changes++;
+    file->bad = aside;
+    file->ours = false;
+}
+
+void store_index_touch(struct store_index *index, struct store_file *file, int64_t now_unix) {
+    file->used_unix = now_unix;
+    unlink_age(index, file);
+    link_newest(index, file);
+}
+
+void store_index_close(struct store_index *index) {
+    while (index->oldest != NULL) store_index_drop(index, index->oldest);
+}
