@@ -139,24 +139,30 @@ static __global__ void k_look_sees(const struct look_args a) {
 /* ---- The first pass ---------------------------------------------------------------------------
  */
 
+/* A warp, each lane with N of the logits: their share of a softmax. */
+template <int N> static __device__ __forceinline__ struct look_stat warp_stat(const float (&x)[N]) {
+    float most = -INFINITY, sum = 0;
+#pragma unroll
+    for (int i = 0; i < N; i++) most = fmaxf(most, x[i]);
+    for (int by = 16; by > 0; by /= 2) most = fmaxf(most, __shfl_xor_sync(WARP_ALL, most, by));
+    float base = most == -INFINITY ? 0 : most;
+#pragma unroll
+    for (int i = 0; i < N; i++) sum = __fadd_rn(sum, ptx_exp2(__fadd_rn(x[i], -base)));
+    for (int by = 16; by > 0; by /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(WARP_ALL, sum, by));
+    return {most, sum};
+}
+
 /* A warp: the chunk's share of one softmax. */
 static __device__ struct look_stat vector_stat(const struct work &w, const struct look_args &a,
                                                int vector, int lane) {
-    float x[PRODUCT_KEYS / 32], most = -INFINITY, sum = 0;
+    float x[PRODUCT_KEYS / 32];
     int low = w.sees[vector / w.width].low - w.base, high = w.sees[vector / w.width].high - w.base;
 #pragma unroll
     for (int i = 0; i < PRODUCT_KEYS / 32; i++) {
         int key = lane + 32 * i;
         x[i] = key >= low && key < high ? vector_logit(w, a, vector, key) : -INFINITY;
-        most = fmaxf(most, x[i]);
     }
-    for (int by = 16; by > 0; by /= 2) most = fmaxf(most, __shfl_xor_sync(WARP_ALL, most, by));
-    float base = most == -INFINITY ? 0 : most;
-#pragma unroll
-    for (int i = 0; i < PRODUCT_KEYS / 32; i++)
-        sum = __fadd_rn(sum, ptx_exp2(__fadd_rn(x[i], -base)));
-    for (int by = 16; by > 0; by /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(WARP_ALL, sum, by));
-    return {most, sum};
+    return warp_stat(x);
 }
 
 /* Two shares of one softmax. */
@@ -170,20 +176,13 @@ static __device__ __forceinline__ struct look_stat stat_fold(struct look_stat x,
 /* A warp: the share of the `many` members in hand. */
 static __device__ struct look_stat members_stat(const struct work &w, const struct look_args &a,
                                                 int vector, int many, int lane) {
-    float x[CLASS_KEYS / 32], most = -INFINITY, sum = 0;
+    float x[CLASS_KEYS / 32];
 #pragma unroll
     for (int i = 0; i < CLASS_KEYS / 32; i++) {
         int at = lane + 32 * i;
         x[i] = at < many ? member_logit(w, a, vector, at) : -INFINITY;
-        most = fmaxf(most, x[i]);
     }
-    for (int by = 16; by > 0; by /= 2) most = fmaxf(most, __shfl_xor_sync(WARP_ALL, most, by));
-    float base = most == -INFINITY ? 0 : most;
-#pragma unroll
-    for (int i = 0; i < CLASS_KEYS / 32; i++)
-        sum = __fadd_rn(sum, ptx_exp2(__fadd_rn(x[i], -base)));
-    for (int by = 16; by > 0; by /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(WARP_ALL, sum, by));
-    return {most, sum};
+    return warp_stat(x);
 }
 
 /* Those of the chunk's members on top of what is in `to`; a vector is always the same warp's. */

@@ -4,16 +4,17 @@
 
 #include "both.h"
 
+static const struct kern_cache_options small = {.layers = 1,
+                                                .heads_q = 2,
+                                                .heads_kv = 1,
+                                                .head_dim = 64,
+                                                .dtype = KERN_BF16,
+                                                .pages = 20,
+                                                .slots = 2,
+                                                .max_positions = 100};
+
 /* Every allocation of opening may fail; nothing stays behind (the leak checker looks). */
 Test(emu_alloc, opening_survives_every_failed_allocation) {
-    struct kern_cache_options options = {.layers = 1,
-                                         .heads_q = 2,
-                                         .heads_kv = 1,
-                                         .head_dim = 64,
-                                         .dtype = KERN_BF16,
-                                         .pages = 10,
-                                         .slots = 2,
-                                         .max_positions = 100};
     int failures = 0;
     for (int n = 0; n < 40; n++) {
         struct kern *kern;
@@ -21,7 +22,7 @@ Test(emu_alloc, opening_survives_every_failed_allocation) {
         struct cuda_options cuda = {.device = 0};
         MUST(cuda_open(&cuda, &kern, &fault));
         mem_fail_after(n);
-        int rc = kern->ops->cache_open(kern, &options, &fault);
+        int rc = kern->ops->cache_open(kern, &small, &fault);
         bool pending = mem_fail_pending();
         mem_fail_after(-1);
         cr_assert_eq(rc, pending ? 0 : ERR_NOMEM, "allocation %d", n);
@@ -35,18 +36,10 @@ Test(emu_alloc, opening_survives_every_failed_allocation) {
  * it can be had later. */
 Test(emu_alloc, a_ring_that_cannot_be_had_is_one_sequences_trouble) {
     const struct kern_rule rule = {.score = KERN_SCORE_ATTENTION, .observe = {.window = 8}};
-    struct kern_cache_options options = {.layers = 1,
-                                         .heads_q = 2,
-                                         .heads_kv = 1,
-                                         .head_dim = 64,
-                                         .dtype = KERN_BF16,
-                                         .pages = 20,
-                                         .slots = 2,
-                                         .max_positions = 100};
     struct kern *kern;
     struct cuda_options cuda = {.device = 0};
     MUST(cuda_open(&cuda, &kern, NULL));
-    MUST(kern->ops->cache_open(kern, &options, NULL));
+    MUST(kern->ops->cache_open(kern, &small, NULL));
     for (int step = 0; step < 3; step++) {
         struct kern_span spans[] = {{.slot = 0, .count = 1, .pos = step, .rule = &rule},
                                     {.slot = 1, .row = 1, .count = 1, .rule = &rule}};
@@ -87,14 +80,6 @@ Test(emu_alloc, observing_steps_survive_every_failed_allocation) {
     static const struct kern_rule rules[] = {
         {.score = KERN_SCORE_ATTENTION, .observe = {.window = 8}},
         {.score = KERN_SCORE_ATTENTION, .observe = {.reduce = KERN_REDUCE_SUM}}};
-    struct kern_cache_options options = {.layers = 1,
-                                         .heads_q = 2,
-                                         .heads_kv = 1,
-                                         .head_dim = 64,
-                                         .dtype = KERN_BF16,
-                                         .pages = 20,
-                                         .slots = 2,
-                                         .max_positions = 100};
     int failures = 0, passes = 0;
     for (int n = 0; n < 12; n++) {
         struct kern *kern;
@@ -104,7 +89,7 @@ Test(emu_alloc, observing_steps_survive_every_failed_allocation) {
                                     {.slot = 1, .row = 3, .count = 2, .rule = &rules[1]}};
         struct kern_batch batch = {.spans = spans, .span_count = 2, .rows = 5};
         MUST(cuda_open(&cuda, &kern, NULL));
-        MUST(kern->ops->cache_open(kern, &options, NULL));
+        MUST(kern->ops->cache_open(kern, &small, NULL));
         mem_fail_after(n);
         int rc = kern->ops->begin_step(kern, &batch), later = kern->ops->sync(kern);
         mem_fail_after(-1);
