@@ -1,8 +1,8 @@
 /* One replica of the model: a backend, a scheduler with its pool, and the thread that runs them.
  *
  * An engine has one or several (data parallelism); they share the text and the state directory, and
- * nothing else that changes. What others may see of a replica (counts,
- * running sequences, conversations) is copied under its lock after every step.
+ * nothing else that changes. What others may see of a replica (counts, running sequences,
+ * conversations) is copied under its lock after every step.
  *
  * Threads: open, start, stop and close belong to the engine's owner; submit and order_delete to the
  * loop; the rest of the functions to anybody. `sched`, `kern` and `model` are the replica's

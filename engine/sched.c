@@ -394,8 +394,7 @@ static enum admission admit(struct sched *sched, struct engine_job *job) {
         return refuse(job, ERR_LIMIT, "more choices than can run at once");
     sched->needs_store = false;
     if (sched->running + choices > options->sequences_max) return WAIT;
-    if (sched->free_slot_count <
-        choices) { /* conversations have them that are still to be written */
+    if (sched->free_slot_count < choices) { /* those that are still to be written have them */
         sched->needs_store = true;
         return WAIT;
     }

@@ -18,6 +18,7 @@
 #include "server/oai.h"
 #include "server/server.h"
 #include "server/stats.h"
+#include "server/systemd.h"
 #include "server/watchdog.h"
 
 #define ID_BYTES         48  /* "chatcmpl-" and 32 digits */
@@ -218,6 +219,7 @@ struct server {
     struct keys keys;
     int64_t queue_tokens; /* reserved by requests that wait */
     struct watchdog watchdog;
+    struct systemd_queue announced; /* loop thread */
     struct conn *conns;
     int conn_count;
     uint64_t conn_total;   /* accepted since the start */

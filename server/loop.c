@@ -131,9 +131,9 @@ static void begin_drain(struct server *server, int64_t now_ns) {
     server->drain_end = "the drain time is over";
     if (server->accepted == 0) server_all_submitted(server);
     /* The manager's own patience may be shorter than ours. */
-    systemd_announce("STOPPING=1\nSTATUS=Draining %d requests\nEXTEND_TIMEOUT_USEC=%lld",
-                     server->exchanges,
-                     (server->options.now.drain_seconds + DRAIN_EXTRA_SECONDS) * 1000000LL);
+    systemd_announce(
+        &server->announced, "STOPPING=1\nSTATUS=Draining %d requests\nEXTEND_TIMEOUT_USEC=%lld",
+        server->exchanges, (server->options.now.drain_seconds + DRAIN_EXTRA_SECONDS) * 1000000LL);
 }
 
 /* The first signal lets accepted requests finish, a second one cuts them off. */
@@ -160,11 +160,12 @@ static void check_engine(struct server *server, int64_t now_ns) {
 }
 
 static void on_hangup(uv_signal_t *handle, int number) {
-    const struct server *server = handle->data;
+    struct server *server = handle->data;
     (void)number;
-    systemd_announce("RELOADING=1\nMONOTONIC_USEC=%lld", (long long)(clock_ns() / 1000));
+    systemd_announce(&server->announced, "RELOADING=1\nMONOTONIC_USEC=%lld",
+                     (long long)(clock_ns() / 1000));
     server->options.reload(server->options.arg);
-    systemd_announce("READY=1");
+    systemd_announce(&server->announced, "READY=1");
 }
 
 /* Only an engine that does its work feeds the watchdog. */
@@ -193,7 +194,7 @@ static void on_tick(uv_timer_t *tick) {
     poll_jobs(server, now_ns); /* comments on silent streams */
     conn_tick(server, now_ns);
     pump(server);
-    systemd_repeat();
+    systemd_repeat(&server->announced);
     feed_watchdog(server, now_ns);
     check_engine(server, now_ns);
     check_drain(server, now_ns);
@@ -428,7 +429,8 @@ int server_start(struct server *server, struct engine *engine, struct fault *fau
     if (!rc) rc = start_daemon(server, fault);
     if (rc) return rc;
     start_handles(server);
-    systemd_announce("READY=1\nSTATUS=Serving %s at %s", server->rules.names[0], server->url);
+    systemd_announce(&server->announced, "READY=1\nSTATUS=Serving %s at %s", server->rules.names[0],
+                     server->url);
     return 0;
 }
 

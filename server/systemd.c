@@ -11,9 +11,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define FIRST_FD      3 /* SD_LISTEN_FDS_START */
-#define TEXT_BYTES    512
-#define ANNOUNCED_MAX 8
+#define FIRST_FD 3 /* SD_LISTEN_FDS_START */
 
 /* A path, or an abstract name when it begins with '@'. */
 static bool notify_address(struct sockaddr_un *address, socklen_t *size) {
@@ -47,7 +45,7 @@ static bool say(const char *text) {
 }
 
 void systemd_notify(const char *format, ...) {
-    char text[TEXT_BYTES];
+    char text[SYSTEMD_TEXT_BYTES];
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
@@ -55,25 +53,21 @@ void systemd_notify(const char *format, ...) {
     (void)say(text);
 }
 
-/* Not said yet, in order. */
-static char announced[ANNOUNCED_MAX][TEXT_BYTES];
-static int announced_count;
-
-static void drop_first(void) {
-    memmove(announced[0], announced[1], (size_t)--announced_count * TEXT_BYTES);
+static void drop_first(struct systemd_queue *queue) {
+    memmove(queue->texts[0], queue->texts[1], (size_t)--queue->count * SYSTEMD_TEXT_BYTES);
 }
 
-void systemd_repeat(void) {
-    while (announced_count > 0 && say(announced[0])) drop_first();
+void systemd_repeat(struct systemd_queue *queue) {
+    while (queue->count > 0 && say(queue->texts[0])) drop_first(queue);
 }
 
-void systemd_announce(const char *format, ...) {
+void systemd_announce(struct systemd_queue *queue, const char *format, ...) {
     va_list args;
-    if (announced_count == ANNOUNCED_MAX) drop_first(); /* what came later counts more */
+    if (queue->count == SYSTEMD_QUEUE_MAX) drop_first(queue); /* what came later counts more */
     va_start(args, format);
-    vsnprintf(announced[announced_count++], TEXT_BYTES, format, args);
+    vsnprintf(queue->texts[queue->count++], SYSTEMD_TEXT_BYTES, format, args);
     va_end(args);
-    systemd_repeat();
+    systemd_repeat(queue);
 }
 
 static long long env_number(const char *name) {

@@ -11,10 +11,22 @@
 
 /* "WATCHDOG=1\nSTATUS=...": lines of NAME=value. Never waits: said again soon, or of no weight. */
 void systemd_notify(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* The same for what is said once and acted upon (READY, RELOADING, STOPPING): when the manager's
- * queue is full, it waits here, and systemd_repeat says it. Both on one thread. */
-void systemd_announce(const char *format, ...) __attribute__((format(printf, 1, 2)));
-void systemd_repeat(void);
+
+#define SYSTEMD_TEXT_BYTES 512
+#define SYSTEMD_QUEUE_MAX  8
+
+/* What is not said yet, in order; begins as zeros. */
+struct systemd_queue {
+    char texts[SYSTEMD_QUEUE_MAX][SYSTEMD_TEXT_BYTES];
+    int count;
+};
+
+/* The same for what is said once and acted upon (READY, RELOADING, STOPPING): while the manager has
+ * no room it waits in the queue, and systemd_repeat says it; when that is full, the first goes.
+ * Both on the queue's one thread. */
+void systemd_announce(struct systemd_queue *queue, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+void systemd_repeat(struct systemd_queue *queue);
 
 /* How long the manager waits for WATCHDOG=1 before it kills us; 0: not at all. */
 int64_t systemd_watchdog_ns(void);
