@@ -165,7 +165,10 @@ static struct kern_cache_options cache_options(const struct engine *e, enum kern
                                        .slots = so->sequences_max + so->conversations_max,
                                        .max_positions = e->info.max_model_len,
                                        .rank_cap = (float)e->options.kv_rank_cap / 100,
-                                       .inv_freq = config->inv_freq};
+                                       .inv_freq = config->inv_freq,
+                                       .rows_max = so->rows_max,
+                                       .logits_max = so->logits_max,
+                                       .vocab = config->vocab};
 }
 
 /* A device of one's own: all that fits beside the weights. */

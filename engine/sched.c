@@ -330,10 +330,7 @@ static void start(struct sched *sched, const struct sched_entry *entry, struct s
     struct engine_job *job = entry->job;
     for (int i = 0; i < job->choice_count; i++) {
         struct sequence *seq = opened[i];
-        if (i > 0) {
-            seq->leader = opened[0];
-            seq->slot = sched_take_slot(sched);
-        }
+        if (i > 0) seq->leader = opened[0];
         seq->pages_reserved = entry->pages;
         sched->pages_reserved += entry->pages;
         sched->order[sched->running++] = (int)(seq - sched->sequences);
@@ -357,10 +354,15 @@ static void plan_pages(const struct sched *sched, struct sched_entry *entry) {
     entry->pages = pages_for(&sched->options, &entry->kv, 0, request, 0);
 }
 
-/* What the rule needs beside pages, so that a step cannot fail for want of it. */
-static int prepare(struct sched *sched, const struct sequence *seq) {
+/* What the rule needs beside pages, for every choice, so that neither a step nor a fork can fail
+ * for want of it. */
+static int prepare(struct sched *sched, struct sequence **opened, int count) {
     struct kern *kern = sched->options.kern;
-    return kern->ops->prepare ? kern->ops->prepare(kern, seq->slot, &seq->kv.rule) : 0;
+    int code = 0;
+    for (int i = 1; i < count; i++) opened[i]->slot = sched_take_slot(sched);
+    for (int i = 0; kern->ops->prepare && i < count && code == 0; i++)
+        code = kern->ops->prepare(kern, opened[i]->slot, &opened[i]->kv.rule);
+    return code;
 }
 
 static enum admission enter(struct sched *sched, const struct sched_entry *entry, bool used_up) {
@@ -372,13 +374,15 @@ static enum admission enter(struct sched *sched, const struct sched_entry *entry
         opened[0]->slot = sched_take_slot(sched);
     else
         code = sched_go_on(sched, opened[0], entry, used_up);
-    if (code == 0) code = prepare(sched, opened[0]);
+    if (code == 0) code = prepare(sched, opened, job->choice_count);
     if (code == 0) {
         start(sched, entry, opened);
         return ADMITTED;
     }
-    sched_release_slot(sched, opened[0]->slot);
-    for (int i = 0; i < job->choice_count; i++) seq_close(opened[i]);
+    for (int i = 0; i < job->choice_count; i++) {
+        if (opened[i]->slot >= 0) sched_release_slot(sched, opened[i]->slot);
+        seq_close(opened[i]);
+    }
     return refuse(job, code,
                   code == ERR_NOMEM ? "no memory for the request"
                                     : "the conversation's cache could not be continued");

@@ -22,18 +22,6 @@ struct kern_trace *trace_begin(struct sequence *seq, int64_t streams) {
     return &seq->trace;
 }
 
-void trace_end(struct sequence *seq) {
-    struct engine_eviction *eviction = seq->eviction;
-    if (eviction == NULL) return;
-    size_t used = (seq->trace.entries + 1) * sizeof *eviction->positions;
-    int32_t *positions = mem_try_realloc(eviction->positions, used, used);
-    if (positions != NULL) eviction->positions = positions;
-    struct engine_eviction **link = &seq->job->kv.evictions;
-    while (*link != NULL) link = &(*link)->next;
-    *link = eviction;
-    seq->eviction = NULL;
-}
-
 static void free_eviction(struct engine_eviction *eviction) {
     mem_free(eviction->positions);
     mem_free(eviction);
@@ -41,6 +29,23 @@ static void free_eviction(struct engine_eviction *eviction) {
 
 void trace_drop(struct sequence *seq) {
     if (seq->eviction != NULL) free_eviction(seq->eviction);
+    seq->eviction = NULL;
+}
+
+void trace_end(struct sequence *seq) {
+    struct engine_eviction *eviction = seq->eviction;
+    if (eviction == NULL) return;
+    if (seq->trace.lost) {
+        seq->job->kv.evictions_lost++;
+        trace_drop(seq);
+        return;
+    }
+    size_t used = (seq->trace.entries + 1) * sizeof *eviction->positions;
+    int32_t *positions = mem_try_realloc(eviction->positions, used, used);
+    if (positions != NULL) eviction->positions = positions;
+    struct engine_eviction **link = &seq->job->kv.evictions;
+    while (*link != NULL) link = &(*link)->next;
+    *link = eviction;
     seq->eviction = NULL;
 }
 

@@ -322,6 +322,10 @@ struct kern_cache_options {
     /* The rotation of the keys, [head_dim / 2], for rules with classes; lives as long as the cache.
      * NULL: keys are not rotated. */
     const float *inv_freq;
+    /* The largest step that comes: its rows, how many of them are sampled, from how many tokens.
+     * Opening takes what such steps need beside pages, so that none runs out of memory. 0: not
+     * known, and taken when it comes. */
+    int rows_max, logits_max, vocab;
 };
 
 struct kern_cache_info {
@@ -336,6 +340,7 @@ struct kern_trace {
     int32_t *positions; /* streams one after the other, ascending within each */
     size_t entries_max; /* room in positions; what the sequence holds always suffices */
     size_t entries;     /* out: sum of lengths; above entries_max positions are incomplete */
+    bool lost;          /* out: no memory to take it; the eviction happened all the same */
 };
 
 /* One sequence that is due. After it the sequence holds at most layers * heads_kv * keep entries,
@@ -477,8 +482,8 @@ struct kern_ops {
     int (*rule_check)(const struct kern_rule *rule, struct fault *fault);
     /* Takes what the rule needs for the slot beside pages (its remembered queries, on a device),
      * before the slot's first step with the rule; release gives it back. ERR_NOMEM concerns this
-     * sequence alone: a step that has to take it itself fails as a whole. A fork takes its own.
-     * NULL: nothing is needed. */
+     * sequence alone: a step that has to take it itself fails as a whole. A fork takes its own
+     * unless its slot was prepared. NULL: nothing is needed. */
     int (*prepare)(struct kern *kern, int slot, const struct kern_rule *rule);
     int (*begin_step)(struct kern *kern, const struct kern_batch *batch); /* takes the pages for all
                       layers; ERR_FULL takes none (a broken reservation: the caller logs it) */

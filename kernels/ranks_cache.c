@@ -274,7 +274,8 @@ int ranks_report(struct kern *kern, int slot, struct kern_report *report) {
 struct evicting {
     const struct kern_evict *due;
     int count;
-    bool traced; /* one sequence, each rank with a trace of its own */
+    bool traced;   /* one sequence, each rank with a trace of its own */
+    bool untraced; /* one that was to be traced: there is no memory for it */
     struct kern_trace trace[COMM_RANKS_MAX];
     int codes[COMM_RANKS_MAX];
 };
@@ -283,7 +284,7 @@ static void evict_on(struct ranks *ranks, struct kern *kern, int rank, void *arg
     (void)ranks;
     struct evicting *evicting = arg;
     struct kern_evict own = *evicting->due;
-    own.trace = &evicting->trace[rank];
+    own.trace = evicting->untraced ? NULL : &evicting->trace[rank];
     evicting->codes[rank] = evicting->traced
                                 ? kern->ops->evict(kern, &own, 1)
                                 : kern->ops->evict(kern, evicting->due, evicting->count);
@@ -294,22 +295,30 @@ static int evict_all(struct ranks *ranks, struct evicting *evicting) {
     return ranks_error(ranks, evicting->codes);
 }
 
+/* The record is lost, not the step. */
+static int evict_untraced(struct ranks *ranks, struct evicting *evicting) {
+    evicting->due->trace->lost = evicting->untraced = true;
+    return evict_all(ranks, evicting);
+}
+
 /* A rank notes what leaves its streams, at most what they hold. */
 static int evict_traced(struct ranks *ranks, struct evicting *evicting) {
     struct kern_trace *trace = evicting->due->trace;
     struct reporting reporting = {.slot = evicting->due->slot};
     size_t first[COMM_RANKS_MAX], all;
     int rc = report_lengths(ranks, &reporting);
+    if (rc == ERR_NOMEM) return evict_untraced(ranks, evicting);
     if (rc) return rc;
     (void)place_lists(ranks, first, &all);
     int32_t *positions = mem_try_alloc(all + 1, sizeof *positions);
-    if (!positions) return ERR_NOMEM;
+    if (!positions) return evict_untraced(ranks, evicting);
     for (int r = 0; r < ranks->count; r++)
         evicting->trace[r] = (struct kern_trace){.lengths = reporting.rank[r].lengths,
                                                  .positions = positions + first[r],
                                                  .entries_max = reporting.rank[r].entries};
     rc = evict_all(ranks, evicting);
-    if (!rc) {
+    for (int r = 0; r < ranks->count; r++) trace->lost = trace->lost || evicting->trace[r].lost;
+    if (!rc && !trace->lost) {
         trace->entries = 0;
         for (int stream = 0; stream < stream_count(ranks); stream++) {
             trace->lengths[stream] = own_length(ranks, stream);

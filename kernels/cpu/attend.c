@@ -12,13 +12,14 @@
 /* ---- Rows of a step ---------------------------------------------------------------------------
  */
 
-/* begin_step takes the room of the whole step, so that the operations after it cannot run out of
- * memory; who calls one of them by itself, as tests do, pays for it there. */
-int cpu_step_reserve(struct cpu *cpu, const struct kern_batch *batch) {
+/* Opening the cache takes the room of the largest step. Of a larger one begin_step takes it, so
+ * that the operations after it cannot run out of memory; who calls one of them by itself, as tests
+ * do, pays for it there. */
+int cpu_step_reserve(struct cpu *cpu, int row_count, int span_count) {
     const struct kern_cache_options *o = &cpu->cache.options;
-    size_t rows = (size_t)batch->rows, heads = (size_t)o->heads_kv;
+    size_t rows = (size_t)row_count, heads = (size_t)o->heads_kv;
     size_t lanes = rows * (size_t)(o->heads_q / o->heads_kv);
-    size_t items = (lanes / LANES_MIN + (size_t)batch->span_count) * heads;
+    size_t items = (lanes / LANES_MIN + (size_t)span_count) * heads;
     size_t angles = cpu->angle_pos.bytes;
     int rc = cpu_room_grow(&cpu->rows, rows * sizeof(struct cpu_row));
     if (!rc) rc = cpu_room_grow(&cpu->items, items * sizeof(struct cpu_attend_item));

@@ -9,6 +9,7 @@
 #include "kernels/cpu/alloc.h"
 #include "kernels/cpu/internal.h"
 #include "kernels/cpu/isa.h"
+#include "kernels/cpu/sample.h"
 
 /* Below this many floats touched, waking workers costs more than they save. */
 #define SERIAL_COST 32768
@@ -105,6 +106,15 @@ static void run_items(void *ctx, int count, cpu_item *fn, void *arg) {
     cpu_pool_run(cpu->pool, do_items, &items);
 }
 
+/* What steps up to the largest need beside pages; rank 0 samples. */
+static int reserve_steps(struct cpu *cpu, const struct kern_cache_options *options) {
+    int spans = options->rows_max < options->slots ? options->rows_max : options->slots;
+    size_t sampling = cpu->comm->rank == 0 ? cpu_sample_scratch_bytes(options->vocab) : 0;
+    int rc = cpu_scratch_grow(cpu, cpu->kernels->attend_scratch(&cpu->cache.options));
+    if (!rc) rc = cpu_scratch_grow(cpu, sampling);
+    return rc ? rc : cpu_step_reserve(cpu, options->rows_max, spans);
+}
+
 static int op_cache_open(struct kern *kern, const struct kern_cache_options *options,
                          struct fault *fault) {
     struct cpu *cpu = cpu_of(kern);
@@ -115,7 +125,7 @@ static int op_cache_open(struct kern *kern, const struct kern_cache_options *opt
     CHECK(options->heads_q % options->heads_kv == 0);
     int rc = cpu_cache_open_rank(&cpu->cache, options, cpu->comm, cpu->threads, fault);
     if (rc) return rc;
-    rc = cpu_scratch_grow(cpu, cpu->kernels->attend_scratch(&cpu->cache.options));
+    rc = reserve_steps(cpu, options);
     if (rc) {
         cpu_cache_close(&cpu->cache);
         return fault_set(fault, rc, "", "no memory beside the key/value cache");
@@ -129,7 +139,8 @@ static int op_cache_open(struct kern *kern, const struct kern_cache_options *opt
 
 static int op_begin_step(struct kern *kern, const struct kern_batch *batch) {
     struct cpu *cpu = cpu_of(kern);
-    int rc = cpu->comm->ops->agree(cpu->comm, cpu_step_reserve(cpu, batch));
+    int rc =
+        cpu->comm->ops->agree(cpu->comm, cpu_step_reserve(cpu, batch->rows, batch->span_count));
     return rc < 0 ? rc : cpu_cache_begin_step(&cpu->cache, batch);
 }
 

@@ -218,8 +218,8 @@ static inline void cpu_note(struct cpu *cpu, int code) {
 /* 0 or ERR_NOMEM (the old room stays). */
 int cpu_room_grow(struct cpu_room *room, size_t bytes);
 void cpu_room_must(struct cpu_room *room, size_t bytes);
-int cpu_scratch_grow(struct cpu *cpu, size_t bytes);                   /* every worker's */
-int cpu_step_reserve(struct cpu *cpu, const struct kern_batch *batch); /* 0 or ERR_NOMEM */
+int cpu_scratch_grow(struct cpu *cpu, size_t bytes);                  /* every worker's */
+int cpu_step_reserve(struct cpu *cpu, int row_count, int span_count); /* 0 or ERR_NOMEM */
 const struct cpu_row *cpu_rows(struct cpu *cpu, const struct kern_batch *batch);
 
 /* work(arg, worker) on all workers, or on the caller alone when `cost` (about one per float

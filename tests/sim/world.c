@@ -209,7 +209,10 @@ static void open_cache(struct world *w, const struct world_options *o,
                                        .dtype = KERN_F32,
                                        .pages = o->pages,
                                        .slots = o->sequences + o->conversations,
-                                       .max_positions = WORLD_POSITIONS};
+                                       .max_positions = WORLD_POSITIONS,
+                                       .rows_max = o->rows,
+                                       .logits_max = o->logits,
+                                       .vocab = WORLD_VOCAB};
     CHECK_MSG(w->ops.cache_open(w->kern, &cache, &fault) == 0, "%s", fault.text);
 }
 

@@ -372,3 +372,44 @@ Test(ranks, opening_may_fail_anywhere) {
     }
     cr_assert_gt(failures, 4);
 }
+
+/* Without memory for the record of what went the eviction happens all the same. */
+Test(ranks, a_trace_without_memory_is_lost_and_nothing_else) {
+    enum { TOKENS = 40, KEEP = 16, LAYERS = 2, HEADS = 2, STREAMS = LAYERS * HEADS };
+    const struct cpu_options cpu = {.path = "portable", .threads = 1};
+    const struct kern_cache_options cache = {.layers = LAYERS,
+                                             .heads_q = HEADS,
+                                             .heads_kv = HEADS,
+                                             .head_dim = 16,
+                                             .pages = 64,
+                                             .slots = 1,
+                                             .max_positions = 64,
+                                             .rows_max = TOKENS,
+                                             .vocab = 10};
+    const struct kern_rule rule = {.sinks = 2};
+    const struct kern_span span = {.count = TOKENS, .rule = &rule};
+    const struct kern_batch batch = {.spans = &span, .rows = TOKENS, .span_count = 1};
+    int32_t lengths[STREAMS], positions[STREAMS * TOKENS];
+    for (int turn = 0; turn < 2; turn++) {
+        struct kern *kern = NULL;
+        struct fault fault = {0};
+        struct kern_report held = {0};
+        struct kern_trace trace = {
+            .lengths = lengths, .positions = positions, .entries_max = STREAMS * TOKENS};
+        const struct kern_evict due = {
+            .tokens = TOKENS, .keep = KEEP, .rule = &rule, .trace = &trace};
+        cr_assert_eq(ranks_open_cpu(&cpu, 2, &kern, &fault), 0);
+        cr_assert_eq(kern->ops->cache_open(kern, &cache, &fault), 0, "%s", fault.text);
+        mem_fail_after(0);
+        cr_assert_eq(kern->ops->begin_step(kern, &batch), 0); /* its room is there */
+        cr_assert(mem_fail_pending());
+        mem_fail_after(turn - 1);
+        cr_assert_eq(kern->ops->evict(kern, &due, 1), 0);
+        mem_fail_after(-1);
+        cr_assert_eq(trace.lost, turn == 1);
+        cr_assert_eq(kern->ops->report(kern, 0, &held), 0);
+        cr_assert_eq((int)held.entries, STREAMS * KEEP);
+        if (!trace.lost) cr_assert_eq((int)trace.entries, STREAMS * (TOKENS - KEEP));
+        kern->ops->close(kern);
+    }
+}
