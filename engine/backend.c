@@ -8,15 +8,25 @@
 
 #ifdef KEEPD_CUDA
 #include "kernels/cuda/cuda.h"
+#endif
 
+static int replica_count(const struct backend_options *options) {
+    return options->replicas > 0 ? options->replicas : 1;
+}
+
+static int rank_count(const struct backend_options *options) {
+    return options->ranks > 0 ? options->ranks : 1;
+}
+
+#ifdef KEEPD_CUDA
 static const bool with_cuda = true;
 
 static int open_cuda(const struct backend_options *options, int replica, struct kern **out,
                      struct fault *fault) {
-    int ranks = options->ranks > 0 ? options->ranks : 1;
-    const struct cuda_options cuda = {.device = replica * ranks};
-    int code = cuda_probe(fault);
-    return code ? code : cuda_open_ranks(&cuda, ranks, false, out, fault);
+    int devices[COMM_RANKS_MAX], ranks = rank_count(options);
+    const struct cuda_options cuda = {0};
+    int code = cuda_place_ranks(replica_count(options), ranks, replica, devices, fault);
+    return code ? code : cuda_open_ranks(&cuda, devices, ranks, out, fault);
 }
 #else
 static const bool with_cuda = false;
@@ -35,18 +45,13 @@ int backend_threads(int wanted) {
     return sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
 }
 
-static int replica_count(const struct backend_options *options) {
-    return options->replicas > 0 ? options->replicas : 1;
-}
-
 /* All get equally many threads: sums must not depend on which replica makes them. */
 static int open_cpu(const struct backend_options *options, int replica, struct kern **out,
                     struct fault *fault) {
     int threads = backend_threads(options->threads), replicas = replica_count(options);
     const struct cpu_options cpu = {.path = options->cpu_path, .threads = threads / replicas};
     (void)replica;
-    if (threads >= replicas)
-        return ranks_open_cpu(&cpu, options->ranks > 0 ? options->ranks : 1, out, fault);
+    if (threads >= replicas) return ranks_open_cpu(&cpu, rank_count(options), out, fault);
     return fault_set(fault, ERR_INVALID, "data-parallel-size",
                      "each of %d replicas needs a compute thread; there are %d", replicas, threads);
 }

@@ -8,9 +8,10 @@ struct backend_options {
     const char *device;   /* "auto", "cpu", "cuda"; NULL = auto: CUDA where there is a device */
     const char *cpu_path; /* see kernels/cpu/cpu.h */
     int threads;          /* of all replicas together; 0 = the cores */
-    int replicas;         /* instances to open, 0 = 1: each has a device of its own, or an equal
+    int replicas;         /* instances to open, 0 = 1: each has devices of its own, or an equal
                              share of the threads */
-    int ranks;            /* of each instance (kernels/ranks.h), 0 = 1: a device for each */
+    int ranks;            /* of each instance (kernels/ranks.h), 0 = 1: a device for each, which
+                             cuda_place_ranks (kernels/cuda/cuda.h) gives out */
 };
 
 /* Compute threads that the option's value means: itself, or the cores this process may use. */

@@ -35,12 +35,19 @@ uint64_t cuda_queued(struct kern *kern);
 uint64_t cuda_replays(struct kern *kern);
 int cuda_open(const struct cuda_options *options, struct kern **out, struct fault *fault);
 
-/* Backends as ranks of one (kernels/ranks.h), on devices from the options' on, one each.
- * `together`: all on that one, to test what else takes several. ERR_NOTFOUND: there are fewer
- * devices; ERR_UNSUPPORTED: several devices in a build without NCCL. One rank is a backend like any
- * other. */
-int cuda_open_ranks(const struct cuda_options *options, int ranks, bool together, struct kern **out,
-                    struct fault *fault);
+/* Which devices the ranks of a replica have -> devices[ranks]: the one place where they are given
+ * out. Replica i of n ranks has n in a row, rank r number i * n + r, as CUDA numbers them
+ * (CUDA_VISIBLE_DEVICES chooses and orders); no two ranks share one. ERR_INVALID: not 1, 2, 4 or 8
+ * ranks. ERR_NOTFOUND: none, or too few for all `replicas`, which names the option that asks for
+ * more than there are. */
+int cuda_place_ranks(int replicas, int ranks, int replica, int devices[COMM_RANKS_MAX],
+                     struct fault *fault);
+
+/* Backends as ranks of one (kernels/ranks.h), each on its device; the options' own is not read. All
+ * may be on the same one, to test what else takes several. ERR_UNSUPPORTED: several devices in a
+ * build without NCCL. One rank is a backend like any other. */
+int cuda_open_ranks(const struct cuda_options *options, const int *devices, int ranks,
+                    struct kern **out, struct fault *fault);
 
 #ifdef __cplusplus
 }

@@ -9,48 +9,67 @@ extern "C" {
 }
 
 struct cuda_ranks {
-    struct cuda_options options; /* of rank 0 */
-    bool together;
+    struct cuda_options options; /* of all, but for the device */
+    const int *devices;
     const struct comm *comm[COMM_RANKS_MAX]; /* until the rank's backend has it */
 };
+
+/* ---- Where ---------------------------------------------------------------------------------- */
+
+static int check_ranks(int ranks, struct fault *fault) {
+    if (ranks >= 1 && ranks <= COMM_RANKS_MAX && !(ranks & (ranks - 1))) return 0;
+    return fault_set(fault, ERR_INVALID, "tensor-parallel-size", "%d ranks: 1, 2, 4 or 8", ranks);
+}
+
+int cuda_place_ranks(int replicas, int ranks, int replica, int devices[COMM_RANKS_MAX],
+                     struct fault *fault) {
+    int rc = check_ranks(ranks, fault), count = rc ? 0 : device_count(fault);
+    if (rc) return rc;
+    if (count == 0) return ERR_NOTFOUND;
+    if (ranks > count)
+        return fault_set(fault, ERR_NOTFOUND, "tensor-parallel-size",
+                         "%d ranks need a GPU each; this machine shows %d", ranks, count);
+    if (replicas > count / ranks && ranks == 1)
+        return fault_set(fault, ERR_NOTFOUND, "data-parallel-size",
+                         "%d replicas need a GPU each; this machine shows %d", replicas, count);
+    if (replicas > count / ranks)
+        return fault_set(fault, ERR_NOTFOUND, "data-parallel-size",
+                         "%d replicas of %d ranks need %lld GPUs; this machine shows %d", replicas,
+                         ranks, (long long)replicas * ranks, count);
+    for (int r = 0; r < ranks; r++) devices[r] = replica * ranks + r;
+    return 0;
+}
+
+/* ---- Opening -------------------------------------------------------------------------------- */
 
 static int open_rank(void *arg, int rank, struct kern **out, struct fault *fault) {
     struct cuda_ranks *all = static_cast<struct cuda_ranks *>(arg);
     struct cuda_options own = all->options;
     own.comm = all->comm[rank];
-    if (!all->together) own.device += rank;
+    own.device = all->devices[rank];
     all->comm[rank] = NULL; /* closed with the backend, also when that does not open */
     return cuda_open(&own, out, fault);
 }
 
-static int check_count(int first, int ranks, bool together, struct fault *fault) {
-    int devices = device_count(fault), wanted = together ? 1 : ranks;
-    if (devices == 0) return ERR_NOTFOUND;
-    if (ranks < 1 || ranks > COMM_RANKS_MAX || ranks & (ranks - 1))
-        return fault_set(fault, ERR_INVALID, "tensor-parallel-size", "%d ranks: 1, 2, 4 or 8",
-                         ranks);
-    if (first + wanted <= devices) return 0;
-    return fault_set(fault, ERR_NOTFOUND, "tensor-parallel-size",
-                     "%d ranks need a GPU each, from number %d on; this machine shows %d", ranks,
-                     first, devices);
-}
-
 static int open_comm(struct cuda_ranks *all, int ranks, struct fault *fault) {
-    bool local = all->together || device_reaches_others();
+    bool together = true;
+    for (int r = 1; r < ranks; r++) together = together && all->devices[r] == all->devices[0];
+    bool local = together || device_reaches_others();
     int rc = local ? comm_local_open(ranks, all->comm) : comm_nccl_open(ranks, all->comm, fault);
     if (!rc || fault->code) return rc;
     return fault_set(fault, rc, "tensor-parallel-size", "no communicator for %d ranks: %s", ranks,
                      err_text(rc));
 }
 
-int cuda_open_ranks(const struct cuda_options *options, int ranks, bool together, struct kern **out,
-                    struct fault *fault) {
+int cuda_open_ranks(const struct cuda_options *options, const int *devices, int ranks,
+                    struct kern **out, struct fault *fault) {
     struct cuda_ranks all = {};
     struct fault why = {};
-    int rc = check_count(options->device, ranks, together, fault);
-    if (rc || ranks == 1) return rc ? rc : cuda_open(options, out, fault);
+    int rc = check_ranks(ranks, fault);
+    if (rc) return rc;
     all.options = *options;
-    all.together = together;
+    all.devices = devices;
+    if (ranks == 1) return open_rank(&all, 0, out, fault);
     rc = open_comm(&all, ranks, &why);
     if (rc) return fault_set(fault, rc, why.field, "%s", why.text);
     struct ranks_options own = {};

@@ -58,9 +58,11 @@ static bool lost(struct device *device) {
     return device->lost;
 }
 
-int device_count(struct fault *) {
-    const char *count = getenv("KEEPD_EMU_DEVICES");
-    return count ? atoi(count) : 1;
+int device_count(struct fault *fault) {
+    const char *named = getenv("KEEPD_EMU_DEVICES");
+    int count = named ? atoi(named) : 1;
+    if (count == 0) fault_set(fault, ERR_NOTFOUND, "device", "no CUDA device: none is visible");
+    return count;
 }
 
 int device_open(int index, struct device **out, struct fault *fault) {

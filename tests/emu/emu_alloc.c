@@ -59,13 +59,14 @@ Test(emu_alloc, a_ring_that_cannot_be_had_is_one_sequences_trouble) {
 
 /* The same for several ranks: one rank's failure is everybody's. */
 Test(emu_alloc, ranks_open_or_leave_nothing) {
-    const struct cuda_options cuda = {.device = 0};
+    const struct cuda_options cuda = {0};
+    const int one_device[2] = {0};
     int failures = 0;
     for (bool passed = false; !passed; failures += !passed) {
         struct kern *kern = NULL;
         struct fault fault = {0};
         mem_fail_after(failures);
-        int rc = cuda_open_ranks(&cuda, 2, true, &kern, &fault);
+        int rc = cuda_open_ranks(&cuda, one_device, 2, &kern, &fault);
         passed = mem_fail_pending();
         mem_fail_after(-1);
         cr_assert_eq(rc, passed ? 0 : ERR_NOMEM, "allocation %d: %d", failures, rc);

@@ -204,9 +204,10 @@ Test(emu_model, keepd_nano_on_fp8_pages_beside_the_reference) {
 
 static struct run open_ranks(int ranks) {
     struct fault fault = {0};
-    const struct cuda_options cuda = {.device = 0};
+    const struct cuda_options cuda = {0};
+    const int one_device[COMM_RANKS_MAX] = {0};
     struct kern *kern;
-    int rc = cuda_open_ranks(&cuda, ranks, true, &kern, &fault);
+    int rc = cuda_open_ranks(&cuda, one_device, ranks, &kern, &fault);
     cr_assert_eq(rc, 0, "%d ranks: %s", ranks, fault.text);
     return open_run(kern);
 }

@@ -125,11 +125,13 @@ static void close_net(struct net *net) {
     net->kern->ops->close(net->kern);
 }
 
+static const int one_device[COMM_RANKS_MAX] = {0};
+
 static struct kern *open_cuda(int ranks) {
     struct kern *kern = NULL;
     struct fault fault = {0};
-    const struct cuda_options cuda = {.device = 0};
-    int rc = cuda_open_ranks(&cuda, ranks, true, &kern, &fault);
+    const struct cuda_options cuda = {0};
+    int rc = cuda_open_ranks(&cuda, one_device, ranks, &kern, &fault);
     cr_assert_eq(rc, 0, "%d ranks: %s", ranks, fault.text);
     return kern;
 }
@@ -483,15 +485,53 @@ Test(emu_ranks, what_one_rank_cannot_hold_nobody_takes) {
 Test(emu_ranks, ranks_that_cannot_be_are_refused_by_name) {
     static const int wrong[] = {3, 6, 16, -1, 0};
     struct kern *kern = NULL;
-    const struct cuda_options cuda = {.device = 0};
+    const struct cuda_options cuda = {0};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         struct fault fault = {0};
-        cr_assert_eq(cuda_open_ranks(&cuda, wrong[i], true, &kern, &fault), ERR_INVALID);
+        int devices[COMM_RANKS_MAX];
+        cr_assert_eq(cuda_open_ranks(&cuda, one_device, wrong[i], &kern, &fault), ERR_INVALID);
         cr_assert_str_eq(fault.field, "tensor-parallel-size");
+        cr_assert_eq(cuda_place_ranks(1, wrong[i], 0, devices, &fault), ERR_INVALID);
     }
-    struct fault fault = {0};
-    const struct cuda_options beyond = {.device = 64};
-    cr_assert_eq(cuda_open_ranks(&beyond, 8, false, &kern, &fault), ERR_NOTFOUND);
-    cr_assert_str_eq(fault.field, "tensor-parallel-size");
-    cr_assert_not_null(strstr(fault.text, "8 ranks need a GPU each"), "%s", fault.text);
+}
+
+/* Every rank of every replica has a device that no other has. */
+Test(emu_ranks, devices_are_given_out_once) {
+    setenv("KEEPD_EMU_DEVICES", "8", 1);
+    for (int ranks = 1; ranks <= 8; ranks *= 2) {
+        bool taken[8] = {false};
+        for (int replica = 0; replica < 8 / ranks; replica++) {
+            int devices[COMM_RANKS_MAX];
+            MUST(cuda_place_ranks(8 / ranks, ranks, replica, devices, NULL));
+            for (int r = 0; r < ranks; r++) {
+                cr_assert(devices[r] >= 0 && devices[r] < 8 && !taken[devices[r]]);
+                cr_assert(r == 0 || devices[r] == devices[r - 1] + 1); /* neighbours */
+                taken[devices[r]] = true;
+            }
+        }
+        for (int i = 0; i < 8; i++) cr_assert(taken[i]);
+    }
+}
+
+Test(emu_ranks, too_few_devices_are_the_trouble_of_the_option_that_wants_them) {
+    static const struct {
+        const char *devices;
+        int replicas, ranks;
+        const char *field, *text;
+    } cases[] = {
+        {"0", 1, 1, "device", "no CUDA device: none is visible"},
+        {"1", 1, 2, "tensor-parallel-size", "2 ranks need a GPU each; this machine shows 1"},
+        {"3", 2, 4, "tensor-parallel-size", "4 ranks need a GPU each; this machine shows 3"},
+        {"3", 2, 2, "data-parallel-size",
+         "2 replicas of 2 ranks need 4 GPUs; this machine shows 3"},
+        {"1", 2, 1, "data-parallel-size", "2 replicas need a GPU each; this machine shows 1"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct fault fault = {0};
+        int devices[COMM_RANKS_MAX];
+        setenv("KEEPD_EMU_DEVICES", cases[i].devices, 1);
+        cr_assert_eq(cuda_place_ranks(cases[i].replicas, cases[i].ranks, 0, devices, &fault),
+                     ERR_NOTFOUND, "case %zu", i);
+        cr_assert_str_eq(fault.field, cases[i].field);
+        cr_assert_str_eq(fault.text, cases[i].text);
+    }
 }

@@ -216,7 +216,8 @@ def test_a_replica_for_every_device(daemon_of):
         assert list(pool.map(lambda body: content(two.post(CHAT, body)), bodies)) == alone
     refused = subprocess.run([BINARY, "--model", ROOT / "models" / "keepd-nano", "--device", "cuda", *POOL,
                               "--data-parallel-size", "2"], text=True, capture_output=True, timeout=120)
-    assert refused.returncode == 78 and "data-parallel-size: replica 1" in refused.stderr, refused.stderr
+    why = "data-parallel-size: 2 replicas need a GPU each; this machine shows 1"
+    assert refused.returncode == 78 and why in refused.stderr, refused.stderr
 
 
 @pytest.mark.slow
@@ -241,6 +242,39 @@ def test_a_model_over_two_devices(daemon_of, tmp_path):
     refused = subprocess.run([BINARY, "--model", ROOT / "models" / "keepd-nano", "--device", "cuda", *POOL, *ranks],
                              text=True, capture_output=True, timeout=120)
     assert refused.returncode != 0 and "2 ranks need a GPU each" in refused.stderr, refused.stderr
+
+
+@pytest.mark.slow
+def test_replicas_of_a_model_over_several_devices(daemon_of, tmp_path):
+    """Four devices as two replicas of two ranks: answers are those of one such replica, a conversation goes on where it
+    is, every rank has a device of its own, and one that is lost ends all."""
+    if not EMULATED:
+        pytest.skip("needs four devices")
+    path = tmp_path / "lost"
+    ranks, replicas = ("--tensor-parallel-size", "2"), ("--data-parallel-size", "2")
+    kv = {"budget": 32, "buffer": 8}
+    asked = [STORY + f"Question {i}: what is the code?" for i in range(2)]
+    one = daemon_of(*POOL, *ranks, env={"KEEPD_EMU_DEVICES": "2"})
+    alone = [content(one.chat(text, max_tokens=3, kv={**fresh()["kv"], **kv})) for text in asked]
+    four = start(*POOL, *ranks, *replicas, env={"KEEPD_EMU_DEVICES": "4", "KEEPD_EMU_LOST": str(path)})
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        bodies = [chat_body(text, max_tokens=3, kv=kv) for text in asked]
+        assert list(pool.map(lambda body: content(four.post(CHAT, body)), bodies)) == alone
+    rows = four.kv()["conversations"]
+    assert sorted(row["engine"] for row in rows) == [0, 1]
+    for text, said in zip(asked, alone):
+        messages = [{"role": "user", "content": text}, {"role": "assistant", "content": said},
+                    {"role": "user", "content": "And her sister?"}]
+        r = four.chat(messages=messages, max_tokens=2, kv=kv)
+        assert content(r) and r.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 30
+    assert {row["engine"] for row in four.kv()["conversations"]} == {0, 1}
+    path.touch()
+    assert four.chat(STORY, max_tokens=3).status_code == 500
+    lost_after(four, path)
+    refused = subprocess.run([BINARY, "--model", ROOT / "models" / "keepd-nano", "--device", "cuda", *POOL, *ranks, *replicas],
+                             text=True, env={**os.environ, "KEEPD_EMU_DEVICES": "3"}, capture_output=True, timeout=120)
+    why = "data-parallel-size: 2 replicas of 2 ranks need 4 GPUs; this machine shows 3"
+    assert refused.returncode == 78 and why in refused.stderr, refused.stderr
 
 
 # --- a device error: a clear answer, then the end, for the service manager to start again ---
