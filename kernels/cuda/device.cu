@@ -17,12 +17,13 @@ extern "C" {
 #define REPEAT_BYTES    ((size_t)1 << 20)  /* the lists of a step that repeats */
 #define WORKSPACE_BYTES ((size_t)32 << 20) /* what cuBLASLt likes on Hopper */
 #define SHAPES_MAX      256                /* different (n, k, dtype) of a model: a handful */
-#define HEURISTIC_ROWS  64 /* rows that a shape's algorithm is chosen for; see choose_algorithm */
+#define HEURISTIC_ROWS  64 /* rows that a shape's algorithm is chosen for; see one_sum */
 #define HEURISTIC_MAX   32
+#define MATMUL_ALIGN    16u /* what every array of a product begins on */
 
-/* A product's algorithm, chosen once per shape. */
+/* A product's algorithm, chosen once per shape; `rows`: for how many. */
 struct matmul_shape {
-    int64_t n, k;
+    int64_t n, k, rows;
     enum kern_dtype dtype;
     bool bias;
     cublasLtMatmulAlgo_t algorithm;
@@ -540,42 +541,81 @@ static bool one_sum(const cublasLtMatmulAlgo_t *algorithm) {
     return split <= 1 && reduction == CUBLASLT_REDUCTION_SCHEME_NONE;
 }
 
+/* The first that sums in one order; rather one without a workspace, where parts of sums could wait
+ * for each other. -1: none. */
+static int best_algorithm(const cublasLtMatmulHeuristicResult_t *found, int count) {
+    int best = -1;
+    for (int i = 0; i < count; i++) {
+        if (found[i].state != CUBLAS_STATUS_SUCCESS || !one_sum(&found[i].algo)) continue;
+        if (found[i].workspaceSize == 0) return i;
+        if (best < 0) best = i;
+    }
+    return best;
+}
+
+static bool prefer(cublasLtMatmulPreference_t preference,
+                   cublasLtMatmulPreferenceAttributes_t attribute, const void *value, size_t size) {
+    return cublasLtMatmulPreferenceSetAttribute(preference, attribute, value, size) ==
+           CUBLAS_STATUS_SUCCESS;
+}
+
+/* Algorithms with the reduction schemes of `mask` and none: few rows have many better ones that
+ * split k, which would fill the list. Returns how many. */
+static int find_algorithms(struct device *device, const struct matmul_plan *plan, uint32_t mask,
+                           cublasLtMatmulHeuristicResult_t found[HEURISTIC_MAX]) {
+    static const cublasLtMatmulPreferenceAttributes_t aligned[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    cublasLtMatmulPreference_t preference = NULL;
+    const uint64_t workspace = WORKSPACE_BYTES;
+    const uint32_t align = MATMUL_ALIGN;
+    int count = 0;
+    if (cublasLtMatmulPreferenceCreate(&preference) != CUBLAS_STATUS_SUCCESS) return 0;
+    bool good = prefer(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
+                       sizeof workspace) &&
+                prefer(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &mask, sizeof mask);
+    for (cublasLtMatmulPreferenceAttributes_t attribute : aligned)
+        good = good && prefer(preference, attribute, &align, sizeof align);
+    if (!good || cublasLtMatmulAlgoGetHeuristic(device->blas, plan->operation, plan->w, plan->x,
+                                                plan->y, plan->y, preference, HEURISTIC_MAX, found,
+                                                &count) != CUBLAS_STATUS_SUCCESS)
+        count = 0;
+    cublasLtMatmulPreferenceDestroy(preference);
+    return count;
+}
+
 static bool choose_algorithm(struct device *device, struct matmul_shape *shape,
                              const struct matmul_args *args) {
+    static const uint32_t masks[] = {CUBLASLT_REDUCTION_SCHEME_NONE,
+                                     CUBLASLT_REDUCTION_SCHEME_MASK};
     struct matmul_plan plan;
     struct matmul_args wanted = *args;
-    wanted.rows = HEURISTIC_ROWS;
-    cublasLtMatmulPreference_t preference = NULL;
+    wanted.rows = shape->rows;
     cublasLtMatmulHeuristicResult_t found[HEURISTIC_MAX];
-    size_t workspace = WORKSPACE_BYTES;
-    int count = 0, best = -1;
-    bool good = open_plan(&plan, &wanted) &&
-                cublasLtMatmulPreferenceCreate(&preference) == CUBLAS_STATUS_SUCCESS &&
-                cublasLtMatmulPreferenceSetAttribute(
-                    preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
-                    sizeof workspace) == CUBLAS_STATUS_SUCCESS &&
-                cublasLtMatmulAlgoGetHeuristic(device->blas, plan.operation, plan.w, plan.x, plan.y,
-                                               plan.y, preference, HEURISTIC_MAX, found,
-                                               &count) == CUBLAS_STATUS_SUCCESS;
-    for (int i = 0; good && i < count && best < 0; i++)
-        if (found[i].state == CUBLAS_STATUS_SUCCESS && one_sum(&found[i].algo)) best = i;
+    int best = -1;
+    bool good = open_plan(&plan, &wanted);
+    for (int i = 0; good && best < 0 && i < 2; i++)
+        best = best_algorithm(found, find_algorithms(device, &plan, masks[i], found));
     if (best >= 0) shape->algorithm = found[best].algo;
-    if (preference) cublasLtMatmulPreferenceDestroy(preference);
     close_plan(&plan);
     return best >= 0;
 }
 
-static const struct matmul_shape *find_shape(struct device *device, const struct matmul_args *a) {
+/* NULL: there is no algorithm. */
+static const struct matmul_shape *find_shape(struct device *device, const struct matmul_args *a,
+                                             int64_t rows) {
     enum kern_dtype dtype = static_cast<enum kern_dtype>(a->dtype);
     bool bias = a->bias != NULL;
     for (int i = 0; i < device->shape_count; i++) {
         const struct matmul_shape *s = &device->shapes[i];
-        if (s->n == a->n && s->k == a->k && s->dtype == dtype && s->bias == bias) return s;
+        if (s->n == a->n && s->k == a->k && s->rows == rows && s->dtype == dtype && s->bias == bias)
+            return s;
     }
-    CHECK(device->shape_count < SHAPES_MAX);
+    if (device->shape_count == SHAPES_MAX) return NULL;
     struct matmul_shape *fresh = &device->shapes[device->shape_count];
     fresh->n = a->n;
     fresh->k = a->k;
+    fresh->rows = rows;
     fresh->dtype = dtype;
     fresh->bias = bias;
     if (!choose_algorithm(device, fresh, a)) return NULL;
@@ -583,19 +623,39 @@ static const struct matmul_shape *find_shape(struct device *device, const struct
     return fresh;
 }
 
-static void run_matmul(struct device *device, const void *data) {
-    const struct matmul_args *a = static_cast<const struct matmul_args *>(data);
-    if (device->lost) return;
-    const struct matmul_shape *shape = find_shape(device, a);
+/* With the algorithm that was chosen for so many rows. */
+static bool multiply_as(struct device *device, const struct matmul_args *a, int64_t rows) {
+    const struct matmul_shape *shape = find_shape(device, a, rows);
     const float one = 1, beta = a->add ? 1 : 0;
     struct matmul_plan plan = {};
+    if (!shape) return false;
     bool good =
-        shape && open_plan(&plan, a) &&
+        open_plan(&plan, a) &&
         cublasLtMatmul(device->blas, plan.operation, &one, a->w, plan.w, a->x, plan.x, &beta, a->y,
                        plan.y, a->y, plan.y, &shape->algorithm, device->workspace, WORKSPACE_BYTES,
                        device->stream) == CUBLAS_STATUS_SUCCESS;
     close_plan(&plan);
-    if (good) return;
+    return good;
+}
+
+/* A shape whose algorithm does not take so many rows, which no document excludes, gets another for
+ * about as many: then a row's answer may depend on its company, which is said once. */
+static bool multiply_otherwise(struct device *device, const struct matmul_args *a) {
+    int64_t rows = 1;
+    while (rows < a->rows) rows *= 2;
+    int known = device->shape_count;
+    if (!multiply_as(device, a, rows)) return false;
+    if (device->shape_count > known)
+        log_warn("cuda: products of %lld x %lld have another algorithm for %lld rows: the last "
+                 "bits of their sums depend on how many rows are computed together",
+                 (long long)a->n, (long long)a->k, (long long)rows);
+    return true;
+}
+
+static void run_matmul(struct device *device, const void *data) {
+    const struct matmul_args *a = static_cast<const struct matmul_args *>(data);
+    if (device->lost || multiply_as(device, a, HEURISTIC_ROWS) || multiply_otherwise(device, a))
+        return;
     log_error("cuda: cuBLASLt refuses a product of %lld x %lld x %lld", (long long)a->rows,
               (long long)a->n, (long long)a->k);
     device_failed(device, ERR_DEVICE);
@@ -614,7 +674,7 @@ int device_check_e4m3(struct device *device, int64_t n, int64_t k, struct fault 
                          "fp8 products with a scale per row need compute capability 9.0 (Hopper); "
                          "the device has %d.%d",
                          device->capability / 10, device->capability % 10);
-    if (find_shape(device, &args)) return 0;
+    if (find_shape(device, &args, HEURISTIC_ROWS)) return 0;
     return fault_set(fault, ERR_UNSUPPORTED, "quantization",
                      "cuBLASLt has no fp8 product of %lld inputs and %lld outputs", (long long)k,
                      (long long)n);
