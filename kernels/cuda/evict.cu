@@ -1,4 +1,4 @@
-/* Eviction: score every entry, find the lowest rank that is kept, close the gaps.
+/* Eviction: score every entry, find the lowest rank that is kept, and all the stages in order.
  *
  * An entry's rank is (key, pos, ~stream), compared in this order, higher is kept: the score as an
  * order-preserving integer, then the newer position, then the lower layer and head. Entries compete
@@ -7,8 +7,7 @@
  * decided so far, then the bin that the wanted rank falls in. Three passes decide the key; the
  * passes over positions and streams do something only where a tie crosses the cut.
  *
- * No list of entries is made: compaction compares again. It is stable and in place: a tile is read
- * before its destination, which lies before it, is written. */
+ * No list of entries is made: who needs to know whether one stays compares again. */
 #include <math.h>
 #include <string.h>
 
@@ -16,11 +15,9 @@
 #include "kernels/cuda/evict.cuh"
 #include "kernels/cuda/score.cuh"
 
-#define THREADS         256
-#define BINS            2048
-#define GROUP_BLOCKS    32 /* of a select, for groups of many streams */
-#define TILE            32 /* entries that compaction moves at a time */
-#define COMPACT_THREADS 128
+#define THREADS      256
+#define BINS         2048
+#define GROUP_BLOCKS 32 /* of a select, for groups of many streams */
 
 /* ---- Keys ------------------------------------------------------------------------------------ */
 
@@ -328,191 +325,6 @@ static __global__ void k_reopen(const struct evict_args a, bool own) {
     to->wanted = places;
 }
 
-/* ---- Pages with other owners ------------------------------------------------------------------
- */
-
-/* Pages [from, to) of a stream are written: where its gaps close; where entries remember their
- * score, all that stay; where they merge, all. */
-struct written {
-    int from, to;
-};
-
-static __device__ struct written pages_written(const struct pages &p, const struct due &d,
-                                               const struct stream_state &state) {
-    bool merges = d.rule.merge != KERN_MERGE_NONE, all = merges || d.remembers;
-    struct written w = {all ? 0 : state.lead / p.page_slots, 0};
-    w.to = state.lead < state.kept || all ? pages_for(p, state.kept) : w.from;
-    if (merges && state.kept < state.length) w.to = pages_for(p, state.length);
-    return w;
-}
-
-/* One thread, when it is known how many stay: how many may join a class or stay, and the pages for
- * the members there can be then. */
-static __device__ unsigned long long plan_members(const struct evict_args &a, const struct due &d,
-                                                  const struct stream_state &state) {
-    const struct pages &p = a.streams.pages;
-    struct cut *cut = &a.cuts[d.reach.first_cut + state.stream];
-    const int32_t *table = members_table(p, d.slot, state.stream);
-    int members = *members_length(p, d.slot, state.stream), held = members_pages_for(members);
-    cut->wanted = cut->room = (uint32_t)state.kept + (uint32_t)d.members_max;
-    if (state.kept == state.length) return 0;
-    int need = members_pages_for(classes_most(d, state, members)) - held;
-    for (int page = 0; page < held; page++) need += p.refs[table[page]] > 1;
-    return (unsigned long long)need;
-}
-
-/* Block (state): where the first gap is and how many stay. */
-static __global__ void k_count(const struct evict_args a) {
-    SHARED_MEMORY(shared);
-    int *lead = (int *)shared, *kept = lead + 1;
-    const struct pages &p = a.streams.pages;
-    if (pages_failed(p)) return;
-    struct stream_state &state = a.streams.states[blockIdx.x];
-    const struct due &d = a.due[state.subject];
-    const int32_t *table = pages_table(p, d.slot, state.stream);
-    const struct cut cut = final_cut(a, d, state.stream);
-    if (threadIdx.x == 0) {
-        *lead = state.length;
-        *kept = 0;
-    }
-    __syncthreads();
-    for (int i = threadIdx.x; i < state.length; i += (int)blockDim.x) {
-        if (is_kept(p, pages_side(p, table, i), state.stream, cut, d.least))
-            atomicAdd(kept, 1);
-        else
-            atomicMin(lead, i);
-    }
-    __syncthreads();
-    if (threadIdx.x != 0) return;
-    state.lead = *lead;
-    state.kept = *kept;
-    struct written w = pages_written(p, d, state);
-    unsigned long long need = d.reach.groups > 0 ? plan_members(a, d, state) : 0;
-    for (int page = w.from; page < w.to; page++) need += p.refs[table[page]] > 1;
-    if (need) atomicAdd(&p.state->need, need);
-}
-
-/* Block (state): all this is written in place, so pages with other owners become this stream's own
- * first. One sequence per launch. */
-static __global__ void k_own(const struct evict_args a) {
-    SHARED_MEMORY(shared);
-    const struct pages &p = a.streams.pages;
-    if (pages_failed(p)) return;
-    const struct stream_state &state = a.streams.states[blockIdx.x];
-    const struct due &d = a.due[state.subject];
-    struct written w = pages_written(p, d, state);
-    pages_own(p, pages_table(p, d.slot, state.stream), w.from, w.to, (int32_t *)shared);
-}
-
-/* ---- Compaction -------------------------------------------------------------------------------
- */
-
-struct moved {
-    int32_t pos;
-    float log_beta, score;
-};
-
-/* A tile of entries on its way: TILE rows of K and V, their side records, who stays. */
-struct tile {
-    uint4 *rows; /* [TILE][2][chunks] */
-    struct moved *side;
-    uint32_t *mask;
-    int chunks;
-};
-
-/* Candidates remember their new score, if the rule has a history; recent entries have none yet. */
-static __device__ __forceinline__ float score_of(const struct evict_args &a, const struct due &d,
-                                                 const struct stream_state &state, int entry,
-                                                 int64_t side) {
-    bool fresh = d.remembers && entry < state.candidates;
-    return fresh ? a.fresh[state.first + entry] : a.streams.pages.score[side];
-}
-
-static __device__ void tile_load(const struct evict_args &a, const struct due &d,
-                                 const struct stream_state &state, const struct tile &t,
-                                 const int32_t *table, int first, uint32_t kept) {
-    const struct pages &p = a.streams.pages;
-    for (int i = threadIdx.x; i < TILE * 2 * t.chunks; i += (int)blockDim.x) {
-        int row = i / (2 * t.chunks), part = i / t.chunks % 2, chunk = i % t.chunks;
-        if (!(kept >> row & 1)) continue;
-        int entry = first + row, place = __popc(kept & ((1u << row) - 1));
-        int at = entry % p.page_slots;
-        int32_t page = table[entry / p.page_slots];
-        t.rows[(place * 2 + part) * t.chunks + chunk] =
-            *(const uint4 *)(pages_at(p, page) + page_chunk(p.row_bytes, part, at, chunk));
-        if (part || chunk) continue;
-        int64_t from = (int64_t)page * p.page_slots + at;
-        t.side[place] = {p.pos[from], p.log_beta[from], score_of(a, d, state, entry, from)};
-    }
-}
-
-static __device__ void tile_store(const struct pages &p, const struct tile &t, const int32_t *table,
-                                  int to, int count) {
-    for (int i = threadIdx.x; i < count * 2 * t.chunks; i += (int)blockDim.x) {
-        int row = i / (2 * t.chunks), part = i / t.chunks % 2, chunk = i % t.chunks;
-        int at = (to + row) % p.page_slots;
-        int32_t page = table[(to + row) / p.page_slots];
-        *(uint4 *)(pages_at(p, page) + page_chunk(p.row_bytes, part, at, chunk)) =
-            t.rows[(row * 2 + part) * t.chunks + chunk];
-        if (part || chunk) continue;
-        int64_t target = (int64_t)page * p.page_slots + at;
-        p.pos[target] = t.side[row].pos;
-        p.log_beta[target] = t.side[row].log_beta;
-        p.score[target] = t.side[row].score;
-    }
-}
-
-/* Who stays of the tile, to every thread. */
-static __device__ uint32_t tile_kept(const struct evict_args &a, const struct due &d,
-                                     const struct stream_state &state, const struct tile &t,
-                                     const int32_t *table, const struct cut &cut, int first) {
-    const struct pages &p = a.streams.pages;
-    if (threadIdx.x < 32) {
-        int entry = first + (int)threadIdx.x;
-        uint32_t kept =
-            __ballot_sync(WARP_ALL, entry < state.length && is_kept(p, pages_side(p, table, entry),
-                                                                    state.stream, cut, d.least));
-        if (threadIdx.x == 0) *t.mask = kept;
-    }
-    __syncthreads();
-    return *t.mask;
-}
-
-/* Block (state). */
-static __global__ void k_compact(const struct evict_args a) {
-    SHARED_MEMORY(shared);
-    const struct pages &p = a.streams.pages;
-    if (pages_failed(p)) return;
-    const struct stream_state &state = a.streams.states[blockIdx.x];
-    const struct due &d = a.due[state.subject];
-    struct tile t = {(uint4 *)shared, NULL, NULL, p.row_bytes / 16};
-    t.side = (struct moved *)(t.rows + TILE * 2 * t.chunks);
-    t.mask = (uint32_t *)(t.side + TILE);
-    int32_t *table = pages_table(p, d.slot, state.stream);
-    const struct cut cut = final_cut(a, d, state.stream);
-    int to = 0;
-    for (int first = 0; first < state.length; first += TILE) {
-        uint32_t kept = tile_kept(a, d, state, t, table, cut, first);
-        int count = __popc(kept), entry = first + (int)threadIdx.x;
-        bool stays = to == first && kept == (count == 32 ? WARP_ALL : (1u << count) - 1);
-        if (!stays) tile_load(a, d, state, t, table, first, kept);
-        if (stays && d.remembers && (int)threadIdx.x < count) {
-            int64_t side = pages_side(p, table, entry);
-            p.score[side] = score_of(a, d, state, entry, side);
-        }
-        __syncthreads();
-        if (!stays) tile_store(p, t, table, to, count);
-        __syncthreads();
-        to += count;
-    }
-    for (int page = pages_for(p, to) + (int)threadIdx.x; page < pages_for(p, state.length);
-         page += (int)blockDim.x)
-        pages_drop(p, table[page]);
-    if (threadIdx.x != 0) return;
-    *pages_length(p, d.slot, state.stream) = to;
-    if (state.length > to) atomicAdd(&p.state->evicted, (unsigned long long)(state.length - to));
-}
-
 /* ---- The host's side ------------------------------------------------------------------------- */
 
 int op_rule_check(const struct kern_rule *rule, struct fault *fault) {
@@ -732,6 +544,7 @@ static void place_stages(const struct cuda *cuda, const struct lists *l, struct 
     size_t parts = (size_t)(cuda->options.layers + model_streams(cuda)) * (size_t)s->count;
     bool keys = w->redundancy || w->merge;
     streams_room(room, &a->streams);
+    compact_room(room, a);
     a->cuts = piece<struct cut>(room, l->cut_count);
     a->bins = piece<uint32_t>(room, l->bin_groups * BINS);
     a->joint_bins = piece<uint32_t>(room, l->joint_groups * BINS);
@@ -836,16 +649,11 @@ static void cap_groups(struct cuda *cuda, const struct stages &s) {
     select(cuda, s, WHICH_OWN);
 }
 
-static size_t compact_shared(const struct cuda *cuda) {
-    size_t row = (size_t)cuda->pages.row_bytes * 2; /* key and value */
-    return TILE * (row + sizeof(struct moved)) + sizeof(uint32_t);
-}
-
 /* What entries are worth. */
 static void score(struct cuda *cuda, struct stages *s) {
     const struct wants *w = &s->wants;
     streams_find(cuda, s->args.streams, s->count, cuda->pages.streams);
-    if (w->attention || w->preference || w->merge) streams_plan(cuda, s->args.streams);
+    streams_plan(cuda, s->args.streams);
     if (w->window) look_all(cuda, s->look);
     if (w->preference) {
         s->look.looks = s->measures;
@@ -873,13 +681,11 @@ static int evict(struct cuda *cuda, const struct kern_evict *due, int count, boo
     struct stages s = {};
     int rc = join_agree(cuda, open_stages(cuda, due, count, &s) ? 0 : ERR_NOMEM);
     if (rc) return rc;
-    unsigned states = (unsigned)s.args.streams.state_count;
     score(cuda, &s);
     choose(cuda, s);
-    if (shared || s.wants.merge)
-        LAUNCH(cuda->device, k_count, states, THREADS, 2 * sizeof(int), s.args);
+    compact_count(cuda, s.args);
     if (shared || s.wants.merge) cache_decide(cuda);
-    if (shared) LAUNCH(cuda->device, k_own, states, THREADS, sizeof(int32_t), s.args);
+    if (shared) compact_own(cuda, s.args);
     if (s.wants.classes) {
         select(cuda, s, WHICH_REACH);
         classes_own(cuda, s.args);
@@ -887,7 +693,8 @@ static int evict(struct cuda *cuda, const struct kern_evict *due, int count, boo
     } else if (s.wants.merge) {
         merge_all(cuda, s.args);
     }
-    LAUNCH(cuda->device, k_compact, states, COMPACT_THREADS, compact_shared(cuda), s.args);
+    if (s.wants.merge) streams_plan(cuda, s.args.streams); /* they listed those that merge */
+    compact_all(cuda, s.args);
     for (int i = 0; i < count; i++) {
         struct slot *slot = &cuda->slots[due[i].slot];
         int64_t most = (int64_t)model_streams(cuda) * due[i].keep; /* all of them may be here */

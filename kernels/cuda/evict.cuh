@@ -9,7 +9,7 @@
  *   select     k_select                  the lowest rank that is kept (evict.cu)
  *   merge      k_merge_*                 evicted entries into kept ones (merge.cu)
  *   join       k_class_*                 or into their classes (classes.cu)
- *   compact    k_compact                 closing the gaps (evict.cu)
+ *   compact    k_compact                 closing the gaps (compact.cu)
  *
  * A subject is a sequence that is looked at: all its streams when it evicts, those of one layer
  * when a step adds up attention. Work that reads keys is cut into chunks of PRODUCT_KEYS entries
@@ -51,9 +51,9 @@ struct subject {
 struct stream_state {
     int32_t subject, stream;
     int32_t length, candidates, fixed;
-    int32_t work; /* items wanted of the list being made */
+    int32_t work; /* items of the list: its chunks, or what a stage asks for */
     int32_t item; /* the first of them */
-    int32_t lead; /* entries before the first one that goes */
+    int32_t lead; /* entries before the first one that goes; before that is known, all */
     int32_t kept;
     int32_t gone;       /* evicted entries that look for one to merge with */
     int32_t best;       /* entries among the best of its pool */
@@ -79,13 +79,14 @@ struct streams_args {
     int64_t items_max, entries_max;
 };
 
-/* Fills the states; work is the number of chunks. `most`: streams of the largest subject. */
+/* Fills the states. `most`: streams of the largest subject. */
 void streams_find(struct cuda *cuda, const struct streams_args &args, int subjects, int most);
 /* All ranks' states to every rank: what is shared and cut between streams of several ranks is
  * decided by each of them from the same numbers. */
 void streams_tell(struct cuda *cuda, const struct streams_args &args);
-/* Lists the work of all states, and gives each its first entry. */
+/* Lists the chunks of all states, or the work that they have, and gives each its first entry. */
 void streams_plan(struct cuda *cuda, const struct streams_args &args);
+void streams_plan_work(struct cuda *cuda, const struct streams_args &args);
 void streams_room(struct pieces *room, struct streams_args *args); /* places for its results */
 /* Chunks that streams with so many entries can have together. */
 int64_t streams_items_max(int64_t streams, int64_t entries, int64_t longest);
@@ -205,8 +206,10 @@ struct evict_args {
     uint32_t *joint_bins;     /* [joint groups][BINS], likewise */
     struct share_part *parts; /* [dues][layers + the model's streams] */
     uint32_t *changed;        /* ranks have been capped */
-    uint32_t own; /* this rank's bit in struct cut: of the one that speaks for its heads */
-    bool speaks;  /* its entries count, where those of all ranks are counted */
+    uint32_t own;         /* this rank's bit in struct cut: of the one that speaks for its heads */
+    bool speaks;          /* its entries count, where those of all ranks are counted */
+    struct chunk *chunks; /* [items], of the list of chunks */
+    int32_t *ticket;      /* of compaction: the next of them */
     float cap;
     float *fresh; /* [entries]: what candidates will remember */
     double *sums; /* [items][2]: of LOOK_PREFERENCE */
@@ -263,6 +266,25 @@ static __device__ __forceinline__ bool is_kept(const struct pages &p, int64_t si
     return p.keys[side] >= least && compare_rank(p, side, stream, cut, FIELDS) >= 0;
 }
 
+/* ---- Compaction: compact.cu -------------------------------------------------------------------
+ */
+
+/* A chunk of a stream, when it is known who stays. */
+struct chunk {
+    uint32_t kept[PRODUCT_KEYS / 32]; /* bit i % 32 of word i / 32: entry i of the chunk stays */
+    int32_t before;                   /* entries of the stream that stay, before it */
+    uint32_t taken;                   /* nobody reads its entries where they lay any more */
+};
+
+void compact_room(struct pieces *room, struct evict_args *args); /* places for its results */
+/* Who stays of each chunk, kept and lead of the states, how many may join classes. Adds the pages
+ * that are missing to pages_state.need. The list is that of chunks. */
+void compact_count(struct cuda *cuda, const struct evict_args &args);
+/* Then, if there are enough: what is written becomes the stream's own, of one sequence. */
+void compact_own(struct cuda *cuda, const struct evict_args &args);
+/* Closes the gaps and gives pages back; the list is that of chunks again. */
+void compact_all(struct cuda *cuda, const struct evict_args &args);
+
 /* ---- Redundancy: redundancy.cu ----------------------------------------------------------------
  */
 
@@ -318,7 +340,7 @@ static __device__ __forceinline__ int classes_most(const struct due &d,
     return most > members ? (int)most : members;
 }
 
-/* Pages for as many: counted by k_count, taken by the launch. */
+/* Pages for as many: counted by compact_count, taken by the launch. */
 void classes_own(struct cuda *cuda, const struct evict_args &args);
 /* When it is known what goes and who reaches a class, and all pages are the streams' own. */
 void classes_join(struct cuda *cuda, const struct evict_args &args);

@@ -286,7 +286,7 @@ template <int D> static void find(struct cuda *cuda, const struct evict_args &ar
 void merge_gone(struct cuda *cuda, const struct evict_args &args) {
     LAUNCH(cuda->device, k_merge_gone, (unsigned)args.streams.state_count, THREADS,
            THREADS / 32 * sizeof(int), args);
-    streams_plan(cuda, args.streams);
+    streams_plan_work(cuda, args.streams);
 }
 
 void merge_link(struct cuda *cuda, const struct evict_args &args) {

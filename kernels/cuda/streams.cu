@@ -21,12 +21,12 @@ static __global__ void k_streams(const struct streams_args a) {
     state.candidates = pages_before(p, table, state.length, s.limit);
     int sinks = pages_before(p, table, state.candidates, s.sinks);
     state.fixed = sinks + state.length - state.candidates;
-    state.work = (state.length + PRODUCT_KEYS - 1) / PRODUCT_KEYS;
+    state.lead = state.length;
     a.states[s.state_first + index] = state;
 }
 
-/* One block. */
-static __global__ void k_plan(const struct streams_args a) {
+/* One block. `chunks`: they are the work. */
+static __global__ void k_plan(const struct streams_args a, bool chunks) {
     SHARED_MEMORY(shared);
     int64_t *room = (int64_t *)shared;
     if (pages_failed(a.pages)) return;
@@ -34,8 +34,9 @@ static __global__ void k_plan(const struct streams_args a) {
     for (int first = 0; first < a.state_count; first += (int)blockDim.x) {
         int i = first + (int)threadIdx.x;
         struct stream_state *state = &a.states[i < a.state_count ? i : 0];
-        int64_t work = i < a.state_count ? state->work : 0;
         int64_t held = i < a.state_count ? state->length : 0;
+        int64_t work = (held + PRODUCT_KEYS - 1) / PRODUCT_KEYS;
+        if (!chunks) work = i < a.state_count ? state->work : 0;
         int64_t item = items + block_scan(work, room, &more);
         items += more;
         int64_t entry = entries + block_scan(held, room, &more);
@@ -45,6 +46,7 @@ static __global__ void k_plan(const struct streams_args a) {
             pages_fail(a.pages, ERR_INTERNAL);
             continue;
         }
+        state->work = (int32_t)work;
         state->item = (int32_t)item;
         state->first = entry;
         for (int chunk = 0; chunk < work; chunk++) a.items[item + chunk] = {i, chunk};
@@ -61,8 +63,17 @@ void streams_tell(struct cuda *cuda, const struct streams_args &args) {
     join_gather(cuda, args.all, (size_t)args.state_count * sizeof *args.all);
 }
 
+static void plan(struct cuda *cuda, const struct streams_args &args, bool chunks) {
+    LAUNCH(cuda->device, k_plan, 1, PLAN_THREADS, PLAN_THREADS / 32 * sizeof(int64_t), args,
+           chunks);
+}
+
 void streams_plan(struct cuda *cuda, const struct streams_args &args) {
-    LAUNCH(cuda->device, k_plan, 1, PLAN_THREADS, PLAN_THREADS / 32 * sizeof(int64_t), args);
+    plan(cuda, args, true);
+}
+
+void streams_plan_work(struct cuda *cuda, const struct streams_args &args) {
+    plan(cuda, args, false);
 }
 
 int64_t streams_items_max(int64_t streams, int64_t entries, int64_t longest) {

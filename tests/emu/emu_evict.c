@@ -6,12 +6,18 @@
 
 #define SLOTS    3
 #define ROWS_MAX 260
+#define SHIFTS   97 /* rows that steps begin with, one after the other */
+
+/* Does this entry of this head go? */
+typedef bool pattern(int pos, int count, int head);
 
 struct pair {
     struct kern *kern[BACKENDS];
     int layers, heads, head_dim, stride;
     uint64_t seed;
     float *qkv[BACKENDS];
+    pattern *goes; /* NULL: gates are noise */
+    int count;
 };
 
 static uint32_t pick(uint64_t *state, uint32_t below) {
@@ -19,26 +25,30 @@ static uint32_t pick(uint64_t *state, uint32_t below) {
     return (uint32_t)((*state >> 33) % below);
 }
 
-static struct pair open_pair(int layers, int heads, int head_dim, int64_t entries, uint64_t seed) {
-    struct pair p = {.layers = layers,
-                     .heads = heads,
-                     .head_dim = head_dim,
-                     .stride = 3 * heads * head_dim,
+static struct pair open_shape(struct kern_cache_options options, int64_t entries, uint64_t seed) {
+    struct pair p = {.layers = options.layers,
+                     .heads = options.heads_kv,
+                     .head_dim = options.head_dim,
+                     .stride = 3 * options.heads_kv * options.head_dim,
                      .seed = seed};
-    struct kern_cache_options options = {.layers = layers,
-                                         .heads_q = heads,
-                                         .heads_kv = heads,
-                                         .head_dim = head_dim,
-                                         .dtype = KERN_BF16,
-                                         .slots = SLOTS,
-                                         .max_positions = 600};
+    options.heads_q = options.heads_kv;
+    options.slots = SLOTS;
     both_open(p.kern);
     both_cache(p.kern, options, entries);
-    size_t count = (size_t)(ROWS_MAX * p.stride);
+    size_t count = (size_t)((ROWS_MAX + SHIFTS) * p.stride);
     float *qkv = fresh(count, seed + 77);
     for (int b = 0; b < BACKENDS; b++) p.qkv[b] = put(p.kern[b], qkv, count);
     free(qkv);
     return p;
+}
+
+static struct pair open_pair(int layers, int heads, int head_dim, int64_t entries, uint64_t seed) {
+    struct kern_cache_options options = {.layers = layers,
+                                         .heads_kv = heads,
+                                         .head_dim = head_dim,
+                                         .dtype = KERN_BF16,
+                                         .max_positions = 600};
+    return open_shape(options, entries, seed);
 }
 
 static void close_pair(struct pair *p) {
@@ -50,6 +60,7 @@ static void close_pair(struct pair *p) {
  * numbers. */
 static float log_beta_of(const struct pair *p, int layer, int pos, int head) {
     static const float broken[] = {NAN, -INFINITY, 0.0f, -0.0f, 1.0f, -1e-30f, -3e38f, INFINITY};
+    if (p->goes) return p->goes(pos, p->count, head) ? -1 : 0;
     uint64_t h = mix(p->seed * 1000003 + (uint64_t)((layer * 1000 + pos) * 64 + head));
     double z = (double)(h >> 40) * 0x1p-24 * 24 - 4; /* logits of a trained gate */
     if (p->seed % 4 == 1) return -(float)(h % 3) / 64;
@@ -57,7 +68,8 @@ static float log_beta_of(const struct pair *p, int layer, int pos, int head) {
     return (float)-log1p(exp(-z));
 }
 
-static void append(struct pair *p, int slot, int pos, int count) {
+static void append_step(struct pair *p, int slot, int pos, int count) {
+    int first = pos / ROWS_MAX % SHIFTS * p->stride; /* far entries differ, too */
     struct kern_span span = {.slot = slot, .count = count, .pos = pos};
     struct kern_batch batch = {.spans = &span, .span_count = 1, .rows = count};
     size_t floats = (size_t)(count * p->heads);
@@ -71,12 +83,17 @@ static void append(struct pair *p, int slot, int pos, int count) {
                 for (int h = 0; h < p->heads; h++)
                     beta[i * p->heads + h] = log_beta_of(p, layer, pos + i, h);
             float *there = put(p->kern[b], beta, floats);
-            ops->write_kv(p->kern[b], layer, p->qkv[b], there, &batch);
+            ops->write_kv(p->kern[b], layer, p->qkv[b] + first, there, &batch);
             MUST(ops->sync(p->kern[b]));
             ops->mem_free(p->kern[b], there);
         }
     }
     free(beta);
+}
+
+static void append(struct pair *p, int slot, int pos, int count) {
+    for (int end = pos + count; pos < end; pos += ROWS_MAX)
+        append_step(p, slot, pos, end - pos < ROWS_MAX ? end - pos : ROWS_MAX);
 }
 
 static void evict(struct pair *p, const struct kern_evict *due, int count, const char *what) {
@@ -282,4 +299,146 @@ Test(emu_evict, classes_without_mass_are_refused_by_name) {
         cr_assert_str_eq(fault.field, "merge");
     }
     close_pair(&p);
+}
+
+/* ---- Gaps -------------------------------------------------------------------------------------
+ */
+
+static bool none_goes(int pos, int count, int head) {
+    (void)pos, (void)count, (void)head;
+    return false;
+}
+static bool all_go(int pos, int count, int head) {
+    (void)pos, (void)count, (void)head;
+    return true;
+}
+static bool every_second(int pos, int count, int head) {
+    (void)count;
+    return (pos + head) % 2 == 0;
+}
+static bool first_goes(int pos, int count, int head) {
+    (void)count;
+    return pos == head;
+}
+static bool last_goes(int pos, int count, int head) {
+    return pos == count - 1 - head;
+}
+static bool last_stays(int pos, int count, int head) {
+    return pos < count - 1 - head;
+}
+static bool few_go(int pos, int count, int head) {
+    (void)count;
+    return mix((uint64_t)(pos * 2 + head)) % 9 == 0;
+}
+static bool most_go(int pos, int count, int head) {
+    (void)count;
+    return mix((uint64_t)(pos * 2 + head)) % 9 != 0;
+}
+/* Whole chunks and pages go, and whole ones stay; one head loses nothing. */
+static bool blocks_go(int pos, int count, int head) {
+    (void)count;
+    return head == 0 && (pos / 128 % 3 == 1 || (pos / 128 % 3 == 2 && pos / 16 % 2 == 0));
+}
+
+static const struct {
+    pattern *goes;
+    const char *name;
+} patterns[] = {
+    {none_goes, "nothing"},    {all_go, "everything"},  {every_second, "every second"},
+    {first_goes, "the first"}, {last_goes, "the last"}, {last_stays, "all but the last"},
+    {few_go, "few"},           {most_go, "most"},       {blocks_go, "whole blocks"}};
+#define PATTERNS ((int)(sizeof patterns / sizeof *patterns))
+
+/* All that a slot holds is the same, byte by byte. */
+static void expect_same_bytes(struct pair *p, int slot, const char *what) {
+    for (int block = 1; block <= p->layers * p->heads; block++) {
+        char *bytes[BACKENDS];
+        size_t size[BACKENDS];
+        for (int b = 0; b < BACKENDS; b++) {
+            struct kern *kern = p->kern[b];
+            size[b] = kern->ops->snapshot_size(kern, slot, block);
+            bytes[b] = malloc(size[b]);
+            MUST(kern->ops->snapshot_export(kern, slot, block, bytes[b]));
+        }
+        cr_assert_eq(size[ORACLE], size[EMULATED], "%s", what);
+        cr_assert(!memcmp(bytes[ORACLE], bytes[EMULATED], size[ORACLE]), "%s: block %d", what,
+                  block);
+        for (int b = 0; b < BACKENDS; b++) free(bytes[b]);
+    }
+}
+
+/* Exactly what the pattern says: gates are 0 or -1, and what is below a half goes. */
+static const struct kern_rule by_pattern = {
+    .score = KERN_SCORE_RETENTION, .horizon = 1, .retain = 0.5f};
+
+static void expect_pattern(struct pair *p, int slot, const char *what) {
+    static struct held h;
+    read_held(p->kern[EMULATED], slot, &h);
+    for (int head = 0, at = 0; head < p->heads; head++)
+        for (int pos = 0; pos < p->count; pos++)
+            if (!p->goes(pos, p->count, head))
+                cr_assert_eq(h.positions[at++], pos, "%s: head %d", what, head);
+}
+
+/* `count` entries, of which the pattern's go; with a fork, which then goes another way. */
+static void gaps(struct kern_cache_options shape, int which, int count, bool fork) {
+    char what[96];
+    snprintf(what, sizeof what, "%s of %d go, head size %d, %zu bytes%s", patterns[which].name,
+             count, shape.head_dim, kern_dtype_bytes(shape.dtype), fork ? ", forked" : "");
+    emu_set_seed((uint64_t)(count * 16 + which));
+    shape.layers = 1;
+    shape.heads_kv = 2;
+    shape.max_positions = count + 8;
+    struct pair p = open_shape(shape, 2 * (count + 512) * (fork ? 2 : 1), 3);
+    const struct kern_rule recent = {.score = KERN_SCORE_RECENCY, .sinks = 3};
+    struct kern_evict due = {.slot = 1, .tokens = count, .keep = count, .rule = &by_pattern};
+    p.goes = patterns[which].goes;
+    p.count = count;
+    append(&p, 1, 0, count);
+    for (int b = 0; b < BACKENDS && fork; b++) MUST(p.kern[b]->ops->fork(p.kern[b], 1, 0));
+    evict(&p, &due, 1, what);
+    expect_pattern(&p, 1, what);
+    expect_same_bytes(&p, 1, what);
+    if (fork) {
+        expect_same_bytes(&p, 0, what);
+        due =
+            (struct kern_evict){.slot = 0, .tokens = count, .keep = count / 2 + 1, .rule = &recent};
+        evict(&p, &due, 1, what);
+        for (int slot = 0; slot < 2; slot++) expect_same_bytes(&p, slot, what);
+    }
+    append(&p, 1, count, 8); /* what was given back is good for others */
+    expect_same_bytes(&p, 1, what);
+    close_pair(&p);
+}
+
+static const struct kern_cache_options rows[] = {
+    {.head_dim = 64, .dtype = KERN_BF16},  {.head_dim = 128, .dtype = KERN_BF16},
+    {.head_dim = 256, .dtype = KERN_BF16}, {.head_dim = 64, .dtype = KERN_E4M3},
+    {.head_dim = 128, .dtype = KERN_E4M3}, {.head_dim = 256, .dtype = KERN_E4M3}};
+
+Test(emu_evict, gaps_at_the_edges_of_chunks) {
+    static const int counts[] = {1, 2, 16, 127, 128, 129, 257};
+    for (int i = 0; i < 7; i++)
+        for (int which = 0; which < PATTERNS; which++)
+            gaps(rows[(i + which) % 6], which, counts[i], false);
+}
+
+Test(emu_evict, gaps_in_every_kind_of_page) {
+    for (int i = 0; i < 6; i++)
+        for (int which = 0; which < PATTERNS; which++)
+            gaps(rows[i], which, 330, which % 2 == i % 2);
+}
+
+/* Pages that the fork still has are copied where they are written, all others stay shared. */
+Test(emu_evict, gaps_of_forks) {
+    for (int which = 0; which < PATTERNS; which++) {
+        gaps(rows[which % 6], which, 300 + which, true);
+        gaps(rows[(which + 3) % 6], which, 1 + which, true);
+    }
+}
+
+Test(emu_evict, gaps_of_long_streams) {
+    static const int counts[] = {700, 1500, 4000, 9000, 2500, 20000, 3000, 16000, 5000};
+    for (int which = 0; which < PATTERNS; which++)
+        gaps(rows[which == 6 ? 4 : which % 2 * 3], which, counts[which], which == 2);
 }

@@ -1,0 +1,380 @@
+/* Closing the gaps that evicted entries leave: in place, in order, and by many blocks at once
+ * however long one stream is.
+ *
+ *   k_keep      who stays of a chunk of PRODUCT_KEYS entries
+ *   k_count     where each chunk's go; the pages that are missing
+ *   k_own       pages that are written and have other owners become the stream's own
+ *   k_compact   the move: a block takes one chunk after the other, whosever it is
+ *   k_close     the new length; the pages behind it go back
+ *
+ * Why the move needs no second room. The survivors of a stream go to places 0, 1, 2, ... in their
+ * order, so none goes up: what chunk c writes, [before, before + count), ends before chunk c + 1
+ * begins, and being no longer than a chunk it lies in at most two chunks, both c or earlier ones.
+ * Survivors have places of their own, so blocks write apart; what may go wrong is a write where
+ * another chunk's entries still lie. So each block
+ *
+ *   takes the next chunk by an atomic ticket, reads its survivors into shared memory, says so in
+ *   chunk.taken, waits until the chunks that it writes into have said so, and writes.
+ *
+ * The wait ends: tickets ascend along a stream, so an earlier chunk has been taken by a block that
+ * already runs, and between its ticket and its word a block waits for nobody. Which blocks run at
+ * once, and how many, does not matter. Whoever writes has seen the word of those who read (a fence
+ * on both sides), so no reader can find what was written later. The method, one word passed between
+ * neighbours in the order of tickets, is that of Gomez-Luna, Chang, Sung, Guil and Hwu, "In-Place
+ * Data Sliding Algorithms for Many-Core Architectures" (ICPP 2015); there each waits for its
+ * neighbour, and words pass one after the other along the whole array; here for the two whose
+ * places it takes.
+ *
+ * What is kept, and where, depends on the cut alone. In what order pages go back to the ring, as
+ * everywhere, on who comes first: no answer depends on a page's number. */
+#include "kernels/cuda/block.cuh"
+#include "kernels/cuda/evict.cuh"
+
+#define THREADS      128
+#define MOVE_THREADS 256
+#define MOVE_BLOCKS  3            /* of a multiprocessor, if shared memory allows */
+#define MOVE_ROOM    (200 * 1024) /* of that */
+#define AHEAD        8            /* pieces of 16 bytes that a thread has on their way */
+#define BLOCKS_EACH  8            /* of the kernels that read only numbers */
+
+static_assert(PRODUCT_KEYS == THREADS, "a thread for every entry of a chunk");
+static_assert(PRODUCT_KEYS % (PAGE_SIDE / 64) == 0, "chunks are whole pages");
+
+/* ---- Who stays --------------------------------------------------------------------------------
+ */
+
+/* Blocks take chunks by number. Every state's lead is its length, so far. */
+static __global__ void __launch_bounds__(THREADS) k_keep(const struct evict_args a) {
+    const struct pages &p = a.streams.pages;
+    if (pages_failed(p)) return;
+    int count = *a.streams.item_count, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (blockIdx.x == 0 && threadIdx.x == 0) *a.ticket = 0;
+    for (int i = blockIdx.x; i < count; i += (int)gridDim.x) {
+        const struct item item = a.streams.items[i];
+        struct stream_state &state = a.streams.states[item.state];
+        const struct due &d = a.due[state.subject];
+        const int32_t *table = pages_table(p, d.slot, state.stream);
+        const struct cut cut = final_cut(a, d, state.stream);
+        int entry = item.chunk * PRODUCT_KEYS + (int)threadIdx.x;
+        bool held = entry < state.length;
+        bool stays = held && is_kept(p, pages_side(p, table, entry), state.stream, cut, d.least);
+        uint32_t kept = __ballot_sync(WARP_ALL, stays),
+                 gone = __ballot_sync(WARP_ALL, held) & ~kept;
+        if (lane == 0) a.chunks[i].kept[warp] = kept;
+        if (lane == 0 && gone) atomicMin(&state.lead, entry + __ffs((int)gone) - 1);
+        if (threadIdx.x == 0) a.chunks[i].taken = 0;
+    }
+}
+
+static __device__ __forceinline__ int chunk_count(const struct chunk &chunk) {
+    int count = 0;
+    for (int warp = 0; warp < PRODUCT_KEYS / 32; warp++) count += __popc(chunk.kept[warp]);
+    return count;
+}
+
+/* Pages [from, to) of a stream are written: where its gaps close; where entries remember their
+ * score, all that stay; where they merge, all. */
+struct written {
+    int from, to;
+};
+
+static __device__ struct written pages_written(const struct pages &p, const struct due &d,
+                                               const struct stream_state &state) {
+    bool merges = d.rule.merge != KERN_MERGE_NONE, all = merges || d.remembers;
+    struct written w = {all ? 0 : state.lead / p.page_slots, 0};
+    w.to = state.lead < state.kept || all ? pages_for(p, state.kept) : w.from;
+    if (merges && state.kept < state.length) w.to = pages_for(p, state.length);
+    return w;
+}
+
+/* One thread, when it is known how many stay: how many may join a class or stay, and the pages for
+ * the members there can be then. */
+static __device__ int plan_members(const struct evict_args &a, const struct due &d,
+                                   const struct stream_state &state) {
+    const struct pages &p = a.streams.pages;
+    struct cut *cut = &a.cuts[d.reach.first_cut + state.stream];
+    const int32_t *table = members_table(p, d.slot, state.stream);
+    int members = *members_length(p, d.slot, state.stream), held = members_pages_for(members);
+    cut->wanted = cut->room = (uint32_t)state.kept + (uint32_t)d.members_max;
+    if (state.kept == state.length) return 0;
+    int need = members_pages_for(classes_most(d, state, members)) - held;
+    for (int page = 0; page < held; page++) need += p.refs[table[page]] > 1;
+    return need;
+}
+
+/* Block (state). */
+static __global__ void __launch_bounds__(THREADS) k_count(const struct evict_args a) {
+    SHARED_MEMORY(shared);
+    int *room = (int *)shared, kept = 0, need = 0, more;
+    const struct pages &p = a.streams.pages;
+    if (pages_failed(p)) return;
+    struct stream_state &state = a.streams.states[blockIdx.x];
+    const struct due &d = a.due[state.subject];
+    const int32_t *table = pages_table(p, d.slot, state.stream);
+    for (int first = 0; first < state.work; first += THREADS) {
+        int i = first + (int)threadIdx.x;
+        struct chunk *chunk = &a.chunks[state.item + i];
+        int before = kept + block_scan(i < state.work ? chunk_count(*chunk) : 0, room, &more);
+        if (i < state.work) chunk->before = before;
+        kept += more;
+    }
+    if (threadIdx.x == 0) state.kept = kept;
+    __syncthreads();
+    struct written w = pages_written(p, d, state);
+    for (int page = w.from + (int)threadIdx.x; page < w.to; page += THREADS)
+        need += p.refs[table[page]] > 1;
+    if (threadIdx.x == 0 && d.reach.groups > 0) need += plan_members(a, d, state);
+    need = block_total(need, room);
+    if (threadIdx.x == 0 && need) atomicAdd(&p.state->need, (unsigned long long)need);
+}
+
+/* ---- Pages with other owners ------------------------------------------------------------------
+ */
+
+/* Blocks take chunks by number, and of what is written the pages of a chunk. One sequence per
+ * launch, so nobody else gives the same page up. */
+static __global__ void __launch_bounds__(THREADS) k_own(const struct evict_args a) {
+    SHARED_MEMORY(shared);
+    const struct pages &p = a.streams.pages;
+    if (pages_failed(p)) return;
+    int count = *a.streams.item_count, each = PRODUCT_KEYS / p.page_slots;
+    for (int i = blockIdx.x; i < count; i += (int)gridDim.x) {
+        const struct item item = a.streams.items[i];
+        const struct stream_state &state = a.streams.states[item.state];
+        const struct due &d = a.due[state.subject];
+        struct written w = pages_written(p, d, state);
+        int from = item.chunk * each, to = from + each;
+        pages_own(p, pages_table(p, d.slot, state.stream), from > w.from ? from : w.from,
+                  to < w.to ? to : w.to, (int32_t *)shared);
+    }
+}
+
+/* ---- The move ---------------------------------------------------------------------------------
+ */
+
+struct moved {
+    int32_t pos;
+    float log_beta, score;
+};
+
+struct place {
+    int32_t page, row;
+};
+
+/* A chunk on its way: survivors, one after the other. All of it shared. */
+struct load {
+    uint4 *rows; /* [survivor][K, V][pieces of 16 bytes] */
+    struct moved *side;
+    struct place *at; /* where they are; then, where they go */
+    int *item;
+};
+
+template <int PIECES> static __host__ __device__ __forceinline__ int load_bytes() {
+    return PRODUCT_KEYS *
+               (int)(2 * PIECES * sizeof(uint4) + sizeof(struct moved) + sizeof(struct place)) +
+           16;
+}
+
+template <int PIECES> static __device__ __forceinline__ struct load load_open(char *shared) {
+    struct load load;
+    load.rows = (uint4 *)shared;
+    load.side = (struct moved *)(load.rows + PRODUCT_KEYS * 2 * PIECES);
+    load.at = (struct place *)(load.side + PRODUCT_KEYS);
+    load.item = (int *)(load.at + PRODUCT_KEYS);
+    return load;
+}
+
+/* The place of an entry: a page has PAGE_SIDE / (16 PIECES) rows. */
+template <int PIECES>
+static __device__ __forceinline__ struct place place_of(const int32_t *table, int entry) {
+    const int P = PAGE_SIDE / (16 * PIECES);
+    return {table[entry / P], entry % P};
+}
+
+/* Piece `piece` of K, or further on of V. */
+template <int PIECES>
+static __device__ __forceinline__ uint4 *piece_at(const struct pages &p, struct place at,
+                                                  int piece) {
+    return (uint4 *)(pages_at(p, at.page) +
+                     page_chunk(16 * PIECES, piece / PIECES, at.row, piece % PIECES));
+}
+
+/* Candidates remember their new score, if the rule has a history; recent entries have none yet. */
+static __device__ __forceinline__ float score_of(const struct evict_args &a, const struct due &d,
+                                                 const struct stream_state &state, int entry,
+                                                 int64_t side) {
+    bool fresh = d.remembers && entry < state.candidates;
+    return fresh ? a.fresh[state.first + entry] : a.streams.pages.score[side];
+}
+
+/* The survivors' side records, and where they lie. */
+template <int PIECES>
+static __device__ void take_side(const struct evict_args &a, const struct due &d,
+                                 const struct stream_state &state, const struct chunk &chunk,
+                                 const struct load &load, int first) {
+    const struct pages &p = a.streams.pages;
+    const int32_t *table = pages_table(p, d.slot, state.stream);
+    int warp = threadIdx.x / 32, rank = 0;
+    if (threadIdx.x >= PRODUCT_KEYS || !(chunk.kept[warp] >> threadIdx.x % 32 & 1)) return;
+    for (int w = 0; w < warp; w++) rank += __popc(chunk.kept[w]);
+    rank += __popc(chunk.kept[warp] & ((1u << threadIdx.x % 32) - 1));
+    int entry = first + (int)threadIdx.x;
+    struct place at = place_of<PIECES>(table, entry);
+    int64_t side = (int64_t)at.page * p.page_slots + at.row;
+    load.side[rank] = {p.pos[side], p.log_beta[side], score_of(a, d, state, entry, side)};
+    load.at[rank] = at;
+}
+
+template <int PIECES>
+static __device__ void take_rows(const struct pages &p, const struct load &load, int count) {
+    int many = count * 2 * PIECES;
+    for (int i = threadIdx.x; i < many; i += AHEAD * MOVE_THREADS) {
+        uint4 piece[AHEAD];
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+            int at = i + k * MOVE_THREADS;
+            if (at < many)
+                piece[k] = *piece_at<PIECES>(p, load.at[at / (2 * PIECES)], at % (2 * PIECES));
+        }
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++)
+            if (i + k * MOVE_THREADS < many) load.rows[i + k * MOVE_THREADS] = piece[k];
+    }
+}
+
+/* The survivors to the places from `to` on. */
+template <int PIECES>
+static __device__ void put(const struct pages &p, const int32_t *table, const struct load &load,
+                           int to, int count) {
+    int rank = threadIdx.x;
+    if (rank < count) {
+        struct place at = place_of<PIECES>(table, to + rank);
+        int64_t side = (int64_t)at.page * p.page_slots + at.row;
+        load.at[rank] = at;
+        p.pos[side] = load.side[rank].pos;
+        p.log_beta[side] = load.side[rank].log_beta;
+        p.score[side] = load.side[rank].score;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < count * 2 * PIECES; i += MOVE_THREADS)
+        *piece_at<PIECES>(p, load.at[i / (2 * PIECES)], i % (2 * PIECES)) = load.rows[i];
+}
+
+/* The chunk's entries are read. */
+static __device__ void say_taken(struct chunk *chunk) {
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    __threadfence();
+    *(volatile uint32_t *)&chunk->taken = 1;
+}
+
+/* Until nobody needs any more what lies at the places [to, to + count) of the stream. */
+static __device__ void wait_taken(const struct chunk *stream, int own, int to, int count) {
+    if (threadIdx.x < 2) {
+        int chunk = (threadIdx.x == 0 ? to : to + count - 1) / PRODUCT_KEYS;
+        while (chunk < own && !*(const volatile uint32_t *)&stream[chunk].taken) continue;
+        __threadfence();
+    }
+    __syncthreads();
+}
+
+/* The next chunk that nobody has taken. */
+static __device__ __forceinline__ int next_item(const struct evict_args &a,
+                                                const struct load &load) {
+    __syncthreads(); /* what is shared was read */
+    if (threadIdx.x == 0) *load.item = atomicAdd(a.ticket, 1);
+    __syncthreads();
+    return *load.item;
+}
+
+/* A chunk whose entries all stay where they are: nobody writes there but scores. */
+static __device__ void renew_scores(const struct evict_args &a, const struct due &d,
+                                    const struct stream_state &state, int first, int count) {
+    const struct pages &p = a.streams.pages;
+    int entry = first + (int)threadIdx.x;
+    if (!d.remembers || (int)threadIdx.x >= count) return;
+    int64_t side = pages_side(p, pages_table(p, d.slot, state.stream), entry);
+    p.score[side] = score_of(a, d, state, entry, side);
+}
+
+template <int PIECES>
+static __global__ void __launch_bounds__(MOVE_THREADS, MOVE_BLOCKS)
+    k_compact(const struct evict_args a) {
+    SHARED_MEMORY(shared);
+    const struct pages &p = a.streams.pages;
+    if (pages_failed(p)) return;
+    struct load load = load_open<PIECES>(shared);
+    int items = *a.streams.item_count;
+    for (int i = next_item(a, load); i < items; i = next_item(a, load)) {
+        const struct item item = a.streams.items[i];
+        const struct stream_state &state = a.streams.states[item.state];
+        const struct due &d = a.due[state.subject];
+        struct chunk *chunk = &a.chunks[i];
+        int first = item.chunk * PRODUCT_KEYS, to = chunk->before, count = chunk_count(*chunk);
+        int held = state.length - first < PRODUCT_KEYS ? state.length - first : PRODUCT_KEYS;
+        if (to == first && count == held) {
+            renew_scores(a, d, state, first, count);
+            continue; /* no later chunk reaches back to here */
+        }
+        take_side<PIECES>(a, d, state, *chunk, load, first);
+        __syncthreads();
+        take_rows<PIECES>(p, load, count);
+        say_taken(chunk);
+        if (count == 0) continue;
+        wait_taken(chunk - item.chunk, item.chunk, to, count);
+        put<PIECES>(p, pages_table(p, d.slot, state.stream), load, to, count);
+    }
+}
+
+/* Block (state). */
+static __global__ void k_close(const struct evict_args a) {
+    const struct pages &p = a.streams.pages;
+    if (pages_failed(p)) return;
+    const struct stream_state &state = a.streams.states[blockIdx.x];
+    int slot = a.due[state.subject].slot, gone = state.length - state.kept;
+    const int32_t *table = pages_table(p, slot, state.stream);
+    for (int page = pages_for(p, state.kept) + (int)threadIdx.x; page < pages_for(p, state.length);
+         page += (int)blockDim.x)
+        pages_drop(p, table[page]);
+    if (threadIdx.x != 0) return;
+    *pages_length(p, slot, state.stream) = state.kept;
+    if (gone > 0) atomicAdd(&p.state->evicted, (unsigned long long)gone);
+}
+
+/* ---- The host's side ------------------------------------------------------------------------- */
+
+static unsigned blocks_of(const struct cuda *cuda, int each) {
+    return (unsigned)(each * device_processors(cuda->device));
+}
+
+void compact_room(struct pieces *room, struct evict_args *args) {
+    args->chunks = piece<struct chunk>(room, (size_t)args->streams.items_max);
+    args->ticket = piece<int32_t>(room, 1);
+}
+
+void compact_count(struct cuda *cuda, const struct evict_args &args) {
+    LAUNCH(cuda->device, k_keep, blocks_of(cuda, BLOCKS_EACH), THREADS, 0, args);
+    LAUNCH(cuda->device, k_count, (unsigned)args.streams.state_count, THREADS,
+           THREADS / 32 * sizeof(int), args);
+}
+
+void compact_own(struct cuda *cuda, const struct evict_args &args) {
+    LAUNCH(cuda->device, k_own, blocks_of(cuda, BLOCKS_EACH), THREADS, sizeof(int32_t), args);
+}
+
+template <int PIECES> static void move(struct cuda *cuda, const struct evict_args &args) {
+    const int shared = load_bytes<PIECES>();
+    int each = MOVE_ROOM / shared;
+    if (each > MOVE_BLOCKS) each = MOVE_BLOCKS;
+    LAUNCH(cuda->device, (k_compact<PIECES>), blocks_of(cuda, each), MOVE_THREADS, (size_t)shared,
+           args);
+}
+
+void compact_all(struct cuda *cuda, const struct evict_args &args) {
+    int row = args.streams.pages.row_bytes;
+    if (row == 64) move<4>(cuda, args);
+    if (row == 128) move<8>(cuda, args);
+    if (row == 256) move<16>(cuda, args);
+    if (row == 512) move<32>(cuda, args);
+    LAUNCH(cuda->device, k_close, (unsigned)args.streams.state_count, THREADS, 0, args);
+}
