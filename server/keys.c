@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 
@@ -58,14 +59,21 @@ static int read_file(struct keys *keys, const char *path, struct fault *fault) {
     return rc;
 }
 
-/* Lists seldom change their order, so the search begins at the same place. */
-static void inherit(struct key *key, size_t at, const struct keys *before) {
-    for (size_t i = 0; i < before->count; i++) {
-        const struct key *same = &before->items[(at + i) % before->count];
-        if (memcmp(same->digest, key->digest, sizeof key->digest) != 0) continue;
-        *key = *same;
-        return;
+static int by_digest(const void *a, const void *b) {
+    return memcmp(((const struct key *)a)->digest, ((const struct key *)b)->digest, 16);
+}
+
+size_t keys_inherit(struct keys *keys, const struct keys *before) {
+    size_t compared = 0;
+    for (size_t i = 0, at = 0; i < keys->count && at < before->count; compared++) {
+        int order = by_digest(&before->items[at], &keys->items[i]);
+        if (order == 0) keys->items[i] = before->items[at];
+        if (order < 0)
+            at++;
+        else
+            i++; /* a key that is listed twice finds the same one twice */
     }
+    return compared;
 }
 
 int keys_open(struct keys *keys, char *const *texts, size_t text_count, const char *file,
@@ -79,7 +87,8 @@ int keys_open(struct keys *keys, char *const *texts, size_t text_count, const ch
     keys->items = mem_must_alloc(KEYS_MAX, sizeof *keys->items);
     for (size_t i = 0; i < text_count && !rc; i++) rc = add_key(keys, texts[i], "api-key", fault);
     if (!rc && file) rc = read_file(keys, file, fault);
-    for (size_t i = 0; before && i < keys->count; i++) inherit(&keys->items[i], i, before);
+    qsort(keys->items, keys->count, sizeof *keys->items, by_digest);
+    if (before) (void)keys_inherit(keys, before);
     if (before) keys->anyone = before->anyone;
     if (rc) keys_close(keys);
     return rc;

@@ -22,8 +22,8 @@ struct key {
 
 struct keys {
     uint8_t secret[16];
-    struct key *items;
-    size_t count; /* 0 = open to everybody */
+    struct key *items; /* by digest */
+    size_t count;      /* 0 = open to everybody */
     struct key anyone;
 };
 
@@ -34,6 +34,9 @@ struct keys {
 int keys_open(struct keys *keys, char *const *texts, size_t text_count, const char *file,
               const struct keys *before, struct fault *fault);
 void keys_close(struct keys *keys);
+/* Keys that are in `before`, of the same secret, get what they may spend; keys_open does this.
+ * Returns how many pairs it compared: fewer than there are keys in both. */
+size_t keys_inherit(struct keys *keys, const struct keys *before);
 
 /* NULL: not one of the keys. Without keys everybody is one and the same. */
 struct key *keys_find(struct keys *keys, const char *text);
