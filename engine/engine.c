@@ -16,6 +16,7 @@
 #include "base/mem.h"
 #include "engine/identity.h"
 #include "engine/replica.h"
+#include "engine/state_dir.h"
 #include "engine/text.h"
 #include "kernels/comm.h"
 
@@ -219,7 +220,7 @@ static int open_store(struct engine *e, struct sched_options *so, enum kern_dtyp
                          "the %s backend cannot write conversations; leave state-dir empty or use "
                          "device cpu",
                          ops_of(e)->name);
-    if (o->check_only) return 0;
+    if (o->check_only) return state_dir_check(o->state_dir, fault);
     struct state_identity *identity = &store.identity;
     int code =
         identity_model(o->model_dir, o->random_weights, wants_fp8(o), identity->weights, fault);

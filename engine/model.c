@@ -486,8 +486,8 @@ static int load_gates_file(struct model *model, const struct model_options *opti
     char *data = NULL;
     size_t size = 0;
     int err = file_read(path, GATES_FILE_MAX, &data, &size, fault);
-    if (err) return err;
-    err = gates_parse(data, size, &shape, &gates, fault);
+    if (err && fault) fault->field[0] = '\0'; /* it names the path, as what follows does */
+    if (!err) err = gates_parse(data, size, &shape, &gates, fault);
     if (err) goto out;
     if (!options->check_only) warn_other_base(options, gates.header.base_sha256);
     if (!options->check_only) err = load_gate_layers(model, &gates, fault);
@@ -538,13 +538,8 @@ static int load_random_gates(struct model *model, struct fault *fault) {
 static int load_gates(struct model *model, const struct model_options *options,
                       struct fault *fault) {
     char path[PATH_MAX];
-    if (options->gates) {
-        int err = *options->gates ? load_gates_file(model, options, options->gates, fault) : 0;
-        if (!err) return 0;
-        const struct fault own = *fault;
-        return fault_set(fault, err, "gates", "%s%s%s", own.field, own.field[0] ? ": " : "",
-                         own.text);
-    }
+    if (options->gates)
+        return *options->gates ? load_gates_file(model, options, options->gates, fault) : 0;
     int n = snprintf(path, sizeof path, "%s/gates.safetensors", options->dir);
     if (n < 0 || (size_t)n >= sizeof path)
         return fault_set(fault, ERR_INVALID, "model", "directory name is too long");

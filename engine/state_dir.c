@@ -3,6 +3,8 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <libgen.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -80,12 +82,14 @@ static int open_regular(const struct state_dir *dir, const char *name, struct st
 
 /* ---- Opening --------------------------------------------------------------------------------- */
 
+static int cannot_make(const char *path, struct fault *fault) {
+    return fault_set(fault, ERR_IO, "state-dir", "%.200s cannot be made: %s", path,
+                     strerror(errno));
+}
+
 static int open_path(struct state_dir *dir, struct fault *fault) {
     const char *path = dir->path;
     struct stat st;
-    if (mkdir(path, 0700) != 0 && errno != EEXIST)
-        return fault_set(fault, ERR_IO, "state-dir", "%.200s cannot be made: %s", path,
-                         strerror(errno));
     dir->fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (dir->fd < 0 || fstat(dir->fd, &st) != 0)
         return fault_set(fault, ERR_IO, "state-dir", "%.200s cannot be opened: %s", path,
@@ -93,7 +97,9 @@ static int open_path(struct state_dir *dir, struct fault *fault) {
     if ((st.st_mode & (S_IWGRP | S_IWOTH)) != 0)
         return fault_set(fault, ERR_INVALID, "state-dir",
                          "others may write to %.200s; its mode should be 0700", path);
-    return 0;
+    if (faccessat(dir->fd, ".", W_OK | X_OK, AT_EACCESS) == 0) return 0;
+    return fault_set(fault, ERR_IO, "state-dir", "%.200s cannot be written to: %s", path,
+                     strerror(errno));
 }
 
 static int take_lock(struct state_dir *dir, struct fault *fault) {
@@ -117,10 +123,11 @@ static int make_key(struct state_dir *dir, struct fault *fault) {
     return fault_set(fault, ERR_IO, "state-dir", "its key cannot be written: %s", strerror(errno));
 }
 
+/* ERR_NOTFOUND: there is none yet, which is no fault. */
 static int load_key(struct state_dir *dir, struct fault *fault) {
     struct stat st;
     int fd = open_regular(dir, "key", &st), code = 0;
-    if (fd < 0 && errno == ENOENT) return make_key(dir, fault);
+    if (fd < 0 && errno == ENOENT) return ERR_NOTFOUND;
     if (fd < 0)
         return fault_set(fault, ERR_IO, "state-dir", "its key cannot be opened: %s",
                          strerror(errno));
@@ -135,14 +142,42 @@ static int load_key(struct state_dir *dir, struct fault *fault) {
     return code;
 }
 
-int state_dir_open(struct state_dir *dir, const char *path, struct fault *fault) {
+static void begin(struct state_dir *dir, const char *path) {
     dir->path = path;
     dir->fd = dir->lock_file = -1;
     atomic_init(&dir->progress, 0);
+}
+
+int state_dir_open(struct state_dir *dir, const char *path, struct fault *fault) {
+    begin(dir, path);
+    if (mkdir(path, 0700) != 0 && errno != EEXIST) return cannot_make(path, fault);
     int code = open_path(dir, fault);
     if (code == 0) code = take_lock(dir, fault);
     if (code == 0) code = load_key(dir, fault);
-    return code;
+    return code == ERR_NOTFOUND ? make_key(dir, fault) : code;
+}
+
+/* Could mkdir make it? */
+static int check_parent(const char *path, struct fault *fault) {
+    char parent[PATH_MAX];
+    if ((size_t)snprintf(parent, sizeof parent, "%s", path) >= sizeof parent) {
+        errno = ENAMETOOLONG;
+        return cannot_make(path, fault);
+    }
+    bool good = faccessat(AT_FDCWD, dirname(parent), W_OK | X_OK, AT_EACCESS) == 0;
+    return good ? 0 : cannot_make(path, fault);
+}
+
+int state_dir_check(const char *path, struct fault *fault) {
+    struct state_dir dir;
+    struct stat st;
+    begin(&dir, path);
+    if (lstat(path, &st) != 0)
+        return errno == ENOENT ? check_parent(path, fault) : cannot_make(path, fault);
+    int code = open_path(&dir, fault);
+    if (code == 0) code = load_key(&dir, fault);
+    state_dir_close(&dir);
+    return code == ERR_NOTFOUND ? 0 : code;
 }
 
 void state_dir_close(struct state_dir *dir) {

@@ -26,6 +26,9 @@ struct state_dir {
  * daemon has it. fault->field is "state-dir". Whatever it returns, close it. */
 int state_dir_open(struct state_dir *dir, const char *path, struct fault *fault);
 void state_dir_close(struct state_dir *dir);
+/* What opening it would refuse, in the same words, without making anything and whoever has the
+ * lock. */
+int state_dir_check(const char *path, struct fault *fault);
 
 /* Calls `visit` for each state file, `bad` for one that was put aside, until it returns an error,
  * which is returned; deletes what was never finished. ERR_IO: it cannot be listed, see *fault. */

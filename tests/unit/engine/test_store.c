@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "engine/state_dir.h"
 #include "engine/store.h"
 
 /* ---- Failing calls --------------------------------------------------------------------------- */
@@ -109,14 +110,18 @@ static struct store *open_store(void) {
     return store;
 }
 
+/* A check refuses it, too, in the same words; but for the lock, which whoever serves now has. */
 static int refuse_open(const char *says) {
     struct store_options options = options_of();
     struct store *store;
-    struct fault fault = {0};
+    struct fault fault = {0}, checked = {0};
+    int check = state_dir_check(options.dir, &checked);
     int code = store_open(&options, &store, &fault);
     cr_assert(code != 0 && store == NULL);
     cr_assert_str_eq(fault.field, "state-dir");
     cr_assert_not_null(strstr(fault.text, says), "'%s'", fault.text);
+    cr_assert_eq(check, code == ERR_BUSY ? 0 : code, "'%s'", checked.text);
+    if (code != ERR_BUSY) cr_assert_str_eq(checked.text, fault.text);
     return code;
 }
 
@@ -576,9 +581,33 @@ Test(store, directories_that_cannot_serve) {
     chmod(dir, 0700);
     char good[64];
     strcpy(good, dir);
-    strcpy(dir, "/proc/no/such");
-    cr_assert_eq(refuse_open("cannot be made"), ERR_IO);
+    static const char *const never[] = {"/proc/no/such", "/dev/null/below"};
+    for (int i = 0; i < 2; i++) {
+        strcpy(dir, never[i]);
+        cr_assert_eq(refuse_open("cannot be made"), ERR_IO);
+    }
+    strcpy(dir, "/dev/null");
+    cr_assert_eq(refuse_open("cannot be opened"), ERR_IO);
     strcpy(dir, good);
+}
+
+Test(store, a_directory_of_somebody_else_cannot_serve) {
+    bool root = geteuid() == 0;
+    chmod(dir, root ? 0755 : 0500);
+    cr_assert(!root || seteuid(65534) == 0);
+    cr_assert_eq(refuse_open("cannot be written to"), ERR_IO);
+    cr_assert(!root || seteuid(0) == 0);
+    chmod(dir, 0700);
+}
+
+Test(store, a_check_makes_nothing) {
+    struct fault fault = {0};
+    char path[512];
+    cr_assert_eq(state_dir_check(dir, &fault), 0);
+    cr_assert_neq(access(path_of("key"), F_OK), 0);
+    snprintf(path, sizeof path, "%s", path_of("new"));
+    cr_assert_eq(state_dir_check(path, &fault), 0);
+    cr_assert_neq(access(path, F_OK), 0);
 }
 
 /* ---- Failures -------------------------------------------------------------------------------- */
