@@ -39,9 +39,30 @@ static char *special_string(const cJSON *config, const char *key) {
     return mem_must_strdup(node != NULL && cJSON_IsString(node) ? node->valuestring : "");
 }
 
+/* An object in a file of the model's directory; NULL without the file. */
+static int open_object(const char *dir, const char *name, cJSON **out, struct fault *fault) {
+    const struct json_limits limits = {.bytes = CONFIG_BYTES_MAX, .depth = 64};
+    char path[4096], *data = NULL;
+    size_t size = 0;
+    int code = join_path(path, sizeof path, dir, name, fault);
+    if (code != 0 || !exists(path)) return code;
+    code = file_read(path, CONFIG_BYTES_MAX, &data, &size, fault);
+    if (code != 0) return code;
+    code = in_file(json_parse(data, size, &limits, out, fault), name, fault);
+    mem_free(data);
+    if (code != 0 || cJSON_IsObject(*out)) return code;
+    return fault_set(fault, ERR_MALFORMED, name, "is not an object");
+}
+
+/* A file with templates under "chat_template"; json NULL = none. */
+struct listed {
+    const char *name;
+    const cJSON *json;
+};
+
 /* A string is the default template. */
-static const char *config_template(const cJSON *config, const char *wanted) {
-    const cJSON *node = json_get(config, "chat_template"), *item = NULL;
+static const char *listed_template(const struct listed *listed, const char *wanted) {
+    const cJSON *node = json_get(listed->json, "chat_template"), *item = NULL;
     if (cJSON_IsString(node)) return strcmp(wanted, "default") == 0 ? node->valuestring : NULL;
     cJSON_ArrayForEach(item, node) {
         const cJSON *name = json_get(item, "name"), *source = json_get(item, "template");
@@ -64,59 +85,68 @@ static int open_template_file(const char *path, const char *name, struct chat **
     return in_file(chat_open(*source, size, chat, fault), name, fault);
 }
 
-/* From the file, else from tokenizer_config.json; with neither *chat stays NULL. */
-static int open_template(const char *dir, const char *file, const char *in_config,
-                         struct chat **chat, char **source, struct fault *fault) {
+/* From the file, else from the list; with neither *chat stays NULL. */
+static int open_template(const char *dir, const char *file, const struct listed *listed,
+                         const char *wanted, struct chat **chat, char **source,
+                         struct fault *fault) {
+    const char *found = listed_template(listed, wanted);
     char path[4096];
     int code = join_path(path, sizeof path, dir, file, fault);
     if (code != 0) return code;
     if (exists(path)) return open_template_file(path, file, chat, source, fault);
-    if (in_config == NULL) return 0;
-    *source = mem_must_strdup(in_config);
-    return in_file(chat_open(in_config, strlen(in_config), chat, fault), "tokenizer_config.json",
-                   fault);
+    if (found == NULL) return 0;
+    *source = mem_must_strdup(found);
+    return in_file(chat_open(found, strlen(found), chat, fault), listed->name, fault);
+}
+
+static bool lists_any(const struct listed *listed) {
+    return listed_template(listed, "default") || listed_template(listed, "tool_use");
+}
+
+/* chat_template.json is the older file of transformers' processors; tokenizers do not read it, so
+ * it serves where they have no template. */
+static int open_legacy(const char *dir, cJSON **json, struct listed *listed, struct fault *fault) {
+    int code = open_object(dir, "chat_template.json", json, fault);
+    if (code != 0 || *json == NULL) return code;
+    *listed = (struct listed){"chat_template.json", *json};
+    if (lists_any(listed)) return 0;
+    return fault_set(fault, ERR_MALFORMED, listed->name, "has no template under 'chat_template'");
 }
 
 /* As in transformers, one template of its own file hides all of tokenizer_config.json. */
 static int open_templates(const char *dir, const cJSON *config, struct text *text,
                           struct fault *fault) {
     const char *plain = "chat_template.jinja", *folder = "additional_chat_templates/tool_use.jinja";
+    struct listed listed = {"tokenizer_config.json", config};
     char plain_path[4096], folder_path[4096];
+    cJSON *legacy = NULL;
     int code = join_path(plain_path, sizeof plain_path, dir, plain, fault);
     if (code == 0) code = join_path(folder_path, sizeof folder_path, dir, folder, fault);
     if (code != 0) return code;
-    if (exists(plain_path) || exists(folder_path)) config = NULL;
-    code = open_template(dir, plain, config_template(config, "default"), &text->chat, &text->source,
-                         fault);
-    if (code != 0) return code;
-    return open_template(dir, folder, config_template(config, "tool_use"), &text->tool_chat,
-                         &text->tool_source, fault);
+    if (exists(plain_path) || exists(folder_path))
+        listed.json = NULL;
+    else if (!lists_any(&listed))
+        code = open_legacy(dir, &legacy, &listed, fault);
+    if (code == 0)
+        code = open_template(dir, plain, &listed, "default", &text->chat, &text->source, fault);
+    if (code == 0)
+        code = open_template(dir, folder, &listed, "tool_use", &text->tool_chat, &text->tool_source,
+                             fault);
+    json_free(legacy);
+    return code;
 }
 
 int text_open(const char *dir, struct text *text, struct fault *fault) {
-    char path[4096], *data = NULL;
-    size_t size = 0;
     cJSON *config = NULL;
     *text = (struct text){0};
     int code = tok_open_dir(dir, &text->tok, fault);
-    if (code == 0) code = join_path(path, sizeof path, dir, "tokenizer_config.json", fault);
-    if (code == 0 && exists(path)) {
-        code = file_read(path, CONFIG_BYTES_MAX, &data, &size, fault);
-        if (code == 0)
-            code = in_file(json_parse(data, size,
-                                      &(struct json_limits){.bytes = CONFIG_BYTES_MAX, .depth = 64},
-                                      &config, fault),
-                           "tokenizer_config.json", fault);
-        if (code == 0 && !cJSON_IsObject(config))
-            code = fault_set(fault, ERR_MALFORMED, "tokenizer_config.json", "is not an object");
-    }
+    if (code == 0) code = open_object(dir, "tokenizer_config.json", &config, fault);
     if (code == 0) {
         text->bos = special_string(config, "bos_token");
         text->eos = special_string(config, "eos_token");
         code = open_templates(dir, config, text, fault);
     }
     json_free(config);
-    mem_free(data);
     if (code != 0) text_close(text);
     return code;
 }

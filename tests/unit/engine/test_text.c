@@ -158,6 +158,43 @@ Test(text, chats_with_tools_have_a_template_of_their_own) {
     text_close(&text);
 }
 
+/* The file of processors: read where the tokenizer has no template, alone or in a list. */
+Test(text, the_file_of_processors_comes_last) {
+    struct text text;
+    char path[128];
+    write_text("chat_template.json", "{\"chat_template\":\"old{{ messages[0].content }}\"}");
+    open_text(&text);
+    expect_render(&text, hello, "oldhi");
+    expect_render(&text, with_tools, "oldhi");
+    text_close(&text);
+    write_text("chat_template.json",
+               "{\"chat_template\":[{\"name\":\"default\",\"template\":\"first\"},"
+               "{\"name\":\"tool_use\",\"template\":\"tools\"}]}");
+    write_text("tokenizer_config.json", "{\"bos_token\":\"<s>\"}");
+    open_text(&text);
+    expect_render(&text, hello, "first");
+    expect_render(&text, with_tools, "tools");
+    text_close(&text);
+    write_text("tokenizer_config.json", "{\"chat_template\":\"tokenizer\"}");
+    open_text(&text);
+    expect_render(&text, hello, "tokenizer");
+    expect_render(&text, with_tools, "tokenizer");
+    text_close(&text);
+    write_text("chat_template.jinja", "own");
+    open_text(&text);
+    expect_render(&text, hello, "own");
+    text_close(&text);
+    snprintf(path, sizeof path, "%s/chat_template.jinja", folder);
+    cr_assert_eq(unlink(path), 0);
+    write_text("tokenizer_config.json", "{}");
+    write_text("chat_template.json", "{\"chat_template\":7}");
+    expect_failure(ERR_MALFORMED, "chat_template.json");
+    write_text("chat_template.json", "{\"chat_template\":\"{% if %}\"}");
+    expect_failure(ERR_MALFORMED, "chat_template.json");
+    write_text("chat_template.json", "[");
+    expect_failure(ERR_MALFORMED, "chat_template.json");
+}
+
 /* As transformers does: templates ask "tools is not none", which an undefined name is not. */
 Test(text, what_a_request_leaves_out_is_none) {
     struct text text;
@@ -309,7 +346,8 @@ Test(text, failures_name_the_file) {
 
 Test(text, survives_failing_memory) {
     write_text("tokenizer_config.json", "{\"bos_token\":\"<s>\",\"eos_token\":\"</s>\"}");
-    write_text("chat_template.jinja", "{{ bos_token }}{{ messages[0].content }}");
+    write_text("chat_template.json",
+               "{\"chat_template\":\"{{ bos_token }}{{ messages[0].content }}\"}");
     int code = ERR_NOMEM;
     long n = 0;
     for (; code == ERR_NOMEM && n < 20000; n++) {
