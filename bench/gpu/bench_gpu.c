@@ -1,7 +1,9 @@
-/* Times the CUDA backend's operations, one JSON object per line: what, number, unit, prediction.
- * Shapes are Llama-3.1-8B's. Random numbers everywhere: nothing here depends on values.
+/* Times the CUDA backend's operations, one JSON object per line: what, number, unit, prediction,
+ * and for rows that a goal is about their key. Shapes are Llama-3.1-8B's. Random numbers
+ * everywhere: nothing here depends on values.
  *
- *     bench_gpu [small]      small: sizes for a dry run under the emulator
+ *     bench_gpu MIB      the device's memory, of which the longest caches take what a model leaves
+ *     bench_gpu small    sizes for a dry run under the emulator
  */
 #include <math.h>
 #include <stdbool.h>
@@ -18,8 +20,11 @@
 #define DIM      128
 #define MODEL    4096
 
+#define POSITIONS 16640 /* of the longest sequence: 16,384 and the tokens of a row */
+
 static bool small;
 static struct kern *kern;
+static int waits; /* for the device, since somebody set it to 0 */
 
 static int scaled(int size, int dry) {
     return small ? dry : size;
@@ -34,16 +39,28 @@ static void must(int code, const char *what) {
     if (code) fail(what, code, NULL);
 }
 
+static void wait_for_device(const char *what) {
+    waits++;
+    must(kern->ops->sync(kern), what);
+}
+
 static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static void row(const char *name, double value, const char *unit, const char *prediction) {
-    printf("{\"name\": \"%s\", \"value\": %.6g, \"unit\": \"%s\", \"prediction\": \"%s\"}\n", name,
-           value, unit, prediction);
+/* `key`: what bench/gpu/check knows it by; "": no goal is about it. */
+static void keyed_row(const char *key, const char *name, double value, const char *unit,
+                      const char *prediction) {
+    printf("{\"key\": \"%s\", \"name\": \"%s\", \"value\": %.6g, \"unit\": \"%s\", \"prediction\": "
+           "\"%s\"}\n",
+           key, name, value, unit, prediction);
     fflush(stdout);
+}
+
+static void row(const char *name, double value, const char *unit, const char *prediction) {
+    keyed_row("", name, value, unit, prediction);
 }
 
 /* Backend memory with noise. */
@@ -97,7 +114,8 @@ static void time_copy(void) {
     c.from = numbers(count);
     c.index = malloc((size_t)c.rows * sizeof *c.index);
     for (int i = 0; i < c.rows; i++) c.index[i] = i;
-    row("copy of rows", 2e-12 * (double)count * 4 / seconds(do_copy, &c), "TB/s", "4.3 (H200)");
+    keyed_row("copy", "copy of rows", 2e-12 * (double)count * 4 / seconds(do_copy, &c), "TB/s",
+              "4.3 (H200)");
     kern->ops->mem_free(kern, c.to);
     kern->ops->mem_free(kern, c.from);
     free(c.index);
@@ -159,7 +177,8 @@ static void time_product(const char *name, int outputs, int inputs, bool fp8) {
         snprintf(label, sizeof label, "product %s%s, %d rows: weights read", name, in, rows[i]);
         row(label, (fp8 ? 1e-12 : 2e-12) * count / t, "TB/s", rows[i] == 1 ? "3.9 to 4.3" : "");
         snprintf(label, sizeof label, "product %s%s, %d rows: arithmetic", name, in, rows[i]);
-        row(label, 2e-12 * count * rows[i] / t, "TFLOP/s", rows[i] == 512 ? most : "");
+        keyed_row(fp8 ? "" : "products", label, 2e-12 * count * rows[i] / t, "TFLOP/s",
+                  rows[i] == 512 ? most : "");
     }
     kern->ops->weight_free(kern, p.weight);
     kern->ops->mem_free(kern, p.x);
@@ -195,8 +214,8 @@ static void append(struct kern_span *spans, int count, float *qkv, struct kern_b
 static const size_t width = (size_t)(HEADS_Q + 2 * HEADS_KV) * DIM;
 
 /* Prompts of these lengths, then one row each; a fresh backend per case keeps pools apart. */
-static void time_decode(const char *name, const struct kern_rule *rule, const int *lengths,
-                        int count, const char *prediction) {
+static void time_decode(const char *key, const char *name, const struct kern_rule *rule,
+                        const int *lengths, int count, const char *prediction) {
     struct attention a = {.spans = calloc((size_t)count, sizeof *a.spans)};
     double entries = 0;
     int longest = 0;
@@ -214,7 +233,7 @@ static void time_decode(const char *name, const struct kern_rule *rule, const in
     }
     append(a.spans, count, a.qkv, &a.batch);
     double t = seconds(do_attend, &a);
-    row(name, 1e-12 * entries * HEADS_KV * DIM * 4 / t, "TB/s", prediction);
+    keyed_row(key, name, 1e-12 * entries * HEADS_KV * DIM * 4 / t, "TB/s", prediction);
     for (int i = 0; i < count; i++) kern->ops->release(kern, i);
     kern->ops->mem_free(kern, a.qkv);
     kern->ops->mem_free(kern, a.out);
@@ -227,23 +246,28 @@ static void time_decodes(void) {
         .observe = {.group = KERN_GROUP_SUM, .reduce = KERN_REDUCE_SUM}};
     static const int counts[] = {1, 8, 64, 256};
     static const char *const predictions[] = {"", "", ">= 3.0", ">= 3.0"};
-    int lengths[256];
-    for (int c = 0; c < (small ? 1 : 4); c++) {
+    static const char *const keys[] = {"", "", "decode_even", ""};
+    int lengths[256], sizes = small ? 1 : 4;
+    for (int c = 0; c < sizes; c++) {
         char name[96];
         for (int i = 0; i < counts[c]; i++) lengths[i] = scaled(1088, 40) - 1;
         snprintf(name, sizeof name, "decode attention, %d x %d entries", counts[c], lengths[0] + 1);
-        time_decode(name, NULL, lengths, counts[c], predictions[c]);
+        time_decode(small ? "decode_even" : keys[c], name, NULL, lengths, counts[c],
+                    predictions[c]);
     }
-    for (int i = 0; i < 64; i++) /* 40 to 4,000, evenly in the logarithm */
-        lengths[i] = (int)(40 * pow(100, (double)(i * 29 % 64) / 63));
-    if (!small)
-        time_decode("decode attention, 64 sequences of 40 to 4,000 entries", NULL, lengths, 64,
-                    "within 5 % of even lengths");
-    time_decode("the same with every query's attention added up", &mass, lengths, small ? 1 : 64,
+    int uneven = scaled(64, 2);
+    double longest = scaled(4000, 80), ratio = scaled(100, 4); /* evenly in the logarithm */
+    for (int i = 0; i < uneven; i++)
+        lengths[i] = (int)(longest / ratio * pow(ratio, (double)(i * 29 % uneven) / (uneven - 1)));
+    char name[96];
+    snprintf(name, sizeof name, "decode attention, %d sequences of %.0f to %.0f entries", uneven,
+             longest / ratio, longest);
+    time_decode("decode_uneven", name, NULL, lengths, uneven, "within 5 % of even lengths");
+    time_decode("", "the same with every query's attention added up", &mass, lengths, uneven,
                 "0.4 of it");
 }
 
-static void time_prefill(int tokens, const char *prediction) {
+static void time_prefill(const char *key, int tokens, const char *prediction) {
     struct kern_span span = {.slot = 0, .count = tokens};
     struct attention a = {.qkv = numbers(width * (size_t)tokens),
                           .out = numbers((size_t)tokens * HEADS_Q * DIM)};
@@ -251,7 +275,8 @@ static void time_prefill(int tokens, const char *prediction) {
     append(&span, 1, a.qkv, &a.batch);
     double t = seconds(do_attend, &a);
     snprintf(name, sizeof name, "prefill attention, causal, %d tokens", tokens);
-    row(name, 1e-12 * 2 * (double)tokens * tokens * HEADS_Q * DIM / t, "TFLOP/s", prediction);
+    keyed_row(key, name, 1e-12 * 2 * (double)tokens * tokens * HEADS_Q * DIM / t, "TFLOP/s",
+              prediction);
     kern->ops->release(kern, 0);
     kern->ops->mem_free(kern, a.qkv);
     kern->ops->mem_free(kern, a.out);
@@ -283,8 +308,8 @@ static void fill(const struct kern_rule *rule, int layers, int sequences, int en
 
 /* Once: evicting changes what there is to evict. The whole sequence, all layers. Of two, so that no
  * memory is taken in the second, which is timed. */
-static void time_evict(const char *what, const struct kern_rule *rule, int layers, int sequences,
-                       int entries, int keep, const char *prediction) {
+static void time_evict(const char *key, const char *what, const struct kern_rule *rule, int layers,
+                       int sequences, int entries, int keep, const char *prediction) {
     struct kern_evict due[64];
     double took = 0;
     for (int i = 0; i < sequences; i++)
@@ -300,33 +325,37 @@ static void time_evict(const char *what, const struct kern_rule *rule, int layer
     char name[128];
     snprintf(name, sizeof name, "eviction, %s, of %d sequence(s), %d streams, %d to %d entries",
              what, sequences, layers * HEADS_KV, entries, keep);
-    row(name, 1e6 * took, "us", prediction);
+    keyed_row(key, name, 1e6 * took, "us", prediction);
 }
 
 /* Predictions: kernels/cuda/README.md; a wait is in each. */
 static void time_evictions(void) {
     static const struct {
-        const char *what;
+        const char *key, *what;
         struct kern_rule rule;
         const char *prediction;
     } cases[] = {
-        {"retention",
+        {"evict_retention",
+         "retention",
          {.score = KERN_SCORE_RETENTION, .pool = KERN_POOL_SEQUENCE, .sinks = 4, .horizon = 128},
          "105"},
-        {"window of 32",
+        {"evict_window",
+         "window of 32",
          {.score = KERN_SCORE_ATTENTION,
           .sinks = 4,
           .recent = 32,
           .observe = {.window = 32, .reduce = KERN_REDUCE_SUM}},
          "180"},
-        {"window of 8 and redundancy",
+        {"",
+         "window of 8 and redundancy",
          {.score = KERN_SCORE_ATTENTION,
           .sinks = 4,
           .recent = 8,
           .observe = {.window = 8, .group = KERN_GROUP_MAX_LOGIT},
           .redundancy = {.on = true, .lambda = 0.1f, .threshold = 0.5f, .eps = 1e-8f}},
          "660: no key has a look-alike"},
-        {"mass and merging",
+        {"",
+         "mass and merging",
          {.score = KERN_SCORE_ATTENTION,
           .sinks = 4,
           .recent = 256,
@@ -338,8 +367,9 @@ static void time_evictions(void) {
     };
     int layers = scaled(32, 2), entries = scaled(1152, 48), keep = scaled(1024, 40);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        time_evict(cases[i].what, &cases[i].rule, layers, 1, entries, keep, cases[i].prediction);
-    if (!small) time_evict(cases[0].what, &cases[0].rule, layers, 4, entries, keep, "");
+        time_evict(cases[i].key, cases[i].what, &cases[i].rule, layers, 1, entries, keep,
+                   cases[i].prediction);
+    if (!small) time_evict("", cases[0].what, &cases[0].rule, layers, 4, entries, keep, "");
 }
 
 static void open_backend(int layers, int64_t entries, const struct cuda_options *cuda) {
@@ -351,7 +381,7 @@ static void open_backend(int layers, int64_t entries, const struct cuda_options 
                                          .dtype = KERN_BF16,
                                          .pages = entries / 16,
                                          .slots = 256,
-                                         .max_positions = 16384};
+                                         .max_positions = POSITIONS};
     int code = cuda_probe(&fault);
     if (!code) code = cuda_open(cuda, &kern, &fault);
     if (!code) code = kern->ops->cache_open(kern, &options, &fault);
@@ -366,15 +396,30 @@ static void open_backend(int layers, int64_t entries, const struct cuda_options 
 
 #define LAYERS     32
 #define STEPS      24
-#define STEP_CACHE 1024 /* entries of every stream before the first step */
+#define STEP_CACHE 1024  /* entries of every stream before the first step */
+#define FULL_CACHE 16384 /* and of a sequence of which everything is kept */
 
-/* How a step is timed: what is left out, what is added. Predictions in milliseconds, for 1, 64 and
- * 256 sequences on an H200 that reads 4.3 TB/s and multiplies at 790 TFLOP/s, 1,400 in fp8. */
+/* What a model of this shape in bf16 and the rest of a daemon take of the device: gpu.md's sum. */
+#define MODEL_BYTES 22.1e9
+#define ENTRY_BYTES (2.0 * 2 * DIM) /* key and value in bf16 */
+
+/* How a step is timed: what is left out, what is added. */
 struct mode {
     const char *how;
     bool eager, apart, fp8;
-    double predicted[3];
+    bool keyed; /* goals are about these */
 };
+
+/* Of a step of Llama-3.1-8B in milliseconds, on an H200 that reads 4.3 TB/s and multiplies at 790
+ * TFLOP/s, 1,400 in fp8. Layers' matrices are read or multiplied, whichever takes longer, so is the
+ * head (always bf16), and every sequence's entries are read. */
+static double roofline(const struct mode *mode, int count, int entries) {
+    const double layers = 6.979e9, head = 0.525e9, read = 4.3e12;
+    double body = fmax(layers * (mode->fp8 ? 1 : 2) / read,
+                       2 * layers * count / (mode->fp8 ? 1400e12 : 790e12));
+    double last = fmax(head * 2 / read, 2 * head * count / 790e12);
+    return 1e3 * (body + last + (double)count * entries * LAYERS * HEADS_KV * ENTRY_BYTES / read);
+}
 
 struct step_model {
     int layers, d, ff, vocab, entries;
@@ -389,13 +434,13 @@ static struct kern_weight *weight(int outputs, int inputs, bool fp8) {
     return loaded;
 }
 
-static void open_step_model(struct step_model *m, int rows, bool fp8) {
+static void open_step_model(struct step_model *m, int rows, int entries, bool fp8) {
     size_t n = (size_t)rows;
     *m = (struct step_model){.layers = scaled(LAYERS, 2),
                              .d = scaled(MODEL, 64),
                              .ff = scaled(14336, 128),
                              .vocab = scaled(128256, 256),
-                             .entries = scaled(STEP_CACHE, 40)};
+                             .entries = entries};
     m->embed = weight(m->vocab, m->d, false);
     m->qkv = weight((int)width, m->d, fp8);
     m->o = weight(m->d, HEADS_Q * DIM, fp8);
@@ -441,9 +486,9 @@ static void run_step(struct step_model *m, const struct kern_batch *batch) {
     for (int layer = 0; layer < m->layers; layer++) run_layer(m, layer, batch);
     kern->ops->rms_norm(kern, m->norm, m->x, m->norm_weight, batch->rows, m->d, 1e-5f);
     kern->ops->matmul(kern, m->logits, m->norm, m->head, NULL, batch->rows, KERN_SET);
-    must(kern->ops->sync(kern), "step");
+    wait_for_device("step");
     must(kern->ops->sample(kern, m->logits, batch->rows, m->vocab, samples, sampled), "sample");
-    must(kern->ops->sync(kern), "sample");
+    waits++; /* it reads the tokens */
 }
 
 /* Entries without content: only their number matters. */
@@ -456,54 +501,74 @@ static void fill_slots(const struct step_model *m, int count) {
     }
 }
 
-static void time_step(struct step_model *m, int count, const struct mode *mode,
-                      double predicted_ms) {
+/* Of `steps` steps that took `ms` each. */
+static void step_rows(const struct step_model *m, int count, const struct mode *mode, double ms,
+                      double graphs, double queued) {
+    char how[64], name[128], key[32], predicted[48];
+    double best = roofline(mode, count, m->entries);
+    snprintf(how, sizeof how, "%d x %d entries%s", count, m->entries, mode->how);
+    snprintf(name, sizeof name, "decoding, %s: steps launched as a graph", how);
+    snprintf(key, sizeof key, "graphs_%d", count);
+    keyed_row(mode->keyed ? key : "", name, graphs, "of 1", mode->eager ? "0" : "1");
+    snprintf(name, sizeof name, "decoding, %s: operations", how);
+    row(name, queued, "a step", "");
+    snprintf(name, sizeof name, "decoding, %s", how);
+    snprintf(key, sizeof key, "step_ms_%d", count);
+    snprintf(predicted, sizeof predicted, "%.2f at the roofline of an H200", best);
+    keyed_row(mode->keyed ? key : "", name, ms, "ms", predicted);
+    snprintf(name, sizeof name, "decoding, %s: output", how);
+    snprintf(key, sizeof key, m->entries == scaled(FULL_CACHE, 160) ? "full" : "output_%d", count);
+    snprintf(predicted, sizeof predicted, "%.0f at the roofline of an H200", 1e3 * count / best);
+    keyed_row(mode->keyed ? key : "", name, 1e3 * count / ms, "tokens/s", predicted);
+}
+
+static void time_step(struct step_model *m, int count, const struct mode *mode) {
     static int32_t tokens[256];
     struct kern_span spans[256];
     struct kern_batch batch = {
         .tokens = tokens, .spans = spans, .rows = count, .span_count = count};
     int steps = scaled(STEPS, 3), warm = 3;
-    char name[128], predicted[32];
     double start = 0;
-    uint64_t graphs = cuda_replays(kern), queued = 0;
+    uint64_t graphs = 0, queued = 0;
     fill_slots(m, count);
     for (int step = 0; step < warm + steps; step++) {
         for (int i = 0; i < count; i++)
             spans[i] =
                 (struct kern_span){.slot = i, .row = i, .count = 1, .pos = m->entries + step};
-        if (step == warm) start = now(), queued = cuda_queued(kern);
+        if (step == warm)
+            start = now(), queued = cuda_queued(kern), graphs = cuda_replays(kern), waits = 0;
         run_step(m, &batch);
     }
-    double ms = 1e3 * (now() - start) / steps;
-    bool graph = cuda_replays(kern) > graphs;
-    char how[64];
-    snprintf(how, sizeof how, "%s%s", graph ? "as a graph" : "launch by launch", mode->how);
-    queued = (cuda_queued(kern) - queued) / (uint64_t)steps;
-    snprintf(name, sizeof name, "decoding, %d x %d entries, %s: operations", count, m->entries,
-             how);
-    row(name, (double)queued, "a step", "");
-    snprintf(name, sizeof name, "decoding, %d x %d entries, %s", count, m->entries, how);
-    snprintf(predicted, sizeof predicted, "%.2f at the roofline", predicted_ms);
-    row(name, ms, "ms", predicted);
-    snprintf(name, sizeof name, "decoding, %d x %d entries, %s: output", count, m->entries, how);
-    snprintf(predicted, sizeof predicted, "%.0f, 70 %% is the aim", 0.7e3 * count / predicted_ms);
-    row(name, 1e3 * count / ms, "tokens/s", predicted);
+    step_rows(m, count, mode, 1e3 * (now() - start) / steps,
+              (double)(cuda_replays(kern) - graphs) / steps,
+              (double)(cuda_queued(kern) - queued) / steps);
+    if (mode->keyed && count == 1)
+        keyed_row("waits", "decoding: times that the host waits", (double)waits / steps, "a step",
+                  "2: errors and counts, then tokens");
     for (int i = 0; i < count; i++) kern->ops->release(kern, i);
 }
 
-static void time_steps(const struct mode *mode) {
+/* Sequences of `entries`, as many as `most`, at each of `counts` that are not more. */
+static void time_steps(const struct mode *mode, const int *counts, int sizes, int entries) {
     struct step_model m;
     const struct cuda_options cuda = {.eager = mode->eager, .apart = mode->apart};
-    int most = small ? 2 : 256;
+    int most = counts[sizes - 1];
     open_backend(scaled(LAYERS, 2),
-                 (int64_t)most * scaled(STEP_CACHE + 64, 64) * scaled(LAYERS, 2) * HEADS_KV, &cuda);
+                 (int64_t)most * (entries + scaled(64, 24)) * scaled(LAYERS, 2) * HEADS_KV, &cuda);
     if (!mode->fp8 || has_fp8()) {
-        open_step_model(&m, most, mode->fp8);
-        time_step(&m, 1, mode, mode->predicted[0]);
-        time_step(&m, small ? 2 : 64, mode, mode->predicted[1]);
-        if (!small) time_step(&m, 256, mode, mode->predicted[2]);
+        open_step_model(&m, most, entries, mode->fp8);
+        for (int i = 0; i < sizes; i++) time_step(&m, counts[i], mode);
     }
     kern->ops->close(kern); /* the process ends: nothing else is given back one by one */
+}
+
+/* The full cache at its best: as many long sequences as a device of `mib` holds beside a model. */
+static void time_full(double mib, const struct mode *mode) {
+    double bytes = FULL_CACHE * (double)LAYERS * HEADS_KV * ENTRY_BYTES;
+    int count = small ? 2 : (int)fmin(256, (mib * 1048576 - MODEL_BYTES) / bytes);
+    if (count < 1) return;
+    keyed_row("full_count", "sequences of 16,384 that fit beside the model", count, "", "59");
+    time_steps(mode, &count, 1, scaled(FULL_CACHE, 160));
 }
 
 static void time_products(void) {
@@ -520,23 +585,30 @@ static void time_products(void) {
 }
 
 int main(int argc, char **argv) {
-    static const struct mode modes[] = {
-        {"", .predicted = {3.52, 5.49, 12.9}},
-        {", nothing overlapping", .apart = true, .predicted = {3.52, 5.49, 12.9}},
-        {", graphs off", .eager = true, .predicted = {3.52, 5.49, 12.9}},
-        {", weights in fp8", .fp8 = true, .predicted = {1.90, 3.87, 10.9}}};
+    static const struct mode modes[] = {{"", .keyed = true},
+                                        {", nothing overlapping", .apart = true},
+                                        {", graphs off", .eager = true},
+                                        {", weights in fp8", .fp8 = true}};
+    static const int counts[] = {1, 64, 256}, few[] = {1, 2, 3};
     const struct cuda_options plain = {.device = 0};
+    double mib = argc > 1 ? strtod(argv[1], NULL) : 0;
     small = argc > 1 && strcmp(argv[1], "small") == 0;
+    if (argc != 2 || (!small && mib <= 0)) {
+        fprintf(stderr, "usage: bench_gpu MIB | small\n");
+        return 64;
+    }
     open_backend(1, small ? 8192 : (int64_t)256 * 1200 * HEADS_KV, &plain);
     time_copy();
     time_products();
     time_decodes();
-    time_prefill(scaled(2048, 32), "200 or more");
-    if (!small) time_prefill(8192, "250 to 320");
+    time_prefill("", scaled(2048, 32), "200 or more");
+    time_prefill("prefill", scaled(8192, 48), "250 to 320");
     kern->ops->close(kern);
     open_backend(scaled(32, 2), small ? 8192 : (int64_t)8 * 1300 * 32 * HEADS_KV, &plain);
     time_evictions();
     kern->ops->close(kern);
-    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) time_steps(&modes[i]);
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++)
+        time_steps(&modes[i], small ? few : counts, 3, scaled(STEP_CACHE, 40));
+    time_full(mib, &modes[0]);
     return 0;
 }

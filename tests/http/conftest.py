@@ -1,5 +1,6 @@
 """The HTTP surface, on a daemon whose engine is a fake. KEEPD_BIN names another daemon: the tests that
-lean on the fake's made-up answers then skip themselves, all others hold for any engine."""
+lean on the fake's made-up answers then skip themselves, all others hold for any engine and device. Options reach
+every daemon by the environment: KEEPD_DEVICE=cuda with a KEEPD_BIN that has it is the suite on a GPU."""
 import asyncio
 import collections
 import json
@@ -10,7 +11,6 @@ import subprocess
 import threading
 import time
 
-import openai
 import pytest
 import requests
 from prometheus_client.parser import text_string_to_metric_families
@@ -20,17 +20,20 @@ MODEL = "tiny"
 LENGTH = 1024
 
 
-def find_binary():
-    named = os.environ.get("KEEPD_BIN")
-    if named:
-        return pathlib.Path(named).resolve()  # systemd and others want it whole
+def find_built(path):
+    """A program of this path in one of the build directories."""
     for preset in ("dev", "asan", "release"):
-        if (path := ROOT / "build" / preset / "server" / "keepd-fake").exists():
-            return path
-    return max((ROOT / "build").glob("*/server/keepd-fake"), default=None)
+        if (found := ROOT / "build" / preset / path).exists():
+            return found
+    return max((ROOT / "build").glob(f"*/{path}"), default=None)
 
 
-BINARY = find_binary()
+def named_binary():
+    named = os.environ.get("KEEPD_BIN")
+    return pathlib.Path(named).resolve() if named else None  # systemd and others want it whole
+
+
+BINARY = named_binary() or find_built("server/keepd-fake")
 FAKE = BINARY is not None and BINARY.name == "keepd-fake"
 
 
@@ -59,6 +62,8 @@ class Daemon:
     # --- requests ---
 
     def client(self, **options):
+        import openai  # here: a machine with a GPU may lack it, and most tests do without
+
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", **{"max_retries": 0, **options})
 
     def get(self, path, **options):

@@ -1,26 +1,18 @@
 """The daemon on the CUDA backend, its kernels run by the emulator of tests/emu: the same kernels, bytes and
-errors as on a GPU, none of its speed. KEEPD_EMU names another binary, keepd on a machine with a GPU for one."""
+errors as on a GPU, none of its speed. KEEPD_BIN with KEEPD_DEVICE=cuda is a daemon on a real one."""
 import concurrent.futures
 import json
 import os
-import pathlib
 import subprocess
 
 import pytest
-from conftest import ROOT, Daemon, chat_body, events, read_all, read_until, request_bytes
+from conftest import ROOT, Daemon, chat_body, events, find_built, named_binary, read_all, read_until, request_bytes
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 STORY = "My sister Nora lives in Lisbon with two cats. The code of the garage is 4815. "
 
 
-def find_binary():
-    if named := os.environ.get("KEEPD_EMU"):
-        return pathlib.Path(named).resolve()
-    first = ROOT / "build" / "dev" / "tests" / "emu" / "keepd-emu"
-    return first if first.exists() else max((ROOT / "build").glob("*/tests/emu/keepd-emu"), default=None)
-
-
-BINARY = find_binary()
+BINARY = (os.environ.get("KEEPD_DEVICE") == "cuda" and named_binary()) or find_built("tests/emu/keepd-emu")
 EMULATED = BINARY is not None and BINARY.name == "keepd-emu"
 POOL = ("--kv-pool-bytes", "48M")
 

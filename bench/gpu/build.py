@@ -1,0 +1,139 @@
+"""Building: the kernels and their programs without CMake, because machines with a GPU often lack the daemon's
+libraries; and the daemon with it, where they are. bench/gpu/carry brings them along."""
+import concurrent.futures
+import os
+import platform
+import shutil
+import subprocess
+import time
+
+from harness import KEPT_OUTPUT, ROOT, LeftOut, run_group
+
+CASES = ["cache", "attend", "evict", "policy", "ranks", "rows", "sample", "snapshot"]
+BASE = ["check", "clock", "err", "log", "mem"]
+PATHS = {  # as in kernels/cpu/CMakeLists.txt
+    "portable": [],
+    "avx2": ["-mavx2", "-mfma", "-mf16c"],
+    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"],
+}
+AMX = PATHS["avx512"] + ["-mavx512bf16", "-mamx-tile", "-mamx-bf16"]
+C_FLAGS = ["-std=gnu17", "-O3", "-g", "-D_GNU_SOURCE", "-ffp-contract=off", f"-I{ROOT}"]
+GENCODE = ["-gencode", "arch=compute_90,code=sm_90", "-gencode", "arch=compute_90,code=compute_90"]
+LIBRARIES = ["libmicrohttpd", "libcjson", "libuv", "libpcre2-8", "libutf8proc", "inih", "nettle"]
+CARRIED = ROOT / "build" / "gpu-carry"
+
+
+def units(out, emulate):
+    """(object, command) of every translation unit."""
+    def c(source, name, *flags):
+        target = out / f"{name}.o"
+        return target, ["gcc", *C_FLAGS, *flags, "-c", source, "-o", target]
+    for name in BASE:
+        yield c(ROOT / f"base/{name}.c", f"base_{name}")
+    for source in sorted((ROOT / "kernels").glob("*.c")):
+        yield c(source, f"kernels_{source.stem}")
+    yield c(ROOT / "paging/policy.c", "policy")
+    x86 = platform.machine() == "x86_64"
+    for source in sorted((ROOT / "kernels/cpu").glob("*.c")):
+        if source.name.startswith("vec_"):
+            for path, flags in PATHS.items():
+                if x86 or path == "portable":
+                    yield c(source, f"{source.stem}_{path}", f"-DCPU_PATH={path}", *flags)
+        elif source.name.startswith("amx_"):
+            if x86:
+                yield c(source, source.stem, *AMX)
+        else:
+            yield c(source, source.stem)
+    yield from (emulated_units if emulate else device_units)(out)
+
+
+def device_units(out):
+    for source in sorted((ROOT / "kernels/cuda").glob("*.cu")):
+        target = out / f"cuda_{source.stem}.o"
+        yield target, ["nvcc", "-std=c++17", "-O3", "-lineinfo", *GENCODE, f"-I{ROOT}", "-D_GNU_SOURCE", "-c", source,
+                       "-o", target]
+    target = out / "no_seed.o"
+    yield target, ["gcc", *C_FLAGS, "-c", ROOT / "bench/gpu/no_seed.c", "-o", target]
+
+
+def emulated_units(out):
+    cpp = ["g++", "-std=c++17", "-O2", "-g", "-DKEEPD_EMU", "-D_GNU_SOURCE", "-ffp-contract=off", f"-I{ROOT}",
+           f"-I{ROOT}/tests/emu", "-Wno-unknown-pragmas"]
+    for source in sorted((ROOT / "kernels/cuda").glob("*.cu")):
+        if source.stem != "device":
+            target = out / f"cuda_{source.stem}.o"
+            yield target, [*cpp, "-x", "c++", "-c", source, "-o", target]
+    for name in ("emu", "device_emu"):
+        target = out / f"{name}.o"
+        yield target, [*cpp, "-c", ROOT / f"tests/emu/{name}.cc", "-o", target]
+
+
+def run_all(check, commands, limit):
+    """All at once, as many as there are cores. What those that failed said, or an empty text."""
+    def one(command):
+        seconds = min(limit, check.remaining())
+        if seconds < 1:
+            return f"{command[-1]}: no time was left\n"
+        code, _, both = run_group([str(x) for x in command], seconds, check.environment)
+        return both or f"{command[-1]}: status {code}\n" if code else ""
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        return "".join(pool.map(one, commands))
+
+
+def kernels(check, emulate):
+    """The case list and bench_gpu, in check.out. True if all of them are there."""
+    start = time.monotonic()
+    built = list(units(check.out, emulate))
+    programs = {f"cases_{name}": ROOT / f"tests/emu/emu_{name}.c" for name in CASES}
+    programs["bench_gpu"] = ROOT / "bench/gpu/bench_gpu.c"
+    compiled = [["gcc", *C_FLAGS, f"-I{ROOT}/bench/gpu/criterion", "-c", source, "-o", check.out / f"{name}_main.o"]
+                for name, source in programs.items()]
+    linker = ["g++"] if emulate else ["nvcc", *GENCODE]
+    libraries = ["-lm", "-lpthread"] + ([] if emulate else ["-lcublasLt"])
+    linked = [[*linker, check.out / f"{name}_main.o", *(target for target, _ in built), *libraries, "-o", check.out / name]
+              for name in programs]
+    # The slowest first: nvcc's files.
+    commands = [c for _, c in sorted(built, key=lambda u: u[1][0] == "gcc")] + compiled
+    errors = run_all(check, commands, 900 if emulate else 240) or run_all(check, linked, 120)
+    check.record(f"build the kernels, {len(built)} files, {len(programs)} programs", not errors, time.monotonic() - start,
+                 errors[-KEPT_OUTPUT:])
+    return not errors
+
+
+def use_carried(environment, folder=CARRIED):
+    """Libraries that came along, in front of the machine's own. True if there are any."""
+    if not (folder / "lib").is_dir():
+        return False
+    # By rpath, so that no other program of the machine finds them.
+    rpath = f"-Wl,--disable-new-dtags,-rpath,{folder / 'lib'} -Wl,-rpath-link,{folder / 'lib'}"
+    environment["LDFLAGS"] = " ".join(filter(None, [environment.get("LDFLAGS"), rpath]))
+    environment["PKG_CONFIG_PATH"] = os.pathsep.join(filter(None, [str(folder / "lib/pkgconfig"), environment.get("PKG_CONFIG_PATH")]))
+    if not shutil.which("pkg-config", path=environment.get("PATH")):
+        environment["PATH"] = os.pathsep.join(filter(None, [environment.get("PATH"), str(folder / "bin")]))
+    return True
+
+
+def missing_libraries(environment):
+    tool = shutil.which("pkg-config", path=environment.get("PATH"))
+    if not tool:
+        return ["pkg-config"]
+    return [name for name in LIBRARIES if subprocess.run([tool, "--exists", name], check=False, env=environment).returncode]
+
+
+def daemon(check, emulate):
+    """Builds it and the comparison of models; (keepd, gpu_model)."""
+    missing = missing_libraries(check.environment) + ([] if shutil.which("cmake") else ["cmake"])
+    if missing:
+        raise LeftOut(f"missing: {', '.join(missing)} (bench/gpu/carry brings libraries along)")
+    build = check.out / "cmake"
+    flags = ["--preset", "dev" if emulate else "cuda"]
+    if not shutil.which("ninja"):
+        flags += ["-G", "Unix Makefiles"]
+    targets = ["keepd-emu", "emu_model"] if emulate else ["keepd", "gpu_model"]
+    if check.step("configure the daemon", ["cmake", *flags, "-B", build], 60) is None:
+        raise LeftOut("it was not configured")
+    command = ["cmake", "--build", build, "--parallel", str(os.cpu_count()), "--target", *targets]
+    if check.step("build the daemon", command, 1800 if emulate else 300) is None:
+        raise LeftOut("it was not built")
+    return [build / path for path in (("tests/emu/keepd-emu", "tests/emu/emu_model") if emulate else
+                                      ("server/keepd", "bench/gpu/gpu_model"))]

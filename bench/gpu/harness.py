@@ -1,0 +1,264 @@
+"""What bench/gpu/check stands on: steps that are timed and end in time, rows, goals, results on disk.
+
+A step that fails, hangs or raises is recorded and stops no other. What a step started dies with it. After
+every step the results so far are written, so a machine that is taken away takes only what it had not done.
+"""
+import collections
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+KEPT_OUTPUT = 3000  # characters of a failed step's output that the results keep
+
+Gpu = collections.namedtuple("Gpu", "name mib driver")
+# What reads and products reach on a device: bytes per second, FLOP/s of bf16. Of others the rates measured count.
+Rates = collections.namedtuple("Rates", "bytes flops")
+KNOWN_RATES = {"h200": Rates(4.3e12, 790e12), "h100": Rates(3.0e12, 790e12)}
+
+
+class LeftOut(Exception):
+    """Raised by a part that cannot run here; the text says why."""
+
+
+def parse_gpus(text):
+    """`nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader`, a GPU a line. Fields that it
+    does not know ("[N/A]") are None; what is no line of three fields (a warning) is passed over."""
+    gpus = []
+    for line in text.splitlines():
+        fields = [f.strip() for f in line.split(",")]
+        if len(fields) != 3 or not fields[0] or fields[0].startswith("["):
+            continue
+        memory = re.fullmatch(r"(\d+)(?: MiB)?", fields[1])
+        gpus.append(Gpu(fields[0], int(memory[1]) if memory else None, None if fields[2].startswith("[") else fields[2]))
+    return gpus
+
+
+def find_gpus():
+    tool = shutil.which("nvidia-smi")
+    if not tool:
+        return []
+    try:
+        done = subprocess.run([tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"], text=True,
+                              capture_output=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return parse_gpus(done.stdout) if done.returncode == 0 else []
+
+
+def short_name(gpu):
+    """For file names: h200 of "NVIDIA H200", h100 of "NVIDIA H100 80GB HBM3", a100 of "NVIDIA A100-SXM4-80GB"."""
+    model = re.search(r"\b[A-Z]{1,2}\d+[A-Z]?\b", gpu)
+    text = model[0] if model else re.sub(r"^NVIDIA ", "", gpu)
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "gpu"
+
+
+@dataclasses.dataclass
+class Llama:
+    """Llama-3.1-8B by default, for the roofline: a step reads every weight once and each sequence's entries."""
+    layers: int = 32
+    d: int = 4096
+    ff: int = 14336
+    heads: int = 32
+    heads_kv: int = 8
+    head_dim: int = 128
+    vocab: int = 128256
+
+    def parameters(self):
+        rows = self.heads + 2 * self.heads_kv
+        layer = self.d * self.head_dim * (rows + self.heads) + 3 * self.d * self.ff
+        return self.layers * layer + self.vocab * self.d
+
+    def token_bytes(self):
+        return 2 * 2 * self.layers * self.heads_kv * self.head_dim
+
+    def step_seconds(self, rates, batch, entries):
+        """Weights in bf16 are read or multiplied, whichever takes longer, then the entries of all sequences are read."""
+        products = max(2 * self.parameters() / rates.bytes, 2 * self.parameters() * batch / rates.flops)
+        return products + batch * entries * self.token_bytes() / rates.bytes
+
+    def tokens_per_second(self, rates, batch, entries):
+        return batch / self.step_seconds(rates, batch, entries)
+
+
+class Check:
+    """Steps and what they found. Steps may run on several threads."""
+
+    def __init__(self, out, seconds, device, results=None, echo=print):
+        self.out, self.device, self.results, self.echo = pathlib.Path(out), device, results, echo
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.begun = time.monotonic()
+        self.deadline = self.begun + seconds
+        self.steps, self.rows, self.goals, self.left_out = [], [], [], []
+        self.environment = dict(os.environ)
+        self.lock = threading.RLock()
+
+    def remaining(self):
+        return self.deadline - time.monotonic()
+
+    def left(self, what):
+        with self.lock:
+            self.left_out.append(what)
+        self.echo(f"-- left out: {what}")
+
+    def record(self, name, ok, seconds, output=""):
+        with self.lock:
+            self.steps.append({"name": name, "ok": bool(ok), "seconds": round(seconds, 2), "output": output})
+        self.echo(f"== {time.monotonic() - self.begun:5.0f} s  {name}: {'ok' if ok else 'FAILED'} in {seconds:.1f} s")
+        if not ok:
+            print(output, file=sys.stderr, flush=True)
+        self.write()
+
+    def row(self, name, value, unit, prediction="", key=""):
+        """`key`: what goals know it by."""
+        with self.lock:
+            self.rows.append({"key": key, "name": name, "value": value, "unit": unit, "prediction": prediction})
+        self.echo(f"   {name:<86} {value:>10.4g} {unit:<8} {prediction}")
+
+    def keyed(self, key):
+        """The largest value of the rows with this key; None: not measured."""
+        with self.lock:
+            return max((r["value"] for r in self.rows if r["key"] == key), default=None)
+
+    def goal(self, what, value, wanted, unit, most=False):
+        """What has to be reached, or with `most` not to be passed. A value of None was not measured."""
+        met = None if value is None else bool(value <= wanted if most else value >= wanted)
+        with self.lock:
+            self.goals.append({"what": what, "value": value, "goal": wanted, "most": most, "unit": unit, "met": met})
+
+    def step(self, name, command, limit=240, environment=None):
+        """Runs a command until it ends, its limit passes or no time is left. Its standard output, or None."""
+        seconds = min(limit, self.remaining())
+        if seconds < 1:
+            self.left(f"{name}: no time was left")
+            return None
+        start = time.monotonic()
+        code, text, both = run_group([str(c) for c in command], seconds, {**self.environment, **(environment or {})})
+        if code:
+            self.record(name, False, time.monotonic() - start, both[-KEPT_OUTPUT:])
+            return None
+        self.record(name, True, time.monotonic() - start, "\n".join(both.strip().splitlines()[-1:]))
+        return text
+
+    def run(self, name, part, *arguments, least=5):
+        """A step in Python: what it raises fails it alone. What it returns, or None. `least`: seconds it takes at least."""
+        if self.remaining() < least:
+            self.left(f"{name}: no time was left")
+            return None
+        start = time.monotonic()
+        try:
+            result = part(*arguments)
+        except LeftOut as why:
+            self.left(f"{name}: {why}")
+            return None
+        except (Exception, SystemExit) as error:  # whatever it is, the other steps go on
+            self.record(name, False, time.monotonic() - start, "".join(traceback.format_exception(error))[-KEPT_OUTPUT:])
+            return None
+        self.record(name, True, time.monotonic() - start)
+        return result
+
+    @property
+    def failed(self):
+        return [s["name"] for s in self.steps if not s["ok"]]
+
+    # -- results -------------------------------------------------------------------------------------
+
+    def result(self):
+        with self.lock:
+            return {"device": self.device, "date": datetime.date.today().isoformat(), "commit": first_line("git", "rev-parse", "HEAD"),
+                    "changed": bool(first_line("git", "status", "--porcelain", "--untracked-files=no")),
+                    "nvcc": last_line("nvcc", "--version"), "seconds": round(time.monotonic() - self.begun, 1),
+                    "goals": list(self.goals), "timing": list(self.rows), "steps": list(self.steps), "left_out": list(self.left_out)}
+
+    def write(self):
+        """All so far, as JSON and Markdown, each file whole at any moment."""
+        result = self.result()
+        path = self.results or self.out / "result"
+        replace(path.with_suffix(".json"), json.dumps(result, indent=1) + "\n")
+        replace(path.with_suffix(".md"), markdown(result))
+        return path
+
+
+def replace(path, text):
+    fresh = path.with_name(path.name + f".{os.getpid()}.{threading.get_ident()}")
+    fresh.write_text(text)
+    os.replace(fresh, path)
+
+
+def first_line(*command):
+    return (output_lines(command) or [None])[0]
+
+
+def last_line(*command):
+    return (output_lines(command) or [None])[-1]
+
+
+def output_lines(command):
+    if not shutil.which(command[0]):
+        return []
+    try:
+        done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False, timeout=30)
+    except subprocess.TimeoutExpired:
+        return []
+    return done.stdout.strip().splitlines() if done.returncode == 0 else []
+
+
+def run_group(command, seconds, environment):
+    """(status, standard output, both outputs) of a command in a process group of its own; all of it is killed when the
+    time is up, which is status -1."""
+    try:
+        process = subprocess.Popen(command, cwd=ROOT, text=True, errors="replace", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, env=environment, start_new_session=True)
+    except OSError as error:
+        return -1, "", str(error)
+    try:
+        out, err = process.communicate(timeout=seconds)
+        return process.returncode, out, out + err
+    except subprocess.TimeoutExpired:
+        kill_group(process)
+        out, err = process.communicate()
+        return -1, out, f"{out}{err}\nno end after {seconds:.0f} s"
+    finally:
+        kill_group(process)  # what it left running
+
+
+def kill_group(process):
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def cell(text):
+    return str(text if text is not None else "").replace("|", "\\|").replace("\n", " ")
+
+
+def table(head, aligned, rows):
+    lines = ["| " + " | ".join(head) + " |", "|" + "|".join(aligned) + "|"]
+    return lines + ["| " + " | ".join(cell(c) for c in row) + " |" for row in rows] + [""]
+
+
+def markdown(result):
+    changed = ", with changes" if result["changed"] else ""
+    lines = [f"# {result['device']}, {result['date']}", "", f"Commit {result['commit']}{changed}; {result['nvcc']}; "
+             f"{result['seconds']:.0f} s in all.", ""]
+    words = {True: "met", False: "**missed**", None: "not measured"}
+    if result["goals"]:
+        lines += table(["goal", "wanted", "measured", "unit", ""], ["---", "--:", "--:", "---", "---"],
+                       [(g["what"], f"{'at most ' if g['most'] else ''}{g['goal']:.4g}", "" if g["value"] is None else f"{g['value']:.4g}", g["unit"], words[g["met"]])
+                        for g in result["goals"]])
+    if result["timing"]:
+        lines += table(["what", "measured", "unit", "predicted"], ["---", "--:", "---", "---"],
+                       [(r["name"], f"{r['value']:.4g}", r["unit"], r["prediction"]) for r in result["timing"]])
+    lines += table(["step", "", "seconds"], ["---", "---", "--:"],
+                   [(s["name"], "ok" if s["ok"] else "**FAILED**", s["seconds"]) for s in result["steps"]])
+    return "\n".join(lines + [f"- Left out: {what}" for what in result["left_out"]]).rstrip() + "\n"

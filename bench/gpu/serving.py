@@ -1,0 +1,213 @@
+"""A daemon that is timed over HTTP, and requests that run side by side in it."""
+import collections
+import http.client
+import json
+import os
+import pathlib
+import queue
+import re
+import signal
+import subprocess
+import threading
+import time
+
+TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
+POLL = 0.05  # seconds between looks at the daemon
+
+
+class Trouble(Exception):
+    """The daemon did not do what was asked; the text ends with the end of its log."""
+
+
+class Daemon:
+    """One running keepd, from its ready line to the end of the with block. `environment` is all of its own."""
+
+    def __init__(self, keepd, model, log, flags=(), environment=None, patience=120):
+        self.log = pathlib.Path(log)
+        command = [str(keepd), "--model", str(model), "--port", "0", "--served-model-name", "m", *map(str, flags)]
+        with self.log.open("w") as file:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=file, text=True,
+                                            env=environment, start_new_session=True)
+        lines = queue.Queue()
+        threading.Thread(target=self._read, args=(lines,), daemon=True).start()
+        try:
+            self.ready_line = self._wait_ready(lines, patience)
+            self.port = int(re.search(r"http://127\.0\.0\.1:(\d+)", self.ready_line)[1])
+        except BaseException:
+            self.close()
+            raise
+
+    def _read(self, lines):
+        for line in self.process.stdout:
+            lines.put(line)
+        lines.put(None)
+
+    def _wait_ready(self, lines, patience):
+        end = time.monotonic() + patience
+        while True:
+            try:
+                line = lines.get(timeout=max(0.01, end - time.monotonic()))
+            except queue.Empty:
+                raise self.trouble(f"no ready line after {patience:.0f} s") from None
+            if line is None:
+                raise self.trouble(f"it ended before it was ready, status {self.process.wait()}")
+            if line.startswith("keepd ready at "):
+                return line
+
+    def trouble(self, what):
+        return Trouble(f"{what}\n{self.log.read_text(errors='replace')[-1500:]}")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        self.process.terminate()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    # -- asking ------------------------------------------------------------------------------------
+
+    def connection(self, timeout=300):
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+
+    def send(self, connection, path, body):
+        """One request over a connection; its answer. Other than 200 is trouble."""
+        method, data = ("GET", None) if body is None else ("POST", json.dumps(body))
+        connection.request(method, path, data, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        text = answer.read()
+        if answer.status != 200:
+            raise self.trouble(f"{path}: {answer.status} {text[:500].decode(errors='replace')}")
+        return text
+
+    def ask(self, path, body=None):
+        connection = self.connection()
+        try:
+            return json.loads(self.send(connection, path, body))
+        finally:
+            connection.close()
+
+    def kv(self):
+        return self.ask("/kv")
+
+    def metrics(self):
+        """By name, those of all labels added up."""
+        connection, sums = self.connection(), collections.Counter()
+        try:
+            text = self.send(connection, "/metrics", None).decode()
+        finally:
+            connection.close()
+        for line in text.splitlines():
+            if line and not line.startswith("#"):
+                name, value = line.rsplit(" ", 1)
+                sums[name.split("{")[0]] += float(value)
+        return sums
+
+    def generated(self):
+        return self.metrics()["vllm:generation_tokens_total"]
+
+    def pages_for(self, tokens):
+        """Of the pool, with nothing evicted."""
+        kv = self.kv()
+        return -(-tokens // kv["pool"]["page_slots"]) * kv["layers"] * kv["heads_kv"]
+
+
+class Together:
+    """Requests that run at the same time, each over a connection of its own; whatever still runs at the end of the
+    with block is given up, and the daemon is waited for."""
+
+    def __init__(self, daemon, path, bodies):
+        self.daemon, self.path = daemon, path
+        self.connections = [daemon.connection() for _ in bodies]
+        self.answers, self.errors, self.closing = {}, [], False
+        self.threads = [threading.Thread(target=self._one, args=(i, body), daemon=True) for i, body in enumerate(bodies)]
+
+    def _one(self, i, body):
+        try:
+            self.answers[i] = json.loads(self.daemon.send(self.connections[i], self.path, body))
+        except Exception as error:  # noqa: BLE001: kept for who waits
+            if not self.closing:
+                self.errors.append(error)
+
+    def __enter__(self):
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def check(self):
+        if self.errors:
+            raise self.errors[0]
+        if self.daemon.process.poll() is not None:
+            raise self.daemon.trouble(f"it ended, status {self.daemon.process.returncode}")
+
+    def results(self):
+        for thread in self.threads:
+            thread.join()
+        self.check()
+        return [self.answers[i] for i in range(len(self.threads))]
+
+    def __exit__(self, *_):
+        self.closing = True
+        for connection in self.connections:
+            if connection.sock:
+                try:
+                    connection.sock.shutdown(2)
+                except OSError:
+                    pass
+        for thread in self.threads:
+            thread.join(10)
+        end = time.monotonic() + 30
+        while time.monotonic() < end and self.daemon.process.poll() is None and self.daemon.kv()["running_count"]:
+            time.sleep(POLL)
+
+
+def wait(together, seconds, condition):
+    """What `condition` returns as soon as it is true."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        together.check()
+        if time.monotonic() > end:
+            raise together.daemon.trouble(f"not reached after {seconds:.0f} s")
+        time.sleep(POLL)
+    return value
+
+
+def steady_rate(daemon, bodies, skip, window, patience):
+    """Tokens per second that `bodies` (of /v1/completions, with ignore_eos) generate together, from the moment when each has
+    made `skip` tokens, over `window` more of each; pages in use then. They must be long enough that none ends before, which
+    is checked. Prompts are no part of it: `skip` is past the last of them."""
+    count = len(bodies)
+
+    def all_run():
+        rows = daemon.kv()["running"]
+        return len(rows) == count and all(r["completion_tokens"] >= skip for r in rows)
+
+    with Together(daemon, TEXT, bodies) as together:
+        wait(together, patience, all_run)
+        begun, first = time.monotonic(), daemon.generated()
+        wait(together, patience, lambda: daemon.generated() >= first + window * count)
+        last, ended = daemon.generated(), time.monotonic()
+        kv = daemon.kv()
+        if kv["running_count"] != count:
+            raise daemon.trouble(f"only {kv['running_count']} of {count} still ran at the end of the window")
+    return (last - first) / (ended - begun), kv["pool"]["pages_used"]
+
+
+def prompt(tokens, which, vocabulary=1900):
+    """Tokens that agree with no other `which` after the first few."""
+    state, ids = which * 2654435761 + 1, []
+    for _ in range(tokens):
+        state = (state * 1664525 + 1013904223) % (1 << 32)
+        ids.append(5 + (state >> 8) % vocabulary)
+    return ids
+
+
+def body(ids, max_tokens, policy, reuse=False, retain=False, **kv):
+    return {"model": "m", "prompt": ids, "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0,
+            "kv": {"policy": policy, "reuse": reuse, "retain": retain, **kv}}
