@@ -32,6 +32,13 @@ struct room {
     size_t bytes;
 };
 
+/* Activations in a product's numbers: bf16, or E4M3 and a scale for each row (kernels/quantize.h).
+ * An argument of kernels. */
+struct rounded {
+    void *x;      /* [rows][cols]; NULL: none */
+    float *scale; /* [rows], or NULL: bf16 */
+};
+
 struct slot {
     bool in_use;
     bool shared;   /* has been forked, so pages may have other owners: writers look */
@@ -129,22 +136,23 @@ struct cuda {
 
     struct room narrow;  /* activations of a product, in its weight's numbers */
     struct room partial; /* products that other ranks have parts of */
-    /* What the last norm or activation wrote, rounded to bf16 by the same launch, so that the
-     * product that follows at once need not: nothing was queued since `at`. */
+    /* What the last norm or activation wrote, rounded by the same launch, so that the product that
+     * follows at once need not: nothing was queued since `at`. */
     struct {
         struct room room;
+        struct rounded made;
         const float *of;
-        int64_t count;
+        int64_t rows, cols;
         uint64_t at;
     } rounded;
-    bool has_e4m3;                            /* products of layers are E4M3: nothing is rounded */
-    struct room hidden;                       /* gates */
-    struct room select;                       /* evict: all of its stages */
-    struct room look;                         /* attention that is added up, of one step */
-    struct mass *mass;                        /* the same, see observe.cu */
-    float scale;                              /* of logits: attention's last */
-    struct room sample;                       /* see sample.cu */
-    struct room gather;                       /* reports, snapshots */
+    bool has_e4m3;      /* products of layers are E4M3: that is what they are rounded to */
+    struct room hidden; /* gates */
+    struct room select; /* evict: all of its stages */
+    struct room look;   /* attention that is added up, of one step */
+    struct mass *mass;  /* the same, see observe.cu */
+    float scale;        /* of logits: attention's last */
+    struct room sample; /* see sample.cu */
+    struct room gather; /* reports, snapshots */
     uint16_t *rings[RING_SIZES][RINGS_SPARE]; /* not in use, see observe.cu */
     int ring_count[RING_SIZES];
 };
@@ -259,17 +267,16 @@ void op_rms_norm(struct kern *kern, float *y, const float *x, const float *weigh
 void op_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_ff);
 void op_gather_rows(struct kern *kern, float *y, const float *x, const int32_t *index, int count,
                     int dim);
-/* Room for `count` numbers that the launch about to be queued also writes as bf16, or NULL; that it
- * has been queued and wrote `y`; and what is there of x, or NULL. */
-uint16_t *rounded_take(struct cuda *cuda, int64_t count);
-void rounded_put(struct cuda *cuda, const float *y, int64_t count);
-const uint16_t *rounded_find(struct cuda *cuda, const float *x, int64_t count);
+/* Room for what the launch about to be queued writes, rounded, or none; that it has been queued and
+ * wrote y; and what there is of x in these numbers, or none. E4M3 needs columns in multiples of
+ * DEVICE_E4M3_STEP: others have no room. */
+struct rounded rounded_take(struct cuda *cuda, int rows, int64_t cols);
+void rounded_put(struct cuda *cuda, struct rounded made, const float *y, int rows, int64_t cols);
+struct rounded rounded_find(const struct cuda *cuda, const float *x, int rows, int64_t cols,
+                            enum kern_dtype dtype);
 
-/* x as bf16, nearest even. */
-void narrow(struct cuda *cuda, uint16_t *to, const float *from, int64_t count);
-/* x[rows][cols] as E4M3, each row with its scale (kernels/quantize.h); cols: a multiple of 4. */
-void narrow_rows(struct cuda *cuda, uint8_t *to, float *scale, const float *from, int rows,
-                 int64_t cols);
+/* x[rows][cols] rounded by a launch of its own; E4M3: cols a multiple of 4. */
+void narrow(struct cuda *cuda, struct rounded to, const float *x, int rows, int64_t cols);
 /* y[rows][cols] += bias[cols]. */
 void add_bias(struct cuda *cuda, float *y, const float *bias, int rows, int64_t cols);
 

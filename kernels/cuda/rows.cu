@@ -1,8 +1,10 @@
 /* Operations on rows: each by itself, sums in an order that depends on the row's width alone. */
+#include "kernels/cuda/block.cuh"
 #include "kernels/cuda/internal.h"
 #include "kernels/quantize.h"
 
-#define THREADS 256
+#define THREADS     256
+#define GLU_THREADS 512 /* of a row that is rounded with a scale: one block has all of it */
 
 /* ---- Embedding and gathering ---------------------------------------------------------------- */
 
@@ -49,75 +51,139 @@ void op_gather_rows(struct kern *kern, float *y, const float *x, const int32_t *
                       static_cast<const int32_t *>(rows), dim);
 }
 
-/* ---- Norm and activation --------------------------------------------------------------------- */
+/* ---- Rounding for products --------------------------------------------------------------------
+ */
 
-/* The largest over the block, to every thread; `room` has a float per warp. */
-static __device__ float block_max(float x, float *room) {
-    for (int by = 16; by > 0; by /= 2) x = fmaxf(x, __shfl_xor_sync(WARP_ALL, x, by));
-    if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = x;
-    __syncthreads();
-    float most = room[0];
-    for (int warp = 1; warp < (int)blockDim.x / 32; warp++) most = fmaxf(most, room[warp]);
-    return most;
+static __device__ __forceinline__ float most_of(float most, float4 v) {
+    return fmaxf(fmaxf(most, fmaxf(fabsf(v.x), fabsf(v.y))), fmaxf(fabsf(v.z), fabsf(v.w)));
 }
 
-/* The sum over the block, to every thread; `room` has a float per warp. */
-static __device__ float block_sum(float x, float *room) {
-    for (int by = 16; by > 0; by /= 2) x += __shfl_xor_sync(WARP_ALL, x, by);
-    if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = x;
-    __syncthreads();
-    float sum = 0;
-    for (int warp = 0; warp < (int)blockDim.x / 32; warp++) sum += room[warp];
-    return sum;
+/* The block's row as E4M3, the same numbers as quantize_rows makes on the host. `most`: the largest
+ * magnitude that the thread has seen; `shared`: a float per warp. */
+static __device__ void round_row(const struct rounded &to, const float *row, int64_t cols,
+                                 float most, char *shared) {
+    const float4 *x = (const float4 *)row;
+    uint32_t *codes = (uint32_t *)to.x + blockIdx.x * (cols / 4);
+    /* waits for the block, who may have written the row just now */
+    float scale = fmaxf(block_most(most, (float *)shared) / QUANTIZE_MOST, QUANTIZE_LEAST);
+    float by = 1 / scale;
+    for (int64_t i = threadIdx.x; i < cols / 4; i += (int)blockDim.x) {
+        float4 v = x[i];
+        codes[i] = ptx_pack_e4m3(v.x * by, v.y * by) | ptx_pack_e4m3(v.z * by, v.w * by) << 16;
+    }
+    if (threadIdx.x == 0) to.scale[blockIdx.x] = scale;
 }
 
-/* `half`: y as bf16, or NULL. */
-static __global__ void k_rms_norm(float *y, uint16_t *half, const float *x, const float *weight,
-                                  int dim, float eps) {
+/* A block per row. */
+static __global__ void k_narrow_rows(const struct rounded to, const float *from, int64_t cols) {
     ptx_overlap_grids();
     SHARED_MEMORY(shared);
-    const float *from = x + (int64_t)blockIdx.x * dim;
-    float *to = y + (int64_t)blockIdx.x * dim, sum = 0;
-    for (int i = threadIdx.x; i < dim; i += (int)blockDim.x) sum += from[i] * from[i];
-    sum = block_sum(sum, (float *)shared);
+    const float *row = from + blockIdx.x * cols;
+    float most = 0;
+    for (int64_t i = threadIdx.x; i < cols / 4; i += (int)blockDim.x)
+        most = most_of(most, ((const float4 *)row)[i]);
+    round_row(to, row, cols, most, shared);
+}
+
+/* To bf16, two at a time; `count` may be odd. */
+static __global__ void k_narrow(uint16_t *to, const float *from, int64_t count) {
+    ptx_overlap_grids();
+    int64_t i = 2 * ((int64_t)blockIdx.x * blockDim.x + threadIdx.x);
+    if (i >= count) return;
+    uint32_t pair = ptx_pack_bf16(from[i], i + 1 < count ? from[i + 1] : 0);
+    if (i + 1 < count)
+        *(uint32_t *)(to + i) = pair;
+    else
+        to[i] = (uint16_t)pair;
+}
+
+void narrow(struct cuda *cuda, struct rounded to, const float *x, int rows, int64_t cols) {
+    int64_t count = rows * cols;
+    CHECK(!to.scale || cols % 4 == 0);
+    if (to.scale)
+        LAUNCH_OVERLAPPED(cuda->device, k_narrow_rows, (unsigned)rows, THREADS,
+                          THREADS / 32 * sizeof(float), to, x, cols);
+    else
+        LAUNCH_OVERLAPPED(cuda->device, k_narrow, blocks_for(count, 2 * THREADS), THREADS, 0,
+                          static_cast<uint16_t *>(to.x), x, count);
+}
+
+/* ---- Norm and activation --------------------------------------------------------------------- */
+
+/* A block per row; `round`: y rounded, or none. */
+static __global__ void k_rms_norm(float *y, const struct rounded round, const float *x,
+                                  const float *weight, int dim, float eps) {
+    ptx_overlap_grids();
+    SHARED_MEMORY(shared);
+    const int64_t first = (int64_t)blockIdx.x * dim;
+    uint16_t *half = round.scale ? NULL : (uint16_t *)round.x;
+    float sum = 0, most = 0;
+    for (int i = threadIdx.x; i < dim; i += (int)blockDim.x) sum += x[first + i] * x[first + i];
+    sum = block_total(sum, (float *)shared);
     float scale = 1.0f / sqrtf(sum / (float)dim + eps);
     for (int i = threadIdx.x; i < dim; i += (int)blockDim.x) {
-        float value = from[i] * scale * weight[i];
-        to[i] = value;
-        if (half) half[(int64_t)blockIdx.x * dim + i] = (uint16_t)ptx_pack_bf16(value, 0);
+        float value = x[first + i] * scale * weight[i];
+        y[first + i] = value;
+        most = fmaxf(most, fabsf(value));
+        if (half) half[first + i] = (uint16_t)ptx_pack_bf16(value, 0);
     }
+    if (round.scale) round_row(round, y + first, dim, most, shared);
 }
 
 void op_rms_norm(struct kern *kern, float *y, const float *x, const float *weight, int rows,
                  int dim, float eps) {
     struct cuda *cuda = cuda_of(kern);
     CHECK(rows >= 0 && dim > 0);
-    int64_t count = (int64_t)rows * dim;
-    uint16_t *half = rounded_take(cuda, count);
+    struct rounded round = rounded_take(cuda, rows, dim);
     LAUNCH_OVERLAPPED(cuda->device, k_rms_norm, (unsigned)rows, THREADS,
-                      THREADS / 32 * sizeof(float), y, half, x, weight, dim, eps);
-    if (half) rounded_put(cuda, y, count);
+                      THREADS / 32 * sizeof(float), y, round, x, weight, dim, eps);
+    rounded_put(cuda, round, y, rows, dim);
 }
 
+static __device__ __forceinline__ float silu_times(float gate, float up) {
+    return gate / (1.0f + expf(-gate)) * up;
+}
+
+/* A thread per number; `half`: y as bf16, or NULL. */
 static __global__ void k_glu(float *y, uint16_t *half, const float *gate_up, int64_t count,
                              int d_ff) {
     ptx_overlap_grids();
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) return;
     int64_t at = i / d_ff * 2 * d_ff + i % d_ff;
-    float gate = gate_up[at];
-    float value = gate / (1.0f + expf(-gate)) * gate_up[at + d_ff];
+    float value = silu_times(gate_up[at], gate_up[at + d_ff]);
     y[i] = value;
     if (half) half[i] = (uint16_t)ptx_pack_bf16(value, 0);
+}
+
+/* A block per row, which has to know the row's largest number before it rounds the first. */
+static __global__ void k_glu_rows(float *y, const struct rounded round, const float *gate_up,
+                                  int64_t d_ff) {
+    ptx_overlap_grids();
+    SHARED_MEMORY(shared);
+    const float4 *gate = (const float4 *)(gate_up + blockIdx.x * 2 * d_ff), *up = gate + d_ff / 4;
+    float *row = y + blockIdx.x * d_ff, most = 0;
+    for (int64_t i = threadIdx.x; i < d_ff / 4; i += (int)blockDim.x) {
+        float4 g = gate[i], u = up[i];
+        float4 v = {silu_times(g.x, u.x), silu_times(g.y, u.y), silu_times(g.z, u.z),
+                    silu_times(g.w, u.w)};
+        ((float4 *)row)[i] = v;
+        most = most_of(most, v);
+    }
+    round_row(round, row, d_ff, most, shared);
 }
 
 void op_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_ff) {
     struct cuda *cuda = cuda_of(kern);
     int64_t count = (int64_t)rows * d_ff;
-    uint16_t *half = rounded_take(cuda, count);
-    LAUNCH_OVERLAPPED(cuda->device, k_glu, blocks_for(count, THREADS), THREADS, 0, y, half, gate_up,
-                      count, d_ff);
-    if (half) rounded_put(cuda, y, count);
+    struct rounded round = rounded_take(cuda, rows, d_ff);
+    if (round.scale)
+        LAUNCH_OVERLAPPED(cuda->device, k_glu_rows, (unsigned)rows, GLU_THREADS,
+                          GLU_THREADS / 32 * sizeof(float), y, round, gate_up, (int64_t)d_ff);
+    else
+        LAUNCH_OVERLAPPED(cuda->device, k_glu, blocks_for(count, THREADS), THREADS, 0, y,
+                          static_cast<uint16_t *>(round.x), gate_up, count, d_ff);
+    rounded_put(cuda, round, y, rows, d_ff);
 }
 
 static __global__ void k_add_bias(float *y, const float *bias, int64_t count, int64_t cols) {
@@ -130,51 +196,4 @@ void add_bias(struct cuda *cuda, float *y, const float *bias, int rows, int64_t 
     int64_t count = rows * cols;
     LAUNCH_OVERLAPPED(cuda->device, k_add_bias, blocks_for(count, THREADS), THREADS, 0, y, bias,
                       count, cols);
-}
-
-/* ---- float32 to bf16 and E4M3 ------------------------------------------------------------------
- */
-
-/* Two at a time; `count` may be odd. */
-static __global__ void k_narrow(uint16_t *to, const float *from, int64_t count) {
-    ptx_overlap_grids();
-    int64_t i = 2 * ((int64_t)blockIdx.x * blockDim.x + threadIdx.x);
-    if (i >= count) return;
-    uint32_t pair = ptx_pack_bf16(from[i], i + 1 < count ? from[i + 1] : 0);
-    if (i + 1 < count)
-        *(uint32_t *)(to + i) = pair;
-    else
-        to[i] = (uint16_t)pair;
-}
-
-void narrow(struct cuda *cuda, uint16_t *to, const float *from, int64_t count) {
-    LAUNCH_OVERLAPPED(cuda->device, k_narrow, blocks_for(count, 2 * THREADS), THREADS, 0, to, from,
-                      count);
-}
-
-/* A block per row; the same numbers as quantize_rows makes on the host. */
-static __global__ void k_narrow_rows(uint8_t *to, float *scale, const float *from, int64_t cols) {
-    ptx_overlap_grids();
-    SHARED_MEMORY(shared);
-    const float4 *x = (const float4 *)(from + blockIdx.x * cols);
-    uint32_t *codes = (uint32_t *)(to + blockIdx.x * cols);
-    float most = 0;
-    for (int64_t i = threadIdx.x; i < cols / 4; i += (int)blockDim.x) {
-        float4 v = x[i];
-        most = fmaxf(fmaxf(most, fmaxf(fabsf(v.x), fabsf(v.y))), fmaxf(fabsf(v.z), fabsf(v.w)));
-    }
-    most = block_max(most, (float *)shared);
-    float own = fmaxf(most / QUANTIZE_MOST, QUANTIZE_LEAST), by = 1 / own;
-    for (int64_t i = threadIdx.x; i < cols / 4; i += (int)blockDim.x) {
-        float4 v = x[i];
-        codes[i] = ptx_pack_e4m3(v.x * by, v.y * by) | ptx_pack_e4m3(v.z * by, v.w * by) << 16;
-    }
-    if (threadIdx.x == 0) scale[blockIdx.x] = own;
-}
-
-void narrow_rows(struct cuda *cuda, uint8_t *to, float *scale, const float *from, int rows,
-                 int64_t cols) {
-    CHECK(cols % 4 == 0);
-    LAUNCH_OVERLAPPED(cuda->device, k_narrow_rows, (unsigned)rows, THREADS,
-                      THREADS / 32 * sizeof(float), to, scale, from, cols);
 }

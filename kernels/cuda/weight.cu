@@ -27,23 +27,37 @@ void *room_take(struct cuda *cuda, struct room *room, size_t bytes) {
 /* ---- Rounded on the way -----------------------------------------------------------------------
  */
 
-uint16_t *rounded_take(struct cuda *cuda, int64_t count) {
-    if (cuda->has_e4m3 || count == 0) return NULL;
-    return static_cast<uint16_t *>(
-        room_take(cuda, &cuda->rounded.room, (size_t)count * sizeof(uint16_t)));
+/* Where activations go; none when there is no memory (the failure sticks). */
+static struct rounded rounded_place(struct cuda *cuda, struct room *room, int rows, int64_t cols,
+                                    enum kern_dtype dtype) {
+    size_t bytes = (size_t)rows * (size_t)cols * kern_dtype_bytes(dtype);
+    size_t scales = dtype == KERN_E4M3 ? (size_t)rows * sizeof(float) : 0;
+    char *mem = static_cast<char *>(room_take(cuda, room, bytes + scales));
+    float *scale = mem && scales ? reinterpret_cast<float *>(mem + bytes) : NULL;
+    return {mem, scale};
 }
 
-void rounded_put(struct cuda *cuda, const float *y, int64_t count) {
+struct rounded rounded_take(struct cuda *cuda, int rows, int64_t cols) {
+    enum kern_dtype dtype = cuda->has_e4m3 ? KERN_E4M3 : KERN_BF16;
+    if (rows == 0 || (dtype == KERN_E4M3 && cols % DEVICE_E4M3_STEP)) return {NULL, NULL};
+    return rounded_place(cuda, &cuda->rounded.room, rows, cols, dtype);
+}
+
+void rounded_put(struct cuda *cuda, struct rounded made, const float *y, int rows, int64_t cols) {
+    cuda->rounded.made = made;
     cuda->rounded.of = y;
-    cuda->rounded.count = count;
+    cuda->rounded.rows = rows;
+    cuda->rounded.cols = cols;
     cuda->rounded.at = device_graphs(cuda->device)->queued;
 }
 
-const uint16_t *rounded_find(struct cuda *cuda, const float *x, int64_t count) {
-    if (cuda->rounded.of != x || cuda->rounded.count != count ||
-        cuda->rounded.at != device_graphs(cuda->device)->queued)
-        return NULL;
-    return static_cast<const uint16_t *>(cuda->rounded.room.mem);
+struct rounded rounded_find(const struct cuda *cuda, const float *x, int rows, int64_t cols,
+                            enum kern_dtype dtype) {
+    const auto &r = cuda->rounded;
+    bool same = r.of == x && r.rows == rows && r.cols == cols &&
+                (r.made.scale != NULL) == (dtype == KERN_E4M3) &&
+                r.at == device_graphs(cuda->device)->queued;
+    return same ? r.made : rounded{NULL, NULL};
 }
 
 /* ---- Loading --------------------------------------------------------------------------------- */
@@ -214,23 +228,17 @@ void op_weight_free(struct kern *kern, struct kern_weight *weight) {
 static bool narrow_inputs(struct cuda *cuda, const float *x, const struct kern_weight *weight,
                           struct matmul_args *args) {
     int rows = (int)args->rows;
-    int64_t count = rows * weight->cols;
-    args->x = weight->dtype == KERN_BF16 ? rounded_find(cuda, x, count) : NULL;
-    if (args->x) return true;
-    size_t scales = weight->scale ? (size_t)rows * sizeof *args->x_scale : 0;
-    size_t bytes = (size_t)count * kern_dtype_bytes(weight->dtype);
-    char *to = static_cast<char *>(room_take(cuda, &cuda->narrow, bytes + scales));
-    if (!to) return false;
-    args->x = to;
-    if (weight->dtype == KERN_BF16) {
-        narrow(cuda, reinterpret_cast<uint16_t *>(to), x, count);
-        return true;
+    struct rounded made = rounded_find(cuda, x, rows, weight->cols, weight->dtype);
+    if (!made.x) {
+        made = rounded_place(cuda, &cuda->narrow, rows, weight->cols, weight->dtype);
+        if (!made.x) return false;
+        narrow(cuda, made, x, rows, weight->cols);
     }
-    float *scale = reinterpret_cast<float *>(to + bytes);
-    narrow_rows(cuda, reinterpret_cast<uint8_t *>(to), scale, x, rows, weight->cols);
-    args->x_scale = scale;
+    args->x = made.x;
+    args->x_scale = made.scale;
     args->w_scale = weight->scale;
-    args->bias = NULL; /* float32, which cuBLASLt does not add to E4M3 products */
+    if (weight->scale)
+        args->bias = NULL; /* float32, which cuBLASLt does not add to such products */
     return true;
 }
 

@@ -146,6 +146,7 @@ void device_zero(struct device *device, void *mem, size_t bytes) {
 
 void device_forget(struct device *device, void *mem, size_t bytes) {
     fill(device, mem, bytes, 0xff);
+    device->graphs.queued--; /* a GPU has no such operation */
 }
 
 struct copy_args {

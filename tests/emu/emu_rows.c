@@ -61,36 +61,55 @@ static void compare(struct results *r, size_t count, double absolute, double rel
     free(r->of[ORACLE]), free(r->of[EMULATED]);
 }
 
-Test(emu_rows, norm_glu_gather) {
-    static const int dims[] = {1, 2, 31, 64, 257, 640, 1030};
+static void check_rows(struct kern *kern[BACKENDS], int dim) {
     static const int32_t index[] = {4, 0, 0, 3};
-    struct kern *kern[BACKENDS];
-    both_open(kern);
-    for (size_t d = 0; d < sizeof dims / sizeof *dims; d++) {
-        emu_set_seed(d);
-        int dim = dims[d];
-        size_t count = (size_t)(ROWS * dim);
-        float *x = fresh(2 * count, d + 1), *w = fresh((size_t)dim, d + 50);
-        struct results norm, glu, gathered;
-        for (int b = 0; b < BACKENDS; b++) {
-            const struct kern_ops *ops = kern[b]->ops;
-            float *in = put(kern[b], x, 2 * count), *weight = put(kern[b], w, (size_t)dim);
-            float *y = put(kern[b], NULL, count), *z = put(kern[b], NULL, count);
-            float *g = put(kern[b], NULL, (size_t)(4 * dim));
-            ops->rms_norm(kern[b], y, in, weight, ROWS, dim, 1e-6f);
-            ops->glu(kern[b], z, in, ROWS, dim);
-            ops->gather_rows(kern[b], g, in, index, 4, dim);
-            norm.of[b] = take(kern[b], y, count);
-            glu.of[b] = take(kern[b], z, count);
-            gathered.of[b] = take(kern[b], g, (size_t)(4 * dim));
-            ops->mem_free(kern[b], in);
-            ops->mem_free(kern[b], weight);
-        }
-        compare(&norm, count, 1e-6, 1e-5, "norm");
-        compare(&glu, count, 1e-7, 1e-6, "glu");
-        compare(&gathered, (size_t)(4 * dim), 0, 0, "gather");
-        free(x), free(w);
+    size_t count = (size_t)(ROWS * dim);
+    float *x = fresh(2 * count, (uint64_t)dim), *w = fresh((size_t)dim, 50);
+    struct results norm, glu, gathered;
+    for (int b = 0; b < BACKENDS; b++) {
+        const struct kern_ops *ops = kern[b]->ops;
+        float *in = put(kern[b], x, 2 * count), *weight = put(kern[b], w, (size_t)dim);
+        float *y = put(kern[b], NULL, count), *z = put(kern[b], NULL, count);
+        float *g = put(kern[b], NULL, (size_t)(4 * dim));
+        ops->rms_norm(kern[b], y, in, weight, ROWS, dim, 1e-6f);
+        ops->glu(kern[b], z, in, ROWS, dim);
+        ops->gather_rows(kern[b], g, in, index, 4, dim);
+        norm.of[b] = take(kern[b], y, count);
+        glu.of[b] = take(kern[b], z, count);
+        gathered.of[b] = take(kern[b], g, (size_t)(4 * dim));
+        ops->mem_free(kern[b], in);
+        ops->mem_free(kern[b], weight);
     }
+    compare(&norm, count, 1e-6, 1e-5, "norm");
+    compare(&glu, count, 1e-7, 1e-6, "glu");
+    compare(&gathered, (size_t)(4 * dim), 0, 0, "gather");
+    free(x), free(w);
+}
+
+static struct kern_weight *load(struct kern *kern, int64_t rows, int64_t cols,
+                                enum kern_dtype dtype) {
+    char *mem;
+    struct kern_weight *weight;
+    const struct kern_matrix file = make_matrix(rows, cols, dtype, 3, &mem);
+    MUST(kern->ops->weight_load(kern, &file, 1, KERN_SHARD_ROWS, &weight, NULL));
+    free(mem);
+    return weight;
+}
+
+/* Of a model in bf16, and of one in fp8, which rounds other numbers on the way and not at any
+ * width. */
+Test(emu_rows, norm_glu_gather) {
+    static const int dims[] = {1, 2, 31, 64, 257, 640, 1030, 2064};
+    struct kern *kern[BACKENDS];
+    struct kern_weight *fp8[BACKENDS];
+    both_open(kern);
+    for (size_t d = 0; d < 2 * sizeof dims / sizeof *dims; d++) {
+        emu_set_seed(d);
+        if (d == sizeof dims / sizeof *dims)
+            for (int b = 0; b < BACKENDS; b++) fp8[b] = load(kern[b], 16, 16, KERN_E4M3);
+        check_rows(kern, dims[d % (sizeof dims / sizeof *dims)]);
+    }
+    for (int b = 0; b < BACKENDS; b++) kern[b]->ops->weight_free(kern[b], fp8[b]);
     both_close(kern);
 }
 
@@ -144,53 +163,122 @@ Test(emu_rows, products_and_embedding) {
     both_close(kern);
 }
 
+/* Writes y, multiplies it, and says how many operations that took. */
+struct turn {
+    struct kern *kern;
+    const struct kern_weight *weight;
+    float *in, *norm, *y; /* norm NULL: an activation */
+    int cols;
+};
+
+static void write_y(const struct turn *t) {
+    const struct kern_ops *ops = t->kern->ops;
+    if (t->norm)
+        ops->rms_norm(t->kern, t->y, t->in, t->norm, ROWS, t->cols, 1e-6f);
+    else
+        ops->glu(t->kern, t->y, t->in, ROWS, t->cols);
+}
+
+/* y as it is, or what `other` has, written by the host: in any case no longer what was rounded. */
+static void write_again(const struct turn *t, const float *other) {
+    size_t bytes = (size_t)(ROWS * t->cols) * sizeof(float);
+    float *same = malloc(bytes);
+    MUST(t->kern->ops->download(t->kern, same, t->y, bytes));
+    MUST(t->kern->ops->upload(t->kern, t->y, other ? other : same, bytes));
+    free(same);
+}
+
+enum { TURN_OUT = 16 };
+
+static float *multiply_y(const struct turn *t, float *z, int rows, int *operations) {
+    uint64_t before = cuda_queued(t->kern);
+    t->kern->ops->matmul(t->kern, z, t->y, t->weight, NULL, rows, KERN_SET);
+    *operations = (int)(cuda_queued(t->kern) - before);
+    return take(t->kern, z, (size_t)(rows * TURN_OUT));
+}
+
+static void check_rounding(const struct turn *t, const float *other) {
+    enum { FUSED, APART, CHANGED, FEWER, TURNS };
+    float *got[TURNS];
+    int operations[TURNS];
+    for (int i = 0; i < TURNS; i++) {
+        int rows = i == FEWER ? 2 : ROWS;
+        float *z = put(t->kern, NULL, (size_t)(rows * TURN_OUT));
+        write_y(t);
+        if (i == APART) write_again(t, NULL);
+        if (i == CHANGED) write_again(t, other);
+        got[i] = multiply_y(t, z, rows, &operations[i]);
+    }
+    cr_assert_eq(operations[FUSED], 1, "%d operations", operations[FUSED]);
+    for (int i = APART; i < TURNS; i++) cr_assert_gt(operations[i], 1);
+    cr_assert(!memcmp(got[FUSED], got[APART], ROWS * TURN_OUT * sizeof(float)));
+    cr_assert(!memcmp(got[FUSED], got[FEWER], 2 * TURN_OUT * sizeof(float)));
+    cr_assert(memcmp(got[FUSED], got[CHANGED], ROWS * TURN_OUT * sizeof(float)) != 0);
+    for (int i = 0; i < TURNS; i++) free(got[i]);
+}
+
 /* A product of what the last norm or activation wrote takes what they rounded on the way: the same
  * bits as when it rounds by itself, and never those of anything else. */
-Test(emu_rows, norms_and_activations_round_for_the_product_after_them) {
-    enum { OUT = 16, COLS = 40 };
+static void check_products_after(enum kern_dtype dtype, int cols) {
     struct fault fault = {0};
     struct cuda_options cuda = {.device = 0};
     struct kern *kern;
-    struct kern_weight *weight;
-    char *mem;
     cr_assert_eq(cuda_open(&cuda, &kern, &fault), 0, "%s", fault.text);
     const struct kern_ops *ops = kern->ops;
-    const struct kern_matrix file = make_matrix(OUT, COLS, KERN_BF16, 3, &mem);
-    MUST(ops->weight_load(kern, &file, 1, KERN_SHARD_ROWS, &weight, NULL));
-    float *x = fresh(2 * ROWS * COLS, 4), *w = fresh(COLS, 5), *other = fresh(ROWS * COLS, 6);
-    float *in = put(kern, x, 2 * ROWS * COLS), *norm = put(kern, w, COLS);
-    for (int glu = 0; glu < 2; glu++) {
-        float *y = put(kern, NULL, ROWS * COLS), *z[4], *got[4];
-        uint64_t added[4];
-        for (int i = 0; i < 4; i++) {
-            z[i] = put(kern, NULL, ROWS * OUT);
-            if (glu)
-                ops->glu(kern, y, in, ROWS, COLS);
-            else
-                ops->rms_norm(kern, y, in, norm, ROWS, COLS, 1e-6f);
-            if (i == 1) { /* written again, by the same: no longer what the norm left */
-                float *same = malloc(ROWS * COLS * sizeof *same);
-                MUST(ops->download(kern, same, y, ROWS * COLS * sizeof *same));
-                MUST(ops->upload(kern, y, same, ROWS * COLS * sizeof *same));
-                free(same);
-            }
-            if (i == 2) MUST(ops->upload(kern, y, other, ROWS * COLS * sizeof *other));
-            added[i] = cuda_queued(kern);
-            ops->matmul(kern, z[i], y, weight, NULL, i == 3 ? 2 : ROWS, KERN_SET);
-            added[i] = cuda_queued(kern) - added[i];
-        }
-        cr_assert_eq(added[0], 1, "%d operations", (int)added[0]);
-        for (int i = 1; i < 4; i++) cr_assert_gt(added[i], 1);
-        for (int i = 0; i < 4; i++) got[i] = take(kern, z[i], (i == 3 ? 2 : ROWS) * OUT);
-        cr_assert(!memcmp(got[0], got[1], ROWS * OUT * sizeof(float)));
-        cr_assert(!memcmp(got[0], got[3], 2 * OUT * sizeof(float)));
-        cr_assert(memcmp(got[0], got[2], ROWS * OUT * sizeof(float)) != 0);
-        for (int i = 0; i < 4; i++) free(got[i]);
-        ops->mem_free(kern, y);
-    }
-    ops->weight_free(kern, weight);
+    size_t count = (size_t)(ROWS * cols);
+    float *x = fresh(2 * count, 4), *w = fresh((size_t)cols, 5), *other = fresh(count, 6);
+    for (int i = 0; i < cols; i++) x[cols + i] = 0; /* a row without a scale of its own */
+    float *norm = put(kern, w, (size_t)cols);
+    struct turn t = {.kern = kern,
+                     .weight = load(kern, TURN_OUT, cols, dtype),
+                     .in = put(kern, x, 2 * count),
+                     .y = put(kern, NULL, count),
+                     .cols = cols};
+    check_rounding(&t, other);
+    t.norm = norm;
+    check_rounding(&t, other);
+    ops->mem_free(kern, t.in);
+    ops->mem_free(kern, t.y);
+    ops->mem_free(kern, norm);
+    ops->weight_free(kern, (struct kern_weight *)t.weight);
     ops->close(kern);
-    free(mem), free(x), free(w), free(other);
+    free(x), free(w), free(other);
+}
+
+Test(emu_rows, norms_and_activations_round_for_the_product_after_them) {
+    static const int widths[] = {16, 48, 1040, 2064};
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
+        emu_set_seed(i);
+        check_products_after(KERN_BF16, widths[i]);
+        check_products_after(KERN_E4M3, widths[i]);
+    }
+}
+
+/* What was rounded for layers in fp8 is none of a bf16 product's, such as the LM head's. */
+Test(emu_rows, a_product_takes_its_own_numbers_alone) {
+    enum { COLS = 48, OUT = 16 };
+    struct kern *kern[BACKENDS];
+    struct kern_weight *fp8[BACKENDS], *head[BACKENDS];
+    float *x = fresh(ROWS * COLS, 4), *w = fresh(COLS, 5);
+    struct results r;
+    both_open(kern);
+    for (int b = 0; b < BACKENDS; b++) {
+        const struct kern_ops *ops = kern[b]->ops;
+        head[b] = load(kern[b], OUT, COLS, KERN_BF16);
+        fp8[b] = load(kern[b], OUT, COLS, KERN_E4M3);
+        float *in = put(kern[b], x, ROWS * COLS), *norm = put(kern[b], w, COLS);
+        float *y = put(kern[b], NULL, ROWS * COLS), *z = put(kern[b], NULL, ROWS * OUT);
+        ops->rms_norm(kern[b], y, in, norm, ROWS, COLS, 1e-6f);
+        ops->matmul(kern[b], z, y, head[b], NULL, ROWS, KERN_SET);
+        r.of[b] = take(kern[b], z, ROWS * OUT);
+        float *buffers[] = {in, norm, y};
+        for (int i = 0; i < 3; i++) ops->mem_free(kern[b], buffers[i]);
+        ops->weight_free(kern[b], head[b]);
+        ops->weight_free(kern[b], fp8[b]);
+    }
+    compare(&r, ROWS * OUT, 0.05, 0, "product"); /* of activations in bf16, not in fp8 */
+    both_close(kern);
+    free(x), free(w);
 }
 
 /* Rows of zeros, of numbers too small for a scale, and of one large number. */
