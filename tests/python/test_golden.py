@@ -352,6 +352,15 @@ def test_the_bundled_model_keeps_what_the_reference_keeps(policy):
     check_policy(BUNDLED, None, policy, *bundled_tokens())
 
 
+def log_beta_bar(path, kv_dtype):
+    """Four times what was measured: 2.5e-6, 3.2e-4 (a stray tie of bf16's rounding in the first layer), 3.4e-6.
+
+    The tiles of amx round activations to 16 bits, and for narrow caches queries and weights of attention to bf16, which
+    the reference does not; there it has not been measured.
+    """
+    return 0.1 if path == "amx" else {"f32": 1e-5, "bf16": 1.3e-3, "fp8": 1.4e-5}[kv_dtype]
+
+
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("kv_dtype", ("f32", "bf16", "fp8"))
 def test_every_path_selects_by_its_own_scores(path, kv_dtype, gates):
@@ -364,13 +373,13 @@ def test_every_path_selects_by_its_own_scores(path, kv_dtype, gates):
     assert result["evictions"]
     for i in range(len(result["evictions"])):
         assert checker.check_selection(i) == checker.layers * checker.heads * policy.budget
-    # Ties of a narrow cache's rounding, or bf16 activations, move log_beta of later layers a little.
     exact = Reference(MODELS / "qwen3", gates=gates("qwen3", "code"), kv_dtype=kv_dtype)
     exact.append(random_tokens(190)[:32])
     before, _ = checker.states(0)
     worst = max(np.abs(before[i][h][1] - exact.streams()[i][h][1]).max()
                 for i in range(checker.layers) for h in range(checker.heads))
-    assert worst < (0.1 if path == "amx" or kv_dtype != "f32" else 1e-4)
+    print(path, kv_dtype, worst)
+    assert worst < log_beta_bar(path, kv_dtype)
 
 
 @pytest.mark.parametrize("path", PATHS)
