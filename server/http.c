@@ -98,6 +98,32 @@ static int refuse_two_lengths(struct exchange *ex) {
     return -1;
 }
 
+static bool is_other(const char *value, const char *known) {
+    return value && *value && strcasecmp(value, known) != 0;
+}
+
+/* Where such a body ends cannot be told (RFC 9112, 6.1). */
+static bool unknown_transfer(struct exchange *ex) {
+    return is_other(header(ex, "Transfer-Encoding"), "chunked");
+}
+
+/* A body that is encoded in itself would be taken for broken JSON (RFC 9110, 8.4). */
+static int refuse_coding(struct exchange *ex) {
+    const char *transfer = header(ex, "Transfer-Encoding"),
+               *content = header(ex, "Content-Encoding");
+    struct oai_error error;
+    if (unknown_transfer(ex))
+        oai_refuse(&error, 501, "unsupported_transfer_encoding", NULL,
+                   "Transfer-Encoding can only be 'chunked', not '%.64s'.", transfer);
+    else if (is_other(content, "identity"))
+        oai_refuse(&error, 415, "unsupported_content_encoding", NULL,
+                   "A body must come as it is, not with Content-Encoding '%.64s'.", content);
+    else
+        return 0;
+    exchange_refuse(ex, &error);
+    return -1;
+}
+
 static int refuse_host(struct exchange *ex) {
     const struct server_options *o = &ex->server->options;
     struct oai_error error;
@@ -200,7 +226,8 @@ static void check_headers(struct exchange *ex, const char *path, const char *met
     ex->route = route_find(path, method, &allow);
     if (refuse_header_size(ex) || refuse_two_lengths(ex) || refuse_host(ex) ||
         answer_preflight(ex, method) || refuse_key(ex, &key) ||
-        refuse_route(ex, path, method, allow) || refuse_timeout(ex) || refuse_rate(ex, key))
+        refuse_route(ex, path, method, allow) || refuse_coding(ex) || refuse_timeout(ex) ||
+        refuse_rate(ex, key))
         return;
     if (declared_size(ex) > o->max_body_bytes) refuse_size(ex);
 }
@@ -250,7 +277,7 @@ static void add_answer_headers(struct exchange *ex, struct MHD_Response *respons
                             answer->content_type ? answer->content_type : "application/json");
     if (answer->allow) MHD_add_response_header(response, "Allow", answer->allow);
     if (answer->status == 401) MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
-    if (answer->status == 500 || answer->status == 408)
+    if (answer->status == 500 || answer->status == 501 || answer->status == 408)
         MHD_add_response_header(response, "x-should-retry", "false");
     if (answer->retry_ms) {
         add_header(response, "Retry-After", "%d", (answer->retry_ms + 999) / 1000);
@@ -291,7 +318,8 @@ static enum MHD_Result begin(struct server *server, struct conn *conn,
     set_request_id(ex);
     conn_set_state(conn, CONN_BODY);
     check_headers(ex, path, method);
-    if (!ex->refused || declared_size(ex) <= DISCARD_BYTES_MAX) return MHD_YES;
+    bool endless = declared_size(ex) > DISCARD_BYTES_MAX || unknown_transfer(ex);
+    if (!ex->refused || !endless) return MHD_YES;
     ex->answer.close = true; /* too much to read away */
     return queue_answer(ex);
 }

@@ -173,6 +173,27 @@ def test_two_lengths_of_one_body(shared, lengths):
     assert answer.count(b"HTTP/1.1") == 1 and b'"version"' not in answer
 
 
+@pytest.mark.parametrize("coding", ["gzip, chunked", "gzip", "identity"])
+def test_a_transfer_coding_that_is_not_known(shared, coding):
+    """Nobody can tell where such a body ends: the answer comes at once, and nothing behind it is a request."""
+    hidden = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with shared.socket() as sock:
+        sock.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                     f"Transfer-Encoding: {coding}\r\n\r\n2\r\n{{}}\r\n0\r\n\r\n".encode() + hidden)
+        answer = read_all(sock)
+    assert answer.startswith(b"HTTP/1.1 501") and b"Connection: close" in answer
+    assert b'"unsupported_transfer_encoding"' in answer and b"x-should-retry: false" in answer
+    assert answer.count(b"HTTP/1.1") == 1 and b'"version"' not in answer
+
+
+def test_a_body_that_is_compressed(shared):
+    for coding, status in (("gzip", 415), ("br", 415), ("identity", 200)):
+        answer = shared.post(CHAT, chat_body(), headers={"Content-Encoding": coding})
+        assert answer.status_code == status, answer.text
+        if status == 415:
+            assert answer.json()["error"]["code"] == "unsupported_content_encoding" and coding in answer.text
+
+
 @pytest.mark.parametrize("data", MALFORMED, ids=range(len(MALFORMED)))
 def test_malformed_http(shared, data):
     """Whatever libmicrohttpd makes of it, the daemon lives and nothing reaches the engine."""
