@@ -1,7 +1,6 @@
 /* The invariants of the pages on the device (kern.h, cache_check): copied to the host and looked at
  * there. For tests and for whoever doubts, not for speed. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/cuda/internal.h"
@@ -12,12 +11,12 @@ struct dump {
     int32_t *tables, *member_tables, *lengths, *ring, *pos;
     uint32_t *refs, *seen;
     struct member *members; /* of a stream */
-    int32_t *entries;       /* positions of the same stream's entries */
+    uint64_t *holders;      /* [max_positions]: who was last seen to hold it; see entry_holder */
 };
 
 static void close_dump(struct dump *d) {
     void *arrays[] = {d->tables, d->member_tables, d->lengths, d->ring,   d->pos,
-                      d->refs,   d->seen,          d->members, d->entries};
+                      d->refs,   d->seen,          d->members, d->holders};
     for (void *array : arrays) mem_free(array);
 }
 
@@ -41,11 +40,17 @@ static int open_dump(struct cuda *cuda, struct dump *d) {
     if (!rc) rc = dump_array(cuda, (void **)&d->refs, p->refs, count);
     if (!rc) rc = dump_array(cuda, (void **)&d->pos, p->pos, count * (size_t)p->page_slots);
     d->seen = static_cast<uint32_t *>(mem_try_alloc(count, sizeof *d->seen));
-    size_t most = (size_t)p->member_pages * PAGE_MEMBERS, positions = (size_t)p->stream_pages;
+    size_t most = (size_t)p->member_pages * PAGE_MEMBERS;
     d->members = static_cast<struct member *>(mem_try_alloc(most, sizeof *d->members));
-    d->entries = static_cast<int32_t *>(
-        mem_try_alloc(positions * (size_t)p->page_slots, sizeof *d->entries));
-    return rc ? rc : d->seen && d->members && d->entries ? 0 : ERR_NOMEM;
+    d->holders = static_cast<uint64_t *>(
+        mem_try_alloc((size_t)cuda->options.max_positions, sizeof *d->holders));
+    return rc ? rc : d->seen && d->members && d->holders ? 0 : ERR_NOMEM;
+}
+
+/* A position that an entry of the stream holds bears this number, one of a member the next: no
+ * other stream has them, and nobody has 0, so that no stream needs to clear. */
+static uint64_t entry_holder(const struct cuda *cuda, int slot, int stream) {
+    return 2 + 2 * ((uint64_t)slot * (uint64_t)cuda->pages.streams + (uint64_t)stream);
 }
 
 /* Of a row: a stream's entries, or its members behind all of those. */
@@ -74,16 +79,10 @@ static int check_stream(const struct cuda *cuda, struct dump *d, int slot, int s
             return fault_set(fault, ERR_INTERNAL, "cache",
                              "slot %d stream %d entry %d: position %d after %d", slot, stream, i,
                              pos, last);
-        d->entries[i] = last = pos;
+        d->holders[pos] = entry_holder(cuda, slot, stream);
+        last = pos;
     }
     return 0;
-}
-
-static bool has_entry(const struct dump *d, int32_t length, int32_t pos) {
-    return bsearch(&pos, d->entries, (size_t)length, sizeof pos, [](const void *a, const void *b) {
-               int32_t x = *static_cast<const int32_t *>(a), y = *static_cast<const int32_t *>(b);
-               return (x > y) - (x < y);
-           }) != NULL;
 }
 
 /* Its members on the host; every page it names is one. */
@@ -108,18 +107,29 @@ static int read_members(struct cuda *cuda, struct dump *d, int slot, int stream,
     return rc;
 }
 
-/* Members ascend, belong to entries that are there, and are none of them. After check_stream. */
+/* Is it of an entry, at a position that no entry and no member seen so far has? Then it has it. */
+static bool takes_place(const struct cuda *cuda, struct dump *d, int slot, int stream,
+                        const struct member *m) {
+    uint64_t entry = entry_holder(cuda, slot, stream);
+    int32_t end = cuda->slots[slot].next_pos;
+    if (m->centre < 0 || m->centre >= end || d->holders[m->centre] != entry) return false;
+    if (m->pos < 0 || m->pos >= end || d->holders[m->pos] == entry) return false;
+    if (d->holders[m->pos] == entry + 1) return false;
+    d->holders[m->pos] = entry + 1;
+    return true;
+}
+
+/* Members ascend, belong to entries that are there, and have a position that is nobody else's.
+ * After check_stream. */
 static int check_members(struct cuda *cuda, struct dump *d, int slot, int stream,
                          struct fault *fault) {
-    int32_t length = *length_in(cuda, d, slot, stream);
     int32_t count = *length_in(cuda, d, slot, cuda->pages.streams + stream);
     int rc = read_members(cuda, d, slot, stream, count, fault);
     for (int32_t i = 0; i < count && !rc; i++) {
         const struct member *m = &d->members[i], *last = i > 0 ? m - 1 : NULL;
         bool ascends =
             !last || m->centre > last->centre || (m->centre == last->centre && m->pos > last->pos);
-        if (ascends && m->pos >= 0 && m->pos < cuda->slots[slot].next_pos && m->gain >= 0 &&
-            isfinite(m->gain) && has_entry(d, length, m->centre) && !has_entry(d, length, m->pos))
+        if (ascends && m->gain >= 0 && isfinite(m->gain) && takes_place(cuda, d, slot, stream, m))
             continue;
         rc = fault_set(fault, ERR_INTERNAL, "cache",
                        "slot %d stream %d member %d: position %d in the class of %d, gain %g", slot,

@@ -1,244 +1,13 @@
 /* Every bounded policy and its variants on the device beside the CPU's reference path: the same
  * tokens in the same batches, the same evictions; what is kept, what it remembers and what merging
- * made of it agree. Keys come in families, so that there are look-alikes; queries ask for keys, so
- * that attention is uneven. Activations are bf16 numbers, and pages of e4m3 are rounded alike: both
- * sides multiply the same ones. */
+ * made of it agree. Classes have more tests of their own in emu_classes.c. */
 #include <criterion/criterion.h>
 
-#include "both.h"
-#include "kernels/number.h"
-#include "paging/policy.h"
-
-#define SLOTS     4
-#define POSITIONS 1400
-#define FAMILIES  9
-
-struct pair {
-    struct kern *kern[BACKENDS];
-    struct kern_cache_options options;
-    uint64_t seed;
-    bool turned[SLOTS]; /* queries and keys are rotated, and values come in families, too */
-    int window;         /* of attention; 0: none */
-};
-
-/* Slots whose rule has classes get rotated keys: look-alikes are alike at position 0. */
-static void turn_slot(struct pair *p, int slot, const struct kern_rule *rule) {
-    p->turned[slot] = rule->merge == KERN_MERGE_CLASSES;
-}
-
-/* Of a rotation; a cache that reads them is open no longer than the next call. */
-static const float *frequencies(int head_dim) {
-    static float inv_freq[128];
-    for (int j = 0; j < head_dim / 2; j++)
-        inv_freq[j] = powf(10000, -2 * (float)j / (float)head_dim);
-    return inv_freq;
-}
-
-static struct pair open_pair(struct kern_cache_options shape, int64_t entries, uint64_t seed) {
-    struct pair p = {.options = shape, .seed = seed};
-    p.options.inv_freq = frequencies(shape.head_dim);
-    if (p.options.dtype != KERN_E4M3) p.options.dtype = KERN_BF16;
-    p.options.slots = SLOTS;
-    p.options.max_positions = POSITIONS;
-    emu_set_seed(seed);
-    both_open(p.kern);
-    both_cache(p.kern, p.options, entries);
-    return p;
-}
-
-static int streams_of(const struct pair *p) {
-    return p->options.layers * p->options.heads_kv;
-}
-
-/* ---- Feeding ----------------------------------------------------------------------------------
- */
-
-/* Dimension d of a family of keys. */
-static float family(const struct pair *p, int layer, int which, int d) {
-    return noise(p->seed * 31 + (uint64_t)(layer * FAMILIES + which), (uint64_t)d);
-}
-
-static int family_at(const struct pair *p, int slot, int layer, int pos) {
-    return (int)(mix(p->seed + (uint64_t)(slot * 7919 + layer * 104729 + pos)) % FAMILIES);
-}
-
-static void rotate(const struct pair *p, int pos, float *x) {
-    int half = p->options.head_dim / 2;
-    for (int j = 0; j < half; j++) {
-        float angle = (float)pos * p->options.inv_freq[j], a = x[j], b = x[half + j];
-        x[j] = a * cosf(angle) - b * sinf(angle);
-        x[half + j] = b * cosf(angle) + a * sinf(angle);
-    }
-}
-
-/* One row of qkv: the queries want a family that changes with the position and the head. */
-static void make_row(const struct pair *p, int slot, int layer, int pos, float *row) {
-    const struct kern_cache_options *o = &p->options;
-    int heads = o->heads_q + 2 * o->heads_kv, key = family_at(p, slot, layer, pos);
-    for (int h = 0; h < heads; h++) {
-        bool query = h < o->heads_q, value = h >= o->heads_q + o->heads_kv;
-        int which = query ? (key + h + pos / 3) % FAMILIES : (key + (h - o->heads_q)) % FAMILIES;
-        uint64_t place = (uint64_t)(((slot * POSITIONS + pos) * 8 + layer) * 64 + h);
-        float part = query ? 1 : p->turned[slot] ? 0.3f : 0.5f, *x = row + h * o->head_dim;
-        for (int d = 0; d < o->head_dim; d++) {
-            float own = noise(p->seed + 17, place * 256 + (uint64_t)d);
-            bool alone = value && !p->turned[slot];
-            x[d] = alone ? own : family(p, layer + value, which, d) * 0.8f + own * part;
-        }
-        if (p->turned[slot] && !value) rotate(p, pos, x);
-        for (int d = 0; d < o->head_dim; d++) x[d] = number_from_bf16(number_to_bf16(x[d]));
-    }
-}
-
-/* log_beta of a head at a position. */
-static float gate_at(const struct pair *p, int slot, int layer, int pos, int head) {
-    uint64_t place = (uint64_t)(((slot * POSITIONS + pos) * 8 + layer) * 64 + head);
-    return -expf(6 * noise(p->seed + 99, place) - 5);
-}
-
-struct layer_rows {
-    float *qkv, *gates;
-};
-
-static struct layer_rows make_layer(const struct pair *p, const struct kern_batch *batch,
-                                    int layer) {
-    const struct kern_cache_options *o = &p->options;
-    int stride = (o->heads_q + 2 * o->heads_kv) * o->head_dim;
-    struct layer_rows rows = {.qkv = malloc((size_t)(batch->rows * stride) * sizeof(float)),
-                              .gates = malloc((size_t)(batch->rows * o->heads_kv) * sizeof(float))};
-    for (int i = 0; i < batch->span_count; i++) {
-        const struct kern_span *s = &batch->spans[i];
-        for (int k = 0; k < s->count; k++) {
-            make_row(p, s->slot, layer, s->pos + k, rows.qkv + (s->row + k) * stride);
-            for (int h = 0; h < o->heads_kv; h++)
-                rows.gates[(s->row + k) * o->heads_kv + h] =
-                    gate_at(p, s->slot, layer, s->pos + k, h);
-        }
-    }
-    return rows;
-}
-
-/* A step of all spans on one backend; -> attention's output of every layer, the caller's. */
-static float *run_step(struct pair *p, struct kern *kern, const struct kern_batch *batch) {
-    const struct kern_cache_options *o = &p->options;
-    const struct kern_attend_options attend = {.window = p->window,
-                                               .scale = 1 / sqrtf((float)o->head_dim)};
-    size_t out_size = (size_t)(batch->rows * o->heads_q * o->head_dim);
-    size_t qkv_size = (size_t)(batch->rows * (o->heads_q + 2 * o->heads_kv) * o->head_dim);
-    float *all = malloc((size_t)o->layers * out_size * sizeof *all);
-    MUST(kern->ops->begin_step(kern, batch));
-    for (int layer = 0; layer < o->layers; layer++) {
-        struct layer_rows rows = make_layer(p, batch, layer);
-        float *qkv = put(kern, rows.qkv, qkv_size);
-        float *gates = put(kern, rows.gates, (size_t)(batch->rows * o->heads_kv));
-        float *out = put(kern, NULL, out_size);
-        kern->ops->write_kv(kern, layer, qkv, gates, batch);
-        kern->ops->attend(kern, layer, out, qkv, batch, &attend);
-        float *got = take(kern, out, out_size);
-        memcpy(all + (size_t)layer * out_size, got, out_size * sizeof *all);
-        free(got);
-        kern->ops->mem_free(kern, qkv);
-        kern->ops->mem_free(kern, gates);
-        free(rows.qkv);
-        free(rows.gates);
-    }
-    return all;
-}
-
-/* The next `count` tokens of the slots in one batch. Attention reads what is held, so its answers
- * agree only if keys and values do, merged ones included. */
-static void feed(struct pair *p, const struct kern_span *spans, int span_count, const char *what) {
-    struct kern_batch batch = {.spans = spans, .span_count = span_count};
-    float *out[BACKENDS];
-    for (int i = 0; i < span_count; i++) batch.rows += spans[i].count;
-    for (int b = 0; b < BACKENDS; b++) out[b] = run_step(p, p->kern[b], &batch);
-    size_t count =
-        (size_t)(p->options.layers * batch.rows * p->options.heads_q) * (size_t)p->options.head_dim;
-    expect_near(out[ORACLE], out[EMULATED], count, 0.02, 0.01, what);
-    for (int b = 0; b < BACKENDS; b++) free(out[b]);
-}
-
-/* ---- Comparing --------------------------------------------------------------------------------
- */
-
-/* Bytes of a slot's block. */
-static char *block_of(struct kern *kern, int slot, int block, size_t *size) {
-    *size = kern->ops->snapshot_size(kern, slot, block);
-    cr_assert(*size > 0);
-    char *bytes = malloc(*size);
-    MUST(kern->ops->snapshot_export(kern, slot, block, bytes));
-    return bytes;
-}
-
-/* What follows the entries in both blocks, `from` in the first one. */
-static void expect_same_members(char *const bytes[BACKENDS], const void *from, size_t size,
-                                const char *what) {
-    size_t at = (size_t)((const char *)from - bytes[ORACLE]);
-    for (at += at < size ? 4 : 0; at < size; at += 12) {
-        int32_t place[BACKENDS][2];
-        float gain[BACKENDS];
-        for (int b = 0; b < BACKENDS; b++) {
-            memcpy(place[b], bytes[b] + at, sizeof place[b]);
-            memcpy(&gain[b], bytes[b] + at + 8, sizeof gain[b]);
-        }
-        cr_assert(!memcmp(place[ORACLE], place[EMULATED], sizeof place[0]),
-                  "%s: a member of %d at %d, not of %d at %d", what, place[EMULATED][0],
-                  place[EMULATED][1], place[ORACLE][0], place[ORACLE][1]);
-        expect_near(&gain[ORACLE], &gain[EMULATED], 1, 0, 0.01, what);
-    }
-}
-
-/* Scores, where the rule has any, and keys and values within two roundings of numbers around 1: a
- * merged one is rounded once, and merged again it is made of such. */
-static void expect_same_entries(struct pair *p, int slot, bool scored, const char *what) {
-    int dim = p->options.head_dim;
-    enum kern_dtype dtype = p->options.dtype;
-    float step = dtype == KERN_E4M3 ? 1.0f / 8 : 1.0f / 128;
-    for (int stream = 0; stream < streams_of(p); stream++) {
-        size_t size[BACKENDS];
-        char *bytes[BACKENDS];
-        for (int b = 0; b < BACKENDS; b++)
-            bytes[b] = block_of(p->kern[b], slot, 1 + stream, &size[b]);
-        cr_assert(size[ORACLE] == size[EMULATED], "%s: stream %d", what, stream);
-        int32_t length;
-        memcpy(&length, bytes[ORACLE], sizeof length);
-        const float *scores[BACKENDS];
-        const char *rows[BACKENDS];
-        for (int b = 0; b < BACKENDS; b++) {
-            scores[b] = (const float *)(bytes[b] + 4) + 2 * (size_t)length;
-            rows[b] = (const char *)(scores[b] + length);
-        }
-        if (scored) expect_near(scores[ORACLE], scores[EMULATED], (size_t)length, 1e-6, 2e-4, what);
-        for (int i = 0; i < 2 * length * dim; i++) {
-            size_t at = (size_t)i * kern_dtype_bytes(dtype);
-            float x = number_element(rows[ORACLE] + at, dtype),
-                  y = number_element(rows[EMULATED] + at, dtype);
-            cr_assert(fabsf(x - y) <= fabsf(x) * step + 1e-3f,
-                      "%s: stream %d number %d: %g, not %g", what, stream, i, (double)y, (double)x);
-        }
-        size_t row = (size_t)dim * kern_dtype_bytes(dtype);
-        expect_same_members(bytes, rows[ORACLE] + 2 * (size_t)length * row, size[ORACLE], what);
-        for (int b = 0; b < BACKENDS; b++) free(bytes[b]);
-    }
-}
-
-static void evict(struct pair *p, const struct kern_evict *due, int count, const char *what) {
-    for (int b = 0; b < BACKENDS; b++) {
-        MUST(p->kern[b]->ops->evict(p->kern[b], due, count));
-        MUST(p->kern[b]->ops->sync(p->kern[b]));
-    }
-    for (int i = 0; i < count; i++) {
-        expect_same_held(p->kern, due[i].slot, streams_of(p), what);
-        expect_same_entries(p, due[i].slot, due[i].rule->score == KERN_SCORE_ATTENTION, what);
-    }
-}
+#include "play.h"
 
 /* ---- The list of methods ----------------------------------------------------------------------
  */
 
-static void as_it_is(struct kern_rule *rule) {
-    (void)rule;
-}
 static void published(struct kern_rule *rule) {
     rule->published = true;
 }
@@ -295,10 +64,6 @@ static void merge_code(struct kern_rule *rule) {
 static void unturned(struct kern_rule *rule) {
     rule->classes.positions = false;
 }
-static void loose(struct kern_rule *rule) {
-    rule->classes.tau = 0.1f;
-    rule->recent = 8;
-}
 static void narrow(struct kern_rule *rule) {
     rule->classes.gamma = 1.5f;
     rule->recent = 8;
@@ -313,10 +78,7 @@ static void mass_alone(struct kern_rule *rule) {
 }
 
 /* The rows of paging/policy.c, and the other readings of tests/python/policies/table.py. */
-static const struct method {
-    const char *policy;
-    void (*change)(struct kern_rule *rule);
-} methods[] = {
+static const struct method methods[] = {
     {"streaming", as_it_is}, {"trimkv", as_it_is},
     {"global", as_it_is},    {"gkv", as_it_is},
     {"rkv", as_it_is},       {"snapkv", as_it_is},
@@ -338,22 +100,8 @@ static const struct method {
 };
 #define METHODS ((int)(sizeof methods / sizeof *methods))
 
-static struct kern_rule rule_of(const struct method *m, int budget) {
-    struct kv_params params = {.budget = budget, .buffer = 16, .chunk = 64};
-    kv_params_set_policy(&params, policy_find(m->policy));
-    kv_params_fit(&params, 0);
-    m->change(&params.rule);
-    return params.rule;
-}
-
 /* ---- Two sequences side by side ---------------------------------------------------------------
  */
-
-static const struct kern_cache_options shapes[] = {
-    {.layers = 2, .heads_q = 4, .heads_kv = 2, .head_dim = 64},
-    {.layers = 2, .heads_q = 3, .heads_kv = 3, .head_dim = 64},
-    {.layers = 3, .heads_q = 6, .heads_kv = 2, .head_dim = 128},
-};
 
 /* Tokens of both sequences before each eviction; the second has prompts while the first decodes. */
 static const int rounds[][2] = {{75, 81}, {1, 34}, {23, 1}};
@@ -414,20 +162,6 @@ Test(emu_policy, methods_on_fp8_pages) {
 
 /* ---- Long and unequal streams -----------------------------------------------------------------
  */
-
-/* One sequence in uneven pieces with an eviction after each. */
-static void play_one(struct pair *p, int slot, const struct kern_rule *rule, int keep,
-                     const int *counts, int count, const char *what) {
-    int32_t tokens = 0;
-    turn_slot(p, slot, rule);
-    for (int i = 0; i < count; i++) {
-        struct kern_span span = {.slot = slot, .count = counts[i], .pos = tokens, .rule = rule};
-        feed(p, &span, 1, what);
-        tokens += counts[i];
-        struct kern_evict due = {.slot = slot, .tokens = tokens, .keep = keep, .rule = rule};
-        evict(p, &due, 1, what);
-    }
-}
 
 /* Streams of several chunks, cut at none of their bounds, beside one that has just begun. */
 Test(emu_policy, long_streams) {
@@ -553,21 +287,6 @@ Test(emu_policy, any_rule) {
 
 /* ---- Promises ---------------------------------------------------------------------------------
  */
-
-/* What a slot holds, all blocks one after the other; the caller's. */
-static char *bytes_of(struct pair *p, struct kern *kern, int slot, size_t *size) {
-    char *all = NULL;
-    *size = 0;
-    for (int block = 0; block <= streams_of(p); block++) {
-        size_t more;
-        char *bytes = block_of(kern, slot, block, &more);
-        all = realloc(all, *size + more);
-        memcpy(all + *size, bytes, more);
-        *size += more;
-        free(bytes);
-    }
-    return all;
-}
 
 /* Slot 1's 40 tokens and an eviction, in one prompt alone, or in pieces beside slot 2. */
 static char *play_alone(const struct kern_rule *rule, bool alone, size_t *size) {
@@ -706,169 +425,6 @@ Test(emu_policy, snapshots) {
         for (int k = 0; k < count; k++) free((void *)(uintptr_t)blocks[k].data);
         both_close(p.kern);
     }
-}
-
-/* ---- Classes ----------------------------------------------------------------------------------
- */
-
-/* Members of a slot, all streams, from its blocks. */
-static int count_members(struct pair *p, struct kern *kern, int slot) {
-    int count = 0;
-    for (int stream = 0; stream < streams_of(p); stream++) {
-        size_t size;
-        int32_t length, members = 0;
-        char *bytes = block_of(kern, slot, 1 + stream, &size);
-        memcpy(&length, bytes, sizeof length);
-        size_t end = 4 + (size_t)length * (12 + 4 * (size_t)p->options.head_dim);
-        if (size > end) memcpy(&members, bytes + end, sizeof members);
-        count += members;
-        free(bytes);
-    }
-    return count;
-}
-
-/* Slot 1 has classes and sees 40 tokens more: alone at once, or in pieces beside slot 2, which has
- * classes of its own; then it evicts again. Its answers of those tokens, the caller's. */
-static float *play_classes(struct pair *p, const struct kern_rule *rule, bool alone) {
-    static const int pieces[] = {40, 0, 7, 1, 31, 1};
-    struct kern *kern = p->kern[EMULATED];
-    size_t row = (size_t)(p->options.heads_q * p->options.head_dim);
-    size_t layers = (size_t)p->options.layers;
-    float *answers = malloc(layers * 40 * row * sizeof *answers);
-    struct kern_evict due[] = {{.slot = 2, .tokens = 50, .keep = 24, .rule = rule},
-                               {.slot = 1, .tokens = 60, .keep = 24, .rule = rule}};
-    emu_set_seed(alone ? 3 : 8);
-    for (int slot = 1; slot < 3; slot++) {
-        struct kern_span span = {.slot = slot, .count = slot == 1 ? 60 : 50, .rule = rule};
-        struct kern_batch batch = {.spans = &span, .span_count = 1, .rows = span.count};
-        free(run_step(p, kern, &batch));
-    }
-    MUST(kern->ops->evict(kern, due, 2));
-    for (int i = alone ? 0 : 2, done = 0, other = 50; done < 40; i++) {
-        int beside = alone ? 0 : 1 + i % 2 * 4;
-        struct kern_span spans[] = {
-            {.slot = 2, .count = beside, .pos = other, .rule = rule},
-            {.slot = 1, .row = beside, .count = pieces[i], .pos = 60 + done, .rule = rule}};
-        struct kern_batch batch = {
-            .spans = spans + alone, .span_count = 2 - alone, .rows = beside + pieces[i]};
-        float *out = run_step(p, kern, &batch);
-        for (size_t layer = 0; layer < layers; layer++)
-            memcpy(answers + (layer * 40 + (size_t)done) * row,
-                   out + (layer * (size_t)batch.rows + (size_t)beside) * row,
-                   (size_t)pieces[i] * row * sizeof *out);
-        free(out);
-        done += pieces[i];
-        other += beside;
-    }
-    due[1].tokens = 100;
-    due[0].tokens = alone ? 50 : 62;
-    MUST(kern->ops->evict(kern, due, 2));
-    return answers;
-}
-
-/* Bitwise the same answers and the same state, in pieces and in company. */
-Test(emu_policy, classes_depend_on_their_sequence_alone) {
-    struct method method = {"ems", loose};
-    struct kern_rule rule = rule_of(&method, 24);
-    char *bytes[2];
-    float *answers[2];
-    size_t size[2], count = 0;
-    for (int k = 0; k < 2; k++) {
-        struct pair p = open_pair(shapes[0], 4096, 7);
-        for (int slot = 1; slot < 3; slot++) turn_slot(&p, slot, &rule);
-        answers[k] = play_classes(&p, &rule, k == 0);
-        bytes[k] = bytes_of(&p, p.kern[EMULATED], 1, &size[k]);
-        count = (size_t)(p.options.layers * 40 * p.options.heads_q * p.options.head_dim);
-        cr_assert_gt(count_members(&p, p.kern[EMULATED], 1), 10);
-        both_close(p.kern);
-    }
-    cr_assert(memcmp(answers[0], answers[1], count * sizeof **answers) == 0);
-    cr_assert(size[0] == size[1] && memcmp(bytes[0], bytes[1], size[0]) == 0);
-    for (int k = 0; k < 2; k++) {
-        free(bytes[k]);
-        free(answers[k]);
-    }
-}
-
-/* Dropping tokens drops members of other classes, too; a fork that shares their pages keeps its
- * own. What is left goes on. */
-Test(emu_policy, classes_lose_dropped_tokens) {
-    struct method method = {"ems", loose};
-    struct kern_rule rule = rule_of(&method, 24);
-    struct pair p = open_pair(shapes[0], 8192, 15);
-    play_one(&p, 1, &rule, 24, (const int[]){60, 30}, 2, "dropped");
-    turn_slot(&p, 0, &rule);
-    int before = count_members(&p, p.kern[EMULATED], 1);
-    for (int b = 0; b < BACKENDS; b++) {
-        MUST(p.kern[b]->ops->fork(p.kern[b], 1, 0));
-        MUST(p.kern[b]->ops->truncate(p.kern[b], 1, 40));
-    }
-    int after = count_members(&p, p.kern[EMULATED], 1);
-    cr_assert(after > 0 && after < before, "%d of %d", after, before);
-    cr_assert_eq(count_members(&p, p.kern[EMULATED], 0), before);
-    for (int slot = 0; slot < 2; slot++) {
-        struct kern_span span = {
-            .slot = slot, .count = 9, .pos = slot == 1 ? 40 : 90, .rule = &rule};
-        struct kern_evict due = {.slot = slot, .tokens = span.pos + 9, .keep = 24, .rule = &rule};
-        expect_same_held(p.kern, slot, streams_of(&p), "dropped");
-        feed(&p, &span, 1, "dropped");
-        evict(&p, &due, 1, "dropped");
-    }
-    for (int b = 0; b < BACKENDS; b++)
-        for (int slot = 0; slot < 2; slot++) {
-            struct kern_cache_stats stats;
-            p.kern[b]->ops->release(p.kern[b], slot);
-            p.kern[b]->ops->cache_stats(p.kern[b], &stats);
-            cr_assert(slot == 0 || stats.pages_used == 0, "%s", p.kern[b]->ops->name);
-        }
-    both_close(p.kern);
-}
-
-/* Members that come with a snapshot are forgotten by a rule without classes, and their pages go. */
-Test(emu_policy, classes_under_another_rule) {
-    struct method method = {"ems", loose}, other = {"h2o", as_it_is};
-    struct kern_rule rule = rule_of(&method, 24), plain = rule_of(&other, 24);
-    struct pair p = open_pair(shapes[0], 8192, 16);
-    struct kern_block blocks[8] = {0};
-    int count = 1 + streams_of(&p);
-    play_one(&p, 1, &rule, 24, (const int[]){60}, 1, "another");
-    for (int k = 0; k < count; k++)
-        blocks[k].data = block_of(p.kern[EMULATED], 1, k, &blocks[k].size);
-    for (int b = 0; b < BACKENDS; b++)
-        for (int k = 0; k < count; k++)
-            MUST(p.kern[b]->ops->snapshot_import(p.kern[b], 3, k, &blocks[k]));
-    expect_same_held(p.kern, 3, streams_of(&p), "another");
-    cr_assert_gt(count_members(&p, p.kern[EMULATED], 3), 0);
-    struct kern_span span = {.slot = 3, .count = 2, .pos = 60, .rule = &plain};
-    feed(&p, &span, 1, "another");
-    expect_same_held(p.kern, 3, streams_of(&p), "another");
-    cr_assert_eq(count_members(&p, p.kern[EMULATED], 3), 0);
-    for (int k = 0; k < count; k++) free((void *)(uintptr_t)blocks[k].data);
-    both_close(p.kern);
-}
-
-/* More members than a page holds: rows grow, are copied and cut across pages. */
-Test(emu_policy, classes_of_several_pages) {
-    const struct kern_cache_options shape = {
-        .layers = 1, .heads_q = 1, .heads_kv = 1, .head_dim = 64};
-    struct method method = {"ems", loose};
-    struct kern_rule rule = rule_of(&method, 48);
-    struct pair p = open_pair(shape, 4096, 21);
-    struct kern_span span = {.slot = 0, .count = 9, .pos = 780, .rule = &rule};
-    struct kern_evict due = {.slot = 0, .tokens = 789, .keep = 48, .rule = &rule};
-    rule.classes.gamma = 16;
-    rule.classes.tau = 0;
-    play_one(&p, 1, &rule, 48, (const int[]){130, 130, 130, 130, 130, 130}, 6, "pages");
-    cr_assert_gt(count_members(&p, p.kern[EMULATED], 1), 690);
-    turn_slot(&p, 0, &rule);
-    for (int b = 0; b < BACKENDS; b++) MUST(p.kern[b]->ops->fork(p.kern[b], 1, 0));
-    feed(&p, &span, 1, "pages");
-    evict(&p, &due, 1, "pages");
-    for (int b = 0; b < BACKENDS; b++) MUST(p.kern[b]->ops->truncate(p.kern[b], 1, 500));
-    cr_assert_lt(count_members(&p, p.kern[EMULATED], 1), 500);
-    for (int slot = 0; slot < 2; slot++) expect_same_held(p.kern, slot, 1, "pages");
-    expect_same_entries(&p, 1, true, "pages");
-    both_close(p.kern);
 }
 
 /* ---- A sliding window -------------------------------------------------------------------------

@@ -1,0 +1,303 @@
+/* For tests of policies: sequences played to the CPU's reference path and to the emulated device
+ * alike, and what must agree afterwards. Keys come in families, so that there are look-alikes;
+ * queries ask for keys, so that attention is uneven. Activations are bf16 numbers, and pages of
+ * e4m3 are rounded alike: both sides multiply the same ones. */
+#ifndef KEEPD_TESTS_EMU_PLAY_H
+#define KEEPD_TESTS_EMU_PLAY_H
+
+#include "both.h"
+#include "kernels/number.h"
+#include "paging/policy.h"
+
+#define SLOTS     4
+#define POSITIONS 1400
+#define FAMILIES  9
+
+struct pair {
+    struct kern *kern[BACKENDS];
+    struct kern_cache_options options;
+    uint64_t seed;
+    bool turned[SLOTS]; /* queries and keys are rotated, and values come in families, too */
+    int window;         /* of attention; 0: none */
+};
+
+/* Slots whose rule has classes get rotated keys: look-alikes are alike at position 0. */
+static inline void turn_slot(struct pair *p, int slot, const struct kern_rule *rule) {
+    p->turned[slot] = rule->merge == KERN_MERGE_CLASSES;
+}
+
+/* Of a rotation; a cache that reads them is open no longer than the next call. */
+static inline const float *frequencies(int head_dim) {
+    static float inv_freq[128];
+    for (int j = 0; j < head_dim / 2; j++)
+        inv_freq[j] = powf(10000, -2 * (float)j / (float)head_dim);
+    return inv_freq;
+}
+
+static inline struct pair open_pair(struct kern_cache_options shape, int64_t entries,
+                                    uint64_t seed) {
+    struct pair p = {.options = shape, .seed = seed};
+    p.options.inv_freq = frequencies(shape.head_dim);
+    if (p.options.dtype != KERN_E4M3) p.options.dtype = KERN_BF16;
+    p.options.slots = SLOTS;
+    p.options.max_positions = POSITIONS;
+    emu_set_seed(seed);
+    both_open(p.kern);
+    both_cache(p.kern, p.options, entries);
+    return p;
+}
+
+static inline int streams_of(const struct pair *p) {
+    return p->options.layers * p->options.heads_kv;
+}
+
+/* ---- Feeding ----------------------------------------------------------------------------------
+ */
+
+/* Dimension d of a family of keys. */
+static inline float family(const struct pair *p, int layer, int which, int d) {
+    return noise(p->seed * 31 + (uint64_t)(layer * FAMILIES + which), (uint64_t)d);
+}
+
+static inline int family_at(const struct pair *p, int slot, int layer, int pos) {
+    return (int)(mix(p->seed + (uint64_t)(slot * 7919 + layer * 104729 + pos)) % FAMILIES);
+}
+
+static inline void rotate(const struct pair *p, int pos, float *x) {
+    int half = p->options.head_dim / 2;
+    for (int j = 0; j < half; j++) {
+        float angle = (float)pos * p->options.inv_freq[j], a = x[j], b = x[half + j];
+        x[j] = a * cosf(angle) - b * sinf(angle);
+        x[half + j] = b * cosf(angle) + a * sinf(angle);
+    }
+}
+
+/* One row of qkv: the queries want a family that changes with the position and the head. */
+static inline void make_row(const struct pair *p, int slot, int layer, int pos, float *row) {
+    const struct kern_cache_options *o = &p->options;
+    int heads = o->heads_q + 2 * o->heads_kv, key = family_at(p, slot, layer, pos);
+    for (int h = 0; h < heads; h++) {
+        bool query = h < o->heads_q, value = h >= o->heads_q + o->heads_kv;
+        int which = query ? (key + h + pos / 3) % FAMILIES : (key + (h - o->heads_q)) % FAMILIES;
+        uint64_t place = (uint64_t)(((slot * POSITIONS + pos) * 8 + layer) * 64 + h);
+        float part = query ? 1 : p->turned[slot] ? 0.3f : 0.5f, *x = row + h * o->head_dim;
+        for (int d = 0; d < o->head_dim; d++) {
+            float own = noise(p->seed + 17, place * 256 + (uint64_t)d);
+            bool alone = value && !p->turned[slot];
+            x[d] = alone ? own : family(p, layer + value, which, d) * 0.8f + own * part;
+        }
+        if (p->turned[slot] && !value) rotate(p, pos, x);
+        for (int d = 0; d < o->head_dim; d++) x[d] = number_from_bf16(number_to_bf16(x[d]));
+    }
+}
+
+/* log_beta of a head at a position. */
+static inline float gate_at(const struct pair *p, int slot, int layer, int pos, int head) {
+    uint64_t place = (uint64_t)(((slot * POSITIONS + pos) * 8 + layer) * 64 + head);
+    return -expf(6 * noise(p->seed + 99, place) - 5);
+}
+
+struct layer_rows {
+    float *qkv, *gates;
+};
+
+static inline struct layer_rows make_layer(const struct pair *p, const struct kern_batch *batch,
+                                           int layer) {
+    const struct kern_cache_options *o = &p->options;
+    int stride = (o->heads_q + 2 * o->heads_kv) * o->head_dim;
+    struct layer_rows rows = {.qkv = malloc((size_t)(batch->rows * stride) * sizeof(float)),
+                              .gates = malloc((size_t)(batch->rows * o->heads_kv) * sizeof(float))};
+    for (int i = 0; i < batch->span_count; i++) {
+        const struct kern_span *s = &batch->spans[i];
+        for (int k = 0; k < s->count; k++) {
+            make_row(p, s->slot, layer, s->pos + k, rows.qkv + (s->row + k) * stride);
+            for (int h = 0; h < o->heads_kv; h++)
+                rows.gates[(s->row + k) * o->heads_kv + h] =
+                    gate_at(p, s->slot, layer, s->pos + k, h);
+        }
+    }
+    return rows;
+}
+
+/* A step of all spans on one backend; -> attention's output of every layer, the caller's. */
+static inline float *run_step(struct pair *p, struct kern *kern, const struct kern_batch *batch) {
+    const struct kern_cache_options *o = &p->options;
+    const struct kern_attend_options attend = {.window = p->window,
+                                               .scale = 1 / sqrtf((float)o->head_dim)};
+    size_t out_size = (size_t)(batch->rows * o->heads_q * o->head_dim);
+    size_t qkv_size = (size_t)(batch->rows * (o->heads_q + 2 * o->heads_kv) * o->head_dim);
+    float *all = malloc((size_t)o->layers * out_size * sizeof *all);
+    MUST(kern->ops->begin_step(kern, batch));
+    for (int layer = 0; layer < o->layers; layer++) {
+        struct layer_rows rows = make_layer(p, batch, layer);
+        float *qkv = put(kern, rows.qkv, qkv_size);
+        float *gates = put(kern, rows.gates, (size_t)(batch->rows * o->heads_kv));
+        float *out = put(kern, NULL, out_size);
+        kern->ops->write_kv(kern, layer, qkv, gates, batch);
+        kern->ops->attend(kern, layer, out, qkv, batch, &attend);
+        float *got = take(kern, out, out_size);
+        memcpy(all + (size_t)layer * out_size, got, out_size * sizeof *all);
+        free(got);
+        kern->ops->mem_free(kern, qkv);
+        kern->ops->mem_free(kern, gates);
+        free(rows.qkv);
+        free(rows.gates);
+    }
+    return all;
+}
+
+/* The next `count` tokens of the slots in one batch. Attention reads what is held, so its answers
+ * agree only if keys and values do, merged ones included. */
+static inline void feed(struct pair *p, const struct kern_span *spans, int span_count,
+                        const char *what) {
+    struct kern_batch batch = {.spans = spans, .span_count = span_count};
+    float *out[BACKENDS];
+    for (int i = 0; i < span_count; i++) batch.rows += spans[i].count;
+    for (int b = 0; b < BACKENDS; b++) out[b] = run_step(p, p->kern[b], &batch);
+    size_t count =
+        (size_t)(p->options.layers * batch.rows * p->options.heads_q) * (size_t)p->options.head_dim;
+    expect_near(out[ORACLE], out[EMULATED], count, 0.02, 0.01, what);
+    for (int b = 0; b < BACKENDS; b++) free(out[b]);
+}
+
+/* ---- Comparing --------------------------------------------------------------------------------
+ */
+
+/* Bytes of a slot's block. */
+static inline char *block_of(struct kern *kern, int slot, int block, size_t *size) {
+    *size = kern->ops->snapshot_size(kern, slot, block);
+    cr_assert(*size > 0);
+    char *bytes = malloc(*size);
+    MUST(kern->ops->snapshot_export(kern, slot, block, bytes));
+    return bytes;
+}
+
+/* What follows the entries in both blocks, `from` in the first one. */
+static inline void expect_same_members(char *const bytes[BACKENDS], const void *from, size_t size,
+                                       const char *what) {
+    size_t at = (size_t)((const char *)from - bytes[ORACLE]);
+    for (at += at < size ? 4 : 0; at < size; at += 12) {
+        int32_t place[BACKENDS][2];
+        float gain[BACKENDS];
+        for (int b = 0; b < BACKENDS; b++) {
+            memcpy(place[b], bytes[b] + at, sizeof place[b]);
+            memcpy(&gain[b], bytes[b] + at + 8, sizeof gain[b]);
+        }
+        cr_assert(!memcmp(place[ORACLE], place[EMULATED], sizeof place[0]),
+                  "%s: a member of %d at %d, not of %d at %d", what, place[EMULATED][0],
+                  place[EMULATED][1], place[ORACLE][0], place[ORACLE][1]);
+        expect_near(&gain[ORACLE], &gain[EMULATED], 1, 0, 0.01, what);
+    }
+}
+
+/* Scores, where the rule has any, and keys and values within two roundings of numbers around 1: a
+ * merged one is rounded once, and merged again it is made of such. */
+static inline void expect_same_entries(struct pair *p, int slot, bool scored, const char *what) {
+    int dim = p->options.head_dim;
+    enum kern_dtype dtype = p->options.dtype;
+    float step = dtype == KERN_E4M3 ? 1.0f / 8 : 1.0f / 128;
+    for (int stream = 0; stream < streams_of(p); stream++) {
+        size_t size[BACKENDS];
+        char *bytes[BACKENDS];
+        for (int b = 0; b < BACKENDS; b++)
+            bytes[b] = block_of(p->kern[b], slot, 1 + stream, &size[b]);
+        cr_assert(size[ORACLE] == size[EMULATED], "%s: stream %d", what, stream);
+        int32_t length;
+        memcpy(&length, bytes[ORACLE], sizeof length);
+        const float *scores[BACKENDS];
+        const char *rows[BACKENDS];
+        for (int b = 0; b < BACKENDS; b++) {
+            scores[b] = (const float *)(bytes[b] + 4) + 2 * (size_t)length;
+            rows[b] = (const char *)(scores[b] + length);
+        }
+        if (scored) expect_near(scores[ORACLE], scores[EMULATED], (size_t)length, 1e-6, 2e-4, what);
+        for (int i = 0; i < 2 * length * dim; i++) {
+            size_t at = (size_t)i * kern_dtype_bytes(dtype);
+            float x = number_element(rows[ORACLE] + at, dtype),
+                  y = number_element(rows[EMULATED] + at, dtype);
+            cr_assert(fabsf(x - y) <= fabsf(x) * step + 1e-3f,
+                      "%s: stream %d number %d: %g, not %g", what, stream, i, (double)y, (double)x);
+        }
+        size_t row = (size_t)dim * kern_dtype_bytes(dtype);
+        expect_same_members(bytes, rows[ORACLE] + 2 * (size_t)length * row, size[ORACLE], what);
+        for (int b = 0; b < BACKENDS; b++) free(bytes[b]);
+    }
+}
+
+static inline void evict(struct pair *p, const struct kern_evict *due, int count,
+                         const char *what) {
+    for (int b = 0; b < BACKENDS; b++) {
+        MUST(p->kern[b]->ops->evict(p->kern[b], due, count));
+        MUST(p->kern[b]->ops->sync(p->kern[b]));
+    }
+    for (int i = 0; i < count; i++) {
+        expect_same_held(p->kern, due[i].slot, streams_of(p), what);
+        expect_same_entries(p, due[i].slot, due[i].rule->score == KERN_SCORE_ATTENTION, what);
+    }
+}
+
+/* ---- Methods ----------------------------------------------------------------------------------
+ */
+
+/* A policy's rule, changed. */
+struct method {
+    const char *policy;
+    void (*change)(struct kern_rule *rule);
+};
+
+static inline void as_it_is(struct kern_rule *rule) {
+    (void)rule;
+}
+/* Everybody finds a class. */
+static inline void loose(struct kern_rule *rule) {
+    rule->classes.tau = 0.1f;
+    rule->recent = 8;
+}
+
+static inline struct kern_rule rule_of(const struct method *m, int budget) {
+    struct kv_params params = {.budget = budget, .buffer = 16, .chunk = 64};
+    kv_params_set_policy(&params, policy_find(m->policy));
+    kv_params_fit(&params, 0);
+    m->change(&params.rule);
+    return params.rule;
+}
+
+/* ---- Sequences --------------------------------------------------------------------------------
+ */
+
+static const struct kern_cache_options shapes[] = {
+    {.layers = 2, .heads_q = 4, .heads_kv = 2, .head_dim = 64},
+    {.layers = 2, .heads_q = 3, .heads_kv = 3, .head_dim = 64},
+    {.layers = 3, .heads_q = 6, .heads_kv = 2, .head_dim = 128},
+};
+
+/* One sequence in uneven pieces with an eviction after each. */
+static inline void play_one(struct pair *p, int slot, const struct kern_rule *rule, int keep,
+                            const int *counts, int count, const char *what) {
+    int32_t tokens = 0;
+    turn_slot(p, slot, rule);
+    for (int i = 0; i < count; i++) {
+        struct kern_span span = {.slot = slot, .count = counts[i], .pos = tokens, .rule = rule};
+        feed(p, &span, 1, what);
+        tokens += counts[i];
+        struct kern_evict due = {.slot = slot, .tokens = tokens, .keep = keep, .rule = rule};
+        evict(p, &due, 1, what);
+    }
+}
+
+/* What a slot holds, all blocks one after the other; the caller's. */
+static inline char *bytes_of(struct pair *p, struct kern *kern, int slot, size_t *size) {
+    char *all = NULL;
+    *size = 0;
+    for (int block = 0; block <= streams_of(p); block++) {
+        size_t more;
+        char *bytes = block_of(kern, slot, block, &more);
+        all = realloc(all, *size + more);
+        memcpy(all + *size, bytes, more);
+        *size += more;
+        free(bytes);
+    }
+    return all;
+}
+
+#endif
