@@ -25,9 +25,9 @@ template <class T> static __device__ T block_scan(T value, T *room, T *total) {
 
 /* The bin that holds the `wanted`-th item counted from the last of BINS bins, 1 being the first;
  * *before = items in the bins after it. There are that many. Threads: a divisor of BINS.
- * `room`: a T per warp; `found`: room for the answer. All in shared memory. */
-template <int BINS, class T>
-static __device__ int block_pick(const T *bins, T wanted, T *room, int *found, T *before) {
+ * `bins`: Ts by number; `room`: a T per warp; `found`: room for the answer. In shared memory. */
+template <int BINS, class Bins, class T>
+static __device__ int block_pick(const Bins &bins, T wanted, T *room, int *found, T *before) {
     const int each = BINS / (int)blockDim.x, top = BINS - 1 - (int)threadIdx.x * each;
     T mine = 0, total;
     for (int i = 0; i < each; i++) mine += bins[top - i];

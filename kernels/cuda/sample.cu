@@ -16,8 +16,11 @@
 #define THREADS    512
 #define BINS       2048
 #define DIGIT      11              /* bits of a pass */
+#define BATCH      8               /* tokens that a thread has asked for at a time */
 #define GUMBEL_MAX 22.9            /* -log(-log(1 - 2^-33)), rounded up */
 #define MASS_ONE   1099511627776.0 /* 2^40; times 2^18 tokens fits 63 bits */
+#define MASS_NONE  -28.5           /* so far behind the best, nothing: exp(-28.5) < 2^-41 */
+#define EXP_NONE   -60.0 /* all of a vocabulary so far behind is below a double's last bit */
 
 #define PHILOX_M0 0xD2511F53u
 #define PHILOX_M1 0xCD9E8D57u
@@ -49,16 +52,27 @@ struct sample_args {
     int vocab;
 };
 
+/* A sum in two halves: there is no addition of 64 bits in shared memory, only a loop that tries
+ * until nobody else was faster, and most of a vocabulary meets in a few bins. */
+struct halves {
+    uint32_t low, high;
+};
+
+struct masses {
+    struct halves bin[BINS];
+    __device__ place_t operator[](int i) const { return (place_t)bin[i].high << 32 | bin[i].low; }
+};
+
 struct sample_shared {
-    place_t mass[BINS];
+    struct masses mass;
     uint32_t count[BINS];
     place_t room[THREADS / 32];
     double values[THREADS / 32];
     int32_t tokens[THREADS / 32];
+    uint32_t sums[THREADS / 32];
     place_t listed[KERN_TOP_MAX];
-    place_t cut;
-    uint32_t listed_count, wanted;
-    int done;
+    uint32_t listed_count;
+    int found;
 };
 
 /* ---- Noise and order ------------------------------------------------------------------------- */
@@ -82,6 +96,12 @@ static __device__ double gumbel(uint32_t bits) {
     return -log(-log(((double)bits + 0.5) * 2.3283064365386963e-10));
 }
 
+/* Can noise of these bits make up for `lead`? A no is certain, and cheap: noise of at least so much
+ * has 1 - u <= 1 - exp(-exp(-lead)) <= exp(-lead), u being what its bits say. */
+static __device__ __forceinline__ bool can_lift(uint32_t bits, double lead) {
+    return !((float)~bits * 0x1p-32f > 1.001f * expf(-(float)lead));
+}
+
 /* A row's logits after adjustment, divided by the temperature. */
 struct view {
     const float *logit;
@@ -89,8 +109,27 @@ struct view {
     float temperature; /* 1: as they are */
 };
 
+static __device__ __forceinline__ float scaled(const struct view &v, float logit) {
+    return v.temperature == 1 ? logit : __fdiv_rn(logit, v.temperature);
+}
+
 static __device__ __forceinline__ float view_at(const struct view &v, int i) {
-    return v.temperature == 1 ? v.logit[i] : __fdiv_rn(v.logit[i], v.temperature);
+    return scaled(v, v.logit[i]);
+}
+
+/* work(token, what the view has of it) for every token, which belong to threads in turn. A row has
+ * one block, and that is as fast as many of its reads are under way. */
+template <class Work>
+static __device__ __forceinline__ void each_token(const struct view &v, Work work) {
+    for (int first = threadIdx.x; first < v.vocab; first += BATCH * THREADS) {
+        float x[BATCH];
+#pragma unroll
+        for (int k = 0; k < BATCH; k++)
+            x[k] = first + k * THREADS < v.vocab ? v.logit[first + k * THREADS] : 0;
+#pragma unroll
+        for (int k = 0; k < BATCH; k++)
+            if (first + k * THREADS < v.vocab) work(first + k * THREADS, scaled(v, x[k]));
+    }
 }
 
 /* NaN comes last, equal logits by id; -0 is 0. */
@@ -127,10 +166,10 @@ static __device__ double block_add(double x, double *room) {
 
 static __device__ place_t best_place(const struct view &v, struct sample_shared *s) {
     place_t best = 0;
-    for (int i = threadIdx.x; i < v.vocab; i += THREADS) {
-        place_t place = place_of(view_at(v, i), i);
+    each_token(v, [&](int i, float x) {
+        place_t place = place_of(x, i);
         if (place > best) best = place;
-    }
+    });
     return block_max(best, s->room);
 }
 
@@ -178,9 +217,17 @@ static __device__ const float *adjust(const struct sample_args &a, const struct 
 /* ---- Cuts -------------------------------------------------------------------------------------
  */
 
+/* NaN: nothing. */
 static __device__ __forceinline__ place_t mass_of(float x, float top) {
-    double e = exp((double)x - (double)top);
-    return e > 0 ? (place_t)(e * MASS_ONE + 0.5) : 0; /* NaN: nothing */
+    double behind = (double)x - (double)top;
+    if (!(behind > MASS_NONE)) return 0;
+    return (place_t)(exp(behind) * MASS_ONE + 0.5);
+}
+
+static __device__ __forceinline__ void add_mass(struct halves *sum, place_t mass) {
+    uint32_t low = (uint32_t)mass, high = (uint32_t)(mass >> 32);
+    if (low && atomicAdd(&sum->low, low) > ~low) high++; /* what did not fit */
+    if (high) atomicAdd(&sum->high, high);
 }
 
 /* Bits that passes above `shift` have decided. */
@@ -188,84 +235,63 @@ static __device__ __forceinline__ place_t decided_above(int shift) {
     return shift + DIGIT >= 64 ? 0 : ~(place_t)0 << (shift + DIGIT);
 }
 
-/* Histogram of the tokens at or above `least` that agree with s->cut above `shift`. */
-static __device__ void count_places(const struct view &v, place_t least, int shift, float top,
-                                    bool masses, struct sample_shared *s) {
+/* Histogram of the tokens at or above `least` that agree with `cut` above `shift`. */
+static __device__ void count_places(const struct view &v, place_t least, place_t cut, int shift,
+                                    float top, bool masses, struct sample_shared *s) {
+    __syncthreads(); /* the last histogram was read */
     for (int i = threadIdx.x; i < BINS; i += THREADS) {
         s->count[i] = 0;
-        s->mass[i] = 0;
+        s->mass.bin[i] = {0, 0};
     }
     __syncthreads();
-    place_t cut = s->cut, decided = decided_above(shift);
-    for (int i = threadIdx.x; i < v.vocab; i += THREADS) {
-        float x = view_at(v, i);
+    place_t decided = decided_above(shift);
+    each_token(v, [&](int i, float x) {
         place_t place = place_of(x, i);
-        if (place < least || (place & decided) != cut) continue;
+        if (place < least || (place & decided) != cut) return;
         int bin = (int)(place >> shift & (BINS - 1));
         atomicAdd(&s->count[bin], 1u);
-        if (masses) atomicAdd(&s->mass[bin], mass_of(x, top));
-    }
+        if (masses) add_mass(&s->mass.bin[bin], mass_of(x, top));
+    });
     __syncthreads();
-}
-
-/* Every thread reads it before any may go on to the next cut. */
-static __device__ place_t take_cut(const struct sample_shared *s) {
-    __syncthreads();
-    place_t cut = s->cut;
-    __syncthreads();
-    return cut;
 }
 
 /* The place of the `rank`-th best token; there are that many. */
 static __device__ place_t select_rank(const struct view &v, uint32_t rank,
                                       struct sample_shared *s) {
-    if (threadIdx.x == 0) {
-        s->cut = 0;
-        s->wanted = rank;
-        s->done = 0;
+    place_t cut = 0;
+    uint32_t wanted = rank, before;
+    for (int shift = 6 * DIGIT - DIGIT; shift >= 0; shift -= DIGIT) {
+        count_places(v, 0, cut, shift, 0, false, s);
+        int bin = block_pick<BINS>(s->count, wanted, s->sums, &s->found, &before);
+        cut |= (place_t)bin << shift;
+        wanted -= before;
+        if (s->count[bin] == wanted) break; /* all of them: lower bits stay 0 */
     }
-    __syncthreads();
-    for (int shift = 6 * DIGIT - DIGIT; shift >= 0 && !s->done; shift -= DIGIT) {
-        count_places(v, 0, shift, 0, false, s);
-        if (threadIdx.x == 0) {
-            int bin = BINS - 1;
-            while (s->count[bin] < s->wanted) s->wanted -= s->count[bin--];
-            s->cut |= (place_t)bin << shift;
-            s->done = s->count[bin] == s->wanted; /* all of them: lower bits stay 0 */
-        }
-        __syncthreads();
-    }
-    return take_cut(s);
+    return cut;
+}
+
+/* So much of what has been counted, but something. */
+static __device__ place_t mass_wanted(float top_p, struct sample_shared *s) {
+    place_t mine = 0;
+    for (int i = threadIdx.x; i < BINS; i += THREADS) mine += s->mass[i];
+    place_t total = block_total(mine, s->room),
+            wanted = (place_t)ceil((double)top_p * (double)total);
+    return wanted == 0 ? 1 : wanted < total ? wanted : total;
 }
 
 /* The place of the last of the fewest best tokens, at or above `least`, whose mass reaches
- * top_p of them all. */
+ * top_p of them all. The best one has mass. */
 static __device__ place_t select_mass(const struct view &v, place_t least, float top, float top_p,
                                       struct sample_shared *s) {
-    if (threadIdx.x == 0) {
-        s->cut = 0;
-        s->done = 0;
+    place_t cut = 0, wanted = 0, before;
+    for (int shift = 6 * DIGIT - DIGIT; shift >= 0; shift -= DIGIT) {
+        count_places(v, least, cut, shift, top, true, s);
+        if (wanted == 0) wanted = mass_wanted(top_p, s);
+        int bin = block_pick<BINS>(s->mass, wanted, s->room, &s->found, &before);
+        cut |= (place_t)bin << shift;
+        wanted -= before;
+        if (s->count[bin] == 1) break;
     }
-    __syncthreads();
-    place_t above = 0, wanted = 0; /* used by thread 0 */
-    for (int shift = 6 * DIGIT - DIGIT; shift >= 0 && !s->done; shift -= DIGIT) {
-        count_places(v, least, shift, top, true, s);
-        if (threadIdx.x == 0) {
-            int bin = BINS - 1, lowest = 0;
-            if (shift == 5 * DIGIT) {
-                place_t total = 0;
-                for (int i = 0; i < BINS; i++) total += s->mass[i];
-                wanted = (place_t)ceil((double)top_p * (double)total);
-            }
-            while (s->count[lowest] == 0) lowest++;
-            for (; bin > lowest && (s->count[bin] == 0 || above + s->mass[bin] < wanted); bin--)
-                above += s->mass[bin];
-            s->cut |= (place_t)bin << shift;
-            s->done = s->count[bin] == 1;
-        }
-        __syncthreads();
-    }
-    place_t cut = take_cut(s);
     return cut > least ? cut : least; /* undecided low bits are 0 */
 }
 
@@ -285,13 +311,12 @@ static __device__ int choose(const struct view &v, const struct sample_row &r, i
         (double)view_at(v, top) + gumbel(philox(r.seed, (uint32_t)r.position, (uint32_t)top));
     double best = lead;
     int winner = top;
-    for (int i = threadIdx.x; i < v.vocab; i += THREADS) {
-        float x = view_at(v, i);
-        if (!(x >= floor_logit) || !((double)x + GUMBEL_MAX >= lead)) continue;
-        if (place_of(x, i) < least) continue;
-        contend((double)x + gumbel(philox(r.seed, (uint32_t)r.position, (uint32_t)i)), i, best,
-                winner);
-    }
+    each_token(v, [&](int i, float x) {
+        if (!(x >= floor_logit) || !((double)x + GUMBEL_MAX >= lead)) return;
+        uint32_t bits = philox(r.seed, (uint32_t)r.position, (uint32_t)i);
+        if (!can_lift(bits, best - (double)x) || place_of(x, i) < least) return;
+        contend((double)x + gumbel(bits), i, best, winner);
+    });
     for (int by = 16; by > 0; by /= 2) {
         double value = __shfl_xor_sync(WARP_ALL, best, by);
         int token = __shfl_xor_sync(WARP_ALL, winner, by);
@@ -332,10 +357,10 @@ static __device__ void list_top(const struct view &raw, int most, double norm,
     place_t least = count > 0 ? select_rank(raw, (uint32_t)count, s) : 0;
     if (threadIdx.x == 0) s->listed_count = 0;
     __syncthreads();
-    for (int i = threadIdx.x; count > 0 && i < raw.vocab; i += THREADS) {
-        place_t place = place_of(raw.logit[i], i);
-        if (place >= least) s->listed[atomicAdd(&s->listed_count, 1u)] = place;
-    }
+    each_token(raw, [&](int i, float x) {
+        place_t place = place_of(x, i);
+        if (count > 0 && place >= least) s->listed[atomicAdd(&s->listed_count, 1u)] = place;
+    });
     __syncthreads();
     if (threadIdx.x >= KERN_TOP_MAX) return;
     int mine = threadIdx.x, at = 0;
@@ -356,10 +381,11 @@ static __device__ void score_token(const struct view &raw, int token, int most,
     float top = raw.logit[place_token(best_place(raw, s))];
     place_t mine = place_of(raw.logit[token], token);
     double sum = 0, before = 0;
-    for (int i = threadIdx.x; i < raw.vocab; i += THREADS) {
-        sum += exp((double)raw.logit[i] - (double)top);
-        before += place_of(raw.logit[i], i) > mine;
-    }
+    each_token(raw, [&](int i, float x) {
+        double behind = (double)x - (double)top;
+        if (!(behind < EXP_NONE)) sum += exp(behind);
+        before += place_of(x, i) > mine;
+    });
     double norm = (double)top + log(block_add(sum, s->values));
     before = block_add(before, s->values);
     if (threadIdx.x == 0) {
