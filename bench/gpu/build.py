@@ -9,7 +9,7 @@ import time
 
 from harness import KEPT_OUTPUT, ROOT, LeftOut, run_group
 
-CASES = ["cache", "attend", "evict", "policy", "ranks", "rows", "sample", "snapshot"]
+CASES = ["cache", "attend", "classes", "evict", "policy", "ranks", "rows", "sample", "snapshot"]
 BASE = ["check", "clock", "err", "log", "mem"]
 PATHS = {  # as in kernels/cpu/CMakeLists.txt
     "portable": [],
