@@ -19,7 +19,6 @@ extern "C" {
 #define SHAPES_MAX      256                /* different (n, k, dtype) of a model: a handful */
 #define HEURISTIC_ROWS  64 /* rows that a shape's algorithm is chosen for; see one_sum */
 #define HEURISTIC_MAX   32
-#define MATMUL_ALIGN    16u /* what every array of a product begins on */
 
 /* A product's algorithm, chosen once per shape; `rows`: for how many. */
 struct matmul_shape {
@@ -568,7 +567,7 @@ static int find_algorithms(struct device *device, const struct matmul_plan *plan
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
     cublasLtMatmulPreference_t preference = NULL;
     const uint64_t workspace = WORKSPACE_BYTES;
-    const uint32_t align = MATMUL_ALIGN;
+    const uint32_t align = DEVICE_MATMUL_ALIGN;
     int count = 0;
     if (cublasLtMatmulPreferenceCreate(&preference) != CUBLAS_STATUS_SUCCESS) return 0;
     bool good = prefer(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,

@@ -80,7 +80,8 @@ void device_watch(struct device *device, const struct comm *comm);
 
 /* A product: y[rows][n] (+)= x[rows][k] w[n][k]^T (+ bias[n]), all row-major; x and w in `dtype`
  * (F32, BF16 or E4M3), sums and y float32. The order of sums depends on n and k only, never on
- * `rows`. E4M3: sum (r, o) is multiplied by x_scale[r] * w_scale[o], k and n are multiples of
+ * `rows`. x, w, y and bias begin on DEVICE_MATMUL_ALIGN bytes, which the GPU's fastest copies want.
+ * E4M3: sum (r, o) is multiplied by x_scale[r] * w_scale[o], k and n are multiples of
  * DEVICE_E4M3_STEP, and there is no bias. */
 struct matmul_args {
     float *y;
@@ -90,7 +91,8 @@ struct matmul_args {
     int64_t rows, n, k, dtype, add;
 };
 
-#define DEVICE_E4M3_STEP 16
+#define DEVICE_E4M3_STEP    16
+#define DEVICE_MATMUL_ALIGN 16
 
 void device_matmul(struct device *device, const struct matmul_args *args);
 /* Can the device make E4M3 products of this shape? ERR_UNSUPPORTED says why not. */

@@ -132,15 +132,17 @@ void op_gate(struct kern *kern, float *log_beta, const float *x, const struct ke
              int rows) {
     struct cuda *cuda = cuda_of(kern);
     if (rows == 0) return;
+    const int64_t step = DEVICE_MATMUL_ALIGN / sizeof(float);
     int64_t first = rows * gate->w1->rows, second = gate->w2 ? first : 0;
+    int64_t apart = (first + step - 1) / step * step;
     float *h1 =
-        static_cast<float *>(room_take(cuda, &cuda->hidden, (size_t)(first + second) * sizeof *h1));
+        static_cast<float *>(room_take(cuda, &cuda->hidden, (size_t)(apart + second) * sizeof *h1));
     if (!h1) return;
     float *h = h1;
     op_matmul(kern, h1, x, gate->w1, gate->b1, rows, KERN_SET);
     silu(cuda, h1, first);
     if (gate->w2) {
-        h = h1 + first;
+        h = h1 + apart;
         op_matmul(kern, h, h1, gate->w2, gate->b2, rows, KERN_SET);
         silu(cuda, h, second);
     }

@@ -292,10 +292,11 @@ static void run_matmul(struct device *device, const void *data) {
 /* What cuBLASLt wants is wanted here, too. */
 void device_matmul(struct device *device, const struct matmul_args *args) {
     const struct matmul_args *a = args;
+    const void *const arrays[] = {a->x, a->w, a->y, a->bias};
     CHECK(a->dtype != KERN_E4M3 || (a->x_scale && a->w_scale && !a->bias));
-    CHECK(a->dtype != KERN_E4M3 ||
-          ((a->n | a->k) % DEVICE_E4M3_STEP == 0 &&
-           (reinterpret_cast<uintptr_t>(a->x) | reinterpret_cast<uintptr_t>(a->w)) % 16 == 0));
+    CHECK(a->dtype != KERN_E4M3 || (a->n | a->k) % DEVICE_E4M3_STEP == 0);
+    for (const void *array : arrays)
+        CHECK(reinterpret_cast<uintptr_t>(array) % DEVICE_MATMUL_ALIGN == 0);
     graph_add(&device->graphs, device, run_matmul, args, sizeof *args);
 }
 

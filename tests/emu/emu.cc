@@ -30,6 +30,7 @@
 #define POISON       0xff
 #define SHARED_MAX   ((size_t)227 << 10) /* what a block of an H100 may have */
 #define THREADS_MAX  1024
+#define EXPECT_MAX   ((1 << 20) - 1) /* PTX ISA, "Valid range of tx-count" */
 #define LOOKS        3 /* launches of a kernel in which global memory is hidden at first */
 
 /* ---- Switching ---------------------------------------------------------------------------- */
@@ -93,6 +94,12 @@ struct warp {
     alignas(16) char in[32 * EMU_WARP_BYTES], out[32 * EMU_WARP_BYTES];
 };
 
+/* An mbarrier that the copy engine has not been shown. */
+struct fresh_mbarrier {
+    uint64_t *at;
+    const struct fiber *by;
+};
+
 struct copy {
     void *to;
     const void *from;
@@ -114,6 +121,9 @@ struct machine {
     emu_place block_place;
     named_barrier named[NAMED_MAX];
     std::vector<copy> copies;
+    std::vector<fresh_mbarrier> fresh;
+    char fenced[SHARED_MAX];       /* shared memory as the copy engine knows it, */
+    size_t copied_from, copied_to; /* between these bytes; else it has not written there */
     char *shared_map, *shared;
     size_t shared_bytes;
     uint64_t seed, random;
@@ -280,8 +290,33 @@ void put_mbarrier(uint64_t *at, mbarrier b) {
     memcpy(at, &b, sizeof b);
 }
 
-void deliver(const copy &c) {
-    memcpy(c.to, c.from, c.bytes);
+/* The copy engine has a range of shared memory from now on, as it is. */
+void engine_takes(size_t from, size_t to) {
+    if (m.copied_to == 0) m.copied_from = m.copied_to = from;
+    if (from < m.copied_from) {
+        memcpy(m.fenced + from, m.shared + from, m.copied_from - from);
+        m.copied_from = from;
+    }
+    if (to > m.copied_to) {
+        memcpy(m.fenced + m.copied_to, m.shared + m.copied_to, to - m.copied_to);
+        m.copied_to = to;
+    }
+}
+
+/* Writes as the engine, `from` or NaN; false: threads have written there and not told it. */
+bool engine_writes(const copy &c, const void *from) {
+    size_t at = static_cast<size_t>(static_cast<char *>(c.to) - m.shared);
+    engine_takes(at, at + c.bytes);
+    if (memcmp(m.fenced + at, c.to, c.bytes) != 0) return false;
+    if (from)
+        memcpy(c.to, from, c.bytes);
+    else
+        memset(c.to, POISON, c.bytes);
+    memcpy(m.fenced + at, c.to, c.bytes);
+    return true;
+}
+
+void arrive(const copy &c) {
     mbarrier b = get_mbarrier(c.mbarrier, c.place);
     b.bytes -= c.bytes;
     put_mbarrier(c.mbarrier, b);
@@ -315,7 +350,13 @@ bool deliver_late() {
     size_t pick = static_cast<size_t>(draw(m.copies.size()));
     copy c = m.copies[pick];
     m.copies.erase(m.copies.begin() + static_cast<long>(pick));
-    deliver(c);
+    if (engine_writes(c, c.from)) {
+        arrive(c);
+        return true;
+    }
+    m.failed = true;
+    snprintf(m.report, sizeof m.report, "%s: threads wrote where the bulk copy of %s:%d writes",
+             m.kernel, c.place.file, c.place.line);
     return true;
 }
 
@@ -394,6 +435,8 @@ void run_block(dim3 block) {
     m.at_block = 0;
     m.at_grids = 0;
     m.copies.clear();
+    m.fresh.clear();
+    m.copied_from = m.copied_to = 0;
     memset(m.named, 0, sizeof m.named);
     m.late = m.seed % 2 == 1;
     for (warp &w : m.warps) w.arrived = w.alive = 0;
@@ -808,16 +851,33 @@ void ptx_mma_f16(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1, emu_
 
 void ptx_barrier_init(uint64_t *barrier, int arrivals, emu_place place) {
     if (!in_shared(barrier, 8)) emu_fail(place, "an mbarrier outside shared memory");
+    if (reinterpret_cast<uintptr_t>(barrier) % 8) emu_fail(place, "an mbarrier off 8 bytes");
     if (arrivals < 1 || arrivals > 255) emu_fail(place, "an mbarrier of %d arrivals", arrivals);
     mbarrier b = {};
     b.magic = MAGIC;
     b.count = b.pending = static_cast<unsigned>(arrivals) & 255;
     memcpy(barrier, &b, sizeof b);
+    m.fresh.push_back({barrier, m.running});
+}
+
+void ptx_barrier_init_fence(emu_place place) {
+    size_t mine = m.fresh.size();
+    for (size_t i = m.fresh.size(); i-- > 0;)
+        if (m.fresh[i].by == m.running) m.fresh.erase(m.fresh.begin() + static_cast<long>(i));
+    if (m.fresh.size() == mine) emu_fail(place, "this thread has initialised no mbarrier");
+    ptx_shared_fence();
+}
+
+/* Who wrote what is not known: one thread tells of all. */
+void ptx_shared_fence() {
+    memcpy(m.fenced + m.copied_from, m.shared + m.copied_from, m.copied_to - m.copied_from);
 }
 
 void ptx_barrier_expect(uint64_t *barrier, uint32_t bytes, emu_place place) {
     mbarrier b = get_mbarrier(barrier, place);
     if (b.pending == 0) emu_fail(place, "more arrivals than the mbarrier counts");
+    if (b.bytes + static_cast<int64_t>(bytes) > EXPECT_MAX)
+        emu_fail(place, "%u more bytes are more than an mbarrier counts", bytes);
     b.pending--;
     b.bytes += bytes;
     put_mbarrier(barrier, b);
@@ -836,14 +896,18 @@ void ptx_bulk_copy(void *shared, const void *global, uint32_t bytes, uint64_t *b
     if ((reinterpret_cast<uintptr_t>(shared) | reinterpret_cast<uintptr_t>(global) | bytes) % 16)
         emu_fail(place, "a bulk copy that is not aligned to 16 bytes");
     if (!in_shared(shared, bytes)) emu_fail(place, "a bulk copy outside shared memory");
+    for (const fresh_mbarrier &fresh : m.fresh)
+        if (fresh.at == barrier)
+            emu_fail(place, "no fence has shown this mbarrier to the copy engine");
     copy c = {shared, global, bytes, barrier, place};
+    if (!engine_writes(c, m.late ? nullptr : global))
+        emu_fail(place, "threads have written where this bulk copy writes, and no fence says so");
     if (!m.late) {
-        deliver(c);
+        arrive(c);
         return;
     }
     volatile char probe = static_cast<const char *>(global)[bytes - 1]; /* faults here, not later */
     (void)probe;
-    memset(shared, POISON, bytes);
     m.copies.push_back(c);
 }
 

@@ -16,7 +16,9 @@
  *   - fibers that wait for what can no longer come are named, each with its place;
  *   - kernels that may overlap the launches before them find global memory unmapped until they have
  *     waited for those, which every thread must;
- *   - bulk copies and matrix loads check alignment, range and that someone waits for the copy.
+ *   - bulk copies and matrix loads check alignment, range and that someone waits for the copy;
+ *   - the copy engine is no thread: an mbarrier is shown to it by a fence of whom initialised it,
+ *     and it does not write where threads have written since the last fence, or write meanwhile.
  *
  * It does not model memory order, races between barriers beyond what other orders show, or time.
  * Threads take turns: a launch has the emulator for itself. */
@@ -305,8 +307,8 @@ uint32_t ptx_pack_f16(float low, float high);
 float2 ptx_unpack_f16(uint32_t pair);
 
 void ptx_barrier_init(uint64_t *barrier, int arrivals, emu_place place = EMU_HERE);
-static inline void ptx_barrier_init_fence() {}
-static inline void ptx_shared_fence() {}
+void ptx_barrier_init_fence(emu_place place = EMU_HERE);
+void ptx_shared_fence();
 void ptx_barrier_expect(uint64_t *barrier, uint32_t bytes, emu_place place = EMU_HERE);
 void ptx_barrier_wait(uint64_t *barrier, uint32_t parity, emu_place place = EMU_HERE);
 void ptx_bulk_copy(void *shared, const void *global, uint32_t bytes, uint64_t *barrier,

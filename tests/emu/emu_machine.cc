@@ -181,7 +181,10 @@ static void bulk_copies() {
             SHARED_MEMORY(shared);
             float *to = reinterpret_cast<float *>(shared);
             uint64_t *barrier = reinterpret_cast<uint64_t *>(shared + 512);
-            if (threadIdx.x == 0) ptx_barrier_init(barrier, 1);
+            if (threadIdx.x == 0) {
+                ptx_barrier_init(barrier, 1);
+                ptx_barrier_init_fence();
+            }
             __syncwarp();
             for (uint32_t round = 0; round < 3; round++) {
                 if (threadIdx.x == 0) {
@@ -192,6 +195,9 @@ static void bulk_copies() {
                 ptx_barrier_wait(barrier, round & 1);
                 EXPECT(to[threadIdx.x] == static_cast<float>(threadIdx.x));
                 EXPECT(to[63 - threadIdx.x] == static_cast<float>(63 - threadIdx.x));
+                __syncwarp();
+                to[threadIdx.x] = 0;
+                ptx_shared_fence();
                 __syncwarp();
             }
         }));
@@ -247,7 +253,10 @@ static void bad_copies_are_named() {
     auto copy = [](size_t to, size_t from, uint32_t bytes, bool init) {
         SHARED_MEMORY(shared);
         uint64_t *barrier = reinterpret_cast<uint64_t *>(shared + 512);
-        if (init) ptx_barrier_init(barrier, 1);
+        if (init) {
+            ptx_barrier_init(barrier, 1);
+            ptx_barrier_init_fence();
+        }
         ptx_barrier_expect(barrier, bytes);
         ptx_bulk_copy(shared + to, global + from, bytes, barrier);
     };
@@ -266,6 +275,46 @@ static void bad_copies_are_named() {
     emu_free(global);
 }
 
+/* What is right for threads alone: the copy engine has to be told. */
+static void what_the_copy_engine_is_not_told_is_named() {
+    static char *global;
+    global = static_cast<char *>(emu_alloc(64));
+    memset(global, 1, 64);
+    auto twice = [](bool shown, bool between, bool fenced, bool during) {
+        SHARED_MEMORY(shared);
+        uint64_t *barrier = reinterpret_cast<uint64_t *>(shared + 512);
+        ptx_barrier_init(barrier, 1);
+        if (shown) ptx_barrier_init_fence();
+        for (uint32_t round = 0; round < 2; round++) {
+            ptx_barrier_expect(barrier, 64);
+            ptx_bulk_copy(shared, global, 64, barrier);
+            if (during) shared[9] = 3;
+            ptx_barrier_wait(barrier, round);
+            if (between) shared[7] = 2;
+            if (fenced) ptx_shared_fence();
+        }
+    };
+    for (uint64_t seed = 0; seed < 2; seed++) {
+        emu_seed(seed);
+        EXPECT(!run(1, 1, 1024, [=] { twice(true, false, false, false); }));
+        EXPECT(!run(1, 1, 1024, [=] { twice(true, true, true, false); }));
+        expect_error("no fence has shown", 1, [=] { twice(false, false, false, false); });
+        expect_error("no fence says so", 1, [=] { twice(true, true, false, false); });
+    }
+    expect_error("threads wrote where the bulk copy", 1, [=] { twice(true, false, true, true); });
+    expect_error("off 8 bytes", 1, [] {
+        SHARED_MEMORY(shared);
+        ptx_barrier_init(reinterpret_cast<uint64_t *>(shared + 4), 1);
+    });
+    expect_error("than an mbarrier counts", 1, [] {
+        SHARED_MEMORY(shared);
+        uint64_t *barrier = reinterpret_cast<uint64_t *>(shared);
+        ptx_barrier_init(barrier, 1);
+        ptx_barrier_expect(barrier, 1 << 20);
+    });
+    emu_free(global);
+}
+
 static void reading_before_the_copy_came_gives_nan() {
     static float *global;
     static bool was_nan;
@@ -277,6 +326,7 @@ static void reading_before_the_copy_came_gives_nan() {
         uint64_t *barrier = reinterpret_cast<uint64_t *>(shared + 512);
         memset(shared, 0, 64);
         ptx_barrier_init(barrier, 1);
+        ptx_barrier_init_fence();
         ptx_barrier_expect(barrier, 32);
         ptx_bulk_copy(shared, global, 32, barrier);
         was_nan = isnan(reinterpret_cast<float *>(shared)[3]);
@@ -360,6 +410,7 @@ int main() {
     deadlocks_are_named();
     divergence_is_named();
     bad_copies_are_named();
+    what_the_copy_engine_is_not_told_is_named();
     reading_before_the_copy_came_gives_nan();
     out_of_bounds_stops();
     overlapped_launches_wait_before_they_look();
