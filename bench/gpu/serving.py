@@ -20,18 +20,22 @@ class Trouble(Exception):
 
 
 class Daemon:
-    """One running keepd, from its ready line to the end of the with block. `environment` is all of its own."""
+    """One running keepd, from its ready line to the end of the with block. `environment` is all of its own. After
+    `seconds` it is killed, so that nobody who waits for it waits longer."""
 
-    def __init__(self, keepd, model, log, flags=(), environment=None, patience=120):
+    def __init__(self, keepd, model, log, flags=(), environment=None, seconds=300):
         self.log = pathlib.Path(log)
         command = [str(keepd), "--model", str(model), "--port", "0", "--served-model-name", "m", *map(str, flags)]
         with self.log.open("w") as file:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=file, text=True,
                                             env=environment, start_new_session=True)
+        self.late = threading.Timer(seconds, self.process.kill)
+        self.late.daemon = True
+        self.late.start()
         lines = queue.Queue()
         threading.Thread(target=self._read, args=(lines,), daemon=True).start()
         try:
-            self.ready_line = self._wait_ready(lines, patience)
+            self.ready_line = self._wait_ready(lines)
             self.port = int(re.search(r"http://127\.0\.0\.1:(\d+)", self.ready_line)[1])
         except BaseException:
             self.close()
@@ -42,17 +46,11 @@ class Daemon:
             lines.put(line)
         lines.put(None)
 
-    def _wait_ready(self, lines, patience):
-        end = time.monotonic() + patience
-        while True:
-            try:
-                line = lines.get(timeout=max(0.01, end - time.monotonic()))
-            except queue.Empty:
-                raise self.trouble(f"no ready line after {patience:.0f} s") from None
-            if line is None:
-                raise self.trouble(f"it ended before it was ready, status {self.process.wait()}")
+    def _wait_ready(self, lines):
+        while (line := lines.get()) is not None:
             if line.startswith("keepd ready at "):
                 return line
+        raise self.trouble(f"it ended before it was ready, status {self.process.wait()}")
 
     def trouble(self, what):
         return Trouble(f"{what}\n{self.log.read_text(errors='replace')[-1500:]}")
@@ -64,6 +62,7 @@ class Daemon:
         self.close()
 
     def close(self):
+        self.late.cancel()
         self.process.terminate()
         try:
             self.process.wait(30)

@@ -173,6 +173,18 @@ def test_goals_are_judged(check):
     assert check.goals[0]["goal"] == pytest.approx(3.0 * 3.0 / 4.3)
 
 
+# --- the daemon ---
+
+
+@pytest.mark.parametrize("script, said", [("echo starting >&2; exec sleep 600", "status -9\nstarting"), ("echo no model >&2; exit 78", "status 78\nno model")])
+def test_a_daemon_that_is_never_ready(tmp_path, script, said):
+    """It is killed when its time is up, and its log is told."""
+    (tmp_path / "keepd").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "keepd").chmod(0o755)
+    with pytest.raises(serving.Trouble, match=f"it ended before it was ready, {said}"):
+        serving.Daemon(tmp_path / "keepd", "model", tmp_path / "log", seconds=3)
+
+
 # --- files and interpreters ---
 
 

@@ -1,0 +1,39 @@
+"""What `cmake --preset cuda` makes, where there is no GPU: it starts, and says so; made by .ci/run where nvcc is."""
+import os
+import pathlib
+import subprocess
+
+import pytest
+from conftest import ROOT, Daemon
+
+BINARY = ROOT / "build" / "cuda" / "server" / "keepd"
+HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}  # as if there were none, on a machine that has one
+
+
+@pytest.fixture(autouse=True)
+def built():
+    if not BINARY.exists():
+        pytest.skip(f"skip: {BINARY} is not built")
+
+
+def test_the_cpu_computes(monkeypatch, capfd):
+    """With device auto: one line says why, and requests are answered."""
+    monkeypatch.setenv("KEEPD_BIN", str(BINARY))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    daemon = Daemon("--kv-pool-bytes", "64M")
+    try:
+        answer = daemon.chat([{"role": "user", "content": "What is a cache?"}], max_tokens=4)
+        assert answer["usage"]["completion_tokens"] > 0
+        said = [line for line in capfd.readouterr().err.splitlines() if "device" in line]
+        assert len(said) == 1 and "no CUDA device" in said[0] and said[0].endswith("the CPU computes"), said
+    finally:
+        assert daemon.stop() == 0
+
+
+def test_a_gpu_that_is_asked_for():
+    """Refused with one line, before the model is read."""
+    model = pathlib.Path(ROOT / "models" / "keepd-nano")
+    done = subprocess.run([BINARY, "--model", model, "--device", "cuda", "--port", "0"], text=True, capture_output=True,
+                          timeout=120, env={**os.environ, **HIDDEN})
+    assert done.returncode == 78 and done.stdout == ""
+    assert done.stderr.startswith("keepd: device: no CUDA device: ") and done.stderr.count("\n") == 1, done.stderr
