@@ -37,7 +37,7 @@ static inline void cases_add(const char *name, void (*run)(void)) {
     static void suite##_##name(void)
 
 #define cr_assert(condition, ...)                                                                  \
-    cases_check((condition), #condition, __FILE__, __LINE__, "" __VA_ARGS__)
+    cases_check((condition), #condition, __FILE__, __LINE__, " " __VA_ARGS__)
 #define cr_assert_eq(a, b, ...)     cr_assert((a) == (b), __VA_ARGS__)
 #define cr_assert_geq(a, b, ...)    cr_assert((a) >= (b), __VA_ARGS__)
 #define cr_assert_gt(a, b, ...)     cr_assert((a) > (b), __VA_ARGS__)
@@ -49,7 +49,7 @@ cases_check(bool good, const char *condition, const char *file, int line, const 
     if (good) return;
     va_list args;
     va_start(args, format);
-    fprintf(stderr, "%s:%d: %s\n  ", file, line, condition);
+    fprintf(stderr, "%s:%d: %s\n ", file, line, condition);
     vfprintf(stderr, format, args);
     fputc('\n', stderr);
     va_end(args);
