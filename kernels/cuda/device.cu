@@ -50,6 +50,7 @@ struct device {
     struct graphs graphs;
     bool capturing, capture_failed; /* what fails then fails nobody */
     bool serial;                    /* launches never overlap */
+    bool joined;                    /* by another stream: the next launch waits for it */
     struct matmul_shape shapes[SHAPES_MAX];
     int shape_count;
     int failed; /* first error since the last sync */
@@ -376,8 +377,9 @@ void device_mark(struct device *device, int mark) {
 }
 
 void device_await(struct device *device, const struct device *other, int mark) {
-    if (device != other && !device->lost)
-        ok(device, cudaStreamWaitEvent(device->stream, other->marks[mark], 0), "mark");
+    if (device == other || device->lost) return;
+    ok(device, cudaStreamWaitEvent(device->stream, other->marks[mark], 0), "mark");
+    device->joined = true;
 }
 
 bool device_reaches_others() {
@@ -386,6 +388,7 @@ bool device_reaches_others() {
 
 void *device_stream(struct device *device) {
     graph_settle(&device->graphs, device);
+    device->joined = true; /* who knows */
     return device->stream;
 }
 
@@ -399,14 +402,18 @@ void device_overlap(struct device *device, bool on) {
     device->serial = !on;
 }
 
-/* In a stream what comes before may be anything; in a graph an edge can be programmatic only
- * between two kernels. */
+/* In a stream what comes before may be anything of this stream (of others no document says that a
+ * launch which overlaps waits for them, too); in a graph an edge can be programmatic only between
+ * two kernels. */
 static bool may_overlap(struct device *device) {
+    bool joined = device->joined;
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     const cudaGraphNode_t *before = NULL;
     cudaGraphNodeType type = cudaGraphNodeTypeEmpty;
     size_t count = 0;
-    if (device->serial || !device->capturing) return !device->serial;
+    device->joined = false;
+    if (device->serial || joined) return false;
+    if (!device->capturing) return true;
     return cudaStreamGetCaptureInfo(device->stream, &status, NULL, NULL, &before, NULL, &count) ==
                cudaSuccess &&
            status == cudaStreamCaptureStatusActive && count == 1 &&
@@ -430,7 +437,7 @@ void device_run_launch(struct device *device, const struct launch *l, void **arg
     config.dynamicSmemBytes = l->shared;
     config.stream = device->stream;
     config.attrs = &attribute;
-    config.numAttrs = l->overlaps && may_overlap(device) ? 1 : 0;
+    config.numAttrs = may_overlap(device) && l->overlaps ? 1 : 0;
     ok(device, cudaLaunchKernelExC(&config, l->kernel, args), l->name);
 }
 
