@@ -21,12 +21,12 @@ struct cases {
     int count;
 };
 
-static struct cases cases;
+static struct cases all_cases;
 
 static inline void cases_add(const char *name, void (*run)(void)) {
-    if (cases.count == CASES_MAX) abort();
-    cases.at[cases.count].name = name;
-    cases.at[cases.count++].run = run;
+    if (all_cases.count == CASES_MAX) abort();
+    all_cases.at[all_cases.count].name = name;
+    all_cases.at[all_cases.count++].run = run;
 }
 
 #define Test(suite, name)                                                                          \
@@ -58,10 +58,10 @@ cases_check(bool good, const char *condition, const char *file, int line, const 
 
 int main(int argc, char **argv) {
     int run = 0;
-    for (int i = 0; i < cases.count; i++) {
-        if (argc > 1 && !strstr(cases.at[i].name, argv[1])) continue;
-        cases.at[i].run();
-        printf("%s\n", cases.at[i].name);
+    for (int i = 0; i < all_cases.count; i++) {
+        if (argc > 1 && !strstr(all_cases.at[i].name, argv[1])) continue;
+        all_cases.at[i].run();
+        printf("%s\n", all_cases.at[i].name);
         run++;
     }
     printf("%d cases passed\n", run);
