@@ -221,6 +221,15 @@ def test_every_case_and_base_file_is_there():
             assert pathlib.Path(source).exists() and command[command.index("-o") + 1] == target
 
 
+@pytest.mark.parametrize("name", [*build.CASES, "model"])
+def test_cases_need_no_criterion(name):
+    """What bench/gpu has in its place is enough for every case file."""
+    done = subprocess.run(["gcc", *build.C_FLAGS, "-O0", "-Wall", "-Wextra", "-Wshadow", "-Wmissing-prototypes", "-Werror", "-fsyntax-only",
+                           f"-I{ROOT}/bench/gpu/criterion", '-DKEEPD_SOURCE_DIR=""', ROOT / f"tests/emu/emu_{name}.c"],
+                          text=True, capture_output=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
 def test_prompts_differ():
     prompts = [serving.prompt(64, i) for i in range(300)]
     assert all(5 <= t < 1905 for p in prompts for t in p) and len({tuple(p[:8]) for p in prompts}) == 300

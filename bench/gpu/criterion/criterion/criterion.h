@@ -41,6 +41,9 @@ static inline void cases_add(const char *name, void (*run)(void)) {
 #define cr_assert_eq(a, b, ...)     cr_assert((a) == (b), __VA_ARGS__)
 #define cr_assert_geq(a, b, ...)    cr_assert((a) >= (b), __VA_ARGS__)
 #define cr_assert_gt(a, b, ...)     cr_assert((a) > (b), __VA_ARGS__)
+#define cr_assert_leq(a, b, ...)    cr_assert((a) <= (b), __VA_ARGS__)
+#define cr_assert_lt(a, b, ...)     cr_assert((a) < (b), __VA_ARGS__)
+#define cr_assert_neq(a, b, ...)    cr_assert((a) != (b), __VA_ARGS__)
 #define cr_assert_not_null(a, ...)  cr_assert((a) != NULL, __VA_ARGS__)
 #define cr_assert_str_eq(a, b, ...) cr_assert(strcmp((a), (b)) == 0, __VA_ARGS__)
 
