@@ -71,7 +71,7 @@ def emulated_units(out):
 def run_all(check, commands, limit):
     """All at once, as many as there are cores. What those that failed said, or an empty text."""
     def one(command):
-        seconds = min(limit, check.remaining())
+        seconds = check.seconds_for(limit)
         if seconds < 1:
             return f"{command[-1]}: no time was left\n"
         code, _, both = run_group([str(x) for x in command], seconds, check.environment)
@@ -94,7 +94,7 @@ def kernels(check, emulate):
               for name in programs]
     # The slowest first: nvcc's files.
     commands = [c for _, c in sorted(built, key=lambda u: u[1][0] == "gcc")] + compiled
-    errors = run_all(check, commands, 900 if emulate else 240) or run_all(check, linked, 120)
+    errors = run_all(check, commands, 240) or run_all(check, linked, 120)
     check.record(f"build the kernels, {len(built)} files, {len(programs)} programs", not errors, time.monotonic() - start,
                  errors[-KEPT_OUTPUT:])
     return not errors
@@ -133,7 +133,7 @@ def daemon(check, emulate):
     if check.step("configure the daemon", ["cmake", *flags, "-B", build], 60) is None:
         raise LeftOut("it was not configured")
     command = ["cmake", "--build", build, "--parallel", str(os.cpu_count()), "--target", *targets]
-    if check.step("build the daemon", command, 1800 if emulate else 300) is None:
+    if check.step("build the daemon", command, 300) is None:
         raise LeftOut("it was not built")
     return [build / path for path in (("tests/emu/keepd-emu", "tests/emu/emu_model") if emulate else
                                       ("server/keepd", "bench/gpu/gpu_model"))]

@@ -95,8 +95,9 @@ class Llama:
 class Check:
     """Steps and what they found. Steps may run on several threads."""
 
-    def __init__(self, out, seconds, device, results=None, echo=print):
-        self.out, self.device, self.results, self.echo = pathlib.Path(out), device, results, echo
+    def __init__(self, out, seconds, device, results=None, echo=print, patient=False):
+        """`patient`: steps have no limits of their own, for a machine that is slow or busy."""
+        self.out, self.device, self.results, self.echo, self.patient = pathlib.Path(out), device, results, echo, patient
         self.out.mkdir(parents=True, exist_ok=True)
         self.begun = time.monotonic()
         self.deadline = self.begun + seconds
@@ -106,6 +107,9 @@ class Check:
 
     def remaining(self):
         return self.deadline - time.monotonic()
+
+    def seconds_for(self, limit):
+        return self.remaining() if self.patient else min(limit, self.remaining())
 
     def left(self, what):
         with self.lock:
@@ -139,7 +143,7 @@ class Check:
 
     def step(self, name, command, limit=240, environment=None):
         """Runs a command until it ends, its limit passes or no time is left. Its standard output, or None."""
-        seconds = min(limit, self.remaining())
+        seconds = self.seconds_for(limit)
         if seconds < 1:
             self.left(f"{name}: no time was left")
             return None

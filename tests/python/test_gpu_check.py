@@ -132,6 +132,12 @@ def test_the_whole_has_an_end(tmp_path):
     assert check.steps[0]["seconds"] < 60 and check.remaining() < 1
 
 
+def test_a_patient_one_has_only_that_end(tmp_path):
+    check = harness.Check(tmp_path, 600, "a test", echo=lambda _: None, patient=True)
+    assert check.step("longer than its limit", ["sleep", "1.5"], limit=1) is not None
+    assert check.seconds_for(1) > 500
+
+
 # --- results ---
 
 
