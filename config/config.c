@@ -72,6 +72,10 @@ const struct option config_options[] = {
     {"reasoning-parser", CHOICE, AT(reasoning_parser), 0, 0, "auto", "auto|none", 0,
      "auto: what a model thinks between <think> tags comes as reasoning_content. none: answers stay "
      "whole."},
+    {"tool-call-parser", CHOICE, AT(tool_call_parser), 0, 0, "auto", "auto|hermes|llama3|none", 0,
+     "How the model writes calls of tools: <tool_call> tags (hermes: Qwen, Hermes) or a bare JSON "
+     "object (llama3: Llama 3.x). auto: as its chat template says. none: requests whose tools may "
+     "be called are refused."},
     {"request-timeout", INT, AT(request_timeout), 0, 86400, "0", "SECONDS", RELOADABLE,
      "How long a request may take from its arrival; then it ends with 408. A request may ask for "
      "less by the header X-Request-Timeout. 0: any time."},

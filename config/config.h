@@ -48,6 +48,7 @@ struct config {
     char *quantization;  /* none, fp8 */
     bool strict_params;  /* unknown request fields are a 400 */
     char *reasoning_parser;
+    char *tool_call_parser;
     bool check_config, help, man, version;
 };
 

@@ -350,6 +350,7 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
     info->weight_bytes = model_weight_bytes(model_of(e));
     info->has_chat_template = e->text.chat != NULL;
     info->chat_template = e->text.source;
+    info->tool_template = e->text.tool_source ? e->text.tool_source : e->text.source;
     info->bos_token = e->text.bos;
     info->eos_token = e->text.eos;
     info->temperature = config->temperature;

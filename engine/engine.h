@@ -111,6 +111,7 @@ struct engine_info {
     size_t weight_bytes;
     bool has_chat_template;
     const char *chat_template;         /* its source; NULL = none */
+    const char *tool_template;         /* of chats with tools: another one, or the same */
     const char *bos_token, *eos_token; /* "" = none */
     /* request defaults of the model's generation_config; NAN / -1 where absent */
     float temperature, top_p, min_p, repetition;

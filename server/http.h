@@ -81,6 +81,8 @@ struct stream_choice {
     size_t text_shown;
     struct oai_offset offset;
     struct oai_voice voice;
+    struct tool_reader calls;    /* in the answering voice's text */
+    bool reading;                /* that voice has begun and not ended */
     bool begun, finished, ended; /* finished: the engine has ended it; ended: so have the events */
 };
 

@@ -7,6 +7,7 @@
 #define OAI_JSON_DEPTH        64
 #define OAI_MESSAGES_MAX      4096
 #define OAI_TOOLS_MAX         128
+#define OAI_TOOL_NAME_BYTES   64
 #define OAI_PROMPTS_MAX       128 /* of one request; each is a job with a queue place of its own */
 #define OAI_N_MAX             128 /* choices per prompt */
 #define OAI_CHOICES_MAX       256 /* of one request: prompts x n */

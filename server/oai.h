@@ -13,6 +13,7 @@
 #include "base/err.h"
 #include "engine/engine.h"
 #include "server/limits.h"
+#include "server/tool_calls.h"
 
 /* ---- Errors -------------------------------------------------------------------------------- */
 
@@ -43,6 +44,10 @@ struct oai_think {
 /* Looks the tags up: a model has them when <think> and </think> are one token each. */
 struct oai_think oai_find_think(const struct engine *engine);
 
+/* How answers write calls of tools. `parser`: "auto" finds it in the chat template, else the name
+ * of a format. NONE where the template does not know tools, whatever is named. */
+enum tool_format oai_find_tools(const struct engine *engine, const char *parser);
+
 /* What a request is judged by. Borrowed; constant while the server runs. */
 struct oai_rules {
     const struct engine_info *info;
@@ -52,6 +57,7 @@ struct oai_rules {
     bool strict;            /* unknown fields are refused */
     size_t body_bytes;
     struct oai_think think; /* both -1: answers are not split */
+    enum tool_format tool_format;
 };
 
 /* One prompt that is not a chat: text, or token ids. */
@@ -79,6 +85,7 @@ struct oai_request {
     bool split_reasoning;
     bool return_token_ids;  /* of prompt and answer, beside the texts */
     bool return_token_strs; /* tokenize */
+    struct tool_set tools;  /* that the answer may call; names in the arena */
     /* Complete but for prompt, prompt_count, max_tokens and space. seed_given says whether
      * sampling.seed is the client's. */
     struct engine_request sampling;
@@ -155,6 +162,29 @@ bool oai_voice_step(struct oai_voice *voice, const struct oai_answer *answer, in
 size_t oai_voice_skip(struct oai_voice *voice, const char *text, size_t size);
 bool oai_splits_reasoning(const struct oai_answer *answer);
 
+/* Answers are searched for calls: the request has tools and does not forbid calls. */
+bool oai_reads_calls(const struct oai_answer *answer);
+/* A delta's tool_calls: where call `call` (from 0) of choice `index` begins, and what follows. */
+void oai_render_call_begin(struct buf *out, const struct oai_answer *answer, int index,
+                           uint32_t call, const char *name, size_t size);
+void oai_render_call_arguments(struct buf *out, uint32_t call, const char *text, size_t size);
+
+/* A whole answer's text shared out between content and calls. */
+struct oai_calls {
+    const struct oai_answer *answer; /* borrowed */
+    int index;
+    struct tool_reader reader;
+    struct buf content, list; /* list: the calls as JSON, without brackets; "" = none */
+    struct buf arguments;     /* of the call that is being read */
+};
+void oai_calls_open(struct oai_calls *calls, const struct oai_answer *answer, int index,
+                    size_t limit);
+void oai_calls_close(struct oai_calls *calls);
+/* text[begin, end): all of it, as far as what follows is not the answer's. */
+void oai_calls_add(struct oai_calls *calls, const char *text, size_t begin, size_t end);
+void oai_calls_end(struct oai_calls *calls);
+bool oai_calls_failed(const struct oai_calls *calls); /* memory was short */
+
 /* All choices finished: chat.completion or text_completion. */
 void oai_render_answer(struct buf *out, const struct oai_answer *answer);
 /* prompt, completion and total tokens; details and kv_details once all choices are finished. */
@@ -168,9 +198,10 @@ void oai_render_logprobs(struct buf *out, const struct oai_answer *answer, int i
 void oai_render_prompt_logprobs(struct buf *out, const struct oai_answer *answer, int index);
 /* The prompt of choice `index` as echoed: token bytes without special tokens. */
 void oai_render_prompt_text(struct buf *out, const struct oai_answer *answer, int index);
-/* ,"finish_reason":...,"stop_reason":... of a finished choice (leading comma included) */
-void oai_render_finish(struct buf *out, const struct oai_answer *answer, int index);
-const char *oai_finish_name(int finish); /* "stop", "length" */
+/* ,"finish_reason":...,"stop_reason":... of a finished choice (leading comma included). `called`:
+ * it ends with a call. */
+void oai_render_finish(struct buf *out, const struct oai_answer *answer, int index, bool called);
+const char *oai_finish_name(int finish, bool called); /* "stop", "length", "tool_calls" */
 
 void oai_render_models(struct buf *out, const struct oai_rules *rules, int64_t created);
 /* false: no such model */

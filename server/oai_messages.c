@@ -99,15 +99,17 @@ static int put_content(cJSON *copy, const cJSON *message, const char *path,
 
 /* --- tool calls --- */
 
-/* "{\"a\":1}" -> {"a":1}: templates print arguments by `tojson`. Text that is no object stays. */
+/* "{\"a\":1}" -> {"a":1}: templates print arguments by `tojson`. None are {}, text that is no
+ * object stays. */
 static int open_arguments(cJSON *function, struct oai_error *error) {
     const cJSON *arguments = json_get(function, "arguments");
     struct json_limits limits = {
         .bytes = CONTENT_BYTES_MAX, .depth = OAI_JSON_DEPTH, .unique_keys = true, .nodes = 100000};
+    const char *text;
     cJSON *tree;
     if (!cJSON_IsString(arguments)) return 0;
-    int rc =
-        json_parse(arguments->valuestring, strlen(arguments->valuestring), &limits, &tree, NULL);
+    text = arguments->valuestring[0] ? arguments->valuestring : "{}";
+    int rc = json_parse(text, strlen(text), &limits, &tree, NULL);
     if (rc == ERR_NOMEM) return no_memory(error);
     if (rc) return 0;
     if (!cJSON_IsObject(tree)) {
@@ -117,6 +119,17 @@ static int open_arguments(cJSON *function, struct oai_error *error) {
     if (cJSON_ReplaceItemInObjectCaseSensitive(function, "arguments", tree)) return 0;
     json_free(tree);
     return no_memory(error);
+}
+
+static int check_call(const cJSON *function, const char *path, struct oai_error *error) {
+    const cJSON *name = json_get(function, "name"), *arguments = json_get(function, "arguments");
+    char field[OAI_PATH];
+    if (!cJSON_IsObject(function)) return invalid(error, path, "an object", function);
+    oai_path(field, "%s.name", path);
+    if (!cJSON_IsString(name)) return invalid(error, field, "a string", name);
+    oai_path(field, "%s.arguments", path);
+    if (!arguments || cJSON_IsString(arguments) || cJSON_IsObject(arguments)) return 0;
+    return invalid(error, field, "a string or an object", arguments);
 }
 
 static int put_tool_calls(cJSON *copy, const cJSON *calls, const char *path,
@@ -131,7 +144,7 @@ static int put_tool_calls(cJSON *copy, const cJSON *calls, const char *path,
     cJSON_ArrayForEach(call, own) {
         cJSON *function = cJSON_GetObjectItemCaseSensitive(call, "function");
         oai_path(field, "%s.tool_calls[%d].function", path, i++);
-        if (!cJSON_IsObject(function)) return invalid(error, field, "an object", function);
+        if (check_call(function, field, error)) return -1;
         if (open_arguments(function, error)) return -1;
     }
     return 0;
@@ -163,6 +176,10 @@ static int put_role(cJSON *copy, const cJSON *message, const char *path, struct 
 static int fill_message(cJSON *copy, const cJSON *message, const char *path,
                         struct oai_error *error) {
     const cJSON *member;
+    const cJSON *answers = json_get(message, "tool_call_id");
+    char field[OAI_PATH];
+    oai_path(field, "%s.tool_call_id", path);
+    if (answers && !cJSON_IsString(answers)) return invalid(error, field, "a string", answers);
     if (put_role(copy, message, path, error) || put_content(copy, message, path, error)) return -1;
     cJSON_ArrayForEach(member, message) {
         const char *key = member->string;
@@ -196,21 +213,10 @@ static int put_messages(cJSON *context, const cJSON *messages, struct oai_error 
 /* --- the rest of the context --- */
 
 static int put_tools(cJSON *context, const cJSON *body, struct oai_error *error) {
-    const cJSON *tools = json_get(body, "tools"), *tool;
-    char path[OAI_PATH];
-    int i = 0;
+    const cJSON *tools = json_get(body, "tools");
     if (!tools) return 0;
-    if (!cJSON_IsArray(tools)) return invalid(error, "tools", "an array", tools);
-    if (!tools->child) return 0;
-    if (cJSON_GetArraySize(tools) > OAI_TOOLS_MAX)
-        return oai_refuse(error, 400, "invalid_value", "tools",
-                          "Invalid value for 'tools': expected at most %d tools, found %d.",
-                          OAI_TOOLS_MAX, cJSON_GetArraySize(tools));
-    cJSON_ArrayForEach(tool, tools) {
-        oai_path(path, "tools[%d]", i++);
-        if (!cJSON_IsObject(tool)) return invalid(error, path, "an object", tool);
-    }
-    return put_copy(context, tools, error);
+    if (oai_check_tools(tools, error)) return -1;
+    return tools->child ? put_copy(context, tools, error) : 0;
 }
 
 /* Names the server or the model sets are not the request's to replace. */

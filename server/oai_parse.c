@@ -44,28 +44,11 @@ void oai_prompt_path(const struct oai_request *request, int i, char path[OAI_PAT
         oai_path(path, "%s", request->prompt_field);
 }
 
-/* Tools are shown to the model where the client says that none is to be called; the calls of an
- * answer are not read, so a client that waits for them is told. */
-static int check_tools(const struct oai_reader *r) {
-    const cJSON *tools = json_get(r->body, "tools"), *choice = json_get(r->body, "tool_choice");
-    bool any = cJSON_IsArray(tools) && tools->child;
-    bool none = cJSON_IsString(choice) && strcmp(choice->valuestring, "none") == 0;
-    bool automatic = cJSON_IsString(choice) && strcmp(choice->valuestring, "auto") == 0;
-    if (choice && !none && !automatic)
-        return oai_refuse(r->error, 400, "unsupported_parameter", "tool_choice",
-                          "Unsupported value for 'tool_choice': this server does not call tools, "
-                          "only \"none\" is served.");
-    if (!any || none) return 0;
-    return oai_refuse(r->error, 400, "unsupported_parameter", "tools",
-                      "Unsupported value for 'tools': this server does not call tools. With "
-                      "'tool_choice' \"none\" the model sees them and answers in text.");
-}
-
 static int read_messages(struct oai_reader *r) {
     r->out->prompt_field = "messages";
     r->out->prompt_count = 1;
     if (!json_get(r->body, "messages")) return oai_missing(r, "messages");
-    if (r->out->kind == OAI_CHAT && check_tools(r)) return -1;
+    if (r->out->kind == OAI_CHAT && oai_read_tools(r)) return -1;
     return oai_build_context(r->body, &r->out->context, r->error);
 }
 

@@ -164,8 +164,9 @@ void oai_render_prompt_text(struct buf *out, const struct oai_answer *answer, in
     }
 }
 
-const char *oai_finish_name(int finish) {
-    return finish == ENGINE_FINISH_LENGTH ? "length" : "stop";
+const char *oai_finish_name(int finish, bool called) {
+    if (finish == ENGINE_FINISH_LENGTH) return "length";
+    return called ? "tool_calls" : "stop";
 }
 
 /* The stop string, the id of a stop token the client named, or null for the model's own end. */
@@ -184,28 +185,47 @@ static void write_stop_reason(struct buf *out, const struct engine_request *requ
     buf_str(out, "null");
 }
 
-void oai_render_finish(struct buf *out, const struct oai_answer *answer, int index) {
+void oai_render_finish(struct buf *out, const struct oai_answer *answer, int index, bool called) {
     const struct engine_choice *choice = oai_choice_of(answer, index);
-    buf_fmt(out, ",\"finish_reason\":\"%s\",\"stop_reason\":",
-            oai_finish_name(atomic_load_explicit(&choice->finish, memory_order_acquire)));
+    int finish = atomic_load_explicit(&choice->finish, memory_order_acquire);
+    buf_fmt(out, ",\"finish_reason\":\"%s\",\"stop_reason\":", oai_finish_name(finish, called));
     write_stop_reason(out, &oai_job_of(answer, index)->request, choice);
 }
 
+struct message {
+    struct buf reasoning;
+    struct oai_calls calls; /* and the text beside them */
+};
+
+static void add_said(struct message *message, bool thinking, const char *text, size_t begin,
+                     size_t end) {
+    if (begin == end) return;
+    if (thinking)
+        buf_add(&message->reasoning, text + begin, end - begin);
+    else
+        oai_calls_add(&message->calls, text, begin, end);
+}
+
 /* Shares the text of a finished choice out between the two voices. */
-static void divide_text(const struct oai_answer *answer, int index, struct buf *reasoning,
-                        struct buf *content) {
+static void divide_text(const struct oai_answer *answer, int index, struct message *message) {
     const struct engine_choice *choice = oai_choice_of(answer, index);
-    size_t safe = atomic_load_explicit(&choice->text_safe, memory_order_acquire), at = 0;
+    size_t safe = atomic_load_explicit(&choice->text_safe, memory_order_acquire);
+    size_t at = 0, said = 0; /* what the voice has said: [said, at) */
     struct oai_voice voice = oai_voice_open(answer, index);
     uint32_t count = oai_token_count(choice);
     for (uint32_t i = 0; i < count; i++) {
         size_t end = choice->tokens[i].text_end < safe ? choice->tokens[i].text_end : safe;
-        bool tag = oai_voice_step(&voice, answer, choice->tokens[i].token);
-        if (end <= at) continue;
-        size_t skip = tag ? end - at : oai_voice_skip(&voice, choice->text + at, end - at);
-        buf_add(voice.thinking ? reasoning : content, choice->text + at + skip, end - at - skip);
+        bool thought = voice.thinking;
+        if (oai_voice_step(&voice, answer, choice->tokens[i].token)) {
+            add_said(message, thought, choice->text, said, at);
+            said = end;
+        } else {
+            said += oai_voice_skip(&voice, choice->text + at, end - at);
+        }
         at = end;
     }
+    add_said(message, voice.thinking, choice->text, said, at);
+    oai_calls_end(&message->calls);
 }
 
 /* vLLM's older and newer name; clients read one or the other. */
@@ -216,29 +236,32 @@ static void write_reasoning(struct buf *out, const char *text, size_t size) {
     json_write_str(out, text, size);
 }
 
-static void write_message(struct buf *out, const struct oai_answer *answer, int index) {
-    const struct engine_choice *choice = oai_choice_of(answer, index);
-    size_t safe = atomic_load_explicit(&choice->text_safe, memory_order_acquire);
-    struct buf reasoning, content;
+/* true: the answer ends with a call. */
+static bool write_message(struct buf *out, const struct oai_answer *answer, int index) {
+    struct message message;
+    const struct buf *content = &message.calls.content, *calls = &message.calls.list;
+    const struct buf *reasoning = &message.reasoning;
+    buf_open(&message.reasoning, out->limit);
+    oai_calls_open(&message.calls, answer, index, out->limit);
+    divide_text(answer, index, &message);
+    if (reasoning->failed || oai_calls_failed(&message.calls)) out->failed = true;
     buf_str(out, "\"message\":{\"role\":\"assistant\",\"content\":");
-    if (!oai_splits_reasoning(answer)) {
-        json_write_str(out, choice->text ? choice->text : "", safe);
-        buf_str(out, ",\"refusal\":null}");
-        return;
-    }
-    buf_open(&reasoning, out->limit);
-    buf_open(&content, out->limit);
-    divide_text(answer, index, &reasoning, &content);
-    if (reasoning.failed || content.failed) out->failed = true;
-    if (content.size || !reasoning.size)
-        json_write_str(out, content.data ? content.data : "", content.size);
+    if (content->size || (!reasoning->size && !calls->size))
+        json_write_str(out, content->data ? content->data : "", content->size);
     else
         buf_str(out, "null");
     buf_str(out, ",\"refusal\":null");
-    if (reasoning.size) write_reasoning(out, reasoning.data, reasoning.size);
+    if (reasoning->size) write_reasoning(out, reasoning->data, reasoning->size);
+    if (calls->size) {
+        buf_str(out, ",\"tool_calls\":[");
+        buf_add(out, calls->data, calls->size);
+        buf_char(out, ']');
+    }
     buf_char(out, '}');
-    buf_close(&reasoning);
-    buf_close(&content);
+    buf_close(&message.reasoning);
+    bool called = tool_reader_called(&message.calls.reader);
+    oai_calls_close(&message.calls);
+    return called;
 }
 
 static void write_text(struct buf *out, const struct oai_answer *answer, int index) {
@@ -279,15 +302,16 @@ static void write_choice(struct buf *out, const struct oai_answer *answer, int i
     const struct engine_choice *choice = oai_choice_of(answer, index);
     bool chat = answer->request->kind == OAI_CHAT;
     struct oai_offset offset = {0};
+    bool called = false;
     buf_fmt(out, "{\"index\":%d,", index);
     if (chat)
-        write_message(out, answer, index);
+        called = write_message(out, answer, index);
     else
         write_text(out, answer, index);
     buf_str(out, ",\"logprobs\":");
     oai_render_logprobs(out, answer, index, 0, oai_shown_count(choice), answer->request->echo,
                         &offset);
-    oai_render_finish(out, answer, index);
+    oai_render_finish(out, answer, index, called);
     if (!chat && answer->request->prompt_logprobs >= 0) {
         buf_str(out, ",\"prompt_logprobs\":");
         oai_render_prompt_logprobs(out, answer, index);

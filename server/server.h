@@ -55,7 +55,8 @@ struct server_options {
     int max_connections_per_client; /* 0 = any */
     int64_t max_queue_tokens;       /* of prompts that wait; 0 = any */
     bool strict_params;
-    bool split_reasoning; /* what models think between <think> tags is shown apart */
+    bool split_reasoning;         /* what models think between <think> tags is shown apart */
+    const char *tool_call_parser; /* "auto", "hermes", "llama3" or "none", see oai_find_tools */
     struct server_timeouts timeouts;
     void (*reload)(void *arg); /* on SIGHUP, by server_run; NULL: the signal ends the process */
     void *arg;

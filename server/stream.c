@@ -87,8 +87,32 @@ static void add_text(struct exchange *ex, const char *text, size_t size, bool th
     if (chat) buf_char(out, '}');
 }
 
-/* The text [text, text + size) with the scores of the tokens not shown yet, up to tokens_seen. */
-static void add_content(struct exchange *ex, int index, const char *text, size_t size, bool echo) {
+/* What a delta says. */
+struct said {
+    enum tool_piece_kind kind;
+    const char *text;
+    size_t size;
+};
+
+static void add_said(struct exchange *ex, int index, const struct said *said) {
+    struct stream_choice *c = &ex->stream.choices[index];
+    struct buf *out = &ex->stream.out;
+    struct oai_answer facts = exchange_answer_facts(ex);
+    if (said->kind == TOOL_TEXT) {
+        add_text(ex, said->text, said->size, c->voice.thinking);
+        return;
+    }
+    uint32_t call = c->calls.calls - 1;
+    buf_str(out, "\"delta\":{");
+    if (said->kind == TOOL_CALL)
+        oai_render_call_begin(out, &facts, index, call, said->text, said->size);
+    else
+        oai_render_call_arguments(out, call, said->text, said->size);
+    buf_char(out, '}');
+}
+
+/* One delta with the scores of the tokens not shown yet, up to tokens_seen. */
+static void add_delta(struct exchange *ex, int index, struct said said, bool echo) {
     struct stream_choice *c = &ex->stream.choices[index];
     struct buf *out = &ex->stream.out;
     struct oai_answer facts = exchange_answer_facts(ex);
@@ -97,12 +121,16 @@ static void add_content(struct exchange *ex, int index, const char *text, size_t
         end = oai_shown_count(oai_choice_of(&facts, index));
     begin_event(ex);
     buf_fmt(out, "{\"index\":%d,", index);
-    add_text(ex, text, size, c->voice.thinking);
+    add_said(ex, index, &said);
     buf_str(out, ",\"logprobs\":");
     oai_render_logprobs(out, &facts, index, c->tokens_shown, end, echo, &c->offset);
     buf_str(out, ",\"finish_reason\":null}");
     c->tokens_shown = end;
     end_event(ex);
+}
+
+static void add_content(struct exchange *ex, int index, const char *text, size_t size, bool echo) {
+    add_delta(ex, index, (struct said){TOOL_TEXT, text, size}, echo);
 }
 
 static void add_echo(struct exchange *ex, int index) {
@@ -122,7 +150,7 @@ static void add_finish(struct exchange *ex, int index) {
     begin_event(ex);
     buf_fmt(out, "{\"index\":%d,%s,\"logprobs\":null", index,
             ex->request.kind == OAI_CHAT ? "\"delta\":{}" : "\"text\":\"\"");
-    oai_render_finish(out, &facts, index);
+    oai_render_finish(out, &facts, index, tool_reader_called(&ex->stream.choices[index].calls));
     buf_char(out, '}');
     end_event(ex);
 }
@@ -161,6 +189,24 @@ static struct published look_at(const struct engine_choice *choice) {
     return p;
 }
 
+/* The text [begin, end) to who says it. `last`: nothing more follows before the other voice or the
+ * end. Of an answer that may have calls, only what can be no call's beginning is shown. */
+static void give_text(struct exchange *ex, int index, const char *text, size_t begin, size_t end,
+                      bool last) {
+    struct stream_choice *c = &ex->stream.choices[index];
+    struct oai_answer facts = exchange_answer_facts(ex);
+    struct tool_piece piece;
+    if (c->voice.thinking || !oai_reads_calls(&facts)) {
+        if (end > begin) add_content(ex, index, text + begin, end - begin, false);
+        return;
+    }
+    if (!c->reading) tool_reader_resume(&c->calls, begin);
+    c->reading = !last;
+    while ((piece = tool_reader_next(&c->calls, text, end, last)).kind != TOOL_MORE)
+        add_delta(ex, index, (struct said){piece.kind, text + piece.begin, piece.end - piece.begin},
+                  false);
+}
+
 /* Shows [text_shown, end) as far as its characters are whole. */
 static void show_text(struct exchange *ex, int index, const struct engine_choice *choice,
                       size_t end) {
@@ -169,17 +215,18 @@ static void show_text(struct exchange *ex, int index, const struct engine_choice
     size_t size = utf8_complete(text, end - c->text_shown);
     size_t skip = oai_voice_skip(&c->voice, text, size);
     c->text_shown += size;
-    if (size > skip) add_content(ex, index, text + skip, size - skip, false);
+    if (size > skip)
+        give_text(ex, index, choice->text, c->text_shown - size + skip, c->text_shown, false);
 }
 
-/* Half a character at the end of a voice's text cannot be completed any more. */
+/* The end of a voice's text: half a character cannot be completed any more, half a call's beginning
+ * is none. */
 static void show_rest(struct exchange *ex, int index, const struct engine_choice *choice,
                       size_t end) {
     struct stream_choice *c = &ex->stream.choices[index];
-    if (end <= c->text_shown) return;
-    show_text(ex, index, choice, end);
-    if (end > c->text_shown)
-        add_content(ex, index, choice->text + c->text_shown, end - c->text_shown, false);
+    if (end > c->text_shown) show_text(ex, index, choice, end);
+    size_t begin = c->text_shown < end ? c->text_shown : end;
+    give_text(ex, index, choice->text, begin, end, true);
     c->text_shown = end;
 }
 
@@ -233,6 +280,7 @@ static void render_choice(struct exchange *ex, int index, bool last) {
     c->finished = p.finish != ENGINE_RUNNING;
     if (!c->begun && (p.count || !is_failure(p.finish))) {
         c->begun = true;
+        c->calls.tools = &ex->request.tools;
         c->voice = oai_voice_open(&facts, index);
         add_role(ex, index);
         add_echo(ex, index);

@@ -11,6 +11,9 @@
  * With KEEPD_FAKE_THINK the vocabulary has the tokens <think> and </think>; an answer's bytes 1 and
  * 2 become them, and with the value 2 the chat template opens the first one itself.
  *
+ * With KEEPD_FAKE_TOOLS=hermes or llama3 the model's template knows tools and calls of that form;
+ * it writes the calls of messages as Qwen's does.
+ *
  * Environment: KEEPD_FAKE_STEP_US, time per step (0); KEEPD_FAKE_PREFILL_STEPS, steps before the
  * first token (1); KEEPD_FAKE_NO_TEMPLATE, a model without a chat template; KEEPD_FAKE_SUBMITS,
  * jobs taken before one is refused for lack of memory, once those have a token; KEEPD_FAKE_GATE, a
@@ -92,6 +95,13 @@ static int env_int(const char *name, int preset) {
     return text ? atoi(text) : preset;
 }
 
+static const char *tool_template(void) {
+    const char *form = getenv("KEEPD_FAKE_TOOLS");
+    if (!form) return "fake";
+    return strcmp(form, "hermes") == 0 ? "{{ tools }}<tool_call>\\n{\"name\": "
+                                       : "{{ tools }}{\"name\": function name, \"parameters\": ";
+}
+
 static void fill_info(struct engine *e) {
     const struct engine_options *o = &e->options;
     int64_t pages = o->kv_pool_bytes ? o->kv_pool_bytes / PAGE_BYTES : 1 << 16;
@@ -120,6 +130,7 @@ static void fill_info(struct engine *e) {
                                    .page_slots = PAGE_SLOTS,
                                    .has_chat_template = !env_int("KEEPD_FAKE_NO_TEMPLATE", 0),
                                    .chat_template = "fake",
+                                   .tool_template = tool_template(),
                                    .bos_token = "",
                                    .eos_token = special_names[END_OF_TEXT - IM_START],
                                    .temperature = NAN,
@@ -209,14 +220,40 @@ int engine_tokenize(const struct engine *e, const char *text, size_t size, bool 
     return rc;
 }
 
+static void write_calls(struct buf *out, const cJSON *message) {
+    const cJSON *call;
+    bool first = json_get(message, "content")->valuestring[0] == '\0';
+    cJSON_ArrayForEach(call, json_get(message, "tool_calls")) {
+        const cJSON *function = json_get(call, "function");
+        buf_fmt(out, "%s<tool_call>\n{\"name\": \"%s\", \"arguments\": ", first ? "" : "\n",
+                json_get(function, "name")->valuestring);
+        if (json_get(function, "arguments")) json_write_node(out, json_get(function, "arguments"));
+        buf_str(out, "}\n</tool_call>");
+        first = false;
+    }
+}
+
 static size_t rendered_size(const cJSON *messages) {
     const cJSON *message;
     size_t size = 16;
     cJSON_ArrayForEach(message, messages) {
         size += strlen(json_get(message, "role")->valuestring) + 4;
         size += strlen(json_get(message, "content")->valuestring);
+        struct buf calls;
+        buf_open(&calls, IDS_MAX);
+        write_calls(&calls, message);
+        size += calls.size;
+        buf_close(&calls);
     }
     return size;
+}
+
+static void add_calls(struct engine_ids *out, const cJSON *message) {
+    struct buf calls;
+    buf_open(&calls, IDS_MAX);
+    write_calls(&calls, message);
+    add_bytes(out, calls.data, calls.size);
+    buf_close(&calls);
 }
 
 static void wait_at_gate(const char *content) {
@@ -241,6 +278,7 @@ int engine_render_chat(const struct engine *e, const cJSON *context, struct aren
         add_bytes(out, role, strlen(role));
         add_bytes(out, "\n", 1);
         add_bytes(out, content, strlen(content));
+        add_calls(out, message);
         if (!message->next && cJSON_IsTrue(json_get(context, "continue_final_message"))) return 0;
         out->ids[out->count++] = IM_END;
         add_bytes(out, "\n", 1);

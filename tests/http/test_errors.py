@@ -16,6 +16,10 @@ def message(**fields):
     return {"messages": [fields]}
 
 
+def tool(**function):
+    return {"tools": [{"type": "function", "function": function}]}
+
+
 LONG_STOP = ["x"] * 17
 # path, fields over a good body, param, code
 INVALID = [
@@ -70,7 +74,19 @@ INVALID = [
     (CHAT, message(role="user", content=[{"type": "text"}]), "messages[0].content[0].text"),
     (CHAT, message(role="assistant", tool_calls={}), "messages[0].tool_calls"),
     (CHAT, message(role="assistant", tool_calls=[{}]), "messages[0].tool_calls[0].function"),
+    (CHAT, message(role="assistant", tool_calls=[{"function": {"name": 1}}]), "messages[0].tool_calls[0].function.name"),
+    (CHAT, message(role="assistant", tool_calls=[{"function": {"name": "f", "arguments": []}}]),
+     "messages[0].tool_calls[0].function.arguments"),
+    (CHAT, message(role="tool", content="x", tool_call_id=1), "messages[0].tool_call_id"),
     (CHAT, {"tools": {}}, "tools"), (CHAT, {"tools": [1], "tool_choice": "none"}, "tools[0]"),
+    (CHAT, {"tools": [{"type": 1}]}, "tools[0].type"), (CHAT, {"tools": [{"type": "function", "function": 1}]},
+                                                        "tools[0].function"),
+    (CHAT, tool(name=1), "tools[0].function.name"), (CHAT, tool(name=""), "tools[0].function.name"),
+    (CHAT, tool(name="a b"), "tools[0].function.name"), (CHAT, tool(name="x" * 65), "tools[0].function.name"),
+    (CHAT, tool(name="f", description=1), "tools[0].function.description"),
+    (CHAT, tool(name="f", parameters=[]), "tools[0].function.parameters"),
+    (CHAT, tool(name="f", strict="yes"), "tools[0].function.strict"),
+    (CHAT, {"tool_choice": 1}, "tool_choice"), (CHAT, {"parallel_tool_calls": 1}, "parallel_tool_calls"),
     (CHAT, {"chat_template_kwargs": []}, "chat_template_kwargs"),
     (CHAT, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
     (CHAT, {"chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs.bos_token"),
@@ -102,8 +118,8 @@ UNSUPPORTED = [
     (CHAT, {"guided_json": {}}, "guided_json"), (CHAT, {"chat_template": "{{ x }}"}, "chat_template"),
     (CHAT, {"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
     (TEXT, {"return_token_ids": True, "stream": True}, "return_token_ids"),
-    (CHAT, {"tools": [{"type": "function"}]}, "tools"),
-    (CHAT, {"tools": [{"type": "function"}], "tool_choice": "auto"}, "tools"),
+    (CHAT, tool(name="f"), "tools"), (CHAT, {**tool(name="f"), "tool_choice": "auto"}, "tools"),
+    (CHAT, {"tools": [{"type": "custom"}]}, "tools[0].type"),
     (CHAT, {"include_reasoning": False}, "include_reasoning"), (CHAT, {"regex": "a+"}, "regex"),
     (CHAT, {"repeat_penalty": 1.1}, "repeat_penalty"), (CHAT, {"mirostat": 2}, "mirostat"),
     (CHAT, {"include_stop_str_in_output": True}, "include_stop_str_in_output"),

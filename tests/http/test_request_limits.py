@@ -25,6 +25,8 @@ def text(**fields):
 CASES = {
     "MESSAGES_MAX": ("messages", lambda n: ("/tokenize", {"messages": [USER] * n})),
     "TOOLS_MAX": ("tools", lambda n: ("/tokenize", {"messages": [USER], "tools": [TOOL] * n})),
+    "TOOL_NAME_BYTES": ("tools[0].function.name", lambda n: ("/tokenize", {"messages": [USER], "tools": [
+        {"type": "function", "function": {"name": "f" * n}}]})),
     "PROMPTS_MAX": ("prompt", lambda n: text(prompt=["a"] * n)),
     "N_MAX": ("n", lambda n: chat(n=n, max_tokens=1)),
     "CHOICES_MAX": ("n", lambda n: text(prompt=["a", "b"], n=(n + 1) // 2, max_tokens=1)),

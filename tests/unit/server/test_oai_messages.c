@@ -35,20 +35,23 @@ Test(oai_messages, arguments_of_tool_calls_become_objects) {
     check_context(
         "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"1\",\"function\":"
         "{\"name\":\"f\",\"arguments\":\"{\\\"seed\\\":12345678901234567890}\"}},"
-        "{\"function\":{\"arguments\":\"not json\"}},{\"function\":{\"arguments\":\"[1]\"}}"
-        "]}]}",
+        "{\"function\":{\"name\":\"g\",\"arguments\":\"not json\"}},{\"function\":{\"name\":\"h\","
+        "\"arguments\":\"[1]\"}},{\"function\":{\"name\":\"i\",\"arguments\":\"\"}}]}]}",
         "{\"messages\":[{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{\"id\":"
         "\"1\",\"function\":{\"name\":\"f\",\"arguments\":{\"seed\":12345678901234567890}}},"
-        "{\"function\":{\"arguments\":\"not json\"}},{\"function\":{\"arguments\":\"[1]\"}}"
-        "]}],\"add_generation_prompt\":true}");
+        "{\"function\":{\"name\":\"g\",\"arguments\":\"not json\"}},{\"function\":{\"name\":\"h\","
+        "\"arguments\":\"[1]\"}},{\"function\":{\"name\":\"i\",\"arguments\":{}}}]}],\"add_"
+        "generation_prompt\":true}");
 }
 
 Test(oai_messages, tools_and_kwargs) {
-    check_context("{" MESSAGES ",\"tools\":[{\"type\":\"function\"}],\"tool_choice\":\"none\","
+    check_context("{" MESSAGES ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}],"
+                  "\"tool_choice\":\"none\","
                   "\"reasoning_effort\":\"low\","
                   "\"chat_template_kwargs\":{\"enable_thinking\":false}}",
                   "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"tools\":[{\"type\":"
-                  "\"function\"}],\"enable_thinking\":false,\"add_generation_prompt\":true,"
+                  "\"function\",\"function\":{\"name\":\"f\"}}],\"enable_thinking\":false,\"add_"
+                  "generation_prompt\":true,"
                   "\"reasoning_effort\":\"low\"}");
     check_context("{" MESSAGES ",\"tools\":[]}",
                   "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],"

@@ -142,16 +142,19 @@ Test(oai_render, stop_reasons) {
     job.request.stop_ids = ids;
     job.request.stop_id_count = 1;
     job.choice[0].stop_index = 0;
-    oai_render_finish(&out, &answer, 0);
+    oai_render_finish(&out, &answer, 0, false);
     job.choice[0].stop_index = -1;
     job.choice[0].stop_token = 42;
-    oai_render_finish(&out, &answer, 0);
+    oai_render_finish(&out, &answer, 0, false);
     job.choice[0].stop_token = 257;
     atomic_store(&job.choice[0].finish, ENGINE_FINISH_LENGTH);
-    oai_render_finish(&out, &answer, 0);
+    oai_render_finish(&out, &answer, 0, true);
+    atomic_store(&job.choice[0].finish, ENGINE_FINISH_STOP);
+    oai_render_finish(&out, &answer, 0, true);
     cr_assert_str_eq(out.data, ",\"finish_reason\":\"stop\",\"stop_reason\":\"END\""
                                ",\"finish_reason\":\"stop\",\"stop_reason\":42"
-                               ",\"finish_reason\":\"length\",\"stop_reason\":null");
+                               ",\"finish_reason\":\"length\",\"stop_reason\":null"
+                               ",\"finish_reason\":\"tool_calls\",\"stop_reason\":null");
 }
 
 /* Scores end where the text ends; what was generated is counted all the same. */

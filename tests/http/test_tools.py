@@ -1,0 +1,242 @@
+"""Tools that the model may call. (The fake answers with the last user message, so that is where its calls come
+from.)"""
+import json
+
+import pytest
+import requests
+from conftest import MODEL, chat_body, events
+
+CHAT = "/v1/chat/completions"
+TOOLS = [{"type": "function", "function": {
+    "name": "get_weather", "description": "The weather of a place",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}},
+    {"type": "function", "function": {"name": "now"}}]
+WEATHER = '{"city":"S\u00e3o Paulo","days":[1,2]}'
+
+
+def hermes(name="get_weather", arguments=WEATHER):
+    return '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>' % (name, arguments)
+
+
+def llama(name="get_weather", arguments=WEATHER):
+    return '{"name": "%s", "parameters": %s}' % (name, arguments)
+
+
+@pytest.fixture(scope="module")
+def caller():
+    from conftest import FAKE, Daemon
+    if not FAKE:
+        pytest.skip("needs the fake engine's answers")
+    daemon = Daemon(env={"KEEPD_FAKE_TOOLS": "hermes"})
+    yield daemon
+    assert daemon.stop() == 0
+
+
+def ask(daemon, text, **fields):
+    body = chat_body(text, **{"tools": TOOLS, "max_tokens": 400, **fields})
+    answer = daemon.post(CHAT, body)
+    assert answer.status_code == 200, answer.text
+    choices = answer.json()["choices"]
+    assert choices == streamed(daemon, body, logprobs=fields.get("logprobs")), "streamed or not is the same"
+    return choices[0] if len(choices) == 1 else choices
+
+
+def streamed(daemon, body, logprobs=False):
+    """The choices of a stream put together as clients do; ids are those of the answer."""
+    r = requests.post(daemon.url + CHAT, json={**body, "stream": True}, stream=True, timeout=60)
+    assert r.status_code == 200
+    choices = {}
+    for chunk in map(json.loads, events(r)[:-1]):
+        for c in chunk["choices"]:
+            add(choices.setdefault(c["index"], {"message": {}, "scores": []}), c, chunk["id"])
+    return [finished(i, choices[i], logprobs) for i in sorted(choices)]
+
+
+def add(choice, delta, answer):
+    message = choice["message"]
+    for key in ("content", "reasoning", "reasoning_content"):
+        if key in delta["delta"]:
+            message[key] = message.get(key, "") + delta["delta"][key]
+    for call in delta["delta"].get("tool_calls", []):
+        calls = message.setdefault("tool_calls", [])
+        if "id" in call:
+            assert call["index"] == len(calls) and call["type"] == "function" and call["function"]["arguments"] == ""
+            assert call["id"].startswith(f"call_{answer[9:33]}") and len(call["id"]) <= 40
+            calls.append({"id": call["id"], "type": "function", "function": dict(call["function"])})
+        else:
+            assert call["index"] == len(calls) - 1 and call["function"]["arguments"]
+            calls[-1]["function"]["arguments"] += call["function"]["arguments"]
+    choice["scores"] += delta["logprobs"]["content"] if delta["logprobs"] else []
+    if delta["finish_reason"]:
+        choice.update(finish_reason=delta["finish_reason"], stop_reason=delta["stop_reason"])
+
+
+class AnyId(str):
+    """Equal to the id of the same call in another answer."""
+
+    def __eq__(self, other):
+        return self[29:] == other[29:]
+
+    __hash__ = str.__hash__
+
+
+def finished(index, choice, logprobs):
+    message = {"role": "assistant", "refusal": None, **choice["message"]}
+    if not message["content"] and (message.get("tool_calls") or message.get("reasoning")):
+        message["content"] = None
+    for call in message.get("tool_calls", []):
+        call["id"] = AnyId(call["id"])
+    scores = {"content": choice["scores"], "refusal": None} if logprobs else None
+    return {"index": index, "message": message, "logprobs": scores, "finish_reason": choice["finish_reason"],
+            "stop_reason": choice["stop_reason"]}
+
+
+def calls(choice):
+    return [(c["function"]["name"], c["function"]["arguments"]) for c in choice["message"].get("tool_calls", [])]
+
+
+def test_call(caller):
+    choice = ask(caller, hermes(), logprobs=True)
+    assert calls(choice) == [("get_weather", WEATHER)] and choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] is None
+    assert "".join(t["token"] for t in choice["logprobs"]["content"]).startswith("<tool_call>"), "scores are of tokens"
+
+
+def test_text_and_several_calls(caller):
+    choice = ask(caller, "Let me see.\n" + hermes() + "\n" + hermes("now", "{}"))
+    assert choice["message"]["content"] == "Let me see."
+    assert calls(choice) == [("get_weather", WEATHER), ("now", "{}")]
+    ids = [c["id"] for c in choice["message"]["tool_calls"]]
+    assert len({*map(str, ids)}) == 2 and choice["finish_reason"] == "tool_calls"
+
+
+def test_only_one_call(caller):
+    choice = ask(caller, hermes() + "\n" + hermes("now", "{}"), parallel_tool_calls=False)
+    assert calls(choice) == [("get_weather", WEATHER)] and choice["message"]["content"] is None
+
+
+@pytest.mark.parametrize("text", [
+    "no call at all", hermes("unknown"), hermes(arguments='"Paris"'), "<tool_call>\nget_weather()\n</tool_call>",
+    "<tool_call>", "a < b and <tool_ca", llama()])
+def test_what_is_no_call_is_text(caller, text):
+    choice = ask(caller, text)
+    assert choice["message"]["content"] == text and not calls(choice) and choice["finish_reason"] == "stop"
+
+
+def test_arguments_that_are_no_json(caller):
+    """They had begun: a stream takes nothing back."""
+    choice = ask(caller, "<tool_call>\n" + '{"name": "now", "arguments": {"a": \'b\'}}\n</tool_call>')
+    assert calls(choice) == [("now", "{\"a\": 'b'}}\n")] and choice["finish_reason"] == "tool_calls"
+
+
+def test_cut_by_length(caller):
+    begun = ask(caller, "Hm.\n" + hermes(), max_tokens=4 + hermes().index("S\u00e3o"))
+    assert calls(begun) == [("get_weather", '{"city":"')] and begun["finish_reason"] == "length"
+    assert begun["message"]["content"] == "Hm."
+    choice = ask(caller, "Hm.\n" + hermes(), max_tokens=30)
+    assert not calls(choice) and choice["message"]["content"] == ("Hm.\n" + hermes())[:30]
+    assert choice["finish_reason"] == "length"
+
+
+def test_cut_by_a_stop_string(caller):
+    choice = ask(caller, hermes(), stop=[" Paulo"])
+    assert calls(choice) == [("get_weather", '{"city":"S\u00e3o')]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", " Paulo")
+    choice = ask(caller, hermes(), stop=["</tool_call>"])
+    assert calls(choice) == [("get_weather", WEATHER)] and choice["finish_reason"] == "tool_calls"
+
+
+def test_several_choices(caller):
+    choices = ask(caller, hermes(), n=3, temperature=1, seed=7)
+    assert len({str(c["message"]["tool_calls"][0]["id"]) for c in choices}) == 3
+    for choice in choices:
+        assert calls(choice) == [("get_weather", WEATHER)]
+        assert choice["message"]["content"].startswith(" #"), "the fake adds its seed"
+
+
+def test_ids_are_unique_over_answers(caller):
+    body = chat_body(hermes(), tools=TOOLS, max_tokens=400)
+    ids = {caller.post(CHAT, body).json()["choices"][0]["message"]["tool_calls"][0]["id"] for _ in range(8)}
+    assert len(ids) == 8
+
+
+def test_none_leaves_the_text_whole(caller):
+    assert ask(caller, hermes(), tool_choice="none")["message"]["content"] == hermes()
+    assert ask(caller, hermes(), tools=None)["message"]["content"] == hermes()
+    assert ask(caller, hermes(), tools=[])["message"]["content"] == hermes()
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "now"}}, "other"])
+def test_no_call_can_be_promised(caller, choice):
+    r = caller.chat("hi", tools=TOOLS, tool_choice=choice)
+    assert r.status_code == 400
+    assert (r.json()["error"]["param"], r.json()["error"]["code"]) == ("tool_choice", "unsupported_parameter")
+
+
+def test_models_whose_template_shows_no_calls(shared, fake, start):
+    for daemon in (shared, start("--tool-call-parser", "hermes"),
+                   start("--tool-call-parser", "none", env={"KEEPD_FAKE_TOOLS": "hermes"})):
+        assert daemon.get("/server_info").json()["tool_call_parser"] == "none"
+        r = daemon.chat("hi", tools=TOOLS)
+        assert r.status_code == 400 and r.json()["error"]["param"] == "tools"
+        assert "--tool-call-parser" in r.json()["error"]["message"]
+        assert daemon.chat("hi", tools=TOOLS, tool_choice="none").status_code == 200
+
+
+def test_llama(start, fake):
+    for daemon in (start(env={"KEEPD_FAKE_TOOLS": "llama3"}),
+                   start("--tool-call-parser", "llama3", env={"KEEPD_FAKE_TOOLS": "hermes"})):
+        assert daemon.get("/server_info").json()["tool_call_parser"] == "llama3"
+        choice = ask(daemon, llama() + "; " + llama("now", "{}"))
+        assert calls(choice) == [("get_weather", WEATHER), ("now", "{}")]
+        assert choice["message"]["content"] is None
+        choice = ask(daemon, "Say: " + llama())
+        assert choice["message"]["content"] == "Say: " + llama() and choice["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("opened", [1, 2])
+def test_after_thinking(start, fake, opened):
+    daemon = start(env={"KEEPD_FAKE_TOOLS": "hermes", "KEEPD_FAKE_THINK": str(opened)})
+    thought = "it wants <tool_call> " + hermes()
+    choice = ask(daemon, ("" if opened == 2 else "\n\x01") + thought + "\x02\n\n" + hermes())
+    assert choice["message"]["reasoning"] == thought and calls(choice) == [("get_weather", WEATHER)]
+
+
+def test_stream_holds_back_only_beginnings(caller):
+    """Arguments come piece by piece, text before a tag at once."""
+    body = chat_body("A < B\n\n" + hermes(), tools=TOOLS, max_tokens=400, stream=True)
+    deltas = [json.loads(e)["choices"][0]["delta"] for e in events(
+        requests.post(caller.url + CHAT, json=body, stream=True, timeout=60))[:-1]]
+    texts = [d["content"] for d in deltas if d.get("content")]
+    assert texts == ["A", " ", "< ", "B", "\n"]
+    pieces = [d["tool_calls"][0]["function"]["arguments"] for d in deltas if "tool_calls" in d]
+    assert pieces == ["", *WEATHER]
+
+
+def test_sdk(caller):
+    client = caller.client()
+    messages = [{"role": "user", "content": "Look.\n" + hermes()}]
+    options = {"model": MODEL, "tools": TOOLS, "temperature": 0, "max_tokens": 400}
+    answer = client.chat.completions.create(messages=messages, **options)
+    message = answer.choices[0].message
+    assert json.loads(message.tool_calls[0].function.arguments)["days"] == [1, 2]
+    with client.chat.completions.stream(messages=messages, **options) as stream:
+        final = stream.get_final_completion().choices[0]
+    assert final.finish_reason == "tool_calls" and final.message.content == "Look."
+    assert final.message.tool_calls[0].function.parsed_arguments is None
+    assert final.message.tool_calls[0].function.arguments == message.tool_calls[0].function.arguments
+
+
+def test_the_conversation_goes_on(caller):
+    """The message with the calls, as the SDK gives it back, renders to what the model wrote."""
+    client = caller.client()
+    options = {"model": MODEL, "tools": TOOLS, "temperature": 0, "max_tokens": 400,
+               "extra_body": {"cache_salt": "calls"}}
+    messages = [{"role": "user", "content": "Look.\n" + hermes() + "\n" + hermes("now", "{}")}]
+    first = client.chat.completions.create(messages=messages, **options)
+    message = first.choices[0].message
+    messages += [message] + [{"role": "tool", "tool_call_id": c.id, "content": "fine"} for c in message.tool_calls]
+    second = client.chat.completions.create(messages=messages, **options)
+    cached = second.usage.prompt_tokens_details.cached_tokens
+    assert cached >= first.usage.prompt_tokens + first.usage.completion_tokens - 1, "the calls too"
+    assert second.usage.kv_details["dropped_tokens"] == 0
