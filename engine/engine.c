@@ -291,6 +291,7 @@ static int open_model(struct engine *e, struct replica *replica, int logits_max,
                                           .random_weights = o->random_weights,
                                           .fp8 = wants_fp8(o),
                                           .check_only = o->check_only,
+                                          .threads = o->threads,
                                           .progress = o->progress,
                                           .progress_arg = o->arg};
     if (kern->ops->bind != NULL) kern->ops->bind(kern);

@@ -14,6 +14,7 @@
 #include "engine/floats.h"
 #include "engine/gates.h"
 #include "engine/weights.h"
+#include "kernels/cpu/pool.h"
 #include "kernels/quantize.h"
 
 #define CONFIG_FILE_MAX   ((size_t)16 << 20)
@@ -21,6 +22,8 @@
 #define HASH_FILE_MAX     ((size_t)64 << 20) /* hashing more would delay the start for a warning */
 #define RANDOM_GATE_WIDTH 64
 #define RANDOM_SEED       0x6b65657064ull
+#define RANDOM_TAKEN      ((int64_t)1 << 12) /* words that a worker makes at a time */
+#define CODES_LOOKED_AT   ((size_t)4096)     /* together, before one of them is looked for */
 
 struct layer {
     struct kern_weight *qkv, *o, *gate_up, *down;
@@ -76,6 +79,9 @@ struct loader {
     const struct model_options *options;
     const struct weights *weights; /* NULL: random */
     uint64_t random;
+    struct cpu_pool *team; /* NULL: nothing is made */
+    uint8_t *codes;        /* [codes_room] a matrix in fp8 on its way to the backend; grows */
+    size_t codes_room;
     size_t done, total; /* bytes, for progress */
     struct fault *fault;
 };
@@ -144,18 +150,48 @@ static enum kern_dtype dtype_of(const struct tensor *tensor) {
 
 /* splitmix64, public domain: one word makes four bf16 numbers of random sign and mantissa, with
  * one of two exponents around 1/sqrt(cols). Speed matters, the distribution does not. */
-static void fill_random(uint64_t *state, uint64_t *words, size_t count, int64_t cols) {
-    const int exponent = 126 + (int)lrint(log2(1 / sqrt((double)cols)));
-    const uint64_t lanes = 0x0001000100010001ull, base = (uint64_t)exponent << 7;
-    uint64_t seed = *state;
-    for (size_t i = 0; i < count; i++) {
-        uint64_t z = seed + (i + 1) * 0x9e3779b97f4a7c15ull;
-        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-        z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-        z ^= z >> 31;
-        words[i] = (z & (0x80ff * lanes)) + base * lanes;
+struct filling {
+    uint64_t seed, base;
+    uint64_t *words;
+    struct cpu_share share;
+};
+
+#define RANDOM_STEP  0x9e3779b97f4a7c15ull
+#define RANDOM_LANES 0x0001000100010001ull
+
+static void fill_some(void *arg, int worker) {
+    (void)worker;
+    struct filling *job = arg;
+    int64_t end;
+    for (int64_t i; (i = cpu_share_take(&job->share, RANDOM_TAKEN, &end)) >= 0;) {
+        for (; i < end; i++) {
+            uint64_t z = job->seed + ((uint64_t)i + 1) * RANDOM_STEP;
+            z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+            z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+            z ^= z >> 31;
+            job->words[i] = (z & (0x80ff * RANDOM_LANES)) + job->base * RANDOM_LANES;
+        }
     }
-    *state = seed + count * 0x9e3779b97f4a7c15ull;
+}
+
+static void fill_random(struct loader *loader, uint64_t *words, size_t count, int64_t cols) {
+    const int exponent = 126 + (int)lrint(log2(1 / sqrt((double)cols)));
+    struct filling job = {.seed = loader->random, .base = (uint64_t)exponent << 7, .words = words};
+    cpu_share_set(&job.share, (int64_t)count);
+    cpu_pool_run(loader->team, fill_some, &job);
+    loader->random += count * RANDOM_STEP;
+}
+
+/* The first code that is not a number, or `count`. */
+static size_t find_nan(const uint8_t *codes, size_t count) {
+    for (size_t at = 0, end; at < count; at = end) {
+        unsigned any = 0;
+        end = count - at < CODES_LOOKED_AT ? count : at + CODES_LOOKED_AT;
+        for (size_t i = at; i < end; i++) any |= (codes[i] & 0x7f) == 0x7f;
+        for (size_t i = at; any && i < end; i++)
+            if ((codes[i] & 0x7f) == 0x7f) return i;
+    }
+    return count;
 }
 
 /* The scales of an E4M3 matrix: one for all, or one per output, in the tensor that has its name and
@@ -180,10 +216,18 @@ static int read_scales(struct loader *loader, const char *name, const struct ten
         if (!(out[i] >= 0 && out[i] <= FLT_MAX / QUANTIZE_MOST))
             return fault_set(loader->fault, ERR_INVALID, scale_name, "%g is no scale",
                              (double)out[i]);
-    for (size_t i = 0; i < codes->bytes && !loader->options->check_only; i++)
-        if ((((const uint8_t *)codes->data)[i] & 0x7f) == 0x7f)
-            return fault_set(loader->fault, ERR_INVALID, name, "element %zu is not a number", i);
-    return 0;
+    size_t nan = loader->options->check_only ? codes->bytes : find_nan(codes->data, codes->bytes);
+    if (nan == codes->bytes) return 0;
+    return fault_set(loader->fault, ERR_INVALID, name, "element %zu is not a number", nan);
+}
+
+/* Kept from one matrix to the next: touching fresh memory takes as long as making the codes. */
+static uint8_t *codes_room(struct loader *loader, size_t bytes) {
+    if (bytes <= loader->codes_room) return loader->codes;
+    mem_free(loader->codes);
+    loader->codes = mem_try_alloc(bytes, 1);
+    loader->codes_room = loader->codes ? bytes : 0;
+    return loader->codes;
 }
 
 /* Hands the matrix to the backend; with `fp8` as E4M3, but for the vocabulary's, whose errors are
@@ -195,7 +239,7 @@ static int give_matrix(struct loader *loader, const char *name, struct kern_matr
     if (!loader->options->fp8 || shard == KERN_SHARD_VOCAB)
         return kern->ops->weight_load(kern, matrices, count, shard, out, loader->fault);
     for (int i = 0; i < count; i++) rows += (size_t)matrices[i].rows;
-    uint8_t *codes = mem_try_alloc(rows, cols);
+    uint8_t *codes = codes_room(loader, rows * cols);
     float *scales = mem_try_alloc(rows, sizeof *scales);
     int err = codes && scales ? 0 : ERR_NOMEM;
     if (err) fault_set(loader->fault, err, name, "no memory for [%zu, %zu] in fp8", rows, cols);
@@ -203,7 +247,7 @@ static int give_matrix(struct loader *loader, const char *name, struct kern_matr
         struct kern_matrix *m = &matrices[i];
         struct fault fault = {0};
         if (m->dtype == KERN_E4M3) continue;
-        err = quantize_rows(m, codes + row * cols, scales + row, &fault);
+        err = quantize_rows(m, codes + row * cols, scales + row, loader->team, &fault);
         if (err) fault_set(loader->fault, err, name, "%s", fault.text);
         m->data = codes + row * cols;
         m->scale = scales + row;
@@ -211,7 +255,6 @@ static int give_matrix(struct loader *loader, const char *name, struct kern_matr
         row += (size_t)m->rows;
     }
     if (!err) err = kern->ops->weight_load(kern, matrices, count, shard, out, loader->fault);
-    mem_free(codes);
     mem_free(scales);
     return err;
 }
@@ -225,7 +268,7 @@ static int load_random_matrix(struct loader *loader, struct kern_matrix *matrice
     if (!data)
         return fault_set(loader->fault, ERR_NOMEM, "random weights", "no memory for [%lld, %lld]",
                          (long long)rows, (long long)cols);
-    fill_random(&loader->random, data, words, cols);
+    fill_random(loader, data, words, cols);
     const uint16_t *at = (const uint16_t *)data;
     for (int i = 0; i < count; at += matrices[i].rows * cols, i++) {
         matrices[i].data = at;
@@ -413,13 +456,21 @@ static size_t random_bytes(const struct model_config *c) {
     return 2 * (per_layer * (size_t)c->layers + ends);
 }
 
+static int open_team(struct loader *loader) {
+    const struct model_options *options = loader->options;
+    int err = options->check_only ? 0 : cpu_pool_open(options->threads, &loader->team);
+    return err ? fault_set(loader->fault, err, "threads", "cannot start those that make weights")
+               : 0;
+}
+
 static int load_weights(struct model *model, const struct model_options *options,
                         struct fault *fault) {
     struct weights *weights = NULL;
     struct loader loader = {
         .model = model, .options = options, .random = RANDOM_SEED, .fault = fault};
     int err = options->random_weights ? 0 : weights_open_dir(options->dir, &weights, fault);
-    if (err) return err;
+    if (!err) err = open_team(&loader);
+    if (err) goto out;
     loader.weights = weights;
     loader.total = weights ? weights_bytes(weights) : random_bytes(&model->config);
     if (weights) {
@@ -432,6 +483,9 @@ static int load_weights(struct model *model, const struct model_options *options
     for (int i = 0; i < model->config.layers && !err; i++)
         err = load_layer(&loader, i, &model->layers[i]);
     model->weight_bytes = loader.done;
+out:
+    mem_free(loader.codes);
+    cpu_pool_close(loader.team);
     weights_close(weights);
     return err;
 }

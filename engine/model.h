@@ -49,6 +49,7 @@ struct model_options {
                  embeddings, LM head, norms and gates stay what they are */
     bool random_weights; /* take only config.json; weights, and gates where no file gives them, from
                             a seeded generator (timing) */
+    int threads;         /* that make weights while it loads; 0 = the cores this process may use */
     void (*progress)(void *arg, double fraction, const char *what); /* may be NULL */
     void *progress_arg;
 };

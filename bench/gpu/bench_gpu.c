@@ -131,7 +131,7 @@ static int load_weight(int outputs, int inputs, bool fp8, struct kern_weight **o
     for (size_t i = 0; i < count; i++) file[i] = (uint16_t)(0x3c00 + i * 37 % 256 + (i % 2 << 15));
     struct kern_matrix m = {.data = file, .dtype = KERN_BF16, .rows = outputs, .cols = inputs};
     if (fp8) {
-        must(quantize_rows(&m, codes, scales, NULL), "fp8");
+        must(quantize_rows(&m, codes, scales, NULL, NULL), "fp8");
         m.data = codes;
         m.scale = scales;
         m.dtype = KERN_E4M3;

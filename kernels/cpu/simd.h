@@ -86,6 +86,9 @@ SIMD v16 v16_load_bf16(const uint16_t *p) {
     __m256i half = _mm256_loadu_si256((const __m256i *)p);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
+SIMD v16 v16_load_f16(const uint16_t *p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+}
 /* First and second bf16 of sixteen pairs. */
 SIMD void v16_load_pairs(const void *p, v16 *first, v16 *second) {
     __m512i pairs = _mm512_loadu_si512(p);
@@ -260,6 +263,9 @@ SIMD void v16_load_pairs(const void *p, v16 *first, v16 *second) {
 SIMD v16 f16_wide(__m256i half) {
     return V16(_mm256_cvtph_ps(_mm256_castsi256_si128(half)),
                _mm256_cvtph_ps(_mm256_extracti128_si256(half, 1)));
+}
+SIMD v16 v16_load_f16(const uint16_t *p) {
+    return f16_wide(_mm256_loadu_si256((const __m256i *)p));
 }
 SIMD void v16_load_e4m3_pairs(const void *p, v16 *first, v16 *second) {
     __m256i low, high;
@@ -463,6 +469,11 @@ SIMD v4 bf16_quarter(const uint16_t *p) {
 }
 SIMD v16 v16_load_bf16(const uint16_t *p) {
     return (v16){bf16_quarter(p), bf16_quarter(p + 4), bf16_quarter(p + 8), bf16_quarter(p + 12)};
+}
+SIMD v16 v16_load_f16(const uint16_t *p) {
+    float room[16];
+    for (int i = 0; i < 16; i++) room[i] = number_from_f16(p[i]);
+    return v16_load(room);
 }
 SIMD void v16_load_pairs(const void *p, v16 *first, v16 *second) {
     u4 pair[4];

@@ -11,6 +11,9 @@
     void cpu_rope_##path(float *x, int half, const float *cosine, const float *sine,               \
                          const float *norm, float eps);                                            \
     void cpu_write_row_##path(void *row, const float *from, int count, enum kern_dtype dtype);     \
+    /* Its scale, see kernels/quantize.h; not finite: the row is not, and codes are not written */ \
+    float cpu_quantize_row_##path(uint8_t *codes, const void *row, int64_t cols,                   \
+                                  enum kern_dtype dtype);                                          \
     void cpu_matmul_##path(const struct cpu_matmul_job *job, int64_t first, int64_t count,         \
                            int64_t next, void *scratch);                                           \
     size_t cpu_attend_scratch_##path(const struct kern_cache_options *options);                    \

@@ -53,6 +53,7 @@ int replay_open(const struct replay_options *options, struct replay *out, struct
                                         .logits_max = options->rows_max,
                                         .owner = options->owner ? options->owner->model : NULL,
                                         .random_weights = options->random_weights,
+                                        .threads = options->threads,
                                         .fp8 = options->fp8};
     *out = (struct replay){0};
     int err = ranks_open_cpu(&cpu, options->ranks > 0 ? options->ranks : 1, &out->kern, fault);

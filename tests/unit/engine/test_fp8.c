@@ -63,7 +63,7 @@ static void add_linear(struct file *f, const char *name, const struct tensor *t,
     char shape[32];
     const struct kern_matrix m = {
         .data = t->data, .dtype = KERN_BF16, .rows = t->shape[0], .cols = t->shape[1]};
-    cr_assert_eq(quantize_rows(&m, codes, scales, NULL), 0);
+    cr_assert_eq(quantize_rows(&m, codes, scales, NULL, NULL), 0);
     for (size_t i = 0; kind->scale != 0 && i < count; i++)
         codes[i] = number_to_e4m3(number_element((const char *)t->data + 2 * i, KERN_BF16) /
                                   fabsf(kind->scale));
@@ -165,29 +165,38 @@ static void drop(const char *dir) {
     rmdir(dir);
 }
 
+static struct replay_options options_of(const char *dir, bool fp8) {
+    return (struct replay_options){.dir = dir,
+                                   .path = "auto",
+                                   .threads = 1,
+                                   .rows_max = COUNT,
+                                   .positions_max = COUNT,
+                                   .slots = 1,
+                                   .fp8 = fp8};
+}
+
 static int open_replay(const char *dir, bool fp8, struct replay *replay, struct fault *fault) {
-    const struct replay_options options = {.dir = dir,
-                                           .path = "auto",
-                                           .threads = 1,
-                                           .rows_max = COUNT,
-                                           .positions_max = COUNT,
-                                           .slots = 1,
-                                           .fp8 = fp8};
+    const struct replay_options options = options_of(dir, fp8);
     *fault = (struct fault){0};
     return replay_open(&options, replay, fault);
 }
 
-static float *logits_of(const char *dir, bool fp8) {
+static float *run(const struct replay_options *options) {
     struct replay replay;
-    struct fault fault;
+    struct fault fault = {0};
     int32_t ids[COUNT];
     const int whole = COUNT;
     float *logits = malloc(sizeof(float) * COUNT * VOCAB);
     for (int i = 0; i < COUNT; i++) ids[i] = i * 37 % 500;
-    cr_assert_eq(open_replay(dir, fp8, &replay, &fault), 0, "%s: %s", fault.field, fault.text);
+    cr_assert_eq(replay_open(options, &replay, &fault), 0, "%s: %s", fault.field, fault.text);
     cr_assert_eq(replay_run(&replay, 0, ids, COUNT, &whole, 1, logits), 0);
     replay_close(&replay);
     return logits;
+}
+
+static float *logits_of(const char *dir, bool fp8) {
+    const struct replay_options options = options_of(dir, fp8);
+    return run(&options);
 }
 
 static float *logits_of_kind(const struct kind *kind, bool fp8) {
@@ -254,5 +263,16 @@ Test(fp8, what_is_wrong_is_refused_by_tensor) {
         cr_assert_str_eq(fault.field, cases[i].field);
         cr_assert(strstr(fault.text, cases[i].text), "%s", fault.text);
         drop(dir);
+    }
+}
+
+Test(fp8, threads_change_no_weight) {
+    struct replay_options options = options_of(SOURCE, true);
+    options.random_weights = true;
+    for (int threads = 2; threads <= 5; threads += 3) {
+        options.threads = 1;
+        float *one = run(&options);
+        options.threads = threads;
+        expect_same(one, run(&options), "random weights, quantised");
     }
 }

@@ -1,5 +1,6 @@
 if(TARGET kernels_cpu)
   keepd_test(test_ops SOURCES test_ops.c LIBS kernels_cpu)
+  keepd_test(test_quantize SOURCES test_quantize.c LIBS kernels_cpu)
   keepd_test(test_attend SOURCES test_attend.c LIBS kernels_cpu)
   keepd_test(test_math SOURCES test_math.c LIBS kernels_cpu)
   keepd_test(test_number SOURCES test_number.c LIBS kernels_cpu)

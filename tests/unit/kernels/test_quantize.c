@@ -1,7 +1,10 @@
-/* E4M3 weights: every number is the nearest, the largest uses the whole range, and what has no
- * scale is refused by its row. */
+/* E4M3 weights: every number is the nearest, the largest uses the whole range, what has no scale is
+ * refused by its row, and neither the processor nor the number of threads changes a bit. */
 #include <criterion/criterion.h>
 
+#include "kernels/cpu/isa.h"
+#include "kernels/cpu/pool.h"
+#include "kernels/cpu/vec.h"
 #include "kernels/number.h"
 #include "kernels/quantize.h"
 #include "paths.h"
@@ -25,7 +28,7 @@ static void check_matrix(enum kern_dtype dtype, int64_t stride) {
     float scales[ROWS];
     m.file.cols = COLS;
     m.file.stride = stride;
-    cr_assert_eq(quantize_rows(&m.file, codes, scales, NULL), 0);
+    cr_assert_eq(quantize_rows(&m.file, codes, scales, NULL, NULL), 0);
     for (int r = 0; r < ROWS; r++) {
         float most = 0;
         uint8_t top = 0;
@@ -58,7 +61,7 @@ Test(quantize, zeros_and_the_smallest_numbers_have_a_scale) {
     const struct kern_matrix m = {.data = x, .dtype = KERN_F32, .rows = 2, .cols = 3};
     uint8_t codes[6];
     float scales[2];
-    cr_assert_eq(quantize_rows(&m, codes, scales, NULL), 0);
+    cr_assert_eq(quantize_rows(&m, codes, scales, NULL, NULL), 0);
     for (int i = 0; i < 6; i++) cr_assert_eq(codes[i] & 0x7f, 0, "%d: %#x", i, codes[i]);
     for (int r = 0; r < 2; r++) cr_assert(scales[r] > 0 && isfinite(1 / scales[r]));
 }
@@ -71,8 +74,106 @@ Test(quantize, what_is_not_finite_is_refused_by_its_row) {
         struct fault fault = {0};
         const struct kern_matrix m = {.data = x, .dtype = KERN_F32, .rows = 3, .cols = COLS};
         x[2 * COLS + 1500] = bad[i];
-        cr_assert_eq(quantize_rows(&m, codes, scales, &fault), ERR_INVALID);
+        cr_assert_eq(quantize_rows(&m, codes, scales, NULL, &fault), ERR_INVALID);
         cr_assert(strstr(fault.text, "row 2"), "%s", fault.text);
         free(x), free(codes);
     }
+}
+
+/* ---- Every path and every team ----------------------------------------------------------------
+ */
+
+typedef float quantize_row(uint8_t *codes, const void *row, int64_t cols, enum kern_dtype dtype);
+
+/* A number at a time. */
+static float plain_row(uint8_t *codes, const void *row, int64_t cols, enum kern_dtype dtype) {
+    const char *at = row;
+    float most = 0;
+    for (int64_t i = 0; i < cols; i++) {
+        float x = fabsf(number_element(at + (size_t)i * kern_dtype_bytes(dtype), dtype));
+        most = x > most ? x : most;
+    }
+    float by = 1 / quantize_scale(most);
+    for (int64_t i = 0; i < cols; i++)
+        codes[i] =
+            number_to_e4m3(number_element(at + (size_t)i * kern_dtype_bytes(dtype), dtype) * by);
+    return quantize_scale(most);
+}
+
+static void check_row(quantize_row *quantize, const char *path, enum kern_dtype dtype,
+                      int64_t cols) {
+    struct test_matrix m = matrix_make(1, cols, dtype, (uint64_t)cols);
+    uint8_t *want = malloc((size_t)cols), *got = malloc((size_t)cols + 1);
+    got[cols] = 0x55;
+    float scale = plain_row(want, m.file.data, cols, dtype);
+    cr_assert_eq(quantize(got, m.file.data, cols, dtype), scale, "%s", path);
+    cr_assert(!memcmp(got, want, (size_t)cols), "%s: %d numbers", path, (int)cols);
+    cr_assert_eq(got[cols], 0x55, "%s: beyond %d numbers", path, (int)cols);
+    matrix_close(&m);
+    free(want), free(got);
+}
+
+static void check_path(quantize_row *quantize, const char *path) {
+    static const enum kern_dtype dtypes[] = {KERN_F32, KERN_BF16, KERN_F16};
+    static const int64_t widths[] = {1, 3, 15, 16, 17, 31, 32, 129, 1000, COLS};
+    for (size_t d = 0; d < 3; d++)
+        for (size_t w = 0; w < sizeof widths / sizeof *widths; w++)
+            check_row(quantize, path, dtypes[d], widths[w]);
+    for (int last = 0; last < 2; last++) { /* in a whole vector, and in the rest */
+        float x[20] = {0};
+        uint8_t codes[20];
+        x[last ? 19 : 3] = NAN;
+        cr_assert(!isfinite(quantize(codes, x, 20, KERN_F32)), "%s", path);
+        x[last ? 19 : 3] = -INFINITY;
+        cr_assert(!isfinite(quantize(codes, x, 20, KERN_F32)), "%s", path);
+    }
+}
+
+Test(quantize, every_path_makes_the_same_numbers) {
+    check_path(cpu_quantize_row_portable, "portable");
+#if defined(__x86_64__)
+    struct cpu_isa isa = cpu_isa_detect();
+    if (isa.avx2) check_path(cpu_quantize_row_avx2, "avx2");
+    if (isa.avx512) check_path(cpu_quantize_row_avx512, "avx512");
+#endif
+}
+
+static struct cpu_pool *open_team(int threads) {
+    struct cpu_pool *team;
+    cr_assert_eq(cpu_pool_open(threads, &team), 0);
+    return team;
+}
+
+#define MANY 201
+
+Test(quantize, threads_change_no_bit) {
+    struct test_matrix m = matrix_make(MANY, COLS, KERN_BF16, 5);
+    uint8_t *want = malloc((size_t)MANY * COLS), *got = malloc((size_t)MANY * COLS);
+    float want_scales[MANY], scales[MANY];
+    cr_assert_eq(quantize_rows(&m.file, want, want_scales, NULL, NULL), 0);
+    for (int threads = 1; threads <= 5; threads += 2) {
+        struct cpu_pool *team = open_team(threads);
+        memset(got, 0xff, (size_t)MANY * COLS);
+        cr_assert_eq(quantize_rows(&m.file, got, scales, team, NULL), 0);
+        cr_assert(!memcmp(got, want, (size_t)MANY * COLS), "%d threads", threads);
+        cr_assert(!memcmp(scales, want_scales, sizeof scales), "%d threads", threads);
+        cpu_pool_close(team);
+    }
+    matrix_close(&m);
+    free(want), free(got);
+}
+
+Test(quantize, the_first_row_without_a_scale_is_named_whoever_finds_it) {
+    float *x = fresh((size_t)MANY * COLS, 9), scales[MANY];
+    uint8_t *codes = malloc((size_t)MANY * COLS);
+    const struct kern_matrix m = {.data = x, .dtype = KERN_F32, .rows = MANY, .cols = COLS};
+    for (int row = 77; row < MANY; row++) x[row * COLS + 5] = NAN;
+    for (int threads = 1; threads <= 5; threads++) {
+        struct cpu_pool *team = open_team(threads);
+        struct fault fault = {0};
+        cr_assert_eq(quantize_rows(&m, codes, scales, team, &fault), ERR_INVALID);
+        cr_assert(strstr(fault.text, "row 77 "), "%d threads: %s", threads, fault.text);
+        cpu_pool_close(team);
+    }
+    free(x), free(codes);
 }
