@@ -790,13 +790,15 @@ static int report_entries(struct cuda *cuda, int slot, const int32_t *lengths,
     size_t count = report->entries, bytes = count * sizeof(int32_t);
     int32_t *first = static_cast<int32_t *>(mem_try_alloc((size_t)p->streams, sizeof *first));
     char *mem = static_cast<char *>(room_take(cuda, &cuda->gather, 2 * bytes));
-    if (!first || !mem) {
-        mem_free(first);
-        return ERR_NOMEM;
-    }
-    for (int s = 1; s < p->streams; s++) first[s] = first[s - 1] + lengths[s - 1];
-    const void *staged = device_stage(cuda->device, first, (size_t)p->streams * sizeof *first);
+    const void *staged = NULL;
+    for (int s = 1; first && s < p->streams; s++) first[s] = first[s - 1] + lengths[s - 1];
+    if (first && mem)
+        staged = device_stage(cuda->device, first, (size_t)p->streams * sizeof *first);
     mem_free(first);
+    if (!staged) { /* it is said here, and not to those of the next step */
+        int code = cache_sync(cuda);
+        return code ? code : ERR_NOMEM;
+    }
     LAUNCH(cuda->device, k_gather, (unsigned)p->streams, THREADS, 0, *p, slot,
            static_cast<const int32_t *>(staged), reinterpret_cast<int32_t *>(mem),
            reinterpret_cast<float *>(mem + bytes));

@@ -768,13 +768,17 @@ static void subtract(const struct held *was, const struct held *is, int streams,
     }
 }
 
+/* Without memory the record is lost, not the step. */
 static int evict_traced(struct cuda *cuda, const struct kern_evict *due) {
     struct held was = {}, is = {};
-    int rc = join_agree(cuda, read_held(cuda, due->slot, &was));
+    int held = read_held(cuda, due->slot, &was);
+    int rc = join_agree(cuda, held == ERR_NOMEM ? 0 : held);
     if (!rc) rc = evict_all(cuda, due, 1);
     if (!rc) rc = cache_sync(cuda);
-    if (!rc) rc = read_held(cuda, due->slot, &is);
-    if (!rc) subtract(&was, &is, cuda->pages.streams, due->trace);
+    if (!rc && !held) held = read_held(cuda, due->slot, &is);
+    due->trace->lost = held == ERR_NOMEM;
+    if (!rc && !due->trace->lost) rc = held;
+    if (!rc && !held) subtract(&was, &is, cuda->pages.streams, due->trace);
     close_held(&was);
     close_held(&is);
     return rc;

@@ -106,3 +106,50 @@ Test(emu_alloc, observing_steps_survive_every_failed_allocation) {
     }
     cr_assert(failures > 2 && passes > 2, "%d failures", failures);
 }
+
+/* A report, or the record of an eviction, that has no memory is one sequence's trouble: nothing of
+ * it is left for the next step to fail with. */
+Test(emu_alloc, reports_and_traces_without_memory_fail_alone) {
+    enum { TOKENS = 20, KEEP = 8 };
+    const struct kern_rule rule = {.sinks = 1};
+    const struct kern_span span = {.count = TOKENS, .rule = &rule};
+    const struct kern_batch batch = {.spans = &span, .rows = TOKENS, .span_count = 1};
+    int32_t lengths[1], positions[TOKENS];
+    int lost = 0, failed = 0;
+    for (int n = 0; n < 12; n++) {
+        struct kern *kern;
+        struct cuda_options cuda = {.device = 0};
+        struct kern_trace trace = {
+            .lengths = lengths, .positions = positions, .entries_max = TOKENS};
+        const struct kern_evict due = {
+            .tokens = TOKENS, .keep = KEEP, .rule = &rule, .trace = &trace};
+        struct kern_report report = {
+            .lengths = lengths, .positions = positions, .entries_max = TOKENS};
+        MUST(cuda_open(&cuda, &kern, NULL));
+        MUST(kern->ops->cache_open(kern, &small, NULL));
+        MUST(kern->ops->begin_step(kern, &batch));
+        MUST(kern->ops->sync(kern));
+        mem_fail_after(n);
+        int rc = kern->ops->report(kern, 0, &report);
+        mem_fail_after(-1);
+        cr_assert(rc == 0 || rc == ERR_NOMEM, "allocation %d: %d", n, rc);
+        MUST(kern->ops->sync(kern));
+        failed += rc != 0;
+        MUST(kern->ops->report(kern, 0, &report));
+        MUST(kern->ops->evict(
+            kern, &(struct kern_evict){.tokens = TOKENS, .keep = TOKENS - 4, .rule = &rule}, 1));
+        MUST(kern->ops->sync(kern)); /* the rooms of evictions are there */
+        mem_fail_after(n);
+        rc = kern->ops->evict(kern, &due, 1);
+        mem_fail_after(-1);
+        int later = kern->ops->sync(kern);
+        if (trace.lost) cr_assert(rc == 0 && later == 0, "allocation %d: %d, %d", n, rc, later);
+        lost += trace.lost;
+        if (rc == 0) {
+            MUST(kern->ops->report(kern, 0, &report));
+            cr_assert_eq((int)report.entries, KEEP);
+        }
+        kern->ops->close(kern);
+    }
+    cr_assert(failed >= 3 && lost >= 4, "%d, %d", failed, lost);
+}
