@@ -3,6 +3,7 @@
 #include "kernels/cuda/internal.h"
 #include "kernels/quantize.h"
 
+#define NORM_BATCH  8
 #define THREADS     256
 #define GLU_THREADS 512 /* of a row that is rounded with a scale: one block has all of it */
 
@@ -110,7 +111,9 @@ void narrow(struct cuda *cuda, struct rounded to, const float *x, int rows, int6
 
 /* ---- Norm and activation --------------------------------------------------------------------- */
 
-/* A block per row; `round`: y rounded, or none. */
+/* A block per row; `round`: y rounded, or none. A thread reads NORM_BATCH numbers before it writes
+ * the first: what it writes might be what it reads, for all the compiler knows, and each read would
+ * wait for the last one's. */
 static __global__ void k_rms_norm(float *y, const struct rounded round, const float *x,
                                   const float *weight, int dim, float eps) {
     ptx_overlap_grids();
@@ -121,11 +124,23 @@ static __global__ void k_rms_norm(float *y, const struct rounded round, const fl
     for (int i = threadIdx.x; i < dim; i += (int)blockDim.x) sum += x[first + i] * x[first + i];
     sum = block_total(sum, (float *)shared);
     float scale = 1.0f / sqrtf(sum / (float)dim + eps);
-    for (int i = threadIdx.x; i < dim; i += (int)blockDim.x) {
-        float value = x[first + i] * scale * weight[i];
-        y[first + i] = value;
-        most = fmaxf(most, fabsf(value));
-        if (half) half[first + i] = (uint16_t)ptx_pack_bf16(value, 0);
+    for (int begin = threadIdx.x; begin < dim; begin += NORM_BATCH * (int)blockDim.x) {
+        float from[NORM_BATCH], by[NORM_BATCH];
+#pragma unroll
+        for (int k = 0; k < NORM_BATCH; k++) {
+            int i = begin + k * (int)blockDim.x;
+            from[k] = i < dim ? x[first + i] : 0;
+            by[k] = i < dim ? weight[i] : 0;
+        }
+#pragma unroll
+        for (int k = 0; k < NORM_BATCH; k++) {
+            int i = begin + k * (int)blockDim.x;
+            if (i >= dim) break;
+            float value = from[k] * scale * by[k];
+            y[first + i] = value;
+            most = fmaxf(most, fabsf(value));
+            if (half) half[first + i] = (uint16_t)ptx_pack_bf16(value, 0);
+        }
     }
     if (round.scale) round_row(round, y + first, dim, most, shared);
 }
