@@ -141,8 +141,9 @@ class Check:
         with self.lock:
             self.goals.append({"what": what, "value": value, "goal": wanted, "most": most, "unit": unit, "met": met})
 
-    def step(self, name, command, limit=240, environment=None):
-        """Runs a command until it ends, its limit passes or no time is left. Its standard output, or None."""
+    def step(self, name, command, limit=240, environment=None, partly=False):
+        """Runs a command until it ends, its limit passes or no time is left. Its standard output; of one that failed None,
+        or with `partly` what it had written by then."""
         seconds = self.seconds_for(limit)
         if seconds < 1:
             self.left(f"{name}: no time was left")
@@ -151,7 +152,7 @@ class Check:
         code, text, both = run_group([str(c) for c in command], seconds, {**self.environment, **(environment or {})})
         if code:
             self.record(name, False, time.monotonic() - start, both[-KEPT_OUTPUT:])
-            return None
+            return text if partly else None
         self.record(name, True, time.monotonic() - start, "\n".join(both.strip().splitlines()[-1:]))
         return text
 
@@ -171,6 +172,15 @@ class Check:
             return None
         self.record(name, True, time.monotonic() - start)
         return result
+
+    def guard(self, name, part, *arguments):
+        """Calls what has steps of its own: only what it raises is a failed step."""
+        start = time.monotonic()
+        try:
+            return part(*arguments)
+        except Exception:  # noqa: BLE001: the other parts go on
+            self.record(name, False, time.monotonic() - start, traceback.format_exc()[-KEPT_OUTPUT:])
+            return None
 
     @property
     def failed(self):

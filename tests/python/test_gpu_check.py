@@ -161,6 +161,10 @@ def test_goals_without_a_number_are_not_measured(check):
     gpu = gpu_check.GpuCheck(check, [harness.Gpu("NVIDIA H200", 143771, "580")], False, None, set())
     gpu.goals()
     assert len(check.goals) > 10 and all(g["met"] is None for g in check.goals)
+    check.goals.clear()
+    check.row("an eviction alone", 100, "us", "", "evict_window")
+    gpu.goals()
+    assert all(g["met"] is None for g in check.goals)
 
 
 def test_goals_are_judged(check):
@@ -331,6 +335,23 @@ def test_a_wrong_case_fails_and_the_rest_is_timed(played):
     done, result = played.check("--only", KERNELS, "--keepd", "/bin/false")
     assert done.returncode == 1 and "failed: cases: ranks" in done.stdout
     assert [s["name"] for s in result["steps"] if not s["ok"]] == ["cases: ranks"] and len(result["timing"]) == 2
+
+
+def test_a_timing_that_breaks_off(played):
+    """What it had measured stands."""
+    rows = (played.folder / "rows").read_text()
+    played.write("rows", rows + '{"key": "prefill", "name": "half a li')
+    played.script(played.folder / "program", PROGRAM.replace('*bench_gpu) cat "$PLAYED/rows" ;;', '*bench_gpu) cat "$PLAYED/rows"; exit 1 ;;'))
+    done, result = played.check("--only", KERNELS, "--keepd", "/bin/false")
+    assert done.returncode == 1 and [s["name"] for s in result["steps"] if not s["ok"]] == ["timing of kernels and steps"]
+    assert [r["key"] for r in result["timing"]] == ["decode_even", "decode_uneven"] and len(result["goals"]) > 10
+
+
+def test_rows_that_are_none(played):
+    """Nothing that a program prints ends the script."""
+    played.write("rows", '{"no": "row"}\n')
+    done, result = played.check("--only", KERNELS, "--keepd", "/bin/false")
+    assert done.returncode == 1 and "KeyError" in result["steps"][-1]["output"] and "wrote " in done.stdout
 
 
 def test_kernels_that_do_not_compile(played):
