@@ -458,6 +458,17 @@ static void open_step_model(struct step_model *m, int rows, int entries, bool fp
     for (int i = 0; i < DIM / 2; i++) m->inv_freq[i] = powf(500000, -2.0f * (float)i / DIM);
 }
 
+/* The next one, and the longest caches, need the room. */
+static void close_step_model(struct step_model *m) {
+    struct kern_weight *weights[] = {m->embed, m->qkv, m->o, m->gate_up, m->down, m->head};
+    float *arrays[] = {m->norm_weight, m->x,           m->norm,   m->rows,
+                       m->heads,       m->gate_up_out, m->ff_out, m->logits};
+    for (size_t i = 0; i < sizeof weights / sizeof *weights; i++)
+        kern->ops->weight_free(kern, weights[i]);
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
+        kern->ops->mem_free(kern, arrays[i]);
+}
+
 static void run_layer(struct step_model *m, int layer, const struct kern_batch *batch) {
     const struct kern_rope rope = {.inv_freq = m->inv_freq, .scale = 1};
     const struct kern_attend_options options = {.scale = 0.088f};
@@ -558,8 +569,9 @@ static void time_steps(const struct mode *mode, const int *counts, int sizes, in
     if (!mode->fp8 || has_fp8()) {
         open_step_model(&m, most, entries, mode->fp8);
         for (int i = 0; i < sizes; i++) time_step(&m, counts[i], mode);
+        close_step_model(&m);
     }
-    kern->ops->close(kern); /* the process ends: nothing else is given back one by one */
+    kern->ops->close(kern);
 }
 
 /* The full cache at its best: as many long sequences as a device of `mib` holds beside a model. */
