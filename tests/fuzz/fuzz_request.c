@@ -1,4 +1,5 @@
-/* A request body, as the daemon's pool sees it. The first byte picks the endpoint and strictness.
+/* A request body, as the daemon's pool sees it. The first byte picks the endpoint, strictness and
+ * whether the model calls tools.
  * What is accepted must lie within the limits the engine relies on. */
 #include <math.h>
 #include <string.h>
@@ -54,6 +55,10 @@ static void check_accepted(struct oai_request *request, const struct oai_rules *
         check_ids(prompt->ids, prompt->id_count);
     }
     CHECK(request->prompt_field && request->salt && request->session);
+    CHECK(request->tools.count <= OAI_TOOLS_MAX);
+    CHECK((request->tools.count > 0) == (request->tools.format != TOOL_FORMAT_NONE));
+    for (int i = 0; i < request->tools.count; i++)
+        CHECK(strlen(request->tools.names[i]) <= OAI_TOOL_NAME_BYTES);
     if (request->kind != OAI_CHAT && request->kind != OAI_COMPLETION) return;
     if (oai_fit(request, request->prompt_field, data[0], rules, &max_tokens, &error)) return;
     CHECK(max_tokens >= 0 && max_tokens + data[0] <= info.max_model_len);
@@ -70,6 +75,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     cJSON *tree = NULL;
     if (size == 0) return 0;
     rules.strict = data[0] & 4;
+    rules.tool_format = data[0] & 8 ? TOOL_FORMAT_HERMES : TOOL_FORMAT_NONE;
     arena_open(&arena, 1 << 20);
     int rc = oai_parse_json((const char *)data + 1, size - 1, &rules, &tree, &error);
     if (!rc)

@@ -1,0 +1,95 @@
+/* An answer's text, searched for calls. The first byte says in which form and whether there may be
+ * several, the second how long the pieces are that the text comes in: whole or in pieces it must
+ * mean the same. Arguments must be JSON exactly where the reader of requests says so. */
+#include <string.h>
+
+#include "base/check.h"
+#include "base/json.h"
+#include "server/tool_calls.h"
+#include "server/tool_json.h"
+
+#define TEXT_BYTES_MAX 4096
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static const char *const names[] = {"f", "get_weather"};
+
+/* What a text means, as bytes: each piece after its kind, pieces of one kind joined. */
+struct meaning {
+    struct buf out;
+    enum tool_piece_kind kind;
+    size_t end; /* of the last piece */
+};
+
+static void add_pieces(struct meaning *m, struct tool_reader *r, const char *text, size_t end,
+                       bool last) {
+    struct tool_piece piece;
+    while ((piece = tool_reader_next(r, text, end, last)).kind != TOOL_MORE) {
+        CHECK(piece.begin < piece.end && piece.begin >= m->end && piece.end <= end);
+        CHECK(piece.kind != TOOL_ARGUMENTS || m->kind == TOOL_CALL || m->kind == TOOL_ARGUMENTS);
+        if (piece.kind != m->kind || piece.kind == TOOL_CALL) buf_char(&m->out, (char)piece.kind);
+        buf_add(&m->out, text + piece.begin, piece.end - piece.begin);
+        m->kind = piece.kind;
+        m->end = piece.end;
+    }
+    CHECK(last || r->phase != TOOL_IN_TEXT || end - r->at < TOOL_HELD_MAX);
+}
+
+static void read_pieces(struct meaning *m, const struct tool_set *tools, const char *text,
+                        size_t size, size_t step) {
+    struct tool_reader r = {.tools = tools};
+    *m = (struct meaning){.kind = TOOL_MORE};
+    buf_open(&m->out, 1 << 16);
+    for (size_t end = step; step && end < size; end += step) add_pieces(m, &r, text, end, false);
+    add_pieces(m, &r, text, size, true);
+    buf_char(&m->out, (char)tool_reader_called(&r));
+    CHECK(!m->out.failed);
+}
+
+/* Bytes of the value that `text` begins with; 0 for none. */
+static size_t json_end(const char *text, size_t size) {
+    struct tool_json json = {0};
+    for (size_t i = 0; i < size; i++) {
+        enum tool_json_step step = tool_json_step(&json, text[i]);
+        if (step == TOOL_JSON_BAD) return 0;
+        if (step == TOOL_JSON_DONE) return i + 1;
+    }
+    return 0;
+}
+
+/* The other reader looks closer: at characters, and at numbers beyond a double. */
+static bool is_plain(const char *text, size_t size) {
+    for (size_t i = 0; i < size; i++)
+        if ((unsigned char)text[i] >= 0x80 || strchr("\\eE", text[i])) return false;
+    return size < 300;
+}
+
+static void check_json(const char *text, size_t size) {
+    const struct json_limits limits = {.bytes = TEXT_BYTES_MAX, .depth = 64};
+    size_t end = json_end(text, size);
+    cJSON *tree = NULL;
+    if (end) {
+        int rc = json_parse(text, end, &limits, &tree, NULL);
+        CHECK(rc == 0 || !is_plain(text, end));
+    } else if (size && strchr("{[", text[0])) {
+        CHECK(json_parse(text, size, &limits, &tree, NULL) != 0);
+    }
+    json_free(tree);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    if (size < 2 || size > TEXT_BYTES_MAX) return 0;
+    const struct tool_set tools = {data[0] & 1 ? TOOL_FORMAT_LLAMA3 : TOOL_FORMAT_HERMES, names, 2,
+                                   !(data[0] & 2)};
+    const char *text = (const char *)data + 2;
+    const char *brace = memchr(text, '{', size - 2);
+    struct meaning whole, cut;
+    read_pieces(&whole, &tools, text, size - 2, 0);
+    read_pieces(&cut, &tools, text, size - 2, 1 + data[1] % 32);
+    CHECK(whole.out.size == cut.out.size);
+    CHECK(memcmp(whole.out.data, cut.out.data, cut.out.size) == 0);
+    buf_close(&whole.out);
+    buf_close(&cut.out);
+    if (brace) check_json(brace, size - 2 - (size_t)(brace - text));
+    return 0;
+}
