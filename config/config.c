@@ -99,8 +99,9 @@ const struct option config_options[] = {
     {"kv-chunk", INT, AT(kv_chunk), 1, MANY, "512", "N", 0,
      "Prompt tokens between evictions while a prompt is read."},
     {"kv-pool-bytes", BYTES, AT(kv_pool_bytes), 0, INT64_MAX, "0", "BYTES", 0,
-     "Memory for all cache pages. 0: what the weights leave of a GPU, less a twentieth of it for "
-     "steps; on the CPU what max-num-seqs asks for, at most half of what is free."},
+     "Memory for all cache pages, of each rank. 0: what the weights leave of the GPU that has "
+     "least, less a twentieth of it for steps; on the CPU what max-num-seqs asks for, at most half "
+     "of what is free."},
     {"kv-dtype", CHOICE, AT(kv_dtype), 0, 0, "auto", "auto|f32|bf16|fp8|fp8_e4m3", 0,
      "Number format of cached keys and values. auto: the weights', bf16 for f16. fp8 (fp8_e4m3): "
      "8-bit E4M3, nearest, at most 448: twice the entries of bf16 in the same memory."},

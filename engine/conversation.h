@@ -42,8 +42,9 @@ struct conversation {
     int32_t prompt_end;  /* tokens of the last prompt: nothing before this may be dropped */
     uint64_t prompt_hash, token_hash; /* conversation_hash of prompt_end and of all tokens */
     int32_t held;                     /* entries per stream on average, rounded up */
+    int32_t fullest;                  /* the same of the rank that has most */
     int64_t entries;                  /* exact, over all streams */
-    int64_t pages;                    /* exact, shared ones included */
+    int64_t pages;                    /* of the rank that has most; exact, shared ones included */
     int32_t slot;
     int64_t last_used_ns;
     uint64_t use;    /* order of last use; the smallest goes first */

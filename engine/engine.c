@@ -140,17 +140,20 @@ static int resolve_kv_dtype(struct engine *e, enum kern_dtype *dtype, struct fau
     return 0;
 }
 
-/* In the host's memory, which others use, too: pages so that every place can run at the default
- * budget and as many conversations rest, bounded by half of what is free. The pool is reserved
- * address space; pages cost memory when first used. */
+/* Of a rank, in the host's memory, which others use, too: pages so that every place can run at the
+ * default budget and as many conversations rest, bounded by half of what is free. The pool is
+ * reserved address space; pages cost memory when first used. */
 static int64_t choose_host_pages(const struct engine *e, const struct reserve_shape *shape,
                                  const struct kv_params *kv, int64_t page_bytes) {
     int64_t longest = e->info.max_model_len;
     int64_t peak = kv->policy->bounded ? (int64_t)kv->budget + kv->buffer + kv->chunk : longest;
     if (peak > longest) peak = longest;
-    int64_t each = reserve_pages(shape, kv, peak) + reserve_members(shape, kv, 0, longest);
+    const struct reserve_turn turn = {.added = longest};
+    int64_t each = reserve_pages(shape, kv, reserve_rank_peak(shape, kv, &turn, peak)) +
+                   reserve_members(shape, kv, 0, longest);
     int64_t wanted = each * e->options.max_num_seqs * 2;
-    int64_t most = memory_available() / 2 / e->replica_count / page_bytes;
+    int ranks = e->options.tensor_parallel_size > 1 ? e->options.tensor_parallel_size : 1;
+    int64_t most = memory_available() / 2 / e->replica_count / ranks / page_bytes;
     return wanted < most ? wanted : most;
 }
 
@@ -165,7 +168,7 @@ static struct kern_cache_options cache_options(const struct engine *e, enum kern
                                        .pages = so->pages_total,
                                        .slots = so->sequences_max + so->conversations_max,
                                        .max_positions = e->info.max_model_len,
-                                       .rank_cap = (float)e->options.kv_rank_cap / 100,
+                                       .rank_cap = so->shape.rank_cap,
                                        .inv_freq = config->inv_freq,
                                        .rows_max = so->rows_max,
                                        .logits_max = so->logits_max,
@@ -239,22 +242,40 @@ static int open_store(struct engine *e, struct sched_options *so, enum kern_dtyp
     return 0;
 }
 
-/* What every replica's pool looks like. */
+/* Ranks that hold different heads: those beyond the heads share them (kernels/shard.h). */
+static int pool_ranks(const struct engine *e) {
+    int ranks = e->options.tensor_parallel_size, heads = model_config(model_of(e))->heads_kv;
+    return ranks < 1 ? 1 : ranks < heads ? ranks : heads;
+}
+
+/* What every replica's pool looks like, on each of its ranks. */
 static int plan_pool(const struct engine *e, enum kern_dtype dtype, struct sched_options *so,
                      struct fault *fault) {
     const struct model_config *config = model_config(model_of(e));
     struct kern_cache_info info = {0};
     ops_of(e)->cache_info(dtype, config->head_dim, &info);
-    so->shape = (struct reserve_shape){config->layers, config->heads_kv, info.page_slots,
-                                       info.member_slots};
+    so->shape = (struct reserve_shape){.layers = config->layers,
+                                       .heads_kv = config->heads_kv,
+                                       .page_slots = info.page_slots,
+                                       .member_slots = info.member_slots,
+                                       .ranks = pool_ranks(e),
+                                       .rank_cap = (float)e->options.kv_rank_cap / 100};
     so->page_bytes = info.page_bytes;
     int code = choose_pages(e, dtype, so, fault);
     if (code != 0) return code;
-    int64_t least = (int64_t)config->layers * config->heads_kv;
+    int64_t least = (int64_t)config->layers * config->heads_kv / so->shape.ranks;
     if (so->pages_total >= least) return 0;
     return fault_set(fault, ERR_INVALID, "kv-pool-bytes",
                      "the pool has %lld pages of %lld bytes; one token needs %lld",
                      (long long)so->pages_total, (long long)info.page_bytes, (long long)least);
+}
+
+static void log_pool(const struct engine *e, const struct sched_options *so) {
+    char ranks[40] = "";
+    if (e->options.tensor_parallel_size > 1)
+        snprintf(ranks, sizeof ranks, " on each of %d ranks", e->options.tensor_parallel_size);
+    log_info("cache: %lld pages of %lld bytes%s", (long long)so->pages_total,
+             (long long)so->page_bytes, ranks);
 }
 
 static int open_pool(const struct engine *e, struct replica *replica, enum kern_dtype dtype,
@@ -308,6 +329,7 @@ static int open_cache(struct engine *e, struct sched_options *so, struct fault *
     so->kv.budget_max = e->options.kv_budget_max;
     so->kv.has_gates = model_has_gates(model_of(e));
     code = plan_pool(e, dtype, so, fault);
+    if (code == 0 && !e->options.check_only) log_pool(e, so);
     for (int i = 0; i < e->replica_count && code == 0 && !e->options.check_only; i++) {
         if (i > 0) code = open_model(e, &e->replicas[i], so->logits_max, fault);
         if (code == 0) code = open_pool(e, &e->replicas[i], dtype, so, fault);
@@ -348,6 +370,7 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
     info->pages_total = so->pages_total;
     info->page_bytes = so->page_bytes;
     info->page_slots = so->shape.page_slots;
+    info->pool_ranks = so->shape.ranks;
     info->weight_bytes = model_weight_bytes(model_of(e));
     info->has_chat_template = e->text.chat != NULL;
     info->chat_template = e->text.source;

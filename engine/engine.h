@@ -106,8 +106,9 @@ struct engine_info {
                           comes from the key there, so that spaces mean the same after a restart */
     int replicas;
     int threads;
-    int64_t pages_total, page_bytes; /* of one replica */
+    int64_t pages_total, page_bytes; /* of one rank of a replica */
     int page_slots;
+    int pool_ranks; /* of a replica, with such a pool each for its own heads; 0 = 1 */
     size_t weight_bytes;
     bool has_chat_template;
     const char *chat_template;         /* its source; NULL = none */
@@ -353,6 +354,7 @@ const char *engine_miss_name(enum engine_miss miss); /* for logs and metric labe
 struct engine_snapshot {
     int jobs; /* submitted and not finished */
     int running, waiting, conversations;
+    /* Pools of ranks are equally large: pages are those of one, of the fullest. */
     int64_t pages_total, pages_used, pages_reserved, pages_retained;
     int64_t pages_superseded; /* of those retained: states that a later turn went on from */
     uint64_t steps;

@@ -121,7 +121,7 @@ static void publish(struct replica *r) {
         .waiting = s->waiting,
         .conversations = s->conversations.count,
         .pages_total = s->options.pages_total,
-        .pages_used = stats.pages_used,
+        .pages_used = stats.rank_pages_used,
         .pages_reserved = s->pages_reserved,
         .pages_retained = s->conversations.pages,
         .pages_superseded = s->conversations.superseded_pages,

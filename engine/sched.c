@@ -260,19 +260,33 @@ int sched_resolve_kv(const struct engine_kv *wanted, const struct sched_kv *rule
     return code == 0 && rules->budget_max > 0 ? check_cap(out, rules, fault) : code;
 }
 
-/* The last token of an answer is sampled and never appended. */
+static int32_t min32(int32_t a, int32_t b) {
+    return a < b ? a : b;
+}
+
+/* On every rank; from the first `cached` tokens of `row`, or from nothing. The last token of an
+ * answer is sampled and never appended. */
 static int64_t pages_for(const struct sched_options *options, const struct kv_params *kv,
-                         int64_t held, const struct engine_request *request, int32_t cached) {
+                         const struct conversation *row, const struct engine_request *request,
+                         int32_t cached) {
     int32_t appended = request->max_tokens > 0 ? request->max_tokens - 1 : 0;
-    int64_t peak = reserve_peak(kv, held, request->prompt_count - cached, appended);
-    return reserve_pages(&options->shape, kv, peak) +
-           reserve_members(&options->shape, kv, held, (int64_t)request->prompt_count + appended);
+    int64_t prompt_new = request->prompt_count - cached;
+    struct reserve_turn turn = {.tokens = cached, .added = prompt_new + appended};
+    if (row != NULL) {
+        turn.held = min32(row->held, cached);
+        turn.fullest = min32(row->fullest, cached);
+        turn.drops = cached < row->token_count;
+    }
+    int64_t peak = reserve_peak(kv, turn.held, prompt_new, appended);
+    int64_t fullest = reserve_rank_peak(&options->shape, kv, &turn, peak);
+    return reserve_pages(&options->shape, kv, fullest) +
+           reserve_members(&options->shape, kv, turn.held, turn.tokens + turn.added);
 }
 
 int sched_check(const struct sched_options *options, const struct engine_request *request,
                 const struct kv_params *kv, struct fault *fault) {
     int choices = seq_job_choices(request);
-    int64_t pages = pages_for(options, kv, 0, request, 0);
+    int64_t pages = pages_for(options, kv, NULL, request, 0);
     if (pages <= options->pages_total / choices) return 0;
     if (pages <= options->pages_total)
         return fault_set(fault, ERR_LIMIT, "n",
@@ -345,13 +359,12 @@ static void plan_pages(const struct sched *sched, struct sched_entry *entry) {
     const struct engine_request *request = &entry->job->request;
     int64_t most = sched->options.pages_total / entry->job->choice_count;
     if (entry->row != NULL) {
-        int32_t held = entry->row->held < entry->common ? entry->row->held : entry->common;
-        entry->pages = pages_for(&sched->options, &entry->kv, held, request, entry->common);
+        entry->pages = pages_for(&sched->options, &entry->kv, entry->row, request, entry->common);
         if (entry->pages <= most) return;
         entry->row = NULL; /* only a fresh start can ever fit */
         entry->miss = ENGINE_MISS_TOO_LARGE;
     }
-    entry->pages = pages_for(&sched->options, &entry->kv, 0, request, 0);
+    entry->pages = pages_for(&sched->options, &entry->kv, NULL, request, 0);
 }
 
 /* What the rule needs beside pages, for every choice, so that neither a step nor a fork can fail

@@ -12,11 +12,18 @@ struct sched_entry {
     struct conversation *row; /* to go on from; NULL = from nothing */
     int32_t common;           /* tokens of it that stay */
     enum engine_miss miss;    /* why there is no row */
-    int64_t pages;            /* reserved for each choice */
+    int64_t pages;            /* reserved for each choice, of every rank's pool */
 };
 
 static inline int64_t sched_streams(const struct sched *sched) {
     return (int64_t)sched->options.shape.layers * sched->options.shape.heads_kv;
+}
+
+/* Entries per stream, on average and rounded up, of the rank that has most. */
+static inline int32_t sched_fullest(const struct sched *sched, const struct kern_report *report) {
+    int ranks = sched->options.shape.ranks > 1 ? sched->options.shape.ranks : 1;
+    int64_t streams = sched_streams(sched) / ranks;
+    return (int32_t)(((int64_t)report->rank_entries + streams - 1) / streams);
 }
 
 static inline const struct kern_ops *sched_ops(const struct sched *sched) {

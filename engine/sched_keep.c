@@ -161,8 +161,9 @@ void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_r
                                .token_count = seq->due.tokens,
                                .prompt_end = seq->prompt_count,
                                .held = (int32_t)((entries + count - 1) / count),
+                               .fullest = sched_fullest(sched, report),
                                .entries = entries,
-                               .pages = report->pages,
+                               .pages = report->rank_pages,
                                .slot = seq->slot,
                                .origin = seq->origin};
     memcpy(row.space, seq->job->request.space, sizeof row.space);

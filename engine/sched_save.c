@@ -300,8 +300,9 @@ static void add_row(struct sched *sched, const struct state_view *view, int32_t 
                                .token_count = head->token_count,
                                .prompt_end = head->prompt_end,
                                .held = (int32_t)((entries + count - 1) / count),
+                               .fullest = sched_fullest(sched, &view->report),
                                .entries = entries,
-                               .pages = view->report.pages,
+                               .pages = view->report.rank_pages,
                                .slot = sched_take_slot(sched),
                                .saved = CONVERSATION_SAVED,
                                .arriving = true};
@@ -345,14 +346,14 @@ static void go_on_importing(struct sched *sched, size_t most) {
 static enum restored begin_import(struct sched *sched, const struct state_view *view) {
     bool used_up;
     uint64_t id = view->head.id;
-    if (view->report.pages > sched->options.pages_total) {
+    if (view->report.rank_pages > sched->options.pages_total) {
         log_warn("conversation=%016llx on disk has more pages than the pool",
                  (unsigned long long)id);
         sched->head_lost = ENGINE_MISS_TOO_LARGE;
         store_ignore(sched->options.store, id);
         return NOT_THIS_ONE;
     }
-    if (!sched_make_room(sched, view->report.pages, NULL, &used_up)) return NOT_YET;
+    if (!sched_make_room(sched, view->report.rank_pages, NULL, &used_up)) return NOT_YET;
     if (!sched_make_place(sched, 1)) {
         sched->needs_store = true;
         return NOT_YET;

@@ -312,7 +312,7 @@ struct kern_gate;
 struct kern_cache_options {
     int layers, heads_q, heads_kv, head_dim;
     enum kern_dtype dtype;
-    int64_t pages;     /* size of the pool; zeroed once */
+    int64_t pages;     /* size of the pool, of each rank's (kernels/ranks.h); zeroed once */
     int slots;         /* sequences plus retained conversations */
     int max_positions; /* no stream can be longer than this */
     float rank_cap;    /* of the places that streams of several ranks compete for, one rank gets at
@@ -357,13 +357,15 @@ struct kern_evict {
 
 /* What a sequence holds. Arrays are the caller's; any may be NULL. */
 struct kern_report {
-    int32_t *lengths;   /* [layers * heads_kv] */
-    int32_t *positions; /* streams one after the other, each `length` entries in physical order */
-    float *log_beta;    /* same order */
-    size_t entries_max; /* room in positions and log_beta */
-    size_t entries;     /* out: sum of lengths */
-    int64_t pages;      /* out: pages the slot refers to */
-    int32_t members;    /* out, of snapshot_check: most of one stream */
+    int32_t *lengths;    /* [layers * heads_kv] */
+    int32_t *positions;  /* streams one after the other, each `length` entries in physical order */
+    float *log_beta;     /* same order */
+    size_t entries_max;  /* room in positions and log_beta */
+    size_t entries;      /* out: sum of lengths */
+    int64_t pages;       /* out: pages the slot refers to */
+    int32_t members;     /* out, of snapshot_check: most of one stream */
+    int64_t rank_pages;  /* out: of the rank that has most pages; without ranks all, as the next */
+    size_t rank_entries; /* out: of the rank that has most entries */
 };
 
 /* A piece of a snapshot. A slot's content in bytes is one block for the slot itself, then one for
@@ -376,7 +378,8 @@ struct kern_block {
 };
 
 struct kern_cache_stats {
-    int64_t pages_used; /* pages with a reference count above zero */
+    int64_t pages_used;      /* pages with a reference count above zero */
+    int64_t rank_pages_used; /* of the rank that has most of them; without ranks the same */
     uint64_t entries_evicted;
     uint64_t rank_cap_hits; /* pools of an eviction in which some rank was held to rank_cap */
 };

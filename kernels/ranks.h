@@ -12,11 +12,11 @@
  * is checked. Reports, traces and statistics count each head once: a head that several ranks hold
  * (kernels/shard.h) counts where its lowest rank has it.
  *
- * Pools. A rank's pages are its own, and where entries of different heads compete one rank may keep
- * more than an even share, so a reservation for the sequence says nothing of one rank. So each
- * rank's pool is as large as the whole one: what is admitted always fits. Page pools on the host
- * cost memory only as far as they are used, so there this is free. kern_cache_options.rank_cap
- * bounds how unequal ranks become, in time and in pages that are really used.
+ * Pools. A rank's pages are its own, kern_cache_options.pages of them on each. Where entries of
+ * different heads compete one rank may keep more than an even share, so a sequence reserves what
+ * any one rank may need for it (paging/due.h): an even share if heads do not compete, all that is
+ * kept if they do, rank_cap times an even share if that holds. Memory for N pages on each rank is
+ * thus never more than admission can promise away, and what is admitted always fits.
  *
  * Errors: a rank's error is everybody's; where ranks could part ways they agree first. */
 #ifndef KEEPD_KERNELS_RANKS_H

@@ -60,7 +60,7 @@ static void fit_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) 
         kern->ops->cache_fit(kern, fitting->options, &fitting->pages[rank], &fitting->faults[rank]);
 }
 
-/* Every rank has a whole pool. */
+/* All pools are as large as the smallest device allows. */
 int ranks_cache_fit(struct kern *kern, const struct kern_cache_options *options, int64_t *pages,
                     struct fault *fault) {
     struct ranks *ranks = ranks_of(kern);
@@ -254,12 +254,15 @@ int ranks_report(struct kern *kern, int slot, struct kern_report *report) {
     struct reporting reporting = {.slot = slot};
     int rc = report_lengths(ranks, &reporting);
     if (rc) return rc;
-    report->entries = 0;
-    report->pages = 0;
+    report->entries = report->rank_entries = 0;
+    report->pages = report->rank_pages = 0;
     for (int r = 0; r < ranks->count; r++) {
+        const struct kern_report *own = &reporting.rank[r];
         if (!ranks->heads[r].speaks) continue;
-        report->entries += reporting.rank[r].entries;
-        report->pages += reporting.rank[r].pages;
+        report->entries += own->entries;
+        report->pages += own->pages;
+        if (own->entries > report->rank_entries) report->rank_entries = own->entries;
+        if (own->pages > report->rank_pages) report->rank_pages = own->pages;
     }
     for (int stream = 0; report->lengths && stream < stream_count(ranks); stream++)
         report->lengths[stream] = own_length(ranks, stream);
@@ -383,11 +386,12 @@ static void import_on(struct ranks *ranks, struct kern *kern, int rank, void *ar
 }
 
 static struct snapshot_shape whole_shape(const struct ranks *ranks) {
-    return (struct snapshot_shape){&ranks->whole, ranks->page_slots, ranks->member_slots};
+    return (struct snapshot_shape){&ranks->whole, ranks->page_slots, ranks->member_slots,
+                                   ranks->whole.heads_kv / ranks->own.heads_kv};
 }
 
 static struct snapshot_shape own_shape(const struct ranks *ranks) {
-    return (struct snapshot_shape){&ranks->own, ranks->page_slots, ranks->member_slots};
+    return (struct snapshot_shape){&ranks->own, ranks->page_slots, ranks->member_slots, 1};
 }
 
 /* A stream's block is its rank's. */
@@ -504,7 +508,9 @@ void ranks_cache_stats(struct kern *kern, struct kern_cache_stats *stats) {
     *stats = (struct kern_cache_stats){0};
     for (int r = 0; r < ranks->count; r++) {
         if (!ranks->heads[r].speaks) continue;
-        stats->pages_used += asking.stats[r].pages_used;
+        int64_t used = asking.stats[r].pages_used;
+        stats->pages_used += used;
+        if (used > stats->rank_pages_used) stats->rank_pages_used = used;
         stats->entries_evicted += asking.stats[r].entries_evicted;
     }
     stats->rank_cap_hits = asking.stats[0].rank_cap_hits; /* all have found the same */

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/mem.h"
+#include "kernels/comm.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "snapshots are little-endian");
 
@@ -236,12 +237,36 @@ static int check_stream(const struct snapshot_shape *shape, const struct kern_bl
     return check_members(shape, block, index, next_pos, fault);
 }
 
+/* What each rank will have of it. */
+struct rank_counts {
+    int64_t pages[COMM_RANKS_MAX];
+    size_t entries[COMM_RANKS_MAX];
+};
+
+/* A stream's block that has been checked. */
+static void count_stream(const struct snapshot_shape *shape, const struct kern_block *block,
+                         int stream, struct rank_counts *counts, struct kern_report *report) {
+    const char *at;
+    int heads = shape->options->heads_kv, rank = stream % heads * shape->ranks / heads;
+    int32_t length = snapshot_length(block), members = snapshot_members(shape, block, &at);
+    int64_t pages = (length + shape->page_slots - 1) / shape->page_slots;
+    if (members > 0) pages += (members - 1) / shape->member_slots + 1;
+    report->entries += (size_t)length;
+    report->pages += pages;
+    if (members > report->members) report->members = members;
+    counts->entries[rank] += (size_t)length;
+    counts->pages[rank] += pages;
+    if (counts->entries[rank] > report->rank_entries) report->rank_entries = counts->entries[rank];
+    if (counts->pages[rank] > report->rank_pages) report->rank_pages = counts->pages[rank];
+}
+
 int snapshot_check(const struct snapshot_shape *shape, const struct kern_block *blocks, int count,
                    int32_t tokens, struct snapshot_slot *slot, struct kern_report *report,
                    struct fault *fault) {
-    int streams = (int)stream_count(shape), page_slots = shape->page_slots;
-    report->entries = 0;
-    report->pages = 0;
+    int streams = (int)stream_count(shape);
+    struct rank_counts counts = {0};
+    report->entries = report->rank_entries = 0;
+    report->pages = report->rank_pages = 0;
     report->members = 0;
     if (count != 1 + streams)
         return fault_set(fault, ERR_MALFORMED, "snapshot", "%d blocks for %d streams", count,
@@ -249,14 +274,7 @@ int snapshot_check(const struct snapshot_shape *shape, const struct kern_block *
     int code = check_slot(shape, &blocks[0], tokens, slot, fault);
     for (int i = 1; i < count && code == 0; i++) {
         code = check_stream(shape, &blocks[i], i, slot->next_pos, fault);
-        if (code != 0) break;
-        int32_t length = snapshot_length(&blocks[i]);
-        report->entries += (size_t)length;
-        report->pages += (length + page_slots - 1) / page_slots;
-        const char *at;
-        int32_t members = snapshot_members(shape, &blocks[i], &at);
-        if (members > 0) report->pages += (members - 1) / shape->member_slots + 1;
-        if (members > report->members) report->members = members;
+        if (code == 0) count_stream(shape, &blocks[i], i - 1, &counts, report);
     }
     return code;
 }

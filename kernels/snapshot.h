@@ -41,6 +41,7 @@ struct snapshot_shape {
     const struct kern_cache_options *options;
     int page_slots;   /* entries per page, to count the pages that an import needs */
     int member_slots; /* members per page; 0: this backend keeps none */
+    int ranks;        /* that hold different heads */
 };
 
 struct snapshot_slot {
@@ -68,8 +69,9 @@ size_t snapshot_part_at(const struct snapshot_shape *shape, int32_t length, int 
 size_t snapshot_stream_size(const struct snapshot_shape *shape, int32_t length, int32_t members);
 
 /* Reads nothing beyond the blocks, whatever they hold. Fills *slot and in *report entries,
- * pages and members; ERR_MALFORMED (it has not seen so many tokens, too), ERR_LIMIT (positions
- * beyond max_positions), ERR_UNSUPPORTED (described in other words) or ERR_NOMEM with the reason.
+ * pages (of all and of one rank) and members; ERR_MALFORMED (it has not seen so many tokens, too),
+ * ERR_LIMIT (positions beyond max_positions), ERR_UNSUPPORTED (described in other words) or
+ * ERR_NOMEM with the reason.
  */
 int snapshot_check(const struct snapshot_shape *shape, const struct kern_block *blocks, int count,
                    int32_t tokens, struct snapshot_slot *slot, struct kern_report *report,

@@ -1,5 +1,7 @@
 #include "paging/due.h"
 
+#include <math.h>
+
 static int64_t min64(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
@@ -43,19 +45,58 @@ void due_evicted(const struct kv_params *params, struct due_state *state) {
     state->held = (int32_t)min64(state->held, params->budget);
 }
 
+/* ---- Ranks ----------------------------------------------------------------------------------- */
+
+static int64_t ranks_of(const struct reserve_shape *shape) {
+    return shape->ranks > 1 ? shape->ranks : 1;
+}
+
+static int64_t rank_streams(const struct reserve_shape *shape) {
+    return (int64_t)shape->layers * shape->heads_kv / ranks_of(shape);
+}
+
+static bool streams_are_equal(const struct kern_rule *rule) {
+    return rule->score == KERN_SCORE_RECENCY && rule->pool == KERN_POOL_STREAM &&
+           rule->layers == KERN_LAYERS_UNIFORM;
+}
+
+/* X above. The floor's places are a float's product, cut off: one more is enough for any. */
+static int64_t rank_kept(const struct reserve_shape *shape, const struct kv_params *params) {
+    const struct kern_rule *rule = &params->rule;
+    int64_t budget = params->budget, fixed = (int64_t)rule->sinks + rule->recent;
+    int64_t most = ranks_of(shape) * budget;
+    bool even = rule->layers == KERN_LAYERS_UNIFORM, floors = rule->floor > 0;
+    if (rule->pool == KERN_POOL_STREAM) return even ? budget : most;
+    if (shape->rank_cap <= 0 || (rule->pool == KERN_POOL_LAYER && floors)) return most;
+    int64_t kept = (int64_t)ceil((double)shape->rank_cap * (double)budget);
+    if (rule->pool == KERN_POOL_LAYER && !even) kept += fixed;
+    if (rule->pool == KERN_POOL_SEQUENCE && floors)
+        kept = max64(kept, (int64_t)((double)rule->floor * (double)budget) + 1 + fixed);
+    return min64(kept, most);
+}
+
+int64_t reserve_rank_peak(const struct reserve_shape *shape, const struct kv_params *params,
+                          const struct reserve_turn *turn, int64_t peak) {
+    int64_t ranks = ranks_of(shape), budget = params->budget;
+    if (ranks == 1 || !params->policy->bounded || streams_are_equal(&params->rule)) return peak;
+    int64_t first = turn->fullest + peak - turn->held;
+    if (turn->drops)
+        first = turn->fullest + min64(turn->added, peak - min64(turn->fullest / ranks, turn->held));
+    int64_t later = peak > budget ? rank_kept(shape, params) + peak - budget : 0;
+    int64_t most = min64(ranks * peak, turn->tokens + turn->added);
+    return min64(max64(first, later), most);
+}
+
 int64_t reserve_pages(const struct reserve_shape *shape, const struct kv_params *params,
                       int64_t average) {
-    int64_t streams = (int64_t)shape->layers * shape->heads_kv, slots = shape->page_slots;
-    const struct kern_rule *rule = &params->rule;
-    bool equal = rule->score == KERN_SCORE_RECENCY && rule->pool == KERN_POOL_STREAM &&
-                 rule->layers == KERN_LAYERS_UNIFORM;
-    if (equal) return streams * ((average + slots - 1) / slots);
+    int64_t streams = rank_streams(shape), slots = shape->page_slots;
+    if (streams_are_equal(&params->rule)) return streams * ((average + slots - 1) / slots);
     return streams * (average + slots - 1) / slots;
 }
 
 int64_t reserve_members(const struct reserve_shape *shape, const struct kv_params *params,
                         int64_t start_held, int64_t tokens) {
-    int64_t streams = (int64_t)shape->layers * shape->heads_kv, slots = shape->member_slots;
+    int64_t streams = rank_streams(shape), slots = shape->member_slots;
     int64_t most = params->policy->bounded ? kern_members_max(&params->rule, params->budget) : 0;
     if (start_held == 0) most = min64(most, max64(tokens - params->budget, 0));
     return most > 0 ? streams * ((most + slots - 1) / slots) : 0;

@@ -40,17 +40,59 @@ void due_evicted(const struct kv_params *params, struct due_state *state);
 struct reserve_shape {
     int layers, heads_kv, page_slots;
     int member_slots; /* as in kern_cache_info */
+    int ranks;        /* that hold different heads, a divisor of heads_kv; 0 = 1: one holds all */
+    float rank_cap;   /* as in kern_cache_options */
 };
 
-/* Pages that a sequence can occupy at most while it holds `average` entries per stream, however
- * they are spread. A stream of n entries takes ceil(n/P) <= (n + P - 1)/P pages, so all together
- * take at most floor(L*H*(average + P - 1)/P); and that is reached, when every stream but one is a
- * multiple of P plus 1. Where all streams are equally long (full, streaming) it is
- * L*H*ceil(average/P). */
+/* Each rank has a pool of its own, and all pools are equally large: what a sequence reserves is
+ * what any one rank may need for it, of every rank, because nobody knows at admission which of them
+ * it will be. So no rank's pool can run out, and no page is kept free that is not needed for that.
+ *
+ * What one rank may need. Of g ranks each has S = L*H/g streams. Let b be the entries per stream of
+ * the fullest one while the sequence holds a per stream on average; with one rank b = a. Every
+ * appended token adds one to both, and an eviction adds nothing to b.
+ *
+ * Before the first eviction of a turn b <= b0 + (a - a0), from what it began with. After one
+ * b <= X + (a - M), where X is what an eviction leaves, per stream, on one rank at most:
+ *
+ * - M where streams have places of their own (STREAM pools of equal layers: trimkv, snapkv, ...);
+ * - g*M where heads or layers share and no cap holds: all that is kept may lie on one rank;
+ * - cap*M where heads share and kern_cache_options.rank_cap holds: cap >= 1, and protected entries,
+ *   r in a stream, are no more than M. Floors of a SEQUENCE pool come on top of what is capped, so
+ *   there it is floor*M + r if that is more;
+ * - cap*M + r where layers share, too: in a layer the limit is at least what one rank protects.
+ *
+ * A LAYER pool with a floor (Ada-KV) shares its places anew after the cap, so there the cap bounds
+ * nothing, nor where only layers share. Always b <= g*a, and no stream has more entries than there
+ * are tokens. Streams that keep everything, or the newest, are equally long: b = a.
+ *
+ * When tokens of a conversation are dropped, a0 and b0 fall by numbers not known before; b0 <= g*a0
+ * still, so at worst a0 = b0/g. */
+
+/* What a turn begins with and adds. */
+struct reserve_turn {
+    int64_t held;    /* per stream on average, at most */
+    int64_t fullest; /* the same of the rank that has most */
+    bool drops;      /* of both, tokens are dropped first */
+    int64_t tokens;  /* of the conversation that stay */
+    int64_t added;   /* tokens to come: prompt_new and max_new */
+};
+
+/* The most entries per stream, on average, that one rank ever has of a sequence whose peak is
+ * `peak` (reserve_peak). */
+int64_t reserve_rank_peak(const struct reserve_shape *shape, const struct kv_params *params,
+                          const struct reserve_turn *turn, int64_t peak);
+
+/* Pages that a sequence can occupy at most on a rank while it holds `average` entries per stream
+ * there, however they are spread. A stream of n entries takes ceil(n/P) <= (n + P - 1)/P pages, so
+ * S streams together take at most floor(S*(average + P - 1)/P); and that is reached, when every
+ * stream but one is a multiple of P plus 1. Where all streams are equally long (full, streaming) it
+ * is S*ceil(average/P). */
 int64_t reserve_pages(const struct reserve_shape *shape, const struct kv_params *params,
                       int64_t average);
 
-/* Pages that the members of classes take besides, for a sequence that ends with `tokens` in all.
+/* Pages that the members of classes take besides on a rank, for a sequence that ends with `tokens`
+ * in all.
  * One that starts empty remembers each token as entry or member, and M as entries once it evicts;
  * what a continued one brings is not known, nor how many entries it lost when tokens were dropped.
  */

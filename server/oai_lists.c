@@ -127,6 +127,7 @@ void oai_render_tokenizer_info(struct buf *out, const struct engine *engine) {
 static void write_load(struct buf *out, const struct engine_info *info, int replica,
                        const struct engine_snapshot *s) {
     int64_t streams = (int64_t)info->layers * info->heads_kv;
+    if (info->pool_ranks > 1) streams /= info->pool_ranks;
     int64_t total = streams > 0 ? s->pages_total * info->page_slots / streams : 0;
     int64_t used = streams > 0 ? s->pages_reserved * info->page_slots / streams : 0;
     buf_fmt(out,

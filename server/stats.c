@@ -344,9 +344,11 @@ static void write_keepd(struct writer *w, const struct engine_snapshot *s) {
         const char *name, *type, *help;
         double value;
     } rows[] = {
-        {"keepd_pages_total", "gauge", "Pages of the pool.", (double)s->pages_total},
-        {"keepd_pages_used", "gauge", "Pages in use: running and retained.", (double)s->pages_used},
-        {"keepd_pages_reserved", "gauge", "Pages promised to running requests.",
+        {"keepd_pages_total", "gauge", "Pages of the pool that every rank has.",
+         (double)s->pages_total},
+        {"keepd_pages_used", "gauge",
+         "Pages in use, running and retained, on the rank that uses most.", (double)s->pages_used},
+        {"keepd_pages_reserved", "gauge", "Pages of each rank promised to running requests.",
          (double)s->pages_reserved},
         {"keepd_pages_retained", "gauge", "Pages of retained conversations.",
          (double)s->pages_retained},

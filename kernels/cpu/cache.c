@@ -598,6 +598,8 @@ int cpu_cache_report(const struct cpu_cache *cache, int slot, struct kern_report
     }
     for (int row = 0; row < cache->rows; row++)
         report->pages += cpu_cache_row_pages(cache, row, *cpu_cache_length(cache, slot, row));
+    report->rank_entries = report->entries;
+    report->rank_pages = report->pages;
     if (!report->positions && !report->log_beta) return 0;
     if (report->entries > report->entries_max) return ERR_LIMIT;
     size_t first = 0;
@@ -609,7 +611,7 @@ int cpu_cache_report(const struct cpu_cache *cache, int slot, struct kern_report
 }
 
 void cpu_cache_stats(const struct cpu_cache *cache, struct kern_cache_stats *stats) {
-    stats->pages_used = cache->options.pages - cache->free_count;
+    stats->pages_used = stats->rank_pages_used = cache->options.pages - cache->free_count;
     stats->entries_evicted = cache->entries_evicted;
     stats->rank_cap_hits = cache->rank_cap_hits;
 }

@@ -174,7 +174,8 @@ int op_cache_fit(struct kern *kern, const struct kern_cache_options *options, in
             high = middle - 1;
     }
     *pages = low;
-    if (low >= (int64_t)options->layers * options->heads_kv) return 0;
+    struct shard_heads own = shard_heads(cuda_of(kern)->comm, options->heads_q, options->heads_kv);
+    if (low >= (int64_t)options->layers * own.heads_kv) return 0;
     return fault_set(fault, ERR_NOMEM, "kv-pool-bytes",
                      "%zu of the device's %zu MiB are free, of which %zu stay free for steps; the "
                      "tables of %d sequences and conversations of %d positions take %zu MiB, and "
@@ -826,6 +827,8 @@ int op_report(struct kern *kern, int slot, struct kern_report *report) {
         report->pages += (lengths[s] + p->page_slots - 1) / p->page_slots;
         report->pages += members_pages_for(lengths[streams + s]);
     }
+    report->rank_entries = report->entries;
+    report->rank_pages = report->pages;
     if (!rc && report->entries && (report->positions || report->log_beta))
         rc = report->entries > report->entries_max ? ERR_LIMIT
                                                    : report_entries(cuda, slot, lengths, report);
@@ -839,6 +842,7 @@ void op_cache_stats(struct kern *kern, struct kern_cache_stats *stats) {
     if (!cuda->state_known)
         (void)device_download(cuda->device, &state, cuda->pages.state, sizeof state);
     stats->pages_used = cuda->pages.count - (int64_t)(state.tail - state.head);
+    stats->rank_pages_used = stats->pages_used;
     stats->entries_evicted = state.evicted;
     stats->rank_cap_hits = state.hits;
 }

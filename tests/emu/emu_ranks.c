@@ -249,6 +249,17 @@ static void evict_slot(struct net *net, int slot, int tokens, const struct kern_
     evict(net, &due, 1);
 }
 
+/* What the blocks say of the slot, of all ranks and of the fullest, is what it has. */
+static void expect_counts_of(struct net *net, int slot, const struct kern_report *blocks) {
+    struct kern_report report = {0};
+    MUST(net->kern->ops->report(net->kern, slot, &report));
+    cr_assert_eq(blocks->entries, report.entries);
+    cr_assert_eq(blocks->pages, report.pages);
+    cr_assert_eq(blocks->rank_entries, report.rank_entries);
+    cr_assert_eq(blocks->rank_pages, report.rank_pages);
+    cr_assert(report.rank_pages > 0 && report.rank_pages <= report.pages);
+}
+
 static void copy_by_snapshot(struct net *net, int from, int to, int tokens) {
     const struct kern_ops *ops = net->kern->ops;
     struct kern_block blocks[65];
@@ -262,6 +273,7 @@ static void copy_by_snapshot(struct net *net, int from, int to, int tokens) {
         blocks[b] = (struct kern_block){data, size};
     }
     MUST(ops->snapshot_check(net->kern, blocks, count, tokens, &report, NULL));
+    expect_counts_of(net, from, &report);
     for (int b = 0; b < count; b++) {
         MUST(ops->snapshot_import(net->kern, to, b, &blocks[b]));
         free((void *)(uintptr_t)blocks[b].data);
@@ -303,6 +315,8 @@ static struct outputs live(struct net *net, const struct kern_rule *rule, bool e
     expect_sound(net->kern);
     struct kern_cache_stats stats;
     ops->cache_stats(net->kern, &stats);
+    cr_assert(stats.rank_pages_used > 0 && stats.rank_pages_used <= stats.pages_used);
+    stats.rank_pages_used = 0; /* the more ranks, the fewer on each */
     note(net->record, "statistics", &stats, sizeof stats);
     return outputs;
 }

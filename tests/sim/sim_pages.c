@@ -437,8 +437,10 @@ static void open_caches(struct sim *sim) {
                                          .max_positions = POSITIONS};
     struct kern_cache_info info;
     cpu_cache_info(options.dtype, options.head_dim, &info);
-    sim->shape = (struct reserve_shape){options.layers, options.heads_kv, info.page_slots,
-                                        info.member_slots};
+    sim->shape = (struct reserve_shape){.layers = options.layers,
+                                        .heads_kv = options.heads_kv,
+                                        .page_slots = info.page_slots,
+                                        .member_slots = info.member_slots};
     int64_t streams = (int64_t)options.layers * options.heads_kv;
     options.pages = streams * (2 + pick(sim, 70, 220) / info.page_slots);
     struct fault fault = {0};

@@ -76,6 +76,17 @@ static void evict(struct run *run, int slot, int tokens) {
     note_report(run, slot);
 }
 
+/* What the blocks say of the slot, of all ranks and of the fullest, is what it has. */
+static void expect_counts_of(struct run *run, int slot, const struct kern_report *blocks) {
+    struct kern *kern = run->replay.kern;
+    struct kern_report report = {0};
+    cr_assert_eq(kern->ops->report(kern, slot, &report), 0);
+    cr_assert(blocks->entries == report.entries && blocks->pages == report.pages);
+    cr_assert(blocks->rank_entries == report.rank_entries &&
+              blocks->rank_pages == report.rank_pages);
+    cr_assert(report.rank_pages > 0 && report.rank_pages <= report.pages);
+}
+
 /* Out of slot `from`, into slot `to`. */
 static void copy_by_snapshot(struct run *run, int from, int to, int tokens) {
     const struct kern_ops *ops = run->replay.kern->ops;
@@ -94,6 +105,7 @@ static void copy_by_snapshot(struct run *run, int from, int to, int tokens) {
     cr_assert_eq(ops->snapshot_check(kern, blocks, count, tokens, &report, &fault), 0, "%s",
                  fault.text);
     note(run->record, "snapshot's pages", &report.pages, sizeof report.pages);
+    expect_counts_of(run, from, &report);
     for (int b = 0; b < count; b++) {
         cr_assert_eq(ops->snapshot_import(kern, to, b, &blocks[b]), 0);
         free((void *)(uintptr_t)blocks[b].data);
@@ -161,6 +173,8 @@ static void run_once(const struct setting *s, const char *policy, struct record 
     live(&run);
     struct kern_cache_stats stats;
     run.replay.kern->ops->cache_stats(run.replay.kern, &stats);
+    cr_assert(stats.rank_pages_used > 0 && stats.rank_pages_used <= stats.pages_used);
+    stats.rank_pages_used = 0; /* the more ranks, the fewer on each */
     note(record, "statistics", &stats, sizeof stats);
     cr_assert_eq(run.replay.kern->ops->cache_check(run.replay.kern, &fault), 0, "%s", fault.text);
     free(run.logits);

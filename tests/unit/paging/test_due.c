@@ -140,7 +140,7 @@ Test(reserve, pages_are_the_worst_spread) {
         for (int heads = 1; heads <= 3; heads++)
             for (int slots = 1; slots <= 7; slots++)
                 for (int average = 1; average <= 10; average++) {
-                    struct reserve_shape shape = {layers, heads, slots, 1};
+                    struct reserve_shape shape = {layers, heads, slots, 1, 1, 0};
                     int streams = layers * heads;
                     int64_t pages = reserve_pages(&shape, &params, average);
                     cr_assert_eq(pages, most_pages(streams, streams * average, slots),
@@ -151,7 +151,7 @@ Test(reserve, pages_are_the_worst_spread) {
 }
 
 Test(reserve, equal_streams_round_up_each) {
-    struct reserve_shape shape = {3, 2, 16, 1};
+    struct reserve_shape shape = {3, 2, 16, 1, 1, 0};
     struct kv_params full = params_of("full", 1, 0, 1), streaming = params_of("streaming", 8, 4, 8);
     static const struct {
         int average, pages;
@@ -162,9 +162,73 @@ Test(reserve, equal_streams_round_up_each) {
     }
 }
 
+/* Whatever the streams are called: what the fullest of four ranks may have, as an average. */
+Test(reserve, a_rank_may_need_more_than_its_share) {
+    static const struct {
+        enum kern_pool pool;
+        enum kern_layers layers;
+        float floor, cap;
+        int64_t wanted; /* M = 100, peak 120, of a fresh sequence of 1000 tokens */
+    } cases[] = {
+        {KERN_POOL_STREAM, KERN_LAYERS_UNIFORM, 0, 0, 120},
+        {KERN_POOL_STREAM, KERN_LAYERS_UNIFORM, 0, 1.5f, 120},
+        {KERN_POOL_STREAM, KERN_LAYERS_PYRAMID, 0, 1.5f,
+         420}, /* no cap where heads do not compete */
+        {KERN_POOL_SEQUENCE, KERN_LAYERS_UNIFORM, 0, 0, 420},
+        {KERN_POOL_SEQUENCE, KERN_LAYERS_UNIFORM, 0, 1, 120},
+        {KERN_POOL_SEQUENCE, KERN_LAYERS_UNIFORM, 0, 1.25f, 145},
+        {KERN_POOL_SEQUENCE, KERN_LAYERS_UNIFORM, 0, 8, 420}, /* a cap above all there is */
+        {KERN_POOL_SEQUENCE, KERN_LAYERS_UNIFORM, 0.5f, 1.25f, 145},
+        {KERN_POOL_SEQUENCE, KERN_LAYERS_UNIFORM, 0.75f, 1, 126}, /* 75 + 1 + 30 protected */
+        {KERN_POOL_LAYER, KERN_LAYERS_UNIFORM, 0, 1.25f, 145},
+        {KERN_POOL_LAYER, KERN_LAYERS_PYRAMID, 0, 1.25f, 175},
+        {KERN_POOL_LAYER, KERN_LAYERS_UNIFORM, 0.2f, 1.25f, 420},
+    };
+    const struct reserve_turn fresh = {.added = 1000};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct kv_params params = params_of("global", 100, 20, 64);
+        struct reserve_shape shape = {3, 8, 16, 1, 4, cases[i].cap};
+        params.rule.pool = cases[i].pool;
+        params.rule.layers = cases[i].layers;
+        params.rule.floor = cases[i].floor;
+        params.rule.sinks = 4;
+        params.rule.recent = 26;
+        cr_assert_eq(reserve_rank_peak(&shape, &params, &fresh, 120), cases[i].wanted, "case %zu",
+                     i);
+        shape.ranks = 1;
+        cr_assert_eq(reserve_rank_peak(&shape, &params, &fresh, 120), 120);
+    }
+}
+
+Test(reserve, what_was_not_evicted_is_even) {
+    struct kv_params global = params_of("global", 100, 20, 64), full = params_of("full", 1, 0, 1);
+    struct reserve_shape shape = {3, 8, 16, 1, 4, 0};
+    const struct reserve_turn fresh = {.added = 90}, brief = {.added = 250};
+    cr_assert_eq(reserve_rank_peak(&shape, &global, &fresh, 90), 90);
+    cr_assert_eq(reserve_rank_peak(&shape, &global, &brief, 120), 250); /* no more than there are */
+    cr_assert_eq(reserve_rank_peak(&shape, &full, &brief, 250), 250);
+    cr_assert_eq(reserve_pages(&shape, &full, 250), 6 * 16); /* of 24 streams */
+    cr_assert_eq(reserve_pages(&shape, &global, 120), 6 * (120 + 15) / 16);
+}
+
+/* 60 entries a stream, 130 on the fullest rank; M = 100, cap 1.25. */
+Test(reserve, a_turn_begins_with_what_the_fullest_rank_has) {
+    struct kv_params params = params_of("global", 100, 20, 64);
+    struct reserve_shape shape = {3, 8, 16, 1, 4, 1.25f};
+    struct reserve_turn turn = {.held = 60, .fullest = 130, .tokens = 500, .added = 30};
+    cr_assert_eq(reserve_rank_peak(&shape, &params, &turn, 90), 160); /* 30 more */
+    turn.added = 900;
+    cr_assert_eq(reserve_rank_peak(&shape, &params, &turn, 120),
+                 190); /* before the first eviction */
+    turn.drops = true; /* down to 32.5 a stream, all of it there: 88 more until it evicts */
+    cr_assert_eq(reserve_rank_peak(&shape, &params, &turn, 120), 130 + 88);
+    turn.added = 30;
+    cr_assert_eq(reserve_rank_peak(&shape, &params, &turn, 120), 160);
+}
+
 /* A stream of a sequence that starts empty remembers each token as entry or member. */
 Test(reserve, members_take_pages_of_their_own) {
-    struct reserve_shape shape = {3, 2, 16, 10};
+    struct reserve_shape shape = {3, 2, 16, 10, 1, 0};
     struct kv_params ems = params_of("ems", 20, 4, 8), d2o = params_of("d2o", 20, 4, 8);
     static const struct {
         int held, tokens, pages; /* of each stream */
