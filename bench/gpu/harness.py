@@ -95,9 +95,10 @@ class Llama:
 class Check:
     """Steps and what they found. Steps may run on several threads."""
 
-    def __init__(self, out, seconds, device, results=None, echo=print, patient=False):
+    def __init__(self, out, seconds, device, results=None, echo=print, patient=False, commit=None):
         """`patient`: steps have no limits of their own, for a machine that is slow or busy."""
         self.out, self.device, self.results, self.echo, self.patient = pathlib.Path(out), device, results, echo, patient
+        self.commit = commit or first_line("git", "rev-parse", "HEAD")
         self.out.mkdir(parents=True, exist_ok=True)
         self.begun = time.monotonic()
         self.deadline = self.begun + seconds
@@ -178,6 +179,9 @@ class Check:
         start = time.monotonic()
         try:
             return part(*arguments)
+        except LeftOut as why:
+            self.left(f"{name}: {why}")
+            return None
         except Exception:  # noqa: BLE001: the other parts go on
             self.record(name, False, time.monotonic() - start, traceback.format_exc()[-KEPT_OUTPUT:])
             return None
@@ -190,7 +194,7 @@ class Check:
 
     def result(self):
         with self.lock:
-            return {"device": self.device, "date": datetime.date.today().isoformat(), "commit": first_line("git", "rev-parse", "HEAD"),
+            return {"device": self.device, "date": datetime.date.today().isoformat(), "commit": self.commit,
                     "changed": bool(first_line("git", "status", "--porcelain", "--untracked-files=no")),
                     "nvcc": last_line("nvcc", "--version"), "seconds": round(time.monotonic() - self.begun, 1),
                     "goals": list(self.goals), "timing": list(self.rows), "steps": list(self.steps), "left_out": list(self.left_out)}

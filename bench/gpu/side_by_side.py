@@ -98,7 +98,7 @@ def requests_of(count, prompt, out):
 
 
 class Peak:
-    """The most memory that was taken while it runs, looked at ten times a second: of the device all that is, of the CPU the
+    """The most memory that was taken while it runs, looked at twice a second: of the device all that is, of the CPU the
     process's own (`pid`), in MiB."""
 
     def __init__(self, device, pid):
@@ -121,7 +121,7 @@ class Peak:
                 self.most = max(self.most, self.now())
             except OSError:  # the process has ended
                 return
-            self.stop.wait(0.1)
+            self.stop.wait(0.5)
 
     def __enter__(self):
         self.thread.start()

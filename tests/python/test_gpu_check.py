@@ -183,6 +183,24 @@ def test_goals_are_judged(check):
     assert check.goals[0]["goal"] == pytest.approx(3.0 * 3.0 / 4.3)
 
 
+# --- the HTTP tests ---
+
+
+def test_http_tests_are_told_the_backend(check, monkeypatch):
+    """Both runs name the daemon and the device; files that lack a module are left out by name."""
+    steps = []
+    monkeypatch.setattr(check, "step", lambda name, command, limit, environment: steps.append((list(map(str, command)), environment)))
+    monkeypatch.setattr(gpu_check, "importable", lambda _, files: (files[1:], [(files[0], "no_such_module")]))
+    gpu = gpu_check.GpuCheck(check, [], False, pathlib.Path("/there/keepd"), set())
+    gpu.http()
+    gpu.suite()
+    (cuda, first), (rest, second) = steps
+    assert first == {"KEEPD_BIN": "/there/keepd", "KEEPD_DEVICE": "cuda"} and second == {**first, "KEEPD_KV_POOL_BYTES": "64M"}
+    assert cuda[-1].endswith("tests/http/test_cuda.py") and "not slow" in rest and cuda[-1] not in rest
+    assert len([a for a in rest if a.endswith(".py")]) == len(list((ROOT / "tests/http").glob("test_*.py"))) - 2
+    assert check.left_out == ["tests/http/test_choices.py: needs no_such_module"]
+
+
 # --- the daemon ---
 
 
@@ -402,4 +420,4 @@ def test_the_plan_fits(played):
     assert done.returncode == 0 and len(done.stdout.splitlines()) == len(gpu_check.PLAN)
     seconds = {part: s for part, (s, _) in gpu_check.PLAN.items()}
     lane = max(seconds["build"] + seconds["cases"] + seconds["sanitize"], seconds["build"] + seconds["model"] + seconds["chat"] + seconds["http"])
-    assert lane + sum(seconds[p] for p in ("timing", "serve", "long", "side")) <= 480
+    assert lane + sum(seconds[p] for p in ("timing", "serve", "long", "side", "suite")) <= 480
