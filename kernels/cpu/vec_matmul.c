@@ -4,64 +4,140 @@
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/vec.h"
 
+/* The largest block. An input is broadcast once for all panels of a block, which costs more than
+ * unpacking a weight once for all its rows: panels first, as far as the registers reach. */
 #if defined(__AVX512F__)
-#define ROWS           8 /* x 2 panels: 16 of 32 registers hold sums */
-#define PANELS         2
+#define ROWS           6 /* x 4 panels: 24 of 32 registers hold sums */
+#define PANELS         4
 #define PANELS_ONE_ROW 4
-#elif defined(__AVX2__)
-#define ROWS           4 /* x 1 panel of two registers: 8 of 16 */
-#define PANELS         1
-#define PANELS_ONE_ROW 2
 #else
-#define ROWS           2
+#define ROWS           4 /* x 1 panel of two registers (AVX2): 8 of 16 */
 #define PANELS         1
 #define PANELS_ONE_ROW 2
 #endif
 
 #define AHEAD 2048 /* bytes: covers the latency of memory at one core's share of its bandwidth */
 
+#define EACH(count, i) _Pragma("GCC unroll 8") for (int i = 0; i < (count); i++)
+
 /* One k-step of every row and panel of the block. */
 #define STEP(sum, rows, panels, x, stride, w)                                                      \
-    _Pragma("GCC unroll 8") for (int r_ = 0; r_ < (rows); r_++) {                                  \
+    EACH(rows, r_) {                                                                               \
         v16 x_ = v16_set((x)[(r_) * (stride)]);                                                    \
-        _Pragma("GCC unroll 8") for (int p_ = 0; p_ < (panels); p_++) sum[r_][p_] =                \
-            v16_fma(x_, w[p_], sum[r_][p_]);                                                       \
+        EACH(panels, p_) sum[r_][p_] = v16_fma(x_, w[p_], sum[r_][p_]);                            \
     }
 
-/* Numbers of `size` bytes: bf16, or E4M3. */
-SIMD void sum_pairs(v16 (*sum)[4], const float *x, int64_t stride, int64_t count, const char *panel,
-                    size_t next, const int size, const int rows, const int panels) {
-    for (int64_t k = 0; k < count; k += 2) {
-        v16 first[4], second[4];
-        const char *at = panel + k * PANEL * size;
-        _Pragma("GCC unroll 8") for (int p = 0; p < panels; p++) {
-            __builtin_prefetch(at + (size_t)p * next + AHEAD);
-            if (size == 2)
-                v16_load_pairs(at + (size_t)p * next, &first[p], &second[p]);
-            else
-                v16_load_e4m3_pairs(at + (size_t)p * next, &first[p], &second[p]);
-        }
-        STEP(sum, rows, panels, x + k, stride, first);
-        if (k + 1 < count) STEP(sum, rows, panels, x + k + 1, stride, second);
+/* What a block reads of a leaf: inputs `stride` apart from row to row, panels `next` bytes. */
+struct leaf_data {
+    const float *x;
+    int64_t stride, count;
+    const char *panel;
+    size_t next;
+};
+
+typedef v16 block_sums[ROWS][4];
+
+/* The weights of two inputs: bf16 of two bytes, or E4M3 of one. */
+SIMD void load_pairs(const struct leaf_data *in, int64_t k, v16 *first, v16 *second, const int size,
+                     const int panels) {
+    const char *at = in->panel + k * PANEL * size;
+    EACH(panels, p) {
+        __builtin_prefetch(at + (size_t)p * in->next + AHEAD);
+        if (size == 2)
+            v16_load_pairs(at + (size_t)p * in->next, &first[p], &second[p]);
+        else
+            v16_load_e4m3_pairs(at + (size_t)p * in->next, &first[p], &second[p]);
     }
-    if (size == 2) return;
-    _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++)
-        _Pragma("GCC unroll 8") for (int p = 0; p < panels; p++) sum[r][p] =
-            v16_mul(sum[r][p], v16_set(1 / E4M3_UNIT));
 }
 
-SIMD void sum_floats(v16 (*sum)[4], const float *x, int64_t stride, int64_t count,
-                     const char *panel, size_t next, const int rows, const int panels) {
-    for (int64_t k = 0; k < count; k++) {
-        v16 w[4];
-        const char *at = panel + k * PANEL * 4;
-        _Pragma("GCC unroll 8") for (int p = 0; p < panels; p++) {
-            __builtin_prefetch(at + (size_t)p * next + AHEAD);
-            w[p] = v16_load((const float *)(at + (size_t)p * next));
-        }
-        STEP(sum, rows, panels, x + k, stride, w);
+SIMD void sum_pairs(block_sums to, const struct leaf_data *in, const int size, const int rows,
+                    const int panels) {
+    v16 sum[ROWS][4], first[4], second[4];
+    int64_t k = 0;
+    EACH(rows, r) EACH(panels, p) sum[r][p] = v16_set(0);
+    for (; k + 1 < in->count; k += 2) {
+        load_pairs(in, k, first, second, size, panels);
+        STEP(sum, rows, panels, in->x + k, in->stride, first);
+        STEP(sum, rows, panels, in->x + k + 1, in->stride, second);
     }
+    if (k < in->count) {
+        load_pairs(in, k, first, second, size, panels);
+        STEP(sum, rows, panels, in->x + k, in->stride, first);
+    }
+    EACH(rows, r)
+    EACH(panels, p) to[r][p] = size == 2 ? sum[r][p] : v16_mul(sum[r][p], v16_set(1 / E4M3_UNIT));
 }
+
+SIMD void sum_floats(block_sums to, const struct leaf_data *in, const int rows, const int panels) {
+    v16 sum[ROWS][4], w[4];
+    EACH(rows, r) EACH(panels, p) sum[r][p] = v16_set(0);
+    for (int64_t k = 0; k < in->count; k++) {
+        const char *at = in->panel + k * PANEL * 4;
+        EACH(panels, p) {
+            __builtin_prefetch(at + (size_t)p * in->next + AHEAD);
+            w[p] = v16_load((const float *)(at + (size_t)p * in->next));
+        }
+        STEP(sum, rows, panels, in->x + k, in->stride, w);
+    }
+    EACH(rows, r) EACH(panels, p) to[r][p] = sum[r][p];
+}
+
+/* ---- Shapes -------------------------------------------------------------------------------------
+ */
+
+/* A block's loops over a leaf, by layout. Each is a function of its own: inlined among the leaves,
+ * GCC 12 keeps some of the sums in memory, which made AVX2 three times slower. */
+struct shape {
+    void (*pairs)(block_sums to, const struct leaf_data *in);
+    void (*e4m3)(block_sums to, const struct leaf_data *in);
+    void (*floats)(block_sums to, const struct leaf_data *in);
+};
+
+#define LOOP(name)                                                                                 \
+    __attribute__((noinline)) static void name(block_sums to, const struct leaf_data *in)
+#define SHAPE(R, P)                                                                                \
+    LOOP(pairs_##R##x##P) {                                                                        \
+        sum_pairs(to, in, 2, R, P);                                                                \
+    }                                                                                              \
+    LOOP(e4m3_##R##x##P) {                                                                         \
+        sum_pairs(to, in, 1, R, P);                                                                \
+    }                                                                                              \
+    LOOP(floats_##R##x##P) {                                                                       \
+        sum_floats(to, in, R, P);                                                                  \
+    }
+#define SHAPE_OF(R, P)                                                                             \
+    { pairs_##R##x##P, e4m3_##R##x##P, floats_##R##x##P }
+
+SHAPE(1, 1)
+SHAPE(2, 1)
+SHAPE(3, 1)
+SHAPE(4, 1)
+#if defined(__AVX512F__)
+SHAPE(5, 1)
+SHAPE(6, 1)
+SHAPE(1, 4)
+SHAPE(2, 4)
+SHAPE(3, 4)
+SHAPE(4, 4)
+SHAPE(5, 4)
+SHAPE(6, 4)
+static const struct shape one_panel[ROWS] = {SHAPE_OF(1, 1), SHAPE_OF(2, 1), SHAPE_OF(3, 1),
+                                             SHAPE_OF(4, 1), SHAPE_OF(5, 1), SHAPE_OF(6, 1)};
+static const struct shape more_panels[ROWS] = {SHAPE_OF(1, 4), SHAPE_OF(2, 4), SHAPE_OF(3, 4),
+                                               SHAPE_OF(4, 4), SHAPE_OF(5, 4), SHAPE_OF(6, 4)};
+#else
+SHAPE(1, 2)
+static const struct shape one_panel[ROWS] = {SHAPE_OF(1, 1), SHAPE_OF(2, 1), SHAPE_OF(3, 1),
+                                             SHAPE_OF(4, 1)};
+static const struct shape more_panels[1] = {SHAPE_OF(1, 2)};
+#endif
+
+static const struct shape *shape_of(int rows, int panels) {
+    return panels == 1 ? &one_panel[rows - 1] : &more_panels[rows - 1];
+}
+
+/* ---- Blocks -------------------------------------------------------------------------------------
+ */
 
 static void put(const struct cpu_matmul_job *job, int64_t row, int64_t output, v16 sum) {
     int64_t left = job->weight->rows - output;
@@ -73,77 +149,65 @@ static void put(const struct cpu_matmul_job *job, int64_t row, int64_t output, v
     v16_store_n(y, sum, n);
 }
 
-/* One leaf's inputs. */
-SIMD void sum_leaf(v16 (*sum)[4], const struct kern_weight *w, const float *x, const char *data,
-                   struct cpu_leaf leaf, const int rows, const int panels) {
-    _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++)
-        _Pragma("GCC unroll 8") for (int p = 0; p < panels; p++) sum[r][p] = v16_set(0);
-    if (w->layout == CPU_PANEL_PAIRS)
-        sum_pairs(sum, x + leaf.first, w->cols, leaf.count, data + leaf.place * PANEL * 2,
-                  w->panel_bytes, 2, rows, panels);
-    else if (w->layout == CPU_PANEL_E4M3)
-        sum_pairs(sum, x + leaf.first, w->cols, leaf.count, data + leaf.place * PANEL,
-                  w->panel_bytes, 1, rows, panels);
-    else
-        sum_floats(sum, x + leaf.first, w->cols, leaf.count, data + leaf.place * PANEL * 4,
-                   w->panel_bytes, rows, panels);
-}
+/* rows <= ROWS times 1, PANELS or, of one row, PANELS_ONE_ROW panels. */
+struct block {
+    int row, rows;
+    int64_t panel;
+    int panels;
+};
 
-SIMD void block(const struct cpu_matmul_job *job, int64_t row, int64_t panel, const int rows,
-                const int panels) {
+static void one_leaf(block_sums sum, const struct cpu_matmul_job *job, const struct block *b,
+                     struct cpu_leaf leaf) {
     const struct kern_weight *w = job->weight;
-    const float *x = job->x + row * w->cols;
-    const char *data = w->data + (size_t)panel * w->panel_bytes;
-    v16 sum[8][4], level[CPU_LEAF_LEVELS - 1][8][4];
-    for (int l = 0;; l++) { /* at least one */
+    const struct shape *shape = shape_of(b->rows, b->panels);
+    struct leaf_data in = {.x = job->x + b->row * w->cols + leaf.first,
+                           .stride = w->cols,
+                           .count = leaf.count,
+                           .panel = w->data + (size_t)b->panel * w->panel_bytes,
+                           .next = w->panel_bytes};
+    if (w->layout == CPU_PANEL_PAIRS) {
+        in.panel += leaf.place * PANEL * 2;
+        shape->pairs(sum, &in);
+    } else if (w->layout == CPU_PANEL_E4M3) {
+        in.panel += leaf.place * PANEL;
+        shape->e4m3(sum, &in);
+    } else {
+        in.panel += leaf.place * PANEL * 4;
+        shape->floats(sum, &in);
+    }
+}
+
+static void add_sums(block_sums to, block_sums other, const struct block *b) {
+    for (int r = 0; r < b->rows; r++)
+        for (int p = 0; p < b->panels; p++) to[r][p] = v16_add(to[r][p], other[r][p]);
+}
+
+static void multiply_block(const struct cpu_matmul_job *job, const struct block *b) {
+    block_sums level[CPU_LEAF_LEVELS];
+    for (int l = 0; l < job->weight->leaves; l++) {
         int top = cpu_leaf_level(l);
-        sum_leaf(sum, w, x, data, cpu_leaf_of(w, l), rows, panels);
-        for (int n = l; n & 1; n >>= 1) {
-            top--;
-            _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++)
-                _Pragma("GCC unroll 8") for (int p = 0; p < panels; p++) sum[r][p] =
-                    v16_add(level[top][r][p], sum[r][p]);
-        }
-        if (l + 1 >= w->leaves) break;
-        _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++)
-            _Pragma("GCC unroll 8") for (int p = 0; p < panels; p++) level[top][r][p] = sum[r][p];
+        one_leaf(level[top], job, b, cpu_leaf_of(job->weight, l));
+        for (int n = l; n & 1; n >>= 1, top--) add_sums(level[top - 1], level[top], b);
     }
-    _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++)
-        _Pragma("GCC unroll 8") for (int p = 0; p < panels; p++)
-            put(job, row + r, (panel + p) * PANEL, sum[r][p]);
+    for (int r = 0; r < b->rows; r++)
+        for (int p = 0; p < b->panels; p++)
+            put(job, b->row + r, (b->panel + p) * PANEL, level[0][r][p]);
 }
 
-static void one_row(const struct cpu_matmul_job *job, int64_t row, int64_t panel, int64_t count) {
-    for (; count >= PANELS_ONE_ROW; count -= PANELS_ONE_ROW, panel += PANELS_ONE_ROW)
-        block(job, row, panel, 1, PANELS_ONE_ROW);
-    for (; count; count--, panel++) block(job, row, panel, 1, 1);
-}
-
-static void many_rows(const struct cpu_matmul_job *job, int64_t panel, const int panels) {
-    int row = 0;
-    for (; row + ROWS <= job->rows; row += ROWS) {
-        if (panels == PANELS)
-            block(job, row, panel, ROWS, PANELS);
-        else
-            block(job, row, panel, ROWS, 1);
+/* All rows, in as few blocks as can be, of about one size. */
+static void all_rows(const struct cpu_matmul_job *job, int64_t panel, int panels) {
+    struct block b = {.panel = panel, .panels = panels};
+    for (int left = (job->rows + ROWS - 1) / ROWS; left; left--, b.row += b.rows) {
+        b.rows = (job->rows - b.row + left - 1) / left;
+        multiply_block(job, &b);
     }
-    for (; row + 2 <= job->rows; row += 2) {
-        if (panels == PANELS)
-            block(job, row, panel, 2, PANELS);
-        else
-            block(job, row, panel, 2, 1);
-    }
-    if (row < job->rows) one_row(job, row, panel, panels);
 }
 
 void VEC(matmul)(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
                  void *scratch) {
     (void)next;
     (void)scratch;
-    if (job->rows == 1) {
-        one_row(job, 0, first, count);
-        return;
-    }
-    for (; count >= PANELS; count -= PANELS, first += PANELS) many_rows(job, first, PANELS);
-    for (; count; count--, first++) many_rows(job, first, 1);
+    int panels = job->rows == 1 ? PANELS_ONE_ROW : PANELS;
+    for (; count >= panels; count -= panels, first += panels) all_rows(job, first, panels);
+    for (; count; count--, first++) all_rows(job, first, 1);
 }
