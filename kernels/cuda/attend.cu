@@ -23,6 +23,7 @@
 #define TILE_ROWS     16
 #define PLAN_THREADS  256
 #define COMBINE_WARPS 4
+#define COMBINE_PARTS 4 /* chunks that are read together, before the first is folded */
 #define LOG2_E        1.4426950408889634f
 
 /* Per head size and bytes of a number, 2 for bf16 and 1 for e4m3: pages of one pipeline stage. */
@@ -416,8 +417,27 @@ static __global__ void __launch_bounds__(shape<D, E>::DECODE_WARPS * 32, 1)
         decode_item<D, E>(a, item, ring, barriers, use, lane);
 }
 
+/* A lane's share of what one chunk left; after the last one, nothing that is looked at. */
+template <int D> struct part { float m, l, o[D / 32]; };
+
+template <int D>
+static __device__ __forceinline__ struct part<D>
+read_part(const struct attend_args &a, const struct plan_stream &plan, int chunk, int length,
+          int own, int lane) {
+    struct part<D> part = {};
+    if (chunk * CHUNK_KEYS >= length) return part;
+    int item = (chunk + 1) * CHUNK_KEYS <= length ? plan.full + chunk : plan.tail;
+    const float *from = a.partials + ((int64_t)item * a.group + own) * (D + 2);
+    part.m = from[D];
+    part.l = from[D + 1];
+#pragma unroll
+    for (int i = 0; i < D / 32; i++) part.o[i] = from[lane + 32 * i];
+    return part;
+}
+
 /* A warp per (decoding row, query head): folds the chunks of streams that have several. */
-template <int D> static __global__ void k_attend_combine(const struct attend_args a) {
+template <int D>
+static __global__ void k_attend_combine(const struct attend_args a) {
     ptx_overlap_grids();
     int index = (int)(blockIdx.x * COMBINE_WARPS + threadIdx.x / 32), lane = threadIdx.x % 32;
     int heads = a.pages.heads_kv * a.group;
@@ -429,12 +449,18 @@ template <int D> static __global__ void k_attend_combine(const struct attend_arg
     const struct plan_stream plan = a.streams[row * a.pages.heads_kv + head];
     struct fold f = {-INFINITY, 0};
     float o[D / 32] = {0};
-    for (int chunk = 0; chunk * CHUNK_KEYS < length; chunk++) {
-        int item = (chunk + 1) * CHUNK_KEYS <= length ? plan.full + chunk : plan.tail;
-        const float *from = a.partials + ((int64_t)item * a.group + head_q % a.group) * (D + 2);
-        struct fold_weights w = fold_chunk(f, from[D], from[D + 1]);
+    for (int chunk = 0; chunk * CHUNK_KEYS < length; chunk += COMBINE_PARTS) {
+        struct part<D> parts[COMBINE_PARTS];
 #pragma unroll
-        for (int i = 0; i < D / 32; i++) o[i] = fold_value(w, o[i], from[lane + 32 * i]);
+        for (int k = 0; k < COMBINE_PARTS; k++)
+            parts[k] = read_part<D>(a, plan, chunk + k, length, head_q % a.group, lane);
+#pragma unroll
+        for (int k = 0; k < COMBINE_PARTS; k++) {
+            if ((chunk + k) * CHUNK_KEYS >= length) break;
+            struct fold_weights w = fold_chunk(f, parts[k].m, parts[k].l);
+#pragma unroll
+            for (int i = 0; i < D / 32; i++) o[i] = fold_value(w, o[i], parts[k].o[i]);
+        }
     }
     float *out = a.out + ((int64_t)s.row * heads + head_q) * D;
 #pragma unroll
