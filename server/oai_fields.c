@@ -13,6 +13,7 @@ enum neutral {
     TRUE,
     ONE,
     NONE,     /* "none" */
+    MEDIUM,   /* "medium" */
     EMPTY,    /* "", [] or {} */
     ZERO,     /* 0 or false */
     TEXT,     /* {"type": "text"} */
@@ -75,7 +76,7 @@ static const struct field {
     {"top_logprobs", COMPLETION, ZERO},
     {"top_p", BOTH, ANY},
     {"user", BOTH, ANY},
-    {"verbosity", CHAT, NEVER},
+    {"verbosity", CHAT, MEDIUM},
     {"web_search_options", CHAT, NEVER},
     /* vLLM */
     {"add_generation_prompt", RENDER, ANY},
@@ -158,6 +159,8 @@ static bool is_neutral(const cJSON *node, enum neutral neutral) {
         return cJSON_IsNumber(node) && node->valuedouble == 1;
     case NONE:
         return is_text(node, "none");
+    case MEDIUM:
+        return is_text(node, "medium");
     case EMPTY:
         return is_empty(node);
     case ZERO:
