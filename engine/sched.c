@@ -493,7 +493,11 @@ static int report_sequence(struct sched *sched, struct sequence *seq, struct ker
     if (job->kv.positions == NULL) return 0; /* the answer goes out without the long report */
     report->positions = job->kv.positions;
     report->entries_max = report->entries;
-    return kern->ops->report(kern, seq->slot, report);
+    code = kern->ops->report(kern, seq->slot, report);
+    if (code != ERR_NOMEM) return code;
+    mem_free(job->kv.positions); /* likewise, where the backend has no room for it */
+    job->kv.positions = report->positions = NULL;
+    return 0;
 }
 
 static bool answered(const struct sequence *seq) {

@@ -135,3 +135,19 @@ Test(sched_memory, nor_do_those_whose_conversations_are_written) {
     walk_all("portable", dir);
     world_remove_dir(dir);
 }
+
+/* The first call counts, the second lists: an answer is worth more than its report. */
+Test(sched_memory, an_answer_goes_out_without_the_report_that_has_no_room) {
+    struct world w;
+    struct engine_job job = job_of(1, 30, 6, kv_of("global", ENGINE_REPORT_POSITIONS));
+    open_crowd(&w, "portable", NULL);
+    submit(&w, &job);
+    world_fail(WORLD_REPORT, 1, ERR_NOMEM);
+    run_until_idle(&w);
+    cr_assert_not(world_fail_pending());
+    cr_assert_eq(finish_of(&job), ENGINE_FINISH_LENGTH);
+    cr_assert(job.kv.lengths != NULL && job.kv.positions == NULL && job.kv.kept_entries > 0);
+    cr_assert_eq(w.sched.conversations.count, 1);
+    engine_job_close(&job);
+    world_close(&w);
+}
