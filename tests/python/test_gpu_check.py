@@ -249,6 +249,46 @@ def test_every_case_and_base_file_is_there():
             assert pathlib.Path(source).exists() and command[command.index("-o") + 1] == target
 
 
+PROGRAM_OF_ALL = """
+#include <cJSON.h>
+#include <ini.h>
+#include <microhttpd.h>
+#include <nettle/sha2.h>
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+#include <stdio.h>
+#include <utf8proc.h>
+#include <uv.h>
+static int none(void *a, const char *b, const char *c, const char *d) { return !a + !b + !c + !d; }
+int main(void) {
+    struct sha256_ctx sha;
+    char version[64];
+    sha256_init(&sha);
+    pcre2_config(PCRE2_CONFIG_VERSION, version);
+    printf("%s %s %s %s %s %d\\n", cJSON_Version(), MHD_get_version(), version, utf8proc_version(), uv_version_string(),
+           ini_parse_string("", none, NULL));
+}
+"""
+
+
+def test_libraries_are_carried(tmp_path):
+    """A program built with what came along finds all of it there, and what that needs, wherever the folder lies."""
+    made, moved = tmp_path / "made", tmp_path / "moved"
+    subprocess.run([sys.executable, ROOT / "bench/gpu/carry", "--to", made], check=True, capture_output=True, timeout=300)
+    made.rename(moved)
+    environment = {**os.environ, "PKG_CONFIG_LIBDIR": "/nowhere"}
+    assert build.missing_libraries(environment) == build.LIBRARIES
+    assert build.use_carried(environment, moved) and build.missing_libraries(environment) == []
+    flags = subprocess.run([moved / "bin/pkg-config", "--cflags", "--libs", *build.LIBRARIES], env=environment, check=True, text=True,
+                           capture_output=True).stdout.split()
+    (tmp_path / "all.c").write_text(PROGRAM_OF_ALL)
+    subprocess.run(["gcc", tmp_path / "all.c", "-o", tmp_path / "all", *flags, *environment["LDFLAGS"].split()], check=True)
+    assert len(subprocess.run([tmp_path / "all"], check=True, text=True, capture_output=True).stdout.split()) >= 6
+    loaded = subprocess.run(["ldd", tmp_path / "all"], check=True, text=True, capture_output=True).stdout
+    outside = [line for line in loaded.splitlines() if "=> /" in line and str(moved) not in line]
+    assert "libgnutls" in loaded and all(any(f"lib{n}.so" in line for n in ("c", "m", "dl", "rt", "pthread")) for line in outside), loaded
+
+
 @pytest.mark.parametrize("name", [*build.CASES, "model"])
 def test_cases_need_no_criterion(name):
     """What bench/gpu has in its place is enough for every case file."""
