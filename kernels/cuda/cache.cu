@@ -256,6 +256,7 @@ int op_cache_open(struct kern *kern, const struct kern_cache_options *options,
         mem_try_alloc(2 * (size_t)cuda->pages.streams, sizeof *cuda->lengths));
     cuda->lengths_slot = -1;
     rc = cuda->slots && cuda->lengths ? alloc_pages(cuda) : ERR_NOMEM;
+    if (!rc) rc = rooms_reserve(cuda);
     if (rc) {
         cache_close(cuda);
         (void)device_sync(cuda->device);

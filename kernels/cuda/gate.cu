@@ -61,6 +61,8 @@ int op_gate_load(struct kern *kern, const struct kern_gate_spec *whole, struct k
     gate->heads_kv = spec->heads_kv;
     gate->embeddings = spec->embeddings;
     int64_t first = (int64_t)spec->embeddings * spec->width;
+    size_t row = (size_t)first * (spec->w2 ? 2 : 1) * sizeof(float);
+    if (row > cuda->hidden_row) cuda->hidden_row = row;
     int rc = load_layer(kern, spec->w1, first, spec->d_model, &gate->w1, fault);
     if (!rc && spec->w2)
         rc = load_layer(kern, spec->w2, spec->width, spec->width, &gate->w2, fault);

@@ -113,6 +113,8 @@ struct cuda {
     bool has_cache;
     bool eager;               /* no graphs: nor are there any with several ranks, see README.md */
     int64_t summed, gathered; /* most outputs of a weight whose products ranks sum, or gather */
+    size_t narrow_row, hidden_row; /* most bytes of a row in the numbers of weights; of a gate's
+                                      layers */
     struct pages pages;
     struct slot *slots;
     struct step step;
@@ -288,6 +290,9 @@ void op_matmul(struct kern *kern, float *y, const float *x, const struct kern_we
                const float *bias, int rows, enum kern_matmul_mode mode);
 /* Takes the room that products of so many rows need of other ranks' parts; ERR_NOMEM. */
 int matmul_reserve(struct cuda *cuda, int rows);
+/* Takes the rooms of the largest step that the cache's options tell of; ERR_NOMEM. */
+int rooms_reserve(struct cuda *cuda);
+size_t sample_bytes(int rows, int vocab);
 
 /* gate.cu */
 int op_gate_load(struct kern *kern, const struct kern_gate_spec *spec, struct kern_gate **out,

@@ -534,6 +534,14 @@ static bool stage_lists(struct cuda *cuda, const struct lists *l, int rows,
     return args->rows && args->penalties && args->biases && args->banned;
 }
 
+static size_t answer_bytes(int rows) {
+    return ((size_t)rows * sizeof(struct kern_sampled) + 15) / 16 * 16;
+}
+
+size_t sample_bytes(int rows, int vocab) {
+    return answer_bytes(rows) + (size_t)rows * (size_t)vocab * sizeof(float);
+}
+
 int op_sample(struct kern *kern, const float *logits, int rows, int vocab,
               const struct kern_sample *params, struct kern_sampled *out) {
     struct cuda *cuda = cuda_of(kern);
@@ -550,10 +558,13 @@ int op_sample(struct kern *kern, const float *logits, int rows, int vocab,
     }
     ok = ok && stage_lists(cuda, &lists, rows, &args);
     close_lists(&lists);
-    size_t answers = ((size_t)rows * sizeof *out + 15) / 16 * 16;
-    char *room = static_cast<char *>(room_take(
-        cuda, &cuda->sample, answers + (work ? (size_t)rows * (size_t)vocab * sizeof(float) : 0)));
-    if (!ok || !room) return ERR_NOMEM;
+    size_t answers = answer_bytes(rows);
+    char *room = static_cast<char *>(
+        room_take(cuda, &cuda->sample, work ? sample_bytes(rows, vocab) : answers));
+    if (!ok || !room) { /* it is said here, and not to those of the next step */
+        int code = cache_sync(cuda);
+        return code ? code : ERR_NOMEM;
+    }
     args.logits = logits;
     args.out = reinterpret_cast<struct kern_sampled *>(room);
     args.work = reinterpret_cast<float *>(room + answers);

@@ -178,6 +178,8 @@ static int check_e4m3(struct cuda *cuda, const struct kern_weight *w, struct fau
 
 /* Outputs that wait for other ranks'; see matmul_reserve. */
 static void note_width(struct cuda *cuda, const struct kern_weight *w) {
+    size_t row = (size_t)w->cols * sizeof(uint16_t) + sizeof(float); /* bf16, or fp8 and a scale */
+    if (row > cuda->narrow_row) cuda->narrow_row = row;
     if (w->shard == KERN_SHARD_COLS && w->rows > cuda->summed) cuda->summed = w->rows;
     if (w->shard == KERN_SHARD_VOCAB && w->rows_model > cuda->gathered)
         cuda->gathered = w->rows_model;
@@ -286,6 +288,25 @@ int matmul_reserve(struct cuda *cuda, int rows) {
     if (cuda->comm->ranks == 1) return 0;
     size_t bytes = (sums > parts ? sums : parts) * sizeof(float);
     return room_take(cuda, &cuda->partial, bytes) ? 0 : ERR_NOMEM;
+}
+
+int rooms_reserve(struct cuda *cuda) {
+    const struct kern_cache_options *o = &cuda->options;
+    size_t rows = (size_t)o->rows_max, dim = (size_t)o->head_dim;
+    const struct {
+        struct room *room;
+        size_t bytes;
+    } rooms[] = {{&cuda->narrow, rows * cuda->narrow_row},
+                 {&cuda->rounded.room, rows * cuda->narrow_row},
+                 {&cuda->hidden, rows * cuda->hidden_row + DEVICE_MATMUL_ALIGN},
+                 {&cuda->angles, rows * dim * sizeof(float)},
+                 {&cuda->sample, sample_bytes(o->logits_max, o->vocab)}};
+    if (rows == 0) return 0;
+    for (const auto &r : rooms)
+        if (r.bytes > 0 && !room_take(cuda, r.room, r.bytes)) return ERR_NOMEM;
+    if (!cuda->freq)
+        cuda->freq = static_cast<float *>(device_alloc(cuda->device, dim / 2 * sizeof *cuda->freq));
+    return cuda->freq ? matmul_reserve(cuda, o->rows_max) : ERR_NOMEM;
 }
 
 /* Room that matmul_reserve has taken; a rank without any leaves the others. */

@@ -153,3 +153,56 @@ Test(emu_alloc, reports_and_traces_without_memory_fail_alone) {
     }
     cr_assert(failed >= 3 && lost >= 4, "%d, %d", failed, lost);
 }
+
+/* How many allocations a first step of five rows and its samples can fail at. */
+static int failures_of_a_step(const struct kern_cache_options *options) {
+    enum { ROWS = 5, VOCAB = 40 };
+    static const float inv_freq[32] = {1};
+    const struct kern_rope rope = {inv_freq, 1};
+    const struct kern_span span = {.count = ROWS};
+    const struct kern_batch batch = {.spans = &span, .rows = ROWS, .span_count = 1};
+    const int32_t history[] = {1, 2, 3};
+    const struct kern_sample sample = {.history = history,
+                                       .prompt_count = 3,
+                                       .repetition = 1.5f,
+                                       .temperature = 1,
+                                       .top_p = 1,
+                                       .top_count = -1,
+                                       .forced = -1};
+    int failures = 0;
+    for (int n = 0; n < 60; n++) {
+        struct kern *kern;
+        struct kern_sampled out;
+        struct cuda_options cuda = {.device = 0, .eager = true};
+        MUST(cuda_open(&cuda, &kern, NULL));
+        MUST(kern->ops->cache_open(kern, options, NULL));
+        float *qkv = kern->ops->mem_alloc(kern, ROWS * 4 * 64 * sizeof *qkv);
+        float *logits = kern->ops->mem_alloc(kern, VOCAB * sizeof *logits);
+        mem_fail_after(n);
+        int rc = kern->ops->begin_step(kern, &batch);
+        if (!rc) kern->ops->qk_rope(kern, qkv, NULL, NULL, 1e-6f, &rope, &batch);
+        if (!rc) rc = kern->ops->sync(kern);
+        if (!rc) rc = kern->ops->sample(kern, logits, 1, VOCAB, &sample, &out);
+        bool passed = mem_fail_pending();
+        mem_fail_after(-1);
+        cr_assert(rc == 0 || rc == ERR_NOMEM, "allocation %d: %d", n, rc);
+        MUST(kern->ops->sync(kern)); /* nothing is left of it for the next step */
+        failures += rc != 0;
+        cr_assert(!passed || rc == 0);
+        kern->ops->mem_free(kern, qkv);
+        kern->ops->mem_free(kern, logits);
+        kern->ops->close(kern);
+    }
+    return failures;
+}
+
+/* Frequencies, angles and the room of sampling are there since the cache was opened; what is left
+ * are lists on their way. */
+Test(emu_alloc, the_rooms_of_the_largest_step_are_taken_with_the_cache) {
+    struct kern_cache_options bounded = small;
+    bounded.rows_max = 5;
+    bounded.logits_max = 1;
+    bounded.vocab = 40;
+    int before = failures_of_a_step(&small), after = failures_of_a_step(&bounded);
+    cr_assert_eq(before - after, 3, "%d, %d", before, after);
+}
