@@ -517,20 +517,21 @@ static void step_rows(const struct step_model *m, int count, const struct mode *
                       double graphs, double queued) {
     char how[64], name[128], key[32], predicted[48];
     double best = roofline(mode, count, m->entries);
+    bool full = m->entries == scaled(FULL_CACHE, 160), keyed = mode->keyed && !full;
     snprintf(how, sizeof how, "%d x %d entries%s", count, m->entries, mode->how);
     snprintf(name, sizeof name, "decoding, %s: steps launched as a graph", how);
     snprintf(key, sizeof key, "graphs_%d", count);
-    keyed_row(mode->keyed ? key : "", name, graphs, "of 1", mode->eager ? "0" : "1");
+    keyed_row(keyed ? key : "", name, graphs, "of 1", mode->eager ? "0" : "1");
     snprintf(name, sizeof name, "decoding, %s: operations", how);
     row(name, queued, "a step", "");
     snprintf(name, sizeof name, "decoding, %s", how);
     snprintf(key, sizeof key, "step_ms_%d", count);
     snprintf(predicted, sizeof predicted, "%.2f at the roofline of an H200", best);
-    keyed_row(mode->keyed ? key : "", name, ms, "ms", predicted);
+    keyed_row(keyed ? key : "", name, ms, "ms", predicted);
     snprintf(name, sizeof name, "decoding, %s: output", how);
-    snprintf(key, sizeof key, m->entries == scaled(FULL_CACHE, 160) ? "full" : "output_%d", count);
+    snprintf(key, sizeof key, "output_%d", count);
     snprintf(predicted, sizeof predicted, "%.0f at the roofline of an H200", 1e3 * count / best);
-    keyed_row(mode->keyed ? key : "", name, 1e3 * count / ms, "tokens/s", predicted);
+    keyed_row(full ? "full" : keyed ? key : "", name, 1e3 * count / ms, "tokens/s", predicted);
 }
 
 static void time_step(struct step_model *m, int count, const struct mode *mode) {
