@@ -226,6 +226,9 @@ static int refuse_values(const cJSON *root, struct fault *fault) {
     return 0;
 }
 
+/* Backends mask by the window of a layer, in attention and in what an eviction asks of it. But no
+ * layer is given one here: model.c attends with the same options throughout, and the reference of
+ * the golden tests has no windows to compare with. */
 static int refuse_windows(const cJSON *root, const struct family *family, struct fault *fault) {
     bool use = false;
     int err = json_bool(root, NULL, "use_sliding_window", &use, fault);

@@ -357,6 +357,7 @@ void cpu_attend(struct kern *kern, int layer, float *out, const float *qkv,
                                  .out = out,
                                  .scale = options->scale,
                                  .window = options->window};
+    cpu->cache.windows[layer] = options->window; /* which the kept queries had, too */
     keep_queries(&cpu->cache, &job);
     int64_t cost;
     int64_t count = plan(cpu, &job, &cost);

@@ -98,6 +98,7 @@ struct cpu_cache {
      * p % window if ring_pos says so; scaled. Touched by such sequences alone. */
     float *ring;       /* [slots][ring_slot floats], within it [layers][WINDOW_MAX][heads_q * D] */
     int32_t *ring_pos; /* [slots][KERN_WINDOW_MAX]; -1: none */
+    int32_t *windows;  /* [layers]: of the layer's last attention (kern_attend_options) */
     size_t ring_slot;
 
     uint16_t *refs;       /* [pages] tables that refer to the page; 0 = free */

@@ -2,6 +2,7 @@
  * rules that add up mass. Queries are taken in blocks of whole groups so that a key is read once
  * for all of them; what a block computes for a query does not depend on the others in it. */
 #include <math.h>
+#include <string.h>
 
 #include "base/check.h"
 #include "kernels/cpu/evict.h"
@@ -83,9 +84,21 @@ static void mask(const struct view *view, struct query query, float *z) {
     for (int32_t i = 0; i < masked && i < query.sees; i++) z[view->members + i] = -INFINITY;
 }
 
-/* Masked logits become attention, of whole classes where there are any. */
+/* Has a window left anything of the logits? The newest are the last. */
+static bool sees_any(const float *z, int32_t count) {
+    for (int32_t i = count - 1; i >= 0; i--)
+        if (z[i] > -INFINITY) return true;
+    return false;
+}
+
+/* Masked logits become attention, of whole classes where there are any; zeros where a query sees
+ * nothing of what it is asked about. */
 static void attention(const struct view *view, struct query query, float *z) {
-    view->cache->math->softmax(z, view->members + query.sees);
+    int32_t count = view->members + query.sees;
+    if (view->window == 0 || sees_any(z, count))
+        view->cache->math->softmax(z, count);
+    else
+        memset(z, 0, (size_t)count * sizeof *z);
     cpu_classes_fold(&view->classes, z);
 }
 
@@ -248,6 +261,7 @@ static struct window open_window(const struct evict_job *job, int stream, int32_
                        .candidates = candidates,
                        .work = work,
                        .sum = work->sum};
+    w.view.window = cache->windows[stream / cache->options.heads_kv];
     w.group = w.observe->group;
     w.reduce = w.observe->reduce;
     w.smooth = w.observe->smooth_first && w.observe->smooth != KERN_SMOOTH_NONE;

@@ -585,6 +585,9 @@ static bool stage_lists(struct cuda *cuda, struct lists *l, struct stages *s) {
     s->args.streams.subjects = s->look.streams.subjects = stage(cuda, l->subjects, n);
     s->look.looks = stage(cuda, l->looks, n);
     s->measures = stage(cuda, l->measures, n);
+    const int32_t *windows = look_windows(cuda);
+    if (windows) s->look.windows = stage(cuda, windows, (size_t)cuda->options.layers);
+    if (windows && !s->look.windows) return false;
     const struct cut *cuts = stage(cuda, l->cuts, l->cut_count);
     if (!positions || !s->args.due || !s->look.looks || !s->measures || !cuts ||
         !s->args.streams.subjects)

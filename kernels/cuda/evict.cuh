@@ -143,16 +143,20 @@ struct look_args {
     float *out;                /* LOOK_MASS with classes: attention's answers, of all rows */
     int queries_max, vectors_max, parts_max;
     int heads_q, group;
-    int query, queries;  /* of a group, those that this rank answers */
-    int window;          /* keys so far behind a query are masked; 0: none */
-    bool plain, classes; /* are there looks of either kind? */
-    float scale;         /* of logits, times log2(e) */
+    int query, queries;     /* of a group, those that this rank answers */
+    const int32_t *windows; /* [layers]: keys so far behind a query are masked; 0: none */
+    int window;             /* without those, of all layers */
+    bool plain, classes;    /* are there looks of either kind? */
+    float scale;            /* of logits, times log2(e) */
 };
 
 void look_all(struct cuda *cuda, const struct look_args &args);
 /* Attention's answers where entries have classes, with the sums that look_all has left. */
 void classes_attend(struct cuda *cuda, const struct look_args &args);
 void look_room(struct pieces *room, struct look_args *args); /* places for its results */
+/* Host, [layers]: how far each layer's attention last saw, which queries that are asked again do,
+ * too; NULL: none has had a window. */
+const int32_t *look_windows(const struct cuda *cuda);
 /* The queries of a slot's window; `positions` has room for KERN_WINDOW_MAX, to be staged. */
 void look_at_window(const struct slot *slot, int32_t tokens, struct look *look, int32_t *positions);
 

@@ -131,8 +131,9 @@ static __global__ void k_look_sees(const struct look_args a) {
     sight.high = pages_before(p, table, st.length, sight.pos + 1);
     if (look.observe.support == KERN_SUPPORT_CANDIDATES && sight.high > st.candidates)
         sight.high = st.candidates;
-    if (a.window > 0) sight.least = sight.pos - a.window;
-    if (a.window > 0) sight.low = pages_before(p, table, st.length, sight.least + 1);
+    int window = a.windows ? a.windows[st.stream / p.heads_kv] : a.window;
+    if (window > 0) sight.least = sight.pos - window;
+    if (window > 0) sight.low = pages_before(p, table, st.length, sight.least + 1);
     a.sees[(int64_t)blockIdx.x * a.queries_max + query] = sight;
 }
 
@@ -526,12 +527,14 @@ void look_room(struct pieces *room, struct look_args *args) {
 /* The step's spans that add up mass, as subjects of one layer: the same for all layers, which the
  * streams' offset tells apart. */
 struct mass {
-    int count; /* spans; 0: none, and the rest means nothing */
+    int32_t *windows; /* host, [layers]: see look_windows */
+    int count;        /* spans; 0: none, and the rest means nothing */
     struct look_args args;
     uint16_t *now; /* [rows][heads_q * head_dim]: queries of the layer in hand */
 };
 
 void mass_close(struct cuda *cuda) {
+    if (cuda->mass) mem_free(cuda->mass->windows);
     mem_free(cuda->mass);
     cuda->mass = NULL;
 }
@@ -600,10 +603,17 @@ static void mass_lists(const struct cuda *cuda, const struct kern_batch *batch,
     }
 }
 
+/* All but what attention has said of itself. */
+static void mass_clear(struct mass *mass) {
+    int32_t *windows = mass->windows;
+    *mass = {};
+    mass->windows = windows;
+}
+
 bool mass_stage(struct cuda *cuda, const struct kern_batch *batch) {
     if (!cuda->mass) cuda->mass = static_cast<struct mass *>(mem_must_alloc(1, sizeof *cuda->mass));
     struct mass *mass = cuda->mass;
-    *mass = {};
+    mass_clear(mass);
     mass_measure(cuda, batch, mass);
     if (mass->count == 0) return true;
     size_t count = (size_t)mass->count;
@@ -622,7 +632,7 @@ bool mass_stage(struct cuda *cuda, const struct kern_batch *batch) {
     mem_free(looks);
     mem_free(subjects);
     if (room.base && mass->args.looks && mass->args.streams.subjects) return true;
-    *mass = {};
+    mass_clear(mass);
     return false;
 }
 
@@ -639,9 +649,23 @@ void keep_queries(struct cuda *cuda, int layer, const float *qkv, float scale) {
            THREADS, 0, args);
 }
 
+static void note_window(struct cuda *cuda, int layer, int window) {
+    struct mass *mass = cuda->mass;
+    if (window > 0 && !mass->windows)
+        mass->windows = static_cast<int32_t *>(
+            mem_must_alloc((size_t)cuda->options.layers, sizeof *mass->windows));
+    if (mass->windows) mass->windows[layer] = window;
+}
+
+const int32_t *look_windows(const struct cuda *cuda) {
+    return cuda->mass ? cuda->mass->windows : NULL;
+}
+
 void add_mass(struct cuda *cuda, int layer, float *out, int window) {
     struct mass *mass = cuda->mass;
-    if (!mass || mass->count == 0) return;
+    if (!mass) return;
+    note_window(cuda, layer, window);
+    if (mass->count == 0) return;
     mass->args.scale = cuda->scale * LOG2_E;
     mass->args.out = out;
     mass->args.window = window;

@@ -430,6 +430,21 @@ Test(emu_policy, snapshots) {
 /* ---- A sliding window -------------------------------------------------------------------------
  */
 
+/* Queries that an eviction asks again see what they saw, which may be none of the candidates. */
+Test(emu_policy, window_queries_end_with_the_window) {
+    static const struct method askers[] = {
+        {"snapkv", as_it_is},  {"gkv", smoothed},       {"rkv", paper},
+        {"cake", as_it_is},    {"adakv", group_max},    {"ems", loose},
+        {"morphkv", as_it_is}, {"pyramidkv", as_it_is}, {"morphkv", reduce_max}};
+    for (int i = 0; i < 9; i++) {
+        struct kern_rule rule = rule_of(&askers[i], 40);
+        struct pair p = open_pair(shapes[i % 3], 8192, (uint64_t)(110 + i));
+        p.window = i % 2 ? 12 : 40;
+        play_one(&p, 1, &rule, 40, (const int[]){70, 17, 1}, 3, askers[i].policy);
+        both_close(p.kern);
+    }
+}
+
 /* What is added up is the attention of the layer: keys behind its window get none. */
 Test(emu_policy, mass_ends_with_the_window) {
     static const struct method adders[] = {{"h2o", as_it_is}, {"d2o", as_it_is}, {"ems", loose}};

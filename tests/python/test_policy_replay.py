@@ -28,11 +28,11 @@ VARIANTS = [name for name in table.VARIANTS if table.base(name) in TABLE]
 PATHS = [path for path in ("reference", "portable", "avx2", "avx512", "amx") if replay.has_path(path)]
 
 
-def agree(folder, runs, path="reference", kv_dtype="f32", tolerance=1e-5):
+def agree(folder, runs, path="reference", kv_dtype="f32", tolerance=1e-5, windows=()):
     """All runs as one batch; every one must agree with its reference."""
-    result = replay.drive(folder, runs, path=path, kv_dtype=kv_dtype)
+    result = replay.drive(folder, runs, path=path, kv_dtype=kv_dtype, windows=list(windows))
     for i, run in enumerate(runs):
-        tally = replay.follow(run, result.evictions[i], result.out[i], kv_dtype, tolerance)
+        tally = replay.follow(run, result.evictions[i], result.out[i], kv_dtype, tolerance, windows)
         print(f"{run.name} {path} {kv_dtype}: {tally}")
         assert tally.evictions == len(result.evictions[i]) > 0
         assert tally.worst["out"] < 1e-4
@@ -64,6 +64,18 @@ def test_random_streams(name, tmp_path):
     shapes = ((11, 1000, 850, 80, 16, 96, [512]), (12, 710, 650, 120, 0, 75, [7, 1, 40]))
     agree(tmp_path, [Run(name, recording_for(name, seed, 3, 6, 3, 16, tokens), prompt, budget, buffer, chunk, splits)
                      for seed, tokens, prompt, budget, buffer, chunk, splits in shapes])
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_layers_with_a_sliding_window(path, tmp_path):
+    """What a window's queries are asked again ends where their attention did; the second layer's ends
+    before some of the candidates of every query, and before all of those of some methods'."""
+    recording = redundant_recording(71, 3, 4, 2, 16, 260)
+    runs = [Run(name, recording, 220 + i, 60, 8, 64, [512, 40]) for i, name in enumerate(BOUNDED + VARIANTS)]
+    windows = agree(tmp_path, runs, path, tolerance=1e-5 if path == "reference" else 1e-4, windows=(0, 11, 45))
+    without = replay.drive(tmp_path, runs, path=path)
+    watch = [i for i, run in enumerate(runs) if run.rule.observe.window and run.rule.score == "attention"]
+    assert len(watch) > 8 and not any(same(windows, i, without, i) for i in watch)
 
 
 @pytest.mark.parametrize("kv_dtype", ("f32", "bf16", "fp8"))

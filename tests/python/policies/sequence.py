@@ -141,6 +141,7 @@ class Sequence:
     scale: float
     store: object = np.asarray  # the rounding of keys and values in the cache
     inv_freq: np.ndarray | None = None  # of the rotation of keys
+    windows: tuple = ()  # of every layer's attention; 0: none; (): none anywhere
     tokens: int = 0
     weights: np.ndarray | None = None  # of the layers, once measured
     streams: list = field(default_factory=list)
@@ -179,22 +180,22 @@ class Sequence:
         for head, stream in enumerate(self.streams[layer]):
             stream.extend(self.store(k[:, head]), self.store(v[:, head]), positions, log_beta[:, head], fresh)
             mine = slice(head * self.group, (head + 1) * self.group)
-            out[:, mine] = self.attend(stream, q[:, mine], positions)
+            out[:, mine] = self.attend(layer, stream, q[:, mine], positions)
         window = self.rule.observe.window
         self.queries[layer] = np.concatenate((self.queries[layer], q))[-window:] if window else self.queries[layer]
         return out
 
-    def logits(self, stream, q, positions, among=True):
+    def logits(self, layer, stream, q, positions, among=True):
         """[group, queries, entries and members], -inf where a query does not see them."""
         visible = (stream.pos[None] <= positions[:, None]) & among
         z = f.logits(q, classes.expanded(stream, self.rule.classes, self.inv_freq), self.scale)
-        return f.masked(z, classes.seen(stream, visible, positions))
+        return f.masked(z, classes.seen(stream, visible, positions, self.windows[layer] if self.windows else 0))
 
     def grouped(self, stream, z, group):
         return grouped(z, group, lambda p: classes.folded(stream, p))
 
-    def attend(self, stream, q, positions):
-        z = self.logits(stream, q, positions)
+    def attend(self, layer, stream, q, positions):
+        z = self.logits(layer, stream, q, positions)
         if self.accumulates():
             stream.memory += self.grouped(stream, z, self.rule.observe.group)[0].sum(axis=0)
         return np.einsum("gtn,nd->tgd", classes.folded(stream, f.softmax(z)), stream.values)
@@ -237,7 +238,7 @@ class Sequence:
         if observe.window:
             q = self.queries[layer][:, head * self.group:(head + 1) * self.group]
             positions = np.arange(self.tokens - len(q), self.tokens)
-            z = self.logits(stream, q, positions, old if observe.support == "candidates" else True)
+            z = self.logits(layer, stream, q, positions, old if observe.support == "candidates" else True)
             now = observed(self.grouped(stream, z, observe.group)[..., old], observe)
             whole = stream.memory[old]
             if observe.all_queries and whole.sum() > 0:
@@ -273,7 +274,7 @@ class Sequence:
             for head, stream in enumerate(self.streams[layer]):
                 q = self.queries[layer][:, head * self.group:(head + 1) * self.group]
                 positions = np.arange(self.tokens - len(q), self.tokens)
-                z = self.logits(stream, q, positions)
+                z = self.logits(layer, stream, q, positions)
                 p = classes.folded(stream, f.softmax(z))[..., self.candidates(stream)]
                 h, s = h + f.entropy(p), s + f.spread(p)
             found.append(f.cake_preference(h, s, self.rule.tau1, self.rule.tau2))
