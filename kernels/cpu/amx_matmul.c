@@ -5,7 +5,11 @@
  * because those wait for memory. Sums run over all inputs of a leaf in ascending order, high before
  * low, in one register, so every shape of block below gives a row the same bits: one to sixteen
  * rows (decode, bound by memory: four streams of weights, fetched ahead) and 32 x 32 blocks
- * (prefill, bound by the tile unit: six loads per eight products). */
+ * (prefill, bound by the tile unit: six loads per eight products).
+ *
+ * Weights in E4M3 become bf16, which has all of their numbers, on the way: up to sixteen rows tile
+ * by tile in the first-level cache, else two panels at a time, for all rows of the pass. Sums are
+ * made of the same numbers either way. */
 #include "kernels/cpu/amx.h"
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/vec.h"
@@ -62,6 +66,41 @@ void cpu_pack_x_amx(const struct cpu_matmul_job *job, int row, char *packed) {
     }
 }
 
+/* ---- Weights in E4M3 ----------------------------------------------------------------------------
+ */
+
+/* `count` numbers, none of them NaN, as bf16 in the same order. Codes below 2^-6 are m 2^-9, with
+ * another exponent for each m. */
+static inline void widen(const char *from, char *to, size_t count) {
+    const __m512i tiny = _mm512_broadcast_i32x4(
+        _mm_setr_epi16(0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60));
+    const __m512i exponent = _mm512_set1_epi16(0x78), sign = _mm512_set1_epi16((short)0x8000);
+    for (size_t i = 0; i < count; i += 32) {
+        __m512i code = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)(from + i)));
+        __m512i size = _mm512_and_si512(_mm512_slli_epi16(code, 4), _mm512_set1_epi16(0x7f0));
+        size = _mm512_add_epi16(size, _mm512_set1_epi16(120 << 7));
+        size = _mm512_mask_permutexvar_epi16(size, _mm512_testn_epi16_mask(code, exponent), code,
+                                             tiny);
+        _mm512_store_si512(to + 2 * i, _mm512_or_si512(size, _mm512_and_si512(code, sign)));
+    }
+}
+
+/* The tile `at` bytes of bf16 into a panel, of numbers of `size` bytes; `wide` is room for one. */
+SIMD const char *tile_at(const char *panel, size_t at, char *wide, const size_t size) {
+    if (size == 2) return panel + at;
+    widen(panel + at / 2, wide, TILE_BYTES / 2);
+    return wide;
+}
+
+static size_t number_bytes(const struct kern_weight *w) {
+    return w->layout == CPU_PANEL_E4M3 ? 1 : 2;
+}
+
+/* Two panels of bf16. */
+size_t cpu_matmul_scratch_amx(const struct kern_weight *weight) {
+    return weight->layout == CPU_PANEL_E4M3 ? 2 * 2 * weight->panel_bytes : 0;
+}
+
 /* ---- Results ------------------------------------------------------------------------------------
  */
 
@@ -76,11 +115,13 @@ static void put(const struct cpu_matmul_job *job, int row, int64_t panel, const 
     int64_t outputs = job->weight->rows, output = panel * PANEL;
     int n = outputs - output < 16 ? (int)(outputs - output) : 16;
     int rows = job->rows - row < 16 ? job->rows - row : 16;
+    __m512 scale = job->scale ? v16_load_n(job->scale + output, n) : v16_set(1);
     __m512 bias = job->bias ? v16_load_n(job->bias + output, n) : v16_set(0);
     float *y = job->y + row * outputs + output;
     bool past = passes_caches(job, y);
     for (int r = 0; r < rows; r++, y += outputs) {
         __m512 sum = v16_load(sums[r]);
+        if (job->scale) sum = v16_mul(sum, scale);
         if (job->bias) sum = v16_add(sum, bias);
         if (job->mode == KERN_ADD) sum = v16_add(v16_load_n(y, n), sum);
         if (past)
@@ -95,8 +136,12 @@ static void put(const struct cpu_matmul_job *job, int row, int64_t panel, const 
 
 #define AHEAD 4096 /* bytes of each stream under way */
 
+static inline void fetch_bytes(const char *at, size_t bytes) {
+    for (size_t line = 0; line < bytes; line += 64) _mm_prefetch(at + line, _MM_HINT_T0);
+}
+
 static inline void fetch_tile(const char *at) {
-    for (int line = 0; line < TILE_BYTES; line += 64) _mm_prefetch(at + line, _MM_HINT_T0);
+    fetch_bytes(at, TILE_BYTES);
 }
 
 /* Four panels of B, and the four that come after them: what is fetched when the first end. */
@@ -136,28 +181,29 @@ static inline void zero_four(void) {
     _tile_zero(3);
 }
 
-/* One leaf of four panels, from `at` bytes on. */
-static inline void few_rows_leaf(const char *a, struct group b, size_t at, size_t end) {
+/* One leaf of four panels, from `at` bytes of bf16 on. */
+SIMD void few_rows_leaf(const char *a, struct group b, size_t at, size_t end, const size_t size) {
+    _Alignas(64) char wide[4][TILE_BYTES];
     zero_four();
     for (; at < end; at += TILE_BYTES) {
-        const char *tile = b.panel + at;
-        size_t ahead = at + AHEAD;
+        size_t ahead = at * size / 2 + AHEAD;
         const char *fetch = ahead < b.stride ? b.panel + ahead : b.after + (ahead - b.stride);
-        fetch_tile(fetch);
-        fetch_tile(fetch + b.stride);
-        fetch_tile(fetch + 2 * b.stride);
-        fetch_tile(fetch + 3 * b.stride);
+        const char *tile[4];
+        for (size_t t = 0; t < 4; t++) {
+            fetch_bytes(fetch + t * b.stride, TILE_BYTES * size / 2);
+            tile[t] = tile_at(b.panel + t * b.stride, at, wide[t], size);
+        }
         _tile_loadd(4, a + 2 * at, 64);
         _tile_loadd(5, a + 2 * at + TILE_BYTES, 64);
-        _tile_loadd(6, tile, 64);
+        _tile_loadd(6, tile[0], 64);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, tile + b.stride, 64);
+        _tile_loadd(7, tile[1], 64);
         _tile_dpbf16ps(1, 4, 7);
         _tile_dpbf16ps(0, 5, 6);
-        _tile_loadd(6, tile + 2 * b.stride, 64);
+        _tile_loadd(6, tile[2], 64);
         _tile_dpbf16ps(2, 4, 6);
         _tile_dpbf16ps(1, 5, 7);
-        _tile_loadd(7, tile + 3 * b.stride, 64);
+        _tile_loadd(7, tile[3], 64);
         _tile_dpbf16ps(3, 4, 7);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
@@ -171,18 +217,20 @@ static inline void store_four(float (*to)[16][16]) {
     _tile_stored(3, to[3], 64);
 }
 
-static void few_rows_four(const struct cpu_matmul_job *job, int64_t panel, struct group b) {
+SIMD void few_rows_four(const struct cpu_matmul_job *job, int64_t panel, struct group b,
+                        const size_t size) {
     struct tree tree;
     size_t leaf = leaf_bytes(job->weight);
     for (int l = 0; l < job->weight->leaves; l++) {
-        few_rows_leaf(job->packed, b, (size_t)l * leaf, ((size_t)l + 1) * leaf);
+        few_rows_leaf(job->packed, b, (size_t)l * leaf, ((size_t)l + 1) * leaf, size);
         store_four(tree.level[cpu_leaf_level(l)]);
         fold(&tree, l, 4, job->rows);
     }
     for (int t = 0; t < 4; t++) put(job, 0, panel + t, tree.level[0][t]);
 }
 
-static void few_rows_one(const struct cpu_matmul_job *job, int64_t panel) {
+SIMD void few_rows_one(const struct cpu_matmul_job *job, int64_t panel, const size_t size) {
+    _Alignas(64) char wide[TILE_BYTES];
     struct tree tree;
     const struct kern_weight *w = job->weight;
     const char *b = w->data + (size_t)panel * w->panel_bytes, *a = job->packed;
@@ -190,10 +238,10 @@ static void few_rows_one(const struct cpu_matmul_job *job, int64_t panel) {
     for (int l = 0; l < w->leaves; l++) {
         _tile_zero(0);
         for (size_t end = at + leaf_bytes(w); at < end; at += TILE_BYTES) {
-            fetch_tile(b + at + AHEAD);
+            fetch_bytes(b + at * size / 2 + AHEAD, TILE_BYTES * size / 2);
             _tile_loadd(4, a + 2 * at, 64);
             _tile_loadd(5, a + 2 * at + TILE_BYTES, 64);
-            _tile_loadd(6, b + at, 64);
+            _tile_loadd(6, tile_at(b, at, wide, size), 64);
             _tile_dpbf16ps(0, 4, 6);
             _tile_dpbf16ps(0, 5, 6);
         }
@@ -239,19 +287,18 @@ static void put_two_by_two(const struct cpu_matmul_job *job, int row, int64_t pa
 }
 
 static void block_two_by_two(const struct cpu_matmul_job *job, int row, int64_t panel,
-                             struct fetch fetch) {
+                             struct group b, struct fetch fetch) {
     struct tree tree;
     const struct kern_weight *w = job->weight;
-    const char *b = w->data + (size_t)panel * w->panel_bytes;
     const char *a = job->packed + (size_t)row * (size_t)w->depth * 4;
-    size_t next = w->panel_bytes; /* sixteen rows of A take twice as much as a panel of B */
+    size_t next = b.stride; /* sixteen rows of A take twice as much as a panel of B */
     size_t at = 0, leaf = leaf_bytes(w);
     for (int l = 0; l < w->leaves; l++) {
         zero_four();
         for (size_t end = at + leaf; at < end; at += TILE_BYTES, fetch.from += fetch.step) {
             for (size_t line = 0; line < fetch.step; line += 64)
                 _mm_prefetch(fetch.from + line, _MM_HINT_T1);
-            two_by_two(a + 2 * at, 2 * next, b + at, next);
+            two_by_two(a + 2 * at, 2 * next, b.panel + at, next);
         }
         store_four(tree.level[cpu_leaf_level(l)]);
         fold(&tree, l, 4, 16);
@@ -281,16 +328,16 @@ static void block_streaming(const struct cpu_matmul_job *job, int row, int64_t p
     put_two_by_two(job, row, panel, &tree);
 }
 
-static void block_one_by_one(const struct cpu_matmul_job *job, int row, int64_t panel) {
+static void block_one_by_one(const struct cpu_matmul_job *job, int row, int64_t panel,
+                             struct group b) {
     struct tree tree;
     const struct kern_weight *w = job->weight;
-    const char *b = w->data + (size_t)panel * w->panel_bytes;
     const char *a = job->packed + (size_t)row * (size_t)w->depth * 4;
     size_t at = 0;
     for (int l = 0; l < w->leaves; l++) {
         _tile_zero(0);
         for (size_t end = at + leaf_bytes(w); at < end; at += TILE_BYTES) {
-            _tile_loadd(6, b + at, 64);
+            _tile_loadd(6, b.panel + at, 64);
             _tile_loadd(4, a + 2 * at, 64);
             _tile_dpbf16ps(0, 4, 6);
             _tile_loadd(5, a + 2 * at + TILE_BYTES, 64);
@@ -302,20 +349,20 @@ static void block_one_by_one(const struct cpu_matmul_job *job, int row, int64_t 
     put(job, row, panel, tree.level[0][0]);
 }
 
-static void block_one_by_two(const struct cpu_matmul_job *job, int row, int64_t panel) {
+static void block_one_by_two(const struct cpu_matmul_job *job, int row, int64_t panel,
+                             struct group b) {
     struct tree tree;
     const struct kern_weight *w = job->weight;
-    const char *b = w->data + (size_t)panel * w->panel_bytes;
     const char *a = job->packed + (size_t)row * (size_t)w->depth * 4;
     size_t at = 0;
     for (int l = 0; l < w->leaves; l++) {
         _tile_zero(0);
         _tile_zero(1);
         for (size_t end = at + leaf_bytes(w); at < end; at += TILE_BYTES) {
-            _tile_loadd(6, b + at, 64);
+            _tile_loadd(6, b.panel + at, 64);
             _tile_loadd(4, a + 2 * at, 64);
             _tile_dpbf16ps(0, 4, 6);
-            _tile_loadd(7, b + w->panel_bytes + at, 64);
+            _tile_loadd(7, b.panel + b.stride + at, 64);
             _tile_dpbf16ps(1, 4, 7);
             _tile_loadd(5, a + 2 * at + TILE_BYTES, 64);
             _tile_dpbf16ps(0, 5, 6);
@@ -329,48 +376,67 @@ static void block_one_by_two(const struct cpu_matmul_job *job, int row, int64_t 
     put(job, row, panel + 1, tree.level[0][1]);
 }
 
+/* `count` panels of bf16, as they lie or in `wide`. */
+static struct group panels_wide(const struct kern_weight *w, int64_t panel, size_t count,
+                                int64_t after, char *wide) {
+    struct group group = group_of(w, panel, after);
+    if (number_bytes(w) == 2) return group;
+    widen(group.panel, wide, count * w->panel_bytes);
+    return (struct group){wide, wide, 2 * w->panel_bytes};
+}
+
 /* Two panels against all rows; `after`: the two that come next, or < 0. */
-static void many_rows_two(const struct cpu_matmul_job *job, int64_t panel, int64_t after) {
+static void many_rows_two(const struct cpu_matmul_job *job, int64_t panel, int64_t after,
+                          char *wide) {
     const struct kern_weight *w = job->weight;
+    struct group b = panels_wide(w, panel, 2, after, wide);
     int row = 0, blocks = (job->rows + 15) / 32;
     if (blocks <= 2) {
-        block_streaming(job, 0, panel, group_of(w, panel, after));
+        block_streaming(job, 0, panel, b);
         row = 32;
     }
-    /* Every step of a block fetches its share of the 2 KiB that the next panels need per step. */
-    size_t step = after < 0 || blocks <= 2 ? 0 : (size_t)((32 + blocks - 1) / blocks) * 64;
+    /* Every step of a block fetches its share of the 2 KiB, or of E4M3 one, that the next panels
+     * need per step. */
+    int lines = 16 * (int)number_bytes(w);
+    size_t step = after < 0 || blocks <= 2 ? 0 : (size_t)((lines + blocks - 1) / blocks) * 64;
     struct fetch fetch = {w->data + (size_t)(after < 0 ? panel : after) * w->panel_bytes, step};
     for (; row + 16 < job->rows; row += 32) {
-        block_two_by_two(job, row, panel, fetch);
+        block_two_by_two(job, row, panel, b, fetch);
         fetch.from += step * (size_t)(w->depth / TILE_DEPTH);
     }
-    if (row < job->rows) block_one_by_two(job, row, panel);
+    if (row < job->rows) block_one_by_two(job, row, panel, b);
 }
 
-static void few_rows(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next) {
+SIMD void few_rows(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
+                   const size_t size) {
     for (; count >= 4; count -= 4, first += 4)
-        few_rows_four(job, first, group_of(job->weight, first, count >= 8 ? first + 4 : next));
-    for (; count; count--, first++) few_rows_one(job, first);
+        few_rows_four(job, first, group_of(job->weight, first, count >= 8 ? first + 4 : next),
+                      size);
+    for (; count; count--, first++) few_rows_one(job, first, size);
 }
 
-static void many_rows(const struct cpu_matmul_job *job, int64_t first, int64_t count,
-                      int64_t next) {
+static void many_rows(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
+                      char *wide) {
     for (; count >= 2; count -= 2, first += 2)
-        many_rows_two(job, first, count >= 4 ? first + 2 : next);
-    for (int row = 0; count && row < job->rows; row += 16) block_one_by_one(job, row, first);
+        many_rows_two(job, first, count >= 4 ? first + 2 : next, wide);
+    if (count == 0) return;
+    struct group b = panels_wide(job->weight, first, 1, -1, wide);
+    for (int row = 0; row < job->rows; row += 16) block_one_by_one(job, row, first, b);
 }
 
 void cpu_matmul_amx(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
                     void *scratch) {
-    if (job->weight->layout != CPU_PANEL_PAIRS) {
+    if (job->weight->layout == CPU_PANEL_F32) {
         cpu_matmul_avx512(job, first, count, next, scratch);
         return;
     }
     amx_configure(job->rows < 16 ? job->rows : 16, 6);
-    if (job->rows <= 16)
-        few_rows(job, first, count, next);
+    if (job->rows > 16)
+        many_rows(job, first, count, next, scratch);
+    else if (number_bytes(job->weight) == 1)
+        few_rows(job, first, count, next, 1);
     else
-        many_rows(job, first, count, next);
+        few_rows(job, first, count, next, 2);
     _tile_release();
     _mm_sfence(); /* streamed results, before the barrier says they are there */
 }
@@ -385,6 +451,7 @@ const struct cpu_kernels cpu_kernels_amx = {
     .rope = cpu_rope_avx512,
     .write_row = cpu_write_row_avx512,
     .matmul = cpu_matmul_amx,
+    .matmul_scratch = cpu_matmul_scratch_amx,
     .packed_bytes = cpu_packed_bytes_amx,
     .pack_x = cpu_pack_x_amx,
     .math = &cpu_math_avx512,

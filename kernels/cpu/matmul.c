@@ -26,7 +26,7 @@ int cpu_matmul_reserve(struct cpu *cpu, const struct kern_weight *weight) {
     const struct cpu_kernels *k = cpu->kernels;
     int rc = 0;
     if (k->matmul_scratch) rc = cpu_scratch_grow(cpu, k->matmul_scratch(weight));
-    if (!rc && k->packed_bytes && weight->layout == CPU_PANEL_PAIRS)
+    if (!rc && k->packed_bytes && weight->layout >= CPU_PANEL_PAIRS)
         rc = cpu_room_grow(&cpu->packed, k->packed_bytes(weight->depth));
     if (!rc) rc = cpu_room_grow(&cpu->partial, partial_bytes(cpu, weight));
     if (!rc && weight->rows < weight->rows_model)
@@ -85,7 +85,7 @@ static int pass_rows(const struct kern_weight *w) {
 static void multiply_own(struct cpu *cpu, float *y, const float *x,
                          const struct kern_weight *weight, const float *scale, const float *bias,
                          int rows, enum kern_matmul_mode mode) {
-    bool pack = cpu->kernels->pack_x && weight->layout == CPU_PANEL_PAIRS;
+    bool pack = cpu->kernels->pack_x && weight->layout >= CPU_PANEL_PAIRS;
     struct pass pass = {.cpu = cpu, .grain = portion(cpu, weight)};
     int most = pack ? pass_rows(weight) : MATMUL_ROWS;
     for (int row = 0; row < rows; row += most) {

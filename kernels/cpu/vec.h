@@ -27,6 +27,7 @@ VEC_DECLARE(avx2)
 VEC_DECLARE(avx512)
 
 size_t cpu_packed_bytes_amx(int64_t depth);
+size_t cpu_matmul_scratch_amx(const struct kern_weight *weight);
 void cpu_pack_x_amx(const struct cpu_matmul_job *job, int row, char *packed);
 void cpu_matmul_amx(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
                     void *scratch);

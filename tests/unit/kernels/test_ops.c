@@ -50,7 +50,8 @@ static const struct product products[] = {
  * each product. */
 static double product_bound(const struct product *c, int path, double magnitude) {
     double unit = (c->cols + 4) * 0x1p-24;
-    if (path_is(path, "amx") && c->dtype == KERN_BF16) unit += 0x1.02p-17;
+    if (path_is(path, "amx") && (c->dtype == KERN_BF16 || c->dtype == KERN_E4M3))
+        unit += 0x1.02p-17;
     return magnitude * unit;
 }
 
@@ -98,6 +99,45 @@ Test(ops, matmul) {
             run_product(kern, &products[i], path, KERN_SHARD_NONE);
             run_product(kern, &products[i], path, KERN_SHARD_COLS);
         }
+        kern->ops->close(kern);
+    }
+}
+
+/* Each number by itself, so that the smallest count as much as the largest: rows of the identity
+ * give the columns of the matrix back. */
+static void every_e4m3_number(struct kern *kern, int rows_each) {
+    enum { CODES = 256, OUT = 18 };
+    uint8_t codes[OUT][CODES];
+    float scale[OUT], *x = calloc(CODES * CODES, sizeof *x), *y = calloc(CODES * OUT, sizeof *y);
+    for (int o = 0; o < OUT; o++) {
+        scale[o] = 1;
+        for (int i = 0; i < CODES; i++) {
+            int code = (i + 15 * o) & 255;
+            codes[o][i] = (code & 0x7f) == 0x7f ? 0 : (uint8_t)code;
+        }
+    }
+    for (int i = 0; i < CODES; i++) x[i * CODES + i] = 1;
+    const struct kern_matrix file = {
+        .data = codes, .dtype = KERN_E4M3, .rows = OUT, .cols = CODES, .scale = scale};
+    struct kern_weight *w = load_as(kern, &file, KERN_SHARD_NONE);
+    for (int r = 0; r < CODES; r += rows_each)
+        kern->ops->matmul(kern, y + r * OUT, x + r * CODES, w, NULL, rows_each, KERN_SET);
+    for (int i = 0; i < CODES * OUT; i++) {
+        float want = number_from_e4m3(codes[i % OUT][i / OUT]);
+        cr_assert_eq(y[i], want, "%s: %d rows, code %d: %g, not %g", kern->ops->name, rows_each,
+                     codes[i % OUT][i / OUT], (double)y[i], (double)want);
+    }
+    kern->ops->weight_free(kern, w);
+    free(x), free(y);
+}
+
+Test(ops, every_e4m3_number_is_multiplied_exactly) {
+    for (int path = 0; path < PATH_COUNT; path++) {
+        struct kern *kern = path_open(path, 1);
+        if (!kern) continue;
+        every_e4m3_number(kern, 1);
+        every_e4m3_number(kern, 64);
+        every_e4m3_number(kern, 256);
         kern->ops->close(kern);
     }
 }
