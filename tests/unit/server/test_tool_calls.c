@@ -52,10 +52,10 @@ static void check_cut(const struct tool_set *tools, const char *text, const char
 }
 
 static void check_set(const struct tool_set *tools, const char *text, const char *expected) {
-    size_t size = strlen(text), *cuts = calloc(size + 1, sizeof *cuts);
+    size_t size = strlen(text), *cuts = calloc(size + 2, sizeof *cuts);
     check_cut(tools, text, expected, NULL, 0);
     for (size_t i = 0; i <= size; i++)
-        for (cuts[0] = i, cuts[1] = i; cuts[1] <= size; cuts[1]++)
+        for (cuts[0] = i, cuts[1] = i; cuts[1] <= size; cuts[1] += size < 256 ? 1 : 32)
             check_cut(tools, text, expected, cuts, 2);
     for (size_t i = 0; i <= size; i++) cuts[i] = i;
     check_cut(tools, text, expected, cuts, (int)size + 1);
