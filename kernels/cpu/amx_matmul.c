@@ -96,9 +96,9 @@ static size_t number_bytes(const struct kern_weight *w) {
     return w->layout == CPU_PANEL_E4M3 ? 1 : 2;
 }
 
-/* Two panels of bf16. */
+/* Two panels, twice as wide in bf16. */
 size_t cpu_matmul_scratch_amx(const struct kern_weight *weight) {
-    return weight->layout == CPU_PANEL_E4M3 ? 2 * 2 * weight->panel_bytes : 0;
+    return weight->layout == CPU_PANEL_E4M3 ? 4 * weight->panel_bytes : 0;
 }
 
 /* ---- Results ------------------------------------------------------------------------------------
