@@ -207,24 +207,27 @@ static void end_call(struct tool_reader *r, size_t at) {
     r->phase = TOOL_IN_TEXT;
 }
 
-/* What separates calls is no text when no call follows. */
+/* What separates calls is no text when no call follows, if it is all that is held back. */
 static bool is_separator(const struct tool_reader *r, const char *text, size_t end) {
     for (size_t i = r->at; i < end; i++)
         if (!is_blank(text[i]) && (text[i] != ';' || r->tools->format != TOOL_FORMAT_LLAMA3))
             return false;
-    return r->calls > 0 && !r->spoken;
+    return r->calls > 0;
 }
 
 static struct tool_piece next_in_text(struct tool_reader *r, const char *text, size_t end,
                                       bool last) {
     size_t at = r->at;
-    if (last && is_separator(r, text, end)) at = r->at = end;
     for (; at < end; at++) {
         struct cursor c = {text, at, end};
         struct span name = {0, 0};
         bool first = !r->spoken && at == r->at;
         if (!may_open(r, text[at], first)) continue;
         enum match match = match_opening(r, &c, first, &name);
+        if (match == MATCH_MORE && last && first && is_separator(r, text, end)) {
+            r->at = end;
+            return more();
+        }
         if (match == MATCH_NO || (match == MATCH_MORE && last)) continue;
         if (match == MATCH_YES && at == r->at) return begin_call(r, &c, &name);
         break;

@@ -159,6 +159,9 @@ Test(tool_calls, llama3) {
         {P P, "<f|{\"a\": 1}><f|{\"a\": 1}>!"},
         {P "\nThat is it.", "<f|{\"a\": 1}>\nThat is it.!"},
         {P "; {", "<f|{\"a\": 1}>; {!"},
+        {P " ;", "<f|{\"a\": 1}>!"},
+        {P ";;", "<f|{\"a\": 1}>;;!"},
+        {P "; \n; ", "<f|{\"a\": 1}>; \n; !"},
         {"{\"name\": \"f\", \"parameters\": {}", "<f|{}>!"},
         {"{\"name\": \"f\", \"parameters\": {}, \"x\": 1}", "<f|{}>, \"x\": 1}!"},
         {"{\"name\": \"g\", \"parameters\": {}}", "{\"name\": \"g\", \"parameters\": {}}"},
@@ -215,6 +218,24 @@ Test(tool_calls, what_is_held_back_is_short) {
     buf_str(&text, "y\", \"name\": \"f\", \"arguments\": {}}</tool_call>");
     check_set(&tools, text.data, text.data);
     buf_close(&text);
+}
+
+/* Of white space behind a call, too: what was given as text in pieces is text as a whole. */
+Test(tool_calls, white_space_that_is_too_long_is_text) {
+    const struct tool_set tools = {TOOL_FORMAT_HERMES, names, 2, true};
+    struct buf text, expected;
+    buf_open(&text, 1 << 20);
+    buf_open(&expected, 1 << 20);
+    buf_str(&text, "<tool_call>" F "</tool_call>");
+    for (int i = 0; i < TOOL_HELD_MAX - 1; i++) buf_char(&text, '\n');
+    check_set(&tools, text.data, "<f|{\"a\": 1}>!");
+    buf_char(&text, '\n');
+    buf_str(&expected, "<f|{\"a\": 1}>");
+    for (int i = 0; i < TOOL_HELD_MAX; i++) buf_char(&expected, '\n');
+    buf_char(&expected, '!');
+    check_set(&tools, text.data, expected.data);
+    buf_close(&text);
+    buf_close(&expected);
 }
 
 /* Calls go on behind what another voice said. */
