@@ -203,6 +203,7 @@ class Check:
         """All so far, as JSON and Markdown, each file whole at any moment."""
         result = self.result()
         path = self.results or self.out / "result"
+        path.parent.mkdir(parents=True, exist_ok=True)
         replace(path.with_suffix(".json"), json.dumps(result, indent=1) + "\n")
         replace(path.with_suffix(".md"), markdown(result))
         return path

@@ -2,11 +2,9 @@
 import collections
 import http.client
 import json
-import os
 import pathlib
 import queue
 import re
-import signal
 import subprocess
 import threading
 import time
@@ -21,14 +19,15 @@ class Trouble(Exception):
 
 class Daemon:
     """One running keepd, from its ready line to the end of the with block. `environment` is all of its own. After
-    `seconds` it is killed, so that nobody who waits for it waits longer."""
+    `seconds` it is killed, so that nobody who waits for it waits longer. It stays in the process group of who starts it,
+    and so ends with a step that is killed: left behind, it would keep the GPU's memory."""
 
     def __init__(self, keepd, model, log, flags=(), environment=None, seconds=300):
         self.log = pathlib.Path(log)
         command = [str(keepd), "--model", str(model), "--port", "0", "--served-model-name", "m", *map(str, flags)]
         with self.log.open("w") as file:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=file, text=True,
-                                            env=environment, start_new_session=True)
+                                            env=environment)
         self.late = threading.Timer(seconds, self.process.kill)
         self.late.daemon = True
         self.late.start()
@@ -67,7 +66,7 @@ class Daemon:
         try:
             self.process.wait(30)
         except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.kill()
             self.process.wait()
 
     # -- asking ------------------------------------------------------------------------------------

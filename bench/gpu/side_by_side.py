@@ -87,6 +87,8 @@ def write_model(folder, shape, device):
         shutil.copy(ROOT / "models/keepd-nano" / name, folder / name)
     (folder / "config.json").write_text(config)
     done.write_text(config)
+    if device == "cuda":  # the engines are other processes
+        torch.cuda.empty_cache()
 
 
 def requests_of(count, prompt, out):
@@ -139,7 +141,8 @@ def run_keepd(args, model, requests, policy):
              max(4096, len(requests))]
     kv = {} if policy == "full" else {"budget": args.budget}
     bodies = [{**serving.body(r["prompt"], r["out"], policy, **kv), "return_token_ids": True} for r in requests]
-    with serving.Daemon(args.keepd, model, args.work / f"keepd-{policy}.log", flags, dict(os.environ), args.limit) as daemon:
+    with serving.Daemon(args.keepd, model, args.work / f"keepd-{policy}.log", flags, dict(os.environ),
+                        max(5, args.limit - 10)) as daemon:  # it ends before who waits for it
         daemon.ask(serving.TEXT, {**bodies[0], "max_tokens": 2})
         with Peak(args.device, daemon.process.pid) as peak, serving.Together(daemon, serving.TEXT, bodies) as together:
             begun, pages = time.monotonic(), 0

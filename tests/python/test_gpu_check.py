@@ -125,6 +125,25 @@ def test_no_step_begins_after_the_end(tmp_path):
     assert check.left_out == ["late: no time was left", "late too: no time was left"]
 
 
+def test_what_is_timed_has_its_time(tmp_path, monkeypatch):
+    """However slow the sanitizer and the HTTP tests are."""
+    monkeypatch.setattr(gpu_check.shutil, "which", lambda _: "/bin/true")
+    timed = sum(gpu_check.PLAN[part][0] for part in ("timing", "serve", "long"))
+    for seconds, limits in ((timed + 30, [30] * 8), (timed + 100, [60] * 8), (timed + 4, [])):
+        check, given = harness.Check(tmp_path, seconds, "a test", echo=lambda _: None), []
+        monkeypatch.setattr(check, "step", lambda name, command, limit, given=given: given.append(limit))
+        gpu = gpu_check.GpuCheck(check, [], False, pathlib.Path("/there/keepd"), set(gpu_check.PLAN))
+        gpu.sanitize()
+        assert given == pytest.approx(limits, abs=10) and len(check.left_out) == 8 - len(limits)
+    with pytest.raises(harness.LeftOut, match="for what is timed"):
+        gpu.http()
+
+
+def test_results_may_go_to_a_folder_that_is_not_there(tmp_path):
+    check = harness.Check(tmp_path, 600, "a test", tmp_path / "no" / "such" / "name", echo=lambda _: None)
+    assert check.write().with_suffix(".json").exists()
+
+
 def test_the_whole_has_an_end(tmp_path):
     """A step gets what is left, however much it asks for."""
     check = harness.Check(tmp_path, 3, "a test", echo=lambda _: None)
@@ -211,6 +230,19 @@ def test_a_daemon_that_is_never_ready(tmp_path, script, said):
     (tmp_path / "keepd").chmod(0o755)
     with pytest.raises(serving.Trouble, match=f"it ended before it was ready, {said}"):
         serving.Daemon(tmp_path / "keepd", "model", tmp_path / "log", seconds=3)
+
+
+def test_a_daemon_ends_with_the_step_that_started_it(check, tmp_path):
+    """Also when that is killed and closes nothing: a daemon left behind would keep the GPU's memory."""
+    pid, keepd = tmp_path / "pid", tmp_path / "keepd"
+    keepd.write_text(f"#!/bin/sh\necho $$ >{pid}\nexec sleep 600\n")
+    keepd.chmod(0o755)
+    start = f"import sys; sys.path.insert(0, {str(ROOT / 'bench/gpu')!r}); import serving; serving.Daemon({str(keepd)!r}, 'm', {str(tmp_path / 'log')!r})"
+    assert check.step("hangs", [sys.executable, "-c", start], limit=3) is None
+    end = time.monotonic() + 20
+    while alive(pid.read_text().strip()) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not alive(pid.read_text().strip())
 
 
 # --- files and interpreters ---
