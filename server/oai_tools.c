@@ -245,6 +245,8 @@ void oai_calls_add(struct oai_calls *calls, const char *text, size_t begin, size
         size_t size = piece.end - piece.begin;
         if (piece.kind == TOOL_CALL)
             begin_call(calls, at, size);
+        else if (piece.kind == TOOL_BARE)
+            buf_str(&calls->arguments, "{}");
         else
             buf_add(piece.kind == TOOL_TEXT ? &calls->content : &calls->arguments, at, size);
     }

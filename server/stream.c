@@ -106,6 +106,8 @@ static void add_said(struct exchange *ex, int index, const struct said *said) {
     buf_str(out, "\"delta\":{");
     if (said->kind == TOOL_CALL)
         oai_render_call_begin(out, &facts, index, call, said->text, said->size);
+    else if (said->kind == TOOL_BARE)
+        oai_render_call_arguments(out, call, "{}", 2);
     else
         oai_render_call_arguments(out, call, said->text, said->size);
     buf_char(out, '}');

@@ -107,35 +107,56 @@ static bool is_tool(const struct tool_set *tools, const struct cursor *c, const 
     return false;
 }
 
-/* "key": "value", or, if `opens`, "arguments": { with the cursor at the brace. */
-static enum match match_member(const struct tool_set *tools, struct cursor *c, struct span *name,
-                               bool *opens) {
+/* The beginning of a call as far as it is read. */
+struct head {
+    struct span name;
+    bool whole; /* what follows is the arguments' brace or, of a bare one, the object's own end */
+    bool bare;  /* without arguments */
+};
+
+/* The object ends where its arguments should be. */
+static enum match match_bare(struct cursor *c, struct head *head) {
+    enum match match = match_mark(c, "}");
+    c->at -= match == MATCH_YES;
+    head->whole = head->bare = match == MATCH_YES;
+    return match;
+}
+
+/* { with the cursor at the brace, or null. */
+static enum match match_arguments(struct cursor *c, struct head *head) {
+    enum match match = match_mark(c, "{");
+    if (match == MATCH_YES) {
+        c->at--;
+        head->whole = true;
+    }
+    if (match != MATCH_NO) return match;
+    match = match_word(c, "null");
+    return match == MATCH_YES ? match_bare(c, head) : match;
+}
+
+/* "key": "value" or "arguments": ... */
+static enum match match_member(const struct tool_set *tools, struct cursor *c, struct head *head) {
     struct span key, value;
     enum match match = match_string(c, &key);
     if (match == MATCH_YES) match = match_mark(c, ":");
     if (match != MATCH_YES) return match;
-    *opens = is_word(c, &key, "arguments") || is_word(c, &key, "parameters");
-    if (*opens) {
-        if (!name->end) return MATCH_NO;
-        match = match_mark(c, "{");
-        c->at -= match == MATCH_YES;
-        return match;
-    }
+    if (is_word(c, &key, "arguments") || is_word(c, &key, "parameters"))
+        return head->name.end ? match_arguments(c, head) : MATCH_NO;
     match = match_string(c, &value);
     if (match != MATCH_YES || !is_word(c, &key, "name")) return match;
-    *name = value;
+    head->name = value;
     return is_tool(tools, c, &value) ? MATCH_YES : MATCH_NO;
 }
 
 /* {"name": "f", "arguments": { with whatever other strings before: Llama likes "type": "function".
  */
-static enum match match_head(const struct tool_set *tools, struct cursor *c, struct span *name) {
-    bool opens = false;
+static enum match match_head(const struct tool_set *tools, struct cursor *c, struct head *head) {
     enum match match = match_mark(c, "{");
     while (match == MATCH_YES) {
-        match = match_member(tools, c, name, &opens);
-        if (match != MATCH_YES || opens) return match;
+        match = match_member(tools, c, head);
+        if (match != MATCH_YES || head->whole) return match;
         match = match_mark(c, ",");
+        if (match == MATCH_NO && head->name.end) return match_bare(c, head);
     }
     return match;
 }
@@ -161,13 +182,13 @@ static enum match match_llama3(const struct tool_reader *r, struct cursor *c) {
 }
 
 static enum match match_opening(const struct tool_reader *r, struct cursor *c, bool first,
-                                struct span *name) {
+                                struct head *head) {
     size_t begin = c->at;
     bool cut = c->end - begin >= TOOL_HELD_MAX;
     if (cut) c->end = begin + TOOL_HELD_MAX;
     enum match match =
         r->tools->format == TOOL_FORMAT_HERMES ? match_hermes(c, first) : match_llama3(r, c);
-    if (match == MATCH_YES) match = match_head(r->tools, c, name);
+    if (match == MATCH_YES) match = match_head(r->tools, c, head);
     return match == MATCH_MORE && cut ? MATCH_NO : match;
 }
 
@@ -193,12 +214,12 @@ static struct tool_piece give(struct tool_reader *r, enum tool_piece_kind kind, 
 }
 
 static struct tool_piece begin_call(struct tool_reader *r, const struct cursor *c,
-                                    const struct span *name) {
+                                    const struct head *head) {
     r->at = c->at;
     r->calls++;
     r->json = (struct tool_json){0};
-    r->phase = TOOL_IN_ARGUMENTS;
-    return piece(TOOL_CALL, name->begin, name->end);
+    r->phase = head->bare ? TOOL_IN_BARE : TOOL_IN_ARGUMENTS;
+    return piece(TOOL_CALL, head->name.begin, head->name.end);
 }
 
 static void end_call(struct tool_reader *r, size_t at) {
@@ -220,16 +241,16 @@ static struct tool_piece next_in_text(struct tool_reader *r, const char *text, s
     size_t at = r->at;
     for (; at < end; at++) {
         struct cursor c = {text, at, end};
-        struct span name = {0, 0};
+        struct head head = {0};
         bool first = !r->spoken && at == r->at;
         if (!may_open(r, text[at], first)) continue;
-        enum match match = match_opening(r, &c, first, &name);
+        enum match match = match_opening(r, &c, first, &head);
         if (match == MATCH_MORE && last && first && is_separator(r, text, end)) {
             r->at = end;
             return more();
         }
         if (match == MATCH_NO || (match == MATCH_MORE && last)) continue;
-        if (match == MATCH_YES && at == r->at) return begin_call(r, &c, &name);
+        if (match == MATCH_YES && at == r->at) return begin_call(r, &c, &head);
         break;
     }
     return at > r->at ? give(r, TOOL_TEXT, at) : more();
@@ -288,6 +309,9 @@ static struct tool_piece next_piece(struct tool_reader *r, const char *text, siz
         return next_in_rest(r, text, end, last);
     case TOOL_IN_REST:
         return next_in_rest(r, text, end, last);
+    case TOOL_IN_BARE:
+        r->phase = TOOL_IN_TAIL;
+        return piece(TOOL_BARE, r->at, r->at);
     case TOOL_IN_TAIL:
         return next_in_tail(r, text, end, last);
     case TOOL_IN_TEXT:

@@ -6,10 +6,11 @@
  *
  * The reader is given the text as it grows and says what each part is. What it says does not depend
  * on how the text was cut into pieces, and what was said is never taken back: a call begins once
- * its name is that of a given tool and its arguments have opened; until then the text is held back,
- * at most TOOL_HELD_MAX bytes, and what turns out to be no call is text. From there to the brace
- * that closes them, arguments are the model's own words. If they stop being JSON, all up to the
- * call's end belongs to them: there is no telling where they should have ended.
+ * its name is that of a given tool and its arguments have opened, or it ends without any; until
+ * then the text is held back, at most TOOL_HELD_MAX bytes, and what turns out to be no call is
+ * text. From there to the brace that closes them, arguments are the model's own words. If they stop
+ * being JSON, all up to the call's end belongs to them: there is no telling where they should have
+ * ended.
  *
  * Pure; any thread. Nothing is copied: pieces are offsets into the caller's text. */
 #ifndef KEEPD_SERVER_TOOL_CALLS_H
@@ -35,10 +36,11 @@ struct tool_set {
 };
 
 enum tool_piece_kind {
-    TOOL_MORE,     /* nothing more to say about this text */
-    TOOL_TEXT,     /* the answer's */
-    TOOL_CALL,     /* a call begins; the piece is its name */
-    TOOL_ARGUMENTS /* of the call that has begun last, to be appended */
+    TOOL_MORE,      /* nothing more to say about this text */
+    TOOL_TEXT,      /* the answer's */
+    TOOL_CALL,      /* a call begins; the piece is its name */
+    TOOL_ARGUMENTS, /* of the call that has begun last, to be appended */
+    TOOL_BARE       /* the call that has begun last has none, so they are {}; an empty piece */
 };
 
 struct tool_piece {
@@ -60,7 +62,7 @@ struct tool_reader {
     size_t at;                    /* what lies before is dealt with */
     uint32_t calls;               /* begun */
     bool spoken;                  /* text came since the beginning or since the last call */
-    enum { TOOL_IN_TEXT, TOOL_IN_ARGUMENTS, TOOL_IN_REST, TOOL_IN_TAIL } phase;
+    enum { TOOL_IN_TEXT, TOOL_IN_ARGUMENTS, TOOL_IN_REST, TOOL_IN_BARE, TOOL_IN_TAIL } phase;
     struct tool_json json;
 };
 

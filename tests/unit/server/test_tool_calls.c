@@ -10,14 +10,19 @@
 
 static const char *const names[] = {"f", "get_weather"};
 
+static bool in_call(enum tool_piece_kind kind) {
+    return kind == TOOL_CALL || kind == TOOL_ARGUMENTS || kind == TOOL_BARE;
+}
+
 /* Texts as they are, calls as <name|arguments>; at the end ! when the last call is whole. */
 static void add_pieces(struct tool_reader *r, const char *text, size_t end, bool last,
                        struct buf *out, enum tool_piece_kind *kind) {
     struct tool_piece piece;
     while ((piece = tool_reader_next(r, text, end, last)).kind != TOOL_MORE) {
-        bool call = *kind == TOOL_CALL || *kind == TOOL_ARGUMENTS;
-        cr_assert(piece.begin < piece.end && piece.end <= end);
-        if (call && piece.kind != TOOL_ARGUMENTS) buf_char(out, '>');
+        bool bare = piece.kind == TOOL_BARE, goes_on = bare || piece.kind == TOOL_ARGUMENTS;
+        cr_assert((bare ? *kind == TOOL_CALL : piece.begin < piece.end) && piece.end <= end);
+        if (in_call(*kind) && !goes_on) buf_char(out, '>');
+        if (bare) buf_str(out, "{}");
         if (piece.kind == TOOL_CALL) buf_char(out, '<');
         buf_add(out, text + piece.begin, piece.end - piece.begin);
         if (piece.kind == TOOL_CALL) buf_char(out, '|');
@@ -26,7 +31,7 @@ static void add_pieces(struct tool_reader *r, const char *text, size_t end, bool
 }
 
 static void end_pieces(const struct tool_reader *r, struct buf *out, enum tool_piece_kind kind) {
-    if (kind == TOOL_CALL || kind == TOOL_ARGUMENTS) buf_char(out, '>');
+    if (in_call(kind)) buf_char(out, '>');
     if (tool_reader_called(r)) buf_char(out, '!');
 }
 
@@ -87,6 +92,9 @@ Test(tool_calls, hermes) {
         {"<tool_call>\n{\"name\": \"f\", \"parameters\": {}}\n</tool_call>", "<f|{}>!"},
         {"<tool_call>{\"type\": \"function\" , \"name\":\"f\",\n\"arguments\":{}}</tool_call>",
          "<f|{}>!"},
+        {"<tool_call>\n{\"name\": \"f\"}\n</tool_call>", "<f|{}>!"},
+        {"<tool_call>{\"name\": \"f\", \"arguments\": null }</tool_call> b", "<f|{}> b!"},
+        {"<tool_call>{\"name\": \"f\"}</tool_call>\n<tool_call>{\"name\": \"f\"}", "<f|{}><f|{}>!"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         check(TOOL_FORMAT_HERMES, cases[i][0], cases[i][1]);
@@ -98,7 +106,10 @@ Test(tool_calls, hermes_that_is_none_is_text) {
         "<tool_call>",
         "<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>",
         "<tool_call>\n{\"name\": \"f\", \"arguments\": \"{}\"}\n</tool_call>",
-        "<tool_call>\n{\"name\": \"f\"}\n</tool_call>",
+        "<tool_call>\n{\"name\": \"g\"}\n</tool_call>",
+        "<tool_call>\n{\"name\": \"f\"",
+        "<tool_call>\n{\"type\": \"function\"}\n</tool_call>",
+        "<tool_call>\n{\"name\": \"f\", \"arguments\": nil}\n</tool_call>",
         "<tool_call>\n{\"arguments\": {}, \"name\": \"f\"}\n</tool_call>",
         "<tool_call>\n{\"name\": \"f\", \"arguments\": ",
         "<tool_call>\n{'name': 'f', 'arguments': {}}\n</tool_call>",
