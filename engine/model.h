@@ -66,7 +66,9 @@ size_t model_weight_bytes(const struct model *model);
 
 /* One step: appends batch->rows tokens to their streams (begin_step was called by this function)
  * and leaves logits of rows `want[0..want_count)`, a row perhaps several times, in *logits, backend
- * memory [want_count, vocab], valid until the next call. Returns the first backend error. */
+ * memory [want_count, vocab], valid until the next call. Queued: what fails later is said by the
+ * backend's sync or sample, which every step ends with. Otherwise the error of begin_step, with
+ * nothing appended. */
 int model_step(struct model *model, const struct kern_batch *batch, const int32_t *want,
                int want_count, const float **logits);
 

@@ -781,8 +781,9 @@ static int run_step(struct sched *sched) {
         prepare_samples(sched, &step);
         code = kern->ops->sample(kern, logits, step.want_count, sched->options.vocab,
                                  sched->samples, sched->sampled);
+    } else {
+        code = kern->ops->sync(kern);
     }
-    if (code == 0) code = kern->ops->sync(kern);
     if (code != 0) return code;
     count_appended(sched, &step);
     code = evict_where(sched, due_in_prompt);

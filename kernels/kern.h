@@ -6,7 +6,8 @@
  * engine types, and never learn a stream's length except through `report`.
  *
  * Threads: one engine thread calls everything here; the backend may use workers inside a call.
- * Operations may be queued; `sync` waits and returns the first error since the last sync.
+ * Operations may be queued; `sync` waits and returns the first error since it last did. `sample`
+ * is a sync, too: a step that samples waits once, there.
  * Activations are backend memory the host does not read, except what `download` copies.
  *
  * Shapes: row-major; "rows" are the tokens of one step. T = tokens a sequence has seen.
@@ -523,6 +524,7 @@ struct kern_ops {
     void (*cache_stats)(struct kern *kern, struct kern_cache_stats *stats);
     int (*cache_check)(struct kern *kern, struct fault *fault); /* every page in one place; tests */
 
+    /* Tokens, and what `sync` returns: without an error of it, or of its own, `out` is filled. */
     int (*sample)(struct kern *kern, const float *logits /* [rows, vocab] */, int rows, int vocab,
                   const struct kern_sample *params, struct kern_sampled *out);
     int (*sync)(struct kern *kern);

@@ -487,15 +487,6 @@ static void op_attend(struct kern *kern, int layer, float *out, const float *qkv
 /* ---- Sampling, the end ------------------------------------------------------------
  */
 
-/* Rank 0 has the logits, and the caller is its thread. */
-static int op_sample(struct kern *kern, const float *logits, int rows, int vocab,
-                     const struct kern_sample *params, struct kern_sampled *out) {
-    struct ranks *ranks = ranks_of(kern);
-    struct kern *first = ranks->rank[0];
-    return first->ops->sample(first, on(view_as(ranks, logits, false), 0), rows, vocab, params,
-                              out);
-}
-
 struct syncing {
     int codes[COMM_RANKS_MAX];
 };
@@ -510,6 +501,36 @@ static int op_sync(struct kern *kern) {
     struct syncing syncing = {0};
     ranks_each(ranks_of(kern), sync_on, &syncing);
     return ranks_error(ranks_of(kern), syncing.codes);
+}
+
+struct sampling {
+    const float *logits; /* rank 0's */
+    int rows, vocab;
+    const struct kern_sample *params;
+    struct kern_sampled *out;
+    int codes[COMM_RANKS_MAX];
+};
+
+/* Rank 0 has the logits. All wait at once: each finds its own device's errors, which end the
+ * others' waiting. */
+static void sample_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
+    (void)ranks;
+    struct sampling *s = arg;
+    s->codes[rank] = rank
+                         ? kern->ops->sync(kern)
+                         : kern->ops->sample(kern, s->logits, s->rows, s->vocab, s->params, s->out);
+}
+
+static int op_sample(struct kern *kern, const float *logits, int rows, int vocab,
+                     const struct kern_sample *params, struct kern_sampled *out) {
+    struct ranks *ranks = ranks_of(kern);
+    struct sampling sampling = {.logits = on(view_as(ranks, logits, false), 0),
+                                .rows = rows,
+                                .vocab = vocab,
+                                .params = params,
+                                .out = out};
+    ranks_each(ranks, sample_on, &sampling);
+    return ranks_error(ranks, sampling.codes);
 }
 
 /* The other ranks' threads have nothing else to use. */

@@ -9,8 +9,7 @@
 #include "kernels/cuda/block.cuh"
 #include "kernels/cuda/internal.h"
 
-#define THREADS         256
-#define REPEAT_ROWS_MAX 64
+#define THREADS 256
 
 /* ---- Opening ------------------------------------------------------------------------------- */
 
@@ -557,9 +556,9 @@ static void forget_members(struct cuda *cuda, const struct kern_batch *batch) {
 }
 
 /* A step that only decodes is the same as the last one of as many rows: lengths, tables and tokens
- * lie on the device. Larger ones wait for the device anyway. */
+ * lie on the device. */
 static void repeat_step(struct cuda *cuda, const struct kern_batch *batch) {
-    if (batch->rows > REPEAT_ROWS_MAX || batch->rows != batch->span_count) return;
+    if (batch->rows > GRAPH_ROWS_MAX || batch->rows != batch->span_count) return;
     if (cuda->eager || !device_may_repeat(cuda->device)) return;
     uint64_t key = (uint64_t)batch->rows * 2 + any_shared(cuda, batch);
     graph_begin(device_graphs(cuda->device), cuda->device, key);
@@ -599,16 +598,17 @@ int op_begin_step(struct kern *kern, const struct kern_batch *batch) {
     return 0;
 }
 
-/* One read a step: what sampling queues afterwards changes nothing here. */
+/* One read a step, with the tokens where it samples; what comes after it and changes nothing here
+ * needs none. */
 int cache_sync(struct cuda *cuda) {
+    struct pages_state *state = &cuda->state;
+    bool reads = cuda->has_cache && !cuda->state_known;
     cuda->step.rows = -1; /* staged lists end with the sync */
     graph_end(device_graphs(cuda->device), cuda->device);
-    if (!cuda->has_cache || cuda->state_known) return device_sync(cuda->device);
-    struct pages_state *state = &cuda->state;
-    int rc = device_download(cuda->device, state, cuda->pages.state, sizeof *state);
-    cuda->state_known = rc == 0;
-    rc = device_sync(cuda->device);
-    if (rc || !state->error) return rc;
+    if (reads) device_fetch(cuda->device, state, cuda->pages.state, sizeof *state);
+    int rc = device_sync(cuda->device);
+    if (reads) cuda->state_known = rc == 0;
+    if (rc || !reads || !state->error) return rc;
     device_zero(cuda->device, &cuda->pages.state->error, sizeof state->error);
     rc = state->error;
     state->error = 0;

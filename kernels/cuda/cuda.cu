@@ -124,6 +124,10 @@ uint64_t cuda_queued(struct kern *kern) {
     return device_graphs(cuda_of(kern)->device)->queued;
 }
 
+uint64_t cuda_waits(struct kern *kern) {
+    return device_waits(cuda_of(kern)->device);
+}
+
 uint64_t cuda_replays(struct kern *kern) {
     return device_graphs(cuda_of(kern)->device)->replays;
 }

@@ -5,9 +5,10 @@
  * to bf16 and sums in float32. Pages hold bf16; head_dim is 64, 128 or 256, at most 16 query heads
  * share a KV head.
  *
- * Everything is queued on one stream: errors of a step come with `sync`. ERR_FULL and ERR_INTERNAL
- * there mean that a kernel refused (a broken reservation): the step's slots are to be released.
- * ERR_DEVICE stays for good: the context is lost, and only a new process gets another one. */
+ * Everything is queued on one stream: errors of a step come with `sync`, of one that samples with
+ * `sample`, and a step waits only there. ERR_FULL and ERR_INTERNAL there mean that a kernel refused
+ * (a broken reservation): the step's slots are to be released. ERR_DEVICE stays for good: the
+ * context is lost, and only a new process gets another one. */
 #ifndef KEEPD_KERNELS_CUDA_CUDA_H
 #define KEEPD_KERNELS_CUDA_CUDA_H
 
@@ -31,6 +32,8 @@ struct cuda_options {
 int cuda_probe(struct fault *fault);
 /* Operations queued so far: launches, copies, products. */
 uint64_t cuda_queued(struct kern *kern);
+/* Times that the host waited for the device. */
+uint64_t cuda_waits(struct kern *kern);
 /* Steps that were launched as a graph. */
 uint64_t cuda_replays(struct kern *kern);
 int cuda_open(const struct cuda_options *options, struct kern **out, struct fault *fault);

@@ -14,7 +14,8 @@ extern "C" {
 #define UPLOAD_BYTES    ((size_t)16 << 20) /* pinned: weights on their way */
 #define STAGE_BYTES     ((size_t)4 << 20)  /* a chunk, at least: host lists of a step */
 #define CHUNKS_MAX      16
-#define REPEAT_BYTES    ((size_t)1 << 20)  /* the lists of a step that repeats */
+#define FETCH_BYTES     ((size_t)256 << 10) /* pinned: what one wait brings; 1,500 sampled tokens */
+#define FETCHES_MAX     8
 #define WORKSPACE_BYTES ((size_t)32 << 20) /* what cuBLASLt likes on Hopper */
 #define SHAPES_MAX      256                /* different (n, k, dtype) of a model: a handful */
 #define HEURISTIC_ROWS  64 /* rows that a shape's algorithm is chosen for; see one_sum */
@@ -34,6 +35,13 @@ struct chunk {
     size_t bytes, used;
 };
 
+/* On its way to pinned memory; the next wait brings it where it belongs. */
+struct fetch {
+    void *to;
+    const char *host;
+    size_t bytes;
+};
+
 struct device {
     int index, processors, capability; /* compute capability, 90 = 9.0 */
     cudaStream_t stream;
@@ -47,6 +55,11 @@ struct device {
     struct chunk chunks[CHUNKS_MAX]; /* the last one is being filled; all are in use until sync */
     int chunk_count;
     struct chunk repeat; /* of the open region; nothing is under way from it when one begins */
+    char *fetched;       /* pinned, FETCH_BYTES */
+    size_t fetched_used;
+    struct fetch fetches[FETCHES_MAX];
+    int fetch_count;
+    uint64_t waits, waited; /* times; graphs.queued when the last one was for all of it */
     struct graphs graphs;
     bool capturing, capture_failed; /* what fails then fails nobody */
     bool serial;                    /* launches never overlap */
@@ -155,7 +168,8 @@ int device_open(int index, struct device **out, struct fault *fault) {
                 ok(device, cudaEventCreate(&device->upload_done[0]), "cudaEventCreate") &&
                 ok(device, cudaEventCreate(&device->upload_done[1]), "cudaEventCreate") &&
                 ok(device, cudaMallocHost((void **)&device->upload, UPLOAD_BYTES), "staging") &&
-                open_chunk(&device->repeat, REPEAT_BYTES);
+                ok(device, cudaMallocHost((void **)&device->fetched, FETCH_BYTES), "staging") &&
+                open_chunk(&device->repeat, DEVICE_REPEAT_BYTES);
     for (cudaEvent_t &mark : device->marks)
         good = good && ok(device, cudaEventCreateWithFlags(&mark, cudaEventDisableTiming),
                           "cudaEventCreate");
@@ -185,6 +199,7 @@ void device_close(struct device *device) {
     close_chunk(&device->repeat);
     cudaFree(device->workspace);
     cudaFreeHost(device->upload);
+    cudaFreeHost(device->fetched);
     mem_free(device);
 }
 
@@ -210,6 +225,7 @@ void *device_alloc(struct device *device, size_t bytes) {
  * the communicator is asked meanwhile; whatever makes the host wait comes here first. */
 static void wait_for(struct device *device, cudaEvent_t event) {
     cudaError_t error;
+    device->waits++;
     if (!asks(device) || device->lost) {
         ok(device, event ? cudaEventSynchronize(event) : cudaStreamSynchronize(device->stream),
            "waiting for the device");
@@ -228,8 +244,12 @@ static void wait_for(struct device *device, cudaEvent_t event) {
  */
 void device_free(struct device *device, void *mem) {
     graph_settle(&device->graphs, device);
-    if (mem && asks(device)) wait_for(device, NULL);
-    if (mem) ok(device, cudaFree(mem), "cudaFree");
+    if (!mem) return;
+    if (asks(device))
+        wait_for(device, NULL);
+    else
+        device->waits++;
+    ok(device, cudaFree(mem), "cudaFree");
 }
 
 struct device_memory device_memory(const struct device *) {
@@ -344,24 +364,46 @@ static void reset_chunks(struct device *device) {
     (void)add_chunk(device, bytes); /* or the next list makes one */
 }
 
-/* For all that is queued. */
+/* For all that is queued; what was fetched is there. */
 static void wait(struct device *device) {
     wait_for(device, NULL);
+    device->waited = device->graphs.queued;
+    for (int i = 0; i < device->fetch_count && !device->lost; i++)
+        memcpy(device->fetches[i].to, device->fetches[i].host, device->fetches[i].bytes);
+    device->fetch_count = 0;
+    device->fetched_used = 0;
+}
+
+void device_fetch(struct device *device, void *to, const void *from, size_t bytes) {
+    size_t room = (bytes + 15) / 16 * 16;
+    graph_settle(&device->graphs, device);
+    if (device->lost) return;
+    if (device->fetch_count == FETCHES_MAX || device->fetched_used + room > FETCH_BYTES)
+        wait(device);
+    char *host = static_cast<char *>(to);
+    if (room <= FETCH_BYTES) {
+        host = device->fetched + device->fetched_used;
+        device->fetches[device->fetch_count++] = {to, host, bytes};
+        device->fetched_used += room;
+    } /* else: a copy to pageable memory waits without asking, and nothing is under way by now */
+    if (!device->lost)
+        ok(device, cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, device->stream),
+           "download");
 }
 
 int device_download(struct device *device, void *to, const void *from, size_t bytes) {
-    graph_settle(&device->graphs, device);
-    if (asks(device)) wait(device); /* a copy to pageable memory waits without asking */
-    if (device->lost) return device->failed ? device->failed : ERR_DEVICE;
-    ok(device, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, device->stream),
-       "download");
-    wait(device);
-    return device->failed;
+    device_fetch(device, to, from, bytes);
+    if (!device->lost) wait(device);
+    return device->failed ? device->failed : device->lost ? ERR_DEVICE : 0;
+}
+
+uint64_t device_waits(const struct device *device) {
+    return device->waits;
 }
 
 int device_sync(struct device *device) {
     graph_end(&device->graphs, device);
-    wait(device);
+    if (device->waited != device->graphs.queued) wait(device);
     int failed = device->failed;
     device->failed = device->lost ? ERR_DEVICE : 0;
     reset_chunks(device);

@@ -53,13 +53,20 @@ void device_copy(struct device *device, void *to, const void *from, size_t bytes
 
 /* `from` may be reused on return. */
 void device_upload(struct device *device, void *to, const void *from, size_t bytes);
+#define DEVICE_REPEAT_BYTES ((size_t)1 << 20)
 /* A device copy of `bytes` host bytes, valid for what is queued until the next device_sync. NULL
  * when there is no memory (the failure sticks). Aligned to 16. In a region that repeats, the n-th
- * copy of a size lies where it lay the last time. */
+ * copy of a size lies where it lay the last time, while there is DEVICE_REPEAT_BYTES of room. */
 const void *device_stage(struct device *device, const void *from, size_t bytes);
 /* Waits for all that was queued; the bytes are there on return. */
 int device_download(struct device *device, void *to, const void *from, size_t bytes);
-int device_sync(struct device *device); /* 0, ERR_NOMEM or ERR_DEVICE; logs what the device says */
+/* Queues reading, so that one wait serves several: the bytes are there when the next
+ * device_download or device_sync returns, unless the device was lost. `to` must last so long. */
+void device_fetch(struct device *device, void *to, const void *from, size_t bytes);
+/* Waits for what was queued since the last wait, if anything was. 0, ERR_NOMEM or ERR_DEVICE; logs
+ * what the device says. */
+int device_sync(struct device *device);
+uint64_t device_waits(const struct device *device);  /* times that the host waited for it */
 void device_failed(struct device *device, int code); /* sticks, if it is the first */
 void device_lose(struct device *device); /* from now on it fails for good: ranks have parted */
 

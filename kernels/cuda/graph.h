@@ -34,6 +34,9 @@ struct graph {
     int misses;     /* times it was not what it had been, since it last was */
 };
 
+/* Of a decoding step that repeats. What bounds it is the room for its lists (about 200 bytes a row
+ * of DEVICE_REPEAT_BYTES) and that there are GRAPHS_MAX keys: comparing costs the same for any. */
+#define GRAPH_ROWS_MAX 256
 #define GRAPHS_MAX     64                /* the one not used for longest makes room */
 #define GRAPH_MISSES   16                /* after so many a key is let run as it comes */
 #define GRAPH_OPS_SIZE ((size_t)4 << 20) /* a list beyond this is no step to repeat */

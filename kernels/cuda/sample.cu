@@ -546,7 +546,10 @@ int op_sample(struct kern *kern, const float *logits, int rows, int vocab,
               const struct kern_sample *params, struct kern_sampled *out) {
     struct cuda *cuda = cuda_of(kern);
     CHECK(vocab > 0);
-    if (rows == 0) return 0;
+    if (rows == 0) return cache_sync(cuda);
+    /* The step's graph goes first, and what differs each time stays out of it: the device computes
+     * while the host makes lists. */
+    graph_end(device_graphs(cuda->device), cuda->device);
     struct lists lists;
     struct sample_args args = {};
     bool ok = open_lists(&lists, params, rows, vocab);
@@ -570,5 +573,6 @@ int op_sample(struct kern *kern, const float *logits, int rows, int vocab,
     args.work = reinterpret_cast<float *>(room + answers);
     args.vocab = vocab;
     LAUNCH(cuda->device, k_sample, (unsigned)rows, THREADS, sizeof(struct sample_shared), args);
-    return device_download(cuda->device, out, room, (size_t)rows * sizeof *out);
+    device_fetch(cuda->device, out, room, (size_t)rows * sizeof *out);
+    return cache_sync(cuda);
 }

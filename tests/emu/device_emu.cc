@@ -21,8 +21,17 @@ struct place {
     size_t bytes;
 };
 
+/* What the next wait brings. */
+struct fetch {
+    void *to;
+    std::vector<char> bytes;
+};
+
 struct device {
     int index;
+    std::vector<struct fetch> fetches;
+    uint64_t waits, waited; /* times; graphs.queued at the last one */
+    size_t placed_bytes;    /* of this region, as a GPU's lie in its room */
     std::vector<void *> staged;
     std::vector<struct place> places;
     size_t placed; /* places of this region */
@@ -114,6 +123,7 @@ void *device_alloc(struct device *device, size_t bytes) {
 void device_free(struct device *device, void *mem) {
     expect_bound(device);
     graph_settle(&device->graphs, device);
+    device->waits += mem != nullptr; /* as cudaFree does */
     emu_free(mem);
 }
 
@@ -168,6 +178,7 @@ void device_copy(struct device *device, void *to, const void *from, size_t bytes
 void device_upload(struct device *device, void *to, const void *from, size_t bytes) {
     expect_bound(device);
     graph_settle(&device->graphs, device);
+    device->waits++; /* for the half that is under way */
     memcpy(to, from, bytes);
 }
 
@@ -189,7 +200,9 @@ static void *next_place(struct device *device, size_t bytes) {
 /* In a region: what is copied later reads the host's memory as a graph does, when it is launched.
  */
 const void *device_stage(struct device *device, const void *from, size_t bytes) {
-    if (device->graphs.open) {
+    size_t room = (bytes + 255) / 256 * 256;
+    if (device->graphs.open && device->placed_bytes + room <= DEVICE_REPEAT_BYTES) {
+        device->placed_bytes += room;
         void *to = next_place(device, bytes);
         if (!to) device_failed(device, ERR_NOMEM);
         if (to) memcpy(to, from, bytes);
@@ -209,16 +222,36 @@ const void *device_stage(struct device *device, const void *from, size_t bytes) 
     return mem;
 }
 
-int device_download(struct device *device, void *to, const void *from, size_t bytes) {
+static void wait(struct device *device) {
+    device->waits++;
+    device->waited = device->graphs.queued;
+    bool gone = lost(device);
+    for (const struct fetch &fetch : device->fetches)
+        if (!gone) memcpy(fetch.to, fetch.bytes.data(), fetch.bytes.size());
+    device->fetches.clear();
+}
+
+void device_fetch(struct device *device, void *to, const void *from, size_t bytes) {
+    const char *data = static_cast<const char *>(from);
     graph_settle(&device->graphs, device);
-    if (!lost(device)) memcpy(to, from, bytes);
+    if (!lost(device)) device->fetches.push_back({to, std::vector<char>(data, data + bytes)});
+}
+
+int device_download(struct device *device, void *to, const void *from, size_t bytes) {
+    device_fetch(device, to, from, bytes);
+    wait(device);
     return device->failed;
+}
+
+uint64_t device_waits(const struct device *device) {
+    return device->waits;
 }
 
 int device_sync(struct device *device) {
     graph_end(&device->graphs, device);
-    bool gone = lost(device);
-    device->placed = 0;
+    if (device->waited != device->graphs.queued) wait(device);
+    bool gone = device->lost;
+    device->placed = device->placed_bytes = 0;
     int failed = device->failed;
     device->failed = gone ? ERR_DEVICE : 0;
     drop_staged(device);

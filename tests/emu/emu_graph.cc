@@ -1,11 +1,12 @@
 /* kernels/cuda/graph.h: whatever repeats, breaks off, is settled in the middle or cannot be
  * captured, every operation runs once, in order, with the arguments it was added with; and what
- * repeats is a graph. */
+ * repeats is a graph, decoding steps up to GRAPH_ROWS_MAX rows among them. */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include <vector>
 
+#include "kernels/cuda/cuda.h"
 #include "kernels/cuda/device.h"
 
 #define EXPECT(condition)                                                                          \
@@ -139,6 +140,47 @@ static void test_anything() {
     expect_all_done();
 }
 
+/* Steps that a graph was launched for, of `count` that append one entry to each of `rows` slots. */
+static int repeated_steps(struct kern *kern, int rows, int count) {
+    static int32_t pos; /* of the next token of every slot */
+    uint64_t before = cuda_replays(kern);
+    std::vector<struct kern_span> spans(static_cast<size_t>(rows));
+    struct kern_batch batch = {};
+    batch.spans = spans.data();
+    batch.span_count = batch.rows = rows;
+    for (int i = 0; i < count; i++, pos++) {
+        for (int row = 0; row < rows; row++) {
+            struct kern_span *span = &spans[static_cast<size_t>(row)];
+            span->slot = span->row = row;
+            span->count = 1;
+            span->pos = pos;
+        }
+        EXPECT(kern->ops->begin_step(kern, &batch) == 0);
+        EXPECT(kern->ops->sync(kern) == 0);
+    }
+    return static_cast<int>(cuda_replays(kern) - before);
+}
+
+static void test_rows_of_steps() {
+    struct fault fault = {};
+    struct kern *kern;
+    const struct cuda_options options = {};
+    struct kern_cache_options cache = {};
+    cache.layers = cache.heads_q = cache.heads_kv = 1;
+    cache.head_dim = cache.max_positions = 64;
+    cache.dtype = KERN_BF16;
+    cache.slots = GRAPH_ROWS_MAX + 1;
+    cache.pages = 2 * cache.slots;
+    EXPECT(cuda_open(&options, &kern, &fault) == 0);
+    EXPECT(kern->ops->cache_open(kern, &cache, &fault) == 0);
+    EXPECT(repeated_steps(kern, GRAPH_ROWS_MAX + 1, 1) == 0); /* from now on all slots are in use */
+    /* The first of as many rows gives the emulator's lists their places, the second is noted. */
+    EXPECT(repeated_steps(kern, 1, 4) == 2);
+    EXPECT(repeated_steps(kern, GRAPH_ROWS_MAX, 4) == 2);
+    EXPECT(repeated_steps(kern, GRAPH_ROWS_MAX + 1, 4) == 0);
+    kern->ops->close(kern);
+}
+
 int main() {
     struct fault fault = {};
     EXPECT(device_open(0, &device, &fault) == 0);
@@ -149,6 +191,7 @@ int main() {
     test_missing_memory();
     test_anything();
     device_close(device);
+    test_rows_of_steps();
     puts("graphs: every operation once and in order");
     return 0;
 }

@@ -77,6 +77,7 @@ static void step(struct run *r, const struct kern_rule *rule, int pos, int count
     tokens[0] = token_at(1, other);
     for (int i = 0; i < count; i++) tokens[1 + i] = token_at(0, pos + i);
     MUST(model_step(r->model, &batch, &want, 1, &device));
+    MUST(r->kern->ops->sync(r->kern));
     if (logits)
         MUST(r->kern->ops->download(r->kern, logits, device, (size_t)r->vocab * sizeof *logits));
 }
@@ -261,6 +262,7 @@ static int operations(int layers, struct kind kind) {
         const float *logits;
         before = cuda_queued(kern);
         MUST(model_step(r.model, &batch, &want, 1, &logits));
+        MUST(kern->ops->sync(kern));
     }
     int count = (int)(cuda_queued(kern) - before);
     close_run(&r);
@@ -284,6 +286,55 @@ Test(emu_model, a_layer_is_twelve_launches) {
     /* the last norm does not know that the LM head's product is in bf16 */
     cr_assert_eq(operations(2, (struct kind){.fp8 = true}),
                  operations(2, (struct kind){.fp8 = false}) + 1);
+}
+
+/* ---- Waiting --------------------------------------------------------------------------------- */
+
+/* How often the host waits for a decoding step of two sequences, from its tokens to the next ones'
+ * and the numbers that are reported of it. */
+static int waits_of_a_step(struct run *r, int pos, const struct kern_sample *how) {
+    const int32_t tokens[] = {token_at(0, pos), token_at(1, pos)}, want[] = {0, 1};
+    const struct kern_span spans[] = {{.slot = 0, .row = 0, .count = 1, .pos = pos},
+                                      {.slot = 1, .row = 1, .count = 1, .pos = pos}};
+    const struct kern_batch batch = {.tokens = tokens, .spans = spans, .rows = 2, .span_count = 2};
+    const struct kern_sample params[] = {*how, *how};
+    const struct kern_ops *ops = r->kern->ops;
+    struct kern_sampled out[2];
+    struct kern_cache_stats stats;
+    const float *logits;
+    uint64_t before = cuda_waits(r->kern);
+    MUST(model_step(r->model, &batch, want, 2, &logits));
+    MUST(ops->sample(r->kern, logits, 2, r->vocab, params, out));
+    for (int i = 0; i < 2; i++) cr_assert(out[i].token >= 0 && out[i].token < r->vocab);
+    MUST(ops->sync(r->kern)); /* has nothing to wait for */
+    ops->cache_stats(r->kern, &stats);
+    cr_assert_gt(stats.pages_used, 0);
+    return (int)(cuda_waits(r->kern) - before);
+}
+
+Test(emu_model, a_step_waits_once) {
+    static const int32_t history[] = {20, 21, 22, 21};
+    const struct kern_sample plain = {
+        .repetition = 1, .top_p = 1, .top_count = -1, .forced = -1, .seed = 5};
+    struct kern_sample random = plain, scored = plain, penalised = plain;
+    random.temperature = 0.8f, random.top_p = 0.9f, random.top_k = 40;
+    scored.top_count = KERN_TOP_MAX;
+    penalised.temperature = 1, penalised.top_count = 3, penalised.repetition = 1.2f;
+    penalised.history = history, penalised.prompt_count = 2, penalised.output_count = 2;
+    const struct kern_sample *const all[] = {&plain, &random, &scored, &penalised};
+    for (int eager = 0; eager < 2; eager++) {
+        const struct cuda_options cuda = {.eager = eager};
+        struct kern *kern;
+        MUST(cuda_open(&cuda, &kern, NULL));
+        struct run r = open_run(kern);
+        (void)waits_of_a_step(&r, 0, &penalised); /* takes rooms */
+        for (int i = 0; i < 8; i++) {
+            int waits = waits_of_a_step(&r, 1 + i, all[i % 4]);
+            cr_assert_eq(waits, 1, "eager %d, step %d: %d", eager, i, waits);
+        }
+        cr_assert_eq(cuda_replays(kern), eager ? 0 : 7); /* the first of them is noted */
+        close_run(&r);
+    }
 }
 
 /* ---- Ranks ----------------------------------------------------------------------------------- */
@@ -369,6 +420,7 @@ static void same_step(struct run run[2], const struct kern_span *spans, int coun
         const float *there;
         logits[b] = malloc(floats * sizeof(float));
         MUST(model_step(run[b].model, &batch, want, wanted, &there));
+        MUST(run[b].kern->ops->sync(run[b].kern));
         MUST(run[b].kern->ops->download(run[b].kern, logits[b], there, floats * sizeof(float)));
     }
     cr_assert_eq(memcmp(logits[0], logits[1], floats * sizeof(float)), 0, "%d rows", batch.rows);

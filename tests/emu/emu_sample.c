@@ -147,3 +147,39 @@ Test(emu_sample, company_changes_nothing) {
     emulated->ops->mem_free(emulated, there);
     both_close(kern);
 }
+
+/* A step that the device refused says so with its samples, once. */
+Test(emu_sample, errors_of_the_step_come_with_its_samples) {
+    static float logits[VOCAB_MAX];
+    const struct kern_cache_options options = {.layers = 1,
+                                               .heads_q = 1,
+                                               .heads_kv = 1,
+                                               .head_dim = 64,
+                                               .dtype = KERN_BF16,
+                                               .pages = 1,
+                                               .slots = 2,
+                                               .max_positions = 400};
+    const struct kern_sample params = {.repetition = 1, .top_p = 1, .top_count = -1, .forced = -1};
+    const struct cuda_options cuda = {.device = 0};
+    struct kern_sampled out;
+    struct kern *kern;
+    MUST(cuda_open(&cuda, &kern, NULL));
+    MUST(kern->ops->cache_open(kern, &options, NULL));
+    fill_logits(logits, VOCAB_MAX, 0, 1);
+    float *there = put(kern, logits, VOCAB_MAX);
+    for (int count = 1; count <= 100; count += 99) { /* fits its page; does not */
+        const struct kern_span span = {.slot = count > 1, .count = count};
+        const struct kern_batch batch = {.spans = &span, .span_count = 1, .rows = count};
+        uint64_t before = cuda_waits(kern);
+        MUST(kern->ops->begin_step(kern, &batch));
+        int rc = kern->ops->sample(kern, there, 1, VOCAB_MAX, &params, &out);
+        cr_assert_eq(rc, count > 1 ? ERR_FULL : 0, "%d tokens: %d", count, rc);
+        cr_assert_eq(cuda_waits(kern), before + 1);
+        MUST(kern->ops->sync(kern));
+        kern->ops->release(kern, span.slot);
+    }
+    MUST(kern->ops->sample(kern, there, 1, VOCAB_MAX, &params, &out));
+    kern->ops->mem_free(kern, there);
+    expect_sound(kern);
+    kern->ops->close(kern);
+}

@@ -98,6 +98,7 @@ int replay_step(struct replay *replay, const struct replay_part *parts, int part
     const struct kern_batch batch = {tokens, spans, rows, part_count};
     const float *device = NULL;
     int err = model_step(replay->model, &batch, want, logits ? rows : 0, &device);
+    if (!err) err = replay->kern->ops->sync(replay->kern);
     if (!err && logits)
         err = replay->kern->ops->download(replay->kern, logits, device,
                                           (size_t)rows * (size_t)replay->vocab * sizeof *logits);
