@@ -235,14 +235,14 @@ static void write_cache(struct writer *w, const struct engine_info *info,
 }
 
 static void write_tokens(struct writer *w, const struct engine_snapshot *s) {
-    double prompt = (double)s->prompt_tokens, cached = (double)s->cached_tokens;
+    double computed = (double)s->prompt_tokens, cached = (double)s->cached_tokens;
+    double prompt = computed + cached;
     write_single(w, "vllm:prompt_tokens_total", "counter", "Prompt tokens, cached ones included.",
                  prompt);
     write_single(w, "vllm:prompt_tokens_cached_total", "counter", "Prompt tokens not computed.",
                  cached);
     write_head(w, "vllm:prompt_tokens_by_source_total", "counter", "Prompt tokens by source.");
-    write_sample(w, "vllm:prompt_tokens_by_source_total", "source=\"local_compute\"",
-                 prompt - cached);
+    write_sample(w, "vllm:prompt_tokens_by_source_total", "source=\"local_compute\"", computed);
     write_sample(w, "vllm:prompt_tokens_by_source_total", "source=\"local_cache_hit\"", cached);
     write_single(w, "vllm:generation_tokens_total", "counter", "Generated tokens.",
                  (double)s->generation_tokens);

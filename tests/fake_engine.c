@@ -800,8 +800,8 @@ static void admit(struct engine *e, struct sequence *s) {
     e->snapshot.running += job->choice_count;
     e->snapshot.pages_reserved += s->pages_reserved;
     e->snapshot.pages_used += s->pages_reserved;
-    e->snapshot.prompt_tokens += (uint64_t)job->request.prompt_count;
     continue_conversation(e, s);
+    e->snapshot.prompt_tokens += (uint64_t)(job->request.prompt_count - job->cached_tokens);
     job->admitted_ns = clock_ns();
     s->next = e->running;
     e->running = s;

@@ -11,7 +11,7 @@ def chatter(rng):
 
 def test_twenty_turns(daemon):
     d = daemon("--kv-budget", str(BUDGET), "--kv-policy", "global")
-    rng, messages, rss, seen = random.Random(7), [], [], 0
+    rng, messages, rss, seen, prompts, cached = random.Random(7), [], [], 0, 0, 0
     for turn in range(20):
         messages.append({"role": "user", "content": chatter(rng)})
         answer = d.chat(messages, max_tokens=24, kv={"report": "lengths"})
@@ -26,6 +26,9 @@ def test_twenty_turns(daemon):
         if turn > 0:
             assert computed <= usage["prompt_tokens"] - seen + 24
         seen = usage["prompt_tokens"]
+        prompts, cached = prompts + seen, cached + usage["prompt_tokens_details"]["cached_tokens"]
+        assert d.metric("vllm:prompt_tokens_total") == prompts
+        assert d.metric("vllm:prompt_tokens_cached_total") == cached
         rss.append(d.rss())
         kv = d.kv()
         assert kv["pool"]["pages_reserved"] == 0

@@ -101,7 +101,7 @@ Test(stats, snapshot) {
                                        .pages_reserved = 50,
                                        .pages_used = 90,
                                        .pages_retained = 40,
-                                       .prompt_tokens = 1000,
+                                       .prompt_tokens = 750,
                                        .cached_tokens = 250,
                                        .entries_evicted = 1ull << 53,
                                        .conversations = 7};
@@ -112,6 +112,7 @@ Test(stats, snapshot) {
     check_line("\nvllm:gpu_prefix_cache_hit_rate{model_name=\"m\",engine=\"0\"} 0.25\n");
     check_line("\nvllm:prompt_tokens_by_source_total{model_name=\"m\",engine=\"0\",source="
                "\"local_compute\"} 750\n");
+    check_line("\nvllm:prompt_tokens_total{model_name=\"m\",engine=\"0\"} 1000\n");
     check_line("block_size=\"16\",num_gpu_blocks=\"200\",cache_dtype=\"bf16\"} 1\n");
     check_line("\nkeepd_pages_used{model_name=\"m\",engine=\"0\"} 90\n");
     check_line("\nkeepd_pages_retained{model_name=\"m\",engine=\"0\"} 40\n");
