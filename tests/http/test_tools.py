@@ -115,6 +115,12 @@ def test_only_one_call(caller):
     assert calls(choice) == [("get_weather", WEATHER)] and choice["message"]["content"] is None
 
 
+@pytest.mark.parametrize("text", ['<tool_call>\n{"name": "now"}\n</tool_call>', hermes("now", "null")])
+def test_a_call_without_arguments(caller, text):
+    choice = ask(caller, text)
+    assert calls(choice) == [("now", "{}")] and choice["finish_reason"] == "tool_calls"
+
+
 @pytest.mark.parametrize("text", [
     "no call at all", hermes("unknown"), hermes(arguments='"Paris"'), "<tool_call>\nget_weather()\n</tool_call>",
     "<tool_call>", "a < b and <tool_ca", llama()])
