@@ -130,5 +130,5 @@ int cpu_sample(struct kern *kern, const float *logits, int rows, int vocab,
         .cpu = cpu, .logits = logits, .vocab = vocab, .params = params, .out = out};
     cpu_share_set(&job.rows, rows);
     cpu_run(cpu, rows > 1 ? (int64_t)rows * vocab : 0, sample_rows, &job);
-    return 0;
+    return cpu->failed; /* logits of a failed step are no logits */
 }

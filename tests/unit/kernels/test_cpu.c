@@ -2,6 +2,7 @@
 #include <criterion/criterion.h>
 
 #include "base/mem.h"
+#include "kernels/comm_host.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/sample.h"
 #include "paths.h"
@@ -191,6 +192,35 @@ Test(cpu, a_step_without_memory_does_not_begin) {
 
 /* ---- Sampling -----------------------------------------------------------------------------------
  */
+
+/* A step that samples ends with the sample, so that says what sync would. */
+Test(cpu, sample_tells_of_a_lost_rank) {
+    enum { WIDTH = 32, ROWS = 8 };
+    const struct comm *comms[2];
+    struct kern *kern;
+    struct kern_weight *table;
+    static const float numbers[ROWS * WIDTH];
+    const struct kern_matrix matrix = {
+        .data = numbers, .dtype = KERN_F32, .rows = ROWS, .cols = WIDTH};
+    const struct kern_sample params = {.top_p = 1, .repetition = 1, .forced = -1};
+    const int32_t token = 3;
+    struct kern_sampled out;
+    cr_assert_eq(comm_host_open(2, comms), 0);
+    const struct cpu_options options = {.path = "portable", .threads = 1, .comm = comms[0]};
+    cr_assert_eq(cpu_open(&options, &kern, NULL), 0);
+    const struct kern_ops *ops = kern->ops;
+    cr_assert_eq(ops->weight_load(kern, &matrix, 1, KERN_SHARD_ROWS, &table, NULL), 0);
+    float *x = ops->mem_alloc(kern, WIDTH * sizeof *x);
+    cr_assert_eq(ops->sample(kern, x, 1, WIDTH, &params, &out), 0);
+    comms[1]->ops->abort(comms[1]);
+    ops->embed(kern, x, table, &token, 1);
+    cr_assert_neq(ops->sync(kern), 0);
+    cr_assert_eq(ops->sample(kern, x, 1, WIDTH, &params, &out), ops->sync(kern));
+    ops->mem_free(kern, x);
+    ops->weight_free(kern, table);
+    ops->close(kern);
+    comms[1]->ops->close(comms[1]);
+}
 
 Test(cpu, sample_is_the_row_function) {
     enum { ROWS = 9, VOCAB = 5000 };
