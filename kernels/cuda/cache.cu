@@ -139,15 +139,16 @@ static size_t cache_bytes(const struct cuda *cuda, const struct kern_cache_optio
     return total;
 }
 
-/* What stays free for all that comes later: a twentieth for what grows with the steps (rounded
- * activations, rooms of eviction and sampling, lists on their way, graphs), and a ring of 16
- * queries for every slot. */
+/* What stays free for all that comes later: the rooms of the largest step, a twentieth for what
+ * grows with the steps (rooms of eviction, lists on their way, graphs), and a ring of 16 queries
+ * for every slot. */
 static size_t margin(const struct cuda *cuda, const struct device_memory *memory,
                      const struct kern_cache_options *options) {
     struct cuda shape = {};
     shape.comm = cuda->comm;
     set_shape(&shape, options);
-    return memory->total / 20 + (size_t)options->slots * ring_bytes(&shape, 16);
+    return rooms_bytes(cuda, options) + memory->total / 20 +
+           (size_t)options->slots * ring_bytes(&shape, 16);
 }
 
 static size_t mib(size_t bytes) {

@@ -290,8 +290,10 @@ void op_matmul(struct kern *kern, float *y, const float *x, const struct kern_we
                const float *bias, int rows, enum kern_matmul_mode mode);
 /* Takes the room that products of so many rows need of other ranks' parts; ERR_NOMEM. */
 int matmul_reserve(struct cuda *cuda, int rows);
-/* Takes the rooms of the largest step that the cache's options tell of; ERR_NOMEM. */
+/* Takes the rooms of the largest step that the cache's options tell of; ERR_NOMEM. And their size,
+ * when the weights are loaded. */
 int rooms_reserve(struct cuda *cuda);
+size_t rooms_bytes(const struct cuda *cuda, const struct kern_cache_options *options);
 size_t sample_bytes(int rows, int vocab);
 
 /* gate.cu */

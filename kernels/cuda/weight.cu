@@ -282,30 +282,51 @@ static size_t gather_stride(const struct cuda *cuda, int64_t outputs) {
     return GATHER_ROWS * (((size_t)outputs + ranks - 1) / ranks);
 }
 
-int matmul_reserve(struct cuda *cuda, int rows) {
+/* Of `rows`; of one rank none. */
+static size_t partial_bytes(const struct cuda *cuda, int rows) {
     size_t sums = (size_t)rows * (size_t)cuda->summed;
     size_t parts = (size_t)cuda->comm->ranks * gather_stride(cuda, cuda->gathered);
     if (cuda->comm->ranks == 1) return 0;
-    size_t bytes = (sums > parts ? sums : parts) * sizeof(float);
-    return room_take(cuda, &cuda->partial, bytes) ? 0 : ERR_NOMEM;
+    return (sums > parts ? sums : parts) * sizeof(float);
+}
+
+int matmul_reserve(struct cuda *cuda, int rows) {
+    size_t bytes = partial_bytes(cuda, rows);
+    return bytes == 0 || room_take(cuda, &cuda->partial, bytes) ? 0 : ERR_NOMEM;
+}
+
+enum { ROOM_NARROW, ROOM_ROUNDED, ROOM_HIDDEN, ROOM_ANGLES, ROOM_SAMPLE, ROOMS };
+
+/* Of the largest step, but for other ranks' parts. */
+static void measure_rooms(const struct cuda *cuda, const struct kern_cache_options *o,
+                          size_t bytes[ROOMS]) {
+    size_t rows = (size_t)o->rows_max;
+    bytes[ROOM_NARROW] = bytes[ROOM_ROUNDED] = rows * cuda->narrow_row;
+    bytes[ROOM_HIDDEN] = cuda->hidden_row ? rows * cuda->hidden_row + DEVICE_MATMUL_ALIGN : 0;
+    bytes[ROOM_ANGLES] = rows * (size_t)o->head_dim * sizeof(float);
+    bytes[ROOM_SAMPLE] = sample_bytes(o->logits_max, o->vocab);
+}
+
+size_t rooms_bytes(const struct cuda *cuda, const struct kern_cache_options *options) {
+    size_t bytes[ROOMS], all = partial_bytes(cuda, options->rows_max);
+    if (options->rows_max == 0) return 0;
+    measure_rooms(cuda, options, bytes);
+    for (size_t each : bytes) all += each;
+    return all;
 }
 
 int rooms_reserve(struct cuda *cuda) {
     const struct kern_cache_options *o = &cuda->options;
-    size_t rows = (size_t)o->rows_max, dim = (size_t)o->head_dim;
-    const struct {
-        struct room *room;
-        size_t bytes;
-    } rooms[] = {{&cuda->narrow, rows * cuda->narrow_row},
-                 {&cuda->rounded.room, rows * cuda->narrow_row},
-                 {&cuda->hidden, rows * cuda->hidden_row + DEVICE_MATMUL_ALIGN},
-                 {&cuda->angles, rows * dim * sizeof(float)},
-                 {&cuda->sample, sample_bytes(o->logits_max, o->vocab)}};
-    if (rows == 0) return 0;
-    for (const auto &r : rooms)
-        if (r.bytes > 0 && !room_take(cuda, r.room, r.bytes)) return ERR_NOMEM;
+    struct room *const rooms[ROOMS] = {&cuda->narrow, &cuda->rounded.room, &cuda->hidden,
+                                       &cuda->angles, &cuda->sample};
+    size_t bytes[ROOMS];
+    if (o->rows_max == 0) return 0;
+    measure_rooms(cuda, o, bytes);
+    for (int i = 0; i < ROOMS; i++)
+        if (bytes[i] > 0 && !room_take(cuda, rooms[i], bytes[i])) return ERR_NOMEM;
     if (!cuda->freq)
-        cuda->freq = static_cast<float *>(device_alloc(cuda->device, dim / 2 * sizeof *cuda->freq));
+        cuda->freq = static_cast<float *>(
+            device_alloc(cuda->device, (size_t)o->head_dim / 2 * sizeof *cuda->freq));
     return cuda->freq ? matmul_reserve(cuda, o->rows_max) : ERR_NOMEM;
 }
 

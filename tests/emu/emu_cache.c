@@ -232,6 +232,11 @@ Test(emu_cache, as_large_as_the_device_allows) {
     MUST(kern->ops->cache_fit(kern, &options, &fewer, &fault));
     cr_assert(fewer > 0 && fewer < pages);
     options.slots = 3;
+    options.rows_max = options.logits_max = 64; /* so do the rooms that are taken with it */
+    options.vocab = 65536;
+    MUST(kern->ops->cache_fit(kern, &options, &fewer, &fault));
+    cr_assert((pages - fewer) * info.page_bytes > 16 << 20);
+    options.rows_max = options.logits_max = 0;
     options.pages = pages;
     cr_assert_eq(kern->ops->cache_open(kern, &options, &fault), 0, "%s", fault.text);
     MUST(cuda_open(&cuda, &second, &fault));
