@@ -100,7 +100,7 @@ const struct option config_options[] = {
      "Prompt tokens between evictions while a prompt is read."},
     {"kv-pool-bytes", BYTES, AT(kv_pool_bytes), 0, INT64_MAX, "0", "BYTES", 0,
      "Memory for all cache pages, of each rank. 0: what the weights leave of the GPU that has "
-     "least, less a twentieth of it for steps; on the CPU what max-num-seqs asks for, at most half "
+     "least, less what steps need; on the CPU what max-num-seqs asks for, at most half "
      "of what is free."},
     {"kv-dtype", CHOICE, AT(kv_dtype), 0, 0, "auto", "auto|f32|bf16|fp8|fp8_e4m3", 0,
      "Number format of cached keys and values. auto: the weights', bf16 for f16. fp8 (fp8_e4m3): "

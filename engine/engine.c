@@ -263,7 +263,7 @@ static int plan_pool(const struct engine *e, enum kern_dtype dtype, struct sched
     so->page_bytes = info.page_bytes;
     int code = choose_pages(e, dtype, so, fault);
     if (code != 0) return code;
-    int64_t least = (int64_t)config->layers * config->heads_kv / so->shape.ranks;
+    int64_t least = reserve_streams(&so->shape);
     if (so->pages_total >= least) return 0;
     return fault_set(fault, ERR_INVALID, "kv-pool-bytes",
                      "the pool has %lld pages of %lld bytes; one token needs %lld",
@@ -719,7 +719,7 @@ static void add_snapshot(struct engine_snapshot *sum, const struct engine_snapsh
     sum->pages_superseded += one->pages_superseded;
     sum->steps += one->steps;
     sum->stopped |= one->stopped;
-    sum->prompt_tokens += one->prompt_tokens;
+    sum->computed_tokens += one->computed_tokens;
     sum->cached_tokens += one->cached_tokens;
     sum->generation_tokens += one->generation_tokens;
     sum->entries_kept += one->entries_kept;

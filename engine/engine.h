@@ -361,7 +361,7 @@ struct engine_snapshot {
     int64_t progress_ns; /* clock_ns when those who ask last got on: a step, or, where the first to
                             wait needs the state directory, a piece read or written there */
     bool stopped;        /* the backend failed: every job now ends with an error; restart */
-    uint64_t prompt_tokens, cached_tokens; /* of prompts: computed, and found in conversations */
+    uint64_t computed_tokens, cached_tokens; /* of prompts; cached: found in conversations */
     uint64_t generation_tokens;
     /* Gauges: of running sequences and last states; of superseded states, the first to go. */
     uint64_t entries_kept, entries_superseded;

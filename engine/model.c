@@ -236,9 +236,10 @@ static int give_matrix(struct loader *loader, const char *name, struct kern_matr
                        int count, enum kern_shard shard, struct kern_weight **out) {
     struct kern *kern = loader->model->kern;
     size_t rows = 0, cols = (size_t)matrices[0].cols, row = 0;
-    if (!loader->options->fp8 || shard == KERN_SHARD_VOCAB)
+    for (int i = 0; i < count; i++)
+        if (matrices[i].dtype != KERN_E4M3) rows += (size_t)matrices[i].rows;
+    if (!loader->options->fp8 || shard == KERN_SHARD_VOCAB || rows == 0)
         return kern->ops->weight_load(kern, matrices, count, shard, out, loader->fault);
-    for (int i = 0; i < count; i++) rows += (size_t)matrices[i].rows;
     uint8_t *codes = codes_room(loader, rows * cols);
     float *scales = mem_try_alloc(rows, sizeof *scales);
     int err = codes && scales ? 0 : ERR_NOMEM;

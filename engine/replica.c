@@ -128,7 +128,7 @@ static void publish(struct replica *r) {
         .steps = s->counters.steps,
         .progress_ns = r->progress_ns,
         .stopped = r->snapshot.stopped,
-        .prompt_tokens = s->counters.prompt_tokens,
+        .computed_tokens = s->counters.computed_tokens,
         .cached_tokens = s->counters.cached_tokens,
         .generation_tokens = s->counters.generation_tokens,
         .entries_kept = (uint64_t)(held * streams + s->conversations.entries -

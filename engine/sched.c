@@ -702,7 +702,7 @@ static void count_appended(struct sched *sched, const struct step *step) {
     for (int i = 0; i < step->batch.span_count; i++) {
         struct sequence *seq = sched->span_sequences[i];
         int32_t count = sched->spans[i].count;
-        if (seq_prefilling(seq)) sched->counters.prompt_tokens += (uint64_t)count;
+        if (seq_prefilling(seq)) sched->counters.computed_tokens += (uint64_t)count;
         due_append(&seq->due, count);
     }
     hist_add(&sched->counters.iteration_tokens, step->batch.rows);

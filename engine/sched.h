@@ -67,7 +67,7 @@ struct sched_options {
 };
 
 struct sched_counters {
-    uint64_t steps, prompt_tokens, cached_tokens, generation_tokens;
+    uint64_t steps, computed_tokens, cached_tokens, generation_tokens;
     uint64_t evictions, preemptions, conversation_hits, conversation_misses;
     uint64_t conversation_lost[ENGINE_MISS_COUNT];
     uint64_t state_restored, state_failed; /* failed before the store had them */

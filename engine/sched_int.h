@@ -21,8 +21,7 @@ static inline int64_t sched_streams(const struct sched *sched) {
 
 /* Entries per stream, on average and rounded up, of the rank that has most. */
 static inline int32_t sched_fullest(const struct sched *sched, const struct kern_report *report) {
-    int ranks = sched->options.shape.ranks > 1 ? sched->options.shape.ranks : 1;
-    int64_t streams = sched_streams(sched) / ranks;
+    int64_t streams = reserve_streams(&sched->options.shape);
     return (int32_t)(((int64_t)report->rank_entries + streams - 1) / streams);
 }
 

@@ -51,7 +51,7 @@ static int64_t ranks_of(const struct reserve_shape *shape) {
     return shape->ranks > 1 ? shape->ranks : 1;
 }
 
-static int64_t rank_streams(const struct reserve_shape *shape) {
+int64_t reserve_streams(const struct reserve_shape *shape) {
     return (int64_t)shape->layers * shape->heads_kv / ranks_of(shape);
 }
 
@@ -89,14 +89,14 @@ int64_t reserve_rank_peak(const struct reserve_shape *shape, const struct kv_par
 
 int64_t reserve_pages(const struct reserve_shape *shape, const struct kv_params *params,
                       int64_t average) {
-    int64_t streams = rank_streams(shape), slots = shape->page_slots;
+    int64_t streams = reserve_streams(shape), slots = shape->page_slots;
     if (streams_are_equal(&params->rule)) return streams * ((average + slots - 1) / slots);
     return streams * (average + slots - 1) / slots;
 }
 
 int64_t reserve_members(const struct reserve_shape *shape, const struct kv_params *params,
                         int64_t start_held, int64_t tokens) {
-    int64_t streams = rank_streams(shape), slots = shape->member_slots;
+    int64_t streams = reserve_streams(shape), slots = shape->member_slots;
     int64_t most = params->policy->bounded ? kern_members_max(&params->rule, params->budget) : 0;
     if (start_held == 0) most = min64(most, max64(tokens - params->budget, 0));
     return most > 0 ? streams * ((most + slots - 1) / slots) : 0;

@@ -44,9 +44,12 @@ struct reserve_shape {
     float rank_cap;   /* as in kern_cache_options */
 };
 
+/* Streams of one rank: the S below. */
+int64_t reserve_streams(const struct reserve_shape *shape);
+
 /* Each rank has a pool of its own, and all pools are equally large: what a sequence reserves is
  * what any one rank may need for it, of every rank, because nobody knows at admission which of them
- * it will be. So no rank's pool can run out, and no page is kept free that is not needed for that.
+ * it will be. So no rank's pool can run out.
  *
  * What one rank may need. Of g ranks each has S = L*H/g streams. Let b be the entries per stream of
  * the fullest one while the sequence holds a per stream on average; with one rank b = a. Every
@@ -63,8 +66,10 @@ struct reserve_shape {
  * - cap*M + r where layers share, too: in a layer the limit is at least what one rank protects.
  *
  * A LAYER pool with a floor (Ada-KV) shares its places anew after the cap, so there the cap bounds
- * nothing, nor where only layers share. Always b <= g*a, and no stream has more entries than there
- * are tokens. Streams that keep everything, or the newest, are equally long: b = a.
+ * nothing, nor where only layers share (there g*M is what holds once tokens were dropped; a fresh
+ * sequence's ranks are about even, so it reserves more than it needs). Always b <= g*a, and no
+ * stream has more entries than there are tokens. Streams that keep everything, or the newest, are
+ * equally long: b = a.
  *
  * When tokens of a conversation are dropped, a0 and b0 fall by numbers not known before; b0 <= g*a0
  * still, so at worst a0 = b0/g. */

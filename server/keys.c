@@ -60,7 +60,8 @@ static int read_file(struct keys *keys, const char *path, struct fault *fault) {
 }
 
 static int by_digest(const void *a, const void *b) {
-    return memcmp(((const struct key *)a)->digest, ((const struct key *)b)->digest, 16);
+    return memcmp(((const struct key *)a)->digest, ((const struct key *)b)->digest,
+                  sizeof((const struct key *)a)->digest);
 }
 
 size_t keys_inherit(struct keys *keys, const struct keys *before) {

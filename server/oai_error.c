@@ -29,6 +29,12 @@ int oai_refuse(struct oai_error *error, int status, const char *code, const char
     return -1;
 }
 
+int oai_expected(struct oai_error *error, const char *field, const char *text, const cJSON *found) {
+    return oai_refuse(error, 400, "invalid_value", field,
+                      "Invalid value for '%s': expected %s, found %s.", field, text,
+                      json_type_name(found));
+}
+
 int oai_refuse_fault(struct oai_error *error, const struct fault *fault) {
     switch (fault->code) {
     case ERR_NOMEM:

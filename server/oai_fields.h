@@ -14,6 +14,9 @@ int oai_check_fields(enum oai_kind kind, const cJSON *body, bool strict, struct 
  * add_generation_prompt, continue_final_message and the members of chat_template_kwargs. */
 int oai_build_context(const cJSON *body, cJSON **context, struct oai_error *error);
 
+/* 400: `field` is `found` where `text` ("a string") is expected. Returns -1. */
+int oai_expected(struct oai_error *error, const char *field, const char *text, const cJSON *found);
+
 /* `tools`: an array of functions with valid names, not too many. 0 or -1. */
 int oai_check_tools(const cJSON *tools, struct oai_error *error);
 
@@ -49,7 +52,7 @@ int oai_get_ids(const struct oai_reader *r, const cJSON *node, const char *field
 /* How tokens are chosen, what ends an answer and what it shows (oai_sampling.c). */
 void oai_preset_sampling(struct oai_reader *r);
 int oai_read_sampling(struct oai_reader *r);
-/* tools, tool_choice and parallel_tool_calls of a chat (oai_tools.c). */
+/* tools, tool_choice and parallel_tool_calls of a chat whose context stands (oai_tools.c). */
 int oai_read_tools(struct oai_reader *r);
 /* The kv object (oai_kv.c). */
 int oai_read_kv(struct oai_reader *r);

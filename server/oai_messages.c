@@ -13,13 +13,6 @@ static int no_memory(struct oai_error *error) {
     return oai_refuse_fault(error, &fault);
 }
 
-static int invalid(struct oai_error *error, const char *field, const char *text,
-                   const cJSON *found) {
-    return oai_refuse(error, 400, "invalid_value", field,
-                      "Invalid value for '%s': expected %s, found %s.", field, text,
-                      json_type_name(found));
-}
-
 /* Takes `item` in any case. */
 static int put(cJSON *object, const char *key, cJSON *item, struct oai_error *error) {
     if (item && cJSON_AddItemToObject(object, key, item)) return 0;
@@ -38,12 +31,12 @@ static const char *part_text(const cJSON *part, const char *path, struct oai_err
     char field[OAI_PATH];
     const cJSON *type = json_get(part, "type"), *text = json_get(part, "text");
     if (!cJSON_IsObject(part)) {
-        invalid(error, path, "an object", part);
+        oai_expected(error, path, "an object", part);
         return NULL;
     }
     oai_path(field, "%s.type", path);
     if (!cJSON_IsString(type)) {
-        invalid(error, field, "a string", type);
+        oai_expected(error, field, "a string", type);
         return NULL;
     }
     if (strcmp(type->valuestring, "text") != 0) {
@@ -55,7 +48,7 @@ static const char *part_text(const cJSON *part, const char *path, struct oai_err
     }
     if (cJSON_IsString(text)) return text->valuestring;
     oai_path(field, "%s.text", path);
-    invalid(error, field, "a string", text);
+    oai_expected(error, field, "a string", text);
     return NULL;
 }
 
@@ -89,7 +82,7 @@ static int put_content(cJSON *copy, const cJSON *message, const char *path,
         return oai_refuse(error, 400, "missing_required_parameter", field,
                           "Missing required parameter: '%s'.", field);
     if (!cJSON_IsArray(content))
-        return invalid(error, field, "a string or an array of parts", content);
+        return oai_expected(error, field, "a string or an array of parts", content);
     buf_open(&text, CONTENT_BYTES_MAX);
     int rc = join_parts(content, field, &text, error);
     if (!rc) rc = put(copy, "content", cJSON_CreateString(text.data ? text.data : ""), error);
@@ -124,12 +117,12 @@ static int open_arguments(cJSON *function, struct oai_error *error) {
 static int check_call(const cJSON *function, const char *path, struct oai_error *error) {
     const cJSON *name = json_get(function, "name"), *arguments = json_get(function, "arguments");
     char field[OAI_PATH];
-    if (!cJSON_IsObject(function)) return invalid(error, path, "an object", function);
+    if (!cJSON_IsObject(function)) return oai_expected(error, path, "an object", function);
     oai_path(field, "%s.name", path);
-    if (!cJSON_IsString(name)) return invalid(error, field, "a string", name);
+    if (!cJSON_IsString(name)) return oai_expected(error, field, "a string", name);
     oai_path(field, "%s.arguments", path);
     if (!arguments || cJSON_IsString(arguments) || cJSON_IsObject(arguments)) return 0;
-    return invalid(error, field, "a string or an object", arguments);
+    return oai_expected(error, field, "a string or an object", arguments);
 }
 
 static int put_tool_calls(cJSON *copy, const cJSON *calls, const char *path,
@@ -137,7 +130,7 @@ static int put_tool_calls(cJSON *copy, const cJSON *calls, const char *path,
     char field[OAI_PATH];
     cJSON *call;
     oai_path(field, "%s.tool_calls", path);
-    if (!cJSON_IsArray(calls)) return invalid(error, field, "an array", calls);
+    if (!cJSON_IsArray(calls)) return oai_expected(error, field, "an array", calls);
     if (put_copy(copy, calls, error)) return -1;
     cJSON *own = cJSON_GetObjectItemCaseSensitive(copy, "tool_calls");
     int i = 0;
@@ -160,7 +153,7 @@ static int put_role(cJSON *copy, const cJSON *message, const char *path, struct 
     if (!role)
         return oai_refuse(error, 400, "missing_required_parameter", field,
                           "Missing required parameter: '%s'.", field);
-    if (!cJSON_IsString(role)) return invalid(error, field, "a string", role);
+    if (!cJSON_IsString(role)) return oai_expected(error, field, "a string", role);
     for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) {
         if (strcmp(role->valuestring, roles[i])) continue;
         /* OpenAI's newer name for the same role; templates know the older one */
@@ -179,7 +172,7 @@ static int fill_message(cJSON *copy, const cJSON *message, const char *path,
     const cJSON *answers = json_get(message, "tool_call_id");
     char field[OAI_PATH];
     oai_path(field, "%s.tool_call_id", path);
-    if (answers && !cJSON_IsString(answers)) return invalid(error, field, "a string", answers);
+    if (answers && !cJSON_IsString(answers)) return oai_expected(error, field, "a string", answers);
     if (put_role(copy, message, path, error) || put_content(copy, message, path, error)) return -1;
     cJSON_ArrayForEach(member, message) {
         const char *key = member->string;
@@ -199,7 +192,7 @@ static int put_messages(cJSON *context, const cJSON *messages, struct oai_error 
     if (put(context, "messages", list, error)) return -1;
     cJSON_ArrayForEach(message, messages) {
         oai_path(path, "messages[%d]", i++);
-        if (!cJSON_IsObject(message)) return invalid(error, path, "an object", message);
+        if (!cJSON_IsObject(message)) return oai_expected(error, path, "an object", message);
         cJSON *copy = cJSON_CreateObject();
         if (!copy || !cJSON_AddItemToArray(list, copy)) {
             cJSON_Delete(copy);
@@ -236,7 +229,8 @@ static int put_kwargs(cJSON *context, const cJSON *body, struct oai_error *error
     const cJSON *kwargs = json_get(body, "chat_template_kwargs"), *member;
     char path[OAI_PATH];
     if (!kwargs) return 0;
-    if (!cJSON_IsObject(kwargs)) return invalid(error, "chat_template_kwargs", "an object", kwargs);
+    if (!cJSON_IsObject(kwargs))
+        return oai_expected(error, "chat_template_kwargs", "an object", kwargs);
     cJSON_ArrayForEach(member, kwargs) {
         oai_path(path, "chat_template_kwargs.%.64s", member->string);
         if (is_reserved(member->string))
@@ -286,7 +280,7 @@ static int put_flags(cJSON *context, const cJSON *body, struct oai_error *error)
 
 int oai_build_context(const cJSON *body, cJSON **context, struct oai_error *error) {
     const cJSON *messages = json_get(body, "messages");
-    if (!cJSON_IsArray(messages)) return invalid(error, "messages", "an array", messages);
+    if (!cJSON_IsArray(messages)) return oai_expected(error, "messages", "an array", messages);
     if (!messages->child)
         return oai_refuse(error, 400, "invalid_value", "messages",
                           "Invalid value for 'messages': expected at least one message.");

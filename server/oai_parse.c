@@ -48,8 +48,8 @@ static int read_messages(struct oai_reader *r) {
     r->out->prompt_field = "messages";
     r->out->prompt_count = 1;
     if (!json_get(r->body, "messages")) return oai_missing(r, "messages");
-    if (r->out->kind == OAI_CHAT && oai_read_tools(r)) return -1;
-    return oai_build_context(r->body, &r->out->context, r->error);
+    if (oai_build_context(r->body, &r->out->context, r->error)) return -1;
+    return r->out->kind == OAI_CHAT ? oai_read_tools(r) : 0;
 }
 
 static int read_prompt(struct oai_reader *r, const cJSON *node, const char *field,

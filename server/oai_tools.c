@@ -8,13 +8,6 @@
 
 /* --- declarations --- */
 
-static int invalid(struct oai_error *error, const char *field, const char *text,
-                   const cJSON *found) {
-    return oai_refuse(error, 400, "invalid_value", field,
-                      "Invalid value for '%s': expected %s, found %s.", field, text,
-                      json_type_name(found));
-}
-
 static bool is_name(const char *text) {
     static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
                                   "0123456789_-";
@@ -30,31 +23,31 @@ static int check_function(const cJSON *function, const char *path, struct oai_er
     if (!name)
         return oai_refuse(error, 400, "missing_required_parameter", field,
                           "Missing required parameter: '%s'.", field);
-    if (!cJSON_IsString(name)) return invalid(error, field, "a string", name);
+    if (!cJSON_IsString(name)) return oai_expected(error, field, "a string", name);
     if (!is_name(name->valuestring))
         return oai_refuse(error, 400, "invalid_value", field,
                           "Invalid value for '%s': expected 1 to %d letters, digits, '_' or '-'.",
                           field, OAI_TOOL_NAME_BYTES);
     oai_path(field, "%s.description", path);
-    if (text && !cJSON_IsString(text)) return invalid(error, field, "a string", text);
+    if (text && !cJSON_IsString(text)) return oai_expected(error, field, "a string", text);
     oai_path(field, "%s.parameters", path);
     if (parameters && !cJSON_IsObject(parameters))
-        return invalid(error, field, "an object", parameters);
+        return oai_expected(error, field, "an object", parameters);
     oai_path(field, "%s.strict", path);
     strict = json_get(function, "strict");
-    if (strict && !cJSON_IsBool(strict)) return invalid(error, field, "a boolean", strict);
+    if (strict && !cJSON_IsBool(strict)) return oai_expected(error, field, "a boolean", strict);
     return 0;
 }
 
 static int check_tool(const cJSON *tool, const char *path, struct oai_error *error) {
     const cJSON *type = json_get(tool, "type"), *function = json_get(tool, "function");
     char field[OAI_PATH];
-    if (!cJSON_IsObject(tool)) return invalid(error, path, "an object", tool);
+    if (!cJSON_IsObject(tool)) return oai_expected(error, path, "an object", tool);
     oai_path(field, "%s.type", path);
     if (!type)
         return oai_refuse(error, 400, "missing_required_parameter", field,
                           "Missing required parameter: '%s'.", field);
-    if (!cJSON_IsString(type)) return invalid(error, field, "a string", type);
+    if (!cJSON_IsString(type)) return oai_expected(error, field, "a string", type);
     if (strcmp(type->valuestring, "function") != 0)
         return oai_refuse(error, 400, "unsupported_parameter", field,
                           "Unsupported value for '%s': only tools of type 'function' are served, "
@@ -64,7 +57,7 @@ static int check_tool(const cJSON *tool, const char *path, struct oai_error *err
     if (!function)
         return oai_refuse(error, 400, "missing_required_parameter", field,
                           "Missing required parameter: '%s'.", field);
-    if (!cJSON_IsObject(function)) return invalid(error, field, "an object", function);
+    if (!cJSON_IsObject(function)) return oai_expected(error, field, "an object", function);
     return check_function(function, field, error);
 }
 
@@ -72,7 +65,7 @@ int oai_check_tools(const cJSON *tools, struct oai_error *error) {
     const cJSON *tool;
     char path[OAI_PATH];
     int i = 0;
-    if (!cJSON_IsArray(tools)) return invalid(error, "tools", "an array", tools);
+    if (!cJSON_IsArray(tools)) return oai_expected(error, "tools", "an array", tools);
     if (cJSON_GetArraySize(tools) > OAI_TOOLS_MAX)
         return oai_refuse(error, 400, "invalid_value", "tools",
                           "Invalid value for 'tools': expected at most %d tools, found %d.",
@@ -163,9 +156,7 @@ int oai_read_tools(struct oai_reader *r) {
     if (oai_get_bool(r, NULL, r->body, "parallel_tool_calls", &out->parallel) ||
         read_choice(r, &searches))
         return -1;
-    if (!tools) return 0;
-    if (oai_check_tools(tools, r->error)) return -1;
-    if (!searches || !tools->child) return 0;
+    if (!searches || !tools || !tools->child) return 0;
     if (r->rules->tool_format == TOOL_FORMAT_NONE) return refuse_format(r);
     out->format = r->rules->tool_format;
     return read_names(r, tools);

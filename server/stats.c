@@ -235,7 +235,7 @@ static void write_cache(struct writer *w, const struct engine_info *info,
 }
 
 static void write_tokens(struct writer *w, const struct engine_snapshot *s) {
-    double computed = (double)s->prompt_tokens, cached = (double)s->cached_tokens;
+    double computed = (double)s->computed_tokens, cached = (double)s->cached_tokens;
     double prompt = computed + cached;
     write_single(w, "vllm:prompt_tokens_total", "counter", "Prompt tokens, cached ones included.",
                  prompt);

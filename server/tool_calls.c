@@ -2,15 +2,9 @@
 
 #include <string.h>
 
-#include "server/tool_json.h"
-
 #define CALL_OPENS  "<tool_call>"
 #define CALL_CLOSES "</tool_call>"
 #define PYTHON_TAG  "<|python_tag|>"
-
-static bool is_blank(char c) {
-    return c == ' ' || c == '\t' || c == '\r' || c == '\n';
-}
 
 /* --- formats --- */
 
@@ -64,7 +58,7 @@ struct span {
 };
 
 static void skip_blank(struct cursor *c) {
-    while (c->at < c->end && is_blank(c->text[c->at])) c->at++;
+    while (c->at < c->end && tool_json_blank(c->text[c->at])) c->at++;
 }
 
 static enum match match_word(struct cursor *c, const char *word) {
@@ -231,7 +225,7 @@ static void end_call(struct tool_reader *r, size_t at) {
 /* What separates calls is no text when no call follows, if it is all that is held back. */
 static bool is_separator(const struct tool_reader *r, const char *text, size_t end) {
     for (size_t i = r->at; i < end; i++)
-        if (!is_blank(text[i]) && (text[i] != ';' || r->tools->format != TOOL_FORMAT_LLAMA3))
+        if (!tool_json_blank(text[i]) && (text[i] != ';' || r->tools->format != TOOL_FORMAT_LLAMA3))
             return false;
     return r->calls > 0;
 }
@@ -288,7 +282,7 @@ static struct tool_piece next_in_tail(struct tool_reader *r, const char *text, s
                                       bool last) {
     struct cursor c = {text, r->at, end};
     bool hermes = r->tools->format == TOOL_FORMAT_HERMES;
-    while (c.at < end && (is_blank(text[c.at]) || (hermes && text[c.at] == '}'))) c.at++;
+    while (c.at < end && (tool_json_blank(text[c.at]) || (hermes && text[c.at] == '}'))) c.at++;
     r->at = c.at;
     enum match match = match_word(&c, hermes ? CALL_CLOSES : "}");
     if (match == MATCH_MORE) {

@@ -20,6 +20,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "server/tool_json.h"
+
 #define TOOL_HELD_MAX 512
 
 enum tool_format { TOOL_FORMAT_NONE, TOOL_FORMAT_HERMES, TOOL_FORMAT_LLAMA3, TOOL_FORMATS };
@@ -46,14 +48,6 @@ enum tool_piece_kind {
 struct tool_piece {
     enum tool_piece_kind kind;
     size_t begin, end;
-};
-
-/* How far a value of JSON has been read; all zero before its first byte. */
-struct tool_json {
-    uint64_t arrays; /* bit d: the container at depth d is an array */
-    uint8_t depth, state, left;
-    bool key;
-    const char *literal;
 };
 
 /* Zero but for `tools` before the first byte. */

@@ -35,10 +35,6 @@ static bool is_hex(char c) {
     return is_digit(c) || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F');
 }
 
-static bool is_blank(char c) {
-    return c == ' ' || c == '\t' || c == '\r' || c == '\n';
-}
-
 static bool in_array(const struct tool_json *json) {
     return json->arrays >> (json->depth - 1) & 1;
 }
@@ -114,7 +110,7 @@ static enum state in_number(struct tool_json *json, enum state state, char c) {
     }
     if (state != ZERO && is_digit(c)) return state;
     if (state != POWER && exponent) return EXPONENT;
-    return is_blank(c) ? AFTER_VALUE : after_value(json, c);
+    return tool_json_blank(c) ? AFTER_VALUE : after_value(json, c);
 }
 
 static enum state in_string(struct tool_json *json, char c) {
@@ -137,7 +133,7 @@ static enum state in_literal(struct tool_json *json, char c) {
 }
 
 static enum state between(struct tool_json *json, enum state state, char c) {
-    if (is_blank(c)) return state;
+    if (tool_json_blank(c)) return state;
     if (state == COLON) return c == ':' ? VALUE : BAD;
     if (state == AFTER_VALUE) return after_value(json, c);
     if (state == KEY_OR_END && c == '}') return close_container(json, c);

@@ -2,7 +2,16 @@
 #ifndef KEEPD_SERVER_TOOL_JSON_H
 #define KEEPD_SERVER_TOOL_JSON_H
 
-#include "server/tool_calls.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+/* How far a value has been read; all zero before its first byte. */
+struct tool_json {
+    uint64_t arrays; /* bit d: the container at depth d is an array */
+    uint8_t depth, state, left;
+    bool key;
+    const char *literal;
+};
 
 enum tool_json_step {
     TOOL_JSON_MORE, /* the byte belongs to the value, which goes on */
@@ -12,5 +21,10 @@ enum tool_json_step {
 
 /* The value is an object or an array: only their ends can be seen. */
 enum tool_json_step tool_json_step(struct tool_json *json, char byte);
+
+/* White space between the parts of a value. */
+static inline bool tool_json_blank(char c) {
+    return c == ' ' || c == '\t' || c == '\r' || c == '\n';
+}
 
 #endif

@@ -28,21 +28,16 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/buf.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/mem.h"
-#include "engine/engine.h"
+#include "tests/fake_engine.h"
 
-enum { IM_START = 256, IM_END, END_OF_TEXT, VOCAB, THINK = VOCAB, END_THINK, VOCAB_THINK };
 enum { TOKEN_BYTES_MAX = 16 };
 enum { LAYERS = 2, HEADS = 2, PAGE_SLOTS = 16, PAGE_BYTES = 8192, MODEL_LEN = 8192 };
 enum { REPLY_MAX = 4096, REPLY_ROOM = REPLY_MAX + 16 };
-enum { CONVERSATIONS_MAX = 2048, IDS_MAX = 100000 };
-
-static const char *const special_names[] = {"<|im_start|>", "<|im_end|>", "<|endoftext|>",
-                                            "<think>", "</think>"};
+enum { CONVERSATIONS_MAX = 2048 };
 
 struct sequence {
     struct engine_job *job;
@@ -95,13 +90,6 @@ static int env_int(const char *name, int preset) {
     return text ? atoi(text) : preset;
 }
 
-static const char *tool_template(void) {
-    const char *form = getenv("KEEPD_FAKE_TOOLS");
-    if (!form) return "fake";
-    return strcmp(form, "hermes") == 0 ? "{{ tools }}<tool_call>\\n{\"name\": "
-                                       : "{{ tools }}{\"name\": function name, \"parameters\": ";
-}
-
 static void fill_info(struct engine *e) {
     const struct engine_options *o = &e->options;
     int64_t pages = o->kv_pool_bytes ? o->kv_pool_bytes / PAGE_BYTES : 1 << 16;
@@ -130,9 +118,9 @@ static void fill_info(struct engine *e) {
                                    .page_slots = PAGE_SLOTS,
                                    .has_chat_template = !env_int("KEEPD_FAKE_NO_TEMPLATE", 0),
                                    .chat_template = "fake",
-                                   .tool_template = tool_template(),
+                                   .tool_template = fake_tool_template(),
                                    .bos_token = "",
-                                   .eos_token = special_names[END_OF_TEXT - IM_START],
+                                   .eos_token = fake_special_names[END_OF_TEXT - IM_START],
                                    .temperature = NAN,
                                    .top_p = NAN,
                                    .min_p = NAN,
@@ -186,135 +174,8 @@ const struct engine_info *engine_info(const struct engine *e) {
     return &e->info;
 }
 
-/* --- text --- */
-
-static int add_ids(struct arena *arena, struct engine_ids *out, size_t most, struct fault *fault) {
-    out->count = 0;
-    if (most > IDS_MAX) return fault_set(fault, ERR_LIMIT, NULL, "more than %d tokens", IDS_MAX);
-    out->ids = arena_alloc(arena, most + 1, sizeof *out->ids);
-    return out->ids ? 0 : fault_set(fault, ERR_NOMEM, NULL, "the prompt needs too much memory");
-}
-
-static void add_bytes(struct engine_ids *out, const char *text, size_t size) {
-    for (size_t i = 0; i < size; i++) out->ids[out->count++] = (unsigned char)text[i];
-}
-
-int engine_tokenize(const struct engine *e, const char *text, size_t size, bool add_special,
-                    bool parse_special, struct arena *arena, struct engine_ids *out,
-                    struct fault *fault) {
-    (void)add_special;
-    int rc = add_ids(arena, out, size, fault);
-    for (size_t i = 0; !rc && i < size;) {
-        int special = -1;
-        for (int k = 0; k < e->info.vocab - IM_START; k++)
-            if ((parse_special || IM_START + k >= THINK) &&
-                strncmp(text + i, special_names[k], strlen(special_names[k])) == 0)
-                special = k;
-        if (special >= 0) {
-            out->ids[out->count++] = IM_START + special;
-            i += strlen(special_names[special]);
-        } else {
-            add_bytes(out, text + i++, 1);
-        }
-    }
-    return rc;
-}
-
-static void write_calls(struct buf *out, const cJSON *message) {
-    const cJSON *call;
-    bool first = json_get(message, "content")->valuestring[0] == '\0';
-    cJSON_ArrayForEach(call, json_get(message, "tool_calls")) {
-        const cJSON *function = json_get(call, "function");
-        buf_fmt(out, "%s<tool_call>\n{\"name\": \"%s\", \"arguments\": ", first ? "" : "\n",
-                json_get(function, "name")->valuestring);
-        if (json_get(function, "arguments")) json_write_node(out, json_get(function, "arguments"));
-        buf_str(out, "}\n</tool_call>");
-        first = false;
-    }
-}
-
-static size_t rendered_size(const cJSON *messages) {
-    const cJSON *message;
-    size_t size = 16;
-    cJSON_ArrayForEach(message, messages) {
-        size += strlen(json_get(message, "role")->valuestring) + 4;
-        size += strlen(json_get(message, "content")->valuestring);
-        struct buf calls;
-        buf_open(&calls, IDS_MAX);
-        write_calls(&calls, message);
-        size += calls.size;
-        buf_close(&calls);
-    }
-    return size;
-}
-
-static void add_calls(struct engine_ids *out, const cJSON *message) {
-    struct buf calls;
-    buf_open(&calls, IDS_MAX);
-    write_calls(&calls, message);
-    add_bytes(out, calls.data, calls.size);
-    buf_close(&calls);
-}
-
-static void wait_at_gate(const char *content) {
-    const char *gate = getenv("KEEPD_FAKE_GATE");
-    while (gate && strstr(content, "at the gate") && access(gate, F_OK)) usleep(1000);
-}
-
-int engine_render_chat(const struct engine *e, const cJSON *context, struct arena *arena,
-                       struct engine_ids *out, struct fault *fault) {
-    const cJSON *messages = json_get(context, "messages"), *message;
-    if (!e->info.has_chat_template)
-        return fault_set(fault, ERR_UNSUPPORTED, "messages", "this model has no chat template");
-    int rc = add_ids(arena, out, rendered_size(messages), fault);
-    if (rc) return rc;
-    cJSON_ArrayForEach(message, messages) {
-        const char *role = json_get(message, "role")->valuestring;
-        const char *content = json_get(message, "content")->valuestring;
-        wait_at_gate(content);
-        if (strstr(content, "refuse this template"))
-            return fault_set(fault, ERR_INVALID, "chat template line 1", "the template refuses it");
-        out->ids[out->count++] = IM_START;
-        add_bytes(out, role, strlen(role));
-        add_bytes(out, "\n", 1);
-        add_bytes(out, content, strlen(content));
-        add_calls(out, message);
-        if (!message->next && cJSON_IsTrue(json_get(context, "continue_final_message"))) return 0;
-        out->ids[out->count++] = IM_END;
-        add_bytes(out, "\n", 1);
-    }
-    if (cJSON_IsTrue(json_get(context, "add_generation_prompt"))) {
-        out->ids[out->count++] = IM_START;
-        add_bytes(out, "assistant\n", 10);
-        if (e->think == 2) out->ids[out->count++] = THINK;
-        if (e->think == 2) out->ids[out->count++] = '\n';
-    }
-    return 0;
-}
-
-static const unsigned char *byte_table(void) {
-    static const unsigned char table[256] = {
-#define R1(n)  n
-#define R4(n)  R1(n), R1(n + 1), R1(n + 2), R1(n + 3)
-#define R16(n) R4(n), R4(n + 4), R4(n + 8), R4(n + 12)
-#define R64(n) R16(n), R16(n + 16), R16(n + 32), R16(n + 48)
-        R64(0), R64(64), R64(128), R64(192)};
-    return table;
-}
-
-size_t engine_token_bytes(const struct engine *e, int32_t id, const char **bytes) {
-    if (id < 0 || id >= e->info.vocab) return 0;
-    if (id >= IM_START) {
-        *bytes = special_names[id - IM_START];
-        return strlen(*bytes);
-    }
-    *bytes = (const char *)byte_table() + id;
-    return 1;
-}
-
-bool engine_token_is_special(const struct engine *e, int32_t id) {
-    (void)e;
-    return id >= IM_START && id < VOCAB;
+bool fake_opens_thought(const struct engine *e) {
+    return e->think == 2;
 }
 
 /* --- the queue --- */
@@ -801,7 +662,7 @@ static void admit(struct engine *e, struct sequence *s) {
     e->snapshot.pages_reserved += s->pages_reserved;
     e->snapshot.pages_used += s->pages_reserved;
     continue_conversation(e, s);
-    e->snapshot.prompt_tokens += (uint64_t)(job->request.prompt_count - job->cached_tokens);
+    e->snapshot.computed_tokens += (uint64_t)(job->request.prompt_count - job->cached_tokens);
     job->admitted_ns = clock_ns();
     s->next = e->running;
     e->running = s;

@@ -89,6 +89,8 @@ static inline void widen(const char *from, char *to, size_t count) {
 SIMD const char *tile_at(const char *panel, size_t at, char *wide, const size_t size) {
     if (size == 2) return panel + at;
     widen(panel + at / 2, wide, TILE_BYTES / 2);
+    /* _tile_loadd does not tell the compiler that it reads. */
+    __asm__ volatile("" : : "m"(*(const char(*)[TILE_BYTES])wide));
     return wide;
 }
 

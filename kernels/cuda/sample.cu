@@ -241,7 +241,7 @@ static __device__ void count_places(const struct view &v, place_t least, place_t
     __syncthreads(); /* the last histogram was read */
     for (int i = threadIdx.x; i < BINS; i += THREADS) {
         s->count[i] = 0;
-        s->mass.bin[i] = {0, 0};
+        if (masses) s->mass.bin[i] = {0, 0};
     }
     __syncthreads();
     place_t decided = decided_above(shift);

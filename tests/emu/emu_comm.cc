@@ -51,9 +51,9 @@ static int take(void *device, void *to, const void *from, size_t bytes) {
 }
 
 static const struct comm_kind together = {
-    "on one device", comm_local_open, begin_together, end, alloc, release, put, take};
+    "on one device", 1, comm_local_open, begin_together, end, alloc, release, put, take};
 static const struct comm_kind apart = {
-    "on a device each", comm_local_open, begin_apart, end, alloc, release, put, take};
+    "on a device each", 1, comm_local_open, begin_apart, end, alloc, release, put, take};
 
 /* ---- Devices that are lost --------------------------------------------------------------------
  */

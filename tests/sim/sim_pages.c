@@ -16,7 +16,7 @@
 
 #include "base/err.h"
 #include "paging/due.h"
-#include "tests/unit/kernels/cache_content.h"
+#include "tests/sim/expect.h"
 
 enum { SLOTS = 8, POSITIONS = 320, TURNS = 12, STREAMS = 9, STEPS = 220 };
 
@@ -55,19 +55,12 @@ struct sim {
     struct counts *counts;
 };
 
-#define EXPECT(sim, condition, ...)                                                                \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "seed %llu step %d: %s: ", (unsigned long long)(sim)->seed,            \
-                    (sim)->step, #condition);                                                      \
-            fprintf(stderr, __VA_ARGS__);                                                          \
-            fprintf(stderr, "\n");                                                                 \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
+static void print_where(const struct sim *sim) {
+    fprintf(stderr, "step %d", sim->step);
+}
 
 static int32_t pick(struct sim *sim, int32_t low, int32_t high) {
-    return low + (int32_t)content_random(&sim->random, (uint32_t)(high - low + 1));
+    return pick_from(&sim->random, low, high);
 }
 
 /* ---- Playing one sequence ----------------------------------------------------------------------

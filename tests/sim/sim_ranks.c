@@ -15,7 +15,7 @@
 
 #include "kernels/comm_host.h"
 #include "paging/due.h"
-#include "tests/unit/kernels/cache_content.h"
+#include "tests/sim/expect.h"
 
 enum { POSITIONS = 400, TURNS = 4 };
 
@@ -41,19 +41,12 @@ struct sim {
     struct tightness *tightness; /* rank 0's */
 };
 
-#define EXPECT(sim, condition, ...)                                                                \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "seed %llu rank %d of %d: %s: ", (unsigned long long)(sim)->seed,      \
-                    (sim)->comm->rank, (sim)->comm->ranks, #condition);                            \
-            fprintf(stderr, __VA_ARGS__);                                                          \
-            fprintf(stderr, "\n");                                                                 \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
+static void print_where(const struct sim *sim) {
+    fprintf(stderr, "rank %d of %d", sim->comm->rank, sim->comm->ranks);
+}
 
 static int32_t pick(struct sim *sim, int32_t low, int32_t high) {
-    return low + (int32_t)content_random(&sim->random, (uint32_t)(high - low + 1));
+    return pick_from(&sim->random, low, high);
 }
 
 /* ---- What all ranks have ----------------------------------------------------------------------

@@ -177,7 +177,7 @@ Test(choices, scores_with_several_choices) {
     for (int i = 0; i < 3; i++)
         cr_assert_eq(atomic_load(&job.choice[i].finish), ENGINE_FINISH_LENGTH);
     for (int t = 1; t < 40; t++) cr_assert_leq(job.prompt_tokens[t].logprob, 0);
-    cr_assert_eq(w.sched.counters.prompt_tokens, 40);
+    cr_assert_eq(w.sched.counters.computed_tokens, 40);
     engine_job_close(&job);
     world_close(&w);
 }

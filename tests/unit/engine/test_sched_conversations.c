@@ -15,7 +15,7 @@ Test(conversations, a_turn_continues_where_the_last_one_ended) {
     cr_assert_eq(turn(&w, 1, 30, 50, kv), 30);
     cr_assert_eq(w.sched.conversations.count, 2); /* the one it came from, superseded, and itself */
     cr_assert(w.sched.counters.conversation_hits == 1 && w.sched.counters.cached_tokens == 30);
-    cr_assert_eq(w.sched.counters.prompt_tokens, 50);
+    cr_assert_eq(w.sched.counters.computed_tokens, 50);
     world_close(&w);
 }
 

@@ -24,6 +24,7 @@
 /* A kind of communicator and the memory of its ranks; all but `open` on the rank's thread. */
 struct comm_kind {
     const char *name;
+    int times; /* how often as much what repeats does: few where ranks are slow */
     int (*open)(int ranks, const struct comm **out);
     void *(*begin)(const struct comm *comm);            /* -> its device, if it has one */
     void (*end)(const struct comm *comm, void *device); /* closes both */
@@ -253,7 +254,7 @@ static inline void comm_gathers(const struct comm_seat *seat) {
 
 static inline void comm_agrees(const struct comm_seat *seat) {
     const struct comm *comm = seat->comm;
-    for (int round = 0; round < 30; round++) {
+    for (int round = 0; round < 30 * seat->kind->times; round++) {
         int code = round % comm->ranks == comm->rank ? ERR_FULL : 0;
         MUST(comm->ops->agree(comm, code) == ERR_FULL);
         MUST(comm->ops->agree(comm, -1 - comm->rank) == -comm->ranks);
@@ -264,13 +265,14 @@ static inline void comm_agrees(const struct comm_seat *seat) {
 /* The same array through collectives of every kind, whose results are what the next one begins
  * with: a rank that runs ahead, or reads too late, spoils the number. */
 static inline void comm_rounds(const struct comm_seat *seat) {
-    enum { COUNT = 200, ROUNDS = 60 };
+    enum { COUNT = 200 };
+    const int rounds = 60 * seat->kind->times;
     const struct comm *comm = seat->comm;
     uint32_t x[COMM_RANKS_MAX * COUNT], want = 1;
     size_t part = COUNT * sizeof *x, own = (size_t)comm->rank;
     for (size_t i = 0; i < COMM_RANKS_MAX * COUNT; i++) x[i] = 1;
     char *array = comm_put(seat, x, sizeof x);
-    for (int round = 0; round < ROUNDS; round++) {
+    for (int round = 0; round < rounds; round++) {
         size_t count = 1 + (size_t)(round * 7) % COUNT;
         char *mine = array + own * part;
         MUST(comm->ops->all_reduce(comm, array, COUNT, COMM_U32, COMM_MAX) == 0);
@@ -366,7 +368,8 @@ static inline void comm_run_cases(const struct comm_kind *kind, int ranks) {
                                        comm_one_never_comes};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) comm_run(kind, ranks, cases[i], NULL);
     comm_run(kind, ranks, comm_one_leaves, NULL);
-    for (int turn = 0; turn < 22; turn++) comm_run(kind, ranks, comm_one_leaves_somewhere, &turn);
+    for (int turn = 0; turn < 22 * kind->times; turn++)
+        comm_run(kind, ranks, comm_one_leaves_somewhere, &turn);
 }
 
 #endif

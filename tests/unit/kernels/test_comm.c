@@ -36,6 +36,7 @@ static int host_take(void *device, void *to, const void *from, size_t bytes) {
 }
 
 static const struct comm_kind host = {.name = "host",
+                                      .times = 5,
                                       .open = comm_host_open,
                                       .begin = host_begin,
                                       .end = host_end,

@@ -101,7 +101,7 @@ Test(stats, snapshot) {
                                        .pages_reserved = 50,
                                        .pages_used = 90,
                                        .pages_retained = 40,
-                                       .prompt_tokens = 750,
+                                       .computed_tokens = 750,
                                        .cached_tokens = 250,
                                        .entries_evicted = 1ull << 53,
                                        .conversations = 7};

@@ -1,0 +1,17 @@
+/* What the two halves of the fake engine know of each other: fake_engine.c has the thread, queues,
+ * answers and conversations, fake_text.c the tokens and the chat template. */
+#ifndef KEEPD_TESTS_FAKE_ENGINE_H
+#define KEEPD_TESTS_FAKE_ENGINE_H
+
+#include <stdbool.h>
+
+#include "engine/engine.h"
+
+/* Tokens below IM_START are bytes. */
+enum { IM_START = 256, IM_END, END_OF_TEXT, VOCAB, THINK = VOCAB, END_THINK, VOCAB_THINK };
+
+extern const char *const fake_special_names[]; /* from IM_START on */
+const char *fake_tool_template(void);          /* as KEEPD_FAKE_TOOLS says */
+bool fake_opens_thought(const struct engine *e);
+
+#endif
