@@ -11,6 +11,12 @@ import time
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 POLL = 0.05  # seconds between looks at the daemon
+LLAMA_8B = {  # the shape of Llama-3.1-8B, for random weights that nothing ends
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 32, "head_dim": 128,
+    "vocab_size": 128256, "max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "hidden_act": "silu", "attention_bias": False,
+    "mlp_bias": False, "bos_token_id": None, "eos_token_id": None}
 
 
 class Trouble(Exception):

@@ -29,13 +29,9 @@ sys.path.insert(0, str(HERE))
 import serving  # noqa: E402
 from harness import ROOT, LeftOut  # noqa: E402
 
-COMMON = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
-          "torch_dtype": "bfloat16", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "bos_token_id": None,
-          "eos_token_id": None, "tie_word_embeddings": False, "max_position_embeddings": 32768}
 SHAPES = {
-    "llama-8b": {**COMMON, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
-                 "num_hidden_layers": 32, "head_dim": 128, "vocab_size": 128256},
-    "tiny": {**COMMON, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "llama-8b": serving.LLAMA_8B,
+    "tiny": {**serving.LLAMA_8B, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2,
              "num_hidden_layers": 3, "head_dim": 64, "vocab_size": 2048},
 }
 

@@ -378,7 +378,6 @@ def test_every_path_selects_by_its_own_scores(path, kv_dtype, gates):
     before, _ = checker.states(0)
     worst = max(np.abs(before[i][h][1] - exact.streams()[i][h][1]).max()
                 for i in range(checker.layers) for h in range(checker.heads))
-    print(path, kv_dtype, worst)
     assert worst < log_beta_bar(path, kv_dtype)
 
 
