@@ -6,7 +6,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help serve build install test check lint format fuzz load bench quality clean
 
-MODEL ?= models/keepd-nano
+MODEL ?= bundled/keepd-nano
 ARGS ?=
 FUZZ_SECONDS ?= 30
 SECONDS ?= 15

@@ -514,7 +514,7 @@ static int load_file(struct loader *load) {
 
 /* --- the whole --- */
 
-/* "models/keepd-nano/" -> "keepd-nano"; "." and ".." by the directory they are. */
+/* "bundled/keepd-nano/" -> "keepd-nano"; "." and ".." by the directory they are. */
 static void name_model(struct config *config) {
     char *real = realpath(config->model, NULL);
     const char *path = real ? real : config->model;

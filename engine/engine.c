@@ -14,11 +14,11 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "engine/identity.h"
 #include "engine/replica.h"
 #include "engine/state_dir.h"
-#include "engine/text.h"
 #include "kernels/comm.h"
+#include "model/identity.h"
+#include "text/text.h"
 
 struct engine {
     struct engine_options options;
@@ -668,7 +668,10 @@ int engine_tokenize(const struct engine *e, const char *text, size_t size, bool 
 
 int engine_render_chat(const struct engine *e, const cJSON *context, struct arena *arena,
                        struct engine_ids *out, struct fault *fault) {
-    return text_render_chat(&e->text, context, ids_max(e), arena, out, fault);
+    struct tok_ids ids = {0};
+    int code = text_render_chat(&e->text, context, ids_max(e), arena, &ids, fault);
+    *out = (struct engine_ids){ids.ids, ids.count};
+    return code;
 }
 
 size_t engine_token_bytes(const struct engine *e, int32_t id, const char **bytes) {

@@ -16,8 +16,8 @@
 #include "base/ring.h"
 #include "engine/backend.h"
 #include "engine/engine.h"
-#include "engine/model.h"
 #include "engine/sched.h"
+#include "model/model.h"
 
 /* What the replicas of an engine have in common; it outlives them. */
 struct replica_common {

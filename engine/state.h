@@ -18,7 +18,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
-#include "engine/sha256.h"
+#include "base/sha256.h"
 #include "kernels/kern.h"
 #include "paging/policy.h"
 

@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
-#include "engine/sha256.h"
+#include "base/sha256.h"
 #include "engine/state.h"
 
 struct state_dir {

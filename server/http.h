@@ -15,7 +15,7 @@
 #include "base/buf.h"
 #include "engine/engine.h"
 #include "server/keys.h"
-#include "server/oai.h"
+#include "server/oai/oai.h"
 #include "server/server.h"
 #include "server/stats.h"
 #include "server/systemd.h"

@@ -6,7 +6,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "server/http.h"
-#include "server/openapi.h"
+#include "server/oai/openapi.h"
 
 #define ROWS_MAX 1024
 

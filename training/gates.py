@@ -82,7 +82,7 @@ class GateBank(nn.Module):
 
 
 def write_gates(path, tensors, header):
-    """The gates file: safetensors with the header as JSON in the metadata key `keepd` (engine/gates.h)."""
+    """The gates file: safetensors with the header as JSON in the metadata key `keepd` (model/gates.h)."""
     partial = path.with_name(path.name + ".tmp")
     save_file(tensors, partial, metadata={"keepd": json.dumps(header)})
     partial.chmod(0o644)        # safetensors leaves it to its owner alone; a daemon mostly runs as another

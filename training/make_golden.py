@@ -1,6 +1,6 @@
 """Writes golden log-probabilities for the C tests: the bundled model and a tiny random one per family.
 
-    python make_golden.py --model ../models/keepd-nano --out ../tests/data/models
+    python make_golden.py --model ../bundled/keepd-nano --out ../tests/data/models
 
 Every directory gets `golden.json`: for each case the prompt ids, the log-probability
 of every prompt token after the first, the greedy continuation with the

@@ -1,6 +1,6 @@
 """Trains keepd-nano on the generated dialogues and exports a Hugging Face directory.
 
-    python train_base.py --minutes 65 --run ../../train-run/base --out ../models/keepd-nano
+    python train_base.py --minutes 65 --run ../../train-run/base --out ../bundled/keepd-nano
 
 The clock is the budget: lengths, learning rate and the end follow the share of
 `--minutes` already used, so the same command suits a laptop and a GPU.  A run
@@ -278,7 +278,7 @@ def main():
     ap.add_argument("--run", type=Path, required=True, help="folder of the checkpoint")
     ap.add_argument("--out", type=Path, required=True, help="model directory to write")
     ap.add_argument("--start", type=Path, help="model directory to go on from, with fresh optimizer states")
-    ap.add_argument("--tokenizer", type=Path, default=Path(__file__).parent.parent / "models/keepd-nano/tokenizer.json")
+    ap.add_argument("--tokenizer", type=Path, default=Path(__file__).parent.parent / "bundled/keepd-nano/tokenizer.json")
     ap.add_argument("--minutes", type=float, default=65)
     ap.add_argument("--max-steps", type=int, default=10**9)
     ap.add_argument("--seed", type=int, default=1)

@@ -1,9 +1,9 @@
 """Trains retention gates for a frozen Qwen3, Qwen2 or Llama directory and evaluates them.
 
-    python train_gates.py ../models/keepd-nano --minutes 20 --run RUN/gates
+    python train_gates.py ../bundled/keepd-nano --minutes 20 --run RUN/gates
     python train_gates.py /path/to/model --chats chats.jsonl --run RUN/gates --device cuda
     torchrun --nproc-per-node 4 -- train_gates.py /path/to/model --chats chats.jsonl --run RUN/gates --device cuda
-    python train_gates.py ../models/keepd-nano --evaluate
+    python train_gates.py ../bundled/keepd-nano --evaluate
 
 Data are the generated dialogues (`corpus.py`), chats in JSON lines with `--chats FILE`, or any text with
 `--text FILE`.

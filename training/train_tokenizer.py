@@ -1,6 +1,6 @@
 """Trains the byte-level BPE of keepd-nano and writes the tokenizer files of its directory.
 
-    python train_tokenizer.py --out ../models/keepd-nano
+    python train_tokenizer.py --out ../bundled/keepd-nano
 """
 
 import argparse

@@ -80,7 +80,7 @@ def write_model(folder, shape, device):
         save_file(content, folder / file, metadata={"format": "pt"})
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(ROOT / "models/keepd-nano" / name, folder / name)
+        shutil.copy(ROOT / "bundled/keepd-nano" / name, folder / name)
     (folder / "config.json").write_text(config)
     done.write_text(config)
     if device == "cuda":  # the engines are other processes

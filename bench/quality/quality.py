@@ -185,7 +185,7 @@ def run_ablations(a, results_store):
 
 
 def gates_kind(path):
-    """What a gates file says of itself (engine/gates.h)."""
+    """What a gates file says of itself (model/gates.h)."""
     with pathlib.Path(path).open("rb") as f:
         header = json.loads(f.read(int.from_bytes(f.read(8), "little")))
     said = json.loads(header.pop("__metadata__")["keepd"])

@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "both.h"
-#include "engine/model.h"
+#include "model/model.h"
 
 #define PROMPT 70
 #define STEPS  4
@@ -43,7 +43,7 @@ static struct run open_run_with(struct kern *kern, const struct model_options *o
 }
 
 static struct run open_run_as(struct kern *kern, bool fp8, enum kern_dtype pages) {
-    const struct model_options options = {.dir = KEEPD_SOURCE_DIR "/models/keepd-nano",
+    const struct model_options options = {.dir = KEEPD_SOURCE_DIR "/bundled/keepd-nano",
                                           .rows_max = PROMPT + 10,
                                           .logits_max = 3,
                                           .fp8 = fp8};

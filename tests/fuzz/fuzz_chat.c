@@ -4,7 +4,7 @@
 
 #include "base/check.h"
 #include "base/json.h"
-#include "engine/chat.h"
+#include "text/chat.h"
 
 #define ARENA_BYTES ((size_t)24 << 20)
 

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/check.h"
-#include "engine/model.h"
+#include "model/model.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -4,7 +4,7 @@
 
 #include "base/check.h"
 #include "base/mem.h"
-#include "engine/gates.h"
+#include "model/gates.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -6,7 +6,7 @@
 
 #include "base/check.h"
 #include "base/json.h"
-#include "server/oai.h"
+#include "server/oai/oai.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "base/check.h"
-#include "engine/weights.h"
+#include "model/weights.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

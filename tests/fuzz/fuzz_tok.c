@@ -5,7 +5,7 @@
  * made here. Decoding gives the text back, and untrusted text never gives a special token. */
 #include <string.h>
 
-#include "../unit/engine/tok_support.h"
+#include "tests/unit/text/tok/tok_support.h"
 #include "base/arena.h"
 #include "base/check.h"
 

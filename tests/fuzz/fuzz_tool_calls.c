@@ -5,8 +5,8 @@
 
 #include "base/check.h"
 #include "base/json.h"
-#include "server/tool_calls.h"
-#include "server/tool_json.h"
+#include "server/oai/tool_calls.h"
+#include "server/oai/tool_json.h"
 
 #define TEXT_BYTES_MAX 4096
 

@@ -3,9 +3,9 @@
 set(KEEPD_REPLAY ${CMAKE_SOURCE_DIR}/tests/golden/replay.c)
 if(NOT KEEPD_FUZZ)
   add_executable(golden_logits ${CMAKE_SOURCE_DIR}/tests/golden/golden_logits.c ${KEEPD_REPLAY})
-  target_link_libraries(golden_logits PRIVATE engine_model kernels_ranks paging)
+  target_link_libraries(golden_logits PRIVATE model kernels_ranks paging)
   add_executable(policy_replay ${CMAKE_SOURCE_DIR}/tests/golden/policy_replay.c ${KEEPD_REPLAY})
-  target_link_libraries(policy_replay PRIVATE engine_model kernels_ranks paging)
+  target_link_libraries(policy_replay PRIVATE model kernels_ranks paging)
   set_target_properties(golden_logits policy_replay PROPERTIES RUNTIME_OUTPUT_DIRECTORY
                         ${CMAKE_BINARY_DIR}/tests/golden)
 endif()

@@ -20,9 +20,10 @@
 #include <string.h>
 
 #include "base/buf.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "base/mem.h"
-#include "engine/weights.h"
+#include "model/weights.h"
 #include "paging/due.h"
 #include "tests/golden/replay.h"
 

@@ -32,8 +32,8 @@
 #include "base/buf.h"
 #include "base/json.h"
 #include "base/mem.h"
-#include "engine/weights.h"
 #include "kernels/cpu/internal.h"
+#include "model/weights.h"
 #include "paging/due.h"
 #include "tests/golden/replay.h"
 

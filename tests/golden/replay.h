@@ -3,8 +3,8 @@
 #define KEEPD_TESTS_GOLDEN_REPLAY_H
 
 #include "base/err.h"
-#include "engine/model.h"
 #include "kernels/kern.h"
+#include "model/model.h"
 
 struct replay_options {
     const char *dir;

@@ -1,5 +1,5 @@
 """/openapi.json is exact: real answers fit it, and it promises what is true. (That it names the fields that are read
-is tests/unit/server/test_openapi.c.)"""
+is tests/unit/server/oai/test_openapi.c.)"""
 import json
 
 import jsonschema

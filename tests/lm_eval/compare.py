@@ -2,7 +2,7 @@
 those that transformers computes for the same model and the same texts, on the local tasks of this folder.
 
     pip install 'lm-eval[api]' torch transformers
-    build/keepd --model models/keepd-nano --kv-policy full
+    build/keepd --model bundled/keepd-nano --kv-policy full
     python tests/lm_eval/compare.py http://127.0.0.1:8080
 
 Exit 1 when one differs by more than TOLERANCE per token (0.05)."""
@@ -17,7 +17,7 @@ import torch
 from lm_eval.tasks import TaskManager
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-MODEL = "models/keepd-nano"
+MODEL = "bundled/keepd-nano"
 TASKS = ["keepd_recall", "keepd_text"]
 TOKENIZER = AutoTokenizer.from_pretrained(MODEL)
 

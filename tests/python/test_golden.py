@@ -29,7 +29,7 @@ from reference_model import Reference, log_softmax, replay
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "tests/data/models"
-BUNDLED = ROOT / "models/keepd-nano"
+BUNDLED = ROOT / "bundled/keepd-nano"
 FAMILIES = ("qwen3", "qwen2", "llama")
 PATHS = ("reference", "portable", "avx2", "avx512", "amx")
 

@@ -21,7 +21,7 @@ from policies.streams import (DEGENERATE, degenerate_recording, model_recording,
                               redundant_recording)
 from reference_model import Reference
 
-MODEL = replay.ROOT / "models/keepd-nano"
+MODEL = replay.ROOT / "bundled/keepd-nano"
 TABLE = {row["name"]: row for row in replay.policies()}
 BOUNDED = [name for name, row in TABLE.items() if row["bounded"]]
 VARIANTS = [name for name in table.VARIANTS if table.base(name) in TABLE]

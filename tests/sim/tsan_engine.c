@@ -24,7 +24,7 @@ static const struct engine_conversation_filter everyone;
 /* ---- Engine and jobs ------------------------------------------------------------------------- */
 
 static struct engine_options default_options(void) {
-    return (struct engine_options){.model_dir = KEEPD_SOURCE_DIR "/models/keepd-nano",
+    return (struct engine_options){.model_dir = KEEPD_SOURCE_DIR "/bundled/keepd-nano",
                                    .kv_budget = 64,
                                    .kv_buffer = 16,
                                    .kv_chunk = 32,

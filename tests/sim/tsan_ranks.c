@@ -1,6 +1,6 @@
 /* Ranks at work, for ThreadSanitizer: prompts, answers, evictions with every kind of pool, forks,
  * reports and snapshots of the bundled model over four ranks. What comes out is tested in
- * tests/unit/engine/test_ranks.c; here nobody may race. */
+ * tests/unit/model/test_ranks.c; here nobody may race. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -61,7 +61,7 @@ int main(void) {
     static const char *const policies[] = {"global", "trimkv", "adakv", "cake", "h2o", "d2o"};
     struct fault fault = {0};
     struct replay replay;
-    const struct replay_options options = {.dir = KEEPD_SOURCE_DIR "/models/keepd-nano",
+    const struct replay_options options = {.dir = KEEPD_SOURCE_DIR "/bundled/keepd-nano",
                                            .path = "auto",
                                            .threads = 8,
                                            .ranks = 4,

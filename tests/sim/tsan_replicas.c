@@ -21,7 +21,7 @@ static const struct engine_conversation_filter everyone;
 
 /* One compute thread for each replica. */
 static struct engine_options options_of(int replicas) {
-    return (struct engine_options){.model_dir = KEEPD_SOURCE_DIR "/models/keepd-nano",
+    return (struct engine_options){.model_dir = KEEPD_SOURCE_DIR "/bundled/keepd-nano",
                                    .kv_budget = 24,
                                    .kv_buffer = 8,
                                    .kv_chunk = 16,

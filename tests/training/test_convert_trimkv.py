@@ -69,7 +69,7 @@ def bank_of(path):
 
 
 def check_as_the_engine(path, layers=L, heads=H, d=D):
-    """The checks of engine/gates.c on header, names, shapes, types and rows."""
+    """The checks of model/gates.c on header, names, shapes, types and rows."""
     header, t = read_header(path), load_file(path)
     assert header["version"] == 1 and header["type"] in ("rg", "rg10") and header["act"] == "silu"
     assert header["layers"] == layers and header["heads"] == heads and 1 <= header["width"] <= 16384

@@ -15,7 +15,7 @@ from eviction_trace import parse_record
 from gates import GatedModel, read_header, simulate
 
 BINARY = Path(os.environ.get("KEEPD_BIN", ROOT / "build/keepd"))
-MODEL = ROOT / "models/keepd-nano"
+MODEL = ROOT / "bundled/keepd-nano"
 needs_daemon = pytest.mark.skipif(not BINARY.exists() or not (MODEL / "model.safetensors").exists(),
                                   reason=f"{BINARY} is not built")
 

@@ -33,7 +33,7 @@ def gated_model(directory, **bank):
 # --- gates ----------------------------------------------------------------
 
 def slow_log_beta(t, layer, head, x):
-    """One number of the formulas in engine/gates.h, from a gates file's tensors."""
+    """One number of the formulas in model/gates.h, from a gates file's tensors."""
     i = layer * len(t["row"][0]) + head if len(t["w1"]) > len(t["row"]) else layer
     h = F.silu(t["w1"][i] @ x + t["b1"][i])
     if "w2" in t:

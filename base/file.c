@@ -1,0 +1,96 @@
+/* Whole regular files, read into memory or mapped. */
+#include "base/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+
+static int io_fault(struct fault *fault, const char *path) {
+    int code = errno == ENOENT || errno == ENOTDIR ? ERR_NOTFOUND : ERR_IO;
+    return fault_set(fault, code, path, "%s", strerror(errno));
+}
+
+/* O_NONBLOCK: opening a pipe must not block. */
+static int open_regular(const char *path, int *fd, size_t *size, struct fault *fault) {
+    struct stat st;
+    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (*fd < 0) return io_fault(fault, path);
+    int rc = fstat(*fd, &st) ? io_fault(fault, path) : 0;
+    if (!rc && !S_ISREG(st.st_mode)) rc = fault_set(fault, ERR_IO, path, "is not a regular file");
+    if (!rc && (uint64_t)st.st_size > SIZE_MAX / 2)
+        rc = fault_set(fault, ERR_LIMIT, path, "is too large");
+    if (rc) {
+        close(*fd);
+        return rc;
+    }
+    *size = (size_t)st.st_size;
+    return 0;
+}
+
+/* *size: the room in `data` before, the bytes read after. */
+static int read_all(int fd, char *data, size_t *size, const char *path, struct fault *fault) {
+    size_t got = 0;
+    while (got < *size) {
+        ssize_t n = read(fd, data + got, *size - got);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return io_fault(fault, path);
+        if (n == 0) break;
+        got += (size_t)n;
+    }
+    *size = got;
+    return 0;
+}
+
+int file_read(const char *path, size_t limit, char **data, size_t *size, struct fault *fault) {
+    int fd;
+    *data = NULL;
+    *size = 0;
+    int rc = open_regular(path, &fd, size, fault);
+    if (rc) return rc;
+    if (*size > limit) {
+        rc = fault_set(fault, ERR_LIMIT, path, "is larger than %zu bytes", limit);
+        goto out;
+    }
+    *data = mem_try_alloc(*size + 1, 1);
+    if (!*data) {
+        rc = fault_set(fault, ERR_NOMEM, path, "not enough memory for %zu bytes", *size);
+        goto out;
+    }
+    rc = read_all(fd, *data, size, path, fault);
+out:
+    close(fd);
+    if (rc) {
+        mem_free(*data);
+        *data = NULL;
+        *size = 0;
+    } else {
+        (*data)[*size] = '\0';
+    }
+    return rc;
+}
+
+int file_map(const char *path, const void **data, size_t *size, struct fault *fault) {
+    int fd;
+    *data = NULL;
+    int rc = open_regular(path, &fd, size, fault);
+    if (rc) return rc;
+    if (*size == 0) {
+        rc = fault_set(fault, ERR_MALFORMED, path, "is empty");
+    } else {
+        void *map = mmap(NULL, *size, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (map == MAP_FAILED) rc = io_fault(fault, path);
+        if (!rc) *data = map;
+    }
+    close(fd);
+    return rc;
+}
+
+void file_unmap(const void *data, size_t size) {
+    if (data) munmap((void *)(uintptr_t)data, size);
+}

@@ -1,0 +1,557 @@
+/* config.json and generation_config.json: what differs between families, as data.
+ *
+ * The rule for fields: one that changes the computation is either executed or refused by name;
+ * defaults are those of the transformers classes, which is what published files assume. */
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+#include "model/model.h"
+
+#define CONFIG_BYTES_MAX ((size_t)4 << 20)
+#define CONFIG_NODES_MAX 100000
+#define CONFIG_DEPTH_MAX 64
+
+struct family {
+    const char *architecture, *model_type;
+    int head_dim; /* when the file has none; 0 = hidden_size / num_attention_heads */
+    bool qk_norm;
+    bool qkv_bias_always; /* else attention_bias decides for q, k, v and o alike */
+    bool window_by_flag;  /* sliding_window counts only with use_sliding_window */
+};
+
+static const struct family families[] = {
+    {"Qwen3ForCausalLM", "qwen3", 128, .qk_norm = true, .window_by_flag = true},
+    {"Qwen2ForCausalLM", "qwen2", 0, .qkv_bias_always = true, .window_by_flag = true},
+    {"LlamaForCausalLM", "llama", 0, .qk_norm = false},
+};
+
+/* ---- Family -------------------------------------------------------------------------------- */
+
+static int unsupported(struct fault *fault, const char *field, const char *value) {
+    return fault_set(fault, ERR_UNSUPPORTED, field,
+                     "%s is not supported; supported: Qwen3ForCausalLM, Qwen2ForCausalLM, "
+                     "LlamaForCausalLM",
+                     value);
+}
+
+static int find_architecture(const cJSON *root, const char **name, struct fault *fault) {
+    const cJSON *list = json_get(root, "architectures");
+    if (!list) return 0;
+    const cJSON *first = cJSON_IsArray(list) ? list->child : NULL;
+    if (!first || !cJSON_IsString(first))
+        return fault_set(fault, ERR_INVALID, "architectures", "expected an array of strings");
+    *name = first->valuestring;
+    return 0;
+}
+
+static int find_family(const cJSON *root, const struct family **out, struct fault *fault) {
+    const char *architecture = NULL, *type = NULL;
+    int err = find_architecture(root, &architecture, fault);
+    if (!err) err = json_str(root, NULL, "model_type", &type, fault);
+    if (err) return err;
+    if (!architecture && !type)
+        return fault_set(fault, ERR_INVALID, "architectures", "missing: which model is this?");
+    *out = NULL;
+    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++) {
+        const struct family *row = &families[i];
+        if (!strcmp(architecture ? architecture : type,
+                    architecture ? row->architecture : row->model_type))
+            *out = row;
+    }
+    if (!*out)
+        return unsupported(fault, architecture ? "architectures" : "model_type",
+                           architecture ? architecture : type);
+    if (type && strcmp(type, (*out)->model_type) != 0)
+        return unsupported(fault, "model_type", type);
+    return 0;
+}
+
+/* ---- Fields -------------------------------------------------------------------------------- */
+
+/* Bounds keep every product of two sizes inside int64 and every row width inside int32. */
+static const struct size_field {
+    const char *key;
+    size_t offset;
+    int64_t min, max;
+    bool required;
+} size_fields[] = {
+    {"num_hidden_layers", offsetof(struct model_config, layers), 1, 512, true},
+    {"hidden_size", offsetof(struct model_config, d_model), 1, 1 << 16, true},
+    {"intermediate_size", offsetof(struct model_config, d_ff), 1, 1 << 20, true},
+    {"num_attention_heads", offsetof(struct model_config, heads_q), 1, 1024, true},
+    {"num_key_value_heads", offsetof(struct model_config, heads_kv), 1, 1024, false},
+    {"head_dim", offsetof(struct model_config, head_dim), 2, 1024, false},
+    {"vocab_size", offsetof(struct model_config, vocab), 1, 1 << 22, true},
+    {"max_position_embeddings", offsetof(struct model_config, max_positions), 1, 1 << 24, true},
+};
+
+static int read_sizes(const cJSON *root, struct model_config *out, struct fault *fault) {
+    for (size_t i = 0; i < sizeof size_fields / sizeof size_fields[0]; i++) {
+        const struct size_field *field = &size_fields[i];
+        int64_t value = 0;
+        if (field->required && !json_get(root, field->key))
+            return fault_set(fault, ERR_INVALID, field->key, "missing");
+        int err = json_int(root, NULL, field->key, field->min, field->max, &value, fault);
+        if (err) return err;
+        *(int *)((char *)out + field->offset) = (int)value;
+    }
+    return 0;
+}
+
+static int check_heads(const struct family *family, struct model_config *out, struct fault *fault) {
+    if (!out->heads_kv) out->heads_kv = out->heads_q;
+    if (out->heads_q % out->heads_kv)
+        return fault_set(fault, ERR_INVALID, "num_key_value_heads",
+                         "%d query heads cannot share %d key/value heads", out->heads_q,
+                         out->heads_kv);
+    if (!out->head_dim) out->head_dim = family->head_dim;
+    if (!out->head_dim) {
+        if (out->d_model % out->heads_q)
+            return fault_set(fault, ERR_INVALID, "hidden_size",
+                             "%d is not a multiple of %d heads and head_dim is missing",
+                             out->d_model, out->heads_q);
+        out->head_dim = out->d_model / out->heads_q;
+    }
+    if (out->head_dim < 2 || out->head_dim > 1024 || out->head_dim % 2)
+        return fault_set(fault, ERR_INVALID, "head_dim",
+                         "expected an even number from 2 to 1024, "
+                         "found %d",
+                         out->head_dim);
+    return 0;
+}
+
+/* Numbers of one kind in a compressed-tensors group: E4M3 whole, or per channel, or dynamic per
+ * token. */
+static bool is_e4m3(const cJSON *numbers, bool activations) {
+    const char *type = "", *strategy = "";
+    int64_t bits = 0;
+    bool dynamic = false, symmetric = true;
+    struct fault ignored = {0};
+    if (json_str(numbers, NULL, "type", &type, &ignored) ||
+        json_str(numbers, NULL, "strategy", &strategy, &ignored) ||
+        json_int(numbers, NULL, "num_bits", 0, 64, &bits, &ignored) ||
+        json_bool(numbers, NULL, "dynamic", &dynamic, &ignored) ||
+        json_bool(numbers, NULL, "symmetric", &symmetric, &ignored))
+        return false;
+    if (bits != 8 || strcmp(type, "float") != 0 || !symmetric || dynamic != activations)
+        return false;
+    if (activations) return strcmp(strategy, "token") == 0;
+    return strcmp(strategy, "channel") == 0 || strcmp(strategy, "tensor") == 0;
+}
+
+static bool is_compressed_fp8(const cJSON *quantization) {
+    const cJSON *groups = json_get(quantization, "config_groups"), *group;
+    const char *format = "";
+    struct fault ignored = {0};
+    if (json_str(quantization, NULL, "format", &format, &ignored) ||
+        strcmp(format, "float-quantized") != 0 || json_get(quantization, "kv_cache_scheme") ||
+        !cJSON_IsObject(groups))
+        return false;
+    cJSON_ArrayForEach(group, groups) {
+        const cJSON *inputs = json_get(group, "input_activations");
+        if (!is_e4m3(json_get(group, "weights"), false) || (inputs && !is_e4m3(inputs, true)) ||
+            json_get(group, "output_activations"))
+            return false;
+    }
+    return true;
+}
+
+/* Weights that are E4M3 already, a scale each or one per output (`weight_scale`), activations
+ * without a scale of their own: quant_method "fp8", or compressed-tensors' "float-quantized". */
+static int check_quantization(const cJSON *root, struct fault *fault) {
+    const cJSON *quantization = json_get(root, "quantization_config");
+    const char *method = "", *scheme = "dynamic";
+    if (!quantization) return 0;
+    int err = json_str(quantization, "quantization_config", "quant_method", &method, fault);
+    if (!err)
+        err = json_str(quantization, "quantization_config", "activation_scheme", &scheme, fault);
+    if (err) return err;
+    const cJSON *transform = json_get(quantization, "transform_config");
+    if (transform && !(cJSON_IsObject(transform) && !transform->child))
+        return fault_set(fault, ERR_UNSUPPORTED, "quantization_config.transform_config",
+                         "transformed weights are not supported");
+    bool fp8 = strcmp(method, "fp8") == 0 && strcmp(scheme, "dynamic") == 0 &&
+               !json_get(quantization, "weight_block_size");
+    if (fp8 || (strcmp(method, "compressed-tensors") == 0 && is_compressed_fp8(quantization)))
+        return 0;
+    return fault_set(
+        fault, ERR_UNSUPPORTED, "quantization_config",
+        "weights of \"%.32s\" are not supported, but for fp8 with one scale per tensor "
+        "or per channel and dynamic activations",
+        method);
+}
+
+/* Fields that mean another computation whenever they are there at all. */
+static int refuse_present(const cJSON *root, struct fault *fault) {
+    static const char *const fields[] = {
+        "quantization",
+        "text_config",
+        "no_rope_layers",
+        "attn_logit_softcapping",
+        "final_logit_softcapping",
+        "logit_scale",
+        "query_pre_attn_scalar",
+        "embedding_multiplier",
+        "residual_multiplier",
+        "num_experts",
+        "num_local_experts",
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        if (json_get(root, fields[i]))
+            return fault_set(fault, ERR_UNSUPPORTED, fields[i], "models with %s are not supported",
+                             fields[i]);
+    }
+    return 0;
+}
+
+static int refuse_values(const cJSON *root, struct fault *fault) {
+    bool mlp_bias = false;
+    const char *act = "silu";
+    double rotary = 1;
+    int err = json_bool(root, NULL, "mlp_bias", &mlp_bias, fault);
+    if (!err) err = json_str(root, NULL, "hidden_act", &act, fault);
+    if (!err) err = json_num(root, NULL, "partial_rotary_factor", 0, 1, &rotary, fault);
+    if (err) return err;
+    if (mlp_bias) return fault_set(fault, ERR_UNSUPPORTED, "mlp_bias", "true is not supported");
+    if (strcmp(act, "silu") != 0)
+        return fault_set(fault, ERR_UNSUPPORTED, "hidden_act",
+                         "\"%.64s\" is not supported, only \"silu\"", act);
+    if (rotary != 1)
+        return fault_set(fault, ERR_UNSUPPORTED, "partial_rotary_factor",
+                         "%g is not supported, only 1", rotary);
+    return 0;
+}
+
+/* Backends mask by the window of a layer, in attention and in what an eviction asks of it. But no
+ * layer is given one here: model.c attends with the same options throughout, and the reference of
+ * the golden tests has no windows to compare with. */
+static int refuse_windows(const cJSON *root, const struct family *family, struct fault *fault) {
+    bool use = false;
+    int err = json_bool(root, NULL, "use_sliding_window", &use, fault);
+    if (err) return err;
+    if (use)
+        return fault_set(fault, ERR_UNSUPPORTED, "use_sliding_window", "true is not supported");
+    if (!family->window_by_flag && json_get(root, "sliding_window"))
+        return fault_set(fault, ERR_UNSUPPORTED, "sliding_window",
+                         "attention windows are not supported");
+    const cJSON *types = json_get(root, "layer_types"), *type;
+    if (types && !cJSON_IsArray(types))
+        return fault_set(fault, ERR_INVALID, "layer_types", "expected an array");
+    cJSON_ArrayForEach(type, types) {
+        if (!cJSON_IsString(type) || strcmp(type->valuestring, "full_attention") != 0)
+            return fault_set(fault, ERR_UNSUPPORTED, "layer_types",
+                             "only \"full_attention\" layers are supported");
+    }
+    return 0;
+}
+
+static int read_flags(const cJSON *root, const struct family *family, struct model_config *out,
+                      struct fault *fault) {
+    double eps = 1e-6;
+    bool bias = false;
+    int err = json_num(root, NULL, "rms_norm_eps", 0, 0.1, &eps, fault);
+    if (!err) err = json_bool(root, NULL, "attention_bias", &bias, fault);
+    if (!err) err = json_bool(root, NULL, "tie_word_embeddings", &out->tied_embeddings, fault);
+    out->rms_eps = (float)eps;
+    out->qk_norm = family->qk_norm;
+    out->qkv_bias = bias || family->qkv_bias_always;
+    out->o_bias = bias && !family->qkv_bias_always;
+    return err;
+}
+
+static int read_dtype(const cJSON *root, struct model_config *out, struct fault *fault) {
+    static const struct {
+        const char *name;
+        enum kern_dtype dtype;
+    } names[] = {{"float32", KERN_F32}, {"float16", KERN_F16}, {"bfloat16", KERN_BF16}};
+    const char *key = json_get(root, "dtype") ? "dtype" : "torch_dtype", *name = "float32";
+    int err = json_str(root, NULL, key, &name, fault);
+    if (err) return err;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (!strcmp(name, names[i].name)) {
+            out->dtype = names[i].dtype;
+            return 0;
+        }
+    }
+    return fault_set(fault, ERR_UNSUPPORTED, key,
+                     "\"%.64s\" is not supported: float32, float16, bfloat16", name);
+}
+
+/* ---- Rotary embedding ---------------------------------------------------------------------- */
+
+struct rope {
+    const cJSON *node; /* rope_parameters, rope_scaling or NULL */
+    const char *path;
+    double theta;
+    int dims, max_positions;
+    double factor, low, high, original; /* llama3; linear and yarn share factor and original */
+    double ramp_low, ramp_high;         /* yarn, in frequency indexes */
+    double attention;
+};
+
+static int rope_number(const struct rope *rope, const char *key, double min, double max,
+                       double *value, struct fault *fault) {
+    if (!json_get(rope->node, key)) {
+        char field[64];
+        snprintf(field, sizeof field, "%s.%s", rope->path, key);
+        return fault_set(fault, ERR_INVALID, field, "missing");
+    }
+    return json_num(rope->node, rope->path, key, min, max, value, fault);
+}
+
+static int rope_read_factor(struct rope *rope, struct fault *fault) {
+    return rope_number(rope, "factor", 1, 1e6, &rope->factor, fault);
+}
+
+static int rope_read_llama3(struct rope *rope, struct fault *fault) {
+    int err = rope_read_factor(rope, fault);
+    if (!err) err = rope_number(rope, "low_freq_factor", 1e-6, 1e6, &rope->low, fault);
+    if (!err) err = rope_number(rope, "high_freq_factor", 1e-6, 1e6, &rope->high, fault);
+    if (!err)
+        err = rope_number(rope, "original_max_position_embeddings", 1, 1 << 24, &rope->original,
+                          fault);
+    if (!err && rope->high <= rope->low)
+        err = fault_set(fault, ERR_INVALID, "high_freq_factor",
+                        "%g must be above low_freq_factor %g", rope->high, rope->low);
+    return err;
+}
+
+/* The frequency index that turns `turns` times over the original context. */
+static double yarn_index(const struct rope *rope, double turns) {
+    return rope->dims * log(rope->original / (turns * 2 * M_PI)) / (2 * log(rope->theta));
+}
+
+static int rope_read_yarn(struct rope *rope, struct fault *fault) {
+    double fast = 32, slow = 1;
+    bool truncate = true;
+    rope->original = rope->max_positions;
+    int err = rope_read_factor(rope, fault);
+    if (err) return err;
+    rope->attention = rope->factor <= 1 ? 1 : 0.1 * log(rope->factor) + 1;
+    err = json_num(rope->node, rope->path, "original_max_position_embeddings", 1, 1 << 24,
+                   &rope->original, fault);
+    if (!err) err = json_num(rope->node, rope->path, "beta_fast", 1e-6, 1e6, &fast, fault);
+    if (!err) err = json_num(rope->node, rope->path, "beta_slow", 1e-6, 1e6, &slow, fault);
+    if (!err)
+        err = json_num(rope->node, rope->path, "attention_factor", 1e-6, 1e6, &rope->attention,
+                       fault);
+    if (!err) err = json_bool(rope->node, rope->path, "truncate", &truncate, fault);
+    if (err) return err;
+    if (!truncate || json_get(rope->node, "mscale") || json_get(rope->node, "mscale_all_dim"))
+        return fault_set(fault, ERR_UNSUPPORTED, rope->path,
+                         "yarn with truncate false, mscale or mscale_all_dim is not supported");
+    rope->ramp_low = fmax(floor(yarn_index(rope, fast)), 0);
+    rope->ramp_high = fmin(ceil(yarn_index(rope, slow)), rope->dims - 1);
+    if (rope->ramp_high == rope->ramp_low) rope->ramp_high += 0.001;
+    return 0;
+}
+
+static double rope_linear(const struct rope *rope, int j, double inv) {
+    (void)j;
+    return inv / rope->factor;
+}
+
+static double rope_llama3(const struct rope *rope, int j, double inv) {
+    (void)j;
+    double wave = 2 * M_PI / inv;
+    if (wave < rope->original / rope->high) return inv;
+    if (wave > rope->original / rope->low) return inv / rope->factor;
+    double s = (rope->original / wave - rope->low) / (rope->high - rope->low);
+    return (1 - s) * inv / rope->factor + s * inv;
+}
+
+static double rope_yarn(const struct rope *rope, int j, double inv) {
+    double ramp = (j - rope->ramp_low) / (rope->ramp_high - rope->ramp_low);
+    ramp = fmin(fmax(ramp, 0), 1);
+    return inv / rope->factor * ramp + inv * (1 - ramp);
+}
+
+/* dynamic and longrope are missing on purpose: they change the keys already in the cache. */
+static const struct rope_kind {
+    const char *name;
+    int (*read)(struct rope *rope, struct fault *fault);
+    double (*scale)(const struct rope *rope, int j, double inv);
+} rope_kinds[] = {
+    {"default", NULL, NULL},
+    {"linear", rope_read_factor, rope_linear},
+    {"llama3", rope_read_llama3, rope_llama3},
+    {"yarn", rope_read_yarn, rope_yarn},
+};
+
+/* Old files: rope_theta and rope_scaling {type | rope_type, ...}; new: rope_parameters with all. */
+static int rope_find(const cJSON *root, struct rope *rope, struct fault *fault) {
+    rope->theta = 10000;
+    int err = json_num(root, NULL, "rope_theta", 1.5, 1e12, &rope->theta, fault);
+    if (err) return err;
+    rope->path = json_get(root, "rope_parameters") ? "rope_parameters" : "rope_scaling";
+    rope->node = json_get(root, rope->path);
+    if (!rope->node) return 0;
+    if (!cJSON_IsObject(rope->node))
+        return fault_set(fault, ERR_INVALID, rope->path, "expected an object, found %s",
+                         json_type_name(rope->node));
+    static const char *const nested[] = {"full_attention", "sliding_attention"};
+    for (size_t i = 0; i < 2; i++) {
+        if (json_get(rope->node, nested[i]))
+            return fault_set(fault, ERR_UNSUPPORTED, rope->path,
+                             "parameters per layer type (%s) are not supported", nested[i]);
+    }
+    double rotary = 1;
+    err = json_num(rope->node, rope->path, "rope_theta", 1.5, 1e12, &rope->theta, fault);
+    if (!err) err = json_num(rope->node, rope->path, "partial_rotary_factor", 0, 1, &rotary, fault);
+    if (!err && rotary != 1)
+        err = fault_set(fault, ERR_UNSUPPORTED, "rope_parameters.partial_rotary_factor",
+                        "%g is not supported, only 1", rotary);
+    return err;
+}
+
+static int rope_find_kind(const struct rope *rope, const struct rope_kind **out,
+                          struct fault *fault) {
+    const char *key = json_get(rope->node, "rope_type") ? "rope_type" : "type", *name = "default";
+    int err = json_str(rope->node, rope->path, key, &name, fault);
+    if (err) return err;
+    for (size_t i = 0; i < sizeof rope_kinds / sizeof rope_kinds[0]; i++) {
+        if (!strcmp(name, rope_kinds[i].name)) {
+            *out = &rope_kinds[i];
+            return 0;
+        }
+    }
+    char field[64];
+    snprintf(field, sizeof field, "%s.%s", rope->path, key);
+    return fault_set(fault, ERR_UNSUPPORTED, field,
+                     "\"%.64s\" is not supported: default, linear, llama3, yarn", name);
+}
+
+static int read_rope(const cJSON *root, struct model_config *out, struct fault *fault) {
+    struct rope rope = {.dims = out->head_dim, .max_positions = out->max_positions, .attention = 1};
+    const struct rope_kind *kind = &rope_kinds[0];
+    int err = rope_find(root, &rope, fault);
+    if (!err && rope.node) err = rope_find_kind(&rope, &kind, fault);
+    if (!err && kind->read) err = kind->read(&rope, fault);
+    if (err) return err;
+    int half = out->head_dim / 2;
+    out->inv_freq = mem_try_alloc((size_t)half, sizeof *out->inv_freq);
+    if (!out->inv_freq) return fault_set(fault, ERR_NOMEM, "head_dim", "out of memory");
+    for (int j = 0; j < half; j++) {
+        double inv = pow(rope.theta, -2.0 * j / out->head_dim);
+        out->inv_freq[j] = (float)(kind->scale ? kind->scale(&rope, j, inv) : inv);
+    }
+    out->rope_scale = (float)rope.attention;
+    return 0;
+}
+
+/* ---- Tokens and request defaults ----------------------------------------------------------- */
+
+static int add_eos(const cJSON *node, const char *field, struct model_config *out,
+                   struct fault *fault) {
+    int64_t id;
+    if (json_node_int(node, 0, out->vocab - 1, &id))
+        return fault_set(fault, ERR_INVALID, field,
+                         "expected token ids from 0 to %d, one or a list", out->vocab - 1);
+    for (int i = 0; i < out->eos_count; i++) {
+        if (out->eos[i] == (int32_t)id) return 0;
+    }
+    if (out->eos_count == MODEL_EOS_MAX)
+        return fault_set(fault, ERR_LIMIT, field, "more than %d end-of-sequence tokens",
+                         MODEL_EOS_MAX);
+    out->eos[out->eos_count++] = (int32_t)id;
+    return 0;
+}
+
+static int read_eos(const cJSON *root, const char *field, struct model_config *out,
+                    struct fault *fault) {
+    const cJSON *node = json_get(root, "eos_token_id"), *item;
+    if (!node) return 0;
+    if (!cJSON_IsArray(node)) return add_eos(node, field, out, fault);
+    cJSON_ArrayForEach(item, node) {
+        int err = add_eos(item, field, out, fault);
+        if (err) return err;
+    }
+    return 0;
+}
+
+static int read_tokens(const cJSON *root, struct model_config *out, struct fault *fault) {
+    int64_t bos = -1;
+    int err = json_int(root, NULL, "bos_token_id", 0, out->vocab - 1, &bos, fault);
+    out->bos = (int32_t)bos;
+    return err ? err : read_eos(root, "eos_token_id", out, fault);
+}
+
+static int read_generation(const cJSON *root, struct model_config *out, struct fault *fault) {
+    static const char path[] = "generation_config";
+    double temperature = NAN, top_p = NAN, min_p = NAN, repetition = NAN;
+    int64_t top_k = -1;
+    bool sample = true;
+    int err = json_num(root, path, "temperature", 0, 100, &temperature, fault);
+    if (!err) err = json_num(root, path, "top_p", 0, 1, &top_p, fault);
+    if (!err) err = json_num(root, path, "min_p", 0, 1, &min_p, fault);
+    if (!err) err = json_num(root, path, "repetition_penalty", 0.001, 1000, &repetition, fault);
+    if (!err) err = json_int(root, path, "top_k", -1, INT32_MAX, &top_k, fault);
+    if (!err) err = json_bool(root, path, "do_sample", &sample, fault);
+    if (err) return err;
+    out->temperature = sample ? (float)temperature : 0; /* the publisher's model answers greedily */
+    out->top_p = (float)top_p;
+    out->min_p = (float)min_p;
+    out->repetition = (float)repetition;
+    /* In the file -1 means off, in the struct it means absent. */
+    out->top_k = json_get(root, "top_k") && top_k < 0 ? 0 : (int)top_k;
+    return read_eos(root, "generation_config.eos_token_id", out, fault);
+}
+
+/* ---- The whole ----------------------------------------------------------------------------- */
+
+static int parse_object(const char *data, size_t size, const char *file, cJSON **out,
+                        struct fault *fault) {
+    const struct json_limits limits = {
+        .bytes = CONFIG_BYTES_MAX, .depth = CONFIG_DEPTH_MAX, .nodes = CONFIG_NODES_MAX};
+    struct fault inner = {0};
+    int err = json_parse(data, size, &limits, out, &inner);
+    if (err) return fault_set(fault, err, file, "%s", inner.text);
+    if (!cJSON_IsObject(*out))
+        return fault_set(fault, ERR_MALFORMED, file, "expected an object, found %s",
+                         json_type_name(*out));
+    return 0;
+}
+
+static int read_config(const cJSON *root, struct model_config *out, struct fault *fault) {
+    const struct family *family = NULL;
+    int err = find_family(root, &family, fault);
+    if (err) return err;
+    memcpy(out->family, family->model_type, strlen(family->model_type) + 1);
+    err = read_sizes(root, out, fault);
+    if (!err) err = check_heads(family, out, fault);
+    if (!err) err = refuse_present(root, fault);
+    if (!err) err = check_quantization(root, fault);
+    if (!err) err = refuse_values(root, fault);
+    if (!err) err = refuse_windows(root, family, fault);
+    if (!err) err = read_flags(root, family, out, fault);
+    if (!err) err = read_dtype(root, out, fault);
+    if (!err) err = read_tokens(root, out, fault);
+    if (!err) err = read_rope(root, out, fault);
+    return err;
+}
+
+int model_config_parse(const char *config, size_t config_size, const char *generation,
+                       size_t generation_size, struct model_config *out, struct fault *fault) {
+    cJSON *root = NULL, *defaults = NULL;
+    *out = (struct model_config){.bos = -1, .top_k = -1};
+    out->temperature = out->top_p = out->min_p = out->repetition = NAN;
+    int err = parse_object(config, config_size, "config.json", &root, fault);
+    if (!err) err = read_config(root, out, fault);
+    if (!err && generation) {
+        err = parse_object(generation, generation_size, "generation_config.json", &defaults, fault);
+        if (!err) err = read_generation(defaults, out, fault);
+    }
+    json_free(root);
+    json_free(defaults);
+    if (err) model_config_close(out);
+    return err;
+}
+
+void model_config_close(struct model_config *config) {
+    mem_free(config->inv_freq);
+    config->inv_freq = NULL;
+}

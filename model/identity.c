@@ -1,0 +1,102 @@
+#include "model/identity.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <nettle/sha2.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+
+enum { CHUNK = 1 << 20, NAMES_MAX = 4096 };
+
+/* Adds a file's content and its size. */
+static int add_content(struct sha256_ctx *sum, const char *path, struct fault *fault) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return fault_set(fault, ERR_IO, path, "cannot be opened: %s", strerror(errno));
+    uint8_t *chunk = mem_must_alloc(CHUNK, 1);
+    uint64_t size = 0;
+    ssize_t got;
+    while ((got = read(fd, chunk, CHUNK)) > 0) {
+        sha256_update(sum, (size_t)got, chunk);
+        size += (uint64_t)got;
+    }
+    sha256_update(sum, sizeof size, (const uint8_t *)&size);
+    mem_free(chunk);
+    close(fd);
+    return got == 0 ? 0 : fault_set(fault, ERR_IO, path, "cannot be read: %s", strerror(errno));
+}
+
+/* With its name, so that no two sets of files read alike. */
+static int add_file(struct sha256_ctx *sum, const char *dir, const char *name,
+                    struct fault *fault) {
+    char path[PATH_MAX];
+    int n = snprintf(path, sizeof path, "%s/%s", dir, name);
+    if (n < 0 || (size_t)n >= sizeof path)
+        return fault_set(fault, ERR_INVALID, "model", "a file's name is too long");
+    sha256_update(sum, strlen(name) + 1, (const uint8_t *)name);
+    return add_content(sum, path, fault);
+}
+
+static bool is_weights(const char *name) {
+    size_t size = strlen(name);
+    static const char suffix[] = ".safetensors";
+    return size >= sizeof suffix && strcmp(name + size - (sizeof suffix - 1), suffix) == 0 &&
+           strcmp(name, "gates.safetensors") != 0;
+}
+
+static int by_name(const void *a, const void *b) {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+/* Names of weight files in order; at most NAMES_MAX. */
+static int list_weights(const char *path, char **names, int *count, struct fault *fault) {
+    DIR *dir = opendir(path);
+    const struct dirent *entry;
+    if (dir == NULL)
+        return fault_set(fault, ERR_IO, "model", "cannot be listed: %s", strerror(errno));
+    while (*count < NAMES_MAX && (entry = readdir(dir)) != NULL)
+        if (is_weights(entry->d_name)) names[(*count)++] = mem_must_strdup(entry->d_name);
+    closedir(dir);
+    qsort(names, (size_t)*count, sizeof *names, by_name);
+    return 0;
+}
+
+int identity_model(const char *dir, bool random, bool fp8, uint8_t out[SHA256_BYTES],
+                   struct fault *fault) {
+    struct sha256_ctx sum;
+    char **names = mem_must_alloc(NAMES_MAX, sizeof *names);
+    int count = 0;
+    sha256_init(&sum);
+    int code = add_file(&sum, dir, "config.json", fault);
+    if (code == 0 && !random) code = list_weights(dir, names, &count, fault);
+    for (int i = 0; i < count; i++) {
+        if (code == 0) code = add_file(&sum, dir, names[i], fault);
+        mem_free(names[i]);
+    }
+    mem_free(names);
+    if (fp8) sha256_update(&sum, sizeof "fp8", (const uint8_t *)"fp8");
+    sha256_digest(&sum, SHA256_BYTES, out);
+    return code;
+}
+
+int identity_gates(const char *dir, const char *gates, uint8_t out[SHA256_BYTES],
+                   struct fault *fault) {
+    char path[PATH_MAX];
+    struct sha256_ctx sum;
+    memset(out, 0, SHA256_BYTES);
+    if (gates != NULL && gates[0] == '\0') return 0;
+    int n = snprintf(path, sizeof path, "%s%s", gates != NULL ? gates : dir,
+                     gates != NULL ? "" : "/gates.safetensors");
+    if (n < 0 || (size_t)n >= sizeof path)
+        return fault_set(fault, ERR_INVALID, "gates", "its name is too long");
+    if (gates == NULL && access(path, F_OK) != 0) return 0;
+    sha256_init(&sum); /* under whatever name: the same gates are the same */
+    int code = add_content(&sum, path, fault);
+    if (code == 0) sha256_digest(&sum, SHA256_BYTES, out);
+    return code;
+}

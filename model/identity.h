@@ -1,0 +1,22 @@
+/* Which model and which gates these are, by SHA-256 of their files: what state files are tied to.
+ */
+#ifndef KEEPD_MODEL_IDENTITY_H
+#define KEEPD_MODEL_IDENTITY_H
+
+#include <stdbool.h>
+
+#include "base/err.h"
+#include "base/sha256.h"
+
+/* config.json and, unless they are `random`, all weight files of the directory, names and sizes
+ * included; with weights in fp8 another than without. Reads them whole: seconds per ten gigabytes.
+ */
+int identity_model(const char *dir, bool random, bool fp8, uint8_t out[SHA256_BYTES],
+                   struct fault *fault);
+
+/* The gates file: `gates` as the option has it, NULL for the directory's own. Zero without gates.
+ */
+int identity_gates(const char *dir, const char *gates, uint8_t out[SHA256_BYTES],
+                   struct fault *fault);
+
+#endif

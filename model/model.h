@@ -1,0 +1,75 @@
+/* The model: configuration as data, one layer loop, no knowledge of requests.
+ *
+ * Families (Qwen3, Qwen2/2.5, Llama 3.x) differ only in `struct model_config`. Thread: the engine
+ * thread, after opening. Owns its weights in the backend; borrows `kern`. */
+#ifndef KEEPD_MODEL_MODEL_H
+#define KEEPD_MODEL_MODEL_H
+
+#include <stdbool.h>
+
+#include "base/err.h"
+#include "kernels/kern.h"
+
+#define MODEL_EOS_MAX 16
+
+struct model_config {
+    char family[32]; /* "qwen3", "qwen2", "llama" */
+    int layers, d_model, d_ff, heads_q, heads_kv, head_dim, vocab;
+    int max_positions;
+    float rms_eps;
+    bool qkv_bias, o_bias, qk_norm, tied_embeddings;
+    int32_t bos;                /* -1: none */
+    int32_t eos[MODEL_EOS_MAX]; /* union of config.json and generation_config.json */
+    int eos_count;
+    /* request defaults from generation_config.json; NAN / -1 where absent */
+    float temperature, top_p, min_p, repetition;
+    int top_k;
+    enum kern_dtype dtype; /* of the weights */
+    float rope_scale;
+    float *inv_freq; /* [head_dim / 2], owned */
+};
+
+/* Pure: config.json and generation_config.json (NULL when absent). ERR_UNSUPPORTED names the field.
+ */
+int model_config_parse(const char *config, size_t config_size, const char *generation,
+                       size_t generation_size, struct model_config *out, struct fault *fault);
+void model_config_close(struct model_config *config);
+
+struct model;
+
+struct model_options {
+    const char *dir;
+    const char *gates;         /* path, or NULL = <dir>/gates.safetensors if present, "" = none */
+    int rows_max;              /* largest step */
+    int logits_max;            /* most rows that want logits in one step */
+    bool check_only;           /* names, shapes and types only; the model cannot be used */
+    const struct model *owner; /* of the same model, open, outlives this one: its weights are used
+                                  where the backend can share them. NULL: they are loaded */
+    bool fp8; /* the layers' matrices become E4M3 with a scale per output (kernels/quantize.h);
+                 embeddings, LM head, norms and gates stay what they are */
+    bool random_weights; /* take only config.json; weights, and gates where no file gives them, from
+                            a seeded generator (timing) */
+    int threads;         /* that make weights while it loads; 0 = the cores this process may use */
+    void (*progress)(void *arg, double fraction, const char *what); /* may be NULL */
+    void *progress_arg;
+};
+
+/* Loads weights into the backend, or shares the owner's. Errors name field, tensor or file. */
+int model_open(struct kern *kern, const struct model_options *options, struct model **out,
+               struct fault *fault);
+void model_close(struct model *model);
+const struct model_config *model_config(const struct model *model);
+bool model_has_gates(const struct model *model);
+int model_trained_budget(const struct model *model); /* of the gates; 0 = unknown */
+float model_gate_horizon(const struct model *model); /* of the gates; 0 = unknown */
+size_t model_weight_bytes(const struct model *model);
+
+/* One step: appends batch->rows tokens to their streams (begin_step was called by this function)
+ * and leaves logits of rows `want[0..want_count)`, a row perhaps several times, in *logits, backend
+ * memory [want_count, vocab], valid until the next call. Queued: what fails later is said by the
+ * backend's sync or sample, which every step ends with. Otherwise the error of begin_step, with
+ * nothing appended. */
+int model_step(struct model *model, const struct kern_batch *batch, const int32_t *want,
+               int want_count, const float **logits);
+
+#endif

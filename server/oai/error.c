@@ -1,0 +1,88 @@
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "server/oai/fields.h"
+
+static const char *error_type(int status) {
+    switch (status) {
+    case 401:
+        return "authentication_error";
+    case 404:
+        return "not_found_error";
+    case 503:
+        return "service_unavailable_error";
+    default:
+        return status >= 500 ? "server_error" : "invalid_request_error";
+    }
+}
+
+int oai_refuse(struct oai_error *error, int status, const char *code, const char *param,
+               const char *format, ...) {
+    va_list args;
+    *error = (struct oai_error){.status = status, .type = error_type(status), .code = code};
+    snprintf(error->param, sizeof error->param, "%s", param ? param : "");
+    va_start(args, format);
+    vsnprintf(error->message, sizeof error->message, format, args);
+    va_end(args);
+    return -1;
+}
+
+int oai_expected(struct oai_error *error, const char *field, const char *text, const cJSON *found) {
+    return oai_refuse(error, 400, "invalid_value", field,
+                      "Invalid value for '%s': expected %s, found %s.", field, text,
+                      json_type_name(found));
+}
+
+int oai_refuse_fault(struct oai_error *error, const struct fault *fault) {
+    switch (fault->code) {
+    case ERR_NOMEM:
+    case ERR_FULL:
+    case ERR_BUSY:
+        return oai_refuse(error, 503, "overloaded", NULL, "The server is short of memory: %s.",
+                          fault->text);
+    case ERR_STOPPED:
+        return oai_refuse(error, 503, "stopped", NULL, "The server is shutting down.");
+    case ERR_INTERNAL:
+    case ERR_IO:
+    case ERR_DEVICE:
+        return oai_refuse(error, 500, err_name(fault->code), NULL, "%s", fault->text);
+    case ERR_CONTEXT:
+        return oai_refuse(error, 400, "context_length_exceeded", fault->field, "%s", fault->text);
+    case ERR_UNSUPPORTED:
+        return oai_refuse(error, 400, "unsupported_parameter", fault->field,
+                          "Unsupported value for '%s': %s.", fault->field, fault->text);
+    default:
+        break;
+    }
+    if (!fault->field[0]) return oai_refuse(error, 400, "invalid_value", NULL, "%s", fault->text);
+    return oai_refuse(error, 400, "invalid_value", fault->field, "Invalid value for '%s': %s.",
+                      fault->field, fault->text);
+}
+
+void oai_path(char path[OAI_PATH], const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(path, OAI_PATH, format, args);
+    va_end(args);
+}
+
+static void write_nullable(struct buf *out, const char *s) {
+    if (s && *s)
+        json_write_str(out, s, strlen(s));
+    else
+        buf_str(out, "null");
+}
+
+void oai_render_error(struct buf *out, const struct oai_error *error) {
+    buf_str(out, "{\"error\":{\"message\":");
+    json_write_str(out, error->message, strlen(error->message));
+    buf_str(out, ",\"type\":");
+    json_write_str(out, error->type, strlen(error->type));
+    buf_str(out, ",\"param\":");
+    write_nullable(out, error->param);
+    buf_str(out, ",\"code\":");
+    write_nullable(out, error->code);
+    buf_str(out, "}}");
+}

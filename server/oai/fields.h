@@ -1,0 +1,60 @@
+/* What the files that read a request share; not for others. */
+#ifndef KEEPD_SERVER_OAI_FIELDS_H
+#define KEEPD_SERVER_OAI_FIELDS_H
+
+#include "server/oai/oai.h"
+
+void oai_path(char path[OAI_PATH], const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Refuses fields that would change the answer in a way we do not serve, unless they hold their
+ * neutral value, and, when `strict`, fields nobody knows. */
+int oai_check_fields(enum oai_kind kind, const cJSON *body, bool strict, struct oai_error *error);
+
+/* What the chat template sees: messages with their content as one string, tools,
+ * add_generation_prompt, continue_final_message and the members of chat_template_kwargs. */
+int oai_build_context(const cJSON *body, cJSON **context, struct oai_error *error);
+
+/* 400: `field` is `found` where `text` ("a string") is expected. Returns -1. */
+int oai_expected(struct oai_error *error, const char *field, const char *text, const cJSON *found);
+
+/* `tools`: an array of functions with valid names, not too many. 0 or -1. */
+int oai_check_tools(const cJSON *tools, struct oai_error *error);
+
+/* One request being read: what every step needs. Steps return 0, or -1 with *error filled. */
+struct oai_reader {
+    const cJSON *body;
+    const struct oai_rules *rules;
+    struct arena *arena;
+    struct oai_request *out;
+    struct oai_error *error;
+};
+
+int oai_no_memory(const struct oai_reader *r);
+int oai_missing(const struct oai_reader *r, const char *field);
+int oai_invalid(const struct oai_reader *r, const char *field, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* Typed members of `object`, which lies at `path` (NULL: the body). Absent or null: *value stays.
+ */
+int oai_get_float(const struct oai_reader *r, const char *path, const cJSON *object,
+                  const char *key, double min, double max, float *value);
+int oai_get_int(const struct oai_reader *r, const char *path, const cJSON *object, const char *key,
+                int64_t min, int32_t max, int32_t *value);
+int oai_get_bool(const struct oai_reader *r, const char *path, const cJSON *object, const char *key,
+                 bool *value);
+int oai_get_str(const struct oai_reader *r, const char *path, const cJSON *object, const char *key,
+                const char **value);
+int oai_get_object(const struct oai_reader *r, const char *key, const cJSON **value);
+/* An array of token ids at `node` into the arena. */
+int oai_get_ids(const struct oai_reader *r, const cJSON *node, const char *field,
+                const int32_t **ids, size_t *count);
+
+/* How tokens are chosen, what ends an answer and what it shows (oai_sampling.c). */
+void oai_preset_sampling(struct oai_reader *r);
+int oai_read_sampling(struct oai_reader *r);
+/* tools, tool_choice and parallel_tool_calls of a chat whose context stands (oai_tools.c). */
+int oai_read_tools(struct oai_reader *r);
+/* The kv object (oai_kv.c). */
+int oai_read_kv(struct oai_reader *r);
+
+#endif

@@ -1,0 +1,252 @@
+/* The answers that are not generated text. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "server/oai/oai.h"
+
+static void write_str(struct buf *out, const char *s) {
+    json_write_str(out, s, strlen(s));
+}
+
+/* --- models --- */
+
+static void write_model(struct buf *out, const struct oai_rules *rules, const char *id,
+                        int64_t created) {
+    buf_str(out, "{\"id\":");
+    write_str(out, id);
+    buf_fmt(out, ",\"object\":\"model\",\"created\":%" PRId64 ",\"owned_by\":\"keepd\",\"root\":",
+            created);
+    write_str(out, rules->names[0]);
+    buf_fmt(out, ",\"parent\":null,\"max_model_len\":%d}", rules->info->max_model_len);
+}
+
+void oai_render_models(struct buf *out, const struct oai_rules *rules, int64_t created) {
+    buf_str(out, "{\"object\":\"list\",\"data\":[");
+    for (int i = 0; i < rules->name_count; i++) {
+        if (i) buf_char(out, ',');
+        write_model(out, rules, rules->names[i], created);
+    }
+    buf_str(out, "]}");
+}
+
+bool oai_render_model(struct buf *out, const struct oai_rules *rules, const char *id,
+                      int64_t created) {
+    for (int i = 0; i < rules->name_count; i++) {
+        if (strcmp(rules->names[i], id)) continue;
+        write_model(out, rules, id, created);
+        return true;
+    }
+    return false;
+}
+
+/* --- tokens --- */
+
+void oai_render_tokens(struct buf *out, const struct engine *engine, const struct engine_ids *ids,
+                       bool strings) {
+    buf_fmt(out, "{\"count\":%zu,\"max_model_len\":%d,\"tokens\":[", ids->count,
+            engine_info(engine)->max_model_len);
+    for (size_t i = 0; i < ids->count; i++) {
+        if (i) buf_char(out, ',');
+        buf_int(out, ids->ids[i]);
+    }
+    buf_str(out, "],\"token_strs\":");
+    buf_str(out, strings ? "[" : "null}");
+    if (!strings) return;
+    for (size_t i = 0; i < ids->count; i++) {
+        const char *bytes = "";
+        size_t size = engine_token_bytes(engine, ids->ids[i], &bytes);
+        if (i) buf_char(out, ',');
+        json_write_str(out, bytes, size);
+    }
+    buf_str(out, "]}");
+}
+
+void oai_render_text(struct buf *out, const struct engine *engine, const int32_t *ids,
+                     size_t count) {
+    struct buf text;
+    buf_open(&text, out->limit);
+    for (size_t i = 0; i < count; i++) {
+        const char *bytes = "";
+        size_t size = engine_token_bytes(engine, ids[i], &bytes);
+        buf_add(&text, bytes, size);
+    }
+    if (text.failed) out->failed = true;
+    buf_str(out, "{\"prompt\":");
+    json_write_str(out, text.data ? text.data : "", text.size);
+    buf_char(out, '}');
+    buf_close(&text);
+}
+
+/* --- what this server is --- */
+
+void oai_render_server_info(struct buf *out, const struct oai_rules *rules) {
+    const struct engine_info *info = rules->info;
+    buf_str(out, "{\"served_model_name\":");
+    write_str(out, rules->names[0]);
+    buf_fmt(out, ",\"version\":\"" KEEPD_VERSION "\",\"max_model_len\":%d,\"max_num_seqs\":%d",
+            info->max_model_len, info->max_num_seqs);
+    buf_fmt(out,
+            ",\"max_queue\":%d,\"max_choices\":%d,\"threads\":%d,\"data_parallel_size\":%d,"
+            "\"backend\":",
+            info->max_queue, info->max_choices, info->threads, info->replicas);
+    write_str(out, info->backend);
+    buf_str(out, ",\"model_family\":");
+    write_str(out, info->family);
+    buf_str(out, ",\"kv_policy\":");
+    write_str(out, info->kv_policy);
+    buf_fmt(out, ",\"kv_budget\":%d,\"kv_budget_max\":%d,\"kv_dtype\":", info->kv_budget,
+            info->kv_budget_max);
+    write_str(out, info->kv_dtype);
+    buf_fmt(out,
+            ",\"has_gates\":%s,\"has_chat_template\":%s,\"splits_reasoning\":%s"
+            ",\"tool_call_parser\":\"%s\"}",
+            info->has_gates ? "true" : "false", info->has_chat_template ? "true" : "false",
+            rules->think.begin >= 0 ? "true" : "false", tool_format_name(rules->tool_format));
+}
+
+static void write_nullable(struct buf *out, const char *text) {
+    if (text && *text)
+        write_str(out, text);
+    else
+        buf_str(out, "null");
+}
+
+void oai_render_tokenizer_info(struct buf *out, const struct engine *engine) {
+    const struct engine_info *info = engine_info(engine);
+    buf_str(out, "{\"tokenizer_class\":\"PreTrainedTokenizerFast\",\"bos_token\":");
+    write_nullable(out, info->bos_token);
+    buf_str(out, ",\"eos_token\":");
+    write_nullable(out, info->eos_token);
+    buf_str(out, ",\"pad_token\":null,\"chat_template\":");
+    write_nullable(out, info->chat_template);
+    buf_fmt(out, ",\"vocab_size\":%d,\"model_max_length\":%d}", info->vocab, info->max_model_len);
+}
+
+/* Entries that all streams hold for one token count as one token. */
+static void write_load(struct buf *out, const struct engine_info *info, int replica,
+                       const struct engine_snapshot *s) {
+    int64_t streams = (int64_t)info->layers * info->heads_kv;
+    if (info->pool_ranks > 1) streams /= info->pool_ranks;
+    int64_t total = streams > 0 ? s->pages_total * info->page_slots / streams : 0;
+    int64_t used = streams > 0 ? s->pages_reserved * info->page_slots / streams : 0;
+    buf_fmt(out,
+            "{\"dp_rank\":%d,\"num_running_reqs\":%d,\"num_waiting_reqs\":%d,\"num_total_reqs\":%d",
+            replica, s->running, s->waiting, s->running + s->waiting);
+    buf_fmt(out,
+            ",\"num_used_tokens\":%" PRId64 ",\"max_total_num_tokens\":%" PRId64
+            ",\"token_usage\":%.6g,\"max_running_requests\":%d}",
+            used, total,
+            s->pages_total > 0 ? (double)s->pages_reserved / (double)s->pages_total : 0.0,
+            info->max_num_seqs);
+}
+
+void oai_render_loads(struct buf *out, const struct oai_load *load) {
+    buf_fmt(out, "{\"timestamp\":%" PRId64 ",\"version\":\"" KEEPD_VERSION "\",\"loads\":[",
+            load->now);
+    for (int i = 0; i < load->info->replicas; i++) {
+        if (i) buf_char(out, ',');
+        write_load(out, load->info, i, &load->snapshots[i]);
+    }
+    buf_str(out, "]}");
+}
+
+/* --- conversations --- */
+
+bool oai_conversation_id(const char *text, uint64_t *id) {
+    static const char digits[] = "0123456789abcdef";
+    *id = 0;
+    for (int i = 0; i < 16; i++) {
+        const char *digit = text[i] ? strchr(digits, text[i]) : NULL;
+        if (!digit) return false;
+        *id = *id << 4 | (uint64_t)(digit - digits);
+    }
+    return text[16] == '\0';
+}
+
+void oai_render_deleted(struct buf *out, uint64_t conversation) {
+    buf_fmt(out, "{\"id\":\"%016" PRIx64 "\",\"object\":\"conversation.deleted\",\"deleted\":true}",
+            conversation);
+}
+
+/* --- GET /kv --- */
+
+static void write_policy(struct buf *out, const char *policy, int32_t budget) {
+    buf_str(out, ",\"policy\":");
+    write_str(out, policy);
+    if (budget >= 0)
+        buf_fmt(out, ",\"budget\":%" PRId32, budget);
+    else
+        buf_str(out, ",\"budget\":null");
+}
+
+static void write_pool(struct buf *out, const struct engine_info *info,
+                       const struct engine_snapshot *s) {
+    buf_fmt(out,
+            "\"pool\":{\"pages_total\":%" PRId64 ",\"pages_used\":%" PRId64
+            ",\"pages_reserved\":%" PRId64 ",\"pages_retained\":%" PRId64 ",\"page_bytes\":%" PRId64
+            ",\"page_slots\":%d}",
+            s->pages_total, s->pages_used, s->pages_reserved, s->pages_retained, info->page_bytes,
+            info->page_slots);
+}
+
+static void write_sequence(struct buf *out, const struct engine_sequence_row *row) {
+    buf_fmt(out,
+            "{\"engine\":%d,\"state\":\"%s\",\"tokens\":%" PRId32 ",\"held\":%" PRId32
+            ",\"prompt_tokens\":%" PRId32 ",\"completion_tokens\":%" PRId32
+            ",\"pages_reserved\":%" PRId64,
+            row->replica, row->prefilling ? "prefill" : "decode", row->tokens, row->held,
+            row->prompt_count, row->output_count, row->pages_reserved);
+    write_policy(out, row->policy, row->budget);
+    buf_char(out, '}');
+}
+
+/* Ids are text: 64 bits do not survive JavaScript's numbers. */
+static void write_conversation(struct buf *out, const struct engine_conversation_row *row) {
+    buf_fmt(out,
+            "{\"id\":\"%016" PRIx64 "\",\"object\":\"conversation\",\"tokens\":%" PRId32
+            ",\"held\":%" PRId32 ",\"pages\":%" PRId64 ",\"disk_bytes\":%" PRId64
+            ",\"idle_seconds\":%.3f,\"superseded\":%s",
+            row->id, row->tokens, row->held, row->pages, row->disk_bytes,
+            (double)row->idle_ns / 1e9, row->superseded ? "true" : "false");
+    if (row->replica >= 0)
+        buf_fmt(out, ",\"engine\":%d", row->replica);
+    else
+        buf_str(out, ",\"engine\":null");
+    write_policy(out, row->policy, row->budget);
+    buf_char(out, '}');
+}
+
+void oai_render_conversations(struct buf *out, const struct engine_conversation_row *rows,
+                              int count) {
+    buf_str(out, "{\"object\":\"list\",\"data\":[");
+    for (int i = 0; i < count; i++) {
+        if (i > 0) buf_char(out, ',');
+        write_conversation(out, &rows[i]);
+    }
+    buf_str(out, "]}");
+}
+
+void oai_render_kv(struct buf *out, const struct engine_info *info,
+                   const struct engine_snapshot *snapshot, const struct engine_sequence_row *rows,
+                   int row_count, const struct engine_conversation_row *conversations,
+                   int conversation_count) {
+    buf_char(out, '{');
+    write_pool(out, info, snapshot);
+    write_policy(out, info->kv_policy, info->kv_budget);
+    buf_fmt(out,
+            ",\"layers\":%d,\"heads_kv\":%d,\"running_count\":%d,\"waiting_count\":%d"
+            ",\"conversation_count\":%d,\"preemptions\":%" PRIu64 ",\"running\":[",
+            info->layers, info->heads_kv, snapshot->running, snapshot->waiting,
+            snapshot->conversations, snapshot->preemptions);
+    for (int i = 0; i < row_count; i++) {
+        if (i) buf_char(out, ',');
+        write_sequence(out, &rows[i]);
+    }
+    buf_str(out, "],\"conversations\":[");
+    for (int i = 0; i < conversation_count; i++) {
+        if (i) buf_char(out, ',');
+        write_conversation(out, &conversations[i]);
+    }
+    buf_str(out, "]}");
+}

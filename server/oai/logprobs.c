@@ -1,0 +1,271 @@
+/* Log-probabilities: of answers in OpenAI's two forms, of prompts in vLLM's. */
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/utf8.h"
+#include "server/oai/oai.h"
+
+/* One token of prompt or answer with its scores. */
+struct scored {
+    const struct engine_token *token;
+    const struct engine_top *top;
+    int top_count;
+    bool has_score; /* the first prompt token has none */
+};
+
+/* `wanted` alternatives of those the engine kept; -1 counts as none. */
+static struct scored scored_at(const struct oai_answer *answer, int index, bool prompt, uint32_t i,
+                               int wanted) {
+    const struct engine_job *job = oai_job_of(answer, index);
+    const struct engine_choice *choice = oai_choice_of(answer, index);
+    const struct engine_token *tokens = prompt ? job->prompt_tokens : choice->tokens;
+    const struct engine_top *top = prompt ? job->prompt_top : choice->top;
+    int kept = top && job->request.top_logprobs > 0 ? job->request.top_logprobs : 0;
+    int count = wanted < kept ? wanted : kept;
+    return (struct scored){&tokens[i], count > 0 ? &top[(size_t)i * (size_t)kept] : NULL,
+                           count > 0 ? count : 0, !prompt || i > 0};
+}
+
+/* JSON has no infinity; -9999 is what other servers send for "impossible". */
+static void write_logprob(struct buf *out, float logprob) {
+    if (isfinite(logprob))
+        buf_fmt(out, "%.9g", (double)logprob);
+    else
+        buf_str(out, "-9999.0");
+}
+
+/* A token that is part of a character cannot be JSON text: its bytes are written out, as OpenAI
+ * does, with `mark` in front. */
+static void write_token_text(struct buf *out, const struct engine *engine, int32_t id,
+                             const char *mark) {
+    const char *bytes = "";
+    size_t size = engine_token_bytes(engine, id, &bytes);
+    if (utf8_valid(bytes, size)) {
+        json_write_str(out, bytes, size);
+        return;
+    }
+    buf_fmt(out, "\"%s", mark);
+    for (size_t i = 0; i < size; i++) buf_fmt(out, "\\\\x%02x", (unsigned char)bytes[i]);
+    buf_char(out, '"');
+}
+
+/* --- chat --- */
+
+static void write_token_bytes(struct buf *out, const struct engine *engine, int32_t id) {
+    const char *bytes = "";
+    size_t size = engine_token_bytes(engine, id, &bytes);
+    buf_char(out, '[');
+    for (size_t i = 0; i < size; i++) {
+        if (i) buf_char(out, ',');
+        buf_int(out, (unsigned char)bytes[i]);
+    }
+    buf_char(out, ']');
+}
+
+static void write_chat_token(struct buf *out, const struct engine *engine, int32_t id,
+                             float logprob) {
+    buf_str(out, "{\"token\":");
+    write_token_text(out, engine, id, "");
+    buf_str(out, ",\"logprob\":");
+    write_logprob(out, logprob);
+    buf_str(out, ",\"bytes\":");
+    write_token_bytes(out, engine, id);
+}
+
+static void write_chat_logprobs(struct buf *out, const struct oai_answer *answer, int index,
+                                uint32_t begin, uint32_t end) {
+    buf_str(out, "{\"content\":[");
+    for (uint32_t i = begin; i < end; i++) {
+        struct scored s = scored_at(answer, index, false, i, answer->request->logprobs);
+        if (i > begin) buf_char(out, ',');
+        write_chat_token(out, answer->engine, s.token->token, s.token->logprob);
+        buf_str(out, ",\"top_logprobs\":[");
+        for (int k = 0; k < s.top_count; k++) {
+            if (k) buf_char(out, ',');
+            write_chat_token(out, answer->engine, s.top[k].token, s.top[k].logprob);
+            buf_char(out, '}');
+        }
+        buf_str(out, "]}");
+    }
+    buf_str(out, "],\"refusal\":null}");
+}
+
+/* --- completions --- */
+
+/* Object keys must be unique: an alternative with the text of a better one is left out. */
+static bool same_text(const struct engine *engine, int32_t a, int32_t b) {
+    const char *x = "", *y = "";
+    size_t nx = engine_token_bytes(engine, a, &x), ny = engine_token_bytes(engine, b, &y);
+    return nx == ny && memcmp(x, y, nx) == 0;
+}
+
+static bool is_repeated(const struct engine *engine, const struct scored *s, int k, int32_t id) {
+    for (int i = 0; i < k; i++)
+        if (same_text(engine, s->top[i].token, id)) return true;
+    return false;
+}
+
+/* The best alternatives, and the chosen token if it is none of them. */
+static void write_top_object(struct buf *out, const struct engine *engine, const struct scored *s) {
+    bool comma = false;
+    buf_char(out, '{');
+    for (int k = 0; k <= s->top_count; k++) {
+        int32_t id = k < s->top_count ? s->top[k].token : s->token->token;
+        if (is_repeated(engine, s, k, id)) continue;
+        if (comma) buf_char(out, ',');
+        comma = true;
+        write_token_text(out, engine, id, "bytes:");
+        buf_char(out, ':');
+        write_logprob(out, k < s->top_count ? s->top[k].logprob : s->token->logprob);
+    }
+    buf_char(out, '}');
+}
+
+/* Counts as json_write_str writes: one character for each faulty part. */
+static void offset_add_byte(struct oai_offset *offset, char byte) {
+    size_t length;
+    offset->part[offset->part_size++] = byte;
+    while (offset->part_size) {
+        if (utf8_step(offset->part, offset->part_size, &length) == UTF8_SHORT) return;
+        offset->characters++;
+        offset->part_size -= (uint8_t)length;
+        memmove(offset->part, offset->part + length, offset->part_size);
+    }
+}
+
+/* A token whose first byte does not go on with the character begun before it begins behind that. */
+static uint64_t offset_of_token(const struct oai_offset *offset, const char *bytes, size_t size) {
+    char part[sizeof offset->part + 1];
+    size_t length;
+    if (!offset->part_size || !size) return offset->characters;
+    memcpy(part, offset->part, offset->part_size);
+    part[offset->part_size] = bytes[0];
+    bool broken = utf8_step(part, offset->part_size + 1u, &length) == UTF8_BAD;
+    return offset->characters + broken;
+}
+
+static void write_offset(struct buf *out, struct oai_offset *offset, const struct engine *engine,
+                         int32_t id) {
+    const char *bytes = "";
+    size_t size = engine_token_is_special(engine, id) ? 0 : engine_token_bytes(engine, id, &bytes);
+    buf_fmt(out, "%" PRIu64, offset_of_token(offset, bytes, size));
+    for (size_t i = 0; i < size; i++) offset_add_byte(offset, bytes[i]);
+}
+
+enum column { COLUMN_TOKEN, COLUMN_LOGPROB, COLUMN_TOP, COLUMN_OFFSET };
+
+static void write_cell(struct buf *out, const struct oai_answer *answer, const struct scored *s,
+                       enum column column, struct oai_offset *offset) {
+    switch (column) {
+    case COLUMN_TOKEN:
+        write_token_text(out, answer->engine, s->token->token, "bytes:");
+        break;
+    case COLUMN_LOGPROB:
+        if (s->has_score)
+            write_logprob(out, s->token->logprob);
+        else
+            buf_str(out, "null");
+        break;
+    case COLUMN_TOP:
+        if (s->has_score)
+            write_top_object(out, answer->engine, s);
+        else
+            buf_str(out, "null");
+        break;
+    case COLUMN_OFFSET:
+        write_offset(out, offset, answer->engine, s->token->token);
+        break;
+    }
+}
+
+/* Tokens of one answer: with `echo` the prompt's come first. */
+struct range {
+    int index;
+    uint32_t prompt, begin, end;
+};
+
+static void write_column(struct buf *out, const struct oai_answer *answer,
+                         const struct range *range, enum column column, struct oai_offset *offset) {
+    int wanted = answer->request->logprobs;
+    uint32_t count = range->prompt + (range->end - range->begin);
+    buf_char(out, '[');
+    for (uint32_t i = 0; i < count; i++) {
+        bool prompt = i < range->prompt;
+        uint32_t at = prompt ? i : range->begin + i - range->prompt;
+        struct scored s = scored_at(answer, range->index, prompt, at, wanted);
+        if (i) buf_char(out, ',');
+        write_cell(out, answer, &s, column, offset);
+    }
+    buf_char(out, ']');
+}
+
+static void write_text_logprobs(struct buf *out, const struct oai_answer *answer,
+                                const struct range *range, struct oai_offset *offset) {
+    static const char *const names[] = {
+        "{\"tokens\":", ",\"token_logprobs\":", ",\"top_logprobs\":", ",\"text_offset\":"};
+    for (int column = COLUMN_TOKEN; column <= COLUMN_OFFSET; column++) {
+        buf_str(out, names[column]);
+        write_column(out, answer, range, (enum column)column, offset);
+    }
+    buf_char(out, '}');
+}
+
+void oai_render_logprobs(struct buf *out, const struct oai_answer *answer, int index,
+                         uint32_t begin, uint32_t end, bool echo, struct oai_offset *offset) {
+    const struct engine_job *job = oai_job_of(answer, index);
+    uint32_t prompt = echo && job->prompt_tokens ? (uint32_t)job->request.prompt_count : 0;
+    struct range range = {index, prompt, begin, end};
+    if (answer->request->logprobs < 0)
+        buf_str(out, "null");
+    else if (answer->request->kind == OAI_CHAT)
+        write_chat_logprobs(out, answer, index, begin, end);
+    else
+        write_text_logprobs(out, answer, &range, offset);
+}
+
+/* --- prompts --- */
+
+static void write_prompt_token(struct buf *out, const struct engine *engine, int32_t id,
+                               float logprob, int rank) {
+    const char *bytes = "";
+    size_t size = engine_token_bytes(engine, id, &bytes);
+    buf_fmt(out, "\"%" PRId32 "\":{\"logprob\":", id);
+    write_logprob(out, logprob);
+    buf_fmt(out, ",\"rank\":%d,\"decoded_token\":", rank);
+    json_write_str(out, bytes, size);
+    buf_char(out, '}');
+}
+
+/* The prompt's token first, then the alternatives that are not it. */
+static void write_prompt_entry(struct buf *out, const struct engine *engine,
+                               const struct scored *s) {
+    buf_char(out, '{');
+    write_prompt_token(out, engine, s->token->token, s->token->logprob, s->token->rank);
+    for (int k = 0; k < s->top_count; k++) {
+        if (s->top[k].token == s->token->token) continue;
+        buf_char(out, ',');
+        write_prompt_token(out, engine, s->top[k].token, s->top[k].logprob, k + 1);
+    }
+    buf_char(out, '}');
+}
+
+void oai_render_prompt_logprobs(struct buf *out, const struct oai_answer *answer, int index) {
+    const struct engine_job *job = oai_job_of(answer, index);
+    uint32_t count = job->prompt_tokens ? (uint32_t)job->request.prompt_count : 0;
+    if (answer->request->prompt_logprobs < 0) {
+        buf_str(out, "null");
+        return;
+    }
+    buf_char(out, '[');
+    for (uint32_t i = 0; i < count; i++) {
+        struct scored s = scored_at(answer, index, true, i, answer->request->prompt_logprobs);
+        if (i) buf_char(out, ',');
+        if (s.has_score)
+            write_prompt_entry(out, answer->engine, &s);
+        else
+            buf_str(out, "null");
+    }
+    buf_char(out, ']');
+}

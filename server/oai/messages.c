@@ -1,0 +1,297 @@
+/* Chat messages as OpenAI clients send them -> what chat templates expect: content is one string,
+ * arguments of tool calls are objects. */
+#include <string.h>
+
+#include "base/json.h"
+#include "server/oai/fields.h"
+
+#define CONTENT_BYTES_MAX (256u << 20) /* the body is bounded below this long before */
+
+static int no_memory(struct oai_error *error) {
+    struct fault fault;
+    fault_set(&fault, ERR_NOMEM, NULL, "the messages need too much memory");
+    return oai_refuse_fault(error, &fault);
+}
+
+/* Takes `item` in any case. */
+static int put(cJSON *object, const char *key, cJSON *item, struct oai_error *error) {
+    if (item && cJSON_AddItemToObject(object, key, item)) return 0;
+    cJSON_Delete(item);
+    return no_memory(error);
+}
+
+static int put_copy(cJSON *object, const cJSON *member, struct oai_error *error) {
+    return put(object, member->string, cJSON_Duplicate(member, true), error);
+}
+
+/* --- content --- */
+
+/* Text of one part, or NULL with *error. */
+static const char *part_text(const cJSON *part, const char *path, struct oai_error *error) {
+    char field[OAI_PATH];
+    const cJSON *type = json_get(part, "type"), *text = json_get(part, "text");
+    if (!cJSON_IsObject(part)) {
+        oai_expected(error, path, "an object", part);
+        return NULL;
+    }
+    oai_path(field, "%s.type", path);
+    if (!cJSON_IsString(type)) {
+        oai_expected(error, field, "a string", type);
+        return NULL;
+    }
+    if (strcmp(type->valuestring, "text") != 0) {
+        oai_refuse(error, 400, "unsupported_parameter", field,
+                   "Unsupported value for '%s': only parts of type 'text' are served, found "
+                   "'%.32s'.",
+                   field, type->valuestring);
+        return NULL;
+    }
+    if (cJSON_IsString(text)) return text->valuestring;
+    oai_path(field, "%s.text", path);
+    oai_expected(error, field, "a string", text);
+    return NULL;
+}
+
+/* Parts are joined by line breaks, as other servers do. */
+static int join_parts(const cJSON *parts, const char *path, struct buf *out,
+                      struct oai_error *error) {
+    char field[OAI_PATH];
+    const cJSON *part;
+    int i = 0;
+    cJSON_ArrayForEach(part, parts) {
+        oai_path(field, "%s[%d]", path, i);
+        const char *text = part_text(part, field, error);
+        if (!text) return -1;
+        if (i++) buf_char(out, '\n');
+        buf_str(out, text);
+    }
+    return out->failed ? no_memory(error) : 0;
+}
+
+static int put_content(cJSON *copy, const cJSON *message, const char *path,
+                       struct oai_error *error) {
+    char field[OAI_PATH];
+    const cJSON *content = json_get(message, "content");
+    struct buf text;
+    oai_path(field, "%s.content", path);
+    if (cJSON_IsString(content))
+        return put(copy, "content", cJSON_CreateString(content->valuestring), error);
+    if (!content && json_get(message, "tool_calls"))
+        return put(copy, "content", cJSON_CreateString(""), error);
+    if (!content)
+        return oai_refuse(error, 400, "missing_required_parameter", field,
+                          "Missing required parameter: '%s'.", field);
+    if (!cJSON_IsArray(content))
+        return oai_expected(error, field, "a string or an array of parts", content);
+    buf_open(&text, CONTENT_BYTES_MAX);
+    int rc = join_parts(content, field, &text, error);
+    if (!rc) rc = put(copy, "content", cJSON_CreateString(text.data ? text.data : ""), error);
+    buf_close(&text);
+    return rc;
+}
+
+/* --- tool calls --- */
+
+/* "{\"a\":1}" -> {"a":1}: templates print arguments by `tojson`. None are {}, text that is no
+ * object stays. */
+static int open_arguments(cJSON *function, struct oai_error *error) {
+    const cJSON *arguments = json_get(function, "arguments");
+    struct json_limits limits = {
+        .bytes = CONTENT_BYTES_MAX, .depth = OAI_JSON_DEPTH, .unique_keys = true, .nodes = 100000};
+    const char *text;
+    cJSON *tree;
+    if (!cJSON_IsString(arguments)) return 0;
+    text = arguments->valuestring[0] ? arguments->valuestring : "{}";
+    int rc = json_parse(text, strlen(text), &limits, &tree, NULL);
+    if (rc == ERR_NOMEM) return no_memory(error);
+    if (rc) return 0;
+    if (!cJSON_IsObject(tree)) {
+        json_free(tree);
+        return 0;
+    }
+    if (cJSON_ReplaceItemInObjectCaseSensitive(function, "arguments", tree)) return 0;
+    json_free(tree);
+    return no_memory(error);
+}
+
+static int check_call(const cJSON *function, const char *path, struct oai_error *error) {
+    const cJSON *name = json_get(function, "name"), *arguments = json_get(function, "arguments");
+    char field[OAI_PATH];
+    if (!cJSON_IsObject(function)) return oai_expected(error, path, "an object", function);
+    oai_path(field, "%s.name", path);
+    if (!cJSON_IsString(name)) return oai_expected(error, field, "a string", name);
+    oai_path(field, "%s.arguments", path);
+    if (!arguments || cJSON_IsString(arguments) || cJSON_IsObject(arguments)) return 0;
+    return oai_expected(error, field, "a string or an object", arguments);
+}
+
+static int put_tool_calls(cJSON *copy, const cJSON *calls, const char *path,
+                          struct oai_error *error) {
+    char field[OAI_PATH];
+    cJSON *call;
+    oai_path(field, "%s.tool_calls", path);
+    if (!cJSON_IsArray(calls)) return oai_expected(error, field, "an array", calls);
+    if (put_copy(copy, calls, error)) return -1;
+    cJSON *own = cJSON_GetObjectItemCaseSensitive(copy, "tool_calls");
+    int i = 0;
+    cJSON_ArrayForEach(call, own) {
+        cJSON *function = cJSON_GetObjectItemCaseSensitive(call, "function");
+        oai_path(field, "%s.tool_calls[%d].function", path, i++);
+        if (check_call(function, field, error)) return -1;
+        if (open_arguments(function, error)) return -1;
+    }
+    return 0;
+}
+
+/* --- messages --- */
+
+static int put_role(cJSON *copy, const cJSON *message, const char *path, struct oai_error *error) {
+    static const char *const roles[] = {"system", "user", "assistant", "tool", "developer"};
+    const cJSON *role = json_get(message, "role");
+    char field[OAI_PATH];
+    oai_path(field, "%s.role", path);
+    if (!role)
+        return oai_refuse(error, 400, "missing_required_parameter", field,
+                          "Missing required parameter: '%s'.", field);
+    if (!cJSON_IsString(role)) return oai_expected(error, field, "a string", role);
+    for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) {
+        if (strcmp(role->valuestring, roles[i])) continue;
+        /* OpenAI's newer name for the same role; templates know the older one */
+        bool developer = strcmp(roles[i], "developer") == 0;
+        return put(copy, "role", cJSON_CreateString(developer ? "system" : roles[i]), error);
+    }
+    return oai_refuse(error, 400, "invalid_value", field,
+                      "Invalid value for '%s': expected 'system', 'developer', 'user', "
+                      "'assistant' or 'tool', found '%.32s'.",
+                      field, role->valuestring);
+}
+
+static int fill_message(cJSON *copy, const cJSON *message, const char *path,
+                        struct oai_error *error) {
+    const cJSON *member;
+    const cJSON *answers = json_get(message, "tool_call_id");
+    char field[OAI_PATH];
+    oai_path(field, "%s.tool_call_id", path);
+    if (answers && !cJSON_IsString(answers)) return oai_expected(error, field, "a string", answers);
+    if (put_role(copy, message, path, error) || put_content(copy, message, path, error)) return -1;
+    cJSON_ArrayForEach(member, message) {
+        const char *key = member->string;
+        if (cJSON_IsNull(member) || !strcmp(key, "role") || !strcmp(key, "content")) continue;
+        if (!strcmp(key, "tool_calls") ? put_tool_calls(copy, member, path, error)
+                                       : put_copy(copy, member, error))
+            return -1;
+    }
+    return 0;
+}
+
+static int put_messages(cJSON *context, const cJSON *messages, struct oai_error *error) {
+    cJSON *list = cJSON_CreateArray();
+    const cJSON *message;
+    char path[OAI_PATH];
+    int i = 0;
+    if (put(context, "messages", list, error)) return -1;
+    cJSON_ArrayForEach(message, messages) {
+        oai_path(path, "messages[%d]", i++);
+        if (!cJSON_IsObject(message)) return oai_expected(error, path, "an object", message);
+        cJSON *copy = cJSON_CreateObject();
+        if (!copy || !cJSON_AddItemToArray(list, copy)) {
+            cJSON_Delete(copy);
+            return no_memory(error);
+        }
+        if (fill_message(copy, message, path, error)) return -1;
+    }
+    return 0;
+}
+
+/* --- the rest of the context --- */
+
+static int put_tools(cJSON *context, const cJSON *body, struct oai_error *error) {
+    const cJSON *tools = json_get(body, "tools");
+    if (!tools) return 0;
+    if (oai_check_tools(tools, error)) return -1;
+    return tools->child ? put_copy(context, tools, error) : 0;
+}
+
+/* Names the server or the model sets are not the request's to replace. */
+static bool is_reserved(const char *name) {
+    static const char *const names[] = {"messages",
+                                        "tools",
+                                        "bos_token",
+                                        "eos_token",
+                                        "add_generation_prompt",
+                                        "continue_final_message"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(name, names[i]) == 0) return true;
+    return false;
+}
+
+static int put_kwargs(cJSON *context, const cJSON *body, struct oai_error *error) {
+    const cJSON *kwargs = json_get(body, "chat_template_kwargs"), *member;
+    char path[OAI_PATH];
+    if (!kwargs) return 0;
+    if (!cJSON_IsObject(kwargs))
+        return oai_expected(error, "chat_template_kwargs", "an object", kwargs);
+    cJSON_ArrayForEach(member, kwargs) {
+        oai_path(path, "chat_template_kwargs.%.64s", member->string);
+        if (is_reserved(member->string))
+            return oai_refuse(error, 400, "invalid_value", path,
+                              "Invalid value for '%s': the name is reserved.", path);
+        if (put_copy(context, member, error)) return -1;
+    }
+    return 0;
+}
+
+/* The last message is written without its end, and the model goes on from there. */
+static int check_continue(const cJSON *context, const cJSON *body, struct oai_error *error) {
+    const cJSON *messages = cJSON_GetObjectItemCaseSensitive(context, "messages"), *last = NULL;
+    const char *content;
+    char field[OAI_PATH];
+    if (cJSON_IsTrue(json_get(body, "add_generation_prompt")))
+        return oai_refuse(error, 400, "invalid_value", "continue_final_message",
+                          "Invalid value for 'continue_final_message': it cannot be true together "
+                          "with 'add_generation_prompt'.");
+    cJSON_ArrayForEach(last, messages) {
+        if (!last->next) break;
+    }
+    content = json_get(last, "content")->valuestring;
+    if (content[strspn(content, " \t\r\n")] != '\0') return 0;
+    oai_path(field, "messages[%d].content", cJSON_GetArraySize(messages) - 1);
+    return oai_refuse(error, 400, "invalid_value", field,
+                      "Invalid value for '%s': there is no text to continue.", field);
+}
+
+static int put_flags(cJSON *context, const cJSON *body, struct oai_error *error) {
+    struct fault fault;
+    bool prompt = true, resume = false;
+    const char *effort = NULL;
+    if (json_bool(body, NULL, "continue_final_message", &resume, &fault))
+        return oai_refuse_fault(error, &fault);
+    prompt = !resume;
+    if (json_bool(body, NULL, "add_generation_prompt", &prompt, &fault) ||
+        json_str(body, NULL, "reasoning_effort", &effort, &fault))
+        return oai_refuse_fault(error, &fault);
+    if (resume && (check_continue(context, body, error) ||
+                   put(context, "continue_final_message", cJSON_CreateBool(true), error)))
+        return -1;
+    if (put(context, "add_generation_prompt", cJSON_CreateBool(prompt), error)) return -1;
+    if (!effort || cJSON_GetObjectItemCaseSensitive(context, "reasoning_effort")) return 0;
+    return put(context, "reasoning_effort", cJSON_CreateString(effort), error);
+}
+
+int oai_build_context(const cJSON *body, cJSON **context, struct oai_error *error) {
+    const cJSON *messages = json_get(body, "messages");
+    if (!cJSON_IsArray(messages)) return oai_expected(error, "messages", "an array", messages);
+    if (!messages->child)
+        return oai_refuse(error, 400, "invalid_value", "messages",
+                          "Invalid value for 'messages': expected at least one message.");
+    if (cJSON_GetArraySize(messages) > OAI_MESSAGES_MAX)
+        return oai_refuse(error, 400, "invalid_value", "messages",
+                          "Invalid value for 'messages': expected at most %d messages, found %d.",
+                          OAI_MESSAGES_MAX, cJSON_GetArraySize(messages));
+    *context = cJSON_CreateObject();
+    if (!*context) return no_memory(error);
+    if (put_messages(*context, messages, error) || put_tools(*context, body, error) ||
+        put_kwargs(*context, body, error) || put_flags(*context, body, error))
+        return -1; /* oai_request_close frees what there is */
+    return 0;
+}

@@ -1,0 +1,233 @@
+/* The OpenAI surface as data: request bodies in, answer texts out. Pure functions, any thread;
+ * nothing here knows a socket. Field names in errors are JSON paths ("kv.budget"). */
+#ifndef KEEPD_SERVER_OAI_OAI_H
+#define KEEPD_SERVER_OAI_OAI_H
+
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/arena.h"
+#include "base/buf.h"
+#include "base/err.h"
+#include "engine/engine.h"
+#include "server/limits.h"
+#include "server/oai/tool_calls.h"
+
+/* ---- Errors -------------------------------------------------------------------------------- */
+
+/* The error object of an answer. Strings without an array are static. */
+struct oai_error {
+    int status;       /* HTTP; 0 = none */
+    const char *type; /* "invalid_request_error", ... */
+    const char *code; /* NULL renders as null */
+    char param[128];  /* "" renders as null */
+    char message[512];
+};
+
+/* Fills *error and returns -1, so that `return oai_refuse(...)` reads well. */
+int oai_refuse(struct oai_error *error, int status, const char *code, const char *param,
+               const char *format, ...) __attribute__((format(printf, 5, 6)));
+/* What a fault of base, engine or JSON means to a client; returns -1. */
+int oai_refuse_fault(struct oai_error *error, const struct fault *fault);
+void oai_render_error(struct buf *out, const struct oai_error *error); /* {"error":{...}} */
+
+/* ---- Requests ------------------------------------------------------------------------------ */
+
+enum oai_kind { OAI_CHAT, OAI_COMPLETION, OAI_TOKENIZE, OAI_DETOKENIZE, OAI_TEMPLATE, OAI_KINDS };
+
+/* The tags around a model's reasoning: token ids, or -1 where the vocabulary has none. */
+struct oai_think {
+    int32_t begin, end;
+};
+/* Looks the tags up: a model has them when <think> and </think> are one token each. */
+struct oai_think oai_find_think(const struct engine *engine);
+
+/* How answers write calls of tools. `parser`: "auto" finds it in the chat template, else the name
+ * of a format. NONE where the template does not know tools, whatever is named. */
+enum tool_format oai_find_tools(const struct engine *engine, const char *parser);
+
+/* What a request is judged by. Borrowed; constant while the server runs. */
+struct oai_rules {
+    const struct engine_info *info;
+    const char *names[OAI_NAMES_MAX]; /* served model names, the first is the real one */
+    int name_count;
+    int default_max_tokens; /* for chat without max_tokens; 0 = up to the context */
+    bool strict;            /* unknown fields are refused */
+    size_t body_bytes;
+    struct oai_think think; /* both -1: answers are not split */
+    enum tool_format tool_format;
+};
+
+/* One prompt that is not a chat: text, or token ids. */
+struct oai_prompt {
+    const char *text;   /* NULL where ids are given */
+    const int32_t *ids; /* in the arena */
+    size_t id_count;
+};
+
+struct oai_request {
+    enum oai_kind kind;
+    /* the prompt: a chat, or one or more texts or id lists */
+    cJSON *context;             /* for engine_render_chat; owned, freed by oai_request_close */
+    struct oai_prompt *prompts; /* in the arena */
+    int prompt_count;           /* 1 for a chat */
+    bool prompt_list;           /* errors about the i-th prompt name prompt[i] */
+    const char *prompt_field;   /* "messages" or "prompt", for errors about length */
+    bool add_special, parse_special;
+    const char *salt;    /* cache_salt, or "": separates conversations */
+    const char *session; /* session_id, prompt_cache_key or user, or "": a hint, never a right */
+    int32_t n;           /* choices per prompt */
+    int32_t max_tokens;  /* -1 = not given */
+    int32_t logprobs, prompt_logprobs; /* alternatives shown per token; -1 = no scores */
+    bool stream, include_usage, continuous_usage, echo;
+    bool split_reasoning;
+    bool return_token_ids;  /* of prompt and answer, beside the texts */
+    bool return_token_strs; /* tokenize */
+    struct tool_set tools;  /* that the answer may call; names in the arena */
+    /* Complete but for prompt, prompt_count, max_tokens and space. seed_given says whether
+     * sampling.seed is the client's. */
+    struct engine_request sampling;
+    bool seed_given;
+};
+
+/* The body's text -> tree. Refuses with OpenAI's wording. */
+int oai_parse_json(const char *data, size_t size, const struct oai_rules *rules, cJSON **tree,
+                   struct oai_error *error);
+
+/* The body's tree -> request. Texts of prompts, `salt` and `session` point into the tree;
+ * `sampling`, `prompts` and ids lie in the arena and outlive it. 0, or -1 with *error. Close the
+ * request in both cases. */
+int oai_parse(enum oai_kind kind, const cJSON *body, const struct oai_rules *rules,
+              struct arena *arena, struct oai_request *out, struct oai_error *error);
+void oai_request_close(struct oai_request *request);
+
+#define OAI_PATH 128 /* of struct oai_error.param; longer ones are cut */
+/* The field that holds the i-th prompt: "messages", "prompt" or "prompt[3]". */
+void oai_prompt_path(const struct oai_request *request, int i, char path[OAI_PATH]);
+
+/* Lengths against the context, after the prompt in `field` became `count` tokens. *max_tokens is
+ * what the answer may have. */
+int oai_fit(const struct oai_request *request, const char *field, size_t count,
+            const struct oai_rules *rules, int32_t *max_tokens, struct oai_error *error);
+
+/* The fields of a body, in the order of the table that parsing checks against; NULL past the end.
+ * What /openapi.json describes must be these. */
+const char *oai_field_at(enum oai_kind kind, int index);
+
+/* ---- Answers ------------------------------------------------------------------------------- */
+
+/* What all texts of one answer share. Choices are numbered through: those of the first prompt, then
+ * those of the second, ... */
+struct oai_answer {
+    const struct engine *engine;
+    const struct oai_rules *rules;
+    const struct oai_request *request;
+    const struct engine_job *jobs; /* one per prompt */
+    int job_count;
+    const char *id; /* "chatcmpl-..." or "cmpl-..." */
+    const char *model;
+    int64_t created;
+};
+
+const struct engine_job *oai_job_of(const struct oai_answer *answer, int index);
+const struct engine_choice *oai_choice_of(const struct oai_answer *answer, int index);
+int oai_choice_count(const struct oai_answer *answer);
+/* Tokens of a choice so far. */
+uint32_t oai_token_count(const struct engine_choice *choice);
+/* Tokens of a finished choice that are shown with scores: all, or those before a stop string. */
+uint32_t oai_shown_count(const struct engine_choice *choice);
+
+/* Where the next token begins in a text, in characters; a token that begins inside a character
+ * begins where that one does. Zero-initialised. */
+struct oai_offset {
+    uint64_t characters; /* complete ones */
+    char part[4];        /* the bytes of one that is not */
+    uint8_t part_size;
+};
+
+/* Who speaks: the model thinking, or the model answering. */
+struct oai_voice {
+    bool thinking;
+    bool may_begin; /* nothing but white space so far */
+    bool fresh;     /* right behind a tag: line breaks belong to it */
+    uint32_t reasoning_tokens;
+};
+/* The state before the first token of choice `index`: templates may have opened the tag already. */
+struct oai_voice oai_voice_open(const struct oai_answer *answer, int index);
+/* Takes the next token. true: it is a tag, its text is not shown. */
+bool oai_voice_step(struct oai_voice *voice, const struct oai_answer *answer, int32_t token);
+/* How many bytes at the beginning of the voice's next text are not shown. */
+size_t oai_voice_skip(struct oai_voice *voice, const char *text, size_t size);
+bool oai_splits_reasoning(const struct oai_answer *answer);
+
+/* Answers are searched for calls: the request has tools and does not forbid calls. */
+bool oai_reads_calls(const struct oai_answer *answer);
+/* A delta's tool_calls: where call `call` (from 0) of choice `index` begins, and what follows. */
+void oai_render_call_begin(struct buf *out, const struct oai_answer *answer, int index,
+                           uint32_t call, const char *name, size_t size);
+void oai_render_call_arguments(struct buf *out, uint32_t call, const char *text, size_t size);
+
+/* A whole answer's text shared out between content and calls. */
+struct oai_calls {
+    const struct oai_answer *answer; /* borrowed */
+    int index;
+    struct tool_reader reader;
+    struct buf content, list; /* list: the calls as JSON, without brackets; "" = none */
+    struct buf arguments;     /* of the call that is being read */
+};
+void oai_calls_open(struct oai_calls *calls, const struct oai_answer *answer, int index,
+                    size_t limit);
+void oai_calls_close(struct oai_calls *calls);
+/* text[begin, end): all of it, as far as what follows is not the answer's. */
+void oai_calls_add(struct oai_calls *calls, const char *text, size_t begin, size_t end);
+void oai_calls_end(struct oai_calls *calls);
+bool oai_calls_failed(const struct oai_calls *calls); /* memory was short */
+
+/* All choices finished: chat.completion or text_completion. */
+void oai_render_answer(struct buf *out, const struct oai_answer *answer);
+/* prompt, completion and total tokens; details and kv_details once all choices are finished. */
+void oai_render_usage(struct buf *out, const struct oai_answer *answer, uint64_t completion,
+                      bool finished);
+/* choices[].logprobs for tokens [begin, end) of choice `index`; `echo` puts the prompt's before
+ * them. */
+void oai_render_logprobs(struct buf *out, const struct oai_answer *answer, int index,
+                         uint32_t begin, uint32_t end, bool echo, struct oai_offset *offset);
+/* The scores of the prompt of choice `index`, in vLLM's form. */
+void oai_render_prompt_logprobs(struct buf *out, const struct oai_answer *answer, int index);
+/* The prompt of choice `index` as echoed: token bytes without special tokens. */
+void oai_render_prompt_text(struct buf *out, const struct oai_answer *answer, int index);
+/* ,"finish_reason":...,"stop_reason":... of a finished choice (leading comma included). `called`:
+ * it ends with a call. */
+void oai_render_finish(struct buf *out, const struct oai_answer *answer, int index, bool called);
+const char *oai_finish_name(int finish, bool called); /* "stop", "length", "tool_calls" */
+
+void oai_render_models(struct buf *out, const struct oai_rules *rules, int64_t created);
+/* false: no such model */
+bool oai_render_model(struct buf *out, const struct oai_rules *rules, const char *id,
+                      int64_t created);
+void oai_render_tokens(struct buf *out, const struct engine *engine, const struct engine_ids *ids,
+                       bool strings);
+void oai_render_text(struct buf *out, const struct engine *engine, const int32_t *ids,
+                     size_t count); /* detokenize */
+struct oai_load {
+    const struct engine_info *info;
+    const struct engine_snapshot *snapshots; /* [info->replicas] */
+    int64_t now;                             /* unix seconds */
+};
+void oai_render_loads(struct buf *out, const struct oai_load *load); /* SGLang's form */
+void oai_render_server_info(struct buf *out, const struct oai_rules *rules);
+void oai_render_tokenizer_info(struct buf *out, const struct engine *engine); /* vLLM's form */
+/* GET /v1/conversations */
+void oai_render_conversations(struct buf *out, const struct engine_conversation_row *rows,
+                              int count);
+void oai_render_deleted(struct buf *out, uint64_t conversation);
+/* "%016x" -> id; false: something else. */
+bool oai_conversation_id(const char *text, uint64_t *id);
+void oai_render_kv(struct buf *out, const struct engine_info *info,
+                   const struct engine_snapshot *snapshot, const struct engine_sequence_row *rows,
+                   int row_count, const struct engine_conversation_row *conversations,
+                   int conversation_count);
+
+#endif

@@ -1,0 +1,230 @@
+/* Whole bodies: which model, which prompts, and how long they may be. */
+#include <string.h>
+
+#include "base/json.h"
+#include "server/oai/fields.h"
+
+static int read_model(struct oai_reader *r) {
+    const char *name = NULL;
+    if (oai_get_str(r, NULL, r->body, "model", &name)) return -1;
+    if (!name) return 0;
+    for (int i = 0; i < r->rules->name_count; i++)
+        if (strcmp(name, r->rules->names[i]) == 0) return 0;
+    return oai_refuse(r->error, 404, "model_not_found", "model",
+                      "The model `%.128s` does not exist or you do not have access to it.", name);
+}
+
+static int read_key(struct oai_reader *r, const char *name, size_t most, const char **key) {
+    const char *text = NULL;
+    if (oai_get_str(r, NULL, r->body, name, &text)) return -1;
+    if (!text) return 0;
+    if (strlen(text) > most)
+        return oai_invalid(r, name, "expected at most %zu bytes, found %zu", most, strlen(text));
+    if (!(*key)[0]) *key = text;
+    return 0;
+}
+
+/* The salt separates conversations. The others only say which of them is probably meant; `user` is
+ * OpenAI's, and of any length. */
+static int read_keys(struct oai_reader *r) {
+    return read_key(r, "cache_salt", OAI_KEY_BYTES, &r->out->salt) ||
+                   read_key(r, "session_id", OAI_KEY_BYTES, &r->out->session) ||
+                   read_key(r, "prompt_cache_key", OAI_KEY_BYTES, &r->out->session) ||
+                   read_key(r, "user", SIZE_MAX, &r->out->session)
+               ? -1
+               : 0;
+}
+
+/* --- prompts --- */
+
+void oai_prompt_path(const struct oai_request *request, int i, char path[OAI_PATH]) {
+    if (request->prompt_list)
+        oai_path(path, "%s[%d]", request->prompt_field, i);
+    else
+        oai_path(path, "%s", request->prompt_field);
+}
+
+static int read_messages(struct oai_reader *r) {
+    r->out->prompt_field = "messages";
+    r->out->prompt_count = 1;
+    if (!json_get(r->body, "messages")) return oai_missing(r, "messages");
+    if (oai_build_context(r->body, &r->out->context, r->error)) return -1;
+    return r->out->kind == OAI_CHAT ? oai_read_tools(r) : 0;
+}
+
+static int read_prompt(struct oai_reader *r, const cJSON *node, const char *field,
+                       struct oai_prompt *prompt) {
+    if (cJSON_IsString(node)) {
+        prompt->text = node->valuestring;
+        return 0;
+    }
+    if (!cJSON_IsArray(node))
+        return oai_invalid(r, field, "expected a string or an array of token ids, found %s",
+                           json_type_name(node));
+    if (!node->child) return oai_invalid(r, field, "expected at least one token id");
+    return oai_get_ids(r, node, field, &prompt->ids, &prompt->id_count);
+}
+
+/* A string, a list of ids, or a list of either. */
+static int read_prompts(struct oai_reader *r) {
+    struct oai_request *out = r->out;
+    const cJSON *prompt = json_get(r->body, "prompt"), *node;
+    char field[OAI_PATH];
+    out->prompt_field = "prompt";
+    if (!prompt) return oai_missing(r, "prompt");
+    out->prompt_list =
+        cJSON_IsArray(prompt) && (cJSON_IsString(prompt->child) || cJSON_IsArray(prompt->child));
+    int count = out->prompt_list ? cJSON_GetArraySize(prompt) : 1;
+    if (count > OAI_PROMPTS_MAX)
+        return oai_invalid(r, "prompt", "expected at most %d prompts, found %d", OAI_PROMPTS_MAX,
+                           count);
+    out->prompts = arena_alloc(r->arena, (size_t)count, sizeof *out->prompts);
+    if (!out->prompts) return oai_no_memory(r);
+    node = out->prompt_list ? prompt->child : prompt;
+    for (; out->prompt_count < count; out->prompt_count++, node = node->next) {
+        oai_prompt_path(out, out->prompt_count, field);
+        if (read_prompt(r, node, field, &out->prompts[out->prompt_count])) return -1;
+    }
+    return 0;
+}
+
+/* --- whole bodies --- */
+
+/* What each head holds is a long text: one prompt's at a time. */
+static int check_report(const struct oai_reader *r) {
+    if (r->out->sampling.kv.report == ENGINE_REPORT_NONE || r->out->prompt_count == 1) return 0;
+    return oai_refuse(r->error, 400, "unsupported_parameter", "kv.report",
+                      "Unsupported value for 'kv.report': only for a single prompt.");
+}
+
+static int read_generation(struct oai_reader *r) {
+    return oai_read_sampling(r) || oai_read_kv(r) || check_report(r) || read_keys(r) ? -1 : 0;
+}
+
+static int read_tokenize(struct oai_reader *r) {
+    if (oai_get_bool(r, NULL, r->body, "return_token_strs", &r->out->return_token_strs)) return -1;
+    if (json_get(r->body, "messages")) return read_messages(r);
+    const cJSON *prompt = json_get(r->body, "prompt");
+    if (!prompt) return oai_missing(r, "prompt");
+    if (cJSON_IsString(prompt)) return read_prompts(r);
+    return oai_invalid(r, "prompt", "expected a string, found %s", json_type_name(prompt));
+}
+
+static int read_detokenize(struct oai_reader *r) {
+    struct oai_request *out = r->out;
+    const cJSON *tokens = json_get(r->body, "tokens");
+    out->prompt_field = "tokens";
+    if (!tokens) return oai_missing(r, "tokens");
+    if (!cJSON_IsArray(tokens))
+        return oai_invalid(r, "tokens", "expected an array of token ids, found %s",
+                           json_type_name(tokens));
+    out->prompts = arena_alloc(r->arena, 1, sizeof *out->prompts);
+    if (!out->prompts) return oai_no_memory(r);
+    out->prompt_count = 1;
+    return oai_get_ids(r, tokens, "tokens", &out->prompts[0].ids, &out->prompts[0].id_count);
+}
+
+static int read_flags(struct oai_reader *r) {
+    r->out->add_special = true;
+    return oai_get_bool(r, NULL, r->body, "add_special_tokens", &r->out->add_special) ||
+                   oai_get_bool(r, NULL, r->body, "parse_special", &r->out->parse_special)
+               ? -1
+               : 0;
+}
+
+int oai_parse(enum oai_kind kind, const cJSON *body, const struct oai_rules *rules,
+              struct arena *arena, struct oai_request *out, struct oai_error *error) {
+    struct oai_reader r = {body, rules, arena, out, error};
+    *out = (struct oai_request){.kind = kind,
+                                .n = 1,
+                                .max_tokens = -1,
+                                .logprobs = -1,
+                                .prompt_logprobs = -1,
+                                .salt = "",
+                                .session = ""};
+    *error = (struct oai_error){0};
+    if (!cJSON_IsObject(body))
+        return oai_refuse(error, 400, NULL, NULL, "The body must be a JSON object, found %s.",
+                          json_type_name(body));
+    oai_preset_sampling(&r);
+    if (read_model(&r) || oai_check_fields(kind, body, rules->strict, error) || read_flags(&r))
+        return -1;
+    switch (kind) {
+    case OAI_CHAT:
+        return read_messages(&r) || read_generation(&r) ? -1 : 0;
+    case OAI_COMPLETION:
+        return read_prompts(&r) || read_generation(&r) ? -1 : 0;
+    case OAI_TOKENIZE:
+        return read_tokenize(&r);
+    case OAI_DETOKENIZE:
+        return read_detokenize(&r);
+    case OAI_TEMPLATE:
+        return read_messages(&r);
+    case OAI_KINDS:
+        break;
+    }
+    return oai_refuse(error, 500, NULL, NULL, "unknown kind of request");
+}
+
+void oai_request_close(struct oai_request *request) {
+    cJSON_Delete(request->context);
+    request->context = NULL;
+}
+
+int oai_parse_json(const char *data, size_t size, const struct oai_rules *rules, cJSON **tree,
+                   struct oai_error *error) {
+    struct fault fault;
+    /* room for every token id of a full context, and the rest of a large chat */
+    struct json_limits limits = {.bytes = rules->body_bytes,
+                                 .depth = OAI_JSON_DEPTH,
+                                 .unique_keys = true,
+                                 .nodes = 100000 + 2 * (size_t)rules->info->max_model_len};
+    int rc = json_parse(data, size, &limits, tree, &fault);
+    if (rc == 0) return 0;
+    if (rc == ERR_NOMEM) return oai_refuse_fault(error, &fault);
+    return oai_refuse(error, 400, NULL, NULL,
+                      "We could not parse the JSON body of your request: %s. (HINT: This likely "
+                      "means you aren't using your HTTP library correctly. The API expects a JSON "
+                      "payload, but what was sent was not valid JSON.)",
+                      fault.text);
+}
+
+/* --- lengths --- */
+
+static int refuse_length(const struct oai_request *request, const char *field, size_t longest,
+                         size_t count, size_t wanted, struct oai_error *error) {
+    const char *what = request->prompt_field;
+    if (count > longest || (count == longest && wanted > 0))
+        return oai_refuse(error, 400, "context_length_exceeded", field,
+                          "This model's maximum context length is %zu tokens. However, your %s "
+                          "resulted in %zu tokens. Please reduce the length of the %s.",
+                          longest, what, count, what);
+    return oai_refuse(error, 400, "context_length_exceeded", field,
+                      "This model's maximum context length is %zu tokens. However, you requested "
+                      "%zu tokens (%zu in the %s, %zu in the completion). Please reduce the length "
+                      "of the %s or completion.",
+                      longest, count + wanted, count, what, wanted, what);
+}
+
+int oai_fit(const struct oai_request *request, const char *field, size_t count,
+            const struct oai_rules *rules, int32_t *max_tokens, struct oai_error *error) {
+    size_t longest = (size_t)rules->info->max_model_len;
+    size_t wanted = request->max_tokens < 0 ? 1 : (size_t)request->max_tokens;
+    if (count == 0)
+        return oai_refuse(error, 400, "invalid_value", field,
+                          "Invalid value for '%s': the prompt has no tokens.", field);
+    if (count > longest || wanted > longest - count)
+        return refuse_length(request, field, longest, count, wanted, error);
+    if (request->max_tokens < 0) {
+        int preset =
+            request->kind == OAI_COMPLETION ? OAI_COMPLETION_TOKENS : rules->default_max_tokens;
+        wanted = longest - count;
+        if (preset > 0 && wanted > (size_t)preset) wanted = (size_t)preset;
+    }
+    *max_tokens = (int32_t)wanted;
+    if (request->sampling.min_tokens > *max_tokens)
+        return oai_refuse(error, 400, "invalid_value", "min_tokens",
+                          "Invalid value for 'min_tokens': the answer may have at most %d tokens.",
+                          *max_tokens);
+    return 0;
+}

@@ -1,0 +1,73 @@
+/* What a model thinks, apart from what it answers. The tags are single tokens, so the border is a
+ * border of tokens: nothing is searched in the text, and text that looks like a tag is only text.
+ */
+#include <string.h>
+
+#include "server/oai/oai.h"
+
+static int32_t find_token(const struct engine *engine, const char *text) {
+    struct engine_ids ids;
+    struct arena arena;
+    struct fault fault;
+    const char *bytes = "";
+    int32_t id = -1;
+    arena_open(&arena, (size_t)1 << 20);
+    if (engine_tokenize(engine, text, strlen(text), false, true, &arena, &ids, &fault) == 0 &&
+        ids.count == 1 && engine_token_bytes(engine, ids.ids[0], &bytes) == strlen(text) &&
+        memcmp(bytes, text, strlen(text)) == 0)
+        id = ids.ids[0];
+    arena_close(&arena);
+    return id;
+}
+
+struct oai_think oai_find_think(const struct engine *engine) {
+    struct oai_think think = {find_token(engine, "<think>"), find_token(engine, "</think>")};
+    if (think.begin < 0 || think.end < 0) think = (struct oai_think){-1, -1};
+    return think;
+}
+
+bool oai_splits_reasoning(const struct oai_answer *answer) {
+    return answer->rules->think.begin >= 0 && answer->request->kind == OAI_CHAT &&
+           answer->request->split_reasoning;
+}
+
+static bool is_blank(const struct engine *engine, int32_t id) {
+    const char *bytes = "";
+    size_t size = engine_token_bytes(engine, id, &bytes);
+    for (size_t i = 0; i < size; i++)
+        if (!strchr(" \t\r\n", bytes[i])) return false;
+    return true;
+}
+
+struct oai_voice oai_voice_open(const struct oai_answer *answer, int index) {
+    const struct engine_request *request = &oai_job_of(answer, index)->request;
+    struct oai_voice voice = {0};
+    int32_t last = request->prompt_count - 1;
+    if (!oai_splits_reasoning(answer)) return voice;
+    while (last > 0 && is_blank(answer->engine, request->prompt[last])) last--;
+    voice.thinking = voice.fresh = request->prompt[last] == answer->rules->think.begin;
+    voice.may_begin = !voice.thinking;
+    return voice;
+}
+
+bool oai_voice_step(struct oai_voice *voice, const struct oai_answer *answer, int32_t token) {
+    const struct oai_think *think = &answer->rules->think;
+    bool begins = voice->may_begin && token == think->begin;
+    bool ends = voice->thinking && token == think->end;
+    if (begins || ends) {
+        *voice = (struct oai_voice){
+            .thinking = begins, .fresh = true, .reasoning_tokens = voice->reasoning_tokens};
+        return true;
+    }
+    voice->reasoning_tokens += voice->thinking;
+    if (voice->may_begin) voice->may_begin = is_blank(answer->engine, token);
+    return false;
+}
+
+size_t oai_voice_skip(struct oai_voice *voice, const char *text, size_t size) {
+    size_t skip = 0;
+    if (!voice->fresh) return 0;
+    while (skip < size && text[skip] == '\n') skip++;
+    if (skip < size) voice->fresh = false;
+    return skip;
+}

@@ -1,0 +1,348 @@
+/* Answers as JSON. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "server/oai/oai.h"
+
+static void write_str(struct buf *out, const char *s) {
+    json_write_str(out, s, strlen(s));
+}
+
+/* --- choices --- */
+
+const struct engine_job *oai_job_of(const struct oai_answer *answer, int index) {
+    return &answer->jobs[index / answer->request->n];
+}
+
+const struct engine_choice *oai_choice_of(const struct oai_answer *answer, int index) {
+    return &oai_job_of(answer, index)->choice[index % answer->request->n];
+}
+
+int oai_choice_count(const struct oai_answer *answer) {
+    return answer->job_count * answer->request->n;
+}
+
+uint32_t oai_token_count(const struct engine_choice *choice) {
+    return (uint32_t)atomic_load_explicit(&choice->token_count, memory_order_acquire);
+}
+
+/* A token that begins before the stop string has a part in the text, one that begins behind has
+ * none. A stop token ends nothing but itself, so its score stays. */
+uint32_t oai_shown_count(const struct engine_choice *choice) {
+    uint32_t count = oai_token_count(choice);
+    size_t safe = atomic_load_explicit(&choice->text_safe, memory_order_acquire);
+    if (choice->stop_index < 0) return count;
+    while (count && (count > 1 ? choice->tokens[count - 2].text_end : 0) >= safe) count--;
+    return count;
+}
+
+/* --- usage --- */
+
+/* values[] as nested arrays; the innermost are `lengths[stream]` long, or one number each. */
+static void write_nested(struct buf *out, const struct engine_info *info, const int32_t *lengths,
+                         const int32_t *positions) {
+    size_t at = 0;
+    buf_char(out, '[');
+    for (int layer = 0; layer < info->layers; layer++) {
+        buf_str(out, layer ? ",[" : "[");
+        for (int head = 0; head < info->heads_kv; head++) {
+            int32_t length = lengths[layer * info->heads_kv + head];
+            if (head) buf_char(out, ',');
+            if (!positions) {
+                buf_int(out, length);
+                continue;
+            }
+            buf_char(out, '[');
+            for (int32_t i = 0; i < length; i++) {
+                if (i) buf_char(out, ',');
+                buf_int(out, positions[at++]);
+            }
+            buf_char(out, ']');
+        }
+        buf_char(out, ']');
+    }
+    buf_char(out, ']');
+}
+
+/* What all prompts of a request hold together; policy and budget are the same for all. */
+static struct engine_kv_details sum_details(const struct oai_answer *answer) {
+    struct engine_kv_details sum = answer->jobs[0].kv;
+    for (int i = 1; i < answer->job_count; i++) {
+        const struct engine_kv_details *kv = &answer->jobs[i].kv;
+        sum.seen_tokens += kv->seen_tokens;
+        sum.kept_entries += kv->kept_entries;
+        sum.evicted_entries += kv->evicted_entries;
+        sum.dropped_tokens += kv->dropped_tokens;
+        sum.bytes += kv->bytes;
+    }
+    return sum;
+}
+
+/* [{"tokens": T, "evicted": [layer][head][positions]}, ...] in the order of time. */
+static void write_trace(struct buf *out, const struct engine_info *info,
+                        const struct engine_kv_details *kv) {
+    buf_str(out, ",\"trace\":[");
+    for (const struct engine_eviction *e = kv->evictions; e; e = e->next) {
+        buf_fmt(out, "%s{\"tokens\":%" PRId32 ",\"evicted\":", e == kv->evictions ? "" : ",",
+                e->tokens);
+        write_nested(out, info, e->lengths, e->positions);
+        buf_char(out, '}');
+    }
+    buf_char(out, ']');
+    if (kv->evictions_lost) buf_fmt(out, ",\"trace_lost\":%" PRId32, kv->evictions_lost);
+}
+
+static void write_kv_details(struct buf *out, const struct oai_answer *answer) {
+    struct engine_kv_details kv = sum_details(answer);
+    buf_str(out, ",\"kv_details\":{\"policy\":");
+    write_str(out, kv.policy);
+    if (kv.budget >= 0)
+        buf_fmt(out, ",\"budget\":%" PRId32, kv.budget);
+    else
+        buf_str(out, ",\"budget\":null");
+    buf_fmt(out,
+            ",\"seen_tokens\":%" PRId32 ",\"kept_entries\":%" PRId64 ",\"evicted_entries\":%" PRId64
+            ",\"dropped_tokens\":%" PRId32 ",\"bytes\":%" PRId64,
+            kv.seen_tokens, kv.kept_entries, kv.evicted_entries, kv.dropped_tokens, kv.bytes);
+    if (kv.lengths) {
+        buf_str(out, ",\"lengths\":");
+        write_nested(out, answer->rules->info, kv.lengths, NULL);
+    }
+    if (kv.lengths && kv.positions) {
+        buf_str(out, ",\"positions\":");
+        write_nested(out, answer->rules->info, kv.lengths, kv.positions);
+    }
+    if (answer->jobs[0].request.kv.report == ENGINE_REPORT_TRACE)
+        write_trace(out, answer->rules->info, &kv);
+    buf_char(out, '}');
+}
+
+static uint64_t reasoning_tokens(const struct oai_answer *answer) {
+    uint64_t sum = 0;
+    for (int i = 0; oai_splits_reasoning(answer) && i < oai_choice_count(answer); i++) {
+        const struct engine_choice *choice = oai_choice_of(answer, i);
+        struct oai_voice voice = oai_voice_open(answer, i);
+        uint32_t count = oai_token_count(choice);
+        for (uint32_t k = 0; k < count && (voice.thinking || voice.may_begin); k++)
+            oai_voice_step(&voice, answer, choice->tokens[k].token);
+        sum += voice.reasoning_tokens;
+    }
+    return sum;
+}
+
+void oai_render_usage(struct buf *out, const struct oai_answer *answer, uint64_t completion,
+                      bool finished) {
+    uint64_t prompt = 0, cached = 0;
+    for (int i = 0; i < answer->job_count; i++) {
+        prompt += (uint64_t)answer->jobs[i].request.prompt_count;
+        if (finished) cached += (uint64_t)answer->jobs[i].cached_tokens;
+    }
+    buf_fmt(out,
+            "{\"prompt_tokens\":%" PRIu64 ",\"completion_tokens\":%" PRIu64
+            ",\"total_tokens\":%" PRIu64,
+            prompt, completion, prompt + completion);
+    if (finished) {
+        buf_fmt(out,
+                ",\"prompt_tokens_details\":{\"cached_tokens\":%" PRIu64
+                "},\"completion_tokens_details\":{\"reasoning_tokens\":%" PRIu64 "}",
+                cached, reasoning_tokens(answer));
+        write_kv_details(out, answer);
+    }
+    buf_char(out, '}');
+}
+
+/* --- whole answers --- */
+
+void oai_render_prompt_text(struct buf *out, const struct oai_answer *answer, int index) {
+    const struct engine_request *request = &oai_job_of(answer, index)->request;
+    for (int32_t i = 0; i < request->prompt_count; i++) {
+        const char *bytes = "";
+        if (engine_token_is_special(answer->engine, request->prompt[i])) continue;
+        size_t size = engine_token_bytes(answer->engine, request->prompt[i], &bytes);
+        buf_add(out, bytes, size);
+    }
+}
+
+const char *oai_finish_name(int finish, bool called) {
+    if (finish == ENGINE_FINISH_LENGTH) return "length";
+    return called ? "tool_calls" : "stop";
+}
+
+/* The stop string, the id of a stop token the client named, or null for the model's own end. */
+static void write_stop_reason(struct buf *out, const struct engine_request *request,
+                              const struct engine_choice *choice) {
+    if (choice->stop_index >= 0 && choice->stop_index < request->stop_count) {
+        const struct engine_stop *stop = &request->stops[choice->stop_index];
+        json_write_str(out, stop->text, stop->size);
+        return;
+    }
+    for (int32_t i = 0; i < request->stop_id_count; i++) {
+        if (request->stop_ids[i] != choice->stop_token) continue;
+        buf_int(out, choice->stop_token);
+        return;
+    }
+    buf_str(out, "null");
+}
+
+void oai_render_finish(struct buf *out, const struct oai_answer *answer, int index, bool called) {
+    const struct engine_choice *choice = oai_choice_of(answer, index);
+    int finish = atomic_load_explicit(&choice->finish, memory_order_acquire);
+    buf_fmt(out, ",\"finish_reason\":\"%s\",\"stop_reason\":", oai_finish_name(finish, called));
+    write_stop_reason(out, &oai_job_of(answer, index)->request, choice);
+}
+
+struct message {
+    struct buf reasoning;
+    struct oai_calls calls; /* and the text beside them */
+};
+
+static void add_said(struct message *message, bool thinking, const char *text, size_t begin,
+                     size_t end) {
+    if (begin == end) return;
+    if (thinking)
+        buf_add(&message->reasoning, text + begin, end - begin);
+    else
+        oai_calls_add(&message->calls, text, begin, end);
+}
+
+/* Shares the text of a finished choice out between the two voices. */
+static void divide_text(const struct oai_answer *answer, int index, struct message *message) {
+    const struct engine_choice *choice = oai_choice_of(answer, index);
+    size_t safe = atomic_load_explicit(&choice->text_safe, memory_order_acquire);
+    size_t at = 0, said = 0; /* what the voice has said: [said, at) */
+    struct oai_voice voice = oai_voice_open(answer, index);
+    uint32_t count = oai_token_count(choice);
+    for (uint32_t i = 0; i < count; i++) {
+        size_t end = choice->tokens[i].text_end < safe ? choice->tokens[i].text_end : safe;
+        bool thought = voice.thinking;
+        if (oai_voice_step(&voice, answer, choice->tokens[i].token)) {
+            add_said(message, thought, choice->text, said, at);
+            said = end;
+        } else {
+            said += oai_voice_skip(&voice, choice->text + at, end - at);
+        }
+        at = end;
+    }
+    add_said(message, voice.thinking, choice->text, said, at);
+    oai_calls_end(&message->calls);
+}
+
+/* vLLM's older and newer name; clients read one or the other. */
+static void write_reasoning(struct buf *out, const char *text, size_t size) {
+    buf_str(out, ",\"reasoning_content\":");
+    json_write_str(out, text, size);
+    buf_str(out, ",\"reasoning\":");
+    json_write_str(out, text, size);
+}
+
+/* true: the answer ends with a call. */
+static bool write_message(struct buf *out, const struct oai_answer *answer, int index) {
+    struct message message;
+    const struct buf *content = &message.calls.content, *calls = &message.calls.list;
+    const struct buf *reasoning = &message.reasoning;
+    buf_open(&message.reasoning, out->limit);
+    oai_calls_open(&message.calls, answer, index, out->limit);
+    divide_text(answer, index, &message);
+    if (reasoning->failed || oai_calls_failed(&message.calls)) out->failed = true;
+    buf_str(out, "\"message\":{\"role\":\"assistant\",\"content\":");
+    if (content->size || (!reasoning->size && !calls->size))
+        json_write_str(out, content->data ? content->data : "", content->size);
+    else
+        buf_str(out, "null");
+    buf_str(out, ",\"refusal\":null");
+    if (reasoning->size) write_reasoning(out, reasoning->data, reasoning->size);
+    if (calls->size) {
+        buf_str(out, ",\"tool_calls\":[");
+        buf_add(out, calls->data, calls->size);
+        buf_char(out, ']');
+    }
+    buf_char(out, '}');
+    buf_close(&message.reasoning);
+    bool called = tool_reader_called(&message.calls.reader);
+    oai_calls_close(&message.calls);
+    return called;
+}
+
+static void write_text(struct buf *out, const struct oai_answer *answer, int index) {
+    const struct engine_choice *choice = oai_choice_of(answer, index);
+    size_t safe = atomic_load_explicit(&choice->text_safe, memory_order_acquire);
+    struct buf text;
+    buf_open(&text, out->limit);
+    if (answer->request->echo) oai_render_prompt_text(&text, answer, index);
+    buf_add(&text, choice->text ? choice->text : "", safe);
+    if (text.failed) out->failed = true;
+    buf_str(out, "\"text\":");
+    json_write_str(out, text.data ? text.data : "", text.size);
+    buf_close(&text);
+}
+
+static void write_prompt_ids(struct buf *out, const struct oai_answer *answer, int index) {
+    const struct engine_request *request = &oai_job_of(answer, index)->request;
+    buf_str(out, ",\"prompt_token_ids\":[");
+    for (int32_t i = 0; i < request->prompt_count; i++) {
+        if (i) buf_char(out, ',');
+        buf_int(out, request->prompt[i]);
+    }
+    buf_char(out, ']');
+}
+
+/* Every token that was generated, also one that ended the answer and gave no text. */
+static void write_answer_ids(struct buf *out, const struct engine_choice *choice) {
+    uint32_t count = oai_token_count(choice);
+    buf_str(out, ",\"token_ids\":[");
+    for (uint32_t i = 0; i < count; i++) {
+        if (i) buf_char(out, ',');
+        buf_int(out, choice->tokens[i].token);
+    }
+    buf_char(out, ']');
+}
+
+static void write_choice(struct buf *out, const struct oai_answer *answer, int index) {
+    const struct engine_choice *choice = oai_choice_of(answer, index);
+    bool chat = answer->request->kind == OAI_CHAT;
+    struct oai_offset offset = {0};
+    bool called = false;
+    buf_fmt(out, "{\"index\":%d,", index);
+    if (chat)
+        called = write_message(out, answer, index);
+    else
+        write_text(out, answer, index);
+    buf_str(out, ",\"logprobs\":");
+    oai_render_logprobs(out, answer, index, 0, oai_shown_count(choice), answer->request->echo,
+                        &offset);
+    oai_render_finish(out, answer, index, called);
+    if (!chat && answer->request->prompt_logprobs >= 0) {
+        buf_str(out, ",\"prompt_logprobs\":");
+        oai_render_prompt_logprobs(out, answer, index);
+    }
+    if (answer->request->return_token_ids) {
+        write_answer_ids(out, choice);
+        if (!chat) write_prompt_ids(out, answer, index);
+    }
+    buf_char(out, '}');
+}
+
+void oai_render_answer(struct buf *out, const struct oai_answer *answer) {
+    bool chat = answer->request->kind == OAI_CHAT;
+    uint64_t tokens = 0;
+    buf_str(out, "{\"id\":");
+    write_str(out, answer->id);
+    buf_fmt(out, ",\"object\":\"%s\",\"created\":%" PRId64 ",\"model\":",
+            chat ? "chat.completion" : "text_completion", answer->created);
+    write_str(out, answer->model);
+    buf_str(out, ",\"choices\":[");
+    for (int i = 0; i < oai_choice_count(answer); i++) {
+        if (i) buf_char(out, ',');
+        write_choice(out, answer, i);
+        tokens += oai_token_count(oai_choice_of(answer, i));
+    }
+    buf_str(out, "],\"usage\":");
+    oai_render_usage(out, answer, tokens, true);
+    if (chat && answer->request->prompt_logprobs >= 0) {
+        buf_str(out, ",\"prompt_logprobs\":");
+        oai_render_prompt_logprobs(out, answer, 0);
+    }
+    if (chat && answer->request->return_token_ids) write_prompt_ids(out, answer, 0);
+    buf_str(out, ",\"system_fingerprint\":\"keepd-" KEEPD_VERSION "\"}");
+}

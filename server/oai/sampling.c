@@ -1,0 +1,266 @@
+/* How tokens are chosen, what ends an answer and what it shows. */
+#include <ctype.h>
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "server/oai/fields.h"
+
+/* --- how tokens are chosen --- */
+
+/* request > the model's generation_config > OpenAI */
+void oai_preset_sampling(struct oai_reader *r) {
+    const struct engine_info *info = r->rules->info;
+    r->out->sampling = (struct engine_request){
+        .temperature = isnan(info->temperature) ? 1 : info->temperature,
+        .top_p = isnan(info->top_p) ? 1 : info->top_p,
+        .min_p = isnan(info->min_p) ? 0 : info->min_p,
+        .repetition = isnan(info->repetition) ? 1 : info->repetition,
+        .top_k = info->top_k > 0 ? info->top_k : 0,
+        .top_logprobs = -1,
+        .kv = {.budget = -1,
+               .buffer = -1,
+               .chunk = -1,
+               .sinks = -1,
+               .recent = -1,
+               .reuse = true,
+               .retain = true},
+    };
+}
+
+/* All 64 bits of the digits; a double would lose those above 2^53. */
+static int read_seed(struct oai_reader *r) {
+    const cJSON *node = json_get(r->body, "seed");
+    int64_t number;
+    if (!node) return 0;
+    if (json_node_int(node, INT64_MIN, INT64_MAX, &number) == 0) {
+        r->out->sampling.seed = (uint64_t)number;
+    } else {
+        const char *text = cJSON_IsNumber(node) ? node->valuestring : NULL;
+        char *end = NULL;
+        errno = 0;
+        if (text && text[0] != '-') r->out->sampling.seed = strtoull(text, &end, 10);
+        if (!end || *end || errno) return oai_invalid(r, "seed", "expected a 64-bit integer");
+    }
+    r->out->seed_given = true;
+    return 0;
+}
+
+static int read_choice_count(struct oai_reader *r) {
+    struct oai_request *out = r->out;
+    int32_t best_of = -1;
+    out->n = 1;
+    if (oai_get_int(r, NULL, r->body, "n", 1, OAI_N_MAX, &out->n)) return -1;
+    if (out->n > OAI_CHOICES_MAX / out->prompt_count)
+        return oai_invalid(r, "n",
+                           "at most %d choices per request, found %d for each of %d prompts",
+                           OAI_CHOICES_MAX, out->n, out->prompt_count);
+    if (out->kind != OAI_COMPLETION) return 0;
+    if (oai_get_int(r, NULL, r->body, "best_of", 1, OAI_N_MAX, &best_of)) return -1;
+    if (best_of < 0 || best_of == out->n) return 0;
+    return oai_refuse(r->error, 400, "unsupported_parameter", "best_of",
+                      "Unsupported value for 'best_of': every choice is returned, so it must equal "
+                      "'n' (%d), found %d.",
+                      out->n, best_of);
+}
+
+static int read_numbers(struct oai_reader *r) {
+    struct engine_request *s = &r->out->sampling;
+    const cJSON *body = r->body;
+    int32_t top_k = s->top_k;
+    if (oai_get_float(r, NULL, body, "temperature", 0, 2, &s->temperature) ||
+        oai_get_float(r, NULL, body, "top_p", 0, 1, &s->top_p) ||
+        oai_get_float(r, NULL, body, "min_p", 0, 1, &s->min_p) ||
+        oai_get_float(r, NULL, body, "presence_penalty", -2, 2, &s->presence) ||
+        oai_get_float(r, NULL, body, "frequency_penalty", -2, 2, &s->frequency) ||
+        oai_get_float(r, NULL, body, "repetition_penalty", 0, OAI_REPETITION_MAX, &s->repetition) ||
+        oai_get_int(r, NULL, body, "top_k", -1, INT32_MAX, &top_k) ||
+        oai_get_bool(r, NULL, body, "ignore_eos", &s->ignore_eos))
+        return -1;
+    s->top_k = top_k < 0 ? 0 : top_k;
+    if (s->repetition <= 0)
+        return oai_invalid(r, "repetition_penalty", "expected a number above 0");
+    return 0;
+}
+
+static int read_bias_entry(const struct oai_reader *r, const cJSON *node,
+                           struct engine_bias *bias) {
+    char field[OAI_PATH], *end;
+    errno = 0;
+    long id = strtol(node->string, &end, 10);
+    oai_path(field, "logit_bias.%.64s", node->string);
+    if (!isdigit((unsigned char)node->string[0]) || errno || *end || id >= r->rules->info->vocab)
+        return oai_invalid(r, field, "the key must be a token id from 0 to %d",
+                           r->rules->info->vocab - 1);
+    if (!cJSON_IsNumber(node) || !(fabs(node->valuedouble) <= 100))
+        return oai_invalid(r, field, "expected a number from -100 to 100");
+    *bias = (struct engine_bias){(int32_t)id, (float)node->valuedouble};
+    return 0;
+}
+
+static int read_bias(struct oai_reader *r) {
+    const cJSON *object, *node;
+    struct engine_bias *bias;
+    int count = 0;
+    if (oai_get_object(r, "logit_bias", &object)) return -1;
+    int size = cJSON_GetArraySize(object);
+    if (!object || !size) return 0;
+    if (size > OAI_BIAS_MAX)
+        return oai_invalid(r, "logit_bias", "expected at most %d entries, found %d", OAI_BIAS_MAX,
+                           size);
+    bias = arena_alloc(r->arena, (size_t)size, sizeof *bias);
+    if (!bias) return oai_no_memory(r);
+    cJSON_ArrayForEach(node, object) {
+        if (read_bias_entry(r, node, &bias[count++])) return -1;
+    }
+    r->out->sampling.bias = bias;
+    r->out->sampling.bias_count = count;
+    return 0;
+}
+
+/* --- what ends an answer --- */
+
+static int add_stop(struct oai_reader *r, struct engine_stop *stops, const cJSON *node,
+                    const char *field) {
+    if (!cJSON_IsString(node))
+        return oai_invalid(r, field, "expected a string, found %s", json_type_name(node));
+    size_t size = strlen(node->valuestring);
+    if (size == 0) return oai_invalid(r, field, "a stop string must not be empty");
+    if (size > OAI_STOP_BYTES)
+        return oai_invalid(r, field, "expected at most %d bytes, found %zu", OAI_STOP_BYTES, size);
+    const char *text = arena_strndup(r->arena, node->valuestring, size);
+    if (!text) return oai_no_memory(r);
+    stops[r->out->sampling.stop_count++] = (struct engine_stop){text, size};
+    return 0;
+}
+
+static int read_stop(struct oai_reader *r) {
+    const cJSON *stop = json_get(r->body, "stop"), *node;
+    struct engine_stop *stops;
+    char field[OAI_PATH];
+    if (!stop) return 0;
+    if (!cJSON_IsString(stop) && !cJSON_IsArray(stop))
+        return oai_invalid(r, "stop", "expected a string or an array of strings, found %s",
+                           json_type_name(stop));
+    if (cJSON_IsArray(stop) && cJSON_GetArraySize(stop) > OAI_STOPS_MAX)
+        return oai_invalid(r, "stop", "expected at most %d stop strings, found %d", OAI_STOPS_MAX,
+                           cJSON_GetArraySize(stop));
+    stops = arena_alloc(r->arena, OAI_STOPS_MAX, sizeof *stops);
+    if (!stops) return oai_no_memory(r);
+    r->out->sampling.stops = stops;
+    if (cJSON_IsString(stop)) return add_stop(r, stops, stop, "stop");
+    cJSON_ArrayForEach(node, stop) {
+        oai_path(field, "stop[%d]", r->out->sampling.stop_count);
+        if (add_stop(r, stops, node, field)) return -1;
+    }
+    return 0;
+}
+
+static int read_stop_ids(struct oai_reader *r) {
+    const cJSON *node = json_get(r->body, "stop_token_ids");
+    size_t count = 0;
+    if (!node) return 0;
+    if (!cJSON_IsArray(node))
+        return oai_invalid(r, "stop_token_ids", "expected an array, found %s",
+                           json_type_name(node));
+    if (cJSON_GetArraySize(node) > OAI_STOP_IDS_MAX)
+        return oai_invalid(r, "stop_token_ids", "expected at most %d ids, found %d",
+                           OAI_STOP_IDS_MAX, cJSON_GetArraySize(node));
+    if (oai_get_ids(r, node, "stop_token_ids", &r->out->sampling.stop_ids, &count)) return -1;
+    r->out->sampling.stop_id_count = (int32_t)count;
+    return 0;
+}
+
+/* OpenAI's two names for one number; 0 asks for nothing but the prompt's scores. */
+static int read_max_tokens(struct oai_reader *r) {
+    struct oai_request *out = r->out;
+    bool scores = out->kind == OAI_COMPLETION && (out->echo || out->prompt_logprobs >= 0);
+    int32_t older = -1, newer = -1;
+    int least = out->kind == OAI_CHAT ? 1 : 0;
+    if (oai_get_int(r, NULL, r->body, "max_tokens", least, INT32_MAX, &older) ||
+        oai_get_int(r, NULL, r->body, "max_completion_tokens", least, INT32_MAX, &newer) ||
+        oai_get_int(r, NULL, r->body, "min_tokens", 0, INT32_MAX, &out->sampling.min_tokens))
+        return -1;
+    if (older >= 0 && newer >= 0 && older != newer)
+        return oai_invalid(r, "max_tokens",
+                           "max_completion_tokens means the same and says %d, not %d", newer,
+                           older);
+    out->max_tokens = newer >= 0 ? newer : older;
+    if (out->max_tokens == 0 && !scores)
+        return oai_invalid(r, newer >= 0 ? "max_completion_tokens" : "max_tokens",
+                           "expected at least 1 unless 'echo' or 'prompt_logprobs' is set");
+    if (out->max_tokens >= 0 && out->sampling.min_tokens > out->max_tokens)
+        return oai_invalid(r, "min_tokens", "expected at most max_tokens (%d), found %d",
+                           out->max_tokens, out->sampling.min_tokens);
+    return 0;
+}
+
+/* --- what the answer shows --- */
+
+/* Chat says it with a flag and a number, completions with one number. */
+static int read_answer_logprobs(struct oai_reader *r) {
+    struct oai_request *out = r->out;
+    bool wanted = false;
+    int32_t top = 0;
+    if (out->kind == OAI_COMPLETION)
+        return oai_get_int(r, NULL, r->body, "logprobs", 0, OAI_LOGPROBS_MAX, &out->logprobs);
+    if (oai_get_bool(r, NULL, r->body, "logprobs", &wanted) ||
+        oai_get_int(r, NULL, r->body, "top_logprobs", 0, OAI_LOGPROBS_MAX, &top))
+        return -1;
+    if (top > 0 && !wanted)
+        return oai_invalid(r, "top_logprobs",
+                           "'logprobs' must be true when 'top_logprobs' is used");
+    out->logprobs = wanted ? top : -1;
+    return 0;
+}
+
+/* The engine takes one number of alternatives for prompt and answer: the larger. */
+static int read_logprobs(struct oai_reader *r) {
+    struct oai_request *out = r->out;
+    if (read_answer_logprobs(r) || oai_get_int(r, NULL, r->body, "prompt_logprobs", 0,
+                                               OAI_LOGPROBS_MAX, &out->prompt_logprobs))
+        return -1;
+    out->sampling.prompt_logprobs = out->prompt_logprobs >= 0 || (out->echo && out->logprobs >= 0);
+    out->sampling.top_logprobs =
+        out->prompt_logprobs > out->logprobs ? out->prompt_logprobs : out->logprobs;
+    return 0;
+}
+
+static int read_stream(struct oai_reader *r) {
+    struct oai_request *out = r->out;
+    const cJSON *options;
+    if (oai_get_bool(r, NULL, r->body, "stream", &out->stream) ||
+        oai_get_bool(r, NULL, r->body, "return_token_ids", &out->return_token_ids) ||
+        oai_get_object(r, "stream_options", &options))
+        return -1;
+    if (out->stream && out->prompt_logprobs >= 0)
+        return oai_refuse(r->error, 400, "unsupported_parameter", "prompt_logprobs",
+                          "Unsupported value for 'prompt_logprobs': not available when 'stream' is "
+                          "true.");
+    if (out->stream && out->return_token_ids)
+        return oai_refuse(r->error, 400, "unsupported_parameter", "return_token_ids",
+                          "Unsupported value for 'return_token_ids': not available when 'stream' "
+                          "is true.");
+    if (!options) return 0;
+    if (!out->stream) return oai_invalid(r, "stream_options", "only allowed when 'stream' is true");
+    return oai_get_bool(r, "stream_options", options, "include_usage", &out->include_usage) ||
+                   oai_get_bool(r, "stream_options", options, "continuous_usage_stats",
+                                &out->continuous_usage)
+               ? -1
+               : 0;
+}
+
+int oai_read_sampling(struct oai_reader *r) {
+    struct oai_request *out = r->out;
+    out->split_reasoning = true;
+    if (out->kind == OAI_COMPLETION && oai_get_bool(r, NULL, r->body, "echo", &out->echo))
+        return -1;
+    if (oai_get_bool(r, NULL, r->body, "separate_reasoning", &out->split_reasoning)) return -1;
+    return read_choice_count(r) || read_numbers(r) || read_seed(r) || read_bias(r) ||
+                   read_stop(r) || read_stop_ids(r) || read_logprobs(r) || read_max_tokens(r) ||
+                   read_stream(r)
+               ? -1
+               : 0;
+}

@@ -1,0 +1,72 @@
+/* Calls of tools in the text of an answer, in the two forms that the families we serve are trained
+ * on (their chat templates say so to the model):
+ *
+ *   hermes   <tool_call>\n{"name": "f", "arguments": {...}}\n</tool_call>   Qwen2.5, Qwen3, Hermes
+ *   llama3   {"name": "f", "parameters": {...}}                             Llama 3.1 to 3.3
+ *
+ * The reader is given the text as it grows and says what each part is. What it says does not depend
+ * on how the text was cut into pieces, and what was said is never taken back: a call begins once
+ * its name is that of a given tool and its arguments have opened, or it ends without any; until
+ * then the text is held back, at most TOOL_HELD_MAX bytes, and what turns out to be no call is
+ * text. From there to the brace that closes them, arguments are the model's own words. If they stop
+ * being JSON, all up to the call's end belongs to them: there is no telling where they should have
+ * ended.
+ *
+ * Pure; any thread. Nothing is copied: pieces are offsets into the caller's text. */
+#ifndef KEEPD_SERVER_OAI_TOOL_CALLS_H
+#define KEEPD_SERVER_OAI_TOOL_CALLS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "server/oai/tool_json.h"
+
+#define TOOL_HELD_MAX 512
+
+enum tool_format { TOOL_FORMAT_NONE, TOOL_FORMAT_HERMES, TOOL_FORMAT_LLAMA3, TOOL_FORMATS };
+const char *tool_format_name(enum tool_format format); /* "none", "hermes", "llama3" */
+/* The form that a chat template (its source; NULL = none) shows the model, and writes itself. */
+enum tool_format tool_format_of(const char *chat_template);
+
+/* What a request lets the model call. */
+struct tool_set {
+    enum tool_format format; /* NONE: answers are not searched */
+    const char *const *names;
+    int count;
+    bool parallel; /* false: calls after the first are left out */
+};
+
+enum tool_piece_kind {
+    TOOL_MORE,      /* nothing more to say about this text */
+    TOOL_TEXT,      /* the answer's */
+    TOOL_CALL,      /* a call begins; the piece is its name */
+    TOOL_ARGUMENTS, /* of the call that has begun last, to be appended */
+    TOOL_BARE       /* the call that has begun last has none, so they are {}; an empty piece */
+};
+
+struct tool_piece {
+    enum tool_piece_kind kind;
+    size_t begin, end;
+};
+
+/* Zero but for `tools` before the first byte. */
+struct tool_reader {
+    const struct tool_set *tools; /* borrowed */
+    size_t at;                    /* what lies before is dealt with */
+    uint32_t calls;               /* begun */
+    bool spoken;                  /* text came since the beginning or since the last call */
+    enum { TOOL_IN_TEXT, TOOL_IN_ARGUMENTS, TOOL_IN_REST, TOOL_IN_BARE, TOOL_IN_TAIL } phase;
+    struct tool_json json;
+};
+
+/* The next piece of text[at, end). Call it again until it says TOOL_MORE. `last`: the text ends at
+ * `end`, nothing is held back. `text` may move between calls, its bytes before `end` stay. */
+struct tool_piece tool_reader_next(struct tool_reader *reader, const char *text, size_t end,
+                                   bool last);
+/* After text whose end was `last`: goes on with what begins at `at`. */
+void tool_reader_resume(struct tool_reader *reader, size_t at);
+/* There are calls, and the last that was given is whole. */
+bool tool_reader_called(const struct tool_reader *reader);
+
+#endif

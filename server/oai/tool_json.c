@@ -1,0 +1,166 @@
+#include "server/oai/tool_json.h"
+
+#include <string.h>
+
+#define DEPTH_MAX 64 /* bits of `arrays` */
+
+enum state {
+    VALUE, /* first, so that zero is the beginning */
+    VALUE_OR_END,
+    KEY,
+    KEY_OR_END,
+    COLON,
+    AFTER_VALUE,
+    STRING,
+    ESCAPE,
+    HEX,
+    LITERAL,
+    /* numbers: what was last */
+    MINUS,
+    ZERO,
+    WHOLE,
+    POINT,
+    FRACTION,
+    EXPONENT,
+    SIGN,
+    POWER,
+    BAD
+};
+
+static bool is_digit(char c) {
+    return c >= '0' && c <= '9';
+}
+
+static bool is_hex(char c) {
+    return is_digit(c) || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F');
+}
+
+static bool in_array(const struct tool_json *json) {
+    return json->arrays >> (json->depth - 1) & 1;
+}
+
+static enum state open_container(struct tool_json *json, bool array) {
+    if (json->depth == DEPTH_MAX) return BAD;
+    uint64_t bit = (uint64_t)1 << json->depth++;
+    json->arrays = array ? json->arrays | bit : json->arrays & ~bit;
+    return array ? VALUE_OR_END : KEY_OR_END;
+}
+
+static enum state close_container(struct tool_json *json, char c) {
+    if (c != (in_array(json) ? ']' : '}')) return BAD;
+    json->depth--;
+    return AFTER_VALUE;
+}
+
+static enum state begin_string(struct tool_json *json, bool key) {
+    json->key = key;
+    return STRING;
+}
+
+static enum state begin_literal(struct tool_json *json, const char *rest) {
+    json->literal = rest;
+    return LITERAL;
+}
+
+static enum state begin_value(struct tool_json *json, char c) {
+    if (c == '{' || c == '[') return open_container(json, c == '[');
+    if (json->depth == 0) return BAD;
+    switch (c) {
+    case '"':
+        return begin_string(json, false);
+    case 't':
+        return begin_literal(json, "rue");
+    case 'f':
+        return begin_literal(json, "alse");
+    case 'n':
+        return begin_literal(json, "ull");
+    case '-':
+        return MINUS;
+    case '0':
+        return ZERO;
+    default:
+        return is_digit(c) ? WHOLE : BAD;
+    }
+}
+
+static enum state after_value(struct tool_json *json, char c) {
+    if (c != ',') return close_container(json, c);
+    return in_array(json) ? VALUE : KEY;
+}
+
+/* A number ends at the first byte that is none of its. */
+static enum state in_number(struct tool_json *json, enum state state, char c) {
+    bool exponent = c == 'e' || c == 'E';
+    switch (state) {
+    case MINUS:
+        return c == '0' ? ZERO : is_digit(c) ? WHOLE : BAD;
+    case POINT:
+        return is_digit(c) ? FRACTION : BAD;
+    case EXPONENT:
+        if (c == '+' || c == '-') return SIGN;
+        return is_digit(c) ? POWER : BAD;
+    case SIGN:
+        return is_digit(c) ? POWER : BAD;
+    case ZERO:
+    case WHOLE:
+        if (c == '.') return POINT;
+        break;
+    default:
+        break;
+    }
+    if (state != ZERO && is_digit(c)) return state;
+    if (state != POWER && exponent) return EXPONENT;
+    return tool_json_blank(c) ? AFTER_VALUE : after_value(json, c);
+}
+
+static enum state in_string(struct tool_json *json, char c) {
+    if (c == '"') return json->key ? COLON : AFTER_VALUE;
+    if (c == '\\') return ESCAPE;
+    return (unsigned char)c < 0x20 ? BAD : STRING;
+}
+
+static enum state in_escape(struct tool_json *json, char c) {
+    if (c == 'u') {
+        json->left = 4;
+        return HEX;
+    }
+    return c && strchr("\"\\/bfnrt", c) ? STRING : BAD;
+}
+
+static enum state in_literal(struct tool_json *json, char c) {
+    if (c != *json->literal) return BAD;
+    return *++json->literal ? LITERAL : AFTER_VALUE;
+}
+
+static enum state between(struct tool_json *json, enum state state, char c) {
+    if (tool_json_blank(c)) return state;
+    if (state == COLON) return c == ':' ? VALUE : BAD;
+    if (state == AFTER_VALUE) return after_value(json, c);
+    if (state == KEY_OR_END && c == '}') return close_container(json, c);
+    if (state == VALUE_OR_END && c == ']') return close_container(json, c);
+    if (state == KEY || state == KEY_OR_END) return c == '"' ? begin_string(json, true) : BAD;
+    return begin_value(json, c);
+}
+
+static enum state next_state(struct tool_json *json, enum state state, char c) {
+    switch (state) {
+    case STRING:
+        return in_string(json, c);
+    case ESCAPE:
+        return in_escape(json, c);
+    case HEX:
+        if (!is_hex(c)) return BAD;
+        return --json->left ? HEX : STRING;
+    case LITERAL:
+        return in_literal(json, c);
+    default:
+        return state >= MINUS ? in_number(json, state, c) : between(json, state, c);
+    }
+}
+
+enum tool_json_step tool_json_step(struct tool_json *json, char byte) {
+    enum state state = next_state(json, (enum state)json->state, byte);
+    json->state = (uint8_t)state;
+    if (state == BAD) return TOOL_JSON_BAD;
+    return state == AFTER_VALUE && json->depth == 0 ? TOOL_JSON_DONE : TOOL_JSON_MORE;
+}

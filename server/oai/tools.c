@@ -1,0 +1,252 @@
+/* Tools: what a request may declare, which answers are searched for calls, and how these are
+ * written. Where a call begins and ends is tool_calls.h's. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "server/oai/fields.h"
+
+/* --- declarations --- */
+
+static bool is_name(const char *text) {
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                  "0123456789_-";
+    size_t size = strlen(text);
+    return size > 0 && size <= OAI_TOOL_NAME_BYTES && strspn(text, letters) == size;
+}
+
+static int check_function(const cJSON *function, const char *path, struct oai_error *error) {
+    const cJSON *name = json_get(function, "name"), *text = json_get(function, "description");
+    const cJSON *parameters = json_get(function, "parameters"), *strict;
+    char field[OAI_PATH];
+    oai_path(field, "%s.name", path);
+    if (!name)
+        return oai_refuse(error, 400, "missing_required_parameter", field,
+                          "Missing required parameter: '%s'.", field);
+    if (!cJSON_IsString(name)) return oai_expected(error, field, "a string", name);
+    if (!is_name(name->valuestring))
+        return oai_refuse(error, 400, "invalid_value", field,
+                          "Invalid value for '%s': expected 1 to %d letters, digits, '_' or '-'.",
+                          field, OAI_TOOL_NAME_BYTES);
+    oai_path(field, "%s.description", path);
+    if (text && !cJSON_IsString(text)) return oai_expected(error, field, "a string", text);
+    oai_path(field, "%s.parameters", path);
+    if (parameters && !cJSON_IsObject(parameters))
+        return oai_expected(error, field, "an object", parameters);
+    oai_path(field, "%s.strict", path);
+    strict = json_get(function, "strict");
+    if (strict && !cJSON_IsBool(strict)) return oai_expected(error, field, "a boolean", strict);
+    return 0;
+}
+
+static int check_tool(const cJSON *tool, const char *path, struct oai_error *error) {
+    const cJSON *type = json_get(tool, "type"), *function = json_get(tool, "function");
+    char field[OAI_PATH];
+    if (!cJSON_IsObject(tool)) return oai_expected(error, path, "an object", tool);
+    oai_path(field, "%s.type", path);
+    if (!type)
+        return oai_refuse(error, 400, "missing_required_parameter", field,
+                          "Missing required parameter: '%s'.", field);
+    if (!cJSON_IsString(type)) return oai_expected(error, field, "a string", type);
+    if (strcmp(type->valuestring, "function") != 0)
+        return oai_refuse(error, 400, "unsupported_parameter", field,
+                          "Unsupported value for '%s': only tools of type 'function' are served, "
+                          "found '%.32s'.",
+                          field, type->valuestring);
+    oai_path(field, "%s.function", path);
+    if (!function)
+        return oai_refuse(error, 400, "missing_required_parameter", field,
+                          "Missing required parameter: '%s'.", field);
+    if (!cJSON_IsObject(function)) return oai_expected(error, field, "an object", function);
+    return check_function(function, field, error);
+}
+
+int oai_check_tools(const cJSON *tools, struct oai_error *error) {
+    const cJSON *tool;
+    char path[OAI_PATH];
+    int i = 0;
+    if (!cJSON_IsArray(tools)) return oai_expected(error, "tools", "an array", tools);
+    if (cJSON_GetArraySize(tools) > OAI_TOOLS_MAX)
+        return oai_refuse(error, 400, "invalid_value", "tools",
+                          "Invalid value for 'tools': expected at most %d tools, found %d.",
+                          OAI_TOOLS_MAX, cJSON_GetArraySize(tools));
+    cJSON_ArrayForEach(tool, tools) {
+        oai_path(path, "tools[%d]", i++);
+        if (check_tool(tool, path, error)) return -1;
+    }
+    return 0;
+}
+
+/* --- which answers are searched --- */
+
+/* The tags must be text: a tokenizer that calls them special leaves none. */
+static bool tag_is_text(const struct engine *engine, struct arena *arena) {
+    static const char tag[] = "<tool_call>";
+    struct engine_ids ids;
+    struct fault fault;
+    if (engine_tokenize(engine, tag, sizeof tag - 1, false, true, arena, &ids, &fault))
+        return false;
+    for (size_t i = 0; i < ids.count; i++)
+        if (engine_token_is_special(engine, ids.ids[i])) return false;
+    return true;
+}
+
+enum tool_format oai_find_tools(const struct engine *engine, const char *parser) {
+    const char *source = engine_info(engine)->tool_template;
+    struct arena arena;
+    bool text;
+    if (!source || !strstr(source, "tools")) return TOOL_FORMAT_NONE;
+    for (int i = 0; i < TOOL_FORMATS; i++)
+        if (strcmp(parser, tool_format_name((enum tool_format)i)) == 0) return (enum tool_format)i;
+    enum tool_format format = tool_format_of(source);
+    if (format != TOOL_FORMAT_HERMES) return format;
+    arena_open(&arena, (size_t)1 << 20);
+    text = tag_is_text(engine, &arena);
+    arena_close(&arena);
+    return text ? format : TOOL_FORMAT_NONE;
+}
+
+/* "none" and "auto" are served; all others promise a call, which takes constrained decoding. */
+static int read_choice(const struct oai_reader *r, bool *searches) {
+    const cJSON *choice = json_get(r->body, "tool_choice");
+    *searches = !choice;
+    if (!choice) return 0;
+    if (cJSON_IsString(choice)) {
+        *searches = strcmp(choice->valuestring, "auto") == 0;
+        if (*searches || strcmp(choice->valuestring, "none") == 0) return 0;
+    }
+    if (!cJSON_IsString(choice) && !cJSON_IsObject(choice))
+        return oai_invalid(r, "tool_choice", "expected a string or an object, found %s",
+                           json_type_name(choice));
+    return oai_refuse(
+        r->error, 400, "unsupported_parameter", "tool_choice",
+        "Unsupported value for 'tool_choice': this server does not constrain what the "
+        "model writes, so no call can be promised. \"auto\" lets the model decide, "
+        "\"none\" asks for text.");
+}
+
+static int refuse_format(const struct oai_reader *r) {
+    return oai_refuse(r->error, 400, "unsupported_parameter", "tools",
+                      "Unsupported value for 'tools': this model's chat template shows no form of "
+                      "calls that this server reads (--tool-call-parser: hermes, llama3). With "
+                      "'tool_choice' \"none\" the model sees the tools and answers in text.");
+}
+
+/* The tree of the body goes before the answer comes: names are copied. */
+static int read_names(struct oai_reader *r, const cJSON *tools) {
+    int count = cJSON_GetArraySize(tools), i = 0;
+    const char **names = arena_alloc(r->arena, (size_t)count, sizeof *names);
+    const cJSON *tool;
+    if (!names) return oai_no_memory(r);
+    cJSON_ArrayForEach(tool, tools) {
+        const char *name = json_get(json_get(tool, "function"), "name")->valuestring;
+        names[i] = arena_strndup(r->arena, name, strlen(name));
+        if (!names[i++]) return oai_no_memory(r);
+    }
+    r->out->tools.names = names;
+    r->out->tools.count = count;
+    return 0;
+}
+
+int oai_read_tools(struct oai_reader *r) {
+    const cJSON *tools = json_get(r->body, "tools");
+    struct tool_set *out = &r->out->tools;
+    bool searches;
+    out->parallel = true;
+    if (oai_get_bool(r, NULL, r->body, "parallel_tool_calls", &out->parallel) ||
+        read_choice(r, &searches))
+        return -1;
+    if (!searches || !tools || !tools->child) return 0;
+    if (r->rules->tool_format == TOOL_FORMAT_NONE) return refuse_format(r);
+    out->format = r->rules->tool_format;
+    return read_names(r, tools);
+}
+
+/* --- answers --- */
+
+bool oai_reads_calls(const struct oai_answer *answer) {
+    return answer->request->tools.format != TOOL_FORMAT_NONE;
+}
+
+/* Unique as the answer's own id, of which it has 96 bits, and at most 40 bytes: some APIs that a
+ * client may carry the conversation to take no more. */
+static void write_id(struct buf *out, const struct oai_answer *answer, int index, uint32_t call) {
+    const char *random = strchr(answer->id, '-');
+    buf_fmt(out, "\"id\":\"call_%.24s%02x%02" PRIx32 "\",\"type\":\"function\"",
+            random ? random + 1 : answer->id, (unsigned)index, call);
+}
+
+void oai_render_call_begin(struct buf *out, const struct oai_answer *answer, int index,
+                           uint32_t call, const char *name, size_t size) {
+    buf_fmt(out, "\"tool_calls\":[{\"index\":%" PRIu32 ",", call);
+    write_id(out, answer, index, call);
+    buf_str(out, ",\"function\":{\"name\":");
+    json_write_str(out, name, size);
+    buf_str(out, ",\"arguments\":\"\"}}]");
+}
+
+void oai_render_call_arguments(struct buf *out, uint32_t call, const char *text, size_t size) {
+    buf_fmt(out, "\"tool_calls\":[{\"index\":%" PRIu32 ",\"function\":{\"arguments\":", call);
+    json_write_str(out, text, size);
+    buf_str(out, "}}]");
+}
+
+void oai_calls_open(struct oai_calls *calls, const struct oai_answer *answer, int index,
+                    size_t limit) {
+    *calls = (struct oai_calls){
+        .answer = answer, .index = index, .reader = {.tools = &answer->request->tools}};
+    buf_open(&calls->content, limit);
+    buf_open(&calls->list, limit);
+    buf_open(&calls->arguments, limit);
+}
+
+void oai_calls_close(struct oai_calls *calls) {
+    buf_close(&calls->content);
+    buf_close(&calls->list);
+    buf_close(&calls->arguments);
+}
+
+static void end_call(struct oai_calls *calls) {
+    if (!calls->list.size) return;
+    json_write_str(&calls->list, calls->arguments.data ? calls->arguments.data : "",
+                   calls->arguments.size);
+    buf_str(&calls->list, "}}");
+    calls->list.failed |= calls->arguments.failed;
+    buf_clear(&calls->arguments);
+}
+
+static void begin_call(struct oai_calls *calls, const char *name, size_t size) {
+    end_call(calls);
+    buf_str(&calls->list, calls->list.size ? ",{" : "{");
+    write_id(&calls->list, calls->answer, calls->index, calls->reader.calls - 1);
+    buf_str(&calls->list, ",\"function\":{\"name\":");
+    json_write_str(&calls->list, name, size);
+    buf_str(&calls->list, ",\"arguments\":");
+}
+
+void oai_calls_add(struct oai_calls *calls, const char *text, size_t begin, size_t end) {
+    struct tool_piece piece;
+    if (!oai_reads_calls(calls->answer)) {
+        buf_add(&calls->content, text + begin, end - begin);
+        return;
+    }
+    tool_reader_resume(&calls->reader, begin);
+    while ((piece = tool_reader_next(&calls->reader, text, end, true)).kind != TOOL_MORE) {
+        const char *at = text + piece.begin;
+        size_t size = piece.end - piece.begin;
+        if (piece.kind == TOOL_CALL)
+            begin_call(calls, at, size);
+        else if (piece.kind == TOOL_BARE)
+            buf_str(&calls->arguments, "{}");
+        else
+            buf_add(piece.kind == TOOL_TEXT ? &calls->content : &calls->arguments, at, size);
+    }
+}
+
+void oai_calls_end(struct oai_calls *calls) {
+    end_call(calls);
+}
+
+bool oai_calls_failed(const struct oai_calls *calls) {
+    return calls->content.failed || calls->list.failed || calls->arguments.failed;
+}

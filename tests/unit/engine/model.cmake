@@ -1,6 +1,0 @@
-include(${CMAKE_SOURCE_DIR}/tests/golden/golden.cmake)
-keepd_test(test_model_config SOURCES test_model_config.c LIBS engine_model)
-keepd_test(test_gates SOURCES test_gates.c LIBS engine_model)
-keepd_test(test_model SOURCES test_model.c ${KEEPD_REPLAY} LIBS engine_model kernels_ranks)
-keepd_test(test_fp8 SOURCES test_fp8.c ${KEEPD_REPLAY} LIBS engine_model kernels_ranks)
-keepd_test(test_ranks SOURCES test_ranks.c ${KEEPD_REPLAY} LIBS engine_model kernels_ranks paging)

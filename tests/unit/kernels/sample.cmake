@@ -1,1 +1,0 @@
-keepd_test(test_sample SOURCES test_sample.c LIBS kernels_cpu base)

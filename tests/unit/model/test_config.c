@@ -1,0 +1,348 @@
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "model/model.h"
+
+/* The first of two equal keys wins, so overrides go in front. */
+static int parse_with(const char *overrides, const char *architecture, const char *type,
+                      const char *generation, struct model_config *out, struct fault *fault) {
+    char text[4096];
+    snprintf(text, sizeof text,
+             "{%s\"architectures\": [\"%s\"], \"model_type\": \"%s\", \"hidden_size\": 64,"
+             "\"intermediate_size\": 96, \"num_attention_heads\": 4, \"num_key_value_heads\": 2,"
+             "\"num_hidden_layers\": 3, \"vocab_size\": 128, \"rms_norm_eps\": 1e-5,"
+             "\"max_position_embeddings\": 4096, \"hidden_act\": \"silu\"}",
+             overrides, architecture, type);
+    *fault = (struct fault){0};
+    return model_config_parse(text, strlen(text), generation, generation ? strlen(generation) : 0,
+                              out, fault);
+}
+
+static int parse_llama(const char *overrides, struct model_config *out, struct fault *fault) {
+    return parse_with(overrides, "LlamaForCausalLM", "llama", NULL, out, fault);
+}
+
+Test(model_config, llama_defaults) {
+    struct model_config c;
+    struct fault fault;
+    cr_assert_eq(parse_llama("", &c, &fault), 0, "%s: %s", fault.field, fault.text);
+    cr_assert_str_eq(c.family, "llama");
+    cr_assert(c.layers == 3 && c.d_model == 64 && c.d_ff == 96 && c.vocab == 128);
+    cr_assert(c.heads_q == 4 && c.heads_kv == 2 && c.head_dim == 16);
+    cr_assert(!c.qkv_bias && !c.o_bias && !c.qk_norm && !c.tied_embeddings);
+    cr_assert_eq(c.max_positions, 4096);
+    cr_assert_float_eq(c.rms_eps, 1e-5f, 1e-12f);
+    cr_assert(c.bos == -1 && c.eos_count == 0 && c.top_k == -1);
+    cr_assert(isnan(c.temperature) && isnan(c.top_p) && isnan(c.min_p) && isnan(c.repetition));
+    cr_assert_eq(c.dtype, KERN_F32);
+    cr_assert_eq(c.rope_scale, 1.0f);
+    for (int j = 0; j < 8; j++)
+        cr_assert_float_eq(c.inv_freq[j], (float)pow(10000, -j / 8.0), 1e-9);
+    model_config_close(&c);
+}
+
+Test(model_config, families_differ_in_norms_biases_and_head_size) {
+    struct model_config c;
+    struct fault fault;
+    cr_assert_eq(parse_with("", "Qwen3ForCausalLM", "qwen3", NULL, &c, &fault), 0);
+    cr_assert(c.qk_norm && !c.qkv_bias && !c.o_bias);
+    cr_assert_eq(c.head_dim, 128, "the class default of Qwen3 is 128, found %d", c.head_dim);
+    model_config_close(&c);
+
+    cr_assert_eq(parse_with("\"head_dim\": 32,", "Qwen3ForCausalLM", "qwen3", NULL, &c, &fault), 0);
+    cr_assert_eq(c.head_dim, 32);
+    model_config_close(&c);
+
+    cr_assert_eq(
+        parse_with("\"attention_bias\": false,", "Qwen2ForCausalLM", "qwen2", NULL, &c, &fault), 0);
+    cr_assert(c.qkv_bias && !c.o_bias && !c.qk_norm, "Qwen2 always has q, k, v biases");
+    cr_assert_eq(c.head_dim, 16);
+    model_config_close(&c);
+
+    cr_assert_eq(
+        parse_llama("\"attention_bias\": true, \"tie_word_embeddings\": true,", &c, &fault), 0);
+    cr_assert(c.qkv_bias && c.o_bias && c.tied_embeddings);
+    model_config_close(&c);
+}
+
+Test(model_config, both_spellings_of_dtype) {
+    struct model_config c;
+    struct fault fault;
+    cr_assert_eq(parse_llama("\"torch_dtype\": \"bfloat16\",", &c, &fault), 0);
+    cr_assert_eq(c.dtype, KERN_BF16);
+    model_config_close(&c);
+    cr_assert_eq(parse_llama("\"dtype\": \"float16\", \"torch_dtype\": null,", &c, &fault), 0);
+    cr_assert_eq(c.dtype, KERN_F16);
+    model_config_close(&c);
+}
+
+Test(model_config, unused_windows_are_ignored) {
+    struct model_config c;
+    struct fault fault;
+    const char *text = "\"use_sliding_window\": false, \"sliding_window\": 64,"
+                       "\"max_window_layers\": 3, \"layer_types\": [\"full_attention\"],";
+    cr_assert_eq(parse_with(text, "Qwen2ForCausalLM", "qwen2", NULL, &c, &fault), 0);
+    model_config_close(&c);
+}
+
+/* Frequencies as transformers 5.2 computes them for head_dim 16, theta 10000, context 4096. */
+Test(model_config, rope_scaling_matches_transformers) {
+    static const struct {
+        const char *text;
+        double scale, inv[8];
+    } cases[] = {
+        {"\"rope_theta\": 1e4, \"rope_scaling\": {\"type\": \"linear\", \"factor\": 4},",
+         1,
+         {0.25, 0.079056941, 0.0250000004, 0.00790569466, 0.00249999994, 0.000790569466,
+          0.000250000012, 7.90569466e-05}},
+        {"\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8, \"low_freq_factor\": 1,"
+         "\"high_freq_factor\": 4, \"original_max_position_embeddings\": 64},",
+         1,
+         {1, 0.244384587, 0.0130422562, 0.00395284733, 0.00124999997, 0.000395284733,
+          0.000125000006, 3.95284733e-05}},
+        {"\"rope_parameters\": {\"rope_type\": \"yarn\", \"rope_theta\": 1e4, \"factor\": 4,"
+         "\"original_max_position_embeddings\": 1024}, \"rope_theta\": 5,",
+         1.138629436111989,
+         {1, 0.316227764, 0.0812500045, 0.0197642371, 0.00437500002, 0.000790569466, 0.000250000012,
+          7.90569466e-05}},
+        {"\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4, \"attention_factor\": 1.25,"
+         "\"beta_fast\": 8, \"beta_slow\": 2, \"original_max_position_embeddings\": 1024},",
+         1.25,
+         {1, 0.316227764, 0.100000001, 0.0197642371, 0.00249999994, 0.000790569466, 0.000250000012,
+          7.90569466e-05}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct model_config c;
+        struct fault fault;
+        char text[512];
+        snprintf(text, sizeof text, "\"head_dim\": 16, %s", cases[i].text);
+        cr_assert_eq(parse_llama(text, &c, &fault), 0, "case %zu: %s", i, fault.text);
+        cr_assert_float_eq(c.rope_scale, cases[i].scale, 1e-6);
+        for (int j = 0; j < 8; j++)
+            cr_assert_float_eq(c.inv_freq[j] / cases[i].inv[j], 1, 1e-6, "case %zu j %d: %.9g", i,
+                               j, (double)c.inv_freq[j]);
+        model_config_close(&c);
+    }
+}
+
+/* As transformers' generate does: without sampling the file's temperature has no say. */
+Test(model_config, do_sample_false_means_greedy) {
+    static const struct {
+        const char *text;
+        float temperature;
+    } cases[] = {{"{\"do_sample\": false}", 0},
+                 {"{\"do_sample\": false, \"temperature\": 0.6}", 0},
+                 {"{\"do_sample\": true, \"temperature\": 0.6}", 0.6f},
+                 {"{\"do_sample\": true}", NAN},
+                 {"{\"do_sample\": null}", NAN}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct model_config c;
+        struct fault fault;
+        cr_assert_eq(parse_with("", "Qwen3ForCausalLM", "qwen3", cases[i].text, &c, &fault), 0);
+        cr_expect(isnan(cases[i].temperature) ? isnan(c.temperature)
+                                              : c.temperature == cases[i].temperature,
+                  "case %zu: %g", i, (double)c.temperature);
+        model_config_close(&c);
+    }
+}
+
+Test(model_config, end_tokens_are_the_union_of_both_files) {
+    struct model_config c;
+    struct fault fault;
+    const char *generation = "{\"eos_token_id\": [5, 2, 7], \"temperature\": 0.6, \"top_p\": 0.95,"
+                             "\"top_k\": 20, \"min_p\": 0.1, \"repetition_penalty\": 1.05}";
+    cr_assert_eq(parse_with("\"eos_token_id\": 2, \"bos_token_id\": 1,", "Qwen3ForCausalLM",
+                            "qwen3", generation, &c, &fault),
+                 0);
+    cr_assert_eq(c.eos_count, 3);
+    cr_assert(c.eos[0] == 2 && c.eos[1] == 5 && c.eos[2] == 7);
+    cr_assert_eq(c.bos, 1);
+    cr_assert_float_eq(c.temperature, 0.6f, 1e-6f);
+    cr_assert_float_eq(c.top_p, 0.95f, 1e-6f);
+    cr_assert_float_eq(c.min_p, 0.1f, 1e-6f);
+    cr_assert_float_eq(c.repetition, 1.05f, 1e-6f);
+    cr_assert_eq(c.top_k, 20);
+    model_config_close(&c);
+
+    cr_assert_eq(parse_with("\"eos_token_id\": [2, 2, 3],", "LlamaForCausalLM", "llama",
+                            "{\"top_k\": -1}", &c, &fault),
+                 0);
+    cr_assert_eq(c.eos_count, 2);
+    cr_assert_eq(c.top_k, 0, "-1 in the file means off");
+    model_config_close(&c);
+}
+
+struct refusal {
+    const char *text;
+    int code;
+    const char *field;
+};
+
+/* As llm-compressor writes it, in short. */
+#define COMPRESSED(format, weights, inputs, dynamic)                                               \
+    "\"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": \"" format    \
+    "\", \"ignore\": [\"lm_head\"], \"kv_cache_scheme\": null, \"config_groups\": {\"group_0\": {" \
+    "\"targets\": [\"Linear\"], \"output_activations\": null, "                                    \
+    "\"weights\": {\"num_bits\": 8, \"type\": \"float\", \"symmetric\": true, \"dynamic\": "       \
+    "false, "                                                                                      \
+    "\"strategy\": \"" weights "\"}, "                                                             \
+    "\"input_activations\": {\"num_bits\": 8, \"type\": \"float\", \"symmetric\": true, "          \
+    "\"dynamic\": " dynamic ", \"strategy\": \"" inputs "\"}}}},"
+
+static const struct refusal refusals[] = {
+    {"\"architectures\": [\"MistralForCausalLM\"],", ERR_UNSUPPORTED, "architectures"},
+    {"\"architectures\": [],", ERR_INVALID, "architectures"},
+    {"\"architectures\": \"LlamaForCausalLM\",", ERR_INVALID, "architectures"},
+    {"\"model_type\": \"mistral\",", ERR_UNSUPPORTED, "model_type"},
+    {"\"model_type\": 3,", ERR_INVALID, "model_type"},
+    {"\"quantization_config\": {\"quant_method\": \"gptq\"},", ERR_UNSUPPORTED,
+     "quantization_config"},
+    {"\"quantization_config\": {\"quant_method\": 8},", ERR_INVALID,
+     "quantization_config.quant_method"},
+    {"\"quantization_config\": {\"quant_method\": \"fp8\", \"activation_scheme\": \"static\"},",
+     ERR_UNSUPPORTED, "quantization_config"},
+    {"\"quantization_config\": {\"quant_method\": \"fp8\", \"activation_scheme\": \"dynamic\", "
+     "\"weight_block_size\": [128, 128]},",
+     ERR_UNSUPPORTED, "quantization_config"},
+    {COMPRESSED("int-quantized", "channel", "token", "true"), ERR_UNSUPPORTED,
+     "quantization_config"},
+    {COMPRESSED("float-quantized", "block", "token", "true"), ERR_UNSUPPORTED,
+     "quantization_config"},
+    {COMPRESSED("float-quantized", "channel", "tensor", "false"), ERR_UNSUPPORTED,
+     "quantization_config"},
+    {"\"quantization_config\": {\"quant_method\": \"fp8\", \"transform_config\": "
+     "{\"config_groups\": {}}},",
+     ERR_UNSUPPORTED, "quantization_config.transform_config"},
+    {"\"quantization\": {\"bits\": 4},", ERR_UNSUPPORTED, "quantization"},
+    {"\"final_logit_softcapping\": 30,", ERR_UNSUPPORTED, "final_logit_softcapping"},
+    {"\"mlp_bias\": true,", ERR_UNSUPPORTED, "mlp_bias"},
+    {"\"hidden_act\": \"gelu\",", ERR_UNSUPPORTED, "hidden_act"},
+    {"\"partial_rotary_factor\": 0.75,", ERR_UNSUPPORTED, "partial_rotary_factor"},
+    {"\"use_sliding_window\": true,", ERR_UNSUPPORTED, "use_sliding_window"},
+    {"\"sliding_window\": 4096,", ERR_UNSUPPORTED, "sliding_window"},
+    {"\"layer_types\": [\"full_attention\", \"sliding_attention\"],", ERR_UNSUPPORTED,
+     "layer_types"},
+    {"\"layer_types\": 3,", ERR_INVALID, "layer_types"},
+    {"\"torch_dtype\": \"float8_e4m3fn\",", ERR_UNSUPPORTED, "torch_dtype"},
+    {"\"num_hidden_layers\": 513,", ERR_INVALID, "num_hidden_layers"},
+    {"\"num_hidden_layers\": 0,", ERR_INVALID, "num_hidden_layers"},
+    {"\"hidden_size\": 9223372036854775807,", ERR_INVALID, "hidden_size"},
+    {"\"hidden_size\": -64,", ERR_INVALID, "hidden_size"},
+    {"\"hidden_size\": \"64\",", ERR_INVALID, "hidden_size"},
+    {"\"hidden_size\": 63,", ERR_INVALID, "hidden_size"},
+    {"\"intermediate_size\": 1048577,", ERR_INVALID, "intermediate_size"},
+    {"\"num_attention_heads\": 3,", ERR_INVALID, "num_key_value_heads"},
+    {"\"num_key_value_heads\": 8,", ERR_INVALID, "num_key_value_heads"},
+    {"\"head_dim\": 15,", ERR_INVALID, "head_dim"},
+    {"\"head_dim\": 2048,", ERR_INVALID, "head_dim"},
+    {"\"vocab_size\": 1e9,", ERR_INVALID, "vocab_size"},
+    {"\"max_position_embeddings\": 0,", ERR_INVALID, "max_position_embeddings"},
+    {"\"max_position_embeddings\": null,", ERR_INVALID, "max_position_embeddings"},
+    {"\"rms_norm_eps\": -1,", ERR_INVALID, "rms_norm_eps"},
+    {"\"attention_bias\": 1,", ERR_INVALID, "attention_bias"},
+    {"\"eos_token_id\": 128,", ERR_INVALID, "eos_token_id"},
+    {"\"eos_token_id\": [1, \"2\"],", ERR_INVALID, "eos_token_id"},
+    {"\"eos_token_id\": [1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17],", ERR_LIMIT, "eos_token_id"},
+    {"\"bos_token_id\": 128,", ERR_INVALID, "bos_token_id"},
+    {"\"rope_theta\": 0,", ERR_INVALID, "rope_theta"},
+    {"\"rope_scaling\": 3,", ERR_INVALID, "rope_scaling"},
+    {"\"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 2},", ERR_UNSUPPORTED,
+     "rope_scaling.type"},
+    {"\"rope_scaling\": {\"rope_type\": \"longrope\"},", ERR_UNSUPPORTED, "rope_scaling.rope_type"},
+    {"\"rope_parameters\": {\"rope_type\": \"su\"},", ERR_UNSUPPORTED, "rope_parameters.rope_type"},
+    {"\"rope_parameters\": {\"full_attention\": {\"rope_type\": \"default\"}},", ERR_UNSUPPORTED,
+     "rope_parameters"},
+    {"\"rope_parameters\": {\"partial_rotary_factor\": 0.5},", ERR_UNSUPPORTED,
+     "rope_parameters.partial_rotary_factor"},
+    {"\"rope_scaling\": {\"type\": \"linear\"},", ERR_INVALID, "rope_scaling.factor"},
+    {"\"rope_scaling\": {\"type\": \"linear\", \"factor\": 0},", ERR_INVALID,
+     "rope_scaling.factor"},
+    {"\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8},", ERR_INVALID,
+     "rope_scaling.low_freq_factor"},
+    {"\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8, \"low_freq_factor\": 4,"
+     "\"high_freq_factor\": 4, \"original_max_position_embeddings\": 64},",
+     ERR_INVALID, "high_freq_factor"},
+    {"\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4, \"mscale\": 1},", ERR_UNSUPPORTED,
+     "rope_scaling"},
+};
+
+Test(model_config, fp8_with_a_scale_per_tensor_or_channel) {
+    static const char *const texts[] = {
+        "\"quantization_config\": {\"quant_method\": \"fp8\", \"activation_scheme\": \"dynamic\"},",
+        "\"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": null},",
+        "\"quantization_config\": {\"quant_method\": \"fp8\", \"transform_config\": {}},",
+        "\"quantization_config\": {\"quant_method\": \"fp8\", \"transform_config\": null},",
+        COMPRESSED("float-quantized", "channel", "token", "true"),
+        COMPRESSED("float-quantized", "tensor", "token", "true"),
+    };
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        struct model_config c;
+        struct fault fault;
+        cr_assert_eq(parse_llama(texts[i], &c, &fault), 0, "%s: %s", texts[i], fault.text);
+        model_config_close(&c);
+    }
+}
+
+Test(model_config, refuses_by_name) {
+    for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++) {
+        struct model_config c;
+        struct fault fault;
+        int err = parse_llama(refusals[i].text, &c, &fault);
+        cr_assert_eq(err, refusals[i].code, "%s gave %s (%s: %s)", refusals[i].text, err_name(err),
+                     fault.field, fault.text);
+        cr_assert_eq(fault.code, err);
+        cr_assert_str_eq(fault.field, refusals[i].field, "%s named %s", refusals[i].text,
+                         fault.field);
+        cr_assert(fault.text[0] != '\0');
+        cr_assert_null(c.inv_freq);
+    }
+}
+
+Test(model_config, generation_errors_name_their_file) {
+    struct model_config c;
+    struct fault fault;
+    cr_assert_eq(parse_with("", "LlamaForCausalLM", "llama", "{\"temperature\": -1}", &c, &fault),
+                 ERR_INVALID);
+    cr_assert_str_eq(fault.field, "generation_config.temperature");
+    cr_assert_eq(parse_with("", "LlamaForCausalLM", "llama", "{\"eos_token_id\": 500}", &c, &fault),
+                 ERR_INVALID);
+    cr_assert_str_eq(fault.field, "generation_config.eos_token_id");
+    cr_assert_eq(parse_with("", "LlamaForCausalLM", "llama", "[]", &c, &fault), ERR_MALFORMED);
+    cr_assert_str_eq(fault.field, "generation_config.json");
+}
+
+Test(model_config, broken_files) {
+    static const char *const texts[] = {"", "{", "[]", "null", "{\"a\": 1} x", "{}"};
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        struct model_config c;
+        struct fault fault = {0};
+        int err = model_config_parse(texts[i], strlen(texts[i]), NULL, 0, &c, &fault);
+        cr_assert(err == ERR_MALFORMED || err == ERR_INVALID, "%s gave %s", texts[i],
+                  err_name(err));
+        cr_assert(fault.field[0] != '\0');
+    }
+}
+
+Test(model_config, every_allocation_may_fail) {
+    int failures = 0;
+    for (long n = 0;; n++) {
+        struct model_config c;
+        struct fault fault;
+        mem_fail_after(n);
+        int err =
+            parse_llama("\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2},", &c, &fault);
+        bool pending = mem_fail_pending();
+        mem_fail_after(-1);
+        if (!err) {
+            cr_assert(pending, "allocation %ld failed unnoticed", n);
+            model_config_close(&c);
+            break;
+        }
+        cr_assert_eq(err, ERR_NOMEM);
+        failures++;
+    }
+    cr_assert(failures > 0);
+}

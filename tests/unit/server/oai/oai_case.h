@@ -1,0 +1,53 @@
+/* A request parsed from text, with all that must live as long as it. */
+#ifndef KEEPD_TESTS_UNIT_SERVER_OAI_OAI_CASE_H
+#define KEEPD_TESTS_UNIT_SERVER_OAI_OAI_CASE_H
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+#include "server/oai/oai.h"
+
+struct oai_case {
+    struct engine_info info;
+    struct oai_rules rules;
+    struct arena arena;
+    cJSON *tree;
+    struct oai_request request;
+    struct oai_error error;
+};
+
+static inline void case_open(struct oai_case *c) {
+    *c = (struct oai_case){.info = {.vocab = 1000,
+                                    .max_model_len = 100,
+                                    .temperature = NAN,
+                                    .top_p = NAN,
+                                    .min_p = NAN,
+                                    .repetition = NAN,
+                                    .top_k = -1}};
+    c->rules = (struct oai_rules){.info = &c->info,
+                                  .names = {"m", "alias"},
+                                  .name_count = 2,
+                                  .default_max_tokens = 50,
+                                  .body_bytes = 1 << 20};
+    arena_open(&c->arena, 1 << 20);
+}
+
+/* 0 or -1, as oai_parse. */
+static inline int case_parse(struct oai_case *c, enum oai_kind kind, const char *body) {
+    if (oai_parse_json(body, strlen(body), &c->rules, &c->tree, &c->error)) return -1;
+    return oai_parse(kind, c->tree, &c->rules, &c->arena, &c->request, &c->error);
+}
+
+static inline void case_close(struct oai_case *c) {
+    oai_request_close(&c->request);
+    json_free(c->tree);
+    c->tree = NULL;
+    arena_close(&c->arena);
+}
+
+#define MESSAGES "\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]"
+
+#endif

@@ -1,0 +1,384 @@
+/* Calls in texts, whole and cut at every place. */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/buf.h"
+#include "server/oai/tool_calls.h"
+#include "server/oai/tool_json.h"
+
+static const char *const names[] = {"f", "get_weather"};
+
+static bool in_call(enum tool_piece_kind kind) {
+    return kind == TOOL_CALL || kind == TOOL_ARGUMENTS || kind == TOOL_BARE;
+}
+
+/* Texts as they are, calls as <name|arguments>; at the end ! when the last call is whole. */
+static void add_pieces(struct tool_reader *r, const char *text, size_t end, bool last,
+                       struct buf *out, enum tool_piece_kind *kind) {
+    struct tool_piece piece;
+    while ((piece = tool_reader_next(r, text, end, last)).kind != TOOL_MORE) {
+        bool bare = piece.kind == TOOL_BARE, goes_on = bare || piece.kind == TOOL_ARGUMENTS;
+        cr_assert((bare ? *kind == TOOL_CALL : piece.begin < piece.end) && piece.end <= end);
+        if (in_call(*kind) && !goes_on) buf_char(out, '>');
+        if (bare) buf_str(out, "{}");
+        if (piece.kind == TOOL_CALL) buf_char(out, '<');
+        buf_add(out, text + piece.begin, piece.end - piece.begin);
+        if (piece.kind == TOOL_CALL) buf_char(out, '|');
+        *kind = piece.kind;
+    }
+}
+
+static void end_pieces(const struct tool_reader *r, struct buf *out, enum tool_piece_kind kind) {
+    if (in_call(kind)) buf_char(out, '>');
+    if (tool_reader_called(r)) buf_char(out, '!');
+}
+
+static void read_cut(const struct tool_set *tools, const char *text, const size_t *cuts,
+                     int cut_count, struct buf *out) {
+    struct tool_reader r = {.tools = tools};
+    enum tool_piece_kind kind = TOOL_TEXT;
+    buf_clear(out);
+    buf_str(out, "");
+    for (int i = 0; i < cut_count; i++) add_pieces(&r, text, cuts[i], false, out, &kind);
+    add_pieces(&r, text, strlen(text), true, out, &kind);
+    end_pieces(&r, out, kind);
+}
+
+static void check_cut(const struct tool_set *tools, const char *text, const char *expected,
+                      const size_t *cuts, int cut_count) {
+    struct buf out;
+    buf_open(&out, 1 << 20);
+    read_cut(tools, text, cuts, cut_count, &out);
+    cr_expect_str_eq(out.data ? out.data : "", expected, "%s: cut %d times, at %zu", text,
+                     cut_count, cut_count ? cuts[0] : 0);
+    buf_close(&out);
+}
+
+static void check_set(const struct tool_set *tools, const char *text, const char *expected) {
+    size_t size = strlen(text), *cuts = calloc(size + 2, sizeof *cuts);
+    check_cut(tools, text, expected, NULL, 0);
+    for (size_t i = 0; i <= size; i++)
+        for (cuts[0] = i, cuts[1] = i; cuts[1] <= size; cuts[1] += size < 256 ? 1 : 32)
+            check_cut(tools, text, expected, cuts, 2);
+    for (size_t i = 0; i <= size; i++) cuts[i] = i;
+    check_cut(tools, text, expected, cuts, (int)size + 1);
+    free(cuts);
+}
+
+static void check(enum tool_format format, const char *text, const char *expected) {
+    const struct tool_set tools = {format, names, 2, true};
+    check_set(&tools, text, expected);
+}
+
+#define F "{\"name\": \"f\", \"arguments\": {\"a\": 1}}"
+
+Test(tool_calls, hermes) {
+    static const char *const cases[][2] = {
+        {"", ""},
+        {"hello", "hello"},
+        {"<tool_call>\n" F "\n</tool_call>", "<f|{\"a\": 1}>!"},
+        {"<tool_call>" F "</tool_call>", "<f|{\"a\": 1}>!"},
+        {"\n\n <tool_call>\n" F "\n</tool_call>\n", "<f|{\"a\": 1}>!"},
+        {"Let me look.\n<tool_call>\n" F "\n</tool_call>", "Let me look.<f|{\"a\": 1}>!"},
+        {"Let me look.\n\n<tool_call>\n" F "\n</tool_call>", "Let me look.\n<f|{\"a\": 1}>!"},
+        {"<tool_call>\n" F "\n</tool_call>\n<tool_call>\n{\"name\": \"get_weather\", "
+         "\"arguments\": {\"city\": \"</tool_call> \\\" \\u00e9 {[\", \"x\": [1, {\"y\": []}]}}\n"
+         "</tool_call>",
+         "<f|{\"a\": 1}><get_weather|{\"city\": \"</tool_call> \\\" \\u00e9 {[\", \"x\": [1, "
+         "{\"y\": []}]}>!"},
+        {"<tool_call>\n" F "\n</tool_call>\n\nThere.", "<f|{\"a\": 1}>\n\nThere.!"},
+        {"<tool_call>\n{\"name\": \"f\", \"parameters\": {}}\n</tool_call>", "<f|{}>!"},
+        {"<tool_call>{\"type\": \"function\" , \"name\":\"f\",\n\"arguments\":{}}</tool_call>",
+         "<f|{}>!"},
+        {"<tool_call>\n{\"name\": \"f\"}\n</tool_call>", "<f|{}>!"},
+        {"<tool_call>{\"name\": \"f\", \"arguments\": null }</tool_call> b", "<f|{}> b!"},
+        {"<tool_call>{\"name\": \"f\"}</tool_call>\n<tool_call>{\"name\": \"f\"}", "<f|{}><f|{}>!"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        check(TOOL_FORMAT_HERMES, cases[i][0], cases[i][1]);
+}
+
+Test(tool_calls, hermes_that_is_none_is_text) {
+    static const char *const cases[] = {
+        "a < b\n<tool",
+        "<tool_call>",
+        "<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>",
+        "<tool_call>\n{\"name\": \"f\", \"arguments\": \"{}\"}\n</tool_call>",
+        "<tool_call>\n{\"name\": \"g\"}\n</tool_call>",
+        "<tool_call>\n{\"name\": \"f\"",
+        "<tool_call>\n{\"type\": \"function\"}\n</tool_call>",
+        "<tool_call>\n{\"name\": \"f\", \"arguments\": nil}\n</tool_call>",
+        "<tool_call>\n{\"arguments\": {}, \"name\": \"f\"}\n</tool_call>",
+        "<tool_call>\n{\"name\": \"f\", \"arguments\": ",
+        "<tool_call>\n{'name': 'f', 'arguments': {}}\n</tool_call>",
+        "<tool_call>\nf(1)\n</tool_call>",
+        "<tool_call>{\"n\\u0061me\": \"f\", \"arguments\": {}}</tool_call>",
+        "<tools>\n" F "\n</tools>",
+        F,
+        " \n ",
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        check(TOOL_FORMAT_HERMES, cases[i], cases[i]);
+    check(TOOL_FORMAT_HERMES, "<tool_call>\n<tool_call>\n" F "\n</tool_call>",
+          "<tool_call><f|{\"a\": 1}>!");
+}
+
+Test(tool_calls, hermes_with_a_careless_end) {
+    static const char *const cases[][2] = {
+        {"<tool_call>\n" F, "<f|{\"a\": 1}>!"},
+        {"<tool_call>\n" F "}\n</tool_call>", "<f|{\"a\": 1}>!"},
+        {"<tool_call>\n{\"name\": \"f\", \"arguments\": {}\n</tool_call>", "<f|{}>!"},
+        {"<tool_call>\n" F "\n</tool", "<f|{\"a\": 1}>!"},
+        {"<tool_call>\n" F "\n<tool_call>\n" F, "<f|{\"a\": 1}><f|{\"a\": 1}>!"},
+        {"<tool_call>{\"name\": \"f\", \"arguments\": {}, \"id\": 7}</tool_call>",
+         "<f|{}>, \"id\": 7}</tool_call>!"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        check(TOOL_FORMAT_HERMES, cases[i][0], cases[i][1]);
+}
+
+/* What has begun is never taken back. */
+Test(tool_calls, arguments_that_are_no_json) {
+    static const char *const cases[][2] = {
+        {"<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 'b'}}\n</tool_call> c",
+         "<f|{\"a\": 'b'}}\n> c!"},
+        {"<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 'b'}}\n</tool_cal",
+         "<f|{\"a\": 'b'}}\n</tool_cal>"},
+        {"<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"b\nc\"}}\n</tool_call>",
+         "<f|{\"a\": \"b\nc\"}}\n>!"},
+        {"<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": tru", "<f|{\"a\": tru>"},
+        {"<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": </tool_call>", "<f|{\"a\": >!"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        check(TOOL_FORMAT_HERMES, cases[i][0], cases[i][1]);
+    check(TOOL_FORMAT_LLAMA3, "{\"name\": \"f\", \"parameters\": {\"a\": 'b'}}; x",
+          "<f|{\"a\": 'b'}}; x>");
+}
+
+#define P "{\"name\": \"f\", \"parameters\": {\"a\": 1}}"
+
+Test(tool_calls, llama3) {
+    static const char *const cases[][2] = {
+        {"", ""},
+        {"hello " P, "hello " P},
+        {P, "<f|{\"a\": 1}>!"},
+        {"\n\n<|python_tag|>" P, "<f|{\"a\": 1}>!"},
+        {"{\"type\": \"function\", \"name\": \"f\", \"parameters\": {}}", "<f|{}>!"},
+        {P "; " P ";\n", "<f|{\"a\": 1}><f|{\"a\": 1}>!"},
+        {P P, "<f|{\"a\": 1}><f|{\"a\": 1}>!"},
+        {P "\nThat is it.", "<f|{\"a\": 1}>\nThat is it.!"},
+        {P "; {", "<f|{\"a\": 1}>; {!"},
+        {P " ;", "<f|{\"a\": 1}>!"},
+        {P ";;", "<f|{\"a\": 1}>;;!"},
+        {P "; \n; ", "<f|{\"a\": 1}>; \n; !"},
+        {"{\"name\": \"f\", \"parameters\": {}", "<f|{}>!"},
+        {"{\"name\": \"f\", \"parameters\": {}, \"x\": 1}", "<f|{}>, \"x\": 1}!"},
+        {"{\"name\": \"g\", \"parameters\": {}}", "{\"name\": \"g\", \"parameters\": {}}"},
+        {"{\"answer\": 42}", "{\"answer\": 42}"},
+        {"<|python_tag|>print(1)", "<|python_tag|>print(1)"},
+        {"<tool_call>\n" F "\n</tool_call>", "<tool_call>\n" F "\n</tool_call>"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        check(TOOL_FORMAT_LLAMA3, cases[i][0], cases[i][1]);
+}
+
+Test(tool_calls, only_the_first) {
+    const struct tool_set hermes = {TOOL_FORMAT_HERMES, names, 2, false};
+    const struct tool_set llama = {TOOL_FORMAT_LLAMA3, names, 2, false};
+    check_set(&hermes,
+              "<tool_call>\n" F "\n</tool_call>\n<tool_call>\n{\"name\": \"f\", \"arguments\": "
+              "{\"b\": 2}}\n</tool_call> and",
+              "<f|{\"a\": 1}> and!");
+    check_set(&hermes,
+              "<tool_call>" F "</tool_call><tool_call>{\"name\": \"f\", \"arguments\": {\"b\"",
+              "<f|{\"a\": 1}>!");
+    check_set(&llama, P "; " P, "<f|{\"a\": 1}>!");
+}
+
+/* Text is held back as long as it may begin a call, and no longer. */
+Test(tool_calls, what_is_held_back) {
+    const struct tool_set tools = {TOOL_FORMAT_HERMES, names, 2, true};
+    static const struct {
+        const char *text;
+        size_t given;
+    } cases[] = {
+        {"yes", 3},      {"yes\n", 3},  {"yes\n<tool_", 3},    {"yes\n<tool-", 10},
+        {"yes <too", 4}, {" \n", 0},    {" \nx", 3},           {"<tool_call>\n{\"name\": \"", 0},
+        {"a < b", 5},    {"a\n\nb", 4}, {"<tool_call> x", 13},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct tool_reader r = {.tools = &tools};
+        size_t end = strlen(cases[i].text), given = 0;
+        struct tool_piece piece;
+        while ((piece = tool_reader_next(&r, cases[i].text, end, false)).kind != TOOL_MORE)
+            given = piece.end;
+        cr_expect_eq(given, cases[i].given, "%s: %zu", cases[i].text, given);
+    }
+}
+
+Test(tool_calls, what_is_held_back_is_short) {
+    const struct tool_set tools = {TOOL_FORMAT_HERMES, names, 2, true};
+    struct buf text;
+    buf_open(&text, 1 << 20);
+    buf_str(&text, "<tool_call>{\"x\": \"");
+    while (text.size < TOOL_HELD_MAX - 1) buf_char(&text, 'y');
+    struct tool_reader r = {.tools = &tools};
+    cr_assert_eq(tool_reader_next(&r, text.data, text.size, false).kind, TOOL_MORE);
+    buf_str(&text, "y\", \"name\": \"f\", \"arguments\": {}}</tool_call>");
+    check_set(&tools, text.data, text.data);
+    buf_close(&text);
+}
+
+/* Of white space behind a call, too: what was given as text in pieces is text as a whole. */
+Test(tool_calls, white_space_that_is_too_long_is_text) {
+    const struct tool_set tools = {TOOL_FORMAT_HERMES, names, 2, true};
+    struct buf text, expected;
+    buf_open(&text, 1 << 20);
+    buf_open(&expected, 1 << 20);
+    buf_str(&text, "<tool_call>" F "</tool_call>");
+    for (int i = 0; i < TOOL_HELD_MAX - 1; i++) buf_char(&text, '\n');
+    check_set(&tools, text.data, "<f|{\"a\": 1}>!");
+    buf_char(&text, '\n');
+    buf_str(&expected, "<f|{\"a\": 1}>");
+    for (int i = 0; i < TOOL_HELD_MAX; i++) buf_char(&expected, '\n');
+    buf_char(&expected, '!');
+    check_set(&tools, text.data, expected.data);
+    buf_close(&text);
+    buf_close(&expected);
+}
+
+/* Calls go on behind what another voice said. */
+Test(tool_calls, text_in_two_parts) {
+    const struct tool_set tools = {TOOL_FORMAT_HERMES, names, 2, true};
+    static const char text[] = "\n <tool<think>hm</think><tool_call>" F "</tool_call>";
+    struct tool_reader r = {.tools = &tools};
+    enum tool_piece_kind kind = TOOL_TEXT;
+    struct buf out;
+    buf_open(&out, 1 << 20);
+    add_pieces(&r, text, 7, true, &out, &kind);
+    tool_reader_resume(&r, 24);
+    add_pieces(&r, text, sizeof text - 1, true, &out, &kind);
+    end_pieces(&r, &out, kind);
+    cr_assert_str_eq(out.data, "\n <tool<f|{\"a\": 1}>!");
+    buf_close(&out);
+}
+
+/* --- JSON --- */
+
+/* Bytes of the value, 0 for one that is cut off, -1 for none. */
+static int json_end(const char *text) {
+    struct tool_json json = {0};
+    for (int i = 0; text[i]; i++) {
+        enum tool_json_step step = tool_json_step(&json, text[i]);
+        if (step == TOOL_JSON_BAD) return -1;
+        if (step == TOOL_JSON_DONE) return i + 1;
+    }
+    return 0;
+}
+
+Test(tool_calls, json) {
+    static const char *const whole[] = {
+        "{}",
+        "[]",
+        " { } ",
+        "{\"a\":1}",
+        "{ \"a\" : [ 1 , -0 , 0.5 , 1e5 , 1.25E-3 , 10e+1 ] }",
+        "[true,false,null]",
+        "[\"\\\"\\\\\\/\\b\\f\\n\\r\\t\\u00eF\", \"\xc3\xa9\"]",
+        "[[[[]]]]",
+        "{\"a\":{\"b\":{}},\"c\":[{}]}",
+    };
+    static const char *const bad[] = {
+        "1",
+        "\"a\"",
+        "}",
+        "[}",
+        "{]",
+        "{a:1}",
+        "{'a':1}",
+        "{\"a\" 1}",
+        "{\"a\":}",
+        "{\"a\":1,}",
+        "[1,]",
+        "[,1]",
+        "[01]",
+        "[1.]",
+        "[.5]",
+        "[+1]",
+        "[-]",
+        "[1e]",
+        "[1e+]",
+        "[0x1]",
+        "[tru]",
+        "[truex]",
+        "[\"\\x\"]",
+        "[\"\\u12g4\"]",
+        "[\"a\nb\"]",
+        "[1 2]",
+        "[\"a\"\"b\"]",
+        "{1:2}",
+        "[--1]",
+        "[1e5.5]",
+        "[True]",
+        "{\"a\":1 \"b\"}",
+        "[1.2.3]",
+        "{,}",
+    };
+    for (size_t i = 0; i < sizeof whole / sizeof *whole; i++) {
+        size_t size = strlen(whole[i]) - (whole[i][0] == ' ');
+        cr_expect_eq(json_end(whole[i]), (int)size, "%s", whole[i]);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        cr_expect_eq(json_end(bad[i]), -1, "%s", bad[i]);
+    cr_expect_eq(json_end("{\"a\": [1, \"\\u00"), 0);
+}
+
+Test(tool_calls, json_depth) {
+    char text[131] = {0};
+    memset(text, '[', 64);
+    memset(text + 64, ']', 64);
+    cr_assert_eq(json_end(text), 128);
+    memset(text, '[', 65);
+    cr_assert_eq(json_end(text), -1);
+}
+
+/* --- templates --- */
+
+static enum tool_format format_of_file(const char *name) {
+    static char source[1 << 16];
+    char path[512];
+    snprintf(path, sizeof path, KEEPD_SOURCE_DIR "/tests/data/jinja/templates/%s.jinja", name);
+    FILE *file = fopen(path, "r");
+    cr_assert(file, "%s", path);
+    source[fread(source, 1, sizeof source - 1, file)] = '\0';
+    fclose(file);
+    return tool_format_of(source);
+}
+
+Test(tool_calls, templates_say_how) {
+    static const char *const hermes[] = {"Qwen-Qwen2.5-7B-Instruct", "Qwen-Qwen3-0.6B",
+                                         "Qwen-QwQ-32B"};
+    static const char *const others[] = {"Qwen3-Coder",
+                                         "GLM-4.6",
+                                         "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
+                                         "ibm-granite-granite-3.3-2B-Instruct",
+                                         "microsoft-Phi-3.5-mini-instruct",
+                                         "mistralai-Mistral-Nemo-Instruct-2407"};
+    for (size_t i = 0; i < sizeof hermes / sizeof *hermes; i++)
+        cr_expect_eq(format_of_file(hermes[i]), TOOL_FORMAT_HERMES, "%s", hermes[i]);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        cr_expect_eq(format_of_file(others[i]), TOOL_FORMAT_NONE, "%s", others[i]);
+    cr_expect_eq(tool_format_of(NULL), TOOL_FORMAT_NONE);
+    cr_expect_eq(tool_format_of("{{- \"<tool_call>\n\" }}\n{{- '{\"name\": <function-name>"),
+                 TOOL_FORMAT_HERMES);
+    cr_expect_eq(tool_format_of("<tool_call>"), TOOL_FORMAT_NONE);
+    cr_expect_eq(tool_format_of("<tool_call>{"), TOOL_FORMAT_NONE);
+    cr_expect_eq(tool_format_of("<tool_call>{\\"), TOOL_FORMAT_NONE);
+    cr_expect_eq(tool_format_of("{{- 'Respond in the format {\"name\": function name, "
+                                "\"parameters\": dictionary of its arguments}.' }}"),
+                 TOOL_FORMAT_LLAMA3);
+    cr_expect_eq(tool_format_of("{{ \"{\\\"name\\\": function name, \\\"parameters\\\": x}\" }}"),
+                 TOOL_FORMAT_LLAMA3);
+}

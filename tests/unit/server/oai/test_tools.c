@@ -1,0 +1,173 @@
+/* Tools between client and template: chats with tools render as transformers renders them, and a
+ * model's own calls, given back by the client, to what the model wrote. */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+
+#include "oai_case.h"
+#include "text/chat.h"
+
+#define HERE KEEPD_SOURCE_DIR "/tests/data/jinja/"
+
+static char *read_file(const char *folder, const char *name, const char *end) {
+    char path[512], *data = NULL;
+    size_t room = 0;
+    snprintf(path, sizeof path, "%s%s%s", folder, name, end);
+    FILE *file = fopen(path, "r");
+    cr_assert(file, "%s", path);
+    ssize_t size = getdelim(&data, &room, '\0', file);
+    cr_assert(size > 0, "%s", path);
+    fclose(file);
+    return data;
+}
+
+/* A body as the daemon reads and renders it. */
+static void render(const struct chat *chat, const char *body, struct buf *out) {
+    struct oai_case c;
+    struct arena arena;
+    struct chat_text text;
+    struct fault fault = {0};
+    case_open(&c);
+    arena_open(&arena, (size_t)32 << 20);
+    cr_assert_eq(case_parse(&c, OAI_TEMPLATE, body), 0, "%s: %s", c.error.param, c.error.message);
+    struct chat_input input = {.context = c.request.context};
+    cr_assert_eq(chat_render(chat, &input, &arena, &text, &fault), 0, "%s", fault.text);
+    buf_clear(out);
+    buf_add(out, text.text, text.size);
+    arena_close(&arena);
+    case_close(&c);
+}
+
+static struct chat *open_template(const char *name) {
+    char *source = read_file(HERE "templates/", name, ".jinja");
+    struct fault fault = {0};
+    struct chat *chat;
+    cr_assert_eq(chat_open(source, strlen(source), &chat, &fault), 0, "%s", fault.text);
+    free(source);
+    return chat;
+}
+
+static void check_line(const char *line) {
+    const struct json_limits limits = {.bytes = 1 << 20, .depth = 64};
+    struct buf body, out;
+    cJSON *tree;
+    cr_assert_eq(json_parse(line, strlen(line), &limits, &tree, NULL), 0);
+    struct chat *chat = open_template(json_get(tree, "template")->valuestring);
+    buf_open(&body, 1 << 20);
+    buf_open(&out, 1 << 20);
+    json_write_node(&body, json_get(tree, "request"));
+    render(chat, body.data, &out);
+    cr_expect_str_eq(out.data, json_get(tree, "expected")->valuestring, "%s", body.data);
+    buf_close(&body);
+    buf_close(&out);
+    chat_close(chat);
+    json_free(tree);
+}
+
+Test(oai_tools, chats_render_as_transformers_renders_them) {
+    char *data = read_file(HERE, "tools.jsonl", ""), *rest = NULL;
+    int lines = 0;
+    for (char *line = strtok_r(data, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
+        check_line(line);
+        lines++;
+    }
+    cr_assert_eq(lines, 72);
+    free(data);
+}
+
+/* --- there and back --- */
+
+#define USER  "{\"role\":\"user\",\"content\":\"How is it in Oslo?\"}"
+#define TOOLS ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"get_weather\"}}]"
+
+/* The message a client has of this text, and gives back with what the tool said. */
+static void write_next(struct buf *out, const char *text, const char *reasoning) {
+    static const char *const names[] = {"get_weather"};
+    struct oai_request request = {.tools = {TOOL_FORMAT_HERMES, names, 1, true}};
+    struct oai_answer answer = {.id = "chatcmpl-0123456789abcdef", .request = &request};
+    struct oai_calls calls;
+    oai_calls_open(&calls, &answer, 0, 1 << 20);
+    oai_calls_add(&calls, text, 0, strlen(text));
+    oai_calls_end(&calls);
+    cr_assert(tool_reader_called(&calls.reader) && !oai_calls_failed(&calls));
+    buf_str(out, "{\"messages\":[" USER ",{\"role\":\"assistant\",\"content\":");
+    if (calls.content.size)
+        json_write_str(out, calls.content.data, calls.content.size);
+    else
+        buf_str(out, "null");
+    buf_fmt(out, "%s,\"tool_calls\":[%s]}", reasoning, calls.list.data);
+    buf_str(out, ",{\"role\":\"tool\",\"tool_call_id\":\"x\",\"content\":\"cold\"}]" TOOLS "}");
+    oai_calls_close(&calls);
+}
+
+/* The next prompt begins with this one and all that the model wrote. */
+static bool goes_on(const char *name, const char *thought, const char *text,
+                    const char *reasoning) {
+    struct chat *chat = open_template(name);
+    struct buf body, first, second;
+    buf_open(&body, 1 << 20);
+    buf_open(&first, 1 << 20);
+    buf_open(&second, 1 << 20);
+    render(chat, "{\"messages\":[" USER "]" TOOLS "}", &first);
+    buf_fmt(&first, "%s%s<|im_end|>", thought, text);
+    write_next(&body, text, reasoning);
+    render(chat, body.data, &second);
+    bool same = first.size < second.size && memcmp(first.data, second.data, first.size) == 0;
+    buf_close(&body);
+    buf_close(&first);
+    buf_close(&second);
+    chat_close(chat);
+    return same;
+}
+
+#define CALL(arguments)                                                                            \
+    "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": " arguments "}\n</tool_call>"
+
+Test(oai_tools, calls_given_back_are_what_the_model_wrote) {
+    static const char *const templates[] = {"Qwen-Qwen2.5-7B-Instruct", "Qwen-Qwen3-0.6B"};
+    static const char *const texts[] = {
+        CALL("{}"),
+        CALL("{\"city\": \"S\xc3\xa3o Paulo\", \"days\": [1, 2.5, -3], \"x\": {\"y\": null}}"),
+        CALL("{\"text\": \"a\\n\\\"b\\\" \\\\ </tool_call> {\"}"),
+        "Let me look.\n" CALL("{\"a\": true}"),
+        "Two lines.\n\n" CALL("{\"a\": 1}") "\n" CALL("{\"b\": 12345678901234567890}"),
+    };
+    for (size_t i = 0; i < 2; i++)
+        for (size_t k = 0; k < sizeof texts / sizeof *texts; k++)
+            cr_expect(goes_on(templates[i], "", texts[k], ""), "%s: %s", templates[i], texts[k]);
+    for (size_t k = 0; k < sizeof texts / sizeof *texts; k++)
+        cr_expect(goes_on(templates[1], "<think>\nHm,\nhm.\n</think>\n\n", texts[k],
+                          ",\"reasoning_content\":\"Hm,\\nhm.\\n\""),
+                  "%s", texts[k]);
+}
+
+/* docs/API.md says so. */
+Test(oai_tools, other_words_for_the_same_arguments_are_read_again) {
+    static const char name[] = "Qwen-Qwen3-0.6B";
+    cr_expect(!goes_on(name, "", CALL("{\"a\":1}"), ""));
+    cr_expect(!goes_on(name, "", CALL("{\"a\": \"\\u00e9\"}"), ""));
+    cr_expect(!goes_on(name, "<think>\n\n</think>\n\n", CALL("{\"a\": 1}"), ""));
+}
+
+/* --- which form --- */
+
+Test(oai_tools, a_parser_is_of_no_use_without_a_template_that_knows_tools) {
+    struct engine_options options = {
+        .model_dir = "m", .kv_budget = 64, .max_num_seqs = 1, .max_queue = 1};
+    static const struct {
+        const char *model, *parser;
+        enum tool_format format;
+    } cases[] = {
+        {NULL, "auto", TOOL_FORMAT_NONE},         {NULL, "hermes", TOOL_FORMAT_NONE},
+        {"hermes", "auto", TOOL_FORMAT_HERMES},   {"llama3", "auto", TOOL_FORMAT_LLAMA3},
+        {"hermes", "llama3", TOOL_FORMAT_LLAMA3}, {"hermes", "none", TOOL_FORMAT_NONE},
+        {"llama3", "hermes", TOOL_FORMAT_HERMES},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct engine *engine;
+        struct fault fault;
+        if (cases[i].model) setenv("KEEPD_FAKE_TOOLS", cases[i].model, 1);
+        cr_assert_eq(engine_open(&options, &engine, &fault), 0);
+        cr_expect_eq(oai_find_tools(engine, cases[i].parser), cases[i].format, "%zu", i);
+        engine_close(engine);
+    }
+}

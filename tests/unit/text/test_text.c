@@ -1,0 +1,388 @@
+/* Tests text/text.c: where a model directory's texts come from, and what a chat becomes. */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "tests/unit/text/tok/tok_support.h"
+#include "text/text.h"
+
+static char folder[64];
+
+static void write_file(const char *name, const char *data, size_t size) {
+    char path[128];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *file = fopen(path, "wb");
+    cr_assert_not_null(file);
+    cr_assert_eq(fwrite(data, 1, size, file), size);
+    cr_assert_eq(fclose(file), 0);
+}
+
+static void write_text(const char *name, const char *text) {
+    write_file(name, text, strlen(text));
+}
+
+/* Bytes are tokens 0..255; 256 is <s>, 257 </s>, both special. */
+static void make_folder(void) {
+    struct small_tok t = {
+        .vocab = "\"<s>\":256,\"</s>\":257",
+        .added = "[{\"id\":256,\"content\":\"<s>\",\"special\":true},"
+                 "{\"id\":257,\"content\":\"</s>\",\"special\":true}]",
+    };
+    struct buf json;
+    strcpy(folder, "/tmp/keepd-text.XXXXXX");
+    cr_assert_not_null(mkdtemp(folder));
+    small_tok_json(&t, &json);
+    write_file("tokenizer.json", json.data, json.size);
+    buf_close(&json);
+}
+
+static void remove_folder(void) {
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    cr_expect_eq(system(command), 0);
+}
+
+TestSuite(text, .init = make_folder, .fini = remove_folder);
+
+static void open_text(struct text *text) {
+    struct fault fault = {0};
+    cr_assert_eq(text_open(folder, text, &fault), 0, "%s: %s", fault.field, fault.text);
+}
+
+static void expect_failure(int code, const char *in_field) {
+    struct text text;
+    struct fault fault = {0};
+    cr_expect_eq(text_open(folder, &text, &fault), code, "%s: %s", fault.field, fault.text);
+    cr_expect_eq(fault.code, code);
+    cr_expect_not_null(strstr(fault.field, in_field), "'%s' does not name %s", fault.field,
+                       in_field);
+    cr_expect(fault.text[0] != '\0');
+    cr_expect(text.tok == NULL && text.chat == NULL && text.bos == NULL && text.eos == NULL);
+}
+
+/* Renders {"messages": ..., ...} and returns the tokens as text: bytes, S for <s>, E for </s>. */
+static int render(const struct text *text, const char *context, char *out, size_t size,
+                  struct fault *fault) {
+    struct arena arena;
+    struct tok_ids ids = {0};
+    cJSON *tree = NULL;
+    cr_assert_eq(json_parse(context, strlen(context),
+                            &(struct json_limits){.bytes = 8 << 20, .depth = 16}, &tree, fault),
+                 0);
+    arena_open(&arena, 256 << 20);
+    int code = text_render_chat(text, tree, 1000, &arena, &ids, fault);
+    cr_assert_lt(ids.count, size);
+    for (size_t i = 0; code == 0 && i < ids.count; i++)
+        out[i] = ids.ids[i] == 256 ? 'S' : ids.ids[i] == 257 ? 'E' : (char)ids.ids[i];
+    out[code == 0 ? ids.count : 0] = '\0';
+    arena_close(&arena);
+    json_free(tree);
+    return code;
+}
+
+static void expect_render(const struct text *text, const char *context, const char *expected) {
+    char out[256];
+    struct fault fault = {0};
+    cr_assert_eq(render(text, context, out, sizeof out, &fault), 0, "%s", fault.text);
+    cr_expect_str_eq(out, expected);
+}
+
+static const char hello[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}";
+
+Test(text, a_tokenizer_is_enough) {
+    struct text text;
+    struct fault fault = {0};
+    char out[8];
+    open_text(&text);
+    cr_assert_null(text.chat);
+    cr_assert(strcmp(text.bos, "") == 0 && strcmp(text.eos, "") == 0);
+    cr_assert_eq(render(&text, hello, out, sizeof out, &fault), ERR_UNSUPPORTED);
+    cr_assert_str_eq(fault.field, "messages");
+    text_close(&text);
+    text_close(&text); /* empty by now */
+}
+
+Test(text, templates_in_their_order) {
+    struct text text;
+    write_text("tokenizer_config.json",
+               "{\"bos_token\":\"<s>\",\"eos_token\":{\"content\":\"</s>\",\"lstrip\":false},"
+               "\"chat_template\":\"{{ bos_token }}1{{ messages[0].content }}{{ eos_token }}\"}");
+    open_text(&text);
+    expect_render(&text, hello, "S1hiE");
+    text_close(&text);
+    write_text("tokenizer_config.json",
+               "{\"bos_token\":null,\"chat_template\":[{\"name\":\"tools\",\"template\":\"x\"},"
+               "{\"name\":\"default\",\"template\":\"2{{ bos_token }}\"}]}");
+    open_text(&text);
+    expect_render(&text, hello, "2");
+    text_close(&text);
+    write_text("chat_template.jinja", "3{{ messages[0].content }}");
+    open_text(&text);
+    expect_render(&text, hello, "3hi");
+    text_close(&text);
+}
+
+static const char with_tools[] =
+    "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"tools\":[{\"type\":\"function\"}]}";
+
+Test(text, chats_with_tools_have_a_template_of_their_own) {
+    struct text text;
+    char path[128];
+    write_text("tokenizer_config.json",
+               "{\"chat_template\":[{\"name\":\"default\",\"template\":\"plain\"},"
+               "{\"name\":\"tool_use\",\"template\":\"list {{ tools[0].type }}\"}]}");
+    open_text(&text);
+    expect_render(&text, hello, "plain");
+    expect_render(&text, with_tools, "list function");
+    text_close(&text);
+    snprintf(path, sizeof path, "%s/additional_chat_templates", folder);
+    cr_assert_eq(mkdir(path, 0700), 0);
+    write_text("additional_chat_templates/tool_use.jinja", "file {{ tools[0].type }}");
+    open_text(&text);
+    cr_expect_null(text.chat, "a list beside files of their own");
+    expect_render(&text, with_tools, "file function");
+    text_close(&text);
+    write_text("chat_template.jinja", "own");
+    open_text(&text);
+    expect_render(&text, hello, "own");
+    expect_render(&text, with_tools, "file function");
+    text_close(&text);
+    snprintf(path, sizeof path, "%s/additional_chat_templates/tool_use.jinja", folder);
+    cr_assert_eq(unlink(path), 0);
+    open_text(&text);
+    expect_render(&text, with_tools, "own");
+    text_close(&text);
+}
+
+/* The file of processors: read where the tokenizer has no template, alone or in a list. */
+Test(text, the_file_of_processors_comes_last) {
+    struct text text;
+    char path[128];
+    write_text("chat_template.json", "{\"chat_template\":\"old{{ messages[0].content }}\"}");
+    open_text(&text);
+    expect_render(&text, hello, "oldhi");
+    expect_render(&text, with_tools, "oldhi");
+    text_close(&text);
+    write_text("chat_template.json",
+               "{\"chat_template\":[{\"name\":\"default\",\"template\":\"first\"},"
+               "{\"name\":\"tool_use\",\"template\":\"tools\"}]}");
+    write_text("tokenizer_config.json", "{\"bos_token\":\"<s>\"}");
+    open_text(&text);
+    expect_render(&text, hello, "first");
+    expect_render(&text, with_tools, "tools");
+    text_close(&text);
+    write_text("tokenizer_config.json", "{\"chat_template\":\"tokenizer\"}");
+    open_text(&text);
+    expect_render(&text, hello, "tokenizer");
+    expect_render(&text, with_tools, "tokenizer");
+    text_close(&text);
+    write_text("chat_template.jinja", "own");
+    open_text(&text);
+    expect_render(&text, hello, "own");
+    text_close(&text);
+    snprintf(path, sizeof path, "%s/chat_template.jinja", folder);
+    cr_assert_eq(unlink(path), 0);
+    write_text("tokenizer_config.json", "{}");
+    write_text("chat_template.json", "{\"chat_template\":7}");
+    expect_failure(ERR_MALFORMED, "chat_template.json");
+    write_text("chat_template.json", "{\"chat_template\":\"{% if %}\"}");
+    expect_failure(ERR_MALFORMED, "chat_template.json");
+    write_text("chat_template.json", "[");
+    expect_failure(ERR_MALFORMED, "chat_template.json");
+}
+
+/* As transformers does: templates ask "tools is not none", which an undefined name is not. */
+Test(text, what_a_request_leaves_out_is_none) {
+    struct text text;
+    write_text("chat_template.jinja", "{{ tools is none }} {{ documents is none }}");
+    open_text(&text);
+    expect_render(&text, hello, "True True");
+    expect_render(&text, with_tools, "False True");
+    text_close(&text);
+}
+
+/* Before tokenizer.json there were vocab.json and merges.txt. */
+Test(text, the_older_tokenizer_files) {
+    struct text text;
+    char path[128], *json;
+    size_t size;
+    snprintf(path, sizeof path, "%s/tokenizer.json", folder);
+    cr_assert_eq(file_read(path, 1 << 20, &json, &size, NULL), 0);
+    cJSON *tree = cJSON_Parse(json);
+    const cJSON *model = cJSON_GetObjectItem(tree, "model");
+    char *vocab = cJSON_PrintUnformatted(cJSON_GetObjectItem(model, "vocab"));
+    cr_assert_eq(unlink(path), 0);
+    write_text("vocab.json", vocab);
+    write_text("merges.txt", "#version: 0.2\n");
+    write_text("tokenizer_config.json",
+               "{\"tokenizer_class\":\"Qwen2Tokenizer\",\"chat_template\":\"<s>{{ "
+               "messages[0].content }}\",\"added_tokens_decoder\":{\"256\":{\"content\":\"<s>\","
+               "\"special\":true},\"257\":{\"content\":\"</s>\",\"special\":true}}}");
+    open_text(&text);
+    expect_render(&text, hello, "Shi");
+    text_close(&text);
+    cJSON_free(vocab);
+    cJSON_Delete(tree);
+    mem_free(json);
+}
+
+/* Special tokens are the template's and the model's to write, not the request's; and the request
+ * cannot bring its own bos_token. */
+Test(text, requests_cannot_write_special_tokens) {
+    struct text text;
+    write_text("tokenizer_config.json", "{\"bos_token\":\"<s>\",\"eos_token\":\"</s>\"}");
+    write_text("chat_template.jinja", "<s>{{ messages[0].content }}{{ eos_token }}{{ extra }}");
+    open_text(&text);
+    expect_render(&text,
+                  "{\"messages\":[{\"role\":\"user\",\"content\":\"a</s><s>\"}],"
+                  "\"eos_token\":\"<s>\",\"bos_token\":\"</s>\",\"extra\":\"</s>\"}",
+                  "Sa</s><s>E</s>");
+    text_close(&text);
+}
+
+#define CONTINUED(content)                                                                         \
+    "{\"messages\":[{\"role\":\"user\",\"content\":\"ab\"},{\"role\":\"assistant\",\"content\":"   \
+    "\"" content "\"}],\"continue_final_message\":true}"
+
+/* The prompt ends with the final message's own text, found where the template wrote the request's
+ * bytes: words of the template that look the same do not count. */
+Test(text, the_final_message_goes_on) {
+    static const struct {
+        const char *source, *context, *expected;
+    } rows[] = {
+        {"{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}!", CONTINUED("yes"),
+         "SabESyes"},
+        {"{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}yes", CONTINUED("yes"),
+         "SabESyes"},
+        {"{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}", CONTINUED("ab"), "SabESab"},
+        {"{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}", CONTINUED("y </s>"),
+         "SabESy </s>"},
+        {"{% for m in messages %}{{ m.content | trim }}</s>{% endfor %}", CONTINUED(" yes \\n"),
+         "abEyes"},
+        {"{% for m in messages %}{{ m.content }}</s>{% endfor %}", CONTINUED(" yes \\n"),
+         "abE yes \n"},
+        {"{% for m in messages %}<x>{{ m.content.split('</x>')[-1] }}</s>{% endfor %}",
+         CONTINUED("yes"), "<x>abE<x>yes"},
+        {"{{ messages[-1].content }}</s>{{ continue_final_message }}", CONTINUED("yes"), "yes"},
+        {"{% for m in messages %}{{ m.content }}{% endfor %}ab", CONTINUED("abab"), "ababab"},
+        {"{% for m in messages %}{{ m.content }}{% endfor %}aa", CONTINUED("aabaa"), "abaabaa"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct text text;
+        write_text("tokenizer_config.json", "{\"bos_token\":\"<s>\",\"eos_token\":\"</s>\"}");
+        write_text("chat_template.jinja", rows[i].source);
+        open_text(&text);
+        expect_render(&text, rows[i].context, rows[i].expected);
+        text_close(&text);
+    }
+}
+
+Test(text, a_final_message_that_is_not_shown_cannot_go_on) {
+    static const char *const sources[] = {"{{ messages[-1].content | upper }}", "nothing", "yes",
+                                          "{{ messages[0].content }}yes"};
+    for (size_t i = 0; i < sizeof sources / sizeof *sources; i++) {
+        struct text text;
+        struct fault fault = {0};
+        char out[64];
+        write_text("chat_template.jinja", sources[i]);
+        open_text(&text);
+        cr_expect_eq(render(&text, CONTINUED("yes"), out, sizeof out, &fault), ERR_INVALID, "%s",
+                     sources[i]);
+        cr_expect_str_eq(fault.field, "messages");
+        text_close(&text);
+    }
+}
+
+/* Comparing at every place would take hours. */
+Test(text, a_long_final_message_that_repeats_itself_is_not_searched_forever) {
+    enum { SIZE = 2 << 20 };
+    static char context[SIZE + 200];
+    struct text text;
+    struct fault fault = {0};
+    char out[64];
+    int head =
+        snprintf(context, sizeof context, "{\"messages\":[{\"role\":\"user\",\"content\":\"");
+    memset(context + head, 'a', SIZE);
+    snprintf(context + head + SIZE, sizeof context - (size_t)head - SIZE,
+             "b\"}],\"continue_final_message\":true}");
+    write_text("chat_template.jinja",
+               "{{ messages[-1].content.split('b')[0] }}{{ messages[-1].content.split('b')[0] }}");
+    open_text(&text);
+    cr_assert_eq(render(&text, context, out, sizeof out, &fault), ERR_INVALID);
+    cr_assert_str_eq(fault.field, "messages");
+    text_close(&text);
+}
+
+Test(text, errors_of_a_template_are_the_requests) {
+    struct text text;
+    struct fault fault = {0};
+    char out[64];
+    write_text("chat_template.jinja", "{{ raise_exception('roles must alternate') }}");
+    open_text(&text);
+    cr_assert_eq(render(&text, hello, out, sizeof out, &fault), ERR_INVALID);
+    cr_assert_not_null(strstr(fault.text, "roles must alternate"), "%s", fault.text);
+    text_close(&text);
+}
+
+Test(text, failures_name_the_file) {
+    write_text("tokenizer_config.json", "{\"bos_token\":");
+    expect_failure(ERR_MALFORMED, "tokenizer_config.json");
+    write_text("tokenizer_config.json", "[]");
+    expect_failure(ERR_MALFORMED, "tokenizer_config.json");
+    write_text("tokenizer_config.json", "{\"chat_template\":\"{% if %}\"}");
+    expect_failure(ERR_MALFORMED, "tokenizer_config.json");
+    write_text("chat_template.jinja", "{{");
+    expect_failure(ERR_MALFORMED, "chat_template.jinja");
+    write_text("tokenizer.json", "{}");
+    expect_failure(ERR_MALFORMED, "tokenizer.json");
+    strcat(folder, "-gone");
+    expect_failure(ERR_NOTFOUND, "tokenizer.json");
+    folder[strlen(folder) - 5] = '\0';
+}
+
+Test(text, survives_failing_memory) {
+    write_text("tokenizer_config.json", "{\"bos_token\":\"<s>\",\"eos_token\":\"</s>\"}");
+    write_text("chat_template.json",
+               "{\"chat_template\":\"{{ bos_token }}{{ messages[0].content }}\"}");
+    int code = ERR_NOMEM;
+    long n = 0;
+    for (; code == ERR_NOMEM && n < 20000; n++) {
+        struct text text;
+        struct fault fault = {0};
+        mem_fail_after(n);
+        code = text_open(folder, &text, &fault);
+        mem_fail_after(-1);
+        cr_assert(code == 0 || code == ERR_NOMEM, "allocation %ld: %s", n, err_name(code));
+        cr_assert_eq(text.tok != NULL, code == 0);
+        text_close(&text);
+    }
+    cr_assert_eq(code, 0);
+    struct text text;
+    open_text(&text);
+    code = ERR_NOMEM;
+    for (n = 0; code == ERR_NOMEM && n < 20000; n++) {
+        struct fault fault = {0};
+        struct arena arena;
+        struct tok_ids ids;
+        cJSON *tree = NULL;
+        cr_assert_eq(json_parse(hello, strlen(hello),
+                                &(struct json_limits){.bytes = 8 << 20, .depth = 16}, &tree,
+                                &fault),
+                     0);
+        arena_open(&arena, 256 << 20);
+        mem_fail_after(n);
+        code = text_render_chat(&text, tree, 1000, &arena, &ids, &fault);
+        mem_fail_after(-1);
+        cr_assert(code == 0 || (code == ERR_NOMEM && fault.code == code), "allocation %ld: %s", n,
+                  err_name(code));
+        arena_close(&arena);
+        json_free(tree);
+    }
+    cr_assert_eq(code, 0);
+    text_close(&text);
+}

@@ -1,0 +1,281 @@
+#include "text/text.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/mem.h"
+
+#define CONFIG_BYTES_MAX   ((size_t)8 << 20)
+#define TEMPLATE_BYTES_MAX ((size_t)1 << 20)
+
+static bool exists(const char *path) {
+    struct stat st;
+    return stat(path, &st) == 0;
+}
+
+static int join_path(char *path, size_t size, const char *dir, const char *name,
+                     struct fault *fault) {
+    int n = snprintf(path, size, "%s/%s", dir, name);
+    if (n < 0 || (size_t)n >= size) return fault_set(fault, ERR_LIMIT, name, "path too long");
+    return 0;
+}
+
+/* What is wrong inside a file, with the file's name in front. */
+static int in_file(int code, const char *name, struct fault *fault) {
+    if (code == 0 || fault == NULL) return code;
+    struct fault inside = *fault;
+    return fault_set(fault, code, name, "%s%s%s", inside.field, inside.field[0] ? ": " : "",
+                     inside.text);
+}
+
+/* "<s>" or {"content": "<s>", ...}; "" when absent. */
+static char *special_string(const cJSON *config, const char *key) {
+    const cJSON *node = json_get(config, key);
+    if (node != NULL && cJSON_IsObject(node)) node = json_get(node, "content");
+    return mem_must_strdup(node != NULL && cJSON_IsString(node) ? node->valuestring : "");
+}
+
+/* An object in a file of the model's directory; NULL without the file. */
+static int open_object(const char *dir, const char *name, cJSON **out, struct fault *fault) {
+    const struct json_limits limits = {.bytes = CONFIG_BYTES_MAX, .depth = 64};
+    char path[4096], *data = NULL;
+    size_t size = 0;
+    int code = join_path(path, sizeof path, dir, name, fault);
+    if (code != 0 || !exists(path)) return code;
+    code = file_read(path, CONFIG_BYTES_MAX, &data, &size, fault);
+    if (code != 0) return code;
+    code = in_file(json_parse(data, size, &limits, out, fault), name, fault);
+    mem_free(data);
+    if (code != 0 || cJSON_IsObject(*out)) return code;
+    return fault_set(fault, ERR_MALFORMED, name, "is not an object");
+}
+
+/* A file with templates under "chat_template"; json NULL = none. */
+struct listed {
+    const char *name;
+    const cJSON *json;
+};
+
+/* A string is the default template. */
+static const char *listed_template(const struct listed *listed, const char *wanted) {
+    const cJSON *node = json_get(listed->json, "chat_template"), *item = NULL;
+    if (cJSON_IsString(node)) return strcmp(wanted, "default") == 0 ? node->valuestring : NULL;
+    cJSON_ArrayForEach(item, node) {
+        const cJSON *name = json_get(item, "name"), *source = json_get(item, "template");
+        if (cJSON_IsString(name) && strcmp(name->valuestring, wanted) == 0 &&
+            cJSON_IsString(source))
+            return source->valuestring;
+    }
+    return NULL;
+}
+
+static int open_template_file(const char *path, const char *name, struct chat **chat, char **source,
+                              struct fault *fault) {
+    char *data = NULL;
+    size_t size = 0;
+    int code = file_read(path, TEMPLATE_BYTES_MAX, &data, &size, fault);
+    if (code != 0) return code;
+    *source = mem_must_alloc(size + 1, 1);
+    memcpy(*source, data, size);
+    mem_free(data);
+    return in_file(chat_open(*source, size, chat, fault), name, fault);
+}
+
+/* From the file, else from the list; with neither *chat stays NULL. */
+static int open_template(const char *dir, const char *file, const struct listed *listed,
+                         const char *wanted, struct chat **chat, char **source,
+                         struct fault *fault) {
+    const char *found = listed_template(listed, wanted);
+    char path[4096];
+    int code = join_path(path, sizeof path, dir, file, fault);
+    if (code != 0) return code;
+    if (exists(path)) return open_template_file(path, file, chat, source, fault);
+    if (found == NULL) return 0;
+    *source = mem_must_strdup(found);
+    return in_file(chat_open(found, strlen(found), chat, fault), listed->name, fault);
+}
+
+static bool lists_any(const struct listed *listed) {
+    return listed_template(listed, "default") || listed_template(listed, "tool_use");
+}
+
+/* chat_template.json is the older file of transformers' processors; tokenizers do not read it, so
+ * it serves where they have no template. */
+static int open_legacy(const char *dir, cJSON **json, struct listed *listed, struct fault *fault) {
+    int code = open_object(dir, "chat_template.json", json, fault);
+    if (code != 0 || *json == NULL) return code;
+    *listed = (struct listed){"chat_template.json", *json};
+    if (lists_any(listed)) return 0;
+    return fault_set(fault, ERR_MALFORMED, listed->name, "has no template under 'chat_template'");
+}
+
+/* As in transformers, one template of its own file hides all of tokenizer_config.json. */
+static int open_templates(const char *dir, const cJSON *config, struct text *text,
+                          struct fault *fault) {
+    const char *plain = "chat_template.jinja", *folder = "additional_chat_templates/tool_use.jinja";
+    struct listed listed = {"tokenizer_config.json", config};
+    char plain_path[4096], folder_path[4096];
+    cJSON *legacy = NULL;
+    int code = join_path(plain_path, sizeof plain_path, dir, plain, fault);
+    if (code == 0) code = join_path(folder_path, sizeof folder_path, dir, folder, fault);
+    if (code != 0) return code;
+    if (exists(plain_path) || exists(folder_path))
+        listed.json = NULL;
+    else if (!lists_any(&listed))
+        code = open_legacy(dir, &legacy, &listed, fault);
+    if (code == 0)
+        code = open_template(dir, plain, &listed, "default", &text->chat, &text->source, fault);
+    if (code == 0)
+        code = open_template(dir, folder, &listed, "tool_use", &text->tool_chat, &text->tool_source,
+                             fault);
+    json_free(legacy);
+    return code;
+}
+
+int text_open(const char *dir, struct text *text, struct fault *fault) {
+    cJSON *config = NULL;
+    *text = (struct text){0};
+    int code = tok_open_dir(dir, &text->tok, fault);
+    if (code == 0) code = open_object(dir, "tokenizer_config.json", &config, fault);
+    if (code == 0) {
+        text->bos = special_string(config, "bos_token");
+        text->eos = special_string(config, "eos_token");
+        code = open_templates(dir, config, text, fault);
+    }
+    json_free(config);
+    if (code != 0) text_close(text);
+    return code;
+}
+
+void text_close(struct text *text) {
+    tok_close(text->tok);
+    chat_close(text->chat);
+    chat_close(text->tool_chat);
+    mem_free(text->source);
+    mem_free(text->tool_source);
+    mem_free(text->bos);
+    mem_free(text->eos);
+    *text = (struct text){0};
+}
+
+/* What transformers passes as None when the caller has none; templates ask "is not none". */
+static bool add_absent(cJSON *full, const cJSON *context) {
+    static const char *const names[] = {"tools", "documents"};
+    bool ok = true;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!cJSON_GetObjectItemCaseSensitive(context, names[i]))
+            ok = ok && cJSON_AddNullToObject(full, names[i]) != NULL;
+    return ok;
+}
+
+/* The request's context with the model's own strings put in front; they win over the request's. */
+static cJSON *with_model_strings(const struct text *text, const cJSON *context) {
+    cJSON *full = cJSON_CreateObject(), *item = NULL;
+    if (full == NULL) return NULL;
+    bool ok = cJSON_AddStringToObject(full, "bos_token", text->bos) != NULL &&
+              cJSON_AddStringToObject(full, "eos_token", text->eos) != NULL &&
+              add_absent(full, context);
+    cJSON_ArrayForEach(item, context) {
+        if (strcmp(item->string, "bos_token") == 0 || strcmp(item->string, "eos_token") == 0 ||
+            strcmp(item->string, "continue_final_message") == 0)
+            continue;
+        ok = ok && cJSON_AddItemReferenceToObject(full, item->string, (cJSON *)(uintptr_t)item);
+    }
+    if (ok) return full;
+    cJSON_Delete(full);
+    return NULL;
+}
+
+static bool is_untrusted(const struct chat_text *rendered, size_t at) {
+    for (size_t i = 0; i < rendered->untrusted_count; i++)
+        if (at >= rendered->untrusted[i].begin && at < rendered->untrusted[i].end) return true;
+    return false;
+}
+
+/* border[k]: of the pattern's last k + 1 bytes, how many of the end are also their beginning, not
+ * counting all of them (Knuth, Morris, Pratt 1977, from the right). */
+static void fill_borders(const char *pattern, size_t size, size_t *border) {
+    const char *end = pattern + size - 1;
+    border[0] = 0;
+    for (size_t i = 1, k = 0; i < size; i++) {
+        while (k > 0 && end[-(ptrdiff_t)i] != end[-(ptrdiff_t)k]) k = border[k - 1];
+        if (end[-(ptrdiff_t)i] == end[-(ptrdiff_t)k]) k++;
+        border[i] = k;
+    }
+}
+
+/* Last place where the template wrote these bytes of the request; rendered->size = none. Linear
+ * also for texts that repeat themselves, which a client may choose. */
+static size_t find_last(const struct chat_text *rendered, const char *content, size_t size,
+                        const size_t *border) {
+    const char *end = content + size - 1;
+    for (size_t at = rendered->size, k = 0; at-- > 0;) {
+        while (k > 0 && rendered->text[at] != end[-(ptrdiff_t)k]) k = border[k - 1];
+        if (rendered->text[at] == end[-(ptrdiff_t)k]) k++;
+        if (k < size) continue;
+        if (is_untrusted(rendered, at) && is_untrusted(rendered, at + size - 1)) return at;
+        k = border[k - 1];
+    }
+    return rendered->size;
+}
+
+/* What the template writes behind the final message is cut off, so that the model goes on with it.
+ * Templates may trim a message; its white space at the end stays where the template left it. */
+static int cut_after_final(struct chat_text *rendered, const cJSON *context, struct arena *arena,
+                           struct fault *fault) {
+    static const char blank[] = " \t\r\n\v\f";
+    const cJSON *messages = json_get(context, "messages"), *last = NULL, *node = NULL;
+    cJSON_ArrayForEach(last, messages) node = json_get(last, "content");
+    const char *content = cJSON_IsString(node) ? node->valuestring : "";
+    content += strspn(content, blank);
+    size_t whole = strlen(content), size = whole;
+    while (size > 0 && strchr(blank, content[size - 1])) size--;
+    if (size == 0) return fault_set(fault, ERR_INVALID, "messages", "there is no text to continue");
+    size_t *border = arena_alloc(arena, size, sizeof *border);
+    if (border == NULL) return fault_set(fault, ERR_NOMEM, NULL, "no memory to find the message");
+    fill_borders(content, size, border);
+    size_t at = find_last(rendered, content, size, border);
+    if (at == rendered->size)
+        return fault_set(fault, ERR_INVALID, "messages",
+                         "the chat template does not show the final message as it is, so it cannot "
+                         "be continued");
+    if (whole <= rendered->size - at && memcmp(rendered->text + at, content, whole) == 0 &&
+        is_untrusted(rendered, at + whole - 1))
+        size = whole;
+    rendered->size = at + size;
+    while (rendered->untrusted_count > 0 &&
+           rendered->untrusted[rendered->untrusted_count - 1].begin >= rendered->size)
+        rendered->untrusted_count--;
+    if (rendered->untrusted[rendered->untrusted_count - 1].end > rendered->size)
+        rendered->untrusted[rendered->untrusted_count - 1].end = rendered->size;
+    return 0;
+}
+
+int text_render_chat(const struct text *text, const cJSON *context, size_t max_ids,
+                     struct arena *arena, struct tok_ids *out, struct fault *fault) {
+    static const char *const trusted[] = {"bos_token", "eos_token"};
+    bool tools = text->tool_chat != NULL && json_get(context, "tools") != NULL;
+    const struct chat *chat = tools ? text->tool_chat : text->chat;
+    if (chat == NULL)
+        return fault_set(fault, ERR_UNSUPPORTED, "messages",
+                         "this model has no chat template; use /v1/completions");
+    cJSON *full = with_model_strings(text, context);
+    if (full == NULL)
+        return fault_set(fault, ERR_NOMEM, NULL, "no memory for the template context");
+    struct chat_input input = {
+        .context = full, .trusted = trusted, .trusted_count = 2, .now = clock_unix_seconds()};
+    struct chat_text rendered = {0};
+    *out = (struct tok_ids){0};
+    int code = chat_render(chat, &input, arena, &rendered, fault);
+    if (code == 0 && cJSON_IsTrue(json_get(context, "continue_final_message")))
+        code = cut_after_final(&rendered, context, arena, fault);
+    if (code == 0)
+        code = tok_encode(text->tok, rendered.text, rendered.size, TOK_SPECIALS, rendered.untrusted,
+                          rendered.untrusted_count, max_ids, arena, out, fault);
+    cJSON_Delete(full);
+    return code;
+}

@@ -1,0 +1,208 @@
+/* Added tokens: cut out of the text before anything else, leftmost first and longest first. */
+#include <stdlib.h>
+#include <string.h>
+#include <utf8proc.h>
+
+#include "base/check.h"
+#include "base/mem.h"
+#include "text/tok/internal.h"
+
+int tok_added_reserve(struct tok *tok, size_t count, struct fault *fault) {
+    tok->raw.tokens = mem_try_alloc(count, sizeof *tok->raw.tokens);
+    tok->normal.tokens = mem_try_alloc(count, sizeof *tok->normal.tokens);
+    if (!tok->raw.tokens || !tok->normal.tokens)
+        return fault_set(fault, ERR_NOMEM, NULL, "not enough memory for %zu added tokens", count);
+    return 0;
+}
+
+void tok_added_put(struct tok *tok, const struct tok_added *added) {
+    struct tok_matcher *matcher = added->normalized ? &tok->normal : &tok->raw;
+    matcher->tokens[matcher->count++] = *added;
+}
+
+static int compare(const char *a, size_t a_size, const char *b, size_t b_size) {
+    int order = memcmp(a, b, a_size < b_size ? a_size : b_size);
+    return order ? order : (a_size > b_size) - (a_size < b_size);
+}
+
+static int compare_added(const void *a, const void *b, void *text) {
+    const struct tok_added *x = a, *y = b;
+    return compare((char *)text + x->pattern, x->pattern_size, (char *)text + y->pattern,
+                   y->pattern_size);
+}
+
+/* Patterns of the second matcher are normalised like the text they are looked for in. */
+static int normalize_patterns(struct tok *tok, struct arena *arena, struct fault *fault) {
+    for (size_t i = 0; i < tok->normal.count; i++) {
+        struct tok_added *added = &tok->normal.tokens[i];
+        struct tok_text in = {.s = tok->text + added->pattern, .size = added->pattern_size}, out;
+        if (tok_normalize(arena, &in, &out))
+            return fault_set(fault, ERR_NOMEM, NULL, "not enough memory for added tokens");
+        if (out.s == in.s) continue;
+        CHECK(out.size <= tok->text_capacity - tok->text_size);
+        memcpy(tok->text + tok->text_size, out.s, out.size);
+        added->pattern = (uint32_t)tok->text_size;
+        added->pattern_size = (uint32_t)out.size;
+        tok->text_size += out.size;
+    }
+    return 0;
+}
+
+static void finish_matcher(struct tok *tok, struct tok_matcher *matcher) {
+    if (matcher->count)
+        qsort_r(matcher->tokens, matcher->count, sizeof *matcher->tokens, compare_added, tok->text);
+    for (size_t i = 0; i < matcher->count; i++)
+        matcher->starts[(unsigned char)tok->text[matcher->tokens[i].pattern]] = true;
+}
+
+int tok_added_finish(struct tok *tok, struct fault *fault) {
+    struct arena arena;
+    arena_open(&arena, SIZE_MAX);
+    int rc = tok->nfc ? normalize_patterns(tok, &arena, fault) : 0;
+    arena_close(&arena);
+    finish_matcher(tok, &tok->raw);
+    finish_matcher(tok, &tok->normal);
+    for (size_t i = 0; i < tok->normal.count; i++)
+        if (tok->normal.tokens[i].special) tok->normal_specials = true;
+    return rc;
+}
+
+/* --- matching --- */
+
+/* Narrows [*low, *high), whose patterns share `depth` bytes, to those that continue with `byte`.
+ * Patterns that end at `depth` sort first. */
+static void narrow(const struct tok *tok, const struct tok_matcher *matcher, size_t depth,
+                   unsigned char byte, size_t *low, size_t *high) {
+    size_t bounds[2];
+    for (int side = 0; side < 2; side++) {
+        size_t a = *low, b = *high;
+        while (a < b) {
+            const struct tok_added *t = &matcher->tokens[a + (b - a) / 2];
+            int value = depth < t->pattern_size ? (unsigned char)tok->text[t->pattern + depth] : -1;
+            if (value < byte + side)
+                a += (b - a) / 2 + 1;
+            else
+                b = a + (b - a) / 2;
+        }
+        bounds[side] = a;
+    }
+    *low = bounds[0];
+    *high = bounds[1];
+}
+
+/* Spans from `span` on end after `begin`; empty ones do not count. */
+static bool untrusted(const struct tok_text *text, size_t span, size_t end) {
+    for (; span < text->span_count && text->spans[span].begin < end; span++)
+        if (text->spans[span].begin < text->spans[span].end) return true;
+    return false;
+}
+
+/* The longest token at `at` that may be recognised there. `span` is the first that ends after it.
+ */
+static const struct tok_added *longest_at(const struct tok *tok, const struct tok_matcher *matcher,
+                                          bool specials, const struct tok_text *text, size_t span,
+                                          size_t at) {
+    const struct tok_added *best = NULL;
+    size_t low = 0, high = matcher->count;
+    for (size_t depth = 0; at + depth < text->size; depth++) {
+        narrow(tok, matcher, depth, (unsigned char)text->s[at + depth], &low, &high);
+        if (low == high) break;
+        const struct tok_added *t = &matcher->tokens[low];
+        if (t->pattern_size != depth + 1) continue;
+        if (t->special && (!specials || untrusted(text, span, at + t->pattern_size))) continue;
+        best = t;
+    }
+    return best;
+}
+
+static uint32_t char_before(const struct tok_text *text, size_t at, size_t *begin) {
+    utf8proc_int32_t scalar = -1;
+    do at--;
+    while (at > 0 && ((unsigned char)text->s[at] & 0xC0) == 0x80);
+    *begin = at;
+    utf8proc_iterate((const utf8proc_uint8_t *)text->s + at, (utf8proc_ssize_t)(text->size - at),
+                     &scalar);
+    return (uint32_t)scalar;
+}
+
+static uint32_t char_after(const struct tok_text *text, size_t at, size_t *end) {
+    utf8proc_int32_t scalar = -1;
+    utf8proc_ssize_t size = utf8proc_iterate((const utf8proc_uint8_t *)text->s + at,
+                                             (utf8proc_ssize_t)(text->size - at), &scalar);
+    *end = at + (size > 0 ? (size_t)size : 1);
+    return (uint32_t)scalar;
+}
+
+/* White_Space of the Unicode database. */
+static bool is_space(uint32_t c) {
+    return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+           (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F ||
+           c == 0x205F || c == 0x3000;
+}
+
+/* \w of UTS 18: alphabetic, mark, decimal digit, connector, joiner. utf8proc knows no Alphabetic;
+ * beyond letters and marks that property holds letter numbers and the circled letters. */
+static bool is_word(uint32_t c) {
+    switch (utf8proc_category((utf8proc_int32_t)c)) {
+    case UTF8PROC_CATEGORY_LU:
+    case UTF8PROC_CATEGORY_LL:
+    case UTF8PROC_CATEGORY_LT:
+    case UTF8PROC_CATEGORY_LM:
+    case UTF8PROC_CATEGORY_LO:
+    case UTF8PROC_CATEGORY_MN:
+    case UTF8PROC_CATEGORY_MC:
+    case UTF8PROC_CATEGORY_ME:
+    case UTF8PROC_CATEGORY_ND:
+    case UTF8PROC_CATEGORY_NL:
+    case UTF8PROC_CATEGORY_PC:
+        return true;
+    default:
+        return c == 0x200C || c == 0x200D || (c >= 0x24B6 && c <= 0x24E9) ||
+               (c >= 0x1F130 && c <= 0x1F149) || (c >= 0x1F150 && c <= 0x1F169) ||
+               (c >= 0x1F170 && c <= 0x1F189);
+    }
+}
+
+static bool stands_alone(const struct tok_text *text, size_t begin, size_t end) {
+    size_t unused;
+    return (begin == 0 || !is_word(char_before(text, begin, &unused))) &&
+           (end == text->size || !is_word(char_after(text, end, &unused)));
+}
+
+static void swallow_spaces(const struct tok_text *text, const struct tok_added *token, size_t taken,
+                           struct tok_match *match) {
+    size_t next;
+    while (token->lstrip && match->begin > taken &&
+           is_space(char_before(text, match->begin, &next)))
+        match->begin = next;
+    while (token->rstrip && match->end < text->size &&
+           is_space(char_after(text, match->end, &next)))
+        match->end = next;
+}
+
+/* A token that single_word forbids still uses up its text, and the search goes on behind a match,
+ * not behind the whitespace it swallowed: both as in huggingface/tokenizers. */
+bool tok_added_find(const struct tok *tok, const struct tok_matcher *matcher, bool specials,
+                    const struct tok_text *text, size_t taken, struct tok_match *match) {
+    size_t at = match->scan;
+    if (!matcher->count) return false;
+    while (at < text->size) {
+        if (!matcher->starts[(unsigned char)text->s[at]]) {
+            at++;
+            continue;
+        }
+        while (match->span < text->span_count && text->spans[match->span].end <= at) match->span++;
+        const struct tok_added *token = longest_at(tok, matcher, specials, text, match->span, at);
+        if (!token) {
+            at++;
+            continue;
+        }
+        match->begin = at;
+        match->end = match->scan = at += token->pattern_size;
+        match->id = token->id;
+        if (token->single_word && !stands_alone(text, match->begin, match->end)) continue;
+        swallow_spaces(text, token, taken, match);
+        return true;
+    }
+    return false;
+}

@@ -1,0 +1,235 @@
+/* tokenizer.json: normalizer, pre_tokenizer, post_processor and decoder. Whatever is not known
+ * here is refused by its name: leaving a step out would give the model other tokens than it knows.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "text/tok/internal.h"
+
+#define PATH_MAX_BYTES 120
+
+struct pipe {
+    struct tok *tok;
+    struct fault *fault;
+    bool bytes_seen; /* ByteLevel was there: the pieces are bytes from here on */
+    bool template_seen;
+};
+
+typedef int load_function(struct pipe *p, const cJSON *node, const char *type, const char *path);
+
+/* Calls `load` for the component, or for each member of the Sequence that it is. Recursive no
+ * deeper than the JSON. */
+static int walk(struct pipe *p, const cJSON *node, const char *path, const char *members,
+                load_function *load) {
+    const char *type = NULL;
+    if (!cJSON_IsObject(node))
+        return fault_set(p->fault, ERR_MALFORMED, path, "expected an object, found %s",
+                         json_type_name(node));
+    int rc = json_str(node, path, "type", &type, p->fault);
+    if (rc) return rc;
+    if (!type) return fault_set(p->fault, ERR_MALFORMED, path, "has no type");
+    if (strcmp(type, "Sequence") != 0) return load(p, node, type, path);
+    const cJSON *list = json_get(node, members), *member;
+    if (!cJSON_IsArray(list))
+        return fault_set(p->fault, ERR_MALFORMED, path, "expected an array '%s'", members);
+    int i = 0;
+    cJSON_ArrayForEach(member, list) {
+        char inner[PATH_MAX_BYTES];
+        snprintf(inner, sizeof inner, "%.60s.%s[%d]", path, members, i++);
+        if ((rc = walk(p, member, inner, members, load))) return rc;
+    }
+    return 0;
+}
+
+static int refuse_type(struct pipe *p, const char *path, const char *type) {
+    return fault_set(p->fault, ERR_UNSUPPORTED, path, "'%.64s' is not supported", type);
+}
+
+/* ---- Normalizer, decoder ------------------------------------------------------------------- */
+
+static int load_normalizer(struct pipe *p, const cJSON *node, const char *type, const char *path) {
+    (void)node;
+    if (strcmp(type, "NFC") != 0) return refuse_type(p, path, type);
+    p->tok->nfc = true;
+    return 0;
+}
+
+static int load_decoder(struct pipe *p, const cJSON *node, const char *type, const char *path) {
+    (void)node;
+    if (strcmp(type, "ByteLevel") == 0 || strcmp(type, "Fuse") == 0) return 0;
+    return refuse_type(p, path, type);
+}
+
+/* ---- Pre-tokenizer ------------------------------------------------------------------------- */
+
+int tok_add_stage(struct tok *tok, const struct tok_stage *stage, const char *pattern, bool literal,
+                  const char *field, struct fault *fault) {
+    struct tok_stage *place = &tok->stages[tok->stage_count];
+    if (tok->stage_count == TOK_STAGES_MAX)
+        return fault_set(fault, ERR_LIMIT, field, "more than %d steps", TOK_STAGES_MAX);
+    *place = *stage;
+    if (pattern) {
+        int rc = tok_regex_open(pattern, literal, field, &place->regex, fault);
+        if (rc) return rc;
+    }
+    tok->stage_count++;
+    return 0;
+}
+
+static int read_behavior(struct pipe *p, const cJSON *node, const char *path,
+                         enum tok_behavior *behavior) {
+    static const char *const names[] = {"Removed", "Isolated", "MergedWithPrevious",
+                                        "MergedWithNext", "Contiguous"};
+    const char *name = NULL;
+    int rc = json_str(node, path, "behavior", &name, p->fault);
+    if (rc) return rc;
+    for (int i = 0; name && i < (int)(sizeof names / sizeof *names); i++) {
+        if (strcmp(name, names[i]) != 0) continue;
+        *behavior = (enum tok_behavior)i;
+        return 0;
+    }
+    return fault_set(p->fault, ERR_UNSUPPORTED, path, "behavior '%.64s' is not supported",
+                     name ? name : "");
+}
+
+/* {"Regex": "..."} or {"String": "..."}. */
+static int read_pattern(struct pipe *p, const cJSON *node, const char *path, const char **text,
+                        bool *literal) {
+    const cJSON *pattern = json_get(node, "pattern");
+    *text = NULL;
+    if (!cJSON_IsObject(pattern))
+        return fault_set(p->fault, ERR_MALFORMED, path, "expected a pattern");
+    int rc = json_str(pattern, path, "Regex", text, p->fault);
+    if (rc) return rc;
+    *literal = !*text;
+    if (*literal) rc = json_str(pattern, path, "String", text, p->fault);
+    if (!rc && !*text) rc = fault_set(p->fault, ERR_MALFORMED, path, "expected a pattern");
+    return rc;
+}
+
+static int load_split(struct pipe *p, const cJSON *node, const char *path) {
+    struct tok_stage stage = {.kind = TOK_STAGE_SPLIT};
+    const char *pattern;
+    bool literal = false;
+    int rc = read_pattern(p, node, path, &pattern, &literal);
+    if (!rc) rc = read_behavior(p, node, path, &stage.behavior);
+    if (!rc) rc = json_bool(node, path, "invert", &stage.invert, p->fault);
+    return rc ? rc : tok_add_stage(p->tok, &stage, pattern, literal, path, p->fault);
+}
+
+static int load_digits(struct pipe *p, const cJSON *node, const char *path) {
+    bool individual = false;
+    int rc = json_bool(node, path, "individual_digits", &individual, p->fault);
+    struct tok_stage stage = {.kind = TOK_STAGE_DIGITS,
+                              .behavior = individual ? TOK_ISOLATED : TOK_CONTIGUOUS};
+    return rc ? rc : tok_add_stage(p->tok, &stage, NULL, false, path, p->fault);
+}
+
+static int load_byte_level(struct pipe *p, const cJSON *node, const char *path) {
+    bool space = true, regex = true;
+    int rc = json_bool(node, path, "add_prefix_space", &space, p->fault);
+    if (!rc) rc = json_bool(node, path, "use_regex", &regex, p->fault);
+    if (!rc && space)
+        rc = tok_add_stage(p->tok, &(struct tok_stage){.kind = TOK_STAGE_PREFIX_SPACE}, NULL, false,
+                           path, p->fault);
+    if (!rc && regex)
+        rc = tok_add_stage(p->tok,
+                           &(struct tok_stage){.kind = TOK_STAGE_SPLIT, .behavior = TOK_ISOLATED},
+                           tok_regex_gpt2, false, path, p->fault);
+    p->bytes_seen = true;
+    return rc;
+}
+
+static int load_pre_tokenizer(struct pipe *p, const cJSON *node, const char *type,
+                              const char *path) {
+    if (p->bytes_seen)
+        return fault_set(p->fault, ERR_UNSUPPORTED, path,
+                         "'%.64s' after ByteLevel is not supported", type);
+    if (strcmp(type, "Split") == 0) return load_split(p, node, path);
+    if (strcmp(type, "Digits") == 0) return load_digits(p, node, path);
+    if (strcmp(type, "ByteLevel") == 0) return load_byte_level(p, node, path);
+    return refuse_type(p, path, type);
+}
+
+/* ---- Post-processor ------------------------------------------------------------------------ */
+
+static int add_template_ids(struct pipe *p, const cJSON *special, const char *path, int32_t *to,
+                            int *count) {
+    const cJSON *ids = special ? json_get(special, "ids") : NULL, *node;
+    int64_t id;
+    if (!cJSON_IsArray(ids))
+        return fault_set(p->fault, ERR_MALFORMED, path, "special token without ids");
+    cJSON_ArrayForEach(node, ids) {
+        if (json_node_int(node, 0, p->tok->vocab_size - 1, &id))
+            return fault_set(p->fault, ERR_MALFORMED, path, "id outside the vocabulary");
+        if (*count == TOK_TEMPLATE_MAX)
+            return fault_set(p->fault, ERR_LIMIT, path, "more than %d special tokens",
+                             TOK_TEMPLATE_MAX);
+        to[(*count)++] = (int32_t)id;
+    }
+    return 0;
+}
+
+/* One item of "single": {"SpecialToken": {"id": ...}} or {"Sequence": {"id": "A"}}. */
+static int load_template_item(struct pipe *p, const cJSON *item, const cJSON *specials,
+                              const char *path, bool *text_seen) {
+    struct tok *tok = p->tok;
+    const char *name = NULL;
+    const cJSON *special = json_get(item, "SpecialToken"), *text = json_get(item, "Sequence");
+    int rc = json_str(special ? special : text, path, "id", &name, p->fault);
+    if (rc) return rc;
+    if (!name) return fault_set(p->fault, ERR_MALFORMED, path, "template item without id");
+    if (special)
+        return *text_seen ? add_template_ids(p, json_get(specials, name), path, tok->template_after,
+                                             &tok->after_count)
+                          : add_template_ids(p, json_get(specials, name), path,
+                                             tok->template_before, &tok->before_count);
+    if (*text_seen || strcmp(name, "A") != 0)
+        return fault_set(p->fault, ERR_UNSUPPORTED, path, "a template must hold the text A once");
+    *text_seen = true;
+    return 0;
+}
+
+static int load_template(struct pipe *p, const cJSON *node, const char *path) {
+    const cJSON *single = json_get(node, "single"), *item;
+    bool text_seen = false;
+    if (p->template_seen)
+        return fault_set(p->fault, ERR_UNSUPPORTED, path,
+                         "only one TemplateProcessing is supported");
+    p->template_seen = true;
+    if (!cJSON_IsArray(single))
+        return fault_set(p->fault, ERR_MALFORMED, path, "expected an array 'single'");
+    cJSON_ArrayForEach(item, single) {
+        int rc = load_template_item(p, item, json_get(node, "special_tokens"), path, &text_seen);
+        if (rc) return rc;
+    }
+    return text_seen ? 0 : fault_set(p->fault, ERR_MALFORMED, path, "the template lacks the text");
+}
+
+static int load_post_processor(struct pipe *p, const cJSON *node, const char *type,
+                               const char *path) {
+    if (strcmp(type, "ByteLevel") == 0) return 0; /* only trims offsets */
+    if (strcmp(type, "TemplateProcessing") == 0) return load_template(p, node, path);
+    return refuse_type(p, path, type);
+}
+
+int tok_load_pipeline(struct tok *tok, const cJSON *root, struct fault *fault) {
+    static const struct {
+        const char *name, *members;
+        load_function *load;
+    } parts[] = {{"normalizer", "normalizers", load_normalizer},
+                 {"pre_tokenizer", "pretokenizers", load_pre_tokenizer},
+                 {"post_processor", "processors", load_post_processor},
+                 {"decoder", "decoders", load_decoder}};
+    struct pipe p = {.tok = tok, .fault = fault};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        const cJSON *node = json_get(root, parts[i].name);
+        int rc = node ? walk(&p, node, parts[i].name, parts[i].members, parts[i].load) : 0;
+        if (rc) return rc;
+    }
+    if (!p.bytes_seen)
+        return fault_set(fault, ERR_UNSUPPORTED, "pre_tokenizer",
+                         "only byte-level vocabularies are supported: ByteLevel is missing");
+    return 0;
+}

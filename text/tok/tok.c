@@ -1,0 +1,184 @@
+/* Text to tokens and back. */
+#include "text/tok/tok.h"
+
+#include <string.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+#include "text/tok/internal.h"
+
+void tok_close(struct tok *tok) {
+    if (!tok) return;
+    /* One past the count: a stage whose pattern failed to load. */
+    for (int i = 0; i < TOK_STAGES_MAX; i++) tok_regex_close(tok->stages[i].regex);
+    mem_free(tok->raw.tokens);
+    mem_free(tok->normal.tokens);
+    mem_free(tok->names.slots);
+    mem_free(tok->whole.slots);
+    mem_free(tok->merges.slots);
+    mem_free(tok->tokens);
+    mem_free(tok->text);
+    mem_free(tok);
+}
+
+int32_t tok_vocab_size(const struct tok *tok) {
+    return tok->vocab_size;
+}
+
+size_t tok_bytes(const struct tok *tok, int32_t id, const char **bytes) {
+    *bytes = "";
+    if (id < 0 || id >= tok->vocab_size) return 0;
+    *bytes = tok->text + tok->tokens[id].bytes;
+    return tok->tokens[id].bytes_size;
+}
+
+size_t tok_bytes_max(const struct tok *tok) {
+    return tok->bytes_max;
+}
+
+bool tok_is_special(const struct tok *tok, int32_t id) {
+    return id >= 0 && id < tok->vocab_size && (tok->tokens[id].flags & TOK_SPECIAL);
+}
+
+int32_t tok_id(const struct tok *tok, const char *content) {
+    return tok_vocab_find(tok, content, strlen(content));
+}
+
+/* ---- Encoding ------------------------------------------------------------------------------ */
+
+int tok_no_memory(struct tok_encoder *e) {
+    return fault_set(e->fault, ERR_NOMEM, NULL, "not enough memory for this text");
+}
+
+static int grow_ids(struct tok_encoder *e) {
+    size_t capacity = e->capacity ? e->capacity * 2 : 32;
+    if (capacity > e->max) capacity = e->max;
+    int32_t *ids = arena_alloc(e->arena, capacity, sizeof *ids);
+    if (!ids) return tok_no_memory(e);
+    if (e->count) memcpy(ids, e->ids, e->count * sizeof *ids);
+    e->ids = ids;
+    e->capacity = capacity;
+    return 0;
+}
+
+int tok_emit(struct tok_encoder *e, int32_t id) {
+    if (e->count == e->max)
+        return fault_set(e->fault, ERR_LIMIT, NULL, "more than %zu tokens", e->max);
+    if (e->count == e->capacity) {
+        int rc = grow_ids(e);
+        if (rc) return rc;
+    }
+    e->ids[e->count++] = id;
+    return 0;
+}
+
+static int emit_all(struct tok_encoder *e, const int32_t *ids, int count) {
+    int rc = 0;
+    for (int i = 0; i < count && !rc; i++) rc = tok_emit(e, ids[i]);
+    return rc;
+}
+
+typedef int gap_function(struct tok_encoder *e, const struct tok_text *text, size_t begin,
+                         size_t end);
+
+/* Added tokens of `matcher` become ids, what is between them goes to `gap`. */
+static int cut_added(struct tok_encoder *e, const struct tok_matcher *matcher,
+                     const struct tok_text *text, gap_function *gap) {
+    struct tok_match match = {0};
+    size_t taken = 0;
+    int rc;
+    while (tok_added_find(e->tok, matcher, e->specials, text, taken, &match)) {
+        if (match.begin > taken && (rc = gap(e, text, taken, match.begin))) return rc;
+        if ((rc = tok_emit(e, match.id))) return rc;
+        if (match.end > taken) taken = match.end;
+    }
+    return taken < text->size ? gap(e, text, taken, text->size) : 0;
+}
+
+static int encode_words(struct tok_encoder *e, const struct tok_text *text, size_t begin,
+                        size_t end) {
+    return tok_split(e, 0, text->s + begin, end - begin);
+}
+
+/* The untrusted spans of a part of the text, as the part counts. Gaps come in order, so the search
+ * goes on where the last one stopped. */
+static int part_spans(struct tok_encoder *e, const struct tok_text *text, size_t begin, size_t end,
+                      struct tok_text *part) {
+    size_t first = e->next_span, count = 0;
+    while (first < text->span_count && text->spans[first].end <= begin) first++;
+    e->next_span = first;
+    while (first + count < text->span_count && text->spans[first + count].begin < end) count++;
+    struct tok_span *spans = arena_alloc(e->arena, count, sizeof *spans);
+    if (!spans) return tok_no_memory(e);
+    for (size_t i = 0; i < count; i++) {
+        const struct tok_span *span = &text->spans[first + i];
+        spans[i].begin = span->begin > begin ? span->begin - begin : 0;
+        spans[i].end = (span->end < end ? span->end : end) - begin;
+    }
+    part->spans = spans;
+    part->span_count = count;
+    return 0;
+}
+
+static int encode_part(struct tok_encoder *e, const struct tok_text *text, size_t begin,
+                       size_t end) {
+    const struct tok *tok = e->tok;
+    struct tok_text part = {.s = text->s + begin, .size = end - begin}, normal;
+    int rc = tok->normal_specials && text->span_count ? part_spans(e, text, begin, end, &part) : 0;
+    if (rc) return rc;
+    normal = part;
+    if (tok->nfc && tok_normalize(e->arena, &part, &normal)) return tok_no_memory(e);
+    return cut_added(e, &tok->normal, &normal, encode_words);
+}
+
+/* Short texts repeat too little to pay for a cache. */
+static int open_cache(struct tok_encoder *e, size_t size) {
+    size_t places = 64;
+    if (size < 256) return 0;
+    while (places < 4096 && places < size / 16) places *= 2;
+    e->cache = arena_alloc(e->arena, places, sizeof *e->cache);
+    e->cache_mask = places - 1;
+    return e->cache ? 0 : tok_no_memory(e);
+}
+
+static int check_text(const char *text, size_t size, const struct tok_span *spans, size_t count,
+                      struct fault *fault) {
+    size_t last = 0;
+    if (size > TOK_TEXT_MAX)
+        return fault_set(fault, ERR_LIMIT, NULL, "text of more than %zu bytes", TOK_TEXT_MAX);
+    if (!utf8_valid(text, size)) return fault_set(fault, ERR_INVALID, NULL, "not valid UTF-8");
+    for (size_t i = 0; i < count; i++) {
+        if (spans[i].begin < last || spans[i].end < spans[i].begin || spans[i].end > size)
+            return fault_set(fault, ERR_INVALID, NULL, "spans of the text out of order");
+        last = spans[i].end;
+    }
+    return 0;
+}
+
+static int encode(struct tok_encoder *e, const struct tok_text *text, bool template) {
+    const struct tok *tok = e->tok;
+    int rc = open_cache(e, text->size);
+    if (!rc && template) rc = emit_all(e, tok->template_before, tok->before_count);
+    if (!rc) rc = cut_added(e, &tok->raw, text, encode_part);
+    if (!rc && template) rc = emit_all(e, tok->template_after, tok->after_count);
+    return rc;
+}
+
+int tok_encode(const struct tok *tok, const char *text, size_t size, unsigned flags,
+               const struct tok_span *untrusted, size_t untrusted_count, size_t max_ids,
+               struct arena *arena, struct tok_ids *out, struct fault *fault) {
+    *out = (struct tok_ids){0};
+    int rc = check_text(text, size, untrusted, untrusted_count, fault);
+    if (rc) return rc;
+    struct tok_encoder e = {.tok = tok,
+                            .arena = arena,
+                            .fault = fault,
+                            .specials = flags & TOK_SPECIALS,
+                            .max = max_ids};
+    struct tok_text all = {text, size, untrusted, untrusted_count};
+    e.scratch = tok_scratch_open();
+    rc = e.scratch ? encode(&e, &all, flags & TOK_TEMPLATE) : tok_no_memory(&e);
+    tok_scratch_close(e.scratch);
+    if (rc == 0) *out = (struct tok_ids){e.ids, e.count};
+    return rc;
+}

@@ -1,0 +1,63 @@
+/* Tokenizer: byte-level BPE as published in tokenizer.json. Immutable after loading; every function
+ * may be called from any thread.
+ *
+ * What it executes (huggingface/tokenizers): added tokens cut out first, normalizer (none, NFC, or
+ * a Sequence of them), pre-tokenizer (Split by regex, ByteLevel, Digits, Sequence), BPE merges
+ * (ignore_merges honoured), post-processor TemplateProcessing for plain completions, ByteLevel
+ * decoder. Anything else is refused at load by name. */
+#ifndef KEEPD_TEXT_TOK_TOK_H
+#define KEEPD_TEXT_TOK_TOK_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/arena.h"
+#include "base/err.h"
+
+struct tok;
+
+/* Pure: parses `data` (the bytes of tokenizer.json). ERR_UNSUPPORTED names the component.
+ * The caller owns *out and frees it with tok_close. */
+int tok_open(const char *data, size_t size, struct tok **out, struct fault *fault);
+void tok_close(struct tok *tok);
+
+/* The older form, pure too: vocab.json, merges.txt and tokenizer_config.json of a Qwen2 or GPT-2
+ * tokenizer. tok_open_dir reads tokenizer.json, or these three where it is absent. */
+struct tok_parts {
+    const char *vocab, *merges, *config;
+    size_t vocab_size, merges_size, config_size;
+};
+int tok_open_parts(const struct tok_parts *parts, struct tok **out, struct fault *fault);
+int tok_open_dir(const char *dir, struct tok **out, struct fault *fault);
+
+int32_t tok_vocab_size(const struct tok *tok); /* highest id + 1, added tokens included */
+
+/* A byte range of the text that came from a request: no special token is recognised inside it. */
+struct tok_span {
+    size_t begin, end;
+};
+
+struct tok_ids {
+    int32_t *ids; /* in the arena */
+    size_t count;
+};
+
+#define TOK_SPECIALS 1u /* recognise special tokens written in the text (outside `untrusted`) */
+#define TOK_TEMPLATE 2u /* run the post-processor (adds BOS where the model wants it) */
+
+/* Text must be valid UTF-8 (ERR_INVALID otherwise). `untrusted`: ascending, disjoint; may be NULL.
+ * Non-special added tokens are matched everywhere. Memory and result live in `arena`;
+ * ERR_LIMIT when the result would exceed `max_ids`. */
+int tok_encode(const struct tok *tok, const char *text, size_t size, unsigned flags,
+               const struct tok_span *untrusted, size_t untrusted_count, size_t max_ids,
+               struct arena *arena, struct tok_ids *out, struct fault *fault);
+
+/* The raw bytes of one token (may be part of a UTF-8 character). Unknown ids give 0 bytes. */
+size_t tok_bytes(const struct tok *tok, int32_t id, const char **bytes);
+size_t tok_bytes_max(const struct tok *tok); /* the longest token's bytes */
+bool tok_is_special(const struct tok *tok, int32_t id);
+int32_t tok_id(const struct tok *tok,
+               const char *content); /* of an exact token string, -1 if none */
+
+#endif
