@@ -8,7 +8,7 @@ import requests
 from conftest import MODEL, ROOT, chat_body, events
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-DOCUMENT = json.loads((ROOT / "server" / "openapi.json").read_text())
+DOCUMENT = json.loads((ROOT / "server/oai/openapi.json").read_text())
 SCHEMAS = DOCUMENT["components"]["schemas"]
 GOOD = {CHAT: chat_body(max_tokens=3), TEXT: {"model": MODEL, "prompt": "abc", "max_tokens": 3},
         "/tokenize": {"prompt": "abc"}, "/detokenize": {"tokens": [65]},
