@@ -51,7 +51,7 @@ def arguments():
     ap.add_argument("--forget", action="append", default=[], metavar="METHOD", help="drop what was measured of it")
     ap.add_argument("--url", help="a running daemon; default: start one")
     ap.add_argument("--binary", default=str(ROOT / "build" / "keepd"))
-    ap.add_argument("--model", default=str(ROOT / "models" / "keepd-nano"))
+    ap.add_argument("--model", default=str(ROOT / "bundled/keepd-nano"))
     ap.add_argument("--workers", type=int, default=16, help="dialogues at once (16)")
     ap.add_argument("--out", type=pathlib.Path, default=ROOT / "docs")
     ap.add_argument("--store", type=pathlib.Path, default=ROOT / "build" / "quality")

@@ -182,7 +182,7 @@ def serving(args, shape, *flags):
     model = ROOT / "build" / "bench" / "random-model"
     model.mkdir(parents=True, exist_ok=True)
     (model / "config.json").write_text(json.dumps(shape))
-    shutil.copy(ROOT / "models" / "keepd-nano" / "tokenizer.json", model)
+    shutil.copy(ROOT / "bundled/keepd-nano" / "tokenizer.json", model)
     d = Daemon(args.binary, model, ["--kv-policy", "streaming", "--kv-budget", str(BUDGET), *flags])
     try:
         d.complete(64, 8)  # pages touched, clocks up

@@ -18,7 +18,7 @@ class Daemon:
         if not pathlib.Path(binary).exists():
             pytest.skip(f"skip: {binary} is not built")
         self.process = subprocess.Popen(
-            [binary, "--model", str(ROOT / "models" / "keepd-nano"), "--port", "0",
+            [binary, "--model", str(ROOT / "bundled/keepd-nano"), "--port", "0",
              "--served-model-name", "keepd-nano", *flags], stdout=subprocess.PIPE, text=True)
         self.url = None
         for line in self.process.stdout:

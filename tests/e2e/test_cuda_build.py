@@ -32,7 +32,7 @@ def test_the_cpu_computes(monkeypatch, capfd):
 
 def test_a_gpu_that_is_asked_for():
     """Refused with one line, before the model is read."""
-    model = pathlib.Path(ROOT / "models" / "keepd-nano")
+    model = pathlib.Path(ROOT / "bundled/keepd-nano")
     done = subprocess.run([BINARY, "--model", model, "--device", "cuda", "--port", "0"], text=True, capture_output=True,
                           timeout=120, env={**os.environ, **HIDDEN})
     assert done.returncode == 78 and done.stdout == ""

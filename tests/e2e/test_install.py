@@ -64,7 +64,7 @@ def test_the_check_refuses_what_a_start_refuses(tmp_path, case):
     if not pathlib.Path(binary).exists():
         pytest.skip(f"skip: {binary} is not built")
     spoil, flags, words = BROKEN[case]
-    model = ROOT / "models" / "keepd-nano"
+    model = ROOT / "bundled/keepd-nano"
     if spoil:
         model = shutil.copytree(model, tmp_path / "model")
         spoil(model)

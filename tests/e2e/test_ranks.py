@@ -103,7 +103,7 @@ def test_wrong_numbers_are_refused_at_start(option, value, why):
     binary = os.path.abspath(os.environ.get("KEEPD_BIN", ROOT / "build" / "keepd"))
     if not pathlib.Path(binary).exists():
         pytest.skip(f"skip: {binary} is not built")
-    done = subprocess.run([binary, "--model", str(ROOT / "models" / "keepd-nano"), "--port", "0", f"--{option}", value],
+    done = subprocess.run([binary, "--model", str(ROOT / "bundled/keepd-nano"), "--port", "0", f"--{option}", value],
                           capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
     assert option in done.stderr and why in done.stderr

@@ -161,7 +161,7 @@ def test_what_cannot_work_is_refused_by_name(flags, check):
     binary = os.path.abspath(os.environ.get("KEEPD_BIN", ROOT / "build" / "keepd"))
     if not pathlib.Path(binary).exists():
         pytest.skip(f"skip: {binary} is not built")
-    run = subprocess.run([binary, "--model", ROOT / "models" / "keepd-nano", "--port", "0", *flags, *check],
+    run = subprocess.run([binary, "--model", ROOT / "bundled/keepd-nano", "--port", "0", *flags, *check],
                          capture_output=True, text=True, timeout=60)
     assert run.returncode == 78
     assert "data-parallel-size" in run.stderr

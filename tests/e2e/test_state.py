@@ -131,7 +131,7 @@ def test_a_directory_serves_one_daemon(daemon, tmp_path):
     daemon("--state-dir", str(state), *FLAGS)
     from conftest import ROOT
     binary = os.environ.get("KEEPD_BIN", str(ROOT / "build" / "keepd"))
-    run = subprocess.run([binary, "--model", str(ROOT / "models" / "keepd-nano"), "--port", "0",
+    run = subprocess.run([binary, "--model", str(ROOT / "bundled/keepd-nano"), "--port", "0",
                           "--state-dir", str(state)], capture_output=True, text=True, timeout=120)
     assert run.returncode != 0
     assert "state-dir" in run.stderr and "another keepd" in run.stderr

@@ -45,7 +45,7 @@ class Daemon:
             pytest.skip(f"skip: {binary or 'keepd-fake'} is not built")
         env = {**os.environ, **(env or {})}
         env["KEEPD_TEST_TIMEOUTS"] = ",".join(f"{k}={v}" for k, v in timeouts.items())
-        model = ROOT / "models" / "keepd-nano"
+        model = ROOT / "bundled/keepd-nano"
         self.process = subprocess.Popen(
             [binary, "--model", model, "--port", "0", "--served-model-name", f"{MODEL},alias", "--max-model-len",
              str(LENGTH), *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, text=True)

@@ -11,7 +11,7 @@ import requests
 from conftest import BINARY, MODEL, ROOT, chat_body, read_until, request_bytes
 
 CHAT = "/v1/chat/completions"
-MODEL_DIR = str(ROOT / "models" / "keepd-nano")
+MODEL_DIR = str(ROOT / "bundled/keepd-nano")
 
 
 def run(*flags, timeout=60, env=None):

@@ -30,7 +30,7 @@ class Daemon:
     def __init__(self, binary, *flags, env=None):
         env = {**os.environ, "KEEPD_TEST_TIMEOUTS": "header=2000", **(env or {})}
         self.process = subprocess.Popen(
-            [BUILD / "server" / binary, "--model", ROOT / "models" / "keepd-nano", "--port", "0", "--max-connections", "4096",
+            [BUILD / "server" / binary, "--model", ROOT / "bundled/keepd-nano", "--port", "0", "--max-connections", "4096",
              "--max-queue", "4096", "--log-level", "warn", *flags], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             text=True, env=env)
         line = self.process.stdout.readline()

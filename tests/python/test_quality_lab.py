@@ -225,7 +225,7 @@ def test_gates_are_compared_with_those_of_the_same_kind_trained_alike(tmp_path):
 
 
 def test_what_a_gates_file_says_of_itself():
-    kind = quality.gates_kind(ROOT / "models" / "keepd-nano" / "gates.safetensors")
+    kind = quality.gates_kind(ROOT / "bundled/keepd-nano" / "gates.safetensors")
     assert (kind["type"], kind["tying"], kind["width"], kind["trained_budget"]) == ("rg", "code", 64, 256)
     assert kind["parameters"] == 6 * 64 * (256 + 1) + 4 * (64 + 1)
 
