@@ -57,13 +57,22 @@ template <class T> static __device__ T block_total(T x, T *room) {
     return sum;
 }
 
-/* The largest of the block's, to every thread; NaN counts for nothing. */
-static __device__ inline float block_most(float x, float *room) {
-    for (int by = 16; by > 0; by /= 2) x = fmaxf(x, __shfl_xor_sync(WARP_ALL, x, by));
+template <class T> static __device__ __forceinline__ T larger(T a, T b) {
+    return b > a ? b : a;
+}
+
+/* NaN counts for nothing. */
+template <> __device__ __forceinline__ float larger(float a, float b) {
+    return fmaxf(a, b);
+}
+
+/* The largest of the block's, to every thread. `room`: a T per warp. */
+template <class T> static __device__ T block_most(T x, T *room) {
+    for (int by = 16; by > 0; by /= 2) x = larger<T>(x, __shfl_xor_sync(WARP_ALL, x, by));
     __syncthreads();
     if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = x;
     __syncthreads();
-    for (int w = 0; w < (int)blockDim.x / 32; w++) x = fmaxf(x, room[w]);
+    for (int w = 0; w < (int)blockDim.x / 32; w++) x = larger<T>(x, room[w]);
     return x;
 }
 

@@ -141,36 +141,13 @@ static __device__ __forceinline__ int place_token(place_t place) {
     return (int)~(uint32_t)place;
 }
 
-static __device__ place_t block_max(place_t x, place_t *room) {
-    for (int by = 16; by > 0; by /= 2) {
-        place_t other = __shfl_xor_sync(WARP_ALL, x, by);
-        if (other > x) x = other;
-    }
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = x;
-    __syncthreads();
-    for (int w = 0; w < THREADS / 32; w++)
-        if (room[w] > x) x = room[w];
-    return x;
-}
-
-static __device__ double block_add(double x, double *room) {
-    for (int by = 16; by > 0; by /= 2) x += __shfl_xor_sync(WARP_ALL, x, by);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = x;
-    __syncthreads();
-    double sum = 0;
-    for (int w = 0; w < THREADS / 32; w++) sum += room[w];
-    return sum;
-}
-
 static __device__ place_t best_place(const struct view &v, struct sample_shared *s) {
     place_t best = 0;
     each_token(v, [&](int i, float x) {
         place_t place = place_of(x, i);
         if (place > best) best = place;
     });
-    return block_max(best, s->room);
+    return block_most(best, s->room);
 }
 
 /* ---- Adjustments ------------------------------------------------------------------------------
@@ -386,8 +363,8 @@ static __device__ void score_token(const struct view &raw, int token, int most,
         if (!(behind < EXP_NONE)) sum += exp(behind);
         before += place_of(x, i) > mine;
     });
-    double norm = (double)top + log(block_add(sum, s->values));
-    before = block_add(before, s->values);
+    double norm = (double)top + log(block_total(sum, s->values));
+    before = block_total(before, s->values);
     if (threadIdx.x == 0) {
         out->logprob = (float)((double)raw.logit[token] - norm);
         out->rank = 1 + (int)before;
