@@ -112,12 +112,6 @@ struct conversation *conversation_first_to_go(struct conversation_table *table,
     return first;
 }
 
-const char *engine_miss_name(enum engine_miss miss) {
-    static const char *const names[ENGINE_MISS_COUNT] = {
-        "new", "diverged", "whole", "settings", "forgotten", "too_large", "damaged", "unreadable"};
-    return names[miss];
-}
-
 /* ---- Search ---------------------------------------------------------------------------------- */
 
 uint64_t conversation_hash(uint64_t hash, const int32_t *tokens, int32_t count) {

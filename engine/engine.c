@@ -694,7 +694,7 @@ void engine_replica_snapshot(struct engine *e, int replica, struct engine_snapsh
     out->state_bytes = stats.bytes;
     out->state_written = stats.written;
     out->state_refused = stats.refused;
-    out->state_failed += stats.failed;
+    out->counters.state_failed += stats.failed;
 }
 
 static bool is_busy(const struct engine_snapshot *snapshot) {
@@ -720,26 +720,12 @@ static void add_snapshot(struct engine_snapshot *sum, const struct engine_snapsh
     sum->pages_reserved += one->pages_reserved;
     sum->pages_retained += one->pages_retained;
     sum->pages_superseded += one->pages_superseded;
-    sum->steps += one->steps;
     sum->stopped |= one->stopped;
-    sum->computed_tokens += one->computed_tokens;
-    sum->cached_tokens += one->cached_tokens;
-    sum->generation_tokens += one->generation_tokens;
     sum->entries_kept += one->entries_kept;
     sum->entries_superseded += one->entries_superseded;
     sum->entries_evicted += one->entries_evicted;
     sum->rank_cap_hits += one->rank_cap_hits;
-    sum->evictions += one->evictions;
-    sum->preemptions += one->preemptions;
-    sum->conversation_hits += one->conversation_hits;
-    sum->conversation_misses += one->conversation_misses;
-    for (int i = 0; i < ENGINE_MISS_COUNT; i++)
-        sum->conversation_lost[i] += one->conversation_lost[i];
-    sum->state_restored += one->state_restored;
-    sum->state_failed += one->state_failed;
-    sum->state_lost += one->state_lost;
-    hist_merge(&sum->eviction_seconds, &one->eviction_seconds);
-    hist_merge(&sum->iteration_tokens, &one->iteration_tokens);
+    engine_counters_add(&sum->counters, &one->counters);
 }
 
 void engine_snapshot(struct engine *e, struct engine_snapshot *out) {

@@ -211,12 +211,19 @@ struct engine_request {
                           well the one with the same hint is continued; never a key */
 };
 
+/* Why a choice ended; the name is the label of metrics. One list makes enum and names. */
+#define ENGINE_FINISH_MAP(X)                                                                       \
+    X(STOP, "stop")     /* a stop string or token, or the model's own end */                       \
+    X(LENGTH, "length") /* max_tokens */                                                           \
+    X(ABORT, "abort")   /* cancelled, or the engine is closing */                                  \
+    X(ERROR, "error")   /* see job->fault */
+
 enum engine_finish {
     ENGINE_RUNNING = 0, /* not finished */
-    ENGINE_FINISH_STOP,
-    ENGINE_FINISH_LENGTH,
-    ENGINE_FINISH_ABORT, /* cancelled, or the engine is closing */
-    ENGINE_FINISH_ERROR  /* see job->fault */
+#define X(name, label) ENGINE_FINISH_##name,
+    ENGINE_FINISH_MAP(X)
+#undef X
+        ENGINE_FINISH_COUNT
 };
 
 struct engine_top {
@@ -334,19 +341,72 @@ struct engine_conversation_row {
     int64_t disk_bytes; /* its file in the state directory; 0 = none */
 };
 
-/* Why a request that could have continued a conversation started from nothing. */
+/* Why a request that could have continued a conversation started from nothing. One list makes enum
+ * and names. */
+#define ENGINE_MISS_MAP(X)                                                                         \
+    X(NEW, "new")               /* nothing in its space shares its first tokens */                 \
+    X(DIVERGED, "diverged")     /* it differs before the end of the prompt that was answered */    \
+    X(WHOLE, "whole")           /* it adds no token to a prompt that was answered */               \
+    X(SETTINGS, "settings")     /* a conversation with these tokens has other kv settings */       \
+    X(FORGOTTEN, "forgotten")   /* the conversation was removed to make room */                    \
+    X(TOO_LARGE, "too_large")   /* continuing would need more pages than there are */              \
+    X(DAMAGED, "damaged")       /* its state file was refused */                                   \
+    X(UNREADABLE, "unreadable") /* its state file could not be read: no memory, a disk error */
+
 enum engine_miss {
-    ENGINE_MISS_NEW,        /* nothing in its space shares its first tokens */
-    ENGINE_MISS_DIVERGED,   /* it differs before the end of the prompt that was answered */
-    ENGINE_MISS_WHOLE,      /* it adds no token to a prompt that was answered */
-    ENGINE_MISS_SETTINGS,   /* a conversation with these tokens has other kv settings */
-    ENGINE_MISS_FORGOTTEN,  /* the conversation had to make room */
-    ENGINE_MISS_TOO_LARGE,  /* going on would need more pages than there are */
-    ENGINE_MISS_DAMAGED,    /* its state file was refused */
-    ENGINE_MISS_UNREADABLE, /* its state file could not be read: no memory, an error of the disk */
-    ENGINE_MISS_COUNT
+#define X(name, label) ENGINE_MISS_##name,
+    ENGINE_MISS_MAP(X)
+#undef X
+        ENGINE_MISS_COUNT
 };
-const char *engine_miss_name(enum engine_miss miss); /* for logs and metric labels */
+
+static inline const char *engine_miss_name(enum engine_miss miss) { /* for logs, metric labels */
+    static const char *const names[ENGINE_MISS_COUNT] = {
+#define X(name, label) label,
+        ENGINE_MISS_MAP(X)
+#undef X
+    };
+    return names[miss];
+}
+
+/* Counters of one replica's scheduler: member, metric, help. One list makes the members, their sum
+ * over replicas and the rows of /metrics; a new counter is a row here and the line that counts. A
+ * counter whose metric is NULL is shown by server/stats.c in a form of its own, or not at all. */
+#define ENGINE_COUNTER_MAP(X)                                                                      \
+    X(steps, "keepd_steps_total", "Engine steps.")                                                 \
+    X(computed_tokens, NULL, NULL) /* of prompts */                                                \
+    X(cached_tokens, NULL, NULL)   /* of prompts: found in conversations */                        \
+    X(generation_tokens, NULL, NULL)                                                               \
+    X(evictions, "keepd_evictions_total", "Evictions: one sequence brought down to its budget.")   \
+    X(preemptions, "keepd_preemptions_total", "Always 0: reservations are exact.")                 \
+    X(conversation_hits, "keepd_conversation_hits_total",                                          \
+      "Requests that continued a conversation.")                                                   \
+    X(conversation_misses, "keepd_conversation_misses_total",                                      \
+      "Requests that started without a conversation.")                                             \
+    X(state_restored, "keepd_state_restored_total", "Conversations read back from disk.")          \
+    X(state_failed, "keepd_state_failed_total", "Conversations that could not be written.")        \
+    X(state_lost, "keepd_state_lost_total",                                                        \
+      "Conversations that had to leave memory and could not be written.")                          \
+    X(copied, NULL, NULL) /* blocks of conversations, out of the cache and into it */
+
+struct engine_counters {
+#define X(name, metric, help) uint64_t name;
+    ENGINE_COUNTER_MAP(X)
+#undef X
+    uint64_t conversation_lost[ENGINE_MISS_COUNT]; /* by reason, of requests that wanted one */
+    struct hist eviction_seconds, iteration_tokens;
+};
+
+static inline void engine_counters_add(struct engine_counters *sum,
+                                       const struct engine_counters *one) {
+#define X(name, metric, help) sum->name += one->name;
+    ENGINE_COUNTER_MAP(X)
+#undef X
+    for (int i = 0; i < ENGINE_MISS_COUNT; i++)
+        sum->conversation_lost[i] += one->conversation_lost[i];
+    hist_merge(&sum->eviction_seconds, &one->eviction_seconds);
+    hist_merge(&sum->iteration_tokens, &one->iteration_tokens);
+}
 
 /* Published after every step; a copy. Of one replica, or of all: then counts are sums, and
  * progress_ns is that of the busy replica that has been silent for longest. The state directory is
@@ -357,26 +417,18 @@ struct engine_snapshot {
     /* Pools of ranks are equally large: pages are those of one, of the fullest. */
     int64_t pages_total, pages_used, pages_reserved, pages_retained;
     int64_t pages_superseded; /* of those retained: states that a later turn went on from */
-    uint64_t steps;
     int64_t progress_ns; /* clock_ns when those who ask last got on: a step, or, where the first to
                             wait needs the state directory, a piece read or written there */
     bool stopped;        /* the backend failed: every job now ends with an error; restart */
-    uint64_t computed_tokens, cached_tokens; /* of prompts; cached: found in conversations */
-    uint64_t generation_tokens;
     /* Gauges: of running sequences and last states; of superseded states, the first to go. */
     uint64_t entries_kept, entries_superseded;
-    uint64_t entries_evicted, evictions, preemptions, rank_cap_hits;
-    uint64_t conversation_hits, conversation_misses;
-    uint64_t conversation_lost[ENGINE_MISS_COUNT]; /* by reason, of requests that wanted one */
+    uint64_t entries_evicted, rank_cap_hits; /* counted by the backend */
+    struct engine_counters counters;
     /* The state directory; all 0 without one. */
     int conversations_on_disk;
     int64_t state_bytes;
-    uint64_t state_written, state_restored;
+    uint64_t state_written;
     uint64_t state_refused; /* files that were damaged, forged or of another format */
-    uint64_t state_failed; /* conversations that could not be written: no room, no memory, errors */
-    uint64_t state_lost;   /* of these: that had to leave memory and are nowhere now */
-    struct hist eviction_seconds;
-    struct hist iteration_tokens;
 };
 void engine_snapshot(struct engine *engine, struct engine_snapshot *out);
 void engine_replica_snapshot(struct engine *engine, int replica, struct engine_snapshot *out);

@@ -125,29 +125,15 @@ static void publish(struct replica *r) {
         .pages_reserved = s->pages_reserved,
         .pages_retained = s->conversations.pages,
         .pages_superseded = s->conversations.superseded_pages,
-        .steps = s->counters.steps,
         .progress_ns = r->progress_ns,
         .stopped = r->snapshot.stopped,
-        .computed_tokens = s->counters.computed_tokens,
-        .cached_tokens = s->counters.cached_tokens,
-        .generation_tokens = s->counters.generation_tokens,
         .entries_kept = (uint64_t)(held * streams + s->conversations.entries -
                                    s->conversations.superseded_entries),
         .entries_superseded = (uint64_t)s->conversations.superseded_entries,
         .entries_evicted = stats.entries_evicted,
         .rank_cap_hits = stats.rank_cap_hits,
-        .evictions = s->counters.evictions,
-        .preemptions = s->counters.preemptions,
-        .conversation_hits = s->counters.conversation_hits,
-        .conversation_misses = s->counters.conversation_misses,
-        .eviction_seconds = s->counters.eviction_seconds,
-        .iteration_tokens = s->counters.iteration_tokens,
+        .counters = s->counters,
     };
-    memcpy(r->snapshot.conversation_lost, s->counters.conversation_lost,
-           sizeof r->snapshot.conversation_lost);
-    r->snapshot.state_restored = s->counters.state_restored;
-    r->snapshot.state_failed = s->counters.state_failed;
-    r->snapshot.state_lost = s->counters.state_lost;
     pthread_mutex_unlock(&r->lock);
 }
 

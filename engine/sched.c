@@ -328,7 +328,7 @@ static int open_sequences(struct sched *sched, const struct sched_entry *entry,
 }
 
 static void count_start(struct sched *sched, const struct sched_entry *entry) {
-    struct sched_counters *counters = &sched->counters;
+    struct engine_counters *counters = &sched->counters;
     const struct engine_job *job = entry->job;
     counters->cached_tokens += (uint64_t)job->cached_tokens;
     if (entry->row != NULL) counters->conversation_hits++;

@@ -66,16 +66,6 @@ struct sched_options {
     int sequences_max, conversations_max, rows_max, logits_max;
 };
 
-struct sched_counters {
-    uint64_t steps, computed_tokens, cached_tokens, generation_tokens;
-    uint64_t evictions, preemptions, conversation_hits, conversation_misses;
-    uint64_t conversation_lost[ENGINE_MISS_COUNT];
-    uint64_t state_restored, state_failed; /* failed before the store had them */
-    uint64_t state_lost;                   /* left memory and could not be written */
-    uint64_t copied;                       /* blocks, out of the cache and into it */
-    struct hist eviction_seconds, iteration_tokens;
-};
-
 /* A conversation on its way out: copied into a file, then written by the store. */
 struct sched_export {
     char *data; /* the file, sized as a whole; NULL = none, or the store has it */
@@ -125,7 +115,7 @@ struct sched {
     int64_t looked_ns;                                 /* for conversations to write */
     struct engine_choice *ended_first, *ended_last;    /* ended, not yet published */
     struct engine_job *finished_first, *finished_last; /* all choices ended, not yet published */
-    struct sched_counters counters;
+    struct engine_counters counters;
     atomic_int *queue_places;     /* given back when a job leaves the waiting list; may be NULL */
     atomic_int *pending_jobs;     /* counted down when a job finishes; may be NULL */
     atomic_llong *pending_tokens; /* likewise, by sched_job_tokens */

@@ -110,7 +110,7 @@ void stats_finished(struct stats *stats, const struct engine_job *job, int64_t r
     const struct engine_choice *choice = &job->choice[0];
     int finish = atomic_load_explicit(&choice->finish, memory_order_acquire);
     uint32_t tokens = answer_tokens(job);
-    if (finish < 0 || finish > ENGINE_FINISH_ERROR) finish = ENGINE_FINISH_ERROR;
+    if (finish < 0 || finish >= ENGINE_FINISH_COUNT) finish = ENGINE_FINISH_ERROR;
     of->finished[finish]++;
     count_times(of, job, received_ns, tokens);
     hist_add(&of->prompt_tokens, job->request.prompt_count);
@@ -235,7 +235,8 @@ static void write_cache(struct writer *w, const struct engine_info *info,
 }
 
 static void write_tokens(struct writer *w, const struct engine_snapshot *s) {
-    double computed = (double)s->computed_tokens, cached = (double)s->cached_tokens;
+    double computed = (double)s->counters.computed_tokens,
+           cached = (double)s->counters.cached_tokens;
     double prompt = computed + cached;
     write_single(w, "vllm:prompt_tokens_total", "counter", "Prompt tokens, cached ones included.",
                  prompt);
@@ -245,7 +246,7 @@ static void write_tokens(struct writer *w, const struct engine_snapshot *s) {
     write_sample(w, "vllm:prompt_tokens_by_source_total", "source=\"local_compute\"", computed);
     write_sample(w, "vllm:prompt_tokens_by_source_total", "source=\"local_cache_hit\"", cached);
     write_single(w, "vllm:generation_tokens_total", "counter", "Generated tokens.",
-                 (double)s->generation_tokens);
+                 (double)s->counters.generation_tokens);
     write_single(w, "vllm:prefix_cache_queries_total", "counter",
                  "Prompt tokens looked up in retained conversations.", prompt);
     write_single(w, "vllm:prefix_cache_hits_total", "counter",
@@ -256,7 +257,8 @@ static void write_tokens(struct writer *w, const struct engine_snapshot *s) {
                  "Older name of prefix_cache_hits.", cached);
     write_single(w, "vllm:gpu_prefix_cache_hit_rate", "gauge", "Hits per query since the start.",
                  prompt > 0 ? cached / prompt : 0);
-    write_hist(w, "vllm:iteration_tokens_total", "Tokens per engine step.", &s->iteration_tokens);
+    write_hist(w, "vllm:iteration_tokens_total", "Tokens per engine step.",
+               &s->counters.iteration_tokens);
 }
 
 /* What readers of vLLM's metrics look for and this server does not have. */
@@ -276,26 +278,21 @@ static void write_absent(struct writer *w) {
 }
 
 static const char *const reject_names[STATS_REJECTS] = {
-    [STATS_REJECT_FULL] = "queue_full",   [STATS_REJECT_TOKENS] = "queue_tokens",
-    [STATS_REJECT_DRAINING] = "draining", [STATS_REJECT_MEMORY] = "memory",
-    [STATS_REJECT_RATE] = "rate_limit",
+#define X(name, label) label,
+    STATS_REJECT_MAP(X)
+#undef X
 };
 
 static void write_finished(struct writer *w, const struct stats_requests *of,
                            const struct engine_snapshot *s) {
-    static const struct {
-        enum engine_finish finish;
-        const char *label;
-    } reasons[] = {{ENGINE_FINISH_STOP, "finished_reason=\"stop\""},
-                   {ENGINE_FINISH_LENGTH, "finished_reason=\"length\""},
-                   {ENGINE_FINISH_ABORT, "finished_reason=\"abort\""},
-                   {ENGINE_FINISH_ERROR, "finished_reason=\"error\""}};
     write_head(w, "vllm:request_success_total", "counter", "Finished requests by reason.");
-    for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++)
-        write_sample(w, "vllm:request_success_total", reasons[i].label,
-                     (double)of->finished[reasons[i].finish]);
+#define X(name, label)                                                                             \
+    write_sample(w, "vllm:request_success_total", "finished_reason=\"" label "\"",                 \
+                 (double)of->finished[ENGINE_FINISH_##name]);
+    ENGINE_FINISH_MAP(X)
+#undef X
     write_single(w, "vllm:num_preemptions_total", "counter", "Always 0: reservations are exact.",
-                 (double)s->preemptions);
+                 (double)s->counters.preemptions);
     write_absent(w);
 }
 
@@ -362,37 +359,27 @@ static void write_keepd(struct writer *w, const struct engine_snapshot *s) {
          "Cached entries of turns that a later one went on from, the first to go.",
          (double)s->entries_superseded},
         {"keepd_entries_evicted_total", "counter", "Entries evicted.", (double)s->entries_evicted},
-        {"keepd_evictions_total", "counter", "Evictions: one sequence brought down to its budget.",
-         (double)s->evictions},
         {"keepd_rank_cap_hits_total", "counter",
          "Evictions (layers of them, where layers have places of their own) in which kv-rank-cap "
          "held a rank back.",
          (double)s->rank_cap_hits},
-        {"keepd_preemptions_total", "counter", "Always 0: reservations are exact.",
-         (double)s->preemptions},
         {"keepd_conversations", "gauge", "Retained conversations.", s->conversations},
-        {"keepd_conversation_hits_total", "counter", "Requests that continued a conversation.",
-         (double)s->conversation_hits},
-        {"keepd_conversation_misses_total", "counter", "Requests that started from nothing.",
-         (double)s->conversation_misses},
-        {"keepd_steps_total", "counter", "Engine steps.", (double)s->steps},
-        {"keepd_state_restored_total", "counter", "Conversations read back from disk.",
-         (double)s->state_restored},
-        {"keepd_state_failed_total", "counter", "Conversations that could not be written.",
-         (double)s->state_failed},
-        {"keepd_state_lost_total", "counter",
-         "Conversations that had to leave memory and could not be written.", (double)s->state_lost},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         write_single(w, rows[i].name, rows[i].type, rows[i].help, rows[i].value);
+#define X(name, metric, help)                                                                      \
+    if (metric) write_single(w, metric, "counter", help, (double)s->counters.name);
+    ENGINE_COUNTER_MAP(X)
+#undef X
     write_head(w, "keepd_conversation_lost_total", "counter",
                "Requests that could have continued a conversation and did not, by reason.");
     for (int i = 0; i < ENGINE_MISS_COUNT; i++) {
         char label[64];
         snprintf(label, sizeof label, "reason=\"%s\"", engine_miss_name((enum engine_miss)i));
-        write_sample(w, "keepd_conversation_lost_total", label, (double)s->conversation_lost[i]);
+        write_sample(w, "keepd_conversation_lost_total", label,
+                     (double)s->counters.conversation_lost[i]);
     }
-    write_hist(w, "keepd_eviction_seconds", "Time per eviction.", &s->eviction_seconds);
+    write_hist(w, "keepd_eviction_seconds", "Time per eviction.", &s->counters.eviction_seconds);
 }
 
 /* The state directory is one for all, and in the first replica's snapshot. */

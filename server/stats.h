@@ -11,18 +11,24 @@
 #include "base/hist.h"
 #include "engine/engine.h"
 
+/* Why a request was refused before any work: one list makes enum and labels. */
+#define STATS_REJECT_MAP(X)                                                                        \
+    X(FULL, "queue_full")                                                                          \
+    X(DRAINING, "draining")                                                                        \
+    X(MEMORY, "memory")                                                                            \
+    X(TOKENS, "queue_tokens")                                                                      \
+    X(RATE, "rate_limit")
+
 enum stats_reject {
-    STATS_REJECT_FULL,
-    STATS_REJECT_DRAINING,
-    STATS_REJECT_MEMORY,
-    STATS_REJECT_TOKENS,
-    STATS_REJECT_RATE,
-    STATS_REJECTS
+#define X(name, label) STATS_REJECT_##name,
+    STATS_REJECT_MAP(X)
+#undef X
+        STATS_REJECTS
 };
 
 /* Requests of one replica. */
 struct stats_requests {
-    uint64_t finished[5]; /* by enum engine_finish */
+    uint64_t finished[ENGINE_FINISH_COUNT];
     struct hist ttft, inter_token, per_output_token;
     struct hist e2e, queue, inference, prefill, decode;
     struct hist prompt_tokens, generation_tokens, max_tokens, computed_tokens, params_n;

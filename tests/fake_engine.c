@@ -160,8 +160,8 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
     e->waiting_end = &e->waiting;
     pthread_mutex_init(&e->mutex, NULL);
     pthread_cond_init(&e->work, NULL);
-    hist_open(&e->snapshot.eviction_seconds, eviction_bounds, 5);
-    hist_open(&e->snapshot.iteration_tokens, token_bounds, 13);
+    hist_open(&e->snapshot.counters.eviction_seconds, eviction_bounds, 5);
+    hist_open(&e->snapshot.counters.iteration_tokens, token_bounds, 13);
     fill_info(e);
     e->snapshot.pages_total = e->info.pages_total;
     if (options->progress)
@@ -331,7 +331,7 @@ static bool open_outputs(struct engine_job *job) {
 /* The worst moment to refuse a job: when those before it have tokens already. The mutex is held. */
 static void await_token(struct engine *e) {
     const struct timespec moment = {.tv_nsec = 1000000};
-    for (int i = 0; i < 5000 && !e->snapshot.generation_tokens; i++) {
+    for (int i = 0; i < 5000 && !e->snapshot.counters.generation_tokens; i++) {
         pthread_mutex_unlock(&e->mutex);
         nanosleep(&moment, NULL);
         pthread_mutex_lock(&e->mutex);
@@ -472,22 +472,16 @@ static void continue_conversation(struct engine *e, struct sequence *s) {
         best = c;
     }
     if (!best) {
-        e->snapshot.conversation_misses++;
-        e->snapshot.conversation_lost[ENGINE_MISS_NEW] += r->kv.reuse;
+        e->snapshot.counters.conversation_misses++;
+        e->snapshot.counters.conversation_lost[ENGINE_MISS_NEW] += r->kv.reuse;
         return;
     }
-    e->snapshot.conversation_hits++;
-    e->snapshot.cached_tokens += (uint64_t)longest;
+    e->snapshot.counters.conversation_hits++;
+    e->snapshot.counters.cached_tokens += (uint64_t)longest;
     job->cached_tokens = longest;
     job->kv.dropped_tokens = best->count - longest;
     best->used_ns = clock_ns();
     s->origin = best->id;
-}
-
-const char *engine_miss_name(enum engine_miss miss) {
-    static const char *const names[ENGINE_MISS_COUNT] = {
-        "new", "diverged", "whole", "settings", "forgotten", "too_large", "damaged"};
-    return names[miss];
 }
 
 /* --- steps (the mutex is held) --- */
@@ -516,8 +510,8 @@ static void fill_details(struct engine *e, const struct sequence *s, uint32_t an
     kv->evicted_entries = (int64_t)(seen - held) * LAYERS * HEADS;
     kv->bytes = pages_for(e, seen, s->budget) * PAGE_BYTES;
     e->snapshot.entries_evicted += (uint64_t)kv->evicted_entries;
-    e->snapshot.evictions += kv->evicted_entries > 0;
-    if (kv->evicted_entries) hist_add(&e->snapshot.eviction_seconds, 0.0005);
+    e->snapshot.counters.evictions += kv->evicted_entries > 0;
+    if (kv->evicted_entries) hist_add(&e->snapshot.counters.eviction_seconds, 0.0005);
     fill_report(job, kv, held);
 }
 
@@ -618,7 +612,7 @@ static enum engine_finish append(struct engine *e, struct sequence *s, int index
                           memory_order_release);
     atomic_store_explicit(&choice->token_count, at + 1, memory_order_release);
     if (!job->first_token_ns) job->first_token_ns = clock_ns();
-    e->snapshot.generation_tokens++;
+    e->snapshot.counters.generation_tokens++;
     if (stop || cut >= 0) return ENGINE_FINISH_STOP;
     return last ? ENGINE_FINISH_LENGTH : ENGINE_RUNNING;
 }
@@ -662,7 +656,8 @@ static void admit(struct engine *e, struct sequence *s) {
     e->snapshot.pages_reserved += s->pages_reserved;
     e->snapshot.pages_used += s->pages_reserved;
     continue_conversation(e, s);
-    e->snapshot.computed_tokens += (uint64_t)(job->request.prompt_count - job->cached_tokens);
+    e->snapshot.counters.computed_tokens +=
+        (uint64_t)(job->request.prompt_count - job->cached_tokens);
     job->admitted_ns = clock_ns();
     s->next = e->running;
     e->running = s;
@@ -724,7 +719,7 @@ static void step(struct engine *e) {
     struct sequence **link = &e->running;
     apply_deletes(e);
     admit_waiting(e);
-    hist_add(&e->snapshot.iteration_tokens, e->snapshot.running);
+    hist_add(&e->snapshot.counters.iteration_tokens, e->snapshot.running);
     while (*link) {
         struct sequence *s = *link;
         enum engine_finish how = step_sequence(e, s);
@@ -735,7 +730,7 @@ static void step(struct engine *e) {
         *link = s->next;
         finish(e, s, how);
     }
-    e->snapshot.steps++;
+    e->snapshot.counters.steps++;
     e->snapshot.progress_ns = clock_ns();
 }
 

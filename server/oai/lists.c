@@ -238,7 +238,7 @@ void oai_render_kv(struct buf *out, const struct engine_info *info,
             ",\"layers\":%d,\"heads_kv\":%d,\"running_count\":%d,\"waiting_count\":%d"
             ",\"conversation_count\":%d,\"preemptions\":%" PRIu64 ",\"running\":[",
             info->layers, info->heads_kv, snapshot->running, snapshot->waiting,
-            snapshot->conversations, snapshot->preemptions);
+            snapshot->conversations, snapshot->counters.preemptions);
     for (int i = 0; i < row_count; i++) {
         if (i) buf_char(out, ',');
         write_sequence(out, &rows[i]);

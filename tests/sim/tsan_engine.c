@@ -144,7 +144,7 @@ static void *look(void *arg) {
     struct engine_conversation_row conversations[CONVERSATIONS + 1];
     while (atomic_load(&looking)) {
         engine_snapshot(engine, &snapshot);
-        CHECK(snapshot.preemptions == 0 && snapshot.pages_used <= snapshot.pages_total);
+        CHECK(snapshot.counters.preemptions == 0 && snapshot.pages_used <= snapshot.pages_total);
         CHECK(snapshot.pages_used <= snapshot.pages_reserved + snapshot.pages_retained);
         int count = engine_sequences(engine, sequences, SEQUENCES + 1);
         CHECK(count <= SEQUENCES);
@@ -390,7 +390,7 @@ static void try_state(void) {
     engine_drain(engine);
     while (!engine_idle(engine)) usleep(500);
     engine_snapshot(engine, &snapshot);
-    CHECK(snapshot.conversations_on_disk == 3 && snapshot.state_failed == 0);
+    CHECK(snapshot.conversations_on_disk == 3 && snapshot.counters.state_failed == 0);
     engine_close(engine);
     engine = open_with_state(dir, 0);
     CHECK(engine_conversations(engine, &everyone, rows, CONVERSATIONS + 1) == 3);
@@ -398,7 +398,8 @@ static void try_state(void) {
     for (int i = 0; i < 3; i++) submit_some(engine, i, PROMPT, 2);
     wait_and_close(3);
     engine_snapshot(engine, &snapshot);
-    CHECK(snapshot.state_restored == 3 && snapshot.cached_tokens == 3 * (PROMPT / 2));
+    CHECK(snapshot.counters.state_restored == 3 &&
+          snapshot.counters.cached_tokens == 3 * (PROMPT / 2));
     for (int count; (count = engine_conversations(engine, &everyone, rows, CONVERSATIONS + 1)) > 0;)
         for (int i = 0; i < count; i++) (void)delete_one(engine, rows[i].id);
     engine_close(engine);

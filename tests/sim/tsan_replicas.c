@@ -184,14 +184,14 @@ static void check_hits(struct engine *engine, int replicas) {
     struct engine_snapshot all, one;
     uint64_t hits = 0;
     engine_snapshot(engine, &all);
-    CHECK(all.conversation_hits == (uint64_t)2 * DIALOGUES && all.jobs == 0);
+    CHECK(all.counters.conversation_hits == (uint64_t)2 * DIALOGUES && all.jobs == 0);
     for (int i = 0; i < replicas; i++) {
         engine_replica_snapshot(engine, i, &one);
-        CHECK(one.conversation_hits > 0);
-        hits += one.conversation_hits;
+        CHECK(one.counters.conversation_hits > 0);
+        hits += one.counters.conversation_hits;
     }
-    CHECK(hits == all.conversation_hits);
-    CHECK(hist_count(&all.iteration_tokens) == all.steps);
+    CHECK(hits == all.counters.conversation_hits);
+    CHECK(hist_count(&all.counters.iteration_tokens) == all.counters.steps);
 }
 
 /* Turns continue where the dialogue is, however busy that replica is. */
@@ -321,7 +321,7 @@ static void *look(void *arg) {
     struct engine_conversation_row rows[4 * CONVERSATIONS];
     while (atomic_load(&looking)) {
         engine_snapshot(engine, &snapshot);
-        CHECK(snapshot.preemptions == 0 && snapshot.pages_used <= snapshot.pages_total);
+        CHECK(snapshot.counters.preemptions == 0 && snapshot.pages_used <= snapshot.pages_total);
         int count = engine_sequences(engine, sequences, 16);
         CHECK(count <= 8);
         for (int i = 0; i < count; i++)
@@ -438,14 +438,14 @@ static void run_state(int replicas, double sums[4][DIALOGUES]) {
     run_turn(engine, sums[1], true);
     drain(engine);
     engine_snapshot(engine, &snapshot);
-    CHECK(snapshot.state_failed == 0 && snapshot.state_refused == 0);
+    CHECK(snapshot.counters.state_failed == 0 && snapshot.state_refused == 0);
     CHECK(snapshot.conversations_on_disk >= DIALOGUES);
     engine_close(engine);
     engine = open_with_state(dir, replicas); /* nobody's now: whoever gets the turn reads it */
     run_turn(engine, sums[2], true);
     run_turn(engine, sums[3], true);
     engine_snapshot(engine, &snapshot);
-    CHECK(snapshot.state_restored >= DIALOGUES && snapshot.state_refused == 0);
+    CHECK(snapshot.counters.state_restored >= DIALOGUES && snapshot.state_refused == 0);
     for (int count; (count = list(engine, rows)) > 0;)
         for (int i = 0; i < count; i++) (void)delete_one(engine, rows[i].id);
     engine_snapshot(engine, &snapshot);

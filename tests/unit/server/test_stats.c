@@ -1,4 +1,5 @@
 #include <criterion/criterion.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "server/stats.h"
@@ -101,8 +102,7 @@ Test(stats, snapshot) {
                                        .pages_reserved = 50,
                                        .pages_used = 90,
                                        .pages_retained = 40,
-                                       .computed_tokens = 750,
-                                       .cached_tokens = 250,
+                                       .counters = {.computed_tokens = 750, .cached_tokens = 250},
                                        .entries_evicted = 1ull << 53,
                                        .conversations = 7};
     render("m", &snapshot);
@@ -118,6 +118,43 @@ Test(stats, snapshot) {
     check_line("\nkeepd_pages_retained{model_name=\"m\",engine=\"0\"} 40\n");
     check_line("\nkeepd_conversations{model_name=\"m\",engine=\"0\"} 7\n");
     check_line("\n# TYPE keepd_pages_total gauge\n");
+}
+
+/* Every row of the lists in engine.h and stats.h, with the value that is its own. */
+Test(stats, lists_are_shown_whole) {
+    struct engine_snapshot snapshot = {0};
+    char line[160];
+    uint64_t value = 1000;
+#define X(name, metric, help) snapshot.counters.name = value++;
+    ENGINE_COUNTER_MAP(X)
+#undef X
+    for (int i = 0; i < ENGINE_MISS_COUNT; i++) snapshot.counters.conversation_lost[i] = value++;
+    for (int i = 0; i < STATS_REJECTS; i++) stats.rejected[i] = value++;
+    render("m", &snapshot);
+    value = 1000;
+#define X(name, metric, help)                                                                      \
+    snprintf(line, sizeof line, "\n%s{model_name=\"m\",engine=\"0\"} %d\n", metric ? metric : "",  \
+             (int)value++);                                                                        \
+    if (metric) check_line(line);
+    ENGINE_COUNTER_MAP(X)
+#undef X
+    for (int i = 0; i < ENGINE_MISS_COUNT; i++) {
+        const char *name = engine_miss_name((enum engine_miss)i);
+        cr_assert_not_null(name);
+        snprintf(line, sizeof line, "reason=\"%s\"} %d\n", name, (int)value++);
+        check_line(line);
+    }
+    for (int i = 0; i < STATS_REJECTS; i++) {
+        snprintf(line, sizeof line, "engine=\"0\",reason=\"%s\"} %d\n",
+                 (const char *[]){
+#define X(name, label) label,
+                     STATS_REJECT_MAP(X)
+#undef X
+                 }[i],
+                 (int)value++);
+        check_line(line);
+    }
+    cr_assert_null(strstr(out.data, "(null)"));
 }
 
 Test(stats, label_values_are_escaped) {
