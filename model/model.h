@@ -61,7 +61,6 @@ void model_close(struct model *model);
 const struct model_config *model_config(const struct model *model);
 bool model_has_gates(const struct model *model);
 int model_trained_budget(const struct model *model); /* of the gates; 0 = unknown */
-float model_gate_horizon(const struct model *model); /* of the gates; 0 = unknown */
 size_t model_weight_bytes(const struct model *model);
 
 /* One step: appends batch->rows tokens to their streams (begin_step was called by this function)

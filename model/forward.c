@@ -1,0 +1,69 @@
+/* The layer loop. */
+#include <math.h>
+
+#include "base/check.h"
+#include "model/internal.h"
+
+/* Appends the batch to the layer's streams and leaves attention's output in scratch.heads. */
+static void step_attention(struct model *model, int index, const struct kern_batch *batch) {
+    const struct model_config *c = &model->config;
+    const struct layer *layer = &model->layers[index];
+    struct scratch *s = &model->scratch;
+    struct kern *kern = model->kern;
+    const struct kern_rope rope = {c->inv_freq, c->rope_scale};
+    const struct kern_attend_options attend = {.scale = 1 / sqrtf((float)c->head_dim)};
+    const float *log_beta = NULL;
+    kern->ops->rms_norm(kern, s->norm, s->x, layer->attn_norm, batch->rows, c->d_model, c->rms_eps);
+    kern->ops->matmul(kern, s->qkv, s->norm, layer->qkv, layer->qkv_bias, batch->rows, KERN_SET);
+    if (layer->gate) {
+        kern->ops->gate(kern, s->log_beta, s->norm, layer->gate, batch->rows);
+        log_beta = s->log_beta;
+    }
+    kern->ops->qk_rope(kern, s->qkv, layer->q_norm, layer->k_norm, c->rms_eps, &rope, batch);
+    kern->ops->write_kv(kern, index, s->qkv, log_beta, batch);
+    kern->ops->attend(kern, index, s->heads, s->qkv, batch, &attend);
+}
+
+/* From attention's output to the end of the layer, in place in x. */
+static void step_feed_forward(struct model *model, int index, float *x, const float *heads,
+                              int rows) {
+    const struct model_config *c = &model->config;
+    const struct layer *layer = &model->layers[index];
+    struct scratch *s = &model->scratch;
+    struct kern *kern = model->kern;
+    kern->ops->matmul(kern, x, heads, layer->o, layer->o_bias, rows, KERN_ADD);
+    kern->ops->rms_norm(kern, s->norm, x, layer->ffn_norm, rows, c->d_model, c->rms_eps);
+    kern->ops->matmul(kern, s->gate_up, s->norm, layer->gate_up, NULL, rows, KERN_SET);
+    kern->ops->glu(kern, s->ff, s->gate_up, rows, c->d_ff);
+    kern->ops->matmul(kern, x, s->ff, layer->down, NULL, rows, KERN_ADD);
+}
+
+int model_step(struct model *model, const struct kern_batch *batch, const int32_t *want,
+               int want_count, const float **logits) {
+    CHECK(batch->rows > 0 && batch->rows <= model->rows_max);
+    CHECK(want_count >= 0 && want_count <= model->logits_max && want_count <= model->rows_max);
+    const struct model_config *c = &model->config;
+    struct scratch *s = &model->scratch;
+    struct kern *kern = model->kern;
+    *logits = s->logits;
+    int err = kern->ops->begin_step(kern, batch);
+    if (err) return err;
+    kern->ops->embed(kern, s->x, model->embed, batch->tokens, batch->rows);
+    for (int i = 0; i < c->layers; i++) {
+        step_attention(model, i, batch);
+        if (i < c->layers - 1) {
+            step_feed_forward(model, i, s->x, s->heads, batch->rows);
+        } else if (want_count) {
+            /* Nothing reads the other rows once the last layer's entries are written. */
+            kern->ops->gather_rows(kern, s->last_x, s->x, want, want_count, c->d_model);
+            kern->ops->gather_rows(kern, s->last_heads, s->heads, want, want_count, q_width(c));
+            step_feed_forward(model, i, s->last_x, s->last_heads, want_count);
+        }
+    }
+    if (want_count) {
+        kern->ops->rms_norm(kern, s->norm, s->last_x, model->final_norm, want_count, c->d_model,
+                            c->rms_eps);
+        kern->ops->matmul(kern, s->logits, s->norm, model->head, NULL, want_count, KERN_SET);
+    }
+    return 0;
+}

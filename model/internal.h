@@ -1,0 +1,71 @@
+/* The model's parts, for the files of this folder: model.c opens and closes, load.c fills in the
+ * weights, load_gates.c the gates, forward.c computes a step. */
+#ifndef KEEPD_MODEL_INTERNAL_H
+#define KEEPD_MODEL_INTERNAL_H
+
+#include "kernels/cpu/pool.h"
+#include "model/model.h"
+
+struct layer {
+    struct kern_weight *qkv, *o, *gate_up, *down;
+    struct kern_gate *gate;
+    /* backend memory, float32; NULL where the family has none */
+    float *attn_norm, *ffn_norm, *q_norm, *k_norm, *qkv_bias, *o_bias;
+};
+
+/* Activations of one step, backend memory. */
+struct scratch {
+    float *x;          /* [rows_max, d_model] residual stream */
+    float *norm;       /* [rows_max, d_model] */
+    float *qkv;        /* [rows_max, (heads_q + 2 heads_kv) * head_dim] */
+    float *heads;      /* [rows_max, heads_q * head_dim] */
+    float *gate_up;    /* [rows_max, 2 d_ff] */
+    float *ff;         /* [rows_max, d_ff] */
+    float *log_beta;   /* [rows_max, heads_kv] */
+    float *last_x;     /* [logits_max, d_model] wanted rows, from the last layer's attention on */
+    float *last_heads; /* [logits_max, heads_q * head_dim] */
+    float *logits;     /* [logits_max, vocab] */
+};
+
+struct model {
+    struct kern *kern;
+    struct model_config config;
+    struct kern_weight *embed, *head; /* the same matrix when tied */
+    float *final_norm;
+    struct layer *layers;
+    struct scratch scratch;
+    int rows_max, logits_max;
+    bool has_gates;
+    bool borrowed; /* everything but the scratch is another model's */
+    int trained_budget;
+    size_t weight_bytes;
+};
+
+static inline int q_width(const struct model_config *c) {
+    return c->heads_q * c->head_dim;
+}
+static inline int kv_width(const struct model_config *c) {
+    return c->heads_kv * c->head_dim;
+}
+static inline int qkv_width(const struct model_config *c) {
+    return q_width(c) + 2 * kv_width(c);
+}
+
+/* Both leave a partly loaded model on failure; model_close frees what is there. */
+int model_load_weights(struct model *model, const struct model_options *options,
+                       struct fault *fault);
+int model_load_gates(struct model *model, const struct model_options *options, struct fault *fault);
+
+/* ---- Random weights (random.c) --------------------------------------------------------------- */
+
+#define RANDOM_SEED 0x6b65657064ull
+
+/* bf16 numbers as large as the weights of a trained matrix with `cols` columns, four in each of
+ * `count` words; *random goes on. */
+void random_fill(struct cpu_pool *team, uint64_t *random, uint64_t *words, size_t count,
+                 int64_t cols);
+size_t random_bytes(const struct model_config *config); /* of all of a model's matrices */
+/* Gates for timing: as costly as real ones, and their scores spread over entries. */
+int random_gates(struct model *model, struct fault *fault);
+
+#endif

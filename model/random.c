@@ -1,0 +1,84 @@
+/* Weights and gates from a seeded generator, for timing. */
+#include <math.h>
+
+#include "base/mem.h"
+#include "model/internal.h"
+
+#define GATE_WIDTH 64
+#define TAKEN      ((int64_t)1 << 12) /* words that a worker makes at a time */
+
+/* splitmix64, public domain: one word makes four bf16 numbers of random sign and mantissa, with
+ * one of two exponents around 1/sqrt(cols). Speed matters, the distribution does not. */
+struct filling {
+    uint64_t seed, base;
+    uint64_t *words;
+    struct cpu_share share;
+};
+
+#define RANDOM_STEP  0x9e3779b97f4a7c15ull
+#define RANDOM_LANES 0x0001000100010001ull
+
+static void fill_some(void *arg, int worker) {
+    (void)worker;
+    struct filling *job = arg;
+    int64_t end;
+    for (int64_t i; (i = cpu_share_take(&job->share, TAKEN, &end)) >= 0;) {
+        for (; i < end; i++) {
+            uint64_t z = job->seed + ((uint64_t)i + 1) * RANDOM_STEP;
+            z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+            z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+            z ^= z >> 31;
+            job->words[i] = (z & (0x80ff * RANDOM_LANES)) + job->base * RANDOM_LANES;
+        }
+    }
+}
+
+void random_fill(struct cpu_pool *team, uint64_t *random, uint64_t *words, size_t count,
+                 int64_t cols) {
+    const int exponent = 126 + (int)lrint(log2(1 / sqrt((double)cols)));
+    struct filling job = {.seed = *random, .base = (uint64_t)exponent << 7, .words = words};
+    cpu_share_set(&job.share, (int64_t)count);
+    cpu_pool_run(team, fill_some, &job);
+    *random += count * RANDOM_STEP;
+}
+
+size_t random_bytes(const struct model_config *c) {
+    size_t d = (size_t)c->d_model, per_layer = d * (size_t)(qkv_width(c) + q_width(c));
+    per_layer += 3 * d * (size_t)c->d_ff;
+    size_t ends = d * (size_t)c->vocab * (c->tied_embeddings ? 1 : 2);
+    return 2 * (per_layer * (size_t)c->layers + ends);
+}
+
+int random_gates(struct model *model, struct fault *fault) {
+    const struct model_config *c = &model->config;
+    const size_t m = GATE_WIDTH, d = (size_t)c->d_model, h = (size_t)c->heads_kv;
+    uint64_t random = RANDOM_SEED + 1;
+    int32_t *row = mem_must_alloc(h, sizeof *row);
+    float *data = mem_must_alloc(m * d + m + h * m + h, sizeof *data);
+    float *w1 = data, *b1 = w1 + m * d, *last = b1 + m, *bias = last + h * m;
+    int err = 0;
+    for (size_t i = 0; i < h; i++) row[i] = (int32_t)i;
+    for (int l = 0; l < c->layers && !err; l++) {
+        for (size_t i = 0; i < m * d + m + h * m; i++) {
+            random = random * 6364136223846793005ull + 1442695040888963407ull;
+            float scale = i < m * d ? 1 / sqrtf((float)d) : 1 / sqrtf((float)m);
+            data[i] = ((float)(random >> 40) * 0x1p-23f - 1) * scale;
+        }
+        for (size_t i = 0; i < h; i++) bias[i] = 6;
+        const struct kern_gate_spec spec = {.w1 = w1,
+                                            .b1 = b1,
+                                            .last = last,
+                                            .bias = bias,
+                                            .row = row,
+                                            .width = GATE_WIDTH,
+                                            .d_model = c->d_model,
+                                            .heads_kv = c->heads_kv,
+                                            .row_count = c->heads_kv,
+                                            .embeddings = 1};
+        err = model->kern->ops->gate_load(model->kern, &spec, &model->layers[l].gate, fault);
+    }
+    mem_free(data);
+    mem_free(row);
+    if (!err) model->has_gates = true;
+    return err;
+}

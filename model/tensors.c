@@ -1,0 +1,120 @@
+#include "model/tensors.h"
+
+#include <stddef.h>
+#include <stdio.h>
+
+#include "base/check.h"
+#include "model/internal.h"
+
+/* ---- Tensors ------------------------------------------------------------------------------- */
+
+enum width { WIDTH_NONE, WIDTH_MODEL, WIDTH_Q, WIDTH_KV, WIDTH_HEAD, WIDTH_FF, WIDTH_VOCAB };
+
+static const struct {
+    const char *names[NAMING_COUNT];
+    enum width rows, cols;
+    bool in_layer;
+} tensors[ROLE_COUNT] = {
+    [ROLE_EMBED] = {{"model.embed_tokens.weight"}, WIDTH_VOCAB, WIDTH_MODEL, false},
+    [ROLE_FINAL_NORM] = {{"model.norm.weight"}, WIDTH_MODEL, WIDTH_NONE, false},
+    [ROLE_HEAD] = {{"lm_head.weight"}, WIDTH_VOCAB, WIDTH_MODEL, false},
+    [ROLE_ATTN_NORM] = {{"input_layernorm.weight"}, WIDTH_MODEL, WIDTH_NONE, true},
+    [ROLE_Q] = {{"self_attn.q_proj.weight"}, WIDTH_Q, WIDTH_MODEL, true},
+    [ROLE_K] = {{"self_attn.k_proj.weight"}, WIDTH_KV, WIDTH_MODEL, true},
+    [ROLE_V] = {{"self_attn.v_proj.weight"}, WIDTH_KV, WIDTH_MODEL, true},
+    [ROLE_Q_BIAS] = {{"self_attn.q_proj.bias"}, WIDTH_Q, WIDTH_NONE, true},
+    [ROLE_K_BIAS] = {{"self_attn.k_proj.bias"}, WIDTH_KV, WIDTH_NONE, true},
+    [ROLE_V_BIAS] = {{"self_attn.v_proj.bias"}, WIDTH_KV, WIDTH_NONE, true},
+    [ROLE_Q_NORM] = {{"self_attn.q_norm.weight"}, WIDTH_HEAD, WIDTH_NONE, true},
+    [ROLE_K_NORM] = {{"self_attn.k_norm.weight"}, WIDTH_HEAD, WIDTH_NONE, true},
+    [ROLE_O] = {{"self_attn.o_proj.weight"}, WIDTH_MODEL, WIDTH_Q, true},
+    [ROLE_O_BIAS] = {{"self_attn.o_proj.bias"}, WIDTH_MODEL, WIDTH_NONE, true},
+    [ROLE_FFN_NORM] = {{"post_attention_layernorm.weight"}, WIDTH_MODEL, WIDTH_NONE, true},
+    [ROLE_GATE] = {{"mlp.gate_proj.weight"}, WIDTH_FF, WIDTH_MODEL, true},
+    [ROLE_UP] = {{"mlp.up_proj.weight"}, WIDTH_FF, WIDTH_MODEL, true},
+    [ROLE_DOWN] = {{"mlp.down_proj.weight"}, WIDTH_MODEL, WIDTH_FF, true},
+};
+
+static const char *const layer_prefixes[NAMING_COUNT] = {[NAMING_HF] = "model.layers"};
+
+static void name_in_layer(char out[TENSOR_NAME_MAX], enum naming naming, const char *name,
+                          int layer) {
+    snprintf(out, TENSOR_NAME_MAX, "%s.%d.%s", layer_prefixes[naming], layer, name);
+}
+
+void tensor_name(char out[TENSOR_NAME_MAX], enum naming naming, enum role role, int layer) {
+    const char *name = tensors[role].names[naming];
+    if (tensors[role].in_layer)
+        name_in_layer(out, naming, name, layer);
+    else
+        snprintf(out, TENSOR_NAME_MAX, "%s", name);
+}
+
+static int64_t width_of(const struct model_config *config, enum width width) {
+    switch (width) {
+    case WIDTH_NONE:
+        return 0;
+    case WIDTH_MODEL:
+        return config->d_model;
+    case WIDTH_Q:
+        return q_width(config);
+    case WIDTH_KV:
+        return kv_width(config);
+    case WIDTH_HEAD:
+        return config->head_dim;
+    case WIDTH_FF:
+        return config->d_ff;
+    case WIDTH_VOCAB:
+        return config->vocab;
+    }
+    CHECK(false);
+}
+
+void tensor_shape(const struct model_config *config, enum role role, int64_t *rows, int64_t *cols) {
+    *rows = width_of(config, tensors[role].rows);
+    *cols = width_of(config, tensors[role].cols);
+}
+
+/* ---- Slots --------------------------------------------------------------------------------- */
+
+#define VECTOR(owner, member, fill, ...)                                                           \
+    .offset = offsetof(struct owner, member), .parts = {__VA_ARGS__}, .random = (fill)
+#define MATRIX(owner, member, split, ...)                                                          \
+    .offset = offsetof(struct owner, member), .parts = {__VA_ARGS__}, .shard = KERN_SHARD_##split
+#define WANTED(flag) .wanted = offsetof(struct model_config, flag)
+
+const struct slot slot_embed = {MATRIX(model, embed, VOCAB, ROLE_EMBED), .count = 1};
+const struct slot slot_final_norm = {VECTOR(model, final_norm, 1, ROLE_FINAL_NORM), .count = 1};
+const struct slot slot_head = {MATRIX(model, head, VOCAB, ROLE_HEAD), .count = 1};
+
+/* In the order of loading. */
+const struct slot layer_slots[] = {
+    {VECTOR(layer, attn_norm, 1, ROLE_ATTN_NORM), .count = 1},
+    {MATRIX(layer, qkv, ROWS, ROLE_Q, ROLE_K, ROLE_V), .count = 3, .heads = true},
+    {VECTOR(layer, qkv_bias, 0, ROLE_Q_BIAS, ROLE_K_BIAS, ROLE_V_BIAS), .count = 3,
+     WANTED(qkv_bias)},
+    {VECTOR(layer, q_norm, 1, ROLE_Q_NORM), .count = 1, WANTED(qk_norm)},
+    {VECTOR(layer, k_norm, 1, ROLE_K_NORM), .count = 1, WANTED(qk_norm)},
+    {MATRIX(layer, o, COLS, ROLE_O), .count = 1},
+    {VECTOR(layer, o_bias, 0, ROLE_O_BIAS), .count = 1, WANTED(o_bias)},
+    {VECTOR(layer, ffn_norm, 1, ROLE_FFN_NORM), .count = 1},
+    {MATRIX(layer, gate_up, ROWS, ROLE_GATE, ROLE_UP), .count = 2},
+    {MATRIX(layer, down, COLS, ROLE_DOWN), .count = 1},
+};
+const size_t layer_slot_count = sizeof layer_slots / sizeof layer_slots[0];
+
+bool slot_wanted(const struct slot *slot, const struct model_config *config) {
+    return !slot->wanted || *(const bool *)((const char *)config + slot->wanted);
+}
+
+/* ---- Refused ------------------------------------------------------------------------------- */
+
+bool tensor_refused(char out[TENSOR_NAME_MAX], enum naming naming, size_t index, int layer) {
+    static const char *const names[NAMING_COUNT][8] = {
+        [NAMING_HF] = {"mlp.gate_proj.bias", "mlp.up_proj.bias", "mlp.down_proj.bias",
+                       "pre_feedforward_layernorm.weight"},
+    };
+    if (index >= 8 || !names[naming][index]) return false;
+    name_in_layer(out, naming, names[naming][index], layer);
+    return true;
+}

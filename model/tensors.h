@@ -1,0 +1,66 @@
+/* The tensors of a model as data: how a file names each, its shape in terms of the configuration,
+ * and how tensors become the matrices and vectors that a step uses. A format of files is a column
+ * of names, a family a set of rows. Pure. */
+#ifndef KEEPD_MODEL_TENSORS_H
+#define KEEPD_MODEL_TENSORS_H
+
+#include "kernels/kern.h"
+#include "model/model.h"
+
+/* Who named the tensors. */
+enum naming { NAMING_HF, NAMING_COUNT };
+
+enum role {
+    ROLE_EMBED,
+    ROLE_FINAL_NORM,
+    ROLE_HEAD,
+    /* one for each layer */
+    ROLE_ATTN_NORM,
+    ROLE_Q,
+    ROLE_K,
+    ROLE_V,
+    ROLE_Q_BIAS,
+    ROLE_K_BIAS,
+    ROLE_V_BIAS,
+    ROLE_Q_NORM,
+    ROLE_K_NORM,
+    ROLE_O,
+    ROLE_O_BIAS,
+    ROLE_FFN_NORM,
+    ROLE_GATE,
+    ROLE_UP,
+    ROLE_DOWN,
+    ROLE_COUNT
+};
+
+#define TENSOR_NAME_MAX 96
+
+/* `layer` is not read for tensors outside the layers. */
+void tensor_name(char out[TENSOR_NAME_MAX], enum naming naming, enum role role, int layer);
+/* cols 0: a vector of `rows`. */
+void tensor_shape(const struct model_config *config, enum role role, int64_t *rows, int64_t *cols);
+
+#define SLOT_PARTS_MAX 3
+
+/* A member of struct layer (in_layer) or struct model: tensors joined by rows into a matrix, or
+ * joined into a vector. */
+struct slot {
+    size_t offset; /* of the pointer: struct kern_weight * or float * */
+    enum role parts[SLOT_PARTS_MAX];
+    int count;
+    enum kern_shard shard; /* of a matrix; NONE means a vector */
+    bool heads;            /* rows of a key/value head stay together over ranks */
+    float random;          /* elements of a vector where weights are random */
+    size_t wanted;         /* offset of a bool in struct model_config; 0: always */
+};
+
+extern const struct slot slot_embed, slot_final_norm, slot_head;
+extern const struct slot layer_slots[];
+extern const size_t layer_slot_count;
+
+bool slot_wanted(const struct slot *slot, const struct model_config *config);
+
+/* The names of a layer's tensors that mean another computation, by index; false at the end. */
+bool tensor_refused(char out[TENSOR_NAME_MAX], enum naming naming, size_t index, int layer);
+
+#endif
