@@ -37,12 +37,6 @@ void *mem_must_alloc(size_t count, size_t size) {
     return p;
 }
 
-void *mem_must_realloc(void *old, size_t old_bytes, size_t new_bytes) {
-    void *p = resize(old, old_bytes, new_bytes);
-    CHECK_MSG(p, "cannot allocate %zu bytes", new_bytes);
-    return p;
-}
-
 char *mem_must_strdup(const char *s) {
     size_t n = strlen(s) + 1;
     return memcpy(mem_must_alloc(n, 1), s, n);

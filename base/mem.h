@@ -11,10 +11,10 @@
 #include <stddef.h>
 
 void *mem_must_alloc(size_t count, size_t size);
-void *mem_must_realloc(void *old, size_t old_bytes, size_t new_bytes); /* the tail is zeroed */
 char *mem_must_strdup(const char *s);
 void *mem_try_alloc(size_t count, size_t size); /* NULL also when count * size overflows */
-void *mem_try_realloc(void *old, size_t old_bytes, size_t new_bytes); /* NULL: old stays valid */
+/* Zeroes the tail; NULL: old stays valid. */
+void *mem_try_realloc(void *old, size_t old_bytes, size_t new_bytes);
 void mem_free(void *p);
 
 void mem_fail_after(long n); /* the n-th next try call (0 = the very next) and no other fails */

@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/mem.h"
+#include "paging/names.h"
 
 #define AT(field) offsetof(struct config, field)
 #define MANY      INT32_MAX
@@ -87,9 +88,8 @@ const struct option config_options[] = {
 
     {.help = "Cache"},
     {"kv-policy", TEXT, AT(kv_policy), 1, 0, "auto", "POLICY", 0,
-     "What is kept when a sequence is over its budget: full, streaming, trimkv, global, gkv, rkv, "
-     "snapkv, pyramidkv, adakv, morphkv, cake, h2o, kvcompress, d2o or ems. "
-     "auto: global where the model has gates, else full."},
+     "Eviction policy, which decides what a sequence over its budget keeps: " POLICY_NAMES ". "
+     "auto: global if the model has gates, otherwise full."},
     {"kv-budget", INT, AT(kv_budget), 1, MANY, "1024", "N", 0,
      "Kept entries per layer and head, on average. A request may ask for another budget."},
     {"kv-budget-max", INT, AT(kv_budget_max), 0, MANY, "0", "N", 0,

@@ -82,14 +82,10 @@ static int name_option(int code, struct fault *fault) {
     return code;
 }
 
-static bool is_automatic(const char *policy) {
-    return policy == NULL || strcmp(policy, "auto") == 0;
-}
-
 static int resolve_policy(struct engine *e, struct kv_params *kv, struct fault *fault) {
     const char *name = e->options.kv_policy;
     bool gates = model_has_gates(model_of(e));
-    bool automatic = is_automatic(name);
+    bool automatic = engine_chooses(name);
     if (automatic) name = gates ? "global" : "full";
     const struct policy *policy = policy_find(name); /* there is one: check_options */
     if ((policy->needs & POLICY_NEEDS_GATES) != 0 && !gates)
@@ -127,7 +123,7 @@ enum { KV_DTYPES = sizeof kv_dtypes / sizeof *kv_dtypes };
 
 static int resolve_kv_dtype(struct engine *e, enum kern_dtype *dtype, struct fault *fault) {
     const char *name = e->options.kv_dtype;
-    bool chosen = name != NULL && strcmp(name, "auto") != 0;
+    bool chosen = !engine_chooses(name);
     int i = 0;
     *dtype = model_config(model_of(e))->dtype == KERN_F32 ? KERN_F32 : KERN_BF16;
     while (chosen && i < KV_DTYPES && strcmp(name, kv_dtypes[i].name) != 0) i++;
@@ -411,7 +407,7 @@ static int check_options(const struct engine_options *o, struct fault *fault) {
         return fault_set(fault, ERR_INVALID, "tensor-parallel-size", "must be 1, 2, 4 or 8");
     if (o->kv_rank_cap != 0 && o->kv_rank_cap < 100)
         return fault_set(fault, ERR_INVALID, "kv-rank-cap", "must be 0 or at least 100 percent");
-    if (!is_automatic(o->kv_policy) && policy_find(o->kv_policy) == NULL)
+    if (!engine_chooses(o->kv_policy) && policy_find(o->kv_policy) == NULL)
         return refuse_policy(o->kv_policy, fault);
     return 0;
 }

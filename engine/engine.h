@@ -44,10 +44,15 @@
 
 struct engine;
 
+/* Options that are words leave the choice to the engine when they are absent or "auto". */
+static inline bool engine_chooses(const char *option) {
+    return option == NULL || strcmp(option, "auto") == 0;
+}
+
 struct engine_options {
     const char *model_dir;
     const char *gates;     /* NULL = the model directory's, "" = none */
-    const char *kv_policy; /* NULL = global where the model has gates, else full */
+    const char *kv_policy; /* "auto": global if the model has gates, otherwise full */
     int kv_budget, kv_buffer, kv_chunk;
     int kv_budget_max;          /* cap for requests; 0 = none */
     int64_t kv_pool_bytes;      /* 0 = what is free on the device; on the host by max_num_seqs and

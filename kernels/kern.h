@@ -282,7 +282,7 @@ struct kern_batch {
 enum kern_matmul_mode { KERN_SET, KERN_ADD }; /* y = x W^T (+ bias), or y += x W^T (+ bias) */
 
 /* Rotary embedding, rotate-half pairs (j, j + D/2); cos and sin of pos * inv_freq[j], both times
- * `scale` (1 unless the model says so). formats.md 1.3; RoFormer, arXiv 2104.09864. */
+ * `scale` (1 unless the model says so). RoFormer, arXiv 2104.09864. */
 struct kern_rope {
     const float *inv_freq; /* [head_dim / 2], host memory, lives as long as the model */
     float scale;

@@ -72,11 +72,10 @@ static void on_wake(void *arg) {
 /* --- options --- */
 
 static struct engine_options engine_options(const struct config *config, struct callbacks *arg) {
-    bool automatic = !config->kv_policy || strcmp(config->kv_policy, "auto") == 0;
     return (struct engine_options){
         .model_dir = config->model,
         .gates = config->gates,
-        .kv_policy = automatic ? NULL : config->kv_policy,
+        .kv_policy = config->kv_policy,
         .kv_budget = (int)config->kv_budget,
         .kv_buffer = (int)config->kv_buffer,
         .kv_chunk = (int)config->kv_chunk,

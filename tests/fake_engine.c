@@ -130,7 +130,7 @@ static void fill_info(struct engine *e) {
     if (o->max_choices && o->max_choices < e->info.max_choices)
         e->info.max_choices = o->max_choices;
     snprintf(e->info.kv_policy, sizeof e->info.kv_policy, "%s",
-             o->kv_policy ? o->kv_policy : "global");
+             engine_chooses(o->kv_policy) ? "global" : o->kv_policy);
 }
 
 static bool is_policy(const char *name) {
@@ -145,7 +145,7 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
     static const double token_bounds[] = {1,   8,    16,   32,   64,   128,  256,
                                           512, 1024, 2048, 4096, 8192, 16384};
     *out = NULL;
-    if (options->kv_policy && !is_policy(options->kv_policy))
+    if (!engine_chooses(options->kv_policy) && !is_policy(options->kv_policy))
         return fault_set(fault, ERR_INVALID, "kv-policy",
                          "'%s' is not one of auto, full, streaming, trimkv, global",
                          options->kv_policy);

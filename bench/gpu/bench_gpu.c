@@ -393,7 +393,7 @@ static void open_backend(int layers, int64_t entries, const struct cuda_options 
 #define STEP_CACHE 1024  /* entries of every stream before the first step */
 #define FULL_CACHE 16384 /* and of a sequence of which everything is kept */
 
-/* What a model of this shape in bf16 and the rest of a daemon take of the device: gpu.md's sum. */
+/* Device memory of a model of this shape in bf16 and of the rest of a daemon. */
 #define MODEL_BYTES 22.1e9
 #define ENTRY_BYTES (2.0 * 2 * DIM) /* key and value in bf16 */
 

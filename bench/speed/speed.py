@@ -107,8 +107,6 @@ def generation_rate(d, batch, tokens, prompt_tokens=16, **kv):
 BUDGET, BUFFER = 1024, 128     # kv.buffer is the default
 LOOKED_AT = 2 * BUFFER         # generated tokens of each sequence that are timed, so two evictions
 SPARE = 48                     # and those before all prompts are read, and after
-# No gates here: global and trimkv cost what streaming does, and a logarithm per entry at each eviction.
-POLICIES = ("streaming", "gkv", "rkv", "snapkv", "pyramidkv", "adakv", "morphkv", "cake", "h2o", "kvcompress", "d2o", "ems")
 COUNTERS = {"prompts": "vllm:prompt_tokens_total", "tokens": "vllm:generation_tokens_total", "reading": "vllm:request_prefill_time_seconds_sum",
             "evicting": "keepd_eviction_seconds_sum", "evictions": "keepd_evictions_total"}
 
@@ -148,19 +146,27 @@ def policy_round(d, name, batch):
             "evicting": eviction * rate / BUFFER, "bytes": answers[0]["usage"]["kv_details"]["bytes"]}
 
 
-def offered(d, name):
+def refusal(d, name):
+    """The message that refuses a policy; None if the daemon serves it."""
     try:
-        return d.ask(d.prompt(4), 1, policy=name, budget=BUDGET) is not None
+        d.ask(d.prompt(4), 1, policy=name, budget=BUDGET)
     except requests.HTTPError as error:
         if error.response.status_code == 400:
-            return False
+            return error.response.json()["error"]["message"]
         raise
+
+
+def policies(d):
+    """All bounded policies that the daemon serves, `streaming` among them. The model has no gates: global and trimkv,
+    which need them, cost what streaming does and a logarithm per entry at each eviction."""
+    known = refusal(d, "none of them").split("there are ")[1].rstrip(".").replace(",", "").split()
+    return [name for name in known if name != "full" and refusal(d, name) is None]
 
 
 def policy_costs(d, rounds):
     """{batch: {policy: numbers}}, medians over rounds in which all policies take turns. Each is compared with `streaming` measured
     just before it, because machines change their pace within a minute. rounds: {batch: number}."""
-    names, costs = [name for name in POLICIES if offered(d, name)], {}
+    names, costs = policies(d), {}
     for batch, count in rounds.items():
         rows = {name: [] for name in names}
         for name in names * count:

@@ -173,26 +173,12 @@ void cpu_write_kv(struct kern *kern, int layer, const float *qkv, const float *l
 /* ---- Attention --------------------------------------------------------------------------------
  */
 
-/* First entry whose pos is above `pos`. */
-static int32_t entries_up_to(const struct cpu_cache *cache, const struct cpu_stream *stream,
-                             int32_t pos) {
-    int32_t lo = 0, hi = stream->length;
-    while (lo < hi) {
-        int32_t mid = lo + (hi - lo) / 2;
-        uint32_t page = stream->pages[mid / cache->page_slots];
-        if (cpu_cache_pos(cache, page)[mid % cache->page_slots] <= pos)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    return lo;
-}
-
 void cpu_attend_range(const struct cpu_attend_job *job, const struct cpu_stream *stream,
                       const struct kern_span *span, int token, int32_t *lo, int32_t *hi) {
     /* Only entries appended in this step can be later than the token. */
     *hi = stream->length - span->count + token + 1;
-    *lo = job->window ? entries_up_to(job->cache, stream, span->pos + token - job->window) : 0;
+    *lo = job->window ? cpu_cache_entries_up_to(job->cache, stream, span->pos + token - job->window)
+                      : 0;
 }
 
 struct attend_work {

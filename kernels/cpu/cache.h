@@ -410,6 +410,20 @@ static inline int32_t cpu_cache_entry_pos(const struct cpu_cache *cache, const u
     return cpu_cache_pos(cache, table[index / cache->page_slots])[index % cache->page_slots];
 }
 
+/* The number of the stream's entries with a position up to `pos`; positions ascend. */
+static inline int32_t cpu_cache_entries_up_to(const struct cpu_cache *cache,
+                                              const struct cpu_stream *stream, int32_t pos) {
+    int32_t lo = 0, hi = stream->length;
+    while (lo < hi) {
+        int32_t mid = lo + (hi - lo) / 2;
+        if (cpu_cache_entry_pos(cache, stream->pages, mid) <= pos)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
 static inline struct cpu_member *cpu_cache_member(const struct cpu_cache *cache,
                                                   const uint32_t *table, int32_t index) {
     struct cpu_member *page = cpu_cache_k(cache, table[index / cache->member_slots]);

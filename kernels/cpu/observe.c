@@ -41,19 +41,6 @@ static void products(const struct view *view, const float *q, int lanes, int32_t
     if (view->members > 0) cpu_classes_logits(cache, &view->classes, q, lanes, work);
 }
 
-/* Entries with a position up to `pos`; positions ascend. */
-static int32_t entries_up_to(const struct view *view, int32_t pos) {
-    int32_t lo = 0, hi = view->stream.length;
-    while (lo < hi) {
-        int32_t mid = lo + (hi - lo) / 2;
-        if (cpu_cache_entry_pos(view->cache, view->stream.pages, mid) <= pos)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    return lo;
-}
-
 /* ---- One query --------------------------------------------------------------------------------
  */
 
@@ -80,7 +67,7 @@ struct query {
 static void mask(const struct view *view, struct query query, float *z) {
     cpu_classes_mask(view->cache, &view->classes, query.pos, view->window, query.sees, z);
     if (view->window == 0) return;
-    int32_t masked = entries_up_to(view, query.pos - view->window);
+    int32_t masked = cpu_cache_entries_up_to(view->cache, &view->stream, query.pos - view->window);
     for (int32_t i = 0; i < masked && i < query.sees; i++) z[view->members + i] = -INFINITY;
 }
 
@@ -176,7 +163,7 @@ static void find_queries(struct window *w, const struct evict_job *job, int stre
     for (int32_t p = job->due->tokens - window; p < job->due->tokens; p++) {
         if (p < 0 || pos[p % window] != p) continue;
         const float *row = cpu_cache_query(cache, slot, layer, p % window);
-        int32_t sees = entries_up_to(&w->view, p);
+        int32_t sees = cpu_cache_entries_up_to(w->view.cache, &w->view.stream, p);
         w->queries[w->count] = row + (size_t)(head * w->view.group) * (size_t)o->head_dim;
         w->seen[w->count++] = (struct query){p, all || sees < w->candidates ? sees : w->candidates};
     }

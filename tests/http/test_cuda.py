@@ -100,23 +100,15 @@ def policies(daemon):
 
 
 @pytest.mark.slow
-def test_every_policy_runs_or_is_refused_by_name(cuda):
-    """No third way: what a rule needs and the backend lacks is said before anything runs."""
-    served = []
+def test_every_policy_runs(cuda):
     for policy in policies(cuda):
         r = cuda.chat(STORY * 3, max_tokens=4, kv={**fresh()["kv"], "policy": policy, "budget": 32, "buffer": 8})
-        if r.status_code == 200:
-            details = r.json()["usage"]["kv_details"]
-            streams = 24
-            most = details["seen_tokens"] if policy == "full" else 32 + 8
-            assert details["policy"] == policy and 0 < details["kept_entries"] <= most * streams
-            assert policy == "full" or details["evicted_entries"] > 0
-            served.append(policy)
-        else:
-            error = r.json()["error"]
-            assert r.status_code == 400 and error["param"] == "kv.policy" and "cannot run here" in error["message"], policy
-    assert {"full", "streaming", "trimkv", "global", "gkv", "rkv", "snapkv", "pyramidkv", "adakv", "morphkv", "cake", "h2o",
-            "kvcompress", "d2o", "ems"} <= set(served)
+        assert r.status_code == 200, (policy, r.text)
+        details = r.json()["usage"]["kv_details"]
+        streams = 24
+        most = details["seen_tokens"] if policy == "full" else 32 + 8
+        assert details["policy"] == policy and 0 < details["kept_entries"] <= most * streams
+        assert policy == "full" or details["evicted_entries"] > 0
     cuda.wait_idle()
 
 

@@ -70,11 +70,10 @@ struct chain {
 };
 
 static void plan_chain(struct chain *c, struct random *r, int index, int sequences) {
-    static const char *const names[] = {"full", "streaming", "trimkv",     "global", "global",
-                                        "gkv",  "rkv",       "adakv",      "cake",   "pyramidkv",
-                                        "h2o",  "d2o",       "kvcompress", "ems",    "ems"};
+    int policies = 0;
+    while (policy_at(policies)) policies++;
     *c = (struct chain){.seed = world_mix(r->state + (uint64_t)index)};
-    c->kv = (struct engine_kv){.policy = names[below(r, 15)],
+    c->kv = (struct engine_kv){.policy = policy_at(below(r, policies))->name,
                                .budget = 6 + below(r, 60),
                                .buffer = below(r, 20),
                                .chunk = 1 + below(r, 64),

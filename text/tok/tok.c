@@ -40,10 +40,6 @@ bool tok_is_special(const struct tok *tok, int32_t id) {
     return id >= 0 && id < tok->vocab_size && (tok->tokens[id].flags & TOK_SPECIAL);
 }
 
-int32_t tok_id(const struct tok *tok, const char *content) {
-    return tok_vocab_find(tok, content, strlen(content));
-}
-
 /* ---- Encoding ------------------------------------------------------------------------------ */
 
 int tok_no_memory(struct tok_encoder *e) {

@@ -57,7 +57,5 @@ int tok_encode(const struct tok *tok, const char *text, size_t size, unsigned fl
 size_t tok_bytes(const struct tok *tok, int32_t id, const char **bytes);
 size_t tok_bytes_max(const struct tok *tok); /* the longest token's bytes */
 bool tok_is_special(const struct tok *tok, int32_t id);
-int32_t tok_id(const struct tok *tok,
-               const char *content); /* of an exact token string, -1 if none */
 
 #endif

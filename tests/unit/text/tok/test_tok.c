@@ -170,7 +170,7 @@ Test(tok, real_smollm2) {
     if (!more_data(dir, sizeof dir, "tokenizers/smollm2")) return;
     struct tok *tok = open_dir(dir);
     cr_expect_eq(tok_vocab_size(tok), 49152);
-    cr_expect_eq(tok_id(tok, "<|im_start|>"), 1);
+    cr_expect_eq(id_of(tok, "<|im_start|>"), 1);
     cr_expect(tok_is_special(tok, 1));
     check_golden(tok, DATA "golden-smollm2.json");
     tok_close(tok);
@@ -209,8 +209,8 @@ Test(tok, real_qwen2) {
     more_data(inp, sizeof inp, "tokenizers/ggml-vocab-qwen2.gguf.inp");
     more_data(out, sizeof out, "tokenizers/ggml-vocab-qwen2.gguf.out");
     struct tok *tok = open_dir(dir);
-    cr_expect_eq(tok_id(tok, "<|im_end|>"), 151645);
-    cr_expect(!tok_is_special(tok, tok_id(tok, "<tool_call>")));
+    cr_expect_eq(id_of(tok, "<|im_end|>"), 151645);
+    cr_expect(!tok_is_special(tok, id_of(tok, "<tool_call>")));
     check_llama_cpp(tok, inp, out);
     check_golden(tok, DATA "golden-qwen2.json");
     tok_close(tok);

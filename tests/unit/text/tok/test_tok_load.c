@@ -214,12 +214,12 @@ Test(tok_load, tells_tokens_apart) {
     cr_expect(tok_is_special(tok, 300));
     cr_expect(!tok_is_special(tok, 302) && !tok_is_special(tok, 301) && !tok_is_special(tok, -1) &&
               !tok_is_special(tok, 303));
-    cr_expect_eq(tok_id(tok, "<|x|>"), 300);
-    cr_expect_eq(tok_id(tok, "\xC4\xA0"
-                             "ab"),
+    cr_expect_eq(id_of(tok, "<|x|>"), 300);
+    cr_expect_eq(id_of(tok, "\xC4\xA0"
+                            "ab"),
                  257);
-    cr_expect_eq(tok_id(tok, " ab"), -1);
-    cr_expect_eq(tok_id(tok, ""), -1);
+    cr_expect_eq(id_of(tok, " ab"), -1);
+    cr_expect_eq(id_of(tok, ""), -1);
     tok_close(tok);
 }
 

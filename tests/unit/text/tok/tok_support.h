@@ -11,7 +11,13 @@
 #include "base/mem.h"
 #include "base/utf8.h"
 #include "model/weights.h"
+#include "text/tok/internal.h"
 #include "text/tok/tok.h"
+
+/* The id of an exact token string, -1 if there is none. */
+static inline int32_t id_of(const struct tok *tok, const char *content) {
+    return tok_vocab_find(tok, content, strlen(content));
+}
 
 /* Parts of a tokenizer.json as JSON text; NULL takes the default: 256 bytes with id = byte, no
  * merges, no added tokens, ByteLevel without a regex. `vocab` and `merges` are lists without the
