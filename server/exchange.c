@@ -120,11 +120,25 @@ static void end_wait(struct exchange *ex) {
 
 static void make_id(struct exchange *ex) {
     unsigned char random[16];
-    const char *prefix = ex->request.kind == OAI_CHAT ? "chatcmpl-" : "cmpl-";
-    int at = snprintf(ex->id, sizeof ex->id, "%s", prefix);
+    int at = snprintf(ex->id, sizeof ex->id, "%s", ex->request.kind->form->id_prefix);
     CHECK(getrandom(random, sizeof random, 0) == (ssize_t)sizeof random);
     for (size_t i = 0; i < sizeof random; i++)
         at += snprintf(ex->id + at, sizeof ex->id - (size_t)at, "%02x", random[i]);
+}
+
+static void open_facts(struct exchange *ex) {
+    const struct server *server = ex->server;
+    make_id(ex);
+    ex->facts = (struct oai_answer){
+        .engine = server->engine,
+        .rules = &server->rules,
+        .request = &ex->request,
+        .jobs = ex->jobs,
+        .job_count = ex->job_count,
+        .id = ex->id,
+        .model = server->rules.names[0],
+        .created = ex->created,
+    };
 }
 
 static void give_places_back(struct exchange *ex) {
@@ -158,7 +172,7 @@ static void submit(struct exchange *ex) {
         return;
     }
     ex->places = ex->job_count;
-    make_id(ex);
+    open_facts(ex);
     for (; ex->jobs_submitted < ex->job_count; ex->jobs_submitted++) {
         int rc = engine_submit(ex->server->engine, &ex->jobs[ex->jobs_submitted]);
         if (rc) {
@@ -223,14 +237,13 @@ static void keep_headers(struct exchange *ex) {
 }
 
 void exchange_dispatch(struct exchange *ex) {
-    enum oai_kind kind = ex->route->kind;
-    if (ex->route->get) {
+    if (ex->route->act) {
         ex->phase = PHASE_READY;
-        ex->route->get(ex);
+        ex->route->act(ex);
         return;
     }
-    ex->request.kind = kind;
-    if (kind == OAI_CHAT || kind == OAI_COMPLETION) {
+    ex->request.kind = ex->route->kind;
+    if (ex->request.kind->form) {
         keep_headers(ex);
         if (ex->server->draining) {
             refuse_busy(ex, STATS_REJECT_DRAINING, "The server is shutting down.");
@@ -350,20 +363,6 @@ void exchange_poll(struct exchange *ex, int64_t now_ns) {
 
 /* --- answers --- */
 
-struct oai_answer exchange_answer_facts(const struct exchange *ex) {
-    const struct server *server = ex->server;
-    return (struct oai_answer){
-        .engine = server->engine,
-        .rules = &server->rules,
-        .request = &ex->request,
-        .jobs = ex->jobs,
-        .job_count = ex->job_count,
-        .id = ex->id,
-        .model = server->rules.names[0],
-        .created = ex->created,
-    };
-}
-
 static void answer_delete(struct exchange *ex) {
     if (ex->removal.result) {
         oai_refuse(&ex->error, 404, "conversation_not_found", "id",
@@ -376,14 +375,13 @@ static void answer_delete(struct exchange *ex) {
 }
 
 void exchange_answer_wait(struct exchange *ex) {
-    struct oai_answer facts = exchange_answer_facts(ex);
     ex->phase = PHASE_READY;
     if (ex->error.status) {
         exchange_refuse(ex, &ex->error);
     } else if (!ex->job_count) {
         answer_delete(ex);
     } else {
-        oai_render_answer(&ex->answer.body, &facts);
+        ex->request.kind->form->answer(&ex->answer.body, &ex->facts);
         ex->answer.status = 200;
     }
 }

@@ -181,7 +181,7 @@ static int refuse_route(struct exchange *ex, const char *path, const char *metho
                    path);
     else if (!ex->route)
         oai_refuse(&error, 404, "unknown_url", NULL, "Invalid URL (%.16s %.200s)", method, path);
-    else if (!ex->route->get && !is_json(ex))
+    else if (!ex->route->act && !is_json(ex))
         oai_refuse(&error, 415, "unsupported_media_type", NULL,
                    "Unsupported media type: only 'application/json' is allowed.");
     else
@@ -195,7 +195,7 @@ static int refuse_rate(struct exchange *ex, struct key *key) {
     struct server *server = ex->server;
     struct oai_error error;
     int limit = server->options.now.rate_limit;
-    int64_t wait_ms = ex->route->get ? 0 : key_spend(key, limit, ex->received_ns);
+    int64_t wait_ms = ex->route->act ? 0 : key_spend(key, limit, ex->received_ns);
     if (!wait_ms) return 0;
     oai_refuse(&error, 429, "rate_limit_exceeded", NULL,
                "Rate limit reached: %d requests per minute with this key.", limit);
@@ -223,7 +223,7 @@ static void check_headers(struct exchange *ex, const char *path, const char *met
     const char *allow = NULL;
     struct key *key;
     ex->answer.origin = origin_allow(header(ex, "Origin"), o->cors_origins, o->cors_origin_count);
-    ex->route = route_find(path, method, &allow);
+    ex->route = route_find(path, method, &ex->found, &allow);
     if (refuse_header_size(ex) || refuse_two_lengths(ex) || refuse_host(ex) ||
         answer_preflight(ex, method) || refuse_key(ex, &key) ||
         refuse_route(ex, path, method, allow) || refuse_coding(ex) || refuse_timeout(ex) ||
@@ -411,7 +411,7 @@ static void log_request(struct exchange *ex, enum MHD_RequestTerminationCode cod
         {"prompt_tokens", NULL, prompt},
         {"completion_tokens", NULL, answer},
     };
-    bool work = ex->route && !ex->route->get;
+    bool work = ex->route && !ex->route->act;
     log_event(work ? LOG_LEVEL_INFO : LOG_LEVEL_DEBUG, "request", fields,
               sizeof fields / sizeof *fields);
 }

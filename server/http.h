@@ -15,11 +15,13 @@
 #include "base/buf.h"
 #include "engine/engine.h"
 #include "server/keys.h"
-#include "server/oai/oai.h"
+#include "server/oai/kind.h"
 #include "server/server.h"
 #include "server/stats.h"
 #include "server/systemd.h"
 #include "server/watchdog.h"
+
+struct exchange;
 
 #define ID_BYTES         48  /* "chatcmpl-" and 32 digits */
 #define REQUEST_ID_BYTES 132 /* the client's, echoed */
@@ -76,6 +78,9 @@ struct answer {
 
 /* How much of one choice has become events. */
 struct stream_choice {
+    struct exchange *exchange; /* whose `facts` name the rest */
+    const struct engine_choice *source;
+    int index;             /* as in struct oai_answer */
     uint32_t tokens_seen;  /* tokens looked at */
     uint32_t tokens_shown; /* tokens whose scores were sent */
     size_t text_shown;
@@ -87,12 +92,11 @@ struct stream_choice {
 };
 
 struct stream {
-    struct buf head; /* an event's beginning, up to choices */
-    struct buf out;  /* rendered, not yet taken */
-    size_t out_at;
-    struct stream_choice *choices; /* numbered as in struct oai_answer */
-    int next;                      /* the choice that is rendered first: each gets its turn */
-    int left;                      /* choices not ended */
+    struct oai_events events;
+    size_t out_at; /* of events.out */
+    struct stream_choice *choices;
+    int next; /* the choice that is rendered first: each gets its turn */
+    int left; /* choices not ended */
     bool ping, ended;
 };
 
@@ -103,7 +107,15 @@ struct job_progress {
     bool finished;
 };
 
-struct route;
+/* One row of routes.c, or of a kind of request. */
+struct route {
+    const char *path;
+    bool prefix;                            /* the path continues (an id) */
+    const char *method;                     /* "GET" also answers HEAD */
+    void (*act)(struct exchange *exchange); /* without a body: answers, or waits for the engine */
+    const struct oai_kind *kind;            /* of the body; one of the two */
+    bool open;                              /* needs no key */
+};
 
 struct exchange {
     struct server *server;
@@ -111,7 +123,8 @@ struct exchange {
     struct MHD_Connection *connection; /* likewise */
     struct exchange *next, *prev;      /* in server->jobs, while the engine works for it */
     int refs;
-    const struct route *route;
+    struct route found;
+    const struct route *route; /* `found`; NULL = there is none */
     enum phase phase;
     bool suspended;
     bool refused;         /* `answer` is decided, the rest of the body is only read away */
@@ -143,6 +156,7 @@ struct exchange {
     bool finished; /* all submitted jobs are */
     uint32_t tokens_counted;
     int64_t last_output_ns;
+    struct oai_answer facts;      /* once the jobs are submitted */
     struct engine_delete removal; /* of DELETE /v1/conversations/{id} */
     struct stream stream;
 };
@@ -170,7 +184,6 @@ bool exchange_stream_ready(const struct exchange *exchange, int64_t now_ns);
 void exchange_answer_wait(struct exchange *exchange); /* what PHASE_WAIT waited for is there */
 /* Gives the engine an order to delete and waits for it; refuses where that cannot be. */
 void exchange_delete(struct exchange *exchange, uint64_t conversation);
-struct oai_answer exchange_answer_facts(const struct exchange *exchange);
 void exchange_drop_body(struct exchange *exchange);
 
 /* prepare.c: what the pool does with a body; touches only the exchange and immutable data. */
@@ -186,17 +199,10 @@ void stream_close(struct stream *stream);
 /* load.c: the load in a response header, for balancers that ask (ORCA) */
 void load_add_header(struct exchange *exchange, struct MHD_Response *response);
 
-/* routes.c */
-struct route {
-    const char *path;
-    bool prefix;                            /* the path continues (an id) */
-    const char *method;                     /* "GET" also answers HEAD */
-    enum oai_kind kind;                     /* of a body, where there is no `get` */
-    void (*get)(struct exchange *exchange); /* answers without a body */
-    bool open;                              /* needs no key */
-};
-/* NULL with *allow = NULL: no such path; NULL with *allow: another method. */
-const struct route *route_find(const char *path, const char *method, const char **allow);
+/* routes.c: fills *route and returns it. NULL with *allow = NULL: no such path; NULL with *allow:
+ * another method. */
+const struct route *route_find(const char *path, const char *method, struct route *route,
+                               const char **allow);
 
 /* ---- The server ---------------------------------------------------------------------------- */
 

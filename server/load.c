@@ -16,7 +16,7 @@ void load_add_header(struct exchange *ex, struct MHD_Response *response) {
     struct engine_snapshot s;
     char value[160];
     int status = ex->answer.status;
-    if (!format || !ex->route || ex->route->get) return;
+    if (!format || !ex->route || ex->route->act) return;
     if (status == 401 || status == 403) return; /* not a client of ours */
     engine_snapshot(ex->server->engine, &s);
     if (strcasecmp(format, "text") == 0)

@@ -52,8 +52,7 @@ static void name_field(struct fault *fault, const char *field) {
 
 static int refuse_prompt(struct exchange *ex, const char *field, struct fault *fault) {
     const struct oai_request *request = &ex->request;
-    if (fault->code == ERR_LIMIT && !fault->field[0] && request->kind != OAI_TOKENIZE &&
-        request->kind != OAI_TEMPLATE)
+    if (fault->code == ERR_LIMIT && !fault->field[0] && request->kind->form)
         return oai_refuse(&ex->error, 400, "context_length_exceeded", field,
                           "This model's maximum context length is %d tokens. However, your %s "
                           "resulted in %s. Please reduce the length of the %s.",
@@ -157,26 +156,21 @@ static int make_jobs(struct exchange *ex) {
 /* --- texts --- */
 
 static int answer_text(struct exchange *ex) {
-    struct answer *answer = &ex->answer;
-    const struct engine *engine = ex->server->engine;
     struct engine_ids ids;
     if (find_prompt(ex, 0, &ids)) return -1;
-    if (ex->request.kind == OAI_TOKENIZE)
-        oai_render_tokens(&answer->body, engine, &ids, ex->request.return_token_strs);
-    else
-        oai_render_text(&answer->body, engine, ids.ids, ids.count);
-    answer->status = 200;
+    ex->request.kind->answer(&ex->answer.body, ex->server->engine, &ex->request, &ids);
+    ex->answer.status = 200;
     return 0;
 }
 
 static int prepare(struct exchange *ex) {
-    enum oai_kind kind = ex->request.kind;
+    const struct oai_kind *kind = ex->request.kind;
     const struct oai_rules *rules = &ex->server->rules;
     if (oai_parse_json(ex->body.data ? ex->body.data : "", ex->body.size, rules, &ex->tree,
                        &ex->error) ||
         oai_parse(kind, ex->tree, rules, &ex->arena, &ex->request, &ex->error))
         return -1;
-    return kind == OAI_CHAT || kind == OAI_COMPLETION ? make_jobs(ex) : answer_text(ex);
+    return kind->form ? make_jobs(ex) : answer_text(ex);
 }
 
 void prepare_run(uv_work_t *work) {

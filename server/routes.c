@@ -203,24 +203,19 @@ static void delete_conversation(struct exchange *ex) {
 /* --- the table --- */
 
 static const struct route routes[] = {
-    {"/v1/chat/completions", false, "POST", OAI_CHAT, NULL, false},
-    {"/v1/completions", false, "POST", OAI_COMPLETION, NULL, false},
-    {"/tokenize", false, "POST", OAI_TOKENIZE, NULL, false},
-    {"/detokenize", false, "POST", OAI_DETOKENIZE, NULL, false},
-    {"/apply-template", false, "POST", OAI_TEMPLATE, NULL, false},
-    {"/v1/models", false, "GET", 0, get_models, false},
-    {"/v1/models/", true, "GET", 0, get_model, false},
-    {"/v1/conversations", false, "GET", 0, get_conversations, false},
-    {"/v1/conversations/", true, "DELETE", 0, delete_conversation, false},
-    {"/v1/loads", false, "GET", 0, get_loads, false},
-    {"/tokenizer_info", false, "GET", 0, get_tokenizer_info, false},
-    {"/server_info", false, "GET", 0, get_server_info, false},
-    {"/is_sleeping", false, "GET", 0, get_is_sleeping, false},
-    {"/openapi.json", false, "GET", 0, get_openapi, false},
-    {"/health", false, "GET", 0, get_health, true},
-    {"/metrics", false, "GET", 0, get_metrics, false},
-    {"/version", false, "GET", 0, get_version, false},
-    {"/kv", false, "GET", 0, get_kv, false},
+    {"/v1/models", false, "GET", get_models, NULL, false},
+    {"/v1/models/", true, "GET", get_model, NULL, false},
+    {"/v1/conversations", false, "GET", get_conversations, NULL, false},
+    {"/v1/conversations/", true, "DELETE", delete_conversation, NULL, false},
+    {"/v1/loads", false, "GET", get_loads, NULL, false},
+    {"/tokenizer_info", false, "GET", get_tokenizer_info, NULL, false},
+    {"/server_info", false, "GET", get_server_info, NULL, false},
+    {"/is_sleeping", false, "GET", get_is_sleeping, NULL, false},
+    {"/openapi.json", false, "GET", get_openapi, NULL, false},
+    {"/health", false, "GET", get_health, NULL, true},
+    {"/metrics", false, "GET", get_metrics, NULL, false},
+    {"/version", false, "GET", get_version, NULL, false},
+    {"/kv", false, "GET", get_kv, NULL, false},
 };
 
 static bool is_path(const struct route *route, const char *path) {
@@ -229,13 +224,25 @@ static bool is_path(const struct route *route, const char *path) {
     return strncmp(path, route->path, size) == 0 && path[size] != '\0';
 }
 
-const struct route *route_find(const char *path, const char *method, const char **allow) {
+/* A row of the table above or, behind it, that of a kind of request. */
+static bool route_at(int index, struct route *route) {
+    int count = (int)(sizeof routes / sizeof *routes);
+    const struct oai_kind *kind = oai_kind_at(index - count);
+    if (index < count)
+        *route = routes[index];
+    else if (kind)
+        *route = (struct route){.path = kind->path, .method = "POST", .kind = kind};
+    return index < count || kind;
+}
+
+const struct route *route_find(const char *path, const char *method, struct route *route,
+                               const char **allow) {
     *allow = NULL;
     if (strcmp(method, "HEAD") == 0) method = "GET"; /* libmicrohttpd leaves the body out */
-    for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
-        if (!is_path(&routes[i], path)) continue;
-        if (strcmp(routes[i].method, method) == 0) return &routes[i];
-        *allow = strcmp(routes[i].method, "GET") == 0 ? "GET, HEAD" : routes[i].method;
+    for (int i = 0; route_at(i, route); i++) {
+        if (!is_path(route, path)) continue;
+        if (strcmp(route->method, method) == 0) return route;
+        *allow = strcmp(route->method, "GET") == 0 ? "GET, HEAD" : route->method;
     }
     return NULL;
 }

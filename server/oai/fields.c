@@ -5,136 +5,86 @@
 
 #include "base/json.h"
 
-/* The only value of a field that leaves the answer as we give it. `null` always does. */
-enum neutral {
-    ANY,   /* read elsewhere, or without influence on the answer */
-    NEVER, /* no value */
-    FALSE,
-    TRUE,
-    ONE,
-    NONE,     /* "none" */
-    MEDIUM,   /* "medium" */
-    EMPTY,    /* "", [] or {} */
-    ZERO,     /* 0 or false */
-    TEXT,     /* {"type": "text"} */
-    ONLYTEXT, /* ["text"] */
-};
+#define SHARED (sizeof shared / sizeof *shared)
 
-#define CHAT       (1u << OAI_CHAT)
-#define COMPLETION (1u << OAI_COMPLETION)
-#define TOKENIZE   (1u << OAI_TOKENIZE)
-#define DETOKENIZE (1u << OAI_DETOKENIZE)
-#define BOTH       (CHAT | COMPLETION)
-#define TEMPLATE   (1u << OAI_TEMPLATE)
-#define RENDER     (CHAT | TOKENIZE | TEMPLATE)
-#define ALL        (BOTH | TOKENIZE | DETOKENIZE | TEMPLATE)
-
-static const struct field {
-    const char *name;
-    unsigned kinds;
-    enum neutral neutral;
-} fields[] = {
-    /* OpenAI */
-    {"model", ALL, ANY},
-    {"messages", RENDER, ANY},
-    {"prompt", COMPLETION | TOKENIZE, ANY},
-    {"audio", CHAT, NEVER},
-    {"best_of", COMPLETION, ANY},
-    {"echo", COMPLETION, ANY},
-    {"echo", CHAT, FALSE},
-    {"frequency_penalty", BOTH, ANY},
-    {"function_call", CHAT, NONE},
-    {"functions", CHAT, EMPTY},
-    {"logit_bias", BOTH, ANY},
-    {"logprobs", BOTH, ANY},
-    {"max_completion_tokens", BOTH, ANY},
-    {"max_tokens", BOTH, ANY},
-    {"metadata", BOTH, ANY},
-    {"modalities", CHAT, ONLYTEXT},
-    {"moderation", CHAT, NEVER},
-    {"n", BOTH, ANY},
-    {"parallel_tool_calls", CHAT, ANY},
-    {"prediction", CHAT, ANY},
-    {"presence_penalty", BOTH, ANY},
-    {"prompt_cache_key", BOTH, ANY},
-    {"prompt_cache_options", BOTH, ANY},
-    {"prompt_cache_retention", BOTH, ANY},
-    {"reasoning_effort", RENDER, ANY},
-    {"response_format", BOTH, TEXT},
-    {"safety_identifier", BOTH, ANY},
-    {"seed", BOTH, ANY},
-    {"service_tier", BOTH, ANY},
-    {"stop", BOTH, ANY},
-    {"store", BOTH, ANY},
-    {"stream", BOTH, ANY},
-    {"stream_options", BOTH, ANY},
-    {"suffix", COMPLETION, EMPTY},
-    {"temperature", BOTH, ANY},
-    {"tool_choice", CHAT, ANY},
-    {"tools", RENDER, ANY},
-    {"top_logprobs", CHAT, ANY},
-    {"top_logprobs", COMPLETION, ZERO},
-    {"top_p", BOTH, ANY},
-    {"user", BOTH, ANY},
-    {"verbosity", CHAT, MEDIUM},
-    {"web_search_options", CHAT, NEVER},
-    /* vLLM */
-    {"add_generation_prompt", RENDER, ANY},
-    {"add_special_tokens", COMPLETION | TOKENIZE, ANY},
-    {"add_special_tokens", CHAT, FALSE},
-    {"allowed_token_ids", BOTH, NEVER},
-    {"bad_words", BOTH, EMPTY},
-    {"cache_salt", BOTH, ANY},
-    {"chat_template", RENDER, NEVER},
-    {"chat_template_kwargs", RENDER, ANY},
-    {"continue_final_message", RENDER, ANY},
-    {"documents", CHAT, EMPTY},
-    {"guided_choice", BOTH, NEVER},
-    {"guided_grammar", BOTH, NEVER},
-    {"guided_json", BOTH, NEVER},
-    {"guided_regex", BOTH, NEVER},
-    {"ignore_eos", BOTH, ANY},
-    {"include_reasoning", CHAT, TRUE},
-    {"include_stop_str_in_output", BOTH, FALSE},
-    {"length_penalty", BOTH, ONE},
-    {"logits_processors", BOTH, EMPTY},
-    {"min_p", BOTH, ANY},
-    {"min_tokens", BOTH, ANY},
-    {"priority", BOTH, ANY},
-    {"prompt_embeds", COMPLETION, NEVER},
-    {"prompt_logprobs", BOTH, ANY},
-    {"repetition_penalty", BOTH, ANY},
-    {"request_id", BOTH, ANY},
-    {"return_token_ids", BOTH, ANY},
-    {"return_token_strs", TOKENIZE, ANY},
-    {"return_tokens_as_token_ids", BOTH, FALSE},
-    {"separate_reasoning", CHAT, ANY},
-    {"session_id", BOTH, ANY},
-    {"skip_special_tokens", BOTH, TRUE},
-    {"spaces_between_special_tokens", BOTH, ANY},
-    {"stop_token_ids", BOTH, ANY},
-    {"structured_outputs", BOTH, NEVER},
-    {"tokens", DETOKENIZE, ANY},
-    {"top_k", BOTH, ANY},
-    {"truncate_prompt_tokens", BOTH, NEVER},
-    {"use_beam_search", BOTH, FALSE},
-    /* ours, llama.cpp's and SGLang's */
-    {"dry_multiplier", BOTH, ZERO},
-    {"ebnf", BOTH, NEVER},
-    {"grammar", BOTH, EMPTY},
-    {"json_schema", BOTH, NEVER},
-    {"kv", BOTH, ANY},
-    {"mirostat", BOTH, ZERO},
-    {"n_predict", BOTH, NEVER},
-    {"parse_special", COMPLETION | TOKENIZE, ANY},
-    {"regex", BOTH, NEVER},
-    {"repeat_penalty", BOTH, ONE},
-    {"samplers", BOTH, EMPTY},
-    {"structural_tag", BOTH, NEVER},
-    {"thinking", CHAT, NEVER},
-    {"thinking_token_budget", BOTH, NEVER},
-    {"typical_p", BOTH, ONE},
-    {"xtc_probability", BOTH, ZERO},
+static const struct {
+    unsigned group;
+    struct oai_field field;
+} shared[] = {
+    {OAI_FIELDS_ANY, {"model", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"frequency_penalty", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"logit_bias", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"logprobs", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"max_completion_tokens", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"max_tokens", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"metadata", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"n", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"presence_penalty", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"prompt_cache_key", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"prompt_cache_options", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"prompt_cache_retention", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"response_format", OAI_TEXT}},
+    {OAI_FIELDS_GENERATION, {"safety_identifier", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"seed", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"service_tier", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"stop", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"store", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"stream", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"stream_options", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"temperature", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"top_p", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"user", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"allowed_token_ids", OAI_NEVER}},
+    {OAI_FIELDS_GENERATION, {"bad_words", OAI_EMPTY}},
+    {OAI_FIELDS_GENERATION, {"cache_salt", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"guided_choice", OAI_NEVER}},
+    {OAI_FIELDS_GENERATION, {"guided_grammar", OAI_NEVER}},
+    {OAI_FIELDS_GENERATION, {"guided_json", OAI_NEVER}},
+    {OAI_FIELDS_GENERATION, {"guided_regex", OAI_NEVER}},
+    {OAI_FIELDS_GENERATION, {"ignore_eos", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"include_stop_str_in_output", OAI_FALSE}},
+    {OAI_FIELDS_GENERATION, {"length_penalty", OAI_ONE}},
+    {OAI_FIELDS_GENERATION, {"logits_processors", OAI_EMPTY}},
+    {OAI_FIELDS_GENERATION, {"min_p", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"min_tokens", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"priority", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"prompt_logprobs", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"repetition_penalty", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"request_id", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"return_token_ids", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"return_tokens_as_token_ids", OAI_FALSE}},
+    {OAI_FIELDS_GENERATION, {"session_id", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"skip_special_tokens", OAI_TRUE}},
+    {OAI_FIELDS_GENERATION, {"spaces_between_special_tokens", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"stop_token_ids", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"structured_outputs", OAI_NEVER}},
+    {OAI_FIELDS_GENERATION, {"top_k", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"truncate_prompt_tokens", OAI_NEVER}},
+    {OAI_FIELDS_GENERATION, {"use_beam_search", OAI_FALSE}},
+    {OAI_FIELDS_GENERATION, {"dry_multiplier", OAI_ZERO}},
+    {OAI_FIELDS_GENERATION, {"ebnf", OAI_NEVER}},
+    {OAI_FIELDS_GENERATION, {"grammar", OAI_EMPTY}},
+    {OAI_FIELDS_GENERATION, {"json_schema", OAI_NEVER}},
+    {OAI_FIELDS_GENERATION, {"kv", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"mirostat", OAI_ZERO}},
+    {OAI_FIELDS_GENERATION, {"n_predict", OAI_NEVER}},
+    {OAI_FIELDS_GENERATION, {"regex", OAI_NEVER}},
+    {OAI_FIELDS_GENERATION, {"repeat_penalty", OAI_ONE}},
+    {OAI_FIELDS_GENERATION, {"samplers", OAI_EMPTY}},
+    {OAI_FIELDS_GENERATION, {"structural_tag", OAI_NEVER}},
+    {OAI_FIELDS_GENERATION, {"thinking_token_budget", OAI_NEVER}},
+    {OAI_FIELDS_GENERATION, {"typical_p", OAI_ONE}},
+    {OAI_FIELDS_GENERATION, {"xtc_probability", OAI_ZERO}},
+    {OAI_FIELDS_MESSAGES, {"messages", OAI_ANY}},
+    {OAI_FIELDS_MESSAGES, {"reasoning_effort", OAI_ANY}},
+    {OAI_FIELDS_MESSAGES, {"tools", OAI_ANY}},
+    {OAI_FIELDS_MESSAGES, {"add_generation_prompt", OAI_ANY}},
+    {OAI_FIELDS_MESSAGES, {"chat_template", OAI_NEVER}},
+    {OAI_FIELDS_MESSAGES, {"chat_template_kwargs", OAI_ANY}},
+    {OAI_FIELDS_MESSAGES, {"continue_final_message", OAI_ANY}},
+    {OAI_FIELDS_PROMPT, {"prompt", OAI_ANY}},
+    {OAI_FIELDS_PROMPT, {"add_special_tokens", OAI_ANY}},
+    {OAI_FIELDS_PROMPT, {"parse_special", OAI_ANY}},
 };
 
 static bool is_text(const cJSON *node, const char *text) {
@@ -145,51 +95,61 @@ static bool is_empty(const cJSON *node) {
     return is_text(node, "") || ((cJSON_IsArray(node) || cJSON_IsObject(node)) && !node->child);
 }
 
-static bool is_neutral(const cJSON *node, enum neutral neutral) {
+static bool is_neutral(const cJSON *node, enum oai_neutral neutral) {
     switch (neutral) {
-    case ANY:
+    case OAI_ANY:
         return true;
-    case NEVER:
+    case OAI_NEVER:
         return false;
-    case FALSE:
+    case OAI_FALSE:
         return cJSON_IsFalse(node);
-    case TRUE:
+    case OAI_TRUE:
         return cJSON_IsTrue(node);
-    case ONE:
+    case OAI_ONE:
         return cJSON_IsNumber(node) && node->valuedouble == 1;
-    case NONE:
+    case OAI_NONE:
         return is_text(node, "none");
-    case MEDIUM:
+    case OAI_MEDIUM:
         return is_text(node, "medium");
-    case EMPTY:
+    case OAI_EMPTY:
         return is_empty(node);
-    case ZERO:
+    case OAI_ZERO:
         return cJSON_IsFalse(node) || (cJSON_IsNumber(node) && node->valuedouble == 0);
-    case TEXT:
+    case OAI_TEXT:
         return cJSON_IsObject(node) && is_text(json_get(node, "type"), "text");
-    case ONLYTEXT:
+    case OAI_ONLYTEXT:
         return cJSON_IsArray(node) && node->child && !node->child->next &&
                is_text(node->child, "text");
     }
     return false;
 }
 
-static const struct field *find(const char *name, unsigned kind) {
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
-        if ((fields[i].kinds & kind) && strcmp(fields[i].name, name) == 0) return &fields[i];
+/* Those it shares first, then its own. */
+static const struct oai_field *field_at(const struct oai_kind *kind, int index) {
+    for (size_t i = 0; i < SHARED; i++)
+        if ((shared[i].group & kind->groups) && index-- == 0) return &shared[i].field;
+    for (const struct oai_field *own = kind->fields; own && own->name; own++)
+        if (index-- == 0) return own;
     return NULL;
 }
 
-const char *oai_field_at(enum oai_kind kind, int index) {
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
-        if ((fields[i].kinds & (1u << kind)) && index-- == 0) return fields[i].name;
+static const struct oai_field *find(const struct oai_kind *kind, const char *name) {
+    const struct oai_field *field;
+    for (int i = 0; (field = field_at(kind, i)); i++)
+        if (strcmp(field->name, name) == 0) return field;
     return NULL;
 }
 
-int oai_check_fields(enum oai_kind kind, const cJSON *body, bool strict, struct oai_error *error) {
+const char *oai_field_at(const struct oai_kind *kind, int index) {
+    const struct oai_field *field = field_at(kind, index);
+    return field ? field->name : NULL;
+}
+
+int oai_check_fields(const struct oai_kind *kind, const cJSON *body, bool strict,
+                     struct oai_error *error) {
     const cJSON *node;
     cJSON_ArrayForEach(node, body) {
-        const struct field *field = find(node->string, 1u << kind);
+        const struct oai_field *field = find(kind, node->string);
         if (!field && strict)
             return oai_refuse(error, 400, "unknown_parameter", node->string,
                               "Unknown parameter: '%.128s'.", node->string);

@@ -2,13 +2,40 @@
 #ifndef KEEPD_SERVER_OAI_FIELDS_H
 #define KEEPD_SERVER_OAI_FIELDS_H
 
-#include "server/oai/oai.h"
+#include "server/oai/kind.h"
+
+/* The only value of a field that leaves the answer as we give it. `null` always does. */
+enum oai_neutral {
+    OAI_ANY,   /* read elsewhere, or without influence on the answer */
+    OAI_NEVER, /* no value */
+    OAI_FALSE,
+    OAI_TRUE,
+    OAI_ONE,
+    OAI_NONE,     /* "none" */
+    OAI_MEDIUM,   /* "medium" */
+    OAI_EMPTY,    /* "", [] or {} */
+    OAI_ZERO,     /* 0 or false */
+    OAI_TEXT,     /* {"type": "text"} */
+    OAI_ONLYTEXT, /* ["text"] */
+};
+
+/* Groups of fields that kinds share (fields.c). */
+#define OAI_FIELDS_ANY        1u /* of every body */
+#define OAI_FIELDS_GENERATION 2u /* how an answer is generated */
+#define OAI_FIELDS_MESSAGES   4u /* a chat as the template sees it */
+#define OAI_FIELDS_PROMPT     8u /* text or ids */
+
+struct oai_field {
+    const char *name;
+    enum oai_neutral neutral;
+};
 
 void oai_path(char path[OAI_PATH], const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Refuses fields that would change the answer in a way we do not serve, unless they hold their
  * neutral value, and, when `strict`, fields nobody knows. */
-int oai_check_fields(enum oai_kind kind, const cJSON *body, bool strict, struct oai_error *error);
+int oai_check_fields(const struct oai_kind *kind, const cJSON *body, bool strict,
+                     struct oai_error *error);
 
 /* What the chat template sees: messages with their content as one string, tools,
  * add_generation_prompt, continue_final_message and the members of chat_template_kwargs. */
@@ -49,12 +76,18 @@ int oai_get_object(const struct oai_reader *r, const char *key, const cJSON **va
 int oai_get_ids(const struct oai_reader *r, const cJSON *node, const char *field,
                 const int32_t **ids, size_t *count);
 
-/* How tokens are chosen, what ends an answer and what it shows (oai_sampling.c). */
+/* Prompts: `messages`, or `prompt`, a string, a list of ids, or a list of either (parse.c). */
+int oai_read_messages(struct oai_reader *r);
+int oai_read_prompts(struct oai_reader *r);
+/* All fields of the group GENERATION. The kind has read before it whether there is an echo, and
+ * `logprobs` (parse.c). */
+int oai_read_generation(struct oai_reader *r);
+/* How tokens are chosen, what ends an answer and what it shows (sampling.c). */
 void oai_preset_sampling(struct oai_reader *r);
 int oai_read_sampling(struct oai_reader *r);
-/* tools, tool_choice and parallel_tool_calls of a chat whose context stands (oai_tools.c). */
+/* tools, tool_choice and parallel_tool_calls of a chat whose context stands (tools.c). */
 int oai_read_tools(struct oai_reader *r);
-/* The kv object (oai_kv.c). */
+/* The kv object (kv.c). */
 int oai_read_kv(struct oai_reader *r);
 
 #endif

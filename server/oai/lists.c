@@ -40,44 +40,6 @@ bool oai_render_model(struct buf *out, const struct oai_rules *rules, const char
     return false;
 }
 
-/* --- tokens --- */
-
-void oai_render_tokens(struct buf *out, const struct engine *engine, const struct engine_ids *ids,
-                       bool strings) {
-    buf_fmt(out, "{\"count\":%zu,\"max_model_len\":%d,\"tokens\":[", ids->count,
-            engine_info(engine)->max_model_len);
-    for (size_t i = 0; i < ids->count; i++) {
-        if (i) buf_char(out, ',');
-        buf_int(out, ids->ids[i]);
-    }
-    buf_str(out, "],\"token_strs\":");
-    buf_str(out, strings ? "[" : "null}");
-    if (!strings) return;
-    for (size_t i = 0; i < ids->count; i++) {
-        const char *bytes = "";
-        size_t size = engine_token_bytes(engine, ids->ids[i], &bytes);
-        if (i) buf_char(out, ',');
-        json_write_str(out, bytes, size);
-    }
-    buf_str(out, "]}");
-}
-
-void oai_render_text(struct buf *out, const struct engine *engine, const int32_t *ids,
-                     size_t count) {
-    struct buf text;
-    buf_open(&text, out->limit);
-    for (size_t i = 0; i < count; i++) {
-        const char *bytes = "";
-        size_t size = engine_token_bytes(engine, ids[i], &bytes);
-        buf_add(&text, bytes, size);
-    }
-    if (text.failed) out->failed = true;
-    buf_str(out, "{\"prompt\":");
-    json_write_str(out, text.data ? text.data : "", text.size);
-    buf_char(out, '}');
-    buf_close(&text);
-}
-
 /* --- what this server is --- */
 
 void oai_render_server_info(struct buf *out, const struct oai_rules *rules) {

@@ -74,8 +74,12 @@ static void write_chat_token(struct buf *out, const struct engine *engine, int32
     write_token_bytes(out, engine, id);
 }
 
-static void write_chat_logprobs(struct buf *out, const struct oai_answer *answer, int index,
-                                uint32_t begin, uint32_t end) {
+void oai_render_chat_logprobs(struct buf *out, const struct oai_answer *answer, int index,
+                              uint32_t begin, uint32_t end) {
+    if (answer->request->logprobs < 0) {
+        buf_str(out, "null");
+        return;
+    }
     buf_str(out, "{\"content\":[");
     for (uint32_t i = begin; i < end; i++) {
         struct scored s = scored_at(answer, index, false, i, answer->request->logprobs);
@@ -201,28 +205,22 @@ static void write_column(struct buf *out, const struct oai_answer *answer,
     buf_char(out, ']');
 }
 
-static void write_text_logprobs(struct buf *out, const struct oai_answer *answer,
-                                const struct range *range, struct oai_offset *offset) {
+void oai_render_text_logprobs(struct buf *out, const struct oai_answer *answer, int index,
+                              uint32_t begin, uint32_t end, bool echo, struct oai_offset *offset) {
     static const char *const names[] = {
         "{\"tokens\":", ",\"token_logprobs\":", ",\"top_logprobs\":", ",\"text_offset\":"};
-    for (int column = COLUMN_TOKEN; column <= COLUMN_OFFSET; column++) {
-        buf_str(out, names[column]);
-        write_column(out, answer, range, (enum column)column, offset);
-    }
-    buf_char(out, '}');
-}
-
-void oai_render_logprobs(struct buf *out, const struct oai_answer *answer, int index,
-                         uint32_t begin, uint32_t end, bool echo, struct oai_offset *offset) {
     const struct engine_job *job = oai_job_of(answer, index);
     uint32_t prompt = echo && job->prompt_tokens ? (uint32_t)job->request.prompt_count : 0;
     struct range range = {index, prompt, begin, end};
-    if (answer->request->logprobs < 0)
+    if (answer->request->logprobs < 0) {
         buf_str(out, "null");
-    else if (answer->request->kind == OAI_CHAT)
-        write_chat_logprobs(out, answer, index, begin, end);
-    else
-        write_text_logprobs(out, answer, &range, offset);
+        return;
+    }
+    for (int column = COLUMN_TOKEN; column <= COLUMN_OFFSET; column++) {
+        buf_str(out, names[column]);
+        write_column(out, answer, &range, (enum column)column, offset);
+    }
+    buf_char(out, '}');
 }
 
 /* --- prompts --- */

@@ -35,7 +35,7 @@ void oai_render_error(struct buf *out, const struct oai_error *error); /* {"erro
 
 /* ---- Requests ------------------------------------------------------------------------------ */
 
-enum oai_kind { OAI_CHAT, OAI_COMPLETION, OAI_TOKENIZE, OAI_DETOKENIZE, OAI_TEMPLATE, OAI_KINDS };
+struct oai_kind; /* server/oai/kind.h */
 
 /* The tags around a model's reasoning: token ids, or -1 where the vocabulary has none. */
 struct oai_think {
@@ -68,7 +68,7 @@ struct oai_prompt {
 };
 
 struct oai_request {
-    enum oai_kind kind;
+    const struct oai_kind *kind;
     /* the prompt: a chat, or one or more texts or id lists */
     cJSON *context;             /* for engine_render_chat; owned, freed by oai_request_close */
     struct oai_prompt *prompts; /* in the arena */
@@ -99,7 +99,7 @@ int oai_parse_json(const char *data, size_t size, const struct oai_rules *rules,
 /* The body's tree -> request. Texts of prompts, `salt` and `session` point into the tree;
  * `sampling`, `prompts` and ids lie in the arena and outlive it. 0, or -1 with *error. Close the
  * request in both cases. */
-int oai_parse(enum oai_kind kind, const cJSON *body, const struct oai_rules *rules,
+int oai_parse(const struct oai_kind *kind, const cJSON *body, const struct oai_rules *rules,
               struct arena *arena, struct oai_request *out, struct oai_error *error);
 void oai_request_close(struct oai_request *request);
 
@@ -114,7 +114,7 @@ int oai_fit(const struct oai_request *request, const char *field, size_t count,
 
 /* The fields of a body, in the order of the table that parsing checks against; NULL past the end.
  * What /openapi.json describes must be these. */
-const char *oai_field_at(enum oai_kind kind, int index);
+const char *oai_field_at(const struct oai_kind *kind, int index);
 
 /* ---- Answers ------------------------------------------------------------------------------- */
 
@@ -185,15 +185,24 @@ void oai_calls_add(struct oai_calls *calls, const char *text, size_t begin, size
 void oai_calls_end(struct oai_calls *calls);
 bool oai_calls_failed(const struct oai_calls *calls); /* memory was short */
 
-/* All choices finished: chat.completion or text_completion. */
-void oai_render_answer(struct buf *out, const struct oai_answer *answer);
+/* The parts of answers that several kinds share. */
+
+/* Members of a whole answer before its choices: {"id":...,"object":...,"created":...,"model":... */
+void oai_render_answer_head(struct buf *out, const struct oai_answer *answer, const char *object);
+/* All tokens of all choices so far. */
+uint64_t oai_tokens_total(const struct oai_answer *answer);
+void oai_render_prompt_ids(struct buf *out, const struct oai_answer *answer, int index);
+/* Every generated token, also one that ended the answer and gave no text. */
+void oai_render_answer_ids(struct buf *out, const struct engine_choice *choice);
 /* prompt, completion and total tokens; details and kv_details once all choices are finished. */
 void oai_render_usage(struct buf *out, const struct oai_answer *answer, uint64_t completion,
                       bool finished);
-/* choices[].logprobs for tokens [begin, end) of choice `index`; `echo` puts the prompt's before
- * them. */
-void oai_render_logprobs(struct buf *out, const struct oai_answer *answer, int index,
-                         uint32_t begin, uint32_t end, bool echo, struct oai_offset *offset);
+/* choices[].logprobs for tokens [begin, end) of choice `index`, in the form of chats and in that of
+ * completions, where `echo` puts the prompt's before them. null when none were asked for. */
+void oai_render_chat_logprobs(struct buf *out, const struct oai_answer *answer, int index,
+                              uint32_t begin, uint32_t end);
+void oai_render_text_logprobs(struct buf *out, const struct oai_answer *answer, int index,
+                              uint32_t begin, uint32_t end, bool echo, struct oai_offset *offset);
 /* The scores of the prompt of choice `index`, in vLLM's form. */
 void oai_render_prompt_logprobs(struct buf *out, const struct oai_answer *answer, int index);
 /* The prompt of choice `index` as echoed: token bytes without special tokens. */
@@ -207,10 +216,6 @@ void oai_render_models(struct buf *out, const struct oai_rules *rules, int64_t c
 /* false: no such model */
 bool oai_render_model(struct buf *out, const struct oai_rules *rules, const char *id,
                       int64_t created);
-void oai_render_tokens(struct buf *out, const struct engine *engine, const struct engine_ids *ids,
-                       bool strings);
-void oai_render_text(struct buf *out, const struct engine *engine, const int32_t *ids,
-                     size_t count); /* detokenize */
 struct oai_load {
     const struct engine_info *info;
     const struct engine_snapshot *snapshots; /* [info->replicas] */

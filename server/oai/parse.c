@@ -44,12 +44,11 @@ void oai_prompt_path(const struct oai_request *request, int i, char path[OAI_PAT
         oai_path(path, "%s", request->prompt_field);
 }
 
-static int read_messages(struct oai_reader *r) {
+int oai_read_messages(struct oai_reader *r) {
     r->out->prompt_field = "messages";
     r->out->prompt_count = 1;
     if (!json_get(r->body, "messages")) return oai_missing(r, "messages");
-    if (oai_build_context(r->body, &r->out->context, r->error)) return -1;
-    return r->out->kind == OAI_CHAT ? oai_read_tools(r) : 0;
+    return oai_build_context(r->body, &r->out->context, r->error);
 }
 
 static int read_prompt(struct oai_reader *r, const cJSON *node, const char *field,
@@ -66,7 +65,7 @@ static int read_prompt(struct oai_reader *r, const cJSON *node, const char *fiel
 }
 
 /* A string, a list of ids, or a list of either. */
-static int read_prompts(struct oai_reader *r) {
+int oai_read_prompts(struct oai_reader *r) {
     struct oai_request *out = r->out;
     const cJSON *prompt = json_get(r->body, "prompt"), *node;
     char field[OAI_PATH];
@@ -97,31 +96,8 @@ static int check_report(const struct oai_reader *r) {
                       "Unsupported value for 'kv.report': only for a single prompt.");
 }
 
-static int read_generation(struct oai_reader *r) {
+int oai_read_generation(struct oai_reader *r) {
     return oai_read_sampling(r) || oai_read_kv(r) || check_report(r) || read_keys(r) ? -1 : 0;
-}
-
-static int read_tokenize(struct oai_reader *r) {
-    if (oai_get_bool(r, NULL, r->body, "return_token_strs", &r->out->return_token_strs)) return -1;
-    if (json_get(r->body, "messages")) return read_messages(r);
-    const cJSON *prompt = json_get(r->body, "prompt");
-    if (!prompt) return oai_missing(r, "prompt");
-    if (cJSON_IsString(prompt)) return read_prompts(r);
-    return oai_invalid(r, "prompt", "expected a string, found %s", json_type_name(prompt));
-}
-
-static int read_detokenize(struct oai_reader *r) {
-    struct oai_request *out = r->out;
-    const cJSON *tokens = json_get(r->body, "tokens");
-    out->prompt_field = "tokens";
-    if (!tokens) return oai_missing(r, "tokens");
-    if (!cJSON_IsArray(tokens))
-        return oai_invalid(r, "tokens", "expected an array of token ids, found %s",
-                           json_type_name(tokens));
-    out->prompts = arena_alloc(r->arena, 1, sizeof *out->prompts);
-    if (!out->prompts) return oai_no_memory(r);
-    out->prompt_count = 1;
-    return oai_get_ids(r, tokens, "tokens", &out->prompts[0].ids, &out->prompts[0].id_count);
 }
 
 static int read_flags(struct oai_reader *r) {
@@ -132,7 +108,7 @@ static int read_flags(struct oai_reader *r) {
                : 0;
 }
 
-int oai_parse(enum oai_kind kind, const cJSON *body, const struct oai_rules *rules,
+int oai_parse(const struct oai_kind *kind, const cJSON *body, const struct oai_rules *rules,
               struct arena *arena, struct oai_request *out, struct oai_error *error) {
     struct oai_reader r = {body, rules, arena, out, error};
     *out = (struct oai_request){.kind = kind,
@@ -149,21 +125,7 @@ int oai_parse(enum oai_kind kind, const cJSON *body, const struct oai_rules *rul
     oai_preset_sampling(&r);
     if (read_model(&r) || oai_check_fields(kind, body, rules->strict, error) || read_flags(&r))
         return -1;
-    switch (kind) {
-    case OAI_CHAT:
-        return read_messages(&r) || read_generation(&r) ? -1 : 0;
-    case OAI_COMPLETION:
-        return read_prompts(&r) || read_generation(&r) ? -1 : 0;
-    case OAI_TOKENIZE:
-        return read_tokenize(&r);
-    case OAI_DETOKENIZE:
-        return read_detokenize(&r);
-    case OAI_TEMPLATE:
-        return read_messages(&r);
-    case OAI_KINDS:
-        break;
-    }
-    return oai_refuse(error, 500, NULL, NULL, "unknown kind of request");
+    return kind->parse(&r);
 }
 
 void oai_request_close(struct oai_request *request) {
@@ -216,8 +178,8 @@ int oai_fit(const struct oai_request *request, const char *field, size_t count,
     if (count > longest || wanted > longest - count)
         return refuse_length(request, field, longest, count, wanted, error);
     if (request->max_tokens < 0) {
-        int preset =
-            request->kind == OAI_COMPLETION ? OAI_COMPLETION_TOKENS : rules->default_max_tokens;
+        int preset = request->kind->form->preset_tokens;
+        if (!preset) preset = rules->default_max_tokens;
         wanted = longest - count;
         if (preset > 0 && wanted > (size_t)preset) wanted = (size_t)preset;
     }

@@ -27,8 +27,7 @@ struct oai_think oai_find_think(const struct engine *engine) {
 }
 
 bool oai_splits_reasoning(const struct oai_answer *answer) {
-    return answer->rules->think.begin >= 0 && answer->request->kind == OAI_CHAT &&
-           answer->request->split_reasoning;
+    return answer->rules->think.begin >= 0 && answer->request->split_reasoning;
 }
 
 static bool is_blank(const struct engine *engine, int32_t id) {

@@ -1,4 +1,4 @@
-/* Answers as JSON. */
+/* The parts of answers that several kinds share: choices and their ends, usage, ids. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -152,7 +152,7 @@ void oai_render_usage(struct buf *out, const struct oai_answer *answer, uint64_t
     buf_char(out, '}');
 }
 
-/* --- whole answers --- */
+/* --- prompts, ends, ids --- */
 
 void oai_render_prompt_text(struct buf *out, const struct oai_answer *answer, int index) {
     const struct engine_request *request = &oai_job_of(answer, index)->request;
@@ -192,92 +192,7 @@ void oai_render_finish(struct buf *out, const struct oai_answer *answer, int ind
     write_stop_reason(out, &oai_job_of(answer, index)->request, choice);
 }
 
-struct message {
-    struct buf reasoning;
-    struct oai_calls calls; /* and the text beside them */
-};
-
-static void add_said(struct message *message, bool thinking, const char *text, size_t begin,
-                     size_t end) {
-    if (begin == end) return;
-    if (thinking)
-        buf_add(&message->reasoning, text + begin, end - begin);
-    else
-        oai_calls_add(&message->calls, text, begin, end);
-}
-
-/* Shares the text of a finished choice out between the two voices. */
-static void divide_text(const struct oai_answer *answer, int index, struct message *message) {
-    const struct engine_choice *choice = oai_choice_of(answer, index);
-    size_t safe = atomic_load_explicit(&choice->text_safe, memory_order_acquire);
-    size_t at = 0, said = 0; /* what the voice has said: [said, at) */
-    struct oai_voice voice = oai_voice_open(answer, index);
-    uint32_t count = oai_token_count(choice);
-    for (uint32_t i = 0; i < count; i++) {
-        size_t end = choice->tokens[i].text_end < safe ? choice->tokens[i].text_end : safe;
-        bool thought = voice.thinking;
-        if (oai_voice_step(&voice, answer, choice->tokens[i].token)) {
-            add_said(message, thought, choice->text, said, at);
-            said = end;
-        } else {
-            said += oai_voice_skip(&voice, choice->text + at, end - at);
-        }
-        at = end;
-    }
-    add_said(message, voice.thinking, choice->text, said, at);
-    oai_calls_end(&message->calls);
-}
-
-/* vLLM's older and newer name; clients read one or the other. */
-static void write_reasoning(struct buf *out, const char *text, size_t size) {
-    buf_str(out, ",\"reasoning_content\":");
-    json_write_str(out, text, size);
-    buf_str(out, ",\"reasoning\":");
-    json_write_str(out, text, size);
-}
-
-/* true: the answer ends with a call. */
-static bool write_message(struct buf *out, const struct oai_answer *answer, int index) {
-    struct message message;
-    const struct buf *content = &message.calls.content, *calls = &message.calls.list;
-    const struct buf *reasoning = &message.reasoning;
-    buf_open(&message.reasoning, out->limit);
-    oai_calls_open(&message.calls, answer, index, out->limit);
-    divide_text(answer, index, &message);
-    if (reasoning->failed || oai_calls_failed(&message.calls)) out->failed = true;
-    buf_str(out, "\"message\":{\"role\":\"assistant\",\"content\":");
-    if (content->size || (!reasoning->size && !calls->size))
-        json_write_str(out, content->data ? content->data : "", content->size);
-    else
-        buf_str(out, "null");
-    buf_str(out, ",\"refusal\":null");
-    if (reasoning->size) write_reasoning(out, reasoning->data, reasoning->size);
-    if (calls->size) {
-        buf_str(out, ",\"tool_calls\":[");
-        buf_add(out, calls->data, calls->size);
-        buf_char(out, ']');
-    }
-    buf_char(out, '}');
-    buf_close(&message.reasoning);
-    bool called = tool_reader_called(&message.calls.reader);
-    oai_calls_close(&message.calls);
-    return called;
-}
-
-static void write_text(struct buf *out, const struct oai_answer *answer, int index) {
-    const struct engine_choice *choice = oai_choice_of(answer, index);
-    size_t safe = atomic_load_explicit(&choice->text_safe, memory_order_acquire);
-    struct buf text;
-    buf_open(&text, out->limit);
-    if (answer->request->echo) oai_render_prompt_text(&text, answer, index);
-    buf_add(&text, choice->text ? choice->text : "", safe);
-    if (text.failed) out->failed = true;
-    buf_str(out, "\"text\":");
-    json_write_str(out, text.data ? text.data : "", text.size);
-    buf_close(&text);
-}
-
-static void write_prompt_ids(struct buf *out, const struct oai_answer *answer, int index) {
+void oai_render_prompt_ids(struct buf *out, const struct oai_answer *answer, int index) {
     const struct engine_request *request = &oai_job_of(answer, index)->request;
     buf_str(out, ",\"prompt_token_ids\":[");
     for (int32_t i = 0; i < request->prompt_count; i++) {
@@ -287,8 +202,7 @@ static void write_prompt_ids(struct buf *out, const struct oai_answer *answer, i
     buf_char(out, ']');
 }
 
-/* Every token that was generated, also one that ended the answer and gave no text. */
-static void write_answer_ids(struct buf *out, const struct engine_choice *choice) {
+void oai_render_answer_ids(struct buf *out, const struct engine_choice *choice) {
     uint32_t count = oai_token_count(choice);
     buf_str(out, ",\"token_ids\":[");
     for (uint32_t i = 0; i < count; i++) {
@@ -298,51 +212,16 @@ static void write_answer_ids(struct buf *out, const struct engine_choice *choice
     buf_char(out, ']');
 }
 
-static void write_choice(struct buf *out, const struct oai_answer *answer, int index) {
-    const struct engine_choice *choice = oai_choice_of(answer, index);
-    bool chat = answer->request->kind == OAI_CHAT;
-    struct oai_offset offset = {0};
-    bool called = false;
-    buf_fmt(out, "{\"index\":%d,", index);
-    if (chat)
-        called = write_message(out, answer, index);
-    else
-        write_text(out, answer, index);
-    buf_str(out, ",\"logprobs\":");
-    oai_render_logprobs(out, answer, index, 0, oai_shown_count(choice), answer->request->echo,
-                        &offset);
-    oai_render_finish(out, answer, index, called);
-    if (!chat && answer->request->prompt_logprobs >= 0) {
-        buf_str(out, ",\"prompt_logprobs\":");
-        oai_render_prompt_logprobs(out, answer, index);
-    }
-    if (answer->request->return_token_ids) {
-        write_answer_ids(out, choice);
-        if (!chat) write_prompt_ids(out, answer, index);
-    }
-    buf_char(out, '}');
+uint64_t oai_tokens_total(const struct oai_answer *answer) {
+    uint64_t sum = 0;
+    for (int i = 0; i < oai_choice_count(answer); i++)
+        sum += oai_token_count(oai_choice_of(answer, i));
+    return sum;
 }
 
-void oai_render_answer(struct buf *out, const struct oai_answer *answer) {
-    bool chat = answer->request->kind == OAI_CHAT;
-    uint64_t tokens = 0;
+void oai_render_answer_head(struct buf *out, const struct oai_answer *answer, const char *object) {
     buf_str(out, "{\"id\":");
     write_str(out, answer->id);
-    buf_fmt(out, ",\"object\":\"%s\",\"created\":%" PRId64 ",\"model\":",
-            chat ? "chat.completion" : "text_completion", answer->created);
+    buf_fmt(out, ",\"object\":\"%s\",\"created\":%" PRId64 ",\"model\":", object, answer->created);
     write_str(out, answer->model);
-    buf_str(out, ",\"choices\":[");
-    for (int i = 0; i < oai_choice_count(answer); i++) {
-        if (i) buf_char(out, ',');
-        write_choice(out, answer, i);
-        tokens += oai_token_count(oai_choice_of(answer, i));
-    }
-    buf_str(out, "],\"usage\":");
-    oai_render_usage(out, answer, tokens, true);
-    if (chat && answer->request->prompt_logprobs >= 0) {
-        buf_str(out, ",\"prompt_logprobs\":");
-        oai_render_prompt_logprobs(out, answer, 0);
-    }
-    if (chat && answer->request->return_token_ids) write_prompt_ids(out, answer, 0);
-    buf_str(out, ",\"system_fingerprint\":\"keepd-" KEEPD_VERSION "\"}");
 }

@@ -50,20 +50,13 @@ static int read_seed(struct oai_reader *r) {
 
 static int read_choice_count(struct oai_reader *r) {
     struct oai_request *out = r->out;
-    int32_t best_of = -1;
     out->n = 1;
     if (oai_get_int(r, NULL, r->body, "n", 1, OAI_N_MAX, &out->n)) return -1;
     if (out->n > OAI_CHOICES_MAX / out->prompt_count)
         return oai_invalid(r, "n",
                            "at most %d choices per request, found %d for each of %d prompts",
                            OAI_CHOICES_MAX, out->n, out->prompt_count);
-    if (out->kind != OAI_COMPLETION) return 0;
-    if (oai_get_int(r, NULL, r->body, "best_of", 1, OAI_N_MAX, &best_of)) return -1;
-    if (best_of < 0 || best_of == out->n) return 0;
-    return oai_refuse(r->error, 400, "unsupported_parameter", "best_of",
-                      "Unsupported value for 'best_of': every choice is returned, so it must equal "
-                      "'n' (%d), found %d.",
-                      out->n, best_of);
+    return 0;
 }
 
 static int read_numbers(struct oai_reader *r) {
@@ -176,21 +169,20 @@ static int read_stop_ids(struct oai_reader *r) {
 /* OpenAI's two names for one number; 0 asks for nothing but the prompt's scores. */
 static int read_max_tokens(struct oai_reader *r) {
     struct oai_request *out = r->out;
-    bool scores = out->kind == OAI_COMPLETION && (out->echo || out->prompt_logprobs >= 0);
+    bool scores = out->echo || out->prompt_logprobs >= 0;
     int32_t older = -1, newer = -1;
-    int least = out->kind == OAI_CHAT ? 1 : 0;
-    if (oai_get_int(r, NULL, r->body, "max_tokens", least, INT32_MAX, &older) ||
-        oai_get_int(r, NULL, r->body, "max_completion_tokens", least, INT32_MAX, &newer) ||
+    if (oai_get_int(r, NULL, r->body, "max_tokens", 0, INT32_MAX, &older) ||
+        oai_get_int(r, NULL, r->body, "max_completion_tokens", 0, INT32_MAX, &newer) ||
         oai_get_int(r, NULL, r->body, "min_tokens", 0, INT32_MAX, &out->sampling.min_tokens))
         return -1;
+    if ((older == 0 || newer == 0) && !scores)
+        return oai_invalid(r, newer == 0 ? "max_completion_tokens" : "max_tokens",
+                           "expected at least 1 unless 'echo' or 'prompt_logprobs' is set");
     if (older >= 0 && newer >= 0 && older != newer)
         return oai_invalid(r, "max_tokens",
                            "max_completion_tokens means the same and says %d, not %d", newer,
                            older);
     out->max_tokens = newer >= 0 ? newer : older;
-    if (out->max_tokens == 0 && !scores)
-        return oai_invalid(r, newer >= 0 ? "max_completion_tokens" : "max_tokens",
-                           "expected at least 1 unless 'echo' or 'prompt_logprobs' is set");
     if (out->max_tokens >= 0 && out->sampling.min_tokens > out->max_tokens)
         return oai_invalid(r, "min_tokens", "expected at most max_tokens (%d), found %d",
                            out->max_tokens, out->sampling.min_tokens);
@@ -199,28 +191,11 @@ static int read_max_tokens(struct oai_reader *r) {
 
 /* --- what the answer shows --- */
 
-/* Chat says it with a flag and a number, completions with one number. */
-static int read_answer_logprobs(struct oai_reader *r) {
-    struct oai_request *out = r->out;
-    bool wanted = false;
-    int32_t top = 0;
-    if (out->kind == OAI_COMPLETION)
-        return oai_get_int(r, NULL, r->body, "logprobs", 0, OAI_LOGPROBS_MAX, &out->logprobs);
-    if (oai_get_bool(r, NULL, r->body, "logprobs", &wanted) ||
-        oai_get_int(r, NULL, r->body, "top_logprobs", 0, OAI_LOGPROBS_MAX, &top))
-        return -1;
-    if (top > 0 && !wanted)
-        return oai_invalid(r, "top_logprobs",
-                           "'logprobs' must be true when 'top_logprobs' is used");
-    out->logprobs = wanted ? top : -1;
-    return 0;
-}
-
 /* The engine takes one number of alternatives for prompt and answer: the larger. */
 static int read_logprobs(struct oai_reader *r) {
     struct oai_request *out = r->out;
-    if (read_answer_logprobs(r) || oai_get_int(r, NULL, r->body, "prompt_logprobs", 0,
-                                               OAI_LOGPROBS_MAX, &out->prompt_logprobs))
+    if (oai_get_int(r, NULL, r->body, "prompt_logprobs", 0, OAI_LOGPROBS_MAX,
+                    &out->prompt_logprobs))
         return -1;
     out->sampling.prompt_logprobs = out->prompt_logprobs >= 0 || (out->echo && out->logprobs >= 0);
     out->sampling.top_logprobs =
@@ -253,11 +228,6 @@ static int read_stream(struct oai_reader *r) {
 }
 
 int oai_read_sampling(struct oai_reader *r) {
-    struct oai_request *out = r->out;
-    out->split_reasoning = true;
-    if (out->kind == OAI_COMPLETION && oai_get_bool(r, NULL, r->body, "echo", &out->echo))
-        return -1;
-    if (oai_get_bool(r, NULL, r->body, "separate_reasoning", &out->split_reasoning)) return -1;
     return read_choice_count(r) || read_numbers(r) || read_seed(r) || read_bias(r) ||
                    read_stop(r) || read_stop_ids(r) || read_logprobs(r) || read_max_tokens(r) ||
                    read_stream(r)

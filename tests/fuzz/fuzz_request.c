@@ -6,7 +6,7 @@
 
 #include "base/check.h"
 #include "base/json.h"
-#include "server/oai/oai.h"
+#include "server/oai/kind.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -59,7 +59,7 @@ static void check_accepted(struct oai_request *request, const struct oai_rules *
     CHECK((request->tools.count > 0) == (request->tools.format != TOOL_FORMAT_NONE));
     for (int i = 0; i < request->tools.count; i++)
         CHECK(strlen(request->tools.names[i]) <= OAI_TOOL_NAME_BYTES);
-    if (request->kind != OAI_CHAT && request->kind != OAI_COMPLETION) return;
+    if (!request->kind->form) return;
     if (oai_fit(request, request->prompt_field, data[0], rules, &max_tokens, &error)) return;
     CHECK(max_tokens >= 0 && max_tokens + data[0] <= info.max_model_len);
     CHECK(request->sampling.min_tokens <= max_tokens);
@@ -79,8 +79,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     arena_open(&arena, 1 << 20);
     int rc = oai_parse_json((const char *)data + 1, size - 1, &rules, &tree, &error);
     if (!rc)
-        rc = oai_parse((enum oai_kind)((data[0] & 3) + (data[0] >> 7)), tree, &rules, &arena,
-                       &request, &error);
+        rc = oai_parse(oai_kind_at((data[0] & 3) + (data[0] >> 7)), tree, &rules, &arena, &request,
+                       &error);
     CHECK((rc == 0) == (error.status == 0));
     if (rc) {
         cJSON *object;

@@ -8,7 +8,7 @@
 
 #include "base/json.h"
 #include "base/mem.h"
-#include "server/oai/oai.h"
+#include "server/oai/kind.h"
 
 struct oai_case {
     struct engine_info info;
@@ -36,7 +36,7 @@ static inline void case_open(struct oai_case *c) {
 }
 
 /* 0 or -1, as oai_parse. */
-static inline int case_parse(struct oai_case *c, enum oai_kind kind, const char *body) {
+static inline int case_parse(struct oai_case *c, const struct oai_kind *kind, const char *body) {
     if (oai_parse_json(body, strlen(body), &c->rules, &c->tree, &c->error)) return -1;
     return oai_parse(kind, c->tree, &c->rules, &c->arena, &c->request, &c->error);
 }

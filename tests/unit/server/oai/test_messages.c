@@ -7,7 +7,7 @@ static void check_context(const char *body, const char *expected) {
     struct oai_case c;
     struct buf text;
     case_open(&c);
-    cr_assert_eq(case_parse(&c, OAI_CHAT, body), 0, "%s: %s", body, c.error.message);
+    cr_assert_eq(case_parse(&c, &oai_chat, body), 0, "%s: %s", body, c.error.message);
     buf_open(&text, 1 << 16);
     json_write_node(&text, c.request.context);
     cr_assert_str_eq(text.data, expected);
@@ -73,7 +73,7 @@ Test(oai_messages, long_field_names_are_cut) {
     memset(body + strlen(body), 'k', 500);
     strcat(body, "\":1}}");
     case_open(&c);
-    cr_assert_eq(case_parse(&c, OAI_CHAT, body), -1);
+    cr_assert_eq(case_parse(&c, &oai_chat, body), -1);
     cr_assert_str_eq(c.error.param, "chat_template_kwargs.messages");
     case_close(&c);
 }

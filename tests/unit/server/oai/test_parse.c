@@ -14,13 +14,13 @@ static void close_case(void) {
 
 TestSuite(oai_parse, .init = open_case, .fini = close_case);
 
-static void parse_ok(enum oai_kind kind, const char *body) {
+static void parse_ok(const struct oai_kind *kind, const char *body) {
     int rc = case_parse(&c, kind, body);
     cr_assert_eq(rc, 0, "%s: %s", body, c.error.message);
 }
 
 Test(oai_parse, defaults_of_openai) {
-    parse_ok(OAI_CHAT, "{" MESSAGES "}");
+    parse_ok(&oai_chat, "{" MESSAGES "}");
     const struct engine_request *s = &c.request.sampling;
     cr_assert(s->temperature == 1 && s->top_p == 1 && s->min_p == 0 && s->repetition == 1);
     cr_assert(s->presence == 0 && s->frequency == 0 && s->top_k == 0 && s->top_logprobs == -1);
@@ -38,7 +38,7 @@ Test(oai_parse, defaults_of_the_model_and_the_request_above_them) {
     c.info.top_p = 0.95f;
     c.info.top_k = 20;
     c.info.repetition = 1.1f;
-    parse_ok(OAI_CHAT, "{" MESSAGES ",\"top_p\":0.5,\"temperature\":null,\"top_k\":-1}");
+    parse_ok(&oai_chat, "{" MESSAGES ",\"top_p\":0.5,\"temperature\":null,\"top_k\":-1}");
     const struct engine_request *s = &c.request.sampling;
     cr_assert_float_eq(s->temperature, 0.6f, 1e-6);
     cr_assert_float_eq(s->top_p, 0.5f, 1e-6);
@@ -48,7 +48,7 @@ Test(oai_parse, defaults_of_the_model_and_the_request_above_them) {
 
 Test(oai_parse, everything_at_once) {
     parse_ok(
-        OAI_CHAT,
+        &oai_chat,
         "{\"model\":\"alias\"," MESSAGES
         ",\"temperature\":0,\"top_p\":0.25,\"top_k\":7,\"min_p\":0.125,"
         "\"repetition_penalty\":1.5,\"presence_penalty\":-2,\"frequency_penalty\":2,"
@@ -75,7 +75,7 @@ Test(oai_parse, everything_at_once) {
 }
 
 Test(oai_parse, kv_object) {
-    parse_ok(OAI_CHAT,
+    parse_ok(&oai_chat,
              "{" MESSAGES ",\"kv\":{\"policy\":\"global\",\"budget\":64,\"buffer\":0,\"chunk\":32,"
              "\"sinks\":2,\"recent\":5,\"horizon\":\"inf\",\"reuse\":false,"
              "\"retain\":false,\"report\":\"positions\"}}");
@@ -89,7 +89,7 @@ Test(oai_parse, kv_object) {
 }
 
 Test(oai_parse, kv_options_keep_their_kind) {
-    parse_ok(OAI_CHAT,
+    parse_ok(&oai_chat,
              "{" MESSAGES
              ",\"kv\":{\"merge\":\"code\",\"parity\":true,\"window\":12,\"floor\":0.25}}");
     const struct engine_kv *kv = &c.request.sampling.kv;
@@ -108,12 +108,12 @@ Test(oai_parse, kv_options_keep_their_kind) {
 
 /* How far a number may go is the policy's to say, with its bounds. */
 Test(oai_parse, kv_numbers_out_of_range_reach_the_engine) {
-    parse_ok(OAI_CHAT, "{" MESSAGES ",\"kv\":{\"floor\":-1,\"window\":0,\"tau\":1e300}}");
+    parse_ok(&oai_chat, "{" MESSAGES ",\"kv\":{\"floor\":-1,\"window\":0,\"tau\":1e300}}");
     cr_assert_eq(c.request.sampling.kv.option_count, 3);
 }
 
 Test(oai_parse, sampling_outlives_the_tree) {
-    parse_ok(OAI_CHAT, "{" MESSAGES ",\"stop\":\"END\",\"kv\":{\"policy\":\"full\"}}");
+    parse_ok(&oai_chat, "{" MESSAGES ",\"stop\":\"END\",\"kv\":{\"policy\":\"full\"}}");
     oai_request_close(&c.request);
     json_free(c.tree);
     c.tree = NULL;
@@ -135,13 +135,13 @@ Test(oai_parse, seeds) {
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         char body[256];
         snprintf(body, sizeof body, "{" MESSAGES ",\"seed\":%s}", rows[i].text);
-        parse_ok(OAI_CHAT, body);
+        parse_ok(&oai_chat, body);
         cr_assert_eq(c.request.sampling.seed, rows[i].seed, "%s", rows[i].text);
         oai_request_close(&c.request);
         json_free(c.tree);
     }
     c.tree = NULL;
-    cr_assert_eq(case_parse(&c, OAI_CHAT, "{" MESSAGES ",\"seed\":18446744073709551616}"), -1);
+    cr_assert_eq(case_parse(&c, &oai_chat, "{" MESSAGES ",\"seed\":18446744073709551616}"), -1);
     cr_assert_str_eq(c.error.param, "seed");
 }
 
@@ -149,7 +149,7 @@ Test(oai_parse, completion_prompts) {
     static const char *const bodies[] = {"{\"prompt\":\"abc\"}", "{\"prompt\":[\"abc\"]}",
                                          "{\"prompt\":[1,2,999]}", "{\"prompt\":[[1,2,999]]}"};
     for (int i = 0; i < 4; i++) {
-        parse_ok(OAI_COMPLETION, bodies[i]);
+        parse_ok(&oai_completion, bodies[i]);
         const struct oai_prompt *prompt = &c.request.prompts[0];
         cr_assert(c.request.prompt_count == 1 && c.request.prompt_list == (i % 2 == 1));
         if (i < 2) {
@@ -165,78 +165,79 @@ Test(oai_parse, completion_prompts) {
 
 Test(oai_parse, several_prompts) {
     char field[OAI_PATH];
-    parse_ok(OAI_COMPLETION, "{\"prompt\":[\"a\",\"bc\"],\"n\":2,\"best_of\":2}");
+    parse_ok(&oai_completion, "{\"prompt\":[\"a\",\"bc\"],\"n\":2,\"best_of\":2}");
     cr_assert(c.request.prompt_count == 2 && c.request.n == 2);
     cr_assert_str_eq(c.request.prompts[1].text, "bc");
     oai_prompt_path(&c.request, 1, field);
     cr_assert_str_eq(field, "prompt[1]");
     json_free(c.tree);
-    parse_ok(OAI_COMPLETION, "{\"prompt\":[[1],[2,3]]}");
+    parse_ok(&oai_completion, "{\"prompt\":[[1],[2,3]]}");
     cr_assert(c.request.prompts[1].id_count == 2 && c.request.prompts[1].ids[1] == 3);
 }
 
 Test(oai_parse, prompt_scores) {
-    parse_ok(OAI_CHAT, "{" MESSAGES ",\"prompt_logprobs\":7}");
+    parse_ok(&oai_chat, "{" MESSAGES ",\"prompt_logprobs\":7}");
     cr_assert(c.request.logprobs == -1 && c.request.prompt_logprobs == 7);
     cr_assert(c.request.sampling.prompt_logprobs && c.request.sampling.top_logprobs == 7);
     oai_request_close(&c.request);
     json_free(c.tree);
-    parse_ok(OAI_CHAT, "{" MESSAGES ",\"prompt_logprobs\":0,\"logprobs\":true,\"top_logprobs\":3}");
+    parse_ok(&oai_chat,
+             "{" MESSAGES ",\"prompt_logprobs\":0,\"logprobs\":true,\"top_logprobs\":3}");
     cr_assert(c.request.sampling.prompt_logprobs && c.request.sampling.top_logprobs == 3);
 }
 
 Test(oai_parse, echo_scores_only_with_logprobs) {
-    parse_ok(OAI_COMPLETION, "{\"prompt\":\"a\",\"echo\":true,\"max_tokens\":0,\"logprobs\":0}");
+    parse_ok(&oai_completion, "{\"prompt\":\"a\",\"echo\":true,\"max_tokens\":0,\"logprobs\":0}");
     cr_assert(c.request.echo && c.request.sampling.prompt_logprobs && c.request.max_tokens == 0);
     json_free(c.tree);
-    parse_ok(OAI_COMPLETION, "{\"prompt\":\"a\",\"echo\":true,\"max_tokens\":1}");
+    parse_ok(&oai_completion, "{\"prompt\":\"a\",\"echo\":true,\"max_tokens\":1}");
     cr_assert(c.request.echo && !c.request.sampling.prompt_logprobs);
 }
 
 /* Every refusal: status, code, the field. The full table of fields is tests/http/test_errors.py. */
 static const struct {
-    enum oai_kind kind;
+    const struct oai_kind *kind;
     const char *body, *code, *param;
     int status;
 } refused[] = {
-    {OAI_CHAT, "{\"model\":\"gpt\"," MESSAGES "}", "model_not_found", "model", 404},
-    {OAI_CHAT, "{}", "missing_required_parameter", "messages", 400},
-    {OAI_CHAT, "[]", NULL, "", 400},
-    {OAI_CHAT, "{\"messages\":[]}", "invalid_value", "messages", 400},
-    {OAI_CHAT, "{" MESSAGES ",\"max_tokens\":3,\"max_completion_tokens\":4}", "invalid_value",
+    {&oai_chat, "{\"model\":\"gpt\"," MESSAGES "}", "model_not_found", "model", 404},
+    {&oai_chat, "{}", "missing_required_parameter", "messages", 400},
+    {&oai_chat, "[]", NULL, "", 400},
+    {&oai_chat, "{\"messages\":[]}", "invalid_value", "messages", 400},
+    {&oai_chat, "{" MESSAGES ",\"max_tokens\":3,\"max_completion_tokens\":4}", "invalid_value",
      "max_tokens", 400},
-    {OAI_CHAT, "{" MESSAGES ",\"stream\":true,\"prompt_logprobs\":1}", "unsupported_parameter",
+    {&oai_chat, "{" MESSAGES ",\"stream\":true,\"prompt_logprobs\":1}", "unsupported_parameter",
      "prompt_logprobs", 400},
-    {OAI_CHAT, "{" MESSAGES ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]}",
+    {&oai_chat, "{" MESSAGES ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]}",
      "unsupported_parameter", "tools", 400},
-    {OAI_CHAT, "{" MESSAGES ",\"tool_choice\":\"required\"}", "unsupported_parameter",
+    {&oai_chat, "{" MESSAGES ",\"tool_choice\":\"required\"}", "unsupported_parameter",
      "tool_choice", 400},
-    {OAI_CHAT, "{" MESSAGES ",\"temperature\":1e999}", NULL, "", 400},
-    {OAI_CHAT, "{" MESSAGES ",\"top_k\":1e10}", "invalid_value", "top_k", 400},
-    {OAI_CHAT, "{" MESSAGES ",\"stop\":[\"a\",1]}", "invalid_value", "stop[1]", 400},
-    {OAI_CHAT, "{" MESSAGES ",\"logit_bias\":{\"1000\":1}}", "invalid_value", "logit_bias.1000",
+    {&oai_chat, "{" MESSAGES ",\"temperature\":1e999}", NULL, "", 400},
+    {&oai_chat, "{" MESSAGES ",\"top_k\":1e10}", "invalid_value", "top_k", 400},
+    {&oai_chat, "{" MESSAGES ",\"stop\":[\"a\",1]}", "invalid_value", "stop[1]", 400},
+    {&oai_chat, "{" MESSAGES ",\"logit_bias\":{\"1000\":1}}", "invalid_value", "logit_bias.1000",
      400},
-    {OAI_CHAT, "{" MESSAGES ",\"logit_bias\":{\" 1\":1,\"+2\":1}}", "invalid_value",
+    {&oai_chat, "{" MESSAGES ",\"logit_bias\":{\" 1\":1,\"+2\":1}}", "invalid_value",
      "logit_bias. 1", 400},
-    {OAI_CHAT, "{" MESSAGES ",\"kv\":{\"horizon\":-1}}", "invalid_value", "kv.horizon", 400},
-    {OAI_CHAT, "{" MESSAGES ",\"kv\":{\"x\":1}}", "unknown_parameter", "kv.x", 400},
-    {OAI_CHAT, "{" MESSAGES ",\"kv\":{\"window\":\"all\"}}", "invalid_value", "kv.window", 400},
-    {OAI_CHAT, "{" MESSAGES ",\"kv\":{\"decay\":[1]}}", "invalid_value", "kv.decay", 400},
-    {OAI_CHAT, "{" MESSAGES ",\"kv\":{\"lambda\":\"inf\"}}", "invalid_value", "kv.lambda", 400},
-    {OAI_CHAT, "{" MESSAGES ",\"kv\":{\"history\":1}}", "invalid_value", "kv.history", 400},
-    {OAI_CHAT, "{" MESSAGES ",\"kv\":{\"parity\":1}}", "invalid_value", "kv.parity", 400},
-    {OAI_CHAT, "{" MESSAGES ",\"response_format\":{\"type\":\"json_schema\"}}",
+    {&oai_chat, "{" MESSAGES ",\"kv\":{\"horizon\":-1}}", "invalid_value", "kv.horizon", 400},
+    {&oai_chat, "{" MESSAGES ",\"kv\":{\"x\":1}}", "unknown_parameter", "kv.x", 400},
+    {&oai_chat, "{" MESSAGES ",\"kv\":{\"window\":\"all\"}}", "invalid_value", "kv.window", 400},
+    {&oai_chat, "{" MESSAGES ",\"kv\":{\"decay\":[1]}}", "invalid_value", "kv.decay", 400},
+    {&oai_chat, "{" MESSAGES ",\"kv\":{\"lambda\":\"inf\"}}", "invalid_value", "kv.lambda", 400},
+    {&oai_chat, "{" MESSAGES ",\"kv\":{\"history\":1}}", "invalid_value", "kv.history", 400},
+    {&oai_chat, "{" MESSAGES ",\"kv\":{\"parity\":1}}", "invalid_value", "kv.parity", 400},
+    {&oai_chat, "{" MESSAGES ",\"response_format\":{\"type\":\"json_schema\"}}",
      "unsupported_parameter", "response_format", 400},
-    {OAI_COMPLETION, "{\"prompt\":[1,1000]}", "invalid_value", "prompt[1]", 400},
-    {OAI_COMPLETION, "{\"prompt\":[\"a\",5]}", "invalid_value", "prompt[1]", 400},
-    {OAI_COMPLETION, "{\"prompt\":\"a\",\"best_of\":2}", "unsupported_parameter", "best_of", 400},
-    {OAI_COMPLETION, "{\"prompt\":[\"a\",\"b\",\"c\"],\"n\":128}", "invalid_value", "n", 400},
-    {OAI_COMPLETION, "{\"prompt\":[\"a\",\"b\"],\"kv\":{\"report\":\"lengths\"}}",
+    {&oai_completion, "{\"prompt\":[1,1000]}", "invalid_value", "prompt[1]", 400},
+    {&oai_completion, "{\"prompt\":[\"a\",5]}", "invalid_value", "prompt[1]", 400},
+    {&oai_completion, "{\"prompt\":\"a\",\"best_of\":2}", "unsupported_parameter", "best_of", 400},
+    {&oai_completion, "{\"prompt\":[\"a\",\"b\",\"c\"],\"n\":128}", "invalid_value", "n", 400},
+    {&oai_completion, "{\"prompt\":[\"a\",\"b\"],\"kv\":{\"report\":\"lengths\"}}",
      "unsupported_parameter", "kv.report", 400},
-    {OAI_COMPLETION, "{\"prompt\":\"a\",\"max_tokens\":0}", "invalid_value", "max_tokens", 400},
-    {OAI_TOKENIZE, "{}", "missing_required_parameter", "prompt", 400},
-    {OAI_DETOKENIZE, "{\"tokens\":{}}", "invalid_value", "tokens", 400},
-    {OAI_CHAT, "{" MESSAGES, NULL, "", 400},
+    {&oai_completion, "{\"prompt\":\"a\",\"max_tokens\":0}", "invalid_value", "max_tokens", 400},
+    {&oai_tokenize, "{}", "missing_required_parameter", "prompt", 400},
+    {&oai_detokenize, "{\"tokens\":{}}", "invalid_value", "tokens", 400},
+    {&oai_chat, "{" MESSAGES, NULL, "", 400},
 };
 
 Test(oai_parse, refusals) {
@@ -255,7 +256,7 @@ Test(oai_parse, refusals) {
 
 Test(oai_parse, strict) {
     c.rules.strict = true;
-    cr_assert_eq(case_parse(&c, OAI_CHAT, "{" MESSAGES ",\"prompt\":\"x\"}"), -1);
+    cr_assert_eq(case_parse(&c, &oai_chat, "{" MESSAGES ",\"prompt\":\"x\"}"), -1);
     cr_assert_str_eq(c.error.code, "unknown_parameter");
     cr_assert_str_eq(c.error.param, "prompt");
 }
@@ -266,7 +267,7 @@ Test(oai_parse, lengths) {
         int32_t wanted, expected; /* -1: refused */
     } rows[] = {{1, -1, 50},  {60, -1, 40}, {99, -1, 1}, {100, -1, -1}, {90, 10, 10},
                 {90, 11, -1}, {100, 1, -1}, {100, 0, 0}, {101, 0, -1},  {0, -1, -1}};
-    parse_ok(OAI_CHAT, "{" MESSAGES "}");
+    parse_ok(&oai_chat, "{" MESSAGES "}");
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         c.request.max_tokens = rows[i].wanted;
         int32_t got = -1;
@@ -279,7 +280,7 @@ Test(oai_parse, lengths) {
 }
 
 Test(oai_parse, completions_default_to_sixteen) {
-    parse_ok(OAI_COMPLETION, "{\"prompt\":\"a\"}");
+    parse_ok(&oai_completion, "{\"prompt\":\"a\"}");
     int32_t got = -1;
     cr_assert_eq(oai_fit(&c.request, "prompt", 1, &c.rules, &got, &c.error), 0);
     cr_assert_eq(got, 16);
@@ -295,7 +296,7 @@ Test(oai_parse, every_allocation_fails) {
         struct oai_case own;
         case_open(&own);
         mem_fail_after(n);
-        int rc = case_parse(&own, OAI_CHAT, body);
+        int rc = case_parse(&own, &oai_chat, body);
         pending = mem_fail_pending();
         mem_fail_after(-1);
         cr_assert_eq(rc, pending ? 0 : -1, "allocation %ld", n);

@@ -46,7 +46,7 @@ static void open_answer(void) {
     atomic_store(&choice->text_safe, 2);
     atomic_store(&choice->finish, ENGINE_FINISH_STOP);
     request = (struct oai_request){
-        .kind = OAI_CHAT, .n = 1, .logprobs = -1, .prompt_logprobs = -1, .split_reasoning = true};
+        .kind = &oai_chat, .n = 1, .logprobs = -1, .prompt_logprobs = -1, .split_reasoning = true};
     rules = (struct oai_rules){.info = engine_info(engine), .think = {-1, -1}};
     answer = (struct oai_answer){.engine = engine,
                                  .rules = &rules,
@@ -74,7 +74,7 @@ TestSuite(oai_render, .init = open_answer, .fini = close_answer);
     "\"bytes\":32768}},\"system_fingerprint\":\"keepd-" KEEPD_VERSION "\"}"
 
 Test(oai_render, chat) {
-    oai_render_answer(&out, &answer);
+    request.kind->form->answer(&out, &answer);
     cr_assert_str_eq(
         out.data, "{\"id\":\"chatcmpl-1\",\"object\":\"chat.completion\",\"created\":1700000000,"
                   "\"model\":\"m\\\"x\",\"choices\":[{\"index\":0,\"message\":{\"role\":"
@@ -83,9 +83,9 @@ Test(oai_render, chat) {
 }
 
 Test(oai_render, completion_with_echo) {
-    request.kind = OAI_COMPLETION;
+    request.kind = &oai_completion;
     request.echo = true;
-    oai_render_answer(&out, &answer);
+    request.kind->form->answer(&out, &answer);
     cr_assert_str_eq(
         out.data,
         "{\"id\":\"chatcmpl-1\",\"object\":\"text_completion\",\"created\":1700000000,"
@@ -94,9 +94,8 @@ Test(oai_render, completion_with_echo) {
 }
 
 Test(oai_render, chat_logprobs) {
-    struct oai_offset offset = {0};
     job.request.top_logprobs = request.logprobs = 2;
-    oai_render_logprobs(&out, &answer, 0, 0, 2, false, &offset);
+    oai_render_chat_logprobs(&out, &answer, 0, 0, 2);
     cr_assert_str_eq(
         out.data,
         "{\"content\":[{\"token\":\"h\",\"logprob\":-0.5,\"bytes\":[104],\"top_logprobs\":[{"
@@ -111,9 +110,9 @@ Test(oai_render, chat_logprobs) {
 
 Test(oai_render, completion_logprobs_with_echo) {
     struct oai_offset offset = {0};
-    request.kind = OAI_COMPLETION;
+    request.kind = &oai_completion;
     job.request.top_logprobs = request.logprobs = 0;
-    oai_render_logprobs(&out, &answer, 0, 0, 1, true, &offset);
+    oai_render_text_logprobs(&out, &answer, 0, 0, 1, true, &offset);
     cr_assert_str_eq(
         out.data, "{\"tokens\":[\"a\",\"<|im_start|>\",\"bytes:\\\\xc3\",\"bytes:\\\\xa9\",\"h\"],"
                   "\"token_logprobs\":[null,-1,-1.5,-0.125,-0.5],\"top_logprobs\":[null,{\"<|im_"
@@ -125,9 +124,9 @@ Test(oai_render, completion_logprobs_with_echo) {
 
 Test(oai_render, the_chosen_token_is_always_among_the_alternatives) {
     struct oai_offset offset = {.characters = 5};
-    request.kind = OAI_COMPLETION;
+    request.kind = &oai_completion;
     job.request.top_logprobs = request.logprobs = 2;
-    oai_render_logprobs(&out, &answer, 0, 1, 3, false, &offset);
+    oai_render_text_logprobs(&out, &answer, 0, 1, 3, false, &offset);
     cr_assert_str_eq(
         out.data, "{\"tokens\":[\"bytes:\\\\xc3\",\"<|im_end|>\"],\"token_logprobs\":[-9999.0,-2],"
                   "\"top_logprobs\":[{\"q\":-0.25,\"r\":-3,\"bytes:\\\\xc3\":-9999.0},"
@@ -187,9 +186,9 @@ Test(oai_render, offsets_inside_characters) {
         snprintf(expected + strlen(expected), 16, "%s%d", i ? "," : "", (int)offsets[i]);
     }
     job.choice[0].tokens = said;
-    request.kind = OAI_COMPLETION;
+    request.kind = &oai_completion;
     request.logprobs = 0;
-    oai_render_logprobs(&out, &answer, 0, 0, 9, false, &offset);
+    oai_render_text_logprobs(&out, &answer, 0, 0, 9, false, &offset);
     cr_assert(strstr(out.data, expected), "%s not in %s", expected, out.data);
     cr_assert_eq(offset.characters, 6);
 }
@@ -313,15 +312,17 @@ Test(oai_render, models) {
 
 Test(oai_render, tokens_and_text) {
     int32_t ids[] = {'a', 258, 0xC3};
-    oai_render_tokens(&out, engine, &(struct engine_ids){ids, 3}, true);
+    request.return_token_strs = true;
+    oai_tokenize.answer(&out, engine, &request, &(struct engine_ids){ids, 3});
     cr_assert_str_eq(out.data, "{\"count\":3,\"max_model_len\":8192,\"tokens\":[97,258,195],"
                                "\"token_strs\":[\"a\",\"<|endoftext|>\",\"\xEF\xBF\xBD\"]}");
     buf_clear(&out);
-    oai_render_tokens(&out, engine, &(struct engine_ids){ids, 0}, false);
+    request.return_token_strs = false;
+    oai_tokenize.answer(&out, engine, &request, &(struct engine_ids){ids, 0});
     cr_assert_str_eq(out.data,
                      "{\"count\":0,\"max_model_len\":8192,\"tokens\":[],\"token_strs\":null}");
     buf_clear(&out);
-    oai_render_text(&out, engine, ids, 2);
+    oai_detokenize.answer(&out, engine, &request, &(struct engine_ids){ids, 2});
     cr_assert_str_eq(out.data, "{\"prompt\":\"a<|endoftext|>\"}");
 }
 

@@ -28,7 +28,7 @@ static void render(const struct chat *chat, const char *body, struct buf *out) {
     struct fault fault = {0};
     case_open(&c);
     arena_open(&arena, (size_t)32 << 20);
-    cr_assert_eq(case_parse(&c, OAI_TEMPLATE, body), 0, "%s: %s", c.error.param, c.error.message);
+    cr_assert_eq(case_parse(&c, &oai_template, body), 0, "%s: %s", c.error.param, c.error.message);
     struct chat_input input = {.context = c.request.context};
     cr_assert_eq(chat_render(chat, &input, &arena, &text, &fault), 0, "%s", fault.text);
     buf_clear(out);

@@ -1,0 +1,52 @@
+/* Events in the form that OpenAI gives its streams of chats and completions: chunks, then one chunk
+ * with the usage where it is asked for, then [DONE]. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "server/oai/kind.h"
+
+void oai_chunk_open(struct oai_events *events, const char *object) {
+    buf_str(&events->head, "data: ");
+    oai_render_answer_head(&events->head, events->answer, object);
+    buf_str(&events->head, ",\"choices\":[");
+}
+
+void oai_chunk_begin(struct oai_events *events) {
+    buf_add(&events->out, events->head.data, events->head.size);
+}
+
+void oai_chunk_end(struct oai_events *events) {
+    const struct oai_request *request = events->answer->request;
+    struct buf *out = &events->out;
+    buf_char(out, ']');
+    if (request->include_usage && request->continuous_usage) {
+        buf_str(out, ",\"usage\":");
+        oai_render_usage(out, events->answer, events->tokens, false);
+    } else if (request->include_usage) {
+        buf_str(out, ",\"usage\":null");
+    }
+    buf_str(out, "}\n\n");
+}
+
+/* The details are there once the jobs are finished, a moment after their last choice. */
+static void write_usage(struct oai_events *events) {
+    struct buf *out = &events->out;
+    if (!events->answer->request->include_usage) return;
+    oai_chunk_begin(events);
+    buf_str(out, "],\"usage\":");
+    oai_render_usage(out, events->answer, events->tokens, true);
+    buf_str(out, "}\n\n");
+}
+
+void oai_chunks_end(struct oai_events *events, const struct oai_error *error) {
+    struct buf *out = &events->out;
+    if (error) {
+        buf_str(out, "data: ");
+        oai_render_error(out, error);
+        buf_str(out, "\n\n");
+    } else {
+        write_usage(events);
+    }
+    buf_str(out, "data: [DONE]\n\n");
+}

@@ -1,0 +1,146 @@
+/* POST /v1/completions: prompts in, texts out. */
+#include <string.h>
+
+#include "base/json.h"
+#include "server/oai/fields.h"
+
+/* --- the request --- */
+
+static const struct oai_field fields[] = {
+    {"best_of", OAI_ANY},         {"echo", OAI_ANY},
+    {"suffix", OAI_EMPTY},        {"top_logprobs", OAI_ZERO},
+    {"prompt_embeds", OAI_NEVER}, {NULL, OAI_ANY},
+};
+
+/* Every choice is returned, so there is none that could be the best of them. */
+static int check_best_of(struct oai_reader *r) {
+    int32_t best_of = -1;
+    if (oai_get_int(r, NULL, r->body, "best_of", 1, OAI_N_MAX, &best_of)) return -1;
+    if (best_of < 0 || best_of == r->out->n) return 0;
+    return oai_refuse(r->error, 400, "unsupported_parameter", "best_of",
+                      "Unsupported value for 'best_of': every choice is returned, so it must equal "
+                      "'n' (%d), found %d.",
+                      r->out->n, best_of);
+}
+
+static int parse(struct oai_reader *r) {
+    return oai_read_prompts(r) || oai_get_bool(r, NULL, r->body, "echo", &r->out->echo) ||
+                   oai_get_int(r, NULL, r->body, "logprobs", 0, OAI_LOGPROBS_MAX,
+                               &r->out->logprobs) ||
+                   oai_read_generation(r) || check_best_of(r)
+               ? -1
+               : 0;
+}
+
+/* --- whole answers --- */
+
+static void write_text(struct buf *out, const struct oai_answer *answer, int index) {
+    const struct engine_choice *choice = oai_choice_of(answer, index);
+    size_t safe = atomic_load_explicit(&choice->text_safe, memory_order_acquire);
+    struct buf text;
+    buf_open(&text, out->limit);
+    if (answer->request->echo) oai_render_prompt_text(&text, answer, index);
+    buf_add(&text, choice->text ? choice->text : "", safe);
+    if (text.failed) out->failed = true;
+    buf_str(out, "\"text\":");
+    json_write_str(out, text.data ? text.data : "", text.size);
+    buf_close(&text);
+}
+
+static void write_choice(struct buf *out, const struct oai_answer *answer, int index) {
+    const struct engine_choice *choice = oai_choice_of(answer, index);
+    const struct oai_request *request = answer->request;
+    struct oai_offset offset = {0};
+    buf_fmt(out, "{\"index\":%d,", index);
+    write_text(out, answer, index);
+    buf_str(out, ",\"logprobs\":");
+    oai_render_text_logprobs(out, answer, index, 0, oai_shown_count(choice), request->echo,
+                             &offset);
+    oai_render_finish(out, answer, index, false);
+    if (request->prompt_logprobs >= 0) {
+        buf_str(out, ",\"prompt_logprobs\":");
+        oai_render_prompt_logprobs(out, answer, index);
+    }
+    if (request->return_token_ids) {
+        oai_render_answer_ids(out, choice);
+        oai_render_prompt_ids(out, answer, index);
+    }
+    buf_char(out, '}');
+}
+
+static void write_answer(struct buf *out, const struct oai_answer *answer) {
+    oai_render_answer_head(out, answer, "text_completion");
+    buf_str(out, ",\"choices\":[");
+    for (int i = 0; i < oai_choice_count(answer); i++) {
+        if (i) buf_char(out, ',');
+        write_choice(out, answer, i);
+    }
+    buf_str(out, "],\"usage\":");
+    oai_render_usage(out, answer, oai_tokens_total(answer), true);
+    buf_str(out, ",\"system_fingerprint\":\"keepd-" KEEPD_VERSION "\"}");
+}
+
+/* --- streams --- */
+
+static void open_stream(struct oai_events *events) {
+    oai_chunk_open(events, "text_completion");
+}
+
+static void write_delta(struct oai_events *events, const struct oai_delta *delta) {
+    struct buf *out = &events->out;
+    oai_chunk_begin(events);
+    buf_fmt(out, "{\"index\":%d,\"text\":", delta->index);
+    json_write_str(out, delta->text, delta->size);
+    buf_str(out, ",\"logprobs\":");
+    oai_render_text_logprobs(out, events->answer, delta->index, delta->begin, delta->end,
+                             delta->echo, delta->offset);
+    buf_str(out, ",\"finish_reason\":null}");
+    oai_chunk_end(events);
+}
+
+/* The echoed prompt, with its scores. */
+static void begin_choice(struct oai_events *events, int index, struct oai_offset *offset) {
+    struct buf text;
+    if (!events->answer->request->echo) return;
+    buf_open(&text, events->out.limit);
+    oai_render_prompt_text(&text, events->answer, index);
+    write_delta(events, &(struct oai_delta){.index = index,
+                                            .kind = TOOL_TEXT,
+                                            .echo = true,
+                                            .text = text.data ? text.data : "",
+                                            .size = text.size,
+                                            .offset = offset});
+    if (text.failed) events->out.failed = true;
+    buf_close(&text);
+}
+
+static void finish_choice(struct oai_events *events, int index, bool called) {
+    (void)called;
+    oai_chunk_begin(events);
+    buf_fmt(&events->out, "{\"index\":%d,\"text\":\"\",\"logprobs\":null", index);
+    oai_render_finish(&events->out, events->answer, index, false);
+    buf_char(&events->out, '}');
+    oai_chunk_end(events);
+}
+
+/* --- the row --- */
+
+static const struct oai_form form = {
+    .id_prefix = "cmpl-",
+    .preset_tokens = OAI_COMPLETION_TOKENS,
+    .answer = write_answer,
+    .open = open_stream,
+    .begin = begin_choice,
+    .delta = write_delta,
+    .finish = finish_choice,
+    .end = oai_chunks_end,
+};
+
+const struct oai_kind oai_completion = {
+    .path = "/v1/completions",
+    .schema = "CompletionRequest",
+    .groups = OAI_FIELDS_ANY | OAI_FIELDS_GENERATION | OAI_FIELDS_PROMPT,
+    .fields = fields,
+    .parse = parse,
+    .form = &form,
+};

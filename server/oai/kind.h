@@ -1,0 +1,72 @@
+/* Kinds of requests: one row per route with a body. A row and its functions are all that tells one
+ * kind from another; a new endpoint is a file with its row and a line in kinds.c.
+ *
+ * Functions of a row are pure and may run on any thread. They write into buffers that note when
+ * memory was short, and hold nothing between calls but what is passed in. */
+#ifndef KEEPD_SERVER_OAI_KIND_H
+#define KEEPD_SERVER_OAI_KIND_H
+
+#include "server/oai/oai.h"
+
+struct oai_reader; /* server/oai/fields.h */
+struct oai_field;
+
+/* The events of one stream. */
+struct oai_events {
+    const struct oai_answer *answer; /* borrowed */
+    struct buf head;                 /* an event's beginning, up to its choices */
+    struct buf out;                  /* rendered, not yet taken */
+    uint64_t tokens; /* of all choices, as far as events were made of them: so events do not depend
+                        on timing */
+};
+
+/* One delta of one choice. */
+struct oai_delta {
+    int index;
+    enum tool_piece_kind kind; /* what `text` is */
+    bool thinking;             /* of TOOL_TEXT: reasoning, not the answer */
+    bool echo;                 /* the text is the prompt's */
+    uint32_t call;             /* of the others: which call, from 0 */
+    const char *text;
+    size_t size;
+    uint32_t begin, end;       /* the tokens whose scores it carries */
+    struct oai_offset *offset; /* of the choice */
+};
+
+/* How generated answers are written. */
+struct oai_form {
+    const char *id_prefix; /* "chatcmpl-" */
+    int preset_tokens;     /* max_tokens when absent; 0 = the server's default */
+    void (*answer)(struct buf *out, const struct oai_answer *answer); /* all choices finished */
+    /* A stream: open, then for each choice begin, deltas, finish; end. */
+    void (*open)(struct oai_events *events); /* writes `head` */
+    /* `offset`: of the first token behind what it writes */
+    void (*begin)(struct oai_events *events, int index, struct oai_offset *offset);
+    void (*delta)(struct oai_events *events, const struct oai_delta *delta);
+    void (*finish)(struct oai_events *events, int index, bool called);
+    void (*end)(struct oai_events *events, const struct oai_error *error); /* NULL: no failure */
+};
+
+struct oai_kind {
+    const char *path;                        /* of the route; the method is POST */
+    const char *schema;                      /* of the body in openapi.json */
+    unsigned groups;                         /* OAI_FIELDS_...: the fields it shares with others */
+    const struct oai_field *fields;          /* its own, ended by a name of NULL; may be NULL */
+    int (*parse)(struct oai_reader *reader); /* 0, or -1 with the reader's error */
+    /* One of the two: answered at once from the prompt's tokens, or generated. */
+    void (*answer)(struct buf *out, const struct engine *engine, const struct oai_request *request,
+                   const struct engine_ids *ids);
+    const struct oai_form *form;
+};
+
+extern const struct oai_kind oai_chat, oai_completion, oai_tokenize, oai_detokenize, oai_template;
+/* All rows; NULL past the end. */
+const struct oai_kind *oai_kind_at(int index);
+
+/* Chunks in the form of OpenAI's chat and completion streams, which differ in their choices. */
+void oai_chunk_open(struct oai_events *events, const char *object);
+void oai_chunk_begin(struct oai_events *events);
+void oai_chunk_end(struct oai_events *events); /* after the choice */
+void oai_chunks_end(struct oai_events *events, const struct oai_error *error);
+
+#endif

@@ -1,0 +1,10 @@
+/* The table of kinds. */
+#include "server/oai/kind.h"
+
+static const struct oai_kind *const kinds[] = {
+    &oai_chat, &oai_completion, &oai_tokenize, &oai_detokenize, &oai_template,
+};
+
+const struct oai_kind *oai_kind_at(int index) {
+    return index >= 0 && (size_t)index < sizeof kinds / sizeof *kinds ? kinds[index] : NULL;
+}

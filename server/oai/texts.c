@@ -1,0 +1,105 @@
+/* POST /tokenize, /detokenize and /apply-template: text and chats as the model reads them. */
+#include "base/json.h"
+#include "server/oai/fields.h"
+
+/* --- requests --- */
+
+static int read_tokenize(struct oai_reader *r) {
+    if (oai_get_bool(r, NULL, r->body, "return_token_strs", &r->out->return_token_strs)) return -1;
+    if (json_get(r->body, "messages")) return oai_read_messages(r);
+    const cJSON *prompt = json_get(r->body, "prompt");
+    if (!prompt) return oai_missing(r, "prompt");
+    if (cJSON_IsString(prompt)) return oai_read_prompts(r);
+    return oai_invalid(r, "prompt", "expected a string, found %s", json_type_name(prompt));
+}
+
+static int read_detokenize(struct oai_reader *r) {
+    struct oai_request *out = r->out;
+    const cJSON *tokens = json_get(r->body, "tokens");
+    out->prompt_field = "tokens";
+    if (!tokens) return oai_missing(r, "tokens");
+    if (!cJSON_IsArray(tokens))
+        return oai_invalid(r, "tokens", "expected an array of token ids, found %s",
+                           json_type_name(tokens));
+    out->prompts = arena_alloc(r->arena, 1, sizeof *out->prompts);
+    if (!out->prompts) return oai_no_memory(r);
+    out->prompt_count = 1;
+    return oai_get_ids(r, tokens, "tokens", &out->prompts[0].ids, &out->prompts[0].id_count);
+}
+
+/* --- answers --- */
+
+static void write_tokens(struct buf *out, const struct engine *engine,
+                         const struct oai_request *request, const struct engine_ids *ids) {
+    buf_fmt(out, "{\"count\":%zu,\"max_model_len\":%d,\"tokens\":[", ids->count,
+            engine_info(engine)->max_model_len);
+    for (size_t i = 0; i < ids->count; i++) {
+        if (i) buf_char(out, ',');
+        buf_int(out, ids->ids[i]);
+    }
+    buf_str(out, "],\"token_strs\":");
+    buf_str(out, request->return_token_strs ? "[" : "null}");
+    if (!request->return_token_strs) return;
+    for (size_t i = 0; i < ids->count; i++) {
+        const char *bytes = "";
+        size_t size = engine_token_bytes(engine, ids->ids[i], &bytes);
+        if (i) buf_char(out, ',');
+        json_write_str(out, bytes, size);
+    }
+    buf_str(out, "]}");
+}
+
+static void write_text(struct buf *out, const struct engine *engine,
+                       const struct oai_request *request, const struct engine_ids *ids) {
+    struct buf text;
+    (void)request;
+    buf_open(&text, out->limit);
+    for (size_t i = 0; i < ids->count; i++) {
+        const char *bytes = "";
+        size_t size = engine_token_bytes(engine, ids->ids[i], &bytes);
+        buf_add(&text, bytes, size);
+    }
+    if (text.failed) out->failed = true;
+    buf_str(out, "{\"prompt\":");
+    json_write_str(out, text.data ? text.data : "", text.size);
+    buf_char(out, '}');
+    buf_close(&text);
+}
+
+/* --- the rows --- */
+
+static const struct oai_field tokenize_fields[] = {
+    {"return_token_strs", OAI_ANY},
+    {NULL, OAI_ANY},
+};
+
+const struct oai_kind oai_tokenize = {
+    .path = "/tokenize",
+    .schema = "TokenizeRequest",
+    .groups = OAI_FIELDS_ANY | OAI_FIELDS_MESSAGES | OAI_FIELDS_PROMPT,
+    .fields = tokenize_fields,
+    .parse = read_tokenize,
+    .answer = write_tokens,
+};
+
+static const struct oai_field detokenize_fields[] = {
+    {"tokens", OAI_ANY},
+    {NULL, OAI_ANY},
+};
+
+const struct oai_kind oai_detokenize = {
+    .path = "/detokenize",
+    .schema = "DetokenizeRequest",
+    .groups = OAI_FIELDS_ANY,
+    .fields = detokenize_fields,
+    .parse = read_detokenize,
+    .answer = write_text,
+};
+
+const struct oai_kind oai_template = {
+    .path = "/apply-template",
+    .schema = "TemplateRequest",
+    .groups = OAI_FIELDS_ANY | OAI_FIELDS_MESSAGES,
+    .parse = oai_read_messages,
+    .answer = write_text,
+};
