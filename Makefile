@@ -61,8 +61,8 @@ lint: ## formatting, include directions, function lengths, words, clang-tidy
 	@tools/build dev
 	@tools/lint
 
-format: ## rewrite the C files as .clang-format says
-	@git ls-files -z '*.c' '*.h' | xargs -0 clang-format -i
+format: ## rewrite C and CUDA files as .clang-format says
+	@git ls-files -z '*.c' '*.h' '*.cu' '*.cuh' '*.cc' | xargs -0 clang-format -i
 
 fuzz: ## every fuzzer for FUZZ_SECONDS (30)
 	@tools/install-deps check

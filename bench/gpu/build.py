@@ -58,7 +58,7 @@ def device_units(out):
 
 def emulated_units(out):
     cpp = ["g++", "-std=c++17", "-O2", "-g", "-DKEEPD_EMU", "-D_GNU_SOURCE", "-ffp-contract=off", f"-I{ROOT}",
-           f"-I{ROOT}/tests/emu", "-Wno-unknown-pragmas"]
+           "-include", f"{ROOT}/tests/emu/emu.h", "-Wno-unknown-pragmas"]
     for source in sorted((ROOT / "kernels/cuda").glob("*.cu")):
         if source.stem != "device":
             target = out / f"cuda_{source.stem}.o"

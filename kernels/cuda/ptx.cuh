@@ -1,9 +1,9 @@
 /* What kernels need from the machine: every inline PTX of the backend is here, and here alone.
  *
- * Kernel sources compile twice: by nvcc, and by the host compiler with KEEPD_EMU for the fiber
- * emulator of tests/emu, whose emu.h then stands in for this file. So a kernel uses these
- * functions, the CUDA built-ins that emu.h knows (warp shuffles and votes with a full mask,
- * __syncthreads, atomics), and no CUB.
+ * Kernel sources compile twice: by nvcc, and by the host compiler for the fiber emulator of
+ * tests/emu, with KEEPD_EMU and a header that the compiler is told to read first; that header
+ * defines what is left out here. So a kernel uses these functions, the CUDA built-ins that the
+ * emulator knows (warp shuffles and votes with a full mask, __syncthreads, atomics), and no CUB.
  *
  * Fragments of mma.m16n8k16 (PTX ISA, "Matrix Fragments for mma.m16n8k16"): with g = lane / 4 and
  * t = lane % 4, a[i] holds row g + 8 (i & 1), columns 2t + 8 (i >> 1), +1; b[i] rows 2t + 8 i, +1
@@ -15,9 +15,7 @@
 
 #define WARP_ALL 0xffffffffu
 
-#ifdef KEEPD_EMU
-#include "emu.h"
-#else
+#ifndef KEEPD_EMU
 
 #define SHARED_MEMORY(name) extern __shared__ __align__(128) char name[]
 

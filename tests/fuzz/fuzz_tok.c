@@ -5,9 +5,9 @@
  * made here. Decoding gives the text back, and untrusted text never gives a special token. */
 #include <string.h>
 
-#include "tests/unit/text/tok/tok_support.h"
 #include "base/arena.h"
 #include "base/check.h"
+#include "tests/unit/text/tok/tok_support.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
