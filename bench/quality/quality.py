@@ -124,8 +124,8 @@ def describe(c, a, methods, missing, shared):
     version = c.http.get(f"{c.url}/version", timeout=30).json()["version"]
     return {"daemon": f"keepd {version} on {os.cpu_count()} cores", "date": time.strftime("%Y-%m-%d", time.gmtime()),
             "methods": methods, "not_offered": missing, "trained": a.length,
-            "sharing": "A history is read once and its four questions continue it; that this gives bitwise the answers of histories "
-                       "read anew was checked before the run." if shared else "A history is read again for each of its questions."}
+            "sharing": "A history is read once, and its four questions continue it. Before the run, the answers were checked to be "
+                       "bitwise those of histories read anew." if shared else "A history is read again for each of its questions."}
 
 
 def merged(old, new):
