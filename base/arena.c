@@ -10,7 +10,7 @@
 
 struct arena_block {
     struct arena_block *next; /* older */
-    size_t size, used;        /* of data */
+    size_t size, used;        /* bytes in data */
     _Alignas(ALIGN) char data[];
 };
 

@@ -29,8 +29,7 @@ enum err {
 #undef X
 };
 
-/* What went wrong, for people. `field` names the JSON path, option, file or tensor and may be "".
- */
+/* An error in words. `field` names the JSON path, option, file or tensor at fault and may be "". */
 struct fault {
     int code; /* enum err; 0 = none */
     char field[128];

@@ -46,11 +46,11 @@ struct gguf_string {
 
 struct gguf_value {
     char *key;           /* NUL-terminated, without zeros inside; owned by struct gguf */
-    enum gguf_type type; /* of the elements where it is an array; never GGUF_ARRAY itself */
+    enum gguf_type type; /* an array: type of the elements, never GGUF_ARRAY */
     bool array;
     size_t count; /* elements; 1 where it is no array */
     const char *data;
-    size_t bytes; /* of all elements */
+    size_t bytes; /* size of all elements */
 };
 
 /* How numbers of a tensor lie: `block` of them in `bytes` bytes. The number is the file's. */
@@ -104,7 +104,7 @@ const struct gguf_value *gguf_find(const struct gguf *gguf, const char *key); /*
 /* Typed getters, as base/json.h has them. Absent: *value stays as it was, returns 0. Wrong type or
  * out of range: ERR_INVALID, fault->field is the key. */
 int gguf_int(const struct gguf *gguf, const char *key, int64_t min, int64_t max, int64_t *value,
-             struct fault *fault); /* of any integer type */
+             struct fault *fault); /* any integer type */
 int gguf_num(const struct gguf *gguf, const char *key, double min, double max, double *value,
              struct fault *fault); /* F32, F64; finite */
 int gguf_bool(const struct gguf *gguf, const char *key, bool *value, struct fault *fault);

@@ -16,7 +16,7 @@ struct hist {
 
 void hist_open(struct hist *hist, const double *bounds, int bound_count);
 void hist_add(struct hist *hist, double value);
-void hist_merge(struct hist *into, const struct hist *from); /* of the same bounds */
+void hist_merge(struct hist *into, const struct hist *from); /* bounds must be equal */
 uint64_t hist_count(const struct hist *hist);
 
 #endif

@@ -1,3 +1,6 @@
+/* The option table and the readers of its four sources. Every source is parsed by the same
+ * set_option, so a value is checked alike wherever it comes from; sources are read strongest first,
+ * because command line and environment may name the configuration file. */
 #include "config/table.h"
 
 #include <ctype.h>
@@ -15,149 +18,164 @@
 #define AT(field) offsetof(struct config, field)
 #define MANY      INT32_MAX
 
-/* A row with only a help text is a heading. */
+/* A row that has only a help text is a heading. */
 const struct option config_options[] = {
     /* clang-format off */
     {.help = "Model"},
     {"model", TEXT, AT(model), 1, 0, NULL, "DIR", 0,
-     "Model directory as published for Hugging Face: config.json, tokenizer, safetensors. Required."},
+     "Model directory in Hugging Face format: config.json, tokenizer files, safetensors "
+     "weights. Required."},
     {"served-model-name", TEXT, AT(served_model_name), 1, 0, NULL, "NAME", 0,
-     "Name in requests and answers; others that are accepted follow after commas. Not set: the "
-     "model directory's name."},
+     "Model name used by the API. Further accepted names may follow, separated by commas. "
+     "Default: the name of the model directory."},
     {"gates", TEXT, AT(gates), 0, 0, NULL, "FILE", 0,
-     "Retention gates. Not set: gates.safetensors of the model directory, if there. Empty: none."},
+     "Retention gate weights. Default: gates.safetensors in the model directory, if present. "
+     "Empty: no gates."},
     {"max-model-len", INT, AT(max_model_len), 0, MANY, "0", "N", 0,
-     "Longest prompt and answer together, in tokens. 0: the model's."},
+     "Maximum length of prompt and answer together, in tokens. 0: the model's own limit."},
     {"quantization", CHOICE, AT(quantization), 0, 0, "none", "none|fp8", 0,
-     "fp8: the layers' matrices become 8-bit floating-point numbers (E4M3) with a scale per output "
-     "when they are loaded, half the memory of bf16; embeddings, LM head, norms and gates stay. On a "
-     "GPU activations are rounded to fp8 too, row by row."},
+     "fp8: convert the layers' matrices to 8-bit floating point (E4M3, one scale per output) "
+     "while loading, half the memory of bf16; embeddings, LM head, norms and gates are not "
+     "converted. On a GPU, activations are also rounded to fp8, row by row."},
     {"random-weights", FLAG, AT(random_weights), 0, 0, "false", NULL, 0,
-     "Take only config.json from the model directory and make up the weights, to measure speed."},
+     "Read only config.json from the model directory and generate random weights, for speed "
+     "measurements."},
 
     {.help = "Server"},
     {"host", TEXT, AT(host), 1, 0, "127.0.0.1", "HOST", 0,
-     "Address to listen on. Under systemd's socket activation the passed socket is used instead."},
+     "Address to listen on. With systemd socket activation the socket passed by systemd is "
+     "used instead."},
     {"port", INT, AT(port), 0, 65535, "8080", "N", 0,
-     "TCP port. 0: any free one, printed in the ready line."},
+     "TCP port. 0: any free port, printed in the ready line."},
     {"api-key", LIST, AT(api_keys), 1, 0, NULL, "KEY", SECRET | RELOADABLE,
-     "Key that requests must carry as a bearer token. May be given several times: each is "
-     "accepted. None: open to whoever can connect."},
+     "API key that requests must send as a bearer token. May be given several times; every key "
+     "is accepted. Default: no key is required."},
     {"api-key-file", TEXT, AT(api_key_file), 1, 0, NULL, "FILE", RELOADABLE,
-     "File with one key per line, accepted like those of --api-key. A SIGHUP reads it again."},
+     "File with one API key per line, accepted in addition to those of --api-key. Read again "
+     "on SIGHUP."},
     {"unix-socket", TEXT, AT(unix_socket), 1, 0, NULL, "PATH", 0,
      "Listen on this Unix socket instead of TCP."},
     {"unix-socket-mode", TEXT, AT(unix_socket_mode), 1, 0, "0660", "MODE", 0,
-     "Permissions of the Unix socket, octal."},
+     "Permissions of the Unix socket, in octal."},
     {"tls-cert", TEXT, AT(tls_cert), 1, 0, NULL, "FILE", 0,
-     "Certificate chain in PEM: serve HTTPS. Needs --tls-key."},
+     "Certificate chain in PEM format; enables HTTPS. Requires --tls-key."},
     {"tls-key", TEXT, AT(tls_key), 1, 0, NULL, "FILE", 0,
-     "Private key of the certificate, in PEM."},
+     "Private key of the certificate, in PEM format."},
     {"allowed-host", LIST, AT(allowed_hosts), 1, 0, NULL, "NAME", 0,
-     "Name that requests may have in their Host header besides localhost, while bound to a loopback "
-     "address (a guard against DNS rebinding); bound elsewhere, giving one turns the check on. May "
-     "be given several times."},
+     "Host name accepted in the Host header in addition to localhost while keepd listens on a "
+     "loopback address (protection against DNS rebinding). On other addresses the header is "
+     "checked only if this option is given. May be given several times."},
     {"cors-origin", LIST, AT(cors_origins), 1, 0, NULL, "ORIGIN", 0,
-     "Origin whose pages browsers let read answers (https://chat.example), or * for all. May be "
-     "given several times. None: no page of another origin."},
+     "Origin whose web pages may read answers (https://chat.example), or * for all. May be "
+     "given several times. Default: no other origin."},
     {"max-connections", INT, AT(max_connections), 1, 1000000, "2048", "N", 0,
-     "Open client connections."},
+     "Maximum number of open client connections."},
     {"max-connections-per-client", INT, AT(max_connections_per_client), 0, 1000000, "0", "N", 0,
-     "Open connections from one address; more are closed at once. 0: any number."},
+     "Maximum number of open connections from one address; further connections are closed at "
+     "once. 0: no limit."},
     {"max-header-bytes", BYTES, AT(max_header_bytes), 1024, 1048576, "16K", "BYTES", 0,
-     "Largest request line and headers together. Larger ones are answered with 431."},
+     "Maximum size of request line and headers together. Larger requests are answered with "
+     "431."},
     {"max-body-bytes", BYTES, AT(max_body_bytes), 1024, MANY, "8M", "BYTES", 0,
-     "Largest request body."},
+     "Maximum size of a request body."},
     {"strict-params", FLAG, AT(strict_params), 0, 0, "false", NULL, 0,
-     "Refuse requests with unknown fields instead of ignoring those fields."},
+     "Reject requests with unknown fields instead of ignoring the fields."},
     {"reasoning-parser", CHOICE, AT(reasoning_parser), 0, 0, "auto", "auto|none", 0,
-     "auto: what a model thinks between <think> tags comes as reasoning_content. none: answers stay "
-     "whole."},
+     "auto: text between <think> tags is returned as reasoning_content. none: answers are "
+     "returned unchanged."},
     {"tool-call-parser", CHOICE, AT(tool_call_parser), 0, 0, "auto", "auto|hermes|llama3|none", 0,
-     "How the model writes calls of tools: <tool_call> tags (hermes: Qwen, Hermes) or a bare JSON "
-     "object (llama3: Llama 3.x). auto: as its chat template says. none: requests whose tools may "
-     "be called are refused."},
+     "Format of the model's tool calls: <tool_call> tags (hermes: Qwen, Hermes) or a bare JSON "
+     "object (llama3: Llama 3.x). auto: detected from the chat template. none: requests that "
+     "allow tool calls are rejected."},
     {"request-timeout", INT, AT(request_timeout), 0, 86400, "0", "SECONDS", RELOADABLE,
-     "How long a request may take from its arrival; then it ends with 408. A request may ask for "
-     "less by the header X-Request-Timeout. 0: any time."},
+     "Maximum duration of a request, measured from its arrival; a request that takes longer "
+     "ends with 408. A request may set a lower limit with the header X-Request-Timeout. 0: no "
+     "limit."},
     {"rate-limit", INT, AT(rate_limit), 0, 1000000, "0", "N", RELOADABLE,
-     "Requests per minute and API key (without keys: of all clients together). More are answered "
-     "with 429. 0: any number."},
+     "Requests per minute and API key (without keys: of all clients together). Further "
+     "requests are answered with 429. 0: no limit."},
     {"drain-seconds", INT, AT(drain_seconds), 0, 86400, "30", "N", RELOADABLE,
-     "How long running answers may take to finish after SIGTERM."},
+     "Time that running answers have to finish after SIGTERM."},
 
     {.help = "Cache"},
     {"kv-policy", TEXT, AT(kv_policy), 1, 0, "auto", "POLICY", 0,
      "Eviction policy, which decides what a sequence over its budget keeps: " POLICY_NAMES ". "
      "auto: global if the model has gates, otherwise full."},
     {"kv-budget", INT, AT(kv_budget), 1, MANY, "1024", "N", 0,
-     "Kept entries per layer and head, on average. A request may ask for another budget."},
+     "Cache entries kept per layer and head, on average. A request may set another budget."},
     {"kv-budget-max", INT, AT(kv_budget_max), 0, MANY, "0", "N", 0,
-     "Largest budget a request may ask for. 0: any."},
+     "Maximum budget that a request may set. 0: no limit."},
     {"kv-buffer", INT, AT(kv_buffer), 0, MANY, "128", "N", 0,
-     "Tokens a sequence may grow past its budget before the next eviction."},
+     "Tokens by which a sequence may exceed its budget before the next eviction."},
     {"kv-chunk", INT, AT(kv_chunk), 1, MANY, "512", "N", 0,
-     "Prompt tokens between evictions while a prompt is read."},
+     "Prompt tokens between two evictions while a prompt is processed."},
     {"kv-pool-bytes", BYTES, AT(kv_pool_bytes), 0, INT64_MAX, "0", "BYTES", 0,
-     "Memory for all cache pages, of each rank. 0: what the weights leave of the GPU that has "
-     "least, less what steps need; on the CPU what max-num-seqs asks for, at most half "
-     "of what is free."},
+     "Memory for the cache pages of each rank. 0: on a GPU, what remains after weights and "
+     "working memory on the fullest device; on the CPU, enough for max-num-seqs, at most half "
+     "of the free memory."},
     {"kv-dtype", CHOICE, AT(kv_dtype), 0, 0, "auto", "auto|f32|bf16|fp8|fp8_e4m3", 0,
-     "Number format of cached keys and values. auto: the weights', bf16 for f16. fp8 (fp8_e4m3): "
-     "8-bit E4M3, nearest, at most 448: twice the entries of bf16 in the same memory."},
+     "Number format of cached keys and values. auto: the format of the weights, bf16 for f16 "
+     "weights. fp8 (fp8_e4m3): 8-bit E4M3, rounded to nearest, at most 448; holds twice as "
+     "many entries as bf16 in the same memory."},
 
     {.help = "Engine"},
     {"max-num-seqs", INT, AT(max_num_seqs), 1, 65536, "64", "N", 0,
-     "Sequences running at once."},
+     "Maximum number of sequences that run at the same time."},
     {"max-num-batched-tokens", INT, AT(max_num_batched_tokens), 1, 1048576, "2048", "N", 0,
-     "Tokens computed in one step, of prompts and answers together."},
+     "Maximum number of tokens computed in one step, prompts and answers together."},
     {"default-max-tokens", INT, AT(default_max_tokens), 0, MANY, "1024", "N", 0,
-     "Longest answer when a chat request names no length. 0: to the end of the context. "
-     "/v1/completions has 16, as OpenAI's."},
+     "Maximum answer length of a chat request that sets none. 0: up to the end of the context. "
+     "/v1/completions uses 16, as OpenAI does."},
     {"max-queue", INT, AT(max_queue), 1, 1048576, "1024", "N", 0,
-     "Requests waiting for a place. More are answered with 503."},
+     "Maximum number of waiting requests. Further requests are answered with 503."},
     {"max-queue-tokens", INT, AT(max_queue_tokens), 0, INT64_MAX, "1048576", "N", 0,
-     "Prompt tokens of all waiting requests together, reserved before a prompt is tokenised. More "
-     "are answered with 503. 0: any number."},
+     "Maximum number of prompt tokens of all waiting requests together, reserved before a "
+     "prompt is tokenized. Further requests are answered with 503. 0: no limit."},
     {"max-conversations", INT, AT(max_conversations), 0, 1048576, "256", "N", 0,
-     "Conversations retained between turns."},
+     "Maximum number of conversations retained between turns."},
     {"max-choices", INT, AT(max_choices), 0, 128, "0", "N", 0,
-     "Choices (n) of one request. 0: as many as may run at once, at most 128."},
+     "Maximum number of choices (n) of one request. 0: as many as may run at the same time, at "
+     "most 128."},
     {"state-dir", TEXT, AT(state_dir), 1, 0, NULL, "DIR", 0,
-     "Directory where conversations with a budget outlive the process, for this daemon or another "
-     "with the same model and gates. It holds a secret key; keep it to yourself (mode 0700)."},
+     "Directory in which conversations with a budget are stored, so that this daemon or "
+     "another one with the same model and gates can continue them after a restart. It holds a "
+     "secret key; restrict access to it (mode 0700)."},
     {"state-bytes", BYTES, AT(state_bytes), 0, INT64_MAX, "16G", "BYTES", 0,
-     "Largest size of all files in state-dir together; the one used longest ago goes first."},
+     "Maximum size of all files in state-dir together; the least recently used file is deleted "
+     "first."},
     {"state-idle", INT, AT(state_idle), 0, 86400, "10", "SECONDS", 0,
-     "A conversation is written to state-dir when nobody used it for so long; also at the end, and "
-     "when its memory is needed."},
+     "Time after its last use at which a conversation is written to state-dir. Conversations "
+     "are also written at shutdown and when their memory is needed."},
     {"data-parallel-size", INT, AT(data_parallel_size), 1, 64, "1", "N", 0,
-     "Replicas of the model in one server, each with a GPU of its own or an equal share of the "
-     "threads. kv-pool-bytes, max-num-seqs, max-num-batched-tokens, max-queue and max-conversations "
-     "are each one's; a conversation stays with its replica."},
+     "Number of replicas of the model in one server, each with its own GPU or an equal part of "
+     "the threads. kv-pool-bytes, max-num-seqs, max-num-batched-tokens, max-queue and "
+     "max-conversations apply to each replica; a conversation stays with its replica."},
     {"tensor-parallel-size", INT, AT(tensor_parallel_size), 1, 8, "1", "N", 0,
-     "Ranks that the model is split over, each with its part of the weights and of the cache: 1, 2, "
-     "4 or 8. Each is a GPU of its own, or CPU threads; there answers are bitwise those of one rank."},
+     "Number of ranks over which each model is split: 1, 2, 4 or 8. Each rank holds a part of "
+     "the weights and of the cache, on its own GPU or on CPU threads. On the CPU, answers are "
+     "bitwise those of one rank."},
     {"kv-rank-cap", INT, AT(kv_rank_cap), 0, 800, "0", "PERCENT", 0,
-     "Where entries of different heads compete, the most that one rank keeps of a conversation, in "
-     "percent of an even share, 100 or more. 0: no cap, so answers do not depend on the ranks."},
+     "Maximum number of entries that one rank keeps of a conversation, for policies in which "
+     "heads compete, in percent of an even distribution; 100 or more. 0: no maximum, so "
+     "answers do not depend on the number of ranks."},
     {"threads", INT, AT(threads), 0, 1024, "0", "N", 0,
-     "Compute threads of all replicas. 0: one per core."},
+     "Number of compute threads of all replicas. 0: one per core."},
     {"device", CHOICE, AT(device), 0, 0, "auto", "auto|cpu|cuda", 0,
-     "What computes. auto: a GPU where the build and the machine have one."},
+     "Device that computes. auto: a GPU if this build and this machine have one."},
     {"cpu-path", CHOICE, AT(cpu_path), 0, 0, "auto", "auto|reference|portable|avx2|avx512|amx", 0,
-     "Kernels to use. auto: the fastest this machine can run."},
+     "CPU kernels to use. auto: the fastest that this machine can run."},
 
     {.help = "General"},
     {"config", TEXT, AT(config_file), 1, 0, NULL, "FILE", NOT_IN_FILE,
-     "Configuration file: lines of `name = value`, names as here without the dashes."},
+     "Configuration file with lines of the form `name = value`; the names are the options "
+     "without the dashes."},
     {"log-level", CHOICE, AT(log_level), 0, 0, "info", "error|warn|info|debug", RELOADABLE,
-     "How much is logged."},
+     "Level of detail of the log."},
     {"log-format", CHOICE, AT(log_format), 0, 0, "plain", "plain|json", RELOADABLE,
-     "How lines of the log look. json: one object per line."},
+     "Format of log lines. json: one object per line."},
     {"check-config", FLAG, AT(check_config), 0, 0, NULL, NULL, COMMAND_LINE,
-     "Check all that start would refuse (options, files, the model's tensors) without loading "
-     "weights, print the values in force and exit."},
+     "Check everything that a start would reject (options, files, the model's tensors) without "
+     "loading weights, print the values in force and exit."},
     {"version", FLAG, AT(version), 0, 0, NULL, NULL, COMMAND_LINE,
      "Print the version and exit."},
     {"man", FLAG, AT(man), 0, 0, NULL, NULL, COMMAND_LINE,
@@ -171,7 +189,7 @@ const struct option config_options[] = {
 
 const size_t config_option_count = OPTION_COUNT;
 
-/* Later ones win. */
+/* Ascending priority. */
 enum source { FROM_DEFAULT, FROM_FILE, FROM_ENVIRONMENT, FROM_FLAG };
 
 struct loader {
@@ -181,8 +199,8 @@ struct loader {
     bool in_file[OPTION_COUNT];
     FILE *file;
     const char *path;
-    int line;       /* of the file */
-    bool line_long; /* the file's line was longer than inih's buffer */
+    int line;       /* line number in the file */
+    bool line_long; /* the line was longer than inih's buffer */
     int rc;         /* first error in the file */
 };
 
@@ -215,7 +233,7 @@ static size_t edit_distance(const char *a, size_t a_size, const char *b) {
     return row[b_size];
 }
 
-/* The option that was probably meant: at most one edit in three letters away. NULL = none. */
+/* The option probably meant: the nearest name, at most one edit per three letters away, or NULL. */
 static const char *nearest_name(const char *name, size_t size) {
     const char *nearest = NULL;
     size_t least = size / 3 + 1;
@@ -344,7 +362,7 @@ static bool is_text(const struct option *option, const char *text) {
     return (int64_t)strlen(text) >= option->min;
 }
 
-/* `stronger`: than the source of what a list holds already. */
+/* `stronger`: the value's source outranks the source of the list's present items. */
 static void store_string(struct config *config, const struct option *option, const char *text,
                          bool stronger) {
     struct config_list *list = config_field(config, option);
@@ -356,7 +374,7 @@ static void store_string(struct config *config, const struct option *option, con
     add_to_list(list, text);
 }
 
-/* Checks in any case, stores unless a stronger source has spoken. */
+/* Always checks the value; stores it unless a stronger source has set the option. */
 static int set_option(struct loader *load, const struct option *option, const char *text,
                       enum source source, const char *where) {
     size_t index = (size_t)(option - config_options);
@@ -397,7 +415,7 @@ static void load_defaults(struct loader *load) {
     }
 }
 
-/* One argument, and its value if that is the next one. *used: how many were taken. */
+/* One flag, with its value if that is the next argument. *used: number of arguments taken. */
 static int load_flag(struct loader *load, char **args, int *used) {
     const char *name = args[0] + 2, *value = strchr(args[0], '=');
     size_t size = value ? (size_t)(value - name) : strlen(name);
@@ -440,7 +458,7 @@ static void environment_name(const struct option *option, char *out, size_t size
     for (char *p = out; *p; p++) *p = *p == '-' ? '_' : (char)toupper((unsigned char)*p);
 }
 
-/* Unknown KEEPD_ variables are left alone: they may be meant for others (tests, containers). */
+/* Unknown KEEPD_ variables are ignored: other programs may use them (tests, containers). */
 static int load_environment(struct loader *load, char **envp) {
     for (size_t i = 0; i < OPTION_COUNT; i++) {
         char name[64];
@@ -457,7 +475,7 @@ static int load_environment(struct loader *load, char **envp) {
     return 0;
 }
 
-/* inih's fgets, to know the line and to notice one that does not fit its buffer. */
+/* Replaces inih's fgets: counts lines and detects a line that does not fit inih's buffer. */
 static char *read_line(char *line, int size, void *stream) {
     struct loader *load = stream;
     if (load->line_long || !fgets(line, size, load->file)) return NULL;
@@ -478,7 +496,7 @@ static int load_file_entry(struct loader *load, const char *section, const char 
     if (option->traits & (COMMAND_LINE | NOT_IN_FILE))
         return fault_set(load->fault, ERR_INVALID, option->name,
                          "%s: %s cannot stand in a configuration file", where, option->name);
-    /* Also what an indented line comes to: inih gives it as a second value. */
+    /* Covers indented lines as well: inih reports such a line as a second value. */
     if (option->type != LIST && load->in_file[option - config_options])
         return fault_set(load->fault, ERR_INVALID, option->name, "%s: %s is given twice", where,
                          option->name);
@@ -514,7 +532,7 @@ static int load_file(struct loader *load) {
 
 /* --- the whole --- */
 
-/* "bundled/keepd-nano/" -> "keepd-nano"; "." and ".." by the directory they are. */
+/* "bundled/keepd-nano/" -> "keepd-nano"; "." and ".." are resolved first. */
 static void name_model(struct config *config) {
     char *real = realpath(config->model, NULL);
     const char *path = real ? real : config->model;

@@ -10,8 +10,8 @@
 
 #include "base/err.h"
 
-/* The values of an option that may be given several times; the strongest source that names it
- * gives all of them. */
+/* The values of an option that may be given several times. All come from the strongest source that
+ * names the option. */
 struct config_list {
     char **items;
     size_t count;
@@ -21,10 +21,10 @@ struct config {
     char *config_file;           /* --config */
     char *model;                 /* required */
     char *host;                  /* 127.0.0.1 */
-    int64_t port;                /* 8080; 0 = any free one, printed in the ready line */
+    int64_t port;                /* 8080; 0 = any free port, printed in the ready line */
     char *served_model_name;     /* default: the model directory's name */
     struct config_list api_keys; /* none = open */
-    char *kv_policy;             /* "auto" = global where the model has gates, else full */
+    char *kv_policy;             /* "auto": the engine chooses, see engine_options */
     int64_t kv_budget, kv_budget_max, kv_buffer, kv_chunk;
     int64_t kv_pool_bytes; /* accepts K, M, G suffixes; 0 = chosen */
     char *kv_dtype;        /* auto, f32, bf16, fp8, fp8_e4m3 */
@@ -44,7 +44,7 @@ struct config {
     char *cpu_path;      /* auto, reference, portable, avx2, avx512, amx */
     char *log_format;    /* plain, json */
     char *log_level;     /* error, warn, info, debug */
-    bool random_weights; /* take only config.json from the model directory (timing) */
+    bool random_weights; /* read only config.json from the model directory (timing) */
     char *quantization;  /* none, fp8 */
     bool strict_params;  /* unknown request fields are a 400 */
     char *reasoning_parser;
@@ -60,9 +60,9 @@ void config_close(struct config *config);
 
 bool config_is_option(const char *name); /* "kv-policy" */
 
-/* SIGHUP: load once more with the same arguments, then swap in what may change while running (the
- * table says). The rest keeps its value until a restart. `changed` is told of every option whose
- * value differs, and whether it was taken. */
+/* For SIGHUP: takes the values of options marked RELOADABLE from `fresh`, which was loaded with the
+ * same arguments. Other options keep their values until a restart. `changed` is called for every
+ * option whose value differs; `taken` tells whether it was applied. */
 void config_reload(struct config *config, struct config *fresh,
                    void (*changed)(void *arg, const char *option, bool taken), void *arg);
 

@@ -1,3 +1,5 @@
+/* Prints the option table: as help for a terminal, as a manual page in roff, and with the values in
+ * force as a configuration file. All three walk the same rows, so none can lack an option. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -6,7 +8,7 @@
 #define HELP_COLUMN 32
 #define HELP_WIDTH  96
 
-/* The cursor stands at HELP_COLUMN; further lines start there too. */
+/* Expects the cursor at HELP_COLUMN and starts further lines there. */
 static void print_wrapped(FILE *out, const char *text) {
     int column = HELP_COLUMN;
     while (*text) {
@@ -45,8 +47,8 @@ void config_help(FILE *out) {
           "\n"
           "Serves a language model over the OpenAI HTTP API with a bounded key/value cache.\n"
           "Every option is also read from the environment (KEEPD_KV_BUDGET for --kv-budget) and\n"
-          "from the file given with --config (kv-budget = 512). The command line wins over the\n"
-          "environment, the environment over the file. Defaults stand in brackets.\n",
+          "from the file given with --config (kv-budget = 512). The command line overrides the\n"
+          "environment, and the environment overrides the file. Defaults are in brackets.\n",
           out);
     for (size_t i = 0; i < config_option_count; i++) {
         if (config_options[i].name)
@@ -58,7 +60,8 @@ void config_help(FILE *out) {
 
 /* --- the manual page --- */
 
-/* Roff takes a backslash, and a dot or quote at the beginning of a line, as its own. */
+/* Escapes characters that roff would interpret: backslashes, and a dot or quote at a line's start.
+ */
 static void man_text(FILE *out, const char *text) {
     for (; *text; text++) {
         if (*text == '\\')
@@ -89,7 +92,7 @@ static void man_option(FILE *out, const struct option *option) {
         man_text(out, option->fallback);
         fputc('.', out);
     }
-    if (option->traits & RELOADABLE) fputs(" Can change by SIGHUP.", out);
+    if (option->traits & RELOADABLE) fputs(" Applied again on SIGHUP.", out);
     fputc('\n', out);
 }
 
@@ -97,24 +100,24 @@ static const char man_head[] =
     ".SH NAME\nkeepd \\- serves a language model with a bounded key/value cache\n"
     ".SH SYNOPSIS\n.B keepd\n\\fB\\-\\-model\\fR \\fIDIR\\fR [\\fIoptions\\fR]\n"
     ".SH DESCRIPTION\n"
-    "keepd answers the OpenAI HTTP API with a model directory as published for Hugging Face. The "
-    "cache of each conversation has a budget that it never outgrows.\n.PP\n"
+    "keepd serves a language model in Hugging Face format over the OpenAI HTTP API. The key/value "
+    "cache of each conversation is bounded by a budget.\n.PP\n"
     "Every option is also read from the environment (KEEPD_KV_BUDGET for\n"
     ".BR \\-\\-kv\\-budget )\nand from the file given with\n.B \\-\\-config\n"
-    "(kv\\-budget = 512). The command line wins over the environment, the environment over the "
-    "file. An option that may be given several times takes all its values from the strongest of "
-    "them.\n";
+    "(kv\\-budget = 512). The command line overrides the environment, and the environment "
+    "overrides the file. An option that may be given several times takes all its values from one "
+    "of these sources.\n";
 
 static const char man_tail[] =
     ".SH SIGNALS\n"
-    ".TP\n.B SIGTERM, SIGINT\nTake no new requests, finish those accepted within drain\\-seconds, "
-    "exit. A second one ends them at once.\n"
-    ".TP\n.B SIGHUP\nRead the configuration again and take over what can change; the log names "
-    "the rest.\n"
+    ".TP\n.B SIGTERM, SIGINT\nRefuse new requests, finish accepted ones within drain\\-seconds, "
+    "and exit. A second signal ends them at once.\n"
+    ".TP\n.B SIGHUP\nRead the configuration again and apply the options that can change; the log "
+    "names changed options that need a restart.\n"
     ".SH EXIT STATUS\n"
-    ".TP\n.B 0\nEnded by a signal, or printed what was asked for.\n"
-    ".TP\n.B 1\nThe machine is at fault: a port in use, no memory, a device that failed.\n"
-    ".TP\n.B 78\nAn option or the model is refused; starting again will not help.\n"
+    ".TP\n.B 0\nEnded by a signal, or printed the requested text.\n"
+    ".TP\n.B 1\nThe machine is at fault: a port in use, no memory, a failed device.\n"
+    ".TP\n.B 78\nAn option or the model was rejected; restarting does not help.\n"
     ".SH ENVIRONMENT\n"
     "NOTIFY_SOCKET, WATCHDOG_USEC and LISTEN_FDS as systemd sets them.\n"
     ".SH SEE ALSO\n.BR systemd.service (5)\n";

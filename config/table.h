@@ -1,5 +1,5 @@
-/* The option table as config/ itself sees it: config.c has the rows and reads values into them,
- * show.c prints them. */
+/* The option table as config/ itself sees it: config.c holds the rows and reads values into struct
+ * config, show.c prints them. */
 #ifndef KEEPD_CONFIG_TABLE_H
 #define KEEPD_CONFIG_TABLE_H
 
@@ -9,8 +9,8 @@
 
 enum type { TEXT, LIST, CHOICE, INT, BYTES, FLAG };
 
-/* What asks for one answer now (--help) stands on the command line only; a file that names a file
- * would need an order among files. */
+/* COMMAND_LINE: options that ask for one answer now, such as --help. NOT_IN_FILE: --config, because
+ * files that name files would need an order. */
 enum trait { COMMAND_LINE = 1, NOT_IN_FILE = 2, RELOADABLE = 4, SECRET = 8 };
 
 struct option {
@@ -18,8 +18,8 @@ struct option {
     enum type type;
     size_t offset;        /* in struct config */
     int64_t min, max;     /* INT, BYTES: the range; TEXT, LIST: min is the least length */
-    const char *fallback; /* the default as one would write it; NULL: not set */
-    const char *metavar;  /* what --help calls the value; CHOICE: the choices between bars */
+    const char *fallback; /* the default in the syntax of a value; NULL: not set */
+    const char *metavar;  /* name of the value in --help; CHOICE: the choices between bars */
     unsigned traits;      /* enum trait */
     const char *help;
 };
@@ -27,7 +27,7 @@ struct option {
 extern const struct option config_options[];
 extern const size_t config_option_count;
 
-/* Where the option's value lies: char * (TEXT, CHOICE), struct config_list (LIST), int64_t (INT,
+/* Address of the option's value: char * (TEXT, CHOICE), struct config_list (LIST), int64_t (INT,
  * BYTES) or bool (FLAG). */
 void *config_field(const struct config *config, const struct option *option);
 

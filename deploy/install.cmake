@@ -1,5 +1,4 @@
-# What `make install` puts where. Paths in the units follow the prefix; settings in /etc are left
-# alone when they are there.
+# Rules of `make install`. Paths in the units follow the prefix; existing settings in /etc are kept.
 include(GNUInstallDirs)
 
 set(man_page ${CMAKE_BINARY_DIR}/keepd.1)

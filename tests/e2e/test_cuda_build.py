@@ -1,4 +1,4 @@
-"""What `cmake --preset cuda` makes, where there is no GPU: it starts, and says so; made by .ci/run where nvcc is."""
+"""The build of `cmake --preset cuda`, where there is no GPU: it starts, and says so; made by .ci/run where nvcc is."""
 import os
 import pathlib
 import subprocess

@@ -208,7 +208,7 @@ def test_texts():
     assert run("--version").stdout.startswith("keepd 0.")
     r = run("--model", MODEL_DIR, "--api-key", "s3cr3t", "--check-config")
     assert r.returncode == 0 and MODEL_DIR in r.stdout and "s3cr3t" not in r.stdout
-    assert "/v1/completions has 16" in " ".join(run("--help").stdout.split())
+    assert "/v1/completions uses 16" in " ".join(run("--help").stdout.split())
 
 
 def test_manual_page_is_the_option_table():
