@@ -81,7 +81,7 @@ static int read_unicode_escape(struct reader *in, uint32_t *scalar) {
     uint32_t low;
     int rc = read_hex4(in, scalar);
     if (rc) return rc;
-    if (*scalar == 0) return refuse(in, "\\u0000 is not accepted");
+    if (*scalar == 0 && !in->limits->nuls) return refuse(in, "\\u0000 is not accepted");
     if (*scalar < 0xD800 || *scalar > 0xDFFF) return 0;
     if (*scalar > 0xDBFF || !take(in, '\\') || !take(in, 'u')) return refuse(in, "lone surrogate");
     if ((rc = read_hex4(in, &low))) return rc;
@@ -104,7 +104,12 @@ static int read_escape(struct reader *in, char **to) {
     uint32_t scalar;
     int rc = read_unicode_escape(in, &scalar);
     if (rc) return rc;
-    *to += utf8_encode(scalar, *to);
+    if (scalar == 0) {
+        memcpy(*to, JSON_NUL, sizeof JSON_NUL - 1);
+        *to += sizeof JSON_NUL - 1;
+    } else {
+        *to += utf8_encode(scalar, *to);
+    }
     return 0;
 }
 

@@ -1,11 +1,15 @@
 /* JSON in and out: strict reading into a cJSON tree, and a writer.
  *
  * json_parse is strict where cJSON's parser is not: UTF-8 is checked, exactly one value with
- * nothing after it, numbers and escapes by RFC 8259, raw control characters, \u0000, lone
- * surrogates and numbers beyond a double refused, limits on bytes, depth and nodes. The bar is
- * JSONTestSuite: every n_ case is refused. Duplicate keys are refused when `unique_keys` is set
- * (requests; not model files). Number nodes keep their text in `valuestring`, so 64-bit seeds
- * lose no digits.
+ * nothing after it, numbers and escapes by RFC 8259, raw control characters, lone surrogates and
+ * numbers beyond a double refused, limits on bytes, depth and nodes. The bar is JSONTestSuite:
+ * every n_ case is refused. Duplicate keys are refused when `unique_keys` is set (requests; not
+ * model files). Number nodes keep their text in `valuestring`, so 64-bit seeds lose no digits.
+ *
+ * Strings of a tree end with a NUL, so U+0000 cannot stand in them as itself. With `nuls` the tree
+ * holds it as the two bytes C0 80, as Java's and Tcl's strings do. UTF-8 never has these bytes, so
+ * nothing else can be meant; json_write_node writes \u0000 for them, and who needs the text itself
+ * takes json_text. Without `nuls` \u0000 is refused (model files).
  *
  * The tree is a plain cJSON tree: walk it with cJSON's own iteration macros, never with
  * cJSON_GetObjectItem (it ignores case). Immutable after parsing, so any thread may read it. */
@@ -17,13 +21,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/arena.h"
 #include "base/buf.h"
 #include "base/err.h"
 
 struct json_limits {
     size_t bytes;
     int depth; /* containers inside each other; at most JSON_MAX_DEPTH whatever is asked */
-    bool unique_keys;
+    bool unique_keys, nuls;
     size_t nodes; /* values in the tree, each about 100 bytes of memory; 0: only `bytes` bounds */
 };
 
@@ -51,6 +56,14 @@ int json_str(const cJSON *object, const char *path, const char *key, const char 
 int json_node_int(const cJSON *node, int64_t min, int64_t max,
                   int64_t *value);             /* 0 or ERR_INVALID */
 const char *json_type_name(const cJSON *node); /* "string", "number", ... for messages */
+
+/* U+0000 in the strings of a tree. */
+#define JSON_NUL "\xC0\x80"
+/* The text that `from` stands for, which has `*size` bytes and no end. `to` has room for
+ * strlen(from) bytes; it may be `from`. */
+void json_text(const char *from, char *to, size_t *size);
+/* The same in the arena, NULL when memory is short. A string without U+0000 is given as it is. */
+const char *json_arena_text(struct arena *arena, const char *from, size_t *size);
 
 /* Writer: valid JSON whatever the bytes. Invalid UTF-8 becomes U+FFFD; non-ASCII stays raw. */
 void json_write_str(struct buf *buf, const char *s, size_t n); /* with the quotes */

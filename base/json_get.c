@@ -29,6 +29,28 @@ const char *json_type_name(const cJSON *node) {
     }
 }
 
+void json_text(const char *from, char *to, size_t *size) {
+    const char *nul;
+    char *at = to;
+    while ((nul = strstr(from, JSON_NUL))) {
+        memmove(at, from, (size_t)(nul - from));
+        at += nul - from;
+        *at++ = '\0';
+        from = nul + sizeof JSON_NUL - 1;
+    }
+    size_t rest = strlen(from);
+    memmove(at, from, rest);
+    *size = (size_t)(at - to) + rest;
+}
+
+const char *json_arena_text(struct arena *arena, const char *from, size_t *size) {
+    *size = strlen(from);
+    if (!strstr(from, JSON_NUL)) return from;
+    char *to = arena_alloc(arena, *size, 1);
+    if (to) json_text(from, to, size);
+    return to;
+}
+
 const cJSON *json_get(const cJSON *object, const char *key) {
     const cJSON *member;
     if (!cJSON_IsObject(object)) return NULL;

@@ -42,8 +42,7 @@ static bool is_plain(unsigned char c) {
     return c >= 0x20 && c < 0x80 && c != '"' && c != '\\';
 }
 
-void json_write_str(struct buf *buf, const char *s, size_t n) {
-    buf_char(buf, '"');
+static void write_chars(struct buf *buf, const char *s, size_t n) {
     for (size_t i = 0, length; i < n; i += length) {
         length = 0;
         while (i + length < n && is_plain((unsigned char)s[i + length])) length++;
@@ -54,6 +53,11 @@ void json_write_str(struct buf *buf, const char *s, size_t n) {
         else
             buf_str(buf, "\xEF\xBF\xBD");
     }
+}
+
+void json_write_str(struct buf *buf, const char *s, size_t n) {
+    buf_char(buf, '"');
+    write_chars(buf, s, n);
     buf_char(buf, '"');
 }
 
@@ -70,6 +74,22 @@ void json_write_num(struct buf *buf, double value) {
     buf_str(buf, text);
 }
 
+/* A string of a tree, see json.h. */
+static void write_text(struct buf *buf, const char *s) {
+    const char *nul;
+    if (!strstr(s, JSON_NUL)) {
+        json_write_str(buf, s, strlen(s));
+        return;
+    }
+    buf_char(buf, '"');
+    for (; (nul = strstr(s, JSON_NUL)); s = nul + sizeof JSON_NUL - 1) {
+        write_chars(buf, s, (size_t)(nul - s));
+        buf_str(buf, "\\u0000");
+    }
+    write_chars(buf, s, strlen(s));
+    buf_char(buf, '"');
+}
+
 static void write_members(struct buf *buf, const cJSON *node) {
     bool object = cJSON_IsObject(node);
     const cJSON *child;
@@ -77,7 +97,7 @@ static void write_members(struct buf *buf, const cJSON *node) {
     cJSON_ArrayForEach(child, node) {
         if (child != node->child) buf_char(buf, ',');
         if (object) {
-            json_write_str(buf, child->string, strlen(child->string));
+            write_text(buf, child->string);
             buf_char(buf, ':');
         }
         json_write_node(buf, child);
@@ -94,7 +114,7 @@ void json_write_node(struct buf *buf, const cJSON *node) {
         buf_str(buf, "false");
         break;
     case cJSON_String:
-        json_write_str(buf, node->valuestring, strlen(node->valuestring));
+        write_text(buf, node->valuestring);
         break;
     case cJSON_Array:
     case cJSON_Object:

@@ -4,7 +4,7 @@
 #ifndef KEEPD_SERVER_LIMITS_H
 #define KEEPD_SERVER_LIMITS_H
 
-#define OAI_JSON_DEPTH        64
+#define OAI_JSON_DEPTH        512 /* JSON_MAX_DEPTH */
 #define OAI_MESSAGES_MAX      4096
 #define OAI_TOOLS_MAX         128
 #define OAI_TOOL_NAME_BYTES   64
@@ -19,6 +19,7 @@
 #define OAI_LOGPROBS_MAX      20   /* ENGINE_TOP_MAX */
 #define OAI_KEY_BYTES         1024 /* of cache_salt, prompt_cache_key and other opaque keys */
 #define OAI_NAMES_MAX         16   /* served model names */
+#define OAI_REPETITION_MIN    0.01 /* of repetition_penalty */
 #define OAI_REPETITION_MAX    100.0
 #define OAI_COMPLETION_TOKENS 16 /* OpenAI's max_tokens of /v1/completions when absent */
 

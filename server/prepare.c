@@ -62,6 +62,16 @@ static int refuse_prompt(struct exchange *ex, const char *field, struct fault *f
     return oai_refuse_fault(&ex->error, fault);
 }
 
+static int tokenize(struct exchange *ex, const char *prompt, struct engine_ids *ids,
+                    struct fault *fault) {
+    const struct oai_request *request = &ex->request;
+    size_t size;
+    const char *text = json_arena_text(&ex->arena, prompt, &size);
+    if (!text) return ERR_NOMEM;
+    return engine_tokenize(ex->server->engine, text, size, request->add_special,
+                           request->parse_special, &ex->arena, ids, fault);
+}
+
 /* The i-th prompt as tokens. */
 static int find_prompt(struct exchange *ex, int i, struct engine_ids *ids) {
     const struct oai_request *request = &ex->request;
@@ -73,8 +83,7 @@ static int find_prompt(struct exchange *ex, int i, struct engine_ids *ids) {
     if (!prompt)
         rc = engine_render_chat(engine, request->context, &ex->arena, ids, &fault);
     else if (prompt->text)
-        rc = engine_tokenize(engine, prompt->text, strlen(prompt->text), request->add_special,
-                             request->parse_special, &ex->arena, ids, &fault);
+        rc = tokenize(ex, prompt->text, ids, &fault);
     else
         *ids = (struct engine_ids){(int32_t *)(uintptr_t)prompt->ids, prompt->id_count};
     if (!rc) return 0;

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/json.h"
 #include "base/mem.h"
 #include "server/http.h"
 #include "server/oai/openapi.h"
@@ -151,18 +152,26 @@ static void get_openapi(struct exchange *ex) {
 
 /* A client sees and deletes those of its own key and of the salt it names (?cache_salt=). */
 static int find_space(struct exchange *ex, uint8_t space[16]) {
-    const char *salt =
-        MHD_lookup_connection_value(ex->connection, MHD_GET_ARGUMENT_KIND, "cache_salt");
-    if (salt && strlen(salt) > OAI_KEY_BYTES) {
-        oai_refuse(&ex->error, 400, "invalid_value", "cache_salt",
-                   "Invalid value for 'cache_salt': expected at most %d bytes, found %zu.",
-                   OAI_KEY_BYTES, strlen(salt));
+    static const char name[] = "cache_salt";
+    const char *salt = NULL;
+    size_t size = 0;
+    struct buf text;
+    MHD_lookup_connection_value_n(ex->connection, MHD_GET_ARGUMENT_KIND, name, sizeof name - 1,
+                                  &salt, &size);
+    buf_open(&text, 2 * OAI_KEY_BYTES + 1);
+    if (size > OAI_KEY_BYTES) {
+        oai_refuse(&ex->error, 400, "invalid_value", name,
+                   "Invalid value for '%s': expected at most %d bytes, found %zu.", name,
+                   OAI_KEY_BYTES, size);
         exchange_refuse(ex, &ex->error);
         return -1;
     }
-    if (!prepare_space(ex, salt ? salt : "", space)) return 0;
-    refuse_memory(ex);
-    return -1;
+    for (size_t i = 0; salt && i < size; i++) /* as a body's strings hold U+0000 */
+        buf_add(&text, salt[i] ? &salt[i] : JSON_NUL, salt[i] ? 1 : sizeof JSON_NUL - 1);
+    int rc = text.failed ? ERR_NOMEM : prepare_space(ex, text.data ? text.data : "", space);
+    buf_close(&text);
+    if (rc) refuse_memory(ex);
+    return rc ? -1 : 0;
 }
 
 static void get_conversations(struct exchange *ex) {

@@ -108,7 +108,10 @@ int engine_render_chat(const struct engine *e, const cJSON *context, struct aren
         out->ids[out->count++] = IM_START;
         add_bytes(out, role, strlen(role));
         add_bytes(out, "\n", 1);
-        add_bytes(out, content, strlen(content));
+        size_t size;
+        content = json_arena_text(arena, content, &size);
+        if (!content) return fault_set(fault, ERR_NOMEM, NULL, "no memory for a message");
+        add_bytes(out, content, size);
         add_calls(out, message);
         if (!message->next && cJSON_IsTrue(json_get(context, "continue_final_message"))) return 0;
         out->ids[out->count++] = IM_END;

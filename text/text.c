@@ -230,9 +230,13 @@ static int cut_after_final(struct chat_text *rendered, const cJSON *context, str
     static const char blank[] = " \t\r\n\v\f";
     const cJSON *messages = json_get(context, "messages"), *last = NULL, *node = NULL;
     cJSON_ArrayForEach(last, messages) node = json_get(last, "content");
-    const char *content = cJSON_IsString(node) ? node->valuestring : "";
-    content += strspn(content, blank);
-    size_t whole = strlen(content), size = whole;
+    size_t whole, size;
+    const char *content =
+        json_arena_text(arena, cJSON_IsString(node) ? node->valuestring : "", &whole);
+    if (content == NULL) return fault_set(fault, ERR_NOMEM, NULL, "no memory to find the message");
+    size_t begin = strspn(content, blank);
+    content += begin;
+    size = whole -= begin;
     while (size > 0 && strchr(blank, content[size - 1])) size--;
     if (size == 0) return fault_set(fault, ERR_INVALID, "messages", "there is no text to continue");
     size_t *border = arena_alloc(arena, size, sizeof *border);

@@ -8,7 +8,7 @@
 
 static const struct oai_field fields[] = {
     {"best_of", OAI_ANY},         {"echo", OAI_ANY},
-    {"suffix", OAI_EMPTY},        {"top_logprobs", OAI_ZERO},
+    {"suffix", OAI_NOTEXT},       {"top_logprobs", OAI_ZERO},
     {"prompt_embeds", OAI_NEVER}, {NULL, OAI_ANY},
 };
 

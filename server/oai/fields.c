@@ -35,7 +35,7 @@ static const struct {
     {OAI_FIELDS_GENERATION, {"top_p", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"user", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"allowed_token_ids", OAI_NEVER}},
-    {OAI_FIELDS_GENERATION, {"bad_words", OAI_EMPTY}},
+    {OAI_FIELDS_GENERATION, {"bad_words", OAI_NOLIST}},
     {OAI_FIELDS_GENERATION, {"cache_salt", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"guided_choice", OAI_NEVER}},
     {OAI_FIELDS_GENERATION, {"guided_grammar", OAI_NEVER}},
@@ -44,7 +44,7 @@ static const struct {
     {OAI_FIELDS_GENERATION, {"ignore_eos", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"include_stop_str_in_output", OAI_FALSE}},
     {OAI_FIELDS_GENERATION, {"length_penalty", OAI_ONE}},
-    {OAI_FIELDS_GENERATION, {"logits_processors", OAI_EMPTY}},
+    {OAI_FIELDS_GENERATION, {"logits_processors", OAI_NOLIST}},
     {OAI_FIELDS_GENERATION, {"min_p", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"min_tokens", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"priority", OAI_ANY}},
@@ -63,14 +63,14 @@ static const struct {
     {OAI_FIELDS_GENERATION, {"use_beam_search", OAI_FALSE}},
     {OAI_FIELDS_GENERATION, {"dry_multiplier", OAI_ZERO}},
     {OAI_FIELDS_GENERATION, {"ebnf", OAI_NEVER}},
-    {OAI_FIELDS_GENERATION, {"grammar", OAI_EMPTY}},
+    {OAI_FIELDS_GENERATION, {"grammar", OAI_NOTEXT}},
     {OAI_FIELDS_GENERATION, {"json_schema", OAI_NEVER}},
     {OAI_FIELDS_GENERATION, {"kv", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"mirostat", OAI_ZERO}},
     {OAI_FIELDS_GENERATION, {"n_predict", OAI_NEVER}},
     {OAI_FIELDS_GENERATION, {"regex", OAI_NEVER}},
     {OAI_FIELDS_GENERATION, {"repeat_penalty", OAI_ONE}},
-    {OAI_FIELDS_GENERATION, {"samplers", OAI_EMPTY}},
+    {OAI_FIELDS_GENERATION, {"samplers", OAI_NOLIST}},
     {OAI_FIELDS_GENERATION, {"structural_tag", OAI_NEVER}},
     {OAI_FIELDS_GENERATION, {"thinking_token_budget", OAI_NEVER}},
     {OAI_FIELDS_GENERATION, {"typical_p", OAI_ONE}},
@@ -91,10 +91,6 @@ static bool is_text(const cJSON *node, const char *text) {
     return cJSON_IsString(node) && strcmp(node->valuestring, text) == 0;
 }
 
-static bool is_empty(const cJSON *node) {
-    return is_text(node, "") || ((cJSON_IsArray(node) || cJSON_IsObject(node)) && !node->child);
-}
-
 static bool is_neutral(const cJSON *node, enum oai_neutral neutral) {
     switch (neutral) {
     case OAI_ANY:
@@ -111,8 +107,10 @@ static bool is_neutral(const cJSON *node, enum oai_neutral neutral) {
         return is_text(node, "none");
     case OAI_MEDIUM:
         return is_text(node, "medium");
-    case OAI_EMPTY:
-        return is_empty(node);
+    case OAI_NOTEXT:
+        return is_text(node, "");
+    case OAI_NOLIST:
+        return cJSON_IsArray(node) && !node->child;
     case OAI_ZERO:
         return cJSON_IsFalse(node) || (cJSON_IsNumber(node) && node->valuedouble == 0);
     case OAI_TEXT:

@@ -13,7 +13,8 @@ enum oai_neutral {
     OAI_ONE,
     OAI_NONE,     /* "none" */
     OAI_MEDIUM,   /* "medium" */
-    OAI_EMPTY,    /* "", [] or {} */
+    OAI_NOTEXT,   /* "" */
+    OAI_NOLIST,   /* [] */
     OAI_ZERO,     /* 0 or false */
     OAI_TEXT,     /* {"type": "text"} */
     OAI_ONLYTEXT, /* ["text"] */
@@ -40,6 +41,9 @@ int oai_check_fields(const struct oai_kind *kind, const cJSON *body, bool strict
 /* What the chat template sees: messages with their content as one string, tools,
  * add_generation_prompt, continue_final_message and the members of chat_template_kwargs. */
 int oai_build_context(const cJSON *body, cJSON **context, struct oai_error *error);
+
+/* Types of the fields that only chats have, in a body without messages. 0 or -1. */
+int oai_check_unused(const cJSON *body, struct oai_error *error);
 
 /* 400: `field` is `found` where `text` ("a string") is expected. Returns -1. */
 int oai_expected(struct oai_error *error, const char *field, const char *text, const cJSON *found);

@@ -68,16 +68,32 @@ static int join_parts(const cJSON *parts, const char *path, struct buf *out,
     return out->failed ? no_memory(error) : 0;
 }
 
+/* What an assistant or a tool may say instead of text; keepd's own answers have a content of null
+ * beside calls and beside a thought that was cut. A refusal is what the model said. */
+static const char *content_instead(const cJSON *message) {
+    static const char *const others[] = {"tool_calls", "function_call", "reasoning_content",
+                                         "reasoning", "thinking"};
+    const cJSON *role = json_get(message, "role"), *refusal = json_get(message, "refusal");
+    bool assistant = cJSON_IsString(role) && strcmp(role->valuestring, "assistant") == 0;
+    bool tool = cJSON_IsString(role) && strcmp(role->valuestring, "tool") == 0;
+    if (!assistant && !tool) return NULL;
+    if (cJSON_IsString(refusal)) return refusal->valuestring;
+    if (cJSON_GetObjectItemCaseSensitive(message, "content")) return ""; /* null */
+    for (size_t i = 0; assistant && i < sizeof others / sizeof *others; i++)
+        if (json_get(message, others[i])) return "";
+    return NULL;
+}
+
 static int put_content(cJSON *copy, const cJSON *message, const char *path,
                        struct oai_error *error) {
     char field[OAI_PATH];
     const cJSON *content = json_get(message, "content");
+    const char *instead = content ? NULL : content_instead(message);
     struct buf text;
     oai_path(field, "%s.content", path);
     if (cJSON_IsString(content))
         return put(copy, "content", cJSON_CreateString(content->valuestring), error);
-    if (!content && json_get(message, "tool_calls"))
-        return put(copy, "content", cJSON_CreateString(""), error);
+    if (instead) return put(copy, "content", cJSON_CreateString(instead), error);
     if (!content)
         return oai_refuse(error, 400, "missing_required_parameter", field,
                           "Missing required parameter: '%s'.", field);
@@ -96,8 +112,11 @@ static int put_content(cJSON *copy, const cJSON *message, const char *path,
  * object stays. */
 static int open_arguments(cJSON *function, struct oai_error *error) {
     const cJSON *arguments = json_get(function, "arguments");
-    struct json_limits limits = {
-        .bytes = CONTENT_BYTES_MAX, .depth = OAI_JSON_DEPTH, .unique_keys = true, .nodes = 100000};
+    struct json_limits limits = {.bytes = CONTENT_BYTES_MAX,
+                                 .depth = OAI_JSON_DEPTH,
+                                 .unique_keys = true,
+                                 .nuls = true,
+                                 .nodes = 100000};
     const char *text;
     cJSON *tree;
     if (!cJSON_IsString(arguments)) return 0;
@@ -166,6 +185,17 @@ static int put_role(cJSON *copy, const cJSON *message, const char *path, struct 
                       field, role->valuestring);
 }
 
+/* Templates know a thought by this name; clients send back the one that they read it by. */
+static int put_reasoning(cJSON *copy, const cJSON *message, struct oai_error *error) {
+    static const char *const names[] = {"reasoning_content", "reasoning", "thinking"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const cJSON *text = json_get(message, names[i]);
+        if (!cJSON_IsString(text)) continue;
+        return i == 0 ? 0 : put(copy, names[0], cJSON_CreateString(text->valuestring), error);
+    }
+    return 0;
+}
+
 static int fill_message(cJSON *copy, const cJSON *message, const char *path,
                         struct oai_error *error) {
     const cJSON *member;
@@ -181,7 +211,7 @@ static int fill_message(cJSON *copy, const cJSON *message, const char *path,
                                        : put_copy(copy, member, error))
             return -1;
     }
-    return 0;
+    return put_reasoning(copy, message, error);
 }
 
 static int put_messages(cJSON *context, const cJSON *messages, struct oai_error *error) {
@@ -276,6 +306,21 @@ static int put_flags(cJSON *context, const cJSON *body, struct oai_error *error)
     if (put(context, "add_generation_prompt", cJSON_CreateBool(prompt), error)) return -1;
     if (!effort || cJSON_GetObjectItemCaseSensitive(context, "reasoning_effort")) return 0;
     return put(context, "reasoning_effort", cJSON_CreateString(effort), error);
+}
+
+int oai_check_unused(const cJSON *body, struct oai_error *error) {
+    static const char *const flags[] = {"continue_final_message", "add_generation_prompt"};
+    const cJSON *tools = json_get(body, "tools"), *kwargs = json_get(body, "chat_template_kwargs");
+    const char *effort;
+    struct fault fault;
+    bool flag = false;
+    for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
+        if (json_bool(body, NULL, flags[i], &flag, &fault)) return oai_refuse_fault(error, &fault);
+    if (json_str(body, NULL, "reasoning_effort", &effort, &fault))
+        return oai_refuse_fault(error, &fault);
+    if (kwargs && !cJSON_IsObject(kwargs))
+        return oai_expected(error, "chat_template_kwargs", "an object", kwargs);
+    return tools ? oai_check_tools(tools, error) : 0;
 }
 
 int oai_build_context(const cJSON *body, cJSON **context, struct oai_error *error) {

@@ -140,10 +140,15 @@ int oai_parse_json(const char *data, size_t size, const struct oai_rules *rules,
     struct json_limits limits = {.bytes = rules->body_bytes,
                                  .depth = OAI_JSON_DEPTH,
                                  .unique_keys = true,
+                                 .nuls = true,
                                  .nodes = 100000 + 2 * (size_t)rules->info->max_model_len};
     int rc = json_parse(data, size, &limits, tree, &fault);
     if (rc == 0) return 0;
     if (rc == ERR_NOMEM) return oai_refuse_fault(error, &fault);
+    if (rc == ERR_LIMIT)
+        return oai_refuse(error, 400, NULL, NULL,
+                          "The JSON body of your request is beyond a limit of this server: %s.",
+                          fault.text);
     return oai_refuse(error, 400, NULL, NULL,
                       "We could not parse the JSON body of your request: %s. (HINT: This likely "
                       "means you aren't using your HTTP library correctly. The API expects a JSON "

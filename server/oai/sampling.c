@@ -68,13 +68,12 @@ static int read_numbers(struct oai_reader *r) {
         oai_get_float(r, NULL, body, "min_p", 0, 1, &s->min_p) ||
         oai_get_float(r, NULL, body, "presence_penalty", -2, 2, &s->presence) ||
         oai_get_float(r, NULL, body, "frequency_penalty", -2, 2, &s->frequency) ||
-        oai_get_float(r, NULL, body, "repetition_penalty", 0, OAI_REPETITION_MAX, &s->repetition) ||
+        oai_get_float(r, NULL, body, "repetition_penalty", OAI_REPETITION_MIN, OAI_REPETITION_MAX,
+                      &s->repetition) ||
         oai_get_int(r, NULL, body, "top_k", -1, INT32_MAX, &top_k) ||
         oai_get_bool(r, NULL, body, "ignore_eos", &s->ignore_eos))
         return -1;
     s->top_k = top_k < 0 ? 0 : top_k;
-    if (s->repetition <= 0)
-        return oai_invalid(r, "repetition_penalty", "expected a number above 0");
     return 0;
 }
 
@@ -120,11 +119,12 @@ static int add_stop(struct oai_reader *r, struct engine_stop *stops, const cJSON
     if (!cJSON_IsString(node))
         return oai_invalid(r, field, "expected a string, found %s", json_type_name(node));
     size_t size = strlen(node->valuestring);
+    char *text = arena_strndup(r->arena, node->valuestring, size);
+    if (!text) return oai_no_memory(r);
+    json_text(text, text, &size);
     if (size == 0) return oai_invalid(r, field, "a stop string must not be empty");
     if (size > OAI_STOP_BYTES)
         return oai_invalid(r, field, "expected at most %d bytes, found %zu", OAI_STOP_BYTES, size);
-    const char *text = arena_strndup(r->arena, node->valuestring, size);
-    if (!text) return oai_no_memory(r);
     stops[r->out->sampling.stop_count++] = (struct engine_stop){text, size};
     return 0;
 }

@@ -11,6 +11,12 @@
 int jinja_json_string(struct jinja_run *run, const char *s, bool marked, bool copies,
                       struct jinja_value *out) {
     size_t size = strlen(s);
+    if (strstr(s, JSON_NUL)) {
+        char *text = jinja_alloc(run, size, 1);
+        if (!text) return jinja_fail_memory(run);
+        json_text(s, text, &size);
+        s = text;
+    }
     if (!utf8_valid(s, size)) return jinja_fail(run, ERR_INVALID, "a string is not UTF-8");
     return copies ? jinja_str(run, s, size, marked, out)
                   : jinja_str_borrow(run, s, size, marked, out);
@@ -91,7 +97,7 @@ int jinja_from_json(struct jinja_run *run, const cJSON *node, bool marked, bool 
 int jinja_json_parse(struct jinja_run *run, const struct jinja_value *source,
                      struct jinja_value *out) {
     static const struct json_limits limits = {
-        .bytes = JINJA_TEXT_MAX, .depth = 128, .nodes = JINJA_STEPS_MAX / 40};
+        .bytes = JINJA_TEXT_MAX, .depth = 128, .nuls = true, .nodes = JINJA_STEPS_MAX / 40};
     struct fault fault = {0};
     cJSON *tree;
     int rc = jinja_charge_bytes(run, source->size);

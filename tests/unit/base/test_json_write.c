@@ -25,6 +25,34 @@ Test(json_write, strings) {
     expect_string("\xC3\xA9\xF0\x9D\x84\x9E", 6, "\"\xC3\xA9\xF0\x9D\x84\x9E\"");
 }
 
+/* A tree holds U+0000 as C0 80. */
+Test(json_write, nuls_come_back) {
+    static const char text[] = "{\"\\u0000k\":[\"\\u0000\",\"a\\u0000\\u0000b\",\"\xC3\xA9\"]}";
+    static const struct json_limits nuls = {.bytes = 100, .depth = 9, .nuls = true};
+    struct fault fault;
+    struct arena arena;
+    struct buf buf;
+    cJSON *tree;
+    size_t size;
+    cr_assert_eq(json_parse(text, strlen(text), &nuls, &tree, &fault), 0, "%s", fault.text);
+    buf_open(&buf, 1000);
+    json_write_node(&buf, tree);
+    cr_assert_str_eq(buf.data, text);
+    const cJSON *list = tree->child;
+    arena_open(&arena, 1000);
+    const char *both = json_arena_text(&arena, list->child->next->valuestring, &size);
+    cr_assert(size == 4 && memcmp(both, "a\0\0b", 4) == 0);
+    const char *one = json_arena_text(&arena, list->child->valuestring, &size);
+    cr_assert(size == 1 && one[0] == '\0');
+    const char *none = json_arena_text(&arena, list->child->prev->valuestring, &size);
+    cr_assert(size == 2 && none == list->child->prev->valuestring);
+    json_text(tree->child->string, tree->child->string, &size);
+    cr_assert(size == 2 && memcmp(tree->child->string, "\0k", 2) == 0);
+    arena_close(&arena);
+    buf_close(&buf);
+    json_free(tree);
+}
+
 #define REPLACEMENT "\xEF\xBF\xBD"
 
 /* One U+FFFD per maximal faulty part, as Unicode recommends and browsers do. */

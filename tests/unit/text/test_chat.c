@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "base/mem.h"
 #include "chat_test.h"
 
@@ -410,4 +411,22 @@ Test(chat, every_arena_size_ends_cleanly) {
     cr_assert_gt(steps, 10);
     chat_close(chat);
     json_free(context);
+}
+
+/* The tree of a request holds U+0000 as two bytes; a template sees the character. */
+Test(chat, nuls) {
+    static const char context[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"a\\u0000b\"}]}";
+    static const struct json_limits limits = {.bytes = 1000, .depth = 9, .nuls = true};
+    struct rendered r;
+    cJSON *tree;
+    cr_assert_eq(json_parse(context, strlen(context), &limits, &tree, NULL), 0);
+    chat_test_render(
+        "{{ messages[0].content }}|{{ messages[0].content | length }}|{{ messages[0] | "
+        "tojson }}",
+        tree, 0, &r);
+    static const char expected[] = "a\0b|3|{\"role\": \"user\", \"content\": \"a\\u0000b\"}";
+    cr_assert_eq(r.text.size, sizeof expected - 1);
+    cr_assert(memcmp(r.text.text, expected, sizeof expected) == 0);
+    chat_test_close(&r);
+    json_free(tree);
 }

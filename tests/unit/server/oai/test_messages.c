@@ -15,6 +15,15 @@ static void check_context(const char *body, const char *expected) {
     case_close(&c);
 }
 
+static void check_refused(const char *body, const char *code, const char *param) {
+    struct oai_case c;
+    case_open(&c);
+    cr_assert_eq(case_parse(&c, &oai_chat, body), -1, "%s", body);
+    cr_assert(strcmp(c.error.code, code) == 0 && strcmp(c.error.param, param) == 0, "%s: %s", body,
+              c.error.message);
+    case_close(&c);
+}
+
 Test(oai_messages, plain) {
     check_context("{" MESSAGES "}", "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],"
                                     "\"add_generation_prompt\":true}");
@@ -42,6 +51,58 @@ Test(oai_messages, arguments_of_tool_calls_become_objects) {
         "{\"function\":{\"name\":\"g\",\"arguments\":\"not json\"}},{\"function\":{\"name\":\"h\","
         "\"arguments\":\"[1]\"}},{\"function\":{\"name\":\"i\",\"arguments\":{}}}]}],\"add_"
         "generation_prompt\":true}");
+}
+
+#define ALONE(message) "{\"messages\":[{" message "}],\"add_generation_prompt\":true}"
+
+/* keepd answers so itself: beside calls, beside a thought that was cut. */
+Test(oai_messages, content_may_be_null_where_something_else_was_said) {
+    static const char *const cases[][2] = {
+        {"\"role\":\"assistant\",\"content\":null,\"reasoning_content\":\"hm\"",
+         "\"role\":\"assistant\",\"content\":\"\",\"reasoning_content\":\"hm\""},
+        {"\"role\":\"assistant\",\"reasoning\":\"hm\"",
+         "\"role\":\"assistant\",\"content\":\"\",\"reasoning\":\"hm\",\"reasoning_content\":"
+         "\"hm\""},
+        {"\"role\":\"assistant\",\"content\":null,\"thinking\":\"hm\",\"reasoning_content\":null",
+         "\"role\":\"assistant\",\"content\":\"\",\"thinking\":\"hm\",\"reasoning_content\":"
+         "\"hm\""},
+        {"\"role\":\"assistant\",\"content\":null,\"thinking\":[1]",
+         "\"role\":\"assistant\",\"content\":\"\",\"thinking\":[1]"},
+        {"\"role\":\"assistant\",\"content\":null,\"refusal\":\"no\"",
+         "\"role\":\"assistant\",\"content\":\"no\",\"refusal\":\"no\""},
+        {"\"role\":\"assistant\",\"content\":null,\"function_call\":{\"name\":\"f\"}",
+         "\"role\":\"assistant\",\"content\":\"\",\"function_call\":{\"name\":\"f\"}"},
+        {"\"role\":\"assistant\",\"content\":null", "\"role\":\"assistant\",\"content\":\"\""},
+        {"\"role\":\"tool\",\"content\":null,\"tool_call_id\":\"1\"",
+         "\"role\":\"tool\",\"content\":\"\",\"tool_call_id\":\"1\""},
+    };
+    static const char *const refused[] = {
+        "\"role\":\"assistant\"", "\"role\":\"tool\"", "\"role\":\"user\",\"content\":null",
+        "\"role\":\"user\",\"content\":null,\"reasoning_content\":\"hm\""};
+    char body[512], expected[512];
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        snprintf(body, sizeof body, "{\"messages\":[{%s}]}", cases[i][0]);
+        snprintf(expected, sizeof expected, ALONE("%s"), cases[i][1]);
+        check_context(body, expected);
+    }
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        snprintf(body, sizeof body, "{\"messages\":[{%s}]}", refused[i]);
+        check_refused(body, "missing_required_parameter", "messages[0].content");
+    }
+}
+
+Test(oai_messages, a_thought_has_one_name_for_templates) {
+    check_context("{\"messages\":[{\"role\":\"assistant\",\"content\":\"a\",\"reasoning\":\"x\","
+                  "\"reasoning_content\":\"y\"}]}",
+                  ALONE("\"role\":\"assistant\",\"content\":\"a\",\"reasoning\":\"x\","
+                        "\"reasoning_content\":\"y\""));
+}
+
+Test(oai_messages, nuls_stay) {
+    check_context("{\"messages\":[{\"role\":\"tool\",\"content\":\"a\\u0000b\"},{\"role\":\"user\","
+                  "\"content\":[{\"type\":\"text\",\"text\":\"\\u0000\"}],\"n\\u0000\":1}]}",
+                  "{\"messages\":[{\"role\":\"tool\",\"content\":\"a\\u0000b\"},{\"role\":\"user\","
+                  "\"content\":\"\\u0000\",\"n\\u0000\":1}],\"add_generation_prompt\":true}");
 }
 
 Test(oai_messages, tools_and_kwargs) {
