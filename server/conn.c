@@ -1,9 +1,10 @@
-/* Connections: who is there, who left, who takes too long.
+/* The life of a connection: who is there, who left, who takes too long.
  *
- * libmicrohttpd does not look at a suspended connection's socket, so libuv does: UV_DISCONNECT on
- * the same descriptor in another epoll. It fires for half-closed clients too; they count as gone.
- * libmicrohttpd closes the descriptor itself, after telling conn_notify: the watch ends there. */
+ * A connection has two sides (server/http.h) and is freed when the client's socket is closed and
+ * libmicrohttpd has told conn_notify that it is done. A client that closes only its sending half
+ * counts as gone. */
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -11,80 +12,129 @@
 #include "server/http.h"
 #include "server/sock.h"
 
-#define MS      1000000ll
-#define LEFT_MS 500
-
-/* libmicrohttpd notices the end of the socket and lets go of the connection by itself. */
-static void kill_conn(struct conn *conn) {
-    if (conn->exchange) exchange_gone(conn->exchange);
-    shutdown(conn->fd, SHUT_RDWR);
-}
-
-/* A request being worked on has lost its client. Between requests the bytes of one may still be
- * unread, so libmicrohttpd gets a moment; it can miss an end that arrives together with data. */
-static void on_disconnect(uv_poll_t *poll, int status, int events) {
-    struct conn *conn = poll->data;
-    if (status == 0 && !(events & UV_DISCONNECT)) return;
-    uv_poll_stop(&conn->poll);
-    conn->watching = false;
-    conn->left_ns = clock_ns();
-    if (conn->state == CONN_BUSY) kill_conn(conn);
-}
-
-void conn_watch(struct conn *conn) {
-    if (!conn->watching)
-        conn->watching = uv_poll_start(&conn->poll, UV_DISCONNECT, on_disconnect) == 0;
-}
+#define MS        1000000ll
+#define LEFT_MS   500
+#define LINGER_MS 2000 /* for the client to close, after the end of the output */
 
 void conn_set_state(struct conn *conn, enum conn_state state) {
+    conn->server->handshakes += (state == CONN_HANDSHAKE) - (conn->state == CONN_HANDSHAKE);
     conn->state = state;
     conn->since_ns = conn->progress_ns = clock_ns();
 }
 
-/* --- opening and closing --- */
+/* --- leaving --- */
 
-static void on_poll_closed(uv_handle_t *handle) {
-    mem_free(handle->data);
+/* The request ends, both sockets close, and libmicrohttpd lets go when it sees the end of its. */
+void conn_kill(struct conn *conn) {
+    if (conn->exchange) exchange_gone(conn->exchange);
+    if (conn->fd >= 0) shutdown(conn->fd, SHUT_RDWR);
+    relay_close_client(conn);
+    relay_close_inner(conn);
+    if (conn->state != CONN_CLOSING) conn_set_state(conn, CONN_CLOSING);
 }
 
-static void open_conn(struct server *server, struct MHD_Connection *connection,
-                      void **socket_context) {
-    int fd = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+/* A request being worked on has lost its client. Between requests the bytes of one may still be
+ * unread, so libmicrohttpd gets a moment. */
+void conn_left(struct conn *conn) {
+    conn->watching = false;
+    conn->left_ns = clock_ns();
+    if (conn->state == CONN_BUSY) conn_kill(conn);
+}
+
+void conn_watch(struct conn *conn) {
+    conn->watching = true;
+    relay_update(conn);
+}
+
+/* --- opening and closing --- */
+
+static bool start_handshake(struct conn *conn) {
+    conn->tls = tls_open(conn->server->tls, conn->fd);
+    return conn->tls != NULL;
+}
+
+void conn_open(struct server *server, int fd, const struct sock_peer *peer) {
     struct conn *conn = mem_try_alloc(1, sizeof *conn);
-    *socket_context = conn;
     if (!conn || uv_poll_init(&server->loop, &conn->poll, fd)) {
         mem_free(conn);
-        *socket_context = NULL; /* http_access closes it */
+        close(fd);
         return;
     }
     conn->server = server;
-    conn->poll.data = conn;
+    conn->poll.data = conn->inner_poll.data = conn;
     conn->fd = fd;
+    conn->inner = -1;
+    conn->peer = *peer;
     conn->next = server->conns;
     if (conn->next) conn->next->prev = conn;
     server->conns = conn;
     server->conn_count++;
     server->conn_total++;
+    conn->handles = 1;
+    if (!server->tls) {
+        conn_attach(conn);
+        return;
+    }
+    conn_set_state(conn, CONN_HANDSHAKE);
+    if (!start_handshake(conn)) conn_kill(conn);
+    relay_update(conn);
+}
+
+void conn_attach(struct conn *conn) {
+    struct server *server = conn->server;
+    int pair[2];
+    if (sock_pair(pair)) {
+        conn_kill(conn);
+        return;
+    }
+    if (uv_poll_init(&server->loop, &conn->inner_poll, pair[0])) {
+        close(pair[0]);
+        close(pair[1]);
+        conn_kill(conn);
+        return;
+    }
+    conn->handles++;
+    conn->inner = pair[0];
     conn_set_state(conn, CONN_FRESH);
+    server->attaching = conn;
+    if (MHD_add_connection(server->daemon, pair[1], &conn->peer.any, conn->peer.size) != MHD_YES)
+        conn_kill(conn); /* pair[1] is closed */
+    server->attaching = NULL;
     conn_watch(conn);
 }
 
-static void close_conn(struct server *server, struct conn *conn) {
+void conn_release(struct conn *conn) {
+    struct server *server = conn->server;
+    if (conn->attached || conn->handles || conn == server->soon) return;
     if (conn->prev)
         conn->prev->next = conn->next;
     else
         server->conns = conn->next;
     if (conn->next) conn->next->prev = conn->prev;
     server->conn_count--;
-    uv_close((uv_handle_t *)&conn->poll, on_poll_closed);
+    mem_free(conn);
+    door_update(server);
 }
 
 void conn_notify(void *cls, struct MHD_Connection *connection, void **socket_context,
                  enum MHD_ConnectionNotificationCode code) {
-    if (code == MHD_CONNECTION_NOTIFY_STARTED)
-        open_conn(cls, connection, socket_context);
-    else if (*socket_context)
-        close_conn(cls, *socket_context);
+    struct server *server = cls;
+    struct conn *conn = *socket_context;
+    (void)connection;
+    if (code == MHD_CONNECTION_NOTIFY_STARTED) {
+        *socket_context = server->attaching;
+        server->attaching->attached = true;
+        return;
+    }
+    conn->attached = false;
+    if (conn->state != CONN_CLOSING) conn_set_state(conn, CONN_CLOSING);
+    conn_release(conn);
+}
+
+bool conn_all_sent(const struct server *server) {
+    for (const struct conn *conn = server->conns; conn; conn = conn->next)
+        if (relay_has_output(conn)) return false;
+    return true;
 }
 
 /* --- deadlines --- */
@@ -98,12 +148,19 @@ static bool has_progress(struct conn *conn) {
     return moved;
 }
 
+static bool is_stalled(struct conn *conn, int64_t now_ns) {
+    if (has_progress(conn)) conn->progress_ns = now_ns;
+    return (now_ns - conn->progress_ns) / MS > conn->server->options.timeouts.stall;
+}
+
 static bool is_late(struct conn *conn, int64_t now_ns) {
     const struct server_timeouts *t = &conn->server->options.timeouts;
     int64_t elapsed_ms = (now_ns - conn->since_ns) / MS;
-    if (conn->left_ns && conn->state != CONN_BUSY)
+    if (conn->left_ns && conn->state != CONN_BUSY && conn->state != CONN_CLOSING)
         return now_ns - conn->left_ns > LEFT_MS * MS && elapsed_ms > LEFT_MS;
     switch (conn->state) {
+    case CONN_HANDSHAKE:
+        return elapsed_ms > t->handshake;
     case CONN_FRESH:
         return elapsed_ms > t->header;
     case CONN_IDLE:
@@ -112,8 +169,9 @@ static bool is_late(struct conn *conn, int64_t now_ns) {
         return elapsed_ms >
                t->body + (int64_t)(conn->exchange ? conn->exchange->body_seen / 16 : 0);
     case CONN_BUSY:
-        if (has_progress(conn)) conn->progress_ns = now_ns;
-        return (now_ns - conn->progress_ns) / MS > t->stall;
+        return is_stalled(conn, now_ns);
+    case CONN_CLOSING:
+        return conn->end_sent ? elapsed_ms > LINGER_MS : is_stalled(conn, now_ns);
     }
     return false;
 }
@@ -121,9 +179,9 @@ static bool is_late(struct conn *conn, int64_t now_ns) {
 void conn_tick(struct server *server, int64_t now_ns) {
     for (struct conn *conn = server->conns, *next; conn; conn = next) {
         next = conn->next;
-        if (!is_late(conn, now_ns)) continue;
+        if (conn->fd < 0 || !is_late(conn, now_ns)) continue;
         log_debug("connection closed: too slow, state %d", (int)conn->state);
-        conn->since_ns = conn->progress_ns = now_ns; /* once, not at every tick until it is gone */
-        kill_conn(conn);
+        conn_kill(conn);
     }
+    door_update(server);
 }

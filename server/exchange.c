@@ -57,7 +57,7 @@ void exchange_unref(struct exchange *ex) {
     buf_close(&ex->answer.body);
     mem_free(ex);
     server->exchanges--;
-    server_exchange_freed(server);
+    server_may_end(server);
 }
 
 void exchange_suspend(struct exchange *ex) {

@@ -15,7 +15,6 @@
 #include "server/origin.h"
 #include "server/quota.h"
 #include "server/sip.h"
-#include "server/sock.h"
 
 #define DISCARD_BYTES_MAX ((size_t)16 << 20) /* read away so that a refusal reaches the client */
 #define BODIES_BYTES_MIN  ((size_t)256 << 20)
@@ -373,7 +372,7 @@ enum MHD_Result http_access(void *cls, struct MHD_Connection *connection, const 
     struct conn *conn =
         MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT)->socket_context;
     (void)version;
-    if (!conn || conn->server->closing) return MHD_NO;
+    if (conn->fd < 0 || conn->server->closing) return MHD_NO;
     if (!ex) return begin(cls, conn, connection, url, method, con_cls);
     if (ex->gone) return MHD_NO;
     if (*upload_data_size) {
@@ -423,8 +422,8 @@ void http_completed(void *cls, struct MHD_Connection *connection, void **con_cls
     if (!ex) return;
     log_request(ex, code);
     *con_cls = NULL;
-    sock_cork(ex->conn->fd, false);
-    conn_set_state(ex->conn, CONN_IDLE);
+    relay_soon(ex->conn);
+    if (ex->conn->state != CONN_CLOSING) conn_set_state(ex->conn, CONN_IDLE);
     ex->conn->exchange = NULL;
     ex->conn = NULL;
     ex->connection = NULL;

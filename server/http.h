@@ -17,43 +17,96 @@
 #include "server/keys.h"
 #include "server/oai/kind.h"
 #include "server/server.h"
+#include "server/sock.h"
 #include "server/stats.h"
 #include "server/systemd.h"
+#include "server/tls.h"
 #include "server/watchdog.h"
 
 struct exchange;
 
 #define ID_BYTES         48  /* "chatcmpl-" and 32 digits */
 #define REQUEST_ID_BYTES 132 /* the client's, echoed */
+#define RELAY_BYTES      (16 << 10) /* read at a time; a TLS record at most */
 
-/* ---- Connections (conn.c) ------------------------------------------------------------------ */
+/* ---- Connections ----------------------------------------------------------------------------
+ *
+ * The loop owns the client's socket. libmicrohttpd gets one end of a socket pair, the relay copies
+ * between the two: so the handshake of TLS, a client that does not read and the end of a connection
+ * are the loop's to handle, and libmicrohttpd sees plain bytes only. */
 
 enum conn_state {
-    CONN_FRESH, /* nothing received yet */
-    CONN_IDLE,  /* between requests */
-    CONN_BODY,  /* headers came, the body is coming */
-    CONN_BUSY   /* being answered */
+    CONN_FRESH,     /* nothing received yet */
+    CONN_HANDSHAKE, /* TLS: not yet libmicrohttpd's */
+    CONN_IDLE,      /* between requests */
+    CONN_BODY,      /* headers came, the body is coming */
+    CONN_BUSY,      /* being answered */
+    CONN_CLOSING    /* libmicrohttpd has ended it; the rest of the output and the close remain */
+};
+
+/* Bytes that a socket did not take yet. Allocated only while there are some. */
+struct relay_rest {
+    char *data;
+    size_t at, size;
 };
 
 struct conn {
     struct server *server;
     struct conn *next, *prev;
     struct exchange *exchange; /* NULL between requests */
-    uv_poll_t poll;            /* sees a client leave while libmicrohttpd does not look */
-    bool watching;
-    int64_t left_ns; /* when the client closed its side; 0 = has not */
-    int fd;
     enum conn_state state;
-    int64_t since_ns;    /* when `state` began */
+    int64_t since_ns; /* when `state` began */
+    int64_t left_ns;  /* when the client closed its side; 0 = has not */
+    /* the client's side */
+    int fd;          /* -1 = closed */
+    struct tls *tls; /* NULL = plain */
+    uv_poll_t poll;
+    int events;          /* that `poll` waits for */
+    bool watching;       /* among them the client's leaving */
+    bool end_read;       /* the client sends no more */
+    bool end_sent;       /* nor do we */
     uint64_t acked;      /* bytes the client has taken, at the last tick */
     int64_t progress_ns; /* when that last moved, or nothing was pending */
+    size_t discarded;    /* bytes read after the end of the answer */
+    struct sock_peer peer;
+    /* libmicrohttpd's side */
+    int inner; /* our end of the pair; -1 = none */
+    uv_poll_t inner_poll;
+    int inner_events;
+    bool attached;         /* libmicrohttpd has the other end */
+    bool inner_end;        /* libmicrohttpd sends no more */
+    struct relay_rest in;  /* for libmicrohttpd */
+    struct relay_rest out; /* for the client */
+    int handles;           /* of libuv, not yet closed */
 };
 
+/* conn.c: states and deadlines */
 void conn_notify(void *cls, struct MHD_Connection *connection, void **socket_context,
                  enum MHD_ConnectionNotificationCode code); /* MHD_NotifyConnectionCallback */
+void conn_open(struct server *server, int fd, const struct sock_peer *peer); /* takes the fd */
+void conn_attach(struct conn *conn); /* to libmicrohttpd; on failure the connection ends */
 void conn_set_state(struct conn *conn, enum conn_state state);
-void conn_watch(struct conn *conn); /* tells again of a client that has left before */
+void conn_watch(struct conn *conn);   /* tells again of a client that has left before */
+void conn_left(struct conn *conn);    /* the client has closed its side */
+void conn_kill(struct conn *conn);    /* ends it now, its request too */
+void conn_release(struct conn *conn); /* frees it once neither side has it any more */
 void conn_tick(struct server *server, int64_t now_ns); /* deadlines of all connections */
+bool conn_all_sent(const struct server *server);       /* no answer waits for its client's socket */
+
+/* relay.c: the bytes */
+void relay_on_client(uv_poll_t *poll, int status, int events);
+void relay_on_inner(uv_poll_t *poll, int status, int events);
+void relay_update(struct conn *conn);   /* waits for what can happen next */
+void relay_soon(struct conn *conn);     /* libmicrohttpd is about to write something */
+void relay_sent(struct server *server); /* it has: to the clients, as far as they take it */
+bool relay_has_output(const struct conn *conn);
+void relay_close_client(struct conn *conn);
+void relay_close_inner(struct conn *conn);
+
+/* door.c: the listening socket */
+void door_open(struct server *server);
+void door_update(struct server *server); /* opens it or closes it, by what there is room for */
+void door_shut(struct server *server);
 
 /* ---- Exchanges ----------------------------------------------------------------------------- */
 
@@ -221,20 +274,29 @@ struct server {
     bool handles_open; /* poll, timers and signals exist */
     struct MHD_Daemon *daemon;
     int listen_fd;
-    bool loopback;            /* bound to this machine only: Host headers are checked */
-    bool unlink_path;         /* the Unix socket's path is ours */
-    char *tls_cert, *tls_key; /* PEM; NULL = plain */
+    bool loopback;          /* bound to this machine only: Host headers are checked */
+    bool unlink_path;       /* the Unix socket's path is ours */
+    struct tls_config *tls; /* NULL = plain */
     struct keys keys;
     int64_t queue_tokens; /* reserved by requests that wait */
     struct watchdog watchdog;
     struct systemd_queue announced; /* loop thread */
-    struct conn *conns;
+    uv_poll_t door;                 /* of listen_fd */
+    bool door_waits;                /* accepts */
+    bool door_shut;                 /* for good */
+    uv_prepare_t turn;              /* before each turn of the loop */
+    int handshakes;                 /* in progress */
+    int handshake_steps;            /* taken in this turn */
+    struct conn *conns;             /* the newest first */
+    struct conn *attaching;         /* between MHD_add_connection and its notification */
+    struct conn *soon;              /* the one libmicrohttpd writes for; NULL = none */
     int conn_count;
-    uint64_t conn_total;   /* accepted since the start */
-    struct exchange *jobs; /* those the engine works for */
-    int exchanges, works;  /* alive; of them in the pool */
-    int accepted;          /* of those in the pool: with a place in the queue */
-    size_t body_bytes;     /* of all bodies held */
+    char scratch[RELAY_BYTES]; /* what is on its way; empty between callbacks */
+    uint64_t conn_total;       /* accepted since the start */
+    struct exchange *jobs;     /* those the engine works for */
+    int exchanges, works;      /* alive; of them in the pool */
+    int accepted;              /* of those in the pool: with a place in the queue */
+    size_t body_bytes;         /* of all bodies held */
     struct stats stats;
     bool draining, aborting;
     bool failed;  /* the engine did, so it drains */
@@ -244,8 +306,8 @@ struct server {
     int64_t start_seconds;
 };
 
-void server_pump_soon(struct server *server);      /* libmicrohttpd has something to do */
-void server_exchange_freed(struct server *server); /* may end a drain */
-void server_all_submitted(struct server *server);  /* no accepted request is in the pool */
+void server_pump_soon(struct server *server);     /* libmicrohttpd has something to do */
+void server_may_end(struct server *server);       /* a drain, if nothing is left to do */
+void server_all_submitted(struct server *server); /* no accepted request is in the pool */
 
 #endif

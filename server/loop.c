@@ -21,7 +21,8 @@
 
 #define FILE_BYTES_MAX      (1 << 20)          /* certificates */
 #define CONN_MEMORY_EXTRA   ((size_t)32 << 10) /* beside the headers: body and answer pieces */
-#define TLS_PRIORITIES      "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2"
+#define CONNS_CLOSING_MAX   64 /* that libmicrohttpd may still count when they are free here */
+#define CONN_DESCRIPTORS    3  /* the client's socket and a pair */
 #define DRAIN_ABORT_NS      2000000000ll /* for aborted requests to be answered */
 #define DRAIN_EXTRA_SECONDS 10           /* from the end of the drain to the end of the process */
 #define SECOND_NS           1000000000ll
@@ -35,6 +36,7 @@ static void on_timer(uv_timer_t *timer);
 static void pump(struct server *server) {
     MHD_UNSIGNED_LONG_LONG ms;
     MHD_run(server->daemon);
+    relay_sent(server);
     if (MHD_get_timeout(server->daemon, &ms) == MHD_YES)
         uv_timer_start(&server->timer, on_timer, ms, 0);
     else
@@ -94,9 +96,13 @@ static void abort_jobs(struct server *server) {
     for (struct exchange *ex = server->jobs; ex; ex = ex->next) exchange_cancel(ex);
 }
 
-/* Everybody has an answer, and the engine has written what outlives it. */
+static bool all_answered(const struct server *server) {
+    return server->exchanges == 0 && conn_all_sent(server);
+}
+
+/* The engine, too, has written what outlives it. */
 static bool is_drained(const struct server *server) {
-    return server->exchanges == 0 && engine_idle(server->engine);
+    return all_answered(server) && engine_idle(server->engine);
 }
 
 static void check_drain(struct server *server, int64_t now_ns) {
@@ -116,8 +122,8 @@ static void check_drain(struct server *server, int64_t now_ns) {
     }
 }
 
-void server_exchange_freed(struct server *server) {
-    if (server->draining && is_drained(server)) uv_stop(&server->loop);
+void server_may_end(struct server *server) {
+    if (server->draining && !server->closing && is_drained(server)) uv_stop(&server->loop);
 }
 
 /* Accepted requests are the engine's to finish, those too that are still being read. */
@@ -207,6 +213,7 @@ static void set_default(int *ms, int preset) {
 }
 
 static void set_timeouts(struct server_timeouts *t) {
+    set_default(&t->handshake, 10000);
     set_default(&t->header, 30000);
     set_default(&t->idle, 75000);
     set_default(&t->body, 30000);
@@ -234,7 +241,7 @@ static int set_names(struct server *server, const char *names, struct fault *fau
 
 static void raise_file_limit(int connections) {
     struct rlimit limit;
-    rlim_t wanted = (rlim_t)connections + 256;
+    rlim_t wanted = (rlim_t)connections * CONN_DESCRIPTORS + 256;
     if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur >= wanted) return;
     limit.rlim_cur = limit.rlim_max < wanted ? limit.rlim_max : wanted;
     if (setrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur < wanted)
@@ -242,7 +249,7 @@ static void raise_file_limit(int connections) {
                  (unsigned long long)limit.rlim_cur, connections);
 }
 
-/* A certificate or key; that it is one shows by its PEM frame, the rest GnuTLS says. */
+/* A certificate or key; that it is one shows by its PEM frame, the rest by GnuTLS. */
 static int read_pem(const char *option, const char *path, const char *frame, char **out,
                     struct fault *fault) {
     char *text = mem_must_alloc(FILE_BYTES_MAX + 1, 1);
@@ -274,11 +281,14 @@ static int read_tls(struct server *server, struct fault *fault) {
     if (!o->tls_cert || !o->tls_key)
         return fault_set(fault, ERR_INVALID, o->tls_cert ? "tls-key" : "tls-cert",
                          "a certificate and its key are needed: --tls-cert and --tls-key");
-    if (MHD_is_feature_supported(MHD_FEATURE_TLS) != MHD_YES)
-        return fault_set(fault, ERR_UNSUPPORTED, "tls-cert",
-                         "this libmicrohttpd was built without TLS; put a proxy in front");
-    int rc = read_pem("tls-cert", o->tls_cert, "-----BEGIN CERTIFICATE", &server->tls_cert, fault);
-    return rc ? rc : read_pem("tls-key", o->tls_key, "PRIVATE KEY-----", &server->tls_key, fault);
+    char *cert = NULL, *key = NULL;
+    int rc = read_pem("tls-cert", o->tls_cert, "-----BEGIN CERTIFICATE", &cert, fault);
+    if (!rc) rc = read_pem("tls-key", o->tls_key, "PRIVATE KEY-----", &key, fault);
+    if (!rc) rc = tls_config_open(cert, key, &server->tls, fault);
+    if (key) explicit_bzero(key, strlen(key));
+    mem_free(cert);
+    mem_free(key);
+    return rc;
 }
 
 static int open_keys(struct keys *keys, const struct server_reloadable *now,
@@ -345,7 +355,7 @@ int server_bind(struct server *server, struct fault *fault) {
     if (rc) return rc;
     server->unlink_path = !passed;
     server->loopback = sock_is_loopback(server->listen_fd);
-    sock_url(server->listen_fd, passed ? NULL : o->host, server->tls_cert != NULL, server->url,
+    sock_url(server->listen_fd, passed ? NULL : o->host, server->tls != NULL, server->url,
              sizeof server->url);
     return 0;
 }
@@ -363,34 +373,24 @@ __attribute__((format(printf, 2, 0))) static void log_daemon(void *cls, const ch
 
 static int start_daemon(struct server *server, struct fault *fault) {
     const struct server_options *o = &server->options;
-    const struct MHD_OptionItem tls[] = {
-        {MHD_OPTION_HTTPS_MEM_CERT, 0, server->tls_cert},
-        {MHD_OPTION_HTTPS_MEM_KEY, 0, server->tls_key},
-        {MHD_OPTION_HTTPS_PRIORITIES, 0, (char *)(uintptr_t)TLS_PRIORITIES},
-        {MHD_OPTION_END, 0, NULL},
-    };
-    const struct MHD_OptionItem none[] = {{MHD_OPTION_END, 0, NULL}};
-    unsigned flags = MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
+    unsigned flags =
+        MHD_USE_EPOLL | MHD_USE_NO_LISTEN_SOCKET | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
     server->daemon = MHD_start_daemon(
-        flags | (server->tls_cert ? MHD_USE_TLS : 0), 0, NULL, NULL, http_access, server,
-        MHD_OPTION_EXTERNAL_LOGGER, log_daemon, server, MHD_OPTION_LISTEN_SOCKET, server->listen_fd,
-        MHD_OPTION_CONNECTION_LIMIT, (unsigned)o->max_connections,
-        MHD_OPTION_PER_IP_CONNECTION_LIMIT, (unsigned)o->max_connections_per_client,
+        flags, 0, NULL, NULL, http_access, server, MHD_OPTION_EXTERNAL_LOGGER, log_daemon, server,
+        MHD_OPTION_CONNECTION_LIMIT, (unsigned)o->max_connections + CONNS_CLOSING_MAX,
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, 2 * o->max_header_bytes + CONN_MEMORY_EXTRA,
         MHD_OPTION_CONNECTION_TIMEOUT, 0u, MHD_OPTION_STRICT_FOR_CLIENT, 1,
         MHD_OPTION_NOTIFY_CONNECTION, conn_notify, server, MHD_OPTION_NOTIFY_COMPLETED,
-        http_completed, server, MHD_OPTION_ARRAY, server->tls_cert ? tls : none, MHD_OPTION_END);
-    if (!server->daemon)
-        return fault_set(fault, server->tls_cert ? ERR_INVALID : ERR_IO,
-                         server->tls_cert ? "tls-cert" : "host", "cannot start the HTTP server: %s",
-                         server->last_complaint);
-    return 0;
+        http_completed, server, MHD_OPTION_END);
+    if (server->daemon) return 0;
+    return fault_set(fault, ERR_IO, "host", "cannot start the HTTP server: %s",
+                     server->last_complaint);
 }
 
 static uint64_t tick_ms(const struct server_timeouts *t, int64_t watchdog_ns) {
     int least = 4000;
     if (watchdog_ns && watchdog_ns / MS < least) least = (int)(watchdog_ns / MS);
-    const int all[] = {t->header, t->idle, t->body, t->stall, t->ping};
+    const int all[] = {t->handshake, t->header, t->idle, t->body, t->stall, t->ping};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (all[i] < least) least = all[i];
     return least < 80 ? 20 : (uint64_t)least / 4;
@@ -413,6 +413,7 @@ static void start_handles(struct server *server) {
     CHECK(uv_signal_start(&server->sigterm, on_signal, SIGTERM) == 0);
     CHECK(uv_signal_start(&server->sigint, on_signal, SIGINT) == 0);
     if (server->options.reload) CHECK(uv_signal_start(&server->sighup, on_hangup, SIGHUP) == 0);
+    door_open(server);
 }
 
 int server_start(struct server *server, struct engine *engine, struct fault *fault) {
@@ -466,47 +467,53 @@ int server_reload(struct server *server, const struct server_reloadable *fresh,
 
 /* --- running and closing --- */
 
+/* Nothing is left that knows the engine: requests that still have no answer end, and their jobs
+ * with them. The engine's thread runs and wakes the loop when it has finished a job. */
+static void end_exchanges(struct server *server) {
+    server->closing = true;
+    door_shut(server);
+    while (server->works || server->exchanges) {
+        for (struct conn *conn = server->conns; conn; conn = conn->next)
+            if (conn->exchange) conn_kill(conn);
+        MHD_run(server->daemon);
+        poll_jobs(server, clock_ns());
+        if (server->works || server->exchanges) uv_run(&server->loop, UV_RUN_ONCE);
+    }
+}
+
 bool server_run(struct server *server) {
     pump(server);
     uv_run(&server->loop, UV_RUN_DEFAULT);
-    while (server->works) uv_run(&server->loop, UV_RUN_ONCE); /* they use the engine */
+    end_exchanges(server);
     return !server->failed;
 }
 
-/* No connection may be suspended when libmicrohttpd stops. */
-static void stop_daemon(struct server *server) {
-    server->closing = true;
-    for (struct conn *conn = server->conns; conn; conn = conn->next)
-        if (conn->exchange) exchange_gone(conn->exchange);
-    MHD_run(server->daemon);
-    poll_jobs(server, clock_ns());
-    MHD_stop_daemon(server->daemon);
-    server->daemon = NULL;
-    CHECK(!server->jobs && server->exchanges == 0);
+static void close_handles(struct server *server) {
+    uv_handle_t *const handles[] = {
+        (uv_handle_t *)&server->poll,   (uv_handle_t *)&server->timer,
+        (uv_handle_t *)&server->tick,   (uv_handle_t *)&server->sigterm,
+        (uv_handle_t *)&server->sigint, (uv_handle_t *)&server->sighup,
+        (uv_handle_t *)&server->door,   (uv_handle_t *)&server->turn,
+    };
+    if (!server->handles_open) return;
+    server->handles_open = false;
+    for (size_t i = 0; i < sizeof handles / sizeof *handles; i++) uv_close(handles[i], NULL);
 }
 
 void server_close(struct server *server) {
     if (!server) return;
-    if (server->handles_open) {
-        uv_close((uv_handle_t *)&server->poll, NULL);
-        uv_close((uv_handle_t *)&server->timer, NULL);
-        uv_close((uv_handle_t *)&server->tick, NULL);
-        uv_close((uv_handle_t *)&server->sigterm, NULL);
-        uv_close((uv_handle_t *)&server->sigint, NULL);
-        uv_close((uv_handle_t *)&server->sighup, NULL);
-    }
+    close_handles(server);
     if (server->unlink_path) sock_unlink(server->listen_fd);
-    if (server->daemon)
-        stop_daemon(server); /* closes the listening socket */
-    else if (server->listen_fd >= 0)
-        close(server->listen_fd);
+    for (struct conn *conn = server->conns; conn; conn = conn->next) conn_kill(conn);
+    if (server->daemon) MHD_stop_daemon(server->daemon);
+    server->daemon = NULL;
     uv_close((uv_handle_t *)&server->wake, NULL);
     uv_run(&server->loop, UV_RUN_DEFAULT);
     CHECK(uv_loop_close(&server->loop) == 0);
+    CHECK(!server->conns && !server->jobs && server->exchanges == 0);
+    if (server->listen_fd >= 0) close(server->listen_fd);
+    tls_config_close(server->tls);
     keys_close(&server->keys);
-    if (server->tls_key) explicit_bzero(server->tls_key, strlen(server->tls_key));
-    mem_free(server->tls_cert);
-    mem_free(server->tls_key);
     mem_free(server->names);
     mem_free(server);
 }

@@ -18,12 +18,13 @@ struct server;
 
 /* Milliseconds; 0 takes the default. */
 struct server_timeouts {
-    int header; /* 30,000: a new connection's first request line and headers */
-    int idle;   /* 75,000: a kept-alive connection's next ones */
-    int body;   /* 30,000 and 1 ms per 16 bytes received */
-    int stall;  /* 60,000: data is pending and the client takes none */
-    int ping;   /* 15,000: comment on a stream without news */
-    int health; /* 60,000: work, but no progress */
+    int handshake; /* 10,000: TLS, until both sides have finished */
+    int header;    /* 30,000: a new connection's first request line and headers */
+    int idle;      /* 75,000: a kept-alive connection's next ones */
+    int body;      /* 30,000 and 1 ms per 16 bytes received */
+    int stall;     /* 60,000: data is pending and the client takes none */
+    int ping;      /* 15,000: comment on a stream without news */
+    int health;    /* 60,000: work, but no progress */
 };
 
 /* What server_reload may change. */

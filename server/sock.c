@@ -19,6 +19,7 @@
 
 #define LISTEN_BACKLOG 1024
 #define SEND_BUFFER    (256 << 10) /* what the kernel holds for a client that does not read */
+#define PAIR_BUFFER    (32 << 10)  /* and between us and libmicrohttpd, each way */
 
 static int bind_socket(int family, const struct sockaddr *address, socklen_t size,
                        const char *option, struct fault *fault) {
@@ -119,9 +120,11 @@ int sock_bind(const struct sock_address *address, int *fd, struct fault *fault) 
     return *fd < 0 ? *fd : 0;
 }
 
+/* Accepted sockets inherit both options. */
 int sock_listen(int fd, struct fault *fault) {
-    int buffer = SEND_BUFFER;
-    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &buffer, sizeof buffer); /* accepted ones inherit it */
+    int buffer = SEND_BUFFER, one = 1;
+    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &buffer, sizeof buffer);
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     if (listen(fd, LISTEN_BACKLOG))
         return fault_set(fault, ERR_IO, "host", "listen: %s", strerror(errno));
     return 0;
@@ -173,9 +176,41 @@ void sock_unlink(int fd) {
 
 /* --- connections --- */
 
-void sock_cork(int fd, bool on) {
-    int value = on;
-    setsockopt(fd, IPPROTO_TCP, TCP_CORK, &value, sizeof value);
+int sock_accept(int fd, struct sock_peer *peer) {
+    *peer = (struct sock_peer){.size = sizeof peer->room};
+    return accept4(fd, &peer->any, &peer->size, SOCK_NONBLOCK | SOCK_CLOEXEC);
+}
+
+bool sock_peer_known(const struct sock_peer *peer) {
+    return peer->any.sa_family == AF_INET || peer->any.sa_family == AF_INET6;
+}
+
+bool sock_peer_equal(const struct sock_peer *a, const struct sock_peer *b) {
+    if (a->any.sa_family != b->any.sa_family) return false;
+    if (a->any.sa_family == AF_INET)
+        return ((const struct sockaddr_in *)&a->any)->sin_addr.s_addr ==
+               ((const struct sockaddr_in *)&b->any)->sin_addr.s_addr;
+    return a->any.sa_family == AF_INET6 &&
+           memcmp(&((const struct sockaddr_in6 *)&a->any)->sin6_addr,
+                  &((const struct sockaddr_in6 *)&b->any)->sin6_addr, sizeof(struct in6_addr)) == 0;
+}
+
+int sock_pair(int pair[2]) {
+    int buffer = PAIR_BUFFER;
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair)) return -1;
+    for (int i = 0; i < 2; i++) setsockopt(pair[i], SOL_SOCKET, SO_SNDBUF, &buffer, sizeof buffer);
+    return 0;
+}
+
+bool sock_unread(int fd) {
+    int unread = 0;
+    return ioctl(fd, FIONREAD, &unread) == 0 && unread > 0;
+}
+
+void sock_clear_error(int fd) {
+    int error;
+    socklen_t size = sizeof error;
+    getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
 }
 
 bool sock_pending(int fd, uint64_t *acked) {

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/socket.h>
 
 #include "base/err.h"
 
@@ -30,8 +31,24 @@ bool sock_is_loopback(int fd); /* reached from this machine only; false for a Un
 /* Removes the path of a Unix socket; does nothing for others. */
 void sock_unlink(int fd);
 
-/* While corked the kernel joins what is written into full packets. */
-void sock_cork(int fd, bool on);
+/* Who is at the other end. A Unix socket's peer has no address. */
+struct sock_peer {
+    union {
+        struct sockaddr any;
+        struct sockaddr_storage room;
+    };
+    socklen_t size;
+};
+
+/* The next connection, which never blocks, or -1 with errno. */
+int sock_accept(int fd, struct sock_peer *peer);
+bool sock_peer_known(const struct sock_peer *peer);
+bool sock_peer_equal(const struct sock_peer *a, const struct sock_peer *b); /* ports aside */
+/* Two connected sockets that never block and hold little; 0, or -1 with errno. */
+int sock_pair(int pair[2]);
+bool sock_unread(int fd);      /* something can be read */
+void sock_clear_error(int fd); /* the pending one, so that what came before it can be read */
+
 /* Bytes the peer has acknowledged since the connection began (a Unix socket: minus what it has not
  * read), so that a change means that it takes some; false: nothing is pending. */
 bool sock_pending(int fd, uint64_t *acked);

@@ -10,7 +10,6 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "server/http.h"
-#include "server/sock.h"
 
 #define OUT_BYTES_SOFT ((size_t)16 << 10)  /* stop rendering more tokens */
 #define OUT_BYTES_MAX  ((size_t)256 << 20) /* one event with every kept position */
@@ -194,9 +193,9 @@ static ssize_t take(struct exchange *ex, char *to, size_t max) {
     memcpy(to, stream->events.out.data + stream->out_at, size);
     stream->out_at += size;
     ex->last_output_ns = clock_ns();
-    /* The kernel joins the end with the chunk that closes the stream: a client that stops reading
+    /* The end is sent together with the chunk that closes the stream: a client that stops reading
      * at [DONE] has read it all and keeps the connection. */
-    if (stream->ended && stream->out_at == stream->events.out.size) sock_cork(ex->conn->fd, true);
+    if (!stream->ended || stream->out_at < stream->events.out.size) relay_soon(ex->conn);
     return (ssize_t)size;
 }
 

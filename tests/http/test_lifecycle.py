@@ -265,3 +265,58 @@ def test_requests_until_the_very_end(slow):
     stop.set()
     for thread in threads:
         thread.join()
+
+
+def open_body(daemon, _):
+    sock = daemon.socket()
+    sock.sendall(request_bytes(CHAT, chat_body())[:-10])
+    return sock
+
+
+def running_job(daemon, _):
+    sock = daemon.socket()
+    sock.sendall(request_bytes(CHAT, chat_body(max_tokens=900, ignore_eos=True)))
+    daemon.wait("it to run", lambda: daemon.kv()["running_count"] == 1)
+    return sock
+
+
+def queued_job(daemon, socks):
+    socks.append(running_job(daemon, socks))
+    sock = daemon.socket()
+    sock.sendall(request_bytes(CHAT, chat_body(max_tokens=900, ignore_eos=True)))
+    daemon.wait("it to wait", lambda: daemon.kv()["waiting_count"] == 1)
+    return sock
+
+
+def unread_stream(daemon, _):
+    sock = daemon.socket()
+    sock.sendall(request_bytes(CHAT, chat_body(max_tokens=1000, ignore_eos=True, stream=True, logprobs=True,
+                                               top_logprobs=20)))
+    daemon.wait("its end", lambda: daemon.finished("length") == 1)
+    return sock
+
+
+@pytest.mark.parametrize("hold, flags, step_us", [
+    (open_body, [], 0), (running_job, [], 500000), (queued_job, ["--max-num-seqs", "1"], 20000), (unread_stream, [], 0)])
+def test_nothing_outlives_the_engine(slow, hold, flags, step_us):
+    """A drain that ends before a request does: no request may then ask an engine that is closed."""
+    daemon = slow("--drain-seconds", "0", *flags, step_us=step_us)
+    socks = []
+    socks.append(hold(daemon, socks))
+    daemon.process.terminate()
+    assert daemon.process.wait(timeout=60) == 0, "".join(daemon.errors)
+    for sock in socks:
+        sock.close()
+
+
+def test_a_slow_reader_has_its_answer_after_a_drain(slow):
+    """The end of the process does not cut off what a client has not read yet."""
+    daemon = slow(step_us=0)
+    with daemon.socket() as sock:
+        sock.sendall(request_bytes(CHAT, chat_body(max_tokens=1000, ignore_eos=True, stream=True, logprobs=True,
+                                                   top_logprobs=20)))
+        daemon.wait("its end", lambda: daemon.finished("length") == 1)
+        daemon.process.terminate()
+        daemon.wait("the drain", lambda: any("draining" in line for line in daemon.errors))
+        assert read_until(sock, b"data: [DONE]\n\n").count(b"data: {") == 1002
+    assert daemon.process.wait(timeout=60) == 0

@@ -1,11 +1,9 @@
-"""Who may ask: keys, hosts, origins, TLS, Unix sockets. Each class of attack that SECURITY.md names has a test here
+"""Who may ask: keys, hosts, origins, Unix sockets. Each class of attack that SECURITY.md names has a test here
 or is pointed to from there."""
 import os
-import shutil
 import signal
 import socket
 import stat
-import subprocess
 
 import pytest
 import requests
@@ -121,63 +119,6 @@ def test_no_cross_origin_by_default(shared):
     r = requests.options(shared.url + CHAT, headers={"Origin": "https://chat.example"}, timeout=60)
     assert r.status_code == 405 and "access-control-allow-origin" not in r.headers
     assert "access-control-allow-origin" not in shared.get("/health", headers={"Origin": "https://x"}).headers
-
-
-# --- TLS ---
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
-    if not shutil.which("openssl"):
-        pytest.skip("skip: openssl is not installed")
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = str(folder / "cert.pem"), str(folder / "key.pem")
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-                    "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
-                    "-keyout", key, "-out", cert], check=True, capture_output=True)
-    return cert, key
-
-
-def test_tls(start, certificate):
-    cert, key = certificate
-    daemon = start("--tls-cert", cert, "--tls-key", key)
-    assert daemon.url.startswith("https://127.0.0.1:")
-    daemon.http.verify, daemon.http.trust_env = cert, False
-    assert daemon.get("/health").status_code == 200
-    whole = daemon.chat("over a safe line", max_tokens=64).json()["choices"][0]["message"]["content"]
-    r = daemon.chat("over a safe line", max_tokens=64, stream=True, kv={"reuse": False})
-    assert r.status_code == 200 and r.text.endswith("data: [DONE]\n\n") and (not whole or whole[0] in r.text)
-    with daemon.socket() as sock:  # plain HTTP gets nothing
-        sock.sendall(request_bytes("/health", b"", method="GET"))
-        assert not read_all(sock).startswith(b"HTTP/1.1 200")
-    assert daemon.get("/health").status_code == 200
-
-
-def test_tls_vanishing_client(slow, certificate):
-    import ssl
-    cert, key = certificate
-    daemon = slow("--tls-cert", cert, "--tls-key", key, step_us=5000)
-    daemon.http.verify, daemon.http.trust_env = cert, False
-    context = ssl.create_default_context(cafile=cert)
-    sock = context.wrap_socket(socket.create_connection(("127.0.0.1", daemon.port)), server_hostname="localhost")
-    sock.sendall(request_bytes(CHAT, chat_body(max_tokens=900, ignore_eos=True, stream=True)))
-    assert b"200" in sock.recv(100)
-    sock.close()
-    daemon.wait("the abort", lambda: daemon.get("/kv").json()["running_count"] == 0)
-
-
-def test_tls_files_are_checked(certificate, tmp_path):
-    from test_lifecycle import MODEL_DIR, run
-    cert, key = certificate
-    other = tmp_path / "other.pem"
-    other.write_text("-----BEGIN CERTIFICATE-----\nbm90aGluZw==\n-----END CERTIFICATE-----\n")
-    for flags, option in (([str(tmp_path / "none"), key], "tls-cert"), ([cert, cert], "tls-key"),
-                          ([key, key], "tls-cert")):
-        r = run("--model", MODEL_DIR, "--port", "0", "--tls-cert", flags[0], "--tls-key", flags[1], "--check-config")
-        assert r.returncode == 78 and r.stderr.startswith(f"keepd: {option}: "), r
-    # libmicrohttpd forgets a certificate that it refuses, on our way out: not a leak of ours
-    r = run("--model", MODEL_DIR, "--port", "0", "--tls-cert", str(other), "--tls-key", key,
-            env={**os.environ, "ASAN_OPTIONS": "detect_leaks=0"})
-    assert r.returncode == 78 and "tls-cert: cannot start the HTTP server: " in r.stderr
 
 
 # --- Unix sockets ---

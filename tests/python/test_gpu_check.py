@@ -283,6 +283,7 @@ def test_every_case_and_base_file_is_there():
 
 PROGRAM_OF_ALL = """
 #include <cJSON.h>
+#include <gnutls/gnutls.h>
 #include <ini.h>
 #include <microhttpd.h>
 #include <nettle/sha2.h>
@@ -297,7 +298,7 @@ int main(void) {
     char version[64];
     sha256_init(&sha);
     pcre2_config(PCRE2_CONFIG_VERSION, version);
-    printf("%s %s %s %s %s %d\\n", cJSON_Version(), MHD_get_version(), version, utf8proc_version(), uv_version_string(),
+    printf("%s %s %s %s %s %s %d\\n", cJSON_Version(), gnutls_check_version(NULL), MHD_get_version(), version, utf8proc_version(), uv_version_string(),
            ini_parse_string("", none, NULL));
 }
 """

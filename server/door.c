@@ -1,0 +1,96 @@
+/* The listening socket: who is let in, and how many of one address. Beyond --max-connections
+ * clients wait in the kernel's queue. Handshakes have places of their own: they cost a client
+ * nothing, so those that do not get on make room for others. */
+#include <errno.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "server/http.h"
+
+#define ACCEPTS_MAX       16           /* in one turn of the loop */
+#define HANDSHAKES_MAX    256          /* in progress */
+#define HANDSHAKE_GOOD_NS 1000000000ll /* an honest one takes less, so an older one may go */
+
+/* --- room --- */
+
+static struct conn *oldest_handshake(struct server *server) {
+    struct conn *oldest = NULL;
+    for (struct conn *conn = server->conns; conn; conn = conn->next)
+        if (conn->state == CONN_HANDSHAKE) oldest = conn;
+    return oldest;
+}
+
+/* A place for one more handshake, taken from the oldest if that is slow. */
+static bool has_handshake_place(struct server *server) {
+    if (!server->tls || server->handshakes < HANDSHAKES_MAX) return true;
+    struct conn *oldest = oldest_handshake(server);
+    if (!oldest || clock_ns() - oldest->since_ns < HANDSHAKE_GOOD_NS) return false;
+    log_debug("connection closed: its handshake gave way");
+    conn_kill(oldest);
+    return true;
+}
+
+static bool has_room(struct server *server) {
+    return server->conn_count < server->options.max_connections && has_handshake_place(server);
+}
+
+static bool is_one_too_many(const struct server *server, const struct sock_peer *peer) {
+    int limit = server->options.max_connections_per_client, count = 0;
+    if (!limit || !sock_peer_known(peer)) return false;
+    for (const struct conn *conn = server->conns; conn && count < limit; conn = conn->next)
+        count += conn->fd >= 0 && sock_peer_equal(&conn->peer, peer);
+    return count >= limit;
+}
+
+/* --- accepting --- */
+
+static void on_door(uv_poll_t *poll, int status, int events) {
+    struct server *server = poll->data;
+    (void)status, (void)events;
+    for (int i = 0; i < ACCEPTS_MAX && has_room(server); i++) {
+        struct sock_peer peer;
+        int fd = sock_accept(server->listen_fd, &peer);
+        if (fd < 0 && (errno == EINTR || errno == ECONNABORTED)) continue;
+        if (fd < 0 && errno != EAGAIN) {
+            log_debug("no connection can be accepted: error %d", errno);
+            uv_poll_stop(&server->door); /* until the next tick */
+            server->door_waits = false;
+        }
+        if (fd < 0) return;
+        if (is_one_too_many(server, &peer))
+            close(fd);
+        else
+            conn_open(server, fd, &peer);
+    }
+    door_update(server);
+}
+
+void door_update(struct server *server) {
+    bool wanted = !server->door_shut && has_room(server);
+    if (!server->handles_open || wanted == server->door_waits) return;
+    server->door_waits = wanted;
+    if (wanted)
+        CHECK(uv_poll_start(&server->door, UV_READABLE, on_door) == 0);
+    else
+        uv_poll_stop(&server->door);
+}
+
+/* Handshakes compute, so a turn of the loop has a share of them and everybody else theirs. */
+static void on_turn(uv_prepare_t *turn) {
+    ((struct server *)turn->data)->handshake_steps = 0;
+}
+
+void door_open(struct server *server) {
+    CHECK(uv_poll_init(&server->loop, &server->door, server->listen_fd) == 0);
+    CHECK(uv_prepare_init(&server->loop, &server->turn) == 0);
+    server->door.data = server->turn.data = server;
+    if (server->tls) CHECK(uv_prepare_start(&server->turn, on_turn) == 0);
+    door_update(server);
+}
+
+void door_shut(struct server *server) {
+    server->door_shut = true;
+    door_update(server);
+}

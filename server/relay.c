@@ -1,0 +1,308 @@
+/* Bytes between a client's socket and libmicrohttpd's end of the pair, encrypted or not.
+ *
+ * Each direction reads RELAY_BYTES at most and offers them to the other side at once. What that
+ * does not take is kept, and nothing more is read in this direction until it has been taken: so a
+ * slow side is felt by the other one, and a connection holds a bounded number of bytes. */
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "server/http.h"
+
+#define ROUNDS_MAX        4                  /* of one connection in one turn of the loop */
+#define HANDSHAKE_STEPS   16                 /* of all connections in one turn */
+#define DISCARD_BYTES_MAX ((size_t)16 << 20) /* read away after the answer, so that it arrives */
+
+/* --- what was not taken --- */
+
+static bool rest_is_empty(const struct relay_rest *rest) {
+    return rest->at == rest->size;
+}
+
+static bool rest_keep(struct relay_rest *rest, const char *data, size_t size) {
+    if (!size) return true;
+    rest->data = mem_try_alloc(size, 1);
+    if (!rest->data) return false;
+    memcpy(rest->data, data, size);
+    rest->at = 0;
+    rest->size = size;
+    return true;
+}
+
+static void rest_free(struct relay_rest *rest) {
+    mem_free(rest->data);
+    *rest = (struct relay_rest){0};
+}
+
+static void rest_took(struct relay_rest *rest, size_t size) {
+    rest->at += size;
+    if (rest_is_empty(rest)) rest_free(rest);
+}
+
+/* --- the two sockets, with TLS's conventions for what they answer --- */
+
+static ssize_t failure(void) {
+    return errno == EAGAIN || errno == EINTR ? TLS_AGAIN : TLS_FAILED;
+}
+
+static ssize_t read_client(struct conn *conn, char *to) {
+    if (conn->tls) return tls_read(conn->tls, to, RELAY_BYTES);
+    ssize_t got = recv(conn->fd, to, RELAY_BYTES, 0);
+    return got < 0 ? failure() : got;
+}
+
+static ssize_t write_client(struct conn *conn, const char *from, size_t size) {
+    if (conn->tls) return tls_write(conn->tls, from, size);
+    ssize_t sent = send(conn->fd, from, size, MSG_NOSIGNAL);
+    return sent < 0 ? failure() : sent;
+}
+
+static ssize_t write_inner(struct conn *conn, const char *from, size_t size) {
+    ssize_t sent = send(conn->inner, from, size, MSG_NOSIGNAL);
+    return sent < 0 ? failure() : sent;
+}
+
+/* --- closing --- */
+
+static void on_closed(uv_handle_t *handle) {
+    struct conn *conn = handle->data;
+    conn->handles--;
+    conn_release(conn);
+}
+
+void relay_close_client(struct conn *conn) {
+    if (conn->fd < 0) return;
+    uv_close((uv_handle_t *)&conn->poll, on_closed);
+    tls_close(conn->tls);
+    close(conn->fd);
+    conn->fd = -1;
+    conn->tls = NULL;
+    rest_free(&conn->out);
+}
+
+void relay_close_inner(struct conn *conn) {
+    if (conn->inner < 0) return;
+    uv_close((uv_handle_t *)&conn->inner_poll, on_closed);
+    close(conn->inner);
+    conn->inner = -1;
+    rest_free(&conn->in);
+}
+
+/* libmicrohttpd has ended the connection and the client has the whole answer. A close with unread
+ * input would be a reset, which can take the answer's end with it: so the input is read away until
+ * the client closes too, within bounds (conn.c has the time). */
+static void finish(struct conn *conn) {
+    relay_close_inner(conn);
+    conn_set_state(conn, CONN_CLOSING);
+    if (conn->tls) tls_bye(conn->tls);
+    shutdown(conn->fd, SHUT_WR);
+    conn->end_sent = true;
+    if (conn->end_read) relay_close_client(conn);
+}
+
+/* --- one direction, one round: true = more may be there --- */
+
+static bool end_input(struct conn *conn) {
+    conn->end_read = true;
+    conn_left(conn);
+    if (conn->fd >= 0 && conn->end_sent) relay_close_client(conn);
+    return false;
+}
+
+static bool discard_round(struct conn *conn) {
+    ssize_t got = read_client(conn, conn->server->scratch);
+    if (got == TLS_AGAIN) return false;
+    if (got > 0) conn->discarded += (size_t)got;
+    if (got > 0 && conn->discarded <= DISCARD_BYTES_MAX) return true;
+    relay_close_client(conn);
+    return false;
+}
+
+/* The end of libmicrohttpd's side shows when it is read; what is written after it is lost. */
+static bool offer_inner(struct conn *conn, const char *data, size_t size) {
+    ssize_t sent = write_inner(conn, data, size);
+    if (sent == TLS_FAILED) return true;
+    if (sent < 0) sent = 0;
+    if ((size_t)sent == size) return true;
+    if (!rest_keep(&conn->in, data + sent, size - (size_t)sent)) conn_kill(conn);
+    return false;
+}
+
+static bool flush_in(struct conn *conn) {
+    struct relay_rest *in = &conn->in;
+    if (rest_is_empty(in)) return true;
+    ssize_t sent = write_inner(conn, in->data + in->at, in->size - in->at);
+    if (sent == TLS_FAILED) sent = (ssize_t)(in->size - in->at);
+    if (sent > 0) rest_took(in, (size_t)sent);
+    return rest_is_empty(in);
+}
+
+static bool in_round(struct conn *conn) {
+    char *scratch = conn->server->scratch;
+    if (conn->end_sent) return !conn->end_read && discard_round(conn);
+    if (conn->inner < 0 || !flush_in(conn)) return false;
+    if (conn->end_read) {
+        shutdown(conn->inner, SHUT_WR);
+        return false;
+    }
+    ssize_t got = read_client(conn, scratch);
+    if (got > 0) return offer_inner(conn, scratch, (size_t)got);
+    if (got == TLS_FAILED) conn_kill(conn);
+    if (got == 0) end_input(conn);
+    return got == 0;
+}
+
+static bool offer_client(struct conn *conn, const char *data, size_t size) {
+    ssize_t sent = write_client(conn, data, size);
+    if (sent == TLS_FAILED) {
+        conn_kill(conn);
+        return false;
+    }
+    if (sent < 0) sent = 0;
+    if ((size_t)sent == size) return true;
+    if (!rest_keep(&conn->out, data + sent, size - (size_t)sent)) conn_kill(conn);
+    return false;
+}
+
+static bool flush_out(struct conn *conn) {
+    struct relay_rest *out = &conn->out;
+    if (rest_is_empty(out)) return true;
+    ssize_t sent = write_client(conn, out->data + out->at, out->size - out->at);
+    if (sent > 0) rest_took(out, (size_t)sent);
+    if (sent == TLS_FAILED) conn_kill(conn);
+    return conn->fd >= 0 && rest_is_empty(out);
+}
+
+static bool out_round(struct conn *conn) {
+    char *scratch = conn->server->scratch;
+    if (conn->inner < 0 || !flush_out(conn)) return false;
+    if (conn->inner_end) {
+        finish(conn);
+        return false;
+    }
+    ssize_t got = recv(conn->inner, scratch, RELAY_BYTES, 0);
+    if (got > 0) return offer_client(conn, scratch, (size_t)got) && got == RELAY_BYTES;
+    if (got < 0 && failure() == TLS_AGAIN) return false;
+    conn->inner_end = true; /* closed, or, with bytes that it did not read, reset */
+    return true;
+}
+
+static void run_in(struct conn *conn) {
+    for (int i = 0; i < ROUNDS_MAX && conn->fd >= 0 && in_round(conn); i++) continue;
+}
+
+static void run_out(struct conn *conn) {
+    for (int i = 0; i < ROUNDS_MAX && conn->fd >= 0 && out_round(conn); i++) continue;
+}
+
+/* --- what is waited for --- */
+
+static int client_events(const struct conn *conn) {
+    int events = conn->watching ? UV_DISCONNECT : 0;
+    if (conn->state == CONN_HANDSHAKE)
+        return tls_wants_write(conn->tls) ? UV_WRITABLE : UV_READABLE;
+    if (!conn->end_read && rest_is_empty(&conn->in)) events |= UV_READABLE;
+    if (!rest_is_empty(&conn->out)) events |= UV_WRITABLE;
+    return events;
+}
+
+static int inner_events(const struct conn *conn) {
+    return (!conn->inner_end && rest_is_empty(&conn->out) ? UV_READABLE : 0) |
+           (rest_is_empty(&conn->in) ? 0 : UV_WRITABLE);
+}
+
+/* libuv asks the kernel again at every start, also for the same events. */
+static int wait_for(uv_poll_t *poll, int before, int events, uv_poll_cb callback) {
+    if (events == before) return before;
+    if (!events)
+        uv_poll_stop(poll);
+    else if (uv_poll_start(poll, events, callback))
+        return 0;
+    return events;
+}
+
+void relay_update(struct conn *conn) {
+    if (conn->fd >= 0)
+        conn->events = wait_for(&conn->poll, conn->events, client_events(conn), relay_on_client);
+    if (conn->inner >= 0)
+        conn->inner_events =
+            wait_for(&conn->inner_poll, conn->inner_events, inner_events(conn), relay_on_inner);
+}
+
+bool relay_has_output(const struct conn *conn) {
+    if (conn->fd < 0 || conn->inner < 0) return false;
+    return !rest_is_empty(&conn->out) || (!conn->attached && !conn->inner_end) ||
+           sock_unread(conn->inner);
+}
+
+static void send_now(struct conn *conn) {
+    run_out(conn);
+    relay_update(conn);
+    conn_release(conn);
+}
+
+/* libmicrohttpd serves one connection after the other: when it comes to the next one, it has
+ * written what it had for the one before, and that one's client need not wait for the whole round.
+ */
+void relay_soon(struct conn *conn) {
+    struct server *server = conn->server;
+    struct conn *before = server->soon;
+    if (before == conn) return;
+    server->soon = conn;
+    if (before) send_now(before);
+}
+
+void relay_sent(struct server *server) {
+    struct conn *last = server->soon;
+    server->soon = NULL;
+    if (last) send_now(last);
+}
+
+/* --- callbacks --- */
+
+static void step_handshake(struct conn *conn) {
+    struct server *server = conn->server;
+    if (server->handshake_steps++ >= HANDSHAKE_STEPS) return; /* asked again in the next turn */
+    int rc = tls_handshake(conn->tls);
+    if (rc == TLS_FAILED) {
+        log_debug("connection closed: its handshake failed");
+        conn_kill(conn);
+    } else if (rc == 0) {
+        conn_attach(conn);
+        run_in(conn); /* it may have come together with the handshake's end */
+    }
+}
+
+/* libuv stops a handle whose descriptor has an error; the next read or write says which. */
+void relay_on_client(uv_poll_t *poll, int status, int events) {
+    struct conn *conn = poll->data;
+    struct server *server = conn->server;
+    if (status) conn->events = 0;
+    if (conn->state == CONN_HANDSHAKE) {
+        step_handshake(conn);
+    } else {
+        if (status || events & UV_WRITABLE) run_out(conn);
+        if (status || events & UV_READABLE) run_in(conn);
+        if (status && conn->fd >= 0) conn_kill(conn);
+        if (conn->fd >= 0 && events & UV_DISCONNECT) conn_left(conn);
+    }
+    relay_update(conn);
+    server_may_end(server);
+}
+
+void relay_on_inner(uv_poll_t *poll, int status, int events) {
+    struct conn *conn = poll->data;
+    struct server *server = conn->server;
+    if (status) {
+        conn->inner_events = 0;
+        sock_clear_error(conn->inner); /* what came before it is still to be read */
+    }
+    if (status || events & UV_READABLE) run_out(conn);
+    if (conn->fd >= 0 && conn->inner >= 0 && events & UV_WRITABLE) run_in(conn);
+    relay_update(conn);
+    server_may_end(server);
+}

@@ -1,0 +1,35 @@
+/* TLS over a socket that never blocks: certificate, handshake, records. GnuTLS stays in here.
+ * A session belongs to the loop thread, and it owns no descriptor. */
+#ifndef KEEPD_SERVER_TLS_H
+#define KEEPD_SERVER_TLS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/types.h>
+
+#include "base/err.h"
+
+#define TLS_AGAIN  (-1) /* the socket is not ready: see tls_wants_write */
+#define TLS_FAILED (-2) /* the session is over; an alert has been sent where there was room */
+
+struct tls_config; /* certificate, key, permitted algorithms: immutable */
+struct tls;        /* one connection's session */
+
+/* Both in PEM and the caller's; they are not needed afterwards. A fault names the option. */
+int tls_config_open(const char *cert, const char *key, struct tls_config **out,
+                    struct fault *fault);
+void tls_config_close(struct tls_config *config); /* after the last session; NULL allowed */
+
+struct tls *tls_open(const struct tls_config *config, int fd); /* NULL: no memory */
+void tls_close(struct tls *tls);                               /* NULL allowed */
+
+int tls_handshake(struct tls *tls);          /* 0 = done, or one of the above */
+bool tls_wants_write(const struct tls *tls); /* what the last TLS_AGAIN waits for */
+/* Bytes; of tls_read 0 = the client has closed its side in order. After TLS_AGAIN tls_write must be
+ * called with the same bytes again. One record at most; `size` of tls_read must be 16 KiB at least,
+ * so that nothing stays behind that the socket would not show. */
+ssize_t tls_read(struct tls *tls, void *to, size_t size);
+ssize_t tls_write(struct tls *tls, const void *from, size_t size);
+void tls_bye(struct tls *tls); /* close_notify, if the socket takes it */
+
+#endif
