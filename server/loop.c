@@ -476,6 +476,7 @@ static void end_exchanges(struct server *server) {
         for (struct conn *conn = server->conns; conn; conn = conn->next)
             if (conn->exchange) conn_kill(conn);
         MHD_run(server->daemon);
+        relay_sent(server);
         poll_jobs(server, clock_ns());
         if (server->works || server->exchanges) uv_run(&server->loop, UV_RUN_ONCE);
     }
@@ -507,6 +508,7 @@ void server_close(struct server *server) {
     for (struct conn *conn = server->conns; conn; conn = conn->next) conn_kill(conn);
     if (server->daemon) MHD_stop_daemon(server->daemon);
     server->daemon = NULL;
+    relay_sent(server);
     uv_close((uv_handle_t *)&server->wake, NULL);
     uv_run(&server->loop, UV_RUN_DEFAULT);
     CHECK(uv_loop_close(&server->loop) == 0);
