@@ -9,7 +9,7 @@
 #define LINE      ((size_t)64)
 #define HUGE_PAGE ((size_t)2 << 20)
 
-/* The base allocation is larger than asked for; the word before the aligned block remembers it. */
+/* Allocates more than `bytes`; the word before the aligned block stores the base address. */
 void *cpu_alloc(size_t bytes) {
     size_t align = bytes >= HUGE_PAGE / 2 ? HUGE_PAGE : LINE;
     if (bytes > SIZE_MAX - 2 * align - sizeof(void *)) return NULL;

@@ -1,5 +1,5 @@
-/* Aligned, zeroed memory for arrays: 64 bytes, and whole 2 MiB pages (which the system is asked to
- * back with huge pages) when large. A try allocation: NULL when there is none. */
+/* Aligned, zeroed memory for arrays: aligned to 64 bytes, and to whole 2 MiB pages (backed by huge
+ * pages where the system grants them) when large. Returns NULL when memory is exhausted. */
 #ifndef KEEPD_KERNELS_CPU_ALLOC_H
 #define KEEPD_KERNELS_CPU_ALLOC_H
 

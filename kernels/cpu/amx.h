@@ -13,11 +13,12 @@
 
 struct amx_config {
     uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16]; /* of tiles 0 to 7 */
+    uint16_t row_bytes[16]; /* row bytes of tiles 0 to 7 */
     uint8_t rows[16];
 };
 
-/* Tiles 0-3 and 4-5 (sums and A) of `rows` rows, 6-7 (B) and whatever else of sixteen. */
+/* Configures tiles 0-3 and 4-5 (sums and A) with `rows` rows, and tiles 6-7 (B) and from
+ * `first_full` on with sixteen. */
 static inline void amx_configure(int rows, int first_full) {
     struct amx_config config = {.palette = 1};
     for (int i = 0; i < 8; i++) {

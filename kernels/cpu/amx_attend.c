@@ -1,25 +1,30 @@
-/* Attention on tiles, for bf16 and e4m3 caches whose pages hold whole tiles of keys (head sizes 32,
- * 64, 128; others take the AVX-512 kernel, always: the choice depends on the shape alone).
+/* Attention on AMX tiles, for bf16 and e4m3 caches whose pages hold whole tiles of keys: head sizes
+ * 32, 64 and 128. Other shapes always use the AVX-512 kernel; the choice depends on the shape
+ * alone.
  *
- * Sixteen query vectors ("lanes") by 128 entries at a time, at entries 0-127, 128-255, ... of the
- * stream, so the arithmetic for a lane depends only on which entries it sees:
- *   scores   S^T[entry][lane] = K Q^T   the page's keys are the A tiles as they lie, Q is packed
- * once weights  P = 2^(S - max)            lanes across a vector: no sums across lanes; in log2
- * units values   O[lane][d] += P V          P turned to [lane][entry]; pairs of V rows interleaved
- * once per block for all lanes of the item Queries and weights are rounded to bf16, sums are
- * float32. An entry that a lane does not see has weight exactly 0 and leaves sums and maximum as
- * they were, bit by bit. A block of e4m3 becomes bf16, which has all of its numbers, before it is
- * used. */
+ * Sixteen query vectors ("lanes") meet 128 entries at a time, at entries 0-127, 128-255, ... of the
+ * stream, so the arithmetic of a lane depends only on the entries it sees. Three stages:
+ *
+ * Scores, S^T[entry][lane] = K Q^T: the page's keys are A tiles as stored; Q is packed once.
+ *
+ * Weights, P = 2^(S - max), in log2 units: lanes lie across a vector, so no sum crosses lanes.
+ *
+ * Values, O[lane][d] += P V: P is transposed to [lane][entry]; pairs of V rows are interleaved once
+ * per block for all lanes of the item.
+ *
+ * Queries and weights are rounded to bf16, sums are float32. An entry that a lane does not see has
+ * weight exactly 0 and leaves sums and maximum unchanged, bit by bit. A block of e4m3 is first
+ * converted to bf16, which represents all e4m3 numbers. */
 #include "kernels/cpu/amx.h"
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/vec.h"
 
 #define BLOCK   128 /* entries */
-#define GROUPS  8   /* of sixteen lanes, per item */
+#define GROUPS  8   /* groups of sixteen lanes per item */
 #define DIM_MAX 128
 #define CHUNKS  (BLOCK / TILE_DEPTH)
 
-/* Per worker, 64-byte aligned. */
+/* Scratch memory of one worker, 64-byte aligned. */
 struct room {
     float most[GROUPS][16], sum[GROUPS][16];
     int32_t lo[GROUPS][16], hi[GROUPS][16]; /* entries the lane sees */
@@ -47,7 +52,7 @@ int cpu_attend_lanes_amx(const struct kern_cache_options *options) {
 /* ---- Lanes ------------------------------------------------------------------------------------
  */
 
-/* Sixteen rows of sixteen dwords (pairs of bf16), columns to rows. */
+/* Transposes sixteen rows of sixteen dwords (pairs of bf16). */
 static void transpose(const __m512i *in, char *tile) {
     __m512i a[16], b[16];
     for (int i = 0; i < 16; i += 2) {
@@ -74,7 +79,7 @@ static void transpose(const __m512i *in, char *tile) {
     }
 }
 
-/* Queries become B tiles, in log2 units: row = pair of numbers, column = lane. */
+/* Packs queries as B tiles, in log2 units: row = pair of numbers, column = lane. */
 static void pack_queries(const float *const *q, int dim, float scale, char (*tiles)[TILE_BYTES]) {
     __m512 by = v16_set(scale * 1.44269504f);
     for (int i = 0; i < dim; i += TILE_DEPTH) {
@@ -88,7 +93,7 @@ static void pack_queries(const float *const *q, int dim, float scale, char (*til
     }
 }
 
-/* A last group that is not full is filled up with zero queries that see what its last lane sees. */
+/* Fills a partial last group with zero queries that see the entries of its last lane. */
 static void begin(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                   const struct cpu_stream *stream, struct room *room) {
     const struct kern_span *span = &job->batch->spans[item->span];
@@ -126,17 +131,17 @@ static void finish(const struct cpu_attend_job *job, const struct cpu_attend_ite
 /* ---- Entries ------------------------------------------------------------------------------------
  */
 
-/* Where a block's entries lie. Sixteen from a multiple of sixteen share a page. */
+/* Location of a block's entries. Sixteen entries from a multiple of sixteen share a page. */
 struct view {
     const struct cpu_cache *cache;
     const uint32_t *pages;
-    int32_t start, count; /* of this block: entries any lane sees, at most BLOCK */
-    int32_t end;          /* of the item: first entry no lane sees */
+    int32_t start, count; /* the block's entries that any lane sees, at most BLOCK */
+    int32_t end;          /* first entry that no lane of the item sees */
     int dim;
-    char (*wide)[BLOCK * DIM_MAX * 2]; /* of the room; NULL: pages are bf16 */
+    char (*wide)[BLOCK * DIM_MAX * 2]; /* in struct room; NULL: pages are bf16 */
 };
 
-/* Sixteen rows from a multiple of sixteen on, where they lie in the cache. */
+/* Sixteen rows from a multiple of sixteen on, as stored in the cache. */
 static const char *page_rows(const struct view *view, bool values, int32_t entry) {
     int slots = view->cache->page_slots;
     uint32_t page = view->pages[entry / slots];
@@ -144,13 +149,13 @@ static const char *page_rows(const struct view *view, bool values, int32_t entry
     return rows + (size_t)(entry % slots) * view->cache->row_size;
 }
 
-/* The same as bf16. */
+/* The same rows as bf16. */
 static const char *rows_at(const struct view *view, bool values, int32_t entry) {
     if (!view->wide) return page_rows(view, values, entry);
     return view->wide[values] + (size_t)(entry - view->start) * (size_t)view->dim * 2;
 }
 
-/* Whole sixteens: what lies past the end is masked later, whatever it is. */
+/* Converts whole groups of sixteen; entries past the end are masked later. */
 static void widen_block(const struct view *view) {
     for (int first = 0; first < view->count; first += 16)
         for (int values = 0; values < 2; values++) {
@@ -164,9 +169,9 @@ static void widen_block(const struct view *view) {
         }
 }
 
-/* Rows 2j and 2j + 1 of sixteen entries' values become rows of B tiles, one per 16 numbers from
- * `dim` on. Entries past the end are zeros: they may be anything in memory, and 0 * NaN is not 0.
- */
+/* Interleaves rows 2j and 2j + 1 of sixteen entries' values into rows of B tiles, one tile per 16
+ * numbers from `dim` on. Entries past the end become zeros: their memory is undefined, and 0 * NaN
+ * is not 0. */
 static void interleave(const struct view *view, int32_t first, int dim, int count,
                        char (*tiles)[TILE_BYTES]) {
     const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40,
@@ -187,7 +192,7 @@ static void interleave(const struct view *view, int32_t first, int dim, int coun
     }
 }
 
-/* 32 entries from `first`; the second sixteen may lie wholly past what the stream has. */
+/* Loads 32 entries from `first`; the second sixteen may lie past the end of the stream. */
 static void load_chunk(const struct view *view, int32_t first, int dim, int count,
                        char (*tiles)[TILE_BYTES]) {
     interleave(view, first, dim, count, tiles);
@@ -220,7 +225,8 @@ static void compute_scores(const struct view *view, struct room *room, int group
     }
     for (int first = 0; first < view->count; first += 32) {
         const char *a = rows_at(view, false, view->start + first);
-        /* A second tile past the end is computed from the first and masked. */
+        /* The second tile may lie past the end: it is then computed from the first one and
+         * masked. */
         const char *b =
             first + 16 < view->count ? rows_at(view, false, view->start + first + 16) : a;
         _tile_zero(0);
@@ -237,8 +243,8 @@ static void compute_scores(const struct view *view, struct room *room, int group
 /* ---- Weights ------------------------------------------------------------------------------------
  */
 
-/* 2^x for x <= 0, exactly 0 below -126 (so -inf too): degree 6 (after Cephes exp2f), 2 ulp. No
- * subnormal comes up on the way, which would cost a hundred times the rest. */
+/* 2^x for x <= 0, exactly 0 below -126 (and for -inf): degree 6 (after Cephes exp2f), 2 ulp. No
+ * intermediate value is subnormal; subnormals would cost a hundred times the rest. */
 static inline __m512 exp2_of(__m512 x) {
     __mmask16 normal = _mm512_cmp_ps_mask(x, v16_set(-126.0f), _CMP_GE_OQ);
     x = v16_max(x, v16_set(-126.0f));
@@ -264,7 +270,7 @@ static void mask_scores(const struct view *view, struct room *room, int group, i
     }
 }
 
-/* All lanes see all of the block: nothing to mask. */
+/* Do all lanes see the whole block, so that nothing needs a mask? */
 static bool all_seen(const struct view *view, const struct room *room, int group) {
     __m512i lo = _mm512_loadu_si512(room->lo[group]), hi = _mm512_loadu_si512(room->hi[group]);
     __m512i start = _mm512_set1_epi32(view->start), end = _mm512_set1_epi32(view->start + BLOCK);
@@ -289,7 +295,7 @@ static __m512 block_most(const struct room *room, int rows) {
 }
 
 /* Weights of `rows` entries (a multiple of 32) as A tiles; returns their sums. Even and odd entries
- * add up apart, then together: what comes after the last entry a lane sees adds zeros. */
+ * are added separately, then together, so entries after the last visible one only add zeros. */
 static __m512 compute_weights(struct room *room, int rows, __m512 most) {
     const __m512i pair =
         _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
@@ -323,8 +329,8 @@ static void rescale(struct room *room, int group, int dim, __m512 keep) {
         }
 }
 
-/* Sixty-four numbers of the sums at a time (or the 32 there are). One group's items turn values
- * into tiles where they need them, in a corner that stays in the first-level cache; items of
+/* Adds sixty-four numbers of the sums at a time (or the remaining 32). Items of a single group
+ * convert values into tiles on the fly, in a buffer that stays in the first-level cache; items of
  * several groups find them ready in `v`. */
 static void add_values_four(const struct view *view, struct room *room, int group, int chunks,
                             bool ready, int i) {
@@ -380,14 +386,14 @@ static void meet(const struct view *view, struct room *room, int group, bool rea
     __m512 before = v16_load(room->most[group]);
     __m512 most = v16_max(before, block_most(room, rows));
     v16_store(room->most[group], most);
-    /* A lane that has seen nothing yet: -inf - (-inf) would be NaN, -inf - 0 makes zeros. */
+    /* A lane that has seen nothing yet: -inf - (-inf) would be NaN; -inf - 0 gives zeros. */
     __mmask16 nothing = _mm512_cmp_ps_mask(most, v16_set(-INFINITY), _CMP_EQ_OQ);
     __mmask16 changed = _mm512_cmp_ps_mask(most, before, _CMP_NEQ_UQ) & (__mmask16)~nothing;
     most = _mm512_mask_mov_ps(most, nothing, v16_set(0));
     __m512 keep = exp2_of(v16_sub(before, most));
     __m512 sum = v16_mul(v16_load(room->sum[group]), keep);
     v16_store(room->sum[group], v16_add(sum, compute_weights(room, rows, most)));
-    if (changed) rescale(room, group, view->dim, keep); /* times 1 changes nothing */
+    if (changed) rescale(room, group, view->dim, keep); /* a factor of 1 changes nothing */
     if (view->dim == 32) add_values_two(view, room, group, chunks, ready);
     for (int i = 0; i + 4 <= view->dim / 16; i += 4)
         add_values_four(view, room, group, chunks, ready, i);

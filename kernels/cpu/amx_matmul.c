@@ -1,15 +1,15 @@
-/* bf16 products on tiles. An activation is split once per pass into two bf16, x = high + low, and
- * laid out as pairs of A tiles (pack_x); weights lie in memory as B tiles. The split keeps 16 bits
- * of the activations: rounding them to one bf16 moved log-probabilities of a trained model by up to
- * 0.08, the split by less than the bf16 cache does, and up to sixteen rows it costs nothing,
- * because those wait for memory. Sums run over all inputs of a leaf in ascending order, high before
- * low, in one register, so every shape of block below gives a row the same bits: one to sixteen
- * rows (decode, bound by memory: four streams of weights, fetched ahead) and 32 x 32 blocks
+/* bf16 matrix products on AMX tiles. Each activation is split once per pass into two bf16, x = high
+ * + low, and stored as pairs of A tiles (pack_x); weights are stored as B tiles. The split keeps 16
+ * bits of the activations: rounding them to a single bf16 moved log-probabilities of a trained
+ * model by up to 0.08, the split by less than the bf16 cache does. Up to sixteen rows it costs
+ * nothing, because such products wait for memory. Sums run over all inputs of a leaf in ascending
+ * order, high before low, in one register, so every block shape gives a row the same bits: one to
+ * sixteen rows (decoding, bound by memory: four streams of weights, prefetched) and 32 x 32 blocks
  * (prefill, bound by the tile unit: six loads per eight products).
  *
- * Weights in E4M3 become bf16, which has all of their numbers, on the way: up to sixteen rows tile
- * by tile in the first-level cache, else two panels at a time, for all rows of the pass. Sums are
- * made of the same numbers either way. */
+ * E4M3 weights are converted to bf16, which represents all of their numbers, before use: up to
+ * sixteen rows tile by tile in the first-level cache, otherwise two panels at a time for all rows
+ * of the pass. Both ways sum the same numbers. */
 #include "kernels/cpu/amx.h"
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/vec.h"
@@ -32,8 +32,8 @@ static inline __m512 from_bf16(__m256i half) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
 
-/* One row of a pair of A tiles after the other: the rounded values, then what rounding took away.
- */
+/* Packs one row of a pair of A tiles: first the rounded values, then the remainders of the
+ * rounding. */
 static void pack_row(const float *x, int64_t cols, int64_t depth, char *to) {
     for (int64_t k = 0; k < depth; k += TILE_DEPTH, to += A_STEP) {
         __m512 first = pack_load(x + k, cols - k), second = pack_load(x + k + 16, cols - k - 16);
@@ -59,7 +59,8 @@ void cpu_pack_x_amx(const struct cpu_matmul_job *job, int row, char *packed) {
     for (int64_t r = 0; r < 16; r++) {
         if (row + r < job->rows) {
             pack_leaves(w, job->x + (row + r) * w->cols, block + 64 * r);
-        } else if (job->rows > 16) { /* up to 16 rows the tiles are configured to end with them */
+        } else if (job->rows >
+                   16) { /* up to 16 rows, the tile configuration already ends with the last row */
             for (int64_t t = 0; t < 2 * w->depth / TILE_DEPTH; t++)
                 _mm512_store_si512(block + t * TILE_BYTES + 64 * r, _mm512_setzero_si512());
         }
@@ -69,8 +70,8 @@ void cpu_pack_x_amx(const struct cpu_matmul_job *job, int row, char *packed) {
 /* ---- Weights in E4M3 ----------------------------------------------------------------------------
  */
 
-/* `count` numbers, none of them NaN, as bf16 in the same order. Codes below 2^-6 are m 2^-9, with
- * another exponent for each m. */
+/* Converts `count` numbers, none of them NaN, to bf16 in the same order. Codes below 2^-6 are m
+ * 2^-9, with a different exponent for each m. */
 static inline void widen(const char *from, char *to, size_t count) {
     const __m512i tiny = _mm512_broadcast_i32x4(
         _mm_setr_epi16(0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60));
@@ -85,11 +86,12 @@ static inline void widen(const char *from, char *to, size_t count) {
     }
 }
 
-/* The tile `at` bytes of bf16 into a panel, of numbers of `size` bytes; `wide` is room for one. */
+/* The tile `at` bytes of bf16 into a panel whose numbers have `size` bytes; `wide` holds one
+ * tile. */
 SIMD const char *tile_at(const char *panel, size_t at, char *wide, const size_t size) {
     if (size == 2) return panel + at;
     widen(panel + at / 2, wide, TILE_BYTES / 2);
-    /* _tile_loadd does not tell the compiler that it reads. */
+    /* tells the compiler of the read, which _tile_loadd does not */
     __asm__ volatile("" : : "m"(*(const char(*)[TILE_BYTES])wide));
     return wide;
 }
@@ -98,7 +100,7 @@ static size_t number_bytes(const struct kern_weight *w) {
     return w->layout == CPU_PANEL_E4M3 ? 1 : 2;
 }
 
-/* Two panels, twice as wide in bf16. */
+/* Scratch for two panels, which are twice as large in bf16. */
 size_t cpu_matmul_scratch_amx(const struct kern_weight *weight) {
     return weight->layout == CPU_PANEL_E4M3 ? 4 * weight->panel_bytes : 0;
 }
@@ -106,8 +108,8 @@ size_t cpu_matmul_scratch_amx(const struct kern_weight *weight) {
 /* ---- Results ------------------------------------------------------------------------------------
  */
 
-/* Results of many rows are larger than the caches: they go past them, which saves reading each line
- * before it is overwritten (a fifth of the time of a wide product). */
+/* Results of many rows exceed the caches: non-temporal stores save reading each line before it is
+ * overwritten (a fifth of the time of a wide product). */
 static bool passes_caches(const struct cpu_matmul_job *job, const float *y) {
     return job->rows > 64 && job->mode == KERN_SET && job->weight->rows % 16 == 0 &&
            (uintptr_t)y % 64 == 0;
@@ -136,7 +138,7 @@ static void put(const struct cpu_matmul_job *job, int row, int64_t panel, const 
 /* ---- Up to sixteen rows -------------------------------------------------------------------------
  */
 
-#define AHEAD 4096 /* bytes of each stream under way */
+#define AHEAD 4096 /* bytes prefetched ahead in each stream */
 
 static inline void fetch_bytes(const char *at, size_t bytes) {
     for (size_t line = 0; line < bytes; line += 64) _mm_prefetch(at + line, _MM_HINT_T0);
@@ -146,7 +148,7 @@ static inline void fetch_tile(const char *at) {
     fetch_bytes(at, TILE_BYTES);
 }
 
-/* Four panels of B, and the four that come after them: what is fetched when the first end. */
+/* Four panels of B, and the next four, which are prefetched near the end of these. */
 struct group {
     const char *panel, *after;
     size_t stride;
@@ -158,9 +160,10 @@ static struct group group_of(const struct kern_weight *w, int64_t panel, int64_t
                           .stride = w->panel_bytes};
 }
 
-/* A leaf's sums are stored at its level of the stack and added to what came before. */
+/* A leaf's sums are stored at the leaf's level of the stack and added to the level's earlier
+ * sums. */
 struct tree {
-    _Alignas(64) float level[CPU_LEAF_LEVELS][4][16][16]; /* of up to four tiles */
+    _Alignas(64) float level[CPU_LEAF_LEVELS][4][16][16]; /* up to four tiles per level */
 };
 
 static inline void fold(struct tree *tree, int leaf, int tiles, int rows) {
@@ -183,7 +186,7 @@ static inline void zero_four(void) {
     _tile_zero(3);
 }
 
-/* One leaf of four panels, from `at` bytes of bf16 on. */
+/* One leaf of four panels, starting `at` bytes of bf16 into them. */
 SIMD void few_rows_leaf(const char *a, struct group b, size_t at, size_t end, const size_t size) {
     _Alignas(64) char wide[4][TILE_BYTES];
     zero_four();
@@ -256,13 +259,13 @@ SIMD void few_rows_one(const struct cpu_matmul_job *job, int64_t panel, const si
 /* ---- Many rows ----------------------------------------------------------------------------------
  */
 
-/* What to bring nearer while a block is computed: `step` bytes per tile step from `from`. */
+/* Memory to prefetch while a block is computed: `step` bytes per tile step from `from`. */
 struct fetch {
     const char *from;
     size_t step;
 };
 
-/* One depth of 32 x 32 outputs: six loads, eight products; each sum takes high before low. */
+/* One depth of 32 x 32 outputs: six loads, eight products; high precedes low in each sum. */
 static inline void two_by_two(const char *a, size_t a_stride, const char *b, size_t b_stride) {
     _tile_loadd(6, b, 64);
     _tile_loadd(4, a, 64);
@@ -293,7 +296,7 @@ static void block_two_by_two(const struct cpu_matmul_job *job, int row, int64_t 
     struct tree tree;
     const struct kern_weight *w = job->weight;
     const char *a = job->packed + (size_t)row * (size_t)w->depth * 4;
-    size_t next = b.stride; /* sixteen rows of A take twice as much as a panel of B */
+    size_t next = b.stride; /* sixteen rows of A take twice as much memory as a panel of B */
     size_t at = 0, leaf = leaf_bytes(w);
     for (int l = 0; l < w->leaves; l++) {
         zero_four();
@@ -308,8 +311,9 @@ static void block_two_by_two(const struct cpu_matmul_job *job, int row, int64_t 
     put_two_by_two(job, row, panel, &tree);
 }
 
-/* The same where the panels come from memory: 17 to 64 rows do not compute long enough to hide
- * fetching two whole panels, so each fetches its own a few KiB ahead, and the next ones' starts. */
+/* The same for panels that come from memory: 17 to 64 rows do not compute long enough to hide
+ * fetching two whole panels, so each prefetches its own panel a few KiB ahead, and the start of the
+ * next. */
 static void block_streaming(const struct cpu_matmul_job *job, int row, int64_t panel,
                             struct group b) {
     struct tree tree;
@@ -378,7 +382,7 @@ static void block_one_by_two(const struct cpu_matmul_job *job, int row, int64_t 
     put(job, row, panel + 1, tree.level[0][1]);
 }
 
-/* `count` panels of bf16, as they lie or in `wide`. */
+/* `count` panels of bf16, as stored or converted into `wide`. */
 static struct group panels_wide(const struct kern_weight *w, int64_t panel, size_t count,
                                 int64_t after, char *wide) {
     struct group group = group_of(w, panel, after);
@@ -387,7 +391,7 @@ static struct group panels_wide(const struct kern_weight *w, int64_t panel, size
     return (struct group){wide, wide, 2 * w->panel_bytes};
 }
 
-/* Two panels against all rows; `after`: the two that come next, or < 0. */
+/* Two panels against all rows; `after`: the next two panels, or < 0. */
 static void many_rows_two(const struct cpu_matmul_job *job, int64_t panel, int64_t after,
                           char *wide) {
     const struct kern_weight *w = job->weight;
@@ -397,7 +401,7 @@ static void many_rows_two(const struct cpu_matmul_job *job, int64_t panel, int64
         block_streaming(job, 0, panel, b);
         row = 32;
     }
-    /* Every step of a block fetches its share of the 2 KiB, or of E4M3 one, that the next panels
+    /* Every step of a block prefetches its part of the 2 KiB (E4M3: 1 KiB) that the next panels
      * need per step. */
     int lines = 16 * (int)number_bytes(w);
     size_t step = after < 0 || blocks <= 2 ? 0 : (size_t)((lines + blocks - 1) / blocks) * 64;
@@ -440,7 +444,7 @@ void cpu_matmul_amx(const struct cpu_matmul_job *job, int64_t first, int64_t cou
     else
         few_rows(job, first, count, next, 2);
     _tile_release();
-    _mm_sfence(); /* streamed results, before the barrier says they are there */
+    _mm_sfence(); /* completes the non-temporal stores before the barrier */
 }
 
 const struct cpu_kernels cpu_kernels_amx = {

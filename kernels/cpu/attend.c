@@ -1,4 +1,7 @@
-/* Drivers of rotation, writing into the cache, and attention. */
+/* Drivers of rotation, of writes into the cache, and of attention. A driver cuts the rows of a step
+ * into items, hands the items to workers and calls the path's kernels; results do not depend on the
+ * cut. Attention items are whole groups of query heads over one KV head, so that a key is read once
+ * for all of them. */
 #include "kernels/cpu/internal.h"
 
 #include <math.h>
@@ -7,14 +10,14 @@
 
 #include "base/check.h"
 
-#define LANES_MIN 16 /* an item of attention has at least so many lanes, but for a span's last */
+#define LANES_MIN 16 /* least number of lanes per item, except a span's last */
 
 /* ---- Rows of a step ---------------------------------------------------------------------------
  */
 
-/* Opening the cache takes the room of the largest step. Of a larger one begin_step takes it, so
- * that the operations after it cannot run out of memory; who calls one of them by itself, as tests
- * do, pays for it there. */
+/* Opening the cache allocates scratch for the largest step. begin_step grows it for a larger one,
+ * so that the operations of a step cannot run out of memory. Callers that run single operations
+ * without begin_step, such as tests, allocate here. */
 int cpu_step_reserve(struct cpu *cpu, int row_count, int span_count) {
     const struct kern_cache_options *o = &cpu->cache.options;
     size_t rows = (size_t)row_count, heads = (size_t)o->heads_kv;
@@ -25,11 +28,11 @@ int cpu_step_reserve(struct cpu *cpu, int row_count, int span_count) {
     if (!rc) rc = cpu_room_grow(&cpu->items, items * sizeof(struct cpu_attend_item));
     if (!rc) rc = cpu_room_grow(&cpu->angles, rows * (size_t)o->head_dim * sizeof(float));
     if (!rc) rc = cpu_room_grow(&cpu->angle_pos, rows * sizeof(int32_t));
-    if (cpu->angle_pos.bytes != angles) cpu->angle_freq = NULL; /* the new room holds no angles */
+    if (cpu->angle_pos.bytes != angles) cpu->angle_freq = NULL; /* growing discards the angles */
     return rc;
 }
 
-/* What a worker needs to know of a row, without searching the spans. */
+/* The position and span of every row, so that workers need not search the spans. */
 const struct cpu_row *cpu_rows(struct cpu *cpu, const struct kern_batch *batch) {
     cpu_room_must(&cpu->rows, (size_t)batch->rows * sizeof(struct cpu_row));
     struct cpu_row *rows = cpu->rows.mem;
@@ -61,8 +64,8 @@ static size_t qkv_stride(const struct kern_cache_options *o) {
 /* ---- Rotation ---------------------------------------------------------------------------------
  */
 
-/* Sines cost as much as a layer's norms, and every layer of a step wants the same ones: they are
- * kept by row and made anew where the row's position changed. */
+/* Sines cost as much as a layer's norms, and every layer of a step needs the same ones: they are
+ * kept per row and recomputed only where the row's position has changed. */
 static void reserve_angles(struct cpu *cpu, int rows, int dim, const struct kern_rope *rope) {
     size_t had = cpu->angle_pos.bytes;
     cpu_room_must(&cpu->angles, (size_t)rows * (size_t)dim * sizeof(float));
@@ -196,7 +199,7 @@ static void attend_items(void *arg, int worker) {
         work->cpu->kernels->attend(work->job, &work->items[i], scratch);
 }
 
-/* Longest first, so that the last items to be claimed are short ones. */
+/* Longest first, so that the items claimed last are short. */
 static int by_cost(const void *a, const void *b) {
     const struct cpu_attend_item *x = a, *y = b;
     return (x->cost < y->cost) - (x->cost > y->cost);
@@ -212,7 +215,7 @@ static int64_t class_cost(const struct cpu_attend_job *job, const struct kern_sp
     return seen * job->group * span->count;
 }
 
-/* As many lanes per item as the kernel likes, fewer when that leaves workers without any. */
+/* As many lanes per item as the kernel prefers, fewer if some workers would otherwise stay idle. */
 static int lanes_per_item(const struct cpu *cpu, const struct cpu_attend_job *job) {
     const struct kern_cache_options *o = &cpu->cache.options;
     int most = cpu->kernels->attend_lanes(o);
@@ -221,7 +224,7 @@ static int lanes_per_item(const struct cpu *cpu, const struct cpu_attend_job *jo
     return most;
 }
 
-/* Spans whose entries have classes get no items: attention is what observe_mass makes of them. */
+/* Spans whose entries have classes get no items: observe_mass computes their attention. */
 static bool has_items(const struct kern_span *span) {
     return !cpu_rule_classes(span->rule);
 }
@@ -257,7 +260,7 @@ static int64_t plan(struct cpu *cpu, const struct cpu_attend_job *job, int64_t *
     return count;
 }
 
-/* The last queries of sequences whose rule looks back at them, scaled. */
+/* Stores the last queries, scaled, of sequences whose rule observes a window. */
 static void keep_queries(struct cpu_cache *cache, const struct cpu_attend_job *job) {
     size_t size = (size_t)(job->heads_kv * job->heads) * (size_t)job->head_dim;
     for (int s = 0; s < job->batch->span_count; s++) {
@@ -277,7 +280,7 @@ static void keep_queries(struct cpu_cache *cache, const struct cpu_attend_job *j
 struct mass_work {
     struct cpu *cpu;
     const struct cpu_attend_job *job;
-    struct cpu_share share; /* over spans * heads_kv */
+    struct cpu_share share; /* spans * heads_kv items */
 };
 
 static void add_mass(const struct mass_work *work, int item, int worker) {
@@ -313,8 +316,9 @@ static void mass_items(void *arg, int worker) {
         add_mass(work, (int)i, worker);
 }
 
-/* A pass over the keys of its own, for the sequences that want it: attention does without knowing.
- * For those with classes it is their attention, one head on one worker. */
+/* A separate pass over the keys, for sequences whose rule adds up attention; the attention kernels
+ * are unaware of it. For sequences with classes this pass computes attention itself, one head per
+ * worker. */
 static void observe_mass(struct cpu *cpu, const struct cpu_attend_job *job, int64_t cost) {
     bool any = false;
     for (int s = 0; s < job->batch->span_count; s++)
@@ -343,7 +347,7 @@ void cpu_attend(struct kern *kern, int layer, float *out, const float *qkv,
                                  .out = out,
                                  .scale = options->scale,
                                  .window = options->window};
-    cpu->cache.windows[layer] = options->window; /* which the kept queries had, too */
+    cpu->cache.windows[layer] = options->window; /* the window of the stored queries */
     keep_queries(&cpu->cache, &job);
     int64_t cost;
     int64_t count = plan(cpu, &job, &cost);

@@ -1,3 +1,7 @@
+/* The page pool of the CPU backend: opening, pages and references, steps, truncation, forks,
+ * reports and the consistency check. Eviction is in evict.c and snapshots in snapshot.c. Every
+ * operation first counts the pages it needs and then takes them, so that a refusal leaves the cache
+ * unchanged. */
 #include "kernels/cpu/cache.h"
 
 #include <math.h>
@@ -66,10 +70,10 @@ int cpu_cache_lanes(const struct kern_cache_options *options) {
     return group >= CPU_ROWS_BLOCK ? group : CPU_ROWS_BLOCK / group * group;
 }
 
-/* Vectors of one value per entry in a worker's room, beside the logits. */
+/* Vectors with one value per entry in a worker's scratch memory, in addition to the logits. */
 #define WORK_VECTORS 6
 
-/* The longest stream, and at least a page. */
+/* The longest stream, at least one page. */
 static size_t work_stride(const struct kern_cache_options *options) {
     size_t slots =
         (size_t)slots_per_page((size_t)options->head_dim * kern_dtype_bytes(options->dtype));
@@ -89,7 +93,7 @@ static size_t work_size(const struct kern_cache_options *options) {
     return round_up(floats, MEMORY_PAGE / sizeof(float));
 }
 
-/* The limits leave every product of two shape numbers far from overflow. */
+/* The limits keep products of two shape numbers far from overflow. */
 static int set_shape(struct cpu_cache *cache, const struct kern_cache_options *options,
                      struct fault *fault) {
     int64_t streams = (int64_t)options->layers * options->heads_kv;
@@ -106,7 +110,7 @@ static int set_shape(struct cpu_cache *cache, const struct kern_cache_options *o
     cache->stream_pages = (size_t)cpu_cache_pages_for(cache, options->max_positions);
     cache->member_pages =
         (size_t)cpu_cache_row_pages(cache, cache->streams, options->max_positions);
-    /* A slot's table fills whole memory pages so that a release can hand them back. */
+    /* A slot's table fills whole memory pages, so that a release can return them to the system. */
     cache->slot_pages = round_up((size_t)streams * (cache->stream_pages + cache->member_pages),
                                  MEMORY_PAGE / sizeof(uint32_t));
     size_t query = (size_t)options->heads_q * (size_t)options->head_dim;
@@ -134,8 +138,8 @@ static int place_regions(const struct region *regions, int count, size_t *offset
     return 0;
 }
 
-/* NORESERVE: what is never touched costs nothing, and the tables of sequences that stay short,
- * like the scratch of evictions that stay small, are never touched. */
+/* NORESERVE: untouched memory costs nothing, and the tables of short sequences and the scratch
+ * memory of small evictions stay untouched. */
 static int map_regions(struct cpu_cache *cache, const struct region *regions, int count) {
     size_t offsets[32], total = 0;
     CHECK(count <= 32);
@@ -177,7 +181,7 @@ static int map_arrays(struct cpu_cache *cache) {
     if (__builtin_mul_overflow(pages, page_slots, &pool_entries)) return ERR_NOMEM;
     if (entries > pool_entries) entries = pool_entries;
     if (entries > UINT32_MAX / ranks)
-        return ERR_NOMEM; /* eviction counts the bins of its select in 32 bits */
+        return ERR_NOMEM; /* the bins of eviction's radix select count in 32 bits */
     const struct region regions[] = {
         {(void **)&cache->pool, pages, cache->page_size},
         {(void **)&cache->pos, pool_entries, sizeof *cache->pos},
@@ -207,12 +211,12 @@ static int map_arrays(struct cpu_cache *cache) {
     };
     int rc = map_regions(cache, regions, sizeof regions / sizeof *regions);
     if (rc < 0) return rc;
-    /* Only advice: a kernel without huge pages works as well. */
+    /* Advice only: the cache also works without huge pages. */
     (void)madvise(cache->pool, (size_t)((char *)cache->refs - cache->pool), MADV_HUGEPAGE);
     return 0;
 }
 
-/* This rank's heads of the model's. */
+/* The options of this rank: its heads instead of the model's. */
 static struct kern_cache_options own_options(struct cpu_cache *cache,
                                              const struct kern_cache_options *options) {
     struct kern_cache_options own = *options;
@@ -260,7 +264,7 @@ void cpu_cache_close(struct cpu_cache *cache) {
 /* ---- Pages ---------------------------------------------------------------------------------- */
 
 uint32_t cpu_cache_take_page(struct cpu_cache *cache) {
-    CHECK(cache->free_count > 0); /* every caller counted before it began */
+    CHECK(cache->free_count > 0); /* callers count before they take */
     uint32_t page = cache->free_pages[--cache->free_count];
     cache->refs[page] = 1;
     return page;
@@ -343,8 +347,8 @@ static struct cpu_cache_slot *slot_at(const struct cpu_cache *cache, int slot) {
 
 /* ---- A step --------------------------------------------------------------------------------- */
 
-/* The span writes into the pages of a stream from this one on: the one that is begun, if any; when
- * attention is added up, all. */
+/* The first page of a stream into which the span writes: the partly filled one, if any; with a rule
+ * that adds up attention, page 0. */
 static int32_t first_written(const struct cpu_cache *cache, const struct kern_span *span,
                              int stream) {
     if (cpu_rule_mass(span->rule)) return 0;
@@ -355,9 +359,9 @@ static int32_t pages_held(const struct cpu_cache *cache, const struct kern_span 
     return cpu_cache_pages_for(cache, *cpu_cache_length(cache, span->slot, stream));
 }
 
-/* Will span `index` have to copy page `at` of its stream? Forks that write in one step leave a page
- * one by one, and the last one keeps it: so count who leaves before. A page that is shared has the
- * same place in every table. */
+/* Must span `index` copy page `at` of its stream? Forks that write in one step leave a shared page
+ * one by one, and the last one keeps it: earlier spans that leave are counted. A shared page has
+ * the same place in every table. */
 static bool must_copy(const struct cpu_cache *cache, const struct kern_batch *batch, int index,
                       int stream, int32_t at) {
     uint32_t page = cpu_cache_table(cache, batch->spans[index].slot, stream)[at];
@@ -401,14 +405,14 @@ static void append_stream(struct cpu_cache *cache, const struct kern_span *span,
         if (++at == cache->page_slots) page++, at = 0;
     }
     *length += span->count;
-    /* Members, which then only a snapshot made under another rule can bring, are as good as none:
-     * nobody would see to it that their centres stay. */
+    /* Without a rule of classes the members are dropped: nothing would keep their centres. Only a
+     * snapshot made under another rule can bring them here. */
     if (!cpu_rule_classes(span->rule))
         cpu_cache_shorten(cache, span->slot, cache->streams + stream, 0);
 }
 
-/* Which queries the ring will hold after this step. A ring of another size, which only a snapshot
- * made under another rule can bring, is as good as none. */
+/* Updates which queries the ring holds after this step. A ring of another size is discarded; only a
+ * snapshot made under another rule can bring one. */
 static void note_queries(struct cpu_cache *cache, const struct kern_span *span) {
     struct cpu_cache_slot *state = &cache->slots[span->slot];
     int32_t window = cpu_rule_window(span->rule);
@@ -420,7 +424,7 @@ static void note_queries(struct cpu_cache *cache, const struct kern_span *span) 
         pos[(span->pos + i) % window] = span->pos + i;
 }
 
-/* The angles of all positions a sequence with classes may hold, which its members turn by. */
+/* Computes the angles of positions up to `count`, by which the members of classes are rotated. */
 static void make_angles(struct cpu_cache *cache, int32_t count) {
     int dim = cache->options.head_dim, half = dim / 2;
     const float *inv_freq = cache->options.inv_freq;
@@ -465,7 +469,8 @@ int cpu_cache_begin_step(struct cpu_cache *cache, const struct kern_batch *batch
 
 /* ---- Slots ---------------------------------------------------------------------------------- */
 
-/* Entries of a stream before position `pos`; they ascend, and what goes is near the end. */
+/* Number of entries before position `pos`; positions ascend, and dropped entries are near the
+ * end. */
 static int32_t entries_before(const struct cpu_cache *cache, int slot, int stream, int32_t pos) {
     const uint32_t *table = cpu_cache_table(cache, slot, stream);
     int32_t length = *cpu_cache_length(cache, slot, stream);
@@ -473,7 +478,8 @@ static int32_t entries_before(const struct cpu_cache *cache, int slot, int strea
     return length;
 }
 
-/* The first member that goes when the tokens from position `pos` on do: it or its centre. */
+/* The first member to drop with the tokens from position `pos` on: itself or its centre is
+ * dropped. */
 static int32_t members_before(const struct cpu_cache *cache, int slot, int row, int32_t pos) {
     const uint32_t *table = cpu_cache_row(cache, slot, row);
     int32_t length = *cpu_cache_length(cache, slot, row);
@@ -511,7 +517,7 @@ int cpu_cache_truncate(struct cpu_cache *cache, int slot, int32_t pos) {
     if (rc) return rc;
     for (int row = cache->streams; row < cache->rows; row++)
         truncate_members(cache, slot, row, pos);
-    /* Entries end with the last that stays: shared pages need no copy. */
+    /* Entries end with the last one kept: shared pages need no copy. */
     for (int stream = 0; stream < cache->streams; stream++)
         cpu_cache_shorten(cache, slot, stream, entries_before(cache, slot, stream, pos));
     if (state->next_pos > pos) state->next_pos = pos;
@@ -564,7 +570,7 @@ void cpu_cache_release(struct cpu_cache *cache, int slot) {
     struct cpu_cache_slot *state = slot_at(cache, slot);
     if (!state->in_use) return;
     for (int row = 0; row < cache->rows; row++) cpu_cache_shorten(cache, slot, row, 0);
-    /* A long sequence's table and queries go back to the system; failing to is no error. */
+    /* Returns a long sequence's table and queries to the system; failure is harmless. */
     (void)madvise(cpu_cache_table(cache, slot, 0), cache->slot_pages * sizeof *cache->tables,
                   MADV_DONTNEED);
     if (state->window > 0)
@@ -641,7 +647,7 @@ static int check_stream(const struct cpu_cache *cache, int slot, int stream, uin
     return 0;
 }
 
-/* Members ascend, belong to entries that are there, and are none of them. */
+/* Members ascend, their centres are entries, and they are not entries themselves. */
 static int check_member(const struct cpu_cache *cache, int slot, int stream, int32_t index,
                         struct fault *fault) {
     const uint32_t *table = cpu_cache_row(cache, slot, cache->streams + stream);
@@ -664,7 +670,7 @@ static int check_member(const struct cpu_cache *cache, int slot, int stream, int
                      stream, index, member->pos, member->centre, (double)member->gain);
 }
 
-/* `taken` has a byte for every position: one that several classes count is an error, too. */
+/* `taken` has a byte for every position: a position in several classes is an error, too. */
 static int check_members(const struct cpu_cache *cache, int slot, int stream, uint32_t *seen,
                          uint8_t *taken, struct fault *fault) {
     int row = cache->streams + stream;

@@ -36,15 +36,16 @@
 #include "kernels/kern.h"
 #include "kernels/shard.h"
 
-#define CPU_PAGE_BYTES 8192 /* keys and values of one page, when a row is not larger than that */
+#define CPU_PAGE_BYTES 8192 /* keys and values of one page, unless one row is larger */
 
-/* Runs fn(arg, 0 .. items - 1, worker), each item exactly once, in any order on any thread; a
- * worker, below the number given at open, does one item at a time. Returns when all are done. */
+/* Runs fn(arg, 0 .. items - 1, worker), each item exactly once, in any order on any thread.
+ * `worker` is below the number given at open and runs one item at a time. Returns when all items
+ * are done. */
 typedef void cpu_item(void *arg, int item, int worker);
 typedef void cpu_parallel(void *ctx, int items, cpu_item *fn, void *arg);
 
-/* The arithmetic of observing attention and comparing keys; one table per path of the CPU backend,
- * cpu_math_plain (double sums, one after the other) without any. */
+/* The arithmetic of observing attention and comparing keys: one table per path of the CPU backend;
+ * cpu_math_plain (double sums in ascending order) otherwise. */
 struct cpu_math {
     /* out[l * stride + j] = q[l] . row[j] for `lanes` vectors of `dim` floats and `count` rows in
      * the cache's dtype, all one after the other. A product depends on its two vectors alone. */
@@ -59,23 +60,24 @@ struct cpu_math {
 };
 extern const struct cpu_math cpu_math_plain;
 
-/* A member of a class. In a row they ascend by centre, then by position. */
+/* A member of a class. Members of a row ascend by centre, then by position. */
 struct cpu_member {
-    int32_t centre; /* position of the entry that is its class's centre */
-    int32_t pos;    /* its own: no entry's and no other member's of the stream */
+    int32_t centre; /* position of the class's centre, an entry */
+    int32_t pos;    /* the member's position, different from those of all entries and members of the
+                       stream */
     float gain;
 };
 
 struct cpu_cache_slot {
     bool in_use;
-    int32_t next_pos; /* positions below this may be held; the next span starts here or later */
-    int32_t window;   /* queries in its ring, 0 = no ring in use */
-    bool measured;    /* weights holds its layers' */
+    int32_t next_pos; /* all held positions are lower; the next span starts here or later */
+    int32_t window;   /* number of queries in the slot's ring, 0 = no ring in use */
+    bool measured;    /* `weights` holds the slot's layer weights */
 };
 
 struct cpu_cache {
     struct kern_cache_options options;
-    const struct comm *comm; /* the ranks that hold the other heads */
+    const struct comm *comm; /* ranks that hold the other heads */
     struct shard_heads shard;
     int heads_model;        /* KV heads of the model */
     int streams;            /* layers * heads_kv; a stream's index is layer * heads_kv + head */
@@ -94,11 +96,11 @@ struct cpu_cache {
     float *log_beta; /* [pages][P] */
     float *score;    /* [pages][P] what the rule remembers of an entry: mass or last score */
 
-    /* The last queries of sequences whose rule has a window: query at position p lies at
-     * p % window if ring_pos says so; scaled. Touched by such sequences alone. */
+    /* The last queries of sequences whose rule has a window: the query at position p lies at p %
+     * window if ring_pos says so; scaled. Other sequences never touch it. */
     float *ring;       /* [slots][ring_slot floats], within it [layers][WINDOW_MAX][heads_q * D] */
     int32_t *ring_pos; /* [slots][KERN_WINDOW_MAX]; -1: none */
-    int32_t *windows;  /* [layers]: of the layer's last attention (kern_attend_options) */
+    int32_t *windows;  /* [layers]: window of the layer's last attention (kern_attend_options) */
     size_t ring_slot;
 
     uint16_t *refs;       /* [pages] tables that refer to the page; 0 = free */
@@ -111,18 +113,18 @@ struct cpu_cache {
                                      [streams][member_pages] */
     size_t stream_pages;          /* ceil(max_positions / P) */
     size_t member_pages;          /* ceil(max_positions / member_slots) */
-    size_t slot_pages;            /* of both, rounded up to whole memory pages */
+    size_t slot_pages;            /* both kinds together, rounded up to whole memory pages */
 
     float *angles;       /* [max_positions][head_dim]: cos of position * inv_freq, then sin */
-    int32_t angles_made; /* so many rows of it, as far as sequences with classes have come */
+    int32_t angles_made; /* rows of `angles` computed so far */
 
-    float *weights; /* [slots][layers] of KERN_LAYERS_PREFERENCE and _DENSITY, once measured */
-    float *tau;     /* [slots][streams] thresholds of merging; NAN: none yet */
+    float *weights; /* [slots][layers] measured weights of KERN_LAYERS_PREFERENCE and _DENSITY */
+    float *tau;     /* [slots][streams] merge thresholds; NAN: none yet */
 
-    /* Room for eviction: one value per entry of the largest possible sequence. */
+    /* Scratch memory of eviction: one value per entry of the largest possible sequence. */
     uint32_t *keys;
-    float *fresh; /* scores to be remembered */
-    float *alike; /* merging: likenesses */
+    float *fresh; /* scores to be stored with the entries */
+    float *alike; /* similarities, for merging */
     int32_t *links;
     struct share_part *parts;       /* [layers + heads_model] */
     struct cpu_evict_stream *evict; /* [streams + 1] */
@@ -138,10 +140,10 @@ struct cpu_cache {
     size_t map_size;
 };
 
-/* The side arrays: records of an entry that move, fork and are saved with it. Adding one is a line
- * here, in map_arrays, in cpu_cache_move_entry and in kernels/snapshot.c. */
+/* The side arrays: records of an entry that are moved, forked and saved with it. A new one is a
+ * line here, in map_arrays, in cpu_cache_move_entry and in kernels/snapshot.c. */
 struct cpu_cache_side {
-    size_t array; /* offset of its pointer in struct cpu_cache */
+    size_t array; /* offset of the array's pointer in struct cpu_cache */
     size_t bytes; /* per entry */
 };
 
@@ -152,14 +154,14 @@ static const struct cpu_cache_side cpu_cache_sides[] = {
 };
 enum { CPU_CACHE_SIDES = sizeof cpu_cache_sides / sizeof *cpu_cache_sides };
 
-/* Memory of keys and values plus side records; page_slots is at least 1 however long a row is. */
+/* page_bytes: keys, values and side records; page_slots is at least 1 for rows of any length. */
 void cpu_cache_info(enum kern_dtype dtype, int head_dim, struct kern_cache_info *info);
-/* dtype f32, bf16 or e4m3; `workers` of `parallel`. On failure nothing is held and *cache is
- * zeroed. */
+/* dtype f32, bf16 or e4m3; `workers` is the number of workers of `parallel`. On failure nothing is
+ * held and *cache is zeroed. */
 int cpu_cache_open(struct cpu_cache *cache, const struct kern_cache_options *options, int workers,
                    struct fault *fault);
-/* The same for one of several ranks: `options` with the model's heads, `pages` of this rank. `comm`
- * outlives the cache. */
+/* The same for one of several ranks: `options` counts the model's heads, `pages` the rank's pages.
+ * `comm` must outlive the cache. */
 int cpu_cache_open_rank(struct cpu_cache *cache, const struct kern_cache_options *options,
                         const struct comm *comm, int workers, struct fault *fault);
 void cpu_cache_close(struct cpu_cache *cache); /* idempotent; fine on a zeroed struct */
@@ -167,15 +169,16 @@ void cpu_cache_close(struct cpu_cache *cache); /* idempotent; fine on a zeroed s
 /* Appends span->count entries to every stream of each span's slot. ERR_FULL when the free pages do
  * not suffice for the whole batch, ERR_LIMIT beyond max_positions; neither changes anything. */
 int cpu_cache_begin_step(struct cpu_cache *cache, const struct kern_batch *batch);
-/* One sequence after the other. ERR_FULL (pages for copies of shared pages are missing) leaves the
- * failing and the later ones unchanged. */
+/* Evicts one sequence after the other. ERR_FULL (no free pages for copies of shared pages) leaves
+ * the failing sequence and later ones unchanged. */
 int cpu_cache_evict(struct cpu_cache *cache, const struct kern_evict *due, int count);
-/* ERR_FULL (pages for copies of shared ones, to drop members of classes) changes nothing. */
+/* ERR_FULL (no free pages for copies of shared pages, needed to drop members of classes) changes
+ * nothing. */
 int cpu_cache_truncate(struct cpu_cache *cache, int slot, int32_t pos);
-/* ERR_LIMIT when a page has no room for one more reference; nothing changes then. */
+/* ERR_LIMIT (a page's reference count would overflow) changes nothing. */
 int cpu_cache_fork(struct cpu_cache *cache, int from, int to);
 void cpu_cache_release(struct cpu_cache *cache, int slot); /* fine on a slot that is not in use */
-/* ERR_LIMIT: positions or log_beta lack room; the rest is filled nevertheless. */
+/* ERR_LIMIT: the buffers for positions or log_beta are too small; all else is filled. */
 int cpu_cache_report(const struct cpu_cache *cache, int slot, struct kern_report *report);
 void cpu_cache_stats(const struct cpu_cache *cache, struct kern_cache_stats *stats);
 /* Every page in exactly one place, counts and lengths agree, positions ascend. Slow: for tests. */
@@ -203,54 +206,55 @@ static inline char *cpu_cache_side(const struct cpu_cache *cache, int side, uint
 
 /* ---- For eviction --------------------------------------------------------------------------- */
 
-/* The last entry that is kept. Entries rank by key, then newer pos, then lower stream. */
+/* The lowest-ranking entry that is kept. Entries rank by key, then newer pos, then lower stream. */
 struct cpu_evict_cut {
     uint32_t key;
-    int32_t pos, stream; /* the stream's number in the model */
+    int32_t pos, stream; /* `stream`: the stream's number in the model */
 };
 
-/* Streams that compete for places. */
+/* Streams that compete for the same places. */
 struct cpu_evict_pool {
-    int from, to;             /* those of this rank */
-    int64_t places;           /* of all ranks */
-    int64_t held, keep;       /* entries and places of the ranks that share a cut */
-    int64_t limit;            /* places of a rank that has reached its cap */
-    uint32_t capped;          /* bits: those ranks */
+    int from, to;             /* streams of this rank, [from, to) */
+    int64_t places;           /* places of all ranks together */
+    int64_t held, keep;       /* entries and places of the ranks that are not capped */
+    int64_t limit;            /* places of a capped rank */
+    uint32_t capped;          /* bit r: rank r has reached the cap */
     struct cpu_evict_cut cut; /* out */
-    bool open;                /* what follows belongs to the search: see cut.c */
+    bool open;                /* this and the following belong to the search in cut.c */
     uint32_t value;           /* bits of the cut found so far */
-    uint32_t wanted;          /* how many of the entries with them stay */
-    uint32_t equal;           /* how many there are */
+    uint32_t wanted;          /* entries with the cut's bits that are kept */
+    uint32_t equal;           /* entries with the cut's bits */
 };
 
 #define CPU_EVICT_BINS 2048
 
-/* What eviction notes about one stream. */
+/* Results of the stages of an eviction for one stream. */
 struct cpu_evict_stream {
-    size_t first;             /* its first entry in keys; one row past the end: the total */
-    struct cpu_evict_cut cut; /* the same for all streams that compete */
-    int32_t lead;             /* entries before the first one that goes: they stay where they are */
+    size_t first; /* index of the stream's first key; in the row past the last stream: the total */
+    struct cpu_evict_cut cut; /* equal for all streams that compete */
+    int32_t lead;             /* entries before the first evicted one; they do not move */
     int32_t kept;
     int32_t candidates;          /* entries before the recent ones */
-    int32_t members;             /* of classes: before the eviction, then after */
-    struct cpu_evict_cut merged; /* classes: the lowest rank that may join one */
+    int32_t members;             /* members of classes: before the eviction, then after */
+    struct cpu_evict_cut merged; /* classes: the lowest-ranking entry that may join one */
     int32_t fixed;               /* protected entries */
-    int64_t keep;                /* places of the pool that begins here; then the stream's own */
-    int64_t best;                /* of its entries, those among the best of their pool */
-    double measured[2];          /* for the weights of layers */
+    int64_t keep; /* first, in a pool's first stream, the places of the pool (evict_share); after
+                     the cuts of pools, the places of this stream */
+    int64_t best; /* entries of this stream among the best of its pool */
+    double measured[2]; /* measurements for the layer weights */
 };
 
-/* What all ranks know of a stream. */
+/* Facts about a stream that all ranks exchange. */
 struct cpu_evict_fact {
     int64_t length, fixed;
-    int64_t best;       /* of its entries, those among the best of their pool */
-    double measured[2]; /* for the weights of layers */
+    int64_t best;       /* entries of this stream among the best of its pool */
+    double measured[2]; /* measurements for the layer weights */
 };
 
 #define CPU_SCORE_NONE (-1.0f) /* no score yet; scores of attention are never negative */
-#define CPU_ROWS_BLOCK 16      /* keys compared with a stream's at a time */
+#define CPU_ROWS_BLOCK 16      /* keys compared with a stream's keys at a time */
 
-/* A worker's room. `stride` holds the longest stream. */
+/* Scratch memory of one worker. `stride` covers the longest stream. */
 struct cpu_work {
     size_t stride;
     float *logits;        /* [cpu_cache_lanes][stride] */
@@ -261,10 +265,10 @@ struct cpu_work {
     float *turned;    /* [2 * lanes][head_dim] */
 };
 struct cpu_work cpu_cache_work(const struct cpu_cache *cache, int worker);
-/* Row `at` of a page's keys or values, as floats; and back, rounded to nearest even. */
+/* Row `at` of a page's keys or values, converted to floats; and back, rounded to nearest even. */
 void cpu_cache_wide_row(const struct cpu_cache *cache, const void *rows, int at, float *to);
 void cpu_cache_store_row(const struct cpu_cache *cache, void *rows, int at, const float *from);
-/* Queries that are taken together: whole groups, at least 16 heads. */
+/* Number of queries processed together: whole groups, at least 16 heads. */
 int cpu_cache_lanes(const struct kern_cache_options *options);
 
 static inline int32_t cpu_cache_pages_for(const struct cpu_cache *cache, int32_t length) {
@@ -276,23 +280,23 @@ static inline int32_t cpu_cache_row_pages(const struct cpu_cache *cache, int row
     return (length + slots - 1) / slots;
 }
 
-/* Replaces *page by a private copy when others refer to it too; a free page must be there. */
+/* Replaces *page by a private copy if it is shared; a free page must exist. */
 void cpu_cache_own_page(struct cpu_cache *cache, uint32_t *page);
-/* Cuts a row to its first `length` records and gives the pages behind them back. */
+/* Cuts a row to its first `length` records and frees the pages behind them. */
 void cpu_cache_shorten(struct cpu_cache *cache, int slot, int row, int32_t length);
-/* Makes a row's pages private and takes more, so that `length` records, no fewer than now, may be
- * written; that is its length then. cpu_cache_lacks: how many free pages this needs. */
+/* Makes a row's pages private, adds pages for `length` records and sets the row's length to it;
+ * `length` must not be below the present one. cpu_cache_lacks: number of free pages needed. */
 void cpu_cache_extend(struct cpu_cache *cache, int slot, int row, int32_t length);
 int64_t cpu_cache_lacks(const struct cpu_cache *cache, int slot, int row, int32_t length);
 
 /* ---- For the kernels ------------------------------------------------------------------------ */
 
-/* Queries that a rule wants remembered; 0 without a rule. */
+/* Number of queries that the rule observes; 0 without a rule. */
 static inline int32_t cpu_rule_window(const struct kern_rule *rule) {
     return rule && rule->score == KERN_SCORE_ATTENTION ? rule->observe.window : 0;
 }
 
-/* Does it add up every query's attention? */
+/* Does the rule add up the attention of every query? */
 static inline bool cpu_rule_mass(const struct kern_rule *rule) {
     return rule && rule->score == KERN_SCORE_ATTENTION &&
            (rule->observe.window == 0 || rule->observe.global);
@@ -302,7 +306,7 @@ static inline bool cpu_rule_classes(const struct kern_rule *rule) {
     return rule && rule->merge == KERN_MERGE_CLASSES;
 }
 
-/* [heads_q * head_dim] of place `at` of the ring. */
+/* [heads_q * head_dim] at place `at` of the ring. */
 static inline float *cpu_cache_query(const struct cpu_cache *cache, int slot, int layer, int at) {
     const struct kern_cache_options *o = &cache->options;
     size_t row = (size_t)o->heads_q * (size_t)o->head_dim;
@@ -322,7 +326,7 @@ static inline uint32_t *cpu_cache_table(const struct cpu_cache *cache, int slot,
     return cache->tables + (size_t)slot * cache->slot_pages + (size_t)stream * cache->stream_pages;
 }
 
-/* Of either kind. */
+/* The table of a row of either kind. */
 static inline uint32_t *cpu_cache_row(const struct cpu_cache *cache, int slot, int row) {
     if (row < cache->streams) return cpu_cache_table(cache, slot, row);
     return cpu_cache_table(cache, slot, cache->streams) +
@@ -333,7 +337,7 @@ static inline int32_t *cpu_cache_length(const struct cpu_cache *cache, int slot,
     return &cache->lengths[(size_t)slot * (size_t)cache->rows + (size_t)row];
 }
 
-/* The number in the model of a stream of this rank. */
+/* The model's number of a stream of this rank. */
 static inline int cpu_cache_model_stream(const struct cpu_cache *cache, int stream) {
     int heads = cache->options.heads_kv;
     return stream / heads * cache->heads_model + cache->shard.first + stream % heads;
@@ -354,7 +358,7 @@ static inline struct cpu_stream cpu_cache_stream(const struct cpu_cache *cache, 
     };
 }
 
-/* A stream's members; no pages without any. */
+/* A stream's members; has no pages if there are none. */
 static inline struct cpu_stream cpu_cache_members(const struct cpu_cache *cache, int slot,
                                                   int stream) {
     int row = cache->streams + stream;
@@ -363,24 +367,24 @@ static inline struct cpu_stream cpu_cache_members(const struct cpu_cache *cache,
 }
 
 /* Adds the attention of a span's `count` queries, the last entries of the stream, to the scores of
- * the entries they see, query by query, so that it does not depend on how a prompt is split. After
- * write_kv; streams may run side by side. Where entries have classes this is their attention, too:
- * the results go to `out`. */
+ * the entries they see, query by query, so that the result does not depend on how a prompt is
+ * split. Runs after write_kv; streams may run in parallel. Where entries have classes, this also
+ * computes attention: the results go to `out`. */
 struct cpu_mass {
     struct cpu_stream stream;
-    const float *q; /* the group's first head of the span's first row, rotated, not yet scaled */
+    const float *q; /* the group's first head in the span's first row, rotated, not yet scaled */
     size_t q_stride;
     int count;
     float scale;
     enum kern_group group;
 
-    struct cpu_stream members; /* of classes */
+    struct cpu_stream members; /* members of classes */
     bool positions;            /* kern_classes */
-    int32_t pos;               /* of the first query */
+    int32_t pos;               /* position of the first query */
     int window;                /* entries with pos <= the query's - window are masked; 0: none */
-    float *out;                /* of the span's first row; NULL: not wanted */
+    float *out;                /* result of the span's first row; NULL: not wanted */
     size_t out_stride;
-    int out_first, out_count; /* those of the group's heads that are wanted, one after the other */
+    int out_first, out_count; /* the group's heads whose results are wanted, consecutive */
 };
 void cpu_observe_mass(const struct cpu_cache *cache, const struct cpu_mass *mass, int worker);
 
@@ -430,7 +434,7 @@ static inline struct cpu_member *cpu_cache_member(const struct cpu_cache *cache,
     return page + index % cache->member_slots;
 }
 
-/* The entry at a position; their number when there is none. */
+/* Index of the entry at a position; the number of entries if there is none. */
 int32_t cpu_cache_find(const struct cpu_cache *cache, const struct cpu_stream *entries,
                        int32_t pos);
 

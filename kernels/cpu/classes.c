@@ -1,8 +1,8 @@
-/* Classes: EMS (arXiv 2412.08521), see struct kern_classes. How evicted entries join the classes of
- * those that stay, and how queries meet members.
+/* Classes: EMS (arXiv 2412.08521), see struct kern_classes: how evicted entries join the classes of
+ * the entries that are kept, and how queries meet members.
  *
- * Nothing is expanded. A key at position c turned to position p is R(p - c) k, so a member's key is
- * made where a block of queries meets it, a few at a time, and forgotten. */
+ * Members are never stored as keys. A key at position c rotated to position p is R(p - c) k, so a
+ * member's key is computed where a block of queries meets it, a few at a time, and discarded. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -14,7 +14,7 @@ static const float *angle(const struct cpu_cache *cache, int32_t positions) {
     return cache->angles + (size_t)positions * (size_t)cache->options.head_dim;
 }
 
-/* x turned by so many positions, forward or back. */
+/* Rotates x by a number of positions, forward or back. */
 static void turn(const struct cpu_cache *cache, int32_t positions, bool back, float *x) {
     int half = cache->options.head_dim / 2;
     const float *cosine = angle(cache, positions), *sine = cosine + half;
@@ -45,7 +45,7 @@ struct cpu_classes cpu_classes_open(const struct cpu_cache *cache, struct cpu_st
     return classes;
 }
 
-/* gain times its centre's key, turned to the member's position. */
+/* The member's key: gain times its centre's key, rotated to the member's position. */
 static void member_key(const struct cpu_cache *cache, const struct cpu_member *member,
                        const float *restrict centre, float *restrict to) {
     int half = cache->options.head_dim / 2;
@@ -128,12 +128,12 @@ struct join {
     struct cpu_stream view;
     int stream, dim;
     struct cpu_work work;
-    float *length_k, *length_v;     /* [view.length] of keys and values */
-    float *alike;                   /* [view.length] of evicted entries: R with their target */
-    int32_t *links;                 /* as in merge.c: target, then the next with the same; of others
-                                       the first that joins them */
-    int32_t *first;                 /* [view.length] where an entry's members begin in `old` */
-    struct cpu_member *old, *fresh; /* the rows before and after */
+    float *length_k, *length_v; /* [view.length] lengths of keys and values */
+    float *alike;               /* [view.length] evicted entries: R with their target */
+    int32_t *links; /* as in merge.c: target, then the next entry with the same target; for kept
+                       entries the first entry that joins */
+    int32_t *first; /* [view.length] index of an entry's first member in `old` */
+    struct cpu_member *old, *fresh; /* the rows before and after the eviction */
     int32_t old_count, fresh_count;
 };
 
@@ -178,7 +178,7 @@ static void measure(const struct join *m) {
     }
 }
 
-/* Keys at position 0, and values, of `count` entries, of length 1; zeros stay zeros. */
+/* Keys at position 0, and values, of `count` entries, scaled to length 1; zeros stay zeros. */
 static void unit_rows(const struct join *m, bool values, const int32_t *entries, int count,
                       float *to) {
     const float *lengths = values ? m->length_v : m->length_k;
@@ -190,8 +190,8 @@ static void unit_rows(const struct join *m, bool values, const int32_t *entries,
     }
 }
 
-/* A block of evicted entries, whose keys are in rows and whose values in turned, against a block of
- * candidates that stay. */
+/* Compares a block of evicted entries, whose keys are in `rows` and whose values are in `turned`,
+ * with a block of candidates that are kept. */
 static void meet(const struct join *m, const int32_t *gone, int lanes, const int32_t *centres,
                  int count) {
     float cosines[2][CPU_ROWS_BLOCK * CPU_ROWS_BLOCK];
@@ -226,7 +226,7 @@ static void find_targets(const struct join *m, const int32_t *gone, int lanes) {
     }
 }
 
-/* Of all evicted entries: the class they join, NOBODY for those that are gone. */
+/* For every evicted entry the class it joins; NOBODY for entries that join none. */
 static void find_all(const struct join *m) {
     int32_t gone[CPU_ROWS_BLOCK], length = m->view.length;
     int lanes = 0;
@@ -257,14 +257,15 @@ static void link_joining(const struct join *m) {
     }
 }
 
-/* ---- What a class becomes -----------------------------------------------------------------------
+/* ---- The new classes --------------------------------------------------------------------------
  */
 
 static void store(const struct join *m, bool values, int32_t index, const float *row) {
     cpu_cache_store_row(m->cache, row_page(m, values, index), index % m->cache->page_slots, row);
 }
 
-/* Mass times unit key at position 0, or times value, of the centre and of those that join it. */
+/* Sums mass times unit key at position 0, or times value, over the centre and the entries that
+ * join. */
 static void sum_class(const struct join *m, bool values, int32_t centre, float *sum) {
     float *row = m->work.turned;
     memset(sum, 0, (size_t)m->dim * sizeof *sum);
@@ -296,7 +297,7 @@ static void merge_class(const struct join *m, int32_t centre) {
 
 /* ---- Members --------------------------------------------------------------------------------- */
 
-/* The row as it is, and where each entry's members begin. */
+/* Copies the row and notes where each entry's members begin. */
 static void read_members(struct join *m) {
     int32_t length = m->view.length, at = 0;
     const uint32_t *table =
@@ -331,7 +332,7 @@ static int by_position(const void *a, const void *b) {
     return (x->pos > y->pos) - (x->pos < y->pos);
 }
 
-/* Only the newest stay when there are too many: every position occurs once. */
+/* Keeps only the newest members if there are too many: every position occurs once. */
 static void drop_oldest(struct join *m, int32_t most) {
     int32_t *positions = (int32_t *)m->old; /* no longer needed */
     int32_t count = 0, gone = m->fresh_count - most;
@@ -375,7 +376,7 @@ void evict_join_stream(void *arg, int stream, int worker) {
                      .alike = cache->alike + plan->first,
                      .links = cache->links + plan->first};
     if (plan->kept == m.view.length) return;
-    /* All members of a stream are fewer than its positions, and there are 16 rows of logits. */
+    /* A stream has fewer members than positions, and there are 16 rows of logits. */
     m.length_k = m.work.sum;
     m.length_v = m.work.squares;
     m.first = m.work.centres;

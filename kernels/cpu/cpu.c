@@ -1,4 +1,5 @@
-/* The CPU backend: opening, memory, the table. */
+/* The CPU backend: choice of the path, opening and closing, memory, and the table of operations.
+ * The table is one for all paths; paths differ only in struct cpu_kernels. */
 #include "kernels/cpu/cpu.h"
 
 #include <stdio.h>
@@ -11,7 +12,7 @@
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/sample.h"
 
-/* Below this many floats touched, waking workers costs more than they save. */
+/* Below this number of floats touched, waking workers costs more than they save. */
 #define SERIAL_COST 32768
 
 /* ---- Rooms ------------------------------------------------------------------------------------
@@ -71,7 +72,7 @@ static int op_sync(struct kern *kern) {
     return cpu_of(kern)->failed;
 }
 
-/* All of it is host memory that is only read; what a product needs besides is each one's own. */
+/* Shared weights are host memory that is only read; scratch memory of products is private. */
 static int op_share(struct kern *kern, const struct kern *owner) {
     const struct cpu *from = (const struct cpu *)owner;
     struct cpu *cpu = cpu_of(kern);
@@ -106,7 +107,7 @@ static void run_items(void *ctx, int count, cpu_item *fn, void *arg) {
     cpu_pool_run(cpu->pool, do_items, &items);
 }
 
-/* What steps up to the largest need beside pages; rank 0 samples. */
+/* Allocates what steps up to the largest need apart from pages; rank 0 samples. */
 static int reserve_steps(struct cpu *cpu, const struct kern_cache_options *options) {
     int spans = options->rows_max < options->slots ? options->rows_max : options->slots;
     size_t sampling = cpu->comm->rank == 0 ? cpu_sample_scratch_bytes(options->vocab) : 0;
@@ -145,7 +146,7 @@ static int op_begin_step(struct kern *kern, const struct kern_batch *batch) {
 }
 
 static int op_rule_check(const struct kern_rule *rule, struct fault *fault) {
-    /* The oracle runs all of them; but classes merge by what is added up. */
+    /* The reference runs every rule, but classes need the accumulated attention. */
     if (!cpu_rule_classes(rule) || cpu_rule_mass(rule)) return 0;
     return fault_set(fault, ERR_UNSUPPORTED, "merge",
                      "classes need the attention of all queries added up");
@@ -265,7 +266,7 @@ struct path {
     const char *needs;
 };
 
-/* Best first; "reference" comes last so that "auto" never takes it. */
+/* Best first; "reference" is last, so that "auto" never takes it. */
 static const struct cpu_kernels *choose(const char *name, struct fault *fault) {
     struct cpu_isa isa = cpu_isa_detect();
     (void)isa;

@@ -1,7 +1,7 @@
 /* The CPU backend. Paths, best first: amx (bf16 tiles), avx512, avx2, portable; and "reference",
- * plain C in float32 with a fixed order of sums, the oracle of every test. "auto" takes the best
- * the processor has. Every path keeps the row-independence promise of kern.h by using one kernel
- * for all row counts. */
+ * plain C in float32 with a fixed order of sums, against which every test compares. "auto" takes
+ * the best path of the processor. Every path keeps the row independence that kern.h promises by
+ * using one kernel for all row counts. */
 #ifndef KEEPD_KERNELS_CPU_CPU_H
 #define KEEPD_KERNELS_CPU_CPU_H
 
@@ -11,12 +11,12 @@
 struct cpu_options {
     const char *path; /* "auto", "reference", "portable", "avx2", "avx512", "amx"; NULL = auto */
     int threads;      /* 0 = the cores this process may use */
-    /* One rank of several: the backend owns it from here on, also when opening fails. Everything is
-     * then called on the rank's thread. NULL: the only one. */
+    /* This rank of several: the backend owns it from here on, also when opening fails. All calls
+     * are then made on the rank's thread. NULL: a single rank. */
     const struct comm *comm;
 };
 
-/* ERR_UNSUPPORTED names the path this processor lacks. */
+/* ERR_UNSUPPORTED names the path that this processor lacks. */
 int cpu_open(const struct cpu_options *options, struct kern **out, struct fault *fault);
 
 #endif

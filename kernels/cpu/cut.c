@@ -1,8 +1,9 @@
-/* Where pools are cut. An entry ranks by its key, then by its position (newer first), then by its
- * stream (lower first). Each of the three is a radix select: 11, 11 and 10 bits from the top, every
- * pass narrows the candidates to one of 2,048 bins, whatever the values. A pool whose streams lie
- * on several ranks adds up their histograms, so all ranks find the same cut, and the one that one
- * rank alone would find. The later selects run only where equal entries cross the cut. */
+/* Finds the cut of every group of competing streams (struct cpu_evict_pool): the lowest-ranking
+ * entry that is kept. An entry ranks by its key, then by its position (newer first), then by its
+ * stream (lower first). Each of the three is found by a radix select: 11, 11 and 10 bits from the
+ * top, every pass narrows the candidates to one of 2,048 bins, whatever the values. Ranks add up
+ * their histograms, so all of them find the same cut, and the cut that a single rank would find.
+ * The later selects run only where equal entries cross the cut. */
 #include <string.h>
 
 #include "base/check.h"
@@ -10,12 +11,12 @@
 
 enum stage { BY_KEY, BY_POS, BY_STREAM, STAGES };
 
-/* What all histograms of one pass have in common. */
+/* Common to all histograms of one pass. */
 struct pass {
     enum stage stage;
     int shift;
     uint32_t mask;
-    uint32_t decided; /* bits of the value that are final */
+    uint32_t decided; /* bits of the value that are known */
 };
 
 static void count_keys(const struct evict_job *job, const struct cpu_evict_pool *pool,
@@ -28,7 +29,7 @@ static void count_keys(const struct evict_job *job, const struct cpu_evict_pool 
     }
 }
 
-/* Entries with the cut's key; by stream: with its position too. */
+/* Counts entries with the cut's key; in the stage by stream, also with its position. */
 static void count_ties(const struct evict_job *job, const struct cpu_evict_pool *pool, int stream,
                        const struct pass *pass, uint32_t *bins) {
     const struct cpu_cache *cache = job->cache;
@@ -87,18 +88,18 @@ static int select_stage(const struct evict_cuts *cuts, enum stage stage) {
     return 0;
 }
 
-/* All or nothing is known without looking. */
+/* A cut that keeps all or nothing is known without a search. */
 static bool begin(struct cpu_evict_pool *pool) {
     pool->open = pool->keep > 0 && pool->keep < pool->held;
     pool->wanted = (uint32_t)pool->keep;
     if (pool->keep == 0)
         pool->cut = (struct cpu_evict_cut){.key = UINT32_MAX, .pos = INT32_MAX, .stream = -1};
-    else /* also what the stages leave undecided */
+    else /* also the value of what the stages leave undecided */
         pool->cut = (struct cpu_evict_cut){.key = 0, .pos = 0, .stream = INT32_MAX};
     return pool->open;
 }
 
-/* Notes what the stage found; is the pool still open? */
+/* Stores the result of the stage; is the search still open? */
 static bool settle(struct cpu_evict_pool *pool, enum stage stage) {
     if (stage == BY_KEY) pool->cut.key = pool->value;
     if (stage == BY_POS) pool->cut.pos = (int32_t)pool->value;

@@ -1,9 +1,9 @@
-/* Eviction of one sequence: score every entry, share the total, find the lowest rank that is kept,
- * merge, close the gaps.
+/* Eviction of one sequence, in stages: score every entry, split the total, find the lowest-ranking
+ * entry that is kept, merge, compact.
  *
- * Scores are uint32 keys in the same order. What is shared and cut between streams of several ranks
- * is decided by each of them from the same numbers (evict_tell, cut.c). All but the shares runs
- * stream by stream and may run in parallel; what is kept does not depend on the schedule. */
+ * Scores are uint32 keys in the same order. Every rank makes the decisions that concern several
+ * ranks by itself, from the same numbers (evict_tell, cut.c). Except for the split, every stage
+ * runs stream by stream and may run in parallel; the result does not depend on the schedule. */
 #include "kernels/cpu/evict.h"
 
 #include <math.h>
@@ -19,10 +19,10 @@ static void each_stream(const struct evict_job *job, cpu_item *fn) {
     for (int stream = 0; stream < cache->streams; stream++) fn((void *)(uintptr_t)job, stream, 0);
 }
 
-/* ---- Who stays -------------------------------------------------------------------------------
+/* ---- Selection -------------------------------------------------------------------------------
  */
 
-/* Most entries are judged by their key alone; only ties look at the page. */
+/* The key decides for most entries; only ties read the page. */
 bool evict_reaches(const struct evict_job *job, int stream, const struct cpu_evict_cut *cut,
                    const uint32_t *table, int32_t index) {
     uint32_t key = job->cache->keys[job->cache->evict[stream].first + (size_t)index];
@@ -44,7 +44,7 @@ bool evict_keeps(const struct evict_job *job, int stream, const uint32_t *table,
 
 /* ---- Pools ---------------------------------------------------------------------------------- */
 
-/* A stream by itself concerns no other rank. */
+/* The cut of streams of this rank alone; no other rank is involved. */
 static struct cpu_evict_cut own_cut(const struct evict_job *job, int from, int to, int64_t keep) {
     const struct cpu_evict_stream *plan = job->cache->evict;
     struct cpu_evict_pool pool = {.from = from, .to = to, .keep = keep};
@@ -63,7 +63,7 @@ static void cut_stream(void *arg, int stream, int worker) {
     plan->cut = own_cut(job, stream, stream + 1, plan->keep);
 }
 
-/* Pools of several streams, each with its places. */
+/* One pool per layer, or one for the sequence, each with its places. */
 static int open_pools(const struct evict_job *job) {
     const struct cpu_cache *cache = job->cache;
     int layers = cache->options.layers, heads = cache->options.heads_kv;
@@ -80,7 +80,7 @@ static int open_pools(const struct evict_job *job) {
     return count;
 }
 
-/* A stream's entries among the best of its pool. */
+/* Counts the stream's entries above the cut of its pool. */
 static void count_best(void *arg, int stream, int worker) {
     (void)worker;
     const struct evict_job *job = arg;
@@ -91,12 +91,12 @@ static void count_best(void *arg, int stream, int worker) {
     job->cache->evict[stream].best = count;
 }
 
-/* The rank that speaks for this one's heads. */
+/* The rank that speaks for this rank's heads. */
 static int own_rank(const struct cpu_cache *cache) {
     return shard_owner(cache->comm->ranks, cache->heads_model, cache->shard.first);
 }
 
-/* What each rank has of a pool, by what all have told. */
+/* Entries of a pool on each rank, from the facts of all ranks. */
 struct rank_part {
     int64_t kept, held, fixed;
 };
@@ -117,8 +117,8 @@ static void rank_parts(const struct evict_job *job, const struct cpu_evict_pool 
         }
 }
 
-/* Ranks above the pool's limit keep so many of their own; the rest goes on competing without them.
- * Has anything changed? */
+/* Ranks above the pool's limit keep `limit` of their own entries; the remaining ranks compete for
+ * the other places. Returns true if another rank was capped. */
 static bool cap_pool(const struct evict_job *job, struct cpu_evict_pool *pool) {
     struct cpu_cache *cache = job->cache;
     int ranks = cache->comm->ranks;
@@ -150,8 +150,8 @@ static void note_cuts(const struct evict_job *job, int count) {
     }
 }
 
-/* With a cap, again without the ranks that have reached it, until none does: every time one more,
- * so at most as often as there are ranks. */
+/* With a cap, repeats the search without the ranks that have reached it, until no rank exceeds it.
+ * Every round caps at least one more rank, so there are at most as many rounds as ranks. */
 static int cut_pools(const struct evict_job *job, int count) {
     struct cpu_cache *cache = job->cache;
     const struct evict_cuts cuts = {.job = job,
@@ -218,7 +218,7 @@ static int share_above_floor(const struct evict_job *job, int count) {
     return rc;
 }
 
-/* Of a pool's places, streams may have some for themselves. */
+/* Finds the cuts of pools, then those of streams that have places of their own. */
 static int cut_streams(const struct evict_job *job) {
     const struct kern_rule *rule = job->due->rule;
     int rc = 0;
@@ -250,7 +250,8 @@ static void count_stream(void *arg, int stream, int worker) {
     }
 }
 
-/* Of a stream with classes: who may join one, and how many members there are. */
+/* For a stream with classes: the lowest-ranking entry that may join one, and the number of
+ * members. */
 static void plan_classes(void *arg, int stream, int worker) {
     (void)worker;
     const struct evict_job *job = arg;
@@ -261,7 +262,7 @@ static void plan_classes(void *arg, int stream, int worker) {
     plan->members = *cpu_cache_length(cache, job->due->slot, cache->streams + stream);
 }
 
-/* Members are written where entries go: this many there can be then. */
+/* Upper bound of the members after the eviction; they are written where entries are evicted. */
 static int32_t members_most(const struct evict_job *job, int stream) {
     const struct cpu_cache *cache = job->cache;
     const struct cpu_evict_stream *plan = &cache->evict[stream];
@@ -281,8 +282,8 @@ static bool remembers(const struct kern_rule *rule) {
     return cpu_rule_window(rule) > 0 && rule->observe.history != KERN_HISTORY_NONE;
 }
 
-/* Pages [from, to) of a stream are written: where its gaps close; where entries remember their
- * score, all that stay; where they merge, all. */
+/* Pages [from, to) of a stream that the eviction writes: pages behind the first gap; all kept pages
+ * where entries remember their score; all pages where entries merge. */
 static void written_pages(const struct evict_job *job, int stream, int32_t *from, int32_t *to) {
     const struct cpu_cache *cache = job->cache;
     const struct cpu_evict_stream *plan = &cache->evict[stream];
@@ -294,7 +295,7 @@ static void written_pages(const struct evict_job *job, int stream, int32_t *from
     if (merges && plan->kept < length) *to = cpu_cache_pages_for(cache, length);
 }
 
-/* All this is written in place, so pages shared with a fork become private first. */
+/* Eviction writes in place, so pages shared with a fork are copied first. */
 static int own_pages(const struct evict_job *job) {
     struct cpu_cache *cache = job->cache;
     int64_t need = 0;
@@ -320,7 +321,7 @@ static int own_pages(const struct evict_job *job) {
     return 0;
 }
 
-/* The new score of entry `from`, which now lies at `to`; recent entries have none yet. */
+/* Stores the new score of entry `from` at its new place `to`; recent entries have no score yet. */
 static void remember(const struct evict_job *job, int stream, const uint32_t *table, int32_t to,
                      int32_t from) {
     const struct cpu_cache *cache = job->cache;
@@ -330,7 +331,7 @@ static void remember(const struct evict_job *job, int stream, const uint32_t *ta
         cache->fresh[plan->first + (size_t)from];
 }
 
-/* Front to back: the destination never overtakes the source. */
+/* Moves front to back: the destination never overtakes the source. */
 static void move_stream(void *arg, int stream, int worker) {
     (void)worker;
     const struct evict_job *job = arg;
@@ -366,7 +367,7 @@ static void trace_stream(const struct evict_job *job, int stream) {
 
 /* ---- One sequence --------------------------------------------------------------------------- */
 
-/* Where each stream's keys begin; returns the number of entries. */
+/* Assigns each stream its first key; returns the number of entries. */
 static size_t place_keys(struct cpu_cache *cache, int slot) {
     size_t total = 0;
     for (int stream = 0; stream < cache->streams; stream++) {
@@ -377,7 +378,8 @@ static size_t place_keys(struct cpu_cache *cache, int slot) {
     return total;
 }
 
-/* Reads only: what follows either happens in full or, for want of pages, not at all. */
+/* Decides without writing: the rest of the eviction happens completely or, for lack of pages, not
+ * at all. */
 static int choose(const struct evict_job *job) {
     int rc = 0;
     each_stream(job, evict_count_stream);

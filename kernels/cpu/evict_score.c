@@ -1,10 +1,10 @@
-/* Scores of a stream's entries as keys: the judging half of an eviction. */
+/* Scores of a stream's entries as keys: the first half of an eviction. */
 #include <math.h>
 
 #include "kernels/cpu/evict.h"
 #include "kernels/score.h"
 
-/* Adding 0 makes -0 what it equals. */
+/* Adding 0 turns -0 into 0. */
 uint32_t evict_key(float score) {
     if (isnan(score)) return 0;
     uint32_t bits;
@@ -32,7 +32,7 @@ static uint32_t entry_key(const struct evict_job *job, int32_t pos, float log_be
 /* ---- Attention --------------------------------------------------------------------------------
  */
 
-/* What the entries remember, candidates only. */
+/* Reads the remembered scores of the candidates. */
 static void read_scores(const struct evict_job *job, const struct cpu_stream *view, int32_t count,
                         float *out) {
     int32_t slots = job->cache->page_slots;
@@ -66,7 +66,7 @@ void evict_remember(const struct kern_observe *observe, const float *past, float
     }
 }
 
-/* local[count] <- the larger of itself and of all queries' attention, brought to the same sum. */
+/* local[count] <- the larger of itself and the attention of all queries, scaled to the same sum. */
 static void align_global(const float *global, float *local, int32_t count) {
     double sum_local = 0, sum_global = 0;
     for (int32_t i = 0; i < count; i++) {
@@ -79,7 +79,7 @@ static void align_global(const float *global, float *local, int32_t count) {
         local[i] = global[i] * scale > local[i] ? global[i] * scale : local[i];
 }
 
-/* The candidates' scores -> out; `fresh`: what they will remember. */
+/* Scores of the candidates -> out; `fresh`: the scores they will remember. */
 static void judge(const struct evict_job *job, int stream, struct cpu_work *work, float *fresh,
                   float *out) {
     const struct kern_rule *rule = job->due->rule;

@@ -1,5 +1,5 @@
-/* Retention gates: float32 throughout on every path, because a score decides what is kept and one
- * entry's rank must not hang on a rounding of its inputs. */
+/* Retention gates. Every path computes them in float32, because scores decide what is kept and an
+ * entry's rank must not depend on the rounding of its inputs. */
 #include <math.h>
 #include <string.h>
 
@@ -10,9 +10,9 @@
 
 struct kern_gate {
     int width, heads_kv, embeddings;
-    struct kern_weight *w1, *w2; /* w2: rg10, else NULL */
+    struct kern_weight *w1, *w2; /* w2: rg10, otherwise NULL */
     float *b1, *b2;
-    float *last; /* [heads_kv][width]: the row each head uses */
+    float *last; /* [heads_kv][width]: the row of each head */
     float *bias; /* [heads_kv] */
 };
 
@@ -42,7 +42,7 @@ static int load_heads(struct kern_gate *gate, const struct kern_gate_spec *spec)
     return 0;
 }
 
-/* Both hidden layers of one pass. */
+/* Bytes of both hidden layers of one pass. */
 static size_t hidden_bytes(const struct kern_gate *gate) {
     size_t first = (size_t)gate->embeddings * (size_t)gate->width;
     size_t second = gate->w2 ? first : 0;

@@ -1,12 +1,13 @@
-/* What the files of the CPU backend share. Not for anybody else.
+/* Shared by the files of the CPU backend; nobody else includes it.
  *
- * An operation is split in two: its driver (ops.c, matmul.c, gate.c, attend.c: threads, shapes,
- * sharing of work, the same for every path) and its kernels (one table of functions per path,
- * single-threaded, compiled with that path's instructions). A kernel's result for a row must not
- * depend on which worker runs it nor on how many rows it is given: drivers may split work freely.
+ * An operation has two parts: its driver (ops.c, matmul.c, gate.c, attend.c: threads, shapes,
+ * distribution of work, the same for every path) and its kernels (one table of functions per path,
+ * single-threaded, compiled for that path's instructions). A kernel's result for a row must not
+ * depend on the worker that runs it nor on the number of rows it is given: drivers may split work
+ * freely.
  *
- * Everything that grows is sized by configuration (largest weight, cache options, largest step) and
- * grows at most to that; after the first largest step nothing allocates. */
+ * All buffers that grow are sized by configuration (largest weight, cache options, largest step)
+ * and never exceed that; after the first largest step nothing allocates. */
 #ifndef KEEPD_KERNELS_CPU_INTERNAL_H
 #define KEEPD_KERNELS_CPU_INTERNAL_H
 
@@ -20,15 +21,15 @@
 /* ---- Weights -------------------------------------------------------------------------------- */
 
 #define PANEL         16 /* outputs per panel */
-#define CPU_PARTS_MAX 4  /* of a joined weight */
+#define CPU_PARTS_MAX 4  /* parts of a joined weight */
 
-/* How a weight lies in memory. Outputs are padded to whole panels, and a leaf's inputs, unless they
- * are F32, to a multiple of 32, with zeros. */
+/* Layouts of weights in memory. Outputs are padded to whole panels, and the inputs of a leaf,
+ * unless they are F32, to a multiple of 32, with zeros. */
 enum cpu_layout {
     CPU_ROWS,        /* [rows][cols] in `dtype`: the reference path */
-    CPU_PANEL_F32,   /* [panels][cols][16] float: for each input the 16 outputs of a panel */
+    CPU_PANEL_F32,   /* [panels][cols][16] float: the 16 outputs of a panel for each input */
     CPU_PANEL_PAIRS, /* [panels][depth / 2][16][2] bf16: 16 pairs are one 1 KiB AMX tile */
-    CPU_PANEL_E4M3   /* the same in bytes */
+    CPU_PANEL_E4M3   /* the same with one byte per number */
 };
 
 struct kern_weight {
@@ -36,29 +37,31 @@ struct kern_weight {
     enum kern_dtype dtype;
     enum kern_shard shard;
     int64_t rows, cols;
-    int leaves;         /* a sum over inputs is made in so many parts, see below; a power of two */
-    int64_t leaf_depth; /* inputs of the longest, padded */
-    int64_t depth;      /* of all */
-    int64_t panels;     /* of 16 rows, the last perhaps padded */
+    int leaves;         /* number of parts of a sum over inputs, see below; a power of two */
+    int64_t leaf_depth; /* inputs of the longest leaf, padded */
+    int64_t depth;      /* padded inputs of all leaves */
+    int64_t panels;     /* panels of 16 rows, the last perhaps padded */
     size_t panel_bytes;
     char *data;
-    float *scale; /* [rows]: E4M3, else NULL */
+    float *scale; /* [rows]: E4M3, otherwise NULL */
 
-    int64_t rows_model; /* of all ranks */
+    int64_t rows_model; /* rows of all ranks */
     int parts;
-    struct shard_range part[CPU_PARTS_MAX]; /* the outputs of each that are here, in the model's */
+    struct shard_range part[CPU_PARTS_MAX]; /* outputs of each part that are on this rank, numbered
+                                               as in the model */
 };
 
-/* Sums over inputs that tensor parallelism splits are made in leaves, added like a binary tree, so
- * that any number of ranks adds the same numbers in the same order (kernels/comm.h). While leaves
- * come one after the other, what is complete lies on a stack: leaf i is put at level popcount(i),
- * and as often as i ends in a 1 the top two become one. The last leaf leaves the sum at level 0. */
+/* Sums over inputs that tensor parallelism splits are made in leaves, which are added like a binary
+ * tree, so that any number of ranks adds the same numbers in the same order (kernels/comm.h). While
+ * leaves are computed in order, complete partial sums lie on a stack: leaf i is stored at level
+ * popcount(i), and for every trailing 1 bit of i the top two levels are added. The last leaf leaves
+ * the sum at level 0. */
 #define CPU_LEAVES      COMM_RANKS_MAX
 #define CPU_LEAF_LEVELS 4
 
 struct cpu_leaf {
     int64_t first, count; /* inputs */
-    int64_t place;        /* where they begin in a panel, in inputs */
+    int64_t place;        /* first input of the leaf within a panel */
 };
 
 static inline struct cpu_leaf cpu_leaf_of(const struct kern_weight *w, int leaf) {
@@ -75,29 +78,29 @@ static inline int cpu_leaf_level(int leaf) {
 /* ---- Kernels of one path ----------------------------------------------------------------------
  */
 
-/* Rows of one pass over a weight: activations of so many rows stay in a core's second-level cache
- * and bound the packing buffer. */
+/* Rows of one pass over a weight: that many rows of activations fit a core's second-level cache,
+ * and they bound the packing buffer. */
 #define MATMUL_ROWS 256
 
 struct cpu_matmul_job {
     const struct kern_weight *weight;
     const float *x;     /* [rows][cols] */
-    const char *packed; /* x as the path's pack_x left it, or NULL */
-    const float *scale; /* [weight->rows] of the sums, or NULL */
+    const char *packed; /* x packed by the path's pack_x, or NULL */
+    const float *scale; /* [weight->rows] scales of the sums, or NULL */
     const float *bias;  /* [weight->rows] or NULL */
     float *y;           /* [rows][weight->rows] */
     int rows;           /* <= MATMUL_ROWS */
     enum kern_matmul_mode mode;
 };
 
-/* One layer of one step. A "lane" is one query vector: lane = token of the span * group + query
- * head within the group, so that all lanes of an item read the same keys. */
+/* Attention of one layer of one step. A "lane" is one query vector: lane = token of the span *
+ * group + query head within the group, so that all lanes of an item read the same keys. */
 struct cpu_attend_job {
     const struct cpu_cache *cache;
     const struct kern_batch *batch;
     int layer, heads_kv, head_dim;
-    int group;        /* query heads of a KV head that attend */
-    int query, heads; /* the first of those, of so many in qkv */
+    int group;        /* query heads per KV head that attend */
+    int query, heads; /* first of these heads, and the number of heads in a row of qkv */
     const float *qkv; /* [rows][qkv_stride] */
     size_t qkv_stride;
     float *out; /* [rows][heads_kv * group * head_dim] */
@@ -111,7 +114,7 @@ struct cpu_attend_item {
     int64_t cost; /* entries to visit, for balance only */
 };
 
-/* An item's lane: its query, and its result. */
+/* The query and the result of an item's lane. */
 static inline const float *cpu_attend_query(const struct cpu_attend_job *job,
                                             const struct cpu_attend_item *item, int lane) {
     int token = (item->lane + lane) / job->group, j = (item->lane + lane) % job->group;
@@ -131,29 +134,31 @@ static inline float *cpu_attend_out(const struct cpu_attend_job *job,
 
 struct cpu_kernels {
     const char *name;
-    enum cpu_layout layout_bf16, layout_e4m3, layout_other; /* of weights by their numbers */
+    enum cpu_layout layout_bf16, layout_e4m3,
+        layout_other; /* layouts of weights, by the weight's dtype */
 
     void (*rms_norm)(float *y, const float *x, const float *weight, int dim, float eps);
     void (*glu)(float *y, const float *gate, const float *up, int count);
-    /* Rotates a head's vector x of 2 * half, after an RMSNorm by `norm` [2 * half] unless NULL. */
+    /* Rotates a head's vector x of 2 * half numbers, after an RMSNorm by `norm` [2 * half] unless
+     * it is NULL. */
     void (*rope)(float *x, int half, const float *cosine, const float *sine, const float *norm,
                  float eps);
-    /* A key or value as a cache holds it: number_write_row. */
+    /* Writes a key or value in the cache's format: number_write_row. */
     void (*write_row)(void *row, const float *from, int count, enum kern_dtype dtype);
 
-    /* Outputs of panels [first, first + count). `next`: a panel this worker takes up afterwards, so
-     * that it may fetch ahead; < 0: none. */
+    /* Computes the outputs of panels [first, first + count). `next`: the panel that this worker
+     * processes next, for prefetching; < 0: none. */
     void (*matmul)(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
                    void *scratch);
     size_t (*matmul_scratch)(const struct kern_weight *weight); /* NULL: none */
-    /* For weights in pairs, when the path wants bf16 activations: bytes that MATMUL_ROWS rows take,
-     * and the work for rows [row, row + 16) clipped to the job. NULL: it reads x itself. */
+    /* For weights in pairs, if the path wants bf16 activations: bytes for MATMUL_ROWS rows, and
+     * packing of rows [row, row + 16) clipped to the job. NULL: the path reads x itself. */
     size_t (*packed_bytes)(int64_t depth);
     void (*pack_x)(const struct cpu_matmul_job *job, int row, char *packed);
 
     const struct cpu_math *math; /* observing attention, comparing keys */
     size_t (*attend_scratch)(const struct kern_cache_options *options);
-    int (*attend_lanes)(const struct kern_cache_options *options); /* of an item, at most */
+    int (*attend_lanes)(const struct kern_cache_options *options); /* most lanes per item */
     void (*attend)(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                    void *scratch);
 };
@@ -169,7 +174,7 @@ extern const struct cpu_kernels cpu_kernels_amx;
 /* ---- The instance ------------------------------------------------------------------------------
  */
 
-/* A buffer that only grows; contents are lost when it does. */
+/* A buffer that only grows; growing discards its contents. */
 struct cpu_room {
     void *mem;
     size_t bytes;
@@ -180,15 +185,15 @@ struct cpu {
     struct kern_ops ops;
     const struct cpu_kernels *kernels;
     const struct comm *comm; /* comm_none with one rank */
-    int leaves;              /* of this rank's part of a sum that ranks share */
+    int leaves;              /* leaves of this rank's part of a sum that ranks split */
     struct cpu_pool *pool;
     int threads;
 
     struct cpu_room *scratch; /* [threads] */
-    struct cpu_room packed;   /* activations of one pass, as pack_x wants them */
-    struct cpu_room partial;  /* of several ranks: products of one pass before they are whole */
-    struct cpu_room bias;     /* a rank's part of one */
-    int failed;               /* the communicator's first error, for good */
+    struct cpu_room packed;   /* activations of one pass, packed by pack_x */
+    struct cpu_room partial;  /* several ranks: partial products of one pass */
+    struct cpu_room bias;     /* a rank's part of a bias */
+    int failed;               /* the communicator's first error, kept for good */
     struct cpu_room hidden;   /* gate: [MATMUL_ROWS][first layer], then the second */
     struct cpu_room rows;     /* struct cpu_row per row of the step */
     struct cpu_room items;    /* struct cpu_attend_item */
@@ -210,19 +215,19 @@ static inline struct cpu *cpu_of(struct kern *kern) {
     return (struct cpu *)kern;
 }
 
-/* What a communicator answered, for `sync`. */
+/* Notes a communicator's error for `sync`. */
 static inline void cpu_note(struct cpu *cpu, int code) {
     if (cpu->failed == 0) cpu->failed = code;
 }
 
-/* 0 or ERR_NOMEM (the old room stays). */
+/* Returns 0 or ERR_NOMEM, which leaves the buffer as it was. */
 int cpu_room_grow(struct cpu_room *room, size_t bytes);
 void cpu_room_must(struct cpu_room *room, size_t bytes);
-int cpu_scratch_grow(struct cpu *cpu, size_t bytes);                  /* every worker's */
+int cpu_scratch_grow(struct cpu *cpu, size_t bytes); /* the scratch of every worker */
 int cpu_step_reserve(struct cpu *cpu, int row_count, int span_count); /* 0 or ERR_NOMEM */
 const struct cpu_row *cpu_rows(struct cpu *cpu, const struct kern_batch *batch);
 
-/* work(arg, worker) on all workers, or on the caller alone when `cost` (about one per float
+/* Runs work(arg, worker) on all workers, or on the caller alone if `cost` (about one per float
  * touched) is too small to pay for a barrier. */
 void cpu_run(struct cpu *cpu, int64_t cost, cpu_work *work, void *arg);
 
@@ -263,7 +268,8 @@ void cpu_write_kv(struct kern *kern, int layer, const float *qkv, const float *l
                   const struct kern_batch *batch);
 void cpu_attend(struct kern *kern, int layer, float *out, const float *qkv,
                 const struct kern_batch *batch, const struct kern_attend_options *options);
-/* Entries [*lo, *hi) of the stream that the span's token sees; all of a stream ascend in pos. */
+/* Entries [*lo, *hi) of the stream are visible to the span's token; positions ascend in a
+ * stream. */
 void cpu_attend_range(const struct cpu_attend_job *job, const struct cpu_stream *stream,
                       const struct kern_span *span, int token, int32_t *lo, int32_t *hi);
 

@@ -1,4 +1,4 @@
-/* What this processor and kernel offer, asked at run time. */
+/* Instruction sets of this processor that the system lets keepd use, detected at run time. */
 #ifndef KEEPD_KERNELS_CPU_ISA_H
 #define KEEPD_KERNELS_CPU_ISA_H
 

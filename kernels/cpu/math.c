@@ -1,4 +1,5 @@
-/* The arithmetic of observing attention, plainly: the reference path's, and the simulations'. */
+/* The arithmetic of observing attention in plain C: used by the reference path and by
+ * simulations. */
 #include <math.h>
 
 #include "kernels/cpu/internal.h"

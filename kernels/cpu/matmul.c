@@ -1,14 +1,15 @@
-/* The driver of matrix products: passes of MATMUL_ROWS rows, panels shared out to workers; and what
- * several ranks do to make a product whole. */
+/* The driver of matrix products: passes of MATMUL_ROWS rows, panels handed to workers, and the
+ * exchange between ranks that completes a product. */
 #include <string.h>
 
 #include "base/check.h"
 #include "kernels/cpu/internal.h"
 
-/* Rows of one pass over a vocabulary's products, which wait here for the other ranks'. */
+/* Rows of one pass over products of a vocabulary, which are buffered until the other ranks' parts
+ * arrive. */
 #define GATHER_ROWS 16
 
-/* The most outputs that a rank has. */
+/* The largest number of outputs on any rank. */
 static int64_t gather_stride(const struct cpu *cpu, const struct kern_weight *w) {
     return (w->rows_model + cpu->comm->ranks - 1) / cpu->comm->ranks;
 }
@@ -37,7 +38,7 @@ int cpu_matmul_reserve(struct cpu *cpu, const struct kern_weight *weight) {
 struct pass {
     struct cpu *cpu;
     struct cpu_matmul_job job;
-    struct cpu_share blocks; /* of 16 rows to pack */
+    struct cpu_share blocks; /* blocks of 16 rows to pack */
     struct cpu_share panels;
     int64_t grain;
 };
@@ -50,7 +51,7 @@ static void pack_rows(void *arg, int worker) {
         pass->cpu->kernels->pack_x(&pass->job, (int)b * 16, pass->cpu->packed.mem);
 }
 
-/* Each worker claims one portion ahead of the one it works on, to know what to fetch. */
+/* Each worker claims one portion ahead of the one it computes, to know what to prefetch. */
 static void multiply(void *arg, int worker) {
     struct pass *pass = arg;
     void *scratch = pass->cpu->scratch[worker].mem;
@@ -64,8 +65,8 @@ static void multiply(void *arg, int worker) {
     }
 }
 
-/* Panels claimed together: whole groups of what kernels do at a time (four), 128 KiB or more so
- * that they stream, yet small enough that no worker waits long for the last one. */
+/* Panels claimed together: whole groups of four, which kernels process at a time, and at least 128
+ * KiB for streaming, yet few enough that no worker waits long for the last portion. */
 static int64_t portion(const struct cpu *cpu, const struct kern_weight *w) {
     int64_t most = w->panels / ((int64_t)8 * cpu->threads);
     int64_t want = w->panel_bytes ? (int64_t)((128u << 10) / w->panel_bytes) : 1;
@@ -74,14 +75,14 @@ static int64_t portion(const struct cpu *cpu, const struct kern_weight *w) {
 }
 
 /* Rows of one pass: packed activations (4 bytes each) take about one MiB, half of a core's
- * second-level cache, and stay there while the weights stream by. More rows per pass would read
- * weights less often but activations from further away: measured slower. */
+ * second-level cache, and stay there while the weights stream through. More rows per pass would
+ * read weights less often but activations from a slower cache: measured slower. */
 static int pass_rows(const struct kern_weight *w) {
     int64_t rows = (256 << 10) / w->depth / 32 * 32;
     return rows < 64 ? 64 : rows > MATMUL_ROWS ? MATMUL_ROWS : (int)rows;
 }
 
-/* This rank's inputs and outputs. `scale`: of the sums, or NULL. */
+/* Multiplies this rank's inputs and outputs. `scale`: scales of the sums, or NULL. */
 static void multiply_own(struct cpu *cpu, float *y, const float *x,
                          const struct kern_weight *weight, const float *scale, const float *bias,
                          int rows, enum kern_matmul_mode mode) {
@@ -108,7 +109,7 @@ static void multiply_own(struct cpu *cpu, float *y, const float *x,
 /* ---- Several ranks ----------------------------------------------------------------------------
  */
 
-/* The outputs of a joined weight that are here, of a bias for all of them. */
+/* This rank's part of the bias of a joined weight. */
 static const float *own_bias(struct cpu *cpu, const struct kern_weight *w, const float *bias) {
     float *to = cpu->bias.mem;
     if (!bias || w->rows == w->rows_model) return bias;
@@ -127,7 +128,7 @@ struct finish {
     enum kern_matmul_mode mode;
 };
 
-/* What kernels do with a sum that is whole, in the same order. */
+/* Completes sums that are whole (scale, bias, addition), in the order of the kernels. */
 static void finish_rows(void *arg, int worker) {
     (void)worker;
     struct finish *job = arg;
@@ -162,7 +163,7 @@ static void multiply_summed(struct cpu *cpu, float *y, const float *x, const str
     }
 }
 
-/* Rank 0 puts the parts of each row side by side. */
+/* Rank 0 joins the parts of each row. */
 static void join_rows(const struct cpu *cpu, float *y, const struct kern_weight *w, int rows) {
     const float *parts = cpu->partial.mem;
     size_t stride = GATHER_ROWS * (size_t)gather_stride(cpu, w);

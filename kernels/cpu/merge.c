@@ -1,4 +1,4 @@
-/* Merging evicted entries into those that stay: D2O (arXiv 2406.13035), see enum kern_merge. */
+/* Merges evicted entries into kept ones: D2O (arXiv 2406.13035), see enum kern_merge. */
 #include <math.h>
 
 #include "kernels/cpu/evict.h"
@@ -11,9 +11,9 @@ struct merge {
     struct cpu_stream view;
     int stream, dim;
     struct cpu_work work;
-    float *alike;   /* [length] of evicted entries: cosine with their target */
-    int32_t *links; /* [length] of evicted ones: target, then the next with the same; of others: the
-                       first that they take in */
+    float *alike;   /* [length] evicted entries: cosine with their target */
+    int32_t *links; /* [length] evicted entries: target, then the next one with the same target;
+                       kept entries: the first one they absorb */
 };
 
 static bool stays(const struct merge *m, int32_t index) {
@@ -40,7 +40,7 @@ static void measure(const struct merge *m) {
     }
 }
 
-/* The most alike of the entries that stay, for `lanes` evicted ones; equal ones: the newer. */
+/* Finds the most similar kept entry for each of `lanes` evicted ones; ties: the newer one. */
 static void find_targets(const struct merge *m, const int32_t *gone, int lanes) {
     int32_t slots = m->cache->page_slots, length = m->view.length;
     for (int l = 0; l < lanes; l++) {
@@ -67,7 +67,8 @@ static void find_targets(const struct merge *m, const int32_t *gone, int lanes) 
     }
 }
 
-/* Targets of all evicted entries; the mean of their likenesses, NAN without any. */
+/* Finds the targets of all evicted entries; returns the mean of their similarities, NAN if there
+ * are none. */
 static double find_all(const struct merge *m) {
     int32_t gone[CPU_ROWS_BLOCK], found = 0;
     int lanes = 0;
@@ -88,7 +89,7 @@ static double find_all(const struct merge *m) {
     return found > 0 ? sum / found : NAN;
 }
 
-/* Turns targets into lists, oldest member first, of those alike enough. */
+/* Turns targets into lists of the entries that are similar enough, oldest first. */
 static void link_members(const struct merge *m, float tau) {
     for (int32_t i = 0; i < m->view.length; i++)
         if (stays(m, i)) m->links[i] = NOBODY;

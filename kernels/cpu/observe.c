@@ -1,21 +1,22 @@
-/* What queries attend to: the window's when a sequence evicts, and every query as it comes for
- * rules that add up mass. Queries are taken in blocks of whole groups so that a key is read once
- * for all of them; what a block computes for a query does not depend on the others in it. */
+/* Attention as policies observe it: the attention of the window's queries when a sequence evicts,
+ * and of every query as it arrives for rules that add up attention. Queries are processed in blocks
+ * of whole groups so that a key is read once for all of them; a query's result does not depend on
+ * the other queries of its block. */
 #include <math.h>
 #include <string.h>
 
 #include "base/check.h"
 #include "kernels/cpu/evict.h"
 
-/* A stream with its classes, and the query heads that read it. A query's vector over it begins with
- * the members, mostly none; the entries follow. */
+/* A stream with its classes, and the query heads that read it. A query's vector over the stream
+ * begins with the members, usually none; the entries follow. */
 struct view {
     const struct cpu_cache *cache;
     struct cpu_stream stream;
     struct cpu_classes classes;
     int32_t members;
     int group, dim;
-    int window; /* entries that far behind a query are masked; 0: none */
+    int window; /* entries that far behind a query are masked; 0: no window */
 };
 
 static struct view view_of(const struct cpu_cache *cache, struct cpu_stream stream,
@@ -58,12 +59,12 @@ static void fold(enum kern_group group, float *to, const float *x, int32_t count
     }
 }
 
-/* One query: its own position, and how many entries it sees. */
+/* One query: its position, and the number of entries it sees. */
 struct query {
     int32_t pos, sees;
 };
 
-/* What it does not see of its logits. */
+/* Masks the logits of entries that the query does not see. */
 static void mask(const struct view *view, struct query query, float *z) {
     cpu_classes_mask(view->cache, &view->classes, query.pos, view->window, query.sees, z);
     if (view->window == 0) return;
@@ -71,15 +72,15 @@ static void mask(const struct view *view, struct query query, float *z) {
     for (int32_t i = 0; i < masked && i < query.sees; i++) z[view->members + i] = -INFINITY;
 }
 
-/* Has a window left anything of the logits? The newest are the last. */
+/* Does the query's window leave any logits? The newest ones are last. */
 static bool sees_any(const float *z, int32_t count) {
     for (int32_t i = count - 1; i >= 0; i--)
         if (z[i] > -INFINITY) return true;
     return false;
 }
 
-/* Masked logits become attention, of whole classes where there are any; zeros where a query sees
- * nothing of what it is asked about. */
+/* Turns masked logits into attention, summed per class where there are classes; all zeros where a
+ * query sees none of the requested entries. */
 static void attention(const struct view *view, struct query query, float *z) {
     int32_t count = view->members + query.sees;
     if (view->window == 0 || sees_any(z, count))
@@ -89,7 +90,7 @@ static void attention(const struct view *view, struct query query, float *z) {
     cpu_classes_fold(&view->classes, z);
 }
 
-/* The vectors of a query's `lanes` heads, rows of `stride`, become one, in the first row. */
+/* Joins the vectors of a query's `lanes` heads, rows of `stride`, into the first row. */
 static void join_heads(enum kern_group group, float *p, size_t stride, int lanes, int32_t count) {
     if (group == KERN_GROUP_SQUARES)
         for (int32_t i = 0; i < count; i++) p[i] *= p[i];
@@ -98,8 +99,8 @@ static void join_heads(enum kern_group group, float *p, size_t stride, int lanes
         for (int32_t i = 0; i < count; i++) p[i] /= (float)lanes;
 }
 
-/* The logits of a query's `lanes` heads, rows of `stride`, become one vector over the entries it
- * sees: returned, in the first row. */
+/* Joins the logits of a query's `lanes` heads, rows of `stride`, into one vector over the entries
+ * it sees; returns it, in the first row. */
 static float *combine(const struct view *view, enum kern_group group, float *z, size_t stride,
                       int lanes, struct query query) {
     bool of_logits = group == KERN_GROUP_MAX_LOGIT || group == KERN_GROUP_SUM_LOGIT;
@@ -142,17 +143,17 @@ struct window {
     enum kern_support support;
     enum kern_group group;
     enum kern_reduce reduce;
-    bool smooth;                           /* each query's vector */
-    const float *queries[KERN_WINDOW_MAX]; /* of the KV head's first query head, oldest first */
-    struct query seen[KERN_WINDOW_MAX];    /* what the query's softmax runs over */
+    bool smooth;                           /* smooth each query's vector */
+    const float *queries[KERN_WINDOW_MAX]; /* the KV head's first query head, oldest query first */
+    struct query seen[KERN_WINDOW_MAX];    /* entries over which the query's softmax runs */
     int count;
     int32_t candidates;
     struct cpu_work *work;
     float *sum; /* [candidates]: sum, maximum or running mean over the queries */
-    int added;  /* vectors so far */
+    int added;  /* vectors added so far */
 };
 
-/* Queries of dropped tokens, and those the sequence never saw, are not in the ring. */
+/* The ring does not hold queries of dropped tokens or tokens that the sequence never computed. */
 static void find_queries(struct window *w, const struct evict_job *job, int stream) {
     const struct cpu_cache *cache = job->cache;
     const struct kern_cache_options *o = &cache->options;
@@ -190,8 +191,8 @@ static void add_query(struct window *w, const float *p) {
         for (int32_t i = 0; i < w->candidates; i++) w->sum[i] += p[i];
 }
 
-/* Queries [first, first + count), heads [head, head + lanes) of the group. Returns the last one's
- * vector over the candidates. */
+/* Adds queries [first, first + count), heads [head, head + lanes) of the group. Returns the last
+ * query's vector over the candidates. */
 static const float *add_block(struct window *w, int first, int count, int head, int lanes) {
     int dim = w->view.dim;
     size_t row = (size_t)lanes * (size_t)dim;
@@ -213,7 +214,7 @@ static const float *add_block(struct window *w, int first, int count, int head, 
     return p;
 }
 
-/* The variance's share of the score, 0 with less than two queries. */
+/* Adds the variance's part of the score, 0 for less than two queries. */
 static void add_spread(const struct window *w) {
     float n = (float)(w->added - 1);
     if (w->added < 2) return;
@@ -224,7 +225,7 @@ static void add_spread(const struct window *w) {
     }
 }
 
-/* All queries of `lanes` heads, reduced -> sum. */
+/* Reduces all queries of `lanes` heads -> sum. */
 static void reduce_heads(struct window *w, int head, int lanes) {
     int block = cpu_cache_lanes(&w->view.cache->options) / lanes;
     memset(w->sum, 0, (size_t)w->candidates * sizeof *w->sum);
@@ -276,7 +277,7 @@ void evict_observe(const struct evict_job *job, int stream, int32_t candidates,
 /* ---- Preference of layers ---------------------------------------------------------------------
  */
 
-/* -sum A log(A + 1e-10), over the candidates of one query of one head. */
+/* -sum A log(A + 1e-10) over the candidates, for one query of one head. */
 static double entropy(const float *p, int32_t count) {
     double sum = 0;
     for (int32_t i = 0; i < count; i++) sum -= (double)p[i] * log((double)p[i] + 1e-10);
@@ -316,7 +317,8 @@ static void add_mass(const struct view *view, const float *p, int32_t count) {
     }
 }
 
-/* Attention of `lanes` heads, rows of `stride`, to entries [from, to), times their values. */
+/* Multiplies the attention of `lanes` heads, rows of `stride`, to entries [from, to) with their
+ * values. */
 static void weigh(const struct view *view, float *out, const float *p, size_t stride, int lanes,
                   int32_t from, int32_t to) {
     const struct cpu_cache *cache = view->cache;
@@ -330,8 +332,8 @@ static void weigh(const struct view *view, float *out, const float *p, size_t st
     }
 }
 
-/* Results of `count` tokens of the span, whose attention is in rows of work->logits, those of the
- * first from row `row` on. A value is read once for all of them. */
+/* Computes the results of `count` tokens of the span, whose attention is in rows of work->logits
+ * from row `row` on. A value is read once for all of them. */
 static void answer(const struct view *view, const struct cpu_mass *mass, int first, int count,
                    int row, const struct cpu_work *work) {
     size_t size = (size_t)mass->out_count * (size_t)view->dim;
@@ -347,7 +349,7 @@ static void answer(const struct view *view, const struct cpu_mass *mass, int fir
     }
 }
 
-/* All wanted heads of a block's tokens at once when they lie together. */
+/* Computes all wanted heads of a block's tokens at once if they are consecutive. */
 static void answer_block(const struct view *view, const struct cpu_mass *mass, int first, int count,
                          const struct cpu_work *work) {
     int each = mass->out_count == view->group ? count : 1;
@@ -359,7 +361,8 @@ static struct query query_at(const struct cpu_mass *mass, int t) {
     return (struct query){mass->pos + t, mass->stream.length - mass->count + t + 1};
 }
 
-/* `count` queries of the span from `first` on, their heads' logits in work->logits. */
+/* Processes `count` queries of the span from `first` on, whose heads' logits are in
+ * work->logits. */
 static void meet(const struct view *view, const struct cpu_mass *mass, int first, int count,
                  const struct cpu_work *work) {
     int group = view->group;

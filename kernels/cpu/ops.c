@@ -1,11 +1,11 @@
-/* Operations on rows: each row by itself, rows shared out to workers. */
+/* Operations on rows. Rows are independent and handed to workers. */
 #include <string.h>
 
 #include "base/check.h"
 #include "kernels/cpu/internal.h"
 #include "kernels/cpu/sample.h"
 
-#define ROWS_AT_ONCE 4 /* claimed together */
+#define ROWS_AT_ONCE 4 /* rows claimed together */
 
 struct row_job {
     struct cpu *cpu;
@@ -36,7 +36,7 @@ static void run_rows(struct row_job *job, int rows, int64_t cost) {
 /* ---- Embedding and gathering --------------------------------------------------------------------
  */
 
-/* Rows that other ranks have are zeros: added up as integers, they become what the file says. */
+/* Rows on other ranks are zeros here: added up as integers, they give the file's bits. */
 static void embed_row(const struct row_job *job, int64_t row) {
     int64_t at = job->index[row] - job->table->part[0].first;
     if (at >= 0 && at < job->table->rows)
@@ -130,5 +130,5 @@ int cpu_sample(struct kern *kern, const float *logits, int rows, int vocab,
         .cpu = cpu, .logits = logits, .vocab = vocab, .params = params, .out = out};
     cpu_share_set(&job.rows, rows);
     cpu_run(cpu, rows > 1 ? (int64_t)rows * vocab : 0, sample_rows, &job);
-    return cpu->failed; /* logits of a failed step are no logits */
+    return cpu->failed; /* the logits of a failed step are invalid */
 }

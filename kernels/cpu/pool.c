@@ -1,3 +1,5 @@
+/* A team of worker threads with a spin-then-futex barrier. Decoding runs dozens of operations per
+ * layer, each shorter than a wake-up, so workers spin briefly before they sleep. */
 #include "kernels/cpu/pool.h"
 
 #include <linux/futex.h>
@@ -18,18 +20,19 @@
 #define relax() ((void)0)
 #endif
 
-/* About 50 us: longer than the serial work between two operations of one layer, shorter than
- * anything a person would notice as an idle daemon burning a core. */
+/* About 50 us: longer than the serial work between two operations of a layer, short enough that an
+ * idle daemon does not visibly use a core. */
 #define SPIN_TURNS 1500
 
 struct cpu_pool {
-    /* Written by the caller before `epoch` is raised, read by workers after they saw it rise. */
+    /* Written by the caller before it raises `epoch`, read by workers after they see the new
+     * value. */
     cpu_work *work;
     void *arg;
     bool stop;
     int threads, spin;
 
-    _Alignas(64) _Atomic uint32_t epoch; /* one more per run */
+    _Alignas(64) _Atomic uint32_t epoch; /* incremented by every run */
     _Atomic uint32_t sleepers;           /* workers that may be in futex_wait on epoch */
     _Alignas(64) _Atomic uint32_t busy;  /* workers that have not finished this run */
     _Atomic uint32_t caller_sleeps;
@@ -60,7 +63,7 @@ static uint32_t wait_epoch(struct cpu_pool *pool, uint32_t seen) {
         relax();
     }
     /* Sequentially consistent on both sides: either the caller sees this sleeper and wakes it, or
-     * this load sees the new epoch; futex_wait itself refuses a value that has moved on. */
+     * this load sees the new epoch; futex_wait itself refuses a value that has changed. */
     atomic_fetch_add(&pool->sleepers, 1);
     uint32_t now;
     while ((now = atomic_load(&pool->epoch)) == seen) futex_wait(&pool->epoch, seen);

@@ -1,10 +1,10 @@
 /* Worker threads of the CPU backend: one team, one piece of work at a time.
  *
- * `cpu_pool_run` calls work(arg, worker) once on every worker, worker 0 being the caller, and
- * returns when all have returned: the return is the barrier, with the memory ordering of one.
- * One thread at a time may call it. Workers wait by a short spin, then on a futex, so an idle
- * backend costs nothing and back-to-back operations do not pay a wake-up each; a team with more
- * threads than cores does not spin, which would only keep its own from working. */
+ * `cpu_pool_run` calls work(arg, worker) once on every worker (worker 0 is the caller) and returns
+ * when all have returned: the return is a barrier, with its memory ordering. One thread at a time
+ * may call it. Workers spin briefly, then wait on a futex, so an idle backend costs nothing and
+ * back-to-back operations do not pay for wake-ups. A team with more threads than cores does not
+ * spin, because spinning would keep its own threads from running. */
 #ifndef KEEPD_KERNELS_CPU_POOL_H
 #define KEEPD_KERNELS_CPU_POOL_H
 
@@ -19,14 +19,14 @@ typedef void cpu_work(void *arg, int worker);
 
 struct cpu_pool;
 
-/* threads = 0: as many as the cores this process may run on. ERR_NOMEM: a thread did not start. */
+/* threads = 0: one per core that this process may use. ERR_NOMEM: a thread could not be started. */
 int cpu_pool_open(int threads, struct cpu_pool **out);
 void cpu_pool_close(struct cpu_pool *pool); /* NULL allowed; no run may be in progress */
-int cpu_pool_cores(void);                   /* that this process may run on */
+int cpu_pool_cores(void);                   /* cores that this process may use */
 int cpu_pool_threads(const struct cpu_pool *pool);
 void cpu_pool_run(struct cpu_pool *pool, cpu_work *work, void *arg);
 
-/* Items [0, count) handed out on demand: a slow core takes fewer. Set before the run. */
+/* Hands out items [0, count) on demand: a slow core takes fewer. Set before the run. */
 struct cpu_share {
     _Atomic int64_t next;
     int64_t count;
@@ -37,8 +37,8 @@ static inline void cpu_share_set(struct cpu_share *share, int64_t count) {
     atomic_store_explicit(&share->next, 0, memory_order_relaxed); /* published by cpu_pool_run */
 }
 
-/* Claims up to `grain` items; the first one, or -1 when none are left. *end is past the last.
- * Relaxed: the counter only divides work; results are published by the barrier. */
+/* Claims up to `grain` items; returns the first one, or -1 if none are left. *end is past the last.
+ * Relaxed: the counter only divides work; the barrier publishes results. */
 static inline int64_t cpu_share_take(struct cpu_share *share, int64_t grain, int64_t *end) {
     int64_t first = atomic_fetch_add_explicit(&share->next, grain, memory_order_relaxed);
     if (first >= share->count) return -1;

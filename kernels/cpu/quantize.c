@@ -1,4 +1,5 @@
-/* Whole matrices: rows shared out, each by the fastest code of this processor. */
+/* Quantizes whole matrices: rows are handed to workers, each converted by the processor's fastest
+ * code. */
 #include "kernels/quantize.h"
 
 #include <math.h>
@@ -8,11 +9,11 @@
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/vec.h"
 
-#define ROWS_TAKEN 4 /* by a worker at a time: some 100 KiB of a large model's */
+#define ROWS_TAKEN 4 /* rows per claim: about 100 KiB of a large model */
 
 typedef float quantize_row(uint8_t *codes, const void *row, int64_t cols, enum kern_dtype dtype);
 
-/* All of them make the same numbers. */
+/* All variants compute the same numbers. */
 static quantize_row *fastest(void) {
 #if defined(__x86_64__)
     struct cpu_isa isa = cpu_isa_detect();
@@ -28,10 +29,10 @@ struct quantizing {
     uint8_t *codes;
     float *scales;
     struct cpu_share rows;
-    _Atomic int64_t bad; /* the lowest row so far that has no scale; past the last: none */
+    _Atomic int64_t bad; /* lowest row found so far that has no scale; past the last: none */
 };
 
-/* Rows below it are looked at all the same, so that it is the lowest, whoever is faster. */
+/* Rows below it are still checked, so that the lowest one is found whatever the schedule. */
 static void note_bad(struct quantizing *job, int64_t row) {
     int64_t lowest = atomic_load(&job->bad);
     while (row < lowest && !atomic_compare_exchange_weak(&job->bad, &lowest, row)) continue;

@@ -1,11 +1,10 @@
 /* Key redundancy, R-KV (arXiv 2505.24133) and G-KV (arXiv 2512.00504).
  *
- *   rho[j] = (sum_i C[i,j] - sum_{i: l(i) = j} C[i,j]) / n
+ * rho[j] = (sum_i C[i,j] - sum_{i: l(i) = j} C[i,j]) / n
  *
  * The first sum needs no pairs: it is khat_j . (sum_i khat_i) - khat_j . khat_j. Pairs are compared
- * only to find l(i), newest first, sixteen i at a time, until all of them have found theirs; keys
- * that have a recent look-alike, which is most, cost a page or two. The published code compares all
- * pairs. */
+ * only to find l(i), newest first, sixteen i at a time, until every i has found its own. Most keys
+ * have a recent look-alike and cost one or two pages. The published code compares all pairs. */
 #include <math.h>
 
 #include "kernels/cpu/evict.h"
@@ -28,7 +27,7 @@ static void wide_key(const struct rows *rows, int32_t index, float *to) {
         index % rows->cache->page_slots, to);
 }
 
-/* khat_i of `count` rows from `first` -> work->rows, one after the other. */
+/* khat_i of `count` rows from `first` -> work->rows, consecutive. */
 static void wide_block(const struct rows *rows, int32_t first, int count) {
     for (int i = 0; i < count; i++) {
         float *to = rows->work->rows + (size_t)i * (size_t)rows->dim;
@@ -37,7 +36,7 @@ static void wide_block(const struct rows *rows, int32_t first, int count) {
     }
 }
 
-/* norm, and in rho minus what an entry has with itself. */
+/* Computes norm, and stores in rho minus the similarity of an entry with itself. */
 static void measure(const struct rows *rows) {
     float *key = rows->work->rows;
     for (int32_t i = 0; i < rows->count; i++) {
@@ -69,8 +68,8 @@ static void add_sums(const struct rows *rows) {
     }
 }
 
-/* Does row i look like one of a page's entries [at, at + count), of which `dot` holds the products?
- * The newest such is forgiven. */
+/* Does row i look like one of a page's entries [at, at + count), whose products are in `dot`? The
+ * newest such entry is forgiven. */
 static bool forgive_row(const struct rows *rows, int32_t i, const float *dot, int32_t at,
                         int32_t count) {
     for (int32_t j = count - 1; j >= 0; j--) {
@@ -83,8 +82,8 @@ static bool forgive_row(const struct rows *rows, int32_t i, const float *dot, in
     return false;
 }
 
-/* The rows who[0 .. lanes) look for their look-alike in one page. Those that have not found it
- * close up, in work->rows as in `who`; returns how many they are. */
+/* Searches one page for look-alikes of the rows who[0 .. lanes). Compacts the rows that found none,
+ * in work->rows and in `who`, and returns their number. */
 static int forgive_page(const struct rows *rows, int32_t *who, int lanes, int32_t at,
                         int32_t count) {
     size_t slots = (size_t)rows->cache->page_slots, dim = (size_t)rows->dim;

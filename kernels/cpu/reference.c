@@ -1,5 +1,6 @@
-/* The oracle: plain C, float32, every sum in one order that is easy to state: sixteen running sums
- * over i mod 16, added from the first to the last. Nothing here is clever. */
+/* The reference path: plain C, float32, every sum in one order that is easy to state: sixteen
+ * running sums over i mod 16, added from the first to the last. Clarity precedes speed
+ * throughout. */
 #include <math.h>
 
 #include "kernels/cpu/internal.h"

@@ -1,10 +1,9 @@
-/* Sampling, CPU. Exact and deterministic: ordering is by (logit, lower id first), noise is counter
- * based, so a token depends on its own logits, seed and position and on nothing else.
+/* Sampling on the CPU. Exact and deterministic: tokens are ordered by (logit, lower id first) and
+ * noise is counter-based, so a token depends on its logits, seed and position alone.
  *
  * A vocabulary has 150,000 tokens and a step has dozens of rows, so work is avoided, never
- * approximated: logits are copied only when something changes them; noise is computed only for
- * tokens that could still win; top-k keeps k candidates and top-p sorts only tokens that can
- * matter. */
+ * approximated: logits are copied only if something changes them; noise is computed only for tokens
+ * that could still win; top-k keeps k candidates and top-p sorts only tokens that can matter. */
 #include "kernels/cpu/sample.h"
 
 #include <math.h>
@@ -16,17 +15,17 @@
 #include <immintrin.h>
 #endif
 
-#define BLOCK      16   /* tokens judged together before one is looked at alone */
+#define BLOCK      16   /* tokens judged together before single ones are examined */
 #define GUMBEL_MAX 22.9 /* -log(-log(1 - 2^-33)), rounded up */
 
-/* A block is judged in registers that every target of interest has. */
+/* A block is judged in vector registers that every relevant target has. */
 #define LANES (BLOCK / 4)
 typedef float float4 __attribute__((vector_size(16)));
 typedef int32_t int4 __attribute__((vector_size(16)));
 
 struct scratch {
     float *logit;   /* [vocab] adjusted and scaled */
-    int32_t *order; /* [vocab] counts, heaps, candidates */
+    int32_t *order; /* [vocab] scratch: counts, heaps, candidates */
 };
 
 size_t cpu_sample_scratch_bytes(int vocab) {
@@ -59,14 +58,13 @@ uint32_t cpu_philox(uint64_t seed, uint32_t position, uint32_t token) {
     return c0;
 }
 
-/* The noise of tokens [first, first + BLOCK). */
+/* Computes the noise of tokens [first, first + BLOCK). */
 static void philox_block(uint64_t seed, uint32_t position, uint32_t first, uint32_t *out) {
     for (uint32_t i = 0; i < BLOCK; i++) out[i] = cpu_philox(seed, position, first + i);
 }
 
 #if defined(__x86_64__)
-/* Lanes are 64 bits wide and only their low halves count: a product is then both results at once.
- */
+/* Lanes are 64 bits wide and only their low halves count: a product gives both halves at once. */
 __attribute__((target("avx512f"))) static void philox_block_avx512(uint64_t seed, uint32_t position,
                                                                    uint32_t first, uint32_t *out) {
     const __m512i m0 = _mm512_set1_epi64(PHILOX_M0), m1 = _mm512_set1_epi64(PHILOX_M1);
@@ -106,7 +104,7 @@ static double gumbel(uint32_t bits) {
 
 /* ---- Order ----------------------------------------------------------------------------------- */
 
-/* a comes before b: higher logit, then lower id. NaN sorts last. */
+/* Does a come before b: higher logit, then lower id? NaN sorts last. */
 static bool before(const float *logit, int32_t a, int32_t b) {
     float x = logit[a], y = logit[b];
     if (x > y) return true;
@@ -115,7 +113,8 @@ static bool before(const float *logit, int32_t a, int32_t b) {
     return a < b;
 }
 
-/* The tokens from `first` on as one whole block; at the end of the vocabulary -inf fills it up. */
+/* Returns the tokens from `first` on as one whole block, filled with -inf past the end of the
+ * vocabulary. */
 static const float *block_at(const float *logit, int32_t first, int vocab, float *room) {
     if (vocab - first >= BLOCK) return logit + first;
     for (int j = 0; j < BLOCK; j++) room[j] = first + j < vocab ? logit[first + j] : -INFINITY;
@@ -167,7 +166,7 @@ static int32_t argmax(const float *logit, int vocab) {
 
 /* ---- Heap ------------------------------------------------------------------------------------ */
 
-/* The worst token is on top. */
+/* Restores the heap, whose top is the worst token. */
 static void sift_down(int32_t *heap, int count, int at, const float *logit) {
     for (;;) {
         int top = at, left = 2 * at + 1;
@@ -181,12 +180,12 @@ static void sift_down(int32_t *heap, int count, int at, const float *logit) {
     }
 }
 
-/* The `k` best tokens, in no order. */
+/* Selects the `k` best tokens, in no particular order. */
 static void take_best(const float *logit, int vocab, int k, int32_t *heap) {
     for (int32_t i = 0; i < k; i++) heap[i] = i;
     for (int i = k / 2 - 1; i >= 0; i--) sift_down(heap, k, i, logit);
     for (int32_t first = k; first < vocab; first += BLOCK) {
-        float room[BLOCK], worst = logit[heap[0]]; /* NaN yields to any number */
+        float room[BLOCK], worst = logit[heap[0]]; /* any number replaces NaN */
         if (!isnan(worst) && !block_reaches(block_at(logit, first, vocab, room), worst)) continue;
         for (int32_t i = first; i < first + block_size(first, vocab); i++) {
             if (!before(logit, i, heap[0])) continue;
@@ -209,7 +208,7 @@ static inline __attribute__((always_inline)) void add_exp4(const float *x, doubl
         1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720,
         1.0 / 120,      1.0 / 24,      1.0 / 6,      1.0 / 2,     1,          1};
     const double shift = 0x1.8p52; /* adding it leaves the nearest integer in the low bits */
-    const double4 least = {-700, -700, -700, -700}; /* e^-700 is nothing in a sum of floats */
+    const double4 least = {-700, -700, -700, -700}; /* e^-700 is negligible in a sum of floats */
     double4 d = (double4){x[0], x[1], x[2], x[3]} - top;
     int4x64 low = d < least;
     d = (double4)(((int4x64)d & ~low) | ((int4x64)least & low));
@@ -269,7 +268,7 @@ static bool has_penalties(const struct kern_sample *p) {
  * occurrence, over the output. `count` is scratch of vocab int32. */
 static void apply_penalties(float *logit, int vocab, const struct kern_sample *p, int32_t *count) {
     int total = p->prompt_count + p->output_count;
-    /* count = occurrences in the output; -1 = already handled */
+    /* count = occurrences in the output; -1 = already processed */
     for (int i = 0; i < total; i++)
         if (in_range(p->history[i], vocab)) count[p->history[i]] = 0;
     for (int i = p->prompt_count; i < total; i++)
@@ -284,7 +283,7 @@ static void apply_penalties(float *logit, int vocab, const struct kern_sample *p
     }
 }
 
-/* The logits after penalties, bias and bans: the raw ones where nothing changes them. */
+/* The logits after penalties, bias and bans; the raw logits where nothing changes them. */
 static const float *adjust(const float *logits, int vocab, const struct kern_sample *p,
                            struct scratch *s) {
     bool penalties = has_penalties(p);
@@ -312,10 +311,10 @@ static void contend(struct winner *winner, const float *logit, int32_t token, ui
     *winner = (struct winner){token, value};
 }
 
-/* Could a token of the block win against `top` with its `lead`? Judged by a bound on the noise that
+/* Could a token of the block win against `top` with its `lead`? Uses a bound on the noise that
  * needs no logarithm: -log(u) >= 1 - u, so -log(-log(u)) <= -log(1 - u), and the exponent of 1 - u
  * gives that within log(2). The lowest bit of the noise is dropped to fit a signed number. Rounding
- * is far below the margin, because differences that matter are small. */
+ * is far below the margin, because relevant differences are small. */
 static bool may_win(const float *x, float top, float lead, const uint32_t *noise) {
     float4 in[LANES];
     int4 bits[LANES], mask = {0};
@@ -330,14 +329,15 @@ static bool may_win(const float *x, float top, float lead, const uint32_t *noise
     return any_bit(&mask);
 }
 
-/* Among all tokens that reach `floor_logit`. The winner so far starts with the most likely token,
- * so that nearly all others are seen to lose at a glance. */
+/* Chooses among all tokens that reach `floor_logit`, starting with the most likely token as the
+ * winner so far, so that nearly all others are rejected by the bound. */
 static int32_t choose_from_all(const float *logit, int vocab, int32_t top, float floor_logit,
                                const struct kern_sample *p) {
     philox_fn *philox = choose_philox();
     uint32_t position = (uint32_t)p->position, noise[BLOCK];
     struct winner winner = {.token = vocab, .value = -INFINITY};
-    float reach = (float)GUMBEL_MAX + fabsf(logit[top]) * 0x1p-22f; /* rounding of `limit` */
+    float reach =
+        (float)GUMBEL_MAX + fabsf(logit[top]) * 0x1p-22f; /* covers the rounding of `limit` */
     contend(&winner, logit, top, cpu_philox(p->seed, position, (uint32_t)top));
     for (int32_t first = 0; first < vocab; first += BLOCK) {
         float room[BLOCK];
@@ -373,8 +373,8 @@ static int32_t choose_from(const float *logit, const int32_t *ids, int count, in
     return winner.token;
 }
 
-/* All tokens that a nucleus of mass p * total could hold: those left out have, all together, less
- * than (1 - p) * total. The 1 is for rounding. */
+/* Selects all tokens that a nucleus of mass p * total could contain: the others together have less
+ * than (1 - p) * total. The 1 covers rounding. */
 static int take_likely(const float *logit, int vocab, double top, double total, float top_p,
                        int32_t *ids) {
     float limit = (float)(top - log((double)vocab / ((1 - (double)top_p) * total)) - 1);
@@ -388,7 +388,7 @@ static int take_likely(const float *logit, int vocab, double top, double total, 
     return taken;
 }
 
-/* Orders like `before`: the larger, the better. */
+/* Orders like `before`: larger is better. */
 static uint64_t order_key(const float *logit, int32_t id) {
     float x = logit[id] + 0.0f; /* -0 is 0 */
     uint32_t bits;
@@ -397,13 +397,13 @@ static uint64_t order_key(const float *logit, int32_t id) {
     return (uint64_t)bits << 32 | (uint32_t)~id;
 }
 
-/* Keeps the fewest best of `count` tokens whose mass reaches `wanted`, at the front of `ids`;
- * returns how many. Finds the key of the last one kept from its top bits down: sorting would cost
- * more than all else where the distribution is flat. */
+/* Keeps, at the front of `ids`, the fewest best of `count` tokens whose mass reaches `wanted`;
+ * returns their number. Finds the key of the last kept token bit by bit from the top: sorting would
+ * dominate the cost where the distribution is flat. */
 static int nucleus(const float *logit, int32_t *ids, int count, double top, double wanted) {
     enum { BITS = 8, BINS = 1 << BITS };
     uint64_t last = 0, decided = 0;
-    double above = 0; /* the mass of keys larger than all that could still be `last` */
+    double above = 0; /* mass of keys above all that could still be `last` */
     for (int shift = 64 - BITS; shift >= 0; shift -= BITS) {
         double mass[BINS] = {0};
         int members[BINS] = {0};
@@ -427,8 +427,8 @@ static int nucleus(const float *logit, int32_t *ids, int count, double top, doub
     return kept;
 }
 
-/* top_k, then top_p of what is left: fills s->order, in no useful order; returns how many remain.
- */
+/* Applies top_k, then top_p to the remaining tokens: fills s->order, in no particular order;
+ * returns how many remain. */
 static int truncate_candidates(struct scratch *s, const float *logit, int vocab, int32_t best,
                                const struct kern_sample *p) {
     double top = logit[best], total = 0;
@@ -455,7 +455,8 @@ static int32_t choose(const float *adjusted, int vocab, const struct kern_sample
         for (int i = 0; i < vocab; i++) s->logit[i] = adjusted[i] / p->temperature;
         logit = s->logit;
     }
-    /* Nothing to weigh: no number at all, or a temperature so low that quotients overflow. */
+    /* Sampling is impossible: no logit is a number, or the temperature is so low that quotients
+     * overflow. */
     if (!isfinite(logit[top])) return top;
     /* min_p compares probabilities with the largest one: a bound on the logit. */
     float floor_logit = p->min_p > 0 ? logit[top] + logf(p->min_p) : -INFINITY;
@@ -480,7 +481,7 @@ static int32_t rank_of(const float *logits, int vocab, int32_t token) {
     return higher + equal + 1;
 }
 
-/* The `most` best tokens, best first, by insertion; returns how many there are. */
+/* Lists the `most` best tokens, best first, by insertion; returns their number. */
 static int list_top(const float *logits, int vocab, int most, int32_t *list) {
     int count = 0;
     for (int32_t first = 0; most > 0 && first < vocab; first += BLOCK) {
@@ -496,7 +497,7 @@ static int list_top(const float *logits, int vocab, int most, int32_t *list) {
     return count;
 }
 
-/* Raw model: before any penalty, bias or temperature. */
+/* Log-probabilities of the raw model: before any penalty, bias or temperature. */
 static void raw_logprobs(const float *logits, int vocab, const struct kern_sample *p,
                          struct kern_sampled *out) {
     double top = maximum(logits, vocab);

@@ -1,10 +1,10 @@
-/* Sampling one row of logits on the CPU: a pure function, so rows may run on any worker. */
+/* Samples one row of logits on the CPU: a pure function, so rows may run on any worker. */
 #ifndef KEEPD_KERNELS_CPU_SAMPLE_H
 #define KEEPD_KERNELS_CPU_SAMPLE_H
 
 #include "kernels/kern.h"
 
-/* Scratch one call needs; any contents, aligned to 16 bytes. */
+/* Bytes of scratch that one call needs; contents are arbitrary, alignment is 16 bytes. */
 size_t cpu_sample_scratch_bytes(int vocab);
 
 /* See struct kern_sample for the order of operations. `logits` are read only. */

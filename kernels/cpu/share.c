@@ -1,4 +1,6 @@
-/* How a sequence's total is split over layers and streams. */
+/* Splits a sequence's total over layers and streams: by equal parts, by a fixed pyramid, or by
+ * weights measured at the first eviction. Every rank computes the same split from the facts of all
+ * ranks. */
 #include <math.h>
 
 #include "kernels/cpu/evict.h"
@@ -6,7 +8,7 @@
 /* ---- Weights of layers ------------------------------------------------------------------------
  */
 
-/* What a measurement leaves of each stream, kept where the stream's cut will lie later. */
+/* Measures the stream and stores the result with its plan, from which evict_tell sends it. */
 static void measure_preference(void *arg, int stream, int worker) {
     const struct evict_job *job = arg;
     struct cpu_evict_stream *plan = &job->cache->evict[stream];
@@ -16,7 +18,7 @@ static void measure_preference(void *arg, int stream, int worker) {
     plan->measured[1] = found.variance;
 }
 
-/* Unbiased variance of the entries' accumulated mass. */
+/* Measures the unbiased variance of the entries' accumulated attention. */
 static void measure_density(void *arg, int stream, int worker) {
     (void)worker;
     const struct evict_job *job = arg;
@@ -32,7 +34,7 @@ static void measure_density(void *arg, int stream, int worker) {
     job->cache->evict[stream].measured[0] = view.length > 1 ? squares / (view.length - 1) : 0;
 }
 
-/* ---- What all ranks know ----------------------------------------------------------------------
+/* ---- Facts of all ranks -----------------------------------------------------------------------
  */
 
 struct cpu_evict_fact *evict_fact(const struct evict_job *job, int layer, int head) {
@@ -85,10 +87,10 @@ static double density(const struct evict_job *job, int layer) {
     }
     for (int i = 0; i < heads; i++)
         sum += (evict_fact(job, layer, i)->measured[0] - low) / (high - low + 1e-6);
-    return exp(-sum / heads); /* divided by their sum when it is shared */
+    return exp(-sum / heads); /* normalised when the total is split */
 }
 
-/* Linear, mean 1, the last layer's 1 / beta. */
+/* Linear with mean 1; the last layer's weight is 1 / beta. */
 static double pyramid(const struct evict_job *job, int layer) {
     int last = job->cache->options.layers - 1;
     double low = 1 / (double)job->due->rule->pyramid_beta;
@@ -117,7 +119,7 @@ int evict_measure(const struct evict_job *job, evict_each *each) {
 /* ---- Places of layers and streams -------------------------------------------------------------
  */
 
-/* Protected entries stay where they are; the rest of the total is split by weight. */
+/* Protected entries are kept in place; the rest of the total is split by weight. */
 static void split_layers(const struct evict_job *job, struct share_part *parts) {
     const struct cpu_cache *cache = job->cache;
     int layers = cache->options.layers, heads = cache->heads_model;

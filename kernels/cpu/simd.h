@@ -1,10 +1,10 @@
-/* Sixteen floats at a time, on whatever the file is compiled for: one AVX-512 register, two of
- * AVX2, or four quarters in the compiler's own vectors (SSE2, NEON, ...).
+/* Sixteen floats at a time, for whatever instruction set the file is compiled: one AVX-512
+ * register, two of AVX2, or four quarters in the compiler's own vectors (SSE2, NEON, ...).
  *
  * Sums inside a vector always pair lanes l and l+8, then +4, +2, +1, so a result does not depend on
  * how many vectors were summed together. `fma` is fused where the instruction exists; two paths may
  * therefore differ in the last bits, one path never does. Include only from files compiled per
- * path: no function here may leave its file. */
+ * path: no function here may be shared between files. */
 #ifndef KEEPD_KERNELS_CPU_SIMD_H
 #define KEEPD_KERNELS_CPU_SIMD_H
 
@@ -16,14 +16,14 @@
 
 #define SIMD static inline __attribute__((always_inline, unused))
 
-#define E4M3_UNIT 0x1p-8f /* v16_load_e4m3_pairs: what it makes of a 1 */
+#define E4M3_UNIT 0x1p-8f /* v16_load_e4m3_pairs: its result for a 1 */
 
 #if defined(__AVX2__)
 
 #include <immintrin.h>
 
-/* Sixteen e4m3 as f16 of 2^-8 of their value: the same bits at other places, as numbers below 2^-6
- * are subnormal in both; only NaN is not. */
+/* Sixteen e4m3 numbers as f16 of 2^-8 of their value: the same bits in other places, because
+ * numbers below 2^-6 are subnormal in both formats; only NaN differs. */
 SIMD __m256i f16_of_e4m3(const uint8_t *p) {
     __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
     __m256i bits = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16((short)0xbf80));
@@ -31,7 +31,7 @@ SIMD __m256i f16_of_e4m3(const uint8_t *p) {
     __m256i nan = _mm256_cmpeq_epi16(size, _mm256_set1_epi16(0x3f80));
     return _mm256_or_si256(bits, _mm256_and_si256(nan, _mm256_set1_epi16(0x7c00)));
 }
-/* The same of sixteen pairs, firsts and seconds apart, none of them NaN. */
+/* The same for sixteen pairs, first and second numbers separately, none of them NaN. */
 SIMD void f16_of_e4m3_pairs(const void *p, __m256i *first, __m256i *second) {
     __m256i pairs = _mm256_loadu_si256((const __m256i *)p);
     __m256i mask = _mm256_set1_epi16((short)0xbf80);
@@ -102,7 +102,7 @@ SIMD void v16_load_e4m3_pairs(const void *p, v16 *first, v16 *second) {
     *first = _mm512_cvtph_ps(low);
     *second = _mm512_cvtph_ps(high);
 }
-/* Nearest even, NaN kept. */
+/* Rounds to nearest even; keeps NaN. */
 SIMD void v16_store_bf16(uint16_t *p, v16 a) {
     __m512i bits = _mm512_castps_si512(a);
     __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -114,7 +114,7 @@ SIMD void v16_store_bf16(uint16_t *p, v16 a) {
 SIMD v16 v16_load_e4m3(const uint8_t *p) {
     return v16_mul(_mm512_cvtph_ps(f16_of_e4m3(p)), v16_set(0x1p8f));
 }
-/* number_to_e4m3. */
+/* Vector form of number_to_e4m3. */
 SIMD void v16_store_e4m3(uint8_t *p, v16 a) {
     const __m512i step = _mm512_castps_si512(v16_set(0x1p14f));
     __m512i bits = _mm512_castps_si512(a);
@@ -153,7 +153,7 @@ SIMD float v16_sum(v16 a) {
     c = _mm_add_ps(c, _mm_movehl_ps(c, c));
     return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
 }
-/* v16_sum of four at once: halves, then quarters side by side, one of each vector in each lane. */
+/* v16_sum of four vectors at once: halves, then quarters, one of each vector in each lane. */
 SIMD void v16_sum4(const v16 a[4], float to[4]) {
     __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a[0], a[1], 0x44),
                               _mm512_shuffle_f32x4(a[0], a[1], 0xee));
@@ -169,7 +169,7 @@ SIMD void v16_sum4(const v16 a[4], float to[4]) {
 SIMD float v16_most(v16 a) {
     return _mm512_reduce_max_ps(a);
 }
-/* Sixteen vectors, rows to columns. */
+/* Transposes sixteen vectors. */
 SIMD void v16_transpose(v16 a[16]) {
     v16 b[16];
     for (int i = 0; i < 16; i += 2) {
@@ -342,7 +342,7 @@ SIMD float v16_sum(v16 a) {
     c = _mm_add_ps(c, _mm_movehl_ps(c, c));
     return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
 }
-/* Halves, then pairs side by side, so that the last two steps add four sums at once. */
+/* Adds halves, then pairs, so that the last two steps add four sums at once. */
 SIMD __m128 sum_quarters(v16 a) {
     __m256 b = _mm256_add_ps(a.lo, a.hi);
     return _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
@@ -360,7 +360,7 @@ SIMD float v16_most(v16 a) {
     c = _mm_max_ps(c, _mm_movehl_ps(c, c));
     return _mm_cvtss_f32(_mm_max_ss(c, _mm_movehdup_ps(c)));
 }
-/* Eight by eight, of one half or the other. */
+/* Transposes eight by eight, one half or the other. */
 SIMD void transpose_half(__m256 a[8]) {
     __m256 b[8];
     for (int i = 0; i < 8; i += 2) {
@@ -379,7 +379,7 @@ SIMD void transpose_half(__m256 a[8]) {
         a[i + 4] = _mm256_permute2f128_ps(low, high, 0x31);
     }
 }
-/* Sixteen vectors, rows to columns. */
+/* Transposes sixteen vectors. */
 SIMD void v16_transpose(v16 a[16]) {
     __m256 part[4][8];
     for (int i = 0; i < 8; i++) {
@@ -527,7 +527,7 @@ SIMD v16 v16_unless_below(v16 a, float limit, v16 x) {
     return (v16){v4_unless_below(a.a, limit, x.a), v4_unless_below(a.b, limit, x.b),
                  v4_unless_below(a.c, limit, x.c), v4_unless_below(a.d, limit, x.d)};
 }
-/* Adding 1.5 * 2^23 leaves no room for a fraction; right for |a| < 2^22. */
+/* Adding 1.5 * 2^23 leaves no bits for a fraction; correct for |a| < 2^22. */
 SIMD v16 v16_round(v16 a) {
     v16 magic = v16_set(0x1.8p23f);
     return v16_sub(v16_add(a, magic), magic);
@@ -551,7 +551,7 @@ SIMD float v16_most(v16 a) {
     float x = b[0] > b[2] ? b[0] : b[2], y = b[1] > b[3] ? b[1] : b[3];
     return x > y ? x : y;
 }
-/* Sixteen vectors, rows to columns. */
+/* Transposes sixteen vectors. */
 SIMD void v16_transpose(v16 a[16]) {
     float to[16][16];
     for (int i = 0; i < 16; i++)
@@ -564,8 +564,8 @@ SIMD void v16_transpose(v16 a[16]) {
 
 #endif
 
-/* Sixteen elements of a row in a cache's dtype, from element `at` of `row` on, of which `left`
- * belong to it: the others count as 0. */
+/* Loads sixteen elements of a row in a cache's dtype, from element `at` of `row` on; only `left`
+ * elements belong to the row, the others count as 0. */
 SIMD v16 v16_load_row(const void *row, int64_t at, int left, enum kern_dtype dtype) {
     const float *floats = (const float *)row + at;
     if (dtype == KERN_F32) return left >= 16 ? v16_load(floats) : v16_load_n(floats, left);

@@ -1,4 +1,5 @@
-/* Snapshots of the CPU's cache; the bytes are kernels/snapshot.h's. */
+/* Snapshots of the CPU's cache; kernels/snapshot.h defines the format. A block holds either the
+ * head of a slot or one stream's entries, so that a large snapshot is copied over many steps. */
 #include "kernels/snapshot.h"
 
 #include <string.h>
@@ -47,7 +48,7 @@ static void export_slot(const struct cpu_cache *cache, int slot, char *to) {
         memcpy(to + at.ring + (size_t)layer * bytes, cpu_cache_query(cache, slot, layer, 0), bytes);
 }
 
-/* Where a page's records of one part begin. */
+/* Address of one part's records in a page. */
 static char *part_of(const struct cpu_cache *cache, uint32_t page, int part) {
     if (part < SNAPSHOT_SIDES) return cpu_cache_side(cache, part, page);
     return part == SNAPSHOT_KEY ? cpu_cache_k(cache, page) : cpu_cache_v(cache, page);

@@ -1,5 +1,5 @@
-/* Kernels written once over simd.h and compiled once per path. VEC(name) is the path's own name;
- * the AMX path uses the AVX-512 ones for all that is not a tile product. */
+/* Kernels written once over simd.h and compiled once per path. VEC(name) is the path's name for
+ * them; the AMX path uses the AVX-512 ones for everything but tile products. */
 #ifndef KEEPD_KERNELS_CPU_VEC_H
 #define KEEPD_KERNELS_CPU_VEC_H
 
@@ -11,7 +11,8 @@
     void cpu_rope_##path(float *x, int half, const float *cosine, const float *sine,               \
                          const float *norm, float eps);                                            \
     void cpu_write_row_##path(void *row, const float *from, int count, enum kern_dtype dtype);     \
-    /* Its scale, see kernels/quantize.h; not finite: the row is not, and codes are not written */ \
+    /* Returns the row's scale, see kernels/quantize.h; if it is not finite, no codes are written  \
+     */                                                                                            \
     float cpu_quantize_row_##path(uint8_t *codes, const void *row, int64_t cols,                   \
                                   enum kern_dtype dtype);                                          \
     void cpu_matmul_##path(const struct cpu_matmul_job *job, int64_t first, int64_t count,         \
@@ -39,6 +40,6 @@ void cpu_attend_amx(const struct cpu_attend_job *job, const struct cpu_attend_it
 
 #define VEC_JOIN_(name, path) cpu_##name##_##path
 #define VEC_JOIN(name, path)  VEC_JOIN_(name, path)
-#define VEC(name)             VEC_JOIN(name, CPU_PATH) /* CPU_PATH: given by the build, per path */
+#define VEC(name)             VEC_JOIN(name, CPU_PATH) /* CPU_PATH: defined by the build, per path */
 
 #endif

@@ -1,10 +1,10 @@
-/* Attention over simd.h: softmax on the run, in chunks of at most 16 entries that lie at fixed
- * places (entries 0-15, 16-31, ... of each page), so the arithmetic for a query depends only on
- * which entries it sees. An entry it does not see has weight exactly 0 and adds exactly nothing.
+/* Attention over simd.h: online softmax in chunks of at most 16 entries at fixed places (entries
+ * 0-15, 16-31, ... of each page), so that the arithmetic of a query depends only on the entries it
+ * sees. An entry that it does not see has weight exactly 0 and adds exactly nothing.
  *
- * Lanes go in sets of sixteen. A full one, or nearly, lies side by side, one lane of the item in
- * each of a vector: scores, maxima and sums of weights need nothing across a vector. Of a small one
- * a chunk's entries fill the vector. Both add in the same order (vec_dots.h). */
+ * Lanes are processed in sets of sixteen. In a full or nearly full set, each vector holds one value
+ * of every lane: scores, maxima and sums of weights need no operation across a vector. In a small
+ * set, a chunk's entries fill the vector. Both add in the same order (vec_dots.h). */
 #include <float.h>
 
 #include "kernels/cpu/vec.h"
@@ -13,12 +13,12 @@
 #define LANES 32
 #define CHUNK 16
 
-/* Per worker. Vectors are padded with zeros to `width` floats, a multiple of 16. */
+/* Scratch of one worker. Vectors are padded with zeros to `width` floats, a multiple of 16. */
 struct room {
     float most[LANES], sum[LANES];
     int32_t lo[LANES], hi[LANES]; /* entries the lane sees; neither descends */
-    float weight[LANES * CHUNK];  /* of a chunk's entries, scores before */
-    float keep[LANES];            /* what is left of the lane's sums when the maximum has grown */
+    float weight[LANES * CHUNK];  /* scores, then weights of a chunk's entries */
+    float keep[LANES];            /* factor of the lane's sums after its maximum has grown */
     int width;
     float *q;     /* [LANES][width], scaled; a set side by side: [width][MANY] */
     float *acc;   /* [LANES][width] */
@@ -46,7 +46,7 @@ static struct room *room_of(const struct cpu_attend_job *job, void *scratch) {
     return room;
 }
 
-/* Lanes that are taken together. */
+/* Lanes that are processed together. */
 struct set {
     int first, lanes;
 };
@@ -59,10 +59,10 @@ static bool side_by_side(struct set set) {
     return set.lanes >= MANY_MIN;
 }
 
-/* Lays sixteen queries side by side, in place. */
+/* Packs sixteen queries, one per lane, in place. */
 static void pack_set(struct room *room, struct set set) {
     float *q = room->q + (int64_t)set.first * room->width,
-          *packed = room->k; /* no keys yet: as large */
+          *packed = room->k; /* the keys' buffer is still unused and as large */
     pack_many(packed, &(struct rows){q, room->width, room->width, KERN_F32}, set.lanes);
     memcpy(q, packed, (size_t)(MANY * room->width) * sizeof *q);
 }
@@ -101,7 +101,7 @@ struct chunk {
     int count;
 };
 
-/* What a lane sees of it: [lo, hi), nothing when they meet. */
+/* The chunk's entries that a lane sees: [lo, hi), none if they meet. */
 struct seen {
     int lo, hi;
 };
@@ -113,7 +113,7 @@ static struct seen seen_of(const struct room *room, int l, const struct chunk *c
     return lo < hi ? (struct seen){lo, hi} : (struct seen){0, 0};
 }
 
-/* The lane's largest score has become `most`. */
+/* Raises the lane's largest score to `most`. */
 static void raise_most(struct room *room, int l, float most) {
     float keep[16] = {1};
     if (most > room->most[l]) /* exp(-inf - most) is 0: the first chunk starts from nothing */
@@ -140,7 +140,7 @@ static void meet_few(struct room *room, struct set set, const struct chunk *c) {
     }
 }
 
-/* Scores of entries that a lane does not see. */
+/* Masks the scores of entries that a lane does not see. */
 static void mask_many(const struct room *room, struct set set, const struct chunk *c,
                       float *score) {
     for (int l = 0; l < set.lanes; l++) {
@@ -150,7 +150,7 @@ static void mask_many(const struct room *room, struct set set, const struct chun
     }
 }
 
-/* Adds a chunk's vectors as v16_sum adds one's lanes. */
+/* Adds a chunk's vectors in the order in which v16_sum adds the lanes of one. */
 static v16 sum_many(const float *weight) {
     v16 sum[CHUNK / 2];
     for (int j = 0; j < 8; j++)
@@ -161,8 +161,8 @@ static v16 sum_many(const float *weight) {
     return sum[0];
 }
 
-/* Weights of lanes side by side, [CHUNK][MANY]. A lane that has seen nothing yet has the maximum
- * -inf, whose difference to itself is none: it is taken for the smallest number. */
+/* Weights of packed lanes, [CHUNK][MANY]. The maximum of a lane that has seen nothing yet is -inf,
+ * and -inf - -inf is NaN: the smallest float takes its place. */
 static void meet_many(struct room *room, struct set set, const struct chunk *c) {
     float *weight = room->weight + (int64_t)set.first * CHUNK;
     int last = set.first + set.lanes - 1;
@@ -183,7 +183,7 @@ static void meet_many(struct room *room, struct set set, const struct chunk *c) 
     v16_store(room->keep + set.first, keep);
 }
 
-/* Lanes from l on that see the same as it does. */
+/* Number of lanes from l on that see the same entries as l. */
 static int alike(const struct room *room, int l, int end, const struct chunk *c) {
     struct seen seen = seen_of(room, l, c);
     int n = 1;
@@ -194,7 +194,7 @@ static int alike(const struct room *room, int l, int end, const struct chunk *c)
     return n;
 }
 
-/* Only entries that a lane sees: what lies in a page beside them may be stale, and 0 * NaN is not
+/* Adds only entries that a lane sees: other memory of the page may be stale, and 0 * NaN is not
  * 0. */
 static void add_values(struct room *room, struct set set, const struct chunk *c, bool many) {
     int end = set.first + set.lanes;
@@ -224,7 +224,7 @@ static void meet(struct room *room, struct set set, const struct chunk *c) {
     add_values(room, set, c, many);
 }
 
-/* A chunk as it lies, or for more lanes than a tile has as floats. */
+/* Processes a chunk as stored, or, for more lanes than a tile has, converted to floats. */
 static void meet_chunk(const struct cpu_attend_job *job, const struct cpu_attend_item *item,
                        struct room *room, uint32_t page, int slot, struct chunk c) {
     const struct cpu_cache *cache = job->cache;

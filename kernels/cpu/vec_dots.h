@@ -1,21 +1,21 @@
-/* What attention and observing it share: queries times rows, and rows times weights. Include only
+/* Shared by attention and its observation: queries times rows, and rows times weights. Include only
  * from files compiled per path.
  *
  * A product is sixteen running sums, of the elements d with equal d mod 16 in ascending order,
- * added as v16_sum adds them. There are two ways to that result, the same bit by bit:
+ * added in the order of v16_sum. There are two ways to that result, equal bit by bit:
  *
- * - few: rows as they lie. The sixteen sums fill a vector, one query and row at a time.
- * - many: sixteen queries side by side, one per lane. The sums are sixteen vectors, added like the
- *   same tree, and nothing is ever summed across a vector.
+ * - few: rows as stored. The sixteen sums fill a vector, one query and row at a time.
  *
- * So it may be chosen by whatever is fastest, and a result never depends on who else is there. */
+ * - many: sixteen queries packed, one per lane. The sums are sixteen vectors, added by the same
+ * tree, and nothing is summed across a vector.
+ *
+ * The faster one can therefore be chosen freely: a result never depends on the other queries. */
 #ifndef KEEPD_KERNELS_CPU_VEC_DOTS_H
 #define KEEPD_KERNELS_CPU_VEC_DOTS_H
 
 #include "kernels/cpu/simd.h"
 
-/* As many sums at a time as there are registers for: queries by rows, queries by vectors of a row.
- */
+/* As many sums at a time as registers allow: queries by rows, and queries by vectors of a row. */
 #if defined(__AVX512F__)
 #define TILE      4
 #define TILE_ROWS 4
@@ -27,12 +27,12 @@
 #define TILE_ROWS 1
 #endif
 
-#define MANY     16 /* queries side by side */
-#define MANY_MIN 10 /* so many pay for all sixteen */
+#define MANY     16 /* queries packed, one per lane */
+#define MANY_MIN 10 /* from this number on, packing pays */
 
 #define UNROLL _Pragma("GCC unroll 4")
 
-/* Rows one after the other, `stride` elements apart; what lies past `dim` counts as 0. */
+/* Consecutive rows, `stride` elements apart; elements past `dim` count as 0. */
 struct rows {
     const void *at;
     int64_t stride;
@@ -110,7 +110,7 @@ static inline int padded(int dim) {
     return (dim + 15) / 16 * 16;
 }
 
-/* Sixteen elements from `d` on of `count` rows. */
+/* Packs sixteen elements from `d` on of `count` rows. */
 SIMD void pack_columns(float *packed, const struct rows *rows, const int count, int d, int left,
                        const enum kern_dtype dtype) {
     v16 column[MANY];
@@ -128,8 +128,7 @@ SIMD void pack_typed(float *packed, const struct rows *rows, int count,
     for (; d < rows->dim; d += 16) pack_columns(packed, rows, count, d, rows->dim - d, dtype);
 }
 
-/* packed[d * MANY + j] = row[j][d] of `count` rows for d below padded(dim), 0 where there is none.
- */
+/* packed[d * MANY + j] = row[j][d] of `count` rows for d below padded(dim), 0 past the end. */
 static inline void pack_many(float *packed, const struct rows *rows, int count) {
     if (rows->dtype == KERN_F32)
         pack_typed(packed, rows, count, KERN_F32);
@@ -139,8 +138,8 @@ static inline void pack_many(float *packed, const struct rows *rows, int count) 
         pack_typed(packed, rows, count, KERN_E4M3);
 }
 
-/* Rows as floats, each of padded(dim) with zeros behind: where they lie if they are that already,
- * else a copy. */
+/* Rows as floats, each of padded(dim) elements with zeros behind: in place if they already are,
+ * otherwise a copy. */
 static inline const float *widen_rows(const struct rows *rows, int count, float *copy) {
     int64_t width = padded(rows->dim);
     if (rows->dtype == KERN_F32 && rows->stride == width && rows->dim == width) return rows->at;
@@ -205,7 +204,7 @@ SIMD void many_rows(const struct many *m, float *out, const int rows) {
     UNROLL for (int j = 0; j < rows; j++) v16_store(out + j * MANY, sum[j]);
 }
 
-/* out[j * MANY + l] = q[l] . row[j], queries packed, rows widened; or the other way about. */
+/* out[j * MANY + l] = q[l] . row[j], queries packed, rows widened; or with the roles exchanged. */
 static void dots_many(float *out, const float *packed, const float *rows, int width, int count) {
     struct many m = {packed, rows, width};
     for (; count >= 4; count -= 4, m.rows += 4 * m.width, out += 4 * MANY) many_rows(&m, out, 4);
@@ -221,7 +220,7 @@ struct weighing {
     int64_t out_stride;
     const float *keep; /* NULL: 1 */
     const float *p;
-    int64_t p_lane, p_row; /* from one lane's weight to the next one's, and of one lane */
+    int64_t p_lane, p_row; /* strides from lane to lane and from weight to weight of one lane */
     struct rows rows;
 };
 
@@ -268,7 +267,7 @@ SIMD void weigh_lanes(const struct weighing *w, const int lanes, int from, int t
         weigh_typed(w, lanes, from, to, KERN_E4M3);
 }
 
-/* Rows [from, to) for `lanes` lanes. */
+/* Adds rows [from, to) for `lanes` lanes. */
 static void weigh_rows(struct weighing w, int lanes, int from, int to) {
     for (int n; lanes > 0; lanes -= n) {
         n = lanes >= TILE ? TILE : lanes >= 2 ? 2 : 1;

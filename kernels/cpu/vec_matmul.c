@@ -1,11 +1,12 @@
-/* Products over simd.h: a block of rows times a few panels of 16 outputs, sums in registers, over
- * all inputs of a leaf in ascending order. The order of additions into one output is the same in
- * every block shape, so a row's result does not depend on the rows beside it. */
+/* Matrix products over simd.h: a block of rows times a few panels of 16 outputs, sums in registers,
+ * over all inputs of a leaf in ascending order. The order of additions into one output is the same
+ * in every block shape, so a row's result does not depend on the rows beside it. */
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/vec.h"
 
 /* The largest block. An input is broadcast once for all panels of a block, which costs more than
- * unpacking a weight once for all its rows: panels first, as far as the registers reach. */
+ * unpacking a weight once for all its rows: panels are increased first, as far as registers
+ * allow. */
 #if defined(__AVX512F__)
 #define ROWS           6 /* x 4 panels: 24 of 32 registers hold sums */
 #define PANELS         4
@@ -27,7 +28,7 @@
         EACH(panels, p_) sum[r_][p_] = v16_fma(x_, w[p_], sum[r_][p_]);                            \
     }
 
-/* What a block reads of a leaf: inputs `stride` apart from row to row, panels `next` bytes. */
+/* A leaf's data for a block: inputs `stride` apart from row to row, panels `next` bytes. */
 struct leaf_data {
     const float *x;
     int64_t stride, count;
@@ -37,7 +38,7 @@ struct leaf_data {
 
 typedef v16 block_sums[ROWS][4];
 
-/* The weights of two inputs: bf16 of two bytes, or E4M3 of one. */
+/* Loads the weights of two inputs: bf16 of two bytes, or E4M3 of one. */
 SIMD void load_pairs(const struct leaf_data *in, int64_t k, v16 *first, v16 *second, const int size,
                      const int panels) {
     const char *at = in->panel + k * PANEL * size;
@@ -85,8 +86,8 @@ SIMD void sum_floats(block_sums to, const struct leaf_data *in, const int rows, 
 /* ---- Shapes -------------------------------------------------------------------------------------
  */
 
-/* A block's loops over a leaf, by layout. Each is a function of its own: inlined among the leaves,
- * GCC 12 keeps some of the sums in memory, which made AVX2 three times slower. */
+/* A block's loops over a leaf, by layout. Each is a separate function: inlined into the leaves'
+ * loop, GCC 12 keeps some of the sums in memory, which made AVX2 three times slower. */
 struct shape {
     void (*pairs)(block_sums to, const struct leaf_data *in);
     void (*e4m3)(block_sums to, const struct leaf_data *in);
@@ -194,7 +195,7 @@ static void multiply_block(const struct cpu_matmul_job *job, const struct block 
             put(job, b->row + r, (b->panel + p) * PANEL, level[0][r][p]);
 }
 
-/* All rows, in as few blocks as can be, of about one size. */
+/* Processes all rows, in the fewest blocks of about equal size. */
 static void all_rows(const struct cpu_matmul_job *job, int64_t panel, int panels) {
     struct block b = {.panel = panel, .panels = panels};
     for (int left = (job->rows + ROWS - 1) / ROWS; left; left--, b.row += b.rows) {

@@ -4,8 +4,8 @@
 
 #define DIM_MANY 256 /* longer rows meet queries few at a time: the result is the same */
 
-/* Up to sixteen queries. It is sixteen rows that lie side by side here: they are read once, and
- * what comes out lies as it is wanted. */
+/* Multiplies up to sixteen queries with packed rows: the rows are read once, and the results are
+ * already in the wanted order. */
 static void side_by_side(float *out, size_t stride, const float *q, int lanes, struct rows rows,
                          int count) {
     float packed[DIM_MANY * MANY], wide[MANY * DIM_MANY], score[MANY * MANY];

@@ -2,7 +2,7 @@
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/vec.h"
 
-/* Vectors of a row: whole ones, then one with the rest of the lanes zero. */
+/* Visits the vectors of a row: whole ones, then one whose remaining lanes are zero. */
 #define EACH_VECTOR(i, n, dim)                                                                     \
     for (int i = 0, n; n = (dim)-i < 16 ? (dim)-i : 16, i < (dim); i += 16)
 

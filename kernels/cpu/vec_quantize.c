@@ -1,10 +1,10 @@
-/* A row as E4M3, over simd.h. A largest number is the same in any order and a rounding is of one
- * number alone, so every path makes the same of a row. */
+/* Converts a row to E4M3, over simd.h. A maximum is the same in any order and a rounding concerns
+ * one number alone, so every path gives the same result. */
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/vec.h"
 #include "kernels/quantize.h"
 
-/* Sixteen elements as a file has them, aligned to nothing. */
+/* Loads sixteen elements in the file's dtype, unaligned. */
 SIMD v16 load_whole(const char *at, const enum kern_dtype dtype) {
     float whole[16];
     uint16_t half[16];
@@ -16,7 +16,7 @@ SIMD v16 load_whole(const char *at, const enum kern_dtype dtype) {
     return dtype == KERN_BF16 ? v16_load_bf16(half) : v16_load_f16(half);
 }
 
-/* `left` of them; the others are 0. */
+/* Loads `left` elements; the others are 0. */
 static v16 load_part(const char *at, enum kern_dtype dtype, int64_t left) {
     float part[16] = {0};
     for (int64_t i = 0; i < left; i++)
@@ -24,8 +24,9 @@ static v16 load_part(const char *at, enum kern_dtype dtype, int64_t left) {
     return v16_load(part);
 }
 
-/* Not finite if any number is not: 0 times such a one is none. What is left of whole vectors comes
- * first, so that nothing is called while the loop has its registers. */
+/* The largest magnitude; not finite if any number is not, because 0 times such a number is NaN. The
+ * remainder after whole vectors is loaded first, so that no call interrupts the loop's use of
+ * registers. */
 SIMD float largest(const char *row, int64_t cols, const enum kern_dtype dtype) {
     const size_t size = kern_dtype_bytes(dtype);
     const int64_t whole = cols / 16 * 16;

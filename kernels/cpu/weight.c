@@ -1,4 +1,5 @@
-/* Weights: from the file's row-major matrix to the layout the path's kernels stream. */
+/* Loads weights: converts the file's row-major matrix to the layout that the path's kernels stream.
+ * Only the rank's own part is converted. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,7 +16,7 @@ struct packing {
     struct cpu_share panels;
 };
 
-/* A row as the file has it. */
+/* A row in the file's format. */
 struct source {
     const char *data;
     enum kern_dtype dtype;
@@ -36,7 +37,7 @@ static void pack_floats(float *to, int64_t step, const struct source *from, int6
         to[i * step] = from->scale * number_element(from->data + (size_t)i * size, from->dtype);
 }
 
-/* Numbers of `size` bytes. */
+/* Packs numbers of `size` bytes. */
 static void pack_pairs(struct kern_weight *w, int64_t row, int lane, const char *from,
                        size_t size) {
     char *panel = w->data + (size_t)(row / PANEL) * w->panel_bytes + 2 * (size_t)lane * size;
@@ -77,7 +78,7 @@ static void pack_panels(void *arg, int worker) {
 
 /* ---- Loading -------------------------------------------------------------------------------- */
 
-/* Files say how large a matrix is: all products are checked. */
+/* The file states the size of a matrix: all products are checked for overflow. */
 static int check_parts(const struct kern_matrix *parts, int part_count, struct fault *fault) {
     int64_t rows = 0;
     for (int i = 0; i < part_count; i++) {
@@ -101,7 +102,7 @@ static void measure(struct kern_weight *w, const struct kern_matrix *parts) {
     w->panels = (w->rows + PANEL - 1) / PANEL;
 }
 
-/* This rank's part of each part. */
+/* Takes this rank's part of each part. */
 static void take_part(const struct cpu *cpu, struct kern_weight *w, const struct kern_matrix *parts,
                       int count, struct kern_matrix *own) {
     w->dtype = parts[0].dtype;
