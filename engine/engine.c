@@ -301,6 +301,7 @@ static int open_model(struct engine *e, struct replica *replica, int logits_max,
     const struct engine_options *o = &e->options;
     struct kern *kern = replica->kern;
     const struct model_options options = {.dir = o->model_dir,
+                                          .context = o->max_model_len,
                                           .gates = o->gates,
                                           .rows_max = o->max_num_batched_tokens,
                                           .logits_max = logits_max,
@@ -320,6 +321,7 @@ static int open_cache(struct engine *e, struct sched_options *so, struct fault *
     int code = resolve_kv_dtype(e, &dtype, fault);
     if (code == 0) code = resolve_policy(e, &so->kv.defaults, fault);
     so->kv.rule_check = ops_of(e)->rule_check;
+    so->kv.unrotated = !model_config_rotates_all(model_config(model_of(e)));
     if (code == 0) code = name_option(sched_check_rule(&so->kv, &so->kv.defaults, fault), fault);
     if (code != 0) return code;
     so->kv.budget_max = e->options.kv_budget_max;

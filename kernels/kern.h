@@ -284,7 +284,8 @@ enum kern_matmul_mode { KERN_SET, KERN_ADD }; /* y = x W^T (+ bias), or y += x W
 /* Rotary embedding, rotate-half pairs (j, j + D/2); cos and sin of pos * inv_freq[j], both times
  * `scale` (1 unless the model says so). RoFormer, arXiv 2104.09864. */
 struct kern_rope {
-    const float *inv_freq; /* [head_dim / 2], host memory, lives as long as the model */
+    const float *inv_freq; /* [head_dim / 2], host memory, lives as long as the model; a pair with 0
+                              stays as it is, without `scale` */
     float scale;
 };
 
@@ -459,8 +460,9 @@ struct kern_ops {
     int (*share)(struct kern *kern, const struct kern *owner);
 
     /* Layer operations; all float32 activations. */
-    void (*embed)(struct kern *kern, float *x, const struct kern_weight *table,
-                  const int32_t *tokens, int rows); /* ids are in range: the engine checked */
+    void (*embed)(struct kern *kern, float *x, const struct kern_weight *table, float scale,
+                  const int32_t *tokens, int rows); /* x = scale * table[token]; ids are in range:
+                                                       the engine checked */
     void (*rms_norm)(struct kern *kern, float *y, const float *x, const float *weight, int rows,
                      int dim, float eps);
     void (*matmul)(struct kern *kern, float *y, const float *x, const struct kern_weight *weight,

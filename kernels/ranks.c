@@ -320,7 +320,7 @@ struct op {
     const struct kern_gate *gate;
     const int32_t *index; /* host memory: tokens or rows */
     int rows, dim, layer;
-    float eps;
+    float eps, scale;
     enum kern_matmul_mode mode;
     const struct kern_rope *rope;
     const struct kern_batch *batch;
@@ -330,13 +330,17 @@ struct op {
 static void embed_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    kern->ops->embed(kern, on(op->y, rank), op->weight->rank[rank], op->index, op->rows);
+    kern->ops->embed(kern, on(op->y, rank), op->weight->rank[rank], op->scale, op->index, op->rows);
 }
 
-static void op_embed(struct kern *kern, float *x, const struct kern_weight *table,
+static void op_embed(struct kern *kern, float *x, const struct kern_weight *table, float scale,
                      const int32_t *tokens, int rows) {
     struct ranks *ranks = ranks_of(kern);
-    struct op op = {.y = view_to(ranks, x, false), .weight = table, .index = tokens, .rows = rows};
+    struct op op = {.y = view_to(ranks, x, false),
+                    .weight = table,
+                    .scale = scale,
+                    .index = tokens,
+                    .rows = rows};
     ranks_each(ranks, embed_on, &op);
 }
 

@@ -15,26 +15,43 @@
 #define CONFIG_NODES_MAX 100000
 #define CONFIG_DEPTH_MAX 64
 
+/* Which layers have the window of "sliding_window" where the file has no "layer_types". */
+enum windows {
+    WINDOWS_NONE,   /* the family has no windows */
+    WINDOWS_ALL,    /* every layer */
+    WINDOWS_BY_FLAG /* with use_sliding_window, layers from max_window_layers on */
+};
+
 struct family {
     const char *architecture, *model_type;
     int head_dim; /* when the file has none; 0 = hidden_size / num_attention_heads */
     bool qk_norm;
     bool qkv_bias_always; /* else attention_bias decides for q, k, v and o alike */
-    bool window_by_flag;  /* sliding_window counts only with use_sliding_window */
+    enum windows windows;
+    bool fused;                 /* see struct model_config */
+    bool factors;               /* Granite's four multipliers */
+    int unrotated_layers_every; /* without "no_rope_layers": every n-th layer; 0 = none */
+    double rms_eps;             /* when the file has none; 0 = 1e-6 */
+    bool tied_embeddings;       /* when the file does not say */
 };
 
 static const struct family families[] = {
-    {"Qwen3ForCausalLM", "qwen3", 128, .qk_norm = true, .window_by_flag = true},
-    {"Qwen2ForCausalLM", "qwen2", 0, .qkv_bias_always = true, .window_by_flag = true},
-    {"LlamaForCausalLM", "llama", 0, .qk_norm = false},
+    {"Qwen3ForCausalLM", "qwen3", 128, .qk_norm = true, .windows = WINDOWS_BY_FLAG},
+    {"Qwen2ForCausalLM", "qwen2", 0, .qkv_bias_always = true, .windows = WINDOWS_BY_FLAG},
+    {"LlamaForCausalLM", "llama", 0, .windows = WINDOWS_NONE},
+    {"MistralForCausalLM", "mistral", 0, .windows = WINDOWS_ALL},
+    {"Phi3ForCausalLM", "phi3", 0, .windows = WINDOWS_ALL, .fused = true, .rms_eps = 1e-5},
+    {"SmolLM3ForCausalLM", "smollm3", 0, .windows = WINDOWS_BY_FLAG, .unrotated_layers_every = 4,
+     .tied_embeddings = true},
+    {"GraniteForCausalLM", "granite", 0, .factors = true},
 };
 
 /* ---- Family -------------------------------------------------------------------------------- */
 
 static int unsupported(struct fault *fault, const char *field, const char *value) {
     return fault_set(fault, ERR_UNSUPPORTED, field,
-                     "%s is not supported; supported: Qwen3ForCausalLM, Qwen2ForCausalLM, "
-                     "LlamaForCausalLM",
+                     "%s is not supported; supported: Qwen3, Qwen2, Llama, Mistral, Phi3, SmolLM3, "
+                     "Granite (ForCausalLM)",
                      value);
 }
 
@@ -185,18 +202,37 @@ static int check_quantization(const cJSON *root, struct fault *fault) {
         method);
 }
 
+/* Fields of one family, which mean another computation in a file of the others. */
+static const struct own_field {
+    const char *name;
+    size_t family; /* offset of the member that says whose it is: an int or bool, not 0 */
+    size_t size;
+} own_fields[] = {
+#define OWN(name, member)                                                                          \
+    { name, offsetof(struct family, member), sizeof((struct family *)0)->member }
+    OWN("no_rope_layers", unrotated_layers_every),
+    OWN("no_rope_layer_interval", unrotated_layers_every),
+    OWN("embedding_multiplier", factors),
+    OWN("residual_multiplier", factors),
+    OWN("attention_multiplier", factors),
+    OWN("logits_scaling", factors),
+#undef OWN
+};
+
+static bool owns(const struct family *family, const struct own_field *field) {
+    static const char nothing[sizeof(int)] = {0};
+    return memcmp((const char *)family + field->family, nothing, field->size) != 0;
+}
+
 /* Fields that mean another computation whenever they are there at all. */
-static int refuse_present(const cJSON *root, struct fault *fault) {
+static int refuse_present(const cJSON *root, const struct family *family, struct fault *fault) {
     static const char *const fields[] = {
         "quantization",
         "text_config",
-        "no_rope_layers",
         "attn_logit_softcapping",
         "final_logit_softcapping",
         "logit_scale",
         "query_pre_attn_scalar",
-        "embedding_multiplier",
-        "residual_multiplier",
         "num_experts",
         "num_local_experts",
     };
@@ -205,54 +241,129 @@ static int refuse_present(const cJSON *root, struct fault *fault) {
             return fault_set(fault, ERR_UNSUPPORTED, fields[i], "models with %s are not supported",
                              fields[i]);
     }
+    for (size_t i = 0; i < sizeof own_fields / sizeof own_fields[0]; i++) {
+        const char *name = own_fields[i].name;
+        if (json_get(root, name) && !owns(family, &own_fields[i]))
+            return fault_set(fault, ERR_UNSUPPORTED, name, "%s models with %s are not supported",
+                             family->model_type, name);
+    }
     return 0;
 }
 
 static int refuse_values(const cJSON *root, struct fault *fault) {
     bool mlp_bias = false;
     const char *act = "silu";
-    double rotary = 1;
     int err = json_bool(root, NULL, "mlp_bias", &mlp_bias, fault);
     if (!err) err = json_str(root, NULL, "hidden_act", &act, fault);
-    if (!err) err = json_num(root, NULL, "partial_rotary_factor", 0, 1, &rotary, fault);
     if (err) return err;
     if (mlp_bias) return fault_set(fault, ERR_UNSUPPORTED, "mlp_bias", "true is not supported");
     if (strcmp(act, "silu") != 0)
         return fault_set(fault, ERR_UNSUPPORTED, "hidden_act",
                          "\"%.64s\" is not supported, only \"silu\"", act);
-    if (rotary != 1)
-        return fault_set(fault, ERR_UNSUPPORTED, "partial_rotary_factor",
-                         "%g is not supported, only 1", rotary);
     return 0;
 }
 
-/* Backends mask by the window of a layer, in attention and in what an eviction asks of it. But no
- * layer is given one here: model.c attends with the same options throughout, and the reference of
- * the golden tests has no windows to compare with. */
-static int refuse_windows(const cJSON *root, const struct family *family, struct fault *fault) {
-    bool use = false;
-    int err = json_bool(root, NULL, "use_sliding_window", &use, fault);
-    if (err) return err;
-    if (use)
-        return fault_set(fault, ERR_UNSUPPORTED, "use_sliding_window", "true is not supported");
-    if (!family->window_by_flag && json_get(root, "sliding_window"))
-        return fault_set(fault, ERR_UNSUPPORTED, "sliding_window",
-                         "attention windows are not supported");
-    const cJSON *types = json_get(root, "layer_types"), *type;
-    if (types && !cJSON_IsArray(types))
+/* ---- Layers -------------------------------------------------------------------------------- */
+
+/* "layer_types" decides where the file has it, else the family's rule. */
+static int read_layer_types(const cJSON *types, const struct family *family, int window,
+                            struct model_config *out, struct fault *fault) {
+    const cJSON *type;
+    int layer = 0;
+    if (!cJSON_IsArray(types))
         return fault_set(fault, ERR_INVALID, "layer_types", "expected an array");
+    if (cJSON_GetArraySize(types) != out->layers)
+        return fault_set(fault, ERR_INVALID, "layer_types", "expected %d types, found %d",
+                         out->layers, cJSON_GetArraySize(types));
     cJSON_ArrayForEach(type, types) {
-        if (!cJSON_IsString(type) || strcmp(type->valuestring, "full_attention") != 0)
+        const char *name = cJSON_IsString(type) ? type->valuestring : "";
+        bool sliding = strcmp(name, "sliding_attention") == 0;
+        if (sliding ? family->windows == WINDOWS_NONE : strcmp(name, "full_attention") != 0)
             return fault_set(fault, ERR_UNSUPPORTED, "layer_types",
-                             "only \"full_attention\" layers are supported");
+                             "\"%.64s\" is not supported in %s models", name, family->model_type);
+        if (sliding && window == 0)
+            return fault_set(fault, ERR_INVALID, "layer_types",
+                             "sliding_attention needs a sliding_window");
+        out->per_layer[layer++].window = sliding ? window : 0;
     }
+    return 0;
+}
+
+static int read_windows(const cJSON *root, const struct family *family, struct model_config *out,
+                        struct fault *fault) {
+    bool use = family->windows == WINDOWS_ALL;
+    int64_t window = 0, first = 0;
+    const cJSON *types = json_get(root, "layer_types");
+    int err = json_bool(root, NULL, "use_sliding_window", &use, fault);
+    if (!err) err = json_int(root, NULL, "sliding_window", 1, INT32_MAX, &window, fault);
+    if (!err && family->windows == WINDOWS_BY_FLAG)
+        err = json_int(root, NULL, "max_window_layers", 0, INT32_MAX, &first, fault);
+    if (err) return err;
+    if (family->windows == WINDOWS_NONE && (use || window))
+        return fault_set(fault, ERR_UNSUPPORTED, use ? "use_sliding_window" : "sliding_window",
+                         "attention windows are not supported in %s models", family->model_type);
+    if (use && !window && family->windows == WINDOWS_BY_FLAG)
+        return fault_set(fault, ERR_INVALID, "sliding_window",
+                         "missing: use_sliding_window is true");
+    if (types) return read_layer_types(types, family, use ? (int)window : 0, out, fault);
+    for (int i = 0; i < out->layers; i++)
+        out->per_layer[i].window = use && i >= first ? (int)window : 0;
+    return 0;
+}
+
+/* "no_rope_layers" has 1 for a layer that rotates, in spite of its name. */
+static int read_rotated(const cJSON *root, const struct family *family, struct model_config *out,
+                        struct fault *fault) {
+    const cJSON *list = json_get(root, "no_rope_layers"), *item;
+    int64_t every = family->unrotated_layers_every, rotated;
+    int layer = 0;
+    int err = json_int(root, NULL, "no_rope_layer_interval", 1, INT32_MAX, &every, fault);
+    if (err) return err;
+    for (int i = 0; i < out->layers; i++)
+        out->per_layer[i].rotated = !every || (i + 1) % every != 0;
+    if (!list) return 0;
+    if (!cJSON_IsArray(list) || cJSON_GetArraySize(list) != out->layers)
+        return fault_set(fault, ERR_INVALID, "no_rope_layers", "expected an array of %d numbers",
+                         out->layers);
+    cJSON_ArrayForEach(item, list) {
+        if (json_node_int(item, 0, 1, &rotated))
+            return fault_set(fault, ERR_INVALID, "no_rope_layers",
+                             "expected 0 or 1 for each layer");
+        out->per_layer[layer++].rotated = rotated != 0;
+    }
+    return 0;
+}
+
+static int read_layers(const cJSON *root, const struct family *family, struct model_config *out,
+                       struct fault *fault) {
+    out->per_layer = mem_try_alloc((size_t)out->layers, sizeof *out->per_layer);
+    if (!out->per_layer) return fault_set(fault, ERR_NOMEM, "num_hidden_layers", "out of memory");
+    int err = read_windows(root, family, out, fault);
+    return err ? err : read_rotated(root, family, out, fault);
+}
+
+/* Granite: x = e E; x += r f(norm(x)) in every branch; logits / s. The residual stream is kept
+ * divided by r: then branches are added as they are, embeddings are multiplied by e / r, and the
+ * norms see the same numbers with an epsilon of eps / r^2. (transformers, GraniteModel) */
+static int read_factors(const cJSON *root, struct model_config *out, struct fault *fault) {
+    double embedding = 1, residual = 1, attention = 1, logits = 1;
+    int err = json_num(root, NULL, "embedding_multiplier", 1e-6, 1e6, &embedding, fault);
+    if (!err) err = json_num(root, NULL, "residual_multiplier", 1e-3, 1e3, &residual, fault);
+    if (!err) err = json_num(root, NULL, "attention_multiplier", 1e-6, 1e6, &attention, fault);
+    if (!err) err = json_num(root, NULL, "logits_scaling", 1e-6, 1e6, &logits, fault);
+    if (err) return err;
+    out->embed_scale = (float)(embedding / residual);
+    out->rms_eps = (float)((double)out->rms_eps / (residual * residual));
+    out->attend_scale = (float)attention;
+    out->logit_scale = (float)(1 / logits);
     return 0;
 }
 
 static int read_flags(const cJSON *root, const struct family *family, struct model_config *out,
                       struct fault *fault) {
-    double eps = 1e-6;
+    double eps = family->rms_eps > 0 ? family->rms_eps : 1e-6;
     bool bias = false;
+    out->tied_embeddings = family->tied_embeddings;
     int err = json_num(root, NULL, "rms_norm_eps", 0, 0.1, &eps, fault);
     if (!err) err = json_bool(root, NULL, "attention_bias", &bias, fault);
     if (!err) err = json_bool(root, NULL, "tie_word_embeddings", &out->tied_embeddings, fault);
@@ -260,7 +371,10 @@ static int read_flags(const cJSON *root, const struct family *family, struct mod
     out->qk_norm = family->qk_norm;
     out->qkv_bias = bias || family->qkv_bias_always;
     out->o_bias = bias && !family->qkv_bias_always;
-    return err;
+    out->fused = family->fused;
+    out->embed_scale = out->logit_scale = 1;
+    out->attend_scale = 1 / sqrtf((float)out->head_dim);
+    return err || !family->factors ? err : read_factors(root, out, fault);
 }
 
 static int read_dtype(const cJSON *root, struct model_config *out, struct fault *fault) {
@@ -287,8 +401,10 @@ struct rope {
     const cJSON *node; /* rope_parameters, rope_scaling or NULL */
     const char *path;
     double theta;
-    int dims, max_positions;
-    double factor, low, high, original; /* llama3; linear and yarn share factor and original */
+    int dims; /* of a head, that rotate */
+    int max_positions, context;
+    double factor, low, high, original; /* llama3; the others share factor and original */
+    const cJSON *factors;               /* longrope: [dims / 2] */
     double ramp_low, ramp_high;         /* yarn, in frequency indexes */
     double attention;
 };
@@ -350,6 +466,36 @@ static int rope_read_yarn(struct rope *rope, struct fault *fault) {
     return 0;
 }
 
+/* Two sets of factors, for contexts within the original one and beyond. The set is chosen once, by
+ * the longest context that is served: keys that are cached cannot be rotated again. */
+static int rope_read_longrope(struct rope *rope, struct fault *fault) {
+    int err = json_num(rope->node, rope->path, "original_max_position_embeddings", 1, 1 << 24,
+                       &rope->original, fault);
+    if (err) return err;
+    if (rope->original <= 0) rope->original = rope->max_positions;
+    const char *key = rope->context > rope->original ? "long_factor" : "short_factor";
+    double stretch = rope->max_positions / rope->original;
+    rope->attention = stretch <= 1 ? 1 : sqrt(1 + log(stretch) / log(rope->original));
+    err = json_num(rope->node, rope->path, "attention_factor", 1e-6, 1e6, &rope->attention, fault);
+    if (err) return err;
+    char field[64];
+    snprintf(field, sizeof field, "%s.%s", rope->path, key);
+    rope->factors = json_get(rope->node, key);
+    if (!cJSON_IsArray(rope->factors) || cJSON_GetArraySize(rope->factors) != rope->dims / 2)
+        return fault_set(fault, ERR_INVALID, field, "expected an array of %d numbers",
+                         rope->dims / 2);
+    const cJSON *item;
+    cJSON_ArrayForEach(item, rope->factors) {
+        if (!cJSON_IsNumber(item) || !(item->valuedouble >= 1e-3 && item->valuedouble <= 1e6))
+            return fault_set(fault, ERR_INVALID, field, "expected numbers above 0");
+    }
+    return 0;
+}
+
+static double rope_longrope(const struct rope *rope, int j, double inv) {
+    return inv / cJSON_GetArrayItem(rope->factors, j)->valuedouble;
+}
+
 static double rope_linear(const struct rope *rope, int j, double inv) {
     (void)j;
     return inv / rope->factor;
@@ -370,7 +516,7 @@ static double rope_yarn(const struct rope *rope, int j, double inv) {
     return inv / rope->factor * ramp + inv * (1 - ramp);
 }
 
-/* dynamic and longrope are missing on purpose: they change the keys already in the cache. */
+/* "dynamic" is missing on purpose: it changes keys that are in the cache already. */
 static const struct rope_kind {
     const char *name;
     int (*read)(struct rope *rope, struct fault *fault);
@@ -380,12 +526,19 @@ static const struct rope_kind {
     {"linear", rope_read_factor, rope_linear},
     {"llama3", rope_read_llama3, rope_llama3},
     {"yarn", rope_read_yarn, rope_yarn},
+    {"longrope", rope_read_longrope, rope_longrope},
+    {"su", rope_read_longrope, rope_longrope}, /* its former name */
 };
 
-/* Old files: rope_theta and rope_scaling {type | rope_type, ...}; new: rope_parameters with all. */
-static int rope_find(const cJSON *root, struct rope *rope, struct fault *fault) {
+/* Old files: rope_theta and rope_scaling {type | rope_type, ...}; new: rope_parameters with all.
+ * Phi keeps original_max_position_embeddings beside. */
+static int rope_find(const cJSON *root, double *rotary, struct rope *rope, struct fault *fault) {
     rope->theta = 10000;
     int err = json_num(root, NULL, "rope_theta", 1.5, 1e12, &rope->theta, fault);
+    if (!err) err = json_num(root, NULL, "partial_rotary_factor", 0, 1, rotary, fault);
+    if (!err)
+        err = json_num(root, NULL, "original_max_position_embeddings", 1, 1 << 24, &rope->original,
+                       fault);
     if (err) return err;
     rope->path = json_get(root, "rope_parameters") ? "rope_parameters" : "rope_scaling";
     rope->node = json_get(root, rope->path);
@@ -399,13 +552,9 @@ static int rope_find(const cJSON *root, struct rope *rope, struct fault *fault) 
             return fault_set(fault, ERR_UNSUPPORTED, rope->path,
                              "parameters per layer type (%s) are not supported", nested[i]);
     }
-    double rotary = 1;
     err = json_num(rope->node, rope->path, "rope_theta", 1.5, 1e12, &rope->theta, fault);
-    if (!err) err = json_num(rope->node, rope->path, "partial_rotary_factor", 0, 1, &rotary, fault);
-    if (!err && rotary != 1)
-        err = fault_set(fault, ERR_UNSUPPORTED, "rope_parameters.partial_rotary_factor",
-                        "%g is not supported, only 1", rotary);
-    return err;
+    return err ? err
+               : json_num(rope->node, rope->path, "partial_rotary_factor", 0, 1, rotary, fault);
 }
 
 static int rope_find_kind(const struct rope *rope, const struct rope_kind **out,
@@ -422,21 +571,38 @@ static int rope_find_kind(const struct rope *rope, const struct rope_kind **out,
     char field[64];
     snprintf(field, sizeof field, "%s.%s", rope->path, key);
     return fault_set(fault, ERR_UNSUPPORTED, field,
-                     "\"%.64s\" is not supported: default, linear, llama3, yarn", name);
+                     "\"%.64s\" is not supported: default, linear, llama3, yarn, longrope", name);
 }
 
-static int read_rope(const cJSON *root, struct model_config *out, struct fault *fault) {
-    struct rope rope = {.dims = out->head_dim, .max_positions = out->max_positions, .attention = 1};
+/* How many numbers of a head rotate: pairs of them, of which there is at least one. */
+static int read_rotary_dims(double rotary, struct model_config *out, struct fault *fault) {
+    out->rotary_dims = (int)(out->head_dim * rotary);
+    if (out->rotary_dims >= 2 && out->rotary_dims % 2 == 0) {
+        if (out->rotary_dims == out->head_dim || !(out->qk_norm || out->qkv_bias)) return 0;
+        return fault_set(fault, ERR_UNSUPPORTED, "partial_rotary_factor",
+                         "%g is not supported with norms or biases of queries and keys", rotary);
+    }
+    return fault_set(fault, ERR_UNSUPPORTED, "partial_rotary_factor",
+                     "%g of %d numbers is not an even number of them", rotary, out->head_dim);
+}
+
+static int read_rope(const cJSON *root, int context, struct model_config *out,
+                     struct fault *fault) {
+    struct rope rope = {.max_positions = out->max_positions,
+                        .context = context ? context : out->max_positions,
+                        .attention = 1};
     const struct rope_kind *kind = &rope_kinds[0];
-    int err = rope_find(root, &rope, fault);
+    double rotary = 1;
+    int err = rope_find(root, &rotary, &rope, fault);
+    if (!err) err = read_rotary_dims(rotary, out, fault);
+    rope.dims = out->rotary_dims;
     if (!err && rope.node) err = rope_find_kind(&rope, &kind, fault);
     if (!err && kind->read) err = kind->read(&rope, fault);
     if (err) return err;
-    int half = out->head_dim / 2;
-    out->inv_freq = mem_try_alloc((size_t)half, sizeof *out->inv_freq);
+    out->inv_freq = mem_try_alloc((size_t)(out->head_dim / 2), sizeof *out->inv_freq);
     if (!out->inv_freq) return fault_set(fault, ERR_NOMEM, "head_dim", "out of memory");
-    for (int j = 0; j < half; j++) {
-        double inv = pow(rope.theta, -2.0 * j / out->head_dim);
+    for (int j = 0; j < rope.dims / 2; j++) {
+        double inv = pow(rope.theta, -2.0 * j / rope.dims);
         out->inv_freq[j] = (float)(kind->scale ? kind->scale(&rope, j, inv) : inv);
     }
     out->rope_scale = (float)rope.attention;
@@ -516,31 +682,33 @@ static int parse_object(const char *data, size_t size, const char *file, cJSON *
     return 0;
 }
 
-static int read_config(const cJSON *root, struct model_config *out, struct fault *fault) {
+static int read_config(const cJSON *root, int context, struct model_config *out,
+                       struct fault *fault) {
     const struct family *family = NULL;
     int err = find_family(root, &family, fault);
     if (err) return err;
     memcpy(out->family, family->model_type, strlen(family->model_type) + 1);
     err = read_sizes(root, out, fault);
     if (!err) err = check_heads(family, out, fault);
-    if (!err) err = refuse_present(root, fault);
+    if (!err) err = refuse_present(root, family, fault);
     if (!err) err = check_quantization(root, fault);
     if (!err) err = refuse_values(root, fault);
-    if (!err) err = refuse_windows(root, family, fault);
+    if (!err) err = read_layers(root, family, out, fault);
     if (!err) err = read_flags(root, family, out, fault);
     if (!err) err = read_dtype(root, out, fault);
     if (!err) err = read_tokens(root, out, fault);
-    if (!err) err = read_rope(root, out, fault);
+    if (!err) err = read_rope(root, context, out, fault);
     return err;
 }
 
 int model_config_parse(const char *config, size_t config_size, const char *generation,
-                       size_t generation_size, struct model_config *out, struct fault *fault) {
+                       size_t generation_size, int context, struct model_config *out,
+                       struct fault *fault) {
     cJSON *root = NULL, *defaults = NULL;
     *out = (struct model_config){.bos = -1, .top_k = -1};
     out->temperature = out->top_p = out->min_p = out->repetition = NAN;
     int err = parse_object(config, config_size, "config.json", &root, fault);
-    if (!err) err = read_config(root, out, fault);
+    if (!err) err = read_config(root, context, out, fault);
     if (!err && generation) {
         err = parse_object(generation, generation_size, "generation_config.json", &defaults, fault);
         if (!err) err = read_generation(defaults, out, fault);
@@ -553,5 +721,14 @@ int model_config_parse(const char *config, size_t config_size, const char *gener
 
 void model_config_close(struct model_config *config) {
     mem_free(config->inv_freq);
+    mem_free(config->per_layer);
     config->inv_freq = NULL;
+    config->per_layer = NULL;
+}
+
+bool model_config_rotates_all(const struct model_config *config) {
+    for (int i = 0; i < config->layers; i++) {
+        if (!config->per_layer[i].rotated) return false;
+    }
+    return true;
 }

@@ -1,6 +1,4 @@
 /* The layer loop. */
-#include <math.h>
-
 #include "base/check.h"
 #include "model/internal.h"
 
@@ -11,7 +9,8 @@ static void step_attention(struct model *model, int index, const struct kern_bat
     struct scratch *s = &model->scratch;
     struct kern *kern = model->kern;
     const struct kern_rope rope = {c->inv_freq, c->rope_scale};
-    const struct kern_attend_options attend = {.scale = 1 / sqrtf((float)c->head_dim)};
+    const struct kern_attend_options attend = {.window = c->per_layer[index].window,
+                                               .scale = c->attend_scale};
     const float *log_beta = NULL;
     kern->ops->rms_norm(kern, s->norm, s->x, layer->attn_norm, batch->rows, c->d_model, c->rms_eps);
     kern->ops->matmul(kern, s->qkv, s->norm, layer->qkv, layer->qkv_bias, batch->rows, KERN_SET);
@@ -19,7 +18,8 @@ static void step_attention(struct model *model, int index, const struct kern_bat
         kern->ops->gate(kern, s->log_beta, s->norm, layer->gate, batch->rows);
         log_beta = s->log_beta;
     }
-    kern->ops->qk_rope(kern, s->qkv, layer->q_norm, layer->k_norm, c->rms_eps, &rope, batch);
+    if (c->per_layer[index].rotated)
+        kern->ops->qk_rope(kern, s->qkv, layer->q_norm, layer->k_norm, c->rms_eps, &rope, batch);
     kern->ops->write_kv(kern, index, s->qkv, log_beta, batch);
     kern->ops->attend(kern, index, s->heads, s->qkv, batch, &attend);
 }
@@ -48,7 +48,7 @@ int model_step(struct model *model, const struct kern_batch *batch, const int32_
     *logits = s->logits;
     int err = kern->ops->begin_step(kern, batch);
     if (err) return err;
-    kern->ops->embed(kern, s->x, model->embed, batch->tokens, batch->rows);
+    kern->ops->embed(kern, s->x, model->embed, c->embed_scale, batch->tokens, batch->rows);
     for (int i = 0; i < c->layers; i++) {
         step_attention(model, i, batch);
         if (i < c->layers - 1) {

@@ -178,20 +178,88 @@ static int load_random_matrix(struct loader *loader, struct kern_matrix *matrice
     return err;
 }
 
-static int find_matrix(struct loader *loader, enum role role, int layer, enum kern_shard shard,
+/* The rows of a tensor that several parts of a slot share: those before the part's own, and all. */
+static void shared_rows(const struct loader *loader, const struct slot *slot, int part, int layer,
+                        int64_t *before, int64_t *all) {
+    char name[TENSOR_NAME_MAX], other[TENSOR_NAME_MAX];
+    int64_t rows, cols;
+    *before = *all = 0;
+    tensor_name(name, loader->naming, slot->parts[part], layer);
+    for (int i = 0; i < slot->count; i++) {
+        tensor_name(other, loader->naming, slot->parts[i], layer);
+        if (strcmp(name, other) != 0) continue;
+        tensor_shape(&loader->model->config, slot->parts[i], &rows, &cols);
+        *all += rows;
+        if (i < part) *before += rows;
+    }
+}
+
+static int find_matrix(struct loader *loader, const struct slot *slot, int part, int layer,
                        float *scales, struct kern_matrix *out) {
     char name[TENSOR_NAME_MAX];
     const struct tensor *tensor = NULL; /* set where there is no error */
-    tensor_name(name, loader->naming, role, layer);
-    int err = find_tensor(loader, name, out->rows, out->cols, &tensor);
+    int64_t before, all;
+    tensor_name(name, loader->naming, slot->parts[part], layer);
+    shared_rows(loader, slot, part, layer, &before, &all);
+    int err = find_tensor(loader, name, all, out->cols, &tensor);
     if (err) return err;
-    out->data = tensor->data;
     out->dtype = dtype_of(tensor);
+    out->data = (const char *)tensor->data +
+                (size_t)before * (size_t)out->cols * kern_dtype_bytes(out->dtype);
     if (tensor->dtype != TENSOR_E4M3) return 0;
-    if (shard == KERN_SHARD_VOCAB)
+    if (slot->shard == KERN_SHARD_VOCAB || all != out->rows)
         return fault_set(loader->fault, ERR_UNSUPPORTED, name, "type must be F32, F16 or BF16");
     out->scale = scales;
     return read_scales(loader, name, tensor, scales);
+}
+
+/* ---- Heads that rotate in part --------------------------------------------------------------- */
+
+/* Backends rotate pairs (j, j + D/2) of a head; a file whose heads rotate in their first R numbers
+ * only has the pairs (j, j + R/2), and the others behind. The file's row of a head that becomes the
+ * backend's row `to`: */
+static int rotary_row(const struct model_config *config, int to) {
+    int half = config->head_dim / 2, turning = config->rotary_dims / 2, j = to % half;
+    bool second = to >= half;
+    if (j < turning) return second ? turning + j : j;
+    return config->rotary_dims + j - turning + (second ? half - turning : 0);
+}
+
+static void permute_heads(const struct model_config *config, int64_t rows, size_t row_bytes,
+                          const char *from, char *to) {
+    int dim = config->head_dim;
+    for (int64_t row = 0; row < rows; row++) {
+        int64_t source = row - row % dim + rotary_row(config, (int)(row % dim));
+        memcpy(to + (size_t)row * row_bytes, from + (size_t)source * row_bytes, row_bytes);
+    }
+}
+
+/* Queries and keys get their rows in the backend's order. *room: what their data is in from now on,
+ * freed by the caller; NULL where nothing had to move. */
+static int order_heads(struct loader *loader, const struct slot *slot, const char *name,
+                       struct kern_matrix *matrices, char **room) {
+    const struct model_config *config = &loader->model->config;
+    size_t bytes = 0, at = 0;
+    *room = NULL;
+    if (!slot->heads || config->rotary_dims == config->head_dim) return 0;
+    for (int i = 0; i < slot->count; i++) {
+        const struct kern_matrix *m = &matrices[i];
+        if (m->scale)
+            return fault_set(loader->fault, ERR_UNSUPPORTED, name,
+                             "type must be F32, F16 or BF16 where heads rotate in part");
+        bytes += (size_t)(m->rows * m->cols) * kern_dtype_bytes(m->dtype);
+    }
+    *room = mem_try_alloc(bytes, 1);
+    if (!*room) return fault_set(loader->fault, ERR_NOMEM, name, "no memory to order its rows");
+    for (int i = 0; i < slot->count; i++) {
+        struct kern_matrix *m = &matrices[i];
+        size_t row_bytes = (size_t)m->cols * kern_dtype_bytes(m->dtype);
+        if (slot->parts[i] == ROLE_V) continue;
+        permute_heads(config, m->rows, row_bytes, m->data, *room + at);
+        m->data = *room + at;
+        at += (size_t)m->rows * row_bytes;
+    }
+    return 0;
 }
 
 /* The slot's tensors, of equal columns, joined by rows. */
@@ -199,7 +267,7 @@ static int load_matrix(struct loader *loader, int layer, const struct slot *slot
                        struct kern_weight **out) {
     const struct model_config *config = &loader->model->config;
     struct kern_matrix matrices[SLOT_PARTS_MAX] = {0};
-    char name[TENSOR_NAME_MAX];
+    char name[TENSOR_NAME_MAX], *room = NULL;
     size_t bytes = 0, rows = 0, row = 0;
     for (int i = 0; i < slot->count; i++) {
         struct kern_matrix *m = &matrices[i];
@@ -216,12 +284,15 @@ static int load_matrix(struct loader *loader, int layer, const struct slot *slot
     int err = 0;
     for (int i = 0; i < slot->count && !err; i++) {
         struct kern_matrix *m = &matrices[i];
-        err = find_matrix(loader, slot->parts[i], layer, slot->shard, scales + row, m);
+        err = find_matrix(loader, slot, i, layer, scales + row, m);
         bytes += (size_t)(m->rows * m->cols) * kern_dtype_bytes(m->dtype);
         row += (size_t)m->rows;
     }
     if (!err && !loader->options->check_only)
+        err = order_heads(loader, slot, name, matrices, &room);
+    if (!err && !loader->options->check_only)
         err = give_matrix(loader, name, matrices, slot->count, slot->shard, out);
+    mem_free(room);
     mem_free(scales);
     if (!err && !loader->options->check_only) report_progress(loader, bytes);
     return err;
@@ -261,6 +332,8 @@ static int load_vector(struct loader *loader, int layer, const struct slot *slot
     if (!host) return fault_set(loader->fault, ERR_NOMEM, name, "out of memory");
     for (size_t i = 0; i < total; i++) host[i] = slot->random;
     int err = loader->weights ? read_vector(loader, layer, slot, host, &bytes) : 0;
+    float scale = slot_scale(slot, &loader->model->config);
+    for (size_t i = 0; i < total && !err; i++) host[i] *= scale;
     if (!err) {
         *out = kern->ops->mem_alloc(kern, total * sizeof *host);
         err = *out ? kern->ops->upload(kern, *out, host, total * sizeof *host) : ERR_NOMEM;
@@ -355,6 +428,7 @@ int model_load_weights(struct model *model, const struct model_options *options,
     if (!err) err = open_team(&loader);
     if (err) goto out;
     loader.weights = weights;
+    loader.naming = model->config.fused ? NAMING_HF_FUSED : NAMING_HF;
     loader.total = weights ? weights_bytes(weights) : random_bytes(&model->config);
     if (weights) {
         char name[TENSOR_NAME_MAX];

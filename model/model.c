@@ -13,7 +13,7 @@
 
 /* ---- Opening ------------------------------------------------------------------------------- */
 
-static int load_config(struct model *model, const char *dir, struct fault *fault) {
+static int load_config(struct model *model, const char *dir, int context, struct fault *fault) {
     char path[PATH_MAX], *config = NULL, *generation = NULL;
     size_t config_size = 0, generation_size = 0;
     int n = snprintf(path, sizeof path, "%s/generation_config.json", dir);
@@ -25,8 +25,8 @@ static int load_config(struct model *model, const char *dir, struct fault *fault
     snprintf(path, sizeof path, "%s/config.json", dir);
     if (!err) err = file_read(path, CONFIG_FILE_MAX, &config, &config_size, fault);
     if (!err)
-        err = model_config_parse(config, config_size, generation, generation_size, &model->config,
-                                 fault);
+        err = model_config_parse(config, config_size, generation, generation_size, context,
+                                 &model->config, fault);
     mem_free(config);
     mem_free(generation);
     return err;
@@ -74,7 +74,7 @@ static int open_scratch(struct model *model, struct fault *fault) {
 }
 
 static int load_all(struct model *model, const struct model_options *options, struct fault *fault) {
-    int err = load_config(model, options->dir, fault);
+    int err = load_config(model, options->dir, options->context, fault);
     if (!err) err = check_shape(model, fault);
     if (!err) model->layers = mem_must_alloc((size_t)model->config.layers, sizeof *model->layers);
     if (!err) err = model_load_weights(model, options, fault);

@@ -1,6 +1,6 @@
 /* The model: configuration as data, one layer loop, no knowledge of requests.
  *
- * Families (Qwen3, Qwen2/2.5, Llama 3.x) differ only in `struct model_config`. Thread: the engine
+ * Families differ only in `struct model_config`. Thread: the engine
  * thread, after opening. Owns its weights in the backend; borrows `kern`. */
 #ifndef KEEPD_MODEL_MODEL_H
 #define KEEPD_MODEL_MODEL_H
@@ -12,11 +12,21 @@
 
 #define MODEL_EOS_MAX 16
 
+struct model_layer_config {
+    int window;   /* tokens a query sees, its own included; 0: all before it */
+    bool rotated; /* queries and keys are rotated by their positions */
+};
+
 struct model_config {
-    char family[32]; /* "qwen3", "qwen2", "llama" */
+    char family[32]; /* model_type of config.json: "qwen3", "llama", ... */
     int layers, d_model, d_ff, heads_q, heads_kv, head_dim, vocab;
     int max_positions;
+    int rotary_dims; /* of each head, even; the others are not rotated */
     float rms_eps;
+    float embed_scale;  /* of embeddings as they enter the first layer */
+    float attend_scale; /* of products of queries and keys */
+    float logit_scale;
+    bool fused; /* files join q, k and v in one tensor, and gate and up in another */
     bool qkv_bias, o_bias, qk_norm, tied_embeddings;
     int32_t bos;                /* -1: none */
     int32_t eos[MODEL_EOS_MAX]; /* union of config.json and generation_config.json */
@@ -26,13 +36,18 @@ struct model_config {
     int top_k;
     enum kern_dtype dtype; /* of the weights */
     float rope_scale;
-    float *inv_freq; /* [head_dim / 2], owned */
+    /* [head_dim / 2], owned. With rotary_dims below head_dim, rows of q and k are permuted as they
+     * are loaded, so that the pairs that rotate come first; the others have 0 here. */
+    float *inv_freq;
+    struct model_layer_config *per_layer; /* [layers], owned */
 };
 
-/* Pure: config.json and generation_config.json (NULL when absent). ERR_UNSUPPORTED names the field.
- */
+/* Pure: config.json and generation_config.json (NULL when absent). `context`: the most tokens that
+ * a sequence will have, 0 = the model's own; longrope chooses its factors by it. ERR_UNSUPPORTED
+ * names the field. */
 int model_config_parse(const char *config, size_t config_size, const char *generation,
-                       size_t generation_size, struct model_config *out, struct fault *fault);
+                       size_t generation_size, int context, struct model_config *out,
+                       struct fault *fault);
 void model_config_close(struct model_config *config);
 
 struct model;
@@ -40,6 +55,7 @@ struct model;
 struct model_options {
     const char *dir;
     const char *gates;         /* path, or NULL = <dir>/gates.safetensors if present, "" = none */
+    int context;               /* see model_config_parse */
     int rows_max;              /* largest step */
     int logits_max;            /* most rows that want logits in one step */
     bool check_only;           /* names, shapes and types only; the model cannot be used */
@@ -59,6 +75,7 @@ int model_open(struct kern *kern, const struct model_options *options, struct mo
                struct fault *fault);
 void model_close(struct model *model);
 const struct model_config *model_config(const struct model *model);
+bool model_config_rotates_all(const struct model_config *config); /* every layer */
 bool model_has_gates(const struct model *model);
 int model_trained_budget(const struct model *model); /* of the gates; 0 = unknown */
 size_t model_weight_bytes(const struct model *model);

@@ -11,7 +11,7 @@
 enum width { WIDTH_NONE, WIDTH_MODEL, WIDTH_Q, WIDTH_KV, WIDTH_HEAD, WIDTH_FF, WIDTH_VOCAB };
 
 static const struct {
-    const char *names[NAMING_COUNT];
+    const char *names[NAMING_COUNT]; /* NULL: as NAMING_HF */
     enum width rows, cols;
     bool in_layer;
 } tensors[ROLE_COUNT] = {
@@ -19,9 +19,18 @@ static const struct {
     [ROLE_FINAL_NORM] = {{"model.norm.weight"}, WIDTH_MODEL, WIDTH_NONE, false},
     [ROLE_HEAD] = {{"lm_head.weight"}, WIDTH_VOCAB, WIDTH_MODEL, false},
     [ROLE_ATTN_NORM] = {{"input_layernorm.weight"}, WIDTH_MODEL, WIDTH_NONE, true},
-    [ROLE_Q] = {{"self_attn.q_proj.weight"}, WIDTH_Q, WIDTH_MODEL, true},
-    [ROLE_K] = {{"self_attn.k_proj.weight"}, WIDTH_KV, WIDTH_MODEL, true},
-    [ROLE_V] = {{"self_attn.v_proj.weight"}, WIDTH_KV, WIDTH_MODEL, true},
+    [ROLE_Q] = {{"self_attn.q_proj.weight", "self_attn.qkv_proj.weight"},
+                WIDTH_Q,
+                WIDTH_MODEL,
+                true},
+    [ROLE_K] = {{"self_attn.k_proj.weight", "self_attn.qkv_proj.weight"},
+                WIDTH_KV,
+                WIDTH_MODEL,
+                true},
+    [ROLE_V] = {{"self_attn.v_proj.weight", "self_attn.qkv_proj.weight"},
+                WIDTH_KV,
+                WIDTH_MODEL,
+                true},
     [ROLE_Q_BIAS] = {{"self_attn.q_proj.bias"}, WIDTH_Q, WIDTH_NONE, true},
     [ROLE_K_BIAS] = {{"self_attn.k_proj.bias"}, WIDTH_KV, WIDTH_NONE, true},
     [ROLE_V_BIAS] = {{"self_attn.v_proj.bias"}, WIDTH_KV, WIDTH_NONE, true},
@@ -30,12 +39,16 @@ static const struct {
     [ROLE_O] = {{"self_attn.o_proj.weight"}, WIDTH_MODEL, WIDTH_Q, true},
     [ROLE_O_BIAS] = {{"self_attn.o_proj.bias"}, WIDTH_MODEL, WIDTH_NONE, true},
     [ROLE_FFN_NORM] = {{"post_attention_layernorm.weight"}, WIDTH_MODEL, WIDTH_NONE, true},
-    [ROLE_GATE] = {{"mlp.gate_proj.weight"}, WIDTH_FF, WIDTH_MODEL, true},
-    [ROLE_UP] = {{"mlp.up_proj.weight"}, WIDTH_FF, WIDTH_MODEL, true},
+    [ROLE_GATE] = {{"mlp.gate_proj.weight", "mlp.gate_up_proj.weight"},
+                   WIDTH_FF,
+                   WIDTH_MODEL,
+                   true},
+    [ROLE_UP] = {{"mlp.up_proj.weight", "mlp.gate_up_proj.weight"}, WIDTH_FF, WIDTH_MODEL, true},
     [ROLE_DOWN] = {{"mlp.down_proj.weight"}, WIDTH_MODEL, WIDTH_FF, true},
 };
 
-static const char *const layer_prefixes[NAMING_COUNT] = {[NAMING_HF] = "model.layers"};
+static const char *const layer_prefixes[NAMING_COUNT] = {
+    [NAMING_HF] = "model.layers", [NAMING_HF_FUSED] = "model.layers"};
 
 static void name_in_layer(char out[TENSOR_NAME_MAX], enum naming naming, const char *name,
                           int layer) {
@@ -44,6 +57,7 @@ static void name_in_layer(char out[TENSOR_NAME_MAX], enum naming naming, const c
 
 void tensor_name(char out[TENSOR_NAME_MAX], enum naming naming, enum role role, int layer) {
     const char *name = tensors[role].names[naming];
+    if (!name) name = tensors[role].names[NAMING_HF]; /* names that both have */
     if (tensors[role].in_layer)
         name_in_layer(out, naming, name, layer);
     else
@@ -84,7 +98,8 @@ void tensor_shape(const struct model_config *config, enum role role, int64_t *ro
 #define WANTED(flag) .wanted = offsetof(struct model_config, flag)
 
 const struct slot slot_embed = {MATRIX(model, embed, VOCAB, ROLE_EMBED), .count = 1};
-const struct slot slot_final_norm = {VECTOR(model, final_norm, 1, ROLE_FINAL_NORM), .count = 1};
+const struct slot slot_final_norm = {VECTOR(model, final_norm, 1, ROLE_FINAL_NORM), .count = 1,
+                                     .scaled = offsetof(struct model_config, logit_scale)};
 const struct slot slot_head = {MATRIX(model, head, VOCAB, ROLE_HEAD), .count = 1};
 
 /* In the order of loading. */
@@ -107,6 +122,10 @@ bool slot_wanted(const struct slot *slot, const struct model_config *config) {
     return !slot->wanted || *(const bool *)((const char *)config + slot->wanted);
 }
 
+float slot_scale(const struct slot *slot, const struct model_config *config) {
+    return slot->scaled ? *(const float *)(const void *)((const char *)config + slot->scaled) : 1;
+}
+
 /* ---- Refused ------------------------------------------------------------------------------- */
 
 bool tensor_refused(char out[TENSOR_NAME_MAX], enum naming naming, size_t index, int layer) {
@@ -114,6 +133,7 @@ bool tensor_refused(char out[TENSOR_NAME_MAX], enum naming naming, size_t index,
         [NAMING_HF] = {"mlp.gate_proj.bias", "mlp.up_proj.bias", "mlp.down_proj.bias",
                        "pre_feedforward_layernorm.weight"},
     };
+    if (naming == NAMING_HF_FUSED) naming = NAMING_HF;
     if (index >= 8 || !names[naming][index]) return false;
     name_in_layer(out, naming, names[naming][index], layer);
     return true;

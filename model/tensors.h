@@ -8,7 +8,7 @@
 #include "model/model.h"
 
 /* Who named the tensors. */
-enum naming { NAMING_HF, NAMING_COUNT };
+enum naming { NAMING_HF, NAMING_HF_FUSED, NAMING_COUNT };
 
 enum role {
     ROLE_EMBED,
@@ -35,7 +35,8 @@ enum role {
 
 #define TENSOR_NAME_MAX 96
 
-/* `layer` is not read for tensors outside the layers. */
+/* `layer` is not read for tensors outside the layers. Several roles may have one name: their rows
+ * follow each other in that tensor, in the order of the roles. */
 void tensor_name(char out[TENSOR_NAME_MAX], enum naming naming, enum role role, int layer);
 /* cols 0: a vector of `rows`. */
 void tensor_shape(const struct model_config *config, enum role role, int64_t *rows, int64_t *cols);
@@ -52,6 +53,7 @@ struct slot {
     bool heads;            /* rows of a key/value head stay together over ranks */
     float random;          /* elements of a vector where weights are random */
     size_t wanted;         /* offset of a bool in struct model_config; 0: always */
+    size_t scaled;         /* offset of a float there that multiplies the vector; 0: none */
 };
 
 extern const struct slot slot_embed, slot_final_norm, slot_head;
@@ -59,6 +61,7 @@ extern const struct slot layer_slots[];
 extern const size_t layer_slot_count;
 
 bool slot_wanted(const struct slot *slot, const struct model_config *config);
+float slot_scale(const struct slot *slot, const struct model_config *config); /* of a vector */
 
 /* The names of a layer's tensors that mean another computation, by index; false at the end. */
 bool tensor_refused(char out[TENSOR_NAME_MAX], enum naming naming, size_t index, int layer);

@@ -15,8 +15,9 @@ import json
 from pathlib import Path
 
 import torch
-from transformers import (AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, Qwen2Config,
-                          Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM)
+from transformers import (AutoModelForCausalLM, AutoTokenizer, GraniteConfig, GraniteForCausalLM, LlamaConfig,
+                          LlamaForCausalLM, MistralConfig, MistralForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config,
+                          Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, SmolLM3Config, SmolLM3ForCausalLM)
 
 SHAPE = dict(vocab_size=512, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
              intermediate_size=96, max_position_embeddings=1024, bos_token_id=None, eos_token_id=511,
@@ -70,6 +71,44 @@ def llama(out):
     old_spelling(out / "llama", 10000.0, scaling)
 
 
+def mistral(out):
+    """bf16, a head size of its own, every layer with a window shorter than the longest prompt."""
+    c = MistralConfig(**SHAPE, head_dim=32, sliding_window=40, tie_word_embeddings=False,
+                      rope_parameters={"rope_type": "default", "rope_theta": 1e6})
+    spread(MistralForCausalLM(c), 4).bfloat16().save_pretrained(out / "mistral")
+
+
+def phi3(out):
+    """bf16, fused q, k, v and gate, up; heads of 16 that rotate in 12; longrope's long factors, with its scale."""
+    half = 6
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
+            "short_factor": [1.0 + 0.05 * i for i in range(half)], "long_factor": [1.5 + 0.5 * i for i in range(half)],
+            "original_max_position_embeddings": 2, "attention_factor": 1.05}
+    c = Phi3Config(**{**SHAPE, "pad_token_id": 0}, tie_word_embeddings=False, rope_parameters=rope,
+                   original_max_position_embeddings=2)
+    spread(Phi3ForCausalLM(c), 5).bfloat16().save_pretrained(out / "phi3")
+
+
+def smollm3(out):
+    """bf16, every second of four layers without rotation, the last with a window."""
+    c = SmolLM3Config(**{**SHAPE, "num_hidden_layers": 4, "pad_token_id": 0}, tie_word_embeddings=True, no_rope_layer_interval=2,
+                      use_sliding_window=True, sliding_window=48, max_window_layers=3,
+                      layer_types=["full_attention"] * 3 + ["sliding_attention"],
+                      rope_parameters={"rope_type": "default", "rope_theta": 2e6})
+    spread(SmolLM3ForCausalLM(c), 6).bfloat16().save_pretrained(out / "smollm3")
+
+
+def granite(out):
+    """bf16, all four multipliers away from 1."""
+    c = GraniteConfig(**{**SHAPE, "pad_token_id": 0}, tie_word_embeddings=True, embedding_multiplier=12.0, attention_multiplier=0.3,
+                      residual_multiplier=0.22, logits_scaling=3.0,
+                      rope_parameters={"rope_type": "default", "rope_theta": 1e4})
+    spread(GraniteForCausalLM(c), 7).bfloat16().save_pretrained(out / "granite")
+
+
+FAMILIES = (qwen3, qwen2, llama, mistral, phi3, smollm3, granite)
+
+
 def random_prompts():
     g = torch.Generator().manual_seed(11)
     return [torch.randint(0, 510, (n,), generator=g).tolist() for n in (1, 9, 150)]
@@ -113,12 +152,15 @@ def golden(directory, source, prompts, new_tokens):
 def main():
     ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     ap.add_argument("--model", type=Path, help="bundled model; left out: only the random ones")
+    ap.add_argument("--families", nargs="*", help="of the random models, only these")
     ap.add_argument("--only-model", action="store_true")
     ap.add_argument("--out", type=Path, required=True)
     a = ap.parse_args()
     torch.set_num_threads(1)
     if not a.only_model:
-        for make in (qwen3, qwen2, llama):
+        for make in FAMILIES:
+            if a.families and make.__name__ not in a.families:
+                continue
             make(a.out)
             d = a.out / make.__name__
             (d / "generation_config.json").unlink(missing_ok=True)

@@ -487,7 +487,7 @@ static void run_step(struct step_model *m, const struct kern_batch *batch) {
         samples[i] =
             (struct kern_sample){.top_p = 1, .repetition = 1, .top_count = -1, .forced = -1};
     must(kern->ops->begin_step(kern, batch), "begin_step");
-    kern->ops->embed(kern, m->x, m->embed, batch->tokens, batch->rows);
+    kern->ops->embed(kern, m->x, m->embed, 1, batch->tokens, batch->rows);
     for (int layer = 0; layer < m->layers; layer++) run_layer(m, layer, batch);
     kern->ops->rms_norm(kern, m->norm, m->x, m->norm_weight, batch->rows, m->d, 1e-5f);
     kern->ops->matmul(kern, m->logits, m->norm, m->head, NULL, batch->rows, KERN_SET);

@@ -275,7 +275,7 @@ static void step(struct model *m, const struct kern_batch *batch, const int32_t 
     struct kern_rope rope = {.inv_freq = m->inv_freq, .scale = 1};
     double t = now();
     if (ops->begin_step(k, batch)) fail("begin_step", ERR_FULL, NULL);
-    ops->embed(k, m->x, m->vocab, batch->tokens, rows);
+    ops->embed(k, m->x, m->vocab, 1, batch->tokens, rows);
     for (int i = 0; i < s->layers; i++) {
         ops->rms_norm(k, m->h, m->x, m->norm, rows, s->d_model, 1e-6f);
         t = stage(6, t);

@@ -85,8 +85,9 @@ static const float *row_angles(const struct step_job *job, int64_t row, int half
     *made = job->rows[row].pos;
     for (int j = 0; j < half; j++) {
         float angle = (float)*made * job->rope->inv_freq[j];
-        cosine[j] = cosf(angle) * job->rope->scale;
-        sine[j] = sinf(angle) * job->rope->scale;
+        float scale = job->rope->inv_freq[j] > 0 ? job->rope->scale : 1;
+        cosine[j] = cosf(angle) * scale;
+        sine[j] = sinf(angle) * scale;
     }
     return cosine;
 }

@@ -251,8 +251,8 @@ void cpu_gate(struct kern *kern, float *log_beta, const float *x, const struct k
               int rows);
 
 /* ops.c */
-void cpu_embed(struct kern *kern, float *x, const struct kern_weight *table, const int32_t *tokens,
-               int rows);
+void cpu_embed(struct kern *kern, float *x, const struct kern_weight *table, float scale,
+               const int32_t *tokens, int rows);
 void cpu_rms_norm(struct kern *kern, float *y, const float *x, const float *weight, int rows,
                   int dim, float eps);
 void cpu_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_ff);

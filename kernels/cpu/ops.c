@@ -16,7 +16,7 @@ struct row_job {
     const struct kern_weight *table;
     const int32_t *index;
     int dim;
-    float eps;
+    float eps, scale;
 };
 
 static void do_rows(void *arg, int worker) {
@@ -39,18 +39,23 @@ static void run_rows(struct row_job *job, int rows, int64_t cost) {
 /* Rows on other ranks are zeros here: added up as integers, they give the file's bits. */
 static void embed_row(const struct row_job *job, int64_t row) {
     int64_t at = job->index[row] - job->table->part[0].first;
-    if (at >= 0 && at < job->table->rows)
-        cpu_weight_row(job->table, at, job->y + row * job->dim);
-    else
-        memset(job->y + row * job->dim, 0, (size_t)job->dim * sizeof *job->y);
+    float *y = job->y + row * job->dim;
+    if (at < 0 || at >= job->table->rows) {
+        memset(y, 0, (size_t)job->dim * sizeof *y);
+        return;
+    }
+    cpu_weight_row(job->table, at, y);
+    if (job->scale != 1)
+        for (int i = 0; i < job->dim; i++) y[i] *= job->scale;
 }
 
-void cpu_embed(struct kern *kern, float *x, const struct kern_weight *table, const int32_t *tokens,
-               int rows) {
+void cpu_embed(struct kern *kern, float *x, const struct kern_weight *table, float scale,
+               const int32_t *tokens, int rows) {
     struct row_job job = {.cpu = cpu_of(kern),
                           .one = embed_row,
                           .y = x,
                           .table = table,
+                          .scale = scale,
                           .index = tokens,
                           .dim = (int)table->cols};
     run_rows(&job, rows, 4 * table->cols);

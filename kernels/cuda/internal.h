@@ -262,8 +262,8 @@ void op_write_kv(struct kern *kern, int layer, const float *qkv, const float *lo
                  const struct kern_batch *batch);
 
 /* rows.cu */
-void op_embed(struct kern *kern, float *x, const struct kern_weight *table, const int32_t *tokens,
-              int rows);
+void op_embed(struct kern *kern, float *x, const struct kern_weight *table, float scale,
+              const int32_t *tokens, int rows);
 void op_rms_norm(struct kern *kern, float *y, const float *x, const float *weight, int rows,
                  int dim, float eps);
 void op_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_ff);

@@ -15,6 +15,7 @@ static __global__ void k_angles(const struct span *spans, const int32_t *row_spa
     int row = (int)(i / half), j = (int)(i % half);
     const struct span s = spans[row_span[row]];
     float angle = __fmul_rn((float)(s.pos + row - s.row), freq[j]);
+    if (!(freq[j] > 0)) scale = 1;
     angles[(int64_t)row * 2 * half + j] = cosf(angle) * scale;
     angles[(int64_t)row * 2 * half + half + j] = sinf(angle) * scale;
 }

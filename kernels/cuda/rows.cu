@@ -15,23 +15,23 @@ static __device__ __forceinline__ float element(const void *at, int64_t i, bool 
 }
 
 /* Tokens [first, first + count) of the vocabulary are here. */
-static __global__ void k_embed(float *x, const void *table, bool wide, const int32_t *tokens,
-                               int cols, int first, int count) {
+static __global__ void k_embed(float *x, const void *table, bool wide, float scale,
+                               const int32_t *tokens, int cols, int first, int count) {
     ptx_overlap_grids();
     int64_t row = blockIdx.x, at = tokens[row] - first;
     bool here = at >= 0 && at < count;
     for (int i = threadIdx.x; i < cols; i += (int)blockDim.x)
-        x[row * cols + i] = here ? element(table, at * cols + i, wide) : 0;
+        x[row * cols + i] = here ? scale * element(table, at * cols + i, wide) : 0;
 }
 
-void op_embed(struct kern *kern, float *x, const struct kern_weight *table, const int32_t *tokens,
-              int rows) {
+void op_embed(struct kern *kern, float *x, const struct kern_weight *table, float scale,
+              const int32_t *tokens, int rows) {
     struct cuda *cuda = cuda_of(kern);
     CHECK(table->dtype != KERN_E4M3); /* vocabularies keep the file's numbers */
     const void *ids = device_stage(cuda->device, tokens, (size_t)rows * sizeof *tokens);
     if (ids)
         LAUNCH_OVERLAPPED(cuda->device, k_embed, (unsigned)rows, THREADS, 0, x, table->data,
-                          table->dtype == KERN_F32, static_cast<const int32_t *>(ids),
+                          table->dtype == KERN_F32, scale, static_cast<const int32_t *>(ids),
                           (int)table->cols, (int)table->part[0].first, (int)table->rows);
     /* Bits that are zero everywhere else. */
     join_reduce(cuda, x, (size_t)rows * (size_t)table->cols, COMM_U32, COMM_SUM);

@@ -135,7 +135,7 @@ static void check_matmul(struct kern *kern[BACKENDS], enum kern_dtype dtype, int
         float *e = put(kern[b], NULL, (size_t)(ROWS * cols));
         ops->matmul(kern[b], y, in, weight, at, ROWS, KERN_SET);
         ops->matmul(kern[b], z, in, weight, NULL, ROWS, KERN_ADD);
-        if (!rounded) ops->embed(kern[b], e, weight, ids, ROWS);
+        if (!rounded) ops->embed(kern[b], e, weight, 3, ids, ROWS);
         if (rounded) MUST(ops->upload(kern[b], e, x, (size_t)(ROWS * cols) * sizeof *x));
         set.of[b] = take(kern[b], y, ROWS * OUT);
         added.of[b] = take(kern[b], z, ROWS * OUT);

@@ -213,7 +213,7 @@ Test(cpu, sample_tells_of_a_lost_rank) {
     float *x = ops->mem_alloc(kern, WIDTH * sizeof *x);
     cr_assert_eq(ops->sample(kern, x, 1, WIDTH, &params, &out), 0);
     comms[1]->ops->abort(comms[1]);
-    ops->embed(kern, x, table, &token, 1);
+    ops->embed(kern, x, table, 1, &token, 1);
     cr_assert_neq(ops->sync(kern), 0);
     cr_assert_eq(ops->sample(kern, x, 1, WIDTH, &params, &out), ops->sync(kern));
     ops->mem_free(kern, x);

@@ -215,7 +215,7 @@ static void joined_parts(struct kern *kern, enum kern_dtype first, enum kern_dty
     float *row = fresh(40, 1);
     for (int r = 0; r < 33; r++) {
         int32_t token = r;
-        kern->ops->embed(kern, row, w, &token, 1);
+        kern->ops->embed(kern, row, w, 1, &token, 1);
         const float *want = r < 20 ? a.value + r * 40 : b.value + (r - 20) * 40;
         cr_assert(!memcmp(row, want, 40 * sizeof *row), "part row %d", r);
     }

@@ -18,7 +18,7 @@ static int parse_with(const char *overrides, const char *architecture, const cha
              overrides, architecture, type);
     *fault = (struct fault){0};
     return model_config_parse(text, strlen(text), generation, generation ? strlen(generation) : 0,
-                              out, fault);
+                              0, out, fault);
 }
 
 static int parse_llama(const char *overrides, struct model_config *out, struct fault *fault) {
@@ -83,9 +83,97 @@ Test(model_config, unused_windows_are_ignored) {
     struct model_config c;
     struct fault fault;
     const char *text = "\"use_sliding_window\": false, \"sliding_window\": 64,"
-                       "\"max_window_layers\": 3, \"layer_types\": [\"full_attention\"],";
+                       "\"max_window_layers\": 3, \"layer_types\": [\"full_attention\", "
+                       "\"full_attention\", \"full_attention\"],";
     cr_assert_eq(parse_with(text, "Qwen2ForCausalLM", "qwen2", NULL, &c, &fault), 0);
     model_config_close(&c);
+}
+
+static void check_windows(const char *text, const char *architecture, const char *type,
+                          const int windows[3]) {
+    struct model_config c;
+    struct fault fault;
+    cr_assert_eq(parse_with(text, architecture, type, NULL, &c, &fault), 0, "%s: %s", fault.field,
+                 fault.text);
+    for (int i = 0; i < 3; i++) cr_expect_eq(c.per_layer[i].window, windows[i], "%s: %d", text, i);
+    model_config_close(&c);
+}
+
+Test(model_config, windows_of_layers) {
+    check_windows("\"sliding_window\": 64,", "MistralForCausalLM", "mistral", (int[]){64, 64, 64});
+    check_windows("\"sliding_window\": null,", "MistralForCausalLM", "mistral", (int[]){0, 0, 0});
+    check_windows("\"sliding_window\": 64, \"use_sliding_window\": true, \"max_window_layers\": 1,",
+                  "Qwen2ForCausalLM", "qwen2", (int[]){0, 64, 64});
+    check_windows("\"sliding_window\": 64, \"use_sliding_window\": true, \"layer_types\": "
+                  "[\"sliding_attention\", \"full_attention\", \"sliding_attention\"],",
+                  "Qwen3ForCausalLM", "qwen3", (int[]){64, 0, 64});
+    check_windows("", "LlamaForCausalLM", "llama", (int[]){0, 0, 0});
+}
+
+Test(model_config, windows_that_make_no_sense_are_refused) {
+    static const struct {
+        const char *text, *field;
+    } cases[] = {
+        {"\"use_sliding_window\": true,", "sliding_window"},
+        {"\"sliding_window\": 0,", "sliding_window"},
+        {"\"layer_types\": [\"full_attention\"],", "layer_types"},
+        {"\"layer_types\": [\"full_attention\", \"sliding_attention\", \"full_attention\"],",
+         "layer_types"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct model_config c;
+        struct fault fault;
+        cr_assert_neq(parse_with(cases[i].text, "Qwen3ForCausalLM", "qwen3", NULL, &c, &fault), 0);
+        cr_assert_str_eq(fault.field, cases[i].field, "%s: %s", cases[i].text, fault.field);
+    }
+}
+
+Test(model_config, layers_without_rotation) {
+    struct model_config c;
+    struct fault fault;
+    cr_assert_eq(parse_with("\"no_rope_layer_interval\": 2,", "SmolLM3ForCausalLM", "smollm3", NULL,
+                            &c, &fault),
+                 0);
+    cr_expect(c.per_layer[0].rotated && !c.per_layer[1].rotated && c.per_layer[2].rotated);
+    cr_expect(!model_config_rotates_all(&c) && c.tied_embeddings);
+    model_config_close(&c);
+    cr_assert_eq(parse_with("\"no_rope_layers\": [0, 1, 1],", "SmolLM3ForCausalLM", "smollm3", NULL,
+                            &c, &fault),
+                 0);
+    cr_expect(!c.per_layer[0].rotated && c.per_layer[1].rotated && c.per_layer[2].rotated);
+    model_config_close(&c);
+    cr_assert_neq(parse_with("\"no_rope_layers\": [0, 2, 1],", "SmolLM3ForCausalLM", "smollm3",
+                             NULL, &c, &fault),
+                  0);
+    cr_expect_str_eq(fault.field, "no_rope_layers");
+    cr_expect_null(c.per_layer);
+}
+
+/* Two sets of factors, chosen by the longest context. */
+Test(model_config, longrope_chooses_by_the_context) {
+    static const char text[] =
+        "{\"architectures\": [\"Phi3ForCausalLM\"], \"model_type\": \"phi3\", \"hidden_size\": 64,"
+        "\"intermediate_size\": 96, \"num_attention_heads\": 4, \"num_key_value_heads\": 2,"
+        "\"num_hidden_layers\": 3, \"vocab_size\": 128, \"max_position_embeddings\": 4096,"
+        "\"original_max_position_embeddings\": 256, \"partial_rotary_factor\": 0.5,"
+        "\"rope_scaling\": {\"type\": \"longrope\", \"short_factor\": [1, 2, 3, 4],"
+        "\"long_factor\": [5, 6, 7, 8]}}";
+    static const struct {
+        int context;
+        float first, last;
+    } cases[] = {{0, 1 / 5.0f, 0.001f / 8}, {256, 1, 0.001f / 4}, {257, 1 / 5.0f, 0.001f / 8}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct model_config c;
+        struct fault fault = {0};
+        cr_assert_eq(model_config_parse(text, strlen(text), NULL, 0, cases[i].context, &c, &fault),
+                     0, "%s: %s", fault.field, fault.text);
+        cr_expect(c.fused && c.rotary_dims == 8);
+        cr_expect_float_eq(c.inv_freq[0], cases[i].first, 1e-6);
+        cr_expect_float_eq(c.inv_freq[3], cases[i].last, 1e-7);
+        for (int j = 4; j < 8; j++) cr_expect_eq(c.inv_freq[j], 0);
+        cr_expect_float_eq(c.rope_scale, 1.22474487f, 1e-6); /* sqrt(1 + ln 16 / ln 256) */
+        model_config_close(&c);
+    }
 }
 
 /* Frequencies as transformers 5.2 computes them for head_dim 16, theta 10000, context 4096. */
@@ -193,7 +281,7 @@ struct refusal {
     "\"dynamic\": " dynamic ", \"strategy\": \"" inputs "\"}}}},"
 
 static const struct refusal refusals[] = {
-    {"\"architectures\": [\"MistralForCausalLM\"],", ERR_UNSUPPORTED, "architectures"},
+    {"\"architectures\": [\"Gemma2ForCausalLM\"],", ERR_UNSUPPORTED, "architectures"},
     {"\"architectures\": [],", ERR_INVALID, "architectures"},
     {"\"architectures\": \"LlamaForCausalLM\",", ERR_INVALID, "architectures"},
     {"\"model_type\": \"mistral\",", ERR_UNSUPPORTED, "model_type"},
@@ -220,11 +308,11 @@ static const struct refusal refusals[] = {
     {"\"final_logit_softcapping\": 30,", ERR_UNSUPPORTED, "final_logit_softcapping"},
     {"\"mlp_bias\": true,", ERR_UNSUPPORTED, "mlp_bias"},
     {"\"hidden_act\": \"gelu\",", ERR_UNSUPPORTED, "hidden_act"},
-    {"\"partial_rotary_factor\": 0.75,", ERR_UNSUPPORTED, "partial_rotary_factor"},
+    {"\"partial_rotary_factor\": 0.1,", ERR_UNSUPPORTED, "partial_rotary_factor"},
     {"\"use_sliding_window\": true,", ERR_UNSUPPORTED, "use_sliding_window"},
     {"\"sliding_window\": 4096,", ERR_UNSUPPORTED, "sliding_window"},
-    {"\"layer_types\": [\"full_attention\", \"sliding_attention\"],", ERR_UNSUPPORTED,
-     "layer_types"},
+    {"\"layer_types\": [\"full_attention\", \"full_attention\", \"sliding_attention\"],",
+     ERR_UNSUPPORTED, "layer_types"},
     {"\"layer_types\": 3,", ERR_INVALID, "layer_types"},
     {"\"torch_dtype\": \"float8_e4m3fn\",", ERR_UNSUPPORTED, "torch_dtype"},
     {"\"num_hidden_layers\": 513,", ERR_INVALID, "num_hidden_layers"},
@@ -251,12 +339,21 @@ static const struct refusal refusals[] = {
     {"\"rope_scaling\": 3,", ERR_INVALID, "rope_scaling"},
     {"\"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 2},", ERR_UNSUPPORTED,
      "rope_scaling.type"},
-    {"\"rope_scaling\": {\"rope_type\": \"longrope\"},", ERR_UNSUPPORTED, "rope_scaling.rope_type"},
-    {"\"rope_parameters\": {\"rope_type\": \"su\"},", ERR_UNSUPPORTED, "rope_parameters.rope_type"},
+    {"\"rope_scaling\": {\"rope_type\": \"longrope\"},", ERR_INVALID, "rope_scaling.short_factor"},
+    {"\"rope_parameters\": {\"rope_type\": \"su\", \"original_max_position_embeddings\": 64,"
+     "\"long_factor\": [1, 2, 3]},",
+     ERR_INVALID, "rope_parameters.long_factor"},
+    {"\"rope_scaling\": {\"rope_type\": \"longrope\", \"short_factor\": [1,1,1,1,1,1,1,0]},",
+     ERR_INVALID, "rope_scaling.short_factor"},
+    {"\"no_rope_layers\": [1, 0, 1],", ERR_UNSUPPORTED, "no_rope_layers"},
+    {"\"residual_multiplier\": 0.5,", ERR_UNSUPPORTED, "residual_multiplier"},
+    {"\"logits_scaling\": 8,", ERR_UNSUPPORTED, "logits_scaling"},
     {"\"rope_parameters\": {\"full_attention\": {\"rope_type\": \"default\"}},", ERR_UNSUPPORTED,
      "rope_parameters"},
-    {"\"rope_parameters\": {\"partial_rotary_factor\": 0.5},", ERR_UNSUPPORTED,
-     "rope_parameters.partial_rotary_factor"},
+    {"\"rope_parameters\": {\"partial_rotary_factor\": 0.2},", ERR_UNSUPPORTED,
+     "partial_rotary_factor"},
+    {"\"attention_bias\": true, \"partial_rotary_factor\": 0.5,", ERR_UNSUPPORTED,
+     "partial_rotary_factor"},
     {"\"rope_scaling\": {\"type\": \"linear\"},", ERR_INVALID, "rope_scaling.factor"},
     {"\"rope_scaling\": {\"type\": \"linear\", \"factor\": 0},", ERR_INVALID,
      "rope_scaling.factor"},
@@ -319,7 +416,7 @@ Test(model_config, broken_files) {
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         struct model_config c;
         struct fault fault = {0};
-        int err = model_config_parse(texts[i], strlen(texts[i]), NULL, 0, &c, &fault);
+        int err = model_config_parse(texts[i], strlen(texts[i]), NULL, 0, 0, &c, &fault);
         cr_assert(err == ERR_MALFORMED || err == ERR_INVALID, "%s gave %s", texts[i],
                   err_name(err));
         cr_assert(fault.field[0] != '\0');

@@ -202,6 +202,18 @@ Test(model, qwen2_as_transformers) {
 Test(model, llama_as_transformers) {
     check_golden_paths("llama", NULL);
 }
+Test(model, mistral_as_transformers) {
+    check_golden_paths("mistral", NULL);
+}
+Test(model, phi3_as_transformers) {
+    check_golden_paths("phi3", NULL);
+}
+Test(model, smollm3_as_transformers) {
+    check_golden_paths("smollm3", NULL);
+}
+Test(model, granite_as_transformers) {
+    check_golden_paths("granite", NULL);
+}
 Test(model, bundled_model_as_transformers) {
     check_golden_paths("keepd-nano", KEEPD_SOURCE_DIR "/bundled/keepd-nano");
 }
@@ -258,7 +270,8 @@ static void check_tiny(const char *root, const char *name, const char *path,
 }
 
 Test(model, tiny_models_as_float64) {
-    static const char *const names[] = {"qwen3", "qwen2", "llama3", "smollm2", "quant-base"};
+    static const char *const names[] = {"qwen3",   "qwen2",   "llama3",
+                                        "smollm2", "mistral", "quant-base"};
     const char *root = getenv("KEEPD_TEST_DATA");
     if (!root) {
         printf("skip: KEEPD_TEST_DATA is not set\n");
@@ -525,29 +538,31 @@ Test(model, files_that_do_not_fit_the_config_are_refused_by_tensor) {
     static const struct {
         const char *from, *to;
         int code;
-        const char *field, *text;
+        const char *field, *text, *model; /* NULL: "qwen3" */
     } cases[] = {
         {"\"hidden_size\": 64", "\"hidden_size\": 128", ERR_INVALID, "model.embed_tokens.weight",
-         "shape is [512, 64], expected [512, 128]"},
+         "shape is [512, 64], expected [512, 128]", NULL},
         {"\"vocab_size\": 512", "\"vocab_size\": 600", ERR_INVALID, "model.embed_tokens.weight",
-         "expected [600, 64]"},
+         "expected [600, 64]", NULL},
         {"\"intermediate_size\": 96", "\"intermediate_size\": 97", ERR_INVALID,
-         "model.layers.0.mlp.gate_proj.weight", "shape is [96, 64], expected [97, 64]"},
-        {"\"num_hidden_layers\": 3", "\"num_hidden_layers\": 4", ERR_NOTFOUND,
-         "model.layers.3.input_layernorm.weight", "expected [64]"},
-        {"\"num_hidden_layers\": 3", "\"num_hidden_layers\": 2", ERR_INVALID,
-         "model.layers.2.input_layernorm.weight", "2 layers"},
+         "model.layers.0.mlp.gate_proj.weight", "shape is [96, 64], expected [97, 64]", NULL},
+        {"\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3", ERR_NOTFOUND,
+         "model.layers.2.input_layernorm.weight", "expected [64]", "llama"},
+        {"\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1", ERR_INVALID,
+         "model.layers.1.input_layernorm.weight", "1 layers", "llama"},
+        {"\"num_hidden_layers\": 3", "\"num_hidden_layers\": 4", ERR_INVALID, "layer_types",
+         "expected 4 types, found 3", NULL},
         {"\"num_key_value_heads\": 2", "\"num_key_value_heads\": 1", ERR_INVALID,
-         "model.layers.0.self_attn.k_proj.weight", "expected [32, 64]"},
+         "model.layers.0.self_attn.k_proj.weight", "expected [32, 64]", NULL},
         {"\"attention_bias\": false", "\"attention_bias\": true", ERR_NOTFOUND,
-         "model.layers.0.self_attn.q_proj.bias", "expected [128]"},
+         "model.layers.0.self_attn.q_proj.bias", "expected [128]", NULL},
         {"\"hidden_act\": \"silu\"", "\"hidden_act\": \"relu\"", ERR_UNSUPPORTED, "hidden_act",
-         "relu"},
+         "relu", NULL},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct copy copy;
         struct fault fault;
-        copy_open(&copy, "qwen3", cases[i].from, cases[i].to);
+        copy_open(&copy, cases[i].model ? cases[i].model : "qwen3", cases[i].from, cases[i].to);
         cr_assert_eq(open_dir(copy.dir, &fault), cases[i].code, "%s: %s: %s", cases[i].to,
                      fault.field, fault.text);
         cr_assert_str_eq(fault.field, cases[i].field);
