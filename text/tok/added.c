@@ -32,18 +32,17 @@ static int compare_added(const void *a, const void *b, void *text) {
 }
 
 /* Patterns of the second matcher are normalised like the text they are looked for in. */
-static int normalize_patterns(struct tok *tok, struct arena *arena, struct fault *fault) {
+static int normalize_patterns(struct tok *tok, struct arena *arena, struct tok_scratch *scratch,
+                              struct fault *fault) {
     for (size_t i = 0; i < tok->normal.count; i++) {
         struct tok_added *added = &tok->normal.tokens[i];
         struct tok_text in = {.s = tok->text + added->pattern, .size = added->pattern_size}, out;
-        if (tok_normalize(arena, &in, &out))
-            return fault_set(fault, ERR_NOMEM, NULL, "not enough memory for added tokens");
+        int rc = tok_normalize(tok, arena, scratch, &in, &out);
+        if (rc) return fault_set(fault, rc, "normalizer", "cannot normalise the added tokens");
         if (out.s == in.s) continue;
-        CHECK(out.size <= tok->text_capacity - tok->text_size);
-        memcpy(tok->text + tok->text_size, out.s, out.size);
-        added->pattern = (uint32_t)tok->text_size;
+        rc = tok_text_add(tok, out.s, out.size, &added->pattern, fault);
+        if (rc) return rc;
         added->pattern_size = (uint32_t)out.size;
-        tok->text_size += out.size;
     }
     return 0;
 }
@@ -52,14 +51,18 @@ static void finish_matcher(struct tok *tok, struct tok_matcher *matcher) {
     if (matcher->count)
         qsort_r(matcher->tokens, matcher->count, sizeof *matcher->tokens, compare_added, tok->text);
     for (size_t i = 0; i < matcher->count; i++)
-        matcher->starts[(unsigned char)tok->text[matcher->tokens[i].pattern]] = true;
+        if (matcher->tokens[i].pattern_size) /* the normalizer may have left nothing */
+            matcher->starts[(unsigned char)tok->text[matcher->tokens[i].pattern]] = true;
 }
 
 int tok_added_finish(struct tok *tok, struct fault *fault) {
     struct arena arena;
+    struct tok_scratch *scratch = tok_scratch_open();
     arena_open(&arena, SIZE_MAX);
-    int rc = tok->nfc ? normalize_patterns(tok, &arena, fault) : 0;
+    int rc = scratch ? normalize_patterns(tok, &arena, scratch, fault)
+                     : fault_set(fault, ERR_NOMEM, NULL, "not enough memory for added tokens");
     arena_close(&arena);
+    tok_scratch_close(scratch);
     finish_matcher(tok, &tok->raw);
     finish_matcher(tok, &tok->normal);
     for (size_t i = 0; i < tok->normal.count; i++)
@@ -90,18 +93,27 @@ static void narrow(const struct tok *tok, const struct tok_matcher *matcher, siz
     *high = bounds[1];
 }
 
-/* Spans from `span` on end after `begin`; empty ones do not count. */
-static bool untrusted(const struct tok_text *text, size_t span, size_t end) {
-    for (; span < text->span_count && text->spans[span].begin < end; span++)
-        if (text->spans[span].begin < text->spans[span].end) return true;
-    return false;
+enum trust { TRUSTED, MIXED, UNTRUSTED };
+
+/* Of text[at, end); spans before `span` end before it. Empty spans do not count. */
+static enum trust trust_of(const struct tok_text *text, size_t span, size_t at, size_t end) {
+    size_t covered = at;
+    bool touched = false;
+    for (; span < text->span_count && text->spans[span].begin < end; span++) {
+        const struct tok_span *s = &text->spans[span];
+        if (s->begin >= s->end) continue;
+        touched = true;
+        if (s->begin <= covered && s->end > covered) covered = s->end;
+    }
+    return covered >= end ? UNTRUSTED : touched ? MIXED : TRUSTED;
 }
 
-/* The longest token at `at` that may be recognised there. `span` is the first that ends after it.
- */
+/* The longest token at `at`. `span` is the first that ends after it. *plain: it is a special token
+ * that may not be recognised here, so its text is text. Where a request's bytes would only lengthen
+ * what the template wrote, the longest token that they do not touch counts. */
 static const struct tok_added *longest_at(const struct tok *tok, const struct tok_matcher *matcher,
                                           bool specials, const struct tok_text *text, size_t span,
-                                          size_t at) {
+                                          size_t at, bool *plain) {
     const struct tok_added *best = NULL;
     size_t low = 0, high = matcher->count;
     for (size_t depth = 0; at + depth < text->size; depth++) {
@@ -109,7 +121,10 @@ static const struct tok_added *longest_at(const struct tok *tok, const struct to
         if (low == high) break;
         const struct tok_added *t = &matcher->tokens[low];
         if (t->pattern_size != depth + 1) continue;
-        if (t->special && (!specials || untrusted(text, span, at + t->pattern_size))) continue;
+        enum trust trust =
+            t->special && specials ? trust_of(text, span, at, at + t->pattern_size) : TRUSTED;
+        if (trust == MIXED) continue;
+        *plain = t->special && (!specials || trust == UNTRUSTED);
         best = t;
     }
     return best;
@@ -175,13 +190,15 @@ static void swallow_spaces(const struct tok_text *text, const struct tok_added *
     while (token->lstrip && match->begin > taken &&
            is_space(char_before(text, match->begin, &next)))
         match->begin = next;
+    if (token->lstrip && match->begin < taken) match->begin = taken;
     while (token->rstrip && match->end < text->size &&
            is_space(char_after(text, match->end, &next)))
         match->end = next;
 }
 
-/* A token that single_word forbids still uses up its text, and the search goes on behind a match,
- * not behind the whitespace it swallowed: both as in huggingface/tokenizers. */
+/* A token that single_word forbids, and a special one that is not to be recognised, still uses up
+ * its text: no other token is found inside. The search goes on behind a match, not behind the white
+ * space it swallowed. All of this is as in huggingface/tokenizers. */
 bool tok_added_find(const struct tok *tok, const struct tok_matcher *matcher, bool specials,
                     const struct tok_text *text, size_t taken, struct tok_match *match) {
     size_t at = match->scan;
@@ -192,7 +209,9 @@ bool tok_added_find(const struct tok *tok, const struct tok_matcher *matcher, bo
             continue;
         }
         while (match->span < text->span_count && text->spans[match->span].end <= at) match->span++;
-        const struct tok_added *token = longest_at(tok, matcher, specials, text, match->span, at);
+        bool plain = false;
+        const struct tok_added *token =
+            longest_at(tok, matcher, specials, text, match->span, at, &plain);
         if (!token) {
             at++;
             continue;
@@ -200,7 +219,8 @@ bool tok_added_find(const struct tok *tok, const struct tok_matcher *matcher, bo
         match->begin = at;
         match->end = match->scan = at += token->pattern_size;
         match->id = token->id;
-        if (token->single_word && !stands_alone(text, match->begin, match->end)) continue;
+        if (plain || (token->single_word && !stands_alone(text, match->begin, match->end)))
+            continue;
         swallow_spaces(text, token, taken, match);
         return true;
     }

@@ -1,6 +1,15 @@
-/* Byte-pair merging of one piece: always the pair of lowest rank, leftmost first. */
+/* Byte-pair merging of one piece: always the pair of lowest rank, leftmost first.
+ *
+ * The first symbols are the piece's bytes, or its characters. A character that the vocabulary lacks
+ * becomes the tokens of its bytes (byte_fallback), else the unknown token, else nothing. The order
+ * in which a pending unknown token and the bytes after it appear is huggingface/tokenizers' own.
+ *
+ * SentencePiece-style files have no pre-tokenizer: a piece is all text up to the next added token.
+ * Where no merge makes a token that has a word's beginning (U+2581) inside, such a piece is cut
+ * there first. The tokens are the same, and the work and memory are those of words. */
 #include <string.h>
 
+#include "base/utf8.h"
 #include "text/tok/internal.h"
 
 /* A min-heap of candidates beside a linked list of symbols: O(n log n) for any piece. A candidate
@@ -53,7 +62,7 @@ static void merge_symbols(struct tok_encoder *e, size_t count) {
         if (left->id < 0 || left->next < 0) continue;
         struct tok_symbol *right = &e->symbols[left->next];
         const struct tok_merge *merge = tok_merges_find(e->tok, left->id, right->id);
-        if (!merge || merge->rank != best.rank) continue;
+        if (!merge || merge->id != best.id) continue;
         left->id = best.id;
         right->id = -1; /* gone */
         left->next = right->next;
@@ -63,17 +72,55 @@ static void merge_symbols(struct tok_encoder *e, size_t count) {
     }
 }
 
+struct filler {
+    struct tok_symbol *symbols;
+    size_t count;
+};
+
+static void add_symbol(struct filler *f, int32_t id) {
+    f->symbols[f->count] = (struct tok_symbol){id, (int32_t)f->count - 1, (int32_t)f->count + 1};
+    f->count++;
+}
+
 /* Bytes the vocabulary lacks give no symbol, as in huggingface/tokenizers without unk_token. */
-static size_t fill_symbols(struct tok_encoder *e, const char *piece, size_t size) {
-    size_t count = 0;
+static void fill_bytes(const struct tok *tok, struct filler *f, const char *piece, size_t size) {
     for (size_t i = 0; i < size; i++) {
-        int32_t id = e->tok->byte_ids[(unsigned char)piece[i]];
-        if (id < 0) continue;
-        e->symbols[count] = (struct tok_symbol){id, (int32_t)count - 1, (int32_t)count + 1};
-        count++;
+        int32_t id = tok->byte_ids[(unsigned char)piece[i]];
+        if (id >= 0) add_symbol(f, id);
     }
-    if (count) e->symbols[count - 1].next = -1;
-    return count;
+}
+
+static bool fall_back(const struct tok *tok, struct filler *f, const char *s, size_t size) {
+    if (!tok->byte_fallback) return false;
+    for (size_t i = 0; i < size; i++)
+        if (tok->fallback_ids[(unsigned char)s[i]] < 0) return false;
+    for (size_t i = 0; i < size; i++) add_symbol(f, tok->fallback_ids[(unsigned char)s[i]]);
+    return true;
+}
+
+static void fill_chars(const struct tok *tok, struct filler *f, const char *piece, size_t size) {
+    bool pending = false; /* an unknown token that is not written yet */
+    for (size_t i = 0, n; i < size; i += n) {
+        if (utf8_step(piece + i, size - i, &n) != UTF8_CHAR) continue; /* pieces are valid UTF-8 */
+        int32_t id = tok_vocab_find_plain(tok, piece + i, n);
+        if (id < 0 && fall_back(tok, f, piece + i, n)) continue;
+        if (id < 0 && tok->unknown < 0) continue;
+        if (pending && (id >= 0 || !tok->fuse_unknown)) add_symbol(f, tok->unknown);
+        pending = id < 0;
+        if (id >= 0) add_symbol(f, id);
+    }
+    if (pending) add_symbol(f, tok->unknown);
+}
+
+/* As many symbols as bytes at most. */
+static size_t fill_symbols(struct tok_encoder *e, const char *piece, size_t size) {
+    struct filler f = {.symbols = e->symbols};
+    if (e->tok->model == TOK_MODEL_BYTES)
+        fill_bytes(e->tok, &f, piece, size);
+    else
+        fill_chars(e->tok, &f, piece, size);
+    if (f.count) f.symbols[f.count - 1].next = -1;
+    return f.count;
 }
 
 static int reserve_work(struct tok_encoder *e, size_t size) {
@@ -116,24 +163,84 @@ static int merge_cached(struct tok_encoder *e, const char *piece, size_t size) {
         return rc;
     }
     size_t first = e->count;
-    rc = merge_piece(e, piece, size);
+    rc = e->tok->model == TOK_MODEL_UNIGRAM ? tok_unigram(e, piece, size)
+                                            : merge_piece(e, piece, size);
     *cached = (struct tok_cached){piece, (uint32_t)size, (uint32_t)(e->count - first), first};
     return rc;
 }
 
+static int encode_piece(struct tok_encoder *e, const char *piece, size_t size) {
+    if (e->cache && size <= CACHED_BYTES) return merge_cached(e, piece, size);
+    return e->tok->model == TOK_MODEL_UNIGRAM ? tok_unigram(e, piece, size)
+                                              : merge_piece(e, piece, size);
+}
+
+/* ---- Words --------------------------------------------------------------------------------- */
+
+static const char mark[] = "\xE2\x96\x81"; /* U+2581 */
+#define MARK_SIZE 3
+
+/* Where the next word begins: a mark behind another character; `size` where none does. */
+static size_t next_word(const char *s, size_t at, size_t size) {
+    for (;;) {
+        const char *found = at < size ? memmem(s + at, size - at, mark, MARK_SIZE) : NULL;
+        if (!found) return size;
+        size_t place = (size_t)(found - s);
+        bool follows = place >= MARK_SIZE && memcmp(found - MARK_SIZE, mark, MARK_SIZE) == 0;
+        if (place > 0 && !follows) return place;
+        at = place + MARK_SIZE;
+    }
+}
+
+void tok_bpe_find_marks(struct tok *tok) {
+    tok->cut_at_marks = !tok->ignore_merges && tok_vocab_find_plain(tok, mark, MARK_SIZE) >= 0;
+    for (uint32_t i = 0; i <= tok->merges.mask && tok->cut_at_marks; i++) {
+        const struct tok_merge *merge = &tok->merges.slots[i];
+        if (!merge->pair) continue;
+        const struct tok_token *token = &tok->tokens[merge->id];
+        if (next_word(tok->text + token->name, 0, token->name_size) < token->name_size)
+            tok->cut_at_marks = false;
+    }
+}
+
+/* ---- Pieces -------------------------------------------------------------------------------- */
+
+/* The token that a whole piece is, where such tokens go before merging; else -1. */
+static int32_t find_whole(const struct tok *tok, const char *piece, size_t size) {
+    if (!tok->ignore_merges) return -1;
+    return tok->model == TOK_MODEL_BYTES ? tok_vocab_find_whole(tok, piece, size)
+                                         : tok_vocab_find_plain(tok, piece, size);
+}
+
+/* No token is longer than the longest, so a hopeless piece is refused before any work. */
+static bool is_hopeless(const struct tok_encoder *e, size_t size) {
+    const struct tok *tok = e->tok;
+    if (tok->model == TOK_MODEL_BYTES) return tok->all_bytes && size / tok->bytes_max > e->max;
+    return tok->byte_fallback && tok->all_fallback && size / tok->names_max > e->max;
+}
+
 int tok_bpe(struct tok_encoder *e, const char *piece, size_t size) {
     const struct tok *tok = e->tok;
-    if (size == 1) {
+    if (tok->model == TOK_MODEL_BYTES && size == 1) {
         int32_t id = tok->byte_ids[(unsigned char)*piece];
         return id < 0 ? 0 : tok_emit(e, id);
     }
-    if (tok->ignore_merges) {
-        int32_t id = tok_vocab_find_whole(tok, piece, size);
-        if (id >= 0) return tok_emit(e, id);
+    int32_t whole = find_whole(tok, piece, size);
+    if (whole >= 0) return tok_emit(e, whole);
+    if (!tok->cut_at_marks) return encode_piece(e, piece, size);
+    int rc = 0;
+    for (size_t at = 0, end; at < size && !rc; at = end) {
+        end = next_word(piece, at + 1, size);
+        rc = encode_piece(e, piece + at, end - at);
     }
-    /* No token is longer than bytes_max, so a hopeless piece is refused before any work. */
-    if (tok->all_bytes && size / tok->bytes_max > e->max)
+    return rc;
+}
+
+int tok_piece(struct tok_encoder *e, const char *piece, size_t size) {
+    if (is_hopeless(e, size))
         return fault_set(e->fault, ERR_LIMIT, NULL, "more than %zu tokens", e->max);
-    return e->cache && size <= CACHED_BYTES ? merge_cached(e, piece, size)
-                                            : merge_piece(e, piece, size);
+    if (size > TOK_TEXT_MAX)
+        return fault_set(e->fault, ERR_LIMIT, NULL, "text of more than %zu bytes", TOK_TEXT_MAX);
+    return e->tok->model == TOK_MODEL_UNIGRAM ? encode_piece(e, piece, size)
+                                              : tok_bpe(e, piece, size);
 }

@@ -95,20 +95,24 @@ static int load_class(struct tok *tok, const cJSON *config, struct fault *fault)
     if (bos)
         return fault_set(fault, ERR_UNSUPPORTED, "add_bos_token",
                          "is not supported without tokenizer.json");
-    tok->nfc = qwen2;
-    if (prefix_space)
+    struct tok_step nfc = {.kind = TOK_STEP_FORM, .form = TOK_NFC};
+    if (qwen2) rc = tok_add_step(tok, &nfc, NULL, false, "", "tokenizer_class", fault);
+    if (!rc && prefix_space)
         rc = tok_add_stage(tok, &(struct tok_stage){.kind = TOK_STAGE_PREFIX_SPACE}, NULL, false,
                            "add_prefix_space", fault);
     struct tok_stage split = {.kind = TOK_STAGE_SPLIT, .behavior = TOK_ISOLATED};
-    return rc ? rc
-              : tok_add_stage(tok, &split, qwen2 ? tok_regex_qwen2 : tok_regex_gpt2, false,
-                              "tokenizer_class", fault);
+    if (!rc)
+        rc = tok_add_stage(tok, &split, qwen2 ? tok_regex_qwen2 : tok_regex_gpt2, false,
+                           "tokenizer_class", fault);
+    tok->bytes_at = tok->stage_count;
+    tok->decoder.byte_level = true;
+    return rc;
 }
 
 int tok_open_parts(const struct tok_parts *parts, struct tok **out, struct fault *fault) {
     cJSON *vocab = NULL, *config = NULL;
     *out = NULL;
-    struct tok *tok = mem_try_alloc(1, sizeof *tok);
+    struct tok *tok = tok_make();
     if (!tok) return fault_set(fault, ERR_NOMEM, NULL, "not enough memory for the tokenizer");
     int rc = json_parse(parts->vocab, parts->vocab_size, &limits, &vocab, fault);
     if (!rc) rc = json_parse(parts->config, parts->config_size, &limits, &config, fault);

@@ -1,10 +1,10 @@
-/* The tokenizer's inside, shared by engine/tok_*.c only.
+/* The inside of the tokenizer, shared by text/tok/ alone.
  *
- * Loading (tok_load.c, tok_pipe.c, tok_dir.c) fills `struct tok`; afterwards nothing writes to
- * it. Encoding streams: the text between added tokens is normalised (tok_norm.c), cut by the stages
- * one inside the other (tok_split.c, tok_regex.c), and every last piece goes through the merges
- * (tok_bpe.c), so no list of pieces is ever kept. What a call needs lives in `struct tok_encoder`.
- */
+ * Loading (load.c, pipe.c, decode.c, dir.c, gguf.c) fills `struct tok`; afterwards nothing writes
+ * to it. Encoding streams: the text between added tokens is normalised (norm.c, forms.c), the
+ * stages cut it one inside the other (split.c, regex.c), and every last piece goes to the model
+ * (bpe.c, unigram.c), so no list of pieces is ever kept. `struct tok_encoder` holds what one call
+ * needs. */
 #ifndef KEEPD_TEXT_TOK_INTERNAL_H
 #define KEEPD_TEXT_TOK_INTERNAL_H
 
@@ -17,6 +17,7 @@
 #define TOK_NODES_MAX    ((size_t)8 << 20) /* JSON values of a file */
 #define TOK_ID_MAX       (1 << 20)
 #define TOK_STAGES_MAX   16
+#define TOK_STEPS_MAX    16   /* of the normalizer, of the decoder */
 #define TOK_ADDED_BYTES  1024 /* longest added token */
 #define TOK_REGEX_BYTES  65536
 #define TOK_TEMPLATE_MAX 16 /* ids before or after the text */
@@ -24,13 +25,17 @@
 
 /* ---- Vocabulary (tok_vocab.c) -------------------------------------------------------------- */
 
-enum { TOK_PRESENT = 1, TOK_ADDED = 2, TOK_SPECIAL = 4, TOK_LITERAL = 8 };
+/* TOK_OUTSIDE: an added token that the model does not know, so no piece becomes it. */
+enum { TOK_PRESENT = 1, TOK_ADDED = 2, TOK_SPECIAL = 4, TOK_LITERAL = 8, TOK_OUTSIDE = 16 };
 
-/* Offsets into tok->text. `name` is the string of the file, `bytes` what the token stands for;
- * TOK_LITERAL: the two are the same because the name is not in the byte alphabet. */
+/* Offsets into tok->text. `name` is the string of the file, `bytes` what the token stands for,
+ * `first` what it stands for at the beginning of a text, where some decoders drop a space.
+ * TOK_LITERAL: a byte-level decoder leaves the name as it is, because it is not in the byte
+ * alphabet or the token was added. */
 struct tok_token {
     uint32_t name, name_size;
     uint32_t bytes, bytes_size;
+    uint32_t first, first_size;
     uint32_t flags;
 };
 
@@ -41,6 +46,7 @@ struct tok_table {
     bool by_bytes;
 };
 
+/* Pairs of equal rank (a GGUF file's scores may be equal) merge from the left. */
 struct tok_merge {
     uint64_t pair; /* left << 32 | right, plus 1; 0 = free */
     uint32_t rank;
@@ -77,7 +83,15 @@ enum tok_behavior {
     TOK_CONTIGUOUS
 };
 
-enum tok_stage_kind { TOK_STAGE_SPLIT, TOK_STAGE_DIGITS, TOK_STAGE_PREFIX_SPACE };
+enum tok_stage_kind {
+    TOK_STAGE_SPLIT,
+    TOK_STAGE_DIGITS,
+    TOK_STAGE_PREFIX_SPACE,
+    TOK_STAGE_METASPACE, /* spaces become the mark, which may be put in front */
+    TOK_STAGE_ALPHABET   /* every byte becomes its character of the byte alphabet */
+};
+
+enum tok_prepend { TOK_PREPEND_ALWAYS, TOK_PREPEND_FIRST, TOK_PREPEND_NEVER };
 
 struct tok_regex;
 
@@ -85,7 +99,44 @@ struct tok_stage {
     enum tok_stage_kind kind;
     enum tok_behavior behavior;
     bool invert;
+    enum tok_prepend prepend; /* of TOK_STAGE_METASPACE, like the mark */
+    char mark[4];
+    uint32_t mark_size;
     struct tok_regex *regex; /* of TOK_STAGE_SPLIT */
+};
+
+/* ---- Normalizer (norm.c, forms.c), decoder (decode.c) --------------------------------------- */
+
+enum tok_form { TOK_NFC, TOK_NFD, TOK_NFKC, TOK_NFKD };
+enum tok_step_kind { TOK_STEP_FORM, TOK_STEP_PREPEND, TOK_STEP_REPLACE };
+
+/* `find` and `content` are in tok->text; `find` is not used where there is a regex. */
+struct tok_step {
+    enum tok_step_kind kind;
+    enum tok_form form;
+    struct tok_regex *regex;
+    uint32_t find, find_size, content, content_size;
+};
+
+/* What makes a token's bytes of its name. */
+struct tok_decoder {
+    struct tok_step replaces[TOK_STEPS_MAX];
+    int replace_count;
+    bool byte_level;     /* names are written in the byte alphabet */
+    bool byte_fallback;  /* "<0x0A>" is the byte 10 */
+    bool fused;          /* while loading: what follows sees the whole text */
+    char strip[4];       /* one such character at the beginning of a text goes */
+    uint32_t strip_size; /* 0: none goes */
+    char mark[4];        /* these all go from the first token of a text */
+    uint32_t mark_size;  /* 0: they stay */
+};
+
+/* ---- The tokenizer -------------------------------------------------------------------------- */
+
+enum tok_model {
+    TOK_MODEL_BYTES,  /* BPE whose pieces are bytes: byte_ids are the first symbols */
+    TOK_MODEL_CHARS,  /* BPE whose first symbols are the names of characters */
+    TOK_MODEL_UNIGRAM /* the best sum of scores */
 };
 
 struct tok {
@@ -97,29 +148,54 @@ struct tok {
     struct tok_table names;
     struct tok_table whole; /* by bytes; only where ignore_merges */
     struct tok_merges merges;
+    enum tok_model model;
     bool ignore_merges;
-    int32_t byte_ids[256]; /* -1: the vocabulary lacks this byte */
+    int32_t byte_ids[256]; /* -1: the vocabulary lacks this byte; of the byte alphabet */
     bool all_bytes;
+    int32_t unknown;           /* -1: unknown characters give no token */
+    bool fuse_unknown;         /* neighbours become one token */
+    bool byte_fallback;        /* unknown characters become the tokens of their bytes */
+    int32_t fallback_ids[256]; /* "<0x00>".."<0xFF>"; -1: the vocabulary lacks it */
+    bool all_fallback;
+    size_t names_max;  /* the longest token's name */
+    bool cut_at_marks; /* no merge reaches over the beginning of a word (bpe.c) */
+
+    double *scores;       /* [vocab_size], Unigram alone */
+    double unknown_score; /* of one unknown character */
+    int32_t *sorted;      /* ids by name, for prefixes */
+    int32_t sorted_count;
+    int32_t by_byte[257]; /* where names that begin with a byte begin in `sorted` */
 
     struct tok_matcher raw, normal; /* matched before and after normalising */
     bool normal_specials;           /* `normal` holds special tokens */
-    bool nfc;
-    struct tok_stage stages[TOK_STAGES_MAX];
+    struct tok_step steps[TOK_STEPS_MAX];
+    int step_count;
+    struct tok_stage stages[TOK_STAGES_MAX + 1]; /* room for TOK_STAGE_ALPHABET */
     int stage_count;
+    int bytes_at; /* the stage before which ByteLevel makes bytes of text; -1: never */
+    struct tok_decoder decoder;
 
     int32_t template_before[TOK_TEMPLATE_MAX], template_after[TOK_TEMPLATE_MAX];
     int before_count, after_count;
 };
 
-int tok_vocab_reserve(struct tok *tok, int32_t ids, size_t text_bytes, struct fault *fault);
-void tok_vocab_put(struct tok *tok, int32_t id, const char *name, size_t size, uint32_t flags);
-int tok_vocab_index(struct tok *tok, struct fault *fault); /* the name table, byte ids, maximum */
+/* Appends to tok->text; ERR_NOMEM or ERR_LIMIT. */
+int tok_text_add(struct tok *tok, const char *s, size_t size, uint32_t *at, struct fault *fault);
+int tok_vocab_reserve(struct tok *tok, int32_t ids, struct fault *fault);
+int tok_vocab_put(struct tok *tok, int32_t id, const char *name, size_t size, uint32_t flags,
+                  struct fault *fault);
+int tok_vocab_index(struct tok *tok, struct fault *fault); /* the name table, byte ids */
 int tok_vocab_index_whole(struct tok *tok, struct fault *fault);
 int32_t tok_vocab_find(const struct tok *tok, const char *name, size_t size);
 int32_t tok_vocab_find_pair(const struct tok *tok, const char *a, size_t a_size, const char *b,
                             size_t b_size);
 int32_t tok_vocab_find_whole(const struct tok *tok, const char *bytes, size_t size);
-int tok_byte_of(uint32_t scalar); /* of the byte alphabet; -1 outside */
+/* A name that the model may give for a piece: no special token, whatever the text says. The unknown
+ * token may: every piece can become it. */
+int32_t tok_vocab_find_plain(const struct tok *tok, const char *name, size_t size);
+int tok_byte_of(uint32_t scalar);                   /* of the byte alphabet; -1 outside */
+uint32_t tok_char_of(uint32_t byte);                /* the other way */
+int tok_fallback_of(const char *name, size_t size); /* the byte of "<0x0A>"; -1 otherwise */
 
 int tok_merges_reserve(struct tok *tok, size_t count, struct fault *fault);
 int tok_merges_add(struct tok *tok, const char *left, size_t left_size, const char *right,
@@ -140,9 +216,20 @@ int tok_load_entry(const cJSON *node, const char *path, int32_t id, struct tok_e
 int tok_load_vocab(struct tok *tok, const cJSON *vocab, const struct tok_entry *entries,
                    size_t entry_count, struct fault *fault);
 int tok_load_pipeline(struct tok *tok, const cJSON *root, struct fault *fault);
+int tok_load_decoder(struct tok *tok, const cJSON *node, const char *type, const char *path,
+                     struct fault *fault);
+/* {"pattern": {"Regex": "..."} or {"String": "..."}} */
+int tok_load_pattern(const cJSON *node, const char *path, const char **text, bool *literal,
+                     struct fault *fault);
+int tok_add_step(struct tok *tok, const struct tok_step *step, const char *find, bool literal,
+                 const char *content, const char *field, struct fault *fault);
+int tok_decode_names(struct tok *tok, struct fault *fault); /* names to bytes, by the decoder */
 int tok_add_stage(struct tok *tok, const struct tok_stage *stage, const char *pattern, bool literal,
                   const char *field, struct fault *fault);
-int tok_finish(struct tok *tok, struct fault *fault); /* once `nfc` and everything else is known */
+struct tok *tok_make(void);                           /* NULL: no memory */
+int tok_finish(struct tok *tok, struct fault *fault); /* once everything else is known */
+int tok_unigram_index(struct tok *tok, struct fault *fault);
+void tok_bpe_find_marks(struct tok *tok);
 
 int tok_added_reserve(struct tok *tok, size_t count, struct fault *fault);
 void tok_added_put(struct tok *tok, const struct tok_added *added);
@@ -176,6 +263,12 @@ struct tok_candidate {
     int32_t id; /* of the merged token */
 };
 
+struct tok_node { /* the best way to one place of a piece, Unigram */
+    double score;
+    int32_t id; /* -1: no way yet */
+    uint32_t from;
+};
+
 struct tok_cached {
     const char *piece;
     uint32_t size;
@@ -189,7 +282,8 @@ struct tok_encoder {
     struct fault *fault;
     struct tok_scratch *scratch;
     bool specials;
-    size_t next_span; /* untrusted spans before it end before the part at hand */
+    const char *first; /* a piece that begins here begins the text */
+    size_t next_span;  /* untrusted spans before it end before the part at hand */
 
     int32_t *ids;
     size_t count, capacity, max;
@@ -197,6 +291,8 @@ struct tok_encoder {
     struct tok_symbol *symbols;
     struct tok_candidate *heap;
     size_t work_capacity; /* symbols; the heap has twice as many */
+    struct tok_node *nodes;
+    size_t node_capacity;
     struct tok_cached *cache;
     size_t cache_mask;
 };
@@ -223,11 +319,39 @@ struct tok_match {
 bool tok_added_find(const struct tok *tok, const struct tok_matcher *matcher, bool specials,
                     const struct tok_text *text, size_t taken, struct tok_match *match);
 
-/* NFC of `in`, which it returns as it is where that is its NFC already. Spans are carried over,
- * widened to whole changed runs. Negative: no memory. */
-int tok_normalize(struct arena *arena, const struct tok_text *in, struct tok_text *out);
+/* Text that a step of the normalizer writes. */
+struct tok_writer {
+    struct arena *arena;
+    char *data;
+    size_t size, capacity;
+};
+
+bool tok_writer_reserve(struct tok_writer *w, size_t more); /* false: no memory */
+bool tok_writer_add(struct tok_writer *w, const char *s, size_t size);
+
+struct tok_span_map {
+    const struct tok_span *in;
+    size_t in_count, next;
+    struct tok_span *out;
+    size_t out_count;
+};
+
+bool tok_span_map_open(struct tok_span_map *map, struct arena *arena, const struct tok_text *in);
+void tok_span_map_add(struct tok_span_map *map, size_t begin, size_t end, size_t at, size_t size,
+                      bool changed);
+
+/* The Unicode form of `in`, which it returns as it is where that is its form already. ERR_NOMEM. */
+int tok_form(struct arena *arena, enum tok_form form, const struct tok_text *in,
+             struct tok_text *out);
+
+/* The whole normalizer. ERR_NOMEM; ERR_LIMIT where a regex needs too many steps. `scratch` may be
+ * NULL while no step has a regex. */
+int tok_normalize(const struct tok *tok, struct arena *arena, struct tok_scratch *scratch,
+                  const struct tok_text *in, struct tok_text *out);
 
 int tok_split(struct tok_encoder *e, int stage, const char *text, size_t size);
+int tok_piece(struct tok_encoder *e, const char *piece, size_t size); /* one piece by the model */
 int tok_bpe(struct tok_encoder *e, const char *piece, size_t size);
+int tok_unigram(struct tok_encoder *e, const char *piece, size_t size);
 
 #endif

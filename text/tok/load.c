@@ -1,4 +1,8 @@
-/* tokenizer.json: vocabulary, added tokens and merges. */
+/* tokenizer.json: model, vocabulary, added tokens and merges.
+ *
+ * The file's JSON tree lives only while loading. Everything that a file can get wrong is refused
+ * here with the name of its field: at a request it would be too late, and a vocabulary that was
+ * read in part would give a model other tokens than it was trained with. */
 #include <stdio.h>
 #include <string.h>
 
@@ -15,52 +19,74 @@ static int no_memory(struct fault *fault) {
 
 /* ---- Vocabulary and added tokens ----------------------------------------------------------- */
 
-struct measure {
-    int64_t ids;  /* highest id + 1 */
-    size_t bytes; /* of tok->text */
-};
+static int bad_id(const char *name, struct fault *fault) {
+    return fault_set(fault, ERR_MALFORMED, "model.vocab",
+                     "the id of '%.64s' is not an integer below %d", name, TOK_ID_MAX);
+}
 
-static int measure_vocab(const cJSON *vocab, struct measure *m, struct fault *fault) {
+/* Highest id + 1. BPE: {"name": id, ...}; Unigram: [["name", score], ...], ids in order. */
+static int count_ids(const cJSON *vocab, int64_t *ids, struct fault *fault) {
     const cJSON *entry;
+    if (cJSON_IsArray(vocab)) {
+        *ids = cJSON_GetArraySize(vocab);
+        return *ids <= TOK_ID_MAX
+                   ? 0
+                   : fault_set(fault, ERR_LIMIT, "model.vocab", "more than %d tokens", TOK_ID_MAX);
+    }
     cJSON_ArrayForEach(entry, vocab) {
         int64_t id;
-        if (json_node_int(entry, 0, TOK_ID_MAX - 1, &id))
-            return fault_set(fault, ERR_MALFORMED, "model.vocab",
-                             "the id of '%.64s' is not an integer below %d", entry->string,
-                             TOK_ID_MAX);
-        if (id >= m->ids) m->ids = id + 1;
-        m->bytes += 2 * strlen(entry->string); /* the name and its bytes */
+        if (json_node_int(entry, 0, TOK_ID_MAX - 1, &id)) return bad_id(entry->string, fault);
+        if (id >= *ids) *ids = id + 1;
     }
     return 0;
 }
 
-static void measure_entries(const struct tok_entry *entries, size_t count, struct measure *m) {
-    for (size_t i = 0; i < count; i++) {
-        if (entries[i].flags.id >= m->ids) m->ids = entries[i].flags.id + 1;
-        m->bytes += 4 * strlen(entries[i].content); /* NFC grows to three times at most */
-    }
-}
-
-static void put_vocab(struct tok *tok, const cJSON *vocab) {
+static int put_names(struct tok *tok, const cJSON *vocab, struct fault *fault) {
     const cJSON *entry;
+    int rc = 0;
     cJSON_ArrayForEach(entry, vocab) {
         int64_t id = 0;
         json_node_int(entry, 0, TOK_ID_MAX - 1, &id);
-        tok_vocab_put(tok, (int32_t)id, entry->string, strlen(entry->string), 0);
+        rc = tok_vocab_put(tok, (int32_t)id, entry->string, strlen(entry->string), 0, fault);
+        if (rc) break;
     }
+    return rc;
 }
 
-static void put_entries(struct tok *tok, const struct tok_entry *entries, size_t count) {
+static int put_scored(struct tok *tok, const cJSON *vocab, struct fault *fault) {
+    const cJSON *entry;
+    int32_t id = 0;
+    int rc = 0;
+    tok->scores = mem_try_alloc((size_t)tok->vocab_size, sizeof *tok->scores);
+    if (!tok->scores) return no_memory(fault);
+    cJSON_ArrayForEach(entry, vocab) {
+        const cJSON *name = cJSON_IsArray(entry) ? entry->child : NULL;
+        const cJSON *score = name ? name->next : NULL;
+        if (!cJSON_IsString(name) || !cJSON_IsNumber(score) || score->next)
+            return fault_set(fault, ERR_MALFORMED, "model.vocab",
+                             "entry %d: expected a token string and its score", id);
+        tok->scores[id] = score->valuedouble;
+        rc = tok_vocab_put(tok, id++, name->valuestring, strlen(name->valuestring), 0, fault);
+        if (rc) break;
+    }
+    return rc;
+}
+
+static int put_entries(struct tok *tok, const struct tok_entry *entries, size_t count,
+                       struct fault *fault) {
     for (size_t i = 0; i < count; i++) {
         struct tok_added added = entries[i].flags;
         size_t size = strlen(entries[i].content);
         if (size == 0) continue;
-        tok_vocab_put(tok, added.id, entries[i].content, size,
-                      TOK_ADDED | (added.special ? TOK_SPECIAL : 0));
+        uint32_t flags = TOK_ADDED | (added.special ? TOK_SPECIAL : 0);
+        if (!(tok->tokens[added.id].flags & TOK_PRESENT)) flags |= TOK_OUTSIDE;
+        int rc = tok_vocab_put(tok, added.id, entries[i].content, size, flags, fault);
+        if (rc) return rc;
         added.pattern = tok->tokens[added.id].name;
         added.pattern_size = tok->tokens[added.id].name_size;
         tok_added_put(tok, &added);
     }
+    return 0;
 }
 
 static int check_entries(const struct tok *tok, const struct tok_entry *entries, size_t count,
@@ -77,20 +103,22 @@ static int check_entries(const struct tok *tok, const struct tok_entry *entries,
 
 int tok_load_vocab(struct tok *tok, const cJSON *vocab, const struct tok_entry *entries,
                    size_t entry_count, struct fault *fault) {
-    struct measure m = {0};
-    if (!cJSON_IsObject(vocab))
-        return fault_set(fault, ERR_MALFORMED, "model.vocab", "expected an object, found %s",
-                         vocab ? json_type_name(vocab) : "nothing");
-    int rc = measure_vocab(vocab, &m, fault);
+    bool scored = tok->model == TOK_MODEL_UNIGRAM;
+    int64_t ids = 0;
+    if (scored ? !cJSON_IsArray(vocab) : !cJSON_IsObject(vocab))
+        return fault_set(fault, ERR_MALFORMED, "model.vocab", "expected an %s, found %s",
+                         scored ? "array" : "object", vocab ? json_type_name(vocab) : "nothing");
+    int rc = count_ids(vocab, &ids, fault);
     if (rc) return rc;
-    measure_entries(entries, entry_count, &m);
-    if (m.ids == 0) return fault_set(fault, ERR_MALFORMED, "model.vocab", "is empty");
-    if ((rc = tok_vocab_reserve(tok, (int32_t)m.ids, m.bytes, fault))) return rc;
-    if ((rc = tok_added_reserve(tok, entry_count, fault))) return rc;
-    put_vocab(tok, vocab);
-    put_entries(tok, entries, entry_count);
-    if ((rc = tok_vocab_index(tok, fault))) return rc;
-    return check_entries(tok, entries, entry_count, fault);
+    for (size_t i = 0; i < entry_count; i++)
+        if (entries[i].flags.id >= ids) ids = entries[i].flags.id + 1;
+    if (ids == 0) return fault_set(fault, ERR_MALFORMED, "model.vocab", "is empty");
+    rc = tok_vocab_reserve(tok, (int32_t)ids, fault);
+    if (!rc) rc = tok_added_reserve(tok, entry_count, fault);
+    if (!rc) rc = scored ? put_scored(tok, vocab, fault) : put_names(tok, vocab, fault);
+    if (!rc) rc = put_entries(tok, entries, entry_count, fault);
+    if (!rc) rc = tok_vocab_index(tok, fault);
+    return rc ? rc : check_entries(tok, entries, entry_count, fault);
 }
 
 int tok_load_entry(const cJSON *node, const char *path, int32_t id, struct tok_entry *entry,
@@ -173,15 +201,30 @@ static int refuse_string(const cJSON *model, const char *key, struct fault *faul
     return fault_set(fault, ERR_UNSUPPORTED, field, "'%.64s' is not supported", value);
 }
 
-static int check_model_kind(const cJSON *model, struct fault *fault) {
-    const char *type = "BPE";
-    double dropout = 0;
+/* Files of older versions leave the type out; then the other members tell it. */
+static int read_model_kind(struct tok *tok, const cJSON *model, struct fault *fault) {
+    const char *type = NULL;
+    const cJSON *vocab = json_get(model, "vocab");
     int rc = json_str(model, "model", "type", &type, fault);
     if (rc) return rc;
-    if (strcmp(type, "BPE") != 0)
-        return fault_set(fault, ERR_UNSUPPORTED, "model.type", "'%.64s' is not supported, only BPE",
-                         type);
-    if ((rc = json_num(model, "model", "dropout", 0, 1, &dropout, fault))) return rc;
+    if (!type && cJSON_IsObject(vocab) && json_get(model, "merges")) type = "BPE";
+    if (!type && cJSON_IsArray(vocab)) type = "Unigram";
+    if (!type)
+        return fault_set(fault, ERR_UNSUPPORTED, "model.type",
+                         "is absent, and the model has neither vocab with merges (BPE) nor a list "
+                         "of tokens with scores (Unigram)");
+    bool unigram = strcmp(type, "Unigram") == 0;
+    if (!unigram && strcmp(type, "BPE") != 0)
+        return fault_set(fault, ERR_UNSUPPORTED, "model.type",
+                         "'%.64s' is not supported, only BPE and Unigram", type);
+    tok->model = unigram ? TOK_MODEL_UNIGRAM : TOK_MODEL_CHARS;
+    return 0;
+}
+
+static int check_bpe(const cJSON *model, struct fault *fault) {
+    double dropout = 0;
+    int rc = json_num(model, "model", "dropout", 0, 1, &dropout, fault);
+    if (rc) return rc;
     if (dropout > 0)
         return fault_set(fault, ERR_UNSUPPORTED, "model.dropout",
                          "random merges are not supported");
@@ -189,15 +232,25 @@ static int check_model_kind(const cJSON *model, struct fault *fault) {
     return refuse_string(model, "end_of_word_suffix", fault);
 }
 
-/* With all 256 bytes in the vocabulary nothing is ever unknown, and these say nothing. */
-static int check_unknowns(const struct tok *tok, const cJSON *model, struct fault *fault) {
-    bool fallback = false;
-    int rc = json_bool(model, "model", "byte_fallback", &fallback, fault);
-    if (rc || tok->all_bytes) return rc;
-    if (fallback)
-        return fault_set(fault, ERR_UNSUPPORTED, "model.byte_fallback",
-                         "SentencePiece-style vocabularies are not supported, only byte-level BPE");
-    return refuse_string(model, "unk_token", fault);
+static int load_bpe(struct tok *tok, const cJSON *model, struct fault *fault) {
+    const char *unknown = NULL;
+    int rc = json_str(model, "model", "unk_token", &unknown, fault);
+    if (!rc) rc = json_bool(model, "model", "fuse_unk", &tok->fuse_unknown, fault);
+    if (!rc) rc = json_bool(model, "model", "ignore_merges", &tok->ignore_merges, fault);
+    if (rc) return rc;
+    /* With all 256 bytes in the vocabulary nothing is ever unknown, and the name says nothing. */
+    if (unknown) tok->unknown = tok_vocab_find(tok, unknown, strlen(unknown));
+    if (unknown && tok->unknown < 0 && !tok->all_bytes)
+        return fault_set(fault, ERR_MALFORMED, "model.unk_token",
+                         "'%.64s' is not in the vocabulary", unknown);
+    return load_merges(tok, json_get(model, "merges"), fault);
+}
+
+static int load_unigram(struct tok *tok, const cJSON *model, struct fault *fault) {
+    int64_t unknown = -1;
+    int rc = json_int(model, "model", "unk_id", 0, tok->vocab_size - 1, &unknown, fault);
+    tok->unknown = (int32_t)unknown;
+    return rc ? rc : tok_unigram_index(tok, fault);
 }
 
 static int load_model(struct tok *tok, const cJSON *model, const cJSON *added,
@@ -206,7 +259,8 @@ static int load_model(struct tok *tok, const cJSON *model, const cJSON *added,
         return fault_set(fault, ERR_MALFORMED, "model", "expected an object");
     if (added && !cJSON_IsArray(added))
         return fault_set(fault, ERR_MALFORMED, "added_tokens", "expected an array");
-    int rc = check_model_kind(model, fault);
+    int rc = read_model_kind(tok, model, fault);
+    if (!rc && tok->model == TOK_MODEL_CHARS) rc = check_bpe(model, fault);
     if (rc) return rc;
     size_t count = added ? (size_t)cJSON_GetArraySize(added) : 0;
     struct tok_entry *entries = mem_try_alloc(count, sizeof *entries);
@@ -214,21 +268,51 @@ static int load_model(struct tok *tok, const cJSON *model, const cJSON *added,
     rc = read_entries(added, entries, fault);
     if (!rc) rc = tok_load_vocab(tok, json_get(model, "vocab"), entries, count, fault);
     mem_free(entries);
-    if (!rc) rc = check_unknowns(tok, model, fault);
-    if (!rc) rc = json_bool(model, "model", "ignore_merges", &tok->ignore_merges, fault);
-    return rc ? rc : load_merges(tok, json_get(model, "merges"), fault);
+    if (!rc) rc = json_bool(model, "model", "byte_fallback", &tok->byte_fallback, fault);
+    if (rc) return rc;
+    return tok->model == TOK_MODEL_UNIGRAM ? load_unigram(tok, model, fault)
+                                           : load_bpe(tok, model, fault);
+}
+
+struct tok *tok_make(void) {
+    struct tok *tok = mem_try_alloc(1, sizeof *tok);
+    if (!tok) return NULL;
+    tok->unknown = tok->bytes_at = -1;
+    tok->model = TOK_MODEL_CHARS;
+    return tok;
+}
+
+/* BPE works on bytes where it can: ByteLevel is the last stage, a decoder undoes it, and no byte is
+ * missing that something else would stand for. Otherwise the stages after ByteLevel, and the model,
+ * see characters of the byte alphabet, as in huggingface/tokenizers. */
+static void choose_model(struct tok *tok) {
+    bool complete = tok->all_bytes || (tok->unknown < 0 && !tok->byte_fallback);
+    if (tok->bytes_at < 0) return;
+    if (tok->model == TOK_MODEL_CHARS && tok->bytes_at == tok->stage_count && complete &&
+        tok->decoder.byte_level) {
+        tok->model = TOK_MODEL_BYTES;
+        return;
+    }
+    memmove(&tok->stages[tok->bytes_at + 1], &tok->stages[tok->bytes_at],
+            (size_t)(tok->stage_count - tok->bytes_at) * sizeof *tok->stages);
+    tok->stages[tok->bytes_at] = (struct tok_stage){.kind = TOK_STAGE_ALPHABET};
+    tok->stage_count++;
 }
 
 int tok_finish(struct tok *tok, struct fault *fault) {
-    int rc = tok_added_finish(tok, fault);
-    if (!rc && tok->ignore_merges) rc = tok_vocab_index_whole(tok, fault);
+    choose_model(tok);
+    int rc = tok_decode_names(tok, fault);
+    if (!rc) rc = tok_added_finish(tok, fault);
+    if (!rc && tok->ignore_merges && tok->model == TOK_MODEL_BYTES)
+        rc = tok_vocab_index_whole(tok, fault);
+    if (!rc && tok->model == TOK_MODEL_CHARS) tok_bpe_find_marks(tok);
     return rc;
 }
 
 int tok_open(const char *data, size_t size, struct tok **out, struct fault *fault) {
     cJSON *root = NULL;
     *out = NULL;
-    struct tok *tok = mem_try_alloc(1, sizeof *tok);
+    struct tok *tok = tok_make();
     if (!tok) return no_memory(fault);
     int rc = json_parse(data, size, &limits, &root, fault);
     if (!rc && !cJSON_IsObject(root))

@@ -1,156 +1,44 @@
-/* Unicode NFC, run by run: one character and the marks and conjoining jamo after it. Nothing else
- * ever combines with what stands before it. Runs that cannot change are only copied. */
+/* The normalizer: a chain of steps, each of which makes the next text of the one before.
+ *
+ * Untrusted spans follow the text through every step. A step that changes a part of the text makes
+ * all of the new part untrusted where the old part touched an untrusted span: special tokens that
+ * are matched after normalising must not be assembled from a request's bytes. */
 #include <string.h>
-#include <utf8proc.h>
 
-#include "base/utf8.h"
 #include "text/tok/internal.h"
 
-struct normalizer {
-    struct arena *arena;
-    char *out;
-    size_t size, capacity;
-    utf8proc_int32_t *points, *sorted;
-    size_t point_capacity;
-    bool changed;
-};
+/* ---- The text in the making ---------------------------------------------------------------- */
 
-static bool reserve_out(struct normalizer *n, size_t more) {
-    if (more <= n->capacity - n->size) return true;
-    size_t capacity = n->capacity * 2 + more;
-    char *out = arena_alloc(n->arena, capacity, 1);
-    if (!out) return false;
-    if (n->size) memcpy(out, n->out, n->size);
-    n->out = out;
-    n->capacity = capacity;
+bool tok_writer_reserve(struct tok_writer *w, size_t more) {
+    if (more <= w->capacity - w->size) return true;
+    size_t capacity = w->capacity * 2 + more;
+    char *data = arena_alloc(w->arena, capacity, 1);
+    if (!data) return false;
+    if (w->size) memcpy(data, w->data, w->size);
+    w->data = data;
+    w->capacity = capacity;
     return true;
 }
 
-static bool add(struct normalizer *n, const char *s, size_t size) {
-    if (!reserve_out(n, size)) return false;
-    memcpy(n->out + n->size, s, size);
-    n->size += size;
+bool tok_writer_add(struct tok_writer *w, const char *s, size_t size) {
+    if (!tok_writer_reserve(w, size)) return false;
+    if (size) memcpy(w->data + w->size, s, size);
+    w->size += size;
     return true;
 }
 
-static bool reserve_points(struct normalizer *n, size_t count) {
-    if (count <= n->point_capacity) return true;
-    size_t capacity = n->point_capacity * 2 + count;
-    n->points = arena_alloc(n->arena, capacity, sizeof *n->points);
-    n->sorted = arena_alloc(n->arena, capacity, sizeof *n->sorted);
-    n->point_capacity = capacity;
-    return n->points && n->sorted;
+/* ---- Spans --------------------------------------------------------------------------------- */
+
+/* Parts are mapped in order, and parts of one span that touch are joined again, so there are never
+ * more spans after a step than before it. */
+bool tok_span_map_open(struct tok_span_map *map, struct arena *arena, const struct tok_text *in) {
+    *map = (struct tok_span_map){.in = in->spans, .in_count = in->span_count};
+    if (in->span_count) map->out = arena_alloc(arena, in->span_count, sizeof *map->out);
+    return in->span_count == 0 || map->out;
 }
-
-static int combining_class(utf8proc_int32_t c) {
-    return c < 0x300 ? 0 : (int)utf8proc_get_property(c)->combining_class;
-}
-
-/* Canonical order of one run of combining marks, by counting: utf8proc's own ordering swaps
- * neighbours, which a client can make quadratic. */
-static void order_marks(utf8proc_int32_t *points, size_t count, utf8proc_int32_t *sorted) {
-    size_t place[257] = {0};
-    for (size_t i = 0; i < count; i++) place[combining_class(points[i]) + 1]++;
-    for (int c = 1; c < 257; c++) place[c] += place[c - 1];
-    for (size_t i = 0; i < count; i++) sorted[place[combining_class(points[i])]++] = points[i];
-    memcpy(points, sorted, count * sizeof *points);
-}
-
-static void order_points(struct normalizer *n, size_t count) {
-    for (size_t i = 0, end; i < count; i = end) {
-        int last = combining_class(n->points[i]);
-        bool ordered = true;
-        end = i + 1;
-        if (last == 0) continue;
-        for (int c; end < count && (c = combining_class(n->points[end])) != 0; end++) {
-            ordered &= c >= last;
-            last = c;
-        }
-        if (!ordered) order_marks(n->points + i, end - i, n->sorted);
-    }
-}
-
-/* The text is valid UTF-8, so utf8proc has nothing to refuse. */
-static size_t decompose(struct normalizer *n, const char *s, size_t size) {
-    size_t count = 0;
-    for (size_t i = 0; i < size;) {
-        utf8proc_int32_t scalar = 0;
-        utf8proc_ssize_t step = utf8proc_iterate((const utf8proc_uint8_t *)s + i,
-                                                 (utf8proc_ssize_t)(size - i), &scalar);
-        utf8proc_ssize_t got = utf8proc_decompose_char(
-            scalar, n->points + count, (utf8proc_ssize_t)(n->point_capacity - count),
-            UTF8PROC_STABLE | UTF8PROC_DECOMPOSE, NULL);
-        i += step > 0 ? (size_t)step : 1;
-        count += got > 0 ? (size_t)got : 0;
-    }
-    return count;
-}
-
-static bool normalize_run(struct normalizer *n, const char *s, size_t size, bool *changed) {
-    /* Two bytes give at most three characters, three or four bytes at most four. */
-    if (!reserve_points(n, size + size / 2 + 4)) return false;
-    size_t count = decompose(n, s, size), start = n->size;
-    order_points(n, count);
-    utf8proc_ssize_t composed = utf8proc_normalize_utf32(n->points, (utf8proc_ssize_t)count,
-                                                         UTF8PROC_STABLE | UTF8PROC_COMPOSE);
-    if (!reserve_out(n, 4 * (size_t)composed)) return false;
-    for (utf8proc_ssize_t i = 0; i < composed; i++)
-        n->size += utf8_encode((uint32_t)n->points[i], n->out + n->size);
-    *changed = n->size - start != size || memcmp(n->out + start, s, size) != 0;
-    return true;
-}
-
-/* --- where runs end --- */
-
-static size_t ascii_run(const char *s, size_t from, size_t size) {
-    while (from < size && (unsigned char)s[from] < 0x80) from++;
-    return from;
-}
-
-/* Every second half of a canonical composition is a mark or a conjoining jamo. */
-static bool may_combine(utf8proc_int32_t c) {
-    if (c < 0x300) return false;
-    utf8proc_category_t category = utf8proc_category(c);
-    return (category >= UTF8PROC_CATEGORY_MN && category <= UTF8PROC_CATEGORY_ME) ||
-           (c >= 0x1100 && c <= 0x11FF) || (c >= 0xA960 && c <= 0xA97F) ||
-           (c >= 0xD7B0 && c <= 0xD7FF);
-}
-
-/* Alone it is its own NFC: nothing to decompose, or a Hangul syllable. */
-static bool is_plain(utf8proc_int32_t c) {
-    const utf8proc_property_t *property = utf8proc_get_property(c);
-    return property->decomp_seqindex == UINT16_MAX || property->decomp_type != 0;
-}
-
-/* *plain: the run is one character that stays as it is. */
-static size_t run_end(const char *s, size_t from, size_t size, bool *plain) {
-    utf8proc_int32_t c = 0;
-    size_t at = from;
-    for (;;) {
-        utf8proc_ssize_t step =
-            utf8proc_iterate((const utf8proc_uint8_t *)s + at, (utf8proc_ssize_t)(size - at), &c);
-        if (at == from)
-            *plain = c < 0x80 || is_plain(c);
-        else if (!may_combine(c))
-            return at;
-        else
-            *plain = false;
-        at += step > 0 ? (size_t)step : 1;
-        if (at >= size) return size;
-    }
-}
-
-/* --- spans: a run that changed is untrusted as a whole where it touches an untrusted span --- */
-
-struct span_map {
-    const struct tok_span *in;
-    size_t in_count, next;
-    struct tok_span *out;
-    size_t out_count;
-};
 
 /* Maps the part of the spans inside in[begin, end), which became out[at, at + size). */
-static void map_spans(struct span_map *map, size_t begin, size_t end, size_t at, size_t size,
+void tok_span_map_add(struct tok_span_map *map, size_t begin, size_t end, size_t at, size_t size,
                       bool changed) {
     while (map->next < map->in_count && map->in[map->next].end <= begin) map->next++;
     for (size_t i = map->next; i < map->in_count && map->in[i].begin < end; i++) {
@@ -166,39 +54,101 @@ static void map_spans(struct span_map *map, size_t begin, size_t end, size_t at,
     }
 }
 
-static bool normalize_next(struct normalizer *n, const char *s, size_t size, bool plain,
-                           bool *changed) {
-    *changed = false;
-    return plain ? add(n, s, size) : normalize_run(n, s, size, changed);
-}
+/* ---- Prepend, Replace ---------------------------------------------------------------------- */
 
-static int normalize(struct normalizer *n, const struct tok_text *in, struct span_map *map) {
-    for (size_t at = 0, end; at < in->size; at = end) {
-        bool plain = true, changed;
-        end = ascii_run(in->s, at, in->size);
-        /* The last ASCII character may combine with what follows. */
-        if (end < in->size && end > at) end--;
-        if (end == at) end = run_end(in->s, at, in->size, &plain);
-        size_t out = n->size;
-        if (!normalize_next(n, in->s + at, end - at, plain, &changed)) return ERR_NOMEM;
-        map_spans(map, at, end, out, n->size - out, changed);
-        n->changed |= changed;
-    }
-    return 0;
-}
-
-int tok_normalize(struct arena *arena, const struct tok_text *in, struct tok_text *out) {
-    struct normalizer n = {.arena = arena};
-    struct span_map map = {.in = in->spans, .in_count = in->span_count};
+static int prepend(struct arena *arena, const struct tok *tok, const struct tok_step *step,
+                   const struct tok_text *in, struct tok_text *out) {
+    struct tok_writer w = {.arena = arena};
+    struct tok_span_map map;
     *out = *in;
-    if (ascii_run(in->s, 0, in->size) == in->size) return 0;
-    if (in->span_count) {
-        /* A span is cut at most where runs meet, and pieces that touch are joined again. */
-        map.out = arena_alloc(arena, in->span_count, sizeof *map.out);
-        if (!map.out) return ERR_NOMEM;
-    }
-    if (!reserve_out(&n, in->size + 16) || normalize(&n, in, &map)) return ERR_NOMEM;
-    if (!n.changed) return 0;
-    *out = (struct tok_text){n.out, n.size, map.out, map.out_count};
+    if (in->size == 0) return 0;
+    if (!tok_span_map_open(&map, arena, in) ||
+        !tok_writer_reserve(&w, step->content_size + in->size))
+        return ERR_NOMEM;
+    tok_writer_add(&w, tok->text + step->content, step->content_size);
+    tok_writer_add(&w, in->s, in->size);
+    tok_span_map_add(&map, 0, in->size, step->content_size, in->size, false);
+    *out = (struct tok_text){w.data, w.size, map.out, map.out_count};
     return 0;
+}
+
+/* The next match at or after `from`: 1 found, 0 none, negative enum err. */
+static int find(const struct tok_step *step, const struct tok *tok, struct tok_scratch *scratch,
+                const struct tok_text *in, size_t from, size_t *begin, size_t *end) {
+    if (step->regex) return tok_regex_find(step->regex, scratch, in->s, in->size, from, begin, end);
+    const char *found =
+        memmem(in->s + from, in->size - from, tok->text + step->find, step->find_size);
+    if (!found) return 0;
+    *begin = (size_t)(found - in->s);
+    *end = *begin + step->find_size;
+    return 1;
+}
+
+struct replacer {
+    struct tok_writer w;
+    struct tok_span_map map;
+    size_t taken; /* of the old text */
+};
+
+/* Writes `s` for the old text up to `end`. */
+static bool put(struct replacer *r, size_t end, const char *s, size_t size, bool changed) {
+    size_t at = r->w.size;
+    if (!tok_writer_add(&r->w, s, size)) return false;
+    tok_span_map_add(&r->map, r->taken, end, at, size, changed);
+    r->taken = end;
+    return r->w.size <= TOK_TEXT_MAX;
+}
+
+/* An empty match right behind a match does not count: the search goes on one character later. */
+static int replace(struct arena *arena, const struct tok *tok, struct tok_scratch *scratch,
+                   const struct tok_step *step, const struct tok_text *in, struct tok_text *out) {
+    struct replacer r = {.w = {.arena = arena}};
+    size_t from = 0, begin, end, last = SIZE_MAX;
+    int rc;
+    *out = *in;
+    while (from <= in->size) {
+        rc = find(step, tok, scratch, in, from, &begin, &end);
+        if (rc < 0) return rc;
+        if (rc == 0) break;
+        if (begin == end && end == last) {
+            do from++;
+            while (from < in->size && ((unsigned char)in->s[from] & 0xC0) == 0x80);
+            continue;
+        }
+        if (!r.w.data && (!tok_span_map_open(&r.map, arena, in) ||
+                          !tok_writer_reserve(&r.w, in->size + in->size / 2 + 16)))
+            return ERR_NOMEM;
+        if (!put(&r, begin, in->s + r.taken, begin - r.taken, false) ||
+            !put(&r, end, tok->text + step->content, step->content_size, true))
+            return ERR_NOMEM;
+        from = last = end;
+    }
+    if (!r.w.data) return 0;
+    if (!put(&r, in->size, in->s + r.taken, in->size - r.taken, false)) return ERR_NOMEM;
+    *out = (struct tok_text){r.w.data, r.w.size, r.map.out, r.map.out_count};
+    return 0;
+}
+
+int tok_normalize(const struct tok *tok, struct arena *arena, struct tok_scratch *scratch,
+                  const struct tok_text *in, struct tok_text *out) {
+    struct tok_text text = *in;
+    int rc = 0;
+    for (int i = 0; i < tok->step_count && !rc; i++) {
+        const struct tok_step *step = &tok->steps[i];
+        struct tok_text next = text;
+        switch (step->kind) {
+        case TOK_STEP_FORM:
+            rc = tok_form(arena, step->form, &text, &next);
+            break;
+        case TOK_STEP_PREPEND:
+            rc = prepend(arena, tok, step, &text, &next);
+            break;
+        case TOK_STEP_REPLACE:
+            rc = replace(arena, tok, scratch, step, &text, &next);
+            break;
+        }
+        text = next;
+    }
+    *out = text;
+    return rc;
 }

@@ -1,10 +1,13 @@
-/* tokenizer.json: normalizer, pre_tokenizer, post_processor and decoder. Whatever is not known
- * here is refused by its name: leaving a step out would give the model other tokens than it knows.
- */
+/* tokenizer.json: normalizer, pre_tokenizer, post_processor and decoder.
+ *
+ * The four are chains of components with names; what each does is in the sources of
+ * huggingface/tokenizers. A component that is not known here is refused by its name: leaving a step
+ * out would give the model other tokens than it was trained with. */
 #include <stdio.h>
 #include <string.h>
 
 #include "base/json.h"
+#include "base/utf8.h"
 #include "text/tok/internal.h"
 
 #define PATH_MAX_BYTES 120
@@ -12,8 +15,8 @@
 struct pipe {
     struct tok *tok;
     struct fault *fault;
-    bool bytes_seen; /* ByteLevel was there: the pieces are bytes from here on */
     bool template_seen;
+    bool decoder_seen;
 };
 
 typedef int load_function(struct pipe *p, const cJSON *node, const char *type, const char *path);
@@ -48,17 +51,72 @@ static int refuse_type(struct pipe *p, const char *path, const char *type) {
 
 /* ---- Normalizer, decoder ------------------------------------------------------------------- */
 
+/* {"Regex": "..."} or {"String": "..."}. */
+int tok_load_pattern(const cJSON *node, const char *path, const char **text, bool *literal,
+                     struct fault *fault) {
+    const cJSON *pattern = json_get(node, "pattern");
+    *text = NULL;
+    if (!cJSON_IsObject(pattern))
+        return fault_set(fault, ERR_MALFORMED, path, "expected a pattern");
+    int rc = json_str(pattern, path, "Regex", text, fault);
+    if (rc) return rc;
+    *literal = !*text;
+    if (*literal) rc = json_str(pattern, path, "String", text, fault);
+    if (!rc && !*text) rc = fault_set(fault, ERR_MALFORMED, path, "expected a pattern");
+    return rc;
+}
+
+int tok_add_step(struct tok *tok, const struct tok_step *step, const char *find, bool literal,
+                 const char *content, const char *field, struct fault *fault) {
+    struct tok_step *place = &tok->steps[tok->step_count];
+    if (tok->step_count == TOK_STEPS_MAX)
+        return fault_set(fault, ERR_LIMIT, field, "more than %d steps", TOK_STEPS_MAX);
+    *place = *step;
+    place->content_size = (uint32_t)strlen(content);
+    int rc = tok_text_add(tok, content, place->content_size, &place->content, fault);
+    if (!rc && literal) {
+        place->find_size = (uint32_t)strlen(find);
+        rc = tok_text_add(tok, find, place->find_size, &place->find, fault);
+    } else if (!rc && find) {
+        rc = tok_regex_open(find, false, field, &place->regex, fault);
+    }
+    if (!rc) tok->step_count++;
+    return rc;
+}
+
+static int load_form(struct pipe *p, const char *type, const char *path) {
+    static const char *const names[] = {"NFC", "NFD", "NFKC", "NFKD"};
+    struct tok_step step = {.kind = TOK_STEP_FORM};
+    for (int i = 0; i < (int)(sizeof names / sizeof *names); i++) {
+        step.form = (enum tok_form)i;
+        if (strcmp(type, names[i]) == 0)
+            return tok_add_step(p->tok, &step, NULL, false, "", path, p->fault);
+    }
+    return refuse_type(p, path, type);
+}
+
 static int load_normalizer(struct pipe *p, const cJSON *node, const char *type, const char *path) {
-    (void)node;
-    if (strcmp(type, "NFC") != 0) return refuse_type(p, path, type);
-    p->tok->nfc = true;
-    return 0;
+    struct tok_step step = {.kind = TOK_STEP_PREPEND};
+    const char *content = "", *find = NULL;
+    bool literal = false;
+    int rc = 0;
+    if (strcmp(type, "Prepend") == 0) {
+        rc = json_str(node, path, "prepend", &content, p->fault);
+    } else if (strcmp(type, "Replace") == 0) {
+        step.kind = TOK_STEP_REPLACE;
+        rc = tok_load_pattern(node, path, &find, &literal, p->fault);
+        if (!rc) rc = json_str(node, path, "content", &content, p->fault);
+        if (!rc && literal && !*find)
+            rc = fault_set(p->fault, ERR_MALFORMED, path, "replaces an empty string");
+    } else {
+        return load_form(p, type, path);
+    }
+    return rc ? rc : tok_add_step(p->tok, &step, find, literal, content, path, p->fault);
 }
 
 static int load_decoder(struct pipe *p, const cJSON *node, const char *type, const char *path) {
-    (void)node;
-    if (strcmp(type, "ByteLevel") == 0 || strcmp(type, "Fuse") == 0) return 0;
-    return refuse_type(p, path, type);
+    p->decoder_seen = true;
+    return tok_load_decoder(p->tok, node, type, path, p->fault);
 }
 
 /* ---- Pre-tokenizer ------------------------------------------------------------------------- */
@@ -93,26 +151,11 @@ static int read_behavior(struct pipe *p, const cJSON *node, const char *path,
                      name ? name : "");
 }
 
-/* {"Regex": "..."} or {"String": "..."}. */
-static int read_pattern(struct pipe *p, const cJSON *node, const char *path, const char **text,
-                        bool *literal) {
-    const cJSON *pattern = json_get(node, "pattern");
-    *text = NULL;
-    if (!cJSON_IsObject(pattern))
-        return fault_set(p->fault, ERR_MALFORMED, path, "expected a pattern");
-    int rc = json_str(pattern, path, "Regex", text, p->fault);
-    if (rc) return rc;
-    *literal = !*text;
-    if (*literal) rc = json_str(pattern, path, "String", text, p->fault);
-    if (!rc && !*text) rc = fault_set(p->fault, ERR_MALFORMED, path, "expected a pattern");
-    return rc;
-}
-
 static int load_split(struct pipe *p, const cJSON *node, const char *path) {
     struct tok_stage stage = {.kind = TOK_STAGE_SPLIT};
     const char *pattern;
     bool literal = false;
-    int rc = read_pattern(p, node, path, &pattern, &literal);
+    int rc = tok_load_pattern(node, path, &pattern, &literal, p->fault);
     if (!rc) rc = read_behavior(p, node, path, &stage.behavior);
     if (!rc) rc = json_bool(node, path, "invert", &stage.invert, p->fault);
     return rc ? rc : tok_add_stage(p->tok, &stage, pattern, literal, path, p->fault);
@@ -137,19 +180,73 @@ static int load_byte_level(struct pipe *p, const cJSON *node, const char *path) 
         rc = tok_add_stage(p->tok,
                            &(struct tok_stage){.kind = TOK_STAGE_SPLIT, .behavior = TOK_ISOLATED},
                            tok_regex_gpt2, false, path, p->fault);
-    p->bytes_seen = true;
+    p->tok->bytes_at = p->tok->stage_count;
     return rc;
+}
+
+/* All of P* and what ASCII counts as punctuation beside it. */
+static int load_punctuation(struct pipe *p, const cJSON *node, const char *path) {
+    struct tok_stage stage = {.kind = TOK_STAGE_SPLIT, .behavior = TOK_ISOLATED};
+    int rc = json_get(node, "behavior") ? read_behavior(p, node, path, &stage.behavior) : 0;
+    return rc ? rc : tok_add_stage(p->tok, &stage, "[\\p{P}$+<=>^`|~]", false, path, p->fault);
+}
+
+/* \w as Rust's regex crate has it, where Oniguruma's is another (regex.c). */
+#define WORD "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{200c}\\x{200d}"
+
+static int load_whitespace(struct pipe *p, bool words, const char *path) {
+    static const char pattern[] = "[" WORD "]+|[^" WORD "\\s]+";
+    struct tok_stage stage = {.kind = TOK_STAGE_SPLIT, .behavior = TOK_REMOVED, .invert = words};
+    return tok_add_stage(p->tok, &stage, words ? pattern : "\\s", false, path, p->fault);
+}
+
+static int read_prepend(struct pipe *p, const cJSON *node, const char *path,
+                        enum tok_prepend *prepend) {
+    static const char *const names[] = {"always", "first", "never"};
+    const char *name = names[0];
+    bool prefix = true;
+    int rc = json_str(node, path, "prepend_scheme", &name, p->fault);
+    if (!rc) rc = json_bool(node, path, "add_prefix_space", &prefix, p->fault);
+    if (rc) return rc;
+    for (int i = 0; i < (int)(sizeof names / sizeof *names); i++) {
+        if (strcmp(name, names[i]) != 0) continue;
+        *prepend = prefix ? (enum tok_prepend)i : TOK_PREPEND_NEVER;
+        return 0;
+    }
+    return fault_set(p->fault, ERR_UNSUPPORTED, path, "prepend_scheme '%.64s' is not supported",
+                     name);
+}
+
+static int load_metaspace(struct pipe *p, const cJSON *node, const char *path) {
+    struct tok_stage stage = {.kind = TOK_STAGE_METASPACE};
+    struct tok_stage cut = {.kind = TOK_STAGE_SPLIT, .behavior = TOK_MERGED_WITH_NEXT};
+    const char *mark = "";
+    bool split = true;
+    int rc = json_str(node, path, "replacement", &mark, p->fault);
+    if (!rc) rc = json_bool(node, path, "split", &split, p->fault);
+    if (!rc) rc = read_prepend(p, node, path, &stage.prepend);
+    if (rc) return rc;
+    size_t size = strlen(mark), length = 0;
+    if (size == 0 || utf8_step(mark, size, &length) != UTF8_CHAR || length != size)
+        return fault_set(p->fault, ERR_MALFORMED, path, "'replacement' is not one character");
+    memcpy(stage.mark, mark, size);
+    stage.mark_size = (uint32_t)size;
+    rc = tok_add_stage(p->tok, &stage, NULL, false, path, p->fault);
+    return rc || !split ? rc : tok_add_stage(p->tok, &cut, mark, true, path, p->fault);
 }
 
 static int load_pre_tokenizer(struct pipe *p, const cJSON *node, const char *type,
                               const char *path) {
-    if (p->bytes_seen)
-        return fault_set(p->fault, ERR_UNSUPPORTED, path,
-                         "'%.64s' after ByteLevel is not supported", type);
     if (strcmp(type, "Split") == 0) return load_split(p, node, path);
     if (strcmp(type, "Digits") == 0) return load_digits(p, node, path);
-    if (strcmp(type, "ByteLevel") == 0) return load_byte_level(p, node, path);
-    return refuse_type(p, path, type);
+    if (strcmp(type, "Punctuation") == 0) return load_punctuation(p, node, path);
+    if (strcmp(type, "Whitespace") == 0) return load_whitespace(p, true, path);
+    if (strcmp(type, "WhitespaceSplit") == 0) return load_whitespace(p, false, path);
+    if (strcmp(type, "Metaspace") == 0) return load_metaspace(p, node, path);
+    if (strcmp(type, "ByteLevel") != 0) return refuse_type(p, path, type);
+    if (p->tok->bytes_at >= 0)
+        return fault_set(p->fault, ERR_UNSUPPORTED, path, "a second ByteLevel is not supported");
+    return load_byte_level(p, node, path);
 }
 
 /* ---- Post-processor ------------------------------------------------------------------------ */
@@ -195,8 +292,7 @@ static int load_template(struct pipe *p, const cJSON *node, const char *path) {
     const cJSON *single = json_get(node, "single"), *item;
     bool text_seen = false;
     if (p->template_seen)
-        return fault_set(p->fault, ERR_UNSUPPORTED, path,
-                         "only one TemplateProcessing is supported");
+        return fault_set(p->fault, ERR_UNSUPPORTED, path, "a second template is not supported");
     p->template_seen = true;
     if (!cJSON_IsArray(single))
         return fault_set(p->fault, ERR_MALFORMED, path, "expected an array 'single'");
@@ -207,10 +303,34 @@ static int load_template(struct pipe *p, const cJSON *node, const char *path) {
     return text_seen ? 0 : fault_set(p->fault, ERR_MALFORMED, path, "the template lacks the text");
 }
 
+/* ["<s>", 0] */
+static int add_pair(struct pipe *p, const cJSON *node, const char *key, const char *path,
+                    int32_t *to, int *count) {
+    const cJSON *pair = json_get(node, key), *name = cJSON_IsArray(pair) ? pair->child : NULL;
+    int64_t id;
+    if (!cJSON_IsString(name) || json_node_int(name->next, 0, p->tok->vocab_size - 1, &id))
+        return fault_set(p->fault, ERR_MALFORMED, path, "'%s' is not a token string and its id",
+                         key);
+    to[(*count)++] = (int32_t)id;
+    return 0;
+}
+
+/* RobertaProcessing, BertProcessing: a token before the text and one after it. */
+static int load_around(struct pipe *p, const cJSON *node, const char *path) {
+    struct tok *tok = p->tok;
+    if (p->template_seen)
+        return fault_set(p->fault, ERR_UNSUPPORTED, path, "a second template is not supported");
+    p->template_seen = true;
+    int rc = add_pair(p, node, "cls", path, tok->template_before, &tok->before_count);
+    return rc ? rc : add_pair(p, node, "sep", path, tok->template_after, &tok->after_count);
+}
+
 static int load_post_processor(struct pipe *p, const cJSON *node, const char *type,
                                const char *path) {
     if (strcmp(type, "ByteLevel") == 0) return 0; /* only trims offsets */
     if (strcmp(type, "TemplateProcessing") == 0) return load_template(p, node, path);
+    if (strcmp(type, "RobertaProcessing") == 0 || strcmp(type, "BertProcessing") == 0)
+        return load_around(p, node, path);
     return refuse_type(p, path, type);
 }
 
@@ -228,8 +348,10 @@ int tok_load_pipeline(struct tok *tok, const cJSON *root, struct fault *fault) {
         int rc = node ? walk(&p, node, parts[i].name, parts[i].members, parts[i].load) : 0;
         if (rc) return rc;
     }
-    if (!p.bytes_seen)
-        return fault_set(fault, ERR_UNSUPPORTED, "pre_tokenizer",
-                         "only byte-level vocabularies are supported: ByteLevel is missing");
+    if (p.decoder_seen) return 0;
+    if (tok->bytes_at < 0)
+        return fault_set(fault, ERR_UNSUPPORTED, "decoder",
+                         "is absent: it is not known how tokens become text");
+    tok->decoder.byte_level = true;
     return 0;
 }

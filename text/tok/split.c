@@ -1,8 +1,9 @@
-/* The pre-tokenizer: stages, each cutting what the one before gives it. Pieces go straight to the
- * next stage and from the last one to the merges. */
+/* The pre-tokenizer: stages, each cutting or rewriting the pieces of the one before. A piece goes
+ * straight to the next stage and from the last one to the model. */
 #include <string.h>
 #include <utf8proc.h>
 
+#include "base/utf8.h"
 #include "text/tok/internal.h"
 
 /* One text under one stage: matches and the gaps between them arrive in order, the behaviour says
@@ -115,18 +116,61 @@ static int split_digits(struct splitter *s, size_t size) {
     return rc ? rc : flush(s);
 }
 
+/* The copy of a piece stands where the piece stood: at the beginning of the text, or not. */
+static int go_on(struct tok_encoder *e, int stage, const char *old, const char *text, size_t size) {
+    if (old == e->first) e->first = text;
+    return tok_split(e, stage + 1, text, size);
+}
+
 static int prefix_space(struct tok_encoder *e, int stage, const char *text, size_t size) {
     if (*text == ' ') return tok_split(e, stage + 1, text, size);
     char *copy = arena_alloc(e->arena, size + 1, 1);
     if (!copy) return tok_no_memory(e);
     *copy = ' ';
     memcpy(copy + 1, text, size);
-    return tok_split(e, stage + 1, copy, size + 1);
+    return go_on(e, stage, text, copy, size + 1);
+}
+
+static int metaspace(struct tok_encoder *e, int stage, const char *text, size_t size) {
+    const struct tok_stage *s = &e->tok->stages[stage];
+    bool marked = size >= s->mark_size && memcmp(text, s->mark, s->mark_size) == 0;
+    bool prepend =
+        s->prepend == TOK_PREPEND_ALWAYS || (s->prepend == TOK_PREPEND_FIRST && text == e->first);
+    size_t spaces = 0, to = 0;
+    for (size_t i = 0; i < size; i++) spaces += text[i] == ' ';
+    char *copy = arena_alloc(e->arena, size + (spaces + 1) * s->mark_size, 1);
+    if (!copy) return tok_no_memory(e);
+    if (prepend && !marked && *text != ' ') {
+        memcpy(copy, s->mark, s->mark_size);
+        to = s->mark_size;
+    }
+    for (size_t i = 0; i < size; i++) {
+        if (text[i] != ' ') {
+            copy[to++] = text[i];
+            continue;
+        }
+        memcpy(copy + to, s->mark, s->mark_size);
+        to += s->mark_size;
+    }
+    return go_on(e, stage, text, copy, to);
+}
+
+static int to_alphabet(struct tok_encoder *e, int stage, const char *text, size_t size) {
+    char *copy = arena_alloc(e->arena, size, 2);
+    size_t to = 0;
+    if (!copy) return tok_no_memory(e);
+    for (size_t i = 0; i < size; i++) {
+        char name[4];
+        size_t n = utf8_encode(tok_char_of((unsigned char)text[i]), name);
+        memcpy(copy + to, name, n);
+        to += n;
+    }
+    return go_on(e, stage, text, copy, to);
 }
 
 int tok_split(struct tok_encoder *e, int stage, const char *text, size_t size) {
     if (size == 0) return 0;
-    if (stage == e->tok->stage_count) return tok_bpe(e, text, size);
+    if (stage == e->tok->stage_count) return tok_piece(e, text, size);
     const struct tok_stage *s = &e->tok->stages[stage];
     struct splitter splitter = {
         .e = e, .stage = stage, .text = text, .behavior = s->behavior, .invert = s->invert};
@@ -137,6 +181,10 @@ int tok_split(struct tok_encoder *e, int stage, const char *text, size_t size) {
         return split_digits(&splitter, size);
     case TOK_STAGE_PREFIX_SPACE:
         return prefix_space(e, stage, text, size);
+    case TOK_STAGE_METASPACE:
+        return metaspace(e, stage, text, size);
+    case TOK_STAGE_ALPHABET:
+        return to_alphabet(e, stage, text, size);
     }
     return 0;
 }

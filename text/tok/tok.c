@@ -9,8 +9,10 @@
 
 void tok_close(struct tok *tok) {
     if (!tok) return;
-    /* One past the count: a stage whose pattern failed to load. */
-    for (int i = 0; i < TOK_STAGES_MAX; i++) tok_regex_close(tok->stages[i].regex);
+    for (int i = 0; i < TOK_STEPS_MAX; i++) tok_regex_close(tok->steps[i].regex);
+    for (int i = 0; i <= TOK_STAGES_MAX; i++) tok_regex_close(tok->stages[i].regex);
+    mem_free(tok->scores);
+    mem_free(tok->sorted);
     mem_free(tok->raw.tokens);
     mem_free(tok->normal.tokens);
     mem_free(tok->names.slots);
@@ -30,6 +32,13 @@ size_t tok_bytes(const struct tok *tok, int32_t id, const char **bytes) {
     if (id < 0 || id >= tok->vocab_size) return 0;
     *bytes = tok->text + tok->tokens[id].bytes;
     return tok->tokens[id].bytes_size;
+}
+
+size_t tok_bytes_first(const struct tok *tok, int32_t id, const char **bytes) {
+    *bytes = "";
+    if (id < 0 || id >= tok->vocab_size) return 0;
+    *bytes = tok->text + tok->tokens[id].first;
+    return tok->tokens[id].first_size;
 }
 
 size_t tok_bytes_max(const struct tok *tok) {
@@ -77,7 +86,9 @@ static int emit_all(struct tok_encoder *e, const int32_t *ids, int count) {
 typedef int gap_function(struct tok_encoder *e, const struct tok_text *text, size_t begin,
                          size_t end);
 
-/* Added tokens of `matcher` become ids, what is between them goes to `gap`. */
+/* Added tokens of `matcher` become ids, what is between them goes to `gap`. As in
+ * huggingface/tokenizers, a token whose text a neighbour has swallowed as white space gives no id,
+ * and a token that begins in swallowed text gives the end of what it swallows back. */
 static int cut_added(struct tok_encoder *e, const struct tok_matcher *matcher,
                      const struct tok_text *text, gap_function *gap) {
     struct tok_match match = {0};
@@ -85,8 +96,9 @@ static int cut_added(struct tok_encoder *e, const struct tok_matcher *matcher,
     int rc;
     while (tok_added_find(e->tok, matcher, e->specials, text, taken, &match)) {
         if (match.begin > taken && (rc = gap(e, text, taken, match.begin))) return rc;
+        if (match.begin >= match.end) continue;
         if ((rc = tok_emit(e, match.id))) return rc;
-        if (match.end > taken) taken = match.end;
+        taken = match.end;
     }
     return taken < text->size ? gap(e, text, taken, text->size) : 0;
 }
@@ -122,8 +134,10 @@ static int encode_part(struct tok_encoder *e, const struct tok_text *text, size_
     struct tok_text part = {.s = text->s + begin, .size = end - begin}, normal;
     int rc = tok->normal_specials && text->span_count ? part_spans(e, text, begin, end, &part) : 0;
     if (rc) return rc;
-    normal = part;
-    if (tok->nfc && tok_normalize(e->arena, &part, &normal)) return tok_no_memory(e);
+    rc = tok_normalize(tok, e->arena, e->scratch, &part, &normal);
+    if (rc == ERR_NOMEM) return tok_no_memory(e);
+    if (rc) return fault_set(e->fault, rc, NULL, "the text needs too many steps to normalise");
+    e->first = begin == 0 ? normal.s : NULL;
     return cut_added(e, &tok->normal, &normal, encode_words);
 }
 

@@ -1,10 +1,12 @@
-/* Tokenizer: byte-level BPE as published in tokenizer.json. Immutable after loading; every function
- * may be called from any thread.
+/* Tokenizer: BPE and Unigram as published in tokenizer.json. Immutable after loading; every
+ * function may be called from any thread.
  *
- * What it executes (huggingface/tokenizers): added tokens cut out first, normalizer (none, NFC, or
- * a Sequence of them), pre-tokenizer (Split by regex, ByteLevel, Digits, Sequence), BPE merges
- * (ignore_merges honoured), post-processor TemplateProcessing for plain completions, ByteLevel
- * decoder. Anything else is refused at load by name. */
+ * It executes the file as huggingface/tokenizers does: added tokens are cut out first; the
+ * normalizer (NFC, NFD, NFKC, NFKD, Prepend, Replace); the pre-tokenizer (Split, ByteLevel, Digits,
+ * Punctuation, Whitespace, WhitespaceSplit, Metaspace); the model (byte-level BPE, BPE over
+ * characters with byte fallback, Unigram); the post-processor (TemplateProcessing,
+ * RobertaProcessing) for plain completions; the decoder (ByteLevel, Replace, ByteFallback, Fuse,
+ * Strip, Metaspace). Every other component is refused at load by name. */
 #ifndef KEEPD_TEXT_TOK_TOK_H
 #define KEEPD_TEXT_TOK_TOK_H
 
@@ -55,6 +57,8 @@ int tok_encode(const struct tok *tok, const char *text, size_t size, unsigned fl
 
 /* The raw bytes of one token (may be part of a UTF-8 character). Unknown ids give 0 bytes. */
 size_t tok_bytes(const struct tok *tok, int32_t id, const char **bytes);
+/* The same where the token begins a text: SentencePiece's decoders drop its first space. */
+size_t tok_bytes_first(const struct tok *tok, int32_t id, const char **bytes);
 size_t tok_bytes_max(const struct tok *tok); /* the longest token's bytes */
 bool tok_is_special(const struct tok *tok, int32_t id);
 

@@ -18,7 +18,7 @@ int tok_byte_of(uint32_t scalar) {
     return scalar == 323 ? 173 : -1;
 }
 
-static uint32_t char_byte(uint32_t byte) {
+uint32_t tok_char_of(uint32_t byte) {
     if (byte <= 32) return 256 + byte;
     if (byte >= 127 && byte <= 160) return 289 + byte - 127;
     return byte == 173 ? 323 : byte;
@@ -79,56 +79,64 @@ static void table_put(const struct tok *tok, struct tok_table *table, int32_t id
     size_t size = table->by_bytes ? token->bytes_size : token->name_size;
     uint32_t at = hash_end(hash_more(HASH_START, s, size)) & table->mask;
     while (table->slots[at]) {
-        if (same_string(tok, table, (int32_t)(table->slots[at] - 1), s, size, "", 0)) return;
+        if (same_string(tok, table, (int32_t)(table->slots[at] - 1), s, size, "", 0)) {
+            /* Unigram's list may name a token twice: the last counts. */
+            if (tok->scores && !(token->flags & TOK_OUTSIDE)) break;
+            return;
+        }
         at = (at + 1) & table->mask;
     }
     table->slots[at] = (uint32_t)id + 1;
 }
 
-int tok_vocab_reserve(struct tok *tok, int32_t ids, size_t text_bytes, struct fault *fault) {
-    tok->tokens = mem_try_alloc((size_t)ids, sizeof *tok->tokens);
-    tok->text = mem_try_alloc(text_bytes + 1, 1);
-    if (!tok->tokens || !tok->text)
-        return fault_set(fault, ERR_NOMEM, NULL, "not enough memory for %d tokens", ids);
-    tok->vocab_size = ids;
-    tok->text_capacity = text_bytes;
+int tok_text_add(struct tok *tok, const char *s, size_t size, uint32_t *at, struct fault *fault) {
+    if (size > UINT32_MAX - tok->text_size)
+        return fault_set(fault, ERR_LIMIT, NULL, "the tokens' texts are more than 4 GiB");
+    if (size > tok->text_capacity - tok->text_size) {
+        size_t capacity = tok->text_capacity * 2 + size + 4096;
+        char *text = mem_try_realloc(tok->text, tok->text_capacity, capacity);
+        if (!text) return fault_set(fault, ERR_NOMEM, NULL, "not enough memory for the vocabulary");
+        tok->text = text;
+        tok->text_capacity = capacity;
+    }
+    if (size) memcpy(tok->text + tok->text_size, s, size);
+    *at = (uint32_t)tok->text_size;
+    tok->text_size += size;
     return 0;
 }
 
-/* Decodes a name of the byte alphabet to the end of tok->text; false where it is not one. */
-static bool put_bytes(struct tok *tok, struct tok_token *token) {
-    const unsigned char *s = (const unsigned char *)tok->text + token->name;
-    size_t start = tok->text_size, to = start;
-    for (size_t i = 0, length; i < token->name_size; i += length) {
-        uint32_t scalar = s[i];
-        if (utf8_step((const char *)s + i, token->name_size - i, &length) != UTF8_CHAR)
-            return false;
-        if (length > 2) return false;
-        if (length == 2) scalar = (uint32_t)(s[i] & 0x1F) << 6 | (s[i + 1] & 0x3F);
-        int byte = tok_byte_of(scalar);
-        if (byte < 0) return false;
-        tok->text[to++] = (char)byte;
-    }
-    token->bytes = (uint32_t)start;
-    token->bytes_size = (uint32_t)(to - start);
-    tok->text_size = to;
-    return true;
+int tok_vocab_reserve(struct tok *tok, int32_t ids, struct fault *fault) {
+    tok->tokens = mem_try_alloc((size_t)ids, sizeof *tok->tokens);
+    if (!tok->tokens)
+        return fault_set(fault, ERR_NOMEM, NULL, "not enough memory for %d tokens", ids);
+    tok->vocab_size = ids;
+    return 0;
 }
 
-void tok_vocab_put(struct tok *tok, int32_t id, const char *name, size_t size, uint32_t flags) {
-    CHECK(id >= 0 && id < tok->vocab_size && size <= tok->text_capacity - tok->text_size);
+int tok_vocab_put(struct tok *tok, int32_t id, const char *name, size_t size, uint32_t flags,
+                  struct fault *fault) {
+    CHECK(id >= 0 && id < tok->vocab_size);
     struct tok_token *token = &tok->tokens[id];
-    token->name = (uint32_t)tok->text_size;
     token->name_size = (uint32_t)size;
-    memcpy(tok->text + tok->text_size, name, size);
-    tok->text_size += size;
     token->flags = TOK_PRESENT | flags;
-    /* Added tokens are text as it is, whatever characters they use. */
-    CHECK(size <= tok->text_capacity - tok->text_size);
-    if (!(flags & TOK_ADDED) && put_bytes(tok, token)) return;
-    token->flags |= TOK_LITERAL;
-    token->bytes = token->name;
-    token->bytes_size = token->name_size;
+    return tok_text_add(tok, name, size, &token->name, fault);
+}
+
+/* As huggingface/tokenizers writes byte tokens: two upper-case hexadecimal digits. */
+static void fallback_name(unsigned byte, char name[8]) {
+    snprintf(name, 8, "<0x%02X>", byte);
+}
+
+int tok_fallback_of(const char *name, size_t size) {
+    unsigned byte = 0;
+    if (size != 6 || memcmp(name, "<0x", 3) != 0 || name[5] != '>') return -1;
+    for (int i = 3; i < 5; i++) {
+        char c = name[i];
+        bool digit = c >= '0' && c <= '9', letter = (c | 32) >= 'a' && (c | 32) <= 'f';
+        if (!digit && !letter) return -1;
+        byte = byte * 16 + (unsigned)(digit ? c - '0' : (c | 32) - 'a' + 10);
+    }
+    return (int)byte;
 }
 
 int tok_vocab_index(struct tok *tok, struct fault *fault) {
@@ -137,14 +145,16 @@ int tok_vocab_index(struct tok *tok, struct fault *fault) {
     for (int32_t id = 0; id < tok->vocab_size; id++) {
         if (!(tok->tokens[id].flags & TOK_PRESENT)) continue;
         table_put(tok, &tok->names, id);
-        if (tok->tokens[id].bytes_size > tok->bytes_max)
-            tok->bytes_max = tok->tokens[id].bytes_size;
+        if (tok->tokens[id].name_size > tok->names_max) tok->names_max = tok->tokens[id].name_size;
     }
-    tok->all_bytes = true;
+    tok->all_bytes = tok->all_fallback = true;
     for (uint32_t byte = 0; byte < 256; byte++) {
-        char name[4];
-        tok->byte_ids[byte] = tok_vocab_find(tok, name, utf8_encode(char_byte(byte), name));
+        char name[8];
+        tok->byte_ids[byte] = tok_vocab_find(tok, name, utf8_encode(tok_char_of(byte), name));
         if (tok->byte_ids[byte] < 0) tok->all_bytes = false;
+        fallback_name(byte, name);
+        tok->fallback_ids[byte] = tok_vocab_find_plain(tok, name, 6);
+        if (tok->fallback_ids[byte] < 0) tok->all_fallback = false;
     }
     return 0;
 }
@@ -164,6 +174,12 @@ int tok_vocab_index_whole(struct tok *tok, struct fault *fault) {
 
 int32_t tok_vocab_find(const struct tok *tok, const char *name, size_t size) {
     return table_find(tok, &tok->names, name, size, "", 0);
+}
+
+int32_t tok_vocab_find_plain(const struct tok *tok, const char *name, size_t size) {
+    int32_t id = tok_vocab_find(tok, name, size);
+    if (id < 0 || id == tok->unknown) return id;
+    return tok->tokens[id].flags & (TOK_SPECIAL | TOK_OUTSIDE) ? -1 : id;
 }
 
 int32_t tok_vocab_find_pair(const struct tok *tok, const char *a, size_t a_size, const char *b,

@@ -61,7 +61,8 @@ static void decode(const struct tok *tok, const struct tok_ids *ids, struct buf 
     buf_open(out, 1 << 24);
     for (size_t i = 0; i < ids->count; i++) {
         const char *bytes;
-        size_t size = tok_bytes(tok, ids->ids[i], &bytes);
+        size_t size =
+            i ? tok_bytes(tok, ids->ids[i], &bytes) : tok_bytes_first(tok, ids->ids[i], &bytes);
         cr_assert_leq(size, tok_bytes_max(tok));
         buf_add(out, bytes, size);
     }
@@ -146,6 +147,39 @@ Test(tok, golden_behaviors) {
     check_kept("behaviors");
 }
 
+/* SentencePiece-style BPE: over characters, with byte fallback. */
+Test(tok, golden_llama2_style) {
+    check_kept("llama2-style");
+}
+
+Test(tok, golden_gemma_style) {
+    check_kept("gemma-style");
+}
+
+Test(tok, golden_metaspace_style) {
+    check_kept("metaspace-style");
+}
+
+Test(tok, golden_unknown_style) {
+    check_kept("unknown-style");
+}
+
+Test(tok, golden_falcon_style) {
+    check_kept("falcon-style");
+}
+
+Test(tok, golden_lacking_style) {
+    check_kept("lacking-style");
+}
+
+Test(tok, golden_t5_style) {
+    check_kept("t5-style");
+}
+
+Test(tok, golden_unigram_bytes) {
+    check_kept("unigram-bytes");
+}
+
 /* ---- Real vocabularies, where there is more data -------------------------------------------- */
 
 static bool more_data(char *path, size_t size, const char *name) {
@@ -227,15 +261,13 @@ Test(tok, real_tiny_models) {
     tok_close(tok);
 }
 
-Test(tok, real_sentencepiece_is_refused_by_name) {
+Test(tok, real_phi_3_mini) {
     char dir[512];
-    struct tok *tok;
-    struct fault fault = {0};
     if (!more_data(dir, sizeof dir, "tokenizers/phi-3-mini")) return;
-    cr_expect_eq(tok_open_dir(dir, &tok, &fault), ERR_UNSUPPORTED);
-    cr_expect_null(tok);
-    cr_expect_str_eq(fault.field, "tokenizer.json");
-    cr_expect_not_null(strstr(fault.text, "model.byte_fallback"));
+    struct tok *tok = open_dir(dir);
+    cr_expect(tok->cut_at_marks, "words of this vocabulary can be cut before merging");
+    check_golden(tok, DATA "golden-phi-3-mini.json");
+    tok_close(tok);
 }
 
 /* ---- Split patterns of published tokenizers ------------------------------------------------- */

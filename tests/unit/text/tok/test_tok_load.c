@@ -1,6 +1,7 @@
 /* What the tokenizer refuses, keeps apart, and survives. */
 #include <criterion/criterion.h>
 
+#include "base/file.h"
 #include "tests/unit/text/tok/tok_support.h"
 
 static struct arena arena;
@@ -55,14 +56,25 @@ static const struct refusal {
 } refusals[] = {
     {{.normalizer = "{\"type\":\"Lowercase\"}"}, UNSUPPORTED, "normalizer"},
     {{.normalizer = "{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFC\"},{\"type\":"
-                    "\"Prepend\",\"prepend\":\"_\"}]}"},
+                    "\"Replace\",\"pattern\":{\"Regex\":\"(\"},\"content\":\"\"}]}"},
      UNSUPPORTED,
      "normalizer.normalizers[1]"},
+    {{.normalizer = "{\"type\":\"Replace\",\"pattern\":{\"String\":\"\"}}"},
+     MALFORMED,
+     "normalizer"},
+    {{.normalizer = "{\"type\":\"Prepend\",\"prepend\":7}"}, ERR_INVALID, "normalizer.prepend"},
     {{.normalizer = "[]"}, MALFORMED, "normalizer"},
     {{.normalizer = "{}"}, MALFORMED, "normalizer"},
     {{.normalizer = "{\"type\":\"Sequence\"}"}, MALFORMED, "normalizer"},
-    {{.pre_tokenizer = "null"}, UNSUPPORTED, "pre_tokenizer"},
-    {{.pre_tokenizer = "{\"type\":\"Metaspace\"}"}, UNSUPPORTED, "pre_tokenizer"},
+    {{.pre_tokenizer = "null", .decoder = "null"}, UNSUPPORTED, "decoder"},
+    {{.pre_tokenizer = "{\"type\":\"BertPreTokenizer\"}"}, UNSUPPORTED, "pre_tokenizer"},
+    {{.pre_tokenizer = "{\"type\":\"Metaspace\"}"}, MALFORMED, "pre_tokenizer"},
+    {{.pre_tokenizer = "{\"type\":\"Metaspace\",\"replacement\":\"ab\"}"},
+     MALFORMED,
+     "pre_tokenizer"},
+    {{.pre_tokenizer = "{\"type\":\"Metaspace\",\"replacement\":\"_\",\"prepend_scheme\":\"x\"}"},
+     UNSUPPORTED,
+     "pre_tokenizer"},
     {{.pre_tokenizer = CHAIN(BYTES)}, UNSUPPORTED, "pre_tokenizer.pretokenizers[1]"},
     {{.pre_tokenizer = CHAIN(SPLIT("a", "Sideways"))},
      UNSUPPORTED,
@@ -73,7 +85,11 @@ static const struct refusal {
     {{.pre_tokenizer = CHAIN(SPLIT("(", "Isolated"))},
      UNSUPPORTED,
      "pre_tokenizer.pretokenizers[0]"},
-    {{.post_processor = "{\"type\":\"BertProcessing\"}"}, UNSUPPORTED, "post_processor"},
+    {{.post_processor = "{\"type\":\"Other\"}"}, UNSUPPORTED, "post_processor"},
+    {{.post_processor = "{\"type\":\"BertProcessing\"}"}, MALFORMED, "post_processor"},
+    {{.post_processor = "{\"type\":\"RobertaProcessing\",\"cls\":[\"a\",97],\"sep\":[\"b\",256]}"},
+     MALFORMED,
+     "post_processor"},
     {{.post_processor = "{\"type\":\"TemplateProcessing\",\"single\":[]}"},
      MALFORMED,
      "post_processor"},
@@ -87,10 +103,25 @@ static const struct refusal {
      MALFORMED,
      "post_processor"},
     {{.decoder = "{\"type\":\"WordPiece\"}"}, UNSUPPORTED, "decoder"},
-    {{.decoder = "{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"ByteLevel\"},{\"type\":\"Strip\""
+    {{.decoder = "{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"ByteLevel\"},{\"type\":\"CTC\""
                  "}]}"},
      UNSUPPORTED,
      "decoder.decoders[1]"},
+    {{.decoder = "{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"Fuse\"},{\"type\":\"Strip\","
+                 "\"content\":\" \",\"start\":2}]}"},
+     UNSUPPORTED,
+     "decoder.decoders[1]"},
+    {{.decoder = "{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"Fuse\"},{\"type\":\"Strip\","
+                 "\"content\":\"ab\",\"start\":1}]}"},
+     MALFORMED,
+     "decoder.decoders[1]"},
+    {{.decoder = "{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"Fuse\"},"
+                 "{\"type\":\"ByteFallback\"}]}"},
+     UNSUPPORTED,
+     "decoder.decoders[1]"},
+    {{.decoder = "{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"a\"},\"content\":\"\"}"},
+     UNSUPPORTED,
+     "decoder"},
     {{.model = "\"dropout\":0.1"}, UNSUPPORTED, "model.dropout"},
     {{.model = "\"dropout\":\"x\""}, ERR_INVALID, "model.dropout"},
     {{.model = "\"continuing_subword_prefix\":\"##\""},
@@ -164,11 +195,18 @@ Test(tok_load, refuses_other_files) {
         {"", ERR_MALFORMED},
         {"[]", ERR_MALFORMED},
         {"{}", ERR_MALFORMED},
-        {"{\"model\":{}}", ERR_MALFORMED},
-        {"{\"model\":{\"type\":\"Unigram\"}}", ERR_UNSUPPORTED},
+        {"{\"model\":{}}", ERR_UNSUPPORTED},
+        {"{\"model\":{\"type\":\"WordPiece\"}}", ERR_UNSUPPORTED},
+        {"{\"model\":{\"type\":\"Unigram\"}}", ERR_MALFORMED},
+        {"{\"model\":{\"type\":\"Unigram\",\"vocab\":[]}}", ERR_MALFORMED},
+        {"{\"model\":{\"vocab\":[[\"a\"]],\"unk_id\":0}}", ERR_MALFORMED},
+        {"{\"model\":{\"vocab\":[[\"a\",1,2]],\"unk_id\":0}}", ERR_MALFORMED},
+        {"{\"model\":{\"vocab\":[[\"a\",-1]]}}", ERR_UNSUPPORTED},
+        {"{\"model\":{\"vocab\":[[\"a\",-1]],\"unk_id\":1}}", ERR_INVALID},
         {"{\"model\":{\"vocab\":{},\"merges\":[]}}", ERR_MALFORMED},
-        {"{\"model\":{\"vocab\":{\"a\":0}}}", ERR_MALFORMED},
-        {"{\"model\":{\"vocab\":{\"a\":0},\"merges\":[],\"unk_token\":\"a\"}}", ERR_UNSUPPORTED},
+        {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0}}}", ERR_MALFORMED},
+        {"{\"model\":{\"vocab\":{\"a\":0}}}", ERR_UNSUPPORTED},
+        {"{\"model\":{\"vocab\":{\"a\":0},\"merges\":[],\"unk_token\":\"b\"}}", ERR_MALFORMED},
         {"{\"model\":{\"vocab\":{\"a\":0},\"merges\":[]}", ERR_MALFORMED},
     };
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
@@ -178,6 +216,16 @@ Test(tok_load, refuses_other_files) {
         cr_expect_eq(rc, files[i].code, "%s: %s", files[i].text, err_name(rc));
         cr_expect_null(tok);
     }
+}
+
+/* The reason is one that a person can act on. */
+Test(tok_load, says_what_an_absent_type_means) {
+    struct fault fault = {0};
+    struct tok *tok;
+    const char *file = "{\"model\":{\"unk_token\":\"a\"}}";
+    cr_expect_eq(tok_open(file, strlen(file), &tok, &fault), ERR_UNSUPPORTED);
+    cr_expect_str_eq(fault.field, "model.type");
+    cr_expect_not_null(strstr(fault.text, "is absent"));
 }
 
 /* With all bytes in the vocabulary nothing can be unknown. */
@@ -296,13 +344,28 @@ Test(tok_load, special_tokens_only_where_text_is_trusted) {
     tok_close(tok);
 }
 
-/* Tokens that are not special are matched everywhere, also inside a special one that is not. */
+/* Tokens that are not special are matched everywhere, but not inside a special one that is text
+ * here. A request cannot hide the template's own token by what it writes behind it. */
 Test(tok_load, plain_added_tokens_everywhere) {
     struct tok *tok = open_small(&guarded);
-    struct tok_span all = {0, 4};
+    struct tok_span all = {0, 4}, last = {3, 4}, halves[] = {{0, 2}, {2, 4}};
+    const char *text = "60 121 62 33";
     cr_expect_str_eq(ids_text(tok, "<y>!", TOK_SPECIALS, NULL, 0), "302");
-    cr_expect_str_eq(ids_text(tok, "<y>!", TOK_SPECIALS, &all, 1), "301 33");
-    cr_expect_str_eq(ids_text(tok, "<y>!", 0, NULL, 0), "301 33");
+    cr_expect_str_eq(ids_text(tok, "<y>!", TOK_SPECIALS, &all, 1), text);
+    cr_expect_str_eq(ids_text(tok, "<y>!", TOK_SPECIALS, halves, 2), text);
+    cr_expect_str_eq(ids_text(tok, "<y>!", TOK_SPECIALS, &last, 1), "301 33");
+    cr_expect_str_eq(ids_text(tok, "<y>!", 0, NULL, 0), text);
+    cr_expect_str_eq(ids_text(tok, "<y>?", 0, NULL, 0), "301 63");
+    tok_close(tok);
+}
+
+/* Two spaces as a token that swallows white space on both sides: the first takes all four. */
+Test(tok_load, swallowed_tokens_give_no_id) {
+    struct tok *tok = open_small(&(struct small_tok){
+        .added = "[{\"id\":300,\"content\":\"  \",\"lstrip\":true,\"rstrip\":true,"
+                 "\"normalized\":false}]"});
+    cr_expect_str_eq(ids_text(tok, "    H", 0, NULL, 0), "300 72");
+    cr_expect_str_eq(ids_text(tok, "     H    ", 0, NULL, 0), "300 72 300");
     tok_close(tok);
 }
 
@@ -460,33 +523,25 @@ static const struct small_tok rich = {
         "\\\\d{2}+", "Isolated") ",{\"type\":\"ByteLevel\",\"add_prefix_space\":true}]}",
     .model = "\"ignore_merges\":true"};
 
-Test(tok_load, survives_failing_memory_at_load) {
-    struct buf json;
-    small_tok_json(&rich, &json);
+/* Every place where memory may run out while a file loads; the tokenizer at last. */
+static struct tok *load_without_memory(const char *json, size_t size, long *places) {
+    struct tok *tok = NULL;
     int rc = ERR_NOMEM;
-    long n = 0;
-    for (; rc == ERR_NOMEM && n < 100000; n++) {
-        struct tok *tok;
+    for (*places = 0; rc == ERR_NOMEM && *places < 100000; ++*places) {
         struct fault fault = {0};
-        mem_fail_after(n);
-        rc = tok_open(json.data, json.size, &tok, &fault);
+        mem_fail_after(*places);
+        rc = tok_open(json, size, &tok, &fault);
         /* Where PCRE2 can do without, the load may succeed although something failed. */
         if (rc == 0 && !mem_fail_pending()) rc = ERR_NOMEM;
         mem_fail_after(-1);
-        cr_assert(rc == 0 || rc == ERR_NOMEM, "allocation %ld: %s", n, err_name(rc));
-        if (rc && tok) tok_close(tok);
-        if (!rc) tok_close(tok);
+        cr_assert(rc == 0 || rc == ERR_NOMEM, "allocation %ld: %s", *places, err_name(rc));
+        if (rc) tok_close(tok);
     }
-    cr_expect_eq(rc, 0);
-    cr_expect_gt(n, 500);
-    buf_close(&json);
+    cr_assert_eq(rc, 0);
+    return tok;
 }
 
-Test(tok_load, survives_failing_memory_at_encode) {
-    struct tok *tok = open_small(&rich);
-    char text[2000];
-    for (size_t i = 0; i < sizeof text; i += 20)
-        memcpy(text + i, "<|x|>ab\xCC\x81 e\xCC\x81  1234 ", 20);
+static void encode_without_memory(const struct tok *tok, const char *text, size_t size) {
     int rc = ERR_NOMEM;
     long n = 0;
     for (; rc == ERR_NOMEM && n < 10000; n++) {
@@ -495,7 +550,7 @@ Test(tok_load, survives_failing_memory_at_encode) {
         struct arena own;
         arena_open(&own, (size_t)1 << 24);
         mem_fail_after(n);
-        rc = tok_encode(tok, text, sizeof text, TOK_SPECIALS, NULL, 0, 10000, &own, &ids, &fault);
+        rc = tok_encode(tok, text, size, TOK_SPECIALS, NULL, 0, 10000, &own, &ids, &fault);
         mem_fail_after(-1);
         cr_assert(rc == 0 || rc == ERR_NOMEM, "allocation %ld: %s", n, err_name(rc));
         cr_expect_eq(fault.code, rc);
@@ -503,7 +558,41 @@ Test(tok_load, survives_failing_memory_at_encode) {
     }
     cr_expect_eq(rc, 0);
     cr_expect_gt(n, 5);
+}
+
+static void fill_text(char *text, size_t size) {
+    for (size_t i = 0; i < size; i += 20) memcpy(text + i, "<|x|>ab\xCC\x81 e\xCC\x81  1234 ", 20);
+}
+
+Test(tok_load, survives_failing_memory) {
+    struct buf json;
+    char text[2000];
+    long places;
+    small_tok_json(&rich, &json);
+    struct tok *tok = load_without_memory(json.data, json.size, &places);
+    cr_expect_gt(places, 500);
+    fill_text(text, sizeof text);
+    encode_without_memory(tok, text, sizeof text);
     tok_close(tok);
+    buf_close(&json);
+}
+
+/* The other models, stages and steps, as the fuzzer's seeds have them: a file, NUL, a text. */
+Test(tok_load, survives_failing_memory_in_every_model) {
+    static const char *const names[] = {"metaspace", "scores", "alphabet"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char path[512], text[2000], *data;
+        size_t size;
+        long places;
+        snprintf(path, sizeof path, KEEPD_SOURCE_DIR "/tests/fuzz/corpus/tok/%s.json", names[i]);
+        cr_assert_eq(file_read(path, 1 << 16, &data, &size, NULL), 0, "%s", path);
+        struct tok *tok = load_without_memory(data, strlen(data), &places);
+        cr_expect_gt(places, 100);
+        fill_text(text, sizeof text);
+        encode_without_memory(tok, text, sizeof text);
+        tok_close(tok);
+        mem_free(data);
+    }
 }
 
 /* The same, by an arena that is too small. */
