@@ -1,6 +1,7 @@
-/* A collective has two barriers: at the first everybody has come with its array, at the second
- * everybody is done with everybody's. Only the first can be given up: whoever has passed it is sure
- * to reach the second, and until then others read and write its array. */
+/* A communicator of threads. A collective has two barriers: at the first, every rank has published
+ * its array; at the second, every rank has finished with all arrays. Only the first can be aborted:
+ * a rank that has passed it always reaches the second, because until then other ranks read and
+ * write its array. */
 #include "kernels/comm_host.h"
 
 #include <linux/futex.h>
@@ -17,13 +18,13 @@ struct host;
 struct host_rank {
     struct comm base; /* first: a struct comm * is a struct host_rank * */
     struct host *host;
-    char *array; /* of the collective under way */
+    char *array; /* array of the current collective */
     int code;
 };
 
 struct host {
-    /* One word, so that "stopped" and "everybody is here" cannot both be true of one barrier: bits
-     * 0-7 who has arrived, bit 8 stopped, the rest counts barriers. */
+    /* One word, so that a barrier cannot be both stopped and complete: bits 0-7 count arrivals, bit
+     * 8 means stopped, the rest counts barriers. */
     _Atomic uint32_t state;
     _Atomic int handles;
     struct host_rank rank[COMM_RANKS_MAX];
@@ -46,8 +47,8 @@ static void wait_change(struct host *host, uint32_t seen) {
     syscall(SYS_futex, (uint32_t *)&host->state, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
 }
 
-/* Short waits are spun away by the team that runs the ranks (kernels/cpu/pool.h); what is waited
- * for here is other ranks' work. */
+/* Blocks instead of spinning: the team that runs the ranks (kernels/cpu/pool.h) spins for short
+ * waits, and waits here last as long as other ranks' work. */
 static int barrier(struct host *host, int ranks, bool may_stop) {
     uint32_t now = atomic_load(&host->state), next;
     do {
@@ -102,7 +103,8 @@ static void host_abort(const struct comm *comm) {
 #define MAX_OF(a, b) ((b) > (a) ? (b) : (a))
 #define MIN_OF(a, b) ((b) < (a) ? (b) : (a))
 
-/* Elements [from, from + count) of all arrays, pair by pair up the tree, into all of them. */
+/* Elements [from, from + count) of all arrays, added pair by pair up the tree and stored in all of
+ * them. */
 #define REDUCE(name, T, OF)                                                                        \
     static void name(const struct host *host, int ranks, size_t from, size_t count) {              \
         T level[COMM_RANKS_MAX][BLOCK];                                                            \
@@ -135,7 +137,7 @@ static reduce_block *const reductions[][3] = {
     [COMM_I64] = {sum_i64, max_i64, min_i64},
 };
 
-/* Each rank takes a part of the elements, in whole blocks, for everybody. */
+/* Each rank computes a part of the elements, in whole blocks, for all ranks. */
 static int host_all_reduce(const struct comm *comm, void *x, size_t count, enum comm_type type,
                            enum comm_op op) {
     const struct host *host = rank_of(comm)->host;

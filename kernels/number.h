@@ -1,4 +1,5 @@
-/* The number formats of weights and caches, as float32 and back. Pure; for every backend. */
+/* Conversion of the number formats of weights and caches to float32 and back. Pure; used by every
+ * backend. */
 #ifndef KEEPD_KERNELS_NUMBER_H
 #define KEEPD_KERNELS_NUMBER_H
 
@@ -23,14 +24,14 @@ static inline float number_from_bf16(uint16_t x) {
     return number_from_bits((uint32_t)x << 16);
 }
 
-/* Nearest even; NaN stays NaN (quiet). */
+/* To nearest even; NaN stays NaN (quiet). */
 static inline uint16_t number_to_bf16(float x) {
     uint32_t bits = number_bits(x);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 0x40);
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-/* Exact: float32 has every value of float16, small ones included. */
+/* Exact: float32 has every value of float16, subnormal ones included. */
 static inline float number_from_f16(uint16_t x) {
     uint32_t sign = (uint32_t)(x & 0x8000) << 16, exponent = x >> 10 & 31, mantissa = x & 1023;
     if (exponent == 31) return number_from_bits(sign | 0x7f800000u | mantissa << 13);
@@ -48,19 +49,19 @@ static inline float number_from_e4m3(uint8_t x) {
     return number_from_bits(number_bits(value) | sign);
 }
 
-/* Nearest even; beyond the largest, infinities too, the largest; NaN becomes 0x7f. What
- * cvt.rn.satfinite.e4m3x2.f32 makes of it. */
+/* To nearest even; larger magnitudes, infinities included, become the largest number; NaN becomes
+ * 0x7f. Equal to cvt.rn.satfinite.e4m3x2.f32. */
 static inline uint8_t number_to_e4m3(float x) {
     uint32_t bits = number_bits(x), size = bits & 0x7fffffffu, sign = bits >> 24 & 0x80, code;
     if (size > 0x7f800000u) return 0x7f;
-    if (size < 121u << 23) /* below 2^-6: at 2^14 a float32 counts in steps of 2^-9 */
+    if (size < 121u << 23) /* below 2^-6: at 2^14 the spacing of float32 is 2^-9 */
         code = number_bits(number_from_bits(size) + 0x1p14f) - number_bits(0x1p14f);
     else
         code = ((size + 0x7ffff + (size >> 20 & 1)) >> 20) - (120u << 3);
     return (uint8_t)(sign | (code < 0x7e ? code : 0x7e));
 }
 
-/* One element; `at` may be unaligned. */
+/* Converts one element; `at` may be unaligned. */
 static inline float number_element(const void *at, enum kern_dtype dtype) {
     uint16_t half;
     float whole;
@@ -73,7 +74,8 @@ static inline float number_element(const void *at, enum kern_dtype dtype) {
     return dtype == KERN_BF16 ? number_from_bf16(half) : number_from_f16(half);
 }
 
-/* A key or value as a cache holds it, F32, BF16 or E4M3, to floats; and back, to the nearest. */
+/* Converts a key or value from a cache's dtype, F32, BF16 or E4M3, to floats; and back, to
+ * nearest. */
 static inline void number_read_row(float *to, const void *row, int count, enum kern_dtype dtype) {
     const uint16_t *half = (const uint16_t *)row;
     const uint8_t *byte = (const uint8_t *)row;

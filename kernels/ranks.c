@@ -1,3 +1,6 @@
+/* Tensor parallelism as a backend (kernels/ranks.h): hands every operation to all ranks at once,
+ * translates addresses, and checks that the arrays it gets are split as the operation expects. Rank
+ * 0's addresses stand for the array on all ranks, so the layer loop needs no knowledge of ranks. */
 #include "kernels/ranks.h"
 
 #include <stdio.h>
@@ -7,7 +10,7 @@
 #include "base/mem.h"
 #include "kernels/ranks_int.h"
 
-/* A weight or gate here is one of each rank's. */
+/* A weight or gate: the parts of all ranks. */
 struct kern_weight {
     enum kern_shard shard;
     struct kern_weight *rank[COMM_RANKS_MAX];
@@ -17,12 +20,12 @@ struct kern_gate {
     struct kern_gate *rank[COMM_RANKS_MAX];
 };
 
-/* Memory that was handed out: [base, base + size) stands for rank[r][size] on rank r. */
+/* An allocation: [base, base + size) stands for rank[r][size] on rank r. */
 struct ranks_region {
     char *base;
     size_t size;
     void *rank[COMM_RANKS_MAX];
-    bool split; /* each rank has its part of every row */
+    bool split; /* each rank holds a part of every row */
 };
 
 /* ---- All ranks at once ------------------------------------------------------------------------
@@ -84,7 +87,7 @@ static struct ranks_region *region_of(const struct ranks *ranks, const void *p) 
     return NULL;
 }
 
-/* An argument of an operation; of none, all zero. */
+/* An argument of an operation; all zero for NULL. */
 struct view {
     struct ranks_region *region;
     size_t offset;
@@ -96,21 +99,21 @@ static struct view view_of(const struct ranks *ranks, const void *p) {
     return (struct view){region, (size_t)((const char *)p - region->base)};
 }
 
-/* Rows that come whole, or that come split. */
+/* View of rows that must be whole, or split. */
 static struct view view_as(const struct ranks *ranks, const void *p, bool split) {
     struct view view = view_of(ranks, p);
     CHECK(!view.region || view.region->split == split);
     return view;
 }
 
-/* Rows that are about to be written so. */
+/* View of rows that are about to be written, whole or split. */
 static struct view view_to(const struct ranks *ranks, const void *p, bool split) {
     struct view view = view_of(ranks, p);
     view.region->split = split;
     return view;
 }
 
-/* Where a rank has it. */
+/* The array's address on a rank. */
 static float *on(struct view view, int rank) {
     if (!view.region) return NULL;
     return (float *)(void *)((char *)view.region->rank[rank] + view.offset);
@@ -185,7 +188,7 @@ static void upload_on(struct ranks *ranks, struct kern *kern, int rank, void *ar
     memory->codes[rank] = kern->ops->upload(kern, memory->rank[rank], memory->from, memory->bytes);
 }
 
-/* The same on all ranks. */
+/* Uploads the same data to all ranks. */
 static int op_upload(struct kern *kern, void *to, const void *from, size_t bytes) {
     struct ranks *ranks = ranks_of(kern);
     struct view view = view_to(ranks, to, false);
@@ -313,7 +316,7 @@ static int op_share(struct kern *kern, const struct kern *owner) {
 /* ---- Layer operations -------------------------------------------------------------------------
  */
 
-/* One form for all of them: what each needs of it is written at its call. */
+/* The arguments of all operations; each call states which ones it uses. */
 struct op {
     struct view y, x, a, b;
     const struct kern_weight *weight;
@@ -508,15 +511,15 @@ static int op_sync(struct kern *kern) {
 }
 
 struct sampling {
-    const float *logits; /* rank 0's */
+    const float *logits; /* on rank 0 */
     int rows, vocab;
     const struct kern_sample *params;
     struct kern_sampled *out;
     int codes[COMM_RANKS_MAX];
 };
 
-/* Rank 0 has the logits. All wait at once: each finds its own device's errors, which end the
- * others' waiting. */
+/* Samples on rank 0, which has the logits. All ranks wait at once: each sees its own device's
+ * errors, which end the others' wait. */
 static void sample_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     struct sampling *s = arg;
@@ -537,7 +540,7 @@ static int op_sample(struct kern *kern, const float *logits, int rows, int vocab
     return ranks_error(ranks, sampling.codes);
 }
 
-/* The other ranks' threads have nothing else to use. */
+/* Only the caller's instance is bound: the other ranks' threads use no other instances. */
 static void op_bind(struct kern *kern) {
     struct kern *first = ranks_of(kern)->rank[0];
     first->ops->bind(first);
@@ -615,7 +618,7 @@ static void open_on(struct ranks *ranks, struct kern *kern, int rank, void *arg)
                                                   &opening->faults[rank]);
 }
 
-/* What a rank's backend cannot do, all together cannot. */
+/* An operation that some rank's backend lacks is missing here. */
 static void fill_ops(struct ranks *ranks) {
     const struct kern_ops *own = ranks->rank[0]->ops;
     snprintf(ranks->name, sizeof ranks->name, "%s, %d ranks", own->name, ranks->count);

@@ -1,4 +1,6 @@
-/* The cache of all ranks: what the ranks hold, as one. */
+/* The caches of all ranks as one cache. Steps, evictions and forks go to all ranks; lists of
+ * entries (reports, traces, snapshots) are merged in the order of the model's streams, in which
+ * every rank's streams keep their order. */
 #include <string.h>
 
 #include "base/check.h"
@@ -60,7 +62,7 @@ static void fit_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) 
         kern->ops->cache_fit(kern, fitting->options, &fitting->pages[rank], &fitting->faults[rank]);
 }
 
-/* All pools are as large as the smallest device allows. */
+/* Every pool gets the number of pages that fit on the smallest device. */
 int ranks_cache_fit(struct kern *kern, const struct kern_cache_options *options, int64_t *pages,
                     struct fault *fault) {
     struct ranks *ranks = ranks_of(kern);
@@ -153,7 +155,7 @@ static int owner_of(const struct ranks *ranks, int stream) {
     return shard_owner(ranks->count, ranks->whole.heads_kv, stream % ranks->whole.heads_kv);
 }
 
-/* Its number on the rank that speaks for it, and on any that shares its head. */
+/* The stream's number on the rank that speaks for it, and on any rank that shares its head. */
 static int own_number(const struct ranks *ranks, int stream) {
     int heads = ranks->own.heads_kv, head = stream % ranks->whole.heads_kv;
     return stream / ranks->whole.heads_kv * heads + head % heads;
@@ -168,8 +170,8 @@ static int32_t own_length(const struct ranks *ranks, int stream) {
     return ranks->lengths[first + (size_t)own_number(ranks, stream)];
 }
 
-/* Lists that ranks have made for their streams, [first[r], first[r + 1]) being rank r's, in the
- * order of the model's streams. Each rank's streams keep their order. */
+/* Merges the lists that ranks made for their streams, of which [first[r], first[r + 1]) is rank
+ * r's, in the order of the model's streams. */
 static void merge_lists(const struct ranks *ranks, const size_t *first, const void *lists,
                         size_t size, size_t most, void *out) {
     size_t at[COMM_RANKS_MAX], done = 0;
@@ -184,8 +186,8 @@ static void merge_lists(const struct ranks *ranks, const size_t *first, const vo
     }
 }
 
-/* Where each rank's list begins in a common one; returns the entries of all. A rank that does not
- * speak has its own place too: it makes the list that nobody reads. */
+/* Places each rank's list in a common array; returns the number of entries of the model. A rank
+ * that does not speak has a place, too, for a list that is not read. */
 static size_t place_lists(const struct ranks *ranks, size_t *first, size_t *all) {
     size_t total = 0, counted = 0;
     for (int r = 0; r < ranks->count; r++) {
@@ -213,7 +215,7 @@ static void report_on(struct ranks *ranks, struct kern *kern, int rank, void *ar
     reporting->codes[rank] = kern->ops->report(kern, reporting->slot, &reporting->rank[rank]);
 }
 
-/* Lengths of all streams of a slot, on every rank. */
+/* Gets the lengths of all streams of a slot on every rank. */
 static int report_lengths(struct ranks *ranks, struct reporting *reporting) {
     for (int r = 0; r < ranks->count; r++)
         reporting->rank[r] =
@@ -277,8 +279,8 @@ int ranks_report(struct kern *kern, int slot, struct kern_report *report) {
 struct evicting {
     const struct kern_evict *due;
     int count;
-    bool traced;   /* one sequence, each rank with a trace of its own */
-    bool untraced; /* one that was to be traced: there is no memory for it */
+    bool traced;   /* one sequence, with a separate trace on each rank */
+    bool untraced; /* one sequence whose trace has no memory */
     struct kern_trace trace[COMM_RANKS_MAX];
     int codes[COMM_RANKS_MAX];
 };
@@ -298,13 +300,13 @@ static int evict_all(struct ranks *ranks, struct evicting *evicting) {
     return ranks_error(ranks, evicting->codes);
 }
 
-/* The record is lost, not the step. */
+/* Evicts without a trace: lack of memory loses the trace, not the step. */
 static int evict_untraced(struct ranks *ranks, struct evicting *evicting) {
     evicting->due->trace->lost = evicting->untraced = true;
     return evict_all(ranks, evicting);
 }
 
-/* A rank notes what leaves its streams, at most what they hold. */
+/* Evicts with a trace: a rank records the entries it removes, at most those it holds. */
 static int evict_traced(struct ranks *ranks, struct evicting *evicting) {
     struct kern_trace *trace = evicting->due->trace;
     struct reporting reporting = {.slot = evicting->due->slot};
@@ -351,7 +353,7 @@ int ranks_evict(struct kern *kern, const struct kern_evict *due, int count) {
 
 struct copying {
     int slot, block;
-    int only; /* this rank, or -1: all */
+    int only; /* only this rank, or -1: all ranks */
     size_t size[COMM_RANKS_MAX];
     void *to[COMM_RANKS_MAX];
     struct kern_block from[COMM_RANKS_MAX];
@@ -394,14 +396,14 @@ static struct snapshot_shape own_shape(const struct ranks *ranks) {
     return (struct snapshot_shape){&ranks->own, ranks->page_slots, ranks->member_slots, 1};
 }
 
-/* A stream's block is its rank's. */
+/* The block of a stream is on its rank. */
 static struct copying stream_block(const struct ranks *ranks, int slot, int block) {
     return (struct copying){.slot = slot,
                             .block = 1 + own_number(ranks, block - 1),
                             .only = owner_of(ranks, block - 1)};
 }
 
-/* Block 0 of all ranks, each `own` bytes. */
+/* Exports block 0 of all ranks, `own` bytes each. */
 static int export_parts(struct ranks *ranks, struct copying *copying, char **parts, size_t *own) {
     ranks_each(ranks, size_on, copying);
     *own = copying->size[0];
@@ -412,7 +414,8 @@ static int export_parts(struct ranks *ranks, struct copying *copying, char **par
     return ranks_error(ranks, copying->codes);
 }
 
-/* All parts are equally long, and only the window makes them longer, each query by as much. */
+/* Size of the whole from that of a part: all parts are equally long, and only the window's queries
+ * make them longer than the fixed arrays. */
 static size_t size_of_whole(const struct ranks *ranks, size_t own) {
     struct snapshot_shape whole = whole_shape(ranks), part = own_shape(ranks);
     size_t none = snapshot_arrays(&part, 0).size;
@@ -456,7 +459,7 @@ int ranks_snapshot_check(struct kern *kern, const struct kern_block *blocks, int
     return snapshot_check(&whole, blocks, count, tokens, &slot, report, fault);
 }
 
-/* All that share the stream's head take its block. */
+/* Every rank that holds the stream's head imports its block. */
 static int import_stream(struct ranks *ranks, int slot, int block, const struct kern_block *from) {
     struct copying copying = stream_block(ranks, slot, block);
     int head = (block - 1) % ranks->whole.heads_kv;
@@ -513,7 +516,7 @@ void ranks_cache_stats(struct kern *kern, struct kern_cache_stats *stats) {
         if (used > stats->rank_pages_used) stats->rank_pages_used = used;
         stats->entries_evicted += asking.stats[r].entries_evicted;
     }
-    stats->rank_cap_hits = asking.stats[0].rank_cap_hits; /* all have found the same */
+    stats->rank_cap_hits = asking.stats[0].rank_cap_hits; /* equal on all ranks */
 }
 
 static void check_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {

@@ -3,15 +3,15 @@
 #include "kernels/ranks.h"
 
 struct cpu_ranks {
-    struct cpu_options options;              /* of a rank */
-    const struct comm *comm[COMM_RANKS_MAX]; /* until the rank's backend has it */
+    struct cpu_options options;              /* options of one rank */
+    const struct comm *comm[COMM_RANKS_MAX]; /* until the rank's backend owns it */
 };
 
 static int open_rank(void *arg, int rank, struct kern **out, struct fault *fault) {
     struct cpu_ranks *all = arg;
     struct cpu_options own = all->options;
     own.comm = all->comm[rank];
-    all->comm[rank] = NULL; /* closed with the backend, also when that does not open */
+    all->comm[rank] = NULL; /* the backend closes it, also when opening fails */
     return cpu_open(&own, out, fault);
 }
 

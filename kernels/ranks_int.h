@@ -1,5 +1,5 @@
-/* What the files of ranks share: ranks.c gives operations to all ranks and knows where their memory
- * is, ranks_cache.c makes one cache of theirs. Not for anybody else. */
+/* Shared by the files of ranks: ranks.c gives operations to all ranks and maps their memory,
+ * ranks_cache.c makes one cache of theirs. Nobody else includes it. */
 #ifndef KEEPD_KERNELS_RANKS_INT_H
 #define KEEPD_KERNELS_RANKS_INT_H
 
@@ -15,28 +15,28 @@ struct ranks {
     struct kern *rank[COMM_RANKS_MAX];
     struct cpu_pool *team; /* a thread for each rank; the caller is rank 0's */
 
-    struct ranks_region *regions; /* by address */
+    struct ranks_region *regions; /* sorted by address */
     size_t region_count, region_room;
-    const struct ranks *owner; /* of memory that this instance may read: kern_ops.share */
+    const struct ranks *owner; /* owner of memory that this instance may read: kern_ops.share */
 
-    struct kern_cache_options whole; /* once the cache is open */
-    struct kern_cache_options own;   /* of every rank */
+    struct kern_cache_options whole; /* options of the whole cache, once it is open */
+    struct kern_cache_options own;   /* options of every rank */
     int page_slots, member_slots;
     struct shard_heads heads[COMM_RANKS_MAX];
-    int32_t *lengths; /* [count][own streams], of reports and traces */
+    int32_t *lengths; /* [count][own streams], for reports and traces */
 };
 
 static inline struct ranks *ranks_of(struct kern *kern) {
     return (struct ranks *)kern;
 }
 
-/* What a call is to a rank: its backend, its number, and what the call needs. */
+/* Work of one rank in a call: its backend, its number, and the call's arguments. */
 typedef void rank_work(struct ranks *ranks, struct kern *kern, int rank, void *arg);
 
 void ranks_each(struct ranks *ranks, rank_work *work, void *arg);
-/* Errors are the same on all ranks, or one rank's alone. */
+/* The error of a call: errors are equal on all ranks, or one rank's alone. */
 int ranks_error(const struct ranks *ranks, const int *codes);
-/* The same where ranks say why: in the words of the first that has any. */
+/* The same with the reason: that of the first rank that gives one. */
 int ranks_fault(const struct ranks *ranks, const int *codes, const struct fault *faults,
                 struct fault *fault);
 

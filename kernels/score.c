@@ -3,7 +3,7 @@
 #include <math.h>
 
 float score_horizon(float log_beta, float horizon) {
-    float lb = log_beta > 0 ? 0 : log_beta; /* a NaN stays one */
+    float lb = log_beta > 0 ? 0 : log_beta; /* NaN stays NaN */
     if (horizon == 1) return 0;
     if (isinf(horizon)) return -logf(-expm1f(lb));
     float x = horizon * lb;

@@ -24,7 +24,7 @@ struct shard_heads shard_heads(const struct comm *comm, int heads_q, int heads_k
                                 .speaks = comm->rank % sharing == 0};
 }
 
-/* Whole groups; ranks beyond the groups share them. */
+/* Whole groups; if there are more ranks than groups, ranks share a group. */
 static struct shard_range own_rows(const struct comm *comm, const struct kern_matrix *whole) {
     int64_t groups = whole->groups > 0 ? whole->groups : whole->rows;
     int64_t size = whole->rows / groups;

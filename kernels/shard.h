@@ -1,4 +1,4 @@
-/* Which part of a model a rank has (kernels/comm.h): pure arithmetic, the same on every rank.
+/* A rank's part of a model (kernels/comm.h): pure arithmetic, the same on every rank.
  *
  *   what                                   split by
  *   q, k, v (rows), streams, gate heads    KV heads, whole groups of query heads with each
@@ -21,13 +21,13 @@ extern "C" {
 #include "kernels/kern.h"
 
 struct shard_heads {
-    int heads_q, heads_kv;    /* of this rank; heads_q: whole groups */
-    int first;                /* its first KV head in the model */
-    int query_first, queries; /* of each group's query heads, those whose attention it computes */
+    int heads_q, heads_kv;    /* heads of this rank, whole groups */
+    int first;                /* the rank's first KV head in the model */
+    int query_first, queries; /* query heads of each group whose attention this rank computes */
     bool speaks;
 };
 
-/* Of the model's `heads_q` and `heads_kv`, which shard_check has passed. */
+/* The rank's part of `heads_q` and `heads_kv`, which shard_check has accepted. */
 struct shard_heads shard_heads(const struct comm *comm, int heads_q, int heads_kv);
 
 #ifdef __CUDACC__
@@ -42,20 +42,20 @@ SHARD_FUNCTION int shard_owner(int ranks, int heads_kv, int head) {
 }
 #undef SHARD_FUNCTION
 
-/* Of `total` things, those of a rank: even parts where ranks divide it, else parts that differ by
- * one. */
+/* A rank's part of `total` things: even parts if the number of ranks divides it, otherwise parts
+ * that differ by one. */
 struct shard_range {
     int64_t first, count;
 };
 struct shard_range shard_range(const struct comm *comm, int64_t total);
 
-/* A rank's part of a matrix; `rows`: which of its outputs. */
+/* A rank's part of a matrix; `rows`: its outputs. */
 struct kern_matrix shard_matrix(const struct comm *comm, const struct kern_matrix *whole,
                                 enum kern_shard shard, struct shard_range *rows);
-/* A rank's heads of a gate: `spec` becomes theirs. */
+/* Reduces `spec` to the rank's heads of a gate. */
 void shard_gate(const struct comm *comm, struct kern_gate_spec *spec);
 
-/* Can `ranks` ranks split the model? ERR_UNSUPPORTED says what they cannot. */
+/* Can `ranks` ranks split the model? ERR_UNSUPPORTED names the dimension that cannot be split. */
 int shard_check(int ranks, const struct kern_shape *shape, struct fault *fault);
 
 #ifdef __cplusplus

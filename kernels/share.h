@@ -1,6 +1,6 @@
-/* Whole parts of a total, in one place for every backend: how a sequence's places are split over
- * layers and streams (kern.h, enum kern_layers and kern_rule.floor). Pure. In double and without a
- * product that is added to, so that no compiler can fuse anything: a device splits as a host. */
+/* Splits a total into whole parts, the same way for every backend: places of a sequence over layers
+ * and streams (kern.h, enum kern_layers and kern_rule.floor). Pure. Computed in double, without a
+ * product that is added to, so that no compiler can fuse operations: device and host agree. */
 #ifndef KEEPD_KERNELS_SHARE_H
 #define KEEPD_KERNELS_SHARE_H
 
@@ -26,7 +26,7 @@ SHARE_FUNCTION double share_usable(double weight) {
     return isfinite(weight) && weight > 0 ? weight : 0;
 }
 
-/* Gives `room` to the open parts, whatever their bounds. */
+/* Gives `room` to the open parts by largest remainder, regardless of bounds. */
 SHARE_FUNCTION void share_by_remainder(struct share_part *parts, int count, int64_t room) {
     double sum = 0, ones = 0;
     int64_t left = room;
@@ -38,7 +38,7 @@ SHARE_FUNCTION void share_by_remainder(struct share_part *parts, int count, int6
     for (int i = 0; i < count; i++) {
         struct share_part *p = &parts[i];
         if (p->settled) continue;
-        /* multiplied first: where weights are the parts themselves, equal remainders stay equal */
+        /* multiplied first: if weights are the parts themselves, equal remainders stay equal */
         double exact = sum > 0 ? (double)room * share_usable(p->weight) / sum : (double)room / ones;
         p->part = (int64_t)floor(exact);
         p->rest = exact - (double)p->part;
@@ -54,7 +54,8 @@ SHARE_FUNCTION void share_by_remainder(struct share_part *parts, int count, int6
     }
 }
 
-/* Settles the open parts that are out of bounds on the worse side; false when none is. */
+/* Settles the open parts that violate a bound, on the side with the larger excess; false if none
+ * does. */
 SHARE_FUNCTION bool share_settle(struct share_part *parts, int count) {
     int64_t over = 0, under = 0;
     for (int i = 0; i < count; i++) {
@@ -74,11 +75,11 @@ SHARE_FUNCTION bool share_settle(struct share_part *parts, int count) {
     return true;
 }
 
-/* Whole parts of `total` by weight, none above its `most` nor below its `least`, by largest
- * remainder (ties: the lower index). What one cannot use, or must have besides, goes to or comes
- * from the others by weight; the side that is further out is settled first. Together exactly
- * `total`, as far as the bounds allow. Weights that are no positive number count as 0; are all 0,
- * all count as 1. */
+/* Splits `total` into whole parts by weight, none above its `most` or below its `least`, by largest
+ * remainder (ties: the lower index). Excess and deficit at the bounds are passed to the other parts
+ * by weight; the side with the larger sum is settled first. The parts add up to exactly `total`, as
+ * far as the bounds allow. Weights that are not positive numbers count as 0; if all do, all count
+ * as 1. */
 SHARE_FUNCTION void share_split(struct share_part *parts, int count, int64_t total) {
     int64_t least = 0, most = 0;
     for (int i = 0; i < count; i++) {

@@ -1,3 +1,5 @@
+/* The snapshot format: positions of everything in a block, and the checks of bytes from outside. A
+ * check reads nothing beyond the blocks and verifies everything that an import relies on. */
 #include "kernels/snapshot.h"
 
 #include <math.h>
@@ -168,7 +170,7 @@ static bool has_entry(const char *positions, int32_t length, int32_t pos) {
     return false;
 }
 
-/* Notes that a token is at the position; false: another one is. */
+/* Marks the token's position as taken; false if it already was. */
 static bool take_position(uint8_t *taken, int32_t pos) {
     uint8_t bit = (uint8_t)(1u << pos % 8);
     if (taken[pos / 8] & bit) return false;
@@ -176,7 +178,8 @@ static bool take_position(uint8_t *taken, int32_t pos) {
     return true;
 }
 
-/* The members at `at`, one by one; `taken` has a bit for every position, none of them set. */
+/* Checks the members at `at`, one by one; `taken` has a bit for every position, none of them
+ * set. */
 static bool are_members(const struct kern_block *block, const char *at, int32_t count,
                         int32_t next_pos, uint8_t *taken) {
     const char *entries = (const char *)block->data + sizeof(int32_t);
@@ -198,8 +201,9 @@ static bool are_members(const struct kern_block *block, const char *at, int32_t 
     return true;
 }
 
-/* After the entries. A position is one token's, so together they are never more than positions,
- * also when later ones are dropped: rooms for a stream rely on it. */
+/* Checks the members behind the entries. A position belongs to one token, so entries and members
+ * together never exceed the number of positions, also after later ones are dropped: buffers for a
+ * stream rely on it. */
 static int check_members(const struct snapshot_shape *shape, const struct kern_block *block,
                          int index, int32_t next_pos, struct fault *fault) {
     const char *at;
@@ -237,13 +241,13 @@ static int check_stream(const struct snapshot_shape *shape, const struct kern_bl
     return check_members(shape, block, index, next_pos, fault);
 }
 
-/* What each rank will have of it. */
+/* Entries and pages that each rank will have. */
 struct rank_counts {
     int64_t pages[COMM_RANKS_MAX];
     size_t entries[COMM_RANKS_MAX];
 };
 
-/* A stream's block that has been checked. */
+/* Counts a checked block of a stream. */
 static void count_stream(const struct snapshot_shape *shape, const struct kern_block *block,
                          int stream, struct rank_counts *counts, struct kern_report *report) {
     const char *at;
@@ -281,13 +285,13 @@ int snapshot_check(const struct snapshot_shape *shape, const struct kern_block *
 
 /* ---- Parts ---------------------------------------------------------------------------------- */
 
-/* Rows of `width` bytes, a part of longer rows on one of the sides. */
+/* Copies rows of `width` bytes, which are parts of longer rows on one of the sides. */
 static void copy_rows(char *to, size_t to_stride, const char *from, size_t from_stride, size_t rows,
                       size_t width) {
     for (size_t i = 0; i < rows; i++) memcpy(to + i * to_stride, from + i * from_stride, width);
 }
 
-/* The arrays that have a row for every head, between the two blocks. */
+/* The arrays with a row for every head, in the two blocks. */
 static void copy_heads(const struct snapshot_shape *whole, const struct snapshot_shape *part,
                        int first, int32_t window, char *whole_block, char *part_block, bool join) {
     const struct kern_cache_options *all = whole->options, *own = part->options;
@@ -316,7 +320,7 @@ static void copy_heads(const struct snapshot_shape *whole, const struct snapshot
     }
 }
 
-/* What a block says besides, the same in both. */
+/* Copies what is equal in both blocks. */
 static void copy_common(const struct snapshot_shape *to_shape, char *to,
                         const struct snapshot_shape *from_shape, const char *from) {
     struct kern_block block = {.data = from};
