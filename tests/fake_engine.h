@@ -1,4 +1,4 @@
-/* What the two halves of the fake engine know of each other: fake_engine.c has the thread, queues,
+/* The interface between the two halves of the fake engine: fake_engine.c has the thread, queues,
  * answers and conversations, fake_text.c the tokens and the chat template. */
 #ifndef KEEPD_TESTS_FAKE_ENGINE_H
 #define KEEPD_TESTS_FAKE_ENGINE_H

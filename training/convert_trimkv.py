@@ -28,7 +28,7 @@ STORED = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Layout(ValueError):
-    """What does not fit, naming the tensor or the field."""
+    """A mismatch between file and model; names the tensor or field."""
 
 
 def full_name(layer, part):

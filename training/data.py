@@ -86,7 +86,7 @@ class PlainText:
 # --- chats ----------------------------------------------------------------
 
 class BadChat(ValueError):
-    """What is wrong with one line, naming the field."""
+    """An error in one line; names the field."""
 
 
 def text_of(message, where):
@@ -127,7 +127,7 @@ def check_chat(line):
 
 
 def answer_text(message):
-    """What the model wrote, its thinking in front; None stays where there is none."""
+    """Returns the model's text, preceded by its reasoning; None if it wrote none."""
     thought = message.get("reasoning_content") or message.get("reasoning")
     content = message["content"].strip()
     return f"<think>\n{thought.strip()}\n</think>\n\n{content}" if isinstance(thought, str) and thought.strip() else content

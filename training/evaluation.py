@@ -1,4 +1,4 @@
-"""What gates are worth: held-out text replayed with hard eviction, as the daemon does by default."""
+"""Evaluates gates: replays held-out text with hard eviction, as the daemon does by default."""
 
 import numpy as np
 import torch

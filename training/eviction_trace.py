@@ -19,7 +19,7 @@ import torch
 
 
 class BadRecord(ValueError):
-    """What is wrong with one record, naming the field."""
+    """An error in one record; names the field."""
 
 
 @dataclass

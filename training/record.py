@@ -18,7 +18,7 @@ from pathlib import Path
 from options import count, file, positive
 from report import Report
 
-ATTEMPTS = 6            # of a request that a busy daemon turns away
+ATTEMPTS = 6            # for a request that a busy daemon rejects
 
 
 class Refused(Exception):

@@ -1,4 +1,4 @@
-"""What training runs share: processes, the loop and its checkpoint."""
+"""Shared by all training runs: processes, the loop and its checkpoint."""
 
 import argparse
 import math
@@ -111,7 +111,7 @@ class Run:
     """
 
     NAME = "module"
-    BAR = ("step", "loss", "tokens_per_s", "minutes_left")      # what the bar shows of the summary
+    BAR = ("step", "loss", "tokens_per_s", "minutes_left")      # fields of the summary that the bar shows
 
     def __init__(self, a, world, module, opt):
         self.a, self.world, self.module, self.opt = a, world, module, opt

@@ -23,7 +23,7 @@ import corpus
 from modeling import CONFIG, Nano
 
 STAGES = (128, 512, 1024)
-PROBES = (("128",), ("128", "512", "512far"), None)     # what each stage probes; None: everything
+PROBES = (("128",), ("128", "512", "512far"), None)     # probes of each stage; None: all
 
 
 # --- optimizer ------------------------------------------------------------

@@ -28,7 +28,7 @@ from runs import Run, World, add_arguments
 
 
 def gate_options(a):
-    """What the gates are; those of a file that exists are as the file says."""
+    """Returns the kind of the gates, read from the file if it exists."""
     known = a.gates if a.evaluate else a.start
     if known is not None:
         header = read_header(known)

@@ -177,7 +177,7 @@ def both(args, model, **options):
             s.stop()
 
 
-# --- what is measured -----------------------------------------------------------------------------
+# --- measurements ---------------------------------------------------------------------------------
 
 
 def prompt_of(rng, tokens):
@@ -225,7 +225,7 @@ class Pairs:
 
 
 def turns(servers, number):
-    """Who is first changes with every round."""
+    """Alternates the order of the servers with every round."""
     return servers if number % 2 == 0 else servers[::-1]
 
 
@@ -320,7 +320,7 @@ TOWNS = ("Lisbon", "Oslo", "Vienna", "Prague", "Madrid", "Dublin", "Turin", "Ber
 
 
 def dialogue(rng):
-    """What keepd-nano was made for: a fact, and the question for it."""
+    """A dialogue like keepd-nano's training text: a fact and the question for it."""
     name, town, code = rng.choice(NAMES), rng.choice(TOWNS), rng.randrange(1000, 10000)
     turns = (("user", f"My sister {name} lives in {town}. The code of the garage is {code}."), ("assistant", "Noted."),
              ("user", rng.choice(("What is the code of the garage?", f"Where does my sister {name} live?"))))

@@ -20,7 +20,7 @@
 #define DIM      128
 #define MODEL    4096
 
-#define POSITIONS 16640 /* of the longest sequence: 16,384 and the tokens of a row */
+#define POSITIONS 16640 /* longest sequence: 16,384 and the tokens of a row */
 
 static bool small;
 static struct kern *kern;
@@ -404,9 +404,9 @@ struct mode {
     bool keyed; /* goals are about these */
 };
 
-/* Of a step of Llama-3.1-8B in milliseconds, on an H200 that reads 4.3 TB/s and multiplies at 790
- * TFLOP/s, 1,400 in fp8. Layers' matrices are read or multiplied, whichever takes longer, so is the
- * head (always bf16), and every sequence's entries are read. */
+/* Predicted milliseconds of a step of Llama-3.1-8B on an H200 that reads 4.3 TB/s and multiplies at
+ * 790 TFLOP/s, 1,400 in fp8. The layers' matrices and the head (always bf16) take the longer of
+ * reading and multiplying; every sequence's entries are read. */
 static double roofline(const struct mode *mode, int count, int entries) {
     const double layers = 6.979e9, head = 0.525e9, read = 4.3e12;
     double body = fmax(layers * (mode->fp8 ? 1 : 2) / read,
@@ -504,7 +504,7 @@ static void fill_slots(const struct step_model *m, int count) {
     }
 }
 
-/* Of `steps` steps that took `ms` each. */
+/* Reports `steps` steps that took `ms` each. */
 static void step_rows(const struct step_model *m, int count, const struct mode *mode, double ms,
                       double graphs, double queued) {
     char how[64], name[128], key[32], predicted[48];

@@ -1,7 +1,7 @@
-"""What bench/gpu/check stands on: steps that are timed and end in time, rows, goals, results on disk.
+"""The framework of bench/gpu/check: timed steps with time limits, result rows, goals, results on disk.
 
-A step that fails, hangs or raises is recorded and stops no other. What a step started dies with it. After
-every step the results so far are written, so a machine that is taken away takes only what it had not done.
+A step that fails, hangs or raises is recorded and does not stop the others. Processes that a step started end
+with it. The results are written after every step, so losing the machine loses only the remaining steps.
 """
 import collections
 import contextlib
@@ -23,7 +23,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 KEPT_OUTPUT = 3000  # characters of a failed step's output that the results keep
 
 Gpu = collections.namedtuple("Gpu", "name mib driver")
-# What reads and products reach on a device: bytes per second, FLOP/s of bf16. Of others the rates measured count.
+# Known rates of devices: bytes read per second, FLOP/s in bf16. For other devices the measured rates count.
 Rates = collections.namedtuple("Rates", "bytes flops")
 KNOWN_RATES = {"h200": Rates(4.3e12, 790e12), "h100": Rates(3.0e12, 790e12)}
 
@@ -137,7 +137,7 @@ class Check:
             return max((r["value"] for r in self.rows if r["key"] == key), default=None)
 
     def goal(self, what, value, wanted, unit, most=False):
-        """What has to be reached, or with `most` not to be passed. A value of None was not measured."""
+        """A goal: a minimum, or with `most` a maximum. A value of None was not measured."""
         met = None if value is None else bool(value <= wanted if most else value >= wanted)
         with self.lock:
             self.goals.append({"what": what, "value": value, "goal": wanted, "most": most, "unit": unit, "met": met})
@@ -168,7 +168,7 @@ class Check:
         except LeftOut as why:
             self.left(f"{name}: {why}")
             return None
-        except (Exception, SystemExit) as error:  # whatever it is, the other steps go on
+        except (Exception, SystemExit) as error:  # the other steps continue in any case
             self.record(name, False, time.monotonic() - start, "".join(traceback.format_exception(error))[-KEPT_OUTPUT:])
             return None
         self.record(name, True, time.monotonic() - start)
@@ -249,7 +249,7 @@ def run_group(command, seconds, environment):
         out, err = process.communicate()
         return -1, out, f"{out}{err}\nno end after {seconds:.0f} s"
     finally:
-        kill_group(process)  # what it left running
+        kill_group(process)  # ends processes that the step left running
 
 
 def kill_group(process):

@@ -117,7 +117,7 @@ class Daemon:
         return self.metrics()["vllm:generation_tokens_total"]
 
     def pages_for(self, tokens):
-        """Of the pool, with nothing evicted."""
+        """Pages that a sequence of `tokens` tokens needs if nothing is evicted."""
         kv = self.kv()
         return -(-tokens // kv["pool"]["page_slots"]) * kv["layers"] * kv["heads_kv"]
 
@@ -172,7 +172,7 @@ class Together:
 
 
 def wait(together, seconds, condition):
-    """What `condition` returns as soon as it is true."""
+    """Waits until `condition` returns a true value, and returns it."""
     end = time.monotonic() + seconds
     while not (value := condition()):
         together.check()

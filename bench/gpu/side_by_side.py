@@ -138,7 +138,7 @@ def run_keepd(args, model, requests, policy):
     kv = {} if policy == "full" else {"budget": args.budget}
     bodies = [{**serving.body(r["prompt"], r["out"], policy, **kv), "return_token_ids": True} for r in requests]
     with serving.Daemon(args.keepd, model, args.work / f"keepd-{policy}.log", flags, dict(os.environ),
-                        max(5, args.limit - 10)) as daemon:  # it ends before who waits for it
+                        max(5, args.limit - 10)) as daemon:  # ends before the process that waits for it
         daemon.ask(serving.TEXT, {**bodies[0], "max_tokens": 2})
         with Peak(args.device, daemon.process.pid) as peak, serving.Together(daemon, serving.TEXT, bodies) as together:
             begun, pages = time.monotonic(), 0
@@ -232,7 +232,7 @@ ENGINES = {  # name: (may it run? or why not, how)
 }
 
 
-# --- all of them ------------------------------------------------------------------------------------
+# --- all engines ------------------------------------------------------------------------------------
 
 
 def agreement(first, other):

@@ -28,7 +28,7 @@ static struct {
     int threads;
     double seconds; /* per measurement */
     struct shape shape;
-    enum kern_dtype weights; /* of the model's layers */
+    enum kern_dtype weights; /* format of the layers' weights */
     struct kern *kern;
     double bandwidth; /* bytes per second, read by all threads */
 } bench = {.path = "auto",
@@ -42,7 +42,7 @@ static struct {
                      .head_dim = 128,
                      .vocab = 151936}};
 
-/* Of one thread alone its own time: what neighbours take from it does not count. */
+/* With one thread, CPU time: the time that other processes take does not count. */
 static double now(void) {
     struct timespec t;
     if (bench.threads != 1) return (double)clock_ns() * 1e-9;
@@ -75,14 +75,14 @@ static bool wanted(const char *what) {
     return !bench.only || strstr(what, bench.only);
 }
 
-/* ---- What the machine can do ---------------------------------------------------------------- */
+/* ---- Limits of the machine ------------------------------------------------------------------ */
 
 #define READ_BYTES   ((size_t)2 << 30)
 #define WINDOW_BYTES ((size_t)64 << 20)
 #define STREAMS      4
 
 struct reading {
-    const char *data; /* of this window */
+    const char *data; /* start of the window that is read */
     struct cpu_share share;
     uint64_t sum[CPU_POOL_THREADS_MAX][8];
 };
@@ -253,7 +253,7 @@ struct model {
     struct kern_weight *vocab;
     float *norm, *noise, *x, *h, *qkv, *att, *ff, *act, *logits;
     float inv_freq[64];
-    size_t bytes; /* of all weights, each read once per step */
+    size_t bytes; /* size of all weights, each read once per step */
 };
 
 /* Where a step's time goes. */
@@ -502,7 +502,7 @@ static void bench_prompt(struct model *m) {
     bench_step(m, "prompt", 1, STEP_ROWS, STEP_ROWS);
 }
 
-/* ---- What policies cost -------------------------------------------------------------------------
+/* ---- Cost of policies ---------------------------------------------------------------------------
  */
 
 #define BUDGET     1024
@@ -512,12 +512,12 @@ static void bench_prompt(struct model *m) {
 #define ROUNDS_MAX 64
 #define TURNS      4 /* tokens in a round, each with and without the policy */
 
-/* What each round found, in shares of the time in which a batch gets a token and nothing is
- * observed: neighbours slow both down alike. `bare`: evicting without redundancy and merging. */
+/* Results of each round, as fractions of the time per token without observation, because other
+ * processes slow both alike. `bare`: an eviction without redundancy and merging. */
 struct policy_cost {
     const struct policy *policy;
     double attend[ROUNDS_MAX], evict[ROUNDS_MAX], bare[ROUNDS_MAX];
-    double evict_ms[ROUNDS_MAX], factor[ROUNDS_MAX]; /* of one sequence; attention over plain */
+    double evict_ms[ROUNDS_MAX], factor[ROUNDS_MAX]; /* per sequence; attention relative to plain */
     int rounds;
 };
 

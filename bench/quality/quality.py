@@ -129,7 +129,7 @@ def describe(c, a, methods, missing, shared):
 
 
 def merged(old, new):
-    """What this run found, on top of what earlier runs with other --methods did."""
+    """Merges this run's facts with those of earlier runs with other --methods."""
     if not old:
         return new
     known = set(old["methods"]) | set(new["methods"])
@@ -142,7 +142,7 @@ def cells_of(a, methods):
 
 
 def wanted(a, cells):
-    """Those that --cells names; all of them without it."""
+    """Selects the cells that --cells names, or all of them."""
     if not a.cells:
         return cells
     patterns = a.cells.split(",")
@@ -167,7 +167,7 @@ def run_table(c, a, results_store):
 
 
 def run_costs(a, results_store):
-    with connected(a, "--threads", "1") as c:      # of several threads each waits for the one that a neighbour disturbs
+    with connected(a, "--threads", "1") as c:      # several threads would all wait for the one that another process delays
         methods, _ = probe(c, a)
         anatomy.measure(runner.Runner(c, results_store, True), methods, a.length, anew=True)
 
@@ -179,13 +179,13 @@ def run_cells(c, a, results_store, cells):
 
 
 def run_ablations(a, results_store):
-    plain = [plan.Cell(t, a.length, "global", plan.QUARTER, w) for t, w in plan.ABLATED]     # what variants are compared with
+    plain = [plan.Cell(t, a.length, "global", plan.QUARTER, w) for t, w in plan.ABLATED]     # the baseline of the variants
     with connected(a) as c:
         run_cells(c, a, results_store, plan.ablations(a.length) + plain)
 
 
 def gates_kind(path):
-    """What a gates file says of itself (model/gates.h)."""
+    """Reads the metadata of a gates file (model/gates.h)."""
     with pathlib.Path(path).open("rb") as f:
         header = json.loads(f.read(int.from_bytes(f.read(8), "little")))
     said = json.loads(header.pop("__metadata__")["keepd"])

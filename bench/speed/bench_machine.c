@@ -1,6 +1,6 @@
-/* What this machine can do, as JSON: the read bandwidth of all cores (2 GiB, four fetched-ahead
- * streams a thread, best pass) and the rate of its widest matrix instruction with everything in
- * registers. The limits that bench/speed holds keepd's tokens per second against. */
+/* Measures the limits of this machine, as JSON: the read bandwidth of all cores (2 GiB, four
+ * prefetched streams per thread, best pass) and the rate of the widest matrix instruction with all
+ * operands in registers. bench/speed compares keepd's tokens per second with these limits. */
 #include <immintrin.h>
 #include <pthread.h>
 #include <sched.h>
@@ -27,7 +27,7 @@ struct worker {
     pthread_barrier_t *barrier;
     const char *data;
     size_t bytes;
-    double read_rate, matrix_rate; /* of all threads together; filled by worker 0 */
+    double read_rate, matrix_rate; /* all threads together; filled by worker 0 */
     int count, index;
     struct cpu_isa isa;
 };

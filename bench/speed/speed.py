@@ -102,7 +102,7 @@ def generation_rate(d, batch, tokens, prompt_tokens=16, **kv):
     return batch * (tokens - 1) / mean
 
 
-# --- what policies cost ---------------------------------------------------------------------------
+# --- cost of policies -----------------------------------------------------------------------------
 
 BUDGET, BUFFER = 1024, 128     # kv.buffer is the default
 LOOKED_AT = 2 * BUFFER         # generated tokens of each sequence that are timed, so two evictions
@@ -134,7 +134,7 @@ def policy_round(d, name, batch):
     start = counters(d)
     with futures.ThreadPoolExecutor(batch) as pool:
         running = [pool.submit(d.ask, d.prompt(BUDGET), LOOKED_AT + SPARE * batch, **kv) for _ in range(batch)]
-        begin = wait_for(d, "tokens", start["tokens"] + batch)       # one of each: a first token needs the whole prompt
+        begin = wait_for(d, "tokens", start["tokens"] + batch)       # one per sequence: a first token needs the whole prompt
         begin = wait_for(d, "prompts", start["prompts"] + batch * BUDGET)
         end = wait_for(d, "tokens", begin["tokens"] + batch * LOOKED_AT)
         answers = [f.result() for f in running]

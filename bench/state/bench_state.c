@@ -1,5 +1,5 @@
-/* What a conversation costs on disk: bytes and milliseconds of every part of its way out and back,
- * for a cache of a real model's shape, beside the full cache of the same dialogue.
+/* Measures the cost of a conversation on disk: bytes, and milliseconds of every part of writing and
+ * reading it, for a cache of a real model's shape, beside the full cache of the same dialogue.
  *
  * Usage: bench_state DIR [BUDGET [TOKENS]]. The defaults are Qwen3-0.6B (28 layers, 8 KV heads of
  * 128, bf16), budget 1024, a dialogue of 32,768 tokens. DIR must be empty or missing; it stays. */
@@ -35,7 +35,7 @@ static struct cpu_cache open_cache(int budget) {
     struct kern_span span = {.slot = 0, .count = budget};
     struct kern_batch batch = {.spans = &span, .span_count = 1, .rows = budget};
     CHECK(cpu_cache_begin_step(&cache, &batch) == 0);
-    for (int64_t page = 0; page < pages / 2; page++) /* what is all zero would compress and lie */
+    for (int64_t page = 0; page < pages / 2; page++) /* not zero: zeros could be compressed */
         for (size_t i = 0; i < cache.page_size; i++)
             ((char *)cpu_cache_k(&cache, (uint32_t)page))[i] = (char)(i * 31 + (size_t)page * 7);
     return cache;

@@ -36,7 +36,7 @@ def test_twenty_turns(daemon):
         assert d.metric("keepd_entries_kept") == details["kept_entries"]
         assert d.metric("keepd_entries_superseded") <= len(lengths) * (BUDGET + BUFFER)
         assert kv["pool"]["pages_used"] <= kv["pool"]["pages_retained"]  # shared ones count once
-        # Its last state, and the one before it for a retry.
+        # The last state, and the one before it for a retry.
         assert sum(not c["superseded"] for c in kv["conversations"]) == 1
         assert len(kv["conversations"]) <= 2
     assert seen > 6000

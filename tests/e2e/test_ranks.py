@@ -43,7 +43,7 @@ def test_answers_and_reports_are_those_of_one_rank(daemon):
     for count in (2, 8):  # more heads than ranks, and fewer
         d = daemon(*ranks(count), *FLAGS)
         assert [dialogue(d, policy) for policy in POLICIES] == expected
-        for pages in ("keepd_pages_used", "keepd_pages_retained"):  # of the rank that has most
+        for pages in ("keepd_pages_used", "keepd_pages_retained"):  # pages of the rank that has most
             assert one.metric(pages) / min(count, 4) <= d.metric(pages) <= one.metric(pages)
 
 

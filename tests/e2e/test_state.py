@@ -91,7 +91,7 @@ def test_what_a_request_chose_outlives_the_process(daemon, tmp_path):
     d = daemon("--state-dir", str(state), *FLAGS)
     for turn, kv, before in zip(second, chosen, expected):
         other = {k: v for k, v in kv.items() if k in ("policy", "window")}
-        assert cached(d.chat(turn, max_tokens=1, kv={**other, "retain": False})) == 0, kv  # of other settings
+        assert cached(d.chat(turn, max_tokens=1, kv={**other, "retain": False})) == 0, kv  # other settings find nothing
         after = d.chat(turn, max_tokens=8, logprobs=True, kv=kv)
         assert cached(after) == cached(before) > 0, kv
         assert tokens(after) == tokens(before), kv

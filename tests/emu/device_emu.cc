@@ -21,7 +21,7 @@ struct place {
     size_t bytes;
 };
 
-/* What the next wait brings. */
+/* A copy that the next wait delivers. */
 struct fetch {
     void *to;
     std::vector<char> bytes;
@@ -31,7 +31,7 @@ struct device {
     int index;
     std::vector<struct fetch> fetches;
     uint64_t waits, waited; /* times; graphs.queued at the last one */
-    size_t placed_bytes;    /* of this region, as a GPU's lie in its room */
+    size_t placed_bytes;    /* bytes of this region, as they lie on a GPU */
     std::vector<void *> staged;
     std::vector<struct place> places;
     size_t placed; /* places of this region */
@@ -301,7 +301,7 @@ static float element(const void *at, int64_t i, enum kern_dtype dtype) {
                           dtype);
 }
 
-/* What cuBLASLt does on a GPU. */
+/* Multiplies as cuBLASLt does on a GPU. */
 static void run_matmul(struct device *device, const void *data) {
     const struct matmul_args &a = *static_cast<const struct matmul_args *>(data);
     enum kern_dtype dtype = static_cast<enum kern_dtype>(a.dtype);
@@ -322,7 +322,7 @@ static void run_matmul(struct device *device, const void *data) {
     }
 }
 
-/* What cuBLASLt wants is wanted here, too. */
+/* Enforces the requirements of cuBLASLt. */
 void device_matmul(struct device *device, const struct matmul_args *args) {
     const struct matmul_args *a = args;
     const void *const arrays[] = {a->x, a->w, a->y, a->bias};

@@ -28,7 +28,7 @@
 #define NAMED_MAX    16
 #define REPORT_BYTES 4096
 #define POISON       0xff
-#define SHARED_MAX   ((size_t)227 << 10) /* what a block of an H100 may have */
+#define SHARED_MAX   ((size_t)227 << 10) /* the limit of a block on an H100 */
 #define THREADS_MAX  1024
 #define EXPECT_MAX   ((1 << 20) - 1) /* PTX ISA, "Valid range of tx-count" */
 #define LOOKS        3 /* launches of a kernel in which global memory is hidden at first */
@@ -868,7 +868,7 @@ void ptx_barrier_init_fence(emu_place place) {
     ptx_shared_fence();
 }
 
-/* Who wrote what is not known: one thread tells of all. */
+/* The writer of each byte is not recorded, so one thread's fence counts for all. */
 void ptx_shared_fence() {
     memcpy(m.fenced + m.copied_from, m.shared + m.copied_from, m.copied_to - m.copied_from);
 }

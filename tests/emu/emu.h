@@ -199,7 +199,7 @@ static inline int __all_sync(uint32_t mask, int vote, emu_place place = EMU_HERE
     return emu_ballot("__all_sync", mask, vote == 0, place) == 0;
 }
 
-/* Of every lane: the lanes with its value. */
+/* For every lane, the lanes with the same value. */
 static inline void emu_match_work(const char *in, char *out, const void *) {
     for (int lane = 0; lane < 32; lane++) {
         uint32_t same = 0;

@@ -140,7 +140,7 @@ Test(emu_cache, forks_copy_what_they_write) {
         struct kern_span all[] = {{.slot = 0, .count = 1, .pos = 21},
                                   {.slot = 1, .count = 4, .pos = 19},
                                   {.slot = 2, .count = 9, .pos = 21}};
-        MUST(append(&p, all, 3)); /* one of them may keep the page */
+        MUST(append(&p, all, 3)); /* one fork may keep the page */
         expect_same(&p, "forks append together");
         MUST(append_one(&p, 2, 30, 1));
         expect_same(&p, "one goes on");

@@ -197,8 +197,8 @@ static int find_heir(const char *members, int count) {
     return -1;
 }
 
-/* What the check says when the first stream with an heir has `pos` there: 0 its own, 1 that of
- * another class's member, 2 that of an entry. Nobody has looked at the blocks on their way in. */
+/* Result of the check when the first stream with an heir has a wrong `pos` there: 0 its own, 1 that
+ * of another class's member, 2 that of an entry. The blocks are imported without validation. */
 static int check_broken(struct pair *p, struct kern_block *blocks, int how) {
     struct fault fault = {0};
     struct kern *kern = p->kern[EMULATED];

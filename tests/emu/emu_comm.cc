@@ -77,7 +77,7 @@ static void one_is_lost(const struct comm_seat *seat) {
     comm_expect_stopped(seat);
 }
 
-/* What was queued before is there, although the communicator has ended since. */
+/* Results queued before the communicator ended are still delivered. */
 static void results_outlive_it(const struct comm_seat *seat) {
     const struct comm *comm = seat->comm;
     int64_t x[3] = {1, comm->rank, -1};

@@ -247,7 +247,7 @@ Test(emu_evict, traces_name_what_went) {
     close_pair(&p);
 }
 
-/* All that the CPU runs but classes of entries, which are refused by name before anything happens.
+/* Runs every rule of the CPU except classes of entries, which are rejected by name beforehand.
  */
 Test(emu_evict, every_rule_runs) {
     static const struct kern_rule rules[] = {
@@ -349,7 +349,7 @@ static const struct {
     {few_go, "few"},           {most_go, "most"},       {blocks_go, "whole blocks"}};
 #define PATTERNS ((int)(sizeof patterns / sizeof *patterns))
 
-/* All that a slot holds is the same, byte by byte. */
+/* Expects a slot's whole content to be the same, byte by byte. */
 static void expect_same_bytes(struct pair *p, int slot, const char *what) {
     for (int block = 1; block <= p->layers * p->heads; block++) {
         char *bytes[BACKENDS];
@@ -406,7 +406,7 @@ static void gaps(struct kern_cache_options shape, int which, int count, bool for
         evict(&p, &due, 1, what);
         for (int slot = 0; slot < 2; slot++) expect_same_bytes(&p, slot, what);
     }
-    append(&p, 1, count, 8); /* what was given back is good for others */
+    append(&p, 1, count, 8); /* returned pages can be reused */
     expect_same_bytes(&p, 1, what);
     close_pair(&p);
 }

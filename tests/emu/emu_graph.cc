@@ -34,7 +34,7 @@ static void run_note(struct device *, const void *args) {
     done.push_back(static_cast<const struct note *>(args)->what);
 }
 
-/* Of two sizes, so that operations do not all lie at equal distances. */
+/* Arguments of two sizes, so that operations do not all lie at equal distances. */
 static void add(int64_t what) {
     const struct note note = {what, {what, 0, 0}};
     wanted.push_back(what);
@@ -95,7 +95,7 @@ static void test_settling() {
     EXPECT(replays() == before);
 }
 
-/* What never repeats is let run: nothing is put off any more. */
+/* Steps that never repeat are run directly; nothing is deferred any more. */
 static void test_giving_up() {
     for (int i = 0; i < GRAPH_MISSES + 3; i++) region(4, 5, 1000 + 10 * i, -1);
     graph_begin(device_graphs(device), device, 4);
@@ -142,7 +142,7 @@ static void test_anything() {
 
 /* Steps that a graph was launched for, of `count` that append one entry to each of `rows` slots. */
 static int repeated_steps(struct kern *kern, int rows, int count) {
-    static int32_t pos; /* of the next token of every slot */
+    static int32_t pos; /* position of the next token of every slot */
     uint64_t before = cuda_replays(kern);
     std::vector<struct kern_span> spans(static_cast<size_t>(rows));
     struct kern_batch batch = {};

@@ -275,7 +275,7 @@ static void bad_copies_are_named() {
     emu_free(global);
 }
 
-/* What is right for threads alone: the copy engine has to be told. */
+/* Correct for threads alone, but the copy engine needs a fence. */
 static void what_the_copy_engine_is_not_told_is_named() {
     static char *global;
     global = static_cast<char *>(emu_alloc(64));

@@ -383,7 +383,7 @@ Test(emu_model, ranks_of_keepd_nano_say_the_same) {
 
 #define SLOTS_MAX 3
 
-/* Of each slot: what steps leave for the rules is part of them. */
+/* The rule of each slot; steps also record what the rules observe. */
 static const struct kern_rule slot_rules[SLOTS_MAX] = {
     {.score = KERN_SCORE_RETENTION, .pool = KERN_POOL_SEQUENCE, .sinks = 2, .horizon = 64},
     {.score = KERN_SCORE_ATTENTION,
@@ -441,7 +441,7 @@ static void decode(struct run run[2], struct turns *t) {
 
 static void prompt(struct run run[2], struct turns *t, int slot) {
     if (t->pos[slot] == 0) t->rule[slot] = &slot_rules[slot];
-    int count = 2 + draw(t, 20); /* of other sizes: what grows lies elsewhere afterwards */
+    int count = 2 + draw(t, 20); /* other sizes: growing buffers move afterwards */
     struct kern_span span = {
         .slot = slot, .count = count, .pos = t->pos[slot], .rule = t->rule[slot]};
     t->pos[slot] += count;

@@ -461,7 +461,7 @@ Test(emu_policy, window_queries_end_with_the_window) {
     }
 }
 
-/* What is added up is the attention of the layer: keys behind its window get none. */
+/* Accumulated attention ends with the layer's attention window: older keys get none. */
 Test(emu_policy, mass_ends_with_the_window) {
     static const struct method adders[] = {{"h2o", as_it_is}, {"d2o", as_it_is}, {"ems", loose}};
     for (int i = 0; i < 3; i++) {

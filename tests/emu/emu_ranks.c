@@ -212,7 +212,7 @@ static void append(struct net *net, struct outputs *outputs, const struct kern_s
     free(y);
 }
 
-/* ---- What a run leaves ------------------------------------------------------------------------
+/* ---- Results of a run -------------------------------------------------------------------------
  */
 
 static int streams_of(const struct net *net) {
@@ -249,7 +249,7 @@ static void evict_slot(struct net *net, int slot, int tokens, const struct kern_
     evict(net, &due, 1);
 }
 
-/* What the blocks say of the slot, of all ranks and of the fullest, is what it has. */
+/* Expects the counts in the blocks, of all ranks and of the fullest, to equal the slot's own. */
 static void expect_counts_of(struct net *net, int slot, const struct kern_report *blocks) {
     struct kern_report report = {0};
     MUST(net->kern->ops->report(net->kern, slot, &report));

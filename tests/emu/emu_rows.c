@@ -12,7 +12,7 @@ static void round_all(float *x, size_t count) {
     for (size_t i = 0; i < count; i++) x[i] = number_from_bf16(number_to_bf16(x[i]));
 }
 
-/* What a backend that multiplies in E4M3 makes of rows of activations. */
+/* Rounds rows of activations as a backend that multiplies in E4M3 does. */
 static float *round_rows(const float *x, int64_t cols) {
     const struct kern_matrix rows = {.data = x, .dtype = KERN_F32, .rows = ROWS, .cols = cols};
     float *out = malloc((size_t)(ROWS * cols) * sizeof *out), scales[ROWS];
@@ -96,7 +96,7 @@ static struct kern_weight *load(struct kern *kern, int64_t rows, int64_t cols,
     return weight;
 }
 
-/* Of a model in bf16, and of one in fp8, which rounds other numbers on the way and not at any
+/* For a model in bf16 and for one in fp8, which rounds other numbers on the way and not at every
  * width. */
 Test(emu_rows, norm_glu_gather) {
     static const int dims[] = {1, 2, 31, 64, 257, 640, 1030, 2064};
@@ -254,7 +254,7 @@ Test(emu_rows, norms_and_activations_round_for_the_product_after_them) {
     }
 }
 
-/* What was rounded for layers in fp8 is none of a bf16 product's, such as the LM head's. */
+/* Numbers rounded for fp8 layers are not used by a bf16 product, such as the LM head's. */
 Test(emu_rows, a_product_takes_its_own_numbers_alone) {
     enum { COLS = 48, OUT = 16 };
     struct kern *kern[BACKENDS];
@@ -276,7 +276,7 @@ Test(emu_rows, a_product_takes_its_own_numbers_alone) {
         ops->weight_free(kern[b], head[b]);
         ops->weight_free(kern[b], fp8[b]);
     }
-    compare(&r, ROWS * OUT, 0.05, 0, "product"); /* of activations in bf16, not in fp8 */
+    compare(&r, ROWS * OUT, 0.05, 0, "product"); /* activations in bf16, not in fp8 */
     both_close(kern);
     free(x), free(w);
 }
@@ -309,7 +309,7 @@ Test(emu_rows, activations_in_e4m3) {
     both_close(kern);
 }
 
-/* What cuBLASLt has no fp8 products for is refused when it is loaded. */
+/* Shapes for which cuBLASLt has no fp8 products are rejected when they are loaded. */
 Test(emu_rows, sizes_that_have_no_e4m3_product_are_refused) {
     static const int64_t sizes[][2] = {{16, 40}, {24, 32}, {1, 16}};
     struct kern *kern[BACKENDS];

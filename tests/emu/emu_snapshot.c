@@ -141,7 +141,7 @@ Test(emu_snapshot, the_same_bytes_and_each_takes_the_others) {
     }
 }
 
-/* What was imported goes on like what it was made from, and neither disturbs the other. */
+/* An imported slot continues like its original, and neither affects the other. */
 Test(emu_snapshot, an_imported_slot_goes_on) {
     struct kern_block out[BLOCKS], there[BACKENDS][BLOCKS], original[BLOCKS];
     struct pair p = open_pair(128, KERN_E4M3, 2048);

@@ -18,7 +18,7 @@ struct pair {
     struct kern_cache_options options;
     uint64_t seed;
     bool turned[SLOTS]; /* queries and keys are rotated, and values come in families, too */
-    int window;         /* of attention; 0: none */
+    int window;         /* attention window; 0: none */
 };
 
 /* Slots whose rule has classes get rotated keys: look-alikes are alike at position 0. */
@@ -26,7 +26,7 @@ static inline void turn_slot(struct pair *p, int slot, const struct kern_rule *r
     p->turned[slot] = rule->merge == KERN_MERGE_CLASSES;
 }
 
-/* Of a rotation; a cache that reads them is open no longer than the next call. */
+/* Frequencies of a rotation; a cache that reads them must close before the next call. */
 static inline const float *frequencies(int head_dim) {
     static float inv_freq[128];
     for (int j = 0; j < head_dim / 2; j++)
@@ -172,7 +172,7 @@ static inline char *block_of(struct kern *kern, int slot, int block, size_t *siz
     return bytes;
 }
 
-/* What follows the entries in both blocks, `from` in the first one. */
+/* Compares the bytes after the entries in both blocks; `from` is in the first one. */
 static inline void expect_same_members(char *const bytes[BACKENDS], const void *from, size_t size,
                                        const char *what) {
     size_t at = (size_t)((const char *)from - bytes[ORACLE]);
@@ -285,7 +285,7 @@ static inline void play_one(struct pair *p, int slot, const struct kern_rule *ru
     }
 }
 
-/* What a slot holds, all blocks one after the other; the caller's. */
+/* Returns a slot's content, all blocks one after the other; the caller frees it. */
 static inline char *bytes_of(struct pair *p, struct kern *kern, int slot, size_t *size) {
     char *all = NULL;
     *size = 0;

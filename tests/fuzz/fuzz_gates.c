@@ -29,7 +29,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (!size) return 0;
     struct gates gates;
     struct fault fault = {0};
-    char *copy = mem_must_alloc(size, 1); /* its own block: overruns are seen */
+    char *copy = mem_must_alloc(size, 1); /* a separate block, so that overruns are detected */
     memcpy(copy, data + 1, size - 1);
     int err = gates_parse(copy, size - 1, &shapes[data[0] & 3], &gates, &fault);
     CHECK(err == fault.code);

@@ -1,4 +1,4 @@
-/* What is read must be written and read again to the same text. The first byte picks the limits. */
+/* Parsed JSON must survive writing and parsing again. The first byte selects the limits. */
 #include <stdlib.h>
 #include <string.h>
 

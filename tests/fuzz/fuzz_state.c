@@ -38,7 +38,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (!size) return 0;
     struct state_view view;
     struct fault fault = {0};
-    char *copy = mem_must_alloc(size, 1); /* its own block: overruns are seen */
+    char *copy = mem_must_alloc(size, 1); /* a separate block, so that overruns are detected */
     memcpy(copy, data + 1, size - 1);
     int code = state_parse(copy, size - 1, &view, &fault);
     CHECK(code == fault.code);

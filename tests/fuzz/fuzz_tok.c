@@ -58,7 +58,7 @@ static void fuzz_file(const char *data, size_t size) {
 /* ---- A text from outside --------------------------------------------------------------------- */
 
 // clang-format off
-/* Whatever it cuts it gives back: no normalizer, nothing swallowed, all bytes known. */
+/* A lossless tokenizer: no normalizer, nothing removed, all bytes known. */
 static const struct small_tok faithful = {
     .vocab = "\"he\":256,\"ll\":257,\"hell\":258,\"\\u0120w\":259,\"12\":260,"
              "\"\\u00e4\\u00b8\":261",

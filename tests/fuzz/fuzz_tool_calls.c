@@ -14,11 +14,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static const char *const names[] = {"f", "get_weather"};
 
-/* What a text means, as bytes: each piece after its kind, pieces of one kind joined. */
+/* The meaning of a text as bytes: each piece after its kind; pieces of one kind are joined. */
 struct meaning {
     struct buf out;
     enum tool_piece_kind kind;
-    size_t end; /* of the last piece */
+    size_t end; /* end of the last piece */
 };
 
 static void add_pieces(struct meaning *m, struct tool_reader *r, const char *text, size_t end,

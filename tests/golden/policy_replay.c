@@ -64,7 +64,7 @@ struct run {
     float *qkv, *log_beta, *out; /* the backend's, one layer of one step */
     float *host;                 /* [rows_max][qkv_width] */
 
-    struct buf data, header, evictions; /* of the output */
+    struct buf data, header, evictions; /* parts of the output */
     int eviction_count;
 };
 
@@ -122,7 +122,7 @@ static void put_members(struct run *run, int slot) {
     replay_members_close(&members);
 }
 
-/* What the sequence holds after an eviction. */
+/* Writes the sequence's content after an eviction. */
 static int put_state(struct run *run, int slot) {
     size_t streams = (size_t)run->cache.layers * (size_t)run->cache.heads_kv;
     size_t room = streams * (size_t)run->cache.max_positions;
@@ -190,7 +190,7 @@ struct field {
     const char *name;
     size_t offset;
     enum kind kind;
-    const char *const *names; /* of an enum's values, in order, then NULL */
+    const char *const *names; /* names of an enum's values, in order, then NULL */
 };
 
 #define FIELD_NAMES(...) ((const char *const[]){__VA_ARGS__, NULL})

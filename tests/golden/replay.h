@@ -19,7 +19,7 @@ struct replay_options {
     int64_t pages; /* 0 = enough for all */
     bool random_weights;
     bool fp8;                   /* as in model_options */
-    const struct replay *owner; /* whose weights are shared; NULL: they are loaded */
+    const struct replay *owner; /* shares its weights; NULL: load them */
 };
 
 struct replay {

@@ -79,7 +79,7 @@ class Daemon:
         sock = socket.create_connection(("127.0.0.1", self.port), timeout=60)
         return sock
 
-    # --- what it says about itself ---
+    # --- metrics and state ---
 
     def engines(self):
         """The labels of its replicas."""

@@ -1,4 +1,4 @@
-"""What stays between requests: listed, deleted, shared only within a key and a salt; hints are no rights."""
+"""Retained conversations: listing, deleting, sharing only within a key and a salt; hints grant no access."""
 import concurrent.futures
 
 import pytest

@@ -156,7 +156,7 @@ def test_a_conversation_goes_on(daemon_of):
 
 @pytest.mark.slow
 def test_a_full_pool(daemon_of):
-    """What fits waits for its turn, what never fits is refused, and nobody loses anything."""
+    """Requests that fit wait, requests that can never fit are rejected, and no answer is lost."""
     daemon = daemon_of("--kv-pool-bytes", "640K", "--max-conversations", "0")
     body = chat_body(STORY * 2, max_tokens=6, kv={"policy": "full"}, ignore_eos=True)
     alone = content(daemon.post(CHAT, body))
@@ -172,7 +172,7 @@ def test_a_full_pool(daemon_of):
 @pytest.mark.parametrize("devices, dtype", [(("cuda", "cpu"), "bf16"), (("cpu", "cuda"), "bf16"), (("cuda", "cuda"), "bf16"),
                                             (("cuda", "cpu"), "fp8"), (("cpu", "cuda"), "fp8")])
 def test_a_state_file_moves_between_devices(daemon_of, tmp_path, devices, dtype):
-    """What one wrote the other goes on from; answers are the device's own."""
+    """Each device continues from files of the other; the answers are those of the device that runs."""
     flags = (*POOL, "--state-dir", str(tmp_path), "--state-idle", "0", "--kv-dtype", dtype)
     kv = {"kv": {"budget": 64, "buffer": 8}}
     first = daemon_of(*flags, device=devices[0])

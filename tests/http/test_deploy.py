@@ -1,5 +1,5 @@
-"""What deploy/ promises: units that systemd accepts and that sandbox, settings that are accepted, a dashboard that asks
-for metrics the daemon has."""
+"""Tests deploy/: systemd accepts the units and their sandbox, the daemon accepts the settings, and the dashboard uses
+only metrics that exist."""
 import os
 import re
 import shutil

@@ -273,7 +273,7 @@ def nested(depth):
 
 
 def test_nesting(shared):
-    """What is too deep is JSON all the same."""
+    """JSON that is nested too deeply still gets an error about its depth."""
     headers = {"Content-Type": "application/json"}
     assert shared.http.post(shared.url + TEXT, data=nested(511), headers=headers, timeout=60).status_code == 200
     for depth in (512, 5000):

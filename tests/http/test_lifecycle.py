@@ -34,7 +34,7 @@ def test_ready_line_and_example(start):
 
 
 def test_example_of_a_model_without_a_template(start, fake):
-    """What is printed works: such a model completes text."""
+    """The printed sample request works: such a model completes text."""
     daemon = start(env={"KEEPD_FAKE_NO_TEMPLATE": "1"})
     example = ""
     while not example.endswith("}'\n"):
@@ -125,7 +125,7 @@ def test_drain_ends_for_what_is_read_too_long(start, fake, tmp_path):
 
 
 def test_drain_time_is_bounded(slow):
-    """What does not finish in time is cut off, and told so."""
+    """Requests that do not finish in time are ended with an error."""
     daemon = slow("--drain-seconds", "0", step_us=20000)
     streamed, whole = daemon.socket(), daemon.socket()
     for sock, stream in ((streamed, True), (whole, False)):

@@ -196,7 +196,7 @@ def test_a_body_that_is_compressed(shared):
 
 @pytest.mark.parametrize("data", MALFORMED, ids=range(len(MALFORMED)))
 def test_malformed_http(shared, data):
-    """Whatever libmicrohttpd makes of it, the daemon lives and nothing reaches the engine."""
+    """The daemon survives malformed HTTP, and nothing reaches the engine."""
     before = shared.metrics()["vllm:prompt_tokens_total",]
     with shared.socket() as sock:
         try:
@@ -355,7 +355,7 @@ def test_rate_at_the_limit(start):
 
 
 def test_a_reload_leaves_the_rate_alone(start, tmp_path):
-    """Who has spent a key's requests does not get new ones because somebody else got a key."""
+    """Adding a key does not reset the used-up rate of another key."""
     file = tmp_path / "keys"
     file.write_text("a\nb\n")
     daemon = start("--rate-limit", "2", "--api-key-file", str(file))

@@ -21,7 +21,7 @@ KINDS = {
 
 
 def ask(daemon, kind):
-    """What the answer says; None where there is none that is whole."""
+    """The text of the answer; None if there is no complete answer."""
     path, body = KINDS[kind]
     try:
         with requests.Session() as http:

@@ -1,4 +1,4 @@
-"""What clients send back: keepd's own answers, and every text that JSON can hold."""
+"""Messages that clients send back: keepd's own answers, and every text that JSON can hold."""
 import json
 
 from conftest import MODEL, chat_body

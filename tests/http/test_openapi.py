@@ -124,7 +124,7 @@ def test_schemathesis(start):
     from hypothesis import HealthCheck, Phase, given, settings
     from schemathesis.specs.openapi.checks import positive_data_acceptance
     daemon = start()
-    # what fits the description may still contradict itself: min_tokens above max_tokens, a stream with prompt_logprobs
+    # a request that fits the description may still contradict itself: min_tokens above max_tokens, a stream with prompt_logprobs
     tried = 0
     for result in schemathesis.openapi.from_url(f"{daemon.url}/openapi.json").get_all_operations():
         @settings(max_examples=100, deadline=None, derandomize=True, database=None, phases=[Phase.generate],

@@ -1,5 +1,5 @@
-"""What a model thinks between its tags comes apart from what it answers. (The fake turns the bytes 1 and 2 of its
-answer into the tags.)"""
+"""The reasoning between a model's tags is returned separately from its answer. (The fake turns the bytes 1 and 2 of
+its answer into the tags.)"""
 import json
 
 import pytest
@@ -22,7 +22,7 @@ def thinker(request):
 
 
 def said(daemon, text):
-    """What makes the fake think `text`: the template may have opened the tag."""
+    """A prompt that makes the fake reason `text`; the template may already have opened the tag."""
     return text if daemon.opened else THINK + text
 
 

@@ -1,4 +1,4 @@
-"""What an answer says about trying again: openai-python retries 408, 409, 429, 5xx and connection errors twice."""
+"""Tests the headers about retries: openai-python retries 408, 409, 429, 5xx and connection errors twice."""
 import openai
 import pytest
 from conftest import MODEL, chat_body, events, request_bytes

@@ -101,7 +101,7 @@ def test_tokenize_chat_is_what_chat_uses(shared):
 
 
 def test_special_tokens_in_text_are_text(shared):
-    """What a user types cannot end a turn."""
+    """Text typed by a user cannot end a turn."""
     typed = shared.post("/tokenize", {"messages": chat_body("<|im_end|>")["messages"]}).json()["count"]
     empty = shared.post("/tokenize", {"messages": chat_body("")["messages"]}).json()["count"]
     assert typed - empty > 1

@@ -1,5 +1,5 @@
-"""Who may ask: keys, hosts, origins, Unix sockets. Each class of attack that SECURITY.md names has a test here
-or is pointed to from there."""
+"""Tests access: keys, hosts, origins, Unix sockets. SECURITY.md names a test, here or elsewhere, for each class of
+attack."""
 import os
 import signal
 import socket
@@ -54,7 +54,7 @@ def test_a_reload_never_opens_the_server(start, tmp_path):
 
 
 def test_keys_are_worlds_apart(start):
-    """What one key's conversation left behind is never found by another's."""
+    """A conversation of one key is never found with another key."""
     daemon = start("--api-key", "a", "--api-key", "b")
     messages = [{"role": "user", "content": "a secret prefix that is long enough " * 3}]
 

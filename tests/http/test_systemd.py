@@ -31,7 +31,7 @@ class Manager:
         return [text for text in self.said if word in text]
 
     def wait_for(self, word):
-        """What was sent may not have been read yet."""
+        """Waits for a message, which may not have been read yet."""
         end = time.monotonic() + 30
         while not self.heard(word):
             assert time.monotonic() < end, self.said

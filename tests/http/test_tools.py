@@ -130,7 +130,7 @@ def test_what_is_no_call_is_text(caller, text):
 
 
 def test_arguments_that_are_no_json(caller):
-    """They had begun: a stream takes nothing back."""
+    """Calls that had begun stay calls: a stream takes nothing back."""
     choice = ask(caller, "<tool_call>\n" + '{"name": "now", "arguments": {"a": \'b\'}}\n</tool_call>')
     assert calls(choice) == [("now", "{\"a\": 'b'}}\n")] and choice["finish_reason"] == "tool_calls"
 

@@ -36,7 +36,7 @@
 #define REQUEST_BYTES 1024
 #define READ_BYTES    65536
 #define PROMPTS_MAX   1024
-#define SLOW_BYTES    64 /* that a slow reader takes at a time */
+#define SLOW_BYTES    64 /* bytes that a slow reader reads at a time */
 #define SLOW_MS       20
 #define LORIS_MS      200
 #define LATENCY_US    100000 /* histogram, one bucket per microsecond */
@@ -51,7 +51,7 @@ struct settings {
     int port, connections, ramp, seconds, tokens, prompts, vanish, slow, loris, stamp, pid, seed;
 };
 
-/* What has been up to a moment. */
+/* Counts up to a moment. */
 struct meter {
     double seconds, own_cpu, daemon_cpu;
     uint64_t events, bytes;
@@ -68,7 +68,7 @@ struct client {
     bool open, stream, accepted, refused, ended;
     int prompt;
     int64_t leave_after; /* bytes of the answer, or milliseconds */
-    uint64_t hash;       /* of the answer's text */
+    uint64_t hash;       /* hash of the answer's text */
     size_t received, line_size, sent;
     char line[LINE_BYTES];
     char request[REQUEST_BYTES];
@@ -102,7 +102,7 @@ static int chance(struct load *load, int percent) {
     return (int)(next_random(load) % 100) < percent;
 }
 
-/* --- what comes back --- */
+/* --- responses --- */
 
 static void add_text(struct client *c, const char *text, size_t size) {
     for (size_t i = 0; i < size; i++)

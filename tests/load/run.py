@@ -14,7 +14,7 @@ import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("KEEPD_BUILD", ROOT / "build" / "release"))
-HALVES_MAX = 5  # of a storm, while resident memory grows
+HALVES_MAX = 5  # halves of a storm, while resident memory grows
 RSS_GROWTH = 1.02
 RSS_SLACK = 8 << 20  # a heap's trim threshold and the histograms of the second half
 FAILED = []
@@ -42,7 +42,7 @@ class Daemon:
             return json.load(r)
 
     def settle(self):
-        """What is left when everybody has gone."""
+        """Reports the resources that remain after all clients have disconnected."""
         for _ in range(300):
             kv = self.kv()
             if kv["running_count"] == kv["waiting_count"] == 0 and self.descriptors() <= self.before + 1:

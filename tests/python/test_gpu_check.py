@@ -40,7 +40,7 @@ def results(path):
     return json.loads(path.read_text())
 
 
-# --- what a machine says about itself ---
+# --- descriptions of machines ---
 
 
 @pytest.mark.parametrize("text, expected", [
@@ -61,7 +61,7 @@ def test_short_names(name, short):
 
 
 def test_the_roofline_is_the_designs():
-    """Of Llama-3.1-8B on an H200, in milliseconds: 64 and 256 sequences of 1,024 entries, 59 of 16,384."""
+    """Rooflines of Llama-3.1-8B on an H200, in milliseconds: 64 and 256 sequences of 1,024 entries, 59 of 16,384."""
     model, rates = harness.Llama(), harness.KNOWN_RATES["h200"]
     assert model.parameters() == pytest.approx(7.504e9, rel=1e-3) and model.token_bytes() == 131072
     for batch, entries, ms in ((1, 1024, 3.52), (64, 1024, 5.49), (256, 1024, 12.9), (59, 16384, 33.0)):
@@ -225,7 +225,7 @@ def test_http_tests_are_told_the_backend(check, monkeypatch):
 
 @pytest.mark.parametrize("script, said", [("echo starting >&2; exec sleep 600", "status -9\nstarting"), ("echo no model >&2; exit 78", "status 78\nno model")])
 def test_a_daemon_that_is_never_ready(tmp_path, script, said):
-    """It is killed when its time is up, and its log is told."""
+    """A daemon that does not start is killed when its time is up, and its log is reported."""
     (tmp_path / "keepd").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "keepd").chmod(0o755)
     with pytest.raises(serving.Trouble, match=f"it ended before it was ready, {said}"):
@@ -324,7 +324,7 @@ def test_libraries_are_carried(tmp_path):
 
 @pytest.mark.parametrize("name", [*build.CASES, "model"])
 def test_cases_need_no_criterion(name):
-    """What bench/gpu has in its place is enough for every case file."""
+    """The replacement headers in bench/gpu suffice to compile every case file."""
     done = subprocess.run(["gcc", *build.C_FLAGS, "-O0", "-Wall", "-Wextra", "-Wshadow", "-Wmissing-prototypes", "-Werror", "-fsyntax-only",
                            f"-I{ROOT}/bench/gpu/criterion", '-DKEEPD_SOURCE_DIR=""', ROOT / f"tests/emu/emu_{name}.c"],
                           text=True, capture_output=True, timeout=300)
@@ -429,7 +429,7 @@ def test_a_wrong_case_fails_and_the_rest_is_timed(played):
 
 
 def test_a_timing_that_breaks_off(played):
-    """What it had measured stands."""
+    """Measurements made before the interruption are kept."""
     rows = (played.folder / "rows").read_text()
     played.write("rows", rows + '{"key": "prefill", "name": "half a li')
     played.script(played.folder / "program", PROGRAM.replace('*bench_gpu) cat "$PLAYED/rows" ;;', '*bench_gpu) cat "$PLAYED/rows"; exit 1 ;;'))

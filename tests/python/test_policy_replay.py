@@ -68,8 +68,8 @@ def test_random_streams(name, tmp_path):
 
 @pytest.mark.parametrize("path", PATHS)
 def test_layers_with_a_sliding_window(path, tmp_path):
-    """What a window's queries are asked again ends where their attention did; the second layer's ends
-    before some of the candidates of every query, and before all of those of some methods'."""
+    """Observation ends where a layer's attention window ends. The second layer's window excludes some
+    candidates of every query, and for some methods all of them."""
     recording = redundant_recording(71, 3, 4, 2, 16, 260)
     runs = [Run(name, recording, 220 + i, 60, 8, 64, [512, 40]) for i, name in enumerate(BOUNDED + VARIANTS)]
     windows = agree(tmp_path, runs, path, tolerance=1e-5 if path == "reference" else 1e-4, windows=(0, 11, 45))
@@ -120,7 +120,7 @@ def test_entries_that_tie_go_by_age_and_place(gates, tmp_path):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_budgets_protection_and_horizons(seed, tmp_path):
-    """Whatever a request may choose."""
+    """Random values for every parameter that a request may set."""
     rng = np.random.default_rng(seed)
     runs = []
     for name in ("streaming", "trimkv", "global", "global", "global"):
@@ -184,7 +184,7 @@ def test_degenerate_streams_with_hardly_any_room(kind, edge, tmp_path):
 
 @pytest.fixture(scope="module")
 def dialogue():
-    """What the bundled model feeds its cache while it reads a dialogue and goes on by itself."""
+    """Records the input of the bundled model's cache while it reads and continues a dialogue."""
     if not (MODEL / "model.safetensors").exists():
         pytest.skip("no bundled model")
     cases = json.loads((replay.ROOT / "tests/data/models/keepd-nano/golden.json").read_text())["cases"]

@@ -1,5 +1,5 @@
-/* What the seeded simulations of the cache share. Each has a `struct sim` with `seed` and `random`,
- * and a print_where(sim) that tells where it is. */
+/* Shared by the seeded simulations of the cache. Each has a `struct sim` with `seed` and `random`,
+ * and a print_where(sim) that prints its position. */
 #ifndef KEEPD_TESTS_SIM_EXPECT_H
 #define KEEPD_TESTS_SIM_EXPECT_H
 

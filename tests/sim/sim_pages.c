@@ -20,13 +20,13 @@
 
 enum { SLOTS = 8, POSITIONS = 320, TURNS = 12, STREAMS = 9, STEPS = 220 };
 
-/* What happened to a sequence, enough to play it again alone. */
+/* The history of a sequence, enough to replay it alone. */
 struct turn {
     bool is_fork;       /* goes on generating where the turn before stopped */
     int32_t first;      /* entries at or after this position are dropped first */
     int32_t prompt_new; /* then these are appended */
     int32_t generated;  /* then these */
-    uint32_t salt;      /* of everything written in this turn */
+    uint32_t salt;      /* salt of everything written in this turn */
 };
 
 struct sequence {
@@ -34,12 +34,12 @@ struct sequence {
     struct kv_params kv;
     struct due_state due;
     bool exact;         /* held is exact, not only a bound */
-    int32_t prompt_end; /* what was answered before may not be dropped */
+    int32_t prompt_end; /* tokens before it may not be dropped */
     int32_t max_new;
     int64_t peak, pages; /* promised at admission; pages of a retained one: what it has */
     struct turn turns[TURNS];
     int turn_count;
-    uint32_t salts[POSITIONS]; /* who wrote each position */
+    uint32_t salts[POSITIONS]; /* the salt of the writer of each position */
 };
 
 struct counts {
@@ -326,7 +326,7 @@ static void arrive(struct sim *sim) {
     }
 }
 
-/* All that `is_due` says, in one call, as the engine does. */
+/* Evicts all sequences for which `is_due` returns true, in one call, as the engine does. */
 static void evict_where(struct sim *sim,
                         bool (*is_due)(const struct kv_params *, const struct due_state *)) {
     struct kern_evict due[SLOTS];

@@ -33,7 +33,7 @@ struct sim {
     struct kv_params kv;
     struct due_state due;
     int64_t fullest;     /* as the scheduler knows it: when the last turn ended */
-    int32_t prompt_end;  /* what was answered before may not be dropped */
+    int32_t prompt_end;  /* tokens before it may not be dropped */
     int64_t peak, pages; /* reserved: entries per stream of a rank, and its pages */
     int64_t most;        /* entries that this rank ever had of the turn */
     int favoured;        /* head; -1: none */
@@ -49,7 +49,7 @@ static int32_t pick(struct sim *sim, int32_t low, int32_t high) {
     return pick_from(&sim->random, low, high);
 }
 
-/* ---- What all ranks have ----------------------------------------------------------------------
+/* ---- State of all ranks -----------------------------------------------------------------------
  */
 
 static int64_t own_entries(struct sim *sim) {
@@ -220,7 +220,7 @@ static void open_cache(struct sim *sim) {
                                            .slots = 1,
                                            .max_positions = POSITIONS,
                                            .rank_cap = caps[pick(sim, 0, 4)]};
-    if (heads < ranks) options->heads_q = ranks; /* whose query heads they share */
+    if (heads < ranks) options->heads_q = ranks; /* ranks share the query heads */
     cpu_cache_info(options->dtype, options->head_dim, &info);
     sim->shape = (struct reserve_shape){.layers = options->layers,
                                         .heads_kv = heads,

@@ -201,7 +201,7 @@ static void collect(struct chain *c) {
 /* ---- The storm, then each chain alone ---------------------------------------------------------
  */
 
-/* What a service does besides answering. */
+/* Operations of a service besides answering. */
 static void disturb(struct world *w, const struct world_options *options, struct random *r) {
     struct conversation_table *table = &w->sched.conversations;
     if (below(r, 60) == 0) {

@@ -55,7 +55,7 @@ static void expect_no_engine(struct engine_options options, const char *field) {
     CHECK(fault.text[0] != '\0');
 }
 
-/* What cannot work is refused at start, by name, and leaves nothing. */
+/* Invalid options are rejected at startup, by name, and leave nothing behind. */
 static void try_bad_options(void) {
     struct engine_options o[12];
     for (int i = 0; i < 12; i++) o[i] = default_options();
@@ -119,7 +119,8 @@ static void submit(struct engine *engine, int index) {
     CHECK(engine_submit(engine, fill(engine, index)) == 0);
 }
 
-/* What the loop does after a wake: finish first, counts second. Returns whether it has finished. */
+/* Reads a job as the loop does after a wake-up: finish first, counts second. Returns whether the
+ * job has finished. */
 static bool watch(struct engine_job *job, uint64_t *sum) {
     int finish = atomic_load_explicit(&job->finished, memory_order_acquire);
     uint_fast32_t count = atomic_load_explicit(&job->choice[0].token_count, memory_order_acquire);
@@ -161,7 +162,7 @@ static void *look(void *arg) {
     return NULL;
 }
 
-/* ---- What is tried --------------------------------------------------------------------------- */
+/* ---- Cases ----------------------------------------------------------------------------------- */
 
 /* More jobs than sequences; every fifth is cancelled at some moment. */
 static uint64_t try_many(struct engine *engine) {
@@ -178,7 +179,7 @@ static uint64_t try_many(struct engine *engine) {
         }
         usleep(2000);
     }
-    /* Whoever has the last answer sees its pages back, and the engine idle. */
+    /* After the last answer its pages are free and the engine is idle. */
     struct engine_snapshot snapshot;
     engine_snapshot(engine, &snapshot);
     CHECK(snapshot.running == 0 && snapshot.waiting == 0 && snapshot.pages_reserved == 0);
@@ -376,8 +377,8 @@ static void remove_dir(const char *dir) {
     CHECK(snprintf(command, sizeof command, "rm -r %s", dir) > 0 && system(command) == 0);
 }
 
-/* What is in memory when draining begins is on disk when the engine is idle; a new engine lists it,
- * goes on from it and deletes it. */
+/* Conversations in memory at the start of draining are on disk when the engine is idle. A new
+ * engine lists, continues and deletes them. */
 static void try_state(void) {
     char dir[] = "/tmp/keepd-engine-XXXXXX";
     struct engine_conversation_row rows[CONVERSATIONS + 1];
@@ -430,7 +431,7 @@ static void try_failing_backend_with_state(void) {
     remove_dir(dir);
 }
 
-/* What the backend lacks is refused at start, also by a mere check of the options. */
+/* Features that the backend lacks are rejected at startup, also by a check of the options alone. */
 static void try_lesser_backend(void) {
     engines_lesser(true);
     for (int check = 0; check < 2; check++) {

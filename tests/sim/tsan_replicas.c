@@ -280,7 +280,8 @@ static void try_hint(void) {
     engine_close(engine);
 }
 
-/* ---- What reaches all of them ---------------------------------------------------------------- */
+/* ---- Operations on all replicas ---------------------------------------------------------------
+ */
 
 static int delete_one(struct engine *engine, uint64_t id) {
     static struct engine_delete order;

@@ -143,7 +143,7 @@ static void add_logits(struct world *w, const int32_t *want, int want_count, int
         }
 }
 
-/* What a batch must be: rows dense and in order, each slot once, no more logits than agreed. */
+/* Checks a batch: rows dense and in order, each slot once, no more logits than agreed. */
 static void check_batch(struct world *w, const struct kern_batch *batch, const int32_t *want,
                         int want_count) {
     int rows = 0;

@@ -11,17 +11,18 @@ enum { WORLD_STREAMS = WORLD_LAYERS * WORLD_HEADS_KV };
 enum { WORLD_POSITIONS = 640 };
 
 struct world_options {
-    const char *path; /* of the CPU backend; NULL = reference */
+    const char *path; /* path of the CPU backend; NULL = reference */
     int threads;      /* 0 = 1 */
     int64_t pages;
     int sequences, conversations;
-    int rows;              /* of a step */
-    int logits;            /* of a step; 0 = sequences + 4 */
+    int rows;              /* rows of a step */
+    int logits;            /* logits of a step; 0 = sequences + 4 */
     const char *state_dir; /* conversations go there and come back, inside the calls; NULL = none */
     int64_t state_bytes;   /* 0 = plenty */
     bool state_eager;      /* write every conversation as soon as possible, not only for room */
     bool state_hangs;      /* reading one does not end before world_end_hang; on its own thread */
-    size_t copy_bytes;     /* of a step; 0 = SCHED_COPY_BYTES, which is all of it at once */
+    size_t
+        copy_bytes; /* bytes copied per step; 0 = SCHED_COPY_BYTES, which is everything at once */
 };
 
 /* Operations of the backend that can be made to fail. */
@@ -46,8 +47,8 @@ struct world {
     float *qkv, *log_beta, *out, *logits;
     struct world_options options;
     struct sched sched;
-    atomic_int places, pending; /* what the engine counts */
-    /* what the last step computed */
+    atomic_int places, pending; /* counters of the engine */
+    /* results of the last step */
     struct kern_span spans[64];
     int span_count, rows, want_count;
 };

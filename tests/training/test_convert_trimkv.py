@@ -15,7 +15,7 @@ from conftest import make_model
 from gates import GateBank, GatedModel, read_header
 from models import weights_sha256
 
-L, H, D, M = 2, 2, 32, 12          # of the tiny models
+L, H, D, M = 2, 2, 32, 12          # sizes of the tiny models
 PREFIX = "model.layers.{}.self_attn.retention_gate.{}"
 
 

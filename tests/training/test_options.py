@@ -13,7 +13,7 @@ from conftest import make_model
 
 @pytest.fixture
 def files(tmp_path, base):
-    """What a user may mistake for something else."""
+    """Inputs that a user may confuse."""
     (tmp_path / "latin1.txt").write_bytes(b"caf\xe9 " * 99)
     (tmp_path / "text.jsonl").write_text("not JSON\n")
     (tmp_path / "empty").write_text("")

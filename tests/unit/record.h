@@ -1,4 +1,4 @@
-/* What a run leaves behind, as marked bytes, so that two runs can be compared bit by bit. */
+/* Records the results of a run as tagged bytes, so that two runs can be compared bit by bit. */
 #ifndef KEEPD_TESTS_UNIT_RECORD_H
 #define KEEPD_TESTS_UNIT_RECORD_H
 

@@ -1,6 +1,6 @@
-"""What a method costs and what it keeps, measured one request at a time at a quarter of the tokens.
+"""Measures the cost of a method and the entries it keeps, one request at a time, at a quarter of the tokens.
 
-Times are the daemon's own (/metrics), as differences over one request; nothing else may run.
+Times are differences of the daemon's own counters (/metrics) over one request; nothing else may run.
 """
 import sys
 
@@ -9,8 +9,8 @@ import numpy as np
 from . import plan
 from .client import Refused
 
-BINS = 20                     # of the normalised position
-GENERATED = 96                # tokens of the decoding measurement
+BINS = 20                     # bins of the normalised position
+GENERATED = 96                # generated tokens in the decoding measurement
 DIALOGUES = 3
 PREFILL, DECODE = "vllm:request_prefill_time_seconds_sum", "vllm:request_decode_time_seconds_sum"
 EVICTIONS, EVICTING = "keepd_eviction_seconds_count", "keepd_eviction_seconds_sum"
@@ -36,7 +36,7 @@ def timing(runner, dialogue, kv):
 
 
 def kept(runner, dialogue, kv):
-    """What is held after the history: bytes, lengths, and where the kept entries stand."""
+    """Reports the cache after the history: bytes, lengths, and positions of the kept entries."""
     answer = runner.client.chat(dialogue.history[:-1], 1, {**kv, "reuse": False, "retain": False, "report": "positions"})
     details = answer["usage"]["kv_details"]
     where = np.concatenate([np.asarray(h, float) for layer in details["positions"] for h in layer])

@@ -1,4 +1,4 @@
-"""Which cells exist, what each may hold, and in which order their dialogues run."""
+"""The plan: the cells, the budget of each, and the order of their dialogues."""
 from dataclasses import dataclass
 
 from . import tasks
@@ -9,8 +9,8 @@ METHODS = ("full", "global", "trimkv", "gkv", "rkv", "d2o", "ems", "kvcompress",
            "pyramidkv", "snapkv", "morphkv", "h2o", "streaming")
 SHARES = (1 / 2, 1 / 4, 1 / 8, 1 / 16)
 QUARTER = 1 / 4
-STEP = 1 / 4              # of the share: the buffer, and the chunk
-SMALLEST = 16             # entries per head; a smaller share of a short text is not asked for
+STEP = 1 / 4              # buffer and chunk as parts of the fraction
+SMALLEST = 16             # entries per head; smaller fractions of short texts are not measured
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ GATES_SHARES = (1 / 4, 1 / 8)
 
 
 def with_gates(trained, label, method="global"):
-    """What other gates are compared by; the model's own have label ""."""
+    """The cells that compare gates; the model's own have label ""."""
     return [Cell(task, trained, method, share, 1.0, (), label) for task in tasks.ANSWERED for share in GATES_SHARES]
 
 

@@ -13,7 +13,7 @@ import time
 from . import plan, tasks
 from .client import Refused
 
-SHARED_PART = 0.9             # of the history's tokens must come from the conversation
+SHARED_PART = 0.9             # part of the history's tokens that must come from the conversation
 
 
 class Bar:

@@ -1,4 +1,4 @@
-"""What is asked: five held-out tasks.
+"""The five held-out tasks.
 
 A dialogue is a history and questions that all continue that same history (they are forks of it, not
 a sequence). The history is read, and compressed, before any question is known, as in every chat. So
@@ -25,7 +25,7 @@ import corpus  # noqa: E402  (the generator whose other split the model was trai
 SEED = 2026
 FORKS = 4                 # questions per dialogue
 DEPTHS = 8                # depth bins of the needle grid; every dialogue covers half of them
-SHORTEST, LONGEST = 0.9, 0.98   # of the nominal length; the fit adds or takes up to 0.02
+SHORTEST, LONGEST = 0.9, 0.98   # parts of the nominal length; fitting adds or removes up to 0.02
 QUESTION_ROOM = 64        # tokens left for a question and its answer
 ANSWER_TOKENS = {"memory": 48, "needle": 48, "second": 48, "trace": 120}
 ANSWERED = tuple(ANSWER_TOKENS)      # tasks whose score is a share of right answers
@@ -47,8 +47,8 @@ class Question:
 class Dialogue:
     history: list                    # messages; the last is the assistant's
     questions: list = field(default_factory=list)
-    tokens: int = 0                  # of the history
-    read: int = 0                    # of the prompt that reads it: all but the last reply
+    tokens: int = 0                  # length of the history
+    read: int = 0                    # length of the prompt that reads the history: all but the last reply
     turn: int = 0                    # the most that a question's prompt adds to that
 
 

@@ -19,14 +19,14 @@ from .sequence import similarity
 
 @dataclass
 class Tally:
-    """What a comparison met."""
+    """Counts of a comparison."""
 
     evictions: int = 0
     entries: int = 0  # kept
     at_cut: int = 0  # decided otherwise at a tie
     forgiven: int = 0  # streams in which float32 forgave another likeness, at the threshold
     merged: int = 0
-    members: int = 0  # of classes, kept
+    members: int = 0  # kept members of classes
     merged_otherwise: int = 0
     worst: dict = field(default_factory=dict)  # largest deviations
 
@@ -36,7 +36,7 @@ class Tally:
 
 @dataclass
 class State:
-    """What the engine holds after an eviction, per stream; without keys and values only the choice
+    """The engine's state after an eviction, per stream; without keys and values only the choice
     is compared."""
 
     pos: list

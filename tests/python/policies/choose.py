@@ -1,4 +1,4 @@
-"""Which entries stay: pools, shares, floors, ties.
+"""The choice of the entries that stay: scopes, allotments, floors, ties.
 
 A choice is made in two stages that are always the same: every stream gets a quota, and keeps its best
 entries up to it. A stream that competes with others gets as its quota the number of its entries among

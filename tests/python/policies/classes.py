@@ -81,7 +81,7 @@ def members_max(rule, keep):
 
 @dataclass
 class Plan:
-    """Which evicted entries of one stream join which class."""
+    """The plan of which evicted entries of one stream join which class."""
 
     gone: np.ndarray  # indices into the stream
     centres: np.ndarray
@@ -112,7 +112,7 @@ class Plan:
             trail = np.append(stream.members.pos[stream.members.centre == own], own)
             centre = next((went[p] for p in trail.tolist() if p in went), None)
             if centre is None:
-                if len(members) < most or trail.max() > members.pos.min():  # it would be there
+                if len(members) < most or trail.max() > members.pos.min():  # the old trail would have stayed
                     changed += joins
                     self.eligible[i] = False
                 continue
@@ -143,7 +143,7 @@ def plan(stream, mask, scored, rule, keep, tolerance, inv_freq):
 
 
 def apply(stream, plan, store, inv_freq):
-    """What the centres become; the evicted entries stay in the arrays."""
+    """Computes the merged centres; the evicted entries stay in the arrays."""
     joins, keys, values, memory = plan.joins(), stream.keys.copy(), stream.values.copy(), stream.memory.copy()
     length = np.linalg.norm(stream.keys, axis=1)
     towards = unit(turned(stream.keys, stream.pos, inv_freq, back=True))

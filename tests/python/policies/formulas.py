@@ -100,7 +100,7 @@ def with_history(now, past, form, decay):
 
 
 def cosines(a, b, eps=0.0):
-    """Of all pairs of rows; 0 with a row of zeros."""
+    """Cosines of all pairs of rows; 0 with a row of zeros."""
     lengths = np.outer(*(np.linalg.norm(x, axis=-1) + eps for x in (a, b)))
     return np.divide(a @ b.T, lengths, out=np.zeros_like(lengths), where=lengths > 0)
 

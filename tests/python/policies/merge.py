@@ -1,4 +1,4 @@
-"""What evicted entries give to those that stay (D2O, arXiv 2406.13035)."""
+"""Merging of evicted entries into kept ones (D2O, arXiv 2406.13035)."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ class Plan:
         return self.likeness[np.arange(len(self.gone)), self.target]
 
     def joins(self):
-        """Of each evicted entry: is it taken in?"""
+        """For each evicted entry: is it merged?"""
         return self.best() >= self.tau
 
     def doubtful(self, tolerance):

@@ -10,7 +10,7 @@ def schedule(tokens, prompt, budget, buffer, chunk):
         if at < prompt:
             count = min(chunk - at % chunk, prompt - at)
             full = held + count > (budget if (at + count) % chunk == 0 else budget + buffer)
-        else:  # all that can be generated before the next eviction
+        else:  # the tokens that can be generated before the next eviction
             count = min(max(budget + max(buffer, 1) - held, 0), tokens - at)
             full = at + count < tokens
         if count or full:

@@ -18,7 +18,7 @@ class Stream:
     pos: np.ndarray
     log_beta: np.ndarray
     memory: np.ndarray  # accumulated mass, or the score remembered from the last eviction (NaN: none)
-    tau: float | None = None  # of merging
+    tau: float | None = None  # threshold of merging
     members: classes.Members = field(default_factory=classes.Members)
 
     def __len__(self):
@@ -55,7 +55,7 @@ def round_e4m3(x):
     return np.clip(np.rint(x / step) * step, -448, 448)
 
 
-STORED = {"f32": np.asarray, "bf16": round_bf16, "fp8": round_e4m3}  # what becomes of keys and values
+STORED = {"f32": np.asarray, "bf16": round_bf16, "fp8": round_e4m3}  # rounding of stored keys and values
 ULP = {"f32": 1e-4, "bf16": 2 ** -7, "fp8": 2 ** -3}  # how far a tie of that rounding moves one
 
 
@@ -122,7 +122,7 @@ class Scored:
     """The scores of one stream: of all entries, meaningless where protected."""
 
     score: np.ndarray
-    size: np.ndarray  # of the terms that were added: what rounding is relative to
+    size: np.ndarray  # sum of the sizes of the added terms; rounding is relative to it
     memory: np.ndarray
     protected: np.ndarray
     tokens: int  # when
@@ -140,10 +140,10 @@ class Sequence:
     head_dim: int
     scale: float
     store: object = np.asarray  # the rounding of keys and values in the cache
-    inv_freq: np.ndarray | None = None  # of the rotation of keys
-    windows: tuple = ()  # of every layer's attention; 0: none; (): none anywhere
+    inv_freq: np.ndarray | None = None  # frequencies of the rotation of keys
+    windows: tuple = ()  # attention window of every layer; 0: none; (): none anywhere
     tokens: int = 0
-    weights: np.ndarray | None = None  # of the layers, once measured
+    weights: np.ndarray | None = None  # weights of the layers, once measured
     streams: list = field(default_factory=list)
     queries: list = field(default_factory=list)  # per layer [window, Hq, D]
 
@@ -258,7 +258,7 @@ class Sequence:
     # --- layers
 
     def layer_weights(self):
-        """Of every layer's part of what may be chosen; measured once."""
+        """The weights by which layers divide the candidates; measured once."""
         if self.weights is None:
             measure = {"uniform": lambda: np.ones(self.layers), "preference": self.preferences,
                        "pyramid": lambda: shares.pyramid(self.layers, self.rule.pyramid_beta),

@@ -17,7 +17,7 @@ class Recording:
     k: np.ndarray
     v: np.ndarray
     log_beta: np.ndarray
-    inv_freq: np.ndarray | None = None  # of the rotation, [D / 2]; None: not rotated
+    inv_freq: np.ndarray | None = None  # frequencies of the rotation, [D / 2]; None: not rotated
 
     @property
     def tokens(self):
@@ -74,8 +74,8 @@ def redundant_recording(seed, layers, heads_q, heads_kv, head_dim, tokens, theta
     return Recording(q, k, v + spread[1] * r.v, r.log_beta, inv_freq).as_float32()
 
 
-# What becomes of a random recording's queries, keys and values, [L, T, heads, D] each: streams in which
-# scores tie, vanish or have nothing to compare.
+# Transforms a random recording's queries, keys and values, [L, T, heads, D] each, into streams whose
+# scores tie or vanish, or have nothing to compare.
 DEGENERATE = {
     "one token": lambda x, t: x[:, :1].repeat(t, axis=1),
     "two tokens": lambda x, t: x[:, np.arange(t) % 2],
@@ -97,7 +97,7 @@ def recording_for(name, *shape):
 
 
 def model_recording(reference, tokens):
-    """What a reference_model.Reference feeds its cache while it reads the tokens, nothing evicted."""
+    """Records the input of a reference_model.Reference's cache while it reads the tokens, without evictions."""
     parts, project = [], reference.project
 
     def recording(layer, x, positions):

@@ -80,7 +80,7 @@ VARIANTS = {
     "snapkv max": ("snapkv", dict(observe=dict(smooth="max", smooth_width=7, reduce="mean"))),
     "adakv max": ("adakv", dict(observe=dict(group="max"))),
     "d2o code": ("d2o", dict(merge="code", merge_beta=0.5)),
-    "ems all": ("ems", dict(classes=dict(tau=0.0))),  # whatever has anything in common
+    "ems all": ("ems", dict(classes=dict(tau=0.0))),  # any similarity suffices
     "ems none": ("ems", dict(classes=dict(tau=1.0))),
     "ems evict": ("ems", dict(classes=dict(gamma=1.0))),
     "ems few": ("ems", dict(classes=dict(gamma=1.3, tau=0.3))),
@@ -90,7 +90,7 @@ VARIANTS = {
 
 
 def rule(name, budget=0):
-    """Of a row or a variant, for a budget."""
+    """The rule of a policy or variant, for a budget."""
     changes = VARIANTS.get(name, (name, {}))[1]
     recent = dict(recent=int(RECENT_PART[base(name)] * budget)) if base(name) in RECENT_PART else {}
     return ROWS[base(name)].but(**recent).but(**changes)
@@ -148,7 +148,7 @@ def random_rule(rng):
                       eps=1e-6, normalise=bool(rng.integers(2)), candidates_only=bool(rng.integers(2)),
                       index_zero=bool(rng.integers(2)))
     merge = one_of("none", "none", "paper", "code", "classes")
-    if merge == "classes" and window:  # they merge by what is added up
+    if merge == "classes" and window:  # classes merge by accumulated attention
         observe |= dict(all_queries=True, history="none", group=one_of("mean", "max", "sum", "squares"))
     classes = Classes(float(rng.uniform(1, 5)), float(rng.uniform(0, 0.8)), bool(rng.integers(2)))
     return Rule(score="attention", pool=pool, layers="uniform" if pool == "sequence" else layers, merge=merge,

@@ -176,7 +176,7 @@ Test(gguf, a_wrong_type_names_the_key) {
     cr_expect_str_eq(fault.text, "expected an array of u32, found an array of i32");
 }
 
-/* Whatever is missing at the end, the file is refused; without tensors nothing may be missing. */
+/* A file cut anywhere is rejected. A file without tensors must be complete. */
 Test(gguf, cut_anywhere) {
     put_sample(3);
     for (size_t size = 0; size < file.size; size++)

@@ -71,7 +71,7 @@ Test(json_write, invalid_utf8_becomes_the_replacement_character) {
                   7, "\"" REPLACEMENT REPLACEMENT REPLACEMENT "b\"");
 }
 
-/* Whatever the bytes, what is written is read back as the repaired text. */
+/* Random bytes are written so that they are read back as the repaired text. */
 Test(json_write, random_bytes_are_always_valid_json) {
     unsigned state = 1;
     for (int round = 0; round < 3000; round++) {

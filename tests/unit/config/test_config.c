@@ -300,7 +300,8 @@ static char *read_all(FILE *file) {
     return text;
 }
 
-/* What --check-config prints names every option a file may hold, so it stands for the table. */
+/* The output of --check-config names every option that a file may hold, so it represents the table.
+ */
 Test(config, the_example_file_has_every_option_at_its_default) {
     struct run run;
     char *rest, *example = read_all(fopen(KEEPD_SOURCE_DIR "/deploy/keepd.conf", "r"));

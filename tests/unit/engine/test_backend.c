@@ -1,5 +1,5 @@
-/* Which backend a device option opens. A build with CUDA has the same answers on a machine without
- * a GPU, but for the error's code. */
+/* Tests which backend a device option opens. On a machine without a GPU, a build with CUDA gives
+ * the same results, except for the error code. */
 #include <criterion/criterion.h>
 #include <string.h>
 

@@ -25,7 +25,7 @@ static void add(struct conversation_table *t, int space, struct kv_params kv, co
     conversation_add(t, &row, 0);
 }
 
-static uint64_t hint; /* of the queries below */
+static uint64_t hint; /* hint of the queries below */
 
 static struct conversation *find(struct conversation_table *t, int space, struct kv_params kv,
                                  const int32_t *prompt, int count, int32_t *common,
@@ -90,7 +90,8 @@ Test(conversation, take_and_oldest) {
     struct conversation taken = conversation_take(&t, first);
     cr_assert(taken.slot == 0 && t.count == 2 && t.pages == 23);
     mem_free(taken.tokens);
-    add(&t, 9, kv, (int32_t[]){9}, 1, 1, 0); /* its entry is free again; it is now the newest */
+    add(&t, 9, kv, (int32_t[]){9}, 1, 1,
+        0); /* the row is free again; the conversation is now the newest */
     cr_assert_eq(conversation_first_to_go(&t, NULL)->slot, 1);
     conversation_table_close(&t);
 }
@@ -104,7 +105,8 @@ Test(conversation, superseded_ones_go_first) {
     cr_assert(conversation_superseded(&t.rows[2]));
     cr_assert(t.pages == 33 && t.superseded_pages == 12 && t.superseded_entries == 102);
     cr_assert_eq(conversation_first_to_go(&t, NULL), &t.rows[2]);
-    conversation_followed(&t, &t.rows[2]); /* it branches: as good as any other */
+    conversation_followed(&t,
+                          &t.rows[2]); /* a conversation with two successors is not superseded */
     cr_assert_not(conversation_superseded(&t.rows[2]));
     cr_assert(t.superseded_pages == 0 && t.superseded_entries == 0 && t.entries == 303);
     cr_assert_eq(conversation_first_to_go(&t, NULL), &t.rows[0]);

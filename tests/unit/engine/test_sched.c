@@ -34,7 +34,7 @@ Test(sched, decode_first_then_prompts_oldest_first) {
             cr_assert_eq(w.spans[2].count, 8);
             cr_assert_eq(w.rows, 10);
         }
-        if (step == 6) { /* it generates now, and the next prompt has its turn */
+        if (step == 6) { /* the job generates now; the next prompt runs */
             cr_assert_eq(count_of(&jobs[2]), 2);
             cr_assert(w.span_count == 4 && w.spans[2].count == 1 && w.spans[3].count == 7);
         }
@@ -503,7 +503,7 @@ static bool fail_once(enum world_op op, long n, int code) {
             if (finish_of(&jobs[i]) != ENGINE_FINISH_ERROR) continue;
             errors++;
             cr_assert_eq(atomic_load(&jobs[i].finished), 1);
-            if (op != WORLD_REPORT) /* which only the first choice needs */
+            if (op != WORLD_REPORT) /* only the first choice needs a report */
                 cr_assert_eq(atomic_load(&jobs[i].choice[jobs[i].choice_count - 1].finish),
                              ENGINE_FINISH_ERROR);
             cr_assert_eq(jobs[i].fault.code, code);

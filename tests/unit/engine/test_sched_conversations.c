@@ -46,7 +46,7 @@ Test(conversations, scoring_neither_reuses_nor_retains) {
     run_until_idle(&w);
     cr_assert(finish_of(&job) == ENGINE_FINISH_LENGTH && job.cached_tokens == 0);
     cr_assert_eq(w.sched.conversations.count, 1);
-    cr_assert_eq(turn(&w, 2, 30, 50, full()), 30); /* it is still there */
+    cr_assert_eq(turn(&w, 2, 30, 50, full()), 30); /* the conversation is still there */
     engine_job_close(&job);
     world_close(&w);
 }
@@ -209,7 +209,7 @@ Test(conversations, a_linear_dialogue_keeps_two_states) {
     world_close(&w);
 }
 
-/* What a dialogue superseded makes room before anybody's last state does. */
+/* Superseded states are evicted before the last state of any dialogue. */
 Test(conversations, superseded_states_make_room_first) {
     struct world w;
     int page = slots_per_page();
@@ -305,7 +305,7 @@ Test(conversations, deleting) {
     cr_assert(table->count == 1 && conversation_by_id(table, other) != NULL);
     cr_assert_eq(sched_delete(&w.sched, last), ERR_NOTFOUND);
     cr_assert_eq(turn(&w, 1, 30, 50, full()), 0);
-    /* Whoever goes on from it already keeps what it has. */
+    /* A request that already continues the conversation keeps its fork. */
     struct engine_job job = job_of(3, 40, 9, full());
     memcpy(prompt_of(3, 0), prompt_of(2, 0), 20 * sizeof(int32_t));
     submit(&w, &job);

@@ -30,7 +30,7 @@ struct stored {
     char dir[64];
 };
 
-/* What `options` leaves at 0 gets a usual value. */
+/* Options that are 0 get a default value. */
 static void stored_open(struct stored *s, struct world_options options) {
     if (options.pages == 0) options.pages = 900;
     options.sequences = 3;
@@ -250,7 +250,8 @@ Test(state, a_used_up_conversation_gives_its_file_back) {
     stored_close(&s);
 }
 
-/* What left memory while it was being written still replaces the file of what it superseded. */
+/* A conversation that leaves memory while it is being written still replaces its predecessor's
+ * file. */
 Test(state, a_replaced_file_goes_though_its_successor_left_memory) {
     struct stored s;
     struct engine_kv kv = global(16, 4, 8);
@@ -327,7 +328,8 @@ Test(state, what_failed_is_tried_again_at_the_end) {
     stored_close(&s);
 }
 
-/* What cannot be written and has to go is lost: counted, and its next turn knows why. */
+/* A conversation that cannot be written and must leave memory is lost: it is counted, and its next
+ * turn reports the reason. */
 Test(state, what_could_not_be_written_is_counted_when_it_goes) {
     struct stored s;
     struct engine_kv kv = global(16, 4, 8);
@@ -519,14 +521,15 @@ Test(state, restoring_gives_way_and_begins_again) {
     stored_close(&s);
 }
 
-/* Whoever waited for it has left: what was read is not kept for nobody. */
+/* If the waiting request has ended, a file that was read for it is not kept. */
 Test(state, a_read_file_goes_with_who_asked_for_it) {
     struct stored s;
     struct engine_job other, job;
     const struct state_view *view;
     struct engine_kv kv = global(60, 4, 64);
     int slots = slots_per_page(), prompt = 90, answer = 100;
-    int pages = WORLD_STREAMS * (prompt + answer - 1 + slots - 1) / slots; /* of the other */
+    int pages =
+        WORLD_STREAMS * (prompt + answer - 1 + slots - 1) / slots; /* pages of the other sequence */
     stored_open(
         &s, (struct world_options){.conversations = 2, .state_eager = true, .pages = pages + 3});
     turn(&s.w, 0, 0, 50, kv); /* keeps 4 pages */
@@ -555,12 +558,13 @@ Test(state, a_read_file_goes_with_who_asked_for_it) {
     stored_close(&s);
 }
 
-/* Who waits for pages is tried again when somebody leaves; what is on disk is looked up once. */
+/* A request that waits for pages is retried when a sequence ends; the disk is searched only once.
+ */
 Test(state, the_head_searches_the_disk_once) {
     struct stored s;
     struct engine_job others[2], job;
     struct engine_kv kv = global(16, 4, 8);
-    int slots = slots_per_page(), prompt = 400, answer = 100; /* of one that needs every page */
+    int slots = slots_per_page(), prompt = 400, answer = 100; /* a request that needs every page */
     int pages = WORLD_STREAMS * (prompt + answer - 1 + slots - 1) / slots;
     stored_open(&s, (struct world_options){.conversations = 1, .pages = pages});
     for (int i = 0; i < 2; i++) {
@@ -684,7 +688,7 @@ Test(state, a_sealed_file_whose_parts_disagree_is_refused) {
     stored_close(&s);
 }
 
-/* What made room in memory counted on its file, which had to make room as well. */
+/* A conversation left memory because it had a file, and then the file was deleted to make room. */
 Test(state, a_lost_file_makes_a_forgotten_conversation) {
     struct stored s;
     struct engine_kv kv = global(16, 4, 8);

@@ -167,7 +167,7 @@ Test(state, forged_numbers_are_refused) {
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         for (size_t k = 0; k < sizeof evil / sizeof *evil; k++) {
             struct file f = make_file();
-            bool harmless = evil[k] == 0 && fields[i].at == 256 + 44; /* it is 0 */
+            bool harmless = evil[k] == 0 && fields[i].at == 256 + 44; /* the field is 0 anyway */
             put(&f, fields[i].at, &evil[k], fields[i].size);
             seal(&f);
             if (!harmless) expect_parse(&f, ERR_MALFORMED, fields[i].what);
@@ -273,7 +273,7 @@ Test(state, what_was_chosen_comes_back) {
     }
 }
 
-/* Of a head that someone wrote who has the key: bits and values are checked as a request's are. */
+/* A file head forged with the right key: bits and values are checked like those of a request. */
 Test(state, forged_choices_are_refused) {
     enum { CHOSEN = 196, VALUES = 224 };
     static const struct {

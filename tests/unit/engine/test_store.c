@@ -169,7 +169,7 @@ static int save(struct store *store, int seed, size_t room) {
     return code;
 }
 
-/* What a prompt of the first `count` tokens of conversation `seed` and one more finds. */
+/* Searches with a prompt of the first `count` tokens of conversation `seed` and one more. */
 static uint64_t find(struct store *store, int seed, int count, const char *space, int budget,
                      int32_t least) {
     uint8_t bytes[16] = {0};
@@ -199,7 +199,7 @@ static struct store_stats stats_of(struct store *store) {
     return stats;
 }
 
-/* ---- What is kept ---------------------------------------------------------------------------- */
+/* ---- Written files --------------------------------------------------------------------------- */
 
 Test(store, comes_back_after_a_new_start) {
     struct store *store = open_store();
@@ -241,7 +241,7 @@ Test(store, changes_tell_when_to_search_again) {
         if (i == 0) cr_assert_eq(save(other, 3, 100), 0);
         if (i == 1) store_ignore(store, 501);
         if (i == 2) cr_assert_eq(store_remove(store, 502), 0);
-        if (i == 3) store_close(other); /* what was its is anybody's */
+        if (i == 3) store_close(other); /* conversations of a closed store belong to any other */
         cr_assert_gt(store_changes(store), before, "%d", i);
         before = store_changes(store);
     }
@@ -349,7 +349,8 @@ Test(store, list) {
     store_close(store);
 }
 
-/* ---- What is refused ------------------------------------------------------------------------- */
+/* ---- Rejected files ---------------------------------------------------------------------------
+ */
 
 static void change_file(const char *name, off_t at, const char *bytes, size_t size) {
     int fd = open(path_of(name), O_WRONLY);
@@ -424,7 +425,7 @@ Test(store, what_is_put_aside_is_counted_once) {
     }
 }
 
-/* It cannot be put aside: it keeps its name, and goes by that name when room is needed. */
+/* A bad file that cannot be set aside keeps its name, and is deleted by it when room is needed. */
 Test(store, what_cannot_be_renamed_is_not_lost_sight_of) {
     struct store_options options = options_of();
     struct store *store;
@@ -464,7 +465,7 @@ Test(store, damaged_files_are_put_aside) {
     cr_assert(stats_of(store).refused == 1 && stats_of(store).files == 1);
     cr_assert_eq(load(store, 502), 0);
     store_close(store);
-    store = open_store(); /* what was put aside stays so, and counts by its bytes */
+    store = open_store(); /* a file set aside stays so, and its bytes count */
     cr_assert(stats_of(store).refused == 0 && stats_of(store).files == 1);
     cr_assert_gt(stats_of(store).bytes, 2 * 100);
     store_close(store);
@@ -708,7 +709,8 @@ Test(store, what_is_deleted_while_it_is_read_is_not_put_aside) {
     cr_assert(files_with(".bad") == 0 && files_with(".state") == 0);
 }
 
-/* Who asked has left: what was read for him is freed at its end, and read again for the next. */
+/* If the requester has ended, the content is freed when it has been read, and read again for the
+ * next. */
 Test(store, what_nobody_wants_any_more_is_not_kept) {
     struct store *store = open_reading(0);
     store_unload(store);
@@ -780,7 +782,7 @@ static void affinity(struct store *store, int seed, struct conversation_affinity
     conversation_search_close(&search);
 }
 
-/* What one store made is nobody else's, however it is asked for. */
+/* A file that one store wrote cannot be found through any other. */
 Test(store, what_one_store_made_is_its_own) {
     struct conversation_affinity of[STORES_MAX];
     struct store *a = open_store(), *b = store_join(a, NULL, NULL);
@@ -804,7 +806,7 @@ Test(store, what_one_store_made_is_its_own) {
     cr_assert_eq(files_with(".state"), 1);
 }
 
-/* What an earlier process left belongs to whoever finds it first. */
+/* A file of an earlier process belongs to the store that finds it first. */
 Test(store, what_was_there_belongs_to_its_finder) {
     struct conversation_affinity of[STORES_MAX];
     struct store *a = open_store(), *b;
@@ -832,7 +834,7 @@ struct writer {
 
 static atomic_int written;
 
-/* What a scheduler does, as fast as it can. */
+/* Writes as a scheduler does, as fast as possible. */
 static void *write_many(void *arg) {
     const struct writer *writer = arg;
     uint64_t id;

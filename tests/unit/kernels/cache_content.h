@@ -53,7 +53,7 @@ static inline bool content_row_is(const struct cpu_cache *cache, const char *row
            memcmp(row + cache->row_size - sizeof hash, &hash, sizeof hash) == 0;
 }
 
-/* What the kernels do after begin_step: fills the last `count` entries of every stream. */
+/* Fills the last `count` entries of every stream, as the kernels do after begin_step. */
 static inline void content_write(struct cpu_cache *cache, int slot, uint32_t salt, int32_t count) {
     for (int stream = 0; stream < cache->streams; stream++) {
         const uint32_t *table = cpu_cache_table(cache, slot, stream);

@@ -1,6 +1,6 @@
-/* What every communicator (kernels/comm.h) does, whatever it is made of: order of sums, exact
- * integers, sizes that nothing divides, any number of rounds, and that nobody waits for a rank that
- * will not come. Each case runs on every rank's thread at once. C and C++. */
+/* Cases that every communicator (kernels/comm.h) must pass: order of sums, exact integers, odd
+ * sizes, any number of rounds, and no rank waits for one that has failed. Each case runs on all
+ * ranks' threads at once. C and C++. */
 #ifndef KEEPD_TESTS_UNIT_KERNELS_COMM_CASES_H
 #define KEEPD_TESTS_UNIT_KERNELS_COMM_CASES_H
 
@@ -212,7 +212,7 @@ static inline void comm_every_type_and_operation(const struct comm_seat *seat) {
         }
 }
 
-/* What only whole numbers can do, and what a sum lets through. */
+/* Exact sums of extreme integers, and special values in sums of floats. */
 static inline void comm_extremes(const struct comm_seat *seat) {
     int n = seat->comm->ranks, r = seat->comm->rank;
     uint32_t u[2] = {UINT32_MAX - (uint32_t)r, (uint32_t)r};
@@ -342,7 +342,7 @@ static inline void comm_one_leaves_somewhere(const struct comm_seat *seat) {
     }
 }
 
-/* ---- All of them ------------------------------------------------------------------------------
+/* ---- All cases --------------------------------------------------------------------------------
  */
 
 /* Numbers of ranks that cannot be, and every allocation failing in turn. */

@@ -12,7 +12,7 @@
 struct bed {
     struct cpu_cache cache;
     struct kern_rule rule;
-    struct kern_evict due; /* of slot 0 */
+    struct kern_evict due; /* the eviction of slot 0 */
     int group, dim, heads;
     int32_t tokens;
 };

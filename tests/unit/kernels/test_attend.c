@@ -26,7 +26,7 @@ static const struct shape shapes[] = {
 #define LAYERS      2
 #define TOKENS      300
 
-/* What sequence `slot` has at a position of a layer: one table per shape, made once. */
+/* The content of sequence `slot` at a position of a layer: one table per shape, made once. */
 static const struct shape *table_shape;
 static float *table; /* [2 slots][LAYERS][TOKENS][stride] */
 
@@ -49,7 +49,7 @@ struct bench {
     struct kern *kern;
     const struct shape *shape;
     int stride, out_size;
-    float *qkv, *out; /* of one step */
+    float *qkv, *out; /* buffers of one step */
     float *kept[2];   /* [slot]: outputs [LAYERS][TOKENS][out_size] */
 };
 

@@ -88,7 +88,7 @@ static void mark_best(struct entry *entries, size_t count, size_t keep, bool *ke
     for (size_t i = 0; i < count && i < keep; i++) kept[entries[i].index] = true;
 }
 
-/* What must be left, in order. */
+/* Computes the entries that must remain, in order. */
 static void oracle(const struct kern_evict *due, int streams, struct held *held) {
     static struct entry entries[ENTRIES_MAX];
     static bool kept[ENTRIES_MAX];
@@ -219,7 +219,7 @@ static void expect_positions(const struct cpu_cache *cache, int slot, int stream
 Test(evict, ties_go_to_the_newer_position) {
     struct cpu_cache cache = open_cache(2, 2, 256, KERN_F32, 100);
     append(&cache, 1, 0, 11, CONTENT_EQUAL);
-    struct kern_evict due = global(11, 2, 1); /* of 8, four are sinks */
+    struct kern_evict due = global(11, 2, 1); /* four of the 8 are sinks */
     cr_assert_eq(cpu_cache_evict(&cache, &due, 1), 0);
     for (int stream = 0; stream < 4; stream++)
         expect_positions(&cache, 1, stream, 2, (int32_t[]){0, 10});

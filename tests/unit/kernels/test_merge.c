@@ -81,7 +81,7 @@ static int place_of(const struct copy *after, int32_t pos) {
     return -1;
 }
 
-/* What `after` must hold, given which positions it kept; returns the new threshold. */
+/* Computes the expected content of `after` from its kept positions; returns the new threshold. */
 static double expect_merged(const struct copy *before, const struct copy *after,
                             const struct kern_rule *rule, double tau) {
     static double sum[2][MOST][DIM], total[MOST], best[MOST];

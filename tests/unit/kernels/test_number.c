@@ -4,7 +4,7 @@
 
 #include "tests/unit/kernels/paths.h"
 
-/* What a code below 0x7f is worth: OCP 8-bit floating point, section 5.1. */
+/* The value of a code below 0x7f: OCP 8-bit floating point, section 5.1. */
 static double worth(int code) {
     int exponent = code >> 3, mantissa = code & 7;
     return exponent ? ldexp(1 + mantissa / 8.0, exponent - 7) : ldexp(mantissa / 8.0, -6);

@@ -1,5 +1,5 @@
-/* What queries attend to, beside the same in double with nothing clever: every form of grouping,
- * reducing, smoothing and remembering. */
+/* Compares observed attention with a plain computation in double: every form of grouping, reducing,
+ * smoothing and history. */
 #include <criterion/criterion.h>
 
 #include "tests/unit/kernels/eviction.h"

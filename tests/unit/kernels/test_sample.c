@@ -194,7 +194,7 @@ static float random_unit(uint32_t stream, int i) {
     return (float)(cpu_philox(99, stream, (uint32_t)i) >> 8) * 0x1p-24f;
 }
 
-/* One of several shapes: flat, peaked, many equal, huge, with impossible tokens. */
+/* Fills logits of a given shape: flat, peaked, many equal, huge, with impossible tokens. */
 static void fill_logits(float *logits, int vocab, int shape, uint32_t stream) {
     for (int i = 0; i < vocab; i++) {
         float u = random_unit(stream, i);

@@ -22,10 +22,11 @@
 
 /* How a file has its scales, and what is wrong with it. */
 struct kind {
-    const char *dtype, *shape; /* of weight_scale; "" shape: one per output, [rows, 1] */
-    float scale;               /* 0: what the rows need; else this one for all */
-    const char *without;       /* a tensor that is left out */
-    bool nan;                  /* one element is none */
+    const char *dtype,
+        *shape;          /* type and shape of weight_scale; "" shape: one per output, [rows, 1] */
+    float scale;         /* 0: what the rows need; else this one for all */
+    const char *without; /* a tensor that is left out */
+    bool nan;            /* one element is none */
 };
 
 struct file {

@@ -70,7 +70,7 @@ static const char header_rg[] =
     "\"layers\": 2, \"heads\": 2, \"trained_budget\": 256,"
     "\"horizon\": 128}";
 
-/* What a test varies. */
+/* The properties that tests vary. */
 struct variant {
     const char *metadata;
     const char *w1, *last, *bias; /* shapes */
@@ -324,7 +324,8 @@ Test(gates, every_cut_of_the_file_is_refused) {
     build(&code_tying, &file);
     for (size_t size = 0; size < file.size; size++) {
         struct gates gates;
-        char *copy = mem_must_alloc(size ? size : 1, 1); /* its own block: overruns are seen */
+        char *copy = mem_must_alloc(size ? size : 1,
+                                    1); /* a separate block, so that overruns are detected */
         memcpy(copy, file.data, size);
         cr_assert_neq(gates_parse(copy, size, &shape, &gates, NULL), 0, "cut at %zu", size);
         mem_free(copy);

@@ -43,7 +43,7 @@ static bool path_available(const char *path) {
  * times bf16's as it has four bits less.
  * Transformers' own bf16 forward pass of these cases is off by up to 0.17 at improbable tokens. */
 struct bar {
-    double max; /* of the tokens that came */
+    double max; /* largest difference over the tokens that came */
     double rms;
 };
 

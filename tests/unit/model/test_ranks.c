@@ -76,7 +76,7 @@ static void evict(struct run *run, int slot, int tokens) {
     note_report(run, slot);
 }
 
-/* What the blocks say of the slot, of all ranks and of the fullest, is what it has. */
+/* Expects the counts in the blocks, of all ranks and of the fullest, to equal the slot's own. */
 static void expect_counts_of(struct run *run, int slot, const struct kern_report *blocks) {
     struct kern *kern = run->replay.kern;
     struct kern_report report = {0};
@@ -140,7 +140,7 @@ struct setting {
     const char *dir, *path;
     int ranks, threads;
     bool random, fp8;
-    const struct replay *owner; /* whose weights it shares */
+    const struct replay *owner; /* shares its weights */
 };
 
 static void run_once(const struct setting *s, const char *policy, struct record *record) {
@@ -416,7 +416,8 @@ Test(ranks, a_trace_without_memory_is_lost_and_nothing_else) {
         cr_assert_eq(ranks_open_cpu(&cpu, 2, &kern, &fault), 0);
         cr_assert_eq(kern->ops->cache_open(kern, &cache, &fault), 0, "%s", fault.text);
         mem_fail_after(0);
-        cr_assert_eq(kern->ops->begin_step(kern, &batch), 0); /* its room is there */
+        cr_assert_eq(kern->ops->begin_step(kern, &batch),
+                     0); /* needs no memory: it is already allocated */
         cr_assert(mem_fail_pending());
         mem_fail_after(turn - 1);
         cr_assert_eq(kern->ops->evict(kern, &due, 1), 0);

@@ -168,7 +168,7 @@ Test(weights, refuses_malformed_files) {
     }
 }
 
-/* Whatever is missing at the end, down to nothing, is refused; nothing past the end is read. */
+/* A file truncated anywhere, even to nothing, is rejected; nothing past the end is read. */
 Test(weights, refuses_every_truncation) {
     struct buf file = file_of("{" TENSOR("t", "F32", "2", 0, 8) "}", 8);
     for (size_t size = 0; size < file.size; size++) {

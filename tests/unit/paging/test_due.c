@@ -36,7 +36,8 @@ Test(due, peak_is_exact_for_every_small_request) {
         for (int buffer = 0; buffer <= 4; buffer++)
             for (int chunk = 1; chunk <= 6; chunk++) {
                 struct kv_params params = params_of("global", budget, buffer, chunk);
-                int most = budget + (buffer > 0 ? buffer : 1); /* what a turn can leave behind */
+                int most =
+                    budget + (buffer > 0 ? buffer : 1); /* the most that a turn can leave behind */
                 for (int held = 0; held <= most; held++)
                     for (int prompt = 0; prompt <= 20; prompt++)
                         for (int generate = 0; generate <= 14; generate++) {
@@ -162,7 +163,7 @@ Test(reserve, equal_streams_round_up_each) {
     }
 }
 
-/* Whatever the streams are called: what the fullest of four ranks may have, as an average. */
+/* The most entries per stream, on average, that the fullest of four ranks may have. */
 Test(reserve, a_rank_may_need_more_than_its_share) {
     static const struct {
         enum kern_pool pool;
@@ -207,7 +208,7 @@ Test(reserve, what_was_not_evicted_is_even) {
     cr_assert_eq(reserve_rank_peak(&shape, &global, &fresh, 90), 90);
     cr_assert_eq(reserve_rank_peak(&shape, &global, &brief, 120), 250); /* no more than there are */
     cr_assert_eq(reserve_rank_peak(&shape, &full, &brief, 250), 250);
-    cr_assert_eq(reserve_pages(&shape, &full, 250), 6 * 16); /* of 24 streams */
+    cr_assert_eq(reserve_pages(&shape, &full, 250), 6 * 16); /* 24 streams in all */
     cr_assert_eq(reserve_pages(&shape, &global, 120), 6 * (120 + 15) / 16);
 }
 
@@ -231,7 +232,7 @@ Test(reserve, members_take_pages_of_their_own) {
     struct reserve_shape shape = {3, 2, 16, 10, 1, 0};
     struct kv_params ems = params_of("ems", 20, 4, 8), d2o = params_of("d2o", 20, 4, 8);
     static const struct {
-        int held, tokens, pages; /* of each stream */
+        int held, tokens, pages; /* for each stream */
         float gamma;
     } cases[] = {{0, 19, 0, 4},  {0, 20, 0, 4},  {0, 21, 1, 4},      {0, 30, 1, 4},
                  {0, 31, 2, 4},  {0, 80, 6, 4},  {0, 900, 6, 4},     {1, 2, 6, 4},

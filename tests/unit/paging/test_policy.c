@@ -69,7 +69,8 @@ Test(policy, each_row_is_the_method_it_names) {
 Test(policy, wrong_parameters_name_their_field) {
     static const struct {
         const char *field;
-        int32_t budget, buffer, chunk, sinks, recent; /* what is not KEEP replaces the default */
+        int32_t budget, buffer, chunk, sinks,
+            recent; /* a value other than KEEP replaces the default */
         float horizon;
     } cases[] = {
 #define KEEP INT32_MAX
@@ -142,7 +143,7 @@ Test(policy, parameters_belong_to_policies) {
     choose("d2o", "merge", 0, "code", true);
     choose("d2o", "merge", 0, "ems", false);
     choose("d2o", "nothing", 0, NULL, false);
-    choose("d2o", "tau", 0.5, NULL, false); /* its threshold follows the likenesses */
+    choose("d2o", "tau", 0.5, NULL, false); /* d2o computes its threshold from similarities */
     choose("ems", "tau", 0.5, NULL, true);
     choose("ems", "tau", 1.5, NULL, false);
     choose("ems", "gamma", 1, NULL, true);

@@ -31,7 +31,7 @@ Test(watchdog, replicas_need_not_step_together) {
     cr_assert(look(&w, 1, 1, 3 * SECOND));
 }
 
-/* One that hangs is not hidden by the others, nor by what it did before. */
+/* Neither the progress of other replicas nor its own past hides a replica that hangs. */
 Test(watchdog, each_replica_works) {
     struct watchdog w = {.every_ns = SECOND};
     watchdog_fed(&w, SECOND);

@@ -7,7 +7,7 @@
 #include "text/chat.h"
 
 struct rendered {
-    int code; /* of chat_open or chat_render */
+    int code; /* result of chat_open or chat_render */
     struct arena arena;
     struct chat_text text;
     struct fault fault;

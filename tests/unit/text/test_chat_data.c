@@ -197,7 +197,7 @@ Test(chat_data, random_templates) {
         struct rendered r;
         chat_test_render(text_of(item, "template"), context, 1752148800, &r);
         const char *expected = text_of(item, "expected");
-        /* Which errors jinja2 finds while compiling is its own business. */
+        /* jinja2 may find other errors while compiling than we do. */
         if (!expected && (r.code == ERR_MALFORMED || r.code == ERR_UNSUPPORTED))
             r.code = ERR_INVALID;
         count(&tally, text_of(item, "template"), &r, expected, NULL, true);

@@ -1,4 +1,4 @@
-/* What the chat template gets to see. */
+/* Tests the messages that the chat template receives. */
 #include <criterion/criterion.h>
 
 #include "oai_case.h"

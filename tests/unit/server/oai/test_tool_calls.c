@@ -139,7 +139,7 @@ Test(tool_calls, hermes_with_a_careless_end) {
         check(TOOL_FORMAT_HERMES, cases[i][0], cases[i][1]);
 }
 
-/* What has begun is never taken back. */
+/* A call that has begun is never taken back. */
 Test(tool_calls, arguments_that_are_no_json) {
     static const char *const cases[][2] = {
         {"<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 'b'}}\n</tool_call> c",
@@ -231,7 +231,7 @@ Test(tool_calls, what_is_held_back_is_short) {
     buf_close(&text);
 }
 
-/* Of white space behind a call, too: what was given as text in pieces is text as a whole. */
+/* White space behind a call, too: text that was returned in pieces is text as a whole. */
 Test(tool_calls, white_space_that_is_too_long_is_text) {
     const struct tool_set tools = {TOOL_FORMAT_HERMES, names, 2, true};
     struct buf text, expected;

@@ -148,7 +148,7 @@ Test(oai_tools, other_words_for_the_same_arguments_are_read_again) {
     cr_expect(!goes_on(name, "<think>\n\n</think>\n\n", CALL("{\"a\": 1}"), ""));
 }
 
-/* --- which form --- */
+/* --- choice of the form --- */
 
 Test(oai_tools, a_parser_is_of_no_use_without_a_template_that_knows_tools) {
     struct engine_options options = {

@@ -1,4 +1,4 @@
-/* What the tokenizer refuses, keeps apart, and survives. */
+/* Tests files that the tokenizer rejects, distinguishes, and survives. */
 #include <criterion/criterion.h>
 
 #include "base/file.h"

@@ -1,4 +1,4 @@
-/* What the tokenizer's tests share: files, and small tokenizers written as JSON text. */
+/* Shared by the tokenizer's tests: files, and small tokenizers written as JSON text. */
 #ifndef KEEPD_TESTS_UNIT_TEXT_TOK_TOK_SUPPORT_H
 #define KEEPD_TESTS_UNIT_TEXT_TOK_TOK_SUPPORT_H
 
