@@ -69,7 +69,7 @@ def cpu_seconds(daemon):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-# --- what is served ---
+# --- served content ---
 
 def test_tls(serve):
     daemon = serve()
