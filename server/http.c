@@ -33,6 +33,8 @@ static struct key *find_key(struct exchange *ex) {
     if (value && strncasecmp(value, "Bearer ", 7) == 0) {
         text = value + 7;
         text += strspn(text, " ");
+    } else if (!value && header(ex, "x-api-key")) {
+        text = header(ex, "x-api-key"); /* Anthropic's and llama.cpp's header */
     }
     if (!server->keys.count) text = ""; /* whatever is sent, everybody is the same */
     sip_hash128(server->rules.info->space_key, text, strlen(text), ex->key_id);
@@ -162,7 +164,7 @@ static int refuse_key(struct exchange *ex, struct key **key) {
     struct oai_error error;
     *key = find_key(ex);
     if (*key || (ex->route && ex->route->open)) return 0;
-    if (header(ex, "Authorization"))
+    if (header(ex, "Authorization") || header(ex, "x-api-key"))
         oai_refuse(&error, 401, "invalid_api_key", NULL, "Incorrect API key provided.");
     else
         oai_refuse(&error, 401, "invalid_api_key", NULL,

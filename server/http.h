@@ -136,6 +136,7 @@ struct stream_choice {
     int index;             /* as in struct oai_answer */
     uint32_t tokens_seen;  /* tokens looked at */
     uint32_t tokens_shown; /* tokens whose scores were sent */
+    uint32_t tokens_sent;  /* tokens whose ids were sent */
     size_t text_shown;
     struct oai_offset offset;
     struct oai_voice voice;

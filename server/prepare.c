@@ -130,6 +130,7 @@ static int make_job(struct exchange *ex, int i) {
     struct engine_ids ids;
     char field[OAI_PATH];
     if (find_prompt(ex, i, &ids)) return -1;
+    oai_truncate(&ex->request, &ex->server->rules, &ids);
     oai_prompt_path(&ex->request, i, field);
     *request = ex->request.sampling;
     if (oai_fit(&ex->request, field, ids.count, &ex->server->rules, &request->max_tokens,

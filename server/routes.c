@@ -11,6 +11,18 @@
 
 #define ROWS_MAX 1024
 
+/* Behind the route's own path; NULL: another path. */
+static const char *behind(const struct route *route, const char *path) {
+    static const char version[] = "/v1";
+    const char *own = route->path;
+    size_t size = strlen(own);
+    if (strncmp(path, own, size) == 0) return path + size;
+    if (strncmp(own, version, sizeof version - 1) != 0) return NULL;
+    own += sizeof version - 1; /* clients whose base URL lacks it */
+    size -= sizeof version - 1;
+    return strncmp(path, own, size) == 0 ? path + size : NULL;
+}
+
 static void get_health(struct exchange *ex) {
     struct server *server = ex->server;
     struct engine_snapshot snapshot;
@@ -88,7 +100,7 @@ static void get_models(struct exchange *ex) {
 }
 
 static void get_model(struct exchange *ex) {
-    const char *id = ex->path + strlen(ex->route->path);
+    const char *id = behind(ex->route, ex->path);
     struct oai_error error;
     if (oai_render_model(&ex->answer.body, &ex->server->rules, id, ex->server->start_seconds)) {
         ex->answer.status = 200;
@@ -135,6 +147,14 @@ static void get_loads(struct exchange *ex) {
     struct oai_load load = {ex->server->rules.info, snapshots, clock_unix_seconds()};
     oai_render_loads(&ex->answer.body, &load);
     mem_free(snapshots);
+    ex->answer.status = 200;
+}
+
+/* vLLM's: requests that it works for or that wait. */
+static void get_load(struct exchange *ex) {
+    struct engine_snapshot snapshot;
+    engine_snapshot(ex->server->engine, &snapshot);
+    buf_fmt(&ex->answer.body, "{\"server_load\":%d}", snapshot.jobs);
     ex->answer.status = 200;
 }
 
@@ -196,7 +216,7 @@ static bool owns_conversation(struct exchange *ex, const uint8_t space[16], uint
 }
 
 static void delete_conversation(struct exchange *ex) {
-    const char *name = ex->path + strlen(ex->route->path);
+    const char *name = behind(ex->route, ex->path);
     uint8_t space[16];
     uint64_t id;
     if (find_space(ex, space)) return;
@@ -216,6 +236,7 @@ static const struct route routes[] = {
     {"/v1/models/", true, "GET", get_model, NULL, false},
     {"/v1/conversations", false, "GET", get_conversations, NULL, false},
     {"/v1/conversations/", true, "DELETE", delete_conversation, NULL, false},
+    {"/load", false, "GET", get_load, NULL, false},
     {"/v1/loads", false, "GET", get_loads, NULL, false},
     {"/tokenizer_info", false, "GET", get_tokenizer_info, NULL, false},
     {"/server_info", false, "GET", get_server_info, NULL, false},
@@ -228,9 +249,8 @@ static const struct route routes[] = {
 };
 
 static bool is_path(const struct route *route, const char *path) {
-    size_t size = strlen(route->path);
-    if (!route->prefix) return strcmp(path, route->path) == 0;
-    return strncmp(path, route->path, size) == 0 && path[size] != '\0';
+    const char *rest = behind(route, path);
+    return rest && (*rest != '\0') == route->prefix;
 }
 
 /* A row of the table above or, behind it, that of a kind of request. */

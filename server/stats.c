@@ -17,6 +17,7 @@ static const double token_bounds[] = {.01, .025, .05, .075, .1,  .15, .2, .3, .4
 static const double request_bounds[] = {.3, .5, .8, 1,  1.5, 2,   2.5, 5,   10,   15,  20,
                                         30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680};
 static const double n_bounds[] = {1, 2, 5, 10, 20};
+static const double preemption_bounds[] = {0, 1, 2, 5, 10};
 
 #define OPEN(hist, bounds) hist_open((hist), (bounds), (int)(sizeof(bounds) / sizeof(*(bounds))))
 
@@ -41,6 +42,7 @@ static void open_requests(struct stats_requests *of, const double *lengths, int 
     OPEN(&of->prefill, request_bounds);
     OPEN(&of->decode, request_bounds);
     OPEN(&of->params_n, n_bounds);
+    OPEN(&of->preemptions, preemption_bounds);
     hist_open(&of->prompt_tokens, lengths, length_count);
     hist_open(&of->generation_tokens, lengths, length_count);
     hist_open(&of->max_tokens, lengths, length_count);
@@ -118,6 +120,7 @@ void stats_finished(struct stats *stats, const struct engine_job *job, int64_t r
     hist_add(&of->max_tokens, job->request.max_tokens);
     hist_add(&of->computed_tokens, job->request.prompt_count - job->cached_tokens);
     hist_add(&of->params_n, job->choice_count);
+    hist_add(&of->preemptions, 0); /* reservations are exact */
     count_interval(stats, job->finished_ns);
 }
 
@@ -329,6 +332,7 @@ static void write_hists(struct writer *w, const struct stats_requests *of) {
         ROW("vllm:request_prefill_kv_computed_tokens", "Prompt tokens computed per request.",
             computed_tokens),
         ROW("vllm:request_params_n", "Choices per request.", params_n),
+        ROW("vllm:request_num_preemptions", "Always 0: reservations are exact.", preemptions),
 #undef ROW
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)

@@ -32,6 +32,7 @@ struct stats_requests {
     struct hist ttft, inter_token, per_output_token;
     struct hist e2e, queue, inference, prefill, decode;
     struct hist prompt_tokens, generation_tokens, max_tokens, computed_tokens, params_n;
+    struct hist preemptions;
 };
 
 struct stats {

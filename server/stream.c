@@ -49,7 +49,9 @@ static void send_delta(struct stream_choice *c, enum tool_piece_kind kind, const
                        size_t size) {
     struct exchange *ex = c->exchange;
     uint32_t end = c->tokens_seen;
-    if (c->finished && end > oai_shown_count(c->source)) end = oai_shown_count(c->source);
+    if (c->voice.thinking && ex->request.hide_reasoning) return;
+    if (c->finished && end > oai_shown_count(&ex->facts, c->index))
+        end = oai_shown_count(&ex->facts, c->index);
     struct oai_delta delta = {
         .index = c->index,
         .kind = kind,
@@ -59,10 +61,13 @@ static void send_delta(struct stream_choice *c, enum tool_piece_kind kind, const
         .size = size,
         .begin = c->tokens_shown,
         .end = end,
+        .ids_begin = c->tokens_sent,
+        .ids_end = c->tokens_seen,
         .offset = &c->offset,
     };
     form_of(ex)->delta(&ex->stream.events, &delta);
     c->tokens_shown = end;
+    c->tokens_sent = c->tokens_seen;
 }
 
 /* The text [begin, end) as deltas of whoever says it. `last`: nothing more follows before the other
@@ -134,10 +139,12 @@ static void begin_choice(struct stream_choice *c) {
 static void end_choice(struct stream_choice *c, const struct published *p) {
     struct exchange *ex = c->exchange;
     end_voice(c, p->safe);
-    if (ex->request.logprobs >= 0 && c->tokens_shown < oai_shown_count(c->source))
+    c->voice.thinking = false;
+    if (ex->request.logprobs >= 0 && c->tokens_shown < oai_shown_count(&ex->facts, c->index))
         send_delta(c, TOOL_TEXT, "", 0);
     if (!is_failure(p->finish))
-        form_of(ex)->finish(&ex->stream.events, c->index, tool_reader_called(&c->calls));
+        form_of(ex)->finish(&ex->stream.events, c->index, c->tokens_sent,
+                            tool_reader_called(&c->calls));
     c->ended = true;
 }
 
@@ -146,6 +153,7 @@ static void end_choice(struct stream_choice *c, const struct published *p) {
 static void render_choice(struct stream_choice *c, bool last) {
     struct published p = look_at(c->source);
     if (last && !c->exchange->finished) p.finish = ENGINE_RUNNING;
+    if (p.finish) p.safe = oai_shown_size(&c->exchange->facts, c->index);
     if (c->ended || (!p.count && !p.finish)) return;
     c->finished = p.finish != ENGINE_RUNNING;
     if (!c->begun && (p.count || !is_failure(p.finish))) begin_choice(c);

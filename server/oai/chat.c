@@ -8,7 +8,7 @@
 
 static const struct oai_field fields[] = {
     {"audio", OAI_NEVER},
-    {"echo", OAI_FALSE},
+    {"echo", OAI_ANY},
     {"function_call", OAI_NONE},
     {"functions", OAI_NOLIST},
     {"modalities", OAI_ONLYTEXT},
@@ -21,7 +21,7 @@ static const struct oai_field fields[] = {
     {"web_search_options", OAI_NEVER},
     {"add_special_tokens", OAI_FALSE},
     {"documents", OAI_NOLIST},
-    {"include_reasoning", OAI_TRUE},
+    {"include_reasoning", OAI_ANY},
     {"separate_reasoning", OAI_ANY},
     {"thinking", OAI_NEVER},
     {NULL, OAI_ANY},
@@ -41,10 +41,37 @@ static int read_logprobs(struct oai_reader *r) {
     return 0;
 }
 
-static int parse(struct oai_reader *r) {
+static int read_reasoning(struct oai_reader *r) {
+    bool include = true;
     r->out->split_reasoning = true;
-    return oai_read_messages(r) || oai_read_tools(r) ||
-                   oai_get_bool(r, NULL, r->body, "separate_reasoning", &r->out->split_reasoning) ||
+    if (oai_get_bool(r, NULL, r->body, "separate_reasoning", &r->out->split_reasoning) ||
+        oai_get_bool(r, NULL, r->body, "include_reasoning", &include))
+        return -1;
+    r->out->hide_reasoning = !include;
+    return 0;
+}
+
+/* As vLLM means it: the last message is in front of the answer when both have one role. */
+static int read_echo(struct oai_reader *r) {
+    const cJSON *context = r->out->context, *last = NULL;
+    bool echo = false;
+    if (oai_get_bool(r, NULL, r->body, "echo", &echo)) return -1;
+    if (!echo) return 0;
+    cJSON_ArrayForEach(last, json_get(context, "messages")) {
+        if (!last->next) break;
+    }
+    const char *role = json_get(last, "role")->valuestring;
+    bool opens = cJSON_IsTrue(json_get(context, "add_generation_prompt"));
+    if (opens && strcmp(role, "assistant") != 0) return 0;
+    const char *content = json_get(last, "content")->valuestring;
+    content = arena_strndup(r->arena, content, strlen(content)); /* the context goes before */
+    if (content) content = json_arena_text(r->arena, content, &r->out->echo_size);
+    r->out->echo_text = content;
+    return content ? 0 : oai_no_memory(r);
+}
+
+static int parse(struct oai_reader *r) {
+    return oai_read_messages(r) || oai_read_tools(r) || read_reasoning(r) || read_echo(r) ||
                    read_logprobs(r) || oai_read_generation(r)
                ? -1
                : 0;
@@ -69,7 +96,7 @@ static void share_out(struct message *message, bool thinking, const char *text, 
 /* Shares the text of a finished choice out between the two voices. */
 static void divide_text(const struct oai_answer *answer, int index, struct message *message) {
     const struct engine_choice *choice = oai_choice_of(answer, index);
-    size_t safe = atomic_load_explicit(&choice->text_safe, memory_order_acquire);
+    size_t safe = oai_shown_size(answer, index);
     size_t at = 0, said = 0; /* what the voice has said: [said, at) */
     struct oai_voice voice = oai_voice_open(answer, index);
     uint32_t count = oai_token_count(choice);
@@ -103,6 +130,8 @@ static bool write_message(struct buf *out, const struct oai_answer *answer, int 
     const struct buf *reasoning = &message.reasoning;
     buf_open(&message.reasoning, out->limit);
     oai_calls_open(&message.calls, answer, index, out->limit);
+    if (answer->request->echo_size)
+        buf_add(&message.calls.content, answer->request->echo_text, answer->request->echo_size);
     divide_text(answer, index, &message);
     if (reasoning->failed || oai_calls_failed(&message.calls)) out->failed = true;
     buf_str(out, "\"message\":{\"role\":\"assistant\",\"content\":");
@@ -111,7 +140,7 @@ static bool write_message(struct buf *out, const struct oai_answer *answer, int 
     else
         buf_str(out, "null");
     buf_str(out, ",\"refusal\":null");
-    if (reasoning->size) {
+    if (reasoning->size && !answer->request->hide_reasoning) {
         buf_char(out, ',');
         write_reasoning(out, reasoning->data, reasoning->size);
     }
@@ -132,9 +161,10 @@ static void write_choice(struct buf *out, const struct oai_answer *answer, int i
     buf_fmt(out, "{\"index\":%d,", index);
     bool called = write_message(out, answer, index);
     buf_str(out, ",\"logprobs\":");
-    oai_render_chat_logprobs(out, answer, index, 0, oai_shown_count(choice));
+    oai_render_chat_logprobs(out, answer, index, 0, oai_shown_count(answer, index));
     oai_render_finish(out, answer, index, called);
-    if (answer->request->return_token_ids) oai_render_answer_ids(out, choice);
+    if (answer->request->return_token_ids)
+        oai_render_answer_ids(out, choice, 0, oai_token_count(choice));
     buf_char(out, '}');
 }
 
@@ -152,6 +182,7 @@ static void write_answer(struct buf *out, const struct oai_answer *answer) {
         oai_render_prompt_logprobs(out, answer, 0);
     }
     if (answer->request->return_token_ids) oai_render_prompt_ids(out, answer, 0);
+    oai_render_timings(out, answer);
     buf_str(out, ",\"system_fingerprint\":\"keepd-" KEEPD_VERSION "\"}");
 }
 
@@ -159,16 +190,6 @@ static void write_answer(struct buf *out, const struct oai_answer *answer) {
 
 static void open_stream(struct oai_events *events) {
     oai_chunk_open(events, "chat.completion.chunk");
-}
-
-static void begin_choice(struct oai_events *events, int index, struct oai_offset *offset) {
-    (void)offset;
-    oai_chunk_begin(events);
-    buf_fmt(&events->out,
-            "{\"index\":%d,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},"
-            "\"logprobs\":null,\"finish_reason\":null}",
-            index);
-    oai_chunk_end(events);
 }
 
 static void write_piece(struct oai_events *events, const struct oai_delta *delta) {
@@ -201,14 +222,38 @@ static void write_delta(struct oai_events *events, const struct oai_delta *delta
     write_piece(events, delta);
     buf_str(out, "},\"logprobs\":");
     oai_render_chat_logprobs(out, events->answer, delta->index, delta->begin, delta->end);
-    buf_str(out, ",\"finish_reason\":null}");
+    buf_str(out, ",\"finish_reason\":null");
+    if (events->answer->request->return_token_ids)
+        oai_render_answer_ids(out, oai_choice_of(events->answer, delta->index), delta->ids_begin,
+                              delta->ids_end);
+    buf_char(out, '}');
     oai_chunk_end(events);
 }
 
-static void finish_choice(struct oai_events *events, int index, bool called) {
+static void begin_choice(struct oai_events *events, int index, struct oai_offset *offset) {
+    const struct oai_request *request = events->answer->request;
+    oai_chunk_begin(events);
+    buf_fmt(&events->out,
+            "{\"index\":%d,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},"
+            "\"logprobs\":null,\"finish_reason\":null}]",
+            index);
+    if (request->return_token_ids) oai_render_prompt_ids(&events->out, events->answer, 0);
+    oai_chunk_close(events);
+    if (!request->echo_size) return;
+    write_delta(events, &(struct oai_delta){.index = index,
+                                            .kind = TOOL_TEXT,
+                                            .text = request->echo_text,
+                                            .size = request->echo_size,
+                                            .offset = offset});
+}
+
+static void finish_choice(struct oai_events *events, int index, uint32_t ids_begin, bool called) {
+    const struct engine_choice *choice = oai_choice_of(events->answer, index);
     oai_chunk_begin(events);
     buf_fmt(&events->out, "{\"index\":%d,\"delta\":{},\"logprobs\":null", index);
     oai_render_finish(&events->out, events->answer, index, called);
+    if (events->answer->request->return_token_ids)
+        oai_render_answer_ids(&events->out, choice, ids_begin, oai_token_count(choice));
     buf_char(&events->out, '}');
     oai_chunk_end(events);
 }

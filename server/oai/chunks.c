@@ -9,7 +9,7 @@
 void oai_chunk_open(struct oai_events *events, const char *object) {
     buf_str(&events->head, "data: ");
     oai_render_answer_head(&events->head, events->answer, object);
-    buf_str(&events->head, ",\"choices\":[");
+    buf_str(&events->head, ",\"system_fingerprint\":\"keepd-" KEEPD_VERSION "\",\"choices\":[");
 }
 
 void oai_chunk_begin(struct oai_events *events) {
@@ -17,9 +17,13 @@ void oai_chunk_begin(struct oai_events *events) {
 }
 
 void oai_chunk_end(struct oai_events *events) {
+    buf_char(&events->out, ']');
+    oai_chunk_close(events);
+}
+
+void oai_chunk_close(struct oai_events *events) {
     const struct oai_request *request = events->answer->request;
     struct buf *out = &events->out;
-    buf_char(out, ']');
     if (request->include_usage && request->continuous_usage) {
         buf_str(out, ",\"usage\":");
         oai_render_usage(out, events->answer, events->tokens, false);
@@ -30,12 +34,17 @@ void oai_chunk_end(struct oai_events *events) {
 }
 
 /* The details are there once the jobs are finished, a moment after their last choice. */
-static void write_usage(struct oai_events *events) {
+static void write_last(struct oai_events *events) {
+    const struct oai_request *request = events->answer->request;
     struct buf *out = &events->out;
-    if (!events->answer->request->include_usage) return;
+    if (!request->include_usage && !request->timings) return;
     oai_chunk_begin(events);
-    buf_str(out, "],\"usage\":");
-    oai_render_usage(out, events->answer, events->tokens, true);
+    buf_char(out, ']');
+    if (request->include_usage) {
+        buf_str(out, ",\"usage\":");
+        oai_render_usage(out, events->answer, events->tokens, true);
+    }
+    oai_render_timings(out, events->answer);
     buf_str(out, "}\n\n");
 }
 
@@ -46,7 +55,7 @@ void oai_chunks_end(struct oai_events *events, const struct oai_error *error) {
         oai_render_error(out, error);
         buf_str(out, "\n\n");
     } else {
-        write_usage(events);
+        write_last(events);
     }
     buf_str(out, "data: [DONE]\n\n");
 }

@@ -24,6 +24,7 @@ static int check_best_of(struct oai_reader *r) {
 }
 
 static int parse(struct oai_reader *r) {
+    r->out->parse_special = true;
     return oai_read_prompts(r) || oai_get_bool(r, NULL, r->body, "echo", &r->out->echo) ||
                    oai_get_int(r, NULL, r->body, "logprobs", 0, OAI_LOGPROBS_MAX,
                                &r->out->logprobs) ||
@@ -36,7 +37,7 @@ static int parse(struct oai_reader *r) {
 
 static void write_text(struct buf *out, const struct oai_answer *answer, int index) {
     const struct engine_choice *choice = oai_choice_of(answer, index);
-    size_t safe = atomic_load_explicit(&choice->text_safe, memory_order_acquire);
+    size_t safe = oai_shown_size(answer, index);
     struct buf text;
     buf_open(&text, out->limit);
     if (answer->request->echo) oai_render_prompt_text(&text, answer, index);
@@ -54,7 +55,7 @@ static void write_choice(struct buf *out, const struct oai_answer *answer, int i
     buf_fmt(out, "{\"index\":%d,", index);
     write_text(out, answer, index);
     buf_str(out, ",\"logprobs\":");
-    oai_render_text_logprobs(out, answer, index, 0, oai_shown_count(choice), request->echo,
+    oai_render_text_logprobs(out, answer, index, 0, oai_shown_count(answer, index), request->echo,
                              &offset);
     oai_render_finish(out, answer, index, false);
     if (request->prompt_logprobs >= 0) {
@@ -62,7 +63,7 @@ static void write_choice(struct buf *out, const struct oai_answer *answer, int i
         oai_render_prompt_logprobs(out, answer, index);
     }
     if (request->return_token_ids) {
-        oai_render_answer_ids(out, choice);
+        oai_render_answer_ids(out, choice, 0, oai_token_count(choice));
         oai_render_prompt_ids(out, answer, index);
     }
     buf_char(out, '}');
@@ -77,6 +78,7 @@ static void write_answer(struct buf *out, const struct oai_answer *answer) {
     }
     buf_str(out, "],\"usage\":");
     oai_render_usage(out, answer, oai_tokens_total(answer), true);
+    oai_render_timings(out, answer);
     buf_str(out, ",\"system_fingerprint\":\"keepd-" KEEPD_VERSION "\"}");
 }
 
@@ -94,7 +96,13 @@ static void write_delta(struct oai_events *events, const struct oai_delta *delta
     buf_str(out, ",\"logprobs\":");
     oai_render_text_logprobs(out, events->answer, delta->index, delta->begin, delta->end,
                              delta->echo, delta->offset);
-    buf_str(out, ",\"finish_reason\":null}");
+    buf_str(out, ",\"finish_reason\":null");
+    if (events->answer->request->return_token_ids) {
+        oai_render_answer_ids(out, oai_choice_of(events->answer, delta->index), delta->ids_begin,
+                              delta->ids_end);
+        if (!delta->ids_begin) oai_render_prompt_ids(out, events->answer, delta->index);
+    }
+    buf_char(out, '}');
     oai_chunk_end(events);
 }
 
@@ -114,11 +122,16 @@ static void begin_choice(struct oai_events *events, int index, struct oai_offset
     buf_close(&text);
 }
 
-static void finish_choice(struct oai_events *events, int index, bool called) {
+static void finish_choice(struct oai_events *events, int index, uint32_t ids_begin, bool called) {
+    const struct engine_choice *choice = oai_choice_of(events->answer, index);
     (void)called;
     oai_chunk_begin(events);
     buf_fmt(&events->out, "{\"index\":%d,\"text\":\"\",\"logprobs\":null", index);
     oai_render_finish(&events->out, events->answer, index, false);
+    if (events->answer->request->return_token_ids) {
+        oai_render_answer_ids(&events->out, choice, ids_begin, oai_token_count(choice));
+        if (!ids_begin) oai_render_prompt_ids(&events->out, events->answer, index);
+    }
     buf_char(&events->out, '}');
     oai_chunk_end(events);
 }

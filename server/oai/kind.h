@@ -29,8 +29,9 @@ struct oai_delta {
     uint32_t call;             /* of the others: which call, from 0 */
     const char *text;
     size_t size;
-    uint32_t begin, end;       /* the tokens whose scores it carries */
-    struct oai_offset *offset; /* of the choice */
+    uint32_t begin, end;         /* the tokens whose scores it carries */
+    uint32_t ids_begin, ids_end; /* the tokens that are new with it */
+    struct oai_offset *offset;   /* of the choice */
 };
 
 /* How generated answers are written. */
@@ -43,7 +44,8 @@ struct oai_form {
     /* `offset`: of the first token behind what it writes */
     void (*begin)(struct oai_events *events, int index, struct oai_offset *offset);
     void (*delta)(struct oai_events *events, const struct oai_delta *delta);
-    void (*finish)(struct oai_events *events, int index, bool called);
+    /* `ids_begin`: of the tokens that no delta had */
+    void (*finish)(struct oai_events *events, int index, uint32_t ids_begin, bool called);
     void (*end)(struct oai_events *events, const struct oai_error *error); /* NULL: no failure */
 };
 
@@ -66,7 +68,8 @@ const struct oai_kind *oai_kind_at(int index);
 /* Chunks in the form of OpenAI's chat and completion streams, which differ in their choices. */
 void oai_chunk_open(struct oai_events *events, const char *object);
 void oai_chunk_begin(struct oai_events *events);
-void oai_chunk_end(struct oai_events *events); /* after the choice */
+void oai_chunk_end(struct oai_events *events);   /* after the choice */
+void oai_chunk_close(struct oai_events *events); /* after the choices, which are closed */
 void oai_chunks_end(struct oai_events *events, const struct oai_error *error);
 
 #endif

@@ -38,10 +38,14 @@ static void write_logprob(struct buf *out, float logprob) {
 
 /* A token that is part of a character cannot be JSON text: its bytes are written out, as OpenAI
  * does, with `mark` in front. */
-static void write_token_text(struct buf *out, const struct engine *engine, int32_t id,
+static void write_token_text(struct buf *out, const struct oai_answer *answer, int32_t id,
                              const char *mark) {
     const char *bytes = "";
-    size_t size = engine_token_bytes(engine, id, &bytes);
+    if (answer->request->tokens_as_ids) {
+        buf_fmt(out, "\"token_id:%" PRId32 "\"", id);
+        return;
+    }
+    size_t size = engine_token_bytes(answer->engine, id, &bytes);
     if (utf8_valid(bytes, size)) {
         json_write_str(out, bytes, size);
         return;
@@ -64,14 +68,14 @@ static void write_token_bytes(struct buf *out, const struct engine *engine, int3
     buf_char(out, ']');
 }
 
-static void write_chat_token(struct buf *out, const struct engine *engine, int32_t id,
+static void write_chat_token(struct buf *out, const struct oai_answer *answer, int32_t id,
                              float logprob) {
     buf_str(out, "{\"token\":");
-    write_token_text(out, engine, id, "");
+    write_token_text(out, answer, id, "");
     buf_str(out, ",\"logprob\":");
     write_logprob(out, logprob);
     buf_str(out, ",\"bytes\":");
-    write_token_bytes(out, engine, id);
+    write_token_bytes(out, answer->engine, id);
 }
 
 void oai_render_chat_logprobs(struct buf *out, const struct oai_answer *answer, int index,
@@ -84,11 +88,11 @@ void oai_render_chat_logprobs(struct buf *out, const struct oai_answer *answer, 
     for (uint32_t i = begin; i < end; i++) {
         struct scored s = scored_at(answer, index, false, i, answer->request->logprobs);
         if (i > begin) buf_char(out, ',');
-        write_chat_token(out, answer->engine, s.token->token, s.token->logprob);
+        write_chat_token(out, answer, s.token->token, s.token->logprob);
         buf_str(out, ",\"top_logprobs\":[");
         for (int k = 0; k < s.top_count; k++) {
             if (k) buf_char(out, ',');
-            write_chat_token(out, answer->engine, s.top[k].token, s.top[k].logprob);
+            write_chat_token(out, answer, s.top[k].token, s.top[k].logprob);
             buf_char(out, '}');
         }
         buf_str(out, "]}");
@@ -105,22 +109,26 @@ static bool same_text(const struct engine *engine, int32_t a, int32_t b) {
     return nx == ny && memcmp(x, y, nx) == 0;
 }
 
-static bool is_repeated(const struct engine *engine, const struct scored *s, int k, int32_t id) {
+static bool is_repeated(const struct oai_answer *answer, const struct scored *s, int k,
+                        int32_t id) {
     for (int i = 0; i < k; i++)
-        if (same_text(engine, s->top[i].token, id)) return true;
+        if (s->top[i].token == id ||
+            (!answer->request->tokens_as_ids && same_text(answer->engine, s->top[i].token, id)))
+            return true;
     return false;
 }
 
 /* The best alternatives, and the chosen token if it is none of them. */
-static void write_top_object(struct buf *out, const struct engine *engine, const struct scored *s) {
+static void write_top_object(struct buf *out, const struct oai_answer *answer,
+                             const struct scored *s) {
     bool comma = false;
     buf_char(out, '{');
     for (int k = 0; k <= s->top_count; k++) {
         int32_t id = k < s->top_count ? s->top[k].token : s->token->token;
-        if (is_repeated(engine, s, k, id)) continue;
+        if (is_repeated(answer, s, k, id)) continue;
         if (comma) buf_char(out, ',');
         comma = true;
-        write_token_text(out, engine, id, "bytes:");
+        write_token_text(out, answer, id, "bytes:");
         buf_char(out, ':');
         write_logprob(out, k < s->top_count ? s->top[k].logprob : s->token->logprob);
     }
@@ -164,7 +172,7 @@ static void write_cell(struct buf *out, const struct oai_answer *answer, const s
                        enum column column, struct oai_offset *offset) {
     switch (column) {
     case COLUMN_TOKEN:
-        write_token_text(out, answer->engine, s->token->token, "bytes:");
+        write_token_text(out, answer, s->token->token, "bytes:");
         break;
     case COLUMN_LOGPROB:
         if (s->has_score)
@@ -174,7 +182,7 @@ static void write_cell(struct buf *out, const struct oai_answer *answer, const s
         break;
     case COLUMN_TOP:
         if (s->has_score)
-            write_top_object(out, answer->engine, s);
+            write_top_object(out, answer, s);
         else
             buf_str(out, "null");
         break;

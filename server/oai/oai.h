@@ -80,12 +80,19 @@ struct oai_request {
     const char *session; /* session_id, prompt_cache_key or user, or "": a hint, never a right */
     int32_t n;           /* choices per prompt */
     int32_t max_tokens;  /* -1 = not given */
+    bool endless;        /* max_tokens is what the context leaves */
+    int32_t truncate; /* tokens kept of a longer prompt's end; 0 = all, -1 = what the context has */
     int32_t logprobs, prompt_logprobs; /* alternatives shown per token; -1 = no scores */
     bool stream, include_usage, continuous_usage, echo;
-    bool split_reasoning;
+    bool split_reasoning, hide_reasoning;
+    bool include_stop;      /* the stop string is shown */
+    bool timings;           /* how long the answer took */
     bool return_token_ids;  /* of prompt and answer, beside the texts */
+    bool tokens_as_ids;     /* scores name tokens "token_id:5" */
     bool return_token_strs; /* tokenize */
-    struct tool_set tools;  /* that the answer may call; names in the arena */
+    const char *echo_text;  /* of a chat: the last message, in front of the answer; in the arena */
+    size_t echo_size;
+    struct tool_set tools; /* that the answer may call; names in the arena */
     /* Complete but for prompt, prompt_count, max_tokens and space. seed_given says whether
      * sampling.seed is the client's. */
     struct engine_request sampling;
@@ -106,6 +113,10 @@ void oai_request_close(struct oai_request *request);
 #define OAI_PATH 128 /* of struct oai_error.param; longer ones are cut */
 /* The field that holds the i-th prompt: "messages", "prompt" or "prompt[3]". */
 void oai_prompt_path(const struct oai_request *request, int i, char path[OAI_PATH]);
+
+/* Leaves out the beginning of a prompt that is longer than the request wants it. */
+void oai_truncate(const struct oai_request *request, const struct oai_rules *rules,
+                  struct engine_ids *ids);
 
 /* Lengths against the context, after the prompt in `field` became `count` tokens. *max_tokens is
  * what the answer may have. */
@@ -137,7 +148,10 @@ int oai_choice_count(const struct oai_answer *answer);
 /* Tokens of a choice so far. */
 uint32_t oai_token_count(const struct engine_choice *choice);
 /* Tokens of a finished choice that are shown with scores: all, or those before a stop string. */
-uint32_t oai_shown_count(const struct engine_choice *choice);
+uint32_t oai_shown_count(const struct oai_answer *answer, int index);
+
+/* Bytes of a finished choice's text that are shown: up to its stop string, or with it. */
+size_t oai_shown_size(const struct oai_answer *answer, int index);
 
 /* Where the next token begins in a text, in characters; a token that begins inside a character
  * begins where that one does. Zero-initialised. */
@@ -192,8 +206,12 @@ void oai_render_answer_head(struct buf *out, const struct oai_answer *answer, co
 /* All tokens of all choices so far. */
 uint64_t oai_tokens_total(const struct oai_answer *answer);
 void oai_render_prompt_ids(struct buf *out, const struct oai_answer *answer, int index);
-/* Every generated token, also one that ended the answer and gave no text. */
-void oai_render_answer_ids(struct buf *out, const struct engine_choice *choice);
+/* ,"token_ids": generated tokens, also one that ended the answer and gave no text. */
+void oai_render_answer_ids(struct buf *out, const struct engine_choice *choice, uint32_t begin,
+                           uint32_t end);
+/* Members that an answer ends with, whole or streamed: ,"timings":{...} where they were asked for.
+ * All jobs are finished. */
+void oai_render_timings(struct buf *out, const struct oai_answer *answer);
 /* prompt, completion and total tokens; details and kv_details once all choices are finished. */
 void oai_render_usage(struct buf *out, const struct oai_answer *answer, uint64_t completion,
                       bool finished);

@@ -24,13 +24,18 @@ static int read_key(struct oai_reader *r, const char *name, size_t most, const c
     return 0;
 }
 
+/* Open WebUI sends an object, which names nothing that is meant for a server of models. */
+static int read_user(struct oai_reader *r) {
+    if (cJSON_IsObject(json_get(r->body, "user"))) return 0;
+    return read_key(r, "user", SIZE_MAX, &r->out->session);
+}
+
 /* The salt separates conversations. The others only say which of them is probably meant; `user` is
  * OpenAI's, and of any length. */
 static int read_keys(struct oai_reader *r) {
     return read_key(r, "cache_salt", OAI_KEY_BYTES, &r->out->salt) ||
                    read_key(r, "session_id", OAI_KEY_BYTES, &r->out->session) ||
-                   read_key(r, "prompt_cache_key", OAI_KEY_BYTES, &r->out->session) ||
-                   read_key(r, "user", SIZE_MAX, &r->out->session)
+                   read_key(r, "prompt_cache_key", OAI_KEY_BYTES, &r->out->session) || read_user(r)
                ? -1
                : 0;
 }
@@ -61,6 +66,11 @@ static int read_prompt(struct oai_reader *r, const cJSON *node, const char *fiel
         return oai_invalid(r, field, "expected a string or an array of token ids, found %s",
                            json_type_name(node));
     if (!node->child) return oai_invalid(r, field, "expected at least one token id");
+    if (cJSON_IsObject(node->child))
+        return oai_invalid(
+            r, field,
+            "expected text or token ids, found messages; a chat is sent as 'messages' "
+            "to /v1/chat/completions, or rendered first by /apply-template");
     return oai_get_ids(r, node, field, &prompt->ids, &prompt->id_count);
 }
 
@@ -70,7 +80,11 @@ int oai_read_prompts(struct oai_reader *r) {
     const cJSON *prompt = json_get(r->body, "prompt"), *node;
     char field[OAI_PATH];
     out->prompt_field = "prompt";
+    out->add_special = true;
     if (!prompt) return oai_missing(r, "prompt");
+    if (oai_get_bool(r, NULL, r->body, "add_special_tokens", &out->add_special) ||
+        oai_get_bool(r, NULL, r->body, "parse_special", &out->parse_special))
+        return -1;
     out->prompt_list =
         cJSON_IsArray(prompt) && (cJSON_IsString(prompt->child) || cJSON_IsArray(prompt->child));
     int count = out->prompt_list ? cJSON_GetArraySize(prompt) : 1;
@@ -100,14 +114,6 @@ int oai_read_generation(struct oai_reader *r) {
     return oai_read_sampling(r) || oai_read_kv(r) || check_report(r) || read_keys(r) ? -1 : 0;
 }
 
-static int read_flags(struct oai_reader *r) {
-    r->out->add_special = true;
-    return oai_get_bool(r, NULL, r->body, "add_special_tokens", &r->out->add_special) ||
-                   oai_get_bool(r, NULL, r->body, "parse_special", &r->out->parse_special)
-               ? -1
-               : 0;
-}
-
 int oai_parse(const struct oai_kind *kind, const cJSON *body, const struct oai_rules *rules,
               struct arena *arena, struct oai_request *out, struct oai_error *error) {
     struct oai_reader r = {body, rules, arena, out, error};
@@ -123,8 +129,7 @@ int oai_parse(const struct oai_kind *kind, const cJSON *body, const struct oai_r
         return oai_refuse(error, 400, NULL, NULL, "The body must be a JSON object, found %s.",
                           json_type_name(body));
     oai_preset_sampling(&r);
-    if (read_model(&r) || oai_check_fields(kind, body, rules->strict, error) || read_flags(&r))
-        return -1;
+    if (read_model(&r) || oai_check_fields(kind, body, rules->strict, error)) return -1;
     return kind->parse(&r);
 }
 
@@ -173,6 +178,17 @@ static int refuse_length(const struct oai_request *request, const char *field, s
                       longest, count + wanted, count, what, wanted, what);
 }
 
+void oai_truncate(const struct oai_request *request, const struct oai_rules *rules,
+                  struct engine_ids *ids) {
+    size_t longest = (size_t)rules->info->max_model_len, most = (size_t)request->truncate;
+    size_t wanted = request->max_tokens < 0 ? 1 : (size_t)request->max_tokens;
+    if (request->truncate == 0) return;
+    if (request->truncate < 0) most = wanted < longest ? longest - wanted : 1;
+    if (ids->count <= most) return;
+    ids->ids += ids->count - most;
+    ids->count = most;
+}
+
 int oai_fit(const struct oai_request *request, const char *field, size_t count,
             const struct oai_rules *rules, int32_t *max_tokens, struct oai_error *error) {
     size_t longest = (size_t)rules->info->max_model_len;
@@ -186,7 +202,7 @@ int oai_fit(const struct oai_request *request, const char *field, size_t count,
         int preset = request->kind->form->preset_tokens;
         if (!preset) preset = rules->default_max_tokens;
         wanted = longest - count;
-        if (preset > 0 && wanted > (size_t)preset) wanted = (size_t)preset;
+        if (!request->endless && preset > 0 && wanted > (size_t)preset) wanted = (size_t)preset;
     }
     *max_tokens = (int32_t)wanted;
     if (request->sampling.min_tokens > *max_tokens)

@@ -29,12 +29,21 @@ uint32_t oai_token_count(const struct engine_choice *choice) {
 
 /* A token that begins before the stop string has a part in the text, one that begins behind has
  * none. A stop token ends nothing but itself, so its score stays. */
-uint32_t oai_shown_count(const struct engine_choice *choice) {
+uint32_t oai_shown_count(const struct oai_answer *answer, int index) {
+    const struct engine_choice *choice = oai_choice_of(answer, index);
     uint32_t count = oai_token_count(choice);
-    size_t safe = atomic_load_explicit(&choice->text_safe, memory_order_acquire);
+    size_t shown = oai_shown_size(answer, index);
     if (choice->stop_index < 0) return count;
-    while (count && (count > 1 ? choice->tokens[count - 2].text_end : 0) >= safe) count--;
+    while (count && (count > 1 ? choice->tokens[count - 2].text_end : 0) >= shown) count--;
     return count;
+}
+
+size_t oai_shown_size(const struct oai_answer *answer, int index) {
+    const struct engine_choice *choice = oai_choice_of(answer, index);
+    const struct engine_request *request = &oai_job_of(answer, index)->request;
+    size_t safe = atomic_load_explicit(&choice->text_safe, memory_order_acquire);
+    if (!answer->request->include_stop || choice->stop_index < 0) return safe;
+    return safe + request->stops[choice->stop_index].size;
 }
 
 /* --- usage --- */
@@ -202,11 +211,11 @@ void oai_render_prompt_ids(struct buf *out, const struct oai_answer *answer, int
     buf_char(out, ']');
 }
 
-void oai_render_answer_ids(struct buf *out, const struct engine_choice *choice) {
-    uint32_t count = oai_token_count(choice);
+void oai_render_answer_ids(struct buf *out, const struct engine_choice *choice, uint32_t begin,
+                           uint32_t end) {
     buf_str(out, ",\"token_ids\":[");
-    for (uint32_t i = 0; i < count; i++) {
-        if (i) buf_char(out, ',');
+    for (uint32_t i = begin; i < end; i++) {
+        if (i > begin) buf_char(out, ',');
         buf_int(out, choice->tokens[i].token);
     }
     buf_char(out, ']');
@@ -224,4 +233,35 @@ void oai_render_answer_head(struct buf *out, const struct oai_answer *answer, co
     write_str(out, answer->id);
     buf_fmt(out, ",\"object\":\"%s\",\"created\":%" PRId64 ",\"model\":", object, answer->created);
     write_str(out, answer->model);
+}
+
+static double milliseconds(int64_t begin_ns, int64_t end_ns) {
+    return begin_ns && end_ns > begin_ns ? (double)(end_ns - begin_ns) / 1e6 : 0;
+}
+
+/* In the form of llama.cpp's server, as far as both have the numbers. */
+static void write_rate(struct buf *out, const char *name, uint64_t tokens, double ms) {
+    buf_fmt(out, "\"%s_n\":%" PRIu64 ",\"%s_ms\":%.3f,\"%s_per_second\":%.3f", name, tokens, name,
+            ms, name, ms > 0 ? (double)tokens * 1000 / ms : 0);
+}
+
+/* Several prompts run side by side: their times are added up, as their tokens are. */
+void oai_render_timings(struct buf *out, const struct oai_answer *answer) {
+    uint64_t cached = 0, prompt = 0;
+    double queued = 0, reading = 0, writing = 0;
+    if (!answer->request->timings) return;
+    for (int i = 0; i < answer->job_count; i++) {
+        const struct engine_job *job = &answer->jobs[i];
+        int64_t read_ns = job->first_token_ns ? job->first_token_ns : job->finished_ns;
+        cached += (uint64_t)job->cached_tokens;
+        prompt += (uint64_t)(job->request.prompt_count - job->cached_tokens);
+        queued += milliseconds(job->queued_ns, job->admitted_ns);
+        reading += milliseconds(job->admitted_ns, read_ns);
+        writing += milliseconds(read_ns, job->finished_ns);
+    }
+    buf_fmt(out, ",\"timings\":{\"cache_n\":%" PRIu64 ",\"queued_ms\":%.3f,", cached, queued);
+    write_rate(out, "prompt", prompt, reading);
+    buf_char(out, ',');
+    write_rate(out, "predicted", oai_tokens_total(answer), writing);
+    buf_char(out, '}');
 }

@@ -59,6 +59,27 @@ static int read_choice_count(struct oai_reader *r) {
     return 0;
 }
 
+/* Another name of the same number. */
+static int refuse_other(const struct oai_reader *r, const char *field, const char *other) {
+    return oai_invalid(r, field, "'%s' means the same and has another value", other);
+}
+
+/* vLLM's name and llama.cpp's. */
+static int read_repetition(struct oai_reader *r) {
+    static const char *const names[] = {"repetition_penalty", "repeat_penalty"};
+    float *value = &r->out->sampling.repetition, other;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        other = *value;
+        if (oai_get_float(r, NULL, r->body, names[i], OAI_REPETITION_MIN, OAI_REPETITION_MAX,
+                          &other))
+            return -1;
+        if (i && json_get(r->body, names[0]) && other != *value)
+            return refuse_other(r, names[0], names[i]);
+        *value = other;
+    }
+    return 0;
+}
+
 static int read_numbers(struct oai_reader *r) {
     struct engine_request *s = &r->out->sampling;
     const cJSON *body = r->body;
@@ -68,9 +89,7 @@ static int read_numbers(struct oai_reader *r) {
         oai_get_float(r, NULL, body, "min_p", 0, 1, &s->min_p) ||
         oai_get_float(r, NULL, body, "presence_penalty", -2, 2, &s->presence) ||
         oai_get_float(r, NULL, body, "frequency_penalty", -2, 2, &s->frequency) ||
-        oai_get_float(r, NULL, body, "repetition_penalty", OAI_REPETITION_MIN, OAI_REPETITION_MAX,
-                      &s->repetition) ||
-        oai_get_int(r, NULL, body, "top_k", -1, INT32_MAX, &top_k) ||
+        read_repetition(r) || oai_get_int(r, NULL, body, "top_k", -1, INT32_MAX, &top_k) ||
         oai_get_bool(r, NULL, body, "ignore_eos", &s->ignore_eos))
         return -1;
     s->top_k = top_k < 0 ? 0 : top_k;
@@ -166,23 +185,30 @@ static int read_stop_ids(struct oai_reader *r) {
     return 0;
 }
 
-/* OpenAI's two names for one number; 0 asks for nothing but the prompt's scores. */
+/* OpenAI's two names for one number, and llama.cpp's; 0 asks for nothing but the prompt's scores,
+ * -1 for all that the context leaves. */
 static int read_max_tokens(struct oai_reader *r) {
+    static const char *const names[] = {"max_tokens", "max_completion_tokens", "n_predict"};
     struct oai_request *out = r->out;
     bool scores = out->echo || out->prompt_logprobs >= 0;
-    int32_t older = -1, newer = -1;
-    if (oai_get_int(r, NULL, r->body, "max_tokens", 0, INT32_MAX, &older) ||
-        oai_get_int(r, NULL, r->body, "max_completion_tokens", 0, INT32_MAX, &newer) ||
-        oai_get_int(r, NULL, r->body, "min_tokens", 0, INT32_MAX, &out->sampling.min_tokens))
+    const char *first = NULL;
+    int32_t value, most = -1;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (!json_get(r->body, names[i])) continue;
+        value = 0;
+        if (oai_get_int(r, NULL, r->body, names[i], -1, INT32_MAX, &value)) return -1;
+        if (value == 0 && !scores)
+            return oai_invalid(r, names[i],
+                               "expected at least 1, or -1 for all that the context leaves, unless "
+                               "'echo' or 'prompt_logprobs' is set");
+        if (first && value != most) return refuse_other(r, first, names[i]);
+        first = names[i];
+        most = value;
+    }
+    out->max_tokens = most;
+    out->endless = first && most < 0;
+    if (oai_get_int(r, NULL, r->body, "min_tokens", 0, INT32_MAX, &out->sampling.min_tokens))
         return -1;
-    if ((older == 0 || newer == 0) && !scores)
-        return oai_invalid(r, newer == 0 ? "max_completion_tokens" : "max_tokens",
-                           "expected at least 1 unless 'echo' or 'prompt_logprobs' is set");
-    if (older >= 0 && newer >= 0 && older != newer)
-        return oai_invalid(r, "max_tokens",
-                           "max_completion_tokens means the same and says %d, not %d", newer,
-                           older);
-    out->max_tokens = newer >= 0 ? newer : older;
     if (out->max_tokens >= 0 && out->sampling.min_tokens > out->max_tokens)
         return oai_invalid(r, "min_tokens", "expected at most max_tokens (%d), found %d",
                            out->max_tokens, out->sampling.min_tokens);
@@ -203,21 +229,29 @@ static int read_logprobs(struct oai_reader *r) {
     return 0;
 }
 
+/* -1 keeps what leaves room for the answer. */
+static int read_shape(struct oai_reader *r) {
+    struct oai_request *out = r->out;
+    if (oai_get_int(r, NULL, r->body, "truncate_prompt_tokens", -1, INT32_MAX, &out->truncate) ||
+        oai_get_bool(r, NULL, r->body, "return_token_ids", &out->return_token_ids) ||
+        oai_get_bool(r, NULL, r->body, "return_tokens_as_token_ids", &out->tokens_as_ids) ||
+        oai_get_bool(r, NULL, r->body, "include_stop_str_in_output", &out->include_stop) ||
+        oai_get_bool(r, NULL, r->body, "timings", &out->timings))
+        return -1;
+    if (out->truncate || !json_get(r->body, "truncate_prompt_tokens")) return 0;
+    return oai_invalid(r, "truncate_prompt_tokens", "expected -1 or at least 1");
+}
+
 static int read_stream(struct oai_reader *r) {
     struct oai_request *out = r->out;
     const cJSON *options;
     if (oai_get_bool(r, NULL, r->body, "stream", &out->stream) ||
-        oai_get_bool(r, NULL, r->body, "return_token_ids", &out->return_token_ids) ||
         oai_get_object(r, "stream_options", &options))
         return -1;
     if (out->stream && out->prompt_logprobs >= 0)
         return oai_refuse(r->error, 400, "unsupported_parameter", "prompt_logprobs",
                           "Unsupported value for 'prompt_logprobs': not available when 'stream' is "
                           "true.");
-    if (out->stream && out->return_token_ids)
-        return oai_refuse(r->error, 400, "unsupported_parameter", "return_token_ids",
-                          "Unsupported value for 'return_token_ids': not available when 'stream' "
-                          "is true.");
     if (!options) return 0;
     if (!out->stream) return oai_invalid(r, "stream_options", "only allowed when 'stream' is true");
     return oai_get_bool(r, "stream_options", options, "include_usage", &out->include_usage) ||
@@ -230,7 +264,7 @@ static int read_stream(struct oai_reader *r) {
 int oai_read_sampling(struct oai_reader *r) {
     return read_choice_count(r) || read_numbers(r) || read_seed(r) || read_bias(r) ||
                    read_stop(r) || read_stop_ids(r) || read_logprobs(r) || read_max_tokens(r) ||
-                   read_stream(r)
+                   read_shape(r) || read_stream(r)
                ? -1
                : 0;
 }

@@ -10,6 +10,7 @@ static int read_tokenize(struct oai_reader *r) {
     const cJSON *prompt = json_get(r->body, "prompt");
     if (!prompt) return oai_missing(r, "prompt");
     if (oai_check_unused(r->body, r->error)) return -1;
+    r->out->parse_special = true;
     if (cJSON_IsString(prompt)) return oai_read_prompts(r);
     return oai_invalid(r, "prompt", "expected a string, found %s", json_type_name(prompt));
 }

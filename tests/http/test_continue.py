@@ -60,11 +60,14 @@ def test_typed_special_tokens_are_text(shared, flags):
 
 
 def test_typed_special_tokens_in_prompts(shared):
-    plain = tokens(shared, prompt=SPECIAL, add_special_tokens=False)
-    r = shared.post(TEXT, {"model": MODEL, "prompt": SPECIAL, "max_tokens": 1, "add_special_tokens": False}).json()
-    assert r["usage"]["prompt_tokens"] == len(plain) > 1
-    r = shared.post(TEXT, {"model": MODEL, "prompt": [SPECIAL, SPECIAL], "max_tokens": 1, "add_special_tokens": False})
-    assert r.json()["usage"]["prompt_tokens"] == 2 * len(plain)
+    """Read, as by other servers, unless the request says that its prompt is text alone."""
+    for flags in ({}, {"parse_special": True}, {"parse_special": False}):
+        found = tokens(shared, prompt=SPECIAL, add_special_tokens=False, **flags)
+        assert (len(found) == 1) == flags.get("parse_special", True)
+        for prompt, count in ((SPECIAL, 1), ([SPECIAL, SPECIAL], 2)):
+            r = shared.post(TEXT, {"model": MODEL, "prompt": prompt, "max_tokens": 1, "add_special_tokens": False,
+                                   **flags})
+            assert r.json()["usage"]["prompt_tokens"] == count * len(found)
 
 
 def test_a_template_cannot_be_sent(shared):

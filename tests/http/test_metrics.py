@@ -21,7 +21,7 @@ BUCKETS = {
     "request_prefill_time_seconds": REQUEST, "request_decode_time_seconds": REQUEST, "request_prompt_tokens": LENGTHS,
     "request_generation_tokens": LENGTHS, "request_max_num_generation_tokens": LENGTHS,
     "request_params_max_tokens": LENGTHS, "request_prefill_kv_computed_tokens": LENGTHS,
-    "request_params_n": [1, 2, 5, 10, 20], "iteration_tokens_total": STEPS}
+    "request_params_n": [1, 2, 5, 10, 20], "request_num_preemptions": [0, 1, 2, 5, 10], "iteration_tokens_total": STEPS}
 GAUGES = {"num_requests_running": (), "num_requests_waiting": (), "num_requests_waiting_by_reason": ("reason",),
           "kv_cache_usage_perc": (), "engine_sleep_state": ("sleep_state",),
           "lora_requests_info": ("max_lora", "waiting_lora_adapters", "running_lora_adapters"),

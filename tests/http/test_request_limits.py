@@ -40,7 +40,7 @@ CASES = {
     "REPETITION_MAX": ("repetition_penalty", lambda n: chat(repetition_penalty=n)),
     "JSON_DEPTH": (None, lambda n: chat(user=None, metadata=json.loads("[" * (n - 1) + "]" * (n - 1)))),
 }
-ELSEWHERE = {"NAMES_MAX", "COMPLETION_TOKENS"}  # an option, a default
+ELSEWHERE = {"NAMES_MAX", "COMPLETION_TOKENS", "REPETITION_MIN"}  # an option, a default, the least (test_errors.py)
 ALSO = [("KEY_BYTES", "prompt_cache_key", lambda n: chat(prompt_cache_key="x" * n)),
         ("KEY_BYTES", "session_id", lambda n: chat(session_id="x" * n)),
         ("LOGPROBS_MAX", "logprobs", lambda n: text(logprobs=n)),

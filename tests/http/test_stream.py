@@ -18,11 +18,13 @@ def streamed(daemon, body, path=CHAT):
 def masked(raw):
     """Ids and times differ from run to run."""
     raw = re.sub(rb'"id":"(chatcmpl|cmpl)-[0-9a-f]{32}"', rb'"id":"ID"', raw)
+    raw = re.sub(rb'"system_fingerprint":"keepd-[0-9.]+"', rb'"system_fingerprint":"keepd-V"', raw)
     return re.sub(rb'"created":\d+', rb'"created":0', raw)
 
 
 def head(kind):
-    return b'data: {"id":"ID","object":"%s","created":0,"model":"%s","choices":[' % (kind, MODEL.encode())
+    return (b'data: {"id":"ID","object":"%s","created":0,"model":"%s","system_fingerprint":"keepd-V","choices":['
+            % (kind, MODEL.encode()))
 
 
 def test_chat_bytes(shared, fake):

@@ -157,7 +157,7 @@ Test(oai_parse, completion_prompts) {
         } else {
             cr_assert(prompt->id_count == 3 && prompt->ids[2] == 999 && !prompt->text);
         }
-        cr_assert(!c.request.context && c.request.add_special && !c.request.parse_special);
+        cr_assert(!c.request.context && c.request.add_special && c.request.parse_special);
         json_free(c.tree);
     }
     c.tree = NULL;

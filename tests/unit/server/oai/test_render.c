@@ -171,7 +171,7 @@ Test(oai_render, scores_are_cut_with_the_text) {
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         atomic_store(&choice->text_safe, rows[i].safe);
         choice->stop_index = rows[i].stop_index;
-        cr_assert_eq(oai_shown_count(choice), rows[i].shown, "row %zu", i);
+        cr_assert_eq(oai_shown_count(&answer, 0), rows[i].shown, "row %zu", i);
     }
 }
 
