@@ -73,7 +73,7 @@ def daemon():
 
 @pytest.fixture
 def killed():
-    """Like daemon, for those that a test kills."""
+    """Like `daemon`, for daemons that a test kills."""
     started = []
     yield starter(started)
     for d in started:

@@ -7,7 +7,7 @@ import pytest
 from conftest import ROOT, Daemon
 
 BINARY = ROOT / "build" / "cuda" / "server" / "keepd"
-HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}  # as if there were none, on a machine that has one
+HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}  # hides the GPU of a machine that has one
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +17,7 @@ def built():
 
 
 def test_the_cpu_computes(monkeypatch, capfd):
-    """With device auto: one line says why, and requests are answered."""
+    """With device auto, one log line gives the reason, and the CPU answers requests."""
     monkeypatch.setenv("KEEPD_BIN", str(BINARY))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     daemon = Daemon("--kv-pool-bytes", "64M")
@@ -31,7 +31,7 @@ def test_the_cpu_computes(monkeypatch, capfd):
 
 
 def test_a_gpu_that_is_asked_for():
-    """Refused with one line, before the model is read."""
+    """Device cuda is rejected with one line before the model is read."""
     model = pathlib.Path(ROOT / "bundled/keepd-nano")
     done = subprocess.run([BINARY, "--model", model, "--device", "cuda", "--port", "0"], text=True, capture_output=True,
                           timeout=120, env={**os.environ, **HIDDEN})

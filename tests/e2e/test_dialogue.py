@@ -35,7 +35,7 @@ def test_twenty_turns(daemon):
         # The dialogue's state, apart from the one before it, which is kept for a retry while there is room.
         assert d.metric("keepd_entries_kept") == details["kept_entries"]
         assert d.metric("keepd_entries_superseded") <= len(lengths) * (BUDGET + BUFFER)
-        assert kv["pool"]["pages_used"] <= kv["pool"]["pages_retained"]  # shared ones count once
+        assert kv["pool"]["pages_used"] <= kv["pool"]["pages_retained"]  # shared pages count once
         # The last state, and the one before it for a retry.
         assert sum(not c["superseded"] for c in kv["conversations"]) == 1
         assert len(kv["conversations"]) <= 2

@@ -27,7 +27,7 @@ def test_prompt_logprobs_match_transformers(daemon, path, kv_dtype, tolerance):
         scores = score(d, prompt, max_tokens=len(greedy), ignore_eos=True)["token_logprobs"]
         assert scores[0] is None
         want = case["prompt_logprobs"] + case["logprobs"]
-        # Away from ties the answer is the same; after a near-tie the contexts differ and so may all else.
+        # Without near-ties the answer is the same; after a near-tie the contexts may differ, and so may the rest.
         safe = next((i for i, m in enumerate(case["margin"]) if m < 4 * tolerance), len(greedy))
         count = len(prompt) - 1 + safe
         worst = max((abs(a - b) for a, b in zip(scores[1:1 + count], want[:count])), default=0)

@@ -1,4 +1,4 @@
-"""`make install` into a folder of its own."""
+"""Tests `make install` into a temporary folder."""
 import os
 import pathlib
 import shutil
@@ -59,7 +59,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_the_check_refuses_what_a_start_refuses(tmp_path, case):
-    """The same words and the same status; --check-config loads no weights for it."""
+    """--check-config reports the same error and status as a start, without loading weights."""
     binary = os.environ.get("KEEPD_BIN", str(ROOT / "build" / "keepd"))
     if not pathlib.Path(binary).exists():
         pytest.skip(f"skip: {binary} is not built")

@@ -19,7 +19,7 @@ def test_a_page_holds_twice_the_entries(daemon):
     wide, narrow = (daemon(*POOL, *FLAGS, "--kv-dtype", name) for name in ("bf16", "fp8_e4m3"))
     pools = [d.kv()["pool"] for d in (wide, narrow)]
     assert pools[1]["page_slots"] == 2 * pools[0]["page_slots"]
-    # Side records of twice as many entries: 12 bytes each.
+    # Metadata for twice as many entries: 12 bytes each.
     assert pools[1]["page_bytes"] - pools[0]["page_bytes"] == 12 * pools[0]["page_slots"]
     held = [pool["pages_total"] * pool["page_slots"] for pool in pools]
     assert 1.5 * held[0] < held[1] <= 2 * held[0]

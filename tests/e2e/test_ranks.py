@@ -40,7 +40,7 @@ def test_answers_and_reports_are_those_of_one_rank(daemon):
     expected = [dialogue(one, policy) for policy in POLICIES]
     assert all(usage["kv_details"]["evicted_entries"] > 0 for (_, usage), _ in expected)
     assert all(usage["prompt_tokens_details"]["cached_tokens"] > 0 for _, (_, _, usage) in expected)
-    for count in (2, 8):  # more heads than ranks, and fewer
+    for count in (2, 8):  # more KV heads than ranks, and fewer
         d = daemon(*ranks(count), *FLAGS)
         assert [dialogue(d, policy) for policy in POLICIES] == expected
         for pages in ("keepd_pages_used", "keepd_pages_retained"):  # pages of the rank that has most
@@ -71,7 +71,7 @@ def test_a_cap_holds_ranks_back(daemon):
 
 
 def need(d, policy):
-    """Pages that one rank reserves for a request, as the refusal by a pool of next to nothing says."""
+    """Pages that one rank reserves for a request, read from the error message of a tiny pool."""
     body = {"model": "keepd-nano", "messages": first_turn("Nora"), "max_tokens": 60, "kv": {"policy": policy}}
     r = requests.post(f"{d.url}/v1/chat/completions", json=body, timeout=60)
     assert r.status_code == 400, r.text
@@ -90,7 +90,7 @@ def test_a_rank_reserves_what_it_may_need(daemon):
     pages, page_bytes = need(capped, "global"), capped.kv()["pool"]["page_bytes"]
     d = daemon(*ranks(2), *FLAGS, "--kv-rank-cap", "100", "--kv-pool-bytes", str(pages * page_bytes))
     assert d.kv()["pool"]["pages_total"] == pages
-    for name in ("Nora", "Otto"):  # the second makes the first one's conversation leave
+    for name in ("Nora", "Otto"):  # the second request evicts the first one's conversation
         answer = d.chat(first_turn(name), max_tokens=60, ignore_eos=True, kv={"policy": "global"})
         assert answer["usage"]["kv_details"]["evicted_entries"] > 0
     assert d.metric("keepd_preemptions_total") == 0

@@ -1,4 +1,4 @@
-"""The README's own requests, run as they stand against the daemon on the port it names."""
+"""Runs the README's requests unchanged, against a daemon on the port that they name."""
 import pathlib
 import re
 import socket

@@ -62,7 +62,7 @@ def engines_of(d):
 
 def test_a_conversation_stays_with_its_replica(daemon):
     d = daemon(*TWO, *FLAGS)
-    with busy(d):  # on the first replica, which has nothing to do before
+    with busy(d):  # runs on the first replica, which is idle before
         answers = [ask(d, first_turn(name)) for name in NAMES[:2]]
         assert set(engines_of(d).values()) == {1}
         assert [row["engine"] for row in d.kv()["running"]] == [0]
@@ -75,7 +75,7 @@ def test_a_conversation_stays_with_its_replica(daemon):
 
 
 def dialogues(d):
-    """Three turns of all dialogues, each turn's at once."""
+    """Three turns of all dialogues; the requests of a turn run concurrently."""
     history, given = [first_turn(name) for name in NAMES], []
     with concurrent.futures.ThreadPoolExecutor(len(NAMES)) as pool:
         for _ in range(3):
@@ -95,9 +95,9 @@ def test_answers_are_those_of_one_replica(daemon):
 
 def test_operators_see_and_delete_all(daemon):
     d = daemon(*TWO, *FLAGS)
-    ask(d, first_turn("Otto"))  # on the first replica, for nobody has anything to do
+    ask(d, first_turn("Otto"))  # runs on the first replica, because all are idle
     with busy(d):
-        ask(d, first_turn("Nora"))  # on the second
+        ask(d, first_turn("Nora"))  # runs on the second replica
     loads = requests.get(f"{d.url}/v1/loads", timeout=10).json()["loads"]
     assert [load["dp_rank"] for load in loads] == [0, 1]
     pool = d.kv()["pool"]

@@ -30,7 +30,7 @@ def tokens(answer):
 
 
 def wait_for_files(folder, count):
-    """The daemon writes when it is idle; a minute is only the bound of a test that fails."""
+    """Waits for the daemon to write when it is idle; the minute only limits a failing test."""
     for _ in range(600):
         files = sorted(folder.glob("*.state"))
         if len(files) == count:
@@ -50,7 +50,7 @@ def test_kill_and_restart_continues_with_the_same_next_token(daemon, killed, tmp
     first = ask(d, first_turn())
     assert first["usage"]["kv_details"]["evicted_entries"] > 0
     wait_for_files(state, 1)
-    shutil.copytree(state, copy)  # for another daemon
+    shutil.copytree(state, copy)  # a copy for another daemon
     second = next_turn(first_turn(), first, "What is the code of the garage?")
     expected = ask(d, second)
     assert cached(expected) > 0
@@ -59,7 +59,7 @@ def test_kill_and_restart_continues_with_the_same_next_token(daemon, killed, tmp
     answer = ask(other, second)
     assert cached(answer) == cached(expected)
     assert tokens(answer) == tokens(expected)
-    # The killed one's own directory serves, too: whatever was on disk when it died.
+    # A new daemon also serves from the directory of the killed one.
     again = daemon("--state-dir", str(state), *FLAGS)
     assert cached(ask(again, next_turn(second, expected, "Where does Nora live?"))) > 0
 
@@ -76,7 +76,7 @@ def test_sigterm_writes_what_is_in_memory(daemon, tmp_path):
 
 
 def test_what_a_request_chose_outlives_the_process(daemon, tmp_path):
-    """Any parameter of any method, not only the defaults: the conversation is found again by the same ones."""
+    """For any parameter of any policy, the conversation is found again with the same parameters."""
     state = tmp_path / "state"
     chosen = ({"policy": "ems", "gamma": 2, "tau": 0.3, "positions": False, "window": 8},
               {"policy": "rkv", "lambda": 0.07, "variant": "paper", "parity": True},
@@ -103,7 +103,7 @@ def damage(file, how):
         data = data[: len(data) // 2]
     elif how == "changed":
         data[len(data) // 2] ^= 1
-    elif how == "forged":  # whole and well-formed, sealed by somebody without the key
+    elif how == "forged":  # complete and well-formed, but signed without the key
         data[-32:] = bytes(32)
     file.write_bytes(data)
 

@@ -1,4 +1,4 @@
-"""Sixty-four chats on a pool for a third of them; then sixty-four clients that vanish."""
+"""Sixty-four chats on a pool for a third of them; then sixty-four clients that disconnect."""
 import concurrent.futures as futures
 import json
 import time
@@ -36,7 +36,7 @@ def streamed(url, i):
 
 
 def page_need(d):
-    """Pages one of these requests reserves, seen while it runs alone."""
+    """Pages that one such request reserves, read while it runs alone."""
     with requests.post(f"{d.url}/v1/chat/completions", json=body(0), stream=True, timeout=300) as r:
         next(r.iter_lines())
         need = d.kv()["pool"]["pages_reserved"]
@@ -46,7 +46,7 @@ def page_need(d):
 
 
 def settle(d):
-    """The engine's last step may still be under way when the last byte arrives."""
+    """Waits for the engine, whose last step may still run when the last byte arrives."""
     for _ in range(200):
         pool = d.kv()["pool"]
         if pool["pages_reserved"] == 0 and not d.kv()["running"]:

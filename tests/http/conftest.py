@@ -30,7 +30,7 @@ def find_built(path):
 
 def named_binary():
     named = os.environ.get("KEEPD_BIN")
-    return pathlib.Path(named).resolve() if named else None  # systemd and others want it whole
+    return pathlib.Path(named).resolve() if named else None  # systemd and others need an absolute path
 
 
 BINARY = named_binary() or find_built("server/keepd-fake")
@@ -62,7 +62,7 @@ class Daemon:
     # --- requests ---
 
     def client(self, **options):
-        import openai  # here: a machine with a GPU may lack it, and most tests do without
+        import openai  # imported here: the GPU machine may lack it, and most tests do not need it
 
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", **{"max_retries": 0, **options})
 
@@ -89,7 +89,7 @@ class Daemon:
         return requests.get(self.url + "/kv", timeout=60).json()
 
     def metrics(self):
-        """By name and labels; those of several replicas added up."""
+        """Values by name and labels, added up over replicas."""
         sums = collections.Counter()
         for family in text_string_to_metric_families(requests.get(self.url + "/metrics", timeout=60).text):
             for s in family.samples:
@@ -108,7 +108,7 @@ class Daemon:
         return value
 
     def wait_idle(self):
-        """Nothing runs or waits, nothing is reserved, what is used is retained."""
+        """Checks that nothing runs or waits, nothing is reserved, and all used pages are retained."""
         def idle():
             kv = self.kv()
             pool = kv["pool"]
@@ -192,7 +192,7 @@ def fake():
 
 @pytest.fixture
 def slow(start):
-    """A daemon whose answers take long: only the fake can be told so."""
+    """A daemon with slow answers; only the fake engine can be slowed."""
     if not FAKE:
         pytest.skip("needs the fake engine's slow steps")
     return lambda *flags, step_us=20000, prefill=1, **options: start(

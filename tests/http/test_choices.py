@@ -106,7 +106,7 @@ def test_likelihoods_of_several_prompts(shared):
 
 
 def test_what_lm_eval_asks_besides(shared):
-    """Before it trusts the server's tokenizer, and for tasks that generate: as lm-eval 0.4.13 sends it."""
+    """Requests by which lm-eval 0.4.13 checks the server's tokenizer, and its requests for generating tasks."""
     eos = shared.get("/tokenizer_info").json()["eos_token"]
     ids = shared.post("/tokenize", {"prompt": "test", "add_special_tokens": False}).json()["tokens"]
     assert isinstance(eos, str) and ids and shared.post("/detokenize", {"tokens": ids}).json()["prompt"] == "test"
@@ -128,7 +128,7 @@ def test_streamed_prompts(shared, fake):
 
 
 def test_all_prompts_or_none(slow):
-    """A request takes all its places in the queue or is refused; the queue is as before."""
+    """A request gets all its places in the queue or is rejected, and then the queue is unchanged."""
     daemon = slow("--max-num-seqs", "1", "--max-queue", "3")
     running = daemon.socket()
     running.sendall(request_bytes(CHAT, chat_body(max_tokens=900, ignore_eos=True, stream=True)))
@@ -156,7 +156,7 @@ def test_a_job_that_cannot_be_taken_takes_none(start, fake):
 
 
 def test_a_stream_of_which_a_job_cannot_be_taken(start, fake):
-    """The first jobs have tokens before the last one is refused: still an answer, not a stream of half of them."""
+    """If the last job is rejected after the first ones produced tokens, the answer is an error, not a partial stream."""
     daemon = start(env={"KEEPD_FAKE_SUBMITS": "3"})
     r = daemon.post(TEXT, text_body(["a", "b", "c", "d"], max_tokens=900, ignore_eos=True, stream=True))
     assert r.status_code == 503 and r.json()["error"]["code"] == "overloaded"

@@ -1,4 +1,4 @@
-"""The final message goes on; and nothing a client writes becomes a special token, on any route."""
+"""Continuing the final message. No text of a client becomes a special token, on any route."""
 import pytest
 from conftest import MODEL, chat_body
 
@@ -14,7 +14,7 @@ def tokens(daemon, **body):
 
 
 def test_the_prompt_ends_with_the_message(shared):
-    """As without it, up to the end of the message's text."""
+    """The prompt equals the one without continuing, up to the end of the message's text."""
     messages = [USER, {"role": "assistant", "content": "The answer is"}]
     closed = tokens(shared, messages=messages, add_generation_prompt=False)
     opened = tokens(shared, messages=messages, continue_final_message=True)
@@ -44,7 +44,7 @@ def test_add_generation_prompt(shared):
 
 @pytest.mark.parametrize("flags", [{}, {"continue_final_message": True}, {"add_generation_prompt": False}])
 def test_typed_special_tokens_are_text(shared, flags):
-    """One token more for each of its bytes' pieces, never the token itself."""
+    """A special token in text becomes tokens of its bytes, never the token itself."""
     end = shared.post("/tokenize", {"prompt": SPECIAL, "parse_special": True, "add_special_tokens": False}).json()["tokens"]
     assert len(end) == 1
     for messages in ([{"role": "user", "content": "x" + SPECIAL}],

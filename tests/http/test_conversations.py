@@ -31,7 +31,7 @@ def test_list_and_delete(start):
 
 
 def test_a_crowd_hides_nobody(start):
-    """However many conversations others have, one's own is listed and can be deleted."""
+    """A conversation is listed and can be deleted, however many conversations others have."""
     daemon = start("--max-conversations", "2000")
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda i: daemon.chat(f"conversation {i}", max_tokens=1, cache_salt="crowd"), range(1100)))
@@ -83,7 +83,7 @@ def test_keys_see_only_their_own(start):
 
 @pytest.mark.parametrize("where", ["X-Session-ID", "session_id", "prompt_cache_key", "user"])
 def test_hints_choose_among_equals_and_open_nothing(start, where):
-    """The same dialogue twice: the hint says which of the two goes on. Another salt stays closed to any hint."""
+    """With two equal dialogues the hint selects which one continues. A hint never opens another salt."""
     daemon = start()
 
     def turn(messages, name, **fields):
@@ -112,7 +112,7 @@ def test_a_client_that_does_not_wait(start):
 
 
 def test_routers(shared):
-    """Tiny routes that routers and tools ask for."""
+    """Small routes that routers and tools use."""
     info = shared.get("/server_info").json()
     assert info["served_model_name"] == MODEL
     assert shared.get("/is_sleeping").json() == {"is_sleeping": False}
@@ -124,7 +124,7 @@ def test_routers(shared):
 
 
 def test_load_header(shared):
-    """ORCA: only who asks is told, in the form asked for; streams too."""
+    """ORCA: the load header is sent only on request, in the requested form, with streams too."""
     for form in ("TEXT", "text", "JSON"):
         for stream in (False, True):
             r = shared.post(CHAT, chat_body(stream=stream), headers={"endpoint-load-metrics-format": form})
@@ -143,7 +143,7 @@ def test_load_header_wants_a_key(start):
 
 
 def test_too_many_deletes(slow):
-    """More orders than the engine keeps between two steps: those beyond are asked to come again."""
+    """Deletions beyond the engine's limit between two steps are told to retry."""
     daemon = slow(step_us=2000000)
     daemon.chat("first " * 20, max_tokens=1)
     path = f"/v1/conversations/{listed(daemon)[0]['id']}"

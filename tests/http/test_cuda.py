@@ -50,12 +50,12 @@ def content(response):
 
 
 def fresh(**fields):
-    """Reads everything, keeps nothing: the answer depends on the request alone."""
+    """Neither reuses nor retains a conversation, so the answer depends on the request alone."""
     return {"kv": {"reuse": False, "retain": False, **fields}}
 
 
 def test_the_pool_is_what_the_device_has(breakable):
-    """Without kv-pool-bytes, beside the weights; when nothing is left the start is refused, and says what to do."""
+    """The pool takes the memory beside the weights; if none is left, startup fails with advice."""
     daemon = start(env={"KEEPD_EMU_MEMORY": "80"})
     pages = daemon.kv()["pool"]["pages_total"]
     assert 20 << 20 < pages * 8192 < 76 << 20 and daemon.stop() == 0
@@ -70,7 +70,7 @@ def test_which_backend(cuda):
 
 @pytest.mark.slow
 def test_a_chat_alone_and_in_company(cuda):
-    """An answer is the same alone, beside others, and streamed."""
+    """An answer is the same alone, among others, and streamed."""
     asked = [STORY * (1 + i) + "What is the code?" for i in range(3)]
     alone = [content(cuda.chat(text, max_tokens=5, **fresh())) for text in asked]
     assert all(alone)
@@ -113,7 +113,7 @@ def test_every_policy_runs(cuda):
 
 
 def test_a_killed_client(cuda):
-    """In the middle of an answer: what it held goes back."""
+    """A client that disconnects in the middle of an answer: its pages are returned."""
     retained = cuda.kv()["pool"]["pages_retained"]
     aborts = cuda.finished("abort")
     with cuda.socket() as sock:
@@ -132,7 +132,7 @@ def test_tokens_out_of_range(cuda):
 
 
 def turns(daemon, count, **fields):
-    """A dialogue; the answers and how much of each prompt was remembered."""
+    """Runs a dialogue; returns the answers and the number of cached tokens of each prompt."""
     messages, said, cached = [], [], []
     for i in range(count):
         messages.append({"role": "user", "content": f"{STORY * 2}Question {i}: where does she live?"})
@@ -188,7 +188,7 @@ def test_a_state_file_moves_between_devices(daemon_of, tmp_path, devices, dtype)
 
 @pytest.mark.slow
 def test_a_replica_for_every_device(daemon_of):
-    """Each on a thread and a device of its own; answers are those of one, and there are no more than devices."""
+    """Each replica has its own thread and device; answers equal those of one replica; there are no more replicas than devices."""
     if not EMULATED:
         pytest.skip("needs two devices")
     asked = [STORY + f"Question {i}: what is the code?" for i in range(4)]
@@ -206,7 +206,7 @@ def test_a_replica_for_every_device(daemon_of):
 
 @pytest.mark.slow
 def test_a_model_over_two_devices(daemon_of, tmp_path):
-    """A rank on each: answers depend on the request alone; one lost device ends all; there are no more than devices."""
+    """One rank per device: answers depend on the request alone; a lost device ends all; there are no more ranks than devices."""
     if not EMULATED:
         pytest.skip("needs two devices")
     path = tmp_path / "lost"
@@ -265,7 +265,7 @@ def test_replicas_of_a_model_over_several_devices(daemon_of, tmp_path):
 
 
 def lost_after(daemon, path):
-    """The daemon ends by itself, with the documented status."""
+    """Waits for the daemon to exit by itself, with the documented status."""
     assert daemon.process.wait(timeout=60) == 1
     log = "".join(daemon.errors)
     assert "the backend failed" in log and "the process must restart" in log
@@ -284,7 +284,7 @@ def breakable(tmp_path):
 def test_the_device_is_lost(breakable, tmp_path, stream, state):
     path, run = breakable
     daemon = run(*(("--state-dir", str(tmp_path / "state"), "--state-idle", "3600") if state else ()))
-    content(daemon.chat(STORY, max_tokens=3))  # a conversation that is not written yet
+    content(daemon.chat(STORY, max_tokens=3))  # a conversation that has not been written yet
     with daemon.socket() as sock:
         sock.sendall(request_bytes(CHAT, chat_body(STORY, stream=stream, max_tokens=900, ignore_eos=True)))
         daemon.wait("tokens", lambda: (daemon.kv()["running"] or [{}])[0].get("completion_tokens", 0) > 2)
@@ -296,7 +296,7 @@ def test_the_device_is_lost(breakable, tmp_path, stream, state):
 
 
 def test_the_device_is_lost_while_idle(breakable):
-    """The next request learns it."""
+    """The next request gets the error."""
     path, run = breakable
     daemon = run()
     content(daemon.chat(STORY, max_tokens=3))

@@ -14,7 +14,7 @@ EXPOSURE_MAX = 3.5
 
 @pytest.fixture
 def units(tmp_path):
-    """The units beside each other, with a daemon that exists."""
+    """Copies the units into one folder, with the path of an existing daemon."""
     if not shutil.which("systemd-analyze"):
         pytest.skip("skip: systemd-analyze is not installed")
     for name in ("keepd.service", "keepd@.service", "keepd.socket"):
@@ -40,7 +40,7 @@ def test_exposure(units, name):
 
 
 def test_the_service_can_read_its_settings(tmp_path):
-    """Installed as root, read by the unit's user and nobody else."""
+    """The configuration is installed as root and readable only by the unit's user."""
     if os.geteuid() or not shutil.which("systemd-tmpfiles"):
         pytest.skip("skip: needs root and systemd-tmpfiles")
     etc = tmp_path / "etc"
@@ -72,7 +72,7 @@ def test_dashboard_asks_for_metrics_that_exist(shared):
 
 
 def functions():
-    """Names of tests: Python functions, Criterion's, fuzzers."""
+    """Names of all tests: Python functions, Criterion's tests, fuzzers."""
     tests = ROOT / "tests"
     names = {n for f in tests.rglob("*.py") for n in re.findall(r"^def (test_\w+)", f.read_text(), re.M)}
     names |= {n for f in tests.rglob("*.c") for n in re.findall(r"^Test\(\w+, (\w+)", f.read_text(), re.M)}

@@ -1,4 +1,4 @@
-"""A client that leaves, in every phase: nothing runs on, nothing stays reserved, no state is left."""
+"""Clients that disconnect in every phase: nothing keeps running, nothing stays reserved, no state remains."""
 import pytest
 from conftest import chat_body, read_until, request_bytes
 
@@ -72,7 +72,7 @@ def test_while_the_body_comes(start):
 
 
 def test_right_after_the_request(slow):
-    """Somewhere between parsing and the first token: the request must end all the same."""
+    """A client that disconnects between parsing and the first token: the request must end."""
     daemon = slow(step_us=1000)
     for i in range(64):
         send(daemon, stream=i % 2 == 0).close()
@@ -83,7 +83,7 @@ def test_right_after_the_request(slow):
 
 
 def test_while_the_answer_is_written(start, fake):
-    """Megabytes of scores to a client that has gone."""
+    """Megabytes of scores for a client that has disconnected."""
     daemon = start()
     for stream in (False, True):
         sock = send(daemon, stream=stream, logprobs=True, top_logprobs=20)
@@ -94,7 +94,7 @@ def test_while_the_answer_is_written(start, fake):
 
 
 def test_one_of_many(slow):
-    """A cancel reaches its own job only."""
+    """Cancelling affects only its own job."""
     daemon = slow(step_us=5000)
     socks = [send(daemon, stream=True, max_tokens=60) for _ in range(8)]
     daemon.wait("all to run", lambda: daemon.kv()["running_count"] == 8)

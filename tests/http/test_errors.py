@@ -292,7 +292,7 @@ def test_nesting(shared):
 
 
 def test_body_of_countless_values(shared):
-    """A few bytes each would be a hundred in memory."""
+    """Values of a few bytes each would take a hundred bytes in memory."""
     zeros = b"0," * (3 << 20) + b"0]}"
     for body in (b'{"model":"tiny","prompt":[' + zeros, b'{"model":"tiny","messages":[],"user":[' + zeros):
         r = shared.http.post(shared.url + TEXT, data=body, headers={"Content-Type": "application/json"}, timeout=60)

@@ -58,7 +58,7 @@ def test_idle_daemon_stops_at_once(start, number):
 
 
 def test_hangup_reads_the_file_again(start, tmp_path):
-    """A refused file changes nothing; a good one changes what may change, and the log says what."""
+    """A rejected file changes nothing; a valid one applies the reloadable options, and the log names them."""
     def reload(text, answer):
         file.write_text(text)
         daemon.process.send_signal(signal.SIGHUP)
@@ -78,7 +78,7 @@ def test_hangup_reads_the_file_again(start, tmp_path):
 
 
 def test_drain(slow):
-    """Accepted requests finish, streamed or not; new ones are refused; health says so."""
+    """Accepted requests finish, streamed or not; new ones are rejected; /health reports draining."""
     daemon = slow(step_us=30000)
     streamed, whole = daemon.socket(), daemon.socket()
     streamed.sendall(request_bytes(CHAT, chat_body("x" * 40, max_tokens=64, stream=True)))
@@ -98,7 +98,7 @@ def test_drain(slow):
 
 
 def test_drain_serves_what_is_still_being_read(start, fake, tmp_path):
-    """Accepted is accepted: also what the pool was reading when the signal came."""
+    """Accepted requests include those that a worker thread was parsing when the signal came."""
     gate = tmp_path / "gate"
     daemon = start(env={"KEEPD_FAKE_GATE": str(gate)})
     with daemon.socket() as sock:
@@ -163,7 +163,7 @@ def test_engine_death_shows(start, fake):
 
 
 def test_health_sees_a_stuck_engine(slow):
-    """Work but no step for too long."""
+    """An engine that has work but makes no step for too long."""
     daemon = slow(step_us=3000000, health=200)
     assert daemon.get("/health").status_code == 200
     sock = daemon.socket()
@@ -187,7 +187,7 @@ def test_refused_options():
                         (["--model", MODEL_DIR, "--unix-socket", "/tmp/" + "x" * 200], "unix-socket"),
                         (["--model", MODEL_DIR, "--host", "999.1.1.1"], "host"),
                         (["--model", "/nowhere"], "model")):
-        for check in ([], ["--check-config"]):  # the check refuses what a start refuses, and in the same words
+        for check in ([], ["--check-config"]):  # --check-config reports the same errors as a start, with the same message
             r = run(*flags, *check)
             assert r.returncode == 78, (flags, r)
             assert r.stderr.startswith(f"keepd: {word}: ") or flags in ([], ["--nonsense"]), r.stderr
@@ -212,7 +212,7 @@ def test_texts():
 
 
 def test_manual_page_is_the_option_table():
-    """Written from the same table as --help, in roff that groff takes without a word."""
+    """The manual page comes from the same table as --help, and groff accepts it without warnings."""
     names = re.findall(r"^  --([a-z-]+) ", run("--help").stdout, re.M)
     page = run("--man").stdout
     assert len(names) > 30 and re.findall(r"^\.TP\n\.B \\-\\-([a-z\\-]+)", page, re.M) == [n.replace("-", "\\-") for n in names]

@@ -20,14 +20,14 @@ def padded(size):
 def test_body_at_the_limit(start):
     daemon = start("--max-body-bytes", "4096")
     assert requests.post(daemon.url + CHAT, data=padded(4096), headers=JSON, timeout=60).status_code == 200
-    for data in (padded(4097), padded(1 << 20), iter([padded(4096), b"x"])):  # an iterator is sent in chunks
+    for data in (padded(4097), padded(1 << 20), iter([padded(4096), b"x"])):  # requests sends an iterator in chunks
         r = requests.post(daemon.url + CHAT, data=data, headers=JSON, timeout=60)
         assert r.status_code == 413 and r.json()["error"]["code"] == "request_too_large"
     assert daemon.chat(max_tokens=1).status_code == 200
 
 
 def test_body_too_large_to_read(start):
-    """Announced with 100-continue: refused before it is sent."""
+    """A body announced with 100-continue is rejected before it is sent."""
     daemon = start()
     with daemon.socket() as sock:
         sock.sendall(request_bytes(CHAT, b"", "Expect: 100-continue").replace(b"Content-Length: 0",
@@ -61,7 +61,7 @@ def test_key_with_the_sdk(start):
 
 
 def test_slow_headers(start):
-    """Bytes that trickle in do not keep a connection."""
+    """A client that sends single bytes does not keep its connection."""
     daemon = start(header=300, body=300, idle=300)
     socks = [daemon.socket() for _ in range(4)]
     request = request_bytes(CHAT, chat_body("x" * 1000))
@@ -97,7 +97,7 @@ def test_an_answer_under_way_has_no_deadline(slow):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_client_that_reads_nothing(start, fake, stream):
-    """Data is pending, none is taken: cancelled; before that the kernel and we hold a bounded part."""
+    """A client that reads no pending data is cancelled; until then the kernel and keepd buffer a bounded amount."""
     daemon = start(stall=400)
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -124,7 +124,7 @@ def test_client_that_reads_nothing_while_it_runs(slow):
 
 
 def test_connection_limit(start):
-    """More clients wait at the door; they are served when others leave."""
+    """Clients beyond the limit wait to be accepted; they are served when others leave."""
     daemon = start("--max-connections", "4")
     socks = [daemon.socket() for _ in range(4)]
     for sock in socks:
@@ -163,7 +163,7 @@ TWO_LENGTHS = [b"Content-Length: 2\r\nTransfer-Encoding: chunked", b"Transfer-En
 
 @pytest.mark.parametrize("lengths", TWO_LENGTHS, ids=range(len(TWO_LENGTHS)))
 def test_two_lengths_of_one_body(shared, lengths):
-    """A proxy may have read the other one: the request is refused, and what follows it is not read."""
+    """A proxy may use the other length: the request is rejected, and nothing after it is read."""
     hidden = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with shared.socket() as sock:
         sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -175,7 +175,7 @@ def test_two_lengths_of_one_body(shared, lengths):
 
 @pytest.mark.parametrize("coding", ["gzip, chunked", "gzip", "identity"])
 def test_a_transfer_coding_that_is_not_known(shared, coding):
-    """Nobody can tell where such a body ends: the answer comes at once, and nothing behind it is a request."""
+    """The end of such a body is unknown: the answer comes at once, and nothing after it is a request."""
     hidden = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with shared.socket() as sock:
         sock.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -212,7 +212,7 @@ def test_malformed_http(shared, data):
 
 
 def test_half_closed_get(shared):
-    """`printf ... | nc` closes its side at once; what needs no work is answered all the same."""
+    """`printf ... | nc` closes its sending side at once; requests that need no work are still answered."""
     with shared.socket() as sock:
         sock.sendall(b"GET /version HTTP/1.0\r\n\r\n")
         sock.shutdown(socket.SHUT_WR)
@@ -236,7 +236,7 @@ def test_head(shared):
 
 @pytest.mark.parametrize("words", [2000, 20000, 200000])
 def test_a_long_prompt(shared, words):
-    """A long but legal body is work for the pool, not for the loop."""
+    """A worker thread, not the loop, parses a long but legal body."""
     r = shared.chat("word " * words)
     assert r.status_code == 400 and r.json()["error"]["code"] == "context_length_exceeded"
     assert r.json()["error"]["param"] == "messages"
@@ -260,7 +260,7 @@ def test_headers_at_the_limit(start, limit):
 
 
 def test_connections_per_client(start):
-    """One address cannot take all places; another still gets in."""
+    """One address cannot take all connections; another address can still connect."""
     daemon = start("--max-connections-per-client", "2", "--host", "127.0.0.1")
     socks = [daemon.socket() for _ in range(2)]
     for sock in socks:
@@ -312,7 +312,7 @@ def test_queue_tokens_at_the_limit(slow):
 
 
 def test_queue_tokens_of_many_prompts(slow):
-    """A body may hold more prompts than the reservation for one context covers: their tokens count all the same."""
+    """A body may contain more prompts than the reservation for one context covers; all their tokens count."""
     daemon = slow("--max-num-seqs", "1", "--max-queue-tokens", "2500")
     path = "/v1/completions"
     socks = []
@@ -339,7 +339,7 @@ def test_queue_tokens_of_many_prompts(slow):
 
 
 def test_rate_at_the_limit(start):
-    """Per key, apart from a busy instance: 429 and when to come again; GETs are free."""
+    """The rate is per key: 429 with the time to retry; GETs are not counted."""
     daemon = start("--rate-limit", "3", "--api-key", "a", "--api-key", "b")
 
     def ask(key):

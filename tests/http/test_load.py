@@ -1,4 +1,4 @@
-"""Many at once."""
+"""Many requests at once."""
 import asyncio
 import concurrent.futures as futures
 import json
@@ -54,7 +54,7 @@ def test_sdk_clients(start):
 
 
 def test_full_queue(slow):
-    """Places are counted before any work; a place comes back when a request is admitted or leaves."""
+    """Places in the queue are counted before any work, and freed when a request is admitted or ends."""
     daemon = slow("--max-num-seqs", "1", "--max-queue", "2")
     socks = []
     for waiting in range(3):

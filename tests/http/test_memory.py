@@ -49,7 +49,7 @@ def test_only_the_request_whose_allocation_fails(start, fake, kind):
     expected = {k: ask(daemon, k) for k in ("answer", kind)}
     assert all(expected.values())
     failures = quiet = 0
-    while quiet < 8:  # eight in a row: the walk is at its end
+    while quiet < 8:  # eight answers in a row: all allocations have been reached
         daemon.process.send_signal(signal.SIGUSR1)
         said = [ask(daemon, kind)]
         daemon.process.send_signal(signal.SIGUSR2)

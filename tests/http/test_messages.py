@@ -23,7 +23,7 @@ def test_a_cut_thought_may_be_sent_back(start, fake):
 
 
 def test_nul_in_a_prompt_is_its_token(shared, fake):
-    """Each byte is a token of the fake."""
+    """For the fake, each byte is a token."""
     tokens = shared.post("/tokenize", {"prompt": "a\0b\0"}).json()
     assert tokens["tokens"] == [97, 0, 98, 0]
     assert shared.post("/detokenize", {"tokens": tokens["tokens"]}).json() == {"prompt": "a\0b\0"}
@@ -32,7 +32,7 @@ def test_nul_in_a_prompt_is_its_token(shared, fake):
 
 
 def test_nul_in_a_chat(shared):
-    """In what a tool gave, in a role's name and in what is only echoed by templates."""
+    """In a tool's result, in a role's name, and in fields that templates only echo."""
     messages = [USER, {"role": "assistant", "content": "\0", "x\0": "\0"}, {"role": "tool", "content": "a\0b"}, USER]
     text = shared.post("/apply-template", {"messages": messages}).json()["prompt"]
     assert text.count("\0") == 2 and "a\0b" in text
@@ -43,7 +43,7 @@ def test_nul_in_a_chat(shared):
 
 
 def test_an_answer_with_nul_is_continued(shared, fake):
-    """The same text gives the same tokens, so nothing is read again."""
+    """The same text gives the same tokens, so no token is computed again."""
     body = chat_body("x\0y", max_tokens=8, cache_salt="nul")
     first = shared.post(CHAT, body).json()
     message = first["choices"][0]["message"]
@@ -58,7 +58,7 @@ def test_nul_in_a_stop_string(shared, fake):
 
 
 def test_salts_with_nul_are_different_salts(shared):
-    """In a query as in a body: %00 does not end the salt."""
+    """A salt in a query may contain %00, as in a body."""
     shared.chat("salted", max_tokens=2, cache_salt="s\0a")
     found = {salt: len(shared.get(f"/v1/conversations?cache_salt={salt}").json()["data"])
              for salt in ("s", "s%00", "s%00a", "s%00b")}

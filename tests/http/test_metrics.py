@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 SECONDS = [.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560]
 TOKEN = [.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80]
 REQUEST = [.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680]
-LENGTHS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]  # to the context's length
+LENGTHS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]  # buckets up to the context's length
 STEPS = [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384]
 BUCKETS = {
     "time_to_first_token_seconds": SECONDS, "inter_token_latency_seconds": TOKEN,

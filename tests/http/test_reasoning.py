@@ -54,7 +54,7 @@ def test_split(thinker, text, reasoning, content):
     assert message.get("reasoning") == reasoning
     details = answer["usage"]["completion_tokens_details"]
     thought = text.split(END)[0]
-    ended = 0 if END in text else 1  # the fake's end token is generated while it thinks
+    ended = 0 if END in text else 1  # the fake generates its end token while it reasons
     assert details["reasoning_tokens"] == len(thought.encode()) + ended
     assert streamed(thinker, body) == (reasoning or "", content or "", answer["usage"]["completion_tokens"])
 
@@ -88,6 +88,6 @@ def test_stop_strings_while_thinking(thinker):
 
 
 def test_tags_typed_by_a_user_are_text(shared, fake):
-    """A model without the tags splits nothing."""
+    """Answers of a model without the tags are not split."""
     assert shared.chat("<think>x</think>y", max_tokens=64).json()["choices"][0]["message"]["content"] == "<think>x</think>y"
     assert shared.get("/server_info").json()["splits_reasoning"] is False

@@ -54,7 +54,7 @@ def test_every_limit_is_here():
 
 @pytest.fixture(scope="module")
 def roomy():
-    """Queue and batch are no obstacle."""
+    """A daemon whose queue and batch do not limit these requests."""
     from conftest import Daemon
     daemon = Daemon("--max-queue", "512", "--max-num-seqs", "256", "--kv-pool-bytes", "1G", "--max-model-len", "2048")
     yield daemon
@@ -85,7 +85,7 @@ def test_prompts_times_choices(roomy):
 
 @pytest.mark.parametrize("echo", [False, True])
 def test_choices_times_tokens_times_alternatives(roomy, echo):
-    """Each may be at its limit, all of them at once would be gigabytes."""
+    """Each count may be at its limit, but all at once would take gigabytes."""
     n, top = LIMITS["CHOICES_MAX"], LIMITS["LOGPROBS_MAX"]
     fields = dict(prompt="a" if not echo else "abcdefghij", n=n // 2, logprobs=top, echo=echo)
     each = (LIMITS["SCORES_MAX"] // (1 + top)) - (len(fields["prompt"]) if echo else 0)
@@ -100,7 +100,7 @@ def test_choices_times_tokens_times_alternatives(roomy, echo):
 
 
 def test_biases(shared):
-    """As many entries as there may be need as many token ids."""
+    """The maximum number of entries needs as many token ids."""
     most = LIMITS["BIAS_MAX"]
     r = shared.chat(logit_bias={str(i): 1 for i in range(most + 1)})
     assert r.status_code == 400 and r.json()["error"]["param"] == "logit_bias"

@@ -32,7 +32,7 @@ def test_bad_requests_are_sent_once(shared):
 
 
 def test_every_503_says_when(slow):
-    """A full queue, draining, health: come again, or elsewhere."""
+    """A full queue, draining, health: retry later, or on another instance."""
     daemon = slow("--max-num-seqs", "1", "--max-queue", "1")
     socks = [daemon.socket(), daemon.socket()]
     for sock, field in zip(socks, ("running_count", "waiting_count")):
@@ -64,7 +64,7 @@ def test_never_an_id_or_event_line(shared):
 
 
 def test_request_ids_are_echoed_and_nothing_more(shared):
-    """Two requests of one id are two requests."""
+    """Two requests with the same id are separate requests."""
     a, b = (shared.post(CHAT, chat_body(request_id="same"), headers={"X-Request-Id": "same"}) for _ in range(2))
     assert a.headers["x-request-id"] == b.headers["x-request-id"] == "same"
     assert a.json()["id"] != b.json()["id"]

@@ -17,7 +17,7 @@ keepd_eviction_seconds""".split()
 
 
 def test_token_ids_beside_the_texts(shared):
-    """vLLM's places: a chat's prompt at the top, a text's in its choice."""
+    """As in vLLM, a chat's prompt ids are at the top level, a completion's in its choice."""
     body = chat_body(max_tokens=3, ignore_eos=True, return_token_ids=True)
     answer = shared.post("/v1/chat/completions", body).json()
     prompt, ids = answer["prompt_token_ids"], answer["choices"][0]["token_ids"]
@@ -120,7 +120,7 @@ def test_completion_prompts(shared, fake):
 
 
 def test_echo_scores(shared):
-    """max_tokens 0 and 1: how likelihoods are checked."""
+    """max_tokens 0 and 1, as used to compute likelihoods."""
     body = {"prompt": "one two three", "echo": True, "logprobs": 2, "temperature": 0}
     scored = shared.post(TEXT, {**body, "max_tokens": 0}).json()
     longer = shared.post(TEXT, {**body, "max_tokens": 1}).json()
@@ -173,7 +173,7 @@ def test_kv_reports(shared):
 
 
 def test_prompt_beyond_the_budget_is_accepted_and_reported(shared):
-    """Longer than the budget, shorter than the context: compressed, never silently."""
+    """A prompt longer than the budget but shorter than the context is compressed, and the answer says so."""
     r = shared.chat("many words here " * 20, max_tokens=2, kv={"budget": 32, "buffer": 16, "chunk": 32,
                                                                "policy": "streaming"})
     assert r.status_code == 200, r.text
@@ -182,7 +182,7 @@ def test_prompt_beyond_the_budget_is_accepted_and_reported(shared):
 
 
 def test_spaces(shared):
-    """Another salt is another world."""
+    """Nothing is shared between salts."""
     messages = [{"role": "user", "content": "a secret prefix that is long enough " * 3}]
     first = shared.chat(messages=messages, cache_salt="alice").json()
     messages += [{"role": "assistant", "content": first["choices"][0]["message"]["content"]},

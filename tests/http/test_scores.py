@@ -1,4 +1,4 @@
-"""Log-probabilities: cut with the text, of prompts, and where tokens begin."""
+"""Log-probabilities: cut with the text, for prompts, and with the offsets of tokens."""
 import json
 
 import pytest
@@ -15,7 +15,7 @@ def text_body(prompt, **fields):
 @pytest.mark.parametrize("stop,text,tokens", [("lo w", "hel", 3), ("h", "", 0), ("o wor", "hell", 4),
                                               ("never", "hello world", 12)])
 def test_scores_end_with_the_text(shared, fake, stop, text, tokens):
-    """At a stop string both are cut at the same place; what was generated is billed all the same."""
+    """At a stop string text and scores are cut at the same place; usage counts all generated tokens."""
     chat = shared.chat("hello world", stop=[stop], logprobs=True).json()
     scores = chat["choices"][0]["logprobs"]["content"]
     assert chat["choices"][0]["message"]["content"] == text and len(scores) == tokens
@@ -72,7 +72,7 @@ def test_prompt_logprobs_without_an_answer(shared):
 
 
 def test_fewer_alternatives_than_the_prompt_has(shared):
-    """One number of alternatives is computed, each side shows what was asked."""
+    """The number of alternatives is computed once; prompt and answer each show the requested number."""
     r = shared.post(TEXT, text_body("abc", prompt_logprobs=5, logprobs=1, max_tokens=2)).json()["choices"][0]
     assert all(len(top) <= 2 for top in r["logprobs"]["top_logprobs"])
     assert all(len(e) >= 5 for e in r["prompt_logprobs"][1:])

@@ -144,7 +144,7 @@ def test_error_classes(shared):
 
 
 def test_retries_of_a_full_queue(slow):
-    """Two retries, then the error; what was refused never reached the engine."""
+    """Two retries, then the error; rejected requests never reach the engine."""
     daemon = slow("--max-num-seqs", "1", "--max-queue", "1")
     client = daemon.client()
     streams = [client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True, max_tokens=900,
@@ -175,7 +175,7 @@ def test_engine_errors_are_not_retried(shared, fake):
 
 
 def test_error_in_a_stream(shared, fake):
-    """Before the first token it is an HTTP error, later an event that the SDK raises."""
+    """An engine error before the first token is an HTTP error; later it is an event that the SDK raises."""
     client = shared.client()
     with pytest.raises(openai.InternalServerError):
         client.chat.completions.create(model=MODEL, stream=True, messages=[{"role": "user", "content": "fail now"}])

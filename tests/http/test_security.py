@@ -43,7 +43,7 @@ def test_key_file_is_read_again(start, tmp_path):
 
 
 def test_a_reload_never_opens_the_server(start, tmp_path):
-    """A configuration that lost its keys would let everybody in."""
+    """A configuration without its keys would open the daemon to everybody."""
     file = tmp_path / "keepd.conf"
     file.write_text("api-key = only\n")
     daemon = start("--config", str(file))
@@ -73,7 +73,7 @@ def test_keys_are_worlds_apart(start):
     ("evil.example", False), ("localhost.evil.example", False), ("127.0.0.1.evil.example", False), ("8.8.8.8", False),
     ("[::2]", False), ("localhost:80@evil", False), ("[::1", False), ("evil.example:80", False)])
 def test_host_names(guarded, host, allowed):
-    """DNS rebinding: a page whose name suddenly points to this machine gets nothing."""
+    """DNS rebinding: a page whose host name is changed to point to this machine gets no answer."""
     for path in ("/health", "/v1/models"):
         r = requests.get(guarded.url + path, headers={"Host": host}, timeout=60)
         assert r.status_code == (200 if allowed else 403), r.text
@@ -183,7 +183,7 @@ def test_environment_is_not_read_as_a_key(start):
 
 
 def test_half_header_flood_is_bounded(start):
-    """Headers without an end are answered, not collected."""
+    """Endless headers are answered with an error, not collected."""
     daemon = start("--max-header-bytes", "2048")
     with daemon.socket() as sock:
         sock.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n")

@@ -143,7 +143,7 @@ def test_silent_streams_get_comments(slow):
 
 
 def test_comment_before_the_first_token(slow):
-    """A long prefill: the header and comments come, the role chunk waits for the token."""
+    """During a long prefill the header and comments are sent; the role chunk waits for the first token."""
     daemon = slow(step_us=50000, prefill=20, ping=50)
     with daemon.socket() as sock:
         sock.sendall(request_bytes(CHAT, chat_body("ab", stream=True)))

@@ -15,7 +15,7 @@ MODEL_DIR = str(ROOT / "bundled/keepd-nano")
 
 
 class Manager:
-    """Listens as systemd does; `name` is a path or "@abstract"."""
+    """A socket that listens as systemd does; `name` is a path or "@abstract"."""
 
     def __init__(self, name):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -72,7 +72,7 @@ def test_ready_is_not_lost_to_a_busy_manager(start, tmp_path):
     daemons = []
     starting = threading.Thread(target=lambda: daemons.append(start(env={"NOTIFY_SOCKET": name})))
     starting.start()
-    starting.join(timeout=1.5)  # loading: whatever it can say without waiting is lost by now
+    starting.join(timeout=1.5)  # loading: messages sent without waiting are lost by now
     manager.settimeout(30)
     while b"READY=1" not in manager.recv(4096):
         pass
@@ -122,7 +122,7 @@ def test_watchdog_is_fed_by_progress(start, fake, tmp_path):
         daemon.wait("its first step", lambda: daemon.kv()["running_count"] == 1)
         read_until(sock, b"data: ")
         before = len(manager.heard("WATCHDOG=1"))
-        read_until(sock, b"[DONE]")  # two more steps: 3 s, ten times the interval
+        read_until(sock, b"[DONE]")  # two more steps take 3 s, ten times the interval
         assert len(manager.heard("WATCHDOG=1")) - before <= 4
     daemon.wait("food again", lambda: len(manager.heard("WATCHDOG=1")) > before + 4)
 
@@ -154,7 +154,7 @@ def test_a_passed_socket_is_used(family, tmp_path):
     client = socket.socket(listener.family)
     client.connect(listener.getsockname())
     client.sendall(request_bytes("/version", b"", "Connection: close", method="GET"))  # waits until somebody starts
-    # An address of its own is not looked at: this one could not be taken.
+    # The configured address is ignored: it could not be bound.
     process = launch(listener, "--port", "1", "--unix-socket", "x" * 200)
     try:
         line = process.stdout.readline()

@@ -214,7 +214,7 @@ def test_a_handshake_has_a_deadline(serve, state):
 
 
 def test_a_handshake_byte_by_byte(serve):
-    """The deadline is for the whole: a byte now and then does not move it."""
+    """The deadline covers the whole handshake; single bytes do not extend it."""
     daemon = serve(handshake=500)
     with daemon.socket() as sock, pytest.raises(OSError):
         for byte in hello() * 100:
@@ -254,7 +254,7 @@ def test_places_of_handshakes(serve):
 
 @pytest.mark.parametrize("data", [b"\x17\x03\x03\x00\x40abc", b"\x17\x03\x03\x00\x20" + b"x" * 32, b"\xff" * 100])
 def test_records_that_are_none(serve, connect, data):
-    """Half a record only waits; one that is not authentic ends its own connection."""
+    """Half a record only waits; a record that fails authentication ends its own connection."""
     daemon = serve(header=500)
     with connect(daemon) as sock:
         socket.socket.sendall(sock, data)

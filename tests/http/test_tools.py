@@ -72,7 +72,7 @@ def add(choice, delta, answer):
 
 
 class AnyId(str):
-    """Equal to the id of the same call in another answer."""
+    """An id that equals the id of the same call in another answer."""
 
     def __eq__(self, other):
         return self[29:] == other[29:]
