@@ -46,6 +46,11 @@ static const struct {
 };
 #define FORMATS (sizeof formats / sizeof formats[0])
 
+bool gguf_is_path(const char *path) {
+    size_t size = strlen(path);
+    return size >= 5 && strcmp(path + size - 5, ".gguf") == 0;
+}
+
 const char *gguf_format_name(uint32_t format) {
     return format < FORMATS ? formats[format].name : NULL;
 }

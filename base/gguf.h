@@ -94,6 +94,9 @@ struct gguf {
 int gguf_parse(const void *data, size_t size, struct gguf *out, struct fault *fault);
 void gguf_close(struct gguf *gguf);
 
+/* Does the name of a file or folder say GGUF? It ends in ".gguf". */
+bool gguf_is_path(const char *path);
+
 /* NULL for a format that is not known; those of Q8_1 and Q8_K never occur in files. */
 const char *gguf_format_name(uint32_t format);
 /* 0 for a format that is not known. */

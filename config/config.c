@@ -532,7 +532,7 @@ static int load_file(struct loader *load) {
 
 /* --- the whole --- */
 
-/* "bundled/keepd-nano/" -> "keepd-nano"; "." and ".." are resolved first. */
+/* "bundled/keepd-nano/" -> "keepd-nano", "a/b.gguf" -> "b"; "." and ".." are resolved first. */
 static void name_model(struct config *config) {
     char *real = realpath(config->model, NULL);
     const char *path = real ? real : config->model;
@@ -540,6 +540,7 @@ static void name_model(struct config *config) {
     while (end > 1 && path[end - 1] == '/') end--;
     size_t start = end;
     while (start > 0 && path[start - 1] != '/') start--;
+    if (end - start > 5 && !strncmp(path + end - 5, ".gguf", 5)) end -= 5;
     config->served_model_name = mem_must_alloc(end - start + 1, 1);
     memcpy(config->served_model_name, path + start, end - start);
     free(real);

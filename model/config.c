@@ -9,7 +9,7 @@
 
 #include "base/json.h"
 #include "base/mem.h"
-#include "model/model.h"
+#include "model/internal.h"
 
 #define CONFIG_BYTES_MAX ((size_t)4 << 20)
 #define CONFIG_NODES_MAX 100000
@@ -404,7 +404,7 @@ struct rope {
     int dims; /* of a head, that rotate */
     int max_positions, context;
     double factor, low, high, original; /* llama3; the others share factor and original */
-    const cJSON *factors;               /* longrope: [dims / 2] */
+    const cJSON *factors;               /* longrope, factors: [dims / 2] */
     double ramp_low, ramp_high;         /* yarn, in frequency indexes */
     double attention;
 };
@@ -466,18 +466,7 @@ static int rope_read_yarn(struct rope *rope, struct fault *fault) {
     return 0;
 }
 
-/* Two sets of factors, for contexts within the original one and beyond. The set is chosen once, by
- * the longest context that is served: keys that are cached cannot be rotated again. */
-static int rope_read_longrope(struct rope *rope, struct fault *fault) {
-    int err = json_num(rope->node, rope->path, "original_max_position_embeddings", 1, 1 << 24,
-                       &rope->original, fault);
-    if (err) return err;
-    if (rope->original <= 0) rope->original = rope->max_positions;
-    const char *key = rope->context > rope->original ? "long_factor" : "short_factor";
-    double stretch = rope->max_positions / rope->original;
-    rope->attention = stretch <= 1 ? 1 : sqrt(1 + log(stretch) / log(rope->original));
-    err = json_num(rope->node, rope->path, "attention_factor", 1e-6, 1e6, &rope->attention, fault);
-    if (err) return err;
+static int rope_read_list(struct rope *rope, const char *key, struct fault *fault) {
     char field[64];
     snprintf(field, sizeof field, "%s.%s", rope->path, key);
     rope->factors = json_get(rope->node, key);
@@ -492,7 +481,27 @@ static int rope_read_longrope(struct rope *rope, struct fault *fault) {
     return 0;
 }
 
-static double rope_longrope(const struct rope *rope, int j, double inv) {
+/* Two sets of factors, for contexts within the original one and beyond. The set is chosen once, by
+ * the longest context that is served: keys that are cached cannot be rotated again. */
+static int rope_read_longrope(struct rope *rope, struct fault *fault) {
+    int err = json_num(rope->node, rope->path, "original_max_position_embeddings", 1, 1 << 24,
+                       &rope->original, fault);
+    if (err) return err;
+    if (rope->original <= 0) rope->original = rope->max_positions;
+    const char *key = rope->context > rope->original ? "long_factor" : "short_factor";
+    double stretch = rope->max_positions / rope->original;
+    rope->attention = stretch <= 1 ? 1 : sqrt(1 + log(stretch) / log(rope->original));
+    err = json_num(rope->node, rope->path, "attention_factor", 1e-6, 1e6, &rope->attention, fault);
+    if (err) return err;
+    return rope_read_list(rope, key, fault);
+}
+
+/* A divisor for each frequency, as GGUF files have them in place of llama3's four numbers. */
+static int rope_read_factors(struct rope *rope, struct fault *fault) {
+    return rope_read_list(rope, "factors", fault);
+}
+
+static double rope_by_factors(const struct rope *rope, int j, double inv) {
     return inv / cJSON_GetArrayItem(rope->factors, j)->valuedouble;
 }
 
@@ -526,8 +535,9 @@ static const struct rope_kind {
     {"linear", rope_read_factor, rope_linear},
     {"llama3", rope_read_llama3, rope_llama3},
     {"yarn", rope_read_yarn, rope_yarn},
-    {"longrope", rope_read_longrope, rope_longrope},
-    {"su", rope_read_longrope, rope_longrope}, /* its former name */
+    {"longrope", rope_read_longrope, rope_by_factors},
+    {"su", rope_read_longrope, rope_by_factors}, /* its former name */
+    {"factors", rope_read_factors, rope_by_factors},
 };
 
 /* Old files: rope_theta and rope_scaling {type | rope_type, ...}; new: rope_parameters with all.
@@ -701,21 +711,27 @@ static int read_config(const cJSON *root, int context, struct model_config *out,
     return err;
 }
 
+int model_config_read(const cJSON *config, const cJSON *generation, int context,
+                      struct model_config *out, struct fault *fault) {
+    *out = (struct model_config){.bos = -1, .top_k = -1};
+    out->temperature = out->top_p = out->min_p = out->repetition = NAN;
+    int err = read_config(config, context, out, fault);
+    if (!err && generation) err = read_generation(generation, out, fault);
+    if (err) model_config_close(out);
+    return err;
+}
+
 int model_config_parse(const char *config, size_t config_size, const char *generation,
                        size_t generation_size, int context, struct model_config *out,
                        struct fault *fault) {
     cJSON *root = NULL, *defaults = NULL;
-    *out = (struct model_config){.bos = -1, .top_k = -1};
-    out->temperature = out->top_p = out->min_p = out->repetition = NAN;
+    *out = (struct model_config){0};
     int err = parse_object(config, config_size, "config.json", &root, fault);
-    if (!err) err = read_config(root, context, out, fault);
-    if (!err && generation) {
+    if (!err && generation)
         err = parse_object(generation, generation_size, "generation_config.json", &defaults, fault);
-        if (!err) err = read_generation(defaults, out, fault);
-    }
+    if (!err) err = model_config_read(root, defaults, context, out, fault);
     json_free(root);
     json_free(defaults);
-    if (err) model_config_close(out);
     return err;
 }
 

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "model/weights.h"
 
 enum { CHUNK = 1 << 20, NAMES_MAX = 4096 };
 
@@ -66,19 +67,38 @@ static int list_weights(const char *path, char **names, int *count, struct fault
     return 0;
 }
 
-int identity_model(const char *dir, bool random, bool fp8, uint8_t out[SHA256_BYTES],
-                   struct fault *fault) {
-    struct sha256_ctx sum;
+static int add_directory(struct sha256_ctx *sum, const char *dir, bool random,
+                         struct fault *fault) {
     char **names = mem_must_alloc(NAMES_MAX, sizeof *names);
     int count = 0;
-    sha256_init(&sum);
-    int code = add_file(&sum, dir, "config.json", fault);
+    int code = add_file(sum, dir, "config.json", fault);
     if (code == 0 && !random) code = list_weights(dir, names, &count, fault);
     for (int i = 0; i < count; i++) {
-        if (code == 0) code = add_file(&sum, dir, names[i], fault);
+        if (code == 0) code = add_file(sum, dir, names[i], fault);
         mem_free(names[i]);
     }
     mem_free(names);
+    return code;
+}
+
+/* Under whatever names: order tells the files of a split model apart. */
+static int add_gguf(struct sha256_ctx *sum, const char *first, struct fault *fault) {
+    int code = 0;
+    for (size_t i = 0; i < weights_gguf_count(first) && code == 0; i++) {
+        char path[PATH_MAX];
+        if (!weights_gguf_path(first, i, path, sizeof path))
+            return fault_set(fault, ERR_INVALID, "model", "a file's name is too long");
+        code = add_content(sum, path, fault);
+    }
+    return code;
+}
+
+int identity_model(const char *dir, bool random, bool fp8, uint8_t out[SHA256_BYTES],
+                   struct fault *fault) {
+    struct sha256_ctx sum;
+    sha256_init(&sum);
+    int code =
+        gguf_is_path(dir) ? add_gguf(&sum, dir, fault) : add_directory(&sum, dir, random, fault);
     if (fp8) sha256_update(&sum, sizeof "fp8", (const uint8_t *)"fp8");
     sha256_digest(&sum, SHA256_BYTES, out);
     return code;
@@ -89,7 +109,7 @@ int identity_gates(const char *dir, const char *gates, uint8_t out[SHA256_BYTES]
     char path[PATH_MAX];
     struct sha256_ctx sum;
     memset(out, 0, SHA256_BYTES);
-    if (gates != NULL && gates[0] == '\0') return 0;
+    if (gates != NULL ? gates[0] == '\0' : gguf_is_path(dir)) return 0;
     int n = snprintf(path, sizeof path, "%s%s", gates != NULL ? gates : dir,
                      gates != NULL ? "" : "/gates.safetensors");
     if (n < 0 || (size_t)n >= sizeof path)

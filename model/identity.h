@@ -9,7 +9,8 @@
 #include "base/sha256.h"
 
 /* config.json and, unless they are `random`, all weight files of the directory, names and sizes
- * included; with weights in fp8 another than without. Reads them whole: seconds per ten gigabytes.
+ * included; of a GGUF model its file, or all of them in order; with weights in fp8 another than
+ * without. Reads them whole: seconds per ten gigabytes.
  */
 int identity_model(const char *dir, bool random, bool fp8, uint8_t out[SHA256_BYTES],
                    struct fault *fault);

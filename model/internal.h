@@ -3,8 +3,11 @@
 #ifndef KEEPD_MODEL_INTERNAL_H
 #define KEEPD_MODEL_INTERNAL_H
 
+#include <cjson/cJSON.h>
+
 #include "kernels/cpu/pool.h"
 #include "model/model.h"
+#include "model/weights.h"
 
 struct layer {
     struct kern_weight *qkv, *o, *gate_up, *down;
@@ -51,9 +54,14 @@ static inline int qkv_width(const struct model_config *c) {
     return q_width(c) + 2 * kv_width(c);
 }
 
-/* Both leave a partly loaded model on failure; model_close frees what is there. */
+/* config.json's tree, and generation_config.json's or NULL; see model_config_parse. */
+int model_config_read(const cJSON *config, const cJSON *generation, int context,
+                      struct model_config *out, struct fault *fault);
+
+/* Both leave a partly loaded model on failure; model_close frees what is there. `weights` NULL:
+ * random ones. */
 int model_load_weights(struct model *model, const struct model_options *options,
-                       struct fault *fault);
+                       const struct weights *weights, struct fault *fault);
 int model_load_gates(struct model *model, const struct model_options *options, struct fault *fault);
 
 /* ---- Random weights (random.c) --------------------------------------------------------------- */
@@ -64,7 +72,7 @@ int model_load_gates(struct model *model, const struct model_options *options, s
  * `count` words; *random goes on. */
 void random_fill(struct cpu_pool *team, uint64_t *random, uint64_t *words, size_t count,
                  int64_t cols);
-size_t random_bytes(const struct model_config *config); /* of all of a model's matrices */
+size_t random_bytes(const struct model_config *config); /* all matrices of a model */
 /* Gates for timing: as costly as real ones, and their scores spread over entries. */
 int random_gates(struct model *model, struct fault *fault);
 

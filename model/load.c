@@ -10,24 +10,46 @@
 #include "base/mem.h"
 #include "kernels/quantize.h"
 #include "model/internal.h"
+#include "model/rows.h"
 #include "model/tensors.h"
 #include "model/weights.h"
 
 #define CODES_LOOKED_AT ((size_t)4096) /* together, before one of them is looked for */
+
+/* Memory that is kept from one matrix to the next and grows: touching fresh memory takes as long as
+ * making what is in it. */
+struct room {
+    char *data;
+    size_t bytes;
+};
 
 /* Where tensors come from: mapped files or, without any, a seeded generator. */
 struct loader {
     struct model *model;
     const struct model_options *options;
     const struct weights *weights; /* NULL: random */
-    enum naming naming;            /* of the tensors in the files */
+    enum naming naming;            /* how the files name tensors */
     uint64_t random;
     struct cpu_pool *team; /* NULL: nothing is made */
-    uint8_t *codes;        /* [codes_room] a matrix in fp8 on its way to the backend; grows */
-    size_t codes_room;
-    size_t done, total; /* bytes, for progress */
+    struct room codes;     /* a matrix in fp8 on its way to the backend */
+    struct room rows;      /* rows that the file does not have as the backend takes them */
+    bool *used;            /* GGUF: which tensors were read, by index; else NULL */
+    int *order;            /* [head_dim] the file's row of each of a head's rows in q and k; NULL:
+                              the same */
+    size_t read, total;    /* bytes of the files, for progress */
     struct fault *fault;
 };
+
+/* NULL without memory. */
+static char *room_of(struct room *room, size_t count, size_t size) {
+    size_t bytes = 0;
+    if (__builtin_mul_overflow(count, size, &bytes)) return NULL;
+    if (bytes <= room->bytes) return room->data;
+    mem_free(room->data);
+    room->data = mem_try_alloc(bytes, 1);
+    room->bytes = room->data ? bytes : 0;
+    return room->data;
+}
 
 /* ---- One tensor ---------------------------------------------------------------------------- */
 
@@ -38,6 +60,13 @@ static void shape_text(const int64_t *shape, int dims, char *out, size_t size) {
         int n = snprintf(out + used, size - used, "%s%lld", i ? ", " : "", (long long)shape[i]);
         used += n > 0 ? (size_t)n : 0;
     }
+}
+
+static const char *supported_types(const struct loader *loader, bool matrix) {
+    if (!matrix) return "F32, F16, BF16";
+    return loader->naming != NAMING_GGUF ? "F32, F16, BF16 and, in a layer, F8_E4M3"
+                                         : "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, "
+                                           "Q5_K, Q6_K";
 }
 
 /* The tensor, checked: `cols` 0 means a vector of `rows`. */
@@ -55,26 +84,65 @@ static int find_tensor(struct loader *loader, const char *name, int64_t rows, in
     if (tensor->dims != dims || memcmp(tensor->shape, shape, (size_t)dims * sizeof shape[0]) != 0)
         return fault_set(loader->fault, ERR_INVALID, name, "shape is [%s], expected [%s]", found,
                          expected);
-    if (!tensor_is_float(tensor->dtype) && !(cols && tensor->dtype == TENSOR_E4M3))
-        return fault_set(loader->fault, ERR_UNSUPPORTED, name, "type must be F32, F16%s",
-                         cols ? ", BF16 or, in a layer, F8_E4M3" : " or BF16");
+    if (!tensor_is_float(tensor->dtype) &&
+        !(cols && (tensor->dtype == TENSOR_E4M3 || tensor->dtype == TENSOR_BLOCKS)))
+        return fault_set(loader->fault, ERR_UNSUPPORTED, name, "type %s is not supported: %s",
+                         tensor->type, supported_types(loader, cols != 0));
+    if (loader->used) loader->used[tensor - weights_at(loader->weights, 0)] = true;
     *out = tensor;
     return 0;
 }
 
+/* `bytes`: what the backend got. */
 static void report_progress(struct loader *loader, size_t bytes) {
-    loader->done += bytes;
+    loader->model->weight_bytes += bytes;
     const struct model_options *options = loader->options;
     if (!options->progress) return;
-    double fraction = loader->total ? (double)loader->done / (double)loader->total : 1;
+    double fraction = loader->total ? (double)loader->read / (double)loader->total : 1;
     options->progress(options->progress_arg, fraction < 1 ? fraction : 1, "weights");
 }
 
 static enum kern_dtype dtype_of(const struct tensor *tensor) {
-    return tensor->dtype == TENSOR_F32    ? KERN_F32
-           : tensor->dtype == TENSOR_F16  ? KERN_F16
-           : tensor->dtype == TENSOR_E4M3 ? KERN_E4M3
-                                          : KERN_BF16;
+    return tensor->dtype == TENSOR_F32 || tensor->dtype == TENSOR_BLOCKS ? KERN_F32
+           : tensor->dtype == TENSOR_F16                                 ? KERN_F16
+           : tensor->dtype == TENSOR_E4M3                                ? KERN_E4M3
+                                                                         : KERN_BF16;
+}
+
+/* ---- Rows of heads ------------------------------------------------------------------------- */
+
+/* Backends rotate pairs (j, j + D/2) of a head. Where heads rotate in their first R numbers only, a
+ * model has the pairs (j, j + R/2), and the others behind. The model's row that becomes the
+ * backend's row `to`: */
+static int rotary_row(const struct model_config *config, int to) {
+    int half = config->head_dim / 2, turning = config->rotary_dims / 2, j = to % half;
+    bool second = to >= half;
+    if (j < turning) return second ? turning + j : j;
+    return config->rotary_dims + j - turning + (second ? half - turning : 0);
+}
+
+/* Converters to GGUF store the rows i and i + D/2 of a head of llama's q and k as 2 i and 2 i + 1.
+ */
+static int stored_row(const struct model_config *config, int row) {
+    int half = config->head_dim / 2;
+    return config->permuted_qk ? 2 * (row % half) + row / half : row;
+}
+
+/* loader->order stays NULL where the files have rows as the backend takes them. */
+static int make_order(struct loader *loader) {
+    const struct model_config *config = &loader->model->config;
+    if (!config->permuted_qk && config->rotary_dims == config->head_dim) return 0;
+    loader->order = mem_try_alloc((size_t)config->head_dim, sizeof *loader->order);
+    if (!loader->order)
+        return fault_set(loader->fault, ERR_NOMEM, "model", "no memory for a table");
+    for (int i = 0; i < config->head_dim; i++)
+        loader->order[i] = stored_row(config, rotary_row(config, i));
+    return 0;
+}
+
+static const int *order_of(const struct loader *loader, enum role role) {
+    bool turned = role == ROLE_Q || role == ROLE_K || role == ROLE_Q_BIAS || role == ROLE_K_BIAS;
+    return turned ? loader->order : NULL;
 }
 
 /* ---- Matrices ------------------------------------------------------------------------------ */
@@ -118,15 +186,6 @@ static int read_scales(struct loader *loader, const char *name, const struct ten
     return fault_set(loader->fault, ERR_INVALID, name, "element %zu is not a number", nan);
 }
 
-/* Kept from one matrix to the next: touching fresh memory takes as long as making the codes. */
-static uint8_t *codes_room(struct loader *loader, size_t bytes) {
-    if (bytes <= loader->codes_room) return loader->codes;
-    mem_free(loader->codes);
-    loader->codes = mem_try_alloc(bytes, 1);
-    loader->codes_room = loader->codes ? bytes : 0;
-    return loader->codes;
-}
-
 /* Hands the matrix to the backend; with `fp8` as E4M3, but for the vocabulary's, whose errors are
  * seen in every token. `name`: of what is at fault. */
 static int give_matrix(struct loader *loader, const char *name, struct kern_matrix *matrices,
@@ -137,7 +196,7 @@ static int give_matrix(struct loader *loader, const char *name, struct kern_matr
         if (matrices[i].dtype != KERN_E4M3) rows += (size_t)matrices[i].rows;
     if (!loader->options->fp8 || shard == KERN_SHARD_VOCAB || rows == 0)
         return kern->ops->weight_load(kern, matrices, count, shard, out, loader->fault);
-    uint8_t *codes = codes_room(loader, rows * cols);
+    uint8_t *codes = (uint8_t *)room_of(&loader->codes, rows, cols);
     float *scales = mem_try_alloc(rows, sizeof *scales);
     int err = codes && scales ? 0 : ERR_NOMEM;
     if (err) fault_set(loader->fault, err, name, "no memory for [%zu, %zu] in fp8", rows, cols);
@@ -174,8 +233,14 @@ static int load_random_matrix(struct loader *loader, struct kern_matrix *matrice
     }
     int err = give_matrix(loader, "random weights", matrices, count, shard, out);
     mem_free(data);
+    loader->read += words * sizeof *data;
     if (!err) report_progress(loader, words * sizeof *data);
     return err;
+}
+
+static int refuse_element(struct loader *loader, const char *name, int64_t element) {
+    return fault_set(loader->fault, ERR_INVALID, name, "element %lld is not a finite number",
+                     (long long)element);
 }
 
 /* The rows of a tensor that several parts of a slot share: those before the part's own, and all. */
@@ -194,8 +259,21 @@ static void shared_rows(const struct loader *loader, const struct slot *slot, in
     }
 }
 
+/* `room`: for what does not lie in the file as the backend takes it; moved on by what is used. */
+static int read_rows(struct loader *loader, const char *name, const struct rows *rows, char **room,
+                     struct kern_matrix *out) {
+    char *to = rows_need_room(rows) ? *room : NULL;
+    int64_t bad = rows_read(rows, to, loader->team);
+    if (bad >= 0) return refuse_element(loader, name, bad);
+    if (!to) return 0;
+    out->data = to;
+    *room += (size_t)(out->rows * out->cols) * kern_dtype_bytes(out->dtype);
+    return 0;
+}
+
+/* `room` NULL: only the description is checked. */
 static int find_matrix(struct loader *loader, const struct slot *slot, int part, int layer,
-                       float *scales, struct kern_matrix *out) {
+                       float *scales, char **room, struct kern_matrix *out) {
     char name[TENSOR_NAME_MAX];
     const struct tensor *tensor = NULL; /* set where there is no error */
     int64_t before, all;
@@ -203,61 +281,40 @@ static int find_matrix(struct loader *loader, const struct slot *slot, int part,
     shared_rows(loader, slot, part, layer, &before, &all);
     int err = find_tensor(loader, name, all, out->cols, &tensor);
     if (err) return err;
+    const struct rows rows = {.tensor = tensor,
+                              .first = before,
+                              .count = out->rows,
+                              .order = order_of(loader, slot->parts[part]),
+                              .head = loader->model->config.head_dim};
+    out->data = rows_at(&rows);
     out->dtype = dtype_of(tensor);
-    out->data = (const char *)tensor->data +
-                (size_t)before * (size_t)out->cols * kern_dtype_bytes(out->dtype);
-    if (tensor->dtype != TENSOR_E4M3) return 0;
-    if (slot->shard == KERN_SHARD_VOCAB || all != out->rows)
-        return fault_set(loader->fault, ERR_UNSUPPORTED, name, "type must be F32, F16 or BF16");
+    loader->read += tensor->bytes * (size_t)out->rows / (size_t)all;
+    if (tensor->dtype != TENSOR_E4M3) return room ? read_rows(loader, name, &rows, room, out) : 0;
+    if (slot->shard == KERN_SHARD_VOCAB || all != out->rows || rows.order)
+        return fault_set(loader->fault, ERR_UNSUPPORTED, name,
+                         "type F8_E4M3 is not supported here: F32, F16, BF16");
     out->scale = scales;
     return read_scales(loader, name, tensor, scales);
 }
 
-/* ---- Heads that rotate in part --------------------------------------------------------------- */
-
-/* Backends rotate pairs (j, j + D/2) of a head; a file whose heads rotate in their first R numbers
- * only has the pairs (j, j + R/2), and the others behind. The file's row of a head that becomes the
- * backend's row `to`: */
-static int rotary_row(const struct model_config *config, int to) {
-    int half = config->head_dim / 2, turning = config->rotary_dims / 2, j = to % half;
-    bool second = to >= half;
-    if (j < turning) return second ? turning + j : j;
-    return config->rotary_dims + j - turning + (second ? half - turning : 0);
-}
-
-static void permute_heads(const struct model_config *config, int64_t rows, size_t row_bytes,
-                          const char *from, char *to) {
-    int dim = config->head_dim;
-    for (int64_t row = 0; row < rows; row++) {
-        int64_t source = row - row % dim + rotary_row(config, (int)(row % dim));
-        memcpy(to + (size_t)row * row_bytes, from + (size_t)source * row_bytes, row_bytes);
+static int find_matrices(struct loader *loader, int layer, const struct slot *slot, float *scales,
+                         struct kern_matrix *matrices, size_t *bytes) {
+    size_t row = 0, rows = 0;
+    char *room = NULL;
+    const bool check_only = loader->options->check_only;
+    for (int i = 0; i < slot->count; i++) rows += (size_t)matrices[i].rows;
+    if (!check_only && (loader->naming == NAMING_GGUF || (slot->heads && loader->order))) {
+        room = room_of(&loader->rows, rows, (size_t)matrices[0].cols * sizeof(float));
+        if (!room)
+            return fault_set(loader->fault, ERR_NOMEM, "model", "no memory for rows of [%zu, %lld]",
+                             rows, (long long)matrices[0].cols);
     }
-}
-
-/* Queries and keys get their rows in the backend's order. *room: what their data is in from now on,
- * freed by the caller; NULL where nothing had to move. */
-static int order_heads(struct loader *loader, const struct slot *slot, const char *name,
-                       struct kern_matrix *matrices, char **room) {
-    const struct model_config *config = &loader->model->config;
-    size_t bytes = 0, at = 0;
-    *room = NULL;
-    if (!slot->heads || config->rotary_dims == config->head_dim) return 0;
-    for (int i = 0; i < slot->count; i++) {
-        const struct kern_matrix *m = &matrices[i];
-        if (m->scale)
-            return fault_set(loader->fault, ERR_UNSUPPORTED, name,
-                             "type must be F32, F16 or BF16 where heads rotate in part");
-        bytes += (size_t)(m->rows * m->cols) * kern_dtype_bytes(m->dtype);
-    }
-    *room = mem_try_alloc(bytes, 1);
-    if (!*room) return fault_set(loader->fault, ERR_NOMEM, name, "no memory to order its rows");
     for (int i = 0; i < slot->count; i++) {
         struct kern_matrix *m = &matrices[i];
-        size_t row_bytes = (size_t)m->cols * kern_dtype_bytes(m->dtype);
-        if (slot->parts[i] == ROLE_V) continue;
-        permute_heads(config, m->rows, row_bytes, m->data, *room + at);
-        m->data = *room + at;
-        at += (size_t)m->rows * row_bytes;
+        int err = find_matrix(loader, slot, i, layer, scales + row, check_only ? NULL : &room, m);
+        if (err) return err;
+        *bytes += (size_t)(m->rows * m->cols) * kern_dtype_bytes(m->dtype);
+        row += (size_t)m->rows;
     }
     return 0;
 }
@@ -267,8 +324,8 @@ static int load_matrix(struct loader *loader, int layer, const struct slot *slot
                        struct kern_weight **out) {
     const struct model_config *config = &loader->model->config;
     struct kern_matrix matrices[SLOT_PARTS_MAX] = {0};
-    char name[TENSOR_NAME_MAX], *room = NULL;
-    size_t bytes = 0, rows = 0, row = 0;
+    char name[TENSOR_NAME_MAX];
+    size_t bytes = 0, rows = 0;
     for (int i = 0; i < slot->count; i++) {
         struct kern_matrix *m = &matrices[i];
         tensor_shape(config, slot->parts[i], &m->rows, &m->cols);
@@ -281,24 +338,27 @@ static int load_matrix(struct loader *loader, int layer, const struct slot *slot
     tensor_name(name, loader->naming, slot->parts[0], layer);
     float *scales = mem_try_alloc(rows, sizeof *scales);
     if (!scales) return fault_set(loader->fault, ERR_NOMEM, name, "no memory for its scales");
-    int err = 0;
-    for (int i = 0; i < slot->count && !err; i++) {
-        struct kern_matrix *m = &matrices[i];
-        err = find_matrix(loader, slot, i, layer, scales + row, m);
-        bytes += (size_t)(m->rows * m->cols) * kern_dtype_bytes(m->dtype);
-        row += (size_t)m->rows;
-    }
-    if (!err && !loader->options->check_only)
-        err = order_heads(loader, slot, name, matrices, &room);
+    int err = find_matrices(loader, layer, slot, scales, matrices, &bytes);
     if (!err && !loader->options->check_only)
         err = give_matrix(loader, name, matrices, slot->count, slot->shard, out);
-    mem_free(room);
     mem_free(scales);
     if (!err && !loader->options->check_only) report_progress(loader, bytes);
     return err;
 }
 
 /* ---- Vectors ------------------------------------------------------------------------------- */
+
+static int read_floats(struct loader *loader, const char *name, const struct tensor *tensor,
+                       enum role role, float *out) {
+    const struct rows rows = {.order = order_of(loader, role),
+                              .head = loader->model->config.head_dim};
+    for (int64_t i = 0; i < tensor->shape[0]; i++) {
+        const int64_t from = rows_source(&rows, i);
+        CHECK(tensor_read_floats(tensor, (size_t)from, 1, &out[i]));
+        if (!isfinite(out[i])) return refuse_element(loader, name, from);
+    }
+    return 0;
+}
 
 static int read_vector(struct loader *loader, int layer, const struct slot *slot, float *host,
                        size_t *bytes) {
@@ -310,8 +370,10 @@ static int read_vector(struct loader *loader, int layer, const struct slot *slot
         tensor_shape(&loader->model->config, slot->parts[i], &rows, &cols);
         int err = find_tensor(loader, name, rows, 0, &tensor);
         if (err) return err;
-        CHECK(tensor_read_floats(tensor, 0, (size_t)rows, host));
+        err = read_floats(loader, name, tensor, slot->parts[i], host);
+        if (err) return err;
         host += rows;
+        loader->read += tensor->bytes;
         *bytes += tensor->bytes;
     }
     return 0;
@@ -353,10 +415,14 @@ static int load_slot(struct loader *loader, int layer, const struct slot *slot, 
                                           : load_matrix(loader, layer, slot, member);
 }
 
+static const char *description(const struct loader *loader) {
+    return loader->naming == NAMING_GGUF ? "its metadata" : "config.json";
+}
+
 static int refuse_tensor(struct loader *loader, const char *name) {
     if (!weights_find(loader->weights, name)) return 0;
     return fault_set(loader->fault, ERR_UNSUPPORTED, name,
-                     "tensor is in the file but config.json has no use for it");
+                     "tensor is in the file but %s has no use for it", description(loader));
 }
 
 /* Tensors that the configuration says are not there: files that have them belong to another
@@ -398,7 +464,8 @@ static int load_ends(struct loader *loader) {
         char next[TENSOR_NAME_MAX];
         tensor_name(next, loader->naming, ROLE_ATTN_NORM, c->layers);
         return fault_set(loader->fault, ERR_INVALID, next,
-                         "tensor is in the file but config.json has %d layers", c->layers);
+                         "tensor is in the file but %s has %d layers", description(loader),
+                         c->layers);
     }
     int err = load_slot(loader, -1, &slot_embed, model);
     if (!err) err = load_slot(loader, -1, &slot_final_norm, model);
@@ -419,32 +486,63 @@ static int open_team(struct loader *loader) {
                : 0;
 }
 
-int model_load_weights(struct model *model, const struct model_options *options,
-                       struct fault *fault) {
-    struct weights *weights = NULL;
-    struct loader loader = {
-        .model = model, .options = options, .random = RANDOM_SEED, .fault = fault};
-    int err = options->random_weights ? 0 : weights_open_dir(options->dir, &weights, fault);
-    if (!err) err = open_team(&loader);
-    if (err) goto out;
-    loader.weights = weights;
-    loader.naming = model->config.fused ? NAMING_HF_FUSED : NAMING_HF;
-    loader.total = weights ? weights_bytes(weights) : random_bytes(&model->config);
-    if (weights) {
-        char name[TENSOR_NAME_MAX];
-        tensor_name(name, loader.naming, ROLE_EMBED, -1);
-        const struct tensor *embed = weights_find(weights, name);
-        if (embed && tensor_is_float(embed->dtype)) model->config.dtype = dtype_of(embed);
-    } else {
-        model->config.dtype = KERN_BF16;
+/* Tensors that the configuration has read. */
+static bool is_known_beside(const char *name) {
+    return strcmp(name, "rope_freqs.weight") == 0 ||
+           strcmp(name, "rope_factors_long.weight") == 0 ||
+           strcmp(name, "rope_factors_short.weight") == 0;
+}
+
+/* GGUF files have nothing beside a model's tensors: whatever is left over belongs to a computation
+ * that is not done. */
+static int refuse_unused(struct loader *loader) {
+    for (size_t i = 0; loader->used && i < weights_count(loader->weights); i++) {
+        const char *name = weights_at(loader->weights, i)->name;
+        if (!loader->used[i] && !is_known_beside(name)) return refuse_tensor(loader, name);
     }
-    err = load_ends(&loader);
+    return 0;
+}
+
+static int open_loader(struct loader *loader) {
+    const struct weights *weights = loader->weights;
+    struct model_config *config = &loader->model->config;
+    int err = open_team(loader);
+    loader->total = weights ? weights_bytes(weights) : random_bytes(config);
+    if (err || !weights) {
+        config->dtype = weights ? config->dtype : KERN_BF16;
+        return err;
+    }
+    char name[TENSOR_NAME_MAX];
+    loader->naming = weights_gguf(weights) ? NAMING_GGUF
+                     : config->fused       ? NAMING_HF_FUSED
+                                           : NAMING_HF;
+    tensor_name(name, loader->naming, ROLE_EMBED, -1);
+    const struct tensor *embed = weights_find(weights, name);
+    if (embed && tensor_is_float(embed->dtype)) config->dtype = dtype_of(embed);
+    if (embed && embed->dtype == TENSOR_BLOCKS)
+        config->dtype = KERN_BF16; /* the cache needs no more */
+    err = make_order(loader);
+    if (err || loader->naming != NAMING_GGUF) return err;
+    loader->used = mem_try_alloc(weights_count(weights), sizeof *loader->used);
+    return loader->used ? 0 : fault_set(loader->fault, ERR_NOMEM, "model", "no memory for a table");
+}
+
+int model_load_weights(struct model *model, const struct model_options *options,
+                       const struct weights *weights, struct fault *fault) {
+    struct loader loader = {.model = model,
+                            .options = options,
+                            .weights = weights,
+                            .random = RANDOM_SEED,
+                            .fault = fault};
+    int err = open_loader(&loader);
+    if (!err) err = load_ends(&loader);
     for (int i = 0; i < model->config.layers && !err; i++)
         err = load_layer(&loader, i, &model->layers[i]);
-    model->weight_bytes = loader.done;
-out:
-    mem_free(loader.codes);
+    if (!err) err = refuse_unused(&loader);
+    mem_free(loader.codes.data);
+    mem_free(loader.rows.data);
+    mem_free(loader.used);
+    mem_free(loader.order);
     cpu_pool_close(loader.team);
-    weights_close(weights);
     return err;
 }

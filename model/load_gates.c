@@ -25,6 +25,8 @@ static void warn_other_base(const struct model_options *options, const char *exp
         int n = snprintf(path, sizeof path, "%s/%s", options->dir, names[i]);
         exists = n > 0 && (size_t)n < sizeof path && stat(path, &info) == 0;
     }
+    if (*expected && gguf_is_path(options->dir))
+        log_info("gates name their base by its safetensors file: not compared with a GGUF file");
     if (!*expected || !exists || info.st_size >= (off_t)HASH_FILE_MAX) return;
     if (file_read(path, HASH_FILE_MAX, &data, &size, NULL)) return;
     sha256_hex(data, size, found);
@@ -80,6 +82,7 @@ int model_load_gates(struct model *model, const struct model_options *options,
     char path[PATH_MAX];
     if (options->gates)
         return *options->gates ? load_gates_file(model, options, options->gates, fault) : 0;
+    if (gguf_is_path(options->dir)) return 0; /* a file has no place for them */
     int n = snprintf(path, sizeof path, "%s/gates.safetensors", options->dir);
     if (n < 0 || (size_t)n >= sizeof path)
         return fault_set(fault, ERR_INVALID, "model", "directory name is too long");

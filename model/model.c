@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/file.h"
 #include "base/mem.h"
+#include "model/config_gguf.h"
 #include "model/internal.h"
 
 #define CONFIG_FILE_MAX ((size_t)16 << 20)
@@ -74,10 +75,21 @@ static int open_scratch(struct model *model, struct fault *fault) {
 }
 
 static int load_all(struct model *model, const struct model_options *options, struct fault *fault) {
-    int err = load_config(model, options->dir, options->context, fault);
+    struct weights *weights = NULL;
+    bool gguf = gguf_is_path(options->dir);
+    if (gguf && options->random_weights)
+        return fault_set(fault, ERR_UNSUPPORTED, "model",
+                         "random weights need a directory with config.json");
+    int err = gguf ? weights_open(options->dir, &weights, fault) : 0;
+    if (!err)
+        err = gguf ? model_config_from_gguf(weights, options->context, &model->config, fault)
+                   : load_config(model, options->dir, options->context, fault);
     if (!err) err = check_shape(model, fault);
+    if (!err && !weights && !options->random_weights)
+        err = weights_open(options->dir, &weights, fault);
     if (!err) model->layers = mem_must_alloc((size_t)model->config.layers, sizeof *model->layers);
-    if (!err) err = model_load_weights(model, options, fault);
+    if (!err) err = model_load_weights(model, options, weights, fault);
+    weights_close(weights);
     return err ? err : model_load_gates(model, options, fault);
 }
 

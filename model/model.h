@@ -28,7 +28,9 @@ struct model_config {
     float logit_scale;
     bool fused; /* files join q, k and v in one tensor, and gate and up in another */
     bool qkv_bias, o_bias, qk_norm, tied_embeddings;
-    int32_t bos;                /* -1: none */
+    bool
+        permuted_qk; /* in the files: rows 2 i and 2 i + 1 of a head of q and k are i and i + D/2 */
+    int32_t bos;     /* -1: none */
     int32_t eos[MODEL_EOS_MAX]; /* union of config.json and generation_config.json */
     int eos_count;
     /* request defaults from generation_config.json; NAN / -1 where absent */
@@ -53,7 +55,7 @@ void model_config_close(struct model_config *config);
 struct model;
 
 struct model_options {
-    const char *dir;
+    const char *dir;           /* or a GGUF file, of several the first */
     const char *gates;         /* path, or NULL = <dir>/gates.safetensors if present, "" = none */
     int context;               /* see model_config_parse */
     int rows_max;              /* largest step */

@@ -65,6 +65,7 @@ static int read_dtype(struct parser *p, const cJSON *node, struct tensor *tensor
     for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) {
         if (strcmp(dtype->valuestring, dtypes[i].name) != 0) continue;
         tensor->dtype = dtypes[i].dtype;
+        tensor->type = dtypes[i].name;
         *bits = dtypes[i].bits;
         return 0;
     }

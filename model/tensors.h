@@ -7,8 +7,8 @@
 #include "kernels/kern.h"
 #include "model/model.h"
 
-/* Who named the tensors. */
-enum naming { NAMING_HF, NAMING_HF_FUSED, NAMING_COUNT };
+/* Conventions for the names of tensors. */
+enum naming { NAMING_HF, NAMING_HF_FUSED, NAMING_GGUF, NAMING_COUNT };
 
 enum role {
     ROLE_EMBED,

@@ -12,6 +12,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "kernels/number.h"
+#include "model/blocks.h"
 
 #define INDEX_MAX   ((size_t)64 << 20)
 #define INDEX_NODES ((size_t)1 << 20)
@@ -21,6 +22,7 @@ struct shard {
     char *name; /* in the directory; NULL for a file opened alone */
     const void *map;
     size_t size;
+    struct gguf gguf; /* owns the names in `table`; empty for safetensors */
     struct tensor_file table;
 };
 
@@ -30,6 +32,7 @@ struct weights {
     struct tensor *tensors; /* of all shards, sorted by name */
     size_t count;
     size_t bytes;
+    bool is_gguf;
 };
 
 static int no_memory(struct fault *fault) {
@@ -106,14 +109,16 @@ int weights_open_file(const char *path, struct weights **out, struct fault *faul
     return rc;
 }
 
+static void close_shard(struct shard *shard) {
+    tensor_file_close(&shard->table);
+    gguf_close(&shard->gguf);
+    file_unmap(shard->map, shard->size);
+    mem_free(shard->name);
+}
+
 void weights_close(struct weights *w) {
     if (!w) return;
-    for (size_t i = 0; i < w->shard_count; i++) {
-        struct shard *shard = &w->shards[i];
-        tensor_file_close(&shard->table);
-        file_unmap(shard->map, shard->size);
-        mem_free(shard->name);
-    }
+    for (size_t i = 0; i < w->shard_count; i++) close_shard(&w->shards[i]);
     mem_free(w->shards);
     mem_free(w->tensors);
     mem_free(w);
@@ -123,6 +128,18 @@ const struct tensor *weights_find(const struct weights *w, const char *name) {
     struct tensor key = {.name = name};
     if (w->count == 0) return NULL;
     return bsearch(&key, w->tensors, w->count, sizeof key, compare_names);
+}
+
+const struct tensor *weights_at(const struct weights *w, size_t index) {
+    return &w->tensors[index];
+}
+
+size_t weights_count(const struct weights *w) {
+    return w->count;
+}
+
+const struct gguf *weights_gguf(const struct weights *w) {
+    return w->is_gguf ? &w->shards[0].gguf : NULL;
 }
 
 const char *weights_metadata_keepd(const struct weights *w) {
@@ -254,7 +271,7 @@ static int open_index(const char *dir, struct weights **out, struct fault *fault
     return rc;
 }
 
-int weights_open_dir(const char *dir, struct weights **out, struct fault *fault) {
+static int open_dir(const char *dir, struct weights **out, struct fault *fault) {
     char path[PATH_MAX];
     struct fault first = {0};
     *out = NULL;
@@ -263,6 +280,130 @@ int weights_open_dir(const char *dir, struct weights **out, struct fault *fault)
     if (rc == ERR_NOTFOUND) return open_index(dir, out, fault);
     if (rc && fault) *fault = first;
     return rc;
+}
+
+/* ---- GGUF ---------------------------------------------------------------------------------- */
+
+static const struct {
+    uint32_t format;
+    enum tensor_dtype dtype;
+} gguf_floats[] = {
+    {GGUF_FORMAT_F32, TENSOR_F32}, {GGUF_FORMAT_F16, TENSOR_F16}, {GGUF_FORMAT_BF16, TENSOR_BF16}};
+
+static enum tensor_dtype dtype_of_format(uint32_t format) {
+    for (size_t i = 0; i < sizeof gguf_floats / sizeof gguf_floats[0]; i++)
+        if (gguf_floats[i].format == format) return gguf_floats[i].dtype;
+    return block_reader_of(format) ? TENSOR_BLOCKS : TENSOR_OTHER;
+}
+
+/* Sizes are reversed: the file has first what varies fastest. */
+static void take_gguf_tensor(const struct gguf_tensor *from, struct tensor *out) {
+    *out = (struct tensor){.name = from->name,
+                           .type = gguf_format_name(from->format),
+                           .dtype = dtype_of_format(from->format),
+                           .format = from->format,
+                           .dims = from->dims,
+                           .data = from->data,
+                           .bytes = from->bytes};
+    for (int i = 0; i < from->dims; i++) out->shape[i] = from->shape[from->dims - 1 - i];
+}
+
+static int open_gguf_shard(const char *path, struct shard *shard, struct fault *fault) {
+    struct fault inner = {0};
+    int rc = map_shard(path, shard, fault);
+    if (rc) return rc;
+    rc = gguf_parse(shard->map, shard->size, &shard->gguf, &inner);
+    if (rc) return fault_set(fault, rc, inner.field, "%.200s: %.150s", path, inner.text);
+    shard->table.tensors = mem_try_alloc(shard->gguf.tensor_count, sizeof *shard->table.tensors);
+    if (!shard->table.tensors) return no_memory(fault);
+    for (size_t i = 0; i < shard->gguf.tensor_count; i++)
+        take_gguf_tensor(&shard->gguf.tensors[i], &shard->table.tensors[shard->table.count++]);
+    return 0;
+}
+
+#define SPLIT_FIRST "-00001-of-"
+
+/* In the file's own name. */
+static const char *split_mark(const char *path) {
+    const char *name = strrchr(path, '/');
+    return strstr(name ? name : path, SPLIT_FIRST);
+}
+
+size_t weights_gguf_count(const char *first) {
+    const char *mark = split_mark(first);
+    unsigned long count = mark ? strtoul(mark + strlen(SPLIT_FIRST), NULL, 10) : 1;
+    return count >= 1 && count <= SHARDS_MAX ? count : 1;
+}
+
+bool weights_gguf_path(const char *first, size_t index, char *out, size_t size) {
+    const char *mark = split_mark(first);
+    int n = mark && index > 0 ? snprintf(out, size, "%.*s-%05zu-of-%s", (int)(mark - first), first,
+                                         index + 1, mark + strlen(SPLIT_FIRST))
+                              : snprintf(out, size, "%s", first);
+    return n >= 0 && (size_t)n < size;
+}
+
+/* How many files the metadata of the first one promises, and whether it is the first. */
+static int count_gguf_shards(const char *path, const struct gguf *gguf, size_t *count,
+                             struct fault *fault) {
+    int64_t number = 0, total = 1;
+    int rc = gguf_int(gguf, "split.no", 0, UINT16_MAX, &number, fault);
+    if (!rc) rc = gguf_int(gguf, "split.count", 0, SHARDS_MAX, &total, fault);
+    if (rc) return rc;
+    *count = total > 1 ? (size_t)total : 1;
+    if (number == 0 && *count == (*count > 1 ? weights_gguf_count(path) : 1)) return 0;
+    return fault_set(fault, ERR_INVALID, "split.no",
+                     "%.200s is file %lld of %lld: name the first, ..." SPLIT_FIRST "%05lld.gguf",
+                     path, (long long)number + 1, (long long)total, (long long)total);
+}
+
+static int open_gguf_rest(const char *path, struct weights *w, size_t count, struct fault *fault) {
+    int64_t promised = -1;
+    size_t found = 0;
+    for (size_t i = 1; i < count; i++) {
+        char next[PATH_MAX];
+        int64_t number = -1;
+        if (!weights_gguf_path(path, i, next, sizeof next))
+            return fault_set(fault, ERR_LIMIT, "model", "the path is too long");
+        struct shard *shard = &w->shards[w->shard_count++];
+        int rc = open_gguf_shard(next, shard, fault);
+        if (!rc) rc = gguf_int(&shard->gguf, "split.no", 0, UINT16_MAX, &number, fault);
+        if (rc) return rc;
+        if (number != (int64_t)i)
+            return fault_set(fault, ERR_MALFORMED, "split.no", "%.200s is not file %zu of %zu",
+                             next, i + 1, count);
+    }
+    int rc = gguf_int(&w->shards[0].gguf, "split.tensors.count", 0, INT32_MAX, &promised, fault);
+    for (size_t i = 0; i < w->shard_count; i++) found += w->shards[i].table.count;
+    if (rc || promised < 0 || (size_t)promised == found) return rc;
+    return fault_set(fault, ERR_MALFORMED, "split.tensors.count", "%lld, but the files have %zu",
+                     (long long)promised, found);
+}
+
+static int open_gguf(const char *path, struct weights **out, struct fault *fault) {
+    struct shard first = {0};
+    size_t count = 1;
+    *out = NULL;
+    int rc = open_gguf_shard(path, &first, fault);
+    if (!rc) rc = count_gguf_shards(path, &first.gguf, &count, fault);
+    struct weights *w = new_weights(count); /* takes the first shard also when it is at fault */
+    if (!w) {
+        close_shard(&first);
+        return no_memory(fault);
+    }
+    w->is_gguf = true;
+    w->shards[w->shard_count++] = first;
+    if (!rc) rc = open_gguf_rest(path, w, count, fault);
+    if (!rc) rc = build_table(w, fault);
+    if (rc)
+        weights_close(w);
+    else
+        *out = w;
+    return rc;
+}
+
+int weights_open(const char *path, struct weights **out, struct fault *fault) {
+    return gguf_is_path(path) ? open_gguf(path, out, fault) : open_dir(path, out, fault);
 }
 
 /* ---- Elements ------------------------------------------------------------------------------ */

@@ -1,5 +1,5 @@
-/* Model files: safetensors (one file or a sharded index) memory-mapped and checked.
- * safetensors_parse is a pure function over (data, size); weights_open maps a directory. */
+/* Model files: safetensors (one file or a sharded index) or GGUF (one file or split), memory-mapped
+ * and checked, as one table of tensors. safetensors_parse is a pure function over (data, size). */
 #ifndef KEEPD_MODEL_WEIGHTS_H
 #define KEEPD_MODEL_WEIGHTS_H
 
@@ -8,18 +8,30 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "base/gguf.h"
 #include "kernels/kern.h"
 
 #define TENSOR_DIMS_MAX 4
 
-enum tensor_dtype { TENSOR_F32, TENSOR_F16, TENSOR_BF16, TENSOR_E4M3, TENSOR_I32, TENSOR_OTHER };
+/* BLOCKS: numbers in blocks with a common scale, of a kind that model/blocks.h reads. */
+enum tensor_dtype {
+    TENSOR_F32,
+    TENSOR_F16,
+    TENSOR_BF16,
+    TENSOR_E4M3,
+    TENSOR_BLOCKS,
+    TENSOR_I32,
+    TENSOR_OTHER
+};
 
 struct tensor {
     const char *name; /* NUL-terminated, owned by the file table */
+    const char *type; /* the name in the file's format, "BF16", "Q4_K"; static */
     enum tensor_dtype dtype;
+    uint32_t format; /* BLOCKS: enum gguf_format */
     int dims;
-    int64_t shape[TENSOR_DIMS_MAX];
-    const void *data; /* points into the mapping; aligned to nothing */
+    int64_t shape[TENSOR_DIMS_MAX]; /* the last varies fastest */
+    const void *data;               /* points into the mapping; aligned to nothing */
     size_t bytes;
 };
 
@@ -35,11 +47,21 @@ struct tensor_file {
 int safetensors_parse(const void *data, size_t size, struct tensor_file *out, struct fault *fault);
 void tensor_file_close(struct tensor_file *file);
 
+/* Files of a split GGUF model by the name of the first, "...-00001-of-00004.gguf"; 1 for others. */
+size_t weights_gguf_count(const char *first);
+/* The name of file `index`, from 0; false when it has no room. */
+bool weights_gguf_path(const char *first, size_t index, char *out, size_t size);
+
 struct weights; /* one or more mapped files */
-int weights_open_dir(const char *dir, struct weights **out, struct fault *fault);
+/* A directory, or a GGUF file by its name (gguf_is_path), of several the first. */
+int weights_open(const char *path, struct weights **out, struct fault *fault);
 int weights_open_file(const char *path, struct weights **out, struct fault *fault);
 void weights_close(struct weights *weights);
 const struct tensor *weights_find(const struct weights *weights, const char *name); /* or NULL */
+const struct tensor *weights_at(const struct weights *weights, size_t index);       /* by name */
+size_t weights_count(const struct weights *weights);
+/* The metadata of a GGUF file; NULL for safetensors. */
+const struct gguf *weights_gguf(const struct weights *weights);
 const char *weights_metadata_keepd(const struct weights *weights);
 size_t weights_bytes(const struct weights *weights);
 

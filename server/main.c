@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -238,7 +239,10 @@ static int refuse_start(const struct fault *fault) {
     return fault->code == ERR_IO ? EXIT_CONFIG : status; /* a file that cannot be read */
 }
 
-static int check_model_dir(const char *path, struct fault *fault) {
+/* A directory, or a file: what is in either is the engine's to say. */
+static int check_model(const char *path, struct fault *fault) {
+    struct stat info;
+    if (stat(path, &info) == 0 && S_ISREG(info.st_mode)) return 0;
     DIR *dir = opendir(path);
     if (!dir) return fault_set(fault, ERR_NOTFOUND, "model", "%.200s: %s", path, strerror(errno));
     closedir(dir);
@@ -322,7 +326,7 @@ static int run(struct config *config, int argc, char **argv) {
     /* Without a file nothing can have changed, and a closed terminal ends the daemon as usual. */
     if (config->config_file || config->api_key_file) options.reload = on_reload;
     options.arg = &reload;
-    if (check_model_dir(config->model, &fault) || server_open(&options, &callbacks.server, &fault))
+    if (check_model(config->model, &fault) || server_open(&options, &callbacks.server, &fault))
         status = refuse_start(&fault);
     else if (config->check_config)
         status = check(config, &callbacks);

@@ -94,7 +94,7 @@ static void add_model(struct file *f, const struct kind *kind) {
                                           "self_attn.q_norm", "self_attn.k_norm"};
     struct weights *w;
     char name[128];
-    cr_assert_eq(weights_open_dir(SOURCE, &w, NULL), 0);
+    cr_assert_eq(weights_open(SOURCE, &w, NULL), 0);
     add_plain(f, "model.embed_tokens.weight", weights_find(w, "model.embed_tokens.weight"));
     add_plain(f, "model.norm.weight", weights_find(w, "model.norm.weight"));
     for (int l = 0; l < LAYERS; l++) {

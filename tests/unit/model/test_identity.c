@@ -27,8 +27,9 @@ static void make_dir(void) {
 }
 
 static void remove_dir(void) {
-    static const char *const names[] = {"config.json", "a.safetensors", "model.safetensors",
-                                        "gates.safetensors", "notes.txt"};
+    static const char *const names[] = {
+        "config.json", "a.safetensors", "model.safetensors",     "gates.safetensors",
+        "notes.txt",   "a.gguf",        "b-00001-of-00002.gguf", "b-00002-of-00002.gguf"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) unlink(path_of(names[i]));
     cr_assert_eq(rmdir(dir), 0);
 }
@@ -81,4 +82,27 @@ Test(identity, a_model_without_a_config_has_none) {
     struct fault fault = {0};
     unlink(path_of("config.json"));
     cr_assert_eq(identity_model(dir, false, false, digest, &fault), ERR_IO);
+}
+
+/* The file itself, without its name; all files of a split model. */
+Test(identity, gguf_files_count_by_content) {
+    uint8_t one[SHA256_BYTES], other[SHA256_BYTES];
+    char path[128];
+    struct fault fault = {0};
+    write_file("a.gguf", "content");
+    snprintf(path, sizeof path, "%s", path_of("a.gguf"));
+    cr_assert_eq(identity_model(path, false, false, one, &fault), 0, "%s", fault.text);
+    write_file("a.gguf", "another");
+    cr_assert_eq(identity_model(path, false, false, other, &fault), 0);
+    cr_expect(memcmp(one, other, sizeof one) != 0);
+    write_file("b-00001-of-00002.gguf", "content");
+    snprintf(path, sizeof path, "%s", path_of("b-00001-of-00002.gguf"));
+    cr_expect_eq(identity_model(path, false, false, one, &fault), ERR_IO);
+    write_file("b-00002-of-00002.gguf", "more");
+    cr_assert_eq(identity_model(path, false, false, one, &fault), 0);
+    write_file("b-00002-of-00002.gguf", "less");
+    cr_assert_eq(identity_model(path, false, false, other, &fault), 0);
+    cr_expect(memcmp(one, other, sizeof one) != 0);
+    cr_assert_eq(identity_gates(path, NULL, one, &fault), 0);
+    cr_expect_eq(one[0] | one[31], 0);
 }

@@ -260,7 +260,7 @@ Test(weights, opens_one_file) {
                   "{\"__metadata__\":{\"keepd\":\"k\"}," TENSOR("b", "F16", "2", 0, 4) "," TENSOR(
                       "a", "F32", "1", 4, 8) "}",
                   8);
-    cr_assert_eq(weights_open_dir(folder.path, &w, &fault), 0, "%s", fault.text);
+    cr_assert_eq(weights_open(folder.path, &w, &fault), 0, "%s", fault.text);
     cr_expect_eq(weights_bytes(w), 8);
     cr_expect_str_eq(weights_metadata_keepd(w), "k");
     cr_expect_eq(*(const unsigned char *)weights_find(w, "a")->data, 4);
@@ -287,7 +287,7 @@ Test(weights, opens_shards) {
                 "{\"metadata\":{\"total_size\":99},\"weight_map\":{\"a\":\"two.safetensors\","
                 "\"b\":\"one.safetensors\",\"c\":\"three.safetensors\","
                 "\"d\":\"one.safetensors\"}}");
-    cr_assert_eq(weights_open_dir(folder.path, &w, &fault), 0, "%s: %s", fault.field, fault.text);
+    cr_assert_eq(weights_open(folder.path, &w, &fault), 0, "%s: %s", fault.field, fault.text);
     cr_expect_eq(weights_bytes(w), 20);
     cr_expect_null(weights_metadata_keepd(w));
     cr_expect_eq(weights_find(w, "a")->bytes, 8);
@@ -333,7 +333,7 @@ Test(weights, refuses_bad_indexes) {
         struct weights *w = (struct weights *)1;
         struct fault fault = {0};
         write_index(&folder, cases[i].index);
-        int rc = weights_open_dir(folder.path, &w, &fault);
+        int rc = weights_open(folder.path, &w, &fault);
         cr_expect_eq(rc, cases[i].code, "%s: %s %s", cases[i].index, err_name(rc), fault.text);
         if (cases[i].field) cr_expect_str_eq(fault.field, cases[i].field, "%s", cases[i].index);
         cr_expect_null(w);
@@ -345,7 +345,7 @@ Test(weights, names_what_is_missing) {
     struct folder folder = new_folder();
     struct weights *w;
     struct fault fault = {0};
-    cr_expect_eq(weights_open_dir(folder.path, &w, &fault), ERR_NOTFOUND);
+    cr_expect_eq(weights_open(folder.path, &w, &fault), ERR_NOTFOUND);
     cr_expect_str_eq(fault.field, "model.safetensors");
     cr_expect_null(w);
     cr_expect_eq(weights_open_file("/nowhere/at/all", &w, &fault), ERR_NOTFOUND);
@@ -366,7 +366,7 @@ Test(weights, survives_failing_memory_at_open) {
         struct weights *w;
         struct fault fault = {0};
         mem_fail_after(n);
-        rc = weights_open_dir(folder.path, &w, &fault);
+        rc = weights_open(folder.path, &w, &fault);
         mem_fail_after(-1);
         cr_assert(rc == 0 || rc == ERR_NOMEM, "allocation %ld: %s", n, err_name(rc));
         cr_expect_eq(fault.code, rc);
@@ -429,7 +429,7 @@ Test(weights, opens_real_directories) {
         struct weights *w;
         struct fault fault = {0};
         snprintf(path, sizeof path, "%s/tiny-models/%s/hf", folder, models[i].name);
-        cr_assert_eq(weights_open_dir(path, &w, &fault), 0, "%s: %s", path, fault.text);
+        cr_assert_eq(weights_open(path, &w, &fault), 0, "%s: %s", path, fault.text);
         const struct tensor *tensor = weights_find(w, models[i].tensor);
         cr_assert_not_null(tensor, "%s", models[i].tensor);
         cr_expect_eq(tensor->dtype, models[i].dtype);

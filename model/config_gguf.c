@@ -1,0 +1,367 @@
+#include "model/config_gguf.h"
+
+#include <cjson/cJSON.h>
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/gguf.h"
+#include "base/json.h"
+#include "base/mem.h"
+#include "model/internal.h"
+#include "model/tensors.h"
+
+#define ARCHITECTURE_MAX 32
+#define TEXT_MAX         64
+#define FACTORS_MAX      512 /* half of the largest head */
+
+/* Architectures by the name that files and config.json (model_type) have for them. */
+static const struct architecture {
+    const char *name;
+    bool permuted; /* converters put the two numbers that a rotation turns side by side */
+} architectures[] = {{"llama", true}, {"qwen2", false}, {"qwen3", false}};
+
+static const struct architecture *find_architecture(const char *name) {
+    for (size_t i = 0; i < sizeof architectures / sizeof architectures[0]; i++)
+        if (!strcmp(architectures[i].name, name)) return &architectures[i];
+    return NULL;
+}
+
+/* How a value is read. */
+enum kind {
+    KIND_INT,
+    KIND_NUM,
+    KIND_MORE /* a count that means something where it is above 0 */
+};
+
+struct row {
+    const char *gguf; /* the key after the architecture; beginning with a letter: the whole key */
+    const char *json;
+    enum kind kind;
+};
+
+static const struct row config_rows[] = {
+    {".block_count", "num_hidden_layers", KIND_INT},
+    {".context_length", "max_position_embeddings", KIND_INT},
+    {".embedding_length", "hidden_size", KIND_INT},
+    {".feed_forward_length", "intermediate_size", KIND_INT},
+    {".attention.head_count", "num_attention_heads", KIND_INT},
+    {".attention.head_count_kv", "num_key_value_heads", KIND_INT},
+    {".attention.layer_norm_rms_epsilon", "rms_norm_eps", KIND_NUM},
+    {".attention.sliding_window", "sliding_window", KIND_MORE},
+    {".attn_logit_softcapping", "attn_logit_softcapping", KIND_NUM},
+    {".final_logit_softcapping", "final_logit_softcapping", KIND_NUM},
+    {".logit_scale", "logit_scale", KIND_NUM},
+    {".embedding_scale", "embedding_multiplier", KIND_NUM},
+    {".residual_scale", "residual_multiplier", KIND_NUM},
+    {".expert_count", "num_local_experts", KIND_MORE},
+    {".rope.freq_base", "rope_theta", KIND_NUM},
+    {"tokenizer.ggml.bos_token_id", "bos_token_id", KIND_INT},
+};
+
+static const struct row generation_rows[] = {
+    {"general.sampling.temp", "temperature", KIND_NUM},
+    {"general.sampling.top_p", "top_p", KIND_NUM},
+    {"general.sampling.min_p", "min_p", KIND_NUM},
+    {"general.sampling.top_k", "top_k", KIND_INT},
+    {"general.sampling.penalty_repeat", "repetition_penalty", KIND_NUM},
+};
+
+static const struct row yarn_rows[] = {
+    {".rope.scaling.original_context_length", "original_max_position_embeddings", KIND_INT},
+    {".rope.scaling.yarn_beta_fast", "beta_fast", KIND_NUM},
+    {".rope.scaling.yarn_beta_slow", "beta_slow", KIND_NUM},
+};
+
+/* Names of faults that no row has. */
+static const struct row other_names[] = {
+    {"general.architecture", "model_type", KIND_INT},
+    {".rope.scaling.type", "rope_scaling.rope_type", KIND_INT},
+    {".rope.scaling.factor", "rope_scaling.factor", KIND_NUM},
+    {".rope.dimension_count", "partial_rotary_factor", KIND_NUM},
+    {".attention.key_length", "head_dim", KIND_INT},
+    {"tokenizer.ggml.eos_token_id", "eos_token_id", KIND_INT},
+};
+
+struct translation {
+    const struct weights *weights;
+    const struct gguf *gguf;
+    char architecture[ARCHITECTURE_MAX];
+    cJSON *config, *generation;
+    struct fault *fault;
+};
+
+static const char *key_of(const struct translation *t, const char *name, char out[TEXT_MAX * 2]) {
+    snprintf(out, TEXT_MAX * 2, "%s%s", name[0] == '.' ? t->architecture : "", name);
+    return out;
+}
+
+static int no_memory(const struct translation *t) {
+    return fault_set(t->fault, ERR_NOMEM, NULL, "not enough memory for the configuration");
+}
+
+static int set_num(const struct translation *t, cJSON *object, const char *name, double value) {
+    return cJSON_AddNumberToObject(object, name, value) ? 0 : no_memory(t);
+}
+
+static bool has_key(const struct translation *t, const char *name) {
+    char key[TEXT_MAX * 2];
+    return gguf_find(t->gguf, key_of(t, name, key)) != NULL;
+}
+
+static int get_int(const struct translation *t, const char *name, int64_t *value) {
+    char key[TEXT_MAX * 2];
+    return gguf_int(t->gguf, key_of(t, name, key), INT32_MIN, INT32_MAX, value, t->fault);
+}
+
+static int get_num(const struct translation *t, const char *name, double *value) {
+    char key[TEXT_MAX * 2];
+    return gguf_num(t->gguf, key_of(t, name, key), -DBL_MAX, DBL_MAX, value, t->fault);
+}
+
+/* NUL-terminated; "" where it is absent. */
+static int get_text(const struct translation *t, const char *name, char out[TEXT_MAX]) {
+    char key[TEXT_MAX * 2];
+    struct gguf_string text = {.data = ""};
+    int err = gguf_str(t->gguf, key_of(t, name, key), &text, t->fault);
+    if (!err && (text.size >= TEXT_MAX || memchr(text.data, '\0', text.size)))
+        err = fault_set(t->fault, ERR_INVALID, key, "expected a short string");
+    snprintf(out, TEXT_MAX, "%.*s", err ? 0 : (int)text.size, text.data);
+    return err;
+}
+
+static int copy_rows(const struct translation *t, const struct row *rows, size_t count,
+                     cJSON *object) {
+    int err = 0;
+    for (size_t i = 0; i < count && !err; i++) {
+        int64_t whole = 0;
+        double number = 0;
+        if (!has_key(t, rows[i].gguf)) continue;
+        bool num = rows[i].kind == KIND_NUM;
+        err = num ? get_num(t, rows[i].gguf, &number) : get_int(t, rows[i].gguf, &whole);
+        if (!num) number = (double)whole;
+        if (!err && (rows[i].kind != KIND_MORE || whole > 0))
+            err = set_num(t, object, rows[i].json, number);
+    }
+    return err;
+}
+
+#define COPY_ROWS(t, rows, object) copy_rows(t, rows, sizeof(rows) / sizeof(rows)[0], object)
+
+/* ---- Tensors ------------------------------------------------------------------------------- */
+
+static const struct tensor *find_role(const struct translation *t, enum role role) {
+    char name[TENSOR_NAME_MAX];
+    tensor_name(name, NAMING_GGUF, role, 0);
+    return weights_find(t->weights, name);
+}
+
+static int read_tensors(const struct translation *t) {
+    const struct tensor *embed = find_role(t, ROLE_EMBED);
+    bool tied = !find_role(t, ROLE_HEAD), bias = find_role(t, ROLE_Q_BIAS) != NULL;
+    if (!embed || embed->dims != 2 || embed->shape[0] > INT32_MAX)
+        return fault_set(t->fault, ERR_NOTFOUND, "token_embd.weight",
+                         "tensor is missing, or no matrix");
+    int err = set_num(t, t->config, "vocab_size", (double)embed->shape[0]);
+    if (!err && !cJSON_AddBoolToObject(t->config, "tie_word_embeddings", tied)) err = no_memory(t);
+    if (!err && !cJSON_AddBoolToObject(t->config, "attention_bias", bias)) err = no_memory(t);
+    return err;
+}
+
+/* ---- Heads and the rotation ---------------------------------------------------------------- */
+
+/* The size of a head is always said: families have their own when config.json says none. */
+static int read_head(const struct translation *t) {
+    int64_t width = 0, heads = 0, key = 0, value = 0, rotated = 0;
+    int err = get_int(t, ".embedding_length", &width);
+    if (!err) err = get_int(t, ".attention.head_count", &heads);
+    if (err || width < 1 || heads < 1 || width % heads) return err; /* refused by the reader */
+    key = value = width / heads;
+    err = get_int(t, ".attention.key_length", &key);
+    if (!err) err = get_int(t, ".attention.value_length", &value);
+    if (err) return err;
+    if (key != value)
+        return fault_set(t->fault, ERR_UNSUPPORTED, "attention.value_length",
+                         "values of %lld beside keys of %lld are not supported", (long long)value,
+                         (long long)key);
+    rotated = key;
+    err = get_int(t, ".rope.dimension_count", &rotated);
+    if (!err) err = set_num(t, t->config, "head_dim", (double)key);
+    if (!err && rotated != key && key > 0)
+        err = set_num(t, t->config, "partial_rotary_factor", (double)rotated / (double)key);
+    return err;
+}
+
+static int add_factors(const struct translation *t, cJSON *scaling, const char *tensor_name_,
+                       const char *json) {
+    const struct tensor *tensor = weights_find(t->weights, tensor_name_);
+    float factors[FACTORS_MAX];
+    double wide[FACTORS_MAX];
+    if (!tensor) return 0;
+    size_t count =
+        tensor->dims == 1 && tensor->shape[0] <= FACTORS_MAX ? (size_t)tensor->shape[0] : 0;
+    if (!count || !tensor_read_floats(tensor, 0, count, factors))
+        return fault_set(t->fault, ERR_UNSUPPORTED, tensor_name_,
+                         "expected 1 to %d numbers, F32, F16 or BF16", FACTORS_MAX);
+    for (size_t i = 0; i < count; i++) {
+        wide[i] = (double)factors[i];
+        if (!isfinite(wide[i]) || wide[i] <= 0)
+            return fault_set(t->fault, ERR_INVALID, tensor_name_, "element %zu is no factor", i);
+    }
+    cJSON *list = cJSON_CreateDoubleArray(wide, (int)count);
+    return list && cJSON_AddItemToObject(scaling, json, list) ? 0 : no_memory(t);
+}
+
+static int read_yarn(const struct translation *t, cJSON *scaling, double factor) {
+    double attention = 1;
+    int err = COPY_ROWS(t, yarn_rows, scaling);
+    if (!err) err = get_num(t, ".rope.scaling.attn_factor", &attention);
+    if (!err && has_key(t, ".rope.scaling.yarn_attn_factor"))
+        err = get_num(t, ".rope.scaling.yarn_attn_factor", &attention);
+    if (err || attention == 1) return err;
+    /* In the file the factor multiplies what yarn has by itself. */
+    return set_num(t, scaling, "attention_factor", attention * (0.1 * log(factor) + 1));
+}
+
+static int read_rope(const struct translation *t) {
+    char kind[TEXT_MAX];
+    double factor = 1;
+    int err = get_text(t, ".rope.scaling.type", kind);
+    if (!err) err = get_num(t, ".rope.scaling.factor", &factor);
+    if (!err && !kind[0] && has_key(t, ".rope.scale_linear")) {
+        snprintf(kind, sizeof kind, "linear");
+        err = get_num(t, ".rope.scale_linear", &factor);
+    }
+    if (err) return err;
+    bool plain = !kind[0] || !strcmp(kind, "none");
+    bool factors = weights_find(t->weights, "rope_freqs.weight") != NULL;
+    if (plain && !factors) return 0;
+    if (factors && !plain)
+        return fault_set(t->fault, ERR_UNSUPPORTED, "rope_freqs.weight",
+                         "together with rope.scaling.type \"%.32s\" is not supported", kind);
+    cJSON *scaling = cJSON_AddObjectToObject(t->config, "rope_scaling");
+    if (!scaling || !cJSON_AddStringToObject(scaling, "rope_type", factors ? "factors" : kind))
+        return no_memory(t);
+    if (!factors) err = set_num(t, scaling, "factor", factor);
+    if (!err) err = add_factors(t, scaling, "rope_freqs.weight", "factors");
+    if (!err) err = add_factors(t, scaling, "rope_factors_short.weight", "short_factor");
+    if (!err) err = add_factors(t, scaling, "rope_factors_long.weight", "long_factor");
+    if (!err && !strcmp(kind, "yarn")) err = read_yarn(t, scaling, factor);
+    return err;
+}
+
+/* ---- Tokens -------------------------------------------------------------------------------- */
+
+enum { TOKEN_CONTROL = 3 };
+
+/* Files name one end; a chat ends with others, too. */
+static bool ends_a_turn(const struct gguf_string *token) {
+    static const char *const names[] = {
+        "<|im_end|>",      "<|endoftext|>", "<|eot_id|>",    "<|eom_id|>",
+        "<|end_of_text|>", "<|end|>",       "<end_of_turn>", "<EOT>",
+        "<|EOT|>",         "<|return|>",    "<|call|>",      "<|end_of_turn|>",
+    };
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (token->size == strlen(names[i]) && !memcmp(token->data, names[i], token->size))
+            return true;
+    return false;
+}
+
+static bool add_id(cJSON *list, int64_t id) {
+    cJSON *number = cJSON_CreateNumber((double)id);
+    return number && cJSON_AddItemToArray(list, number);
+}
+
+static int add_named_ends(const struct translation *t, cJSON *list) {
+    const struct gguf_value *tokens, *types;
+    const char *at = NULL;
+    struct gguf_string token;
+    int err = gguf_array(t->gguf, "tokenizer.ggml.tokens", GGUF_STRING, &tokens, t->fault);
+    if (!err) err = gguf_array(t->gguf, "tokenizer.ggml.token_type", GGUF_I32, &types, t->fault);
+    if (err || !tokens || !types || types->count != tokens->count) return err;
+    for (size_t i = 0; gguf_next(tokens, &at, &token); i++)
+        if (gguf_element_int(types, i) == TOKEN_CONTROL && ends_a_turn(&token) &&
+            !add_id(list, (int64_t)i))
+            return no_memory(t);
+    return 0;
+}
+
+static int read_ends(const struct translation *t) {
+    static const char *const keys[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
+                                       "tokenizer.ggml.eom_token_id"};
+    cJSON *list = cJSON_AddArrayToObject(t->config, "eos_token_id");
+    if (!list) return no_memory(t);
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        int64_t id = 0;
+        if (!has_key(t, keys[i])) continue;
+        int err = get_int(t, keys[i], &id);
+        if (err) return err;
+        if (!add_id(list, id)) return no_memory(t);
+    }
+    return add_named_ends(t, list);
+}
+
+/* ---- The whole ----------------------------------------------------------------------------- */
+
+static int translate(struct translation *t) {
+    char architecture[TEXT_MAX];
+    int err = get_text(t, "general.architecture", architecture);
+    if (err) return err;
+    if (!architecture[0])
+        return fault_set(t->fault, ERR_INVALID, "general.architecture",
+                         "missing: which model is this?");
+    snprintf(t->architecture, sizeof t->architecture, "%.*s", ARCHITECTURE_MAX - 1, architecture);
+    if (!find_architecture(architecture))
+        return fault_set(t->fault, ERR_UNSUPPORTED, "general.architecture",
+                         "%.32s is not supported in GGUF files: llama, qwen2, qwen3", architecture);
+    if (!cJSON_AddStringToObject(t->config, "model_type", architecture)) return no_memory(t);
+    err = COPY_ROWS(t, config_rows, t->config);
+    if (!err) err = COPY_ROWS(t, generation_rows, t->generation);
+    if (!err && has_key(t, ".attention.sliding_window") &&
+        !cJSON_AddBoolToObject(t->config, "use_sliding_window",
+                               json_get(t->config, "sliding_window") != NULL))
+        err = no_memory(t);
+    if (!err) err = read_tensors(t);
+    if (!err) err = read_head(t);
+    if (!err) err = read_rope(t);
+    if (!err) err = read_ends(t);
+    return err;
+}
+
+static bool rename_in(const struct translation *t, const struct row *rows, size_t count) {
+    struct fault *fault = t->fault;
+    for (size_t i = 0; i < count; i++) {
+        char key[TEXT_MAX * 2];
+        if (strcmp(fault->field, rows[i].json) != 0) continue;
+        snprintf(fault->field, sizeof fault->field, "%s", key_of(t, rows[i].gguf, key));
+        return true;
+    }
+    return false;
+}
+
+/* A field of config.json as the key that it came from. */
+static void rename_field(const struct translation *t) {
+    if (!t->fault) return;
+    (void)(rename_in(t, config_rows, sizeof config_rows / sizeof config_rows[0]) ||
+           rename_in(t, other_names, sizeof other_names / sizeof other_names[0]));
+}
+
+int model_config_from_gguf(const struct weights *weights, int context, struct model_config *out,
+                           struct fault *fault) {
+    struct translation t = {.weights = weights,
+                            .gguf = weights_gguf(weights),
+                            .config = cJSON_CreateObject(),
+                            .generation = cJSON_CreateObject(),
+                            .fault = fault};
+    *out = (struct model_config){0};
+    int err = t.config && t.generation ? translate(&t) : no_memory(&t);
+    if (!err) {
+        err = model_config_read(t.config, t.generation, context, out, fault);
+        if (err) rename_field(&t);
+    }
+    if (!err) out->permuted_qk = find_architecture(t.architecture)->permuted;
+    cJSON_Delete(t.config);
+    cJSON_Delete(t.generation);
+    return err;
+}

@@ -1,0 +1,104 @@
+#include "model/rows.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+#include "model/blocks.h"
+
+#define LOOKED_AT  ((int64_t)4096) /* together, before one of them is looked for */
+#define ROWS_TAKEN 16              /* a worker reads so many at a time */
+
+struct reading {
+    const struct rows *rows;
+    block_reader *blocks; /* NULL: numbers lie one by one */
+    size_t from_bytes;    /* one row in the file */
+    int64_t cols;
+    char *to;            /* NULL: they stay in the file */
+    size_t size;         /* one number there */
+    _Atomic int64_t bad; /* the first element that is no finite number; INT64_MAX: none */
+    struct cpu_share share;
+};
+
+int64_t rows_source(const struct rows *rows, int64_t row) {
+    return rows->order ? row - row % rows->head + rows->order[row % rows->head] : row;
+}
+
+static size_t row_bytes(const struct tensor *tensor) {
+    return tensor->shape[0] > 0 ? tensor->bytes / (size_t)tensor->shape[0] : 0;
+}
+
+const void *rows_at(const struct rows *rows) {
+    return (const char *)rows->tensor->data + (size_t)rows->first * row_bytes(rows->tensor);
+}
+
+/* The first number with an exponent of all ones, or `count`. */
+static int64_t find_special(const char *from, int64_t count, enum tensor_dtype dtype) {
+    const uint32_t ones = dtype == TENSOR_F16 ? 0x7c00 : dtype == TENSOR_BF16 ? 0x7f80 : 0x7f800000;
+    const size_t size = dtype == TENSOR_F16 || dtype == TENSOR_BF16 ? 2 : 4;
+    for (int64_t at = 0, end; at < count; at = end) {
+        unsigned any = 0;
+        end = count - at < LOOKED_AT ? count : at + LOOKED_AT;
+        for (int64_t i = at; i < end && size == 2; i++) {
+            uint16_t bits;
+            memcpy(&bits, from + 2 * i, sizeof bits);
+            any |= (bits & ones) == ones;
+        }
+        for (int64_t i = at; i < end && size == 4; i++) {
+            uint32_t bits;
+            memcpy(&bits, from + 4 * i, sizeof bits);
+            any |= (bits & ones) == ones;
+        }
+        for (int64_t i = at; any && i < end; i++) {
+            uint32_t bits = 0;
+            memcpy(&bits, from + (size_t)i * size, size);
+            if ((bits & ones) == ones) return i;
+        }
+    }
+    return count;
+}
+
+static void read_row(struct reading *job, int64_t row) {
+    const struct tensor *tensor = job->rows->tensor;
+    const int64_t source = rows_source(job->rows, row);
+    const char *from = (const char *)rows_at(job->rows) + (size_t)source * job->from_bytes;
+    char *to = job->to ? job->to + (size_t)(row * job->cols) * job->size : NULL;
+    if (job->blocks) {
+        size_t bytes;
+        int block = gguf_format_block(tensor->format, &bytes);
+        job->blocks((const uint8_t *)from, (size_t)(job->cols / block), (float *)(void *)to);
+    } else if (to) {
+        memcpy(to, from, job->from_bytes);
+    }
+    int64_t bad = find_special(to ? to : from, job->cols, tensor->dtype);
+    if (bad == job->cols) return;
+    bad += (job->rows->first + source) * job->cols;
+    int64_t before = atomic_load(&job->bad);
+    while (bad < before && !atomic_compare_exchange_weak(&job->bad, &before, bad)) continue;
+}
+
+static void read_some(void *arg, int worker) {
+    (void)worker;
+    struct reading *job = arg;
+    int64_t end;
+    for (int64_t row; (row = cpu_share_take(&job->share, ROWS_TAKEN, &end)) >= 0;)
+        for (; row < end; row++) read_row(job, row);
+}
+
+bool rows_need_room(const struct rows *rows) {
+    return rows->order || rows->tensor->dtype == TENSOR_BLOCKS;
+}
+
+int64_t rows_read(const struct rows *rows, char *to, struct cpu_pool *team) {
+    const struct tensor *tensor = rows->tensor;
+    if (rows->count == 0) return -1;
+    struct reading job = {.rows = rows,
+                          .from_bytes = row_bytes(tensor),
+                          .cols = tensor->shape[1],
+                          .to = to,
+                          .bad = INT64_MAX};
+    if (tensor->dtype == TENSOR_BLOCKS) job.blocks = block_reader_of(tensor->format);
+    job.size = job.blocks ? sizeof(float) : job.from_bytes / (size_t)job.cols;
+    cpu_share_set(&job.share, rows->count);
+    cpu_pool_run(team, read_some, &job);
+    return job.bad == INT64_MAX ? -1 : job.bad;
+}

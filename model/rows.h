@@ -1,0 +1,28 @@
+/* Rows of a matrix in a file as a backend takes them: numbers of blocks as float32, the rows of
+ * heads in order; and whether all are finite numbers. Pure. */
+#ifndef KEEPD_MODEL_ROWS_H
+#define KEEPD_MODEL_ROWS_H
+
+#include "kernels/cpu/pool.h"
+#include "model/weights.h"
+
+/* Rows [first, first + count) of a matrix of F32, F16, BF16 or BLOCKS. */
+struct rows {
+    const struct tensor *tensor;
+    int64_t first, count;
+    const int *order; /* [head] within each `head` rows, the file's row of each; NULL: the same */
+    int head;
+};
+
+int64_t rows_source(const struct rows *rows, int64_t row); /* the file's, counted from `first` */
+const void *rows_at(const struct rows *rows);              /* the first in the file */
+
+/* Do they need room in memory? Otherwise they are taken from the file as they are. */
+bool rows_need_room(const struct rows *rows);
+
+/* Reads the rows, shared out to `team`. `to`: room for their numbers, of blocks as float32,
+ * otherwise of their own type; NULL where none is needed. Returns -1, or the first element of the
+ * tensor that is no finite number. */
+int64_t rows_read(const struct rows *rows, char *to, struct cpu_pool *team);
+
+#endif
