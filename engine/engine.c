@@ -462,6 +462,13 @@ static int open_parts(struct engine *e, struct sched_options *so, struct fault *
     return 0;
 }
 
+/* One row for each job that can be here at once, so that no two clients share one; beyond that a
+ * table is searched for too long. */
+static int clients_max(const struct engine_options *options) {
+    int64_t jobs = (int64_t)options->max_queue + options->max_num_seqs;
+    return jobs < 4096 ? (int)jobs : 4096;
+}
+
 int engine_open(const struct engine_options *options, struct engine **out, struct fault *fault) {
     *out = NULL;
     int code = check_options(options, fault);
@@ -472,7 +479,9 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
     struct sched_options so = {.sequences_max = options->max_num_seqs,
                                .conversations_max = options->max_conversations,
                                .rows_max = options->max_num_batched_tokens,
-                               .logits_max = logits_max};
+                               .logits_max = logits_max,
+                               .row_entries = KV_ROW_ENTRIES,
+                               .clients_max = clients_max(options)};
     code = open_parts(e, &so, fault);
     if (code != 0 || options->check_only) {
         engine_close(e);

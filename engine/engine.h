@@ -211,9 +211,11 @@ struct engine_request {
     const int32_t *stop_ids;
     int32_t stop_id_count;
     struct engine_kv kv;
-    uint8_t space[16]; /* conversations are found only within one space (key, salt, model name) */
-    uint64_t hint;     /* of a client's session name, 0 = none: of conversations that serve equally
-                          well the one with the same hint is continued; never a key */
+    uint8_t space[16];  /* conversations are found only within one space (key, salt, model name) */
+    uint64_t hint;      /* of a client's session name, 0 = none: of conversations that serve equally
+                           well the one with the same hint is continued; never a key */
+    uint8_t client[16]; /* who asks, for fair shares; changes when the request runs, never its
+                           answer */
 };
 
 /* Why a choice ended; the name is the label of metrics. One list makes enum and names. */
@@ -301,6 +303,11 @@ struct engine_job {
     /* the engine's */
     struct engine_job *next;
     int choices_left; /* not ended yet */
+    int stage;        /* enum sched_stage: who has the job, checked where it changes hands */
+    int client;       /* its client's row, see engine/queue.h */
+    uint64_t arrival; /* its number among the jobs of its replica */
+    uint64_t round;   /* of admission, in which it was tried last */
+    int64_t pages;    /* that each choice needs from a fresh start; 0 = unknown */
 };
 
 /* Places in the bounded queues, one for each job of a request, taken before any work is done for

@@ -118,7 +118,7 @@ static void publish(struct replica *r) {
     copy_conversations(r);
     r->snapshot = (struct engine_snapshot){
         .running = s->running,
-        .waiting = s->waiting,
+        .waiting = s->queue.waiting,
         .conversations = s->conversations.count,
         .pages_total = s->options.pages_total,
         .pages_used = stats.rank_pages_used,
@@ -189,6 +189,7 @@ static void wait_for_work(struct replica *r) {
     while (!atomic_load(&r->common->stopping)) {
         take_submits(r); /* under the lock: a submit after this look finds us waiting and signals */
         if (sched_idle(&r->sched) != idle || !ring_empty(&r->deletes) || r->store_done) break;
+        if (!idle && !sched_stalled(&r->sched)) break; /* somebody came who may pass the head */
         if (clock_ns() >= next || (atomic_load(&r->common->draining) && !r->drain_seen)) break;
         sleep_until(r, next);
     }

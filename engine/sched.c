@@ -35,6 +35,7 @@ void sched_open(struct sched *sched, const struct sched_options *options) {
     sched->order = mem_must_alloc(sequences, sizeof *sched->order);
     sched->spans = mem_must_alloc(sequences, sizeof *sched->spans);
     sched->span_sequences = mem_must_alloc(sequences, sizeof *sched->span_sequences);
+    sched->sorted = mem_must_alloc(sequences, sizeof *sched->sorted);
     sched->due = mem_must_alloc(sequences, sizeof *sched->due);
     sched->rows = mem_must_alloc((size_t)options->rows_max, sizeof *sched->rows);
     sched->want = mem_must_alloc(logits, sizeof *sched->want);
@@ -47,6 +48,7 @@ void sched_open(struct sched *sched, const struct sched_options *options) {
     /* Of those that go, one after the other is written first, in parts; until then there may be
      * more of them than conversations_max, up to one for every slot. */
     bool more = options->store != NULL && options->conversations_max > 0;
+    queue_open(&sched->queue, options->clients_max);
     conversation_table_open(&sched->conversations, more ? slots : options->conversations_max);
     hist_open(&sched->counters.eviction_seconds, eviction_bounds, COUNT_OF(eviction_bounds));
     hist_open(&sched->counters.iteration_tokens, iteration_bounds, COUNT_OF(iteration_bounds));
@@ -61,7 +63,10 @@ static void end_choice(struct sched *sched, struct engine_job *job, struct engin
     else
         sched->ended_first = choice;
     sched->ended_last = choice;
+    CHECK(job->choices_left > 0 && (job->stage == SCHED_QUEUED || job->stage == SCHED_RUNNING));
     if (--job->choices_left > 0) return;
+    job->stage = SCHED_ENDED;
+    queue_end(&sched->queue, job);
     job->finished_ns = clock_ns();
     job->next = NULL;
     if (sched->finished_last != NULL)
@@ -71,8 +76,8 @@ static void end_choice(struct sched *sched, struct engine_job *job, struct engin
     sched->finished_last = job;
 }
 
-/* A job that never ran. */
-static void finish_job(struct sched *sched, struct engine_job *job, enum engine_finish finish) {
+void sched_finish_job(struct sched *sched, struct engine_job *job, enum engine_finish finish) {
+    CHECK(job->stage == SCHED_QUEUED);
     for (int i = 0; i < job->choice_count; i++) end_choice(sched, job, &job->choice[i], finish);
 }
 
@@ -89,33 +94,13 @@ void sched_publish_finished(struct sched *sched) {
     }
     for (; job != NULL; job = next) {
         next = job->next;
+        CHECK(job->stage == SCHED_ENDED);
+        job->stage = SCHED_SUBMITTER;
         if (sched->pending_jobs != NULL) atomic_fetch_sub(sched->pending_jobs, 1);
         if (sched->pending_tokens != NULL)
             atomic_fetch_sub(sched->pending_tokens, sched_job_tokens(job));
         atomic_store_explicit(&job->finished, 1, memory_order_release);
     }
-}
-
-static void give_place_back(struct sched *sched) {
-    if (sched->queue_places != NULL) atomic_fetch_sub(sched->queue_places, 1);
-}
-
-/* Another job is the first to wait, or none. */
-static void new_head(struct sched *sched) {
-    sched->head_waits = false;
-    sched->head_lost = ENGINE_MISS_NEW;
-    sched->search.made = sched->needs_store = false;
-    sched_end_waiting(sched);
-}
-
-static struct engine_job *pop_waiting(struct sched *sched) {
-    struct engine_job *job = sched->waiting_first;
-    sched->waiting_first = job->next;
-    if (sched->waiting_first == NULL) sched->waiting_last = NULL;
-    sched->waiting--;
-    new_head(sched);
-    give_place_back(sched);
-    return job;
 }
 
 int32_t sched_take_slot(struct sched *sched) {
@@ -126,7 +111,7 @@ int32_t sched_take_slot(struct sched *sched) {
 void sched_release_slot(struct sched *sched, int32_t slot) {
     sched_ops(sched)->release(sched->options.kern, slot);
     sched->free_slots[sched->free_slot_count++] = slot;
-    sched->head_waits = false; /* there is room for somebody */
+    sched_changed(sched); /* there is room for somebody */
 }
 
 static void remove_sequence(struct sched *sched, struct sequence *seq) {
@@ -136,7 +121,8 @@ static void remove_sequence(struct sched *sched, struct sequence *seq) {
     memmove(&sched->order[at], &sched->order[at + 1],
             (size_t)(sched->running - at) * sizeof *sched->order);
     sched->pages_reserved -= seq->pages_reserved;
-    sched->head_waits = false; /* its pages and its place are free */
+    queue_client_of(&sched->queue, seq->job)->running--;
+    sched_changed(sched); /* its pages and its place are free */
     seq_close(seq);
 }
 
@@ -147,11 +133,13 @@ void sched_close(struct sched *sched) {
         if (sched->conversations.rows[i].id != 0)
             sched_release_slot(sched, sched->conversations.rows[i].slot);
     sched_save_close(sched);
+    queue_close(&sched->queue);
     conversation_table_close(&sched->conversations);
     mem_free(sched->sequences);
     mem_free(sched->order);
     mem_free(sched->spans);
     mem_free(sched->span_sequences);
+    mem_free(sched->sorted);
     mem_free(sched->due);
     mem_free(sched->rows);
     mem_free(sched->want);
@@ -162,11 +150,7 @@ void sched_close(struct sched *sched) {
 }
 
 bool sched_idle(const struct sched *sched) {
-    return sched->running == 0 && sched->waiting == 0;
-}
-
-bool sched_stalled(const struct sched *sched) {
-    return sched->running == 0 && sched->waiting > 0 && sched->head_waits;
+    return sched->running == 0 && sched->queue.waiting == 0;
 }
 
 uint64_t sched_progress(const struct sched *sched) {
@@ -174,296 +158,6 @@ uint64_t sched_progress(const struct sched *sched) {
     uint64_t pieces = sched->counters.copied;
     if (options->store != NULL) pieces += store_progress(options->store);
     return sched->needs_store ? pieces : pieces + sched->counters.steps;
-}
-
-void sched_submit(struct sched *sched, struct engine_job *job) {
-    job->next = NULL;
-    if (sched->waiting_last != NULL)
-        sched->waiting_last->next = job;
-    else
-        sched->waiting_first = job;
-    sched->waiting_last = job;
-    sched->waiting++;
-}
-
-/* ---- Parameters ------------------------------------------------------------------------------ */
-
-/* What one request may hold is capped in all its parts: a cap on the budget alone would be stepped
- * around with a huge buffer or chunk. */
-static int check_cap(const struct kv_params *kv, const struct sched_kv *rules,
-                     struct fault *fault) {
-    if (!kv->policy->bounded)
-        return fault_set(fault, ERR_LIMIT, "kv.policy",
-                         "this server caps the kv budget, so an unbounded policy is not allowed");
-    const struct {
-        const char *field;
-        int32_t value, most;
-    } parts[] = {{"kv.budget", kv->budget, rules->budget_max},
-                 {"kv.buffer", kv->buffer, rules->defaults.buffer},
-                 {"kv.chunk", kv->chunk, rules->defaults.chunk}};
-    for (int i = 0; i < COUNT_OF(parts); i++)
-        if (parts[i].value > parts[i].most)
-            return fault_set(fault, ERR_LIMIT, parts[i].field,
-                             "this server allows at most %d, not %d", parts[i].most,
-                             parts[i].value);
-    return 0;
-}
-
-static int unknown_policy(const char *name, struct fault *fault) {
-    char known[256] = "";
-    for (int i = 0; policy_at(i) != NULL; i++) {
-        size_t used = strlen(known);
-        snprintf(known + used, sizeof known - used, "%s%s", i > 0 ? ", " : "", policy_at(i)->name);
-    }
-    return fault_set(fault, ERR_INVALID, "kv.policy", "unknown policy '%.40s'; there are %s", name,
-                     known);
-}
-
-int sched_check_rule(const struct sched_kv *rules, const struct kv_params *kv,
-                     struct fault *fault) {
-    struct fault why = {0};
-    if (rules->unrotated && kv->rule.merge == KERN_MERGE_CLASSES)
-        return fault_set(fault, ERR_UNSUPPORTED, "kv.policy",
-                         "policy '%s' cannot run here: some layers of the model do not rotate keys",
-                         kv->policy->name);
-    if (rules->rule_check(&kv->rule, &why) == 0) return 0;
-    return fault_set(fault, ERR_UNSUPPORTED, "kv.policy", "policy '%s' cannot run here: %s",
-                     kv->policy->name, why.text);
-}
-
-int sched_resolve_kv(const struct engine_kv *wanted, const struct sched_kv *rules,
-                     struct kv_params *out, struct fault *fault) {
-    const struct kv_params *defaults = &rules->defaults;
-    *out = *defaults;
-    if (wanted->policy != NULL) {
-        const struct policy *policy = policy_find(wanted->policy);
-        if (policy == NULL) return unknown_policy(wanted->policy, fault);
-        /* another method: its own rule */
-        if (policy != defaults->policy) kv_params_set_policy(out, policy);
-    }
-    if ((out->policy->needs & POLICY_NEEDS_GATES) != 0 && !rules->has_gates)
-        return fault_set(fault, ERR_INVALID, "kv.policy",
-                         "policy '%s' needs retention gates and this model has none",
-                         out->policy->name);
-    if (wanted->budget != -1) out->budget = wanted->budget;
-    if (wanted->buffer != -1) out->buffer = wanted->buffer;
-    if (wanted->chunk != -1) out->chunk = wanted->chunk;
-    if (wanted->sinks != -1) out->rule.sinks = wanted->sinks;
-    if (wanted->recent != -1) out->rule.recent = wanted->recent;
-    for (int i = 0; i < wanted->option_count; i++) {
-        const struct engine_kv_option *option = &wanted->options[i];
-        int code = kv_params_choose(out, option->name, option->number, option->text, fault);
-        if (code != 0) return code;
-    }
-    /* Default protections give way to a smaller budget; what the request names does not. A budget
-     * that is no number of entries is the check's to refuse. */
-    kv_params_fit(out, (wanted->sinks != -1 ? POLICY_SINKS : 0) |
-                           (wanted->recent != -1 ? POLICY_RECENT : 0));
-    int code = kv_params_check(out, fault);
-    if (code == 0) code = sched_check_rule(rules, out, fault);
-    return code == 0 && rules->budget_max > 0 ? check_cap(out, rules, fault) : code;
-}
-
-static int32_t min32(int32_t a, int32_t b) {
-    return a < b ? a : b;
-}
-
-/* On every rank; from the first `cached` tokens of `row`, or from nothing. The last token of an
- * answer is sampled and never appended. */
-static int64_t pages_for(const struct sched_options *options, const struct kv_params *kv,
-                         const struct conversation *row, const struct engine_request *request,
-                         int32_t cached) {
-    int32_t appended = request->max_tokens > 0 ? request->max_tokens - 1 : 0;
-    int64_t prompt_new = request->prompt_count - cached;
-    struct reserve_turn turn = {.tokens = cached, .added = prompt_new + appended};
-    if (row != NULL) {
-        turn.held = min32(row->held, cached);
-        turn.fullest = min32(row->fullest, cached);
-        turn.drops = cached < row->token_count;
-    }
-    int64_t peak = reserve_peak(kv, turn.held, prompt_new, appended);
-    int64_t fullest = reserve_rank_peak(&options->shape, kv, &turn, peak);
-    return reserve_pages(&options->shape, kv, fullest) +
-           reserve_members(&options->shape, kv, turn.held, turn.tokens + turn.added);
-}
-
-int sched_check(const struct sched_options *options, const struct engine_request *request,
-                const struct kv_params *kv, struct fault *fault) {
-    int choices = seq_job_choices(request);
-    int64_t pages = pages_for(options, kv, NULL, request, 0);
-    if (pages <= options->pages_total / choices) return 0;
-    if (pages <= options->pages_total)
-        return fault_set(fault, ERR_LIMIT, "n",
-                         "each of %d choices may need %lld pages of cache and the pool has %lld; "
-                         "ask for fewer choices",
-                         choices, (long long)pages, (long long)options->pages_total);
-    return fault_set(fault, ERR_LIMIT, kv->policy->bounded ? "kv.budget" : "max_tokens",
-                     "this request may need %lld pages of cache and the pool has %lld; lower "
-                     "kv.budget or max_tokens, or use a bounded kv.policy",
-                     (long long)pages, (long long)options->pages_total);
-}
-
-/* ---- Admission ------------------------------------------------------------------------------- */
-
-enum admission { ADMITTED, WAIT, REFUSED /* with the reason in the job's fault */ };
-
-static enum admission refuse(struct engine_job *job, int code, const char *text) {
-    fault_set(&job->fault, code, NULL, "%s", text);
-    return REFUSED;
-}
-
-static struct sequence *free_sequence(struct sched *sched) {
-    struct sequence *seq = sched->sequences;
-    while (seq->job != NULL) seq++;
-    return seq;
-}
-
-/* A sequence for every choice, or none. */
-static int open_sequences(struct sched *sched, const struct sched_entry *entry,
-                          struct sequence **opened) {
-    for (int i = 0; i < entry->job->choice_count; i++) {
-        opened[i] = free_sequence(sched);
-        int code = seq_open(opened[i], entry->job, i, &entry->kv, &sched->options.text);
-        if (code == 0) continue;
-        while (i > 0) seq_close(opened[--i]);
-        return code;
-    }
-    return 0;
-}
-
-static void count_start(struct sched *sched, const struct sched_entry *entry) {
-    struct engine_counters *counters = &sched->counters;
-    const struct engine_job *job = entry->job;
-    counters->cached_tokens += (uint64_t)job->cached_tokens;
-    if (entry->row != NULL) counters->conversation_hits++;
-    if (entry->row != NULL || !entry->wants_conversation) return;
-    counters->conversation_misses++;
-    counters->conversation_lost[entry->miss]++;
-    if (entry->miss != ENGINE_MISS_NEW)
-        log_debug("conversation missed: reason=%s prompt_tokens=%d", engine_miss_name(entry->miss),
-                  job->request.prompt_count);
-}
-
-static void start(struct sched *sched, const struct sched_entry *entry, struct sequence **opened) {
-    struct engine_job *job = entry->job;
-    for (int i = 0; i < job->choice_count; i++) {
-        struct sequence *seq = opened[i];
-        if (i > 0) seq->leader = opened[0];
-        seq->pages_reserved = entry->pages;
-        sched->pages_reserved += entry->pages;
-        sched->order[sched->running++] = (int)(seq - sched->sequences);
-    }
-    count_start(sched, entry);
-    job->admitted_ns = clock_ns();
-    atomic_store_explicit(&job->admitted, 1, memory_order_release);
-}
-
-/* What each choice needs, going on from the conversation that was found or from nothing. */
-static void plan_pages(const struct sched *sched, struct sched_entry *entry) {
-    const struct engine_request *request = &entry->job->request;
-    int64_t most = sched->options.pages_total / entry->job->choice_count;
-    if (entry->row != NULL) {
-        entry->pages = pages_for(&sched->options, &entry->kv, entry->row, request, entry->common);
-        if (entry->pages <= most) return;
-        entry->row = NULL; /* only a fresh start can ever fit */
-        entry->miss = ENGINE_MISS_TOO_LARGE;
-    }
-    entry->pages = pages_for(&sched->options, &entry->kv, NULL, request, 0);
-}
-
-/* What the rule needs beside pages, for every choice, so that neither a step nor a fork can fail
- * for want of it. */
-static int prepare(struct sched *sched, struct sequence **opened, int count) {
-    struct kern *kern = sched->options.kern;
-    int code = 0;
-    for (int i = 1; i < count; i++) opened[i]->slot = sched_take_slot(sched);
-    for (int i = 0; kern->ops->prepare && i < count && code == 0; i++)
-        code = kern->ops->prepare(kern, opened[i]->slot, &opened[i]->kv.rule);
-    return code;
-}
-
-static enum admission enter(struct sched *sched, const struct sched_entry *entry, bool used_up) {
-    struct sequence *opened[ENGINE_CHOICES_MAX];
-    struct engine_job *job = entry->job;
-    int code = open_sequences(sched, entry, opened);
-    if (code != 0) return refuse(job, code, "no memory for the request");
-    if (entry->row == NULL)
-        opened[0]->slot = sched_take_slot(sched);
-    else
-        code = sched_go_on(sched, opened[0], entry, used_up);
-    if (code == 0) code = prepare(sched, opened, job->choice_count);
-    if (code == 0) {
-        start(sched, entry, opened);
-        return ADMITTED;
-    }
-    for (int i = 0; i < job->choice_count; i++) {
-        if (opened[i]->slot >= 0) sched_release_slot(sched, opened[i]->slot);
-        seq_close(opened[i]);
-    }
-    return refuse(job, code,
-                  code == ERR_NOMEM ? "no memory for the request"
-                                    : "the conversation's cache could not be continued");
-}
-
-static enum admission admit(struct sched *sched, struct engine_job *job) {
-    const struct sched_options *options = &sched->options;
-    struct sched_entry entry = {.job = job};
-    int choices = job->choice_count;
-    bool used_up = false;
-    /* engine_check refused such requests before; a caller that skips it fails alone */
-    if (choices > options->sequences_max || choices > ENGINE_CHOICES_MAX)
-        return refuse(job, ERR_LIMIT, "more choices than can run at once");
-    sched->needs_store = false;
-    if (sched->running + choices > options->sequences_max) return WAIT;
-    if (sched->free_slot_count < choices) { /* those that are still to be written have them */
-        sched->needs_store = true;
-        return WAIT;
-    }
-    if (sched_resolve_kv(&job->request.kv, &options->kv, &entry.kv, &job->fault) != 0)
-        return REFUSED;
-    if (!sched_find(sched, &entry)) return WAIT;
-    plan_pages(sched, &entry);
-    if (entry.pages > options->pages_total / choices)
-        return refuse(job, ERR_LIMIT, "the request can never fit the cache's pool");
-    if (!sched_make_room(sched, entry.pages * choices, entry.row, &used_up)) return WAIT;
-    return enter(sched, &entry, used_up);
-}
-
-static bool cancelled(const struct engine_job *job) {
-    return atomic_load_explicit(&job->cancel, memory_order_relaxed) != 0;
-}
-
-/* First come, first served: the head waits for its pages and nobody passes it, so a large request
- * cannot starve. It is not tried again before somebody leaves: looking for its conversation costs.
- */
-static void admit_waiting(struct sched *sched) {
-    while (sched->waiting_first != NULL && !sched->head_waits) {
-        struct engine_job *job = sched->waiting_first;
-        enum admission result = admit(sched, job);
-        sched->head_waits = result == WAIT;
-        if (result == WAIT) return;
-        pop_waiting(sched);
-        if (result == REFUSED) finish_job(sched, job, ENGINE_FINISH_ERROR);
-    }
-}
-
-/* Wherever in the queue they are: their clients are gone. */
-static void drop_cancelled_waiting(struct sched *sched) {
-    struct engine_job **link = &sched->waiting_first, *last = NULL;
-    while (*link != NULL) {
-        struct engine_job *job = *link;
-        if (!cancelled(job)) {
-            last = job;
-            link = &job->next;
-            continue;
-        }
-        if (last == NULL) new_head(sched);
-        *link = job->next;
-        sched->waiting--;
-        give_place_back(sched);
-        finish_job(sched, job, ENGINE_FINISH_ABORT);
-    }
-    sched->waiting_last = last;
 }
 
 /* ---- Leaving --------------------------------------------------------------------------------- */
@@ -539,10 +233,15 @@ static void leave(struct sched *sched, struct sequence *seq) {
     end_choice(sched, job, choice, finish);
 }
 
+static bool is_cancelled(const struct engine_job *job) {
+    return atomic_load_explicit(&job->cancel, memory_order_relaxed) != 0;
+}
+
 static void leave_finished(struct sched *sched) {
     for (int i = 0; i < sched->running;) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
-        if (seq->finish == ENGINE_RUNNING && cancelled(seq->job)) seq->finish = ENGINE_FINISH_ABORT;
+        if (seq->finish == ENGINE_RUNNING && is_cancelled(seq->job))
+            seq->finish = ENGINE_FINISH_ABORT;
         if (seq->finish != ENGINE_RUNNING)
             leave(sched, seq); /* order closes up: the same index is the next sequence */
         else
@@ -562,15 +261,23 @@ static void abandon_running(struct sched *sched, enum engine_finish finish, int 
 
 void sched_abandon(struct sched *sched, enum engine_finish finish, int code) {
     abandon_running(sched, finish, code);
-    while (sched->waiting_first != NULL) {
-        struct engine_job *job = pop_waiting(sched);
+    struct engine_job *job;
+    while ((job = queue_next(&sched->queue, NULL, NULL)) != NULL) {
+        sched_stop_waiting(sched, job);
         if (finish == ENGINE_FINISH_ERROR)
             fault_set(&job->fault, code, NULL, "the engine failed: %s", err_text(code));
-        finish_job(sched, job, finish);
+        sched_finish_job(sched, job, finish);
     }
 }
 
-/* ---- Eviction -------------------------------------------------------------------------------- */
+/* ---- Eviction --------------------------------------------------------------------------------
+ *
+ * An eviction can cost as much as thousands of tokens, and all who run wait for it. So each step
+ * has room for options.rows_max rows of it (paging/policy.h), or one eviction that costs more. And
+ * while several clients run, each may spend SCHED_EVICT_ROWS rows a step for each of its sequences:
+ * what goes beyond is paid by steps in which the client's sequences that are due sit out. A
+ * sequence that may not evict gets no rows that would need it; so it evicts later in time, never at
+ * another token, and its results stay what they are alone. Those that wait longest go first. */
 
 static void add_due(struct sched *sched, int *count, struct sequence *seq) {
     sched->due[(*count)++] = (struct kern_evict){.slot = seq->slot,
@@ -578,6 +285,17 @@ static void add_due(struct sched *sched, int *count, struct sequence *seq) {
                                                  .keep = seq->kv.budget,
                                                  .rule = &seq->kv.rule,
                                                  .trace = trace_begin(seq, sched_streams(sched))};
+}
+
+static int64_t eviction_rows(const struct sched *sched, const struct sequence *seq, int64_t held) {
+    return kv_eviction_rows(&seq->kv, held, sched->options.row_entries);
+}
+
+static void charge_eviction(struct sched *sched, const struct sequence *seq) {
+    int64_t rows = eviction_rows(sched, seq, seq->due.held);
+    CHECK(seq->may_evict);
+    queue_charge(&sched->queue, seq->job, rows);
+    queue_client_of(&sched->queue, seq->job)->evict_rows += rows;
 }
 
 static int evict_due(struct sched *sched, int count, struct sequence **who) {
@@ -592,6 +310,7 @@ static int evict_due(struct sched *sched, int count, struct sequence **who) {
     sched->counters.evictions += (uint64_t)count;
     for (int i = 0; i < count; i++) {
         trace_end(who[i]);
+        charge_eviction(sched, who[i]);
         due_evicted(&who[i]->kv, &who[i]->due);
         who[i]->job->evict_ns += spent / count;
     }
@@ -616,11 +335,79 @@ static int evict_where(struct sched *sched, bool (*is_due)(const struct sequence
 }
 
 static bool due_to_generate(const struct sequence *seq) {
-    return seq_generating(seq) && due_before_generate(&seq->kv, &seq->due);
+    return seq->may_evict && seq_generating(seq) && due_before_generate(&seq->kv, &seq->due);
 }
 
 static bool due_in_prompt(const struct sequence *seq) {
     return due_after_append(&seq->kv, &seq->due);
+}
+
+/* The entries per stream that an eviction in this step would begin with; 0: none can come. */
+static int64_t held_if_due(const struct sequence *seq) {
+    struct due_state state = seq->due;
+    if (seq->leader != NULL) return 0;
+    if (seq_generating(seq)) return due_before_generate(&seq->kv, &state) ? state.held : 0;
+    due_append(&state, due_prompt_room(&seq->kv, &state));
+    return due_after_append(&seq->kv, &state) ? state.held : 0;
+}
+
+/* Can it go on without evicting: with the rows of a prompt before the eviction? */
+static bool goes_on_anyway(const struct sequence *seq) {
+    return seq_prefilling(seq) && due_prompt_room(&seq->kv, &seq->due) > 1;
+}
+
+static bool is_paid(const struct sched *sched, const struct sequence *seq) {
+    const struct queue_client *client = queue_client_of(&sched->queue, seq->job);
+    return client->running == sched->running ||
+           client->evict_rows < (int64_t)SCHED_EVICT_ROWS * client->running;
+}
+
+/* Each step pays for what was spent before. */
+static void pay_evictions(struct sched *sched) {
+    for (int i = 0; i < sched->running; i++) {
+        const struct sequence *seq = &sched->sequences[sched->order[i]];
+        struct queue_client *client = queue_client_of(&sched->queue, seq->job);
+        client->evict_rows -= SCHED_EVICT_ROWS;
+        if (client->evict_rows < 0 || client->running == sched->running) client->evict_rows = 0;
+    }
+}
+
+/* Running sequences that may be due in this step, the one that has waited longest first. Returns
+ * how many; *others: some other sequence has work. */
+static int find_due(struct sched *sched, bool *others) {
+    uint64_t now = sched->counters.steps + 1;
+    int count = 0;
+    *others = false;
+    for (int i = 0; i < sched->running; i++) {
+        struct sequence *seq = &sched->sequences[sched->order[i]];
+        bool is_due = held_if_due(seq) > 0;
+        seq->may_evict = false;
+        *others = *others || (seq->leader == NULL && (!is_due || goes_on_anyway(seq)));
+        if (!is_due) continue;
+        if (seq->due_since == 0) seq->due_since = now;
+        int at = count++;
+        for (; at > 0 && sched->sorted[at - 1]->due_since > seq->due_since; at--)
+            sched->sorted[at] = sched->sorted[at - 1];
+        sched->sorted[at] = seq;
+    }
+    return count;
+}
+
+/* Who may evict in this step. Somebody always has work: if nobody else, then the first. */
+static void plan_evictions(struct sched *sched) {
+    bool others;
+    int count = find_due(sched, &others);
+    int64_t left = sched->options.rows_max;
+    for (int i = 0; i < count; i++) {
+        struct sequence *seq = sched->sorted[i];
+        int64_t rows = eviction_rows(sched, seq, held_if_due(seq));
+        bool fits = rows <= left || left == sched->options.rows_max;
+        bool is_needed = !others && i == 0;
+        if (!is_needed && (!fits || !is_paid(sched, seq))) continue;
+        left -= rows;
+        seq->may_evict = true;
+        seq->due_since = 0;
+    }
 }
 
 /* ---- The batch ------------------------------------------------------------------------------- */
@@ -673,6 +460,7 @@ static int32_t scored_rows(struct step *step, const struct sequence *seq, int32_
 static void add_prompt(struct sched *sched, struct step *step, struct sequence *seq) {
     const struct engine_request *request = &seq->job->request;
     int32_t count = due_prompt_room(&seq->kv, &seq->due);
+    if (!seq->may_evict && held_if_due(seq) > 0) count--; /* up to the eviction, not into it */
     int32_t left = sched->options.rows_max - step->batch.rows;
     if (count > left) count = left;
     if (request->prompt_logprobs) count = scored_rows(step, seq, count);
@@ -685,6 +473,27 @@ static void add_prompt(struct sched *sched, struct step *step, struct sequence *
         add_first_wants(sched, step, seq, row + count - 1);
 }
 
+/* Whose prompt is read first: by clients, in turns of SCHED_PROMPT_TURN tokens of what they had,
+ * then the oldest. So one client's long prompts hold another's up for one turn at most, and prompts
+ * are not all read a little at a time. */
+static int64_t turn_of(const struct sched *sched, const struct sequence *seq) {
+    return queue_client_of(&sched->queue, seq->job)->served / SCHED_PROMPT_TURN;
+}
+
+static int sort_prompts(struct sched *sched) {
+    int count = 0;
+    for (int i = 0; i < sched->running; i++) {
+        struct sequence *seq = &sched->sequences[sched->order[i]];
+        if (!seq_prefilling(seq)) continue;
+        int at = count++;
+        int64_t turn = turn_of(sched, seq);
+        for (; at > 0 && turn_of(sched, sched->sorted[at - 1]) > turn; at--)
+            sched->sorted[at] = sched->sorted[at - 1];
+        sched->sorted[at] = seq;
+    }
+    return count;
+}
+
 static void build_step(struct sched *sched, struct step *step) {
     const struct sched_options *options = &sched->options;
     int logits = options->logits_max < options->rows_max ? options->logits_max : options->rows_max;
@@ -692,21 +501,24 @@ static void build_step(struct sched *sched, struct step *step) {
                           .spare_logits = logits - sched->running};
     for (int i = 0; i < sched->running; i++) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
-        if (!seq_generating(seq)) continue;
+        if (!seq_generating(seq) || due_before_generate(&seq->kv, &seq->due)) continue;
         add_want(sched, step, seq, step->batch.rows, -1);
         add_rows(sched, step, seq, 1);
     }
-    for (int i = 0; i < sched->running; i++) {
-        struct sequence *seq = &sched->sequences[sched->order[i]];
-        if (seq_prefilling(seq)) add_prompt(sched, step, seq);
-    }
+    int prompts = sort_prompts(sched);
+    for (int i = 0; i < prompts; i++) add_prompt(sched, step, sched->sorted[i]);
+    CHECK(step->batch.rows > 0 && step->batch.rows <= options->rows_max);
+    CHECK(step->want_count <= logits);
 }
 
 static void count_appended(struct sched *sched, const struct step *step) {
     for (int i = 0; i < step->batch.span_count; i++) {
         struct sequence *seq = sched->span_sequences[i];
         int32_t count = sched->spans[i].count;
-        if (seq_prefilling(seq)) sched->counters.computed_tokens += (uint64_t)count;
+        if (seq_prefilling(seq)) {
+            sched->counters.computed_tokens += (uint64_t)count;
+            queue_charge(&sched->queue, seq->job, count);
+        }
         due_append(&seq->due, count);
     }
     hist_add(&sched->counters.iteration_tokens, step->batch.rows);
@@ -757,6 +569,7 @@ static void take_samples(struct sched *sched, const struct step *step) {
         }
         seq_add_token(want->seq, &sched->options.text, &sched->sampled[i]);
         sched->counters.generation_tokens++;
+        queue_charge(&sched->queue, want->seq->job, 1);
         if (want->seq->job->first_token_ns == 0) want->seq->job->first_token_ns = clock_ns();
     }
 }
@@ -775,6 +588,7 @@ static int run_step(struct sched *sched) {
     struct kern *kern = sched->options.kern;
     struct step step;
     const float *logits = NULL;
+    plan_evictions(sched);
     int code = evict_where(sched, due_to_generate);
     if (code != 0) return code;
     build_step(sched, &step);
@@ -802,9 +616,10 @@ bool sched_step(struct sched *sched, bool *device_failed) {
     *device_failed = false;
     bool had_work = !sched_idle(sched);
     leave_finished(sched);
-    drop_cancelled_waiting(sched);
-    admit_waiting(sched);
+    sched_drop_cancelled(sched);
+    sched_admit_waiting(sched);
     if (sched->running == 0) return had_work;
+    pay_evictions(sched);
     int code = run_step(sched);
     sched->counters.steps++;
     if (code != 0) {

@@ -32,6 +32,7 @@
 
 #include "engine/conversation.h"
 #include "engine/engine.h"
+#include "engine/queue.h"
 #include "engine/seq.h"
 #include "engine/store.h"
 #include "kernels/kern.h"
@@ -40,6 +41,17 @@
  * simulation passes a model of its own. */
 typedef int (*sched_model_step)(void *model, const struct kern_batch *batch, const int32_t *want,
                                 int want_count, const float **logits);
+
+/* Steps for which others may pass a waiting job, see engine/sched_admit.c. */
+#define SCHED_PASS_STEPS 128
+
+/* Rows of eviction work that a client may spend a step for each of its running sequences, while
+ * others run: see engine/sched.c. A default request spends about 1 with most policies, 5 with rkv.
+ */
+#define SCHED_EVICT_ROWS 8
+
+/* Tokens that a client is served before another's prompts go before its own. */
+#define SCHED_PROMPT_TURN 4096
 
 #define SCHED_COPY_BYTES ((size_t)16 << 20) /* a few milliseconds of copying */
 
@@ -65,7 +77,13 @@ struct sched_options {
     int64_t save_idle_ns; /* they are written when nobody used them for so long */
     size_t copy_bytes;    /* copied out of the cache, and into it, in one step, at least */
     int sequences_max, conversations_max, rows_max, logits_max;
+    int row_entries; /* of kv_eviction_rows: what a row counts as, at least */
+    int clients_max; /* rows of the queue, see engine/queue.h */
 };
+
+/* Who has a job. It belongs to its submitter, to the scheduler's queue, to its running sequences,
+ * or has ended and waits for sched_publish_finished, which hands it back. */
+enum sched_stage { SCHED_SUBMITTER, SCHED_QUEUED, SCHED_RUNNING, SCHED_ENDED };
 
 /* A conversation on its way out: copied into a file, then written by the store. */
 struct sched_export {
@@ -101,10 +119,13 @@ struct sched {
     struct conversation_table conversations;
     int32_t *free_slots;
     int free_slot_count;
-    int64_t pages_reserved;                          /* by running sequences */
-    struct engine_job *waiting_first, *waiting_last; /* linked by job->next */
-    int waiting;
-    bool head_waits;            /* the first waiting job was tried, and nothing has changed since */
+    int64_t pages_reserved;     /* by running sequences */
+    struct queue queue;         /* the waiting jobs */
+    struct engine_job *head;    /* whose turn it is, until it runs or ends; NULL: to be chosen */
+    uint64_t head_step;         /* counters.steps when it was chosen */
+    bool head_waits;            /* it was tried, and nothing has changed since */
+    bool others_wait;           /* all others that may pass it were tried, likewise */
+    uint64_t round;             /* grows whenever something changes that others may wait for */
     enum engine_miss head_lost; /* why what is on disk does not serve it; NEW: nothing known */
     uint64_t awaited;           /* the conversation that the store is reading for it; 0 = none */
     bool needs_store;           /* when it was tried, it had to wait for the store */
@@ -123,6 +144,7 @@ struct sched {
     /* scratch of one step */
     struct kern_span *spans;
     struct sequence **span_sequences; /* whose rows spans[i] are */
+    struct sequence **sorted;         /* running sequences in another order */
     int32_t *rows, *want;
     struct sched_want *wants;
     struct kern_evict *due;

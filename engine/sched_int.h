@@ -1,4 +1,5 @@
-/* What sched.c (who runs) and sched_keep.c (what stays) share. Nobody else includes this. */
+/* What the files of the scheduler share: sched.c (steps), sched_admit.c (who begins), sched_keep.c
+ * (what stays), sched_save.c (what is written). No other file includes this. */
 #ifndef KEEPD_ENGINE_SCHED_INT_H
 #define KEEPD_ENGINE_SCHED_INT_H
 
@@ -8,6 +9,7 @@
 struct sched_entry {
     struct engine_job *job;
     struct kv_params kv;
+    bool passing; /* it is not the head: it may use neither the store nor what the head awaits */
     bool wants_conversation;
     struct conversation *row; /* to go on from; NULL = from nothing */
     int32_t common;           /* tokens of it that stay */
@@ -29,8 +31,25 @@ static inline const struct kern_ops *sched_ops(const struct sched *sched) {
     return sched->options.kern->ops;
 }
 
+/* Something has changed that waiting jobs may wait for: they are tried again. */
+static inline void sched_changed(struct sched *sched) {
+    sched->head_waits = sched->others_wait = false;
+    sched->round++;
+}
+
 int32_t sched_take_slot(struct sched *sched);
 void sched_release_slot(struct sched *sched, int32_t slot);
+
+/* Ends a job that waited and never ran. */
+void sched_finish_job(struct sched *sched, struct engine_job *job, enum engine_finish finish);
+
+/* ---- sched_admit.c --------------------------------------------------------------------------- */
+
+void sched_drop_cancelled(struct sched *sched); /* of the waiting jobs: their clients are gone */
+/* Admits the heads that fit, then others that may pass, see there. */
+void sched_admit_waiting(struct sched *sched);
+/* Takes a job out of the queue and gives its place back: it runs now, or it is about to end. */
+void sched_stop_waiting(struct sched *sched, struct engine_job *job);
 
 /* ---- sched_keep.c ---------------------------------------------------------------------------- */
 

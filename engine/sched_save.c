@@ -425,6 +425,10 @@ void sched_end_waiting(struct sched *sched) {
 bool sched_restore(struct sched *sched, struct sched_entry *entry,
                    const struct conversation_query *query) {
     if (sched->options.store == NULL || sched->conversations.capacity == 0) return true;
+    /* The store reads for the head alone; who could use it waits to be the head. */
+    if (entry->passing)
+        return (entry->row == NULL || !entry->row->arriving) &&
+               store_find(sched->options.store, query, entry->row != NULL ? entry->common : 0) == 0;
     for (enum restored result = RESTORED; result != GIVE_UP;) {
         if (entry->row != NULL && entry->row->arriving) return false;
         if (sched->head_lost == ENGINE_MISS_UNREADABLE) break;

@@ -26,6 +26,8 @@ struct sequence {
     int32_t slot;
     struct kv_params kv;
     struct due_state due;
+    bool may_evict;      /* in this step: see sched.c, eviction */
+    uint64_t due_since;  /* counters.steps when it was first refused; 0: it was not */
     int32_t *tokens;     /* [prompt_count + max_tokens]; owned */
     int32_t token_count; /* known: prompt and sampled; the last sampled one is not appended yet */
     int32_t prompt_count;

@@ -462,13 +462,47 @@ static int check_budget(const struct kv_params *params, struct fault *fault) {
     return 0;
 }
 
+int64_t kv_eviction_rows(const struct kv_params *params, int64_t held, int64_t row_entries) {
+    const struct kern_rule *rule = &params->rule;
+    if (!params->policy->bounded || held <= 0) return 0;
+    if (held > INT32_MAX) held = INT32_MAX; /* the product below has 64 bits */
+    bool classes = rule->merge == KERN_MERGE_CLASSES;
+    int64_t goes = held > params->budget ? held - params->budget : 0;
+    int64_t halves = 2;
+    halves += (int64_t)((double)rule->observe.window * (classes ? (double)rule->classes.gamma : 1));
+    if (rule->redundancy.on) halves += held;
+    if (classes)
+        halves += 2 * goes;
+    else if (rule->merge != KERN_MERGE_NONE)
+        halves += goes;
+    int64_t whole = 2 * (held > row_entries ? held : row_entries);
+    return (halves * held + whole - 1) / whole;
+}
+
+/* After `between` tokens beyond the budget a sequence evicts: is that often enough to be cheap? */
+static int check_cost(const struct kv_params *params, const char *field, int32_t between,
+                      struct fault *fault) {
+    int64_t tokens = between > 0 ? between : 1;
+    int64_t rows = kv_eviction_rows(params, params->budget + tokens, KV_ROW_ENTRIES);
+    if (rows <= KV_EVICTION_ROWS_MAX * tokens) return 0;
+    return fault_set(fault, ERR_INVALID, field,
+                     "is %d: with policy '%s' and a budget of %d an eviction costs up to %lld rows "
+                     "and comes after every %lld tokens; it may cost at most %d rows for each of "
+                     "them, so name a larger %s or a smaller kv.budget",
+                     between, params->policy->name, params->budget, (long long)rows,
+                     (long long)tokens, KV_EVICTION_ROWS_MAX, field);
+}
+
 int kv_params_check(const struct kv_params *params, struct fault *fault) {
     const struct kern_rule *rule = &params->rule;
     int rc = check_ranges(params, fault);
     if (rc == 0 && rule->score == KERN_SCORE_RETENTION && !(rule->horizon >= 1)) /* NaN fails too */
         rc = fault_set(fault, ERR_INVALID, "kv.horizon", "must be at least 1, not %g",
                        (double)rule->horizon);
-    return rc == 0 && params->policy->bounded ? check_budget(params, fault) : rc;
+    if (rc != 0 || !params->policy->bounded) return rc;
+    rc = check_budget(params, fault);
+    if (rc == 0) rc = check_cost(params, "kv.buffer", params->buffer, fault);
+    return rc == 0 ? check_cost(params, "kv.chunk", params->chunk, fault) : rc;
 }
 
 /* Of one policy: only what requests may choose can differ. */

@@ -77,9 +77,29 @@ void kv_params_write(const struct kv_params *params, struct kv_choices *out);
  * was set before the refused one stays. */
 int kv_params_read(struct kv_params *params, const struct kv_choices *choices, struct fault *fault);
 
-/* ERR_INVALID names the field ("kv.budget", ...): 1 <= budget, sinks + recent <= budget, ...
+/* ERR_INVALID names the field ("kv.budget", ...): 1 <= budget, sinks + recent <= budget, evictions
+ * within KV_EVICTION_ROWS_MAX, ...
  * Only ranges are checked for parameters that the policy does not use. */
 int kv_params_check(const struct kv_params *params, struct fault *fault);
+/* What an eviction of `held` entries per stream costs at most, in rows. One row is the attention of
+ * one token to as many entries, keys and values, and to no fewer than `row_entries`: a token costs
+ * more than its attention, so evictions of short streams count by their length. For each stream
+ *
+ *   scores, the cut and closing the gaps        1
+ *   queries asked again (observe.window)        window / 2, for keys only; times gamma with classes
+ *   redundancy                                  held / 2: in the worst case each key meets all
+ *   merging (D2O)                               (held - M) / 2: what goes meets the keys that stay
+ *   classes (EMS)                               held - M: keys and values
+ *
+ * times held / max(held, row_entries), rounded up. At least 1; 0 where nothing is evicted. */
+#define KV_ROW_ENTRIES 1024
+int64_t kv_eviction_rows(const struct kv_params *params, int64_t held, int64_t row_entries);
+
+/* The rows that evictions may cost for each token which comes between two of them, when streams
+ * are longest: kv.buffer tokens (at least 1) of an answer, kv.chunk of a prompt. kv_params_check
+ * refuses more: such a request would keep its place for a multiple of its tokens. */
+#define KV_EVICTION_ROWS_MAX 64
+
 /* Would both keep the same entries of the same sequence? */
 bool kv_params_equal(const struct kv_params *a, const struct kv_params *b);
 

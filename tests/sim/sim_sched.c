@@ -21,7 +21,7 @@
 #include "base/mem.h"
 #include "tests/sim/world.h"
 
-enum { CHAINS = 24, TURNS = 3, PROMPT_MAX = 160, ANSWER_MAX = 40, CHOICES = 4 };
+enum { CHAINS = 24, TURNS = 3, PROMPT_MAX = 160, ANSWER_MAX = 40, CHOICES = 4, CLIENTS = 6 };
 _Static_assert(TURNS *(PROMPT_MAX + ANSWER_MAX) <= WORLD_POSITIONS, "a chain fits the positions");
 
 static long retries_compared, deleted, restarts, restored;
@@ -129,7 +129,9 @@ static void submit(struct world *w, struct chain *c, int index) {
                                            .stop_count = 1,
                                            .kv = c->kv};
     c->stops[0] = (struct engine_stop){c->stop, sizeof c->stop};
+    int client = index % CLIENTS;
     memcpy(job->request.space, &index, sizeof index);
+    memcpy(job->request.client, &client, sizeof client);
     CHECK(world_submit(w, job) == 0);
     c->submitted = true;
 }
@@ -256,6 +258,8 @@ static void storm(struct chain *chains, uint64_t seed) {
     options.conversations = 1 + below(&r, CHAINS);
     options.rows = 10 + below(&r, 60);
     options.logits = options.sequences + 1 + below(&r, 8);
+    options.row_entries = seed % 4 < 2; /* evictions cost much and are put off, or little */
+    options.clients = 1 + below(&r, CLIENTS);
     world_open(&w, &options);
     for (int i = 0; i < CHAINS; i++) {
         plan_chain(&chains[i], &r, i, options.sequences);

@@ -302,6 +302,8 @@ void world_open(struct world *w, const struct world_options *options) {
         .conversations_max = o->conversations,
         .rows_max = o->rows,
         .logits_max = o->logits,
+        .row_entries = o->row_entries > 0 ? o->row_entries : KV_ROW_ENTRIES,
+        .clients_max = o->clients > 0 ? o->clients : 32,
     };
     kv_params_set_policy(&sched.kv.defaults, policy_find("global"));
     sched.kv.defaults.rule.sinks = 2;
@@ -374,8 +376,8 @@ void world_check(const struct world *w) {
     CHECK_MSG(w->ops.cache_check(w->kern, &fault) == 0, "%s", fault.text);
     CHECK(stats.pages_used <= s->pages_reserved + s->conversations.pages);
     CHECK(s->pages_reserved + s->conversations.pages <= s->options.pages_total);
-    CHECK(atomic_load(&w->places) == s->waiting);
-    CHECK(atomic_load(&w->pending) == s->waiting + running_jobs(s));
+    CHECK(atomic_load(&w->places) == s->queue.waiting);
+    CHECK(atomic_load(&w->pending) == s->queue.waiting + running_jobs(s));
     check_holdings(w);
     if (s->running == 0) {
         CHECK(s->pages_reserved == 0);

@@ -22,7 +22,9 @@ struct world_options {
     bool state_eager;      /* write every conversation as soon as possible, not only for room */
     bool state_hangs;      /* reading one does not end before world_end_hang; on its own thread */
     size_t
-        copy_bytes; /* bytes copied per step; 0 = SCHED_COPY_BYTES, which is everything at once */
+        copy_bytes;  /* bytes copied per step; 0 = SCHED_COPY_BYTES, which is everything at once */
+    int row_entries; /* see struct sched_options; 0 = KV_ROW_ENTRIES; 1: evictions cost much */
+    int clients;     /* that the queue tells apart; 0 = 32 */
 };
 
 /* Operations of the backend that can be made to fail. */

@@ -47,35 +47,75 @@ Test(sched, decode_first_then_prompts_oldest_first) {
     world_close(&w);
 }
 
-Test(sched, first_come_first_served_and_nobody_passes) {
-    struct world w;
-    struct engine_job jobs[3];
+/* Room for four pages a stream: job 0 takes two and generates `tokens`, job 1 needs all four, jobs
+ * 2 and 3 one each. */
+static void submit_around_a_large_one(struct world *w, struct engine_job jobs[4], int tokens) {
     int page = slots_per_page();
-    /* Room for four pages a stream: the first takes two, the second needs four, the third one. */
-    int prompt[3] = {page + 1, 3 * page + 1, 4};
+    int prompt[4] = {page - tokens / 2, 3 * page + 1, 4, 4};
     world_open(
-        &w, &(struct world_options){
-                .pages = 4 * WORLD_STREAMS, .sequences = 4, .conversations = 0, .rows = 4 * page});
-    for (int i = 0; i < 3; i++) {
-        jobs[i] = job_of(i, prompt[i], 5, full());
-        submit(&w, &jobs[i]);
+        w, &(struct world_options){
+               .pages = 4 * WORLD_STREAMS, .sequences = 4, .conversations = 0, .rows = 4 * page});
+    for (int i = 0; i < 4; i++) {
+        jobs[i] = job_of(i, prompt[i], i == 0 ? tokens : 5, full());
+        jobs[i].request.client[0] = (uint8_t)i;
+        if (i < 3) submit(w, &jobs[i]); /* the last one when the test says so */
     }
-    while (finish_of(&jobs[0]) == ENGINE_RUNNING) {
-        cr_assert_not(world_step(&w));
-        cr_assert_eq(atomic_load(&jobs[0].admitted), 1);
-        cr_assert_eq(atomic_load(&jobs[1].admitted), 0);
-        cr_assert_eq(atomic_load(&jobs[2].admitted), 0, "the small one passed the big one");
-    }
-    cr_assert_eq(w.sched.waiting, 2);
+}
+
+Test(sched, a_small_one_passes_a_waiting_large_one) {
+    struct world w;
+    struct engine_job jobs[4];
+    submit_around_a_large_one(&w, jobs, 20);
+    cr_assert_not(world_step(&w));
+    cr_assert(atomic_load(&jobs[0].admitted) == 1 && atomic_load(&jobs[1].admitted) == 0);
+    cr_assert_eq(atomic_load(&jobs[2].admitted), 1, "places and pages stay empty beside it");
+    while (finish_of(&jobs[0]) == ENGINE_RUNNING) cr_assert_not(world_step(&w));
+    cr_assert_eq(w.sched.queue.waiting, 1);
     cr_assert_not(world_step(&w));
     cr_assert_eq(atomic_load(&jobs[1].admitted), 1);
-    cr_assert_eq(atomic_load(&jobs[2].admitted), 0);
     cr_assert_eq(w.sched.pages_reserved, 4 * WORLD_STREAMS);
+    submit(&w, &jobs[3]);
     run_until_idle(&w);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         cr_assert_eq(finish_of(&jobs[i]), ENGINE_FINISH_LENGTH);
         engine_job_close(&jobs[i]);
     }
+    world_close(&w);
+}
+
+/* Ends what has ended and submits it anew, so that one of two small jobs always runs. */
+static int renew(struct world *w, struct engine_job *job, int number,
+                 const struct engine_job *other) {
+    if (job->choice != NULL && !atomic_load(&job->finished)) return 0;
+    bool other_ends = other->choice != NULL && count_of(other) < 2;
+    int ended = job->choice != NULL;
+    if (ended) engine_job_close(job);
+    if (other_ends) return ended;
+    *job = job_of(number, 4, 5, full());
+    job->request.client[0] = (uint8_t)number;
+    submit(w, job);
+    return ended;
+}
+
+/* Small ones that come again and again do not keep the large one waiting: after SCHED_PASS_STEPS
+ * nobody passes it, and who asked for the empty places pays for them. */
+Test(sched, passing_ends) {
+    struct world w;
+    struct engine_job jobs[4];
+    int passed = 0;
+    submit_around_a_large_one(&w, jobs, 2);
+    do {
+        cr_assert_not(world_step(&w));
+        cr_assert_leq(w.sched.counters.steps, SCHED_PASS_STEPS + 8, "it starves");
+        passed += renew(&w, &jobs[2], 2, &jobs[3]) + renew(&w, &jobs[3], 3, &jobs[2]);
+    } while (atomic_load(&jobs[1].admitted) == 0);
+    cr_assert_geq(w.sched.counters.steps, SCHED_PASS_STEPS, "it did not wait: nothing was tested");
+    cr_assert_gt(passed, 20);
+    int64_t own = jobs[1].request.prompt_count + 1;
+    cr_assert_gt(queue_client_of(&w.sched.queue, &jobs[1])->served, own, "empty places were free");
+    run_until_idle(&w);
+    for (int i = 0; i < 4; i++)
+        if (jobs[i].choice != NULL) engine_job_close(&jobs[i]);
     world_close(&w);
 }
 
@@ -90,9 +130,12 @@ Test(sched, the_next_is_tried_when_the_waiting_head_is_cancelled) {
                 .pages = 4 * WORLD_STREAMS, .sequences = 4, .conversations = 0, .rows = 4 * page});
     for (int i = 0; i < 3; i++) {
         jobs[i] = job_of(i, prompt[i], 20, full());
-        submit(&w, &jobs[i]);
+        if (i < 2) submit(&w, &jobs[i]);
     }
-    for (int i = 0; i < 3; i++) cr_assert_not(world_step(&w));
+    cr_assert_not(world_step(&w));
+    w.sched.head_step -= SCHED_PASS_STEPS; /* nobody passes it any more */
+    submit(&w, &jobs[2]);
+    for (int i = 0; i < 2; i++) cr_assert_not(world_step(&w));
     cr_assert_eq(w.sched.running, 1);
     atomic_store(&jobs[1].cancel, 1);
     cr_assert_not(world_step(&w));

@@ -580,7 +580,7 @@ Test(state, the_head_searches_the_disk_once) {
     cr_assert(searches == 1 && s.w.sched.head_waits, "it does not wait: the test tests nothing");
     while (!atomic_load(&others[0].finished)) world_step(&s.w);
     world_step(&s.w);
-    cr_assert(s.w.sched.waiting == 1 && searches == 1);
+    cr_assert(s.w.sched.queue.waiting == 1 && searches == 1);
     run_until_idle(&s.w);
     cr_assert(finish_of(&job) == ENGINE_FINISH_LENGTH && searches == 1);
     for (int i = 0; i < 2; i++) engine_job_close(&others[i]);

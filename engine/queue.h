@@ -1,0 +1,70 @@
+/* The waiting jobs of a scheduler, by client: whose turn it is, by fair shares.
+ *
+ * Each client has a row: its waiting jobs in the order of arrival, and `served`, the work done for
+ * it. Next is the client that was served least, ties by arrival (the virtual token counter of Sheng
+ * et al., OSDI 2024). Work is counted in tokens: one for each prompt token computed and each token
+ * generated, more for evictions (paging/policy.h) and for places that stay empty for its job
+ * (engine/sched.c). A cost is charged when it arises, so an answer that ends early costs less.
+ *
+ * A client that comes back, or is new, starts no lower than the active client served least: being
+ * away earns nothing. A row is kept for as long as its client has jobs here, waiting or running;
+ * afterwards until another client needs it, so that leaving loses no debt.
+ *
+ * Bounds: `rows_max` rows. When all are taken by active clients, a new client shares the row that
+ * its key falls on. Joining costs a look at every row; a choice a look at every waiting job at
+ * most.
+ *
+ * Thread: the engine thread. */
+#ifndef KEEPD_ENGINE_QUEUE_H
+#define KEEPD_ENGINE_QUEUE_H
+
+#include "engine/engine.h"
+
+struct queue_client {
+    uint8_t key[16];
+    int jobs;                        /* waiting or running; 0: only `served` is of interest */
+    int waiting;                     /* of these */
+    int running;                     /* sequences of the others; the scheduler's */
+    int64_t served;                  /* tokens */
+    int64_t evict_rows;              /* eviction work not paid for yet; the scheduler's */
+    struct engine_job *first, *last; /* waiting, linked by job->next */
+};
+
+struct queue {
+    struct queue_client *rows; /* [rows_max]; the first `row_count` have had a client */
+    int rows_max, row_count;
+    int waiting;      /* jobs */
+    int clients;      /* with jobs, waiting or running */
+    int64_t least;    /* where a client begins: never falls */
+    uint64_t arrived; /* jobs so far: gives each its number */
+};
+
+void queue_open(struct queue *queue, int rows_max);
+void queue_close(struct queue *queue); /* nothing waits any more */
+
+/* Appends the job to those of its client (job->request.client). */
+void queue_join(struct queue *queue, struct engine_job *job);
+/* Takes a waiting job out; it still counts as its client's. */
+void queue_take(struct queue *queue, struct engine_job *job);
+/* The job has ended; it does not wait. */
+void queue_end(struct queue *queue, struct engine_job *job);
+
+static inline struct queue_client *queue_client_of(const struct queue *queue,
+                                                   const struct engine_job *job) {
+    return &queue->rows[job->client];
+}
+static inline void queue_charge(struct queue *queue, const struct engine_job *job, int64_t tokens) {
+    queue_client_of(queue, job)->served += tokens;
+}
+
+/* The waiting job whose turn it is among those that `suits` accepts (NULL: all); NULL: none. */
+struct engine_job *queue_next(const struct queue *queue,
+                              bool (*suits)(const void *arg, const struct engine_job *job),
+                              const void *arg);
+/* Jobs that wait for clients other than the job's own. */
+int queue_others(const struct queue *queue, const struct engine_job *job);
+
+/* Cancelled jobs, wherever they wait: the first one, or NULL. */
+struct engine_job *queue_cancelled(const struct queue *queue);
+
+#endif

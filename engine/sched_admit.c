@@ -1,0 +1,391 @@
+/* Which requests may run at all, whose turn it is, and what each gets when it begins.
+ *
+ * Admission is first by fair shares between clients (engine/queue.h), then by arrival. The job
+ * whose turn it is, the head, is admitted when its places and its pages are free; until then it
+ * stays the head, so nobody who arrives later can take its turn. While it waits, others that fit
+ * beside what runs pass it, for SCHED_PASS_STEPS steps: then the places and pages that it needs run
+ * empty until it fits. So the head waits no longer than that and the longest job that runs, and a
+ * small job waits for no large one that is far from fitting. From then on each place that stays
+ * empty while another client's job waits is charged to the head's client as if it generated there,
+ * one token in each step: who asks for every place at once pays for the time in which they are
+ * emptied.
+ *
+ * Only the head uses the store: a job that may find its conversation on disk does not pass. All is
+ * counted in steps and tokens, never in time, so that a run can be repeated exactly. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "engine/sched_int.h"
+
+/* ---- Parameters ------------------------------------------------------------------------------ */
+
+/* What one request may hold is capped in all its parts: a cap on the budget alone would be stepped
+ * around with a huge buffer or chunk. */
+static int check_cap(const struct kv_params *kv, const struct sched_kv *rules,
+                     struct fault *fault) {
+    if (!kv->policy->bounded)
+        return fault_set(fault, ERR_LIMIT, "kv.policy",
+                         "this server caps the kv budget, so an unbounded policy is not allowed");
+    const struct {
+        const char *field;
+        int32_t value, most;
+    } parts[] = {{"kv.budget", kv->budget, rules->budget_max},
+                 {"kv.buffer", kv->buffer, rules->defaults.buffer},
+                 {"kv.chunk", kv->chunk, rules->defaults.chunk}};
+    for (int i = 0; i < (int)(sizeof parts / sizeof *parts); i++)
+        if (parts[i].value > parts[i].most)
+            return fault_set(fault, ERR_LIMIT, parts[i].field,
+                             "this server allows at most %d, not %d", parts[i].most,
+                             parts[i].value);
+    return 0;
+}
+
+static int unknown_policy(const char *name, struct fault *fault) {
+    char known[256] = "";
+    for (int i = 0; policy_at(i) != NULL; i++) {
+        size_t used = strlen(known);
+        snprintf(known + used, sizeof known - used, "%s%s", i > 0 ? ", " : "", policy_at(i)->name);
+    }
+    return fault_set(fault, ERR_INVALID, "kv.policy", "unknown policy '%.40s'; there are %s", name,
+                     known);
+}
+
+int sched_check_rule(const struct sched_kv *rules, const struct kv_params *kv,
+                     struct fault *fault) {
+    struct fault why = {0};
+    if (rules->unrotated && kv->rule.merge == KERN_MERGE_CLASSES)
+        return fault_set(fault, ERR_UNSUPPORTED, "kv.policy",
+                         "policy '%s' cannot run here: some layers of the model do not rotate keys",
+                         kv->policy->name);
+    if (rules->rule_check(&kv->rule, &why) == 0) return 0;
+    return fault_set(fault, ERR_UNSUPPORTED, "kv.policy", "policy '%s' cannot run here: %s",
+                     kv->policy->name, why.text);
+}
+
+int sched_resolve_kv(const struct engine_kv *wanted, const struct sched_kv *rules,
+                     struct kv_params *out, struct fault *fault) {
+    const struct kv_params *defaults = &rules->defaults;
+    *out = *defaults;
+    if (wanted->policy != NULL) {
+        const struct policy *policy = policy_find(wanted->policy);
+        if (policy == NULL) return unknown_policy(wanted->policy, fault);
+        /* another method: its own rule */
+        if (policy != defaults->policy) kv_params_set_policy(out, policy);
+    }
+    if ((out->policy->needs & POLICY_NEEDS_GATES) != 0 && !rules->has_gates)
+        return fault_set(fault, ERR_INVALID, "kv.policy",
+                         "policy '%s' needs retention gates and this model has none",
+                         out->policy->name);
+    if (wanted->budget != -1) out->budget = wanted->budget;
+    if (wanted->buffer != -1) out->buffer = wanted->buffer;
+    if (wanted->chunk != -1) out->chunk = wanted->chunk;
+    if (wanted->sinks != -1) out->rule.sinks = wanted->sinks;
+    if (wanted->recent != -1) out->rule.recent = wanted->recent;
+    for (int i = 0; i < wanted->option_count; i++) {
+        const struct engine_kv_option *option = &wanted->options[i];
+        int code = kv_params_choose(out, option->name, option->number, option->text, fault);
+        if (code != 0) return code;
+    }
+    /* Default protections give way to a smaller budget; what the request names does not. A budget
+     * that is no number of entries is the check's to refuse. */
+    kv_params_fit(out, (wanted->sinks != -1 ? POLICY_SINKS : 0) |
+                           (wanted->recent != -1 ? POLICY_RECENT : 0));
+    int code = kv_params_check(out, fault);
+    if (code == 0) code = sched_check_rule(rules, out, fault);
+    return code == 0 && rules->budget_max > 0 ? check_cap(out, rules, fault) : code;
+}
+
+static int32_t min32(int32_t a, int32_t b) {
+    return a < b ? a : b;
+}
+
+/* On every rank; from the first `cached` tokens of `row`, or from nothing. The last token of an
+ * answer is sampled and never appended. */
+static int64_t pages_for(const struct sched_options *options, const struct kv_params *kv,
+                         const struct conversation *row, const struct engine_request *request,
+                         int32_t cached) {
+    int32_t appended = request->max_tokens > 0 ? request->max_tokens - 1 : 0;
+    int64_t prompt_new = request->prompt_count - cached;
+    struct reserve_turn turn = {.tokens = cached, .added = prompt_new + appended};
+    if (row != NULL) {
+        turn.held = min32(row->held, cached);
+        turn.fullest = min32(row->fullest, cached);
+        turn.drops = cached < row->token_count;
+    }
+    int64_t peak = reserve_peak(kv, turn.held, prompt_new, appended);
+    int64_t fullest = reserve_rank_peak(&options->shape, kv, &turn, peak);
+    return reserve_pages(&options->shape, kv, fullest) +
+           reserve_members(&options->shape, kv, turn.held, turn.tokens + turn.added);
+}
+
+int sched_check(const struct sched_options *options, const struct engine_request *request,
+                const struct kv_params *kv, struct fault *fault) {
+    int choices = seq_job_choices(request);
+    int64_t pages = pages_for(options, kv, NULL, request, 0);
+    if (pages <= options->pages_total / choices) return 0;
+    if (pages <= options->pages_total)
+        return fault_set(fault, ERR_LIMIT, "n",
+                         "each of %d choices may need %lld pages of cache and the pool has %lld; "
+                         "ask for fewer choices",
+                         choices, (long long)pages, (long long)options->pages_total);
+    return fault_set(fault, ERR_LIMIT, kv->policy->bounded ? "kv.budget" : "max_tokens",
+                     "this request may need %lld pages of cache and the pool has %lld; lower "
+                     "kv.budget or max_tokens, or use a bounded kv.policy",
+                     (long long)pages, (long long)options->pages_total);
+}
+
+/* ---- Admission ------------------------------------------------------------------------------- */
+
+enum admission { ADMITTED, WAIT, REFUSED /* with the reason in the job's fault */ };
+
+static enum admission refuse(struct engine_job *job, int code, const char *text) {
+    fault_set(&job->fault, code, NULL, "%s", text);
+    return REFUSED;
+}
+
+static struct sequence *free_sequence(struct sched *sched) {
+    struct sequence *seq = sched->sequences;
+    while (seq->job != NULL) seq++;
+    return seq;
+}
+
+/* A sequence for every choice, or none. */
+static int open_sequences(struct sched *sched, const struct sched_entry *entry,
+                          struct sequence **opened) {
+    for (int i = 0; i < entry->job->choice_count; i++) {
+        opened[i] = free_sequence(sched);
+        int code = seq_open(opened[i], entry->job, i, &entry->kv, &sched->options.text);
+        if (code == 0) continue;
+        while (i > 0) seq_close(opened[--i]);
+        return code;
+    }
+    return 0;
+}
+
+static void count_start(struct sched *sched, const struct sched_entry *entry) {
+    struct engine_counters *counters = &sched->counters;
+    const struct engine_job *job = entry->job;
+    counters->cached_tokens += (uint64_t)job->cached_tokens;
+    if (entry->row != NULL) counters->conversation_hits++;
+    if (entry->row != NULL || !entry->wants_conversation) return;
+    counters->conversation_misses++;
+    counters->conversation_lost[entry->miss]++;
+    if (entry->miss != ENGINE_MISS_NEW)
+        log_debug("conversation missed: reason=%s prompt_tokens=%d", engine_miss_name(entry->miss),
+                  job->request.prompt_count);
+}
+
+static void start(struct sched *sched, const struct sched_entry *entry, struct sequence **opened) {
+    struct engine_job *job = entry->job;
+    for (int i = 0; i < job->choice_count; i++) {
+        struct sequence *seq = opened[i];
+        if (i > 0) seq->leader = opened[0];
+        seq->pages_reserved = entry->pages;
+        sched->pages_reserved += entry->pages;
+        sched->order[sched->running++] = (int)(seq - sched->sequences);
+    }
+    queue_client_of(&sched->queue, job)->running += job->choice_count;
+    CHECK(sched->running <= sched->options.sequences_max);
+    CHECK(sched->pages_reserved + sched->conversations.pages <= sched->options.pages_total);
+    count_start(sched, entry);
+    CHECK(job->stage == SCHED_QUEUED);
+    job->stage = SCHED_RUNNING;
+    job->admitted_ns = clock_ns();
+    atomic_store_explicit(&job->admitted, 1, memory_order_release);
+}
+
+/* What each choice needs, going on from the conversation that was found or from nothing. */
+static void plan_pages(const struct sched *sched, struct sched_entry *entry) {
+    const struct engine_request *request = &entry->job->request;
+    int64_t most = sched->options.pages_total / entry->job->choice_count;
+    if (entry->row != NULL) {
+        entry->pages = pages_for(&sched->options, &entry->kv, entry->row, request, entry->common);
+        if (entry->pages <= most) return;
+        entry->row = NULL; /* only a fresh start can ever fit */
+        entry->miss = ENGINE_MISS_TOO_LARGE;
+    }
+    entry->pages = pages_for(&sched->options, &entry->kv, NULL, request, 0);
+}
+
+/* What the rule needs beside pages, for every choice, so that neither a step nor a fork can fail
+ * for want of it. */
+static int prepare(struct sched *sched, struct sequence **opened, int count) {
+    struct kern *kern = sched->options.kern;
+    int code = 0;
+    for (int i = 1; i < count; i++) opened[i]->slot = sched_take_slot(sched);
+    for (int i = 0; kern->ops->prepare && i < count && code == 0; i++)
+        code = kern->ops->prepare(kern, opened[i]->slot, &opened[i]->kv.rule);
+    return code;
+}
+
+static enum admission enter(struct sched *sched, const struct sched_entry *entry, bool used_up) {
+    struct sequence *opened[ENGINE_CHOICES_MAX];
+    struct engine_job *job = entry->job;
+    int code = open_sequences(sched, entry, opened);
+    if (code != 0) return refuse(job, code, "no memory for the request");
+    if (entry->row == NULL)
+        opened[0]->slot = sched_take_slot(sched);
+    else
+        code = sched_go_on(sched, opened[0], entry, used_up);
+    if (code == 0) code = prepare(sched, opened, job->choice_count);
+    if (code == 0) {
+        start(sched, entry, opened);
+        return ADMITTED;
+    }
+    for (int i = 0; i < job->choice_count; i++) {
+        if (opened[i]->slot >= 0) sched_release_slot(sched, opened[i]->slot);
+        seq_close(opened[i]);
+    }
+    return refuse(job, code,
+                  code == ERR_NOMEM ? "no memory for the request"
+                                    : "the conversation's cache could not be continued");
+}
+
+static enum admission admit(struct sched *sched, struct engine_job *job) {
+    const struct sched_options *options = &sched->options;
+    struct sched_entry entry = {.job = job, .passing = job != sched->head};
+    int choices = job->choice_count;
+    bool used_up = false;
+    /* engine_check refused such requests before; a caller that skips it fails alone */
+    if (choices > options->sequences_max || choices > ENGINE_CHOICES_MAX)
+        return refuse(job, ERR_LIMIT, "more choices than can run at once");
+    sched->needs_store = false;
+    if (sched->running + choices > options->sequences_max) return WAIT;
+    if (sched->free_slot_count < choices) { /* those that are still to be written have them */
+        sched->needs_store = true;
+        return WAIT;
+    }
+    if (sched_resolve_kv(&job->request.kv, &options->kv, &entry.kv, &job->fault) != 0)
+        return REFUSED;
+    if (!sched_find(sched, &entry)) return WAIT;
+    plan_pages(sched, &entry);
+    if (entry.pages > options->pages_total / choices)
+        return refuse(job, ERR_LIMIT, "the request can never fit the cache's pool");
+    if (!sched_make_room(sched, entry.pages * choices, entry.row, &used_up)) return WAIT;
+    return enter(sched, &entry, used_up);
+}
+
+/* ---- Waiting --------------------------------------------------------------------------------- */
+
+/* What a fresh start needs, to see at a glance whether a waiting job can fit. */
+static int64_t pages_fresh(const struct sched *sched, const struct engine_request *request) {
+    struct kv_params kv;
+    struct fault ignored;
+    if (sched_resolve_kv(&request->kv, &sched->options.kv, &kv, &ignored) != 0) return 0;
+    return pages_for(&sched->options, &kv, NULL, request, 0);
+}
+
+void sched_submit(struct sched *sched, struct engine_job *job) {
+    CHECK(job->stage == SCHED_SUBMITTER && job->choice_count > 0);
+    CHECK(job->choices_left == job->choice_count);
+    job->stage = SCHED_QUEUED;
+    job->round = 0;
+    job->pages = pages_fresh(sched, &job->request);
+    queue_join(&sched->queue, job);
+    sched->others_wait = false;
+}
+
+static void give_place_back(struct sched *sched) {
+    if (sched->queue_places != NULL) atomic_fetch_sub(sched->queue_places, 1);
+}
+
+/* Another job will be the head. */
+static void end_head(struct sched *sched) {
+    sched->head = NULL;
+    sched->head_lost = ENGINE_MISS_NEW;
+    sched->search.made = sched->needs_store = false;
+    sched_changed(sched);
+    sched_end_waiting(sched);
+}
+
+void sched_stop_waiting(struct sched *sched, struct engine_job *job) {
+    CHECK(job->stage == SCHED_QUEUED || job->stage == SCHED_RUNNING);
+    queue_take(&sched->queue, job);
+    if (job == sched->head) end_head(sched);
+    give_place_back(sched);
+}
+
+void sched_drop_cancelled(struct sched *sched) {
+    struct engine_job *job;
+    while ((job = queue_cancelled(&sched->queue)) != NULL) {
+        sched_stop_waiting(sched, job);
+        sched_finish_job(sched, job, ENGINE_FINISH_ABORT);
+    }
+}
+
+static void choose_head(struct sched *sched) {
+    if (sched->head != NULL) return;
+    sched->head = queue_next(&sched->queue, NULL, NULL);
+    sched->head_step = sched->counters.steps;
+}
+
+/* False: it waits. */
+static bool try_to_admit(struct sched *sched, struct engine_job *job) {
+    enum admission result = admit(sched, job);
+    if (result == WAIT) return false;
+    sched_stop_waiting(sched, job);
+    if (result == REFUSED) sched_finish_job(sched, job, ENGINE_FINISH_ERROR);
+    return true;
+}
+
+static bool passing_allowed(const struct sched *sched) {
+    return sched->counters.steps - sched->head_step < SCHED_PASS_STEPS;
+}
+
+/* What others than the head may have. */
+struct room {
+    const struct sched *sched;
+    int places;
+    int64_t pages;
+};
+
+static bool may_pass(const void *arg, const struct engine_job *job) {
+    const struct room *room = arg;
+    return job != room->sched->head && job->round != room->sched->round &&
+           job->choice_count <= room->places && job->pages * job->choice_count <= room->pages;
+}
+
+/* Everybody who fits, in the order of the queue, once until something changes. */
+static void let_pass(struct sched *sched) {
+    const struct sched_options *options = &sched->options;
+    while (!sched->others_wait && passing_allowed(sched)) {
+        const struct room room = {.sched = sched,
+                                  .places = options->sequences_max - sched->running,
+                                  .pages = options->pages_total - sched->pages_reserved};
+        struct engine_job *job =
+            room.places > 0 ? queue_next(&sched->queue, may_pass, &room) : NULL;
+        bool needs_store = sched->needs_store; /* the head's */
+        sched->others_wait = job == NULL;
+        if (job == NULL) return;
+        job->round = sched->round;
+        (void)try_to_admit(sched, job);
+        sched->needs_store = needs_store;
+    }
+}
+
+static void charge_empty_places(struct sched *sched) {
+    int empty = sched->options.sequences_max - sched->running;
+    int others = sched->head != NULL ? queue_others(&sched->queue, sched->head) : 0;
+    if (others == 0 || sched->running == 0 || passing_allowed(sched)) return;
+    queue_charge(&sched->queue, sched->head, empty < others ? empty : others);
+}
+
+void sched_admit_waiting(struct sched *sched) {
+    for (choose_head(sched); sched->head != NULL && !sched->head_waits; choose_head(sched)) {
+        bool is_admitted = try_to_admit(sched, sched->head);
+        if (is_admitted) continue;
+        sched_changed(sched); /* it was tried because something has changed */
+        sched->head_waits = true;
+    }
+    if (sched->head == NULL) return;
+    let_pass(sched);
+    charge_empty_places(sched);
+}
+
+bool sched_stalled(const struct sched *sched) {
+    return sched->running == 0 && sched->head != NULL && sched->head_waits &&
+           (sched->others_wait || !passing_allowed(sched));
+}
