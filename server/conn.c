@@ -69,7 +69,7 @@ void conn_open(struct server *server, int fd, const struct sock_peer *peer) {
     if (conn->next) conn->next->prev = conn;
     server->conns = conn;
     server->conn_count++;
-    server->conn_total++;
+    conn->number = ++server->conn_total;
     conn->handles = 1;
     if (!server->tls) {
         conn_attach(conn);

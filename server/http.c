@@ -25,6 +25,20 @@ static const char *header(struct exchange *ex, const char *name) {
     return MHD_lookup_connection_value(ex->connection, MHD_HEADER_KIND, name);
 }
 
+/* Who asks, for fair shares: the key; where no keys are asked for the network address, and for
+ * clients on this machine, who all have the same one, the connection. */
+static void set_client(struct exchange *ex) {
+    const struct server *server = ex->server;
+    struct {
+        uint8_t key[16], network[16];
+        uint64_t connection;
+    } who = {0};
+    memcpy(who.key, ex->key_id, sizeof who.key);
+    if (!server->keys.count && !sock_peer_network(&ex->conn->peer, who.network))
+        who.connection = ex->conn->number;
+    sip_hash128(server->rules.info->space_key, &who, sizeof who, ex->client);
+}
+
 /* NULL: without a key that is accepted. */
 static struct key *find_key(struct exchange *ex) {
     struct server *server = ex->server;
@@ -38,6 +52,7 @@ static struct key *find_key(struct exchange *ex) {
     }
     if (!server->keys.count) text = ""; /* whatever is sent, everybody is the same */
     sip_hash128(server->rules.info->space_key, text, strlen(text), ex->key_id);
+    set_client(ex);
     return keys_find(&server->keys, text);
 }
 

@@ -25,8 +25,8 @@
 
 struct exchange;
 
-#define ID_BYTES         48  /* "chatcmpl-" and 32 digits */
-#define REQUEST_ID_BYTES 132 /* the client's, echoed */
+#define ID_BYTES         48         /* "chatcmpl-" and 32 digits */
+#define REQUEST_ID_BYTES 132        /* the client's, echoed */
 #define RELAY_BYTES      (16 << 10) /* read at a time; a TLS record at most */
 
 /* ---- Connections ----------------------------------------------------------------------------
@@ -69,6 +69,7 @@ struct conn {
     int64_t progress_ns; /* when that last moved, or nothing was pending */
     size_t discarded;    /* bytes read after the end of the answer */
     struct sock_peer peer;
+    uint64_t number; /* of the connections since the start */
     /* libmicrohttpd's side */
     int inner; /* our end of the pair; -1 = none */
     uv_poll_t inner_poll;
@@ -187,6 +188,7 @@ struct exchange {
     bool expired;         /* took longer than it may */
     int64_t deadline_ns;  /* 0 = none */
     int64_t queue_tokens; /* reserved in the queue, see quota.h */
+    uint8_t client[16];   /* who asks, for fair shares, see set_client */
     uint8_t key_id[16];   /* of the API key, for conversation spaces; no key: that of "" */
     char path[288];       /* room for the longest model name */
     char id[ID_BYTES], request_id[REQUEST_ID_BYTES];

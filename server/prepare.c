@@ -157,6 +157,7 @@ static int make_jobs(struct exchange *ex) {
         prepare_space(ex, ex->request.salt, ex->request.sampling.space))
         return oai_refuse(&ex->error, 503, "overloaded", NULL, "The server is short of memory.");
     set_hint(ex);
+    memcpy(ex->request.sampling.client, ex->client, sizeof ex->client);
     ex->job_count = count;
     for (int i = 0; i < count; i++)
         if (make_job(ex, i)) return -1;

@@ -195,6 +195,19 @@ bool sock_peer_equal(const struct sock_peer *a, const struct sock_peer *b) {
                   &((const struct sockaddr_in6 *)&b->any)->sin6_addr, sizeof(struct in6_addr)) == 0;
 }
 
+bool sock_peer_network(const struct sock_peer *peer, uint8_t network[16]) {
+    memset(network, 0, 16);
+    if (peer->any.sa_family == AF_INET) {
+        memcpy(network + 12, &((const struct sockaddr_in *)&peer->any)->sin_addr, 4);
+        return network[12] != 127;
+    }
+    if (peer->any.sa_family != AF_INET6) return false;
+    const struct in6_addr *v6 = &((const struct sockaddr_in6 *)&peer->any)->sin6_addr;
+    bool mapped = IN6_IS_ADDR_V4MAPPED(v6);
+    memcpy(network + (mapped ? 12 : 0), v6->s6_addr + (mapped ? 12 : 0), mapped ? 4 : 8);
+    return mapped ? network[12] != 127 : !IN6_IS_ADDR_LOOPBACK(v6);
+}
+
 int sock_pair(int pair[2]) {
     int buffer = PAIR_BUFFER;
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair)) return -1;

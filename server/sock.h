@@ -44,6 +44,9 @@ struct sock_peer {
 int sock_accept(int fd, struct sock_peer *peer);
 bool sock_peer_known(const struct sock_peer *peer);
 bool sock_peer_equal(const struct sock_peer *a, const struct sock_peer *b); /* ports aside */
+/* The network of the peer: its address, of IPv6 the first 64 bits, which one host has alone. False:
+ * it is on this machine, by loopback or a Unix socket, where all have the same. */
+bool sock_peer_network(const struct sock_peer *peer, uint8_t network[16]);
 /* Two connected sockets that never block and hold little; 0, or -1 with errno. */
 int sock_pair(int pair[2]);
 bool sock_unread(int fd);      /* something can be read */

@@ -172,6 +172,62 @@ Test(sched, an_exact_fit_is_admitted_and_runs) {
     world_close(&w);
 }
 
+/* ---- Evictions of others --------------------------------------------------------------------- */
+
+/* Three sequences of one client whose every token evicts, at more rows than a step has, beside one
+ * of another client: it has a token in every step; no step has two such evictions; what they cost
+ * is spread as stated; and all answers are those they give alone. For every policy. */
+static void spread_evictions(const char *policy) {
+    struct world w;
+    struct engine_job jobs[4], alone[4];
+    for (int i = 0; i < 4; i++) {
+        struct engine_kv kv = i == 0 ? full() : global(80, 0, 4);
+        if (i > 0) kv.policy = policy;
+        alone[i] = jobs[i] = job_of(i, i == 0 ? 4 : 100, i == 0 ? 500 : 20, kv);
+        run_alone(&alone[i]);
+    }
+    world_open(
+        &w, &(struct world_options){
+                .pages = 4000, .sequences = 4, .conversations = 0, .rows = 20, .row_entries = 1});
+    for (int i = 0; i < 4; i++) {
+        jobs[i].request.client[0] = i == 0;
+        submit(&w, &jobs[i]);
+        if (i == 0) cr_assert_not(world_step(&w));
+    }
+    const struct queue_client *client = NULL;
+    int64_t spent = 0, before = 0;
+    uint64_t first = w.sched.counters.steps, evictions = 0, steps = 0;
+    while (atomic_load(&jobs[0].finished) == 0 && w.sched.running > 0) {
+        evictions = w.sched.counters.evictions;
+        int sequences = client != NULL ? client->running : 0;
+        cr_assert_not(world_step(&w));
+        if (client == NULL) client = queue_client_of(&w.sched.queue, &jobs[1]);
+        int64_t paid = before < (int64_t)SCHED_EVICT_ROWS * sequences
+                           ? before
+                           : (int64_t)SCHED_EVICT_ROWS * sequences;
+        int64_t rows = client->evict_rows - before + paid;
+        uint64_t more = w.sched.counters.evictions - evictions;
+        steps = w.sched.counters.steps - first;
+        cr_assert_eq(count_of(&jobs[0]), (int)steps + 1, "%s: it waited for others", policy);
+        cr_assert(more <= 1 || rows <= w.options.rows, "%s: %d rows", policy, (int)rows);
+        spent += rows;
+        before = client->evict_rows;
+        cr_assert_leq(spent, (int64_t)SCHED_EVICT_ROWS * 3 * (int64_t)(steps + 1) + 60);
+    }
+    run_until_idle(&w);
+    cr_assert_geq(w.sched.counters.evictions, 3 * 12, "%s", policy);
+    for (int i = 0; i < 4; i++) {
+        expect_same_answer(&jobs[i], &alone[i]);
+        engine_job_close(&jobs[i]);
+        engine_job_close(&alone[i]);
+    }
+    world_close(&w);
+}
+
+Test(sched, evictions_of_others_cost_a_bounded_part_of_each_step) {
+    for (int index = 1; policy_at(index); index++) spread_evictions(policy_at(index)->name);
+}
+
 /* ---- Small numbers --------------------------------------------------------------------------- */
 
 static void expect_finish(int prompt_count, int max_tokens, struct engine_kv kv, bool echo) {

@@ -218,3 +218,71 @@ Test(policy, parameters_differ_where_the_kept_entries_could) {
     DIFFERS(rule.recent, 1);
     DIFFERS(rule.horizon, 127);
 }
+
+/* ---- What evictions cost --------------------------------------------------------------------- */
+
+/* The formula of policy.h, in twice as many rows, without rounding. */
+static double half_rows(const struct kv_params *params, double held) {
+    const struct kern_rule *rule = &params->rule;
+    bool classes = rule->merge == KERN_MERGE_CLASSES;
+    double goes = held - params->budget, window = rule->observe.window;
+    double halves = 2 + window * (classes ? (double)rule->classes.gamma : 1);
+    if (rule->redundancy.on) halves += held;
+    if (classes) halves += 2 * goes;
+    if (rule->merge == KERN_MERGE_PAPER || rule->merge == KERN_MERGE_CODE) halves += goes;
+    return halves * (held < KV_ROW_ENTRIES ? held / KV_ROW_ENTRIES : 1);
+}
+
+static bool is_cheap(const struct kv_params *params, int32_t between) {
+    double tokens = between > 0 ? between : 1;
+    double rows = ceil(half_rows(params, params->budget + tokens) / 2);
+    return rows <= KV_EVICTION_ROWS_MAX * tokens;
+}
+
+/* Whatever is accepted keeps the bound, and only what exceeds it is refused, of every policy. */
+Test(policy, evictions_cost_no_more_than_stated) {
+    static const int32_t budgets[] = {1, 64, 100, 1024, 4000, 4096, 16384, 1 << 20, INT32_MAX};
+    static const int32_t tokens[] = {0, 1, 2, 16, 31, 32, 33, 128, 512, 8192, INT32_MAX};
+    int refused = 0, count = sizeof tokens / sizeof *tokens;
+    for (int index = 0; policy_at(index); index++)
+        for (size_t b = 0; b < sizeof budgets / sizeof *budgets; b++)
+            for (int i = 0; i < count * count; i++) {
+                struct kv_params params = defaults(policy_at(index)->name);
+                struct fault fault = {0};
+                params.budget = budgets[b];
+                params.buffer = tokens[i / count];
+                params.chunk = tokens[i % count] > 0 ? tokens[i % count] : 1;
+                params.rule.sinks = params.rule.recent = 0;
+                bool buffer = is_cheap(&params, params.buffer),
+                     chunk = is_cheap(&params, params.chunk);
+                bool expected = !params.policy->bounded || (buffer && chunk);
+                int rc = kv_params_check(&params, &fault);
+                cr_assert_eq(rc, expected ? 0 : ERR_INVALID, "%s %d %d %d: %s", params.policy->name,
+                             params.budget, params.buffer, params.chunk, fault.text);
+                refused += !expected;
+                if (expected) continue;
+                cr_assert_str_eq(fault.field, buffer ? "kv.chunk" : "kv.buffer");
+                cr_assert(strstr(fault.text, "kv.budget") != NULL, "%s", fault.text);
+            }
+    cr_assert_gt(refused, 0);
+}
+
+/* Every token of the prompt and of the answer evicts 4,000 entries, each compared with all. */
+Test(policy, an_eviction_for_every_token_is_refused_where_it_costs_much) {
+    struct kv_params params = defaults("rkv");
+    params.budget = 4000;
+    params.chunk = 1;
+    params.buffer = 0;
+    expect(&params, "kv.buffer");
+    params.buffer = 128;
+    expect(&params, "kv.chunk");
+    params.chunk = 512;
+    expect(&params, NULL);
+    cr_assert_eq(kv_eviction_rows(&params, 4128, KV_ROW_ENTRIES), 2069); /* 1 + 8/2 + 4128/2 */
+    params = defaults("rkv");
+    params.budget = 16; /* little to compare */
+    params.rule.sinks = params.rule.recent = 0;
+    params.chunk = 1;
+    params.buffer = 0;
+    expect(&params, NULL);
+}
