@@ -33,6 +33,10 @@ struct tok_parts {
 int tok_open_parts(const struct tok_parts *parts, struct tok **out, struct fault *fault);
 int tok_open_dir(const char *dir, struct tok **out, struct fault *fault);
 
+/* The tokenizer of a GGUF file: `tokenizer.ggml.model` gpt2 or llama. Nothing of `gguf` is kept. */
+struct gguf;
+int tok_open_gguf(const struct gguf *gguf, struct tok **out, struct fault *fault);
+
 int32_t tok_vocab_size(const struct tok *tok); /* highest id + 1, added tokens included */
 
 /* A byte range of the text that came from a request: no special token is recognised inside it. */

@@ -1,0 +1,349 @@
+/* The tokenizer of a GGUF file.
+ *
+ * A file holds tokens with types and either merges (`gpt2`: byte-level BPE) or scores (`llama`:
+ * SentencePiece's BPE), but not how text is split into words: of that it names a row of the table
+ * below. The rows are the patterns of the models' own tokenizer.json; llama.cpp's table, whose
+ * names these are, has approximations of some, because its regular expressions know less.
+ *
+ * Scores become merges: wherever two tokens side by side are a third, they may merge, the highest
+ * score first. SentencePiece says the same in other words, so one algorithm (bpe.c) serves both.
+ *
+ * A file does not say which tokens swallow white space beside them. The only supported family in
+ * which some do is Phi-3, whose tokens are named here, as in llama.cpp. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/gguf.h"
+#include "base/mem.h"
+#include "text/tok/internal.h"
+
+enum token_type { NORMAL = 1, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE };
+
+#define KEY(name) "tokenizer.ggml." name
+
+/* ---- How text is split --------------------------------------------------------------------- */
+
+#define CONTRACTIONS "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+#define TAIL         "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define UPPER        "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
+#define LOWER        "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
+#define CASED(after)                                                                               \
+    "[^\\r\\n\\p{L}\\p{N}]?" UPPER "*" LOWER "+" after "|[^\\r\\n\\p{L}\\p{N}]?" UPPER "+" LOWER   \
+    "*" after
+
+static const char llama3[] =
+    CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|" TAIL;
+static const char qwen35[] = CONTRACTIONS
+    "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|" TAIL;
+static const char tekken[] = CASED("") "|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|" TAIL;
+static const char gpt4o[] =
+    CASED(CONTRACTIONS "?") "|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|" TAIL;
+static const char deepseek3[] =
+    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{"
+    "M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*|" TAIL;
+
+#define DIGITS    "\\p{N}"
+#define WORDS_MAX 5
+
+static const struct words {
+    const char *names; /* between spaces */
+    const char *patterns[WORDS_MAX];
+    bool nfc, ignore_merges, add_bos;
+} table[] = {
+    {" llama-bpe llama3 llama-v3 falcon3 pixtral ", {llama3}, false, true, true},
+    {" smaug-bpe dbrx glm4 chatglm-bpe ", {llama3}, false, false, false},
+    {" qwen2 deepseek-r1-qwen ", {tok_regex_qwen2}, true, false, false},
+    {" stablelm2 ", {tok_regex_qwen2}, false, false, false},
+    {" qwen35 ", {qwen35}, true, false, false},
+    {" smollm starcoder refact command-r codeshell ",
+     {DIGITS, tok_regex_gpt2},
+     false,
+     false,
+     false},
+    {" gpt-2 gpt2 phi-2 mpt olmo exaone4 ", {tok_regex_gpt2}, false, false, false},
+    {" tekken ", {tekken}, false, true, true},
+    {" gpt-4o llama4 ", {gpt4o}, false, false, false},
+    {" deepseek-coder ",
+     {"[\\r\\n]", "\\s?\\p{L}+", "\\s?\\p{P}+",
+      "[\\x{4e00}-\\x{9fa5}\\x{800}-\\x{4e00}\\x{ac00}-\\x{d7ff}]+", DIGITS},
+     false,
+     false,
+     false},
+    {" deepseek-v3 ",
+     {"\\p{N}{1,3}", "[\\x{4e00}-\\x{9fa5}\\x{3040}-\\x{309f}\\x{30a0}-\\x{30ff}]+", deepseek3},
+     false,
+     false,
+     false},
+};
+
+static bool names_row(const struct words *row, const struct gguf_string *pre) {
+    const char *at = memmem(row->names, strlen(row->names), pre->data, pre->size);
+    return pre->size > 0 && !memchr(pre->data, ' ', pre->size) && at && at[-1] == ' ' &&
+           at[pre->size] == ' ';
+}
+
+static int load_words(struct tok *tok, const struct gguf *gguf, bool *add_bos,
+                      struct fault *fault) {
+    struct gguf_string pre = {0};
+    const struct words *row = NULL;
+    int rc = gguf_str(gguf, KEY("pre"), &pre, fault);
+    if (rc) return rc;
+    if (!pre.data)
+        return fault_set(fault, ERR_UNSUPPORTED, KEY("pre"),
+                         "is absent: the file does not say how text is split into words. Files "
+                         "converted since May 2024 do");
+    for (size_t i = 0; i < sizeof table / sizeof *table && !row; i++)
+        if (names_row(&table[i], &pre)) row = &table[i];
+    if (!row)
+        return fault_set(fault, ERR_UNSUPPORTED, KEY("pre"), "'%.*s' is not supported",
+                         (int)(pre.size < 64 ? pre.size : 64), pre.data);
+    struct tok_step nfc = {.kind = TOK_STEP_FORM, .form = TOK_NFC};
+    struct tok_stage split = {.kind = TOK_STAGE_SPLIT, .behavior = TOK_ISOLATED};
+    if (row->nfc) rc = tok_add_step(tok, &nfc, NULL, false, "", KEY("pre"), fault);
+    for (int i = 0; i < WORDS_MAX && row->patterns[i] && !rc; i++)
+        rc = tok_add_stage(tok, &split, row->patterns[i], false, KEY("pre"), fault);
+    tok->bytes_at = tok->stage_count;
+    tok->decoder.byte_level = true;
+    tok->ignore_merges = row->ignore_merges;
+    *add_bos = row->add_bos;
+    return rc;
+}
+
+/* ---- Tokens -------------------------------------------------------------------------------- */
+
+struct arrays {
+    const struct gguf_value *tokens, *types, *scores, *merges;
+};
+
+static int read_arrays(const struct gguf *gguf, struct arrays *a, struct fault *fault) {
+    int rc = gguf_array(gguf, KEY("tokens"), GGUF_STRING, &a->tokens, fault);
+    if (!rc) rc = gguf_array(gguf, KEY("token_type"), GGUF_I32, &a->types, fault);
+    if (!rc) rc = gguf_array(gguf, KEY("scores"), GGUF_F32, &a->scores, fault);
+    if (!rc) rc = gguf_array(gguf, KEY("merges"), GGUF_STRING, &a->merges, fault);
+    if (rc) return rc;
+    if (!a->tokens || a->tokens->count == 0)
+        return fault_set(fault, ERR_MALFORMED, KEY("tokens"), "the file has no tokens");
+    if (a->tokens->count > TOK_ID_MAX)
+        return fault_set(fault, ERR_LIMIT, KEY("tokens"), "more than %d tokens", TOK_ID_MAX);
+    if (a->types && a->types->count != a->tokens->count)
+        return fault_set(fault, ERR_MALFORMED, KEY("token_type"), "%zu types of %zu tokens",
+                         a->types->count, a->tokens->count);
+    if (a->scores && a->scores->count != a->tokens->count)
+        return fault_set(fault, ERR_MALFORMED, KEY("scores"), "%zu scores of %zu tokens",
+                         a->scores->count, a->tokens->count);
+    return 0;
+}
+
+static int type_of(const struct arrays *a, int32_t id) {
+    return a->types ? (int)gguf_element_int(a->types, (size_t)id) : NORMAL;
+}
+
+static bool is(const struct gguf_string *s, const char *text) {
+    return s->size == strlen(text) && memcmp(s->data, text, s->size) == 0;
+}
+
+/* Phi-3's own tokens swallow the white space behind them, but for three. */
+static bool swallows(const struct gguf_string *name, int type) {
+    if (is(name, "</s>")) return true;
+    return type == CONTROL && !is(name, "<s>") && !is(name, "<|endoftext|>");
+}
+
+static int put_token(struct tok *tok, int32_t id, int type, bool phi3,
+                     const struct gguf_string *name, struct fault *fault) {
+    struct tok_added added = {.id = id,
+                              .special = type == CONTROL || type == UNKNOWN,
+                              .rstrip = phi3 && swallows(name, type)};
+    bool matched = (added.special || type == USER_DEFINED) && name->size > 0;
+    uint32_t flags = matched ? TOK_ADDED : 0;
+    if (name->size > TOK_ADDED_BYTES && matched)
+        return fault_set(fault, ERR_LIMIT, KEY("tokens"), "token %d has more than %d bytes", id,
+                         TOK_ADDED_BYTES);
+    if (added.special) flags |= TOK_SPECIAL;
+    int rc = tok_vocab_put(tok, id, name->data, name->size, flags, fault);
+    if (rc || !matched) return rc;
+    added.pattern = tok->tokens[id].name;
+    added.pattern_size = tok->tokens[id].name_size;
+    tok_added_put(tok, &added);
+    return 0;
+}
+
+static int load_tokens(struct tok *tok, const struct gguf *gguf, const struct arrays *a,
+                       struct fault *fault) {
+    struct gguf_string arch = {0}, name;
+    const char *at = NULL;
+    int32_t id = 0;
+    int rc = gguf_str(gguf, "general.architecture", &arch, fault);
+    if (!rc) rc = tok_vocab_reserve(tok, (int32_t)a->tokens->count, fault);
+    if (!rc) rc = tok_added_reserve(tok, a->tokens->count, fault);
+    bool phi3 = !rc && is(&arch, "phi3");
+    while (!rc && gguf_next(a->tokens, &at, &name)) {
+        int type = type_of(a, id);
+        if (tok->unknown < 0 && type == UNKNOWN) tok->unknown = id;
+        rc = put_token(tok, id++, type, phi3, &name, fault);
+    }
+    return rc ? rc : tok_vocab_index(tok, fault);
+}
+
+/* ---- Merges -------------------------------------------------------------------------------- */
+
+/* "a b", where a may itself begin with a space. */
+static int load_merges(struct tok *tok, const struct arrays *a, struct fault *fault) {
+    struct gguf_string pair;
+    struct fault inner = {0};
+    const char *at = NULL;
+    uint32_t rank = 0;
+    if (!a->merges) return fault_set(fault, ERR_MALFORMED, KEY("merges"), "the file has no merges");
+    int rc = tok_merges_reserve(tok, a->merges->count, fault);
+    while (!rc && gguf_next(a->merges, &at, &pair)) {
+        const char *space = pair.size > 1 ? memchr(pair.data + 1, ' ', pair.size - 1) : NULL;
+        size_t left = space ? (size_t)(space - pair.data) : 0;
+        if (!space)
+            return fault_set(fault, ERR_MALFORMED, KEY("merges"),
+                             "merge %u is not two tokens with a space between", rank);
+        rc = tok_merges_add(tok, pair.data, left, space + 1, pair.size - left - 1, rank++, &inner);
+        if (rc) rc = fault_set(fault, rc, KEY("merges"), "%s", inner.text);
+    }
+    return rc;
+}
+
+static int compare_scores(const void *a, const void *b, void *arg) {
+    const struct gguf_value *scores = arg;
+    double x = gguf_element_num(scores, (size_t) * (const int32_t *)a);
+    double y = gguf_element_num(scores, (size_t) * (const int32_t *)b);
+    return (x < y) - (x > y);
+}
+
+/* Byte, control and unknown tokens are no text, so nothing merges into them. */
+static bool is_merged(const struct arrays *a, int32_t id) {
+    int type = type_of(a, id);
+    return type != BYTE && type != CONTROL && type != UNKNOWN;
+}
+
+/* Every way to cut the token into two others; counts them, and adds them where `rank` is given. */
+static int cut_token(struct tok *tok, int32_t id, const uint32_t *rank, size_t *count,
+                     struct fault *fault) {
+    const struct tok_token *token = &tok->tokens[id];
+    const char *name = tok->text + token->name;
+    for (uint32_t i = 1; i < token->name_size; i++) {
+        if (((unsigned char)name[i] & 0xC0) == 0x80) continue;
+        if (tok_vocab_find_plain(tok, name, i) < 0 ||
+            tok_vocab_find_plain(tok, name + i, token->name_size - i) < 0)
+            continue;
+        ++*count;
+        int rc =
+            rank ? tok_merges_add(tok, name, i, name + i, token->name_size - i, *rank, fault) : 0;
+        if (rc) return rc;
+    }
+    return 0;
+}
+
+/* Tokens of one score have one rank: of those the leftmost pair merges first. */
+static int add_scored(struct tok *tok, const struct arrays *a, const int32_t *order,
+                      struct fault *fault) {
+    size_t count = 0;
+    uint32_t rank = 0;
+    int rc = 0;
+    for (int32_t id = 0; id < tok->vocab_size; id++)
+        if (is_merged(a, id)) cut_token(tok, id, NULL, &count, fault);
+    rc = tok_merges_reserve(tok, count, fault);
+    for (int32_t i = 0; i < tok->vocab_size && !rc; i++) {
+        if (i > 0 && compare_scores(&order[i - 1], &order[i], (void *)(uintptr_t)a->scores)) rank++;
+        if (is_merged(a, order[i])) rc = cut_token(tok, order[i], &rank, &count, fault);
+    }
+    return rc;
+}
+
+static int load_scores(struct tok *tok, const struct arrays *a, struct fault *fault) {
+    if (!a->scores) return fault_set(fault, ERR_MALFORMED, KEY("scores"), "the file has no scores");
+    int32_t *order = mem_try_alloc((size_t)tok->vocab_size, sizeof *order);
+    if (!order) return fault_set(fault, ERR_NOMEM, NULL, "not enough memory for the tokenizer");
+    for (int32_t id = 0; id < tok->vocab_size; id++) order[id] = id;
+    qsort_r(order, (size_t)tok->vocab_size, sizeof *order, compare_scores,
+            (void *)(uintptr_t)a->scores);
+    int rc = add_scored(tok, a, order, fault);
+    mem_free(order);
+    return rc;
+}
+
+/* ---- SentencePiece's text ------------------------------------------------------------------ */
+
+#define MARK "\xE2\x96\x81" /* U+2581 stands for a space */
+
+static int load_spaces(struct tok *tok, const struct gguf *gguf, struct fault *fault) {
+    struct tok_step prepend = {.kind = TOK_STEP_PREPEND}, replace = {.kind = TOK_STEP_REPLACE};
+    struct tok_decoder *d = &tok->decoder;
+    bool prefix = true;
+    int rc = gguf_bool(gguf, KEY("add_space_prefix"), &prefix, fault);
+    if (!rc && prefix) rc = tok_add_step(tok, &prepend, NULL, false, MARK, NULL, fault);
+    if (!rc) rc = tok_add_step(tok, &replace, " ", true, MARK, NULL, fault);
+    if (rc) return rc;
+    struct tok_step *back = &d->replaces[d->replace_count++];
+    back->find_size = sizeof MARK - 1;
+    back->content_size = 1;
+    rc = tok_text_add(tok, MARK, back->find_size, &back->find, fault);
+    if (!rc) rc = tok_text_add(tok, " ", 1, &back->content, fault);
+    d->byte_fallback = d->fused = true;
+    if (prefix) d->strip[0] = ' ';
+    d->strip_size = prefix;
+    tok->byte_fallback = tok->fuse_unknown = true;
+    return rc;
+}
+
+/* ---- Before and after a text --------------------------------------------------------------- */
+
+static int load_end(struct tok *tok, const struct gguf *gguf, const char *flag, const char *key,
+                    bool add, int64_t id, int32_t *to, int *count, struct fault *fault) {
+    int rc = gguf_bool(gguf, flag, &add, fault);
+    if (!rc) rc = gguf_int(gguf, key, 0, tok->vocab_size - 1, &id, fault);
+    if (rc || !add) return rc;
+    if (id < 0 || id >= tok->vocab_size)
+        return fault_set(fault, ERR_MALFORMED, key, "is absent, but %s is true", flag);
+    to[(*count)++] = (int32_t)id;
+    return 0;
+}
+
+/* SentencePiece's own numbers stand where a file of that kind has none. */
+static int load_ends(struct tok *tok, const struct gguf *gguf, bool pieces, bool add_bos,
+                     struct fault *fault) {
+    int rc = load_end(tok, gguf, KEY("add_bos_token"), KEY("bos_token_id"), add_bos,
+                      pieces ? 1 : -1, tok->template_before, &tok->before_count, fault);
+    if (rc) return rc;
+    return load_end(tok, gguf, KEY("add_eos_token"), KEY("eos_token_id"), false, pieces ? 2 : -1,
+                    tok->template_after, &tok->after_count, fault);
+}
+
+/* ---- The file ------------------------------------------------------------------------------ */
+
+static int load(struct tok *tok, const struct gguf *gguf, struct fault *fault) {
+    struct gguf_string model = {0};
+    struct arrays a = {0};
+    bool add_bos = true;
+    int rc = gguf_str(gguf, KEY("model"), &model, fault);
+    if (rc) return rc;
+    if (!model.data)
+        return fault_set(fault, ERR_MALFORMED, KEY("model"), "the file has no tokenizer");
+    bool pieces = is(&model, "llama");
+    if (!pieces && !is(&model, "gpt2"))
+        return fault_set(fault, ERR_UNSUPPORTED, KEY("model"),
+                         "'%.*s' is not supported, only 'gpt2' (byte-level BPE) and 'llama' "
+                         "(SentencePiece BPE)",
+                         (int)(model.size < 64 ? model.size : 64), model.data);
+    rc = read_arrays(gguf, &a, fault);
+    if (!rc) rc = load_tokens(tok, gguf, &a, fault);
+    if (!rc) rc = pieces ? load_spaces(tok, gguf, fault) : load_words(tok, gguf, &add_bos, fault);
+    if (!rc) rc = pieces ? load_scores(tok, &a, fault) : load_merges(tok, &a, fault);
+    if (!rc) rc = load_ends(tok, gguf, pieces, add_bos, fault);
+    return rc ? rc : tok_finish(tok, fault);
+}
+
+int tok_open_gguf(const struct gguf *gguf, struct tok **out, struct fault *fault) {
+    *out = NULL;
+    struct tok *tok = tok_make();
+    if (!tok) return fault_set(fault, ERR_NOMEM, NULL, "not enough memory for the tokenizer");
+    int rc = load(tok, gguf, fault);
+    if (rc)
+        tok_close(tok);
+    else
+        *out = tok;
+    return rc;
+}
