@@ -2,10 +2,12 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 
 #include "base/clock.h"
 #include "base/file.h"
+#include "base/gguf.h"
 #include "base/json.h"
 #include "base/mem.h"
 
@@ -32,12 +34,51 @@ static int in_file(int code, const char *name, struct fault *fault) {
                      inside.text);
 }
 
-/* "<s>" or {"content": "<s>", ...}; "" when absent. */
-static char *special_string(const cJSON *config, const char *key) {
-    const cJSON *node = json_get(config, key);
-    if (node != NULL && cJSON_IsObject(node)) node = json_get(node, "content");
-    return mem_must_strdup(node != NULL && cJSON_IsString(node) ? node->valuestring : "");
+/* ---- Special tokens ------------------------------------------------------------------------ */
+
+static int no_memory(struct fault *fault) {
+    return fault_set(fault, ERR_NOMEM, NULL, "not enough memory for the model's texts");
 }
+
+/* "<s>" or {"content": "<s>", ...}; NULL for anything else. */
+static const char *token_content(const cJSON *node) {
+    if (cJSON_IsObject(node)) node = json_get(node, "content");
+    return cJSON_IsString(node) ? node->valuestring : NULL;
+}
+
+/* Adds what `from` names and `tokens` has not yet: every member whose name ends in "_token". */
+static int add_tokens(cJSON *tokens, const cJSON *from, struct fault *fault) {
+    static const char suffix[] = "_token";
+    const cJSON *node;
+    cJSON_ArrayForEach(node, from) {
+        const char *name = node->string ? node->string : "", *content = token_content(node);
+        size_t size = strlen(name);
+        if (content == NULL || size < sizeof suffix || json_get(tokens, name) != NULL ||
+            strcmp(name + size - (sizeof suffix - 1), suffix) != 0)
+            continue;
+        if (cJSON_AddStringToObject(tokens, name, content) == NULL) return no_memory(fault);
+    }
+    return 0;
+}
+
+static char *copy_token(const cJSON *tokens, const char *name) {
+    const cJSON *node = json_get(tokens, name);
+    return mem_must_strdup(node != NULL ? node->valuestring : "");
+}
+
+/* As transformers: tokenizer_config.json with its extra_special_tokens goes before the older
+ * special_tokens_map.json. */
+static int read_tokens(struct text *text, const cJSON *config, const cJSON *map,
+                       struct fault *fault) {
+    text->tokens = cJSON_CreateObject();
+    if (text->tokens == NULL) return no_memory(fault);
+    int code = add_tokens(text->tokens, config, fault);
+    if (code == 0) code = add_tokens(text->tokens, json_get(config, "extra_special_tokens"), fault);
+    if (code == 0) code = add_tokens(text->tokens, map, fault);
+    return code;
+}
+
+/* ---- Directories --------------------------------------------------------------------------- */
 
 /* An object in a file of the model's directory; NULL without the file. */
 static int open_object(const char *dir, const char *name, cJSON **out, struct fault *fault) {
@@ -136,18 +177,104 @@ static int open_templates(const char *dir, const cJSON *config, struct text *tex
     return code;
 }
 
-int text_open(const char *dir, struct text *text, struct fault *fault) {
-    cJSON *config = NULL;
-    *text = (struct text){0};
+static int open_dir(const char *dir, struct text *text, struct fault *fault) {
+    cJSON *config = NULL, *map = NULL;
     int code = tok_open_dir(dir, &text->tok, fault);
     if (code == 0) code = open_object(dir, "tokenizer_config.json", &config, fault);
-    if (code == 0) {
-        text->bos = special_string(config, "bos_token");
-        text->eos = special_string(config, "eos_token");
-        code = open_templates(dir, config, text, fault);
-    }
+    if (code == 0) code = open_object(dir, "special_tokens_map.json", &map, fault);
+    if (code == 0) code = read_tokens(text, config, map, fault);
+    if (code == 0) code = open_templates(dir, config, text, fault);
     json_free(config);
-    if (code != 0) text_close(text);
+    json_free(map);
+    return code;
+}
+
+/* ---- GGUF files ---------------------------------------------------------------------------- */
+
+static int add_gguf_token(struct text *text, const struct gguf *gguf, const char *key,
+                          const char *name, struct fault *fault) {
+    int64_t id = -1;
+    const char *bytes;
+    char content[1024];
+    int code = gguf_int(gguf, key, 0, tok_vocab_size(text->tok) - 1, &id, fault);
+    if (code != 0 || id < 0) return code;
+    size_t size = tok_bytes(text->tok, (int32_t)id, &bytes);
+    if (size >= sizeof content || memchr(bytes, 0, size) != NULL) return 0;
+    memcpy(content, bytes, size);
+    content[size] = '\0';
+    return cJSON_AddStringToObject(text->tokens, name, content) != NULL ? 0 : no_memory(fault);
+}
+
+static int read_gguf_tokens(struct text *text, const struct gguf *gguf, struct fault *fault) {
+    static const char *const tokens[][2] = {{"tokenizer.ggml.bos_token_id", "bos_token"},
+                                            {"tokenizer.ggml.eos_token_id", "eos_token"},
+                                            {"tokenizer.ggml.unknown_token_id", "unk_token"},
+                                            {"tokenizer.ggml.padding_token_id", "pad_token"},
+                                            {"tokenizer.ggml.seperator_token_id", "sep_token"},
+                                            {"tokenizer.ggml.mask_token_id", "mask_token"}};
+    int code = 0;
+    text->tokens = cJSON_CreateObject();
+    if (text->tokens == NULL) return no_memory(fault);
+    for (size_t i = 0; i < sizeof tokens / sizeof *tokens && code == 0; i++)
+        code = add_gguf_token(text, gguf, tokens[i][0], tokens[i][1], fault);
+    return code;
+}
+
+static int open_gguf_template(const struct gguf *gguf, const char *key, struct chat **chat,
+                              char **source, struct fault *fault) {
+    struct gguf_string string = {0};
+    int code = gguf_str(gguf, key, &string, fault);
+    if (code != 0 || string.data == NULL) return code;
+    if (string.size > TEMPLATE_BYTES_MAX)
+        return fault_set(fault, ERR_LIMIT, key, "has more than %zu bytes", TEMPLATE_BYTES_MAX);
+    *source = mem_must_alloc(string.size + 1, 1);
+    memcpy(*source, string.data, string.size);
+    return in_file(chat_open(*source, string.size, chat, fault), key, fault);
+}
+
+static int read_gguf(const struct gguf *gguf, struct text *text, struct fault *fault) {
+    int code = tok_open_gguf(gguf, &text->tok, fault);
+    if (code == 0) code = read_gguf_tokens(text, gguf, fault);
+    if (code == 0)
+        code =
+            open_gguf_template(gguf, "tokenizer.chat_template", &text->chat, &text->source, fault);
+    if (code == 0)
+        code = open_gguf_template(gguf, "tokenizer.chat_template.tool_use", &text->tool_chat,
+                                  &text->tool_source, fault);
+    return code;
+}
+
+static int open_gguf(const char *path, struct text *text, struct fault *fault) {
+    const void *data = NULL;
+    size_t size = 0;
+    struct gguf gguf;
+    int code = file_map(path, &data, &size, fault);
+    if (code != 0) return code;
+    code = gguf_parse(data, size, &gguf, fault);
+    if (code == 0) {
+        code = read_gguf(&gguf, text, fault);
+        gguf_close(&gguf);
+    }
+    munmap((void *)(uintptr_t)data, size);
+    return code;
+}
+
+/* -------------------------------------------------------------------------------------------- */
+
+static bool is_file(const char *path) {
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISREG(st.st_mode);
+}
+
+int text_open(const char *path, struct text *text, struct fault *fault) {
+    *text = (struct text){0};
+    int code = is_file(path) ? open_gguf(path, text, fault) : open_dir(path, text, fault);
+    if (code == 0) {
+        text->bos = copy_token(text->tokens, "bos_token");
+        text->eos = copy_token(text->tokens, "eos_token");
+    } else {
+        text_close(text);
+    }
     return code;
 }
 
@@ -155,12 +282,15 @@ void text_close(struct text *text) {
     tok_close(text->tok);
     chat_close(text->chat);
     chat_close(text->tool_chat);
+    cJSON_Delete(text->tokens);
     mem_free(text->source);
     mem_free(text->tool_source);
     mem_free(text->bos);
     mem_free(text->eos);
     *text = (struct text){0};
 }
+
+/* ---- Chats --------------------------------------------------------------------------------- */
 
 /* What transformers passes as None when the caller has none; templates ask "is not none". */
 static bool add_absent(cJSON *full, const cJSON *context) {
@@ -172,15 +302,25 @@ static bool add_absent(cJSON *full, const cJSON *context) {
     return ok;
 }
 
-/* The request's context with the model's own strings put in front; they win over the request's. */
+static bool is_model_string(const struct text *text, const char *name) {
+    return strcmp(name, "bos_token") == 0 || strcmp(name, "eos_token") == 0 ||
+           json_get(text->tokens, name) != NULL;
+}
+
+/* The request's context with the model's own strings put in front; they win over the request's. A
+ * template may print bos_token and eos_token of a model that has none. */
 static cJSON *with_model_strings(const struct text *text, const cJSON *context) {
     cJSON *full = cJSON_CreateObject(), *item = NULL;
     if (full == NULL) return NULL;
     bool ok = cJSON_AddStringToObject(full, "bos_token", text->bos) != NULL &&
               cJSON_AddStringToObject(full, "eos_token", text->eos) != NULL &&
               add_absent(full, context);
+    cJSON_ArrayForEach(item, text->tokens) {
+        if (json_get(full, item->string) != NULL) continue;
+        ok = ok && cJSON_AddStringToObject(full, item->string, item->valuestring) != NULL;
+    }
     cJSON_ArrayForEach(item, context) {
-        if (strcmp(item->string, "bos_token") == 0 || strcmp(item->string, "eos_token") == 0 ||
+        if (is_model_string(text, item->string) ||
             strcmp(item->string, "continue_final_message") == 0)
             continue;
         ok = ok && cJSON_AddItemReferenceToObject(full, item->string, (cJSON *)(uintptr_t)item);
@@ -259,9 +399,22 @@ static int cut_after_final(struct chat_text *rendered, const cJSON *context, str
     return 0;
 }
 
+/* The names whose strings are the model's own. */
+static int list_trusted(const struct text *text, struct arena *arena, struct chat_input *input,
+                        struct fault *fault) {
+    const cJSON *item = NULL;
+    size_t count = (size_t)cJSON_GetArraySize(text->tokens) + 2;
+    const char **names = arena_alloc(arena, count, sizeof *names);
+    if (names == NULL) return no_memory(fault);
+    input->trusted = names;
+    names[input->trusted_count++] = "bos_token";
+    names[input->trusted_count++] = "eos_token";
+    cJSON_ArrayForEach(item, text->tokens) names[input->trusted_count++] = item->string;
+    return 0;
+}
+
 int text_render_chat(const struct text *text, const cJSON *context, size_t max_ids,
                      struct arena *arena, struct tok_ids *out, struct fault *fault) {
-    static const char *const trusted[] = {"bos_token", "eos_token"};
     bool tools = text->tool_chat != NULL && json_get(context, "tools") != NULL;
     const struct chat *chat = tools ? text->tool_chat : text->chat;
     if (chat == NULL)
@@ -270,11 +423,11 @@ int text_render_chat(const struct text *text, const cJSON *context, size_t max_i
     cJSON *full = with_model_strings(text, context);
     if (full == NULL)
         return fault_set(fault, ERR_NOMEM, NULL, "no memory for the template context");
-    struct chat_input input = {
-        .context = full, .trusted = trusted, .trusted_count = 2, .now = clock_unix_seconds()};
+    struct chat_input input = {.context = full, .now = clock_unix_seconds()};
     struct chat_text rendered = {0};
     *out = (struct tok_ids){0};
-    int code = chat_render(chat, &input, arena, &rendered, fault);
+    int code = list_trusted(text, arena, &input, fault);
+    if (code == 0) code = chat_render(chat, &input, arena, &rendered, fault);
     if (code == 0 && cJSON_IsTrue(json_get(context, "continue_final_message")))
         code = cut_after_final(&rendered, context, arena, fault);
     if (code == 0)

@@ -1,5 +1,5 @@
-/* Text of a model directory: tokenizer, chat template and the strings templates ask for. Immutable
- * after opening; any thread. */
+/* Text of a model, a directory or a GGUF file: tokenizer, chat template and the strings templates
+ * ask for. Immutable after opening; any thread. */
 #ifndef KEEPD_TEXT_TEXT_H
 #define KEEPD_TEXT_TEXT_H
 
@@ -12,14 +12,17 @@ struct text {
     struct chat *tool_chat;     /* for chats with tools; NULL: `chat` serves them */
     char *source, *tool_source; /* of the templates; NULL without one */
     char *bos, *eos;            /* "" when the model names none */
+    cJSON *tokens; /* object: bos_token, eos_token, pad_token, image_token, ... as templates get
+                      them */
 };
 
-/* Reads tokenizer.json (or what it replaced, see tok_open_dir), tokenizer_config.json (optional)
- * and the templates where transformers looks for them: the plain one in chat_template.jinja, else
- * tokenizer_config.json's chat_template (a string, or the list's "default"); the one for tools in
- * additional_chat_templates/tool_use.jinja, else the list's "tool_use". With either file nothing is
- * taken from tokenizer_config.json. Errors name the file. On failure *text is empty. */
-int text_open(const char *dir, struct text *text, struct fault *fault);
+/* Of a directory: reads tokenizer.json (or what it replaced, see tok_open_dir),
+ * tokenizer_config.json (optional) and the templates where transformers looks for them: the plain
+ * one in chat_template.jinja, else tokenizer_config.json's chat_template (a string, or the list's
+ * "default"); the one for tools in additional_chat_templates/tool_use.jinja, else the list's
+ * "tool_use". With either file nothing is taken from tokenizer_config.json. Of a file, which is
+ * GGUF: reads its metadata. Errors name the file or the key. On failure *text is empty. */
+int text_open(const char *path, struct text *text, struct fault *fault);
 void text_close(struct text *text);
 
 int text_render_chat(const struct text *text, const cJSON *context, size_t max_ids,

@@ -1,12 +1,14 @@
-/* Two fuzzers in one, told apart by the first byte.
+/* Three fuzzers in one, told apart by the first byte.
  *
  * '{': a tokenizer.json up to the first NUL, which opens or is refused; then a text for it.
+ * 'G': the same with a GGUF file, whose tokenizer opens or is refused.
  * Else: flags, a count of untrusted spans, (gap, length) of each, and a text for the tokenizers
  * made here. Decoding gives the text back, and untrusted text never gives a special token. */
 #include <string.h>
 
 #include "base/arena.h"
 #include "base/check.h"
+#include "base/gguf.h"
 #include "tests/unit/text/tok/tok_support.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -52,6 +54,19 @@ static void fuzz_file(const char *data, size_t size) {
         use(tok, end + 1, size - json_size - 1);
     else
         use(tok, sample, sizeof sample - 1);
+    tok_close(tok);
+}
+
+static void fuzz_gguf(const char *data, size_t size) {
+    struct fault fault = {0};
+    struct gguf gguf;
+    struct tok *tok;
+    if (gguf_parse(data, size, &gguf, &fault)) return;
+    int rc = tok_open_gguf(&gguf, &tok, &fault);
+    gguf_close(&gguf);
+    CHECK((rc == 0) == (tok != NULL) && rc == fault.code);
+    if (rc) return;
+    use(tok, sample, sizeof sample - 1);
     tok_close(tok);
 }
 
@@ -264,6 +279,8 @@ static void fuzz_text(const uint8_t *data, size_t size) {
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (size && data[0] == '{')
         fuzz_file((const char *)data, size);
+    else if (size && data[0] == 'G')
+        fuzz_gguf((const char *)data, size);
     else
         fuzz_text(data, size);
     return 0;

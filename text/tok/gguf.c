@@ -10,6 +10,7 @@
  *
  * A file does not say which tokens swallow white space beside them. The only supported family in
  * which some do is Phi-3, whose tokens are named here, as in llama.cpp. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -257,7 +258,13 @@ static int load_scores(struct tok *tok, const struct arrays *a, struct fault *fa
     if (!a->scores) return fault_set(fault, ERR_MALFORMED, KEY("scores"), "the file has no scores");
     int32_t *order = mem_try_alloc((size_t)tok->vocab_size, sizeof *order);
     if (!order) return fault_set(fault, ERR_NOMEM, NULL, "not enough memory for the tokenizer");
-    for (int32_t id = 0; id < tok->vocab_size; id++) order[id] = id;
+    for (int32_t id = 0; id < tok->vocab_size; id++) {
+        order[id] = id;
+        if (isfinite(gguf_element_num(a->scores, (size_t)id))) continue;
+        mem_free(order);
+        return fault_set(fault, ERR_MALFORMED, KEY("scores"), "the score of token %d is no number",
+                         id);
+    }
     qsort_r(order, (size_t)tok->vocab_size, sizeof *order, compare_scores,
             (void *)(uintptr_t)a->scores);
     int rc = add_scored(tok, a, order, fault);

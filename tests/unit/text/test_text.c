@@ -8,6 +8,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "tests/unit/gguf_file.h"
 #include "tests/unit/text/tok/tok_support.h"
 #include "text/text.h"
 
@@ -194,6 +195,72 @@ Test(text, the_file_of_processors_comes_last) {
     expect_failure(ERR_MALFORMED, "chat_template.json");
     write_text("chat_template.json", "[");
     expect_failure(ERR_MALFORMED, "chat_template.json");
+}
+
+/* Every token that the tokenizer's files name, whichever form they have; a request cannot bring its
+ * own. */
+Test(text, templates_get_the_tokens_of_the_model) {
+    struct text text;
+    write_text("tokenizer_config.json",
+               "{\"bos_token\":\"<s>\",\"pad_token\":{\"content\":\"</s>\"},\"unk_token\":null,"
+               "\"add_bos_token\":true,\"extra_special_tokens\":{\"image_token\":\"<s>\"},"
+               "\"chat_template\":\"{{ pad_token }}{{ image_token }}{{ sep_token }}{{ cls_token }}"
+               "{{ unk_token is defined }}{{ add_bos_token is defined }}\"}");
+    write_text("special_tokens_map.json",
+               "{\"pad_token\":\"other\",\"sep_token\":{\"content\":\"|\"}}");
+    open_text(&text);
+    expect_render(&text, "{\"messages\":[],\"pad_token\":\"mine\",\"cls_token\":\"</s>\"}",
+                  "ES|</s>FalseFalse");
+    text_close(&text);
+    write_text("special_tokens_map.json", "[");
+    expect_failure(ERR_MALFORMED, "special_tokens_map.json");
+}
+
+/* A file is GGUF. */
+static void write_gguf(const char *template) {
+    struct buf file;
+    buf_open(&file, 1 << 20);
+    put_head(&file, 3, 0, 7);
+    put_text(&file, "tokenizer.ggml.model", "gpt2");
+    put_text(&file, "tokenizer.ggml.pre", "gpt-2");
+    put_array(&file, "tokenizer.ggml.tokens", GGUF_STRING, 258);
+    for (unsigned byte = 0; byte < 256; byte++) {
+        char name[8];
+        small_byte_name(byte, name);
+        put_string(&file, name);
+    }
+    put_string(&file, "<s>");
+    put_string(&file, "</s>");
+    put_array(&file, "tokenizer.ggml.token_type", GGUF_I32, 258);
+    for (unsigned id = 0; id < 258; id++) put(&file, id < 256 ? 1 : 3, 4);
+    put_array(&file, "tokenizer.ggml.merges", GGUF_STRING, 0);
+    put_u32(&file, "tokenizer.ggml.eos_token_id", 257);
+    put_text(&file, "tokenizer.chat_template", template);
+    write_file("model.gguf", file.data, file.size);
+    buf_close(&file);
+}
+
+Test(text, a_file_has_it_all) {
+    struct text text;
+    struct fault fault = {0};
+    strcat(folder, "/model.gguf");
+    char *name = strrchr(folder, '/');
+    *name = '\0';
+    write_gguf("<s>{{ bos_token }}{{ messages[0].content }}{{ eos_token }}");
+    *name = '/';
+    open_text(&text);
+    cr_expect(strcmp(text.bos, "") == 0 && strcmp(text.eos, "</s>") == 0);
+    expect_render(&text, hello, "ShiE");
+    text_close(&text);
+    *name = '\0';
+    write_gguf("{{");
+    *name = '/';
+    expect_failure(ERR_MALFORMED, "tokenizer.chat_template");
+    *name = '\0';
+    write_text("model.gguf", "GGU");
+    *name = '/';
+    cr_expect_eq(text_open(folder, &text, &fault), ERR_MALFORMED);
+    *name = '\0';
 }
 
 /* As transformers does: templates ask "tools is not none", which an undefined name is not. */

@@ -2,6 +2,7 @@
 #include <criterion/criterion.h>
 
 #include "base/file.h"
+#include "base/gguf.h"
 #include "tests/unit/text/tok/tok_support.h"
 #include "text/tok/internal.h"
 
@@ -235,6 +236,35 @@ static void check_llama_cpp(const struct tok *tok, const char *inp, const char *
     cr_expect_geq(count, 40);
     mem_free(texts);
     mem_free(lines);
+}
+
+static struct tok *open_gguf(const char *path) {
+    struct fault fault = {0};
+    struct gguf gguf;
+    struct tok *tok;
+    size_t size;
+    char *data = read_text(path, &size);
+    cr_assert_eq(gguf_parse(data, size, &gguf, &fault), 0, "%s: %s", path, fault.text);
+    cr_assert_eq(tok_open_gguf(&gguf, &tok, &fault), 0, "%s: %s: %s", path, fault.field,
+                 fault.text);
+    gguf_close(&gguf);
+    mem_free(data);
+    return tok;
+}
+
+/* Vocabularies as files without tensors, with merges and with scores. */
+Test(tok, real_gguf) {
+    static const char *const names[] = {"gpt-2", "deepseek-coder", "llama-spm"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char name[128], path[512], inp[520], out[520];
+        snprintf(name, sizeof name, "tokenizers/ggml-vocab-%s.gguf", names[i]);
+        if (!more_data(path, sizeof path, name)) return;
+        snprintf(inp, sizeof inp, "%s.inp", path);
+        snprintf(out, sizeof out, "%s.out", path);
+        struct tok *tok = open_gguf(path);
+        check_llama_cpp(tok, inp, out);
+        tok_close(tok);
+    }
 }
 
 Test(tok, real_qwen2) {
