@@ -1,4 +1,4 @@
-/* What whole blocks do together. Every thread of the block calls. */
+/* Operations of a whole block. Every thread of the block calls them. */
 #ifndef KEEPD_KERNELS_CUDA_BLOCK_CUH
 #define KEEPD_KERNELS_CUDA_BLOCK_CUH
 
@@ -23,9 +23,9 @@ template <class T> static __device__ T block_scan(T value, T *room, T *total) {
     return before + sum - value;
 }
 
-/* The bin that holds the `wanted`-th item counted from the last of BINS bins, 1 being the first;
- * *before = items in the bins after it. There are that many. Threads: a divisor of BINS.
- * `bins`: Ts by number; `room`: a T per warp; `found`: room for the answer. In shared memory. */
+/* The bin that holds the `wanted`-th item counted from the last of BINS bins, starting at 1;
+ * *before = items in the bins after it. At least `wanted` items must exist. Threads: a divisor of
+ * BINS. `bins`: Ts by number; `room`: a T per warp; `found`: the result. All in shared memory. */
 template <int BINS, class Bins, class T>
 static __device__ int block_pick(const Bins &bins, T wanted, T *room, int *found, T *before) {
     const int each = BINS / (int)blockDim.x, top = BINS - 1 - (int)threadIdx.x * each;
@@ -61,12 +61,12 @@ template <class T> static __device__ __forceinline__ T larger(T a, T b) {
     return b > a ? b : a;
 }
 
-/* NaN counts for nothing. */
+/* Ignores NaN. */
 template <> __device__ __forceinline__ float larger(float a, float b) {
     return fmaxf(a, b);
 }
 
-/* The largest of the block's, to every thread. `room`: a T per warp. */
+/* The largest value of the block, returned to every thread. `room`: a T per warp. */
 template <class T> static __device__ T block_most(T x, T *room) {
     for (int by = 16; by > 0; by /= 2) x = larger<T>(x, __shfl_xor_sync(WARP_ALL, x, by));
     __syncthreads();

@@ -1,9 +1,9 @@
 /* Members of classes (kern.h, struct kern_classes) on the device; kernels/cpu/classes.c is the
- * oracle. A member is 12 bytes in a page. Its key, the centre's turned to its position, is made
- * where it is multiplied, in shared memory, CLASS_KEYS at a time and for all queries of a block: no
- * key is ever written to the pool, and tensor cores do the products. A turned key is no bf16 any
- * more, so it is made as two of them, what rounding leaves and what it takes: products are as good
- * as of float32. */
+ * reference. A member is 12 bytes in a page. Its key, the centre's key rotated to its position, is
+ * computed in shared memory where it is multiplied, CLASS_KEYS at a time and for all queries of a
+ * block: no such key is written to the pool, and tensor cores compute the products. A rotated key
+ * cannot be represented in bf16, so it is split into two bf16, the rounded value and the remainder:
+ * products are as accurate as in float32. */
 #ifndef KEEPD_KERNELS_CUDA_CLASSES_CUH
 #define KEEPD_KERNELS_CUDA_CLASSES_CUH
 
@@ -11,7 +11,7 @@
 
 #define CLASS_KEYS (PRODUCT_KEYS / 2)
 
-/* Members of a row whose centre is before `pos`. */
+/* Number of members of a row whose centre is before `pos`. */
 static __device__ __forceinline__ int members_before(const struct pages &p, const int32_t *table,
                                                      int count, int pos) {
     int low = 0, high = count;
@@ -28,7 +28,7 @@ static __device__ __forceinline__ int members_before(const struct pages &p, cons
 /* ---- Pieces of keys ---------------------------------------------------------------------------
  */
 
-/* Eight dimensions of the first half of a key or value, and their partners of the second. */
+/* Eight dimensions of the first half of a key or value, and their partners in the second half. */
 struct piece_pair {
     float a[CHUNK_DIMS], b[CHUNK_DIMS];
 };
@@ -54,7 +54,7 @@ piece_load(const struct pages &p, const int32_t *table, int side, int entry, int
     return x;
 }
 
-/* Turned by so many positions, forward or back. */
+/* Rotates by a number of positions, forward or back. */
 static __device__ __forceinline__ void piece_turn(struct piece_pair &x, const struct pages &p,
                                                   int positions, int chunk) {
     if (positions == 0) return;
@@ -72,7 +72,7 @@ static __device__ __forceinline__ uint4 piece_narrow(const float x[CHUNK_DIMS]) 
     return out;
 }
 
-/* x as the nearest bf16s and what they miss. */
+/* Splits x into the nearest bf16 numbers and the remainders. */
 static __device__ __forceinline__ void piece_split(const float x[CHUNK_DIMS], char *high,
                                                    char *low) {
     uint4 rounded = piece_narrow(x);

@@ -1,6 +1,6 @@
-/* Ranks on a GPU each, joined by NCCL, which carries the bytes; sums are made in the order of
- * kernels/comm.h all the same, so that they depend neither on how many rows share a step nor on
- * what NCCL makes of the machine. */
+/* Communicator of ranks on separate GPUs, over NCCL. NCCL only moves the bytes of floating-point
+ * sums; they are added in the order of kernels/comm.h, so that they depend neither on the number of
+ * rows in a step nor on the algorithm that NCCL chooses. */
 #ifndef KEEPD_KERNELS_CUDA_COMM_NCCL_H
 #define KEEPD_KERNELS_CUDA_COMM_NCCL_H
 
@@ -10,7 +10,7 @@ extern "C" {
 
 #include "kernels/comm.h"
 
-/* The handles of `ranks` ranks -> out[ranks]. ERR_NOMEM; ERR_INVALID: not 2, 4 or 8; ERR_DEVICE,
+/* Handles of `ranks` ranks -> out[ranks]. ERR_NOMEM; ERR_INVALID: not 2, 4 or 8; ERR_DEVICE,
  * ERR_UNSUPPORTED: NCCL does not start, or this build has none. */
 int comm_nccl_open(int ranks, const struct comm **out, struct fault *fault);
 

@@ -2,10 +2,10 @@
  * stream. Two implementations: kernels/cuda/device.cu (CUDA runtime and cuBLASLt) and
  * tests/emu/device_emu.cc (the fiber emulator). C++, for the sources of this folder only.
  *
- * Everything is queued in order on one stream; steps that repeat are launched as a graph
- * (kernels/cuda/graph.h), which changes nothing but the time they take. The first failure sticks
- * until device_sync reports it; a failure of the device itself (a poisoned context) is reported by
- * every sync from then on. Thread: the engine thread. */
+ * Everything is queued in order on one stream; repeated steps are launched as a graph
+ * (kernels/cuda/graph.h), which changes only their duration. The first failure is kept until
+ * device_sync reports it; a failure of the device itself (a poisoned context) is reported by every
+ * sync from then on. Thread: the engine thread. */
 #ifndef KEEPD_KERNELS_CUDA_DEVICE_H
 #define KEEPD_KERNELS_CUDA_DEVICE_H
 
@@ -28,17 +28,17 @@ extern "C" {
 
 struct device;
 
-/* Devices of this machine that the backend can use; 0 with the reason in `fault`. */
+/* Number of devices of this machine that the backend can use; if 0, `fault` says why. */
 int device_count(struct fault *fault);
 int device_open(int index, struct device **out, struct fault *fault);
 struct graphs *device_graphs(struct device *device);
-/* May a region that repeats begin? Not while lists of the last one may still be on their way. */
+/* May a repeated region begin? Not while staged lists of the last one may still be in use. */
 bool device_may_repeat(const struct device *device);
-void device_bind(struct device *device);              /* the calling thread goes on with it */
-void device_close(struct device *device);             /* NULL is fine */
-const char *device_name(const struct device *device); /* of the backend: "cuda" */
+void device_bind(struct device *device);              /* the calling thread uses it from now on */
+void device_close(struct device *device);             /* NULL allowed */
+const char *device_name(const struct device *device); /* name of the backend: "cuda" */
 int device_processors(
-    const struct device *device); /* multiprocessors: blocks to fill the machine */
+    const struct device *device); /* multiprocessors, to choose the number of blocks */
 
 void *device_alloc(struct device *device, size_t bytes); /* not zeroed; NULL: out of memory */
 void device_free(struct device *device, void *mem);
@@ -47,54 +47,57 @@ struct device_memory {
 };
 struct device_memory device_memory(const struct device *device);
 void device_zero(struct device *device, void *mem, size_t bytes);
-/* What `mem` holds need not survive: an emulator may spoil it to catch who relies on it. */
+/* The contents of `mem` are no longer needed; the emulator overwrites them to detect later use. */
 void device_forget(struct device *device, void *mem, size_t bytes);
 void device_copy(struct device *device, void *to, const void *from, size_t bytes);
 
 /* `from` may be reused on return. */
 void device_upload(struct device *device, void *to, const void *from, size_t bytes);
 #define DEVICE_REPEAT_BYTES ((size_t)1 << 20)
-/* A device copy of `bytes` host bytes, valid for what is queued until the next device_sync. NULL
- * when there is no memory (the failure sticks). Aligned to 16. In a region that repeats, the n-th
- * copy of a size lies where it lay the last time, while there is DEVICE_REPEAT_BYTES of room. */
+/* A device copy of `bytes` host bytes, valid for work queued until the next device_sync. NULL if
+ * there is no memory (the failure is kept). Aligned to 16. In a repeated region the n-th copy of a
+ * size has the same address as the last time, up to DEVICE_REPEAT_BYTES in total. */
 const void *device_stage(struct device *device, const void *from, size_t bytes);
-/* Waits for all that was queued; the bytes are there on return. */
+/* Waits for all queued work; the bytes are valid on return. */
 int device_download(struct device *device, void *to, const void *from, size_t bytes);
-/* Queues reading, so that one wait serves several: the bytes are there when the next
- * device_download or device_sync returns, unless the device was lost. `to` must last so long. */
+/* Queues a read, so that one wait serves several: the bytes are valid when the next device_download
+ * or device_sync returns, unless the device was lost. `to` must stay valid until then. */
 void device_fetch(struct device *device, void *to, const void *from, size_t bytes);
-/* Waits for what was queued since the last wait, if anything was. 0, ERR_NOMEM or ERR_DEVICE; logs
- * what the device says. */
+/* Waits for the work queued since the last wait, if there is any. 0, ERR_NOMEM or ERR_DEVICE; logs
+ * the device's message. */
 int device_sync(struct device *device);
-uint64_t device_waits(const struct device *device);  /* times that the host waited for it */
-void device_failed(struct device *device, int code); /* sticks, if it is the first */
-void device_lose(struct device *device); /* from now on it fails for good: ranks have parted */
+uint64_t
+device_waits(const struct device *device); /* number of times that the host waited for it */
+void device_failed(struct device *device, int code); /* keeps the first error */
+void device_lose(
+    struct device *device); /* makes the device fail permanently: ranks have diverged */
 
 /* ---- Several devices ------------------------------------------------------------------------ */
 
-/* A point in what was queued, for other devices to wait for; each is passed over and over. */
+/* Positions in the queue for other devices to wait for; each is reused. */
 enum { DEVICE_READY, DEVICE_DONE, DEVICE_MARKS };
 void device_mark(struct device *device, int mark);
-/* What is queued from now on waits until `other` has passed the mark that it set last. */
+/* Makes work queued from now on wait until `other` has passed its last such mark. */
 void device_await(struct device *device, const struct device *other, int mark);
-/* Can every device's kernels read and write every other's memory? One alone can its own. */
+/* Can every device's kernels read and write every other device's memory? True for a single
+ * device. */
 bool device_reaches_others(void);
-/* The CUDA runtime's, for libraries that queue on it at once. */
+/* The CUDA runtime's stream, for libraries that queue on it directly. */
 void *device_stream(struct device *device);
-/* The communicator whose collectives are queued: aborted when the device is lost, and where it has
- * a `check`, waits go on only while that says 0. NULL: none. */
+/* Sets the communicator whose collectives are queued: it is aborted when the device is lost, and if
+ * it has a `check`, waits continue only while that returns 0. NULL: none. */
 void device_watch(struct device *device, const struct comm *comm);
 
-/* A product: y[rows][n] (+)= x[rows][k] w[n][k]^T (+ bias[n]), all row-major; x and w in `dtype`
- * (F32, BF16 or E4M3), sums and y float32. The order of sums depends on n and k only, never on
- * `rows`. x, w, y and bias begin on DEVICE_MATMUL_ALIGN bytes, which the GPU's fastest copies want.
- * E4M3: sum (r, o) is multiplied by x_scale[r] * w_scale[o], k and n are multiples of
+/* A matrix product: y[rows][n] (+)= x[rows][k] w[n][k]^T (+ bias[n]), all row-major; x and w in
+ * `dtype` (F32, BF16 or E4M3), sums and y float32. The order of sums depends on n and k only, never
+ * on `rows`. x, w, y and bias are aligned to DEVICE_MATMUL_ALIGN bytes, as the GPU's fastest copies
+ * require. E4M3: sum (r, o) is multiplied by x_scale[r] * w_scale[o], k and n are multiples of
  * DEVICE_E4M3_STEP, and there is no bias. */
 struct matmul_args {
     float *y;
     const void *x, *w;
     const float *bias;              /* or NULL */
-    const float *x_scale, *w_scale; /* E4M3, else NULL */
+    const float *x_scale, *w_scale; /* E4M3, otherwise NULL */
     int64_t rows, n, k, dtype, add;
 };
 
@@ -102,23 +105,22 @@ struct matmul_args {
 #define DEVICE_MATMUL_ALIGN 16
 
 void device_matmul(struct device *device, const struct matmul_args *args);
-/* Can the device make E4M3 products of this shape? ERR_UNSUPPORTED says why not. */
+/* Can the device compute E4M3 products of this shape? ERR_UNSUPPORTED says why not. */
 int device_check_e4m3(struct device *device, int64_t n, int64_t k, struct fault *fault);
 
 /* ---- Launching ---------------------------------------------------------------------------- */
 
-/* A launch as data: this, then every argument on 16 bytes. */
+/* A launch as data: this header, then every argument, aligned to 16 bytes. */
 struct alignas(16) launch {
     const void *kernel;
     const char *name;
     size_t shared;
     uint32_t grid_x, grid_y;
     int32_t threads;
-    int32_t overlaps; /* it may come up while the launch before it ends; see LAUNCH_OVERLAPPED */
+    int32_t overlaps; /* may start while the previous launch ends; see LAUNCH_OVERLAPPED */
 };
 
-/* Launches that overlap do so from now on, as they do at first, or wait for each other like all
- * others: to compare. */
+/* Switches the overlap of launches on (the initial state) or off, for comparisons. */
 void device_overlap(struct device *device, bool on);
 
 template <class... P> constexpr size_t launch_bytes() {
@@ -126,10 +128,10 @@ template <class... P> constexpr size_t launch_bytes() {
 }
 
 #ifdef KEEPD_EMU
-bool device_runs(struct device *device); /* false: it is lost */
+bool device_runs(struct device *device); /* false: the device is lost */
 void device_ran(const char *error);
 
-/* The next argument of `at`, which moves on. */
+/* Returns the next argument and advances `at`. */
 template <class P> const P &launch_argument(const char *&at) {
     const char *here = at;
     at += (sizeof(P) + 15) / 16 * 16;
@@ -165,7 +167,7 @@ template <class... P> void launch_run(struct device *device, const void *data) {
 }
 #endif
 
-/* Bytes between members mean nothing, and would make equal arguments differ. */
+/* Padding between members is cleared, because it would make equal arguments differ. */
 template <class P> static inline char *launch_put(char *to, P arg) {
     __builtin_clear_padding(&arg);
     memcpy(to, &arg, sizeof arg);
@@ -188,8 +190,8 @@ void device_launch(struct device *device, const char *name, bool overlaps, void 
 /* LAUNCH(device, (kernel<D>), grid, threads, shared, arguments...) */
 #define LAUNCH(device, kernel, grid, threads, shared, ...)                                         \
     device_launch(device, #kernel, false, kernel, grid, threads, shared, __VA_ARGS__)
-/* The same with programmatic dependent launch: the kernel begins with ptx_overlap_grids. All of a
- * step's small kernels, where coming up is a good part of the time. */
+/* The same with programmatic dependent launch; the kernel begins with ptx_overlap_grids. Used for
+ * all small kernels of a step, whose start-up is a large part of their time. */
 #define LAUNCH_OVERLAPPED(device, kernel, grid, threads, shared, ...)                              \
     device_launch(device, #kernel, true, kernel, grid, threads, shared, __VA_ARGS__)
 

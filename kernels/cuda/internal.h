@@ -1,4 +1,4 @@
-/* What the files of the CUDA backend share. C++; not for anybody else. */
+/* Shared by the files of the CUDA backend. C++; nobody else includes it. */
 #ifndef KEEPD_KERNELS_CUDA_INTERNAL_H
 #define KEEPD_KERNELS_CUDA_INTERNAL_H
 
@@ -9,31 +9,32 @@
 #define GROUP_MAX    16  /* query heads per KV head: rows of one mma tile */
 #define RING_SIZES   4   /* rings hold 8, 16, 32 or 64 queries */
 #define RINGS_SPARE  16  /* of a size, kept for the next slot */
-#define PREFILL_ROWS 128 /* packed rows (token, query head of the group) of a prompt's tile */
-#define PARTS_MAX    4   /* of a joined weight */
+#define PREFILL_ROWS 128 /* packed rows (token, query head of the group) of a prefill tile */
+#define PARTS_MAX    4   /* parts of a joined weight */
 
-/* Row-major [rows][cols], the layout of the file; of several ranks each has its part. */
+/* Row-major [rows][cols], the layout of the file; each of several ranks has its part. */
 struct kern_weight {
     void *data;
-    float *scale;          /* device, [rows]: E4M3, else NULL */
+    float *scale;          /* device, [rows]: E4M3, otherwise NULL */
     enum kern_dtype dtype; /* BF16 or E4M3, or F32 for everything else */
     int64_t rows, cols;
 
     enum kern_shard shard;
-    int64_t rows_model; /* of all ranks */
+    int64_t rows_model; /* rows of all ranks */
     int parts;
-    struct shard_range part[PARTS_MAX]; /* the outputs of each that are here, in the model's */
-    float *bias;                        /* room for theirs, of a bias for all; NULL: it is that */
+    struct shard_range
+        part[PARTS_MAX]; /* outputs of each part that are on this rank, numbered as in the model */
+    float *bias; /* scratch for this rank's part of a bias; NULL: the rank has all outputs */
 };
 
-/* Device memory that only grows; contents do not survive. */
+/* Device memory that only grows; growing discards the contents. */
 struct room {
     void *mem;
     size_t bytes;
 };
 
-/* Activations in a product's numbers: bf16, or E4M3 and a scale for each row (kernels/quantize.h).
- * An argument of kernels. */
+/* Activations in the number format of a product: bf16, or E4M3 with a scale for each row
+ * (kernels/quantize.h). Passed to kernels by value. */
 struct rounded {
     void *x;      /* [rows][cols]; NULL: none */
     float *scale; /* [rows], or NULL: bf16 */
@@ -41,17 +42,17 @@ struct rounded {
 
 struct slot {
     bool in_use;
-    bool shared;   /* has been forked, so pages may have other owners: writers look */
-    bool measured; /* has evicted: the weights of layers are what they were then */
+    bool shared;   /* has been forked: pages may be shared, so writers check */
+    bool measured; /* has evicted: the layers' weights are measured */
     int32_t next_pos;
-    int64_t entries_most;    /* it holds no more: counted from what was appended and evicted */
+    int64_t entries_most;    /* upper bound of its entries, counted from appends and evictions */
     bool classes;            /* its entries may have members */
-    int32_t members_each;    /* evictions left no stream more of them */
-    int64_t members_brought; /* with a snapshot */
+    int32_t members_each;    /* upper bound of members per stream that evictions leave */
+    int64_t members_brought; /* members imported with a snapshot */
 
-    /* The last queries, when the rule has a window: the query at position p lies at p % window of
-     * the ring if ring_pos says so. Device, [layers][window][heads_q * head_dim] bf16, rotated, not
-     * scaled: the very numbers that attention used. */
+    /* The last queries, if the rule has a window: the query at position p is at p % window of the
+     * ring if ring_pos says so. Device, [layers][window][heads_q * head_dim] bf16, rotated, not
+     * scaled: exactly the numbers that attention used. */
     int32_t window; /* 0: no ring */
     uint16_t *ring;
     int32_t ring_pos[KERN_WINDOW_MAX]; /* -1: none */
@@ -61,23 +62,25 @@ struct slot {
 struct region {
     void **array;
     size_t count, size; /* elements, and bytes of each */
-    bool zero;          /* at the start */
+    bool zero;          /* initialised to zeros */
 };
 #define REGIONS_MAX 24
 
 /* A span on the device. */
 struct span {
     int32_t slot, row, count, pos;
-    int32_t window;    /* of the ring */
-    uint16_t *ring;    /* NULL: its queries are not remembered */
-    float score;       /* of the new entries */
-    bool adds, begins; /* attention is added up in the entries; the slot was not in use */
-    bool classes;      /* entries have members: its attention is what is added up (classes.cu) */
+    int32_t window; /* window of the ring */
+    uint16_t *ring; /* NULL: the span's queries are not stored */
+    float score;    /* score of the new entries */
+    bool adds,
+        begins;   /* adds: attention is added up in the entries; begins: the slot was not in use */
+    bool classes; /* entries have members: classes.cu computes their attention from the accumulated
+                     sums */
 };
 
 /* One decoding row: its stream of every (layer, head) is an item's source. */
 struct plan_stream {
-    int32_t full, tail; /* item of its first whole chunk; of the rest, or -1 */
+    int32_t full, tail; /* item of its first whole chunk; item of the rest, or -1 */
 };
 
 struct plan_item {
@@ -90,40 +93,41 @@ struct prefill_tile {
     int32_t span, first;
 };
 
-/* What begin_step leaves for the layer operations of the same batch. */
+/* Results of begin_step for the layer operations of the same batch. */
 struct step {
-    struct kern_span *host; /* the batch's spans, to recognise it; grows */
+    struct kern_span *host; /* the batch's spans, to recognise the batch; grows */
     int host_room, span_count, rows;
     const struct span *spans; /* device, [span_count] */
     const int32_t *row_span;  /* device, [rows] */
-    const int32_t *decode;    /* device, [decode_count]: spans of one row */
+    const int32_t *decode;    /* device, [decode_count]: spans with one row */
     const struct prefill_tile *tiles;
     int decode_count, tile_count;
-    bool has_angles; /* rope's, of these rows */
-    bool keeps;      /* a rule remembers or adds up queries */
+    bool has_angles; /* `angles` holds the angles of these rows */
+    bool keeps;      /* some rule stores or adds up queries */
 };
 
 struct cuda {
     struct kern base; /* first: a struct kern * is a struct cuda * */
     struct kern_ops ops;
     struct device *device;
-    const struct comm *comm;           /* of one rank: comm_none */
-    struct shard_heads shard;          /* this rank's, once the cache is open */
-    struct kern_cache_options options; /* with its heads alone */
+    const struct comm *comm;           /* comm_none for a single rank */
+    struct shard_heads shard;          /* this rank's heads, once the cache is open */
+    struct kern_cache_options options; /* counts this rank's heads */
     bool has_cache;
-    bool eager;               /* no graphs: nor are there any with several ranks, see README.md */
-    int64_t summed, gathered; /* most outputs of a weight whose products ranks sum, or gather */
-    size_t narrow_row, hidden_row; /* most bytes of a row in the numbers of weights; of a gate's
-                                      layers */
+    bool eager; /* no graphs; with several ranks there are none either, see README.md */
+    int64_t summed,
+        gathered; /* largest number of outputs of a weight whose products ranks sum, or gather */
+    size_t narrow_row, hidden_row; /* largest number of bytes of a row in a weight's number format;
+                                      of a gate's layers */
     struct pages pages;
     struct slot *slots;
     struct step step;
-    int32_t *lengths;         /* host, [streams]: of slot lengths_slot; see snapshot.cu */
-    int lengths_slot;         /* -1: of none */
-    struct pages_state state; /* what the last sync read, if nothing has changed since */
+    int32_t *lengths;         /* host, [streams]: lengths of slot lengths_slot; see snapshot.cu */
+    int lengths_slot;         /* -1: none */
+    struct pages_state state; /* as read by the last sync, valid while nothing has changed */
     bool state_known;
 
-    /* Attention's plan, made by begin_step for all layers, and its partial results. */
+    /* Attention's plan, computed by begin_step for all layers, and its partial results. */
     struct plan_item *items;     /* [layers][items_max] */
     struct plan_stream *streams; /* [layers][slots * heads_kv] */
     int32_t *item_counts;        /* [layers] */
@@ -131,15 +135,15 @@ struct cuda {
     float *partials; /* [items_max][group][head_dim + 2]: o, then m, l */
 
     /* Rotation: frequencies and scale that `angles` was made with. */
-    const float *rope_freq; /* host, to recognise it */
+    const float *rope_freq; /* host, to recognise the frequencies */
     float rope_scale;
     float *freq;        /* device, [head_dim / 2] */
     struct room angles; /* [rows][head_dim]: cosines, then sines */
 
-    struct room narrow;  /* activations of a product, in its weight's numbers */
-    struct room partial; /* products that other ranks have parts of */
-    /* What the last norm or activation wrote, rounded by the same launch, so that the product that
-     * follows at once need not: nothing was queued since `at`. */
+    struct room narrow;  /* activations of a product, in its weight's number format */
+    struct room partial; /* partial products, to be summed with other ranks' parts */
+    /* Rounded output of the last norm or activation, from the same launch, so that a product that
+     * follows directly need not round: valid if nothing was queued since `at`. */
     struct {
         struct room room;
         struct rounded made;
@@ -147,15 +151,15 @@ struct cuda {
         int64_t rows, cols;
         uint64_t at;
     } rounded;
-    bool has_e4m3;      /* products of layers are E4M3: that is what they are rounded to */
-    struct room hidden; /* gates */
-    struct room select; /* evict: all of its stages */
-    struct room look;   /* attention that is added up, of one step */
-    struct mass *mass;  /* the same, see observe.cu */
-    float scale;        /* of logits: attention's last */
+    bool has_e4m3;      /* products of layers are E4M3, so activations are rounded to E4M3 */
+    struct room hidden; /* layers of gates */
+    struct room select; /* all stages of evict */
+    struct room look;   /* attention added up in one step */
+    struct mass *mass;  /* lists for the same, see observe.cu */
+    float scale;        /* scale of logits in attention's last call */
     struct room sample; /* see sample.cu */
     struct room gather; /* reports, snapshots */
-    uint16_t *rings[RING_SIZES][RINGS_SPARE]; /* not in use, see observe.cu */
+    uint16_t *rings[RING_SIZES][RINGS_SPARE]; /* unused rings, see observe.cu */
     int ring_count[RING_SIZES];
 };
 
@@ -167,16 +171,17 @@ static inline int cuda_group(const struct cuda *cuda) {
     return cuda->options.heads_q / cuda->options.heads_kv;
 }
 
-/* The room's memory, `bytes` at least; NULL when there is none (the failure sticks in the device).
- * What it held is gone. */
+/* Returns the room's memory, at least `bytes`; NULL if there is none (the device keeps the
+ * failure). Previous contents are lost. */
 void *room_take(struct cuda *cuda, struct room *room, size_t bytes);
 
-/* cuda.cu: what ranks do together; of one rank, nothing. All make the same calls, whatever has
- * failed before, so that nobody waits: a rank that cannot go on loses its device, and the others
- * theirs. */
+/* cuda.cu: collectives of the ranks; no effect for a single rank. All ranks make the same calls,
+ * whatever has failed before, so that none waits: a rank that cannot continue loses its device, and
+ * the others lose theirs. */
 void join_reduce(struct cuda *cuda, void *x, size_t count, enum comm_type type, enum comm_op op);
 void join_gather(struct cuda *cuda, void *x, size_t bytes);
-/* The lowest code of all ranks, at once: before anything is taken that only some may get. */
+/* Returns the lowest code of all ranks, at once: before anything is allocated that only some ranks
+ * may get. */
 int join_agree(struct cuda *cuda, int code);
 
 /* cache.cu */
@@ -192,17 +197,17 @@ void op_release(struct kern *kern, int slot);
 int op_report(struct kern *kern, int slot, struct kern_report *report);
 void op_cache_stats(struct kern *kern, struct kern_cache_stats *stats);
 int op_cache_check(struct kern *kern, struct fault *fault);
-/* Before anything that changes what a slot holds. */
+/* Called before anything that changes a slot's contents. */
 static inline void cache_changes(struct cuda *cuda) {
     cuda->lengths_slot = -1;
     cuda->state_known = false;
 }
-/* Reads and clears the sticky error of kernels, after waiting for them. */
+/* Waits for the kernels, then reads and clears their error. */
 int cache_sync(struct cuda *cuda);
-/* The batch on the device: what begin_step left when it is the same one. */
+/* The batch on the device: begin_step's result if the batch is the same. */
 const struct step *step_of(struct cuda *cuda, const struct kern_batch *batch);
 
-/* Makes ERR_FULL stick if state->need is more than there are free pages, on any rank; need is 0
+/* Records ERR_FULL if state->need exceeds the number of free pages on any rank; need is 0
  * afterwards. */
 void cache_decide(struct cuda *cuda);
 
@@ -214,27 +219,28 @@ int op_snapshot_check(struct kern *kern, const struct kern_block *blocks, int co
 int op_snapshot_import(struct kern *kern, int slot, int block, const struct kern_block *from);
 
 /* observe.cu */
-/* A ring for `window` queries, of zeros; ERR_NOMEM. The slot's own, if it has one, is kept when it
- * is as large, and given back otherwise; nothing is remembered yet. */
+/* Gives the slot a zeroed ring for `window` queries, or ERR_NOMEM. Keeps the slot's ring if it has
+ * that size and returns it otherwise; no query is stored in it yet. */
 int ring_take(struct cuda *cuda, struct slot *slot, int32_t window);
-void ring_give(struct cuda *cuda, struct slot *slot); /* fine without a ring */
+void ring_give(struct cuda *cuda, struct slot *slot); /* allowed without a ring */
 size_t ring_bytes(const struct cuda *cuda, int32_t window);
-bool rings_close(struct cuda *cuda); /* those not in use; were there any? */
+bool rings_close(struct cuda *cuda); /* frees unused rings; returns false if there were none */
 int op_prepare(struct kern *kern, int slot, const struct kern_rule *rule);
-/* What the step's rules want of its queries: lists, once a step; queries of a layer, before its
- * attention; their mass, after it, with the answers where entries have classes. `window` is
- * kern_attend_options'. False: no memory for the lists. */
+/* Serves the rules of the step: stages lists once per step; stores the queries of a layer before
+ * its attention; adds up their attention after it, and computes attention where entries have
+ * classes. `window` as in kern_attend_options. Returns false if there is no memory for the
+ * lists. */
 bool mass_stage(struct cuda *cuda, const struct kern_batch *batch);
 void keep_queries(struct cuda *cuda, int layer, const float *qkv, float scale);
 void add_mass(struct cuda *cuda, int layer, float *out, int window);
 void mass_close(struct cuda *cuda);
 
-/* Queries that a rule wants remembered; 0 without a rule. */
+/* Number of queries that the rule observes; 0 without a rule. */
 static inline int32_t rule_window(const struct kern_rule *rule) {
     return rule && rule->score == KERN_SCORE_ATTENTION ? rule->observe.window : 0;
 }
 
-/* Does it add up every query's attention? */
+/* Does the rule add up every query's attention? */
 static inline bool rule_adds(const struct kern_rule *rule) {
     return rule && rule->score == KERN_SCORE_ATTENTION &&
            (rule->observe.window == 0 || rule->observe.global);
@@ -245,7 +251,7 @@ static inline bool rule_classes(const struct kern_rule *rule) {
 }
 
 /* attend.cu */
-/* Adds the arrays of attention's plan; returns how many. */
+/* Adds the arrays of attention's plan; returns their number. */
 int attend_regions(struct cuda *cuda, struct region *regions);
 void attend_plan(struct cuda *cuda);
 void op_attend(struct kern *kern, int layer, float *out, const float *qkv,
@@ -269,15 +275,15 @@ void op_rms_norm(struct kern *kern, float *y, const float *x, const float *weigh
 void op_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_ff);
 void op_gather_rows(struct kern *kern, float *y, const float *x, const int32_t *index, int count,
                     int dim);
-/* Room for what the launch about to be queued writes, rounded, or none; that it has been queued and
- * wrote y; and what there is of x in these numbers, or none. E4M3 needs columns in multiples of
- * DEVICE_E4M3_STEP: others have no room. */
+/* rounded_take: memory for the rounded output of the launch about to be queued, or none.
+ * rounded_put: the launch has been queued and wrote y. rounded_find: x in rounded form, or none. E4M3
+ * needs columns in multiples of DEVICE_E4M3_STEP; other shapes get none. */
 struct rounded rounded_take(struct cuda *cuda, int rows, int64_t cols);
 void rounded_put(struct cuda *cuda, struct rounded made, const float *y, int rows, int64_t cols);
 struct rounded rounded_find(const struct cuda *cuda, const float *x, int rows, int64_t cols,
                             enum kern_dtype dtype);
 
-/* x[rows][cols] rounded by a launch of its own; E4M3: cols a multiple of 4. */
+/* Rounds x[rows][cols] in a separate launch; E4M3: cols a multiple of 4. */
 void narrow(struct cuda *cuda, struct rounded to, const float *x, int rows, int64_t cols);
 /* y[rows][cols] += bias[cols]. */
 void add_bias(struct cuda *cuda, float *y, const float *bias, int rows, int64_t cols);
@@ -288,10 +294,10 @@ int op_weight_load(struct kern *kern, const struct kern_matrix *parts, int part_
 void op_weight_free(struct kern *kern, struct kern_weight *weight);
 void op_matmul(struct kern *kern, float *y, const float *x, const struct kern_weight *weight,
                const float *bias, int rows, enum kern_matmul_mode mode);
-/* Takes the room that products of so many rows need of other ranks' parts; ERR_NOMEM. */
+/* Allocates scratch for other ranks' parts of products with `rows` rows; ERR_NOMEM. */
 int matmul_reserve(struct cuda *cuda, int rows);
-/* Takes the rooms of the largest step that the cache's options tell of; ERR_NOMEM. And their size,
- * when the weights are loaded. */
+/* Allocates the scratch of the largest step, as stated by the cache's options; ERR_NOMEM.
+ * rooms_bytes: its size, once the weights are loaded. */
 int rooms_reserve(struct cuda *cuda);
 size_t rooms_bytes(const struct cuda *cuda, const struct kern_cache_options *options);
 size_t sample_bytes(int rows, int vocab);

@@ -1,13 +1,13 @@
-/* Products of vectors with the keys of a stream: what observing attention, judging redundancy and
- * merging have in common. A block of PRODUCT_THREADS takes PRODUCT_KEYS keys of one stream and up
- * to PRODUCT_ROWS vectors at a time, bf16 in, float32 sums (mma.m16n8k16), and leaves all products
- * in shared memory, where any arithmetic can follow.
+/* Products of vectors with the keys of a stream, shared by the observation of attention, redundancy
+ * and merging. A block of PRODUCT_THREADS processes PRODUCT_KEYS keys of one stream and up to
+ * PRODUCT_ROWS vectors at a time, bf16 in, float32 sums (mma.m16n8k16), and leaves all products in
+ * shared memory for further arithmetic.
  *
- * Only the key half of each page is read, by bulk copies, as it lies; e4m3 becomes bf16 in shared
- * memory, as it would lie in pages of bf16. Vectors lie in rows of 2 D + 16 bytes, so that both are
- * free of bank conflicts. A product depends on its vector and its
- * key alone. Keys at or after the stream's end, and rows without a vector, give anything: whoever
- * reads products masks them. */
+ * Only the key half of each page is read, by bulk copies, in the page's layout; e4m3 is converted
+ * to bf16 in shared memory, in the layout of bf16 pages. Vectors lie in rows of 2 D + 16 bytes, so
+ * that both are free of bank conflicts. A product depends on its vector and its key alone. Products
+ * with keys at or after the stream's end, and rows without a vector, are undefined: readers mask
+ * them. */
 #ifndef KEEPD_KERNELS_CUDA_KEYS_CUH
 #define KEEPD_KERNELS_CUDA_KEYS_CUH
 
@@ -17,7 +17,8 @@
 #define PRODUCT_WARPS   (PRODUCT_THREADS / 32)
 #define PRODUCT_KEYS    128
 #define PRODUCT_ROWS    (16 * PRODUCT_WARPS)
-#define PRODUCT_STRIDE  (PRODUCT_KEYS + 8) /* of a row of products: free of bank conflicts */
+#define PRODUCT_STRIDE  (PRODUCT_KEYS + 8) /* stride of a row of products: free of bank conflicts  \
+                                            */
 
 template <int D> struct product_shape {
     static const int P = PAGE_BYTES / (4 * D);
@@ -34,10 +35,10 @@ struct product {
     char *rows;
     float *out; /* [PRODUCT_ROWS][PRODUCT_STRIDE] */
     uint64_t *barrier;
-    uint32_t uses; /* of the barrier, so far */
+    uint32_t uses; /* phases of the barrier so far */
 };
 
-/* Every thread of the block; what lies behind SHARED bytes is the caller's. */
+/* Called by every thread of the block; memory behind SHARED bytes belongs to the caller. */
 template <int D> static __device__ struct product product_open(char *shared) {
     typedef product_shape<D> S;
     struct product p;
@@ -54,9 +55,9 @@ template <int D> static __device__ struct product product_open(char *shared) {
     return p;
 }
 
-/* Starts to read the keys (side 1: the values, to the same places) of entries [first, first +
- * count), count <= PRODUCT_KEYS, first at the beginning of a page; nobody reads the keys before any
- * more. */
+/* Starts reading the keys (side 1: the values, to the same places) of entries [first, first +
+ * count), count <= PRODUCT_KEYS, first at the beginning of a page; the previous keys must no longer
+ * be in use. */
 template <int D>
 static __device__ __forceinline__ void
 product_fetch(const struct product &p, const struct pages &pages, const int32_t *table, int first,
@@ -83,8 +84,8 @@ static __device__ __forceinline__ const char *product_key(const struct product &
     return p.keys + at / S::P * PAGE_SIDE + page_offset(D, 0, at % S::P, chunk);
 }
 
-/* The e4m3 pages in the second half of the keys' room become bf16 in all of it, a key by each
- * thread; places without a key, too. */
+/* Converts the e4m3 pages in the second half of the keys' memory to bf16 in all of it, one key per
+ * thread, including places without a key. */
 template <int D> static __device__ void product_widen(const struct product &p) {
     const int P = PAGE_SIDE / D;
     int key = threadIdx.x;
@@ -106,7 +107,7 @@ template <int D> static __device__ void product_widen(const struct product &p) {
     __syncthreads();
 }
 
-/* Until the keys are there. Every thread. */
+/* Waits until the keys have arrived. Called by every thread. */
 template <int D>
 static __device__ __forceinline__ void product_wait(struct product &p, const struct pages &pages) {
     ptx_barrier_wait(p.barrier, p.uses++ & 1);
@@ -118,7 +119,7 @@ static __device__ __forceinline__ char *product_row(const struct product &p, int
     return p.rows + row * product_shape<D>::ROW_BYTES + chunk * 16;
 }
 
-/* Sixteen keys from place `key` on with the warp's sixteen rows. */
+/* Multiplies sixteen keys from place `key` on with the warp's sixteen rows. */
 template <int D>
 static __device__ __forceinline__ void
 product_tile(const struct product &p, const uint32_t a[D / 16][4], int key, int row, int lane) {
@@ -142,7 +143,7 @@ product_tile(const struct product &p, const uint32_t a[D / 16][4], int key, int 
 }
 
 /* out[r][j] = row r . key j, for `rows` rows and `count` keys. The caller synchronises the block
- * before, when rows and keys are there, and after. */
+ * before (rows and keys are complete) and after. */
 template <int D>
 static __device__ __forceinline__ void product_all(const struct product &p, int rows, int count) {
     int row = threadIdx.x / 32 * 16, lane = threadIdx.x % 32;
@@ -155,7 +156,7 @@ static __device__ __forceinline__ void product_all(const struct product &p, int 
     for (int key = 0; key < count; key += 16) product_tile<D>(p, a, key, row, lane);
 }
 
-/* A row from a page: 16-byte pieces, one thread each. */
+/* Reads a row from a page: 16-byte pieces, one per thread. */
 template <int D>
 static __device__ __forceinline__ void
 product_take_key(const struct product &p, int row, const struct pages &pages, const int32_t *table,

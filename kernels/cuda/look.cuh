@@ -1,6 +1,6 @@
-/* Queries against a chunk of a stream: what the kernels of observe.cu and classes.cu share. A block
- * of PRODUCT_THREADS takes PRODUCT_KEYS entries, with their members where entries have classes, and
- * as many queries at a time as whole groups fit PRODUCT_ROWS. */
+/* Multiplies queries with a chunk of a stream: shared by the kernels of observe.cu and classes.cu.
+ * A block of PRODUCT_THREADS processes PRODUCT_KEYS entries, with their members where entries have
+ * classes, and as many queries at a time as whole groups fit PRODUCT_ROWS. */
 #ifndef KEEPD_KERNELS_CUDA_LOOK_CUH
 #define KEEPD_KERNELS_CUDA_LOOK_CUH
 
@@ -15,31 +15,31 @@ static __device__ __forceinline__ bool of_logits(const struct look &look) {
     return look.observe.group == KERN_GROUP_MAX_LOGIT || look.observe.group == KERN_GROUP_SUM_LOGIT;
 }
 
-/* The members in hand: CLASS_KEYS at most. All of it shared. */
+/* The current members: at most CLASS_KEYS. All in shared memory. */
 struct class_work {
-    float *out;          /* [PRODUCT_ROWS][PRODUCT_STRIDE]: products with the keys' high halves, and
-                            with the low ones from CLASS_KEYS on */
-    int32_t *centre;     /* place of the entry among the keys in hand */
-    int32_t *pos, *away; /* the member's own; from its centre to it, or 0 */
+    float *out; /* [PRODUCT_ROWS][PRODUCT_STRIDE]: products with the high halves of keys, and from
+                   CLASS_KEYS on with the low halves */
+    int32_t *centre;     /* place of the centre among the current keys */
+    int32_t *pos, *away; /* position of the member; distance from its centre, or 0 */
     float *gain;
 };
 
-/* What both passes know about the chunk in hand. */
+/* State of both passes for the current chunk. */
 struct work {
     struct product product;
-    struct sight *sees;     /* shared, [PRODUCT_ROWS] queries of the block in hand */
+    struct sight *sees;     /* shared, [PRODUCT_ROWS]: of the current queries */
     struct look_stat *stat; /* shared, [PRODUCT_ROWS] vectors */
     struct look look;
     const struct stream_state *state;
     const int32_t *table;
-    int index;      /* of the state */
-    int queries;    /* of a block */
-    int width;      /* vectors of a query */
-    int base, keys; /* entries [base, base + keys) lie in shared memory */
+    int index;      /* index of the state */
+    int queries;    /* queries per block */
+    int width;      /* vectors per query */
+    int base, keys; /* entries [base, base + keys) are in shared memory */
 
     const int32_t *members; /* table */
     struct class_work classes;
-    int member, member_end; /* those of the chunk's entries */
+    int member, member_end; /* the members of the chunk's entries */
 };
 
 template <int D> static __device__ struct work work_open(char *shared) {
@@ -77,7 +77,7 @@ static __device__ void work_begin(struct work &w, const struct look_args &a, int
     w.width = of_logits(w.look) ? 1 : a.group;
 }
 
-/* Queries [first, first + count) into the rows of the product, and what they see. */
+/* Loads queries [first, first + count) into the rows of the product, and what they see. */
 template <int D>
 static __device__ void work_queries(const struct work &w, const struct look_args &a, int first,
                                     int count) {
@@ -95,7 +95,7 @@ static __device__ void work_queries(const struct work &w, const struct look_args
     for (int i = threadIdx.x; i < count; i += PRODUCT_THREADS) w.sees[i] = sees[i];
 }
 
-/* The logit of a vector at a key, times log2(e): `vector` of those in hand. */
+/* The logit of the current vector `vector` at a key, times log2(e). */
 static __device__ __forceinline__ float
 vector_logit(const struct work &w, const struct look_args &a, int vector, int key) {
     const float *out = w.product.out + key;
@@ -109,7 +109,7 @@ vector_logit(const struct work &w, const struct look_args &a, int vector, int ke
     return __fmul_rn(x, a.scale);
 }
 
-/* The chunk in hand: entries [base, base + keys), and their members. */
+/* Selects a chunk: entries [base, base + keys), and their members. */
 static __device__ void work_chunk(struct work &w, const struct look_args &a, int base) {
     const struct pages &p = a.streams.pages;
     int end = base + PRODUCT_KEYS < w.state->length ? base + PRODUCT_KEYS : w.state->length;
@@ -125,7 +125,7 @@ static __device__ void work_chunk(struct work &w, const struct look_args &a, int
         w.member_end = members_before(p, w.members, count, p.pos[pages_side(p, w.table, end)]);
 }
 
-/* A logit as attention. */
+/* Converts a logit to attention. */
 static __device__ __forceinline__ float vector_share(const struct work &w, int vector, float z) {
     return __fmul_rn(ptx_exp2(__fadd_rn(z, -w.stat[vector].most)), w.stat[vector].scale);
 }
@@ -133,8 +133,8 @@ static __device__ __forceinline__ float vector_share(const struct work &w, int v
 /* ---- Members ----------------------------------------------------------------------------------
  */
 
-/* Keys of members [first, first + count) of the row into the places of the keys, high halves first.
- * Nobody reads the keys or the members before any more when all have come here. */
+/* Computes the keys of members [first, first + count) of the row in the places of the keys, high
+ * halves first. All threads must have finished with the previous keys and members. */
 template <int D>
 static __device__ void members_make(const struct work &w, const struct look_args &a, int first,
                                     int count) {
@@ -161,10 +161,10 @@ static __device__ void members_make(const struct work &w, const struct look_args
         piece_split(x.a, high[0], low[0]);
         piece_split(x.b, high[1], low[1]);
     }
-    ptx_shared_fence(); /* the keys are fetched here again */
+    ptx_shared_fence(); /* the next keys are copied to the same memory */
 }
 
-/* The same, multiplied with the `vectors` query heads in hand. */
+/* The same, then multiplies them with the current `vectors` query heads. */
 template <int D>
 static __device__ void members_multiply(const struct work &w, const struct look_args &a, int first,
                                         int count, int vectors) {
@@ -176,8 +176,8 @@ static __device__ void members_multiply(const struct work &w, const struct look_
     __syncthreads();
 }
 
-/* Of query head `vector` and member `i` of those in hand; -INFINITY if the query does not see it.
- */
+/* The logit of query head `vector` with current member `i`; -INFINITY if the query does not see
+ * it. */
 static __device__ __forceinline__ float member_logit(const struct work &w,
                                                      const struct look_args &a, int vector, int i) {
     const struct sight sight = w.sees[vector / a.group];
@@ -188,7 +188,7 @@ static __device__ __forceinline__ float member_logit(const struct work &w,
     return seen ? __fmul_rn(z, a.scale) : -INFINITY;
 }
 
-/* Members in hand before the first whose centre is at or after place `place`. */
+/* Number of current members before the first whose centre is at or after place `place`. */
 static __device__ __forceinline__ int members_upto(const struct work &w, int count, int place) {
     int low = 0, high = count;
     while (low < high) {
@@ -201,7 +201,7 @@ static __device__ __forceinline__ int members_upto(const struct work &w, int cou
     return low;
 }
 
-/* What the members in hand get, added to their centres': an entry's thread, in their order. */
+/* Adds the attention of the current members to their centres': one thread per entry, in order. */
 static __device__ void members_fold(const struct work &w, const struct look_args &a, int count,
                                     int vectors) {
     for (int i = threadIdx.x; i < vectors * CLASS_KEYS; i += PRODUCT_THREADS) {
@@ -220,8 +220,9 @@ static __device__ void members_fold(const struct work &w, const struct look_args
     }
 }
 
-/* Products of the `count` queries in hand with the keys become attention to whole classes, 0 where
- * nothing is seen, and the keys are lost. Every thread; synchronised before and after. */
+/* Turns products of the current `count` queries with the keys into attention to whole classes, 0
+ * where nothing is visible; overwrites the keys. Called by every thread; synchronised before and
+ * after. */
 template <int D>
 static __device__ void class_attention(const struct work &w, const struct look_args &a, int count) {
     int vectors = count * a.group;

@@ -1,4 +1,4 @@
-/* Sums, largest and smallest over the same elements of several arrays, in the order that
+/* Sums, maxima and minima over the same elements of several arrays, in the order that
  * kernels/comm.h fixes. C++, for the communicators of this folder. */
 #ifndef KEEPD_KERNELS_CUDA_REDUCE_H
 #define KEEPD_KERNELS_CUDA_REDUCE_H
@@ -6,9 +6,9 @@
 #include "kernels/cuda/device.h"
 
 /* to[j][i] <- op over r of from[r][i], for i < count. Every element of `from` is read before it is
- * written, so the arrays may be the same. */
+ * overwritten, so the arrays may be the same. */
 struct reduce_args {
-    const void *from[COMM_RANKS_MAX]; /* `ranks` of them: 2, 4 or 8 */
+    const void *from[COMM_RANKS_MAX]; /* `ranks` arrays: 2, 4 or 8 */
     void *to[COMM_RANKS_MAX];
     int64_t count;
     int32_t ranks, to_count;
