@@ -47,34 +47,34 @@ struct attend_args {
     const struct prefill_tile *tiles;
     const float *qkv;
     float *out;
-    const struct plan_item *items; /* of this layer */
+    const struct plan_item *items; /* items of this layer */
     const struct plan_stream *streams;
     const int32_t *item_count;
     float *partials;
     int decode_count, layer, window;
-    int heads_q;             /* of a row of qkv */
-    int heads, query, group; /* of a KV head's query heads, [query, query + group) are attended to
-                                here */
-    float scale;             /* times log2(e) */
+    int heads_q; /* query heads in a row of qkv */
+    int heads, query,
+        group;   /* query heads per KV head; this rank computes [query, query + group) of them */
+    float scale; /* times log2(e) */
 };
 
 /* ---- The tile: 16 rows, in the fragments of mma.m16n8k16 ------------------------------------- */
 
-/* The two rows this lane works on (g and g + 8). */
+/* The two rows of this lane (g and g + 8). */
 struct rows {
     const float *q[2]; /* NULL: no such row */
     float *out[2];
-    int low[2], high[2]; /* entries [low, high) are seen; none where there is no row */
+    int low[2], high[2]; /* entries [low, high) are visible; empty where there is no row */
     int most;            /* largest `high` of the tile's 16 rows */
 };
 
 template <int D> struct tile {
     uint32_t q[D / 16][4];
     float o[D / 8][4];
-    float m[2], l[2]; /* l: this lane's share of the sum */
+    float m[2], l[2]; /* l: this lane's part of the sum */
 };
 
-/* Two numbers that are multiplied with the pages'. */
+/* Packs two numbers for a product with the pages'. */
 template <int E> static __device__ __forceinline__ uint32_t pack(float low, float high) {
     return E == 1 ? ptx_pack_f16(low, high) : ptx_pack_bf16(low, high);
 }
@@ -88,10 +88,10 @@ template <int D> static __device__ __forceinline__ void tile_start(struct tile<D
     t.l[0] = t.l[1] = 0;
 }
 
-/* A fragment of keys has dims 2 t + 8 i, + 1 of 16 in register i where they are bf16. Of e4m3 one
- * register of ldmatrix has four, 4 t + 2 i, + 1 for i = 0 and 1, so that is where queries have
- * them: a product does not mind the order of dims. E4m3 is multiplied as float16, which has its
- * numbers and more digits of the queries. */
+/* In bf16, register i of a fragment of keys has dims 2 t + 8 i, + 1 of 16. In e4m3, one register of
+ * ldmatrix has four dims, 4 t + 2 i, + 1 for i = 0 and 1, so queries are arranged the same way: a
+ * product does not depend on the order of dims. E4m3 is multiplied as float16, which represents its
+ * numbers and keeps more digits of the queries. */
 template <int D, int E>
 static __device__ __forceinline__ void tile_load_queries(struct tile<D> &t, const struct rows &r,
                                                          int lane) {
@@ -115,7 +115,7 @@ static __device__ __forceinline__ const char *stage_row(const char *stage, int s
     return stage + key / S::P * PAGE_BYTES + page_chunk(S::ROW, side, key % S::P, chunk);
 }
 
-/* c += a b of the four e4m3 of a lane, as tile_load_queries has them. */
+/* c += a b with the four e4m3 numbers of a lane, arranged as in tile_load_queries. */
 static __device__ __forceinline__ void mma_e4m3(float c[4], const uint32_t a[4], uint32_t four) {
     ptx_mma_f16(c, a, ptx_f16_of_e4m3(four & 0xffff), ptx_f16_of_e4m3(four >> 16));
 }
@@ -153,7 +153,8 @@ static __device__ __forceinline__ float row_sum(float x) {
     return x + __shfl_xor_sync(WARP_ALL, x, 2);
 }
 
-/* Scores to probabilities against the new maximum; returns what multiplies the old sums. */
+/* Turns scores into probabilities relative to the new maximum; returns the factor of the old
+ * sums. */
 static __device__ __forceinline__ float row_softmax(float &m, float &l, float s0[2], float s1[2]) {
     float top = fmaxf(m, row_max(fmaxf(fmaxf(s0[0], s0[1]), fmaxf(s1[0], s1[1]))));
     float base = top == -INFINITY ? 0 : top;
@@ -173,9 +174,9 @@ static __device__ __forceinline__ uint32_t mask_pair(uint32_t pair, int entry, i
     return entry + 1 >= length ? pair & 0xffffu : pair;
 }
 
-/* Where the tile has what of its sums: tile_pair is the pair of dims from tile_dim on of row
- * g + 8 row. A matrix of e4m3, transposed, has two dims of two keys in a register: the even dims of
- * 16 become one fragment, the odd ones the next. */
+/* Layout of the tile's sums: tile_pair is the pair of dims from tile_dim on of row g + 8 row. A
+ * transposed matrix of e4m3 has two dims of two keys in a register: the even dims of 16 form one
+ * fragment, the odd ones the next. */
 template <int E> static __device__ __forceinline__ int tile_dim(int n, int lane) {
     return E == 1 ? 16 * (n >> 1) + 4 * (lane & 3) + 2 * (n & 1) : 8 * n + 2 * (lane & 3);
 }
@@ -233,7 +234,8 @@ static __device__ __forceinline__ void tile_add_values(struct tile<D> &t, const 
     }
 }
 
-/* 16 keys: row `key` of the stage on, entries `entry` of the stream on. All lanes of a warp. */
+/* Processes 16 keys: from row `key` of the stage and entry `entry` of the stream on. All lanes of a
+ * warp. */
 template <int D, int E>
 static __device__ __forceinline__ void tile_step(struct tile<D> &t, const struct rows &r,
                                                  const char *stage, int key, int entry, int length,
@@ -264,7 +266,7 @@ static __device__ __forceinline__ void tile_step(struct tile<D> &t, const struct
 /* ---- Folding chunks -------------------------------------------------------------------------- */
 
 struct fold {
-    float m, l; /* of all chunks so far */
+    float m, l; /* over all chunks so far */
 };
 
 struct fold_weights {
@@ -284,12 +286,12 @@ static __device__ __forceinline__ float fold_value(struct fold_weights w, float 
 }
 
 static __device__ __forceinline__ float fold_end(struct fold f, float o) {
-    return f.l == 0 ? 0 : __fdiv_rn(o, f.l); /* nothing seen: 0 */
+    return f.l == 0 ? 0 : __fdiv_rn(o, f.l); /* 0 if nothing is visible */
 }
 
 /* ---- Rows of a span -------------------------------------------------------------------------- */
 
-/* Packed row `index` of the span into place i of *r. */
+/* Stores packed row `index` of the span at place i of *r. */
 static __device__ __forceinline__ void set_row(struct rows &r, int i, int index,
                                                const struct attend_args &a, const struct span &s,
                                                const int32_t *table, int length, int head) {
@@ -317,7 +319,8 @@ static __device__ __forceinline__ void set_rows(struct rows &r, int first, int l
 
 /* ---- Decoding -------------------------------------------------------------------------------- */
 
-/* Whole pages [page, page + pages) of the stream into `stage`, as far as the stream has them. */
+/* Copies whole pages [page, page + pages) of the stream into `stage`, as far as the stream has
+ * them. */
 template <int PAGES>
 static __device__ __forceinline__ void fetch(const struct pages &p, const int32_t *table, int page,
                                              int page_end, char *stage, uint64_t *barrier) {
@@ -353,7 +356,7 @@ static __device__ __forceinline__ void write_chunk(const struct tile<D> &t, cons
 }
 
 /* One item: a chunk of a decoding row's stream, through this warp's own ring of stages. `use`
- * counts the stages it has used since the kernel began. */
+ * counts the stages used since the kernel began. */
 template <int D, int E>
 static __device__ void decode_item(const struct attend_args &a, int item, char *ring,
                                    uint64_t *barriers, uint32_t &use, int lane) {
@@ -412,12 +415,12 @@ static __global__ void __launch_bounds__(shape<D, E>::DECODE_WARPS * 32, 1)
     if (pages_failed(a.pages)) return;
     int workers = gridDim.x * S::DECODE_WARPS, count = *a.item_count;
     uint32_t use = 0;
-    /* Neighbouring items go to different blocks: a few streams still use the whole machine. */
+    /* Neighbouring items go to different blocks, so that a few streams use the whole machine. */
     for (int item = warp * gridDim.x + blockIdx.x; item < count; item += workers)
         decode_item<D, E>(a, item, ring, barriers, use, lane);
 }
 
-/* A lane's share of what one chunk left; after the last one, nothing that is looked at. */
+/* A lane's part of one chunk's result; after the last chunk, undefined and unused. */
 template <int D> struct part { float m, l, o[D / 32]; };
 
 template <int D>
@@ -497,8 +500,8 @@ static __device__ __forceinline__ void prefill_write(const struct rows &r, const
     }
 }
 
-/* Block (tile, head): 8 warps of 16 rows share every page they read. The pages that no row of the
- * tile sees, before a window or after the last token, are not read. */
+/* Block (tile, head): 8 warps of 16 rows read every page together. Pages that no row of the tile
+ * sees, before a window or after the last token, are not read. */
 template <int D, int E>
 static __global__ void __launch_bounds__(shape<D, E>::PREFILL_WARPS * 32, 1)
     k_attend_prefill(const struct attend_args a) {
@@ -526,7 +529,7 @@ static __global__ void __launch_bounds__(shape<D, E>::PREFILL_WARPS * 32, 1)
     if (a.window)
         begin = pages_before(a.pages, table, length, s.pos + place.first / a.group - a.window + 1) /
                 CHUNK_KEYS * CHUNK_KEYS;
-    /* Whole tiles of keys, as far as the stream goes: what is masked is multiplied by zero. */
+    /* Whole tiles of keys, up to the end of the stream: masked keys are multiplied by zero. */
     int tiles_end = (end + TILE_KEYS - 1) / TILE_KEYS * TILE_KEYS;
     int page = begin / S::P;
     int page_end = pages_for(a.pages, tiles_end < length ? tiles_end : length);
@@ -559,7 +562,7 @@ static __global__ void __launch_bounds__(shape<D, E>::PREFILL_WARPS * 32, 1)
                                     page + (i + S::PREFILL_STAGES) * S::PREFILL_PAGES, page_end,
                                     shared + at * BYTES, &barriers[at]);
     }
-    prefill_fold<D>(t, f, o); /* the last chunk, if it is not whole; else nothing */
+    prefill_fold<D>(t, f, o); /* the last chunk, if it is partial; otherwise no effect */
     prefill_write<D, E>(r, f, o, lane);
 }
 
@@ -618,8 +621,8 @@ static __global__ void k_plan(const struct plan_args a) {
 
 /* ---- The host's side ------------------------------------------------------------------------- */
 
-/* Every decoding row of one layer: no more chunks than streams have positions for, nor than the
- * pool has entries for. */
+/* Upper bound of items for all decoding rows of one layer: streams have no more chunks than
+ * positions, and the pool has no more entries. */
 static int64_t plan_items_max(const struct cuda *cuda) {
     const struct kern_cache_options *o = &cuda->options;
     int64_t streams = (int64_t)o->slots * o->heads_kv;

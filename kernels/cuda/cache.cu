@@ -1,7 +1,7 @@
 /* Pages on the device: opening, a step's append, forks, truncation, reports.
  *
- * One launch appends to all streams of all layers. The host never learns a length: it keeps, per
- * slot, whether it is in use, the next position, and whether it was ever forked. */
+ * One launch appends to all streams of all layers. The host never learns a length: it stores, per
+ * slot, whether the slot is in use, the next position, and whether it was ever forked. */
 #include <limits.h>
 #include <math.h>
 #include <string.h>
@@ -48,7 +48,7 @@ static int check_options(const struct kern_cache_options *o, struct fault *fault
     return 0;
 }
 
-/* What follows from the options: this rank's part of it. */
+/* Sets everything that follows from the options, for this rank's part. */
 static void set_shape(struct cuda *cuda, const struct kern_cache_options *model) {
     struct pages *p = &cuda->pages;
     struct kern_cache_options *o = &cuda->options;
@@ -74,8 +74,8 @@ static int turn_rows(const struct kern_cache_options *o) {
     return TURN_ROWS + (o->max_positions + TURN_ROWS - 1) / TURN_ROWS;
 }
 
-/* All device memory of a cache of this shape; returns how many there are. The pool is zeroed once:
- * freed pages then hold old numbers, and kernels mask those. */
+/* Lists all device memory of a cache of this shape; returns the number of regions. The pool is
+ * zeroed once: freed pages then hold old numbers, and kernels mask those. */
 static int list_regions(struct cuda *cuda, struct region *regions) {
     struct pages *p = &cuda->pages;
     size_t count = (size_t)p->count, side = count * (size_t)p->page_slots;
@@ -121,7 +121,7 @@ static int alloc_regions(struct cuda *cuda) {
 
 /* ---- How large it may be ------------------------------------------------------------------- */
 
-/* SIZE_MAX: beyond numbers. */
+/* SIZE_MAX: too large for a number. */
 static size_t cache_bytes(const struct cuda *cuda, const struct kern_cache_options *options,
                           int64_t pages) {
     struct cuda shape = {};
@@ -139,9 +139,9 @@ static size_t cache_bytes(const struct cuda *cuda, const struct kern_cache_optio
     return total;
 }
 
-/* What stays free for all that comes later: the rooms of the largest step, a twentieth for what
- * grows with the steps (rooms of eviction, lists on their way, graphs), and a ring of 16 queries
- * for every slot. */
+/* Memory that stays free for later allocations: the rooms of the largest step, a twentieth for
+ * everything that grows with the steps (rooms of eviction, staged lists, graphs), and a ring of 16
+ * queries for every slot. */
 static size_t margin(const struct cuda *cuda, const struct device_memory *memory,
                      const struct kern_cache_options *options) {
     struct cuda shape = {};
@@ -192,7 +192,7 @@ static __global__ void k_fill_ring(struct pages p) {
     if (i == 0) p.state->tail = (unsigned long long)p.count;
 }
 
-/* The angles that members of classes are turned by: see pages_turn. */
+/* Computes the angles by which members of classes are rotated: see pages_turn. */
 static int fill_turns(struct cuda *cuda) {
     const struct kern_cache_options *o = &cuda->options;
     int rows = turn_rows(o), half = o->head_dim / 2;
@@ -249,7 +249,7 @@ int op_cache_open(struct kern *kern, const struct kern_cache_options *options,
     int rc = check_options(options, fault);
     if (rc) return rc;
     set_shape(cuda, options);
-    cuda->scale = 1 / sqrtf((float)options->head_dim); /* until attention says another */
+    cuda->scale = 1 / sqrtf((float)options->head_dim); /* until attention sets another one */
     cuda->slots =
         static_cast<struct slot *>(mem_try_alloc((size_t)options->slots, sizeof *cuda->slots));
     cuda->lengths = static_cast<int32_t *>(
@@ -276,8 +276,8 @@ int op_cache_open(struct kern *kern, const struct kern_cache_options *options,
 
 /* ---- A step -------------------------------------------------------------------------------- */
 
-/* Pages [from, to) of a stream hold entries that the step writes: the one that is begun, if any;
- * when attention is added up, all. */
+/* Pages [from, to) of a stream hold entries that the step writes: the partly filled page, if any;
+ * all pages if attention is added up. */
 struct written {
     int from, to;
 };
@@ -298,8 +298,8 @@ static __global__ void k_claim(struct pages p, const struct span *spans, int cou
     if (need) atomicAdd(&p.state->need, (unsigned long long)need);
 }
 
-/* A warp per stream: pages with other owners that the step writes are given up, and the last owner
- * keeps them; the table then says ~page, and k_copy_shared makes a page of the stream's own. */
+/* A warp per stream: drops references to shared pages that the step writes; the last owner keeps
+ * the page. The table then contains ~page, and k_copy_shared makes a private copy. */
 static __global__ void k_give_up(struct pages p, const struct span *spans, int count) {
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
     int lane = threadIdx.x % 32;
@@ -318,14 +318,14 @@ static __global__ void k_give_up(struct pages p, const struct span *spans, int c
     }
 }
 
-/* One thread: does it fit here? */
+/* One thread: are there enough pages on this rank? */
 static __global__ void k_judge(struct pages p) {
     bool full = p.state->need > p.state->tail - p.state->head;
     p.state->verdict = pages_failed(p) ? p.state->error : full ? ERR_FULL : 0;
     p.state->need = 0;
 }
 
-/* One thread: unless it fits everywhere, nothing of it happens anywhere. */
+/* One thread: unless there are enough pages on every rank, no rank changes anything. */
 static __global__ void k_decide(struct pages p) {
     if (p.state->verdict) pages_fail(p, (int)p.state->verdict);
 }
@@ -336,7 +336,7 @@ void cache_decide(struct cuda *cuda) {
     LAUNCH(cuda->device, k_decide, 1, 1, 0, cuda->pages);
 }
 
-/* A warp per stream: copies of the pages it gave up, or the pages back. */
+/* A warp per stream: copies the shared pages it gave up, or restores the references. */
 static __global__ void k_copy_shared(struct pages p, const struct span *spans, int count) {
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
     int lane = threadIdx.x % 32;
@@ -358,7 +358,7 @@ static __global__ void k_copy_shared(struct pages p, const struct span *spans, i
     }
 }
 
-/* What a slot begins with: no weights, no thresholds. */
+/* Initial state of a stream in a slot: no weights, no thresholds. */
 static __device__ void begin_stream(const struct pages &p, int slot, int stream) {
     p.tau[(int64_t)slot * p.streams + stream] = __uint_as_float(0x7fc00000u);
     if (stream % p.heads_kv == 0) p.weights[(int64_t)slot * p.layers + stream / p.heads_kv] = 0;
@@ -435,7 +435,7 @@ static void keep_host_spans(struct step *step, const struct kern_batch *batch) {
     step->span_count = batch->span_count;
 }
 
-/* Host arrays of one batch, side by side in one allocation: tiles, spans, then the int32s. */
+/* Host arrays of one batch, consecutive in one allocation: tiles, spans, then the int32s. */
 struct lists {
     char *mem;
     size_t bytes;
@@ -485,8 +485,8 @@ static struct span make_span(const struct cuda *cuda, const struct kern_span *fr
     return s;
 }
 
-/* Spans of one row decode; longer ones are cut into tiles, late ones first: they see most. Those
- * whose entries have classes get neither. */
+/* Spans of one row decode; longer spans are cut into tiles, late ones first, because they see the
+ * most entries. Spans whose entries have classes get neither. */
 static void stage_batch(struct cuda *cuda, const struct kern_batch *batch) {
     struct step *step = &cuda->step;
     struct lists l = alloc_lists(cuda, batch);
@@ -511,7 +511,8 @@ static void stage_batch(struct cuda *cuda, const struct kern_batch *batch) {
     keep_host_spans(step, batch);
     stage_lists(cuda, &l);
     mem_free(l.mem);
-    if (!mass_stage(cuda, batch)) step->spans = NULL; /* as without its own lists */
+    if (!mass_stage(cuda, batch))
+        step->spans = NULL; /* treated like missing memory for its own lists */
 }
 
 const struct step *step_of(struct cuda *cuda, const struct kern_batch *batch) {
@@ -519,7 +520,7 @@ const struct step *step_of(struct cuda *cuda, const struct kern_batch *batch) {
     return &cuda->step;
 }
 
-/* What the host knows of a slot after the step. */
+/* Updates the host's knowledge of a slot after the step. */
 static void note_span(struct cuda *cuda, const struct kern_span *s) {
     struct slot *slot = &cuda->slots[s->slot];
     slot->in_use = true;
@@ -530,7 +531,7 @@ static void note_span(struct cuda *cuda, const struct kern_span *s) {
         slot->ring_pos[(s->pos + i) % slot->window] = s->pos + i;
 }
 
-/* A block per stream: its members go. `always`: after errors, too. */
+/* A block per stream: drops its members. `always`: also after errors. */
 static __global__ void k_drop_members(struct pages p, int slot, bool always) {
     const int32_t *table = members_table(p, slot, blockIdx.x);
     int32_t *length = members_length(p, slot, blockIdx.x);
@@ -546,8 +547,8 @@ static void drop_members(struct cuda *cuda, int slot, bool always) {
            always);
 }
 
-/* Members that only a snapshot made under another rule can bring are as good as none: nobody would
- * see to it that their centres stay. */
+/* Drops members where no rule of classes keeps their centres. Only a snapshot made under another
+ * rule can bring them. */
 static void forget_members(struct cuda *cuda, const struct kern_batch *batch) {
     for (int i = 0; i < batch->span_count; i++) {
         const struct kern_span *s = &batch->spans[i];
@@ -556,8 +557,8 @@ static void forget_members(struct cuda *cuda, const struct kern_batch *batch) {
     }
 }
 
-/* A step that only decodes is the same as the last one of as many rows: lengths, tables and tokens
- * lie on the device. */
+/* Starts a repeated region: a step that only decodes equals the last one with as many rows, because
+ * lengths, tables and tokens are on the device. */
 static void repeat_step(struct cuda *cuda, const struct kern_batch *batch) {
     if (batch->rows > GRAPH_ROWS_MAX || batch->rows != batch->span_count) return;
     if (cuda->eager || !device_may_repeat(cuda->device)) return;
@@ -565,7 +566,7 @@ static void repeat_step(struct cuda *cuda, const struct kern_batch *batch) {
     graph_begin(device_graphs(cuda->device), cuda->device, key);
 }
 
-/* All host memory and rooms that the step cannot do without. */
+/* Allocates all host memory and rooms that the step requires. */
 static int prepare_step(struct cuda *cuda, const struct kern_batch *batch) {
     for (int i = 0; i < batch->span_count; i++)
         if (ring_take(cuda, &cuda->slots[batch->spans[i].slot], rule_window(batch->spans[i].rule)))
@@ -589,7 +590,7 @@ int op_begin_step(struct kern *kern, const struct kern_batch *batch) {
     cache_changes(cuda);
     int rc = join_agree(cuda, prepare_step(cuda, batch));
     if (rc) {
-        (void)cache_sync(cuda); /* it is said here, and not again */
+        (void)cache_sync(cuda); /* reported here and not again */
         return rc;
     }
     append(cuda, batch);
@@ -599,12 +600,12 @@ int op_begin_step(struct kern *kern, const struct kern_batch *batch) {
     return 0;
 }
 
-/* One read a step, with the tokens where it samples; what comes after it and changes nothing here
- * needs none. */
+/* Reads the state once per step, together with the tokens if the step samples; later calls without
+ * changes need no read. */
 int cache_sync(struct cuda *cuda) {
     struct pages_state *state = &cuda->state;
     bool reads = cuda->has_cache && !cuda->state_known;
-    cuda->step.rows = -1; /* staged lists end with the sync */
+    cuda->step.rows = -1; /* staged lists are valid until the sync */
     graph_end(device_graphs(cuda->device), cuda->device);
     if (reads) device_fetch(cuda->device, state, cuda->pages.state, sizeof *state);
     int rc = device_sync(cuda->device);
@@ -618,8 +619,8 @@ int cache_sync(struct cuda *cuda) {
 
 /* ---- Slots --------------------------------------------------------------------------------- */
 
-/* A block per stream: keeps the entries before `pos`, gives the other pages back. Runs after errors
- * too: a slot must be releasable whatever happened to it. */
+/* A block per stream: keeps the entries before `pos`, frees the other pages. Also runs after
+ * errors: a slot must always be releasable. */
 static __global__ void k_truncate(struct pages p, int slot, int32_t pos) {
     int stream = blockIdx.x;
     const int32_t *table = pages_table(p, slot, stream);
@@ -636,8 +637,8 @@ static __device__ __forceinline__ bool member_before(const struct member &m, int
     return m.pos < pos && m.centre < pos;
 }
 
-/* Does the stream lose any of its members, it or its centre being at or after `pos`? Every thread
- * of the block. */
+/* Does the stream lose members, because they or their centres are at or after `pos`? Called by
+ * every thread of the block. */
 static __device__ bool loses_members(const struct pages &p, int slot, int stream, int32_t pos,
                                      int32_t *room) {
     const int32_t *table = members_table(p, slot, stream);
@@ -652,7 +653,7 @@ static __device__ bool loses_members(const struct pages &p, int slot, int stream
     return loses;
 }
 
-/* A block per stream: counts the pages with other owners where members are lost. */
+/* A block per stream: counts shared pages where members are lost. */
 static __global__ void k_claim_members(struct pages p, int slot, int32_t pos) {
     SHARED_MEMORY(shared);
     const int32_t *table = members_table(p, slot, blockIdx.x);
@@ -669,7 +670,7 @@ static __global__ void k_own_members(struct pages p, int slot, int32_t pos) {
               members_pages_for(*members_length(p, slot, blockIdx.x)), (int32_t *)shared);
 }
 
-/* A block per stream: the members that stay close up, a tile of the block's size at a time. */
+/* A block per stream: compacts the remaining members, a tile of the block's size at a time. */
 static __global__ void k_cut_members(struct pages p, int slot, int32_t pos) {
     SHARED_MEMORY(shared);
     int stream = blockIdx.x, length = *members_length(p, slot, stream), to = 0, more;
@@ -681,7 +682,7 @@ static __global__ void k_cut_members(struct pages p, int slot, int32_t pos) {
         if (i < length) mine = *members_at(p, table, i);
         bool stays = i < length && member_before(mine, pos);
         int place = to + block_scan(stays ? 1 : 0, (int *)shared, &more);
-        __syncthreads(); /* the tile was read */
+        __syncthreads(); /* the tile has been read */
         if (stays) *members_at(p, table, place) = mine;
         to += more;
     }
@@ -691,8 +692,8 @@ static __global__ void k_cut_members(struct pages p, int slot, int32_t pos) {
     if (threadIdx.x == 0) *members_length(p, slot, stream) = to;
 }
 
-/* The members of tokens from `pos` on, and of classes that lose their centre, go: written in place,
- * so pages with other owners become the slot's own first. ERR_FULL changes nothing. */
+/* Drops the members of tokens from `pos` on, and of classes that lose their centre. Writes in
+ * place, so shared pages are copied first. ERR_FULL changes nothing. */
 static int cut_members(struct cuda *cuda, int slot, int32_t pos) {
     unsigned streams = (unsigned)cuda->pages.streams;
     const size_t room = THREADS / 32 * sizeof(int32_t);
@@ -708,7 +709,8 @@ int op_truncate(struct kern *kern, int slot, int32_t pos) {
     struct cuda *cuda = cuda_of(kern);
     CHECK(cuda->has_cache && slot >= 0 && slot < cuda->options.slots && pos >= 0);
     cache_changes(cuda);
-    /* Which of several ranks have members is nobody's to know; all must come to the sums. */
+    /* The host does not know which of several ranks have members; all must take part in the
+     * sums. */
     bool cuts = pos > 0 && (cuda->slots[slot].classes || cuda->comm->ranks > 1);
     int rc = cuts ? cut_members(cuda, slot, pos) : 0;
     if (rc) return rc;
@@ -775,7 +777,7 @@ int op_fork(struct kern *kern, int from, int to) {
 
 /* ---- Reports ------------------------------------------------------------------------------- */
 
-/* A block per stream: its entries to where its first one goes. */
+/* A block per stream: copies its entries to their place in the list of all. */
 static __global__ void k_gather(struct pages p, int slot, const int32_t *first, int32_t *pos,
                                 float *log_beta) {
     int stream = blockIdx.x, length = *pages_length(p, slot, stream);
@@ -798,7 +800,7 @@ static int report_entries(struct cuda *cuda, int slot, const int32_t *lengths,
     if (first && mem)
         staged = device_stage(cuda->device, first, (size_t)p->streams * sizeof *first);
     mem_free(first);
-    if (!staged) { /* it is said here, and not to those of the next step */
+    if (!staged) { /* reported here and not to later steps */
         int code = cache_sync(cuda);
         return code ? code : ERR_NOMEM;
     }

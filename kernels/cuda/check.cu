@@ -1,17 +1,17 @@
-/* The invariants of the pages on the device (kern.h, cache_check): copied to the host and looked at
- * there. For tests and for whoever doubts, not for speed. */
+/* Checks the invariants of the pages on the device (kern.h, cache_check) on a copy on the host. For
+ * tests and diagnosis; slow. */
 #include <math.h>
 #include <string.h>
 
 #include "kernels/cuda/internal.h"
 
-/* A copy on the host of all that says where pages are. */
+/* A host copy of everything that says where pages are. */
 struct dump {
     struct pages_state state;
     int32_t *tables, *member_tables, *lengths, *ring, *pos;
     uint32_t *refs, *seen;
-    struct member *members; /* of a stream */
-    uint64_t *holders;      /* [max_positions]: who was last seen to hold it; see entry_holder */
+    struct member *members; /* members of one stream */
+    uint64_t *holders; /* [max_positions]: last known holder of the position; see entry_holder */
 };
 
 static void close_dump(struct dump *d) {
@@ -47,13 +47,13 @@ static int open_dump(struct cuda *cuda, struct dump *d) {
     return rc ? rc : d->seen && d->members && d->holders ? 0 : ERR_NOMEM;
 }
 
-/* A position that an entry of the stream holds bears this number, one of a member the next: no
- * other stream has them, and nobody has 0, so that no stream needs to clear. */
+/* The holder number of positions held by a stream's entries; members have the next number. Every
+ * stream has other numbers, and none has 0, so that no stream needs to clear the array. */
 static uint64_t entry_holder(const struct cuda *cuda, int slot, int stream) {
     return 2 + 2 * ((uint64_t)slot * (uint64_t)cuda->pages.streams + (uint64_t)stream);
 }
 
-/* Of a row: a stream's entries, or its members behind all of those. */
+/* The length of a row: a stream's entries, or, after those of all streams, its members. */
 static const int32_t *length_in(const struct cuda *cuda, const struct dump *d, int slot, int row) {
     return &d->lengths[(size_t)slot * 2 * (size_t)cuda->pages.streams + (size_t)row];
 }
@@ -85,7 +85,7 @@ static int check_stream(const struct cuda *cuda, struct dump *d, int slot, int s
     return 0;
 }
 
-/* Its members on the host; every page it names is one. */
+/* Copies the stream's members to the host; every page they name must be a page. */
 static int read_members(struct cuda *cuda, struct dump *d, int slot, int stream, int32_t count,
                         struct fault *fault) {
     const struct pages *p = &cuda->pages;
@@ -107,7 +107,7 @@ static int read_members(struct cuda *cuda, struct dump *d, int slot, int stream,
     return rc;
 }
 
-/* Is it of an entry, at a position that no entry and no member seen so far has? Then it has it. */
+/* Takes the position for the holder; false if an entry or member already has it. */
 static bool takes_place(const struct cuda *cuda, struct dump *d, int slot, int stream,
                         const struct member *m) {
     uint64_t entry = entry_holder(cuda, slot, stream);
@@ -119,8 +119,8 @@ static bool takes_place(const struct cuda *cuda, struct dump *d, int slot, int s
     return true;
 }
 
-/* Members ascend, belong to entries that are there, and have a position that is nobody else's.
- * After check_stream. */
+/* Members ascend, their centres are entries, and each has a position of its own. Called after
+ * check_stream. */
 static int check_members(struct cuda *cuda, struct dump *d, int slot, int stream,
                          struct fault *fault) {
     int32_t count = *length_in(cuda, d, slot, cuda->pages.streams + stream);

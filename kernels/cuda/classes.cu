@@ -28,8 +28,8 @@
 /* ---- Attention --------------------------------------------------------------------------------
  */
 
-/* o[16 rows of the warp][D] += attention of the chunk times its values, which lie where keys did.
- */
+/* o[16 rows of the warp][D] += attention of the chunk times its values, which are in the keys'
+ * memory. */
 template <int D>
 static __device__ __forceinline__ void out_add(const struct work &w, float o[D / 8][4], int row,
                                                int lane) {
@@ -54,7 +54,7 @@ static __device__ __forceinline__ void out_add(const struct work &w, float o[D /
     }
 }
 
-/* The chunk's values to where its keys were; stale ones, which may be NaN, become 0. */
+/* Copies the chunk's values into the keys' memory; stale ones, which may be NaN, become 0. */
 template <int D> static __device__ void out_fetch(struct work &w, const struct look_args &a) {
     product_fetch<D>(w.product, a.streams.pages, w.table, w.base, w.keys, 1);
     product_wait<D>(w.product, a.streams.pages);
@@ -137,7 +137,7 @@ static __device__ __forceinline__ bool joins(const struct stream_state &state) {
     return state.kept < state.length;
 }
 
-/* Block (state). The row's length stays what it is. */
+/* Block (state). Does not change the row's length. */
 static __global__ void k_class_own(const struct evict_args a) {
     SHARED_MEMORY(shared);
     const struct pages &p = a.streams.pages;
@@ -167,7 +167,7 @@ static __device__ __forceinline__ double warp_total(double x) {
     return x;
 }
 
-/* Dimension `dim` of a row; and written, rounded. */
+/* Reads dimension `dim` of a row; and writes it, rounded. */
 static __device__ __forceinline__ float read_number(const struct pages &p, const int32_t *table,
                                                     int side, int entry, int dim) {
     return pages_read_number(p, table[entry / p.page_slots], side, entry % p.page_slots, dim);
@@ -212,23 +212,23 @@ template <int D> static __global__ void k_class_lengths(const struct evict_args 
     }
 }
 
-/* ---- Who joins whom ---------------------------------------------------------------------------
+/* ---- Targets ----------------------------------------------------------------------------------
  */
 
-/* Rows: JOIN_ROWS entries that go, high halves, then low ones. Places of keys: CLASS_KEYS
- * candidates, in the same way. All of them keys turned back to position 0, or values, of length 1.
- */
+/* Rows: JOIN_ROWS evicted entries, high halves, then low ones. Places of keys: CLASS_KEYS
+ * candidates, in the same way. All are keys rotated back to position 0, or values, scaled to length
+ * 1. */
 struct finder {
     struct product product;
-    float *cosines;        /* shared, [JOIN_ROWS][CLASS_KEYS]: of keys */
+    float *cosines;        /* shared, [JOIN_ROWS][CLASS_KEYS]: cosines of keys */
     struct likeness *best; /* shared, [JOIN_ROWS] */
     bool *stays;           /* shared, [CLASS_KEYS] */
     const struct stream_state *state;
     const int32_t *table;
-    int first, rows; /* of those that go */
+    int first, rows; /* the evicted entries in hand */
 };
 
-/* A piece of length 1 of an entry's key or value; zeros stay zeros. */
+/* A piece of an entry's key or value, scaled to length 1; zeros stay zeros. */
 template <int D>
 static __device__ __forceinline__ struct piece_pair
 unit_piece(const struct evict_args &a, const struct finder &f, int side, int entry, int chunk) {
@@ -272,7 +272,7 @@ static __device__ __forceinline__ float cosine(const struct finder &f, int row, 
     return __fadd_rn(__fadd_rn(high[0], high[CLASS_KEYS]), __fadd_rn(low[0], low[CLASS_KEYS]));
 }
 
-/* A warp: one row's best among the candidates in hand, entries `base` on. */
+/* A warp: the best of the current candidates for one row, entries `base` on. */
 static __device__ struct likeness find_row(const struct finder &f, int row, int base, int keys,
                                            int lane) {
     struct likeness best = {0, MERGE_NOBODY};
@@ -288,13 +288,13 @@ static __device__ struct likeness find_row(const struct finder &f, int row, int 
     return best;
 }
 
-/* The rows in hand with the candidates [base, base + keys). */
+/* Compares the current rows with the candidates [base, base + keys). */
 template <int D>
 static __device__ void find_block(const struct evict_args &a, const struct finder &f, int base,
                                   int keys) {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     for (int side = 0; side < 2; side++) {
-        __syncthreads(); /* rows, keys and products were read */
+        __syncthreads(); /* rows, keys and products have been read */
         unit_rows<D>(a, f, side, base, keys);
         for (int at = threadIdx.x; at < keys; at += PRODUCT_THREADS)
             f.stays[at] = a.links[f.state->first + base + at] == MERGE_STAYS;
@@ -341,7 +341,7 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS) k_class_find(const str
     }
 }
 
-/* ---- What a class becomes ---------------------------------------------------------------------
+/* ---- The new classes ---------------------------------------------------------------------------
  */
 
 /* A warp and a class; lane l has dimensions l, l + 32 ... of both halves. */
@@ -394,7 +394,7 @@ struct one_class {
     int centre;
 };
 
-/* The first that joins, or the next of the list. */
+/* The first entry that joins, or the next of the list. */
 static __device__ __forceinline__ int next_joining(const struct one_class &c, int entry) {
     return c.args->links[c.state->first + entry];
 }
@@ -404,7 +404,8 @@ static __device__ __forceinline__ float *mass_of(const struct one_class &c, int 
     return &p.score[pages_side(p, c.table, entry)];
 }
 
-/* Mass times unit key at position 0, or times value, of the centre and of those that join it. */
+/* Sums mass times unit key at position 0, or times value, over the centre and the joining
+ * entries. */
 template <int D>
 static __device__ struct sum<D> sum_class(const struct one_class &c, int side, int lane) {
     const struct pages &p = c.args->streams.pages;
@@ -434,7 +435,7 @@ static __device__ void merge_class(const struct one_class &c, int lane) {
     for (int i = 0; i < D / 64; i++)
         squares += (double)key.a[i] * (double)key.a[i] + (double)key.b[i] * (double)key.b[i];
     float length = (float)sqrt(warp_total(squares));
-    __syncwarp(); /* all is read */
+    __syncwarp(); /* everything has been read */
     if (length > 0) {
         sum_scale<D>(key, __fdiv_rn(c.args->norm[c.state->first + c.centre], length));
         sum_turn<D>(key, p, p.pos[pages_side(p, c.table, c.centre)], false, lane);
@@ -472,15 +473,16 @@ template <int D> static __global__ void k_class_rows(const struct evict_args a) 
 /* ---- Members ----------------------------------------------------------------------------------
  */
 
-/* A stream's row as it was, and what its entries' classes become. Arrays are of the stream. */
+/* A stream's old row of members, and the classes that its entries will have. Arrays belong to the
+ * stream. */
 struct members {
     const struct pages *pages;
     const struct stream_state *state;
-    const int32_t *table; /* of entries */
+    const int32_t *table; /* table of the entries */
     struct member *old;   /* [count] */
     const int32_t *links, *gone;
-    int32_t *joined, *first, *place; /* target or NOBODY; where its members begin; of a class that
-                                        stays: where its own go */
+    int32_t *joined, *first, *place; /* target or NOBODY; index of its first old member; for a kept
+                                        class, the place of its members */
     const float *norm;
     int count;
 };
@@ -493,7 +495,7 @@ static __device__ __forceinline__ bool stays(const struct members &m, int entry)
     return m.joined[entry] < 0 && m.links[entry] != MERGE_NOBODY;
 }
 
-/* Of old members [from, to), one class's: those before a position. */
+/* Number of old members [from, to), all of one class, before a position. */
 static __device__ __forceinline__ int older(const struct members &m, int from, int to, int pos) {
     int low = from, high = to;
     while (low < high) {
@@ -510,7 +512,8 @@ static __device__ __forceinline__ int end_of(const struct members &m, int entry)
     return entry + 1 < m.state->length ? m.first[entry + 1] : m.count;
 }
 
-/* Members that a class will have before a position: its own, those that join and theirs. */
+/* Members of a class before a position after the eviction: its own, the joining entries and their
+ * members. */
 static __device__ int class_before(const struct members &m, int centre, int pos) {
     int count = older(m, m.first[centre], end_of(m, centre), pos);
     for (int i = m.links[centre]; i >= 0; i = m.links[i])
@@ -518,7 +521,7 @@ static __device__ int class_before(const struct members &m, int centre, int pos)
     return count;
 }
 
-/* Over all classes that stay. Every thread of the block. */
+/* The same over all kept classes. Called by every thread of the block. */
 static __device__ int all_before(const struct members &m, int pos, int *room) {
     int mine = 0;
     for (int i = threadIdx.x; i < m.state->length; i += (int)blockDim.x)
@@ -526,13 +529,13 @@ static __device__ int all_before(const struct members &m, int pos, int *room) {
     return block_total(mine, room);
 }
 
-/* The position that the oldest member is at which stays, when so many do at most: positions occur
- * once. */
+/* Position of the oldest member that is kept if at most `most` are: positions are unique. */
 static __device__ int oldest_kept(const struct members &m, int most, int tokens, int *room,
                                   int *kept) {
     int all = all_before(m, tokens, room), low = 0, high = tokens;
     *kept = all < most ? all : most;
-    while (all > most && low < high) { /* the first position before which enough are */
+    while (all > most &&
+           low < high) { /* finds the first position before which enough members are */
         int middle = low + (high - low) / 2;
         if (all_before(m, middle, room) < all - most)
             low = middle + 1;
@@ -542,7 +545,7 @@ static __device__ int oldest_kept(const struct members &m, int most, int tokens,
     return low;
 }
 
-/* Whom each entry joins, and where its members begin. */
+/* Finds each entry's target, and where its members begin. */
 static __device__ void members_find(const struct members &m, const int32_t *target,
                                     const float *alike, float tau) {
     for (int i = threadIdx.x; i < m.state->length; i += (int)blockDim.x) {
@@ -563,7 +566,7 @@ static __device__ void members_find(const struct members &m, const int32_t *targ
     __syncthreads();
 }
 
-/* Where the members of each class go. */
+/* Finds the place of each class's members. */
 static __device__ void members_place(const struct members &m, int from, int tokens, int *room) {
     int at = 0, more;
     for (int first = 0; first < m.state->length; first += (int)blockDim.x) {
@@ -577,7 +580,7 @@ static __device__ void members_place(const struct members &m, int from, int toke
     __syncthreads();
 }
 
-/* A member of the class of `centre`, to its place; none older than `from` stay. */
+/* Writes a member of the class of `centre` to its place; drops members older than `from`. */
 static __device__ void member_write(const struct members &m, const int32_t *to, int centre, int pos,
                                     float gain, int from) {
     if (pos < from) return;
@@ -610,8 +613,7 @@ static __device__ void members_write(const struct members &m, const int32_t *to,
     __syncthreads();
 }
 
-/* The row as it is, out of the way of what it becomes; false: there is no room, which is a mistake.
- */
+/* Copies the old row aside; false: no room, which is a programming error. */
 static __device__ bool members_read(const struct evict_args &a, struct members &m,
                                     const int32_t *from, unsigned long long *place) {
     if (threadIdx.x == 0) *place = atomicAdd(a.old_used, (unsigned long long)m.count);

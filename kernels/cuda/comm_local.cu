@@ -1,11 +1,11 @@
-/* The hosts' threads meet and show each other their arrays (kernels/comm_host.h); the devices'
- * streams wait for each other's marks. No host waits for a device here. */
+/* A communicator of local devices. The hosts' threads exchange their arrays (kernels/comm_host.h);
+ * the devices' streams wait for each other's marks. No host thread waits for a device here. */
 #include "kernels/cuda/comm_local.h"
 
 #include "kernels/comm_host.h"
 #include "kernels/cuda/reduce.h"
 
-/* What a rank comes with. */
+/* A rank's contribution to a collective. */
 struct shown {
     char *array;
     struct device *device; /* once it is attached */
@@ -23,7 +23,7 @@ static struct local *local_of(const struct comm *comm) {
 
 /* ---- Meetings -------------------------------------------------------------------------------- */
 
-/* Afterwards everybody's array is there for what this rank queues. */
+/* Afterwards all ranks' arrays are ready for the work that this rank queues. */
 static int meet(const struct comm *comm, void *x, struct shown all[COMM_RANKS_MAX]) {
     struct local *local = local_of(comm);
     local->own.array = static_cast<char *>(x);
@@ -37,7 +37,7 @@ static int meet(const struct comm *comm, void *x, struct shown all[COMM_RANKS_MA
     return 0;
 }
 
-/* Afterwards everybody is done with everybody's array. */
+/* Afterwards all ranks have finished with all arrays. */
 static void part(const struct comm *comm, const struct shown all[COMM_RANKS_MAX]) {
     struct local *local = local_of(comm);
     device_mark(local->own.device, DEVICE_DONE);
@@ -48,7 +48,7 @@ static void part(const struct comm *comm, const struct shown all[COMM_RANKS_MAX]
 
 /* ---- Collectives ----------------------------------------------------------------------------- */
 
-/* Each rank takes a part of the elements, for everybody. */
+/* Each rank computes a part of the elements for all ranks. */
 static int local_all_reduce(const struct comm *comm, void *x, size_t count, enum comm_type type,
                             enum comm_op op) {
     struct shown all[COMM_RANKS_MAX];

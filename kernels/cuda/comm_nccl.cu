@@ -1,10 +1,10 @@
-/* NCCL between GPUs of one process, a thread for each (NVIDIA's user guide, "Thread Safety" and
- * "Fault Tolerance"). Whole numbers, and sums of two, are the same in every order, so NCCL adds
- * them up; other sums of floats are exchanged and added here: every rank gets everybody's part of
- * its share of the elements, adds them as a tree, and hands the result round, which moves as many
- * bytes as a ring does.
+/* NCCL between GPUs of one process, with a thread each (NVIDIA's user guide, "Thread Safety" and
+ * "Fault Tolerance"). Sums of integers, and sums of two numbers, are the same in every order, so
+ * NCCL adds them; other floating-point sums are exchanged and added here: every rank receives all
+ * ranks' parts of its portion of the elements, adds them as a tree, and distributes the result,
+ * which moves as many bytes as a ring does.
  *
- * A rank that gives up says so through the hosts' communicator; each rank then ends its own NCCL
+ * A rank that fails reports it through the hosts' communicator; each rank then aborts its own NCCL
  * communicator, from its own thread, at the next call or while it waits (`check`). */
 #include "kernels/cuda/comm_nccl.h"
 
@@ -25,9 +25,9 @@ struct nccl {
     struct comm base; /* first: a struct comm * is a struct nccl * */
     const struct comm *host;
     ncclUniqueId id;
-    ncclComm_t comm; /* once it is attached, until it is given up */
+    ncclComm_t comm; /* valid from attach until it is aborted */
     struct device *device;
-    char *room; /* device: parts of other ranks; grows */
+    char *room; /* device memory for parts of other ranks; grows */
     size_t room_bytes;
 };
 
@@ -66,7 +66,7 @@ static int nccl_check(const struct comm *comm) {
 
 /* ---- Sums of floats -------------------------------------------------------------------------- */
 
-/* A rank's share of the elements. */
+/* A rank's portion of the elements. */
 struct share {
     size_t first, count;
 };
@@ -77,13 +77,13 @@ static struct share share_of(const struct comm *comm, size_t count, int rank) {
     return {first, count * (r + 1) / ranks - first};
 }
 
-/* An array in pieces, one for each rank; NULL where nothing is sent or comes. */
+/* An array in pieces, one for each rank; NULL where nothing is sent or received. */
 struct pieces {
     char *at[COMM_RANKS_MAX];
     size_t bytes[COMM_RANKS_MAX];
 };
 
-/* Everybody sends everybody a piece. */
+/* Every rank sends every rank a piece. */
 static ncclResult_t exchange(struct nccl *nccl, const struct pieces *out, const struct pieces *in) {
     cudaStream_t stream = static_cast<cudaStream_t>(device_stream(nccl->device));
     ncclResult_t result = ncclGroupStart();

@@ -1,49 +1,47 @@
-/* Closing the gaps that evicted entries leave: in place, in order, and by many blocks at once
+/* Closes the gaps that evicted entries leave: in place, in order, and with many blocks at once
  * however long one stream is.
  *
- *   k_keep      who stays of a chunk of PRODUCT_KEYS entries
- *   k_count     where each chunk's go; the pages that are missing
- *   k_own       pages that are written and have other owners become the stream's own
- *   k_compact   the move: a block takes one chunk after the other, whosever it is
- *   k_close     the new length; the pages behind it go back
+ * k_keep: the kept entries of a chunk of PRODUCT_KEYS entries. k_count: the destination of each
+ * chunk; the missing pages. k_own: copies shared pages that will be written. k_compact: the move; a
+ * block takes one chunk after the other, of any stream. k_close: the new length; frees the pages
+ * behind it.
  *
- * Why the move needs no second room. The survivors of a stream go to places 0, 1, 2, ... in their
- * order, so none goes up: what chunk c writes, [before, before + count), ends before chunk c + 1
- * begins, and being no longer than a chunk it lies in at most two chunks, both c or earlier ones.
- * Survivors have places of their own, so blocks write apart; what may go wrong is a write where
- * another chunk's entries still lie. So each block
- *
- *   takes the next chunk by an atomic ticket, reads its survivors into shared memory, says so in
- *   chunk.taken, waits until the chunks that it writes into have said so, and writes.
+ * The move needs no second buffer. The survivors of a stream go to places 0, 1, 2, ... in their
+ * order, so none moves up: the places that chunk c writes, [before, before + count), end before
+ * chunk c + 1 begins, and being no longer than a chunk they lie in at most two chunks, both c or
+ * earlier ones. Survivors have distinct places, so blocks never write the same place; the only
+ * hazard is a write where another chunk's entries have not been read. So each block takes the next
+ * chunk by an atomic ticket, reads its survivors into shared memory, sets chunk.taken, waits until
+ * chunk.taken is set for the chunks that it writes into, and writes.
  *
  * The wait ends: tickets ascend along a stream, so an earlier chunk has been taken by a block that
- * already runs, and between its ticket and its word a block waits for nobody. Which blocks run at
- * once, and how many, does not matter. Whoever writes has seen the word of those who read (a fence
- * on both sides), so no reader can find what was written later. The method, one word passed between
- * neighbours in the order of tickets, is that of Gomez-Luna, Chang, Sung, Guil and Hwu, "In-Place
- * Data Sliding Algorithms for Many-Core Architectures" (ICPP 2015); there each waits for its
- * neighbour, and words pass one after the other along the whole array; here for the two whose
- * places it takes.
+ * already runs, and between its ticket and setting chunk.taken a block does not wait. The number of
+ * concurrent blocks does not matter. A writer has seen chunk.taken of the readers (a fence on both
+ * sides), so no reader can find later data. The method, one flag passed between neighbours in the
+ * order of tickets, is that of Gomez-Luna, Chang, Sung, Guil and Hwu, "In-Place Data Sliding
+ * Algorithms for Many-Core Architectures" (ICPP 2015); there each block waits for its neighbour,
+ * and flags pass one after the other along the whole array; here a block waits for the two chunks
+ * whose places it takes.
  *
- * What is kept, and where, depends on the cut alone. In what order pages go back to the ring, as
- * everywhere, on who comes first: no answer depends on a page's number. */
+ * The kept entries and their places depend on the cut alone. The order in which pages return to the
+ * ring depends, as everywhere, on the schedule: no answer depends on a page's number. */
 #include "kernels/cuda/block.cuh"
 #include "kernels/cuda/evict.cuh"
 
 #define THREADS      128
 #define MOVE_THREADS 256
-#define MOVE_BLOCKS  3            /* of a multiprocessor, if shared memory allows */
-#define MOVE_ROOM    (200 * 1024) /* of that */
-#define AHEAD        8            /* pieces of 16 bytes that a thread has on their way */
-#define BLOCKS_EACH  8            /* of the kernels that read only numbers */
+#define MOVE_BLOCKS  3            /* blocks per multiprocessor, if shared memory allows */
+#define MOVE_ROOM    (200 * 1024) /* shared memory per multiprocessor */
+#define AHEAD        8            /* pieces of 16 bytes that a thread reads ahead */
+#define BLOCKS_EACH  8            /* blocks per multiprocessor of kernels that read only numbers */
 
 static_assert(PRODUCT_KEYS == THREADS, "a thread for every entry of a chunk");
 static_assert(PRODUCT_KEYS % (PAGE_SIDE / 64) == 0, "chunks are whole pages");
 
-/* ---- Who stays --------------------------------------------------------------------------------
+/* ---- Selection --------------------------------------------------------------------------------
  */
 
-/* Blocks take chunks by number. Every state's lead is its length, so far. */
+/* Blocks take chunks by number. The lead of every state is initially its length. */
 static __global__ void __launch_bounds__(THREADS) k_keep(const struct evict_args a) {
     const struct pages &p = a.streams.pages;
     if (pages_failed(p)) return;
@@ -72,8 +70,8 @@ static __device__ __forceinline__ int chunk_count(const struct chunk &chunk) {
     return count;
 }
 
-/* Pages [from, to) of a stream are written: where its gaps close; where entries remember their
- * score, all that stay; where they merge, all. */
+/* Pages [from, to) of a stream that are written: pages behind the first gap; all kept pages where
+ * entries remember their score; all pages where entries merge. */
 struct written {
     int from, to;
 };
@@ -87,8 +85,8 @@ static __device__ struct written pages_written(const struct pages &p, const stru
     return w;
 }
 
-/* One thread, when it is known how many stay: how many may join a class or stay, and the pages for
- * the members there can be then. */
+/* One thread, once the number of kept entries is known: how many may join a class or are kept, and
+ * the pages for the largest possible number of members. */
 static __device__ int plan_members(const struct evict_args &a, const struct due &d,
                                    const struct stream_state &state) {
     const struct pages &p = a.streams.pages;
@@ -131,8 +129,8 @@ static __global__ void __launch_bounds__(THREADS) k_count(const struct evict_arg
 /* ---- Pages with other owners ------------------------------------------------------------------
  */
 
-/* Blocks take chunks by number, and of what is written the pages of a chunk. One sequence per
- * launch, so nobody else gives the same page up. */
+/* Blocks take chunks by number, and own the written pages of a chunk. One sequence per launch, so
+ * no other block drops the same page. */
 static __global__ void __launch_bounds__(THREADS) k_own(const struct evict_args a) {
     SHARED_MEMORY(shared);
     const struct pages &p = a.streams.pages;
@@ -161,11 +159,11 @@ struct place {
     int32_t page, row;
 };
 
-/* A chunk on its way: survivors, one after the other. All of it shared. */
+/* A chunk being moved: consecutive survivors. All in shared memory. */
 struct load {
     uint4 *rows; /* [survivor][K, V][pieces of 16 bytes] */
     struct moved *side;
-    struct place *at; /* where they are; then, where they go */
+    struct place *at; /* source places; then destinations */
     int *item;
 };
 
@@ -191,7 +189,7 @@ static __device__ __forceinline__ struct place place_of(const int32_t *table, in
     return {table[entry / P], entry % P};
 }
 
-/* Piece `piece` of K, or further on of V. */
+/* Piece `piece` of K, or, past K, of V. */
 template <int PIECES>
 static __device__ __forceinline__ uint4 *piece_at(const struct pages &p, struct place at,
                                                   int piece) {
@@ -199,7 +197,7 @@ static __device__ __forceinline__ uint4 *piece_at(const struct pages &p, struct 
                      page_chunk(16 * PIECES, piece / PIECES, at.row, piece % PIECES));
 }
 
-/* Candidates remember their new score, if the rule has a history; recent entries have none yet. */
+/* Candidates store their new score if the rule has a history; recent entries have none yet. */
 static __device__ __forceinline__ float score_of(const struct evict_args &a, const struct due &d,
                                                  const struct stream_state &state, int entry,
                                                  int64_t side) {
@@ -207,7 +205,7 @@ static __device__ __forceinline__ float score_of(const struct evict_args &a, con
     return fresh ? a.fresh[state.first + entry] : a.streams.pages.score[side];
 }
 
-/* The survivors' side records, and where they lie. */
+/* Reads the survivors' side records and source places. */
 template <int PIECES>
 static __device__ void take_side(const struct evict_args &a, const struct due &d,
                                  const struct stream_state &state, const struct chunk &chunk,
@@ -242,7 +240,7 @@ static __device__ void take_rows(const struct pages &p, const struct load &load,
     }
 }
 
-/* The survivors to the places from `to` on. */
+/* Writes the survivors to the places from `to` on. */
 template <int PIECES>
 static __device__ void put(const struct pages &p, const int32_t *table, const struct load &load,
                            int to, int count) {
@@ -260,7 +258,7 @@ static __device__ void put(const struct pages &p, const int32_t *table, const st
         *piece_at<PIECES>(p, load.at[i / (2 * PIECES)], i % (2 * PIECES)) = load.rows[i];
 }
 
-/* The chunk's entries are read. */
+/* Signals that the chunk's entries have been read. */
 static __device__ void say_taken(struct chunk *chunk) {
     __syncthreads();
     if (threadIdx.x != 0) return;
@@ -268,7 +266,7 @@ static __device__ void say_taken(struct chunk *chunk) {
     *(volatile uint32_t *)&chunk->taken = 1;
 }
 
-/* Until nobody needs any more what lies at the places [to, to + count) of the stream. */
+/* Waits until the entries at places [to, to + count) of the stream have been read. */
 static __device__ void wait_taken(const struct chunk *stream, int own, int to, int count) {
     if (threadIdx.x < 2) {
         int chunk = (threadIdx.x == 0 ? to : to + count - 1) / PRODUCT_KEYS;
@@ -278,16 +276,16 @@ static __device__ void wait_taken(const struct chunk *stream, int own, int to, i
     __syncthreads();
 }
 
-/* The next chunk that nobody has taken. */
+/* The next untaken chunk. */
 static __device__ __forceinline__ int next_item(const struct evict_args &a,
                                                 const struct load &load) {
-    __syncthreads(); /* what is shared was read */
+    __syncthreads(); /* shared data has been read */
     if (threadIdx.x == 0) *load.item = atomicAdd(a.ticket, 1);
     __syncthreads();
     return *load.item;
 }
 
-/* A chunk whose entries all stay where they are: nobody writes there but scores. */
+/* A chunk whose entries all stay in place: only their scores are written. */
 static __device__ void renew_scores(const struct evict_args &a, const struct due &d,
                                     const struct stream_state &state, int first, int count) {
     const struct pages &p = a.streams.pages;
@@ -314,7 +312,7 @@ static __global__ void __launch_bounds__(MOVE_THREADS, MOVE_BLOCKS)
         int held = state.length - first < PRODUCT_KEYS ? state.length - first : PRODUCT_KEYS;
         if (to == first && count == held) {
             renew_scores(a, d, state, first, count);
-            continue; /* no later chunk reaches back to here */
+            continue; /* no later chunk writes here */
         }
         take_side<PIECES>(a, d, state, *chunk, load, first);
         __syncthreads();

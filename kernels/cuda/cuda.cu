@@ -1,4 +1,5 @@
-/* The CUDA backend: opening, memory, the table. */
+/* The CUDA backend: opening and closing, memory, collectives of ranks, the table of operations. A
+ * rank that fails loses its device, so that the other ranks' waits end. */
 #include "kernels/cuda/cuda.h"
 
 #include <stdio.h>
@@ -59,7 +60,7 @@ static void op_close(struct kern *kern) {
     struct cuda *cuda = cuda_of(kern);
     if (cuda->device) {
         (void)device_sync(cuda->device);
-        (void)join_agree(cuda, 0); /* nobody reads or writes what is given back now */
+        (void)join_agree(cuda, 0); /* no rank uses the memory that is freed now */
         cache_close(cuda);
         struct room *rooms[] = {&cuda->angles, &cuda->narrow, &cuda->partial, &cuda->hidden,
                                 &cuda->select, &cuda->look,   &cuda->sample,  &cuda->gather};
@@ -67,7 +68,7 @@ static void op_close(struct kern *kern) {
         device_free(cuda->device, cuda->rounded.room.mem);
         device_free(cuda->device, cuda->freq);
     }
-    cuda->comm->ops->close(cuda->comm); /* queues on the device */
+    cuda->comm->ops->close(cuda->comm); /* queues work on the device */
     device_close(cuda->device);
     mem_free(cuda);
 }
@@ -146,7 +147,7 @@ int cuda_open(const struct cuda_options *options, struct kern **out, struct faul
         comm->ops->close(comm);
         if (cuda) device_close(cuda->device);
         mem_free(cuda);
-        return rc ? rc : all; /* of another rank, which says why */
+        return rc ? rc : all; /* error of another rank, which reports the reason */
     }
     cuda->comm = comm;
     cuda->ops = make_table(device_name(cuda->device));

@@ -1,5 +1,5 @@
-/* kernels/cuda/device.h over the CUDA runtime and cuBLASLt. Never links libcuda: a machine without
- * a driver starts, is told so by device_count, and goes on with the CPU. */
+/* kernels/cuda/device.h over the CUDA runtime and cuBLASLt. Never links libcuda: on a machine
+ * without a driver the program starts, device_count reports it, and the CPU backend is used. */
 #include <cublasLt.h>
 #include <cuda_runtime.h>
 #include <stdio.h>
@@ -11,17 +11,19 @@ extern "C" {
 #include "base/log.h"
 }
 
-#define UPLOAD_BYTES    ((size_t)16 << 20) /* pinned: weights on their way */
-#define STAGE_BYTES     ((size_t)4 << 20)  /* a chunk, at least: host lists of a step */
+#define UPLOAD_BYTES    ((size_t)16 << 20) /* pinned buffer of weight uploads */
+#define STAGE_BYTES     ((size_t)4 << 20)  /* least size of a chunk of host lists */
 #define CHUNKS_MAX      16
-#define FETCH_BYTES     ((size_t)256 << 10) /* pinned: what one wait brings; 1,500 sampled tokens */
+#define FETCH_BYTES     ((size_t)256 << 10) /* pinned; enough for 1,500 sampled tokens per wait */
 #define FETCHES_MAX     8
-#define WORKSPACE_BYTES ((size_t)32 << 20) /* what cuBLASLt likes on Hopper */
+#define WORKSPACE_BYTES ((size_t)32 << 20) /* recommended for cuBLASLt on Hopper */
 #define SHAPES_MAX      256                /* different (n, k, dtype) of a model: a handful */
-#define HEURISTIC_ROWS  64 /* rows that a shape's algorithm is chosen for; see one_sum */
-#define HEURISTIC_MAX   32
+#define HEURISTIC_ROWS                                                                             \
+    64 /* number of rows for which a shape's algorithm is chosen; see one_sum                      \
+        */
+#define HEURISTIC_MAX 32
 
-/* A product's algorithm, chosen once per shape; `rows`: for how many. */
+/* The algorithm of a product, chosen once per shape for `rows` rows. */
 struct matmul_shape {
     int64_t n, k, rows;
     enum kern_dtype dtype;
@@ -29,13 +31,13 @@ struct matmul_shape {
     cublasLtMatmulAlgo_t algorithm;
 };
 
-/* Host lists of a step: pinned memory and its device twin. */
+/* Host lists of a step: pinned memory and its copy on the device. */
 struct chunk {
     char *host, *device;
     size_t bytes, used;
 };
 
-/* On its way to pinned memory; the next wait brings it where it belongs. */
+/* A read into pinned memory; the next wait copies it to its destination. */
 struct fetch {
     void *to;
     const char *host;
@@ -49,25 +51,27 @@ struct device {
     const struct comm *watched;
     cublasLtHandle_t blas;
     void *workspace;
-    char *upload; /* pinned, UPLOAD_BYTES: two halves that take turns */
+    char *upload; /* pinned, UPLOAD_BYTES: two halves, used alternately */
     cudaEvent_t upload_done[2];
     int upload_half;
     struct chunk chunks[CHUNKS_MAX]; /* the last one is being filled; all are in use until sync */
     int chunk_count;
-    struct chunk repeat; /* of the open region; nothing is under way from it when one begins */
-    char *fetched;       /* pinned, FETCH_BYTES */
+    struct chunk
+        repeat; /* lists of the open region; no copy from it is in progress when a region begins */
+    char *fetched; /* pinned, FETCH_BYTES */
     size_t fetched_used;
     struct fetch fetches[FETCHES_MAX];
     int fetch_count;
-    uint64_t waits, waited; /* times; graphs.queued when the last one was for all of it */
+    uint64_t waits,
+        waited; /* number of waits; graphs.queued when the last one covered everything */
     struct graphs graphs;
-    bool capturing, capture_failed; /* what fails then fails nobody */
+    bool capturing, capture_failed; /* while capturing, failures affect only the capture */
     bool serial;                    /* launches never overlap */
-    bool joined;                    /* by another stream: the next launch waits for it */
+    bool joined;                    /* another stream has joined: the next launch waits for it */
     struct matmul_shape shapes[SHAPES_MAX];
     int shape_count;
     int failed; /* first error since the last sync */
-    bool lost;  /* the context is poisoned: for good */
+    bool lost;  /* the context is poisoned, permanently */
 };
 
 /* ---- Errors ---------------------------------------------------------------------------------- */
@@ -86,12 +90,12 @@ static bool asks(const struct device *device) {
 void device_lose(struct device *device) {
     if (device->watched && !device->lost) device->watched->ops->abort(device->watched);
     device->lost = true;
-    if (asks(device)) /* what it has queued ends, so that waiting for it does */
+    if (asks(device)) /* queued work ends, so that waiting for it ends */
         (void)device->watched->ops->check(device->watched);
     device_failed(device, ERR_DEVICE);
 }
 
-/* Errors that leave the context usable are those of asking for too much. */
+/* Errors that leave the context usable are those of requests that are too large. */
 static bool ok(struct device *device, cudaError_t error, const char *what) {
     if (error == cudaSuccess) return true;
     log_error("cuda: %s: %s", what, cudaGetErrorString(error));
@@ -216,13 +220,13 @@ int device_processors(const struct device *device) {
 void *device_alloc(struct device *device, size_t bytes) {
     void *mem = NULL;
     if (cudaMalloc(&mem, bytes ? bytes : 1) == cudaSuccess) return mem;
-    (void)cudaGetLastError(); /* a failed allocation poisons nothing; the caller says what for */
+    (void)cudaGetLastError(); /* a failed allocation does no harm; the caller reports it */
     (void)device;
     return NULL;
 }
 
-/* For `event`, or for all that is queued. A collective that another rank has left never ends, so
- * the communicator is asked meanwhile; whatever makes the host wait comes here first. */
+/* Waits for `event`, or for all queued work. A collective that another rank has left never ends, so
+ * the communicator is checked meanwhile; every wait of the host begins here. */
 static void wait_for(struct device *device, cudaEvent_t event) {
     cudaError_t error;
     device->waits++;
@@ -240,8 +244,8 @@ static void wait_for(struct device *device, cudaEvent_t event) {
     ok(device, error, "waiting for the device");
 }
 
-/* cudaFree waits for the device: nothing queued still uses the memory. It does not ask meanwhile.
- */
+/* cudaFree waits for the device: no queued work still uses the memory. That wait does not check the
+ * communicator. */
 void device_free(struct device *device, void *mem) {
     graph_settle(&device->graphs, device);
     if (!mem) return;
@@ -296,7 +300,7 @@ void device_copy(struct device *device, void *to, const void *from, size_t bytes
 /* ---- Between host and device ------------------------------------------------------------------
  */
 
-/* Through pinned memory, half by half: while one is copied by the host, the other is under way. */
+/* Uploads through pinned memory by halves: while the host fills one, the other is being copied. */
 void device_upload(struct device *device, void *to, const void *from, size_t bytes) {
     const size_t half = UPLOAD_BYTES / 2;
     char *target = static_cast<char *>(to);
@@ -326,7 +330,7 @@ static struct chunk *add_chunk(struct device *device, size_t bytes) {
     return &device->chunks[device->chunk_count++];
 }
 
-/* There is room. */
+/* Copies into a chunk that has room. */
 static const void *stage_in(struct device *device, struct chunk *chunk, const void *from,
                             size_t bytes) {
     size_t at = chunk->used;
@@ -350,7 +354,8 @@ const void *device_stage(struct device *device, const void *from, size_t bytes) 
     return stage_in(device, chunk, from, bytes);
 }
 
-/* Nothing is under way: several chunks become one that would have held them all. */
+/* Called while no copy is in progress: replaces several chunks by one that would have held
+ * everything. */
 static void reset_chunks(struct device *device) {
     size_t bytes = 0;
     device->repeat.used = 0;
@@ -361,10 +366,10 @@ static void reset_chunks(struct device *device) {
     if (device->chunk_count < 2) return;
     for (int i = 0; i < device->chunk_count; i++) close_chunk(&device->chunks[i]);
     device->chunk_count = 0;
-    (void)add_chunk(device, bytes); /* or the next list makes one */
+    (void)add_chunk(device, bytes); /* otherwise the next list allocates it */
 }
 
-/* For all that is queued; what was fetched is there. */
+/* Waits for all queued work; fetched bytes are then valid. */
 static void wait(struct device *device) {
     wait_for(device, NULL);
     device->waited = device->graphs.queued;
@@ -385,7 +390,8 @@ void device_fetch(struct device *device, void *to, const void *from, size_t byte
         host = device->fetched + device->fetched_used;
         device->fetches[device->fetch_count++] = {to, host, bytes};
         device->fetched_used += room;
-    } /* else: a copy to pageable memory waits without asking, and nothing is under way by now */
+    } /* otherwise: a copy to pageable memory waits without checks, and nothing is in progress any
+         more */
     if (!device->lost)
         ok(device, cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, device->stream),
            "download");
@@ -430,7 +436,7 @@ bool device_reaches_others() {
 
 void *device_stream(struct device *device) {
     graph_settle(&device->graphs, device);
-    device->joined = true; /* who knows */
+    device->joined = true; /* conservative assumption */
     return device->stream;
 }
 
@@ -444,9 +450,9 @@ void device_overlap(struct device *device, bool on) {
     device->serial = !on;
 }
 
-/* In a stream what comes before may be anything of this stream (of others no document says that a
- * launch which overlaps waits for them, too); in a graph an edge can be programmatic only between
- * two kernels. */
+/* In a stream, a launch may overlap only work of this stream (no document says that a launch which
+ * overlaps also waits for other streams); in a graph, an edge can be programmatic only between two
+ * kernels. */
 static bool may_overlap(struct device *device) {
     bool joined = device->joined;
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -493,7 +499,7 @@ bool device_may_repeat(const struct device *device) {
     return device->repeat.used == 0 && !device->lost;
 }
 
-/* Capturing queues nothing: an error in it leaves the stream as it was, and the list is played. */
+/* Capturing queues nothing: after an error the stream is unchanged, and the list is played. */
 void *device_capture(struct device *device, const struct graph_list *list) {
     cudaGraph_t graph = NULL;
     cudaGraphExec_t captured = NULL;
@@ -576,8 +582,8 @@ static bool open_plan(struct matmul_plan *p, const struct matmul_args *a) {
     return good;
 }
 
-/* Sums of one output are in one order whatever the number of rows, if the kernel is the same and
- * does not split k: so one algorithm per shape, chosen for HEURISTIC_ROWS rows, without split. */
+/* Sums of one output have one order for any number of rows if the kernel is the same and does not
+ * split k: so one algorithm per shape, chosen for HEURISTIC_ROWS rows, without split. */
 static bool one_sum(const cublasLtMatmulAlgo_t *algorithm) {
     int32_t split = 1;
     uint32_t reduction = 0;
@@ -589,8 +595,8 @@ static bool one_sum(const cublasLtMatmulAlgo_t *algorithm) {
     return split <= 1 && reduction == CUBLASLT_REDUCTION_SCHEME_NONE;
 }
 
-/* The first that sums in one order; rather one without a workspace, where parts of sums could wait
- * for each other. -1: none. */
+/* The first algorithm with one order of sums, preferably one without a workspace, where parts of
+ * sums could wait for each other. -1: none. */
 static int best_algorithm(const cublasLtMatmulHeuristicResult_t *found, int count) {
     int best = -1;
     for (int i = 0; i < count; i++) {
@@ -607,8 +613,8 @@ static bool prefer(cublasLtMatmulPreference_t preference,
            CUBLAS_STATUS_SUCCESS;
 }
 
-/* Algorithms with the reduction schemes of `mask` and none: few rows have many better ones that
- * split k, which would fill the list. Returns how many. */
+/* Finds algorithms with the reduction schemes of `mask` and none: for few rows, many faster ones
+ * split k and would fill the list. Returns their number. */
 static int find_algorithms(struct device *device, const struct matmul_plan *plan, uint32_t mask,
                            cublasLtMatmulHeuristicResult_t found[HEURISTIC_MAX]) {
     static const cublasLtMatmulPreferenceAttributes_t aligned[] = {
@@ -671,7 +677,7 @@ static const struct matmul_shape *find_shape(struct device *device, const struct
     return fresh;
 }
 
-/* With the algorithm that was chosen for so many rows. */
+/* Multiplies with the algorithm that was chosen for `rows` rows. */
 static bool multiply_as(struct device *device, const struct matmul_args *a, int64_t rows) {
     const struct matmul_shape *shape = find_shape(device, a, rows);
     const float one = 1, beta = a->add ? 1 : 0;
@@ -686,8 +692,8 @@ static bool multiply_as(struct device *device, const struct matmul_args *a, int6
     return good;
 }
 
-/* A shape whose algorithm does not take so many rows, which no document excludes, gets another for
- * about as many: then a row's answer may depend on its company, which is said once. */
+/* If a shape's algorithm rejects so many rows, which no document excludes, another one is chosen
+ * for about as many: then a row's result may depend on the other rows, which is logged once. */
 static bool multiply_otherwise(struct device *device, const struct matmul_args *a) {
     int64_t rows = 1;
     while (rows < a->rows) rows *= 2;
@@ -715,7 +721,7 @@ void device_matmul(struct device *device, const struct matmul_args *args) {
 }
 
 int device_check_e4m3(struct device *device, int64_t n, int64_t k, struct fault *fault) {
-    const float *any = static_cast<const float *>(device->workspace); /* named, not read */
+    const float *any = static_cast<const float *>(device->workspace); /* for the query, not read */
     const struct matmul_args args = {NULL, NULL, NULL, NULL, any, any, 1, n, k, KERN_E4M3, 0};
     if (device->capability != 90)
         return fault_set(fault, ERR_UNSUPPORTED, "quantization",

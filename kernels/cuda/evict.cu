@@ -1,13 +1,14 @@
-/* Eviction: score every entry, find the lowest rank that is kept, and all the stages in order.
+/* Eviction: score every entry, find the lowest-ranking entry that is kept, and run all stages in
+ * order.
  *
  * An entry's rank is (key, pos, ~stream), compared in this order, higher is kept: the score as an
  * order-preserving integer, then the newer position, then the lower layer and head. Entries compete
  * in groups: a stream, the heads of a layer, or the whole sequence. The cut of every group is found
- * by radix select, eleven bits at a time: a histogram of the entries that agree with what is
- * decided so far, then the bin that the wanted rank falls in. Three passes decide the key; the
- * passes over positions and streams do something only where a tie crosses the cut.
+ * by radix select, eleven bits at a time: a histogram of the entries that agree with the known
+ * bits, then the bin that contains the wanted rank. Three passes decide the key; the passes over
+ * positions and streams have work only where a tie crosses the cut.
  *
- * No list of entries is made: who needs to know whether one stays compares again. */
+ * No list of kept entries is stored: each stage that needs to know repeats the comparison. */
 #include <math.h>
 #include <string.h>
 
@@ -17,7 +18,7 @@
 
 #define THREADS      256
 #define BINS         2048
-#define GROUP_BLOCKS 32 /* of a select, for groups of many streams */
+#define GROUP_BLOCKS 32 /* blocks of a select, for groups of many streams */
 
 /* ---- Keys ------------------------------------------------------------------------------------ */
 
@@ -46,7 +47,8 @@ static __device__ __forceinline__ float remembered(const struct kern_observe &ob
     return __fadd_rn(old, now);
 }
 
-/* fresh[i] becomes the larger of itself and of all queries' attention, brought to the same sum. */
+/* fresh[i] becomes the larger of itself and the attention of all queries, scaled to the same
+ * sum. */
 static __device__ void align_global(const struct pages &p, const int32_t *table, float *fresh,
                                     int count, double *room) {
     double local = 0, global = 0;
@@ -63,7 +65,7 @@ static __device__ void align_global(const struct pages &p, const int32_t *table,
         fresh[i] = fmaxf(fresh[i], __fmul_rn(p.score[pages_side(p, table, i)], scale));
 }
 
-/* What the candidates will remember: x, divided by the largest, mixed with what they remember.
+/* The scores that candidates will store: x, divided by the largest, combined with the stored score.
  * fresh[i] belongs to thread i % blockDim.x until the next barrier. */
 static __device__ void refresh(const struct evict_args &a, const struct due &d,
                                const struct stream_state &state, const int32_t *table,
@@ -134,7 +136,7 @@ struct pass {
     int field, shift, bits;
 };
 
-/* Adds the entries of a stream that agree with the cut so far to the block's histogram. */
+/* Adds the stream's entries that agree with the known bits of the cut to the block's histogram. */
 static __device__ void count_stream(const struct pages &p, int slot, int stream,
                                     const struct cut &cut, struct pass pass, uint32_t *bins) {
     uint32_t mask = (1u << pass.bits) - 1, decided = ~((2u << (pass.shift + pass.bits - 1)) - 1);
@@ -149,21 +151,21 @@ static __device__ void count_stream(const struct pages &p, int slot, int stream,
     }
 }
 
-/* No places: a cut above everything. */
+/* Keeps nothing: a cut above everything. */
 static __device__ void keep_nothing(struct cut *cut) {
     for (int f = 0; f < FIELDS; f++) cut->value[f] = 0xffffffffu;
     cut->done = 1;
 }
 
-/* Against other ranks' entries only the one that speaks for them lets its own compete, until it is
- * capped. */
+/* Where other ranks' entries compete, too, only the rank that speaks for a head counts its entries,
+ * until it is capped. */
 static __device__ __forceinline__ bool competes(const struct evict_args &a, const struct contest &c,
                                                 const struct cut &cut) {
     return !c.joint || (a.speaks && !(cut.capped & a.own));
 }
 
-/* Narrows the cut to one bin. The first pass sees every entry of the group, so it also learns
- * whether anything has to go at all. */
+/* Narrows the cut to one bin. The first pass sees every entry of the group, so it also finds out
+ * whether any entry must be evicted. */
 static __device__ void pick_bin(struct cut *cut, uint32_t *bins, struct pass pass, bool first,
                                 uint32_t *room, int *found) {
     uint32_t mine = 0, all, before;
@@ -183,7 +185,8 @@ static __device__ void pick_bin(struct cut *cut, uint32_t *bins, struct pass pas
     if (threadIdx.x != 0) return;
     cut->value[pass.field] |= (uint32_t)bin << pass.shift;
     cut->wanted = wanted - before;
-    if (bins[bin] == wanted - before) cut->done = 1; /* later fields: 0, all who agree stay */
+    if (bins[bin] == wanted - before)
+        cut->done = 1; /* later fields: 0, all entries that agree are kept */
 }
 
 static __device__ void add_bins(const uint32_t *mine, uint32_t *all) {
@@ -191,7 +194,7 @@ static __device__ void add_bins(const uint32_t *mine, uint32_t *all) {
         if (mine[i]) atomicAdd(&all[i], mine[i]);
 }
 
-/* The blocks of a group add their histograms up; the last one to arrive has all of it. */
+/* Adds the histograms of a group's blocks; the last block to arrive has the total. */
 static __device__ bool gather_bins(struct cut *cut, uint32_t *mine, uint32_t *all, int blocks,
                                    int *found) {
     add_bins(mine, all);
@@ -218,8 +221,8 @@ static __device__ __forceinline__ const struct contest &contest_of(const struct 
     return *all[which];
 }
 
-/* Block (group * group_blocks + part, due). The last block of a group to arrive picks, unless other
- * ranks' entries compete too. */
+/* Block (group * group_blocks + part, due). The last block of a group to arrive picks the bin,
+ * unless other ranks' entries compete, too. */
 static __global__ void k_select(const struct evict_args a, struct pass pass, bool first,
                                 int which) {
     SHARED_MEMORY(shared);
@@ -270,7 +273,7 @@ static __global__ void k_pick(const struct evict_args a, struct pass pass, bool 
 /* ---- The cap of a rank ------------------------------------------------------------------------
  */
 
-/* What each rank has of a group. */
+/* Each rank's entries of a group. */
 struct rank_part {
     int64_t kept, fixed;
 };
@@ -289,8 +292,8 @@ static __device__ void rank_parts(const struct evict_args &a, const struct due &
         }
 }
 
-/* A thread per (group, due), in blocks of one: ranks above the group's limit keep so many of their
- * own; the rest goes on competing without them. */
+/* A thread per (group, due), in blocks of one: ranks above the group's limit keep `limit` of their
+ * own entries; the others compete for the remaining places. */
 static __global__ void k_cap(const struct evict_args a) {
     const struct pages &p = a.streams.pages;
     const struct due &d = a.due[blockIdx.y];
@@ -313,7 +316,7 @@ static __global__ void k_cap(const struct evict_args a) {
     if (before != cut->capped) *a.changed = 1;
 }
 
-/* The same threads: groups begin again, or this rank by itself where it has been capped. */
+/* The same threads: groups start again, or, where this rank has been capped, the rank by itself. */
 static __global__ void k_reopen(const struct evict_args a, bool own) {
     const struct due &d = a.due[blockIdx.y];
     if (!d.first.joint || (int)blockIdx.x >= d.first.groups) return;
@@ -333,13 +336,13 @@ int op_rule_check(const struct kern_rule *rule, struct fault *fault) {
                      "classes need the attention of all queries added up");
 }
 
-/* What the rules of the sequences at hand ask for. */
+/* Requirements of the rules of the current sequences. */
 struct wants {
     bool attention, window, preference, density, layers, redundancy, floor, merge, classes;
     bool joint, cap;
 };
 
-/* The host's lists of an eviction, and where their copies go. */
+/* The host's lists of an eviction, and the addresses of their copies. */
 struct lists {
     struct due *dues;
     struct subject *subjects;
@@ -347,14 +350,14 @@ struct lists {
     int32_t *positions;            /* [count][KERN_WINDOW_MAX] */
     struct cut *cuts;
     size_t cut_count, bin_groups, joint_groups;
-    unsigned blocks[WHICH_COUNT]; /* of a select */
+    unsigned blocks[WHICH_COUNT]; /* blocks of a select */
 };
 
 static float least_score(const struct kern_rule *rule) {
     return rule->score == KERN_SCORE_RETENTION && rule->retain > 0 ? logf(rule->retain) : -INFINITY;
 }
 
-/* Does it ask the window's queries? */
+/* Does the rule observe the window's queries? */
 static bool asks_window(const struct kern_rule *rule) {
     return rule->score == KERN_SCORE_ATTENTION && rule->observe.window > 0;
 }
@@ -363,7 +366,7 @@ static int model_streams(const struct cuda *cuda) {
     return cuda->pages.layers * cuda->pages.heads_model;
 }
 
-/* `several`: groups have streams of other ranks, too. */
+/* `several`: groups also have streams of other ranks. */
 static struct contest make_contest(const struct cuda *cuda, struct lists *l, enum which which,
                                    int group_streams, bool several, int64_t places) {
     struct contest c = {};
@@ -385,8 +388,8 @@ static struct contest make_contest(const struct cuda *cuda, struct lists *l, enu
     return c;
 }
 
-/* How entries compete: once, and with a floor once more, each stream by itself. What is shared is
- * the places of the model's streams, here or not. */
+/* The contests of a sequence: one, and with a floor a second one, each stream by itself. Places are
+ * those of the model's streams, on all ranks. */
 static void make_contests(const struct cuda *cuda, struct lists *l, struct due *d) {
     const struct kern_rule *rule = &d->rule;
     bool one = rule->pool == KERN_POOL_STREAM, layer = rule->pool == KERN_POOL_LAYER;
@@ -419,7 +422,7 @@ static struct due make_due(const struct cuda *cuda, const struct kern_evict *fro
     return d;
 }
 
-/* Looks of one sequence: at what it is scored by, and at what its layers are weighed by. */
+/* The observations of one sequence: for its scores, and for its layers' weights. */
 static void make_looks(const struct cuda *cuda, struct lists *l, const struct due *d, int index) {
     const struct kern_cache_options *o = &cuda->options;
     int32_t *positions = l->positions + index * KERN_WINDOW_MAX;
@@ -486,18 +489,18 @@ static void close_lists(struct lists *l) {
 /* ---- Rooms ------------------------------------------------------------------------------------
  */
 
-/* All that an eviction needs while it runs. */
+/* Everything that an eviction needs while it runs. */
 struct stages {
     struct evict_args args;
-    struct look_args look;       /* .looks: the scores' */
-    const struct look *measures; /* the layers' */
+    struct look_args look;       /* .looks: observations for scores */
+    const struct look *measures; /* observations for layer weights */
     struct wants wants;
     size_t joint_bins; /* elements */
     unsigned blocks[WHICH_COUNT];
     int count;
 };
 
-/* Members that a slot has at most. */
+/* Upper bound of a slot's members. */
 static int64_t members_held(const struct cuda *cuda, int index) {
     const struct slot *slot = &cuda->slots[index];
     int64_t each = (int64_t)cuda->pages.streams * slot->members_each + slot->members_brought;
@@ -505,7 +508,7 @@ static int64_t members_held(const struct cuda *cuda, int index) {
     return each < positions ? each : positions;
 }
 
-/* Sizes that do not depend on memory. */
+/* Computes the sizes that do not depend on memory. */
 static void measure_stages(const struct cuda *cuda, const struct lists *l, struct stages *s) {
     struct streams_args *streams = &s->args.streams;
     streams->pages = cuda->pages;
@@ -523,7 +526,7 @@ static void measure_stages(const struct cuda *cuda, const struct lists *l, struc
         if (l->looks[i].query_count > s->look.queries_max)
             s->look.queries_max = l->looks[i].query_count;
     }
-    if (s->wants.merge) /* blocks of fewer entries than a chunk has */
+    if (s->wants.merge) /* blocks have fewer entries than a chunk */
         streams->items_max *= PRODUCT_KEYS / (s->wants.classes ? JOIN_ROWS : PRODUCT_ROWS);
     if (s->wants.classes) s->args.old_max = members_held(cuda, l->dues[0].slot);
     s->look.classes = s->wants.classes;
@@ -575,7 +578,7 @@ template <class T> static const T *stage(struct cuda *cuda, const T *from, size_
     return static_cast<const T *>(device_stage(cuda->device, from, count * sizeof *from));
 }
 
-/* The lists on the device; false when there is no memory. */
+/* Copies the lists to the device; false if there is no memory. */
 static bool stage_lists(struct cuda *cuda, struct lists *l, struct stages *s) {
     size_t n = (size_t)s->count;
     const int32_t *positions = stage(cuda, l->positions, n * KERN_WINDOW_MAX);
@@ -633,8 +636,8 @@ static void select(struct cuda *cuda, const struct stages &s, enum which which) 
     }
 }
 
-/* With a cap, again without the ranks that have reached it, until none does: every time one more,
- * so at most as often as there are ranks. The host waits; all ranks read the same. */
+/* With a cap, repeats the search without the ranks that have reached it, until no rank exceeds it;
+ * at most as many rounds as ranks. The host waits; all ranks read the same flags. */
 static void cap_groups(struct cuda *cuda, const struct stages &s) {
     dim3 grid(s.blocks[WHICH_FIRST], (unsigned)s.count);
     uint32_t changed = 1;
@@ -652,7 +655,7 @@ static void cap_groups(struct cuda *cuda, const struct stages &s) {
     select(cuda, s, WHICH_OWN);
 }
 
-/* What entries are worth. */
+/* Scores all entries. */
 static void score(struct cuda *cuda, struct stages *s) {
     const struct wants *w = &s->wants;
     streams_find(cuda, s->args.streams, s->count, cuda->pages.streams);
@@ -667,7 +670,7 @@ static void score(struct cuda *cuda, struct stages *s) {
            THREADS / 32 * sizeof(double), s->args);
 }
 
-/* Who stays. */
+/* Finds the kept entries. */
 static void choose(struct cuda *cuda, const struct stages &s) {
     const struct wants *w = &s.wants;
     if (w->layers) share_layers(cuda, s.args, s.count, w->preference, w->density);
@@ -679,7 +682,8 @@ static void choose(struct cuda *cuda, const struct stages &s) {
     select(cuda, s, WHICH_SECOND);
 }
 
-/* All at once, or one that may share pages with others or has classes, whose rooms are large. */
+/* Evicts several sequences at once, or one that may share pages or has classes, whose rooms are
+ * large. */
 static int evict(struct cuda *cuda, const struct kern_evict *due, int count, bool shared) {
     struct stages s = {};
     int rc = join_agree(cuda, open_stages(cuda, due, count, &s) ? 0 : ERR_NOMEM);
@@ -696,11 +700,13 @@ static int evict(struct cuda *cuda, const struct kern_evict *due, int count, boo
     } else if (s.wants.merge) {
         merge_all(cuda, s.args);
     }
-    if (s.wants.merge) streams_plan(cuda, s.args.streams); /* they listed those that merge */
+    if (s.wants.merge)
+        streams_plan(cuda, s.args.streams); /* the work listed before was that of merging */
     compact_all(cuda, s.args);
     for (int i = 0; i < count; i++) {
         struct slot *slot = &cuda->slots[due[i].slot];
-        int64_t most = (int64_t)model_streams(cuda) * due[i].keep; /* all of them may be here */
+        int64_t most =
+            (int64_t)model_streams(cuda) * due[i].keep; /* all kept entries may be on this rank */
         slot->measured = true;
         int32_t members = kern_members_max(due[i].rule, due[i].keep);
         if (slot->entries_most > most) slot->entries_most = most;
@@ -713,7 +719,7 @@ static bool goes_alone(const struct cuda *cuda, const struct kern_evict *due) {
     return cuda->slots[due->slot].shared || rule_classes(due->rule);
 }
 
-/* Runs of the others go together. */
+/* Sequences without shared pages and classes are evicted together, in runs. */
 static int evict_all(struct cuda *cuda, const struct kern_evict *due, int count) {
     int rc = 0;
     for (int i = 0, n; i < count && !rc; i += n) {
@@ -752,7 +758,7 @@ static int read_held(struct cuda *cuda, int slot, struct held *h) {
     return op_report(&cuda->base, slot, &report);
 }
 
-/* Both sides ascend within a stream, and what is left is part of what was. */
+/* Both lists ascend within a stream, and the remaining entries are a part of the previous ones. */
 static void subtract(const struct held *was, const struct held *is, int streams,
                      struct kern_trace *trace) {
     const int32_t *a = was->positions, *b = is->positions;
@@ -771,7 +777,7 @@ static void subtract(const struct held *was, const struct held *is, int streams,
     }
 }
 
-/* Without memory the record is lost, not the step. */
+/* Without memory the trace is lost, not the step. */
 static int evict_traced(struct cuda *cuda, const struct kern_evict *due) {
     struct held was = {}, is = {};
     int held = read_held(cuda, due->slot, &was);
@@ -801,6 +807,6 @@ int op_evict(struct kern *kern, const struct kern_evict *due, int count) {
         rc = n ? evict_all(cuda, &due[i], n) : evict_traced(cuda, &due[i]);
         if (n == 0) n = 1;
     }
-    if (rc) (void)cache_sync(cuda); /* it is said here, and not again */
+    if (rc) (void)cache_sync(cuda); /* reported here and not again */
     return rc;
 }

@@ -1,22 +1,22 @@
-/* What the stages of an eviction share on the device. Stages run in the order of
+/* Shared by the stages of an eviction on the device. Stages run in the order of
  * kernels/cpu/evict.h, over one or several sequences at once:
  *
  *   streams    k_streams, k_plan         lengths, candidates, the list of chunks (streams.cu)
- *   observe    k_look_*                  what the window's queries say (observe.cu)
- *   redundancy k_key_norms, k_forgive    how much keys resemble others (redundancy.cu)
+ *   observe    k_look_*                  attention of the window's queries (observe.cu)
+ *   redundancy k_key_norms, k_forgive    similarity of keys (redundancy.cu)
  *   score      k_score                   one key per entry (evict.cu)
  *   share      k_share*                  places of layers and streams (share.cu)
- *   select     k_select                  the lowest rank that is kept (evict.cu)
+ *   select     k_select                  the lowest-ranking kept entry (evict.cu)
  *   merge      k_merge_*                 evicted entries into kept ones (merge.cu)
  *   join       k_class_*                 or into their classes (classes.cu)
  *   compact    k_compact                 closing the gaps (compact.cu)
  *
- * A subject is a sequence that is looked at: all its streams when it evicts, those of one layer
- * when a step adds up attention. Work that reads keys is cut into chunks of PRODUCT_KEYS entries
- * counted from the stream's start, listed on the device, and taken by number: unequal streams make
- * equal work, and a sum over chunks is made in their order, so that it depends on the stream alone.
- * What touches only numbers of an entry (4 to 12 bytes where a key has 128 to 512) is a block per
- * stream. */
+ * A subject is an observed sequence: all its streams when it evicts, those of one layer when a step
+ * adds up attention. Work that reads keys is cut into chunks of PRODUCT_KEYS entries counted from
+ * the stream's start, listed on the device, and taken by number: unequal streams give equal work,
+ * and sums over chunks are computed in their order, so that they depend on the stream alone. Stages
+ * that read only numbers of an entry (4 to 12 bytes; a key has 128 to 512) use a block per stream.
+ */
 #ifndef KEEPD_KERNELS_CUDA_EVICT_CUH
 #define KEEPD_KERNELS_CUDA_EVICT_CUH
 
@@ -212,7 +212,7 @@ struct evict_args {
     struct share_part *parts; /* [dues][layers + the model's streams] */
     uint32_t *changed;        /* some rank has been capped */
     uint32_t own;         /* bit, in struct cut, of the rank that speaks for this rank's heads */
-    bool speaks;          /* its entries count where entries of all ranks are counted */
+    bool speaks;          /* this rank's entries count where those of all ranks are counted */
     struct chunk *chunks; /* [items], in the order of the list of chunks */
     int32_t *ticket;      /* the next chunk to compact */
     float cap;
@@ -225,7 +225,7 @@ struct evict_args {
     float *totals;                /* [items][head_dim]: sums of khat over a chunk */
     int32_t *links;               /* see merge.cu */
     int32_t *gone;                /* evicted entries of a stream that merge, in ascending order */
-    int32_t *target;              /* their targets */
+    int32_t *target;              /* targets of the entries in `gone` */
 
     /* Classes, one sequence at a time; see classes.cu. */
     float *value_norm;               /* [entries] lengths of values; `norm`: of keys */
@@ -278,7 +278,7 @@ static __device__ __forceinline__ bool is_kept(const struct pages &p, int64_t si
 struct chunk {
     uint32_t kept[PRODUCT_KEYS / 32]; /* bit i % 32 of word i / 32: entry i of the chunk is kept */
     int32_t before;                   /* kept entries of the stream before the chunk */
-    uint32_t taken;                   /* its entries have been read and may be overwritten */
+    uint32_t taken; /* the chunk's entries have been read and may be overwritten */
 };
 
 void compact_room(struct pieces *room, struct evict_args *args); /* allocates its results */

@@ -1,5 +1,5 @@
-/* Retention gates: float32 throughout, because a score decides what is kept and one entry's rank
- * must not hang on a rounding of its inputs. */
+/* Retention gates, computed in float32 because scores decide what is kept: an entry's rank must not
+ * depend on the rounding of its inputs. */
 #include <string.h>
 
 #include "kernels/cuda/internal.h"
@@ -8,9 +8,9 @@
 
 struct kern_gate {
     int width, heads_kv, embeddings;
-    struct kern_weight *w1, *w2; /* w2: rg10, else NULL */
+    struct kern_weight *w1, *w2; /* w2: rg10, otherwise NULL */
     float *b1, *b2;              /* device */
-    float *last;                 /* device, [heads_kv][width]: the row each head uses */
+    float *last;                 /* device, [heads_kv][width]: the row of each head */
     float *bias;                 /* device, [heads_kv] */
 };
 

@@ -1,3 +1,5 @@
+/* Compares the operations of a region with those of the last region of the same key, and launches
+ * them as one graph while they agree (kernels/cuda/graph.h). */
 #include "kernels/cuda/graph.h"
 
 #include <string.h>
@@ -7,7 +9,7 @@
 /* An operation in a list; its arguments follow. */
 struct alignas(16) graph_op {
     graph_run *run;
-    size_t bytes; /* of the arguments, as given */
+    size_t bytes; /* bytes of the arguments, as given */
 };
 
 static size_t size_of(const struct graph_op *op) {
@@ -18,7 +20,7 @@ static const struct graph_op *op_at(const struct graph_list *list, size_t at) {
     return reinterpret_cast<const struct graph_op *>(list->data + at);
 }
 
-/* False when there is no memory, or too much was asked for. */
+/* Appends to a list; false if there is no memory, or the list would be too long. */
 static bool append(struct graph_list *list, const void *data, size_t bytes) {
     if (bytes == 0) return true;
     if (list->bytes + bytes > GRAPH_OPS_SIZE) return false;
@@ -86,7 +88,7 @@ void graph_begin(struct graphs *graphs, struct device *device, uint64_t key) {
                                                 : GRAPH_RECORD;
 }
 
-/* Queues what was put off, and goes on as it comes. */
+/* Queues the deferred operations and continues without comparing. */
 static void fall_back(struct graphs *graphs, struct device *device) {
     const struct graph_list *list = &graphs->open->list;
     play(device, list, graphs->at);
@@ -121,7 +123,7 @@ void graph_settle(struct graphs *graphs, struct device *device) {
     graphs->mode = GRAPH_OFF;
 }
 
-/* The same as the last time from the first operation to the last. */
+/* All operations equal those of the last time: launches the graph, or captures it first. */
 static void replay(struct graphs *graphs, struct device *device, struct graph *graph) {
     graph->misses = 0;
     if (!graph->captured) graph->captured = device_capture(device, &graph->list);

@@ -8,7 +8,7 @@
 
 #define GROUP_MAX    16  /* query heads per KV head: rows of one mma tile */
 #define RING_SIZES   4   /* rings hold 8, 16, 32 or 64 queries */
-#define RINGS_SPARE  16  /* of a size, kept for the next slot */
+#define RINGS_SPARE  16  /* spare rings kept of each size */
 #define PREFILL_ROWS 128 /* packed rows (token, query head of the group) of a prefill tile */
 #define PARTS_MAX    4   /* parts of a joined weight */
 
@@ -46,7 +46,7 @@ struct slot {
     bool measured; /* has evicted: the layers' weights are measured */
     int32_t next_pos;
     int64_t entries_most;    /* upper bound of its entries, counted from appends and evictions */
-    bool classes;            /* its entries may have members */
+    bool classes;            /* the slot's entries may have members */
     int32_t members_each;    /* upper bound of members per stream that evictions leave */
     int64_t members_brought; /* members imported with a snapshot */
 
@@ -276,8 +276,8 @@ void op_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_f
 void op_gather_rows(struct kern *kern, float *y, const float *x, const int32_t *index, int count,
                     int dim);
 /* rounded_take: memory for the rounded output of the launch about to be queued, or none.
- * rounded_put: the launch has been queued and wrote y. rounded_find: x in rounded form, or none. E4M3
- * needs columns in multiples of DEVICE_E4M3_STEP; other shapes get none. */
+ * rounded_put: the launch has been queued and wrote y. rounded_find: x in rounded form, or none.
+ * E4M3 needs columns in multiples of DEVICE_E4M3_STEP; other shapes get none. */
 struct rounded rounded_take(struct cuda *cuda, int rows, int64_t cols);
 void rounded_put(struct cuda *cuda, struct rounded made, const float *y, int rows, int64_t cols);
 struct rounded rounded_find(const struct cuda *cuda, const float *x, int rows, int64_t cols,

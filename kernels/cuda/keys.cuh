@@ -17,8 +17,9 @@
 #define PRODUCT_WARPS   (PRODUCT_THREADS / 32)
 #define PRODUCT_KEYS    128
 #define PRODUCT_ROWS    (16 * PRODUCT_WARPS)
-#define PRODUCT_STRIDE  (PRODUCT_KEYS + 8) /* stride of a row of products: free of bank conflicts  \
-                                            */
+#define PRODUCT_STRIDE                                                                             \
+    (PRODUCT_KEYS + 8) /* stride of a row of products: free of bank conflicts                      \
+                        */
 
 template <int D> struct product_shape {
     static const int P = PAGE_BYTES / (4 * D);

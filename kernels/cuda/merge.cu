@@ -26,10 +26,10 @@ static __device__ __forceinline__ bool merges(const struct due &d,
     return d.rule.merge != KERN_MERGE_NONE && state.kept > 0 && state.kept < state.length;
 }
 
-/* ---- Who goes ---------------------------------------------------------------------------------
+/* ---- Evicted entries --------------------------------------------------------------------------
  */
 
-/* Does an entry that goes look for a target? */
+/* Does an evicted entry look for a target? */
 static __device__ __forceinline__ bool seeks(const struct evict_args &a, const struct due &d,
                                              const struct stream_state &state, int64_t side) {
     const struct pages &p = a.streams.pages;
@@ -38,7 +38,8 @@ static __device__ __forceinline__ bool seeks(const struct evict_args &a, const s
            0;
 }
 
-/* Block (state). Its work becomes the number of blocks of entries that look for a target. */
+/* Block (state). Sets the state's work to the number of blocks of entries that look for a
+ * target. */
 static __global__ void k_merge_gone(const struct evict_args a) {
     SHARED_MEMORY(shared);
     int *room = (int *)shared;
@@ -74,14 +75,14 @@ static __global__ void k_merge_gone(const struct evict_args a) {
 
 struct seekers {
     struct product product;
-    float *norms;          /* shared, [PRODUCT_KEYS]: of keys that stay; NaN of others */
+    float *norms;          /* shared, [PRODUCT_KEYS]: norms of keys that are kept; NaN for others */
     struct likeness *best; /* shared, [PRODUCT_ROWS] */
     const struct stream_state *state;
     const int32_t *table;
-    int first, rows; /* of the stream's evicted ones */
+    int first, rows; /* evicted entries of the stream */
 };
 
-/* A warp: one row's best among the keys in hand, entries `base` on. */
+/* A warp: the best of the current keys for one row, entries `base` on. */
 static __device__ struct likeness seek(const struct evict_args &a, const struct seekers &s, int row,
                                        int base, int keys, int lane) {
     float norm = a.norm[s.state->first + a.gone[s.state->first + s.first + row]];
@@ -113,7 +114,7 @@ template <int D> static __device__ void seek_all(const struct evict_args &a, str
         product_wait<D>(s.product, p);
         __syncthreads();
         product_all<D>(s.product, s.rows, keys);
-        __syncwarp(); /* a warp's rows are its own */
+        __syncwarp(); /* rows are not shared between warps */
         for (int row = 16 * warp; row < 16 * warp + 16 && row < s.rows; row++) {
             struct likeness found = seek(a, s, row, base, keys, lane);
             if (lane == 0) s.best[row] = better(s.best[row], found);
@@ -156,7 +157,7 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS) k_merge_find(const str
 /* ---- Lists ------------------------------------------------------------------------------------
  */
 
-/* The stream's threshold, with this eviction's mean in it; NaN when nobody found a target. */
+/* The stream's threshold, including this eviction's mean; NaN if no entry found a target. */
 static __device__ float threshold(const struct evict_args &a, const struct due &d,
                                   const struct stream_state &state, double *room) {
     double sum = 0, found = 0;
@@ -177,8 +178,8 @@ static __device__ float threshold(const struct evict_args &a, const struct due &
     return mean;
 }
 
-/* One warp: 32 evicted entries, those of older ones coming later, before the lists they belong to.
- * The lists end up in the order of entries. */
+/* One warp: links 32 evicted entries at the head of their lists. Tiles are processed from newer to
+ * older entries, so lists end up in ascending order. */
 static __device__ void link_tile(const struct evict_args &a, const struct stream_state &state,
                                  int first, float tau, bool above, int lane) {
     int k = first + lane, gone = state.gone;
@@ -190,7 +191,7 @@ static __device__ void link_tile(const struct evict_args &a, const struct stream
     uint32_t same = __match_any_sync(WARP_ALL, target < 0 ? -1 - lane : target);
     uint32_t newer = same & ~((2u << lane) - 1);
     int32_t next = newer ? a.gone[state.first + first + __ffs((int)newer) - 1] : NOBODY;
-    if (target >= 0 && !newer) next = links[target]; /* STAYS: the end */
+    if (target >= 0 && !newer) next = links[target]; /* MERGE_STAYS: the end of the list */
     __syncwarp();
     if (target >= 0) links[entry] = next;
     if (target >= 0 && lane == __ffs((int)same) - 1) links[target] = entry;
@@ -214,7 +215,7 @@ static __global__ void k_merge_link(const struct evict_args a) {
 /* ---- Rows -------------------------------------------------------------------------------------
  */
 
-/* Eight numbers of an entry's key, or, further on, of its value. */
+/* Eight numbers of an entry's key, or, past the key, of its value. */
 static __device__ __forceinline__ uint4 read_piece(const struct pages &p, const int32_t *table,
                                                    int entry, int piece) {
     int pieces = p.head_dim / CHUNK_DIMS;
@@ -295,7 +296,7 @@ void merge_link(struct cuda *cuda, const struct evict_args &args) {
 }
 
 void merge_all(struct cuda *cuda, const struct evict_args &args) {
-    merge_norms(cuda, args); /* over the chunks of all entries, before the list is another */
+    merge_norms(cuda, args); /* over the chunks of all entries, before the list is replaced */
     merge_gone(cuda, args);
     if (cuda->options.head_dim == 64) find<64>(cuda, args);
     if (cuda->options.head_dim == 128) find<128>(cuda, args);

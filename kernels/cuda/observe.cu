@@ -1,19 +1,19 @@
-/* What queries attend to (kernels/cpu/observe.c is the oracle): the window's when a sequence
- * evicts, and every query as it comes for rules that add up mass.
+/* Attention as policies observe it (kernels/cpu/observe.c is the reference): the attention of the
+ * window's queries when a sequence evicts, and of every query as it arrives for rules that add up
+ * attention.
  *
- * Attention keeps the last queries of sequences with a window in a ring, as bf16: the numbers that
- * it multiplied itself. Both uses then run the same kernels over chunks of keys:
+ * Attention stores the last queries of sequences with a window in a ring, as bf16: the numbers that
+ * it multiplied itself. Both uses then run the same kernels over chunks of keys: k_look_sees finds
+ * the entries that each query sees, by binary search; k_look_stats computes, per chunk and softmax,
+ * the largest logit and the sum (reads the keys); k_look_fold joins the chunks of a stream, in
+ * their order; k_look_add computes, per entry and query after query: group, smooth, reduce (reads
+ * the keys again).
  *
- *   k_look_sees    the entries that each query sees, by binary search
- *   k_look_stats   per chunk and softmax: largest logit and sum            (reads the keys)
- *   k_look_fold    the chunks of a stream together, in their order
- *   k_look_add     per entry, query after query: group, smooth, reduce     (reads the keys again)
- *
- * A softmax is a query head, or a query where the group's logits are combined first; both are
- * called a vector. Queries are taken as many at a time as whole groups fit PRODUCT_ROWS. An entry
- * belongs to one thread, which adds queries in their order, so that mass does not depend on how a
- * prompt was split into steps. Neither kernel has more of a prompt in memory than PRODUCT_ROWS rows
- * of one chunk. */
+ * A softmax belongs to a query head, or to a query where the group's logits are combined first;
+ * both are called a vector. As many queries are processed at a time as whole groups fit
+ * PRODUCT_ROWS. An entry belongs to one thread, which adds queries in their order, so that mass
+ * does not depend on how a prompt was split into steps. No kernel holds more of a prompt in memory
+ * than PRODUCT_ROWS rows of one chunk. */
 #include <math.h>
 #include <string.h>
 
@@ -22,8 +22,8 @@
 
 #define THREADS       256
 #define LOG2_E        1.4426950408889634f
-#define BLOCKS_EACH   2  /* per multiprocessor: what shared memory allows at head_dim 128 */
-#define SMOOTH_MARGIN 32 /* no smoothing reaches further */
+#define BLOCKS_EACH   2  /* blocks per multiprocessor: shared memory allows two at head_dim 128 */
+#define SMOOTH_MARGIN 32 /* upper bound of a smoothing's reach */
 
 /* ---- Rings ----------------------------------------------------------------------------------- */
 
@@ -73,7 +73,7 @@ int ring_take(struct cuda *cuda, struct slot *slot, int32_t window) {
         slot->ring = cuda->rings[size][--cuda->ring_count[size]];
     else
         slot->ring = static_cast<uint16_t *>(device_alloc(cuda->device, bytes));
-    if (!slot->ring && rings_close(cuda)) /* the spare ones of other sizes */
+    if (!slot->ring && rings_close(cuda)) /* frees spare rings of other sizes */
         slot->ring = static_cast<uint16_t *>(device_alloc(cuda->device, bytes));
     if (!slot->ring) return ERR_NOMEM;
     device_zero(cuda->device, slot->ring, bytes);
@@ -94,7 +94,7 @@ struct keep_args {
     const struct span *spans;
     const int32_t *row_span;
     const float *qkv;
-    uint16_t *now; /* [rows][heads_q * head_dim]: of this step, for mass; or NULL */
+    uint16_t *now; /* [rows][heads_q * head_dim]: the step's queries, for mass; or NULL */
     int rows, layer, width, stride; /* width: heads_q * head_dim; stride: of a row of qkv */
 };
 
@@ -115,7 +115,7 @@ static __global__ void k_keep_queries(const struct keep_args a) {
     if (s.adds) *(uint32_t *)(a.now + (int64_t)row * a.width + at) = packed;
 }
 
-/* ---- What a query sees ------------------------------------------------------------------------
+/* ---- Visible entries --------------------------------------------------------------------------
  */
 
 /* A thread per query; blocks (state, part). */
@@ -140,7 +140,7 @@ static __global__ void k_look_sees(const struct look_args a) {
 /* ---- The first pass ---------------------------------------------------------------------------
  */
 
-/* A warp, each lane with N of the logits: their share of a softmax. */
+/* A warp, each lane with N of the logits: their part of a softmax. */
 template <int N> static __device__ __forceinline__ struct look_stat warp_stat(const float (&x)[N]) {
     float most = -INFINITY, sum = 0;
 #pragma unroll
@@ -153,7 +153,7 @@ template <int N> static __device__ __forceinline__ struct look_stat warp_stat(co
     return {most, sum};
 }
 
-/* A warp: the chunk's share of one softmax. */
+/* A warp: the chunk's part of one softmax. */
 static __device__ struct look_stat vector_stat(const struct work &w, const struct look_args &a,
                                                int vector, int lane) {
     float x[PRODUCT_KEYS / 32];
@@ -166,7 +166,7 @@ static __device__ struct look_stat vector_stat(const struct work &w, const struc
     return warp_stat(x);
 }
 
-/* Two shares of one softmax. */
+/* Joins two parts of one softmax. */
 static __device__ __forceinline__ struct look_stat stat_fold(struct look_stat x,
                                                              struct look_stat y) {
     float top = fmaxf(x.most, y.most), base = top == -INFINITY ? 0 : top;
@@ -174,7 +174,7 @@ static __device__ __forceinline__ struct look_stat stat_fold(struct look_stat x,
                       __fmul_rn(x.scale, ptx_exp2(__fadd_rn(x.most, -base))))};
 }
 
-/* A warp: the share of the `many` members in hand. */
+/* A warp: the part of the current `many` members. */
 static __device__ struct look_stat members_stat(const struct work &w, const struct look_args &a,
                                                 int vector, int many, int lane) {
     float x[CLASS_KEYS / 32];
@@ -186,7 +186,7 @@ static __device__ struct look_stat members_stat(const struct work &w, const stru
     return warp_stat(x);
 }
 
-/* Those of the chunk's members on top of what is in `to`; a vector is always the same warp's. */
+/* Adds the part of the chunk's members to `to`; a vector always belongs to the same warp. */
 template <int D>
 static __device__ void stats_members(const struct work &w, const struct look_args &a, int vectors,
                                      struct look_stat *to) {
@@ -201,7 +201,7 @@ static __device__ void stats_members(const struct work &w, const struct look_arg
     }
 }
 
-/* One chunk with all queries. */
+/* Processes one chunk with all queries. */
 template <int D, bool CLASSES>
 static __device__ void stats_chunk(struct work &w, const struct look_args &a, int item) {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -210,14 +210,14 @@ static __device__ void stats_chunk(struct work &w, const struct look_args &a, in
     for (int first = 0; first < w.look.query_count; first += w.queries) {
         int count = w.look.query_count - first;
         if (count > w.queries) count = w.queries;
-        __syncthreads(); /* rows, sees and products were read */
+        __syncthreads(); /* rows, sees and products have been read */
         work_queries<D>(w, a, first, count);
         __syncthreads();
-        bool seen = w.sees[count - 1].high > w.base; /* the last one sees most */
+        bool seen = w.sees[count - 1].high > w.base; /* the last query sees most */
         if (seen && !fetched) {
             product_fetch<D>(w.product, a.streams.pages, w.table, w.base, w.keys);
             product_wait<D>(w.product, a.streams.pages);
-            fetched = w.member == w.member_end; /* members take the places of keys */
+            fetched = w.member == w.member_end; /* members overwrite keys */
         }
         if (seen) product_all<D>(w.product, count * a.group, w.keys);
         __syncthreads();
@@ -229,7 +229,8 @@ static __device__ void stats_chunk(struct work &w, const struct look_args &a, in
     }
 }
 
-/* CLASSES: those looks whose entries have classes, and no others; so in the second pass. */
+/* CLASSES: only looks whose entries have classes; otherwise only the others. The second pass does
+ * the same. */
 template <int D, bool CLASSES>
 static __global__ void __launch_bounds__(PRODUCT_THREADS) k_look_stats(const struct look_args a) {
     SHARED_MEMORY(shared);
@@ -264,8 +265,8 @@ static __global__ void k_look_fold(const struct look_args a) {
 /* ---- The second pass --------------------------------------------------------------------------
  */
 
-/* What an entry has of a query: p[t, i], or one query head's share of it. With classes, products
- * are attention already. */
+/* The contribution of a query to an entry: p[t, i], or one query head's part of it. With classes,
+ * products already are attention. */
 template <bool CLASSES>
 static __device__ float vector_value(const struct work &w, const struct look_args &a, int query,
                                      int part, int key) {
@@ -283,7 +284,7 @@ static __device__ float vector_value(const struct work &w, const struct look_arg
     return group == KERN_GROUP_MEAN && a.group > 1 ? __fdiv_rn(x, (float)a.group) : x;
 }
 
-/* Sums, largest, or Welford's running mean and sum of squared deviations, of one entry. */
+/* Sum, maximum, or Welford's running mean and sum of squared deviations, of one entry. */
 struct moments {
     float *sum, *squares; /* shared, [parts][PRODUCT_KEYS]; the thread's own column */
 };
@@ -317,7 +318,7 @@ static __device__ float moments_end(const struct kern_observe &observe, const st
     return __fadd_rn(x, __fmul_rn(observe.gamma, variance));
 }
 
-/* One query's vector smoothed at place `key`, of entry `entry`; line[key - entry + i] is entry i,
+/* One query's smoothed vector at place `key`, of entry `entry`; line[key - entry + i] is entry i,
  * and entries end with the candidates. */
 static __device__ float smooth_at(const struct kern_observe &observe, const float *line, int key,
                                   int entry, int candidates) {
@@ -332,16 +333,16 @@ static __device__ float smooth_at(const struct kern_observe &observe, const floa
     return observe.smooth == KERN_SMOOTH_MAX ? most : __fdiv_rn(sum, (float)observe.smooth_width);
 }
 
-/* Entries [from, to) are added up here; what else lies in shared memory is margin. */
+/* Entries [from, to) are added up here; the rest of shared memory is margin. */
 struct add {
     struct moments moments;
     float *line; /* shared, [PRODUCT_KEYS] */
     int from, to, parts;
     bool smooth;
-    double entropy; /* of this thread's entry */
+    double entropy; /* entropy of this thread's entry */
 };
 
-/* The queries in hand, of which `first` is the first, at this thread's key. */
+/* Adds the current queries, beginning with `first`, at this thread's key. */
 template <bool CLASSES>
 static __device__ void add_queries(const struct work &w, const struct look_args &a, struct add &d,
                                    int first, int count) {
@@ -364,7 +365,7 @@ static __device__ void add_queries(const struct work &w, const struct look_args 
         }
 }
 
-/* What the thread's entry starts with. */
+/* Loads the thread's entry. */
 static __device__ void add_begin(const struct work &w, const struct look_args &a, struct add &d) {
     int key = threadIdx.x, entry = w.base + key;
     float start = 0;
@@ -392,7 +393,7 @@ static __device__ void add_end(const struct work &w, const struct look_args &a, 
                                        (float)a.group));
         if (mine) a.fresh[w.state->first + entry] = x;
     } else {
-        double spread = 0, *room = (double *)w.stat; /* nobody reads the stats any more */
+        double spread = 0, *room = (double *)w.stat; /* the stats are no longer needed */
         for (int part = 0; part < d.parts && mine && seen > 1; part++)
             spread += (double)d.moments.squares[part * PRODUCT_KEYS + key] / (seen - 1);
         double entropy = block_total(mine ? d.entropy : 0, room);
@@ -402,7 +403,7 @@ static __device__ void add_end(const struct work &w, const struct look_args &a, 
     }
 }
 
-/* Entries [d.from, d.to) with all queries. */
+/* Processes entries [d.from, d.to) with all queries. */
 template <int D, bool CLASSES>
 static __device__ void add_entries(struct work &w, const struct look_args &a, struct add &d,
                                    int item) {
@@ -456,7 +457,8 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS) k_look_add(const struc
         d.parts = observe.group == KERN_GROUP_EACH && w.look.kind != LOOK_MASS ? a.group : 1;
         d.smooth = w.look.kind == LOOK_WINDOW && observe.smooth_first &&
                    observe.smooth != KERN_SMOOTH_NONE;
-        /* Chunks begin with a page: with pages larger than the margin, up to a page before it. */
+        /* Chunks begin with a page; if pages are larger than the margin, up to a page before the
+         * entries. */
         int slots = a.streams.pages.page_slots, margin = d.smooth ? SMOOTH_MARGIN : 0;
         int step = PRODUCT_KEYS - 2 * margin;
         if (slots > SMOOTH_MARGIN && d.smooth) step = PRODUCT_KEYS - margin - slots;
@@ -524,13 +526,13 @@ void look_room(struct pieces *room, struct look_args *args) {
 /* ---- Every query as it comes ------------------------------------------------------------------
  */
 
-/* The step's spans that add up mass, as subjects of one layer: the same for all layers, which the
- * streams' offset tells apart. */
+/* The step's spans that add up mass, as subjects of one layer: the same for all layers, apart from
+ * the streams' offset. */
 struct mass {
     int32_t *windows; /* host, [layers]: see look_windows */
-    int count;        /* spans; 0: none, and the rest means nothing */
+    int count;        /* spans; 0: none, and the other members are unused */
     struct look_args args;
-    uint16_t *now; /* [rows][heads_q * head_dim]: queries of the layer in hand */
+    uint16_t *now; /* [rows][heads_q * head_dim]: queries of the current layer */
 };
 
 void mass_close(struct cuda *cuda) {
@@ -539,14 +541,14 @@ void mass_close(struct cuda *cuda) {
     cuda->mass = NULL;
 }
 
-/* A power of two: steps that repeat have equal arguments for long (graph.h). */
+/* Rounds up to a power of two, so that repeated steps have equal arguments for long (graph.h). */
 static int64_t round_up(int64_t x) {
     int64_t up = 1;
     while (up < x) up *= 2;
     return up;
 }
 
-/* Sizes, from the batch; bounds that hold before and after the step. */
+/* Sizes from the batch; the bounds hold before and after the step. */
 static void mass_measure(const struct cuda *cuda, const struct kern_batch *batch,
                          struct mass *mass) {
     const struct kern_cache_options *o = &cuda->options;
@@ -603,7 +605,7 @@ static void mass_lists(const struct cuda *cuda, const struct kern_batch *batch,
     }
 }
 
-/* All but what attention has said of itself. */
+/* Clears everything but the windows that attention has reported. */
 static void mass_clear(struct mass *mass) {
     int32_t *windows = mass->windows;
     *mass = {};

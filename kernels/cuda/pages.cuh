@@ -1,22 +1,22 @@
-/* The paged cache as kernels see it. All of it lives on the device: pool, tables, lengths, free
- * pages, reference counts, side arrays, the sticky error. The host knows only which slots are in
- * use, up to which position, and whether one may share pages (kernels/cuda/cache.cu).
+/* The paged cache as kernels see it. All of it is on the device: pool, tables, lengths, free pages,
+ * reference counts, side arrays, the first error. The host knows only which slots are in use, up to
+ * which position, and whether one may share pages (kernels/cuda/cache.cu).
  *
  * A page is 8 KiB of one head, K then V, P = 4096 / row_bytes entries of each; a row, one key or
  * value, is head_dim numbers, bf16 or e4m3 (no scale: 1 for every layer and head). A side is cut
- * into panels of 128 bytes of each row; the 16-byte chunk c of row r lies at c ^ (r & 7) of its
- * panel, and where a whole row is but 64 bytes at c ^ (r / 2 & 3). So one bulk copy of a page lands
- * in shared memory free of bank conflicts for ldmatrix, and 8 rows x 128 bytes are the
+ * into panels of 128 bytes of each row; the 16-byte chunk c of row r is at c ^ (r & 7) of its
+ * panel, or, where a whole row has only 64 bytes, at c ^ (r / 2 & 3). So one bulk copy puts a page
+ * into shared memory free of bank conflicts for ldmatrix, and 8 rows x 128 bytes are the
  * 128-byte-swizzled atom of wgmma.
  *
  * Entries of a stream (slot, layer, KV head) are dense and ascend in pos: entry i is row i % P of
- * page table[i / P]. What lies at or after a stream's length is stale, and may be NaN when another
+ * page table[i / P]. Memory at or after a stream's length is stale, and may be NaN if another
  * sequence left it: kernels mask it as keys and as values.
  *
- * Free pages are a ring with 64-bit counters: head = pages taken since start, tail = pages given
- * back; tail - head are free. Kernels of one launch either take or give, never both.
+ * Free pages are a ring with 64-bit counters: head = pages taken since start, tail = pages freed;
+ * tail - head are free. Kernels of one launch either take or free, never both.
  *
- * The first error of a kernel sticks in `state->error`; from then on every kernel that changes the
+ * The first error of a kernel is kept in `state->error`; from then on every kernel that changes the
  * cache or depends on the step's lengths does nothing, until the host has read and cleared it. */
 #ifndef KEEPD_KERNELS_CUDA_PAGES_CUH
 #define KEEPD_KERNELS_CUDA_PAGES_CUH
@@ -26,49 +26,51 @@
 #define PAGE_BYTES  8192
 #define PAGE_SIDE   (PAGE_BYTES / 2)
 #define PANEL_BYTES 128
-#define CHUNK_DIMS  8 /* of 16 bytes of bf16, 8 of e4m3: what a thread takes of a row */
+#define CHUNK_DIMS                                                                                 \
+    8 /* dimensions per piece, the part of a row that one thread processes: 16 bytes of bf16, 8 of \
+         e4m3 */
 
 #define SCORE_NONE (-1.0f) /* no score yet; scores of attention are never negative */
 
-/* A member of a class (kern.h). A stream's members lie in pages of their own, of the same pool,
- * from the page's first byte on; they ascend by centre, then by position. */
+/* A member of a class (kern.h). A stream's members are in separate pages of the same pool, from the
+ * page's first byte on; they ascend by centre, then by position. */
 struct member {
     int32_t centre, pos;
     float gain;
 };
 #define PAGE_MEMBERS (PAGE_BYTES / (int)sizeof(struct member))
-#define TURN_ROWS    256 /* positions of the finer half of `turns` */
+#define TURN_ROWS    256 /* positions in the finer half of `turns` */
 
 struct pages_state {
-    unsigned long long head, tail; /* of the free ring */
+    unsigned long long head, tail; /* counters of the free ring */
     unsigned long long evicted;    /* entries */
-    unsigned long long need;       /* pages that the step about to be appended wants */
+    unsigned long long need;       /* pages needed by the step about to be appended */
     int32_t error;                 /* enum err; 0 = none */
     int32_t pad;
-    long long verdict;       /* the lowest error of all ranks, when they ask before they take */
-    unsigned long long hits; /* groups of an eviction in which some rank was held to rank_cap */
+    long long verdict; /* the lowest error of all ranks, when they agree before they take pages */
+    unsigned long long hits; /* groups of evictions in which rank_cap limited a rank */
 };
 
-/* By value to every kernel. */
+/* Passed to every kernel by value. */
 struct pages {
-    char *pool;       /* [count] of PAGE_BYTES */
-    int32_t *pos;     /* [count][P] */
-    float *log_beta;  /* [count][P] */
-    float *score;     /* [count][P]: what the rule remembers of an entry, mass or last score */
-    uint32_t *keys;   /* [count][P]: ranks of the eviction under way */
-    uint32_t *refs;   /* [count]: tables that name the page; 0 = free */
-    int32_t *ring;    /* [count] */
-    int32_t *tables;  /* [slots][streams][stream_pages] */
-    int32_t *lengths; /* [slots][2 * streams]: entries of all streams, then members */
+    char *pool;             /* [count] of PAGE_BYTES */
+    int32_t *pos;           /* [count][P] */
+    float *log_beta;        /* [count][P] */
+    float *score;           /* [count][P]: stored by the rule, mass or last score */
+    uint32_t *keys;         /* [count][P]: keys of the current eviction */
+    uint32_t *refs;         /* [count]: number of tables that refer to the page; 0 = free */
+    int32_t *ring;          /* [count] */
+    int32_t *tables;        /* [slots][streams][stream_pages] */
+    int32_t *lengths;       /* [slots][2 * streams]: entries of all streams, then members */
     int32_t *member_tables; /* [slots][streams][member_pages] */
     float *turns;           /* [rows][head_dim]: see pages_turn */
-    float *weights;         /* [slots][layers]: of the layers, once measured */
-    float *tau;             /* [slots][streams]: thresholds of merging; NaN: none yet */
+    float *weights;         /* [slots][layers]: measured layer weights */
+    float *tau;             /* [slots][streams]: merge thresholds; NaN: none yet */
     struct pages_state *state;
     int64_t count;
     int layers, heads_kv, head_dim, streams; /* streams = layers * heads_kv */
-    int row_bytes;                           /* of a key or a value */
-    int heads_model, head_first;             /* KV heads of all ranks; the first one here */
+    int row_bytes;                           /* bytes of one key or value */
+    int heads_model, head_first;             /* KV heads of all ranks; the first one on this rank */
     int page_slots;                          /* P */
     int stream_pages;                        /* ceil(max_positions / P) */
     int member_pages;                        /* ceil(max_positions / PAGE_MEMBERS) */
@@ -78,7 +80,7 @@ static __host__ __device__ __forceinline__ int page_slots_of(int row_bytes) {
     return PAGE_SIDE / row_bytes;
 }
 
-/* Byte of the 16-byte chunk `chunk` of row `row`; side 0 is K, 1 is V. */
+/* Byte offset of the 16-byte chunk `chunk` of row `row`; side 0 is K, 1 is V. */
 static __host__ __device__ __forceinline__ int page_chunk(int row_bytes, int side, int row,
                                                           int chunk) {
     if (row_bytes < PANEL_BYTES)
@@ -87,7 +89,7 @@ static __host__ __device__ __forceinline__ int page_chunk(int row_bytes, int sid
     return side * PAGE_SIDE + (panel * rows + row) * PANEL_BYTES + (in_panel << 4);
 }
 
-/* Of bf16, dims 8 chunk..: where shared memory has keys, whatever pages have. */
+/* Byte offset of bf16 dims 8 chunk..: the layout of keys in shared memory for every page format. */
 static __host__ __device__ __forceinline__ int page_offset(int head_dim, int side, int row,
                                                            int chunk) {
     return page_chunk(2 * head_dim, side, row, chunk);
@@ -149,7 +151,8 @@ static __device__ __forceinline__ bool pages_failed(const struct pages &p) {
     return *(volatile const int32_t *)&p.state->error != 0;
 }
 
-/* The place in the ring of `count` pages that are taken; enough are free: someone counted. */
+/* Takes `count` pages from the ring and returns their place; the caller has counted that enough are
+ * free. */
 static __device__ __forceinline__ unsigned long long pages_take(const struct pages &p, int count) {
     return atomicAdd(&p.state->head, (unsigned long long)count);
 }
@@ -167,7 +170,7 @@ static __device__ __forceinline__ void pages_drop(const struct pages &p, int32_t
     p.ring[place % (unsigned long long)p.count] = page;
 }
 
-/* A whole page with its side records, by `threads` threads. */
+/* Copies a whole page with its side records, by `threads` threads. */
 static __device__ __forceinline__ void pages_copy(const struct pages &p, int32_t to, int32_t from,
                                                   int thread, int threads) {
     const uint4 *source = (const uint4 *)pages_at(p, from);
@@ -182,7 +185,7 @@ static __device__ __forceinline__ void pages_copy(const struct pages &p, int32_t
     }
 }
 
-/* Where dims 8 piece.. of a row lie: 16 bytes of bf16, 8 of e4m3. */
+/* Address of dims 8 piece.. of a row: 16 bytes of bf16, 8 of e4m3. */
 static __device__ __forceinline__ char *pages_piece(const struct pages &p, int32_t page, int side,
                                                     int row, int piece) {
     bool narrow = p.row_bytes == p.head_dim;
@@ -190,7 +193,7 @@ static __device__ __forceinline__ char *pages_piece(const struct pages &p, int32
            (narrow ? 8 * (piece & 1) : 0);
 }
 
-/* Four e4m3 as bf16, which has all of their numbers. */
+/* Four e4m3 numbers as bf16, which is exact. */
 static __device__ __forceinline__ uint2 bf16_of_e4m3(uint32_t four) {
     float2 low = ptx_unpack_f16(ptx_f16_of_e4m3(four & 0xffff));
     float2 high = ptx_unpack_f16(ptx_f16_of_e4m3(four >> 16));
@@ -198,7 +201,7 @@ static __device__ __forceinline__ uint2 bf16_of_e4m3(uint32_t four) {
     return wide;
 }
 
-/* These eight numbers as bf16; and written, rounded to what the page holds. */
+/* Reads eight numbers of a row as bf16; and writes them, rounded to the page's format. */
 static __device__ __forceinline__ uint4 pages_read_piece(const struct pages &p, int32_t page,
                                                          int side, int row, int piece) {
     const char *at = pages_piece(p, page, side, row, piece);
@@ -223,7 +226,7 @@ static __device__ __forceinline__ void pages_write_piece(const struct pages &p, 
     }
 }
 
-/* One number of a row; and written, rounded. */
+/* Reads one number of a row; and writes it, rounded. */
 static __device__ __forceinline__ float pages_read_number(const struct pages &p, int32_t page,
                                                           int side, int row, int dim) {
     const char *at = pages_piece(p, page, side, row, dim / CHUNK_DIMS);
@@ -241,7 +244,7 @@ static __device__ __forceinline__ void pages_write_number(const struct pages &p,
         ((uint16_t *)at)[dim % CHUNK_DIMS] = (uint16_t)ptx_pack_bf16(x, 0);
 }
 
-/* Entries of a stream with pos below `pos`: they ascend. */
+/* Number of entries of a stream with pos below `pos`; positions ascend. */
 static __device__ __forceinline__ int pages_before(const struct pages &p, const int32_t *table,
                                                    int length, int pos) {
     int low = 0, high = length;
@@ -255,7 +258,7 @@ static __device__ __forceinline__ int pages_before(const struct pages &p, const 
     return low;
 }
 
-/* Pages [from, to) of a row become its own, by a whole block; enough are free. `room`: shared. */
+/* Makes pages [from, to) of a row its own, by a whole block; enough are free. `room`: shared. */
 static __device__ __forceinline__ void pages_own(const struct pages &p, int32_t *table, int from,
                                                  int to, int32_t *room) {
     for (int page = from; page < to; page++) {
@@ -275,8 +278,8 @@ static __device__ __forceinline__ void pages_own(const struct pages &p, int32_t 
     }
 }
 
-/* cos and sin of `positions`, not negative, times the frequency of pair `pair`: of what is below
- * TURN_ROWS and of the multiple of it, which have a table each. */
+/* cos and sin of `positions`, not negative, times the frequency of pair `pair`: the product of two
+ * rotations, by the part below TURN_ROWS and by the multiple of it, with a table each. */
 static __device__ __forceinline__ float2 pages_turn(const struct pages &p, int positions,
                                                     int pair) {
     const float *low = p.turns + (int64_t)(positions % TURN_ROWS) * p.head_dim + pair;

@@ -1,13 +1,14 @@
-/* What kernels need from the machine: every inline PTX of the backend is here, and here alone.
+/* The machine instructions of kernels: all inline PTX of the backend is in this file.
  *
- * Kernel sources compile twice: by nvcc, and by the host compiler for the fiber emulator of
- * tests/emu, with KEEPD_EMU and a header that the compiler is told to read first; that header
- * defines what is left out here. So a kernel uses these functions, the CUDA built-ins that the
- * emulator knows (warp shuffles and votes with a full mask, __syncthreads, atomics), and no CUB.
+ * Kernel sources are compiled twice: by nvcc, and by the host compiler for the fiber emulator of
+ * tests/emu, with KEEPD_EMU and a header that the compiler is told to include first; that header
+ * defines what this file then leaves out. So a kernel uses these functions, the CUDA built-ins that
+ * the emulator knows (warp shuffles and votes with a full mask, __syncthreads, atomics), and no
+ * CUB.
  *
- * Fragments of mma.m16n8k16 (PTX ISA, "Matrix Fragments for mma.m16n8k16"): with g = lane / 4 and
- * t = lane % 4, a[i] holds row g + 8 (i & 1), columns 2t + 8 (i >> 1), +1; b[i] rows 2t + 8 i, +1
- * of column g; c[i] row g + 8 (i >> 1), column 2t + (i & 1). */
+ * Fragments of mma.m16n8k16 (PTX ISA, "Matrix Fragments for mma.m16n8k16"): with g = lane / 4 and t
+ * = lane % 4, a[i] holds row g + 8 (i & 1), columns 2t + 8 (i >> 1), +1; b[i] rows 2t + 8 i, +1 of
+ * column g; c[i] row g + 8 (i >> 1), column 2t + (i & 1). */
 #ifndef KEEPD_KERNELS_CUDA_PTX_CUH
 #define KEEPD_KERNELS_CUDA_PTX_CUH
 
@@ -43,7 +44,7 @@ static __device__ __forceinline__ uint32_t ptx_pack_e4m3(float low, float high) 
     return pair;
 }
 
-/* Two E4M3 numbers, in the low bytes, as float16: exactly what they are. */
+/* Two E4M3 numbers, in the low bytes, converted exactly to float16. */
 static __device__ __forceinline__ uint32_t ptx_f16_of_e4m3(uint32_t pair) {
     uint32_t wide;
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(wide) : "h"((uint16_t)pair));
@@ -70,9 +71,9 @@ static __device__ __forceinline__ float2 ptx_unpack_f16(uint32_t pair) {
     return wide;
 }
 
-/* First in a kernel that LAUNCH_OVERLAPPED launches, by every thread: the next launch may start to
- * come up, and nothing after this runs before all earlier launches have ended and what they wrote
- * can be seen. Without the overlap it does nothing. */
+/* First statement of a kernel that LAUNCH_OVERLAPPED launches, by every thread: the next launch may
+ * start, and nothing after this runs before all earlier launches have ended and their writes are
+ * visible. No effect without the overlap. */
 static __device__ __forceinline__ void ptx_overlap_grids() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -114,20 +115,20 @@ static __device__ __forceinline__ void ptx_mma_f16(float c[4], const uint32_t a[
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* An mbarrier in shared memory: a phase ends when `arrivals` threads have arrived and all bytes
- * they announced have come. */
+/* Initialises an mbarrier in shared memory: a phase ends when `arrivals` threads have arrived and
+ * all announced bytes have been copied. */
 static __device__ __forceinline__ void ptx_barrier_init(uint64_t *barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(ptx_shared(barrier)), "r"(arrivals)
                  : "memory");
 }
 
-/* Between initialisation and the first use by the copy engine. */
+/* Required between initialisation and the first use by the copy engine. */
 static __device__ __forceinline__ void ptx_barrier_init_fence() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* By threads that wrote where the copy engine will write next. */
+/* Required after threads have written where the copy engine will write next. */
 static __device__ __forceinline__ void ptx_shared_fence() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -140,7 +141,7 @@ static __device__ __forceinline__ void ptx_barrier_expect(uint64_t *barrier, uin
         : "memory");
 }
 
-/* Until the phase of this parity (0 for the first) has ended. */
+/* Waits until the phase of this parity (0 for the first) has ended. */
 static __device__ __forceinline__ void ptx_barrier_wait(uint64_t *barrier, uint32_t parity) {
     asm volatile("{\n"
                  ".reg .pred done;\n"
@@ -152,7 +153,7 @@ static __device__ __forceinline__ void ptx_barrier_wait(uint64_t *barrier, uint3
                  : "memory");
 }
 
-/* One instruction of one thread; both sides aligned to 16 bytes, as is `bytes`. */
+/* A bulk copy by one instruction of one thread; both addresses and `bytes` are multiples of 16. */
 static __device__ __forceinline__ void ptx_bulk_copy(void *shared, const void *global,
                                                      uint32_t bytes, uint64_t *barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "

@@ -1,4 +1,4 @@
-/* CUDA backends as ranks of one: which devices, and what joins them. */
+/* CUDA backends as ranks of one model: assignment of devices, and choice of the communicator. */
 #include "kernels/cuda/comm_local.h"
 #include "kernels/cuda/comm_nccl.h"
 #include "kernels/cuda/cuda.h"
@@ -9,9 +9,9 @@ extern "C" {
 }
 
 struct cuda_ranks {
-    struct cuda_options options; /* of all, but for the device */
+    struct cuda_options options; /* options of all ranks, except the device */
     const int *devices;
-    const struct comm *comm[COMM_RANKS_MAX]; /* until the rank's backend has it */
+    const struct comm *comm[COMM_RANKS_MAX]; /* until the rank's backend owns it */
 };
 
 /* ---- Where ---------------------------------------------------------------------------------- */
@@ -47,7 +47,7 @@ static int open_rank(void *arg, int rank, struct kern **out, struct fault *fault
     struct cuda_options own = all->options;
     own.comm = all->comm[rank];
     own.device = all->devices[rank];
-    all->comm[rank] = NULL; /* closed with the backend, also when that does not open */
+    all->comm[rank] = NULL; /* the backend closes it, also when opening fails */
     return cuda_open(&own, out, fault);
 }
 

@@ -1,12 +1,13 @@
 /* Key redundancy, R-KV (arXiv 2505.24133) and G-KV (arXiv 2512.00504); kernels/cpu/redundancy.c is
- * the oracle and says what is computed:
+ * the reference and defines the result:
  *
- *   rho[j] = (khat_j . sum_i khat_i - khat_j . khat_j - sum_{i: l(i) = j} C[i,j]) / n
+ * rho[j] = (khat_j . sum_i khat_i - khat_j . khat_j - sum_{i: l(i) = j} C[i,j]) / n
  *
  * k_key_norms reads every key once: norms, the terms khat_j . khat_j, and the sum of a chunk's
- * khat. k_forgive takes PRODUCT_ROWS keys at a time, finishes the linear part with the sum of all
- * chunks, and compares the keys with the stream, newest first, until each has found its newest
- * look-alike. What look-alikes take from an entry is added as integers. Memory: O(n). */
+ * khat. k_forgive processes PRODUCT_ROWS keys at a time, completes the linear part with the sum of
+ * all chunks, and compares the keys with the stream, newest first, until each has found its newest
+ * look-alike. The amounts that look-alikes subtract from an entry are added as integers. Memory:
+ * O(n). */
 #include <math.h>
 
 #include "kernels/cuda/block.cuh"
@@ -20,7 +21,7 @@
 /* ---- Norms ------------------------------------------------------------------------------------
  */
 
-/* Entries that are compared: i and j. */
+/* Number of entries that are compared: the range of i and j. */
 static __device__ __forceinline__ int compared(const struct kern_redundancy &rule,
                                                const struct stream_state &state) {
     return rule.candidates_only ? state.candidates : state.length;
@@ -56,7 +57,7 @@ static __device__ void chunk_total(const struct product &p, const float *norm, i
     }
 }
 
-/* A thread per key. `merge`: the norms that merging wants, of all entries, and nothing else. */
+/* A thread per key. `merge`: only the norms that merging needs, of all entries. */
 template <int D>
 static __global__ void __launch_bounds__(PRODUCT_THREADS)
     k_key_norms(const struct evict_args a, bool merge) {
@@ -75,7 +76,7 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS)
         int base = item.chunk * PRODUCT_KEYS;
         int keys = most - base < PRODUCT_KEYS ? most - base : PRODUCT_KEYS;
         if (keys <= 0) continue;
-        __syncthreads(); /* the chunk before is done with */
+        __syncthreads(); /* the previous chunk is no longer needed */
         product_fetch<D>(product, p, pages_table(p, d.slot, state.stream), base, keys);
         product_wait<D>(product, p);
         float squares = key < keys ? key_squares<D>(product, key) : 0;
@@ -96,12 +97,12 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS)
 /* ---- Look-alikes ------------------------------------------------------------------------------
  */
 
-/* PRODUCT_ROWS keys of a stream that look for theirs. */
+/* PRODUCT_ROWS keys of a stream that look for their look-alikes. */
 struct seekers {
     struct product product;
-    float *norms; /* shared, [PRODUCT_KEYS]: of the keys in hand */
+    float *norms; /* shared, [PRODUCT_KEYS]: norms of the current keys */
     float *total; /* shared, [D] */
-    int *looking; /* shared, [PRODUCT_WARPS]: rows of each warp that have not found theirs */
+    int *looking; /* shared, [PRODUCT_WARPS]: rows of each warp that still look */
     const struct stream_state *state;
     const struct kern_redundancy *rule;
     int first, rows, count; /* entries [first, first + rows) among the stream's first `count` */
@@ -109,12 +110,12 @@ struct seekers {
 
 static __device__ __forceinline__ void
 forgive_entry(const struct evict_args &a, const struct seekers &s, int entry, float alike) {
-    if (!(fabsf(alike) < 16)) return; /* keys of a broken model */
+    if (!(fabsf(alike) < 16)) return; /* the model is broken */
     long long fixed = (long long)((double)alike * FIXED);
     atomicAdd(&a.forgiven[s.state->first + entry], (unsigned long long)fixed);
 }
 
-/* A warp looks for one row's among the `keys` keys in hand, entries `base` on. */
+/* A warp searches the current `keys` keys, entries `base` on, for one row's look-alike. */
 static __device__ bool seek(const struct evict_args &a, const struct seekers &s, int row, int base,
                             int keys, int lane) {
     int self = s.first + row;
@@ -133,7 +134,7 @@ static __device__ bool seek(const struct evict_args &a, const struct seekers &s,
     return false;
 }
 
-/* The linear part of rho: khat . sum of all khat. The rows are there. */
+/* The linear part of rho: khat . sum of all khat. The rows are loaded. */
 template <int D>
 static __device__ void add_linear(const struct evict_args &a, const struct seekers &s) {
     int chunks = (s.count + PRODUCT_KEYS - 1) / PRODUCT_KEYS;
@@ -156,7 +157,7 @@ static __device__ void add_linear(const struct evict_args &a, const struct seeke
     a.alike[at] = __fadd_rn(a.alike[at], __fmul_rn(dot, a.norm[at]));
 }
 
-/* All rows, newest keys first, until all have found theirs. */
+/* Compares all rows, newest keys first, until all have found theirs. */
 template <int D>
 static __device__ void seek_all(const struct evict_args &a, struct seekers &s,
                                 const int32_t *table) {
@@ -167,7 +168,7 @@ static __device__ void seek_all(const struct evict_args &a, struct seekers &s,
     for (int base = (s.count - 1) / PRODUCT_KEYS * PRODUCT_KEYS; base >= 0; base -= PRODUCT_KEYS) {
         int keys = s.count - base < PRODUCT_KEYS ? s.count - base : PRODUCT_KEYS;
         if (lane == 0) s.looking[warp] = (int)open;
-        __syncthreads(); /* the keys before are done with; rows are there */
+        __syncthreads(); /* the previous keys are no longer needed; rows are loaded */
         int looking = 0;
         for (int w = 0; w < PRODUCT_WARPS; w++) looking |= s.looking[w];
         if (!looking) break;
@@ -177,7 +178,7 @@ static __device__ void seek_all(const struct evict_args &a, struct seekers &s,
         product_wait<D>(s.product, p);
         __syncthreads();
         if (open) product_all<D>(s.product, s.rows, keys);
-        __syncwarp(); /* a warp's rows are its own */
+        __syncwarp(); /* rows are not shared between warps */
         for (int row = 0; row < mine; row++)
             if ((open >> row & 1) && seek(a, s, 16 * warp + row, base, keys, lane))
                 open &= ~(1u << row);
@@ -220,7 +221,7 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS) k_forgive(const struct
 /* ---- The softmax ------------------------------------------------------------------------------
  */
 
-/* Block (state): rho of the linear part and what is forgiven -> R of the candidates. */
+/* Block (state): rho from the linear part and the forgiven amounts -> R of the candidates. */
 static __global__ void k_redundancy_end(const struct evict_args a) {
     SHARED_MEMORY(shared);
     double *room = (double *)shared;

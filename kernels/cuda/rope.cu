@@ -6,7 +6,7 @@
 
 /* ---- Rotation ------------------------------------------------------------------------------ */
 
-/* cos and sin of pos * inv_freq[j], once per step: every layer and head wants the same. */
+/* cos and sin of pos * inv_freq[j], once per step: all layers and heads need the same. */
 static __global__ void k_angles(const struct span *spans, const int32_t *row_span, int rows,
                                 int half, const float *freq, float scale, float *angles) {
     ptx_overlap_grids();
@@ -60,7 +60,7 @@ static __global__ void k_rope(const struct rope_args a) {
     }
 }
 
-/* The frequencies on the device, and this step's angles. */
+/* Updates the frequencies on the device and this step's angles. */
 static const float *angles_of(struct cuda *cuda, const struct step *step,
                               const struct kern_rope *rope) {
     int half = cuda->options.head_dim / 2;

@@ -3,9 +3,11 @@
 #include "kernels/cuda/internal.h"
 #include "kernels/quantize.h"
 
-#define NORM_BATCH  8
-#define THREADS     256
-#define GLU_THREADS 512 /* of a row that is rounded with a scale: one block has all of it */
+#define NORM_BATCH 8
+#define THREADS    256
+#define GLU_THREADS                                                                                \
+    512 /* for a row that is rounded with a scale: one block processes all of it                   \
+         */
 
 /* ---- Embedding and gathering ---------------------------------------------------------------- */
 
@@ -14,7 +16,7 @@ static __device__ __forceinline__ float element(const void *at, int64_t i, bool 
     return __uint_as_float((uint32_t) static_cast<const uint16_t *>(at)[i] << 16);
 }
 
-/* Tokens [first, first + count) of the vocabulary are here. */
+/* This rank holds tokens [first, first + count) of the vocabulary. */
 static __global__ void k_embed(float *x, const void *table, bool wide, float scale,
                                const int32_t *tokens, int cols, int first, int count) {
     ptx_overlap_grids();
@@ -59,13 +61,13 @@ static __device__ __forceinline__ float most_of(float most, float4 v) {
     return fmaxf(fmaxf(most, fmaxf(fabsf(v.x), fabsf(v.y))), fmaxf(fabsf(v.z), fabsf(v.w)));
 }
 
-/* The block's row as E4M3, the same numbers as quantize_rows makes on the host. `most`: the largest
- * magnitude that the thread has seen; `shared`: a float per warp. */
+/* Rounds the block's row to E4M3, with the same result as quantize_rows on the host. `most`: the
+ * largest magnitude that the thread has seen; `shared`: a float per warp. */
 static __device__ void round_row(const struct rounded &to, const float *row, int64_t cols,
                                  float most, char *shared) {
     const float4 *x = (const float4 *)row;
     uint32_t *codes = (uint32_t *)to.x + blockIdx.x * (cols / 4);
-    /* waits for the block, who may have written the row just now */
+    /* waits for the block, which may have just written the row */
     float scale = fmaxf(block_most(most, (float *)shared) / QUANTIZE_MOST, QUANTIZE_LEAST);
     float by = 1 / scale;
     for (int64_t i = threadIdx.x; i < cols / 4; i += (int)blockDim.x) {
@@ -86,7 +88,7 @@ static __global__ void k_narrow_rows(const struct rounded to, const float *from,
     round_row(to, row, cols, most, shared);
 }
 
-/* To bf16, two at a time; `count` may be odd. */
+/* Rounds to bf16, two at a time; `count` may be odd. */
 static __global__ void k_narrow(uint16_t *to, const float *from, int64_t count) {
     ptx_overlap_grids();
     int64_t i = 2 * ((int64_t)blockIdx.x * blockDim.x + threadIdx.x);
@@ -112,8 +114,8 @@ void narrow(struct cuda *cuda, struct rounded to, const float *x, int rows, int6
 /* ---- Norm and activation --------------------------------------------------------------------- */
 
 /* A block per row; `round`: y rounded, or none. A thread reads NORM_BATCH numbers before it writes
- * the first: what it writes might be what it reads, for all the compiler knows, and each read would
- * wait for the last one's. */
+ * the first: the compiler must assume that y may overlap x, and each read would otherwise wait for
+ * the previous one's write. */
 static __global__ void k_rms_norm(float *y, const struct rounded round, const float *x,
                                   const float *weight, int dim, float eps) {
     ptx_overlap_grids();
@@ -171,7 +173,7 @@ static __global__ void k_glu(float *y, uint16_t *half, const float *gate_up, int
     if (half) half[i] = (uint16_t)ptx_pack_bf16(value, 0);
 }
 
-/* A block per row, which has to know the row's largest number before it rounds the first. */
+/* A block per row, because the row's largest number must be known before the first is rounded. */
 static __global__ void k_glu_rows(float *y, const struct rounded round, const float *gate_up,
                                   int64_t d_ff) {
     ptx_overlap_grids();

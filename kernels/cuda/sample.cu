@@ -1,10 +1,10 @@
-/* Sampling, a block per row: the definition of struct kern_sample, as kernels/cpu/sample.c has it.
+/* Sampling, a block per row: the definition of struct kern_sample, like kernels/cpu/sample.c.
  *
  * No sort and no rejection: a token's place is a 64-bit number (logit, then lower id), and the
  * place where top-k or top-p cuts is found by radix select with histograms of counts and of masses.
  * Masses are added as integers (2^-40 of the most likely token's), so that their sum does not
  * depend on the order in which threads arrive. Noise is Philox4x32-10 with the request's seed and
- * the counter (token, position): the same as on the CPU, whatever the batch. */
+ * the counter (token, position): the same as on the CPU, for any batch. */
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -16,11 +16,11 @@
 #define THREADS    512
 #define BINS       2048
 #define DIGIT      11              /* bits of a pass */
-#define BATCH      8               /* tokens that a thread has asked for at a time */
+#define BATCH      8               /* tokens that a thread reads at a time */
 #define GUMBEL_MAX 22.9            /* -log(-log(1 - 2^-33)), rounded up */
 #define MASS_ONE   1099511627776.0 /* 2^40; times 2^18 tokens fits 63 bits */
-#define MASS_NONE  -28.5           /* so far behind the best, nothing: exp(-28.5) < 2^-41 */
-#define EXP_NONE   -60.0 /* all of a vocabulary so far behind is below a double's last bit */
+#define MASS_NONE  -28.5           /* negligible so far below the best: exp(-28.5) < 2^-41 */
+#define EXP_NONE   -60.0 /* a whole vocabulary so far below is less than a double's last bit */
 
 #define PHILOX_M0 0xD2511F53u
 #define PHILOX_M1 0xCD9E8D57u
@@ -43,7 +43,7 @@ struct sample_row {
 
 struct sample_args {
     const float *logits;
-    float *work; /* [rows][vocab]: logits of rows that something changes */
+    float *work; /* [rows][vocab]: logits of rows that are adjusted */
     const struct sample_row *rows;
     const struct penalty *penalties;
     const struct kern_logit_bias *biases;
@@ -52,8 +52,8 @@ struct sample_args {
     int vocab;
 };
 
-/* A sum in two halves: there is no addition of 64 bits in shared memory, only a loop that tries
- * until nobody else was faster, and most of a vocabulary meets in a few bins. */
+/* A sum in two halves: shared memory has no 64-bit addition, only a compare-and-swap loop, and most
+ * of a vocabulary falls into a few bins. */
 struct halves {
     uint32_t low, high;
 };
@@ -96,8 +96,8 @@ static __device__ double gumbel(uint32_t bits) {
     return -log(-log(((double)bits + 0.5) * 2.3283064365386963e-10));
 }
 
-/* Can noise of these bits make up for `lead`? A no is certain, and cheap: noise of at least so much
- * has 1 - u <= 1 - exp(-exp(-lead)) <= exp(-lead), u being what its bits say. */
+/* Can noise with these bits make up for `lead`? A false is certain, and cheap: noise of at least
+ * `lead` has 1 - u <= 1 - exp(-exp(-lead)) <= exp(-lead), with u the number of the bits. */
 static __device__ __forceinline__ bool can_lift(uint32_t bits, double lead) {
     return !((float)~bits * 0x1p-32f > 1.001f * expf(-(float)lead));
 }
@@ -106,7 +106,7 @@ static __device__ __forceinline__ bool can_lift(uint32_t bits, double lead) {
 struct view {
     const float *logit;
     int vocab;
-    float temperature; /* 1: as they are */
+    float temperature; /* 1: unchanged */
 };
 
 static __device__ __forceinline__ float scaled(const struct view &v, float logit) {
@@ -117,8 +117,8 @@ static __device__ __forceinline__ float view_at(const struct view &v, int i) {
     return scaled(v, v.logit[i]);
 }
 
-/* work(token, what the view has of it) for every token, which belong to threads in turn. A row has
- * one block, and that is as fast as many of its reads are under way. */
+/* Calls work(token, logit) for every token, divided among the threads. A row has one block, whose
+ * speed depends on the number of reads in progress. */
 template <class Work>
 static __device__ __forceinline__ void each_token(const struct view &v, Work work) {
     for (int first = threadIdx.x; first < v.vocab; first += BATCH * THREADS) {
@@ -132,7 +132,7 @@ static __device__ __forceinline__ void each_token(const struct view &v, Work wor
     }
 }
 
-/* NaN comes last, equal logits by id; -0 is 0. */
+/* NaN is last, equal logits are ordered by id; -0 is 0. */
 static __device__ __forceinline__ place_t place_of(float x, int id) {
     return (place_t)float_key(x + 0.0f) << 32 | (uint32_t)~id;
 }
@@ -153,7 +153,7 @@ static __device__ place_t best_place(const struct view &v, struct sample_shared 
 /* ---- Adjustments ------------------------------------------------------------------------------
  */
 
-/* Several biases on one token apply in their order: the thread of the first does all. */
+/* Several biases on one token apply in their order: the thread of the first one applies all. */
 static __device__ void apply_bias(const struct kern_logit_bias *list, int count, int at,
                                   float *work, int vocab) {
     int32_t token = list[at].token;
@@ -194,7 +194,7 @@ static __device__ const float *adjust(const struct sample_args &a, const struct 
 /* ---- Cuts -------------------------------------------------------------------------------------
  */
 
-/* NaN: nothing. */
+/* NaN: no mass. */
 static __device__ __forceinline__ place_t mass_of(float x, float top) {
     double behind = (double)x - (double)top;
     if (!(behind > MASS_NONE)) return 0;
@@ -203,11 +203,11 @@ static __device__ __forceinline__ place_t mass_of(float x, float top) {
 
 static __device__ __forceinline__ void add_mass(struct halves *sum, place_t mass) {
     uint32_t low = (uint32_t)mass, high = (uint32_t)(mass >> 32);
-    if (low && atomicAdd(&sum->low, low) > ~low) high++; /* what did not fit */
+    if (low && atomicAdd(&sum->low, low) > ~low) high++; /* carry */
     if (high) atomicAdd(&sum->high, high);
 }
 
-/* Bits that passes above `shift` have decided. */
+/* Bits that passes above `shift` have determined. */
 static __device__ __forceinline__ place_t decided_above(int shift) {
     return shift + DIGIT >= 64 ? 0 : ~(place_t)0 << (shift + DIGIT);
 }
@@ -215,7 +215,7 @@ static __device__ __forceinline__ place_t decided_above(int shift) {
 /* Histogram of the tokens at or above `least` that agree with `cut` above `shift`. */
 static __device__ void count_places(const struct view &v, place_t least, place_t cut, int shift,
                                     float top, bool masses, struct sample_shared *s) {
-    __syncthreads(); /* the last histogram was read */
+    __syncthreads(); /* the previous histogram has been read */
     for (int i = threadIdx.x; i < BINS; i += THREADS) {
         s->count[i] = 0;
         if (masses) s->mass.bin[i] = {0, 0};
@@ -232,7 +232,7 @@ static __device__ void count_places(const struct view &v, place_t least, place_t
     __syncthreads();
 }
 
-/* The place of the `rank`-th best token; there are that many. */
+/* The place of the `rank`-th best token; at least `rank` tokens must exist. */
 static __device__ place_t select_rank(const struct view &v, uint32_t rank,
                                       struct sample_shared *s) {
     place_t cut = 0;
@@ -242,12 +242,12 @@ static __device__ place_t select_rank(const struct view &v, uint32_t rank,
         int bin = block_pick<BINS>(s->count, wanted, s->sums, &s->found, &before);
         cut |= (place_t)bin << shift;
         wanted -= before;
-        if (s->count[bin] == wanted) break; /* all of them: lower bits stay 0 */
+        if (s->count[bin] == wanted) break; /* all tokens of the bin: lower bits stay 0 */
     }
     return cut;
 }
 
-/* So much of what has been counted, but something. */
+/* The part `top_p` of the counted mass, at least 1. */
 static __device__ place_t mass_wanted(float top_p, struct sample_shared *s) {
     place_t mine = 0;
     for (int i = threadIdx.x; i < BINS; i += THREADS) mine += s->mass[i];
@@ -256,8 +256,8 @@ static __device__ place_t mass_wanted(float top_p, struct sample_shared *s) {
     return wanted == 0 ? 1 : wanted < total ? wanted : total;
 }
 
-/* The place of the last of the fewest best tokens, at or above `least`, whose mass reaches
- * top_p of them all. The best one has mass. */
+/* The place of the last of the fewest best tokens, at or above `least`, whose mass reaches top_p of
+ * the mass of all. The best token has mass. */
 static __device__ place_t select_mass(const struct view &v, place_t least, float top, float top_p,
                                       struct sample_shared *s) {
     place_t cut = 0, wanted = 0, before;
@@ -269,7 +269,7 @@ static __device__ place_t select_mass(const struct view &v, place_t least, float
         wanted -= before;
         if (s->count[bin] == 1) break;
     }
-    return cut > least ? cut : least; /* undecided low bits are 0 */
+    return cut > least ? cut : least; /* undetermined low bits are 0 */
 }
 
 /* ---- Choice -----------------------------------------------------------------------------------
@@ -315,7 +315,8 @@ static __device__ int pick_token(const struct view &v, const struct sample_row &
     int top = place_token(best_place(unscaled, s));
     if (!(r.temperature > 0)) return top;
     float top_logit = view_at(v, top);
-    /* Nothing to weigh: no number at all, or a temperature so low that quotients overflow. */
+    /* Sampling is impossible: no logit is a number, or the temperature is so low that quotients
+     * overflow. */
     if (!isfinite(top_logit)) return top;
     float floor_logit = r.min_p > 0 ? top_logit + logf(r.min_p) : -INFINITY;
     place_t least = 0;
@@ -352,7 +353,7 @@ static __device__ void list_top(const struct view &raw, int most, double norm,
     out->top_logprob[at] = (float)((double)raw.logit[token] - norm);
 }
 
-/* Of the raw model: before any penalty, bias or temperature. */
+/* Log-probability of the raw model: before any penalty, bias or temperature. */
 static __device__ void score_token(const struct view &raw, int token, int most,
                                    struct kern_sampled *out, struct sample_shared *s) {
     float top = raw.logit[place_token(best_place(raw, s))];
@@ -406,7 +407,7 @@ static __global__ void __launch_bounds__(THREADS) k_sample(const struct sample_a
 /* ---- The host's side ----------------------------------------------------------------------------
  */
 
-/* Lists of all rows, one after the other. */
+/* Concatenated lists of all rows. */
 struct lists {
     struct sample_row *rows;
     struct penalty *penalties;
@@ -444,7 +445,7 @@ static bool open_lists(struct lists *l, const struct kern_sample *params, int ro
     return l->rows && l->penalties && l->biases && l->banned && (l->seen || !penalties);
 }
 
-/* Every distinct token of the history once, with its occurrences in the output. */
+/* Adds every distinct token of the history once, with its occurrences in the output. */
 static void add_penalties(struct lists *l, const struct kern_sample *p, int vocab) {
     int total = p->prompt_count + p->output_count;
     size_t first = l->penalty_count;
@@ -524,8 +525,8 @@ int op_sample(struct kern *kern, const float *logits, int rows, int vocab,
     struct cuda *cuda = cuda_of(kern);
     CHECK(vocab > 0);
     if (rows == 0) return cache_sync(cuda);
-    /* The step's graph goes first, and what differs each time stays out of it: the device computes
-     * while the host makes lists. */
+    /* Ends the step's graph, without the parts that differ each time: the device computes while the
+     * host prepares lists. */
     graph_end(device_graphs(cuda->device), cuda->device);
     struct lists lists;
     struct sample_args args = {};
@@ -541,7 +542,7 @@ int op_sample(struct kern *kern, const float *logits, int rows, int vocab,
     size_t answers = answer_bytes(rows);
     char *room = static_cast<char *>(
         room_take(cuda, &cuda->sample, work ? sample_bytes(rows, vocab) : answers));
-    if (!ok || !room) { /* it is said here, and not to those of the next step */
+    if (!ok || !room) { /* reported here and not to later steps */
         int code = cache_sync(cuda);
         return code ? code : ERR_NOMEM;
     }

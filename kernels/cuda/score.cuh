@@ -10,7 +10,7 @@
 #include "kernels/cuda/ptx.cuh"
 
 static __device__ __forceinline__ float cuda_score_horizon(float log_beta, float horizon) {
-    float lb = log_beta > 0 ? 0 : log_beta; /* a NaN stays one */
+    float lb = log_beta > 0 ? 0 : log_beta; /* NaN stays NaN */
     if (horizon == 1) return 0;
     if (isinf(horizon)) return -logf(-expm1f(lb));
     float x = __fmul_rn(horizon, lb);
@@ -43,8 +43,7 @@ static __device__ __forceinline__ float cuda_score_published(float log_beta, int
     return __fadd_rn(__fmul_rn((float)(age + 2), lb), ahead);
 }
 
-/* a < b as floats exactly if key(a) < key(b); NaN ranks lowest. Adding 0 makes -0 what it equals.
- */
+/* a < b as floats exactly if key(a) < key(b); NaN ranks lowest. Adding 0 turns -0 into 0. */
 static __host__ __device__ __forceinline__ uint32_t float_key(float x) {
     uint32_t bits;
     x += 0.0f;

@@ -1,7 +1,7 @@
-/* How a sequence's total is split over layers and streams (kernels/cpu/share.c is the oracle, and
- * kernels/kern.h, enum kern_layers and kern_rule.floor, says what is split and how). Whole places
- * come out as on the CPU: kernels/share.h. A block per sequence; the loop over layers runs in one
- * thread: it is short, and its order matters. */
+/* Splits a sequence's total over layers and streams (kernels/cpu/share.c is the reference;
+ * kernels/kern.h, enum kern_layers and kern_rule.floor, defines the split). Whole places equal
+ * those of the CPU: kernels/share.h. A block per sequence; the loop over layers runs in one thread,
+ * because it is short and its order matters. */
 #include <math.h>
 
 #include "kernels/cuda/block.cuh"
@@ -34,7 +34,7 @@ static __global__ void k_density(const struct evict_args a) {
     if (threadIdx.x == 0) state.measured[0] = state.length > 1 ? squares / (state.length - 1) : 0;
 }
 
-/* A thread per state: what k_look_add left of the stream's chunks, for PREFERENCE. */
+/* A thread per state: joins the results of k_look_add for the stream's chunks, for PREFERENCE. */
 static __global__ void k_fold_preference(const struct evict_args a) {
     int index = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (index >= a.streams.state_count || pages_failed(a.streams.pages)) return;
@@ -50,7 +50,7 @@ static __global__ void k_fold_preference(const struct evict_args a) {
     state.measured[1] = variance;
 }
 
-/* A layer of a sequence: the model's streams in it, and those that are here. */
+/* A layer of a sequence: the model's streams in it, and those on this rank. */
 struct layer {
     const struct streams_args &streams;
     int first, index; /* state of the sequence's first stream; the layer's number */
@@ -78,10 +78,10 @@ static __device__ double density(const struct layer &l) {
         high = fmax(high, head_of(l, i).measured[0]);
     }
     for (int i = 0; i < heads; i++) sum += (head_of(l, i).measured[0] - low) / (high - low + 1e-6);
-    return exp(-sum / heads); /* divided by their sum when it is shared */
+    return exp(-sum / heads); /* normalised when the total is split */
 }
 
-/* Linear, mean 1, the last layer's 1 / beta. */
+/* Linear with mean 1; the last layer's weight is 1 / beta. */
 static __device__ double pyramid(const struct kern_rule &rule, int layer, int last) {
     double low = 1 / (double)rule.pyramid_beta;
     if (last <= 0) return 1;
@@ -103,7 +103,7 @@ static __device__ void set_places(struct cut *cut, int64_t places) {
     cut->wanted = cut->room = cut->open = (uint32_t)places;
 }
 
-/* The places of the streams that are here, of a layer's. */
+/* Stores the places of a layer's streams on this rank. */
 static __device__ void set_own_places(const struct pages &p, const struct share_part *parts,
                                       struct cut *cuts) {
     for (int i = 0; i < p.heads_kv; i++) set_places(&cuts[i], parts[p.head_first + i].part);
@@ -123,7 +123,7 @@ static __device__ void split_heads(const struct layer &l, int64_t room, struct s
     set_own_places(l.streams.pages, parts, cuts);
 }
 
-/* A layer as a part of what is not protected. Returns what is. */
+/* The layer's unprotected entries as a part to split. Returns the number of protected ones. */
 static __device__ int64_t layer_part(const struct layer &l, float weight, struct share_part *part) {
     int64_t fixed = 0, held = 0;
     for (int i = 0; i < l.streams.pages.heads_model; i++) {
@@ -136,7 +136,7 @@ static __device__ int64_t layer_part(const struct layer &l, float weight, struct
     return fixed;
 }
 
-/* Block (due): weights, unless the sequence has them, then places. */
+/* Block (due): measures weights unless the sequence has them, then splits places. */
 static __global__ void k_share_layers(const struct evict_args a) {
     SHARED_MEMORY(shared);
     int64_t *room = (int64_t *)shared;
@@ -173,7 +173,7 @@ static __global__ void k_share_layers(const struct evict_args a) {
 /* ---- Floors -----------------------------------------------------------------------------------
  */
 
-/* Block (state): its entries among the best of its pool. */
+/* Block (state): counts the stream's entries among the best of its pool. */
 static __global__ void k_count_best(const struct evict_args a) {
     SHARED_MEMORY(shared);
     const struct pages &p = a.streams.pages;
@@ -205,7 +205,7 @@ static __device__ void floor_by_count(const struct layer &l, double floor, int64
     set_own_places(l.streams.pages, parts, cuts);
 }
 
-/* Block (due): the places of every stream by itself. */
+/* Block (due): the places of every stream. */
 static __global__ void k_share_floor(const struct evict_args a) {
     const struct pages &p = a.streams.pages;
     if (pages_failed(p)) return;

@@ -1,9 +1,9 @@
-/* Snapshots: a stream's block is put together on the device, word by word, and copied out in one
- * piece; in again the same way back. The bytes are kernels/snapshot.h's, so the swizzle of pages is
- * undone on the way out and done again on the way in.
+/* Snapshots: a stream's block is assembled on the device, word by word, and copied out in one
+ * piece; an import takes the reverse way. kernels/snapshot.h defines the format, so an export
+ * undoes the swizzle of pages and an import applies it again.
  *
- * A block's size needs its stream's length, which the host does not know: the lengths of the slot
- * asked for last are kept until something changes a slot. */
+ * A block's size depends on its stream's length, which the host does not know: the lengths of the
+ * last slot asked for are kept until something changes a slot. */
 #include <math.h>
 #include <string.h>
 
@@ -28,17 +28,17 @@ struct block_args {
     struct pages pages;
     uint32_t *words;
     int32_t slot, stream, length, members;
-    int64_t count, entry_words; /* all words, and those before the members' number */
+    int64_t count, entry_words; /* all words, and those before the number of members */
 };
 
-/* Where word `word` of the members lives in the cache. */
+/* Address of word `word` of the members in the cache. */
 static __device__ uint32_t *member_home(const struct block_args &b, int64_t word) {
     const int32_t *table = members_table(b.pages, b.slot, b.stream);
     const int each = (int)(sizeof(struct member) / sizeof(uint32_t));
     return (uint32_t *)members_at(b.pages, table, (int)(word / each)) + word % each;
 }
 
-/* Where word `word` of the block lives in the cache. */
+/* Address of word `word` of the block in the cache. */
 static __device__ uint32_t *word_home(const struct block_args &b, int64_t word) {
     if (word > b.entry_words) return member_home(b, word - b.entry_words - 1);
     const struct pages &p = b.pages;
@@ -73,7 +73,7 @@ static __global__ void k_import(struct block_args b) {
     if (word > 0 && word < b.count && word != b.entry_words) *word_home(b, word) = b.words[word];
 }
 
-/* A stream's lengths, and pages for them; enough are free. One thread. */
+/* Sets a stream's lengths and takes pages for them; enough are free. One thread. */
 static __global__ void k_take(struct block_args b) {
     const struct pages &p = b.pages;
     int pages = pages_for(p, b.length), more = members_pages_for(b.members);
@@ -113,7 +113,8 @@ size_t op_snapshot_size(struct kern *kern, int slot, int block) {
     return lengths ? snapshot_stream_size(&shape, lengths[stream], lengths[streams + stream]) : 0;
 }
 
-/* Queries as the snapshot has them: float32, scaled; and back, the very bf16 they were. */
+/* Converts queries to the snapshot's format: float32, scaled; and back, to the same bf16
+ * numbers. */
 static __global__ void k_export_ring(float *to, const uint16_t *ring, int64_t count, float scale) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < count) to[i] = __fmul_rn(__uint_as_float((uint32_t)ring[i] << 16), scale);
@@ -138,7 +139,7 @@ static int export_ring(struct cuda *cuda, const struct slot *slot, const struct 
     return device_download(cuda->device, to + at->ring, words, bytes);
 }
 
-/* What block 0 has of the device, beside the ring. */
+/* The device's part of block 0, apart from the ring. */
 static float *weights_of(struct cuda *cuda, int slot) {
     return cuda->pages.weights + (int64_t)slot * cuda->options.layers;
 }
@@ -205,7 +206,7 @@ static int64_t pages_free(struct cuda *cuda) {
     return cuda->pages.count - stats.pages_used;
 }
 
-/* The block is on the device before its pages are taken. */
+/* The block is copied to the device before its pages are taken. */
 static int import_stream(struct cuda *cuda, int slot, int stream, const struct kern_block *block) {
     struct snapshot_shape shape = shape_of(cuda);
     struct slot *state = &cuda->slots[slot];
@@ -226,7 +227,7 @@ static int import_stream(struct cuda *cuda, int slot, int stream, const struct k
     return cache_sync(cuda);
 }
 
-/* Block 0: weights, thresholds and queries; its room is taken before pages are. */
+/* Block 0: weights, thresholds and queries; room is allocated before pages are taken. */
 static int import_slot(struct cuda *cuda, int slot, const struct snapshot_slot *head,
                        const struct kern_block *block) {
     struct snapshot_shape shape = shape_of(cuda);

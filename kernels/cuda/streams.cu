@@ -1,4 +1,4 @@
-/* The streams of those that are looked at, and the list of their chunks. */
+/* Lists the streams of all subjects, and the chunks of these streams. */
 #include "kernels/cuda/block.cuh"
 #include "kernels/cuda/evict.cuh"
 #include "kernels/cuda/keys.cuh"
@@ -25,7 +25,7 @@ static __global__ void k_streams(const struct streams_args a) {
     a.states[s.state_first + index] = state;
 }
 
-/* One block. `chunks`: they are the work. */
+/* One block. `chunks`: the work items are chunks. */
 static __global__ void k_plan(const struct streams_args a, bool chunks) {
     SHARED_MEMORY(shared);
     int64_t *room = (int64_t *)shared;

@@ -1,13 +1,14 @@
-/* Weights and products. A matrix keeps the file's layout, row-major [outputs][inputs], which is
- * what cuBLASLt takes as the transposed operand. */
+/* Weights and matrix products. A matrix keeps the file's layout, row-major [outputs][inputs], which
+ * cuBLASLt accepts as the transposed operand. */
 #include <string.h>
 
 #include "kernels/cuda/internal.h"
 #include "kernels/number.h"
 
 #define THREADS          256
-#define CONVERT_ELEMENTS ((int64_t)1 << 20) /* at a time, on their way to the device */
-#define GATHER_ROWS      64 /* of a vocabulary's products, which wait here for the other ranks' */
+#define CONVERT_ELEMENTS ((int64_t)1 << 20) /* elements converted at a time during an upload */
+#define GATHER_ROWS                                                                                \
+    64 /* rows of a vocabulary's products, buffered until the other ranks' parts arrive */
 
 void *room_take(struct cuda *cuda, struct room *room, size_t bytes) {
     if (bytes > room->bytes) {
@@ -27,7 +28,7 @@ void *room_take(struct cuda *cuda, struct room *room, size_t bytes) {
 /* ---- Rounded on the way -----------------------------------------------------------------------
  */
 
-/* Where activations go; none when there is no memory (the failure sticks). */
+/* Memory for rounded activations; none if there is no memory (the device keeps the failure). */
 static struct rounded rounded_place(struct cuda *cuda, struct room *room, int rows, int64_t cols,
                                     enum kern_dtype dtype) {
     size_t bytes = (size_t)rows * (size_t)cols * kern_dtype_bytes(dtype);
@@ -62,7 +63,7 @@ struct rounded rounded_find(const struct cuda *cuda, const float *x, int rows, i
 
 /* ---- Loading --------------------------------------------------------------------------------- */
 
-/* Files say how large a matrix is: all sizes are checked. */
+/* The file states the size of a matrix: all sizes are checked for overflow. */
 static int check_parts(const struct kern_matrix *parts, int part_count, struct fault *fault) {
     int64_t rows = 0;
     for (int i = 0; i < part_count; i++) {
@@ -90,7 +91,7 @@ static void measure(struct kern_weight *w, const struct kern_matrix *own) {
     }
 }
 
-/* This rank's part of each part. */
+/* Takes this rank's part of each part. */
 static void take_parts(const struct cuda *cuda, struct kern_weight *w,
                        const struct kern_matrix *parts, int part_count, struct kern_matrix *own) {
     w->parts = part_count;
@@ -101,7 +102,7 @@ static void take_parts(const struct cuda *cuda, struct kern_weight *w,
     }
 }
 
-/* Rows side by side, in the weight's numbers. */
+/* Packs consecutive rows, in the weight's number format. */
 static void pack_rows(char *to, enum kern_dtype dtype, const struct kern_matrix *part, int64_t row,
                       int64_t rows) {
     size_t from_size = kern_dtype_bytes(part->dtype), size = kern_dtype_bytes(dtype);
@@ -117,7 +118,7 @@ static void pack_rows(char *to, enum kern_dtype dtype, const struct kern_matrix 
     }
 }
 
-/* Numbers that become wide and rows that lie apart go through a slice of the host's memory. */
+/* Numbers that are converted and rows that are not consecutive go through a host buffer. */
 static int upload_part(struct cuda *cuda, char *to, enum kern_dtype dtype,
                        const struct kern_matrix *part) {
     size_t row_bytes = (size_t)part->cols * kern_dtype_bytes(dtype);
@@ -166,7 +167,7 @@ static int upload_parts(struct cuda *cuda, struct kern_weight *w, const struct k
     return rc ? rc : device_sync(cuda->device);
 }
 
-/* E4M3 products are not for every device and every shape. */
+/* E4M3 products are not available on every device and for every shape. */
 static int check_e4m3(struct cuda *cuda, const struct kern_weight *w, struct fault *fault) {
     if (w->dtype != KERN_E4M3) return 0;
     if ((w->rows | w->cols) % DEVICE_E4M3_STEP)
@@ -176,7 +177,7 @@ static int check_e4m3(struct cuda *cuda, const struct kern_weight *w, struct fau
     return device_check_e4m3(cuda->device, w->rows, w->cols, fault);
 }
 
-/* Outputs that wait for other ranks'; see matmul_reserve. */
+/* Notes the number of outputs that wait for other ranks' parts; see matmul_reserve. */
 static void note_width(struct cuda *cuda, const struct kern_weight *w) {
     size_t row = (size_t)w->cols * sizeof(uint16_t) + sizeof(float); /* bf16, or fp8 and a scale */
     if (row > cuda->narrow_row) cuda->narrow_row = row;
@@ -226,7 +227,8 @@ void op_weight_free(struct kern *kern, struct kern_weight *weight) {
 
 /* ---- Products -------------------------------------------------------------------------------- */
 
-/* Activations in the weight's numbers. False: no memory (the failure sticks). */
+/* Rounds activations to the weight's number format. False: no memory (the device keeps the
+ * failure). */
 static bool narrow_inputs(struct cuda *cuda, const float *x, const struct kern_weight *weight,
                           struct matmul_args *args) {
     int rows = (int)args->rows;
@@ -240,11 +242,11 @@ static bool narrow_inputs(struct cuda *cuda, const float *x, const struct kern_w
     args->x_scale = made.scale;
     args->w_scale = weight->scale;
     if (weight->scale)
-        args->bias = NULL; /* float32, which cuBLASLt does not add to such products */
+        args->bias = NULL; /* float32, which cuBLASLt does not add in such products */
     return true;
 }
 
-/* This rank's inputs and outputs. */
+/* Multiplies this rank's inputs and outputs. */
 static void multiply(struct cuda *cuda, float *y, const float *x, const struct kern_weight *weight,
                      const float *bias, int rows, enum kern_matmul_mode mode) {
     struct matmul_args args = {y,
@@ -265,7 +267,7 @@ static void multiply(struct cuda *cuda, float *y, const float *x, const struct k
 
 /* ---- Several ranks --------------------------------------------------------------------------- */
 
-/* The outputs of a joined weight that are here, of a bias for all of them. */
+/* This rank's part of the bias of a joined weight. */
 static const float *own_bias(struct cuda *cuda, const struct kern_weight *w, const float *bias) {
     float *to = w->bias;
     if (!bias || !to) return bias;
@@ -282,7 +284,7 @@ static size_t gather_stride(const struct cuda *cuda, int64_t outputs) {
     return GATHER_ROWS * (((size_t)outputs + ranks - 1) / ranks);
 }
 
-/* Of `rows`; of one rank none. */
+/* Bytes for `rows` rows; none for a single rank. */
 static size_t partial_bytes(const struct cuda *cuda, int rows) {
     size_t sums = (size_t)rows * (size_t)cuda->summed;
     size_t parts = (size_t)cuda->comm->ranks * gather_stride(cuda, cuda->gathered);
@@ -297,7 +299,7 @@ int matmul_reserve(struct cuda *cuda, int rows) {
 
 enum { ROOM_NARROW, ROOM_ROUNDED, ROOM_HIDDEN, ROOM_ANGLES, ROOM_SAMPLE, ROOMS };
 
-/* Of the largest step, but for other ranks' parts. */
+/* Sizes for the largest step, without other ranks' parts. */
 static void measure_rooms(const struct cuda *cuda, const struct kern_cache_options *o,
                           size_t bytes[ROOMS]) {
     size_t rows = (size_t)o->rows_max;
@@ -330,7 +332,7 @@ int rooms_reserve(struct cuda *cuda) {
     return cuda->freq ? matmul_reserve(cuda, o->rows_max) : ERR_NOMEM;
 }
 
-/* Room that matmul_reserve has taken; a rank without any leaves the others. */
+/* The room allocated by matmul_reserve; a rank without one fails for all. */
 static float *partial_of(struct cuda *cuda, size_t floats) {
     float *mem = static_cast<float *>(room_take(cuda, &cuda->partial, floats * sizeof *mem));
     if (!mem) device_lose(cuda->device);
@@ -374,7 +376,7 @@ static __global__ void k_join(const struct join_args a) {
     a.y[row * a.outputs + at] = a.parts[rank * a.stride + row * (end - first) + at - first];
 }
 
-/* Rank 0 puts the parts of each row side by side. */
+/* Rank 0 joins the parts of each row. */
 static void multiply_gathered(struct cuda *cuda, float *y, const float *x,
                               const struct kern_weight *w, int rows) {
     size_t stride = gather_stride(cuda, w->rows_model), ranks = (size_t)cuda->comm->ranks;
