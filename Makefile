@@ -1,4 +1,4 @@
-# keepd: what one types. `make help` lists it; the work is done by CMake and tools/.
+# Entry points of keepd. `make help` lists them; CMake and tools/ do the work.
 #
 #   make serve                      first run on a fresh machine
 #   make serve ARGS="--port 9000"   options for the daemon (build/keepd --help)
@@ -13,25 +13,25 @@ SECONDS ?= 15
 PREFIX ?= /usr/local
 DESTDIR ?=
 
-help: ## this list
+help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-serve: ## install what is missing, build, start the daemon with the bundled model
+serve: ## install missing packages, build, start the daemon with the bundled model
 	@tools/install-deps serve
 	@$(MAKE) --no-print-directory build
 	@exec build/keepd --model $(MODEL) $(ARGS)
 
-build: ## release binary: build/keepd
+build: ## build the release binary: build/keepd
 	@tools/build release keepd
 	@ln -sf release/server/keepd build/keepd
 
-install: ## as root: daemon, manual page, systemd units, bundled model under PREFIX (/usr/local), DESTDIR in front
+install: ## as root: install daemon, manual page, systemd units and bundled model under DESTDIR and PREFIX (/usr/local)
 	@$(MAKE) --no-print-directory build
 	@cmake -B build/release -DCMAKE_INSTALL_PREFIX=$(PREFIX) >/dev/null
 	@cmake --build build/release --target keepd keepd_man -- --quiet
 	@DESTDIR=$(DESTDIR) cmake --install build/release
 
-test: ## install what is missing, build with and without sanitizers, run the tests (minutes)
+test: ## install missing packages, build with and without sanitizers, run the tests (minutes)
 	@tools/install-deps test
 	@rm -rf build/results
 	@$(MAKE) --no-print-directory build
@@ -41,7 +41,7 @@ test: ## install what is missing, build with and without sanitizers, run the tes
 	@tools/run_ctest asan -LE slow
 	@tools/run_pytest quick -m "not slow"
 
-check: ## everything `make test` leaves out: threads, fuzzers, long suites, style (under an hour)
+check: ## run everything that `make test` omits: thread sanitizer, fuzzers, long suites, style (under an hour)
 	@tools/install-deps check
 	@$(MAKE) --no-print-directory build lint
 	@tools/build tsan
@@ -56,30 +56,30 @@ check: ## everything `make test` leaves out: threads, fuzzers, long suites, styl
 	@SUITES=tests/http KEEPD_BIN=build/asan/server/keepd-fake tools/run_pytest asan
 	@$(MAKE) --no-print-directory load
 
-lint: ## formatting, include directions, function lengths, words, clang-tidy
+lint: ## check formatting, include directions, function lengths, words; run clang-tidy
 	@tools/install-deps check
 	@tools/build dev
 	@tools/lint
 
-format: ## rewrite C and CUDA files as .clang-format says
+format: ## format C and CUDA files with clang-format
 	@git ls-files -z '*.c' '*.h' '*.cu' '*.cuh' '*.cc' | xargs -0 clang-format -i
 
-fuzz: ## every fuzzer for FUZZ_SECONDS (30)
+fuzz: ## run every fuzzer for FUZZ_SECONDS (30)
 	@tools/install-deps check
 	@tools/run_fuzz $(FUZZ_SECONDS)
 
-load: ## clients of every kind at once, two minutes (SECONDS=600: ten and ten); fails on a leak or a lost answer
+load: ## load test with clients of every kind, two minutes (SECONDS=600: twice ten); fails on a leak or a lost answer
 	@tools/install-deps serve
 	@tools/build release keepd keepd-fake load
 	@python3 tests/load/run.py $(SECONDS)
 
-bench: ## speed of this machine: bandwidth, prompt and generation rates
+bench: ## measure this machine: bandwidth, prompt and generation rates
 	@tools/install-deps test
 	@$(MAKE) --no-print-directory build
 	@tools/build release
 	@"$$(tools/venv)/bin/python" bench/speed/speed.py $(ARGS)
 
-quality: ## what a bounded cache costs on our tasks: docs/QUALITY.md
+quality: ## measure the answers of a bounded cache on synthetic tasks: docs/QUALITY.md
 	@tools/install-deps test
 	@$(MAKE) --no-print-directory build
 	@"$$(tools/venv)/bin/python" bench/quality/quality.py $(ARGS)
