@@ -8,7 +8,7 @@
 
 #include "tests/unit/kernels/cache_content.h"
 
-/* Else: seed, place, condition and the message that follows, and the end. */
+/* On failure: prints seed, place, condition and the message, and exits. */
 #define EXPECT(sim, condition, ...)                                                                \
     do {                                                                                           \
         if (!(condition)) {                                                                        \

@@ -22,9 +22,9 @@ enum { SLOTS = 8, POSITIONS = 320, TURNS = 12, STREAMS = 9, STEPS = 220 };
 
 /* The history of a sequence, enough to replay it alone. */
 struct turn {
-    bool is_fork;       /* goes on generating where the turn before stopped */
+    bool is_fork;       /* continues generating where the previous turn stopped */
     int32_t first;      /* entries at or after this position are dropped first */
-    int32_t prompt_new; /* then these are appended */
+    int32_t prompt_new; /* then this many are appended */
     int32_t generated;  /* then these */
     uint32_t salt;      /* salt of everything written in this turn */
 };
@@ -36,7 +36,7 @@ struct sequence {
     bool exact;         /* held is exact, not only a bound */
     int32_t prompt_end; /* tokens before it may not be dropped */
     int32_t max_new;
-    int64_t peak, pages; /* promised at admission; pages of a retained one: what it has */
+    int64_t peak, pages; /* reserved on admission; for a retained one: pages it holds */
     struct turn turns[TURNS];
     int turn_count;
     uint32_t salts[POSITIONS]; /* the salt of the writer of each position */
@@ -188,7 +188,7 @@ static void release(struct sim *sim, int slot) {
     sim->sequences[slot] = (struct sequence){0};
 }
 
-/* Promises pages for a turn, or says that it has to wait. `own`: pages counted already. */
+/* Reserves pages for a turn, or returns false if it must wait. `own`: pages counted already. */
 static bool reserve(struct sim *sim, struct sequence *seq, int64_t held, int32_t prompt_new,
                     int32_t max_new, int64_t own) {
     int64_t peak = reserve_peak(&seq->kv, held, prompt_new, max_new);
@@ -471,7 +471,7 @@ int main(int argc, char **argv) {
            "%ld forks, %ld cancels, %ld waits\n",
            (unsigned long long)count, counts.steps, counts.turns, counts.evictions,
            counts.continued, counts.dropped, counts.forks, counts.cancels, counts.waits);
-    /* A simulation in which something never happens proves nothing about it. */
+    /* Fails if a kind of event never happened, because then it was not tested. */
     bool all = counts.turns && counts.evictions && counts.continued && counts.dropped &&
                counts.forks && counts.cancels && counts.waits;
     return count < 50 || all ? 0 : 1;

@@ -19,7 +19,7 @@
 
 enum { POSITIONS = 400, TURNS = 4 };
 
-/* How close the fullest rank came to what was reserved, over all turns that evicted. */
+/* How close the fullest rank came to its reservation, over all turns that evicted. */
 struct tightness {
     double shared, capped, apart;
 };
@@ -32,7 +32,7 @@ struct sim {
     struct reserve_shape shape;
     struct kv_params kv;
     struct due_state due;
-    int64_t fullest;     /* as the scheduler knows it: when the last turn ended */
+    int64_t fullest;     /* as known to the scheduler: at the end of the last turn */
     int32_t prompt_end;  /* tokens before it may not be dropped */
     int64_t peak, pages; /* reserved: entries per stream of a rank, and its pages */
     int64_t most;        /* entries that this rank ever had of the turn */
@@ -66,7 +66,7 @@ static int64_t over_ranks(struct sim *sim, int64_t own, enum comm_op op) {
     return own;
 }
 
-/* A head that several hold counts where its lowest rank has it. */
+/* A head held by several ranks counts for the lowest one. */
 static int64_t all_entries(struct sim *sim) {
     return over_ranks(sim, sim->cache.shard.speaks ? own_entries(sim) : 0, COMM_SUM);
 }
@@ -85,7 +85,7 @@ static void check(struct sim *sim) {
 /* ---- Steps ------------------------------------------------------------------------------------
  */
 
-/* Favoured heads forget next to nothing, so that competing with them is hopeless. */
+/* Favoured heads decay hardly at all, so they win every competition. */
 static float log_beta(const struct sim *sim, int stream, int32_t pos) {
     int heads = sim->options.heads_kv, own = sim->cache.options.heads_kv;
     int head = sim->cache.shard.first + stream % own;
@@ -272,7 +272,7 @@ int main(int argc, char **argv) {
     printf("%llu seeds; of what was reserved of a rank the fullest had %.2f where heads share, "
            "%.2f with a cap, %.2f where they do not\n",
            (unsigned long long)count, tightness.shared, tightness.capped, tightness.apart);
-    /* A formula that promises too much would show here. */
+    /* Detects a formula that reserves too much. */
     if (count >= 60 && (tightness.shared < 0.9 || tightness.capped < 0.9 || tightness.apart < 0.9))
         return 1;
     return 0;

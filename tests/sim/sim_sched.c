@@ -35,7 +35,7 @@ static int below(struct random *r, int n) {
     return (int)(r->state % (uint64_t)n);
 }
 
-/* The reference path is the slowest, so it gets the fewest seeds. */
+/* The reference path is the slowest, so it runs the fewest seeds. */
 static struct world_options backend_of(uint64_t seed) {
     const char *path = seed % 16 == 0 ? "reference" : seed % 2 == 0 ? "portable" : "auto";
     return (struct world_options){.path = path, .threads = seed % 8 == 3 ? 2 : 1};
@@ -52,9 +52,9 @@ struct chain {
     int32_t prompt[WORLD_POSITIONS];
     int prompt_count;
     int max_tokens[TURNS], extra[TURNS], edit[TURNS], cancel_after[TURNS];
-    bool scored[TURNS]; /* by prompt_logprobs */
+    bool scored[TURNS]; /* with prompt_logprobs */
     int choices[TURNS];
-    bool retry[TURNS], retrying; /* the same turn once more */
+    bool retry[TURNS], retrying; /* the same turn repeated */
     float temperature;
     char stop[2];
     struct engine_stop stops[1];
@@ -88,7 +88,7 @@ static void plan_chain(struct chain *c, struct random *r, int index, int sequenc
         c->edit[t] = below(r, 4) == 0 ? 1 + below(r, 8) : 0;
         c->cancel_after[t] = below(r, 6) == 0 ? below(r, 12) : -1;
         c->scored[t] = below(r, 8) == 0;
-        if (c->scored[t]) c->max_tokens[t] = below(r, 3); /* none: the scores alone */
+        if (c->scored[t]) c->max_tokens[t] = below(r, 3); /* no tokens: scores only */
         c->choices[t] = below(r, 3) == 0 ? 1 + below(r, CHOICES) : 1;
         if (c->choices[t] > sequences) c->choices[t] = sequences;
         c->retry[t] = below(r, 5) == 0;
@@ -174,7 +174,7 @@ static void collect_retry(struct chain *c) {
 static void collect(struct chain *c) {
     struct engine_job *job = &c->job;
     int t = c->turn, finish = atomic_load(&job->choice[0].finish);
-    /* So many choices may be more than this pool can ever hold. */
+    /* This many choices may exceed what the pool can ever hold. */
     CHECK_MSG(finish != ENGINE_FINISH_ERROR || job->fault.code == ERR_LIMIT, "%s", job->fault.text);
     c->finish[t] = finish;
     c->shown[t] = (int)atomic_load(&job->choice[0].text_safe);
@@ -258,7 +258,7 @@ static void storm(struct chain *chains, uint64_t seed) {
     options.conversations = 1 + below(&r, CHAINS);
     options.rows = 10 + below(&r, 60);
     options.logits = options.sequences + 1 + below(&r, 8);
-    options.row_entries = seed % 4 < 2; /* evictions cost much and are put off, or little */
+    options.row_entries = seed % 4 < 2; /* evictions are expensive and deferred, or cheap */
     options.clients = 1 + below(&r, CLIENTS);
     world_open(&w, &options);
     for (int i = 0; i < CHAINS; i++) {
@@ -307,7 +307,7 @@ static void replay_alone(const struct chain *seen, int index, uint64_t seed) {
             CHECK(!world_step(&w));
         }
         collect(c);
-        /* Forgotten under pressure in the storm: a different starting state from here on. */
+        /* Evicted under pressure in the storm: the starting state differs from here on. */
         if (c->cached[t] != seen->cached[t]) break;
         CHECK_MSG(c->answer_count[t] == seen->answer_count[t] &&
                       memcmp(c->answers[t], seen->answers[t],
@@ -348,7 +348,7 @@ int main(int argc, char **argv) {
            deleted, restarts, restored);
     printf("%llu seeds: %ld turns, %ld continued, %ld cancelled, %ld scored, %ld stopped\n",
            (unsigned long long)seeds, turns, continued, cancelled, scored, stopped);
-    /* The storm tested what it is for; one seed alone may lack something. */
+    /* All seeds together must have exercised every feature; a single seed may lack some. */
     CHECK(seeds < 10 || (retries_compared > 0 && deleted > 0 && restarts > 0 && restored > 0));
     CHECK(seeds < 10 || (turns > 0 && continued > 0 && cancelled > 0 && scored > 0 && stopped > 0));
     return 0;

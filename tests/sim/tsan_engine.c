@@ -71,14 +71,14 @@ static void try_bad_options(void) {
     expect_no_engine(o[4], "tokenizer.json");
     o[5].max_model_len = 1 << 30;
     expect_no_engine(o[5], "max-model-len");
-    o[6].kv_policy = "fifo"; /* before anything is read */
+    o[6].kv_policy = "fifo"; /* rejected before anything is read */
     o[6].model_dir = KEEPD_SOURCE_DIR "/nowhere";
     expect_no_engine(o[6], "kv-policy");
     o[7].gates = "";
     o[7].kv_policy = "global";
     expect_no_engine(o[7], "kv-policy");
     o[8].gates = "";
-    o[8].kv_budget_max = 64; /* the policy would be full */
+    o[8].kv_budget_max = 64; /* without gates the policy would be full */
     expect_no_engine(o[8], "kv-budget-max");
     o[9].kv_dtype = "f8";
     expect_no_engine(o[9], "kv-dtype");
@@ -206,7 +206,7 @@ static void try_idle(struct engine *engine) {
         CHECK(later[i].id == rows[i].id && later[i].idle_ns >= rows[i].idle_ns + 2000000);
 }
 
-/* A full queue is an answer; places come back without a job, too. */
+/* A full queue is reported; places can also be returned without a job. */
 static void try_places(struct engine *engine) {
     for (int i = 0; i < JOBS; i++) CHECK(engine_queue_enter(engine, 1));
     CHECK(!engine_queue_enter(engine, 1));
@@ -225,7 +225,7 @@ static void expect_refused(const struct engine *engine, const struct engine_requ
     CHECK_MSG(strcmp(fault.field, field) == 0, "%s, not %s", fault.field, field);
 }
 
-/* n: every place may be taken, or as many as the option says, and not one more. */
+/* n may be as large as the number of sequences, or the option's limit, and no larger. */
 static void try_choices(const struct engine *engine) {
     struct engine_options options = default_options();
     struct engine *strict = NULL;
@@ -306,7 +306,7 @@ static void close_with_work(struct engine *engine) {
     }
 }
 
-/* After a device error everybody ends with an error, running, waiting or yet to come. */
+/* After a device error all jobs end with an error: running, waiting and future ones. */
 static void try_failing_backend(void) {
     struct engine *engine = open_engine();
     struct engine_snapshot snapshot;
@@ -319,7 +319,7 @@ static void try_failing_backend(void) {
     engine_snapshot(engine, &snapshot);
     CHECK(snapshot.stopped && snapshot.running == 0 && snapshot.pages_reserved == 0);
     atomic_store(&engines_failing, false);
-    submit(engine, 10); /* a device that failed once is not trusted again */
+    submit(engine, 10); /* a device that has failed is not used again */
     wait_for(&jobs[10]);
     for (int i = 1; i < 11; i++) {
         CHECK(atomic_load(&jobs[i].choice[0].finish) == ENGINE_FINISH_ERROR);
@@ -424,7 +424,7 @@ static void try_failing_backend_with_state(void) {
     engine_drain(engine);
     while (!engine_idle(engine)) usleep(500);
     int before = atomic_load(&engines_turns);
-    usleep(20000); /* thousands of turns, if it does not sleep */
+    usleep(20000); /* if it did not sleep, there would be thousands of turns */
     CHECK_MSG(atomic_load(&engines_turns) - before < 20, "%d turns with nothing to do",
               atomic_load(&engines_turns) - before);
     engine_close(engine);
@@ -443,7 +443,7 @@ static void try_lesser_backend(void) {
         o.state_dir = "/nowhere";
         expect_no_engine(o, "state-dir");
     }
-    engine_close(open_engine()); /* with neither it serves */
+    engine_close(open_engine()); /* without both options it serves */
     engines_lesser(false);
 }
 

@@ -71,7 +71,7 @@ static void try_refusals(void) {
 
 /* ---- Dialogues ------------------------------------------------------------------------------- */
 
-/* One job at a time, each going on from the answer of the one before. */
+/* One job at a time, each continuing from the previous answer. */
 struct dialogue {
     struct engine_job job;
     int32_t tokens[TOKENS_MAX];
@@ -142,7 +142,7 @@ static double answer(int index) {
 
 /* ---- Where jobs go --------------------------------------------------------------------------- */
 
-/* Jobs that wait go to whoever has less to do. */
+/* Waiting jobs go to the replica with less work. */
 static void try_balance(void) {
     struct engine_options options = options_of(2);
     struct engine_snapshot snapshot;
@@ -156,7 +156,7 @@ static void try_balance(void) {
     }
     engine_snapshot(engine, &snapshot);
     CHECK(snapshot.jobs == 4);
-    engine_close(engine); /* with work that nobody has looked at */
+    engine_close(engine); /* with work that it has not seen yet */
     for (int i = 0; i < 4; i++) {
         CHECK(atomic_load(&dialogues[i].job.choice[0].finish) == ENGINE_FINISH_ABORT);
         engine_job_close(&dialogues[i].job);
@@ -194,7 +194,7 @@ static void check_hits(struct engine *engine, int replicas) {
     CHECK(hist_count(&all.counters.iteration_tokens) == all.counters.steps);
 }
 
-/* Turns continue where the dialogue is, however busy that replica is. */
+/* Turns go to the replica of their dialogue, however busy it is. */
 static void run_dialogues(int replicas, double sums[3][DIALOGUES]) {
     struct engine *engine = open_with_jobs(replicas, DIALOGUES);
     for (int i = 0; i < DIALOGUES; i++) sums[0][i] = answer(i);
@@ -256,7 +256,7 @@ static void try_full_queue(void) {
     engine_close(engine);
 }
 
-/* Two replicas have the same state: the client's name for it decides. */
+/* If two replicas have the same state, the client's hint decides. */
 static void try_hint(void) {
     struct engine_options options = options_of(2);
     struct engine *engine = open_with(&options);
@@ -333,7 +333,7 @@ static void *look(void *arg) {
     return NULL;
 }
 
-/* Draining finishes what every replica has; nobody takes more. */
+/* Draining finishes the jobs of every replica; none accepts more. */
 static void try_drain(void) {
     struct engine *engine = open_started(2);
     pthread_t looker;
@@ -398,7 +398,8 @@ static struct engine *open_with_state(const char *dir, int replicas) {
     options.state_dir = dir;
     options.state_bytes = 1 << 28;
     options.state_idle_seconds = 0;
-    options.kv_pool_bytes = 2200 << 10; /* two or three rest beside what runs, others on disk */
+    options.kv_pool_bytes =
+        2200 << 10; /* two or three stay in memory beside running ones, the others on disk */
     struct engine *engine = open_with(&options);
     CHECK(engine_start(engine) == 0);
     return engine;
@@ -442,7 +443,8 @@ static void run_state(int replicas, double sums[4][DIALOGUES]) {
     CHECK(snapshot.counters.state_failed == 0 && snapshot.state_refused == 0);
     CHECK(snapshot.conversations_on_disk >= DIALOGUES);
     engine_close(engine);
-    engine = open_with_state(dir, replicas); /* nobody's now: whoever gets the turn reads it */
+    engine = open_with_state(
+        dir, replicas); /* belongs to no replica now: the one that gets the turn reads it */
     run_turn(engine, sums[2], true);
     run_turn(engine, sums[3], true);
     engine_snapshot(engine, &snapshot);

@@ -24,7 +24,7 @@ uint64_t world_mix(uint64_t x) {
 
 /* ---- Planned failures ------------------------------------------------------------------------ */
 
-/* A backend's functions know only their own instance, so the plan is the process's. */
+/* A backend's functions know only their own instance, so the plan is global. */
 static struct {
     enum world_op op;
     long left; /* < 0: none */
@@ -216,7 +216,7 @@ static void open_cache(struct world *w, const struct world_options *o,
     CHECK_MSG(w->ops.cache_open(w->kern, &cache, &fault) == 0, "%s", fault.text);
 }
 
-/* A disk that does not answer: the store's thread stops in the check of what it has read. */
+/* A hanging disk: the store's thread blocks in the check of a file. */
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -347,7 +347,7 @@ static int running_jobs(const struct sched *s) {
     return jobs;
 }
 
-/* A sequence never holds more than it reserved; a conversation holds exactly what it says. */
+/* A sequence never holds more pages than it reserved; a conversation exactly those it counts. */
 static void check_holdings(const struct world *w) {
     const struct sched *s = &w->sched;
     for (int i = 0; i < s->running; i++) {

@@ -24,7 +24,7 @@ struct world_options {
     size_t
         copy_bytes;  /* bytes copied per step; 0 = SCHED_COPY_BYTES, which is everything at once */
     int row_entries; /* see struct sched_options; 0 = KV_ROW_ENTRIES; 1: evictions cost much */
-    int clients;     /* that the queue tells apart; 0 = 32 */
+    int clients;     /* clients that the queue distinguishes; 0 = 32 */
 };
 
 /* Operations of the backend that can be made to fail. */
@@ -56,7 +56,7 @@ struct world {
 };
 
 void world_open(struct world *world, const struct world_options *options);
-/* Checks that nothing is left behind. */
+/* Checks that nothing leaks. */
 void world_close(struct world *world);
 
 /* Takes a queue place and submits; the job's arrays are allocated here. */
@@ -72,13 +72,13 @@ void world_fail(enum world_op op, long n, int code);
 bool world_fail_pending(void);
 void world_fail_never(void);
 
-/* Until a read hangs; then it does not any more. */
+/* Waits until a read hangs, then lets it continue. */
 void world_await_hang(void);
 void world_end_hang(void);
 
-/* Forgets nothing: everything that can be is on disk afterwards. */
+/* Writes everything that can be written to disk. */
 void world_save_all(struct world *world);
-/* A state directory of its own, and its end. */
+/* Creates a state directory; removes it. */
 void world_make_dir(char dir[64]);
 void world_remove_dir(const char *dir);
 

@@ -16,7 +16,7 @@ int finish_of(const struct engine_job *job);
 int count_of(const struct engine_job *job);
 void submit(struct world *w, struct engine_job *job);
 void run_until_idle(struct world *w);
-/* Runs one job alone in a world of its own; the caller closes the job. */
+/* Runs one job alone in a separate world; the caller closes the job. */
 void run_alone(struct engine_job *job);
 void expect_same_answer(const struct engine_job *a, const struct engine_job *b);
 int64_t pages_used(const struct world *w);

@@ -1,4 +1,4 @@
-/* Tests engine/conversation.c: what a prompt may continue. */
+/* Tests engine/conversation.c: which conversations a prompt may continue. */
 #include <criterion/criterion.h>
 #include <string.h>
 
@@ -152,7 +152,7 @@ Test(conversation, what_was_forgotten_is_told) {
     mem_free(taken.tokens);
     cr_assert_null(find(&t, 1, kv, prompt, 4, &common, &miss));
     cr_assert_eq(miss, ENGINE_MISS_FORGOTTEN);
-    cr_assert_null(find(&t, 2, kv, prompt, 4, &common, &miss)); /* another space learns nothing */
+    cr_assert_null(find(&t, 2, kv, prompt, 4, &common, &miss)); /* other spaces find nothing */
     cr_assert_eq(miss, ENGINE_MISS_NEW);
     cr_assert_null(find(&t, 1, kv, (int32_t[]){1, 9, 3}, 3, &common, &miss));
     cr_assert_eq(miss, ENGINE_MISS_NEW);
@@ -193,7 +193,7 @@ static int32_t usable(const struct conversation *row, int space, const struct kv
     return found;
 }
 
-/* Hashes tell what the tokens would: all of it, its prompt, or nothing. */
+/* Hashes give the same result as tokens: a match of everything, of the prompt, or nothing. */
 Test(conversation, hashes_find_what_tokens_find) {
     struct conversation_table t;
     struct kv_params kv = kv_of("streaming", 32), other = kv_of("streaming", 33);

@@ -25,11 +25,11 @@ Test(sched, decode_first_then_prompts_oldest_first) {
     }
     for (int step = 1; finish_of(&jobs[2]) == ENGINE_RUNNING; step++) {
         cr_assert_not(world_step(&w));
-        /* Every generating sequence has a token in every step, whatever prompts wait. */
+        /* Every generating sequence gets a token in every step, regardless of waiting prompts. */
         cr_assert(count_of(&jobs[0]) == step + 1 && count_of(&jobs[1]) == step + 1);
         cr_assert(w.spans[0].count == 1 && w.spans[1].count == 1);
         cr_assert_leq(w.rows, 10);
-        if (step <= 4) { /* the older prompt takes all that is left */
+        if (step <= 4) { /* the older prompt takes the remaining rows */
             cr_assert_eq(w.span_count, 3);
             cr_assert_eq(w.spans[2].count, 8);
             cr_assert_eq(w.rows, 10);
@@ -119,7 +119,7 @@ Test(sched, passing_ends) {
     world_close(&w);
 }
 
-/* A cancelled head must not leave the next one waiting for somebody to leave. */
+/* After the queue's head is cancelled, the next job must not wait for another sequence to end. */
 Test(sched, the_next_is_tried_when_the_waiting_head_is_cancelled) {
     struct world w;
     struct engine_job jobs[3];
@@ -133,7 +133,7 @@ Test(sched, the_next_is_tried_when_the_waiting_head_is_cancelled) {
         if (i < 2) submit(&w, &jobs[i]);
     }
     cr_assert_not(world_step(&w));
-    w.sched.head_step -= SCHED_PASS_STEPS; /* nobody passes it any more */
+    w.sched.head_step -= SCHED_PASS_STEPS; /* no job passes it any more */
     submit(&w, &jobs[2]);
     for (int i = 0; i < 2; i++) cr_assert_not(world_step(&w));
     cr_assert_eq(w.sched.running, 1);
@@ -164,7 +164,7 @@ Test(sched, an_exact_fit_is_admitted_and_runs) {
     engine_job_close(&job);
     job = job_of(1, 2 * page - 8, 10, full());
     cr_assert_eq(sched_check(&w.sched.options, &job.request, &kv, &fault), ERR_LIMIT);
-    submit(&w, &job); /* a caller that did not check: refused alone */
+    submit(&w, &job); /* a caller that did not check: only this job is rejected */
     run_until_idle(&w);
     cr_assert_eq(finish_of(&job), ENGINE_FINISH_ERROR);
     cr_assert_eq(job.fault.code, ERR_LIMIT);
@@ -279,7 +279,7 @@ Test(sched, budgets_hold_after_every_step) {
     world_close(&w);
 }
 
-/* Every policy: what the trace says is gone and what is held make up all that was appended. */
+/* For every policy, traced evictions and held entries together are all appended entries. */
 static void expect_whole(const struct engine_job *job) {
     static uint8_t seen[WORLD_STREAMS][WORLD_POSITIONS];
     int64_t evicted = 0;
@@ -319,7 +319,7 @@ Test(sched, a_trace_tells_what_was_evicted_when) {
     }
 }
 
-/* Without memory for a record the eviction happens all the same. */
+/* Without memory for a trace record, the eviction still happens. */
 Test(sched, a_lost_trace_is_counted) {
     struct engine_job job = job_of(3, 16, 30, global(10, 3, 16));
     struct world w;
@@ -378,7 +378,7 @@ Test(sched, cancel_while_waiting_gives_the_place_back) {
     cr_assert(finish_of(&jobs[2]) == ENGINE_FINISH_ABORT &&
               finish_of(&jobs[3]) == ENGINE_FINISH_ABORT);
     engine_job_close(&jobs[3]);
-    jobs[3] = job_of(3, 6, 4, full()); /* the list's end is where it should be */
+    jobs[3] = job_of(3, 6, 4, full()); /* the end of the list is correct */
     submit(&w, &jobs[3]);
     run_until_idle(&w);
     cr_assert(finish_of(&jobs[1]) == ENGINE_FINISH_LENGTH &&
@@ -387,7 +387,7 @@ Test(sched, cancel_while_waiting_gives_the_place_back) {
     world_close(&w);
 }
 
-/* Cancelled after `steps` steps: one step later it is gone with its pages, and others go on. */
+/* Cancels after `steps` steps: one step later the job and its pages are gone; others continue. */
 static void cancel_after(int steps) {
     struct world w;
     struct engine_job other = job_of(1, 5, 40, global(8, 4, 8));
@@ -419,7 +419,7 @@ Test(sched, cancel_in_each_phase_frees_its_pages_within_one_step) {
     cancel_after(20); /* generating */
 }
 
-/* Cancel that comes while the last token is made: the answer was complete, and stays. */
+/* A cancel during the computation of the last token: the answer was complete and stays so. */
 Test(sched, cancel_after_the_end_changes_nothing) {
     struct world w;
     struct engine_job job = job_of(1, 5, 2, full());
@@ -428,7 +428,7 @@ Test(sched, cancel_after_the_end_changes_nothing) {
         &w, &(struct world_options){.pages = 400, .sequences = 2, .conversations = 4, .rows = 8});
     submit(&w, &job);
     cr_assert_not(world_step(&w));
-    sched_step(&w.sched, &failed); /* ended, not handed back yet */
+    sched_step(&w.sched, &failed); /* ended, but not handed back yet */
     atomic_store(&job.cancel, 1);
     cr_assert_eq(finish_of(&job), ENGINE_RUNNING);
     cr_assert_not(world_step(&w));
@@ -540,7 +540,7 @@ Test(sched, scores_do_not_depend_on_the_steps) {
     }
 }
 
-/* Scores without a wish for alternatives: top_logprobs says how many, not whether. */
+/* Scores without alternatives: top_logprobs is their number and does not turn scores on. */
 Test(sched, scores_without_alternatives) {
     struct engine_job job = job_of(3, 20, 0, full());
     job.request.prompt_logprobs = true;
@@ -550,7 +550,7 @@ Test(sched, scores_without_alternatives) {
     engine_job_close(&job);
 }
 
-/* A long prompt that is scored has few logits to share; whoever comes after it does not wait. */
+/* A long scored prompt leaves few logits for others; later requests still do not wait. */
 Test(sched, scoring_holds_nobody_up) {
     struct world w;
     struct engine_job scored = job_of(1, 200, 1, full()), plain = job_of(2, 10, 3, full());
@@ -621,7 +621,7 @@ static bool fail_once(enum world_op op, long n, int code) {
         engine_job_close(&jobs[i]);
     }
     cr_assert_eq(errors, 0, "somebody failed in another step");
-    /* Later requests work, from nothing, as if alone. */
+    /* Later requests work as if alone. */
     struct engine_job later = same[3];
     later.request.kv.reuse = same[3].request.kv.reuse = false;
     submit(&w, &later);
@@ -787,7 +787,7 @@ Test(sched, kv_parameters_name_the_field_at_fault) {
         {NULL, 65, -1, -1, -1, -1, none, ERR_LIMIT, "kv.budget"},
         {"full", -1, -1, -1, -1, -1, none, ERR_LIMIT, "kv.policy"},
         {NULL, 64, 8, 32, -1, -1, none, 0, ""},
-        {NULL, 64, 9, -1, -1, -1, none, ERR_LIMIT, "kv.buffer"}, /* a cap has no way round */
+        {NULL, 64, 9, -1, -1, -1, none, ERR_LIMIT, "kv.buffer"}, /* the cap is strict */
         {NULL, 1, 0, 33, -1, -1, none, ERR_LIMIT, "kv.chunk"},
         {"fifo", -1, -1, -1, -1, -1, none, ERR_INVALID, "kv.policy"},
         {NULL, 0, -1, -1, -1, -1, none, ERR_INVALID, "kv.budget"},
@@ -833,7 +833,7 @@ Test(sched, kv_parameters_name_the_field_at_fault) {
     cr_assert_str_eq(fault.field, "kv.policy");
 }
 
-/* Numbers near the end of 32 bits are refused by the pool's size, not by luck. */
+/* Numbers near the limit of 32 bits are rejected by the size of the pool. */
 Test(sched, the_largest_numbers_do_not_overflow) {
     struct sched_options options = {.shape = {64, 64, 16}, .pages_total = INT32_MAX};
     struct kv_params unbounded = {.policy = policy_find("full")};

@@ -82,7 +82,7 @@ Test(choices, all_choices_run_or_none) {
     cr_assert_eq(w.sched.conversations.count, 3, "a choice other than the first left its state");
     for (int i = 0; i < 3; i++) engine_job_close(&jobs[i]);
     struct engine_job many = job_of(1, 10, 3, full());
-    many.request.choices = 5; /* a caller that did not check: refused alone */
+    many.request.choices = 5; /* a caller that did not check: only this job is rejected */
     submit(&w, &many);
     run_until_idle(&w);
     cr_assert_eq(atomic_load(&many.choice[4].finish), ENGINE_FINISH_ERROR);
@@ -116,7 +116,7 @@ Test(choices, choices_reserve_as_if_nothing_was_shared) {
     world_close(&w);
 }
 
-/* A choice that ends early says so at once; the job is handed back with the last one. */
+/* A choice that ends early is published at once; the job is handed back with the last one. */
 Test(choices, choices_end_one_by_one) {
     struct world w;
     struct engine_stop stops[] = {{"e", 1}, {"k", 1}, {"q", 1}};

@@ -13,7 +13,7 @@ Test(conversations, a_turn_continues_where_the_last_one_ended) {
     cr_assert_eq(turn(&w, 0, 0, 30, kv), 0);
     cr_assert_eq(w.sched.conversations.count, 1);
     cr_assert_eq(turn(&w, 1, 30, 50, kv), 30);
-    cr_assert_eq(w.sched.conversations.count, 2); /* the one it came from, superseded, and itself */
+    cr_assert_eq(w.sched.conversations.count, 2); /* its superseded predecessor, and itself */
     cr_assert(w.sched.counters.conversation_hits == 1 && w.sched.counters.cached_tokens == 30);
     cr_assert_eq(w.sched.counters.computed_tokens, 50);
     world_close(&w);
@@ -51,7 +51,7 @@ Test(conversations, scoring_neither_reuses_nor_retains) {
     world_close(&w);
 }
 
-/* Three rest; the fourth needs pages: the one used longest ago goes, no other. */
+/* Three conversations; a fourth needs pages: only the least recently used one is evicted. */
 Test(conversations, the_oldest_conversation_makes_room) {
     struct world w;
     int page = slots_per_page();
@@ -79,7 +79,7 @@ Test(conversations, the_oldest_conversation_makes_room) {
     world_close(&w);
 }
 
-/* Pages that forgetting cannot free are no reason to forget. */
+/* No conversation is evicted if that frees no pages. */
 Test(conversations, waiting_forgets_nothing) {
     struct world w;
     int page = slots_per_page();
@@ -184,7 +184,7 @@ Test(conversations, retries_edits_and_questions_go_on_from_one_history) {
     world_close(&w);
 }
 
-/* However long a dialogue runs, its last state stays and the one before it. */
+/* However long a dialogue runs, only its last state and the one before it stay. */
 Test(conversations, a_linear_dialogue_keeps_two_states) {
     struct world w;
     world_open(
@@ -230,7 +230,7 @@ Test(conversations, superseded_states_make_room_first) {
     world_close(&w);
 }
 
-/* And gives up its place before anybody's last state does. */
+/* A superseded state also gives up its slot before the last state of any dialogue. */
 Test(conversations, superseded_states_give_up_their_place_first) {
     struct world w;
     world_open(
@@ -250,7 +250,7 @@ Test(conversations, superseded_states_give_up_their_place_first) {
     world_close(&w);
 }
 
-/* No room for a conversation and its next turn beside each other: the turn takes it over. */
+/* Without room for both a conversation and its next turn, the turn takes the conversation over. */
 Test(conversations, a_conversation_is_used_up_when_both_do_not_fit) {
     struct world w;
     int page = slots_per_page();
@@ -273,7 +273,7 @@ Test(conversations, why_a_prefix_was_lost_is_counted) {
     turn(&w, 0, 0, 30, full());
     cr_assert_eq(lost[ENGINE_MISS_NEW], 1);
     turn(&w, 1, 20, 40, full());
-    cr_assert_eq(lost[ENGINE_MISS_DIVERGED], 1); /* and took the only place */
+    cr_assert_eq(lost[ENGINE_MISS_DIVERGED], 1); /* and took the only slot */
     turn(&w, 0, 0, 50, full());
     cr_assert_eq(lost[ENGINE_MISS_FORGOTTEN], 1);
     turn(&w, 0, 0, 50, full());
@@ -300,7 +300,7 @@ Test(conversations, deleting) {
         if (row->id != 0 && row->token_count == 22) other = row->id;
     }
     cr_assert_eq(sched_delete(&w.sched, last + 1), ERR_NOTFOUND);
-    cr_assert_eq(sched_delete(&w.sched, last), 0); /* with the one it came from */
+    cr_assert_eq(sched_delete(&w.sched, last), 0); /* with its predecessor */
     world_check(&w);
     cr_assert(table->count == 1 && conversation_by_id(table, other) != NULL);
     cr_assert_eq(sched_delete(&w.sched, last), ERR_NOTFOUND);

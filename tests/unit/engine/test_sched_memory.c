@@ -66,7 +66,8 @@ static void expect_same(const struct engine_job *job, const struct engine_job *s
     cr_assert_eq(job->kv.kept_entries, same->kv.kept_entries);
 }
 
-/* To the failure and the end of its step; or to the end. The checks of the world allocate, too. */
+/* Runs to the failure and the end of its step, or to the end. The checks of the world also
+ * allocate. */
 static void run_unchecked(struct world *w) {
     for (int step = 0; !sched_idle(&w->sched) && mem_fail_pending(); step++) {
         bool failed = false;
@@ -128,7 +129,7 @@ Test(sched_memory, who_runs_needs_no_more_memory) {
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) walk_all(paths[i], NULL);
 }
 
-/* Conversations that cannot be copied out stay in memory or are lost; nobody's answer changes. */
+/* Conversations that cannot be copied out stay in memory or are lost; no answer changes. */
 Test(sched_memory, nor_do_those_whose_conversations_are_written) {
     char dir[64];
     world_make_dir(dir);
@@ -136,7 +137,8 @@ Test(sched_memory, nor_do_those_whose_conversations_are_written) {
     world_remove_dir(dir);
 }
 
-/* The first call counts, the second lists: an answer is worth more than its report. */
+/* The first call counts, the second lists; without memory for its report the answer still succeeds.
+ */
 Test(sched_memory, an_answer_goes_out_without_the_report_that_has_no_room) {
     struct world w;
     struct engine_job job = job_of(1, 30, 6, kv_of("global", ENGINE_REPORT_POSITIONS));

@@ -71,7 +71,7 @@ Test(state, a_conversation_outlives_the_process) {
     struct engine_kv kv = global(16, 4, 8);
     stored_open(&s, (struct world_options){.conversations = 9, .state_eager = true});
     cr_assert_eq(turn(&s.w, 0, 0, 60, kv), 0);
-    cr_assert_not(world_step(&s.w)); /* nothing else to do: it is written */
+    cr_assert_not(world_step(&s.w)); /* written because nothing else is to be done */
     cr_assert_eq(stats_of(&s).files, 1);
     struct engine_job before = ask(&s.w, 1, 60, 90, kv);
     stored_restart(&s);
@@ -87,7 +87,7 @@ Test(state, a_conversation_outlives_the_process) {
     stored_close(&s);
 }
 
-/* With one place and pages for hardly more, each of five conversations is there when asked. */
+/* With one slot and pages for little more, each of five conversations is found when requested. */
 Test(state, what_makes_room_comes_back) {
     struct stored s;
     int page = slots_per_page();
@@ -159,7 +159,7 @@ Test(state, failing_exports_are_tried_again) {
     }
 }
 
-/* A block cannot be taken in: the request starts from nothing, the file stays for the next. */
+/* If a block cannot be copied in, the request starts from nothing and the file stays. */
 Test(state, trouble_while_restoring_is_no_damage) {
     for (long n = 0; n < 1 + WORLD_STREAMS; n++) {
         struct stored s;
@@ -218,7 +218,7 @@ Test(state, saving_and_restoring_survive_missing_memory) {
     }
 }
 
-/* A turn takes over a conversation of which a part has been copied out already. */
+/* A turn takes over a conversation that has been copied out in part. */
 Test(state, using_up_a_conversation_ends_its_export) {
     struct stored s;
     struct engine_kv kv = global(60, 4, 64);
@@ -236,7 +236,7 @@ Test(state, using_up_a_conversation_ends_its_export) {
     stored_close(&s);
 }
 
-/* A conversation on disk that its next turn took over leaves no file behind. */
+/* A conversation on disk that its next turn takes over leaves no file behind. */
 Test(state, a_used_up_conversation_gives_its_file_back) {
     struct stored s;
     struct engine_kv kv = global(60, 4, 64);
@@ -315,7 +315,7 @@ Test(state, a_replaced_file_goes_though_one_between_was_never_written) {
     stored_close(&s);
 }
 
-/* Nothing else is ever written: the end is another chance. */
+/* A failed write is retried at shutdown. */
 Test(state, what_failed_is_tried_again_at_the_end) {
     struct stored s;
     stored_open(&s, (struct world_options){.conversations = 9, .state_eager = true});
@@ -335,11 +335,11 @@ Test(state, what_could_not_be_written_is_counted_when_it_goes) {
     struct engine_kv kv = global(16, 4, 8);
     stored_open(&s, (struct world_options){.conversations = 1, .state_bytes = 1000});
     turn(&s.w, 0, 0, 60, kv);
-    world_save_all(&s.w); /* larger than all files may be */
+    world_save_all(&s.w); /* larger than --state-bytes */
     cr_assert(stats_of(&s).failed == 1 && s.w.sched.counters.state_lost == 0);
     turn(&s.w, 3, 0, 40, kv);
     cr_assert_eq(s.w.sched.counters.state_lost, 1);
-    turn(&s.w, 4, 0, 40, kv); /* makes room for itself as soon as the one before is copied out */
+    turn(&s.w, 4, 0, 40, kv); /* gets room as soon as the previous one is copied out */
     cr_assert_eq(s.w.sched.conversations.count, 1);
     world_save_all(&s.w);
     cr_assert_eq(s.w.sched.counters.state_lost, 2, "lost while it was written");
@@ -383,7 +383,7 @@ Test(state, a_full_table_is_written_in_parts) {
     stored_close(&s);
 }
 
-/* More of them than there are slots cannot pile up: a new request waits for one. */
+/* Conversations being written never outnumber the slots: a new request waits for a slot. */
 Test(state, a_request_waits_for_the_slot_of_what_is_written) {
     struct stored s;
     struct engine_job job;
@@ -400,7 +400,7 @@ Test(state, a_request_waits_for_the_slot_of_what_is_written) {
     stored_close(&s);
 }
 
-/* A superseded state makes room at once: nobody waits for it to be written. */
+/* A superseded state is evicted at once, without being written. */
 Test(state, superseded_states_go_unwritten) {
     struct stored s;
     struct engine_kv kv = global(60, 4, 64);
@@ -468,7 +468,7 @@ Test(state, others_go_on_while_one_is_restored) {
     stored_close(&s);
 }
 
-/* Nobody waits for it any more: it becomes a conversation all the same. */
+/* If no request waits for a restored state any more, it still becomes a conversation. */
 Test(state, restoring_ends_though_its_client_left) {
     struct stored s;
     struct engine_job job;
@@ -532,7 +532,7 @@ Test(state, a_read_file_goes_with_who_asked_for_it) {
         WORLD_STREAMS * (prompt + answer - 1 + slots - 1) / slots; /* pages of the other sequence */
     stored_open(
         &s, (struct world_options){.conversations = 2, .state_eager = true, .pages = pages + 3});
-    turn(&s.w, 0, 0, 50, kv); /* keeps 4 pages */
+    turn(&s.w, 0, 0, 50, kv); /* holds 4 pages */
     world_save_all(&s.w);
     uint64_t id = s.w.sched.conversations.rows[0].id;
     stored_restart(&s);
@@ -590,7 +590,8 @@ Test(state, the_head_searches_the_disk_once) {
 
 /* ---- A disk that hangs ----------------------------------------------------------------------- */
 
-/* Answers go on, and yet nobody gets in: that is no progress, until the disk moves again. */
+/* Answers continue but no request is admitted: this is no progress, until the disk answers again.
+ */
 Test(state, a_hanging_disk_is_no_progress) {
     struct stored s;
     struct engine_job other, job;

@@ -1,4 +1,4 @@
-/* Tests engine/seq.c: output, stop conditions, what may be shown. */
+/* Tests engine/seq.c: output, stop conditions, text that may be shown. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <string.h>
@@ -94,7 +94,7 @@ Test(seq, stop_string_is_held_back_and_cut) {
     expect(&f, "a", ENGINE_RUNNING);
     feed(&f, "c");
     expect(&f, "a", ENGINE_RUNNING);
-    feed(&f, "b"); /* "abcb": the first attempt died, a new one began */
+    feed(&f, "b"); /* "abcb": the first partial match failed, a new one began */
     expect(&f, "abc", ENGINE_RUNNING);
     feed(&f, "cd");
     expect(&f, "abc", ENGINE_FINISH_STOP);
@@ -119,7 +119,7 @@ Test(seq, characters_are_shown_whole) {
     feed(&f, ">");
     expect(&f, "a\xc3\xa9", ENGINE_RUNNING);
     feed(&f, "<.");
-    expect(&f, "a\xc3\xa9\xc3", ENGINE_FINISH_STOP); /* the end shows what there is */
+    expect(&f, "a\xc3\xa9\xc3", ENGINE_FINISH_STOP); /* at the end all text is shown */
     shut(&f);
 }
 

@@ -1,4 +1,4 @@
-/* Tests engine/state.c: what is written is read back, and nothing else is believed. */
+/* Tests engine/state.c: written files are read back, and all others are rejected. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdlib.h>
@@ -100,7 +100,7 @@ Test(state, any_other_identity_is_not_ours) {
     mem_free(f.data);
 }
 
-/* Torn at every byte: the seal tells, and the parser does without it. */
+/* Truncated at every byte: the checksum fails, and the parser alone also detects it. */
 Test(state, a_torn_file_is_refused_at_every_length) {
     struct file f = make_file();
     for (size_t size = 0; size < f.size; size++) {
@@ -118,7 +118,7 @@ Test(state, a_torn_file_is_refused_at_every_length) {
     mem_free(f.data);
 }
 
-/* Every single bit: the seal tells; and the parser alone never reads beyond the file. */
+/* Every bit flipped: the checksum fails, and the parser alone never reads beyond the file. */
 Test(state, a_flipped_bit_is_refused) {
     struct file f = make_file();
     for (size_t bit = 0; bit < f.size * 8; bit++) {
@@ -137,7 +137,7 @@ Test(state, a_flipped_bit_is_refused) {
 Test(state, a_forged_file_is_refused) {
     struct file f = make_file();
     expect_seal(&f, other_key, ERR_INVALID, "another key");
-    state_seal(f.data, f.size, other_key); /* whole, but by somebody who lacks the key */
+    state_seal(f.data, f.size, other_key); /* complete, but written without the key */
     expect_seal(&f, key, ERR_INVALID, "forged");
     mem_free(f.data);
 }
@@ -154,7 +154,7 @@ static void expect_parse(const struct file *f, int code, const char *what) {
     cr_assert(fault.code == code && view.blocks == NULL);
 }
 
-/* Sizes and counts at their ends, in a file whose seal is right: the checks do not lean on it. */
+/* Extreme sizes and counts in a file with a valid seal: the checks do not rely on the seal. */
 Test(state, forged_numbers_are_refused) {
     static const int64_t evil[] = {-1, INT32_MIN, INT32_MAX,        INT64_MAX, INT64_MIN,
                                    0,  1LL << 32, (1LL << 62) + 10, 1 << 30,   (1 << 30) + 1};
@@ -232,7 +232,7 @@ Test(state, holds_every_bounded_policy) {
     }
 }
 
-/* Through a whole file, whatever a request chose. */
+/* Through a whole file, for all parameters of a request. */
 Test(state, what_was_chosen_comes_back) {
     static const struct {
         const char *policy, *name, *text;
@@ -282,7 +282,7 @@ Test(state, forged_choices_are_refused) {
     } cases[] = {{POLICY_WINDOW, {8, 0}}, /* not global's */
                  {POLICY_FLOOR, {NAN, 0}},
                  {POLICY_FLOOR, {1.5f, 0}},
-                 {POLICY_FLOOR, {0.5f, 1}}, /* a value too many */
+                 {POLICY_FLOOR, {0.5f, 1}}, /* one value too many */
                  {0, {1, 0}},
                  {POLICY_SINKS, {4, 0}},
                  {1u << 31, {0, 0}},

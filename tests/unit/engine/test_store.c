@@ -110,7 +110,8 @@ static struct store *open_store(void) {
     return store;
 }
 
-/* A check refuses it, too, in the same words; but for the lock, which whoever serves now has. */
+/* --check-config rejects it too, with the same message; except for the lock, which a running server
+ * holds. */
 static int refuse_open(const char *says) {
     struct store_options options = options_of();
     struct store *store;
@@ -227,7 +228,7 @@ Test(store, comes_back_after_a_new_start) {
     store_close(store);
 }
 
-/* A search need not be made again before this number is another. */
+/* A search need not be repeated until this number changes. */
 Test(store, changes_tell_when_to_search_again) {
     struct store *store = open_store(), *other = store_join(store, NULL, NULL);
     cr_assert_eq(save(store, 1, 100), 0);
@@ -280,7 +281,7 @@ Test(store, all_files_stay_within_their_bytes) {
     store_close(store);
 }
 
-/* A smaller allowance than the last time: the oldest go at the start. */
+/* With a smaller limit than before, the oldest files are deleted at startup. */
 Test(store, fewer_bytes_than_before) {
     struct store_options options = options_of();
     struct store *store = open_store();
@@ -293,7 +294,7 @@ Test(store, fewer_bytes_than_before) {
     store_close(store);
 }
 
-/* The oldest by the time of the last use, in whatever order the files were found. */
+/* Age is the time of the last use, regardless of the order in which the files were found. */
 Test(store, the_order_after_a_new_start) {
     struct store_options options = options_of();
     struct store *store = open_store();
@@ -314,7 +315,7 @@ Test(store, the_order_after_a_new_start) {
     store_close(store);
 }
 
-/* Also within one second the one used longest ago goes first. */
+/* Even within one second the least recently used file is deleted first. */
 Test(store, the_order_within_a_second) {
     struct store_options options = options_of();
     struct store *store;
@@ -408,7 +409,7 @@ Test(store, more_members_than_the_policy_keeps) {
     store_close(store);
 }
 
-/* The same file is refused once more: it takes the place of the first, also in what is counted. */
+/* The same file is rejected again: it replaces the first one set aside, also in the counts. */
 Test(store, what_is_put_aside_is_counted_once) {
     struct store *store;
     int64_t bytes = 0;
@@ -443,7 +444,7 @@ Test(store, what_cannot_be_renamed_is_not_lost_sight_of) {
     store_close(store);
 }
 
-/* Somebody else deleted it. */
+/* Another process deleted the file. */
 Test(store, a_file_that_vanished_is_forgotten) {
     struct store *store = open_store();
     cr_assert_eq(save(store, 1, 100), 0);
@@ -453,7 +454,7 @@ Test(store, a_file_that_vanished_is_forgotten) {
     store_close(store);
 }
 
-/* Damage that only reading finds: put aside, counted, and the next one is served. */
+/* Damage found only by reading: the file is set aside and counted, and the next one is served. */
 Test(store, damaged_files_are_put_aside) {
     struct store *store = open_store();
     for (int i = 1; i <= 2; i++) cr_assert_eq(save(store, i, 100), 0);
@@ -484,7 +485,7 @@ Test(store, torn_files_are_put_aside_at_start) {
     store_close(store);
 }
 
-/* Whole and well-formed, but sealed without this directory's key. */
+/* Complete and well-formed, but signed without this directory's key. */
 Test(store, files_of_another_key_are_refused) {
     struct store *store = open_store();
     cr_assert_eq(save(store, 1, 100), 0);
@@ -496,7 +497,7 @@ Test(store, files_of_another_key_are_refused) {
     store_close(store);
 }
 
-/* Under another's name a file is not what it says, however genuine. */
+/* A valid file under another file's name is rejected. */
 Test(store, renamed_files_are_refused) {
     struct store *store = open_store();
     cr_assert_eq(save(store, 1, 100), 0);
@@ -525,7 +526,7 @@ Test(store, another_models_files_are_left_alone) {
     store_close(store);
 }
 
-/* Links, pipes, directories and strange names are not followed, not opened, not believed. */
+/* Links, pipes, directories and unknown names are neither followed nor opened. */
 Test(store, strange_entries_are_survived) {
     struct store *store = open_store();
     cr_assert_eq(save(store, 1, 100), 0);
@@ -613,7 +614,7 @@ Test(store, a_check_makes_nothing) {
 
 /* ---- Failures -------------------------------------------------------------------------------- */
 
-/* Every call that can fail while writing: the file is there whole, or nothing is. */
+/* Each call that can fail while writing: afterwards the file is complete or absent. */
 Test(store, failing_writes_leave_nothing) {
     int failed = 0;
     for (long n = 0; failed == n; n++) {
@@ -666,7 +667,7 @@ static int load_when_there(struct store *store, uint64_t id) {
     return code;
 }
 
-/* A check that takes its time, on the directory's thread: meanwhile a file is being read. */
+/* A slow check on the directory's thread; meanwhile a file is being read. */
 static struct {
     atomic_bool reached, go;
     int code;
@@ -699,7 +700,7 @@ static struct store *open_reading(int code) {
     return store;
 }
 
-/* Nothing of a deleted conversation stays, though its file turns out to be damaged. */
+/* Nothing of a deleted conversation stays, even if its file turns out to be damaged. */
 Test(store, what_is_deleted_while_it_is_read_is_not_put_aside) {
     struct store *store = open_reading(ERR_MALFORMED);
     cr_assert_eq(store_remove(store, 501), 0);
@@ -722,7 +723,7 @@ Test(store, what_nobody_wants_any_more_is_not_kept) {
     store_close(store);
 }
 
-/* But it serves who asks for it before that. */
+/* Before that, a request for it is served. */
 Test(store, what_is_wanted_again_is_read_once) {
     struct store *store = open_reading(0);
     const struct state_view *view;
@@ -734,7 +735,7 @@ Test(store, what_is_wanted_again_is_read_once) {
     store_close(store);
 }
 
-/* A hanging disk shows: somebody waits, and nothing moves. */
+/* A hanging disk is visible: a request waits and there is no progress. */
 Test(store, progress_stands_still_while_the_thread_does) {
     struct store *store = open_reading(0);
     uint64_t before = store_progress(store);
@@ -746,7 +747,7 @@ Test(store, progress_stands_still_while_the_thread_does) {
     store_close(store);
 }
 
-/* The same with its own thread: everything handed over is on disk when store_close returns. */
+/* With the store's own thread, everything handed over is on disk when store_close returns. */
 Test(store, with_its_thread) {
     struct store_options options = options_of();
     struct store *store;
@@ -849,7 +850,7 @@ static void *write_many(void *arg) {
     return NULL;
 }
 
-/* With the thread: both at once, everybody gets their own, and closing loses nothing. */
+/* With the thread: both stores at once, each gets its own files, and closing loses nothing. */
 Test(store, two_at_once) {
     struct store_options options = options_of();
     struct store *a;

@@ -21,7 +21,7 @@ static void open_keys(struct keys *keys, size_t count, const struct keys *before
     cr_assert_eq(keys_open(keys, texts, count, NULL, before, &fault), 0, "%s", fault.text);
 }
 
-/* However the lists differ, in order and in what is on them. */
+/* For any difference between the lists, in order and in content. */
 Test(keys, inheriting_compares_each_key_once) {
     static const struct {
         size_t first;
@@ -36,7 +36,7 @@ Test(keys, inheriting_compares_each_key_once) {
         list_keys(lists[l].first, KEYS_MAX, lists[l].backwards);
         open_keys(&keys, KEYS_MAX, &before);
         cr_assert_lt(keys_inherit(&keys, &before), 2 * KEYS_MAX);
-        for (size_t i = l; i < KEYS_MAX; i += 37) { /* finding one looks at all */
+        for (size_t i = l; i < KEYS_MAX; i += 37) { /* a search compares all keys */
             struct key *key = keys_find(&keys, texts[i]), *was = keys_find(&before, texts[i]);
             cr_assert_not_null(key);
             cr_assert_eq(key->allowance, was ? was->allowance : 0, "%s", texts[i]);

@@ -178,7 +178,7 @@ Test(stats, retry_follows_the_rate_of_finishing) {
     cr_assert_eq(stats_retry_ms(&stats), 30000);
 }
 
-/* A night without requests between two that take two seconds each. */
+/* A long idle time between two requests of two seconds each. */
 Test(stats, retry_does_not_count_idle_time) {
     for (int i = 0; i < 100; i++) {
         int64_t start = (int64_t)i * 40000 * SECOND;

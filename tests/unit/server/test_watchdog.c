@@ -16,7 +16,7 @@ Test(watchdog, due) {
     cr_assert(!watchdog_due(&w, 139 * SECOND) && watchdog_due(&w, 140 * SECOND));
 }
 
-/* Steps may take longer than the time between two looks, and end when they like. */
+/* Steps may take longer than the interval between two checks. */
 Test(watchdog, replicas_need_not_step_together) {
     struct watchdog w = {.every_ns = SECOND};
     watchdog_fed(&w, SECOND);

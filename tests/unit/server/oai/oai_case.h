@@ -1,4 +1,4 @@
-/* A request parsed from text, with all that must live as long as it. */
+/* A request parsed from text, with all objects that must live as long. */
 #ifndef KEEPD_TESTS_UNIT_SERVER_OAI_OAI_CASE_H
 #define KEEPD_TESTS_UNIT_SERVER_OAI_OAI_CASE_H
 

@@ -55,7 +55,7 @@ Test(oai_messages, arguments_of_tool_calls_become_objects) {
 
 #define ALONE(message) "{\"messages\":[{" message "}],\"add_generation_prompt\":true}"
 
-/* keepd answers so itself: beside calls, beside a thought that was cut. */
+/* keepd itself answers with null content: beside calls, and beside truncated reasoning. */
 Test(oai_messages, content_may_be_null_where_something_else_was_said) {
     static const char *const cases[][2] = {
         {"\"role\":\"assistant\",\"content\":null,\"reasoning_content\":\"hm\"",

@@ -106,7 +106,7 @@ Test(oai_parse, kv_options_keep_their_kind) {
     }
 }
 
-/* How far a number may go is the policy's to say, with its bounds. */
+/* The policy checks the range of a number and names its bounds. */
 Test(oai_parse, kv_numbers_out_of_range_reach_the_engine) {
     parse_ok(&oai_chat, "{" MESSAGES ",\"kv\":{\"floor\":-1,\"window\":0,\"tau\":1e300}}");
     cr_assert_eq(c.request.sampling.kv.option_count, 3);
@@ -194,7 +194,8 @@ Test(oai_parse, echo_scores_only_with_logprobs) {
     cr_assert(c.request.echo && !c.request.sampling.prompt_logprobs);
 }
 
-/* Every refusal: status, code, the field. The full table of fields is tests/http/test_errors.py. */
+/* Every kind of rejection: status, code, field. tests/http/test_errors.py has the table of all
+ * fields. */
 static const struct {
     const struct oai_kind *kind;
     const char *body, *code, *param;
@@ -286,7 +287,7 @@ Test(oai_parse, completions_default_to_sixteen) {
     cr_assert_eq(got, 16);
 }
 
-/* Each allocation fails once: an answer of 503, nothing lost, nothing read that is not there. */
+/* Each allocation fails once: the answer is 503, with no leak and no invalid read. */
 Test(oai_parse, every_allocation_fails) {
     const char *body = "{" MESSAGES ",\"stop\":[\"a\"],\"stop_token_ids\":[1],\"logit_bias\":"
                        "{\"1\":1},\"kv\":{\"policy\":\"full\"}}";

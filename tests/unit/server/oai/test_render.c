@@ -156,7 +156,7 @@ Test(oai_render, stop_reasons) {
                                ",\"finish_reason\":\"tool_calls\",\"stop_reason\":null");
 }
 
-/* Scores end where the text ends; what was generated is counted all the same. */
+/* Scores end where the text ends; usage counts all generated tokens. */
 Test(oai_render, scores_are_cut_with_the_text) {
     static struct engine_token said[] = {{'a', -1, 1, 1}, {'b', -1, 1, 2}, {'c', -1, 1, 3}};
     static char abc[] = "abc";

@@ -1,4 +1,4 @@
-/* Calls in texts, whole and cut at every place. */
+/* Tests calls in texts, whole and cut at every place. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@ static bool in_call(enum tool_piece_kind kind) {
     return kind == TOOL_CALL || kind == TOOL_ARGUMENTS || kind == TOOL_BARE;
 }
 
-/* Texts as they are, calls as <name|arguments>; at the end ! when the last call is whole. */
+/* Texts unchanged, calls as <name|arguments>; ends with ! if the last call is complete. */
 static void add_pieces(struct tool_reader *r, const char *text, size_t end, bool last,
                        struct buf *out, enum tool_piece_kind *kind) {
     struct tool_piece piece;
@@ -249,7 +249,7 @@ Test(tool_calls, white_space_that_is_too_long_is_text) {
     buf_close(&expected);
 }
 
-/* Calls go on behind what another voice said. */
+/* Text continues after reasoning that interrupts it. */
 Test(tool_calls, text_in_two_parts) {
     const struct tool_set tools = {TOOL_FORMAT_HERMES, names, 2, true};
     static const char text[] = "\n <tool<think>hm</think><tool_call>" F "</tool_call>";

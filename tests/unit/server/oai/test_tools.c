@@ -140,7 +140,7 @@ Test(oai_tools, calls_given_back_are_what_the_model_wrote) {
                   "%s", texts[k]);
 }
 
-/* docs/API.md says so. */
+/* documented in docs/API.md */
 Test(oai_tools, other_words_for_the_same_arguments_are_read_again) {
     static const char name[] = "Qwen-Qwen3-0.6B";
     cr_expect(!goes_on(name, "", CALL("{\"a\":1}"), ""));
