@@ -321,7 +321,7 @@ static int open_cache(struct engine *e, struct sched_options *so, struct fault *
     int code = resolve_kv_dtype(e, &dtype, fault);
     if (code == 0) code = resolve_policy(e, &so->kv.defaults, fault);
     so->kv.rule_check = ops_of(e)->rule_check;
-    so->kv.unrotated = !model_config_rotates_all(model_config(model_of(e)));
+    so->kv.unrotated = !model_config_rotates_alike(model_config(model_of(e)));
     if (code == 0) code = name_option(sched_check_rule(&so->kv, &so->kv.defaults, fault), fault);
     if (code != 0) return code;
     so->kv.budget_max = e->options.kv_budget_max;

@@ -57,9 +57,10 @@ int sched_check_rule(const struct sched_kv *rules, const struct kv_params *kv,
                      struct fault *fault) {
     struct fault why = {0};
     if (rules->unrotated && kv->rule.merge == KERN_MERGE_CLASSES)
-        return fault_set(fault, ERR_UNSUPPORTED, "kv.policy",
-                         "policy '%s' cannot run here: some layers of the model do not rotate keys",
-                         kv->policy->name);
+        return fault_set(
+            fault, ERR_UNSUPPORTED, "kv.policy",
+            "policy '%s' cannot run here: the layers of the model do not all rotate keys alike",
+            kv->policy->name);
     if (rules->rule_check(&kv->rule, &why) == 0) return 0;
     return fault_set(fault, ERR_UNSUPPORTED, "kv.policy", "policy '%s' cannot run here: %s",
                      kv->policy->name, why.text);

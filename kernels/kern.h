@@ -284,6 +284,9 @@ struct kern_batch {
     int span_count;
 };
 
+/* Of gated products. GELU in its tanh form: g * sigmoid(1.5957691 (g + 0.044715 g^3)). */
+enum kern_activation { KERN_SILU, KERN_GELU_TANH };
+
 enum kern_matmul_mode { KERN_SET, KERN_ADD }; /* y = x W^T (+ bias), or y += x W^T (+ bias) */
 
 /* Rotary embedding, rotate-half pairs (j, j + D/2); cos and sin of pos * inv_freq[j], both times
@@ -476,8 +479,12 @@ struct kern_ops {
                      int dim, float eps);
     void (*matmul)(struct kern *kern, float *y, const float *x, const struct kern_weight *weight,
                    const float *bias /* [outputs] or NULL */, int rows, enum kern_matmul_mode mode);
-    void (*glu)(struct kern *kern, float *y, const float *gate_up, int rows,
-                int d_ff); /* y[r, j] = silu(gate_up[r, j]) * gate_up[r, d_ff + j] */
+    /* y += rms_norm(x) * weight, of each row; x is left as what was added. */
+    void (*add_norm)(struct kern *kern, float *y, float *x, const float *weight, int rows, int dim,
+                     float eps);
+    void (*glu)(struct kern *kern, float *y, const float *gate_up, int rows, int d_ff,
+                enum kern_activation activation); /* y[r, j] = activation(gate_up[r, j]) *
+                                                     gate_up[r, d_ff + j] */
     void (*gather_rows)(struct kern *kern, float *y, const float *x, const int32_t *index,
                         int count, int dim);
     void (*gate)(struct kern *kern, float *log_beta /* [rows, heads_kv] */, const float *x,

@@ -325,6 +325,7 @@ struct op {
     int rows, dim, layer;
     float eps, scale;
     enum kern_matmul_mode mode;
+    enum kern_activation activation;
     const struct kern_rope *rope;
     const struct kern_batch *batch;
     const struct kern_attend_options *attend;
@@ -366,6 +367,25 @@ static void op_rms_norm(struct kern *kern, float *y, const float *x, const float
     ranks_each(ranks, norm_on, &op);
 }
 
+static void add_norm_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
+    (void)ranks;
+    const struct op *op = arg;
+    kern->ops->add_norm(kern, on(op->y, rank), on(op->x, rank), on(op->a, rank), op->rows, op->dim,
+                        op->eps);
+}
+
+static void op_add_norm(struct kern *kern, float *y, float *x, const float *weight, int rows,
+                        int dim, float eps) {
+    struct ranks *ranks = ranks_of(kern);
+    struct op op = {.x = view_as(ranks, x, false),
+                    .y = view_as(ranks, y, false),
+                    .a = view_as(ranks, weight, false),
+                    .rows = rows,
+                    .dim = dim,
+                    .eps = eps};
+    ranks_each(ranks, add_norm_on, &op);
+}
+
 static void matmul_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
@@ -389,15 +409,17 @@ static void op_matmul(struct kern *kern, float *y, const float *x, const struct 
 static void glu_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    kern->ops->glu(kern, on(op->y, rank), on(op->x, rank), op->rows, op->dim);
+    kern->ops->glu(kern, on(op->y, rank), on(op->x, rank), op->rows, op->dim, op->activation);
 }
 
-static void op_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_ff) {
+static void op_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_ff,
+                   enum kern_activation activation) {
     struct ranks *ranks = ranks_of(kern);
     struct op op = {.x = view_as(ranks, gate_up, true),
                     .y = view_to(ranks, y, true),
                     .rows = rows,
-                    .dim = d_ff / ranks->count};
+                    .dim = d_ff / ranks->count,
+                    .activation = activation};
     ranks_each(ranks, glu_on, &op);
 }
 
@@ -580,6 +602,7 @@ static const struct kern_ops table = {
     .embed = op_embed,
     .rms_norm = op_rms_norm,
     .matmul = op_matmul,
+    .add_norm = op_add_norm,
     .glu = op_glu,
     .gather_rows = op_gather_rows,
     .gate = op_gate,

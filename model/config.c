@@ -17,9 +17,11 @@
 
 /* Which layers have the window of "sliding_window" where the file has no "layer_types". */
 enum windows {
-    WINDOWS_NONE,   /* the family has no windows */
-    WINDOWS_ALL,    /* every layer */
-    WINDOWS_BY_FLAG /* with use_sliding_window, layers from max_window_layers on */
+    WINDOWS_NONE,    /* the family has no windows */
+    WINDOWS_ALL,     /* every layer */
+    WINDOWS_PATTERN, /* all but every n-th layer, sliding_window_pattern; these rotate by
+                        frequencies of their own */
+    WINDOWS_BY_FLAG  /* with use_sliding_window, layers from max_window_layers on */
 };
 
 struct family {
@@ -33,6 +35,7 @@ struct family {
     int unrotated_layers_every; /* without "no_rope_layers": every n-th layer; 0 = none */
     double rms_eps;             /* when the file has none; 0 = 1e-6 */
     bool tied_embeddings;       /* when the file does not say */
+    bool gemma; /* norms by 1 + w, on both sides of a block; scaled embeddings; GELU */
 };
 
 static const struct family families[] = {
@@ -44,6 +47,8 @@ static const struct family families[] = {
     {"SmolLM3ForCausalLM", "smollm3", 0, .windows = WINDOWS_BY_FLAG, .unrotated_layers_every = 4,
      .tied_embeddings = true},
     {"GraniteForCausalLM", "granite", 0, .factors = true},
+    {"Gemma3ForCausalLM", "gemma3_text", 256, .qk_norm = true, .windows = WINDOWS_PATTERN,
+     .tied_embeddings = true, .gemma = true},
 };
 
 /* ---- Family -------------------------------------------------------------------------------- */
@@ -51,7 +56,7 @@ static const struct family families[] = {
 static int unsupported(struct fault *fault, const char *field, const char *value) {
     return fault_set(fault, ERR_UNSUPPORTED, field,
                      "%s is not supported; supported: Qwen3, Qwen2, Llama, Mistral, Phi3, SmolLM3, "
-                     "Granite (ForCausalLM)",
+                     "Granite, Gemma3 (ForCausalLM)",
                      value);
 }
 
@@ -210,6 +215,9 @@ static const struct own_field {
 } own_fields[] = {
 #define OWN(name, member)                                                                          \
     { name, offsetof(struct family, member), sizeof((struct family *)0)->member }
+    OWN("query_pre_attn_scalar", gemma),
+    OWN("rope_local_base_freq", gemma),
+    OWN("sliding_window_pattern", gemma),
     OWN("no_rope_layers", unrotated_layers_every),
     OWN("no_rope_layer_interval", unrotated_layers_every),
     OWN("embedding_multiplier", factors),
@@ -227,14 +235,8 @@ static bool owns(const struct family *family, const struct own_field *field) {
 /* Fields that mean another computation whenever they are there at all. */
 static int refuse_present(const cJSON *root, const struct family *family, struct fault *fault) {
     static const char *const fields[] = {
-        "quantization",
-        "text_config",
-        "attn_logit_softcapping",
-        "final_logit_softcapping",
-        "logit_scale",
-        "query_pre_attn_scalar",
-        "num_experts",
-        "num_local_experts",
+        "quantization", "text_config", "attn_logit_softcapping", "final_logit_softcapping",
+        "logit_scale",  "num_experts", "num_local_experts",
     };
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         if (json_get(root, fields[i]))
@@ -250,16 +252,21 @@ static int refuse_present(const cJSON *root, const struct family *family, struct
     return 0;
 }
 
-static int refuse_values(const cJSON *root, struct fault *fault) {
-    bool mlp_bias = false;
-    const char *act = "silu";
+static int refuse_values(const cJSON *root, const struct family *family, struct fault *fault) {
+    const char *known = family->gemma ? "gelu_pytorch_tanh" : "silu", *act = known;
+    const char *key = family->gemma ? "hidden_activation" : "hidden_act";
+    bool mlp_bias = false, bidirectional = false;
     int err = json_bool(root, NULL, "mlp_bias", &mlp_bias, fault);
-    if (!err) err = json_str(root, NULL, "hidden_act", &act, fault);
+    if (!err) err = json_str(root, NULL, key, &act, fault);
+    if (!err) err = json_bool(root, NULL, "use_bidirectional_attention", &bidirectional, fault);
     if (err) return err;
     if (mlp_bias) return fault_set(fault, ERR_UNSUPPORTED, "mlp_bias", "true is not supported");
-    if (strcmp(act, "silu") != 0)
-        return fault_set(fault, ERR_UNSUPPORTED, "hidden_act",
-                         "\"%.64s\" is not supported, only \"silu\"", act);
+    if (bidirectional)
+        return fault_set(fault, ERR_UNSUPPORTED, "use_bidirectional_attention",
+                         "true is not supported");
+    if (strcmp(act, known) != 0)
+        return fault_set(fault, ERR_UNSUPPORTED, key, "\"%.64s\" is not supported, only \"%s\"",
+                         act, known);
     return 0;
 }
 
@@ -291,13 +298,16 @@ static int read_layer_types(const cJSON *types, const struct family *family, int
 
 static int read_windows(const cJSON *root, const struct family *family, struct model_config *out,
                         struct fault *fault) {
-    bool use = family->windows == WINDOWS_ALL;
-    int64_t window = 0, first = 0;
+    bool pattern = family->windows == WINDOWS_PATTERN;
+    bool use = family->windows == WINDOWS_ALL || pattern;
+    int64_t window = pattern ? 4096 : 0, first = 0, every = 6;
     const cJSON *types = json_get(root, "layer_types");
     int err = json_bool(root, NULL, "use_sliding_window", &use, fault);
     if (!err) err = json_int(root, NULL, "sliding_window", 1, INT32_MAX, &window, fault);
     if (!err && family->windows == WINDOWS_BY_FLAG)
         err = json_int(root, NULL, "max_window_layers", 0, INT32_MAX, &first, fault);
+    if (!err && pattern)
+        err = json_int(root, NULL, "sliding_window_pattern", 1, INT32_MAX, &every, fault);
     if (err) return err;
     if (family->windows == WINDOWS_NONE && (use || window))
         return fault_set(fault, ERR_UNSUPPORTED, use ? "use_sliding_window" : "sliding_window",
@@ -307,7 +317,8 @@ static int read_windows(const cJSON *root, const struct family *family, struct m
                          "missing: use_sliding_window is true");
     if (types) return read_layer_types(types, family, use ? (int)window : 0, out, fault);
     for (int i = 0; i < out->layers; i++)
-        out->per_layer[i].window = use && i >= first ? (int)window : 0;
+        out->per_layer[i].window =
+            use && i >= first && !(pattern && (i + 1) % every == 0) ? (int)window : 0;
     return 0;
 }
 
@@ -339,6 +350,9 @@ static int read_layers(const cJSON *root, const struct family *family, struct mo
     out->per_layer = mem_try_alloc((size_t)out->layers, sizeof *out->per_layer);
     if (!out->per_layer) return fault_set(fault, ERR_NOMEM, "num_hidden_layers", "out of memory");
     int err = read_windows(root, family, out, fault);
+    for (int i = 0; i < out->layers && !err; i++)
+        out->per_layer[i].local =
+            family->windows == WINDOWS_PATTERN && out->per_layer[i].window > 0;
     return err ? err : read_rotated(root, family, out, fault);
 }
 
@@ -359,6 +373,18 @@ static int read_factors(const cJSON *root, struct model_config *out, struct faul
     return 0;
 }
 
+/* transformers, Gemma3: embeddings times sqrt(hidden_size), queries by query_pre_attn_scalar. */
+static int read_gemma(const cJSON *root, struct model_config *out, struct fault *fault) {
+    double scalar = 256;
+    out->embed_scale = sqrtf((float)out->d_model);
+    out->norm_offset = 1;
+    out->activation = KERN_GELU_TANH;
+    out->post_norms = true;
+    int err = json_num(root, NULL, "query_pre_attn_scalar", 1e-3, 1e6, &scalar, fault);
+    out->attend_scale = (float)(1 / sqrt(scalar));
+    return err;
+}
+
 static int read_flags(const cJSON *root, const struct family *family, struct model_config *out,
                       struct fault *fault) {
     double eps = family->rms_eps > 0 ? family->rms_eps : 1e-6;
@@ -374,7 +400,9 @@ static int read_flags(const cJSON *root, const struct family *family, struct mod
     out->fused = family->fused;
     out->embed_scale = out->logit_scale = 1;
     out->attend_scale = 1 / sqrtf((float)out->head_dim);
-    return err || !family->factors ? err : read_factors(root, out, fault);
+    if (!err && family->factors) err = read_factors(root, out, fault);
+    if (!err && family->gemma) err = read_gemma(root, out, fault);
+    return err;
 }
 
 static int read_dtype(const cJSON *root, struct model_config *out, struct fault *fault) {
@@ -405,7 +433,8 @@ struct rope {
     int max_positions, context;
     double factor, low, high, original; /* llama3; the others share factor and original */
     const cJSON *factors;               /* longrope, factors: [dims / 2] */
-    double ramp_low, ramp_high;         /* yarn, in frequency indexes */
+    bool nested;                /* rope_parameters may have one object for each layer type */
+    double ramp_low, ramp_high; /* yarn, in frequency indexes */
     double attention;
 };
 
@@ -558,10 +587,16 @@ static int rope_find(const cJSON *root, double *rotary, struct rope *rope, struc
                          json_type_name(rope->node));
     static const char *const nested[] = {"full_attention", "sliding_attention"};
     for (size_t i = 0; i < 2; i++) {
-        if (json_get(rope->node, nested[i]))
+        if (!json_get(rope->node, nested[i])) continue;
+        if (!rope->nested)
             return fault_set(fault, ERR_UNSUPPORTED, rope->path,
                              "parameters per layer type (%s) are not supported", nested[i]);
+        rope->node = json_get(rope->node, nested[0]);
+        break;
     }
+    if (rope->node && !cJSON_IsObject(rope->node))
+        return fault_set(fault, ERR_INVALID, rope->path, "expected an object per layer type");
+    if (!rope->node) return 0;
     err = json_num(rope->node, rope->path, "rope_theta", 1.5, 1e12, &rope->theta, fault);
     return err ? err
                : json_num(rope->node, rope->path, "partial_rotary_factor", 0, 1, rotary, fault);
@@ -596,11 +631,38 @@ static int read_rotary_dims(double rotary, struct model_config *out, struct faul
                      "%g of %d numbers is not an even number of them", rotary, out->head_dim);
 }
 
-static int read_rope(const cJSON *root, int context, struct model_config *out,
-                     struct fault *fault) {
+static int fill_freq(const struct rope *rope, double (*scale)(const struct rope *, int, double),
+                     int half, float **out, struct fault *fault) {
+    *out = mem_try_alloc((size_t)half, sizeof **out);
+    if (!*out) return fault_set(fault, ERR_NOMEM, "head_dim", "out of memory");
+    for (int j = 0; j < rope->dims / 2; j++) {
+        double inv = pow(rope->theta, -2.0 * j / rope->dims);
+        (*out)[j] = (float)(scale ? scale(rope, j, inv) : inv);
+    }
+    return 0;
+}
+
+/* The rotation of layers with windows: without scaling. */
+static int read_local_rope(const cJSON *root, struct model_config *out, struct fault *fault) {
+    struct rope rope = {.theta = 10000, .dims = out->rotary_dims};
+    const cJSON *own = json_get(json_get(root, "rope_parameters"), "sliding_attention");
+    const char *kind = "default";
+    int err = json_num(root, NULL, "rope_local_base_freq", 1.5, 1e12, &rope.theta, fault);
+    if (!err && own)
+        err = json_num(own, "rope_parameters", "rope_theta", 1.5, 1e12, &rope.theta, fault);
+    if (!err && own) err = json_str(own, "rope_parameters", "rope_type", &kind, fault);
+    if (!err && strcmp(kind, "default") != 0)
+        err = fault_set(fault, ERR_UNSUPPORTED, "rope_parameters.sliding_attention",
+                        "\"%.64s\" is not supported, only \"default\"", kind);
+    return err ? err : fill_freq(&rope, NULL, out->head_dim / 2, &out->inv_freq_local, fault);
+}
+
+static int read_rope(const cJSON *root, const struct family *family, int context,
+                     struct model_config *out, struct fault *fault) {
     struct rope rope = {.max_positions = out->max_positions,
                         .context = context ? context : out->max_positions,
-                        .attention = 1};
+                        .attention = 1,
+                        .nested = family->windows == WINDOWS_PATTERN};
     const struct rope_kind *kind = &rope_kinds[0];
     double rotary = 1;
     int err = rope_find(root, &rotary, &rope, fault);
@@ -608,15 +670,10 @@ static int read_rope(const cJSON *root, int context, struct model_config *out,
     rope.dims = out->rotary_dims;
     if (!err && rope.node) err = rope_find_kind(&rope, &kind, fault);
     if (!err && kind->read) err = kind->read(&rope, fault);
-    if (err) return err;
-    out->inv_freq = mem_try_alloc((size_t)(out->head_dim / 2), sizeof *out->inv_freq);
-    if (!out->inv_freq) return fault_set(fault, ERR_NOMEM, "head_dim", "out of memory");
-    for (int j = 0; j < rope.dims / 2; j++) {
-        double inv = pow(rope.theta, -2.0 * j / rope.dims);
-        out->inv_freq[j] = (float)(kind->scale ? kind->scale(&rope, j, inv) : inv);
-    }
+    if (!err) err = fill_freq(&rope, kind->scale, out->head_dim / 2, &out->inv_freq, fault);
     out->rope_scale = (float)rope.attention;
-    return 0;
+    if (!err && rope.nested) err = read_local_rope(root, out, fault);
+    return err;
 }
 
 /* ---- Tokens and request defaults ----------------------------------------------------------- */
@@ -702,12 +759,12 @@ static int read_config(const cJSON *root, int context, struct model_config *out,
     if (!err) err = check_heads(family, out, fault);
     if (!err) err = refuse_present(root, family, fault);
     if (!err) err = check_quantization(root, fault);
-    if (!err) err = refuse_values(root, fault);
+    if (!err) err = refuse_values(root, family, fault);
     if (!err) err = read_layers(root, family, out, fault);
     if (!err) err = read_flags(root, family, out, fault);
     if (!err) err = read_dtype(root, out, fault);
     if (!err) err = read_tokens(root, out, fault);
-    if (!err) err = read_rope(root, context, out, fault);
+    if (!err) err = read_rope(root, family, context, out, fault);
     return err;
 }
 
@@ -737,14 +794,15 @@ int model_config_parse(const char *config, size_t config_size, const char *gener
 
 void model_config_close(struct model_config *config) {
     mem_free(config->inv_freq);
+    mem_free(config->inv_freq_local);
     mem_free(config->per_layer);
-    config->inv_freq = NULL;
+    config->inv_freq = config->inv_freq_local = NULL;
     config->per_layer = NULL;
 }
 
-bool model_config_rotates_all(const struct model_config *config) {
+bool model_config_rotates_alike(const struct model_config *config) {
     for (int i = 0; i < config->layers; i++) {
-        if (!config->per_layer[i].rotated) return false;
+        if (!config->per_layer[i].rotated || config->per_layer[i].local) return false;
     }
     return true;
 }

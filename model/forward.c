@@ -8,7 +8,9 @@ static void step_attention(struct model *model, int index, const struct kern_bat
     const struct layer *layer = &model->layers[index];
     struct scratch *s = &model->scratch;
     struct kern *kern = model->kern;
-    const struct kern_rope rope = {c->inv_freq, c->rope_scale};
+    const struct kern_rope rope = c->per_layer[index].local
+                                      ? (struct kern_rope){c->inv_freq_local, 1}
+                                      : (struct kern_rope){c->inv_freq, c->rope_scale};
     const struct kern_attend_options attend = {.window = c->per_layer[index].window,
                                                .scale = c->attend_scale};
     const float *log_beta = NULL;
@@ -24,6 +26,21 @@ static void step_attention(struct model *model, int index, const struct kern_bat
     kern->ops->attend(kern, index, s->heads, s->qkv, batch, &attend);
 }
 
+/* Adds a product to the residual stream, with a norm between them where the family has one. */
+static void add_branch(struct model *model, float *x, const float *in,
+                       const struct kern_weight *weight, const float *bias, const float *post_norm,
+                       int rows) {
+    const struct model_config *c = &model->config;
+    struct kern *kern = model->kern;
+    float *branch = model->scratch.norm;
+    if (!post_norm) {
+        kern->ops->matmul(kern, x, in, weight, bias, rows, KERN_ADD);
+        return;
+    }
+    kern->ops->matmul(kern, branch, in, weight, bias, rows, KERN_SET);
+    kern->ops->add_norm(kern, x, branch, post_norm, rows, c->d_model, c->rms_eps);
+}
+
 /* From attention's output to the end of the layer, in place in x. */
 static void step_feed_forward(struct model *model, int index, float *x, const float *heads,
                               int rows) {
@@ -31,11 +48,11 @@ static void step_feed_forward(struct model *model, int index, float *x, const fl
     const struct layer *layer = &model->layers[index];
     struct scratch *s = &model->scratch;
     struct kern *kern = model->kern;
-    kern->ops->matmul(kern, x, heads, layer->o, layer->o_bias, rows, KERN_ADD);
+    add_branch(model, x, heads, layer->o, layer->o_bias, layer->attn_post_norm, rows);
     kern->ops->rms_norm(kern, s->norm, x, layer->ffn_norm, rows, c->d_model, c->rms_eps);
     kern->ops->matmul(kern, s->gate_up, s->norm, layer->gate_up, NULL, rows, KERN_SET);
-    kern->ops->glu(kern, s->ff, s->gate_up, rows, c->d_ff);
-    kern->ops->matmul(kern, x, s->ff, layer->down, NULL, rows, KERN_ADD);
+    kern->ops->glu(kern, s->ff, s->gate_up, rows, c->d_ff, c->activation);
+    add_branch(model, x, s->ff, layer->down, NULL, layer->ffn_post_norm, rows);
 }
 
 int model_step(struct model *model, const struct kern_batch *batch, const int32_t *want,

@@ -13,7 +13,8 @@ struct layer {
     struct kern_weight *qkv, *o, *gate_up, *down;
     struct kern_gate *gate;
     /* backend memory, float32; NULL where the family has none */
-    float *attn_norm, *ffn_norm, *q_norm, *k_norm, *qkv_bias, *o_bias;
+    float *attn_norm, *attn_post_norm, *ffn_norm, *ffn_post_norm, *q_norm, *k_norm, *qkv_bias,
+        *o_bias;
 };
 
 /* Activations of one step, backend memory. */

@@ -392,10 +392,11 @@ static int load_vector(struct loader *loader, int layer, const struct slot *slot
     tensor_name(name, loader->naming, slot->parts[0], layer);
     float *host = mem_try_alloc(total, sizeof *host);
     if (!host) return fault_set(loader->fault, ERR_NOMEM, name, "out of memory");
-    for (size_t i = 0; i < total; i++) host[i] = slot->random;
+    for (size_t i = 0; i < total; i++) host[i] = slot->norm ? 1 : 0;
     int err = loader->weights ? read_vector(loader, layer, slot, host, &bytes) : 0;
     float scale = slot_scale(slot, &loader->model->config);
-    for (size_t i = 0; i < total && !err; i++) host[i] *= scale;
+    float offset = loader->weights && slot->norm ? loader->model->config.norm_offset : 0;
+    for (size_t i = 0; i < total && !err; i++) host[i] = (host[i] + offset) * scale;
     if (!err) {
         *out = kern->ops->mem_alloc(kern, total * sizeof *host);
         err = *out ? kern->ops->upload(kern, *out, host, total * sizeof *host) : ERR_NOMEM;
@@ -515,6 +516,7 @@ static int open_loader(struct loader *loader) {
     char name[TENSOR_NAME_MAX];
     loader->naming = weights_gguf(weights) ? NAMING_GGUF
                      : config->fused       ? NAMING_HF_FUSED
+                     : config->post_norms  ? NAMING_HF_POST_NORMS
                                            : NAMING_HF;
     tensor_name(name, loader->naming, ROLE_EMBED, -1);
     const struct tensor *embed = weights_find(weights, name);

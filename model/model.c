@@ -124,8 +124,9 @@ int model_open(struct kern *kern, const struct model_options *options, struct mo
 
 static void close_layer(struct kern *kern, struct layer *layer) {
     struct kern_weight *matrices[] = {layer->qkv, layer->o, layer->gate_up, layer->down};
-    float *vectors[] = {layer->attn_norm, layer->ffn_norm, layer->q_norm,
-                        layer->k_norm,    layer->qkv_bias, layer->o_bias};
+    float *vectors[] = {layer->attn_norm,     layer->attn_post_norm, layer->ffn_norm,
+                        layer->ffn_post_norm, layer->q_norm,         layer->k_norm,
+                        layer->qkv_bias,      layer->o_bias};
     for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) {
         if (matrices[i]) kern->ops->weight_free(kern, matrices[i]);
     }

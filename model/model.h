@@ -15,6 +15,7 @@
 struct model_layer_config {
     int window;   /* tokens a query sees, its own included; 0: all before it */
     bool rotated; /* queries and keys are rotated by their positions */
+    bool local;   /* by inv_freq_local, without rope_scale */
 };
 
 struct model_config {
@@ -26,7 +27,10 @@ struct model_config {
     float embed_scale;  /* of embeddings as they enter the first layer */
     float attend_scale; /* of products of queries and keys */
     float logit_scale;
-    bool fused; /* files join q, k and v in one tensor, and gate and up in another */
+    float norm_offset; /* added to the weights of norms */
+    enum kern_activation activation;
+    bool post_norms; /* the outputs of attention and of the feed-forward network have norms, too */
+    bool fused;      /* files join q, k and v in one tensor, and gate and up in another */
     bool qkv_bias, o_bias, qk_norm, tied_embeddings;
     bool
         permuted_qk; /* in the files: rows 2 i and 2 i + 1 of a head of q and k are i and i + D/2 */
@@ -41,6 +45,7 @@ struct model_config {
     /* [head_dim / 2], owned. With rotary_dims below head_dim, rows of q and k are permuted as they
      * are loaded, so that the pairs that rotate come first; the others have 0 here. */
     float *inv_freq;
+    float *inv_freq_local;                /* [head_dim / 2], owned; NULL: no layer is local */
     struct model_layer_config *per_layer; /* [layers], owned */
 };
 
@@ -77,7 +82,8 @@ int model_open(struct kern *kern, const struct model_options *options, struct mo
                struct fault *fault);
 void model_close(struct model *model);
 const struct model_config *model_config(const struct model *model);
-bool model_config_rotates_all(const struct model_config *config); /* every layer */
+/* Every layer rotates, by the same frequencies. */
+bool model_config_rotates_alike(const struct model_config *config);
 bool model_has_gates(const struct model *model);
 int model_trained_budget(const struct model *model); /* of the gates; 0 = unknown */
 size_t model_weight_bytes(const struct model *model);

@@ -59,7 +59,16 @@ static const struct {
                      WIDTH_MODEL,
                      WIDTH_NONE,
                      true},
-    [ROLE_FFN_NORM] = {{"post_attention_layernorm.weight", NULL, "ffn_norm.weight"},
+    [ROLE_ATTN_POST_NORM] = {{[NAMING_HF_POST_NORMS] = "post_attention_layernorm.weight"},
+                             WIDTH_MODEL,
+                             WIDTH_NONE,
+                             true},
+    [ROLE_FFN_POST_NORM] = {{[NAMING_HF_POST_NORMS] = "post_feedforward_layernorm.weight"},
+                            WIDTH_MODEL,
+                            WIDTH_NONE,
+                            true},
+    [ROLE_FFN_NORM] = {{"post_attention_layernorm.weight", NULL, "ffn_norm.weight",
+                        "pre_feedforward_layernorm.weight"},
                        WIDTH_MODEL,
                        WIDTH_NONE,
                        true},
@@ -74,8 +83,10 @@ static const struct {
     [ROLE_DOWN] = {{"mlp.down_proj.weight", NULL, "ffn_down.weight"}, WIDTH_MODEL, WIDTH_FF, true},
 };
 
-static const char *const layer_prefixes[NAMING_COUNT] = {
-    [NAMING_HF] = "model.layers", [NAMING_HF_FUSED] = "model.layers", [NAMING_GGUF] = "blk"};
+static const char *const layer_prefixes[NAMING_COUNT] = {[NAMING_HF] = "model.layers",
+                                                         [NAMING_HF_FUSED] = "model.layers",
+                                                         [NAMING_GGUF] = "blk",
+                                                         [NAMING_HF_POST_NORMS] = "model.layers"};
 
 static void name_in_layer(char out[TENSOR_NAME_MAX], enum naming naming, const char *name,
                           int layer) {
@@ -85,7 +96,9 @@ static void name_in_layer(char out[TENSOR_NAME_MAX], enum naming naming, const c
 void tensor_name(char out[TENSOR_NAME_MAX], enum naming naming, enum role role, int layer) {
     const char *name = tensors[role].names[naming];
     if (!name) name = tensors[role].names[NAMING_HF]; /* names that both have */
-    if (tensors[role].in_layer)
+    if (!name)
+        out[0] = '\0';
+    else if (tensors[role].in_layer)
         name_in_layer(out, naming, name, layer);
     else
         snprintf(out, TENSOR_NAME_MAX, "%s", name);
@@ -118,30 +131,32 @@ void tensor_shape(const struct model_config *config, enum role role, int64_t *ro
 
 /* ---- Slots --------------------------------------------------------------------------------- */
 
-#define VECTOR(owner, member, fill, ...)                                                           \
-    .offset = offsetof(struct owner, member), .parts = {__VA_ARGS__}, .random = (fill)
+#define VECTOR(owner, member, is_norm, ...)                                                        \
+    .offset = offsetof(struct owner, member), .parts = {__VA_ARGS__}, .norm = (is_norm)
 #define MATRIX(owner, member, split, ...)                                                          \
     .offset = offsetof(struct owner, member), .parts = {__VA_ARGS__}, .shard = KERN_SHARD_##split
 #define WANTED(flag) .wanted = offsetof(struct model_config, flag)
 
 const struct slot slot_embed = {MATRIX(model, embed, VOCAB, ROLE_EMBED), .count = 1};
-const struct slot slot_final_norm = {VECTOR(model, final_norm, 1, ROLE_FINAL_NORM), .count = 1,
+const struct slot slot_final_norm = {VECTOR(model, final_norm, true, ROLE_FINAL_NORM), .count = 1,
                                      .scaled = offsetof(struct model_config, logit_scale)};
 const struct slot slot_head = {MATRIX(model, head, VOCAB, ROLE_HEAD), .count = 1};
 
 /* In the order of loading. */
 const struct slot layer_slots[] = {
-    {VECTOR(layer, attn_norm, 1, ROLE_ATTN_NORM), .count = 1},
+    {VECTOR(layer, attn_norm, true, ROLE_ATTN_NORM), .count = 1},
     {MATRIX(layer, qkv, ROWS, ROLE_Q, ROLE_K, ROLE_V), .count = 3, .heads = true},
-    {VECTOR(layer, qkv_bias, 0, ROLE_Q_BIAS, ROLE_K_BIAS, ROLE_V_BIAS), .count = 3,
+    {VECTOR(layer, qkv_bias, false, ROLE_Q_BIAS, ROLE_K_BIAS, ROLE_V_BIAS), .count = 3,
      WANTED(qkv_bias)},
-    {VECTOR(layer, q_norm, 1, ROLE_Q_NORM), .count = 1, WANTED(qk_norm)},
-    {VECTOR(layer, k_norm, 1, ROLE_K_NORM), .count = 1, WANTED(qk_norm)},
+    {VECTOR(layer, q_norm, true, ROLE_Q_NORM), .count = 1, WANTED(qk_norm)},
+    {VECTOR(layer, k_norm, true, ROLE_K_NORM), .count = 1, WANTED(qk_norm)},
     {MATRIX(layer, o, COLS, ROLE_O), .count = 1},
-    {VECTOR(layer, o_bias, 0, ROLE_O_BIAS), .count = 1, WANTED(o_bias)},
-    {VECTOR(layer, ffn_norm, 1, ROLE_FFN_NORM), .count = 1},
+    {VECTOR(layer, o_bias, false, ROLE_O_BIAS), .count = 1, WANTED(o_bias)},
+    {VECTOR(layer, attn_post_norm, true, ROLE_ATTN_POST_NORM), .count = 1, WANTED(post_norms)},
+    {VECTOR(layer, ffn_norm, true, ROLE_FFN_NORM), .count = 1},
     {MATRIX(layer, gate_up, ROWS, ROLE_GATE, ROLE_UP), .count = 2},
     {MATRIX(layer, down, COLS, ROLE_DOWN), .count = 1},
+    {VECTOR(layer, ffn_post_norm, true, ROLE_FFN_POST_NORM), .count = 1, WANTED(post_norms)},
 };
 const size_t layer_slot_count = sizeof layer_slots / sizeof layer_slots[0];
 

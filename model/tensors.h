@@ -8,7 +8,7 @@
 #include "model/model.h"
 
 /* Conventions for the names of tensors. */
-enum naming { NAMING_HF, NAMING_HF_FUSED, NAMING_GGUF, NAMING_COUNT };
+enum naming { NAMING_HF, NAMING_HF_FUSED, NAMING_GGUF, NAMING_HF_POST_NORMS, NAMING_COUNT };
 
 enum role {
     ROLE_EMBED,
@@ -26,17 +26,20 @@ enum role {
     ROLE_K_NORM,
     ROLE_O,
     ROLE_O_BIAS,
+    ROLE_ATTN_POST_NORM,
     ROLE_FFN_NORM,
     ROLE_GATE,
     ROLE_UP,
     ROLE_DOWN,
+    ROLE_FFN_POST_NORM,
     ROLE_COUNT
 };
 
 #define TENSOR_NAME_MAX 96
 
-/* `layer` is not read for tensors outside the layers. Several roles may have one name: their rows
- * follow each other in that tensor, in the order of the roles. */
+/* "" where the naming has no such tensor. `layer` is not read for tensors outside the layers.
+ * Several roles may have one name: their rows follow each other in that tensor, in the order of the
+ * roles. */
 void tensor_name(char out[TENSOR_NAME_MAX], enum naming naming, enum role role, int layer);
 /* cols 0: a vector of `rows`. */
 void tensor_shape(const struct model_config *config, enum role role, int64_t *rows, int64_t *cols);
@@ -51,7 +54,7 @@ struct slot {
     int count;
     enum kern_shard shard; /* of a matrix; NONE means a vector */
     bool heads;            /* rows of a key/value head stay together over ranks */
-    float random;          /* elements of a vector where weights are random */
+    bool norm;             /* a vector of factors, else of terms: 1 or 0 where weights are random */
     size_t wanted;         /* offset of a bool in struct model_config; 0: always */
     size_t scaled;         /* offset of a float there that multiplies the vector; 0: none */
 };

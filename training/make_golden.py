@@ -15,7 +15,7 @@ import json
 from pathlib import Path
 
 import torch
-from transformers import (AutoModelForCausalLM, AutoTokenizer, GraniteConfig, GraniteForCausalLM, LlamaConfig,
+from transformers import (AutoModelForCausalLM, AutoTokenizer, Gemma3ForCausalLM, Gemma3TextConfig, GraniteConfig, GraniteForCausalLM, LlamaConfig,
                           LlamaForCausalLM, MistralConfig, MistralForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config,
                           Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, SmolLM3Config, SmolLM3ForCausalLM)
 
@@ -106,7 +106,22 @@ def granite(out):
     spread(GraniteForCausalLM(c), 7).bfloat16().save_pretrained(out / "granite")
 
 
-FAMILIES = (qwen3, qwen2, llama, mistral, phi3, smollm3, granite)
+def gemma3(out):
+    """bf16, two kinds of layers with windows and rotations of their own, a kind of scaling for the long one."""
+    c = Gemma3TextConfig(**{**SHAPE, "num_hidden_layers": 3, "pad_token_id": 0}, head_dim=32, sliding_window=40, query_pre_attn_scalar=24,
+                         tie_word_embeddings=True, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+                         rope_parameters={"sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                                          "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}})
+    model = spread(Gemma3ForCausalLM(c), 8)
+    for name, p in model.named_parameters():
+        if "norm" in name:
+            p.data -= 1
+        elif "embed" in name:
+            p.data *= 0.5
+    model.bfloat16().save_pretrained(out / "gemma3")
+
+
+FAMILIES = (qwen3, qwen2, llama, mistral, phi3, smollm3, granite, gemma3)
 
 
 def random_prompts():

@@ -476,7 +476,7 @@ static void run_layer(struct step_model *m, int layer, const struct kern_batch *
     ops->matmul(kern, m->x, m->heads, m->o, NULL, rows, KERN_ADD);
     ops->rms_norm(kern, m->norm, m->x, m->norm_weight, rows, m->d, 1e-5f);
     ops->matmul(kern, m->gate_up_out, m->norm, m->gate_up, NULL, rows, KERN_SET);
-    ops->glu(kern, m->ff_out, m->gate_up_out, rows, m->ff);
+    ops->glu(kern, m->ff_out, m->gate_up_out, rows, m->ff, KERN_SILU);
     ops->matmul(kern, m->x, m->ff_out, m->down, NULL, rows, KERN_ADD);
 }
 

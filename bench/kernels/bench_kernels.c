@@ -292,7 +292,7 @@ static void step(struct model *m, const struct kern_batch *batch, const int32_t 
         t = stage(6, t);
         ops->matmul(k, m->ff, m->h, m->layer[i].gate_up, NULL, rows, KERN_SET);
         t = stage(3, t);
-        ops->glu(k, m->act, m->ff, rows, s->d_ff);
+        ops->glu(k, m->act, m->ff, rows, s->d_ff, KERN_SILU);
         t = stage(6, t);
         ops->matmul(k, m->x, m->act, m->layer[i].down, NULL, rows, KERN_ADD);
         t = stage(4, t);

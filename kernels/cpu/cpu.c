@@ -234,6 +234,7 @@ static const struct kern_ops table = {
     .embed = cpu_embed,
     .rms_norm = cpu_rms_norm,
     .matmul = cpu_matmul,
+    .add_norm = cpu_add_norm,
     .glu = cpu_glu,
     .gather_rows = cpu_gather_rows,
     .gate = cpu_gate,

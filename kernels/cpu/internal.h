@@ -138,7 +138,8 @@ struct cpu_kernels {
         layout_other; /* layouts of weights, by the weight's dtype */
 
     void (*rms_norm)(float *y, const float *x, const float *weight, int dim, float eps);
-    void (*glu)(float *y, const float *gate, const float *up, int count);
+    void (*glu)(float *y, const float *gate, const float *up, int count,
+                enum kern_activation activation);
     /* Rotates a head's vector x of 2 * half numbers, after an RMSNorm by `norm` [2 * half] unless
      * it is NULL. */
     void (*rope)(float *x, int half, const float *cosine, const float *sine, const float *norm,
@@ -255,7 +256,10 @@ void cpu_embed(struct kern *kern, float *x, const struct kern_weight *table, flo
                const int32_t *tokens, int rows);
 void cpu_rms_norm(struct kern *kern, float *y, const float *x, const float *weight, int rows,
                   int dim, float eps);
-void cpu_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_ff);
+void cpu_add_norm(struct kern *kern, float *y, float *x, const float *weight, int rows, int dim,
+                  float eps);
+void cpu_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_ff,
+             enum kern_activation activation);
 void cpu_gather_rows(struct kern *kern, float *y, const float *x, const int32_t *index, int count,
                      int dim);
 int cpu_sample(struct kern *kern, const float *logits, int rows, int vocab,

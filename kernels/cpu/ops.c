@@ -11,8 +11,9 @@ struct row_job {
     struct cpu *cpu;
     struct cpu_share rows;
     void (*one)(const struct row_job *job, int64_t row);
-    float *y;
+    float *y, *branch;
     const float *x, *weight;
+    enum kern_activation activation;
     const struct kern_weight *table;
     const int32_t *index;
     int dim;
@@ -96,13 +97,38 @@ void cpu_rms_norm(struct kern *kern, float *y, const float *x, const float *weig
     run_rows(&job, rows, dim);
 }
 
-static void glu_row(const struct row_job *job, int64_t row) {
-    const float *gate = job->x + row * 2 * job->dim;
-    job->cpu->kernels->glu(job->y + row * job->dim, gate, gate + job->dim, job->dim);
+static void add_norm_row(const struct row_job *job, int64_t row) {
+    float *y = job->y + row * job->dim, *x = job->branch + row * job->dim;
+    job->cpu->kernels->rms_norm(x, x, job->weight, job->dim, job->eps);
+    for (int i = 0; i < job->dim; i++) y[i] += x[i];
 }
 
-void cpu_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_ff) {
-    struct row_job job = {.cpu = cpu_of(kern), .one = glu_row, .y = y, .x = gate_up, .dim = d_ff};
+void cpu_add_norm(struct kern *kern, float *y, float *x, const float *weight, int rows, int dim,
+                  float eps) {
+    struct row_job job = {.cpu = cpu_of(kern),
+                          .one = add_norm_row,
+                          .y = y,
+                          .branch = x,
+                          .weight = weight,
+                          .dim = dim,
+                          .eps = eps};
+    run_rows(&job, rows, 2 * (int64_t)dim);
+}
+
+static void glu_row(const struct row_job *job, int64_t row) {
+    const float *gate = job->x + row * 2 * job->dim;
+    job->cpu->kernels->glu(job->y + row * job->dim, gate, gate + job->dim, job->dim,
+                           job->activation);
+}
+
+void cpu_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_ff,
+             enum kern_activation activation) {
+    struct row_job job = {.cpu = cpu_of(kern),
+                          .one = glu_row,
+                          .y = y,
+                          .x = gate_up,
+                          .activation = activation,
+                          .dim = d_ff};
     run_rows(&job, rows, 4 * (int64_t)d_ff);
 }
 

@@ -22,8 +22,13 @@ static void rms_norm(float *y, const float *x, const float *weight, int dim, flo
     for (int i = 0; i < dim; i++) y[i] = x[i] * scale * weight[i];
 }
 
-static void glu(float *y, const float *gate, const float *up, int count) {
-    for (int i = 0; i < count; i++) y[i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
+static void glu(float *y, const float *gate, const float *up, int count,
+                enum kern_activation activation) {
+    for (int i = 0; i < count; i++) {
+        float g = gate[i], inner = g;
+        if (activation == KERN_GELU_TANH) inner = 1.59576912f * (g + 0.044715f * g * g * g);
+        y[i] = g / (1.0f + expf(-inner)) * up[i];
+    }
 }
 
 static void rope(float *x, int half, const float *cosine, const float *sine, const float *norm,

@@ -7,7 +7,8 @@
 
 #define VEC_DECLARE(path)                                                                          \
     void cpu_rms_norm_##path(float *y, const float *x, const float *weight, int dim, float eps);   \
-    void cpu_glu_##path(float *y, const float *gate, const float *up, int count);                  \
+    void cpu_glu_##path(float *y, const float *gate, const float *up, int count,                   \
+                        enum kern_activation activation);                                          \
     void cpu_rope_##path(float *x, int half, const float *cosine, const float *sine,               \
                          const float *norm, float eps);                                            \
     void cpu_write_row_##path(void *row, const float *from, int count, enum kern_dtype dtype);     \

@@ -32,12 +32,24 @@ static v16 silu_times(v16 gate, v16 up) {
     return v16_mul(v16_div(gate, v16_add(v16_set(1), e)), up);
 }
 
-void VEC(glu)(float *y, const float *gate, const float *up, int count) {
+/* g * sigmoid(2 sqrt(2 / pi) (g + 0.044715 g^3)) */
+static v16 gelu_times(v16 gate, v16 up) {
+    v16 cubic = v16_mul(v16_mul(gate, gate), v16_mul(gate, v16_set(0.044715f)));
+    v16 inner = v16_mul(v16_set(1.59576912f), v16_add(gate, cubic));
+    v16 e = v16_exp(v16_sub(v16_set(0), inner));
+    return v16_mul(v16_div(gate, v16_add(v16_set(1), e)), up);
+}
+
+void VEC(glu)(float *y, const float *gate, const float *up, int count,
+              enum kern_activation activation) {
     EACH_VECTOR(i, n, count) {
+        v16 g = n == 16 ? v16_load(gate + i) : v16_load_n(gate + i, n);
+        v16 u = n == 16 ? v16_load(up + i) : v16_load_n(up + i, n);
+        v16 value = activation == KERN_SILU ? silu_times(g, u) : gelu_times(g, u);
         if (n == 16)
-            v16_store(y + i, silu_times(v16_load(gate + i), v16_load(up + i)));
+            v16_store(y + i, value);
         else
-            v16_store_n(y + i, silu_times(v16_load_n(gate + i, n), v16_load_n(up + i, n)), n);
+            v16_store_n(y + i, value, n);
     }
 }
 

@@ -492,7 +492,8 @@ static void stage_batch(struct cuda *cuda, const struct kern_batch *batch) {
     struct lists l = alloc_lists(cuda, batch);
     int group = cuda->shard.queries;
     step->decode_count = step->tile_count = 0;
-    step->has_angles = step->keeps = false;
+    step->keeps = false;
+    for (bool &has : step->has_angles) has = false;
     for (int i = 0; i < batch->span_count; i++) {
         const struct kern_span *s = &batch->spans[i];
         CHECK(s->row >= 0 && s->count > 0 && s->row <= batch->rows - s->count);

@@ -62,11 +62,14 @@ static void op_close(struct kern *kern) {
         (void)device_sync(cuda->device);
         (void)join_agree(cuda, 0); /* no rank uses the memory that is freed now */
         cache_close(cuda);
-        struct room *rooms[] = {&cuda->angles, &cuda->narrow, &cuda->partial, &cuda->hidden,
-                                &cuda->select, &cuda->look,   &cuda->sample,  &cuda->gather};
+        struct room *rooms[] = {&cuda->narrow, &cuda->partial, &cuda->hidden, &cuda->select,
+                                &cuda->look,   &cuda->sample,  &cuda->gather};
         for (struct room *room : rooms) device_free(cuda->device, room->mem);
         device_free(cuda->device, cuda->rounded.room.mem);
-        device_free(cuda->device, cuda->freq);
+        for (struct cuda_rope &rope : cuda->ropes) {
+            device_free(cuda->device, rope.angles.mem);
+            device_free(cuda->device, rope.freq);
+        }
     }
     cuda->comm->ops->close(cuda->comm); /* queues work on the device */
     device_close(cuda->device);
@@ -89,6 +92,7 @@ static struct kern_ops make_table(const char *name) {
     t.embed = op_embed;
     t.rms_norm = op_rms_norm;
     t.matmul = op_matmul;
+    t.add_norm = op_add_norm;
     t.glu = op_glu;
     t.gather_rows = op_gather_rows;
     t.gate = op_gate;

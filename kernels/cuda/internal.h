@@ -93,6 +93,16 @@ struct prefill_tile {
     int32_t span, first;
 };
 
+#define CUDA_ROPES 2 /* different rotations of one model's layers */
+
+/* A rotation: the frequencies and scale that `angles` was made with. */
+struct cuda_rope {
+    const float *inv_freq; /* host, to recognise the frequencies; NULL: unused */
+    float scale;
+    float *freq;        /* device, [head_dim / 2] */
+    struct room angles; /* [rows][head_dim]: cosines, then sines */
+};
+
 /* Results of begin_step for the layer operations of the same batch. */
 struct step {
     struct kern_span *host; /* the batch's spans, to recognise the batch; grows */
@@ -102,8 +112,8 @@ struct step {
     const int32_t *decode;    /* device, [decode_count]: spans with one row */
     const struct prefill_tile *tiles;
     int decode_count, tile_count;
-    bool has_angles; /* `angles` holds the angles of these rows */
-    bool keeps;      /* some rule stores or adds up queries */
+    bool has_angles[CUDA_ROPES]; /* of these rows and each rotation */
+    bool keeps;                  /* some rule stores or adds up queries */
 };
 
 struct cuda {
@@ -134,11 +144,7 @@ struct cuda {
     int64_t items_max;
     float *partials; /* [items_max][group][head_dim + 2]: o, then m, l */
 
-    /* Rotation: frequencies and scale that `angles` was made with. */
-    const float *rope_freq; /* host, to recognise the frequencies */
-    float rope_scale;
-    float *freq;        /* device, [head_dim / 2] */
-    struct room angles; /* [rows][head_dim]: cosines, then sines */
+    struct cuda_rope ropes[CUDA_ROPES];
 
     struct room narrow;  /* activations of a product, in its weight's number format */
     struct room partial; /* partial products, to be summed with other ranks' parts */
@@ -272,7 +278,10 @@ void op_embed(struct kern *kern, float *x, const struct kern_weight *table, floa
               const int32_t *tokens, int rows);
 void op_rms_norm(struct kern *kern, float *y, const float *x, const float *weight, int rows,
                  int dim, float eps);
-void op_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_ff);
+void op_add_norm(struct kern *kern, float *y, float *x, const float *weight, int rows, int dim,
+                 float eps);
+void op_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_ff,
+            enum kern_activation activation);
 void op_gather_rows(struct kern *kern, float *y, const float *x, const int32_t *index, int count,
                     int dim);
 /* rounded_take: memory for the rounded output of the launch about to be queued, or none.

@@ -60,31 +60,42 @@ static __global__ void k_rope(const struct rope_args a) {
     }
 }
 
+/* The entry of this rotation; a new one takes a free entry, or the first. */
+static int rope_index(const struct cuda *cuda, const float *inv_freq) {
+    int free_entry = 0;
+    for (int i = CUDA_ROPES - 1; i >= 0; i--) {
+        if (cuda->ropes[i].inv_freq == inv_freq) return i;
+        if (!cuda->ropes[i].inv_freq) free_entry = i;
+    }
+    return free_entry;
+}
+
 /* Updates the frequencies on the device and this step's angles. */
 static const float *angles_of(struct cuda *cuda, const struct step *step,
                               const struct kern_rope *rope) {
-    int half = cuda->options.head_dim / 2;
+    int half = cuda->options.head_dim / 2, index = rope_index(cuda, rope->inv_freq);
     size_t bytes = (size_t)half * sizeof(float);
-    if (cuda->rope_freq != rope->inv_freq) {
-        if (!cuda->freq) cuda->freq = static_cast<float *>(device_alloc(cuda->device, bytes));
-        if (!cuda->freq) {
+    struct cuda_rope *own = &cuda->ropes[index];
+    if (own->inv_freq != rope->inv_freq) {
+        if (!own->freq) own->freq = static_cast<float *>(device_alloc(cuda->device, bytes));
+        if (!own->freq) {
             device_failed(cuda->device, ERR_NOMEM);
             return NULL;
         }
-        device_upload(cuda->device, cuda->freq, rope->inv_freq, bytes);
-        cuda->step.has_angles = false;
+        device_upload(cuda->device, own->freq, rope->inv_freq, bytes);
+        cuda->step.has_angles[index] = false;
     }
-    if (step->has_angles && cuda->rope_scale == rope->scale)
-        return static_cast<const float *>(cuda->angles.mem);
-    cuda->rope_freq = rope->inv_freq;
-    cuda->rope_scale = rope->scale;
+    if (step->has_angles[index] && own->scale == rope->scale)
+        return static_cast<const float *>(own->angles.mem);
+    own->inv_freq = rope->inv_freq;
+    own->scale = rope->scale;
     float *angles =
-        static_cast<float *>(room_take(cuda, &cuda->angles, (size_t)step->rows * 2 * bytes));
+        static_cast<float *>(room_take(cuda, &own->angles, (size_t)step->rows * 2 * bytes));
     if (!angles || !step->spans) return NULL;
     LAUNCH_OVERLAPPED(cuda->device, k_angles, blocks_for((int64_t)step->rows * half, THREADS),
-                      THREADS, 0, step->spans, step->row_span, step->rows, half, cuda->freq,
+                      THREADS, 0, step->spans, step->row_span, step->rows, half, own->freq,
                       rope->scale, angles);
-    cuda->step.has_angles = true;
+    cuda->step.has_angles[index] = true;
     return angles;
 }
 

@@ -157,23 +157,44 @@ void op_rms_norm(struct kern *kern, float *y, const float *x, const float *weigh
     rounded_put(cuda, round, y, rows, dim);
 }
 
-static __device__ __forceinline__ float silu_times(float gate, float up) {
-    return gate / (1.0f + expf(-gate)) * up;
+static __global__ void k_add(float *y, const float *x, int64_t count) {
+    ptx_overlap_grids();
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) y[i] += x[i];
+}
+
+void op_add_norm(struct kern *kern, float *y, float *x, const float *weight, int rows, int dim,
+                 float eps) {
+    struct cuda *cuda = cuda_of(kern);
+    int64_t count = (int64_t)rows * dim;
+    const struct rounded none = {};
+    LAUNCH_OVERLAPPED(cuda->device, k_rms_norm, (unsigned)rows, THREADS,
+                      THREADS / 32 * sizeof(float), x, none, x, weight, dim, eps);
+    LAUNCH_OVERLAPPED(cuda->device, k_add, blocks_for(count, THREADS), THREADS, 0, y, x, count);
+}
+
+template <enum kern_activation ACTIVATION>
+static __device__ __forceinline__ float gated(float gate, float up) {
+    float inner = gate;
+    if (ACTIVATION == KERN_GELU_TANH) inner = 1.59576912f * (gate + 0.044715f * gate * gate * gate);
+    return gate / (1.0f + expf(-inner)) * up;
 }
 
 /* A thread per number; `half`: y as bf16, or NULL. */
+template <enum kern_activation ACTIVATION>
 static __global__ void k_glu(float *y, uint16_t *half, const float *gate_up, int64_t count,
                              int d_ff) {
     ptx_overlap_grids();
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) return;
     int64_t at = i / d_ff * 2 * d_ff + i % d_ff;
-    float value = silu_times(gate_up[at], gate_up[at + d_ff]);
+    float value = gated<ACTIVATION>(gate_up[at], gate_up[at + d_ff]);
     y[i] = value;
     if (half) half[i] = (uint16_t)ptx_pack_bf16(value, 0);
 }
 
 /* A block per row, because the row's largest number must be known before the first is rounded. */
+template <enum kern_activation ACTIVATION>
 static __global__ void k_glu_rows(float *y, const struct rounded round, const float *gate_up,
                                   int64_t d_ff) {
     ptx_overlap_grids();
@@ -182,25 +203,34 @@ static __global__ void k_glu_rows(float *y, const struct rounded round, const fl
     float *row = y + blockIdx.x * d_ff, most = 0;
     for (int64_t i = threadIdx.x; i < d_ff / 4; i += (int)blockDim.x) {
         float4 g = gate[i], u = up[i];
-        float4 v = {silu_times(g.x, u.x), silu_times(g.y, u.y), silu_times(g.z, u.z),
-                    silu_times(g.w, u.w)};
+        float4 v = {gated<ACTIVATION>(g.x, u.x), gated<ACTIVATION>(g.y, u.y),
+                    gated<ACTIVATION>(g.z, u.z), gated<ACTIVATION>(g.w, u.w)};
         ((float4 *)row)[i] = v;
         most = most_of(most, v);
     }
     round_row(round, row, d_ff, most, shared);
 }
 
-void op_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_ff) {
-    struct cuda *cuda = cuda_of(kern);
+template <enum kern_activation ACTIVATION>
+static void glu(struct cuda *cuda, float *y, const float *gate_up, int rows, int d_ff) {
     int64_t count = (int64_t)rows * d_ff;
     struct rounded round = rounded_take(cuda, rows, d_ff);
     if (round.scale)
-        LAUNCH_OVERLAPPED(cuda->device, k_glu_rows, (unsigned)rows, GLU_THREADS,
+        LAUNCH_OVERLAPPED(cuda->device, k_glu_rows<ACTIVATION>, (unsigned)rows, GLU_THREADS,
                           GLU_THREADS / 32 * sizeof(float), y, round, gate_up, (int64_t)d_ff);
     else
-        LAUNCH_OVERLAPPED(cuda->device, k_glu, blocks_for(count, THREADS), THREADS, 0, y,
-                          static_cast<uint16_t *>(round.x), gate_up, count, d_ff);
+        LAUNCH_OVERLAPPED(cuda->device, k_glu<ACTIVATION>, blocks_for(count, THREADS), THREADS, 0,
+                          y, static_cast<uint16_t *>(round.x), gate_up, count, d_ff);
     rounded_put(cuda, round, y, rows, d_ff);
+}
+
+void op_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_ff,
+            enum kern_activation activation) {
+    struct cuda *cuda = cuda_of(kern);
+    if (activation == KERN_SILU)
+        glu<KERN_SILU>(cuda, y, gate_up, rows, d_ff);
+    else
+        glu<KERN_GELU_TANH>(cuda, y, gate_up, rows, d_ff);
 }
 
 static __global__ void k_add_bias(float *y, const float *bias, int64_t count, int64_t cols) {

@@ -297,7 +297,7 @@ int matmul_reserve(struct cuda *cuda, int rows) {
     return bytes == 0 || room_take(cuda, &cuda->partial, bytes) ? 0 : ERR_NOMEM;
 }
 
-enum { ROOM_NARROW, ROOM_ROUNDED, ROOM_HIDDEN, ROOM_ANGLES, ROOM_SAMPLE, ROOMS };
+enum { ROOM_NARROW, ROOM_ROUNDED, ROOM_HIDDEN, ROOM_ANGLES, ROOM_MORE_ANGLES, ROOM_SAMPLE, ROOMS };
 
 /* Sizes for the largest step, without other ranks' parts. */
 static void measure_rooms(const struct cuda *cuda, const struct kern_cache_options *o,
@@ -305,7 +305,7 @@ static void measure_rooms(const struct cuda *cuda, const struct kern_cache_optio
     size_t rows = (size_t)o->rows_max;
     bytes[ROOM_NARROW] = bytes[ROOM_ROUNDED] = rows * cuda->narrow_row;
     bytes[ROOM_HIDDEN] = cuda->hidden_row ? rows * cuda->hidden_row + DEVICE_MATMUL_ALIGN : 0;
-    bytes[ROOM_ANGLES] = rows * (size_t)o->head_dim * sizeof(float);
+    bytes[ROOM_ANGLES] = bytes[ROOM_MORE_ANGLES] = rows * (size_t)o->head_dim * sizeof(float);
     bytes[ROOM_SAMPLE] = sample_bytes(o->logits_max, o->vocab);
 }
 
@@ -319,17 +319,21 @@ size_t rooms_bytes(const struct cuda *cuda, const struct kern_cache_options *opt
 
 int rooms_reserve(struct cuda *cuda) {
     const struct kern_cache_options *o = &cuda->options;
-    struct room *const rooms[ROOMS] = {&cuda->narrow, &cuda->rounded.room, &cuda->hidden,
-                                       &cuda->angles, &cuda->sample};
+    struct room *const rooms[ROOMS] = {&cuda->narrow,          &cuda->rounded.room,
+                                       &cuda->hidden,          &cuda->ropes[0].angles,
+                                       &cuda->ropes[1].angles, &cuda->sample};
     size_t bytes[ROOMS];
     if (o->rows_max == 0) return 0;
     measure_rooms(cuda, o, bytes);
     for (int i = 0; i < ROOMS; i++)
         if (bytes[i] > 0 && !room_take(cuda, rooms[i], bytes[i])) return ERR_NOMEM;
-    if (!cuda->freq)
-        cuda->freq = static_cast<float *>(
-            device_alloc(cuda->device, (size_t)o->head_dim / 2 * sizeof *cuda->freq));
-    return cuda->freq ? matmul_reserve(cuda, o->rows_max) : ERR_NOMEM;
+    for (struct cuda_rope &rope : cuda->ropes) {
+        if (!rope.freq)
+            rope.freq = static_cast<float *>(
+                device_alloc(cuda->device, (size_t)o->head_dim / 2 * sizeof *rope.freq));
+        if (!rope.freq) return ERR_NOMEM;
+    }
+    return matmul_reserve(cuda, o->rows_max);
 }
 
 /* The room allocated by matmul_reserve; a rank without one fails for all. */

@@ -65,23 +65,32 @@ static void check_rows(struct kern *kern[BACKENDS], int dim) {
     static const int32_t index[] = {4, 0, 0, 3};
     size_t count = (size_t)(ROWS * dim);
     float *x = fresh(2 * count, (uint64_t)dim), *w = fresh((size_t)dim, 50);
-    struct results norm, glu, gathered;
+    struct results norm, glu, gelu, sum, gathered;
     for (int b = 0; b < BACKENDS; b++) {
         const struct kern_ops *ops = kern[b]->ops;
         float *in = put(kern[b], x, 2 * count), *weight = put(kern[b], w, (size_t)dim);
         float *y = put(kern[b], NULL, count), *z = put(kern[b], NULL, count);
         float *g = put(kern[b], NULL, (size_t)(4 * dim));
         ops->rms_norm(kern[b], y, in, weight, ROWS, dim, 1e-6f);
-        ops->glu(kern[b], z, in, ROWS, dim);
+        float *v = put(kern[b], NULL, count), *a = put(kern[b], x + count, count);
+        float *branch = put(kern[b], x, count);
+        ops->glu(kern[b], z, in, ROWS, dim, KERN_SILU);
+        ops->glu(kern[b], v, in, ROWS, dim, KERN_GELU_TANH);
+        ops->add_norm(kern[b], a, branch, weight, ROWS, dim, 1e-6f);
         ops->gather_rows(kern[b], g, in, index, 4, dim);
         norm.of[b] = take(kern[b], y, count);
         glu.of[b] = take(kern[b], z, count);
+        gelu.of[b] = take(kern[b], v, count);
+        sum.of[b] = take(kern[b], a, count);
         gathered.of[b] = take(kern[b], g, (size_t)(4 * dim));
         ops->mem_free(kern[b], in);
+        ops->mem_free(kern[b], branch);
         ops->mem_free(kern[b], weight);
     }
     compare(&norm, count, 1e-6, 1e-5, "norm");
     compare(&glu, count, 1e-7, 1e-6, "glu");
+    compare(&gelu, count, 1e-7, 1e-5, "glu with gelu");
+    compare(&sum, count, 1e-6, 1e-5, "add_norm");
     compare(&gathered, (size_t)(4 * dim), 0, 0, "gather");
     free(x), free(w);
 }
@@ -176,7 +185,7 @@ static void write_y(const struct turn *t) {
     if (t->norm)
         ops->rms_norm(t->kern, t->y, t->in, t->norm, ROWS, t->cols, 1e-6f);
     else
-        ops->glu(t->kern, t->y, t->in, ROWS, t->cols);
+        ops->glu(t->kern, t->y, t->in, ROWS, t->cols, KERN_SILU);
 }
 
 /* y as it is, or what `other` has, written by the host: in any case no longer what was rounded. */

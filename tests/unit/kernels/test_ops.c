@@ -323,22 +323,31 @@ static void check_norm(struct kern *kern, size_t dim, int rows) {
         cr_assert_float_eq(y[i], exact, 4e-6 * fabs(exact) + 1e-30, "%s dim %zu", kern->ops->name,
                            dim);
     }
+    float *sum = fresh(count, 44), *branch = fresh(count, 41);
+    for (size_t i = 0; i < count; i++) y[i] += sum[i];
+    kern->ops->add_norm(kern, sum, branch, w, rows, (int)dim, 1e-6f);
+    cr_assert(!memcmp(sum, y, count * sizeof *y));
     kern->ops->rms_norm(kern, x, x, w, rows, (int)dim, 1e-6f); /* in place */
-    cr_assert(!memcmp(x, y, count * sizeof *x));
+    cr_assert(!memcmp(x, branch, count * sizeof *x));
+    free(sum), free(branch);
     free(x), free(w), free(y);
 }
 
-static void check_glu(struct kern *kern, size_t dim, int rows) {
+static void check_glu(struct kern *kern, size_t dim, int rows, enum kern_activation activation) {
     size_t count = dim * (size_t)rows;
     float *x = fresh(2 * count, 43), *y = fresh(count, 0);
     for (size_t i = 0; i < 2 * count; i++) x[i] *= 30;
     x[0] = 200, x[dim - 1] = -200; /* e^-x overflows or vanishes: still finite */
-    kern->ops->glu(kern, y, x, rows, (int)dim);
+    kern->ops->glu(kern, y, x, rows, (int)dim, activation);
     for (size_t i = 0; i < count; i++) {
         double gate = x[i / dim * 2 * dim + i % dim], up = x[i / dim * 2 * dim + dim + i % dim];
-        double exact = gate / (1 + exp(-gate)) * up;
+        double inner = gate;
+        if (activation == KERN_GELU_TANH)
+            inner = 2 * sqrt(M_2_PI) * (gate + 0.044715 * gate * gate * gate);
+        double exact = gate / (1 + exp(-inner)) * up;
+        double slack = activation == KERN_SILU ? 1e-6 : 1e-6 + 4e-7 * fabs(inner);
         /* exp is right to 2 ulp; its clamps show only below 1e-35. */
-        cr_assert_float_eq(y[i], exact, 1e-6 * fabs(exact) + 1e-33, "%s: %g %g -> %g not %g",
+        cr_assert_float_eq(y[i], exact, slack * fabs(exact) + 1e-33, "%s: %g %g -> %g not %g",
                            kern->ops->name, gate, up, y[i], exact);
     }
     free(x), free(y);
@@ -351,8 +360,9 @@ Test(ops, norm_and_glu) {
         EACH_DIM(dim) {
             check_norm(kern, dim, 1);
             check_norm(kern, dim, 67);
-            check_glu(kern, dim, 1);
-            check_glu(kern, dim, 67);
+            check_glu(kern, dim, 1, KERN_SILU);
+            check_glu(kern, dim, 67, KERN_SILU);
+            check_glu(kern, dim, 67, KERN_GELU_TANH);
         }
         kern->ops->close(kern);
     }

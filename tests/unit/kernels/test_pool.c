@@ -74,7 +74,7 @@ static void check_backend(const char *path) {
         float first = 0;
         for (int k = 0; k < COLS; k++) first += x[k] * w[k];
         EXPECT(y[0] == first); /* small whole numbers: exact in any order */
-        kern->ops->glu(kern, z, y, ROWS, OUTS / 2);
+        kern->ops->glu(kern, z, y, ROWS, OUTS / 2, KERN_SILU);
     }
     kern->ops->weight_free(kern, weight);
     kern->ops->close(kern);

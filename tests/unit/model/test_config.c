@@ -135,7 +135,7 @@ Test(model_config, layers_without_rotation) {
                             &c, &fault),
                  0);
     cr_expect(c.per_layer[0].rotated && !c.per_layer[1].rotated && c.per_layer[2].rotated);
-    cr_expect(!model_config_rotates_all(&c) && c.tied_embeddings);
+    cr_expect(!model_config_rotates_alike(&c) && c.tied_embeddings);
     model_config_close(&c);
     cr_assert_eq(parse_with("\"no_rope_layers\": [0, 1, 1],", "SmolLM3ForCausalLM", "smollm3", NULL,
                             &c, &fault),

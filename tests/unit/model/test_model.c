@@ -215,6 +215,9 @@ Test(model, smollm3_as_transformers) {
 Test(model, granite_as_transformers) {
     check_golden_paths("granite", NULL);
 }
+Test(model, gemma3_as_transformers) {
+    check_golden_paths("gemma3", NULL);
+}
 Test(model, bundled_model_as_transformers) {
     check_golden_paths("keepd-nano", KEEPD_SOURCE_DIR "/bundled/keepd-nano");
 }
