@@ -287,6 +287,7 @@ struct engine_job {
     struct engine_request request;
     atomic_int cancel;
     atomic_int admitted; /* 1 once it has its pages and its places */
+    atomic_uint_fast32_t prompt_read; /* prompt tokens computed or found; grows step by step */
     atomic_int
         finished; /* 1 once every choice has its `finish`: the job is the submitter's again */
     struct engine_choice *choice; /* [choice_count], allocated by engine_submit, NULL before */

@@ -515,11 +515,15 @@ static void count_appended(struct sched *sched, const struct step *step) {
     for (int i = 0; i < step->batch.span_count; i++) {
         struct sequence *seq = sched->span_sequences[i];
         int32_t count = sched->spans[i].count;
-        if (seq_prefilling(seq)) {
+        bool prefilling = seq_prefilling(seq);
+        if (prefilling) {
             sched->counters.computed_tokens += (uint64_t)count;
             queue_charge(&sched->queue, seq->job, count);
         }
         due_append(&seq->due, count);
+        if (prefilling)
+            atomic_store_explicit(&seq->job->prompt_read, (uint_fast32_t)seq->due.tokens,
+                                  memory_order_relaxed);
     }
     hist_add(&sched->counters.iteration_tokens, step->batch.rows);
 }

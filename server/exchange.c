@@ -208,7 +208,7 @@ static void after_work(uv_work_t *work, int status) {
         submit(ex);
     give_places_back(ex);
     if (accepted && --server->accepted == 0) server_all_submitted(server);
-    if (ex->phase == PHASE_READY) exchange_resume(ex);
+    if (ex->phase == PHASE_READY || exchange_stream_ready(ex, clock_ns())) exchange_resume(ex);
     exchange_unref(ex);
 }
 
@@ -281,21 +281,17 @@ void exchange_delete(struct exchange *ex, uint64_t conversation) {
 
 /* --- after a wake --- */
 
-static bool is_admitted(const struct exchange *ex) {
-    for (int i = 0; i < ex->jobs_submitted; i++)
-        if (atomic_load_explicit(&ex->jobs[i].admitted, memory_order_acquire)) return true;
-    return false;
-}
-
-/* Before the first token a failure is an HTTP error, so the header waits for one or the other, but
- * not longer than a silent stream may be. */
+/* Before the header a failure is an HTTP error, so the header waits a little for a first token. Not
+ * for long: while a stream is queued or its prompt is read, proxies want to see that it lives, and
+ * a client that asks for progress sees it from the beginning. */
 bool exchange_stream_ready(const struct exchange *ex, int64_t now_ns) {
-    int64_t patience = (int64_t)ex->server->options.timeouts.ping * 1000000;
+    int64_t patience =
+        ex->request.include_progress ? 0 : (int64_t)ex->server->options.timeouts.first * 1000000;
     if (!ex->request.stream || !ex->job_count) return false;
     if (ex->jobs_submitted < ex->job_count) return false; /* refused: not every job has choices */
     if (ex->tokens_counted) return true;
     if (ex->error.status) return false;
-    return ex->finished || (is_admitted(ex) && now_ns - ex->received_ns > patience);
+    return ex->finished || now_ns - ex->received_ns > patience;
 }
 
 static bool wants_resume(struct exchange *ex, int64_t now_ns) {

@@ -148,7 +148,8 @@ struct stream_choice {
 
 struct stream {
     struct oai_events events;
-    size_t out_at; /* of events.out */
+    size_t out_at;          /* of events.out */
+    uint64_t progress_sent; /* prompt tokens; UINT64_MAX = nothing yet */
     struct stream_choice *choices;
     int next; /* the choice that is rendered first: each gets its turn */
     int left; /* choices not ended */

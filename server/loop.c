@@ -218,6 +218,7 @@ static void set_timeouts(struct server_timeouts *t) {
     set_default(&t->idle, 75000);
     set_default(&t->body, 30000);
     set_default(&t->stall, 60000);
+    set_default(&t->first, 1000);
     set_default(&t->ping, 15000);
     set_default(&t->health, 60000);
 }
@@ -390,7 +391,7 @@ static int start_daemon(struct server *server, struct fault *fault) {
 static uint64_t tick_ms(const struct server_timeouts *t, int64_t watchdog_ns) {
     int least = 4000;
     if (watchdog_ns && watchdog_ns / MS < least) least = (int)(watchdog_ns / MS);
-    const int all[] = {t->handshake, t->header, t->idle, t->body, t->stall, t->ping};
+    const int all[] = {t->handshake, t->header, t->idle, t->body, t->stall, t->first, t->ping};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (all[i] < least) least = all[i];
     return least < 80 ? 20 : (uint64_t)least / 4;

@@ -114,7 +114,7 @@ static struct server_timeouts timeouts_of(const char *text) {
         int *value;
     } rows[] = {{"handshake=", &t.handshake}, {"header=", &t.header}, {"idle=", &t.idle},
                 {"body=", &t.body},           {"stall=", &t.stall},   {"ping=", &t.ping},
-                {"health=", &t.health}};
+                {"health=", &t.health},       {"first=", &t.first}};
     for (size_t i = 0; text && i < sizeof rows / sizeof *rows; i++) {
         const char *at = strstr(text, rows[i].name);
         if (at) *rows[i].value = atoi(at + strlen(rows[i].name));

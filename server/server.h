@@ -23,6 +23,7 @@ struct server_timeouts {
     int idle;      /* 75,000: a kept-alive connection's next ones */
     int body;      /* 30,000 and 1 ms per 16 bytes received */
     int stall;     /* 60,000: data is pending and the client takes none */
+    int first;     /* 1,000: a stream's header waits so long for a first token */
     int ping;      /* 15,000: comment on a stream without news */
     int health;    /* 60,000: work, but no progress */
 };

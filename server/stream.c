@@ -161,11 +161,24 @@ static void render_choice(struct stream_choice *c, bool last) {
     if (p.finish && c->tokens_seen == p.count) end_choice(c, &p);
 }
 
+/* Progress ends with the first token. */
+static bool has_progress(const struct exchange *ex) {
+    return ex->request.include_progress && !ex->tokens_counted && !ex->error.status &&
+           oai_prompt_read(&ex->facts) != ex->stream.progress_sent;
+}
+
+static void send_progress(struct exchange *ex) {
+    uint64_t read = oai_prompt_read(&ex->facts);
+    form_of(ex)->progress(&ex->stream.events, read);
+    ex->stream.progress_sent = read;
+}
+
 static void render(struct exchange *ex) {
     struct stream *stream = &ex->stream;
     int count = oai_choice_count(&ex->facts);
     buf_clear(&stream->events.out);
     stream->out_at = 0;
+    if (has_progress(ex)) send_progress(ex);
     for (int i = 0; i < count; i++) {
         struct stream_choice *c = &stream->choices[(stream->next + i) % count];
         if (c->ended) continue;
@@ -186,7 +199,7 @@ static bool choice_has_news(const struct stream_choice *c) {
 }
 
 bool stream_has_news(const struct exchange *ex) {
-    if (ex->finished) return true;
+    if (ex->finished || has_progress(ex)) return true;
     for (int i = 0; i < oai_choice_count(&ex->facts); i++)
         if (choice_has_news(&ex->stream.choices[i])) return true;
     return false;
@@ -215,7 +228,7 @@ static ssize_t read_stream(void *cls, uint64_t position, char *to, size_t max) {
     if (stream->out_at < stream->events.out.size) return take(ex, to, max);
     if (stream->ended) return MHD_CONTENT_READER_END_OF_STREAM;
     render(ex);
-    if (!stream->events.out.size && stream->ping) buf_str(&stream->events.out, ":\n\n");
+    if (!stream->events.out.size && stream->ping) buf_str(&stream->events.out, ": keepd\n\n");
     stream->ping = false;
     if (stream->events.out.failed) {
         exchange_gone(ex); /* out of memory: an incomplete event must not look like a whole one */
@@ -235,6 +248,8 @@ static int open_stream(struct exchange *ex) {
         stream->choices[i] = (struct stream_choice){
             .exchange = ex, .source = oai_choice_of(&ex->facts, i), .index = i};
     stream->events.answer = &ex->facts;
+    stream->progress_sent = UINT64_MAX;
+    stream->ping = true; /* a first line, unless there are tokens */
     buf_open(&stream->events.head, HEAD_BYTES_MAX);
     buf_open(&stream->events.out, OUT_BYTES_MAX);
     form_of(ex)->open(&stream->events);

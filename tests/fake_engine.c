@@ -640,7 +640,12 @@ static enum engine_finish append_all(struct engine *e, struct sequence *s) {
 static enum engine_finish step_sequence(struct engine *e, struct sequence *s) {
     struct engine_job *job = s->job;
     if (atomic_load_explicit(&job->cancel, memory_order_acquire)) return ENGINE_FINISH_ABORT;
-    if (s->prefill_left > 0 && --s->prefill_left > 0) return ENGINE_RUNNING;
+    if (s->prefill_left > 0) {
+        int32_t done = e->prefill_steps - --s->prefill_left;
+        atomic_store(&job->prompt_read,
+                     (uint_fast32_t)(job->request.prompt_count * done / e->prefill_steps));
+        if (s->prefill_left > 0) return ENGINE_RUNNING;
+    }
     if (s->fail_at == (int32_t)atomic_load(&job->choice[0].token_count)) {
         fault_set(&job->fault, ERR_INTERNAL, NULL, "the fake engine was told to fail");
         return ENGINE_FINISH_ERROR;

@@ -264,6 +264,7 @@ static const struct oai_form form = {
     .id_prefix = "chatcmpl-",
     .answer = write_answer,
     .open = open_stream,
+    .progress = oai_chunk_progress,
     .begin = begin_choice,
     .delta = write_delta,
     .finish = finish_choice,

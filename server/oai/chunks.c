@@ -33,6 +33,14 @@ void oai_chunk_close(struct oai_events *events) {
     buf_str(out, "}\n\n");
 }
 
+/* In llama.cpp's form. */
+void oai_chunk_progress(struct oai_events *events, uint64_t read) {
+    oai_chunk_begin(events);
+    buf_fmt(&events->out, "],\"prompt_progress\":{\"total\":%" PRIu64 ",\"processed\":%" PRIu64 "}",
+            oai_prompt_total(events->answer), read);
+    oai_chunk_close(events);
+}
+
 /* The details are there once the jobs are finished, a moment after their last choice. */
 static void write_last(struct oai_events *events) {
     const struct oai_request *request = events->answer->request;

@@ -143,6 +143,7 @@ static const struct oai_form form = {
     .preset_tokens = OAI_COMPLETION_TOKENS,
     .answer = write_answer,
     .open = open_stream,
+    .progress = oai_chunk_progress,
     .begin = begin_choice,
     .delta = write_delta,
     .finish = finish_choice,

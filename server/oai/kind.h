@@ -39,8 +39,10 @@ struct oai_form {
     const char *id_prefix; /* "chatcmpl-" */
     int preset_tokens;     /* max_tokens when absent; 0 = the server's default */
     void (*answer)(struct buf *out, const struct oai_answer *answer); /* all choices finished */
-    /* A stream: open, then for each choice begin, deltas, finish; end. */
+    /* A stream: open, progress while the prompt is read (where it is asked for), then for each
+     * choice begin, deltas, finish; end. */
     void (*open)(struct oai_events *events); /* writes `head` */
+    void (*progress)(struct oai_events *events, uint64_t read);
     /* `offset`: of the first token behind what it writes */
     void (*begin)(struct oai_events *events, int index, struct oai_offset *offset);
     void (*delta)(struct oai_events *events, const struct oai_delta *delta);
@@ -68,7 +70,8 @@ const struct oai_kind *oai_kind_at(int index);
 /* Chunks in the form of OpenAI's chat and completion streams, which differ in their choices. */
 void oai_chunk_open(struct oai_events *events, const char *object);
 void oai_chunk_begin(struct oai_events *events);
-void oai_chunk_end(struct oai_events *events);   /* after the choice */
+void oai_chunk_end(struct oai_events *events); /* after the choice */
+void oai_chunk_progress(struct oai_events *events, uint64_t read);
 void oai_chunk_close(struct oai_events *events); /* after the choices, which are closed */
 void oai_chunks_end(struct oai_events *events, const struct oai_error *error);
 

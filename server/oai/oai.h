@@ -83,7 +83,7 @@ struct oai_request {
     bool endless;        /* max_tokens is what the context leaves */
     int32_t truncate; /* tokens kept of a longer prompt's end; 0 = all, -1 = what the context has */
     int32_t logprobs, prompt_logprobs; /* alternatives shown per token; -1 = no scores */
-    bool stream, include_usage, continuous_usage, echo;
+    bool stream, include_usage, continuous_usage, include_progress, echo;
     bool split_reasoning, hide_reasoning;
     bool include_stop;      /* the stop string is shown */
     bool timings;           /* how long the answer took */
@@ -209,6 +209,9 @@ void oai_render_prompt_ids(struct buf *out, const struct oai_answer *answer, int
 /* ,"token_ids": generated tokens, also one that ended the answer and gave no text. */
 void oai_render_answer_ids(struct buf *out, const struct engine_choice *choice, uint32_t begin,
                            uint32_t end);
+/* Of all prompts: tokens that were read, and how many there are. */
+uint64_t oai_prompt_read(const struct oai_answer *answer);
+uint64_t oai_prompt_total(const struct oai_answer *answer);
 /* Members that an answer ends with, whole or streamed: ,"timings":{...} where they were asked for.
  * All jobs are finished. */
 void oai_render_timings(struct buf *out, const struct oai_answer *answer);

@@ -140,13 +140,25 @@ static uint64_t reasoning_tokens(const struct oai_answer *answer) {
     return sum;
 }
 
+uint64_t oai_prompt_read(const struct oai_answer *answer) {
+    uint64_t sum = 0;
+    for (int i = 0; i < answer->job_count; i++)
+        sum += atomic_load_explicit(&answer->jobs[i].prompt_read, memory_order_relaxed);
+    return sum;
+}
+
+uint64_t oai_prompt_total(const struct oai_answer *answer) {
+    uint64_t sum = 0;
+    for (int i = 0; i < answer->job_count; i++)
+        sum += (uint64_t)answer->jobs[i].request.prompt_count;
+    return sum;
+}
+
 void oai_render_usage(struct buf *out, const struct oai_answer *answer, uint64_t completion,
                       bool finished) {
-    uint64_t prompt = 0, cached = 0;
-    for (int i = 0; i < answer->job_count; i++) {
-        prompt += (uint64_t)answer->jobs[i].request.prompt_count;
-        if (finished) cached += (uint64_t)answer->jobs[i].cached_tokens;
-    }
+    uint64_t prompt = oai_prompt_total(answer), cached = 0;
+    for (int i = 0; finished && i < answer->job_count; i++)
+        cached += (uint64_t)answer->jobs[i].cached_tokens;
     buf_fmt(out,
             "{\"prompt_tokens\":%" PRIu64 ",\"completion_tokens\":%" PRIu64
             ",\"total_tokens\":%" PRIu64,

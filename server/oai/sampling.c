@@ -256,7 +256,9 @@ static int read_stream(struct oai_reader *r) {
     if (!out->stream) return oai_invalid(r, "stream_options", "only allowed when 'stream' is true");
     return oai_get_bool(r, "stream_options", options, "include_usage", &out->include_usage) ||
                    oai_get_bool(r, "stream_options", options, "continuous_usage_stats",
-                                &out->continuous_usage)
+                                &out->continuous_usage) ||
+                   oai_get_bool(r, "stream_options", options, "include_progress",
+                                &out->include_progress)
                ? -1
                : 0;
 }

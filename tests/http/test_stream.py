@@ -137,18 +137,58 @@ def test_silent_streams_get_comments(slow):
         sock.sendall(request_bytes(CHAT, chat_body("ab", stream=True)))
         data = read_until(sock, b"data: [DONE]")
     parts = data.split(b"\r\n\r\n", 1)[1]
-    assert parts.count(b":\n\n") >= 3 and b"\nid:" not in parts and b"event:" not in parts
+    assert parts.count(b": keepd\n\n") >= 3 and b"\nid:" not in parts and b"event:" not in parts
     first = parts.index(b"data: ")
     assert b'"role":"assistant"' in parts[first:first + 250], "the role comes with the first token"
 
 
 def test_comment_before_the_first_token(slow):
     """During a long prefill the header and comments are sent; the role chunk waits for the first token."""
-    daemon = slow(step_us=50000, prefill=20, ping=50)
+    daemon = slow(step_us=50000, prefill=20, ping=50, first=50)
     with daemon.socket() as sock:
         sock.sendall(request_bytes(CHAT, chat_body("ab", stream=True)))
         data = read_until(sock, b"data: ")
-    assert data.startswith(b"HTTP/1.1 200") and data.index(b":\n\n") < data.index(b"data: ")
+    assert data.startswith(b"HTTP/1.1 200") and data.count(b": keepd\n\n", 0, data.index(b"data: ")) >= 2
+
+
+def test_a_queued_stream_shows_that_it_lives(slow):
+    """One place, taken for long: the second stream has its header and comments all the same."""
+    daemon = slow("--max-num-seqs", "1", step_us=20000, first=50, ping=50)
+    with daemon.socket() as first, daemon.socket() as second:
+        first.sendall(request_bytes(CHAT, chat_body("x" * 50, max_tokens=900, stream=True, ignore_eos=True)))
+        read_until(first, b"data: ")
+        second.sendall(request_bytes(CHAT, chat_body("ab", stream=True)))
+        data = read_until(second, b": keepd\n\n")
+        assert data.startswith(b"HTTP/1.1 200") and b"data: " not in data
+        assert daemon.kv()["waiting_count"] == 1
+        first.close()
+        assert b'"finish_reason":"stop"' in read_until(second, b"data: [DONE]")
+
+
+def test_failure_behind_the_header_is_an_event(slow):
+    daemon = slow("--max-num-seqs", "1", step_us=20000, first=50)
+    with daemon.socket() as first, daemon.socket() as second:
+        first.sendall(request_bytes(CHAT, chat_body("x" * 50, max_tokens=900, stream=True, ignore_eos=True)))
+        read_until(first, b"data: ")
+        second.sendall(request_bytes(CHAT, chat_body("ab", stream=True), "X-Request-Timeout: 0.3"))
+        data = read_until(second, b"data: [DONE]")
+    assert data.startswith(b"HTTP/1.1 200") and b'"code":"request_timeout"' in data
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_progress_of_the_prompt(slow, path):
+    """Opted in: the header at once, then how much has been read, until the first token."""
+    daemon = slow(step_us=30000, prefill=8, first=60000)
+    body = chat_body("p" * 300) if path == CHAT else {"model": MODEL, "prompt": "p" * 300, "max_tokens": 4}
+    chunks = [json.loads(e) for e in events(streamed(daemon, {
+        **body, "stream_options": {"include_progress": True, "include_usage": True}}, path))[:-1]]
+    seen = [c["prompt_progress"]["processed"] for c in chunks if "prompt_progress" in c]
+    total = chunks[-1]["usage"]["prompt_tokens"]
+    assert seen == sorted(set(seen)) and len(seen) >= 3 and seen[0] < seen[-1] <= total
+    assert {c["prompt_progress"]["total"] for c in chunks if "prompt_progress" in c} == {total}
+    assert all("prompt_progress" in c and not c["choices"] for c in chunks[:len(seen)])
+    plain = events(streamed(daemon, body, path))
+    assert not any("prompt_progress" in e for e in plain)
 
 
 def test_http_1_0_stream(shared):
