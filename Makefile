@@ -2,7 +2,8 @@
 #
 #   make serve                      first run on a fresh machine
 #   make serve ARGS="--port 9000"   options for the daemon (build/keepd --help)
-#   make serve MODEL=/path/to/dir   another model
+#   make serve MODEL=smollm2        a small real model, fetched on the first use (tools/fetch-model)
+#   make serve MODEL=/path/to/model another one: a directory or a GGUF file
 .DEFAULT_GOAL := help
 .PHONY: help serve build install test check lint format fuzz load bench quality clean
 
@@ -19,7 +20,7 @@ help: ## list these targets
 serve: ## install missing packages, build, start the daemon with the bundled model
 	@tools/install-deps serve
 	@$(MAKE) --no-print-directory build
-	@exec build/keepd --model $(MODEL) $(ARGS)
+	@model=$$(tools/fetch-model "$(MODEL)") && exec build/keepd --model "$$model" $(ARGS)
 
 build: ## build the release binary: build/keepd
 	@tools/build release keepd
