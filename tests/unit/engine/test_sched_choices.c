@@ -70,7 +70,8 @@ Test(choices, all_choices_run_or_none) {
         submit(&w, &jobs[i]);
     }
     while (atomic_load(&jobs[0].finished) == 0) {
-        bool others = finish_of(&jobs[2]) != ENGINE_RUNNING; /* it passed, and has ended */
+        bool others =
+            finish_of(&jobs[2]) != ENGINE_RUNNING; /* job 2 passed the head, and has ended */
         cr_assert_eq(w.sched.running, !jobs[0].admitted ? 0 : others ? 2 : 3);
         cr_assert_eq(atomic_load(&jobs[1].admitted), 0, "three places for two free ones");
         cr_assert_not(world_step(&w));

@@ -13,7 +13,8 @@ Test(conversations, a_turn_continues_where_the_last_one_ended) {
     cr_assert_eq(turn(&w, 0, 0, 30, kv), 0);
     cr_assert_eq(w.sched.conversations.count, 1);
     cr_assert_eq(turn(&w, 1, 30, 50, kv), 30);
-    cr_assert_eq(w.sched.conversations.count, 2); /* its superseded predecessor, and itself */
+    cr_assert_eq(w.sched.conversations.count,
+                 2); /* the conversation and its superseded predecessor */
     cr_assert(w.sched.counters.conversation_hits == 1 && w.sched.counters.cached_tokens == 30);
     cr_assert_eq(w.sched.counters.computed_tokens, 50);
     world_close(&w);

@@ -81,8 +81,8 @@ struct making {
     bool tied;
     const char *without, *nan; /* names in the GGUF file: left out; with an element that is none */
     uint64_t random;
-    struct buf infos, data;  /* of the GGUF file */
-    struct buf header, area; /* of model.safetensors */
+    struct buf infos, data;  /* parts of the GGUF file */
+    struct buf header, area; /* parts of model.safetensors */
     int tensors;
 };
 
@@ -131,7 +131,7 @@ static struct matrix random_matrix(struct making *m, uint32_t format, size_t row
     size_t bytes, count = rows * cols;
     size_t blocks = count / (size_t)gguf_format_block(format, &bytes);
     size_t size = strcmp(plain_type(format), "F32") == 0 ? 4 : 2;
-    struct matrix out = {.file = calloc(count, 4), /* whatever the format */
+    struct matrix out = {.file = calloc(count, 4), /* enough for any format */
                          .plain = malloc(count * size),
                          .file_bytes = blocks * bytes,
                          .row_bytes = cols * size};

@@ -219,7 +219,7 @@ Test(policy, parameters_differ_where_the_kept_entries_could) {
     DIFFERS(rule.horizon, 127);
 }
 
-/* ---- What evictions cost --------------------------------------------------------------------- */
+/* ---- Cost of evictions ----------------------------------------------------------------------- */
 
 /* The formula of policy.h, in twice as many rows, without rounding. */
 static double half_rows(const struct kv_params *params, double held) {
@@ -239,7 +239,8 @@ static bool is_cheap(const struct kv_params *params, int32_t between) {
     return rows <= KV_EVICTION_ROWS_MAX * tokens;
 }
 
-/* Whatever is accepted keeps the bound, and only what exceeds it is refused, of every policy. */
+/* For every policy, accepted parameters keep the bound, and only parameters beyond it are rejected.
+ */
 Test(policy, evictions_cost_no_more_than_stated) {
     static const int32_t budgets[] = {1, 64, 100, 1024, 4000, 4096, 16384, 1 << 20, INT32_MAX};
     static const int32_t tokens[] = {0, 1, 2, 16, 31, 32, 33, 128, 512, 8192, INT32_MAX};
