@@ -57,7 +57,8 @@ void *arena_alloc(struct arena *arena, size_t count, size_t size) {
     size_t bytes;
     if (__builtin_mul_overflow(count, size, &bytes) || bytes > SIZE_MAX - ALIGN) return NULL;
     size_t rounded = (bytes + ALIGN - 1) / ALIGN * ALIGN;
-    if (rounded > arena->limit - arena->used) return NULL;
+    arena->full = rounded > arena->limit - arena->used;
+    if (arena->full) return NULL;
 #ifdef KEEPD_DEBUG_ARENA
     struct arena_block *block = add_block(arena, bytes); /* exact, so that overruns are seen */
 #else

@@ -6,12 +6,14 @@
 #ifndef KEEPD_BASE_ARENA_H
 #define KEEPD_BASE_ARENA_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 struct arena {
     struct arena_block *blocks; /* newest first */
     size_t used;                /* bytes handed out since open or reset */
     size_t limit;               /* ceiling for `used` */
+    bool full;                  /* the last failure was at the ceiling, not for lack of memory */
 };
 
 void arena_open(struct arena *arena, size_t limit);

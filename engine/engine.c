@@ -658,7 +658,7 @@ int engine_conversation_delete(struct engine *e, struct engine_delete *order) {
 
 /* ---- Text ------------------------------------------------------------------------------------ */
 
-/* A prompt can never be longer than this many tokens, whatever the context: bounds the work. */
+/* Bounds the work of /tokenize, which may ask for more tokens than a prompt can have. */
 static size_t ids_max(const struct engine *e) {
     return (size_t)e->info.max_model_len * 4 + 65536;
 }
@@ -676,7 +676,8 @@ int engine_tokenize(const struct engine *e, const char *text, size_t size, bool 
 int engine_render_chat(const struct engine *e, const cJSON *context, struct arena *arena,
                        struct engine_ids *out, struct fault *fault) {
     struct tok_ids ids = {0};
-    int code = text_render_chat(&e->text, context, ids_max(e), arena, &ids, fault);
+    size_t most = (size_t)e->info.max_model_len; /* more is no prompt */
+    int code = text_render_chat(&e->text, context, most, arena, &ids, fault);
     *out = (struct engine_ids){ids.ids, ids.count};
     return code;
 }

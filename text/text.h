@@ -25,6 +25,8 @@ struct text {
 int text_open(const char *path, struct text *text, struct fault *fault);
 void text_close(struct text *text);
 
+/* The prompt of a chat. ERR_LIMIT: without a field where it has more than `max_ids` tokens, else
+ * with the place whose limit it is (the template's line, the tokenizer). */
 int text_render_chat(const struct text *text, const cJSON *context, size_t max_ids,
                      struct arena *arena, struct tok_ids *out, struct fault *fault);
 

@@ -12,6 +12,8 @@ const struct jinja_builtin *jinja_find_global(const struct jinja_value *name);
 /* A method of the object's kind. */
 const struct jinja_builtin *jinja_find_method(const struct jinja_value *object,
                                               const struct jinja_value *name);
+/* A method that would change the object: the sandbox refuses it. */
+bool jinja_is_mutator(const struct jinja_value *object, const struct jinja_value *name);
 const struct jinja_builtin *jinja_search(const struct jinja_builtin *table, size_t count,
                                          const struct jinja_value *name);
 

@@ -55,7 +55,7 @@ static int parse_string(struct jinja_parser *p, struct jinja_node **out) {
     uint32_t first = p->at, size = 0;
     while (jinja_peek_kind(p, JINJA_TOKEN_STRING)) size += jinja_next(p)->size;
     char *data = jinja_parse_alloc(p, size + 1ul, 1);
-    if (!data) return jinja_parse_fail(p, ERR_NOMEM, "%s", err_text(ERR_NOMEM));
+    if (!data) return jinja_parse_memory(p);
     uint32_t at = 0;
     for (uint32_t i = first; i < p->at; i++) {
         const struct jinja_token *token = &p->tokens.items[i];
@@ -185,7 +185,7 @@ static int push_keyword(struct jinja_parser *p, struct jinja_call *call) {
     if (call->keyword_count % 4 == 0) {
         struct jinja_call_keyword *grown =
             jinja_parse_alloc(p, call->keyword_count + 4ul, sizeof *grown);
-        if (!grown) return jinja_parse_fail(p, ERR_NOMEM, "%s", err_text(ERR_NOMEM));
+        if (!grown) return jinja_parse_memory(p);
         if (call->keyword_count) memcpy(grown, call->keywords, call->keyword_count * sizeof *grown);
         call->keywords = grown;
     }
@@ -222,7 +222,7 @@ static int parse_argument(struct jinja_parser *p, struct jinja_call *call,
 /* At "(". */
 static int parse_call_args(struct jinja_parser *p, struct jinja_call **out) {
     struct jinja_call *call = jinja_parse_alloc(p, 1, sizeof *call);
-    if (!call) return jinja_parse_fail(p, ERR_NOMEM, "%s", err_text(ERR_NOMEM));
+    if (!call) return jinja_parse_memory(p);
     struct jinja_node_list list = {0};
     int rc = jinja_parse_enter(p);
     if (rc) return rc;
@@ -340,7 +340,8 @@ static int parse_postfix(struct jinja_parser *p, struct jinja_node *node, struct
     return rc;
 }
 
-/* name or name.name.name: no builtin of ours has dots, but the message should show them. */
+/* name or name.name.name: no builtin of ours has dots, but the message should show them. One that
+ * is not known fails when it is reached: a template may name it where no request leads. */
 static int parse_builtin(struct jinja_parser *p, bool filter, struct jinja_node *node) {
     const struct jinja_name *name;
     int rc = jinja_expect_name(p, &name);
@@ -349,12 +350,8 @@ static int parse_builtin(struct jinja_parser *p, bool filter, struct jinja_node 
     bool dotted = jinja_peek_kind(p, JINJA_TOKEN_DOT);
     if (!dotted)
         node->builtin = filter ? jinja_find_filter(&name->string) : jinja_find_test(&name->string);
-    if (node->builtin || p->ifs) {
-        while (!rc && jinja_skip_kind(p, JINJA_TOKEN_DOT)) rc = jinja_expect_name(p, &name);
-        return rc;
-    }
-    return jinja_parse_fail(p, ERR_UNSUPPORTED, "no %s named '%s'", filter ? "filter" : "test",
-                            name->text);
+    while (!rc && jinja_skip_kind(p, JINJA_TOKEN_DOT)) rc = jinja_expect_name(p, &name);
+    return rc;
 }
 
 int jinja_parse_filters(struct jinja_parser *p, struct jinja_node *node, bool inline_start,
@@ -381,7 +378,7 @@ static int parse_bare_argument(struct jinja_parser *p, struct jinja_node *test) 
     if (rc) return rc;
     struct jinja_node_list list = {0};
     test->call = jinja_parse_alloc(p, 1, sizeof *test->call);
-    if (!test->call) return jinja_parse_fail(p, ERR_NOMEM, "%s", err_text(ERR_NOMEM));
+    if (!test->call) return jinja_parse_memory(p);
     rc = jinja_push_node(p, &list, argument);
     test->call->items = list.items;
     test->call->count = list.count;
@@ -584,7 +581,7 @@ static int parse_compare(struct jinja_parser *p, struct jinja_node **out) {
         if (!rc) rc = parse_binary(p, LEVEL_SUM, &operand);
         if (!rc) rc = jinja_push_node(p, &list, operand);
         uint8_t *ops = rc ? NULL : jinja_parse_alloc(p, list.count, 1);
-        if (!rc && !ops) rc = jinja_parse_fail(p, ERR_NOMEM, "%s", err_text(ERR_NOMEM));
+        if (!rc && !ops) rc = jinja_parse_memory(p);
         if (rc) break;
         if (list.count > 1) memcpy(ops, node->ops, list.count - 1);
         ops[list.count - 1] = (uint8_t)op;

@@ -74,8 +74,15 @@ struct jinja_text *jinja_constant_text(struct arena *arena, const char *data, ui
     return text;
 }
 
+int jinja_compile_memory(const struct arena *arena, struct fault *fault) {
+    if (arena->full)
+        return fault_set(fault, ERR_LIMIT, "chat template", "takes more than %zu MiB when compiled",
+                         arena->limit >> 20);
+    return fault_set(fault, ERR_NOMEM, "chat template", "%s", err_text(ERR_NOMEM));
+}
+
 static int no_memory(struct lexer *lexer) {
-    return fault_set(lexer->fault, ERR_NOMEM, "chat template", "%s", err_text(ERR_NOMEM));
+    return jinja_compile_memory(lexer->arena, lexer->fault);
 }
 
 #define MALFORMED(lexer, ...)                                                                      \

@@ -61,6 +61,8 @@ struct jinja_tokens {
 /* `source`: valid UTF-8 that lives as long as the arena. Everything goes into `arena`. */
 int jinja_lex(const char *source, size_t size, struct arena *arena, struct jinja_tokens *out,
               struct fault *fault);
+/* After the template's arena gave NULL: ERR_LIMIT where its ceiling was reached, else ERR_NOMEM. */
+int jinja_compile_memory(const struct arena *arena, struct fault *fault);
 const char *jinja_token_name(enum jinja_token_kind kind); /* for messages */
 /* A constant string in the template's memory; NULL: out of memory. */
 struct jinja_text *jinja_constant_text(struct arena *arena, const char *data, uint32_t size);

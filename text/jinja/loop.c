@@ -182,6 +182,8 @@ static int exec_iteration(struct jinja_run *run, const struct jinja_node *node,
     return rc ? rc : jinja_exec(run, node->body);
 }
 
+/* As Jinja's compiled loops, the else part runs when no iteration came to its end: also when each
+ * of them ended by break or continue. A break in that part is one of the loop around. */
 static int run_loop(struct jinja_run *run, const struct jinja_node *node,
                     const struct jinja_value *iterable, struct jinja_scope *outer, int64_t depth) {
     struct jinja_scope *caller = run->scope;
@@ -189,19 +191,21 @@ static int run_loop(struct jinja_run *run, const struct jinja_node *node,
     if (!loop) return jinja_fail_memory(run);
     *loop = (struct jinja_loop){
         .node = node, .outer = outer, .filtered = node->c, .index = -1, .depth = depth};
-    bool more = true;
+    bool more = true, completed = false;
     int rc = jinja_iterate(run, iterable, &loop->source);
     if (!rc) rc = jinja_open_scope(run, outer, &run->scope);
     while (!rc) {
         rc = step_loop(run, loop, &more);
         if (rc || !more) break;
         rc = exec_iteration(run, node, loop);
+        completed |= rc == 0;
         if (rc == JINJA_FLOW_CONTINUE) rc = 0;
     }
+    if (rc == JINJA_FLOW_BREAK) rc = 0;
     run->scope = outer;
-    if (!rc && loop->index < 0 && node->items[0]) rc = jinja_exec_scoped(run, node->items[0]);
+    if (!rc && !completed && node->items[0]) rc = jinja_exec_scoped(run, node->items[0]);
     run->scope = caller;
-    return rc == JINJA_FLOW_BREAK ? 0 : rc;
+    return rc;
 }
 
 int jinja_exec_for(struct jinja_run *run, const struct jinja_node *node) {

@@ -1,6 +1,7 @@
 #include "text/jinja/ops.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "text/jinja/builtins.h"
@@ -391,10 +392,22 @@ static int bind_method(struct jinja_run *run, const struct jinja_builtin *method
     return 0;
 }
 
+static int refuse_mutator(struct jinja_run *run, const struct jinja_value *object,
+                          const struct jinja_value *name, struct jinja_value *out) {
+    char text[96];
+    snprintf(text, sizeof text, "access to attribute '%.*s' of '%s' object is unsafe.",
+             (int)name->size, jinja_str_data(name), jinja_type_name(object));
+    int rc = jinja_str(run, text, strlen(text), false, out);
+    out->kind = JINJA_UNDEFINED;
+    out->flags = JINJA_HINT;
+    return rc;
+}
+
 int jinja_attribute(struct jinja_run *run, const struct jinja_value *object,
                     const struct jinja_value *name, struct jinja_value *out) {
     const struct jinja_builtin *method = jinja_find_method(object, name);
     if (method) return bind_method(run, method, object, out);
+    if (jinja_is_mutator(object, name)) return refuse_mutator(run, object, name, out);
     if (object->kind == JINJA_LOOP) return jinja_loop_attribute(run, object->loop, name, out);
     if (object->kind == JINJA_MACRO && jinja_str_is(name, "name"))
         return jinja_macro_name(run, object, out);

@@ -70,8 +70,8 @@ void *jinja_parse_alloc(struct jinja_parser *p, size_t count, size_t size) {
     return arena_alloc(&p->template->arena, count, size);
 }
 
-static int no_memory(struct jinja_parser *p) {
-    return jinja_parse_fail(p, ERR_NOMEM, "%s", err_text(ERR_NOMEM));
+int jinja_parse_memory(struct jinja_parser *p) {
+    return jinja_compile_memory(&p->template->arena, p->fault);
 }
 
 /* A larger array of pointers with the old ones in it; NULL: out of memory. */
@@ -84,7 +84,7 @@ static void *more_pointers(struct jinja_parser *p, const void *old, uint32_t cou
 
 int jinja_new_node(struct jinja_parser *p, enum jinja_node_kind kind, struct jinja_node **out) {
     struct jinja_node *node = jinja_parse_alloc(p, 1, sizeof *node);
-    if (!node) return no_memory(p);
+    if (!node) return jinja_parse_memory(p);
     node->kind = (uint8_t)kind;
     node->line = jinja_peek(p)->line;
     *out = node;
@@ -95,7 +95,7 @@ int jinja_push_node(struct jinja_parser *p, struct jinja_node_list *list, struct
     if (list->count == list->capacity) {
         uint32_t capacity = list->capacity * 2 + 4;
         struct jinja_node **items = more_pointers(p, list->items, list->count, capacity);
-        if (!items) return no_memory(p);
+        if (!items) return jinja_parse_memory(p);
         list->items = items;
         list->capacity = capacity;
     }
@@ -107,7 +107,7 @@ int jinja_constant(struct jinja_parser *p, const char *data, uint32_t size,
                    struct jinja_value *out) {
     *out = (struct jinja_value){.kind = JINJA_STR, .size = size};
     out->text = jinja_constant_text(&p->template->arena, data, size);
-    return out->text ? 0 : no_memory(p);
+    return out->text ? 0 : jinja_parse_memory(p);
 }
 
 static uint32_t hash_name(const char *data, uint32_t size) {
@@ -129,7 +129,7 @@ static int grow_names(struct jinja_parser *p) {
     uint32_t capacity = p->name_capacity ? p->name_capacity * 2 : 64;
     struct jinja_name **names = more_pointers(p, p->names, p->name_count, capacity);
     uint32_t *index = jinja_parse_alloc(p, capacity * 2ul, sizeof *index);
-    if (!names || !index) return no_memory(p);
+    if (!names || !index) return jinja_parse_memory(p);
     p->names = names;
     p->name_capacity = capacity;
     p->index = index;
@@ -149,7 +149,7 @@ int jinja_intern(struct jinja_parser *p, const char *data, uint32_t size,
     if (!*slot) {
         struct jinja_name *name = jinja_parse_alloc(p, 1, sizeof *name);
         char *text = arena_strndup(&p->template->arena, data, size);
-        if (!name || !text) return no_memory(p);
+        if (!name || !text) return jinja_parse_memory(p);
         *name = (struct jinja_name){.text = text, .size = size, .id = p->name_count};
         int rc = jinja_constant(p, text, size, &name->string);
         if (rc) return rc;
@@ -199,7 +199,6 @@ static int parse_if(struct jinja_parser *p, struct jinja_node *node) {
     struct jinja_node_list list = {0};
     struct jinja_node *test, *body;
     int rc = 0;
-    p->ifs++;
     do {
         rc = jinja_parse_tuple(p, false, NULL, &test);
         if (!rc) rc = parse_block(p, ends, &body);
@@ -212,7 +211,6 @@ static int parse_if(struct jinja_parser *p, struct jinja_node *node) {
     } else {
         jinja_next(p); /* endif */
     }
-    p->ifs--;
     node->items = list.items;
     node->count = list.count;
     return rc;
@@ -272,7 +270,7 @@ static int grow_params(struct jinja_parser *p, struct jinja_macro_def *def) {
     size_t capacity = def->count + 8ul;
     const struct jinja_name **params = more_pointers(p, def->params, def->count, capacity);
     struct jinja_node **defaults = more_pointers(p, def->defaults, def->count, capacity);
-    if (!params || !defaults) return no_memory(p);
+    if (!params || !defaults) return jinja_parse_memory(p);
     def->params = params;
     def->defaults = defaults;
     return 0;
@@ -308,7 +306,7 @@ static int parse_macro_body(struct jinja_parser *p, struct jinja_macro_def *def,
 
 static int parse_macro(struct jinja_parser *p, struct jinja_node *node) {
     struct jinja_macro_def *def = jinja_parse_alloc(p, 1, sizeof *def);
-    if (!def) return no_memory(p);
+    if (!def) return jinja_parse_memory(p);
     node->macro = def;
     int rc = jinja_expect_name(p, &def->name);
     if (!rc) rc = parse_signature(p, def);
@@ -317,7 +315,7 @@ static int parse_macro(struct jinja_parser *p, struct jinja_node *node) {
 
 static int parse_call_block(struct jinja_parser *p, struct jinja_node *node) {
     struct jinja_macro_def *def = jinja_parse_alloc(p, 1, sizeof *def);
-    if (!def) return no_memory(p);
+    if (!def) return jinja_parse_memory(p);
     node->macro = def;
     int rc = jinja_peek_kind(p, JINJA_TOKEN_LPAREN) ? parse_signature(p, def) : 0;
     if (!rc) rc = jinja_parse_expression(p, true, &node->a);

@@ -1,6 +1,6 @@
 /* Parser: tokens to a tree. jinja_parse.c has the statements, jinja_expr.c the expressions.
  *
- * Pure. ERR_MALFORMED names the line; ERR_UNSUPPORTED the tag, filter or test we do not have. */
+ * Pure. ERR_MALFORMED names the line; ERR_UNSUPPORTED the tag that is not supported. */
 #ifndef KEEPD_TEXT_JINJA_PARSE_H
 #define KEEPD_TEXT_JINJA_PARSE_H
 
@@ -20,7 +20,6 @@ struct jinja_parser {
     uint32_t at;
     int depth;
     int loops; /* for bodies around us, inside the innermost macro */
-    int ifs;   /* if bodies: what is unknown there is an error only when reached */
     struct jinja_name **names;
     uint32_t name_count, name_capacity;
     uint32_t *index; /* of names, open addressing, position + 1 */
@@ -52,6 +51,7 @@ int jinja_expect(struct jinja_parser *p, enum jinja_token_kind kind);
 
 int jinja_parse_fail(struct jinja_parser *p, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+int jinja_parse_memory(struct jinja_parser *p); /* after jinja_parse_alloc gave NULL */
 int jinja_parse_unexpected(struct jinja_parser *p, const char *wanted);
 int jinja_parse_enter(struct jinja_parser *p); /* one bracket or block deeper */
 void jinja_parse_leave(struct jinja_parser *p);

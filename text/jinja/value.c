@@ -39,16 +39,13 @@ int jinja_fail_undefined(struct jinja_run *run, const struct jinja_value *undefi
 }
 
 int jinja_fail_memory(struct jinja_run *run) {
-    if (run->arena_full)
+    if (run->arena->full)
         return jinja_fail(run, ERR_LIMIT, "the template needs more memory than a request may use");
     return jinja_fail(run, ERR_NOMEM, "%s", err_text(ERR_NOMEM));
 }
 
 void *jinja_alloc(struct jinja_run *run, size_t count, size_t size) {
-    void *p = arena_alloc(run->arena, count, size);
-    if (!p) /* for the message: the arena's ceiling, or the machine's memory? */
-        run->arena_full = count * size + 16 > run->arena->limit - run->arena->used;
-    return p;
+    return arena_alloc(run->arena, count, size);
 }
 
 int jinja_charge(struct jinja_run *run, size_t steps) {
@@ -570,16 +567,6 @@ int jinja_dict_set(struct jinja_run *run, struct jinja_dict *dict, const struct 
         if (rc) return dict->count--, rc;
     }
     dict->index[slot] = dict->count;
-    return 0;
-}
-
-int jinja_dict_remove(struct jinja_run *run, struct jinja_dict *dict, struct jinja_pair *pair) {
-    size_t at = (size_t)(pair - dict->pairs);
-    int rc = jinja_charge_bytes(run, 64 * (size_t)(dict->count - at) + 4ul * dict->index_size);
-    if (rc) return rc;
-    memmove(pair, pair + 1, (dict->count - at - 1) * sizeof *pair);
-    dict->count--;
-    if (dict->index) index_pairs(dict);
     return 0;
 }
 

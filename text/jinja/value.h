@@ -127,7 +127,6 @@ struct jinja_run {
     int64_t now;
     int depth;
     int line;
-    bool arena_full; /* why the last jinja_alloc failed */
 };
 
 int jinja_fail(struct jinja_run *run, int code, const char *format, ...)
@@ -203,7 +202,6 @@ int jinja_dict_find(struct jinja_run *run, const struct jinja_dict *dict,
                     const struct jinja_value *key, struct jinja_pair **out);
 int jinja_dict_set(struct jinja_run *run, struct jinja_dict *dict, const struct jinja_value *key,
                    const struct jinja_value *value);
-int jinja_dict_remove(struct jinja_run *run, struct jinja_dict *dict, struct jinja_pair *pair);
 bool jinja_hashable(const struct jinja_value *key);
 
 /* Arguments by position or name into values[count]; those not given become JINJA_MISSING. The

@@ -52,6 +52,9 @@ bool tok_is_special(const struct tok *tok, int32_t id) {
 /* ---- Encoding ------------------------------------------------------------------------------ */
 
 int tok_no_memory(struct tok_encoder *e) {
+    if (e->arena->full)
+        return fault_set(e->fault, ERR_LIMIT, "tokenizer",
+                         "the text needs more than %zu MiB of memory", e->arena->limit >> 20);
     return fault_set(e->fault, ERR_NOMEM, NULL, "not enough memory for this text");
 }
 

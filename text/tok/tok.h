@@ -54,7 +54,8 @@ struct tok_ids {
 
 /* Text must be valid UTF-8 (ERR_INVALID otherwise). `untrusted`: ascending, disjoint; may be NULL.
  * Non-special added tokens are matched everywhere. Memory and result live in `arena`;
- * ERR_LIMIT when the result would exceed `max_ids`. */
+ * ERR_LIMIT without a field when the result would exceed `max_ids`, with one when the arena's
+ * ceiling is reached. */
 int tok_encode(const struct tok *tok, const char *text, size_t size, unsigned flags,
                const struct tok_span *untrusted, size_t untrusted_count, size_t max_ids,
                struct arena *arena, struct tok_ids *out, struct fault *fault);

@@ -16,7 +16,7 @@ import warnings
 
 import jinja2
 from jinja2.ext import Extension, loopcontrols
-from jinja2.sandbox import SandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 CONTEXT = {
     "s": "Hello, World", "e": "", "u": "  Grüße ß İ日本語😀 ﬁn\u00a0x\t", "n": 5, "m": -3, "z": 0,
@@ -98,8 +98,8 @@ def eager(function):
 
 
 def environment():
-    env = SandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
-                               extensions=[Generation, loopcontrols])
+    env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
+                                        extensions=[Generation, loopcontrols])
 
     def tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
         return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators,

@@ -396,6 +396,30 @@ Test(text, errors_of_a_template_are_the_requests) {
     text_close(&text);
 }
 
+/* A limit is the request's fault and says which it is; too many tokens are found without making
+ * them all, and have no field: the server tells the context's length then. */
+Test(text, limits_of_a_chat_are_named) {
+    struct text text;
+    struct fault fault = {0};
+    struct arena arena;
+    struct tok_ids ids;
+    cJSON *tree = cJSON_Parse(hello);
+    write_text("chat_template.jinja", "{{ 'x' * 8000000 }}");
+    open_text(&text);
+    arena_open(&arena, (size_t)1 << 30);
+    cr_expect_eq(text_render_chat(&text, tree, 8192, &arena, &ids, &fault), ERR_LIMIT);
+    cr_expect_str_eq(fault.field, "");
+    cr_expect_str_eq(fault.text, "more than 8192 tokens");
+    arena_close(&arena);
+    arena_open(&arena, (size_t)32 << 20);
+    cr_expect_eq(text_render_chat(&text, tree, 8000000, &arena, &ids, &fault), ERR_LIMIT);
+    cr_expect_str_eq(fault.field, "tokenizer");
+    cr_expect_str_eq(fault.text, "the text needs more than 32 MiB of memory");
+    arena_close(&arena);
+    text_close(&text);
+    cJSON_Delete(tree);
+}
+
 Test(text, failures_name_the_file) {
     write_text("tokenizer_config.json", "{\"bos_token\":");
     expect_failure(ERR_MALFORMED, "tokenizer_config.json");
