@@ -196,6 +196,7 @@ static size_t place_lists(const struct ranks *ranks, size_t *first, size_t *all)
         for (size_t i = 0; i < own_streams(ranks); i++) total += (size_t)lengths[i];
         if (ranks->heads[r].speaks) counted += total - first[r];
     }
+    CHECK(counted <= total);
     *all = total;
     return counted;
 }

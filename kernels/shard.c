@@ -1,6 +1,9 @@
 #include "kernels/shard.h"
 
+#include "base/check.h"
+
 struct shard_range shard_range(const struct comm *comm, int64_t total) {
+    CHECK(comm->rank >= 0 && comm->rank < comm->ranks);
     int64_t first = total * comm->rank / comm->ranks;
     return (struct shard_range){first, total * (comm->rank + 1) / comm->ranks - first};
 }
@@ -9,6 +12,7 @@ struct shard_heads shard_heads(const struct comm *comm, int heads_q, int heads_k
     int group = heads_q / heads_kv;
     if (heads_kv >= comm->ranks) {
         int count = heads_kv / comm->ranks;
+        CHECK(count * comm->ranks == heads_kv);
         return (struct shard_heads){.heads_q = heads_q / comm->ranks,
                                     .heads_kv = count,
                                     .first = comm->rank * count,
@@ -16,6 +20,7 @@ struct shard_heads shard_heads(const struct comm *comm, int heads_q, int heads_k
                                     .speaks = true};
     }
     int sharing = comm->ranks / heads_kv, queries = group / sharing;
+    CHECK(sharing * heads_kv == comm->ranks);
     return (struct shard_heads){.heads_q = group,
                                 .heads_kv = 1,
                                 .first = comm->rank / sharing,
@@ -42,6 +47,8 @@ struct kern_matrix shard_matrix(const struct comm *comm, const struct kern_matri
     if (shard == KERN_SHARD_VOCAB) *rows = shard_range(comm, whole->rows);
     if (shard == KERN_SHARD_COLS) cols = shard_range(comm, whole->cols);
     own.stride = whole->stride > 0 ? whole->stride : whole->cols;
+    CHECK(rows->first >= 0 && rows->first + rows->count <= whole->rows);
+    CHECK(cols.first >= 0 && cols.first + cols.count <= whole->cols);
     own.rows = rows->count;
     own.cols = cols.count;
     own.data = (const char *)whole->data +

@@ -257,6 +257,7 @@ static int64_t plan(struct cpu *cpu, const struct cpu_attend_job *job, int64_t *
             }
         }
     }
+    CHECK(item - (struct cpu_attend_item *)cpu->items.mem == count);
     qsort(cpu->items.mem, (size_t)count, sizeof(struct cpu_attend_item), by_cost);
     return count;
 }

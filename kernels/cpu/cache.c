@@ -266,12 +266,13 @@ void cpu_cache_close(struct cpu_cache *cache) {
 uint32_t cpu_cache_take_page(struct cpu_cache *cache) {
     CHECK(cache->free_count > 0); /* callers count before they take */
     uint32_t page = cache->free_pages[--cache->free_count];
+    CHECK(cache->refs[page] == 0);
     cache->refs[page] = 1;
     return page;
 }
 
 static void drop_page(struct cpu_cache *cache, uint32_t page) {
-    CHECK(cache->refs[page] > 0);
+    CHECK(cache->refs[page] > 0 && cache->free_count < cache->options.pages);
     if (--cache->refs[page] == 0) cache->free_pages[cache->free_count++] = page;
 }
 
@@ -308,7 +309,7 @@ int64_t cpu_cache_lacks(const struct cpu_cache *cache, int slot, int row, int32_
 void cpu_cache_extend(struct cpu_cache *cache, int slot, int row, int32_t length) {
     uint32_t *table = cpu_cache_row(cache, slot, row);
     int32_t *old = cpu_cache_length(cache, slot, row);
-    CHECK(length >= *old);
+    CHECK(length >= *old && length <= cache->options.max_positions);
     int32_t held = cpu_cache_row_pages(cache, row, *old);
     for (int32_t i = 0; i < held; i++) cpu_cache_own_page(cache, &table[i]);
     for (int32_t i = held; i < cpu_cache_row_pages(cache, row, length); i++)
@@ -405,6 +406,7 @@ static void append_stream(struct cpu_cache *cache, const struct kern_span *span,
         if (++at == cache->page_slots) page++, at = 0;
     }
     *length += span->count;
+    CHECK(*length <= cache->options.max_positions && page == *length / cache->page_slots);
     /* Without a rule of classes the members are dropped: nothing would keep their centres. Only a
      * snapshot made under another rule can bring them here. */
     if (!cpu_rule_classes(span->rule))
@@ -453,7 +455,8 @@ int cpu_cache_begin_step(struct cpu_cache *cache, const struct kern_batch *batch
         if (span->pos > cache->options.max_positions - span->count) return ERR_LIMIT;
         need += pages_needed(cache, batch, i);
     }
-    int rc = cache->comm->ops->agree(cache->comm, need > cache->free_count ? ERR_FULL : 0);
+    int64_t free_before = cache->free_count;
+    int rc = cache->comm->ops->agree(cache->comm, need > free_before ? ERR_FULL : 0);
     if (rc) return rc;
     for (int i = 0; i < batch->span_count; i++) {
         const struct kern_span *span = &batch->spans[i];
@@ -464,6 +467,7 @@ int cpu_cache_begin_step(struct cpu_cache *cache, const struct kern_batch *batch
         note_queries(cache, span);
         if (cpu_rule_classes(span->rule)) make_angles(cache, state->next_pos);
     }
+    CHECK(free_before - cache->free_count <= need);
     return 0;
 }
 

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "base/check.h"
 #include "kernels/cpu/evict.h"
 
 #define NOBODY (-1)
@@ -308,12 +309,14 @@ static void read_members(struct join *m) {
         m->first[i] = at;
         while (at < m->old_count && m->old[at].centre == pos_of(m, i)) at++;
     }
+    CHECK(at == m->old_count); /* every member's centre is an entry */
 }
 
 static void add_members(struct join *m, int32_t entry, int32_t centre) {
     int32_t end = entry + 1 < m->view.length ? m->first[entry + 1] : m->old_count;
     float scale = m->length_k[entry] / m->length_k[centre];
     int32_t pos = pos_of(m, centre);
+    CHECK((size_t)(m->fresh_count + 1 + end - m->first[entry]) <= m->work.stride);
     if (entry != centre)
         m->fresh[m->fresh_count++] = (struct cpu_member){pos, pos_of(m, entry), scale};
     for (int32_t i = m->first[entry]; i < end; i++) {
@@ -357,6 +360,7 @@ static void write_members(struct join *m) {
             qsort(m->fresh + from, (size_t)(m->fresh_count - from), sizeof *m->fresh, by_position);
     }
     drop_oldest(m, kern_members_max(m->job->due->rule, m->job->due->keep));
+    CHECK(m->fresh_count <= kern_members_max(m->job->due->rule, m->job->due->keep));
     for (int32_t i = 0; i < m->fresh_count; i++)
         *cpu_cache_member(m->cache, table, i) = m->fresh[i];
     m->plan->members = m->fresh_count;

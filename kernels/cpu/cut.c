@@ -90,6 +90,7 @@ static int select_stage(const struct evict_cuts *cuts, enum stage stage) {
 
 /* A cut that keeps all or nothing is known without a search. */
 static bool begin(struct cpu_evict_pool *pool) {
+    CHECK(pool->keep >= 0 && pool->keep <= UINT32_MAX);
     pool->open = pool->keep > 0 && pool->keep < pool->held;
     pool->wanted = (uint32_t)pool->keep;
     if (pool->keep == 0)
@@ -104,6 +105,7 @@ static bool settle(struct cpu_evict_pool *pool, enum stage stage) {
     if (stage == BY_KEY) pool->cut.key = pool->value;
     if (stage == BY_POS) pool->cut.pos = (int32_t)pool->value;
     if (stage == BY_STREAM) pool->cut.stream = (int32_t)~pool->value;
+    CHECK(pool->wanted > 0 && pool->wanted <= pool->equal);
     pool->open = pool->wanted < pool->equal;
     return pool->open;
 }

@@ -135,6 +135,7 @@ static bool cap_pool(const struct evict_job *job, struct cpu_evict_pool *pool) {
         pool->keep -= pool->limit;
         pool->held -= parts[r].held;
     }
+    CHECK(pool->keep >= 0 && pool->held >= 0);
     if (before == 0 && pool->capped != 0) cache->rank_cap_hits++;
     return pool->capped != before;
 }
@@ -194,8 +195,11 @@ static int share_by_count(const struct evict_job *job, int count) {
             parts[i] = (struct share_part){.weight = weight, .most = fact->length};
         }
         share_split(parts, heads, room);
-        for (int i = 0; i < own; i++)
-            cache->evict[layer * own + i].keep = parts[cache->shard.first + i].part;
+        for (int i = 0; i < own; i++) {
+            const struct share_part *part = &parts[cache->shard.first + i];
+            CHECK(part->part >= 0 && part->part <= part->most);
+            cache->evict[layer * own + i].keep = part->part;
+        }
     }
     return rc;
 }
@@ -248,6 +252,7 @@ static void count_stream(void *arg, int stream, int worker) {
         else if (plan->lead == length)
             plan->lead = i;
     }
+    CHECK(plan->lead <= plan->kept);
 }
 
 /* For a stream with classes: the lowest-ranking entry that may join one, and the number of
@@ -308,7 +313,8 @@ static int own_pages(const struct evict_job *job) {
             need += cpu_cache_lacks(cache, job->due->slot, cache->streams + stream,
                                     members_most(job, stream));
     }
-    int rc = cache->comm->ops->agree(cache->comm, need > cache->free_count ? ERR_FULL : 0);
+    int64_t free_before = cache->free_count;
+    int rc = cache->comm->ops->agree(cache->comm, need > free_before ? ERR_FULL : 0);
     if (rc) return rc;
     for (int stream = 0; stream < cache->streams; stream++) {
         uint32_t *table = cpu_cache_table(cache, job->due->slot, stream);
@@ -318,6 +324,7 @@ static int own_pages(const struct evict_job *job) {
             cpu_cache_extend(cache, job->due->slot, cache->streams + stream,
                              members_most(job, stream));
     }
+    CHECK(free_before - cache->free_count == need);
     return 0;
 }
 
@@ -375,6 +382,7 @@ static size_t place_keys(struct cpu_cache *cache, int slot) {
         total += (size_t)*cpu_cache_length(cache, slot, stream);
     }
     cache->evict[cache->streams].first = total;
+    CHECK(total <= (size_t)cache->options.pages * (size_t)cache->page_slots);
     return total;
 }
 
@@ -417,6 +425,7 @@ static int evict_slot(struct cpu_cache *cache, const struct kern_evict *due) {
         cpu_cache_shorten(cache, due->slot, stream, cache->evict[stream].kept);
         kept += (size_t)cache->evict[stream].kept;
     }
+    CHECK(kept <= total && (!due->trace || due->trace->entries == total - kept));
     cache->entries_evicted += total - kept;
     return 0;
 }

@@ -117,6 +117,7 @@ static const float *own_bias(struct cpu *cpu, const struct kern_weight *w, const
         memcpy(to, bias + w->part[i].first, (size_t)w->part[i].count * sizeof *to);
         to += w->part[i].count;
     }
+    CHECK(to - (float *)cpu->bias.mem == w->rows);
     return cpu->bias.mem;
 }
 

@@ -1,6 +1,7 @@
 /* Merges evicted entries into kept ones: D2O (arXiv 2406.13035), see enum kern_merge. */
 #include <math.h>
 
+#include "base/check.h"
 #include "kernels/cpu/evict.h"
 
 #define NOBODY (-1)
@@ -118,6 +119,7 @@ static void merge_row(const struct merge *m, bool values, int32_t target) {
         for (int d = 0; d < m->dim; d++) sum[d] += weight * row[d];
         total += paper ? weight : 1;
     }
+    CHECK(total > 0);
     for (int d = 0; d < m->dim; d++) sum[d] /= total;
     cpu_cache_store_row(m->cache, row_page(m, values, target), target % m->cache->page_slots, sum);
 }

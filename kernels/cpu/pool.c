@@ -111,6 +111,7 @@ void cpu_pool_run(struct cpu_pool *pool, cpu_work *work, void *arg) {
         work(arg, 0);
         return;
     }
+    CHECK(atomic_load_explicit(&pool->busy, memory_order_relaxed) == 0); /* one caller at a time */
     pool->work = work;
     pool->arg = arg;
     atomic_store_explicit(&pool->busy, (uint32_t)pool->threads - 1, memory_order_relaxed);

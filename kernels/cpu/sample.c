@@ -524,6 +524,7 @@ void cpu_sample_row(const float *logits, int vocab, const struct kern_sample *pa
     } else {
         const float *adjusted = adjust(logits, vocab, params, &s);
         out->token = choose(adjusted, vocab, params, &s);
+        CHECK(out->token >= 0 && out->token < vocab);
     }
     out->logprob = NAN;
     out->rank = 0;

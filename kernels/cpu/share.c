@@ -3,6 +3,7 @@
  * ranks. */
 #include <math.h>
 
+#include "base/check.h"
 #include "kernels/cpu/evict.h"
 
 /* ---- Weights of layers ------------------------------------------------------------------------
@@ -41,6 +42,7 @@ struct cpu_evict_fact *evict_fact(const struct evict_job *job, int layer, int he
     const struct cpu_cache *cache = job->cache;
     int heads = cache->options.heads_kv;
     int owner = shard_owner(cache->comm->ranks, cache->heads_model, head);
+    CHECK(layer < cache->options.layers && owner < cache->comm->ranks);
     return &cache->facts[owner * cache->streams + layer * heads + head % heads];
 }
 
@@ -135,8 +137,10 @@ static void split_layers(const struct evict_job *job, struct share_part *parts) 
         total -= fixed;
     }
     share_split(parts, layers, total);
-    for (int layer = 0; layer < layers; layer++)
+    for (int layer = 0; layer < layers; layer++) {
+        CHECK(parts[layer].part >= 0 && parts[layer].part <= parts[layer].most);
         for (int i = 0; i < heads; i++) parts[layer].part += evict_fact(job, layer, i)->fixed;
+    }
 }
 
 static void split_heads(const struct evict_job *job, int layer, int64_t room) {
@@ -148,8 +152,11 @@ static void split_heads(const struct evict_job *job, int layer, int64_t room) {
         parts[i] = (struct share_part){.weight = 1, .most = fact->length, .least = fact->fixed};
     }
     share_split(parts, cache->heads_model, room);
-    for (int i = 0; i < cache->options.heads_kv; i++)
-        plan[i].keep = parts[cache->shard.first + i].part;
+    for (int i = 0; i < cache->options.heads_kv; i++) {
+        const struct share_part *part = &parts[cache->shard.first + i];
+        CHECK(part->part >= part->least && part->part <= part->most);
+        plan[i].keep = part->part;
+    }
 }
 
 int evict_share(const struct evict_job *job) {

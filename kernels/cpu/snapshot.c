@@ -125,6 +125,8 @@ static int import_stream(struct cpu_cache *cache, int slot, int stream,
     int32_t length = snapshot_length(block);
     int32_t pages = cpu_cache_pages_for(cache, length);
     const char *from = (const char *)block->data + sizeof length;
+    CHECK(length >= 0 && length <= cache->options.max_positions);
+    CHECK(*cpu_cache_length(cache, slot, stream) == 0);
     if (pages > cache->free_count) return ERR_FULL;
     *cpu_cache_length(cache, slot, stream) = length;
     for (int32_t i = 0; i < pages; i++) table[i] = cpu_cache_take_page(cache);
@@ -159,6 +161,7 @@ int cpu_cache_snapshot_import(struct cpu_cache *cache, int slot, int block,
     CHECK(cache->slots[slot].in_use == (block > 0));
     if (block > 0) return import_stream(cache, slot, block - 1, from);
     struct snapshot_slot head = snapshot_read_slot(from);
+    CHECK(head.window >= 0 && head.window <= KERN_WINDOW_MAX);
     cache->slots[slot] = (struct cpu_cache_slot){.in_use = true,
                                                  .next_pos = head.next_pos,
                                                  .window = head.window,
