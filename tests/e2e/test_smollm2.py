@@ -1,0 +1,97 @@
+"""A real model from its GGUF file (tools/fetch-model smollm2; skipped where it was not fetched)."""
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import requests
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+pytestmark = pytest.mark.slow
+
+TEXTS = [
+    "Call me Ishmael. Some years ago, never mind how long precisely, having little or no money in my purse, and nothing "
+    "particular to interest me on shore, I thought I would sail about a little.",
+    "It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want of a wife.",
+    "Four score and seven years ago our fathers brought forth on this continent, a new nation, conceived in Liberty.",
+    "When in the Course of human events, it becomes necessary for one people to dissolve the political bands.",
+    "We the People of the United States, in Order to form a more perfect Union, establish Justice, insure domestic "
+    "Tranquility, provide for the common defence.",
+    "Alice was beginning to get very tired of sitting by her sister on the bank, and of having nothing to do.",
+    "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of foolishness.",
+    "In the beginning God created the heaven and the earth. And the earth was without form, and void.",
+    "You will rejoice to hear that no disaster has accompanied the commencement of an enterprise which you have regarded "
+    "with such evil forebodings.",
+    "To be, or not to be, that is the question: Whether 'tis nobler in the mind to suffer the slings and arrows.",
+    "All happy families are alike; each unhappy family is unhappy in its own way.",
+    "def fibonacci(n):\n    a, b = 0, 1\n    for _ in range(n):\n        a, b = b, a + b\n    return a\n",
+    "#include <stdio.h>\n\nint main(void) {\n    printf(\"Hello, world!\\n\");\n    return 0;\n}\n",
+    "The sum of 17 and 25 is 42, and 42 divided by 6 is 7. The square root of 144 is 12.",
+    "Alle Menschen sind frei und gleich an Würde und Rechten geboren.",
+    "Longtemps, je me suis couché de bonne heure. Parfois, à peine ma bougie éteinte, mes yeux se fermaient si vite.",
+    "En un lugar de la Mancha, de cuyo nombre no quiero acordarme, no ha mucho tiempo que vivía un hidalgo.",
+    "| name | age |\n|------|-----|\n| Ada  | 36  |\n| Alan | 41  |\n",
+    "Water boils at 100 degrees Celsius at sea level; on Mount Everest it boils at about 68 degrees.",
+    "{\"city\": \"Lisbon\", \"population\": 545000, \"rivers\": [\"Tagus\"], \"capital\": true}",
+]
+
+
+@pytest.fixture(scope="module")
+def file():
+    found = subprocess.run([ROOT / "tools/fetch-model", "--find", "smollm2"], capture_output=True, text=True)
+    if found.returncode:
+        pytest.skip("skip: smollm2 was not fetched (tools/fetch-model smollm2)")
+    return pathlib.Path(found.stdout.strip())
+
+
+@pytest.fixture(scope="module")
+def reference(file):
+    from smollm2 import SmolLM2
+    return SmolLM2(file)
+
+
+def post(d, path, **body):
+    r = requests.post(f"{d.url}{path}", json=body, timeout=300)
+    assert r.status_code == 200, r.text
+    return r.json()
+
+
+def test_chat(daemon, file):
+    d = daemon("--model", str(file))
+    r = post(d, "/v1/chat/completions", temperature=0, max_tokens=40,
+             messages=[{"role": "user", "content": "What is the capital of France?"}])
+    assert "Paris" in r["choices"][0]["message"]["content"]
+    assert r["choices"][0]["finish_reason"] == "stop"
+
+
+def test_likelihoods_are_those_of_the_numbers_in_the_file(daemon, file, reference):
+    d = daemon("--model", str(file), "--kv-dtype", "f32")
+    worst = total = 0
+    for text in TEXTS:
+        ids = post(d, "/tokenize", prompt=text)["tokens"]
+        assert post(d, "/detokenize", tokens=ids)["prompt"] == text
+        found = post(d, "/v1/completions", prompt=ids, max_tokens=1, echo=True, logprobs=1, temperature=0)
+        expected = reference.logprobs(ids)
+        scores = found["choices"][0]["logprobs"]["token_logprobs"][1:len(ids)]
+        worst = max(worst, *(abs(score - expected[t, ids[t + 1]]) for t, score in enumerate(scores)))
+        total += len(scores)
+        first, second = sorted(expected[-1])[:-3:-1]
+        after = found["choices"][0]["logprobs"]["token_logprobs"][len(ids)]
+        assert first - second < 2e-3 or abs(after - first) <= 1e-3, text  # the most likely token follows
+    print(f"smollm2: {total} tokens, log-probability off by at most {worst:.1e}")
+    assert total > 400 and worst <= 1e-3
+
+
+def test_greedy_answer_is_the_most_likely_one(daemon, file, reference):
+    d = daemon("--model", str(file), "--kv-dtype", "f32")
+    ids = post(d, "/tokenize", messages=[{"role": "user", "content": "Name three colours of the rainbow."}],
+               add_generation_prompt=True)["tokens"]
+    r = post(d, "/v1/completions", prompt=ids, max_tokens=24, temperature=0, logprobs=1, echo=False, return_token_ids=True)
+    answer = r["choices"][0]["token_ids"]
+    expected = reference.logprobs(ids + answer)
+    for t, token in enumerate(answer):
+        row = expected[len(ids) - 1 + t]
+        assert row.max() - row[token] < 2e-3, (t, token)
+    assert len(answer) >= 8
