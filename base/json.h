@@ -39,7 +39,8 @@ int json_parse(const char *data, size_t size, const struct json_limits *limits, 
                struct fault *fault);
 void json_free(cJSON *tree);
 
-/* Exact-case member; NULL when absent. JSON null counts as absent (`null` means absent). */
+/* Exact-case member, the last of several as in Python; NULL when absent. JSON null counts as absent
+ * (`null` means absent). */
 const cJSON *json_get(const cJSON *object, const char *key);
 
 /* Typed getters. Absent: *value stays as it was (preset the default), returns 0.

@@ -52,13 +52,10 @@ const char *json_arena_text(struct arena *arena, const char *from, size_t *size)
 }
 
 const cJSON *json_get(const cJSON *object, const char *key) {
-    const cJSON *member;
+    const cJSON *member, *last = NULL;
     if (!cJSON_IsObject(object)) return NULL;
-    cJSON_ArrayForEach(member,
-                       object) if (strcmp(member->string, key) == 0) return cJSON_IsNull(member)
-        ? NULL
-        : member;
-    return NULL;
+    cJSON_ArrayForEach(member, object) if (strcmp(member->string, key) == 0) last = member;
+    return cJSON_IsNull(last) ? NULL : last;
 }
 
 /* An integer's own digits first: above 2^53 the double has lost some. */

@@ -1,3 +1,9 @@
+/* All text of a model: the tokenizer, the templates and the special tokens, from a directory or a
+ * GGUF file; and a chat's way from messages to tokens.
+ *
+ * Where transformers looks in several places, the order here is its order, so that a directory
+ * means the same to both. The special tokens are the model's own words and may be recognised in a
+ * prompt; every string of a request stays text. */
 #include "text/text.h"
 
 #include <stdio.h>
@@ -26,7 +32,7 @@ static int join_path(char *path, size_t size, const char *dir, const char *name,
     return 0;
 }
 
-/* What is wrong inside a file, with the file's name in front. */
+/* Puts the name of a file, or of a key, in front of a fault found inside. */
 static int in_file(int code, const char *name, struct fault *fault) {
     if (code == 0 || fault == NULL) return code;
     struct fault inside = *fault;
@@ -292,7 +298,7 @@ void text_close(struct text *text) {
 
 /* ---- Chats --------------------------------------------------------------------------------- */
 
-/* What transformers passes as None when the caller has none; templates ask "is not none". */
+/* Names that transformers passes as None when the caller has none; templates ask "is not none". */
 static bool add_absent(cJSON *full, const cJSON *context) {
     static const char *const names[] = {"tools", "documents"};
     bool ok = true;
@@ -363,7 +369,7 @@ static size_t find_last(const struct chat_text *rendered, const char *content, s
     return rendered->size;
 }
 
-/* What the template writes behind the final message is cut off, so that the model goes on with it.
+/* Cuts the prompt off behind the final message, so that the model goes on with that message.
  * Templates may trim a message; its white space at the end stays where the template left it. */
 static int cut_after_final(struct chat_text *rendered, const cJSON *context, struct arena *arena,
                            struct fault *fault) {

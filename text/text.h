@@ -10,18 +10,18 @@ struct text {
     struct tok *tok;
     struct chat *chat;          /* NULL: the model has no template and /chat is refused */
     struct chat *tool_chat;     /* for chats with tools; NULL: `chat` serves them */
-    char *source, *tool_source; /* of the templates; NULL without one */
+    char *source, *tool_source; /* text of the templates; NULL without one */
     char *bos, *eos;            /* "" when the model names none */
     cJSON *tokens; /* object: bos_token, eos_token, pad_token, image_token, ... as templates get
                       them */
 };
 
-/* Of a directory: reads tokenizer.json (or what it replaced, see tok_open_dir),
+/* In a directory it reads tokenizer.json (or what it replaced, see tok_open_dir),
  * tokenizer_config.json (optional) and the templates where transformers looks for them: the plain
  * one in chat_template.jinja, else tokenizer_config.json's chat_template (a string, or the list's
  * "default"); the one for tools in additional_chat_templates/tool_use.jinja, else the list's
- * "tool_use". With either file nothing is taken from tokenizer_config.json. Of a file, which is
- * GGUF: reads its metadata. Errors name the file or the key. On failure *text is empty. */
+ * "tool_use". With either file nothing is taken from tokenizer_config.json. A file is GGUF,
+ * and its metadata are read. Errors name the file or the key. On failure *text is empty. */
 int text_open(const char *path, struct text *text, struct fault *fault);
 void text_close(struct text *text);
 

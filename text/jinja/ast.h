@@ -90,7 +90,7 @@ struct jinja_macro_def {
     struct jinja_node **defaults; /* [count], NULL where there is none */
     uint32_t count;
     struct jinja_node *body;
-    bool uses_caller, uses_varargs, uses_kwargs; /* its body names them */
+    bool uses_caller, uses_varargs, uses_kwargs; /* named in its body */
 };
 
 struct jinja_node {
@@ -98,7 +98,7 @@ struct jinja_node {
     uint8_t op;     /* enum jinja_op of BINARY */
     bool recursive; /* FOR */
     int line;
-    uint32_t count; /* of items */
+    uint32_t count; /* items */
     struct jinja_node **items;
     struct jinja_node *a, *b, *c, *body;
     uint8_t *ops; /* enum jinja_op of COMPARE */

@@ -1,3 +1,8 @@
+/* The evaluator: expressions, statements and calls of a template's tree.
+ *
+ * It recurses over the tree; depth, steps and memory of a render are bounded (value.h), because the
+ * template is a model's file and its data are a request's. Scopes follow Jinja: `set` inside a loop
+ * or a macro does not reach out, a namespace does, and a macro sees only what was global. */
 #include "text/jinja/eval.h"
 
 #include <string.h>

@@ -1,5 +1,5 @@
-/* Evaluator: walks a template's tree. jinja_eval.c has expressions, statements and calls,
- * jinja_loop.c the loops. */
+/* Evaluator: walks a template's tree. eval.c has expressions, statements and calls,
+ * loop.c the loops. */
 #ifndef KEEPD_TEXT_JINJA_EVAL_H
 #define KEEPD_TEXT_JINJA_EVAL_H
 
@@ -9,7 +9,7 @@
 /* Renders the whole template into run->out. `run` is complete but for scope. */
 int jinja_execute(struct jinja_run *run);
 
-/* What a statement returns besides errors. */
+/* Results of a statement besides errors. */
 enum { JINJA_FLOW_BREAK = 1, JINJA_FLOW_CONTINUE = 2 };
 
 int jinja_eval(struct jinja_run *run, const struct jinja_node *node, struct jinja_value *out);

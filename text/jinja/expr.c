@@ -1,3 +1,8 @@
+/* The parser's expressions, in Jinja's order of binding.
+ *
+ * Each level of binding is a function that parses the next tighter level and then its own
+ * operators. Depth is counted (jinja_parse_enter), so that nested brackets cannot use up the stack.
+ */
 #include <string.h>
 
 #include "text/jinja/builtins.h"

@@ -1,4 +1,7 @@
-/* Filters on strings and numbers. The sequence filters are in jinja_sequence.c. */
+/* Filters on strings and numbers; the filters on sequences are in sequence.c.
+ *
+ * Arguments bind by position and name as in Jinja's Python functions, and messages are Python's: a
+ * template may be debugged beside the original. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>

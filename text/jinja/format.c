@@ -1,3 +1,8 @@
+/* Python's two ways to format: "%s" % x with |format, and str.format; also strftime.
+ *
+ * Both parse a specification (fill, alignment, sign, width, precision, type) into one struct and
+ * share the code that writes a value by it. Widths are bounded, since the template or the request
+ * gives them. */
 #include "text/jinja/format.h"
 
 #include <inttypes.h>
@@ -369,7 +374,7 @@ int jinja_format_percent(struct jinja_run *run, const struct jinja_value *format
     uint32_t given = values->kind == JINJA_TUPLE ? values->list->count : 1;
     bool mapping = values->kind == JINJA_DICT || values->kind == JINJA_LIST ||
                    values->kind == JINJA_RANGE ||
-                   values->kind == JINJA_UNDEFINED; /* what has [ ] in Python */
+                   values->kind == JINJA_UNDEFINED; /* kinds with [ ] in Python */
     if (p.next < given && !p.named && !mapping)
         return jinja_fail(run, ERR_INVALID, "not all arguments converted during string formatting");
     *out = jinja_text_value(text);

@@ -1,3 +1,8 @@
+/* The lexer: text, tags and the tokens inside tags.
+ *
+ * transformers sets trim_blocks and lstrip_blocks, so a block tag takes the newline behind it and
+ * the blanks before it on its line; the lexer cuts those off the text here, and the parser never
+ * sees them. Strings are unescaped as Python does it. */
 #include "text/jinja/lex.h"
 
 #include <stdlib.h>

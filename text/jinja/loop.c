@@ -1,18 +1,22 @@
-/* for loops and the `loop` variable. */
+/* `for` loops and the `loop` variable.
+ *
+ * A loop with a test, or one whose `loop.nextitem`, `loop.last` or `loop.length` is read, has to
+ * look ahead. Only as much is fetched as is asked for, because the test may fail on a later item
+ * and Python's generator would not have reached it. */
 #include "text/jinja/builtins.h"
 #include "text/jinja/eval.h"
 #include "text/jinja/ops.h"
 
 struct jinja_loop {
     const struct jinja_node *node;
-    struct jinja_scope *outer; /* of the loop */
+    struct jinja_scope *outer; /* the scope around the loop */
     struct jinja_list *source;
     uint32_t next; /* in source */
     bool filtered; /* items from `next` on have still to pass the loop's test */
     bool has_ahead;
     struct jinja_value before, current, ahead;
     struct jinja_value changed;
-    int64_t index; /* of current, from 0 */
+    int64_t index; /* position of `current`, from 0 */
     int64_t depth;
 };
 

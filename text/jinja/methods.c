@@ -1,4 +1,5 @@
-/* Methods of str. */
+/* Methods of str, with Python's results: characters are code points, and white space and case are
+ * Unicode's. A result keeps the marks of the bytes it was made of (text.h). */
 #include <string.h>
 
 #include "text/jinja/builtins.h"

@@ -1,3 +1,8 @@
+/* Operators, attributes, items and slices.
+ *
+ * `a.b` asks for an attribute first and then for an item, `a['b']` the other way; both give an
+ * undefined value where there is neither, which fails only when it is used. Integers are 64 bits
+ * here and refuse to overflow, where Python's grow. */
 #include "text/jinja/ops.h"
 
 #include <math.h>

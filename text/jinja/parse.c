@@ -1,3 +1,6 @@
+/* The parser's statements, names and lists of nodes. The tree lies in the template's arena, whose
+ * ceiling bounds what a file can make of a small source; names are interned, so that a render
+ * compares numbers. */
 #include "text/jinja/parse.h"
 
 #include <stdarg.h>

@@ -1,4 +1,4 @@
-/* Parser: tokens to a tree. jinja_parse.c has the statements, jinja_expr.c the expressions.
+/* Parser: tokens to a tree. parse.c has the statements, expr.c the expressions.
  *
  * Pure. ERR_MALFORMED names the line; ERR_UNSUPPORTED the tag that is not supported. */
 #ifndef KEEPD_TEXT_JINJA_PARSE_H
@@ -11,7 +11,7 @@
 int jinja_parse(const char *source, size_t size, struct jinja_template *template,
                 struct fault *fault);
 
-/* What follows is shared by the two files of the parser. */
+/* The rest is shared by the two files of the parser. */
 
 struct jinja_parser {
     struct jinja_template *template;
@@ -22,7 +22,7 @@ struct jinja_parser {
     int loops; /* for bodies around us, inside the innermost macro */
     struct jinja_name **names;
     uint32_t name_count, name_capacity;
-    uint32_t *index; /* of names, open addressing, position + 1 */
+    uint32_t *index; /* by name, open addressing, position + 1 */
     uint32_t index_size;
     struct jinja_parser_macro *macro; /* the innermost macro or call block */
 };
@@ -69,7 +69,7 @@ int jinja_parse_expression(struct jinja_parser *p, bool conditional, struct jinj
 /* One expression, or several with commas between them: a tuple. It may end before `end_word`. */
 int jinja_parse_tuple(struct jinja_parser *p, bool conditional, const char *end_word,
                       struct jinja_node **out);
-/* What `set` and `for` assign to: names, tuples of them, and ns.name where allowed. */
+/* Targets of `set` and `for`: names, tuples of them, and ns.name where allowed. */
 int jinja_parse_target(struct jinja_parser *p, const char *end_word, bool namespaces,
                        struct jinja_node **out);
 /* "| name(...) | ..." around `node` (NULL: a block's body); `inline_start`: the first has no pipe.

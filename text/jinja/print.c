@@ -1,3 +1,5 @@
+/* Values as text: Python's str and repr, and JSON as json.dumps writes it. Templates print lists
+ * and numbers into prompts, so every quote, escape and digit has to be Python's. */
 #include "text/jinja/print.h"
 
 #include <inttypes.h>

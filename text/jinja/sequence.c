@@ -1,4 +1,6 @@
-/* Filters on lists, dicts and other iterables. */
+/* Filters on lists, dicts and other iterables. Lazy filters of Jinja (map, select, ...) work at
+ * once here; their result is still a generator to a template: true when empty, and used up by one
+ * loop. */
 #include <string.h>
 
 #include "text/jinja/builtins.h"

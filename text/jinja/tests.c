@@ -1,4 +1,5 @@
-/* `is` tests. */
+/* `is` tests: each is a filter that gives a bool. Names that are operators (`is eq`, `is in`) call
+ * the operators. */
 #include <string.h>
 
 #include "text/jinja/builtins.h"

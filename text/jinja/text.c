@@ -1,3 +1,6 @@
+/* Strings: growing, cutting, comparing and searching them, with the marks of request bytes carried
+ * along (text.h says how texts are shared). Every walk over bytes is charged as steps, so that a
+ * template cannot make a render quadratic. */
 #include "text/jinja/text.h"
 
 #include <string.h>
@@ -314,7 +317,7 @@ int jinja_str_strip(struct jinja_run *run, const struct jinja_value *s,
                     const struct jinja_value *chars, bool left, bool right,
                     struct jinja_value *out) {
     const char *data = jinja_str_data(s);
-    size_t cost = chars ? chars->size * 4ul + 4 : 1; /* of looking at one character */
+    size_t cost = chars ? chars->size * 4ul + 4 : 1; /* steps for one character */
     uint32_t begin = 0, end = s->size, length;
     while (left && begin < end &&
            strips(jinja_utf8_decode(data + begin, end - begin, &length), chars)) {

@@ -34,7 +34,7 @@ int jinja_text_add_code(struct jinja_run *run, struct jinja_text *text, uint32_t
 int jinja_text_add_str(struct jinja_run *run, struct jinja_text *text, const struct jinja_value *s);
 int jinja_text_pad(struct jinja_run *run, struct jinja_text *text, const struct jinja_value *fill,
                    int64_t count); /* `fill` count times; nothing when count <= 0 */
-struct jinja_value jinja_text_value(struct jinja_text *text); /* all of it */
+struct jinja_value jinja_text_value(struct jinja_text *text); /* the whole text */
 
 /* Copies. */
 int jinja_str(struct jinja_run *run, const char *data, size_t size, bool marked,

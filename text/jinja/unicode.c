@@ -1,3 +1,6 @@
+/* Characters as Python's str classifies and changes them, from utf8proc's data. Rules that utf8proc
+ * lacks (title case of a word, casefolding to several characters, decimal against numeric) are here
+ * by category or by list. */
 #include "text/jinja/unicode.h"
 
 #include <utf8proc.h>

@@ -1,4 +1,4 @@
-/* What Python's str knows about characters. */
+/* Characters as Python's str classifies and changes them. */
 #ifndef KEEPD_TEXT_JINJA_UNICODE_H
 #define KEEPD_TEXT_JINJA_UNICODE_H
 

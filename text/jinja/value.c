@@ -1,3 +1,7 @@
+/* Values: failing, charging steps, truth, equality, order, hashing, lists and dicts.
+ *
+ * Dicts keep the order of insertion as Python's do; small ones are searched, larger ones get an
+ * index. Comparing and printing count their depth: containers may hold each other. */
 #include "text/jinja/value.h"
 
 #include <math.h>
@@ -340,7 +344,7 @@ static int grow_list(struct jinja_run *run, struct jinja_list *list) {
 }
 
 int jinja_list_add(struct jinja_run *run, struct jinja_list *list, const struct jinja_value *item) {
-    struct jinja_value copy = *item; /* it may lie in the list that grows */
+    struct jinja_value copy = *item; /* the item may lie in the list that grows */
     int rc = jinja_charge(run, 1);
     if (!rc && list->count == list->capacity) rc = grow_list(run, list);
     if (!rc) list->items[list->count++] = copy;

@@ -1,4 +1,9 @@
-/* Added tokens: cut out of the text before anything else, leftmost first and longest first. */
+/* Added tokens: cut out of the text before anything else, leftmost first and longest first.
+ *
+ * Their patterns lie sorted, so that a match narrows a range of them byte by byte; a table of first
+ * bytes skips the places where none begins. Flags (single_word, lstrip, rstrip) and their oddities
+ * are those of huggingface/tokenizers. Special tokens are recognised only outside of the untrusted
+ * spans: a request's text must not end a turn or begin one. */
 #include <stdlib.h>
 #include <string.h>
 #include <utf8proc.h>
@@ -95,7 +100,7 @@ static void narrow(const struct tok *tok, const struct tok_matcher *matcher, siz
 
 enum trust { TRUSTED, MIXED, UNTRUSTED };
 
-/* Of text[at, end); spans before `span` end before it. Empty spans do not count. */
+/* Trust in text[at, end); spans before `span` end before it. Empty spans do not count. */
 static enum trust trust_of(const struct tok_text *text, size_t span, size_t at, size_t end) {
     size_t covered = at;
     bool touched = false;

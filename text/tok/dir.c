@@ -1,4 +1,7 @@
-/* A model directory's tokenizer: tokenizer.json, or the files that came before it. */
+/* A model directory's tokenizer: tokenizer.json, or the files that came before it.
+ *
+ * The older files hold the vocabulary and the merges, and leave the rest to a class of
+ * transformers. Two classes are known here, Qwen2's and GPT-2's; both are byte-level BPE. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -80,7 +83,7 @@ static int load_merge_lines(struct tok *tok, const char *text, size_t size, stru
     return rc;
 }
 
-/* What the class does is not written in these files, so the class has to be a known one. */
+/* The class must be a known one: these files do not say how it splits text. */
 static int load_class(struct tok *tok, const cJSON *config, struct fault *fault) {
     const char *class = "";
     bool prefix_space = false, bos = false;

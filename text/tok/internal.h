@@ -17,13 +17,13 @@
 #define TOK_NODES_MAX    ((size_t)8 << 20) /* JSON values of a file */
 #define TOK_ID_MAX       (1 << 20)
 #define TOK_STAGES_MAX   16
-#define TOK_STEPS_MAX    16   /* of the normalizer, of the decoder */
+#define TOK_STEPS_MAX    16   /* steps of the normalizer, steps of the decoder */
 #define TOK_ADDED_BYTES  1024 /* longest added token */
 #define TOK_REGEX_BYTES  65536
 #define TOK_TEMPLATE_MAX 16 /* ids before or after the text */
 #define TOK_TEXT_MAX     ((size_t)1 << 30)
 
-/* ---- Vocabulary (tok_vocab.c) -------------------------------------------------------------- */
+/* ---- Vocabulary (vocab.c) ------------------------------------------------------------------ */
 
 /* TOK_OUTSIDE: an added token that the model does not know, so no piece becomes it. */
 enum { TOK_PRESENT = 1, TOK_ADDED = 2, TOK_SPECIAL = 4, TOK_LITERAL = 8, TOK_OUTSIDE = 16 };
@@ -58,11 +58,11 @@ struct tok_merges {
     uint32_t mask;
 };
 
-/* ---- Added tokens (tok_added.c) ------------------------------------------------------------ */
+/* ---- Added tokens (added.c) ---------------------------------------------------------------- */
 
 struct tok_added {
     int32_t id;
-    uint32_t pattern, pattern_size; /* what is matched, in tok->text */
+    uint32_t pattern, pattern_size; /* the text to match, in tok->text */
     bool special, single_word, lstrip, rstrip, normalized;
 };
 
@@ -73,7 +73,7 @@ struct tok_matcher {
     bool starts[256]; /* some pattern begins with this byte */
 };
 
-/* ---- Pre-tokenizer (tok_split.c, tok_regex.c) ---------------------------------------------- */
+/* ---- Pre-tokenizer (split.c, regex.c) -------------------------------------------------- */
 
 enum tok_behavior {
     TOK_REMOVED,
@@ -99,10 +99,10 @@ struct tok_stage {
     enum tok_stage_kind kind;
     enum tok_behavior behavior;
     bool invert;
-    enum tok_prepend prepend; /* of TOK_STAGE_METASPACE, like the mark */
+    enum tok_prepend prepend; /* TOK_STAGE_METASPACE, like the mark */
     char mark[4];
     uint32_t mark_size;
-    struct tok_regex *regex; /* of TOK_STAGE_SPLIT */
+    struct tok_regex *regex; /* TOK_STAGE_SPLIT */
 };
 
 /* ---- Normalizer (norm.c, forms.c), decoder (decode.c) --------------------------------------- */
@@ -118,7 +118,7 @@ struct tok_step {
     uint32_t find, find_size, content, content_size;
 };
 
-/* What makes a token's bytes of its name. */
+/* How a token's name becomes its bytes. */
 struct tok_decoder {
     struct tok_step replaces[TOK_STEPS_MAX];
     int replace_count;
@@ -127,7 +127,7 @@ struct tok_decoder {
     bool fused;          /* while loading: what follows sees the whole text */
     char strip[4];       /* one such character at the beginning of a text goes */
     uint32_t strip_size; /* 0: none goes */
-    char mark[4];        /* these all go from the first token of a text */
+    char mark[4];        /* every one is dropped from the first token of a text */
     uint32_t mark_size;  /* 0: they stay */
 };
 
@@ -161,7 +161,7 @@ struct tok {
     bool cut_at_marks; /* no merge reaches over the beginning of a word (bpe.c) */
 
     double *scores;       /* [vocab_size], Unigram alone */
-    double unknown_score; /* of one unknown character */
+    double unknown_score; /* cost of one unknown character */
     int32_t *sorted;      /* ids by name, for prefixes */
     int32_t sorted_count;
     int32_t by_byte[257]; /* where names that begin with a byte begin in `sorted` */
@@ -193,7 +193,7 @@ int32_t tok_vocab_find_whole(const struct tok *tok, const char *bytes, size_t si
 /* A name that the model may give for a piece: no special token, whatever the text says. The unknown
  * token may: every piece can become it. */
 int32_t tok_vocab_find_plain(const struct tok *tok, const char *name, size_t size);
-int tok_byte_of(uint32_t scalar);                   /* of the byte alphabet; -1 outside */
+int tok_byte_of(uint32_t scalar);                   /* in the byte alphabet; -1 outside */
 uint32_t tok_char_of(uint32_t byte);                /* the other way */
 int tok_fallback_of(const char *name, size_t size); /* the byte of "<0x0A>"; -1 otherwise */
 
@@ -260,7 +260,7 @@ struct tok_symbol {
 
 struct tok_candidate {
     uint32_t rank, at;
-    int32_t id; /* of the merged token */
+    int32_t id; /* the merged token */
 };
 
 struct tok_node { /* the best way to one place of a piece, Unigram */
@@ -311,7 +311,7 @@ struct tok_text {
 struct tok_match {
     size_t scan;       /* where to look from */
     size_t span;       /* spans before it end before `scan` */
-    size_t begin, end; /* of the match, whitespace swallowed by lstrip and rstrip included */
+    size_t begin, end; /* the match, whitespace swallowed by lstrip and rstrip included */
     int32_t id;
 };
 

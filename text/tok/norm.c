@@ -87,7 +87,7 @@ static int find(const struct tok_step *step, const struct tok *tok, struct tok_s
 struct replacer {
     struct tok_writer w;
     struct tok_span_map map;
-    size_t taken; /* of the old text */
+    size_t taken; /* bytes of the old text */
 };
 
 /* Writes `s` for the old text up to `end`. */

@@ -184,7 +184,7 @@ static int load_byte_level(struct pipe *p, const cJSON *node, const char *path) 
     return rc;
 }
 
-/* All of P* and what ASCII counts as punctuation beside it. */
+/* Characters of the category P, and the ASCII punctuation that Unicode counts as symbols. */
 static int load_punctuation(struct pipe *p, const cJSON *node, const char *path) {
     struct tok_stage stage = {.kind = TOK_STAGE_SPLIT, .behavior = TOK_ISOLATED};
     int rc = json_get(node, "behavior") ? read_behavior(p, node, path, &stage.behavior) : 0;

@@ -67,7 +67,7 @@ static int rewrite_unicode(struct rewriter *w) {
     return 0;
 }
 
-/* What follows \p, \P and \x in braces is copied whole, so that its letters are not read again. */
+/* Copies \p{..}, \P{..} and \x{..} whole, so that the letters in the braces are not read again. */
 static int copy_escape(struct rewriter *w) {
     const char *end = w->at + 1;
     if (strchr("pPx", *w->at) && *end == '{') {

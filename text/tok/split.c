@@ -16,7 +16,7 @@ struct splitter {
     bool invert;
     bool open; /* a piece is being collected */
     bool last_was_match;
-    size_t begin, end; /* that piece */
+    size_t begin, end; /* the piece being collected */
 };
 
 static int emit(struct splitter *s, size_t begin, size_t end) {

@@ -1,4 +1,8 @@
-/* Text to tokens and back. */
+/* Text to tokens and back: the order of the parts.
+ *
+ * Added tokens that are matched raw are cut out first; each gap is normalised, the other added
+ * tokens are cut out of it, and each gap of those goes through the stages to the model. All of it
+ * works in the caller's arena and stops as soon as there are more tokens than the caller takes. */
 #include "text/tok/tok.h"
 
 #include <string.h>

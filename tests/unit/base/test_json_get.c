@@ -13,6 +13,14 @@ static cJSON *tree_of(const char *text) {
     return tree;
 }
 
+/* As Python's json reads files of models. */
+Test(json_get, the_last_of_double_keys_counts) {
+    cJSON *tree = cJSON_Parse("{\"a\":1,\"b\":2,\"a\":3,\"b\":null}");
+    cr_assert_eq(json_get(tree, "a")->valueint, 3);
+    cr_assert_null(json_get(tree, "b"));
+    cJSON_Delete(tree);
+}
+
 Test(json_get, case_matters_and_null_is_absent) {
     cJSON *tree = tree_of("{\"A\":1,\"n\":null,\"a\":2}");
     cr_assert_eq(json_get(tree, "a")->valueint, 2);
