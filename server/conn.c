@@ -112,6 +112,7 @@ void conn_release(struct conn *conn) {
         server->conns = conn->next;
     if (conn->next) conn->next->prev = conn->prev;
     server->conn_count--;
+    framing_close(&conn->framing);
     mem_free(conn);
     door_update(server);
 }

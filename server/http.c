@@ -91,47 +91,15 @@ static void refuse_size(struct exchange *ex) {
     exchange_refuse(ex, &error);
 }
 
-static enum MHD_Result count_length(void *cls, enum MHD_ValueKind kind, const char *name,
-                                    const char *value) {
-    (void)kind, (void)value;
-    *(int *)cls +=
-        strcasecmp(name, "Content-Length") == 0 || strcasecmp(name, "Transfer-Encoding") == 0;
-    return MHD_YES;
-}
-
-/* Two answers to where the body ends: whoever stands between may have taken the other one, and
- * what follows would be a request of somebody else's making (RFC 9112, 6.3). */
-static int refuse_two_lengths(struct exchange *ex) {
-    struct oai_error error;
-    int lengths = 0;
-    MHD_get_connection_values(ex->connection, MHD_HEADER_KIND, count_length, &lengths);
-    if (lengths <= 1) return 0;
-    oai_refuse(&error, 400, NULL, NULL,
-               "A request has one Content-Length or one Transfer-Encoding, not %d of them.",
-               lengths);
-    exchange_refuse(ex, &error);
-    ex->answer.close = true;
-    return -1;
-}
-
 static bool is_other(const char *value, const char *known) {
     return value && *value && strcasecmp(value, known) != 0;
 }
 
-/* Where such a body ends cannot be told (RFC 9112, 6.1). */
-static bool unknown_transfer(struct exchange *ex) {
-    return is_other(header(ex, "Transfer-Encoding"), "chunked");
-}
-
 /* A body that is encoded in itself would be taken for broken JSON (RFC 9110, 8.4). */
 static int refuse_coding(struct exchange *ex) {
-    const char *transfer = header(ex, "Transfer-Encoding"),
-               *content = header(ex, "Content-Encoding");
+    const char *content = header(ex, "Content-Encoding");
     struct oai_error error;
-    if (unknown_transfer(ex))
-        oai_refuse(&error, 501, "unsupported_transfer_encoding", NULL,
-                   "Transfer-Encoding can only be 'chunked', not '%.64s'.", transfer);
-    else if (is_other(content, "identity"))
+    if (is_other(content, "identity"))
         oai_refuse(&error, 415, "unsupported_content_encoding", NULL,
                    "A body must come as it is, not with Content-Encoding '%.64s'.", content);
     else
@@ -152,17 +120,24 @@ static int refuse_host(struct exchange *ex) {
     return -1;
 }
 
-static int refuse_header_size(struct exchange *ex) {
+/* --- requests that server/framing.h rejects: one answer each, then the connection ends --- */
+
+static bool is_rejected(const struct exchange *ex) {
+    const struct framing *framing = &ex->conn->framing;
+    return framing->refusal.status && framing->requests == ex->conn->begun;
+}
+
+static void refuse_framing(struct exchange *ex) {
+    const struct head_refusal *refusal = &ex->conn->framing.refusal;
     struct oai_error error;
-    size_t limit = ex->server->options.max_header_bytes;
-    const union MHD_ConnectionInfo *info =
-        MHD_get_connection_info(ex->connection, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
-    if (!info || info->header_size <= limit) return 0;
-    oai_refuse(&error, 431, "headers_too_large", NULL, "The headers are larger than %zu bytes.",
-               limit);
-    exchange_refuse(ex, &error);
     ex->answer.close = true;
-    return -1;
+    if (ex->refused) return;
+    if (refusal->status == 413) {
+        refuse_size(ex);
+        return;
+    }
+    oai_refuse(&error, refusal->status, refusal->code, NULL, "%s", refusal->text);
+    exchange_refuse(ex, &error);
 }
 
 /* What a browser asks before it sends a page's request to another origin. */
@@ -240,8 +215,7 @@ static void check_headers(struct exchange *ex, const char *path, const char *met
     struct key *key;
     ex->answer.origin = origin_allow(header(ex, "Origin"), o->cors_origins, o->cors_origin_count);
     ex->route = route_find(path, method, &ex->found, &allow);
-    if (refuse_header_size(ex) || refuse_two_lengths(ex) || refuse_host(ex) ||
-        answer_preflight(ex, method) || refuse_key(ex, &key) ||
+    if (refuse_host(ex) || answer_preflight(ex, method) || refuse_key(ex, &key) ||
         refuse_route(ex, path, method, allow) || refuse_coding(ex) || refuse_timeout(ex) ||
         refuse_rate(ex, key))
         return;
@@ -333,9 +307,12 @@ static enum MHD_Result begin(struct server *server, struct conn *conn,
     snprintf(ex->path, sizeof ex->path, "%s", path);
     set_request_id(ex);
     conn_set_state(conn, CONN_BODY);
-    check_headers(ex, path, method);
-    bool endless = declared_size(ex) > DISCARD_BYTES_MAX || unknown_transfer(ex);
-    if (!ex->refused || !endless) return MHD_YES;
+    conn->begun++;
+    if (is_rejected(ex))
+        refuse_framing(ex);
+    else
+        check_headers(ex, path, method);
+    if (!ex->refused || declared_size(ex) <= DISCARD_BYTES_MAX) return MHD_YES;
     ex->answer.close = true; /* too much to read away */
     return queue_answer(ex);
 }
@@ -345,7 +322,7 @@ static enum MHD_Result receive(struct exchange *ex, const char *data, size_t siz
     size_t limit = 4 * server->options.max_body_bytes;
     if (limit < BODIES_BYTES_MIN) limit = BODIES_BYTES_MIN;
     ex->body_seen += size;
-    if (ex->refused) return ex->body_seen > DISCARD_BYTES_MAX ? MHD_NO : MHD_YES;
+    if (ex->refused) return MHD_YES;
     if (ex->body_seen > server->options.max_body_bytes) {
         exchange_drop_body(ex);
         refuse_size(ex);
@@ -366,6 +343,7 @@ static enum MHD_Result receive(struct exchange *ex, const char *data, size_t siz
 }
 
 static enum MHD_Result proceed(struct exchange *ex, int64_t now_ns) {
+    if (ex->phase <= PHASE_READY && is_rejected(ex)) refuse_framing(ex);
     if (ex->phase == PHASE_BODY) {
         conn_set_state(ex->conn, CONN_BUSY);
         exchange_dispatch(ex);

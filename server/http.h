@@ -14,6 +14,7 @@
 #include "base/arena.h"
 #include "base/buf.h"
 #include "engine/engine.h"
+#include "server/framing.h"
 #include "server/keys.h"
 #include "server/oai/kind.h"
 #include "server/server.h"
@@ -67,7 +68,9 @@ struct conn {
     bool end_sent;       /* nor do we */
     uint64_t acked;      /* bytes the client has taken, at the last tick */
     int64_t progress_ns; /* when that last moved, or nothing was pending */
-    size_t discarded;    /* bytes read after the end of the answer */
+    size_t discarded;    /* bytes read that nobody wants */
+    struct framing framing;
+    unsigned long long begun; /* requests that libmicrohttpd has begun */
     struct sock_peer peer;
     uint64_t number; /* of the connections since the start */
     /* libmicrohttpd's side */
@@ -295,6 +298,7 @@ struct server {
     struct conn *attaching;         /* between MHD_add_connection and its notification */
     struct conn *soon;              /* the one libmicrohttpd writes for; NULL = none */
     int conn_count;
+    struct buf framed;         /* likewise, for libmicrohttpd */
     char scratch[RELAY_BYTES]; /* what is on its way; empty between callbacks */
     uint64_t conn_total;       /* accepted since the start */
     struct exchange *jobs;     /* those the engine works for */

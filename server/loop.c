@@ -23,8 +23,9 @@
 #define CONN_MEMORY_EXTRA   ((size_t)32 << 10) /* beside the headers: body and answer pieces */
 #define CONNS_CLOSING_MAX   64 /* that libmicrohttpd may still count when they are free here */
 #define CONN_DESCRIPTORS    3  /* the client's socket and a pair */
-#define DRAIN_ABORT_NS      2000000000ll /* for aborted requests to be answered */
-#define DRAIN_EXTRA_SECONDS 10           /* from the end of the drain to the end of the process */
+#define FRAMED_BYTES_EXTRA  ((size_t)4 * RELAY_BYTES) /* beside two heads */
+#define DRAIN_ABORT_NS      2000000000ll              /* for aborted requests to be answered */
+#define DRAIN_EXTRA_SECONDS 10 /* from the end of the drain to the end of the process */
 #define SECOND_NS           1000000000ll
 #define MS                  1000000ll
 #define WATCHDOG_SHARE      3 /* told so many times within the time systemd waits */
@@ -328,6 +329,7 @@ int server_open(const struct server_options *options, struct server **out, struc
     server->options = *options;
     server->listen_fd = -1;
     server->start_seconds = clock_unix_seconds();
+    buf_open(&server->framed, 2 * options->max_header_bytes + FRAMED_BYTES_EXTRA);
     signal(SIGPIPE, SIG_IGN);
     set_timeouts(&server->options.timeouts);
     CHECK(uv_loop_init(&server->loop) == 0);
@@ -516,6 +518,7 @@ void server_close(struct server *server) {
     CHECK(!server->conns && !server->jobs && server->exchanges == 0);
     if (server->listen_fd >= 0) close(server->listen_fd);
     tls_config_close(server->tls);
+    buf_close(&server->framed);
     keys_close(&server->keys);
     mem_free(server->names);
     mem_free(server);

@@ -124,6 +124,7 @@ static bool discard_round(struct conn *conn) {
 
 /* The end of libmicrohttpd's side shows when it is read; what is written after it is lost. */
 static bool offer_inner(struct conn *conn, const char *data, size_t size) {
+    if (!size) return true;
     ssize_t sent = write_inner(conn, data, size);
     if (sent == TLS_FAILED) return true;
     if (sent < 0) sent = 0;
@@ -141,6 +142,25 @@ static bool flush_in(struct conn *conn) {
     return rest_is_empty(in);
 }
 
+/* After a request that is rejected the input is only read away, so that the answer arrives. */
+static bool is_deaf(const struct conn *conn) {
+    return conn->framing.state == FRAMING_OVER && conn->discarded > DISCARD_BYTES_MAX;
+}
+
+static bool take_input(struct conn *conn, size_t size) {
+    struct server *server = conn->server;
+    const struct framing_limits limits = {.head_bytes = server->options.max_header_bytes,
+                                          .body_bytes = server->options.max_body_bytes};
+    if (framing_passes(&conn->framing, size)) return offer_inner(conn, server->scratch, size);
+    if (conn->framing.state == FRAMING_OVER) conn->discarded += size;
+    buf_clear(&server->framed);
+    if (framing_feed(&conn->framing, &limits, server->scratch, size, &server->framed)) {
+        conn_kill(conn);
+        return false;
+    }
+    return offer_inner(conn, server->framed.data, server->framed.size);
+}
+
 static bool in_round(struct conn *conn) {
     char *scratch = conn->server->scratch;
     if (conn->end_sent) return !conn->end_read && discard_round(conn);
@@ -149,8 +169,9 @@ static bool in_round(struct conn *conn) {
         shutdown(conn->inner, SHUT_WR);
         return false;
     }
+    if (is_deaf(conn)) return false;
     ssize_t got = read_client(conn, scratch);
-    if (got > 0) return offer_inner(conn, scratch, (size_t)got);
+    if (got > 0) return take_input(conn, (size_t)got);
     if (got == TLS_FAILED) conn_kill(conn);
     if (got == 0) end_input(conn);
     return got == 0;
@@ -205,7 +226,7 @@ static int client_events(const struct conn *conn) {
     int events = conn->watching ? UV_DISCONNECT : 0;
     if (conn->state == CONN_HANDSHAKE)
         return tls_wants_write(conn->tls) ? UV_WRITABLE : UV_READABLE;
-    if (!conn->end_read && rest_is_empty(&conn->in)) events |= UV_READABLE;
+    if (!conn->end_read && !is_deaf(conn) && rest_is_empty(&conn->in)) events |= UV_READABLE;
     if (!rest_is_empty(&conn->out)) events |= UV_WRITABLE;
     return events;
 }

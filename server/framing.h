@@ -1,0 +1,47 @@
+/* Where the requests of one connection begin and end. Sits between the client's bytes and
+ * libmicrohttpd, which gets complete, well-formed heads only, and bodies that end.
+ *
+ * A request that is rejected is replaced by an innocent one, `requests` counts to it, and `refusal`
+ * says what to answer to it; a body that is rejected is ended. So answers keep their order and are
+ * made in one place. After either nothing more is passed on.
+ *
+ * Loop thread. Memory: at most one head, or one line of a chunked body, beside the caller's. */
+#ifndef KEEPD_SERVER_FRAMING_H
+#define KEEPD_SERVER_FRAMING_H
+
+#include "server/head.h"
+
+enum framing_state {
+    FRAMING_HEAD,
+    FRAMING_BODY,       /* `left` bytes */
+    FRAMING_CHUNK_SIZE, /* a line */
+    FRAMING_CHUNK,      /* `left` bytes */
+    FRAMING_CHUNK_END,  /* an empty line */
+    FRAMING_TRAILER,    /* lines, until an empty one */
+    FRAMING_OVER        /* rejected: the rest is ignored */
+};
+
+struct framing {
+    enum framing_state state;
+    uint64_t left;
+    uint64_t body; /* bytes of a chunked body so far */
+    size_t blank;  /* bytes of empty lines before a head, or of trailers */
+    char *held;    /* an incomplete head or line; allocated while there is one */
+    size_t held_size, held_room;
+    unsigned long long requests;
+    struct head_refusal refusal; /* to request number `requests`; status 0 = none */
+};
+
+struct framing_limits {
+    size_t head_bytes;   /* of one head */
+    uint64_t body_bytes; /* of a chunked body; a Content-Length is checked with the head */
+};
+
+/* Reads all of `data` and appends to `out` what libmicrohttpd shall have. -1: no memory. */
+int framing_feed(struct framing *framing, const struct framing_limits *limits, const char *data,
+                 size_t size, struct buf *out);
+/* Whether these bytes are all body and can be passed on as they are; counts them if so. */
+bool framing_passes(struct framing *framing, size_t size);
+void framing_close(struct framing *framing);
+
+#endif

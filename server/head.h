@@ -1,0 +1,37 @@
+/* The head of an HTTP/1 request, read strictly (RFC 9112): from the request line to the empty line.
+ * Pure functions: no state, no thread, no allocation but in the caller's buffer. */
+#ifndef KEEPD_SERVER_HEAD_H
+#define KEEPD_SERVER_HEAD_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/buf.h"
+
+#define HEAD_FIELDS_MAX     128 /* header fields of one request */
+#define HEAD_PARAMETERS_MAX 64  /* of a query */
+
+/* Why a request is rejected. `text` and `code` are constants; code may be NULL. */
+struct head_refusal {
+    int status; /* 0 = it is not */
+    const char *code, *text;
+};
+
+/* What the head says of the body, and how the request is passed on. */
+struct head {
+    bool is_head; /* the method is HEAD: the answer has no body */
+    bool chunked;
+    uint64_t length; /* of a body that is not chunked */
+    struct head_refusal refusal;
+};
+
+/* `data` holds complete lines that end in CRLF, the last of them empty. Writes the same head in
+ * normal form to `out`, unless it is rejected: the target in origin form, exactly one Host field
+ * (none in an HTTP/1.0 request that has none), no Cookie. */
+void head_read(const char *data, size_t size, struct head *head, struct buf *out);
+
+/* One line "size[;extensions]" without its CRLF. False: malformed or above 2^62. */
+bool head_read_chunk_size(const char *line, size_t size, uint64_t *chunk);
+
+#endif
