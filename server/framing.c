@@ -13,7 +13,7 @@
 #define CHUNK_LINE_MAX 256 /* a chunk's size with its extensions */
 #define BLANK_MAX      8   /* empty lines before a request line are skipped (RFC 9112, 2.2) */
 
-/* --- what is held --- */
+/* --- incomplete input --- */
 
 static int hold(struct framing *f, char c) {
     if (f->held_size == f->held_room) {
@@ -149,7 +149,7 @@ static void end_line(struct framing *f, const struct framing_limits *limits, str
     }
     release(f);
     if (f->state == FRAMING_CHUNK_END) {
-        f->state = FRAMING_CHUNK_SIZE; /* its CRLF was passed on with the chunk */
+        f->state = FRAMING_CHUNK_SIZE; /* the CRLF was passed on with the chunk */
     } else if (empty) {
         buf_str(out, "0\r\n\r\n"); /* trailers end here: nobody asks for them */
         f->state = FRAMING_HEAD;

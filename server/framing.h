@@ -33,8 +33,8 @@ struct framing {
 };
 
 struct framing_limits {
-    size_t head_bytes;   /* of one head */
-    uint64_t body_bytes; /* of a chunked body; a Content-Length is checked with the head */
+    size_t head_bytes;   /* largest request head */
+    uint64_t body_bytes; /* largest chunked body; http.c checks Content-Length */
 };
 
 /* Reads all of `data` and appends to `out` what libmicrohttpd shall have. -1: no memory. */

@@ -87,6 +87,12 @@ static struct span next_line(struct span *rest) {
     return line;
 }
 
+static bool is_host(struct span s) {
+    for (size_t i = 0; i < s.size; i++)
+        if (!is_visible(s.at[i]) || strchr("/?#,", s.at[i])) return false;
+    return true;
+}
+
 /* --- rejecting --- */
 
 static int refuse(struct reader *r, int status, const char *code, const char *text) {
@@ -138,7 +144,8 @@ static int read_target(struct reader *r, struct span target) {
         size_t path = span_find(rest, '/'), query = span_find(rest, '?');
         r->authority = (struct span){rest.at, path < query ? path : query};
         r->target = span_from(rest, r->authority.size);
-        if (!r->authority.size || span_find(r->authority, '@') < r->authority.size)
+        if (!r->authority.size || !is_host(r->authority) ||
+            span_find(r->authority, '@') < r->authority.size)
             return malformed(r, "The request target has no valid authority.");
     } else if (!(span_is(target, "*") && span_is(r->method, "OPTIONS")) &&
                (!target.size || *target.at != '/')) {
@@ -189,10 +196,8 @@ static int read_transfer(struct reader *r, struct span value) {
 
 static int read_host(struct reader *r, struct span value) {
     r->hosts++;
-    for (size_t i = 0; i < value.size; i++)
-        if (!is_visible(value.at[i]) || strchr("/?#,", value.at[i]))
-            return malformed(r, "The Host field contains a character that no host has.");
-    return 0;
+    return is_host(value) ? 0
+                          : malformed(r, "The Host field contains a character that no host has.");
 }
 
 static void write_field(struct buf *out, const char *name, size_t name_size, struct span value) {
@@ -273,8 +278,8 @@ bool head_read_chunk_size(const char *line, size_t size, uint64_t *chunk) {
     size_t digits = 0;
     *chunk = 0;
     for (; digits < size && hex_value(line[digits]) >= 0; digits++) {
+        if (*chunk > CHUNK_MAX / 16) return false;
         *chunk = *chunk * 16 + (uint64_t)hex_value(line[digits]);
-        if (*chunk > CHUNK_MAX) return false;
     }
     struct span rest = span_trim((struct span){line + digits, size - digits});
     for (size_t i = 0; i < rest.size; i++)

@@ -10,7 +10,7 @@
 #include "base/buf.h"
 
 #define HEAD_FIELDS_MAX     128 /* header fields of one request */
-#define HEAD_PARAMETERS_MAX 64  /* of a query */
+#define HEAD_PARAMETERS_MAX 64  /* query parameters of one request */
 
 /* Why a request is rejected. `text` and `code` are constants; code may be NULL. */
 struct head_refusal {
@@ -18,11 +18,11 @@ struct head_refusal {
     const char *code, *text;
 };
 
-/* What the head says of the body, and how the request is passed on. */
+/* The framing of the body, or why the request is rejected. */
 struct head {
     bool is_head; /* the method is HEAD: the answer has no body */
     bool chunked;
-    uint64_t length; /* of a body that is not chunked */
+    uint64_t length; /* Content-Length; 0 if absent */
     struct head_refusal refusal;
 };
 
@@ -31,7 +31,7 @@ struct head {
  * (none in an HTTP/1.0 request that has none), no Cookie. */
 void head_read(const char *data, size_t size, struct head *head, struct buf *out);
 
-/* One line "size[;extensions]" without its CRLF. False: malformed or above 2^62. */
+/* One line "size[;extensions]" without its CRLF. False: malformed, or above 2^62. */
 bool head_read_chunk_size(const char *line, size_t size, uint64_t *chunk);
 
 #endif

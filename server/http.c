@@ -25,8 +25,8 @@ static const char *header(struct exchange *ex, const char *name) {
     return MHD_lookup_connection_value(ex->connection, MHD_HEADER_KIND, name);
 }
 
-/* Who asks, for fair shares: the key; where no keys are asked for the network address, and for
- * clients on this machine, who all have the same one, the connection. */
+/* The client's identity for fair queueing: the API key; without keys the network address, or the
+ * connection for clients on this machine, because all of them have the same address. */
 static void set_client(struct exchange *ex) {
     const struct server *server = ex->server;
     struct {
@@ -50,7 +50,7 @@ static struct key *find_key(struct exchange *ex) {
     } else if (!value && header(ex, "x-api-key")) {
         text = header(ex, "x-api-key"); /* Anthropic's and llama.cpp's header */
     }
-    if (!server->keys.count) text = ""; /* whatever is sent, everybody is the same */
+    if (!server->keys.count) text = ""; /* without keys all clients share one identity */
     sip_hash128(server->rules.info->space_key, text, strlen(text), ex->key_id);
     set_client(ex);
     return keys_find(&server->keys, text);
@@ -140,7 +140,7 @@ static void refuse_framing(struct exchange *ex) {
     exchange_refuse(ex, &error);
 }
 
-/* What a browser asks before it sends a page's request to another origin. */
+/* Answers a browser's preflight request, sent before a page's request to another origin. */
 static int answer_preflight(struct exchange *ex, const char *method) {
     if (strcmp(method, "OPTIONS") != 0 || !ex->answer.origin) return 0;
     ex->answer.preflight = true;

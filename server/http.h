@@ -1,5 +1,5 @@
-/* What the files of the edge share: connections, exchanges and how they live. Loop thread only,
- * except where said.
+/* Types and functions that the server's files share: connections, exchanges, the server. Loop
+ * thread only, unless stated otherwise.
  *
  * An exchange is one request and its answer. It is held by its connection (until libmicrohttpd says
  * it is completed), by work in the thread pool and by its job in the engine; whoever lets go last
@@ -62,7 +62,7 @@ struct conn {
     int fd;          /* -1 = closed */
     struct tls *tls; /* NULL = plain */
     uv_poll_t poll;
-    int events;          /* that `poll` waits for */
+    int events;          /* the events `poll` waits for */
     bool watching;       /* among them the client's leaving */
     bool end_read;       /* the client sends no more */
     bool end_sent;       /* nor do we */
@@ -72,7 +72,7 @@ struct conn {
     struct framing framing;
     unsigned long long begun; /* requests that libmicrohttpd has begun */
     struct sock_peer peer;
-    uint64_t number; /* of the connections since the start */
+    uint64_t number; /* this connection's number since the start */
     /* libmicrohttpd's side */
     int inner; /* our end of the pair; -1 = none */
     uv_poll_t inner_poll;
@@ -81,7 +81,7 @@ struct conn {
     bool inner_end;        /* libmicrohttpd sends no more */
     struct relay_rest in;  /* for libmicrohttpd */
     struct relay_rest out; /* for the client */
-    int handles;           /* of libuv, not yet closed */
+    int handles;           /* libuv handles not yet closed */
 };
 
 /* conn.c: states and deadlines */
@@ -102,7 +102,7 @@ void relay_on_client(uv_poll_t *poll, int status, int events);
 void relay_on_inner(uv_poll_t *poll, int status, int events);
 void relay_update(struct conn *conn);   /* waits for what can happen next */
 void relay_soon(struct conn *conn);     /* libmicrohttpd is about to write something */
-void relay_sent(struct server *server); /* it has: to the clients, as far as they take it */
+void relay_sent(struct server *server); /* sends that output on, as far as clients accept it */
 bool relay_has_output(const struct conn *conn);
 void relay_close_client(struct conn *conn);
 void relay_close_inner(struct conn *conn);
@@ -128,14 +128,14 @@ struct answer {
     const char *allow;        /* header of a 405 */
     int retry_ms;             /* Retry-After when > 0 */
     bool close;               /* the connection does not survive */
-    const char *origin;       /* of the page that may read the answer; NULL = none */
+    const char *origin;       /* origin whose pages may read the answer; NULL = none */
     bool preflight;           /* answers a browser's question about another origin */
     struct buf body;
 };
 
 /* How much of one choice has become events. */
 struct stream_choice {
-    struct exchange *exchange; /* whose `facts` name the rest */
+    struct exchange *exchange; /* its `facts` name the rest */
     const struct engine_choice *source;
     int index;             /* as in struct oai_answer */
     uint32_t tokens_seen;  /* tokens looked at */
@@ -145,13 +145,13 @@ struct stream_choice {
     struct oai_offset offset;
     struct oai_voice voice;
     struct tool_reader calls;    /* in the answering voice's text */
-    bool reading;                /* that voice has begun and not ended */
+    bool reading;                /* the voice has begun and not ended */
     bool begun, finished, ended; /* finished: the engine has ended it; ended: so have the events */
 };
 
 struct stream {
     struct oai_events events;
-    size_t out_at;          /* of events.out */
+    size_t out_at;          /* position in events.out */
     uint64_t progress_sent; /* prompt tokens; UINT64_MAX = nothing yet */
     struct stream_choice *choices;
     int next; /* the choice that is rendered first: each gets its turn */
@@ -159,7 +159,7 @@ struct stream {
     bool ping, ended;
 };
 
-/* What the loop knows of a job. */
+/* The loop's view of a job. */
 struct job_progress {
     uint32_t tokens_counted;
     int64_t last_token_ns;
@@ -172,14 +172,14 @@ struct route {
     bool prefix;                            /* the path continues (an id) */
     const char *method;                     /* "GET" also answers HEAD */
     void (*act)(struct exchange *exchange); /* without a body: answers, or waits for the engine */
-    const struct oai_kind *kind;            /* of the body; one of the two */
+    const struct oai_kind *kind;            /* kind of the body; set if `get` is not */
     bool open;                              /* needs no key */
 };
 
 struct exchange {
     struct server *server;
     struct conn *conn;                 /* NULL once libmicrohttpd has let go */
-    struct MHD_Connection *connection; /* likewise */
+    struct MHD_Connection *connection; /* NULL at the same time as `conn` */
     struct exchange *next, *prev;      /* in server->jobs, while the engine works for it */
     int refs;
     struct route found;
@@ -192,8 +192,8 @@ struct exchange {
     bool expired;         /* took longer than it may */
     int64_t deadline_ns;  /* 0 = none */
     int64_t queue_tokens; /* reserved in the queue, see quota.h */
-    uint8_t client[16];   /* who asks, for fair shares, see set_client */
-    uint8_t key_id[16];   /* of the API key, for conversation spaces; no key: that of "" */
+    uint8_t client[16];   /* identity for fair queueing, see set_client */
+    uint8_t key_id[16];   /* hash of the API key, or of ""; part of a conversation's space */
     char path[288];       /* room for the longest model name */
     char id[ID_BYTES], request_id[REQUEST_ID_BYTES];
     char session[OAI_KEY_BYTES + 1]; /* the client's X-Session-ID, or "" */
@@ -207,7 +207,7 @@ struct exchange {
     struct arena arena;
     struct oai_request request;
     struct oai_error error;
-    int64_t scores; /* that the answer can have, see OAI_SCORES_MAX */
+    int64_t scores; /* most that the answer can have, see OAI_SCORES_MAX */
     /* the jobs: one per prompt, allocated by the pool */
     struct engine_job *jobs;
     struct job_progress *progress; /* [job_count] */
@@ -217,7 +217,7 @@ struct exchange {
     uint32_t tokens_counted;
     int64_t last_output_ns;
     struct oai_answer facts;      /* once the jobs are submitted */
-    struct engine_delete removal; /* of DELETE /v1/conversations/{id} */
+    struct engine_delete removal; /* for DELETE /v1/conversations/{id} */
     struct stream stream;
 };
 
@@ -241,7 +241,7 @@ void exchange_refuse(struct exchange *exchange, const struct oai_error *error);
 void exchange_dispatch(struct exchange *exchange);             /* the body is complete */
 void exchange_poll(struct exchange *exchange, int64_t now_ns); /* after a wake or a tick */
 bool exchange_stream_ready(const struct exchange *exchange, int64_t now_ns);
-void exchange_answer_wait(struct exchange *exchange); /* what PHASE_WAIT waited for is there */
+void exchange_answer_wait(struct exchange *exchange); /* PHASE_WAIT is over */
 /* Gives the engine an order to delete and waits for it; refuses where that cannot be. */
 void exchange_delete(struct exchange *exchange, uint64_t conversation);
 void exchange_drop_body(struct exchange *exchange);
@@ -275,7 +275,7 @@ struct server {
     char last_complaint[256]; /* libmicrohttpd's */
     uv_loop_t loop;
     uv_async_t wake;
-    uv_poll_t poll; /* of libmicrohttpd's epoll */
+    uv_poll_t poll; /* libmicrohttpd's epoll descriptor */
     uv_timer_t timer, tick;
     uv_signal_t sigterm, sigint, sighup;
     bool handles_open; /* poll, timers and signals exist */
@@ -288,7 +288,7 @@ struct server {
     int64_t queue_tokens; /* reserved by requests that wait */
     struct watchdog watchdog;
     struct systemd_queue announced; /* loop thread */
-    uv_poll_t door;                 /* of listen_fd */
+    uv_poll_t door;                 /* waits on listen_fd */
     bool door_waits;                /* accepts */
     bool door_shut;                 /* for good */
     uv_prepare_t turn;              /* before each turn of the loop */
@@ -298,13 +298,13 @@ struct server {
     struct conn *attaching;         /* between MHD_add_connection and its notification */
     struct conn *soon;              /* the one libmicrohttpd writes for; NULL = none */
     int conn_count;
-    struct buf framed;         /* likewise, for libmicrohttpd */
-    char scratch[RELAY_BYTES]; /* what is on its way; empty between callbacks */
+    struct buf framed;         /* the same, checked and rewritten for libmicrohttpd */
+    char scratch[RELAY_BYTES]; /* bytes being relayed; empty between callbacks */
     uint64_t conn_total;       /* accepted since the start */
-    struct exchange *jobs;     /* those the engine works for */
-    int exchanges, works;      /* alive; of them in the pool */
-    int accepted;              /* of those in the pool: with a place in the queue */
-    size_t body_bytes;         /* of all bodies held */
+    struct exchange *jobs;     /* exchanges with jobs in the engine */
+    int exchanges, works;      /* alive; being read by worker threads */
+    int accepted;              /* `works` that have a place in the queue */
+    size_t body_bytes;         /* bytes of all bodies held */
     struct stats stats;
     bool draining, aborting;
     bool failed;  /* the engine did, so it drains */

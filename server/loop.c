@@ -21,7 +21,7 @@
 
 #define FILE_BYTES_MAX      (1 << 20)          /* certificates */
 #define CONN_MEMORY_EXTRA   ((size_t)32 << 10) /* beside the headers: body and answer pieces */
-#define CONNS_CLOSING_MAX   64 /* that libmicrohttpd may still count when they are free here */
+#define CONNS_CLOSING_MAX   64 /* connections that libmicrohttpd counts after they are freed here */
 #define CONN_DESCRIPTORS    3  /* the client's socket and a pair */
 #define FRAMED_BYTES_EXTRA  ((size_t)4 * RELAY_BYTES) /* beside two heads */
 #define DRAIN_ABORT_NS      2000000000ll              /* for aborted requests to be answered */
@@ -316,7 +316,7 @@ static struct sock_address address_of(const struct server_options *o) {
     };
 }
 
-/* Whatever is wrong with a passed one, server_bind tells. */
+/* Ignores faults of a passed socket; server_bind reports them. */
 static bool socket_is_passed(void) {
     struct fault ignored = {0};
     int fd = -1;

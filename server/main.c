@@ -205,7 +205,7 @@ static void on_reload(void *arg) {
         log_error("reload refused, nothing changes: %s: %s", fault.field, fault.text);
         return;
     }
-    log_set_level(LOG_LEVEL_INFO); /* whoever asked is answered, however quiet the log is */
+    log_set_level(LOG_LEVEL_INFO); /* logged at every log level */
     log_info("reload: the configuration is read again");
     config_reload(reload->config, &fresh, log_change, NULL);
     set_log(reload->config);
@@ -214,7 +214,7 @@ static void on_reload(void *arg) {
 
 /* --- refusing --- */
 
-/* What is wrong with the machine may be right the next time; an option or a model will not. */
+/* A restart may help against a fault of the machine, not against a wrong option or model. */
 static int exit_status(const struct fault *fault) {
     switch (fault->code) {
     case ERR_NOMEM:
@@ -304,7 +304,7 @@ static int serve(const struct config *config, struct server *server, struct call
     return status;
 }
 
-/* What start would refuse without loading weights or taking an address. */
+/* Reports what a start would reject, without loading weights or binding the address. */
 static int check(const struct config *config, struct callbacks *callbacks) {
     struct engine_options options = engine_options(config, callbacks);
     struct engine *engine = NULL;

@@ -13,11 +13,11 @@
 #include "base/mem.h"
 #include "server/http.h"
 
-#define ROUNDS_MAX        4                  /* of one connection in one turn of the loop */
-#define HANDSHAKE_STEPS   16                 /* of all connections in one turn */
+#define ROUNDS_MAX        4  /* reads of one connection and direction in one turn of the loop */
+#define HANDSHAKE_STEPS   16 /* steps of all handshakes in one turn */
 #define DISCARD_BYTES_MAX ((size_t)16 << 20) /* read away after the answer, so that it arrives */
 
-/* --- what was not taken --- */
+/* --- bytes not yet accepted --- */
 
 static bool rest_is_empty(const struct relay_rest *rest) {
     return rest->at == rest->size;
@@ -220,7 +220,7 @@ static void run_out(struct conn *conn) {
     for (int i = 0; i < ROUNDS_MAX && conn->fd >= 0 && out_round(conn); i++) continue;
 }
 
-/* --- what is waited for --- */
+/* --- events --- */
 
 static int client_events(const struct conn *conn) {
     int events = conn->watching ? UV_DISCONNECT : 0;
@@ -294,7 +294,7 @@ static void step_handshake(struct conn *conn) {
         conn_kill(conn);
     } else if (rc == 0) {
         conn_attach(conn);
-        run_in(conn); /* it may have come together with the handshake's end */
+        run_in(conn); /* data may have arrived with the last handshake message */
     }
 }
 
@@ -320,7 +320,7 @@ void relay_on_inner(uv_poll_t *poll, int status, int events) {
     struct server *server = conn->server;
     if (status) {
         conn->inner_events = 0;
-        sock_clear_error(conn->inner); /* what came before it is still to be read */
+        sock_clear_error(conn->inner); /* data before the error can still be read */
     }
     if (status || events & UV_READABLE) run_out(conn);
     if (conn->fd >= 0 && conn->inner >= 0 && events & UV_WRITABLE) run_in(conn);

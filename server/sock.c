@@ -18,8 +18,8 @@
 #include <linux/tcp.h>
 
 #define LISTEN_BACKLOG 1024
-#define SEND_BUFFER    (256 << 10) /* what the kernel holds for a client that does not read */
-#define PAIR_BUFFER    (32 << 10)  /* and between us and libmicrohttpd, each way */
+#define SEND_BUFFER    (256 << 10) /* kernel buffer for a client that does not read */
+#define PAIR_BUFFER    (32 << 10)  /* kernel buffer of the pair, each direction */
 
 static int bind_socket(int family, const struct sockaddr *address, socklen_t size,
                        const char *option, struct fault *fault) {
@@ -130,7 +130,7 @@ int sock_listen(int fd, struct fault *fault) {
     return 0;
 }
 
-/* --- what it is bound to --- */
+/* --- bound address --- */
 
 union address {
     struct sockaddr any;

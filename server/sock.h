@@ -31,7 +31,7 @@ bool sock_is_loopback(int fd); /* reached from this machine only; false for a Un
 /* Removes the path of a Unix socket; does nothing for others. */
 void sock_unlink(int fd);
 
-/* Who is at the other end. A Unix socket's peer has no address. */
+/* The peer's address. Peers of Unix sockets have none. */
 struct sock_peer {
     union {
         struct sockaddr any;

@@ -13,7 +13,7 @@
 #define PRIORITIES                                                                                 \
     "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2:-RSA:-DHE-RSA:-GROUP-ALL:+GROUP-X25519:"           \
     "+GROUP-SECP256R1:+GROUP-SECP384R1:+GROUP-SECP521R1:%SERVER_PRECEDENCE"
-#define HANDSHAKE_BYTES_MAX 16384 /* of one handshake message; nobody here has a certificate */
+#define HANDSHAKE_BYTES_MAX 16384 /* largest handshake message; clients send no certificates */
 #define WARNINGS_MAX        4     /* alerts and empty records that are skipped in one call */
 
 struct tls_config {

@@ -24,7 +24,7 @@ struct tls *tls_open(const struct tls_config *config, int fd); /* NULL: no memor
 void tls_close(struct tls *tls);                               /* NULL allowed */
 
 int tls_handshake(struct tls *tls);          /* 0 = done, or one of the above */
-bool tls_wants_write(const struct tls *tls); /* what the last TLS_AGAIN waits for */
+bool tls_wants_write(const struct tls *tls); /* after TLS_AGAIN: writable, else readable */
 /* Bytes; of tls_read 0 = the client has closed its side in order. After TLS_AGAIN tls_write must be
  * called with the same bytes again. One record at most; `size` of tls_read must be 16 KiB at least,
  * so that nothing stays behind that the socket would not show. */

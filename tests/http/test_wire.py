@@ -174,7 +174,7 @@ def test_a_chunked_body_that_is_too_large(shared, piece):
 
 
 def test_a_chunked_body_without_end(start):
-    """It is not read for ever."""
+    """The server stops reading it."""
     daemon = start("--max-body-bytes", "4096")
     with daemon.socket() as sock, pytest.raises(OSError):
         sock.sendall(POST + b"Transfer-Encoding: chunked\r\n\r\n")
