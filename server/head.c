@@ -117,8 +117,10 @@ static int read_version(struct reader *r, struct span version) {
     return 0;
 }
 
+/* In a query %00 is data, in a path it would cut the path short. */
 static int check_target(struct reader *r) {
     const struct span t = r->target;
+    size_t path = span_find(t, '?');
     int parameters = 0;
     for (size_t i = 0; i < t.size; i++) {
         if (!is_visible(t.at[i]) || t.at[i] == '#')
@@ -127,8 +129,8 @@ static int check_target(struct reader *r) {
         if (t.at[i] != '%') continue;
         if (t.size - i < 3 || hex_value(t.at[i + 1]) < 0 || hex_value(t.at[i + 2]) < 0)
             return malformed(r, "The request target contains an incomplete escape sequence.");
-        if (t.at[i + 1] == '0' && t.at[i + 2] == '0')
-            return malformed(r, "The request target contains the escape sequence %00.");
+        if (i < path && t.at[i + 1] == '0' && t.at[i + 2] == '0')
+            return malformed(r, "The path contains the escape sequence %00.");
     }
     if (parameters >= HEAD_PARAMETERS_MAX)
         return malformed(r, "The query of the request target has too many parameters.");

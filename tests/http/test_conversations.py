@@ -25,7 +25,7 @@ def test_list_and_delete(start):
     assert [row["id"] for row in listed(daemon)] == [rows[1]["id"]]
     daemon.wait_idle()
     assert daemon.kv()["pool"]["pages_retained"] == rows[1]["pages"]
-    for name in (rows[0]["id"], "0" * 16, "x", "F" * 16, "1" * 17, "a%00b"):
+    for name in (rows[0]["id"], "0" * 16, "x", "F" * 16, "1" * 17):
         r = daemon.http.delete(f"{daemon.url}/v1/conversations/{name}", timeout=60)
         assert r.status_code == 404 and r.json()["error"]["code"] == "conversation_not_found", name
 

@@ -48,6 +48,7 @@ Test(framing, heads_have_one_form) {
     expect("\r\n\r\nGET / HTTP/1.0\r\n\r\n", "GET / HTTP/1.0\r\n\r\n", 0);
     expect("GET / HTTP/1.1\r\nHost: x\r\nCookie: a=b\r\n\r\n", "GET / HTTP/1.1\r\nHost: x\r\n\r\n",
            0);
+    expect("GET /?a=%00 HTTP/1.0\r\n\r\n", "GET /?a=%00 HTTP/1.0\r\n\r\n", 0);
     expect("OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n", "OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n", 0);
 }
 
