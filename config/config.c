@@ -22,9 +22,9 @@
 const struct option config_options[] = {
     /* clang-format off */
     {.help = "Model"},
-    {"model", TEXT, AT(model), 1, 0, NULL, "DIR", 0,
-     "Model directory in Hugging Face format: config.json, tokenizer files, safetensors "
-     "weights. Required."},
+    {"model", TEXT, AT(model), 1, 0, NULL, "MODEL", 0,
+     "Model directory in Hugging Face format (config.json, tokenizer files, safetensors "
+     "weights), or a GGUF file, the first of a split one. Required."},
     {"served-model-name", TEXT, AT(served_model_name), 1, 0, NULL, "NAME", 0,
      "Model name used by the API. Further accepted names may follow, separated by commas. "
      "Default: the name of the model directory."},
@@ -176,6 +176,10 @@ const struct option config_options[] = {
     {"check-config", FLAG, AT(check_config), 0, 0, NULL, NULL, COMMAND_LINE,
      "Check everything that a start would reject (options, files, the model's tensors) without "
      "loading weights, print the values in force and exit."},
+    {"inspect", TEXT, AT(inspect), 1, 0, NULL, "MODEL", COMMAND_LINE,
+     "Print what keepd understands of this model (family, shape, types, stop tokens, template, "
+     "memory) and what a start would reject, without loading weights, and exit. Takes the place "
+     "of --model."},
     {"version", FLAG, AT(version), 0, 0, NULL, NULL, COMMAND_LINE,
      "Print the version and exit."},
     {"man", FLAG, AT(man), 0, 0, NULL, NULL, COMMAND_LINE,
@@ -547,9 +551,13 @@ static void name_model(struct config *config) {
 }
 
 static int check_together(struct config *config, struct fault *fault) {
+    if (config->inspect) {
+        mem_free(config->model);
+        config->model = mem_must_strdup(config->inspect);
+    }
     if (!config->model)
         return fault_set(fault, ERR_INVALID, "model",
-                         "no model given: --model DIR names a model directory");
+                         "no model given: --model names a model directory or a GGUF file");
     if (config->kv_budget_max && config->kv_budget > config->kv_budget_max)
         return fault_set(fault, ERR_INVALID, "kv-budget",
                          "kv-budget %" PRId64 " is above kv-budget-max %" PRId64, config->kv_budget,

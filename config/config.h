@@ -49,6 +49,7 @@ struct config {
     bool strict_params;  /* unknown request fields are a 400 */
     char *reasoning_parser;
     char *tool_call_parser;
+    char *inspect; /* a model to describe, as --model */
     bool check_config, help, man, version;
 };
 

@@ -382,6 +382,25 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
     info->top_k = config->top_k;
 }
 
+/* Pages hold any spread of the entries over streams (reserve_pages has the whole turn). */
+static void fill_found(struct engine *e, const struct sched_options *so,
+                       struct engine_found *found) {
+    const struct model_config *config = model_config(model_of(e));
+    fill_info(e, so);
+    *found = (struct engine_found){.kv_budget = e->info.kv_budget,
+                                   .has_gates = e->info.has_gates,
+                                   .trained_budget = e->info.trained_budget,
+                                   .max_model_len = e->info.max_model_len,
+                                   .eos_count = config->eos_count};
+    memcpy(found->kv_policy, e->info.kv_policy, sizeof found->kv_policy);
+    memcpy(found->kv_dtype, e->info.kv_dtype, sizeof found->kv_dtype);
+    _Static_assert(sizeof found->eos == sizeof config->eos, "as many ends");
+    memcpy(found->eos, config->eos, sizeof found->eos);
+    int64_t streams = (int64_t)config->layers * config->heads_kv, slots = so->shape.page_slots;
+    int64_t held = found->kv_budget > 0 ? found->kv_budget : found->max_model_len;
+    found->conversation_bytes = streams * (held + slots - 1) / slots * so->page_bytes;
+}
+
 static int refuse_policy(const char *name, struct fault *fault) {
     char known[256] = "auto";
     for (int i = 0; policy_at(i) != NULL; i++)
@@ -483,6 +502,7 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
                                .row_entries = KV_ROW_ENTRIES,
                                .clients_max = clients_max(options)};
     code = open_parts(e, &so, fault);
+    if (code == 0 && options->check_only && options->found) fill_found(e, &so, options->found);
     if (code != 0 || options->check_only) {
         engine_close(e);
         return code;

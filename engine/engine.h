@@ -39,6 +39,7 @@
 #include <string.h>
 
 #include "base/arena.h"
+#include "base/buf.h"
 #include "base/err.h"
 #include "base/hist.h"
 
@@ -48,6 +49,18 @@ struct engine;
 static inline bool engine_chooses(const char *option) {
     return option == NULL || strcmp(option, "auto") == 0;
 }
+
+/* A model and the options, checked. */
+struct engine_found {
+    char kv_policy[32], kv_dtype[8];
+    int kv_budget; /* 0: none */
+    bool has_gates;
+    int trained_budget; /* of the gates; 0 = unknown */
+    int max_model_len;
+    int64_t conversation_bytes; /* at the budget, else at max_model_len */
+    int32_t eos[16];
+    int eos_count;
+};
 
 struct engine_options {
     const char *model_dir;
@@ -78,6 +91,7 @@ struct engine_options {
     const char *state_dir;  /* conversations outlive the process there; NULL or "" = they do not */
     int64_t state_bytes;    /* all files there together; the oldest go */
     int state_idle_seconds; /* a conversation is written when nobody used it for so long */
+    struct engine_found *found; /* with check_only: filled in where nothing is refused; or NULL */
     void (*progress)(void *arg, double fraction, const char *what); /* during open; may be NULL */
     void (*wake)(void *arg); /* a replica's thread, after a step that changed some job:
                                 uv_async_send */
@@ -92,6 +106,12 @@ void engine_drain(
     struct engine *engine);              /* finish accepted jobs, accept no more; returns at once */
 bool engine_idle(struct engine *engine); /* nothing queued or running */
 void engine_close(struct engine *engine); /* aborts what is left (finish = ABORT), joins, frees */
+
+/* Describes a model for people, a line for each fact, as far as it can be read, and what start
+ * would refuse. *tool_template: the template of chats with tools, freed by the caller; NULL where
+ * there is none. Failure: as engine_open's, and the last line says it. Loads no weights. */
+int engine_inspect(const struct engine_options *options, struct buf *out, char **tool_template,
+                   struct fault *fault);
 
 /* Constant facts, valid from open to close. */
 struct engine_info {
@@ -286,7 +306,7 @@ struct engine_kv_details {
 struct engine_job {
     struct engine_request request;
     atomic_int cancel;
-    atomic_int admitted; /* 1 once it has its pages and its places */
+    atomic_int admitted;              /* 1 once it has its pages and its places */
     atomic_uint_fast32_t prompt_read; /* prompt tokens computed or found; grows step by step */
     atomic_int
         finished; /* 1 once every choice has its `finish`: the job is the submitter's again */

@@ -55,6 +55,11 @@ static inline int qkv_width(const struct model_config *c) {
     return q_width(c) + 2 * kv_width(c);
 }
 
+/* The configuration and, unless they are `random`, the table of tensors; the caller closes both,
+ * also after a failure. */
+int model_read(const char *path, int context, bool random, struct model_config *config,
+               struct weights **weights, struct fault *fault);
+
 /* config.json's tree, and generation_config.json's or NULL; see model_config_parse. */
 int model_config_read(const cJSON *config, const cJSON *generation, int context,
                       struct model_config *out, struct fault *fault);

@@ -14,7 +14,8 @@
 
 /* ---- Opening ------------------------------------------------------------------------------- */
 
-static int load_config(struct model *model, const char *dir, int context, struct fault *fault) {
+static int load_config(struct model_config *out, const char *dir, int context,
+                       struct fault *fault) {
     char path[PATH_MAX], *config = NULL, *generation = NULL;
     size_t config_size = 0, generation_size = 0;
     int n = snprintf(path, sizeof path, "%s/generation_config.json", dir);
@@ -27,7 +28,7 @@ static int load_config(struct model *model, const char *dir, int context, struct
     if (!err) err = file_read(path, CONFIG_FILE_MAX, &config, &config_size, fault);
     if (!err)
         err = model_config_parse(config, config_size, generation, generation_size, context,
-                                 &model->config, fault);
+                                 out, fault);
     mem_free(config);
     mem_free(generation);
     return err;
@@ -74,19 +75,25 @@ static int open_scratch(struct model *model, struct fault *fault) {
     return 0;
 }
 
-static int load_all(struct model *model, const struct model_options *options, struct fault *fault) {
-    struct weights *weights = NULL;
-    bool gguf = gguf_is_path(options->dir);
-    if (gguf && options->random_weights)
+int model_read(const char *path, int context, bool random, struct model_config *config,
+               struct weights **weights, struct fault *fault) {
+    *weights = NULL;
+    if (!gguf_is_path(path)) {
+        int err = load_config(config, path, context, fault);
+        return err || random ? err : weights_open(path, weights, fault);
+    }
+    if (random)
         return fault_set(fault, ERR_UNSUPPORTED, "model",
                          "random weights need a directory with config.json");
-    int err = gguf ? weights_open(options->dir, &weights, fault) : 0;
-    if (!err)
-        err = gguf ? model_config_from_gguf(weights, options->context, &model->config, fault)
-                   : load_config(model, options->dir, options->context, fault);
+    int err = weights_open(path, weights, fault);
+    return err ? err : model_config_from_gguf(*weights, context, config, fault);
+}
+
+static int load_all(struct model *model, const struct model_options *options, struct fault *fault) {
+    struct weights *weights = NULL;
+    int err = model_read(options->dir, options->context, options->random_weights, &model->config,
+                         &weights, fault);
     if (!err) err = check_shape(model, fault);
-    if (!err && !weights && !options->random_weights)
-        err = weights_open(options->dir, &weights, fault);
     if (!err) model->layers = mem_must_alloc((size_t)model->config.layers, sizeof *model->layers);
     if (!err) err = model_load_weights(model, options, weights, fault);
     weights_close(weights);

@@ -7,6 +7,7 @@
 
 #include <stdbool.h>
 
+#include "base/buf.h"
 #include "base/err.h"
 #include "kernels/kern.h"
 
@@ -76,6 +77,10 @@ struct model_options {
     void (*progress)(void *arg, double fraction, const char *what); /* may be NULL */
     void *progress_arg;
 };
+
+/* Describes the files of a model for people, a line for each fact, as far as they can be read; no
+ * element of a tensor is. Failure: what start would refuse. */
+int model_inspect(const char *path, int context, struct buf *out, struct fault *fault);
 
 /* Loads weights into the backend, or shares the owner's. Errors name field, tensor or file. */
 int model_open(struct kern *kern, const struct model_options *options, struct model **out,

@@ -14,9 +14,11 @@
 #include "base/mem.h"
 #include "config/config.h"
 #include "engine/engine.h"
+#include "server/oai/tool_calls.h"
 #include "server/server.h"
 #include "server/systemd.h"
 
+#define INSPECT_MAX ((size_t)1 << 20)
 #define EXIT_CONFIG 78 /* sysexits: the model or an option is refused; a restart will not help */
 
 /* --- progress while the model loads, on stderr --- */
@@ -316,6 +318,21 @@ static int check(const struct config *config, struct callbacks *callbacks) {
     return EXIT_SUCCESS;
 }
 
+/* The model in words on stdout, with the form of calls that its template teaches. */
+static int inspect(const struct config *config, struct callbacks *callbacks) {
+    struct engine_options options = engine_options(config, callbacks);
+    struct fault fault = {0};
+    struct buf out;
+    char *template = NULL;
+    buf_open(&out, INSPECT_MAX);
+    int code = engine_inspect(&options, &out, &template, &fault);
+    if (code == 0) buf_fmt(&out, "tools        %s\n", tool_format_name(tool_format_of(template)));
+    if (out.data) fputs(out.data, stdout);
+    buf_close(&out);
+    mem_free(template);
+    return code == 0 ? EXIT_SUCCESS : EXIT_CONFIG;
+}
+
 static int run(struct config *config, int argc, char **argv) {
     struct callbacks callbacks = {.progress = {.tty = isatty(STDERR_FILENO), .shown = -1}};
     struct fault fault = {0};
@@ -330,6 +347,8 @@ static int run(struct config *config, int argc, char **argv) {
         status = refuse_start(&fault);
     else if (config->check_config)
         status = check(config, &callbacks);
+    else if (config->inspect)
+        status = inspect(config, &callbacks);
     else if (server_bind(callbacks.server, &fault))
         status = refuse("cannot serve", &fault);
     else

@@ -140,6 +140,14 @@ static bool is_policy(const char *name) {
     return false;
 }
 
+int engine_inspect(const struct engine_options *options, struct buf *out, char **tool_template,
+                   struct fault *fault) {
+    buf_fmt(out, "family       none: %s is not read here\n", options->model_dir);
+    *tool_template = NULL;
+    *fault = (struct fault){0};
+    return 0;
+}
+
 int engine_open(const struct engine_options *options, struct engine **out, struct fault *fault) {
     static const double eviction_bounds[] = {.0001, .001, .01, .1, 1};
     static const double token_bounds[] = {1,   8,    16,   32,   64,   128,  256,

@@ -1,0 +1,112 @@
+/* A model's files in words. */
+#include <math.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "model/internal.h"
+
+#define TYPES_MAX 64
+
+struct type_count {
+    const char *name;
+    size_t tensors;
+};
+
+static void count_type(struct type_count *types, size_t *count, const char *name) {
+    size_t i = 0;
+    while (i < *count && strcmp(types[i].name, name) != 0) i++;
+    if (i == TYPES_MAX) return; /* formats have fewer */
+    if (i == *count) types[(*count)++] = (struct type_count){.name = name};
+    types[i].tensors++;
+}
+
+static double elements_of(const struct tensor *tensor) {
+    double count = 1;
+    for (int i = 0; i < tensor->dims; i++) count *= (double)tensor->shape[i];
+    return count;
+}
+
+/* Matrices of blocks take four bytes for each number once they are loaded. */
+static double loaded_bytes(const struct tensor *tensor) {
+    return tensor->dtype == TENSOR_BLOCKS ? 4 * elements_of(tensor) : (double)tensor->bytes;
+}
+
+static void describe_weights(const struct weights *weights, struct buf *out) {
+    struct type_count types[TYPES_MAX];
+    size_t type_count = 0;
+    double numbers = 0, loaded = 0, bytes = (double)weights_bytes(weights);
+    for (size_t i = 0; i < weights_count(weights); i++) {
+        const struct tensor *tensor = weights_at(weights, i);
+        count_type(types, &type_count, tensor->type);
+        numbers += elements_of(tensor);
+        loaded += loaded_bytes(tensor);
+    }
+    buf_fmt(out, "weights      %zu tensors, %.1f million numbers, %.1f MB, %.2f bits per number\n",
+            weights_count(weights), numbers * 1e-6, bytes * 1e-6,
+            numbers > 0 ? bytes * 8 / numbers : 0);
+    buf_str(out, "types       ");
+    for (size_t i = 0; i < type_count; i++)
+        buf_fmt(out, "%s %s: %zu", i ? "," : "", types[i].name, types[i].tensors);
+    buf_fmt(out, "\nmemory       %.1f MB of weights\n", loaded * 1e-6);
+}
+
+static void describe_rotation(const struct model_config *c, struct buf *out) {
+    int unrotated = 0, last = c->rotary_dims / 2 - 1;
+    for (int i = 0; i < c->layers; i++) unrotated += !c->per_layer[i].rotated;
+    buf_fmt(out, "rotation     %d of %d dimensions, one turn in %.4g to %.4g tokens",
+            c->rotary_dims, c->head_dim, 2 * M_PI / (double)c->inv_freq[0],
+            2 * M_PI / (double)c->inv_freq[last]);
+    if (c->rope_scale != 1) buf_fmt(out, ", cosine and sine times %.4g", (double)c->rope_scale);
+    if (unrotated) buf_fmt(out, ", none in %d of %d layers", unrotated, c->layers);
+    buf_char(out, '\n');
+}
+
+static void describe_windows(const struct model_config *c, struct buf *out) {
+    int windowed = 0, window = 0;
+    for (int i = 0; i < c->layers; i++) {
+        windowed += c->per_layer[i].window > 0;
+        if (c->per_layer[i].window > window) window = c->per_layer[i].window;
+    }
+    if (windowed)
+        buf_fmt(out, "windows      %d tokens in %d of %d layers\n", window, windowed, c->layers);
+}
+
+static void describe_attention(const struct model_config *c, struct buf *out) {
+    const struct {
+        bool has;
+        const char *what;
+    } rows[] = {{c->qkv_bias, "biases on q, k and v"},
+                {c->o_bias, "a bias on the output"},
+                {c->qk_norm, "norms on q and k"}};
+    bool any = false;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        if (!rows[i].has) continue;
+        buf_fmt(out, "%s%s", any ? ", " : "attention    ", rows[i].what);
+        any = true;
+    }
+    if (any) buf_char(out, '\n');
+}
+
+static void describe_config(const struct model_config *c, bool gguf, struct buf *out) {
+    buf_fmt(out, "family       %s, %s\n", c->family, gguf ? "a GGUF file" : "a directory");
+    buf_fmt(out,
+            "shape        %d layers of width %d, feed-forward %d, %d query and %d key/value heads "
+            "of %d, vocabulary %d%s\n",
+            c->layers, c->d_model, c->d_ff, c->heads_q, c->heads_kv, c->head_dim, c->vocab,
+            c->tied_embeddings ? ", LM head tied to the embeddings" : "");
+    describe_attention(c, out);
+    buf_fmt(out, "positions    %d\n", c->max_positions);
+    describe_rotation(c, out);
+    describe_windows(c, out);
+}
+
+int model_inspect(const char *path, int context, struct buf *out, struct fault *fault) {
+    struct model_config config = {0};
+    struct weights *weights = NULL;
+    int err = model_read(path, context, false, &config, &weights, fault);
+    if (config.inv_freq) describe_config(&config, gguf_is_path(path), out);
+    if (weights && weights_count(weights)) describe_weights(weights, out);
+    weights_close(weights);
+    model_config_close(&config);
+    return err;
+}
