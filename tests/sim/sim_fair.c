@@ -1,0 +1,218 @@
+/* Fair shares under load: five kinds of clients, each asking again as soon as it has its answers,
+ * for more than the scheduler can do at once. Everything is counted in steps, so that a run can be
+ * repeated exactly.
+ *
+ *   one    a small request at a time
+ *   flood  many small requests at a time
+ *   wide   requests that need every place, for one token each
+ *   large  requests that need nearly the whole pool
+ *   long   long answers
+ *
+ * In every step: while passing is allowed, no place is empty for which a waiting job fits. At the
+ * end: nobody waited longer than stated, nobody was served much less than others that asked for as
+ * much, and all kinds got on. First each kind runs alone, so that the figures can be compared.
+ *
+ * Usage: sim_fair [first_seed] [seeds] */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "tests/sim/world.h"
+
+enum { PLACES = 8, ROWS = 64, STEPS = 2000, JOBS_MAX = 16, PROMPT_MAX = 500 };
+
+static const struct kind {
+    const char *name;
+    int jobs, prompt, tokens, choices;
+} kinds[] = {{"one", 1, 20, 12, 1},
+             {"flood", 16, 20, 12, 1},
+             {"wide", 1, 8, 1, PLACES},
+             {"large", 1, PROMPT_MAX, 8, 1},
+             {"long", 4, 30, 80, 1}};
+enum { KINDS = sizeof kinds / sizeof *kinds };
+
+/* The longest job, in steps: the prompt at the least rows that a step has for it, then tokens. */
+enum { LONGEST = PROMPT_MAX / (ROWS - PLACES) + 2 + 80 };
+
+struct client {
+    const struct kind *kind;
+    struct engine_job jobs[JOBS_MAX];
+    uint64_t since[JOBS_MAX]; /* the step in which it was submitted */
+    bool waits[JOBS_MAX];
+    int32_t prompts[JOBS_MAX][PROMPT_MAX];
+    uint64_t answers, waited, longest;
+    int64_t served; /* tokens, as the queue counts them */
+};
+
+static struct client clients[KINDS];
+static sched_model_step real_step;
+static uint64_t seed;
+
+static int below(int n) {
+    seed = world_mix(seed);
+    return (int)(seed % (uint64_t)n);
+}
+
+/* ---- Checks in every step -------------------------------------------------------------------- */
+
+/* Pages that are certainly enough: of a stream that keeps everything. */
+static int64_t pages_enough(const struct world *w, const struct engine_job *job) {
+    int64_t entries = job->request.prompt_count + job->request.max_tokens;
+    int slots = w->sched.options.shape.page_slots;
+    return WORLD_STREAMS * ((entries + slots - 1) / slots) * job->choice_count;
+}
+
+/* After admission, before the model runs. */
+static int checked_step(void *model, const struct kern_batch *batch, const int32_t *want,
+                        int want_count, const float **logits) {
+    struct world *w = model;
+    const struct sched *s = &w->sched;
+    int places = PLACES - s->running;
+    int64_t pages = s->options.pages_total - s->pages_reserved;
+    bool open = s->head == NULL || s->counters.steps - s->head_step < SCHED_PASS_STEPS;
+    for (int c = 0; c < KINDS; c++)
+        for (int i = 0; clients[c].kind != NULL && i < clients[c].kind->jobs; i++) {
+            const struct engine_job *job = &clients[c].jobs[i];
+            if (job->choice == NULL || atomic_load(&job->admitted) != 0) continue;
+            bool fits = job->choice_count <= places && pages_enough(w, job) <= pages;
+            CHECK_MSG(!fits || (!open && job != s->head),
+                      "%s waits beside %d places and %lld pages", clients[c].kind->name, places,
+                      (long long)pages);
+        }
+    return real_step(model, batch, want, want_count, logits);
+}
+
+/* ---- Clients --------------------------------------------------------------------------------- */
+
+static void ask(struct world *w, struct client *c, int i) {
+    const struct kind *kind = c->kind;
+    struct engine_job *job = &c->jobs[i];
+    int32_t *prompt = c->prompts[i], index = (int32_t)(c - clients);
+    int count = kind->prompt - below(kind->prompt / 4 + 1);
+    for (int k = 0; k < count; k++) prompt[k] = 1 + below(WORLD_VOCAB - 1);
+    *job = (struct engine_job){.request = {.prompt = prompt,
+                                           .prompt_count = count,
+                                           .max_tokens = kind->tokens,
+                                           .temperature = 1,
+                                           .top_p = 1,
+                                           .repetition = 1,
+                                           .seed = seed,
+                                           .choices = kind->choices,
+                                           .top_logprobs = -1,
+                                           .ignore_eos = true,
+                                           .kv = {.policy = "full",
+                                                  .budget = -1,
+                                                  .buffer = -1,
+                                                  .chunk = -1,
+                                                  .sinks = -1,
+                                                  .recent = -1}}};
+    memcpy(job->request.client, &index, sizeof index);
+    CHECK(world_submit(w, job) == 0);
+    c->since[i] = w->sched.counters.steps;
+    c->waits[i] = true;
+}
+
+static void look(struct world *w, struct client *c, int i) {
+    struct engine_job *job = &c->jobs[i];
+    if (c->waits[i] && (job->choice == NULL || atomic_load(&job->admitted) != 0)) {
+        uint64_t waited = w->sched.counters.steps - c->since[i];
+        c->waits[i] = false;
+        c->waited += waited;
+        if (waited > c->longest) c->longest = waited;
+    }
+    if (job->choice != NULL && atomic_load(&job->finished) == 0) return;
+    if (job->choice != NULL) {
+        CHECK(atomic_load(&job->choice[0].finish) == ENGINE_FINISH_LENGTH);
+        c->answers++;
+        engine_job_close(job);
+    }
+    ask(w, c, i);
+}
+
+static void end(struct world *w) {
+    for (int c = 0; c < KINDS; c++)
+        for (int i = 0; i < JOBS_MAX; i++) atomic_store(&clients[c].jobs[i].cancel, 1);
+    while (!sched_idle(&w->sched)) CHECK(!world_step(w));
+    for (int c = 0; c < KINDS; c++)
+        for (int i = 0; i < JOBS_MAX; i++) engine_job_close(&clients[c].jobs[i]);
+}
+
+/* ---- Runs ------------------------------------------------------------------------------------ */
+
+/* Pages for one large job and little beside it. */
+static int64_t pool_pages(void) {
+    return WORLD_STREAMS * 9;
+}
+
+static void report(const struct world *w, struct client *client) {
+    client->served = queue_client_of(&w->sched.queue, &client->jobs[0])->served;
+    printf("  %-6s %6llu answers, waited %6.1f steps in the mean, %4llu at most, served %lld\n",
+           client->kind->name, (unsigned long long)client->answers,
+           (double)client->waited / (double)(client->answers + 1),
+           (unsigned long long)client->longest, (long long)client->served);
+}
+
+/* The kinds of `which`, a bit each, together. */
+static void run(unsigned which, uint64_t with_seed) {
+    struct world w;
+    seed = with_seed;
+    memset(clients, 0, sizeof clients);
+    world_open(&w, &(struct world_options){.path = "auto",
+                                           .pages = pool_pages(),
+                                           .sequences = PLACES,
+                                           .conversations = 0,
+                                           .rows = ROWS});
+    real_step = w.sched.options.model_step;
+    w.sched.options.model_step = checked_step;
+    for (int c = 0; c < KINDS; c++)
+        if (which >> c & 1) clients[c].kind = &kinds[c];
+    while (w.sched.counters.steps < STEPS) {
+        for (int c = 0; c < KINDS; c++)
+            for (int i = 0; clients[c].kind != NULL && i < clients[c].kind->jobs; i++)
+                look(&w, &clients[c], i);
+        CHECK(!world_step(&w));
+    }
+    for (int c = 0; c < KINDS; c++)
+        if (clients[c].kind != NULL) report(&w, &clients[c]);
+    end(&w);
+    world_close(&w);
+}
+
+enum { ONE, FLOOD, WIDE, LARGE, LONG };
+
+/* A head lets others pass for SCHED_PASS_STEPS, then waits for the longest job that runs: so long
+ * does a large job wait once it has its turn, and a small one, which passes before, only for the
+ * second part and for the head itself. Turns of the others come before: once more the same. */
+static void expect_fair(void) {
+    const uint64_t turn = SCHED_PASS_STEPS + LONGEST;
+    CHECK(clients[ONE].longest <= 2 * LONGEST);
+    CHECK(clients[WIDE].longest <= 2 * turn && clients[LARGE].longest <= 2 * turn);
+    CHECK(clients[LONG].longest <= 2 * turn);
+    CHECK(clients[FLOOD].longest <= 4 * turn); /* behind fifteen of its own */
+    int64_t most = 0, least = INT64_MAX;
+    for (int c = 0; c < KINDS; c++) {
+        CHECK(clients[c].answers > 0);
+        if (c == ONE || c == WIDE) continue; /* they never ask for their whole share */
+        if (clients[c].served > most) most = clients[c].served;
+        if (clients[c].served < least) least = clients[c].served;
+    }
+    CHECK_MSG(least * 10 >= most * 8, "shares of %lld and %lld", (long long)least, (long long)most);
+    CHECK(clients[WIDE].served * 10 >= most * 4);
+}
+
+int main(int argc, char **argv) {
+    uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
+    uint64_t seeds = argc > 2 ? strtoull(argv[2], NULL, 10) : 3;
+    for (int c = 0; c < KINDS; c++) {
+        printf("alone:\n");
+        run(1u << c, first);
+        CHECK(clients[c].answers > 0);
+    }
+    for (uint64_t s = first; s < first + seeds; s++) {
+        printf("together, seed %llu:\n", (unsigned long long)s);
+        run((1u << KINDS) - 1, s);
+        expect_fair();
+    }
+    return 0;
+}

@@ -1,0 +1,120 @@
+/* Tests engine/queue.c: whose turn it is, and what the table of clients remembers and forgets. */
+#include <criterion/criterion.h>
+
+#include "engine/queue.h"
+
+static struct engine_job job_for(uint8_t client) {
+    return (struct engine_job){.request = {.client = {client}}};
+}
+
+static void join(struct queue *q, struct engine_job *job, uint8_t client) {
+    *job = job_for(client);
+    queue_join(q, job);
+}
+
+static void run(struct queue *q, struct engine_job *job, int64_t tokens) {
+    queue_take(q, job);
+    queue_charge(q, job, tokens);
+}
+
+static int64_t served(const struct queue *q, const struct engine_job *job) {
+    return queue_client_of(q, job)->served;
+}
+
+Test(queue, the_client_served_least_is_next_then_who_came_first) {
+    struct queue q;
+    struct engine_job a[3], b[2];
+    queue_open(&q, 8);
+    for (int i = 0; i < 3; i++) join(&q, &a[i], 1);
+    for (int i = 0; i < 2; i++) join(&q, &b[i], 2);
+    cr_assert_eq(queue_next(&q, NULL, NULL), &a[0]);
+    cr_assert_eq(queue_others(&q, &a[0]), 2);
+    run(&q, &a[0], 10);
+    cr_assert_eq(queue_next(&q, NULL, NULL), &b[0]);
+    run(&q, &b[0], 10);
+    cr_assert_eq(queue_next(&q, NULL, NULL), &a[1], "equal: who came first");
+    run(&q, &a[1], 1);
+    cr_assert_eq(queue_next(&q, NULL, NULL), &b[1]);
+    run(&q, &b[1], 100);
+    cr_assert_eq(queue_next(&q, NULL, NULL), &a[2], "no other waits");
+    run(&q, &a[2], 0);
+    cr_assert_null(queue_next(&q, NULL, NULL));
+    for (int i = 0; i < 3; i++) queue_end(&q, &a[i]);
+    for (int i = 0; i < 2; i++) queue_end(&q, &b[i]);
+    queue_close(&q);
+}
+
+Test(queue, jobs_leave_from_any_place) {
+    struct queue q;
+    struct engine_job jobs[4];
+    queue_open(&q, 8);
+    for (int i = 0; i < 4; i++) join(&q, &jobs[i], 1);
+    static const int order[] = {1, 3, 0, 2}; /* the middle, the last, the first, the only one */
+    for (int i = 0; i < 4; i++) {
+        atomic_store(&jobs[order[i]].cancel, 1);
+        cr_assert_eq(queue_cancelled(&q), &jobs[order[i]]);
+        queue_take(&q, &jobs[order[i]]);
+        queue_end(&q, &jobs[order[i]]);
+        cr_assert_eq(q.waiting, 3 - i);
+    }
+    join(&q, &jobs[0], 1);
+    cr_assert_eq(queue_next(&q, NULL, NULL), &jobs[0]);
+    queue_take(&q, &jobs[0]);
+    queue_end(&q, &jobs[0]);
+    queue_close(&q);
+}
+
+/* Being new, or away, is no credit; having been served much is remembered. */
+Test(queue, who_comes_starts_at_the_least_of_the_active) {
+    struct queue q;
+    struct engine_job a, b, c;
+    queue_open(&q, 8);
+    join(&q, &a, 1);
+    join(&q, &b, 2);
+    run(&q, &a, 1000);
+    run(&q, &b, 700);
+    join(&q, &c, 3);
+    cr_assert_eq(served(&q, &c), 700);
+    queue_take(&q, &c);
+    queue_end(&q, &c);
+    queue_end(&q, &a);
+    queue_charge(&q, &b, 100);
+    join(&q, &a, 1); /* it left with more than the others have, and comes back */
+    cr_assert_eq(served(&q, &a), 1000);
+    join(&q, &c, 3);
+    cr_assert_eq(served(&q, &c), 800);
+    queue_take(&q, &a);
+    queue_take(&q, &c);
+    queue_end(&q, &a);
+    queue_end(&q, &c);
+    queue_end(&q, &b);
+    join(&q, &c, 4); /* nobody is active: it starts where the last one was */
+    cr_assert_eq(served(&q, &c), 800);
+    queue_take(&q, &c);
+    queue_end(&q, &c);
+    queue_close(&q);
+}
+
+Test(queue, a_full_table_shares_rows_and_reuses_idle_ones) {
+    struct queue q;
+    struct engine_job jobs[5];
+    queue_open(&q, 3);
+    for (int i = 0; i < 3; i++) join(&q, &jobs[i], (uint8_t)(i + 1));
+    join(&q, &jobs[3], 4);
+    join(&q, &jobs[4], 4);
+    cr_assert_eq(q.row_count, 3);
+    cr_assert_eq(jobs[3].client, jobs[4].client, "one client, two rows");
+    cr_assert_eq(q.clients, 3);
+    for (int i = 0; i < 5; i++) run(&q, &jobs[i], 10 * (i + 1));
+    int64_t shared = served(&q, &jobs[3]);
+    for (int i = 0; i < 5; i++) queue_end(&q, &jobs[i]);
+    cr_assert_eq(q.clients, 0);
+    cr_assert_eq(shared, 20 + 40 + 50, "its own and that of the row's first client");
+    int idle = jobs[0].client; /* who has least to remember goes first */
+    cr_assert_eq(served(&q, &jobs[0]), 10);
+    join(&q, &jobs[0], 9);
+    cr_assert_eq(jobs[0].client, idle);
+    queue_take(&q, &jobs[0]);
+    queue_end(&q, &jobs[0]);
+    queue_close(&q);
+}
