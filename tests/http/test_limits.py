@@ -311,6 +311,29 @@ def test_queue_tokens_at_the_limit(slow):
         assert daemon.chat(max_tokens=1).status_code == 200
 
 
+def test_queue_tokens_of_a_waiter_that_expires(slow):
+    """A request whose time ends while it waits gives its tokens back: the next one of its size has room."""
+    body = chat_body("y" * 100, max_tokens=900, ignore_eos=True, stream=True)
+    size = len(request_bytes(CHAT, body).partition(b"\r\n\r\n")[2])
+    tokens = slow(step_us=1000).post("/tokenize", {"messages": body["messages"]}).json()["count"]
+    daemon = slow("--max-num-seqs", "1", "--max-queue-tokens", str(tokens + size), step_us=40000)
+    socks = []
+    for waiting in range(2):
+        socks.append(daemon.socket())
+        socks[-1].sendall(request_bytes(CHAT, body))
+        daemon.wait("its place", lambda: daemon.kv()["running_count"] == 1
+                    and daemon.kv()["waiting_count"] == waiting)
+    for i in range(3):
+        r = daemon.post(CHAT, body, headers={"X-Request-Timeout": "0.2"})
+        assert r.status_code == 408, f"{i} waiters have expired: {r.text}"
+    socks.append(daemon.socket())
+    socks[-1].sendall(request_bytes(CHAT, body))
+    daemon.wait("its place", lambda: daemon.kv()["waiting_count"] == 2)
+    for sock in socks:
+        sock.close()
+    daemon.wait_idle()
+
+
 def test_queue_tokens_of_many_prompts(slow):
     """A body may contain more prompts than the reservation for one context covers; all their tokens count."""
     daemon = slow("--max-num-seqs", "1", "--max-queue-tokens", "2500")
