@@ -331,6 +331,32 @@ struct engine_job {
     int64_t pages;    /* that each choice needs from a fresh start; 0 = unknown */
 };
 
+/* What a reader sees of a choice. `finish` is loaded before the counts: a count that was loaded
+ * first could be older than the end, and the tokens between the two would be lost. */
+struct engine_seen {
+    int finish;      /* enum engine_finish; once it is set the others are final */
+    uint32_t tokens; /* of choice->tokens */
+    size_t text;     /* bytes of choice->text that may be shown */
+};
+
+static inline struct engine_seen engine_see_choice(const struct engine_choice *choice) {
+    struct engine_seen seen;
+    seen.finish = atomic_load_explicit(&choice->finish, memory_order_acquire);
+    seen.tokens = (uint32_t)atomic_load_explicit(&choice->token_count, memory_order_acquire);
+    seen.text = (size_t)atomic_load_explicit(&choice->text_safe, memory_order_acquire);
+    return seen;
+}
+
+/* Is the job finished? Then *tokens, of all its choices, is final; it is loaded second, likewise.
+ */
+static inline bool engine_see_job(const struct engine_job *job, uint32_t *tokens) {
+    bool finished = atomic_load_explicit(&job->finished, memory_order_acquire) != 0;
+    *tokens = 0;
+    for (int i = 0; i < job->choice_count; i++)
+        *tokens += engine_see_choice(&job->choice[i]).tokens;
+    return finished;
+}
+
 /* Places in the bounded queues, one for each job of a request, taken before any work is done for
  * it: all or none, false = full (503). The engine gives a place back when its job is admitted or
  * ends; jobs that are never submitted give theirs back with engine_queue_leave. Loop thread. */

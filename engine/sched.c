@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "engine/publish.h"
 #include "engine/sched_int.h"
 #include "engine/trace.h"
 
@@ -90,7 +91,7 @@ void sched_publish_finished(struct sched *sched) {
     sched->finished_first = sched->finished_last = NULL;
     for (; choice != NULL; choice = next_choice) {
         next_choice = choice->next;
-        atomic_store_explicit(&choice->finish, choice->ending, memory_order_release);
+        publish_choice_end(choice);
     }
     for (; job != NULL; job = next) {
         next = job->next;
@@ -99,7 +100,7 @@ void sched_publish_finished(struct sched *sched) {
         if (sched->pending_jobs != NULL) atomic_fetch_sub(sched->pending_jobs, 1);
         if (sched->pending_tokens != NULL)
             atomic_fetch_sub(sched->pending_tokens, sched_job_tokens(job));
-        atomic_store_explicit(&job->finished, 1, memory_order_release);
+        publish_job_end(job);
     }
 }
 

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "engine/publish.h"
 #include "engine/trace.h"
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
@@ -199,8 +200,9 @@ size_t seq_stop_tail(const struct engine_stop *stops, int32_t count, const char 
     return tail;
 }
 
-static void update_finish(struct sequence *seq, const struct seq_text *text, int32_t token,
-                          size_t old_size) {
+/* Returns the bytes of text that may be shown. */
+static size_t update_finish(struct sequence *seq, const struct seq_text *text, int32_t token,
+                            size_t old_size) {
     const struct engine_request *request = &seq->job->request;
     struct engine_choice *choice = seq->choice;
     int32_t outputs = seq_output_count(seq);
@@ -225,7 +227,7 @@ static void update_finish(struct sequence *seq, const struct seq_text *text, int
         safe -= seq_stop_tail(request->stops, request->stop_count, choice->text, safe);
         safe = utf8_complete(choice->text, safe);
     }
-    atomic_store_explicit(&choice->text_safe, safe, memory_order_release);
+    return safe;
 }
 
 /* ---- Output ---------------------------------------------------------------------------------- */
@@ -248,7 +250,7 @@ void seq_add_token(struct sequence *seq, const struct seq_text *text,
     if (size > 0) memcpy(choice->text + old_size, bytes, size);
     seq->text_size += (uint32_t)size;
     seq->tokens[seq->token_count++] = sampled->token;
-    update_finish(seq, text, sampled->token, old_size);
+    size_t safe = update_finish(seq, text, sampled->token, old_size);
     choice->tokens[at] = (struct engine_token){.token = sampled->token,
                                                .logprob = sampled->logprob,
                                                .rank = sampled->rank,
@@ -256,7 +258,7 @@ void seq_add_token(struct sequence *seq, const struct seq_text *text,
     if (request->top_logprobs > 0)
         record_top(choice->top + (size_t)at * (size_t)request->top_logprobs, request->top_logprobs,
                    sampled);
-    atomic_store_explicit(&choice->token_count, (uint_fast32_t)at + 1, memory_order_release);
+    publish_token(choice, (uint32_t)at + 1, safe);
 }
 
 void seq_add_prompt_score(struct sequence *seq, int32_t index, const struct kern_sampled *sampled) {

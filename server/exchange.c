@@ -325,13 +325,11 @@ static void note_failure(struct exchange *ex, const struct engine_job *job) {
     }
 }
 
-/* `finished` is loaded before the counts: the other order loses tokens. */
 static void poll_job(struct exchange *ex, int i, int64_t now_ns) {
     struct job_progress *progress = &ex->progress[i];
     const struct engine_job *job = &ex->jobs[i];
-    bool finished = atomic_load_explicit(&job->finished, memory_order_acquire) != 0;
-    uint32_t count = 0;
-    for (int k = 0; k < job->choice_count; k++) count += oai_token_count(&job->choice[k]);
+    uint32_t count;
+    bool finished = engine_see_job(job, &count);
     if (count > progress->tokens_counted) {
         uint32_t fresh = count - progress->tokens_counted;
         stats_tokens(&ex->server->stats, job, fresh, ex->received_ns, progress->last_token_ns,

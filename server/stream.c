@@ -24,22 +24,6 @@ void stream_close(struct stream *stream) {
 
 /* --- from the jobs to events --- */
 
-/* What the engine has published of a choice. `finish` is loaded first: the other order loses
- * tokens. */
-struct published {
-    int finish;
-    uint32_t count;
-    size_t safe;
-};
-
-static struct published look_at(const struct engine_choice *choice) {
-    struct published p;
-    p.finish = atomic_load_explicit(&choice->finish, memory_order_acquire);
-    p.count = oai_token_count(choice);
-    p.safe = atomic_load_explicit(&choice->text_safe, memory_order_acquire);
-    return p;
-}
-
 static const struct oai_form *form_of(const struct exchange *ex) {
     return ex->request.kind->form;
 }
@@ -104,14 +88,14 @@ static void end_voice(struct stream_choice *c, size_t end) {
 }
 
 /* Sends tokens while their text is safe: no character and no stop string in the making. */
-static void send_tokens(struct stream_choice *c, const struct published *p) {
+static void send_tokens(struct stream_choice *c, const struct engine_seen *p) {
     struct exchange *ex = c->exchange;
-    while (c->tokens_seen < p->count && ex->stream.events.out.size < OUT_BYTES_SOFT) {
+    while (c->tokens_seen < p->tokens && ex->stream.events.out.size < OUT_BYTES_SOFT) {
         const struct engine_token *token = &c->source->tokens[c->tokens_seen];
         size_t begin = c->tokens_seen ? token[-1].text_end : 0, end = token->text_end;
         struct oai_voice next = c->voice;
-        if (end > p->safe && !p->finish) return;
-        if (end > p->safe) end = p->safe;
+        if (end > p->text && !p->finish) return;
+        if (end > p->text) end = p->text;
         bool tag = oai_voice_step(&next, &ex->facts, token->token);
         if (tag) {
             end_voice(c, begin < end ? begin : end);
@@ -136,9 +120,9 @@ static void begin_choice(struct stream_choice *c) {
     if (form_of(ex)->begin) form_of(ex)->begin(&ex->stream.events, c->index, &c->offset);
 }
 
-static void end_choice(struct stream_choice *c, const struct published *p) {
+static void end_choice(struct stream_choice *c, const struct engine_seen *p) {
     struct exchange *ex = c->exchange;
-    end_voice(c, p->safe);
+    end_voice(c, p->text);
     c->voice.thinking = false;
     if (ex->request.logprobs >= 0 && c->tokens_shown < oai_shown_count(&ex->facts, c->index))
         send_delta(c, TOOL_TEXT, "", 0);
@@ -151,14 +135,14 @@ static void end_choice(struct stream_choice *c, const struct published *p) {
 /* The end of the last choice waits for the end of the request, so that finish, usage and [DONE] are
  * one write. */
 static void render_choice(struct stream_choice *c, bool last) {
-    struct published p = look_at(c->source);
+    struct engine_seen p = engine_see_choice(c->source);
     if (last && !c->exchange->finished) p.finish = ENGINE_RUNNING;
-    if (p.finish) p.safe = oai_shown_size(&c->exchange->facts, c->index);
-    if (c->ended || (!p.count && !p.finish)) return;
+    if (p.finish) p.text = oai_shown_size(&c->exchange->facts, c->index);
+    if (c->ended || (!p.tokens && !p.finish)) return;
     c->finished = p.finish != ENGINE_RUNNING;
-    if (!c->begun && (p.count || !is_failure(p.finish))) begin_choice(c);
+    if (!c->begun && (p.tokens || !is_failure(p.finish))) begin_choice(c);
     send_tokens(c, &p);
-    if (p.finish && c->tokens_seen == p.count) end_choice(c, &p);
+    if (p.finish && c->tokens_seen == p.tokens) end_choice(c, &p);
 }
 
 /* Progress ends with the first token. */
@@ -192,10 +176,10 @@ static void render(struct exchange *ex) {
 }
 
 static bool choice_has_news(const struct stream_choice *c) {
-    struct published p = look_at(c->source);
+    struct engine_seen p = engine_see_choice(c->source);
     if (c->ended) return false;
     return p.finish ||
-           (c->tokens_seen < p.count && c->source->tokens[c->tokens_seen].text_end <= p.safe);
+           (c->tokens_seen < p.tokens && c->source->tokens[c->tokens_seen].text_end <= p.text);
 }
 
 bool stream_has_news(const struct exchange *ex) {
