@@ -66,8 +66,11 @@ static void send_text(struct stream_choice *c, size_t begin, size_t end, bool la
     }
     if (!c->reading) tool_reader_resume(&c->calls, begin);
     c->reading = !last;
-    while ((piece = tool_reader_next(&c->calls, text, end, last)).kind != TOOL_MORE)
-        send_delta(c, piece.kind, text + piece.begin, piece.end - piece.begin);
+    while ((piece = tool_reader_next(&c->calls, text, end, last)).kind != TOOL_MORE) {
+        size_t size;
+        const char *at = tool_piece_text(&piece, text, &size);
+        send_delta(c, piece.kind, at, size);
+    }
 }
 
 /* Sends [text_shown, end) as far as its characters are whole. */

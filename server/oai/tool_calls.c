@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "base/utf8.h"
+
 #define CALL_OPENS  "<tool_call>"
 #define CALL_CLOSES "</tool_call>"
 #define PYTHON_TAG  "<|python_tag|>"
@@ -104,28 +106,69 @@ static bool is_tool(const struct tool_set *tools, const struct cursor *c, const 
 /* The beginning of a call as far as it is read. */
 struct head {
     struct span name;
-    bool whole; /* what follows is the arguments' brace or, of a bare one, the object's own end */
-    bool bare;  /* without arguments */
+    enum { NO_ARGUMENTS, OBJECT, STRING, EMPTY } form;
+    size_t arguments; /* where they begin: at the brace, behind the quote; EMPTY: where they end */
+    bool whole;       /* name and arguments have begun */
 };
 
-/* The object ends where its arguments should be. */
-static enum match match_bare(struct cursor *c, struct head *head) {
+/* A call without arguments is one when its object ends or goes on with another member. */
+static enum match match_empty(struct cursor *c, struct head *head) {
     enum match match = match_mark(c, "}");
+    if (match == MATCH_NO) match = match_word(c, ",");
     c->at -= match == MATCH_YES;
-    head->whole = head->bare = match == MATCH_YES;
+    head->form = EMPTY;
+    head->arguments = c->at;
     return match;
 }
 
-/* { with the cursor at the brace, or null. */
+/* Behind the quote: an object, or nothing. */
+static enum match match_string_arguments(struct cursor *c, struct head *head) {
+    head->arguments = c->at;
+    head->form = STRING;
+    enum match match = match_word(c, "\"");
+    if (match == MATCH_YES) return match_empty(c, head);
+    match = match_mark(c, "{");
+    c->at = head->arguments;
+    return match;
+}
+
+/* The cursor is at the value's beginning or, where nothing follows it that matters, behind it. */
 static enum match match_arguments(struct cursor *c, struct head *head) {
     enum match match = match_mark(c, "{");
     if (match == MATCH_YES) {
-        c->at--;
-        head->whole = true;
+        head->form = OBJECT;
+        head->arguments = --c->at;
     }
     if (match != MATCH_NO) return match;
-    match = match_word(c, "null");
-    return match == MATCH_YES ? match_bare(c, head) : match;
+    match = match_word(c, "\"");
+    if (match == MATCH_YES) return match_string_arguments(c, head);
+    if (match == MATCH_NO) match = match_word(c, "null");
+    return match == MATCH_YES ? match_empty(c, head) : match;
+}
+
+static enum match skip_object(struct cursor *c) {
+    struct tool_json json = {0};
+    for (; c->at < c->end; c->at++) {
+        enum tool_json_step step = tool_json_step(&json, c->text[c->at]);
+        if (step == TOOL_JSON_BAD) return MATCH_NO;
+        if (step == TOOL_JSON_DONE) return c->at++, MATCH_YES;
+    }
+    return MATCH_MORE;
+}
+
+/* To behind the closing quote. */
+static enum match skip_string(struct cursor *c) {
+    for (; c->at < c->end; c->at++) {
+        if (c->text[c->at] == '"') return c->at++, MATCH_YES;
+        c->at += c->text[c->at] == '\\';
+    }
+    return MATCH_MORE;
+}
+
+/* Arguments in front of the name are read once the name is known. */
+static enum match skip_arguments(struct cursor *c, const struct head *head) {
+    if (head->form == OBJECT) return skip_object(c);
+    return head->form == STRING ? skip_string(c) : MATCH_YES;
 }
 
 /* "key": "value" or "arguments": ... */
@@ -134,23 +177,30 @@ static enum match match_member(const struct tool_set *tools, struct cursor *c, s
     enum match match = match_string(c, &key);
     if (match == MATCH_YES) match = match_mark(c, ":");
     if (match != MATCH_YES) return match;
-    if (is_word(c, &key, "arguments") || is_word(c, &key, "parameters"))
-        return head->name.end ? match_arguments(c, head) : MATCH_NO;
+    if (is_word(c, &key, "arguments") || is_word(c, &key, "parameters")) {
+        if (head->form != NO_ARGUMENTS) return MATCH_NO;
+        match = match_arguments(c, head);
+        head->whole = match == MATCH_YES && head->name.end;
+        return match == MATCH_YES && !head->whole ? skip_arguments(c, head) : match;
+    }
     match = match_string(c, &value);
     if (match != MATCH_YES || !is_word(c, &key, "name")) return match;
     head->name = value;
+    head->whole = head->form != NO_ARGUMENTS;
     return is_tool(tools, c, &value) ? MATCH_YES : MATCH_NO;
 }
 
-/* {"name": "f", "arguments": { with whatever other strings before: Llama likes "type": "function".
- */
+/* {"name": "f", "arguments": { with other strings before: Llama likes "type": "function". */
 static enum match match_head(const struct tool_set *tools, struct cursor *c, struct head *head) {
     enum match match = match_mark(c, "{");
     while (match == MATCH_YES) {
         match = match_member(tools, c, head);
         if (match != MATCH_YES || head->whole) return match;
         match = match_mark(c, ",");
-        if (match == MATCH_NO && head->name.end) return match_bare(c, head);
+        if (match == MATCH_NO && head->name.end) {
+            head->whole = true;
+            return match_empty(c, head);
+        }
     }
     return match;
 }
@@ -193,7 +243,7 @@ static bool may_open(const struct tool_reader *r, char byte, bool first) {
 /* --- phases --- */
 
 static struct tool_piece piece(enum tool_piece_kind kind, size_t begin, size_t end) {
-    return (struct tool_piece){kind, begin, end};
+    return (struct tool_piece){.kind = kind, .begin = begin, .end = end};
 }
 
 static struct tool_piece more(void) {
@@ -207,12 +257,13 @@ static struct tool_piece give(struct tool_reader *r, enum tool_piece_kind kind, 
     return out;
 }
 
-static struct tool_piece begin_call(struct tool_reader *r, const struct cursor *c,
-                                    const struct head *head) {
-    r->at = c->at;
+static struct tool_piece begin_call(struct tool_reader *r, const struct head *head) {
+    r->at = head->arguments;
     r->calls++;
     r->json = (struct tool_json){0};
-    r->phase = head->bare ? TOOL_IN_BARE : TOOL_IN_ARGUMENTS;
+    r->phase = head->form == OBJECT   ? TOOL_IN_ARGUMENTS
+               : head->form == STRING ? TOOL_IN_STRING
+                                      : TOOL_IN_BARE;
     return piece(TOOL_CALL, head->name.begin, head->name.end);
 }
 
@@ -244,7 +295,7 @@ static struct tool_piece next_in_text(struct tool_reader *r, const char *text, s
             return more();
         }
         if (match == MATCH_NO || (match == MATCH_MORE && last)) continue;
-        if (match == MATCH_YES && at == r->at) return begin_call(r, &c, &head);
+        if (match == MATCH_YES && at == r->at) return begin_call(r, &head);
         break;
     }
     return at > r->at ? give(r, TOOL_TEXT, at) : more();
@@ -254,7 +305,7 @@ static struct tool_piece next_in_arguments(struct tool_reader *r, const char *te
     for (size_t at = r->at; at < end; at++) {
         enum tool_json_step step = tool_json_step(&r->json, text[at]);
         if (step == TOOL_JSON_MORE) continue;
-        r->phase = step == TOOL_JSON_DONE ? TOOL_IN_TAIL : TOOL_IN_REST;
+        r->phase = step == TOOL_JSON_DONE ? TOOL_IN_MEMBERS : TOOL_IN_REST;
         end = step == TOOL_JSON_DONE ? at + 1 : at;
         break;
     }
@@ -293,6 +344,108 @@ static struct tool_piece next_in_tail(struct tool_reader *r, const char *text, s
     return next_in_text(r, text, end, last);
 }
 
+/* From the end of the arguments to that of the call's object. What turns out to be no JSON, or is
+ * too long to be held back, is what stands behind the call. */
+static struct tool_piece next_in_members(struct tool_reader *r, const char *text, size_t end,
+                                         bool last) {
+    struct tool_json json = tool_json_behind_member();
+    enum tool_json_step step = TOOL_JSON_MORE;
+    size_t at = r->at, most = end - at < TOOL_HELD_MAX ? end : at + TOOL_HELD_MAX;
+    while (at < most && step == TOOL_JSON_MORE) step = tool_json_step(&json, text[at++]);
+    if (step == TOOL_JSON_MORE && at - r->at < TOOL_HELD_MAX) {
+        if (last) r->at = end;
+        return more();
+    }
+    r->phase = TOOL_IN_TAIL;
+    if (step != TOOL_JSON_DONE) return next_in_tail(r, text, end, last);
+    r->at = at;
+    if (r->tools->format == TOOL_FORMAT_HERMES) return next_in_tail(r, text, end, last);
+    end_call(r, at);
+    return next_in_text(r, text, end, last);
+}
+
+/* The value of the four digits at `at`; -1: not all are there, or they are no digits. */
+static int32_t hex_at(const char *text, size_t at, size_t end) {
+    int32_t value = 0;
+    if (end - at < 4) return -1;
+    for (size_t i = at; i < at + 4; i++) {
+        int32_t digit =
+            text[i] >= '0' && text[i] <= '9' ? text[i] - '0' : (text[i] | 0x20) - 'a' + 10;
+        if (digit < 0 || digit > 15) return -1;
+        value = value << 4 | digit;
+    }
+    return value;
+}
+
+/* \\uXXXX, or two of them for one character; half of one is U+FFFD. MORE: it may go on. */
+static enum match decode_unicode(struct cursor *c, bool last, struct tool_piece *out) {
+    if (c->end - c->at < 6 && !last) return MATCH_MORE;
+    int32_t high = hex_at(c->text, c->at + 2, c->end), low = -1;
+    if (high < 0) return MATCH_NO;
+    c->at += 6;
+    if (high >= 0xD800 && high < 0xDC00) {
+        struct cursor next = *c;
+        enum match match = match_word(&next, "\\u");
+        if (match == MATCH_YES && next.end - next.at < 4) match = MATCH_MORE;
+        if (match == MATCH_MORE && !last) return MATCH_MORE;
+        if (match == MATCH_YES) low = hex_at(c->text, next.at, c->end);
+    }
+    bool pair = low >= 0xDC00 && low < 0xE000;
+    if (pair) c->at += 6;
+    uint32_t scalar =
+        pair ? 0x10000u + (((uint32_t)high - 0xD800u) << 10) + ((uint32_t)low - 0xDC00u)
+        : high >= 0xD800 && high < 0xE000 ? 0xFFFDu
+                                          : (uint32_t)high;
+    out->decoded_size = (uint8_t)utf8_encode(scalar, out->decoded);
+    return MATCH_YES;
+}
+
+/* An escape at the cursor. An unknown one stands for itself. */
+static enum match decode_escape(struct cursor *c, bool last, struct tool_piece *out) {
+    static const char named[] = "bfnrt", values[] = "\b\f\n\r\t";
+    char letter = c->at + 1 < c->end ? c->text[c->at + 1] : '\0';
+    const char *at = letter ? strchr(named, letter) : NULL;
+    if (c->at + 1 == c->end && !last) return MATCH_MORE;
+    if (letter == 'u') {
+        enum match match = decode_unicode(c, last, out);
+        if (match != MATCH_NO) return match;
+    }
+    c->at += c->at + 1 < c->end ? 2 : 1;
+    if (!at) return MATCH_YES;
+    out->decoded[0] = values[at - named];
+    out->decoded_size = 1;
+    return MATCH_YES;
+}
+
+static bool is_plain_escape(const char *text, size_t at, size_t end) {
+    return at + 1 < end && text[at] == '\\' && strchr("\"\\/", text[at + 1]) && text[at + 1];
+}
+
+/* Arguments that are a string: what it stands for, with the escapes of quotes, as they are in
+ * nearly every one, as parts of the text. */
+static struct tool_piece next_in_string(struct tool_reader *r, const char *text, size_t end,
+                                        bool last) {
+    size_t begin = r->at;
+    if (begin < end && is_plain_escape(text, begin, end)) begin++;
+    size_t at = begin + (begin > r->at);
+    while (at < end && text[at] != '"' && text[at] != '\\') at++;
+    if (at > begin) {
+        r->at = at;
+        return piece(TOOL_ARGUMENTS, begin, at);
+    }
+    if (at == end) return more();
+    if (text[at] == '"') {
+        r->at = at + 1;
+        r->phase = TOOL_IN_MEMBERS;
+        return next_in_members(r, text, end, last);
+    }
+    struct cursor c = {text, at, end};
+    struct tool_piece out = piece(TOOL_ARGUMENTS, at, at);
+    if (decode_escape(&c, last, &out) == MATCH_MORE) return more();
+    r->at = out.end = c.at;
+    return out;
+}
+
 static struct tool_piece next_piece(struct tool_reader *r, const char *text, size_t end,
                                     bool last) {
     struct tool_piece out;
@@ -301,11 +454,15 @@ static struct tool_piece next_piece(struct tool_reader *r, const char *text, siz
         out = next_in_arguments(r, text, end);
         if (out.kind != TOOL_MORE || r->phase != TOOL_IN_REST) return out;
         return next_in_rest(r, text, end, last);
+    case TOOL_IN_STRING:
+        return next_in_string(r, text, end, last);
     case TOOL_IN_REST:
         return next_in_rest(r, text, end, last);
     case TOOL_IN_BARE:
-        r->phase = TOOL_IN_TAIL;
+        r->phase = TOOL_IN_MEMBERS;
         return piece(TOOL_BARE, r->at, r->at);
+    case TOOL_IN_MEMBERS:
+        return next_in_members(r, text, end, last);
     case TOOL_IN_TAIL:
         return next_in_tail(r, text, end, last);
     case TOOL_IN_TEXT:
@@ -328,5 +485,5 @@ void tool_reader_resume(struct tool_reader *r, size_t at) {
 
 bool tool_reader_called(const struct tool_reader *r) {
     if (r->calls > 1 && !r->tools->parallel) return true;
-    return r->calls > 0 && (r->phase == TOOL_IN_TEXT || r->phase == TOOL_IN_TAIL);
+    return r->calls > 0 && (r->phase == TOOL_IN_TEXT || r->phase >= TOOL_IN_MEMBERS);
 }

@@ -4,6 +4,10 @@
  *   hermes   <tool_call>\n{"name": "f", "arguments": {...}}\n</tool_call>   Qwen2.5, Qwen3, Hermes
  *   llama3   {"name": "f", "parameters": {...}}                             Llama 3.1 to 3.3
  *
+ * Members of the object may stand before and behind the arguments and are left out; the name may
+ * stand behind them, too. Arguments may be a string that holds an object: its text is what the
+ * string says.
+ *
  * The reader is given the text as it grows and says what each part is. What it says does not depend
  * on how the text was cut into pieces, and what was said is never taken back: a call begins once
  * its name is that of a given tool and its arguments have opened, or it ends without any; until
@@ -12,7 +16,8 @@
  * being JSON, all up to the call's end belongs to them: there is no telling where they should have
  * ended.
  *
- * Pure; any thread. Nothing is copied: pieces are offsets into the caller's text. */
+ * Pure; any thread. Nothing is copied: pieces are offsets into the caller's text, but for
+ * characters that a string wrote as escapes. */
 #ifndef KEEPD_SERVER_OAI_TOOL_CALLS_H
 #define KEEPD_SERVER_OAI_TOOL_CALLS_H
 
@@ -48,7 +53,15 @@ enum tool_piece_kind {
 struct tool_piece {
     enum tool_piece_kind kind;
     size_t begin, end;
+    char decoded[4]; /* arguments that were written as a string: what text[begin, end) stands for */
+    uint8_t decoded_size; /* 0 = itself */
 };
+
+static inline const char *tool_piece_text(const struct tool_piece *piece, const char *text,
+                                          size_t *size) {
+    *size = piece->decoded_size ? piece->decoded_size : piece->end - piece->begin;
+    return piece->decoded_size ? piece->decoded : text + piece->begin;
+}
 
 /* Zero but for `tools` before the first byte. */
 struct tool_reader {
@@ -56,7 +69,15 @@ struct tool_reader {
     size_t at;                    /* what lies before is dealt with */
     uint32_t calls;               /* begun */
     bool spoken;                  /* text came since the beginning or since the last call */
-    enum { TOOL_IN_TEXT, TOOL_IN_ARGUMENTS, TOOL_IN_REST, TOOL_IN_BARE, TOOL_IN_TAIL } phase;
+    enum {
+        TOOL_IN_TEXT,
+        TOOL_IN_ARGUMENTS, /* an object */
+        TOOL_IN_STRING,    /* a string that holds one */
+        TOOL_IN_REST,      /* arguments that are no JSON */
+        TOOL_IN_BARE,
+        TOOL_IN_MEMBERS, /* behind the arguments, in the call's object */
+        TOOL_IN_TAIL     /* behind the call's object */
+    } phase;
     struct tool_json json;
 };
 

@@ -158,6 +158,10 @@ static enum state next_state(struct tool_json *json, enum state state, char c) {
     }
 }
 
+struct tool_json tool_json_behind_member(void) {
+    return (struct tool_json){.depth = 1, .state = AFTER_VALUE};
+}
+
 enum tool_json_step tool_json_step(struct tool_json *json, char byte) {
     enum state state = next_state(json, (enum state)json->state, byte);
     json->state = (uint8_t)state;

@@ -22,6 +22,9 @@ enum tool_json_step {
 /* The value is an object or an array: only their ends can be seen. */
 enum tool_json_step tool_json_step(struct tool_json *json, char byte);
 
+/* The state behind a member's value in an object that has no other open container. */
+struct tool_json tool_json_behind_member(void);
+
 /* White space between the parts of a value. */
 static inline bool tool_json_blank(char c) {
     return c == ' ' || c == '\t' || c == '\r' || c == '\n';

@@ -232,8 +232,8 @@ void oai_calls_add(struct oai_calls *calls, const char *text, size_t begin, size
     }
     tool_reader_resume(&calls->reader, begin);
     while ((piece = tool_reader_next(&calls->reader, text, end, true)).kind != TOOL_MORE) {
-        const char *at = text + piece.begin;
-        size_t size = piece.end - piece.begin;
+        size_t size;
+        const char *at = tool_piece_text(&piece, text, &size);
         if (piece.kind == TOOL_CALL)
             begin_call(calls, at, size);
         else if (piece.kind == TOOL_BARE)

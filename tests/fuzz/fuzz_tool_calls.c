@@ -25,11 +25,14 @@ static void add_pieces(struct meaning *m, struct tool_reader *r, const char *tex
                        bool last) {
     struct tool_piece piece;
     while ((piece = tool_reader_next(r, text, end, last)).kind != TOOL_MORE) {
-        CHECK(piece.begin >= m->end && piece.end <= end);
+        CHECK(piece.end <= end);
+        CHECK(piece.begin >= m->end || piece.kind == TOOL_CALL || m->kind == TOOL_CALL);
         CHECK(piece.kind == TOOL_BARE ? m->kind == TOOL_CALL : piece.begin < piece.end);
         CHECK(piece.kind != TOOL_ARGUMENTS || m->kind == TOOL_CALL || m->kind == TOOL_ARGUMENTS);
         if (piece.kind != m->kind || piece.kind == TOOL_CALL) buf_char(&m->out, (char)piece.kind);
-        buf_add(&m->out, text + piece.begin, piece.end - piece.begin);
+        size_t bytes;
+        const char *at = tool_piece_text(&piece, text, &bytes);
+        buf_add(&m->out, at, bytes);
         m->kind = piece.kind;
         m->end = piece.end;
     }

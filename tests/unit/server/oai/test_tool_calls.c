@@ -24,7 +24,9 @@ static void add_pieces(struct tool_reader *r, const char *text, size_t end, bool
         if (in_call(*kind) && !goes_on) buf_char(out, '>');
         if (bare) buf_str(out, "{}");
         if (piece.kind == TOOL_CALL) buf_char(out, '<');
-        buf_add(out, text + piece.begin, piece.end - piece.begin);
+        size_t size;
+        const char *at = tool_piece_text(&piece, text, &size);
+        buf_add(out, at, size);
         if (piece.kind == TOOL_CALL) buf_char(out, '|');
         *kind = piece.kind;
     }
@@ -105,12 +107,16 @@ Test(tool_calls, hermes_that_is_none_is_text) {
         "a < b\n<tool",
         "<tool_call>",
         "<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>",
-        "<tool_call>\n{\"name\": \"f\", \"arguments\": \"{}\"}\n</tool_call>",
+        "<tool_call>\n{\"name\": \"f\", \"arguments\": \"x\"}\n</tool_call>",
+        "<tool_call>\n{\"name\": \"f\", \"arguments\": \"\"x}\n</tool_call>",
+        "<tool_call>\n{\"arguments\": {}, \"name\": \"g\"}\n</tool_call>",
+        "<tool_call>\n{\"arguments\": {}, \"name\": ",
+        "<tool_call>\n{\"arguments\": {}}\n</tool_call>",
+        "<tool_call>\n{\"arguments\": {}, \"parameters\": {}, \"name\": \"f\"}\n</tool_call>",
         "<tool_call>\n{\"name\": \"g\"}\n</tool_call>",
         "<tool_call>\n{\"name\": \"f\"",
         "<tool_call>\n{\"type\": \"function\"}\n</tool_call>",
         "<tool_call>\n{\"name\": \"f\", \"arguments\": nil}\n</tool_call>",
-        "<tool_call>\n{\"arguments\": {}, \"name\": \"f\"}\n</tool_call>",
         "<tool_call>\n{\"name\": \"f\", \"arguments\": ",
         "<tool_call>\n{'name': 'f', 'arguments': {}}\n</tool_call>",
         "<tool_call>\nf(1)\n</tool_call>",
@@ -132,11 +138,52 @@ Test(tool_calls, hermes_with_a_careless_end) {
         {"<tool_call>\n{\"name\": \"f\", \"arguments\": {}\n</tool_call>", "<f|{}>!"},
         {"<tool_call>\n" F "\n</tool", "<f|{\"a\": 1}>!"},
         {"<tool_call>\n" F "\n<tool_call>\n" F, "<f|{\"a\": 1}><f|{\"a\": 1}>!"},
-        {"<tool_call>{\"name\": \"f\", \"arguments\": {}, \"id\": 7}</tool_call>",
-         "<f|{}>, \"id\": 7}</tool_call>!"},
+        {"<tool_call>{\"name\": \"f\", \"arguments\": {}, \"id\": 7x}</tool_call>",
+         "<f|{}>, \"id\": 7x}</tool_call>!"},
+        {"<tool_call>{\"name\": \"f\", \"arguments\": {}, \"id\": ", "<f|{}>!"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         check(TOOL_FORMAT_HERMES, cases[i][0], cases[i][1]);
+}
+
+#define S(value) "<tool_call>{\"name\": \"f\", \"arguments\": " value "}</tool_call>"
+
+Test(tool_calls, members_around_the_arguments) {
+    static const char *const cases[][2] = {
+        {"<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}, \"id\": 7, \"x\": [{\"}\": "
+         "\"</tool_call>\"}]\n}"
+         "\n</tool_call> b",
+         "<f|{\"a\": 1}> b!"},
+        {"<tool_call>{\"name\": \"f\", \"arguments\": null, \"id\": 7}</tool_call>", "<f|{}>!"},
+        {"<tool_call>\n{\"arguments\": {\"a\": {}}, \"name\": \"f\"}\n</tool_call>",
+         "<f|{\"a\": {}}>!"},
+        {"<tool_call>\n{\"arguments\": null, \"name\": \"f\", \"x\": 1}\n</tool_call>", "<f|{}>!"},
+        {"<tool_call>{\"id\": \"x\", \"arguments\": \"{\\\"a\\\": 2}\", \"y\": \"z\", \"name\": "
+         "\"f\"}</tool_call>",
+         "<f|{\"a\": 2}>!"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        check(TOOL_FORMAT_HERMES, cases[i][0], cases[i][1]);
+}
+
+Test(tool_calls, arguments_as_a_string) {
+    static const char *const cases[][2] = {
+        {S("\"{\\\"a\\\": \\\"b\\\"}\""), "<f|{\"a\": \"b\"}>!"},
+        {S("\"{}\", \"id\": 1"), "<f|{}>!"},
+        {S("\"\""), "<f|{}>!"},
+        {S("\" {\\n\\t\\\"a\\\": 1\\r}\""), "<f| {\n\t\"a\": 1\r}>!"},
+        {S("\"{\\\"a\\\": \\\"\\\\n \\/ \\\\\\\"}\""), "<f|{\"a\": \"\\n / \\\"}>!"},
+        {S("\"{\\u00e9\\ud83d\\ude00\\ud83dx\\ude00}\""),
+         "<f|{\xC3\xA9\xF0\x9F\x98\x80\xEF\xBF\xBDx\xEF\xBF\xBD}>!"},
+        {S("\"{\\q\\u12g4}\""), "<f|{\\q\\u12g4}>!"},
+        {"<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"a", "<f|{\"a>"},
+        {"<tool_call>{\"name\": \"f\", \"arguments\": \"{\\ud83d\\u", "<f|{\xEF\xBF\xBD\\u>"},
+        {"<tool_call>{\"name\": \"f\", \"arguments\": \"{\\", "<f|{\\>"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        check(TOOL_FORMAT_HERMES, cases[i][0], cases[i][1]);
+    check(TOOL_FORMAT_LLAMA3, "{\"name\": \"f\", \"parameters\": \"{\\\"a\\\": 1}\"}; x",
+          "<f|{\"a\": 1}>; x!");
 }
 
 /* A call that has begun is never taken back. */
@@ -174,7 +221,8 @@ Test(tool_calls, llama3) {
         {P ";;", "<f|{\"a\": 1}>;;!"},
         {P "; \n; ", "<f|{\"a\": 1}>; \n; !"},
         {"{\"name\": \"f\", \"parameters\": {}", "<f|{}>!"},
-        {"{\"name\": \"f\", \"parameters\": {}, \"x\": 1}", "<f|{}>, \"x\": 1}!"},
+        {"{\"name\": \"f\", \"parameters\": {}, \"x\": 1}", "<f|{}>!"},
+        {"{\"parameters\": {\"a\": 1}, \"name\": \"f\"}; " P, "<f|{\"a\": 1}><f|{\"a\": 1}>!"},
         {"{\"name\": \"g\", \"parameters\": {}}", "{\"name\": \"g\", \"parameters\": {}}"},
         {"{\"answer\": 42}", "{\"answer\": 42}"},
         {"<|python_tag|>print(1)", "<|python_tag|>print(1)"},
