@@ -557,7 +557,7 @@ static int check_together(struct config *config, struct fault *fault) {
     }
     if (!config->model)
         return fault_set(fault, ERR_INVALID, "model",
-                         "no model given: --model names a model directory or a GGUF file");
+                         "no model given: --model MODEL names a model directory or a GGUF file");
     if (config->kv_budget_max && config->kv_budget > config->kv_budget_max)
         return fault_set(fault, ERR_INVALID, "kv-budget",
                          "kv-budget %" PRId64 " is above kv-budget-max %" PRId64, config->kv_budget,

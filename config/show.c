@@ -43,7 +43,7 @@ static void print_option(FILE *out, const struct option *option) {
 }
 
 void config_help(FILE *out) {
-    fputs("Usage: keepd --model DIR [options]\n"
+    fputs("Usage: keepd --model MODEL [options]\n"
           "\n"
           "Serves a language model over the OpenAI HTTP API with a bounded key/value cache.\n"
           "Every option is also read from the environment (KEEPD_KV_BUDGET for --kv-budget) and\n"

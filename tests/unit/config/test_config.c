@@ -190,7 +190,7 @@ Test(config, secrets_stay_out_of_messages) {
 }
 
 Test(config, what_belongs_together) {
-    refuse("", "", "model", "--model DIR");
+    refuse("", "", "model", "--model MODEL");
     refuse("--model m --kv-budget-max 512", "", "kv-budget", "above kv-budget-max 512");
     refuse("--model m --max-num-batched-tokens 63", "", "max-num-batched-tokens", "below");
 }
