@@ -159,8 +159,8 @@ static void refuse_code(struct exchange *ex, int code) {
     oai_refuse_fault(&ex->error, &fault);
 }
 
-/* All of a request's jobs, or none: those before the one that fails are cancelled, and the refusal
- * waits for their end. */
+/* Submits all jobs of a request or none: when one fails, the jobs before it are cancelled, and the
+ * refusal waits for their end. */
 static void submit(struct exchange *ex) {
     int more = ex->job_count - ex->places;
     if (!quota_confirm(ex)) {
@@ -228,7 +228,7 @@ static void start_work(struct exchange *ex) {
     exchange_suspend(ex);
 }
 
-/* What of the headers the pool and the answer need; the connection may be gone by then. */
+/* Copies the headers that the pool and the answer need; the connection may be gone by then. */
 static void keep_headers(struct exchange *ex) {
     const char *session =
         MHD_lookup_connection_value(ex->connection, MHD_HEADER_KIND, "X-Session-ID");

@@ -1,4 +1,4 @@
-/* What one request may ask for: every limit of the API in one place. Beyond a limit the answer is a
+/* Limits of one request: every limit of the API in one place. Beyond a limit the answer is a
  * 400 that names the field and the limit; tests/http/test_limits.py tries each at the limit and one
  * above. Limits of connections, headers and bodies are options (config/). */
 #ifndef KEEPD_SERVER_LIMITS_H
@@ -8,18 +8,18 @@
 #define OAI_MESSAGES_MAX      4096
 #define OAI_TOOLS_MAX         128
 #define OAI_TOOL_NAME_BYTES   64
-#define OAI_PROMPTS_MAX       128 /* of one request; each is a job with a queue place of its own */
-#define OAI_N_MAX             128 /* choices per prompt */
-#define OAI_CHOICES_MAX       256 /* of one request: prompts x n */
-#define OAI_SCORES_MAX        4194304 /* of one answer: choices x tokens x (1 + alternatives) */
+#define OAI_PROMPTS_MAX       128     /* per request; each is a job with a queue place of its own */
+#define OAI_N_MAX             128     /* choices per prompt */
+#define OAI_CHOICES_MAX       256     /* per request: prompts x n */
+#define OAI_SCORES_MAX        4194304 /* per answer: choices x tokens x (1 + alternatives) */
 #define OAI_STOPS_MAX         16
 #define OAI_STOP_BYTES        1024
 #define OAI_STOP_IDS_MAX      256
 #define OAI_BIAS_MAX          1024
 #define OAI_LOGPROBS_MAX      20   /* ENGINE_TOP_MAX */
-#define OAI_KEY_BYTES         1024 /* of cache_salt, prompt_cache_key and other opaque keys */
+#define OAI_KEY_BYTES         1024 /* cache_salt, prompt_cache_key and other opaque keys */
 #define OAI_NAMES_MAX         16   /* served model names */
-#define OAI_REPETITION_MIN    0.01 /* of repetition_penalty */
+#define OAI_REPETITION_MIN    0.01 /* repetition_penalty */
 #define OAI_REPETITION_MAX    100.0
 #define OAI_COMPLETION_TOKENS 16 /* OpenAI's max_tokens of /v1/completions when absent */
 

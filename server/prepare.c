@@ -188,7 +188,8 @@ void prepare_run(uv_work_t *work) {
     struct exchange *ex = work->data;
     arena_open(&ex->arena, ARENA_BYTES + ARENA_PER_BYTE * ex->body.size);
     prepare(ex);
-    /* What the jobs need lies in the arena; the tree is many times the body and goes now. */
+    /* The jobs keep their data in the arena; the tree is many times the size of the body and is
+     * freed now. */
     oai_request_close(&ex->request);
     json_free(ex->tree);
     ex->tree = NULL;

@@ -52,7 +52,7 @@ static void refuse_memory(struct exchange *ex) {
     exchange_refuse(ex, &error);
 }
 
-/* One of each replica; NULL: no memory, which is answered. */
+/* A snapshot of each replica; NULL: no memory, and the request is answered. */
 static struct engine_snapshot *take_snapshots(struct exchange *ex) {
     int count = ex->server->rules.info->replicas;
     struct engine_snapshot *snapshots = mem_try_alloc((size_t)count, sizeof *snapshots);

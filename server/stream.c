@@ -14,7 +14,8 @@
 #define OUT_BYTES_SOFT ((size_t)16 << 10)  /* stop rendering more tokens */
 #define OUT_BYTES_MAX  ((size_t)256 << 20) /* one event with every kept position */
 #define HEAD_BYTES_MAX 4096
-#define BLOCK_BYTES    ((size_t)8 << 10) /* of HTTP/1.0; cleared at the start of every stream */
+#define BLOCK_BYTES                                                                                \
+    ((size_t)8 << 10) /* per read of an HTTP/1.0 stream; cleared at the start of every stream */
 
 void stream_close(struct stream *stream) {
     buf_close(&stream->events.head);

@@ -97,7 +97,7 @@ static void share_out(struct message *message, bool thinking, const char *text, 
 static void divide_text(const struct oai_answer *answer, int index, struct message *message) {
     const struct engine_choice *choice = oai_choice_of(answer, index);
     size_t safe = oai_shown_size(answer, index);
-    size_t at = 0, said = 0; /* what the voice has said: [said, at) */
+    size_t at = 0, said = 0; /* [said, at): text of the voice, not shared out yet */
     struct oai_voice voice = oai_voice_open(answer, index);
     uint32_t count = oai_token_count(choice);
     for (uint32_t i = 0; i < count; i++) {

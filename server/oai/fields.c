@@ -123,7 +123,7 @@ static bool is_neutral(const cJSON *node, enum oai_neutral neutral) {
     return false;
 }
 
-/* Those it shares first, then its own. */
+/* Shared fields first, then the kind's own. */
 static const struct oai_field *field_at(const struct oai_kind *kind, int index) {
     for (size_t i = 0; i < SHARED; i++)
         if ((shared[i].group & kind->groups) && index-- == 0) return &shared[i].field;

@@ -1,10 +1,10 @@
-/* What the files that read a request share; not for others. */
+/* Declarations shared by the files that read a request; for no others. */
 #ifndef KEEPD_SERVER_OAI_FIELDS_H
 #define KEEPD_SERVER_OAI_FIELDS_H
 
 #include "server/oai/kind.h"
 
-/* The only value of a field that leaves the answer as we give it. `null` always does. */
+/* The values of a field that leave the answer unchanged; `null` always does. */
 enum oai_neutral {
     OAI_ANY,   /* read elsewhere, or without influence on the answer */
     OAI_NEVER, /* no value */
@@ -20,8 +20,8 @@ enum oai_neutral {
     OAI_ONLYTEXT, /* ["text"] */
 };
 
-/* Groups of fields that kinds share (fields.c). */
-#define OAI_FIELDS_ANY        1u /* of every body */
+/* Groups of fields shared by several kinds (fields.c). */
+#define OAI_FIELDS_ANY        1u /* in every body */
 #define OAI_FIELDS_GENERATION 2u /* how an answer is generated */
 #define OAI_FIELDS_MESSAGES   4u /* a chat as the template sees it */
 #define OAI_FIELDS_PROMPT     8u /* text or ids */
@@ -38,7 +38,7 @@ void oai_path(char path[OAI_PATH], const char *format, ...) __attribute__((forma
 int oai_check_fields(const struct oai_kind *kind, const cJSON *body, bool strict,
                      struct oai_error *error);
 
-/* What the chat template sees: messages with their content as one string, tools,
+/* Builds the chat template's context: messages with their content as one string, tools,
  * add_generation_prompt, continue_final_message and the members of chat_template_kwargs. */
 int oai_build_context(const cJSON *body, cJSON **context, struct oai_error *error);
 

@@ -16,22 +16,21 @@ struct oai_events {
     const struct oai_answer *answer; /* borrowed */
     struct buf head;                 /* an event's beginning, up to its choices */
     struct buf out;                  /* rendered, not yet taken */
-    uint64_t tokens; /* of all choices, as far as events were made of them: so events do not depend
-                        on timing */
+    uint64_t tokens; /* sum over the choices of the tokens shown in events; independent of timing */
 };
 
 /* One delta of one choice. */
 struct oai_delta {
     int index;
-    enum tool_piece_kind kind; /* what `text` is */
-    bool thinking;             /* of TOOL_TEXT: reasoning, not the answer */
+    enum tool_piece_kind kind; /* the type of `text` */
+    bool thinking;             /* for TOOL_TEXT: the text is reasoning, not the answer */
     bool echo;                 /* the text is the prompt's */
-    uint32_t call;             /* of the others: which call, from 0 */
+    uint32_t call;             /* for the other types: the call's number, from 0 */
     const char *text;
     size_t size;
     uint32_t begin, end;         /* the tokens whose scores it carries */
     uint32_t ids_begin, ids_end; /* the tokens that are new with it */
-    struct oai_offset *offset;   /* of the choice */
+    struct oai_offset *offset;   /* the choice's */
 };
 
 /* How generated answers are written. */
@@ -52,12 +51,13 @@ struct oai_form {
 };
 
 struct oai_kind {
-    const char *path;                        /* of the route; the method is POST */
-    const char *schema;                      /* of the body in openapi.json */
-    unsigned groups;                         /* OAI_FIELDS_...: the fields it shares with others */
-    const struct oai_field *fields;          /* its own, ended by a name of NULL; may be NULL */
+    const char *path;               /* the route's; the method is POST */
+    const char *schema;             /* name of the body's schema in openapi.json */
+    unsigned groups;                /* OAI_FIELDS_...: the fields it shares with others */
+    const struct oai_field *fields; /* the kind's own, ended by a name of NULL; may be NULL */
     int (*parse)(struct oai_reader *reader); /* 0, or -1 with the reader's error */
-    /* One of the two: answered at once from the prompt's tokens, or generated. */
+    /* Exactly one is set: `answer` writes from the prompt's tokens alone, `form` a generated
+     * answer. */
     void (*answer)(struct buf *out, const struct engine *engine, const struct oai_request *request,
                    const struct engine_ids *ids);
     const struct oai_form *form;

@@ -40,7 +40,7 @@ bool oai_render_model(struct buf *out, const struct oai_rules *rules, const char
     return false;
 }
 
-/* --- what this server is --- */
+/* --- the server --- */
 
 void oai_render_server_info(struct buf *out, const struct oai_rules *rules) {
     const struct engine_info *info = rules->info;

@@ -68,8 +68,9 @@ static int join_parts(const cJSON *parts, const char *path, struct buf *out,
     return out->failed ? no_memory(error) : 0;
 }
 
-/* What an assistant or a tool may say instead of text; keepd's own answers have a content of null
- * beside calls and beside a thought that was cut. A refusal is what the model said. */
+/* The content of a message of the assistant or of a tool that has none. keepd's own answers have a
+ * content of null beside calls and beside a thought that was cut. A refusal is text of the model,
+ * so it becomes the content. */
 static const char *content_instead(const cJSON *message) {
     static const char *const others[] = {"tool_calls", "function_call", "reasoning_content",
                                          "reasoning", "thinking"};

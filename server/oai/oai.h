@@ -29,7 +29,7 @@ struct oai_error {
 /* Fills *error and returns -1, so that `return oai_refuse(...)` reads well. */
 int oai_refuse(struct oai_error *error, int status, const char *code, const char *param,
                const char *format, ...) __attribute__((format(printf, 5, 6)));
-/* What a fault of base, engine or JSON means to a client; returns -1. */
+/* Fills *error from a fault of base, engine or JSON; returns -1. */
 int oai_refuse_fault(struct oai_error *error, const struct fault *fault);
 void oai_render_error(struct buf *out, const struct oai_error *error); /* {"error":{...}} */
 
@@ -48,7 +48,7 @@ struct oai_think oai_find_think(const struct engine *engine);
  * of a format. NONE where the template does not know tools, whatever is named. */
 enum tool_format oai_find_tools(const struct engine *engine, const char *parser);
 
-/* What a request is judged by. Borrowed; constant while the server runs. */
+/* Rules for requests. Borrowed; constant while the server runs. */
 struct oai_rules {
     const struct engine_info *info;
     const char *names[OAI_NAMES_MAX]; /* served model names, the first is the real one */
@@ -87,12 +87,12 @@ struct oai_request {
     bool split_reasoning, hide_reasoning;
     bool include_stop;      /* the stop string is shown */
     bool timings;           /* how long the answer took */
-    bool return_token_ids;  /* of prompt and answer, beside the texts */
+    bool return_token_ids;  /* ids of prompt and answer beside the texts */
     bool tokens_as_ids;     /* scores name tokens "token_id:5" */
     bool return_token_strs; /* tokenize */
-    const char *echo_text;  /* of a chat: the last message, in front of the answer; in the arena */
+    const char *echo_text;  /* a chat's last message, in front of the answer; in the arena */
     size_t echo_size;
-    struct tool_set tools; /* that the answer may call; names in the arena */
+    struct tool_set tools; /* tools that the answer may call; names in the arena */
     /* Complete but for prompt, prompt_count, max_tokens and space. seed_given says whether
      * sampling.seed is the client's. */
     struct engine_request sampling;
@@ -110,7 +110,7 @@ int oai_parse(const struct oai_kind *kind, const cJSON *body, const struct oai_r
               struct arena *arena, struct oai_request *out, struct oai_error *error);
 void oai_request_close(struct oai_request *request);
 
-#define OAI_PATH 128 /* of struct oai_error.param; longer ones are cut */
+#define OAI_PATH 128 /* size of struct oai_error.param; longer paths are cut */
 /* The field that holds the i-th prompt: "messages", "prompt" or "prompt[3]". */
 void oai_prompt_path(const struct oai_request *request, int i, char path[OAI_PATH]);
 
@@ -129,8 +129,8 @@ const char *oai_field_at(const struct oai_kind *kind, int index);
 
 /* ---- Answers ------------------------------------------------------------------------------- */
 
-/* What all texts of one answer share. Choices are numbered through: those of the first prompt, then
- * those of the second, ... */
+/* Facts that all texts of one answer share. Choices are numbered through: those of the first
+ * prompt, then those of the second, ... */
 struct oai_answer {
     const struct engine *engine;
     const struct oai_rules *rules;
@@ -161,7 +161,7 @@ struct oai_offset {
     uint8_t part_size;
 };
 
-/* Who speaks: the model thinking, or the model answering. */
+/* The voice of a text: the model thinks, or the model answers. */
 struct oai_voice {
     bool thinking;
     bool may_begin; /* nothing but white space so far */
@@ -189,7 +189,7 @@ struct oai_calls {
     int index;
     struct tool_reader reader;
     struct buf content, list; /* list: the calls as JSON, without brackets; "" = none */
-    struct buf arguments;     /* of the call that is being read */
+    struct buf arguments;     /* arguments of the call that is being read */
 };
 void oai_calls_open(struct oai_calls *calls, const struct oai_answer *answer, int index,
                     size_t limit);
@@ -209,7 +209,7 @@ void oai_render_prompt_ids(struct buf *out, const struct oai_answer *answer, int
 /* ,"token_ids": generated tokens, also one that ended the answer and gave no text. */
 void oai_render_answer_ids(struct buf *out, const struct engine_choice *choice, uint32_t begin,
                            uint32_t end);
-/* Of all prompts: tokens that were read, and how many there are. */
+/* Sums over all prompts: tokens already read, and all tokens. */
 uint64_t oai_prompt_read(const struct oai_answer *answer);
 uint64_t oai_prompt_total(const struct oai_answer *answer);
 /* Members that an answer ends with, whole or streamed: ,"timings":{...} where they were asked for.

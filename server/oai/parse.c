@@ -103,7 +103,7 @@ int oai_read_prompts(struct oai_reader *r) {
 
 /* --- whole bodies --- */
 
-/* What each head holds is a long text: one prompt's at a time. */
+/* A report per head is a long text, so it is given for one prompt only. */
 static int check_report(const struct oai_reader *r) {
     if (r->out->sampling.kv.report == ENGINE_REPORT_NONE || r->out->prompt_count == 1) return 0;
     return oai_refuse(r->error, 400, "unsupported_parameter", "kv.report",

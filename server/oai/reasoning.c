@@ -1,4 +1,4 @@
-/* What a model thinks, apart from what it answers. The tags are single tokens, so the border is a
+/* Reasoning, apart from the answer. The tags are single tokens, so the border is a
  * border of tokens: nothing is searched in the text, and text that looks like a tag is only text.
  */
 #include <string.h>

@@ -74,7 +74,7 @@ static void write_nested(struct buf *out, const struct engine_info *info, const 
     buf_char(out, ']');
 }
 
-/* What all prompts of a request hold together; policy and budget are the same for all. */
+/* Sums the details of all prompts of a request; policy and budget are the same for all. */
 static struct engine_kv_details sum_details(const struct oai_answer *answer) {
     struct engine_kv_details sum = answer->jobs[0].kv;
     for (int i = 1; i < answer->job_count; i++) {

@@ -131,7 +131,7 @@ static int read_bias(struct oai_reader *r) {
     return 0;
 }
 
-/* --- what ends an answer --- */
+/* --- ends of an answer --- */
 
 static int add_stop(struct oai_reader *r, struct engine_stop *stops, const cJSON *node,
                     const char *field) {
@@ -215,7 +215,7 @@ static int read_max_tokens(struct oai_reader *r) {
     return 0;
 }
 
-/* --- what the answer shows --- */
+/* --- contents of an answer --- */
 
 /* The engine takes one number of alternatives for prompt and answer: the larger. */
 static int read_logprobs(struct oai_reader *r) {

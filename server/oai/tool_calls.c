@@ -205,7 +205,7 @@ static enum match match_head(const struct tool_set *tools, struct cursor *c, str
     return match;
 }
 
-/* What stands between a call and the text before it: one line break; with nothing before it, any
+/* Separator between a call and the text before it: one line break; with no text before it, any
  * white space. */
 static enum match match_hermes(struct cursor *c, bool first) {
     if (first)
@@ -273,7 +273,7 @@ static void end_call(struct tool_reader *r, size_t at) {
     r->phase = TOOL_IN_TEXT;
 }
 
-/* What separates calls is no text when no call follows, if it is all that is held back. */
+/* A separator between calls is dropped when no call follows it, if nothing else is held back. */
 static bool is_separator(const struct tool_reader *r, const char *text, size_t end) {
     for (size_t i = r->at; i < end; i++)
         if (!tool_json_blank(text[i]) && (text[i] != ';' || r->tools->format != TOOL_FORMAT_LLAMA3))

@@ -34,7 +34,7 @@ const char *tool_format_name(enum tool_format format); /* "none", "hermes", "lla
 /* The form that a chat template (its source; NULL = none) shows the model, and writes itself. */
 enum tool_format tool_format_of(const char *chat_template);
 
-/* What a request lets the model call. */
+/* Tools that a request lets the model call. */
 struct tool_set {
     enum tool_format format; /* NONE: answers are not searched */
     const char *const *names;
@@ -46,7 +46,7 @@ enum tool_piece_kind {
     TOOL_MORE,      /* nothing more to say about this text */
     TOOL_TEXT,      /* the answer's */
     TOOL_CALL,      /* a call begins; the piece is its name */
-    TOOL_ARGUMENTS, /* of the call that has begun last, to be appended */
+    TOOL_ARGUMENTS, /* arguments of the last call, to be appended */
     TOOL_BARE       /* the call that has begun last has none, so they are {}; an empty piece */
 };
 
@@ -66,7 +66,7 @@ static inline const char *tool_piece_text(const struct tool_piece *piece, const 
 /* Zero but for `tools` before the first byte. */
 struct tool_reader {
     const struct tool_set *tools; /* borrowed */
-    size_t at;                    /* what lies before is dealt with */
+    size_t at;                    /* text before this offset is done */
     uint32_t calls;               /* begun */
     bool spoken;                  /* text came since the beginning or since the last call */
     enum {

@@ -77,7 +77,7 @@ int oai_check_tools(const cJSON *tools, struct oai_error *error) {
     return 0;
 }
 
-/* --- which answers are searched --- */
+/* --- answers that are searched --- */
 
 /* The tags must be text: a tokenizer that calls them special leaves none. */
 static bool tag_is_text(const struct engine *engine, struct arena *arena) {
