@@ -6,16 +6,17 @@
 #include "base/mem.h"
 #include "model/model.h"
 
-/* The first of two equal keys wins, so overrides go in front. */
+/* The last of two equal keys wins, so overrides come behind the members they replace. */
 static int parse_with(const char *overrides, const char *architecture, const char *type,
                       const char *generation, struct model_config *out, struct fault *fault) {
     char text[4096];
     snprintf(text, sizeof text,
-             "{%s\"architectures\": [\"%s\"], \"model_type\": \"%s\", \"hidden_size\": 64,"
+             "{\"architectures\": [\"%s\"], \"model_type\": \"%s\", \"hidden_size\": 64,"
              "\"intermediate_size\": 96, \"num_attention_heads\": 4, \"num_key_value_heads\": 2,"
              "\"num_hidden_layers\": 3, \"vocab_size\": 128, \"rms_norm_eps\": 1e-5,"
-             "\"max_position_embeddings\": 4096, \"hidden_act\": \"silu\"}",
-             overrides, architecture, type);
+             "\"max_position_embeddings\": 4096, \"hidden_act\": \"silu\", %s"
+             "\"transformers_version\": \"5\"}",
+             architecture, type, overrides);
     *fault = (struct fault){0};
     return model_config_parse(text, strlen(text), generation, generation ? strlen(generation) : 0,
                               0, out, fault);
