@@ -84,10 +84,16 @@ struct kern_shape {
 #define KERN_SMOOTH_WIDTH_MAX 31 /* widest smoothing, odd */
 #define KERN_GAMMA_MAX        16 /* largest kern_classes.gamma */
 
+/* The score of an entry. One list makes the enum and, for tests, the names. */
+#define KERN_SCORE_MAP(X)                                                                          \
+    X(RECENCY, "recency")     /* newest first */                                                   \
+    X(RETENTION, "retention") /* age * log_beta + w_n(log_beta), see kernels/score.h */            \
+    X(ATTENTION, "attention") /* the result of `observe` */
+
 enum kern_score {
-    KERN_SCORE_RECENCY,   /* newest first */
-    KERN_SCORE_RETENTION, /* age * log_beta + w_n(log_beta), see kernels/score.h */
-    KERN_SCORE_ATTENTION  /* the result of `observe` */
+#define X(name, text) KERN_SCORE_##name,
+    KERN_SCORE_MAP(X)
+#undef X
 };
 
 /* The streams among which entries compete. */

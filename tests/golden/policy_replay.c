@@ -197,8 +197,14 @@ struct field {
 #define FIELD(kind, member, ...)                                                                   \
     { #member, offsetof(struct kern_rule, member), kind, FIELD_NAMES(__VA_ARGS__) }
 
+static const char *const score_names[] = {
+#define X(name, text) text,
+    KERN_SCORE_MAP(X)
+#undef X
+        NULL};
+
 static const struct field fields[] = {
-    FIELD(KIND_ENUM, score, "recency", "retention", "attention"),
+    {"score", offsetof(struct kern_rule, score), KIND_ENUM, score_names},
     FIELD(KIND_ENUM, pool, "stream", "layer", "sequence"),
     FIELD(KIND_ENUM, layers, "uniform", "pyramid", "preference", "density"),
     FIELD(KIND_ENUM, merge, "none", "paper", "code", "classes"),
