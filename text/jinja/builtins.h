@@ -14,6 +14,9 @@ const struct jinja_builtin *jinja_find_method(const struct jinja_value *object,
                                               const struct jinja_value *name);
 /* A method that would change the object: the sandbox refuses it. */
 bool jinja_is_mutator(const struct jinja_value *object, const struct jinja_value *name);
+/* An attribute of a function that cycler() made; *out MISSING where there is none. */
+int jinja_cycler_attribute(struct jinja_run *run, const struct jinja_value *object,
+                           const struct jinja_value *name, struct jinja_value *out);
 const struct jinja_builtin *jinja_search(const struct jinja_builtin *table, size_t count,
                                          const struct jinja_value *name);
 

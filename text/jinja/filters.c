@@ -164,6 +164,47 @@ FILTER(forceescape) {
     return rc ? rc : jinja_escape(run, &s, out);
 }
 
+static int add_attribute(struct jinja_run *run, struct jinja_text *text,
+                         const struct jinja_pair *pair) {
+    struct jinja_value parts[2] = {pair->key, pair->value};
+    struct jinja_cursor c;
+    int rc = 0;
+    if (!jinja_is_str(&pair->key))
+        return jinja_fail(run, ERR_INVALID, "expected string or bytes-like object");
+    jinja_cursor_open(&c, &pair->key);
+    while (jinja_cursor_step(&c))
+        if (jinja_is_space(c.code) || c.code == '/' || c.code == '>' || c.code == '=')
+            return jinja_fail(run, ERR_INVALID, "Invalid character in attribute name");
+    for (int i = 0; i < 2 && !rc; i++) {
+        rc = jinja_to_str(run, &parts[i], &parts[i]);
+        if (!rc && !(parts[i].flags & JINJA_SAFE)) rc = jinja_escape(run, &parts[i], &parts[i]);
+        if (!rc) rc = jinja_text_add_str(run, text, &parts[i]);
+        if (!rc) rc = jinja_text_puts(run, text, i ? "\"" : "=\"");
+    }
+    return rc;
+}
+
+FILTER(xmlattr) {
+    static const char *const names[] = {"autospace"};
+    struct jinja_value autospace;
+    struct jinja_text *text;
+    int rc = jinja_bind(run, "xmlattr", args, names, 1, 0, &autospace);
+    if (!rc && self->kind != JINJA_DICT)
+        rc = jinja_fail(run, ERR_INVALID, "'%s' object has no attribute 'items'",
+                        jinja_type_name(self));
+    if (!rc) rc = jinja_text_open(run, 64, &text);
+    bool space = !is_given(&autospace) || jinja_truth(&autospace);
+    for (uint32_t i = 0; !rc && i < self->dict->count; i++) {
+        const struct jinja_pair *pair = &self->dict->pairs[i];
+        if (pair->value.kind == JINJA_NONE || pair->value.kind == JINJA_UNDEFINED) continue;
+        if (space) rc = jinja_text_puts(run, text, " ");
+        if (!rc) rc = add_attribute(run, text, pair);
+        space = true;
+    }
+    if (!rc) *out = jinja_text_value(text);
+    return rc;
+}
+
 FILTER(trim) {
     static const char *const names[] = {"chars"};
     struct jinja_value chars, s;
@@ -680,5 +721,6 @@ const struct jinja_builtin jinja_text_filters[] = {
     {"upper", filter_upper},
     {"urlencode", filter_urlencode},
     {"wordcount", filter_wordcount},
+    {"xmlattr", filter_xmlattr},
 };
 const size_t jinja_text_filter_count = sizeof jinja_text_filters / sizeof *jinja_text_filters;

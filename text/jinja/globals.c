@@ -1,4 +1,7 @@
-/* Global functions, and look-up by name. */
+/* Global functions, and look-up by name.
+ *
+ * joiner and cycler make objects with state: a function value whose `self` is a list, which the
+ * template itself cannot reach. */
 #include <string.h>
 
 #include "text/jinja/builtins.h"
@@ -91,6 +94,15 @@ static int global_strftime_now(struct jinja_run *run, const struct jinja_value *
     return rc ? rc : jinja_format_time(run, &format, run->now, out);
 }
 
+static int make_function(struct jinja_run *run, const struct jinja_builtin *builtin,
+                         const struct jinja_value *self, struct jinja_value *out) {
+    struct jinja_function *function = jinja_alloc(run, 1, sizeof *function);
+    if (!function) return jinja_fail_memory(run);
+    *function = (struct jinja_function){builtin, *self};
+    *out = (struct jinja_value){.kind = JINJA_FUNCTION, .function = function};
+    return 0;
+}
+
 /* joiner(sep): nothing the first time, then the separator. */
 static int call_joiner(struct jinja_run *run, const struct jinja_value *self,
                        const struct jinja_args *args, struct jinja_value *out) {
@@ -112,18 +124,72 @@ static int global_joiner(struct jinja_run *run, const struct jinja_value *self,
     if (!rc && separator.kind == JINJA_MISSING) rc = jinja_str_c(run, ", ", &separator);
     if (!rc) rc = jinja_list_open(run, JINJA_LIST, 1, &state);
     if (!rc) rc = jinja_list_add(run, state.list, &separator);
+    return rc ? rc : make_function(run, &joiner, &state, out);
+}
+
+/* cycler(items...): `self` is their list, whose `used` is the position. */
+static int call_next(struct jinja_run *run, const struct jinja_value *self,
+                     const struct jinja_args *args, struct jinja_value *out) {
+    struct jinja_list *items = self->list;
+    int rc = jinja_bind(run, "next", args, NULL, 0, 0, NULL);
     if (rc) return rc;
-    struct jinja_function *function = jinja_alloc(run, 1, sizeof *function);
-    if (!function) return jinja_fail_memory(run);
-    *function = (struct jinja_function){&joiner, state};
-    *out = (struct jinja_value){.kind = JINJA_FUNCTION, .function = function};
+    *out = items->items[items->used];
+    items->used = (items->used + 1) % items->count;
     return 0;
 }
 
+static int call_reset(struct jinja_run *run, const struct jinja_value *self,
+                      const struct jinja_args *args, struct jinja_value *out) {
+    int rc = jinja_bind(run, "reset", args, NULL, 0, 0, NULL);
+    if (!rc) self->list->used = 0;
+    *out = jinja_none();
+    return rc;
+}
+
+static int call_cycler(struct jinja_run *run, const struct jinja_value *self,
+                       const struct jinja_args *args, struct jinja_value *out) {
+    (void)self;
+    (void)args;
+    (void)out;
+    return jinja_fail(run, ERR_INVALID, "'Cycler' object is not callable");
+}
+
+static const struct jinja_builtin cycler = {"cycler", call_cycler};
+
+int jinja_cycler_attribute(struct jinja_run *run, const struct jinja_value *object,
+                           const struct jinja_value *name, struct jinja_value *out) {
+    static const struct jinja_builtin next = {"next", call_next}, reset = {"reset", call_reset};
+    *out = (struct jinja_value){.kind = JINJA_MISSING};
+    if (object->function->builtin != &cycler) return 0;
+    const struct jinja_value *self = &object->function->self;
+    if (jinja_str_is(name, "next")) return make_function(run, &next, self, out);
+    if (jinja_str_is(name, "reset")) return make_function(run, &reset, self, out);
+    if (jinja_str_is(name, "current")) *out = self->list->items[self->list->used];
+    if (jinja_str_is(name, "pos")) *out = jinja_int(self->list->used);
+    return 0;
+}
+
+static int global_cycler(struct jinja_run *run, const struct jinja_value *self,
+                         const struct jinja_args *args, struct jinja_value *out) {
+    struct jinja_value items;
+    (void)self;
+    if (args->keyword_count)
+        return jinja_fail(run, ERR_INVALID, "cycler() takes no named arguments");
+    if (!args->count) return jinja_fail(run, ERR_INVALID, "at least one item has to be provided");
+    int rc = jinja_list_open(run, JINJA_LIST, args->count, &items);
+    for (uint32_t i = 0; i < args->count && !rc; i++)
+        rc = jinja_list_add(run, items.list, &args->items[i]);
+    return rc ? rc : make_function(run, &cycler, &items, out);
+}
+
 static const struct jinja_builtin globals[] = {
-    {"dict", global_dict},           {"joiner", global_joiner},
-    {"namespace", global_namespace}, {"raise_exception", global_raise_exception},
-    {"range", global_range},         {"strftime_now", global_strftime_now},
+    {"cycler", global_cycler},
+    {"dict", global_dict},
+    {"joiner", global_joiner},
+    {"namespace", global_namespace},
+    {"raise_exception", global_raise_exception},
+    {"range", global_range},
+    {"strftime_now", global_strftime_now},
 };
 
 const struct jinja_builtin *jinja_search(const struct jinja_builtin *table, size_t count,

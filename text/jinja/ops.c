@@ -413,6 +413,7 @@ int jinja_attribute(struct jinja_run *run, const struct jinja_value *object,
     const struct jinja_builtin *method = jinja_find_method(object, name);
     if (method) return bind_method(run, method, object, out);
     if (jinja_is_mutator(object, name)) return refuse_mutator(run, object, name, out);
+    if (object->kind == JINJA_FUNCTION) return jinja_cycler_attribute(run, object, name, out);
     if (object->kind == JINJA_LOOP) return jinja_loop_attribute(run, object->loop, name, out);
     if (object->kind == JINJA_MACRO && jinja_str_is(name, "name"))
         return jinja_macro_name(run, object, out);

@@ -133,6 +133,9 @@ static const struct {
      "access to attribute 'append' of 'list' object is unsafe."},
     {"{{ {}['update']({}) }}", ERR_INVALID,
      "access to attribute 'update' of 'dict' object is unsafe."},
+    {"{{ cycler() }}", ERR_INVALID, "at least one item has to be provided"},
+    {"{{ cycler(1)() }}", ERR_INVALID, "'Cycler' object is not callable"},
+    {"{{ {'a b': 1}|xmlattr }}", ERR_INVALID, "Invalid character in attribute name"},
     {"{{ a.b.c }}", ERR_INVALID, "'a' is undefined"},
     {"{{ {}.b.c }}", ERR_INVALID, "'dict object' has no attribute 'b'"},
     {"{{ [1][3].x }}", ERR_INVALID, "list object has no element 3"},
@@ -307,6 +310,16 @@ static const struct {
     {"{{ x is defined }}{{ x is none }}", "{\"x\": null}", "TrueTrue"},
     {"{{ x.items }}{{ x['items'] }}", "{\"x\": {\"items\": 5}}", "<built-in function>5"},
     {"{% set x = 1 %}{% for i in [1] %}{% set x = 2 %}{{ x }}{% endfor %}{{ x }}", NULL, "21"},
+    {"{% set c = cycler('a', 'b') %}{{ c.next() }}{{ c.next() }}{{ c.next() }}{{ c.current }}{{ "
+     "c.pos }}"
+     "{{ c.reset() }}{{ c.current }}{{ c.nosuch is defined }}",
+     NULL,
+     "aba"
+     "b1NoneaFalse"},
+    {"{{ {'a': '<\"', 'b': none, 'c': u, 'd': 1, 'e': '&'|safe}|xmlattr }}|{{ {'a': 1, 'b': "
+     "2}|xmlattr(false) }}"
+     "{{ {}|xmlattr }}",
+     NULL, " a=\"&lt;&#34;\" d=\"1\" e=\"&\"|a=\"1\" b=\"2\""},
     /* the else part runs when no iteration came to its end */
     {"{% for i in [1] %}{% break %}{% else %}e{% endfor %}", NULL, "e"},
     {"{% for i in [1, 2] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% else %}e{% endfor %}",
