@@ -15,7 +15,7 @@
 #define CONFIG_NODES_MAX 100000
 #define CONFIG_DEPTH_MAX 64
 
-/* Which layers have the window of "sliding_window" where the file has no "layer_types". */
+/* The layers that have the window of "sliding_window" in files without "layer_types". */
 enum windows {
     WINDOWS_NONE,    /* the family has no windows */
     WINDOWS_ALL,     /* every layer */
@@ -429,7 +429,7 @@ struct rope {
     const cJSON *node; /* rope_parameters, rope_scaling or NULL */
     const char *path;
     double theta;
-    int dims; /* of a head, that rotate */
+    int dims; /* dimensions of a head that rotate */
     int max_positions, context;
     double factor, low, high, original; /* llama3; the others share factor and original */
     const cJSON *factors;               /* longrope, factors: [dims / 2] */
@@ -565,7 +565,7 @@ static const struct rope_kind {
     {"llama3", rope_read_llama3, rope_llama3},
     {"yarn", rope_read_yarn, rope_yarn},
     {"longrope", rope_read_longrope, rope_by_factors},
-    {"su", rope_read_longrope, rope_by_factors}, /* its former name */
+    {"su", rope_read_longrope, rope_by_factors}, /* former name of longrope */
     {"factors", rope_read_factors, rope_by_factors},
 };
 

@@ -22,7 +22,7 @@
 
 #define GATES_WIDTH_MAX 16384
 
-/* What the model is. */
+/* The shape of the model. */
 struct gates_shape {
     int layers, heads_kv, d_model;
 };

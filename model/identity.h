@@ -1,5 +1,4 @@
-/* Which model and which gates these are, by SHA-256 of their files: what state files are tied to.
- */
+/* The identity of a model and its gates: SHA-256 of their files. State files are tied to it. */
 #ifndef KEEPD_MODEL_IDENTITY_H
 #define KEEPD_MODEL_IDENTITY_H
 

@@ -483,7 +483,8 @@ static int load_ends(struct loader *loader) {
 static int open_team(struct loader *loader) {
     const struct model_options *options = loader->options;
     int err = options->check_only ? 0 : cpu_pool_open(options->threads, &loader->team);
-    return err ? fault_set(loader->fault, err, "threads", "cannot start those that make weights")
+    return err ? fault_set(loader->fault, err, "threads",
+                           "cannot start the threads that load weights")
                : 0;
 }
 

@@ -48,7 +48,7 @@ static int load_gate_layers(struct model *model, struct gates *gates, struct fau
     return err;
 }
 
-/* What is wrong inside, with the file's name in front. */
+/* Prefixes an error inside the file with the file's name. */
 static int in_gates_file(int err, const char *path, struct fault *fault) {
     if (!fault) return err;
     struct fault inside = *fault;
@@ -64,7 +64,7 @@ static int load_gates_file(struct model *model, const struct model_options *opti
     char *data = NULL;
     size_t size = 0;
     int err = file_read(path, GATES_FILE_MAX, &data, &size, fault);
-    if (err && fault) fault->field[0] = '\0'; /* it names the path, as what follows does */
+    if (err && fault) fault->field[0] = '\0'; /* the message names the path */
     if (!err) err = gates_parse(data, size, &shape, &gates, fault);
     if (err) goto out;
     if (!options->check_only) warn_other_base(options, gates.header.base_sha256);

@@ -23,10 +23,10 @@ struct model_config {
     char family[32]; /* model_type of config.json: "qwen3", "llama", ... */
     int layers, d_model, d_ff, heads_q, heads_kv, head_dim, vocab;
     int max_positions;
-    int rotary_dims; /* of each head, even; the others are not rotated */
+    int rotary_dims; /* dimensions of each head that rotate, even; the others do not */
     float rms_eps;
-    float embed_scale;  /* of embeddings as they enter the first layer */
-    float attend_scale; /* of products of queries and keys */
+    float embed_scale;  /* factor on embeddings as they enter the first layer */
+    float attend_scale; /* factor on products of queries and keys */
     float logit_scale;
     float norm_offset; /* added to the weights of norms */
     enum kern_activation activation;
@@ -41,7 +41,7 @@ struct model_config {
     /* request defaults from generation_config.json; NAN / -1 where absent */
     float temperature, top_p, min_p, repetition;
     int top_k;
-    enum kern_dtype dtype; /* of the weights */
+    enum kern_dtype dtype; /* format of the weights */
     float rope_scale;
     /* [head_dim / 2], owned. With rotary_dims below head_dim, rows of q and k are permuted as they
      * are loaded, so that the pairs that rotate come first; the others have 0 here. */
@@ -67,13 +67,14 @@ struct model_options {
     int rows_max;              /* largest step */
     int logits_max;            /* most rows that want logits in one step */
     bool check_only;           /* names, shapes and types only; the model cannot be used */
-    const struct model *owner; /* of the same model, open, outlives this one: its weights are used
+    const struct model *owner; /* the same model, open, outlives this one: its weights are used
                                   where the backend can share them. NULL: they are loaded */
     bool fp8; /* the layers' matrices become E4M3 with a scale per output (kernels/quantize.h);
                  embeddings, LM head, norms and gates stay what they are */
     bool random_weights; /* take only config.json; weights, and gates where no file gives them, from
                             a seeded generator (timing) */
-    int threads;         /* that make weights while it loads; 0 = the cores this process may use */
+    int threads; /* threads that convert weights while loading; 0 = the cores this process may use
+                  */
     void (*progress)(void *arg, double fraction, const char *what); /* may be NULL */
     void *progress_arg;
 };
@@ -90,7 +91,8 @@ const struct model_config *model_config(const struct model *model);
 /* Every layer rotates, by the same frequencies. */
 bool model_config_rotates_alike(const struct model_config *config);
 bool model_has_gates(const struct model *model);
-int model_trained_budget(const struct model *model); /* of the gates; 0 = unknown */
+int model_trained_budget(
+    const struct model *model); /* budget in the gates' training; 0 = unknown */
 size_t model_weight_bytes(const struct model *model);
 
 /* One step: appends batch->rows tokens to their streams (begin_step was called by this function)

@@ -105,7 +105,7 @@ static int read_tensor(struct parser *p, const cJSON *node, struct tensor *tenso
     return 0;
 }
 
-/* Of strings only; "keepd" is kept. */
+/* The metadata may only hold strings; "keepd" is kept. */
 static int read_metadata(struct parser *p, const cJSON *metadata) {
     const cJSON *item;
     if (!cJSON_IsObject(metadata)) return malformed(p, "__metadata__", "expected an object");

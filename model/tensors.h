@@ -49,10 +49,10 @@ void tensor_shape(const struct model_config *config, enum role role, int64_t *ro
 /* A member of struct layer (in_layer) or struct model: tensors joined by rows into a matrix, or
  * joined into a vector. */
 struct slot {
-    size_t offset; /* of the pointer: struct kern_weight * or float * */
+    size_t offset; /* offset of the pointer: struct kern_weight * or float * */
     enum role parts[SLOT_PARTS_MAX];
     int count;
-    enum kern_shard shard; /* of a matrix; NONE means a vector */
+    enum kern_shard shard; /* how a matrix is split; NONE means a vector */
     bool heads;            /* rows of a key/value head stay together over ranks */
     bool norm;             /* a vector of factors, else of terms: 1 or 0 where weights are random */
     size_t wanted;         /* offset of a bool in struct model_config; 0: always */
@@ -64,7 +64,8 @@ extern const struct slot layer_slots[];
 extern const size_t layer_slot_count;
 
 bool slot_wanted(const struct slot *slot, const struct model_config *config);
-float slot_scale(const struct slot *slot, const struct model_config *config); /* of a vector */
+float slot_scale(const struct slot *slot,
+                 const struct model_config *config); /* factor on a vector */
 
 /* The names of a layer's tensors that mean another computation, by index; false at the end. */
 bool tensor_refused(char out[TENSOR_NAME_MAX], enum naming naming, size_t index, int layer);

@@ -29,7 +29,7 @@ struct shard {
 struct weights {
     struct shard *shards;
     size_t shard_count;
-    struct tensor *tensors; /* of all shards, sorted by name */
+    struct tensor *tensors; /* tensors of all shards, sorted by name */
     size_t count;
     size_t bytes;
     bool is_gguf;

@@ -27,7 +27,7 @@ static bool has_handshake_place(struct server *server) {
     if (!server->tls || server->handshakes < HANDSHAKES_MAX) return true;
     struct conn *oldest = oldest_handshake(server);
     if (!oldest || clock_ns() - oldest->since_ns < HANDSHAKE_GOOD_NS) return false;
-    log_debug("connection closed: its handshake gave way");
+    log_debug("connection closed: too many handshakes in progress");
     conn_kill(oldest);
     return true;
 }

@@ -186,9 +186,9 @@ struct reload {
 static void log_change(void *arg, const char *option, bool taken) {
     (void)arg;
     if (taken)
-        log_info("reload: %s has changed", option);
+        log_info("reload: %s changed", option);
     else
-        log_warn("reload: %s is other in the configuration now; it takes a restart", option);
+        log_warn("reload: %s changed; restart to apply", option);
 }
 
 /* The server checks the keys before anything changes. */
@@ -204,11 +204,11 @@ static void on_reload(void *arg) {
         if (rc) config_close(&fresh);
     }
     if (rc) {
-        log_error("reload refused, nothing changes: %s: %s", fault.field, fault.text);
+        log_error("reload rejected, nothing changed: %s: %s", fault.field, fault.text);
         return;
     }
     log_set_level(LOG_LEVEL_INFO); /* logged at every log level */
-    log_info("reload: the configuration is read again");
+    log_info("reload: the configuration was read again");
     config_reload(reload->config, &fresh, log_change, NULL);
     set_log(reload->config);
     config_close(&fresh);

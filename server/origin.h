@@ -1,5 +1,5 @@
-/* What browsers are kept from: pages of other sites that reach for a server on the user's machine.
- * Pure functions over header values. */
+/* Guards against browsers: pages of other sites that send requests to a server on the user's
+ * machine. Pure functions over header values. */
 #ifndef KEEPD_SERVER_ORIGIN_H
 #define KEEPD_SERVER_ORIGIN_H
 

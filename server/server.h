@@ -28,7 +28,7 @@ struct server_timeouts {
     int health;    /* 60,000: work, but no progress */
 };
 
-/* What server_reload may change. */
+/* The options that server_reload may change. */
 struct server_reloadable {
     char *const *api_keys; /* read by server_open and server_reload only */
     size_t api_key_count;
@@ -55,9 +55,9 @@ struct server_options {
     size_t max_body_bytes, max_header_bytes;
     int max_connections;
     int max_connections_per_client; /* 0 = any */
-    int64_t max_queue_tokens;       /* of prompts that wait; 0 = any */
+    int64_t max_queue_tokens;       /* prompt tokens that may wait; 0 = any */
     bool strict_params;
-    bool split_reasoning;         /* what models think between <think> tags is shown apart */
+    bool split_reasoning;         /* text between <think> tags is returned separately */
     const char *tool_call_parser; /* "auto", "hermes", "llama3" or "none", see oai_find_tools */
     struct server_timeouts timeouts;
     void (*reload)(void *arg); /* on SIGHUP, by server_run; NULL: the signal ends the process */

@@ -264,7 +264,7 @@ static void write_tokens(struct writer *w, const struct engine_snapshot *s) {
                &s->counters.iteration_tokens);
 }
 
-/* What readers of vLLM's metrics look for and this server does not have. */
+/* Metrics that readers of vLLM's look for and that this server lacks. */
 static void write_absent(struct writer *w) {
     static const char *const names[] = {
         "vllm:external_prefix_cache_queries_total",
@@ -300,7 +300,7 @@ static void write_finished(struct writer *w, const struct stats_requests *of,
 }
 
 static void write_rejected(struct writer *w, const struct stats *stats) {
-    write_head(w, "keepd_requests_rejected_total", "counter", "Requests refused before any work.");
+    write_head(w, "keepd_requests_rejected_total", "counter", "Requests rejected before any work.");
     for (int i = 0; i < STATS_REJECTS; i++) {
         char label[48];
         snprintf(label, sizeof label, "reason=\"%s\"", reject_names[i]);
@@ -345,27 +345,26 @@ static void write_keepd(struct writer *w, const struct engine_snapshot *s) {
         const char *name, *type, *help;
         double value;
     } rows[] = {
-        {"keepd_pages_total", "gauge", "Pages of the pool that every rank has.",
-         (double)s->pages_total},
-        {"keepd_pages_used", "gauge",
-         "Pages in use, running and retained, on the rank that uses most.", (double)s->pages_used},
-        {"keepd_pages_reserved", "gauge", "Pages of each rank promised to running requests.",
+        {"keepd_pages_total", "gauge", "Pages in the pool of each rank.", (double)s->pages_total},
+        {"keepd_pages_used", "gauge", "Pages in use, running and retained, on the fullest rank.",
+         (double)s->pages_used},
+        {"keepd_pages_reserved", "gauge", "Pages of each rank reserved for running requests.",
          (double)s->pages_reserved},
         {"keepd_pages_retained", "gauge", "Pages of retained conversations.",
          (double)s->pages_retained},
         {"keepd_pages_superseded", "gauge",
-         "Of the retained pages: turns that a later one went on from, the first to go.",
+         "Retained pages of superseded conversations, which are evicted first.",
          (double)s->pages_superseded},
         {"keepd_entries_kept", "gauge",
          "Cached entries of running requests and of conversations' last turns.",
          (double)s->entries_kept},
         {"keepd_entries_superseded", "gauge",
-         "Cached entries of turns that a later one went on from, the first to go.",
+         "Cached entries of superseded conversations, which are evicted first.",
          (double)s->entries_superseded},
         {"keepd_entries_evicted_total", "counter", "Entries evicted.", (double)s->entries_evicted},
         {"keepd_rank_cap_hits_total", "counter",
-         "Evictions (layers of them, where layers have places of their own) in which kv-rank-cap "
-         "held a rank back.",
+         "Evictions (or their layers, where layers compete separately) in which kv-rank-cap "
+         "limited a rank.",
          (double)s->rank_cap_hits},
         {"keepd_conversations", "gauge", "Retained conversations.", s->conversations},
     };

@@ -1,4 +1,4 @@
-/* What /metrics shows: counts of finished requests (loop thread) and the engine's snapshots,
+/* The content of /metrics: counts of finished requests (loop thread) and the engine's snapshots,
  * written as Prometheus text. Names and buckets are vLLM's where vLLM has the notion, so that
  * existing dashboards and routers work; the others start with keepd_. As vLLM does, the label
  * `engine` tells the replica; what belongs to the whole process has engine="0". */
@@ -64,7 +64,7 @@ struct stats_input {
     int connections;
     uint64_t connections_total;
     int64_t start_seconds;  /* unix */
-    int64_t resident_bytes; /* of the process; 0 = unknown */
+    int64_t resident_bytes; /* resident memory of the process; 0 = unknown */
 };
 void stats_render(struct buf *out, const struct stats *stats, const struct stats_input *input);
 

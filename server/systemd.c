@@ -63,7 +63,7 @@ void systemd_repeat(struct systemd_queue *queue) {
 
 void systemd_announce(struct systemd_queue *queue, const char *format, ...) {
     va_list args;
-    if (queue->count == SYSTEMD_QUEUE_MAX) drop_first(queue); /* what came later counts more */
+    if (queue->count == SYSTEMD_QUEUE_MAX) drop_first(queue); /* later messages matter more */
     va_start(args, format);
     vsnprintf(queue->texts[queue->count++], SYSTEMD_TEXT_BYTES, format, args);
     va_end(args);

@@ -15,7 +15,7 @@ void systemd_notify(const char *format, ...) __attribute__((format(printf, 1, 2)
 #define SYSTEMD_TEXT_BYTES 512
 #define SYSTEMD_QUEUE_MAX  8
 
-/* What is not said yet, in order; begins as zeros. */
+/* Messages not sent yet, in order; begins as zeros. */
 struct systemd_queue {
     char texts[SYSTEMD_QUEUE_MAX][SYSTEMD_TEXT_BYTES];
     int count;

@@ -68,10 +68,10 @@ def test_hangup_reads_the_file_again(start, tmp_path):
     file = tmp_path / "keepd.conf"
     file.write_text("log-level = error\n")
     daemon = start("--config", str(file))
-    reload("log-level = info\nlog-levle = info\n", "reload refused, nothing changes: ")
+    reload("log-level = info\nlog-levle = info\n", "reload rejected, nothing changed: ")
     assert any("line 2: unknown option 'log-levle'" in line for line in daemon.errors)
-    reload("log-level = info\nthreads = 7\n", "reload: log-level has changed")
-    daemon.wait("what did not change", lambda: any("reload: threads is other" in line for line in daemon.errors))
+    reload("log-level = info\nthreads = 7\n", "reload: log-level changed")
+    daemon.wait("what did not change", lambda: any("reload: threads changed; restart" in line for line in daemon.errors))
     daemon.process.terminate()
     assert daemon.process.wait(timeout=30) == 0
     daemon.wait("a line of the new level", lambda: any("draining" in line for line in daemon.errors))

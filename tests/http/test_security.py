@@ -37,7 +37,7 @@ def test_key_file_is_read_again(start, tmp_path):
     reload("bob-key\ncarol-key\n", "read again")
     assert [status(daemon, k) for k in ("alice-key", "bob-key", "carol-key", "fixed")] == [401, 200, 200, 200]
     for bad in ("# nobody\n", "two words\n", "x" * 2000 + "\n"):
-        reload(bad, "reload refused, nothing changes: api-key-file: ")
+        reload(bad, "reload rejected, nothing changed: api-key-file: ")
     assert status(daemon, "carol-key") == 200, "a refused file changes nothing"
     assert not any("carol" in line for line in daemon.errors), "keys stay out of the log"
 
@@ -49,7 +49,7 @@ def test_a_reload_never_opens_the_server(start, tmp_path):
     daemon = start("--config", str(file))
     file.write_text("log-level = info\n")
     daemon.process.send_signal(signal.SIGHUP)
-    daemon.wait("the refusal", lambda: any("nothing changes: api-key: no key is left" in e for e in daemon.errors))
+    daemon.wait("the refusal", lambda: any("nothing changed: api-key: no key is left" in e for e in daemon.errors))
     assert [status(daemon, k) for k in ("only", "")] == [200, 401]
 
 
