@@ -539,8 +539,8 @@ static void prepare_samples(struct sched *sched, const struct step *step) {
     }
 }
 
-static void fail_job(struct sched *sched, struct engine_job *job, int code) {
-    fault_set(&job->fault, code, NULL, "the engine failed: %s", err_text(code));
+static void fail_job(struct sched *sched, struct engine_job *job, int code, const char *what) {
+    fault_set(&job->fault, code, NULL, "the engine failed: %s", what);
     for (int i = 0; i < sched->running; i++) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
         if (seq->job == job) seq->finish = ENGINE_FINISH_ERROR;
@@ -556,7 +556,7 @@ static void fork_choices(struct sched *sched) {
         if (seq->finish != ENGINE_RUNNING) continue; /* its job has just failed */
         int code = kern->ops->fork(kern, seq->leader->slot, seq->slot);
         if (code != 0) {
-            fail_job(sched, seq->job, code);
+            fail_job(sched, seq->job, code, err_text(code));
             continue;
         }
         seq->due = seq->leader->due;
@@ -564,10 +564,19 @@ static void fork_choices(struct sched *sched) {
     }
 }
 
+/* A model whose numbers overflow, or with broken weights, leaves logits that are none. */
+static bool is_number(const struct kern_sampled *sampled) {
+    return sampled->rank == 0 || (sampled->rank > 0 && isfinite(sampled->logprob));
+}
+
 static void take_samples(struct sched *sched, const struct step *step) {
     for (int i = 0; i < step->want_count; i++) {
         const struct sched_want *want = &sched->wants[i];
         if (want->seq->finish != ENGINE_RUNNING) continue; /* its job has just failed */
+        if (!is_number(&sched->sampled[i])) {
+            fail_job(sched, want->seq->job, ERR_INTERNAL, "the model's logits are not numbers");
+            continue;
+        }
         if (want->scored >= 0) {
             seq_add_prompt_score(want->seq, want->scored, &sched->sampled[i]);
             continue;

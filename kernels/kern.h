@@ -440,8 +440,9 @@ struct kern_sample {
 
 struct kern_sampled {
     int32_t token;
-    float logprob;                   /* log softmax of the raw logits */
-    int32_t rank;                    /* 1 = most likely by the raw logits */
+    float logprob; /* log softmax of the raw logits */
+    int32_t rank;  /* 1 = most likely by the raw logits; without a logprob 0, or -1
+                      where the token's logit is not a finite number */
     int32_t top_token[KERN_TOP_MAX]; /* by raw logit, highest first, ties to the lowest id */
     float top_logprob[KERN_TOP_MAX];
 };

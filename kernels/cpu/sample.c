@@ -527,6 +527,6 @@ void cpu_sample_row(const float *logits, int vocab, const struct kern_sample *pa
         CHECK(out->token >= 0 && out->token < vocab);
     }
     out->logprob = NAN;
-    out->rank = 0;
+    out->rank = isfinite(logits[out->token]) ? 0 : -1;
     if (params->top_count >= 0) raw_logprobs(logits, vocab, params, out);
 }

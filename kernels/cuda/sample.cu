@@ -373,10 +373,10 @@ static __device__ void score_token(const struct view &raw, int token, int most,
     list_top(raw, most, norm, out, s);
 }
 
-static __device__ void no_scores(struct kern_sampled *out) {
+static __device__ void no_scores(const struct view &raw, int token, struct kern_sampled *out) {
     if (threadIdx.x == 0) {
         out->logprob = __uint_as_float(0x7fc00000u);
-        out->rank = 0;
+        out->rank = fabsf(raw.logit[token]) < INFINITY ? 0 : -1;
     }
     if (threadIdx.x >= KERN_TOP_MAX) return;
     out->top_token[threadIdx.x] = -1;
@@ -401,7 +401,7 @@ static __global__ void __launch_bounds__(THREADS) k_sample(const struct sample_a
     if (r.top_count >= 0)
         score_token(plain, token, r.top_count, out, s);
     else
-        no_scores(out);
+        no_scores(plain, token, out);
 }
 
 /* ---- The host's side ----------------------------------------------------------------------------

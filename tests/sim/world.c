@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,6 +65,8 @@ static int evict(struct kern *kern, const struct kern_evict *due, int count) {
 static int sample(struct kern *kern, const float *logits, int rows, int vocab,
                   const struct kern_sample *params, struct kern_sampled *out) {
     int code = fails(WORLD_SAMPLE);
+    if (fails(WORLD_LOGITS) != 0)
+        for (int i = 0; i < vocab; i++) ((float *)(uintptr_t)logits)[i] = NAN;
     return code != 0 ? code : plan.real->sample(kern, logits, rows, vocab, params, out);
 }
 

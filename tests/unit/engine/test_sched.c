@@ -634,6 +634,35 @@ static bool fail_once(enum world_op op, long n, int code) {
     return happened;
 }
 
+/* Logits that are no numbers end the request that they are for, with log-probabilities and without,
+ * and nobody else. */
+Test(sched, logits_that_are_no_numbers_end_one_request) {
+    for (int32_t top = -1; top <= 1; top++) {
+        struct world w;
+        struct engine_job broken = job_of(0, 20, 8, global(10, 3, 8)),
+                          other = job_of(1, 20, 8, global(10, 3, 8));
+        struct engine_job alone = other;
+        broken.request.top_logprobs = other.request.top_logprobs = alone.request.top_logprobs = top;
+        world_open(&w, &(struct world_options){
+                           .pages = 400, .sequences = 4, .conversations = 3, .rows = 40});
+        submit(&w, &broken);
+        submit(&w, &other);
+        world_fail(WORLD_LOGITS, 3, ERR_INTERNAL);
+        run_until_idle(&w);
+        cr_expect_not(world_fail_pending());
+        cr_expect_eq(finish_of(&broken), ENGINE_FINISH_ERROR);
+        cr_expect_eq(broken.fault.code, ERR_INTERNAL);
+        cr_expect_str_eq(broken.fault.text,
+                         "the engine failed: the model's logits are not numbers");
+        cr_expect_eq(finish_of(&other), ENGINE_FINISH_LENGTH);
+        run_alone(&alone);
+        expect_same_answer(&other, &alone);
+        cr_expect_eq(w.sched.pages_reserved, 0);
+        engine_job_close(&broken), engine_job_close(&other), engine_job_close(&alone);
+        world_close(&w);
+    }
+}
+
 Test(sched, every_failing_operation_ends_only_who_ran) {
     static const int codes[] = {ERR_DEVICE, ERR_FULL, ERR_NOMEM};
     for (int op = 0; op < WORLD_EXPORT; op++) /* the others: see "State on disk" */
