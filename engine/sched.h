@@ -1,8 +1,9 @@
 /* The scheduler: who runs, how many tokens each gets in a step, who evicts, what stays.
  *
  * One step (sched_step):
- *   1. cancelled jobs leave; waiting jobs are admitted in order while their reservations fit
- *      (retained conversations make room, see engine/conversation.h);
+ *   1. cancelled jobs leave; waiting jobs are admitted by fair shares between clients while their
+ *      reservations fit (engine/sched_admit.c; retained conversations make room, see
+ *      engine/conversation.h);
  *   2. generating sequences whose next append would exceed M + buffer evict;
  *   3. a batch: one row for every generating sequence, then prompt rows, oldest first, up to the
  *      step's row budget and never past a sequence's next eviction point;

@@ -336,26 +336,70 @@ static bool passing_allowed(const struct sched *sched) {
     return sched->counters.steps - sched->head_step < SCHED_PASS_STEPS;
 }
 
+/* Steps that a sequence runs yet if nothing stops it: one for what is left of the prompt. */
+static int32_t steps_left(const struct sequence *seq) {
+    return seq->job->request.max_tokens - seq_output_count(seq) + seq_prefilling(seq);
+}
+
+/* Steps in which a waiting job has ended again, if its prompt gets the rows that no answer takes.
+ */
+static int32_t steps_needed(const struct sched *sched, const struct engine_job *job) {
+    int32_t rows = sched->options.rows_max - sched->options.sequences_max;
+    return job->request.max_tokens + (job->request.prompt_count + rows - 1) / rows;
+}
+
+/* In how many steps the head fits if those that run generate all they may: they leave one after the
+ * other, the shortest first, until there is room. Jobs that end before take nothing from it
+ * (backfilling, as in batch systems). */
+static int32_t steps_to_head(const struct sched *sched) {
+    const struct engine_job *head = sched->head;
+    int places = sched->options.sequences_max - sched->running;
+    int64_t pages = sched->options.pages_total - sched->pages_reserved;
+    int count = 0, left = 0;
+    for (int i = 0; i < sched->running; i++) {
+        struct sequence *seq = &sched->sequences[sched->order[i]];
+        int at = count++;
+        for (; at > 0 && steps_left(sched->sorted[at - 1]) > steps_left(seq); at--)
+            sched->sorted[at] = sched->sorted[at - 1];
+        sched->sorted[at] = seq;
+    }
+    while (left < count &&
+           (places < head->choice_count || pages < head->pages * head->choice_count)) {
+        places++;
+        pages += sched->sorted[left++]->pages_reserved;
+    }
+    return left > 0 ? steps_left(sched->sorted[left - 1]) : 0;
+}
+
 /* What others than the head may have. */
 struct room {
     const struct sched *sched;
     int places;
     int64_t pages;
+    int32_t steps; /* in which they must have ended */
 };
 
 static bool may_pass(const void *arg, const struct engine_job *job) {
     const struct room *room = arg;
     return job != room->sched->head && job->round != room->sched->round &&
-           job->choice_count <= room->places && job->pages * job->choice_count <= room->pages;
+           job->choice_count <= room->places && job->pages * job->choice_count <= room->pages &&
+           steps_needed(room->sched, job) <= room->steps;
+}
+
+static int32_t steps_to_pass(const struct sched *sched) {
+    if (passing_allowed(sched)) return INT32_MAX;
+    int32_t steps = steps_to_head(sched);
+    return steps < SCHED_PASS_STEPS ? steps : SCHED_PASS_STEPS;
 }
 
 /* Everybody who fits, in the order of the queue, once until something changes. */
 static void let_pass(struct sched *sched) {
     const struct sched_options *options = &sched->options;
-    while (!sched->others_wait && passing_allowed(sched)) {
+    while (!sched->others_wait) {
         const struct room room = {.sched = sched,
                                   .places = options->sequences_max - sched->running,
-                                  .pages = options->pages_total - sched->pages_reserved};
+                                  .pages = options->pages_total - sched->pages_reserved,
+                                  .steps = steps_to_pass(sched)};
         struct engine_job *job =
             room.places > 0 ? queue_next(&sched->queue, may_pass, &room) : NULL;
         bool needs_store = sched->needs_store; /* the head's */
@@ -387,6 +431,5 @@ void sched_admit_waiting(struct sched *sched) {
 }
 
 bool sched_stalled(const struct sched *sched) {
-    return sched->running == 0 && sched->head != NULL && sched->head_waits &&
-           (sched->others_wait || !passing_allowed(sched));
+    return sched->running == 0 && sched->head != NULL && sched->head_waits && sched->others_wait;
 }

@@ -20,6 +20,7 @@ import requests
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PLACES = 8
+ROWS = 256  # of a step: prompts are read a little at a time, so that steps are short
 FACTS = " ".join(f"The code of gate {i} is {1000 + 7 * i}." for i in range(150))
 KINDS = {
     "chat": (8, {"messages": [{"role": "user", "content": "What is the capital of my country?"}], "max_tokens": 32}),
@@ -67,7 +68,7 @@ def main():
     args = parser.parse_args()
     keys = [flag for kind in KINDS for flag in ("--api-key", kind)]
     daemon = subprocess.Popen([args.keepd, "--model", ROOT / "bundled/keepd-nano", "--port", "0", "--log-level", "warn",
-                               "--max-num-seqs", str(PLACES), *keys], stdout=subprocess.PIPE, text=True)
+                               "--max-num-seqs", str(PLACES), "--max-num-batched-tokens", str(ROWS), *keys], stdout=subprocess.PIPE, text=True)
     try:
         url = daemon.stdout.readline().split()[3]
         alone = {kind: run(url, [kind], args.seconds)[kind] for kind in KINDS}

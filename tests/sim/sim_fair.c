@@ -182,11 +182,11 @@ static void run(unsigned which, uint64_t with_seed) {
 enum { ONE, FLOOD, WIDE, LARGE, LONG };
 
 /* A head lets others pass for SCHED_PASS_STEPS, then waits for the longest job that runs: so long
- * does a large job wait once it has its turn, and a small one, which passes before, only for the
- * second part and for the head itself. Turns of the others come before: once more the same. */
+ * does a large job wait once it has its turn, and as long for the turn. A small one passes before,
+ * and after it until the head is about to fit; it waits for that and for the head itself. */
 static void expect_fair(void) {
     const uint64_t turn = SCHED_PASS_STEPS + LONGEST;
-    CHECK(clients[ONE].longest <= 2 * LONGEST);
+    CHECK(clients[ONE].longest <= LONGEST / 2);
     CHECK(clients[WIDE].longest <= 2 * turn && clients[LARGE].longest <= 2 * turn);
     CHECK(clients[LONG].longest <= 2 * turn);
     CHECK(clients[FLOOD].longest <= 4 * turn); /* behind fifteen of its own */
