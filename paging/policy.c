@@ -505,7 +505,7 @@ int kv_params_check(const struct kv_params *params, struct fault *fault) {
     return rc == 0 ? check_cost(params, "kv.chunk", params->chunk, fault) : rc;
 }
 
-/* Of one policy: only what requests may choose can differ. */
+/* For one policy: only what requests may choose can differ. */
 static bool rule_equal(const struct kern_rule *x, const struct kern_rule *y) {
     bool equal = x->sinks == y->sinks && x->recent == y->recent;
     for (size_t i = 0; i < PARAMETER_COUNT; i++)

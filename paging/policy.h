@@ -65,11 +65,11 @@ int kv_params_choose(struct kv_params *params, const char *name, double number, 
  * recent entries. */
 void kv_params_fit(struct kv_params *params, unsigned named);
 
-/* What was chosen of a method's parameters, for a file: those that differ from the policy's own, in
+/* The chosen parameters of a method, for a file: those that differ from the policy's own, in
  * the order of their bits; a word is its place among those of docs/API.md, from 0. */
 enum { KV_CHOICES_MAX = 7 };
 struct kv_choices {
-    uint32_t fields; /* of enum policy_field */
+    uint32_t fields; /* bits of enum policy_field */
     float values[KV_CHOICES_MAX];
 };
 void kv_params_write(const struct kv_params *params, struct kv_choices *out);
@@ -81,9 +81,10 @@ int kv_params_read(struct kv_params *params, const struct kv_choices *choices, s
  * within KV_EVICTION_ROWS_MAX, ...
  * Only ranges are checked for parameters that the policy does not use. */
 int kv_params_check(const struct kv_params *params, struct fault *fault);
-/* What an eviction of `held` entries per stream costs at most, in rows. One row is the attention of
- * one token to as many entries, keys and values, and to no fewer than `row_entries`: a token costs
- * more than its attention, so evictions of short streams count by their length. For each stream
+/* The cost of an eviction of `held` entries per stream at most, in rows. One row is the attention
+ * of one token to as many entries, keys and values, and to no fewer than `row_entries`: a token
+ * costs more than its attention, so evictions of short streams count by their length. For each
+ * stream
  *
  *   scores, the cut and closing the gaps        1
  *   queries asked again (observe.window)        window / 2, for keys only; times gamma with classes

@@ -135,7 +135,7 @@ struct answer {
 
 /* How much of one choice has become events. */
 struct stream_choice {
-    struct exchange *exchange; /* its `facts` name the rest */
+    struct exchange *exchange; /* the owner; `facts` has the rest */
     const struct engine_choice *source;
     int index;             /* as in struct oai_answer */
     uint32_t tokens_seen;  /* tokens looked at */

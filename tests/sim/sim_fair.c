@@ -193,7 +193,7 @@ static void expect_fair(void) {
     int64_t most = 0, least = INT64_MAX;
     for (int c = 0; c < KINDS; c++) {
         CHECK(clients[c].answers > 0);
-        if (c == ONE || c == WIDE) continue; /* they never ask for their whole share */
+        if (c == ONE || c == WIDE) continue; /* such clients never request their whole share */
         if (clients[c].served > most) most = clients[c].served;
         if (clients[c].served < least) least = clients[c].served;
     }

@@ -36,7 +36,7 @@ static struct {
 } places[PLACES];
 static int place_count;
 static struct view writer, reader;
-static int choices[LOADS], options[LOADS], loads; /* of the reader, in this execution */
+static int choices[LOADS], options[LOADS], loads; /* steps of the reader in this execution */
 static bool weak_writer;
 
 static int place_of(const volatile void *address) {
@@ -146,7 +146,7 @@ static bool sees_choice_counts_first(void) {
     return seen.finish == ENGINE_RUNNING || is_final(0, seen.tokens, seen.text);
 }
 
-/* Whoever knows that the job is finished may read every choice without looking again. */
+/* Once the job is seen as finished, every choice may be read without looking again. */
 static bool sees_job(void) {
     uint32_t tokens;
     if (!engine_see_job(&job, &tokens)) return true;

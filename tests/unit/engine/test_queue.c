@@ -79,7 +79,7 @@ Test(queue, who_comes_starts_at_the_least_of_the_active) {
     queue_end(&q, &c);
     queue_end(&q, &a);
     queue_charge(&q, &b, 100);
-    join(&q, &a, 1); /* it left with more than the others have, and comes back */
+    join(&q, &a, 1); /* the client left with more than the others have, and comes back */
     cr_assert_eq(served(&q, &a), 1000);
     join(&q, &c, 3);
     cr_assert_eq(served(&q, &c), 800);
@@ -110,7 +110,7 @@ Test(queue, a_full_table_shares_rows_and_reuses_idle_ones) {
     for (int i = 0; i < 5; i++) queue_end(&q, &jobs[i]);
     cr_assert_eq(q.clients, 0);
     cr_assert_eq(shared, 20 + 40 + 50, "its own and that of the row's first client");
-    int idle = jobs[0].client; /* who has least to remember goes first */
+    int idle = jobs[0].client; /* the client with the least history goes first */
     cr_assert_eq(served(&q, &jobs[0]), 10);
     join(&q, &jobs[0], 9);
     cr_assert_eq(jobs[0].client, idle);
