@@ -706,6 +706,10 @@ size_t engine_token_bytes(const struct engine *e, int32_t id, const char **bytes
     return tok_bytes(e->text.tok, id, bytes);
 }
 
+size_t engine_first_bytes(const struct engine *e, int32_t id, const char **bytes) {
+    return tok_bytes_first(e->text.tok, id, bytes);
+}
+
 bool engine_token_is_special(const struct engine *e, int32_t id) {
     return tok_is_special(e->text.tok, id);
 }

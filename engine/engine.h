@@ -166,6 +166,9 @@ int engine_render_chat(const struct engine *engine, const cJSON *context, struct
 
 /* Raw bytes of a token, possibly part of a character. 0 for ids outside the vocabulary. */
 size_t engine_token_bytes(const struct engine *engine, int32_t id, const char **bytes);
+/* The same for the first token of a text: SentencePiece's tokenizers put a space in front of a
+ * text, and their decoders drop it again. */
+size_t engine_first_bytes(const struct engine *engine, int32_t id, const char **bytes);
 bool engine_token_is_special(const struct engine *engine, int32_t id);
 
 /* ---- Requests ------------------------------------------------------------------------------ */

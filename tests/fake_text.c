@@ -146,6 +146,10 @@ size_t engine_token_bytes(const struct engine *e, int32_t id, const char **bytes
     return 1;
 }
 
+size_t engine_first_bytes(const struct engine *e, int32_t id, const char **bytes) {
+    return engine_token_bytes(e, id, bytes);
+}
+
 bool engine_token_is_special(const struct engine *e, int32_t id) {
     (void)e;
     return id >= IM_START && id < VOCAB;

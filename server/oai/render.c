@@ -177,11 +177,14 @@ void oai_render_usage(struct buf *out, const struct oai_answer *answer, uint64_t
 
 void oai_render_prompt_text(struct buf *out, const struct oai_answer *answer, int index) {
     const struct engine_request *request = &oai_job_of(answer, index)->request;
+    bool first = true;
     for (int32_t i = 0; i < request->prompt_count; i++) {
         const char *bytes = "";
         if (engine_token_is_special(answer->engine, request->prompt[i])) continue;
-        size_t size = engine_token_bytes(answer->engine, request->prompt[i], &bytes);
+        size_t size = first ? engine_first_bytes(answer->engine, request->prompt[i], &bytes)
+                            : engine_token_bytes(answer->engine, request->prompt[i], &bytes);
         buf_add(out, bytes, size);
+        first = false;
     }
 }
 

@@ -58,7 +58,8 @@ static void write_text(struct buf *out, const struct engine *engine,
     buf_open(&text, out->limit);
     for (size_t i = 0; i < ids->count; i++) {
         const char *bytes = "";
-        size_t size = engine_token_bytes(engine, ids->ids[i], &bytes);
+        size_t size = i ? engine_token_bytes(engine, ids->ids[i], &bytes)
+                        : engine_first_bytes(engine, ids->ids[i], &bytes);
         buf_add(&text, bytes, size);
     }
     if (text.failed) out->failed = true;
