@@ -20,7 +20,7 @@ import requests
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PLACES = 8
-ROWS = 256  # of a step: prompts are read a little at a time, so that steps are short
+ROWS = 256  # rows of a step: prompts are read in small pieces, so that steps are short
 FACTS = " ".join(f"The code of gate {i} is {1000 + 7 * i}." for i in range(150))
 KINDS = {
     "chat": (8, {"messages": [{"role": "user", "content": "What is the capital of my country?"}], "max_tokens": 32}),
