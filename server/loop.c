@@ -427,6 +427,7 @@ int server_start(struct server *server, struct engine *engine, struct fault *fau
     server->rules.body_bytes = server->options.max_body_bytes;
     server->rules.think =
         server->options.split_reasoning ? oai_find_think(engine) : (struct oai_think){-1, -1};
+    server->rules.fim = oai_find_fim(engine);
     server->rules.tool_format = oai_find_tools(engine, server->options.tool_call_parser);
     stats_open(&server->stats, server->rules.info->max_model_len);
     server->watchdog.every_ns = systemd_watchdog_ns() / WATCHDOG_SHARE;

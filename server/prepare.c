@@ -62,14 +62,48 @@ static int refuse_prompt(struct exchange *ex, const char *field, struct fault *f
     return oai_refuse_fault(&ex->error, fault);
 }
 
-static int tokenize(struct exchange *ex, const char *prompt, struct engine_ids *ids,
-                    struct fault *fault) {
-    const struct oai_request *request = &ex->request;
+/* How a text of the request becomes tokens. */
+struct reading {
+    bool add_special, parse_special;
+};
+
+static int tokenize(struct exchange *ex, const char *from, struct reading how,
+                    struct engine_ids *ids, struct fault *fault) {
     size_t size;
-    const char *text = json_arena_text(&ex->arena, prompt, &size);
+    const char *text = json_arena_text(&ex->arena, from, &size);
     if (!text) return ERR_NOMEM;
-    return engine_tokenize(ex->server->engine, text, size, request->add_special,
-                           request->parse_special, &ex->arena, ids, fault);
+    return engine_tokenize(ex->server->engine, text, size, how.add_special, how.parse_special,
+                           &ex->arena, ids, fault);
+}
+
+/* Both parts are text: a special token in them would move the gap. */
+static int tokenize_gap(struct exchange *ex, const char *prefix, struct engine_ids *ids,
+                        struct fault *fault) {
+    const struct oai_fim *fim = &ex->server->rules.fim;
+    const struct reading text = {false, false};
+    struct engine_ids before, behind;
+    int rc = tokenize(ex, prefix, text, &before, fault);
+    if (!rc) rc = tokenize(ex, ex->request.suffix, text, &behind, fault);
+    if (rc) return rc;
+    ids->count = before.count + behind.count + 3;
+    ids->ids = arena_alloc(&ex->arena, ids->count, sizeof *ids->ids);
+    if (!ids->ids) return ERR_NOMEM;
+    int32_t *at = ids->ids;
+    *at++ = fim->prefix;
+    memcpy(at, before.ids, before.count * sizeof *at);
+    at += before.count;
+    *at++ = fim->suffix;
+    memcpy(at, behind.ids, behind.count * sizeof *at);
+    at[behind.count] = fim->middle;
+    return 0;
+}
+
+static int tokenize_prompt(struct exchange *ex, const char *prompt, struct engine_ids *ids,
+                           struct fault *fault) {
+    const struct oai_request *request = &ex->request;
+    if (request->suffix) return tokenize_gap(ex, prompt, ids, fault);
+    return tokenize(ex, prompt, (struct reading){request->add_special, request->parse_special}, ids,
+                    fault);
 }
 
 /* The i-th prompt as tokens. */
@@ -83,7 +117,7 @@ static int find_prompt(struct exchange *ex, int i, struct engine_ids *ids) {
     if (!prompt)
         rc = engine_render_chat(engine, request->context, &ex->arena, ids, &fault);
     else if (prompt->text)
-        rc = tokenize(ex, prompt->text, ids, &fault);
+        rc = tokenize_prompt(ex, prompt->text, ids, &fault);
     else
         *ids = (struct engine_ids){(int32_t *)(uintptr_t)prompt->ids, prompt->id_count};
     if (!rc) return 0;
@@ -194,5 +228,5 @@ void prepare_run(uv_work_t *work) {
     json_free(ex->tree);
     ex->tree = NULL;
     ex->request.prompts = NULL;
-    ex->request.salt = ex->request.session = NULL;
+    ex->request.salt = ex->request.session = ex->request.suffix = NULL;
 }

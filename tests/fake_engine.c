@@ -105,7 +105,9 @@ static void fill_info(struct engine *e) {
                                    .layers = LAYERS,
                                    .heads_kv = HEADS,
                                    .head_dim = 64,
-                                   .vocab = e->think ? VOCAB_THINK : VOCAB,
+                                   .vocab = env_int("KEEPD_FAKE_FIM", 0) ? VOCAB_FIM
+                                            : e->think                   ? VOCAB_THINK
+                                                                         : VOCAB,
                                    .max_model_len = o->max_model_len ? o->max_model_len : MODEL_LEN,
                                    .max_num_seqs = o->max_num_seqs,
                                    .max_queue = o->max_queue,

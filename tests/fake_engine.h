@@ -9,6 +9,8 @@
 
 /* Tokens below IM_START are bytes. */
 enum { IM_START = 256, IM_END, END_OF_TEXT, VOCAB, THINK = VOCAB, END_THINK, VOCAB_THINK };
+/* FIM_PREFIX, FIM_SUFFIX and FIM_MIDDLE are the last of a vocabulary with them. */
+enum { FIM_PREFIX = VOCAB_THINK, VOCAB_FIM = FIM_PREFIX + 3 };
 
 extern const char *const fake_special_names[]; /* from IM_START on */
 const char *fake_tool_template(void);          /* as KEEPD_FAKE_TOOLS says */

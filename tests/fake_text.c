@@ -9,8 +9,9 @@
 
 enum { IDS_MAX = 100000 };
 
-const char *const fake_special_names[] = {"<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>",
-                                          "</think>"};
+const char *const fake_special_names[] = {"<|im_start|>",   "<|im_end|>",    "<|endoftext|>",
+                                          "<think>",        "</think>",      "<|fim_prefix|>",
+                                          "<|fim_suffix|>", "<|fim_middle|>"};
 
 const char *fake_tool_template(void) {
     const char *form = getenv("KEEPD_FAKE_TOOLS");
@@ -38,7 +39,7 @@ int engine_tokenize(const struct engine *e, const char *text, size_t size, bool 
     for (size_t i = 0; !rc && i < size;) {
         int special = -1;
         for (int k = 0; k < engine_info(e)->vocab - IM_START; k++)
-            if ((parse_special || IM_START + k >= THINK) &&
+            if ((parse_special || (IM_START + k >= THINK && IM_START + k < VOCAB_THINK)) &&
                 strncmp(text + i, fake_special_names[k], strlen(fake_special_names[k])) == 0)
                 special = k;
         if (special >= 0) {
@@ -152,5 +153,5 @@ size_t engine_first_bytes(const struct engine *e, int32_t id, const char **bytes
 
 bool engine_token_is_special(const struct engine *e, int32_t id) {
     (void)e;
-    return id >= IM_START && id < VOCAB;
+    return (id >= IM_START && id < VOCAB) || (id >= FIM_PREFIX && id < VOCAB_FIM);
 }

@@ -8,7 +8,7 @@
 
 static const struct oai_field fields[] = {
     {"best_of", OAI_ANY},         {"echo", OAI_ANY},
-    {"suffix", OAI_NOTEXT},       {"top_logprobs", OAI_ZERO},
+    {"suffix", OAI_ANY},          {"top_logprobs", OAI_ZERO},
     {"prompt_embeds", OAI_NEVER}, {NULL, OAI_ANY},
 };
 
@@ -23,12 +23,32 @@ static int check_best_of(struct oai_reader *r) {
                       r->out->n, best_of);
 }
 
+/* The answer fills the gap between prompt and suffix, where the model was trained for that. */
+static int read_suffix(struct oai_reader *r) {
+    struct oai_request *out = r->out;
+    const char *suffix = NULL;
+    if (oai_get_str(r, NULL, r->body, "suffix", &suffix)) return -1;
+    if (!suffix || !*suffix) return 0;
+    if (!r->rules->fim.known)
+        return oai_refuse(
+            r->error, 400, "unsupported_parameter", "suffix",
+            "Unsupported value for 'suffix': this model's tokenizer has no tokens for "
+            "filling a gap.");
+    if (out->echo || out->truncate)
+        return oai_invalid(r, "suffix", "not together with 'echo' or 'truncate_prompt_tokens'");
+    for (int i = 0; i < out->prompt_count; i++)
+        if (!out->prompts[i].text)
+            return oai_invalid(r, "suffix", "every prompt must be text, not token ids");
+    out->suffix = suffix;
+    return 0;
+}
+
 static int parse(struct oai_reader *r) {
     r->out->parse_special = true;
     return oai_read_prompts(r) || oai_get_bool(r, NULL, r->body, "echo", &r->out->echo) ||
                    oai_get_int(r, NULL, r->body, "logprobs", 0, OAI_LOGPROBS_MAX,
                                &r->out->logprobs) ||
-                   oai_read_generation(r) || check_best_of(r)
+                   oai_read_generation(r) || check_best_of(r) || read_suffix(r)
                ? -1
                : 0;
 }

@@ -45,6 +45,9 @@ int oai_build_context(const cJSON *body, cJSON **context, struct oai_error *erro
 /* Types of the fields that only chats have, in a body without messages. 0 or -1. */
 int oai_check_unused(const cJSON *body, struct oai_error *error);
 
+/* The id of a text that is exactly one token, or -1 (tokens.c). */
+int32_t oai_find_token(const struct engine *engine, const char *text);
+
 /* 400: `field` is `found` where `text` ("a string") is expected. Returns -1. */
 int oai_expected(struct oai_error *error, const char *field, const char *text, const cJSON *found);
 

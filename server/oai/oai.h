@@ -44,6 +44,13 @@ struct oai_think {
 /* Looks the tags up: a model has them when <think> and </think> are one token each. */
 struct oai_think oai_find_think(const struct engine *engine);
 
+/* The tokens around the parts of a text with a gap, in the order prefix, suffix, middle. */
+struct oai_fim {
+    bool known; /* the vocabulary has them */
+    int32_t prefix, suffix, middle;
+};
+struct oai_fim oai_find_fim(const struct engine *engine);
+
 /* How answers write calls of tools. `parser`: "auto" finds it in the chat template, else the name
  * of a format. NONE where the template does not know tools, whatever is named. */
 enum tool_format oai_find_tools(const struct engine *engine, const char *parser);
@@ -58,6 +65,7 @@ struct oai_rules {
     size_t body_bytes;
     struct oai_think think; /* both -1: answers are not split */
     enum tool_format tool_format;
+    struct oai_fim fim;
 };
 
 /* One prompt that is not a chat: text, or token ids. */
@@ -76,6 +84,7 @@ struct oai_request {
     bool prompt_list;           /* errors about the i-th prompt name prompt[i] */
     const char *prompt_field;   /* "messages" or "prompt", for errors about length */
     bool add_special, parse_special;
+    const char *suffix;  /* text behind the answer, NULL = none; points into the tree */
     const char *salt;    /* cache_salt, or "": separates conversations */
     const char *session; /* session_id, prompt_cache_key or user, or "": a hint, never a right */
     int32_t n;           /* choices per prompt */

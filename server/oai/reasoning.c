@@ -3,25 +3,11 @@
  */
 #include <string.h>
 
-#include "server/oai/oai.h"
-
-static int32_t find_token(const struct engine *engine, const char *text) {
-    struct engine_ids ids;
-    struct arena arena;
-    struct fault fault;
-    const char *bytes = "";
-    int32_t id = -1;
-    arena_open(&arena, (size_t)1 << 20);
-    if (engine_tokenize(engine, text, strlen(text), false, true, &arena, &ids, &fault) == 0 &&
-        ids.count == 1 && engine_token_bytes(engine, ids.ids[0], &bytes) == strlen(text) &&
-        memcmp(bytes, text, strlen(text)) == 0)
-        id = ids.ids[0];
-    arena_close(&arena);
-    return id;
-}
+#include "server/oai/fields.h"
 
 struct oai_think oai_find_think(const struct engine *engine) {
-    struct oai_think think = {find_token(engine, "<think>"), find_token(engine, "</think>")};
+    struct oai_think think = {oai_find_token(engine, "<think>"),
+                              oai_find_token(engine, "</think>")};
     if (think.begin < 0 || think.end < 0) think = (struct oai_think){-1, -1};
     return think;
 }

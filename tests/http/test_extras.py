@@ -195,3 +195,27 @@ def test_x_api_key(start):
     for headers, status in (({"x-api-key": "s3cret"}, 200), ({"x-api-key": "other"}, 401), ({}, 401),
                             ({"x-api-key": "s3cret", "Authorization": "Bearer other"}, 401)):
         assert requests.get(daemon.url + "/v1/models", headers=headers, timeout=60).status_code == status
+
+
+# --- filling a gap ---
+
+def test_suffix(start, fake):
+    """The parts of the text come between the model's own tokens; tokens written in them are text."""
+    daemon = start(env={"KEEPD_FAKE_FIM": "1"})
+    marks = [daemon.post("/tokenize", {"prompt": f"<|fim_{n}|>"}).json()["tokens"] for n in ("prefix", "suffix", "middle")]
+    assert all(len(m) == 1 for m in marks)
+    for prompt, suffix in (("ab", "cd"), ("", "\0<|fim_middle|>"), ("<|im_end|>x", "y")):
+        parts = [daemon.post("/tokenize", {"prompt": t, "parse_special": False}).json()["tokens"] for t in (prompt, suffix)]
+        choice = daemon.post(TEXT, text_body(prompt, suffix=suffix, return_token_ids=True)).json()["choices"][0]
+        assert choice["prompt_token_ids"] == marks[0] + parts[0] + marks[1] + parts[1] + marks[2]
+    two = daemon.post(TEXT, text_body(["a", "b"], suffix="c")).json()
+    assert two["usage"]["prompt_tokens"] == 10
+    for fields in ({"echo": True}, {"truncate_prompt_tokens": 3}, {"prompt": [1, 2]}):
+        r = daemon.post(TEXT, text_body(**{"prompt": "a", **fields}, suffix="c"))
+        assert (r.status_code, r.json()["error"]["param"]) == (400, "suffix")
+
+
+def test_suffix_without_tokens_for_it(shared, fake):
+    r = shared.post(TEXT, text_body("a", suffix="b"))
+    assert r.status_code == 400 and r.json()["error"]["code"] == "unsupported_parameter"
+    assert shared.post(TEXT, text_body("a", suffix="")).status_code == 200
