@@ -134,13 +134,26 @@ struct conversation *conversation_same(struct conversation_table *table,
     for (int i = 0; i < table->capacity; i++) {
         struct conversation *row = &table->rows[i];
         if (row->id == 0 || row->token_count != as->token_count ||
-            row->prompt_end != as->prompt_end)
+            row->prompt_end != as->prompt_end || row->snapshot != as->snapshot)
             continue;
         if (memcmp(row->space, as->space, sizeof row->space) != 0) continue;
         if (!kv_params_equal(&row->kv, &as->kv)) continue;
         if (common_prefix(row->tokens, row->token_count, as->tokens, as->token_count) ==
             row->token_count)
             return row;
+    }
+    return NULL;
+}
+
+struct conversation *conversation_alike(struct conversation_table *table,
+                                        const struct conversation *as, int32_t first) {
+    for (int i = 0; i < table->capacity; i++) {
+        struct conversation *row = &table->rows[i];
+        if (row->id == 0 || !row->snapshot || row->began.tokens != as->began.tokens) continue;
+        if (row->evicted_at != as->evicted_at || row->token_count < first) continue;
+        if (memcmp(row->space, as->space, sizeof row->space) != 0) continue;
+        if (!kv_params_equal(&row->kv, &as->kv)) continue;
+        if (memcmp(row->tokens, as->tokens, (size_t)first * sizeof *row->tokens) == 0) return row;
     }
     return NULL;
 }
@@ -167,52 +180,129 @@ static bool extends_gone(const struct conversation_table *table,
     return false;
 }
 
-/* Why one row does not serve. A shared template header is no loss worth reporting as one, so
- * prompts that part early have nothing to do with each other. */
+/* ---- Cuts ------------------------------------------------------------------------------------ */
+
+bool conversation_can_cut(const struct kern_rule *rule) {
+    return rule->score != KERN_SCORE_ATTENTION ||
+           (rule->observe.window > 0 && !rule->observe.global);
+}
+
+int32_t conversation_cut(const struct conversation *row, int32_t most, int32_t prompt_count) {
+    const struct kv_params *kv = &row->kv;
+    int64_t began = row->began.tokens, least = row->evicted_at > began ? row->evicted_at : began;
+    int64_t next = due_next_while_reading(kv, &row->began, row->began_held, row->evicted_at);
+    int64_t cut = most < next ? most : next - 1;
+    if (!row->exact || cut < least) return 0;
+    bool observes = kv->policy->bounded && kv->rule.score == KERN_SCORE_ATTENTION;
+    if (!observes || cut == row->token_count) return (int32_t)cut;
+    if (!conversation_can_cut(&kv->rule)) return 0;
+    /* At the eviction to come the window is what is kept of it, or it is made of new queries. */
+    if (next > prompt_count) next = prompt_count;
+    int64_t window = kv->rule.observe.window;
+    if (next < row->token_count && cut > next - window) cut = next - window;
+    return cut >= least && cut > 0 ? (int32_t)cut : 0;
+}
+
+/* ---- Match ----------------------------------------------------------------------------------- */
+
+/* The prompt repeats the end of the last answer behind what it has in common: the same dialogue,
+ * whose template wrote something before the answer differently. */
+static bool repeats_answer(const struct conversation *row, const struct conversation_query *query,
+                           int32_t common) {
+    enum { LEAST = 4, MOST = 8 };
+    int32_t count = row->token_count - row->prompt_end;
+    if (count > MOST) count = MOST;
+    if (count < LEAST || row->snapshot) return false;
+    const int32_t *end = row->tokens + row->token_count - count;
+    for (int32_t at = common; at + count <= query->prompt_count; at++)
+        if (memcmp(query->prompt + at, end, (size_t)count * sizeof *end) == 0) return true;
+    return false;
+}
+
+static bool extends(const struct conversation_match *match) {
+    return match->row != NULL && match->common >= match->row->prompt_end;
+}
+
+/* What the row can do for the query; row NULL: nothing. */
+static struct conversation_match match_row(struct conversation *row,
+                                           const struct conversation_query *query, int32_t shared) {
+    int32_t most = shared < query->prompt_count ? shared : query->prompt_count - 1;
+    int32_t cut = conversation_cut(row, most, query->prompt_count);
+    if (most >= row->prompt_end && !row->snapshot) {
+        bool exact = cut == most && row->began.tokens == 0; /* what files tell, too */
+        return (struct conversation_match){.row = row, .common = most, .exact = exact};
+    }
+    if (cut < CONVERSATION_CUT_MIN || row->arriving) return (struct conversation_match){0};
+    return (struct conversation_match){.row = row, .common = cut, .exact = true};
+}
+
+/* Why one row does not serve as far as it could. A shared template header is no loss worth
+ * reporting as one, so prompts that part early have nothing to do with each other. */
 static enum engine_miss row_miss(const struct conversation *row,
                                  const struct conversation_query *query, int32_t shared) {
+    if (row->snapshot) return ENGINE_MISS_NEW;
+    if (!kv_params_equal(&row->kv, query->kv) && shared >= row->prompt_end &&
+        query->prompt_count > row->prompt_end)
+        return ENGINE_MISS_SETTINGS;
     if (shared == query->prompt_count) return ENGINE_MISS_WHOLE;
     return shared > row->prompt_end / 2 ? ENGINE_MISS_DIVERGED : ENGINE_MISS_NEW;
 }
 
 /* The reason that tells most: the later in the list, but "whole" before "settings". */
-static void note_miss(enum engine_miss *miss, enum engine_miss reason) {
+static void note_miss(struct conversation_match *worst, enum engine_miss reason, int32_t shared) {
     static const int weight[ENGINE_MISS_COUNT] = {
         [ENGINE_MISS_DIVERGED] = 1, [ENGINE_MISS_SETTINGS] = 2, [ENGINE_MISS_WHOLE] = 3};
-    if (weight[reason] > weight[*miss]) *miss = reason;
+    if (weight[reason] == 0) return;
+    if (shared > worst->common) worst->common = shared;
+    if (weight[reason] > weight[worst->miss]) worst->miss = reason;
 }
 
-static bool is_better(const struct conversation *row, const struct conversation *best,
+static bool is_better(const struct conversation_match *a, const struct conversation_match *b,
                       uint64_t hint) {
-    bool hinted = hint != 0 && row->hint == hint, was = hint != 0 && best->hint == hint;
-    return hinted == was ? row->use > best->use : hinted;
+    if (b->row == NULL || a->common != b->common) return b->row == NULL || a->common > b->common;
+    if (extends(a) != extends(b)) return extends(a);
+    if (a->row->snapshot != b->row->snapshot) return b->row->snapshot;
+    bool hinted = hint != 0 && a->row->hint == hint, was = hint != 0 && b->row->hint == hint;
+    return hinted == was ? a->row->use > b->row->use : hinted;
 }
 
-struct conversation *conversation_find(struct conversation_table *table,
-                                       const struct conversation_query *query, int32_t *common,
-                                       enum engine_miss *miss) {
-    struct conversation *best = NULL;
-    *common = 0;
-    *miss = ENGINE_MISS_NEW;
+/* The last turn of the dialogue that the query goes on with, though no turn can be extended. */
+static uint64_t find_dialogue(struct conversation_table *table,
+                              const struct conversation_query *query, int32_t common) {
+    struct conversation *last = NULL;
+    for (int i = 0; i < table->capacity; i++) {
+        struct conversation *row = &table->rows[i];
+        if (row->id == 0 || memcmp(row->space, query->space, sizeof row->space) != 0) continue;
+        if (!kv_params_equal(&row->kv, query->kv)) continue;
+        int32_t shared =
+            common_prefix(row->tokens, row->token_count, query->prompt, query->prompt_count);
+        if (shared < common || shared < CONVERSATION_CUT_MIN) continue;
+        if (last != NULL && row->use < last->use) continue;
+        if (repeats_answer(row, query, shared)) last = row;
+    }
+    return last != NULL ? last->id : 0;
+}
+
+struct conversation_match conversation_find(struct conversation_table *table,
+                                            const struct conversation_query *query) {
+    struct conversation_match best = {0}, lost = {0};
     for (int i = 0; i < table->capacity; i++) {
         struct conversation *row = &table->rows[i];
         if (row->id == 0 || memcmp(row->space, query->space, sizeof row->space) != 0) continue;
         int32_t shared =
             common_prefix(row->tokens, row->token_count, query->prompt, query->prompt_count);
-        int32_t usable = shared < query->prompt_count ? shared : query->prompt_count - 1;
-        bool serves = usable >= row->prompt_end;
-        if (serves && !kv_params_equal(&row->kv, query->kv))
-            note_miss(miss, ENGINE_MISS_SETTINGS);
-        else if (!serves)
-            note_miss(miss, row_miss(row, query, shared));
-        else if (best == NULL || usable > *common ||
-                 (usable == *common && is_better(row, best, query->hint))) {
-            best = row;
-            *common = usable;
-        }
+        struct conversation_match match = {0};
+        if (kv_params_equal(&row->kv, query->kv)) match = match_row(row, query, shared);
+        if (!extends(&match)) note_miss(&lost, row_miss(row, query, shared), shared);
+        if (match.row != NULL && is_better(&match, &best, query->hint)) best = match;
     }
-    if (best == NULL && *miss <= ENGINE_MISS_DIVERGED && extends_gone(table, query))
-        *miss = ENGINE_MISS_FORGOTTEN;
+    /* Of a prompt that was answered before all but one token is as good as the whole. */
+    if (best.row == NULL || lost.common > best.common + 1) best.miss = lost.miss;
+    if (best.row == NULL && best.miss <= ENGINE_MISS_DIVERGED && extends_gone(table, query))
+        best.miss = ENGINE_MISS_FORGOTTEN;
+    best.cut = best.row != NULL && (!extends(&best) || best.row->snapshot);
+    best.from =
+        best.row != NULL && !best.cut ? best.row->id : find_dialogue(table, query, best.common);
     return best;
 }
 

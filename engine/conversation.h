@@ -1,16 +1,37 @@
 /* Conversations: what outlives a request. A turn ends, its streams stay in their cache slot, and
- * requests that extend the same tokens go on with forks of them.
+ * requests go on with copy-on-write forks of them.
  *
  * Match: the longest common token prefix within one space (key, salt, model) and equal kv
- * parameters. Only tokens after the previous prompt's end may be dropped (templates strip
- * reasoning, text does not always re-tokenise alike, users edit the last answer); an earlier
- * divergence recomputes, because what the earlier tokens would have kept was decided with the
- * whole prompt in view. At least one prompt token is always left to compute.
+ * parameters. At least one prompt token is always left to compute. A conversation serves a prompt
+ * in one of two ways:
+ *
+ * - The prompt extends it: it repeats all tokens up to the end of the last prompt. Tokens of the
+ *   answer may be dropped (templates strip reasoning, text does not always re-tokenise alike, users
+ *   edit the last answer). A new turn begins there. Where nothing was evicted but as a request that
+ *   starts from nothing would have done, the request goes on as that one: see below.
+ * - It is cut: the prompt repeats only its first tokens. Nothing was evicted since the conversation
+ *   had `evicted_at` tokens, so no decision has seen the tokens behind a cut from there on, and the
+ *   streams cut there are those of a sequence that never had these tokens, bitwise. The request
+ *   then continues the turn that made the conversation, as if it had read the tokens up to the cut
+ *   itself: its answer is bitwise the one that it would give had it gone on where that turn began;
+ *   where that was from nothing, the one without reuse. Four things limit where a cut can be:
+ *     - that turn evicted as every prompt with these tokens does (`exact`);
+ *     - the cut lies before the next eviction of such a prompt;
+ *     - rules that add up the attention of every query cannot take that of later tokens back: they
+ *       are not cut;
+ *     - rules that look at a window of queries need it full again at the next eviction.
+ *   An earlier divergence computes the prompt again, because what the earlier tokens would have
+ *   kept was decided with later tokens in view.
+ *
+ * Snapshots are conversations that a running sequence leaves behind just before it evicts, so that
+ * a prompt can be cut where the conversation itself cannot be any more (sched_keep.c). They are
+ * never written to disk.
  *
  * What goes first when room is needed: superseded conversations, then the one used longest ago. A
  * conversation is superseded while exactly one kept turn went on from it: that turn holds all of
  * it, and only a retry or another last turn would ask for it. When two or more went on from it, it
- * is a history that branches, and is as good as any other.
+ * is a history that branches, and is as good as any other. A snapshot begins as superseded, by the
+ * sequence that left it.
  *
  * Owner: the scheduler, on the engine thread. Slots belong to the scheduler too; this table only
  * remembers them. */
@@ -21,7 +42,7 @@
 #include <stdint.h>
 
 #include "engine/engine.h"
-#include "paging/policy.h"
+#include "paging/due.h"
 
 /* Where its copy on disk is. */
 enum conversation_saved {
@@ -32,6 +53,13 @@ enum conversation_saved {
     CONVERSATION_NOT_SAVABLE /* it is larger than all files together may be */
 };
 
+/* A dialogue's snapshots: the one that holds the end of its first message, and the one that holds
+ * the end of its last prompt. */
+enum { CONVERSATION_LEFT_FIRST, CONVERSATION_LEFT_LAST, CONVERSATION_LEFT };
+
+/* Cuts of fewer tokens are not worth a fork: all prompts of a template begin with the same few. */
+#define CONVERSATION_CUT_MIN 16
+
 struct conversation {
     uint64_t id; /* random; 0 = free entry */
     uint8_t space[16];
@@ -39,7 +67,14 @@ struct conversation {
     struct kv_params kv;
     int32_t *tokens;     /* appended so far, owned; [token_count] */
     int32_t token_count; /* T */
-    int32_t prompt_end;  /* tokens of the last prompt: nothing before this may be dropped */
+    int32_t prompt_end;  /* tokens of the last prompt: a prompt that repeats these extends it */
+    int32_t evicted_at;  /* tokens it had when something was evicted last; 0 = never */
+    bool exact; /* in its last turn all sequences with these tokens, begun at the same place,
+                   evict when it did: neither at its prompt's end nor in its answer */
+    struct reserve_turn began;        /* where its last turn began; all 0: from nothing */
+    int32_t began_held;               /* due_state.held there */
+    bool snapshot;                    /* left behind by a running sequence */
+    uint64_t left[CONVERSATION_LEFT]; /* ids of snapshots that its turns left behind; 0 = none */
     uint64_t prompt_hash, token_hash; /* conversation_hash of prompt_end and of all tokens */
     int32_t held;                     /* entries per stream on average, rounded up */
     int32_t fullest;                  /* the same of the rank that has most */
@@ -103,9 +138,15 @@ struct conversation *conversation_by_id(struct conversation_table *table, uint64
 /* The one that goes first, NULL when there is no other than `except`. */
 struct conversation *conversation_first_to_go(struct conversation_table *table,
                                               const struct conversation *except);
-/* The row with the same tokens and prompt end in the same space with equal parameters, or NULL. */
+/* The row with the same tokens and prompt end in the same space with equal parameters, a snapshot
+ * if `as` is one, or NULL. */
 struct conversation *conversation_same(struct conversation_table *table,
                                        const struct conversation *as);
+
+/* The snapshot of the same window of `as`, a snapshot to be, that has `first` tokens in common with
+ * it at least, or NULL. */
+struct conversation *conversation_alike(struct conversation_table *table,
+                                        const struct conversation *as, int32_t first);
 
 /* What a request brings to the search. */
 struct conversation_query {
@@ -116,11 +157,28 @@ struct conversation_query {
     uint64_t hint; /* 0 = none */
 };
 
-/* The conversation the prompt extends furthest, and how many of its tokens stay (*common); among
- * equals the one with the query's hint, then the one used last. NULL: *miss says why. */
-struct conversation *conversation_find(struct conversation_table *table,
-                                       const struct conversation_query *query, int32_t *common,
-                                       enum engine_miss *miss);
+/* Can a conversation with such a rule be cut before its end at all? */
+bool conversation_can_cut(const struct kern_rule *rule);
+
+struct conversation_match {
+    struct conversation *row; /* NULL: none serves */
+    int32_t common;           /* tokens of it that stay */
+    bool exact;               /* the request continues the turn that read them */
+    bool cut;                 /* before the end of a turn, or a snapshot */
+    uint64_t from;            /* id of the last turn of the same dialogue, whose answer the prompt
+                                 repeats or which it extends; 0: none, they only begin alike */
+    enum engine_miss miss;    /* why no conversation served, or none as far as the prompt repeats
+                                 it; NEW: nothing was lost */
+};
+
+/* The conversation that saves the prompt most tokens; among equals one that it extends, then one
+ * that is no snapshot, then the one with the query's hint, then the one used last. */
+struct conversation_match conversation_find(struct conversation_table *table,
+                                            const struct conversation_query *query);
+
+/* The last place, at most `most` tokens, where the conversation can be cut for a prompt of
+ * prompt_count tokens; 0: there is none. */
+int32_t conversation_cut(const struct conversation *row, int32_t most, int32_t prompt_count);
 
 /* Remembers that a conversation whose prompt has this hash had to make room. */
 void conversation_note_gone(struct conversation_table *table, const uint8_t space[16],

@@ -321,6 +321,7 @@ struct engine_job {
     /* valid once finished */
     struct fault fault;
     int32_t cached_tokens; /* prompt tokens not computed */
+    bool cut; /* they are a conversation's first tokens or a snapshot's, no whole turn */
     struct engine_kv_details kv;
     int64_t queued_ns, admitted_ns, first_token_ns, finished_ns; /* clock_ns; 0 = never */
     int64_t evict_ns; /* time spent evicting for this job */
@@ -403,8 +404,8 @@ struct engine_conversation_row {
     int64_t disk_bytes; /* its file in the state directory; 0 = none */
 };
 
-/* Why a request that could have continued a conversation started from nothing. One list makes enum
- * and names. */
+/* Why a request that could have continued a conversation started from nothing, or from fewer tokens
+ * than it repeats. One list makes enum and names. */
 #define ENGINE_MISS_MAP(X)                                                                         \
     X(NEW, "new")               /* nothing in its space shares its first tokens */                 \
     X(DIVERGED, "diverged")     /* it differs before the end of the prompt that was answered */    \
@@ -442,7 +443,9 @@ static inline const char *engine_miss_name(enum engine_miss miss) { /* for logs,
     X(evictions, "keepd_evictions_total", "Evictions: one sequence brought down to its budget.")   \
     X(preemptions, "keepd_preemptions_total", "Always 0: reservations are exact.")                 \
     X(conversation_hits, "keepd_conversation_hits_total",                                          \
-      "Requests that continued a conversation.")                                                   \
+      "Requests that went on from a conversation.")                                                \
+    X(conversation_cuts, "keepd_conversation_cuts_total",                                          \
+      "Of these: from its first tokens only, as another dialogue that begins alike.")              \
     X(conversation_misses, "keepd_conversation_misses_total",                                      \
       "Requests that started without a conversation.")                                             \
     X(state_restored, "keepd_state_restored_total", "Conversations read back from disk.")          \

@@ -228,7 +228,10 @@ static bool leave_conversation(struct sched *sched, struct sequence *seq) {
 static void leave(struct sched *sched, struct sequence *seq) {
     struct engine_job *job = seq->job;
     struct engine_choice *choice = seq->choice;
-    if (seq->index > 0 || !leave_conversation(sched, seq)) sched_release_slot(sched, seq->slot);
+    if (seq->index > 0 || !leave_conversation(sched, seq)) {
+        sched_drop_snapshots(sched, seq);
+        sched_release_slot(sched, seq->slot);
+    }
     enum engine_finish finish = seq->finish;
     remove_sequence(sched, seq);
     end_choice(sched, job, choice, finish);
@@ -312,7 +315,7 @@ static int evict_due(struct sched *sched, int count, struct sequence **who) {
     for (int i = 0; i < count; i++) {
         trace_end(who[i]);
         charge_eviction(sched, who[i]);
-        due_evicted(&who[i]->kv, &who[i]->due);
+        seq_evicted(who[i]);
         who[i]->job->evict_ns += spent / count;
     }
     return 0;
@@ -325,6 +328,7 @@ static int evict_where(struct sched *sched, bool (*is_due)(const struct sequence
     for (int i = 0; i < sched->running && code == 0; i++) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
         if (!is_due(seq)) continue;
+        sched_leave_snapshot(sched, seq);
         who[count] = seq;
         add_due(sched, &count, seq);
         if (count == COUNT_OF(who)) {
@@ -560,6 +564,10 @@ static void fork_choices(struct sched *sched) {
             continue;
         }
         seq->due = seq->leader->due;
+        seq->evicted_at = seq->leader->evicted_at;
+        seq->exact = seq->leader->exact;
+        seq->began = seq->leader->began;
+        seq->began_held = seq->leader->began_held;
         seq->leader = NULL;
     }
 }

@@ -103,29 +103,26 @@ static int32_t min32(int32_t a, int32_t b) {
     return a < b ? a : b;
 }
 
-/* On every rank; from the first `cached` tokens of `row`, or from nothing. The last token of an
- * answer is sampled and never appended. */
+/* On every rank, of a turn that begins like this. The last token of an answer is sampled and never
+ * appended. */
 static int64_t pages_for(const struct sched_options *options, const struct kv_params *kv,
-                         const struct conversation *row, const struct engine_request *request,
-                         int32_t cached) {
+                         const struct reserve_turn *began, const struct engine_request *request) {
     int32_t appended = request->max_tokens > 0 ? request->max_tokens - 1 : 0;
-    int64_t prompt_new = request->prompt_count - cached;
-    struct reserve_turn turn = {.tokens = cached, .added = prompt_new + appended};
-    if (row != NULL) {
-        turn.held = min32(row->held, cached);
-        turn.fullest = min32(row->fullest, cached);
-        turn.drops = cached < row->token_count;
-    }
+    int64_t prompt_new = request->prompt_count - began->tokens;
+    struct reserve_turn turn = *began;
+    turn.added = prompt_new + appended;
     int64_t peak = reserve_peak(kv, turn.held, prompt_new, appended);
     int64_t fullest = reserve_rank_peak(&options->shape, kv, &turn, peak);
     return reserve_pages(&options->shape, kv, fullest) +
            reserve_members(&options->shape, kv, turn.held, turn.tokens + turn.added);
 }
 
+static const struct reserve_turn from_nothing;
+
 int sched_check(const struct sched_options *options, const struct engine_request *request,
                 const struct kv_params *kv, struct fault *fault) {
     int choices = seq_job_choices(request);
-    int64_t pages = pages_for(options, kv, NULL, request, 0);
+    int64_t pages = pages_for(options, kv, &from_nothing, request);
     if (pages <= options->pages_total / choices) return 0;
     if (pages <= options->pages_total)
         return fault_set(fault, ERR_LIMIT, "n",
@@ -169,14 +166,19 @@ static int open_sequences(struct sched *sched, const struct sched_entry *entry,
 static void count_start(struct sched *sched, const struct sched_entry *entry) {
     struct engine_counters *counters = &sched->counters;
     const struct engine_job *job = entry->job;
+    const struct conversation_match *match = &entry->match;
+    if (!entry->wants_conversation) return;
     counters->cached_tokens += (uint64_t)job->cached_tokens;
-    if (entry->row != NULL) counters->conversation_hits++;
-    if (entry->row != NULL || !entry->wants_conversation) return;
-    counters->conversation_misses++;
-    counters->conversation_lost[entry->miss]++;
-    if (entry->miss != ENGINE_MISS_NEW)
-        log_debug("conversation missed: reason=%s prompt_tokens=%d", engine_miss_name(entry->miss),
-                  job->request.prompt_count);
+    if (match->row == NULL)
+        counters->conversation_misses++;
+    else
+        counters->conversation_hits++;
+    if (match->row != NULL && match->cut) counters->conversation_cuts++;
+    if (match->row == NULL || match->miss != ENGINE_MISS_NEW)
+        counters->conversation_lost[match->miss]++;
+    if (match->miss != ENGINE_MISS_NEW)
+        log_debug("conversation missed: reason=%s prompt_tokens=%d cached_tokens=%d",
+                  engine_miss_name(match->miss), job->request.prompt_count, job->cached_tokens);
 }
 
 static void start(struct sched *sched, const struct sched_entry *entry, struct sequence **opened) {
@@ -198,17 +200,43 @@ static void start(struct sched *sched, const struct sched_entry *entry, struct s
     atomic_store_explicit(&job->admitted, 1, memory_order_release);
 }
 
-/* What each choice needs, going on from the conversation that was found or from nothing. */
+/* The conversation that was found cannot be gone on from. */
+static void start_afresh(struct sched_entry *entry) {
+    entry->match =
+        (struct conversation_match){.from = entry->match.from, .miss = ENGINE_MISS_TOO_LARGE};
+}
+
+/* What each choice needs, going on from the conversation that was found or from nothing. A cut
+ * needs what the turn needs that it continues. */
 static void plan_pages(const struct sched *sched, struct sched_entry *entry) {
     const struct engine_request *request = &entry->job->request;
     int64_t most = sched->options.pages_total / entry->job->choice_count;
-    if (entry->row != NULL) {
-        entry->pages = pages_for(&sched->options, &entry->kv, entry->row, request, entry->common);
-        if (entry->pages <= most) return;
-        entry->row = NULL; /* only a fresh start can ever fit */
-        entry->miss = ENGINE_MISS_TOO_LARGE;
-    }
-    entry->pages = pages_for(&sched->options, &entry->kv, NULL, request, 0);
+    const struct conversation_match *match = &entry->match;
+    const struct conversation *row = match->row;
+    entry->began = from_nothing;
+    if (row != NULL && match->exact)
+        entry->began = row->began;
+    else if (row != NULL)
+        entry->began = (struct reserve_turn){.held = min32(row->held, match->common),
+                                             .fullest = min32(row->fullest, match->common),
+                                             .drops = match->common < row->token_count,
+                                             .tokens = match->common};
+    entry->pages = pages_for(&sched->options, &entry->kv, &entry->began, request);
+    if (row == NULL || entry->pages <= most) return;
+    start_afresh(entry);
+    entry->began = from_nothing;
+    entry->pages = pages_for(&sched->options, &entry->kv, &entry->began, request);
+}
+
+/* Another dialogue's conversation is not used up: rather than that, everything is read. */
+static bool make_room(struct sched *sched, struct sched_entry *entry, bool *used_up) {
+    int choices = entry->job->choice_count;
+    const struct conversation *row = entry->match.row;
+    if (!sched_make_room(sched, entry->pages * choices, row, used_up)) return false;
+    if (!*used_up || row->id == entry->match.from || row->snapshot) return true;
+    start_afresh(entry);
+    plan_pages(sched, entry);
+    return sched_make_room(sched, entry->pages * choices, NULL, used_up);
 }
 
 /* What the rule needs beside pages, for every choice, so that neither a step nor a fork can fail
@@ -227,7 +255,8 @@ static enum admission enter(struct sched *sched, const struct sched_entry *entry
     struct engine_job *job = entry->job;
     int code = open_sequences(sched, entry, opened);
     if (code != 0) return refuse(job, code, "no memory for the request");
-    if (entry->row == NULL)
+    sched_note_origin(sched, opened[0], entry->match.from);
+    if (entry->match.row == NULL)
         opened[0]->slot = sched_take_slot(sched);
     else
         code = sched_go_on(sched, opened[0], entry, used_up);
@@ -265,7 +294,7 @@ static enum admission admit(struct sched *sched, struct engine_job *job) {
     plan_pages(sched, &entry);
     if (entry.pages > options->pages_total / choices)
         return refuse(job, ERR_LIMIT, "the request can never fit the cache's pool");
-    if (!sched_make_room(sched, entry.pages * choices, entry.row, &used_up)) return WAIT;
+    if (!make_room(sched, &entry, &used_up)) return WAIT;
     return enter(sched, &entry, used_up);
 }
 
@@ -276,7 +305,7 @@ static int64_t pages_fresh(const struct sched *sched, const struct engine_reques
     struct kv_params kv;
     struct fault ignored;
     if (sched_resolve_kv(&request->kv, &sched->options.kv, &kv, &ignored) != 0) return 0;
-    return pages_for(&sched->options, &kv, NULL, request, 0);
+    return pages_for(&sched->options, &kv, &from_nothing, request);
 }
 
 void sched_submit(struct sched *sched, struct engine_job *job) {

@@ -11,10 +11,9 @@ struct sched_entry {
     struct kv_params kv;
     bool passing; /* it is not the head: it may use neither the store nor what the head awaits */
     bool wants_conversation;
-    struct conversation *row; /* to go on from; NULL = from nothing */
-    int32_t common;           /* tokens of it that stay */
-    enum engine_miss miss;    /* why there is no row */
-    int64_t pages;            /* reserved for each choice, of every rank's pool */
+    struct conversation_match match; /* what to go on from */
+    struct reserve_turn began;       /* where its turn begins */
+    int64_t pages;                   /* reserved for each choice, of every rank's pool */
 };
 
 static inline int64_t sched_streams(const struct sched *sched) {
@@ -53,8 +52,8 @@ void sched_stop_waiting(struct sched *sched, struct engine_job *job);
 
 /* ---- sched_keep.c ---------------------------------------------------------------------------- */
 
-/* Looks for the conversation that the job's prompt extends, in memory and on disk: fills row,
- * common and miss. False: it is being read, or needs room that somebody must leave first. */
+/* Looks for the conversation that serves the job's prompt best, in memory and on disk: fills
+ * match. False: it is being read, or needs room that somebody must leave first. */
 bool sched_find(struct sched *sched, struct sched_entry *entry);
 
 /* Makes `pages` fit beside what runs, or returns false: somebody must leave, or a conversation be
@@ -62,6 +61,9 @@ bool sched_find(struct sched *sched, struct sched_entry *entry);
  * then the row's pages become part of the reservation and *used_up is set. */
 bool sched_make_room(struct sched *sched, int64_t pages, const struct conversation *row,
                      bool *used_up);
+
+/* The turn that the sequence follows, if it does: also where it has to start from nothing. */
+void sched_note_origin(struct sched *sched, struct sequence *seq, uint64_t from);
 
 /* Gives `seq` a slot with the entry's conversation in it, less what the prompt does not repeat: a
  * fork of the row, or the row's own slot when it is used up. */
@@ -73,6 +75,12 @@ int sched_go_on(struct sched *sched, struct sequence *seq, const struct sched_en
 bool sched_make_place(struct sched *sched, int more);
 /* Takes a row out of the table and gives its slot back. */
 void sched_drop(struct sched *sched, struct conversation *row, const char *why);
+
+/* The sequence is about to evict: leaves a snapshot behind where that is of use and there is room.
+ */
+void sched_leave_snapshot(struct sched *sched, struct sequence *seq);
+/* It leaves nothing else behind: its snapshots go, too, but those that others went on from. */
+void sched_drop_snapshots(struct sched *sched, const struct sequence *seq);
 
 /* Keeps an answered sequence's streams as a conversation: takes its slot and its tokens. */
 void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_report *report);

@@ -68,15 +68,19 @@ bool sched_find(struct sched *sched, struct sched_entry *entry) {
                                        .hint = request->hint};
     entry->wants_conversation = request->kv.reuse && !request->prompt_logprobs;
     if (!entry->wants_conversation) return true;
-    entry->row = conversation_find(&sched->conversations, &query, &entry->common, &entry->miss);
+    entry->match = conversation_find(&sched->conversations, &query);
     return sched_restore(sched, entry, &query);
 }
 
-/* The row's streams in a slot of the sequence's own. */
-static int fork_row(struct sched *sched, struct sequence *seq, struct conversation *row) {
+/* The row's streams in a slot of the sequence's own. Another dialogue's hint stays. */
+static int fork_row(struct sched *sched, struct sequence *seq,
+                    const struct conversation_match *match) {
     struct kern *kern = sched->options.kern;
+    struct conversation *row = match->row;
     seq->slot = sched_take_slot(sched);
-    conversation_touch(&sched->conversations, row, seq->job->request.hint, clock_ns());
+    conversation_touch(&sched->conversations, row,
+                       match->from == row->id ? seq->job->request.hint : row->hint, clock_ns());
+    if (row->snapshot) conversation_followed(&sched->conversations, row);
     return kern->ops->fork(kern, row->slot, seq->slot);
 }
 
@@ -93,26 +97,52 @@ static uint64_t file_of(const struct conversation *row) {
     return has_one ? row->id : row->replaces;
 }
 
-int sched_go_on(struct sched *sched, struct sequence *seq, const struct sched_entry *entry,
-                bool used_up) {
+void sched_note_origin(struct sched *sched, struct sequence *seq, uint64_t id) {
+    const struct conversation *from = conversation_by_id(&sched->conversations, id);
+    if (from == NULL) return;
+    seq->origin = from->id;
+    seq->origin_file = from->turns == 0 ? file_of(from) : 0;
+}
+
+/* What a sequence is due after it went on: what the turn that it continues is, or a new one. */
+static int begin_due(struct sched *sched, struct sequence *seq,
+                     const struct conversation_match *match) {
     struct kern *kern = sched->options.kern;
     struct kern_report report = {0};
     int64_t streams = sched_streams(sched);
-    int code = 0;
-    seq->origin = entry->row->id;
-    seq->origin_file = entry->row->turns == 0 ? file_of(entry->row) : 0;
-    seq->dropped = entry->row->token_count - entry->common;
-    if (used_up)
-        take_row(sched, seq, entry->row);
-    else
-        code = fork_row(sched, seq, entry->row);
-    if (code == 0 && seq->dropped > 0) code = kern->ops->truncate(kern, seq->slot, entry->common);
-    if (code == 0) code = kern->ops->report(kern, seq->slot, &report);
-    if (code != 0) return code;
-    seq->due.tokens = entry->common;
+    if (match->exact) {
+        seq->due = due_while_reading(&seq->kv, &seq->began, seq->began_held, seq->evicted_at,
+                                     match->common, seq->prompt_count);
+        return 0;
+    }
+    int code = kern->ops->report(kern, seq->slot, &report);
+    seq->due.tokens = match->common;
     seq->due.held = (int32_t)(((int64_t)report.entries + streams - 1) / streams);
-    seq->due.prompt_new = seq->prompt_count - entry->common;
-    seq->job->cached_tokens = entry->common;
+    seq->due.prompt_new = seq->prompt_count - match->common;
+    seq->began_held = seq->due.held;
+    return code;
+}
+
+int sched_go_on(struct sched *sched, struct sequence *seq, const struct sched_entry *entry,
+                bool used_up) {
+    struct kern *kern = sched->options.kern;
+    const struct conversation_match *match = &entry->match;
+    int32_t dropped = match->row->token_count - match->common;
+    bool own = match->from == match->row->id;
+    int code = 0;
+    seq->evicted_at = match->row->evicted_at;
+    seq->began = entry->began;
+    seq->began_held = match->row->began_held;
+    if (used_up)
+        take_row(sched, seq, match->row);
+    else
+        code = fork_row(sched, seq, match);
+    if (code == 0 && dropped > 0) code = kern->ops->truncate(kern, seq->slot, match->common);
+    if (code == 0) code = begin_due(sched, seq, match);
+    if (code != 0) return code;
+    seq->dropped = own ? dropped : 0;
+    seq->job->cached_tokens = match->common;
+    seq->job->cut = match->cut;
     return 0;
 }
 
@@ -126,6 +156,21 @@ static void keep_file(struct sched *sched, uint64_t id) {
     if (sched->export.replaces == id) sched->export.replaces = 0;
 }
 
+/* A snapshot goes with its turn, unless other dialogues went on from it. */
+static void drop_left(struct sched *sched, struct conversation *row, int which) {
+    struct conversation *snapshot = conversation_by_id(&sched->conversations, row->left[which]);
+    row->left[which] = 0;
+    if (snapshot != NULL && conversation_superseded(snapshot))
+        sched_drop(sched, snapshot, "superseded");
+}
+
+void sched_drop_snapshots(struct sched *sched, const struct sequence *seq) {
+    for (int i = 0; i < CONVERSATION_LEFT; i++) {
+        struct conversation *row = conversation_by_id(&sched->conversations, seq->left[i]);
+        if (row != NULL && conversation_superseded(row)) sched_drop(sched, row, "left alone");
+    }
+}
+
 /* The turn a new one came from: once it is superseded, the one before it goes, so that a dialogue
  * keeps its last state and one to retry from. Returns whose file the new one will replace. */
 static uint64_t supersede(struct sched *sched, const struct sequence *seq) {
@@ -134,6 +179,7 @@ static uint64_t supersede(struct sched *sched, const struct sequence *seq) {
     if (from == NULL) return seq->origin_file;
     struct conversation *before = conversation_by_id(table, from->origin);
     if (before != NULL && conversation_superseded(before)) sched_drop(sched, before, "superseded");
+    drop_left(sched, from, CONVERSATION_LEFT_LAST);
     conversation_followed(table, from);
     if (!conversation_superseded(from)) {
         keep_file(sched, from->id);
@@ -160,6 +206,10 @@ void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_r
                                .tokens = take_tokens(seq),
                                .token_count = seq->due.tokens,
                                .prompt_end = seq->prompt_count,
+                               .evicted_at = seq->evicted_at,
+                               .exact = seq->exact,
+                               .began = seq->began,
+                               .began_held = seq->began_held,
                                .held = (int32_t)((entries + count - 1) / count),
                                .fullest = sched_fullest(sched, report),
                                .entries = entries,
@@ -167,10 +217,16 @@ void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_r
                                .slot = seq->slot,
                                .origin = seq->origin};
     memcpy(row.space, seq->job->request.space, sizeof row.space);
+    memcpy(row.left, seq->left, sizeof row.left);
+    const struct conversation *from = conversation_by_id(table, seq->origin);
+    if (from != NULL && row.left[CONVERSATION_LEFT_FIRST] == 0)
+        row.left[CONVERSATION_LEFT_FIRST] = from->left[CONVERSATION_LEFT_FIRST];
     struct conversation *same = conversation_same(table, &row);
     if (same != NULL) {
         row.turns = same->turns; /* whoever went on from it goes on from this one, too */
         row.replaces = file_of(same);
+        for (int i = 0; i < CONVERSATION_LEFT; i++)
+            if (same->left[i] != row.left[i]) drop_left(sched, same, i);
         sched_drop(sched, same, "repeated");
     } else {
         row.replaces = supersede(sched, seq);
@@ -178,6 +234,87 @@ void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_r
     (void)sched_make_place(sched, 1); /* if not now, then later: see sched_open */
     conversation_add(table, &row, clock_ns());
 }
+
+/* ---- Snapshots ------------------------------------------------------------------------------- */
+
+/* Where the first message ends: the tokens up to its end mark, which is a point that other prompts
+ * with the same system prompt share. 0: there is no mark. */
+static int32_t first_message(const struct sched *sched, const struct sequence *seq) {
+    const struct seq_text *text = &sched->options.text;
+    for (int32_t i = 0; i < seq->prompt_count; i++)
+        for (int k = 0; k < text->eos_count; k++)
+            if (seq->tokens[i] == text->eos[k]) return i + 1;
+    return 0;
+}
+
+/* Room that costs nobody anything but a retry. */
+static bool has_room_to_spare(struct sched *sched, int64_t pages) {
+    struct conversation_table *table = &sched->conversations;
+    while (table->count >= sched->options.conversations_max || pages > pages_free(sched)) {
+        struct conversation *first = conversation_first_to_go(table, NULL);
+        if (first == NULL || !conversation_superseded(first)) return false;
+        forget(sched, first, "snapshot");
+    }
+    return sched->free_slot_count > 0;
+}
+
+/* A fork of the sequence as a row of the table; returns its id, 0 without room or memory. */
+static uint64_t leave_fork(struct sched *sched, const struct sequence *seq,
+                           struct conversation *row) {
+    struct kern *kern = sched->options.kern;
+    struct kern_report report = {0};
+    int64_t count = sched_streams(sched);
+    if (kern->ops->report(kern, seq->slot, &report) != 0) return 0;
+    if (!has_room_to_spare(sched, report.rank_pages)) return 0;
+    int32_t *tokens = mem_try_alloc((size_t)row->token_count, sizeof *tokens);
+    if (tokens == NULL) return 0;
+    memcpy(tokens, row->tokens, (size_t)row->token_count * sizeof *tokens);
+    row->tokens = tokens;
+    row->slot = sched_take_slot(sched);
+    row->entries = (int64_t)report.entries;
+    row->held = (int32_t)((row->entries + count - 1) / count);
+    row->fullest = sched_fullest(sched, &report);
+    row->pages = report.rank_pages;
+    if (kern->ops->fork(kern, seq->slot, row->slot) == 0)
+        return conversation_add(&sched->conversations, row, clock_ns())->id;
+    sched_release_slot(sched, row->slot);
+    mem_free(tokens);
+    return 0;
+}
+
+/* Between two evictions lies a window of tokens: a snapshot from its end can be cut anywhere in it.
+ * Of use are the window with the end of the first message, for other dialogues that begin alike,
+ * and the one with the end of the prompt, for the same prompt once more, for templates that write
+ * it differently in the next turn, and for edits. Both may be one. */
+void sched_leave_snapshot(struct sched *sched, struct sequence *seq) {
+    const struct engine_request *request = &seq->job->request;
+    struct conversation_table *table = &sched->conversations;
+    struct conversation row = {.kv = seq->kv,
+                               .hint = request->hint,
+                               .tokens = seq->tokens,
+                               .token_count = seq->due.tokens,
+                               .prompt_end = seq->due.tokens,
+                               .evicted_at = seq->evicted_at,
+                               .exact = seq->exact,
+                               .began = seq->began,
+                               .began_held = seq->began_held,
+                               .snapshot = true,
+                               .turns = 1};
+    if (seq->index > 0 || seq->leader != NULL || table->capacity == 0) return;
+    if (!request->kv.retain || request->prompt_logprobs) return;
+    if (!conversation_can_cut(&seq->kv.rule)) return;
+    int32_t from = row.evicted_at, to = row.token_count, first = first_message(sched, seq);
+    memcpy(row.space, request->space, sizeof row.space);
+    bool has_first = seq->exact && seq->began.tokens == 0 && first >= CONVERSATION_CUT_MIN &&
+                     from <= first && first < to;
+    bool has_last = from < seq->prompt_count && seq->prompt_count <= to;
+    if (has_first && !has_last && conversation_alike(table, &row, first) != NULL) return;
+    if ((!has_first && !has_last) || conversation_same(table, &row) != NULL) return;
+    uint64_t id = leave_fork(sched, seq, &row);
+    if (id != 0) seq->left[has_first ? CONVERSATION_LEFT_FIRST : CONVERSATION_LEFT_LAST] = id;
+}
+
+/* ---- Room for one more ----------------------------------------------------------------------- */
 
 bool sched_make_place(struct sched *sched, int more) {
     struct conversation_table *table = &sched->conversations;
@@ -203,6 +340,10 @@ int sched_delete(struct sched *sched, uint64_t id) {
     if (before == NULL || conversation_superseded(before)) {
         (void)remove_from_disk(sched, row->replaces);
         if (before != NULL) sched_drop(sched, before, "deleted");
+    }
+    for (int i = 0; i < CONVERSATION_LEFT; i++) {
+        struct conversation *snapshot = conversation_by_id(table, row->left[i]);
+        if (snapshot != NULL) sched_drop(sched, snapshot, "deleted");
     }
     sched_drop(sched, row, "deleted");
     return 0;

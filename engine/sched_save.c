@@ -28,7 +28,7 @@ static int block_count(const struct sched *sched) {
 
 bool sched_wants_saving(const struct sched *sched, const struct conversation *row) {
     return sched->options.store != NULL && !sched->saving_ended &&
-           row->saved == CONVERSATION_UNSAVED && !conversation_superseded(row) &&
+           row->saved == CONVERSATION_UNSAVED && !conversation_superseded(row) && !row->snapshot &&
            state_holds(&row->kv);
 }
 
@@ -57,6 +57,8 @@ static void fill_head(const struct sched *sched, const struct conversation *row,
                                 .kv = row->kv,
                                 .token_count = row->token_count,
                                 .prompt_end = row->prompt_end,
+                                .evicted_at = row->evicted_at,
+                                .fresh = row->exact && row->began.tokens == 0,
                                 .block_count = block_count(sched)};
     memcpy(head->space, row->space, sizeof head->space);
     head->prompt_hash = conversation_hash(CONVERSATION_HASH, row->tokens, row->prompt_end);
@@ -304,6 +306,8 @@ static void add_row(struct sched *sched, const struct state_view *view, int32_t 
                                .entries = entries,
                                .pages = view->report.rank_pages,
                                .slot = sched_take_slot(sched),
+                               .evicted_at = head->evicted_at,
+                               .exact = head->fresh,
                                .saved = CONVERSATION_SAVED,
                                .arriving = true};
     memcpy(row.space, head->space, sizeof row.space);
@@ -427,17 +431,20 @@ bool sched_restore(struct sched *sched, struct sched_entry *entry,
     if (sched->options.store == NULL || sched->conversations.capacity == 0) return true;
     /* The store reads for the head alone; who could use it waits to be the head. */
     if (entry->passing)
-        return (entry->row == NULL || !entry->row->arriving) &&
-               store_find(sched->options.store, query, entry->row != NULL ? entry->common : 0) == 0;
+        return (entry->match.row == NULL || !entry->match.row->arriving) &&
+               store_find(sched->options.store, query,
+                          entry->match.row != NULL ? entry->match.common : 0) == 0;
     for (enum restored result = RESTORED; result != GIVE_UP;) {
-        if (entry->row != NULL && entry->row->arriving) return false;
+        const struct conversation_match *match = &entry->match;
+        if (match->row != NULL && match->row->arriving) return false;
         if (sched->head_lost == ENGINE_MISS_UNREADABLE) break;
-        uint64_t id = find_on_disk(sched, query, entry->row != NULL ? entry->common : 0);
+        uint64_t id = find_on_disk(sched, query, match->common);
         if (id == 0) break;
         result = restore_one(sched, id);
         if (result == NOT_YET) return false;
-        entry->row = conversation_find(&sched->conversations, query, &entry->common, &entry->miss);
+        entry->match = conversation_find(&sched->conversations, query);
     }
-    if (entry->row == NULL && sched->head_lost != ENGINE_MISS_NEW) entry->miss = sched->head_lost;
+    if ((entry->match.row == NULL || entry->match.cut) && sched->head_lost != ENGINE_MISS_NEW)
+        entry->match.miss = sched->head_lost;
     return true;
 }

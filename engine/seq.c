@@ -101,8 +101,12 @@ static int alloc_banned(struct sequence *seq, const struct seq_text *text) {
 int seq_open(struct sequence *seq, struct engine_job *job, int index, const struct kv_params *kv,
              const struct seq_text *text) {
     const struct engine_request *request = &job->request;
-    *seq = (struct sequence){
-        .job = job, .index = index, .choice = &job->choice[index], .slot = -1, .kv = *kv};
+    *seq = (struct sequence){.job = job,
+                             .index = index,
+                             .choice = &job->choice[index],
+                             .slot = -1,
+                             .kv = *kv,
+                             .exact = true};
     size_t room = (size_t)request->prompt_count + (size_t)request->max_tokens;
     seq->tokens = mem_try_alloc(room, sizeof *seq->tokens);
     if (seq->tokens == NULL || alloc_banned(seq, text) != 0) {
@@ -120,6 +124,16 @@ void seq_close(struct sequence *seq) {
     mem_free(seq->tokens);
     mem_free(seq->banned);
     *seq = (struct sequence){.slot = -1};
+}
+
+/* At the end of a chunk any prompt with these tokens evicts, at its own end and in its answer only
+ * this one does. */
+void seq_evicted(struct sequence *seq) {
+    const struct due_state *due = &seq->due;
+    if (due->prompt_done > due->prompt_new || due->prompt_done % seq->kv.chunk != 0)
+        seq->exact = false;
+    seq->evicted_at = due->tokens;
+    due_evicted(&seq->kv, &seq->due);
 }
 
 int32_t seq_output_count(const struct sequence *seq) {

@@ -6,6 +6,7 @@
 #ifndef KEEPD_ENGINE_SEQ_H
 #define KEEPD_ENGINE_SEQ_H
 
+#include "engine/conversation.h"
 #include "engine/engine.h"
 #include "paging/due.h"
 
@@ -33,6 +34,11 @@ struct sequence {
     int32_t prompt_count;
     int64_t pages_reserved;
     int32_t dropped;
+    int32_t evicted_at; /* as in struct conversation, like those that follow */
+    bool exact;
+    struct reserve_turn began;
+    int32_t began_held;
+    uint64_t left[CONVERSATION_LEFT];
     uint64_t origin;      /* the conversation it went on from; 0 = none */
     uint64_t origin_file; /* whose file goes with it, should it have left memory meanwhile */
     int32_t *banned;      /* EOS and stop ids, for min_tokens; owned or NULL */
@@ -44,6 +50,9 @@ struct sequence {
 };
 
 int seq_job_choices(const struct engine_request *request); /* at least 1 */
+
+/* Bookkeeping of an eviction. */
+void seq_evicted(struct sequence *seq);
 
 /* Output arrays of a job, sized for the whole answer. ERR_NOMEM frees what was taken. */
 int seq_job_alloc(struct engine_job *job, size_t token_bytes_max);

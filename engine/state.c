@@ -8,7 +8,8 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "state files are little-endian");
 
-enum { VERSION = 2, POLICY_BYTES = 32 };
+/* Files of the version before have 0 for `history`. */
+enum { VERSION = 3, VERSION_BEFORE = 2, POLICY_BYTES = 32 };
 
 static const char magic[8] = {'k', 'e', 'e', 'p', 'd', 'k', 'v', '\n'};
 
@@ -31,7 +32,7 @@ struct head_bytes {
     int32_t token_count, prompt_end;
     uint64_t prompt_hash, token_hash;
     float values[KV_CHOICES_MAX];
-    char reserved[4]; /* zero */
+    uint32_t history; /* 2 * evicted_at + fresh */
 };
 _Static_assert(sizeof(struct head_bytes) == STATE_HEAD_BYTES, "no padding");
 
@@ -88,7 +89,8 @@ size_t state_write_head(const struct state_head *head, const int32_t *tokens, co
                                .token_count = head->token_count,
                                .prompt_end = head->prompt_end,
                                .prompt_hash = head->prompt_hash,
-                               .token_hash = head->token_hash};
+                               .token_hash = head->token_hash,
+                               .history = 2 * (uint32_t)head->evicted_at + head->fresh};
     size_t tokens_size = (size_t)head->token_count * sizeof *tokens;
     CHECK(counts_fit(head->token_count, head->block_count));
     write_kv(&head->kv, &bytes);
@@ -163,17 +165,18 @@ static int parse_kv(const struct head_bytes *bytes, struct kv_params *kv, struct
 }
 
 static int check_numbers(const struct head_bytes *bytes, struct fault *fault) {
-    static const char zero[sizeof bytes->reserved];
     if (memcmp(bytes->magic, magic, sizeof magic) != 0) return malformed(fault, "no state file");
-    if (bytes->version != VERSION)
+    if (bytes->version != VERSION && bytes->version != VERSION_BEFORE)
         return fault_set(fault, ERR_UNSUPPORTED, "state", "version %u, this is version %d",
                          bytes->version, VERSION);
-    if (memcmp(bytes->reserved, zero, sizeof zero) != 0)
+    if (bytes->version == VERSION_BEFORE && bytes->history != 0)
         return malformed(fault, "reserved bytes are not zero");
     if (!counts_fit(bytes->token_count, bytes->block_count))
         return malformed(fault, "token or block count out of range");
     if (bytes->prompt_end < 1 || bytes->prompt_end > bytes->token_count)
         return malformed(fault, "the prompt's end is not among the tokens");
+    if (bytes->history / 2 > (uint32_t)bytes->token_count)
+        return malformed(fault, "its last eviction is not among the tokens");
     if (bytes->id == 0) return malformed(fault, "it has no id");
     return 0;
 }
@@ -197,6 +200,9 @@ int state_parse_head(const char *data, size_t size, struct state_head *out, stru
     out->saved_unix = bytes.saved_unix;
     out->token_count = bytes.token_count;
     out->prompt_end = bytes.prompt_end;
+    bool known = bytes.version == VERSION; /* else it may have evicted with its last token */
+    out->evicted_at = known ? (int32_t)(bytes.history / 2) : bytes.token_count;
+    out->fresh = known && bytes.history % 2 != 0;
     out->block_count = (int32_t)bytes.block_count;
     out->file_size = bytes.file_size;
     out->prompt_hash = bytes.prompt_hash;

@@ -14,6 +14,7 @@
 #ifndef KEEPD_ENGINE_STATE_H
 #define KEEPD_ENGINE_STATE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -42,6 +43,8 @@ struct state_head {
     int64_t saved_unix; /* seconds */
     struct kv_params kv;
     int32_t token_count, prompt_end;
+    int32_t evicted_at; /* as in struct conversation */
+    bool fresh;         /* exact, and its turn began from nothing */
     int32_t block_count;
     uint64_t file_size;
     uint64_t prompt_hash, token_hash; /* conversation_hash of prompt_end and of all tokens */

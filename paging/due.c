@@ -45,6 +45,27 @@ void due_evicted(const struct kv_params *params, struct due_state *state) {
     state->held = (int32_t)min64(state->held, params->budget);
 }
 
+/* An eviction leaves M, and one chunk on top is more than that again. */
+int64_t due_next_while_reading(const struct kv_params *params, const struct reserve_turn *began,
+                               int32_t held, int32_t evicted_at) {
+    int64_t chunk = params->chunk, budget = params->budget;
+    if (!params->policy->bounded) return INT64_MAX;
+    if (evicted_at > began->tokens) return evicted_at + chunk;
+    int64_t chunks = held > budget ? 1 : (budget - held) / chunk + 1;
+    return began->tokens + chunks * chunk;
+}
+
+struct due_state due_while_reading(const struct kv_params *params, const struct reserve_turn *began,
+                                   int32_t held, int32_t evicted_at, int32_t tokens,
+                                   int32_t prompt_count) {
+    int32_t first = (int32_t)began->tokens;
+    if (evicted_at > first) held = params->budget;
+    return (struct due_state){.tokens = tokens,
+                              .held = held + tokens - (evicted_at > first ? evicted_at : first),
+                              .prompt_done = tokens - first,
+                              .prompt_new = prompt_count - first};
+}
+
 /* ---- Ranks ----------------------------------------------------------------------------------- */
 
 static int64_t ranks_of(const struct reserve_shape *shape) {

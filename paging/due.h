@@ -83,6 +83,16 @@ struct reserve_turn {
     int64_t added;   /* tokens to come: prompt_new and max_new */
 };
 
+/* A turn that began like this with `held` entries per stream reads on, and evicted with
+ * `evicted_at` tokens last, here or before it began (0: never).
+ * How many tokens it has when it evicts next; INT64_MAX without a bound. */
+int64_t due_next_while_reading(const struct kv_params *params, const struct reserve_turn *began,
+                               int32_t held, int32_t evicted_at);
+/* Its state with `tokens` of `prompt_count` tokens read, and no eviction since evicted_at. */
+struct due_state due_while_reading(const struct kv_params *params, const struct reserve_turn *began,
+                                   int32_t held, int32_t evicted_at, int32_t tokens,
+                                   int32_t prompt_count);
+
 /* The most entries per stream, on average, that one rank ever has of a sequence whose peak is
  * `peak` (reserve_peak). */
 int64_t reserve_rank_peak(const struct reserve_shape *shape, const struct kv_params *params,

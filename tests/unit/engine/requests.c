@@ -46,6 +46,14 @@ struct engine_job job_of(int number, int prompt_count, int max_tokens, struct en
                                            .kv = kv}};
 }
 
+int turns_kept(const struct world *w) {
+    const struct conversation_table *table = &w->sched.conversations;
+    int count = 0;
+    for (int i = 0; i < table->capacity; i++)
+        count += table->rows[i].id != 0 && !table->rows[i].snapshot;
+    return count;
+}
+
 int finish_of(const struct engine_job *job) {
     return atomic_load(&job->choice[0].finish);
 }

@@ -33,7 +33,10 @@ static struct conversation *find(struct conversation_table *t, int space, struct
     uint8_t bytes[16] = {(uint8_t)space};
     struct conversation_query query = {
         .space = bytes, .kv = &kv, .prompt = prompt, .prompt_count = count, .hint = hint};
-    return conversation_find(t, &query, common, miss);
+    struct conversation_match match = conversation_find(t, &query);
+    *common = match.common;
+    *miss = match.miss;
+    return match.row;
 }
 
 Test(conversation, longest_prefix_within_space_and_parameters) {

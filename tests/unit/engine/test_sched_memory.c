@@ -141,7 +141,7 @@ Test(sched_memory, nor_do_those_whose_conversations_are_written) {
  */
 Test(sched_memory, an_answer_goes_out_without_the_report_that_has_no_room) {
     struct world w;
-    struct engine_job job = job_of(1, 30, 6, kv_of("global", ENGINE_REPORT_POSITIONS));
+    struct engine_job job = job_of(1, 30, 6, kv_of("h2o", ENGINE_REPORT_POSITIONS));
     open_crowd(&w, "portable", NULL);
     submit(&w, &job);
     world_fail(WORLD_REPORT, 1, ERR_NOMEM);

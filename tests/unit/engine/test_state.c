@@ -45,6 +45,8 @@ static struct file make_file(void) {
                               .kv = kv_of("global", 32),
                               .token_count = TOKENS,
                               .prompt_end = 6,
+                              .evicted_at = 5,
+                              .fresh = true,
                               .block_count = BLOCKS}};
     for (int i = 0; i < TOKENS; i++) f.tokens[i] = 100 + i * i;
     f.head.prompt_hash = conversation_hash(CONVERSATION_HASH, f.tokens, 6);
@@ -74,6 +76,7 @@ Test(state, comes_back) {
     const struct state_head *h = &view.head;
     cr_assert(h->id == f.head.id && h->hint == 77 && h->saved_unix == 1700000000);
     cr_assert(h->token_count == TOKENS && h->prompt_end == 6 && h->block_count == BLOCKS);
+    cr_assert(h->evicted_at == 5 && h->fresh);
     cr_assert_eq(memcmp(h->space, f.head.space, sizeof h->space), 0);
     cr_assert(state_is_ours(h, &f.head.identity) && kv_params_equal(&h->kv, &f.head.kv));
     cr_assert_eq(memcmp(view.tokens, f.tokens, sizeof f.tokens), 0);
@@ -177,12 +180,12 @@ Test(state, forged_numbers_are_refused) {
 
 Test(state, other_versions_and_policies_are_named) {
     struct file f = make_file();
-    int32_t three = 3, negative = -5;
+    int32_t four = 4, two = 2, zero = 0, negative = -5;
     struct fault fault = {0};
     struct state_head head;
-    put(&f, 8, &three, 4);
+    put(&f, 8, &four, 4);
     cr_assert_eq(state_parse_head(f.data, f.size, &head, &fault), ERR_UNSUPPORTED);
-    cr_assert_not_null(strstr(fault.text, "version 3"));
+    cr_assert_not_null(strstr(fault.text, "version 4"));
     mem_free(f.data);
     f = make_file();
     put(&f, 144, "lottery", 8);
@@ -199,7 +202,12 @@ Test(state, other_versions_and_policies_are_named) {
     mem_free(f.data);
     f = make_file();
     put(&f, 255, "x", 1);
+    expect_parse(&f, ERR_MALFORMED, "its last eviction");
+    put(&f, 8, &two, 4);
     expect_parse(&f, ERR_MALFORMED, "reserved");
+    put(&f, 252, &zero, 4); /* the version before knew nothing of evictions */
+    cr_assert_eq(state_parse_head(f.data, f.size, &head, &fault), 0);
+    cr_assert(head.evicted_at == head.token_count && !head.fresh);
     mem_free(f.data);
 }
 

@@ -1,0 +1,91 @@
+/* Conversations that are cut, and the snapshots that make it possible: a prompt that begins like
+ * another one reads the rest alone, and its answer is bitwise the one without reuse. */
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "tests/unit/engine/requests.h"
+
+static const char *const policies[] = {"full", "streaming", "trimkv",     "global",  "gkv",
+                                       "rkv",  "adakv",     "snapkv",     "cake",    "pyramidkv",
+                                       "h2o",  "d2o",       "kvcompress", "morphkv", "ems"};
+enum { POLICIES = sizeof policies / sizeof *policies };
+
+static uint64_t state;
+
+static int below(int n) {
+    state = world_mix(state);
+    return (int)(state % (uint64_t)n);
+}
+
+static struct engine_kv kv_of(const char *policy, int budget, int buffer, int chunk) {
+    struct engine_kv kv = global(budget, buffer, chunk);
+    kv.policy = policy;
+    kv.report = ENGINE_REPORT_POSITIONS;
+    return kv;
+}
+
+static void expect_same_cache(const struct engine_job *a, const struct engine_job *b) {
+    cr_assert_eq(a->kv.kept_entries, b->kv.kept_entries);
+    cr_assert_eq(memcmp(a->kv.lengths, b->kv.lengths, WORLD_STREAMS * sizeof *a->kv.lengths), 0);
+    cr_assert_eq(memcmp(a->kv.positions, b->kv.positions,
+                        (size_t)a->kv.kept_entries * sizeof *a->kv.positions),
+                 0);
+}
+
+/* The same request without reuse, in a world of its own with other steps. */
+static void expect_as_alone(struct engine_job *job, int rows) {
+    struct world w;
+    struct engine_job alone = {.request = job->request};
+    alone.request.kv.reuse = false;
+    world_open(&w, &(struct world_options){
+                       .pages = 600, .sequences = 1, .conversations = 0, .rows = rows});
+    submit(&w, &alone);
+    run_until_idle(&w);
+    expect_same_answer(job, &alone);
+    expect_same_cache(job, &alone);
+    engine_job_close(&alone);
+    world_close(&w);
+}
+
+/* Runs prompt `number`, of which the first `shared` tokens are prompt 0's and the next is not. */
+static struct engine_job run(struct world *w, int number, int shared, int count, int max_tokens,
+                             const struct engine_kv *kv) {
+    struct engine_job job = job_of(number, count, max_tokens, *kv);
+    int32_t *prompt = prompt_of(number, shared);
+    prompt[shared] = 1 + number;
+    job.request.prompt = prompt;
+    submit(w, &job);
+    run_until_idle(w);
+    cr_assert_eq(finish_of(&job), ENGINE_FINISH_LENGTH);
+    return job;
+}
+
+/* Whatever was kept of the first prompt, the second one's answer does not tell. */
+Test(cuts, an_answer_is_the_one_without_reuse) {
+    for (int p = 0; p < POLICIES; p++) {
+        long saved = 0;
+        for (int round = 0; round < 10; round++) {
+            struct world w;
+            state = (uint64_t)(p * 1000 + round + 1);
+            int budget = 8 + below(60), buffer = below(20), chunk = 1 + below(64);
+            struct engine_kv kv = kv_of(policies[p], budget, buffer, chunk);
+            int first = 20 + below(160), shared = 1 + below(first - 2);
+            world_open(&w, &(struct world_options){
+                               .pages = 600, .sequences = 2, .conversations = 8, .rows = 70});
+            struct engine_job jobs[3] = {run(&w, 0, shared, first, 1 + below(40), &kv)};
+            for (int i = 1; i < 3; i++) {
+                jobs[i] = run(&w, i, shared, shared + 1 + below(100), 1 + below(30), &kv);
+                saved += jobs[i].cached_tokens;
+            }
+            world_close(&w);
+            for (int i = 0; i < 3; i++) {
+                expect_as_alone(&jobs[i], 10 + below(80));
+                engine_job_close(&jobs[i]);
+            }
+        }
+        struct kv_params kv = {0};
+        kv_params_set_policy(&kv, policy_find(policies[p]));
+        cr_assert(conversation_can_cut(&kv.rule) ? saved > 20 : saved == 0, "%s: %ld", policies[p],
+                  saved);
+    }
+}
