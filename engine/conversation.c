@@ -223,13 +223,13 @@ static bool extends(const struct conversation_match *match) {
     return match->row != NULL && match->common >= match->row->prompt_end;
 }
 
-/* What the row can do for the query; row NULL: nothing. */
+/* How the row serves the query; row NULL: not at all. */
 static struct conversation_match match_row(struct conversation *row,
                                            const struct conversation_query *query, int32_t shared) {
     int32_t most = shared < query->prompt_count ? shared : query->prompt_count - 1;
     int32_t cut = conversation_cut(row, most, query->prompt_count);
     if (most >= row->prompt_end && !row->snapshot) {
-        bool exact = cut == most && row->began.tokens == 0; /* what files tell, too */
+        bool exact = cut == most && row->began.tokens == 0; /* a restored row says the same */
         return (struct conversation_match){.row = row, .common = most, .exact = exact};
     }
     if (cut < CONVERSATION_CUT_MIN || row->arriving) return (struct conversation_match){0};
@@ -296,7 +296,7 @@ struct conversation_match conversation_find(struct conversation_table *table,
         if (!extends(&match)) note_miss(&lost, row_miss(row, query, shared), shared);
         if (match.row != NULL && is_better(&match, &best, query->hint)) best = match;
     }
-    /* Of a prompt that was answered before all but one token is as good as the whole. */
+    /* One token of a prompt is always computed, so it is not lost. */
     if (best.row == NULL || lost.common > best.common + 1) best.miss = lost.miss;
     if (best.row == NULL && best.miss <= ENGINE_MISS_DIVERGED && extends_gone(table, query))
         best.miss = ENGINE_MISS_FORGOTTEN;

@@ -49,8 +49,8 @@ enum conversation_saved {
     CONVERSATION_UNSAVED,
     CONVERSATION_WRITING, /* copied out: its pages may go */
     CONVERSATION_SAVED,
-    CONVERSATION_FAILED,     /* it was tried, and is again when others could be written */
-    CONVERSATION_NOT_SAVABLE /* it is larger than all files together may be */
+    CONVERSATION_FAILED,     /* writing failed; tried again when another write succeeds */
+    CONVERSATION_NOT_SAVABLE /* the file would be larger than state-bytes */
 };
 
 /* A dialogue's snapshots: the one that holds the end of its first message, and the one that holds
@@ -63,7 +63,7 @@ enum { CONVERSATION_LEFT_FIRST, CONVERSATION_LEFT_LAST, CONVERSATION_LEFT };
 struct conversation {
     uint64_t id; /* random; 0 = free entry */
     uint8_t space[16];
-    uint64_t hint; /* of who used it last */
+    uint64_t hint; /* session of the last request that used it */
     struct kv_params kv;
     int32_t *tokens;     /* appended so far, owned; [token_count] */
     int32_t token_count; /* T */
@@ -79,22 +79,22 @@ struct conversation {
     int32_t held;                     /* entries per stream on average, rounded up */
     int32_t fullest;                  /* the same of the rank that has most */
     int64_t entries;                  /* exact, over all streams */
-    int64_t pages;                    /* of the rank that has most; exact, shared ones included */
+    int64_t pages;                    /* exact, of the rank that has most, shared pages included */
     int32_t slot;
     int64_t last_used_ns;
     uint64_t use;    /* order of last use; the smallest goes first */
     uint64_t origin; /* id of the conversation its turn went on from; 0 = none */
     int32_t turns;   /* kept turns that went on from this one */
     enum conversation_saved saved;
-    bool arriving;     /* its streams are still being copied in: nobody goes on from it yet */
+    bool arriving;     /* still being copied in from disk: no request goes on from it yet */
     uint64_t replaces; /* the superseded one whose file goes when this one is on disk; 0 = none */
     uint64_t change;   /* table->changes when something here changed last */
 };
 
-/* What could be continued once: so that a miss can tell "forgotten" from "never seen". */
+/* A conversation that was removed, so that a miss can tell "forgotten" from "never seen". */
 struct conversation_gone {
     uint8_t space[16];
-    uint64_t hash; /* of the first prompt_end tokens */
+    uint64_t hash; /* hash of the first prompt_end tokens */
     int32_t prompt_end;
 };
 
@@ -104,7 +104,7 @@ struct conversation_table {
     struct conversation *rows;
     int capacity, count;
     int64_t pages, entries;                       /* sums over rows */
-    int64_t superseded_pages, superseded_entries; /* of which superseded rows have */
+    int64_t superseded_pages, superseded_entries; /* the part of superseded rows */
     uint64_t next_use;
     uint64_t id_seed, id_count;
     uint64_t changes; /* grows with every change of a row */
@@ -123,7 +123,7 @@ struct conversation *conversation_add(struct conversation_table *table,
 /* Takes a row out: the caller then owns tokens and slot. */
 struct conversation conversation_take(struct conversation_table *table, struct conversation *row);
 
-/* It was used: goes last from now on. */
+/* Marks the row as used last. */
 void conversation_touch(struct conversation_table *table, struct conversation *row, uint64_t hint,
                         int64_t now_ns);
 
@@ -148,7 +148,7 @@ struct conversation *conversation_same(struct conversation_table *table,
 struct conversation *conversation_alike(struct conversation_table *table,
                                         const struct conversation *as, int32_t first);
 
-/* What a request brings to the search. */
+/* A request, as the search sees it. */
 struct conversation_query {
     const uint8_t *space; /* [16] */
     const struct kv_params *kv;
@@ -212,7 +212,7 @@ int32_t conversation_usable(struct conversation_search *search, const struct con
 /* How well one of several tables serves a query, by its best conversation. */
 struct conversation_affinity {
     int32_t usable; /* tokens; 0 = not at all */
-    bool hinted;    /* it has the query's hint */
+    bool hinted;    /* the conversation has the query's hint */
 };
 
 static inline void conversation_affinity_note(struct conversation_affinity *best, int32_t usable,

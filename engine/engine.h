@@ -321,7 +321,7 @@ struct engine_job {
     /* valid once finished */
     struct fault fault;
     int32_t cached_tokens; /* prompt tokens not computed */
-    bool cut; /* they are a conversation's first tokens or a snapshot's, no whole turn */
+    bool cut; /* cached tokens are a conversation's first or a snapshot's, no whole turn */
     struct engine_kv_details kv;
     int64_t queued_ns, admitted_ns, first_token_ns, finished_ns; /* clock_ns; 0 = never */
     int64_t evict_ns; /* time spent evicting for this job */

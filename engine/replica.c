@@ -102,6 +102,13 @@ static void note_progress(struct replica *r) {
     r->progress = progress;
 }
 
+static int64_t min64(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+/* Pages of conversations: each counts all its own, also those that several share, because admission
+ * must. No more are shown than are in use, which is exact while nothing runs. */
+
 /* Copies what others may see. Running sequences count their entries by formula. */
 static void publish(struct replica *r) {
     const struct sched *s = &r->sched;
@@ -123,8 +130,8 @@ static void publish(struct replica *r) {
         .pages_total = s->options.pages_total,
         .pages_used = stats.rank_pages_used,
         .pages_reserved = s->pages_reserved,
-        .pages_retained = s->conversations.pages,
-        .pages_superseded = s->conversations.superseded_pages,
+        .pages_retained = min64(s->conversations.pages, stats.rank_pages_used),
+        .pages_superseded = min64(s->conversations.superseded_pages, stats.rank_pages_used),
         .progress_ns = r->progress_ns,
         .stopped = r->snapshot.stopped,
         .entries_kept = (uint64_t)(held * streams + s->conversations.entries -

@@ -206,8 +206,8 @@ static void start_afresh(struct sched_entry *entry) {
         (struct conversation_match){.from = entry->match.from, .miss = ENGINE_MISS_TOO_LARGE};
 }
 
-/* What each choice needs, going on from the conversation that was found or from nothing. A cut
- * needs what the turn needs that it continues. */
+/* Computes the pages of each choice: from the conversation that was found or from nothing. A cut
+ * needs the pages of the turn that it continues. */
 static void plan_pages(const struct sched *sched, struct sched_entry *entry) {
     const struct engine_request *request = &entry->job->request;
     int64_t most = sched->options.pages_total / entry->job->choice_count;

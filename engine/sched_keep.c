@@ -1,4 +1,4 @@
-/* What stays: conversations between turns, found, continued, superseded and forgotten. */
+/* Conversations between turns: found, continued, superseded and forgotten. */
 #include <string.h>
 
 #include "base/clock.h"
@@ -15,7 +15,7 @@ void sched_drop(struct sched *sched, struct conversation *row, const char *why) 
     mem_free(gone.tokens);
 }
 
-/* Its file may have had to go meanwhile. */
+/* The store may have deleted the file meanwhile. */
 static bool is_on_disk(const struct sched *sched, const struct conversation *row) {
     return row->saved == CONVERSATION_WRITING ||
            (row->saved == CONVERSATION_SAVED && store_has(sched->options.store, row->id));
@@ -91,7 +91,8 @@ static void take_row(struct sched *sched, struct sequence *seq, struct conversat
     mem_free(taken.tokens);
 }
 
-/* Whose file goes when a successor of `row` is on disk: its own, or what it was to replace. */
+/* The file to delete when a successor of `row` is on disk: the row's own, or the one it replaces.
+ */
 static uint64_t file_of(const struct conversation *row) {
     bool has_one = row->saved == CONVERSATION_SAVED || row->saved == CONVERSATION_WRITING;
     return has_one ? row->id : row->replaces;
@@ -104,7 +105,7 @@ void sched_note_origin(struct sched *sched, struct sequence *seq, uint64_t id) {
     seq->origin_file = from->turns == 0 ? file_of(from) : 0;
 }
 
-/* What a sequence is due after it went on: what the turn that it continues is, or a new one. */
+/* Sets the eviction state of a sequence that went on: of the turn it continues, or of a new one. */
 static int begin_due(struct sched *sched, struct sequence *seq,
                      const struct conversation_match *match) {
     struct kern *kern = sched->options.kern;
@@ -223,7 +224,7 @@ void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_r
         row.left[CONVERSATION_LEFT_FIRST] = from->left[CONVERSATION_LEFT_FIRST];
     struct conversation *same = conversation_same(table, &row);
     if (same != NULL) {
-        row.turns = same->turns; /* whoever went on from it goes on from this one, too */
+        row.turns = same->turns; /* successors of the old row are successors of this one */
         row.replaces = file_of(same);
         for (int i = 0; i < CONVERSATION_LEFT; i++)
             if (same->left[i] != row.left[i]) drop_left(sched, same, i);

@@ -1,4 +1,4 @@
-/* What outlives the process: conversations on their way to the state directory and back.
+/* State files: conversations on their way to the state directory and back.
  *
  * A conversation is written when nobody used it for a while, when the engine drains, and when its
  * pages or its place are needed: then whoever needs them waits until it has been copied out, not
@@ -105,7 +105,7 @@ static void go_on_exporting(struct sched *sched, size_t most) {
     struct sched_export *export = &sched->export;
     struct kern *kern = kern_of(sched);
     struct conversation *row = conversation_by_id(&sched->conversations, export->head.id);
-    CHECK(row != NULL); /* who drops a row cancels its export */
+    CHECK(row != NULL); /* dropping a row cancels its export */
     for (size_t copied = 0; export->block < block_count(sched) && copied < most; export->block++) {
         size_t size = kern->ops->snapshot_size(kern, row->slot, export->block);
         int code =
@@ -124,7 +124,7 @@ static void go_on_exporting(struct sched *sched, size_t most) {
     store_save(sched->options.store, &export->head, export->data, export->size);
     export->data = NULL;
     row->saved = CONVERSATION_WRITING;
-    sched->head_waits = false; /* its pages may go now */
+    sched->head_waits = false; /* the pages may be freed now */
 }
 
 /* The file of a state that was superseded is of no use once its successor is on disk. */
@@ -188,7 +188,7 @@ bool sched_save_for_room(struct sched *sched, struct conversation *row) {
 static void end_import(struct sched *sched) {
     store_unload(sched->options.store);
     sched->import = (struct sched_import){0};
-    sched->head_waits = false; /* whoever waits for it looks again */
+    sched->head_waits = false; /* a job that waits for it searches again */
 }
 
 void sched_forget_copying(struct sched *sched, const struct conversation *row) {
@@ -327,7 +327,7 @@ static void go_on_importing(struct sched *sched, size_t most) {
     struct kern *kern = kern_of(sched);
     struct sched_import *import = &sched->import;
     struct conversation *row = conversation_by_id(&sched->conversations, import->id);
-    CHECK(row != NULL); /* who drops a row ends its import */
+    CHECK(row != NULL); /* dropping a row ends its import */
     for (size_t copied = 0; import->block < block_count(sched) && copied < most; import->block++) {
         const struct kern_block *block = &import->view->blocks[import->block];
         int code = kern->ops->snapshot_import(kern, row->slot, import->block, block);
@@ -371,7 +371,7 @@ static enum restored begin_import(struct sched *sched, const struct state_view *
     return sched->head_lost == ENGINE_MISS_UNREADABLE ? GIVE_UP : RESTORED;
 }
 
-/* What store_load said instead of a file. */
+/* Handles an error of store_load. */
 static enum restored not_loaded(struct sched *sched, uint64_t id, int code) {
     switch (code) {
     case ERR_BUSY:
@@ -397,7 +397,7 @@ static enum restored restore_one(struct sched *sched, uint64_t id) {
     struct store *store = sched->options.store;
     const struct state_view *view = NULL;
     if (conversation_by_id(&sched->conversations, id) != NULL) {
-        store_ignore(store, id); /* its hashes agree and its tokens do not: a coincidence */
+        store_ignore(store, id); /* equal hashes, different tokens: a coincidence */
         return NOT_THIS_ONE;
     }
     if (sched->import.id != 0) return NOT_YET; /* one at a time; its end wakes the head */

@@ -104,7 +104,7 @@ size_t state_write_head(const struct state_head *head, const int32_t *tokens, co
     return blocks_at(head->token_count, head->block_count);
 }
 
-/* What the key signs: the format's name keeps this use of the key apart from any other. */
+/* Signs the digest: the format's name keeps this use of the key apart from any other. */
 static void sign(const uint8_t *digest, const uint8_t *key, uint8_t *mac) {
     uint8_t text[sizeof magic + SHA256_BYTES];
     memcpy(text, magic, sizeof magic);

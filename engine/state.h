@@ -28,7 +28,8 @@
 #define STATE_TOKENS_MAX (1 << 30)
 #define STATE_BLOCKS_MAX ((1 << 20) + 1)
 
-/* Whose states these are: files of another model, other gates or another shape are not ours. */
+/* The model that a state belongs to: files of another model, other gates or another shape are not
+ * ours. */
 struct state_identity {
     uint8_t weights[SHA256_BYTES], gates[SHA256_BYTES];
     int32_t dtype; /* enum kern_dtype of keys and values */

@@ -26,8 +26,8 @@ struct state_dir {
  * daemon has it. fault->field is "state-dir". Whatever it returns, close it. */
 int state_dir_open(struct state_dir *dir, const char *path, struct fault *fault);
 void state_dir_close(struct state_dir *dir);
-/* What opening it would refuse, in the same words, without making anything and whoever has the
- * lock. */
+/* Reports the faults that opening would report, in the same words, without making anything and
+ * whoever has the lock. */
 int state_dir_check(const char *path, struct fault *fault);
 
 /* Calls `visit` for each state file, `bad` for one that was put aside, until it returns an error,
@@ -55,7 +55,7 @@ int state_dir_write(struct state_dir *dir, uint64_t id, char *data, size_t size)
  * start. */
 bool state_dir_put_aside(const struct state_dir *dir, uint64_t id, const char *why);
 void state_dir_delete(const struct state_dir *dir, uint64_t id, bool bad);
-/* What was deleted stays deleted. */
+/* Makes deletions durable. */
 void state_dir_sync(struct state_dir *dir);
 
 #endif

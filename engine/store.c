@@ -16,7 +16,7 @@ enum { REMOVES_MAX = 64 };
 enum write_state { WRITE_FREE, WRITE_READY, WRITE_RUNNING, WRITE_DONE };
 enum read_state { READ_FREE, READ_WANTED, READ_RUNNING, READ_DONE };
 
-/* What the stores of one directory share. */
+/* The state that the stores of one directory share. */
 struct directory {
     struct store_options options; /* done and arg are each store's own */
     struct state_dir dir;
@@ -31,7 +31,7 @@ struct directory {
     int remove_count;
     struct store *stores[STORES_MAX];
     int store_count;
-    int turn;                    /* whose work is looked at first */
+    int turn;                    /* index of the store that is looked at first */
     const struct store *serving; /* the thread works for it */
 };
 

@@ -95,7 +95,7 @@ int store_remove(struct store *store, uint64_t id);
  * now on), ERR_NOTFOUND, ERR_IO, ERR_NOMEM (it stays as it is: trouble here, not there). */
 int store_load(struct store *store, uint64_t id, const struct state_view **view);
 bool store_loading(struct store *store, uint64_t id); /* store_load would still say ERR_BUSY */
-/* What was read, or is being read, is not wanted any more. */
+/* Frees the file that was read, or stops waiting for it. */
 void store_unload(struct store *store);
 
 /* ---- Observation --------------------------------------------------------------------------- */
@@ -119,7 +119,7 @@ struct store_row {
     int64_t bytes;
     int64_t used_unix;
 };
-/* Those used last come first. */
+/* Rows used last come first. */
 int store_list(struct store *store, const struct engine_conversation_filter *filter,
                struct store_row *rows, int max);
 

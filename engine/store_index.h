@@ -1,4 +1,4 @@
-/* Which files a state directory holds, by id, by prompt and by the time of their last use. In
+/* Index of the files in a state directory, by id, by prompt and by the time of their last use. In
  * memory only; the files' heads tell, whoever changes a file tells the index.
  *
  * It belongs to the stores of one directory; calls are made under their lock, or before they share
@@ -19,9 +19,9 @@ struct store_file {
     struct store_file *older, *newer;               /* by their last use */
     int64_t bytes, used_unix;
     bool bad;                  /* <id>.bad */
-    bool ours;                 /* of this model and these gates, and not bad */
+    bool ours;                 /* written by this model with these gates, and not bad */
     bool ignored;              /* by this process */
-    const struct store *owner; /* which store made or found it; NULL: nobody yet */
+    const struct store *owner; /* the store that made or found it; NULL: none yet */
 };
 
 struct store_index {

@@ -88,7 +88,8 @@ struct reserve_turn {
  * How many tokens it has when it evicts next; INT64_MAX without a bound. */
 int64_t due_next_while_reading(const struct kv_params *params, const struct reserve_turn *began,
                                int32_t held, int32_t evicted_at);
-/* Its state with `tokens` of `prompt_count` tokens read, and no eviction since evicted_at. */
+/* The state of that turn with `tokens` of `prompt_count` tokens read, and no eviction since
+ * evicted_at. */
 struct due_state due_while_reading(const struct kv_params *params, const struct reserve_turn *began,
                                    int32_t held, int32_t evicted_at, int32_t tokens,
                                    int32_t prompt_count);

@@ -60,7 +60,7 @@ static struct engine_job run(struct world *w, int number, int shared, int count,
     return job;
 }
 
-/* Whatever was kept of the first prompt, the second one's answer does not tell. */
+/* Reuse of the first prompt changes no bit of the others' answers, whatever was evicted. */
 Test(cuts, an_answer_is_the_one_without_reuse) {
     for (int p = 0; p < POLICIES; p++) {
         long saved = 0;
