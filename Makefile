@@ -69,10 +69,10 @@ fuzz: ## run every fuzzer for FUZZ_SECONDS (30)
 	@tools/install-deps check
 	@tools/run_fuzz $(FUZZ_SECONDS)
 
-load: ## load test with clients of every kind, two minutes (SECONDS=600: twice ten); fails on a leak or a lost answer
-	@tools/install-deps serve
+load: ## clients of every kind at once, plain and over TLS, three minutes (SECONDS=600: ten each; MODE=tls: only TLS); fails on a leak or a lost answer
+	@tools/install-deps test
 	@tools/build release keepd keepd-fake load
-	@python3 tests/load/run.py $(SECONDS)
+	@python3 tests/load/run.py $(SECONDS) $(MODE)
 
 bench: ## measure this machine: bandwidth, prompt and generation rates
 	@tools/install-deps test

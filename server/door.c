@@ -11,7 +11,8 @@
 
 #define ACCEPTS_MAX       16           /* in one turn of the loop */
 #define HANDSHAKES_MAX    256          /* in progress */
-#define HANDSHAKE_GOOD_NS 1000000000ll /* an honest one takes less, so an older one may go */
+#define HANDSHAKE_GOOD_NS 3000000000ll /* an honest one takes less, also beside a thousand others  \
+                                        */
 
 /* --- room --- */
 

@@ -2,7 +2,7 @@
  * daemon. Prints one JSON object with what it saw; exit 1 when an answer was wrong or lost.
  *
  *   load PORT [connections=256] [ramp=0] [seconds=10] [tokens=64] [prompts=32] [vanish=0] [slow=0]
- *        [loris=0] [stamp=0] [pid=0] [seed=1]
+ *        [loris=0] [stamp=0] [pid=0] [seed=1] [tls=0] [hostile=0]
  *
  * First every prompt is asked alone; what it answers then is what it must answer under load. Then
  * `connections` clients, which begin one after the other within `ramp` seconds, ask without pause
@@ -18,6 +18,9 @@
  * stamp=1 (the fake engine only) asks for streams of tokens that say when they were made: then the
  * time from token to client is measured. pid: the daemon, to report its CPU time.
  *
+ * tls=1: over TLS. Of 100 connections `hostile` never finish the handshake: they send one byte,
+ * half a hello, garbage, or a hello whose answer they do not read; they stay for a random time.
+ *
  * HTTP/1.0, so that an answer is the bytes until the end: a connection per request. */
 #include <inttypes.h>
 #include <stdio.h>
@@ -31,6 +34,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "tests/load/secure.h"
 
 #define LINE_BYTES    16384 /* an answer that is not streamed is one line */
 #define REQUEST_BYTES 1024
@@ -42,13 +46,16 @@
 #define LATENCY_US    100000 /* histogram, one bucket per microsecond */
 #define WAITING_MS    6000   /* in the queue, in the prompt or in the answer */
 #define READING_BYTES 20000
-#define FULL_TIMES    8 /* the tokens of an answer that fills every buffer, with scores */
+#define HOSTILE_MS    3000 /* longest stay in a handshake */
+#define FULL_TIMES    8    /* the tokens of an answer that fills every buffer, with scores */
 
 enum role { GOOD, SLOW, LORIS };
+enum hostile { HONEST, ONE_BYTE, HALF_HELLO, GARBAGE, DEAF, HOSTILE_COUNT };
 enum leave { STAYS, LEAVES_SENDING, LEAVES_WAITING, LEAVES_READING, LEAVES_FULL, LEAVES_COUNT };
 
 struct settings {
     int port, connections, ramp, seconds, tokens, prompts, vanish, slow, loris, stamp, pid, seed;
+    int tls, hostile;
 };
 
 /* Counts up to a moment. */
@@ -65,6 +72,8 @@ struct client {
     struct load *load;
     enum role role;
     enum leave leave;
+    enum hostile hostile;
+    struct secure *secure; /* NULL = plain */
     bool open, stream, accepted, refused, ended;
     int prompt;
     int64_t leave_after; /* bytes of the answer, or milliseconds */
@@ -87,7 +96,7 @@ struct load {
     uint64_t reference[PROMPTS_MAX];
     uint64_t random;
     char buffer[READ_BYTES];
-    uint64_t events, bytes, asked, answered, refused, vanished, lost, wrong, thrown_out;
+    uint64_t events, bytes, asked, answered, refused, vanished, lost, wrong, thrown_out, hostile;
     uint64_t latency_count, *latency;
 };
 
@@ -170,7 +179,9 @@ static void begin(struct client *c);
 static void judge(struct client *c) {
     struct load *load = c->load;
     if (!c->stream && c->line_size) take_line(c);
-    if (c->role == LORIS) {
+    if (c->hostile) {
+        load->hostile++;
+    } else if (c->role == LORIS) {
         load->thrown_out += c->leave == STAYS;
     } else if (c->leave != STAYS && !c->ended) {
         load->vanished++;
@@ -191,6 +202,8 @@ static void on_closed(uv_handle_t *handle) {
     struct client *c = handle->data;
     struct load *load = c->load;
     c->open = false;
+    secure_close(c->secure);
+    c->secure = NULL;
     judge(c);
     load->living--;
     if (load->alone >= 0) {
@@ -217,13 +230,38 @@ static void on_alloc(uv_handle_t *handle, size_t size, uv_buf_t *buf) {
 
 static void on_slow(uv_timer_t *timer);
 
+static void send_request(struct client *c);
+
+/* False: the connection has ended. */
+static bool take_secure(struct client *c, const char *data, size_t size) {
+    char plain[READ_BYTES / 4];
+    ssize_t got = 0;
+    secure_feed(c->secure, data, size);
+    if (!secure_is_shaken(c->secure)) {
+        int rc = secure_handshake(c->secure);
+        if (rc < 0) return false;
+        if (rc > 0) return true;
+        send_request(c);
+    }
+    while (c->secure && (got = secure_read(c->secure, plain, sizeof plain)) > 0)
+        take_bytes(c, plain, (size_t)got);
+    return got == 0;
+}
+
 static void on_read(uv_stream_t *tcp, ssize_t size, const uv_buf_t *buf) {
     struct client *c = tcp->data;
     if (size < 0) {
         leave(c, false);
         return;
     }
-    take_bytes(c, buf->base, (size_t)size);
+    if (c->hostile) return;
+    if (!c->secure) {
+        take_bytes(c, buf->base, (size_t)size);
+    } else if (!take_secure(c, buf->base, (size_t)size)) {
+        leave(c, false);
+        return;
+    }
+    if (uv_is_closing((uv_handle_t *)tcp)) return;
     if (c->leave == LEAVES_READING && (int64_t)c->received >= c->leave_after)
         leave(c, chance(c->load, 50));
     else if (c->role == SLOW) {
@@ -262,24 +300,65 @@ static void on_written(uv_write_t *write, int status) {
     if (status < 0 || c->leave == LEAVES_SENDING) leave(c, false);
 }
 
+static ssize_t send_bytes(void *arg, const void *data, size_t size) {
+    struct client *c = arg;
+    uv_buf_t buf = uv_buf_init((char *)(uintptr_t)data, (unsigned)size);
+    if (c->hostile == HALF_HELLO) buf.len = 1 + next_random(c->load) % (size - 1);
+    int sent = uv_try_write((uv_stream_t *)&c->tcp, &buf, 1);
+    return c->hostile && sent > 0 ? (ssize_t)size : sent;
+}
+
+static void send_request(struct client *c) {
+    size_t size = c->request_size;
+    if (c->leave == LEAVES_SENDING) size = 1 + next_random(c->load) % (size - 1);
+    if (c->leave == LEAVES_WAITING || c->leave == LEAVES_FULL)
+        uv_timer_start(&c->timer, on_leave, (uint64_t)c->leave_after, 0);
+    if (c->secure) {
+        if (!secure_write(c->secure, c->request, size) || c->leave == LEAVES_SENDING)
+            leave(c, false);
+        if (c->leave == LEAVES_FULL) uv_read_stop((uv_stream_t *)&c->tcp);
+        return;
+    }
+    uv_buf_t buf = uv_buf_init(c->request, (unsigned)size);
+    CHECK(uv_write(&c->write, (uv_stream_t *)&c->tcp, &buf, 1, on_written) == 0);
+}
+
+static void start_hostile(struct client *c) {
+    char bytes[256];
+    size_t size = c->hostile == ONE_BYTE ? 1 : sizeof bytes;
+    for (size_t i = 0; i < size; i++) bytes[i] = (char)next_random(c->load);
+    if (c->hostile == ONE_BYTE) bytes[0] = 22; /* a record of a handshake */
+    if (c->hostile == HALF_HELLO || c->hostile == DEAF)
+        secure_handshake(c->secure);
+    else
+        send_bytes(c, bytes, size);
+    uv_timer_start(&c->timer, on_leave, next_random(c->load) % HOSTILE_MS, 0);
+}
+
+static void start_secure(struct client *c) {
+    c->secure = secure_open(send_bytes, c);
+    if (c->hostile)
+        start_hostile(c);
+    else if (secure_handshake(c->secure) < 0)
+        leave(c, false);
+}
+
 static void on_connected(uv_connect_t *connect, int status) {
     struct client *c = connect->data;
-    size_t size = c->request_size;
     if (status < 0) {
         c->load->draining |= status == UV_ECONNREFUSED;
         leave(c, false);
         return;
     }
-    if (c->leave != LEAVES_FULL) start_reading(c);
+    if (c->load->set.tls ? c->hostile != DEAF : c->leave != LEAVES_FULL) start_reading(c);
     if (c->role == LORIS) {
         uv_timer_start(&c->timer, on_trickle, LORIS_MS, LORIS_MS);
         return;
     }
-    if (c->leave == LEAVES_SENDING) size = 1 + next_random(c->load) % (size - 1);
-    if (c->leave == LEAVES_WAITING || c->leave == LEAVES_FULL)
-        uv_timer_start(&c->timer, on_leave, (uint64_t)c->leave_after, 0);
-    uv_buf_t buf = uv_buf_init(c->request, (unsigned)size);
-    CHECK(uv_write(&c->write, (uv_stream_t *)&c->tcp, &buf, 1, on_written) == 0);
+    if (c->load->set.tls)
+        start_secure(c);
+    else
+        send_request(c);
 }
 
 /* --- asking --- */
@@ -312,6 +391,9 @@ static void choose(struct client *c) {
     struct load *load = c->load;
     bool alone = load->alone >= 0;
     c->leave = STAYS;
+    c->hostile = HONEST;
+    if (!alone && c->role == GOOD && chance(load, load->set.hostile))
+        c->hostile = (enum hostile)(1 + next_random(load) % (HOSTILE_COUNT - 1));
     c->accepted = c->refused = c->ended = false;
     c->received = c->line_size = c->sent = 0;
     c->hash = 0xcbf29ce484222325u;
@@ -356,7 +438,9 @@ static void parse(struct settings *set, int argc, char **argv) {
                 {"loris=", &set->loris},
                 {"stamp=", &set->stamp},
                 {"pid=", &set->pid},
-                {"seed=", &set->seed}};
+                {"seed=", &set->seed},
+                {"tls=", &set->tls},
+                {"hostile=", &set->hostile}};
     *set = (struct settings){.connections = 256, .seconds = 10, .tokens = 64, .prompts = 32};
     set->seed = 1;
     CHECK_MSG(argc > 1 && (set->port = atoi(argv[1])) > 0, "usage: load PORT [name=value ...]");
@@ -449,11 +533,12 @@ static void report(const struct load *load) {
     double seconds = to->seconds - from->seconds;
     printf("{\"seconds\": %.2f, \"asked\": %" PRIu64 ", \"answered\": %" PRIu64
            ", \"refused\": %" PRIu64 ", \"vanished\": %" PRIu64 ", \"lost\": %" PRIu64
-           ", \"wrong\": %" PRIu64 ", \"thrown_out\": %" PRIu64 ", \"events\": %" PRIu64
+           ", \"wrong\": %" PRIu64 ", \"thrown_out\": %" PRIu64 ", \"hostile\": %" PRIu64
+           ", \"events\": %" PRIu64
            ", \"events_per_second\": %.0f, \"mb_per_second\": %.1f, \"client_cpu\": %.2f, "
            "\"daemon_cpu\": %.2f",
            seconds, load->asked, load->answered, load->refused, load->vanished, load->lost,
-           load->wrong, load->thrown_out, to->events - from->events,
+           load->wrong, load->thrown_out, load->hostile, to->events - from->events,
            (double)(to->events - from->events) / seconds,
            (double)(to->bytes - from->bytes) / seconds / 1e6,
            (to->own_cpu - from->own_cpu) / seconds, (to->daemon_cpu - from->daemon_cpu) / seconds);

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""run.py [SECONDS]: the load test, for SECONDS (15) on an engine without a model and as long on the bundled model.
+"""run.py [SECONDS] [tls]: the load test, for SECONDS (15) on an engine without a model, as long over TLS, and as long on the
+bundled model; with `tls` only the part over TLS, where one connection in ten is a handshake that never finishes.
 
 Clients of every kind (tests/load/load.c) ask at once; afterwards nothing may be left over: no running request, no
 reserved page, no descriptor, no memory that grew; every answer equals the one its prompt got alone; a SIGTERM in the
@@ -7,8 +8,10 @@ middle loses no accepted request. Exit 1 when one of these does not hold."""
 import json
 import os
 import pathlib
+import ssl
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 
@@ -26,9 +29,20 @@ def check(holds, what):
         print(f"  FAILED: {what}")
 
 
+def make_certificate(folder):
+    """Flags of a daemon with a certificate for 127.0.0.1."""
+    cert, key = f"{folder}/cert.pem", f"{folder}/key.pem"
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days",
+                    "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert],
+                   check=True, capture_output=True)
+    return "--tls-cert", cert, "--tls-key", key
+
+
 class Daemon:
     def __init__(self, binary, *flags, env=None):
         env = {**os.environ, "KEEPD_TEST_TIMEOUTS": "header=2000", **(env or {})}
+        self.tls = "--tls-cert" in flags
+        self.context = ssl.create_default_context(cafile=flags[flags.index("--tls-cert") + 1]) if self.tls else None
         self.process = subprocess.Popen(
             [BUILD / "server" / binary, "--model", ROOT / "bundled/keepd-nano", "--port", "0", "--max-connections", "4096",
              "--max-queue", "4096", "--log-level", "warn", *flags], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -38,7 +52,7 @@ class Daemon:
         self.url = line.split()[3]
 
     def kv(self):
-        with urllib.request.urlopen(self.url + "/kv", timeout=30) as r:
+        with urllib.request.urlopen(self.url + "/kv", timeout=30, context=self.context) as r:
             return json.load(r)
 
     def settle(self):
@@ -59,7 +73,7 @@ class Daemon:
                 return int(line.split()[1]) << 10
 
     def load(self, wait=True, **settings):
-        arguments = [f"{k}={v}" for k, v in settings.items()]
+        arguments = [f"{k}={v}" for k, v in settings.items()] + [f"tls={int(self.tls)}"]
         client = subprocess.Popen([BUILD / "load" / "load", self.url.rsplit(":", 1)[1], f"pid={self.process.pid}",
                                    *arguments], stdout=subprocess.PIPE, text=True)
         return self.result(client, settings) if wait else client
@@ -73,7 +87,7 @@ class Daemon:
     @staticmethod
     def show(r):
         print("  " + ", ".join(f"{r[k]} {k.replace('_', ' ')}" for k in
-                               ("asked", "answered", "vanished", "refused", "lost", "wrong", "thrown_out", "events_per_second")),
+                               ("asked", "answered", "vanished", "refused", "lost", "wrong", "thrown_out", "hostile", "events_per_second")),
               flush=True)
 
     def stop(self):
@@ -88,11 +102,12 @@ def grows(sizes):
 def storm(name, binary, seconds, clients, tokens, prompts, *flags, env=None):
     """Everything at once, in two halves. How much the first needs depends on how fast it went; what every further one
     adds is a leak."""
-    print(f"{name}: {clients} connections, 10 % vanish, slow readers and slow senders, {seconds:.0f} s")
     daemon = Daemon(binary, *flags, env=env)
+    print(f"{name}: {clients} connections, 10 % vanish, {'10 % hostile handshakes, ' if daemon.tls else ''}slow readers and slow "
+          f"senders, {seconds:.0f} s", flush=True)
     daemon.before = daemon.descriptors()
     settings = dict(connections=clients, tokens=tokens, vanish=10, slow=max(4, clients // 50),
-                    loris=max(4, clients // 100), seconds=int(seconds / 2), prompts=prompts)
+                    loris=max(4, clients // 100), seconds=int(seconds / 2), prompts=prompts, hostile=10 if daemon.tls else 0)
     sizes = []
     while len(sizes) < 2 or (grows(sizes) and len(sizes) < HALVES_MAX):
         r = daemon.load(seed=len(sizes) + 1, **settings)
@@ -147,9 +162,7 @@ def speed(seconds=4):
     fast.stop()
 
 
-def main():
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 15
-    steps = {"KEEPD_FAKE_STEP_US": "20000", "KEEPD_FAKE_PREFILL_STEPS": "10"}
+def plain(seconds, steps):
     budget = ("--kv-budget", "64", "--max-num-seqs", "128")
     # Fewer run at once than ask, so that some leave the queue.
     storm("No model", "keepd-fake", seconds, 1000, 100, 4, "--max-num-seqs", "900", env=steps)
@@ -157,6 +170,21 @@ def main():
     speed()
     storm("keepd-nano", "keepd", seconds, 128, 32, 32, *budget)
     drain("keepd-nano", "keepd", 64, 32, 32, *budget)
+
+
+def over_tls(seconds, steps):
+    with tempfile.TemporaryDirectory() as folder:
+        flags = make_certificate(folder)
+        storm("No model, TLS", "keepd-fake", seconds, 1000, 100, 4, "--max-num-seqs", "900", *flags, env=steps)
+        drain("No model, TLS", "keepd-fake", 500, 100, 4, "--max-num-seqs", "128", *flags, env=steps)
+
+
+def main():
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 15
+    steps = {"KEEPD_FAKE_STEP_US": "20000", "KEEPD_FAKE_PREFILL_STEPS": "10"}
+    if sys.argv[2:] != ["tls"]:
+        plain(seconds, steps)
+    over_tls(seconds, steps)
     print("FAILED: " + "; ".join(FAILED) if FAILED else "All of it holds.")
     sys.exit(1 if FAILED else 0)
 

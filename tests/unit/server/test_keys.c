@@ -1,6 +1,10 @@
 #include <criterion/criterion.h>
+#include <setjmp.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "server/keys.h"
@@ -57,4 +61,45 @@ Test(keys, one_that_is_listed_twice_keeps_what_it_may_spend) {
     cr_assert_null(keys_find(&keys, "key-0"));
     keys_close(&keys);
     keys_close(&before);
+}
+
+static sigjmp_buf touched;
+
+static void on_touch(int number) {
+    (void)number;
+    siglongjmp(touched, 1);
+}
+
+/* Whether keys_find reads the page, which allows no access. */
+static bool finds_page(struct keys *keys, const char *text) {
+    struct sigaction action = {.sa_handler = on_touch, .sa_flags = SA_NODEFER};
+    sigaction(SIGSEGV, &action, NULL);
+    sigaction(SIGBUS, &action, NULL);
+    if (sigsetjmp(touched, 1)) return true;
+    keys_find(keys, text);
+    return false;
+}
+
+/* The time of a comparison must not tell how much of a key is right. A comparison that reads to the
+ * last byte, whatever the first one is, runs into a page that cannot be read. */
+Test(keys, comparing_reads_every_byte_of_every_key) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    char *room = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct keys keys, two;
+    cr_assert_neq(room, MAP_FAILED);
+    list_keys(0, 2, false);
+    open_keys(&keys, 2, NULL);
+    for (size_t split = 8; split <= sizeof(struct key) + 8; split += sizeof(struct key)) {
+        /* The first or the second key's digest lies across the end of the first page. */
+        two = keys;
+        two.items = (struct key *)(void *)(room + page - split);
+        cr_assert_eq(mprotect(room + page, page, PROT_READ | PROT_WRITE), 0);
+        memcpy(two.items, keys.items, 2 * sizeof *keys.items);
+        cr_assert(keys_find(&two, names[0]) && keys_find(&two, names[1]));
+        cr_assert_eq(mprotect(room + page, page, PROT_NONE), 0);
+        cr_assert(finds_page(&two, "wrong"), "a wrong key, byte %zu", split);
+        cr_assert(finds_page(&two, names[0]) && finds_page(&two, names[1]), "byte %zu", split);
+    }
+    munmap(room, 2 * page);
+    keys_close(&keys);
 }
