@@ -9,25 +9,28 @@
 #include "base/log.h"
 #include "server/http.h"
 
-#define ACCEPTS_MAX       16           /* in one turn of the loop */
-#define HANDSHAKES_MAX    256          /* in progress */
-#define HANDSHAKE_GOOD_NS 3000000000ll /* an honest one takes less, also beside a thousand others  \
-                                        */
+#define ACCEPTS_MAX    16           /* in one turn of the loop */
+#define HANDSHAKES_MAX 512          /* in progress */
+#define HELLO_NS       1000000000ll /* a client without a hello must give way after it */
+#define ANSWER_NS      5000000000ll /* and one that does not answer ours */
 
 /* --- room --- */
 
-static struct conn *oldest_handshake(struct server *server) {
-    struct conn *oldest = NULL;
-    for (struct conn *conn = server->conns; conn; conn = conn->next)
-        if (conn->state == CONN_HANDSHAKE) oldest = conn;
-    return oldest;
+/* Whether the handshake waits for its client, and for long. Unread bytes wait for us. */
+static bool is_slow(const struct conn *conn, int64_t now_ns) {
+    if (conn->state != CONN_HANDSHAKE) return false;
+    int64_t limit_ns = tls_has_answered(conn->tls) ? ANSWER_NS : HELLO_NS;
+    return now_ns - conn->since_ns > limit_ns && !sock_unread(conn->fd);
 }
 
-/* A place for one more handshake, taken from the oldest if that is slow. */
+/* A place for one more handshake, taken from the oldest slow one if none is free. */
 static bool has_handshake_place(struct server *server) {
+    struct conn *oldest = NULL;
+    int64_t now_ns = clock_ns();
     if (!server->tls || server->handshakes < HANDSHAKES_MAX) return true;
-    struct conn *oldest = oldest_handshake(server);
-    if (!oldest || clock_ns() - oldest->since_ns < HANDSHAKE_GOOD_NS) return false;
+    for (struct conn *conn = server->conns; conn; conn = conn->next)
+        if (is_slow(conn, now_ns)) oldest = conn;
+    if (!oldest) return false;
     log_debug("connection closed: too many handshakes in progress");
     conn_kill(oldest);
     return true;

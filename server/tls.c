@@ -113,6 +113,11 @@ bool tls_wants_write(const struct tls *tls) {
     return gnutls_record_get_direction(tls->session) != 0;
 }
 
+/* GnuTLS starts with -1, which is not in its enumeration. */
+bool tls_has_answered(const struct tls *tls) {
+    return (int)gnutls_handshake_get_last_out(tls->session) >= 0;
+}
+
 static bool is_again(ssize_t rc) {
     return rc == GNUTLS_E_AGAIN || rc == GNUTLS_E_INTERRUPTED;
 }

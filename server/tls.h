@@ -23,8 +23,9 @@ void tls_config_close(struct tls_config *config); /* after the last session; NUL
 struct tls *tls_open(const struct tls_config *config, int fd); /* NULL: no memory */
 void tls_close(struct tls *tls);                               /* NULL allowed */
 
-int tls_handshake(struct tls *tls);          /* 0 = done, or one of the above */
-bool tls_wants_write(const struct tls *tls); /* after TLS_AGAIN: writable, else readable */
+int tls_handshake(struct tls *tls);           /* 0 = done, or one of the above */
+bool tls_has_answered(const struct tls *tls); /* the client's hello has been answered */
+bool tls_wants_write(const struct tls *tls);  /* after TLS_AGAIN: writable, else readable */
 /* Bytes; of tls_read 0 = the client has closed its side in order. After TLS_AGAIN tls_write must be
  * called with the same bytes again. One record at most; `size` of tls_read must be 16 KiB at least,
  * so that nothing stays behind that the socket would not show. */

@@ -246,7 +246,7 @@ def test_a_close_at_every_byte(serve):
 def test_places_of_handshakes(serve):
     """More of them than there are places: the oldest give way to those who get on."""
     daemon = serve()
-    held = [daemon.socket() for _ in range(400)]
+    held = [daemon.socket() for _ in range(700)]
     assert daemon.get("/health").status_code == 200
     for sock in held:
         sock.close()
