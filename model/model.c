@@ -27,8 +27,8 @@ static int load_config(struct model_config *out, const char *dir, int context,
     snprintf(path, sizeof path, "%s/config.json", dir);
     if (!err) err = file_read(path, CONFIG_FILE_MAX, &config, &config_size, fault);
     if (!err)
-        err = model_config_parse(config, config_size, generation, generation_size, context,
-                                 out, fault);
+        err = model_config_parse(config, config_size, generation, generation_size, context, out,
+                                 fault);
     mem_free(config);
     mem_free(generation);
     return err;
