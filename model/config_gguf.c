@@ -14,6 +14,7 @@
 
 #define ARCHITECTURE_MAX 32
 #define TEXT_MAX         64
+#define KEY_MAX          (2 * (size_t)TEXT_MAX)
 #define FACTORS_MAX      512 /* half of the largest head */
 
 /* Architectures by the name that files and config.json (model_type) have for them. */
@@ -92,8 +93,8 @@ struct translation {
     struct fault *fault;
 };
 
-static const char *key_of(const struct translation *t, const char *name, char out[TEXT_MAX * 2]) {
-    snprintf(out, TEXT_MAX * 2, "%s%s", name[0] == '.' ? t->architecture : "", name);
+static const char *key_of(const struct translation *t, const char *name, char out[KEY_MAX]) {
+    snprintf(out, KEY_MAX, "%s%s", name[0] == '.' ? t->architecture : "", name);
     return out;
 }
 
@@ -106,23 +107,23 @@ static int set_num(const struct translation *t, cJSON *object, const char *name,
 }
 
 static bool has_key(const struct translation *t, const char *name) {
-    char key[TEXT_MAX * 2];
+    char key[KEY_MAX];
     return gguf_find(t->gguf, key_of(t, name, key)) != NULL;
 }
 
 static int get_int(const struct translation *t, const char *name, int64_t *value) {
-    char key[TEXT_MAX * 2];
+    char key[KEY_MAX];
     return gguf_int(t->gguf, key_of(t, name, key), INT32_MIN, INT32_MAX, value, t->fault);
 }
 
 static int get_num(const struct translation *t, const char *name, double *value) {
-    char key[TEXT_MAX * 2];
+    char key[KEY_MAX];
     return gguf_num(t->gguf, key_of(t, name, key), -DBL_MAX, DBL_MAX, value, t->fault);
 }
 
 /* NUL-terminated; "" where it is absent. */
 static int get_text(const struct translation *t, const char *name, char out[TEXT_MAX]) {
-    char key[TEXT_MAX * 2];
+    char key[KEY_MAX];
     struct gguf_string text = {.data = ""};
     int err = gguf_str(t->gguf, key_of(t, name, key), &text, t->fault);
     if (!err && (text.size >= TEXT_MAX || memchr(text.data, '\0', text.size)))
@@ -332,7 +333,7 @@ static int translate(struct translation *t) {
 static bool rename_in(const struct translation *t, const struct row *rows, size_t count) {
     struct fault *fault = t->fault;
     for (size_t i = 0; i < count; i++) {
-        char key[TEXT_MAX * 2];
+        char key[KEY_MAX];
         if (strcmp(fault->field, rows[i].json) != 0) continue;
         snprintf(fault->field, sizeof fault->field, "%s", key_of(t, rows[i].gguf, key));
         return true;
