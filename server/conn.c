@@ -1,4 +1,4 @@
-/* The life of a connection: who is there, who left, who takes too long.
+/* The life of a connection: opening, closing, deadlines.
  *
  * A connection has two sides (server/http.h) and is freed when the client's socket is closed and
  * libmicrohttpd has told conn_notify that it is done. A client that closes only its sending half

@@ -1,6 +1,6 @@
-/* The listening socket: who is let in, and how many of one address. Beyond --max-connections
- * clients wait in the kernel's queue. Handshakes have places of their own: they cost a client
- * nothing, so those that do not get on make room for others. */
+/* The listening socket: accepting clients, limits per address, places of handshakes. Beyond
+ * --max-connections clients wait in the kernel's queue. Handshakes have places of their own,
+ * because an incomplete one costs a client nothing: a slow one gives way to a new one. */
 #include <errno.h>
 #include <unistd.h>
 

@@ -1,4 +1,5 @@
-/* libmicrohttpd's callbacks: headers and body in, responses out. Responses are queued and
+/* libmicrohttpd's callbacks: checks a request's headers before its body is read, collects the body
+ * within its limits, starts the exchange and queues the answer. Responses are queued and
  * connections suspended only here and in the stream's reader. */
 #include "server/http.h"
 

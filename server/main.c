@@ -1,4 +1,6 @@
-/* keepd: options -> engine -> server -> until a signal. The only file that knows config/. */
+/* The program: reads the options, opens the engine and the server, runs until a signal, and closes
+ * both. Every request ends in server_run, before engine_close. The only file that includes config/.
+ */
 #include <dirent.h>
 #include <errno.h>
 #include <libgen.h>
