@@ -465,7 +465,7 @@ static int check_budget(const struct kv_params *params, struct fault *fault) {
 int64_t kv_eviction_rows(const struct kv_params *params, int64_t held, int64_t row_entries) {
     const struct kern_rule *rule = &params->rule;
     if (!params->policy->bounded || held <= 0) return 0;
-    if (held > INT32_MAX) held = INT32_MAX; /* the product below has 64 bits */
+    if (held > INT32_MAX) held = INT32_MAX;
     bool classes = rule->merge == KERN_MERGE_CLASSES;
     int64_t goes = held > params->budget ? held - params->budget : 0;
     int64_t halves = 2;
@@ -475,8 +475,8 @@ int64_t kv_eviction_rows(const struct kv_params *params, int64_t held, int64_t r
         halves += 2 * goes;
     else if (rule->merge != KERN_MERGE_NONE)
         halves += goes;
-    int64_t whole = 2 * (held > row_entries ? held : row_entries);
-    return (halves * held + whole - 1) / whole;
+    if (held >= row_entries) return (halves + 1) / 2; /* halves * held might not fit */
+    return (halves * held + 2 * row_entries - 1) / (2 * row_entries);
 }
 
 /* After `between` tokens beyond the budget a sequence evicts: is that often enough to be cheap? */
