@@ -64,9 +64,10 @@ void stats_tokens(struct stats *stats, const struct engine_job *job, uint32_t co
                   int64_t received_ns, int64_t last_ns, int64_t now_ns) {
     struct stats_requests *of = &stats->replicas[job->replica];
     if (!count) return;
-    if (!last_ns) {
+    if (!last_ns) { /* tokens that arrive together with the first were made after it */
         hist_add(&of->ttft, seconds(received_ns, now_ns));
-        return;
+        last_ns = job->first_token_ns;
+        count--;
     }
     for (uint32_t i = 0; i < count; i++)
         hist_add(&of->inter_token, seconds(last_ns, now_ns) / count);

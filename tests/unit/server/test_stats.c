@@ -93,6 +93,11 @@ Test(stats, tokens) {
     cr_assert_float_eq(stats.replicas[0].ttft.sum, 0.5, 1e-9);
     cr_assert_eq(hist_count(&stats.replicas[0].inter_token), 4);
     cr_assert_float_eq(stats.replicas[0].inter_token.sum, 0.5, 1e-9);
+    /* Three tokens at once, the first of them made a quarter of a second before. */
+    struct engine_job late = {.first_token_ns = 3 * SECOND / 4};
+    stats_tokens(&stats, &late, 3, 0, 0, SECOND);
+    cr_assert_eq(hist_count(&stats.replicas[0].inter_token), 6);
+    cr_assert_float_eq(stats.replicas[0].inter_token.sum, 0.75, 1e-9);
 }
 
 Test(stats, snapshot) {
