@@ -87,7 +87,7 @@ void queue_take(struct queue *queue, struct engine_job *job) {
     struct engine_job **link = &row->first, *before = NULL;
     while (*link != job) {
         before = *link;
-        CHECK(before != NULL); /* it waits */
+        CHECK(before != NULL); /* the job waits */
         link = &before->next;
     }
     *link = job->next;

@@ -23,7 +23,7 @@
 struct queue_client {
     uint8_t key[16];
     int jobs;                        /* waiting or running; 0: only `served` is of interest */
-    int waiting;                     /* of these */
+    int waiting;                     /* the waiting ones of `jobs` */
     int running;                     /* sequences of the others; the scheduler's */
     int64_t served;                  /* tokens */
     int64_t evict_rows;              /* eviction work not paid for yet; the scheduler's */

@@ -46,7 +46,7 @@ void replica_ready(struct replica *r, const struct sched_options *options) {
     publish(r);
 }
 
-/* ---- What others see ------------------------------------------------------------------------- */
+/* ---- Publishing ------------------------------------------------------------------------- */
 
 static void copy_sequences(struct replica *r) {
     const struct sched *s = &r->sched;
@@ -95,7 +95,7 @@ static void copy_conversations(struct replica *r) {
     }
 }
 
-/* Who has nothing to do is in no trouble. */
+/* An idle replica makes progress by definition: its watchdog has nothing to report. */
 static void note_progress(struct replica *r) {
     uint64_t progress = sched_progress(&r->sched);
     if (progress != r->progress || sched_idle(&r->sched)) r->progress_ns = clock_ns();
@@ -200,7 +200,7 @@ static void wait_for_work(struct replica *r) {
         if (clock_ns() >= next || (atomic_load(&r->common->draining) && !r->drain_seen)) break;
         sleep_until(r, next);
     }
-    if (idle) r->progress_ns = clock_ns(); /* what there is to do begins now */
+    if (idle) r->progress_ns = clock_ns(); /* the time without progress begins with the work */
     r->drain_seen = atomic_load(&r->common->draining);
     r->store_done = false;
     pthread_mutex_unlock(&r->lock);

@@ -19,7 +19,7 @@
 #include "engine/sched.h"
 #include "model/model.h"
 
-/* What the replicas of an engine have in common; it outlives them. */
+/* Shared by the replicas of an engine; it outlives them. */
 struct replica_common {
     void (*wake)(void *arg); /* after a step that changed some job */
     void *arg;
@@ -36,20 +36,20 @@ struct conversation_copy {
     int32_t prompt_end;
     uint64_t prompt_hash, token_hash;
     int64_t last_used_ns;
-    uint64_t change; /* of the row that was copied */
+    uint64_t change; /* the row's `change` when it was copied */
 };
 
 struct replica {
     int index;
     struct replica_common *common;
-    struct store *store; /* its own way into the state directory; NULL without one */
+    struct store *store; /* the replica's access to the state directory; NULL without one */
     struct kern *kern;
     struct model *model;
     struct sched sched;
     struct ring submits, deletes; /* loop -> replica */
     atomic_int waiting;           /* submitted jobs that have not been admitted, < max_queue */
     atomic_int pending;           /* submitted jobs that have not finished: what drain waits for */
-    atomic_llong tokens;          /* that these may have computed: the replica's load */
+    atomic_llong tokens;          /* computed at most by the pending jobs: the replica's load */
     atomic_bool unsaved;          /* something is not on disk yet that could be */
     bool started;
     pthread_t thread;
@@ -64,7 +64,7 @@ struct replica {
     int sequence_count;
     struct conversation_copy *conversation_copies; /* [copy_count], as they lie in the table */
     int copy_count;
-    uint64_t conversation_changes; /* of the table, when it was copied */
+    uint64_t conversation_changes; /* the table's `changes` when it was copied */
 };
 
 /* Life: open; kern, model and store are opened by the caller; ready; start; stop; close, which may

@@ -1,5 +1,10 @@
-/* Who runs: admission, the batch of a step, eviction points, leaving. What stays between turns is
- * sched_keep.c. */
+/* The steps of the scheduler: which sequences evict, which rows a batch has, how samples become
+ * tokens, and how sequences and jobs end. Admission is sched_admit.c, conversations are
+ * sched_keep.c, writing and restoring them sched_save.c.
+ *
+ * A step costs time in proportion to the running sequences, never to the waiting jobs. Scratch
+ * arrays are taken at sched_open, so a step allocates nothing of its own. Every order in a step is
+ * a function of the jobs and of earlier steps, never of time: a run can be repeated exactly. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -46,8 +51,8 @@ void sched_open(struct sched *sched, const struct sched_options *options) {
     sched->free_slots = mem_must_alloc((size_t)slots, sizeof *sched->free_slots);
     for (int i = 0; i < slots; i++) sched->free_slots[i] = slots - 1 - i;
     sched->free_slot_count = slots;
-    /* Of those that go, one after the other is written first, in parts; until then there may be
-     * more of them than conversations_max, up to one for every slot. */
+    /* A conversation that must go is written first, in parts and one at a time; until then the
+     * table may hold more than conversations_max, up to one for every slot. */
     bool more = options->store != NULL && options->conversations_max > 0;
     queue_open(&sched->queue, options->clients_max);
     conversation_table_open(&sched->conversations, more ? slots : options->conversations_max);
@@ -82,8 +87,7 @@ void sched_finish_job(struct sched *sched, struct engine_job *job, enum engine_f
     for (int i = 0; i < job->choice_count; i++) end_choice(sched, job, &job->choice[i], finish);
 }
 
-/* Whoever sees a choice's `finish` sees everything before it, its count included; once a job is
- * `finished` it is the submitter's again. */
+/* Ends of choices come before ends of jobs: see engine/publish.h. */
 void sched_publish_finished(struct sched *sched) {
     struct engine_choice *choice = sched->ended_first, *next_choice;
     struct engine_job *job = sched->finished_first, *next;
@@ -123,7 +127,7 @@ static void remove_sequence(struct sched *sched, struct sequence *seq) {
             (size_t)(sched->running - at) * sizeof *sched->order);
     sched->pages_reserved -= seq->pages_reserved;
     queue_client_of(&sched->queue, seq->job)->running--;
-    sched_changed(sched); /* its pages and its place are free */
+    sched_changed(sched); /* pages and a place are free */
     seq_close(seq);
 }
 
@@ -214,6 +218,7 @@ static bool leave_conversation(struct sched *sched, struct sequence *seq) {
     struct engine_job *job = seq->job;
     struct kern_report report = {0};
     int code = report_sequence(sched, seq, &report);
+    CHECK(code != 0 || report.rank_pages <= seq->pages_reserved); /* reservations are exact */
     if (code != 0 && answered(seq)) {
         fault_set(&job->fault, code, NULL, "the backend could not report the cache");
         seq->finish = ENGINE_FINISH_ERROR;
@@ -398,7 +403,7 @@ static int find_due(struct sched *sched, bool *others) {
     return count;
 }
 
-/* Who may evict in this step. Somebody always has work: if nobody else, then the first. */
+/* Grants evictions for this step. Some sequence always has rows: if no other, the first due one. */
 static void plan_evictions(struct sched *sched) {
     bool others;
     int count = find_due(sched, &others);
@@ -424,6 +429,7 @@ struct step {
 };
 
 static void add_rows(struct sched *sched, struct step *step, struct sequence *seq, int32_t count) {
+    CHECK(count > 0 && seq->leader == NULL && seq->due.tokens + count <= seq->token_count);
     sched->span_sequences[step->batch.span_count] = seq;
     sched->spans[step->batch.span_count++] = (struct kern_span){.slot = seq->slot,
                                                                 .row = step->batch.rows,
@@ -478,7 +484,7 @@ static void add_prompt(struct sched *sched, struct step *step, struct sequence *
         add_first_wants(sched, step, seq, row + count - 1);
 }
 
-/* Whose prompt is read first: by clients, in turns of SCHED_PROMPT_TURN tokens of what they had,
+/* Prompts are read by client, in turns of SCHED_PROMPT_TURN tokens of what they had,
  * then the oldest. So one client's long prompts hold another's up for one turn at most, and prompts
  * are not all read a little at a time. */
 static int64_t turn_of(const struct sched *sched, const struct sequence *seq) {
@@ -557,7 +563,7 @@ static void fork_choices(struct sched *sched) {
     for (int i = 0; i < sched->running; i++) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
         if (seq->leader == NULL || seq_prefilling(seq->leader)) continue;
-        if (seq->finish != ENGINE_RUNNING) continue; /* its job has just failed */
+        if (seq->finish != ENGINE_RUNNING) continue; /* the job has just failed */
         int code = kern->ops->fork(kern, seq->leader->slot, seq->slot);
         if (code != 0) {
             fail_job(sched, seq->job, code, err_text(code));
@@ -580,7 +586,7 @@ static bool is_number(const struct kern_sampled *sampled) {
 static void take_samples(struct sched *sched, const struct step *step) {
     for (int i = 0; i < step->want_count; i++) {
         const struct sched_want *want = &sched->wants[i];
-        if (want->seq->finish != ENGINE_RUNNING) continue; /* its job has just failed */
+        if (want->seq->finish != ENGINE_RUNNING) continue; /* the job has just failed */
         if (!is_number(&sched->sampled[i])) {
             fail_job(sched, want->seq->job, ERR_INTERNAL, "the model's logits are not numbers");
             continue;

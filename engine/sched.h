@@ -56,7 +56,7 @@ typedef int (*sched_model_step)(void *model, const struct kern_batch *batch, con
 
 #define SCHED_COPY_BYTES ((size_t)16 << 20) /* a few milliseconds of copying */
 
-/* What a request's kv object is resolved against. */
+/* The defaults and limits that a request's kv object is resolved against. */
 struct sched_kv {
     struct kv_params defaults;
     int budget_max; /* cap for requests; 0 = none */
@@ -67,7 +67,7 @@ struct sched_kv {
 
 struct sched_options {
     struct sched_kv kv;
-    struct kern *kern; /* its cache is open, with sequences_max + conversations_max slots */
+    struct kern *kern; /* with an open cache of sequences_max + conversations_max slots */
     void *model;
     sched_model_step model_step;
     struct seq_text text;
@@ -75,14 +75,14 @@ struct sched_options {
     int vocab;
     int64_t pages_total, page_bytes;
     struct store *store;  /* conversations go there and come back; NULL = nowhere */
-    int64_t save_idle_ns; /* they are written when nobody used them for so long */
+    int64_t save_idle_ns; /* idle time after which a conversation is written */
     size_t copy_bytes;    /* copied out of the cache, and into it, in one step, at least */
     int sequences_max, conversations_max, rows_max, logits_max;
-    int row_entries; /* of kv_eviction_rows: what a row counts as, at least */
+    int row_entries; /* see kv_eviction_rows */
     int clients_max; /* rows of the queue, see engine/queue.h */
 };
 
-/* Who has a job. It belongs to its submitter, to the scheduler's queue, to its running sequences,
+/* Owner of a job: its submitter, the scheduler's queue, or its running sequences;
  * or has ended and waits for sched_publish_finished, which hands it back. */
 enum sched_stage { SCHED_SUBMITTER, SCHED_QUEUED, SCHED_RUNNING, SCHED_ENDED };
 
@@ -92,8 +92,8 @@ struct sched_export {
     size_t size, at;
     int block; /* the next one */
     struct state_head head;
-    uint64_t replaces; /* whose file goes when this one is on disk; 0 = none */
-    bool made_room;    /* it has left memory meanwhile, for others */
+    uint64_t replaces; /* conversation whose file goes when this one is on disk; 0 = none */
+    bool made_room;    /* the conversation has left memory meanwhile */
 };
 
 /* A conversation on its way in: a row of the table that is `arriving`. */
@@ -101,15 +101,15 @@ struct sched_import {
     uint64_t id;                   /* 0 = none */
     const struct state_view *view; /* the store's, until it is unloaded */
     int block;                     /* the next one */
-    bool for_head;                 /* who asked for it is still the first to wait */
+    bool for_head;                 /* the job that asked for it is still the head */
 };
 
-/* What the search on disk said for the first waiting job, for as long as it is true. */
+/* Result of the head's search on disk, for as long as it is valid. */
 struct sched_search {
     bool made;
     uint64_t changes; /* store_changes before it */
     int32_t least;
-    uint64_t id; /* what it found; 0 = nothing */
+    uint64_t id; /* the file found; 0 = none */
 };
 
 struct sched {
@@ -120,13 +120,14 @@ struct sched {
     struct conversation_table conversations;
     int32_t *free_slots;
     int free_slot_count;
-    int64_t pages_reserved;     /* by running sequences */
-    struct queue queue;         /* the waiting jobs */
-    struct engine_job *head;    /* whose turn it is, until it runs or ends; NULL: to be chosen */
-    uint64_t head_step;         /* counters.steps when it was chosen */
-    bool head_waits;            /* it was tried, and nothing has changed since */
-    bool others_wait;           /* all others that may pass it were tried, likewise */
-    uint64_t round;             /* grows whenever something changes that others may wait for */
+    int64_t pages_reserved; /* by running sequences */
+    struct queue queue;     /* the waiting jobs */
+    struct engine_job
+        *head;          /* the waiting job that is next, until it runs or ends; NULL: not chosen */
+    uint64_t head_step; /* counters.steps when it was chosen */
+    bool head_waits;    /* the head was tried, and nothing has changed since */
+    bool others_wait;   /* all others that may pass it were tried, likewise */
+    uint64_t round;     /* grows whenever something changes that others may wait for */
     enum engine_miss head_lost; /* why what is on disk does not serve it; NEW: nothing known */
     uint64_t awaited;           /* the conversation that the store is reading for it; 0 = none */
     bool needs_store;           /* when it was tried, it had to wait for the store */
@@ -144,7 +145,7 @@ struct sched {
     atomic_llong *pending_tokens; /* likewise, by sched_job_tokens */
     /* scratch of one step */
     struct kern_span *spans;
-    struct sequence **span_sequences; /* whose rows spans[i] are */
+    struct sequence **span_sequences; /* the sequence of spans[i] */
     struct sequence **sorted;         /* running sequences in another order */
     int32_t *rows, *want;
     struct sched_want *wants;
@@ -181,7 +182,8 @@ bool sched_idle(const struct sched *sched);
 /* Nothing runs, and what waits is waiting for the store. */
 bool sched_stalled(const struct sched *sched);
 /* Grows while those who ask get on: with every step and every piece that is copied, read or
- * written; while the first to wait needs the store, with the pieces alone, for nobody passes it. */
+ * written; while the first to wait needs the store, with the pieces alone: the head gets on by
+ * nothing else. */
 uint64_t sched_progress(const struct sched *sched);
 
 /* Stores `finish` in choices that ended and `finished` in jobs that did, in their order: hands the

@@ -1,4 +1,4 @@
-/* Which requests may run at all, whose turn it is, and what each gets when it begins.
+/* Admission: the checks of a request, the order of waiting jobs, and what a job gets at its start.
  *
  * Admission is first by fair shares between clients (engine/queue.h), then by arrival. The job
  * whose turn it is, the head, is admitted when its places and its pages are free; until then it
@@ -22,8 +22,8 @@
 
 /* ---- Parameters ------------------------------------------------------------------------------ */
 
-/* What one request may hold is capped in all its parts: a cap on the budget alone would be stepped
- * around with a huge buffer or chunk. */
+/* The cap holds for every part of what a request may hold: a cap on the budget alone would be
+ * stepped around with a huge buffer or chunk. */
 static int check_cap(const struct kv_params *kv, const struct sched_kv *rules,
                      struct fault *fault) {
     if (!kv->policy->bounded)
@@ -239,8 +239,8 @@ static bool make_room(struct sched *sched, struct sched_entry *entry, bool *used
     return sched_make_room(sched, entry->pages * choices, NULL, used_up);
 }
 
-/* What the rule needs beside pages, for every choice, so that neither a step nor a fork can fail
- * for want of it. */
+/* Memory that the rule needs beside pages, for every choice, so that neither a step nor a fork can
+ * fail for want of it. */
 static int prepare(struct sched *sched, struct sequence **opened, int count) {
     struct kern *kern = sched->options.kern;
     int code = 0;
@@ -284,7 +284,7 @@ static enum admission admit(struct sched *sched, struct engine_job *job) {
         return refuse(job, ERR_LIMIT, "more choices than can run at once");
     sched->needs_store = false;
     if (sched->running + choices > options->sequences_max) return WAIT;
-    if (sched->free_slot_count < choices) { /* those that are still to be written have them */
+    if (sched->free_slot_count < choices) { /* conversations still to be written hold the slots */
         sched->needs_store = true;
         return WAIT;
     }
@@ -300,7 +300,7 @@ static enum admission admit(struct sched *sched, struct engine_job *job) {
 
 /* ---- Waiting --------------------------------------------------------------------------------- */
 
-/* What a fresh start needs, to see at a glance whether a waiting job can fit. */
+/* Pages of a fresh start, to see at a glance whether a waiting job can fit. */
 static int64_t pages_fresh(const struct sched *sched, const struct engine_request *request) {
     struct kv_params kv;
     struct fault ignored;
@@ -400,7 +400,7 @@ static int32_t steps_to_head(const struct sched *sched) {
     return left > 0 ? steps_left(sched->sorted[left - 1]) : 0;
 }
 
-/* What others than the head may have. */
+/* Room for jobs other than the head. */
 struct room {
     const struct sched *sched;
     int places;
@@ -451,7 +451,7 @@ void sched_admit_waiting(struct sched *sched) {
     for (choose_head(sched); sched->head != NULL && !sched->head_waits; choose_head(sched)) {
         bool is_admitted = try_to_admit(sched, sched->head);
         if (is_admitted) continue;
-        sched_changed(sched); /* it was tried because something has changed */
+        sched_changed(sched); /* the head is only tried after a change */
         sched->head_waits = true;
     }
     if (sched->head == NULL) return;

@@ -1,15 +1,15 @@
-/* What the files of the scheduler share: sched.c (steps), sched_admit.c (who begins), sched_keep.c
+/* Shared by the files of the scheduler: sched.c (steps), sched_admit.c (who begins), sched_keep.c
  * (what stays), sched_save.c (what is written). No other file includes this. */
 #ifndef KEEPD_ENGINE_SCHED_INT_H
 #define KEEPD_ENGINE_SCHED_INT_H
 
 #include "engine/sched.h"
 
-/* What admission has found out about one waiting job. */
+/* Findings of admission about one waiting job. */
 struct sched_entry {
     struct engine_job *job;
     struct kv_params kv;
-    bool passing; /* it is not the head: it may use neither the store nor what the head awaits */
+    bool passing; /* the job is not the head: it may not use the store */
     bool wants_conversation;
     struct conversation_match match; /* what to go on from */
     struct reserve_turn began;       /* where its turn begins */
@@ -44,7 +44,7 @@ void sched_finish_job(struct sched *sched, struct engine_job *job, enum engine_f
 
 /* ---- sched_admit.c --------------------------------------------------------------------------- */
 
-void sched_drop_cancelled(struct sched *sched); /* of the waiting jobs: their clients are gone */
+void sched_drop_cancelled(struct sched *sched); /* ends cancelled jobs that wait */
 /* Admits the heads that fit, then others that may pass, see there. */
 void sched_admit_waiting(struct sched *sched);
 /* Takes a job out of the queue and gives its place back: it runs now, or it is about to end. */

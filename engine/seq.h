@@ -10,7 +10,7 @@
 #include "engine/engine.h"
 #include "paging/due.h"
 
-/* What a sequence needs to know of the model's text. */
+/* Facts about the model's text that a sequence needs. */
 struct seq_text {
     size_t (*token_bytes)(const void *arg, int32_t id, const char **bytes);
     const void *arg;
@@ -21,7 +21,7 @@ struct seq_text {
 
 struct sequence {
     struct engine_job *job; /* NULL = free */
-    int index;              /* which choice */
+    int index;              /* number of the choice */
     struct engine_choice *choice;
     struct sequence *leader; /* reads the prompt for this one, which has no streams yet; or NULL */
     int32_t slot;
@@ -40,13 +40,13 @@ struct sequence {
     int32_t began_held;
     uint64_t left[CONVERSATION_LEFT];
     uint64_t origin;      /* the conversation it went on from; 0 = none */
-    uint64_t origin_file; /* whose file goes with it, should it have left memory meanwhile */
+    uint64_t origin_file; /* conversation whose file goes if `origin` has left memory */
     int32_t *banned;      /* EOS and stop ids, for min_tokens; owned or NULL */
     int32_t banned_count;
     uint32_t text_size;               /* bytes of choice->text written */
     enum engine_finish finish;        /* decided, not yet published */
-    struct kern_trace trace;          /* of the eviction that is on its way, engine/trace.h */
-    struct engine_eviction *eviction; /* its record; NULL = none */
+    struct kern_trace trace;          /* the present eviction's, engine/trace.h */
+    struct engine_eviction *eviction; /* record of that eviction; NULL = none */
 };
 
 int seq_job_choices(const struct engine_request *request); /* at least 1 */

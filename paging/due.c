@@ -10,8 +10,8 @@ static int64_t max64(int64_t a, int64_t b) {
     return a > b ? a : b;
 }
 
-/* What a sequence may hold between evictions. An eviction leaves M and a token is appended next, so
- * without a buffer it is M + 1 all the same. */
+/* Entries per stream that a sequence may hold between evictions. An eviction leaves M and a token
+ * is appended next, so without a buffer it is M + 1 all the same. */
 static int64_t ceiling(const struct kv_params *params) {
     return (int64_t)params->budget + max64(params->buffer, 1);
 }

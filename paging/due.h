@@ -40,7 +40,7 @@ void due_evicted(const struct kv_params *params, struct due_state *state);
 struct reserve_shape {
     int layers, heads_kv, page_slots;
     int member_slots; /* as in kern_cache_info */
-    int ranks;        /* that hold different heads, a divisor of heads_kv; 0 = 1: one holds all */
+    int ranks;        /* ranks with different heads, a divisor of heads_kv; 0 = 1: one holds all */
     float rank_cap;   /* as in kern_cache_options */
 };
 
@@ -74,12 +74,12 @@ int64_t reserve_streams(const struct reserve_shape *shape);
  * When tokens of a conversation are dropped, a0 and b0 fall by numbers not known before; b0 <= g*a0
  * still, so at worst a0 = b0/g. */
 
-/* What a turn begins with and adds. */
+/* Entries and tokens at the start of a turn, and those to come. */
 struct reserve_turn {
     int64_t held;    /* per stream on average, at most */
     int64_t fullest; /* the same of the rank that has most */
-    bool drops;      /* of both, tokens are dropped first */
-    int64_t tokens;  /* of the conversation that stay */
+    bool drops;      /* tokens are dropped first, from both */
+    int64_t tokens;  /* tokens of the conversation that stay */
     int64_t added;   /* tokens to come: prompt_new and max_new */
 };
 
