@@ -57,6 +57,24 @@ size_t state_file_size(int32_t token_count, int32_t block_count, size_t block_by
     return size;
 }
 
+/* Twice the entries that budget, buffer and chunk allow, and 128 query heads for each KV head: both
+ * are beyond any cache's, so the limit refuses no file that a cache made. Numbers are below 2^31
+ * each, so products of three are taken in double. */
+uint64_t state_size_limit(const struct state_head *head) {
+    const struct state_identity *its = &head->identity;
+    const struct kv_params *kv = &head->kv;
+    double streams = (double)its->layers * its->heads_kv, tokens = head->token_count;
+    double held = 2 * ((double)kv->budget + kv->buffer + kv->chunk + 1);
+    if (held > tokens || !kv->policy->bounded) held = tokens;
+    double row = (double)its->head_dim * (double)kern_dtype_bytes((enum kern_dtype)its->dtype);
+    double window = kv->rule.score == KERN_SCORE_ATTENTION ? kv->rule.observe.window : 0;
+    double members = (double)kern_members_max(&kv->rule, kv->budget);
+    double queries = window * streams * 128 * (double)its->head_dim * sizeof(float);
+    double most = (double)blocks_at(head->token_count, head->block_count) + (1 << 20) +
+                  streams * (64 + held * (2 * row + 32) + members * 32) + queries;
+    return most < 0x1p62 ? (uint64_t)most : UINT64_MAX;
+}
+
 /* ---- Out ------------------------------------------------------------------------------------- */
 
 static void write_kv(const struct kv_params *kv, struct head_bytes *out) {

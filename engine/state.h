@@ -66,6 +66,10 @@ bool state_holds(const struct kv_params *kv);
  * are out of range or overflow. */
 size_t state_file_size(int32_t token_count, int32_t block_count, size_t block_bytes);
 
+/* More bytes than a file with this head can have: what its policy keeps, in its dtype, and the
+ * queries of its window. So a sparse file is refused before memory is taken for it. */
+uint64_t state_size_limit(const struct state_head *head);
+
 /* Writes head, tokens and sizes; returns where the blocks begin. `head->file_size` is the size of
  * the whole file, for which `out` has room. */
 size_t state_write_head(const struct state_head *head, const int32_t *tokens, const uint64_t *sizes,

@@ -247,6 +247,25 @@ int state_dir_read_head(struct state_dir *dir, uint64_t id, struct state_dir_fil
     return code;
 }
 
+/* Before memory is taken for a file: is it as long as its head says, and can it be so long? Reads
+ * the head and goes back to the beginning. */
+static int check_size(struct state_dir *dir, int fd, const char *name, size_t size,
+                      struct fault *fault) {
+    char bytes[STATE_HEAD_BYTES];
+    struct state_head head;
+    if (size < sizeof bytes + STATE_SEAL_BYTES)
+        return fault_set(fault, ERR_MALFORMED, name, "torn: it has only %zu bytes", size);
+    if (read_all(dir, fd, bytes, sizeof bytes) != 0 || lseek(fd, 0, SEEK_SET) != 0)
+        return fault_set(fault, ERR_IO, name, "cannot be read");
+    int code = state_parse_head(bytes, sizeof bytes, &head, fault);
+    if (code != 0) return code;
+    if (head.file_size != size)
+        return fault_set(fault, ERR_MALFORMED, name, "torn: not as long as its head says");
+    if (size > state_size_limit(&head))
+        return fault_set(fault, ERR_MALFORMED, name, "longer than its conversation can be");
+    return 0;
+}
+
 int state_dir_read(struct state_dir *dir, uint64_t id, char **data, struct state_view *view,
                    struct fault *fault) {
     char name[NAME_BYTES];
@@ -257,11 +276,14 @@ int state_dir_read(struct state_dir *dir, uint64_t id, char **data, struct state
         return fault_set(fault, errno == ENOENT ? ERR_NOTFOUND : ERR_IO, name, "%s",
                          strerror(errno));
     size_t size = (size_t)st.st_size;
-    *data = mem_try_alloc(size > 0 ? size : 1, 1);
-    if (*data == NULL)
-        code = fault_set(fault, ERR_NOMEM, name, "no memory for its %zu bytes", size);
-    else if (read_all(dir, fd, *data, size) != 0)
-        code = fault_set(fault, ERR_IO, name, "cannot be read");
+    code = check_size(dir, fd, name, size, fault);
+    if (code == 0) {
+        *data = mem_try_alloc(size, 1);
+        if (*data == NULL)
+            code = fault_set(fault, ERR_NOMEM, name, "no memory for its %zu bytes", size);
+        else if (read_all(dir, fd, *data, size) != 0)
+            code = fault_set(fault, ERR_IO, name, "cannot be read");
+    }
     (void)futimens(fd, NULL); /* only its place in the order of deletion depends on it */
     close(fd);
     if (code == 0) code = state_check_seal(*data, size, dir->key, fault);

@@ -472,6 +472,21 @@ Test(store, damaged_files_are_put_aside) {
     store_close(store);
 }
 
+/* A sparse file of 3 GiB takes no disk: it is refused by its head, before anybody reads it whole.
+ */
+Test(store, a_file_longer_than_its_conversation_is_not_read) {
+    struct store *store = open_store();
+    uint64_t size = (uint64_t)3 << 30;
+    cr_assert_eq(save(store, 1, 100), 0);
+    change_file(name_1, 16, (const char *)&size, sizeof size);
+    cr_assert_eq(truncate(path_of(name_1), (off_t)size), 0);
+    uint64_t before = store_progress(store);
+    cr_assert_eq(load(store, 501), ERR_MALFORMED);
+    cr_assert_leq(store_progress(store) - before, 2);
+    cr_assert_eq(files_with(".bad"), 1);
+    store_close(store);
+}
+
 Test(store, torn_files_are_put_aside_at_start) {
     struct store *store = open_store();
     for (int i = 1; i <= 3; i++) cr_assert_eq(save(store, i, 100), 0);
