@@ -43,3 +43,23 @@ def test_twenty_turns(daemon):
     assert max(rss[4:]) < 1.02 * rss[4], rss
     assert max(lengths) > 1.5 * min(lengths), "heads keep different amounts"
     assert d.metric("keepd_preemptions_total") == 0
+
+
+def test_chats_that_begin_alike_are_read_once(daemon):
+    """The second chat with a long system prompt reads its own message alone, though evictions came in between, and
+    answers what it answers without reuse."""
+    d = daemon()
+    rules = " ".join(f"Rule {i}: the garage number {i} is near the river." for i in range(140))
+
+    def ask(question, **kv):
+        return d.chat([{"role": "system", "content": rules}, {"role": "user", "content": question}], max_tokens=12,
+                      kv=kv)
+
+    ask("Where is the garage?")
+    second, alone = ask("What is near the river?"), ask("What is near the river?", reuse=False)
+    usage = second["usage"]
+    assert usage["prompt_tokens"] > 2000 and usage["kv_details"]["evicted_entries"] > 0
+    assert usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"] < usage["prompt_tokens"] / 20
+    assert alone["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert second["choices"][0]["message"] == alone["choices"][0]["message"]
+    assert d.metric("keepd_conversation_cuts_total") == 1
