@@ -45,7 +45,8 @@ int backend_threads(int wanted) {
     return sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
 }
 
-/* All get equally many threads: sums must not depend on which replica makes them. */
+/* Every replica gets the same number of threads: sums must not depend on the replica that computes
+ * them. */
 static int open_cpu(const struct backend_options *options, int replica, struct kern **out,
                     struct fault *fault) {
     int threads = backend_threads(options->threads), replicas = replica_count(options);
@@ -59,8 +60,8 @@ static int open_cpu(const struct backend_options *options, int replica, struct k
 typedef int open_replica(const struct backend_options *options, int replica, struct kern **out,
                          struct fault *fault);
 
-/* The first replica's failure says that there is no such backend; a later one's that there are too
- * many replicas for it. */
+/* A failure of the first replica means that the backend is not available; a failure of a later one,
+ * that there are too many replicas for it. */
 static int open_each(const struct backend_options *options, open_replica *open, struct kern **out,
                      struct fault *fault) {
     struct fault why = {0};

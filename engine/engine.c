@@ -1,7 +1,8 @@
-/* What stands around the replicas: start-up in the order that fails early, the bounded queue in,
- * the published snapshots out. The thread is replica.c, deciding sched.c, computing model.c, words
- * text.c.
- */
+/* Opens the engine and connects the server with its replicas. Start-up checks come in the order
+ * that fails early: options, text, backend, model, cache. Jobs go in through bounded queues;
+ * snapshots of the replicas come out and are summed here.
+ *
+ * replica.c has the thread, sched.c the decisions, model.c the computation, text.c the text. */
 #include "engine/engine.h"
 
 #include <math.h>
@@ -34,7 +35,8 @@ struct engine {
 
 /* ---- Opening --------------------------------------------------------------------------------- */
 
-/* Facts are read from the first replica: all have the same model and the same kind of backend. */
+/* Constant facts come from the first replica: all replicas have the same model and the same kind of
+ * backend. */
 static const struct model *model_of(const struct engine *e) {
     return e->replicas[0].model;
 }
@@ -49,7 +51,8 @@ static size_t text_token_bytes(const void *arg, int32_t id, const char **bytes) 
     return tok_bytes(tok, id, bytes);
 }
 
-/* The number after `prefix` in the first line that begins with it; -1 when there is none. */
+/* Returns the number after `prefix` in the first line that begins with it; -1 when there is none.
+ */
 static int64_t find_number(const char *path, const char *prefix) {
     char line[256], *end;
     int64_t number = -1;
@@ -63,8 +66,8 @@ static int64_t find_number(const char *path, const char *prefix) {
     return number;
 }
 
-/* What the system has left, and no more than a container's limit leaves beside what is in use
- * there; files it has read do not count, they make way. */
+/* Returns the memory that the system has left, and at most the rest of a container's limit. The
+ * page cache does not count as used: the kernel reclaims it. */
 static int64_t memory_available(void) {
     int64_t kib = find_number("/proc/meminfo", "MemAvailable:");
     int64_t bytes = kib > 0 ? kib * 1024 : (int64_t)1 << 30;
@@ -87,7 +90,7 @@ static int resolve_policy(struct engine *e, struct kv_params *kv, struct fault *
     bool gates = model_has_gates(model_of(e));
     bool automatic = engine_chooses(name);
     if (automatic) name = gates ? "global" : "full";
-    const struct policy *policy = policy_find(name); /* there is one: check_options */
+    const struct policy *policy = policy_find(name); /* found: see check_options */
     if ((policy->needs & POLICY_NEEDS_GATES) != 0 && !gates)
         return fault_set(fault, ERR_INVALID, "kv-policy", "'%s' needs retention gates; %.200s%s",
                          name, e->options.gates != NULL ? "--gates ''" : e->options.model_dir,
@@ -104,7 +107,7 @@ static int resolve_policy(struct engine *e, struct kv_params *kv, struct fault *
                              .buffer = e->options.kv_buffer,
                              .chunk = e->options.kv_chunk};
     kv_params_set_policy(kv, policy);
-    /* The same give-way rule as for requests that lower the budget. */
+    /* The same rule as for requests that lower the budget. */
     kv_params_fit(kv, 0);
     int code = name_option(kv_params_check(kv, fault), fault);
     if (code == 0 && e->options.kv_budget_max > 0 && kv->budget > e->options.kv_budget_max)
@@ -113,7 +116,7 @@ static int resolve_policy(struct engine *e, struct kv_params *kv, struct fault *
     return code;
 }
 
-/* The first of a dtype's names is what reports say. */
+/* Reports use the first name of a dtype. */
 static const struct {
     const char *name;
     enum kern_dtype dtype;
@@ -136,9 +139,9 @@ static int resolve_kv_dtype(struct engine *e, enum kern_dtype *dtype, struct fau
     return 0;
 }
 
-/* Of a rank, in the host's memory, which others use, too: pages so that every place can run at the
- * default budget and as many conversations rest, bounded by half of what is free. The pool is
- * reserved address space; pages cost memory when first used. */
+/* Chooses the pages of one rank in host memory, which is shared with other processes: enough for
+ * every place to run at the default budget and for as many retained conversations, bounded by half
+ * of the free memory. The pool is reserved address space; pages cost memory when first used. */
 static int64_t choose_host_pages(const struct engine *e, const struct reserve_shape *shape,
                                  const struct kv_params *kv, int64_t page_bytes) {
     int64_t longest = e->info.max_model_len;
@@ -171,7 +174,8 @@ static struct kern_cache_options cache_options(const struct engine *e, enum kern
                                        .vocab = config->vocab};
 }
 
-/* A device of one's own: all that fits beside the weights. */
+/* Chooses the number of pages: kv_pool_bytes if given; on a dedicated device, all that fits beside
+ * the weights; otherwise as choose_host_pages. */
 static int choose_pages(const struct engine *e, enum kern_dtype dtype, struct sched_options *so,
                         struct fault *fault) {
     const struct kern_cache_options cache = cache_options(e, dtype, so);
@@ -185,7 +189,7 @@ static int choose_pages(const struct engine *e, enum kern_dtype dtype, struct sc
     return 0;
 }
 
-/* Every replica's cache has the same shape. */
+/* Checks with the first replica's backend: every replica's cache has the same shape. */
 static int check_state(void *backend, struct state_view *view, struct fault *fault) {
     struct kern *kern = backend;
     const struct state_head *head = &view->head;
@@ -197,7 +201,7 @@ static bool wants_fp8(const struct engine_options *o) {
     return o->quantization != NULL && strcmp(o->quantization, "fp8") == 0;
 }
 
-/* The first replica's store opens the directory, the others' join it. */
+/* The first replica's store opens the directory; the stores of the others join it. */
 static int open_store(struct engine *e, struct sched_options *so, enum kern_dtype dtype,
                       struct fault *fault) {
     struct replica *first = &e->replicas[0];
@@ -238,13 +242,14 @@ static int open_store(struct engine *e, struct sched_options *so, enum kern_dtyp
     return 0;
 }
 
-/* Ranks that hold different heads: those beyond the heads share them (kernels/shard.h). */
+/* Returns the number of ranks that hold different heads: ranks beyond the number of heads share
+ * them (kernels/shard.h). */
 static int pool_ranks(const struct engine *e) {
     int ranks = e->options.tensor_parallel_size, heads = model_config(model_of(e))->heads_kv;
     return ranks < 1 ? 1 : ranks < heads ? ranks : heads;
 }
 
-/* What every replica's pool looks like, on each of its ranks. */
+/* Sets the shape and the size of the pool on each rank of each replica. */
 static int plan_pool(const struct engine *e, enum kern_dtype dtype, struct sched_options *so,
                      struct fault *fault) {
     const struct model_config *config = model_config(model_of(e));
@@ -382,7 +387,8 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
     info->top_k = config->top_k;
 }
 
-/* Pages hold any spread of the entries over streams (reserve_pages has the whole turn). */
+/* conversation_bytes spreads the entries evenly over the streams; reserve_pages bounds any spread
+ * during a whole turn. */
 static void fill_found(struct engine *e, const struct sched_options *so,
                        struct engine_found *found) {
     const struct model_config *config = model_config(model_of(e));
@@ -433,7 +439,7 @@ static int check_options(const struct engine_options *o, struct fault *fault) {
     return 0;
 }
 
-/* What the model and the text beside it must agree on with the options. */
+/* Checks the options against the model, and the tokenizer against the model. */
 static int check_model(struct engine *e, struct fault *fault) {
     const struct engine_options *o = &e->options;
     const struct model_config *config = model_config(model_of(e));
@@ -463,7 +469,8 @@ static struct engine *new_engine(const struct engine_options *options) {
     return e;
 }
 
-/* The schedulers' options, but for what is each one's own. */
+/* Opens the parts that all replicas share and fills in the scheduler options that they have in
+ * common. */
 static int open_parts(struct engine *e, struct sched_options *so, struct fault *fault) {
     int code = text_open(e->options.model_dir, &e->text, fault);
     if (code == 0) code = open_backends(e, fault);
@@ -481,8 +488,8 @@ static int open_parts(struct engine *e, struct sched_options *so, struct fault *
     return 0;
 }
 
-/* One row for each job that can be here at once, so that no two clients share one; beyond that a
- * table is searched for too long. */
+/* Returns the bound on client rows: one for each job that can be here at once, so that no two
+ * clients share a row; at most 4096, because a larger table takes too long to search. */
 static int clients_max(const struct engine_options *options) {
     int64_t jobs = (int64_t)options->max_queue + options->max_num_seqs;
     return jobs < 4096 ? (int)jobs : 4096;
@@ -554,7 +561,8 @@ const struct engine_info *engine_info(const struct engine *e) {
     return &e->info;
 }
 
-/* As many as there are replicas with a queue each: so one of them has room for whoever entered. */
+/* There are max_queue places for each replica, so at least one replica has room for every place
+ * taken. */
 bool engine_queue_enter(struct engine *e, int jobs) {
     int64_t places = (int64_t)e->options.max_queue * e->replica_count - e->entered;
     for (int i = 0; i < e->replica_count; i++) places -= atomic_load(&e->replicas[i].waiting);
@@ -617,8 +625,8 @@ int engine_check(const struct engine *e, const struct engine_request *r, struct 
 
 /* ---- Replicas -------------------------------------------------------------------------------- */
 
-/* Only what is there now counts: a conversation whose turn is still running cannot be gone on from
- * yet, whatever the client calls it. */
+/* Considers only conversations that exist now: a conversation whose turn is still running cannot be
+ * continued yet, whatever hint the client sends. */
 static void find_affinity(struct engine *e, const struct engine_request *request,
                           struct conversation_affinity *of) {
     struct kv_params kv;
@@ -635,7 +643,8 @@ static void find_affinity(struct engine *e, const struct engine_request *request
     conversation_search_close(&search);
 }
 
-/* Room, then more of a conversation, then the client's own name for it, then less to do. */
+/* Compares replicas by room, then by usable tokens of a conversation, then by the client's session
+ * hint, then by load. */
 static bool suits_better(const struct engine *e, const struct conversation_affinity *of, int a,
                          int b) {
     bool room = replica_has_room(&e->replicas[a]);
@@ -696,7 +705,7 @@ int engine_tokenize(const struct engine *e, const char *text, size_t size, bool 
 int engine_render_chat(const struct engine *e, const cJSON *context, struct arena *arena,
                        struct engine_ids *out, struct fault *fault) {
     struct tok_ids ids = {0};
-    size_t most = (size_t)e->info.max_model_len; /* more is no prompt */
+    size_t most = (size_t)e->info.max_model_len; /* a longer prompt would be refused */
     int code = text_render_chat(&e->text, context, most, arena, &ids, fault);
     *out = (struct engine_ids){ids.ids, ids.count};
     return code;
@@ -733,7 +742,8 @@ static bool is_busy(const struct engine_snapshot *snapshot) {
     return snapshot->running > 0 || snapshot->waiting > 0;
 }
 
-/* When the busy one that has been silent for longest was heard of; when none is busy, the last. */
+/* Returns the time of the busy replica that has been silent for longest; when none is busy, the
+ * latest time. */
 static int64_t join_times(const struct engine_snapshot *a, const struct engine_snapshot *b) {
     int64_t first = a->progress_ns, last = b->progress_ns;
     if (is_busy(a) != is_busy(b)) return is_busy(a) ? first : last;
@@ -783,7 +793,7 @@ static struct engine_conversation_row *row_with(struct engine_conversation_row *
     return NULL;
 }
 
-/* Adds what is on disk: the size of the file, or a row of its own. */
+/* Adds the conversations on disk: the file size to an existing row, or a new row. */
 static int list_disk(struct engine *e, const struct engine_conversation_filter *filter,
                      struct engine_conversation_row *rows, int count, int max) {
     struct store_row *files = mem_try_alloc((size_t)max, sizeof *files);
