@@ -298,17 +298,18 @@ static int list(struct engine *engine, struct engine_conversation_row *rows) {
 static void try_deletes(void) {
     struct engine_conversation_row rows[4 * CONVERSATIONS];
     struct engine *engine = open_with_jobs(2, 4);
-    int on[2] = {0};
+    int on[2] = {0}, kept = 0;
     for (int i = 0; i < 4; i++) (void)answer(i);
     int count = list(engine, rows);
-    CHECK(count == 4);
-    for (int i = 0; i < count; i++) on[rows[i].replica]++;
-    CHECK(on[0] == 2 && on[1] == 2);
     CHECK(delete_one(engine, 1) == ERR_NOTFOUND);
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < count; i++) {
+        if (rows[i].superseded) continue; /* a snapshot: deleted with its conversation */
+        kept++;
+        on[rows[i].replica]++;
         CHECK(delete_one(engine, rows[i].id) == 0);
         CHECK(delete_one(engine, rows[i].id) == ERR_NOTFOUND);
     }
+    CHECK(kept == 4 && on[0] == 2 && on[1] == 2);
     CHECK(list(engine, rows) == 0);
     engine_close(engine);
 }

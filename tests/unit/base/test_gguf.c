@@ -372,7 +372,7 @@ Test(gguf, an_alignment_of_zero) {
 Test(gguf, files_of_llama_cpp) {
     static const char *const names[] = {"gpt-2", "llama-spm", "deepseek-coder"};
     const char *root = getenv("KEEPD_TEST_DATA");
-    for (size_t i = 0; root && i < 3; i++) {
+    for (size_t i = 0; root && *root && i < 3; i++) {
         char path[1024];
         const void *data;
         size_t size;
@@ -386,5 +386,5 @@ Test(gguf, files_of_llama_cpp) {
         gguf_close(&gguf);
         file_unmap(data, size);
     }
-    if (!root) printf("skip: KEEPD_TEST_DATA is not set\n");
+    if (!root || !*root) printf("skip: KEEPD_TEST_DATA is not set\n");
 }

@@ -310,7 +310,7 @@ static void check_tiny(const char *root, const struct tiny *tiny, const char *pa
 /* Narrow caches are the directories' to try. */
 Test(model, tiny_models_as_float64) {
     const char *root = getenv("KEEPD_TEST_DATA");
-    if (!root) {
+    if (!root || !*root) {
         printf("skip: KEEPD_TEST_DATA is not set\n");
         return;
     }
