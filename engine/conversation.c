@@ -1,3 +1,6 @@
+/* The table of conversations: adding, removing and the order of removal; the search for the
+ * conversation that saves a prompt most tokens; and the places where a conversation can be cut. The
+ * rules are in conversation.h. */
 #include "engine/conversation.h"
 
 #include <string.h>
@@ -20,7 +23,7 @@ static uint64_t mix(uint64_t x) {
 void conversation_table_open(struct conversation_table *table, int capacity) {
     *table = (struct conversation_table){.capacity = capacity, .next_use = 1};
     table->rows = mem_must_alloc((size_t)(capacity > 0 ? capacity : 1), sizeof *table->rows);
-    /* Ids are file names too: they must differ from those of other processes. */
+    /* Ids are also file names, so they must differ from those of other processes. */
     CHECK(getrandom(&table->id_seed, sizeof table->id_seed, 0) == (ssize_t)sizeof table->id_seed);
 }
 
@@ -120,7 +123,8 @@ uint64_t conversation_hash(uint64_t hash, const int32_t *tokens, int32_t count) 
     return hash;
 }
 
-/* Whole blocks by memcmp: a prompt may share thousands of tokens with hundreds of conversations. */
+/* Compares whole blocks by memcmp, because a prompt may share thousands of tokens with hundreds of
+ * conversations. */
 static int32_t common_prefix(const int32_t *a, int32_t a_count, const int32_t *b, int32_t b_count) {
     enum { BLOCK = 64 };
     int32_t n = a_count < b_count ? a_count : b_count, i = 0;
@@ -196,7 +200,9 @@ int32_t conversation_cut(const struct conversation *row, int32_t most, int32_t p
     bool observes = kv->policy->bounded && kv->rule.score == KERN_SCORE_ATTENTION;
     if (!observes || cut == row->token_count) return (int32_t)cut;
     if (!conversation_can_cut(&kv->rule)) return 0;
-    /* At the eviction to come the window is what is kept of it, or it is made of new queries. */
+    /* The next eviction needs a full window of queries. The row stores only the window before its
+     * own end; an eviction before that end needs all queries of its window computed again, so the
+     * cut lies a window before it. */
     if (next > prompt_count) next = prompt_count;
     int64_t window = kv->rule.observe.window;
     if (next < row->token_count && cut > next - window) cut = next - window;
@@ -205,8 +211,9 @@ int32_t conversation_cut(const struct conversation *row, int32_t most, int32_t p
 
 /* ---- Match ----------------------------------------------------------------------------------- */
 
-/* The prompt repeats the end of the last answer behind what it has in common: the same dialogue,
- * whose template wrote something before the answer differently. */
+/* Returns whether the prompt repeats the end of the row's last answer somewhere after the common
+ * tokens: then both are of one dialogue, and the template rendered something before the answer
+ * differently. */
 static bool repeats_answer(const struct conversation *row, const struct conversation_query *query,
                            int32_t common) {
     enum { LEAST = 4, MOST = 8 };
@@ -223,21 +230,21 @@ static bool extends(const struct conversation_match *match) {
     return match->row != NULL && match->common >= match->row->prompt_end;
 }
 
-/* How the row serves the query; row NULL: not at all. */
+/* Returns how the row serves the query; row NULL: not at all. */
 static struct conversation_match match_row(struct conversation *row,
                                            const struct conversation_query *query, int32_t shared) {
     int32_t most = shared < query->prompt_count ? shared : query->prompt_count - 1;
     int32_t cut = conversation_cut(row, most, query->prompt_count);
     if (most >= row->prompt_end && !row->snapshot) {
-        bool exact = cut == most && row->began.tokens == 0; /* a restored row says the same */
+        bool exact = cut == most && row->began.tokens == 0; /* also true of a restored row */
         return (struct conversation_match){.row = row, .common = most, .exact = exact};
     }
     if (cut < CONVERSATION_CUT_MIN || row->arriving) return (struct conversation_match){0};
     return (struct conversation_match){.row = row, .common = cut, .exact = true};
 }
 
-/* Why one row does not serve as far as it could. A shared template header is no loss worth
- * reporting as one, so prompts that part early have nothing to do with each other. */
+/* Returns why one row does not serve as far as it could. Prompts that differ early share only a
+ * template's header, which is no loss worth reporting. */
 static enum engine_miss row_miss(const struct conversation *row,
                                  const struct conversation_query *query, int32_t shared) {
     if (row->snapshot) return ENGINE_MISS_NEW;
@@ -248,7 +255,7 @@ static enum engine_miss row_miss(const struct conversation *row,
     return shared > row->prompt_end / 2 ? ENGINE_MISS_DIVERGED : ENGINE_MISS_NEW;
 }
 
-/* The reason that tells most: the later in the list, but "whole" before "settings". */
+/* Keeps the most informative reason: the one with the largest weight. */
 static void note_miss(struct conversation_match *worst, enum engine_miss reason, int32_t shared) {
     static const int weight[ENGINE_MISS_COUNT] = {
         [ENGINE_MISS_DIVERGED] = 1, [ENGINE_MISS_SETTINGS] = 2, [ENGINE_MISS_WHOLE] = 3};
@@ -266,7 +273,8 @@ static bool is_better(const struct conversation_match *a, const struct conversat
     return hinted == was ? a->row->use > b->row->use : hinted;
 }
 
-/* The last turn of the dialogue that the query goes on with, though no turn can be extended. */
+/* Returns the id of the last turn of the dialogue that the query continues, although no turn can be
+ * extended; 0: none. */
 static uint64_t find_dialogue(struct conversation_table *table,
                               const struct conversation_query *query, int32_t common) {
     struct conversation *last = NULL;
@@ -296,7 +304,7 @@ struct conversation_match conversation_find(struct conversation_table *table,
         if (!extends(&match)) note_miss(&lost, row_miss(row, query, shared), shared);
         if (match.row != NULL && is_better(&match, &best, query->hint)) best = match;
     }
-    /* One token of a prompt is always computed, so it is not lost. */
+    /* One token of a prompt is always computed, so it does not count as lost. */
     if (best.row == NULL || lost.common > best.common + 1) best.miss = lost.miss;
     if (best.row == NULL && best.miss <= ENGINE_MISS_DIVERGED && extends_gone(table, query))
         best.miss = ENGINE_MISS_FORGOTTEN;
@@ -327,7 +335,7 @@ void conversation_search_close(struct conversation_search *search) {
 int32_t conversation_usable(struct conversation_search *search,
                             const struct conversation_key *key) {
     const struct conversation_query *query = search->query;
-    int32_t most = query->prompt_count - 1; /* one is left to compute */
+    int32_t most = query->prompt_count - 1; /* at least one token is left to compute */
     if (key->prompt_end > most || memcmp(key->space, query->space, 16) != 0) return 0;
     if (!kv_params_equal(key->kv, query->kv)) return 0;
     const uint64_t *hashes = conversation_search_hashes(search);

@@ -1,37 +1,39 @@
-/* Conversations: what outlives a request. A turn ends, its streams stay in their cache slot, and
- * requests go on with copy-on-write forks of them.
+/* Conversations outlive requests. When a turn ends, its streams stay in their cache slot, and later
+ * requests continue copy-on-write forks of them.
  *
  * Match: the longest common token prefix within one space (key, salt, model) and equal kv
  * parameters. At least one prompt token is always left to compute. A conversation serves a prompt
  * in one of two ways:
  *
- * - The prompt extends it: it repeats all tokens up to the end of the last prompt. Tokens of the
- *   answer may be dropped (templates strip reasoning, text does not always re-tokenise alike, users
- *   edit the last answer). A new turn begins there. Where nothing was evicted but as a request that
- *   starts from nothing would have done, the request goes on as that one: see below.
- * - It is cut: the prompt repeats only its first tokens. Nothing was evicted since the conversation
- *   had `evicted_at` tokens, so no decision has seen the tokens behind a cut from there on, and the
- *   streams cut there are those of a sequence that never had these tokens, bitwise. The request
+ * - The prompt extends it: the prompt repeats all tokens up to the end of the last prompt. Tokens
+ *   of the answer may be dropped (templates strip reasoning, text does not always re-tokenise
+ *   alike, users edit the last answer). A new turn begins there. If every eviction so far was one
+ *   that a request started from nothing would have made, the request continues as that request: see
+ *   below.
+ * - It is cut: the prompt repeats only its first tokens. Nothing was evicted after the conversation
+ *   had `evicted_at` tokens, so no decision depends on the tokens behind a cut from there on, and
+ *   the streams cut there are bitwise those of a sequence that never had these tokens. The request
  *   then continues the turn that made the conversation, as if it had read the tokens up to the cut
- *   itself: its answer is bitwise the one that it would give had it gone on where that turn began;
- *   where that was from nothing, the one without reuse. Four things limit where a cut can be:
+ *   itself. Its answer is bitwise the one that it would give if it had continued where that turn
+ *   began; if that turn began from nothing, the one without reuse. Four things limit where a cut
+ *   can be:
  *     - that turn evicted as every prompt with these tokens does (`exact`);
  *     - the cut lies before the next eviction of such a prompt;
- *     - rules that add up the attention of every query cannot take that of later tokens back: they
+ *     - rules that add up the attention of every query cannot subtract that of later tokens: they
  *       are not cut;
  *     - rules that look at a window of queries need it full again at the next eviction.
- *   An earlier divergence computes the prompt again, because what the earlier tokens would have
- *   kept was decided with later tokens in view.
+ *   A prompt that differs earlier is computed again, because the evictions chose among the earlier
+ *   tokens with later tokens in view.
  *
  * Snapshots are conversations that a running sequence leaves behind just before it evicts, so that
- * a prompt can be cut where the conversation itself cannot be any more (sched_keep.c). They are
- * never written to disk.
+ * a prompt can be cut where the conversation itself no longer can be (sched_keep.c). They are never
+ * written to disk.
  *
- * What goes first when room is needed: superseded conversations, then the one used longest ago. A
- * conversation is superseded while exactly one kept turn went on from it: that turn holds all of
- * it, and only a retry or another last turn would ask for it. When two or more went on from it, it
- * is a history that branches, and is as good as any other. A snapshot begins as superseded, by the
- * sequence that left it.
+ * Removal: when room is needed, superseded conversations are removed first, then the least recently
+ * used one. A conversation is superseded while exactly one kept turn continued it: that turn holds
+ * all of it, and only a retry or another last turn would ask for it. When two or more turns
+ * continued it, it is a history that branches, and is kept like any other. A snapshot begins as
+ * superseded, by the sequence that left it.
  *
  * Owner: the scheduler, on the engine thread. Slots belong to the scheduler too; this table only
  * remembers them. */
@@ -44,10 +46,10 @@
 #include "engine/engine.h"
 #include "paging/due.h"
 
-/* Where its copy on disk is. */
+/* State of a conversation's copy on disk. */
 enum conversation_saved {
     CONVERSATION_UNSAVED,
-    CONVERSATION_WRITING, /* copied out: its pages may go */
+    CONVERSATION_WRITING, /* copied out: its pages may be freed */
     CONVERSATION_SAVED,
     CONVERSATION_FAILED,     /* writing failed; tried again when another write succeeds */
     CONVERSATION_NOT_SAVABLE /* the file would be larger than state-bytes */
@@ -77,18 +79,19 @@ struct conversation {
     uint64_t left[CONVERSATION_LEFT]; /* ids of snapshots that its turns left behind; 0 = none */
     uint64_t prompt_hash, token_hash; /* conversation_hash of prompt_end and of all tokens */
     int32_t held;                     /* entries per stream on average, rounded up */
-    int32_t fullest;                  /* the same of the rank that has most */
+    int32_t fullest;                  /* the same average on the rank that has most */
     int64_t entries;                  /* exact, over all streams */
     int64_t pages;                    /* exact, of the rank that has most, shared pages included */
     int32_t slot;
     int64_t last_used_ns;
-    uint64_t use;    /* order of last use; the smallest goes first */
-    uint64_t origin; /* id of the conversation its turn went on from; 0 = none */
-    int32_t turns;   /* kept turns that went on from this one */
+    uint64_t use;    /* order of last use; the smallest is removed first */
+    uint64_t origin; /* id of the conversation that its turn continued; 0 = none */
+    int32_t turns;   /* number of kept turns that continued this one */
     enum conversation_saved saved;
-    bool arriving;     /* still being copied in from disk: no request goes on from it yet */
-    uint64_t replaces; /* the superseded one whose file goes when this one is on disk; 0 = none */
-    uint64_t change;   /* table->changes when something here changed last */
+    bool arriving;     /* still being copied in from disk: no request continues it yet */
+    uint64_t replaces; /* id of the superseded conversation whose file is deleted when this one is
+                          on disk; 0 = none */
+    uint64_t change;   /* table->changes at the last change of this row */
 };
 
 /* A conversation that was removed, so that a miss can tell "forgotten" from "never seen". */
@@ -109,7 +112,7 @@ struct conversation_table {
     uint64_t id_seed, id_count;
     uint64_t changes; /* grows with every change of a row */
     struct conversation_gone gone[CONVERSATION_GONE_MAX];
-    uint32_t gone_count; /* ever; the newest overwrite the oldest */
+    uint32_t gone_count; /* total so far; the newest overwrite the oldest */
 };
 
 void conversation_table_open(struct conversation_table *table, int capacity);
@@ -127,7 +130,7 @@ struct conversation conversation_take(struct conversation_table *table, struct c
 void conversation_touch(struct conversation_table *table, struct conversation *row, uint64_t hint,
                         int64_t now_ns);
 
-/* A kept turn went on from it. */
+/* Notes that a kept turn continued the row. */
 void conversation_followed(struct conversation_table *table, struct conversation *row);
 
 static inline bool conversation_superseded(const struct conversation *row) {
@@ -135,20 +138,20 @@ static inline bool conversation_superseded(const struct conversation *row) {
 }
 
 struct conversation *conversation_by_id(struct conversation_table *table, uint64_t id);
-/* The one that goes first, NULL when there is no other than `except`. */
+/* Returns the row that is removed first, NULL when there is none but `except`. */
 struct conversation *conversation_first_to_go(struct conversation_table *table,
                                               const struct conversation *except);
-/* The row with the same tokens and prompt end in the same space with equal parameters, a snapshot
- * if `as` is one, or NULL. */
+/* Returns the row with the same tokens and prompt end in the same space with equal parameters, a
+ * snapshot if `as` is one, or NULL. */
 struct conversation *conversation_same(struct conversation_table *table,
                                        const struct conversation *as);
 
-/* The snapshot of the same window of `as`, a snapshot to be, that has `first` tokens in common with
- * it at least, or NULL. */
+/* Returns the snapshot of the same window as `as` (a snapshot to be) that shares at least the first
+ * `first` tokens with it, or NULL. */
 struct conversation *conversation_alike(struct conversation_table *table,
                                         const struct conversation *as, int32_t first);
 
-/* A request, as the search sees it. */
+/* The parts of a request that the search needs. */
 struct conversation_query {
     const uint8_t *space; /* [16] */
     const struct kv_params *kv;
@@ -162,21 +165,21 @@ bool conversation_can_cut(const struct kern_rule *rule);
 
 struct conversation_match {
     struct conversation *row; /* NULL: none serves */
-    int32_t common;           /* tokens of it that stay */
+    int32_t common;           /* number of its tokens that the request uses */
     bool exact;               /* the request continues the turn that read them */
-    bool cut;                 /* before the end of a turn, or a snapshot */
-    uint64_t from;            /* id of the last turn of the same dialogue, whose answer the prompt
-                                 repeats or which it extends; 0: none, they only begin alike */
-    enum engine_miss miss;    /* why no conversation served, or none as far as the prompt repeats
-                                 it; NEW: nothing was lost */
+    bool cut;      /* the request continues a snapshot, or a row cut before the end of its turn */
+    uint64_t from; /* id of the last turn of the same dialogue, whose answer the prompt
+                      repeats or which it extends; 0: none, they only begin alike */
+    enum engine_miss miss; /* why no conversation served, or none as far as the prompt repeats it;
+                              NEW: nothing was lost */
 };
 
-/* The conversation that saves the prompt most tokens; among equals one that it extends, then one
- * that is no snapshot, then the one with the query's hint, then the one used last. */
+/* Finds the conversation that saves the prompt most tokens; among equals one that it extends, then
+ * one that is no snapshot, then the one with the query's hint, then the one used last. */
 struct conversation_match conversation_find(struct conversation_table *table,
                                             const struct conversation_query *query);
 
-/* The last place, at most `most` tokens, where the conversation can be cut for a prompt of
+/* Returns the last place, at most `most` tokens, where the conversation can be cut for a prompt of
  * prompt_count tokens; 0: there is none. */
 int32_t conversation_cut(const struct conversation *row, int32_t most, int32_t prompt_count);
 
@@ -184,11 +187,11 @@ int32_t conversation_cut(const struct conversation *row, int32_t most, int32_t p
 void conversation_note_gone(struct conversation_table *table, const uint8_t space[16],
                             int32_t prompt_end, uint64_t prompt_hash);
 
-/* A hash of the first `count` tokens; start with CONVERSATION_HASH and go on from any prefix's. */
+/* Extends a hash by `count` tokens; CONVERSATION_HASH is the hash of no tokens. */
 #define CONVERSATION_HASH 0x6b65657064u
 uint64_t conversation_hash(uint64_t hash, const int32_t *tokens, int32_t count);
 
-/* A conversation as those know it who have no tokens of it: files, and other threads' tables. */
+/* A conversation described without its tokens: for files and for the tables of other threads. */
 struct conversation_key {
     const uint8_t *space; /* [16] */
     const struct kv_params *kv;
@@ -201,12 +204,13 @@ struct conversation_search {
     const struct conversation_query *query;
     uint64_t *hashes; /* hashes[i] is that of the first i tokens */
 };
-/* [prompt_count + 1], the search's; NULL: no memory. */
+/* Returns the hashes, [prompt_count + 1], owned by the search; NULL: no memory. */
 const uint64_t *conversation_search_hashes(struct conversation_search *search);
 void conversation_search_close(struct conversation_search *search);
 
-/* Tokens of the conversation that the query would surely use: whether it goes past the prompt's end
- * but not to the end of all tokens is not known. 0 = it does not serve, or there was no memory. */
+/* Returns the number of tokens of the conversation that the query would certainly use; 0 = it does
+ * not serve, or there was no memory. Hashes are known only at the prompt's end and at the end of
+ * all tokens, so a common prefix that ends between the two counts up to the prompt's end. */
 int32_t conversation_usable(struct conversation_search *search, const struct conversation_key *key);
 
 /* How well one of several tables serves a query, by its best conversation. */

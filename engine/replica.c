@@ -1,3 +1,6 @@
+/* The replica's thread and its lock: jobs and orders come in, the scheduler runs step by step, and
+ * after each step the state that others may see is published. Other threads never touch the
+ * scheduler. */
 #include "engine/replica.h"
 
 #include <stdio.h>

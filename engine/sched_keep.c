@@ -1,4 +1,7 @@
-/* Conversations between turns: found, continued, superseded and forgotten. */
+/* Conversations between turns. A request looks for the conversation that saves it most tokens and
+ * continues a fork of it; an answered sequence is kept as a conversation, and the one that it
+ * continued becomes superseded. Snapshots are left before evictions, so that later prompts can be
+ * cut there. Conversations are removed here when their pages or their places are needed. */
 #include <string.h>
 
 #include "base/clock.h"
@@ -15,13 +18,14 @@ void sched_drop(struct sched *sched, struct conversation *row, const char *why) 
     mem_free(gone.tokens);
 }
 
-/* The store may have deleted the file meanwhile. */
+/* Returns whether the row is on disk, or will be; the store may have deleted the file meanwhile. */
 static bool is_on_disk(const struct sched *sched, const struct conversation *row) {
     return row->saved == CONVERSATION_WRITING ||
            (row->saved == CONVERSATION_SAVED && store_has(sched->options.store, row->id));
 }
 
-/* For lack of room: unless it is on disk, a later request may miss it, and shall learn why. */
+/* Removes a row to make room. Unless the conversation is on disk, it is noted as gone, so that a
+ * later request that could have continued it reports why it cannot. */
 static void forget(struct sched *sched, struct conversation *row, const char *why) {
     if (!is_on_disk(sched, row))
         conversation_note_gone(&sched->conversations, row->space, row->prompt_end,
@@ -34,7 +38,7 @@ static void forget(struct sched *sched, struct conversation *row, const char *wh
 
 /* ---- Room ------------------------------------------------------------------------------------ */
 
-/* Pages not promised to anybody: retained conversations hold theirs. */
+/* Returns the pages that are neither reserved nor held by retained conversations. */
 static int64_t pages_free(const struct sched *sched) {
     return sched->options.pages_total - sched->pages_reserved - sched->conversations.pages;
 }
@@ -72,7 +76,8 @@ bool sched_find(struct sched *sched, struct sched_entry *entry) {
     return sched_restore(sched, entry, &query);
 }
 
-/* The row's streams in a slot of the sequence's own. Another dialogue's hint stays. */
+/* Forks the row's streams into a slot of the sequence. The row takes the request's hint only when
+ * both are of one dialogue. */
 static int fork_row(struct sched *sched, struct sequence *seq,
                     const struct conversation_match *match) {
     struct kern *kern = sched->options.kern;
@@ -91,8 +96,8 @@ static void take_row(struct sched *sched, struct sequence *seq, struct conversat
     mem_free(taken.tokens);
 }
 
-/* The file to delete when a successor of `row` is on disk: the row's own, or the one it replaces.
- */
+/* Returns the file to delete when a successor of `row` is on disk: the row's own, or the one it
+ * replaces. */
 static uint64_t file_of(const struct conversation *row) {
     bool has_one = row->saved == CONVERSATION_SAVED || row->saved == CONVERSATION_WRITING;
     return has_one ? row->id : row->replaces;
@@ -105,7 +110,8 @@ void sched_note_origin(struct sched *sched, struct sequence *seq, uint64_t id) {
     seq->origin_file = from->turns == 0 ? file_of(from) : 0;
 }
 
-/* Sets the eviction state of a sequence that went on: of the turn it continues, or of a new one. */
+/* Sets the eviction state of a sequence that continues a conversation: that of the turn it
+ * continues, or that of a new turn. */
 static int begin_due(struct sched *sched, struct sequence *seq,
                      const struct conversation_match *match) {
     struct kern *kern = sched->options.kern;
@@ -149,7 +155,8 @@ int sched_go_on(struct sched *sched, struct sequence *seq, const struct sched_en
 
 /* ---- Keeping --------------------------------------------------------------------------------- */
 
-/* Several went on from it: it stays, and so does its file when one of them is on disk. */
+/* Several turns continued this conversation: it stays, and its file stays when one of those turns
+ * is on disk. */
 static void keep_file(struct sched *sched, uint64_t id) {
     struct conversation_table *table = &sched->conversations;
     for (int i = 0; i < table->capacity; i++)
@@ -157,7 +164,7 @@ static void keep_file(struct sched *sched, uint64_t id) {
     if (sched->export.replaces == id) sched->export.replaces = 0;
 }
 
-/* A snapshot goes with its turn, unless other dialogues went on from it. */
+/* Drops a snapshot with its turn, unless other dialogues continued the snapshot. */
 static void drop_left(struct sched *sched, struct conversation *row, int which) {
     struct conversation *snapshot = conversation_by_id(&sched->conversations, row->left[which]);
     row->left[which] = 0;
@@ -172,8 +179,9 @@ void sched_drop_snapshots(struct sched *sched, const struct sequence *seq) {
     }
 }
 
-/* The turn a new one came from: once it is superseded, the one before it goes, so that a dialogue
- * keeps its last state and one to retry from. Returns whose file the new one will replace. */
+/* Marks the turn that the sequence continued as superseded and drops the superseded turn before it,
+ * so that a dialogue keeps its last state and one to retry from. Returns the id of the file that
+ * the new conversation will replace, 0: none. */
 static uint64_t supersede(struct sched *sched, const struct sequence *seq) {
     struct conversation_table *table = &sched->conversations;
     struct conversation *from = conversation_by_id(table, seq->origin);
@@ -190,7 +198,8 @@ static uint64_t supersede(struct sched *sched, const struct sequence *seq) {
     return file_of(from);
 }
 
-/* The list had room for the longest answer; failing to give the rest back costs only memory. */
+/* Shrinks the token list, which had room for the longest answer. If that fails, it only costs
+ * memory. */
 static int32_t *take_tokens(struct sequence *seq) {
     size_t used = (size_t)seq->due.tokens * sizeof *seq->tokens;
     int32_t *tokens = mem_try_realloc(seq->tokens, used, used);
@@ -232,14 +241,14 @@ void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_r
     } else {
         row.replaces = supersede(sched, seq);
     }
-    (void)sched_make_place(sched, 1); /* if not now, then later: see sched_open */
+    (void)sched_make_place(sched, 1); /* may fail now; tried again later, see sched_open */
     conversation_add(table, &row, clock_ns());
 }
 
 /* ---- Snapshots ------------------------------------------------------------------------------- */
 
-/* Where the first message ends: the tokens up to its end mark, which is a point that other prompts
- * with the same system prompt share. 0: there is no mark. */
+/* Returns the number of tokens up to and including the end mark of the first message: other prompts
+ * with the same system prompt share them. 0: there is no mark. */
 static int32_t first_message(const struct sched *sched, const struct sequence *seq) {
     const struct seq_text *text = &sched->options.text;
     for (int32_t i = 0; i < seq->prompt_count; i++)
@@ -248,7 +257,7 @@ static int32_t first_message(const struct sched *sched, const struct sequence *s
     return 0;
 }
 
-/* Room that costs nobody anything but a retry. */
+/* Makes room by dropping superseded conversations only, which costs at most a retry. */
 static bool has_room_to_spare(struct sched *sched, int64_t pages) {
     struct conversation_table *table = &sched->conversations;
     while (table->count >= sched->options.conversations_max || pages > pages_free(sched)) {
@@ -259,7 +268,7 @@ static bool has_room_to_spare(struct sched *sched, int64_t pages) {
     return sched->free_slot_count > 0;
 }
 
-/* A fork of the sequence as a row of the table; returns its id, 0 without room or memory. */
+/* Adds a fork of the sequence to the table; returns its id, 0 without room or memory. */
 static uint64_t leave_fork(struct sched *sched, const struct sequence *seq,
                            struct conversation *row) {
     struct kern *kern = sched->options.kern;
@@ -283,10 +292,10 @@ static uint64_t leave_fork(struct sched *sched, const struct sequence *seq,
     return 0;
 }
 
-/* Between two evictions lies a window of tokens: a snapshot from its end can be cut anywhere in it.
- * Of use are the window with the end of the first message, for other dialogues that begin alike,
- * and the one with the end of the prompt, for the same prompt once more, for templates that write
- * it differently in the next turn, and for edits. Both may be one. */
+/* A snapshot at the end of the window of tokens between two evictions can be cut anywhere in that
+ * window. Two windows are useful. The one with the end of the first message serves other dialogues
+ * that begin alike. The one with the end of the prompt serves the same prompt again, templates that
+ * render it differently in the next turn, and edits. Both may be the same window. */
 void sched_leave_snapshot(struct sched *sched, struct sequence *seq) {
     const struct engine_request *request = &seq->job->request;
     struct conversation_table *table = &sched->conversations;

@@ -1,13 +1,14 @@
-/* State files: conversations on their way to the state directory and back.
+/* Copies conversations to state files and back.
  *
- * A conversation is written when nobody used it for a while, when the engine drains, and when its
- * pages or its place are needed: then whoever needs them waits until it has been copied out, not
- * until it is on disk. Nobody changes a conversation's slot, so the copying is spread over steps,
- * whole streams until options.copy_bytes are reached, and answers go on beside it.
+ * A conversation is written when it was idle for a while, when the engine drains, and when its
+ * pages or its place are needed. In the last case the job that needs them waits until the
+ * conversation is copied out, not until it is on disk. A conversation's slot never changes, so the
+ * copy is spread over steps: each step copies whole streams until options.copy_bytes are reached,
+ * and answers continue meanwhile.
  *
- * Back it comes for the first job that waits: the store reads and checks the file, then the row is
- * in the table with all its pages and its place, `arriving`, and its streams are copied in over
- * steps. The job is tried again when something has happened, not in every step. */
+ * A conversation is read back for the first job that waits. The store reads and checks the file;
+ * then a row with all its pages and its place is added to the table, marked `arriving`, and its
+ * streams are copied in over steps. The job is tried again after a change, not in every step. */
 #include <string.h>
 
 #include "base/check.h"
@@ -16,7 +17,7 @@
 #include "base/mem.h"
 #include "engine/sched_int.h"
 
-#define LOOK_NS 100000000 /* between looks through the table */
+#define LOOK_NS 100000000 /* between searches of the table */
 
 static struct kern *kern_of(const struct sched *sched) {
     return sched->options.kern;
@@ -34,7 +35,8 @@ bool sched_wants_saving(const struct sched *sched, const struct conversation *ro
 
 /* ---- Out ------------------------------------------------------------------------------------- */
 
-/* What the store has already is written: take_saved needs the rest of it. */
+/* Drops an unfinished copy. Once the store has the file, the other members of `export` stay,
+ * because take_saved needs them. */
 static void cancel_export(struct sched *sched) {
     if (sched->export.data == NULL) return;
     mem_free(sched->export.data);
@@ -66,7 +68,7 @@ static void fill_head(const struct sched *sched, const struct conversation *row,
                                          row->token_count - row->prompt_end);
 }
 
-/* The size of every block; returns their sum, 0 when the backend cannot tell. */
+/* Fills in the size of every block; returns their sum, 0 when the backend fails. */
 static size_t measure(struct sched *sched, const struct conversation *row, uint64_t *sizes) {
     struct kern *kern = kern_of(sched);
     size_t total = 0;
@@ -100,7 +102,8 @@ static void begin_export(struct sched *sched, struct conversation *row) {
     mem_free(sizes);
 }
 
-/* Copies blocks until `most` bytes have been; hands the file over with the last one. */
+/* Copies blocks until `most` bytes are copied; with the last block the file is handed to the store.
+ */
 static void go_on_exporting(struct sched *sched, size_t most) {
     struct sched_export *export = &sched->export;
     struct kern *kern = kern_of(sched);
@@ -127,15 +130,16 @@ static void go_on_exporting(struct sched *sched, size_t most) {
     sched->head_waits = false; /* the pages may be freed now */
 }
 
-/* The file of a state that was superseded is of no use once its successor is on disk. */
+/* Deletes the file of a superseded state, which is useless once its successor is on disk. */
 static void remove_replaced(struct sched *sched, uint64_t id) {
     struct conversation *old = conversation_by_id(&sched->conversations, id);
     if (id == 0 || (old != NULL && !conversation_superseded(old))) return;
-    if (old != NULL) old->saved = CONVERSATION_UNSAVED; /* somebody may still go on from it */
+    if (old != NULL) old->saved = CONVERSATION_UNSAVED; /* a request may still continue it */
     (void)store_remove(sched->options.store, id);
 }
 
-/* The disk takes files: what it did not take before is tried again. */
+/* Lets failed conversations be written again: after a write that succeeded, and once when the
+ * engine drains. */
 static void retry_failed(struct sched *sched) {
     struct conversation_table *table = &sched->conversations;
     for (int i = 0; i < table->capacity; i++)
@@ -160,7 +164,7 @@ static void take_saved(struct sched *sched) {
     uint64_t id;
     int code;
     if (!store_saved(sched->options.store, &id, &code)) return;
-    sched->head_waits = false; /* the next may be written */
+    sched->head_waits = false; /* the next conversation can be written now */
     struct conversation *row = conversation_by_id(&sched->conversations, id);
     if (row != NULL) {
         row->saved = saved_by(code);
@@ -196,8 +200,8 @@ void sched_forget_copying(struct sched *sched, const struct conversation *row) {
     if (sched->import.id == row->id) end_import(sched);
 }
 
-/* The next to be written: of those that have been idle for long enough, the one that has longest.
- */
+/* Returns the conversation to write next: the least recently used of those that were idle for long
+ * enough, or of all. */
 static struct conversation *next_to_save(struct sched *sched, int64_t now_ns, bool all) {
     struct conversation_table *table = &sched->conversations;
     struct conversation *next = NULL;
@@ -213,7 +217,7 @@ static struct conversation *next_to_save(struct sched *sched, int64_t now_ns, bo
 
 static void go_on_importing(struct sched *sched, size_t most);
 
-/* The store has read what the head waits for, or failed to. */
+/* Wakes the head once the store has read the file that it waits for, or failed to. */
 static void wake_head(struct sched *sched) {
     if (sched->awaited == 0 || store_loading(sched->options.store, sched->awaited)) return;
     sched->awaited = 0;
@@ -314,15 +318,15 @@ static void add_row(struct sched *sched, const struct state_view *view, int32_t 
     conversation_add(&sched->conversations, &row, clock_ns());
 }
 
-/* The request starts without; the file stays as it was. */
+/* Gives up restoring: the request starts without the conversation, and the file stays as it is. */
 static enum restored give_up_restoring(struct sched *sched, uint64_t id, const char *why) {
     log_warn("conversation=%016llx on disk cannot be used now: %s", (unsigned long long)id, why);
     sched->head_lost = ENGINE_MISS_UNREADABLE;
     return GIVE_UP;
 }
 
-/* Copies blocks until `most` bytes have been. With the last one it is a conversation like any
- * other; the file stays as its copy. */
+/* Copies blocks until `most` bytes are copied. After the last block the row is a conversation like
+ * any other, and the file stays as its copy. */
 static void go_on_importing(struct sched *sched, size_t most) {
     struct kern *kern = kern_of(sched);
     struct sched_import *import = &sched->import;
@@ -345,8 +349,8 @@ static void go_on_importing(struct sched *sched, size_t most) {
     end_import(sched);
 }
 
-/* The file has been read and checked. It needs its pages and its place before anything is copied.
- */
+/* Begins to import a file that was read and checked. Its pages and its place must be free before
+ * anything is copied. */
 static enum restored begin_import(struct sched *sched, const struct state_view *view) {
     bool used_up;
     uint64_t id = view->head.id;
@@ -397,10 +401,10 @@ static enum restored restore_one(struct sched *sched, uint64_t id) {
     struct store *store = sched->options.store;
     const struct state_view *view = NULL;
     if (conversation_by_id(&sched->conversations, id) != NULL) {
-        store_ignore(store, id); /* equal hashes, different tokens: a coincidence */
+        store_ignore(store, id); /* a hash collision: equal hashes, different tokens */
         return NOT_THIS_ONE;
     }
-    if (sched->import.id != 0) return NOT_YET; /* one at a time; its end wakes the head */
+    if (sched->import.id != 0) return NOT_YET; /* one import at a time; its end wakes the head */
     int code = store_load(store, id, &view);
     if (code != 0) return not_loaded(sched, id, code);
     enum restored result = begin_import(sched, view);
@@ -408,7 +412,8 @@ static enum restored restore_one(struct sched *sched, uint64_t id) {
     return result;
 }
 
-/* Once for the first waiting job, unless it would find something else now. */
+/* Searches the disk once for the first waiting job, and again only after a change that may change
+ * the result. */
 static uint64_t find_on_disk(struct sched *sched, const struct conversation_query *query,
                              int32_t least) {
     struct sched_search *search = &sched->search;
@@ -429,7 +434,8 @@ void sched_end_waiting(struct sched *sched) {
 bool sched_restore(struct sched *sched, struct sched_entry *entry,
                    const struct conversation_query *query) {
     if (sched->options.store == NULL || sched->conversations.capacity == 0) return true;
-    /* The store reads for the head alone; who could use it waits to be the head. */
+    /* The store reads only for the head; a passing job that could use a file waits until it is the
+     * head. */
     if (entry->passing)
         return (entry->match.row == NULL || !entry->match.row->arriving) &&
                store_find(sched->options.store, query,

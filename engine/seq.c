@@ -1,3 +1,6 @@
+/* The data of a sequence and the output of its job: allocation, sampling parameters, answer tokens
+ * and text, prompt scores, and the end of a choice. Output arrays are allocated whole at submit, so
+ * that writing an answer cannot fail. */
 #include "engine/seq.h"
 
 #include <math.h>

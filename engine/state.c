@@ -1,3 +1,5 @@
+/* Writes and parses state files. A file comes from outside the process, so every number in it is
+ * checked before it is used; the seal shows torn and forged files. */
 #include "engine/state.h"
 
 #include <string.h>
@@ -8,13 +10,14 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "state files are little-endian");
 
-/* Files of the version before have 0 for `history`. */
+/* Files of VERSION_BEFORE have 0 for `history`. */
 enum { VERSION = 3, VERSION_BEFORE = 2, POLICY_BYTES = 32 };
 
 static const char magic[8] = {'k', 'e', 'e', 'p', 'd', 'k', 'v', '\n'};
 
-/* Fixed widths in an order without padding: the bytes of this struct are the head. What else a
- * policy's row computes belongs to the version: another meaning is another number. */
+/* The bytes of this struct are the head: fixed widths, ordered so that there is no padding. The
+ * version covers the meaning of all fields and everything else that a policy's row computes; a
+ * changed meaning needs a new version. */
 struct head_bytes {
     char magic[8];
     uint32_t version, block_count;
@@ -43,7 +46,7 @@ static bool counts_fit(int64_t token_count, int64_t block_count) {
            block_count <= STATE_BLOCKS_MAX;
 }
 
-/* Where the blocks begin; the counts fit, so nothing overflows. */
+/* Returns the offset of the blocks. The counts were checked by counts_fit, so nothing overflows. */
 static size_t blocks_at(int32_t token_count, int32_t block_count) {
     return STATE_HEAD_BYTES + (size_t)token_count * sizeof(int32_t) +
            (size_t)block_count * sizeof(uint64_t);
@@ -57,9 +60,9 @@ size_t state_file_size(int32_t token_count, int32_t block_count, size_t block_by
     return size;
 }
 
-/* Twice the entries that budget, buffer and chunk allow, and 128 query heads for each KV head: both
- * are beyond any cache's, so the limit refuses no file that a cache made. Numbers are below 2^31
- * each, so products of three are taken in double. */
+/* Allows twice the entries of budget, buffer and chunk, and 128 query heads for each KV head. Both
+ * exceed any cache, so the limit refuses no file that a cache wrote. Each number is below 2^31, so
+ * products of three are computed in double. */
 uint64_t state_size_limit(const struct state_head *head) {
     const struct state_identity *its = &head->identity;
     const struct kv_params *kv = &head->kv;
@@ -122,7 +125,8 @@ size_t state_write_head(const struct state_head *head, const int32_t *tokens, co
     return blocks_at(head->token_count, head->block_count);
 }
 
-/* Signs the digest: the format's name keeps this use of the key apart from any other. */
+/* Signs the digest. The magic bytes are part of the signed text, so that this use of the key
+ * differs from every other use. */
 static void sign(const uint8_t *digest, const uint8_t *key, uint8_t *mac) {
     uint8_t text[sizeof magic + SHA256_BYTES];
     memcpy(text, magic, sizeof magic);
@@ -218,7 +222,7 @@ int state_parse_head(const char *data, size_t size, struct state_head *out, stru
     out->saved_unix = bytes.saved_unix;
     out->token_count = bytes.token_count;
     out->prompt_end = bytes.prompt_end;
-    bool known = bytes.version == VERSION; /* else it may have evicted with its last token */
+    bool known = bytes.version == VERSION; /* an old file may have evicted with its last token */
     out->evicted_at = known ? (int32_t)(bytes.history / 2) : bytes.token_count;
     out->fresh = known && bytes.history % 2 != 0;
     out->block_count = (int32_t)bytes.block_count;

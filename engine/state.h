@@ -1,4 +1,4 @@
-/* State files: one conversation as bytes, for another process, or another machine with the same
+/* State files hold one conversation as bytes, for another process, or another machine with the same
  * model and gates.
  *
  *   head     256 bytes, see state.c: magic, version, sizes, model and gates by digest, shape, kv
@@ -9,8 +9,9 @@
  *   digest   SHA-256 of all before it: tells a torn file
  *   mac      HMAC-SHA256 over the digest, with the key of the state directory: tells a forged one
  *
- * All little-endian. Pure functions over (data, size): nothing is believed before it is checked,
- * no size or offset is used before it was compared with what there is. Any thread. */
+ * All numbers are little-endian. The functions are pure, over (data, size), and may run on any
+ * thread. They check all data before use and compare every size and offset with the bytes that
+ * there are. */
 #ifndef KEEPD_ENGINE_STATE_H
 #define KEEPD_ENGINE_STATE_H
 
@@ -28,8 +29,8 @@
 #define STATE_TOKENS_MAX (1 << 30)
 #define STATE_BLOCKS_MAX ((1 << 20) + 1)
 
-/* The model that a state belongs to: files of another model, other gates or another shape are not
- * ours. */
+/* The model that a state belongs to. Files of another model, other gates or another shape are not
+ * used. */
 struct state_identity {
     uint8_t weights[SHA256_BYTES], gates[SHA256_BYTES];
     int32_t dtype; /* enum kern_dtype of keys and values */
@@ -45,7 +46,7 @@ struct state_head {
     struct kv_params kv;
     int32_t token_count, prompt_end;
     int32_t evicted_at; /* as in struct conversation */
-    bool fresh;         /* exact, and its turn began from nothing */
+    bool fresh;         /* as `exact` in struct conversation, and the turn began from nothing */
     int32_t block_count;
     uint64_t file_size;
     uint64_t prompt_hash, token_hash; /* conversation_hash of prompt_end and of all tokens */
@@ -56,35 +57,39 @@ struct state_view {
     struct state_head head;
     const char *tokens;        /* int32 [token_count], aligned to nothing */
     struct kern_block *blocks; /* [block_count], owned */
-    struct kern_report report; /* entries and pages, of whoever checked what is in the blocks */
+    struct kern_report report; /* set by the caller that checks the blocks */
 };
 
-/* Can a file hold these parameters, so that they come back equal? Those of bounded policies. */
+/* Can a file hold these parameters and give them back equal? Only parameters of bounded policies
+ * are written. */
 bool state_holds(const struct kv_params *kv);
 
-/* The size of a file with these counts and `block_bytes` in all blocks together; 0 when the numbers
- * are out of range or overflow. */
+/* Returns the size of a file with these counts and `block_bytes` in all blocks together; 0 when the
+ * numbers are out of range or overflow. */
 size_t state_file_size(int32_t token_count, int32_t block_count, size_t block_bytes);
 
-/* More bytes than a file with this head can have: what its policy keeps, in its dtype, and the
- * queries of its window. So a sparse file is refused before memory is taken for it. */
+/* Returns an upper bound on the size of a file with this head: the entries that its policy keeps,
+ * in its dtype, and the queries of its window. With it, a sparse file is refused before memory is
+ * allocated for it. */
 uint64_t state_size_limit(const struct state_head *head);
 
-/* Writes head, tokens and sizes; returns where the blocks begin. `head->file_size` is the size of
+/* Writes head, tokens and sizes; returns the offset of the blocks. `head->file_size` is the size of
  * the whole file, for which `out` has room. */
 size_t state_write_head(const struct state_head *head, const int32_t *tokens, const uint64_t *sizes,
                         char *out);
-/* Digest and mac in the last STATE_SEAL_BYTES of the file. */
+/* Writes digest and mac to the last STATE_SEAL_BYTES of the file. */
 void state_seal(char *data, size_t size, const uint8_t key[SHA256_BYTES]);
 
-/* ERR_MALFORMED: torn; ERR_INVALID: sealed with another key. Always before the rest is used. */
+/* Checks digest and mac; always called before the rest of the file is used. ERR_MALFORMED: torn;
+ * ERR_INVALID: sealed with another key. */
 int state_check_seal(const char *data, size_t size, const uint8_t key[SHA256_BYTES],
                      struct fault *fault);
-/* The first STATE_HEAD_BYTES alone. ERR_MALFORMED, ERR_UNSUPPORTED (another version or an unknown
+/* Parses the first STATE_HEAD_BYTES. ERR_MALFORMED, ERR_UNSUPPORTED (another version or an unknown
  * policy). */
 int state_parse_head(const char *data, size_t size, struct state_head *out, struct fault *fault);
 bool state_is_ours(const struct state_head *head, const struct state_identity *identity);
-/* The whole file, but for what is inside the blocks. ERR_NOMEM besides. */
+/* Parses the whole file except the contents of the blocks. Errors as of state_parse_head, and
+ * ERR_NOMEM. */
 int state_parse(const char *data, size_t size, struct state_view *out, struct fault *fault);
 void state_view_close(struct state_view *view);
 

@@ -1,3 +1,5 @@
+/* File operations of the state directory. Writes are atomic (temporary name, sync, rename) and go
+ * in synced pieces, so that the engine can tell a slow disk from one that hangs. */
 #include "engine/state_dir.h"
 
 #include <dirent.h>
@@ -18,7 +20,7 @@
 #include "base/mem.h"
 
 enum { NAME_BYTES = 32, PIECE_BYTES = 1 << 22 };
-enum { SYNC_BYTES = 1 << 25 }; /* written from one sync to the next */
+enum { SYNC_BYTES = 1 << 25 }; /* bytes written between two syncs */
 
 /* ---- Names and bytes ------------------------------------------------------------------------- */
 
@@ -26,7 +28,7 @@ static void name_of(uint64_t id, const char *suffix, char name[NAME_BYTES]) {
     snprintf(name, NAME_BYTES, "%016llx.%s", (unsigned long long)id, suffix);
 }
 
-/* "<16 hex digits>.<suffix>", lower case. */
+/* Parses "<16 hex digits>.<suffix>", lower case. */
 static bool parse_name(const char *name, const char *suffix, uint64_t *id) {
     char again[NAME_BYTES];
     *id = strtoull(name, NULL, 16);
@@ -45,8 +47,8 @@ static int write_piece(int fd, const char *data, size_t size) {
     return 0;
 }
 
-/* In pieces, so that a slow disk can be told from one that hangs; what the page cache takes is no
- * progress, and one sync at the end would take as long as all of them. */
+/* Writes and syncs in pieces, so that a slow disk can be told from one that hangs: a write to the
+ * page cache is no progress on disk, and one sync at the end would take as long as all of them. */
 static int write_all(struct state_dir *dir, int fd, const char *data, size_t size) {
     while (size > 0) {
         size_t piece = size > SYNC_BYTES ? SYNC_BYTES : size;
@@ -62,7 +64,7 @@ static int read_all(struct state_dir *dir, int fd, char *data, size_t size) {
     while (size > 0) {
         ssize_t n = read(fd, data, size > PIECE_BYTES ? PIECE_BYTES : size);
         if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return ERR_IO; /* shorter than it was a moment ago, too */
+        if (n <= 0) return ERR_IO; /* an error, or the file was truncated meanwhile */
         atomic_fetch_add(&dir->progress, 1);
         data += n;
         size -= (size_t)n;
@@ -70,7 +72,7 @@ static int read_all(struct state_dir *dir, int fd, char *data, size_t size) {
     return 0;
 }
 
-/* Opens a regular file for reading, never a link, and never waits for a pipe's other end. */
+/* Opens a regular file for reading. Never follows a link, and never blocks on a pipe. */
 static int open_regular(const struct state_dir *dir, const char *name, struct stat *stat_out) {
     int fd = openat(dir->fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0) return -1;
@@ -111,7 +113,7 @@ static int take_lock(struct state_dir *dir, struct fault *fault) {
     return fault_set(fault, ERR_BUSY, "state-dir", "another keepd uses %.200s", dir->path);
 }
 
-/* Under a name of its own first, so that a key is never half there. */
+/* Writes the key under a temporary name first, so that a key is never half written. */
 static int make_key(struct state_dir *dir, struct fault *fault) {
     int fd =
         openat(dir->fd, ".key.tmp", O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
@@ -123,7 +125,7 @@ static int make_key(struct state_dir *dir, struct fault *fault) {
     return fault_set(fault, ERR_IO, "state-dir", "its key cannot be written: %s", strerror(errno));
 }
 
-/* ERR_NOTFOUND: there is none yet, which is no fault. */
+/* Reads the key. ERR_NOTFOUND: there is none yet; no fault is set. */
 static int load_key(struct state_dir *dir, struct fault *fault) {
     struct stat st;
     int fd = open_regular(dir, "key", &st), code = 0;
@@ -157,7 +159,7 @@ int state_dir_open(struct state_dir *dir, const char *path, struct fault *fault)
     return code == ERR_NOTFOUND ? make_key(dir, fault) : code;
 }
 
-/* Could mkdir make it? */
+/* Checks that mkdir could create the directory. */
 static int check_parent(const char *path, struct fault *fault) {
     char parent[PATH_MAX];
     if ((size_t)snprintf(parent, sizeof parent, "%s", path) >= sizeof parent) {
@@ -185,7 +187,7 @@ void state_dir_close(struct state_dir *dir) {
     if (dir->fd >= 0) close(dir->fd);
 }
 
-/* ---- What is there --------------------------------------------------------------------------- */
+/* ---- Listing --------------------------------------------------------------------------------- */
 
 static int list_entry(const struct state_dir *dir, const char *name, state_dir_visit *visit,
                       void *arg) {
@@ -247,8 +249,8 @@ int state_dir_read_head(struct state_dir *dir, uint64_t id, struct state_dir_fil
     return code;
 }
 
-/* Before memory is taken for a file: is it as long as its head says, and can it be so long? Reads
- * the head and goes back to the beginning. */
+/* Checks, before memory is allocated for a file, that the file is as long as its head says, and
+ * that a file with this head can be so long. Reads the head and seeks back to the beginning. */
 static int check_size(struct state_dir *dir, int fd, const char *name, size_t size,
                       struct fault *fault) {
     char bytes[STATE_HEAD_BYTES];
@@ -284,7 +286,7 @@ int state_dir_read(struct state_dir *dir, uint64_t id, char **data, struct state
         else if (read_all(dir, fd, *data, size) != 0)
             code = fault_set(fault, ERR_IO, name, "cannot be read");
     }
-    (void)futimens(fd, NULL); /* only its place in the order of deletion depends on it */
+    (void)futimens(fd, NULL); /* a failure affects only the order of deletion */
     close(fd);
     if (code == 0) code = state_check_seal(*data, size, dir->key, fault);
     if (code == 0) code = state_parse(*data, size, view, fault);

@@ -1,3 +1,7 @@
+/* The stores of a state directory and the thread that reads and writes for them, so that the engine
+ * thread does not wait for the disk. One lock guards the index and each store's pending read and
+ * write. Only the scan at the start, and deletions when too many wait, run on the caller's thread.
+ */
 #include "engine/store.h"
 
 #include <pthread.h>
@@ -18,26 +22,26 @@ enum read_state { READ_FREE, READ_WANTED, READ_RUNNING, READ_DONE };
 
 /* The state that the stores of one directory share. */
 struct directory {
-    struct store_options options; /* done and arg are each store's own */
+    struct store_options options; /* without done and arg, which each store has */
     struct state_dir dir;
     pthread_t thread;
     bool started;
-    pthread_mutex_t lock; /* all below, and what the stores have in hand */
+    pthread_mutex_t lock; /* guards all below, and `write` and `read` of the stores */
     pthread_cond_t work, settled;
     bool stop;
     struct store_index index;
-    struct store_stats stats; /* but for what the index counts */
+    struct store_stats stats; /* without files and bytes, which the index counts */
     uint64_t removes[REMOVES_MAX];
     int remove_count;
     struct store *stores[STORES_MAX];
     int store_count;
-    int turn;                    /* index of the store that is looked at first */
-    const struct store *serving; /* the thread works for it */
+    int turn;                    /* index of the store that is asked first */
+    const struct store *serving; /* the store that the thread works for */
 };
 
 struct store {
     struct directory *directory;
-    int index; /* in its owner's words, see store_join */
+    int index; /* number of the store, see store_join */
     void (*done)(void *arg);
     void *arg;
     struct {
@@ -46,7 +50,7 @@ struct store {
         char *data;
         size_t size;
         int code;
-        bool removed; /* while it was written */
+        bool removed; /* removed while it was written */
     } write;
     struct {
         enum read_state state;
@@ -54,14 +58,15 @@ struct store {
         char *data;
         struct state_view view;
         int code;
-        bool removed;  /* while it was read */
-        bool unwanted; /* likewise: freed at its end */
+        bool removed;  /* removed while it was read */
+        bool unwanted; /* unloaded while it was read: freed at the end */
     } read;
 };
 
 /* ---- Scanning -------------------------------------------------------------------------------- */
 
-/* Where one was put aside under this id before, the new one has taken its place. */
+/* Drops the index entry of an earlier file that was put aside under this id: the new file has
+ * replaced it. */
 static void forget_bad(struct directory *d, uint64_t id) {
     struct store_file *before = store_index_find(&d->index, id, true);
     if (before != NULL) store_index_drop(&d->index, before);
@@ -83,7 +88,7 @@ static int scan_state(struct directory *d, uint64_t id) {
     }
     file.bytes = on_disk.bytes;
     file.used_unix = on_disk.used_unix;
-    file.head.id = id; /* whatever the head of a foreign version said */
+    file.head.id = id; /* the head of another version may differ */
     file.ours = code == 0 && state_is_ours(&file.head, &d->options.identity);
     return store_index_add(&d->index, &file);
 }
@@ -91,7 +96,7 @@ static int scan_state(struct directory *d, uint64_t id) {
 static int scan_bad(struct directory *d, uint64_t id) {
     struct state_dir_file on_disk;
     if (!state_dir_stat(&d->dir, id, true, &on_disk)) return 0;
-    forget_bad(d, id); /* the listing may show again what was put aside a moment ago */
+    forget_bad(d, id); /* the listing may show a file that was put aside a moment ago */
     return store_index_add(&d->index, &(struct store_file){.head.id = id,
                                                            .bytes = on_disk.bytes,
                                                            .used_unix = on_disk.used_unix,
@@ -121,7 +126,7 @@ static int open_directory(struct directory *d, struct fault *fault) {
     pthread_cond_init(&d->settled, NULL);
     int code = state_dir_open(&d->dir, d->options.dir, fault);
     if (code == 0) code = scan(d, fault);
-    if (code == 0) code = make_space(d, 0, 0); /* they may have been allowed more before */
+    if (code == 0) code = make_space(d, 0, 0); /* the bound may be lower than at the last start */
     if (code != 0 || d->options.inline_io) return code;
     d->started = pthread_create(&d->thread, NULL, directory_main, d) == 0;
     if (d->started) return 0;
@@ -169,7 +174,8 @@ struct store *store_join(struct store *with, void (*done)(void *arg), void *arg)
     return add_store(with->directory, done, arg);
 }
 
-/* The thread has nothing to do for it, and is not just telling it so. The lock is held. */
+/* Returns whether the thread has no work for the store and is not calling its `done`. The lock is
+ * held. */
 static bool is_settled(const struct store *store) {
     bool writes = store->write.state == WRITE_READY || store->write.state == WRITE_RUNNING;
     bool reads = store->read.state == READ_WANTED || store->read.state == READ_RUNNING;
@@ -239,7 +245,7 @@ static void run_write(struct store *store) {
                               .used_unix = clock_unix_seconds(),
                               .ours = true,
                               .owner = store};
-    char *data = store->write.data; /* ours while RUNNING */
+    char *data = store->write.data; /* owned by this thread while RUNNING */
     size_t size = store->write.size;
     int code = make_space(d, 1, (int64_t)size);
     if (code == ERR_LIMIT)
@@ -252,7 +258,7 @@ static void run_write(struct store *store) {
     if (code == 0 && !removed) code = store_index_add(&d->index, &file);
     d->stats.written += code == 0;
     d->stats.failed += code != 0;
-    d->index.changes++; /* it is a file now, or is not to be */
+    d->index.changes++; /* the conversation is a file now, or will not be one */
     store->write.data = NULL;
     store->write.code = code;
     store->write.state = WRITE_DONE;
@@ -260,8 +266,8 @@ static void run_write(struct store *store) {
     if (removed || code != 0) state_dir_delete(&d->dir, file.head.id, false);
 }
 
-/* Reservations rely on what its policy keeps at most. Entries need no look: whoever goes on with
- * more reserves for more. */
+/* Reservations rely on the most members that the policy keeps, so a file with more is refused.
+ * Entries need no check: a request that continues with more entries reserves more pages. */
 static int check_members(const struct state_view *view, struct fault *fault) {
     const struct kv_params *kv = &view->head.kv;
     int32_t most = kern_members_max(&kv->rule, kv->budget);
@@ -270,7 +276,8 @@ static int check_members(const struct state_view *view, struct fault *fault) {
                      "%d members in a stream, its policy keeps %d", view->report.members, most);
 }
 
-/* A whole file, of this model, that the backend can take in. */
+/* Reads a whole file and checks that it belongs to this model and that the backend can import it.
+ */
 static int read_file(struct directory *d, uint64_t id, char **data, struct state_view *view,
                      struct fault *fault) {
     int code = state_dir_read(&d->dir, id, data, view, fault);
@@ -290,14 +297,15 @@ static void refuse_file(struct directory *d, uint64_t id, const struct fault *fa
     pthread_mutex_lock(&d->lock);
     if (aside) forget_bad(d, id);
     struct store_file *file = store_index_find(&d->index, id, false);
-    bool deleted = file == NULL; /* while it was read: then nothing of it stays */
+    bool deleted = file == NULL; /* deleted while it was read: the renamed file is deleted, too */
     if (!deleted) store_index_refuse(&d->index, file, aside);
     d->stats.refused++;
     pthread_mutex_unlock(&d->lock);
     if (deleted && aside) state_dir_delete(&d->dir, id, true);
 }
 
-/* It may be good, but not here; or it could not be read this time. */
+/* Handles a file that stays in place: it may be good but not usable by this process, or it could
+ * not be read this time. */
 static void leave_file(struct store *store, uint64_t id, const struct fault *fault) {
     log_warn("state file of conversation=%016llx: %s", (unsigned long long)id, fault->text);
     if (fault->code == ERR_UNSUPPORTED || fault->code == ERR_LIMIT) store_ignore(store, id);
@@ -332,7 +340,7 @@ static void run_read(struct store *store) {
     }
     struct store_file *file = store_index_find(&d->index, id, false);
     if (file != NULL && code == ERR_NOTFOUND)
-        store_index_drop(&d->index, file); /* somebody else deleted it */
+        store_index_drop(&d->index, file); /* deleted from outside */
     else if (file != NULL)
         store_index_touch(&d->index, file, clock_unix_seconds());
     d->stats.read += code == 0;
@@ -352,7 +360,7 @@ static bool wants_write(const struct store *store) {
     return store->write.state == WRITE_READY;
 }
 
-/* They take turns. The lock is held. */
+/* Returns the next store that wants this work; stores take turns. The lock is held. */
 static struct store *next_store(struct directory *d, bool (*wants)(const struct store *)) {
     for (int i = 0; i < d->store_count; i++) {
         struct store *store = d->stores[(d->turn + i) % d->store_count];
@@ -363,7 +371,7 @@ static struct store *next_store(struct directory *d, bool (*wants)(const struct 
     return NULL;
 }
 
-/* The lock is held, and released meanwhile. */
+/* Runs one read or write for the store. The lock is held; it is released during the work. */
 static void serve(struct store *store, void (*run)(struct store *)) {
     struct directory *d = store->directory;
     d->serving = store;
@@ -376,8 +384,8 @@ static void serve(struct store *store, void (*run)(struct store *)) {
     pthread_cond_broadcast(&d->settled);
 }
 
-/* One thing to do, what somebody waits for first; false when there is nothing. The lock is held,
- * and released meanwhile. */
+/* Runs one task: deletions first, then reads, because jobs wait for them, then writes. Returns
+ * false when there is none. The lock is held; it is released during the work. */
 static bool run_one(struct directory *d) {
     struct store *store;
     if (d->remove_count > 0) {
@@ -398,7 +406,8 @@ static bool run_one(struct directory *d) {
     return true;
 }
 
-/* What was handed over is written before the end: it is whole, and somebody may count on it. */
+/* The directory's thread. It ends only when all work is done: a conversation that was handed over
+ * is always written. */
 static void *directory_main(void *arg) {
     struct directory *d = arg;
     pthread_mutex_lock(&d->lock);
@@ -411,7 +420,7 @@ static void *directory_main(void *arg) {
     return NULL;
 }
 
-/* Lets the thread begin, or does the work here. The lock is held. */
+/* Wakes the thread, or does the work here with inline_io. The lock is held. */
 static void begin_work(struct directory *d) {
     if (!d->options.inline_io)
         pthread_cond_signal(&d->work);
@@ -421,7 +430,7 @@ static void begin_work(struct directory *d) {
 
 /* ---- Finding --------------------------------------------------------------------------------- */
 
-/* Files of others are theirs alone. */
+/* Only its owner may use a file that has one. */
 static bool may_use(const struct store *store, const struct store_file *file) {
     return file->owner == NULL || file->owner == store;
 }
@@ -431,7 +440,8 @@ static bool is_writing(const struct store *store, uint64_t id) {
            store->write.head.id == id;
 }
 
-/* What a store is writing is as good as there: store_load waits for it. */
+/* Returns the file that the store is writing. A search counts it as written: store_load waits for
+ * it. */
 static struct store_file written_file(struct store *store) {
     bool there = is_writing(store, store->write.head.id) && !store->write.removed;
     return (struct store_file){.head = store->write.head, .ours = there, .owner = store};
@@ -457,8 +467,8 @@ static void consider(struct conversation_search *search, const struct store_file
     if (usable > 0) note(to, file, usable, hint != 0 && file->head.hint == hint);
 }
 
-/* The hashes of a long prompt take their time: before the lock is taken, unless nobody needs them.
- */
+/* Computes the hashes of the prompt before the lock is taken, because a long prompt takes time;
+ * skipped when there are no files. */
 static void prepare_search(struct directory *d, struct conversation_search *search) {
     pthread_mutex_lock(&d->lock);
     bool any = d->index.count > 0;
@@ -466,8 +476,8 @@ static void prepare_search(struct directory *d, struct conversation_search *sear
     if (any) (void)conversation_search_hashes(search);
 }
 
-/* Notes the files that serve: by the index those whose prompt is a beginning of the query's, and
- * those that are being written. The lock is held. */
+/* Notes the files that serve the search: those whose prompt is a prefix of the query's, found by
+ * the index, and those that are being written. The lock is held. */
 static void search_files(struct directory *d, struct conversation_search *search, note_file *note,
                          void *to) {
     const struct conversation_query *query = search->query;
@@ -483,7 +493,7 @@ static void search_files(struct directory *d, struct conversation_search *search
     }
 }
 
-/* The best so far for one store. */
+/* The best file so far for one store. */
 struct found {
     const struct store *store;
     uint64_t id;
@@ -614,7 +624,7 @@ int store_remove(struct store *store, uint64_t id) {
     }
     pthread_mutex_unlock(&d->lock);
     if (file != NULL && full)
-        state_dir_delete(&d->dir, id, false); /* seldom: better slow than unbounded */
+        state_dir_delete(&d->dir, id, false); /* rare: slow rather than unbounded */
     return code;
 }
 

@@ -1,30 +1,31 @@
-/* The state directory: conversations on disk, one file each (engine/state.h), written and read by a
- * thread of its own.
+/* The store keeps conversations on disk, one file each (engine/state.h), in the state directory, so
+ * that they outlive the process. A thread of its own reads and writes the files.
  *
- * - key: 32 random bytes, mode 0600, made at the first start. Whoever has it can make files that
- *   are believed. Copied with the directory, the states go with it to another machine.
+ * - key: 32 random bytes, mode 0600, created at the first start. Anyone with the key can write
+ *   files that are accepted. A copy of the directory with its key can be used on another machine.
  * - lock: held by the daemon that uses the directory.
  * - <16 hex digits>.state: a conversation; the digits are its id.
  * - <16 hex digits>.bad: a file that was refused: torn, forged or damaged.
- * - .<16 hex digits>.tmp: being written; leftovers go at the next start.
+ * - .<16 hex digits>.tmp: a file being written; the next start deletes leftovers.
  *
- * A file appears whole or not at all: written under another name, synced, renamed. A refused file
- * is logged and counted and put aside, and never more than that. The directory is opened once;
- * names are made of ids only and never followed when they are links. All files together stay within
- * a number of bytes: the one used longest ago goes first, whichever model it is of.
+ * A file appears whole or not at all: it is written under another name, synced and renamed. A
+ * refused file is logged, counted and put aside; nothing else follows from it. The directory is
+ * opened once. File names are made of ids only, and links are never followed. All files together
+ * stay within a number of bytes: the file used longest ago is deleted first, whichever model it
+ * belongs to.
  *
- * What is there is known by an index in memory: space, kv parameters, lengths and hashes of tokens,
- * from the files' heads. That suffices to find a conversation; whether a file is genuine is checked
- * when it is read, before anything in it is used.
+ * An index in memory describes the files: space, kv parameters, lengths and hashes of tokens, from
+ * the files' heads. The index suffices to find a conversation; a file is checked when it is read,
+ * before any of its contents is used.
  *
- * Several replicas of a model use one directory, each through a store of its own; one thread serves
- * them in turn. A conversation belongs to the store that made its file or found it first, for as
- * long as that store is open: nobody else finds it, reads it or deletes it, so that it is never in
- * the memory of two replicas. For each store one conversation is written and one is read at a time,
- * each held in memory as a whole meanwhile.
+ * Several replicas of a model use one directory, each through its own store; one thread serves the
+ * stores in turn. A conversation belongs to the store that wrote its file or found it first, for as
+ * long as that store is open. No other store finds, reads or deletes it, so it is never in the
+ * memory of two replicas. Each store writes at most one conversation and reads at most one at a
+ * time, and holds each whole in memory meanwhile.
  *
- * A store's calls come from its replica's thread, but for store_affinity, store_stats and
- * store_list (any thread); open, join and close from whoever owns them all. */
+ * A store's calls come from its replica's thread, except store_affinity, store_stats and store_list
+ * (any thread). Open, join and close are called by the owner of all stores. */
 #ifndef KEEPD_ENGINE_STORE_H
 #define KEEPD_ENGINE_STORE_H
 
@@ -32,76 +33,81 @@
 #include "engine/state.h"
 
 #define STORE_FILES_MAX 65536
-#define STORES_MAX      64 /* of one directory */
+#define STORES_MAX      64 /* stores of one directory */
 
 struct store;
 
 struct store_options {
     const char *dir;
-    int64_t bytes; /* of all files together */
+    int64_t bytes; /* bound on all files together */
     struct state_identity identity;
-    bool inline_io; /* reading and writing happen inside the calls: for simulations */
-    /* On the directory's thread, of a file that is read: can its blocks be taken in (kern.h,
-     * snapshot_check)? NULL: whoever takes them in looks for himself. */
+    bool inline_io; /* the calls read and write themselves, without a thread: for simulations */
+    /* Checks, on the directory's thread, that the blocks of a file that was read can be imported
+     * (kern.h, snapshot_check). NULL: the importer checks them. */
     int (*check)(void *backend, struct state_view *view, struct fault *fault);
     void *backend;
-    void (*done)(void *arg); /* on the directory's thread, when something was written or read */
+    void (*done)(void *arg); /* called on the directory's thread after a write or a read */
     void *arg;
 };
 
-/* Takes the directory: makes it, key and lock where they are missing, reads the heads of what is
- * there. ERR_BUSY: another daemon uses it. fault->field is "state-dir". */
+/* Opens the directory: creates it, its key and its lock if they are missing, and reads the heads of
+ * its files. ERR_BUSY: another daemon uses it. fault->field is "state-dir". */
 int store_open(const struct store_options *options, struct store **out, struct fault *fault);
-/* Another store of the same directory; they are numbered in this order, the opened one is 0. */
+/* Opens another store of the same directory. Stores are numbered in the order of opening; that of
+ * store_open is 0. */
 struct store *store_join(struct store *with, void (*done)(void *arg), void *arg);
-/* Waits for what it is writing; the last one releases the directory. NULL is fine. */
+/* Waits for the store's reads and writes. Closing the last store releases the directory. NULL is
+ * allowed. */
 void store_close(struct store *store);
 
 const struct state_identity *store_identity(const struct store *store);
-/* Derived from the key, the same for everybody who has it. */
+/* Derives the space key from the directory's key: equal for all processes that use the directory or
+ * a copy of it. */
 void store_space_key(const struct store *store, uint8_t out[16]);
 
 /* ---- Finding ------------------------------------------------------------------------------- */
 
-/* The conversation on disk that serves a query best, if its use of tokens would exceed `least`; it
- * belongs to this store from now on. 0: there is none. */
+/* Returns the id of the conversation on disk that serves the query best, if the query would use
+ * more than `least` of its tokens; 0: there is none. The conversation belongs to this store from
+ * now on. */
 uint64_t store_find(struct store *store, const struct conversation_query *query, int32_t least);
-/* Notes for every store, by its number, how well the conversations on disk that belong to it serve
- * the search. */
+/* Notes for every store, by its number, how well its conversations on disk serve the search. */
 void store_affinity(struct store *store, struct conversation_search *search,
                     struct conversation_affinity *of /* [STORES_MAX] */);
-/* Grows when a search may find something else than before. */
+/* Grows when the result of a search may have changed. */
 uint64_t store_changes(struct store *store);
 bool store_has(struct store *store, uint64_t id);
-/* Not for this process: it needs more than there is, or another version. */
+/* Ignores a conversation that this process cannot use: it needs more pages than there are, or has
+ * another version. */
 void store_ignore(struct store *store, uint64_t id);
 
 /* ---- Writing ------------------------------------------------------------------------------- */
 
-bool store_can_save(struct store *store); /* nothing is being written */
-/* Takes `data`, a whole file but for its seal, and writes it. */
+bool store_can_save(struct store *store); /* the store is not writing */
+/* Takes `data`, a whole file except its seal, and writes it. */
 void store_save(struct store *store, const struct state_head *head, char *data, size_t size);
-/* True once for each save that ended: whose, and how. */
+/* Returns true once for each save that has ended, with its id and its result. */
 bool store_saved(struct store *store, uint64_t *id, int *code);
-/* Deletes the file, also one that is being written or read. ERR_NOTFOUND, also for those that
- * belong to another store. */
+/* Deletes the file, even while it is written or read. ERR_NOTFOUND: there is none, or it belongs to
+ * another store. */
 int store_remove(struct store *store, uint64_t id);
 
 /* ---- Reading ------------------------------------------------------------------------------- */
 
-/* Starts or goes on reading a conversation: ERR_BUSY until it is there, 0 when *view is: valid
- * until store_unload. Other codes once, when it cannot be had: ERR_MALFORMED, ERR_INVALID (it was
- * bad and is put aside), ERR_UNSUPPORTED, ERR_LIMIT (it is not for this process and ignored from
- * now on), ERR_NOTFOUND, ERR_IO, ERR_NOMEM (it stays as it is: trouble here, not there). */
+/* Starts or continues to read a conversation. ERR_BUSY: not read yet. 0: *view is valid until
+ * store_unload. Other codes are returned once, when the conversation cannot be had: ERR_MALFORMED,
+ * ERR_INVALID (the file was bad and is put aside), ERR_UNSUPPORTED, ERR_LIMIT (this process cannot
+ * use the file and ignores it from now on), ERR_NOTFOUND, ERR_IO, ERR_NOMEM (the fault is not in
+ * the file, which stays). */
 int store_load(struct store *store, uint64_t id, const struct state_view **view);
-bool store_loading(struct store *store, uint64_t id); /* store_load would still say ERR_BUSY */
+bool store_loading(struct store *store, uint64_t id); /* store_load would still return ERR_BUSY */
 /* Frees the file that was read, or stops waiting for it. */
 void store_unload(struct store *store);
 
 /* ---- Observation --------------------------------------------------------------------------- */
 
-/* Grows while the directory's thread gets on with its work, for whichever store: with every piece
- * of a file. When it does not, and somebody waits, the disk hangs. */
+/* Grows with every piece of a file that the directory's thread reads or writes, for any store. When
+ * it does not grow while a store waits, the disk hangs. */
 uint64_t store_progress(struct store *store);
 
 struct store_stats {
@@ -119,7 +125,7 @@ struct store_row {
     int64_t bytes;
     int64_t used_unix;
 };
-/* Rows used last come first. */
+/* Lists conversations on disk, the most recently used first; returns the number of rows. */
 int store_list(struct store *store, const struct engine_conversation_filter *filter,
                struct store_row *rows, int max);
 

@@ -9,7 +9,7 @@ static struct store_file **bucket_of_id(struct store_index *index, uint64_t id) 
     return &index->by_id[id % STORE_FILES_MAX];
 }
 
-/* Spaces are secret hashes: nobody fills another's bucket by choosing prompts. */
+/* Spaces are secret hashes, so no client can fill the bucket of another by choosing prompts. */
 static size_t prompt_bucket(const uint8_t space[16], uint64_t hash) {
     uint64_t secret;
     memcpy(&secret, space, sizeof secret);

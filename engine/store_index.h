@@ -1,8 +1,9 @@
-/* Index of the files in a state directory, by id, by prompt and by the time of their last use. In
- * memory only; the files' heads tell, whoever changes a file tells the index.
+/* Index of the files in a state directory, by id, by prompt and by the time of their last use. The
+ * index is only in memory: it is built from the files' heads, and every change of a file updates
+ * it.
  *
- * It belongs to the stores of one directory; calls are made under their lock, or before they share
- * it. Entries are found, added and removed in constant time. */
+ * The index belongs to the stores of one directory. Calls are made under their lock, or before a
+ * second thread can see the index. Entries are found, added and removed in constant time. */
 #ifndef KEEPD_ENGINE_STORE_INDEX_H
 #define KEEPD_ENGINE_STORE_INDEX_H
 
@@ -12,7 +13,7 @@
 #include "engine/state.h"
 #include "engine/store.h"
 
-/* One file of the directory, as its head tells. */
+/* One file of the directory, as described by its head. */
 struct store_file {
     struct state_head head;
     struct store_file *next_of_id, *next_of_prompt; /* in their buckets */
@@ -20,7 +21,7 @@ struct store_file {
     int64_t bytes, used_unix;
     bool bad;                  /* <id>.bad */
     bool ours;                 /* written by this model with these gates, and not bad */
-    bool ignored;              /* by this process */
+    bool ignored;              /* this process cannot use it */
     const struct store *owner; /* the store that made or found it; NULL: none yet */
 };
 
@@ -29,21 +30,22 @@ struct store_index {
     struct store_file *oldest, *newest;
     int count, ours;
     int64_t bytes;
-    uint64_t changes; /* grows when a search may find something else */
+    uint64_t changes; /* grows when the result of a search may have changed */
 };
 
 struct store_file *store_index_find(const struct store_index *index, uint64_t id, bool bad);
-/* The first of those whose prompt may have this hash; more by next_of_prompt. */
+/* Returns the first file whose prompt may have this hash; next_of_prompt links the others. */
 struct store_file *store_index_of_prompt(const struct store_index *index, const uint8_t space[16],
                                          uint64_t hash);
-/* A copy of the entry, as the newest. ERR_LIMIT, ERR_NOMEM. */
+/* Adds a copy of the entry as the newest. ERR_LIMIT, ERR_NOMEM. */
 int store_index_add(struct store_index *index, const struct store_file *copy);
-void store_index_drop(struct store_index *index, struct store_file *file); /* and frees it */
-/* It serves nobody any more; `aside`: it has the other name. */
+void store_index_drop(struct store_index *index, struct store_file *file); /* frees it, too */
+/* Marks a file as refused, so that no search returns it; `aside`: it was renamed to <id>.bad. */
 void store_index_refuse(struct store_index *index, struct store_file *file, bool aside);
 void store_index_touch(struct store_index *index, struct store_file *file, int64_t now_unix);
-/* After files were added in any order. ERR_NOMEM: the order is that of adding. */
+/* Sorts by last use, after files were added in any order. ERR_NOMEM: they stay in the order of
+ * adding. */
 int store_index_sort(struct store_index *index);
-void store_index_close(struct store_index *index); /* drops all */
+void store_index_close(struct store_index *index); /* drops all entries */
 
 #endif

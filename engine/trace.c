@@ -2,7 +2,8 @@
 
 #include "base/mem.h"
 
-/* Room for all that the sequence holds: a rule may evict more than the budget asks for. */
+/* Allocates room for all entries of the sequence: a rule may evict more than the budget asks for.
+ */
 struct kern_trace *trace_begin(struct sequence *seq, int64_t streams) {
     if (seq->index != 0 || seq->job->request.kv.report != ENGINE_REPORT_TRACE) return NULL;
     size_t count = (size_t)streams, entries = count * (size_t)seq->due.held;

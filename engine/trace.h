@@ -1,18 +1,19 @@
-/* The eviction trace of a request (kv.report "trace"): what was evicted when, for its choice 0.
- *
- * Each eviction is recorded in memory of its own, taken before and cut to size after; together they
- * hold at most one number per entry the sequence ever had. Without memory the eviction happens all
- * the same and is counted as lost. Engine thread; the job's reader frees with the job. */
+/* The eviction trace of a request (kv.report "trace") records what each eviction of choice 0
+ * removed, and when. Each eviction has its own record, allocated before the eviction and cut to
+ * size after it; together the records hold at most one number per entry the sequence ever had.
+ * Without memory the eviction still happens and is counted as lost. Engine thread; the job's reader
+ * frees the trace with the job. */
 #ifndef KEEPD_ENGINE_TRACE_H
 #define KEEPD_ENGINE_TRACE_H
 
 #include "engine/seq.h"
 
-/* Prepares to record the sequence's next eviction, `streams` streams; NULL: not wanted, or lost. */
+/* Prepares to record the sequence's next eviction, of `streams` streams; NULL: not wanted, or no
+ * memory. */
 struct kern_trace *trace_begin(struct sequence *seq, int64_t streams);
-/* The eviction that was begun has happened. */
+/* Adds the record that was begun, after its eviction. */
 void trace_end(struct sequence *seq);
-/* Frees what was begun and never happened. */
+/* Frees a record that was begun for an eviction that did not happen. */
 void trace_drop(struct sequence *seq);
 /* Frees a job's whole trace. */
 void trace_close(struct engine_kv_details *details);

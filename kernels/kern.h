@@ -290,7 +290,8 @@ struct kern_batch {
     int span_count;
 };
 
-/* Of gated products. GELU in its tanh form: g * sigmoid(1.5957691 (g + 0.044715 g^3)). */
+/* Activation of gated products. GELU in its tanh form: g * sigmoid(1.5957691 (g + 0.044715 g^3)).
+ */
 enum kern_activation { KERN_SILU, KERN_GELU_TANH };
 
 enum kern_matmul_mode { KERN_SET, KERN_ADD }; /* y = x W^T (+ bias), or y += x W^T (+ bias) */

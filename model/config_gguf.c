@@ -1,3 +1,5 @@
+/* Translates the metadata of a GGUF file to the words of config.json, so that one parser reads and
+ * checks both formats. Faults are translated back to the keys of the file. */
 #include "model/config_gguf.h"
 
 #include <cjson/cJSON.h>

@@ -1,3 +1,5 @@
+/* Reads gates files: parses the header, checks every tensor's type and shape against it, and
+ * converts the weights one layer at a time, because backends copy them. */
 #include "model/gates.h"
 
 #include <ctype.h>

@@ -1,3 +1,6 @@
+/* Opens, describes and closes a model. Where the backend can share weights, a further replica
+ * borrows those of the first; activations are always its own, allocated once for the largest step.
+ */
 #include "model/model.h"
 
 #include <limits.h>

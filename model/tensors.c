@@ -1,3 +1,5 @@
+/* The tables of tensors: the names of each naming convention, the shapes, and the slots that a step
+ * uses. Files and families differ only in these tables. */
 #include "model/tensors.h"
 
 #include <stddef.h>

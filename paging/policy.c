@@ -1,3 +1,6 @@
+/* The table of eviction policies and the parameters of requests: their names, ranges and checks. A
+ * method is a row of the table; the comment below says where a row departs from its paper or from
+ * the published code. */
 #include "paging/policy.h"
 
 #include <math.h>

@@ -112,7 +112,7 @@ struct step {
     const int32_t *decode;    /* device, [decode_count]: spans with one row */
     const struct prefill_tile *tiles;
     int decode_count, tile_count;
-    bool has_angles[CUDA_ROPES]; /* of these rows and each rotation */
+    bool has_angles[CUDA_ROPES]; /* the angles of these rows are computed, for each rotation */
     bool keeps;                  /* some rule stores or adds up queries */
 };
 

@@ -38,7 +38,7 @@ enum world_op {
     WORLD_FORK,
     WORLD_EXPORT,
     WORLD_IMPORT,
-    WORLD_LOGITS, /* whatever the code: those of the first row that is sampled become NaN */
+    WORLD_LOGITS, /* with any code: the logits of the first row that is sampled become NaN */
     WORLD_OPS
 };
 

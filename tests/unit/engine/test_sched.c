@@ -395,7 +395,7 @@ static void cancel_after(int steps) {
     run_alone(&same);
     world_open(
         &w, &(struct world_options){.pages = 400, .sequences = 2, .conversations = 4, .rows = 8});
-    other.request.kv.retain = false; /* what is kept is the other one's */
+    other.request.kv.retain = false; /* the kept conversation is the other job's */
     submit(&w, &other);
     submit(&w, &job);
     for (int i = 0; i < steps; i++) cr_assert_not(world_step(&w));
