@@ -2,7 +2,7 @@
  *
  * A connection has two sides (server/http.h) and is freed when the client's socket is closed and
  * libmicrohttpd has told conn_notify that it is done. A client that closes only its sending half
- * counts as gone. */
+ * counts as disconnected. */
 #include <sys/socket.h>
 #include <unistd.h>
 

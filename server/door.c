@@ -1,6 +1,7 @@
-/* The listening socket: accepting clients, limits per address, places of handshakes. Beyond
- * --max-connections clients wait in the kernel's queue. Handshakes have places of their own,
- * because an incomplete one costs a client nothing: a slow one gives way to a new one. */
+/* The listening socket: accepts clients and limits connections per address. Beyond
+ * --max-connections clients wait in the kernel's backlog. TLS handshakes have their own limit,
+ * because an incomplete handshake costs an attacker nothing: a new handshake replaces a slow one.
+ */
 #include <errno.h>
 #include <unistd.h>
 

@@ -1,8 +1,8 @@
 /* The states of a connection's input: head, body, chunks, trailers. Heads and the lines between
  * chunks are held until they are complete and then checked; the bytes of bodies pass through.
  *
- * Lines must end in CRLF. A lone CR or LF is rejected where it is seen, as are control characters,
- * so that a client which speaks another protocol has its answer at once. */
+ * Lines must end in CRLF. A lone CR or LF, or a control character, is rejected at once, so that a
+ * client that speaks another protocol gets an immediate answer. */
 #include "server/framing.h"
 
 #include <string.h>

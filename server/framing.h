@@ -1,11 +1,11 @@
-/* Where the requests of one connection begin and end. Sits between the client's bytes and
- * libmicrohttpd, which gets complete, well-formed heads only, and bodies that end.
+/* Message framing of HTTP/1: finds where the requests of one connection begin and end.
+ * libmicrohttpd receives only complete, well-formed heads, and bodies that end.
  *
- * A request that is rejected is replaced by an innocent one, `requests` counts to it, and `refusal`
- * says what to answer to it; a body that is rejected is ended. So answers keep their order and are
- * made in one place. After either nothing more is passed on.
+ * A rejected request is replaced by a harmless valid one; `requests` is then its number and
+ * `refusal` its answer. A rejected body is ended. So responses keep their order and are made in one
+ * place. After a rejection nothing more is passed on.
  *
- * Loop thread. Memory: at most one head, or one line of a chunked body, beside the caller's. */
+ * Loop thread. Holds at most one head, or one line of a chunked body. */
 #ifndef KEEPD_SERVER_FRAMING_H
 #define KEEPD_SERVER_FRAMING_H
 
@@ -37,10 +37,10 @@ struct framing_limits {
     uint64_t body_bytes; /* largest chunked body; http.c checks Content-Length */
 };
 
-/* Reads all of `data` and appends to `out` what libmicrohttpd shall have. -1: no memory. */
+/* Reads all of `data` and appends the bytes for libmicrohttpd to `out`. -1: no memory. */
 int framing_feed(struct framing *framing, const struct framing_limits *limits, const char *data,
                  size_t size, struct buf *out);
-/* Whether these bytes are all body and can be passed on as they are; counts them if so. */
+/* True if all of these bytes belong to a body and need no change; they then count as read. */
 bool framing_passes(struct framing *framing, size_t size);
 void framing_close(struct framing *framing);
 

@@ -1,8 +1,8 @@
 /* Reads a request's head before libmicrohttpd does, for two reasons. libmicrohttpd 0.9.75 answers
  * some malformed heads by itself, with the response header block written twice; and it accepts
  * heads that HTTP forbids because intermediaries read them differently (two Host fields, white
- * space before a colon, continuation lines). A head that passes here is written anew, so that
- * libmicrohttpd sees only lines of one form. */
+ * space before a colon, continuation lines). A head that passes is rewritten in normal form
+ * for libmicrohttpd. */
 #include "server/head.h"
 
 #include <string.h>

@@ -1,5 +1,5 @@
 /* The head of an HTTP/1 request, read strictly (RFC 9112): from the request line to the empty line.
- * Pure functions: no state, no thread, no allocation but in the caller's buffer. */
+ * Pure functions; they allocate only in the caller's buffer. */
 #ifndef KEEPD_SERVER_HEAD_H
 #define KEEPD_SERVER_HEAD_H
 
@@ -14,7 +14,7 @@
 
 /* Why a request is rejected. `text` and `code` are constants; code may be NULL. */
 struct head_refusal {
-    int status; /* 0 = it is not */
+    int status; /* HTTP status; 0 = not rejected */
     const char *code, *text;
 };
 

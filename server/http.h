@@ -1,10 +1,10 @@
 /* Types and functions that the server's files share: connections, exchanges, the server. Loop
  * thread only, unless stated otherwise.
  *
- * An exchange is one request and its answer. It is held by its connection (until libmicrohttpd says
- * it is completed), by work in the thread pool and by its job in the engine; whoever lets go last
- * frees it. So a client may vanish at any moment: the job is cancelled at once, the memory goes
- * when nobody can touch it any more. */
+ * An exchange is one request and its answer. It is reference-counted: its connection (until
+ * libmicrohttpd reports completion), its work in the thread pool and its jobs in the engine each
+ * hold a reference. A client may disconnect at any moment: its jobs are cancelled at once, and the
+ * memory is freed with the last reference. */
 #ifndef KEEPD_SERVER_HTTP_H
 #define KEEPD_SERVER_HTTP_H
 
@@ -28,24 +28,24 @@ struct exchange;
 
 #define ID_BYTES         48         /* "chatcmpl-" and 32 digits */
 #define REQUEST_ID_BYTES 132        /* the client's, echoed */
-#define RELAY_BYTES      (16 << 10) /* read at a time; a TLS record at most */
+#define RELAY_BYTES      (16 << 10) /* bytes per read: at most one TLS record */
 
 /* ---- Connections ----------------------------------------------------------------------------
  *
- * The loop owns the client's socket. libmicrohttpd gets one end of a socket pair, the relay copies
- * between the two: so the handshake of TLS, a client that does not read and the end of a connection
- * are the loop's to handle, and libmicrohttpd sees plain bytes only. */
+ * The loop owns the client's socket. libmicrohttpd gets one end of a socket pair, and the relay
+ * copies bytes between the two. So the loop handles TLS, clients that do not read and the end of a
+ * connection, and libmicrohttpd sees only plain text. */
 
 enum conn_state {
     CONN_FRESH,     /* nothing received yet */
-    CONN_HANDSHAKE, /* TLS: not yet libmicrohttpd's */
+    CONN_HANDSHAKE, /* TLS handshake; not yet passed to libmicrohttpd */
     CONN_IDLE,      /* between requests */
-    CONN_BODY,      /* headers came, the body is coming */
+    CONN_BODY,      /* the headers are complete; the body is not */
     CONN_BUSY,      /* being answered */
     CONN_CLOSING    /* libmicrohttpd has ended it; the rest of the output and the close remain */
 };
 
-/* Bytes that a socket did not take yet. Allocated only while there are some. */
+/* Bytes that a socket has not accepted yet. Allocated only while there are some. */
 struct relay_rest {
     char *data;
     size_t at, size;
@@ -63,12 +63,12 @@ struct conn {
     struct tls *tls; /* NULL = plain */
     uv_poll_t poll;
     int events;          /* the events `poll` waits for */
-    bool watching;       /* among them the client's leaving */
+    bool watching;       /* `events` includes a disconnect of the client */
     bool end_read;       /* the client sends no more */
-    bool end_sent;       /* nor do we */
+    bool end_sent;       /* keepd sends no more */
     uint64_t acked;      /* bytes the client has taken, at the last tick */
-    int64_t progress_ns; /* when that last moved, or nothing was pending */
-    size_t discarded;    /* bytes read that nobody wants */
+    int64_t progress_ns; /* when `acked` last grew, or nothing was pending */
+    size_t discarded;    /* bytes read and discarded */
     struct framing framing;
     unsigned long long begun; /* requests that libmicrohttpd has begun */
     struct sock_peer peer;
@@ -90,7 +90,7 @@ void conn_notify(void *cls, struct MHD_Connection *connection, void **socket_con
 void conn_open(struct server *server, int fd, const struct sock_peer *peer); /* takes the fd */
 void conn_attach(struct conn *conn); /* to libmicrohttpd; on failure the connection ends */
 void conn_set_state(struct conn *conn, enum conn_state state);
-void conn_watch(struct conn *conn);   /* tells again of a client that has left before */
+void conn_watch(struct conn *conn);   /* watches for a disconnect, also an earlier one */
 void conn_left(struct conn *conn);    /* the client has closed its side */
 void conn_kill(struct conn *conn);    /* ends it now, its request too */
 void conn_release(struct conn *conn); /* frees it once neither side has it any more */
@@ -102,22 +102,22 @@ void relay_on_client(uv_poll_t *poll, int status, int events);
 void relay_on_inner(uv_poll_t *poll, int status, int events);
 void relay_update(struct conn *conn);   /* waits for what can happen next */
 void relay_soon(struct conn *conn);     /* libmicrohttpd is about to write something */
-void relay_sent(struct server *server); /* sends that output on, as far as clients accept it */
+void relay_sent(struct server *server); /* forwards that output, as far as clients accept it */
 bool relay_has_output(const struct conn *conn);
 void relay_close_client(struct conn *conn);
 void relay_close_inner(struct conn *conn);
 
 /* door.c: the listening socket */
 void door_open(struct server *server);
-void door_update(struct server *server); /* opens it or closes it, by what there is room for */
+void door_update(struct server *server); /* accepts clients or stops, by the free places */
 void door_shut(struct server *server);
 
 /* ---- Exchanges ----------------------------------------------------------------------------- */
 
 enum phase {
     PHASE_BODY,  /* receiving */
-    PHASE_WORK,  /* the pool parses and tokenises */
-    PHASE_WAIT,  /* the engine has the jobs, or an order to delete */
+    PHASE_WORK,  /* the thread pool parses and tokenises */
+    PHASE_WAIT,  /* the engine has the jobs, or a deletion */
     PHASE_READY, /* `answer` waits to be queued */
     PHASE_SENT   /* queued; libmicrohttpd writes it, or the stream's reader is being called */
 };
@@ -127,18 +127,18 @@ struct answer {
     const char *content_type; /* NULL = JSON */
     const char *allow;        /* header of a 405 */
     int retry_ms;             /* Retry-After when > 0 */
-    bool close;               /* the connection does not survive */
+    bool close;               /* close the connection after the answer */
     const char *origin;       /* origin whose pages may read the answer; NULL = none */
-    bool preflight;           /* answers a browser's question about another origin */
+    bool preflight;           /* answers a CORS preflight request */
     struct buf body;
 };
 
-/* How much of one choice has become events. */
+/* How much of one choice has been rendered as events. */
 struct stream_choice {
     struct exchange *exchange; /* the owner; `facts` has the rest */
     const struct engine_choice *source;
     int index;             /* as in struct oai_answer */
-    uint32_t tokens_seen;  /* tokens looked at */
+    uint32_t tokens_seen;  /* tokens processed */
     uint32_t tokens_shown; /* tokens whose scores were sent */
     uint32_t tokens_sent;  /* tokens whose ids were sent */
     size_t text_shown;
@@ -154,7 +154,7 @@ struct stream {
     size_t out_at;          /* position in events.out */
     uint64_t progress_sent; /* prompt tokens; UINT64_MAX = nothing yet */
     struct stream_choice *choices;
-    int next; /* the choice that is rendered first: each gets its turn */
+    int next; /* the choice to render first (round robin) */
     int left; /* choices not ended */
     bool ping, ended;
 };
@@ -186,10 +186,10 @@ struct exchange {
     const struct route *route; /* `found`; NULL = there is none */
     enum phase phase;
     bool suspended;
-    bool refused;         /* `answer` is decided, the rest of the body is only read away */
+    bool refused;         /* `answer` is set; the rest of the body is read and discarded */
     bool gone;            /* the client left, or took too long */
-    int places;           /* in the queue, that we must give back */
-    bool expired;         /* took longer than it may */
+    int places;           /* queue places that the request still holds */
+    bool expired;         /* exceeded its time limit */
     int64_t deadline_ns;  /* 0 = none */
     int64_t queue_tokens; /* reserved in the queue, see quota.h */
     uint8_t client[16];   /* identity for fair queueing, see set_client */
@@ -201,13 +201,13 @@ struct exchange {
     struct buf body;
     size_t body_seen, body_held;
     struct answer answer;
-    /* from the pool */
+    /* written by the thread pool */
     uv_work_t work;
     cJSON *tree;
     struct arena arena;
     struct oai_request request;
     struct oai_error error;
-    int64_t scores; /* most that the answer can have, see OAI_SCORES_MAX */
+    int64_t scores; /* upper bound for the answer, see OAI_SCORES_MAX */
     /* the jobs: one per prompt, allocated by the pool */
     struct engine_job *jobs;
     struct job_progress *progress; /* [job_count] */
@@ -242,11 +242,11 @@ void exchange_dispatch(struct exchange *exchange);             /* the body is co
 void exchange_poll(struct exchange *exchange, int64_t now_ns); /* after a wake or a tick */
 bool exchange_stream_ready(const struct exchange *exchange, int64_t now_ns);
 void exchange_answer_wait(struct exchange *exchange); /* PHASE_WAIT is over */
-/* Gives the engine an order to delete and waits for it; refuses where that cannot be. */
+/* Asks the engine to delete the conversation and waits; refuses where that is impossible. */
 void exchange_delete(struct exchange *exchange, uint64_t conversation);
 void exchange_drop_body(struct exchange *exchange);
 
-/* prepare.c: what the pool does with a body; touches only the exchange and immutable data. */
+/* prepare.c: parses a body in the thread pool; uses only the exchange and immutable data. */
 void prepare_run(uv_work_t *work);
 /* The space of the client's conversations with this salt, on this server's model. */
 int prepare_space(const struct exchange *exchange, const char *salt, uint8_t space[16]);
@@ -256,7 +256,7 @@ int stream_queue(struct exchange *exchange); /* 200 and the reader; enum MHD_Res
 bool stream_has_news(const struct exchange *exchange);
 void stream_close(struct stream *stream);
 
-/* load.c: the load in a response header, for balancers that ask (ORCA) */
+/* load.c: the load as a response header, for balancers that request it (ORCA) */
 void load_add_header(struct exchange *exchange, struct MHD_Response *response);
 
 /* routes.c: fills *route and returns it. NULL with *allow = NULL: no such path; NULL with *allow:
@@ -281,7 +281,7 @@ struct server {
     bool handles_open; /* poll, timers and signals exist */
     struct MHD_Daemon *daemon;
     int listen_fd;
-    bool loopback;          /* bound to this machine only: Host headers are checked */
+    bool loopback;          /* bound to loopback: Host headers are checked */
     bool unlink_path;       /* the Unix socket's path is ours */
     struct tls_config *tls; /* NULL = plain */
     struct keys keys;
@@ -307,15 +307,15 @@ struct server {
     size_t body_bytes;         /* bytes of all bodies held */
     struct stats stats;
     bool draining, aborting;
-    bool failed;  /* the engine did, so it drains */
-    bool closing; /* the engine is gone: no request may begin */
+    bool failed;  /* the engine failed, so the server drains */
+    bool closing; /* the engine is closed: no request may begin */
     int64_t drain_deadline_ns;
-    const char *drain_end; /* why it ends before everybody has an answer */
+    const char *drain_end; /* why it ends before all requests are answered */
     int64_t start_seconds;
 };
 
-void server_pump_soon(struct server *server);     /* libmicrohttpd has something to do */
-void server_may_end(struct server *server);       /* a drain, if nothing is left to do */
-void server_all_submitted(struct server *server); /* no accepted request is in the pool */
+void server_pump_soon(struct server *server);     /* runs libmicrohttpd soon */
+void server_may_end(struct server *server);       /* ends a drain if nothing is left to do */
+void server_all_submitted(struct server *server); /* no accepted request is in the thread pool */
 
 #endif

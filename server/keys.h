@@ -1,7 +1,7 @@
-/* API keys: who may ask, and how often. Loop thread only.
+/* API keys: authentication and rate limits. Loop thread only.
  *
- * Kept as digests under a secret of this process: a lookup hashes the candidate and compares all
- * digests in full, so its time says nothing about the keys. */
+ * Keys are kept as digests keyed with a secret of this process. A lookup hashes the candidate and
+ * compares all digests in full, so its time reveals nothing about the keys. */
 #ifndef KEEPD_SERVER_KEYS_H
 #define KEEPD_SERVER_KEYS_H
 
@@ -17,32 +17,32 @@
 struct key {
     uint8_t digest[16];
     double allowance;    /* requests that may start now, refilled by the rate */
-    int64_t refilled_ns; /* 0: never asked, so all of them */
+    int64_t refilled_ns; /* 0: never used, so the allowance is full */
 };
 
 struct keys {
     uint8_t secret[16];
     struct key *items; /* by digest */
-    size_t count;      /* 0 = open to everybody */
+    size_t count;      /* 0 = no key needed */
     struct key anyone;
 };
 
-/* `texts` are taken as they are; `file` (may be NULL) has one key per line, blank lines and those
- * that begin with # do not count. Keys that are in `before` (may be NULL) keep what they may spend.
+/* `texts` are taken as they are; `file` (may be NULL) has one key per line, blank lines and lines
+ * that begin with # are ignored. Keys that are in `before` (may be NULL) keep their allowance.
  * On failure *keys is empty and fault->field is "api-key" or "api-key-file". A file without any key
  * is a failure: it would open the server to everybody. */
 int keys_open(struct keys *keys, char *const *texts, size_t text_count, const char *file,
               const struct keys *before, struct fault *fault);
 void keys_close(struct keys *keys);
-/* Keys that are in `before`, of the same secret, get what they may spend; keys_open does this.
+/* Keys that are in `before`, of the same secret, get its allowance; keys_open does this.
  * Returns how many pairs it compared: fewer than there are keys in both. */
 size_t keys_inherit(struct keys *keys, const struct keys *before);
 
-/* NULL: not one of the keys. Without keys everybody is one and the same. */
+/* NULL: unknown key. If there are no keys, all clients share `anyone`. */
 struct key *keys_find(struct keys *keys, const char *text);
 
-/* Takes one request off the key's allowance: `per_minute` refill it evenly and as many may come at
- * once. 0, or the milliseconds until the next may start. */
+/* Token bucket: takes one request off the key's allowance, which holds at most `per_minute`
+ * requests and is refilled at that rate. 0, or milliseconds until the next request may start. */
 int64_t key_spend(struct key *key, int64_t per_minute, int64_t now_ns);
 
 #endif

@@ -1,6 +1,6 @@
 /* Limits of one request: every limit of the API in one place. Beyond a limit the answer is a
- * 400 that names the field and the limit; tests/http/test_limits.py tries each at the limit and one
- * above. Limits of connections, headers and bodies are options (config/). */
+ * 400 that names the field and the limit; tests/http/test_limits.py tests each limit and one
+ * above it. Limits of connections, headers and bodies are options (config/). */
 #ifndef KEEPD_SERVER_LIMITS_H
 #define KEEPD_SERVER_LIMITS_H
 
@@ -8,7 +8,7 @@
 #define OAI_MESSAGES_MAX      4096
 #define OAI_TOOLS_MAX         128
 #define OAI_TOOL_NAME_BYTES   64
-#define OAI_PROMPTS_MAX       128     /* per request; each is a job with a queue place of its own */
+#define OAI_PROMPTS_MAX       128     /* per request; each is a job with its own queue place */
 #define OAI_N_MAX             128     /* choices per prompt */
 #define OAI_CHOICES_MAX       256     /* per request: prompts x n */
 #define OAI_SCORES_MAX        4194304 /* per answer: choices x tokens x (1 + alternatives) */

@@ -1,5 +1,5 @@
-/* How loaded this instance is, for balancers: a response header for those that ask (ORCA, as vLLM
- * sends it) and GET /v1/loads (SGLang's form, core fields). */
+/* The load of this instance, for load balancers: a response header on request (ORCA, as vLLM sends
+ * it) and GET /v1/loads (SGLang's form, core fields). */
 #include <inttypes.h>
 #include <stdio.h>
 #include <strings.h>

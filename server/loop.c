@@ -1,4 +1,5 @@
-/* libmicrohttpd inside the libuv loop: its epoll is one descriptor of ours, its timeout one timer.
+/* Runs libmicrohttpd in the libuv loop, which polls its epoll descriptor and has a timer for its
+ * timeout.
  *
  * The engine's thread wakes the loop once per step; the loop then looks at every job and resumes
  * the connections that have something to write. */

@@ -1,6 +1,6 @@
-/* Body -> checked request with its prompts as tokens, one job for each, in the thread pool. Touches
- * its own exchange and immutable data only; the loop leaves the exchange alone meanwhile (but for
- * `gone`). */
+/* Turns a body into a checked request with one job, with tokens, for each prompt. Runs in the
+ * thread pool and uses only its exchange and immutable data; the loop meanwhile changes nothing of
+ * the exchange but `gone`. */
 #include <inttypes.h>
 #include <string.h>
 #include <sys/random.h>

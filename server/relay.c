@@ -1,8 +1,9 @@
 /* Bytes between a client's socket and libmicrohttpd's end of the pair, encrypted or not.
  *
- * Each direction reads RELAY_BYTES at most and offers them to the other side at once. What that
- * does not take is kept, and nothing more is read in this direction until it has been taken: so a
- * slow side is felt by the other one, and a connection holds a bounded number of bytes. */
+ * Each direction reads RELAY_BYTES at most and offers them to the other side at once. Bytes
+ * that the other side does not accept are kept, and nothing more is read in this direction until it
+ * has accepted them. So back pressure reaches the sender, and a connection's buffers are bounded.
+ */
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>

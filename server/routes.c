@@ -1,4 +1,4 @@
-/* The routes, and the ones that answer at once. */
+/* The routing table, and the handlers of routes that need no work by the engine. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>

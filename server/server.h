@@ -1,10 +1,10 @@
-/* The daemon's edge: one loop thread that owns every socket, with libmicrohttpd inside libuv.
+/* The HTTP server: one event-loop thread that owns every socket and runs libmicrohttpd in libuv.
  *
- * Life: server_open (checks the options) -> server_bind (so that a port in use shows before a model
- * is loaded) -> engine_open with wake = server_wake -> server_start (listens) -> server_run (until
- * a signal has been answered by draining) -> engine_close -> server_close. All functions belong to
- * the thread that calls server_run, except server_wake. Under systemd a socket that was passed is
- * used instead of an own one, and server_run reports what it does (server/systemd.h). */
+ * Life: server_open (checks the options) -> server_bind (reports a port in use before the
+ * model is loaded) -> engine_open with wake = server_wake -> server_start (listens) -> server_run
+ * (until a signal has drained the server) -> engine_close -> server_close. All functions belong to
+ * the thread that calls server_run, except server_wake. Under systemd the server uses a
+ * socket that systemd passed, and server_run reports its state (server/systemd.h). */
 #ifndef KEEPD_SERVER_SERVER_H
 #define KEEPD_SERVER_SERVER_H
 
@@ -20,12 +20,12 @@ struct server;
 struct server_timeouts {
     int handshake; /* 10,000: TLS, until both sides have finished */
     int header;    /* 30,000: a new connection's first request line and headers */
-    int idle;      /* 75,000: a kept-alive connection's next ones */
+    int idle;      /* 75,000: the next ones on a kept-alive connection */
     int body;      /* 30,000 and 1 ms per 16 bytes received */
-    int stall;     /* 60,000: data is pending and the client takes none */
-    int first;     /* 1,000: a stream's header waits so long for a first token */
-    int ping;      /* 15,000: comment on a stream without news */
-    int health;    /* 60,000: work, but no progress */
+    int stall;     /* 60,000: output is pending and the client accepts none */
+    int first;     /* 1,000: longest wait of a stream's header for the first token */
+    int ping;      /* 15,000: a comment is sent on a stream without events */
+    int health;    /* 60,000: unhealthy after this time with work and no progress */
 };
 
 /* The options that server_reload may change. */
@@ -44,7 +44,7 @@ struct server_options {
     const char *unix_socket;        /* instead of host and port; NULL = TCP */
     const char *unix_socket_mode;   /* octal: "0660" */
     const char *tls_cert, *tls_key; /* files in PEM; both or neither */
-    const char *names; /* served model names, separated by commas; the first is the real one */
+    const char *names; /* served model names, separated by commas; the first is the canonical one */
     /* Lists belong to the caller and stay until server_close. */
     char *const *allowed_hosts; /* besides localhost, while bound to loopback */
     size_t allowed_host_count;
@@ -71,7 +71,7 @@ int server_start(struct server *server, struct engine *engine, struct fault *fau
 const char *server_url(const struct server *server); /* after server_start */
 const char *server_model(const struct server *server);
 bool server_needs_key(const struct server *server);
-/* Until a signal has ended it, or, false, the engine's failure: everybody has an answer then. */
+/* Runs until a signal (true) or a failure of the engine (false); every request is then answered. */
 bool server_run(struct server *server);
 /* From the reload callback. A fault leaves everything as it was. */
 int server_reload(struct server *server, const struct server_reloadable *fresh,

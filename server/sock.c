@@ -1,6 +1,6 @@
 /* Socket system calls of the server: binding TCP and Unix sockets with errors that name the option,
- * accepting without blocking, and how much of its output a client has received. The last needs
- * Linux's tcp_info, which is why these calls are apart from the files that use libuv. */
+ * accepting without blocking, and how much of its output a client has received. Linux's
+ * tcp_info, which the last one needs, conflicts with headers of the files that use libuv. */
 #include "server/sock.h"
 
 #include <arpa/inet.h>

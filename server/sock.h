@@ -1,5 +1,5 @@
-/* Sockets as the kernel sees them. The listening one is bound before the model is loaded and
- * listens after. */
+/* Socket system calls. The listening socket is bound before the model is loaded, and listens
+ * afterwards. */
 #ifndef KEEPD_SERVER_SOCK_H
 #define KEEPD_SERVER_SOCK_H
 
@@ -18,14 +18,16 @@ struct sock_address {
     unsigned mode;    /* permissions of the path */
 };
 
-/* Whether there is such an address; takes nothing. */
+/* Checks that the address is valid; binds nothing. */
 int sock_check(const struct sock_address *address, struct fault *fault);
-/* A path that a dead process left behind is taken over, one that is served is a fault, and so is
- * anything there that is not a socket. */
+/* Replaces the Unix socket of a process that has ended. A socket in use is a fault, and so is a
+ * path that is no socket. */
 int sock_bind(const struct sock_address *address, int *fd, struct fault *fault);
-/* Also for a socket that listens already: what connections should inherit from it. */
+/* Also sets the options that accepted connections inherit, on a socket that already listens, too.
+ */
 int sock_listen(int fd, struct fault *fault);
-/* "http://127.0.0.1:8080" or "unix:/run/keepd.sock", of what is in force. `host` NULL: as bound. */
+/* "http://127.0.0.1:8080" or "unix:/run/keepd.sock", of the bound socket. `host` NULL: the bound
+ * address. */
 void sock_url(int fd, const char *host, bool tls, char *url, size_t size);
 bool sock_is_loopback(int fd); /* reached from this machine only; false for a Unix socket */
 /* Removes the path of a Unix socket; does nothing for others. */
@@ -40,20 +42,20 @@ struct sock_peer {
     socklen_t size;
 };
 
-/* The next connection, which never blocks, or -1 with errno. */
+/* Accepts a connection as a non-blocking socket; -1 with errno. */
 int sock_accept(int fd, struct sock_peer *peer);
 bool sock_peer_known(const struct sock_peer *peer);
-bool sock_peer_equal(const struct sock_peer *a, const struct sock_peer *b); /* ports aside */
-/* The network of the peer: its address, of IPv6 the first 64 bits, which one host has alone. False:
- * it is on this machine, by loopback or a Unix socket, where all have the same. */
+bool sock_peer_equal(const struct sock_peer *a, const struct sock_peer *b); /* without the ports */
+/* The peer's network: its IPv4 address, or the first 64 bits of its IPv6 address. False: the peer
+ * is local (loopback or a Unix socket), where all peers share one address. */
 bool sock_peer_network(const struct sock_peer *peer, uint8_t network[16]);
-/* Two connected sockets that never block and hold little; 0, or -1 with errno. */
+/* Two connected, non-blocking sockets with small buffers; 0, or -1 with errno. */
 int sock_pair(int pair[2]);
 bool sock_unread(int fd);      /* something can be read */
-void sock_clear_error(int fd); /* the pending one, so that what came before it can be read */
+void sock_clear_error(int fd); /* clears a pending error, so that earlier data can be read */
 
-/* Bytes the peer has acknowledged since the connection began (a Unix socket: minus what it has not
- * read), so that a change means that it takes some; false: nothing is pending. */
+/* Bytes the peer has acknowledged since the connection began (Unix socket: minus the unread
+ * bytes); a change shows that the peer is reading. False: nothing is pending. */
 bool sock_pending(int fd, uint64_t *acked);
 
 #endif

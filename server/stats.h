@@ -1,7 +1,7 @@
 /* The content of /metrics: counts of finished requests (loop thread) and the engine's snapshots,
  * written as Prometheus text. Names and buckets are vLLM's where vLLM has the notion, so that
- * existing dashboards and routers work; the others start with keepd_. As vLLM does, the label
- * `engine` tells the replica; what belongs to the whole process has engine="0". */
+ * existing dashboards and routers work; the others start with keepd_. As in vLLM, the label
+ * `engine` is the replica's number; metrics of the whole process have engine="0". */
 #ifndef KEEPD_SERVER_STATS_H
 #define KEEPD_SERVER_STATS_H
 
@@ -44,16 +44,16 @@ struct stats {
     int unfinished; /* submitted */
 };
 
-void stats_open(struct stats *stats, int max_model_len); /* must stay where it is */
+void stats_open(struct stats *stats, int max_model_len); /* must not be moved afterwards */
 
 /* `count` more tokens of a stream whose last ones came at `last_ns` (0: these are the first). */
 void stats_tokens(struct stats *stats, const struct engine_job *job, uint32_t count,
                   int64_t received_ns, int64_t last_ns, int64_t now_ns);
-/* A job went to the engine; stats_finished ends it. */
+/* Counts a job that was submitted to the engine; stats_finished ends it. */
 void stats_submitted(struct stats *stats, int64_t now_ns);
 void stats_finished(struct stats *stats, const struct engine_job *job, int64_t received_ns);
-/* When a place in a full queue may be free, by the rate at which requests finished while there were
- * any: milliseconds, 100 to 30,000. */
+/* Estimates when a full queue has a free place, from the rate at which requests finish under load:
+ * milliseconds, 100 to 30,000. */
 int stats_retry_ms(const struct stats *stats);
 
 struct stats_input {

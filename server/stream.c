@@ -1,7 +1,7 @@
 /* Server-sent events, rendered when libmicrohttpd asks for bytes.
  *
- * Nothing is queued per client: what the engine produced lies in the job, and the reader turns the
- * tokens not shown yet into events when the socket takes more. So a slow client costs a few
+ * No output is queued per client: tokens lie in the job's arrays, and the reader renders the tokens
+ * not yet sent when the socket accepts more. So a slow client costs a few
  * kilobytes here and nothing in the engine. One event per token (a token that ends inside a
  * character joins the next), so the bytes of a stream do not depend on timing. */
 #include <string.h>

@@ -1,5 +1,5 @@
-/* TLS over a socket that never blocks: certificate, handshake, records. GnuTLS stays in here.
- * A session belongs to the loop thread, and it owns no descriptor. */
+/* TLS over a socket that never blocks: certificate, handshake, records. Only tls.c uses
+ * GnuTLS. A session belongs to the loop thread, and it owns no descriptor. */
 #ifndef KEEPD_SERVER_TLS_H
 #define KEEPD_SERVER_TLS_H
 
@@ -26,9 +26,10 @@ void tls_close(struct tls *tls);                               /* NULL allowed *
 int tls_handshake(struct tls *tls);           /* 0 = done, or one of the above */
 bool tls_has_answered(const struct tls *tls); /* the client's hello has been answered */
 bool tls_wants_write(const struct tls *tls);  /* after TLS_AGAIN: writable, else readable */
-/* Bytes; of tls_read 0 = the client has closed its side in order. After TLS_AGAIN tls_write must be
- * called with the same bytes again. One record at most; `size` of tls_read must be 16 KiB at least,
- * so that nothing stays behind that the socket would not show. */
+/* Return the number of bytes; tls_read returns 0 after the client's close_notify. After TLS_AGAIN
+ * tls_write must be called with the same bytes again. At most one record; `size` of tls_read must
+ * be at least 16 KiB: GnuTLS would otherwise hold back data that polling the socket does not show.
+ */
 ssize_t tls_read(struct tls *tls, void *to, size_t size);
 ssize_t tls_write(struct tls *tls, const void *from, size_t size);
 void tls_bye(struct tls *tls); /* close_notify, if the socket takes it */

@@ -1,5 +1,6 @@
-/* When systemd's watchdog is fed: each replica of the engine must have got on with its work since
- * the last time, or have none; not all of them at once. Loop thread only. */
+/* Decides when keepd notifies systemd's watchdog: since the last notification each replica must
+ * have made progress or been seen without work, not necessarily at the same time. Loop thread only.
+ */
 #ifndef KEEPD_SERVER_WATCHDOG_H
 #define KEEPD_SERVER_WATCHDOG_H
 

@@ -1,12 +1,13 @@
 /* Chat templates: the Jinja dialect of published models as Hugging Face runs it (trim_blocks,
- * lstrip_blocks, loop controls), Python's text to the byte, and bounds on steps, depth, memory and
- * output (jinja_value.h has them). A compiled template is immutable; any thread may render it.
+ * lstrip_blocks, loop controls), with output identical to Python's, and bounds on steps, depth,
+ * memory and output (text/jinja/value.h). A compiled template is immutable; any thread may render
+ * it.
  *
  * Rendering remembers which output bytes came from the request (string values of `messages` and
  * `tools`, their keys too) so that the tokenizer recognises special tokens only in what the
- * template itself wrote: "<|im_end|>" typed by a user cannot end a turn. A message's `role` that is
- * one of the API's words (system, developer, user, assistant, tool, function) counts as the
- * template's: templates write '<|' + message.role + '|>'. */
+ * template itself wrote: "<|im_end|>" typed by a user cannot end a turn. A message's `role` is
+ * trusted if the API defines it (system, developer, user, assistant, tool, function), because
+ * templates write '<|' + message.role + '|>'. */
 #ifndef KEEPD_TEXT_CHAT_H
 #define KEEPD_TEXT_CHAT_H
 

@@ -1,5 +1,5 @@
-/* Text of a model, a directory or a GGUF file: tokenizer, chat template and the strings templates
- * ask for. Immutable after opening; any thread. */
+/* The tokenizer, the chat template and its strings, read from a model directory or a GGUF file.
+ * Immutable after opening; any thread. */
 #ifndef KEEPD_TEXT_TEXT_H
 #define KEEPD_TEXT_TEXT_H
 
@@ -20,13 +20,15 @@ struct text {
  * tokenizer_config.json (optional) and the templates where transformers looks for them: the plain
  * one in chat_template.jinja, else tokenizer_config.json's chat_template (a string, or the list's
  * "default"); the one for tools in additional_chat_templates/tool_use.jinja, else the list's
- * "tool_use". With either file nothing is taken from tokenizer_config.json. A file is GGUF,
- * and its metadata are read. Errors name the file or the key. On failure *text is empty. */
+ * "tool_use". If either file exists, the templates in tokenizer_config.json are ignored. A
+ * `path` that is a file must be GGUF; its metadata are read. Errors name the file or the key. On
+ * failure *text is empty. */
 int text_open(const char *path, struct text *text, struct fault *fault);
 void text_close(struct text *text);
 
-/* The prompt of a chat. ERR_LIMIT: without a field where it has more than `max_ids` tokens, else
- * with the place whose limit it is (the template's line, the tokenizer). */
+/* Renders a chat and tokenises it. ERR_LIMIT without a field: more than `max_ids` tokens. ERR_LIMIT
+ * with a field: the limit of the place that the field names (the template's line, the tokenizer).
+ */
 int text_render_chat(const struct text *text, const cJSON *context, size_t max_ids,
                      struct arena *arena, struct tok_ids *out, struct fault *fault);
 

@@ -1,6 +1,6 @@
 /* AMX tiles: eight registers of 16 rows by 64 bytes. C[m][n] += A[m][2k..] . B[k][2n..] over pairs
  * of bf16, float32 sums, pairs in ascending order; a row of C depends on its row of A alone. GCC's
- * tile intrinsics want literal register numbers. */
+ * tile intrinsics require literal register numbers. */
 #ifndef KEEPD_KERNELS_CPU_AMX_H
 #define KEEPD_KERNELS_CPU_AMX_H
 
@@ -25,7 +25,7 @@ static inline void amx_configure(int rows, int first_full) {
         config.row_bytes[i] = 64;
         config.rows[i] = (uint8_t)(i < first_full ? rows : 16);
     }
-    /* gcc 12's intrinsic tells the optimiser of the first bytes only */
+    /* gcc 12's intrinsic tells the optimiser about the first bytes only */
     __asm__ volatile("" : : "r"(&config) : "memory");
     _tile_loadconfig(&config);
 }

@@ -2,8 +2,9 @@
  * 32, 64 and 128. Other shapes always use the AVX-512 kernel; the choice depends on the shape
  * alone.
  *
- * Sixteen query vectors ("lanes") meet 128 entries at a time, at entries 0-127, 128-255, ... of the
- * stream, so the arithmetic of a lane depends only on the entries it sees. Three stages:
+ * Sixteen query vectors ("lanes") are multiplied with 128 entries at a time, at entries 0-127,
+ * 128-255, ... of the stream, so the arithmetic of a lane depends only on the entries it sees.
+ * Three stages:
  *
  * Scores, S^T[entry][lane] = K Q^T: the page's keys are A tiles as stored; Q is packed once.
  *

@@ -1,7 +1,7 @@
-/* Drivers of rotation, of writes into the cache, and of attention. A driver cuts the rows of a step
- * into items, hands the items to workers and calls the path's kernels; results do not depend on the
- * cut. Attention items are whole groups of query heads over one KV head, so that a key is read once
- * for all of them. */
+/* Drivers of rotation, of writes into the cache, and of attention. A driver divides the rows of a
+ * step into items, hands the items to workers and calls the path's kernels; results do not depend
+ * on the division. Attention items are whole groups of query heads over one KV head, so that a key
+ * is read once for all of them. */
 #include "kernels/cpu/internal.h"
 
 #include <math.h>

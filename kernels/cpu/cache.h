@@ -3,28 +3,29 @@
  * A page holds P entries of one stream (slot, layer, KV head): keys [P][D], then values [P][D], in
  * the cache's dtype, 8 KiB together; beside it, indexed by the same page number, pos[P] and
  * log_beta[P]. Entries of a stream are dense (entry i sits in page i / P, slot i % P) and ascending
- * in pos. What lies at or after a stream's length is stale: never read it.
+ * in pos. Contents at or after a stream's length are stale and must not be read.
  *
  * All memory is one zeroed mapping made at open, touched only as far as used; after open nothing
  * allocates, so nothing here can run out of memory later. Free pages are a stack, not a ring: the
- * page freed last is used next, so the resident size stays at the high-water mark and a page that
- * comes back is still warm.
+ * page freed last is used next. So resident memory stays at its high-water mark, and the page is
+ * likely still in the CPU's caches.
  *
  * A slot has two tables of pages per stream, its rows: the entries, and the members of their
- * classes (kern.h), records that fill the same pages. Rows share, copy, come and go alike.
+ * classes (kern.h), records that fill the same pages. Both kinds of rows are shared, copied and
+ * freed in the same way.
  *
  * One step: begin_step takes the pages, writes pos and raises the lengths by the span's count; then
  * the kernels write rows into entries [length - count, length) of every stream, log_beta included.
  * With a rule that adds up attention they also write the score of every entry, so begin_step makes
  * all pages of such a sequence its own.
  *
- * Forks share pages by count; whoever is about to write into a shared page copies it first. Such a
- * copy always finds a free page while every slot's own table fits its reservation: shared pages are
- * then counted more than once in the reservations but once in the pool.
+ * Forks share pages by reference count; a slot copies a shared page before it writes to it. The
+ * copy always finds a free page while every slot's table fits its reservation: a shared page counts
+ * once in each reservation but only once in the pool.
  *
  * With several ranks (kernels/comm.h) a cache holds the streams of its rank's heads and `options`
- * counts those; a stream's number is its rank's own except where "of the model" is said. Steps,
- * evictions and forks are taken or refused by all ranks together.
+ * counts those heads; streams are numbered within the rank unless "of the model" is stated. All
+ * ranks accept or refuse a step, eviction or fork together.
  *
  * Threads: one thread, the engine's or the rank's, calls everything; `parallel`, when set, spreads
  * streams over workers. Wrong slot numbers and the like are programmer errors and abort. */
@@ -164,7 +165,7 @@ int cpu_cache_open(struct cpu_cache *cache, const struct kern_cache_options *opt
  * `comm` must outlive the cache. */
 int cpu_cache_open_rank(struct cpu_cache *cache, const struct kern_cache_options *options,
                         const struct comm *comm, int workers, struct fault *fault);
-void cpu_cache_close(struct cpu_cache *cache); /* idempotent; fine on a zeroed struct */
+void cpu_cache_close(struct cpu_cache *cache); /* idempotent; a zeroed struct is allowed */
 
 /* Appends span->count entries to every stream of each span's slot. ERR_FULL when the free pages do
  * not suffice for the whole batch, ERR_LIMIT beyond max_positions; neither changes anything. */
@@ -177,7 +178,7 @@ int cpu_cache_evict(struct cpu_cache *cache, const struct kern_evict *due, int c
 int cpu_cache_truncate(struct cpu_cache *cache, int slot, int32_t pos);
 /* ERR_LIMIT (a page's reference count would overflow) changes nothing. */
 int cpu_cache_fork(struct cpu_cache *cache, int from, int to);
-void cpu_cache_release(struct cpu_cache *cache, int slot); /* fine on a slot that is not in use */
+void cpu_cache_release(struct cpu_cache *cache, int slot); /* a slot not in use is allowed */
 /* ERR_LIMIT: the buffers for positions or log_beta are too small; all else is filled. */
 int cpu_cache_report(const struct cpu_cache *cache, int slot, struct kern_report *report);
 void cpu_cache_stats(const struct cpu_cache *cache, struct kern_cache_stats *stats);
@@ -438,8 +439,8 @@ static inline struct cpu_member *cpu_cache_member(const struct cpu_cache *cache,
 int32_t cpu_cache_find(const struct cpu_cache *cache, const struct cpu_stream *entries,
                        int32_t pos);
 
-/* Moves one entry with its side records: the only place, besides the kernels, that knows how an
- * entry lies in its page. */
+/* Moves one entry with its side records: besides the kernels, only this function
+ * knows an entry's layout in its page. */
 static inline void cpu_cache_move_entry(struct cpu_cache *cache, uint32_t to_page, int to_slot,
                                         uint32_t from_page, int from_slot) {
     size_t to = (size_t)to_slot * cache->row_size, from = (size_t)from_slot * cache->row_size;

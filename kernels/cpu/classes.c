@@ -1,8 +1,8 @@
-/* Classes: EMS (arXiv 2412.08521), see struct kern_classes: how evicted entries join the classes of
- * the entries that are kept, and how queries meet members.
+/* Classes: EMS (arXiv 2412.08521), see struct kern_classes: adds evicted entries to the classes of
+ * kept entries, and computes attention to members.
  *
- * Members are never stored as keys. A key at position c rotated to position p is R(p - c) k, so a
- * member's key is computed where a block of queries meets it, a few at a time, and discarded. */
+ * Members are never stored as keys. A key at position c rotated to position p is R(p - c) k, so
+ * members' keys are computed for each block of queries, a few at a time, and discarded. */
 #include <math.h>
 #include <stdlib.h>
 

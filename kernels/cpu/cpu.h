@@ -11,8 +11,8 @@
 struct cpu_options {
     const char *path; /* "auto", "reference", "portable", "avx2", "avx512", "amx"; NULL = auto */
     int threads;      /* 0 = the cores this process may use */
-    /* This rank of several: the backend owns it from here on, also when opening fails. All calls
-     * are then made on the rank's thread. NULL: a single rank. */
+    /* Tensor parallelism: the communicator of this rank. cpu_open takes ownership, even when it
+     * fails; all calls are then made on the rank's thread. NULL: a single rank. */
     const struct comm *comm;
 };
 

@@ -1,5 +1,5 @@
-/* The stages of an eviction, in the order they run. Each processes one stream, so that streams can
- * run in parallel, except where the whole sequence is considered. Stages pass their results on in
+/* The stages of an eviction, in the order they run. Each processes one stream, so streams can run
+ * in parallel; only some stages consider the whole sequence. Stages pass their results on in
  * the cache's scratch arrays, at evict[stream].first. */
 #ifndef KEEPD_KERNELS_CPU_EVICT_H
 #define KEEPD_KERNELS_CPU_EVICT_H
@@ -61,7 +61,7 @@ void evict_smooth(const struct kern_observe *observe, const float *x, int32_t co
  */
 
 /* R of the first `candidates` entries -> out. Uses O(n) memory; compares pairs of keys only until
- * every key has found its newest look-alike. */
+ * the newest similar key of every key is known. */
 void evict_redundancy(const struct cpu_cache *cache, const struct kern_redundancy *rule,
                       const struct cpu_stream *stream, int32_t candidates, struct cpu_work *work,
                       float *out);
@@ -72,8 +72,8 @@ void evict_redundancy(const struct cpu_cache *cache, const struct kern_redundanc
 /* Runs fn(job, stream, worker) for every stream. */
 typedef void evict_each(const struct evict_job *job, cpu_item *fn);
 
-/* Sends this rank's facts about its streams to all ranks. Required before a decision over streams
- * of other ranks. Returns 0 or the communicator's error. */
+/* Sends the measurements of this rank's streams (struct cpu_evict_fact) to all ranks. Required
+ * before a decision over streams of other ranks. Returns 0 or the communicator's error. */
 int evict_tell(const struct evict_job *job);
 /* The fact of the model's head `head` in a layer. */
 struct cpu_evict_fact *evict_fact(const struct evict_job *job, int layer, int head);

@@ -1,10 +1,9 @@
-/* Shared by the files of the CPU backend; nobody else includes it.
+/* Internal types of the CPU backend; only its files include them.
  *
  * An operation has two parts: its driver (ops.c, matmul.c, gate.c, attend.c: threads, shapes,
  * distribution of work, the same for every path) and its kernels (one table of functions per path,
  * single-threaded, compiled for that path's instructions). A kernel's result for a row must not
- * depend on the worker that runs it nor on the number of rows it is given: drivers may split work
- * freely.
+ * depend on the worker that runs it or on the number of rows, so drivers may split work freely.
  *
  * All buffers that grow are sized by configuration (largest weight, cache options, largest step)
  * and never exceed that; after the first largest step nothing allocates. */

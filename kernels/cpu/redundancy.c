@@ -3,8 +3,9 @@
  * rho[j] = (sum_i C[i,j] - sum_{i: l(i) = j} C[i,j]) / n
  *
  * The first sum needs no pairs: it is khat_j . (sum_i khat_i) - khat_j . khat_j. Pairs are compared
- * only to find l(i), newest first, sixteen i at a time, until every i has found its own. Most keys
- * have a recent look-alike and cost one or two pages. The published code compares all pairs. */
+ * only to find l(i), newest first, sixteen i at a time, until l(i) of every i is known. Most
+ * keys have a recent similar key, so the search reads one or two pages. The published code compares
+ * all pairs. */
 #include <math.h>
 
 #include "kernels/cpu/evict.h"

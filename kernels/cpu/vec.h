@@ -1,5 +1,5 @@
-/* Kernels written once over simd.h and compiled once per path. VEC(name) is the path's name for
- * them; the AMX path uses the AVX-512 ones for everything but tile products. */
+/* Kernels written once over simd.h and compiled once per path. VEC(name) adds the path
+ * to a kernel's name; the AMX path uses the AVX-512 ones for everything but tile products. */
 #ifndef KEEPD_KERNELS_CPU_VEC_H
 #define KEEPD_KERNELS_CPU_VEC_H
 

@@ -6,7 +6,7 @@
 
 #include "text/jinja/value.h"
 
-/* `marked`: its strings, keys too, came from the request. Strings are borrowed from the tree, which
+/* `marked`: its strings and keys came from the request. Strings are borrowed from the tree, which
  * must outlive the render, unless `copies`. */
 int jinja_from_json(struct jinja_run *run, const cJSON *node, bool marked, bool copies,
                     struct jinja_value *out);

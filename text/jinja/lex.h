@@ -48,7 +48,7 @@ enum jinja_token_kind {
 struct jinja_token {
     enum jinja_token_kind kind;
     int line;
-    const char *text; /* DATA, NAME and STRING (unescaped), NUL-terminated only by chance */
+    const char *text; /* DATA, NAME and STRING (unescaped), not NUL-terminated */
     uint32_t size;
     struct jinja_value number; /* INT, BIG or FLOAT */
 };

@@ -19,7 +19,7 @@ struct jinja_parser {
     struct jinja_tokens tokens;
     uint32_t at;
     int depth;
-    int loops; /* for bodies around us, inside the innermost macro */
+    int loops; /* enclosing `for` bodies, within the innermost macro */
     struct jinja_name **names;
     uint32_t name_count, name_capacity;
     uint32_t *index; /* by name, open addressing, position + 1 */

@@ -14,7 +14,7 @@
 #include "base/arena.h"
 #include "base/err.h"
 
-#define JINJA_STEPS_MAX    4000000      /* nodes walked, items visited, 64-byte pieces moved */
+#define JINJA_STEPS_MAX    4000000      /* nodes evaluated, items visited, 64-byte blocks copied */
 #define JINJA_TEXT_MAX     (8u << 20)   /* bytes of any string, the output included */
 #define JINJA_ITEMS_MAX    (1u << 20)   /* entries of any list or dict */
 #define JINJA_RANGE_MAX    100000       /* as Jinja's sandbox */
@@ -35,7 +35,7 @@ enum jinja_kind {
     JINJA_LIST, /* LIST .. GENERATOR hold a struct jinja_list */
     JINJA_TUPLE,
     JINJA_RANGE,
-    JINJA_VIEW,      /* dict.items() and its sisters */
+    JINJA_VIEW,      /* dict.items(), .keys() or .values() */
     JINJA_GENERATOR, /* true even when empty, and empty after its first use */
     JINJA_DICT,
     JINJA_NAMESPACE,
@@ -190,7 +190,7 @@ int jinja_list_add(struct jinja_run *run, struct jinja_list *list, const struct 
 /* Any iterable as a list, Python's iter(): a generator is used up by it. LIST and TUPLE give their
  * own list, not a copy. */
 int jinja_iterate(struct jinja_run *run, const struct jinja_value *v, struct jinja_list **out);
-/* The same in a fresh list. */
+/* The same in a new list. */
 int jinja_to_list(struct jinja_run *run, const struct jinja_value *v, enum jinja_kind kind,
                   struct jinja_value *out);
 int jinja_tuple2(struct jinja_run *run, const struct jinja_value *a, const struct jinja_value *b,

@@ -1,10 +1,10 @@
-/* The inside of the tokenizer, shared by text/tok/ alone.
+/* Internal types of the tokenizer; only text/tok/ includes them.
  *
  * Loading (load.c, pipe.c, decode.c, dir.c, gguf.c) fills `struct tok`; afterwards nothing writes
- * to it. Encoding streams: the text between added tokens is normalised (norm.c, forms.c), the
- * stages cut it one inside the other (split.c, regex.c), and every last piece goes to the model
- * (bpe.c, unigram.c), so no list of pieces is ever kept. `struct tok_encoder` holds what one call
- * needs. */
+ * to it. Encoding streams: the text between added tokens is normalised (norm.c, forms.c), each
+ * stage splits the pieces of the previous one (split.c, regex.c), and the final pieces go to the
+ * model (bpe.c, unigram.c) one by one, so no list of pieces is kept. `struct tok_encoder` is the
+ * state of one call. */
 #ifndef KEEPD_TEXT_TOK_INTERNAL_H
 #define KEEPD_TEXT_TOK_INTERNAL_H
 
@@ -12,7 +12,7 @@
 
 #include "text/tok/tok.h"
 
-/* Ceilings for what a file may ask; the largest published vocabularies have about 300,000 ids. */
+/* Limits of a tokenizer file; the largest published vocabularies have about 300,000 ids. */
 #define TOK_FILE_MAX     ((size_t)128 << 20)
 #define TOK_NODES_MAX    ((size_t)8 << 20) /* JSON values of a file */
 #define TOK_ID_MAX       (1 << 20)
@@ -66,7 +66,7 @@ struct tok_added {
     bool special, single_word, lstrip, rstrip, normalized;
 };
 
-/* Sorted by pattern: a match narrows a range of it byte by byte. */
+/* Sorted by pattern: a search narrows a range of patterns byte by byte. */
 struct tok_matcher {
     struct tok_added *tokens;
     size_t count;
@@ -124,9 +124,9 @@ struct tok_decoder {
     int replace_count;
     bool byte_level;     /* names are written in the byte alphabet */
     bool byte_fallback;  /* "<0x0A>" is the byte 10 */
-    bool fused;          /* while loading: what follows sees the whole text */
-    char strip[4];       /* one such character at the beginning of a text goes */
-    uint32_t strip_size; /* 0: none goes */
+    bool fused;          /* while loading: later steps see the whole text */
+    char strip[4];       /* one such character is dropped at the beginning of a text */
+    uint32_t strip_size; /* 0: nothing is dropped */
     char mark[4];        /* every one is dropped from the first token of a text */
     uint32_t mark_size;  /* 0: they stay */
 };
@@ -153,12 +153,12 @@ struct tok {
     int32_t byte_ids[256]; /* -1: the vocabulary lacks this byte; of the byte alphabet */
     bool all_bytes;
     int32_t unknown;           /* -1: unknown characters give no token */
-    bool fuse_unknown;         /* neighbours become one token */
+    bool fuse_unknown;         /* adjacent ones become one token */
     bool byte_fallback;        /* unknown characters become the tokens of their bytes */
     int32_t fallback_ids[256]; /* "<0x00>".."<0xFF>"; -1: the vocabulary lacks it */
     bool all_fallback;
     size_t names_max;  /* the longest token's name */
-    bool cut_at_marks; /* no merge reaches over the beginning of a word (bpe.c) */
+    bool cut_at_marks; /* no merge crosses the beginning of a word (bpe.c) */
 
     double *scores;       /* [vocab_size], Unigram alone */
     double unknown_score; /* cost of one unknown character */
@@ -172,7 +172,7 @@ struct tok {
     int step_count;
     struct tok_stage stages[TOK_STAGES_MAX + 1]; /* room for TOK_STAGE_ALPHABET */
     int stage_count;
-    int bytes_at; /* the stage before which ByteLevel makes bytes of text; -1: never */
+    int bytes_at; /* the stage before which ByteLevel maps text to bytes; -1: never */
     struct tok_decoder decoder;
 
     int32_t template_before[TOK_TEMPLATE_MAX], template_after[TOK_TEMPLATE_MAX];
@@ -190,8 +190,8 @@ int32_t tok_vocab_find(const struct tok *tok, const char *name, size_t size);
 int32_t tok_vocab_find_pair(const struct tok *tok, const char *a, size_t a_size, const char *b,
                             size_t b_size);
 int32_t tok_vocab_find_whole(const struct tok *tok, const char *bytes, size_t size);
-/* A name that the model may give for a piece: no special token, whatever the text says. The unknown
- * token may: every piece can become it. */
+/* Finds a name that the model may produce for a piece: never a special token, except the unknown
+ * token. */
 int32_t tok_vocab_find_plain(const struct tok *tok, const char *name, size_t size);
 int tok_byte_of(uint32_t scalar);                   /* in the byte alphabet; -1 outside */
 uint32_t tok_char_of(uint32_t byte);                /* the other way */
@@ -263,9 +263,9 @@ struct tok_candidate {
     int32_t id; /* the merged token */
 };
 
-struct tok_node { /* the best way to one place of a piece, Unigram */
+struct tok_node { /* Viterbi: the best segmentation up to one place of a piece */
     double score;
-    int32_t id; /* -1: no way yet */
+    int32_t id; /* -1: none yet */
     uint32_t from;
 };
 
@@ -283,7 +283,7 @@ struct tok_encoder {
     struct tok_scratch *scratch;
     bool specials;
     const char *first; /* a piece that begins here begins the text */
-    size_t next_span;  /* untrusted spans before it end before the part at hand */
+    size_t next_span;  /* index; earlier untrusted spans end before the current part */
 
     int32_t *ids;
     size_t count, capacity, max;
@@ -340,7 +340,7 @@ bool tok_span_map_open(struct tok_span_map *map, struct arena *arena, const stru
 void tok_span_map_add(struct tok_span_map *map, size_t begin, size_t end, size_t at, size_t size,
                       bool changed);
 
-/* The Unicode form of `in`, which it returns as it is where that is its form already. ERR_NOMEM. */
+/* Unicode normalization of `in`; returns `in` itself if it is already normalized. ERR_NOMEM. */
 int tok_form(struct arena *arena, enum tok_form form, const struct tok_text *in,
              struct tok_text *out);
 
