@@ -725,10 +725,10 @@ bool engine_token_is_special(const struct engine *e, int32_t id) {
 
 /* ---- Observation ----------------------------------------------------------------------------- */
 
-void engine_replica_snapshot(struct engine *e, int replica, struct engine_snapshot *out) {
+void engine_replica_status(struct engine *e, int replica, struct engine_status *out) {
     struct store *store = e->replicas[replica].store;
     struct store_stats stats = {0};
-    replica_snapshot(&e->replicas[replica], out);
+    replica_status(&e->replicas[replica], out);
     if (store == NULL || replica > 0) return;
     store_stats(store, &stats);
     out->conversations_on_disk = stats.files;
@@ -738,20 +738,20 @@ void engine_replica_snapshot(struct engine *e, int replica, struct engine_snapsh
     out->counters.state_failed += stats.failed;
 }
 
-static bool is_busy(const struct engine_snapshot *snapshot) {
+static bool is_busy(const struct engine_status *snapshot) {
     return snapshot->running > 0 || snapshot->waiting > 0;
 }
 
 /* Returns the time of the busy replica that has been silent for longest; when none is busy, the
  * latest time. */
-static int64_t join_times(const struct engine_snapshot *a, const struct engine_snapshot *b) {
+static int64_t join_times(const struct engine_status *a, const struct engine_status *b) {
     int64_t first = a->progress_ns, last = b->progress_ns;
     if (is_busy(a) != is_busy(b)) return is_busy(a) ? first : last;
     if (first > last) first = b->progress_ns, last = a->progress_ns;
     return is_busy(a) ? first : last;
 }
 
-static void add_snapshot(struct engine_snapshot *sum, const struct engine_snapshot *one) {
+static void add_snapshot(struct engine_status *sum, const struct engine_status *one) {
     sum->progress_ns = join_times(sum, one);
     sum->jobs += one->jobs;
     sum->running += one->running;
@@ -770,11 +770,11 @@ static void add_snapshot(struct engine_snapshot *sum, const struct engine_snapsh
     engine_counters_add(&sum->counters, &one->counters);
 }
 
-void engine_snapshot(struct engine *e, struct engine_snapshot *out) {
-    struct engine_snapshot one;
-    engine_replica_snapshot(e, 0, out);
+void engine_status(struct engine *e, struct engine_status *out) {
+    struct engine_status one;
+    engine_replica_status(e, 0, out);
     for (int i = 1; i < e->replica_count; i++) {
-        engine_replica_snapshot(e, i, &one);
+        engine_replica_status(e, i, &one);
         add_snapshot(out, &one);
     }
 }

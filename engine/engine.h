@@ -484,7 +484,7 @@ static inline void engine_counters_add(struct engine_counters *sum,
  * replicas the counts are sums, and progress_ns is that of the busy replica that has been silent
  * for longest. All replicas share one state directory; its counts are in the first replica's
  * snapshot. */
-struct engine_snapshot {
+struct engine_status {
     int jobs; /* jobs submitted and not finished */
     int running, waiting, conversations;
     /* The ranks' pools are equally large; pages are those of the fullest rank. */
@@ -504,8 +504,8 @@ struct engine_snapshot {
     uint64_t state_written;
     uint64_t state_refused; /* files refused: damaged, forged or of another format */
 };
-void engine_snapshot(struct engine *engine, struct engine_snapshot *out);
-void engine_replica_snapshot(struct engine *engine, int replica, struct engine_snapshot *out);
+void engine_status(struct engine *engine, struct engine_status *out);
+void engine_replica_status(struct engine *engine, int replica, struct engine_status *out);
 
 /* Fills rows for GET /kv; returns the number written. */
 int engine_sequences(struct engine *engine, struct engine_sequence_row *rows, int max);

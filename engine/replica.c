@@ -126,7 +126,7 @@ static void publish(struct replica *r) {
     pthread_mutex_lock(&r->lock);
     copy_sequences(r);
     copy_conversations(r);
-    r->snapshot = (struct engine_snapshot){
+    r->snapshot = (struct engine_status){
         .running = s->running,
         .waiting = s->queue.waiting,
         .conversations = s->conversations.count,
@@ -345,7 +345,7 @@ void replica_affinity(struct replica *r, struct conversation_search *search,
     pthread_mutex_unlock(&r->lock);
 }
 
-void replica_snapshot(struct replica *r, struct engine_snapshot *out) {
+void replica_status(struct replica *r, struct engine_status *out) {
     pthread_mutex_lock(&r->lock);
     *out = r->snapshot;
     pthread_mutex_unlock(&r->lock);

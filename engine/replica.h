@@ -59,7 +59,7 @@ struct replica {
     bool store_done;     /* since the thread looked last */
     uint64_t progress;   /* the scheduler's, when it was looked at last */
     int64_t progress_ns; /* when that moved, or there was nothing to do */
-    struct engine_snapshot snapshot;
+    struct engine_status snapshot;
     struct engine_sequence_row *sequence_rows;
     int sequence_count;
     struct conversation_copy *conversation_copies; /* [copy_count], as they lie in the table */
@@ -89,7 +89,7 @@ void replica_affinity(struct replica *replica, struct conversation_search *searc
                       struct conversation_affinity *best);
 
 bool replica_idle(struct replica *replica); /* see engine_idle */
-void replica_snapshot(struct replica *replica, struct engine_snapshot *out);
+void replica_status(struct replica *replica, struct engine_status *out);
 int replica_sequences(struct replica *replica, struct engine_sequence_row *rows, int max);
 int replica_conversations(struct replica *replica, const struct engine_conversation_filter *filter,
                           struct engine_conversation_row *rows, int max);

@@ -47,7 +47,7 @@ static void wait_change(struct host *host, uint32_t seen) {
     syscall(SYS_futex, (uint32_t *)&host->state, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
 }
 
-/* Blocks instead of spinning: the team that runs the ranks (kernels/cpu/pool.h) spins for short
+/* Blocks instead of spinning: the team that runs the ranks (kernels/cpu/team.h) spins for short
  * waits, and waits here last as long as other ranks' work. */
 static int barrier(struct host *host, int ranks, bool may_stop) {
     uint32_t now = atomic_load(&host->state), next;

@@ -12,7 +12,7 @@ extern "C" {
 #define QUANTIZE_MOST  448.0f    /* the largest E4M3 number */
 #define QUANTIZE_LEAST 0x1p-120f /* lower bound of scales, so that every scale has an inverse */
 
-struct cpu_pool; /* kernels/cpu/pool.h */
+struct cpu_team; /* kernels/cpu/team.h */
 
 /* scales[r] = quantize_scale(largest magnitude of row r), codes[r][c] = the E4M3 number nearest to
  * element * (1 / scales[r]). `team` computes the rows in parallel; NULL: the caller computes them
@@ -20,7 +20,7 @@ struct cpu_pool; /* kernels/cpu/pool.h */
  * with a number that is not finite; some rows are then written. `from` is F32, F16 or BF16; codes
  * are [rows][cols] without gaps. Any thread; a team runs one call at a time. */
 int quantize_rows(const struct kern_matrix *from, uint8_t *codes, float *scales,
-                  struct cpu_pool *team, struct fault *fault);
+                  struct cpu_team *team, struct fault *fault);
 
 /* The scale of numbers whose largest magnitude is `most`. */
 static inline float quantize_scale(float most) {

@@ -44,7 +44,7 @@ static void do_call(void *arg, int worker) {
 
 void ranks_each(struct ranks *ranks, rank_work *work, void *arg) {
     struct call call = {ranks, work, arg};
-    cpu_pool_run(ranks->team, do_call, &call);
+    cpu_team_run(ranks->team, do_call, &call);
 }
 
 int ranks_error(const struct ranks *ranks, const int *codes) {
@@ -578,7 +578,7 @@ static void close_on(struct ranks *ranks, struct kern *kern, int rank, void *arg
 static void op_close(struct kern *kern) {
     struct ranks *ranks = ranks_of(kern);
     if (ranks->team) ranks_each(ranks, close_on, NULL);
-    cpu_pool_close(ranks->team);
+    cpu_team_close(ranks->team);
     mem_free(ranks->regions);
     mem_free(ranks->lengths);
     mem_free(ranks);
@@ -667,7 +667,7 @@ int ranks_open(const struct ranks_options *options, struct kern **out, struct fa
     struct ranks *ranks = mem_try_alloc(1, sizeof *ranks);
     if (!ranks) return fault_set(fault, ERR_NOMEM, "", "no memory for the ranks");
     ranks->count = options->ranks;
-    int rc = cpu_pool_open(options->ranks, &ranks->team);
+    int rc = cpu_team_open(options->ranks, &ranks->team);
     if (rc)
         fault_set(fault, rc, "", "cannot start the ranks' threads");
     else

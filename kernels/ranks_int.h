@@ -3,7 +3,7 @@
 #ifndef KEEPD_KERNELS_RANKS_INT_H
 #define KEEPD_KERNELS_RANKS_INT_H
 
-#include "kernels/cpu/pool.h"
+#include "kernels/cpu/team.h"
 #include "kernels/ranks.h"
 #include "kernels/shard.h"
 
@@ -13,7 +13,7 @@ struct ranks {
     char name[64];
     int count;
     struct kern *rank[COMM_RANKS_MAX];
-    struct cpu_pool *team; /* a thread for each rank; the caller is rank 0's */
+    struct cpu_team *team; /* a thread for each rank; the caller is rank 0's */
 
     struct ranks_region *regions; /* sorted by address */
     size_t region_count, region_room;

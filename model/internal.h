@@ -5,7 +5,7 @@
 
 #include <cjson/cJSON.h>
 
-#include "kernels/cpu/pool.h"
+#include "kernels/cpu/team.h"
 #include "model/model.h"
 #include "model/weights.h"
 
@@ -76,7 +76,7 @@ int model_load_gates(struct model *model, const struct model_options *options, s
 
 /* bf16 numbers as large as the weights of a trained matrix with `cols` columns, four in each of
  * `count` words; *random goes on. */
-void random_fill(struct cpu_pool *team, uint64_t *random, uint64_t *words, size_t count,
+void random_fill(struct cpu_team *team, uint64_t *random, uint64_t *words, size_t count,
                  int64_t cols);
 size_t random_bytes(const struct model_config *config); /* all matrices of a model */
 /* Gates for timing: as costly as real ones, and their scores spread over entries. */

@@ -30,7 +30,7 @@ struct loader {
     const struct weights *weights; /* NULL: random */
     enum naming naming;            /* how the files name tensors */
     uint64_t random;
-    struct cpu_pool *team; /* NULL: nothing is made */
+    struct cpu_team *team; /* NULL: nothing is made */
     struct room codes;     /* a matrix in fp8 on its way to the backend */
     struct room rows;      /* rows that the file does not have as the backend takes them */
     bool *used;            /* GGUF: which tensors were read, by index; else NULL */
@@ -482,7 +482,7 @@ static int load_ends(struct loader *loader) {
 
 static int open_team(struct loader *loader) {
     const struct model_options *options = loader->options;
-    int err = options->check_only ? 0 : cpu_pool_open(options->threads, &loader->team);
+    int err = options->check_only ? 0 : cpu_team_open(options->threads, &loader->team);
     return err ? fault_set(loader->fault, err, "threads",
                            "cannot start the threads that load weights")
                : 0;
@@ -546,6 +546,6 @@ int model_load_weights(struct model *model, const struct model_options *options,
     mem_free(loader.rows.data);
     mem_free(loader.used);
     mem_free(loader.order);
-    cpu_pool_close(loader.team);
+    cpu_team_close(loader.team);
     return err;
 }

@@ -33,12 +33,12 @@ static void fill_some(void *arg, int worker) {
     }
 }
 
-void random_fill(struct cpu_pool *team, uint64_t *random, uint64_t *words, size_t count,
+void random_fill(struct cpu_team *team, uint64_t *random, uint64_t *words, size_t count,
                  int64_t cols) {
     const int exponent = 126 + (int)lrint(log2(1 / sqrt((double)cols)));
     struct filling job = {.seed = *random, .base = (uint64_t)exponent << 7, .words = words};
     cpu_share_set(&job.share, (int64_t)count);
-    cpu_pool_run(team, fill_some, &job);
+    cpu_team_run(team, fill_some, &job);
     *random += count * RANDOM_STEP;
 }
 

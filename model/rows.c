@@ -88,7 +88,7 @@ bool rows_need_room(const struct rows *rows) {
     return rows->order || rows->tensor->dtype == TENSOR_BLOCKS;
 }
 
-int64_t rows_read(const struct rows *rows, char *to, struct cpu_pool *team) {
+int64_t rows_read(const struct rows *rows, char *to, struct cpu_team *team) {
     const struct tensor *tensor = rows->tensor;
     if (rows->count == 0) return -1;
     struct reading job = {.rows = rows,
@@ -99,6 +99,6 @@ int64_t rows_read(const struct rows *rows, char *to, struct cpu_pool *team) {
     if (tensor->dtype == TENSOR_BLOCKS) job.blocks = block_reader_of(tensor->format);
     job.size = job.blocks ? sizeof(float) : job.from_bytes / (size_t)job.cols;
     cpu_share_set(&job.share, rows->count);
-    cpu_pool_run(team, read_some, &job);
+    cpu_team_run(team, read_some, &job);
     return job.bad == INT64_MAX ? -1 : job.bad;
 }

@@ -3,7 +3,7 @@
 #ifndef KEEPD_MODEL_ROWS_H
 #define KEEPD_MODEL_ROWS_H
 
-#include "kernels/cpu/pool.h"
+#include "kernels/cpu/team.h"
 #include "model/weights.h"
 
 /* Rows [first, first + count) of a matrix of F32, F16, BF16 or BLOCKS. */
@@ -23,6 +23,6 @@ bool rows_need_room(const struct rows *rows);
 /* Reads the rows, shared out to `team`. `to`: room for their numbers, of blocks as float32,
  * otherwise of their own type; NULL where none is needed. Returns -1, or the first element of the
  * tensor that is no finite number. */
-int64_t rows_read(const struct rows *rows, char *to, struct cpu_pool *team);
+int64_t rows_read(const struct rows *rows, char *to, struct cpu_team *team);
 
 #endif

@@ -114,7 +114,7 @@ void conn_release(struct conn *conn) {
     server->conn_count--;
     framing_close(&conn->framing);
     mem_free(conn);
-    door_update(server);
+    listener_update(server);
 }
 
 void conn_notify(void *cls, struct MHD_Connection *connection, void **socket_context,
@@ -184,5 +184,5 @@ void conn_tick(struct server *server, int64_t now_ns) {
         log_debug("connection closed: too slow, state %d", (int)conn->state);
         conn_kill(conn);
     }
-    door_update(server);
+    listener_update(server);
 }

@@ -107,10 +107,10 @@ bool relay_has_output(const struct conn *conn);
 void relay_close_client(struct conn *conn);
 void relay_close_inner(struct conn *conn);
 
-/* door.c: the listening socket */
-void door_open(struct server *server);
-void door_update(struct server *server); /* accepts clients or stops, by the free places */
-void door_shut(struct server *server);
+/* listener.c: the listening socket */
+void listener_open(struct server *server);
+void listener_update(struct server *server); /* accepts clients or stops, by the free places */
+void listener_shut(struct server *server);
 
 /* ---- Exchanges ----------------------------------------------------------------------------- */
 
@@ -288,9 +288,9 @@ struct server {
     int64_t queue_tokens; /* reserved by requests that wait */
     struct watchdog watchdog;
     struct systemd_queue announced; /* loop thread */
-    uv_poll_t door;                 /* waits on listen_fd */
-    bool door_waits;                /* accepts */
-    bool door_shut;                 /* for good */
+    uv_poll_t listener;             /* waits on listen_fd */
+    bool listener_waits;            /* accepts */
+    bool listener_shut;             /* for good */
     uv_prepare_t turn;              /* before each turn of the loop */
     int handshakes;                 /* in progress */
     int handshake_steps;            /* taken in this turn */

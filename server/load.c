@@ -6,19 +6,19 @@
 
 #include "server/http.h"
 
-static double usage(const struct engine_snapshot *s) {
+static double usage(const struct engine_status *s) {
     return s->pages_total > 0 ? (double)s->pages_reserved / (double)s->pages_total : 0;
 }
 
 void load_add_header(struct exchange *ex, struct MHD_Response *response) {
     const char *format = MHD_lookup_connection_value(ex->connection, MHD_HEADER_KIND,
                                                      "endpoint-load-metrics-format");
-    struct engine_snapshot s;
+    struct engine_status s;
     char value[160];
     int status = ex->answer.status;
     if (!format || !ex->route || ex->route->act) return;
     if (status == 401 || status == 403) return; /* not a client of ours */
-    engine_snapshot(ex->server->engine, &s);
+    engine_status(ex->server->engine, &s);
     if (strcasecmp(format, "text") == 0)
         snprintf(
             value, sizeof value,

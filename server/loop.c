@@ -160,9 +160,9 @@ static void on_signal(uv_signal_t *handle, int number) {
 
 /* Only a new process gets a device that works: everybody is told, then this one ends. */
 static void check_engine(struct server *server, int64_t now_ns) {
-    struct engine_snapshot snapshot;
+    struct engine_status snapshot;
     if (server->failed) return;
-    engine_snapshot(server->engine, &snapshot);
+    engine_status(server->engine, &snapshot);
     server->failed = snapshot.stopped;
     if (server->failed && !server->draining) begin_drain(server, now_ns);
 }
@@ -178,19 +178,19 @@ static void on_hangup(uv_signal_t *handle, int number) {
 
 /* Only an engine that does its work feeds the watchdog. */
 static bool engine_works(struct server *server) {
-    struct engine_snapshot snapshot;
+    struct engine_status snapshot;
     bool works = true;
     for (int i = 0; i < server->rules.info->replicas; i++) {
-        engine_replica_snapshot(server->engine, i, &snapshot);
+        engine_replica_status(server->engine, i, &snapshot);
         works &= watchdog_look(&server->watchdog, i, &snapshot);
     }
     return works;
 }
 
 static void feed_watchdog(struct server *server, int64_t now_ns) {
-    struct engine_snapshot snapshot;
+    struct engine_status snapshot;
     if (!watchdog_due(&server->watchdog, now_ns) || !engine_works(server)) return;
-    engine_snapshot(server->engine, &snapshot);
+    engine_status(server->engine, &snapshot);
     watchdog_fed(&server->watchdog, now_ns);
     systemd_notify("WATCHDOG=1\nSTATUS=Serving: %d running, %d waiting, %d conversations",
                    snapshot.running, snapshot.waiting, snapshot.conversations);
@@ -417,7 +417,7 @@ static void start_handles(struct server *server) {
     CHECK(uv_signal_start(&server->sigterm, on_signal, SIGTERM) == 0);
     CHECK(uv_signal_start(&server->sigint, on_signal, SIGINT) == 0);
     if (server->options.reload) CHECK(uv_signal_start(&server->sighup, on_hangup, SIGHUP) == 0);
-    door_open(server);
+    listener_open(server);
 }
 
 int server_start(struct server *server, struct engine *engine, struct fault *fault) {
@@ -476,7 +476,7 @@ int server_reload(struct server *server, const struct server_reloadable *fresh,
  * with them. The engine's thread runs and wakes the loop when it has finished a job. */
 static void end_exchanges(struct server *server) {
     server->closing = true;
-    door_shut(server);
+    listener_shut(server);
     while (server->works || server->exchanges) {
         for (struct conn *conn = server->conns; conn; conn = conn->next)
             if (conn->exchange) conn_kill(conn);
@@ -496,10 +496,10 @@ bool server_run(struct server *server) {
 
 static void close_handles(struct server *server) {
     uv_handle_t *const handles[] = {
-        (uv_handle_t *)&server->poll,   (uv_handle_t *)&server->timer,
-        (uv_handle_t *)&server->tick,   (uv_handle_t *)&server->sigterm,
-        (uv_handle_t *)&server->sigint, (uv_handle_t *)&server->sighup,
-        (uv_handle_t *)&server->door,   (uv_handle_t *)&server->turn,
+        (uv_handle_t *)&server->poll,     (uv_handle_t *)&server->timer,
+        (uv_handle_t *)&server->tick,     (uv_handle_t *)&server->sigterm,
+        (uv_handle_t *)&server->sigint,   (uv_handle_t *)&server->sighup,
+        (uv_handle_t *)&server->listener, (uv_handle_t *)&server->turn,
     };
     if (!server->handles_open) return;
     server->handles_open = false;

@@ -25,9 +25,9 @@ static const char *behind(const struct route *route, const char *path) {
 
 static void get_health(struct exchange *ex) {
     struct server *server = ex->server;
-    struct engine_snapshot snapshot;
+    struct engine_status snapshot;
     struct oai_error error;
-    engine_snapshot(server->engine, &snapshot);
+    engine_status(server->engine, &snapshot);
     bool busy = snapshot.running > 0 || snapshot.waiting > 0;
     int64_t silence_ms = (clock_ns() - snapshot.progress_ns) / 1000000;
     const char *trouble = NULL;
@@ -53,12 +53,12 @@ static void refuse_memory(struct exchange *ex) {
 }
 
 /* A snapshot of each replica; NULL: no memory, and the request is answered. */
-static struct engine_snapshot *take_snapshots(struct exchange *ex) {
+static struct engine_status *take_snapshots(struct exchange *ex) {
     int count = ex->server->rules.info->replicas;
-    struct engine_snapshot *snapshots = mem_try_alloc((size_t)count, sizeof *snapshots);
+    struct engine_status *snapshots = mem_try_alloc((size_t)count, sizeof *snapshots);
     if (!snapshots) refuse_memory(ex);
     for (int i = 0; snapshots && i < count; i++)
-        engine_replica_snapshot(ex->server->engine, i, &snapshots[i]);
+        engine_replica_status(ex->server->engine, i, &snapshots[i]);
     return snapshots;
 }
 
@@ -73,7 +73,7 @@ static int64_t resident_bytes(void) {
 
 static void get_metrics(struct exchange *ex) {
     struct server *server = ex->server;
-    struct engine_snapshot *snapshots = take_snapshots(ex);
+    struct engine_status *snapshots = take_snapshots(ex);
     if (!snapshots) return;
     struct stats_input input = {.model_name = server->rules.names[0],
                                 .info = server->rules.info,
@@ -115,9 +115,9 @@ static void get_kv(struct exchange *ex) {
     struct engine *engine = ex->server->engine;
     struct engine_sequence_row *rows = mem_try_alloc(ROWS_MAX, sizeof *rows);
     struct engine_conversation_row *conversations = mem_try_alloc(ROWS_MAX, sizeof *conversations);
-    struct engine_snapshot snapshot;
+    struct engine_status snapshot;
     if (rows && conversations) {
-        engine_snapshot(engine, &snapshot);
+        engine_status(engine, &snapshot);
         int row_count = engine_sequences(engine, rows, ROWS_MAX);
         int conversation_count = engine_conversations(
             engine, &(struct engine_conversation_filter){0}, conversations, ROWS_MAX);
@@ -142,7 +142,7 @@ static void get_tokenizer_info(struct exchange *ex) {
 }
 
 static void get_loads(struct exchange *ex) {
-    struct engine_snapshot *snapshots = take_snapshots(ex);
+    struct engine_status *snapshots = take_snapshots(ex);
     if (!snapshots) return;
     struct oai_load load = {ex->server->rules.info, snapshots, clock_unix_seconds()};
     oai_render_loads(&ex->answer.body, &load);
@@ -152,8 +152,8 @@ static void get_loads(struct exchange *ex) {
 
 /* vLLM's: requests that it works for or that wait. */
 static void get_load(struct exchange *ex) {
-    struct engine_snapshot snapshot;
-    engine_snapshot(ex->server->engine, &snapshot);
+    struct engine_status snapshot;
+    engine_status(ex->server->engine, &snapshot);
     buf_fmt(&ex->answer.body, "{\"server_load\":%d}", snapshot.jobs);
     ex->answer.status = 200;
 }

@@ -202,7 +202,7 @@ static void write_label(struct buf *out, const char *name, const char *value) {
     buf_char(out, '"');
 }
 
-static void write_requests(struct writer *w, const struct engine_snapshot *s) {
+static void write_requests(struct writer *w, const struct engine_status *s) {
     write_single(w, "vllm:num_requests_running", "gauge", "Requests in the running batch.",
                  s->running);
     write_single(w, "vllm:num_requests_waiting", "gauge", "Requests waiting for admission.",
@@ -214,12 +214,12 @@ static void write_requests(struct writer *w, const struct engine_snapshot *s) {
 
 /* Routers read this as load, so what counts is what admission counts: reservations. Retained
  * conversations give way to new requests and do not load anything. */
-static double cache_usage(const struct engine_snapshot *s) {
+static double cache_usage(const struct engine_status *s) {
     return s->pages_total > 0 ? (double)s->pages_reserved / (double)s->pages_total : 0;
 }
 
 static void write_cache(struct writer *w, const struct engine_info *info,
-                        const struct engine_snapshot *s) {
+                        const struct engine_status *s) {
     struct buf labels;
     write_single(w, "vllm:kv_cache_usage_perc", "gauge",
                  "Share of the page pool that running requests reserve, 0 to 1.", cache_usage(s));
@@ -238,7 +238,7 @@ static void write_cache(struct writer *w, const struct engine_info *info,
     write_sample(w, "vllm:engine_sleep_state", "sleep_state=\"discard_all\"", 0);
 }
 
-static void write_tokens(struct writer *w, const struct engine_snapshot *s) {
+static void write_tokens(struct writer *w, const struct engine_status *s) {
     double computed = (double)s->counters.computed_tokens,
            cached = (double)s->counters.cached_tokens;
     double prompt = computed + cached;
@@ -288,7 +288,7 @@ static const char *const reject_names[STATS_REJECTS] = {
 };
 
 static void write_finished(struct writer *w, const struct stats_requests *of,
-                           const struct engine_snapshot *s) {
+                           const struct engine_status *s) {
     write_head(w, "vllm:request_success_total", "counter", "Finished requests by reason.");
 #define X(name, label)                                                                             \
     write_sample(w, "vllm:request_success_total", "finished_reason=\"" label "\"",                 \
@@ -341,7 +341,7 @@ static void write_hists(struct writer *w, const struct stats_requests *of) {
                    (const struct hist *)((const char *)of + rows[i].offset));
 }
 
-static void write_keepd(struct writer *w, const struct engine_snapshot *s) {
+static void write_keepd(struct writer *w, const struct engine_status *s) {
     const struct {
         const char *name, *type, *help;
         double value;
@@ -387,7 +387,7 @@ static void write_keepd(struct writer *w, const struct engine_snapshot *s) {
 }
 
 /* The state directory is one for all, and in the first replica's snapshot. */
-static void write_state(struct writer *w, const struct engine_snapshot *s) {
+static void write_state(struct writer *w, const struct engine_status *s) {
     write_single(w, "keepd_conversations_on_disk", "gauge", "Conversations in the state directory.",
                  s->conversations_on_disk);
     write_single(w, "keepd_state_bytes", "gauge", "Size of the state directory.",
@@ -414,7 +414,7 @@ static void write_process(struct writer *w, const struct stats_input *input) {
 static void write_replica(struct writer *w, const struct stats *stats,
                           const struct stats_input *input, int replica) {
     const struct stats_requests *requests = &stats->replicas[replica];
-    const struct engine_snapshot *snapshot = &input->snapshots[replica];
+    const struct engine_status *snapshot = &input->snapshots[replica];
     buf_clear(&w->labels);
     write_label(&w->labels, "model_name", input->model_name);
     buf_fmt(&w->labels, ",engine=\"%d\"", replica);

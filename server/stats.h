@@ -59,7 +59,7 @@ int stats_retry_ms(const struct stats *stats);
 struct stats_input {
     const char *model_name;
     const struct engine_info *info;
-    const struct engine_snapshot *snapshots; /* [info->replicas] */
+    const struct engine_status *snapshots; /* [info->replicas] */
     int64_t queue_tokens;
     int connections;
     uint64_t connections_total;

@@ -80,7 +80,7 @@ struct engine {
     int delete_count;
     struct conversation conversations[CONVERSATIONS_MAX];
     uint64_t next_conversation;
-    struct engine_snapshot snapshot;
+    struct engine_status snapshot;
 };
 
 /* --- opening --- */
@@ -835,15 +835,15 @@ void engine_close(struct engine *e) {
 
 /* --- observation --- */
 
-void engine_snapshot(struct engine *e, struct engine_snapshot *out) {
+void engine_status(struct engine *e, struct engine_status *out) {
     pthread_mutex_lock(&e->mutex);
     *out = e->snapshot;
     pthread_mutex_unlock(&e->mutex);
 }
 
-void engine_replica_snapshot(struct engine *e, int replica, struct engine_snapshot *out) {
+void engine_replica_status(struct engine *e, int replica, struct engine_status *out) {
     CHECK(replica == 0);
-    engine_snapshot(e, out);
+    engine_status(e, out);
 }
 
 static int32_t held_of(const struct engine *e, int32_t tokens, int32_t budget) {

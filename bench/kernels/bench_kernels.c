@@ -122,7 +122,7 @@ static double measure_bandwidth(void) {
         r.data = data + at;
         cpu_share_set(&r.share, (int64_t)(WINDOW_BYTES >> 20));
         double start = now();
-        cpu_pool_run(cpu->pool, read_portion, &r);
+        cpu_team_run(cpu->pool, read_portion, &r);
         best = fmax(best, (double)WINDOW_BYTES / (now() - start));
     }
     return best;

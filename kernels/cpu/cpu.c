@@ -46,7 +46,7 @@ void cpu_run(struct cpu *cpu, int64_t cost, cpu_work *work, void *arg) {
     if (cost < SERIAL_COST)
         work(arg, 0);
     else
-        cpu_pool_run(cpu->pool, work, arg);
+        cpu_team_run(cpu->pool, work, arg);
 }
 
 /* ---- Memory -----------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ static void run_items(void *ctx, int count, cpu_item *fn, void *arg) {
     struct cpu *cpu = ctx;
     struct items items = {.fn = fn, .arg = arg};
     cpu_share_set(&items.share, count);
-    cpu_pool_run(cpu->pool, do_items, &items);
+    cpu_team_run(cpu->pool, do_items, &items);
 }
 
 /* Allocates what steps up to the largest need apart from pages; rank 0 samples. */
@@ -204,7 +204,7 @@ static int op_cache_check(struct kern *kern, struct fault *fault) {
 
 static void op_close(struct kern *kern) {
     struct cpu *cpu = cpu_of(kern);
-    cpu_pool_close(cpu->pool);
+    cpu_team_close(cpu->pool);
     if (cpu->has_cache) cpu_cache_close(&cpu->cache);
     for (int i = 0; cpu->scratch && i < cpu->threads; i++) room_close(&cpu->scratch[i]);
     mem_free(cpu->scratch);
@@ -293,9 +293,9 @@ static const struct cpu_kernels *choose(const char *name, struct fault *fault) {
 }
 
 static int open_threads(struct cpu *cpu, int threads) {
-    int rc = cpu_pool_open(threads, &cpu->pool);
+    int rc = cpu_team_open(threads, &cpu->pool);
     if (rc) return rc;
-    cpu->threads = cpu_pool_threads(cpu->pool);
+    cpu->threads = cpu_team_threads(cpu->pool);
     cpu->scratch = mem_try_alloc((size_t)cpu->threads, sizeof *cpu->scratch);
     return cpu->scratch ? 0 : ERR_NOMEM;
 }

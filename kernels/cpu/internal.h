@@ -14,7 +14,7 @@
 
 #include "kernels/cpu/cache.h"
 #include "kernels/cpu/cpu.h"
-#include "kernels/cpu/pool.h"
+#include "kernels/cpu/team.h"
 #include "kernels/number.h"
 
 /* ---- Weights -------------------------------------------------------------------------------- */
@@ -186,7 +186,7 @@ struct cpu {
     const struct cpu_kernels *kernels;
     const struct comm *comm; /* comm_none with one rank */
     int leaves;              /* leaves of this rank's part of a sum that ranks split */
-    struct cpu_pool *pool;
+    struct cpu_team *pool;
     int threads;
 
     struct cpu_room *scratch; /* [threads] */

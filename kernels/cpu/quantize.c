@@ -6,7 +6,7 @@
 #include <stdatomic.h>
 
 #include "kernels/cpu/isa.h"
-#include "kernels/cpu/pool.h"
+#include "kernels/cpu/team.h"
 #include "kernels/cpu/vec.h"
 
 #define ROWS_TAKEN 4 /* rows per claim: about 100 KiB of a large model */
@@ -55,12 +55,12 @@ static void quantize_some(void *arg, int worker) {
 }
 
 int quantize_rows(const struct kern_matrix *from, uint8_t *codes, float *scales,
-                  struct cpu_pool *team, struct fault *fault) {
+                  struct cpu_team *team, struct fault *fault) {
     struct quantizing job = {
         .from = from, .row = fastest(), .codes = codes, .scales = scales, .bad = from->rows};
     cpu_share_set(&job.rows, from->rows);
     if (team)
-        cpu_pool_run(team, quantize_some, &job);
+        cpu_team_run(team, quantize_some, &job);
     else
         quantize_some(&job, 0);
     if (job.bad == from->rows) return 0;

@@ -87,7 +87,7 @@ void oai_render_tokenizer_info(struct buf *out, const struct engine *engine) {
 
 /* Entries that all streams hold for one token count as one token. */
 static void write_load(struct buf *out, const struct engine_info *info, int replica,
-                       const struct engine_snapshot *s) {
+                       const struct engine_status *s) {
     int64_t streams = (int64_t)info->layers * info->heads_kv;
     if (info->pool_ranks > 1) streams /= info->pool_ranks;
     int64_t total = streams > 0 ? s->pages_total * info->page_slots / streams : 0;
@@ -143,7 +143,7 @@ static void write_policy(struct buf *out, const char *policy, int32_t budget) {
 }
 
 static void write_pool(struct buf *out, const struct engine_info *info,
-                       const struct engine_snapshot *s) {
+                       const struct engine_status *s) {
     buf_fmt(out,
             "\"pool\":{\"pages_total\":%" PRId64 ",\"pages_used\":%" PRId64
             ",\"pages_reserved\":%" PRId64 ",\"pages_retained\":%" PRId64 ",\"page_bytes\":%" PRId64
@@ -190,7 +190,7 @@ void oai_render_conversations(struct buf *out, const struct engine_conversation_
 }
 
 void oai_render_kv(struct buf *out, const struct engine_info *info,
-                   const struct engine_snapshot *snapshot, const struct engine_sequence_row *rows,
+                   const struct engine_status *snapshot, const struct engine_sequence_row *rows,
                    int row_count, const struct engine_conversation_row *conversations,
                    int conversation_count) {
     buf_char(out, '{');

@@ -77,7 +77,7 @@ def test_full_queue(slow):
     assert daemon.chat(max_tokens=2).status_code == 200
 
 
-def test_pool_smaller_than_the_demand(start, fake):
+def test_team_smaller_than_the_demand(start, fake):
     """Requests wait for pages, none is preempted."""
     daemon = start("--kv-pool-bytes", str(8192 * 64))
     with futures.ThreadPoolExecutor(16) as pool:

@@ -62,7 +62,7 @@ def test_history():
     close(f.with_history(now, past, "sum", 0.8), [1.0533, 0.2267, 1.4, 0.6667, 0.2])
 
 
-def test_pooling_counts_the_zeros_beyond_the_ends():
+def test_teaming_counts_the_zeros_beyond_the_ends():
     x = np.array([5.0, 0, 0, 10, 0, 1])
     close(f.smooth_mean(x, 3), [5 / 3, 5 / 3, 10 / 3, 10 / 3, 11 / 3, 1 / 3])
     close(f.smooth_max(x, 3), [5, 5, 10, 10, 10, 1])

@@ -140,11 +140,11 @@ static atomic_bool looking;
 
 static void *look(void *arg) {
     struct engine *engine = arg;
-    struct engine_snapshot snapshot;
+    struct engine_status snapshot;
     struct engine_sequence_row sequences[SEQUENCES + 1];
     struct engine_conversation_row conversations[CONVERSATIONS + 1];
     while (atomic_load(&looking)) {
-        engine_snapshot(engine, &snapshot);
+        engine_status(engine, &snapshot);
         CHECK(snapshot.counters.preemptions == 0 && snapshot.pages_used <= snapshot.pages_total);
         CHECK(snapshot.pages_used <= snapshot.pages_reserved + snapshot.pages_retained);
         int count = engine_sequences(engine, sequences, SEQUENCES + 1);
@@ -180,8 +180,8 @@ static uint64_t try_many(struct engine *engine) {
         usleep(2000);
     }
     /* After the last answer its pages are free and the engine is idle. */
-    struct engine_snapshot snapshot;
-    engine_snapshot(engine, &snapshot);
+    struct engine_status snapshot;
+    engine_status(engine, &snapshot);
     CHECK(snapshot.running == 0 && snapshot.waiting == 0 && snapshot.pages_reserved == 0);
     CHECK(snapshot.pages_used == snapshot.pages_retained);
     CHECK(snapshot.conversations <= CONVERSATIONS && engine_idle(engine));
@@ -309,14 +309,14 @@ static void close_with_work(struct engine *engine) {
 /* After a device error all jobs end with an error: running, waiting and future ones. */
 static void try_failing_backend(void) {
     struct engine *engine = open_engine();
-    struct engine_snapshot snapshot;
+    struct engine_status snapshot;
     submit(engine, 0);
     wait_for(&jobs[0]);
     CHECK(atomic_load(&jobs[0].choice[0].finish) == ENGINE_FINISH_LENGTH);
     atomic_store(&engines_failing, true);
     for (int i = 1; i < 10; i++) submit(engine, i);
     for (int i = 1; i < 10; i++) wait_for(&jobs[i]);
-    engine_snapshot(engine, &snapshot);
+    engine_status(engine, &snapshot);
     CHECK(snapshot.stopped && snapshot.running == 0 && snapshot.pages_reserved == 0);
     atomic_store(&engines_failing, false);
     submit(engine, 10); /* a device that has failed is not used again */
@@ -382,7 +382,7 @@ static void remove_dir(const char *dir) {
 static void try_state(void) {
     char dir[] = "/tmp/keepd-engine-XXXXXX";
     struct engine_conversation_row rows[CONVERSATIONS + 1];
-    struct engine_snapshot snapshot;
+    struct engine_status snapshot;
     CHECK(mkdtemp(dir) != NULL);
     struct engine *engine = open_with_state(dir, 0);
     for (int i = 0; i < 3; i++) submit_some(engine, i, PROMPT / 2, 1 + i);
@@ -390,7 +390,7 @@ static void try_state(void) {
     CHECK(delete_one(engine, 1) == ERR_NOTFOUND);
     engine_drain(engine);
     while (!engine_idle(engine)) usleep(500);
-    engine_snapshot(engine, &snapshot);
+    engine_status(engine, &snapshot);
     CHECK(snapshot.conversations_on_disk == 3 && snapshot.counters.state_failed == 0);
     engine_close(engine);
     engine = open_with_state(dir, 0);
@@ -398,7 +398,7 @@ static void try_state(void) {
     CHECK(rows[0].pages == 0 && rows[0].disk_bytes > 0);
     for (int i = 0; i < 3; i++) submit_some(engine, i, PROMPT, 2);
     wait_and_close(3);
-    engine_snapshot(engine, &snapshot);
+    engine_status(engine, &snapshot);
     CHECK(snapshot.counters.state_restored == 3 &&
           snapshot.counters.cached_tokens == 3 * (PROMPT / 2));
     for (int count; (count = engine_conversations(engine, &everyone, rows, CONVERSATIONS + 1)) > 0;)

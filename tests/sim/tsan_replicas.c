@@ -145,7 +145,7 @@ static double answer(int index) {
 /* Waiting jobs go to the replica with less work. */
 static void try_balance(void) {
     struct engine_options options = options_of(2);
-    struct engine_snapshot snapshot;
+    struct engine_status snapshot;
     struct engine *engine = open_with(&options);
     static const int expected[] = {0, 1, 1, 0};
     begin();
@@ -154,7 +154,7 @@ static void try_balance(void) {
         submit(engine, i);
         CHECK(dialogues[i].job.replica == expected[i]);
     }
-    engine_snapshot(engine, &snapshot);
+    engine_status(engine, &snapshot);
     CHECK(snapshot.jobs == 4);
     engine_close(engine); /* with work that it has not seen yet */
     for (int i = 0; i < 4; i++) {
@@ -181,12 +181,12 @@ static struct engine *open_with_jobs(int replicas, int count) {
 }
 
 static void check_hits(struct engine *engine, int replicas) {
-    struct engine_snapshot all, one;
+    struct engine_status all, one;
     uint64_t hits = 0;
-    engine_snapshot(engine, &all);
+    engine_status(engine, &all);
     CHECK(all.counters.conversation_hits == (uint64_t)2 * DIALOGUES && all.jobs == 0);
     for (int i = 0; i < replicas; i++) {
-        engine_replica_snapshot(engine, i, &one);
+        engine_replica_status(engine, i, &one);
         CHECK(one.counters.conversation_hits > 0);
         hits += one.counters.conversation_hits;
     }
@@ -318,11 +318,11 @@ static atomic_bool looking;
 
 static void *look(void *arg) {
     struct engine *engine = arg;
-    struct engine_snapshot snapshot;
+    struct engine_status snapshot;
     struct engine_sequence_row sequences[16];
     struct engine_conversation_row rows[4 * CONVERSATIONS];
     while (atomic_load(&looking)) {
-        engine_snapshot(engine, &snapshot);
+        engine_status(engine, &snapshot);
         CHECK(snapshot.counters.preemptions == 0 && snapshot.pages_used <= snapshot.pages_total);
         int count = engine_sequences(engine, sequences, 16);
         CHECK(count <= 8);
@@ -368,7 +368,7 @@ static void try_close(void) {
 /* One replica's device fails: its jobs end with an error, the others' do not, and the whole says
  * that it must be started again. */
 static void try_failure(void) {
-    struct engine_snapshot snapshot;
+    struct engine_status snapshot;
     atomic_store(&engines_failing, true);
     struct engine *engine = open_with_jobs(2, 4);
     for (int i = 0; i < 4; i++) {
@@ -380,9 +380,9 @@ static void try_failure(void) {
         engine_job_close(job);
     }
     atomic_store(&engines_failing, false);
-    engine_snapshot(engine, &snapshot);
+    engine_status(engine, &snapshot);
     CHECK(snapshot.stopped && snapshot.jobs == 0 && snapshot.pages_reserved == 0);
-    engine_replica_snapshot(engine, 0, &snapshot);
+    engine_replica_status(engine, 0, &snapshot);
     CHECK(!snapshot.stopped);
     struct engine_delete order = {.id = 1};
     CHECK(engine_conversation_delete(engine, &order) == ERR_STOPPED);
@@ -433,14 +433,14 @@ static void remove_dir(const char *dir) {
 static void run_state(int replicas, double sums[4][DIALOGUES]) {
     char dir[] = "/tmp/keepd-replicas-XXXXXX";
     struct engine_conversation_row rows[4 * CONVERSATIONS];
-    struct engine_snapshot snapshot;
+    struct engine_status snapshot;
     CHECK(mkdtemp(dir) != NULL);
     struct engine *engine = open_with_state(dir, replicas);
     begin();
     run_turn(engine, sums[0], false);
     run_turn(engine, sums[1], true);
     drain(engine);
-    engine_snapshot(engine, &snapshot);
+    engine_status(engine, &snapshot);
     CHECK(snapshot.counters.state_failed == 0 && snapshot.state_refused == 0);
     CHECK(snapshot.conversations_on_disk >= DIALOGUES);
     engine_close(engine);
@@ -448,11 +448,11 @@ static void run_state(int replicas, double sums[4][DIALOGUES]) {
         dir, replicas); /* belongs to no replica now: the one that gets the turn reads it */
     run_turn(engine, sums[2], true);
     run_turn(engine, sums[3], true);
-    engine_snapshot(engine, &snapshot);
+    engine_status(engine, &snapshot);
     CHECK(snapshot.counters.state_restored >= DIALOGUES && snapshot.state_refused == 0);
     for (int count; (count = list(engine, rows)) > 0;)
         for (int i = 0; i < count; i++) (void)delete_one(engine, rows[i].id);
-    engine_snapshot(engine, &snapshot);
+    engine_status(engine, &snapshot);
     CHECK(snapshot.conversations == 0 && snapshot.conversations_on_disk == 0);
     engine_close(engine);
     remove_dir(dir);

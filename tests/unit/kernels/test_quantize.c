@@ -3,7 +3,7 @@
 #include <criterion/criterion.h>
 
 #include "kernels/cpu/isa.h"
-#include "kernels/cpu/pool.h"
+#include "kernels/cpu/team.h"
 #include "kernels/cpu/vec.h"
 #include "kernels/number.h"
 #include "kernels/quantize.h"
@@ -138,9 +138,9 @@ Test(quantize, every_path_makes_the_same_numbers) {
 #endif
 }
 
-static struct cpu_pool *open_team(int threads) {
-    struct cpu_pool *team;
-    cr_assert_eq(cpu_pool_open(threads, &team), 0);
+static struct cpu_team *open_team(int threads) {
+    struct cpu_team *team;
+    cr_assert_eq(cpu_team_open(threads, &team), 0);
     return team;
 }
 
@@ -152,12 +152,12 @@ Test(quantize, threads_change_no_bit) {
     float want_scales[MANY], scales[MANY];
     cr_assert_eq(quantize_rows(&m.file, want, want_scales, NULL, NULL), 0);
     for (int threads = 1; threads <= 5; threads += 2) {
-        struct cpu_pool *team = open_team(threads);
+        struct cpu_team *team = open_team(threads);
         memset(got, 0xff, (size_t)MANY * COLS);
         cr_assert_eq(quantize_rows(&m.file, got, scales, team, NULL), 0);
         cr_assert(!memcmp(got, want, (size_t)MANY * COLS), "%d threads", threads);
         cr_assert(!memcmp(scales, want_scales, sizeof scales), "%d threads", threads);
-        cpu_pool_close(team);
+        cpu_team_close(team);
     }
     matrix_close(&m);
     free(want), free(got);
@@ -169,11 +169,11 @@ Test(quantize, the_first_row_without_a_scale_is_named_whoever_finds_it) {
     const struct kern_matrix m = {.data = x, .dtype = KERN_F32, .rows = MANY, .cols = COLS};
     for (int row = 77; row < MANY; row++) x[row * COLS + 5] = NAN;
     for (int threads = 1; threads <= 5; threads++) {
-        struct cpu_pool *team = open_team(threads);
+        struct cpu_team *team = open_team(threads);
         struct fault fault = {0};
         cr_assert_eq(quantize_rows(&m, codes, scales, team, &fault), ERR_INVALID);
         cr_assert(strstr(fault.text, "row 77 "), "%d threads: %s", threads, fault.text);
-        cpu_pool_close(team);
+        cpu_team_close(team);
     }
     free(x), free(codes);
 }

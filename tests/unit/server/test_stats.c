@@ -21,7 +21,7 @@ static void close_stats(void) {
 
 TestSuite(stats, .init = open_stats, .fini = close_stats);
 
-static void render(const char *model, const struct engine_snapshot *snapshot) {
+static void render(const char *model, const struct engine_status *snapshot) {
     struct stats_input input = {.model_name = model, .info = &info, .snapshots = snapshot};
     stats_render(&out, &stats, &input);
     cr_assert_not(out.failed);
@@ -47,7 +47,7 @@ static void finish(enum engine_finish how, uint32_t count, int64_t end) {
 }
 
 Test(stats, a_finished_request) {
-    struct engine_snapshot snapshot = {0};
+    struct engine_status snapshot = {0};
     stats_submitted(&stats, SECOND);
     finish(ENGINE_FINISH_STOP, 5, 8 * SECOND);
     render("m", &snapshot);
@@ -101,15 +101,15 @@ Test(stats, tokens) {
 }
 
 Test(stats, snapshot) {
-    struct engine_snapshot snapshot = {.running = 3,
-                                       .waiting = 2,
-                                       .pages_total = 200,
-                                       .pages_reserved = 50,
-                                       .pages_used = 90,
-                                       .pages_retained = 40,
-                                       .counters = {.computed_tokens = 750, .cached_tokens = 250},
-                                       .entries_evicted = 1ull << 53,
-                                       .conversations = 7};
+    struct engine_status snapshot = {.running = 3,
+                                     .waiting = 2,
+                                     .pages_total = 200,
+                                     .pages_reserved = 50,
+                                     .pages_used = 90,
+                                     .pages_retained = 40,
+                                     .counters = {.computed_tokens = 750, .cached_tokens = 250},
+                                     .entries_evicted = 1ull << 53,
+                                     .conversations = 7};
     render("m", &snapshot);
     check_line("\nvllm:num_requests_running{model_name=\"m\",engine=\"0\"} 3\n");
     check_line("\nvllm:num_requests_waiting{model_name=\"m\",engine=\"0\"} 2\n");
@@ -127,7 +127,7 @@ Test(stats, snapshot) {
 
 /* Every row of the lists in engine.h and stats.h, with the value that is its own. */
 Test(stats, lists_are_shown_whole) {
-    struct engine_snapshot snapshot = {0};
+    struct engine_status snapshot = {0};
     char line[160];
     uint64_t value = 1000;
 #define X(name, metric, help) snapshot.counters.name = value++;
@@ -163,13 +163,13 @@ Test(stats, lists_are_shown_whole) {
 }
 
 Test(stats, label_values_are_escaped) {
-    struct engine_snapshot snapshot = {0};
+    struct engine_status snapshot = {0};
     render("a\"b\\c\nd", &snapshot);
     check_line("{model_name=\"a\\\"b\\\\c\\nd\",engine=\"0\"}");
 }
 
 Test(stats, large_counters_keep_their_digits) {
-    struct engine_snapshot snapshot = {.entries_evicted = 123456789012345};
+    struct engine_status snapshot = {.entries_evicted = 123456789012345};
     render("m", &snapshot);
     check_line("keepd_entries_evicted_total{model_name=\"m\",engine=\"0\"} 123456789012345\n");
 }
@@ -202,7 +202,7 @@ static int count_of(const char *text) {
 /* Every metric once, its replicas together; what is the process's, of none of them in particular.
  */
 Test(stats, replicas_are_engines) {
-    struct engine_snapshot snapshots[3] = {
+    struct engine_status snapshots[3] = {
         {.running = 1, .state_bytes = 5}, {.running = 2}, {.running = 3}};
     struct engine_choice choice = {0};
     struct engine_job job = {.choice = &choice, .choice_count = 1, .replica = 2};

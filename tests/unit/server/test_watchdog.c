@@ -5,7 +5,7 @@
 #define SECOND 1000000000ll
 
 static bool look(struct watchdog *w, int replica, int jobs, int64_t progress_ns) {
-    const struct engine_snapshot snapshot = {.jobs = jobs, .progress_ns = progress_ns};
+    const struct engine_status snapshot = {.jobs = jobs, .progress_ns = progress_ns};
     return watchdog_look(w, replica, &snapshot);
 }
 
@@ -42,6 +42,6 @@ Test(watchdog, each_replica_works) {
         cr_assert(look(&w, 0, 1, 2 * SECOND + i));
         cr_assert_not(look(&w, 1, 1, SECOND));
     }
-    const struct engine_snapshot stopped = {.jobs = 0, .stopped = true};
+    const struct engine_status stopped = {.jobs = 0, .stopped = true};
     cr_assert_not(watchdog_look(&w, 0, &stopped));
 }

@@ -327,12 +327,12 @@ Test(oai_render, tokens_and_text) {
 }
 
 Test(oai_render, kv) {
-    struct engine_snapshot snapshot = {.running = 1,
-                                       .conversations = 1,
-                                       .pages_total = 10,
-                                       .pages_used = 3,
-                                       .pages_reserved = 2,
-                                       .pages_retained = 1};
+    struct engine_status snapshot = {.running = 1,
+                                     .conversations = 1,
+                                     .pages_total = 10,
+                                     .pages_used = 3,
+                                     .pages_reserved = 2,
+                                     .pages_retained = 1};
     struct engine_sequence_row row = {.replica = 1,
                                       .tokens = 9,
                                       .held = 8,

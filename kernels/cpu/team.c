@@ -1,6 +1,6 @@
 /* A team of worker threads with a spin-then-futex barrier. Decoding runs dozens of operations per
  * layer, each shorter than a wake-up, so workers spin briefly before they sleep. */
-#include "kernels/cpu/pool.h"
+#include "kernels/cpu/team.h"
 
 #include <linux/futex.h>
 #include <pthread.h>
@@ -24,7 +24,7 @@
  * idle daemon does not visibly use a core. */
 #define SPIN_TURNS 1500
 
-struct cpu_pool {
+struct cpu_team {
     /* Written by the caller before it raises `epoch`, read by workers after they see the new
      * value. */
     cpu_work *work;
@@ -42,7 +42,7 @@ struct cpu_pool {
 };
 
 struct start {
-    struct cpu_pool *pool;
+    struct cpu_team *pool;
     int worker;
 };
 
@@ -56,7 +56,7 @@ static void futex_wake_all(_Atomic uint32_t *word) {
 
 /* ---- Worker --------------------------------------------------------------------------------- */
 
-static uint32_t wait_epoch(struct cpu_pool *pool, uint32_t seen) {
+static uint32_t wait_epoch(struct cpu_team *pool, uint32_t seen) {
     for (int turn = 0; turn < pool->spin; turn++) {
         uint32_t now = atomic_load_explicit(&pool->epoch, memory_order_acquire);
         if (now != seen) return now;
@@ -71,7 +71,7 @@ static uint32_t wait_epoch(struct cpu_pool *pool, uint32_t seen) {
     return now;
 }
 
-static void finish_share(struct cpu_pool *pool) {
+static void finish_share(struct cpu_team *pool) {
     if (atomic_fetch_sub(&pool->busy, 1) == 1 && atomic_load(&pool->caller_sleeps))
         futex_wake_all(&pool->busy);
 }
@@ -90,12 +90,12 @@ static void *worker_main(void *arg) {
 
 /* ---- Caller --------------------------------------------------------------------------------- */
 
-static void raise_epoch(struct cpu_pool *pool) {
+static void raise_epoch(struct cpu_team *pool) {
     atomic_fetch_add(&pool->epoch, 1);
     if (atomic_load(&pool->sleepers)) futex_wake_all(&pool->epoch);
 }
 
-static void wait_idle(struct cpu_pool *pool) {
+static void wait_idle(struct cpu_team *pool) {
     for (int turn = 0; turn < pool->spin; turn++) {
         if (!atomic_load_explicit(&pool->busy, memory_order_acquire)) return;
         relax();
@@ -106,7 +106,7 @@ static void wait_idle(struct cpu_pool *pool) {
     atomic_store(&pool->caller_sleeps, 0);
 }
 
-void cpu_pool_run(struct cpu_pool *pool, cpu_work *work, void *arg) {
+void cpu_team_run(struct cpu_team *pool, cpu_work *work, void *arg) {
     if (pool->threads == 1) {
         work(arg, 0);
         return;
@@ -120,18 +120,18 @@ void cpu_pool_run(struct cpu_pool *pool, cpu_work *work, void *arg) {
     wait_idle(pool);
 }
 
-int cpu_pool_threads(const struct cpu_pool *pool) {
+int cpu_team_threads(const struct cpu_team *pool) {
     return pool->threads;
 }
 
-int cpu_pool_cores(void) {
+int cpu_team_cores(void) {
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set)) return 1;
     int count = CPU_COUNT(&set);
     return count < 1 ? 1 : count;
 }
 
-static int start_worker(struct cpu_pool *pool, int worker) {
+static int start_worker(struct cpu_team *pool, int worker) {
     struct start *start = mem_try_alloc(1, sizeof *start);
     if (!start) return ERR_NOMEM;
     *start = (struct start){pool, worker};
@@ -143,12 +143,12 @@ static int start_worker(struct cpu_pool *pool, int worker) {
     return 0;
 }
 
-int cpu_pool_open(int threads, struct cpu_pool **out) {
+int cpu_team_open(int threads, struct cpu_team **out) {
     CHECK(threads >= 0);
-    int cores = cpu_pool_cores();
+    int cores = cpu_team_cores();
     if (threads == 0) threads = cores;
     if (threads > CPU_POOL_THREADS_MAX) threads = CPU_POOL_THREADS_MAX;
-    struct cpu_pool *pool = cpu_alloc(sizeof *pool);
+    struct cpu_team *pool = cpu_alloc(sizeof *pool);
     if (!pool) return ERR_NOMEM;
     int rc = ERR_NOMEM;
     pool->threads = threads;
@@ -162,11 +162,11 @@ int cpu_pool_open(int threads, struct cpu_pool **out) {
     *out = pool;
     return 0;
 fail:
-    cpu_pool_close(pool);
+    cpu_team_close(pool);
     return rc;
 }
 
-void cpu_pool_close(struct cpu_pool *pool) {
+void cpu_team_close(struct cpu_team *pool) {
     if (!pool) return;
     pool->stop = true;
     raise_epoch(pool);

@@ -1,12 +1,12 @@
 /* Worker threads of the CPU backend: one team, one piece of work at a time.
  *
- * `cpu_pool_run` calls work(arg, worker) once on every worker (worker 0 is the caller) and returns
+ * `cpu_team_run` calls work(arg, worker) once on every worker (worker 0 is the caller) and returns
  * when all have returned: the return is a barrier, with its memory ordering. One thread at a time
  * may call it. Workers spin briefly, then wait on a futex, so an idle backend costs nothing and
  * back-to-back operations do not pay for wake-ups. A team with more threads than cores does not
  * spin, because spinning would keep its own threads from running. */
-#ifndef KEEPD_KERNELS_CPU_POOL_H
-#define KEEPD_KERNELS_CPU_POOL_H
+#ifndef KEEPD_KERNELS_CPU_TEAM_H
+#define KEEPD_KERNELS_CPU_TEAM_H
 
 #include <stdatomic.h>
 #include <stdint.h>
@@ -17,14 +17,14 @@
 
 typedef void cpu_work(void *arg, int worker);
 
-struct cpu_pool;
+struct cpu_team;
 
 /* threads = 0: one per core that this process may use. ERR_NOMEM: a thread could not be started. */
-int cpu_pool_open(int threads, struct cpu_pool **out);
-void cpu_pool_close(struct cpu_pool *pool); /* NULL allowed; no run may be in progress */
-int cpu_pool_cores(void);                   /* cores that this process may use */
-int cpu_pool_threads(const struct cpu_pool *pool);
-void cpu_pool_run(struct cpu_pool *pool, cpu_work *work, void *arg);
+int cpu_team_open(int threads, struct cpu_team **out);
+void cpu_team_close(struct cpu_team *pool); /* NULL allowed; no run may be in progress */
+int cpu_team_cores(void);                   /* cores that this process may use */
+int cpu_team_threads(const struct cpu_team *pool);
+void cpu_team_run(struct cpu_team *pool, cpu_work *work, void *arg);
 
 /* Hands out items [0, count) on demand: a slow core takes fewer. Set before the run. */
 struct cpu_share {
@@ -34,7 +34,7 @@ struct cpu_share {
 
 static inline void cpu_share_set(struct cpu_share *share, int64_t count) {
     share->count = count;
-    atomic_store_explicit(&share->next, 0, memory_order_relaxed); /* published by cpu_pool_run */
+    atomic_store_explicit(&share->next, 0, memory_order_relaxed); /* published by cpu_team_run */
 }
 
 /* Claims up to `grain` items; returns the first one, or -1 if none are left. *end is past the last.

@@ -51,7 +51,7 @@ static bool is_one_too_many(const struct server *server, const struct sock_peer 
 
 /* --- accepting --- */
 
-static void on_door(uv_poll_t *poll, int status, int events) {
+static void on_connection(uv_poll_t *poll, int status, int events) {
     struct server *server = poll->data;
     (void)status, (void)events;
     for (int i = 0; i < ACCEPTS_MAX && has_room(server); i++) {
@@ -60,8 +60,8 @@ static void on_door(uv_poll_t *poll, int status, int events) {
         if (fd < 0 && (errno == EINTR || errno == ECONNABORTED)) continue;
         if (fd < 0 && errno != EAGAIN) {
             log_debug("no connection can be accepted: error %d", errno);
-            uv_poll_stop(&server->door); /* until the next tick */
-            server->door_waits = false;
+            uv_poll_stop(&server->listener); /* until the next tick */
+            server->listener_waits = false;
         }
         if (fd < 0) return;
         if (is_one_too_many(server, &peer))
@@ -69,17 +69,17 @@ static void on_door(uv_poll_t *poll, int status, int events) {
         else
             conn_open(server, fd, &peer);
     }
-    door_update(server);
+    listener_update(server);
 }
 
-void door_update(struct server *server) {
-    bool wanted = !server->door_shut && has_room(server);
-    if (!server->handles_open || wanted == server->door_waits) return;
-    server->door_waits = wanted;
+void listener_update(struct server *server) {
+    bool wanted = !server->listener_shut && has_room(server);
+    if (!server->handles_open || wanted == server->listener_waits) return;
+    server->listener_waits = wanted;
     if (wanted)
-        CHECK(uv_poll_start(&server->door, UV_READABLE, on_door) == 0);
+        CHECK(uv_poll_start(&server->listener, UV_READABLE, on_connection) == 0);
     else
-        uv_poll_stop(&server->door);
+        uv_poll_stop(&server->listener);
 }
 
 /* Handshakes compute, so a turn of the loop has a share of them and everybody else theirs. */
@@ -87,15 +87,15 @@ static void on_turn(uv_prepare_t *turn) {
     ((struct server *)turn->data)->handshake_steps = 0;
 }
 
-void door_open(struct server *server) {
-    CHECK(uv_poll_init(&server->loop, &server->door, server->listen_fd) == 0);
+void listener_open(struct server *server) {
+    CHECK(uv_poll_init(&server->loop, &server->listener, server->listen_fd) == 0);
     CHECK(uv_prepare_init(&server->loop, &server->turn) == 0);
-    server->door.data = server->turn.data = server;
+    server->listener.data = server->turn.data = server;
     if (server->tls) CHECK(uv_prepare_start(&server->turn, on_turn) == 0);
-    door_update(server);
+    listener_update(server);
 }
 
-void door_shut(struct server *server) {
-    server->door_shut = true;
-    door_update(server);
+void listener_shut(struct server *server) {
+    server->listener_shut = true;
+    listener_update(server);
 }

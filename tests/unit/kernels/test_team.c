@@ -1,6 +1,6 @@
 /* The worker team: each worker runs each piece of work once, its writes are seen after the barrier,
  * teams of all sizes open and close, with and without work. A plain main, for ThreadSanitizer. */
-#include "kernels/cpu/pool.h"
+#include "kernels/cpu/team.h"
 
 #include <stdbool.h>
 #include <stdio.h>
@@ -36,14 +36,14 @@ static void work(void *arg, int worker) {
 }
 
 static void check_team(int threads, int rounds, int items, int pause_every) {
-    struct cpu_pool *pool;
-    EXPECT(cpu_pool_open(threads, &pool) == 0);
-    int team = cpu_pool_threads(pool);
+    struct cpu_team *pool;
+    EXPECT(cpu_team_open(threads, &pool) == 0);
+    int team = cpu_team_threads(pool);
     EXPECT(threads == 0 || team == threads);
     struct tally tally = {.done = calloc((size_t)items + 1, sizeof(int))};
     for (int round = 0; round < rounds; round++) {
         cpu_share_set(&tally.share, items);
-        cpu_pool_run(pool, work, &tally);
+        cpu_team_run(pool, work, &tally);
         for (int w = 0; w < team; w++) EXPECT(tally.runs[w] == round + 1);
         for (int i = 0; i < items; i++) EXPECT(tally.done[i] == round + 1);
         if (pause_every && round % pause_every == 0) usleep(2000); /* long enough to fall asleep */
@@ -51,7 +51,7 @@ static void check_team(int threads, int rounds, int items, int pause_every) {
     long sum = 0;
     for (int w = 0; w < team; w++) sum += tally.sum[w];
     EXPECT(sum == (long)rounds * items * (items - 1) / 2);
-    cpu_pool_close(pool);
+    cpu_team_close(pool);
     free(tally.done);
 }
 
