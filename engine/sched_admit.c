@@ -415,8 +415,11 @@ static bool may_pass(const void *arg, const struct engine_job *job) {
            steps_needed(room->sched, job) <= room->steps;
 }
 
+/* Steps within which a job must have ended to pass the head: any number at first, then as many as
+ * the head waits anyway, and in the end none, because that is an estimate. */
 static int32_t steps_to_pass(const struct sched *sched) {
     if (passing_allowed(sched)) return INT32_MAX;
+    if (sched->counters.steps - sched->head_step >= 2 * SCHED_PASS_STEPS) return 0;
     int32_t steps = steps_to_head(sched);
     return steps < SCHED_PASS_STEPS ? steps : SCHED_PASS_STEPS;
 }

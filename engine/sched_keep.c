@@ -89,11 +89,21 @@ static int fork_row(struct sched *sched, struct sequence *seq,
     return kern->ops->fork(kern, row->slot, seq->slot);
 }
 
+/* Drops a snapshot with its turn, unless other dialogues continued the snapshot. */
+static void drop_left(struct sched *sched, struct conversation *row, int which) {
+    struct conversation *snapshot = conversation_by_id(&sched->conversations, row->left[which]);
+    row->left[which] = 0;
+    if (snapshot != NULL && conversation_superseded(snapshot))
+        sched_drop(sched, snapshot, "superseded");
+}
+
+/* The snapshots of a turn that is used up go with it: nothing else would delete them. */
 static void take_row(struct sched *sched, struct sequence *seq, struct conversation *row) {
     sched_forget_copying(sched, row);
     struct conversation taken = conversation_take(&sched->conversations, row);
     seq->slot = taken.slot;
     mem_free(taken.tokens);
+    for (int i = 0; i < CONVERSATION_LEFT; i++) drop_left(sched, &taken, i);
 }
 
 /* Returns the file to delete when a successor of `row` is on disk: the row's own, or the one it
@@ -137,7 +147,9 @@ int sched_go_on(struct sched *sched, struct sequence *seq, const struct sched_en
     int32_t dropped = match->row->token_count - match->common;
     bool own = match->from == match->row->id;
     int code = 0;
+    /* An eviction behind the common tokens belongs to what is dropped. */
     seq->evicted_at = match->row->evicted_at;
+    if (!match->exact && seq->evicted_at > match->common) seq->evicted_at = match->common;
     seq->began = entry->began;
     seq->began_held = match->row->began_held;
     if (used_up)
@@ -162,14 +174,6 @@ static void keep_file(struct sched *sched, uint64_t id) {
     for (int i = 0; i < table->capacity; i++)
         if (table->rows[i].replaces == id) table->rows[i].replaces = 0;
     if (sched->export.replaces == id) sched->export.replaces = 0;
-}
-
-/* Drops a snapshot with its turn, unless other dialogues continued the snapshot. */
-static void drop_left(struct sched *sched, struct conversation *row, int which) {
-    struct conversation *snapshot = conversation_by_id(&sched->conversations, row->left[which]);
-    row->left[which] = 0;
-    if (snapshot != NULL && conversation_superseded(snapshot))
-        sched_drop(sched, snapshot, "superseded");
 }
 
 void sched_drop_snapshots(struct sched *sched, const struct sequence *seq) {
@@ -341,6 +345,20 @@ static int remove_from_disk(struct sched *sched, uint64_t id) {
     return store != NULL && id != 0 ? store_remove(store, id) : ERR_NOTFOUND;
 }
 
+/* Drops a conversation and the snapshots that its turn left. */
+static void delete_row(struct sched *sched, uint64_t id) {
+    struct conversation_table *table = &sched->conversations;
+    struct conversation *row = conversation_by_id(table, id);
+    uint64_t left[CONVERSATION_LEFT];
+    if (row == NULL) return;
+    memcpy(left, row->left, sizeof left);
+    sched_drop(sched, row, "deleted");
+    for (int i = 0; i < CONVERSATION_LEFT; i++) {
+        struct conversation *snapshot = conversation_by_id(table, left[i]);
+        if (snapshot != NULL) sched_drop(sched, snapshot, "deleted");
+    }
+}
+
 int sched_delete(struct sched *sched, uint64_t id) {
     struct conversation_table *table = &sched->conversations;
     struct conversation *row = conversation_by_id(table, id);
@@ -349,12 +367,8 @@ int sched_delete(struct sched *sched, uint64_t id) {
     struct conversation *before = conversation_by_id(table, row->origin);
     if (before == NULL || conversation_superseded(before)) {
         (void)remove_from_disk(sched, row->replaces);
-        if (before != NULL) sched_drop(sched, before, "deleted");
+        if (before != NULL) delete_row(sched, before->id);
     }
-    for (int i = 0; i < CONVERSATION_LEFT; i++) {
-        struct conversation *snapshot = conversation_by_id(table, row->left[i]);
-        if (snapshot != NULL) sched_drop(sched, snapshot, "deleted");
-    }
-    sched_drop(sched, row, "deleted");
+    delete_row(sched, id);
     return 0;
 }

@@ -34,6 +34,8 @@ struct family {
     bool factors;               /* Granite's four multipliers */
     int unrotated_layers_every; /* without "no_rope_layers": every n-th layer; 0 = none */
     double rms_eps;             /* when the file has none; 0 = 1e-6 */
+    double rope_theta;          /* when the file has none; 0 = 10000 */
+    int window;                 /* when the file has no "sliding_window"; null in it means none */
     bool tied_embeddings;       /* when the file does not say */
     bool gemma; /* norms by 1 + w, on both sides of a block; scaled embeddings; GELU */
 };
@@ -42,13 +44,13 @@ static const struct family families[] = {
     {"Qwen3ForCausalLM", "qwen3", 128, .qk_norm = true, .windows = WINDOWS_BY_FLAG},
     {"Qwen2ForCausalLM", "qwen2", 0, .qkv_bias_always = true, .windows = WINDOWS_BY_FLAG},
     {"LlamaForCausalLM", "llama", 0, .windows = WINDOWS_NONE},
-    {"MistralForCausalLM", "mistral", 0, .windows = WINDOWS_ALL},
+    {"MistralForCausalLM", "mistral", 0, .window = 4096, .windows = WINDOWS_ALL},
     {"Phi3ForCausalLM", "phi3", 0, .windows = WINDOWS_ALL, .fused = true, .rms_eps = 1e-5},
-    {"SmolLM3ForCausalLM", "smollm3", 0, .windows = WINDOWS_BY_FLAG, .unrotated_layers_every = 4,
-     .tied_embeddings = true},
+    {"SmolLM3ForCausalLM", "smollm3", 0, .rope_theta = 2e6, .windows = WINDOWS_BY_FLAG,
+     .unrotated_layers_every = 4, .tied_embeddings = true},
     {"GraniteForCausalLM", "granite", 0, .factors = true},
-    {"Gemma3ForCausalLM", "gemma3_text", 256, .qk_norm = true, .windows = WINDOWS_PATTERN,
-     .tied_embeddings = true, .gemma = true},
+    {"Gemma3ForCausalLM", "gemma3_text", 256, .rope_theta = 1e6, .window = 4096, .qk_norm = true,
+     .windows = WINDOWS_PATTERN, .tied_embeddings = true, .gemma = true},
 };
 
 /* ---- Family -------------------------------------------------------------------------------- */
@@ -300,7 +302,8 @@ static int read_windows(const cJSON *root, const struct family *family, struct m
                         struct fault *fault) {
     bool pattern = family->windows == WINDOWS_PATTERN;
     bool use = family->windows == WINDOWS_ALL || pattern;
-    int64_t window = pattern ? 4096 : 0, first = 0, every = 6;
+    bool absent = !cJSON_GetObjectItemCaseSensitive(root, "sliding_window");
+    int64_t window = absent ? family->window : 0, first = 0, every = 6;
     const cJSON *types = json_get(root, "layer_types");
     int err = json_bool(root, NULL, "use_sliding_window", &use, fault);
     if (!err) err = json_int(root, NULL, "sliding_window", 1, INT32_MAX, &window, fault);
@@ -315,6 +318,10 @@ static int read_windows(const cJSON *root, const struct family *family, struct m
     if (use && !window && family->windows == WINDOWS_BY_FLAG)
         return fault_set(fault, ERR_INVALID, "sliding_window",
                          "missing: use_sliding_window is true");
+    if (use && family->unrotated_layers_every && !types)
+        return fault_set(fault, ERR_UNSUPPORTED, "use_sliding_window",
+                         "true is not supported without \"layer_types\" in %s models",
+                         family->model_type);
     if (types) return read_layer_types(types, family, use ? (int)window : 0, out, fault);
     for (int i = 0; i < out->layers; i++)
         out->per_layer[i].window =
@@ -516,9 +523,14 @@ static int rope_read_longrope(struct rope *rope, struct fault *fault) {
     int err = json_num(rope->node, rope->path, "original_max_position_embeddings", 1, 1 << 24,
                        &rope->original, fault);
     if (err) return err;
+    double stretch = 1;
+    if (rope->original > 0)
+        stretch = rope->max_positions / rope->original;
+    else
+        err = json_num(rope->node, rope->path, "factor", 1, 1e6, &stretch, fault);
+    if (err) return err;
     if (rope->original <= 0) rope->original = rope->max_positions;
     const char *key = rope->context > rope->original ? "long_factor" : "short_factor";
-    double stretch = rope->max_positions / rope->original;
     rope->attention = stretch <= 1 ? 1 : sqrt(1 + log(stretch) / log(rope->original));
     err = json_num(rope->node, rope->path, "attention_factor", 1e-6, 1e6, &rope->attention, fault);
     if (err) return err;
@@ -571,8 +583,9 @@ static const struct rope_kind {
 
 /* Old files: rope_theta and rope_scaling {type | rope_type, ...}; new: rope_parameters with all.
  * Phi keeps original_max_position_embeddings beside. */
-static int rope_find(const cJSON *root, double *rotary, struct rope *rope, struct fault *fault) {
-    rope->theta = 10000;
+static int rope_find(const cJSON *root, const struct family *family, double *rotary,
+                     struct rope *rope, struct fault *fault) {
+    rope->theta = family->rope_theta > 0 ? family->rope_theta : 10000;
     int err = json_num(root, NULL, "rope_theta", 1.5, 1e12, &rope->theta, fault);
     if (!err) err = json_num(root, NULL, "partial_rotary_factor", 0, 1, rotary, fault);
     if (!err)
@@ -665,7 +678,7 @@ static int read_rope(const cJSON *root, const struct family *family, int context
                         .nested = family->windows == WINDOWS_PATTERN};
     const struct rope_kind *kind = &rope_kinds[0];
     double rotary = 1;
-    int err = rope_find(root, &rotary, &rope, fault);
+    int err = rope_find(root, family, &rotary, &rope, fault);
     if (!err) err = read_rotary_dims(rotary, out, fault);
     rope.dims = out->rotary_dims;
     if (!err && rope.node) err = rope_find_kind(&rope, &kind, fault);

@@ -237,7 +237,16 @@ static int read_rope(const struct translation *t) {
         err = get_num(t, ".rope.scale_linear", &factor);
     }
     if (err) return err;
-    bool plain = !kind[0] || !strcmp(kind, "none");
+    bool plain = !kind[0] || !strcmp(kind, "none"), yarn = !strcmp(kind, "yarn");
+    if (!strcmp(kind, "longrope"))
+        return fault_set(t->fault, ERR_UNSUPPORTED, "rope.scaling.type",
+                         "\"longrope\" is not supported in GGUF files");
+    double attention = 1;
+    err = yarn ? 0 : get_num(t, ".rope.scaling.attn_factor", &attention);
+    if (!err && attention != 1)
+        err = fault_set(t->fault, ERR_UNSUPPORTED, "rope.scaling.attn_factor",
+                        "%g is not supported with this scaling", attention);
+    if (err) return err;
     bool factors = weights_find(t->weights, "rope_freqs.weight") != NULL;
     if (plain && !factors) return 0;
     if (factors && !plain)
@@ -248,9 +257,7 @@ static int read_rope(const struct translation *t) {
         return no_memory(t);
     if (!factors) err = set_num(t, scaling, "factor", factor);
     if (!err) err = add_factors(t, scaling, "rope_freqs.weight", "factors");
-    if (!err) err = add_factors(t, scaling, "rope_factors_short.weight", "short_factor");
-    if (!err) err = add_factors(t, scaling, "rope_factors_long.weight", "long_factor");
-    if (!err && !strcmp(kind, "yarn")) err = read_yarn(t, scaling, factor);
+    if (!err && yarn) err = read_yarn(t, scaling, factor);
     return err;
 }
 

@@ -89,3 +89,47 @@ Test(cuts, an_answer_is_the_one_without_reuse) {
                   saved);
     }
 }
+
+/* Runs a prompt as it is given, in the space of the others. */
+static struct engine_job run_prompt(struct world *w, const int32_t *prompt, int count,
+                                    int max_tokens, const struct engine_kv *kv) {
+    struct engine_job job = job_of(0, count, max_tokens, *kv);
+    job.request.prompt = prompt;
+    submit(w, &job);
+    run_until_idle(w);
+    cr_assert_eq(finish_of(&job), ENGINE_FINISH_LENGTH);
+    return job;
+}
+
+/* A turn that drops the end of an answer drops the evictions of that end: a later cut of the turn
+ * reserves and evicts as the turn itself did. */
+Test(cuts, an_eviction_of_dropped_tokens_is_none_of_the_new_turn) {
+    static int32_t second[180], third[172];
+    struct engine_kv kv = kv_of("streaming", 20, 64, 128);
+    struct engine_job thirds[2];
+    for (int with_second = 0; with_second < 2; with_second++) {
+        struct world w;
+        world_open(&w, &(struct world_options){
+                           .pages = 600, .sequences = 1, .conversations = 8, .rows = 70});
+        struct engine_job first = run(&w, 0, 99, 100, 67, &kv);
+        memcpy(second, first.request.prompt, 100 * sizeof *second);
+        for (int i = 0; i < 80; i++)
+            second[100 + i] = i < 20 ? first.choice[0].tokens[i].token : 1 + i % 7;
+        memcpy(third, second, 170 * sizeof *third);
+        third[170] = second[170] + 1;
+        third[171] = 2;
+        if (with_second) {
+            struct engine_job job = run_prompt(&w, second, 180, 10, &kv);
+            cr_assert_eq(job.cached_tokens, 120);
+            engine_job_close(&job);
+        }
+        thirds[with_second] = run_prompt(&w, third, 172, 50, &kv);
+        cr_assert_geq(thirds[with_second].cached_tokens, 120);
+        engine_job_close(&first);
+        world_close(&w);
+    }
+    cr_assert_gt(thirds[1].cached_tokens, 120, "it was not cut: nothing was tested");
+    expect_same_answer(&thirds[0], &thirds[1]);
+    expect_same_cache(&thirds[0], &thirds[1]);
+    for (int i = 0; i < 2; i++) engine_job_close(&thirds[i]);
+}

@@ -109,6 +109,7 @@ Test(model_config, windows_of_layers) {
                   "[\"sliding_attention\", \"full_attention\", \"sliding_attention\"],",
                   "Qwen3ForCausalLM", "qwen3", (int[]){64, 0, 64});
     check_windows("", "LlamaForCausalLM", "llama", (int[]){0, 0, 0});
+    check_windows("", "MistralForCausalLM", "mistral", (int[]){4096, 4096, 4096}); /* the class's */
 }
 
 Test(model_config, windows_that_make_no_sense_are_refused) {
@@ -148,6 +149,26 @@ Test(model_config, layers_without_rotation) {
                   0);
     cr_expect_str_eq(fault.field, "no_rope_layers");
     cr_expect_null(c.per_layer);
+}
+
+/* Defaults of the classes in transformers, where a file names no theta. */
+Test(model_config, theta_of_the_family) {
+    struct model_config c;
+    struct fault fault;
+    cr_assert_eq(parse_with("", "SmolLM3ForCausalLM", "smollm3", NULL, &c, &fault), 0);
+    cr_expect_float_eq(c.inv_freq[4], 1 / sqrtf(2e6f), 1e-9);
+    model_config_close(&c);
+    cr_assert_eq(parse_with("\"head_dim\": 16, \"hidden_activation\": \"gelu_pytorch_tanh\",",
+                            "Gemma3ForCausalLM", "gemma3_text", NULL, &c, &fault),
+                 0, "%s: %s", fault.field, fault.text);
+    cr_expect_float_eq(c.inv_freq[4], 1e-3f, 1e-9);
+    cr_expect_float_eq(c.inv_freq_local[4], 1e-2f, 1e-8);
+    cr_expect(c.per_layer[0].local && c.per_layer[0].window == 4096);
+    model_config_close(&c);
+    cr_assert_eq(parse_with("\"use_sliding_window\": true, \"sliding_window\": 64,",
+                            "SmolLM3ForCausalLM", "smollm3", NULL, &c, &fault),
+                 ERR_UNSUPPORTED);
+    cr_expect_str_eq(fault.field, "use_sliding_window");
 }
 
 /* Two sets of factors, chosen by the longest context. */
