@@ -328,7 +328,8 @@ struct engine_job {
     int32_t cached_tokens; /* prompt tokens not computed */
     bool cut; /* the job continued a snapshot, or a conversation cut before the end of its turn */
     struct engine_kv_details kv;
-    int64_t queued_ns, admitted_ns, first_token_ns, finished_ns; /* clock_ns; 0 = never */
+    /* clock_ns; 0 = never. Readable before the end: first_token_ns after a count above 0. */
+    int64_t queued_ns, admitted_ns, first_token_ns, finished_ns;
     int64_t evict_ns; /* time spent evicting for this job */
     /* Used by the engine only. */
     struct engine_job *next;

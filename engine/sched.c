@@ -595,10 +595,11 @@ static void take_samples(struct sched *sched, const struct step *step) {
             seq_add_prompt_score(want->seq, want->scored, &sched->sampled[i]);
             continue;
         }
+        struct engine_job *job = want->seq->job;
+        if (job->first_token_ns == 0) job->first_token_ns = clock_ns(); /* announced by the token */
         seq_add_token(want->seq, &sched->options.text, &sched->sampled[i]);
         sched->counters.generation_tokens++;
-        queue_charge(&sched->queue, want->seq->job, 1);
-        if (want->seq->job->first_token_ns == 0) want->seq->job->first_token_ns = clock_ns();
+        queue_charge(&sched->queue, job, 1);
     }
 }
 

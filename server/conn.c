@@ -156,6 +156,11 @@ static bool is_stalled(struct conn *conn, int64_t now_ns) {
 
 static bool is_late(struct conn *conn, int64_t now_ns) {
     const struct server_timeouts *t = &conn->server->options.timeouts;
+    /* An answer that is still on its way counts as one that is being written. */
+    if (conn->state == CONN_IDLE && relay_has_output(conn)) {
+        conn->since_ns = now_ns;
+        return is_stalled(conn, now_ns);
+    }
     int64_t elapsed_ms = (now_ns - conn->since_ns) / MS;
     if (conn->left_ns && conn->state != CONN_BUSY && conn->state != CONN_CLOSING)
         return now_ns - conn->left_ns > LEFT_MS * MS && elapsed_ms > LEFT_MS;
@@ -172,7 +177,8 @@ static bool is_late(struct conn *conn, int64_t now_ns) {
     case CONN_BUSY:
         return is_stalled(conn, now_ns);
     case CONN_CLOSING:
-        return conn->end_sent ? elapsed_ms > LINGER_MS : is_stalled(conn, now_ns);
+        if (!conn->end_sent) return is_stalled(conn, now_ns);
+        return elapsed_ms > (conn->discarded > 0 ? t->body : LINGER_MS);
     }
     return false;
 }

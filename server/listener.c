@@ -24,21 +24,30 @@ static bool is_slow(const struct conn *conn, int64_t now_ns) {
     return now_ns - conn->since_ns > limit_ns && !sock_unread(conn->fd);
 }
 
-/* A place for one more handshake, taken from the oldest slow one if none is free. */
-static bool has_handshake_place(struct server *server) {
-    struct conn *oldest = NULL;
-    int64_t now_ns = clock_ns();
-    if (!server->tls || server->handshakes < HANDSHAKES_MAX) return true;
-    for (struct conn *conn = server->conns; conn; conn = conn->next)
-        if (is_slow(conn, now_ns)) oldest = conn;
-    if (!oldest) return false;
-    log_debug("connection closed: too many handshakes in progress");
-    conn_kill(oldest);
-    return true;
+static bool has_handshake_place(const struct server *server) {
+    return !server->tls || server->handshakes < HANDSHAKES_MAX;
 }
 
-static bool has_room(struct server *server) {
-    return server->conn_count < server->options.max_connections && has_handshake_place(server);
+/* The oldest slow handshake, or NULL. */
+static struct conn *find_slow(const struct server *server) {
+    struct conn *oldest = NULL;
+    int64_t now_ns = clock_ns();
+    for (struct conn *conn = server->conns; conn; conn = conn->next)
+        if (is_slow(conn, now_ns)) oldest = conn;
+    return oldest;
+}
+
+static bool has_room(const struct server *server) {
+    return server->conn_count < server->options.max_connections &&
+           (has_handshake_place(server) || find_slow(server));
+}
+
+/* A new client takes the place of the oldest slow handshake if no other is free. */
+static void make_handshake_place(struct server *server) {
+    struct conn *slow = has_handshake_place(server) ? NULL : find_slow(server);
+    if (!slow) return;
+    log_debug("connection closed: too many handshakes in progress");
+    conn_kill(slow);
 }
 
 static bool is_one_too_many(const struct server *server, const struct sock_peer *peer) {
@@ -64,10 +73,12 @@ static void on_connection(uv_poll_t *poll, int status, int events) {
             server->listener_waits = false;
         }
         if (fd < 0) return;
-        if (is_one_too_many(server, &peer))
+        if (is_one_too_many(server, &peer)) {
             close(fd);
-        else
-            conn_open(server, fd, &peer);
+            continue;
+        }
+        make_handshake_place(server);
+        conn_open(server, fd, &peer);
     }
     listener_update(server);
 }

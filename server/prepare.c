@@ -90,10 +90,10 @@ static int tokenize_gap(struct exchange *ex, const char *prefix, struct engine_i
     if (!ids->ids) return ERR_NOMEM;
     int32_t *at = ids->ids;
     *at++ = fim->prefix;
-    memcpy(at, before.ids, before.count * sizeof *at);
+    if (before.count) memcpy(at, before.ids, before.count * sizeof *at);
     at += before.count;
     *at++ = fim->suffix;
-    memcpy(at, behind.ids, behind.count * sizeof *at);
+    if (behind.count) memcpy(at, behind.ids, behind.count * sizeof *at);
     at[behind.count] = fim->middle;
     return 0;
 }

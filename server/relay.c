@@ -210,7 +210,8 @@ static bool out_round(struct conn *conn) {
     if (got > 0) return offer_client(conn, scratch, (size_t)got) && got == RELAY_BYTES;
     if (got < 0 && failure() == TLS_AGAIN) return false;
     conn->inner_end = true; /* closed, or, with bytes that it did not read, reset */
-    return true;
+    finish(conn);           /* at once: no event tells of it again */
+    return false;
 }
 
 static void run_in(struct conn *conn) {

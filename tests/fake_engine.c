@@ -620,8 +620,8 @@ static enum engine_finish append(struct engine *e, struct sequence *s, int index
     if (cut >= 0) size = (size_t)cut;
     atomic_store_explicit(&choice->text_safe, last ? size : safe_size(r, choice->text, size),
                           memory_order_release);
+    if (!job->first_token_ns) job->first_token_ns = clock_ns(); /* announced by the count */
     atomic_store_explicit(&choice->token_count, at + 1, memory_order_release);
-    if (!job->first_token_ns) job->first_token_ns = clock_ns();
     e->snapshot.counters.generation_tokens++;
     if (stop || cut >= 0) return ENGINE_FINISH_STOP;
     return last ? ENGINE_FINISH_LENGTH : ENGINE_RUNNING;

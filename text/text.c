@@ -383,7 +383,7 @@ static int cut_after_final(struct chat_text *rendered, const cJSON *context, str
     size_t begin = strspn(content, blank);
     content += begin;
     size = whole -= begin;
-    while (size > 0 && strchr(blank, content[size - 1])) size--;
+    while (size > 0 && memchr(blank, content[size - 1], sizeof blank - 1)) size--;
     if (size == 0) return fault_set(fault, ERR_INVALID, "messages", "there is no text to continue");
     size_t *border = arena_alloc(arena, size, sizeof *border);
     if (border == NULL) return fault_set(fault, ERR_NOMEM, NULL, "no memory to find the message");

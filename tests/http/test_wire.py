@@ -198,3 +198,20 @@ def test_pipelined_while_an_answer_is_made(slow):
         first = read_until(sock, b'"system_fingerprint"')
         assert first.startswith(b"HTTP/1.1 200")
         assert [a[0] for a in answers(first + read_all(sock))] == [200, 400]
+
+
+def test_answer_of_three_full_reads_ends_its_connection(start):
+    """The end of an answer is seen also where it comes exactly with the last bytes of a round."""
+    daemon, exact = start(), 3 * 16384
+    def request(prompt, id_length):
+        body = json.dumps({"prompt": prompt}).encode()
+        return (b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+                b"X-Request-Id: " + b"i" * id_length + b"\r\nContent-Length: %d\r\n\r\n" % len(body)) + body
+
+    low, high = 1, 40000
+    while low < high: # the longest prompt whose answer still fits
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if len(exchange(daemon, request("a" * middle, 1))) <= exact else (low, middle - 1)
+    missing = exact - len(exchange(daemon, request("a" * low, 1)))
+    assert missing < 127
+    assert len(exchange(daemon, request("a" * low, 1 + missing))) == exact  # read until the server closes
