@@ -450,9 +450,9 @@ static inline const char *engine_miss_name(enum engine_miss miss) { /* for logs,
     X(evictions, "keepd_evictions_total", "Evictions: one sequence brought down to its budget.")   \
     X(preemptions, "keepd_preemptions_total", "Always 0: reservations are exact.")                 \
     X(conversation_hits, "keepd_conversation_hits_total",                                          \
-      "Requests that went on from a conversation.")                                                \
+      "Requests that continued a conversation.")                                                   \
     X(conversation_cuts, "keepd_conversation_cuts_total",                                          \
-      "Of these: from its first tokens only, as another dialogue that begins alike.")              \
+      "Of these, requests that shared only the first tokens of the conversation.")                 \
     X(conversation_misses, "keepd_conversation_misses_total",                                      \
       "Requests that started without a conversation.")                                             \
     X(state_restored, "keepd_state_restored_total", "Conversations read back from disk.")          \

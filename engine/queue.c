@@ -100,7 +100,7 @@ void queue_end(struct queue *queue, struct engine_job *job) {
     struct queue_client *row = queue_client_of(queue, job);
     CHECK(row->jobs > row->waiting);
     if (--row->jobs > 0) return;
-    /* The last one active: whoever comes next begins there. */
+    /* The last active client: the next one starts with this service. */
     if (queue->clients == 1 && row->served > queue->least) queue->least = row->served;
     queue->clients--;
 }

@@ -177,7 +177,7 @@ static void take_deletes(struct replica *r) {
     r->common->wake(r->common->arg);
 }
 
-/* Sleeps, the lock held, until somebody signals or the time has come. */
+/* Waits on the condition, with the lock held, until a signal or the given time. */
 static void sleep_until(struct replica *r, int64_t ns) {
     struct timespec at = {ns / 1000000000, ns % 1000000000};
     if (ns == INT64_MAX)
@@ -199,7 +199,7 @@ static void wait_for_work(struct replica *r) {
     while (!atomic_load(&r->common->stopping)) {
         take_submits(r); /* under the lock: a submit after this look finds us waiting and signals */
         if (sched_idle(&r->sched) != idle || !ring_empty(&r->deletes) || r->store_done) break;
-        if (!idle && !sched_stalled(&r->sched)) break; /* somebody came who may pass the head */
+        if (!idle && !sched_stalled(&r->sched)) break; /* a new job may pass the head */
         if (clock_ns() >= next || (atomic_load(&r->common->draining) && !r->drain_seen)) break;
         sleep_until(r, next);
     }
@@ -209,7 +209,7 @@ static void wait_for_work(struct replica *r) {
     pthread_mutex_unlock(&r->lock);
 }
 
-/* A device error is sticky: never continue on a poisoned context. Whoever still asks is told. */
+/* A device error is sticky: never continue on a poisoned context. Later jobs fail at once. */
 static void stop_serving(struct replica *r) {
     log_error("the backend failed; the engine takes no more work and the process must restart");
     sched_end_saving(&r->sched);
@@ -242,7 +242,7 @@ static void *replica_main(void *arg) {
         if (fails_now) stop_serving(r);
         failed |= fails_now;
         publish(r);
-        /* After the snapshot: who has an answer sees its pages back. */
+        /* After the status: a client that has its answer sees its pages returned. */
         sched_publish_finished(&r->sched);
         r->common->wake(r->common->arg);
         if (sched_stalled(&r->sched) && !sched_copying(&r->sched)) wait_for_work(r);

@@ -116,7 +116,7 @@ int32_t sched_take_slot(struct sched *sched) {
 void sched_release_slot(struct sched *sched, int32_t slot) {
     sched_ops(sched)->release(sched->options.kern, slot);
     sched->free_slots[sched->free_slot_count++] = slot;
-    sched_changed(sched); /* there is room for somebody */
+    sched_changed(sched); /* a waiting job may fit now */
 }
 
 static void remove_sequence(struct sched *sched, struct sequence *seq) {
@@ -174,7 +174,7 @@ static void fill_details(struct sched *sched, struct sequence *seq,
     kv->budget = seq->kv.policy->bounded ? seq->kv.budget : -1;
     kv->seen_tokens = seq->due.tokens;
     kv->kept_entries = (int64_t)report->entries;
-    /* Nothing is evicted of what a failed step appended and nobody counted. */
+    /* Entries that a failed step appended were never counted, so they are not evicted ones. */
     int64_t appended = sched_streams(sched) * seq->due.tokens;
     kv->evicted_entries = appended > kv->kept_entries ? appended - kv->kept_entries : 0;
     kv->dropped_tokens = seq->dropped;
@@ -361,7 +361,7 @@ static int64_t held_if_due(const struct sequence *seq) {
     return due_after_append(&seq->kv, &state) ? state.held : 0;
 }
 
-/* Can it go on without evicting: with the rows of a prompt before the eviction? */
+/* Whether the sequence can run without evicting: with prompt rows before its next eviction. */
 static bool goes_on_anyway(const struct sequence *seq) {
     return seq_prefilling(seq) && due_prompt_room(&seq->kv, &seq->due) > 1;
 }
@@ -484,9 +484,9 @@ static void add_prompt(struct sched *sched, struct step *step, struct sequence *
         add_first_wants(sched, step, seq, row + count - 1);
 }
 
-/* Prompts are read by client, in turns of SCHED_PROMPT_TURN tokens of what they had,
- * then the oldest. So one client's long prompts hold another's up for one turn at most, and prompts
- * are not all read a little at a time. */
+/* Prompts are read in the order of their clients' service, rounded to SCHED_PROMPT_TURN tokens,
+ * then oldest first. So one client's long prompts delay another client by at most one such
+ * interval, and one prompt is finished before the next begins. */
 static int64_t turn_of(const struct sched *sched, const struct sequence *seq) {
     return queue_client_of(&sched->queue, seq->job)->served / SCHED_PROMPT_TURN;
 }
@@ -557,7 +557,7 @@ static void fail_job(struct sched *sched, struct engine_job *job, int code, cons
     }
 }
 
-/* Choices whose prompt has been read go on by themselves. */
+/* After the prompt, each choice continues on its own. */
 static void fork_choices(struct sched *sched) {
     struct kern *kern = sched->options.kern;
     for (int i = 0; i < sched->running; i++) {

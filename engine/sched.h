@@ -1,4 +1,5 @@
-/* The scheduler: who runs, how many tokens each gets in a step, who evicts, what stays.
+/* The scheduler: which sequences run, how many tokens each gets in a step, which of them evict, and
+ * what is retained.
  *
  * One step (sched_step):
  *   1. cancelled jobs leave; waiting jobs are admitted by fair shares between clients while their
@@ -14,18 +15,18 @@
  * request alone (paging/due.h) and the backend's rows are independent (kernels/kern.h).
  *
  * Reservations are exact, so begin_step cannot run out of pages and nothing is ever preempted;
- * if it does, that is a bug: the sequences of the step fail, the counter tells, the rest goes on.
- * Any other failure of the backend ends the running requests too, and only those.
+ * if it does, that is a bug: the sequences of the step fail, a counter records it, and the others
+ * continue. Any other failure of the backend ends the running requests too, and only those.
  *
  * A job with n choices is n sequences, admitted together or not at all. The first reads the prompt;
  * with its last token (and the eviction due then) the others become copy-on-write forks of it, and
  * all sample their first token from the same logits, each with its own seed. Every one of them
  * reserved as if it shared nothing, so whatever is shared later only adds to what is free. The same
- * holds for conversations that are continued: the fork reserves in full, the conversation goes on
+ * holds for conversations that are continued: the fork reserves in full, the conversation keeps
  * counting its own pages, and pages that both refer to are counted twice but held once.
  *
  * Each running sequence has one row of logits for its next token; prompts that want scores share
- * what the backend has beyond that, so that scoring a long prompt holds nobody up.
+ * what the backend has beyond that, so that scoring a long prompt delays no answer.
  *
  * Thread: the engine thread. Nothing here knows of HTTP, files or the clock's meaning. */
 #ifndef KEEPD_ENGINE_SCHED_H
@@ -181,9 +182,9 @@ bool sched_step(struct sched *sched, bool *device_failed);
 bool sched_idle(const struct sched *sched);
 /* Nothing runs, and what waits is waiting for the store. */
 bool sched_stalled(const struct sched *sched);
-/* Grows while those who ask get on: with every step and every piece that is copied, read or
- * written; while the first to wait needs the store, with the pieces alone: the head gets on by
- * nothing else. */
+/* Grows while requests make progress: with every step and every block that is copied, read or
+ * written. While the head of the queue waits for the store it grows with the blocks alone, because
+ * steps do not help the head. */
 uint64_t sched_progress(const struct sched *sched);
 
 /* Stores `finish` in choices that ended and `finished` in jobs that did, in their order: hands the
@@ -194,9 +195,9 @@ void sched_publish_finished(struct sched *sched);
  * steps. */
 int sched_delete(struct sched *sched, uint64_t id);
 
-/* Writing and restoring conversations goes on a little, before every step and while there is
- * nothing else to do; `all`: those that were used just now are written, too, and those that could
- * not be are tried once more. Without a store these do nothing. */
+/* Continues to write and restore conversations, a few blocks at a time, before every step and while
+ * there is nothing else to do; `all`: those that were used just now are written, too, and those
+ * that could not be are tried once more. Without a store these do nothing. */
 void sched_save(struct sched *sched, int64_t now_ns, bool all);
 /* The backend has failed: what is not written yet is lost, and nothing waits for it. */
 void sched_end_saving(struct sched *sched);

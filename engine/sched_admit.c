@@ -2,13 +2,13 @@
  *
  * Admission is first by fair shares between clients (engine/queue.h), then by arrival. The job
  * whose turn it is, the head, is admitted when its places and its pages are free; until then it
- * stays the head, so nobody who arrives later can take its turn. While it waits, others that fit
- * beside what runs pass it, for SCHED_PASS_STEPS steps: then the places and pages that it needs run
- * empty until it fits. So the head waits no longer than that and the longest job that runs, and a
- * small job waits for no large one that is far from fitting. From then on each place that stays
- * empty while another client's job waits is charged to the head's client as if it generated there,
- * one token in each step: who asks for every place at once pays for the time in which they are
- * emptied.
+ * stays the head, so a later job cannot take its turn. For SCHED_PASS_STEPS steps, other jobs that
+ * fit are admitted before it; for as many steps again, only jobs that are expected to end before
+ * the head can start; then none, until the head fits. So the head waits no longer than these steps
+ * and the longest running job, and a small job does not wait for a large one that is far from
+ * fitting. After the first interval, each place that stays empty while another client's job waits
+ * is charged to the head's client, one token per step: a client that asks for every place pays for
+ * the time in which they drain.
  *
  * Only the head uses the store: a job that may find its conversation on disk does not pass. All is
  * counted in steps and tokens, never in time, so that a run can be repeated exactly. */

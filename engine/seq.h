@@ -39,7 +39,7 @@ struct sequence {
     struct reserve_turn began;
     int32_t began_held;
     uint64_t left[CONVERSATION_LEFT];
-    uint64_t origin;      /* the conversation it went on from; 0 = none */
+    uint64_t origin;      /* the conversation it continues; 0 = none */
     uint64_t origin_file; /* conversation whose file goes if `origin` has left memory */
     int32_t *banned;      /* EOS and stop ids, for min_tokens; owned or NULL */
     int32_t banned_count;

@@ -47,9 +47,9 @@ struct reserve_shape {
 /* Streams of one rank: the S below. */
 int64_t reserve_streams(const struct reserve_shape *shape);
 
-/* Each rank has a pool of its own, and all pools are equally large: what a sequence reserves is
- * what any one rank may need for it, of every rank, because nobody knows at admission which of them
- * it will be. So no rank's pool can run out.
+/* Each rank has a pool of its own, and all pools are equally large: a sequence
+ * reserves on every rank what any one rank may need for it, because it is not known at admission
+ * which rank that will be. So no rank's pool can run out.
  *
  * What one rank may need. Of g ranks each has S = L*H/g streams. Let b be the entries per stream of
  * the fullest one while the sequence holds a per stream on average; with one rank b = a. Every

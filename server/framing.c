@@ -151,7 +151,7 @@ static void end_line(struct framing *f, const struct framing_limits *limits, str
     if (f->state == FRAMING_CHUNK_END) {
         f->state = FRAMING_CHUNK_SIZE; /* the CRLF was passed on with the chunk */
     } else if (empty) {
-        buf_str(out, "0\r\n\r\n"); /* trailers end here: nobody asks for them */
+        buf_str(out, "0\r\n\r\n"); /* trailers are dropped: no handler reads them */
         f->state = FRAMING_HEAD;
         f->blank = 0;
     }

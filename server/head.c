@@ -79,7 +79,7 @@ static struct span span_trim(struct span s) {
     return s;
 }
 
-/* The line without its CRLF; `rest` goes on after it. */
+/* The line without its CRLF; `rest` begins after it. */
 static struct span next_line(struct span *rest) {
     struct span line = {rest->at, span_find(*rest, '\n')};
     *rest = span_from(*rest, line.size < rest->size ? line.size + 1 : line.size);

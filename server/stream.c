@@ -55,9 +55,8 @@ static void send_delta(struct stream_choice *c, enum tool_piece_kind kind, const
     c->tokens_sent = c->tokens_seen;
 }
 
-/* The text [begin, end) as deltas of whoever says it. `last`: nothing more follows before the other
- * voice or the end. Of an answer that may have calls, only what can be no call's beginning is
- * shown. */
+/* Sends the text [begin, end) as deltas of its kind, reasoning or answer. `last`: no more text
+ * follows before the other kind or the end. Text that may begin a tool call is held back. */
 static void send_text(struct stream_choice *c, size_t begin, size_t end, bool last) {
     const char *text = c->source->text;
     struct tool_piece piece;

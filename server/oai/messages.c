@@ -272,7 +272,7 @@ static int put_kwargs(cJSON *context, const cJSON *body, struct oai_error *error
     return 0;
 }
 
-/* The last message is written without its end, and the model goes on from there. */
+/* The last message is written without its end, and the model continues it. */
 static int check_continue(const cJSON *context, const cJSON *body, struct oai_error *error) {
     const cJSON *messages = cJSON_GetObjectItemCaseSensitive(context, "messages"), *last = NULL;
     const char *content;

@@ -85,7 +85,7 @@ struct tool_reader {
  * `end`, nothing is held back. `text` may move between calls, its bytes before `end` stay. */
 struct tool_piece tool_reader_next(struct tool_reader *reader, const char *text, size_t end,
                                    bool last);
-/* After text whose end was `last`: goes on with what begins at `at`. */
+/* After text whose end was `last`: continues with the text from `at`. */
 void tool_reader_resume(struct tool_reader *reader, size_t at);
 /* There are calls, and the last that was given is whole. */
 bool tool_reader_called(const struct tool_reader *reader);
