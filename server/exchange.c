@@ -207,7 +207,7 @@ static void after_work(uv_work_t *work, int status) {
     else
         submit(ex);
     give_places_back(ex);
-    if (!ex->waiting) quota_release(ex); /* of a request that does not wait for the engine */
+    if (!ex->waiting) quota_release(ex); /* the engine has nothing of it */
     if (accepted && --server->accepted == 0) server_all_submitted(server);
     if (ex->phase == PHASE_READY || exchange_stream_ready(ex, clock_ns())) exchange_resume(ex);
     exchange_unref(ex);
