@@ -419,7 +419,7 @@ static bool may_pass(const void *arg, const struct engine_job *job) {
  * the head waits anyway, and in the end none, because that is an estimate. */
 static int32_t steps_to_pass(const struct sched *sched) {
     if (passing_allowed(sched)) return INT32_MAX;
-    if (sched->counters.steps - sched->head_step >= 2 * SCHED_PASS_STEPS) return 0;
+    if (sched->counters.steps - sched->head_step >= 2ull * SCHED_PASS_STEPS) return 0;
     int32_t steps = steps_to_head(sched);
     return steps < SCHED_PASS_STEPS ? steps : SCHED_PASS_STEPS;
 }

@@ -20,7 +20,7 @@ static bool is_blank(const struct engine *engine, int32_t id) {
     const char *bytes = "";
     size_t size = engine_token_bytes(engine, id, &bytes);
     for (size_t i = 0; i < size; i++)
-        if (!memchr(" \t\r\n", bytes[i], 4)) return false;
+        if (bytes[i] == '\0' || !strchr(" \t\r\n", bytes[i])) return false;
     return true;
 }
 
