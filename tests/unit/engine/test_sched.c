@@ -119,6 +119,33 @@ Test(sched, passing_ends) {
     world_close(&w);
 }
 
+/* A job that is expected to end before the head can start passes it, but not for ever: how long a
+ * job takes is an estimate, and one after the other could keep the head waiting. */
+Test(sched, in_the_end_no_job_passes_the_head) {
+    for (uint64_t intervals = 1; intervals <= 2; intervals++) {
+        struct world w;
+        struct engine_job jobs[3];
+        int page = slots_per_page();
+        const int prompt[3] = {page + 1, 3 * page + 1, 4}, answer[3] = {20, 20, 1};
+        world_open(&w, &(struct world_options){.pages = 4 * WORLD_STREAMS,
+                                               .sequences = 4,
+                                               .conversations = 0,
+                                               .rows = 4 * page});
+        for (int i = 0; i < 3; i++) {
+            jobs[i] = job_of(i, prompt[i], answer[i], full());
+            if (i < 2) submit(&w, &jobs[i]);
+        }
+        cr_assert_not(world_step(&w));
+        w.sched.head_step -= intervals * SCHED_PASS_STEPS;
+        submit(&w, &jobs[2]);
+        for (int i = 0; i < 3; i++) cr_assert_not(world_step(&w));
+        cr_assert_eq(count_of(&jobs[2]), intervals == 1 ? 1 : 0);
+        run_until_idle(&w);
+        for (int i = 0; i < 3; i++) engine_job_close(&jobs[i]);
+        world_close(&w);
+    }
+}
+
 /* After the queue's head is cancelled, the next job must not wait for another sequence to end. */
 Test(sched, the_next_is_tried_when_the_waiting_head_is_cancelled) {
     struct world w;
