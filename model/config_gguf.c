@@ -228,7 +228,7 @@ static int read_yarn(const struct translation *t, cJSON *scaling, double factor)
 }
 
 static int read_rope(const struct translation *t) {
-    char kind[TEXT_MAX];
+    char kind[TEXT_MAX], key[KEY_MAX];
     double factor = 1;
     int err = get_text(t, ".rope.scaling.type", kind);
     if (!err) err = get_num(t, ".rope.scaling.factor", &factor);
@@ -239,12 +239,12 @@ static int read_rope(const struct translation *t) {
     if (err) return err;
     bool plain = !kind[0] || !strcmp(kind, "none"), yarn = !strcmp(kind, "yarn");
     if (!strcmp(kind, "longrope"))
-        return fault_set(t->fault, ERR_UNSUPPORTED, "rope.scaling.type",
+        return fault_set(t->fault, ERR_UNSUPPORTED, key_of(t, ".rope.scaling.type", key),
                          "\"longrope\" is not supported in GGUF files");
     double attention = 1;
     err = yarn ? 0 : get_num(t, ".rope.scaling.attn_factor", &attention);
     if (!err && attention != 1)
-        err = fault_set(t->fault, ERR_UNSUPPORTED, "rope.scaling.attn_factor",
+        err = fault_set(t->fault, ERR_UNSUPPORTED, key_of(t, ".rope.scaling.attn_factor", key),
                         "%g is not supported with this scaling", attention);
     if (err) return err;
     bool factors = weights_find(t->weights, "rope_freqs.weight") != NULL;

@@ -490,9 +490,7 @@ static int open_team(struct loader *loader) {
 
 /* Tensors that the configuration has read. */
 static bool is_known_beside(const char *name) {
-    return strcmp(name, "rope_freqs.weight") == 0 ||
-           strcmp(name, "rope_factors_long.weight") == 0 ||
-           strcmp(name, "rope_factors_short.weight") == 0;
+    return strcmp(name, "rope_freqs.weight") == 0;
 }
 
 /* GGUF files have nothing beside a model's tensors: whatever is left over belongs to a computation

@@ -563,6 +563,12 @@ static void put_softcap(struct buf *file) {
 static void put_dynamic(struct buf *file) {
     put_text(file, "llama.rope.scaling.type", "dynamic");
 }
+static void put_longrope(struct buf *file) {
+    put_text(file, "llama.rope.scaling.type", "longrope");
+}
+static void put_attention_factor(struct buf *file) {
+    put_f32(file, "llama.rope.scaling.attn_factor", 1.5f);
+}
 static void put_text_count(struct buf *file) {
     put_text(file, "tokenizer.ggml.bos_token_id", "1");
 }
@@ -579,6 +585,8 @@ Test(gguf, metadata_is_refused_by_its_key) {
         {{put_experts, 1, false}, ERR_UNSUPPORTED, "llama.expert_count"},
         {{put_softcap, 1, false}, ERR_UNSUPPORTED, "llama.attn_logit_softcapping"},
         {{put_dynamic, 1, false}, ERR_UNSUPPORTED, "llama.rope.scaling.type"},
+        {{put_longrope, 1, false}, ERR_UNSUPPORTED, "llama.rope.scaling.type"},
+        {{put_attention_factor, 1, false}, ERR_UNSUPPORTED, "llama.rope.scaling.attn_factor"},
         {{put_yarn, 3, true}, ERR_UNSUPPORTED, "rope_freqs.weight"},
         {{put_text_count, 1, false}, ERR_INVALID, "tokenizer.ggml.bos_token_id"},
         {{put_far_token, 1, false}, ERR_INVALID, "tokenizer.ggml.eos_token_id"},
