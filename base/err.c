@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-const char *err_name(int code) {
-    switch (code) {
+const char *err_name(int rc) {
+    switch (rc) {
     case ERR_OK:
         return "ERR_OK";
 #define X(name, value, text)                                                                       \
@@ -18,8 +18,8 @@ const char *err_name(int code) {
     }
 }
 
-const char *err_text(int code) {
-    switch (code) {
+const char *err_text(int rc) {
+    switch (rc) {
     case ERR_OK:
         return "success";
 #define X(name, value, text)                                                                       \
@@ -32,15 +32,15 @@ const char *err_text(int code) {
     }
 }
 
-int fault_set(struct fault *fault, int code, const char *field, const char *format, ...) {
-    if (!fault) return code;
+int fault_set(struct fault *fault, int rc, const char *field, const char *format, ...) {
+    if (!fault) return rc;
     /* Built aside first: callers wrap an inner fault and pass its own field and text. */
-    struct fault next = {.code = code};
+    struct fault next = {.code = rc};
     if (field) snprintf(next.field, sizeof next.field, "%s", field);
     va_list args;
     va_start(args, format);
     vsnprintf(next.text, sizeof next.text, format, args);
     va_end(args);
     *fault = next;
-    return code;
+    return rc;
 }

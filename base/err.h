@@ -37,12 +37,12 @@ struct fault {
 };
 
 /* Static strings; never NULL. */
-const char *err_name(int code); /* "ERR_NOMEM" */
-const char *err_text(int code); /* "out of memory" */
+const char *err_name(int rc); /* "ERR_NOMEM" */
+const char *err_text(int rc); /* "out of memory" */
 
-/* Fills *fault (may be NULL) and returns `code`, so that `return fault_set(...)` reads well.
+/* Fills *fault (may be NULL) and returns `rc`, so that `return fault_set(...)` reads well.
  * `field` may be NULL. Long texts are cut, never overrun. */
-int fault_set(struct fault *fault, int code, const char *field, const char *format, ...)
+int fault_set(struct fault *fault, int rc, const char *field, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
 #endif

@@ -12,8 +12,8 @@
 #include "base/mem.h"
 
 static int io_fault(struct fault *fault, const char *path) {
-    int code = errno == ENOENT || errno == ENOTDIR ? ERR_NOTFOUND : ERR_IO;
-    return fault_set(fault, code, path, "%s", strerror(errno));
+    int rc = errno == ENOENT || errno == ENOTDIR ? ERR_NOTFOUND : ERR_IO;
+    return fault_set(fault, rc, path, "%s", strerror(errno));
 }
 
 /* O_NONBLOCK: opening a pipe must not block. */

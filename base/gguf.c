@@ -91,16 +91,16 @@ static int take(struct parser *p, size_t bytes, const char *what, uint64_t *valu
 
 static int take_u32(struct parser *p, const char *what, uint32_t *value) {
     uint64_t wide = 0;
-    int err = take(p, 4, what, &wide);
+    int rc = take(p, 4, what, &wide);
     *value = (uint32_t)wide;
-    return err;
+    return rc;
 }
 
 /* `what` names the kind of name. */
 static int take_name(struct parser *p, const char *what, char **out) {
     uint64_t size = 0;
-    int err = take(p, 8, what, &size);
-    if (err) return err;
+    int rc = take(p, 8, what, &size);
+    if (rc) return rc;
     if (size > left(p)) return ends(p, what);
     if (size == 0 || size > NAME_MAX || memchr(p->at, '\0', (size_t)size))
         return fault_set(p->fault, ERR_MALFORMED, what,
@@ -116,17 +116,17 @@ static int take_name(struct parser *p, const char *what, char **out) {
 
 static int skip_string(struct parser *p, const char *key) {
     uint64_t size = 0;
-    int err = take(p, 8, key, &size);
-    if (!err && size > left(p)) err = ends(p, key);
-    if (!err) p->at += size;
-    return err;
+    int rc = take(p, 8, key, &size);
+    if (!rc && size > left(p)) rc = ends(p, key);
+    if (!rc) p->at += size;
+    return rc;
 }
 
 static int skip_elements(struct parser *p, const struct gguf_value *value) {
     if (value->type == GGUF_STRING) {
-        int err = 0;
-        for (size_t i = 0; i < value->count && !err; i++) err = skip_string(p, value->key);
-        return err;
+        int rc = 0;
+        for (size_t i = 0; i < value->count && !rc; i++) rc = skip_string(p, value->key);
+        return rc;
     }
     size_t size = type_bytes[value->type];
     if (value->count > left(p) / size) return ends(p, value->key);
@@ -140,12 +140,12 @@ static int skip_elements(struct parser *p, const struct gguf_value *value) {
 static int take_value(struct parser *p, struct gguf_value *value) {
     uint32_t type = 0;
     uint64_t count = 1;
-    int err = take_name(p, "key", &value->key);
-    if (!err) err = take_u32(p, value->key, &type);
+    int rc = take_name(p, "key", &value->key);
+    if (!rc) rc = take_u32(p, value->key, &type);
     value->array = type == GGUF_ARRAY;
-    if (!err && value->array) err = take_u32(p, value->key, &type);
-    if (!err && value->array) err = take(p, 8, value->key, &count);
-    if (err) return err;
+    if (!rc && value->array) rc = take_u32(p, value->key, &type);
+    if (!rc && value->array) rc = take(p, 8, value->key, &count);
+    if (rc) return rc;
     if (type == GGUF_ARRAY)
         return fault_set(p->fault, ERR_UNSUPPORTED, value->key,
                          "an array of arrays is not supported");
@@ -156,9 +156,9 @@ static int take_value(struct parser *p, struct gguf_value *value) {
     value->type = (enum gguf_type)type;
     value->count = (size_t)count;
     value->data = p->at;
-    err = skip_elements(p, value);
+    rc = skip_elements(p, value);
     value->bytes = (size_t)(p->at - value->data);
-    return err;
+    return rc;
 }
 
 static int compare_keys(const void *a, const void *b) {
@@ -167,16 +167,15 @@ static int compare_keys(const void *a, const void *b) {
 
 static int take_values(struct parser *p, uint64_t count) {
     struct gguf *gguf = p->gguf;
-    int err = 0;
+    int rc = 0;
     if (count > VALUES_MAX)
         return fault_set(p->fault, ERR_LIMIT, "metadata", "more than %d values", (int)VALUES_MAX);
     if (count > left(p) / VALUE_LEAST) return ends(p, "metadata");
     gguf->values = mem_try_alloc((size_t)count, sizeof *gguf->values);
     if (!gguf->values)
         return fault_set(p->fault, ERR_NOMEM, "metadata", "not enough memory for its values");
-    while (gguf->value_count < count && !err)
-        err = take_value(p, &gguf->values[gguf->value_count++]);
-    if (err) return err;
+    while (gguf->value_count < count && !rc) rc = take_value(p, &gguf->values[gguf->value_count++]);
+    if (rc) return rc;
     if (count) qsort(gguf->values, (size_t)count, sizeof *gguf->values, compare_keys);
     for (size_t i = 1; i < gguf->value_count; i++)
         if (!compare_keys(&gguf->values[i - 1], &gguf->values[i]))
@@ -190,22 +189,22 @@ static int take_values(struct parser *p, uint64_t count) {
 static int take_shape(struct parser *p, struct gguf_tensor *tensor) {
     uint32_t dims = 0;
     int64_t count = 1;
-    int err = take_u32(p, tensor->name, &dims);
-    if (err) return err;
+    int rc = take_u32(p, tensor->name, &dims);
+    if (rc) return rc;
     if (dims > GGUF_DIMS_MAX)
         return fault_set(p->fault, ERR_MALFORMED, tensor->name, "more than %d dimensions",
                          GGUF_DIMS_MAX);
     tensor->dims = (int)dims;
-    for (int i = 0; i < tensor->dims && !err; i++) {
+    for (int i = 0; i < tensor->dims && !rc; i++) {
         uint64_t size = 0;
-        err = take(p, 8, tensor->name, &size);
+        rc = take(p, 8, tensor->name, &size);
         tensor->shape[i] = (int64_t)(size & INT64_MAX);
-        if (!err && (size > INT64_MAX || __builtin_mul_overflow(count, (int64_t)size, &count)))
-            err = fault_set(p->fault, ERR_MALFORMED, tensor->name,
-                            "the product of its dimensions overflows");
+        if (!rc && (size > INT64_MAX || __builtin_mul_overflow(count, (int64_t)size, &count)))
+            rc = fault_set(p->fault, ERR_MALFORMED, tensor->name,
+                           "the product of its dimensions overflows");
     }
-    if (!err) err = take_u32(p, tensor->name, &tensor->format);
-    if (err) return err;
+    if (!rc) rc = take_u32(p, tensor->name, &tensor->format);
+    if (rc) return rc;
     size_t bytes = 0;
     int64_t block = gguf_format_block(tensor->format, &bytes), row = dims ? tensor->shape[0] : 1;
     if (!block)
@@ -260,8 +259,8 @@ static int check_places(struct parser *p, uint64_t alignment) {
 static int take_tensors(struct parser *p, uint64_t count) {
     struct gguf *gguf = p->gguf;
     int64_t alignment = ALIGNMENT;
-    int err = gguf_int(gguf, "general.alignment", 1, ALIGNMENT_MAX, &alignment, p->fault);
-    if (err) return err;
+    int rc = gguf_int(gguf, "general.alignment", 1, ALIGNMENT_MAX, &alignment, p->fault);
+    if (rc) return rc;
     if (alignment & (alignment - 1))
         return fault_set(p->fault, ERR_INVALID, "general.alignment", "%lld is no power of two",
                          (long long)alignment);
@@ -272,14 +271,14 @@ static int take_tensors(struct parser *p, uint64_t count) {
     gguf->tensors = mem_try_alloc((size_t)count, sizeof *gguf->tensors);
     if (!gguf->tensors)
         return fault_set(p->fault, ERR_NOMEM, "tensors", "not enough memory for their table");
-    while (gguf->tensor_count < count && !err) {
+    while (gguf->tensor_count < count && !rc) {
         struct gguf_tensor *tensor = &gguf->tensors[gguf->tensor_count++];
-        err = take_name(p, "tensor name", &tensor->name);
-        if (!err) err = take_shape(p, tensor);
-        if (!err) err = take(p, 8, tensor->name, &tensor->offset);
+        rc = take_name(p, "tensor name", &tensor->name);
+        if (!rc) rc = take_shape(p, tensor);
+        if (!rc) rc = take(p, 8, tensor->name, &tensor->offset);
     }
-    if (!err) err = check_places(p, (uint64_t)alignment);
-    if (err) return err;
+    if (!rc) rc = check_places(p, (uint64_t)alignment);
+    if (rc) return rc;
     qsort(gguf->tensors, gguf->tensor_count, sizeof *gguf->tensors, compare_tensors);
     for (size_t i = 1; i < gguf->tensor_count; i++)
         if (!compare_tensors(&gguf->tensors[i - 1], &gguf->tensors[i]))
@@ -304,22 +303,22 @@ static int parse(struct parser *p) {
     if (left(p) < 4 || memcmp(p->at, "GGUF", 4) != 0)
         return fault_set(p->fault, ERR_MALFORMED, "GGUF", "the file does not begin with it");
     p->at += 4;
-    int err = take_u32(p, "GGUF", &version);
-    if (!err) err = check_version(p, version);
-    if (!err) err = take(p, 8, "GGUF", &tensors);
-    if (!err) err = take(p, 8, "GGUF", &values);
-    if (!err) err = take_values(p, values);
-    if (!err) err = take_tensors(p, tensors);
-    return err;
+    int rc = take_u32(p, "GGUF", &version);
+    if (!rc) rc = check_version(p, version);
+    if (!rc) rc = take(p, 8, "GGUF", &tensors);
+    if (!rc) rc = take(p, 8, "GGUF", &values);
+    if (!rc) rc = take_values(p, values);
+    if (!rc) rc = take_tensors(p, tensors);
+    return rc;
 }
 
 int gguf_parse(const void *data, size_t size, struct gguf *out, struct fault *fault) {
     struct parser p = {.begin = data, .at = data, .gguf = out, .fault = fault};
     p.end = p.begin + size;
     *out = (struct gguf){0};
-    int err = parse(&p);
-    if (err) gguf_close(out);
-    return err;
+    int rc = parse(&p);
+    if (rc) gguf_close(out);
+    return rc;
 }
 
 void gguf_close(struct gguf *gguf) {

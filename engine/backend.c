@@ -25,8 +25,8 @@ static int open_cuda(const struct backend_options *options, int replica, struct 
                      struct fault *fault) {
     int devices[COMM_RANKS_MAX], ranks = rank_count(options);
     const struct cuda_options cuda = {0};
-    int code = cuda_place_ranks(replica_count(options), ranks, replica, devices, fault);
-    return code ? code : cuda_open_ranks(&cuda, devices, ranks, out, fault);
+    int rc = cuda_place_ranks(replica_count(options), ranks, replica, devices, fault);
+    return rc ? rc : cuda_open_ranks(&cuda, devices, ranks, out, fault);
 }
 #else
 static const bool with_cuda = false;
@@ -66,12 +66,12 @@ static int open_each(const struct backend_options *options, open_replica *open, 
                      struct fault *fault) {
     struct fault why = {0};
     for (int i = 0; i < replica_count(options); i++) {
-        int code = open(options, i, &out[i], &why);
-        if (code == 0) continue;
+        int rc = open(options, i, &out[i], &why);
+        if (rc == 0) continue;
         for (int k = 0; k < i; k++) out[k]->ops->close(out[k]);
         for (int k = 0; k <= i; k++) out[k] = NULL;
-        if (i == 0) return fault_set(fault, code, why.field, "%s", why.text);
-        return fault_set(fault, code, "data-parallel-size", "replica %d cannot open its device: %s",
+        if (i == 0) return fault_set(fault, rc, why.field, "%s", why.text);
+        return fault_set(fault, rc, "data-parallel-size", "replica %d cannot open its device: %s",
                          i, why.text);
     }
     return 0;
@@ -81,12 +81,12 @@ int backend_open(const struct backend_options *options, struct kern **out, struc
     const char *device = options->device ? options->device : "auto";
     struct fault why = {0};
     if (strcmp(device, "cpu") == 0) return open_each(options, open_cpu, out, fault);
-    int code = open_each(options, open_cuda, out, &why);
-    if (code == 0) return 0;
+    int rc = open_each(options, open_cuda, out, &why);
+    if (rc == 0) return 0;
     if (strcmp(why.field, "data-parallel-size") == 0 ||
         strcmp(why.field, "tensor-parallel-size") == 0)
-        return fault_set(fault, code, why.field, "%s", why.text);
-    if (strcmp(device, "cuda") == 0) return fault_set(fault, code, "device", "%s", why.text);
+        return fault_set(fault, rc, why.field, "%s", why.text);
+    if (strcmp(device, "cuda") == 0) return fault_set(fault, rc, "device", "%s", why.text);
     if (with_cuda) log_info("device: %s; the CPU computes", why.text);
     return open_each(options, open_cpu, out, fault);
 }

@@ -79,10 +79,10 @@ static int64_t memory_available(void) {
 }
 
 /* "kv.buffer" of a request is --kv-buffer here. */
-static int name_option(int code, struct fault *fault) {
+static int name_option(int rc, struct fault *fault) {
     char *dot = strchr(fault->field, '.');
-    if (code != 0 && dot != NULL && strncmp(fault->field, "kv.", 3) == 0) *dot = '-';
-    return code;
+    if (rc != 0 && dot != NULL && strncmp(fault->field, "kv.", 3) == 0) *dot = '-';
+    return rc;
 }
 
 static int resolve_policy(struct engine *e, struct kv_params *kv, struct fault *fault) {
@@ -109,11 +109,11 @@ static int resolve_policy(struct engine *e, struct kv_params *kv, struct fault *
     kv_params_set_policy(kv, policy);
     /* The same rule as for requests that lower the budget. */
     kv_params_fit(kv, 0);
-    int code = name_option(kv_params_check(kv, fault), fault);
-    if (code == 0 && e->options.kv_budget_max > 0 && kv->budget > e->options.kv_budget_max)
-        code = fault_set(fault, ERR_INVALID, "kv-budget", "is above kv-budget-max (%d)",
-                         e->options.kv_budget_max);
-    return code;
+    int rc = name_option(kv_params_check(kv, fault), fault);
+    if (rc == 0 && e->options.kv_budget_max > 0 && kv->budget > e->options.kv_budget_max)
+        rc = fault_set(fault, ERR_INVALID, "kv-budget", "is above kv-budget-max (%d)",
+                       e->options.kv_budget_max);
+    return rc;
 }
 
 /* Reports use the first name of a dtype. */
@@ -225,11 +225,11 @@ static int open_store(struct engine *e, struct sched_options *so, enum kern_dtyp
                          ops_of(e)->name);
     if (o->check_only) return state_dir_check(o->state_dir, fault);
     struct state_identity *identity = &store.identity;
-    int code =
+    int rc =
         identity_model(o->model_dir, o->random_weights, wants_fp8(o), identity->weights, fault);
-    if (code == 0) code = identity_gates(o->model_dir, o->gates, identity->gates, fault);
-    if (code == 0) code = store_open(&store, &first->store, fault);
-    if (code != 0) return code;
+    if (rc == 0) rc = identity_gates(o->model_dir, o->gates, identity->gates, fault);
+    if (rc == 0) rc = store_open(&store, &first->store, fault);
+    if (rc != 0) return rc;
     for (int i = 1; i < e->replica_count; i++)
         e->replicas[i].store = store_join(first->store, replica_store_done, &e->replicas[i]);
     store_space_key(first->store, e->space_key);
@@ -262,8 +262,8 @@ static int plan_pool(const struct engine *e, enum kern_dtype dtype, struct sched
                                        .ranks = pool_ranks(e),
                                        .rank_cap = (float)e->options.kv_rank_cap / 100};
     so->page_bytes = info.page_bytes;
-    int code = choose_pages(e, dtype, so, fault);
-    if (code != 0) return code;
+    int rc = choose_pages(e, dtype, so, fault);
+    if (rc != 0) return rc;
     int64_t least = reserve_streams(&so->shape);
     if (so->pages_total >= least) return 0;
     return fault_set(fault, ERR_INVALID, "kv-pool-bytes",
@@ -295,9 +295,9 @@ static int open_backends(struct engine *e, struct fault *fault) {
                                             .replicas = e->replica_count,
                                             .ranks = o->tensor_parallel_size};
     struct kern *kerns[ENGINE_REPLICAS_MAX] = {0};
-    int code = backend_open(&backend, kerns, fault);
+    int rc = backend_open(&backend, kerns, fault);
     for (int i = 0; i < e->replica_count; i++) e->replicas[i].kern = kerns[i];
-    return code;
+    return rc;
 }
 
 /* The first replica's weights serve all of them where the backend can share. */
@@ -323,21 +323,21 @@ static int open_model(struct engine *e, struct replica *replica, int logits_max,
 
 static int open_cache(struct engine *e, struct sched_options *so, struct fault *fault) {
     enum kern_dtype dtype = KERN_F32;
-    int code = resolve_kv_dtype(e, &dtype, fault);
-    if (code == 0) code = resolve_policy(e, &so->kv.defaults, fault);
+    int rc = resolve_kv_dtype(e, &dtype, fault);
+    if (rc == 0) rc = resolve_policy(e, &so->kv.defaults, fault);
     so->kv.rule_check = ops_of(e)->rule_check;
     so->kv.unrotated = !model_config_rotates_alike(model_config(model_of(e)));
-    if (code == 0) code = name_option(sched_check_rule(&so->kv, &so->kv.defaults, fault), fault);
-    if (code != 0) return code;
+    if (rc == 0) rc = name_option(sched_check_rule(&so->kv, &so->kv.defaults, fault), fault);
+    if (rc != 0) return rc;
     so->kv.budget_max = e->options.kv_budget_max;
     so->kv.has_gates = model_has_gates(model_of(e));
-    code = plan_pool(e, dtype, so, fault);
-    if (code == 0 && !e->options.check_only) log_pool(e, so);
-    for (int i = 0; i < e->replica_count && code == 0 && !e->options.check_only; i++) {
-        if (i > 0) code = open_model(e, &e->replicas[i], so->logits_max, fault);
-        if (code == 0) code = open_pool(e, &e->replicas[i], dtype, so, fault);
+    rc = plan_pool(e, dtype, so, fault);
+    if (rc == 0 && !e->options.check_only) log_pool(e, so);
+    for (int i = 0; i < e->replica_count && rc == 0 && !e->options.check_only; i++) {
+        if (i > 0) rc = open_model(e, &e->replicas[i], so->logits_max, fault);
+        if (rc == 0) rc = open_pool(e, &e->replicas[i], dtype, so, fault);
     }
-    return code == 0 ? open_store(e, so, dtype, fault) : code;
+    return rc == 0 ? open_store(e, so, dtype, fault) : rc;
 }
 
 static int max_choices(const struct engine_options *options) {
@@ -472,12 +472,12 @@ static struct engine *new_engine(const struct engine_options *options) {
 /* Opens the parts that all replicas share and fills in the scheduler options that they have in
  * common. */
 static int open_parts(struct engine *e, struct sched_options *so, struct fault *fault) {
-    int code = text_open(e->options.model_dir, &e->text, fault);
-    if (code == 0) code = open_backends(e, fault);
-    if (code == 0) code = open_model(e, &e->replicas[0], so->logits_max, fault);
-    if (code == 0) code = check_model(e, fault);
-    if (code == 0) code = open_cache(e, so, fault);
-    if (code != 0) return code;
+    int rc = text_open(e->options.model_dir, &e->text, fault);
+    if (rc == 0) rc = open_backends(e, fault);
+    if (rc == 0) rc = open_model(e, &e->replicas[0], so->logits_max, fault);
+    if (rc == 0) rc = check_model(e, fault);
+    if (rc == 0) rc = open_cache(e, so, fault);
+    if (rc != 0) return rc;
     const struct model_config *config = model_config(model_of(e));
     so->vocab = config->vocab;
     so->text = (struct seq_text){.token_bytes = text_token_bytes,
@@ -497,8 +497,8 @@ static int clients_max(const struct engine_options *options) {
 
 int engine_open(const struct engine_options *options, struct engine **out, struct fault *fault) {
     *out = NULL;
-    int code = check_options(options, fault);
-    if (code != 0) return code;
+    int rc = check_options(options, fault);
+    if (rc != 0) return rc;
     struct engine *e = new_engine(options);
     int logits_max = options->max_num_seqs + 64; /* room to score prompts beside decoding */
     if (logits_max > options->max_num_batched_tokens) logits_max = options->max_num_batched_tokens;
@@ -508,11 +508,11 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
                                .logits_max = logits_max,
                                .row_entries = KV_ROW_ENTRIES,
                                .clients_max = clients_max(options)};
-    code = open_parts(e, &so, fault);
-    if (code == 0 && options->check_only && options->found) fill_found(e, &so, options->found);
-    if (code != 0 || options->check_only) {
+    rc = open_parts(e, &so, fault);
+    if (rc == 0 && options->check_only && options->found) fill_found(e, &so, options->found);
+    if (rc != 0 || options->check_only) {
         engine_close(e);
-        return code;
+        return rc;
     }
     fill_info(e, &so);
     for (int i = 0; i < e->replica_count; i++) replica_ready(&e->replicas[i], &so);
@@ -525,8 +525,8 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
 
 int engine_start(struct engine *e) {
     for (int i = 0; i < e->replica_count; i++) {
-        int code = replica_start(&e->replicas[i]);
-        if (code != 0) return code;
+        int rc = replica_start(&e->replicas[i]);
+        if (rc != 0) return rc;
     }
     return 0;
 }
@@ -610,17 +610,17 @@ static int check_counts(const struct engine *e, const struct engine_request *r,
 
 int engine_check(const struct engine *e, const struct engine_request *r, struct fault *fault) {
     struct kv_params kv;
-    int code = check_counts(e, r, fault);
-    if (code != 0) return code;
+    int rc = check_counts(e, r, fault);
+    if (rc != 0) return rc;
     if ((int64_t)r->prompt_count + r->max_tokens > e->info.max_model_len)
         return fault_set(
             fault, ERR_CONTEXT, "prompt",
             "maximum context length is %d tokens; the prompt has %d and %d were asked for",
             e->info.max_model_len, r->prompt_count, r->max_tokens);
-    code = check_tokens(e, r, fault);
-    if (code == 0) code = sched_resolve_kv(&r->kv, &e->replicas[0].sched.options.kv, &kv, fault);
-    if (code == 0) code = sched_check(&e->replicas[0].sched.options, r, &kv, fault);
-    return code;
+    rc = check_tokens(e, r, fault);
+    if (rc == 0) rc = sched_resolve_kv(&r->kv, &e->replicas[0].sched.options.kv, &kv, fault);
+    if (rc == 0) rc = sched_check(&e->replicas[0].sched.options, r, &kv, fault);
+    return rc;
 }
 
 /* ---- Replicas -------------------------------------------------------------------------------- */
@@ -665,8 +665,8 @@ static struct replica *choose_replica(struct engine *e, const struct engine_requ
 
 int engine_submit(struct engine *e, struct engine_job *job) {
     if (atomic_load(&e->common.draining)) return ERR_STOPPED;
-    int code = seq_job_alloc(job, e->replicas[0].sched.options.text.token_bytes_max);
-    if (code != 0) return code;
+    int rc = seq_job_alloc(job, e->replicas[0].sched.options.text.token_bytes_max);
+    if (rc != 0) return rc;
     job->queued_ns = clock_ns();
     e->entered--;
     replica_submit(choose_replica(e, &job->request), job);
@@ -697,18 +697,18 @@ int engine_tokenize(const struct engine *e, const char *text, size_t size, bool 
                     struct fault *fault) {
     unsigned flags = (add_special ? TOK_TEMPLATE : 0) | (parse_special ? TOK_SPECIALS : 0);
     struct tok_ids ids = {0};
-    int code = tok_encode(e->text.tok, text, size, flags, NULL, 0, ids_max(e), arena, &ids, fault);
+    int rc = tok_encode(e->text.tok, text, size, flags, NULL, 0, ids_max(e), arena, &ids, fault);
     *out = (struct engine_ids){ids.ids, ids.count};
-    return code;
+    return rc;
 }
 
 int engine_render_chat(const struct engine *e, const cJSON *context, struct arena *arena,
                        struct engine_ids *out, struct fault *fault) {
     struct tok_ids ids = {0};
     size_t most = (size_t)e->info.max_model_len; /* a longer prompt would be refused */
-    int code = text_render_chat(&e->text, context, most, arena, &ids, fault);
+    int rc = text_render_chat(&e->text, context, most, arena, &ids, fault);
     *out = (struct engine_ids){ids.ids, ids.count};
-    return code;
+    return rc;
 }
 
 size_t engine_token_bytes(const struct engine *e, int32_t id, const char **bytes) {

@@ -64,8 +64,8 @@ int engine_inspect(const struct engine_options *options, struct buf *out, char *
     check.check_only = true;
     check.progress = NULL;
     check.found = &found;
-    int code = engine_open(&check, &engine, fault);
-    if (code == 0) {
+    int rc = engine_open(&check, &engine, fault);
+    if (rc == 0) {
         describe_ends(&found, &text, out);
         describe_cache(&found, out);
         const char *source = text.tool_source ? text.tool_source : text.source;
@@ -73,8 +73,8 @@ int engine_inspect(const struct engine_options *options, struct buf *out, char *
     }
     /* The files of the model and the text may both be at fault; start names one. */
     if (own.code) (void)refused("model        refused: ", &own, out);
-    if (code != 0 && strcmp(own.text, fault->text) != 0 && strcmp(words.text, fault->text) != 0)
+    if (rc != 0 && strcmp(own.text, fault->text) != 0 && strcmp(words.text, fault->text) != 0)
         (void)refused("refused      ", fault, out);
     text_close(&text);
-    return code;
+    return rc;
 }

@@ -190,14 +190,14 @@ static int report_sequence(struct sched *sched, struct sequence *seq, struct ker
     if (wanted >= ENGINE_REPORT_LENGTHS)
         job->kv.lengths = mem_try_alloc((size_t)sched_streams(sched), sizeof *job->kv.lengths);
     report->lengths = job->kv.lengths;
-    int code = kern->ops->report(kern, seq->slot, report);
-    if (code != 0 || wanted < ENGINE_REPORT_POSITIONS || job->kv.lengths == NULL) return code;
+    int rc = kern->ops->report(kern, seq->slot, report);
+    if (rc != 0 || wanted < ENGINE_REPORT_POSITIONS || job->kv.lengths == NULL) return rc;
     job->kv.positions = mem_try_alloc(report->entries, sizeof *job->kv.positions);
     if (job->kv.positions == NULL) return 0; /* the answer goes out without the long report */
     report->positions = job->kv.positions;
     report->entries_max = report->entries;
-    code = kern->ops->report(kern, seq->slot, report);
-    if (code != ERR_NOMEM) return code;
+    rc = kern->ops->report(kern, seq->slot, report);
+    if (rc != ERR_NOMEM) return rc;
     mem_free(job->kv.positions); /* likewise, where the backend has no room for it */
     job->kv.positions = report->positions = NULL;
     return 0;
@@ -217,10 +217,10 @@ static bool retains(const struct sched *sched, const struct sequence *seq) {
 static bool leave_conversation(struct sched *sched, struct sequence *seq) {
     struct engine_job *job = seq->job;
     struct kern_report report = {0};
-    int code = report_sequence(sched, seq, &report);
-    CHECK(code != 0 || report.rank_pages <= seq->pages_reserved); /* reservations are exact */
-    if (code != 0 && answered(seq)) {
-        fault_set(&job->fault, code, NULL, "the backend could not report the cache");
+    int rc = report_sequence(sched, seq, &report);
+    CHECK(rc != 0 || report.rank_pages <= seq->pages_reserved); /* reservations are exact */
+    if (rc != 0 && answered(seq)) {
+        fault_set(&job->fault, rc, NULL, "the backend could not report the cache");
         seq->finish = ENGINE_FINISH_ERROR;
     }
     fill_details(sched, seq, &report);
@@ -258,23 +258,23 @@ static void leave_finished(struct sched *sched) {
     }
 }
 
-static void abandon_running(struct sched *sched, enum engine_finish finish, int code) {
+static void abandon_running(struct sched *sched, enum engine_finish finish, int rc) {
     for (int i = 0; i < sched->running; i++) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
         if (finish == ENGINE_FINISH_ERROR)
-            fault_set(&seq->job->fault, code, NULL, "the engine failed: %s", err_text(code));
+            fault_set(&seq->job->fault, rc, NULL, "the engine failed: %s", err_text(rc));
         seq->finish = finish;
     }
     leave_finished(sched);
 }
 
-void sched_abandon(struct sched *sched, enum engine_finish finish, int code) {
-    abandon_running(sched, finish, code);
+void sched_abandon(struct sched *sched, enum engine_finish finish, int rc) {
+    abandon_running(sched, finish, rc);
     struct engine_job *job;
     while ((job = queue_next(&sched->queue, NULL, NULL)) != NULL) {
         sched_stop_waiting(sched, job);
         if (finish == ENGINE_FINISH_ERROR)
-            fault_set(&job->fault, code, NULL, "the engine failed: %s", err_text(code));
+            fault_set(&job->fault, rc, NULL, "the engine failed: %s", err_text(rc));
         sched_finish_job(sched, job, finish);
     }
 }
@@ -311,10 +311,10 @@ static int evict_due(struct sched *sched, int count, struct sequence **who) {
     struct kern *kern = sched->options.kern;
     if (count == 0) return 0;
     int64_t start = clock_ns();
-    int code = kern->ops->evict(kern, sched->due, count);
-    if (code == 0) code = kern->ops->sync(kern);
+    int rc = kern->ops->evict(kern, sched->due, count);
+    if (rc == 0) rc = kern->ops->sync(kern);
     int64_t spent = clock_ns() - start;
-    if (code != 0) return code;
+    if (rc != 0) return rc;
     hist_add(&sched->counters.eviction_seconds, (double)spent * 1e-9);
     sched->counters.evictions += (uint64_t)count;
     for (int i = 0; i < count; i++) {
@@ -329,19 +329,19 @@ static int evict_due(struct sched *sched, int count, struct sequence **who) {
 /* Sequences for which `is_due` holds, in running order. */
 static int evict_where(struct sched *sched, bool (*is_due)(const struct sequence *)) {
     struct sequence *who[64];
-    int count = 0, code = 0;
-    for (int i = 0; i < sched->running && code == 0; i++) {
+    int count = 0, rc = 0;
+    for (int i = 0; i < sched->running && rc == 0; i++) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
         if (!is_due(seq)) continue;
         sched_leave_snapshot(sched, seq);
         who[count] = seq;
         add_due(sched, &count, seq);
         if (count == COUNT_OF(who)) {
-            code = evict_due(sched, count, who);
+            rc = evict_due(sched, count, who);
             count = 0;
         }
     }
-    return code == 0 ? evict_due(sched, count, who) : code;
+    return rc == 0 ? evict_due(sched, count, who) : rc;
 }
 
 static bool due_to_generate(const struct sequence *seq) {
@@ -549,8 +549,8 @@ static void prepare_samples(struct sched *sched, const struct step *step) {
     }
 }
 
-static void fail_job(struct sched *sched, struct engine_job *job, int code, const char *what) {
-    fault_set(&job->fault, code, NULL, "the engine failed: %s", what);
+static void fail_job(struct sched *sched, struct engine_job *job, int rc, const char *what) {
+    fault_set(&job->fault, rc, NULL, "the engine failed: %s", what);
     for (int i = 0; i < sched->running; i++) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
         if (seq->job == job) seq->finish = ENGINE_FINISH_ERROR;
@@ -564,9 +564,9 @@ static void fork_choices(struct sched *sched) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
         if (seq->leader == NULL || seq_prefilling(seq->leader)) continue;
         if (seq->finish != ENGINE_RUNNING) continue; /* the job has just failed */
-        int code = kern->ops->fork(kern, seq->leader->slot, seq->slot);
-        if (code != 0) {
-            fail_job(sched, seq->job, code, err_text(code));
+        int rc = kern->ops->fork(kern, seq->leader->slot, seq->slot);
+        if (rc != 0) {
+            fail_job(sched, seq->job, rc, err_text(rc));
             continue;
         }
         seq->due = seq->leader->due;
@@ -618,23 +618,23 @@ static int run_step(struct sched *sched) {
     struct step step;
     const float *logits = NULL;
     plan_evictions(sched);
-    int code = evict_where(sched, due_to_generate);
-    if (code != 0) return code;
+    int rc = evict_where(sched, due_to_generate);
+    if (rc != 0) return rc;
     build_step(sched, &step);
-    code = sched->options.model_step(sched->options.model, &step.batch, sched->want,
-                                     step.want_count, &logits);
-    if (code != 0) return code;
+    rc = sched->options.model_step(sched->options.model, &step.batch, sched->want, step.want_count,
+                                   &logits);
+    if (rc != 0) return rc;
     if (step.want_count > 0) {
         prepare_samples(sched, &step);
-        code = kern->ops->sample(kern, logits, step.want_count, sched->options.vocab,
-                                 sched->samples, sched->sampled);
+        rc = kern->ops->sample(kern, logits, step.want_count, sched->options.vocab, sched->samples,
+                               sched->sampled);
     } else {
-        code = kern->ops->sync(kern);
+        rc = kern->ops->sync(kern);
     }
-    if (code != 0) return code;
+    if (rc != 0) return rc;
     count_appended(sched, &step);
-    code = evict_where(sched, due_in_prompt);
-    if (code != 0) return code;
+    rc = evict_where(sched, due_in_prompt);
+    if (rc != 0) return rc;
     fork_choices(sched);
     take_samples(sched, &step);
     finish_scored(sched);
@@ -649,14 +649,14 @@ bool sched_step(struct sched *sched, bool *device_failed) {
     sched_admit_waiting(sched);
     if (sched->running == 0) return had_work;
     pay_evictions(sched);
-    int code = run_step(sched);
+    int rc = run_step(sched);
     sched->counters.steps++;
-    if (code != 0) {
-        if (code == ERR_FULL) sched->counters.preemptions++; /* a reservation was wrong: a bug */
-        log_error("step failed: %s; %d running requests end with an error", err_text(code),
+    if (rc != 0) {
+        if (rc == ERR_FULL) sched->counters.preemptions++; /* a reservation was wrong: a bug */
+        log_error("step failed: %s; %d running requests end with an error", err_text(rc),
                   sched->running);
-        *device_failed = code == ERR_DEVICE;
-        abandon_running(sched, ENGINE_FINISH_ERROR, code);
+        *device_failed = rc == ERR_DEVICE;
+        abandon_running(sched, ENGINE_FINISH_ERROR, rc);
         return true;
     }
     leave_finished(sched);

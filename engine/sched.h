@@ -158,8 +158,8 @@ struct sched {
 void sched_open(struct sched *sched, const struct sched_options *options);
 void sched_close(struct sched *sched); /* every job finishes with ABORT; slots are released */
 
-/* Ends every job, running or waiting, with ABORT, or with ERROR and the text of `code`. */
-void sched_abandon(struct sched *sched, enum engine_finish finish, int code);
+/* Ends every job, running or waiting, with ABORT, or with ERROR and the text of `rc`. */
+void sched_abandon(struct sched *sched, enum engine_finish finish, int rc);
 
 /* Tokens that a job may make a scheduler compute, at most: what it weighs when the load of several
  * is compared. */

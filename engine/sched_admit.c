@@ -87,16 +87,16 @@ int sched_resolve_kv(const struct engine_kv *wanted, const struct sched_kv *rule
     if (wanted->recent != -1) out->rule.recent = wanted->recent;
     for (int i = 0; i < wanted->option_count; i++) {
         const struct engine_kv_option *option = &wanted->options[i];
-        int code = kv_params_choose(out, option->name, option->number, option->text, fault);
-        if (code != 0) return code;
+        int rc = kv_params_choose(out, option->name, option->number, option->text, fault);
+        if (rc != 0) return rc;
     }
     /* Default protections give way to a smaller budget; what the request names does not. A budget
      * that is no number of entries is the check's to refuse. */
     kv_params_fit(out, (wanted->sinks != -1 ? POLICY_SINKS : 0) |
                            (wanted->recent != -1 ? POLICY_RECENT : 0));
-    int code = kv_params_check(out, fault);
-    if (code == 0) code = sched_check_rule(rules, out, fault);
-    return code == 0 && rules->budget_max > 0 ? check_cap(out, rules, fault) : code;
+    int rc = kv_params_check(out, fault);
+    if (rc == 0) rc = sched_check_rule(rules, out, fault);
+    return rc == 0 && rules->budget_max > 0 ? check_cap(out, rules, fault) : rc;
 }
 
 static int32_t min32(int32_t a, int32_t b) {
@@ -139,8 +139,8 @@ int sched_check(const struct sched_options *options, const struct engine_request
 
 enum admission { ADMITTED, WAIT, REFUSED /* with the reason in the job's fault */ };
 
-static enum admission refuse(struct engine_job *job, int code, const char *text) {
-    fault_set(&job->fault, code, NULL, "%s", text);
+static enum admission refuse(struct engine_job *job, int rc, const char *text) {
+    fault_set(&job->fault, rc, NULL, "%s", text);
     return REFUSED;
 }
 
@@ -155,10 +155,10 @@ static int open_sequences(struct sched *sched, const struct sched_entry *entry,
                           struct sequence **opened) {
     for (int i = 0; i < entry->job->choice_count; i++) {
         opened[i] = free_sequence(sched);
-        int code = seq_open(opened[i], entry->job, i, &entry->kv, &sched->options.text);
-        if (code == 0) continue;
+        int rc = seq_open(opened[i], entry->job, i, &entry->kv, &sched->options.text);
+        if (rc == 0) continue;
         while (i > 0) seq_close(opened[--i]);
-        return code;
+        return rc;
     }
     return 0;
 }
@@ -243,25 +243,25 @@ static bool make_room(struct sched *sched, struct sched_entry *entry, bool *used
  * fail for want of it. */
 static int prepare(struct sched *sched, struct sequence **opened, int count) {
     struct kern *kern = sched->options.kern;
-    int code = 0;
+    int rc = 0;
     for (int i = 1; i < count; i++) opened[i]->slot = sched_take_slot(sched);
-    for (int i = 0; kern->ops->prepare && i < count && code == 0; i++)
-        code = kern->ops->prepare(kern, opened[i]->slot, &opened[i]->kv.rule);
-    return code;
+    for (int i = 0; kern->ops->prepare && i < count && rc == 0; i++)
+        rc = kern->ops->prepare(kern, opened[i]->slot, &opened[i]->kv.rule);
+    return rc;
 }
 
 static enum admission enter(struct sched *sched, const struct sched_entry *entry, bool used_up) {
     struct sequence *opened[ENGINE_CHOICES_MAX];
     struct engine_job *job = entry->job;
-    int code = open_sequences(sched, entry, opened);
-    if (code != 0) return refuse(job, code, "no memory for the request");
+    int rc = open_sequences(sched, entry, opened);
+    if (rc != 0) return refuse(job, rc, "no memory for the request");
     sched_note_origin(sched, opened[0], entry->match.from);
     if (entry->match.row == NULL)
         opened[0]->slot = sched_take_slot(sched);
     else
-        code = sched_go_on(sched, opened[0], entry, used_up);
-    if (code == 0) code = prepare(sched, opened, job->choice_count);
-    if (code == 0) {
+        rc = sched_go_on(sched, opened[0], entry, used_up);
+    if (rc == 0) rc = prepare(sched, opened, job->choice_count);
+    if (rc == 0) {
         start(sched, entry, opened);
         return ADMITTED;
     }
@@ -269,9 +269,9 @@ static enum admission enter(struct sched *sched, const struct sched_entry *entry
         if (opened[i]->slot >= 0) sched_release_slot(sched, opened[i]->slot);
         seq_close(opened[i]);
     }
-    return refuse(job, code,
-                  code == ERR_NOMEM ? "no memory for the request"
-                                    : "the conversation's cache could not be continued");
+    return refuse(job, rc,
+                  rc == ERR_NOMEM ? "no memory for the request"
+                                  : "the conversation's cache could not be continued");
 }
 
 static enum admission admit(struct sched *sched, struct engine_job *job) {

@@ -132,12 +132,12 @@ static int begin_due(struct sched *sched, struct sequence *seq,
                                      match->common, seq->prompt_count);
         return 0;
     }
-    int code = kern->ops->report(kern, seq->slot, &report);
+    int rc = kern->ops->report(kern, seq->slot, &report);
     seq->due.tokens = match->common;
     seq->due.held = (int32_t)(((int64_t)report.entries + streams - 1) / streams);
     seq->due.prompt_new = seq->prompt_count - match->common;
     seq->began_held = seq->due.held;
-    return code;
+    return rc;
 }
 
 int sched_go_on(struct sched *sched, struct sequence *seq, const struct sched_entry *entry,
@@ -146,7 +146,7 @@ int sched_go_on(struct sched *sched, struct sequence *seq, const struct sched_en
     const struct conversation_match *match = &entry->match;
     int32_t dropped = match->row->token_count - match->common;
     bool own = match->from == match->row->id;
-    int code = 0;
+    int rc = 0;
     /* An eviction behind the common tokens belongs to what is dropped. */
     seq->evicted_at = match->row->evicted_at;
     if (!match->exact && seq->evicted_at > match->common) seq->evicted_at = match->common;
@@ -155,10 +155,10 @@ int sched_go_on(struct sched *sched, struct sequence *seq, const struct sched_en
     if (used_up)
         take_row(sched, seq, match->row);
     else
-        code = fork_row(sched, seq, match);
-    if (code == 0 && dropped > 0) code = kern->ops->truncate(kern, seq->slot, match->common);
-    if (code == 0) code = begin_due(sched, seq, match);
-    if (code != 0) return code;
+        rc = fork_row(sched, seq, match);
+    if (rc == 0 && dropped > 0) rc = kern->ops->truncate(kern, seq->slot, match->common);
+    if (rc == 0) rc = begin_due(sched, seq, match);
+    if (rc != 0) return rc;
     seq->dropped = own ? dropped : 0;
     seq->job->cached_tokens = match->common;
     seq->job->cut = match->cut;
@@ -362,8 +362,8 @@ static void delete_row(struct sched *sched, uint64_t id) {
 int sched_delete(struct sched *sched, uint64_t id) {
     struct conversation_table *table = &sched->conversations;
     struct conversation *row = conversation_by_id(table, id);
-    int code = remove_from_disk(sched, id);
-    if (row == NULL) return code;
+    int rc = remove_from_disk(sched, id);
+    if (row == NULL) return rc;
     struct conversation *before = conversation_by_id(table, row->origin);
     if (before == NULL || conversation_superseded(before)) {
         (void)remove_from_disk(sched, row->replaces);

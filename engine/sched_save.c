@@ -111,10 +111,10 @@ static void go_on_exporting(struct sched *sched, size_t most) {
     CHECK(row != NULL); /* dropping a row cancels its export */
     for (size_t copied = 0; export->block < block_count(sched) && copied < most; export->block++) {
         size_t size = kern->ops->snapshot_size(kern, row->slot, export->block);
-        int code =
+        int rc =
             kern->ops->snapshot_export(kern, row->slot, export->block, export->data + export->at);
-        if (code != 0) {
-            give_up(sched, row, err_text(code));
+        if (rc != 0) {
+            give_up(sched, row, err_text(rc));
             cancel_export(sched);
             return;
         }
@@ -153,27 +153,27 @@ void sched_count_lost(struct sched *sched, uint64_t id) {
              (unsigned long long)id);
 }
 
-static enum conversation_saved saved_by(int code) {
-    if (code == 0) return CONVERSATION_SAVED;
-    return code == ERR_LIMIT ? CONVERSATION_NOT_SAVABLE : CONVERSATION_FAILED;
+static enum conversation_saved saved_by(int rc) {
+    if (rc == 0) return CONVERSATION_SAVED;
+    return rc == ERR_LIMIT ? CONVERSATION_NOT_SAVABLE : CONVERSATION_FAILED;
 }
 
 static void take_saved(struct sched *sched) {
     const struct sched_export *export = &sched->export;
     const struct state_head *head = &export->head;
     uint64_t id;
-    int code;
-    if (!store_saved(sched->options.store, &id, &code)) return;
+    int rc;
+    if (!store_saved(sched->options.store, &id, &rc)) return;
     sched->head_waits = false; /* the next conversation can be written now */
     struct conversation *row = conversation_by_id(&sched->conversations, id);
     if (row != NULL) {
-        row->saved = saved_by(code);
-    } else if (code != 0 && export->made_room) {
+        row->saved = saved_by(rc);
+    } else if (rc != 0 && export->made_room) {
         conversation_note_gone(&sched->conversations, head->space, head->prompt_end,
                                head->prompt_hash);
         sched_count_lost(sched, id);
     }
-    if (code != 0) return;
+    if (rc != 0) return;
     remove_replaced(sched, export->replaces);
     retry_failed(sched);
 }
@@ -334,9 +334,9 @@ static void go_on_importing(struct sched *sched, size_t most) {
     CHECK(row != NULL); /* dropping a row ends its import */
     for (size_t copied = 0; import->block < block_count(sched) && copied < most; import->block++) {
         const struct kern_block *block = &import->view->blocks[import->block];
-        int code = kern->ops->snapshot_import(kern, row->slot, import->block, block);
-        if (code != 0) {
-            if (import->for_head) (void)give_up_restoring(sched, row->id, err_text(code));
+        int rc = kern->ops->snapshot_import(kern, row->slot, import->block, block);
+        if (rc != 0) {
+            if (import->for_head) (void)give_up_restoring(sched, row->id, err_text(rc));
             sched_drop(sched, row, "not restored");
             return;
         }
@@ -376,8 +376,8 @@ static enum restored begin_import(struct sched *sched, const struct state_view *
 }
 
 /* Handles an error of store_load. */
-static enum restored not_loaded(struct sched *sched, uint64_t id, int code) {
-    switch (code) {
+static enum restored not_loaded(struct sched *sched, uint64_t id, int rc) {
+    switch (rc) {
     case ERR_BUSY:
         sched->awaited = id;
         sched->needs_store = true;
@@ -393,7 +393,7 @@ static enum restored not_loaded(struct sched *sched, uint64_t id, int code) {
     case ERR_NOTFOUND: /* deleted meanwhile */
         return NOT_THIS_ONE;
     default:
-        return give_up_restoring(sched, id, err_text(code));
+        return give_up_restoring(sched, id, err_text(rc));
     }
 }
 
@@ -405,8 +405,8 @@ static enum restored restore_one(struct sched *sched, uint64_t id) {
         return NOT_THIS_ONE;
     }
     if (sched->import.id != 0) return NOT_YET; /* one import at a time; its end wakes the head */
-    int code = store_load(store, id, &view);
-    if (code != 0) return not_loaded(sched, id, code);
+    int rc = store_load(store, id, &view);
+    if (rc != 0) return not_loaded(sched, id, rc);
     enum restored result = begin_import(sched, view);
     if (result == NOT_THIS_ONE || result == GIVE_UP) store_unload(store);
     return result;

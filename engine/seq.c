@@ -73,16 +73,16 @@ int seq_job_choices(const struct engine_request *request) {
 
 int seq_job_alloc(struct engine_job *job, size_t token_bytes_max) {
     const struct engine_request *request = &job->request;
-    int count = seq_job_choices(request), code = 0;
+    int count = seq_job_choices(request), rc = 0;
     if (request->prompt_count < 1 || request->max_tokens < 0) return ERR_INVALID;
     job->choice = mem_try_alloc((size_t)count, sizeof *job->choice);
     if (job->choice == NULL) return ERR_NOMEM;
     job->choice_count = job->choices_left = count;
-    for (int i = 0; i < count && code == 0; i++)
-        code = alloc_choice(&job->choice[i], request, token_bytes_max);
-    if (code == 0 && request->prompt_logprobs) code = alloc_prompt(job);
-    if (code != 0) engine_job_close(job);
-    return code;
+    for (int i = 0; i < count && rc == 0; i++)
+        rc = alloc_choice(&job->choice[i], request, token_bytes_max);
+    if (rc == 0 && request->prompt_logprobs) rc = alloc_prompt(job);
+    if (rc != 0) engine_job_close(job);
+    return rc;
 }
 
 static int alloc_banned(struct sequence *seq, const struct seq_text *text) {

@@ -182,8 +182,8 @@ static int parse_kv(const struct head_bytes *bytes, struct kv_params *kv, struct
     kv->rule.recent = bytes->recent;
     struct kv_choices choices = {.fields = bytes->chosen};
     memcpy(choices.values, bytes->values, sizeof choices.values);
-    int code = kv_params_read(kv, &choices, fault);
-    return code != 0 ? code : kv_params_check(kv, fault);
+    int rc = kv_params_read(kv, &choices, fault);
+    return rc != 0 ? rc : kv_params_check(kv, fault);
 }
 
 static int check_numbers(const struct head_bytes *bytes, struct fault *fault) {
@@ -207,9 +207,9 @@ int state_parse_head(const char *data, size_t size, struct state_head *out, stru
     struct head_bytes bytes;
     if (size < sizeof bytes) return malformed(fault, "torn: shorter than its head");
     memcpy(&bytes, data, sizeof bytes);
-    int code = check_numbers(&bytes, fault);
-    if (code == 0) code = parse_kv(&bytes, &out->kv, fault);
-    if (code != 0) return code;
+    int rc = check_numbers(&bytes, fault);
+    if (rc == 0) rc = parse_kv(&bytes, &out->kv, fault);
+    if (rc != 0) return rc;
     out->identity = (struct state_identity){.dtype = bytes.dtype,
                                             .layers = bytes.layers,
                                             .heads_kv = bytes.heads_kv,
@@ -282,17 +282,17 @@ static int check_tokens(const struct state_view *view, struct fault *fault) {
 
 int state_parse(const char *data, size_t size, struct state_view *out, struct fault *fault) {
     *out = (struct state_view){0};
-    int code = state_parse_head(data, size, &out->head, fault);
-    if (code != 0) return code;
+    int rc = state_parse_head(data, size, &out->head, fault);
+    if (rc != 0) return rc;
     if (out->head.file_size != size) return malformed(fault, "torn: not as long as its head says");
     if (size - STATE_HEAD_BYTES < STATE_SEAL_BYTES ||
         blocks_at(out->head.token_count, out->head.block_count) > size - STATE_SEAL_BYTES)
         return malformed(fault, "torn: no room for what its head counts");
     out->tokens = data + STATE_HEAD_BYTES;
-    code = check_tokens(out, fault);
-    if (code == 0) code = parse_blocks(data, size, out, fault);
-    if (code != 0) state_view_close(out);
-    return code;
+    rc = check_tokens(out, fault);
+    if (rc == 0) rc = parse_blocks(data, size, out, fault);
+    if (rc != 0) state_view_close(out);
+    return rc;
 }
 
 void state_view_close(struct state_view *view) {

@@ -128,20 +128,20 @@ static int make_key(struct state_dir *dir, struct fault *fault) {
 /* Reads the key. ERR_NOTFOUND: there is none yet; no fault is set. */
 static int load_key(struct state_dir *dir, struct fault *fault) {
     struct stat st;
-    int fd = open_regular(dir, "key", &st), code = 0;
+    int fd = open_regular(dir, "key", &st), rc = 0;
     if (fd < 0 && errno == ENOENT) return ERR_NOTFOUND;
     if (fd < 0)
         return fault_set(fault, ERR_IO, "state-dir", "its key cannot be opened: %s",
                          strerror(errno));
     if ((st.st_mode & 077) != 0)
-        code = fault_set(fault, ERR_INVALID, "state-dir",
-                         "its key may be read by others; make its mode 0600");
+        rc = fault_set(fault, ERR_INVALID, "state-dir",
+                       "its key may be read by others; make its mode 0600");
     else if (st.st_size != (off_t)sizeof dir->key ||
              read_all(dir, fd, (char *)dir->key, sizeof dir->key) != 0)
-        code = fault_set(fault, ERR_INVALID, "state-dir", "its key is not %zu bytes long",
-                         sizeof dir->key);
+        rc = fault_set(fault, ERR_INVALID, "state-dir", "its key is not %zu bytes long",
+                       sizeof dir->key);
     close(fd);
-    return code;
+    return rc;
 }
 
 static void begin(struct state_dir *dir, const char *path) {
@@ -153,10 +153,10 @@ static void begin(struct state_dir *dir, const char *path) {
 int state_dir_open(struct state_dir *dir, const char *path, struct fault *fault) {
     begin(dir, path);
     if (mkdir(path, 0700) != 0 && errno != EEXIST) return cannot_make(path, fault);
-    int code = open_path(dir, fault);
-    if (code == 0) code = take_lock(dir, fault);
-    if (code == 0) code = load_key(dir, fault);
-    return code == ERR_NOTFOUND ? make_key(dir, fault) : code;
+    int rc = open_path(dir, fault);
+    if (rc == 0) rc = take_lock(dir, fault);
+    if (rc == 0) rc = load_key(dir, fault);
+    return rc == ERR_NOTFOUND ? make_key(dir, fault) : rc;
 }
 
 /* Checks that mkdir could create the directory. */
@@ -176,10 +176,10 @@ int state_dir_check(const char *path, struct fault *fault) {
     begin(&dir, path);
     if (lstat(path, &st) != 0)
         return errno == ENOENT ? check_parent(path, fault) : cannot_make(path, fault);
-    int code = open_path(&dir, fault);
-    if (code == 0) code = load_key(&dir, fault);
+    int rc = open_path(&dir, fault);
+    if (rc == 0) rc = load_key(&dir, fault);
     state_dir_close(&dir);
-    return code == ERR_NOTFOUND ? 0 : code;
+    return rc == ERR_NOTFOUND ? 0 : rc;
 }
 
 void state_dir_close(struct state_dir *dir) {
@@ -203,15 +203,15 @@ int state_dir_list(const struct state_dir *dir, state_dir_visit *visit, void *ar
     int fd = openat(dir->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *list = fd >= 0 ? fdopendir(fd) : NULL;
     const struct dirent *entry;
-    int code = 0;
+    int rc = 0;
     if (list == NULL) {
         if (fd >= 0) close(fd);
         return fault_set(fault, ERR_IO, "state-dir", "cannot be listed: %s", strerror(errno));
     }
-    while (code == 0 && (entry = readdir(list)) != NULL)
-        code = list_entry(dir, entry->d_name, visit, arg);
+    while (rc == 0 && (entry = readdir(list)) != NULL)
+        rc = list_entry(dir, entry->d_name, visit, arg);
     closedir(list);
-    return code;
+    return rc;
 }
 
 bool state_dir_stat(const struct state_dir *dir, uint64_t id, bool bad,
@@ -234,19 +234,19 @@ int state_dir_read_head(struct state_dir *dir, uint64_t id, struct state_dir_fil
     int fd = open_regular(dir, name, &st);
     if (fd < 0) return fault_set(fault, ERR_IO, name, "%s", strerror(errno));
     *out = (struct state_dir_file){st.st_size, st.st_mtime};
-    int code = 0;
+    int rc = 0;
     if ((size_t)st.st_size < sizeof bytes)
-        code = fault_set(fault, ERR_MALFORMED, name, "torn: shorter than its head");
+        rc = fault_set(fault, ERR_MALFORMED, name, "torn: shorter than its head");
     else if (read_all(dir, fd, bytes, sizeof bytes) != 0)
-        code = fault_set(fault, ERR_IO, name, "cannot be read");
+        rc = fault_set(fault, ERR_IO, name, "cannot be read");
     else
-        code = state_parse_head(bytes, sizeof bytes, head, fault);
+        rc = state_parse_head(bytes, sizeof bytes, head, fault);
     close(fd);
-    if (code == 0 && head->file_size != (uint64_t)st.st_size)
-        code = fault_set(fault, ERR_MALFORMED, name, "torn: not as long as its head says");
-    if (code == 0 && head->id != id)
-        code = fault_set(fault, ERR_MALFORMED, name, "it belongs to another name");
-    return code;
+    if (rc == 0 && head->file_size != (uint64_t)st.st_size)
+        rc = fault_set(fault, ERR_MALFORMED, name, "torn: not as long as its head says");
+    if (rc == 0 && head->id != id)
+        rc = fault_set(fault, ERR_MALFORMED, name, "it belongs to another name");
+    return rc;
 }
 
 /* Checks, before memory is allocated for a file, that the file is as long as its head says, and
@@ -259,8 +259,8 @@ static int check_size(struct state_dir *dir, int fd, const char *name, size_t si
         return fault_set(fault, ERR_MALFORMED, name, "torn: it has only %zu bytes", size);
     if (read_all(dir, fd, bytes, sizeof bytes) != 0 || lseek(fd, 0, SEEK_SET) != 0)
         return fault_set(fault, ERR_IO, name, "cannot be read");
-    int code = state_parse_head(bytes, sizeof bytes, &head, fault);
-    if (code != 0) return code;
+    int rc = state_parse_head(bytes, sizeof bytes, &head, fault);
+    if (rc != 0) return rc;
     if (head.file_size != size)
         return fault_set(fault, ERR_MALFORMED, name, "torn: not as long as its head says");
     if (size > state_size_limit(&head))
@@ -273,26 +273,26 @@ int state_dir_read(struct state_dir *dir, uint64_t id, char **data, struct state
     char name[NAME_BYTES];
     struct stat st;
     name_of(id, "state", name);
-    int fd = open_regular(dir, name, &st), code = 0;
+    int fd = open_regular(dir, name, &st), rc = 0;
     if (fd < 0)
         return fault_set(fault, errno == ENOENT ? ERR_NOTFOUND : ERR_IO, name, "%s",
                          strerror(errno));
     size_t size = (size_t)st.st_size;
-    code = check_size(dir, fd, name, size, fault);
-    if (code == 0) {
+    rc = check_size(dir, fd, name, size, fault);
+    if (rc == 0) {
         *data = mem_try_alloc(size, 1);
         if (*data == NULL)
-            code = fault_set(fault, ERR_NOMEM, name, "no memory for its %zu bytes", size);
+            rc = fault_set(fault, ERR_NOMEM, name, "no memory for its %zu bytes", size);
         else if (read_all(dir, fd, *data, size) != 0)
-            code = fault_set(fault, ERR_IO, name, "cannot be read");
+            rc = fault_set(fault, ERR_IO, name, "cannot be read");
     }
     (void)futimens(fd, NULL); /* a failure affects only the order of deletion */
     close(fd);
-    if (code == 0) code = state_check_seal(*data, size, dir->key, fault);
-    if (code == 0) code = state_parse(*data, size, view, fault);
-    if (code == 0 && view->head.id != id)
-        code = fault_set(fault, ERR_INVALID, name, "it belongs to another name");
-    return code;
+    if (rc == 0) rc = state_check_seal(*data, size, dir->key, fault);
+    if (rc == 0) rc = state_parse(*data, size, view, fault);
+    if (rc == 0 && view->head.id != id)
+        rc = fault_set(fault, ERR_INVALID, name, "it belongs to another name");
+    return rc;
 }
 
 /* ---- Writing --------------------------------------------------------------------------------- */
@@ -301,10 +301,10 @@ static int write_temporary(struct state_dir *dir, const char *name, const char *
     int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
     int fd = openat(dir->fd, name, flags, 0600);
     if (fd < 0) return ERR_IO;
-    int code = write_all(dir, fd, data, size);
-    if (code == 0 && fsync(fd) != 0) code = ERR_IO;
-    if (close(fd) != 0) code = ERR_IO;
-    return code;
+    int rc = write_all(dir, fd, data, size);
+    if (rc == 0 && fsync(fd) != 0) rc = ERR_IO;
+    if (close(fd) != 0) rc = ERR_IO;
+    return rc;
 }
 
 int state_dir_write(struct state_dir *dir, uint64_t id, char *data, size_t size) {
@@ -312,13 +312,13 @@ int state_dir_write(struct state_dir *dir, uint64_t id, char *data, size_t size)
     name_of(id, "state", name);
     name_of(id, "tmp", temporary + 1);
     state_seal(data, size, dir->key);
-    int code = write_temporary(dir, temporary, data, size);
-    if (code == 0 && (renameat(dir->fd, temporary, dir->fd, name) != 0 || fsync(dir->fd) != 0))
-        code = ERR_IO;
-    if (code == 0) return 0;
+    int rc = write_temporary(dir, temporary, data, size);
+    if (rc == 0 && (renameat(dir->fd, temporary, dir->fd, name) != 0 || fsync(dir->fd) != 0))
+        rc = ERR_IO;
+    if (rc == 0) return 0;
     log_warn("state file %s cannot be written: %s", name, strerror(errno));
     unlinkat(dir->fd, temporary, 0);
-    return code;
+    return rc;
 }
 
 bool state_dir_put_aside(const struct state_dir *dir, uint64_t id, const char *why) {

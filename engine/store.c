@@ -49,7 +49,7 @@ struct store {
         struct state_head head;
         char *data;
         size_t size;
-        int code;
+        int rc;
         bool removed; /* removed while it was written */
     } write;
     struct {
@@ -57,7 +57,7 @@ struct store {
         uint64_t id;
         char *data;
         struct state_view view;
-        int code;
+        int rc;
         bool removed;  /* removed while it was read */
         bool unwanted; /* unloaded while it was read: freed at the end */
     } read;
@@ -76,12 +76,12 @@ static int scan_state(struct directory *d, uint64_t id) {
     struct store_file file = {0};
     struct state_dir_file on_disk = {0};
     struct fault fault = {0};
-    int code = state_dir_read_head(&d->dir, id, &on_disk, &file.head, &fault);
-    if (code == ERR_IO) {
+    int rc = state_dir_read_head(&d->dir, id, &on_disk, &file.head, &fault);
+    if (rc == ERR_IO) {
         log_warn("state file %s skipped: %s", fault.field, fault.text);
         return 0;
     }
-    if (code == ERR_MALFORMED || code == ERR_INVALID) {
+    if (rc == ERR_MALFORMED || rc == ERR_INVALID) {
         d->stats.refused++;
         file.bad = state_dir_put_aside(&d->dir, id, fault.text);
         if (file.bad) forget_bad(d, id);
@@ -89,7 +89,7 @@ static int scan_state(struct directory *d, uint64_t id) {
     file.bytes = on_disk.bytes;
     file.used_unix = on_disk.used_unix;
     file.head.id = id; /* the head of another version may differ */
-    file.ours = code == 0 && state_is_ours(&file.head, &d->options.identity);
+    file.ours = rc == 0 && state_is_ours(&file.head, &d->options.identity);
     return store_index_add(&d->index, &file);
 }
 
@@ -108,11 +108,11 @@ static int scan_file(void *arg, uint64_t id, bool bad) {
 }
 
 static int scan(struct directory *d, struct fault *fault) {
-    int code = state_dir_list(&d->dir, scan_file, d, fault);
-    if (code == 0) code = store_index_sort(&d->index);
-    if (code == 0 || code == ERR_IO) return code;
-    if (code != ERR_LIMIT) return fault_set(fault, code, "state-dir", "no memory");
-    return fault_set(fault, code, "state-dir", "holds more than %d state files", STORE_FILES_MAX);
+    int rc = state_dir_list(&d->dir, scan_file, d, fault);
+    if (rc == 0) rc = store_index_sort(&d->index);
+    if (rc == 0 || rc == ERR_IO) return rc;
+    if (rc != ERR_LIMIT) return fault_set(fault, rc, "state-dir", "no memory");
+    return fault_set(fault, rc, "state-dir", "holds more than %d state files", STORE_FILES_MAX);
 }
 
 /* ---- Opening --------------------------------------------------------------------------------- */
@@ -124,10 +124,10 @@ static int open_directory(struct directory *d, struct fault *fault) {
     pthread_mutex_init(&d->lock, NULL);
     pthread_cond_init(&d->work, NULL);
     pthread_cond_init(&d->settled, NULL);
-    int code = state_dir_open(&d->dir, d->options.dir, fault);
-    if (code == 0) code = scan(d, fault);
-    if (code == 0) code = make_space(d, 0, 0); /* the bound may be lower than at the last start */
-    if (code != 0 || d->options.inline_io) return code;
+    int rc = state_dir_open(&d->dir, d->options.dir, fault);
+    if (rc == 0) rc = scan(d, fault);
+    if (rc == 0) rc = make_space(d, 0, 0); /* the bound may be lower than at the last start */
+    if (rc != 0 || d->options.inline_io) return rc;
     d->started = pthread_create(&d->thread, NULL, directory_main, d) == 0;
     if (d->started) return 0;
     return fault_set(fault, ERR_NOMEM, "state-dir", "its thread cannot be started");
@@ -162,12 +162,12 @@ int store_open(const struct store_options *options, struct store **out, struct f
     struct directory *d = mem_must_alloc(1, sizeof *d);
     *out = NULL;
     d->options = *options;
-    int code = open_directory(d, fault);
-    if (code == 0)
+    int rc = open_directory(d, fault);
+    if (rc == 0)
         *out = add_store(d, options->done, options->arg);
     else
         close_directory(d);
-    return code;
+    return rc;
 }
 
 struct store *store_join(struct store *with, void (*done)(void *arg), void *arg) {
@@ -247,23 +247,23 @@ static void run_write(struct store *store) {
                               .owner = store};
     char *data = store->write.data; /* owned by this thread while RUNNING */
     size_t size = store->write.size;
-    int code = make_space(d, 1, (int64_t)size);
-    if (code == ERR_LIMIT)
+    int rc = make_space(d, 1, (int64_t)size);
+    if (rc == ERR_LIMIT)
         log_warn("conversation=%016llx not written: its %zu bytes are more than state-bytes",
                  (unsigned long long)file.head.id, size);
-    if (code == 0) code = state_dir_write(&d->dir, file.head.id, data, size);
+    if (rc == 0) rc = state_dir_write(&d->dir, file.head.id, data, size);
     mem_free(data);
     pthread_mutex_lock(&d->lock);
     bool removed = store->write.removed;
-    if (code == 0 && !removed) code = store_index_add(&d->index, &file);
-    d->stats.written += code == 0;
-    d->stats.failed += code != 0;
+    if (rc == 0 && !removed) rc = store_index_add(&d->index, &file);
+    d->stats.written += rc == 0;
+    d->stats.failed += rc != 0;
     d->index.changes++; /* the conversation is a file now, or will not be one */
     store->write.data = NULL;
-    store->write.code = code;
+    store->write.rc = rc;
     store->write.state = WRITE_DONE;
     pthread_mutex_unlock(&d->lock);
-    if (removed || code != 0) state_dir_delete(&d->dir, file.head.id, false);
+    if (removed || rc != 0) state_dir_delete(&d->dir, file.head.id, false);
 }
 
 /* Reservations rely on the most members that the policy keeps, so a file with more is refused.
@@ -280,16 +280,16 @@ static int check_members(const struct state_view *view, struct fault *fault) {
  */
 static int read_file(struct directory *d, uint64_t id, char **data, struct state_view *view,
                      struct fault *fault) {
-    int code = state_dir_read(&d->dir, id, data, view, fault);
-    if (code != 0) return code;
+    int rc = state_dir_read(&d->dir, id, data, view, fault);
+    if (rc != 0) return rc;
     if (!state_is_ours(&view->head, &d->options.identity))
         return fault_set(fault, ERR_INVALID, "state-dir", "it belongs to another model or gates");
-    if (d->options.check != NULL) code = d->options.check(d->options.backend, view, fault);
-    return code == 0 ? check_members(view, fault) : code;
+    if (d->options.check != NULL) rc = d->options.check(d->options.backend, view, fault);
+    return rc == 0 ? check_members(view, fault) : rc;
 }
 
-static bool is_refusal(int code) {
-    return code == ERR_MALFORMED || code == ERR_INVALID;
+static bool is_refusal(int rc) {
+    return rc == ERR_MALFORMED || rc == ERR_INVALID;
 }
 
 static void refuse_file(struct directory *d, uint64_t id, const struct fault *fault) {
@@ -326,27 +326,27 @@ static void run_read(struct store *store) {
     char *data = NULL;
     struct state_view view = {0};
     struct fault fault = {0};
-    int code = read_file(d, id, &data, &view, &fault);
-    if (is_refusal(code))
+    int rc = read_file(d, id, &data, &view, &fault);
+    if (is_refusal(rc))
         refuse_file(d, id, &fault);
-    else if (code != 0)
+    else if (rc != 0)
         leave_file(store, id, &fault);
     pthread_mutex_lock(&d->lock);
-    if (code == 0 && store->read.removed) code = ERR_NOTFOUND;
-    if (code != 0) {
+    if (rc == 0 && store->read.removed) rc = ERR_NOTFOUND;
+    if (rc != 0) {
         state_view_close(&view);
         mem_free(data);
         data = NULL;
     }
     struct store_file *file = store_index_find(&d->index, id, false);
-    if (file != NULL && code == ERR_NOTFOUND)
+    if (file != NULL && rc == ERR_NOTFOUND)
         store_index_drop(&d->index, file); /* deleted from outside */
     else if (file != NULL)
         store_index_touch(&d->index, file, clock_unix_seconds());
-    d->stats.read += code == 0;
+    d->stats.read += rc == 0;
     store->read.data = data;
     store->read.view = view;
-    store->read.code = code;
+    store->read.rc = rc;
     store->read.state = READ_DONE;
     if (store->read.unwanted) clear_read(store);
     pthread_mutex_unlock(&d->lock);
@@ -591,12 +591,12 @@ void store_save(struct store *store, const struct state_head *head, char *data, 
     pthread_mutex_unlock(&store->directory->lock);
 }
 
-bool store_saved(struct store *store, uint64_t *id, int *code) {
+bool store_saved(struct store *store, uint64_t *id, int *rc) {
     pthread_mutex_lock(&store->directory->lock);
     bool done = store->write.state == WRITE_DONE;
     if (done) {
         *id = store->write.head.id;
-        *code = store->write.code;
+        *rc = store->write.rc;
         store->write.state = WRITE_FREE;
     }
     pthread_mutex_unlock(&store->directory->lock);
@@ -605,12 +605,12 @@ bool store_saved(struct store *store, uint64_t *id, int *code) {
 
 int store_remove(struct store *store, uint64_t id) {
     struct directory *d = store->directory;
-    int code = ERR_NOTFOUND;
+    int rc = ERR_NOTFOUND;
     pthread_mutex_lock(&d->lock);
     if (is_writing(store, id)) {
         store->write.removed = true;
         d->index.changes++;
-        code = 0;
+        rc = 0;
     }
     if (store->read.state != READ_FREE && store->read.id == id) store->read.removed = true;
     struct store_file *file = store_index_find(&d->index, id, false);
@@ -620,18 +620,18 @@ int store_remove(struct store *store, uint64_t id) {
         store_index_drop(&d->index, file);
         if (!full) d->removes[d->remove_count++] = id;
         if (!full) begin_work(d);
-        code = 0;
+        rc = 0;
     }
     pthread_mutex_unlock(&d->lock);
     if (file != NULL && full)
         state_dir_delete(&d->dir, id, false); /* rare: slow rather than unbounded */
-    return code;
+    return rc;
 }
 
 /* ---- Reading --------------------------------------------------------------------------------- */
 
 int store_load(struct store *store, uint64_t id, const struct state_view **view) {
-    int code = ERR_BUSY;
+    int rc = ERR_BUSY;
     pthread_mutex_lock(&store->directory->lock);
     if (store->read.state == READ_DONE && store->read.id != id) clear_read(store);
     if (store->read.id == id) store->read.unwanted = false;
@@ -641,12 +641,12 @@ int store_load(struct store *store, uint64_t id, const struct state_view **view)
         begin_work(store->directory);
     }
     if (store->read.state == READ_DONE) {
-        code = store->read.removed ? ERR_NOTFOUND : store->read.code;
+        rc = store->read.removed ? ERR_NOTFOUND : store->read.rc;
         *view = &store->read.view;
-        if (code != 0) clear_read(store);
+        if (rc != 0) clear_read(store);
     }
     pthread_mutex_unlock(&store->directory->lock);
-    return code;
+    return rc;
 }
 
 bool store_loading(struct store *store, uint64_t id) {

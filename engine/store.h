@@ -87,7 +87,7 @@ bool store_can_save(struct store *store); /* the store is not writing */
 /* Takes `data`, a whole file except its seal, and writes it. */
 void store_save(struct store *store, const struct state_head *head, char *data, size_t size);
 /* Returns true once for each save that has ended, with its id and its result. */
-bool store_saved(struct store *store, uint64_t *id, int *code);
+bool store_saved(struct store *store, uint64_t *id, int *rc);
 /* Deletes the file, even while it is written or read. ERR_NOTFOUND: there is none, or it belongs to
  * another store. */
 int store_remove(struct store *store, uint64_t id);

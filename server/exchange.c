@@ -153,9 +153,9 @@ static void refuse_busy(struct exchange *ex, enum stats_reject reason, const cha
 }
 
 /* The engine says no more than this. */
-static void refuse_code(struct exchange *ex, int code) {
+static void refuse_code(struct exchange *ex, int rc) {
     struct fault fault;
-    fault_set(&fault, code, NULL, "%s", err_text(code));
+    fault_set(&fault, rc, NULL, "%s", err_text(rc));
     oai_refuse_fault(&ex->error, &fault);
 }
 

@@ -327,12 +327,12 @@ static int inspect(const struct config *config, struct callbacks *callbacks) {
     struct buf out;
     char *template = NULL;
     buf_open(&out, INSPECT_MAX);
-    int code = engine_inspect(&options, &out, &template, &fault);
-    if (code == 0) buf_fmt(&out, "tools        %s\n", tool_format_name(tool_format_of(template)));
+    int rc = engine_inspect(&options, &out, &template, &fault);
+    if (rc == 0) buf_fmt(&out, "tools        %s\n", tool_format_name(tool_format_of(template)));
     if (out.data) fputs(out.data, stdout);
     buf_close(&out);
     mem_free(template);
-    return code == 0 ? EXIT_SUCCESS : EXIT_CONFIG;
+    return rc == 0 ? EXIT_SUCCESS : EXIT_CONFIG;
 }
 
 static int run(struct config *config, int argc, char **argv) {

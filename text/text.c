@@ -33,10 +33,10 @@ static int join_path(char *path, size_t size, const char *dir, const char *name,
 }
 
 /* Puts the name of a file, or of a key, in front of a fault found inside. */
-static int in_file(int code, const char *name, struct fault *fault) {
-    if (code == 0 || fault == NULL) return code;
+static int in_file(int rc, const char *name, struct fault *fault) {
+    if (rc == 0 || fault == NULL) return rc;
     struct fault inside = *fault;
-    return fault_set(fault, code, name, "%s%s%s", inside.field, inside.field[0] ? ": " : "",
+    return fault_set(fault, rc, name, "%s%s%s", inside.field, inside.field[0] ? ": " : "",
                      inside.text);
 }
 
@@ -78,10 +78,10 @@ static int read_tokens(struct text *text, const cJSON *config, const cJSON *map,
                        struct fault *fault) {
     text->tokens = cJSON_CreateObject();
     if (text->tokens == NULL) return no_memory(fault);
-    int code = add_tokens(text->tokens, config, fault);
-    if (code == 0) code = add_tokens(text->tokens, json_get(config, "extra_special_tokens"), fault);
-    if (code == 0) code = add_tokens(text->tokens, map, fault);
-    return code;
+    int rc = add_tokens(text->tokens, config, fault);
+    if (rc == 0) rc = add_tokens(text->tokens, json_get(config, "extra_special_tokens"), fault);
+    if (rc == 0) rc = add_tokens(text->tokens, map, fault);
+    return rc;
 }
 
 /* ---- Directories --------------------------------------------------------------------------- */
@@ -91,13 +91,13 @@ static int open_object(const char *dir, const char *name, cJSON **out, struct fa
     const struct json_limits limits = {.bytes = CONFIG_BYTES_MAX, .depth = 64};
     char path[4096], *data = NULL;
     size_t size = 0;
-    int code = join_path(path, sizeof path, dir, name, fault);
-    if (code != 0 || !exists(path)) return code;
-    code = file_read(path, CONFIG_BYTES_MAX, &data, &size, fault);
-    if (code != 0) return code;
-    code = in_file(json_parse(data, size, &limits, out, fault), name, fault);
+    int rc = join_path(path, sizeof path, dir, name, fault);
+    if (rc != 0 || !exists(path)) return rc;
+    rc = file_read(path, CONFIG_BYTES_MAX, &data, &size, fault);
+    if (rc != 0) return rc;
+    rc = in_file(json_parse(data, size, &limits, out, fault), name, fault);
     mem_free(data);
-    if (code != 0 || cJSON_IsObject(*out)) return code;
+    if (rc != 0 || cJSON_IsObject(*out)) return rc;
     return fault_set(fault, ERR_MALFORMED, name, "is not an object");
 }
 
@@ -124,8 +124,8 @@ static int open_template_file(const char *path, const char *name, struct chat **
                               struct fault *fault) {
     char *data = NULL;
     size_t size = 0;
-    int code = file_read(path, TEMPLATE_BYTES_MAX, &data, &size, fault);
-    if (code != 0) return code;
+    int rc = file_read(path, TEMPLATE_BYTES_MAX, &data, &size, fault);
+    if (rc != 0) return rc;
     *source = mem_must_alloc(size + 1, 1);
     memcpy(*source, data, size);
     mem_free(data);
@@ -138,8 +138,8 @@ static int open_template(const char *dir, const char *file, const struct listed 
                          struct fault *fault) {
     const char *found = listed_template(listed, wanted);
     char path[4096];
-    int code = join_path(path, sizeof path, dir, file, fault);
-    if (code != 0) return code;
+    int rc = join_path(path, sizeof path, dir, file, fault);
+    if (rc != 0) return rc;
     if (exists(path)) return open_template_file(path, file, chat, source, fault);
     if (found == NULL) return 0;
     *source = mem_must_strdup(found);
@@ -153,8 +153,8 @@ static bool lists_any(const struct listed *listed) {
 /* chat_template.json is the older file of transformers' processors; tokenizers do not read it, so
  * it serves where they have no template. */
 static int open_legacy(const char *dir, cJSON **json, struct listed *listed, struct fault *fault) {
-    int code = open_object(dir, "chat_template.json", json, fault);
-    if (code != 0 || *json == NULL) return code;
+    int rc = open_object(dir, "chat_template.json", json, fault);
+    if (rc != 0 || *json == NULL) return rc;
     *listed = (struct listed){"chat_template.json", *json};
     if (lists_any(listed)) return 0;
     return fault_set(fault, ERR_MALFORMED, listed->name, "has no template under 'chat_template'");
@@ -167,32 +167,32 @@ static int open_templates(const char *dir, const cJSON *config, struct text *tex
     struct listed listed = {"tokenizer_config.json", config};
     char plain_path[4096], folder_path[4096];
     cJSON *legacy = NULL;
-    int code = join_path(plain_path, sizeof plain_path, dir, plain, fault);
-    if (code == 0) code = join_path(folder_path, sizeof folder_path, dir, folder, fault);
-    if (code != 0) return code;
+    int rc = join_path(plain_path, sizeof plain_path, dir, plain, fault);
+    if (rc == 0) rc = join_path(folder_path, sizeof folder_path, dir, folder, fault);
+    if (rc != 0) return rc;
     if (exists(plain_path) || exists(folder_path))
         listed.json = NULL;
     else if (!lists_any(&listed))
-        code = open_legacy(dir, &legacy, &listed, fault);
-    if (code == 0)
-        code = open_template(dir, plain, &listed, "default", &text->chat, &text->source, fault);
-    if (code == 0)
-        code = open_template(dir, folder, &listed, "tool_use", &text->tool_chat, &text->tool_source,
-                             fault);
+        rc = open_legacy(dir, &legacy, &listed, fault);
+    if (rc == 0)
+        rc = open_template(dir, plain, &listed, "default", &text->chat, &text->source, fault);
+    if (rc == 0)
+        rc = open_template(dir, folder, &listed, "tool_use", &text->tool_chat, &text->tool_source,
+                           fault);
     json_free(legacy);
-    return code;
+    return rc;
 }
 
 static int open_dir(const char *dir, struct text *text, struct fault *fault) {
     cJSON *config = NULL, *map = NULL;
-    int code = tok_open_dir(dir, &text->tok, fault);
-    if (code == 0) code = open_object(dir, "tokenizer_config.json", &config, fault);
-    if (code == 0) code = open_object(dir, "special_tokens_map.json", &map, fault);
-    if (code == 0) code = read_tokens(text, config, map, fault);
-    if (code == 0) code = open_templates(dir, config, text, fault);
+    int rc = tok_open_dir(dir, &text->tok, fault);
+    if (rc == 0) rc = open_object(dir, "tokenizer_config.json", &config, fault);
+    if (rc == 0) rc = open_object(dir, "special_tokens_map.json", &map, fault);
+    if (rc == 0) rc = read_tokens(text, config, map, fault);
+    if (rc == 0) rc = open_templates(dir, config, text, fault);
     json_free(config);
     json_free(map);
-    return code;
+    return rc;
 }
 
 /* ---- GGUF files ---------------------------------------------------------------------------- */
@@ -202,8 +202,8 @@ static int add_gguf_token(struct text *text, const struct gguf *gguf, const char
     int64_t id = -1;
     const char *bytes;
     char content[1024];
-    int code = gguf_int(gguf, key, 0, tok_vocab_size(text->tok) - 1, &id, fault);
-    if (code != 0 || id < 0) return code;
+    int rc = gguf_int(gguf, key, 0, tok_vocab_size(text->tok) - 1, &id, fault);
+    if (rc != 0 || id < 0) return rc;
     size_t size = tok_bytes(text->tok, (int32_t)id, &bytes);
     if (size >= sizeof content || memchr(bytes, 0, size) != NULL) return 0;
     memcpy(content, bytes, size);
@@ -218,19 +218,19 @@ static int read_gguf_tokens(struct text *text, const struct gguf *gguf, struct f
                                             {"tokenizer.ggml.padding_token_id", "pad_token"},
                                             {"tokenizer.ggml.seperator_token_id", "sep_token"},
                                             {"tokenizer.ggml.mask_token_id", "mask_token"}};
-    int code = 0;
+    int rc = 0;
     text->tokens = cJSON_CreateObject();
     if (text->tokens == NULL) return no_memory(fault);
-    for (size_t i = 0; i < sizeof tokens / sizeof *tokens && code == 0; i++)
-        code = add_gguf_token(text, gguf, tokens[i][0], tokens[i][1], fault);
-    return code;
+    for (size_t i = 0; i < sizeof tokens / sizeof *tokens && rc == 0; i++)
+        rc = add_gguf_token(text, gguf, tokens[i][0], tokens[i][1], fault);
+    return rc;
 }
 
 static int open_gguf_template(const struct gguf *gguf, const char *key, struct chat **chat,
                               char **source, struct fault *fault) {
     struct gguf_string string = {0};
-    int code = gguf_str(gguf, key, &string, fault);
-    if (code != 0 || string.data == NULL) return code;
+    int rc = gguf_str(gguf, key, &string, fault);
+    if (rc != 0 || string.data == NULL) return rc;
     if (string.size > TEMPLATE_BYTES_MAX)
         return fault_set(fault, ERR_LIMIT, key, "has more than %zu bytes", TEMPLATE_BYTES_MAX);
     *source = mem_must_alloc(string.size + 1, 1);
@@ -239,30 +239,29 @@ static int open_gguf_template(const struct gguf *gguf, const char *key, struct c
 }
 
 static int read_gguf(const struct gguf *gguf, struct text *text, struct fault *fault) {
-    int code = tok_open_gguf(gguf, &text->tok, fault);
-    if (code == 0) code = read_gguf_tokens(text, gguf, fault);
-    if (code == 0)
-        code =
-            open_gguf_template(gguf, "tokenizer.chat_template", &text->chat, &text->source, fault);
-    if (code == 0)
-        code = open_gguf_template(gguf, "tokenizer.chat_template.tool_use", &text->tool_chat,
-                                  &text->tool_source, fault);
-    return code;
+    int rc = tok_open_gguf(gguf, &text->tok, fault);
+    if (rc == 0) rc = read_gguf_tokens(text, gguf, fault);
+    if (rc == 0)
+        rc = open_gguf_template(gguf, "tokenizer.chat_template", &text->chat, &text->source, fault);
+    if (rc == 0)
+        rc = open_gguf_template(gguf, "tokenizer.chat_template.tool_use", &text->tool_chat,
+                                &text->tool_source, fault);
+    return rc;
 }
 
 static int open_gguf(const char *path, struct text *text, struct fault *fault) {
     const void *data = NULL;
     size_t size = 0;
     struct gguf gguf;
-    int code = file_map(path, &data, &size, fault);
-    if (code != 0) return code;
-    code = gguf_parse(data, size, &gguf, fault);
-    if (code == 0) {
-        code = read_gguf(&gguf, text, fault);
+    int rc = file_map(path, &data, &size, fault);
+    if (rc != 0) return rc;
+    rc = gguf_parse(data, size, &gguf, fault);
+    if (rc == 0) {
+        rc = read_gguf(&gguf, text, fault);
         gguf_close(&gguf);
     }
     munmap((void *)(uintptr_t)data, size);
-    return code;
+    return rc;
 }
 
 /* -------------------------------------------------------------------------------------------- */
@@ -274,14 +273,14 @@ static bool is_file(const char *path) {
 
 int text_open(const char *path, struct text *text, struct fault *fault) {
     *text = (struct text){0};
-    int code = is_file(path) ? open_gguf(path, text, fault) : open_dir(path, text, fault);
-    if (code == 0) {
+    int rc = is_file(path) ? open_gguf(path, text, fault) : open_dir(path, text, fault);
+    if (rc == 0) {
         text->bos = copy_token(text->tokens, "bos_token");
         text->eos = copy_token(text->tokens, "eos_token");
     } else {
         text_close(text);
     }
-    return code;
+    return rc;
 }
 
 void text_close(struct text *text) {
@@ -432,13 +431,13 @@ int text_render_chat(const struct text *text, const cJSON *context, size_t max_i
     struct chat_input input = {.context = full, .now = clock_unix_seconds()};
     struct chat_text rendered = {0};
     *out = (struct tok_ids){0};
-    int code = list_trusted(text, arena, &input, fault);
-    if (code == 0) code = chat_render(chat, &input, arena, &rendered, fault);
-    if (code == 0 && cJSON_IsTrue(json_get(context, "continue_final_message")))
-        code = cut_after_final(&rendered, context, arena, fault);
-    if (code == 0)
-        code = tok_encode(text->tok, rendered.text, rendered.size, TOK_SPECIALS, rendered.untrusted,
-                          rendered.untrusted_count, max_ids, arena, out, fault);
+    int rc = list_trusted(text, arena, &input, fault);
+    if (rc == 0) rc = chat_render(chat, &input, arena, &rendered, fault);
+    if (rc == 0 && cJSON_IsTrue(json_get(context, "continue_final_message")))
+        rc = cut_after_final(&rendered, context, arena, fault);
+    if (rc == 0)
+        rc = tok_encode(text->tok, rendered.text, rendered.size, TOK_SPECIALS, rendered.untrusted,
+                        rendered.untrusted_count, max_ids, arena, out, fault);
     cJSON_Delete(full);
-    return code;
+    return rc;
 }

@@ -39,13 +39,13 @@ int jinja_expect(struct jinja_parser *p, enum jinja_token_kind kind) {
     return jinja_skip_kind(p, kind) ? 0 : jinja_parse_unexpected(p, jinja_token_name(kind));
 }
 
-int jinja_parse_fail(struct jinja_parser *p, int code, const char *format, ...) {
+int jinja_parse_fail(struct jinja_parser *p, int rc, const char *format, ...) {
     char text[256];
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    return fault_set(p->fault, code, "chat template", "line %d: %.*s", jinja_peek(p)->line,
+    return fault_set(p->fault, rc, "chat template", "line %d: %.*s", jinja_peek(p)->line,
                      (int)utf8_complete(text, strlen(text)), text);
 }
 

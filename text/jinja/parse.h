@@ -49,7 +49,7 @@ bool jinja_skip_kind(struct jinja_parser *p, enum jinja_token_kind kind);
 bool jinja_skip_word(struct jinja_parser *p, const char *word);
 int jinja_expect(struct jinja_parser *p, enum jinja_token_kind kind);
 
-int jinja_parse_fail(struct jinja_parser *p, int code, const char *format, ...)
+int jinja_parse_fail(struct jinja_parser *p, int rc, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 int jinja_parse_memory(struct jinja_parser *p); /* after jinja_parse_alloc gave NULL */
 int jinja_parse_unexpected(struct jinja_parser *p, const char *wanted);

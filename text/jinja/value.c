@@ -15,7 +15,7 @@
 
 #define SMALL_DICT 8u /* without an index up to here */
 
-int jinja_fail(struct jinja_run *run, int code, const char *format, ...) {
+int jinja_fail(struct jinja_run *run, int rc, const char *format, ...) {
     char text[sizeof run->fault->text];
     char field[64];
     va_list args;
@@ -24,7 +24,7 @@ int jinja_fail(struct jinja_run *run, int code, const char *format, ...) {
     va_end(args);
     size_t whole = utf8_complete(text, strlen(text)); /* vsnprintf may cut a character */
     snprintf(field, sizeof field, "chat template line %d", run->line);
-    return fault_set(run->fault, code, field, "%.*s", (int)whole, text);
+    return fault_set(run->fault, rc, field, "%.*s", (int)whole, text);
 }
 
 int jinja_fail_undefined(struct jinja_run *run, const struct jinja_value *undefined) {

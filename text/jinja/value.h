@@ -129,7 +129,7 @@ struct jinja_run {
     int line;
 };
 
-int jinja_fail(struct jinja_run *run, int code, const char *format, ...)
+int jinja_fail(struct jinja_run *run, int rc, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 int jinja_fail_undefined(struct jinja_run *run, const struct jinja_value *undefined);
 int jinja_fail_memory(struct jinja_run *run); /* after jinja_alloc gave NULL */
