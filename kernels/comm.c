@@ -11,9 +11,9 @@ static int none_all_gather(const struct comm *comm, void *x, size_t bytes) {
     return 0;
 }
 
-static int none_agree(const struct comm *comm, int code) {
+static int none_agree(const struct comm *comm, int rc) {
     (void)comm;
-    return code;
+    return rc;
 }
 
 static void none_do(const struct comm *comm) {

@@ -45,8 +45,8 @@ struct comm_ops {
                       enum comm_op op);
     /* x is [ranks][bytes]; each rank has filled in its own piece. */
     int (*all_gather)(const struct comm *comm, void *x, size_t bytes);
-    /* Returns the lowest `code` of all ranks: an error of one rank is an error of all. */
-    int (*agree)(const struct comm *comm, int code);
+    /* Returns the lowest `rc` of all ranks: an error of one rank is an error of all. */
+    int (*agree)(const struct comm *comm, int rc);
     void (*abort)(const struct comm *comm); /* any thread */
     /* Only for communicators of arrays on a device, otherwise NULL. `device` is the rank's device
      * (kernels/cuda/device.h), bound by the rank's thread. Called by all ranks at once, before the

@@ -19,7 +19,7 @@ struct host_rank {
     struct comm base; /* first: a struct comm * is a struct host_rank * */
     struct host *host;
     char *array; /* array of the current collective */
-    int code;
+    int rc;
 };
 
 struct host {
@@ -164,15 +164,15 @@ static int host_all_gather(const struct comm *comm, void *x, size_t bytes) {
     return 0;
 }
 
-static int host_agree(const struct comm *comm, int code) {
+static int host_agree(const struct comm *comm, int rc) {
     struct host_rank *own = rank_of(comm);
-    own->code = code;
-    int rc = comm_host_begin(comm, NULL);
-    if (rc) return code ? code : rc;
+    own->rc = rc;
+    int broken = comm_host_begin(comm, NULL);
+    if (broken) return rc ? rc : broken;
     for (int r = 0; r < comm->ranks; r++)
-        if (own->host->rank[r].code < code) code = own->host->rank[r].code;
+        if (own->host->rank[r].rc < rc) rc = own->host->rank[r].rc;
     comm_host_end(comm);
-    return code;
+    return rc;
 }
 
 /* ---- Open and close ---------------------------------------------------------------------------

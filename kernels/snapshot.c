@@ -275,12 +275,12 @@ int snapshot_check(const struct snapshot_shape *shape, const struct kern_block *
     if (count != 1 + streams)
         return fault_set(fault, ERR_MALFORMED, "snapshot", "%d blocks for %d streams", count,
                          streams);
-    int code = check_slot(shape, &blocks[0], tokens, slot, fault);
-    for (int i = 1; i < count && code == 0; i++) {
-        code = check_stream(shape, &blocks[i], i, slot->next_pos, fault);
-        if (code == 0) count_stream(shape, &blocks[i], i - 1, &counts, report);
+    int rc = check_slot(shape, &blocks[0], tokens, slot, fault);
+    for (int i = 1; i < count && rc == 0; i++) {
+        rc = check_stream(shape, &blocks[i], i, slot->next_pos, fault);
+        if (rc == 0) count_stream(shape, &blocks[i], i - 1, &counts, report);
     }
-    return code;
+    return rc;
 }
 
 /* ---- Parts ---------------------------------------------------------------------------------- */

@@ -74,9 +74,9 @@ static int find_architecture(const cJSON *root, const char **name, struct fault 
 
 static int find_family(const cJSON *root, const struct family **out, struct fault *fault) {
     const char *architecture = NULL, *type = NULL;
-    int err = find_architecture(root, &architecture, fault);
-    if (!err) err = json_str(root, NULL, "model_type", &type, fault);
-    if (err) return err;
+    int rc = find_architecture(root, &architecture, fault);
+    if (!rc) rc = json_str(root, NULL, "model_type", &type, fault);
+    if (rc) return rc;
     if (!architecture && !type)
         return fault_set(fault, ERR_INVALID, "architectures", "missing: which model is this?");
     *out = NULL;
@@ -119,8 +119,8 @@ static int read_sizes(const cJSON *root, struct model_config *out, struct fault 
         int64_t value = 0;
         if (field->required && !json_get(root, field->key))
             return fault_set(fault, ERR_INVALID, field->key, "missing");
-        int err = json_int(root, NULL, field->key, field->min, field->max, &value, fault);
-        if (err) return err;
+        int rc = json_int(root, NULL, field->key, field->min, field->max, &value, fault);
+        if (rc) return rc;
         *(int *)((char *)out + field->offset) = (int)value;
     }
     return 0;
@@ -190,10 +190,10 @@ static int check_quantization(const cJSON *root, struct fault *fault) {
     const cJSON *quantization = json_get(root, "quantization_config");
     const char *method = "", *scheme = "dynamic";
     if (!quantization) return 0;
-    int err = json_str(quantization, "quantization_config", "quant_method", &method, fault);
-    if (!err)
-        err = json_str(quantization, "quantization_config", "activation_scheme", &scheme, fault);
-    if (err) return err;
+    int rc = json_str(quantization, "quantization_config", "quant_method", &method, fault);
+    if (!rc)
+        rc = json_str(quantization, "quantization_config", "activation_scheme", &scheme, fault);
+    if (rc) return rc;
     const cJSON *transform = json_get(quantization, "transform_config");
     if (transform && !(cJSON_IsObject(transform) && !transform->child))
         return fault_set(fault, ERR_UNSUPPORTED, "quantization_config.transform_config",
@@ -258,10 +258,10 @@ static int refuse_values(const cJSON *root, const struct family *family, struct 
     const char *known = family->gemma ? "gelu_pytorch_tanh" : "silu", *act = known;
     const char *key = family->gemma ? "hidden_activation" : "hidden_act";
     bool mlp_bias = false, bidirectional = false;
-    int err = json_bool(root, NULL, "mlp_bias", &mlp_bias, fault);
-    if (!err) err = json_str(root, NULL, key, &act, fault);
-    if (!err) err = json_bool(root, NULL, "use_bidirectional_attention", &bidirectional, fault);
-    if (err) return err;
+    int rc = json_bool(root, NULL, "mlp_bias", &mlp_bias, fault);
+    if (!rc) rc = json_str(root, NULL, key, &act, fault);
+    if (!rc) rc = json_bool(root, NULL, "use_bidirectional_attention", &bidirectional, fault);
+    if (rc) return rc;
     if (mlp_bias) return fault_set(fault, ERR_UNSUPPORTED, "mlp_bias", "true is not supported");
     if (bidirectional)
         return fault_set(fault, ERR_UNSUPPORTED, "use_bidirectional_attention",
@@ -305,13 +305,13 @@ static int read_windows(const cJSON *root, const struct family *family, struct m
     bool absent = !cJSON_GetObjectItemCaseSensitive(root, "sliding_window");
     int64_t window = absent ? family->window : 0, first = 0, every = 6;
     const cJSON *types = json_get(root, "layer_types");
-    int err = json_bool(root, NULL, "use_sliding_window", &use, fault);
-    if (!err) err = json_int(root, NULL, "sliding_window", 1, INT32_MAX, &window, fault);
-    if (!err && family->windows == WINDOWS_BY_FLAG)
-        err = json_int(root, NULL, "max_window_layers", 0, INT32_MAX, &first, fault);
-    if (!err && pattern)
-        err = json_int(root, NULL, "sliding_window_pattern", 1, INT32_MAX, &every, fault);
-    if (err) return err;
+    int rc = json_bool(root, NULL, "use_sliding_window", &use, fault);
+    if (!rc) rc = json_int(root, NULL, "sliding_window", 1, INT32_MAX, &window, fault);
+    if (!rc && family->windows == WINDOWS_BY_FLAG)
+        rc = json_int(root, NULL, "max_window_layers", 0, INT32_MAX, &first, fault);
+    if (!rc && pattern)
+        rc = json_int(root, NULL, "sliding_window_pattern", 1, INT32_MAX, &every, fault);
+    if (rc) return rc;
     if (family->windows == WINDOWS_NONE && (use || window))
         return fault_set(fault, ERR_UNSUPPORTED, use ? "use_sliding_window" : "sliding_window",
                          "attention windows are not supported in %s models", family->model_type);
@@ -335,8 +335,8 @@ static int read_rotated(const cJSON *root, const struct family *family, struct m
     const cJSON *list = json_get(root, "no_rope_layers"), *item;
     int64_t every = family->unrotated_layers_every, rotated;
     int layer = 0;
-    int err = json_int(root, NULL, "no_rope_layer_interval", 1, INT32_MAX, &every, fault);
-    if (err) return err;
+    int rc = json_int(root, NULL, "no_rope_layer_interval", 1, INT32_MAX, &every, fault);
+    if (rc) return rc;
     for (int i = 0; i < out->layers; i++)
         out->per_layer[i].rotated = !every || (i + 1) % every != 0;
     if (!list) return 0;
@@ -356,11 +356,11 @@ static int read_layers(const cJSON *root, const struct family *family, struct mo
                        struct fault *fault) {
     out->per_layer = mem_try_alloc((size_t)out->layers, sizeof *out->per_layer);
     if (!out->per_layer) return fault_set(fault, ERR_NOMEM, "num_hidden_layers", "out of memory");
-    int err = read_windows(root, family, out, fault);
-    for (int i = 0; i < out->layers && !err; i++)
+    int rc = read_windows(root, family, out, fault);
+    for (int i = 0; i < out->layers && !rc; i++)
         out->per_layer[i].local =
             family->windows == WINDOWS_PATTERN && out->per_layer[i].window > 0;
-    return err ? err : read_rotated(root, family, out, fault);
+    return rc ? rc : read_rotated(root, family, out, fault);
 }
 
 /* Granite: x = e E; x += r f(norm(x)) in every branch; logits / s. The residual stream is kept
@@ -368,11 +368,11 @@ static int read_layers(const cJSON *root, const struct family *family, struct mo
  * norms see the same numbers with an epsilon of eps / r^2. (transformers, GraniteModel) */
 static int read_factors(const cJSON *root, struct model_config *out, struct fault *fault) {
     double embedding = 1, residual = 1, attention = 1, logits = 1;
-    int err = json_num(root, NULL, "embedding_multiplier", 1e-6, 1e6, &embedding, fault);
-    if (!err) err = json_num(root, NULL, "residual_multiplier", 1e-3, 1e3, &residual, fault);
-    if (!err) err = json_num(root, NULL, "attention_multiplier", 1e-6, 1e6, &attention, fault);
-    if (!err) err = json_num(root, NULL, "logits_scaling", 1e-6, 1e6, &logits, fault);
-    if (err) return err;
+    int rc = json_num(root, NULL, "embedding_multiplier", 1e-6, 1e6, &embedding, fault);
+    if (!rc) rc = json_num(root, NULL, "residual_multiplier", 1e-3, 1e3, &residual, fault);
+    if (!rc) rc = json_num(root, NULL, "attention_multiplier", 1e-6, 1e6, &attention, fault);
+    if (!rc) rc = json_num(root, NULL, "logits_scaling", 1e-6, 1e6, &logits, fault);
+    if (rc) return rc;
     out->embed_scale = (float)(embedding / residual);
     out->rms_eps = (float)((double)out->rms_eps / (residual * residual));
     out->attend_scale = (float)attention;
@@ -387,9 +387,9 @@ static int read_gemma(const cJSON *root, struct model_config *out, struct fault 
     out->norm_offset = 1;
     out->activation = KERN_GELU_TANH;
     out->post_norms = true;
-    int err = json_num(root, NULL, "query_pre_attn_scalar", 1e-3, 1e6, &scalar, fault);
+    int rc = json_num(root, NULL, "query_pre_attn_scalar", 1e-3, 1e6, &scalar, fault);
     out->attend_scale = (float)(1 / sqrt(scalar));
-    return err;
+    return rc;
 }
 
 static int read_flags(const cJSON *root, const struct family *family, struct model_config *out,
@@ -397,9 +397,9 @@ static int read_flags(const cJSON *root, const struct family *family, struct mod
     double eps = family->rms_eps > 0 ? family->rms_eps : 1e-6;
     bool bias = false;
     out->tied_embeddings = family->tied_embeddings;
-    int err = json_num(root, NULL, "rms_norm_eps", 0, 0.1, &eps, fault);
-    if (!err) err = json_bool(root, NULL, "attention_bias", &bias, fault);
-    if (!err) err = json_bool(root, NULL, "tie_word_embeddings", &out->tied_embeddings, fault);
+    int rc = json_num(root, NULL, "rms_norm_eps", 0, 0.1, &eps, fault);
+    if (!rc) rc = json_bool(root, NULL, "attention_bias", &bias, fault);
+    if (!rc) rc = json_bool(root, NULL, "tie_word_embeddings", &out->tied_embeddings, fault);
     out->rms_eps = (float)eps;
     out->qk_norm = family->qk_norm;
     out->qkv_bias = bias || family->qkv_bias_always;
@@ -407,9 +407,9 @@ static int read_flags(const cJSON *root, const struct family *family, struct mod
     out->fused = family->fused;
     out->embed_scale = out->logit_scale = 1;
     out->attend_scale = 1 / sqrtf((float)out->head_dim);
-    if (!err && family->factors) err = read_factors(root, out, fault);
-    if (!err && family->gemma) err = read_gemma(root, out, fault);
-    return err;
+    if (!rc && family->factors) rc = read_factors(root, out, fault);
+    if (!rc && family->gemma) rc = read_gemma(root, out, fault);
+    return rc;
 }
 
 static int read_dtype(const cJSON *root, struct model_config *out, struct fault *fault) {
@@ -418,8 +418,8 @@ static int read_dtype(const cJSON *root, struct model_config *out, struct fault 
         enum kern_dtype dtype;
     } names[] = {{"float32", KERN_F32}, {"float16", KERN_F16}, {"bfloat16", KERN_BF16}};
     const char *key = json_get(root, "dtype") ? "dtype" : "torch_dtype", *name = "float32";
-    int err = json_str(root, NULL, key, &name, fault);
-    if (err) return err;
+    int rc = json_str(root, NULL, key, &name, fault);
+    if (rc) return rc;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         if (!strcmp(name, names[i].name)) {
             out->dtype = names[i].dtype;
@@ -460,16 +460,16 @@ static int rope_read_factor(struct rope *rope, struct fault *fault) {
 }
 
 static int rope_read_llama3(struct rope *rope, struct fault *fault) {
-    int err = rope_read_factor(rope, fault);
-    if (!err) err = rope_number(rope, "low_freq_factor", 1e-6, 1e6, &rope->low, fault);
-    if (!err) err = rope_number(rope, "high_freq_factor", 1e-6, 1e6, &rope->high, fault);
-    if (!err)
-        err = rope_number(rope, "original_max_position_embeddings", 1, 1 << 24, &rope->original,
-                          fault);
-    if (!err && rope->high <= rope->low)
-        err = fault_set(fault, ERR_INVALID, "high_freq_factor",
-                        "%g must be above low_freq_factor %g", rope->high, rope->low);
-    return err;
+    int rc = rope_read_factor(rope, fault);
+    if (!rc) rc = rope_number(rope, "low_freq_factor", 1e-6, 1e6, &rope->low, fault);
+    if (!rc) rc = rope_number(rope, "high_freq_factor", 1e-6, 1e6, &rope->high, fault);
+    if (!rc)
+        rc = rope_number(rope, "original_max_position_embeddings", 1, 1 << 24, &rope->original,
+                         fault);
+    if (!rc && rope->high <= rope->low)
+        rc = fault_set(fault, ERR_INVALID, "high_freq_factor",
+                       "%g must be above low_freq_factor %g", rope->high, rope->low);
+    return rc;
 }
 
 /* The frequency index that turns `turns` times over the original context. */
@@ -481,18 +481,18 @@ static int rope_read_yarn(struct rope *rope, struct fault *fault) {
     double fast = 32, slow = 1;
     bool truncate = true;
     rope->original = rope->max_positions;
-    int err = rope_read_factor(rope, fault);
-    if (err) return err;
+    int rc = rope_read_factor(rope, fault);
+    if (rc) return rc;
     rope->attention = rope->factor <= 1 ? 1 : 0.1 * log(rope->factor) + 1;
-    err = json_num(rope->node, rope->path, "original_max_position_embeddings", 1, 1 << 24,
-                   &rope->original, fault);
-    if (!err) err = json_num(rope->node, rope->path, "beta_fast", 1e-6, 1e6, &fast, fault);
-    if (!err) err = json_num(rope->node, rope->path, "beta_slow", 1e-6, 1e6, &slow, fault);
-    if (!err)
-        err = json_num(rope->node, rope->path, "attention_factor", 1e-6, 1e6, &rope->attention,
-                       fault);
-    if (!err) err = json_bool(rope->node, rope->path, "truncate", &truncate, fault);
-    if (err) return err;
+    rc = json_num(rope->node, rope->path, "original_max_position_embeddings", 1, 1 << 24,
+                  &rope->original, fault);
+    if (!rc) rc = json_num(rope->node, rope->path, "beta_fast", 1e-6, 1e6, &fast, fault);
+    if (!rc) rc = json_num(rope->node, rope->path, "beta_slow", 1e-6, 1e6, &slow, fault);
+    if (!rc)
+        rc = json_num(rope->node, rope->path, "attention_factor", 1e-6, 1e6, &rope->attention,
+                      fault);
+    if (!rc) rc = json_bool(rope->node, rope->path, "truncate", &truncate, fault);
+    if (rc) return rc;
     if (!truncate || json_get(rope->node, "mscale") || json_get(rope->node, "mscale_all_dim"))
         return fault_set(fault, ERR_UNSUPPORTED, rope->path,
                          "yarn with truncate false, mscale or mscale_all_dim is not supported");
@@ -520,20 +520,20 @@ static int rope_read_list(struct rope *rope, const char *key, struct fault *faul
 /* Two sets of factors, for contexts within the original one and beyond. The set is chosen once, by
  * the longest context that is served: keys that are cached cannot be rotated again. */
 static int rope_read_longrope(struct rope *rope, struct fault *fault) {
-    int err = json_num(rope->node, rope->path, "original_max_position_embeddings", 1, 1 << 24,
-                       &rope->original, fault);
-    if (err) return err;
+    int rc = json_num(rope->node, rope->path, "original_max_position_embeddings", 1, 1 << 24,
+                      &rope->original, fault);
+    if (rc) return rc;
     double stretch = 1;
     if (rope->original > 0)
         stretch = rope->max_positions / rope->original;
     else
-        err = json_num(rope->node, rope->path, "factor", 1, 1e6, &stretch, fault);
-    if (err) return err;
+        rc = json_num(rope->node, rope->path, "factor", 1, 1e6, &stretch, fault);
+    if (rc) return rc;
     if (rope->original <= 0) rope->original = rope->max_positions;
     const char *key = rope->context > rope->original ? "long_factor" : "short_factor";
     rope->attention = stretch <= 1 ? 1 : sqrt(1 + log(stretch) / log(rope->original));
-    err = json_num(rope->node, rope->path, "attention_factor", 1e-6, 1e6, &rope->attention, fault);
-    if (err) return err;
+    rc = json_num(rope->node, rope->path, "attention_factor", 1e-6, 1e6, &rope->attention, fault);
+    if (rc) return rc;
     return rope_read_list(rope, key, fault);
 }
 
@@ -586,12 +586,12 @@ static const struct rope_kind {
 static int rope_find(const cJSON *root, const struct family *family, double *rotary,
                      struct rope *rope, struct fault *fault) {
     rope->theta = family->rope_theta > 0 ? family->rope_theta : 10000;
-    int err = json_num(root, NULL, "rope_theta", 1.5, 1e12, &rope->theta, fault);
-    if (!err) err = json_num(root, NULL, "partial_rotary_factor", 0, 1, rotary, fault);
-    if (!err)
-        err = json_num(root, NULL, "original_max_position_embeddings", 1, 1 << 24, &rope->original,
-                       fault);
-    if (err) return err;
+    int rc = json_num(root, NULL, "rope_theta", 1.5, 1e12, &rope->theta, fault);
+    if (!rc) rc = json_num(root, NULL, "partial_rotary_factor", 0, 1, rotary, fault);
+    if (!rc)
+        rc = json_num(root, NULL, "original_max_position_embeddings", 1, 1 << 24, &rope->original,
+                      fault);
+    if (rc) return rc;
     rope->path = json_get(root, "rope_parameters") ? "rope_parameters" : "rope_scaling";
     rope->node = json_get(root, rope->path);
     if (!rope->node) return 0;
@@ -610,16 +610,15 @@ static int rope_find(const cJSON *root, const struct family *family, double *rot
     if (rope->node && !cJSON_IsObject(rope->node))
         return fault_set(fault, ERR_INVALID, rope->path, "expected an object per layer type");
     if (!rope->node) return 0;
-    err = json_num(rope->node, rope->path, "rope_theta", 1.5, 1e12, &rope->theta, fault);
-    return err ? err
-               : json_num(rope->node, rope->path, "partial_rotary_factor", 0, 1, rotary, fault);
+    rc = json_num(rope->node, rope->path, "rope_theta", 1.5, 1e12, &rope->theta, fault);
+    return rc ? rc : json_num(rope->node, rope->path, "partial_rotary_factor", 0, 1, rotary, fault);
 }
 
 static int rope_find_kind(const struct rope *rope, const struct rope_kind **out,
                           struct fault *fault) {
     const char *key = json_get(rope->node, "rope_type") ? "rope_type" : "type", *name = "default";
-    int err = json_str(rope->node, rope->path, key, &name, fault);
-    if (err) return err;
+    int rc = json_str(rope->node, rope->path, key, &name, fault);
+    if (rc) return rc;
     for (size_t i = 0; i < sizeof rope_kinds / sizeof rope_kinds[0]; i++) {
         if (!strcmp(name, rope_kinds[i].name)) {
             *out = &rope_kinds[i];
@@ -660,14 +659,14 @@ static int read_local_rope(const cJSON *root, struct model_config *out, struct f
     struct rope rope = {.theta = 10000, .dims = out->rotary_dims};
     const cJSON *own = json_get(json_get(root, "rope_parameters"), "sliding_attention");
     const char *kind = "default";
-    int err = json_num(root, NULL, "rope_local_base_freq", 1.5, 1e12, &rope.theta, fault);
-    if (!err && own)
-        err = json_num(own, "rope_parameters", "rope_theta", 1.5, 1e12, &rope.theta, fault);
-    if (!err && own) err = json_str(own, "rope_parameters", "rope_type", &kind, fault);
-    if (!err && strcmp(kind, "default") != 0)
-        err = fault_set(fault, ERR_UNSUPPORTED, "rope_parameters.sliding_attention",
-                        "\"%.64s\" is not supported, only \"default\"", kind);
-    return err ? err : fill_freq(&rope, NULL, out->head_dim / 2, &out->inv_freq_local, fault);
+    int rc = json_num(root, NULL, "rope_local_base_freq", 1.5, 1e12, &rope.theta, fault);
+    if (!rc && own)
+        rc = json_num(own, "rope_parameters", "rope_theta", 1.5, 1e12, &rope.theta, fault);
+    if (!rc && own) rc = json_str(own, "rope_parameters", "rope_type", &kind, fault);
+    if (!rc && strcmp(kind, "default") != 0)
+        rc = fault_set(fault, ERR_UNSUPPORTED, "rope_parameters.sliding_attention",
+                       "\"%.64s\" is not supported, only \"default\"", kind);
+    return rc ? rc : fill_freq(&rope, NULL, out->head_dim / 2, &out->inv_freq_local, fault);
 }
 
 static int read_rope(const cJSON *root, const struct family *family, int context,
@@ -678,15 +677,15 @@ static int read_rope(const cJSON *root, const struct family *family, int context
                         .nested = family->windows == WINDOWS_PATTERN};
     const struct rope_kind *kind = &rope_kinds[0];
     double rotary = 1;
-    int err = rope_find(root, family, &rotary, &rope, fault);
-    if (!err) err = read_rotary_dims(rotary, out, fault);
+    int rc = rope_find(root, family, &rotary, &rope, fault);
+    if (!rc) rc = read_rotary_dims(rotary, out, fault);
     rope.dims = out->rotary_dims;
-    if (!err && rope.node) err = rope_find_kind(&rope, &kind, fault);
-    if (!err && kind->read) err = kind->read(&rope, fault);
-    if (!err) err = fill_freq(&rope, kind->scale, out->head_dim / 2, &out->inv_freq, fault);
+    if (!rc && rope.node) rc = rope_find_kind(&rope, &kind, fault);
+    if (!rc && kind->read) rc = kind->read(&rope, fault);
+    if (!rc) rc = fill_freq(&rope, kind->scale, out->head_dim / 2, &out->inv_freq, fault);
     out->rope_scale = (float)rope.attention;
-    if (!err && rope.nested) err = read_local_rope(root, out, fault);
-    return err;
+    if (!rc && rope.nested) rc = read_local_rope(root, out, fault);
+    return rc;
 }
 
 /* ---- Tokens and request defaults ----------------------------------------------------------- */
@@ -713,17 +712,17 @@ static int read_eos(const cJSON *root, const char *field, struct model_config *o
     if (!node) return 0;
     if (!cJSON_IsArray(node)) return add_eos(node, field, out, fault);
     cJSON_ArrayForEach(item, node) {
-        int err = add_eos(item, field, out, fault);
-        if (err) return err;
+        int rc = add_eos(item, field, out, fault);
+        if (rc) return rc;
     }
     return 0;
 }
 
 static int read_tokens(const cJSON *root, struct model_config *out, struct fault *fault) {
     int64_t bos = -1;
-    int err = json_int(root, NULL, "bos_token_id", 0, out->vocab - 1, &bos, fault);
+    int rc = json_int(root, NULL, "bos_token_id", 0, out->vocab - 1, &bos, fault);
     out->bos = (int32_t)bos;
-    return err ? err : read_eos(root, "eos_token_id", out, fault);
+    return rc ? rc : read_eos(root, "eos_token_id", out, fault);
 }
 
 static int read_generation(const cJSON *root, struct model_config *out, struct fault *fault) {
@@ -731,13 +730,13 @@ static int read_generation(const cJSON *root, struct model_config *out, struct f
     double temperature = NAN, top_p = NAN, min_p = NAN, repetition = NAN;
     int64_t top_k = -1;
     bool sample = true;
-    int err = json_num(root, path, "temperature", 0, 100, &temperature, fault);
-    if (!err) err = json_num(root, path, "top_p", 0, 1, &top_p, fault);
-    if (!err) err = json_num(root, path, "min_p", 0, 1, &min_p, fault);
-    if (!err) err = json_num(root, path, "repetition_penalty", 0.001, 1000, &repetition, fault);
-    if (!err) err = json_int(root, path, "top_k", -1, INT32_MAX, &top_k, fault);
-    if (!err) err = json_bool(root, path, "do_sample", &sample, fault);
-    if (err) return err;
+    int rc = json_num(root, path, "temperature", 0, 100, &temperature, fault);
+    if (!rc) rc = json_num(root, path, "top_p", 0, 1, &top_p, fault);
+    if (!rc) rc = json_num(root, path, "min_p", 0, 1, &min_p, fault);
+    if (!rc) rc = json_num(root, path, "repetition_penalty", 0.001, 1000, &repetition, fault);
+    if (!rc) rc = json_int(root, path, "top_k", -1, INT32_MAX, &top_k, fault);
+    if (!rc) rc = json_bool(root, path, "do_sample", &sample, fault);
+    if (rc) return rc;
     out->temperature = sample ? (float)temperature : 0; /* the publisher's model answers greedily */
     out->top_p = (float)top_p;
     out->min_p = (float)min_p;
@@ -754,8 +753,8 @@ static int parse_object(const char *data, size_t size, const char *file, cJSON *
     const struct json_limits limits = {
         .bytes = CONFIG_BYTES_MAX, .depth = CONFIG_DEPTH_MAX, .nodes = CONFIG_NODES_MAX};
     struct fault inner = {0};
-    int err = json_parse(data, size, &limits, out, &inner);
-    if (err) return fault_set(fault, err, file, "%s", inner.text);
+    int rc = json_parse(data, size, &limits, out, &inner);
+    if (rc) return fault_set(fault, rc, file, "%s", inner.text);
     if (!cJSON_IsObject(*out))
         return fault_set(fault, ERR_MALFORMED, file, "expected an object, found %s",
                          json_type_name(*out));
@@ -765,30 +764,30 @@ static int parse_object(const char *data, size_t size, const char *file, cJSON *
 static int read_config(const cJSON *root, int context, struct model_config *out,
                        struct fault *fault) {
     const struct family *family = NULL;
-    int err = find_family(root, &family, fault);
-    if (err) return err;
+    int rc = find_family(root, &family, fault);
+    if (rc) return rc;
     memcpy(out->family, family->model_type, strlen(family->model_type) + 1);
-    err = read_sizes(root, out, fault);
-    if (!err) err = check_heads(family, out, fault);
-    if (!err) err = refuse_present(root, family, fault);
-    if (!err) err = check_quantization(root, fault);
-    if (!err) err = refuse_values(root, family, fault);
-    if (!err) err = read_layers(root, family, out, fault);
-    if (!err) err = read_flags(root, family, out, fault);
-    if (!err) err = read_dtype(root, out, fault);
-    if (!err) err = read_tokens(root, out, fault);
-    if (!err) err = read_rope(root, family, context, out, fault);
-    return err;
+    rc = read_sizes(root, out, fault);
+    if (!rc) rc = check_heads(family, out, fault);
+    if (!rc) rc = refuse_present(root, family, fault);
+    if (!rc) rc = check_quantization(root, fault);
+    if (!rc) rc = refuse_values(root, family, fault);
+    if (!rc) rc = read_layers(root, family, out, fault);
+    if (!rc) rc = read_flags(root, family, out, fault);
+    if (!rc) rc = read_dtype(root, out, fault);
+    if (!rc) rc = read_tokens(root, out, fault);
+    if (!rc) rc = read_rope(root, family, context, out, fault);
+    return rc;
 }
 
 int model_config_read(const cJSON *config, const cJSON *generation, int context,
                       struct model_config *out, struct fault *fault) {
     *out = (struct model_config){.bos = -1, .top_k = -1};
     out->temperature = out->top_p = out->min_p = out->repetition = NAN;
-    int err = read_config(config, context, out, fault);
-    if (!err && generation) err = read_generation(generation, out, fault);
-    if (err) model_config_close(out);
-    return err;
+    int rc = read_config(config, context, out, fault);
+    if (!rc && generation) rc = read_generation(generation, out, fault);
+    if (rc) model_config_close(out);
+    return rc;
 }
 
 int model_config_parse(const char *config, size_t config_size, const char *generation,
@@ -796,13 +795,13 @@ int model_config_parse(const char *config, size_t config_size, const char *gener
                        struct fault *fault) {
     cJSON *root = NULL, *defaults = NULL;
     *out = (struct model_config){0};
-    int err = parse_object(config, config_size, "config.json", &root, fault);
-    if (!err && generation)
-        err = parse_object(generation, generation_size, "generation_config.json", &defaults, fault);
-    if (!err) err = model_config_read(root, defaults, context, out, fault);
+    int rc = parse_object(config, config_size, "config.json", &root, fault);
+    if (!rc && generation)
+        rc = parse_object(generation, generation_size, "generation_config.json", &defaults, fault);
+    if (!rc) rc = model_config_read(root, defaults, context, out, fault);
     json_free(root);
     json_free(defaults);
-    return err;
+    return rc;
 }
 
 void model_config_close(struct model_config *config) {

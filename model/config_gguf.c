@@ -127,27 +127,27 @@ static int get_num(const struct translation *t, const char *name, double *value)
 static int get_text(const struct translation *t, const char *name, char out[TEXT_MAX]) {
     char key[KEY_MAX];
     struct gguf_string text = {.data = ""};
-    int err = gguf_str(t->gguf, key_of(t, name, key), &text, t->fault);
-    if (!err && (text.size >= TEXT_MAX || memchr(text.data, '\0', text.size)))
-        err = fault_set(t->fault, ERR_INVALID, key, "expected a short string");
-    snprintf(out, TEXT_MAX, "%.*s", err ? 0 : (int)text.size, text.data);
-    return err;
+    int rc = gguf_str(t->gguf, key_of(t, name, key), &text, t->fault);
+    if (!rc && (text.size >= TEXT_MAX || memchr(text.data, '\0', text.size)))
+        rc = fault_set(t->fault, ERR_INVALID, key, "expected a short string");
+    snprintf(out, TEXT_MAX, "%.*s", rc ? 0 : (int)text.size, text.data);
+    return rc;
 }
 
 static int copy_rows(const struct translation *t, const struct row *rows, size_t count,
                      cJSON *object) {
-    int err = 0;
-    for (size_t i = 0; i < count && !err; i++) {
+    int rc = 0;
+    for (size_t i = 0; i < count && !rc; i++) {
         int64_t whole = 0;
         double number = 0;
         if (!has_key(t, rows[i].gguf)) continue;
         bool num = rows[i].kind == KIND_NUM;
-        err = num ? get_num(t, rows[i].gguf, &number) : get_int(t, rows[i].gguf, &whole);
+        rc = num ? get_num(t, rows[i].gguf, &number) : get_int(t, rows[i].gguf, &whole);
         if (!num) number = (double)whole;
-        if (!err && (rows[i].kind != KIND_MORE || whole > 0))
-            err = set_num(t, object, rows[i].json, number);
+        if (!rc && (rows[i].kind != KIND_MORE || whole > 0))
+            rc = set_num(t, object, rows[i].json, number);
     }
-    return err;
+    return rc;
 }
 
 #define COPY_ROWS(t, rows, object) copy_rows(t, rows, sizeof(rows) / sizeof(rows)[0], object)
@@ -166,10 +166,10 @@ static int read_tensors(const struct translation *t) {
     if (!embed || embed->dims != 2 || embed->shape[0] > INT32_MAX)
         return fault_set(t->fault, ERR_NOTFOUND, "token_embd.weight",
                          "tensor is missing, or no matrix");
-    int err = set_num(t, t->config, "vocab_size", (double)embed->shape[0]);
-    if (!err && !cJSON_AddBoolToObject(t->config, "tie_word_embeddings", tied)) err = no_memory(t);
-    if (!err && !cJSON_AddBoolToObject(t->config, "attention_bias", bias)) err = no_memory(t);
-    return err;
+    int rc = set_num(t, t->config, "vocab_size", (double)embed->shape[0]);
+    if (!rc && !cJSON_AddBoolToObject(t->config, "tie_word_embeddings", tied)) rc = no_memory(t);
+    if (!rc && !cJSON_AddBoolToObject(t->config, "attention_bias", bias)) rc = no_memory(t);
+    return rc;
 }
 
 /* ---- Heads and the rotation ---------------------------------------------------------------- */
@@ -177,23 +177,23 @@ static int read_tensors(const struct translation *t) {
 /* The size of a head is always said: families have their own when config.json says none. */
 static int read_head(const struct translation *t) {
     int64_t width = 0, heads = 0, key = 0, value = 0, rotated = 0;
-    int err = get_int(t, ".embedding_length", &width);
-    if (!err) err = get_int(t, ".attention.head_count", &heads);
-    if (err || width < 1 || heads < 1 || width % heads) return err; /* refused by the reader */
+    int rc = get_int(t, ".embedding_length", &width);
+    if (!rc) rc = get_int(t, ".attention.head_count", &heads);
+    if (rc || width < 1 || heads < 1 || width % heads) return rc; /* refused by the reader */
     key = value = width / heads;
-    err = get_int(t, ".attention.key_length", &key);
-    if (!err) err = get_int(t, ".attention.value_length", &value);
-    if (err) return err;
+    rc = get_int(t, ".attention.key_length", &key);
+    if (!rc) rc = get_int(t, ".attention.value_length", &value);
+    if (rc) return rc;
     if (key != value)
         return fault_set(t->fault, ERR_UNSUPPORTED, "attention.value_length",
                          "values of %lld beside keys of %lld are not supported", (long long)value,
                          (long long)key);
     rotated = key;
-    err = get_int(t, ".rope.dimension_count", &rotated);
-    if (!err) err = set_num(t, t->config, "head_dim", (double)key);
-    if (!err && rotated != key && key > 0)
-        err = set_num(t, t->config, "partial_rotary_factor", (double)rotated / (double)key);
-    return err;
+    rc = get_int(t, ".rope.dimension_count", &rotated);
+    if (!rc) rc = set_num(t, t->config, "head_dim", (double)key);
+    if (!rc && rotated != key && key > 0)
+        rc = set_num(t, t->config, "partial_rotary_factor", (double)rotated / (double)key);
+    return rc;
 }
 
 static int add_factors(const struct translation *t, cJSON *scaling, const char *tensor_name_,
@@ -218,11 +218,11 @@ static int add_factors(const struct translation *t, cJSON *scaling, const char *
 
 static int read_yarn(const struct translation *t, cJSON *scaling, double factor) {
     double attention = 1;
-    int err = COPY_ROWS(t, yarn_rows, scaling);
-    if (!err) err = get_num(t, ".rope.scaling.attn_factor", &attention);
-    if (!err && has_key(t, ".rope.scaling.yarn_attn_factor"))
-        err = get_num(t, ".rope.scaling.yarn_attn_factor", &attention);
-    if (err || attention == 1) return err;
+    int rc = COPY_ROWS(t, yarn_rows, scaling);
+    if (!rc) rc = get_num(t, ".rope.scaling.attn_factor", &attention);
+    if (!rc && has_key(t, ".rope.scaling.yarn_attn_factor"))
+        rc = get_num(t, ".rope.scaling.yarn_attn_factor", &attention);
+    if (rc || attention == 1) return rc;
     /* In the file the factor multiplies what yarn has by itself. */
     return set_num(t, scaling, "attention_factor", attention * (0.1 * log(factor) + 1));
 }
@@ -230,23 +230,23 @@ static int read_yarn(const struct translation *t, cJSON *scaling, double factor)
 static int read_rope(const struct translation *t) {
     char kind[TEXT_MAX], key[KEY_MAX];
     double factor = 1;
-    int err = get_text(t, ".rope.scaling.type", kind);
-    if (!err) err = get_num(t, ".rope.scaling.factor", &factor);
-    if (!err && !kind[0] && has_key(t, ".rope.scale_linear")) {
+    int rc = get_text(t, ".rope.scaling.type", kind);
+    if (!rc) rc = get_num(t, ".rope.scaling.factor", &factor);
+    if (!rc && !kind[0] && has_key(t, ".rope.scale_linear")) {
         snprintf(kind, sizeof kind, "linear");
-        err = get_num(t, ".rope.scale_linear", &factor);
+        rc = get_num(t, ".rope.scale_linear", &factor);
     }
-    if (err) return err;
+    if (rc) return rc;
     bool plain = !kind[0] || !strcmp(kind, "none"), yarn = !strcmp(kind, "yarn");
     if (!strcmp(kind, "longrope"))
         return fault_set(t->fault, ERR_UNSUPPORTED, key_of(t, ".rope.scaling.type", key),
                          "\"longrope\" is not supported in GGUF files");
     double attention = 1;
-    err = yarn ? 0 : get_num(t, ".rope.scaling.attn_factor", &attention);
-    if (!err && attention != 1)
-        err = fault_set(t->fault, ERR_UNSUPPORTED, key_of(t, ".rope.scaling.attn_factor", key),
-                        "%g is not supported with this scaling", attention);
-    if (err) return err;
+    rc = yarn ? 0 : get_num(t, ".rope.scaling.attn_factor", &attention);
+    if (!rc && attention != 1)
+        rc = fault_set(t->fault, ERR_UNSUPPORTED, key_of(t, ".rope.scaling.attn_factor", key),
+                       "%g is not supported with this scaling", attention);
+    if (rc) return rc;
     bool factors = weights_find(t->weights, "rope_freqs.weight") != NULL;
     if (plain && !factors) return 0;
     if (factors && !plain)
@@ -255,10 +255,10 @@ static int read_rope(const struct translation *t) {
     cJSON *scaling = cJSON_AddObjectToObject(t->config, "rope_scaling");
     if (!scaling || !cJSON_AddStringToObject(scaling, "rope_type", factors ? "factors" : kind))
         return no_memory(t);
-    if (!factors) err = set_num(t, scaling, "factor", factor);
-    if (!err) err = add_factors(t, scaling, "rope_freqs.weight", "factors");
-    if (!err && yarn) err = read_yarn(t, scaling, factor);
-    return err;
+    if (!factors) rc = set_num(t, scaling, "factor", factor);
+    if (!rc) rc = add_factors(t, scaling, "rope_freqs.weight", "factors");
+    if (!rc && yarn) rc = read_yarn(t, scaling, factor);
+    return rc;
 }
 
 /* ---- Tokens -------------------------------------------------------------------------------- */
@@ -287,9 +287,9 @@ static int add_named_ends(const struct translation *t, cJSON *list) {
     const struct gguf_value *tokens, *types;
     const char *at = NULL;
     struct gguf_string token;
-    int err = gguf_array(t->gguf, "tokenizer.ggml.tokens", GGUF_STRING, &tokens, t->fault);
-    if (!err) err = gguf_array(t->gguf, "tokenizer.ggml.token_type", GGUF_I32, &types, t->fault);
-    if (err || !tokens || !types || types->count != tokens->count) return err;
+    int rc = gguf_array(t->gguf, "tokenizer.ggml.tokens", GGUF_STRING, &tokens, t->fault);
+    if (!rc) rc = gguf_array(t->gguf, "tokenizer.ggml.token_type", GGUF_I32, &types, t->fault);
+    if (rc || !tokens || !types || types->count != tokens->count) return rc;
     for (size_t i = 0; gguf_next(tokens, &at, &token); i++)
         if (gguf_element_int(types, i) == TOKEN_CONTROL && ends_a_turn(&token) &&
             !add_id(list, (int64_t)i))
@@ -305,8 +305,8 @@ static int read_ends(const struct translation *t) {
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         int64_t id = 0;
         if (!has_key(t, keys[i])) continue;
-        int err = get_int(t, keys[i], &id);
-        if (err) return err;
+        int rc = get_int(t, keys[i], &id);
+        if (rc) return rc;
         if (!add_id(list, id)) return no_memory(t);
     }
     return add_named_ends(t, list);
@@ -316,8 +316,8 @@ static int read_ends(const struct translation *t) {
 
 static int translate(struct translation *t) {
     char architecture[TEXT_MAX];
-    int err = get_text(t, "general.architecture", architecture);
-    if (err) return err;
+    int rc = get_text(t, "general.architecture", architecture);
+    if (rc) return rc;
     if (!architecture[0])
         return fault_set(t->fault, ERR_INVALID, "general.architecture",
                          "missing: which model is this?");
@@ -326,17 +326,17 @@ static int translate(struct translation *t) {
         return fault_set(t->fault, ERR_UNSUPPORTED, "general.architecture",
                          "%.32s is not supported in GGUF files: llama, qwen2, qwen3", architecture);
     if (!cJSON_AddStringToObject(t->config, "model_type", architecture)) return no_memory(t);
-    err = COPY_ROWS(t, config_rows, t->config);
-    if (!err) err = COPY_ROWS(t, generation_rows, t->generation);
-    if (!err && has_key(t, ".attention.sliding_window") &&
+    rc = COPY_ROWS(t, config_rows, t->config);
+    if (!rc) rc = COPY_ROWS(t, generation_rows, t->generation);
+    if (!rc && has_key(t, ".attention.sliding_window") &&
         !cJSON_AddBoolToObject(t->config, "use_sliding_window",
                                json_get(t->config, "sliding_window") != NULL))
-        err = no_memory(t);
-    if (!err) err = read_tensors(t);
-    if (!err) err = read_head(t);
-    if (!err) err = read_rope(t);
-    if (!err) err = read_ends(t);
-    return err;
+        rc = no_memory(t);
+    if (!rc) rc = read_tensors(t);
+    if (!rc) rc = read_head(t);
+    if (!rc) rc = read_rope(t);
+    if (!rc) rc = read_ends(t);
+    return rc;
 }
 
 static bool rename_in(const struct translation *t, const struct row *rows, size_t count) {
@@ -365,13 +365,13 @@ int model_config_from_gguf(const struct weights *weights, int context, struct mo
                             .generation = cJSON_CreateObject(),
                             .fault = fault};
     *out = (struct model_config){0};
-    int err = t.config && t.generation ? translate(&t) : no_memory(&t);
-    if (!err) {
-        err = model_config_read(t.config, t.generation, context, out, fault);
-        if (err) rename_field(&t);
+    int rc = t.config && t.generation ? translate(&t) : no_memory(&t);
+    if (!rc) {
+        rc = model_config_read(t.config, t.generation, context, out, fault);
+        if (rc) rename_field(&t);
     }
-    if (!err) out->permuted_qk = find_architecture(t.architecture)->permuted;
+    if (!rc) out->permuted_qk = find_architecture(t.architecture)->permuted;
     cJSON_Delete(t.config);
     cJSON_Delete(t.generation);
-    return err;
+    return rc;
 }

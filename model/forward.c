@@ -63,8 +63,8 @@ int model_step(struct model *model, const struct kern_batch *batch, const int32_
     struct scratch *s = &model->scratch;
     struct kern *kern = model->kern;
     *logits = s->logits;
-    int err = kern->ops->begin_step(kern, batch);
-    if (err) return err;
+    int rc = kern->ops->begin_step(kern, batch);
+    if (rc) return rc;
     kern->ops->embed(kern, s->x, model->embed, c->embed_scale, batch->tokens, batch->rows);
     for (int i = 0; i < c->layers; i++) {
         step_attention(model, i, batch);

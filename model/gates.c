@@ -14,9 +14,9 @@
 
 static int read_type(const cJSON *root, struct gates_header *out, struct fault *fault) {
     const char *type = "", *act = "silu";
-    int err = json_str(root, "keepd", "type", &type, fault);
-    if (!err) err = json_str(root, "keepd", "act", &act, fault);
-    if (err) return err;
+    int rc = json_str(root, "keepd", "type", &type, fault);
+    if (!rc) rc = json_str(root, "keepd", "act", &act, fault);
+    if (rc) return rc;
     if (strcmp(type, "rg") != 0 && strcmp(type, "rg10") != 0)
         return fault_set(fault, ERR_UNSUPPORTED, "keepd.type",
                          "\"%.64s\" is not supported: rg, rg10", type);
@@ -29,16 +29,16 @@ static int read_type(const cJSON *root, struct gates_header *out, struct fault *
 
 static int read_sizes(const cJSON *root, struct gates_header *out, struct fault *fault) {
     int64_t version = 0, width = 0, layers = 0, heads = 0, budget = 0;
-    int err = json_int(root, "keepd", "version", INT32_MIN, INT32_MAX, &version, fault);
-    if (err) return err;
+    int rc = json_int(root, "keepd", "version", INT32_MIN, INT32_MAX, &version, fault);
+    if (rc) return rc;
     if (version != 1)
         return fault_set(fault, ERR_UNSUPPORTED, "keepd.version",
                          "version %d is not supported, only 1", (int)version);
-    err = json_int(root, "keepd", "width", 1, GATES_WIDTH_MAX, &width, fault);
-    if (!err) err = json_int(root, "keepd", "layers", 1, 1 << 16, &layers, fault);
-    if (!err) err = json_int(root, "keepd", "heads", 1, 1 << 16, &heads, fault);
-    if (!err) err = json_int(root, "keepd", "trained_budget", 0, INT32_MAX, &budget, fault);
-    if (err) return err;
+    rc = json_int(root, "keepd", "width", 1, GATES_WIDTH_MAX, &width, fault);
+    if (!rc) rc = json_int(root, "keepd", "layers", 1, 1 << 16, &layers, fault);
+    if (!rc) rc = json_int(root, "keepd", "heads", 1, 1 << 16, &heads, fault);
+    if (!rc) rc = json_int(root, "keepd", "trained_budget", 0, INT32_MAX, &budget, fault);
+    if (rc) return rc;
     if (!width || !layers || !heads)
         return fault_set(fault, ERR_INVALID, "keepd", "width, layers and heads must be given");
     out->width = (int)width;
@@ -56,15 +56,15 @@ static int read_horizon(const cJSON *root, struct gates_header *out, struct faul
         out->horizon = INFINITY;
         return 0;
     }
-    int err = json_num(root, "keepd", "horizon", 1, 1e9, &horizon, fault);
+    int rc = json_num(root, "keepd", "horizon", 1, 1e9, &horizon, fault);
     out->horizon = (float)horizon;
-    return err;
+    return rc;
 }
 
 static int read_base(const cJSON *root, struct gates_header *out, struct fault *fault) {
     const char *hex = "";
-    int err = json_str(root, "keepd", "base_sha256", &hex, fault);
-    if (err || !*hex) return err;
+    int rc = json_str(root, "keepd", "base_sha256", &hex, fault);
+    if (rc || !*hex) return rc;
     size_t size = strlen(hex);
     if (size != SHA256_HEX - 1 || strspn(hex, "0123456789abcdefABCDEF") != size)
         return fault_set(fault, ERR_INVALID, "keepd.base_sha256", "expected 64 hex digits");
@@ -78,15 +78,15 @@ int gates_header_parse(const char *json, size_t size, struct gates_header *out,
     cJSON *root = NULL;
     struct fault inner = {0};
     *out = (struct gates_header){0};
-    int err = json_parse(json, size, &limits, &root, &inner);
-    if (err) return fault_set(fault, err, "keepd", "%s", inner.text);
-    if (!cJSON_IsObject(root)) err = fault_set(fault, ERR_MALFORMED, "keepd", "expected an object");
-    if (!err) err = read_type(root, out, fault);
-    if (!err) err = read_sizes(root, out, fault);
-    if (!err) err = read_horizon(root, out, fault);
-    if (!err) err = read_base(root, out, fault);
+    int rc = json_parse(json, size, &limits, &root, &inner);
+    if (rc) return fault_set(fault, rc, "keepd", "%s", inner.text);
+    if (!cJSON_IsObject(root)) rc = fault_set(fault, ERR_MALFORMED, "keepd", "expected an object");
+    if (!rc) rc = read_type(root, out, fault);
+    if (!rc) rc = read_sizes(root, out, fault);
+    if (!rc) rc = read_horizon(root, out, fault);
+    if (!rc) rc = read_base(root, out, fault);
     json_free(root);
-    return err;
+    return rc;
 }
 
 /* ---- Tensors ------------------------------------------------------------------------------- */
@@ -170,8 +170,8 @@ static int take_all(struct gates *gates, struct fault *fault) {
     };
     size_t count = sizeof wants / sizeof wants[0] - (gates->header.two_layers ? 0 : 2);
     for (size_t i = 0; i < count; i++) {
-        int err = take(&gates->file, &wants[i], fault);
-        if (err) return err;
+        int rc = take(&gates->file, &wants[i], fault);
+        if (rc) return rc;
     }
     return 0;
 }
@@ -236,23 +236,23 @@ static int open_scratch(struct gates *gates, struct fault *fault) {
 int gates_parse(const void *data, size_t size, const struct gates_shape *shape, struct gates *out,
                 struct fault *fault) {
     *out = (struct gates){.shape = *shape};
-    int err = safetensors_parse(data, size, &out->file, fault);
-    if (err) {
+    int rc = safetensors_parse(data, size, &out->file, fault);
+    if (rc) {
         *out = (struct gates){0};
-        return err;
+        return rc;
     }
     const char *json = out->file.metadata_keepd;
     if (!json)
-        err = fault_set(fault, ERR_INVALID, "__metadata__.keepd",
-                        "missing: this is not a gates file");
-    if (!err) err = gates_header_parse(json, strlen(json), &out->header, fault);
-    if (!err) err = find_tying(out, fault);
-    if (!err) err = take_all(out, fault);
-    if (!err) err = check_header(out, fault);
-    if (!err) err = check_rows(out, fault);
-    if (!err) err = open_scratch(out, fault);
-    if (err) gates_close(out);
-    return err;
+        rc = fault_set(fault, ERR_INVALID, "__metadata__.keepd",
+                       "missing: this is not a gates file");
+    if (!rc) rc = gates_header_parse(json, strlen(json), &out->header, fault);
+    if (!rc) rc = find_tying(out, fault);
+    if (!rc) rc = take_all(out, fault);
+    if (!rc) rc = check_header(out, fault);
+    if (!rc) rc = check_rows(out, fault);
+    if (!rc) rc = open_scratch(out, fault);
+    if (rc) gates_close(out);
+    return rc;
 }
 
 void gates_close(struct gates *gates) {
@@ -290,9 +290,9 @@ static int read_last(struct gates *gates, int layer, struct kern_gate_spec *spec
             continue;
         }
         int slot = spec->row_count++;
-        int err = read_block(gates->last, (size_t)row, m, last + (size_t)slot * m, fault);
-        if (!err) err = read_block(gates->bias, (size_t)row, 1, bias + slot, fault);
-        if (err) return err;
+        int rc = read_block(gates->last, (size_t)row, m, last + (size_t)slot * m, fault);
+        if (!rc) rc = read_block(gates->bias, (size_t)row, 1, bias + slot, fault);
+        if (rc) return rc;
         gates->layer_row[h] = slot;
     }
     return 0;
@@ -311,13 +311,13 @@ int gates_layer(struct gates *gates, int layer, struct kern_gate_spec *out, stru
                                    .d_model = gates->shape.d_model,
                                    .heads_kv = gates->shape.heads_kv,
                                    .embeddings = gates->embeddings};
-    int err = read_block(gates->w1, (size_t)layer, s.w1, w1, fault);
-    if (!err) err = read_block(gates->b1, (size_t)layer, s.b1, b1, fault);
-    if (!err && gates->header.two_layers) {
+    int rc = read_block(gates->w1, (size_t)layer, s.w1, w1, fault);
+    if (!rc) rc = read_block(gates->b1, (size_t)layer, s.b1, b1, fault);
+    if (!rc && gates->header.two_layers) {
         out->w2 = w2;
         out->b2 = b2;
-        err = read_block(gates->w2, (size_t)layer, s.w2, w2, fault);
-        if (!err) err = read_block(gates->b2, (size_t)layer, s.b2, b2, fault);
+        rc = read_block(gates->w2, (size_t)layer, s.w2, w2, fault);
+        if (!rc) rc = read_block(gates->b2, (size_t)layer, s.b2, b2, fault);
     }
-    return err ? err : read_last(gates, layer, out, last, bias, fault);
+    return rc ? rc : read_last(gates, layer, out, last, bias, fault);
 }

@@ -71,37 +71,37 @@ static int add_directory(struct sha256_ctx *sum, const char *dir, bool random,
                          struct fault *fault) {
     char **names = mem_must_alloc(NAMES_MAX, sizeof *names);
     int count = 0;
-    int code = add_file(sum, dir, "config.json", fault);
-    if (code == 0 && !random) code = list_weights(dir, names, &count, fault);
+    int rc = add_file(sum, dir, "config.json", fault);
+    if (rc == 0 && !random) rc = list_weights(dir, names, &count, fault);
     for (int i = 0; i < count; i++) {
-        if (code == 0) code = add_file(sum, dir, names[i], fault);
+        if (rc == 0) rc = add_file(sum, dir, names[i], fault);
         mem_free(names[i]);
     }
     mem_free(names);
-    return code;
+    return rc;
 }
 
 /* Under whatever names: order tells the files of a split model apart. */
 static int add_gguf(struct sha256_ctx *sum, const char *first, struct fault *fault) {
-    int code = 0;
-    for (size_t i = 0; i < weights_gguf_count(first) && code == 0; i++) {
+    int rc = 0;
+    for (size_t i = 0; i < weights_gguf_count(first) && rc == 0; i++) {
         char path[PATH_MAX];
         if (!weights_gguf_path(first, i, path, sizeof path))
             return fault_set(fault, ERR_INVALID, "model", "a file's name is too long");
-        code = add_content(sum, path, fault);
+        rc = add_content(sum, path, fault);
     }
-    return code;
+    return rc;
 }
 
 int identity_model(const char *dir, bool random, bool fp8, uint8_t out[SHA256_BYTES],
                    struct fault *fault) {
     struct sha256_ctx sum;
     sha256_init(&sum);
-    int code =
+    int rc =
         gguf_is_path(dir) ? add_gguf(&sum, dir, fault) : add_directory(&sum, dir, random, fault);
     if (fp8) sha256_update(&sum, sizeof "fp8", (const uint8_t *)"fp8");
     sha256_digest(&sum, SHA256_BYTES, out);
-    return code;
+    return rc;
 }
 
 int identity_gates(const char *dir, const char *gates, uint8_t out[SHA256_BYTES],
@@ -116,7 +116,7 @@ int identity_gates(const char *dir, const char *gates, uint8_t out[SHA256_BYTES]
         return fault_set(fault, ERR_INVALID, "gates", "its name is too long");
     if (gates == NULL && access(path, F_OK) != 0) return 0;
     sha256_init(&sum); /* under whatever name: the same gates are the same */
-    int code = add_content(&sum, path, fault);
-    if (code == 0) sha256_digest(&sum, SHA256_BYTES, out);
-    return code;
+    int rc = add_content(&sum, path, fault);
+    if (rc == 0) sha256_digest(&sum, SHA256_BYTES, out);
+    return rc;
 }

@@ -103,10 +103,10 @@ static void describe_config(const struct model_config *c, bool gguf, struct buf 
 int model_inspect(const char *path, int context, struct buf *out, struct fault *fault) {
     struct model_config config = {0};
     struct weights *weights = NULL;
-    int err = model_read(path, context, false, &config, &weights, fault);
+    int rc = model_read(path, context, false, &config, &weights, fault);
     if (config.inv_freq) describe_config(&config, gguf_is_path(path), out);
     if (weights && weights_count(weights)) describe_weights(weights, out);
     weights_close(weights);
     model_config_close(&config);
-    return err;
+    return rc;
 }

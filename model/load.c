@@ -198,22 +198,22 @@ static int give_matrix(struct loader *loader, const char *name, struct kern_matr
         return kern->ops->weight_load(kern, matrices, count, shard, out, loader->fault);
     uint8_t *codes = (uint8_t *)room_of(&loader->codes, rows, cols);
     float *scales = mem_try_alloc(rows, sizeof *scales);
-    int err = codes && scales ? 0 : ERR_NOMEM;
-    if (err) fault_set(loader->fault, err, name, "no memory for [%zu, %zu] in fp8", rows, cols);
-    for (int i = 0; i < count && !err; i++) {
+    int rc = codes && scales ? 0 : ERR_NOMEM;
+    if (rc) fault_set(loader->fault, rc, name, "no memory for [%zu, %zu] in fp8", rows, cols);
+    for (int i = 0; i < count && !rc; i++) {
         struct kern_matrix *m = &matrices[i];
         struct fault fault = {0};
         if (m->dtype == KERN_E4M3) continue;
-        err = quantize_rows(m, codes + row * cols, scales + row, loader->team, &fault);
-        if (err) fault_set(loader->fault, err, name, "%s", fault.text);
+        rc = quantize_rows(m, codes + row * cols, scales + row, loader->team, &fault);
+        if (rc) fault_set(loader->fault, rc, name, "%s", fault.text);
         m->data = codes + row * cols;
         m->scale = scales + row;
         m->dtype = KERN_E4M3;
         row += (size_t)m->rows;
     }
-    if (!err) err = kern->ops->weight_load(kern, matrices, count, shard, out, loader->fault);
+    if (!rc) rc = kern->ops->weight_load(kern, matrices, count, shard, out, loader->fault);
     mem_free(scales);
-    return err;
+    return rc;
 }
 
 static int load_random_matrix(struct loader *loader, struct kern_matrix *matrices, int count,
@@ -231,11 +231,11 @@ static int load_random_matrix(struct loader *loader, struct kern_matrix *matrice
         matrices[i].data = at;
         matrices[i].dtype = KERN_BF16;
     }
-    int err = give_matrix(loader, "random weights", matrices, count, shard, out);
+    int rc = give_matrix(loader, "random weights", matrices, count, shard, out);
     mem_free(data);
     loader->read += words * sizeof *data;
-    if (!err) report_progress(loader, words * sizeof *data);
-    return err;
+    if (!rc) report_progress(loader, words * sizeof *data);
+    return rc;
 }
 
 static int refuse_element(struct loader *loader, const char *name, int64_t element) {
@@ -279,8 +279,8 @@ static int find_matrix(struct loader *loader, const struct slot *slot, int part,
     int64_t before, all;
     tensor_name(name, loader->naming, slot->parts[part], layer);
     shared_rows(loader, slot, part, layer, &before, &all);
-    int err = find_tensor(loader, name, all, out->cols, &tensor);
-    if (err) return err;
+    int rc = find_tensor(loader, name, all, out->cols, &tensor);
+    if (rc) return rc;
     const struct rows rows = {.tensor = tensor,
                               .first = before,
                               .count = out->rows,
@@ -311,8 +311,8 @@ static int find_matrices(struct loader *loader, int layer, const struct slot *sl
     }
     for (int i = 0; i < slot->count; i++) {
         struct kern_matrix *m = &matrices[i];
-        int err = find_matrix(loader, slot, i, layer, scales + row, check_only ? NULL : &room, m);
-        if (err) return err;
+        int rc = find_matrix(loader, slot, i, layer, scales + row, check_only ? NULL : &room, m);
+        if (rc) return rc;
         *bytes += (size_t)(m->rows * m->cols) * kern_dtype_bytes(m->dtype);
         row += (size_t)m->rows;
     }
@@ -338,12 +338,12 @@ static int load_matrix(struct loader *loader, int layer, const struct slot *slot
     tensor_name(name, loader->naming, slot->parts[0], layer);
     float *scales = mem_try_alloc(rows, sizeof *scales);
     if (!scales) return fault_set(loader->fault, ERR_NOMEM, name, "no memory for its scales");
-    int err = find_matrices(loader, layer, slot, scales, matrices, &bytes);
-    if (!err && !loader->options->check_only)
-        err = give_matrix(loader, name, matrices, slot->count, slot->shard, out);
+    int rc = find_matrices(loader, layer, slot, scales, matrices, &bytes);
+    if (!rc && !loader->options->check_only)
+        rc = give_matrix(loader, name, matrices, slot->count, slot->shard, out);
     mem_free(scales);
-    if (!err && !loader->options->check_only) report_progress(loader, bytes);
-    return err;
+    if (!rc && !loader->options->check_only) report_progress(loader, bytes);
+    return rc;
 }
 
 /* ---- Vectors ------------------------------------------------------------------------------- */
@@ -368,10 +368,10 @@ static int read_vector(struct loader *loader, int layer, const struct slot *slot
         int64_t rows, cols;
         tensor_name(name, loader->naming, slot->parts[i], layer);
         tensor_shape(&loader->model->config, slot->parts[i], &rows, &cols);
-        int err = find_tensor(loader, name, rows, 0, &tensor);
-        if (err) return err;
-        err = read_floats(loader, name, tensor, slot->parts[i], host);
-        if (err) return err;
+        int rc = find_tensor(loader, name, rows, 0, &tensor);
+        if (rc) return rc;
+        rc = read_floats(loader, name, tensor, slot->parts[i], host);
+        if (rc) return rc;
         host += rows;
         loader->read += tensor->bytes;
         *bytes += tensor->bytes;
@@ -393,18 +393,18 @@ static int load_vector(struct loader *loader, int layer, const struct slot *slot
     float *host = mem_try_alloc(total, sizeof *host);
     if (!host) return fault_set(loader->fault, ERR_NOMEM, name, "out of memory");
     for (size_t i = 0; i < total; i++) host[i] = slot->norm ? 1 : 0;
-    int err = loader->weights ? read_vector(loader, layer, slot, host, &bytes) : 0;
+    int rc = loader->weights ? read_vector(loader, layer, slot, host, &bytes) : 0;
     float scale = slot_scale(slot, &loader->model->config);
     float offset = loader->weights && slot->norm ? loader->model->config.norm_offset : 0;
-    for (size_t i = 0; i < total && !err; i++) host[i] = (host[i] + offset) * scale;
-    if (!err) {
+    for (size_t i = 0; i < total && !rc; i++) host[i] = (host[i] + offset) * scale;
+    if (!rc) {
         *out = kern->ops->mem_alloc(kern, total * sizeof *host);
-        err = *out ? kern->ops->upload(kern, *out, host, total * sizeof *host) : ERR_NOMEM;
-        if (err) fault_set(loader->fault, err, name, "%s", err_text(err));
+        rc = *out ? kern->ops->upload(kern, *out, host, total * sizeof *host) : ERR_NOMEM;
+        if (rc) fault_set(loader->fault, rc, name, "%s", err_text(rc));
     }
     mem_free(host);
-    if (!err) report_progress(loader, bytes);
-    return err;
+    if (!rc) report_progress(loader, bytes);
+    return rc;
 }
 
 /* ---- The whole ----------------------------------------------------------------------------- */
@@ -430,26 +430,26 @@ static int refuse_tensor(struct loader *loader, const char *name) {
  * computation, and ignoring them would give wrong answers silently. */
 static int refuse_extra(struct loader *loader, int layer) {
     char name[TENSOR_NAME_MAX];
-    int err = 0;
-    for (size_t i = 0; i < layer_slot_count && !err; i++) {
+    int rc = 0;
+    for (size_t i = 0; i < layer_slot_count && !rc; i++) {
         const struct slot *slot = &layer_slots[i];
         if (slot_wanted(slot, &loader->model->config)) continue;
-        for (int k = 0; k < slot->count && !err; k++) {
+        for (int k = 0; k < slot->count && !rc; k++) {
             tensor_name(name, loader->naming, slot->parts[k], layer);
-            err = refuse_tensor(loader, name);
+            rc = refuse_tensor(loader, name);
         }
     }
-    for (size_t i = 0; !err && tensor_refused(name, loader->naming, i, layer); i++)
-        err = refuse_tensor(loader, name);
-    return err;
+    for (size_t i = 0; !rc && tensor_refused(name, loader->naming, i, layer); i++)
+        rc = refuse_tensor(loader, name);
+    return rc;
 }
 
 static int load_layer(struct loader *loader, int index, struct layer *layer) {
-    int err = loader->weights ? refuse_extra(loader, index) : 0;
-    for (size_t i = 0; i < layer_slot_count && !err; i++)
+    int rc = loader->weights ? refuse_extra(loader, index) : 0;
+    for (size_t i = 0; i < layer_slot_count && !rc; i++)
         if (slot_wanted(&layer_slots[i], &loader->model->config))
-            err = load_slot(loader, index, &layer_slots[i], layer);
-    return err;
+            rc = load_slot(loader, index, &layer_slots[i], layer);
+    return rc;
 }
 
 static bool has_tensor(const struct loader *loader, enum role role, int layer) {
@@ -468,9 +468,9 @@ static int load_ends(struct loader *loader) {
                          "tensor is in the file but %s has %d layers", description(loader),
                          c->layers);
     }
-    int err = load_slot(loader, -1, &slot_embed, model);
-    if (!err) err = load_slot(loader, -1, &slot_final_norm, model);
-    if (err) return err;
+    int rc = load_slot(loader, -1, &slot_embed, model);
+    if (!rc) rc = load_slot(loader, -1, &slot_final_norm, model);
+    if (rc) return rc;
     if (!c->tied_embeddings && loader->weights && !has_tensor(loader, ROLE_HEAD, -1)) {
         log_warn("no lm_head.weight in the model files: using model.embed_tokens.weight");
         c->tied_embeddings = true;
@@ -482,10 +482,10 @@ static int load_ends(struct loader *loader) {
 
 static int open_team(struct loader *loader) {
     const struct model_options *options = loader->options;
-    int err = options->check_only ? 0 : cpu_team_open(options->threads, &loader->team);
-    return err ? fault_set(loader->fault, err, "threads",
-                           "cannot start the threads that load weights")
-               : 0;
+    int rc = options->check_only ? 0 : cpu_team_open(options->threads, &loader->team);
+    return rc ? fault_set(loader->fault, rc, "threads",
+                          "cannot start the threads that load weights")
+              : 0;
 }
 
 /* Tensors that the configuration has read. */
@@ -506,11 +506,11 @@ static int refuse_unused(struct loader *loader) {
 static int open_loader(struct loader *loader) {
     const struct weights *weights = loader->weights;
     struct model_config *config = &loader->model->config;
-    int err = open_team(loader);
+    int rc = open_team(loader);
     loader->total = weights ? weights_bytes(weights) : random_bytes(config);
-    if (err || !weights) {
+    if (rc || !weights) {
         config->dtype = weights ? config->dtype : KERN_BF16;
-        return err;
+        return rc;
     }
     char name[TENSOR_NAME_MAX];
     loader->naming = weights_gguf(weights) ? NAMING_GGUF
@@ -522,8 +522,8 @@ static int open_loader(struct loader *loader) {
     if (embed && tensor_is_float(embed->dtype)) config->dtype = dtype_of(embed);
     if (embed && embed->dtype == TENSOR_BLOCKS)
         config->dtype = KERN_BF16; /* the cache needs no more */
-    err = make_order(loader);
-    if (err || loader->naming != NAMING_GGUF) return err;
+    rc = make_order(loader);
+    if (rc || loader->naming != NAMING_GGUF) return rc;
     loader->used = mem_try_alloc(weights_count(weights), sizeof *loader->used);
     return loader->used ? 0 : fault_set(loader->fault, ERR_NOMEM, "model", "no memory for a table");
 }
@@ -535,15 +535,15 @@ int model_load_weights(struct model *model, const struct model_options *options,
                             .weights = weights,
                             .random = RANDOM_SEED,
                             .fault = fault};
-    int err = open_loader(&loader);
-    if (!err) err = load_ends(&loader);
-    for (int i = 0; i < model->config.layers && !err; i++)
-        err = load_layer(&loader, i, &model->layers[i]);
-    if (!err) err = refuse_unused(&loader);
+    int rc = open_loader(&loader);
+    if (!rc) rc = load_ends(&loader);
+    for (int i = 0; i < model->config.layers && !rc; i++)
+        rc = load_layer(&loader, i, &model->layers[i]);
+    if (!rc) rc = refuse_unused(&loader);
     mem_free(loader.codes.data);
     mem_free(loader.rows.data);
     mem_free(loader.used);
     mem_free(loader.order);
     cpu_team_close(loader.team);
-    return err;
+    return rc;
 }

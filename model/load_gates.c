@@ -39,20 +39,20 @@ static void warn_other_base(const struct model_options *options, const char *exp
 
 static int load_gate_layers(struct model *model, struct gates *gates, struct fault *fault) {
     struct kern *kern = model->kern;
-    int err = 0;
-    for (int i = 0; i < model->config.layers && !err; i++) {
+    int rc = 0;
+    for (int i = 0; i < model->config.layers && !rc; i++) {
         struct kern_gate_spec spec;
-        err = gates_layer(gates, i, &spec, fault);
-        if (!err) err = kern->ops->gate_load(kern, &spec, &model->layers[i].gate, fault);
+        rc = gates_layer(gates, i, &spec, fault);
+        if (!rc) rc = kern->ops->gate_load(kern, &spec, &model->layers[i].gate, fault);
     }
-    return err;
+    return rc;
 }
 
 /* Prefixes an error inside the file with the file's name. */
-static int in_gates_file(int err, const char *path, struct fault *fault) {
-    if (!fault) return err;
+static int in_gates_file(int rc, const char *path, struct fault *fault) {
+    if (!fault) return rc;
     struct fault inside = *fault;
-    return fault_set(fault, err, "gates", "%.200s: %s%s%s", path, inside.field,
+    return fault_set(fault, rc, "gates", "%.200s: %s%s%s", path, inside.field,
                      inside.field[0] ? ": " : "", inside.text);
 }
 
@@ -63,18 +63,18 @@ static int load_gates_file(struct model *model, const struct model_options *opti
     struct gates gates;
     char *data = NULL;
     size_t size = 0;
-    int err = file_read(path, GATES_FILE_MAX, &data, &size, fault);
-    if (err && fault) fault->field[0] = '\0'; /* the message names the path */
-    if (!err) err = gates_parse(data, size, &shape, &gates, fault);
-    if (err) goto out;
+    int rc = file_read(path, GATES_FILE_MAX, &data, &size, fault);
+    if (rc && fault) fault->field[0] = '\0'; /* the message names the path */
+    if (!rc) rc = gates_parse(data, size, &shape, &gates, fault);
+    if (rc) goto out;
     if (!options->check_only) warn_other_base(options, gates.header.base_sha256);
-    if (!options->check_only) err = load_gate_layers(model, &gates, fault);
+    if (!options->check_only) rc = load_gate_layers(model, &gates, fault);
     model->trained_budget = gates.header.trained_budget;
     gates_close(&gates);
 out:
     mem_free(data);
-    if (!err) model->has_gates = true;
-    return err ? in_gates_file(err, path, fault) : 0;
+    if (!rc) model->has_gates = true;
+    return rc ? in_gates_file(rc, path, fault) : 0;
 }
 
 int model_load_gates(struct model *model, const struct model_options *options,

@@ -24,17 +24,17 @@ static int load_config(struct model_config *out, const char *dir, int context,
     int n = snprintf(path, sizeof path, "%s/generation_config.json", dir);
     if (n < 0 || (size_t)n >= sizeof path)
         return fault_set(fault, ERR_INVALID, "model", "directory name is too long");
-    int err = 0;
+    int rc = 0;
     if (access(path, F_OK) == 0)
-        err = file_read(path, CONFIG_FILE_MAX, &generation, &generation_size, fault);
+        rc = file_read(path, CONFIG_FILE_MAX, &generation, &generation_size, fault);
     snprintf(path, sizeof path, "%s/config.json", dir);
-    if (!err) err = file_read(path, CONFIG_FILE_MAX, &config, &config_size, fault);
-    if (!err)
-        err = model_config_parse(config, config_size, generation, generation_size, context, out,
-                                 fault);
+    if (!rc) rc = file_read(path, CONFIG_FILE_MAX, &config, &config_size, fault);
+    if (!rc)
+        rc = model_config_parse(config, config_size, generation, generation_size, context, out,
+                                fault);
     mem_free(config);
     mem_free(generation);
-    return err;
+    return rc;
 }
 
 static int check_shape(const struct model *model, struct fault *fault) {
@@ -82,31 +82,31 @@ int model_read(const char *path, int context, bool random, struct model_config *
                struct weights **weights, struct fault *fault) {
     *weights = NULL;
     if (!gguf_is_path(path)) {
-        int err = load_config(config, path, context, fault);
-        return err || random ? err : weights_open(path, weights, fault);
+        int rc = load_config(config, path, context, fault);
+        return rc || random ? rc : weights_open(path, weights, fault);
     }
     if (random)
         return fault_set(fault, ERR_UNSUPPORTED, "model",
                          "random weights need a directory with config.json");
-    int err = weights_open(path, weights, fault);
-    return err ? err : model_config_from_gguf(*weights, context, config, fault);
+    int rc = weights_open(path, weights, fault);
+    return rc ? rc : model_config_from_gguf(*weights, context, config, fault);
 }
 
 static int load_all(struct model *model, const struct model_options *options, struct fault *fault) {
     struct weights *weights = NULL;
-    int err = model_read(options->dir, options->context, options->random_weights, &model->config,
-                         &weights, fault);
-    if (!err) err = check_shape(model, fault);
-    if (!err) model->layers = mem_must_alloc((size_t)model->config.layers, sizeof *model->layers);
-    if (!err) err = model_load_weights(model, options, weights, fault);
+    int rc = model_read(options->dir, options->context, options->random_weights, &model->config,
+                        &weights, fault);
+    if (!rc) rc = check_shape(model, fault);
+    if (!rc) model->layers = mem_must_alloc((size_t)model->config.layers, sizeof *model->layers);
+    if (!rc) rc = model_load_weights(model, options, weights, fault);
     weights_close(weights);
-    return err ? err : model_load_gates(model, options, fault);
+    return rc ? rc : model_load_gates(model, options, fault);
 }
 
 static int borrow_all(struct model *model, const struct model *owner, struct fault *fault) {
     struct kern *kern = model->kern;
-    int err = kern->ops->share(kern, owner->kern);
-    if (err) return fault_set(fault, err, "model", "its weights cannot be shared");
+    int rc = kern->ops->share(kern, owner->kern);
+    if (rc) return fault_set(fault, rc, "model", "its weights cannot be shared");
     *model = *owner;
     model->kern = kern;
     model->borrowed = true;
@@ -121,15 +121,15 @@ int model_open(struct kern *kern, const struct model_options *options, struct mo
     struct model *model = mem_must_alloc(1, sizeof *model);
     model->kern = kern;
     bool share = options->owner && kern->ops->share;
-    int err = share ? borrow_all(model, options->owner, fault) : load_all(model, options, fault);
+    int rc = share ? borrow_all(model, options->owner, fault) : load_all(model, options, fault);
     model->rows_max = options->rows_max;
     model->logits_max = options->logits_max;
-    if (!err && !options->check_only) err = open_scratch(model, fault);
-    if (err)
+    if (!rc && !options->check_only) rc = open_scratch(model, fault);
+    if (rc)
         model_close(model);
     else
         *out = model;
-    return err;
+    return rc;
 }
 
 static void close_layer(struct kern *kern, struct layer *layer) {

@@ -56,9 +56,9 @@ int random_gates(struct model *model, struct fault *fault) {
     int32_t *row = mem_must_alloc(h, sizeof *row);
     float *data = mem_must_alloc(m * d + m + h * m + h, sizeof *data);
     float *w1 = data, *b1 = w1 + m * d, *last = b1 + m, *bias = last + h * m;
-    int err = 0;
+    int rc = 0;
     for (size_t i = 0; i < h; i++) row[i] = (int32_t)i;
-    for (int l = 0; l < c->layers && !err; l++) {
+    for (int l = 0; l < c->layers && !rc; l++) {
         for (size_t i = 0; i < m * d + m + h * m; i++) {
             random = random * 6364136223846793005ull + 1442695040888963407ull;
             float scale = i < m * d ? 1 / sqrtf((float)d) : 1 / sqrtf((float)m);
@@ -75,10 +75,10 @@ int random_gates(struct model *model, struct fault *fault) {
                                             .heads_kv = c->heads_kv,
                                             .row_count = c->heads_kv,
                                             .embeddings = 1};
-        err = model->kern->ops->gate_load(model->kern, &spec, &model->layers[l].gate, fault);
+        rc = model->kern->ops->gate_load(model->kern, &spec, &model->layers[l].gate, fault);
     }
     mem_free(data);
     mem_free(row);
-    if (!err) model->has_gates = true;
-    return err;
+    if (!rc) model->has_gates = true;
+    return rc;
 }

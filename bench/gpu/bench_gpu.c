@@ -29,13 +29,13 @@ static int scaled(int size, int dry) {
     return small ? dry : size;
 }
 
-static void fail(const char *what, int code, const struct fault *fault) {
-    fprintf(stderr, "bench_gpu: %s: %s %s\n", what, err_text(code), fault ? fault->text : "");
+static void fail(const char *what, int rc, const struct fault *fault) {
+    fprintf(stderr, "bench_gpu: %s: %s %s\n", what, err_text(rc), fault ? fault->text : "");
     exit(1);
 }
 
-static void must(int code, const char *what) {
-    if (code) fail(what, code, NULL);
+static void must(int rc, const char *what) {
+    if (rc) fail(what, rc, NULL);
 }
 
 static double now(void) {
@@ -131,11 +131,11 @@ static int load_weight(int outputs, int inputs, bool fp8, struct kern_weight **o
         m.dtype = KERN_E4M3;
     }
     struct fault fault = {0};
-    int code = kern->ops->weight_load(kern, &m, 1, KERN_SHARD_NONE, out, &fault);
-    if (code) fprintf(stderr, "bench_gpu: weight: %s\n", fault.text);
-    if (code && code != ERR_UNSUPPORTED) fail("weight", code, &fault);
+    int rc = kern->ops->weight_load(kern, &m, 1, KERN_SHARD_NONE, out, &fault);
+    if (rc) fprintf(stderr, "bench_gpu: weight: %s\n", fault.text);
+    if (rc && rc != ERR_UNSUPPORTED) fail("weight", rc, &fault);
     free(file), free(codes), free(scales);
-    return code;
+    return rc;
 }
 
 static bool has_fp8(void) {
@@ -376,10 +376,10 @@ static void open_backend(int layers, int64_t entries, const struct cuda_options 
                                          .pages = entries / 16,
                                          .slots = 256,
                                          .max_positions = POSITIONS};
-    int code = cuda_probe(&fault);
-    if (!code) code = cuda_open(cuda, &kern, &fault);
-    if (!code) code = kern->ops->cache_open(kern, &options, &fault);
-    if (code) fail("open", code, &fault);
+    int rc = cuda_probe(&fault);
+    if (!rc) rc = cuda_open(cuda, &kern, &fault);
+    if (!rc) rc = kern->ops->cache_open(kern, &options, &fault);
+    if (rc) fail("open", rc, &fault);
 }
 
 /* ---- A whole step ------------------------------------------------------------------------------

@@ -84,14 +84,14 @@ int main(int argc, char **argv) {
     head.prompt_hash = head.token_hash = conversation_hash(CONVERSATION_HASH, tokens, count);
     size_t size;
     uint64_t id;
-    int code;
+    int rc;
     const struct state_view *view = NULL;
     int64_t start = clock_ns();
     char *data = export_all(&cache, &head, tokens, &size);
     double copied = milliseconds(start);
     start = clock_ns();
     store_save(store, &head, data, size);
-    CHECK(store_saved(store, &id, &code) && code == 0);
+    CHECK(store_saved(store, &id, &rc) && rc == 0);
     double written = milliseconds(start);
     start = clock_ns();
     CHECK(store_load(store, id, &view) == 0);

@@ -216,8 +216,8 @@ static inline struct cpu *cpu_of(struct kern *kern) {
 }
 
 /* Notes a communicator's error for `sync`. */
-static inline void cpu_note(struct cpu *cpu, int code) {
-    if (cpu->failed == 0) cpu->failed = code;
+static inline void cpu_note(struct cpu *cpu, int rc) {
+    if (cpu->failed == 0) cpu->failed = rc;
 }
 
 /* Returns 0 or ERR_NOMEM, which leaves the buffer as it was. */

@@ -802,8 +802,8 @@ static int report_entries(struct cuda *cuda, int slot, const int32_t *lengths,
         staged = device_stage(cuda->device, first, (size_t)p->streams * sizeof *first);
     mem_free(first);
     if (!staged) { /* reported here and not to later steps */
-        int code = cache_sync(cuda);
-        return code ? code : ERR_NOMEM;
+        int rc = cache_sync(cuda);
+        return rc ? rc : ERR_NOMEM;
     }
     LAUNCH(cuda->device, k_gather, (unsigned)p->streams, THREADS, 0, *p, slot,
            static_cast<const int32_t *>(staged), reinterpret_cast<int32_t *>(mem),

@@ -81,9 +81,9 @@ static int local_all_gather(const struct comm *comm, void *x, size_t bytes) {
     return 0;
 }
 
-static int local_agree(const struct comm *comm, int code) {
+static int local_agree(const struct comm *comm, int rc) {
     const struct comm *host = local_of(comm)->host;
-    return host->ops->agree(host, code);
+    return host->ops->agree(host, rc);
 }
 
 /* ---- Open and close -------------------------------------------------------------------------- */

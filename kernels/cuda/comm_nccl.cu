@@ -159,9 +159,9 @@ static int nccl_all_gather(const struct comm *comm, void *x, size_t bytes) {
                      "a gathering");
 }
 
-static int nccl_agree(const struct comm *comm, int code) {
+static int nccl_agree(const struct comm *comm, int rc) {
     const struct comm *host = nccl_of(comm)->host;
-    return host->ops->agree(host, code);
+    return host->ops->agree(host, rc);
 }
 
 /* ---- Open and close -------------------------------------------------------------------------- */

@@ -47,8 +47,8 @@ void join_gather(struct cuda *cuda, void *x, size_t bytes) {
     if (cuda->comm->ops->all_gather(cuda->comm, x, bytes)) device_lose(cuda->device);
 }
 
-int join_agree(struct cuda *cuda, int code) {
-    int all = cuda->comm->ops->agree(cuda->comm, code);
+int join_agree(struct cuda *cuda, int rc) {
+    int all = cuda->comm->ops->agree(cuda->comm, rc);
     if (all != ERR_STOPPED) return all;
     device_lose(cuda->device);
     return ERR_DEVICE;

@@ -76,11 +76,11 @@ struct device {
 
 /* ---- Errors ---------------------------------------------------------------------------------- */
 
-void device_failed(struct device *device, int code) {
+void device_failed(struct device *device, int rc) {
     if (device->capturing)
         device->capture_failed = true;
     else if (!device->failed)
-        device->failed = code;
+        device->failed = rc;
 }
 
 static bool asks(const struct device *device) {

@@ -67,8 +67,8 @@ void device_fetch(struct device *device, void *to, const void *from, size_t byte
  * the device's message. */
 int device_sync(struct device *device);
 uint64_t
-device_waits(const struct device *device); /* number of times that the host waited for it */
-void device_failed(struct device *device, int code); /* keeps the first error */
+device_waits(const struct device *device);         /* number of times that the host waited for it */
+void device_failed(struct device *device, int rc); /* keeps the first error */
 void device_lose(
     struct device *device); /* makes the device fail permanently: ranks have diverged */
 

@@ -188,7 +188,7 @@ void join_reduce(struct cuda *cuda, void *x, size_t count, enum comm_type type, 
 void join_gather(struct cuda *cuda, void *x, size_t bytes);
 /* Returns the lowest code of all ranks, at once: before anything is allocated that only some ranks
  * may get. */
-int join_agree(struct cuda *cuda, int code);
+int join_agree(struct cuda *cuda, int rc);
 
 /* cache.cu */
 int op_cache_open(struct kern *kern, const struct kern_cache_options *options, struct fault *fault);

@@ -143,8 +143,8 @@ static __device__ __forceinline__ int64_t pages_side(const struct pages &p, cons
     return (int64_t)table[entry / p.page_slots] * p.page_slots + entry % p.page_slots;
 }
 
-static __device__ __forceinline__ void pages_fail(const struct pages &p, int code) {
-    atomicCAS(&p.state->error, 0, code);
+static __device__ __forceinline__ void pages_fail(const struct pages &p, int rc) {
+    atomicCAS(&p.state->error, 0, rc);
 }
 
 static __device__ __forceinline__ bool pages_failed(const struct pages &p) {

@@ -543,8 +543,8 @@ int op_sample(struct kern *kern, const float *logits, int rows, int vocab,
     char *room = static_cast<char *>(
         room_take(cuda, &cuda->sample, work ? sample_bytes(rows, vocab) : answers));
     if (!ok || !room) { /* reported here and not to later steps */
-        int code = cache_sync(cuda);
-        return code ? code : ERR_NOMEM;
+        int rc = cache_sync(cuda);
+        return rc ? rc : ERR_NOMEM;
     }
     args.logits = logits;
     args.out = reinterpret_cast<struct kern_sampled *>(room);

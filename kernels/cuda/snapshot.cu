@@ -155,11 +155,11 @@ static int export_slot(struct cuda *cuda, int slot, char *to) {
     struct snapshot_arrays at = snapshot_arrays(&shape, state->window);
     memset(to, 0, at.size);
     snapshot_write_head(&shape, &head, to);
-    int code =
+    int rc =
         device_download(cuda->device, to + at.weights, weights_of(cuda, slot), at.tau - at.weights);
-    if (!code)
-        code = device_download(cuda->device, to + at.tau, tau_of(cuda, slot), at.ring_pos - at.tau);
-    return code ? code : export_ring(cuda, state, &at, to);
+    if (!rc)
+        rc = device_download(cuda->device, to + at.tau, tau_of(cuda, slot), at.ring_pos - at.tau);
+    return rc ? rc : export_ring(cuda, state, &at, to);
 }
 
 static struct block_args block_of(struct cuda *cuda, int slot, int stream, int32_t length,
@@ -235,8 +235,8 @@ static int import_slot(struct cuda *cuda, int slot, const struct snapshot_slot *
     struct slot *state = &cuda->slots[slot];
     const char *from = static_cast<const char *>(block->data);
     int64_t count = (int64_t)(ring_bytes(cuda, head->window) / sizeof(uint16_t));
-    int code = ring_take(cuda, state, head->window);
-    if (code) return code;
+    int rc = ring_take(cuda, state, head->window);
+    if (rc) return rc;
     device_upload(cuda->device, weights_of(cuda, slot), from + at.weights, at.tau - at.weights);
     device_upload(cuda->device, tau_of(cuda, slot), from + at.tau, at.ring_pos - at.tau);
     if (!state->ring) return 0;
@@ -258,8 +258,8 @@ int op_snapshot_import(struct kern *kern, int slot, int block, const struct kern
     if (block > 0) return import_stream(cuda, slot, block - 1, from);
     struct snapshot_slot head = snapshot_read_slot(from);
     cuda->slots[slot].in_use = true;
-    int code = import_slot(cuda, slot, &head, from);
-    if (code) return code;
+    int rc = import_slot(cuda, slot, &head, from);
+    if (rc) return rc;
     cuda->slots[slot].next_pos = head.next_pos;
     cuda->slots[slot].measured = head.measured;
     return 0;
