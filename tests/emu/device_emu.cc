@@ -258,8 +258,8 @@ int device_sync(struct device *device) {
     return failed;
 }
 
-void device_failed(struct device *device, int code) {
-    if (!device->failed) device->failed = code;
+void device_failed(struct device *device, int rc) {
+    if (!device->failed) device->failed = rc;
 }
 
 bool device_runs(struct device *device) {

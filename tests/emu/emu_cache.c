@@ -178,12 +178,12 @@ Test(emu_cache, a_step_that_does_not_fit_takes_nothing) {
     close_pair(&p);
 }
 
-static void refused(struct kern_cache_options options, int code, const char *field) {
+static void refused(struct kern_cache_options options, int rc, const char *field) {
     struct kern *kern;
     struct fault fault = {0};
     struct cuda_options cuda = {.device = 0};
     MUST(cuda_open(&cuda, &kern, &fault));
-    cr_assert_eq(kern->ops->cache_open(kern, &options, &fault), code);
+    cr_assert_eq(kern->ops->cache_open(kern, &options, &fault), rc);
     cr_assert_str_eq(fault.field, field);
     kern->ops->close(kern);
 }

@@ -93,10 +93,10 @@ static void expect_same_bytes(const struct kern_block *a, const struct kern_bloc
 
 /* Block by block, until one is refused. */
 static int try_import(struct kern *kern, int slot, const struct kern_block *blocks) {
-    int code = 0;
-    for (int i = 0; i < BLOCKS && code == 0; i++)
-        code = kern->ops->snapshot_import(kern, slot, i, &blocks[i]);
-    return code;
+    int rc = 0;
+    for (int i = 0; i < BLOCKS && rc == 0; i++)
+        rc = kern->ops->snapshot_import(kern, slot, i, &blocks[i]);
+    return rc;
 }
 
 static void import(struct kern *kern, int slot, const struct kern_block *blocks, int tokens) {
@@ -163,8 +163,8 @@ Test(emu_snapshot, an_imported_slot_goes_on) {
     both_close(p.kern);
 }
 
-static void refused(struct kern *kern, const struct kern_block *blocks, int code) {
-    cr_assert_eq(try_import(kern, 0, blocks), code);
+static void refused(struct kern *kern, const struct kern_block *blocks, int rc) {
+    cr_assert_eq(try_import(kern, 0, blocks), rc);
     kern->ops->release(kern, 0);
     expect_sound(kern); /* no entry without a slot in use, every page in one place */
 }

@@ -27,11 +27,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     size_t config_size = end ? (size_t)(end - config) : size;
     struct model_config out;
     struct fault fault = {0};
-    int err = model_config_parse(config, config_size, generation,
-                                 generation ? size - config_size - 1 : 0, 0, &out, &fault);
-    CHECK(err == fault.code && (err == 0) == (out.inv_freq != NULL));
-    CHECK(!err || (fault.field[0] && fault.text[0]));
-    if (!err) check_config(&out);
+    int rc = model_config_parse(config, config_size, generation,
+                                generation ? size - config_size - 1 : 0, 0, &out, &fault);
+    CHECK(rc == fault.code && (rc == 0) == (out.inv_freq != NULL));
+    CHECK(!rc || (fault.field[0] && fault.text[0]));
+    if (!rc) check_config(&out);
     model_config_close(&out);
     return 0;
 }

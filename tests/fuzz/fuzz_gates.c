@@ -12,9 +12,9 @@ static void check_layers(struct gates *gates) {
     for (int i = 0; i < gates->shape.layers; i++) {
         struct kern_gate_spec spec;
         struct fault fault = {0};
-        int err = gates_layer(gates, i, &spec, &fault);
-        CHECK(err == fault.code);
-        if (err) continue;
+        int rc = gates_layer(gates, i, &spec, &fault);
+        CHECK(rc == fault.code);
+        if (rc) continue;
         CHECK(spec.row_count >= 1 && spec.row_count <= spec.heads_kv);
         for (int h = 0; h < spec.heads_kv; h++) CHECK(spec.row[h] < spec.row_count);
         size_t w1 = (size_t)spec.embeddings * (size_t)spec.width * (size_t)spec.d_model;
@@ -31,9 +31,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     struct fault fault = {0};
     char *copy = mem_must_alloc(size, 1); /* a separate block, so that overruns are detected */
     memcpy(copy, data + 1, size - 1);
-    int err = gates_parse(copy, size - 1, &shapes[data[0] & 3], &gates, &fault);
-    CHECK(err == fault.code);
-    if (!err) {
+    int rc = gates_parse(copy, size - 1, &shapes[data[0] & 3], &gates, &fault);
+    CHECK(rc == fault.code);
+    if (!rc) {
         check_layers(&gates);
         gates_close(&gates);
     }

@@ -44,8 +44,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     struct gguf gguf;
     struct fault fault = {0};
     size_t total = 0;
-    int err = gguf_parse(data, size, &gguf, &fault);
-    CHECK((err == 0) == (fault.code == 0));
+    int rc = gguf_parse(data, size, &gguf, &fault);
+    CHECK((rc == 0) == (fault.code == 0));
     for (size_t i = 0; i < gguf.value_count; i++) {
         const struct gguf_value *value = &gguf.values[i];
         CHECK(i == 0 || strcmp(gguf.values[i - 1].key, value->key) < 0);

@@ -22,13 +22,13 @@ static void try_blocks(const struct state_view *view, uint8_t shape) {
     struct kern_report report = {0};
     struct fault fault = {0};
     CHECK(cpu_cache_open(&cache, &options, 1, &fault) == 0);
-    int code = cpu_cache_snapshot_check(&cache, view->blocks, view->head.block_count,
-                                        view->head.token_count, &report, &fault);
-    bool checked = code == 0;
-    for (int i = 0; i < view->head.block_count && code == 0; i++)
-        code = cpu_cache_snapshot_import(&cache, 1, i, &view->blocks[i]);
-    if (checked && report.pages > options.pages) CHECK(code == ERR_FULL);
-    if (checked && report.pages <= options.pages) CHECK(code == 0);
+    int rc = cpu_cache_snapshot_check(&cache, view->blocks, view->head.block_count,
+                                      view->head.token_count, &report, &fault);
+    bool checked = rc == 0;
+    for (int i = 0; i < view->head.block_count && rc == 0; i++)
+        rc = cpu_cache_snapshot_import(&cache, 1, i, &view->blocks[i]);
+    if (checked && report.pages > options.pages) CHECK(rc == ERR_FULL);
+    if (checked && report.pages <= options.pages) CHECK(rc == 0);
     CHECK_MSG(cpu_cache_check(&cache, &fault) == 0, "%s", fault.text);
     cpu_cache_release(&cache, 1);
     cpu_cache_close(&cache);
@@ -40,9 +40,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     struct fault fault = {0};
     char *copy = mem_must_alloc(size, 1); /* a separate block, so that overruns are detected */
     memcpy(copy, data + 1, size - 1);
-    int code = state_parse(copy, size - 1, &view, &fault);
-    CHECK(code == fault.code);
-    if (code == 0) {
+    int rc = state_parse(copy, size - 1, &view, &fault);
+    CHECK(rc == fault.code);
+    if (rc == 0) {
         CHECK(view.head.prompt_end <= view.head.token_count && view.head.file_size == size - 1);
         try_blocks(&view, data[0]);
         state_view_close(&view);

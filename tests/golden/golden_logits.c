@@ -142,12 +142,12 @@ static int read_args(int argc, char **argv, struct args *args) {
     *args = (struct args){.prompt = -1, .splits = {512}, .split_count = 1};
     args->replay = (struct replay_options){.path = "reference", .threads = 1, .slots = 1};
     args->kv = (struct kv_params){.budget = 1024, .buffer = 128, .chunk = 512};
-    int err = read_policy(args, "full");
-    for (int i = 1; i < argc && !err; i += 2) {
-        err = i + 1 < argc ? read_option(args, argv[i], argv[i + 1]) : ERR_INVALID;
-        if (err) fprintf(stderr, "bad option or value: %s\n", argv[i]);
+    int rc = read_policy(args, "full");
+    for (int i = 1; i < argc && !rc; i += 2) {
+        rc = i + 1 < argc ? read_option(args, argv[i], argv[i + 1]) : ERR_INVALID;
+        if (rc) fprintf(stderr, "bad option or value: %s\n", argv[i]);
     }
-    if (err) return err;
+    if (rc) return rc;
     if (!args->replay.dir || !args->count || !args->split_count || args->greedy < 0 ||
         args->greedy > GREEDY_MAX) {
         fprintf(stderr, "needs --model and --tokens\n");
@@ -211,8 +211,8 @@ static int write_state(struct run *run, struct buf *out, bool entries) {
                                  .positions = mem_must_alloc(room, sizeof(int32_t)),
                                  .log_beta = mem_must_alloc(room, sizeof(float)),
                                  .entries_max = room};
-    int err = run->replay.kern->ops->report(run->replay.kern, 0, &report);
-    if (!err) {
+    int rc = run->replay.kern->ops->report(run->replay.kern, 0, &report);
+    if (!rc) {
         buf_str(out, "{");
         write_ints(out, "lengths", report.lengths, streams);
         buf_str(out, ",");
@@ -226,7 +226,7 @@ static int write_state(struct run *run, struct buf *out, bool entries) {
     mem_free(report.lengths);
     mem_free(report.positions);
     mem_free(report.log_beta);
-    return err;
+    return rc;
 }
 
 static void write_row(struct run *run, const float *logits, int32_t next) {
@@ -253,13 +253,13 @@ static int evict(struct run *run) {
     };
     buf_fmt(&run->evictions, "%s{\"tokens\":%d,\"before\":", run->evictions.size ? "," : "",
             run->due.tokens);
-    int err = write_state(run, &run->evictions, false);
-    if (!err) err = run->replay.kern->ops->evict(run->replay.kern, &due, 1);
+    int rc = write_state(run, &run->evictions, false);
+    if (!rc) rc = run->replay.kern->ops->evict(run->replay.kern, &due, 1);
     buf_str(&run->evictions, ",\"after\":");
-    if (!err) err = write_state(run, &run->evictions, run->args->entries);
+    if (!rc) rc = write_state(run, &run->evictions, run->args->entries);
     buf_str(&run->evictions, "}");
     due_evicted(kv, &run->due);
-    return err;
+    return rc;
 }
 
 /* Appends `count` given tokens from index `at` and prints what each predicted. */
@@ -267,8 +267,8 @@ static int append(struct run *run, int at, int count) {
     const struct args *args = run->args;
     const size_t vocab = (size_t)run->replay.vocab;
     const struct replay_part part = {0, at, count, args->tokens + at, &args->kv.rule};
-    int err = replay_step(&run->replay, &part, 1, run->logits);
-    if (err) return err;
+    int rc = replay_step(&run->replay, &part, 1, run->logits);
+    if (rc) return rc;
     due_append(&run->due, count);
     for (int i = 0; i < count; i++) {
         bool has_next = at + i + 1 < args->count;
@@ -282,22 +282,22 @@ static int append(struct run *run, int at, int count) {
 
 static int run_prompt(struct run *run) {
     const struct args *args = run->args;
-    int err = 0;
+    int rc = 0;
     run->due.prompt_new = args->prompt;
-    for (int at = 0, i = 0; at < args->prompt && !err; i++) {
+    for (int at = 0, i = 0; at < args->prompt && !rc; i++) {
         int size = args->splits[i < args->split_count ? i : args->split_count - 1];
         int room = due_prompt_room(&args->kv, &run->due);
         if (size > room) size = room;
-        err = append(run, at, size);
+        rc = append(run, at, size);
         at += size;
-        if (!err && due_after_append(&args->kv, &run->due)) err = evict(run);
+        if (!rc && due_after_append(&args->kv, &run->due)) rc = evict(run);
     }
-    return err;
+    return rc;
 }
 
 static int run_generated(struct run *run, int at) {
-    int err = due_before_generate(&run->args->kv, &run->due) ? evict(run) : 0;
-    return err ? err : append(run, at, 1);
+    int rc = due_before_generate(&run->args->kv, &run->due) ? evict(run) : 0;
+    return rc ? rc : append(run, at, 1);
 }
 
 /* The last row's most likely token, appended like a generated one; its logprob and its lead over
@@ -306,8 +306,8 @@ static int run_greedy(struct run *run, struct buf *tokens, struct buf *logprobs,
                       struct buf *margins) {
     const struct args *args = run->args;
     const int vocab = run->replay.vocab;
-    int err = 0;
-    for (int i = 0; i < args->greedy && !err; i++) {
+    int rc = 0;
+    for (int i = 0; i < args->greedy && !rc; i++) {
         int32_t best = replay_argmax(run->last, vocab);
         float second = -INFINITY;
         for (int t = 0; t < vocab; t++) {
@@ -317,9 +317,9 @@ static int run_greedy(struct run *run, struct buf *tokens, struct buf *logprobs,
         buf_fmt(logprobs, i ? ",%.9g" : "%.9g", replay_logprob(run->last, vocab, best));
         buf_fmt(margins, i ? ",%.9g" : "%.9g", (double)(run->last[best] - second));
         args->tokens[args->count + i] = best;
-        if (i + 1 < args->greedy) err = run_generated(run, args->count + i);
+        if (i + 1 < args->greedy) rc = run_generated(run, args->count + i);
     }
-    return err;
+    return rc;
 }
 
 static int run_all(struct run *run) {
@@ -331,9 +331,9 @@ static int run_all(struct run *run) {
             model_config(run->replay.model)->family, run->replay.kern->ops->name,
             run->replay.layers, run->replay.heads_kv);
     buf_str(run->out, "\"logprobs\":[");
-    int err = run_prompt(run);
-    for (int at = args->prompt; at < args->count && !err; at++) err = run_generated(run, at);
-    if (!err) err = run_greedy(run, &parts[0], &parts[1], &parts[2]);
+    int rc = run_prompt(run);
+    for (int at = args->prompt; at < args->count && !rc; at++) rc = run_generated(run, at);
+    if (!rc) rc = run_greedy(run, &parts[0], &parts[1], &parts[2]);
     buf_str(run->out, "]");
     for (int i = 0; i < 3; i++) {
         buf_fmt(run->out, ",\"%s\":[%s]", names[i], parts[i].size ? parts[i].data : "");
@@ -342,18 +342,18 @@ static int run_all(struct run *run) {
     buf_fmt(run->out, ",\"evictions\":[");
     buf_add(run->out, run->evictions.data, run->evictions.size);
     buf_str(run->out, "],\"final\":");
-    if (!err) err = write_state(run, run->out, false);
+    if (!rc) rc = write_state(run, run->out, false);
     buf_str(run->out, "}\n");
-    return err || run->out->failed || run->evictions.failed ? ERR_LIMIT : 0;
+    return rc || run->out->failed || run->evictions.failed ? ERR_LIMIT : 0;
 }
 
 static int run_open(struct run *run, const struct args *args, struct buf *out,
                     struct fault *fault) {
     *run = (struct run){.args = args, .out = out};
     buf_open(&run->evictions, OUTPUT_MAX);
-    int err = kv_params_check(&args->kv, fault);
-    if (!err) err = replay_open(&args->replay, &run->replay, fault);
-    if (err) return err;
+    int rc = kv_params_check(&args->kv, fault);
+    if (!rc) rc = replay_open(&args->replay, &run->replay, fault);
+    if (rc) return rc;
     for (int i = 0; i < args->count; i++) {
         if (args->tokens[i] < 0 || args->tokens[i] >= run->replay.vocab)
             return fault_set(fault, ERR_INVALID, "--tokens", "%d is not in the vocabulary",
@@ -370,18 +370,18 @@ int main(int argc, char **argv) {
     struct buf out;
     struct fault fault = {0};
     buf_open(&out, OUTPUT_MAX);
-    int err = read_args(argc, argv, &args);
-    if (!err) err = run_open(&run, &args, &out, &fault);
-    if (!err) err = run_all(&run);
+    int rc = read_args(argc, argv, &args);
+    if (!rc) rc = run_open(&run, &args, &out, &fault);
+    if (!rc) rc = run_all(&run);
     if (fault.code)
         fprintf(stderr, "%s: %s\n", fault.field, fault.text);
-    else if (err)
-        fprintf(stderr, "%s\n", err_text(err));
-    if (!err && fwrite(out.data, 1, out.size, stdout) != out.size) err = ERR_IO;
+    else if (rc)
+        fprintf(stderr, "%s\n", err_text(rc));
+    if (!rc && fwrite(out.data, 1, out.size, stdout) != out.size) rc = ERR_IO;
     mem_free(run.logits);
     mem_free(args.tokens);
     buf_close(&run.evictions);
     buf_close(&out);
     replay_close(&run.replay);
-    return err ? 1 : 0;
+    return rc ? 1 : 0;
 }

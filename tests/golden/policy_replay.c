@@ -129,8 +129,8 @@ static int put_state(struct run *run, int slot) {
     struct kern_report report = {.lengths = mem_must_alloc(streams, sizeof(int32_t)),
                                  .positions = mem_must_alloc(room, sizeof(int32_t)),
                                  .entries_max = room};
-    int err = run->kern->ops->report(run->kern, slot, &report);
-    if (!err) {
+    int rc = run->kern->ops->report(run->kern, slot, &report);
+    if (!rc) {
         char name[32];
         snprintf(name, sizeof name, "%d.lengths", run->eviction_count);
         put_ints(run, name, report.lengths, streams);
@@ -145,7 +145,7 @@ static int put_state(struct run *run, int slot) {
     }
     mem_free(report.lengths);
     mem_free(report.positions);
-    return err;
+    return rc;
 }
 
 static void put_results(struct run *run) {
@@ -278,13 +278,13 @@ static void print_policies(void) {
 static int read_enum(const struct field *field, const cJSON *rule, unsigned *value,
                      struct fault *fault) {
     const char *name = field->names[*value];
-    int err = json_str(rule, "rule", field->name, &name, fault);
-    for (unsigned i = 0; !err && field->names[i]; i++) {
+    int rc = json_str(rule, "rule", field->name, &name, fault);
+    for (unsigned i = 0; !rc && field->names[i]; i++) {
         if (strcmp(field->names[i], name) != 0) continue;
         *value = i;
         return 0;
     }
-    return err ? err : fault_set(fault, ERR_INVALID, field->name, "no such value: %s", name);
+    return rc ? rc : fault_set(fault, ERR_INVALID, field->name, "no such value: %s", name);
 }
 
 static int read_field(const struct field *field, const cJSON *json, struct kern_rule *rule,
@@ -293,8 +293,8 @@ static int read_field(const struct field *field, const cJSON *json, struct kern_
     if (field->kind == KIND_BOOL) return json_bool(json, "rule", field->name, (bool *)at, fault);
     if (field->kind == KIND_ENUM) return read_enum(field, json, (unsigned *)at, fault);
     double value = field->kind == KIND_INT ? (double)*(int32_t *)at : (double)*(float *)at;
-    int err = json_num(json, "rule", field->name, -1e30, 1e30, &value, fault);
-    if (err) return err;
+    int rc = json_num(json, "rule", field->name, -1e30, 1e30, &value, fault);
+    if (rc) return rc;
     if (field->kind == KIND_INT)
         *(int32_t *)at = (int32_t)value;
     else /* JSON knows no infinity: 0 stands for it where nothing smaller than 1 makes sense */
@@ -305,21 +305,21 @@ static int read_field(const struct field *field, const cJSON *json, struct kern_
 static int read_kv(const cJSON *json, struct kv_params *kv, struct fault *fault) {
     const char *name = "full";
     int64_t budget = 1024, buffer = 128, chunk = 512;
-    int err = json_str(json, "kv", "policy", &name, fault);
-    if (!err) err = json_int(json, "kv", "budget", 1, INT32_MAX, &budget, fault);
-    if (!err) err = json_int(json, "kv", "buffer", 0, INT32_MAX, &buffer, fault);
-    if (!err) err = json_int(json, "kv", "chunk", 1, INT32_MAX, &chunk, fault);
+    int rc = json_str(json, "kv", "policy", &name, fault);
+    if (!rc) rc = json_int(json, "kv", "budget", 1, INT32_MAX, &budget, fault);
+    if (!rc) rc = json_int(json, "kv", "buffer", 0, INT32_MAX, &buffer, fault);
+    if (!rc) rc = json_int(json, "kv", "chunk", 1, INT32_MAX, &chunk, fault);
     const struct policy *policy = policy_find(name);
-    if (!err && !policy) err = fault_set(fault, ERR_INVALID, "kv.policy", "no policy '%s'", name);
-    if (err) return err;
+    if (!rc && !policy) rc = fault_set(fault, ERR_INVALID, "kv.policy", "no policy '%s'", name);
+    if (rc) return rc;
     kv_params_set_policy(kv, policy);
     kv->budget = (int32_t)budget;
     kv->buffer = (int32_t)buffer;
     kv->chunk = (int32_t)chunk;
     const cJSON *rule = json_get(json, "rule");
-    for (size_t f = 0; f < FIELD_COUNT && rule && !err; f++)
-        err = read_field(&fields[f], rule, &kv->rule, fault);
-    return err;
+    for (size_t f = 0; f < FIELD_COUNT && rule && !rc; f++)
+        rc = read_field(&fields[f], rule, &kv->rule, fault);
+    return rc;
 }
 
 /* ---- Input ---------------------------------------------------------------------------------- */
@@ -361,16 +361,16 @@ static int read_sequence(struct run *run, int index, const cJSON *json, struct f
     if (count != sequence->count || count < 1)
         return fault_set(fault, ERR_INVALID, "log_beta", "must have as many tokens as qkv");
     int64_t prompt = count;
-    int err = json_int(json, "sequences", "prompt", 1, count, &prompt, fault);
-    if (!err) err = read_splits(sequence, json, fault);
-    if (!err) err = read_kv(json_get(json, "kv"), &sequence->kv, fault);
+    int rc = json_int(json, "sequences", "prompt", 1, count, &prompt, fault);
+    if (!rc) rc = read_splits(sequence, json, fault);
+    if (!rc) rc = read_kv(json_get(json, "kv"), &sequence->kv, fault);
     sequence->prompt = (int)prompt;
     sequence->due.prompt_new = sequence->prompt;
     sequence->out = mem_must_alloc((size_t)run->cache.layers * (size_t)count,
                                    (size_t)run->out_width * sizeof(float));
     if (count > run->cache.max_positions) run->cache.max_positions = count;
     run->rows_max += count;
-    return err;
+    return rc;
 }
 
 static int read_shape(struct run *run, struct fault *fault) {
@@ -384,17 +384,17 @@ static int read_shape(struct run *run, struct fault *fault) {
                  {"head_dim", &cache->head_dim}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         int64_t value = 0;
-        int err = json_int(run->config, "", sizes[i].name, 1, 4096, &value, fault);
-        if (err) return err;
+        int rc = json_int(run->config, "", sizes[i].name, 1, 4096, &value, fault);
+        if (rc) return rc;
         if (!value) return fault_set(fault, ERR_INVALID, sizes[i].name, "is missing");
         *sizes[i].out = (int)value;
     }
     const char *dtype = "f32";
-    int err = json_str(run->config, "", "kv_dtype", &dtype, fault);
-    if (!err) err = replay_kv_dtype(dtype, &cache->dtype, fault);
+    int rc = json_str(run->config, "", "kv_dtype", &dtype, fault);
+    if (!rc) rc = replay_kv_dtype(dtype, &cache->dtype, fault);
     run->qkv_width = (cache->heads_q + 2 * cache->heads_kv) * cache->head_dim;
     run->out_width = cache->heads_q * cache->head_dim;
-    return err;
+    return rc;
 }
 
 static int read_rotation(struct run *run, struct fault *fault) {
@@ -429,20 +429,20 @@ static int read_windows(struct run *run, struct fault *fault) {
 
 static int read_input(struct run *run, const char *path, struct fault *fault) {
     static const struct json_limits limits = {.bytes = 1 << 20, .depth = 8};
-    int err = weights_open_file(path, &run->input, fault);
-    if (err) return err;
+    int rc = weights_open_file(path, &run->input, fault);
+    if (rc) return rc;
     const char *text = weights_metadata_keepd(run->input);
     if (!text) return fault_set(fault, ERR_INVALID, path, "has no metadata \"keepd\"");
-    err = json_parse(text, strlen(text), &limits, &run->config, fault);
-    if (!err) err = read_shape(run, fault);
-    if (!err) err = read_rotation(run, fault);
-    if (!err) err = read_windows(run, fault);
+    rc = json_parse(text, strlen(text), &limits, &run->config, fault);
+    if (!rc) rc = read_shape(run, fault);
+    if (!rc) rc = read_rotation(run, fault);
+    if (!rc) rc = read_windows(run, fault);
     const cJSON *item;
     cJSON_ArrayForEach(item, json_get(run->config, "sequences")) {
-        if (err || run->sequence_count == SEQUENCES_MAX) break;
-        err = read_sequence(run, run->sequence_count++, item, fault);
+        if (rc || run->sequence_count == SEQUENCES_MAX) break;
+        rc = read_sequence(run, run->sequence_count++, item, fault);
     }
-    return err;
+    return rc;
 }
 
 /* ---- The run -------------------------------------------------------------------------------- */
@@ -450,11 +450,11 @@ static int read_input(struct run *run, const char *path, struct fault *fault) {
 static int open_backend(struct run *run, struct fault *fault) {
     struct cpu_options options = {.path = "reference", .threads = 1};
     int64_t threads = 1;
-    int err = json_str(run->config, "", "path", &options.path, fault);
-    if (!err) err = json_int(run->config, "", "threads", 1, 64, &threads, fault);
+    int rc = json_str(run->config, "", "path", &options.path, fault);
+    if (!rc) rc = json_int(run->config, "", "threads", 1, 64, &threads, fault);
     options.threads = (int)threads;
-    if (!err) err = cpu_open(&options, &run->kern, fault);
-    if (err) return err;
+    if (!rc) rc = cpu_open(&options, &run->kern, fault);
+    if (rc) return rc;
     struct kern_cache_info info;
     const struct kern_ops *ops = run->kern->ops;
     ops->cache_info(run->cache.dtype, run->cache.head_dim, &info);
@@ -462,8 +462,8 @@ static int open_backend(struct run *run, struct fault *fault) {
     run->cache.pages = (int64_t)(run->cache.max_positions / info.page_slots + 1 +
                                  run->cache.max_positions / info.member_slots + 1) *
                        run->cache.layers * run->cache.heads_kv * run->cache.slots;
-    err = ops->cache_open(run->kern, &run->cache, fault);
-    if (err) return err;
+    rc = ops->cache_open(run->kern, &run->cache, fault);
+    if (rc) return rc;
     size_t rows = (size_t)run->rows_max;
     run->qkv = ops->mem_alloc(run->kern, rows * (size_t)run->qkv_width * sizeof(float));
     run->out = ops->mem_alloc(run->kern, rows * (size_t)run->out_width * sizeof(float));
@@ -484,13 +484,13 @@ static int evict(struct run *run, const bool *due) {
                                                 .keep = sequence->kv.budget,
                                                 .rule = &sequence->kv.rule};
     }
-    int err = count ? run->kern->ops->evict(run->kern, list, count) : 0;
-    for (int i = 0; i < run->sequence_count && !err; i++) {
+    int rc = count ? run->kern->ops->evict(run->kern, list, count) : 0;
+    for (int i = 0; i < run->sequence_count && !rc; i++) {
         if (!due[i]) continue;
         due_evicted(&run->sequences[i].kv, &run->sequences[i].due);
-        err = put_state(run, i);
+        rc = put_state(run, i);
     }
-    return err;
+    return rc;
 }
 
 /* The sequence's part of the next step, in tokens. */
@@ -519,19 +519,19 @@ static int run_layer(struct run *run, int layer, const struct kern_batch *batch)
         const struct sequence *sequence = &run->sequences[batch->spans[i].slot];
         copy_rows(run->host, sequence->qkv, sequence, layer, &batch->spans[i], run->qkv_width);
     }
-    int err = ops->upload(run->kern, run->qkv, run->host, rows * (size_t)run->qkv_width);
+    int rc = ops->upload(run->kern, run->qkv, run->host, rows * (size_t)run->qkv_width);
     for (int i = 0; i < batch->span_count; i++) {
         const struct sequence *sequence = &run->sequences[batch->spans[i].slot];
         copy_rows(run->host, sequence->log_beta, sequence, layer, &batch->spans[i],
                   run->cache.heads_kv);
     }
-    if (!err)
-        err = ops->upload(run->kern, run->log_beta, run->host, rows * (size_t)run->cache.heads_kv);
-    if (err) return err;
+    if (!rc)
+        rc = ops->upload(run->kern, run->log_beta, run->host, rows * (size_t)run->cache.heads_kv);
+    if (rc) return rc;
     ops->write_kv(run->kern, layer, run->qkv, run->log_beta, batch);
     ops->attend(run->kern, layer, run->out, run->qkv, batch, &options);
-    err = ops->download(run->kern, run->host, run->out, rows * (size_t)run->out_width);
-    for (int i = 0; i < batch->span_count && !err; i++) {
+    rc = ops->download(run->kern, run->host, run->out, rows * (size_t)run->out_width);
+    for (int i = 0; i < batch->span_count && !rc; i++) {
         const struct kern_span *span = &batch->spans[i];
         const struct sequence *sequence = &run->sequences[span->slot];
         size_t width = (size_t)run->out_width;
@@ -539,7 +539,7 @@ static int run_layer(struct run *run, int layer, const struct kern_batch *batch)
         memcpy(sequence->out + first * width, run->host + (size_t)span->row * width,
                (size_t)span->count * width * sizeof(float));
     }
-    return err;
+    return rc;
 }
 
 /* One part of every sequence that has tokens left; *more says whether there was any. */
@@ -562,28 +562,28 @@ static int step(struct run *run, bool *more) {
         batch.rows += count;
     }
     *more = batch.rows > 0;
-    int err = evict(run, due);
-    if (!err && *more) err = run->kern->ops->begin_step(run->kern, &batch);
-    for (int layer = 0; layer < run->cache.layers && *more && !err; layer++)
-        err = run_layer(run, layer, &batch);
+    int rc = evict(run, due);
+    if (!rc && *more) rc = run->kern->ops->begin_step(run->kern, &batch);
+    for (int layer = 0; layer < run->cache.layers && *more && !rc; layer++)
+        rc = run_layer(run, layer, &batch);
     memset(due, 0, sizeof due);
-    for (int i = 0; i < batch.span_count && !err; i++) {
+    for (int i = 0; i < batch.span_count && !rc; i++) {
         struct sequence *sequence = &run->sequences[spans[i].slot];
         due_append(&sequence->due, spans[i].count);
         due[spans[i].slot] = due_after_append(&sequence->kv, &sequence->due);
     }
-    return err ? err : evict(run, due);
+    return rc ? rc : evict(run, due);
 }
 
 static int replay(struct run *run, const char *input, struct fault *fault) {
-    int err = read_input(run, input, fault);
-    if (!err) err = open_backend(run, fault);
-    bool more = !err;
-    while (more && !err) {
-        err = step(run, &more);
-        if (!err) err = run->kern->ops->cache_check(run->kern, fault);
+    int rc = read_input(run, input, fault);
+    if (!rc) rc = open_backend(run, fault);
+    bool more = !rc;
+    while (more && !rc) {
+        rc = step(run, &more);
+        if (!rc) rc = run->kern->ops->cache_check(run->kern, fault);
     }
-    return err ? err : run->kern->ops->sync(run->kern);
+    return rc ? rc : run->kern->ops->sync(run->kern);
 }
 
 static void close_run(struct run *run) {
@@ -608,8 +608,8 @@ static int has_path(const char *name) {
     const struct cpu_options options = {.path = name, .threads = 1};
     struct kern *kern = NULL;
     struct fault fault = {0};
-    int err = cpu_open(&options, &kern, &fault);
-    if (err) return 1;
+    int rc = cpu_open(&options, &kern, &fault);
+    if (rc) return 1;
     kern->ops->close(kern);
     return 0;
 }
@@ -629,12 +629,12 @@ int main(int argc, char **argv) {
     buf_open(&run.data, OUTPUT_MAX);
     buf_open(&run.header, OUTPUT_MAX);
     buf_open(&run.evictions, OUTPUT_MAX);
-    int err = replay(&run, argv[1], &fault);
-    if (!err) err = write_output(&run, argv[2]);
+    int rc = replay(&run, argv[1], &fault);
+    if (!rc) rc = write_output(&run, argv[2]);
     if (fault.code)
         fprintf(stderr, "%s: %s\n", fault.field, fault.text);
-    else if (err)
-        fprintf(stderr, "%s\n", err_text(err));
+    else if (rc)
+        fprintf(stderr, "%s\n", err_text(rc));
     close_run(&run);
-    return err ? 1 : 0;
+    return rc ? 1 : 0;
 }

@@ -56,12 +56,12 @@ int replay_open(const struct replay_options *options, struct replay *out, struct
                                         .threads = options->threads,
                                         .fp8 = options->fp8};
     *out = (struct replay){0};
-    int err = ranks_open_cpu(&cpu, options->ranks > 0 ? options->ranks : 1, &out->kern, fault);
-    if (!err) err = model_open(out->kern, &model, &out->model, fault);
-    if (!err) err = open_cache(out, options, fault);
-    if (err) {
+    int rc = ranks_open_cpu(&cpu, options->ranks > 0 ? options->ranks : 1, &out->kern, fault);
+    if (!rc) rc = model_open(out->kern, &model, &out->model, fault);
+    if (!rc) rc = open_cache(out, options, fault);
+    if (rc) {
         replay_close(out);
-        return err;
+        return rc;
     }
     out->layers = model_config(out->model)->layers;
     out->heads_kv = model_config(out->model)->heads_kv;
@@ -97,14 +97,14 @@ int replay_step(struct replay *replay, const struct replay_part *parts, int part
     for (int i = 0; i < rows; i++) want[i] = i;
     const struct kern_batch batch = {tokens, spans, rows, part_count};
     const float *device = NULL;
-    int err = model_step(replay->model, &batch, want, logits ? rows : 0, &device);
-    if (!err) err = replay->kern->ops->sync(replay->kern);
-    if (!err && logits)
-        err = replay->kern->ops->download(replay->kern, logits, device,
-                                          (size_t)rows * (size_t)replay->vocab * sizeof *logits);
+    int rc = model_step(replay->model, &batch, want, logits ? rows : 0, &device);
+    if (!rc) rc = replay->kern->ops->sync(replay->kern);
+    if (!rc && logits)
+        rc = replay->kern->ops->download(replay->kern, logits, device,
+                                         (size_t)rows * (size_t)replay->vocab * sizeof *logits);
     mem_free(tokens);
     mem_free(want);
-    return err;
+    return rc;
 }
 
 int replay_run(struct replay *replay, int slot, const int32_t *tokens, int count, const int *splits,
@@ -115,8 +115,8 @@ int replay_run(struct replay *replay, int slot, const int32_t *tokens, int count
         const struct replay_part part = {
             .slot = slot, .pos = pos, .count = size, .tokens = tokens + pos};
         float *rows = logits ? logits + (size_t)pos * (size_t)replay->vocab : NULL;
-        int err = replay_step(replay, &part, 1, rows);
-        if (err) return err;
+        int rc = replay_step(replay, &part, 1, rows);
+        if (rc) return rc;
         pos += size;
     }
     return 0;

@@ -62,8 +62,8 @@ static void wrap(const struct kern_ops *real) {
 }
 
 int __wrap_cpu_open(const struct cpu_options *options, struct kern **out, struct fault *fault) {
-    int code = __real_cpu_open(options, out, fault);
-    if (code != 0 || spared-- > 0) return code;
+    int rc = __real_cpu_open(options, out, fault);
+    if (rc != 0 || spared-- > 0) return rc;
     wrap((*out)->ops);
     (*out)->ops = form;
     return 0;

@@ -49,8 +49,8 @@ static struct engine *open_engine(void) {
 static void expect_no_engine(struct engine_options options, const char *field) {
     struct engine *engine = NULL;
     struct fault fault = {0};
-    int code = engine_open(&options, &engine, &fault);
-    CHECK_MSG(code != 0 && fault.code == code && engine == NULL, "%s is accepted", field);
+    int rc = engine_open(&options, &engine, &fault);
+    CHECK_MSG(rc != 0 && fault.code == rc && engine == NULL, "%s is accepted", field);
     CHECK_MSG(strstr(fault.field, field) != NULL, "%s, not %s", fault.field, field);
     CHECK(fault.text[0] != '\0');
 }
@@ -219,9 +219,9 @@ static void try_places(struct engine *engine) {
 }
 
 static void expect_refused(const struct engine *engine, const struct engine_request *request,
-                           int code, const char *field) {
+                           int rc, const char *field) {
     struct fault fault = {0};
-    CHECK_MSG(engine_check(engine, request, &fault) == code, "%s: %s", field, fault.text);
+    CHECK_MSG(engine_check(engine, request, &fault) == rc, "%s: %s", field, fault.text);
     CHECK_MSG(strcmp(fault.field, field) == 0, "%s, not %s", fault.field, field);
 }
 

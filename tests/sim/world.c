@@ -29,14 +29,14 @@ uint64_t world_mix(uint64_t x) {
 static struct {
     enum world_op op;
     long left; /* < 0: none */
-    int code;
+    int rc;
     const struct kern_ops *real;
 } plan = {.left = -1};
 
-void world_fail(enum world_op op, long n, int code) {
+void world_fail(enum world_op op, long n, int rc) {
     plan.op = op;
     plan.left = n;
-    plan.code = code;
+    plan.rc = rc;
 }
 
 bool world_fail_pending(void) {
@@ -49,55 +49,55 @@ void world_fail_never(void) {
 
 static int fails(enum world_op op) {
     if (plan.left < 0 || plan.op != op) return 0;
-    return plan.left-- == 0 ? plan.code : 0;
+    return plan.left-- == 0 ? plan.rc : 0;
 }
 
 static int begin_step(struct kern *kern, const struct kern_batch *batch) {
-    int code = fails(WORLD_BEGIN_STEP);
-    return code != 0 ? code : plan.real->begin_step(kern, batch);
+    int rc = fails(WORLD_BEGIN_STEP);
+    return rc != 0 ? rc : plan.real->begin_step(kern, batch);
 }
 
 static int evict(struct kern *kern, const struct kern_evict *due, int count) {
-    int code = fails(WORLD_EVICT);
-    return code != 0 ? code : plan.real->evict(kern, due, count);
+    int rc = fails(WORLD_EVICT);
+    return rc != 0 ? rc : plan.real->evict(kern, due, count);
 }
 
 static int sample(struct kern *kern, const float *logits, int rows, int vocab,
                   const struct kern_sample *params, struct kern_sampled *out) {
-    int code = fails(WORLD_SAMPLE);
+    int rc = fails(WORLD_SAMPLE);
     if (fails(WORLD_LOGITS) != 0)
         for (int i = 0; i < vocab; i++) ((float *)(uintptr_t)logits)[i] = NAN;
-    return code != 0 ? code : plan.real->sample(kern, logits, rows, vocab, params, out);
+    return rc != 0 ? rc : plan.real->sample(kern, logits, rows, vocab, params, out);
 }
 
 static int sync_all(struct kern *kern) {
-    int code = fails(WORLD_SYNC);
-    return code != 0 ? code : plan.real->sync(kern);
+    int rc = fails(WORLD_SYNC);
+    return rc != 0 ? rc : plan.real->sync(kern);
 }
 
 static int report(struct kern *kern, int slot, struct kern_report *out) {
-    int code = fails(WORLD_REPORT);
-    return code != 0 ? code : plan.real->report(kern, slot, out);
+    int rc = fails(WORLD_REPORT);
+    return rc != 0 ? rc : plan.real->report(kern, slot, out);
 }
 
 static int truncate_at(struct kern *kern, int slot, int32_t pos) {
-    int code = fails(WORLD_TRUNCATE);
-    return code != 0 ? code : plan.real->truncate(kern, slot, pos);
+    int rc = fails(WORLD_TRUNCATE);
+    return rc != 0 ? rc : plan.real->truncate(kern, slot, pos);
 }
 
 static int fork_slot(struct kern *kern, int from, int to) {
-    int code = fails(WORLD_FORK);
-    return code != 0 ? code : plan.real->fork(kern, from, to);
+    int rc = fails(WORLD_FORK);
+    return rc != 0 ? rc : plan.real->fork(kern, from, to);
 }
 
 static int export_block(struct kern *kern, int slot, int block, void *to) {
-    int code = fails(WORLD_EXPORT);
-    return code != 0 ? code : plan.real->snapshot_export(kern, slot, block, to);
+    int rc = fails(WORLD_EXPORT);
+    return rc != 0 ? rc : plan.real->snapshot_export(kern, slot, block, to);
 }
 
 static int import_block(struct kern *kern, int slot, int block, const struct kern_block *from) {
-    int code = fails(WORLD_IMPORT);
-    return code != 0 ? code : plan.real->snapshot_import(kern, slot, block, from);
+    int rc = fails(WORLD_IMPORT);
+    return rc != 0 ? rc : plan.real->snapshot_import(kern, slot, block, from);
 }
 
 static void plan_failures(struct world *w) {
@@ -173,8 +173,8 @@ static int fake_step(void *model, const struct kern_batch *batch, const int32_t 
     struct world *w = model;
     struct kern_attend_options attend = {.scale = 1.0f};
     check_batch(w, batch, want, want_count);
-    int code = w->ops.begin_step(w->kern, batch);
-    if (code != 0) return code;
+    int rc = w->ops.begin_step(w->kern, batch);
+    if (rc != 0) return rc;
     memset(w->logits, 0, (size_t)want_count * WORLD_VOCAB * sizeof(float));
     for (int layer = 0; layer < WORLD_LAYERS; layer++) {
         fill_rows(w, batch, layer);
@@ -331,8 +331,8 @@ void world_close(struct world *w) {
 }
 
 int world_submit(struct world *w, struct engine_job *job) {
-    int code = seq_job_alloc(job, 1);
-    if (code != 0) return code;
+    int rc = seq_job_alloc(job, 1);
+    if (rc != 0) return rc;
     atomic_fetch_add(&w->places, 1);
     atomic_fetch_add(&w->pending, 1);
     sched_submit(&w->sched, job);
@@ -394,7 +394,7 @@ bool world_step(struct world *w) {
     sched_save(&w->sched, clock_ns(), false);
     sched_step(&w->sched, &failed);
     sched_publish_finished(&w->sched);
-    CHECK(w->sched.counters.preemptions == 0 || plan.code == ERR_FULL);
+    CHECK(w->sched.counters.preemptions == 0 || plan.rc == ERR_FULL);
     world_check(w);
     return failed;
 }

@@ -68,8 +68,8 @@ int world_submit(struct world *world, struct engine_job *job);
 bool world_step(struct world *world);
 void world_check(const struct world *world);
 
-/* The n-th next call of `op` (0 = the very next) returns `code` and does nothing. */
-void world_fail(enum world_op op, long n, int code);
+/* The n-th next call of `op` (0 = the very next) returns `rc` and does nothing. */
+void world_fail(enum world_op op, long n, int rc);
 bool world_fail_pending(void);
 void world_fail_never(void);
 

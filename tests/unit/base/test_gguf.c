@@ -29,19 +29,19 @@ static int parse_bytes(size_t size) {
     char *exact = malloc(size ? size : 1);
     memcpy(exact, file.data, size);
     fault = (struct fault){0};
-    int err = gguf_parse(exact, size, &gguf, &fault);
-    cr_expect_eq(err, fault.code);
+    int rc = gguf_parse(exact, size, &gguf, &fault);
+    cr_expect_eq(rc, fault.code);
     free(exact);
-    return err;
+    return rc;
 }
 
 static int parse(void) {
     return gguf_parse(file.data, file.size, &gguf, &fault);
 }
 
-static void refused(int code, const char *field, const char *text) {
-    int err = parse();
-    cr_expect_eq(err, code, "%s: %s", fault.field, fault.text);
+static void refused(int expected, const char *field, const char *text) {
+    int rc = parse();
+    cr_expect_eq(rc, expected, "%s: %s", fault.field, fault.text);
     cr_expect_str_eq(fault.field, field, "%s", fault.text);
     cr_expect_not_null(strstr(fault.text, text), "%s", fault.text);
     cr_expect_eq(gguf.value_count + gguf.tensor_count, 0);
@@ -188,10 +188,10 @@ Test(gguf, out_of_memory_at_any_call) {
     put_sample(3);
     for (long n = 0;; n++) {
         mem_fail_after(n);
-        int err = parse();
+        int rc = parse();
         bool failed = !mem_fail_pending();
         mem_fail_after(-1);
-        cr_expect_eq(err, failed ? ERR_NOMEM : 0);
+        cr_expect_eq(rc, failed ? ERR_NOMEM : 0);
         gguf_close(&gguf);
         if (!failed) break;
     }

@@ -89,10 +89,10 @@ Test(json, the_tree_is_as_cjson_builds_it) {
     json_free(tree);
 }
 
-static void refuse(const char *text, int code, const char *why) {
+static void refuse(const char *text, int rc, const char *why) {
     struct fault fault = {0};
     cJSON *tree;
-    cr_assert_eq(parse(text, &tree, &fault), code, "%s", text);
+    cr_assert_eq(parse(text, &tree, &fault), rc, "%s", text);
     cr_assert_null(tree);
     cr_assert_str_eq(fault.text, why, "%s: %s", text, fault.text);
 }

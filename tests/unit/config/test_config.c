@@ -209,9 +209,9 @@ Test(config, help_and_version_need_nothing_else) {
     config_close(&run.config);
 }
 
-static void refuse_file(const char *text, int code, const char *why) {
+static void refuse_file(const char *text, int rc, const char *why) {
     struct run run;
-    cr_assert_eq(load_file(&run, text, "--model m"), code, "%s", text);
+    cr_assert_eq(load_file(&run, text, "--model m"), rc, "%s", text);
     cr_assert_not_null(strstr(run.fault.text, why), "'%s' lacks '%s'", run.fault.text, why);
 }
 

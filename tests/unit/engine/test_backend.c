@@ -31,13 +31,13 @@ Test(backend, cuda_is_opened_or_refused_by_name) {
     struct kern *kern = NULL;
     struct fault fault = {0};
     const struct backend_options options = {.device = "cuda", .cpu_path = "reference"};
-    int code = backend_open(&options, &kern, &fault);
-    if (code == 0) {
+    int rc = backend_open(&options, &kern, &fault);
+    if (rc == 0) {
         cr_assert_str_eq(kern->ops->name, "cuda");
         kern->ops->close(kern);
         return;
     }
-    cr_assert(code == ERR_UNSUPPORTED || code == ERR_NOTFOUND);
+    cr_assert(rc == ERR_UNSUPPORTED || rc == ERR_NOTFOUND);
     cr_assert_str_eq(fault.field, "device");
     cr_assert(strlen(fault.text) > 10);
 }

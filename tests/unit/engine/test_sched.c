@@ -603,7 +603,7 @@ Test(sched, scoring_holds_nobody_up) {
 /* Three run (one of them continues a conversation, one has two choices), two wait; one operation
  * fails once. Only those
  * who ran may end with the error; everything returns to the pool, and later requests work. */
-static bool fail_once(enum world_op op, long n, int code) {
+static bool fail_once(enum world_op op, long n, int rc) {
     enum { JOBS = 5 };
     struct world w;
     struct engine_job jobs[JOBS], same[JOBS];
@@ -620,7 +620,7 @@ static bool fail_once(enum world_op op, long n, int code) {
         same[i] = jobs[i];
         submit(&w, &jobs[i]);
     }
-    world_fail(op, n, code);
+    world_fail(op, n, rc);
     for (int step = 0; !sched_idle(&w.sched); step++) {
         bool pending = world_fail_pending();
         cr_assert_lt(step, 2000);
@@ -633,7 +633,7 @@ static bool fail_once(enum world_op op, long n, int code) {
             if (op != WORLD_REPORT) /* only the first choice needs a report */
                 cr_assert_eq(atomic_load(&jobs[i].choice[jobs[i].choice_count - 1].finish),
                              ENGINE_FINISH_ERROR);
-            cr_assert_eq(jobs[i].fault.code, code);
+            cr_assert_eq(jobs[i].fault.code, rc);
             cr_assert_gt(strlen(jobs[i].fault.text), 0);
         }
         /* A snapshot that cannot be taken is left out, and nobody fails. */
@@ -643,9 +643,8 @@ static bool fail_once(enum world_op op, long n, int code) {
     bool happened = !world_fail_pending();
     world_fail_never();
     cr_assert_eq(w.sched.pages_reserved, 0);
-    cr_assert_eq(w.sched.counters.preemptions,
-                 (uint64_t)(happened && ends_step && code == ERR_FULL));
-    cr_assert_eq(failed_steps, happened && ends_step && code == ERR_DEVICE);
+    cr_assert_eq(w.sched.counters.preemptions, (uint64_t)(happened && ends_step && rc == ERR_FULL));
+    cr_assert_eq(failed_steps, happened && ends_step && rc == ERR_DEVICE);
     for (int i = 0; i < JOBS; i++) {
         if (finish_of(&jobs[i]) == ENGINE_FINISH_ERROR) errors--;
         engine_job_close(&jobs[i]);
@@ -724,9 +723,9 @@ static bool fail_allocation(long n) {
     submit(&w, &other);
     while (count_of(&other) == 0) cr_assert_not(world_step(&w));
     mem_fail_after(n);
-    int code = world_submit(&w, &job);
+    int rc = world_submit(&w, &job);
     bool pending = mem_fail_pending(), failed = false;
-    while (code == 0 && atomic_load(&job.finished) == 0) {
+    while (rc == 0 && atomic_load(&job.finished) == 0) {
         sched_step(&w.sched, &failed);
         cr_assert_not(failed);
         pending = mem_fail_pending();
@@ -736,10 +735,10 @@ static bool fail_allocation(long n) {
     mem_fail_after(-1);
     world_check(&w);
     cr_assert_eq(w.sched.counters.preemptions, 0);
-    cr_assert(code == 0 || code == ERR_NOMEM);
-    if (code == 0 && finish_of(&job) == ENGINE_FINISH_ERROR)
+    cr_assert(rc == 0 || rc == ERR_NOMEM);
+    if (rc == 0 && finish_of(&job) == ENGINE_FINISH_ERROR)
         cr_assert_eq(job.fault.code, ERR_NOMEM);
-    else if (code == 0)
+    else if (rc == 0)
         cr_assert(finish_of(&job) == ENGINE_FINISH_LENGTH || finish_of(&job) == ENGINE_FINISH_STOP);
     if (pending) cr_assert(job.kv.lengths != NULL && job.kv.positions != NULL);
     run_until_idle(&w);
@@ -839,7 +838,7 @@ Test(sched, kv_parameters_name_the_field_at_fault) {
         const char *policy;
         int32_t budget, buffer, chunk, sinks, recent;
         double horizon;
-        int code;
+        int rc;
         const char *field;
     } cases[] = {
         {"global", 64, -1, -1, -1, -1, none, 0, ""},
@@ -880,8 +879,8 @@ Test(sched, kv_parameters_name_the_field_at_fault) {
                                    .recent = cases[i].recent,
                                    .options = {{"horizon", cases[i].horizon, NULL}},
                                    .option_count = cases[i].horizon > 0};
-        int code = sched_resolve_kv(&wanted, &rules, &kv, &fault);
-        cr_expect_eq(code, cases[i].code, "case %zu: %d %s", i, code, fault.text);
+        int rc = sched_resolve_kv(&wanted, &rules, &kv, &fault);
+        cr_expect_eq(rc, cases[i].rc, "case %zu: %d %s", i, rc, fault.text);
         cr_expect_str_eq(fault.field, cases[i].field, "case %zu", i);
     }
     rules.has_gates = false;

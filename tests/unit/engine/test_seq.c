@@ -175,11 +175,11 @@ Test(seq, every_failed_allocation_leaves_nothing) {
         struct engine_job job = {.request = request};
         struct sequence seq = {0};
         mem_fail_after(n);
-        int code = seq_job_alloc(&job, 3);
-        if (code == 0) code = seq_open(&seq, &job, 0, &kv, &text);
+        int rc = seq_job_alloc(&job, 3);
+        if (rc == 0) rc = seq_open(&seq, &job, 0, &kv, &text);
         bool failed = !mem_fail_pending();
         mem_fail_after(-1);
-        cr_assert_eq(code, failed ? ERR_NOMEM : 0);
+        cr_assert_eq(rc, failed ? ERR_NOMEM : 0);
         seq_close(&seq);
         engine_job_close(&job);
         if (!failed) break;

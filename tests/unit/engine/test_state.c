@@ -61,10 +61,10 @@ static struct file make_file(void) {
     return f;
 }
 
-static void expect_seal(const struct file *f, const uint8_t *with, int code, const char *says) {
+static void expect_seal(const struct file *f, const uint8_t *with, int rc, const char *says) {
     struct fault fault = {0};
-    cr_assert_eq(state_check_seal(f->data, f->size, with, &fault), code);
-    if (code != 0) cr_assert_not_null(strstr(fault.text, says), "'%s'", fault.text);
+    cr_assert_eq(state_check_seal(f->data, f->size, with, &fault), rc);
+    if (rc != 0) cr_assert_not_null(strstr(fault.text, says), "'%s'", fault.text);
 }
 
 Test(state, comes_back) {
@@ -149,12 +149,12 @@ static void put(struct file *f, size_t at, const void *value, size_t size) {
     memcpy(f->data + at, value, size);
 }
 
-static void expect_parse(const struct file *f, int code, const char *what) {
+static void expect_parse(const struct file *f, int rc, const char *what) {
     struct state_view view;
     struct fault fault = {0};
     int found = state_parse(f->data, f->size, &view, &fault);
-    cr_assert_eq(found, code, "%s: %d '%s'", what, found, fault.text);
-    cr_assert(fault.code == code && view.blocks == NULL);
+    cr_assert_eq(found, rc, "%s: %d '%s'", what, found, fault.text);
+    cr_assert(fault.code == rc && view.blocks == NULL);
 }
 
 /* Extreme sizes and counts in a file with a valid seal: the checks do not rely on the seal. */

@@ -117,13 +117,13 @@ static int refuse_open(const char *says) {
     struct store *store;
     struct fault fault = {0}, checked = {0};
     int check = state_dir_check(options.dir, &checked);
-    int code = store_open(&options, &store, &fault);
-    cr_assert(code != 0 && store == NULL);
+    int rc = store_open(&options, &store, &fault);
+    cr_assert(rc != 0 && store == NULL);
     cr_assert_str_eq(fault.field, "state-dir");
     cr_assert_not_null(strstr(fault.text, says), "'%s'", fault.text);
-    cr_assert_eq(check, code == ERR_BUSY ? 0 : code, "'%s'", checked.text);
-    if (code != ERR_BUSY) cr_assert_str_eq(checked.text, fault.text);
-    return code;
+    cr_assert_eq(check, rc == ERR_BUSY ? 0 : rc, "'%s'", checked.text);
+    if (rc != ERR_BUSY) cr_assert_str_eq(checked.text, fault.text);
+    return rc;
 }
 
 static struct kv_params kv_of(int budget) {
@@ -161,13 +161,13 @@ static char *make_file(struct store *store, int seed, size_t room, struct state_
 static int save(struct store *store, int seed, size_t room) {
     struct state_head head;
     uint64_t id = 0;
-    int code = 1;
+    int rc = 1;
     char *data = make_file(store, seed, room, &head);
     cr_assert(store_can_save(store));
     store_save(store, &head, data, head.file_size);
-    cr_assert(store_saved(store, &id, &code) && !store_saved(store, &id, &code));
+    cr_assert(store_saved(store, &id, &rc) && !store_saved(store, &id, &rc));
     cr_assert_eq(id, 500 + (uint64_t)seed);
-    return code;
+    return rc;
 }
 
 /* Searches with a prompt of the first `count` tokens of conversation `seed` and one more. */
@@ -186,8 +186,8 @@ static uint64_t find(struct store *store, int seed, int count, const char *space
 
 static int load(struct store *store, uint64_t id) {
     const struct state_view *view = NULL;
-    int code = store_load(store, id, &view);
-    if (code != 0) return code;
+    int rc = store_load(store, id, &view);
+    if (rc != 0) return rc;
     cr_assert_eq(view->head.id, id);
     cr_assert_eq(((const char *)view->blocks[0].data)[0], (char)(id - 500));
     store_unload(store);
@@ -363,12 +363,12 @@ static const char *const name_1 = "00000000000001f5.state"; /* 501 */
 
 /* Whole, genuine, and yet the cache says why it cannot have come from one: put aside. A file that
  * is only not for this process stays as it is, and is not looked at again. */
-static int check_code, members;
+static int check_rc, members;
 
 static int check_blocks(void *backend, struct state_view *view, struct fault *fault) {
-    cr_assert(backend == &check_code && view->head.block_count == 2);
+    cr_assert(backend == &check_rc && view->head.block_count == 2);
     view->report.members = members;
-    return check_code != 0 ? fault_set(fault, check_code, "snapshot", "planned") : 0;
+    return check_rc != 0 ? fault_set(fault, check_rc, "snapshot", "planned") : 0;
 }
 
 Test(store, what_the_cache_says_of_the_blocks) {
@@ -377,12 +377,12 @@ Test(store, what_the_cache_says_of_the_blocks) {
     struct store *store;
     struct fault fault;
     options.check = check_blocks;
-    options.backend = &check_code;
+    options.backend = &check_rc;
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
         bool bad = codes[i] == ERR_MALFORMED || codes[i] == ERR_INVALID;
         cr_assert_eq(store_open(&options, &store, &fault), 0);
         cr_assert_eq(save(store, 1, 100), 0);
-        check_code = codes[i];
+        check_rc = codes[i];
         cr_assert_eq(load(store, 501), codes[i]);
         cr_assert(files_with(".bad") == bad && files_with(".state") == !bad);
         cr_assert_eq(find(store, 1, TOKENS, "space", 32, 0), codes[i] == 0 ? 501 : 0);
@@ -399,7 +399,7 @@ Test(store, more_members_than_the_policy_keeps) {
     struct store *store;
     struct fault fault;
     options.check = check_blocks;
-    options.backend = &check_code;
+    options.backend = &check_rc;
     cr_assert_eq(store_open(&options, &store, &fault), 0);
     cr_assert_eq(save(store, 1, 100), 0);
     cr_assert_eq(load(store, 501), 0);
@@ -636,14 +636,14 @@ Test(store, failing_writes_leave_nothing) {
         struct store *store = open_store();
         cr_assert_eq(save(store, 1, 100), 0);
         fail_left = n;
-        int code = save(store, 2, 100);
+        int rc = save(store, 2, 100);
         bool pending = fail_left >= 0;
         fail_left = -1;
         failed += !pending;
-        cr_assert_eq(code, pending ? 0 : ERR_IO, "call %ld", n);
+        cr_assert_eq(rc, pending ? 0 : ERR_IO, "call %ld", n);
         cr_assert_eq(files_with(".tmp"), 0);
-        cr_assert_eq(store_has(store, 502), code == 0);
-        cr_assert_eq(files_with(".state"), code == 0 ? 2 : 1);
+        cr_assert_eq(store_has(store, 502), rc == 0);
+        cr_assert_eq(files_with(".state"), rc == 0 ? 2 : 1);
         cr_assert_eq(load(store, 501), 0);
         cr_assert_eq(save(store, 2, 100), 0); /* the next attempt works */
         cr_assert_eq(store_remove(store, 501) + store_remove(store, 502), 0);
@@ -676,27 +676,27 @@ static void count_wake(void *arg) {
 
 static int load_when_there(struct store *store, uint64_t id) {
     const struct state_view *view;
-    int code;
-    while ((code = store_load(store, id, &view)) == ERR_BUSY) usleep(1000);
-    if (code == 0) store_unload(store);
-    return code;
+    int rc;
+    while ((rc = store_load(store, id, &view)) == ERR_BUSY) usleep(1000);
+    if (rc == 0) store_unload(store);
+    return rc;
 }
 
 /* A slow check on the directory's thread; meanwhile a file is being read. */
 static struct {
     atomic_bool reached, go;
-    int code;
+    int rc;
 } slow;
 
 static int check_slowly(void *backend, struct state_view *view, struct fault *fault) {
     (void)backend, (void)view;
     atomic_store(&slow.reached, true);
     while (!atomic_load(&slow.go)) usleep(1000);
-    return slow.code != 0 ? fault_set(fault, slow.code, "snapshot", "planned") : 0;
+    return slow.rc != 0 ? fault_set(fault, slow.rc, "snapshot", "planned") : 0;
 }
 
-/* A store whose file 501 is being read, and is found to be `code`. */
-static struct store *open_reading(int code) {
+/* A store whose file 501 is being read, and is found to be `rc`. */
+static struct store *open_reading(int rc) {
     struct store_options options = options_of();
     struct store *store = open_store();
     const struct state_view *view;
@@ -708,7 +708,7 @@ static struct store *open_reading(int code) {
     options.done = count_wake;
     atomic_store(&slow.reached, false);
     atomic_store(&slow.go, false);
-    slow.code = code;
+    slow.rc = rc;
     cr_assert_eq(store_open(&options, &store, &fault), 0);
     cr_assert_eq(store_load(store, 501, &view), ERR_BUSY);
     while (!atomic_load(&slow.reached)) usleep(1000);
@@ -854,12 +854,12 @@ static atomic_int written;
 static void *write_many(void *arg) {
     const struct writer *writer = arg;
     uint64_t id;
-    for (int i = 0, code = 0; i < 20; i++) {
+    for (int i = 0, rc = 0; i < 20; i++) {
         struct state_head head;
         char *data = make_file(writer->store, writer->first + i, 100, &head);
         store_save(writer->store, &head, data, head.file_size);
-        while (!store_saved(writer->store, &id, &code)) usleep(100);
-        if (code == 0 && id == head.id && load_when_there(writer->store, id) == 0)
+        while (!store_saved(writer->store, &id, &rc)) usleep(100);
+        if (rc == 0 && id == head.id && load_when_there(writer->store, id) == 0)
             atomic_fetch_add(&written, 1);
     }
     return NULL;

@@ -255,8 +255,8 @@ static inline void comm_gathers(const struct comm_seat *seat) {
 static inline void comm_agrees(const struct comm_seat *seat) {
     const struct comm *comm = seat->comm;
     for (int round = 0; round < 30 * seat->kind->times; round++) {
-        int code = round % comm->ranks == comm->rank ? ERR_FULL : 0;
-        MUST(comm->ops->agree(comm, code) == ERR_FULL);
+        int rc = round % comm->ranks == comm->rank ? ERR_FULL : 0;
+        MUST(comm->ops->agree(comm, rc) == ERR_FULL);
         MUST(comm->ops->agree(comm, -1 - comm->rank) == -comm->ranks);
         MUST(comm->ops->agree(comm, 0) == 0);
     }

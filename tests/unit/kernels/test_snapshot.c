@@ -66,11 +66,11 @@ static int import_all(struct cpu_cache *cache, int slot, const struct kern_block
                       int32_t tokens) {
     struct kern_report report;
     struct fault fault = {0};
-    int code = cpu_cache_snapshot_check(cache, blocks, BLOCKS, tokens, &report, &fault);
-    for (int i = 0; i < BLOCKS && code == 0; i++)
-        code = cpu_cache_snapshot_import(cache, slot, i, &blocks[i]);
-    if (code != 0) cpu_cache_release(cache, slot);
-    return code;
+    int rc = cpu_cache_snapshot_check(cache, blocks, BLOCKS, tokens, &report, &fault);
+    for (int i = 0; i < BLOCKS && rc == 0; i++)
+        rc = cpu_cache_snapshot_import(cache, slot, i, &blocks[i]);
+    if (rc != 0) cpu_cache_release(cache, slot);
+    return rc;
 }
 
 static int64_t pages_used(const struct cpu_cache *cache) {
@@ -157,12 +157,12 @@ Test(snapshot, an_imported_slot_goes_on) {
 }
 
 static void refuse(struct cpu_cache *cache, const struct kern_block *blocks, int count,
-                   int32_t tokens, int code) {
+                   int32_t tokens, int rc) {
     struct kern_report report = {0};
     struct fault fault = {0};
     int found = cpu_cache_snapshot_check(cache, blocks, count, tokens, &report, &fault);
-    cr_assert_eq(found, code, "%d %s", found, fault.text);
-    cr_assert(fault.code == code && fault.text[0] != '\0');
+    cr_assert_eq(found, rc, "%d %s", found, fault.text);
+    cr_assert(fault.code == rc && fault.text[0] != '\0');
 }
 
 Test(snapshot, other_shapes_are_refused) {

@@ -287,7 +287,7 @@ Test(model_config, end_tokens_are_the_union_of_both_files) {
 
 struct refusal {
     const char *text;
-    int code;
+    int rc;
     const char *field;
 };
 
@@ -409,10 +409,10 @@ Test(model_config, refuses_by_name) {
     for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++) {
         struct model_config c;
         struct fault fault;
-        int err = parse_llama(refusals[i].text, &c, &fault);
-        cr_assert_eq(err, refusals[i].code, "%s gave %s (%s: %s)", refusals[i].text, err_name(err),
+        int rc = parse_llama(refusals[i].text, &c, &fault);
+        cr_assert_eq(rc, refusals[i].rc, "%s gave %s (%s: %s)", refusals[i].text, err_name(rc),
                      fault.field, fault.text);
-        cr_assert_eq(fault.code, err);
+        cr_assert_eq(fault.code, rc);
         cr_assert_str_eq(fault.field, refusals[i].field, "%s named %s", refusals[i].text,
                          fault.field);
         cr_assert(fault.text[0] != '\0');
@@ -438,9 +438,8 @@ Test(model_config, broken_files) {
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         struct model_config c;
         struct fault fault = {0};
-        int err = model_config_parse(texts[i], strlen(texts[i]), NULL, 0, 0, &c, &fault);
-        cr_assert(err == ERR_MALFORMED || err == ERR_INVALID, "%s gave %s", texts[i],
-                  err_name(err));
+        int rc = model_config_parse(texts[i], strlen(texts[i]), NULL, 0, 0, &c, &fault);
+        cr_assert(rc == ERR_MALFORMED || rc == ERR_INVALID, "%s gave %s", texts[i], err_name(rc));
         cr_assert(fault.field[0] != '\0');
     }
 }
@@ -451,16 +450,16 @@ Test(model_config, every_allocation_may_fail) {
         struct model_config c;
         struct fault fault;
         mem_fail_after(n);
-        int err =
+        int rc =
             parse_llama("\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2},", &c, &fault);
         bool pending = mem_fail_pending();
         mem_fail_after(-1);
-        if (!err) {
+        if (!rc) {
             cr_assert(pending, "allocation %ld failed unnoticed", n);
             model_config_close(&c);
             break;
         }
-        cr_assert_eq(err, ERR_NOMEM);
+        cr_assert_eq(rc, ERR_NOMEM);
         failures++;
     }
     cr_assert(failures > 0);

@@ -231,7 +231,7 @@ Test(fp8, one_scale_is_that_of_every_output) {
 Test(fp8, what_is_wrong_is_refused_by_tensor) {
     static const struct {
         struct kind kind;
-        int code;
+        int rc;
         const char *field, *text;
     } cases[] = {
         {{.dtype = "F32", .shape = "", .without = "model.layers.1.self_attn.v_proj.weight_scale"},
@@ -260,7 +260,7 @@ Test(fp8, what_is_wrong_is_refused_by_tensor) {
         struct replay replay;
         struct fault fault;
         make(dir, &cases[i].kind);
-        cr_assert_eq(open_replay(dir, false, &replay, &fault), cases[i].code, "%zu: %s: %s", i,
+        cr_assert_eq(open_replay(dir, false, &replay, &fault), cases[i].rc, "%zu: %s: %s", i,
                      fault.field, fault.text);
         cr_assert_str_eq(fault.field, cases[i].field);
         cr_assert(strstr(fault.text, cases[i].text), "%s", fault.text);

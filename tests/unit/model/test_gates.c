@@ -194,13 +194,14 @@ Test(gates, rg10_has_a_second_layer) {
     buf_close(&file);
 }
 
-static void refuse(const struct variant *v, const struct gates_shape *model, int code,
+static void refuse(const struct variant *v, const struct gates_shape *model, int expected,
                    const char *field) {
     struct gates gates;
     struct fault fault;
     struct buf file;
-    int err = parse(v, model, &gates, &file, &fault);
-    cr_assert_eq(err, code, "%s: gave %s (%s: %s)", field, err_name(err), fault.field, fault.text);
+    int rc = parse(v, model, &gates, &file, &fault);
+    cr_assert_eq(rc, expected, "%s: gave %s (%s: %s)", field, err_name(rc), fault.field,
+                 fault.text);
     cr_assert_str_eq(fault.field, field, "%s: %s", fault.field, fault.text);
     cr_assert(fault.text[0] != '\0');
     buf_close(&file);
@@ -254,7 +255,7 @@ Test(gates, tensors_must_be_there_with_their_shapes) {
 Test(gates, header_fields_are_checked) {
     static const struct {
         const char *json;
-        int code;
+        int rc;
         const char *field;
     } cases[] = {
         {"[]", ERR_MALFORMED, "keepd"},
@@ -273,8 +274,8 @@ Test(gates, header_fields_are_checked) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct gates_header header;
         struct fault fault = {0};
-        int err = gates_header_parse(cases[i].json, strlen(cases[i].json), &header, &fault);
-        cr_assert_eq(err, cases[i].code, "%s gave %s", cases[i].json, err_name(err));
+        int rc = gates_header_parse(cases[i].json, strlen(cases[i].json), &header, &fault);
+        cr_assert_eq(rc, cases[i].rc, "%s gave %s", cases[i].json, err_name(rc));
         cr_assert_str_eq(fault.field, cases[i].field, "%s", cases[i].json);
     }
     struct variant v = code_tying;
@@ -304,15 +305,15 @@ Test(gates, every_allocation_may_fail) {
     for (long n = 0;; n++) {
         struct gates gates;
         mem_fail_after(n);
-        int err = gates_parse(file.data, file.size, &shape, &gates, NULL);
+        int rc = gates_parse(file.data, file.size, &shape, &gates, NULL);
         bool pending = mem_fail_pending();
         mem_fail_after(-1);
-        if (!err) {
+        if (!rc) {
             cr_assert(pending);
             gates_close(&gates);
             break;
         }
-        cr_assert_eq(err, ERR_NOMEM);
+        cr_assert_eq(rc, ERR_NOMEM);
         failures++;
     }
     cr_assert(failures > 0);

@@ -487,11 +487,11 @@ static int describe(const struct described *d, struct model_config *out, struct 
     snprintf(path, sizeof path, "%s/m.gguf", dir);
     *fault = (struct fault){0};
     cr_assert_eq(weights_open(path, &w, fault), 0, "%s", fault->text);
-    int err = model_config_from_gguf(w, 0, out, fault);
+    int rc = model_config_from_gguf(w, 0, out, fault);
     weights_close(w);
     buf_close(&file);
     remove(path), rmdir(dir);
-    return err;
+    return rc;
 }
 
 static void put_tokens(struct buf *file) {
@@ -579,7 +579,7 @@ static void put_far_token(struct buf *file) {
 Test(gguf, metadata_is_refused_by_its_key) {
     static const struct {
         struct described d;
-        int code;
+        int rc;
         const char *field;
     } rows[] = {
         {{put_experts, 1, false}, ERR_UNSUPPORTED, "llama.expert_count"},
@@ -594,7 +594,7 @@ Test(gguf, metadata_is_refused_by_its_key) {
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         struct model_config c;
         struct fault fault;
-        cr_expect_eq(describe(&rows[i].d, &c, &fault), rows[i].code, "%s: %s", fault.field,
+        cr_expect_eq(describe(&rows[i].d, &c, &fault), rows[i].rc, "%s: %s", fault.field,
                      fault.text);
         cr_expect_str_eq(fault.field, rows[i].field, "%s", fault.text);
     }
@@ -602,16 +602,16 @@ Test(gguf, metadata_is_refused_by_its_key) {
 
 /* ---- Refused ------------------------------------------------------------------------------- */
 
-static void refused(struct making *m, int code, const char *field, const char *text) {
+static void refused(struct making *m, int expected, const char *field, const char *text) {
     struct replay replay;
     struct fault fault;
     char dir[64];
     make(dir, m);
-    int err = open_model(dir, "/model.gguf", "portable", &replay, &fault);
-    cr_expect_eq(err, code, "%s: %s", fault.field, fault.text);
+    int rc = open_model(dir, "/model.gguf", "portable", &replay, &fault);
+    cr_expect_eq(rc, expected, "%s: %s", fault.field, fault.text);
     cr_expect_str_eq(fault.field, field);
     cr_expect_not_null(strstr(fault.text, text), "%s", fault.text);
-    if (!err) replay_close(&replay);
+    if (!rc) replay_close(&replay);
     remove_all(dir);
 }
 

@@ -26,8 +26,8 @@ static const char *const paths[] = {"reference", "portable", "avx2", "avx512", "
 static bool path_available(const char *path) {
     struct kern *kern = NULL;
     struct fault fault = {0};
-    int err = cpu_open(&(struct cpu_options){.path = path, .threads = 1}, &kern, &fault);
-    if (err) {
+    int rc = cpu_open(&(struct cpu_options){.path = path, .threads = 1}, &kern, &fault);
+    if (rc) {
         bool everywhere = !strcmp(path, "reference") || !strcmp(path, "portable");
         cr_assert(!everywhere, "%s", fault.text);
         printf("skip: path %s: %s\n", path, fault.text);
@@ -465,12 +465,12 @@ static void check_shared(const char *dir, const char *path) {
     check_equal(expected, found, LONG, owner.vocab, "the owner after its guests", path);
     for (long n = 0;; n++) {
         mem_fail_after(n);
-        int err = replay_open(&options, &guest, &fault);
+        int rc = replay_open(&options, &guest, &fault);
         bool pending = mem_fail_pending();
         mem_fail_after(-1);
-        if (!err) replay_close(&guest);
+        if (!rc) replay_close(&guest);
         if (pending) break;
-        cr_assert_eq(err, ERR_NOMEM, "failure %ld: %s", n, fault.text);
+        cr_assert_eq(rc, ERR_NOMEM, "failure %ld: %s", n, fault.text);
     }
     mem_free(expected);
     mem_free(found);
@@ -567,15 +567,15 @@ static int open_dir(const char *dir, struct fault *fault) {
                                            .positions_max = 8,
                                            .slots = 1};
     *fault = (struct fault){0};
-    int err = replay_open(&options, &replay, fault);
-    if (!err) replay_close(&replay);
-    return err;
+    int rc = replay_open(&options, &replay, fault);
+    if (!rc) replay_close(&replay);
+    return rc;
 }
 
 Test(model, files_that_do_not_fit_the_config_are_refused_by_tensor) {
     static const struct {
         const char *from, *to;
-        int code;
+        int rc;
         const char *field, *text, *model; /* NULL: "qwen3" */
     } cases[] = {
         {"\"hidden_size\": 64", "\"hidden_size\": 128", ERR_INVALID, "model.embed_tokens.weight",
@@ -601,7 +601,7 @@ Test(model, files_that_do_not_fit_the_config_are_refused_by_tensor) {
         struct copy copy;
         struct fault fault;
         copy_open(&copy, cases[i].model ? cases[i].model : "qwen3", cases[i].from, cases[i].to);
-        cr_assert_eq(open_dir(copy.dir, &fault), cases[i].code, "%s: %s: %s", cases[i].to,
+        cr_assert_eq(open_dir(copy.dir, &fault), cases[i].rc, "%s: %s: %s", cases[i].to,
                      fault.field, fault.text);
         cr_assert_str_eq(fault.field, cases[i].field);
         cr_assert_not_null(strstr(fault.text, cases[i].text), "%s", fault.text);
@@ -666,14 +666,14 @@ Test(model, every_allocation_may_fail) {
     for (long n = 0;; n++) {
         struct fault fault;
         mem_fail_after(n);
-        int err = open_dir(model_dir("qwen3"), &fault);
+        int rc = open_dir(model_dir("qwen3"), &fault);
         bool pending = mem_fail_pending();
         mem_fail_after(-1);
-        if (!err) {
+        if (!rc) {
             cr_assert(pending, "failure %ld went unnoticed", n);
             break;
         }
-        cr_assert_eq(err, ERR_NOMEM, "failure %ld gave %s (%s: %s)", n, err_name(err), fault.field,
+        cr_assert_eq(rc, ERR_NOMEM, "failure %ld gave %s (%s: %s)", n, err_name(rc), fault.field,
                      fault.text);
         failures++;
     }

@@ -99,7 +99,7 @@ Test(weights, reads_files_without_tensors) {
 static const struct bad {
     const char *header;
     size_t data;
-    int code;
+    int rc;
     const char *field;
 } bad[] = {
     {"", 0, ERR_MALFORMED, "header"},
@@ -158,7 +158,7 @@ Test(weights, refuses_malformed_files) {
         struct tensor_file out;
         struct fault fault = {0};
         int rc = parse(bad[i].header, bad[i].data, &out, &fault);
-        cr_expect_eq(rc, bad[i].code, "case %zu %s: %s %s", i, bad[i].header, err_name(rc),
+        cr_expect_eq(rc, bad[i].rc, "case %zu %s: %s %s", i, bad[i].header, err_name(rc),
                      fault.text);
         cr_expect_eq(fault.code, rc);
         cr_expect(fault.text[0]);
@@ -300,7 +300,7 @@ Test(weights, opens_shards) {
 Test(weights, refuses_bad_indexes) {
     static const struct {
         const char *index;
-        int code;
+        int rc;
         const char *field;
     } cases[] = {
         {"{\"weight_map\":{\"a\":\"../one.safetensors\"}}", ERR_MALFORMED, "a"},
@@ -334,7 +334,7 @@ Test(weights, refuses_bad_indexes) {
         struct fault fault = {0};
         write_index(&folder, cases[i].index);
         int rc = weights_open(folder.path, &w, &fault);
-        cr_expect_eq(rc, cases[i].code, "%s: %s %s", cases[i].index, err_name(rc), fault.text);
+        cr_expect_eq(rc, cases[i].rc, "%s: %s %s", cases[i].index, err_name(rc), fault.text);
         if (cases[i].field) cr_expect_str_eq(fault.field, cases[i].field, "%s", cases[i].index);
         cr_expect_null(w);
     }

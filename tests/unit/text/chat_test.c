@@ -13,8 +13,8 @@ void chat_test_render(const char *template, const cJSON *context, int64_t now,
     struct chat_input input = {context ? context : empty, trusted, 2, now};
     *out = (struct rendered){0};
     arena_open(&out->arena, 32ul << 20);
-    out->code = chat_open(template, strlen(template), &chat, &out->fault);
-    if (!out->code) out->code = chat_render(chat, &input, &out->arena, &out->text, &out->fault);
+    out->rc = chat_open(template, strlen(template), &chat, &out->fault);
+    if (!out->rc) out->rc = chat_render(chat, &input, &out->arena, &out->text, &out->fault);
     chat_close(chat);
     cJSON_Delete(empty);
 }

@@ -7,7 +7,7 @@
 #include "text/chat.h"
 
 struct rendered {
-    int code; /* result of chat_open or chat_render */
+    int rc; /* result of chat_open or chat_render */
     struct arena arena;
     struct chat_text text;
     struct fault fault;

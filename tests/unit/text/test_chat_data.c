@@ -33,9 +33,9 @@ static void count(struct tally *tally, const char *name, const struct rendered *
                   const char *expected, const char *message, bool fails) {
     bool good;
     if (expected)
-        good = !r->code && strcmp(r->text.text, expected) == 0;
+        good = !r->rc && strcmp(r->text.text, expected) == 0;
     else
-        good = r->code == ERR_INVALID && (!message || strcmp(r->fault.text, message) == 0);
+        good = r->rc == ERR_INVALID && (!message || strcmp(r->fault.text, message) == 0);
     good = good && (!expected || strlen(expected) == r->text.size) && (expected || fails);
     if (good)
         tally->passed++;
@@ -46,7 +46,7 @@ static void count(struct tally *tally, const char *name, const struct rendered *
                expected  ? expected
                : message ? message
                          : "error",
-               r->code ? r->fault.text : r->text.text);
+               r->rc ? r->fault.text : r->text.text);
 }
 
 /* A context with a NUL in its strings, which no request can have: as a literal of the template. */
@@ -124,7 +124,7 @@ Test(chat_data, conformance) {
 
 /* The goldens were rendered in a sandbox that lets a list change; transformers' own does not. */
 static bool changes_a_list(const char *template, const struct rendered *r) {
-    return strstr(template, ".append(") && r->code == ERR_INVALID &&
+    return strstr(template, ".append(") && r->rc == ERR_INVALID &&
            strstr(r->fault.text, "access to attribute 'append' of 'list' object is unsafe");
 }
 
@@ -207,8 +207,7 @@ Test(chat_data, random_templates) {
         chat_test_render(text_of(item, "template"), context, 1752148800, &r);
         const char *expected = text_of(item, "expected");
         /* jinja2 may find other errors while compiling than we do. */
-        if (!expected && (r.code == ERR_MALFORMED || r.code == ERR_UNSUPPORTED))
-            r.code = ERR_INVALID;
+        if (!expected && (r.rc == ERR_MALFORMED || r.rc == ERR_UNSUPPORTED)) r.rc = ERR_INVALID;
         count(&tally, text_of(item, "template"), &r, expected, NULL, true);
         chat_test_close(&r);
         json_free(item);

@@ -55,11 +55,11 @@ static void open_text(struct text *text) {
     cr_assert_eq(text_open(folder, text, &fault), 0, "%s: %s", fault.field, fault.text);
 }
 
-static void expect_failure(int code, const char *in_field) {
+static void expect_failure(int rc, const char *in_field) {
     struct text text;
     struct fault fault = {0};
-    cr_expect_eq(text_open(folder, &text, &fault), code, "%s: %s", fault.field, fault.text);
-    cr_expect_eq(fault.code, code);
+    cr_expect_eq(text_open(folder, &text, &fault), rc, "%s: %s", fault.field, fault.text);
+    cr_expect_eq(fault.code, rc);
     cr_expect_not_null(strstr(fault.field, in_field), "'%s' does not name %s", fault.field,
                        in_field);
     cr_expect(fault.text[0] != '\0');
@@ -76,14 +76,14 @@ static int render(const struct text *text, const char *context, char *out, size_
                             &(struct json_limits){.bytes = 8 << 20, .depth = 16}, &tree, fault),
                  0);
     arena_open(&arena, 256 << 20);
-    int code = text_render_chat(text, tree, 1000, &arena, &ids, fault);
+    int rc = text_render_chat(text, tree, 1000, &arena, &ids, fault);
     cr_assert_lt(ids.count, size);
-    for (size_t i = 0; code == 0 && i < ids.count; i++)
+    for (size_t i = 0; rc == 0 && i < ids.count; i++)
         out[i] = ids.ids[i] == 256 ? 'S' : ids.ids[i] == 257 ? 'E' : (char)ids.ids[i];
-    out[code == 0 ? ids.count : 0] = '\0';
+    out[rc == 0 ? ids.count : 0] = '\0';
     arena_close(&arena);
     json_free(tree);
-    return code;
+    return rc;
 }
 
 static void expect_render(const struct text *text, const char *context, const char *expected) {
@@ -440,23 +440,23 @@ Test(text, survives_failing_memory) {
     write_text("tokenizer_config.json", "{\"bos_token\":\"<s>\",\"eos_token\":\"</s>\"}");
     write_text("chat_template.json",
                "{\"chat_template\":\"{{ bos_token }}{{ messages[0].content }}\"}");
-    int code = ERR_NOMEM;
+    int rc = ERR_NOMEM;
     long n = 0;
-    for (; code == ERR_NOMEM && n < 20000; n++) {
+    for (; rc == ERR_NOMEM && n < 20000; n++) {
         struct text text;
         struct fault fault = {0};
         mem_fail_after(n);
-        code = text_open(folder, &text, &fault);
+        rc = text_open(folder, &text, &fault);
         mem_fail_after(-1);
-        cr_assert(code == 0 || code == ERR_NOMEM, "allocation %ld: %s", n, err_name(code));
-        cr_assert_eq(text.tok != NULL, code == 0);
+        cr_assert(rc == 0 || rc == ERR_NOMEM, "allocation %ld: %s", n, err_name(rc));
+        cr_assert_eq(text.tok != NULL, rc == 0);
         text_close(&text);
     }
-    cr_assert_eq(code, 0);
+    cr_assert_eq(rc, 0);
     struct text text;
     open_text(&text);
-    code = ERR_NOMEM;
-    for (n = 0; code == ERR_NOMEM && n < 20000; n++) {
+    rc = ERR_NOMEM;
+    for (n = 0; rc == ERR_NOMEM && n < 20000; n++) {
         struct fault fault = {0};
         struct arena arena;
         struct tok_ids ids;
@@ -467,13 +467,13 @@ Test(text, survives_failing_memory) {
                      0);
         arena_open(&arena, 256 << 20);
         mem_fail_after(n);
-        code = text_render_chat(&text, tree, 1000, &arena, &ids, &fault);
+        rc = text_render_chat(&text, tree, 1000, &arena, &ids, &fault);
         mem_fail_after(-1);
-        cr_assert(code == 0 || (code == ERR_NOMEM && fault.code == code), "allocation %ld: %s", n,
-                  err_name(code));
+        cr_assert(rc == 0 || (rc == ERR_NOMEM && fault.code == rc), "allocation %ld: %s", n,
+                  err_name(rc));
         arena_close(&arena);
         json_free(tree);
     }
-    cr_assert_eq(code, 0);
+    cr_assert_eq(rc, 0);
     text_close(&text);
 }

@@ -182,7 +182,7 @@ Test(tok_gguf, refuses_by_name) {
     static const char *const bad[] = {"a b", "ab"}, *const gone[] = {"a zz"};
     const struct {
         struct vocab vocab;
-        int code;
+        int rc;
         const char *field;
     } rows[] = {
         {{.model = "bert", .bos = -1}, ERR_UNSUPPORTED, "tokenizer.ggml.model"},
@@ -197,7 +197,7 @@ Test(tok_gguf, refuses_by_name) {
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct fault fault = {0};
         struct tok *tok;
-        cr_expect_eq(open_vocab(&rows[i].vocab, &tok, &fault), rows[i].code, "row %zu: %s", i,
+        cr_expect_eq(open_vocab(&rows[i].vocab, &tok, &fault), rows[i].rc, "row %zu: %s", i,
                      fault.text);
         cr_expect_str_eq(fault.field, rows[i].field, "row %zu: %s", i, fault.field);
         tok_close(tok);

@@ -51,7 +51,7 @@ static const char *ids_text(const struct tok *tok, const char *text, unsigned fl
 
 static const struct refusal {
     struct small_tok tok;
-    int code;
+    int rc;
     const char *field;
 } refusals[] = {
     {{.normalizer = "{\"type\":\"Lowercase\"}"}, UNSUPPORTED, "normalizer"},
@@ -162,7 +162,7 @@ Test(tok_load, refuses_by_name) {
         struct fault fault = {0};
         struct tok *tok = (struct tok *)1;
         int rc = small_tok_open(&refusals[i].tok, &tok, &fault);
-        cr_expect_eq(rc, refusals[i].code, "case %zu (%s): %s", i, refusals[i].field, err_name(rc));
+        cr_expect_eq(rc, refusals[i].rc, "case %zu (%s): %s", i, refusals[i].field, err_name(rc));
         cr_expect_eq(fault.code, rc);
         cr_expect_str_eq(fault.field, refusals[i].field, "case %zu: field %s", i, fault.field);
         cr_expect(fault.text[0]);
@@ -190,7 +190,7 @@ Test(tok_load, refuses_patterns_read_differently) {
 Test(tok_load, refuses_other_files) {
     static const struct {
         const char *text;
-        int code;
+        int rc;
     } files[] = {
         {"", ERR_MALFORMED},
         {"[]", ERR_MALFORMED},
@@ -213,7 +213,7 @@ Test(tok_load, refuses_other_files) {
         struct fault fault = {0};
         struct tok *tok;
         int rc = tok_open(files[i].text, strlen(files[i].text), &tok, &fault);
-        cr_expect_eq(rc, files[i].code, "%s: %s", files[i].text, err_name(rc));
+        cr_expect_eq(rc, files[i].rc, "%s: %s", files[i].text, err_name(rc));
         cr_expect_null(tok);
     }
 }
@@ -643,7 +643,7 @@ Test(tok_load, opens_vocabulary_and_merges) {
 Test(tok_load, refuses_other_vocabularies_and_merges) {
     static const struct {
         const char *vocab, *merges, *config, *field;
-        int code;
+        int rc;
     } cases[] = {
         {VOCAB, "", CONFIG("LlamaTokenizer"), "tokenizer_class", ERR_UNSUPPORTED},
         {VOCAB, "", "{}", "tokenizer_class", ERR_UNSUPPORTED},
@@ -665,7 +665,7 @@ Test(tok_load, refuses_other_vocabularies_and_merges) {
         struct tok *tok;
         struct fault fault = {0};
         int rc = open_parts(cases[i].vocab, cases[i].merges, cases[i].config, &tok, &fault);
-        cr_expect_eq(rc, cases[i].code, "case %zu: %s %s", i, err_name(rc), fault.text);
+        cr_expect_eq(rc, cases[i].rc, "case %zu: %s %s", i, err_name(rc), fault.text);
         cr_expect_str_eq(fault.field, cases[i].field, "case %zu: %s", i, fault.field);
         cr_expect_null(tok);
     }
