@@ -110,7 +110,7 @@ struct conversation *conversation_first_to_go(struct conversation_table *table,
     for (int i = 0; i < table->capacity; i++) {
         struct conversation *row = &table->rows[i];
         if (row->id == 0 || row == except) continue;
-        if (first == NULL || goes_before(row, first)) first = row;
+        if (!first || goes_before(row, first)) first = row;
     }
     return first;
 }
@@ -227,7 +227,7 @@ static bool repeats_answer(const struct conversation *row, const struct conversa
 }
 
 static bool extends(const struct conversation_match *match) {
-    return match->row != NULL && match->common >= match->row->prompt_end;
+    return match->row && match->common >= match->row->prompt_end;
 }
 
 /* Returns how the row serves the query; row NULL: not at all. */
@@ -266,7 +266,7 @@ static void note_miss(struct conversation_match *worst, enum engine_miss reason,
 
 static bool is_better(const struct conversation_match *a, const struct conversation_match *b,
                       uint64_t hint) {
-    if (b->row == NULL || a->common != b->common) return b->row == NULL || a->common > b->common;
+    if (!b->row || a->common != b->common) return !b->row || a->common > b->common;
     if (extends(a) != extends(b)) return extends(a);
     if (a->row->snapshot != b->row->snapshot) return b->row->snapshot;
     bool hinted = hint != 0 && a->row->hint == hint, was = hint != 0 && b->row->hint == hint;
@@ -285,10 +285,10 @@ static uint64_t find_dialogue(struct conversation_table *table,
         int32_t shared =
             common_prefix(row->tokens, row->token_count, query->prompt, query->prompt_count);
         if (shared < common || shared < CONVERSATION_CUT_MIN) continue;
-        if (last != NULL && row->use < last->use) continue;
+        if (last && row->use < last->use) continue;
         if (repeats_answer(row, query, shared)) last = row;
     }
-    return last != NULL ? last->id : 0;
+    return last ? last->id : 0;
 }
 
 struct conversation_match conversation_find(struct conversation_table *table,
@@ -302,15 +302,14 @@ struct conversation_match conversation_find(struct conversation_table *table,
         struct conversation_match match = {0};
         if (kv_params_equal(&row->kv, query->kv)) match = match_row(row, query, shared);
         if (!extends(&match)) note_miss(&lost, row_miss(row, query, shared), shared);
-        if (match.row != NULL && is_better(&match, &best, query->hint)) best = match;
+        if (match.row && is_better(&match, &best, query->hint)) best = match;
     }
     /* One token of a prompt is always computed, so it does not count as lost. */
-    if (best.row == NULL || lost.common > best.common + 1) best.miss = lost.miss;
-    if (best.row == NULL && best.miss <= ENGINE_MISS_DIVERGED && extends_gone(table, query))
+    if (!best.row || lost.common > best.common + 1) best.miss = lost.miss;
+    if (!best.row && best.miss <= ENGINE_MISS_DIVERGED && extends_gone(table, query))
         best.miss = ENGINE_MISS_FORGOTTEN;
-    best.cut = best.row != NULL && (!extends(&best) || best.row->snapshot);
-    best.from =
-        best.row != NULL && !best.cut ? best.row->id : find_dialogue(table, query, best.common);
+    best.cut = best.row && (!extends(&best) || best.row->snapshot);
+    best.from = best.row && !best.cut ? best.row->id : find_dialogue(table, query, best.common);
     return best;
 }
 
@@ -318,9 +317,9 @@ struct conversation_match conversation_find(struct conversation_table *table,
 
 const uint64_t *conversation_search_hashes(struct conversation_search *search) {
     const struct conversation_query *query = search->query;
-    if (search->hashes != NULL) return search->hashes;
+    if (search->hashes) return search->hashes;
     uint64_t *hashes = mem_try_alloc((size_t)query->prompt_count + 1, sizeof *hashes);
-    if (hashes == NULL) return NULL;
+    if (!hashes) return NULL;
     hashes[0] = CONVERSATION_HASH;
     for (int32_t i = 0; i < query->prompt_count; i++)
         hashes[i + 1] = conversation_hash(hashes[i], &query->prompt[i], 1);
@@ -339,7 +338,7 @@ int32_t conversation_usable(struct conversation_search *search,
     if (key->prompt_end > most || memcmp(key->space, query->space, 16) != 0) return 0;
     if (!kv_params_equal(key->kv, query->kv)) return 0;
     const uint64_t *hashes = conversation_search_hashes(search);
-    if (hashes == NULL || hashes[key->prompt_end] != key->prompt_hash) return 0;
+    if (!hashes || hashes[key->prompt_end] != key->prompt_hash) return 0;
     bool whole = key->token_count <= most && hashes[key->token_count] == key->token_hash;
     return whole ? key->token_count : key->prompt_end;
 }

@@ -57,12 +57,12 @@ static int64_t find_number(const char *path, const char *prefix) {
     char line[256], *end;
     int64_t number = -1;
     FILE *file = fopen(path, "re");
-    while (file != NULL && number < 0 && fgets(line, sizeof line, file) != NULL) {
+    while (file && number < 0 && fgets(line, sizeof line, file)) {
         if (strncmp(line, prefix, strlen(prefix)) != 0) continue;
         long long value = strtoll(line + strlen(prefix), &end, 10);
         if (end > line + strlen(prefix)) number = value;
     }
-    if (file != NULL) fclose(file);
+    if (file) fclose(file);
     return number;
 }
 
@@ -81,7 +81,7 @@ static int64_t memory_available(void) {
 /* "kv.buffer" of a request is --kv-buffer here. */
 static int name_option(int rc, struct fault *fault) {
     char *dot = strchr(fault->field, '.');
-    if (rc != 0 && dot != NULL && strncmp(fault->field, "kv.", 3) == 0) *dot = '-';
+    if (rc != 0 && dot && strncmp(fault->field, "kv.", 3) == 0) *dot = '-';
     return rc;
 }
 
@@ -93,10 +93,9 @@ static int resolve_policy(struct engine *e, struct kv_params *kv, struct fault *
     const struct policy *policy = policy_find(name); /* found: see check_options */
     if ((policy->needs & POLICY_NEEDS_GATES) != 0 && !gates)
         return fault_set(fault, ERR_INVALID, "kv-policy", "'%s' needs retention gates; %.200s%s",
-                         name, e->options.gates != NULL ? "--gates ''" : e->options.model_dir,
-                         e->options.gates != NULL
-                             ? " says to use none"
-                             : " has no gates.safetensors and --gates was not given");
+                         name, e->options.gates ? "--gates ''" : e->options.model_dir,
+                         e->options.gates ? " says to use none"
+                                          : " has no gates.safetensors and --gates was not given");
     if (!policy->bounded && e->options.kv_budget_max > 0)
         return fault_set(fault, ERR_INVALID, "kv-budget-max",
                          "policy '%s' keeps everything, so no request could be served",
@@ -182,7 +181,7 @@ static int choose_pages(const struct engine *e, enum kern_dtype dtype, struct sc
     int64_t bytes = e->options.kv_pool_bytes;
     if (bytes > 0)
         so->pages_total = bytes / so->page_bytes;
-    else if (ops_of(e)->cache_fit != NULL)
+    else if (ops_of(e)->cache_fit)
         return ops_of(e)->cache_fit(e->replicas[0].kern, &cache, &so->pages_total, fault);
     else
         so->pages_total = choose_host_pages(e, &so->shape, &so->kv.defaults, so->page_bytes);
@@ -198,7 +197,7 @@ static int check_state(void *backend, struct state_view *view, struct fault *fau
 }
 
 static bool wants_fp8(const struct engine_options *o) {
-    return o->quantization != NULL && strcmp(o->quantization, "fp8") == 0;
+    return o->quantization && strcmp(o->quantization, "fp8") == 0;
 }
 
 /* The first replica's store opens the directory; the stores of the others join it. */
@@ -217,8 +216,8 @@ static int open_store(struct engine *e, struct sched_options *so, enum kern_dtyp
                                   .backend = e->replicas[0].kern,
                                   .done = replica_store_done,
                                   .arg = first};
-    if (o->state_dir == NULL || o->state_dir[0] == '\0') return 0;
-    if (ops_of(e)->snapshot_export == NULL)
+    if (!o->state_dir || o->state_dir[0] == '\0') return 0;
+    if (!ops_of(e)->snapshot_export)
         return fault_set(fault, ERR_UNSUPPORTED, "state-dir",
                          "the %s backend cannot write conversations; leave state-dir empty or use "
                          "device cpu",
@@ -283,7 +282,7 @@ static int open_pool(const struct engine *e, struct replica *replica, enum kern_
                      const struct sched_options *so, struct fault *fault) {
     const struct kern_cache_options cache = cache_options(e, dtype, so);
     struct kern *kern = replica->kern;
-    if (kern->ops->bind != NULL) kern->ops->bind(kern);
+    if (kern->ops->bind) kern->ops->bind(kern);
     return kern->ops->cache_open(kern, &cache, fault);
 }
 
@@ -317,7 +316,7 @@ static int open_model(struct engine *e, struct replica *replica, int logits_max,
                                           .threads = o->threads,
                                           .progress = o->progress,
                                           .progress_arg = o->arg};
-    if (kern->ops->bind != NULL) kern->ops->bind(kern);
+    if (kern->ops->bind) kern->ops->bind(kern);
     return model_open(kern, &options, &replica->model, fault);
 }
 
@@ -409,7 +408,7 @@ static void fill_found(struct engine *e, const struct sched_options *so,
 
 static int refuse_policy(const char *name, struct fault *fault) {
     char known[256] = "auto";
-    for (int i = 0; policy_at(i) != NULL; i++)
+    for (int i = 0; policy_at(i); i++)
         snprintf(known + strlen(known), sizeof known - strlen(known), ", %s", policy_at(i)->name);
     return fault_set(fault, ERR_INVALID, "kv-policy", "'%.40s' is not one of %s", name, known);
 }
@@ -434,7 +433,7 @@ static int check_options(const struct engine_options *o, struct fault *fault) {
         return fault_set(fault, ERR_INVALID, "tensor-parallel-size", "must be 1, 2, 4 or 8");
     if (o->kv_rank_cap != 0 && o->kv_rank_cap < 100)
         return fault_set(fault, ERR_INVALID, "kv-rank-cap", "must be 0 or at least 100 percent");
-    if (!engine_chooses(o->kv_policy) && policy_find(o->kv_policy) == NULL)
+    if (!engine_chooses(o->kv_policy) && !policy_find(o->kv_policy))
         return refuse_policy(o->kv_policy, fault);
     return 0;
 }
@@ -543,7 +542,7 @@ bool engine_idle(struct engine *e) {
 }
 
 void engine_close(struct engine *e) {
-    if (e == NULL) return;
+    if (!e) return;
     atomic_store(&e->common.draining, true);
     atomic_store(&e->common.stopping, true);
     for (int i = 0; i < e->replica_count; i++) replica_signal(&e->replicas[i]);
@@ -639,7 +638,7 @@ static void find_affinity(struct engine *e, const struct engine_request *request
     if (!request->kv.reuse || request->prompt_logprobs) return;
     if (sched_resolve_kv(&request->kv, &e->replicas[0].sched.options.kv, &kv, NULL) != 0) return;
     for (int i = 0; i < e->replica_count; i++) replica_affinity(&e->replicas[i], &search, &of[i]);
-    if (e->replicas[0].store != NULL) store_affinity(e->replicas[0].store, &search, of);
+    if (e->replicas[0].store) store_affinity(e->replicas[0].store, &search, of);
     conversation_search_close(&search);
 }
 
@@ -729,7 +728,7 @@ void engine_replica_status(struct engine *e, int replica, struct engine_status *
     struct store *store = e->replicas[replica].store;
     struct store_stats stats = {0};
     replica_status(&e->replicas[replica], out);
-    if (store == NULL || replica > 0) return;
+    if (!store || replica > 0) return;
     store_stats(store, &stats);
     out->conversations_on_disk = stats.files;
     out->state_bytes = stats.bytes;
@@ -797,13 +796,13 @@ static struct engine_conversation_row *row_with(struct engine_conversation_row *
 static int list_disk(struct engine *e, const struct engine_conversation_filter *filter,
                      struct engine_conversation_row *rows, int count, int max) {
     struct store_row *files = mem_try_alloc((size_t)max, sizeof *files);
-    int file_count = files != NULL ? store_list(e->replicas[0].store, filter, files, max) : 0,
+    int file_count = files ? store_list(e->replicas[0].store, filter, files, max) : 0,
         in_memory = count;
     int64_t now = clock_unix_seconds();
     for (int i = 0; i < file_count; i++) {
         struct engine_conversation_row *row = row_with(rows, in_memory, files[i].id);
-        if (row == NULL && count == max) continue;
-        if (row == NULL) {
+        if (!row && count == max) continue;
+        if (!row) {
             row = &rows[count++];
             *row = (struct engine_conversation_row){.id = files[i].id,
                                                     .replica = -1,
@@ -826,5 +825,5 @@ int engine_conversations(struct engine *e, const struct engine_conversation_filt
     int count = 0;
     for (int i = 0; i < e->replica_count; i++)
         count += replica_conversations(&e->replicas[i], filter, rows + count, max - count);
-    return e->replicas[0].store != NULL && max > 0 ? list_disk(e, filter, rows, count, max) : count;
+    return e->replicas[0].store && max > 0 ? list_disk(e, filter, rows, count, max) : count;
 }

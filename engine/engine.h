@@ -50,7 +50,7 @@ struct engine;
 
 /* The engine chooses the value of a text option that is absent or "auto". */
 static inline bool engine_chooses(const char *option) {
-    return option == NULL || strcmp(option, "auto") == 0;
+    return !option || strcmp(option, "auto") == 0;
 }
 
 /* Facts about a model, found by a check of the options (check_only). */
@@ -518,7 +518,7 @@ struct engine_conversation_filter {
 static inline bool engine_conversation_is(const struct engine_conversation_filter *filter,
                                           const uint8_t space[16], uint64_t id) {
     return (filter->id == 0 || filter->id == id) &&
-           (filter->space == NULL || memcmp(filter->space, space, 16) == 0);
+           (!filter->space || memcmp(filter->space, space, 16) == 0);
 }
 int engine_conversations(struct engine *engine, const struct engine_conversation_filter *filter,
                          struct engine_conversation_row *rows, int max);

@@ -31,7 +31,7 @@ static struct queue_client *free_row(struct queue *queue) {
     if (queue->row_count < queue->rows_max) return &queue->rows[queue->row_count++];
     for (int i = 0; i < queue->row_count; i++) {
         struct queue_client *row = &queue->rows[i];
-        if (row->jobs == 0 && (best == NULL || row->served < best->served)) best = row;
+        if (row->jobs == 0 && (!best || row->served < best->served)) best = row;
     }
     return best;
 }
@@ -44,9 +44,9 @@ static struct queue_client *shared_row(const struct queue *queue, const uint8_t 
 
 static struct queue_client *row_for(struct queue *queue, const uint8_t key[16]) {
     struct queue_client *row = find_row(queue, key);
-    if (row != NULL) return row;
+    if (row) return row;
     row = free_row(queue);
-    if (row == NULL) return shared_row(queue, key);
+    if (!row) return shared_row(queue, key);
     *row = (struct queue_client){0};
     memcpy(row->key, key, sizeof row->key);
     return row;
@@ -72,7 +72,7 @@ void queue_join(struct queue *queue, struct engine_job *job) {
     job->client = (int)(row - queue->rows);
     job->arrival = queue->arrived++;
     job->next = NULL;
-    if (row->last != NULL)
+    if (row->last)
         row->last->next = job;
     else
         row->first = job;
@@ -87,7 +87,7 @@ void queue_take(struct queue *queue, struct engine_job *job) {
     struct engine_job **link = &row->first, *before = NULL;
     while (*link != job) {
         before = *link;
-        CHECK(before != NULL); /* the job waits */
+        CHECK(before); /* the job waits */
         link = &before->next;
     }
     *link = job->next;
@@ -115,7 +115,7 @@ static struct engine_job *first_of(const struct queue_client *row,
                                    bool (*suits)(const void *arg, const struct engine_job *job),
                                    const void *arg) {
     struct engine_job *job = row->first;
-    while (job != NULL && suits != NULL && !suits(arg, job)) job = job->next;
+    while (job && suits && !suits(arg, job)) job = job->next;
     return job;
 }
 
@@ -125,7 +125,7 @@ struct engine_job *queue_next(const struct queue *queue,
     struct engine_job *best = NULL;
     for (int i = 0; i < queue->row_count && queue->waiting > 0; i++) {
         struct engine_job *job = first_of(&queue->rows[i], suits, arg);
-        if (job != NULL && (best == NULL || is_before(queue, job, best))) best = job;
+        if (job && (!best || is_before(queue, job, best))) best = job;
     }
     return best;
 }

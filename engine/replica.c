@@ -119,8 +119,7 @@ static void publish(struct replica *r) {
     r->kern->ops->cache_stats(r->kern, &stats);
     int64_t streams = (int64_t)s->options.shape.layers * s->options.shape.heads_kv, held = 0;
     for (int i = 0; i < s->running; i++) held += s->sequences[s->order[i]].due.held;
-    bool may_save =
-        s->options.store != NULL && !r->snapshot.stopped; /* looked at only for drain's sake */
+    bool may_save = s->options.store && !r->snapshot.stopped; /* looked at only for drain's sake */
     atomic_store(&r->unsaved, may_save && (!atomic_load(&r->common->draining) || sched_unsaved(s)));
     note_progress(r);
     pthread_mutex_lock(&r->lock);
@@ -221,7 +220,7 @@ static void stop_serving(struct replica *r) {
 static void *replica_main(void *arg) {
     struct replica *r = arg;
     bool failed = false;
-    if (r->kern->ops->bind != NULL) r->kern->ops->bind(r->kern);
+    if (r->kern->ops->bind) r->kern->ops->bind(r->kern);
     while (!atomic_load(&r->common->stopping)) {
         take_submits(r);
         take_deletes(r);
@@ -256,7 +255,7 @@ static void *replica_main(void *arg) {
 }
 
 int replica_start(struct replica *r) {
-    CHECK(!r->started && r->common->wake != NULL);
+    CHECK(!r->started && r->common->wake);
     if (pthread_create(&r->thread, NULL, replica_main, r) != 0) return ERR_NOMEM;
     r->started = true;
     return 0;
@@ -276,14 +275,14 @@ void replica_stop(struct replica *r) {
 
 void replica_close(struct replica *r) {
     CHECK(!r->started);
-    if (r->kern != NULL && r->kern->ops->bind != NULL) r->kern->ops->bind(r->kern);
-    if (r->sched.sequences != NULL) {
+    if (r->kern && r->kern->ops->bind) r->kern->ops->bind(r->kern);
+    if (r->sched.sequences) {
         take_submits(r);
         sched_close(&r->sched);
     }
     store_close(r->store);
     model_close(r->model);
-    if (r->kern != NULL) r->kern->ops->close(r->kern);
+    if (r->kern) r->kern->ops->close(r->kern);
     ring_close(&r->submits);
     ring_close(&r->deletes);
     pthread_cond_destroy(&r->work);

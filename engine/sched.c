@@ -53,7 +53,7 @@ void sched_open(struct sched *sched, const struct sched_options *options) {
     sched->free_slot_count = slots;
     /* A conversation that must go is written first, in parts and one at a time; until then the
      * table may hold more than conversations_max, up to one for every slot. */
-    bool more = options->store != NULL && options->conversations_max > 0;
+    bool more = options->store && options->conversations_max > 0;
     queue_open(&sched->queue, options->clients_max);
     conversation_table_open(&sched->conversations, more ? slots : options->conversations_max);
     hist_open(&sched->counters.eviction_seconds, eviction_bounds, COUNT_OF(eviction_bounds));
@@ -64,7 +64,7 @@ static void end_choice(struct sched *sched, struct engine_job *job, struct engin
                        enum engine_finish finish) {
     choice->ending = finish;
     choice->next = NULL;
-    if (sched->ended_last != NULL)
+    if (sched->ended_last)
         sched->ended_last->next = choice;
     else
         sched->ended_first = choice;
@@ -75,7 +75,7 @@ static void end_choice(struct sched *sched, struct engine_job *job, struct engin
     queue_end(&sched->queue, job);
     job->finished_ns = clock_ns();
     job->next = NULL;
-    if (sched->finished_last != NULL)
+    if (sched->finished_last)
         sched->finished_last->next = job;
     else
         sched->finished_first = job;
@@ -93,17 +93,16 @@ void sched_publish_finished(struct sched *sched) {
     struct engine_job *job = sched->finished_first, *next;
     sched->ended_first = sched->ended_last = NULL;
     sched->finished_first = sched->finished_last = NULL;
-    for (; choice != NULL; choice = next_choice) {
+    for (; choice; choice = next_choice) {
         next_choice = choice->next;
         publish_choice_end(choice);
     }
-    for (; job != NULL; job = next) {
+    for (; job; job = next) {
         next = job->next;
         CHECK(job->stage == SCHED_ENDED);
         job->stage = SCHED_SUBMITTER;
-        if (sched->pending_jobs != NULL) atomic_fetch_sub(sched->pending_jobs, 1);
-        if (sched->pending_tokens != NULL)
-            atomic_fetch_sub(sched->pending_tokens, sched_job_tokens(job));
+        if (sched->pending_jobs) atomic_fetch_sub(sched->pending_jobs, 1);
+        if (sched->pending_tokens) atomic_fetch_sub(sched->pending_tokens, sched_job_tokens(job));
         publish_job_end(job);
     }
 }
@@ -161,7 +160,7 @@ bool sched_idle(const struct sched *sched) {
 uint64_t sched_progress(const struct sched *sched) {
     const struct sched_options *options = &sched->options;
     uint64_t pieces = sched->counters.copied;
-    if (options->store != NULL) pieces += store_progress(options->store);
+    if (options->store) pieces += store_progress(options->store);
     return sched->needs_store ? pieces : pieces + sched->counters.steps;
 }
 
@@ -191,9 +190,9 @@ static int report_sequence(struct sched *sched, struct sequence *seq, struct ker
         job->kv.lengths = mem_try_alloc((size_t)sched_streams(sched), sizeof *job->kv.lengths);
     report->lengths = job->kv.lengths;
     int rc = kern->ops->report(kern, seq->slot, report);
-    if (rc != 0 || wanted < ENGINE_REPORT_POSITIONS || job->kv.lengths == NULL) return rc;
+    if (rc != 0 || wanted < ENGINE_REPORT_POSITIONS || !job->kv.lengths) return rc;
     job->kv.positions = mem_try_alloc(report->entries, sizeof *job->kv.positions);
-    if (job->kv.positions == NULL) return 0; /* the answer goes out without the long report */
+    if (!job->kv.positions) return 0; /* the answer goes out without the long report */
     report->positions = job->kv.positions;
     report->entries_max = report->entries;
     rc = kern->ops->report(kern, seq->slot, report);
@@ -355,7 +354,7 @@ static bool due_in_prompt(const struct sequence *seq) {
 /* The entries per stream that an eviction in this step would begin with; 0: none can come. */
 static int64_t held_if_due(const struct sequence *seq) {
     struct due_state state = seq->due;
-    if (seq->leader != NULL) return 0;
+    if (seq->leader) return 0;
     if (seq_generating(seq)) return due_before_generate(&seq->kv, &state) ? state.held : 0;
     due_append(&state, due_prompt_room(&seq->kv, &state));
     return due_after_append(&seq->kv, &state) ? state.held : 0;
@@ -392,7 +391,7 @@ static int find_due(struct sched *sched, bool *others) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
         bool is_due = held_if_due(seq) > 0;
         seq->may_evict = false;
-        *others = *others || (seq->leader == NULL && (!is_due || goes_on_anyway(seq)));
+        *others = *others || (!seq->leader && (!is_due || goes_on_anyway(seq)));
         if (!is_due) continue;
         if (seq->due_since == 0) seq->due_since = now;
         int at = count++;
@@ -429,7 +428,7 @@ struct step {
 };
 
 static void add_rows(struct sched *sched, struct step *step, struct sequence *seq, int32_t count) {
-    CHECK(count > 0 && seq->leader == NULL && seq->due.tokens + count <= seq->token_count);
+    CHECK(count > 0 && !seq->leader && seq->due.tokens + count <= seq->token_count);
     sched->span_sequences[step->batch.span_count] = seq;
     sched->spans[step->batch.span_count++] = (struct kern_span){.slot = seq->slot,
                                                                 .row = step->batch.rows,
@@ -562,7 +561,7 @@ static void fork_choices(struct sched *sched) {
     struct kern *kern = sched->options.kern;
     for (int i = 0; i < sched->running; i++) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
-        if (seq->leader == NULL || seq_prefilling(seq->leader)) continue;
+        if (!seq->leader || seq_prefilling(seq->leader)) continue;
         if (seq->finish != ENGINE_RUNNING) continue; /* the job has just failed */
         int rc = kern->ops->fork(kern, seq->leader->slot, seq->slot);
         if (rc != 0) {

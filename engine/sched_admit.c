@@ -45,7 +45,7 @@ static int check_cap(const struct kv_params *kv, const struct sched_kv *rules,
 
 static int unknown_policy(const char *name, struct fault *fault) {
     char known[256] = "";
-    for (int i = 0; policy_at(i) != NULL; i++) {
+    for (int i = 0; policy_at(i); i++) {
         size_t used = strlen(known);
         snprintf(known + used, sizeof known - used, "%s%s", i > 0 ? ", " : "", policy_at(i)->name);
     }
@@ -70,9 +70,9 @@ int sched_resolve_kv(const struct engine_kv *wanted, const struct sched_kv *rule
                      struct kv_params *out, struct fault *fault) {
     const struct kv_params *defaults = &rules->defaults;
     *out = *defaults;
-    if (wanted->policy != NULL) {
+    if (wanted->policy) {
         const struct policy *policy = policy_find(wanted->policy);
-        if (policy == NULL) return unknown_policy(wanted->policy, fault);
+        if (!policy) return unknown_policy(wanted->policy, fault);
         /* another method: its own rule */
         if (policy != defaults->policy) kv_params_set_policy(out, policy);
     }
@@ -146,7 +146,7 @@ static enum admission refuse(struct engine_job *job, int rc, const char *text) {
 
 static struct sequence *free_sequence(struct sched *sched) {
     struct sequence *seq = sched->sequences;
-    while (seq->job != NULL) seq++;
+    while (seq->job) seq++;
     return seq;
 }
 
@@ -169,13 +169,12 @@ static void count_start(struct sched *sched, const struct sched_entry *entry) {
     const struct conversation_match *match = &entry->match;
     if (!entry->wants_conversation) return;
     counters->cached_tokens += (uint64_t)job->cached_tokens;
-    if (match->row == NULL)
+    if (!match->row)
         counters->conversation_misses++;
     else
         counters->conversation_hits++;
-    if (match->row != NULL && match->cut) counters->conversation_cuts++;
-    if (match->row == NULL || match->miss != ENGINE_MISS_NEW)
-        counters->conversation_lost[match->miss]++;
+    if (match->row && match->cut) counters->conversation_cuts++;
+    if (!match->row || match->miss != ENGINE_MISS_NEW) counters->conversation_lost[match->miss]++;
     if (match->miss != ENGINE_MISS_NEW)
         log_debug("conversation missed: reason=%s prompt_tokens=%d cached_tokens=%d",
                   engine_miss_name(match->miss), job->request.prompt_count, job->cached_tokens);
@@ -214,15 +213,15 @@ static void plan_pages(const struct sched *sched, struct sched_entry *entry) {
     const struct conversation_match *match = &entry->match;
     const struct conversation *row = match->row;
     entry->began = from_nothing;
-    if (row != NULL && match->exact)
+    if (row && match->exact)
         entry->began = row->began;
-    else if (row != NULL)
+    else if (row)
         entry->began = (struct reserve_turn){.held = min32(row->held, match->common),
                                              .fullest = min32(row->fullest, match->common),
                                              .drops = match->common < row->token_count,
                                              .tokens = match->common};
     entry->pages = pages_for(&sched->options, &entry->kv, &entry->began, request);
-    if (row == NULL || entry->pages <= most) return;
+    if (!row || entry->pages <= most) return;
     start_afresh(entry);
     entry->began = from_nothing;
     entry->pages = pages_for(&sched->options, &entry->kv, &entry->began, request);
@@ -256,7 +255,7 @@ static enum admission enter(struct sched *sched, const struct sched_entry *entry
     int rc = open_sequences(sched, entry, opened);
     if (rc != 0) return refuse(job, rc, "no memory for the request");
     sched_note_origin(sched, opened[0], entry->match.from);
-    if (entry->match.row == NULL)
+    if (!entry->match.row)
         opened[0]->slot = sched_take_slot(sched);
     else
         rc = sched_go_on(sched, opened[0], entry, used_up);
@@ -319,7 +318,7 @@ void sched_submit(struct sched *sched, struct engine_job *job) {
 }
 
 static void give_place_back(struct sched *sched) {
-    if (sched->queue_places != NULL) atomic_fetch_sub(sched->queue_places, 1);
+    if (sched->queue_places) atomic_fetch_sub(sched->queue_places, 1);
 }
 
 /* Another job will be the head. */
@@ -347,7 +346,7 @@ void sched_drop_cancelled(struct sched *sched) {
 }
 
 static void choose_head(struct sched *sched) {
-    if (sched->head != NULL) return;
+    if (sched->head) return;
     sched->head = queue_next(&sched->queue, NULL, NULL);
     sched->head_step = sched->counters.steps;
 }
@@ -435,8 +434,8 @@ static void let_pass(struct sched *sched) {
         struct engine_job *job =
             room.places > 0 ? queue_next(&sched->queue, may_pass, &room) : NULL;
         bool needs_store = sched->needs_store; /* the head's */
-        sched->others_wait = job == NULL;
-        if (job == NULL) return;
+        sched->others_wait = !job;
+        if (!job) return;
         job->round = sched->round;
         (void)try_to_admit(sched, job);
         sched->needs_store = needs_store;
@@ -445,23 +444,23 @@ static void let_pass(struct sched *sched) {
 
 static void charge_empty_places(struct sched *sched) {
     int empty = sched->options.sequences_max - sched->running;
-    int others = sched->head != NULL ? queue_others(&sched->queue, sched->head) : 0;
+    int others = sched->head ? queue_others(&sched->queue, sched->head) : 0;
     if (others == 0 || sched->running == 0 || passing_allowed(sched)) return;
     queue_charge(&sched->queue, sched->head, empty < others ? empty : others);
 }
 
 void sched_admit_waiting(struct sched *sched) {
-    for (choose_head(sched); sched->head != NULL && !sched->head_waits; choose_head(sched)) {
+    for (choose_head(sched); sched->head && !sched->head_waits; choose_head(sched)) {
         bool is_admitted = try_to_admit(sched, sched->head);
         if (is_admitted) continue;
         sched_changed(sched); /* the head is only tried after a change */
         sched->head_waits = true;
     }
-    if (sched->head == NULL) return;
+    if (!sched->head) return;
     let_pass(sched);
     charge_empty_places(sched);
 }
 
 bool sched_stalled(const struct sched *sched) {
-    return sched->running == 0 && sched->head != NULL && sched->head_waits && sched->others_wait;
+    return sched->running == 0 && sched->head && sched->head_waits && sched->others_wait;
 }

@@ -46,12 +46,12 @@ static int64_t pages_free(const struct sched *sched) {
 bool sched_make_room(struct sched *sched, int64_t pages, const struct conversation *row,
                      bool *used_up) {
     int64_t left = sched->options.pages_total - sched->pages_reserved;
-    *used_up = row != NULL && pages + row->pages > left;
+    *used_up = row && pages + row->pages > left;
     int64_t own = *used_up ? row->pages : 0;
     if (pages > left) return false;
     while (pages > pages_free(sched) + own) {
         struct conversation *first = conversation_first_to_go(&sched->conversations, row);
-        if (first == NULL) return false;
+        if (!first) return false;
         if (!sched_save_for_room(sched, first)) {
             sched->needs_store = true;
             return false;
@@ -93,8 +93,7 @@ static int fork_row(struct sched *sched, struct sequence *seq,
 static void drop_left(struct sched *sched, struct conversation *row, int which) {
     struct conversation *snapshot = conversation_by_id(&sched->conversations, row->left[which]);
     row->left[which] = 0;
-    if (snapshot != NULL && conversation_superseded(snapshot))
-        sched_drop(sched, snapshot, "superseded");
+    if (snapshot && conversation_superseded(snapshot)) sched_drop(sched, snapshot, "superseded");
 }
 
 /* The snapshots of a turn that is used up go with it: nothing else would delete them. */
@@ -115,7 +114,7 @@ static uint64_t file_of(const struct conversation *row) {
 
 void sched_note_origin(struct sched *sched, struct sequence *seq, uint64_t id) {
     const struct conversation *from = conversation_by_id(&sched->conversations, id);
-    if (from == NULL) return;
+    if (!from) return;
     seq->origin = from->id;
     seq->origin_file = from->turns == 0 ? file_of(from) : 0;
 }
@@ -179,7 +178,7 @@ static void keep_file(struct sched *sched, uint64_t id) {
 void sched_drop_snapshots(struct sched *sched, const struct sequence *seq) {
     for (int i = 0; i < CONVERSATION_LEFT; i++) {
         struct conversation *row = conversation_by_id(&sched->conversations, seq->left[i]);
-        if (row != NULL && conversation_superseded(row)) sched_drop(sched, row, "left alone");
+        if (row && conversation_superseded(row)) sched_drop(sched, row, "left alone");
     }
 }
 
@@ -189,9 +188,9 @@ void sched_drop_snapshots(struct sched *sched, const struct sequence *seq) {
 static uint64_t supersede(struct sched *sched, const struct sequence *seq) {
     struct conversation_table *table = &sched->conversations;
     struct conversation *from = conversation_by_id(table, seq->origin);
-    if (from == NULL) return seq->origin_file;
+    if (!from) return seq->origin_file;
     struct conversation *before = conversation_by_id(table, from->origin);
-    if (before != NULL && conversation_superseded(before)) sched_drop(sched, before, "superseded");
+    if (before && conversation_superseded(before)) sched_drop(sched, before, "superseded");
     drop_left(sched, from, CONVERSATION_LEFT_LAST);
     conversation_followed(table, from);
     if (!conversation_superseded(from)) {
@@ -207,7 +206,7 @@ static uint64_t supersede(struct sched *sched, const struct sequence *seq) {
 static int32_t *take_tokens(struct sequence *seq) {
     size_t used = (size_t)seq->due.tokens * sizeof *seq->tokens;
     int32_t *tokens = mem_try_realloc(seq->tokens, used, used);
-    if (tokens == NULL) tokens = seq->tokens;
+    if (!tokens) tokens = seq->tokens;
     seq->tokens = NULL;
     return tokens;
 }
@@ -233,10 +232,10 @@ void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_r
     memcpy(row.space, seq->job->request.space, sizeof row.space);
     memcpy(row.left, seq->left, sizeof row.left);
     const struct conversation *from = conversation_by_id(table, seq->origin);
-    if (from != NULL && row.left[CONVERSATION_LEFT_FIRST] == 0)
+    if (from && row.left[CONVERSATION_LEFT_FIRST] == 0)
         row.left[CONVERSATION_LEFT_FIRST] = from->left[CONVERSATION_LEFT_FIRST];
     struct conversation *same = conversation_same(table, &row);
-    if (same != NULL) {
+    if (same) {
         row.turns = same->turns; /* successors of the old row are successors of this one */
         row.replaces = file_of(same);
         for (int i = 0; i < CONVERSATION_LEFT; i++)
@@ -266,7 +265,7 @@ static bool has_room_to_spare(struct sched *sched, int64_t pages) {
     struct conversation_table *table = &sched->conversations;
     while (table->count >= sched->options.conversations_max || pages > pages_free(sched)) {
         struct conversation *first = conversation_first_to_go(table, NULL);
-        if (first == NULL || !conversation_superseded(first)) return false;
+        if (!first || !conversation_superseded(first)) return false;
         forget(sched, first, "snapshot");
     }
     return sched->free_slot_count > 0;
@@ -281,7 +280,7 @@ static uint64_t leave_fork(struct sched *sched, const struct sequence *seq,
     if (kern->ops->report(kern, seq->slot, &report) != 0) return 0;
     if (!has_room_to_spare(sched, report.rank_pages)) return 0;
     int32_t *tokens = mem_try_alloc((size_t)row->token_count, sizeof *tokens);
-    if (tokens == NULL) return 0;
+    if (!tokens) return 0;
     memcpy(tokens, row->tokens, (size_t)row->token_count * sizeof *tokens);
     row->tokens = tokens;
     row->slot = sched_take_slot(sched);
@@ -314,7 +313,7 @@ void sched_leave_snapshot(struct sched *sched, struct sequence *seq) {
                                .began_held = seq->began_held,
                                .snapshot = true,
                                .turns = 1};
-    if (seq->index > 0 || seq->leader != NULL || table->capacity == 0) return;
+    if (seq->index > 0 || seq->leader || table->capacity == 0) return;
     if (!request->kv.retain || request->prompt_logprobs) return;
     if (!conversation_can_cut(&seq->kv.rule)) return;
     int32_t from = row.evicted_at, to = row.token_count, first = first_message(sched, seq);
@@ -322,8 +321,8 @@ void sched_leave_snapshot(struct sched *sched, struct sequence *seq) {
     bool has_first = seq->exact && seq->began.tokens == 0 && first >= CONVERSATION_CUT_MIN &&
                      from <= first && first < to;
     bool has_last = from < seq->prompt_count && seq->prompt_count <= to;
-    if (has_first && !has_last && conversation_alike(table, &row, first) != NULL) return;
-    if ((!has_first && !has_last) || conversation_same(table, &row) != NULL) return;
+    if (has_first && !has_last && conversation_alike(table, &row, first)) return;
+    if ((!has_first && !has_last) || conversation_same(table, &row)) return;
     uint64_t id = leave_fork(sched, seq, &row);
     if (id != 0) seq->left[has_first ? CONVERSATION_LEFT_FIRST : CONVERSATION_LEFT_LAST] = id;
 }
@@ -342,7 +341,7 @@ bool sched_make_place(struct sched *sched, int more) {
 
 static int remove_from_disk(struct sched *sched, uint64_t id) {
     struct store *store = sched->options.store;
-    return store != NULL && id != 0 ? store_remove(store, id) : ERR_NOTFOUND;
+    return store && id != 0 ? store_remove(store, id) : ERR_NOTFOUND;
 }
 
 /* Drops a conversation and the snapshots that its turn left. */
@@ -350,12 +349,12 @@ static void delete_row(struct sched *sched, uint64_t id) {
     struct conversation_table *table = &sched->conversations;
     struct conversation *row = conversation_by_id(table, id);
     uint64_t left[CONVERSATION_LEFT];
-    if (row == NULL) return;
+    if (!row) return;
     memcpy(left, row->left, sizeof left);
     sched_drop(sched, row, "deleted");
     for (int i = 0; i < CONVERSATION_LEFT; i++) {
         struct conversation *snapshot = conversation_by_id(table, left[i]);
-        if (snapshot != NULL) sched_drop(sched, snapshot, "deleted");
+        if (snapshot) sched_drop(sched, snapshot, "deleted");
     }
 }
 
@@ -363,11 +362,11 @@ int sched_delete(struct sched *sched, uint64_t id) {
     struct conversation_table *table = &sched->conversations;
     struct conversation *row = conversation_by_id(table, id);
     int rc = remove_from_disk(sched, id);
-    if (row == NULL) return rc;
+    if (!row) return rc;
     struct conversation *before = conversation_by_id(table, row->origin);
-    if (before == NULL || conversation_superseded(before)) {
+    if (!before || conversation_superseded(before)) {
         (void)remove_from_disk(sched, row->replaces);
-        if (before != NULL) delete_row(sched, before->id);
+        if (before) delete_row(sched, before->id);
     }
     delete_row(sched, id);
     return 0;

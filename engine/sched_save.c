@@ -28,9 +28,8 @@ static int block_count(const struct sched *sched) {
 }
 
 bool sched_wants_saving(const struct sched *sched, const struct conversation *row) {
-    return sched->options.store != NULL && !sched->saving_ended &&
-           row->saved == CONVERSATION_UNSAVED && !conversation_superseded(row) && !row->snapshot &&
-           state_holds(&row->kv);
+    return sched->options.store && !sched->saving_ended && row->saved == CONVERSATION_UNSAVED &&
+           !conversation_superseded(row) && !row->snapshot && state_holds(&row->kv);
 }
 
 /* ---- Out ------------------------------------------------------------------------------------- */
@@ -38,7 +37,7 @@ bool sched_wants_saving(const struct sched *sched, const struct conversation *ro
 /* Drops an unfinished copy. Once the store has the file, the other members of `export` stay,
  * because take_saved needs them. */
 static void cancel_export(struct sched *sched) {
-    if (sched->export.data == NULL) return;
+    if (!sched->export.data) return;
     mem_free(sched->export.data);
     sched->export = (struct sched_export){0};
 }
@@ -82,12 +81,12 @@ static size_t measure(struct sched *sched, const struct conversation *row, uint6
 
 static void begin_export(struct sched *sched, struct conversation *row) {
     struct sched_export *export = &sched->export;
-    CHECK(export->data == NULL);
+    CHECK(!export->data);
     uint64_t *sizes = mem_try_alloc((size_t)block_count(sched), sizeof *sizes);
-    size_t bytes = sizes != NULL ? measure(sched, row, sizes) : 0;
+    size_t bytes = sizes ? measure(sched, row, sizes) : 0;
     size_t size = bytes > 0 ? state_file_size(row->token_count, block_count(sched), bytes) : 0;
     char *data = size > 0 ? mem_try_alloc(size, 1) : NULL;
-    if (data == NULL) {
+    if (!data) {
         give_up(sched, row, "no memory for the copy, or the backend failed");
     } else {
         fill_head(sched, row, &export->head);
@@ -108,7 +107,7 @@ static void go_on_exporting(struct sched *sched, size_t most) {
     struct sched_export *export = &sched->export;
     struct kern *kern = kern_of(sched);
     struct conversation *row = conversation_by_id(&sched->conversations, export->head.id);
-    CHECK(row != NULL); /* dropping a row cancels its export */
+    CHECK(row); /* dropping a row cancels its export */
     for (size_t copied = 0; export->block < block_count(sched) && copied < most; export->block++) {
         size_t size = kern->ops->snapshot_size(kern, row->slot, export->block);
         int rc =
@@ -133,8 +132,8 @@ static void go_on_exporting(struct sched *sched, size_t most) {
 /* Deletes the file of a superseded state, which is useless once its successor is on disk. */
 static void remove_replaced(struct sched *sched, uint64_t id) {
     struct conversation *old = conversation_by_id(&sched->conversations, id);
-    if (id == 0 || (old != NULL && !conversation_superseded(old))) return;
-    if (old != NULL) old->saved = CONVERSATION_UNSAVED; /* a request may still continue it */
+    if (id == 0 || (old && !conversation_superseded(old))) return;
+    if (old) old->saved = CONVERSATION_UNSAVED; /* a request may still continue it */
     (void)store_remove(sched->options.store, id);
 }
 
@@ -166,7 +165,7 @@ static void take_saved(struct sched *sched) {
     if (!store_saved(sched->options.store, &id, &rc)) return;
     sched->head_waits = false; /* the next conversation can be written now */
     struct conversation *row = conversation_by_id(&sched->conversations, id);
-    if (row != NULL) {
+    if (row) {
         row->saved = saved_by(rc);
     } else if (rc != 0 && export->made_room) {
         conversation_note_gone(&sched->conversations, head->space, head->prompt_end,
@@ -182,9 +181,9 @@ bool sched_save_for_room(struct sched *sched, struct conversation *row) {
     struct sched_export *export = &sched->export;
     if (!sched_wants_saving(sched, row)) return true;
     take_saved(sched);
-    if (export->data == NULL && store_can_save(sched->options.store)) {
+    if (!export->data && store_can_save(sched->options.store)) {
         begin_export(sched, row);
-        if (export->data != NULL) go_on_exporting(sched, sched->options.copy_bytes);
+        if (export->data) go_on_exporting(sched, sched->options.copy_bytes);
     }
     return !sched_wants_saving(sched, row);
 }
@@ -196,7 +195,7 @@ static void end_import(struct sched *sched) {
 }
 
 void sched_forget_copying(struct sched *sched, const struct conversation *row) {
-    if (sched->export.data != NULL && sched->export.head.id == row->id) cancel_export(sched);
+    if (sched->export.data && sched->export.head.id == row->id) cancel_export(sched);
     if (sched->import.id == row->id) end_import(sched);
 }
 
@@ -210,7 +209,7 @@ static struct conversation *next_to_save(struct sched *sched, int64_t now_ns, bo
         struct conversation *row = &table->rows[i];
         if (row->id == 0 || (!all && now_ns - row->last_used_ns < idle)) continue;
         if (!sched_wants_saving(sched, row)) continue;
-        if (next == NULL || row->use < next->use) next = row;
+        if (!next || row->use < next->use) next = row;
     }
     return next;
 }
@@ -226,18 +225,18 @@ static void wake_head(struct sched *sched) {
 
 void sched_save(struct sched *sched, int64_t now_ns, bool all) {
     struct store *store = sched->options.store;
-    if (store == NULL) return;
+    if (!store) return;
     wake_head(sched);
     take_saved(sched);
     if (all && !sched->saving_all) retry_failed(sched);
     sched->saving_all = all;
     bool look = all || sched->options.save_idle_ns == 0 || now_ns - sched->looked_ns > LOOK_NS;
-    if (look && sched->export.data == NULL && store_can_save(store)) {
+    if (look && !sched->export.data && store_can_save(store)) {
         struct conversation *row = next_to_save(sched, now_ns, all);
         sched->looked_ns = now_ns;
-        if (row != NULL) begin_export(sched, row);
+        if (row) begin_export(sched, row);
     }
-    if (sched->export.data != NULL) go_on_exporting(sched, sched->options.copy_bytes);
+    if (sched->export.data) go_on_exporting(sched, sched->options.copy_bytes);
     if (sched->import.id != 0) go_on_importing(sched, sched->options.copy_bytes);
     (void)sched_make_place(sched, 0);
 }
@@ -249,13 +248,13 @@ void sched_end_saving(struct sched *sched) {
 }
 
 bool sched_copying(const struct sched *sched) {
-    return sched->export.data != NULL || sched->import.id != 0;
+    return sched->export.data || sched->import.id != 0;
 }
 
 bool sched_unsaved(const struct sched *sched) {
     const struct conversation_table *table = &sched->conversations;
-    if (sched->options.store == NULL) return false;
-    if (sched->export.data != NULL || !store_can_save(sched->options.store)) return true;
+    if (!sched->options.store) return false;
+    if (sched->export.data || !store_can_save(sched->options.store)) return true;
     for (int i = 0; i < table->capacity; i++) {
         const struct conversation *row = &table->rows[i];
         if (row->id != 0 && sched_wants_saving(sched, row)) return true;
@@ -267,7 +266,7 @@ bool sched_unsaved(const struct sched *sched) {
 int64_t sched_next_save_ns(const struct sched *sched) {
     const struct conversation_table *table = &sched->conversations;
     int64_t next = INT64_MAX;
-    if (sched->options.store == NULL || sched->saving_ended) return next;
+    if (!sched->options.store || sched->saving_ended) return next;
     if (!store_can_save(sched->options.store)) return next;
     if (table->count > sched->options.conversations_max) return 0;
     for (int i = 0; i < table->capacity; i++) {
@@ -292,7 +291,7 @@ enum restored { RESTORED, NOT_THIS_ONE, NOT_YET, GIVE_UP };
 static int32_t *copy_tokens(const struct state_view *view) {
     size_t count = (size_t)view->head.token_count;
     int32_t *tokens = mem_try_alloc(count, sizeof *tokens);
-    if (tokens != NULL) memcpy(tokens, view->tokens, count * sizeof *tokens);
+    if (tokens) memcpy(tokens, view->tokens, count * sizeof *tokens);
     return tokens;
 }
 
@@ -331,7 +330,7 @@ static void go_on_importing(struct sched *sched, size_t most) {
     struct kern *kern = kern_of(sched);
     struct sched_import *import = &sched->import;
     struct conversation *row = conversation_by_id(&sched->conversations, import->id);
-    CHECK(row != NULL); /* dropping a row ends its import */
+    CHECK(row); /* dropping a row ends its import */
     for (size_t copied = 0; import->block < block_count(sched) && copied < most; import->block++) {
         const struct kern_block *block = &import->view->blocks[import->block];
         int rc = kern->ops->snapshot_import(kern, row->slot, import->block, block);
@@ -367,7 +366,7 @@ static enum restored begin_import(struct sched *sched, const struct state_view *
         return NOT_YET;
     }
     int32_t *tokens = copy_tokens(view);
-    if (tokens == NULL) return give_up_restoring(sched, id, err_text(ERR_NOMEM));
+    if (!tokens) return give_up_restoring(sched, id, err_text(ERR_NOMEM));
     add_row(sched, view, tokens);
     sched->import = (struct sched_import){.id = id, .view = view, .for_head = true};
     go_on_importing(sched, sched->options.copy_bytes);
@@ -400,7 +399,7 @@ static enum restored not_loaded(struct sched *sched, uint64_t id, int rc) {
 static enum restored restore_one(struct sched *sched, uint64_t id) {
     struct store *store = sched->options.store;
     const struct state_view *view = NULL;
-    if (conversation_by_id(&sched->conversations, id) != NULL) {
+    if (conversation_by_id(&sched->conversations, id)) {
         store_ignore(store, id); /* a hash collision: equal hashes, different tokens */
         return NOT_THIS_ONE;
     }
@@ -428,21 +427,21 @@ static uint64_t find_on_disk(struct sched *sched, const struct conversation_quer
 void sched_end_waiting(struct sched *sched) {
     sched->awaited = 0;
     sched->import.for_head = false;
-    if (sched->options.store != NULL && sched->import.id == 0) store_unload(sched->options.store);
+    if (sched->options.store && sched->import.id == 0) store_unload(sched->options.store);
 }
 
 bool sched_restore(struct sched *sched, struct sched_entry *entry,
                    const struct conversation_query *query) {
-    if (sched->options.store == NULL || sched->conversations.capacity == 0) return true;
+    if (!sched->options.store || sched->conversations.capacity == 0) return true;
     /* The store reads only for the head; a passing job that could use a file waits until it is the
      * head. */
     if (entry->passing)
-        return (entry->match.row == NULL || !entry->match.row->arriving) &&
+        return (!entry->match.row || !entry->match.row->arriving) &&
                store_find(sched->options.store, query,
-                          entry->match.row != NULL ? entry->match.common : 0) == 0;
+                          entry->match.row ? entry->match.common : 0) == 0;
     for (enum restored result = RESTORED; result != GIVE_UP;) {
         const struct conversation_match *match = &entry->match;
-        if (match->row != NULL && match->row->arriving) return false;
+        if (match->row && match->row->arriving) return false;
         if (sched->head_lost == ENGINE_MISS_UNREADABLE) break;
         uint64_t id = find_on_disk(sched, query, match->common);
         if (id == 0) break;
@@ -450,7 +449,7 @@ bool sched_restore(struct sched *sched, struct sched_entry *entry,
         if (result == NOT_YET) return false;
         entry->match = conversation_find(&sched->conversations, query);
     }
-    if ((entry->match.row == NULL || entry->match.cut) && sched->head_lost != ENGINE_MISS_NEW)
+    if ((!entry->match.row || entry->match.cut) && sched->head_lost != ENGINE_MISS_NEW)
         entry->match.miss = sched->head_lost;
     return true;
 }

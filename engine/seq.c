@@ -42,7 +42,7 @@ static size_t at_least_one(size_t n) {
 static int alloc_top(struct engine_top **top, size_t tokens, int32_t per_token) {
     if (per_token <= 0) return 0;
     *top = mem_try_alloc(at_least_one(tokens) * (size_t)per_token, sizeof **top);
-    return *top != NULL ? 0 : ERR_NOMEM;
+    return *top ? 0 : ERR_NOMEM;
 }
 
 static int alloc_choice(struct engine_choice *choice, const struct engine_request *request,
@@ -53,7 +53,7 @@ static int alloc_choice(struct engine_choice *choice, const struct engine_reques
     choice->tokens = mem_try_alloc(at_least_one(answers), sizeof *choice->tokens);
     if (answers <= UINT32_MAX / at_least_one(token_bytes_max)) /* text_end counts in 32 bits */
         choice->text = mem_try_alloc(at_least_one(answers), at_least_one(token_bytes_max));
-    if (choice->tokens == NULL || choice->text == NULL) return ERR_NOMEM;
+    if (!choice->tokens || !choice->text) return ERR_NOMEM;
     return alloc_top(&choice->top, answers, request->top_logprobs);
 }
 
@@ -61,7 +61,7 @@ static int alloc_prompt(struct engine_job *job) {
     const struct engine_request *request = &job->request;
     size_t prompt = (size_t)request->prompt_count;
     job->prompt_tokens = mem_try_alloc(prompt, sizeof *job->prompt_tokens);
-    if (job->prompt_tokens == NULL) return ERR_NOMEM;
+    if (!job->prompt_tokens) return ERR_NOMEM;
     /* Nothing precedes the first token, so nothing scores it. */
     job->prompt_tokens[0] = (struct engine_token){.token = request->prompt[0], .logprob = NAN};
     return alloc_top(&job->prompt_top, prompt, request->top_logprobs);
@@ -76,7 +76,7 @@ int seq_job_alloc(struct engine_job *job, size_t token_bytes_max) {
     int count = seq_job_choices(request), rc = 0;
     if (request->prompt_count < 1 || request->max_tokens < 0) return ERR_INVALID;
     job->choice = mem_try_alloc((size_t)count, sizeof *job->choice);
-    if (job->choice == NULL) return ERR_NOMEM;
+    if (!job->choice) return ERR_NOMEM;
     job->choice_count = job->choices_left = count;
     for (int i = 0; i < count && rc == 0; i++)
         rc = alloc_choice(&job->choice[i], request, token_bytes_max);
@@ -92,7 +92,7 @@ static int alloc_banned(struct sequence *seq, const struct seq_text *text) {
     int32_t count = eos + request->stop_id_count;
     if (count == 0) return 0;
     seq->banned = mem_try_alloc((size_t)count, sizeof *seq->banned);
-    if (seq->banned == NULL) return ERR_NOMEM;
+    if (!seq->banned) return ERR_NOMEM;
     if (eos > 0) memcpy(seq->banned, text->eos, (size_t)eos * sizeof *seq->banned);
     if (request->stop_id_count > 0)
         memcpy(seq->banned + eos, request->stop_ids,
@@ -112,7 +112,7 @@ int seq_open(struct sequence *seq, struct engine_job *job, int index, const stru
                              .exact = true};
     size_t room = (size_t)request->prompt_count + (size_t)request->max_tokens;
     seq->tokens = mem_try_alloc(room, sizeof *seq->tokens);
-    if (seq->tokens == NULL || alloc_banned(seq, text) != 0) {
+    if (!seq->tokens || alloc_banned(seq, text) != 0) {
         seq_close(seq);
         return ERR_NOMEM;
     }
@@ -197,7 +197,7 @@ static bool find_stop(const struct engine_request *request, const char *text, si
         if (stop->size == 0 || stop->size > size) continue;
         size_t from = old_size + 1 > stop->size ? old_size + 1 - stop->size : 0;
         const char *hit = memmem(text + from, size - from, stop->text, stop->size);
-        if (hit == NULL || (found && (size_t)(hit - text) >= *begin)) continue;
+        if (!hit || (found && (size_t)(hit - text) >= *begin)) continue;
         found = true;
         *begin = (size_t)(hit - text);
         *index = i;

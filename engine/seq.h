@@ -64,10 +64,10 @@ int seq_open(struct sequence *seq, struct engine_job *job, int index, const stru
 void seq_close(struct sequence *seq); /* frees; the job is not touched */
 
 static inline bool seq_prefilling(const struct sequence *seq) {
-    return seq->leader == NULL && seq->due.tokens < seq->prompt_count;
+    return !seq->leader && seq->due.tokens < seq->prompt_count;
 }
 static inline bool seq_generating(const struct sequence *seq) {
-    return seq->leader == NULL && seq->due.tokens >= seq->prompt_count;
+    return !seq->leader && seq->due.tokens >= seq->prompt_count;
 }
 int32_t seq_output_count(const struct sequence *seq);
 

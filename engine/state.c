@@ -173,7 +173,7 @@ static int parse_kv(const struct head_bytes *bytes, struct kv_params *kv, struct
     char name[POLICY_BYTES + 1] = {0};
     memcpy(name, bytes->policy, POLICY_BYTES);
     const struct policy *policy = policy_find(name);
-    if (policy == NULL || strlen(policy->name) >= POLICY_BYTES)
+    if (!policy || strlen(policy->name) >= POLICY_BYTES)
         return fault_set(fault, ERR_UNSUPPORTED, "state", "unknown policy '%s'", name);
     *kv =
         (struct kv_params){.budget = bytes->budget, .buffer = bytes->buffer, .chunk = bytes->chunk};
@@ -255,7 +255,7 @@ static int parse_blocks(const char *data, size_t size, struct state_view *out,
     size_t end = size - STATE_SEAL_BYTES;
     const char *sizes = data + at - (size_t)out->head.block_count * sizeof(uint64_t);
     out->blocks = mem_try_alloc((size_t)out->head.block_count, sizeof *out->blocks);
-    if (out->blocks == NULL) return fault_set(fault, ERR_NOMEM, "state", "no memory");
+    if (!out->blocks) return fault_set(fault, ERR_NOMEM, "state", "no memory");
     for (int32_t i = 0; i < out->head.block_count; i++) {
         uint64_t block;
         memcpy(&block, sizes + (size_t)i * sizeof block, sizeof block);

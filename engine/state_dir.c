@@ -204,7 +204,7 @@ int state_dir_list(const struct state_dir *dir, state_dir_visit *visit, void *ar
     DIR *list = fd >= 0 ? fdopendir(fd) : NULL;
     const struct dirent *entry;
     int rc = 0;
-    if (list == NULL) {
+    if (!list) {
         if (fd >= 0) close(fd);
         return fault_set(fault, ERR_IO, "state-dir", "cannot be listed: %s", strerror(errno));
     }
@@ -281,7 +281,7 @@ int state_dir_read(struct state_dir *dir, uint64_t id, char **data, struct state
     rc = check_size(dir, fd, name, size, fault);
     if (rc == 0) {
         *data = mem_try_alloc(size, 1);
-        if (*data == NULL)
+        if (!*data)
             rc = fault_set(fault, ERR_NOMEM, name, "no memory for its %zu bytes", size);
         else if (read_all(dir, fd, *data, size) != 0)
             rc = fault_set(fault, ERR_IO, name, "cannot be read");

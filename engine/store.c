@@ -69,7 +69,7 @@ struct store {
  * replaced it. */
 static void forget_bad(struct directory *d, uint64_t id) {
     struct store_file *before = store_index_find(&d->index, id, true);
-    if (before != NULL) store_index_drop(&d->index, before);
+    if (before) store_index_drop(&d->index, before);
 }
 
 static int scan_state(struct directory *d, uint64_t id) {
@@ -185,7 +185,7 @@ static bool is_settled(const struct store *store) {
 /* The lock is held. */
 static void leave_directory(struct directory *d, const struct store *store) {
     int at = 0;
-    for (struct store_file *file = d->index.oldest; file != NULL; file = file->newer)
+    for (struct store_file *file = d->index.oldest; file; file = file->newer)
         if (file->owner == store) file->owner = NULL;
     d->index.changes++;
     while (d->stores[at] != store) at++;
@@ -193,7 +193,7 @@ static void leave_directory(struct directory *d, const struct store *store) {
 }
 
 void store_close(struct store *store) {
-    if (store == NULL) return;
+    if (!store) return;
     struct directory *d = store->directory;
     pthread_mutex_lock(&d->lock);
     while (!is_settled(store)) pthread_cond_wait(&d->settled, &d->lock);
@@ -284,7 +284,7 @@ static int read_file(struct directory *d, uint64_t id, char **data, struct state
     if (rc != 0) return rc;
     if (!state_is_ours(&view->head, &d->options.identity))
         return fault_set(fault, ERR_INVALID, "state-dir", "it belongs to another model or gates");
-    if (d->options.check != NULL) rc = d->options.check(d->options.backend, view, fault);
+    if (d->options.check) rc = d->options.check(d->options.backend, view, fault);
     return rc == 0 ? check_members(view, fault) : rc;
 }
 
@@ -297,7 +297,7 @@ static void refuse_file(struct directory *d, uint64_t id, const struct fault *fa
     pthread_mutex_lock(&d->lock);
     if (aside) forget_bad(d, id);
     struct store_file *file = store_index_find(&d->index, id, false);
-    bool deleted = file == NULL; /* deleted while it was read: the renamed file is deleted, too */
+    bool deleted = !file; /* deleted while it was read: the renamed file is deleted, too */
     if (!deleted) store_index_refuse(&d->index, file, aside);
     d->stats.refused++;
     pthread_mutex_unlock(&d->lock);
@@ -339,9 +339,9 @@ static void run_read(struct store *store) {
         data = NULL;
     }
     struct store_file *file = store_index_find(&d->index, id, false);
-    if (file != NULL && rc == ERR_NOTFOUND)
+    if (file && rc == ERR_NOTFOUND)
         store_index_drop(&d->index, file); /* deleted from outside */
-    else if (file != NULL)
+    else if (file)
         store_index_touch(&d->index, file, clock_unix_seconds());
     d->stats.read += rc == 0;
     store->read.data = data;
@@ -378,7 +378,7 @@ static void serve(struct store *store, void (*run)(struct store *)) {
     pthread_mutex_unlock(&d->lock);
     run(store);
     atomic_fetch_add(&d->dir.progress, 1);
-    if (store->done != NULL) store->done(store->arg);
+    if (store->done) store->done(store->arg);
     pthread_mutex_lock(&d->lock);
     d->serving = NULL;
     pthread_cond_broadcast(&d->settled);
@@ -432,7 +432,7 @@ static void begin_work(struct directory *d) {
 
 /* Only its owner may use a file that has one. */
 static bool may_use(const struct store *store, const struct store_file *file) {
-    return file->owner == NULL || file->owner == store;
+    return !file->owner || file->owner == store;
 }
 
 static bool is_writing(const struct store *store, uint64_t id) {
@@ -482,10 +482,10 @@ static void search_files(struct directory *d, struct conversation_search *search
                          void *to) {
     const struct conversation_query *query = search->query;
     const uint64_t *hashes = d->index.count > 0 ? conversation_search_hashes(search) : NULL;
-    for (int32_t n = 1; hashes != NULL && n < query->prompt_count; n++)
+    for (int32_t n = 1; hashes && n < query->prompt_count; n++)
         for (const struct store_file *file =
                  store_index_of_prompt(&d->index, query->space, hashes[n]);
-             file != NULL; file = file->next_of_prompt)
+             file; file = file->next_of_prompt)
             if (file->head.prompt_end == n) consider(search, file, note, to);
     for (int i = 0; i < d->store_count; i++) {
         struct store_file written = written_file(d->stores[i]);
@@ -517,7 +517,7 @@ uint64_t store_find(struct store *store, const struct conversation_query *query,
     pthread_mutex_lock(&d->lock);
     search_files(d, &search, note_best, &found);
     struct store_file *file = found.id != 0 ? store_index_find(&d->index, found.id, false) : NULL;
-    if (file != NULL && file->owner != store) {
+    if (file && file->owner != store) {
         file->owner = store;
         d->index.changes++;
     }
@@ -528,7 +528,7 @@ uint64_t store_find(struct store *store, const struct conversation_query *query,
 
 static void note_affinity(void *to, const struct store_file *file, int32_t usable, bool hinted) {
     struct conversation_affinity *of = to;
-    if (file->owner != NULL) conversation_affinity_note(&of[file->owner->index], usable, hinted);
+    if (file->owner) conversation_affinity_note(&of[file->owner->index], usable, hinted);
 }
 
 void store_affinity(struct store *store, struct conversation_search *search,
@@ -564,7 +564,7 @@ void store_ignore(struct store *store, uint64_t id) {
     struct directory *d = store->directory;
     pthread_mutex_lock(&d->lock);
     struct store_file *file = store_index_find(&d->index, id, false);
-    if (file != NULL) file->ignored = true;
+    if (file) file->ignored = true;
     d->index.changes++;
     pthread_mutex_unlock(&d->lock);
 }
@@ -614,17 +614,16 @@ int store_remove(struct store *store, uint64_t id) {
     }
     if (store->read.state != READ_FREE && store->read.id == id) store->read.removed = true;
     struct store_file *file = store_index_find(&d->index, id, false);
-    if (file != NULL && !may_use(store, file)) file = NULL;
+    if (file && !may_use(store, file)) file = NULL;
     bool full = d->remove_count == REMOVES_MAX;
-    if (file != NULL) {
+    if (file) {
         store_index_drop(&d->index, file);
         if (!full) d->removes[d->remove_count++] = id;
         if (!full) begin_work(d);
         rc = 0;
     }
     pthread_mutex_unlock(&d->lock);
-    if (file != NULL && full)
-        state_dir_delete(&d->dir, id, false); /* rare: slow rather than unbounded */
+    if (file && full) state_dir_delete(&d->dir, id, false); /* rare: slow rather than unbounded */
     return rc;
 }
 
@@ -682,8 +681,7 @@ int store_list(struct store *store, const struct engine_conversation_filter *fil
     const struct directory *d = store->directory;
     int count = 0;
     pthread_mutex_lock(&store->directory->lock);
-    for (const struct store_file *file = d->index.newest; file != NULL && count < max;
-         file = file->older) {
+    for (const struct store_file *file = d->index.newest; file && count < max; file = file->older) {
         if (!file->ours) continue;
         if (!engine_conversation_is(filter, file->head.space, file->head.id)) continue;
         rows[count] = (struct store_row){.id = file->head.id,

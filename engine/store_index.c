@@ -23,7 +23,7 @@ static struct store_file **bucket_of_prompt(struct store_index *index,
 
 struct store_file *store_index_find(const struct store_index *index, uint64_t id, bool bad) {
     struct store_file *file = index->by_id[id % STORE_FILES_MAX];
-    while (file != NULL && (file->head.id != id || file->bad != bad)) file = file->next_of_id;
+    while (file && (file->head.id != id || file->bad != bad)) file = file->next_of_id;
     return file;
 }
 
@@ -33,14 +33,14 @@ struct store_file *store_index_of_prompt(const struct store_index *index, const 
 }
 
 static void unlink_age(struct store_index *index, struct store_file *file) {
-    *(file->older != NULL ? &file->older->newer : &index->oldest) = file->newer;
-    *(file->newer != NULL ? &file->newer->older : &index->newest) = file->older;
+    *(file->older ? &file->older->newer : &index->oldest) = file->newer;
+    *(file->newer ? &file->newer->older : &index->newest) = file->older;
 }
 
 static void link_newest(struct store_index *index, struct store_file *file) {
     file->older = index->newest;
     file->newer = NULL;
-    *(index->newest != NULL ? &index->newest->newer : &index->oldest) = file;
+    *(index->newest ? &index->newest->newer : &index->oldest) = file;
     index->newest = file;
 }
 
@@ -62,7 +62,7 @@ void store_index_drop(struct store_index *index, struct store_file *file) {
 int store_index_add(struct store_index *index, const struct store_file *copy) {
     if (index->count >= STORE_FILES_MAX) return ERR_LIMIT;
     struct store_file *file = mem_try_alloc(1, sizeof *file);
-    if (file == NULL) return ERR_NOMEM;
+    if (!file) return ERR_NOMEM;
     *file = *copy;
     struct store_file **of_id = bucket_of_id(index, file->head.id);
     struct store_file **of_prompt = bucket_of_prompt(index, file);
@@ -88,9 +88,8 @@ int store_index_sort(struct store_index *index) {
     size_t count = 0;
     if (index->count == 0) return 0;
     struct store_file **all = mem_try_alloc((size_t)index->count, sizeof(struct store_file *));
-    if (all == NULL) return ERR_NOMEM;
-    for (struct store_file *file = index->oldest; file != NULL; file = file->newer)
-        all[count++] = file;
+    if (!all) return ERR_NOMEM;
+    for (struct store_file *file = index->oldest; file; file = file->newer) all[count++] = file;
     qsort(all, count, sizeof *all, compare_age);
     index->oldest = index->newest = NULL;
     for (size_t i = 0; i < count; i++) link_newest(index, all[i]);
@@ -112,5 +111,5 @@ void store_index_touch(struct store_index *index, struct store_file *file, int64
 }
 
 void store_index_close(struct store_index *index) {
-    while (index->oldest != NULL) store_index_drop(index, index->oldest);
+    while (index->oldest) store_index_drop(index, index->oldest);
 }

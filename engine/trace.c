@@ -10,8 +10,8 @@ struct kern_trace *trace_begin(struct sequence *seq, int64_t streams) {
     struct engine_eviction *eviction = NULL;
     if (seq->due.held <= 0 || entries / count == (size_t)seq->due.held)
         eviction = mem_try_alloc(1, sizeof *eviction + count * sizeof *eviction->lengths);
-    if (eviction != NULL) eviction->positions = mem_try_alloc(entries + 1, sizeof(int32_t));
-    if (eviction == NULL || eviction->positions == NULL) {
+    if (eviction) eviction->positions = mem_try_alloc(entries + 1, sizeof(int32_t));
+    if (!eviction || !eviction->positions) {
         mem_free(eviction);
         seq->job->kv.evictions_lost++;
         return NULL;
@@ -29,13 +29,13 @@ static void free_eviction(struct engine_eviction *eviction) {
 }
 
 void trace_drop(struct sequence *seq) {
-    if (seq->eviction != NULL) free_eviction(seq->eviction);
+    if (seq->eviction) free_eviction(seq->eviction);
     seq->eviction = NULL;
 }
 
 void trace_end(struct sequence *seq) {
     struct engine_eviction *eviction = seq->eviction;
-    if (eviction == NULL) return;
+    if (!eviction) return;
     if (seq->trace.lost) {
         seq->job->kv.evictions_lost++;
         trace_drop(seq);
@@ -43,16 +43,16 @@ void trace_end(struct sequence *seq) {
     }
     size_t used = (seq->trace.entries + 1) * sizeof *eviction->positions;
     int32_t *positions = mem_try_realloc(eviction->positions, used, used);
-    if (positions != NULL) eviction->positions = positions;
+    if (positions) eviction->positions = positions;
     struct engine_eviction **link = &seq->job->kv.evictions;
-    while (*link != NULL) link = &(*link)->next;
+    while (*link) link = &(*link)->next;
     *link = eviction;
     seq->eviction = NULL;
 }
 
 void trace_close(struct engine_kv_details *details) {
     struct engine_eviction *next;
-    for (; details->evictions != NULL; details->evictions = next) {
+    for (; details->evictions; details->evictions = next) {
         next = details->evictions->next;
         free_eviction(details->evictions);
     }

@@ -109,7 +109,7 @@ static struct view view_as(const struct ranks *ranks, const void *p, bool split)
 /* View of rows that are about to be written, whole or split. */
 static struct view view_to(const struct ranks *ranks, const void *p, bool split) {
     struct view view = view_of(ranks, p);
-    CHECK(view.region != NULL);
+    CHECK(view.region);
     view.region->split = split;
     return view;
 }

@@ -58,8 +58,7 @@ static int by_name(const void *a, const void *b) {
 static int list_weights(const char *path, char **names, int *count, struct fault *fault) {
     DIR *dir = opendir(path);
     const struct dirent *entry;
-    if (dir == NULL)
-        return fault_set(fault, ERR_IO, "model", "cannot be listed: %s", strerror(errno));
+    if (!dir) return fault_set(fault, ERR_IO, "model", "cannot be listed: %s", strerror(errno));
     while (*count < NAMES_MAX && (entry = readdir(dir)) != NULL)
         if (is_weights(entry->d_name)) names[(*count)++] = mem_must_strdup(entry->d_name);
     closedir(dir);
@@ -109,12 +108,12 @@ int identity_gates(const char *dir, const char *gates, uint8_t out[SHA256_BYTES]
     char path[PATH_MAX];
     struct sha256_ctx sum;
     memset(out, 0, SHA256_BYTES);
-    if (gates != NULL ? gates[0] == '\0' : gguf_is_path(dir)) return 0;
-    int n = snprintf(path, sizeof path, "%s%s", gates != NULL ? gates : dir,
-                     gates != NULL ? "" : "/gates.safetensors");
+    if (gates ? gates[0] == '\0' : gguf_is_path(dir)) return 0;
+    int n =
+        snprintf(path, sizeof path, "%s%s", gates ? gates : dir, gates ? "" : "/gates.safetensors");
     if (n < 0 || (size_t)n >= sizeof path)
         return fault_set(fault, ERR_INVALID, "gates", "its name is too long");
-    if (gates == NULL && access(path, F_OK) != 0) return 0;
+    if (!gates && access(path, F_OK) != 0) return 0;
     sha256_init(&sum); /* under whatever name: the same gates are the same */
     int rc = add_content(&sum, path, fault);
     if (rc == 0) sha256_digest(&sum, SHA256_BYTES, out);

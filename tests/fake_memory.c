@@ -12,7 +12,7 @@ static void on_signal(int number) {
 }
 
 __attribute__((constructor)) static void listen_for_signals(void) {
-    if (getenv("KEEPD_TEST_MEMORY") == NULL) return;
+    if (!getenv("KEEPD_TEST_MEMORY")) return;
     signal(SIGUSR1, on_signal);
     signal(SIGUSR2, on_signal);
 }

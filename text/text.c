@@ -34,7 +34,7 @@ static int join_path(char *path, size_t size, const char *dir, const char *name,
 
 /* Puts the name of a file, or of a key, in front of a fault found inside. */
 static int in_file(int rc, const char *name, struct fault *fault) {
-    if (rc == 0 || fault == NULL) return rc;
+    if (rc == 0 || !fault) return rc;
     struct fault inside = *fault;
     return fault_set(fault, rc, name, "%s%s%s", inside.field, inside.field[0] ? ": " : "",
                      inside.text);
@@ -59,17 +59,17 @@ static int add_tokens(cJSON *tokens, const cJSON *from, struct fault *fault) {
     cJSON_ArrayForEach(node, from) {
         const char *name = node->string ? node->string : "", *content = token_content(node);
         size_t size = strlen(name);
-        if (content == NULL || size < sizeof suffix || json_get(tokens, name) != NULL ||
+        if (!content || size < sizeof suffix || json_get(tokens, name) ||
             strcmp(name + size - (sizeof suffix - 1), suffix) != 0)
             continue;
-        if (cJSON_AddStringToObject(tokens, name, content) == NULL) return no_memory(fault);
+        if (!cJSON_AddStringToObject(tokens, name, content)) return no_memory(fault);
     }
     return 0;
 }
 
 static char *copy_token(const cJSON *tokens, const char *name) {
     const cJSON *node = json_get(tokens, name);
-    return mem_must_strdup(node != NULL ? node->valuestring : "");
+    return mem_must_strdup(node ? node->valuestring : "");
 }
 
 /* As transformers: tokenizer_config.json with its extra_special_tokens goes before the older
@@ -77,7 +77,7 @@ static char *copy_token(const cJSON *tokens, const char *name) {
 static int read_tokens(struct text *text, const cJSON *config, const cJSON *map,
                        struct fault *fault) {
     text->tokens = cJSON_CreateObject();
-    if (text->tokens == NULL) return no_memory(fault);
+    if (!text->tokens) return no_memory(fault);
     int rc = add_tokens(text->tokens, config, fault);
     if (rc == 0) rc = add_tokens(text->tokens, json_get(config, "extra_special_tokens"), fault);
     if (rc == 0) rc = add_tokens(text->tokens, map, fault);
@@ -141,7 +141,7 @@ static int open_template(const char *dir, const char *file, const struct listed 
     int rc = join_path(path, sizeof path, dir, file, fault);
     if (rc != 0) return rc;
     if (exists(path)) return open_template_file(path, file, chat, source, fault);
-    if (found == NULL) return 0;
+    if (!found) return 0;
     *source = mem_must_strdup(found);
     return in_file(chat_open(found, strlen(found), chat, fault), listed->name, fault);
 }
@@ -154,7 +154,7 @@ static bool lists_any(const struct listed *listed) {
  * it serves where they have no template. */
 static int open_legacy(const char *dir, cJSON **json, struct listed *listed, struct fault *fault) {
     int rc = open_object(dir, "chat_template.json", json, fault);
-    if (rc != 0 || *json == NULL) return rc;
+    if (rc != 0 || !*json) return rc;
     *listed = (struct listed){"chat_template.json", *json};
     if (lists_any(listed)) return 0;
     return fault_set(fault, ERR_MALFORMED, listed->name, "has no template under 'chat_template'");
@@ -205,10 +205,10 @@ static int add_gguf_token(struct text *text, const struct gguf *gguf, const char
     int rc = gguf_int(gguf, key, 0, tok_vocab_size(text->tok) - 1, &id, fault);
     if (rc != 0 || id < 0) return rc;
     size_t size = tok_bytes(text->tok, (int32_t)id, &bytes);
-    if (size >= sizeof content || memchr(bytes, 0, size) != NULL) return 0;
+    if (size >= sizeof content || memchr(bytes, 0, size)) return 0;
     memcpy(content, bytes, size);
     content[size] = '\0';
-    return cJSON_AddStringToObject(text->tokens, name, content) != NULL ? 0 : no_memory(fault);
+    return cJSON_AddStringToObject(text->tokens, name, content) ? 0 : no_memory(fault);
 }
 
 static int read_gguf_tokens(struct text *text, const struct gguf *gguf, struct fault *fault) {
@@ -220,7 +220,7 @@ static int read_gguf_tokens(struct text *text, const struct gguf *gguf, struct f
                                             {"tokenizer.ggml.mask_token_id", "mask_token"}};
     int rc = 0;
     text->tokens = cJSON_CreateObject();
-    if (text->tokens == NULL) return no_memory(fault);
+    if (!text->tokens) return no_memory(fault);
     for (size_t i = 0; i < sizeof tokens / sizeof *tokens && rc == 0; i++)
         rc = add_gguf_token(text, gguf, tokens[i][0], tokens[i][1], fault);
     return rc;
@@ -230,7 +230,7 @@ static int open_gguf_template(const struct gguf *gguf, const char *key, struct c
                               char **source, struct fault *fault) {
     struct gguf_string string = {0};
     int rc = gguf_str(gguf, key, &string, fault);
-    if (rc != 0 || string.data == NULL) return rc;
+    if (rc != 0 || !string.data) return rc;
     if (string.size > TEMPLATE_BYTES_MAX)
         return fault_set(fault, ERR_LIMIT, key, "has more than %zu bytes", TEMPLATE_BYTES_MAX);
     *source = mem_must_alloc(string.size + 1, 1);
@@ -303,26 +303,25 @@ static bool add_absent(cJSON *full, const cJSON *context) {
     bool ok = true;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!cJSON_GetObjectItemCaseSensitive(context, names[i]))
-            ok = ok && cJSON_AddNullToObject(full, names[i]) != NULL;
+            ok = ok && cJSON_AddNullToObject(full, names[i]);
     return ok;
 }
 
 static bool is_model_string(const struct text *text, const char *name) {
     return strcmp(name, "bos_token") == 0 || strcmp(name, "eos_token") == 0 ||
-           json_get(text->tokens, name) != NULL;
+           json_get(text->tokens, name);
 }
 
 /* The request's context with the model's own strings put in front; they win over the request's. A
  * template may print bos_token and eos_token of a model that has none. */
 static cJSON *with_model_strings(const struct text *text, const cJSON *context) {
     cJSON *full = cJSON_CreateObject(), *item = NULL;
-    if (full == NULL) return NULL;
-    bool ok = cJSON_AddStringToObject(full, "bos_token", text->bos) != NULL &&
-              cJSON_AddStringToObject(full, "eos_token", text->eos) != NULL &&
-              add_absent(full, context);
+    if (!full) return NULL;
+    bool ok = cJSON_AddStringToObject(full, "bos_token", text->bos) &&
+              cJSON_AddStringToObject(full, "eos_token", text->eos) && add_absent(full, context);
     cJSON_ArrayForEach(item, text->tokens) {
-        if (json_get(full, item->string) != NULL) continue;
-        ok = ok && cJSON_AddStringToObject(full, item->string, item->valuestring) != NULL;
+        if (json_get(full, item->string)) continue;
+        ok = ok && cJSON_AddStringToObject(full, item->string, item->valuestring);
     }
     cJSON_ArrayForEach(item, context) {
         if (is_model_string(text, item->string) ||
@@ -378,14 +377,14 @@ static int cut_after_final(struct chat_text *rendered, const cJSON *context, str
     size_t whole, size;
     const char *content =
         json_arena_text(arena, cJSON_IsString(node) ? node->valuestring : "", &whole);
-    if (content == NULL) return fault_set(fault, ERR_NOMEM, NULL, "no memory to find the message");
+    if (!content) return fault_set(fault, ERR_NOMEM, NULL, "no memory to find the message");
     size_t begin = strspn(content, blank);
     content += begin;
     size = whole -= begin;
     while (size > 0 && memchr(blank, content[size - 1], sizeof blank - 1)) size--;
     if (size == 0) return fault_set(fault, ERR_INVALID, "messages", "there is no text to continue");
     size_t *border = arena_alloc(arena, size, sizeof *border);
-    if (border == NULL) return fault_set(fault, ERR_NOMEM, NULL, "no memory to find the message");
+    if (!border) return fault_set(fault, ERR_NOMEM, NULL, "no memory to find the message");
     fill_borders(content, size, border);
     size_t at = find_last(rendered, content, size, border);
     if (at == rendered->size)
@@ -410,7 +409,7 @@ static int list_trusted(const struct text *text, struct arena *arena, struct cha
     const cJSON *item = NULL;
     size_t count = (size_t)cJSON_GetArraySize(text->tokens) + 2;
     const char **names = arena_alloc(arena, count, sizeof *names);
-    if (names == NULL) return no_memory(fault);
+    if (!names) return no_memory(fault);
     input->trusted = names;
     names[input->trusted_count++] = "bos_token";
     names[input->trusted_count++] = "eos_token";
@@ -420,14 +419,13 @@ static int list_trusted(const struct text *text, struct arena *arena, struct cha
 
 int text_render_chat(const struct text *text, const cJSON *context, size_t max_ids,
                      struct arena *arena, struct tok_ids *out, struct fault *fault) {
-    bool tools = text->tool_chat != NULL && json_get(context, "tools") != NULL;
+    bool tools = text->tool_chat && json_get(context, "tools");
     const struct chat *chat = tools ? text->tool_chat : text->chat;
-    if (chat == NULL)
+    if (!chat)
         return fault_set(fault, ERR_UNSUPPORTED, "messages",
                          "this model has no chat template; use /v1/completions");
     cJSON *full = with_model_strings(text, context);
-    if (full == NULL)
-        return fault_set(fault, ERR_NOMEM, NULL, "no memory for the template context");
+    if (!full) return fault_set(fault, ERR_NOMEM, NULL, "no memory for the template context");
     struct chat_input input = {.context = full, .now = clock_unix_seconds()};
     struct chat_text rendered = {0};
     *out = (struct tok_ids){0};

@@ -261,7 +261,7 @@ static bool in_range(int32_t token, int vocab) {
 
 static bool has_penalties(const struct kern_sample *p) {
     bool neutral = p->repetition == 1.0f && p->presence == 0.0f && p->frequency == 0.0f;
-    return !neutral && p->history != NULL;
+    return !neutral && p->history;
 }
 
 /* Repetition once per distinct token of prompt and output; presence once and frequency per

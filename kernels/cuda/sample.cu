@@ -424,7 +424,7 @@ static void close_lists(struct lists *l) {
 
 static bool has_penalties(const struct kern_sample *p) {
     bool neutral = p->repetition == 1.0f && p->presence == 0.0f && p->frequency == 0.0f;
-    return !neutral && p->history != NULL;
+    return !neutral && p->history;
 }
 
 static bool open_lists(struct lists *l, const struct kern_sample *params, int rows, int vocab) {

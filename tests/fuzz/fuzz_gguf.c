@@ -56,7 +56,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     for (size_t i = 0; i < gguf.tensor_count; i++) {
         const struct gguf_tensor *tensor = &gguf.tensors[i];
         CHECK(i == 0 || strcmp(gguf.tensors[i - 1].name, tensor->name) < 0);
-        CHECK(gguf_format_name(tensor->format) != NULL);
+        CHECK(gguf_format_name(tensor->format));
         check_inside(tensor->data, tensor->bytes, data, size);
         total += tensor->bytes;
     }

@@ -50,7 +50,7 @@ static int without_attention(const struct kern_rule *rule, struct fault *fault) 
 }
 
 static void wrap(const struct kern_ops *real) {
-    if (wrapped[0].sample != NULL) return;
+    if (wrapped[0].sample) return;
     real_sample = real->sample;
     real_cache_stats = real->cache_stats;
     wrapped[0] = *real;

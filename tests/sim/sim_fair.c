@@ -70,11 +70,11 @@ static int checked_step(void *model, const struct kern_batch *batch, const int32
     const struct sched *s = &w->sched;
     int places = PLACES - s->running;
     int64_t pages = s->options.pages_total - s->pages_reserved;
-    bool open = s->head == NULL || s->counters.steps - s->head_step < SCHED_PASS_STEPS;
+    bool open = !s->head || s->counters.steps - s->head_step < SCHED_PASS_STEPS;
     for (int c = 0; c < KINDS; c++)
-        for (int i = 0; clients[c].kind != NULL && i < clients[c].kind->jobs; i++) {
+        for (int i = 0; clients[c].kind && i < clients[c].kind->jobs; i++) {
             const struct engine_job *job = &clients[c].jobs[i];
-            if (job->choice == NULL || atomic_load(&job->admitted) != 0) continue;
+            if (!job->choice || atomic_load(&job->admitted) != 0) continue;
             bool fits = job->choice_count <= places && pages_enough(w, job) <= pages;
             CHECK_MSG(!fits || (!open && job != s->head),
                       "%s waits beside %d places and %lld pages", clients[c].kind->name, places,
@@ -115,14 +115,14 @@ static void ask(struct world *w, struct client *c, int i) {
 
 static void look(struct world *w, struct client *c, int i) {
     struct engine_job *job = &c->jobs[i];
-    if (c->waits[i] && (job->choice == NULL || atomic_load(&job->admitted) != 0)) {
+    if (c->waits[i] && (!job->choice || atomic_load(&job->admitted) != 0)) {
         uint64_t waited = w->sched.counters.steps - c->since[i];
         c->waits[i] = false;
         c->waited += waited;
         if (waited > c->longest) c->longest = waited;
     }
-    if (job->choice != NULL && atomic_load(&job->finished) == 0) return;
-    if (job->choice != NULL) {
+    if (job->choice && atomic_load(&job->finished) == 0) return;
+    if (job->choice) {
         CHECK(atomic_load(&job->choice[0].finish) == ENGINE_FINISH_LENGTH);
         c->answers++;
         engine_job_close(job);
@@ -169,12 +169,12 @@ static void run(unsigned which, uint64_t with_seed) {
         if (which >> c & 1) clients[c].kind = &kinds[c];
     while (w.sched.counters.steps < STEPS) {
         for (int c = 0; c < KINDS; c++)
-            for (int i = 0; clients[c].kind != NULL && i < clients[c].kind->jobs; i++)
+            for (int i = 0; clients[c].kind && i < clients[c].kind->jobs; i++)
                 look(&w, &clients[c], i);
         CHECK(!world_step(&w));
     }
     for (int c = 0; c < KINDS; c++)
-        if (clients[c].kind != NULL) report(&w, &clients[c]);
+        if (clients[c].kind) report(&w, &clients[c]);
     end(&w);
     world_close(&w);
 }

@@ -230,7 +230,7 @@ static void disturb(struct world *w, const struct world_options *options, struct
         uint64_t id = table->rows[below(r, table->capacity)].id;
         if (id != 0) deleted += sched_delete(&w->sched, id) == 0;
     }
-    if (options->state_dir == NULL || !sched_idle(&w->sched) || below(r, 2)) return;
+    if (!options->state_dir || !sched_idle(&w->sched) || below(r, 2)) return;
     if (below(r, 2)) world_save_all(w);
     restored += (long)w->sched.counters.state_restored;
     world_close(w);
@@ -302,7 +302,7 @@ static void storm(struct chain *chains, uint64_t seed) {
     CHECK(sched_idle(&w.sched) && w.sched.pages_reserved == 0);
     restored += (long)w.sched.counters.state_restored;
     world_close(&w);
-    if (options.state_dir != NULL) world_remove_dir(dir);
+    if (options.state_dir) world_remove_dir(dir);
 }
 
 static void replay_alone(const struct chain *seen, int index, uint64_t seed) {

@@ -50,8 +50,8 @@ static void expect_no_engine(struct engine_options options, const char *field) {
     struct engine *engine = NULL;
     struct fault fault = {0};
     int rc = engine_open(&options, &engine, &fault);
-    CHECK_MSG(rc != 0 && fault.code == rc && engine == NULL, "%s is accepted", field);
-    CHECK_MSG(strstr(fault.field, field) != NULL, "%s, not %s", fault.field, field);
+    CHECK_MSG(rc != 0 && fault.code == rc && !engine, "%s is accepted", field);
+    CHECK_MSG(strstr(fault.field, field), "%s, not %s", fault.field, field);
     CHECK(fault.text[0] != '\0');
 }
 
@@ -383,7 +383,7 @@ static void try_state(void) {
     char dir[] = "/tmp/keepd-engine-XXXXXX";
     struct engine_conversation_row rows[CONVERSATIONS + 1];
     struct engine_status snapshot;
-    CHECK(mkdtemp(dir) != NULL);
+    CHECK(mkdtemp(dir));
     struct engine *engine = open_with_state(dir, 0);
     for (int i = 0; i < 3; i++) submit_some(engine, i, PROMPT / 2, 1 + i);
     wait_and_close(3);
@@ -411,7 +411,7 @@ static void try_state(void) {
  */
 static void try_failing_backend_with_state(void) {
     char dir[] = "/tmp/keepd-engine-XXXXXX";
-    CHECK(mkdtemp(dir) != NULL);
+    CHECK(mkdtemp(dir));
     struct engine *engine = open_with_state(dir, 3600);
     submit_some(engine, 0, PROMPT / 2, 1);
     wait_and_close(1);

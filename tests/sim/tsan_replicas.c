@@ -58,7 +58,7 @@ static void expect_refused(int replicas, int threads) {
     options.threads = threads;
     for (int check = 0; check < 2; check++) {
         options.check_only = check != 0;
-        CHECK(engine_open(&options, &engine, &fault) == ERR_INVALID && engine == NULL);
+        CHECK(engine_open(&options, &engine, &fault) == ERR_INVALID && !engine);
         CHECK_MSG(strcmp(fault.field, "data-parallel-size") == 0, "%s", fault.field);
     }
 }
@@ -434,7 +434,7 @@ static void run_state(int replicas, double sums[4][DIALOGUES]) {
     char dir[] = "/tmp/keepd-replicas-XXXXXX";
     struct engine_conversation_row rows[4 * CONVERSATIONS];
     struct engine_status snapshot;
-    CHECK(mkdtemp(dir) != NULL);
+    CHECK(mkdtemp(dir));
     struct engine *engine = open_with_state(dir, replicas);
     begin();
     run_turn(engine, sums[0], false);

@@ -200,7 +200,7 @@ static size_t letter(const void *arg, int32_t id, const char **bytes) {
 static void open_cache(struct world *w, const struct world_options *o,
                        struct kern_cache_info *info) {
     struct fault fault = {0};
-    struct cpu_options cpu = {.path = o->path != NULL ? o->path : "reference",
+    struct cpu_options cpu = {.path = o->path ? o->path : "reference",
                               .threads = o->threads > 0 ? o->threads : 1};
     CHECK_MSG(cpu_open(&cpu, &w->kern, &fault) == 0, "%s", fault.text);
     plan_failures(w);
@@ -267,7 +267,7 @@ static void open_store(struct world *w) {
                                   .inline_io = !o->state_hangs,
                                   .check = check_state,
                                   .backend = w->kern};
-    if (o->state_dir == NULL) return;
+    if (!o->state_dir) return;
     hang.planned = o->state_hangs;
     hang.reached = false;
     CHECK_MSG(store_open(&store, &w->store, &fault) == 0, "%s", fault.text);
@@ -408,14 +408,14 @@ void world_save_all(struct world *w) {
 
 void world_make_dir(char dir[64]) {
     const char *base = getenv("TMPDIR");
-    CHECK(snprintf(dir, 64, "%.40s/keepd-XXXXXX", base != NULL ? base : "/tmp") < 64);
-    CHECK(mkdtemp(dir) != NULL);
+    CHECK(snprintf(dir, 64, "%.40s/keepd-XXXXXX", base ? base : "/tmp") < 64);
+    CHECK(mkdtemp(dir));
 }
 
 void world_remove_dir(const char *dir) {
     DIR *list = opendir(dir);
     const struct dirent *entry;
-    CHECK(list != NULL);
+    CHECK(list);
     while ((entry = readdir(list)) != NULL)
         if (entry->d_type == DT_REG) (void)unlinkat(dirfd(list), entry->d_name, 0);
     closedir(list);

@@ -50,9 +50,9 @@ Test(conversation, longest_prefix_within_space_and_parameters) {
     add(&t, 2, kv, (int32_t[]){1, 2, 3, 4, 5, 6, 7}, 7, 3, 2);
     int32_t prompt[] = {1, 2, 3, 4, 5, 6, 7, 8};
     struct conversation *row = find(&t, 1, kv, prompt, 8, &common, &miss);
-    cr_assert(row != NULL && row->slot == 1 && common == 6);
+    cr_assert(row && row->slot == 1 && common == 6);
     row = find(&t, 2, kv, prompt, 8, &common, &miss);
-    cr_assert(row != NULL && row->slot == 2 && common == 7);
+    cr_assert(row && row->slot == 2 && common == 7);
     cr_assert_null(find(&t, 3, kv, prompt, 8, &common, &miss));
     cr_assert_eq(miss, ENGINE_MISS_NEW);
     cr_assert_null(find(&t, 1, kv_of("streaming", 33), prompt, 8, &common, &miss));

@@ -86,8 +86,8 @@ Test(sched, a_small_one_passes_a_waiting_large_one) {
 /* Ends what has ended and submits it anew, so that one of two small jobs always runs. */
 static int renew(struct world *w, struct engine_job *job, int number,
                  const struct engine_job *other) {
-    if (job->choice != NULL && !atomic_load(&job->finished)) return 0;
-    bool other_ends = other->choice != NULL && count_of(other) < 2;
+    if (job->choice && !atomic_load(&job->finished)) return 0;
+    bool other_ends = other->choice && count_of(other) < 2;
     int ended = job->choice != NULL;
     if (ended) engine_job_close(job);
     if (other_ends) return ended;
@@ -115,7 +115,7 @@ Test(sched, passing_ends) {
     cr_assert_gt(queue_client_of(&w.sched.queue, &jobs[1])->served, own, "empty places were free");
     run_until_idle(&w);
     for (int i = 0; i < 4; i++)
-        if (jobs[i].choice != NULL) engine_job_close(&jobs[i]);
+        if (jobs[i].choice) engine_job_close(&jobs[i]);
     world_close(&w);
 }
 
@@ -226,9 +226,9 @@ static void spread_evictions(const char *policy) {
     uint64_t first = w.sched.counters.steps, evictions = 0, steps = 0;
     while (atomic_load(&jobs[0].finished) == 0 && w.sched.running > 0) {
         evictions = w.sched.counters.evictions;
-        int sequences = client != NULL ? client->running : 0;
+        int sequences = client ? client->running : 0;
         cr_assert_not(world_step(&w));
-        if (client == NULL) client = queue_client_of(&w.sched.queue, &jobs[1]);
+        if (!client) client = queue_client_of(&w.sched.queue, &jobs[1]);
         int64_t paid = before < (int64_t)SCHED_EVICT_ROWS * sequences
                            ? before
                            : (int64_t)SCHED_EVICT_ROWS * sequences;
@@ -740,7 +740,7 @@ static bool fail_allocation(long n) {
         cr_assert_eq(job.fault.code, ERR_NOMEM);
     else if (rc == 0)
         cr_assert(finish_of(&job) == ENGINE_FINISH_LENGTH || finish_of(&job) == ENGINE_FINISH_STOP);
-    if (pending) cr_assert(job.kv.lengths != NULL && job.kv.positions != NULL);
+    if (pending) cr_assert(job.kv.lengths && job.kv.positions);
     run_until_idle(&w);
     expect_same_answer(&other, &same);
     engine_job_close(&other);

@@ -631,7 +631,7 @@ static char *read_all(const char *dir, const char *suffix, char path[256], size_
     char *data = NULL;
     DIR *list = opendir(dir);
     for (const struct dirent *entry; (entry = readdir(list)) != NULL;)
-        if (strstr(entry->d_name, suffix) != NULL)
+        if (strstr(entry->d_name, suffix))
             cr_assert_lt(snprintf(path, 256, "%s/%s", dir, entry->d_name), 256);
     closedir(list);
     FILE *file = fopen(path, "rb");

@@ -154,7 +154,7 @@ static void expect_parse(const struct file *f, int rc, const char *what) {
     struct fault fault = {0};
     int found = state_parse(f->data, f->size, &view, &fault);
     cr_assert_eq(found, rc, "%s: %d '%s'", what, found, fault.text);
-    cr_assert(fault.code == rc && view.blocks == NULL);
+    cr_assert(fault.code == rc && !view.blocks);
 }
 
 /* Extreme sizes and counts in a file with a valid seal: the checks do not rely on the seal. */
@@ -234,7 +234,7 @@ Test(state, no_memory_is_no_damage) {
 
 /* Every bounded policy's parameters come back equal; what a file cannot hold is not written. */
 Test(state, holds_every_bounded_policy) {
-    for (int i = 0; policy_at(i) != NULL; i++) {
+    for (int i = 0; policy_at(i); i++) {
         struct kv_params kv = kv_of(policy_at(i)->name, 256);
         cr_assert_eq(state_holds(&kv), policy_at(i)->bounded, "%s", policy_at(i)->name);
     }

@@ -86,7 +86,7 @@ static int files_with(const char *suffix) {
     int count = 0;
     while ((entry = readdir(list)) != NULL) {
         const char *dot = strrchr(entry->d_name, '.');
-        count += dot != NULL && strcmp(dot, suffix) == 0;
+        count += dot && strcmp(dot, suffix) == 0;
     }
     closedir(list);
     return count;
@@ -118,7 +118,7 @@ static int refuse_open(const char *says) {
     struct fault fault = {0}, checked = {0};
     int check = state_dir_check(options.dir, &checked);
     int rc = store_open(&options, &store, &fault);
-    cr_assert(rc != 0 && store == NULL);
+    cr_assert(rc != 0 && !store);
     cr_assert_str_eq(fault.field, "state-dir");
     cr_assert_not_null(strstr(fault.text, says), "'%s'", fault.text);
     cr_assert_eq(check, rc == ERR_BUSY ? 0 : rc, "'%s'", checked.text);

@@ -17,7 +17,7 @@ static const char *path_of(const char *name) {
 
 static void write_file(const char *name, const char *text) {
     FILE *file = fopen(path_of(name), "w");
-    cr_assert(file != NULL && fputs(text, file) >= 0 && fclose(file) == 0);
+    cr_assert(file && fputs(text, file) >= 0 && fclose(file) == 0);
 }
 
 static void make_dir(void) {

@@ -63,7 +63,7 @@ static void expect_failure(int rc, const char *in_field) {
     cr_expect_not_null(strstr(fault.field, in_field), "'%s' does not name %s", fault.field,
                        in_field);
     cr_expect(fault.text[0] != '\0');
-    cr_expect(text.tok == NULL && text.chat == NULL && text.bos == NULL && text.eos == NULL);
+    cr_expect(!text.tok && !text.chat && !text.bos && !text.eos);
 }
 
 /* Renders {"messages": ..., ...} and returns the tokens as text: bytes, S for <s>, E for </s>. */

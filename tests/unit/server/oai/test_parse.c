@@ -26,8 +26,7 @@ Test(oai_parse, defaults_of_openai) {
     cr_assert(s->presence == 0 && s->frequency == 0 && s->top_k == 0 && s->top_logprobs == -1);
     cr_assert(!s->ignore_eos && !s->prompt_logprobs && s->stop_count == 0 && s->bias_count == 0);
     cr_assert(!c.request.stream && !c.request.seed_given && c.request.max_tokens == -1);
-    cr_assert(s->kv.policy == NULL && s->kv.budget == -1 && s->kv.buffer == -1 &&
-              s->kv.chunk == -1);
+    cr_assert(!s->kv.policy && s->kv.budget == -1 && s->kv.buffer == -1 && s->kv.chunk == -1);
     cr_assert(s->kv.sinks == -1 && s->kv.recent == -1 && s->kv.option_count == 0);
     cr_assert(s->kv.reuse && s->kv.retain && s->kv.report == ENGINE_REPORT_NONE);
     cr_assert_str_eq(c.request.salt, "");
@@ -102,7 +101,7 @@ Test(oai_parse, kv_options_keep_their_kind) {
         if (!strcmp(option->name, "merge"))
             cr_assert_str_eq(option->text, "code");
         else
-            cr_assert(option->text == NULL && option->number == number, "%s", option->name);
+            cr_assert(!option->text && option->number == number, "%s", option->name);
     }
 }
 
@@ -246,7 +245,7 @@ Test(oai_parse, refusals) {
         cr_assert_eq(case_parse(&c, refused[i].kind, refused[i].body), -1, "%s", refused[i].body);
         cr_assert_eq(c.error.status, refused[i].status, "%s", refused[i].body);
         cr_assert_str_eq(c.error.param, refused[i].param, "%s", refused[i].body);
-        cr_assert((c.error.code == NULL) == (refused[i].code == NULL), "%s", refused[i].body);
+        cr_assert((!c.error.code) == (!refused[i].code), "%s", refused[i].body);
         if (c.error.code) cr_assert_str_eq(c.error.code, refused[i].code, "%s", refused[i].body);
         cr_assert_str_not_empty(c.error.message);
         oai_request_close(&c.request);
