@@ -65,6 +65,7 @@ struct kern_matrix {
 /* Facts about a model that a backend gets before anything is loaded. */
 struct kern_shape {
     int layers, d_model, d_ff, heads_q, heads_kv, head_dim, vocab;
+    int experts, expert_ff; /* 0: no layer is a mixture of experts; d_ff 0: every layer is */
 };
 
 /* ---- How a sequence evicts ------------------------------------------------------------------ */
@@ -294,6 +295,26 @@ struct kern_batch {
  */
 enum kern_activation { KERN_SILU, KERN_GELU_TANH };
 
+/* Mixture of experts: a layer's feed-forward network as `count` gated networks, of which each row
+ * uses `used`: those with the largest router logits (ties: the lower expert).
+ *
+ *   y += sum over the chosen e, ascending, of s[e] down_e(glu(gate_up_e(x)))
+ *
+ * s is the softmax of the logits of all experts or, with `normalise`, of the chosen ones alone
+ * (which is the former divided by its sum). Biases are added to each product. Tensor parallelism
+ * splits every expert like a dense network, by d_ff, and every rank chooses for itself. */
+struct kern_experts_spec {
+    int count, used; /* 1 <= used <= count */
+    int d_model, d_ff;
+    bool normalise;
+    enum kern_activation activation;
+    struct kern_weight *const *gate_up; /* [count] [gate; up], KERN_SHARD_ROWS */
+    struct kern_weight *const *down;    /* [count] KERN_SHARD_COLS */
+    const float *gate_up_bias;          /* [count, 2 d_ff] backend memory, or NULL */
+    const float *down_bias;             /* [count, d_model] backend memory, or NULL */
+};
+struct kern_experts;
+
 enum kern_matmul_mode { KERN_SET, KERN_ADD }; /* y = x W^T (+ bias), or y += x W^T (+ bias) */
 
 /* Rotary embedding, rotate-half pairs (j, j + D/2); cos and sin of pos * inv_freq[j], both times
@@ -474,9 +495,15 @@ struct kern_ops {
     int (*gate_load)(struct kern *kern, const struct kern_gate_spec *spec, struct kern_gate **out,
                      struct fault *fault);
     void (*gate_free)(struct kern *kern, struct kern_gate *gate);
+    /* Makes one stage of loaded matrices and biases, which outlive it. The arrays of the spec are
+     * read only during the call. ERR_NOMEM leaves nothing behind. NULL, like the two operations
+     * that use the stage: the backend has no mixtures of experts. */
+    int (*experts_load)(struct kern *kern, const struct kern_experts_spec *spec,
+                        struct kern_experts **out, struct fault *fault);
+    void (*experts_free)(struct kern *kern, struct kern_experts *experts);
     /* From now on the instance may use everything that `owner`, of the same kind, has loaded so
-     * far: weights, gates and read-only memory. The owner keeps them and outlives this instance.
-     * ERR_NOMEM. NULL: every instance loads its own. */
+     * far: weights, gates, experts and read-only memory. The owner keeps them and outlives this
+     * instance. ERR_NOMEM. NULL: every instance loads its own. */
     int (*share)(struct kern *kern, const struct kern *owner);
 
     /* Layer operations; all activations are float32. */
@@ -493,6 +520,9 @@ struct kern_ops {
     void (*glu)(struct kern *kern, float *y, const float *gate_up, int rows, int d_ff,
                 enum kern_activation activation); /* y[r, j] = activation(gate_up[r, j]) *
                                                      gate_up[r, d_ff + j] */
+    /* See struct kern_experts_spec. `logits`: [rows, count] of the router, whole on every rank. */
+    void (*experts)(struct kern *kern, float *y /* [rows, d_model] */, const float *x,
+                    const float *logits, const struct kern_experts *experts, int rows);
     void (*gather_rows)(struct kern *kern, float *y, const float *x, const int32_t *index,
                         int count, int dim);
     void (*gate)(struct kern *kern, float *log_beta /* [rows, heads_kv] */, const float *x,

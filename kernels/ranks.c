@@ -10,7 +10,7 @@
 #include "base/mem.h"
 #include "kernels/ranks_int.h"
 
-/* A weight or gate: the parts of all ranks. */
+/* A weight, gate or stage of experts: the parts of all ranks. */
 struct kern_weight {
     enum kern_shard shard;
     struct kern_weight *rank[COMM_RANKS_MAX];
@@ -18,6 +18,10 @@ struct kern_weight {
 
 struct kern_gate {
     struct kern_gate *rank[COMM_RANKS_MAX];
+};
+
+struct kern_experts {
+    struct kern_experts *rank[COMM_RANKS_MAX];
 };
 
 /* An allocation: [base, base + size) stands for rank[r][size] on rank r. */
@@ -294,6 +298,64 @@ static int op_gate_load(struct kern *kern, const struct kern_gate_spec *spec,
     return rc;
 }
 
+struct experts_load {
+    const struct kern_experts_spec *spec;
+    struct view gate_up_bias, down_bias;
+    struct kern_experts *experts;
+    int codes[COMM_RANKS_MAX];
+    struct fault faults[COMM_RANKS_MAX];
+};
+
+static void experts_load_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
+    (void)ranks;
+    struct experts_load *load = arg;
+    struct kern_experts_spec own = *load->spec;
+    const size_t count = (size_t)own.count;
+    struct kern_weight **weights = mem_try_alloc(2 * count, sizeof *weights);
+    load->codes[rank] = weights ? 0 : ERR_NOMEM;
+    if (!weights) return;
+    for (size_t e = 0; e < count; e++) {
+        weights[e] = own.gate_up[e]->rank[rank];
+        weights[count + e] = own.down[e]->rank[rank];
+    }
+    own.gate_up = weights;
+    own.down = weights + count;
+    own.gate_up_bias = on(load->gate_up_bias, rank);
+    own.down_bias = on(load->down_bias, rank);
+    load->codes[rank] =
+        kern->ops->experts_load(kern, &own, &load->experts->rank[rank], &load->faults[rank]);
+    mem_free(weights);
+}
+
+static void free_experts_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
+    (void)ranks;
+    struct kern_experts *experts = arg;
+    if (experts->rank[rank]) kern->ops->experts_free(kern, experts->rank[rank]);
+}
+
+static void op_experts_free(struct kern *kern, struct kern_experts *experts) {
+    if (!experts) return;
+    ranks_each(ranks_of(kern), free_experts_on, experts);
+    mem_free(experts);
+}
+
+static int op_experts_load(struct kern *kern, const struct kern_experts_spec *spec,
+                           struct kern_experts **out, struct fault *fault) {
+    struct ranks *ranks = ranks_of(kern);
+    struct experts_load load = {.spec = spec,
+                                .gate_up_bias = view_as(ranks, spec->gate_up_bias, false),
+                                .down_bias = view_as(ranks, spec->down_bias, false)};
+    load.experts = mem_try_alloc(1, sizeof *load.experts);
+    if (!load.experts) return fault_set(fault, ERR_NOMEM, "", "no memory for a layer's experts");
+    ranks_each(ranks, experts_load_on, &load);
+    int rc = ranks_fault(ranks, load.codes, load.faults, fault);
+    if (rc)
+        op_experts_free(kern, load.experts);
+    else
+        *out = load.experts;
+    return rc;
+}
+
 struct sharing {
     const struct ranks *owner;
     int codes[COMM_RANKS_MAX];
@@ -322,6 +384,7 @@ struct op {
     struct view y, x, a, b;
     const struct kern_weight *weight;
     const struct kern_gate *gate;
+    const struct kern_experts *experts;
     const int32_t *index; /* host memory: tokens or rows */
     int rows, dim, layer;
     float eps, scale;
@@ -422,6 +485,24 @@ static void op_glu(struct kern *kern, float *y, const float *gate_up, int rows, 
                     .dim = d_ff / ranks->count,
                     .activation = activation};
     ranks_each(ranks, glu_on, &op);
+}
+
+static void experts_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
+    (void)ranks;
+    const struct op *op = arg;
+    kern->ops->experts(kern, on(op->y, rank), on(op->x, rank), on(op->a, rank),
+                       op->experts->rank[rank], op->rows);
+}
+
+static void op_experts(struct kern *kern, float *y, const float *x, const float *logits,
+                       const struct kern_experts *experts, int rows) {
+    struct ranks *ranks = ranks_of(kern);
+    struct op op = {.x = view_as(ranks, x, false),
+                    .y = view_as(ranks, y, false),
+                    .a = view_as(ranks, logits, false),
+                    .experts = experts,
+                    .rows = rows};
+    ranks_each(ranks, experts_on, &op);
 }
 
 static void gather_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
@@ -599,12 +680,15 @@ static const struct kern_ops table = {
     .weight_free = op_weight_free,
     .gate_load = op_gate_load,
     .gate_free = op_gate_free,
+    .experts_load = op_experts_load,
+    .experts_free = op_experts_free,
     .share = op_share,
     .embed = op_embed,
     .rms_norm = op_rms_norm,
     .matmul = op_matmul,
     .add_norm = op_add_norm,
     .glu = op_glu,
+    .experts = op_experts,
     .gather_rows = op_gather_rows,
     .gate = op_gate,
     .cache_open = ranks_cache_open,
@@ -654,6 +738,11 @@ static void fill_ops(struct ranks *ranks) {
     if (!own->prepare) ranks->ops.prepare = NULL;
     if (!own->cache_fit) ranks->ops.cache_fit = NULL;
     if (!own->bind) ranks->ops.bind = NULL;
+    if (!own->experts_load) {
+        ranks->ops.experts_load = NULL;
+        ranks->ops.experts_free = NULL;
+        ranks->ops.experts = NULL;
+    }
     if (own->snapshot_export) return;
     ranks->ops.snapshot_size = NULL;
     ranks->ops.snapshot_export = NULL;

@@ -79,6 +79,8 @@ int shard_check(int ranks, const struct kern_shape *shape, struct fault *fault) 
         return refuse(fault, ranks, heads, "key/value heads");
     if (shape->heads_q % ranks) return refuse(fault, ranks, shape->heads_q, "query heads");
     if (shape->d_ff % ranks) return refuse(fault, ranks, shape->d_ff, "feed-forward units");
+    if (shape->expert_ff % ranks)
+        return refuse(fault, ranks, shape->expert_ff, "feed-forward units of an expert");
     if (shape->vocab < ranks) return refuse(fault, ranks, shape->vocab, "tokens");
     return 0;
 }

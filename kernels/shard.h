@@ -2,10 +2,11 @@
  *
  *   what                                   split by
  *   q, k, v (rows), streams, gate heads    KV heads, whole groups of query heads with each
- *   gate, up (rows); glu                   d_ff
+ *   gate, up (rows); glu                   d_ff, of every expert, too
  *   o, down (columns)                      query heads, d_ff: results are sums over ranks
  *   embedding, LM head (rows)              vocabulary: results are gathered
- *   norms, residual, gate's hidden layer   not at all: every rank has all of it
+ *   norms, residual, router,
+ *   gate's hidden layer                    not at all: every rank has all of it
  *
  * More ranks than KV heads share each head: all of them hold its entries and observe the attention
  * of its whole group, so that all of them evict the same, but each computes the attention of its

@@ -17,11 +17,20 @@
 
 /* The layers that have the window of "sliding_window" in files without "layer_types". */
 enum windows {
-    WINDOWS_NONE,    /* the family has no windows */
-    WINDOWS_ALL,     /* every layer */
-    WINDOWS_PATTERN, /* all but every n-th layer, sliding_window_pattern; these rotate by
-                        frequencies of their own */
-    WINDOWS_BY_FLAG  /* with use_sliding_window, layers from max_window_layers on */
+    WINDOWS_NONE,       /* the family has no windows */
+    WINDOWS_ALL,        /* every layer */
+    WINDOWS_PATTERN,    /* all but every n-th layer, sliding_window_pattern; these rotate by
+                           frequencies of their own */
+    WINDOWS_BY_FLAG,    /* with use_sliding_window, layers from max_window_layers on */
+    WINDOWS_ALL_BY_FLAG /* with use_sliding_window, every layer */
+};
+
+/* Mixtures of experts. */
+enum experts {
+    EXPERTS_NONE,
+    EXPERTS_SOME_LAYERS, /* layers of decoder_sparse_step but for mlp_only_layers, of their own
+                            width moe_intermediate_size; norm_topk_prob */
+    EXPERTS_ALL_LAYERS   /* width intermediate_size; the chosen weights add up to 1 */
 };
 
 struct family {
@@ -37,6 +46,7 @@ struct family {
     double rope_theta;          /* when the file has none; 0 = 10000 */
     int window;                 /* when the file has no "sliding_window"; null in it means none */
     bool tied_embeddings;       /* when the file does not say */
+    enum experts experts;
     bool gemma; /* norms by 1 + w, on both sides of a block; scaled embeddings; GELU */
 };
 
@@ -49,17 +59,39 @@ static const struct family families[] = {
     {"SmolLM3ForCausalLM", "smollm3", 0, .rope_theta = 2e6, .windows = WINDOWS_BY_FLAG,
      .unrotated_layers_every = 4, .tied_embeddings = true},
     {"GraniteForCausalLM", "granite", 0, .factors = true},
+    {"Qwen3MoeForCausalLM", "qwen3_moe", 0, .window = 4096, .qk_norm = true,
+     .windows = WINDOWS_ALL_BY_FLAG, .experts = EXPERTS_SOME_LAYERS},
+    {"MixtralForCausalLM", "mixtral", 0, .rms_eps = 1e-5, .rope_theta = 1e6, .windows = WINDOWS_ALL,
+     .experts = EXPERTS_ALL_LAYERS},
     {"Gemma3ForCausalLM", "gemma3_text", 256, .rope_theta = 1e6, .window = 4096, .qk_norm = true,
      .windows = WINDOWS_PATTERN, .tied_embeddings = true, .gemma = true},
 };
 
 /* ---- Family -------------------------------------------------------------------------------- */
 
+/* Families that are refused for a reason worth telling. */
+static const char *reason_of(const char *name) {
+    static const struct {
+        const char *prefix, *reason;
+    } rows[] = {
+        {"Qwen2Moe", " (its shared experts)"},
+        {"qwen2_moe", " (its shared experts)"},
+        {"Deepseek", " (attention over latent vectors, shared experts)"},
+        {"deepseek", " (attention over latent vectors, shared experts)"},
+        {"Llama4", " (its shared expert, and attention in chunks)"},
+        {"llama4", " (its shared expert, and attention in chunks)"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        if (!strncmp(name, rows[i].prefix, strlen(rows[i].prefix))) return rows[i].reason;
+    return "";
+}
+
 static int unsupported(struct fault *fault, const char *field, const char *value) {
-    return fault_set(fault, ERR_UNSUPPORTED, field,
-                     "%s is not supported; supported: Qwen3, Qwen2, Llama, Mistral, Phi3, SmolLM3, "
-                     "Granite, Gemma3 (ForCausalLM)",
-                     value);
+    return fault_set(
+        fault, ERR_UNSUPPORTED, field,
+        "%s is not supported%s; supported: Qwen3, Qwen2, Llama, Mistral, Phi3, SmolLM3, "
+        "Granite, Gemma3, Qwen3Moe, Mixtral (ForCausalLM)",
+        value, reason_of(value));
 }
 
 static int find_architecture(const cJSON *root, const char **name, struct fault *fault) {
@@ -226,6 +258,9 @@ static const struct own_field {
     OWN("residual_multiplier", factors),
     OWN("attention_multiplier", factors),
     OWN("logits_scaling", factors),
+    OWN("num_experts", experts),
+    OWN("num_local_experts", experts),
+    OWN("moe_intermediate_size", experts),
 #undef OWN
 };
 
@@ -237,8 +272,14 @@ static bool owns(const struct family *family, const struct own_field *field) {
 /* Fields that mean another computation whenever they are there at all. */
 static int refuse_present(const cJSON *root, const struct family *family, struct fault *fault) {
     static const char *const fields[] = {
-        "quantization", "text_config", "attn_logit_softcapping", "final_logit_softcapping",
-        "logit_scale",  "num_experts", "num_local_experts",
+        "quantization",
+        "text_config",
+        "attn_logit_softcapping",
+        "final_logit_softcapping",
+        "logit_scale",
+        "n_routed_experts",
+        "n_shared_experts",
+        "shared_expert_intermediate_size",
     };
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         if (json_get(root, fields[i]))
@@ -361,6 +402,54 @@ static int read_layers(const cJSON *root, const struct family *family, struct mo
         out->per_layer[i].local =
             family->windows == WINDOWS_PATTERN && out->per_layer[i].window > 0;
     return rc ? rc : read_rotated(root, family, out, fault);
+}
+
+/* The layers that are routed. */
+static int read_routed(const cJSON *root, const struct family *family, struct model_config *out,
+                       struct fault *fault) {
+    const bool some = family->experts == EXPERTS_SOME_LAYERS;
+    const cJSON *list = some ? json_get(root, "mlp_only_layers") : NULL, *item;
+    int64_t every = 1, layer;
+    int rc = some ? json_int(root, NULL, "decoder_sparse_step", 1, INT32_MAX, &every, fault) : 0;
+    if (rc) return rc;
+    for (int i = 0; i < out->layers; i++) out->per_layer[i].routed = (i + 1) % every == 0;
+    if (list && !cJSON_IsArray(list))
+        return fault_set(fault, ERR_INVALID, "mlp_only_layers", "expected an array");
+    cJSON_ArrayForEach(item, list) {
+        if (json_node_int(item, 0, INT32_MAX, &layer))
+            return fault_set(fault, ERR_INVALID, "mlp_only_layers", "expected numbers of layers");
+        if (layer < out->layers) out->per_layer[layer].routed = false;
+    }
+    return 0;
+}
+
+/* Files before transformers 5 say num_experts for Qwen's num_local_experts. */
+static int read_experts(const cJSON *root, const struct family *family, struct model_config *out,
+                        struct fault *fault) {
+    const bool some = family->experts == EXPERTS_SOME_LAYERS;
+    const char *count_key = json_get(root, "num_experts") ? "num_experts" : "num_local_experts";
+    const char *width_key = some ? "moe_intermediate_size" : "intermediate_size";
+    const char *const keys[] = {count_key, "num_experts_per_tok", width_key};
+    const int64_t most[] = {1024, 64, 1 << 20};
+    int64_t values[3] = {0};
+    for (size_t i = 0; i < 3; i++) {
+        if (!json_get(root, keys[i])) return fault_set(fault, ERR_INVALID, keys[i], "missing");
+        int rc = json_int(root, NULL, keys[i], 1, most[i], &values[i], fault);
+        if (rc) return rc;
+    }
+    out->experts = (int)values[0];
+    out->experts_used = (int)values[1];
+    out->expert_ff = (int)values[2];
+    if (out->experts_used > out->experts)
+        return fault_set(fault, ERR_INVALID, keys[1], "%d of %d experts", out->experts_used,
+                         out->experts);
+    out->experts_normalised = !some;
+    out->mixtral_names = !some;
+    int rc = some ? json_bool(root, NULL, "norm_topk_prob", &out->experts_normalised, fault) : 0;
+    if (rc) return rc;
+    rc = read_routed(root, family, out, fault);
+    if (!rc && routed_layers(out) == 0) out->experts = out->experts_used = out->expert_ff = 0;
+    return rc;
 }
 
 /* Granite: x = e E; x += r f(norm(x)) in every branch; logits / s. The residual stream is kept
@@ -774,6 +863,7 @@ static int read_config(const cJSON *root, int context, struct model_config *out,
     if (!rc) rc = refuse_values(root, family, fault);
     if (!rc) rc = read_layers(root, family, out, fault);
     if (!rc) rc = read_flags(root, family, out, fault);
+    if (!rc && family->experts) rc = read_experts(root, family, out, fault);
     if (!rc) rc = read_dtype(root, out, fault);
     if (!rc) rc = read_tokens(root, out, fault);
     if (!rc) rc = read_rope(root, family, context, out, fault);
@@ -810,6 +900,16 @@ void model_config_close(struct model_config *config) {
     mem_free(config->per_layer);
     config->inv_freq = config->inv_freq_local = NULL;
     config->per_layer = NULL;
+}
+
+int routed_layers(const struct model_config *config) {
+    int count = 0;
+    for (int i = 0; i < config->layers; i++) count += config->per_layer[i].routed;
+    return count;
+}
+
+int dense_width(const struct model_config *config) {
+    return routed_layers(config) < config->layers ? config->d_ff : 0;
 }
 
 bool model_config_rotates_alike(const struct model_config *config) {

@@ -156,7 +156,7 @@ static int copy_rows(const struct translation *t, const struct row *rows, size_t
 
 static const struct tensor *find_role(const struct translation *t, enum role role) {
     char name[TENSOR_NAME_MAX];
-    tensor_name(name, NAMING_GGUF, role, 0);
+    tensor_name(name, NAMING_GGUF, role, 0, 0);
     return weights_find(t->weights, name);
 }
 

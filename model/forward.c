@@ -50,6 +50,11 @@ static void step_feed_forward(struct model *model, int index, float *x, const fl
     struct kern *kern = model->kern;
     add_branch(model, x, heads, layer->o, layer->o_bias, layer->attn_post_norm, rows);
     kern->ops->rms_norm(kern, s->norm, x, layer->ffn_norm, rows, c->d_model, c->rms_eps);
+    if (layer->experts) {
+        kern->ops->matmul(kern, s->router, s->norm, layer->router, NULL, rows, KERN_SET);
+        kern->ops->experts(kern, x, s->norm, s->router, layer->experts, rows);
+        return;
+    }
     kern->ops->matmul(kern, s->gate_up, s->norm, layer->gate_up, NULL, rows, KERN_SET);
     kern->ops->glu(kern, s->ff, s->gate_up, rows, c->d_ff, c->activation);
     add_branch(model, x, s->ff, layer->down, NULL, layer->ffn_post_norm, rows);

@@ -31,7 +31,27 @@ static double loaded_bytes(const struct tensor *tensor) {
     return tensor->dtype == TENSOR_BLOCKS ? 4 * elements_of(tensor) : (double)tensor->bytes;
 }
 
-static void describe_weights(const struct weights *weights, struct buf *out) {
+/* By the names that every format has for experts. */
+static bool is_of_experts(const struct tensor *tensor) {
+    return strstr(tensor->name, ".experts.") || strstr(tensor->name, "_exps.");
+}
+
+/* The weights that one token reads in a mixture of experts. */
+static void describe_active(const struct model_config *c, const struct weights *weights,
+                            struct buf *out) {
+    double numbers = 0, bytes = 0, part = (double)c->experts_used / c->experts;
+    for (size_t i = 0; i < weights_count(weights); i++) {
+        const struct tensor *tensor = weights_at(weights, i);
+        const double share = is_of_experts(tensor) ? part : 1;
+        numbers += share * elements_of(tensor);
+        bytes += share * loaded_bytes(tensor);
+    }
+    buf_fmt(out, "active       %.1f million numbers, %.1f MB for each token\n", numbers * 1e-6,
+            bytes * 1e-6);
+}
+
+static void describe_weights(const struct model_config *c, const struct weights *weights,
+                             struct buf *out) {
     struct type_count types[TYPES_MAX];
     size_t type_count = 0;
     double numbers = 0, loaded = 0, bytes = (double)weights_bytes(weights);
@@ -48,6 +68,7 @@ static void describe_weights(const struct weights *weights, struct buf *out) {
     for (size_t i = 0; i < type_count; i++)
         buf_fmt(out, "%s %s: %zu", i ? "," : "", types[i].name, types[i].tensors);
     buf_fmt(out, "\nmemory       %.1f MB of weights\n", loaded * 1e-6);
+    if (c->experts) describe_active(c, weights, out);
 }
 
 static void describe_rotation(const struct model_config *c, struct buf *out) {
@@ -94,6 +115,9 @@ static void describe_config(const struct model_config *c, bool gguf, struct buf 
             "of %d, vocabulary %d%s\n",
             c->layers, c->d_model, c->d_ff, c->heads_q, c->heads_kv, c->head_dim, c->vocab,
             c->tied_embeddings ? ", LM head tied to the embeddings" : "");
+    if (c->experts)
+        buf_fmt(out, "experts      %d of width %d in %d of %d layers, %d for each token\n",
+                c->experts, c->expert_ff, routed_layers(c), c->layers, c->experts_used);
     describe_attention(c, out);
     buf_fmt(out, "positions    %d\n", c->max_positions);
     describe_rotation(c, out);
@@ -105,7 +129,7 @@ int model_inspect(const char *path, int context, struct buf *out, struct fault *
     struct weights *weights = NULL;
     int rc = model_read(path, context, false, &config, &weights, fault);
     if (config.inv_freq) describe_config(&config, gguf_is_path(path), out);
-    if (weights && weights_count(weights)) describe_weights(weights, out);
+    if (weights && weights_count(weights)) describe_weights(&config, weights, out);
     weights_close(weights);
     model_config_close(&config);
     return rc;

@@ -10,7 +10,11 @@
 #include "model/weights.h"
 
 struct layer {
-    struct kern_weight *qkv, *o, *gate_up, *down;
+    struct kern_weight *qkv, *o;
+    struct kern_weight *gate_up, *down; /* dense layers */
+    /* Routed layers. The arrays, [experts], are host memory. */
+    struct kern_weight *router, **expert_gate_up, **expert_down;
+    struct kern_experts *experts;
     struct kern_gate *gate;
     /* backend memory, float32; NULL where the family has none */
     float *attn_norm, *attn_post_norm, *ffn_norm, *ffn_post_norm, *q_norm, *k_norm, *qkv_bias,
@@ -25,6 +29,7 @@ struct scratch {
     float *heads;      /* [rows_max, heads_q * head_dim] */
     float *gate_up;    /* [rows_max, 2 d_ff] */
     float *ff;         /* [rows_max, d_ff] */
+    float *router;     /* [rows_max, experts] */
     float *log_beta;   /* [rows_max, heads_kv] */
     float *last_x;     /* [logits_max, d_model] wanted rows, from the last layer's attention on */
     float *last_heads; /* [logits_max, heads_q * head_dim] */
@@ -44,6 +49,10 @@ struct model {
     int trained_budget;
     size_t weight_bytes;
 };
+
+/* Inner width of the dense layers, 0 if there are none. */
+int dense_width(const struct model_config *config);
+int routed_layers(const struct model_config *config);
 
 static inline int q_width(const struct model_config *c) {
     return c->heads_q * c->head_dim;

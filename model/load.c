@@ -36,9 +36,15 @@ struct loader {
     bool *used;            /* GGUF: which tensors were read, by index; else NULL */
     int *order;            /* [head_dim] the file's row of each of a head's rows in q and k; NULL:
                               the same */
+    int expert;            /* the one whose matrices are read */
     size_t read, total;    /* bytes of the files, for progress */
     struct fault *fault;
 };
+
+static void name_of(const struct loader *loader, enum role role, int layer,
+                    char out[TENSOR_NAME_MAX]) {
+    tensor_name(out, loader->naming, role, layer, loader->expert);
+}
 
 /* NULL without memory. */
 static char *room_of(struct room *room, size_t count, size_t size) {
@@ -69,11 +75,11 @@ static const char *supported_types(const struct loader *loader, bool matrix) {
                                            "Q5_K, Q6_K";
 }
 
-/* The tensor, checked: `cols` 0 means a vector of `rows`. */
-static int find_tensor(struct loader *loader, const char *name, int64_t rows, int64_t cols,
-                       const struct tensor **out) {
-    const int64_t shape[2] = {rows, cols};
-    const int dims = cols ? 2 : 1;
+/* The tensor, checked: `cols` 0 means a vector of `rows`; `experts` above 0: as many matrices. */
+static int find_tensor(struct loader *loader, const char *name, int experts, int64_t rows,
+                       int64_t cols, const struct tensor **out) {
+    const int64_t all[3] = {experts, rows, cols}, *shape = experts ? all : all + 1;
+    const int dims = (cols ? 2 : 1) + (experts ? 1 : 0);
     char expected[48], found[96];
     const struct tensor *tensor = weights_find(loader->weights, name);
     shape_text(shape, dims, expected, sizeof expected);
@@ -186,15 +192,20 @@ static int read_scales(struct loader *loader, const char *name, const struct ten
     return fault_set(loader->fault, ERR_INVALID, name, "element %zu is not a number", nan);
 }
 
-/* Hands the matrix to the backend; with `fp8` as E4M3, but for the vocabulary's, whose errors are
- * seen in every token. `name`: of what is at fault. */
+/* The vocabulary's matrices, whose errors are seen in every token, and routers, whose errors choose
+ * other experts, keep their types. */
+static bool keeps_type(enum kern_shard shard) {
+    return shard == KERN_SHARD_VOCAB || shard == KERN_SHARD_NONE;
+}
+
+/* Hands the matrix to the backend, with `fp8` as E4M3. `name`: of what is at fault. */
 static int give_matrix(struct loader *loader, const char *name, struct kern_matrix *matrices,
                        int count, enum kern_shard shard, struct kern_weight **out) {
     struct kern *kern = loader->model->kern;
     size_t rows = 0, cols = (size_t)matrices[0].cols, row = 0;
     for (int i = 0; i < count; i++)
         if (matrices[i].dtype != KERN_E4M3) rows += (size_t)matrices[i].rows;
-    if (!loader->options->fp8 || shard == KERN_SHARD_VOCAB || rows == 0)
+    if (!loader->options->fp8 || keeps_type(shard) || rows == 0)
         return kern->ops->weight_load(kern, matrices, count, shard, out, loader->fault);
     uint8_t *codes = (uint8_t *)room_of(&loader->codes, rows, cols);
     float *scales = mem_try_alloc(rows, sizeof *scales);
@@ -249,9 +260,9 @@ static void shared_rows(const struct loader *loader, const struct slot *slot, in
     char name[TENSOR_NAME_MAX], other[TENSOR_NAME_MAX];
     int64_t rows, cols;
     *before = *all = 0;
-    tensor_name(name, loader->naming, slot->parts[part], layer);
+    name_of(loader, slot->parts[part], layer, name);
     for (int i = 0; i < slot->count; i++) {
-        tensor_name(other, loader->naming, slot->parts[i], layer);
+        name_of(loader, slot->parts[i], layer, other);
         if (strcmp(name, other) != 0) continue;
         tensor_shape(&loader->model->config, slot->parts[i], &rows, &cols);
         *all += rows;
@@ -277,20 +288,22 @@ static int find_matrix(struct loader *loader, const struct slot *slot, int part,
     char name[TENSOR_NAME_MAX];
     const struct tensor *tensor = NULL; /* set where there is no error */
     int64_t before, all;
-    tensor_name(name, loader->naming, slot->parts[part], layer);
+    name_of(loader, slot->parts[part], layer, name);
     shared_rows(loader, slot, part, layer, &before, &all);
-    int rc = find_tensor(loader, name, all, out->cols, &tensor);
+    const bool stacked = tensor_is_stacked(loader->naming, slot->parts[part]);
+    const int64_t experts = stacked ? loader->model->config.experts : 1;
+    int rc = find_tensor(loader, name, stacked ? (int)experts : 0, all, out->cols, &tensor);
     if (rc) return rc;
     const struct rows rows = {.tensor = tensor,
-                              .first = before,
+                              .first = before + (stacked ? loader->expert * all : 0),
                               .count = out->rows,
                               .order = order_of(loader, slot->parts[part]),
                               .head = loader->model->config.head_dim};
     out->data = rows_at(&rows);
     out->dtype = dtype_of(tensor);
-    loader->read += tensor->bytes * (size_t)out->rows / (size_t)all;
+    loader->read += tensor->bytes / (size_t)experts * (size_t)out->rows / (size_t)all;
     if (tensor->dtype != TENSOR_E4M3) return room ? read_rows(loader, name, &rows, room, out) : 0;
-    if (slot->shard == KERN_SHARD_VOCAB || all != out->rows || rows.order)
+    if (keeps_type(slot->shard) || all != out->rows || stacked || rows.order)
         return fault_set(loader->fault, ERR_UNSUPPORTED, name,
                          "type F8_E4M3 is not supported here: F32, F16, BF16");
     out->scale = scales;
@@ -335,7 +348,7 @@ static int load_matrix(struct loader *loader, int layer, const struct slot *slot
     if (!loader->weights && loader->options->check_only) return 0;
     if (!loader->weights)
         return load_random_matrix(loader, matrices, slot->count, slot->shard, out);
-    tensor_name(name, loader->naming, slot->parts[0], layer);
+    name_of(loader, slot->parts[0], layer, name);
     float *scales = mem_try_alloc(rows, sizeof *scales);
     if (!scales) return fault_set(loader->fault, ERR_NOMEM, name, "no memory for its scales");
     int rc = find_matrices(loader, layer, slot, scales, matrices, &bytes);
@@ -343,6 +356,21 @@ static int load_matrix(struct loader *loader, int layer, const struct slot *slot
         rc = give_matrix(loader, name, matrices, slot->count, slot->shard, out);
     mem_free(scales);
     if (!rc && !loader->options->check_only) report_progress(loader, bytes);
+    return rc;
+}
+
+/* A matrix for each expert. */
+static int load_experts(struct loader *loader, int layer, const struct slot *slot,
+                        struct kern_weight ***out) {
+    const int experts = loader->model->config.experts;
+    int rc = 0;
+    *out = mem_try_alloc((size_t)experts, sizeof **out);
+    if (!*out) return fault_set(loader->fault, ERR_NOMEM, "model", "no memory for a table");
+    for (int e = 0; e < experts && !rc; e++) {
+        loader->expert = e;
+        rc = load_matrix(loader, layer, slot, &(*out)[e]);
+    }
+    loader->expert = 0;
     return rc;
 }
 
@@ -366,9 +394,9 @@ static int read_vector(struct loader *loader, int layer, const struct slot *slot
         char name[TENSOR_NAME_MAX];
         const struct tensor *tensor;
         int64_t rows, cols;
-        tensor_name(name, loader->naming, slot->parts[i], layer);
+        name_of(loader, slot->parts[i], layer, name);
         tensor_shape(&loader->model->config, slot->parts[i], &rows, &cols);
-        int rc = find_tensor(loader, name, rows, 0, &tensor);
+        int rc = find_tensor(loader, name, 0, rows, 0, &tensor);
         if (rc) return rc;
         rc = read_floats(loader, name, tensor, slot->parts[i], host);
         if (rc) return rc;
@@ -389,7 +417,7 @@ static int load_vector(struct loader *loader, int layer, const struct slot *slot
         tensor_shape(&loader->model->config, slot->parts[i], &rows, &cols);
         total += (size_t)rows;
     }
-    tensor_name(name, loader->naming, slot->parts[0], layer);
+    name_of(loader, slot->parts[0], layer, name);
     float *host = mem_try_alloc(total, sizeof *host);
     if (!host) return fault_set(loader->fault, ERR_NOMEM, name, "out of memory");
     for (size_t i = 0; i < total; i++) host[i] = slot->norm ? 1 : 0;
@@ -412,8 +440,9 @@ static int load_vector(struct loader *loader, int layer, const struct slot *slot
 /* `owner`: the struct layer or struct model that the slot is a member of. */
 static int load_slot(struct loader *loader, int layer, const struct slot *slot, void *owner) {
     void *member = (char *)owner + slot->offset;
-    return slot->shard == KERN_SHARD_NONE ? load_vector(loader, layer, slot, member)
-                                          : load_matrix(loader, layer, slot, member);
+    return slot->experts  ? load_experts(loader, layer, slot, member)
+           : slot->matrix ? load_matrix(loader, layer, slot, member)
+                          : load_vector(loader, layer, slot, member);
 }
 
 static const char *description(const struct loader *loader) {
@@ -433,9 +462,9 @@ static int refuse_extra(struct loader *loader, int layer) {
     int rc = 0;
     for (size_t i = 0; i < layer_slot_count && !rc; i++) {
         const struct slot *slot = &layer_slots[i];
-        if (slot_wanted(slot, &loader->model->config)) continue;
+        if (slot_wanted(slot, &loader->model->config, layer)) continue;
         for (int k = 0; k < slot->count && !rc; k++) {
-            tensor_name(name, loader->naming, slot->parts[k], layer);
+            name_of(loader, slot->parts[k], layer, name);
             rc = refuse_tensor(loader, name);
         }
     }
@@ -444,17 +473,33 @@ static int refuse_extra(struct loader *loader, int layer) {
     return rc;
 }
 
+/* The stage of a routed layer, of its loaded matrices. */
+static int make_experts(struct loader *loader, struct layer *layer) {
+    const struct model_config *c = &loader->model->config;
+    struct kern *kern = loader->model->kern;
+    const struct kern_experts_spec spec = {.count = c->experts,
+                                           .used = c->experts_used,
+                                           .d_model = c->d_model,
+                                           .d_ff = c->expert_ff,
+                                           .normalise = c->experts_normalised,
+                                           .activation = c->activation,
+                                           .gate_up = layer->expert_gate_up,
+                                           .down = layer->expert_down};
+    return kern->ops->experts_load(kern, &spec, &layer->experts, loader->fault);
+}
+
 static int load_layer(struct loader *loader, int index, struct layer *layer) {
     int rc = loader->weights ? refuse_extra(loader, index) : 0;
     for (size_t i = 0; i < layer_slot_count && !rc; i++)
-        if (slot_wanted(&layer_slots[i], &loader->model->config))
+        if (slot_wanted(&layer_slots[i], &loader->model->config, index))
             rc = load_slot(loader, index, &layer_slots[i], layer);
-    return rc;
+    bool routed = loader->model->config.per_layer[index].routed;
+    return rc || !routed || loader->options->check_only ? rc : make_experts(loader, layer);
 }
 
 static bool has_tensor(const struct loader *loader, enum role role, int layer) {
     char name[TENSOR_NAME_MAX];
-    tensor_name(name, loader->naming, role, layer);
+    name_of(loader, role, layer, name);
     return weights_find(loader->weights, name) != NULL;
 }
 
@@ -463,7 +508,7 @@ static int load_ends(struct loader *loader) {
     struct model_config *c = &model->config;
     if (loader->weights && has_tensor(loader, ROLE_ATTN_NORM, c->layers)) {
         char next[TENSOR_NAME_MAX];
-        tensor_name(next, loader->naming, ROLE_ATTN_NORM, c->layers);
+        name_of(loader, ROLE_ATTN_NORM, c->layers, next);
         return fault_set(loader->fault, ERR_INVALID, next,
                          "tensor is in the file but %s has %d layers", description(loader),
                          c->layers);
@@ -513,11 +558,12 @@ static int open_loader(struct loader *loader) {
         return rc;
     }
     char name[TENSOR_NAME_MAX];
-    loader->naming = weights_gguf(weights) ? NAMING_GGUF
-                     : config->fused       ? NAMING_HF_FUSED
-                     : config->post_norms  ? NAMING_HF_POST_NORMS
-                                           : NAMING_HF;
-    tensor_name(name, loader->naming, ROLE_EMBED, -1);
+    loader->naming = weights_gguf(weights)   ? NAMING_GGUF
+                     : config->fused         ? NAMING_HF_FUSED
+                     : config->post_norms    ? NAMING_HF_POST_NORMS
+                     : config->mixtral_names ? NAMING_HF_MIXTRAL
+                                             : NAMING_HF;
+    name_of(loader, ROLE_EMBED, -1, name);
     const struct tensor *embed = weights_find(weights, name);
     if (embed && tensor_is_float(embed->dtype)) config->dtype = dtype_of(embed);
     if (embed && embed->dtype == TENSOR_BLOCKS)

@@ -41,12 +41,17 @@ static int check_shape(const struct model *model, struct fault *fault) {
     const struct model_config *c = &model->config;
     const struct kern_shape shape = {.layers = c->layers,
                                      .d_model = c->d_model,
-                                     .d_ff = c->d_ff,
+                                     .d_ff = dense_width(c),
                                      .heads_q = c->heads_q,
                                      .heads_kv = c->heads_kv,
                                      .head_dim = c->head_dim,
-                                     .vocab = c->vocab};
+                                     .vocab = c->vocab,
+                                     .experts = c->experts,
+                                     .expert_ff = c->expert_ff};
     const struct kern_ops *ops = model->kern->ops;
+    if (c->experts && !ops->experts)
+        return fault_set(fault, ERR_UNSUPPORTED, "num_experts",
+                         "this backend does not compute mixtures of experts");
     return ops->shape_check ? ops->shape_check(model->kern, &shape, fault) : 0;
 }
 
@@ -61,8 +66,9 @@ static int open_scratch(struct model *model, struct fault *fault) {
         {&s->norm, model->rows_max, c->d_model},
         {&s->qkv, model->rows_max, qkv_width(c)},
         {&s->heads, model->rows_max, q_width(c)},
-        {&s->gate_up, model->rows_max, 2 * c->d_ff},
-        {&s->ff, model->rows_max, c->d_ff},
+        {&s->gate_up, model->rows_max, 2 * dense_width(c)},
+        {&s->ff, model->rows_max, dense_width(c)},
+        {&s->router, model->rows_max, c->experts},
         {&s->log_beta, model->rows_max, c->heads_kv},
         {&s->last_x, model->logits_max, c->d_model},
         {&s->last_heads, model->logits_max, q_width(c)},
@@ -70,6 +76,7 @@ static int open_scratch(struct model *model, struct fault *fault) {
     };
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
         size_t bytes = (size_t)arrays[i].rows * (size_t)arrays[i].width * sizeof(float);
+        if (!bytes) continue;
         *arrays[i].out = model->kern->ops->mem_alloc(model->kern, bytes);
         if (!*arrays[i].out)
             return fault_set(fault, ERR_NOMEM, "max-num-batched-tokens",
@@ -132,8 +139,15 @@ int model_open(struct kern *kern, const struct model_options *options, struct mo
     return rc;
 }
 
-static void close_layer(struct kern *kern, struct layer *layer) {
-    struct kern_weight *matrices[] = {layer->qkv, layer->o, layer->gate_up, layer->down};
+static void close_experts(struct kern *kern, int count, struct kern_weight **experts) {
+    for (int e = 0; experts && e < count; e++)
+        if (experts[e]) kern->ops->weight_free(kern, experts[e]);
+    mem_free(experts);
+}
+
+static void close_layer(struct kern *kern, int experts, struct layer *layer) {
+    struct kern_weight *matrices[] = {layer->qkv, layer->o, layer->gate_up, layer->down,
+                                      layer->router};
     float *vectors[] = {layer->attn_norm,     layer->attn_post_norm, layer->ffn_norm,
                         layer->ffn_post_norm, layer->q_norm,         layer->k_norm,
                         layer->qkv_bias,      layer->o_bias};
@@ -144,12 +158,15 @@ static void close_layer(struct kern *kern, struct layer *layer) {
         if (vectors[i]) kern->ops->mem_free(kern, vectors[i]);
     }
     if (layer->gate) kern->ops->gate_free(kern, layer->gate);
+    if (layer->experts) kern->ops->experts_free(kern, layer->experts);
+    close_experts(kern, experts, layer->expert_gate_up);
+    close_experts(kern, experts, layer->expert_down);
 }
 
 static void close_weights(struct model *model) {
     struct kern *kern = model->kern;
     for (int i = 0; model->layers && i < model->config.layers; i++)
-        close_layer(kern, &model->layers[i]);
+        close_layer(kern, model->config.experts, &model->layers[i]);
     if (model->final_norm) kern->ops->mem_free(kern, model->final_norm);
     if (model->head && model->head != model->embed) kern->ops->weight_free(kern, model->head);
     if (model->embed) kern->ops->weight_free(kern, model->embed);
@@ -161,8 +178,8 @@ void model_close(struct model *model) {
     if (!model) return;
     struct kern *kern = model->kern;
     const struct scratch *s = &model->scratch;
-    float *arrays[] = {s->x,  s->norm,     s->qkv,    s->heads,      s->gate_up,
-                       s->ff, s->log_beta, s->last_x, s->last_heads, s->logits};
+    float *arrays[] = {s->x,      s->norm,     s->qkv,    s->heads,      s->gate_up, s->ff,
+                       s->router, s->log_beta, s->last_x, s->last_heads, s->logits};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
         if (arrays[i]) kern->ops->mem_free(kern, arrays[i]);
     }

@@ -17,11 +17,17 @@ struct model_layer_config {
     int window;   /* tokens a query sees, its own included; 0: all before it */
     bool rotated; /* queries and keys are rotated by their positions */
     bool local;   /* by inv_freq_local, without rope_scale */
+    bool routed;  /* the feed-forward network is a mixture of experts */
 };
 
 struct model_config {
     char family[32]; /* model_type of config.json: "qwen3", "llama", ... */
     int layers, d_model, d_ff, heads_q, heads_kv, head_dim, vocab;
+    /* Layers that are routed: experts, how many of them a token uses, and their inner width, which
+     * is d_ff in the others. 0: no layer is routed. */
+    int experts, experts_used, expert_ff;
+    bool experts_normalised; /* kern_experts_spec.normalise */
+    bool mixtral_names;      /* files name experts as Mixtral's do */
     int max_positions;
     int rotary_dims; /* dimensions of each head that rotate, even; the others do not */
     float rms_eps;

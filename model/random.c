@@ -43,10 +43,12 @@ void random_fill(struct cpu_team *team, uint64_t *random, uint64_t *words, size_
 }
 
 size_t random_bytes(const struct model_config *c) {
-    size_t d = (size_t)c->d_model, per_layer = d * (size_t)(qkv_width(c) + q_width(c));
-    per_layer += 3 * d * (size_t)c->d_ff;
+    size_t d = (size_t)c->d_model, routed = (size_t)routed_layers(c);
+    size_t layers = (size_t)c->layers * d * (size_t)(qkv_width(c) + q_width(c));
+    layers += ((size_t)c->layers - routed) * 3 * d * (size_t)c->d_ff;
+    layers += routed * (size_t)c->experts * d * (3 * (size_t)c->expert_ff + 1);
     size_t ends = d * (size_t)c->vocab * (c->tied_embeddings ? 1 : 2);
-    return 2 * (per_layer * (size_t)c->layers + ends);
+    return 2 * (layers + ends);
 }
 
 int random_gates(struct model *model, struct fault *fault) {

@@ -23,8 +23,15 @@ int64_t rows_source(const struct rows *rows, int64_t row) {
     return rows->order ? row - row % rows->head + rows->order[row % rows->head] : row;
 }
 
+/* Numbers of a row: the dimension that varies fastest. */
+static int64_t cols_of(const struct tensor *tensor) {
+    return tensor->shape[tensor->dims - 1];
+}
+
 static size_t row_bytes(const struct tensor *tensor) {
-    return tensor->shape[0] > 0 ? tensor->bytes / (size_t)tensor->shape[0] : 0;
+    int64_t rows = 1;
+    for (int i = 0; i + 1 < tensor->dims; i++) rows *= tensor->shape[i];
+    return rows > 0 ? tensor->bytes / (size_t)rows : 0;
 }
 
 const void *rows_at(const struct rows *rows) {
@@ -93,7 +100,7 @@ int64_t rows_read(const struct rows *rows, char *to, struct cpu_team *team) {
     if (rows->count == 0) return -1;
     struct reading job = {.rows = rows,
                           .from_bytes = row_bytes(tensor),
-                          .cols = tensor->shape[1],
+                          .cols = cols_of(tensor),
                           .to = to,
                           .bad = INT64_MAX};
     if (tensor->dtype == TENSOR_BLOCKS) job.blocks = block_reader_of(tensor->format);

@@ -6,7 +6,8 @@
 #include "kernels/cpu/team.h"
 #include "model/weights.h"
 
-/* Rows [first, first + count) of a matrix of F32, F16, BF16 or BLOCKS. */
+/* Rows [first, first + count) of a matrix, or of several that follow each other in one tensor, of
+ * F32, F16, BF16 or BLOCKS. */
 struct rows {
     const struct tensor *tensor;
     int64_t first, count;

@@ -4,16 +4,27 @@
 
 #include <stddef.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/check.h"
 #include "model/internal.h"
 
 /* ---- Tensors ------------------------------------------------------------------------------- */
 
-enum width { WIDTH_NONE, WIDTH_MODEL, WIDTH_Q, WIDTH_KV, WIDTH_HEAD, WIDTH_FF, WIDTH_VOCAB };
+enum width {
+    WIDTH_NONE,
+    WIDTH_MODEL,
+    WIDTH_Q,
+    WIDTH_KV,
+    WIDTH_HEAD,
+    WIDTH_FF,
+    WIDTH_VOCAB,
+    WIDTH_EXPERTS,
+    WIDTH_EXPERT_FF
+};
 
 static const struct {
-    const char *names[NAMING_COUNT]; /* NULL: as NAMING_HF */
+    const char *names[NAMING_COUNT]; /* NULL: as NAMING_HF; # is the expert's number */
     enum width rows, cols;
     bool in_layer;
 } tensors[ROLE_COUNT] = {
@@ -83,25 +94,65 @@ static const struct {
                  WIDTH_MODEL,
                  true},
     [ROLE_DOWN] = {{"mlp.down_proj.weight", NULL, "ffn_down.weight"}, WIDTH_MODEL, WIDTH_FF, true},
+    [ROLE_ROUTER] = {{"mlp.gate.weight", NULL,
+                      "ffn_gate_inp.weight", [NAMING_HF_MIXTRAL] = "block_sparse_moe.gate.weight"},
+                     WIDTH_EXPERTS,
+                     WIDTH_MODEL,
+                     true},
+    [ROLE_EXPERT_GATE] =
+        {{"mlp.experts.#.gate_proj.weight", NULL,
+          "ffn_gate_exps.weight", [NAMING_HF_MIXTRAL] = "block_sparse_moe.experts.#.w1.weight"},
+         WIDTH_EXPERT_FF,
+         WIDTH_MODEL,
+         true},
+    [ROLE_EXPERT_UP] =
+        {{"mlp.experts.#.up_proj.weight", NULL,
+          "ffn_up_exps.weight", [NAMING_HF_MIXTRAL] = "block_sparse_moe.experts.#.w3.weight"},
+         WIDTH_EXPERT_FF,
+         WIDTH_MODEL,
+         true},
+    [ROLE_EXPERT_DOWN] =
+        {{"mlp.experts.#.down_proj.weight", NULL,
+          "ffn_down_exps.weight", [NAMING_HF_MIXTRAL] = "block_sparse_moe.experts.#.w2.weight"},
+         WIDTH_MODEL,
+         WIDTH_EXPERT_FF,
+         true},
 };
 
 static const char *const layer_prefixes[NAMING_COUNT] = {[NAMING_HF] = "model.layers",
                                                          [NAMING_HF_FUSED] = "model.layers",
                                                          [NAMING_GGUF] = "blk",
-                                                         [NAMING_HF_POST_NORMS] = "model.layers"};
+                                                         [NAMING_HF_POST_NORMS] = "model.layers",
+                                                         [NAMING_HF_MIXTRAL] = "model.layers"};
 
 static void name_in_layer(char out[TENSOR_NAME_MAX], enum naming naming, const char *name,
-                          int layer) {
-    snprintf(out, TENSOR_NAME_MAX, "%s.%d.%s", layer_prefixes[naming], layer, name);
+                          int layer, int expert) {
+    const int before = (int)strcspn(name, "#");
+    int n =
+        snprintf(out, TENSOR_NAME_MAX, "%s.%d.%.*s", layer_prefixes[naming], layer, before, name);
+    if (name[before] && n > 0 && n < TENSOR_NAME_MAX)
+        snprintf(out + n, TENSOR_NAME_MAX - (size_t)n, "%d%s", expert, name + before + 1);
 }
 
-void tensor_name(char out[TENSOR_NAME_MAX], enum naming naming, enum role role, int layer) {
+/* NULL: the naming has none. */
+static const char *pattern_of(enum naming naming, enum role role) {
     const char *name = tensors[role].names[naming];
-    if (!name) name = tensors[role].names[NAMING_HF]; /* names that both have */
+    return name ? name : tensors[role].names[NAMING_HF]; /* names that both have */
+}
+
+bool tensor_is_stacked(enum naming naming, enum role role) {
+    const char *name = pattern_of(naming, role);
+    bool of_expert = role == ROLE_EXPERT_GATE || role == ROLE_EXPERT_UP || role == ROLE_EXPERT_DOWN;
+    return of_expert && name && !strchr(name, '#');
+}
+
+void tensor_name(char out[TENSOR_NAME_MAX], enum naming naming, enum role role, int layer,
+                 int expert) {
+    const char *name = pattern_of(naming, role);
     if (!name)
         out[0] = '\0';
     else if (tensors[role].in_layer)
-        name_in_layer(out, naming, name, layer);
+        name_in_layer(out, naming, name, layer, expert);
     else
         snprintf(out, TENSOR_NAME_MAX, "%s", name);
 }
@@ -122,6 +173,10 @@ static int64_t width_of(const struct model_config *config, enum width width) {
         return config->d_ff;
     case WIDTH_VOCAB:
         return config->vocab;
+    case WIDTH_EXPERTS:
+        return config->experts;
+    case WIDTH_EXPERT_FF:
+        return config->expert_ff;
     }
     CHECK(false);
 }
@@ -136,7 +191,8 @@ void tensor_shape(const struct model_config *config, enum role role, int64_t *ro
 #define VECTOR(owner, member, is_norm, ...)                                                        \
     .offset = offsetof(struct owner, member), .parts = {__VA_ARGS__}, .norm = (is_norm)
 #define MATRIX(owner, member, split, ...)                                                          \
-    .offset = offsetof(struct owner, member), .parts = {__VA_ARGS__}, .shard = KERN_SHARD_##split
+    .offset = offsetof(struct owner, member), .parts = {__VA_ARGS__}, .shard = KERN_SHARD_##split, \
+    .matrix = true
 #define WANTED(flag) .wanted = offsetof(struct model_config, flag)
 
 const struct slot slot_embed = {MATRIX(model, embed, VOCAB, ROLE_EMBED), .count = 1};
@@ -156,13 +212,21 @@ const struct slot layer_slots[] = {
     {VECTOR(layer, o_bias, false, ROLE_O_BIAS), .count = 1, WANTED(o_bias)},
     {VECTOR(layer, attn_post_norm, true, ROLE_ATTN_POST_NORM), .count = 1, WANTED(post_norms)},
     {VECTOR(layer, ffn_norm, true, ROLE_FFN_NORM), .count = 1},
-    {MATRIX(layer, gate_up, ROWS, ROLE_GATE, ROLE_UP), .count = 2},
-    {MATRIX(layer, down, COLS, ROLE_DOWN), .count = 1},
+    {MATRIX(layer, gate_up, ROWS, ROLE_GATE, ROLE_UP), .count = 2, .layers = SLOT_DENSE},
+    {MATRIX(layer, down, COLS, ROLE_DOWN), .count = 1, .layers = SLOT_DENSE},
+    {MATRIX(layer, router, NONE, ROLE_ROUTER), .count = 1, .layers = SLOT_ROUTED},
+    {MATRIX(layer, expert_gate_up, ROWS, ROLE_EXPERT_GATE, ROLE_EXPERT_UP), .count = 2,
+     .experts = true, .layers = SLOT_ROUTED},
+    {MATRIX(layer, expert_down, COLS, ROLE_EXPERT_DOWN), .count = 1, .experts = true,
+     .layers = SLOT_ROUTED},
     {VECTOR(layer, ffn_post_norm, true, ROLE_FFN_POST_NORM), .count = 1, WANTED(post_norms)},
 };
 const size_t layer_slot_count = sizeof layer_slots / sizeof layer_slots[0];
 
-bool slot_wanted(const struct slot *slot, const struct model_config *config) {
+bool slot_wanted(const struct slot *slot, const struct model_config *config, int layer) {
+    if (slot->layers != SLOT_ALL &&
+        config->per_layer[layer].routed != (slot->layers == SLOT_ROUTED))
+        return false;
     return !slot->wanted || *(const bool *)((const char *)config + slot->wanted);
 }
 
@@ -179,6 +243,6 @@ bool tensor_refused(char out[TENSOR_NAME_MAX], enum naming naming, size_t index,
     };
     if (naming == NAMING_HF_FUSED) naming = NAMING_HF;
     if (index >= 8 || !names[naming][index]) return false;
-    name_in_layer(out, naming, names[naming][index], layer);
+    name_in_layer(out, naming, names[naming][index], layer, 0);
     return true;
 }

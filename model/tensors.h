@@ -8,7 +8,14 @@
 #include "model/model.h"
 
 /* Conventions for the names of tensors. */
-enum naming { NAMING_HF, NAMING_HF_FUSED, NAMING_GGUF, NAMING_HF_POST_NORMS, NAMING_COUNT };
+enum naming {
+    NAMING_HF,
+    NAMING_HF_FUSED,
+    NAMING_GGUF,
+    NAMING_HF_POST_NORMS,
+    NAMING_HF_MIXTRAL,
+    NAMING_COUNT
+};
 
 enum role {
     ROLE_EMBED,
@@ -32,27 +39,42 @@ enum role {
     ROLE_UP,
     ROLE_DOWN,
     ROLE_FFN_POST_NORM,
+    ROLE_ROUTER,
+    /* one for each expert of a layer */
+    ROLE_EXPERT_GATE,
+    ROLE_EXPERT_UP,
+    ROLE_EXPERT_DOWN,
     ROLE_COUNT
 };
 
 #define TENSOR_NAME_MAX 96
 
-/* "" where the naming has no such tensor. `layer` is not read for tensors outside the layers.
+/* "" where the naming has no such tensor. `layer` is not read for tensors outside the layers, nor
+ * `expert` for those that are no expert's.
  * Several roles may have one name: their rows follow each other in that tensor, in the order of the
  * roles. */
-void tensor_name(char out[TENSOR_NAME_MAX], enum naming naming, enum role role, int layer);
+void tensor_name(char out[TENSOR_NAME_MAX], enum naming naming, enum role role, int layer,
+                 int expert);
+/* The matrices of all experts of a layer are one tensor, [experts, rows, cols]. */
+bool tensor_is_stacked(enum naming naming, enum role role);
 /* cols 0: a vector of `rows`. */
 void tensor_shape(const struct model_config *config, enum role role, int64_t *rows, int64_t *cols);
 
 #define SLOT_PARTS_MAX 3
 
+/* The layers that have a slot. */
+enum slot_layers { SLOT_ALL, SLOT_DENSE, SLOT_ROUTED };
+
 /* A member of struct layer (in_layer) or struct model: tensors joined by rows into a matrix, or
  * joined into a vector. */
 struct slot {
-    size_t offset; /* offset of the pointer: struct kern_weight * or float * */
+    size_t offset; /* offset of the pointer: struct kern_weight *, of experts **, or float * */
+    bool matrix;
+    bool experts; /* a matrix for each expert */
+    enum slot_layers layers;
     enum role parts[SLOT_PARTS_MAX];
     int count;
-    enum kern_shard shard; /* how a matrix is split; NONE means a vector */
+    enum kern_shard shard; /* how a matrix is split */
     bool heads;            /* rows of a key/value head stay together over ranks */
     bool norm;             /* a vector of factors, else of terms: 1 or 0 where weights are random */
     size_t wanted;         /* offset of a bool in struct model_config; 0: always */
@@ -63,7 +85,7 @@ extern const struct slot slot_embed, slot_final_norm, slot_head;
 extern const struct slot layer_slots[];
 extern const size_t layer_slot_count;
 
-bool slot_wanted(const struct slot *slot, const struct model_config *config);
+bool slot_wanted(const struct slot *slot, const struct model_config *config, int layer);
 float slot_scale(const struct slot *slot,
                  const struct model_config *config); /* factor on a vector */
 

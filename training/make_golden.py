@@ -16,8 +16,9 @@ from pathlib import Path
 
 import torch
 from transformers import (AutoModelForCausalLM, AutoTokenizer, Gemma3ForCausalLM, Gemma3TextConfig, GraniteConfig, GraniteForCausalLM, LlamaConfig,
-                          LlamaForCausalLM, MistralConfig, MistralForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config,
-                          Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, SmolLM3Config, SmolLM3ForCausalLM)
+                          LlamaForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM, Phi3Config,
+                          Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig,
+                          Qwen3MoeForCausalLM, SmolLM3Config, SmolLM3ForCausalLM)
 
 SHAPE = dict(vocab_size=512, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
              intermediate_size=96, max_position_embeddings=1024, bos_token_id=None, eos_token_id=511,
@@ -31,8 +32,8 @@ def spread(model, seed):
         n = torch.randn(p.shape, generator=g)
         if "embed" in name or "lm_head" in name:
             p.data = 0.3 * n
-        elif p.dim() == 2:
-            p.data = n / p.shape[1] ** 0.5
+        elif p.dim() >= 2:
+            p.data = n / p.shape[-1] ** 0.5
         else:
             p.data = 1 + 0.2 * n if "norm" in name else 0.3 * n
     return model
@@ -121,7 +122,22 @@ def gemma3(out):
     model.bfloat16().save_pretrained(out / "gemma3")
 
 
-FAMILIES = (qwen3, qwen2, llama, mistral, phi3, smollm3, granite, gemma3)
+def qwen3moe(out):
+    """bf16, a dense layer between routed ones; the weights of the chosen experts are not divided by their sum."""
+    c = Qwen3MoeConfig(**{**SHAPE, "num_hidden_layers": 3}, head_dim=32, moe_intermediate_size=40, num_experts=6,
+                       num_experts_per_tok=3, norm_topk_prob=False, mlp_only_layers=[1], tie_word_embeddings=True,
+                       rope_parameters={"rope_type": "default", "rope_theta": 1e6})
+    spread(Qwen3MoeForCausalLM(c), 9).bfloat16().save_pretrained(out / "qwen3moe")
+
+
+def mixtral(out):
+    """bf16, sharded, two of five experts, every layer with a window."""
+    c = MixtralConfig(**{**SHAPE, "intermediate_size": 48, "pad_token_id": 0}, num_local_experts=5, num_experts_per_tok=2,
+                      sliding_window=60, tie_word_embeddings=False, rope_parameters={"rope_type": "default", "rope_theta": 1e6})
+    spread(MixtralForCausalLM(c), 10).bfloat16().save_pretrained(out / "mixtral")
+
+
+FAMILIES = (qwen3, qwen2, llama, mistral, phi3, smollm3, granite, gemma3, qwen3moe, mixtral)
 
 
 def random_prompts():

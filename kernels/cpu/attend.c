@@ -28,6 +28,7 @@ int cpu_step_reserve(struct cpu *cpu, int row_count, int span_count) {
     if (!rc) rc = cpu_room_grow(&cpu->items, items * sizeof(struct cpu_attend_item));
     if (!rc) rc = cpu_room_grow(&cpu->angles, rows * (size_t)o->head_dim * sizeof(float));
     if (!rc) rc = cpu_room_grow(&cpu->angle_pos, rows * sizeof(int32_t));
+    if (!rc) rc = cpu_experts_reserve(cpu, row_count);
     if (cpu->angle_pos.bytes != angles) cpu->angle_freq = NULL; /* growing discards the angles */
     return rc;
 }

@@ -81,6 +81,9 @@ static int op_share(struct kern *kern, const struct kern *owner) {
     if (!rc) rc = cpu_room_grow(&cpu->packed, from->packed.bytes);
     if (!rc) rc = cpu_room_grow(&cpu->partial, from->partial.bytes);
     if (!rc) rc = cpu_room_grow(&cpu->bias, from->bias.bytes);
+    if (!rc) rc = cpu_room_grow(&cpu->routed, from->routed.bytes);
+    cpu->experts = from->experts;
+    cpu->experts_used = from->experts_used;
     return rc ? rc : cpu_room_grow(&cpu->hidden, from->hidden.bytes);
 }
 
@@ -211,6 +214,8 @@ static void op_close(struct kern *kern) {
     room_close(&cpu->packed);
     room_close(&cpu->partial);
     room_close(&cpu->bias);
+    room_close(&cpu->routes);
+    room_close(&cpu->routed);
     room_close(&cpu->hidden);
     room_close(&cpu->rows);
     room_close(&cpu->items);
@@ -230,12 +235,15 @@ static const struct kern_ops table = {
     .weight_free = cpu_weight_free,
     .gate_load = cpu_gate_load,
     .gate_free = cpu_gate_free,
+    .experts_load = cpu_experts_load,
+    .experts_free = cpu_experts_free,
     .share = op_share,
     .embed = cpu_embed,
     .rms_norm = cpu_rms_norm,
     .matmul = cpu_matmul,
     .add_norm = cpu_add_norm,
     .glu = cpu_glu,
+    .experts = cpu_experts,
     .gather_rows = cpu_gather_rows,
     .gate = cpu_gate,
     .cache_open = op_cache_open,

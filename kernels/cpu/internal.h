@@ -189,14 +189,17 @@ struct cpu {
     struct cpu_team *pool;
     int threads;
 
-    struct cpu_room *scratch; /* [threads] */
-    struct cpu_room packed;   /* activations of one pass, packed by pack_x */
-    struct cpu_room partial;  /* several ranks: partial products of one pass */
-    struct cpu_room bias;     /* a rank's part of a bias */
-    int failed;               /* the communicator's first error, kept for good */
-    struct cpu_room hidden;   /* gate: [MATMUL_ROWS][first layer], then the second */
-    struct cpu_room rows;     /* struct cpu_row per row of the step */
-    struct cpu_room items;    /* struct cpu_attend_item */
+    struct cpu_room *scratch;  /* [threads] */
+    struct cpu_room packed;    /* activations of one pass, packed by pack_x */
+    struct cpu_room partial;   /* several ranks: partial products of one pass */
+    struct cpu_room bias;      /* a rank's part of a bias */
+    int failed;                /* the communicator's first error, kept for good */
+    struct cpu_room routes;    /* experts of the step's rows, see cpu_experts_reserve */
+    struct cpu_room routed;    /* experts: activations of MATMUL_ROWS rows of one expert */
+    int experts, experts_used; /* the largest numbers of a layer */
+    struct cpu_room hidden;    /* gate: [MATMUL_ROWS][first layer], then the second */
+    struct cpu_room rows;      /* struct cpu_row per row of the step */
+    struct cpu_room items;     /* struct cpu_attend_item */
 
     struct cpu_room angles; /* per row: cos and sin [head_dim] of the position in angle_pos */
     struct cpu_room angle_pos;
@@ -249,6 +252,14 @@ int cpu_gate_load(struct kern *kern, const struct kern_gate_spec *spec, struct k
 void cpu_gate_free(struct kern *kern, struct kern_gate *gate);
 void cpu_gate(struct kern *kern, float *log_beta, const float *x, const struct kern_gate *gate,
               int rows);
+
+/* experts.c */
+int cpu_experts_load(struct kern *kern, const struct kern_experts_spec *spec,
+                     struct kern_experts **out, struct fault *fault);
+void cpu_experts_free(struct kern *kern, struct kern_experts *experts);
+void cpu_experts(struct kern *kern, float *y, const float *x, const float *logits,
+                 const struct kern_experts *experts, int rows);
+int cpu_experts_reserve(struct cpu *cpu, int rows); /* for steps of `rows`: 0 or ERR_NOMEM */
 
 /* ops.c */
 void cpu_embed(struct kern *kern, float *x, const struct kern_weight *table, float scale,

@@ -285,6 +285,69 @@ Test(model_config, end_tokens_are_the_union_of_both_files) {
     model_config_close(&c);
 }
 
+#define EXPERTS(experts, used, width)                                                              \
+    "\"num_experts\": " experts ", \"num_experts_per_tok\": " used                                 \
+    ", \"moe_intermediate_size\": " width ","
+
+Test(model_config, refused_mixtures_say_why) {
+    static const struct {
+        const char *architecture, *type, *why;
+    } cases[] = {
+        {"Qwen2MoeForCausalLM", "qwen2_moe", "Qwen2MoeForCausalLM is not supported (its shared"},
+        {"DeepseekV3ForCausalLM", "deepseek_v3", "(attention over latent vectors"},
+        {"Llama4ForConditionalGeneration", "llama4", "(its shared expert, and attention in"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct model_config c;
+        struct fault fault;
+        cr_assert_eq(parse_with("", cases[i].architecture, cases[i].type, NULL, &c, &fault),
+                     ERR_UNSUPPORTED);
+        cr_expect_not_null(strstr(fault.text, cases[i].why), "%s", fault.text);
+    }
+}
+
+Test(model_config, layers_with_experts) {
+    static const struct {
+        const char *text;
+        bool routed[3];
+    } cases[] = {
+        {EXPERTS("8", "2", "24"), {true, true, true}},
+        {EXPERTS("8", "2", "24") "\"decoder_sparse_step\": 2,", {false, true, false}},
+        {EXPERTS("8", "2", "24") "\"mlp_only_layers\": [0, 2],", {false, true, false}},
+        {EXPERTS("8", "2", "24") "\"mlp_only_layers\": [0, 1, 2, 9],", {false, false, false}},
+    };
+    struct model_config c;
+    struct fault fault;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cr_assert_eq(
+            parse_with(cases[i].text, "Qwen3MoeForCausalLM", "qwen3_moe", NULL, &c, &fault), 0,
+            "%s: %s", fault.field, fault.text);
+        bool any = false;
+        for (int l = 0; l < c.layers; l++) {
+            cr_expect_eq(c.per_layer[l].routed, cases[i].routed[l], "case %zu, layer %d", i, l);
+            any = any || c.per_layer[l].routed;
+        }
+        cr_expect_eq(c.experts, any ? 8 : 0);
+        cr_expect_eq(c.expert_ff, any ? 24 : 0);
+        cr_expect(!c.experts_normalised);
+        model_config_close(&c);
+    }
+    static const char *const wrong[] = {EXPERTS("8", "9", "24"),
+                                        EXPERTS("0", "1", "24"),
+                                        EXPERTS("8", "2", "0"),
+                                        EXPERTS("8", "2", "24") "\"mlp_only_layers\": [-1],",
+                                        EXPERTS("8", "2", "24") "\"mlp_only_layers\": 3,",
+                                        EXPERTS("8", "2", "24") "\"decoder_sparse_step\": 0,"};
+    static const char *const fields[] = {"num_experts_per_tok",   "num_experts",
+                                         "moe_intermediate_size", "mlp_only_layers",
+                                         "mlp_only_layers",       "decoder_sparse_step"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        cr_assert_eq(parse_with(wrong[i], "Qwen3MoeForCausalLM", "qwen3_moe", NULL, &c, &fault),
+                     ERR_INVALID, "%s", wrong[i]);
+        cr_expect_str_eq(fault.field, fields[i], "%s: %s", wrong[i], fault.field);
+    }
+}
+
 struct refusal {
     const char *text;
     int rc;
@@ -368,6 +431,10 @@ static const struct refusal refusals[] = {
     {"\"rope_scaling\": {\"rope_type\": \"longrope\", \"short_factor\": [1,1,1,1,1,1,1,0]},",
      ERR_INVALID, "rope_scaling.short_factor"},
     {"\"no_rope_layers\": [1, 0, 1],", ERR_UNSUPPORTED, "no_rope_layers"},
+    {"\"num_experts\": 8,", ERR_UNSUPPORTED, "num_experts"},
+    {"\"num_local_experts\": 8,", ERR_UNSUPPORTED, "num_local_experts"},
+    {"\"n_routed_experts\": 8,", ERR_UNSUPPORTED, "n_routed_experts"},
+    {"\"shared_expert_intermediate_size\": 8,", ERR_UNSUPPORTED, "shared_expert_intermediate_size"},
     {"\"residual_multiplier\": 0.5,", ERR_UNSUPPORTED, "residual_multiplier"},
     {"\"logits_scaling\": 8,", ERR_UNSUPPORTED, "logits_scaling"},
     {"\"rope_parameters\": {\"full_attention\": {\"rope_type\": \"default\"}},", ERR_UNSUPPORTED,
