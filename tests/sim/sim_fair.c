@@ -25,11 +25,11 @@ enum { PLACES = 8, ROWS = 64, STEPS = 2000, JOBS_MAX = 16, PROMPT_MAX = 500 };
 static const struct kind {
     const char *name;
     int jobs, prompt, tokens, choices;
-} kinds[] = {{"one", 1, 20, 12, 1},
-             {"flood", 16, 20, 12, 1},
-             {"wide", 1, 8, 1, PLACES},
-             {"large", 1, PROMPT_MAX, 8, 1},
-             {"long", 4, 30, 80, 1}};
+    int pause; /* steps between an answer and the next question */
+} kinds[] = {{"one", 1, 20, 12, 1, 0},           {"flood", 16, 20, 12, 1, 0},
+             {"wide", 1, 8, 1, PLACES, 0},       {"large", 1, PROMPT_MAX, 8, 1, 0},
+             {"long", 4, 30, 80, 1, 0},          {"chat", 8, 20, 32, 1, 2},
+             {"reader", 8, PROMPT_MAX, 64, 1, 2}};
 enum { KINDS = sizeof kinds / sizeof *kinds };
 
 /* The longest job, in steps: the prompt at the least rows that a step has for it, then tokens. */
@@ -39,10 +39,12 @@ struct client {
     const struct kind *kind;
     struct engine_job jobs[JOBS_MAX];
     uint64_t since[JOBS_MAX]; /* the step in which it was submitted */
-    bool waits[JOBS_MAX];
+    uint64_t again[JOBS_MAX]; /* and the one before which it does not ask */
+    bool waits[JOBS_MAX];     /* for its first token */
     int32_t prompts[JOBS_MAX][PROMPT_MAX];
     uint64_t answers, waited, longest;
-    int64_t served; /* tokens, as the queue counts them */
+    int64_t served;               /* tokens, as the queue counts them */
+    uint32_t waits_of[STEPS * 2]; /* how many jobs waited so many steps for their first token */
 };
 
 static struct client clients[KINDS];
@@ -113,21 +115,28 @@ static void ask(struct world *w, struct client *c, int i) {
     c->waits[i] = true;
 }
 
+static void note_wait(struct client *c, uint64_t waited) {
+    CHECK(waited < sizeof c->waits_of / sizeof *c->waits_of);
+    c->waits_of[waited]++;
+    c->waited += waited;
+    if (waited > c->longest) c->longest = waited;
+}
+
 static void look(struct world *w, struct client *c, int i) {
     struct engine_job *job = &c->jobs[i];
-    if (c->waits[i] && (!job->choice || atomic_load(&job->admitted) != 0)) {
-        uint64_t waited = w->sched.counters.steps - c->since[i];
+    uint64_t now = w->sched.counters.steps;
+    if (job->choice && c->waits[i] && atomic_load(&job->choice[0].token_count) > 0) {
         c->waits[i] = false;
-        c->waited += waited;
-        if (waited > c->longest) c->longest = waited;
+        note_wait(c, now - c->since[i]);
     }
     if (job->choice && atomic_load(&job->finished) == 0) return;
     if (job->choice) {
         CHECK(atomic_load(&job->choice[0].finish) == ENGINE_FINISH_LENGTH);
         c->answers++;
         engine_job_close(job);
+        c->again[i] = now + (uint64_t)c->kind->pause;
     }
-    ask(w, c, i);
+    if (now >= c->again[i]) ask(w, c, i);
 }
 
 static void end(struct world *w) {
@@ -140,26 +149,33 @@ static void end(struct world *w) {
 
 /* ---- Runs ------------------------------------------------------------------------------------ */
 
-/* Pages for one large job and little beside it. */
-static int64_t pool_pages(void) {
-    return WORLD_STREAMS * 9;
+/* The wait that `part` of 100 jobs did not exceed. */
+static uint64_t percentile(const struct client *client, uint64_t part) {
+    uint64_t count = 0, seen = 0, at = 0;
+    for (uint64_t i = 0; i <= client->longest; i++) count += client->waits_of[i];
+    for (; at < client->longest; at++)
+        if ((seen += client->waits_of[at]) * 100 >= count * part) break;
+    return at;
 }
 
 static void report(const struct world *w, struct client *client) {
-    client->served = queue_client_of(&w->sched.queue, &client->jobs[0])->served;
-    printf("  %-6s %6llu answers, waited %6.1f steps in the mean, %4llu at most, served %lld\n",
+    for (int i = 0; i < client->kind->jobs; i++)
+        if (client->jobs[i].choice)
+            client->served = queue_client_of(&w->sched.queue, &client->jobs[i])->served;
+    printf("  %-6s %6llu answers, first token after %4llu steps in the median, p99 %4llu, %4llu at "
+           "most, served %lld\n",
            client->kind->name, (unsigned long long)client->answers,
-           (double)client->waited / (double)(client->answers + 1),
+           (unsigned long long)percentile(client, 50), (unsigned long long)percentile(client, 99),
            (unsigned long long)client->longest, (long long)client->served);
 }
 
-/* The kinds of `which`, a bit each, together. */
-static void run(unsigned which, uint64_t with_seed) {
+/* The kinds of `which`, a bit each, together, with so many pages for each stream. */
+static void run(unsigned which, int pages, uint64_t with_seed) {
     struct world w;
     seed = with_seed;
     memset(clients, 0, sizeof clients);
     world_open(&w, &(struct world_options){.path = "auto",
-                                           .pages = pool_pages(),
+                                           .pages = (int64_t)WORLD_STREAMS * pages,
                                            .sequences = PLACES,
                                            .conversations = 0,
                                            .rows = ROWS});
@@ -179,7 +195,12 @@ static void run(unsigned which, uint64_t with_seed) {
     world_close(&w);
 }
 
-enum { ONE, FLOOD, WIDE, LARGE, LONG };
+enum { ONE, FLOOD, WIDE, LARGE, LONG, CHAT, READER };
+/* One large job and little beside it; all that can run. */
+enum { FEW_PAGES = 9, MANY_PAGES = 40 * PLACES };
+#define BIT(kind) (1u << (kind))
+static const unsigned mixed = BIT(ONE) | BIT(FLOOD) | BIT(WIDE) | BIT(LARGE) | BIT(LONG);
+static const unsigned rush = BIT(CHAT) | BIT(WIDE) | BIT(READER);
 
 /* A head lets others pass for SCHED_PASS_STEPS, then waits for the longest job that runs: so long
  * does a large job wait once it has its turn, and as long for the turn. A small one passes before,
@@ -192,6 +213,7 @@ static void expect_fair(void) {
     CHECK(clients[FLOOD].longest <= 4 * turn); /* behind fifteen of its own */
     int64_t most = 0, least = INT64_MAX;
     for (int c = 0; c < KINDS; c++) {
+        if (!clients[c].kind) continue;
         CHECK(clients[c].answers > 0);
         if (c == ONE || c == WIDE) continue; /* such clients never request their whole share */
         if (clients[c].served > most) most = clients[c].served;
@@ -201,18 +223,29 @@ static void expect_fair(void) {
     CHECK(clients[WIDE].served * 10 >= most * 4);
 }
 
+static void run_alone(unsigned which, int pages, uint64_t with_seed) {
+    for (int c = 0; c < KINDS; c++) {
+        if ((which >> c & 1) == 0) continue;
+        run(BIT(c), pages, with_seed);
+        CHECK(clients[c].answers > 0);
+    }
+}
+
 int main(int argc, char **argv) {
     uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
     uint64_t seeds = argc > 2 ? strtoull(argv[2], NULL, 10) : 3;
-    for (int c = 0; c < KINDS; c++) {
-        printf("alone:\n");
-        run(1u << c, first);
-        CHECK(clients[c].answers > 0);
-    }
+    printf("alone:\n");
+    run_alone(mixed, FEW_PAGES, first);
     for (uint64_t s = first; s < first + seeds; s++) {
         printf("together, seed %llu:\n", (unsigned long long)s);
-        run((1u << KINDS) - 1, s);
+        run(mixed, FEW_PAGES, s);
         expect_fair();
+    }
+    printf("three times as many jobs as places, each kind alone:\n");
+    run_alone(rush, MANY_PAGES, first);
+    for (uint64_t s = first; s < first + seeds; s++) {
+        printf("together, seed %llu:\n", (unsigned long long)s);
+        run(rush, MANY_PAGES, s);
     }
     return 0;
 }
