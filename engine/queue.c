@@ -5,9 +5,9 @@
 #include "base/check.h"
 #include "base/mem.h"
 
-void queue_open(struct queue *queue, int rows_max) {
-    CHECK(rows_max > 0);
-    *queue = (struct queue){.rows_max = rows_max};
+void queue_open(struct queue *queue, int rows_max, int places) {
+    CHECK(rows_max > 0 && places > 0);
+    *queue = (struct queue){.rows_max = rows_max, .places = places, .share = places};
     queue->rows = mem_must_alloc((size_t)rows_max, sizeof *queue->rows);
 }
 
@@ -60,6 +60,55 @@ static void update_least(struct queue *queue) {
     if (queue->clients > 0 && least > queue->least) queue->least = least;
 }
 
+/* ---- Shares of places ------------------------------------------------------------------------ */
+
+static int most_kept(const struct queue *queue) {
+    return queue->places / 4;
+}
+
+/* The places that a job counts for: of a job that no kept place can serve, none. */
+static int places_of(const struct queue *queue, const struct engine_job *job) {
+    return job->choice_count <= most_kept(queue) ? job->choice_count : 0;
+}
+
+static bool is_recent(const struct queue *queue, const struct queue_client *row) {
+    return row->jobs > 0 || (row->peak > 0 && queue->step - row->peak_step < QUEUE_KEEP_STEPS);
+}
+
+static void note_peak(const struct queue *queue, struct queue_client *row) {
+    bool old = queue->step - row->peak_step >= QUEUE_KEEP_STEPS;
+    if (row->places < row->peak && !old) return;
+    row->peak = row->places;
+    row->peak_step = queue->step;
+}
+
+/* The places that the client lacks of its share and wanted lately. */
+static int lacks(const struct queue *queue, const struct queue_client *row) {
+    bool old = queue->step - row->peak_step >= QUEUE_KEEP_STEPS;
+    int wanted = old ? row->places : row->peak;
+    if (wanted > queue->share) wanted = queue->share;
+    return is_recent(queue, row) && wanted > row->running ? wanted - row->running : 0;
+}
+
+bool queue_plan_places(struct queue *queue, uint64_t step) {
+    int share = queue->share, kept = queue->kept, clients = 0;
+    queue->step = step;
+    for (int i = 0; i < queue->row_count; i++) clients += is_recent(queue, &queue->rows[i]);
+    queue->share = clients > 1 ? queue->places / clients : queue->places;
+    if (queue->share < 1) queue->share = 1;
+    queue->kept = 0;
+    for (int i = 0; i < queue->row_count; i++) queue->kept += lacks(queue, &queue->rows[i]);
+    return queue->share != share || queue->kept != kept;
+}
+
+bool queue_may_start(const struct queue *queue, const struct engine_job *job, int free, bool turn) {
+    const struct queue_client *row = queue_client_of(queue, job);
+    int kept = queue->kept - lacks(queue, row), most = most_kept(queue);
+    if (row->running + job->choice_count <= queue->share) return true;
+    if (turn && job->choice_count > most) return true;
+    return job->choice_count <= free - (kept < most ? kept : most);
+}
+
 /* ---- Jobs ------------------------------------------------------------------------------------ */
 
 void queue_join(struct queue *queue, struct engine_job *job) {
@@ -78,6 +127,8 @@ void queue_join(struct queue *queue, struct engine_job *job) {
         row->first = job;
     row->last = job;
     row->jobs++;
+    row->places += places_of(queue, job);
+    note_peak(queue, row);
     row->waiting++;
     queue->waiting++;
 }
@@ -99,6 +150,8 @@ void queue_take(struct queue *queue, struct engine_job *job) {
 void queue_end(struct queue *queue, struct engine_job *job) {
     struct queue_client *row = queue_client_of(queue, job);
     CHECK(row->jobs > row->waiting);
+    note_peak(queue, row);
+    row->places -= places_of(queue, job);
     if (--row->jobs > 0) return;
     /* The last active client: the next one starts with this service. */
     if (queue->clients == 1 && row->served > queue->least) queue->least = row->served;

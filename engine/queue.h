@@ -25,6 +25,9 @@ struct queue_client {
     int jobs;                        /* waiting or running; 0: only `served` is of interest */
     int waiting;                     /* the waiting ones of `jobs` */
     int running;                     /* sequences of the others; the scheduler's */
+    int places;                      /* that its jobs want, see queue_plan_places */
+    int peak;                        /* the most `places` lately */
+    uint64_t peak_step;              /* when */
     int64_t served;                  /* tokens */
     int64_t evict_rows;              /* eviction work not paid for yet; the scheduler's */
     struct engine_job *first, *last; /* waiting, linked by job->next */
@@ -37,9 +40,16 @@ struct queue {
     int clients;      /* with jobs, waiting or running */
     int64_t least;    /* where a client begins: never falls */
     uint64_t arrived; /* jobs so far: gives each its number */
+    int places;       /* of the scheduler */
+    uint64_t step;    /* see queue_plan_places */
+    int share;        /* of a client, in places */
+    int kept;         /* places kept free for clients below their shares */
 };
 
-void queue_open(struct queue *queue, int rows_max);
+/* So long does a client count after it last had a job, in steps. */
+#define QUEUE_KEEP_STEPS 256
+
+void queue_open(struct queue *queue, int rows_max, int places);
 void queue_close(struct queue *queue); /* nothing waits any more */
 
 /* Appends the job to those of its client (job->request.client). */
@@ -63,6 +73,22 @@ struct engine_job *queue_next(const struct queue *queue,
                               const void *arg);
 /* Jobs that wait for clients other than the job's own. */
 int queue_others(const struct queue *queue, const struct engine_job *job);
+
+/* Shares of places. A running job is never preempted, so a client with many jobs would take every
+ * place in a moment in which no other waits, and the next question would wait for the first of them
+ * to end. Hence a quarter of the places is kept for clients that hold less than their share.
+ *
+ * Every client that has a job, or had one in the last QUEUE_KEEP_STEPS steps, has an equal share of
+ * the places, at least one. Below its share a client takes any free place. Beyond it, a job is
+ * admitted only if enough places stay free: as many as other clients lack of their shares, but of
+ * each at most as many as its jobs wanted at once lately, and of all together at most a quarter of
+ * the places (with fewer than four places none). Jobs that want more places than that quarter are
+ * not bound when it is their turn, and nothing is kept for them: their turn is by service alone. */
+
+/* Computes what is kept in this step. Returns whether it has changed. */
+bool queue_plan_places(struct queue *queue, uint64_t step);
+/* Whether the job may take `free` places, or some of them; `turn`: it is the job's turn. */
+bool queue_may_start(const struct queue *queue, const struct engine_job *job, int free, bool turn);
 
 /* Cancelled jobs, wherever they wait: the first one, or NULL. */
 struct engine_job *queue_cancelled(const struct queue *queue);

@@ -8,7 +8,8 @@
  * and the longest running job, and a small job does not wait for a large one that is far from
  * fitting. After the first interval, each place that stays empty while another client's job waits
  * is charged to the head's client, one token per step: a client that asks for every place pays for
- * the time in which they drain.
+ * the time in which they drain. A job that would take places that are kept for other clients
+ * (engine/queue.h) is not the head and does not pass.
  *
  * Only the head uses the store: a job that may find its conversation on disk does not pass. All is
  * counted in steps and tokens, never in time, so that a run can be repeated exactly. */
@@ -345,9 +346,20 @@ void sched_drop_cancelled(struct sched *sched) {
     }
 }
 
+static int places_free(const struct sched *sched) {
+    return sched->options.sequences_max - sched->running;
+}
+
+static bool may_be_head(const void *arg, const struct engine_job *job) {
+    const struct sched *sched = arg;
+    return queue_may_start(&sched->queue, job, places_free(sched), true);
+}
+
+/* A head beyond its client's share of places gives way when others have come. */
 static void choose_head(struct sched *sched) {
+    if (sched->head && !may_be_head(sched, sched->head)) end_head(sched);
     if (sched->head) return;
-    sched->head = queue_next(&sched->queue, NULL, NULL);
+    sched->head = queue_next(&sched->queue, may_be_head, sched);
     sched->head_step = sched->counters.steps;
 }
 
@@ -411,7 +423,8 @@ static bool may_pass(const void *arg, const struct engine_job *job) {
     const struct room *room = arg;
     return job != room->sched->head && job->round != room->sched->round &&
            job->choice_count <= room->places && job->pages * job->choice_count <= room->pages &&
-           steps_needed(room->sched, job) <= room->steps;
+           steps_needed(room->sched, job) <= room->steps &&
+           queue_may_start(&room->sched->queue, job, room->places, false);
 }
 
 /* Steps within which a job must have ended to pass the head: any number at first, then as many as
@@ -425,11 +438,10 @@ static int32_t steps_to_pass(const struct sched *sched) {
 
 /* Everybody who fits, in the order of the queue, once until something changes. */
 static void let_pass(struct sched *sched) {
-    const struct sched_options *options = &sched->options;
     while (!sched->others_wait) {
         const struct room room = {.sched = sched,
-                                  .places = options->sequences_max - sched->running,
-                                  .pages = options->pages_total - sched->pages_reserved,
+                                  .places = places_free(sched),
+                                  .pages = sched->options.pages_total - sched->pages_reserved,
                                   .steps = steps_to_pass(sched)};
         struct engine_job *job =
             room.places > 0 ? queue_next(&sched->queue, may_pass, &room) : NULL;
@@ -438,20 +450,23 @@ static void let_pass(struct sched *sched) {
         if (!job) return;
         job->round = sched->round;
         (void)try_to_admit(sched, job);
+        (void)queue_plan_places(&sched->queue, sched->counters.steps);
         sched->needs_store = needs_store;
     }
 }
 
 static void charge_empty_places(struct sched *sched) {
-    int empty = sched->options.sequences_max - sched->running;
+    int empty = places_free(sched);
     int others = sched->head ? queue_others(&sched->queue, sched->head) : 0;
     if (others == 0 || sched->running == 0 || passing_allowed(sched)) return;
     queue_charge(&sched->queue, sched->head, empty < others ? empty : others);
 }
 
 void sched_admit_waiting(struct sched *sched) {
+    if (queue_plan_places(&sched->queue, sched->counters.steps)) sched_changed(sched);
     for (choose_head(sched); sched->head && !sched->head_waits; choose_head(sched)) {
         bool is_admitted = try_to_admit(sched, sched->head);
+        (void)queue_plan_places(&sched->queue, sched->counters.steps);
         if (is_admitted) continue;
         sched_changed(sched); /* the head is only tried after a change */
         sched->head_waits = true;

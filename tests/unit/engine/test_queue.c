@@ -24,7 +24,7 @@ static int64_t served(const struct queue *q, const struct engine_job *job) {
 Test(queue, the_client_served_least_is_next_then_who_came_first) {
     struct queue q;
     struct engine_job a[3], b[2];
-    queue_open(&q, 8);
+    queue_open(&q, 8, 8);
     for (int i = 0; i < 3; i++) join(&q, &a[i], 1);
     for (int i = 0; i < 2; i++) join(&q, &b[i], 2);
     cr_assert_eq(queue_next(&q, NULL, NULL), &a[0]);
@@ -47,7 +47,7 @@ Test(queue, the_client_served_least_is_next_then_who_came_first) {
 Test(queue, jobs_leave_from_any_place) {
     struct queue q;
     struct engine_job jobs[4];
-    queue_open(&q, 8);
+    queue_open(&q, 8, 8);
     for (int i = 0; i < 4; i++) join(&q, &jobs[i], 1);
     static const int order[] = {1, 3, 0, 2}; /* the middle, the last, the first, the only one */
     for (int i = 0; i < 4; i++) {
@@ -68,7 +68,7 @@ Test(queue, jobs_leave_from_any_place) {
 Test(queue, who_comes_starts_at_the_least_of_the_active) {
     struct queue q;
     struct engine_job a, b, c;
-    queue_open(&q, 8);
+    queue_open(&q, 8, 8);
     join(&q, &a, 1);
     join(&q, &b, 2);
     run(&q, &a, 1000);
@@ -98,7 +98,7 @@ Test(queue, who_comes_starts_at_the_least_of_the_active) {
 Test(queue, a_full_table_shares_rows_and_reuses_idle_ones) {
     struct queue q;
     struct engine_job jobs[5];
-    queue_open(&q, 3);
+    queue_open(&q, 3, 8);
     for (int i = 0; i < 3; i++) join(&q, &jobs[i], (uint8_t)(i + 1));
     join(&q, &jobs[3], 4);
     join(&q, &jobs[4], 4);
@@ -117,4 +117,76 @@ Test(queue, a_full_table_shares_rows_and_reuses_idle_ones) {
     queue_take(&q, &jobs[0]);
     queue_end(&q, &jobs[0]);
     queue_close(&q);
+}
+
+/* `count` jobs of one place each that run. */
+static void start(struct queue *q, struct engine_job *jobs, int count, uint8_t client) {
+    for (int i = 0; i < count; i++) {
+        jobs[i] = job_for(client);
+        jobs[i].choice_count = 1;
+        queue_join(q, &jobs[i]);
+        queue_take(q, &jobs[i]);
+        queue_client_of(q, &jobs[i])->running++;
+    }
+}
+
+static void stop(struct queue *q, struct engine_job *jobs, int count) {
+    for (int i = 0; i < count; i++) {
+        queue_client_of(q, &jobs[i])->running--;
+        queue_end(q, &jobs[i]);
+    }
+}
+
+/* Twelve places, two clients: six each, and at most three are kept. */
+Test(queue, places_are_kept_for_clients_below_their_share) {
+    struct queue q;
+    struct engine_job a[6], b[4], more = job_for(1), others = job_for(2), wide = job_for(1);
+    queue_open(&q, 8, 12);
+    start(&q, a, 6, 1);
+    more.choice_count = others.choice_count = 1;
+    wide.choice_count = 4;
+    queue_plan_places(&q, 1);
+    cr_assert(queue_may_start(&q, &more, 1, true), "nobody else is there");
+    start(&q, b, 4, 2);
+    cr_assert(queue_plan_places(&q, 2));
+    cr_assert_eq(q.share, 6);
+    cr_assert_eq(q.kept, 0, "they never wanted more than four");
+    stop(&q, b + 1, 3);
+    cr_assert(queue_plan_places(&q, 3));
+    cr_assert_eq(q.kept, 3, "what has just ended may come again");
+    cr_assert_not(queue_may_start(&q, &more, 3, true));
+    cr_assert(queue_may_start(&q, &more, 4, true));
+    more.client = a[0].client, others.client = b[0].client, wide.client = a[0].client;
+    cr_assert(queue_may_start(&q, &others, 1, false), "below its share any place will do");
+    cr_assert_not(queue_may_start(&q, &wide, 4, false));
+    cr_assert(queue_may_start(&q, &wide, 4, true), "its turn is by service alone");
+    stop(&q, b, 1);
+    queue_plan_places(&q, 4);
+    cr_assert_eq(q.kept, 4);
+    cr_assert(queue_may_start(&q, &more, 4, true), "at most a quarter is kept");
+    cr_assert(queue_plan_places(&q, 2 + QUEUE_KEEP_STEPS));
+    cr_assert_eq(q.kept, 0, "a client that stays away is forgotten");
+    stop(&q, a, 6);
+    queue_close(&q);
+}
+
+/* A job that no kept place can serve keeps none, and with few places none is kept. */
+Test(queue, nothing_is_kept_in_vain) {
+    struct queue q;
+    struct engine_job a[2], wide = job_for(2), more = job_for(1);
+    for (int places = 3; places <= 12; places += 9) {
+        queue_open(&q, 8, places);
+        start(&q, a, 2, 1);
+        wide.choice_count = 4;
+        queue_join(&q, &wide);
+        queue_plan_places(&q, 1);
+        cr_assert_eq(q.kept, 0);
+        more.choice_count = 1;
+        more.client = a[0].client;
+        cr_assert(queue_may_start(&q, &more, 1, false));
+        queue_take(&q, &wide);
+        queue_end(&q, &wide);
+        stop(&q, a, 2);
+        queue_close(&q);
+    }
 }
