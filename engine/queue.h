@@ -25,7 +25,7 @@ struct queue_client {
     int jobs;                        /* waiting or running; 0: only `served` is of interest */
     int waiting;                     /* the waiting ones of `jobs` */
     int running;                     /* sequences of the others; the scheduler's */
-    int places;                      /* that its jobs want, see queue_plan_places */
+    int places;                      /* wanted by its jobs, see queue_plan_places */
     int peak;                        /* the most `places` lately */
     uint64_t peak_step;              /* when */
     int64_t served;                  /* tokens */
@@ -40,9 +40,9 @@ struct queue {
     int clients;      /* with jobs, waiting or running */
     int64_t least;    /* where a client begins: never falls */
     uint64_t arrived; /* jobs so far: gives each its number */
-    int places;       /* of the scheduler */
+    int places;       /* the scheduler has */
     uint64_t step;    /* see queue_plan_places */
-    int share;        /* of a client, in places */
+    int share;        /* places of each client */
     int kept;         /* places kept free for clients below their shares */
 };
 

@@ -38,7 +38,7 @@ def read_rows(folder):
 
 
 def misplaced(root, rows):
-    """What is wrong with rows whose text is not found exactly once."""
+    """A line for each row whose text is not found exactly once."""
     wrong = []
     for row in rows:
         path = root / row.file
