@@ -57,9 +57,10 @@ const struct option config_options[] = {
      "Listen on this Unix socket instead of TCP."},
     {"unix-socket-mode", TEXT, AT(unix_socket_mode), 1, 0, "0660", "MODE", 0,
      "Permissions of the Unix socket, in octal."},
-    {"tls-cert", TEXT, AT(tls_cert), 1, 0, NULL, "FILE", 0,
-     "Certificate chain in PEM format; enables HTTPS. Requires --tls-key."},
-    {"tls-key", TEXT, AT(tls_key), 1, 0, NULL, "FILE", 0,
+    {"tls-cert", TEXT, AT(tls_cert), 1, 0, NULL, "FILE", RELOADABLE,
+     "Certificate chain in PEM format; enables HTTPS. Requires --tls-key. Both files are read "
+     "again on SIGHUP."},
+    {"tls-key", TEXT, AT(tls_key), 1, 0, NULL, "FILE", RELOADABLE,
      "Private key of the certificate, in PEM format."},
     {"allowed-host", LIST, AT(allowed_hosts), 1, 0, NULL, "NAME", 0,
      "Host name accepted in the Host header in addition to localhost while keepd listens on a "

@@ -278,8 +278,10 @@ static int read_pem(const char *option, const char *path, const char *frame, cha
     return rc;
 }
 
-static int read_tls(struct server *server, struct fault *fault) {
-    const struct server_options *o = &server->options;
+/* *out: NULL without a certificate. */
+static int read_tls(const struct server_reloadable *o, struct tls_config **out,
+                    struct fault *fault) {
+    *out = NULL;
     if (!o->tls_cert && !o->tls_key) return 0;
     if (!o->tls_cert || !o->tls_key)
         return fault_set(fault, ERR_INVALID, o->tls_cert ? "tls-key" : "tls-cert",
@@ -287,7 +289,7 @@ static int read_tls(struct server *server, struct fault *fault) {
     char *cert = NULL, *key = NULL;
     int rc = read_pem("tls-cert", o->tls_cert, "-----BEGIN CERTIFICATE", &cert, fault);
     if (!rc) rc = read_pem("tls-key", o->tls_key, "PRIVATE KEY-----", &key, fault);
-    if (!rc) rc = tls_config_open(cert, key, &server->tls, fault);
+    if (!rc) rc = tls_config_open(cert, key, out, fault);
     if (key) explicit_bzero(key, strlen(key));
     mem_free(cert);
     mem_free(key);
@@ -340,7 +342,7 @@ int server_open(const struct server_options *options, struct server **out, struc
     if (!rc) rc = check_socket_mode(options->unix_socket_mode, fault);
     if (!rc && !socket_is_passed()) rc = sock_check(&address, fault);
     if (!rc) rc = open_keys(&server->keys, &options->now, NULL, fault);
-    if (!rc) rc = read_tls(server, fault);
+    if (!rc) rc = read_tls(&options->now, &server->tls, fault);
     if (rc) {
         server_close(server);
         server = NULL;
@@ -453,17 +455,38 @@ bool server_needs_key(const struct server *server) {
     return server->keys.count > 0;
 }
 
+static int reload_keys(struct server *server, const struct server_reloadable *fresh,
+                       struct keys *keys, struct fault *fault) {
+    int rc = open_keys(keys, fresh, &server->keys, fault);
+    if (rc || keys->count || !server->keys.count) return rc;
+    keys_close(keys);
+    return fault_set(fault, ERR_INVALID, "api-key",
+                     "no key is left, which would open the server to everybody; that takes a "
+                     "restart");
+}
+
+/* The address of the server says whether it speaks TLS. */
+static int reload_tls(const struct server *server, const struct server_reloadable *fresh,
+                      struct tls_config **tls, struct fault *fault) {
+    int rc = read_tls(fresh, tls, fault);
+    if (rc || !*tls == !server->tls) return rc;
+    tls_config_close(*tls);
+    return fault_set(fault, ERR_INVALID, "tls-cert", "TLS is turned on or off by a restart only");
+}
+
 int server_reload(struct server *server, const struct server_reloadable *fresh,
                   struct fault *fault) {
     struct keys keys;
-    int rc = open_keys(&keys, fresh, &server->keys, fault);
+    struct tls_config *tls;
+    int rc = reload_tls(server, fresh, &tls, fault);
     if (rc) return rc;
-    if (server->keys.count && !keys.count) {
-        keys_close(&keys);
-        return fault_set(fault, ERR_INVALID, "api-key",
-                         "no key is left, which would open the server to everybody; that takes a "
-                         "restart");
+    rc = reload_keys(server, fresh, &keys, fault);
+    if (rc) {
+        tls_config_close(tls);
+        return rc;
     }
+    tls_config_close(server->tls);
+    server->tls = tls;
     keys_close(&server->keys);
     server->keys = keys;
     server->options.now = *fresh;

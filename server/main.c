@@ -131,6 +131,8 @@ static struct server_reloadable reloadable_options(const struct config *config) 
         .api_keys = config->api_keys.items,
         .api_key_count = config->api_keys.count,
         .api_key_file = config->api_key_file,
+        .tls_cert = config->tls_cert,
+        .tls_key = config->tls_key,
         .rate_limit = (int)config->rate_limit,
         .request_timeout = (int)config->request_timeout,
         .drain_seconds = (int)config->drain_seconds,
@@ -143,8 +145,6 @@ static struct server_options server_options(const struct config *config, const c
         .port = (int)config->port,
         .unix_socket = config->unix_socket,
         .unix_socket_mode = config->unix_socket_mode,
-        .tls_cert = config->tls_cert,
-        .tls_key = config->tls_key,
         .names = config->served_model_name ? config->served_model_name : name,
         .allowed_hosts = config->allowed_hosts.items,
         .allowed_host_count = config->allowed_hosts.count,
@@ -193,7 +193,7 @@ static void log_change(void *arg, const char *option, bool taken) {
         log_warn("reload: %s changed; restart to apply", option);
 }
 
-/* The server checks the keys before anything changes. */
+/* The server checks keys and certificate before anything changes. */
 static void on_reload(void *arg) {
     extern char **environ;
     const struct reload *reload = arg;
@@ -343,7 +343,7 @@ static int run(struct config *config, int argc, char **argv) {
     struct reload reload = {argc, argv, config, &callbacks};
     int status;
     /* Without a file nothing can have changed, and a closed terminal ends the daemon as usual. */
-    if (config->config_file || config->api_key_file) options.reload = on_reload;
+    if (config->config_file || config->api_key_file || config->tls_cert) options.reload = on_reload;
     options.arg = &reload;
     if (check_model(config->model, &fault) || server_open(&options, &callbacks.server, &fault))
         status = refuse_start(&fault);

@@ -33,17 +33,17 @@ struct server_reloadable {
     char *const *api_keys; /* read by server_open and server_reload only */
     size_t api_key_count;
     const char *api_key_file;
-    int rate_limit;      /* requests per minute and key; 0 = any */
-    int request_timeout; /* seconds a request may take; 0 = any */
+    const char *tls_cert, *tls_key; /* files in PEM; both or neither. Read like the keys */
+    int rate_limit;                 /* requests per minute and key; 0 = any */
+    int request_timeout;            /* seconds a request may take; 0 = any */
     int drain_seconds;
 };
 
 struct server_options {
     const char *host;
-    int port;                       /* 0 = any free one */
-    const char *unix_socket;        /* instead of host and port; NULL = TCP */
-    const char *unix_socket_mode;   /* octal: "0660" */
-    const char *tls_cert, *tls_key; /* files in PEM; both or neither */
+    int port;                     /* 0 = any free one */
+    const char *unix_socket;      /* instead of host and port; NULL = TCP */
+    const char *unix_socket_mode; /* octal: "0660" */
     const char *names; /* served model names, separated by commas; the first is the canonical one */
     /* Lists belong to the caller and stay until server_close. */
     char *const *allowed_hosts; /* besides localhost, while bound to loopback */
@@ -73,7 +73,8 @@ const char *server_model(const struct server *server);
 bool server_needs_key(const struct server *server);
 /* Runs until a signal (true) or a failure of the engine (false); every request is then answered. */
 bool server_run(struct server *server);
-/* From the reload callback. A fault leaves everything as it was. */
+/* From the reload callback. Reads keys and certificate again, from files that have changed, too;
+ * sessions keep the certificate that they began with. A fault leaves everything as it was. */
 int server_reload(struct server *server, const struct server_reloadable *fresh,
                   struct fault *fault);
 void server_close(struct server *server); /* NULL allowed */

@@ -19,10 +19,12 @@
 struct tls_config {
     gnutls_certificate_credentials_t credentials;
     gnutls_priority_t priorities;
+    int refs; /* the owner and each session */
 };
 
 struct tls {
     gnutls_session_t session;
+    struct tls_config *config;
 };
 
 /* --- the certificate --- */
@@ -62,6 +64,7 @@ int tls_config_open(const char *cert, const char *key, struct tls_config **out,
     rc = check_key(&key_pem);
     if (rc) return refuse("tls-key", "the key", rc, fault);
     struct tls_config *config = mem_must_alloc(1, sizeof *config);
+    config->refs = 1;
     rc = gnutls_certificate_allocate_credentials(&config->credentials);
     if (!rc) rc = gnutls_priority_init(&config->priorities, PRIORITIES, NULL);
     if (!rc)
@@ -76,7 +79,7 @@ int tls_config_open(const char *cert, const char *key, struct tls_config **out,
 }
 
 void tls_config_close(struct tls_config *config) {
-    if (!config) return;
+    if (!config || --config->refs > 0) return;
     if (config->credentials) gnutls_certificate_free_credentials(config->credentials);
     if (config->priorities) gnutls_priority_deinit(config->priorities);
     mem_free(config);
@@ -84,7 +87,7 @@ void tls_config_close(struct tls_config *config) {
 
 /* --- a session --- */
 
-struct tls *tls_open(const struct tls_config *config, int fd) {
+struct tls *tls_open(struct tls_config *config, int fd) {
     static const gnutls_datum_t protocol = {(unsigned char *)(uintptr_t) "http/1.1", 8};
     struct tls *tls = mem_try_alloc(1, sizeof *tls);
     if (!tls) return NULL;
@@ -92,6 +95,8 @@ struct tls *tls_open(const struct tls_config *config, int fd) {
         mem_free(tls);
         return NULL;
     }
+    tls->config = config;
+    config->refs++;
     if (gnutls_priority_set(tls->session, config->priorities) ||
         gnutls_credentials_set(tls->session, GNUTLS_CRD_CERTIFICATE, config->credentials) ||
         gnutls_alpn_set_protocols(tls->session, &protocol, 1, 0)) {
@@ -106,6 +111,7 @@ struct tls *tls_open(const struct tls_config *config, int fd) {
 void tls_close(struct tls *tls) {
     if (!tls) return;
     gnutls_deinit(tls->session);
+    tls_config_close(tls->config);
     mem_free(tls);
 }
 

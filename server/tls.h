@@ -12,16 +12,17 @@
 #define TLS_AGAIN  (-1) /* the socket is not ready: see tls_wants_write */
 #define TLS_FAILED (-2) /* the session is over; an alert has been sent where there was room */
 
-struct tls_config; /* certificate, key, permitted algorithms: immutable */
+struct tls_config; /* certificate, key, permitted algorithms: immutable, shared by its sessions */
 struct tls;        /* one connection's session */
 
 /* Both in PEM and the caller's; they are not needed afterwards. A fault names the option. */
 int tls_config_open(const char *cert, const char *key, struct tls_config **out,
                     struct fault *fault);
-void tls_config_close(struct tls_config *config); /* after the last session; NULL allowed */
+/* The owner lets go of it; it is freed with its last session. NULL allowed. */
+void tls_config_close(struct tls_config *config);
 
-struct tls *tls_open(const struct tls_config *config, int fd); /* NULL: no memory */
-void tls_close(struct tls *tls);                               /* NULL allowed */
+struct tls *tls_open(struct tls_config *config, int fd); /* NULL: no memory */
+void tls_close(struct tls *tls);                         /* NULL allowed */
 
 int tls_handshake(struct tls *tls);           /* 0 = done, or one of the above */
 bool tls_has_answered(const struct tls *tls); /* the client's hello has been answered */

@@ -1,6 +1,7 @@
 """TLS: what it serves, and that no state of a handshake or a record holds anybody else up."""
 import os
 import shutil
+import signal
 import socket
 import ssl
 import struct
@@ -14,16 +15,19 @@ CHAT = "/v1/chat/completions"
 LONG = {"max_tokens": 900, "ignore_eos": True, "stream": True}
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
+def make_certificate(folder):
     if not shutil.which("openssl"):
         pytest.skip("skip: openssl is not installed")
-    folder = tmp_path_factory.mktemp("tls")
     cert, key = str(folder / "cert.pem"), str(folder / "key.pem")
     subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
                     "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
                     "-keyout", key, "-out", cert], check=True, capture_output=True)
     return cert, key
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture
@@ -96,6 +100,52 @@ def test_large_bodies_and_answers(serve, connect, version):
     sock.sendall(request_bytes("/openapi.json", b"", "Connection: close", method="GET"))
     head, _, body = read_all(sock).partition(b"\r\n\r\n")
     assert f"Content-Length: {len(body)}".encode() in head and len(body) > 20000
+
+
+
+def test_a_certificate_is_read_again(slow, tmp_path):
+    """After SIGHUP new connections get the new certificate; a running answer continues under the old one. Files that do not
+    fit together change nothing, and neither does the loss of both."""
+    cert, key = make_certificate(tmp_path)
+    daemon = slow("--tls-cert", cert, "--tls-key", key, step_us=20000)
+    port, trust = daemon.port, ssl.create_default_context(cafile=cert)
+    running = trust.wrap_socket(daemon.socket(), server_hostname="localhost")
+    running.sendall(request_bytes(CHAT, chat_body("on and on", **{**LONG, "max_tokens": 200}), "Connection: close"))
+    read_until(running, b"data: ")
+
+    def served():
+        return ssl.get_server_certificate(("127.0.0.1", port)).strip()
+
+    def reload(line):
+        count = len(daemon.errors)
+        daemon.process.send_signal(signal.SIGHUP)
+        daemon.wait(line, lambda: any(line in text for text in daemon.errors[count:]))
+
+    def content(path):
+        with open(path) as file:
+            return file.read()
+
+    first = content(cert).strip()
+    assert served() == first
+    reload("read again")
+    assert served() == first
+    old_key = content(key)
+    make_certificate(tmp_path)
+    second, new_key = content(cert).strip(), content(key)
+    assert first != second
+    with open(key, "w") as file:
+        file.write(old_key)
+    reload("reload rejected, nothing changed: tls-cert: ")
+    assert served() == first
+    with open(key, "w") as file:
+        file.write(new_key)
+    reload("read again")
+    assert served() == second
+    os.rename(cert, f"{cert}.away")
+    reload("reload rejected, nothing changed: tls-cert: ")
+    assert served() == second
+    assert b"data: [DONE]" in read_all(running), "the answer under the first certificate"
+    running.close()
 
 
 def test_old_versions_are_refused(serve, connect):
