@@ -19,11 +19,17 @@
 #define KEY_MAX          (2 * (size_t)TEXT_MAX)
 #define FACTORS_MAX      512 /* half of the largest head */
 
-/* Architectures by the name that files and config.json (model_type) have for them. */
+/* Architectures by the names that files and config.json (model_type) have for them. */
 static const struct architecture {
-    const char *name;
-    bool permuted; /* converters put the two numbers that a rotation turns side by side */
-} architectures[] = {{"llama", true}, {"qwen2", false}, {"qwen3", false}};
+    const char *name, *type;
+    const char *mixture; /* the model_type of a file with experts; NULL: the same */
+    bool permuted;       /* converters put the two numbers that a rotation turns side by side */
+} architectures[] = {
+    {.name = "llama", .type = "llama", .mixture = "mixtral", .permuted = true},
+    {.name = "qwen2", .type = "qwen2"},
+    {.name = "qwen3", .type = "qwen3"},
+    {.name = "qwen3moe", .type = "qwen3_moe"},
+};
 
 static const struct architecture *find_architecture(const char *name) {
     for (size_t i = 0; i < sizeof architectures / sizeof architectures[0]; i++)
@@ -59,6 +65,10 @@ static const struct row config_rows[] = {
     {".embedding_scale", "embedding_multiplier", KIND_NUM},
     {".residual_scale", "residual_multiplier", KIND_NUM},
     {".expert_count", "num_local_experts", KIND_MORE},
+    {".expert_used_count", "num_experts_per_tok", KIND_MORE},
+    {".expert_feed_forward_length", "moe_intermediate_size", KIND_MORE},
+    {".expert_shared_count", "n_shared_experts", KIND_MORE},
+    {".expert_shared_feed_forward_length", "shared_expert_intermediate_size", KIND_MORE},
     {".rope.freq_base", "rope_theta", KIND_NUM},
     {"tokenizer.ggml.bos_token_id", "bos_token_id", KIND_INT},
 };
@@ -170,6 +180,21 @@ static int read_tensors(const struct translation *t) {
     if (!rc && !cJSON_AddBoolToObject(t->config, "tie_word_embeddings", tied)) rc = no_memory(t);
     if (!rc && !cJSON_AddBoolToObject(t->config, "attention_bias", bias)) rc = no_memory(t);
     return rc;
+}
+
+/* ---- Experts -------------------------------------------------------------------------------- */
+
+/* The weights of the chosen experts add up to 1, in all architectures here. */
+static int read_experts(const struct translation *t) {
+    double scale = 1;
+    char key[KEY_MAX];
+    int rc = get_num(t, ".expert_weights_scale", &scale);
+    if (rc) return rc;
+    if (scale != 0 && scale != 1)
+        return fault_set(t->fault, ERR_UNSUPPORTED, key_of(t, ".expert_weights_scale", key),
+                         "%g is not supported", scale);
+    if (!json_get(t->config, "num_local_experts")) return 0;
+    return cJSON_AddBoolToObject(t->config, "norm_topk_prob", true) ? 0 : no_memory(t);
 }
 
 /* ---- Heads and the rotation ---------------------------------------------------------------- */
@@ -322,11 +347,17 @@ static int translate(struct translation *t) {
         return fault_set(t->fault, ERR_INVALID, "general.architecture",
                          "missing: which model is this?");
     snprintf(t->architecture, sizeof t->architecture, "%.*s", ARCHITECTURE_MAX - 1, architecture);
-    if (!find_architecture(architecture))
+    const struct architecture *row = find_architecture(architecture);
+    if (!row)
         return fault_set(t->fault, ERR_UNSUPPORTED, "general.architecture",
-                         "%.32s is not supported in GGUF files: llama, qwen2, qwen3", architecture);
-    if (!cJSON_AddStringToObject(t->config, "model_type", architecture)) return no_memory(t);
+                         "%.32s is not supported in GGUF files: llama, qwen2, qwen3, qwen3moe",
+                         architecture);
     rc = COPY_ROWS(t, config_rows, t->config);
+    bool mixture = row->mixture && json_get(t->config, "num_local_experts");
+    if (!rc &&
+        !cJSON_AddStringToObject(t->config, "model_type", mixture ? row->mixture : row->type))
+        return no_memory(t);
+    if (!rc) rc = read_experts(t);
     if (!rc) rc = COPY_ROWS(t, generation_rows, t->generation);
     if (!rc && has_key(t, ".attention.sliding_window") &&
         !cJSON_AddBoolToObject(t->config, "use_sliding_window",

@@ -62,17 +62,35 @@ Test(gguf, blocks_as_the_python_package_reads_them) {
 
 /* ---- The same weights both ways ------------------------------------------------------------ */
 
-enum { LAYERS = 2, D = 256, FF = 256, HEADS = 4, HEADS_KV = 2, HEAD = 64, VOCAB = 64, IDS = 40 };
+enum {
+    EXPERTS = 3,
+    USED = 2,
+    LAYERS = 2,
+    D = 256,
+    FF = 256,
+    HEADS = 4,
+    HEADS_KV = 2,
+    HEAD = 64,
+    VOCAB = 64,
+    IDS = 40
+};
 
 struct family {
     const char *architecture, *class;
     bool permuted, bias, qk_norm;
+    const char *experts[4]; /* names in a directory: router, gate, up, down; NULL: a dense family */
 };
 
 static const struct family families[] = {
     {"llama", "LlamaForCausalLM", .permuted = true},
     {"qwen2", "Qwen2ForCausalLM", .bias = true},
     {"qwen3", "Qwen3ForCausalLM", .qk_norm = true},
+    {"qwen3moe", "Qwen3MoeForCausalLM", .qk_norm = true,
+     .experts = {"mlp.gate", "mlp.experts.%d.gate_proj", "mlp.experts.%d.up_proj",
+                 "mlp.experts.%d.down_proj"}},
+    {"llama", "MixtralForCausalLM", .permuted = true,
+     .experts = {"block_sparse_moe.gate", "block_sparse_moe.experts.%d.w1",
+                 "block_sparse_moe.experts.%d.w3", "block_sparse_moe.experts.%d.w2"}},
 };
 
 struct making {
@@ -150,11 +168,12 @@ static struct matrix random_matrix(struct making *m, uint32_t format, size_t row
     return out;
 }
 
-static void add_gguf(struct making *m, const char *name, int64_t rows, int64_t cols,
+/* `experts` above 0: as many matrices in one tensor. */
+static void add_gguf(struct making *m, const char *name, int experts, int64_t rows, int64_t cols,
                      uint32_t format, const uint8_t *data, size_t bytes) {
     if (m->without && !strcmp(m->without, name)) return;
-    const int64_t shape[2] = {cols ? cols : rows, rows};
-    put_tensor(&m->infos, name, cols ? 2 : 1, shape, format, m->data.size);
+    const int64_t shape[3] = {cols ? cols : rows, rows, experts};
+    put_tensor(&m->infos, name, (cols ? 2 : 1) + (experts ? 1 : 0), shape, format, m->data.size);
     buf_add(&m->data, data, bytes);
     if (m->nan && !strcmp(m->nan, name)) { /* the first number, or the first block's scale */
         size_t size;
@@ -186,7 +205,7 @@ static void add_matrix(struct making *m, const char *gguf, const char *hf, int r
         memcpy(ordered + (size_t)to * from.row_bytes, from.plain + (size_t)r * from.row_bytes,
                from.row_bytes);
     }
-    add_gguf(m, gguf, rows, cols, m->format, from.file, from.file_bytes);
+    add_gguf(m, gguf, 0, rows, cols, m->format, from.file, from.file_bytes);
     add_plain(m, hf, plain_type(m->format), rows, cols, ordered, (size_t)rows * from.row_bytes);
     free(from.file), free(from.plain), free(ordered);
 }
@@ -195,9 +214,43 @@ static void add_vector(struct making *m, const char *gguf, const char *hf, int r
     float *numbers = malloc((size_t)rows * sizeof *numbers);
     for (int i = 0; i < rows; i++) numbers[i] = around + random_number(m);
     size_t bytes = (size_t)rows * sizeof *numbers;
-    add_gguf(m, gguf, rows, 0, GGUF_FORMAT_F32, (const uint8_t *)numbers, bytes);
+    add_gguf(m, gguf, 0, rows, 0, GGUF_FORMAT_F32, (const uint8_t *)numbers, bytes);
     add_plain(m, hf, "F32", rows, 0, (const char *)numbers, bytes);
     free(numbers);
+}
+
+/* `hf` with a %d for the expert. */
+static void add_stacked(struct making *m, const char *gguf, const char *hf, int rows, int cols) {
+    struct matrix from = random_matrix(m, m->format, (size_t)EXPERTS * (size_t)rows, (size_t)cols);
+    const size_t bytes = (size_t)rows * from.row_bytes;
+    add_gguf(m, gguf, EXPERTS, rows, cols, m->format, from.file, from.file_bytes);
+    for (int e = 0; e < EXPERTS; e++) {
+        char name[96];
+        const char *at = strstr(hf, "%d");
+        snprintf(name, sizeof name, "%.*s%d%s", (int)(at - hf), hf, e, at + 2);
+        add_plain(m, name, plain_type(m->format), rows, cols, from.plain + (size_t)e * bytes,
+                  bytes);
+    }
+    free(from.file), free(from.plain);
+}
+
+static void add_experts(struct making *m, int layer) {
+    static const struct {
+        const char *gguf;
+        int rows, cols;
+    } matrices[] = {{"ffn_gate_inp", EXPERTS, D},
+                    {"ffn_gate_exps", FF, D},
+                    {"ffn_up_exps", FF, D},
+                    {"ffn_down_exps", D, FF}};
+    char gguf[64], hf[96];
+    for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) {
+        snprintf(gguf, sizeof gguf, "blk.%d.%s.weight", layer, matrices[i].gguf);
+        snprintf(hf, sizeof hf, "model.layers.%d.%s.weight", layer, m->family->experts[i]);
+        if (i)
+            add_stacked(m, gguf, hf, matrices[i].rows, matrices[i].cols);
+        else
+            add_matrix(m, gguf, hf, matrices[i].rows, matrices[i].cols, false);
+    }
 }
 
 static void add_layer(struct making *m, int layer) {
@@ -218,7 +271,9 @@ static void add_layer(struct making *m, int layer) {
 #define NAMES(g, h, kind)                                                                          \
     (snprintf(gguf, sizeof gguf, "blk.%d.%s.%s", layer, g, kind),                                  \
      snprintf(hf, sizeof hf, "model.layers.%d.%s.%s", layer, h, kind))
-    for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) {
+    const size_t dense = m->family->experts[0] ? 4 : sizeof matrices / sizeof matrices[0];
+    if (m->family->experts[0]) add_experts(m, layer);
+    for (size_t i = 0; i < dense; i++) {
         NAMES(matrices[i].gguf, matrices[i].hf, "weight");
         add_matrix(m, gguf, hf, matrices[i].rows, matrices[i].cols,
                    matrices[i].turned && m->family->permuted);
@@ -236,7 +291,7 @@ static void add_layer(struct making *m, int layer) {
 #undef NAMES
 }
 
-static void put_sizes(struct buf *file, const char *architecture) {
+static void put_sizes(struct buf *file, const char *architecture, bool experts) {
     const struct {
         const char *key;
         uint32_t value;
@@ -244,9 +299,10 @@ static void put_sizes(struct buf *file, const char *architecture) {
                  {"embedding_length", D},         {"feed_forward_length", FF},
                  {"attention.head_count", HEADS}, {"attention.head_count_kv", HEADS_KV},
                  {"attention.key_length", HEAD},  {"attention.value_length", HEAD},
-                 {"rope.dimension_count", HEAD}};
+                 {"rope.dimension_count", HEAD},  {"expert_count", experts ? EXPERTS : 0},
+                 {"expert_used_count", USED},     {"expert_feed_forward_length", FF}};
     char key[64];
-    for (size_t i = 0; i < 9; i++) {
+    for (size_t i = 0; i < (experts ? 12 : 9); i++) {
         snprintf(key, sizeof key, "%s.%s", architecture, sizes[i].key);
         put_u32(file, key, sizes[i].value);
     }
@@ -270,9 +326,10 @@ static void write_parts(const char *dir, const char *name, const struct buf *par
 static void write_gguf(struct making *m, const char *dir) {
     struct buf parts[2];
     buf_open(&parts[0], 1 << 20);
-    put_head(&parts[0], 3, (uint64_t)m->tensors, VALUES);
+    const bool experts = m->family->experts[0];
+    put_head(&parts[0], 3, (uint64_t)m->tensors, VALUES + (experts ? 3 : 0));
     put_text(&parts[0], "general.architecture", m->family->architecture);
-    put_sizes(&parts[0], m->family->architecture);
+    put_sizes(&parts[0], m->family->architecture, experts);
     buf_add(&parts[0], m->infos.data, m->infos.size);
     put_padding(&parts[0], 32);
     parts[1] = m->data;
@@ -296,9 +353,12 @@ static void write_directory(struct making *m, const char *dir) {
             "{\"architectures\":[\"%s\"],\"hidden_size\":%d,\"intermediate_size\":%d,"
             "\"num_hidden_layers\":%d,\"num_attention_heads\":%d,\"num_key_value_heads\":%d,"
             "\"head_dim\":%d,\"vocab_size\":%d,\"max_position_embeddings\":128,"
-            "\"rms_norm_eps\":1e-5,\"rope_theta\":500000,\"tie_word_embeddings\":%s}",
+            "\"rms_norm_eps\":1e-5,\"rope_theta\":500000,\"tie_word_embeddings\":%s%s}",
             m->family->class, D, FF, LAYERS, HEADS, HEADS_KV, HEAD, VOCAB,
-            m->tied ? "true" : "false");
+            m->tied ? "true" : "false",
+            m->family->experts[0] ? ",\"num_local_experts\":3,\"num_experts_per_tok\":2,"
+                                    "\"moe_intermediate_size\":256,\"norm_topk_prob\":true"
+                                  : "");
     write_parts(dir, "config.json", &config, 1);
     buf_close(&config);
 }
@@ -394,6 +454,10 @@ Test(gguf, families_answer_as_their_directory) {
     check_both_ways(1, GGUF_FORMAT_Q4_K, true);
     check_both_ways(2, GGUF_FORMAT_F32, true);
     check_both_ways(2, GGUF_FORMAT_Q6_K, false);
+    check_both_ways(3, GGUF_FORMAT_F16, true);
+    check_both_ways(3, GGUF_FORMAT_Q4_K, false);
+    check_both_ways(4, GGUF_FORMAT_BF16, false);
+    check_both_ways(4, GGUF_FORMAT_Q8_0, true);
 }
 
 /* ---- Split files --------------------------------------------------------------------------- */
@@ -476,7 +540,7 @@ static int describe(const struct described *d, struct model_config *out, struct 
     buf_open(&file, 1 << 20);
     put_head(&file, 3, 1 + d->factors, (uint64_t)(VALUES + d->values));
     put_text(&file, "general.architecture", "llama");
-    put_sizes(&file, "llama");
+    put_sizes(&file, "llama", false);
     if (d->more) d->more(&file);
     put_tensor(&file, "token_embd.weight", 2, embed, GGUF_FORMAT_F32, 0);
     if (d->factors) put_tensor(&file, "rope_freqs.weight", 1, half, GGUF_FORMAT_F32, sizeof zeros);
@@ -557,6 +621,14 @@ Test(gguf, yarn) {
 static void put_experts(struct buf *file) {
     put_u32(file, "llama.expert_count", 8);
 }
+static void put_shared_experts(struct buf *file) {
+    put_u32(file, "llama.expert_count", 8);
+    put_u32(file, "llama.expert_used_count", 2);
+    put_u32(file, "llama.expert_shared_count", 1);
+}
+static void put_expert_scale(struct buf *file) {
+    put_f32(file, "llama.expert_weights_scale", 2.5f);
+}
 static void put_softcap(struct buf *file) {
     put_f32(file, "llama.attn_logit_softcapping", 50);
 }
@@ -582,7 +654,9 @@ Test(gguf, metadata_is_refused_by_its_key) {
         int rc;
         const char *field;
     } rows[] = {
-        {{put_experts, 1, false}, ERR_UNSUPPORTED, "llama.expert_count"},
+        {{put_experts, 1, false}, ERR_INVALID, "llama.expert_used_count"},
+        {{put_shared_experts, 3, false}, ERR_UNSUPPORTED, "llama.expert_shared_count"},
+        {{put_expert_scale, 1, false}, ERR_UNSUPPORTED, "llama.expert_weights_scale"},
         {{put_softcap, 1, false}, ERR_UNSUPPORTED, "llama.attn_logit_softcapping"},
         {{put_dynamic, 1, false}, ERR_UNSUPPORTED, "llama.rope.scaling.type"},
         {{put_longrope, 1, false}, ERR_UNSUPPORTED, "llama.rope.scaling.type"},
