@@ -16,6 +16,9 @@
 #define OAI_STOP_BYTES        1024
 #define OAI_STOP_IDS_MAX      256
 #define OAI_BIAS_MAX          1024
+#define OAI_SAMPLERS_MAX      16
+#define OAI_MEMBERS_MAX       64   /* response_fields */
+#define OAI_FILES_MAX         256  /* input_extra */
 #define OAI_LOGPROBS_MAX      20   /* ENGINE_TOP_MAX */
 #define OAI_KEY_BYTES         1024 /* cache_salt, prompt_cache_key and other opaque keys */
 #define OAI_NAMES_MAX         16   /* served model names */

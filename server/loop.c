@@ -425,6 +425,7 @@ static void start_handles(struct server *server) {
 int server_start(struct server *server, struct engine *engine, struct fault *fault) {
     server->engine = engine;
     server->rules.info = engine_info(engine);
+    server->rules.engine = engine;
     server->rules.default_max_tokens = server->options.default_max_tokens;
     server->rules.strict = server->options.strict_params;
     server->rules.body_bytes = server->options.max_body_bytes;

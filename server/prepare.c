@@ -76,26 +76,70 @@ static int tokenize(struct exchange *ex, const char *from, struct reading how,
                            &ex->arena, ids, fault);
 }
 
-/* Both parts are text: a special token in them would move the gap. */
+/* The parts of a prompt with a gap, in order. */
+struct parts {
+    struct exchange *ex;
+    struct engine_ids *at;
+    int count;
+};
+
+static void add_token(struct parts *parts, const int32_t *id) {
+    if (*id >= 0) parts->at[parts->count++] = (struct engine_ids){(int32_t *)(uintptr_t)id, 1};
+}
+
+/* Adds text only: a special token in it would move the gap. */
+static int add_text(struct parts *parts, const char *text, struct fault *fault) {
+    const struct reading plain = {false, false};
+    return tokenize(parts->ex, text, plain, &parts->at[parts->count++], fault);
+}
+
+/* "name, line break, text" */
+static int add_file(struct parts *parts, const struct oai_file *file, struct fault *fault) {
+    size_t name = strlen(file->name), size = strlen(file->text);
+    char *text = arena_alloc(&parts->ex->arena, name + size + 3, 1);
+    if (!text) return ERR_NOMEM;
+    memcpy(text, file->name, name);
+    text[name] = '\n';
+    memcpy(text + name + 1, file->text, size);
+    text[name + 1 + size] = '\n';
+    add_token(parts, &parts->ex->server->rules.fim.file);
+    return add_text(parts, text, fault);
+}
+
+static int join_parts(const struct parts *parts, struct engine_ids *ids) {
+    ids->count = 0;
+    for (int i = 0; i < parts->count; i++) ids->count += parts->at[i].count;
+    ids->ids = arena_alloc(&parts->ex->arena, ids->count, sizeof *ids->ids);
+    if (!ids->ids) return ERR_NOMEM;
+    int32_t *to = ids->ids;
+    for (int i = 0; i < parts->count; i++) {
+        const struct engine_ids *part = &parts->at[i];
+        if (part->count) memcpy(to, part->ids, part->count * sizeof *to);
+        to += part->count;
+    }
+    return 0;
+}
+
+/* Files, then the text before the gap and the text behind it. */
 static int tokenize_gap(struct exchange *ex, const char *prefix, struct engine_ids *ids,
                         struct fault *fault) {
+    const struct oai_request *request = &ex->request;
     const struct oai_fim *fim = &ex->server->rules.fim;
-    const struct reading text = {false, false};
-    struct engine_ids before, behind;
-    int rc = tokenize(ex, prefix, text, &before, fault);
-    if (!rc) rc = tokenize(ex, ex->request.suffix, text, &behind, fault);
+    struct parts parts = {
+        ex, arena_alloc(&ex->arena, 2 * (size_t)request->file_count + 6, sizeof *parts.at), 0};
+    if (!parts.at) return ERR_NOMEM;
+    int rc = 0;
+    for (int i = 0; !rc && i < request->file_count; i++)
+        rc = add_file(&parts, &request->files[i], fault);
     if (rc) return rc;
-    ids->count = before.count + behind.count + 3;
-    ids->ids = arena_alloc(&ex->arena, ids->count, sizeof *ids->ids);
-    if (!ids->ids) return ERR_NOMEM;
-    int32_t *at = ids->ids;
-    *at++ = fim->prefix;
-    if (before.count) memcpy(at, before.ids, before.count * sizeof *at);
-    at += before.count;
-    *at++ = fim->suffix;
-    if (behind.count) memcpy(at, behind.ids, behind.count * sizeof *at);
-    at[behind.count] = fim->middle;
-    return 0;
+    if (request->file_count) add_token(&parts, &fim->file);
+    add_token(&parts, &fim->prefix);
+    rc = add_text(&parts, prefix, fault);
+    if (rc) return rc;
+    add_token(&parts, &fim->suffix);
+    rc = add_text(&parts, request->suffix, fault);
+    add_token(&parts, &fim->middle);
+    return rc ? rc : join_parts(&parts, ids);
 }
 
 static int tokenize_prompt(struct exchange *ex, const char *prompt, struct engine_ids *ids,
@@ -229,4 +273,5 @@ void prepare_run(uv_work_t *work) {
     ex->tree = NULL;
     ex->request.prompts = NULL;
     ex->request.salt = ex->request.session = ex->request.suffix = NULL;
+    ex->request.files = NULL;
 }

@@ -150,6 +150,23 @@ static void get_loads(struct exchange *ex) {
     ex->answer.status = 200;
 }
 
+static void get_props(struct exchange *ex) {
+    oai_render_props(&ex->answer.body, &ex->server->rules);
+    ex->answer.status = 200;
+}
+
+static void get_slots(struct exchange *ex) {
+    struct engine_sequence_row *rows = mem_try_alloc(ROWS_MAX, sizeof *rows);
+    if (rows) {
+        int count = engine_sequences(ex->server->engine, rows, ROWS_MAX);
+        oai_render_slots(&ex->answer.body, ex->server->rules.info, rows, count);
+        ex->answer.status = 200;
+    } else {
+        refuse_memory(ex);
+    }
+    mem_free(rows);
+}
+
 /* vLLM's: requests that it works for or that wait. */
 static void get_load(struct exchange *ex) {
     struct engine_status snapshot;
@@ -239,6 +256,8 @@ static const struct route routes[] = {
     {"/load", false, "GET", get_load, NULL, false},
     {"/v1/loads", false, "GET", get_loads, NULL, false},
     {"/tokenizer_info", false, "GET", get_tokenizer_info, NULL, false},
+    {"/props", false, "GET", get_props, NULL, false},
+    {"/slots", false, "GET", get_slots, NULL, false},
     {"/server_info", false, "GET", get_server_info, NULL, false},
     {"/is_sleeping", false, "GET", get_is_sleeping, NULL, false},
     {"/openapi.json", false, "GET", get_openapi, NULL, false},

@@ -129,7 +129,7 @@ static void end_choice(struct stream_choice *c, const struct engine_seen *p) {
     c->voice.thinking = false;
     if (ex->request.logprobs >= 0 && c->tokens_shown < oai_shown_count(&ex->facts, c->index))
         send_delta(c, TOOL_TEXT, "", 0);
-    if (!is_failure(p->finish))
+    if (form_of(ex)->finish && !is_failure(p->finish))
         form_of(ex)->finish(&ex->stream.events, c->index, c->tokens_sent,
                             tool_reader_called(&c->calls));
     c->ended = true;

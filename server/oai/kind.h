@@ -37,6 +37,7 @@ struct oai_delta {
 struct oai_form {
     const char *id_prefix; /* "chatcmpl-" */
     int preset_tokens;     /* max_tokens when absent; 0 = the server's default */
+    bool may_be_empty;     /* max_tokens 0 reads the prompt and answers nothing */
     void (*answer)(struct buf *out, const struct oai_answer *answer); /* all choices finished */
     /* A stream: open, progress while the prompt is read (where it is asked for), then for each
      * choice begin, deltas, finish; end. */
@@ -45,7 +46,7 @@ struct oai_form {
     /* `offset`: of the first token behind what it writes */
     void (*begin)(struct oai_events *events, int index, struct oai_offset *offset);
     void (*delta)(struct oai_events *events, const struct oai_delta *delta);
-    /* `ids_begin`: of the tokens that no delta had */
+    /* `ids_begin`: of the tokens that no delta had. May be NULL */
     void (*finish)(struct oai_events *events, int index, uint32_t ids_begin, bool called);
     void (*end)(struct oai_events *events, const struct oai_error *error); /* NULL: no failure */
 };
@@ -63,7 +64,8 @@ struct oai_kind {
     const struct oai_form *form;
 };
 
-extern const struct oai_kind oai_chat, oai_completion, oai_tokenize, oai_detokenize, oai_template;
+extern const struct oai_kind oai_chat, oai_completion, oai_native, oai_infill, oai_tokenize,
+    oai_detokenize, oai_template;
 /* All rows; NULL past the end. */
 const struct oai_kind *oai_kind_at(int index);
 

@@ -2,7 +2,8 @@
 #include "server/oai/kind.h"
 
 static const struct oai_kind *const kinds[] = {
-    &oai_chat, &oai_completion, &oai_tokenize, &oai_detokenize, &oai_template,
+    &oai_chat,     &oai_completion, &oai_native,   &oai_infill,
+    &oai_tokenize, &oai_detokenize, &oai_template,
 };
 
 const struct oai_kind *oai_kind_at(int index) {

@@ -1,5 +1,6 @@
 /* The answers that are not generated text. */
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 
 #include "base/json.h"
@@ -83,6 +84,56 @@ void oai_render_tokenizer_info(struct buf *out, const struct engine *engine) {
     buf_str(out, ",\"pad_token\":null,\"chat_template\":");
     write_nullable(out, info->chat_template);
     buf_fmt(out, ",\"vocab_size\":%d,\"model_max_length\":%d}", info->vocab, info->max_model_len);
+}
+
+/* The defaults of requests, by llama.cpp's names. */
+static void write_defaults(struct buf *out, const struct engine_info *info) {
+    buf_fmt(out,
+            "{\"n_ctx\":%d,\"params\":{\"n_predict\":-1,\"temperature\":%.9g,\"top_k\":%d"
+            ",\"top_p\":%.9g,\"min_p\":%.9g,\"repeat_penalty\":%.9g,\"presence_penalty\":0"
+            ",\"frequency_penalty\":0,\"stream\":false}}",
+            info->max_model_len, isnan(info->temperature) ? 1.0 : (double)info->temperature,
+            info->top_k > 0 ? info->top_k : 0, isnan(info->top_p) ? 1.0 : (double)info->top_p,
+            isnan(info->min_p) ? 0.0 : (double)info->min_p,
+            isnan(info->repetition) ? 1.0 : (double)info->repetition);
+}
+
+/* The model's path without its folders: they are nobody's business. */
+void oai_render_props(struct buf *out, const struct oai_rules *rules) {
+    const struct engine_info *info = rules->info;
+    const char *slash = strrchr(info->model_dir, '/');
+    buf_str(out, "{\"default_generation_settings\":");
+    write_defaults(out, info);
+    buf_fmt(out, ",\"total_slots\":%d,\"model_alias\":", info->max_num_seqs * info->replicas);
+    write_str(out, rules->names[0]);
+    buf_str(out, ",\"model_path\":");
+    write_str(out, slash && slash[1] ? slash + 1 : info->model_dir);
+    buf_str(out, ",\"modalities\":{\"vision\":false,\"audio\":false},\"chat_template\":");
+    write_str(out, info->chat_template ? info->chat_template : "");
+    buf_str(out, ",\"bos_token\":");
+    write_str(out, info->bos_token ? info->bos_token : "");
+    buf_str(out, ",\"eos_token\":");
+    write_str(out, info->eos_token ? info->eos_token : "");
+    buf_fmt(out,
+            ",\"endpoint_slots\":true,\"endpoint_props\":false,\"endpoint_metrics\":true"
+            ",\"endpoint_infill\":%s,\"is_sleeping\":false,\"build_info\":\"keepd-" KEEPD_VERSION
+            "\"}",
+            rules->fim.known ? "true" : "false");
+}
+
+/* The first places are taken by the running sequences. */
+void oai_render_slots(struct buf *out, const struct engine_info *info,
+                      const struct engine_sequence_row *rows, int row_count) {
+    buf_char(out, '[');
+    for (int i = 0; i < info->max_num_seqs * info->replicas; i++) {
+        const struct engine_sequence_row *row = i < row_count ? &rows[i] : NULL;
+        buf_fmt(out,
+                "%s{\"id\":%d,\"n_ctx\":%d,\"speculative\":false,\"is_processing\":%s"
+                ",\"n_prompt_tokens\":%" PRId32 ",\"n_decoded\":%" PRId32 "}",
+                i ? "," : "", i, info->max_model_len, row ? "true" : "false",
+                row ? row->prompt_count : 0, row ? row->output_count : 0);
+    }
+    buf_char(out, ']');
 }
 
 /* Entries that all streams hold for one token count as one token. */

@@ -68,14 +68,35 @@ static void write_token_bytes(struct buf *out, const struct engine *engine, int3
     buf_char(out, ']');
 }
 
+/* The members of a token, without the closing brace. */
 static void write_chat_token(struct buf *out, const struct oai_answer *answer, int32_t id,
-                             float logprob) {
-    buf_str(out, "{\"token\":");
+                             float logprob, bool with_id) {
+    buf_char(out, '{');
+    if (with_id) buf_fmt(out, "\"id\":%" PRId32 ",", id);
+    buf_str(out, "\"token\":");
     write_token_text(out, answer, id, "");
     buf_str(out, ",\"logprob\":");
     write_logprob(out, logprob);
     buf_str(out, ",\"bytes\":");
     write_token_bytes(out, answer->engine, id);
+}
+
+static void write_chat_tokens(struct buf *out, const struct oai_answer *answer, int index,
+                              uint32_t begin, uint32_t end, bool with_ids) {
+    buf_char(out, '[');
+    for (uint32_t i = begin; i < end; i++) {
+        struct scored s = scored_at(answer, index, false, i, answer->request->logprobs);
+        if (i > begin) buf_char(out, ',');
+        write_chat_token(out, answer, s.token->token, s.token->logprob, with_ids);
+        buf_str(out, ",\"top_logprobs\":[");
+        for (int k = 0; k < s.top_count; k++) {
+            if (k) buf_char(out, ',');
+            write_chat_token(out, answer, s.top[k].token, s.top[k].logprob, with_ids);
+            buf_char(out, '}');
+        }
+        buf_str(out, "]}");
+    }
+    buf_char(out, ']');
 }
 
 void oai_render_chat_logprobs(struct buf *out, const struct oai_answer *answer, int index,
@@ -84,20 +105,14 @@ void oai_render_chat_logprobs(struct buf *out, const struct oai_answer *answer, 
         buf_str(out, "null");
         return;
     }
-    buf_str(out, "{\"content\":[");
-    for (uint32_t i = begin; i < end; i++) {
-        struct scored s = scored_at(answer, index, false, i, answer->request->logprobs);
-        if (i > begin) buf_char(out, ',');
-        write_chat_token(out, answer, s.token->token, s.token->logprob);
-        buf_str(out, ",\"top_logprobs\":[");
-        for (int k = 0; k < s.top_count; k++) {
-            if (k) buf_char(out, ',');
-            write_chat_token(out, answer, s.top[k].token, s.top[k].logprob);
-            buf_char(out, '}');
-        }
-        buf_str(out, "]}");
-    }
-    buf_str(out, "],\"refusal\":null}");
+    buf_str(out, "{\"content\":");
+    write_chat_tokens(out, answer, index, begin, end, false);
+    buf_str(out, ",\"refusal\":null}");
+}
+
+void oai_render_native_logprobs(struct buf *out, const struct oai_answer *answer, int index,
+                                uint32_t begin, uint32_t end) {
+    write_chat_tokens(out, answer, index, begin, end, true);
 }
 
 /* --- completions --- */

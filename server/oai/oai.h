@@ -46,8 +46,9 @@ struct oai_think oai_find_think(const struct engine *engine);
 
 /* The tokens around the parts of a text with a gap, in the order prefix, suffix, middle. */
 struct oai_fim {
-    bool known; /* the vocabulary has them */
+    bool known; /* the vocabulary has these three */
     int32_t prefix, suffix, middle;
+    int32_t file; /* begins a file; -1 = the vocabulary has none */
 };
 struct oai_fim oai_find_fim(const struct engine *engine);
 
@@ -63,7 +64,8 @@ struct oai_rules {
     int default_max_tokens; /* for chat without max_tokens; 0 = up to the context */
     bool strict;            /* unknown fields are refused */
     size_t body_bytes;
-    struct oai_think think; /* both -1: answers are not split */
+    const struct engine *engine; /* for texts in fields that stand for tokens */
+    struct oai_think think;      /* both -1: answers are not split */
     enum tool_format tool_format;
     struct oai_fim fim;
 };
@@ -75,6 +77,11 @@ struct oai_prompt {
     size_t id_count;
 };
 
+/* A file that the model reads before a text with a gap. Both point into the tree. */
+struct oai_file {
+    const char *name, *text;
+};
+
 struct oai_request {
     const struct oai_kind *kind;
     /* the prompt: a chat, or one or more texts or id lists */
@@ -84,7 +91,9 @@ struct oai_request {
     bool prompt_list;           /* errors about the i-th prompt name prompt[i] */
     const char *prompt_field;   /* "messages" or "prompt", for errors about length */
     bool add_special, parse_special;
-    const char *suffix;  /* text behind the answer, NULL = none; points into the tree */
+    const char *suffix;           /* text behind the answer, NULL = none; points into the tree */
+    const struct oai_file *files; /* in the arena */
+    int file_count;
     const char *salt;    /* cache_salt, or "": separates conversations */
     const char *session; /* session_id, prompt_cache_key or user, or "": a hint, never a right */
     int32_t n;           /* choices per prompt */
@@ -94,12 +103,15 @@ struct oai_request {
     int32_t logprobs, prompt_logprobs; /* alternatives shown per token; -1 = no scores */
     bool stream, include_usage, continuous_usage, include_progress, echo;
     bool split_reasoning, hide_reasoning;
-    bool include_stop;      /* the stop string is shown */
-    bool timings;           /* how long the answer took */
-    bool return_token_ids;  /* ids of prompt and answer beside the texts */
-    bool tokens_as_ids;     /* scores name tokens "token_id:5" */
-    bool return_token_strs; /* tokenize */
-    const char *echo_text;  /* a chat's last message, in front of the answer; in the arena */
+    bool include_stop;          /* the stop string is shown */
+    bool timings;               /* how long the answer took */
+    bool return_token_ids;      /* ids of prompt and answer beside the texts */
+    bool tokens_as_ids;         /* scores name tokens "token_id:5" */
+    bool return_token_strs;     /* tokenize */
+    bool with_pieces;           /* tokenize: each token with its text */
+    const char *const *members; /* the members of a native answer that are wanted; in the arena */
+    int member_count;           /* 0 = all */
+    const char *echo_text;      /* a chat's last message, in front of the answer; in the arena */
     size_t echo_size;
     struct tool_set tools; /* tools that the answer may call; names in the arena */
     /* Complete but for prompt, prompt_count, max_tokens and space. seed_given says whether
@@ -215,7 +227,10 @@ void oai_render_answer_head(struct buf *out, const struct oai_answer *answer, co
 /* All tokens of all choices so far. */
 uint64_t oai_tokens_total(const struct oai_answer *answer);
 void oai_render_prompt_ids(struct buf *out, const struct oai_answer *answer, int index);
-/* ,"token_ids": generated tokens, also one that ended the answer and gave no text. */
+/* [ids] of generated tokens, also one that ended the answer and gave no text. */
+void oai_render_ids(struct buf *out, const struct engine_choice *choice, uint32_t begin,
+                    uint32_t end);
+/* ,"token_ids":[ids] */
 void oai_render_answer_ids(struct buf *out, const struct engine_choice *choice, uint32_t begin,
                            uint32_t end);
 /* Sums over all prompts: tokens already read, and all tokens. */
@@ -233,8 +248,14 @@ void oai_render_chat_logprobs(struct buf *out, const struct oai_answer *answer, 
                               uint32_t begin, uint32_t end);
 void oai_render_text_logprobs(struct buf *out, const struct oai_answer *answer, int index,
                               uint32_t begin, uint32_t end, bool echo, struct oai_offset *offset);
+/* [scores] of tokens [begin, end) of choice `index`, in llama.cpp's form. */
+void oai_render_native_logprobs(struct buf *out, const struct oai_answer *answer, int index,
+                                uint32_t begin, uint32_t end);
 /* The scores of the prompt of choice `index`, in vLLM's form. */
 void oai_render_prompt_logprobs(struct buf *out, const struct oai_answer *answer, int index);
+/* The text of all tokens, special tokens included. */
+void oai_render_token_texts(struct buf *out, const struct engine *engine, const int32_t *ids,
+                            size_t count);
 /* The prompt of choice `index` as echoed: token bytes without special tokens. */
 void oai_render_prompt_text(struct buf *out, const struct oai_answer *answer, int index);
 /* ,"finish_reason":...,"stop_reason":... of a finished choice (leading comma included). `called`:
@@ -254,6 +275,10 @@ struct oai_load {
 void oai_render_loads(struct buf *out, const struct oai_load *load); /* SGLang's form */
 void oai_render_server_info(struct buf *out, const struct oai_rules *rules);
 void oai_render_tokenizer_info(struct buf *out, const struct engine *engine); /* vLLM's form */
+/* llama.cpp's forms. A slot is a place for a running sequence. */
+void oai_render_props(struct buf *out, const struct oai_rules *rules);
+void oai_render_slots(struct buf *out, const struct engine_info *info,
+                      const struct engine_sequence_row *rows, int row_count);
 /* GET /v1/conversations */
 void oai_render_conversations(struct buf *out, const struct engine_conversation_row *rows,
                               int count);

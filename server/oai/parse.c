@@ -56,12 +56,17 @@ int oai_read_messages(struct oai_reader *r) {
     return oai_build_context(r->body, &r->out->context, r->error);
 }
 
+/* A text, or llama.cpp's object of a text and of images, which there must be none of. */
+static const char *text_of(const cJSON *node) {
+    const cJSON *text = cJSON_IsObject(node) ? json_get(node, "prompt_string") : node;
+    const cJSON *media = cJSON_IsObject(node) ? json_get(node, "multimodal_data") : NULL;
+    return cJSON_IsString(text) && !(media && media->child) ? text->valuestring : NULL;
+}
+
 static int read_prompt(struct oai_reader *r, const cJSON *node, const char *field,
                        struct oai_prompt *prompt) {
-    if (cJSON_IsString(node)) {
-        prompt->text = node->valuestring;
-        return 0;
-    }
+    prompt->text = text_of(node);
+    if (prompt->text) return 0;
     if (!cJSON_IsArray(node))
         return oai_invalid(r, field, "expected a string or an array of token ids, found %s",
                            json_type_name(node));
@@ -86,7 +91,7 @@ int oai_read_prompts(struct oai_reader *r) {
         oai_get_bool(r, NULL, r->body, "parse_special", &out->parse_special))
         return -1;
     out->prompt_list =
-        cJSON_IsArray(prompt) && (cJSON_IsString(prompt->child) || cJSON_IsArray(prompt->child));
+        cJSON_IsArray(prompt) && (text_of(prompt->child) || cJSON_IsArray(prompt->child));
     int count = out->prompt_list ? cJSON_GetArraySize(prompt) : 1;
     if (count > OAI_PROMPTS_MAX)
         return oai_invalid(r, "prompt", "expected at most %d prompts, found %d", OAI_PROMPTS_MAX,

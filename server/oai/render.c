@@ -226,14 +226,30 @@ void oai_render_prompt_ids(struct buf *out, const struct oai_answer *answer, int
     buf_char(out, ']');
 }
 
-void oai_render_answer_ids(struct buf *out, const struct engine_choice *choice, uint32_t begin,
-                           uint32_t end) {
-    buf_str(out, ",\"token_ids\":[");
+void oai_render_ids(struct buf *out, const struct engine_choice *choice, uint32_t begin,
+                    uint32_t end) {
+    buf_char(out, '[');
     for (uint32_t i = begin; i < end; i++) {
         if (i > begin) buf_char(out, ',');
         buf_int(out, choice->tokens[i].token);
     }
     buf_char(out, ']');
+}
+
+void oai_render_answer_ids(struct buf *out, const struct engine_choice *choice, uint32_t begin,
+                           uint32_t end) {
+    buf_str(out, ",\"token_ids\":");
+    oai_render_ids(out, choice, begin, end);
+}
+
+void oai_render_token_texts(struct buf *out, const struct engine *engine, const int32_t *ids,
+                            size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        const char *bytes = "";
+        size_t size = i ? engine_token_bytes(engine, ids[i], &bytes)
+                        : engine_first_bytes(engine, ids[i], &bytes);
+        buf_add(out, bytes, size);
+    }
 }
 
 uint64_t oai_tokens_total(const struct oai_answer *answer) {

@@ -96,38 +96,129 @@ static int read_numbers(struct oai_reader *r) {
     return 0;
 }
 
-static int read_bias_entry(const struct oai_reader *r, const cJSON *node,
-                           struct engine_bias *bias) {
+/* Biases of a body, being read. */
+struct biases {
+    struct engine_bias *at; /* [OAI_BIAS_MAX] */
+    int count;
+};
+
+static int add_bias(const struct oai_reader *r, struct biases *biases, int32_t token, float bias) {
+    if (biases->count == OAI_BIAS_MAX)
+        return oai_invalid(r, "logit_bias", "expected at most %d entries", OAI_BIAS_MAX);
+    biases->at[biases->count++] = (struct engine_bias){token, bias};
+    return 0;
+}
+
+/* A text stands for each of its tokens. */
+static int add_text_bias(const struct oai_reader *r, struct biases *biases, const char *from,
+                         float bias) {
+    struct engine_ids ids;
+    struct fault fault = {0};
+    size_t size;
+    const char *text = json_arena_text(r->arena, from, &size);
+    if (!text) return oai_no_memory(r);
+    if (engine_tokenize(r->rules->engine, text, size, false, true, r->arena, &ids, &fault))
+        return oai_refuse_fault(r->error, &fault);
+    for (size_t i = 0; i < ids.count; i++)
+        if (add_bias(r, biases, ids.ids[i], bias)) return -1;
+    return 0;
+}
+
+/* false is llama.cpp's word for never. */
+static int read_bias_value(const struct oai_reader *r, const cJSON *node, const char *field,
+                           float *bias) {
+    *bias = -100;
+    if (cJSON_IsFalse(node)) return 0;
+    if (!cJSON_IsNumber(node) || !(fabs(node->valuedouble) <= 100))
+        return oai_invalid(r, field, "expected a number from -100 to 100");
+    *bias = (float)node->valuedouble;
+    return 0;
+}
+
+/* A member of OpenAI's form: the key is an id as digits. */
+static int read_bias_member(const struct oai_reader *r, const cJSON *node, struct biases *biases) {
     char field[OAI_PATH], *end;
+    float bias;
     errno = 0;
     long id = strtol(node->string, &end, 10);
     oai_path(field, "logit_bias.%.64s", node->string);
     if (!isdigit((unsigned char)node->string[0]) || errno || *end || id >= r->rules->info->vocab)
         return oai_invalid(r, field, "the key must be a token id from 0 to %d",
                            r->rules->info->vocab - 1);
-    if (!cJSON_IsNumber(node) || !(fabs(node->valuedouble) <= 100))
-        return oai_invalid(r, field, "expected a number from -100 to 100");
-    *bias = (struct engine_bias){(int32_t)id, (float)node->valuedouble};
+    return read_bias_value(r, node, field, &bias) ? -1 : add_bias(r, biases, (int32_t)id, bias);
+}
+
+/* An element: [id or text, bias]. */
+static int read_bias_pair(const struct oai_reader *r, const cJSON *node, int i,
+                          struct biases *biases) {
+    char field[OAI_PATH];
+    float bias;
+    int64_t id;
+    oai_path(field, "logit_bias[%d]", i);
+    if (!cJSON_IsArray(node) || cJSON_GetArraySize(node) != 2)
+        return oai_invalid(r, field, "expected [token, bias]");
+    if (read_bias_value(r, node->child->next, field, &bias)) return -1;
+    if (cJSON_IsString(node->child))
+        return add_text_bias(r, biases, node->child->valuestring, bias);
+    if (json_node_int(node->child, 0, r->rules->info->vocab - 1, &id))
+        return oai_invalid(r, field, "the token must be a text, or an id from 0 to %d",
+                           r->rules->info->vocab - 1);
+    return add_bias(r, biases, (int32_t)id, bias);
+}
+
+/* OpenAI's object, or llama.cpp's list. */
+static int read_bias(struct oai_reader *r) {
+    const cJSON *field = json_get(r->body, "logit_bias"), *node;
+    struct biases biases = {0};
+    int i = 0;
+    if (!field) return 0;
+    if (!cJSON_IsObject(field) && !cJSON_IsArray(field))
+        return oai_invalid(r, "logit_bias", "expected an object or an array, found %s",
+                           json_type_name(field));
+    if (cJSON_GetArraySize(field) > OAI_BIAS_MAX)
+        return oai_invalid(r, "logit_bias", "expected at most %d entries, found %d", OAI_BIAS_MAX,
+                           cJSON_GetArraySize(field));
+    if (!field->child) return 0;
+    biases.at = arena_alloc(r->arena, OAI_BIAS_MAX, sizeof *biases.at);
+    if (!biases.at) return oai_no_memory(r);
+    cJSON_ArrayForEach(node, field) {
+        if (cJSON_IsObject(field) ? read_bias_member(r, node, &biases)
+                                  : read_bias_pair(r, node, i++, &biases))
+            return -1;
+    }
+    r->out->sampling.bias = biases.at;
+    r->out->sampling.bias_count = biases.count;
     return 0;
 }
 
-static int read_bias(struct oai_reader *r) {
-    const cJSON *object, *node;
-    struct engine_bias *bias;
-    int count = 0;
-    if (oai_get_object(r, "logit_bias", &object)) return -1;
-    int size = cJSON_GetArraySize(object);
-    if (!object || !size) return 0;
-    if (size > OAI_BIAS_MAX)
-        return oai_invalid(r, "logit_bias", "expected at most %d entries, found %d", OAI_BIAS_MAX,
-                           size);
-    bias = arena_alloc(r->arena, (size_t)size, sizeof *bias);
-    if (!bias) return oai_no_memory(r);
-    cJSON_ArrayForEach(node, object) {
-        if (read_bias_entry(r, node, &bias[count++])) return -1;
+/* llama.cpp's list: a sampler that it leaves out is off. The order is keepd's own. Samplers that
+ * keepd lacks are off by their parameters, which are refused otherwise; "infill" is ignored. */
+static int read_samplers(struct oai_reader *r) {
+    static const char *const names[] = {"penalties", "top_k", "top_p", "min_p",       "temperature",
+                                        "dry",       "typ_p", "xtc",   "top_n_sigma", "infill"};
+    enum { COUNT = sizeof names / sizeof *names };
+    const cJSON *list = json_get(r->body, "samplers"), *node;
+    struct engine_request *s = &r->out->sampling;
+    bool named[COUNT] = {false};
+    char field[OAI_PATH];
+    int i = 0;
+    if (!list || (cJSON_IsArray(list) && !list->child)) return 0;
+    if (!cJSON_IsArray(list) || cJSON_GetArraySize(list) > OAI_SAMPLERS_MAX)
+        return oai_invalid(r, "samplers", "expected an array of at most %d names",
+                           OAI_SAMPLERS_MAX);
+    cJSON_ArrayForEach(node, list) {
+        size_t k = 0;
+        while (k < COUNT && !(cJSON_IsString(node) && strcmp(node->valuestring, names[k]) == 0))
+            k++;
+        oai_path(field, "samplers[%d]", i++);
+        if (k == COUNT) return oai_invalid(r, field, "no such sampler");
+        named[k] = true;
     }
-    r->out->sampling.bias = bias;
-    r->out->sampling.bias_count = count;
+    if (!named[0]) s->repetition = 1, s->presence = s->frequency = 0;
+    if (!named[1]) s->top_k = 0;
+    if (!named[2]) s->top_p = 1;
+    if (!named[3]) s->min_p = 0;
+    if (!named[4] && s->temperature > 0) s->temperature = 1;
     return 0;
 }
 
@@ -190,7 +281,7 @@ static int read_stop_ids(struct oai_reader *r) {
 static int read_max_tokens(struct oai_reader *r) {
     static const char *const names[] = {"max_tokens", "max_completion_tokens", "n_predict"};
     struct oai_request *out = r->out;
-    bool scores = out->echo || out->prompt_logprobs >= 0;
+    bool scores = out->echo || out->prompt_logprobs >= 0 || out->kind->form->may_be_empty;
     const char *first = NULL;
     int32_t value, most = -1;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -236,6 +327,7 @@ static int read_shape(struct oai_reader *r) {
         oai_get_bool(r, NULL, r->body, "return_token_ids", &out->return_token_ids) ||
         oai_get_bool(r, NULL, r->body, "return_tokens_as_token_ids", &out->tokens_as_ids) ||
         oai_get_bool(r, NULL, r->body, "include_stop_str_in_output", &out->include_stop) ||
+        oai_get_bool(r, NULL, r->body, "timings_per_token", &out->timings) ||
         oai_get_bool(r, NULL, r->body, "timings", &out->timings))
         return -1;
     if (out->truncate || !json_get(r->body, "truncate_prompt_tokens")) return 0;
@@ -246,6 +338,7 @@ static int read_stream(struct oai_reader *r) {
     struct oai_request *out = r->out;
     const cJSON *options;
     if (oai_get_bool(r, NULL, r->body, "stream", &out->stream) ||
+        oai_get_bool(r, NULL, r->body, "return_progress", &out->include_progress) ||
         oai_get_object(r, "stream_options", &options))
         return -1;
     if (out->stream && out->prompt_logprobs >= 0)
@@ -264,9 +357,9 @@ static int read_stream(struct oai_reader *r) {
 }
 
 int oai_read_sampling(struct oai_reader *r) {
-    return read_choice_count(r) || read_numbers(r) || read_seed(r) || read_bias(r) ||
-                   read_stop(r) || read_stop_ids(r) || read_logprobs(r) || read_max_tokens(r) ||
-                   read_shape(r) || read_stream(r)
+    return read_choice_count(r) || read_numbers(r) || read_samplers(r) || read_seed(r) ||
+                   read_bias(r) || read_stop(r) || read_stop_ids(r) || read_logprobs(r) ||
+                   read_max_tokens(r) || read_shape(r) || read_stream(r)
                ? -1
                : 0;
 }

@@ -1,12 +1,35 @@
 /* POST /tokenize, /detokenize and /apply-template: text and chats as the model reads them. */
+#include <inttypes.h>
+
 #include "base/json.h"
 #include "server/oai/fields.h"
 
 /* --- requests --- */
 
+/* llama.cpp's name of the prompt; its special tokens are added only where they are asked for. */
+static int read_content(struct oai_reader *r) {
+    struct oai_request *out = r->out;
+    struct oai_prompt *prompt = arena_alloc(r->arena, 1, sizeof *prompt);
+    if (!prompt) return oai_no_memory(r);
+    out->prompt_field = "content";
+    out->prompts = prompt;
+    out->prompt_count = 1;
+    out->parse_special = true;
+    return oai_get_str(r, NULL, r->body, "content", &prompt->text) ||
+                   oai_get_bool(r, NULL, r->body, "parse_special", &out->parse_special) ||
+                   oai_get_bool(r, NULL, r->body, "add_special_tokens", &out->add_special) ||
+                   oai_get_bool(r, NULL, r->body, "add_special", &out->add_special)
+               ? -1
+               : 0;
+}
+
 static int read_tokenize(struct oai_reader *r) {
-    if (oai_get_bool(r, NULL, r->body, "return_token_strs", &r->out->return_token_strs)) return -1;
+    if (oai_get_bool(r, NULL, r->body, "return_token_strs", &r->out->return_token_strs) ||
+        oai_get_bool(r, NULL, r->body, "with_pieces", &r->out->with_pieces))
+        return -1;
     if (json_get(r->body, "messages")) return oai_read_messages(r);
+    if (json_get(r->body, "content") && !json_get(r->body, "prompt"))
+        return oai_check_unused(r->body, r->error) ? -1 : read_content(r);
     const cJSON *prompt = json_get(r->body, "prompt");
     if (!prompt) return oai_missing(r, "prompt");
     if (oai_check_unused(r->body, r->error)) return -1;
@@ -31,13 +54,31 @@ static int read_detokenize(struct oai_reader *r) {
 
 /* --- answers --- */
 
+/* A part of a character is given as its bytes. */
+static void write_piece(struct buf *out, const struct engine *engine, int32_t id) {
+    const char *bytes = "";
+    size_t size = engine_token_bytes(engine, id, &bytes);
+    buf_fmt(out, "{\"id\":%" PRId32 ",\"piece\":", id);
+    if (utf8_valid(bytes, size)) {
+        json_write_str(out, bytes, size);
+    } else {
+        for (size_t i = 0; i < size; i++)
+            buf_fmt(out, "%c%d", i ? ',' : '[', (unsigned char)bytes[i]);
+        buf_char(out, ']');
+    }
+    buf_char(out, '}');
+}
+
 static void write_tokens(struct buf *out, const struct engine *engine,
                          const struct oai_request *request, const struct engine_ids *ids) {
     buf_fmt(out, "{\"count\":%zu,\"max_model_len\":%d,\"tokens\":[", ids->count,
             engine_info(engine)->max_model_len);
     for (size_t i = 0; i < ids->count; i++) {
         if (i) buf_char(out, ',');
-        buf_int(out, ids->ids[i]);
+        if (request->with_pieces)
+            write_piece(out, engine, ids->ids[i]);
+        else
+            buf_int(out, ids->ids[i]);
     }
     buf_str(out, "],\"token_strs\":");
     buf_str(out, request->return_token_strs ? "[" : "null}");
@@ -51,29 +92,39 @@ static void write_tokens(struct buf *out, const struct engine *engine,
     buf_str(out, "]}");
 }
 
-static void write_text(struct buf *out, const struct engine *engine,
-                       const struct oai_request *request, const struct engine_ids *ids) {
+/* {name: text}, and the text a second time where it has a second name. */
+static void write_text(struct buf *out, const struct engine *engine, const struct engine_ids *ids,
+                       const char *name, const char *second) {
     struct buf text;
-    (void)request;
     buf_open(&text, out->limit);
-    for (size_t i = 0; i < ids->count; i++) {
-        const char *bytes = "";
-        size_t size = i ? engine_token_bytes(engine, ids->ids[i], &bytes)
-                        : engine_first_bytes(engine, ids->ids[i], &bytes);
-        buf_add(&text, bytes, size);
-    }
+    oai_render_token_texts(&text, engine, ids->ids, ids->count);
     if (text.failed) out->failed = true;
-    buf_str(out, "{\"prompt\":");
-    json_write_str(out, text.data ? text.data : "", text.size);
+    for (int i = 0; i < (second ? 2 : 1); i++) {
+        buf_fmt(out, "%s\"%s\":", i ? "," : "{", i ? second : name);
+        json_write_str(out, text.data ? text.data : "", text.size);
+    }
     buf_char(out, '}');
     buf_close(&text);
+}
+
+/* vLLM's name and llama.cpp's. */
+static void write_detokenized(struct buf *out, const struct engine *engine,
+                              const struct oai_request *request, const struct engine_ids *ids) {
+    (void)request;
+    write_text(out, engine, ids, "prompt", "content");
+}
+
+static void write_rendered(struct buf *out, const struct engine *engine,
+                           const struct oai_request *request, const struct engine_ids *ids) {
+    (void)request;
+    write_text(out, engine, ids, "prompt", NULL);
 }
 
 /* --- the rows --- */
 
 static const struct oai_field tokenize_fields[] = {
-    {"return_token_strs", OAI_ANY},
-    {NULL, OAI_ANY},
+    {"return_token_strs", OAI_ANY}, {"content", OAI_ANY}, {"with_pieces", OAI_ANY},
+    {"add_special", OAI_ANY},       {NULL, OAI_ANY},
 };
 
 const struct oai_kind oai_tokenize = {
@@ -96,7 +147,7 @@ const struct oai_kind oai_detokenize = {
     .groups = OAI_FIELDS_ANY,
     .fields = detokenize_fields,
     .parse = read_detokenize,
-    .answer = write_text,
+    .answer = write_detokenized,
 };
 
 const struct oai_kind oai_template = {
@@ -104,5 +155,5 @@ const struct oai_kind oai_template = {
     .schema = "TemplateRequest",
     .groups = OAI_FIELDS_ANY | OAI_FIELDS_MESSAGES,
     .parse = oai_read_messages,
-    .answer = write_text,
+    .answer = write_rendered,
 };

@@ -20,14 +20,14 @@ int32_t oai_find_token(const struct engine *engine, const char *text) {
 
 /* The names that families give them: Qwen2.5 and its successors; StarCoder and SmolLM2. */
 struct oai_fim oai_find_fim(const struct engine *engine) {
-    static const char *const names[][3] = {
-        {"<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"},
-        {"<fim_prefix>", "<fim_suffix>", "<fim_middle>"},
+    static const char *const names[][4] = {
+        {"<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>"},
+        {"<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<file_sep>"},
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        struct oai_fim fim = {true, oai_find_token(engine, names[i][0]),
-                              oai_find_token(engine, names[i][1]),
-                              oai_find_token(engine, names[i][2])};
+        struct oai_fim fim = {
+            true, oai_find_token(engine, names[i][0]), oai_find_token(engine, names[i][1]),
+            oai_find_token(engine, names[i][2]), oai_find_token(engine, names[i][3])};
         if (fim.prefix >= 0 && fim.suffix >= 0 && fim.middle >= 0) return fim;
     }
     return (struct oai_fim){0};

@@ -67,7 +67,7 @@ INVALID = [
     (CHAT, {"stream": "yes"}, "stream"), (CHAT, {"stream_options": {}}, "stream_options"),
     (CHAT, {"stream": True, "stream_options": 1}, "stream_options"),
     (CHAT, {"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
-    (CHAT, {"logit_bias": []}, "logit_bias"), (CHAT, {"logit_bias": {"x": 1}}, "logit_bias.x"),
+    (CHAT, {"logit_bias": "x"}, "logit_bias"), (CHAT, {"logit_bias": {"x": 1}}, "logit_bias.x"),
     (CHAT, {"logit_bias": {"": 1}}, "logit_bias."), (CHAT, {"logit_bias": {"5x": 1}}, "logit_bias.5x"),
     (CHAT, {"logit_bias": {"-1": 1}}, "logit_bias.-1"), (CHAT, {"logit_bias": {"1": 101}}, "logit_bias.1"),
     (CHAT, {"logit_bias": {"99999999999999999999": 1}}, "logit_bias.99999999999999999999"),

@@ -12,6 +12,7 @@ DOCUMENT = json.loads((ROOT / "server/oai/openapi.json").read_text())
 SCHEMAS = DOCUMENT["components"]["schemas"]
 GOOD = {CHAT: chat_body(max_tokens=3), TEXT: {"model": MODEL, "prompt": "abc", "max_tokens": 3},
         "/tokenize": {"prompt": "abc"}, "/detokenize": {"tokens": [65]},
+        "/completion": {"prompt": "abc", "n_predict": 3},
         "/apply-template": {"messages": [{"role": "user", "content": "hi"}]}}
 
 
@@ -123,7 +124,7 @@ def test_schemathesis(start):
     schemathesis = pytest.importorskip("schemathesis")
     from hypothesis import HealthCheck, Phase, given, settings
     from schemathesis.specs.openapi.checks import positive_data_acceptance
-    daemon = start()
+    daemon = start(env={"KEEPD_FAKE_FIM": "1"})
     # a request that fits the description may still contradict itself: min_tokens above max_tokens, a stream with prompt_logprobs
     tried = 0
     for result in schemathesis.openapi.from_url(f"{daemon.url}/openapi.json").get_all_operations():

@@ -35,12 +35,14 @@ CASES = {
     "STOP_IDS_MAX": ("stop_token_ids", lambda n: chat(stop_token_ids=[1] * n)),
     "SCORES_MAX": ("max_tokens", None),  # a product of other limits: below
     "BIAS_MAX": ("logit_bias", None),  # ids must be in the vocabulary: below
+    "SAMPLERS_MAX": ("samplers", lambda n: chat(samplers=["top_k"] * n)),
+    "MEMBERS_MAX": ("response_fields", lambda n: ("/completion", {"prompt": "a", "response_fields": ["content"] * n})),
     "LOGPROBS_MAX": ("top_logprobs", lambda n: chat(logprobs=True, top_logprobs=n)),
     "KEY_BYTES": ("cache_salt", lambda n: chat(cache_salt="x" * n)),
     "REPETITION_MAX": ("repetition_penalty", lambda n: chat(repetition_penalty=n)),
     "JSON_DEPTH": (None, lambda n: chat(user=None, metadata=json.loads("[" * (n - 1) + "]" * (n - 1)))),
 }
-ELSEWHERE = {"NAMES_MAX", "COMPLETION_TOKENS", "REPETITION_MIN"}  # an option, a default, the least (test_errors.py)
+ELSEWHERE = {"FILES_MAX", "NAMES_MAX", "COMPLETION_TOKENS", "REPETITION_MIN"}  # test_native.py, an option, a default, test_errors.py
 ALSO = [("KEY_BYTES", "prompt_cache_key", lambda n: chat(prompt_cache_key="x" * n)),
         ("KEY_BYTES", "session_id", lambda n: chat(session_id="x" * n)),
         ("LOGPROBS_MAX", "logprobs", lambda n: text(logprobs=n)),

@@ -87,9 +87,9 @@ def test_tokenize_round_trip(shared):
     r = shared.post("/tokenize", {"model": MODEL, "prompt": text, "return_token_strs": True,
                                   "add_special_tokens": False}).json()
     assert r["count"] == len(r["tokens"]) == len(r["token_strs"]) and r["max_model_len"] == LENGTH
-    assert shared.post("/detokenize", {"model": MODEL, "tokens": r["tokens"]}).json() == {"prompt": text}
+    assert shared.post("/detokenize", {"model": MODEL, "tokens": r["tokens"]}).json() == {"prompt": text, "content": text}
     assert shared.post("/tokenize", {"prompt": ""}).json()["token_strs"] is None
-    assert shared.post("/detokenize", {"tokens": []}).json() == {"prompt": ""}
+    assert shared.post("/detokenize", {"tokens": []}).json() == {"prompt": "", "content": ""}
 
 
 def test_tokenize_chat_is_what_chat_uses(shared):

@@ -323,7 +323,7 @@ Test(oai_render, tokens_and_text) {
                      "{\"count\":0,\"max_model_len\":8192,\"tokens\":[],\"token_strs\":null}");
     buf_clear(&out);
     oai_detokenize.answer(&out, engine, &request, &(struct engine_ids){ids, 2});
-    cr_assert_str_eq(out.data, "{\"prompt\":\"a<|endoftext|>\"}");
+    cr_assert_str_eq(out.data, "{\"prompt\":\"a<|endoftext|>\",\"content\":\"a<|endoftext|>\"}");
 }
 
 Test(oai_render, kv) {
