@@ -290,7 +290,7 @@ void sched_abandon(struct sched *sched, enum engine_finish finish, int rc) {
 static void add_due(struct sched *sched, int *count, struct sequence *seq) {
     sched->due[(*count)++] = (struct kern_evict){.slot = seq->slot,
                                                  .tokens = seq->due.tokens,
-                                                 .keep = seq->kv.budget,
+                                                 .budget = seq->kv.budget,
                                                  .rule = &seq->kv.rule,
                                                  .trace = trace_begin(seq, sched_streams(sched))};
 }

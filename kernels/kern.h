@@ -97,30 +97,31 @@ enum kern_score {
 #undef X
 };
 
-/* The streams among which entries compete. */
-enum kern_pool {
-    KERN_POOL_STREAM,  /* one stream, a (layer, head) */
-    KERN_POOL_LAYER,   /* all heads of a layer (Ada-KV) */
-    KERN_POOL_SEQUENCE /* the whole sequence */
+/* The streams whose entries compete in one ranking. */
+enum kern_scope {
+    KERN_SCOPE_STREAM,  /* one stream, a (layer, head) */
+    KERN_SCOPE_LAYER,   /* all heads of a layer (Ada-KV) */
+    KERN_SCOPE_SEQUENCE /* the whole sequence */
 };
 
-/* How a total is split into whole places. Part i of weight w_i gets floor(total * w_i / W); the
- * remaining places go, one each, to the largest remainders (ties: the lower index), in double. A
- * weight that is not finite and positive counts as 0; if all do, parts are even. Then bounds apply:
- * of the parts above their upper bound and the parts below their lower bound, the side with the
- * larger excess in sum (ties: above) is set to its bound and settled, and the others split the rest
- * by weight, until no bound is violated. A total outside the sums of the bounds is clamped to them.
- * Three steps split this way:
+/* How a total of entries is split into allotments, which are whole numbers. Part i of weight w_i
+ * gets floor(total * w_i / W); the remaining entries go, one each, to the largest remainders (ties:
+ * the lower index), in double. A weight that is not finite and positive counts as 0; if all do,
+ * parts are even. Then bounds apply: of the parts above their upper bound and the parts below their
+ * lower bound, the side with the larger excess in sum (ties: above) is set to its bound and
+ * settled, and the others split the rest by weight, until no bound is violated. A total outside the
+ * sums of the bounds is clamped to them. Three steps split this way:
  *
- *   layers  (LAYER and STREAM pools, unless UNIFORM): the sequence's layers * heads_kv * keep less
- *           all protected entries, by weight; a layer gets at most its number of unprotected
+ *   layers  (LAYER and STREAM scopes, unless UNIFORM): the sequence's layers * heads_kv * budget
+ *           less all protected entries, by weight; a layer gets at most its number of unprotected
  *           entries, and its own protected entries on top
- *   heads   (STREAM pools of such layers): the layer's places evenly; a head gets at most the
+ *   heads   (STREAM scopes of such layers): the layer's allotment evenly; a head gets at most the
  *           number of its entries and at least the number of its protected ones
- *   floor   (LAYER pools): see kern_rule.floor; a head gets at most the number of its entries
+ *   floor   (LAYER scopes): see kern_rule.floor; a head gets at most the number of its entries
  *
- * UNIFORM splits nothing: every stream has keep places, every layer heads_kv * keep, and places
- * that a stream cannot fill stay empty. A SEQUENCE pool has the whole total and no layers.
+ * UNIFORM splits nothing: the allotment of every stream is the budget, that of every layer
+ * heads_kv * budget, and what a stream cannot fill stays empty. A SEQUENCE scope has the whole
+ * total and no layers.
  *
  * Weights are measured at the sequence's first eviction, while all streams are equally long, and
  * kept: measured again they would feed back on themselves. */
@@ -222,8 +223,8 @@ enum kern_merge {
  * own position: it must not be older than the member, and within the window's reach of it. The rule
  * adds up attention (window 0 or observe.global); the mass of a class is that sum.
  *
- * Of the evicted entries, each with its members, the best (gamma - 1) keep of a stream by rank look
- * for the kept candidate j (ties: the newer) with the largest
+ * Of the evicted entries, each with its members, the best (gamma - 1) budget of a stream by rank
+ * look for the kept candidate j (ties: the newer) with the largest
  *
  * R = cos(k_i, k_j) cos(v_i, v_j), keys rotated back to position 0, 0 for a vector of zeros.
  *
@@ -233,7 +234,7 @@ enum kern_merge {
  * change, and masses add up. A sum of zero changes nothing. The newest kern_members_max members of
  * a stream are kept. */
 struct kern_classes {
-    float gamma;    /* at least 1: tokens that a stream remembers, as a multiple of `keep` */
+    float gamma;    /* at least 1: tokens that a stream remembers, as a multiple of the budget */
     float tau;      /* 0..1 */
     bool positions; /* false: a member's key is not rotated, as if it were at the centre's position
                      */
@@ -241,7 +242,7 @@ struct kern_classes {
 
 struct kern_rule {
     enum kern_score score;
-    enum kern_pool pool;
+    enum kern_scope scope;
     enum kern_layers layers;
     enum kern_merge merge;
     int32_t sinks;  /* entries with pos < sinks are kept first */
@@ -250,12 +251,12 @@ struct kern_rule {
     bool published; /* RETENTION, parity: the published offsets (score.h) */
     float retain;   /* RETENTION: an entry whose score is below log(retain) is evicted even if there
                        is room; 0 = off */
-    float floor; /* part of a pool's places that streams get without competition, 0..1. All entries
-                    compete, protected ones first. LAYER (Ada-KV): a stream's weight is 1 - floor
-                    times the number of its entries among the pool's best, plus floor times an even
-                    part. SEQUENCE (global gates): every stream gets trunc(floor * keep) places, and
-                    one more for each of its entries among the best of the rest of the total; places
-                    that a short stream cannot fill stay empty */
+    float floor;    /* part of a scope's allotment that streams get without competition, 0..1. All
+                       entries compete, protected ones first. LAYER (Ada-KV): a stream's weight is
+                       1 - floor times the number of its entries among the scope's best, plus floor
+                       times an even part. SEQUENCE (global gates): a stream's allotment is
+                       trunc(floor * budget), plus the number of its entries among the best of the
+                       rest of the total; what a short stream cannot fill stays empty */
     float merge_beta;
     struct kern_classes classes;
     float pyramid_beta; /* the last layer gets 1 / pyramid_beta of the mean number of candidates */
@@ -264,10 +265,10 @@ struct kern_rule {
     struct kern_redundancy redundancy;
 };
 
-/* The most members that a stream keeps together with `keep` entries. */
-static inline int32_t kern_members_max(const struct kern_rule *rule, int32_t keep) {
+/* The most members that a stream keeps. */
+static inline int32_t kern_members_max(const struct kern_rule *rule, int32_t budget) {
     if (rule->merge != KERN_MERGE_CLASSES) return 0;
-    double most = ((double)rule->classes.gamma - 1) * (double)keep;
+    double most = ((double)rule->classes.gamma - 1) * (double)budget;
     return most < 0 ? 0 : most > INT32_MAX ? INT32_MAX : (int32_t)most;
 }
 
@@ -353,10 +354,10 @@ struct kern_cache_options {
     int64_t pages;     /* pages of each rank's pool (kernels/ranks.h); zeroed once */
     int slots;         /* sequences plus retained conversations */
     int max_positions; /* upper bound of a stream's length */
-    float rank_cap;    /* among places for which streams of several ranks compete, one rank gets at
-                          most rank_cap (>= 1) times an even part, rounded down, or its protected
-                          entries; the others get the rest. 0: no cap, so that results do not depend on
-                          the number of ranks */
+    float rank_cap;    /* of the allotment of a scope whose streams are on several ranks, one rank
+                          gets at most rank_cap (>= 1) times an even part, rounded down, or its
+                          protected entries; the others get the rest. 0: no cap, so that results do
+                          not depend on the number of ranks */
     /* The rotation of the keys, [head_dim / 2], for rules with classes; valid as long as the cache.
      * NULL: keys are not rotated. */
     const float *inv_freq;
@@ -382,14 +383,14 @@ struct kern_trace {
     bool lost;       /* out: the trace was lost for lack of memory; the eviction took place */
 };
 
-/* One sequence to evict from. Afterwards it holds at most layers * heads_kv * keep entries, and
- * exactly min(held, that) unless the rule drops more by itself (retain; floors and caps that leave
- * places empty). Sinks and recent entries are kept first and count. Ties: newer pos, then lower
- * layer, then lower head. Stable: order inside a stream is kept. */
+/* One sequence to evict from. Afterwards it holds at most layers * heads_kv * budget entries,
+ * and exactly min(held, that) unless the rule drops more by itself (retain; floors and caps that
+ * leave a part of an allotment empty). Sinks and recent entries are kept first and count. Ties:
+ * newer pos, then lower layer, then lower head. Stable: order inside a stream is kept. */
 struct kern_evict {
     int32_t slot;
     int32_t tokens; /* T: tokens appended so far; age = T - pos */
-    int32_t keep;   /* M: entries per stream on average */
+    int32_t budget; /* M: entries per stream on average */
     const struct kern_rule *rule;
     struct kern_trace *trace; /* NULL: none */
 };
@@ -421,7 +422,7 @@ struct kern_cache_stats {
     int64_t
         rank_pages_used; /* on the rank that uses most pages; with one rank equal to pages_used */
     uint64_t entries_evicted;
-    uint64_t rank_cap_hits; /* pools of evictions in which rank_cap limited a rank */
+    uint64_t rank_cap_hits; /* scopes of evictions in which rank_cap limited a rank */
 };
 
 struct kern_attend_options {
@@ -504,7 +505,7 @@ struct kern_ops {
     /* From now on the instance may use everything that `owner`, of the same kind, has loaded so
      * far: weights, gates, experts and read-only memory. The owner keeps them and outlives this
      * instance. ERR_NOMEM. NULL: every instance loads its own. */
-    int (*share)(struct kern *kern, const struct kern *owner);
+    int (*borrow)(struct kern *kern, const struct kern *owner);
 
     /* Layer operations; all activations are float32. */
     void (*embed)(struct kern *kern, float *x, const struct kern_weight *table, float scale,

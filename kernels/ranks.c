@@ -356,24 +356,24 @@ static int op_experts_load(struct kern *kern, const struct kern_experts_spec *sp
     return rc;
 }
 
-struct sharing {
+struct borrowing {
     const struct ranks *owner;
     int codes[COMM_RANKS_MAX];
 };
 
-static void share_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
+static void borrow_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
-    struct sharing *sharing = arg;
-    sharing->codes[rank] = kern->ops->share(kern, sharing->owner->rank[rank]);
+    struct borrowing *borrowing = arg;
+    borrowing->codes[rank] = kern->ops->borrow(kern, borrowing->owner->rank[rank]);
 }
 
-static int op_share(struct kern *kern, const struct kern *owner) {
+static int op_borrow(struct kern *kern, const struct kern *owner) {
     struct ranks *ranks = ranks_of(kern);
-    struct sharing sharing = {.owner = (const struct ranks *)owner};
-    CHECK(ranks->count == sharing.owner->count);
-    ranks_each(ranks, share_on, &sharing);
-    ranks->owner = sharing.owner;
-    return ranks_error(ranks, sharing.codes);
+    struct borrowing borrowing = {.owner = (const struct ranks *)owner};
+    CHECK(ranks->count == borrowing.owner->count);
+    ranks_each(ranks, borrow_on, &borrowing);
+    ranks->owner = borrowing.owner;
+    return ranks_error(ranks, borrowing.codes);
 }
 
 /* ---- Layer operations -------------------------------------------------------------------------
@@ -682,7 +682,7 @@ static const struct kern_ops table = {
     .gate_free = op_gate_free,
     .experts_load = op_experts_load,
     .experts_free = op_experts_free,
-    .share = op_share,
+    .borrow = op_borrow,
     .embed = op_embed,
     .rms_norm = op_rms_norm,
     .matmul = op_matmul,
@@ -734,7 +734,7 @@ static void fill_ops(struct ranks *ranks) {
     ranks->ops.name = ranks->name;
     ranks->ops.cache_info = own->cache_info;
     ranks->ops.rule_check = own->rule_check;
-    if (!own->share) ranks->ops.share = NULL;
+    if (!own->borrow) ranks->ops.borrow = NULL;
     if (!own->prepare) ranks->ops.prepare = NULL;
     if (!own->cache_fit) ranks->ops.cache_fit = NULL;
     if (!own->bind) ranks->ops.bind = NULL;

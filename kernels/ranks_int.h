@@ -17,7 +17,7 @@ struct ranks {
 
     struct ranks_region *regions; /* sorted by address */
     size_t region_count, region_room;
-    const struct ranks *owner; /* owner of memory that this instance may read: kern_ops.share */
+    const struct ranks *owner; /* owner of memory that this instance may read: kern_ops.borrow */
 
     struct kern_cache_options whole; /* options of the whole cache, once it is open */
     struct kern_cache_options own;   /* options of every rank */

@@ -112,7 +112,7 @@ static int load_all(struct model *model, const struct model_options *options, st
 
 static int borrow_all(struct model *model, const struct model *owner, struct fault *fault) {
     struct kern *kern = model->kern;
-    int rc = kern->ops->share(kern, owner->kern);
+    int rc = kern->ops->borrow(kern, owner->kern);
     if (rc) return fault_set(fault, rc, "model", "its weights cannot be shared");
     *model = *owner;
     model->kern = kern;
@@ -127,8 +127,8 @@ int model_open(struct kern *kern, const struct model_options *options, struct mo
     *out = NULL;
     struct model *model = mem_must_alloc(1, sizeof *model);
     model->kern = kern;
-    bool share = options->owner && kern->ops->share;
-    int rc = share ? borrow_all(model, options->owner, fault) : load_all(model, options, fault);
+    bool borrow = options->owner && kern->ops->borrow;
+    int rc = borrow ? borrow_all(model, options->owner, fault) : load_all(model, options, fault);
     model->rows_max = options->rows_max;
     model->logits_max = options->logits_max;
     if (!rc && !options->check_only) rc = open_scratch(model, fault);

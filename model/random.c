@@ -12,7 +12,7 @@
 struct filling {
     uint64_t seed, base;
     uint64_t *words;
-    struct cpu_share share;
+    struct cpu_tickets tickets;
 };
 
 #define RANDOM_STEP  0x9e3779b97f4a7c15ull
@@ -22,7 +22,7 @@ static void fill_some(void *arg, int worker) {
     (void)worker;
     struct filling *job = arg;
     int64_t end;
-    for (int64_t i; (i = cpu_share_take(&job->share, TAKEN, &end)) >= 0;) {
+    for (int64_t i; (i = cpu_tickets_take(&job->tickets, TAKEN, &end)) >= 0;) {
         for (; i < end; i++) {
             uint64_t z = job->seed + ((uint64_t)i + 1) * RANDOM_STEP;
             z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -37,7 +37,7 @@ void random_fill(struct cpu_team *team, uint64_t *random, uint64_t *words, size_
                  int64_t cols) {
     const int exponent = 126 + (int)lrint(log2(1 / sqrt((double)cols)));
     struct filling job = {.seed = *random, .base = (uint64_t)exponent << 7, .words = words};
-    cpu_share_set(&job.share, (int64_t)count);
+    cpu_tickets_set(&job.tickets, (int64_t)count);
     cpu_team_run(team, fill_some, &job);
     *random += count * RANDOM_STEP;
 }

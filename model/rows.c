@@ -16,7 +16,7 @@ struct reading {
     char *to;            /* NULL: they stay in the file */
     size_t size;         /* one number there */
     _Atomic int64_t bad; /* the first element that is no finite number; INT64_MAX: none */
-    struct cpu_share share;
+    struct cpu_tickets tickets;
 };
 
 int64_t rows_source(const struct rows *rows, int64_t row) {
@@ -87,7 +87,7 @@ static void read_some(void *arg, int worker) {
     (void)worker;
     struct reading *job = arg;
     int64_t end;
-    for (int64_t row; (row = cpu_share_take(&job->share, ROWS_TAKEN, &end)) >= 0;)
+    for (int64_t row; (row = cpu_tickets_take(&job->tickets, ROWS_TAKEN, &end)) >= 0;)
         for (; row < end; row++) read_row(job, row);
 }
 
@@ -105,7 +105,7 @@ int64_t rows_read(const struct rows *rows, char *to, struct cpu_team *team) {
                           .bad = INT64_MAX};
     if (tensor->dtype == TENSOR_BLOCKS) job.blocks = block_reader_of(tensor->format);
     job.size = job.blocks ? sizeof(float) : job.from_bytes / (size_t)job.cols;
-    cpu_share_set(&job.share, rows->count);
+    cpu_tickets_set(&job.tickets, rows->count);
     cpu_team_run(team, read_some, &job);
     return job.bad == INT64_MAX ? -1 : job.bad;
 }

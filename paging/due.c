@@ -77,21 +77,22 @@ int64_t reserve_streams(const struct reserve_shape *shape) {
 }
 
 static bool streams_are_equal(const struct kern_rule *rule) {
-    return rule->score == KERN_SCORE_RECENCY && rule->pool == KERN_POOL_STREAM &&
+    return rule->score == KERN_SCORE_RECENCY && rule->scope == KERN_SCOPE_STREAM &&
            rule->layers == KERN_LAYERS_UNIFORM;
 }
 
-/* X above. The floor's places are a float's product, cut off: one more is enough for any. */
+/* X above. The floor's allotment is a product of floats, rounded down: one more is enough for any.
+ */
 static int64_t rank_kept(const struct reserve_shape *shape, const struct kv_params *params) {
     const struct kern_rule *rule = &params->rule;
     int64_t budget = params->budget, fixed = (int64_t)rule->sinks + rule->recent;
     int64_t most = ranks_of(shape) * budget;
     bool even = rule->layers == KERN_LAYERS_UNIFORM, floors = rule->floor > 0;
-    if (rule->pool == KERN_POOL_STREAM) return even ? budget : most;
-    if (shape->rank_cap <= 0 || (rule->pool == KERN_POOL_LAYER && floors)) return most;
+    if (rule->scope == KERN_SCOPE_STREAM) return even ? budget : most;
+    if (shape->rank_cap <= 0 || (rule->scope == KERN_SCOPE_LAYER && floors)) return most;
     int64_t kept = (int64_t)ceil((double)shape->rank_cap * (double)budget);
-    if (rule->pool == KERN_POOL_LAYER && !even) kept += fixed;
-    if (rule->pool == KERN_POOL_SEQUENCE && floors)
+    if (rule->scope == KERN_SCOPE_LAYER && !even) kept += fixed;
+    if (rule->scope == KERN_SCOPE_SEQUENCE && floors)
         kept = max64(kept, (int64_t)((double)rule->floor * (double)budget) + 1 + fixed);
     return min64(kept, most);
 }

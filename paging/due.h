@@ -58,16 +58,17 @@ int64_t reserve_streams(const struct reserve_shape *shape);
  * Before the first eviction of a turn b <= b0 + (a - a0), from what it began with. After one
  * b <= X + (a - M), where X is what an eviction leaves, per stream, on one rank at most:
  *
- * - M where streams have places of their own (STREAM pools of equal layers: trimkv, snapkv, ...);
- * - g*M where heads or layers share and no cap holds: all that is kept may lie on one rank;
- * - cap*M where heads share and kern_cache_options.rank_cap holds: cap >= 1, and protected entries,
- *   r in a stream, are no more than M. Floors of a SEQUENCE pool come on top of what is capped, so
- *   there it is floor*M + r if that is more;
- * - cap*M + r where layers share, too: in a layer the limit is at least what one rank protects.
+ * - M where every stream has an allotment of its own (STREAM scopes of uniform layers: trimkv,
+ *   snapkv, ...);
+ * - g*M where heads or layers compete and no cap holds: all kept entries may be on one rank;
+ * - cap*M where heads compete and kern_cache_options.rank_cap holds: cap >= 1, and protected
+ *   entries, r in a stream, are no more than M. Floors of a SEQUENCE scope are added to the capped
+ *   part, so there it is floor*M + r if that is more;
+ * - cap*M + r where layers compete, too: in a layer the limit is at least what one rank protects.
  *
- * A LAYER pool with a floor (Ada-KV) shares its places anew after the cap, so there the cap bounds
- * nothing, nor where only layers share (there g*M is what holds once tokens were dropped; a fresh
- * sequence's ranks are about even, so it reserves more than it needs). Always b <= g*a, and no
+ * The cap bounds nothing in a LAYER scope with a floor (Ada-KV), which is split again after the
+ * cap, nor where only layers compete: there g*M holds once tokens were dropped (the ranks of a new
+ * sequence are about even, so it reserves more than it needs). Always b <= g*a, and no
  * stream has more entries than there are tokens. Streams that keep everything, or the newest, are
  * equally long: b = a.
  *

@@ -27,28 +27,26 @@
  * gkv     arXiv 2512.00504. Code: the budget includes the window (the paper's b does not); window
  *         16 and lambda 0.5 are the scripts' and the paper's, not the class's defaults. Attention
  *         is divided by its largest also with `history` none (code: only with a history).
- * rkv     arXiv 2505.24133. `variant` code: averages over the window, then max-pools; redundancy
- *         over all entries. paper: pools each query, redundancy over the candidates. Lambda 0.1 is
- *         the paper's (code: 0.07); one look-alike is forgiven, as in the code (paper: beta of
- *         them). `parity`: rows without look-alike lose the element of entry 0.
- * snapkv  arXiv 2404.14469, repeated at every eviction as later papers do for generation; mean over
- *         the group; average pooling 5.
- * pyramidkv   arXiv 2406.02069. The published integer step overshoots the total by up to
- *         L (L - 1) / 2 entries; here the same line in real numbers, rounded to the exact total.
- *         Where the first layers do not hold as much yet, the others get the rest by their weights
- *         (code: a flatter line, and an even split of short prompts).
- * adakv   arXiv 2407.11550: floor 0.2 of the layer's share, the rest to the best of all its heads.
- *         The published rounding loses entries; this one does not.
- * morphkv arXiv 2503.00979, sum-fused. The published code keeps a log of logits that comes apart
- *         under GQA; here the window's queries are asked again.
- * cake    arXiv 2503.12491. Every eviction uses mean + 200 variance over the window; the published
- *         code does so for the prompt and asks only the last query while generating. Layers' shares
- *         are measured at the first eviction.
+ * rkv     arXiv 2505.24133. `variant` code: averages over the window, then smooths by maxima;
+ *         redundancy over all entries. paper: smooths each query, redundancy over the candidates.
+ *         Lambda 0.1 is the paper's (code: 0.07); one look-alike is forgiven, as in the code
+ * (paper: beta of them). `parity`: rows without look-alike lose the element of entry 0. snapkv
+ * arXiv 2404.14469, repeated at every eviction as later papers do for generation; mean over the
+ * group; smoothing by averages over 5. pyramidkv   arXiv 2406.02069. The published integer step
+ * overshoots the total by up to L (L - 1) / 2 entries; here the same line in real numbers, rounded
+ * to the exact total. Where the first layers do not hold as much yet, the others get the rest by
+ * their weights (code: a flatter line, and an even split of short prompts). adakv   arXiv
+ * 2407.11550: floor 0.2 of the layer's allotment, the rest to the best of all its heads. The
+ * published rounding loses entries; this one does not. morphkv arXiv 2503.00979, sum-fused. The
+ * published code keeps a log of logits that comes apart under GQA; here the window's queries are
+ * asked again. cake    arXiv 2503.12491. Every eviction uses mean + 200 variance over the window;
+ * the published code does so for the prompt and asks only the last query while generating. Layers'
+ *         allotments are measured at the first eviction.
  * h2o     arXiv 2306.14048: attention of all queries added up, half of the budget recent.
  * kvcompress   arXiv 2410.00161: squared attention of all queries, all heads compete (code: of a
  *         prompt's queries the last 32 by default, and none closer to the key than a buffer).
  *         Evicts entries, not whole pages: compaction frees pages in any case.
- * d2o     arXiv 2406.13035. Layers' shares as in the code; the paper's own density, the plain
+ * d2o     arXiv 2406.13035. Layers' allotments as in the code; the paper's own density, the plain
  *         variance of the sums, underflows the softmax on long prompts. No layer is exempt: the
  *         code leaves 0, 1 and the last uncompressed, which no budget bounds. One in four kept
  *         entries is recent (paper's 3:1; README 1:1). Every stream has its own threshold and each
@@ -92,7 +90,7 @@ static const struct policy policies[] = {
         .fields = POLICY_HORIZON | POLICY_FLOOR | POLICY_THRESHOLD | POLICY_PARITY,
         .bounded = true,
         .rule = {.score = KERN_SCORE_RETENTION,
-                 .pool = KERN_POOL_SEQUENCE,
+                 .scope = KERN_SCOPE_SEQUENCE,
                  .sinks = 4,
                  .recent = 16,
                  .horizon = 128},
@@ -129,7 +127,7 @@ static const struct policy policies[] = {
     },
     {
         .name = "snapkv",
-        .summary = "attention of the last 32 queries, average-pooled; mean over the group",
+        .summary = "attention of the last 32 queries, smoothed by averages; mean over the group",
         .fields = POLICY_WINDOW,
         .bounded = true,
         .rule = {WINDOW(32), .observe = {.window = 32,
@@ -150,7 +148,7 @@ static const struct policy policies[] = {
         .summary = "attention of the last 32 queries; the heads of a layer compete",
         .fields = POLICY_WINDOW | POLICY_FLOOR,
         .bounded = true,
-        .rule = {WINDOW(32), .pool = KERN_POOL_LAYER, .floor = 0.2f,
+        .rule = {WINDOW(32), .scope = KERN_SCOPE_LAYER, .floor = 0.2f,
                  .observe = {.window = 32, .smooth = KERN_SMOOTH_MAX, .smooth_width = 7}},
     },
     {
@@ -187,7 +185,7 @@ static const struct policy policies[] = {
         .name = "kvcompress",
         .summary = "squared attention of all queries added up; one ranking across all heads",
         .bounded = true,
-        .rule = {WINDOW(64), .pool = KERN_POOL_SEQUENCE,
+        .rule = {WINDOW(64), .scope = KERN_SCOPE_SEQUENCE,
                  .observe = {.group = KERN_GROUP_SQUARES, .reduce = KERN_REDUCE_SUM}},
     },
     {

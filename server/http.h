@@ -2,9 +2,9 @@
  * thread only, unless stated otherwise.
  *
  * An exchange is one request and its answer. It is reference-counted: its connection (until
- * libmicrohttpd reports completion), its work in the thread pool and its jobs in the engine each
- * hold a reference. A client may disconnect at any moment: its jobs are cancelled at once, and the
- * memory is freed with the last reference. */
+ * libmicrohttpd reports completion), its work on a worker thread of libuv and its jobs in the
+ * engine each hold a reference. A client may disconnect at any moment: its jobs are cancelled at
+ * once, and the memory is freed with the last reference. */
 #ifndef KEEPD_SERVER_HTTP_H
 #define KEEPD_SERVER_HTTP_H
 
@@ -116,7 +116,7 @@ void listener_shut(struct server *server);
 
 enum phase {
     PHASE_BODY,  /* receiving */
-    PHASE_WORK,  /* the thread pool parses and tokenises */
+    PHASE_WORK,  /* a libuv worker parses and tokenises */
     PHASE_WAIT,  /* the engine has the jobs, or a deletion */
     PHASE_READY, /* `answer` waits to be queued */
     PHASE_SENT   /* queued; libmicrohttpd writes it, or the stream's reader is being called */
@@ -201,14 +201,14 @@ struct exchange {
     struct buf body;
     size_t body_seen, body_held;
     struct answer answer;
-    /* written by the thread pool */
+    /* written by the libuv worker */
     uv_work_t work;
     cJSON *tree;
     struct arena arena;
     struct oai_request request;
     struct oai_error error;
     int64_t scores; /* upper bound for the answer, see OAI_SCORES_MAX */
-    /* the jobs: one per prompt, allocated by the pool */
+    /* the jobs: one per prompt, allocated by the libuv worker */
     struct engine_job *jobs;
     struct job_progress *progress; /* [job_count] */
     int job_count, jobs_submitted, jobs_finished;
@@ -246,7 +246,7 @@ void exchange_answer_wait(struct exchange *exchange); /* PHASE_WAIT is over */
 void exchange_delete(struct exchange *exchange, uint64_t conversation);
 void exchange_drop_body(struct exchange *exchange);
 
-/* prepare.c: parses a body in the thread pool; uses only the exchange and immutable data. */
+/* prepare.c: parses a body on a libuv worker; uses only the exchange and immutable data. */
 void prepare_run(uv_work_t *work);
 /* The space of the client's conversations with this salt, on this server's model. */
 int prepare_space(const struct exchange *exchange, const char *salt, uint8_t space[16]);
@@ -316,6 +316,6 @@ struct server {
 
 void server_pump_soon(struct server *server);     /* runs libmicrohttpd soon */
 void server_may_end(struct server *server);       /* ends a drain if nothing is left to do */
-void server_all_submitted(struct server *server); /* no accepted request is in the thread pool */
+void server_all_submitted(struct server *server); /* no accepted request is on a libuv worker */
 
 #endif

@@ -1,5 +1,5 @@
 /* Turns a body into a checked request with one job, with tokens, for each prompt. Runs in the
- * thread pool and uses only its exchange and immutable data; the loop meanwhile changes nothing of
+ * libuv worker and uses only its exchange and immutable data; the loop meanwhile changes nothing of
  * the exchange but `gone`. */
 #include <inttypes.h>
 #include <string.h>

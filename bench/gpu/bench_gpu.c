@@ -307,7 +307,7 @@ static void time_evict(const char *key, const char *what, const struct kern_rule
     struct kern_evict due[64];
     double took = 0;
     for (int i = 0; i < sequences; i++)
-        due[i] = (struct kern_evict){.slot = i, .tokens = entries, .keep = keep, .rule = rule};
+        due[i] = (struct kern_evict){.slot = i, .tokens = entries, .budget = keep, .rule = rule};
     for (int round = 0; round < 2; round++) {
         fill(rule, layers, sequences, entries);
         double start = now();
@@ -331,7 +331,7 @@ static void time_evictions(void) {
     } cases[] = {
         {"evict_retention",
          "retention",
-         {.score = KERN_SCORE_RETENTION, .pool = KERN_POOL_SEQUENCE, .sinks = 4, .horizon = 128},
+         {.score = KERN_SCORE_RETENTION, .scope = KERN_SCOPE_SEQUENCE, .sinks = 4, .horizon = 128},
          "105"},
         {"evict_window",
          "window of 32",

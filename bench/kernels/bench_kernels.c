@@ -83,8 +83,8 @@ static bool wanted(const char *what) {
 
 struct reading {
     const char *data; /* start of the window that is read */
-    struct cpu_share share;
-    uint64_t sum[CPU_POOL_THREADS_MAX][8];
+    struct cpu_tickets tickets;
+    uint64_t sum[CPU_TEAM_THREADS_MAX][8];
 };
 
 typedef uint64_t words __attribute__((vector_size(64)));
@@ -95,7 +95,7 @@ static void read_portion(void *arg, int worker) {
     const int64_t portion = 1 << 20, step = portion / STREAMS;
     words sum[STREAMS] = {0};
     int64_t end;
-    for (int64_t i; (i = cpu_share_take(&r->share, 1, &end)) >= 0;) {
+    for (int64_t i; (i = cpu_tickets_take(&r->tickets, 1, &end)) >= 0;) {
         const char *from = r->data + i * portion;
         for (int64_t at = 0; at < step; at += 64)
             for (int s = 0; s < STREAMS; s++) {
@@ -120,9 +120,9 @@ static double measure_bandwidth(void) {
     for (size_t at = 0; now() - begin < bench.seconds; at = (at + WINDOW_BYTES) % READ_BYTES) {
         static struct reading r;
         r.data = data + at;
-        cpu_share_set(&r.share, (int64_t)(WINDOW_BYTES >> 20));
+        cpu_tickets_set(&r.tickets, (int64_t)(WINDOW_BYTES >> 20));
         double start = now();
-        cpu_team_run(cpu->pool, read_portion, &r);
+        cpu_team_run(cpu->team, read_portion, &r);
         best = fmax(best, (double)WINDOW_BYTES / (now() - start));
     }
     return best;
@@ -556,7 +556,7 @@ static double policy_evict(struct model *m, const struct kern_rule *rule, int sl
     struct kern_evict due[SLOTS];
     for (int i = 0; i < slots; i++) {
         due[i] =
-            (struct kern_evict){.slot = i, .tokens = pos + BUFFER, .keep = BUDGET, .rule = rule};
+            (struct kern_evict){.slot = i, .tokens = pos + BUFFER, .budget = BUDGET, .rule = rule};
         append_noise(m, i, pos, BUFFER - LAST);
     }
     policy_step(m, rule, slots, LAST, pos + BUFFER - LAST);

@@ -50,7 +50,7 @@ struct step_job {
     struct cpu *cpu;
     const struct kern_batch *batch;
     const struct cpu_row *rows;
-    struct cpu_share share;
+    struct cpu_tickets tickets;
     int layer;
     float *qkv;
     const float *log_beta, *q_norm, *k_norm;
@@ -107,7 +107,7 @@ static void rotate_rows(void *arg, int worker) {
     (void)worker;
     struct step_job *job = arg;
     int64_t end;
-    for (int64_t row; (row = cpu_share_take(&job->share, 4, &end)) >= 0;)
+    for (int64_t row; (row = cpu_tickets_take(&job->tickets, 4, &end)) >= 0;)
         for (; row < end; row++) rotate_row(job, row);
 }
 
@@ -125,7 +125,7 @@ void cpu_qk_rope(struct kern *kern, float *qkv, const float *q_norm, const float
                            .k_norm = k_norm,
                            .eps = eps,
                            .rope = rope};
-    cpu_share_set(&job.share, batch->rows);
+    cpu_tickets_set(&job.tickets, batch->rows);
     cpu_run(cpu, (int64_t)2 * batch->rows * (int64_t)qkv_stride(o), rotate_rows, &job);
 }
 
@@ -156,7 +156,7 @@ static void write_rows(void *arg, int worker) {
     (void)worker;
     struct step_job *job = arg;
     int64_t end;
-    for (int64_t row; (row = cpu_share_take(&job->share, 4, &end)) >= 0;)
+    for (int64_t row; (row = cpu_tickets_take(&job->tickets, 4, &end)) >= 0;)
         for (; row < end; row++) write_row(job, row);
 }
 
@@ -171,7 +171,7 @@ void cpu_write_kv(struct kern *kern, int layer, const float *qkv, const float *l
                            .layer = layer,
                            .qkv = (float *)qkv,
                            .log_beta = log_beta};
-    cpu_share_set(&job.share, batch->rows);
+    cpu_tickets_set(&job.tickets, batch->rows);
     cpu_run(cpu, (int64_t)2 * batch->rows * o->heads_kv * o->head_dim, write_rows, &job);
 }
 
@@ -190,14 +190,14 @@ struct attend_work {
     struct cpu *cpu;
     const struct cpu_attend_job *job;
     const struct cpu_attend_item *items;
-    struct cpu_share share;
+    struct cpu_tickets tickets;
 };
 
 static void attend_items(void *arg, int worker) {
     struct attend_work *work = arg;
     void *scratch = work->cpu->scratch[worker].mem;
     int64_t end;
-    for (int64_t i; (i = cpu_share_take(&work->share, 1, &end)) >= 0;)
+    for (int64_t i; (i = cpu_tickets_take(&work->tickets, 1, &end)) >= 0;)
         work->cpu->kernels->attend(work->job, &work->items[i], scratch);
 }
 
@@ -283,7 +283,7 @@ static void keep_queries(struct cpu_cache *cache, const struct cpu_attend_job *j
 struct mass_work {
     struct cpu *cpu;
     const struct cpu_attend_job *job;
-    struct cpu_share share; /* spans * heads_kv items */
+    struct cpu_tickets tickets; /* spans * heads_kv items */
 };
 
 static void add_mass(const struct mass_work *work, int item, int worker) {
@@ -315,7 +315,7 @@ static void add_mass(const struct mass_work *work, int item, int worker) {
 static void mass_items(void *arg, int worker) {
     struct mass_work *work = arg;
     int64_t end;
-    for (int64_t i; (i = cpu_share_take(&work->share, 1, &end)) >= 0;)
+    for (int64_t i; (i = cpu_tickets_take(&work->tickets, 1, &end)) >= 0;)
         add_mass(work, (int)i, worker);
 }
 
@@ -328,7 +328,7 @@ static void observe_mass(struct cpu *cpu, const struct cpu_attend_job *job, int6
         any = any || cpu_rule_mass(job->batch->spans[s].rule);
     if (!any) return;
     struct mass_work work = {.cpu = cpu, .job = job};
-    cpu_share_set(&work.share, (int64_t)job->batch->span_count * job->heads_kv);
+    cpu_tickets_set(&work.tickets, (int64_t)job->batch->span_count * job->heads_kv);
     cpu_run(cpu, cost, mass_items, &work);
 }
 
@@ -355,7 +355,7 @@ void cpu_attend(struct kern *kern, int layer, float *out, const float *qkv,
     int64_t cost;
     int64_t count = plan(cpu, &job, &cost);
     struct attend_work work = {.cpu = cpu, .job = &job, .items = cpu->items.mem};
-    cpu_share_set(&work.share, count);
+    cpu_tickets_set(&work.tickets, count);
     cpu_run(cpu, cost * o->head_dim, attend_items, &work);
     observe_mass(cpu, &job, cost * o->head_dim);
 }

@@ -204,7 +204,7 @@ static int map_arrays(struct cpu_cache *cache) {
         {(void **)&cache->parts, layers + heads, sizeof *cache->parts},
         {(void **)&cache->evict, streams + 1, sizeof *cache->evict},
         {(void **)&cache->facts, ranks * streams, sizeof *cache->facts},
-        {(void **)&cache->pools, layers, sizeof *cache->pools},
+        {(void **)&cache->scopes, layers, sizeof *cache->scopes},
         {(void **)&cache->bins, layers, CPU_EVICT_BINS * sizeof *cache->bins},
         {(void **)&cache->angles, positions, dim * sizeof *cache->angles},
         {(void **)&cache->work, (size_t)cache->workers, cache->work_size * sizeof *cache->work},

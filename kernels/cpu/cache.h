@@ -127,10 +127,10 @@ struct cpu_cache {
     float *fresh; /* scores to be stored with the entries */
     float *alike; /* similarities, for merging */
     int32_t *links;
-    struct share_part *parts;       /* [layers + heads_model] */
+    struct allot_part *parts;       /* [layers + heads_model] */
     struct cpu_evict_stream *evict; /* [streams + 1] */
     struct cpu_evict_fact *facts;   /* [ranks][streams] */
-    struct cpu_evict_pool *pools;   /* [layers] */
+    struct cpu_evict_scope *scopes; /* [layers] */
     uint32_t *bins;                 /* [layers][CPU_EVICT_BINS] */
     float *work;                    /* [workers][work_size]: see cpu_cache_work */
     size_t work_size;
@@ -208,23 +208,23 @@ static inline char *cpu_cache_side(const struct cpu_cache *cache, int side, uint
 /* ---- For eviction --------------------------------------------------------------------------- */
 
 /* The lowest-ranking entry that is kept. Entries rank by key, then newer pos, then lower stream. */
-struct cpu_evict_cut {
+struct cpu_evict_cutoff {
     uint32_t key;
     int32_t pos, stream; /* `stream`: the stream's number in the model */
 };
 
-/* Streams that compete for the same places. */
-struct cpu_evict_pool {
-    int from, to;             /* streams of this rank, [from, to) */
-    int64_t places;           /* places of all ranks together */
-    int64_t held, keep;       /* entries and places of the ranks that are not capped */
-    int64_t limit;            /* places of a capped rank */
-    uint32_t capped;          /* bit r: rank r has reached the cap */
-    struct cpu_evict_cut cut; /* out */
-    bool open;                /* this and the following belong to the search in cut.c */
-    uint32_t value;           /* bits of the cut found so far */
-    uint32_t wanted;          /* entries with the cut's bits that are kept */
-    uint32_t equal;           /* entries with the cut's bits */
+/* A scope: the streams whose entries compete in one ranking, and the search for its cutoff. */
+struct cpu_evict_scope {
+    int from, to;                   /* streams of this rank, [from, to) */
+    int64_t total;                  /* the scope's allotment, of all ranks together (evict_allot) */
+    int64_t held, allotment;        /* entries and allotment of the ranks that are not capped */
+    int64_t limit;                  /* allotment of a capped rank */
+    uint32_t capped;                /* bit r: rank r has reached the cap */
+    struct cpu_evict_cutoff cutoff; /* out */
+    bool open;                      /* this and the following belong to the search in cutoff.c */
+    uint32_t value;                 /* bits of the cutoff found so far */
+    uint32_t wanted;                /* number of entries with these bits that are kept */
+    uint32_t equal;                 /* number of entries with these bits */
 };
 
 #define CPU_EVICT_BINS 2048
@@ -232,23 +232,22 @@ struct cpu_evict_pool {
 /* Results of the stages of an eviction for one stream. */
 struct cpu_evict_stream {
     size_t first; /* index of the stream's first key; in the row past the last stream: the total */
-    struct cpu_evict_cut cut; /* equal for all streams that compete */
-    int32_t lead;             /* entries before the first evicted one; they do not move */
+    struct cpu_evict_cutoff cutoff; /* equal for all streams of a scope */
+    int32_t lead;                   /* entries before the first evicted one; they do not move */
     int32_t kept;
-    int32_t candidates;          /* entries before the recent ones */
-    int32_t members;             /* members of classes: before the eviction, then after */
-    struct cpu_evict_cut merged; /* classes: the lowest-ranking entry that may join one */
-    int32_t fixed;               /* protected entries */
-    int64_t keep; /* first, in a pool's first stream, the places of the pool (evict_share); after
-                     the cuts of pools, the places of this stream */
-    int64_t best; /* entries of this stream among the best of its pool */
-    double measured[2]; /* measurements for the layer weights */
+    int32_t candidates;             /* entries before the recent ones */
+    int32_t members;                /* members of classes: before the eviction, then after */
+    struct cpu_evict_cutoff merged; /* classes: the lowest-ranking entry that may join one */
+    int32_t fixed;                  /* protected entries */
+    int64_t allotment;              /* with STREAM scopes and with floors: of this stream alone */
+    int64_t best;                   /* entries of this stream among the best of its scope */
+    double measured[2];             /* measurements for the layer weights */
 };
 
 /* Facts about a stream that all ranks exchange. */
 struct cpu_evict_fact {
     int64_t length, fixed;
-    int64_t best;       /* entries of this stream among the best of its pool */
+    int64_t best;       /* entries of this stream among the best of its scope */
     double measured[2]; /* measurements for the layer weights */
 };
 

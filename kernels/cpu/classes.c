@@ -359,8 +359,8 @@ static void write_members(struct join *m) {
         if (m->links[i] != NOBODY)
             qsort(m->fresh + from, (size_t)(m->fresh_count - from), sizeof *m->fresh, by_position);
     }
-    drop_oldest(m, kern_members_max(m->job->due->rule, m->job->due->keep));
-    CHECK(m->fresh_count <= kern_members_max(m->job->due->rule, m->job->due->keep));
+    drop_oldest(m, kern_members_max(m->job->due->rule, m->job->due->budget));
+    CHECK(m->fresh_count <= kern_members_max(m->job->due->rule, m->job->due->budget));
     for (int32_t i = 0; i < m->fresh_count; i++)
         *cpu_cache_member(m->cache, table, i) = m->fresh[i];
     m->plan->members = m->fresh_count;

@@ -46,7 +46,7 @@ void cpu_run(struct cpu *cpu, int64_t cost, cpu_work *work, void *arg) {
     if (cost < SERIAL_COST)
         work(arg, 0);
     else
-        cpu_team_run(cpu->pool, work, arg);
+        cpu_team_run(cpu->team, work, arg);
 }
 
 /* ---- Memory -----------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ static int op_sync(struct kern *kern) {
 }
 
 /* Shared weights are host memory that is only read; scratch memory of products is private. */
-static int op_share(struct kern *kern, const struct kern *owner) {
+static int op_borrow(struct kern *kern, const struct kern *owner) {
     const struct cpu *from = (const struct cpu *)owner;
     struct cpu *cpu = cpu_of(kern);
     CHECK(cpu->kernels == from->kernels);
@@ -91,7 +91,7 @@ static int op_share(struct kern *kern, const struct kern *owner) {
  */
 
 struct items {
-    struct cpu_share share;
+    struct cpu_tickets tickets;
     cpu_item *fn;
     void *arg;
 };
@@ -99,15 +99,15 @@ struct items {
 static void do_items(void *arg, int worker) {
     struct items *items = arg;
     int64_t end;
-    for (int64_t i; (i = cpu_share_take(&items->share, 1, &end)) >= 0;)
+    for (int64_t i; (i = cpu_tickets_take(&items->tickets, 1, &end)) >= 0;)
         items->fn(items->arg, (int)i, worker);
 }
 
 static void run_items(void *ctx, int count, cpu_item *fn, void *arg) {
     struct cpu *cpu = ctx;
     struct items items = {.fn = fn, .arg = arg};
-    cpu_share_set(&items.share, count);
-    cpu_team_run(cpu->pool, do_items, &items);
+    cpu_tickets_set(&items.tickets, count);
+    cpu_team_run(cpu->team, do_items, &items);
 }
 
 /* Allocates what steps up to the largest need apart from pages; rank 0 samples. */
@@ -207,7 +207,7 @@ static int op_cache_check(struct kern *kern, struct fault *fault) {
 
 static void op_close(struct kern *kern) {
     struct cpu *cpu = cpu_of(kern);
-    cpu_team_close(cpu->pool);
+    cpu_team_close(cpu->team);
     if (cpu->has_cache) cpu_cache_close(&cpu->cache);
     for (int i = 0; cpu->scratch && i < cpu->threads; i++) room_close(&cpu->scratch[i]);
     mem_free(cpu->scratch);
@@ -237,7 +237,7 @@ static const struct kern_ops table = {
     .gate_free = cpu_gate_free,
     .experts_load = cpu_experts_load,
     .experts_free = cpu_experts_free,
-    .share = op_share,
+    .borrow = op_borrow,
     .embed = cpu_embed,
     .rms_norm = cpu_rms_norm,
     .matmul = cpu_matmul,
@@ -301,9 +301,9 @@ static const struct cpu_kernels *choose(const char *name, struct fault *fault) {
 }
 
 static int open_threads(struct cpu *cpu, int threads) {
-    int rc = cpu_team_open(threads, &cpu->pool);
+    int rc = cpu_team_open(threads, &cpu->team);
     if (rc) return rc;
-    cpu->threads = cpu_team_threads(cpu->pool);
+    cpu->threads = cpu_team_threads(cpu->team);
     cpu->scratch = mem_try_alloc((size_t)cpu->threads, sizeof *cpu->scratch);
     return cpu->scratch ? 0 : ERR_NOMEM;
 }

@@ -2,7 +2,7 @@
  * entry that is kept, merge, compact.
  *
  * Scores are uint32 keys in the same order. Every rank makes the decisions that concern several
- * ranks by itself, from the same numbers (evict_tell, cut.c). Except for the split, every stage
+ * ranks by itself, from the same numbers (evict_tell, cutoff.c). Except for the split, every stage
  * runs stream by stream and may run in parallel; the result does not depend on the schedule. */
 #include "kernels/cpu/evict.h"
 
@@ -23,18 +23,18 @@ static void each_stream(const struct evict_job *job, cpu_item *fn) {
  */
 
 /* The key decides for most entries; only ties read the page. */
-bool evict_reaches(const struct evict_job *job, int stream, const struct cpu_evict_cut *cut,
+bool evict_reaches(const struct evict_job *job, int stream, const struct cpu_evict_cutoff *cutoff,
                    const uint32_t *table, int32_t index) {
     uint32_t key = job->cache->keys[job->cache->evict[stream].first + (size_t)index];
-    if (key != cut->key) return key > cut->key;
+    if (key != cutoff->key) return key > cutoff->key;
     int32_t pos = cpu_cache_entry_pos(job->cache, table, index);
-    if (pos != cut->pos) return pos > cut->pos;
-    return cpu_cache_model_stream(job->cache, stream) <= cut->stream;
+    if (pos != cutoff->pos) return pos > cutoff->pos;
+    return cpu_cache_model_stream(job->cache, stream) <= cutoff->stream;
 }
 
 static bool is_above(const struct evict_job *job, int stream, const uint32_t *table,
                      int32_t index) {
-    return evict_reaches(job, stream, &job->cache->evict[stream].cut, table, index);
+    return evict_reaches(job, stream, &job->cache->evict[stream].cutoff, table, index);
 }
 
 bool evict_keeps(const struct evict_job *job, int stream, const uint32_t *table, int32_t index) {
@@ -42,45 +42,48 @@ bool evict_keeps(const struct evict_job *job, int stream, const uint32_t *table,
     return job->cache->keys[at] >= job->least && is_above(job, stream, table, index);
 }
 
-/* ---- Pools ---------------------------------------------------------------------------------- */
+/* ---- Scopes --------------------------------------------------------------------------------- */
 
-/* The cut of streams of this rank alone; no other rank is involved. */
-static struct cpu_evict_cut own_cut(const struct evict_job *job, int from, int to, int64_t keep) {
+/* The cutoff of streams of this rank alone; no other rank is involved. */
+static struct cpu_evict_cutoff own_cutoff(const struct evict_job *job, int from, int to,
+                                          int64_t allotment) {
     const struct cpu_evict_stream *plan = job->cache->evict;
-    struct cpu_evict_pool pool = {.from = from, .to = to, .keep = keep};
+    struct cpu_evict_scope scope = {.from = from, .to = to, .allotment = allotment};
     uint32_t bins[CPU_EVICT_BINS];
-    pool.held = (int64_t)(plan[to].first - plan[from].first);
-    const struct evict_cuts cuts = {
-        .job = job, .comm = &comm_none, .counts = true, .pools = &pool, .count = 1, .bins = bins};
-    (void)evict_find_cuts(&cuts); /* only communicators fail */
-    return pool.cut;
+    scope.held = (int64_t)(plan[to].first - plan[from].first);
+    const struct evict_search search = {
+        .job = job, .comm = &comm_none, .counts = true, .scopes = &scope, .count = 1, .bins = bins};
+    (void)evict_find_cutoffs(&search); /* only communicators fail */
+    return scope.cutoff;
 }
 
-static void cut_stream(void *arg, int stream, int worker) {
+static void find_stream_cutoff(void *arg, int stream, int worker) {
     (void)worker;
     const struct evict_job *job = arg;
     struct cpu_evict_stream *plan = &job->cache->evict[stream];
-    plan->cut = own_cut(job, stream, stream + 1, plan->keep);
+    plan->cutoff = own_cutoff(job, stream, stream + 1, plan->allotment);
 }
 
-/* One pool per layer, or one for the sequence, each with its places. */
-static int open_pools(const struct evict_job *job) {
+/* One scope per layer, or one for the sequence; evict_allot has set their totals. */
+static int open_scopes(const struct evict_job *job) {
     const struct cpu_cache *cache = job->cache;
     int layers = cache->options.layers, heads = cache->options.heads_kv;
-    bool all = job->due->rule->pool == KERN_POOL_SEQUENCE;
+    bool all = job->due->rule->scope == KERN_SCOPE_SEQUENCE;
     int count = all ? 1 : layers, size = all ? layers : 1;
     for (int p = 0; p < count; p++) {
-        struct cpu_evict_pool *pool = &cache->pools[p];
-        *pool = (struct cpu_evict_pool){.from = p * size * heads, .to = (p + 1) * size * heads};
-        pool->places = pool->keep = cache->evict[pool->from].keep;
+        struct cpu_evict_scope *scope = &cache->scopes[p];
+        *scope = (struct cpu_evict_scope){.from = p * size * heads,
+                                          .to = (p + 1) * size * heads,
+                                          .total = scope->total,
+                                          .allotment = scope->total};
         for (int layer = p * size; layer < (p + 1) * size; layer++)
             for (int head = 0; head < cache->heads_model; head++)
-                pool->held += evict_fact(job, layer, head)->length;
+                scope->held += evict_fact(job, layer, head)->length;
     }
     return count;
 }
 
-/* Counts the stream's entries above the cut of its pool. */
+/* Counts the stream's entries above the cutoff of its scope. */
 static void count_best(void *arg, int stream, int worker) {
     (void)worker;
     const struct evict_job *job = arg;
@@ -96,17 +99,17 @@ static int own_rank(const struct cpu_cache *cache) {
     return shard_owner(cache->comm->ranks, cache->heads_model, cache->shard.first);
 }
 
-/* Entries of a pool on each rank, from the facts of all ranks. */
+/* Entries of a scope on each rank, from the facts of all ranks. */
 struct rank_part {
     int64_t kept, held, fixed;
 };
 
-static void rank_parts(const struct evict_job *job, const struct cpu_evict_pool *pool,
+static void rank_parts(const struct evict_job *job, const struct cpu_evict_scope *scope,
                        struct rank_part parts[COMM_RANKS_MAX]) {
     const struct cpu_cache *cache = job->cache;
     int heads = cache->options.heads_kv;
     memset(parts, 0, COMM_RANKS_MAX * sizeof *parts);
-    for (int layer = pool->from / heads; layer < pool->to / heads; layer++)
+    for (int layer = scope->from / heads; layer < scope->to / heads; layer++)
         for (int head = 0; head < cache->heads_model; head++) {
             const struct cpu_evict_fact *fact = evict_fact(job, layer, head);
             struct rank_part *part =
@@ -117,122 +120,124 @@ static void rank_parts(const struct evict_job *job, const struct cpu_evict_pool 
         }
 }
 
-/* Ranks above the pool's limit keep `limit` of their own entries; the remaining ranks compete for
- * the other places. Returns true if another rank was capped. */
-static bool cap_pool(const struct evict_job *job, struct cpu_evict_pool *pool) {
+/* Ranks above the scope's limit keep `limit` of their own entries; the remaining ranks compete for
+ * the rest of the allotment. Returns true if another rank was capped. */
+static bool cap_scope(const struct evict_job *job, struct cpu_evict_scope *scope) {
     struct cpu_cache *cache = job->cache;
     int ranks = cache->comm->ranks;
     int sharing = ranks < cache->heads_model ? ranks : cache->heads_model;
     struct rank_part parts[COMM_RANKS_MAX];
-    uint32_t before = pool->capped;
-    rank_parts(job, pool, parts);
-    pool->limit = (int64_t)((double)cache->options.rank_cap * (double)pool->places / sharing);
+    uint32_t before = scope->capped;
+    rank_parts(job, scope, parts);
+    scope->limit = (int64_t)((double)cache->options.rank_cap * (double)scope->total / sharing);
     for (int r = 0; r < ranks; r++)
-        if (parts[r].fixed > pool->limit) pool->limit = parts[r].fixed;
+        if (parts[r].fixed > scope->limit) scope->limit = parts[r].fixed;
     for (int r = 0; r < ranks; r++) {
-        if (pool->capped >> r & 1 || parts[r].kept <= pool->limit) continue;
-        pool->capped |= 1u << r;
-        pool->keep -= pool->limit;
-        pool->held -= parts[r].held;
+        if (scope->capped >> r & 1 || parts[r].kept <= scope->limit) continue;
+        scope->capped |= 1u << r;
+        scope->allotment -= scope->limit;
+        scope->held -= parts[r].held;
     }
-    CHECK(pool->keep >= 0 && pool->held >= 0);
-    if (before == 0 && pool->capped != 0) cache->rank_cap_hits++;
-    return pool->capped != before;
+    CHECK(scope->allotment >= 0 && scope->held >= 0);
+    if (before == 0 && scope->capped != 0) cache->rank_cap_hits++;
+    return scope->capped != before;
 }
 
-static void note_cuts(const struct evict_job *job, int count) {
+static void note_cutoffs(const struct evict_job *job, int count) {
     struct cpu_cache *cache = job->cache;
     for (int p = 0; p < count; p++) {
-        const struct cpu_evict_pool *pool = &cache->pools[p];
-        struct cpu_evict_cut cut = pool->cut;
-        if (pool->capped >> own_rank(cache) & 1)
-            cut = own_cut(job, pool->from, pool->to, pool->limit);
-        for (int stream = pool->from; stream < pool->to; stream++) cache->evict[stream].cut = cut;
+        const struct cpu_evict_scope *scope = &cache->scopes[p];
+        struct cpu_evict_cutoff cutoff = scope->cutoff;
+        if (scope->capped >> own_rank(cache) & 1)
+            cutoff = own_cutoff(job, scope->from, scope->to, scope->limit);
+        for (int stream = scope->from; stream < scope->to; stream++)
+            cache->evict[stream].cutoff = cutoff;
     }
 }
 
 /* With a cap, repeats the search without the ranks that have reached it, until no rank exceeds it.
  * Every round caps at least one more rank, so there are at most as many rounds as ranks. */
-static int cut_pools(const struct evict_job *job, int count) {
+static int find_scope_cutoffs(const struct evict_job *job, int count) {
     struct cpu_cache *cache = job->cache;
-    const struct evict_cuts cuts = {.job = job,
-                                    .comm = cache->comm,
-                                    .counts = cache->shard.speaks,
-                                    .own = 1u << own_rank(cache),
-                                    .pools = cache->pools,
-                                    .count = count,
-                                    .bins = cache->bins};
+    const struct evict_search search = {.job = job,
+                                        .comm = cache->comm,
+                                        .counts = cache->shard.speaks,
+                                        .own = 1u << own_rank(cache),
+                                        .scopes = cache->scopes,
+                                        .count = count,
+                                        .bins = cache->bins};
     bool again = true;
     int rc = 0;
     while (again && !rc) {
-        rc = evict_find_cuts(&cuts);
+        rc = evict_find_cutoffs(&search);
         if (rc) break;
-        note_cuts(job, count);
+        note_cutoffs(job, count);
         again = false;
         if (cache->options.rank_cap <= 0 || cache->comm->ranks == 1) break;
         each_stream(job, count_best);
         rc = evict_tell(job);
-        for (int p = 0; p < count && !rc; p++) again = cap_pool(job, &cache->pools[p]) || again;
+        for (int p = 0; p < count && !rc; p++) again = cap_scope(job, &cache->scopes[p]) || again;
     }
     return rc;
 }
 
 /* Ada-KV: see kern_rule.floor. */
-static int share_by_count(const struct evict_job *job, int count) {
+static int allot_by_count(const struct evict_job *job, int count) {
     struct cpu_cache *cache = job->cache;
     int heads = cache->heads_model, own = cache->options.heads_kv;
-    struct share_part *parts = cache->parts + cache->options.layers;
+    struct allot_part *parts = cache->parts + cache->options.layers;
     double floor = (double)job->due->rule->floor;
-    int rc = cut_pools(job, count);
+    int rc = find_scope_cutoffs(job, count);
     if (!rc) each_stream(job, count_best);
     if (!rc) rc = evict_tell(job);
     for (int layer = 0; layer < count && !rc; layer++) {
-        int64_t room = cache->pools[layer].places;
+        int64_t room = cache->scopes[layer].total;
         double even = (double)room / heads;
         for (int i = 0; i < heads; i++) {
             const struct cpu_evict_fact *fact = evict_fact(job, layer, i);
             double weight = (1 - floor) * (double)fact->best + floor * even;
-            parts[i] = (struct share_part){.weight = weight, .most = fact->length};
+            parts[i] = (struct allot_part){.weight = weight, .most = fact->length};
         }
-        share_split(parts, heads, room);
+        allot_split(parts, heads, room);
         for (int i = 0; i < own; i++) {
-            const struct share_part *part = &parts[cache->shard.first + i];
+            const struct allot_part *part = &parts[cache->shard.first + i];
             CHECK(part->part >= 0 && part->part <= part->most);
-            cache->evict[layer * own + i].keep = part->part;
+            cache->evict[layer * own + i].allotment = part->part;
         }
     }
     return rc;
 }
 
 /* Global gates: see kern_rule.floor. */
-static int share_above_floor(const struct evict_job *job, int count) {
+static int allot_above_floor(const struct evict_job *job, int count) {
     struct cpu_cache *cache = job->cache;
-    struct cpu_evict_pool *pool = cache->pools;
+    struct cpu_evict_scope *scope = cache->scopes;
     int64_t streams = (int64_t)cache->options.layers * cache->heads_model;
-    int64_t least = (int64_t)(job->due->rule->floor * (float)pool->keep / (float)streams);
-    pool->places -= least * streams;
-    pool->keep = pool->places;
-    int rc = cut_pools(job, count);
+    int64_t least = (int64_t)(job->due->rule->floor * (float)scope->allotment / (float)streams);
+    scope->total -= least * streams;
+    scope->allotment = scope->total;
+    int rc = find_scope_cutoffs(job, count);
     if (!rc) each_stream(job, count_best);
     for (int i = 0; i < cache->streams && !rc; i++) {
-        int64_t places = cache->evict[i].best + least;
+        int64_t allotment = cache->evict[i].best + least;
         int32_t length = *cpu_cache_length(cache, job->due->slot, i);
-        cache->evict[i].keep = places < length ? places : length;
+        cache->evict[i].allotment = allotment < length ? allotment : length;
     }
     return rc;
 }
 
-/* Finds the cuts of pools, then those of streams that have places of their own. */
-static int cut_streams(const struct evict_job *job) {
+/* Finds the cutoffs of scopes, then those of streams that have an allotment of their own. */
+static int find_cutoffs(const struct evict_job *job) {
     const struct kern_rule *rule = job->due->rule;
     int rc = 0;
-    if (rule->pool != KERN_POOL_STREAM) {
-        int count = open_pools(job);
-        rc = rule->floor <= 0                ? cut_pools(job, count)
-             : rule->pool == KERN_POOL_LAYER ? share_by_count(job, count)
-                                             : share_above_floor(job, count);
+    if (rule->scope != KERN_SCOPE_STREAM) {
+        int count = open_scopes(job);
+        rc = rule->floor <= 0                  ? find_scope_cutoffs(job, count)
+             : rule->scope == KERN_SCOPE_LAYER ? allot_by_count(job, count)
+                                               : allot_above_floor(job, count);
     }
-    if (!rc && (rule->pool == KERN_POOL_STREAM || rule->floor > 0)) each_stream(job, cut_stream);
+    if (!rc && (rule->scope == KERN_SCOPE_STREAM || rule->floor > 0))
+        each_stream(job, find_stream_cutoff);
     return rc;
 }
 
@@ -262,8 +267,8 @@ static void plan_classes(void *arg, int stream, int worker) {
     const struct evict_job *job = arg;
     const struct cpu_cache *cache = job->cache;
     struct cpu_evict_stream *plan = &cache->evict[stream];
-    plan->merged = own_cut(job, stream, stream + 1,
-                           plan->kept + kern_members_max(job->due->rule, job->due->keep));
+    plan->merged = own_cutoff(job, stream, stream + 1,
+                              plan->kept + kern_members_max(job->due->rule, job->due->budget));
     plan->members = *cpu_cache_length(cache, job->due->slot, cache->streams + stream);
 }
 
@@ -271,7 +276,7 @@ static void plan_classes(void *arg, int stream, int worker) {
 static int32_t members_most(const struct evict_job *job, int stream) {
     const struct cpu_cache *cache = job->cache;
     const struct cpu_evict_stream *plan = &cache->evict[stream];
-    int64_t most = kern_members_max(job->due->rule, job->due->keep);
+    int64_t most = kern_members_max(job->due->rule, job->due->budget);
     int64_t all = (int64_t)plan->members + *cpu_cache_length(cache, job->due->slot, stream);
     if (all - plan->kept < most) most = all - plan->kept;
     return most > plan->members ? (int32_t)most : plan->members;
@@ -393,15 +398,15 @@ static int choose(const struct evict_job *job) {
     each_stream(job, evict_count_stream);
     each_stream(job, evict_score_stream);
     if (job->due->rule->layers != KERN_LAYERS_UNIFORM) rc = evict_measure(job, each_stream);
-    if (!rc) rc = evict_share(job);
-    if (!rc) rc = cut_streams(job);
+    if (!rc) rc = evict_allot(job);
+    if (!rc) rc = find_cutoffs(job);
     if (!rc) each_stream(job, count_stream);
     if (!rc && cpu_rule_classes(job->due->rule)) each_stream(job, plan_classes);
     return rc;
 }
 
 static int evict_slot(struct cpu_cache *cache, const struct kern_evict *due) {
-    CHECK(due->slot >= 0 && due->slot < cache->options.slots && due->keep > 0);
+    CHECK(due->slot >= 0 && due->slot < cache->options.slots && due->budget > 0);
     struct evict_job job = {.cache = cache, .due = due};
     if (due->rule->score == KERN_SCORE_RETENTION && due->rule->retain > 0)
         job.least = evict_key(logf(due->rule->retain));

@@ -4,8 +4,8 @@
 #ifndef KEEPD_KERNELS_CPU_EVICT_H
 #define KEEPD_KERNELS_CPU_EVICT_H
 
+#include "kernels/allot.h"
 #include "kernels/cpu/cache.h"
-#include "kernels/share.h"
 
 struct evict_job {
     struct cpu_cache *cache;
@@ -66,7 +66,7 @@ void evict_redundancy(const struct cpu_cache *cache, const struct kern_redundanc
                       const struct cpu_stream *stream, int32_t candidates, struct cpu_work *work,
                       float *out);
 
-/* ---- Shares: share.c --------------------------------------------------------------------------
+/* ---- Allotments: allot.c ----------------------------------------------------------------------
  */
 
 /* Runs fn(job, stream, worker) for every stream. */
@@ -81,34 +81,35 @@ struct cpu_evict_fact *evict_fact(const struct evict_job *job, int layer, int he
 /* Measures the layer weights unless the sequence has them. The slot counts as measured only when
  * the eviction can no longer fail. */
 int evict_measure(const struct evict_job *job, evict_each *each);
-/* Sets evict[stream].keep of the first stream of each pool to the pool's places. Uniform layers
- * have keep places per stream, whatever the streams hold. */
-int evict_share(const struct evict_job *job);
+/* Computes the allotments before any competition: scopes[].total or, with STREAM scopes,
+ * evict[stream].allotment. With uniform layers they do not depend on what the streams hold. */
+int evict_allot(const struct evict_job *job);
 
-/* ---- Cuts: cut.c ------------------------------------------------------------------------------
+/* ---- Cutoffs: cutoff.c
+ * ------------------------------------------------------------------------------
  */
 
-struct evict_cuts {
+struct evict_search {
     const struct evict_job *job;
     const struct comm *comm; /* ranks whose streams compete */
     bool counts;             /* are this rank's streams counted here and not on a lower rank? */
     uint32_t own;            /* this rank's bit in `capped` */
-    struct cpu_evict_pool *pools;
+    struct cpu_evict_scope *scopes;
     int count;
     uint32_t *bins; /* [count][CPU_EVICT_BINS] */
 };
 
-/* Finds the cut of every pool; returns 0 or the communicator's error. */
-int evict_find_cuts(const struct evict_cuts *cuts);
+/* Finds the cutoff of every scope; returns 0 or the communicator's error. */
+int evict_find_cutoffs(const struct evict_search *search);
 
 /* ---- Selection: evict.c -----------------------------------------------------------------------
  */
 
-/* Is entry `index` kept? Valid once the cuts are known and before anything moves. */
+/* Is entry `index` kept? Valid once the cutoffs are known and before anything moves. */
 bool evict_keeps(const struct evict_job *job, int stream, const uint32_t *table, int32_t index);
 
-/* Does the entry rank at or above the cut? */
-bool evict_reaches(const struct evict_job *job, int stream, const struct cpu_evict_cut *cut,
+/* Does the entry rank at or above the cutoff? */
+bool evict_reaches(const struct evict_job *job, int stream, const struct cpu_evict_cutoff *cutoff,
                    const uint32_t *table, int32_t index);
 
 /* ---- Merging: merge.c -------------------------------------------------------------------------

@@ -186,7 +186,7 @@ struct cpu {
     const struct cpu_kernels *kernels;
     const struct comm *comm; /* comm_none with one rank */
     int leaves;              /* leaves of this rank's part of a sum that ranks split */
-    struct cpu_team *pool;
+    struct cpu_team *team;
     int threads;
 
     struct cpu_room *scratch;  /* [threads] */

@@ -38,8 +38,8 @@ int cpu_matmul_reserve(struct cpu *cpu, const struct kern_weight *weight) {
 struct pass {
     struct cpu *cpu;
     struct cpu_matmul_job job;
-    struct cpu_share blocks; /* blocks of 16 rows to pack */
-    struct cpu_share panels;
+    struct cpu_tickets blocks; /* blocks of 16 rows to pack */
+    struct cpu_tickets panels;
     int64_t grain;
 };
 
@@ -47,7 +47,7 @@ static void pack_rows(void *arg, int worker) {
     (void)worker;
     struct pass *pass = arg;
     int64_t end;
-    for (int64_t b; (b = cpu_share_take(&pass->blocks, 1, &end)) >= 0;)
+    for (int64_t b; (b = cpu_tickets_take(&pass->blocks, 1, &end)) >= 0;)
         pass->cpu->kernels->pack_x(&pass->job, (int)b * 16, pass->cpu->packed.mem);
 }
 
@@ -56,9 +56,9 @@ static void multiply(void *arg, int worker) {
     struct pass *pass = arg;
     void *scratch = pass->cpu->scratch[worker].mem;
     int64_t end, next_end = 0;
-    int64_t p = cpu_share_take(&pass->panels, pass->grain, &end);
+    int64_t p = cpu_tickets_take(&pass->panels, pass->grain, &end);
     while (p >= 0) {
-        int64_t next = cpu_share_take(&pass->panels, pass->grain, &next_end);
+        int64_t next = cpu_tickets_take(&pass->panels, pass->grain, &next_end);
         pass->cpu->kernels->matmul(&pass->job, p, end - p, next, scratch);
         p = next;
         end = next_end;
@@ -99,8 +99,8 @@ static void multiply_own(struct cpu *cpu, float *y, const float *x,
                                            .y = y + (int64_t)row * weight->rows,
                                            .rows = count,
                                            .mode = mode};
-        cpu_share_set(&pass.blocks, (count + 15) / 16);
-        cpu_share_set(&pass.panels, weight->panels);
+        cpu_tickets_set(&pass.blocks, (count + 15) / 16);
+        cpu_tickets_set(&pass.panels, weight->panels);
         if (pack) cpu_run(cpu, count * weight->cols / 4, pack_rows, &pass);
         cpu_run(cpu, count * weight->rows * weight->cols, multiply, &pass);
     }
@@ -122,7 +122,7 @@ static const float *own_bias(struct cpu *cpu, const struct kern_weight *w, const
 }
 
 struct finish {
-    struct cpu_share rows;
+    struct cpu_tickets rows;
     float *y;
     const float *sums, *scale, *bias;
     int64_t width;
@@ -134,7 +134,7 @@ static void finish_rows(void *arg, int worker) {
     (void)worker;
     struct finish *job = arg;
     int64_t end;
-    for (int64_t row; (row = cpu_share_take(&job->rows, 1, &end)) >= 0;) {
+    for (int64_t row; (row = cpu_tickets_take(&job->rows, 1, &end)) >= 0;) {
         float *y = job->y + row * job->width;
         const float *sums = job->sums + row * job->width;
         for (int64_t i = 0; i < job->width; i++) {
@@ -159,7 +159,7 @@ static void multiply_summed(struct cpu *cpu, float *y, const float *x, const str
                              .bias = bias,
                              .width = w->rows,
                              .mode = mode};
-        cpu_share_set(&job.rows, count);
+        cpu_tickets_set(&job.rows, count);
         cpu_run(cpu, (int64_t)floats, finish_rows, &job);
     }
 }

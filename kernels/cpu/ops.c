@@ -9,7 +9,7 @@
 
 struct row_job {
     struct cpu *cpu;
-    struct cpu_share rows;
+    struct cpu_tickets rows;
     void (*one)(const struct row_job *job, int64_t row);
     float *y, *branch;
     const float *x, *weight;
@@ -24,13 +24,13 @@ static void do_rows(void *arg, int worker) {
     (void)worker;
     struct row_job *job = arg;
     int64_t end;
-    for (int64_t row; (row = cpu_share_take(&job->rows, ROWS_AT_ONCE, &end)) >= 0;)
+    for (int64_t row; (row = cpu_tickets_take(&job->rows, ROWS_AT_ONCE, &end)) >= 0;)
         for (; row < end; row++) job->one(job, row);
 }
 
 static void run_rows(struct row_job *job, int rows, int64_t cost) {
     CHECK(rows >= 0 && job->dim > 0);
-    cpu_share_set(&job->rows, rows);
+    cpu_tickets_set(&job->rows, rows);
     cpu_run(job->cpu, rows * cost, do_rows, job);
 }
 
@@ -137,7 +137,7 @@ void cpu_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_
 
 struct sample_job {
     struct cpu *cpu;
-    struct cpu_share rows;
+    struct cpu_tickets rows;
     const float *logits;
     int vocab;
     const struct kern_sample *params;
@@ -147,7 +147,7 @@ struct sample_job {
 static void sample_rows(void *arg, int worker) {
     struct sample_job *job = arg;
     int64_t end;
-    for (int64_t row; (row = cpu_share_take(&job->rows, 1, &end)) >= 0;)
+    for (int64_t row; (row = cpu_tickets_take(&job->rows, 1, &end)) >= 0;)
         cpu_sample_row(job->logits + row * job->vocab, job->vocab, &job->params[row],
                        job->cpu->scratch[worker].mem, &job->out[row]);
 }
@@ -159,7 +159,7 @@ int cpu_sample(struct kern *kern, const float *logits, int rows, int vocab,
     if (rc) return rc;
     struct sample_job job = {
         .cpu = cpu, .logits = logits, .vocab = vocab, .params = params, .out = out};
-    cpu_share_set(&job.rows, rows);
+    cpu_tickets_set(&job.rows, rows);
     cpu_run(cpu, rows > 1 ? (int64_t)rows * vocab : 0, sample_rows, &job);
     return cpu->failed; /* the logits of a failed step are invalid */
 }

@@ -28,7 +28,7 @@ struct quantizing {
     quantize_row *row;
     uint8_t *codes;
     float *scales;
-    struct cpu_share rows;
+    struct cpu_tickets rows;
     _Atomic int64_t bad; /* lowest row found so far that has no scale; past the last: none */
 };
 
@@ -50,7 +50,7 @@ static void quantize_some(void *arg, int worker) {
     (void)worker;
     struct quantizing *job = arg;
     int64_t end;
-    for (int64_t r; (r = cpu_share_take(&job->rows, ROWS_TAKEN, &end)) >= 0;)
+    for (int64_t r; (r = cpu_tickets_take(&job->rows, ROWS_TAKEN, &end)) >= 0;)
         for (; r < end && r < atomic_load(&job->bad); r++) quantize_one(job, r);
 }
 
@@ -58,7 +58,7 @@ int quantize_rows(const struct kern_matrix *from, uint8_t *codes, float *scales,
                   struct cpu_team *team, struct fault *fault) {
     struct quantizing job = {
         .from = from, .row = fastest(), .codes = codes, .scales = scales, .bad = from->rows};
-    cpu_share_set(&job.rows, from->rows);
+    cpu_tickets_set(&job.rows, from->rows);
     if (team)
         cpu_team_run(team, quantize_some, &job);
     else

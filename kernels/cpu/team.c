@@ -42,7 +42,7 @@ struct cpu_team {
 };
 
 struct start {
-    struct cpu_team *pool;
+    struct cpu_team *team;
     int worker;
 };
 
@@ -56,24 +56,24 @@ static void futex_wake_all(_Atomic uint32_t *word) {
 
 /* ---- Worker --------------------------------------------------------------------------------- */
 
-static uint32_t wait_epoch(struct cpu_team *pool, uint32_t seen) {
-    for (int turn = 0; turn < pool->spin; turn++) {
-        uint32_t now = atomic_load_explicit(&pool->epoch, memory_order_acquire);
+static uint32_t wait_epoch(struct cpu_team *team, uint32_t seen) {
+    for (int turn = 0; turn < team->spin; turn++) {
+        uint32_t now = atomic_load_explicit(&team->epoch, memory_order_acquire);
         if (now != seen) return now;
         relax();
     }
     /* Sequentially consistent on both sides: either the caller sees this sleeper and wakes it, or
      * this load sees the new epoch; futex_wait itself refuses a value that has changed. */
-    atomic_fetch_add(&pool->sleepers, 1);
+    atomic_fetch_add(&team->sleepers, 1);
     uint32_t now;
-    while ((now = atomic_load(&pool->epoch)) == seen) futex_wait(&pool->epoch, seen);
-    atomic_fetch_sub(&pool->sleepers, 1);
+    while ((now = atomic_load(&team->epoch)) == seen) futex_wait(&team->epoch, seen);
+    atomic_fetch_sub(&team->sleepers, 1);
     return now;
 }
 
-static void finish_share(struct cpu_team *pool) {
-    if (atomic_fetch_sub(&pool->busy, 1) == 1 && atomic_load(&pool->caller_sleeps))
-        futex_wake_all(&pool->busy);
+static void finish_share(struct cpu_team *team) {
+    if (atomic_fetch_sub(&team->busy, 1) == 1 && atomic_load(&team->caller_sleeps))
+        futex_wake_all(&team->busy);
 }
 
 static void *worker_main(void *arg) {
@@ -81,47 +81,47 @@ static void *worker_main(void *arg) {
     mem_free(arg);
     uint32_t seen = 0;
     for (;;) {
-        seen = wait_epoch(start.pool, seen);
-        if (start.pool->stop) return NULL;
-        start.pool->work(start.pool->arg, start.worker);
-        finish_share(start.pool);
+        seen = wait_epoch(start.team, seen);
+        if (start.team->stop) return NULL;
+        start.team->work(start.team->arg, start.worker);
+        finish_share(start.team);
     }
 }
 
 /* ---- Caller --------------------------------------------------------------------------------- */
 
-static void raise_epoch(struct cpu_team *pool) {
-    atomic_fetch_add(&pool->epoch, 1);
-    if (atomic_load(&pool->sleepers)) futex_wake_all(&pool->epoch);
+static void raise_epoch(struct cpu_team *team) {
+    atomic_fetch_add(&team->epoch, 1);
+    if (atomic_load(&team->sleepers)) futex_wake_all(&team->epoch);
 }
 
-static void wait_idle(struct cpu_team *pool) {
-    for (int turn = 0; turn < pool->spin; turn++) {
-        if (!atomic_load_explicit(&pool->busy, memory_order_acquire)) return;
+static void wait_idle(struct cpu_team *team) {
+    for (int turn = 0; turn < team->spin; turn++) {
+        if (!atomic_load_explicit(&team->busy, memory_order_acquire)) return;
         relax();
     }
-    atomic_store(&pool->caller_sleeps, 1);
+    atomic_store(&team->caller_sleeps, 1);
     uint32_t left;
-    while ((left = atomic_load(&pool->busy))) futex_wait(&pool->busy, left);
-    atomic_store(&pool->caller_sleeps, 0);
+    while ((left = atomic_load(&team->busy))) futex_wait(&team->busy, left);
+    atomic_store(&team->caller_sleeps, 0);
 }
 
-void cpu_team_run(struct cpu_team *pool, cpu_work *work, void *arg) {
-    if (pool->threads == 1) {
+void cpu_team_run(struct cpu_team *team, cpu_work *work, void *arg) {
+    if (team->threads == 1) {
         work(arg, 0);
         return;
     }
-    CHECK(atomic_load_explicit(&pool->busy, memory_order_relaxed) == 0); /* one caller at a time */
-    pool->work = work;
-    pool->arg = arg;
-    atomic_store_explicit(&pool->busy, (uint32_t)pool->threads - 1, memory_order_relaxed);
-    raise_epoch(pool);
+    CHECK(atomic_load_explicit(&team->busy, memory_order_relaxed) == 0); /* one caller at a time */
+    team->work = work;
+    team->arg = arg;
+    atomic_store_explicit(&team->busy, (uint32_t)team->threads - 1, memory_order_relaxed);
+    raise_epoch(team);
     work(arg, 0);
-    wait_idle(pool);
+    wait_idle(team);
 }
 
-int cpu_team_threads(const struct cpu_team *pool) {
-    return pool->threads;
+int cpu_team_threads(const struct cpu_team *team) {
+    return team->threads;
 }
 
 int cpu_team_cores(void) {
@@ -131,15 +131,15 @@ int cpu_team_cores(void) {
     return count < 1 ? 1 : count;
 }
 
-static int start_worker(struct cpu_team *pool, int worker) {
+static int start_worker(struct cpu_team *team, int worker) {
     struct start *start = mem_try_alloc(1, sizeof *start);
     if (!start) return ERR_NOMEM;
-    *start = (struct start){pool, worker};
-    if (pthread_create(&pool->thread[worker - 1], NULL, worker_main, start)) {
+    *start = (struct start){team, worker};
+    if (pthread_create(&team->thread[worker - 1], NULL, worker_main, start)) {
         mem_free(start);
         return ERR_NOMEM;
     }
-    pool->started++;
+    team->started++;
     return 0;
 }
 
@@ -147,30 +147,30 @@ int cpu_team_open(int threads, struct cpu_team **out) {
     CHECK(threads >= 0);
     int cores = cpu_team_cores();
     if (threads == 0) threads = cores;
-    if (threads > CPU_POOL_THREADS_MAX) threads = CPU_POOL_THREADS_MAX;
-    struct cpu_team *pool = cpu_alloc(sizeof *pool);
-    if (!pool) return ERR_NOMEM;
+    if (threads > CPU_TEAM_THREADS_MAX) threads = CPU_TEAM_THREADS_MAX;
+    struct cpu_team *team = cpu_alloc(sizeof *team);
+    if (!team) return ERR_NOMEM;
     int rc = ERR_NOMEM;
-    pool->threads = threads;
-    pool->spin = threads <= cores ? SPIN_TURNS : 0;
-    pool->thread = mem_try_alloc((size_t)threads, sizeof *pool->thread);
-    if (!pool->thread) goto fail;
+    team->threads = threads;
+    team->spin = threads <= cores ? SPIN_TURNS : 0;
+    team->thread = mem_try_alloc((size_t)threads, sizeof *team->thread);
+    if (!team->thread) goto fail;
     for (int worker = 1; worker < threads; worker++) {
-        rc = start_worker(pool, worker);
+        rc = start_worker(team, worker);
         if (rc) goto fail;
     }
-    *out = pool;
+    *out = team;
     return 0;
 fail:
-    cpu_team_close(pool);
+    cpu_team_close(team);
     return rc;
 }
 
-void cpu_team_close(struct cpu_team *pool) {
-    if (!pool) return;
-    pool->stop = true;
-    raise_epoch(pool);
-    for (int i = 0; i < pool->started; i++) pthread_join(pool->thread[i], NULL);
-    mem_free(pool->thread);
-    cpu_free(pool);
+void cpu_team_close(struct cpu_team *team) {
+    if (!team) return;
+    team->stop = true;
+    raise_epoch(team);
+    for (int i = 0; i < team->started; i++) pthread_join(team->thread[i], NULL);
+    mem_free(team->thread);
+    cpu_free(team);
 }

@@ -13,7 +13,7 @@
 struct packing {
     struct kern_weight *weight;
     const struct kern_matrix *parts;
-    struct cpu_share panels;
+    struct cpu_tickets panels;
 };
 
 /* A row in the file's format. */
@@ -70,7 +70,7 @@ static void pack_panels(void *arg, int worker) {
     struct packing *job = arg;
     struct kern_weight *w = job->weight;
     int64_t end;
-    for (int64_t p; (p = cpu_share_take(&job->panels, 1, &end)) >= 0;) {
+    for (int64_t p; (p = cpu_tickets_take(&job->panels, 1, &end)) >= 0;) {
         int64_t last = (p + 1) * PANEL < w->rows ? (p + 1) * PANEL : w->rows;
         for (int64_t row = p * PANEL; row < last; row++) pack_row(w, job->parts, row);
     }
@@ -154,7 +154,7 @@ int cpu_weight_load(struct kern *kern, const struct kern_matrix *parts, int part
         goto fail;
     }
     struct packing job = {.weight = w, .parts = own};
-    cpu_share_set(&job.panels, w->panels);
+    cpu_tickets_set(&job.panels, w->panels);
     cpu_run(cpu, w->rows * w->cols, pack_panels, &job);
     *out = w;
     return 0;

@@ -67,11 +67,11 @@ static int nccl_check(const struct comm *comm) {
 /* ---- Sums of floats -------------------------------------------------------------------------- */
 
 /* A rank's portion of the elements. */
-struct share {
+struct portion {
     size_t first, count;
 };
 
-static struct share share_of(const struct comm *comm, size_t count, int rank) {
+static struct portion portion_of(const struct comm *comm, size_t count, int rank) {
     size_t ranks = static_cast<size_t>(comm->ranks), r = static_cast<size_t>(rank);
     size_t first = count * r / ranks;
     return {first, count * (r + 1) / ranks - first};
@@ -109,12 +109,12 @@ static bool room_for(struct nccl *nccl, size_t bytes) {
 static int sum_as_tree(struct nccl *nccl, char *x, size_t count, enum comm_type type) {
     const struct comm *comm = &nccl->base;
     size_t size = comm_type_bytes(type);
-    struct share own = share_of(comm, count, comm->rank);
+    struct portion own = portion_of(comm, count, comm->rank);
     struct pieces whole = {}, parts = {}, mine = {};
     struct reduce_args args = {};
     if (!room_for(nccl, static_cast<size_t>(comm->ranks) * own.count * size)) return give_up(nccl);
     for (int r = 0; r < comm->ranks; r++) {
-        struct share other = share_of(comm, count, r);
+        struct portion other = portion_of(comm, count, r);
         whole.at[r] = x + other.first * size;
         whole.bytes[r] = other.count * size;
         parts.at[r] = nccl->room + static_cast<size_t>(r) * own.count * size;

@@ -23,8 +23,8 @@
  * and flags pass one after the other along the whole array; here a block waits for the two chunks
  * whose places it takes.
  *
- * The kept entries and their places depend on the cut alone. The order in which pages return to the
- * ring depends, as everywhere, on the schedule: no answer depends on a page's number. */
+ * The kept entries and their places depend on the cutoff alone. The order in which pages return to
+ * the ring depends, as everywhere, on the schedule: no answer depends on a page's number. */
 #include "kernels/cuda/block.cuh"
 #include "kernels/cuda/evict.cuh"
 
@@ -52,10 +52,10 @@ static __global__ void __launch_bounds__(THREADS) k_keep(const struct evict_args
         struct stream_state &state = a.streams.states[item.state];
         const struct due &d = a.due[state.subject];
         const int32_t *table = pages_table(p, d.slot, state.stream);
-        const struct cut cut = final_cut(a, d, state.stream);
+        const struct cutoff cutoff = final_cutoff(a, d, state.stream);
         int entry = item.chunk * PRODUCT_KEYS + (int)threadIdx.x;
         bool held = entry < state.length;
-        bool stays = held && is_kept(p, pages_side(p, table, entry), state.stream, cut, d.least);
+        bool stays = held && is_kept(p, pages_side(p, table, entry), state.stream, cutoff, d.least);
         uint32_t kept = __ballot_sync(WARP_ALL, stays),
                  gone = __ballot_sync(WARP_ALL, held) & ~kept;
         if (lane == 0) a.chunks[i].kept[warp] = kept;
@@ -90,10 +90,10 @@ static __device__ struct written pages_written(const struct pages &p, const stru
 static __device__ int plan_members(const struct evict_args &a, const struct due &d,
                                    const struct stream_state &state) {
     const struct pages &p = a.streams.pages;
-    struct cut *cut = &a.cuts[d.reach.first_cut + state.stream];
+    struct cutoff *cutoff = &a.cutoffs[d.reach.first_cutoff + state.stream];
     const int32_t *table = members_table(p, d.slot, state.stream);
     int members = *members_length(p, d.slot, state.stream), held = members_pages_for(members);
-    cut->wanted = cut->room = (uint32_t)state.kept + (uint32_t)d.members_max;
+    cutoff->wanted = cutoff->room = (uint32_t)state.kept + (uint32_t)d.members_max;
     if (state.kept == state.length) return 0;
     int need = members_pages_for(classes_most(d, state, members)) - held;
     for (int page = 0; page < held; page++) need += p.refs[table[page]] > 1;
@@ -121,7 +121,7 @@ static __global__ void __launch_bounds__(THREADS) k_count(const struct evict_arg
     struct written w = pages_written(p, d, state);
     for (int page = w.from + (int)threadIdx.x; page < w.to; page += THREADS)
         need += p.refs[table[page]] > 1;
-    if (threadIdx.x == 0 && d.reach.groups > 0) need += plan_members(a, d, state);
+    if (threadIdx.x == 0 && d.reach.scopes > 0) need += plan_members(a, d, state);
     need = block_total(need, room);
     if (threadIdx.x == 0 && need) atomicAdd(&p.state->need, (unsigned long long)need);
 }

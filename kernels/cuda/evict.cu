@@ -3,10 +3,10 @@
  *
  * An entry's rank is (key, pos, ~stream), compared in this order, higher is kept: the score as an
  * order-preserving integer, then the newer position, then the lower layer and head. Entries compete
- * in groups: a stream, the heads of a layer, or the whole sequence. The cut of every group is found
- * by radix select, eleven bits at a time: a histogram of the entries that agree with the known
- * bits, then the bin that contains the wanted rank. Three passes decide the key; the passes over
- * positions and streams have work only where a tie crosses the cut.
+ * in scopes: a stream, the heads of a layer, or the whole sequence. The cutoff of every scope is
+ * found by radix select, eleven bits at a time: a histogram of the entries that agree with the
+ * known bits, then the bin that contains the wanted rank. Three passes decide the key; the passes
+ * over positions and streams have work only where a tie crosses the cutoff.
  *
  * No list of kept entries is stored: each stage that needs to know repeats the comparison. */
 #include <math.h>
@@ -18,7 +18,7 @@
 
 #define THREADS      256
 #define BINS         2048
-#define GROUP_BLOCKS 32 /* blocks of a select, for groups of many streams */
+#define SCOPE_BLOCKS 32 /* blocks of a select, for scopes of many streams */
 
 /* ---- Keys ------------------------------------------------------------------------------------ */
 
@@ -130,63 +130,65 @@ static __global__ void k_score(const struct evict_args a) {
     }
 }
 
-/* ---- The cut --------------------------------------------------------------------------------- */
+/* ---- The cutoff ---------------------------------------------------------------------------------
+ */
 
 struct pass {
     int field, shift, bits;
 };
 
-/* Adds the stream's entries that agree with the known bits of the cut to the block's histogram. */
+/* Adds the stream's entries that agree with the known bits of the cutoff to the block's histogram.
+ */
 static __device__ void count_stream(const struct pages &p, int slot, int stream,
-                                    const struct cut &cut, struct pass pass, uint32_t *bins) {
+                                    const struct cutoff &cutoff, struct pass pass, uint32_t *bins) {
     uint32_t mask = (1u << pass.bits) - 1, decided = ~((2u << (pass.shift + pass.bits - 1)) - 1);
     int length = *pages_length(p, slot, stream);
     const int32_t *table = pages_table(p, slot, stream);
     for (int i = threadIdx.x; i < length; i += (int)blockDim.x) {
         int64_t side = pages_side(p, table, i);
-        if (compare_rank(p, side, stream, cut, pass.field) != 0) continue;
+        if (compare_rank(p, side, stream, cutoff, pass.field) != 0) continue;
         uint32_t value = rank_field(p, side, stream, pass.field);
-        if ((value & decided) == (cut.value[pass.field] & decided))
+        if ((value & decided) == (cutoff.value[pass.field] & decided))
             atomicAdd(&bins[value >> pass.shift & mask], 1u);
     }
 }
 
-/* Keeps nothing: a cut above everything. */
-static __device__ void keep_nothing(struct cut *cut) {
-    for (int f = 0; f < FIELDS; f++) cut->value[f] = 0xffffffffu;
-    cut->done = 1;
+/* Keeps nothing: a cutoff above everything. */
+static __device__ void keep_nothing(struct cutoff *cutoff) {
+    for (int f = 0; f < FIELDS; f++) cutoff->value[f] = 0xffffffffu;
+    cutoff->done = 1;
 }
 
 /* Where other ranks' entries compete, too, only the rank that speaks for a head counts its entries,
  * until it is capped. */
 static __device__ __forceinline__ bool competes(const struct evict_args &a, const struct contest &c,
-                                                const struct cut &cut) {
-    return !c.joint || (a.speaks && !(cut.capped & a.own));
+                                                const struct cutoff &cutoff) {
+    return !c.joint || (a.speaks && !(cutoff.capped & a.own));
 }
 
-/* Narrows the cut to one bin. The first pass sees every entry of the group, so it also finds out
+/* Narrows the cutoff to one bin. The first pass sees every entry of the scope, so it also finds out
  * whether any entry must be evicted. */
-static __device__ void pick_bin(struct cut *cut, uint32_t *bins, struct pass pass, bool first,
+static __device__ void pick_bin(struct cutoff *cutoff, uint32_t *bins, struct pass pass, bool first,
                                 uint32_t *room, int *found) {
     uint32_t mine = 0, all, before;
     if (first) {
         for (int i = threadIdx.x; i < BINS; i += (int)blockDim.x) mine += bins[i];
         block_scan(mine, room, &all);
-        bool none = cut->wanted == 0;
-        if (all <= cut->wanted || none) {
+        bool none = cutoff->wanted == 0;
+        if (all <= cutoff->wanted || none) {
             __syncthreads();
-            if (threadIdx.x == 0 && none) keep_nothing(cut);
-            if (threadIdx.x == 0) cut->done = 1; /* value 0: below everything */
+            if (threadIdx.x == 0 && none) keep_nothing(cutoff);
+            if (threadIdx.x == 0) cutoff->done = 1; /* value 0: below everything */
             return;
         }
     }
-    uint32_t wanted = cut->wanted;
+    uint32_t wanted = cutoff->wanted;
     int bin = block_pick<BINS>(bins, wanted, room, found, &before);
     if (threadIdx.x != 0) return;
-    cut->value[pass.field] |= (uint32_t)bin << pass.shift;
-    cut->wanted = wanted - before;
+    cutoff->value[pass.field] |= (uint32_t)bin << pass.shift;
+    cutoff->wanted = wanted - before;
     if (bins[bin] == wanted - before)
-        cut->done = 1; /* later fields: 0, all entries that agree are kept */
+        cutoff->done = 1; /* later fields: 0, all entries that agree are kept */
 }
 
 static __device__ void add_bins(const uint32_t *mine, uint32_t *all) {
@@ -194,13 +196,13 @@ static __device__ void add_bins(const uint32_t *mine, uint32_t *all) {
         if (mine[i]) atomicAdd(&all[i], mine[i]);
 }
 
-/* Adds the histograms of a group's blocks; the last block to arrive has the total. */
-static __device__ bool gather_bins(struct cut *cut, uint32_t *mine, uint32_t *all, int blocks,
+/* Adds the histograms of a scope's blocks; the last block to arrive has the total. */
+static __device__ bool gather_bins(struct cutoff *cutoff, uint32_t *mine, uint32_t *all, int blocks,
                                    int *found) {
     add_bins(mine, all);
     __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) *found = (int)atomicAdd(&cut->blocks, 1u);
+    if (threadIdx.x == 0) *found = (int)atomicAdd(&cutoff->blocks, 1u);
     __syncthreads();
     bool last = *found == blocks - 1;
     __syncthreads();
@@ -209,7 +211,7 @@ static __device__ bool gather_bins(struct cut *cut, uint32_t *mine, uint32_t *al
         mine[i] = *(volatile uint32_t *)&all[i];
         all[i] = 0;
     }
-    if (threadIdx.x == 0) cut->blocks = 0;
+    if (threadIdx.x == 0) cutoff->blocks = 0;
     __syncthreads();
     return true;
 }
@@ -221,7 +223,7 @@ static __device__ __forceinline__ const struct contest &contest_of(const struct 
     return *all[which];
 }
 
-/* Block (group * group_blocks + part, due). The last block of a group to arrive picks the bin,
+/* Block (scope * scope_blocks + part, due). The last block of a scope to arrive picks the bin,
  * unless other ranks' entries compete, too. */
 static __global__ void k_select(const struct evict_args a, struct pass pass, bool first,
                                 int which) {
@@ -232,58 +234,58 @@ static __global__ void k_select(const struct evict_args a, struct pass pass, boo
     if (pages_failed(p)) return;
     const struct due &d = a.due[blockIdx.y];
     const struct contest c = contest_of(d, which);
-    if ((int)blockIdx.x >= c.groups * c.group_blocks) return;
-    int group = (int)blockIdx.x / c.group_blocks, part = (int)blockIdx.x % c.group_blocks;
-    struct cut *cut = &a.cuts[c.first_cut + group];
-    if (cut->done || !competes(a, c, *cut)) return;
+    if ((int)blockIdx.x >= c.scopes * c.scope_blocks) return;
+    int scope = (int)blockIdx.x / c.scope_blocks, part = (int)blockIdx.x % c.scope_blocks;
+    struct cutoff *cutoff = &a.cutoffs[c.first_cutoff + scope];
+    if (cutoff->done || !competes(a, c, *cutoff)) return;
     for (int i = threadIdx.x; i < BINS; i += (int)blockDim.x) mine[i] = 0;
     __syncthreads();
-    for (int s = part; s < c.group_streams; s += c.group_blocks)
-        count_stream(p, d.slot, group * c.group_streams + s, *cut, pass, mine);
+    for (int s = part; s < c.scope_streams; s += c.scope_blocks)
+        count_stream(p, d.slot, scope * c.scope_streams + s, *cutoff, pass, mine);
     __syncthreads();
     if (c.joint) {
-        add_bins(mine, a.joint_bins + (c.first_bins + group) * BINS);
+        add_bins(mine, a.joint_bins + (c.first_bins + scope) * BINS);
         return;
     }
-    if (c.group_blocks > 1 &&
-        !gather_bins(cut, mine, a.bins + (c.first_bins + group) * BINS, c.group_blocks, found))
+    if (c.scope_blocks > 1 &&
+        !gather_bins(cutoff, mine, a.bins + (c.first_bins + scope) * BINS, c.scope_blocks, found))
         return;
-    pick_bin(cut, mine, pass, first, room, found);
+    pick_bin(cutoff, mine, pass, first, room, found);
 }
 
-/* Block (group, due): the histograms of all ranks have been added up. */
+/* Block (scope, due): the histograms of all ranks have been added up. */
 static __global__ void k_pick(const struct evict_args a, struct pass pass, bool first) {
     SHARED_MEMORY(shared);
     uint32_t *mine = (uint32_t *)shared, *room = mine + BINS;
     int *found = (int *)(room + THREADS / 32);
     if (pages_failed(a.streams.pages)) return;
     const struct contest c = a.due[blockIdx.y].first;
-    if (!c.joint || (int)blockIdx.x >= c.groups) return;
-    struct cut *cut = &a.cuts[c.first_cut + blockIdx.x];
+    if (!c.joint || (int)blockIdx.x >= c.scopes) return;
+    struct cutoff *cutoff = &a.cutoffs[c.first_cutoff + blockIdx.x];
     uint32_t *all = a.joint_bins + (c.first_bins + blockIdx.x) * BINS;
-    if (cut->done) return;
+    if (cutoff->done) return;
     for (int i = threadIdx.x; i < BINS; i += (int)blockDim.x) {
         mine[i] = all[i];
         all[i] = 0;
     }
     __syncthreads();
-    pick_bin(cut, mine, pass, first, room, found);
+    pick_bin(cutoff, mine, pass, first, room, found);
 }
 
 /* ---- The cap of a rank ------------------------------------------------------------------------
  */
 
-/* Each rank's entries of a group. */
+/* Each rank's entries of a scope. */
 struct rank_part {
     int64_t kept, fixed;
 };
 
 static __device__ void rank_parts(const struct evict_args &a, const struct due &d, int index,
-                                  int group, struct rank_part parts[COMM_RANKS_MAX]) {
+                                  int scope, struct rank_part parts[COMM_RANKS_MAX]) {
     const struct pages &p = a.streams.pages;
-    int layers = d.first.group_streams / p.heads_kv, first = a.streams.subjects[index].state_first;
+    int layers = d.first.scope_streams / p.heads_kv, first = a.streams.subjects[index].state_first;
     for (int r = 0; r < COMM_RANKS_MAX; r++) parts[r] = {0, 0};
-    for (int layer = group * layers; layer < (group + 1) * layers; layer++)
+    for (int layer = scope * layers; layer < (scope + 1) * layers; layer++)
         for (int head = 0; head < p.heads_model; head++) {
             const struct stream_state &state = model_state(a.streams, first, layer, head);
             struct rank_part &part = parts[shard_owner(a.streams.ranks, p.heads_model, head)];
@@ -292,40 +294,40 @@ static __device__ void rank_parts(const struct evict_args &a, const struct due &
         }
 }
 
-/* A thread per (group, due), in blocks of one: ranks above the group's limit keep `limit` of their
- * own entries; the others compete for the remaining places. */
+/* A thread per (scope, due), in blocks of one: ranks above the scope's limit keep `limit` of their
+ * own entries; the others compete for the rest of the allotment. */
 static __global__ void k_cap(const struct evict_args a) {
     const struct pages &p = a.streams.pages;
     const struct due &d = a.due[blockIdx.y];
-    if (pages_failed(p) || !d.first.joint || (int)blockIdx.x >= d.first.groups) return;
-    struct cut *cut = &a.cuts[d.first.first_cut + blockIdx.x];
+    if (pages_failed(p) || !d.first.joint || (int)blockIdx.x >= d.first.scopes) return;
+    struct cutoff *cutoff = &a.cutoffs[d.first.first_cutoff + blockIdx.x];
     struct rank_part parts[COMM_RANKS_MAX];
     rank_parts(a, d, blockIdx.y, blockIdx.x, parts);
     int ranks = a.streams.ranks, sharing = ranks < p.heads_model ? ranks : p.heads_model;
-    uint32_t before = cut->capped;
-    int64_t limit = (int64_t)((double)a.cap * (double)cut->room / sharing);
+    uint32_t before = cutoff->capped;
+    int64_t limit = (int64_t)((double)a.cap * (double)cutoff->room / sharing);
     for (int r = 0; r < ranks; r++)
         if (parts[r].fixed > limit) limit = parts[r].fixed;
-    cut->limit = (uint32_t)limit;
+    cutoff->limit = (uint32_t)limit;
     for (int r = 0; r < ranks; r++) {
-        if (cut->capped >> r & 1 || parts[r].kept <= limit) continue;
-        cut->capped |= 1u << r;
-        cut->open -= (uint32_t)limit;
+        if (cutoff->capped >> r & 1 || parts[r].kept <= limit) continue;
+        cutoff->capped |= 1u << r;
+        cutoff->open -= (uint32_t)limit;
     }
-    if (before == 0 && cut->capped != 0) atomicAdd(&p.state->hits, 1ull);
-    if (before != cut->capped) *a.changed = 1;
+    if (before == 0 && cutoff->capped != 0) atomicAdd(&p.state->hits, 1ull);
+    if (before != cutoff->capped) *a.changed = 1;
 }
 
-/* The same threads: groups start again, or, where this rank has been capped, the rank by itself. */
+/* The same threads: scopes start again, or, where this rank has been capped, the rank by itself. */
 static __global__ void k_reopen(const struct evict_args a, bool own) {
     const struct due &d = a.due[blockIdx.y];
-    if (!d.first.joint || (int)blockIdx.x >= d.first.groups) return;
-    struct cut *cut = &a.cuts[d.first.first_cut + blockIdx.x];
-    struct cut *to = own ? &a.cuts[d.own.first_cut + blockIdx.x] : cut;
-    uint32_t places = own ? cut->limit : cut->open;
+    if (!d.first.joint || (int)blockIdx.x >= d.first.scopes) return;
+    struct cutoff *cutoff = &a.cutoffs[d.first.first_cutoff + blockIdx.x];
+    struct cutoff *to = own ? &a.cutoffs[d.own.first_cutoff + blockIdx.x] : cutoff;
+    uint32_t allotment = own ? cutoff->limit : cutoff->open;
     for (int f = 0; f < FIELDS; f++) to->value[f] = 0;
     to->done = 0;
-    to->wanted = places;
+    to->wanted = allotment;
 }
 
 /* ---- The host's side ------------------------------------------------------------------------- */
@@ -348,8 +350,8 @@ struct lists {
     struct subject *subjects;
     struct look *looks, *measures; /* [count] each: looks, and CAKE's */
     int32_t *positions;            /* [count][KERN_WINDOW_MAX] */
-    struct cut *cuts;
-    size_t cut_count, bin_groups, joint_groups;
+    struct cutoff *cutoffs;
+    size_t cutoff_count, bin_scopes, joint_scopes;
     unsigned blocks[WHICH_COUNT]; /* blocks of a select */
 };
 
@@ -366,40 +368,40 @@ static int model_streams(const struct cuda *cuda) {
     return cuda->pages.layers * cuda->pages.heads_model;
 }
 
-/* `several`: groups also have streams of other ranks. */
+/* `several`: scopes also have streams of other ranks. */
 static struct contest make_contest(const struct cuda *cuda, struct lists *l, enum which which,
-                                   int group_streams, bool several, int64_t places) {
+                                   int scope_streams, bool several, int64_t allotment) {
     struct contest c = {};
-    c.group_streams = group_streams;
-    c.groups = cuda->pages.streams / group_streams;
-    c.group_blocks = group_streams < GROUP_BLOCKS ? group_streams : GROUP_BLOCKS;
+    c.scope_streams = scope_streams;
+    c.scopes = cuda->pages.streams / scope_streams;
+    c.scope_blocks = scope_streams < SCOPE_BLOCKS ? scope_streams : SCOPE_BLOCKS;
     c.joint = which == WHICH_FIRST && cuda->comm->ranks > 1 && several;
-    c.first_cut = (int64_t)l->cut_count;
-    size_t *bins = c.joint ? &l->joint_groups : &l->bin_groups;
+    c.first_cutoff = (int64_t)l->cutoff_count;
+    size_t *bins = c.joint ? &l->joint_scopes : &l->bin_scopes;
     c.first_bins = (int64_t)*bins;
-    if (c.joint || c.group_blocks > 1) *bins += (size_t)c.groups;
-    for (int g = 0; g < c.groups; g++) {
-        struct cut *cut = &l->cuts[l->cut_count++];
-        *cut = {};
-        cut->wanted = cut->room = cut->open = (uint32_t)places;
+    if (c.joint || c.scope_blocks > 1) *bins += (size_t)c.scopes;
+    for (int g = 0; g < c.scopes; g++) {
+        struct cutoff *cutoff = &l->cutoffs[l->cutoff_count++];
+        *cutoff = {};
+        cutoff->wanted = cutoff->room = cutoff->open = (uint32_t)allotment;
     }
-    unsigned blocks = (unsigned)(c.groups * c.group_blocks);
+    unsigned blocks = (unsigned)(c.scopes * c.scope_blocks);
     if (blocks > l->blocks[which]) l->blocks[which] = blocks;
     return c;
 }
 
-/* The contests of a sequence: one, and with a floor a second one, each stream by itself. Places are
- * those of the model's streams, on all ranks. */
+/* The contests of a sequence: one, and with a floor a second one, each stream by itself. Allotments
+ * are those of the model's streams, on all ranks. */
 static void make_contests(const struct cuda *cuda, struct lists *l, struct due *d) {
     const struct kern_rule *rule = &d->rule;
-    bool one = rule->pool == KERN_POOL_STREAM, layer = rule->pool == KERN_POOL_LAYER;
+    bool one = rule->scope == KERN_SCOPE_STREAM, layer = rule->scope == KERN_SCOPE_LAYER;
     int here = one ? 1 : layer ? cuda->options.heads_kv : cuda->pages.streams;
     int streams = model_streams(cuda);
-    int64_t places = (int64_t)(one ? 1 : layer ? cuda->pages.heads_model : streams) * d->keep;
+    int64_t allotment = (int64_t)(one ? 1 : layer ? cuda->pages.heads_model : streams) * d->budget;
     bool floors = rule->floor > 0 && !one;
     if (floors && !layer)
-        places -= (int64_t)(rule->floor * (float)places / (float)streams) * streams;
-    d->first = make_contest(cuda, l, WHICH_FIRST, here, !one, places);
+        allotment -= (int64_t)(rule->floor * (float)allotment / (float)streams) * streams;
+    d->first = make_contest(cuda, l, WHICH_FIRST, here, !one, allotment);
     if (floors) d->second = make_contest(cuda, l, WHICH_SECOND, 1, false, 0);
     if (d->first.joint && cuda->options.rank_cap > 0)
         d->own = make_contest(cuda, l, WHICH_OWN, here, false, 0);
@@ -412,8 +414,8 @@ static struct due make_due(const struct cuda *cuda, const struct kern_evict *fro
     d.rule.redundancy.on = d.rule.redundancy.on && d.rule.score == KERN_SCORE_ATTENTION;
     d.slot = from->slot;
     d.tokens = from->tokens;
-    d.keep = from->keep;
-    d.members_max = kern_members_max(from->rule, from->keep);
+    d.budget = from->budget;
+    d.members_max = kern_members_max(from->rule, from->budget);
     float least = least_score(from->rule);
     d.least = least == -INFINITY ? 0 : float_key(least);
     d.remembers = asks_window(from->rule) && from->rule->observe.history != KERN_HISTORY_NONE;
@@ -448,9 +450,9 @@ static void note_wants(struct wants *w, const struct due *d) {
     w->density |= d->measures && rule->layers == KERN_LAYERS_DENSITY;
     w->layers |= rule->layers != KERN_LAYERS_UNIFORM;
     w->redundancy |= rule->redundancy.on;
-    w->floor |= d->second.groups > 0;
+    w->floor |= d->second.scopes > 0;
     w->joint |= d->first.joint;
-    w->cap |= d->own.groups > 0;
+    w->cap |= d->own.scopes > 0;
     w->merge |= rule->merge != KERN_MERGE_NONE;
     w->classes |= rule_classes(rule);
 }
@@ -468,7 +470,7 @@ static struct lists make_lists(const struct cuda *cuda, const struct kern_evict 
     l.looks = static_cast<struct look *>(list(n, sizeof *l.looks));
     l.measures = static_cast<struct look *>(list(n, sizeof *l.measures));
     l.positions = static_cast<int32_t *>(list(n * KERN_WINDOW_MAX, sizeof *l.positions));
-    l.cuts = static_cast<struct cut *>(list(WHICH_COUNT * n * streams, sizeof *l.cuts));
+    l.cutoffs = static_cast<struct cutoff *>(list(WHICH_COUNT * n * streams, sizeof *l.cutoffs));
     for (int i = 0; i < count; i++) {
         struct due *d = &l.dues[i];
         *d = make_due(cuda, &due[i], i);
@@ -482,7 +484,7 @@ static struct lists make_lists(const struct cuda *cuda, const struct kern_evict 
 }
 
 static void close_lists(struct lists *l) {
-    void *lists[] = {l->dues, l->subjects, l->looks, l->measures, l->positions, l->cuts};
+    void *lists[] = {l->dues, l->subjects, l->looks, l->measures, l->positions, l->cutoffs};
     for (void *list : lists) mem_free(list);
 }
 
@@ -548,11 +550,11 @@ static void place_stages(const struct cuda *cuda, const struct lists *l, struct 
     bool keys = w->redundancy || w->merge;
     streams_room(room, &a->streams);
     compact_room(room, a);
-    a->cuts = piece<struct cut>(room, l->cut_count);
-    a->bins = piece<uint32_t>(room, l->bin_groups * BINS);
-    a->joint_bins = piece<uint32_t>(room, l->joint_groups * BINS);
+    a->cutoffs = piece<struct cutoff>(room, l->cutoff_count);
+    a->bins = piece<uint32_t>(room, l->bin_scopes * BINS);
+    a->joint_bins = piece<uint32_t>(room, l->joint_scopes * BINS);
     a->changed = piece<uint32_t>(room, 1);
-    a->parts = piece<struct share_part>(room, w->layers || w->floor ? parts : 0);
+    a->parts = piece<struct allot_part>(room, w->layers || w->floor ? parts : 0);
     a->fresh = piece<float>(room, w->attention ? entries : 0);
     a->sums = piece<double>(room, w->preference ? 2 * items : 0);
     a->norm = piece<float>(room, keys ? entries : 0);
@@ -591,14 +593,14 @@ static bool stage_lists(struct cuda *cuda, struct lists *l, struct stages *s) {
     const int32_t *windows = look_windows(cuda);
     if (windows) s->look.windows = stage(cuda, windows, (size_t)cuda->options.layers);
     if (windows && !s->look.windows) return false;
-    const struct cut *cuts = stage(cuda, l->cuts, l->cut_count);
-    if (!positions || !s->args.due || !s->look.looks || !s->measures || !cuts ||
+    const struct cutoff *cutoffs = stage(cuda, l->cutoffs, l->cutoff_count);
+    if (!positions || !s->args.due || !s->look.looks || !s->measures || !cutoffs ||
         !s->args.streams.subjects)
         return false;
-    device_copy(cuda->device, s->args.cuts, cuts, l->cut_count * sizeof *cuts);
-    if (l->bin_groups)
-        device_zero(cuda->device, s->args.bins, l->bin_groups * BINS * sizeof *s->args.bins);
-    s->joint_bins = l->joint_groups * BINS;
+    device_copy(cuda->device, s->args.cutoffs, cutoffs, l->cutoff_count * sizeof *cutoffs);
+    if (l->bin_scopes)
+        device_zero(cuda->device, s->args.bins, l->bin_scopes * BINS * sizeof *s->args.bins);
+    s->joint_bins = l->joint_scopes * BINS;
     if (s->joint_bins)
         device_zero(cuda->device, s->args.joint_bins, s->joint_bins * sizeof(uint32_t));
     return true;
@@ -638,12 +640,12 @@ static void select(struct cuda *cuda, const struct stages &s, enum which which) 
 
 /* With a cap, repeats the search without the ranks that have reached it, until no rank exceeds it;
  * at most as many rounds as ranks. The host waits; all ranks read the same flags. */
-static void cap_groups(struct cuda *cuda, const struct stages &s) {
+static void cap_scopes(struct cuda *cuda, const struct stages &s) {
     dim3 grid(s.blocks[WHICH_FIRST], (unsigned)s.count);
     uint32_t changed = 1;
     for (int turn = 0; turn < cuda->comm->ranks && changed; turn++) {
         device_zero(cuda->device, s.args.changed, sizeof changed);
-        share_count(cuda, s.args);
+        allot_count(cuda, s.args);
         LAUNCH(cuda->device, k_cap, grid, 1, 0, s.args);
         join_reduce(cuda, s.args.changed, 1, COMM_U32, COMM_MAX);
         (void)device_download(cuda->device, &changed, s.args.changed, sizeof changed);
@@ -673,12 +675,12 @@ static void score(struct cuda *cuda, struct stages *s) {
 /* Finds the kept entries. */
 static void choose(struct cuda *cuda, const struct stages &s) {
     const struct wants *w = &s.wants;
-    if (w->layers) share_layers(cuda, s.args, s.count, w->preference, w->density);
+    if (w->layers) allot_layers(cuda, s.args, s.count, w->preference, w->density);
     select(cuda, s, WHICH_FIRST);
-    if (w->cap) cap_groups(cuda, s);
+    if (w->cap) cap_scopes(cuda, s);
     if (!w->floor) return;
-    share_count(cuda, s.args);
-    share_floor(cuda, s.args, s.count);
+    allot_count(cuda, s.args);
+    allot_floor(cuda, s.args, s.count);
     select(cuda, s, WHICH_SECOND);
 }
 
@@ -706,9 +708,9 @@ static int evict(struct cuda *cuda, const struct kern_evict *due, int count, boo
     for (int i = 0; i < count; i++) {
         struct slot *slot = &cuda->slots[due[i].slot];
         int64_t most =
-            (int64_t)model_streams(cuda) * due[i].keep; /* all kept entries may be on this rank */
+            (int64_t)model_streams(cuda) * due[i].budget; /* all kept entries may be on this rank */
         slot->measured = true;
-        int32_t members = kern_members_max(due[i].rule, due[i].keep);
+        int32_t members = kern_members_max(due[i].rule, due[i].budget);
         if (slot->entries_most > most) slot->entries_most = most;
         if (slot->members_each < members) slot->members_each = members;
     }
@@ -797,7 +799,7 @@ int op_evict(struct kern *kern, const struct kern_evict *due, int count) {
     struct cuda *cuda = cuda_of(kern);
     CHECK(cuda->has_cache);
     for (int i = 0; i < count; i++) {
-        CHECK(due[i].slot >= 0 && due[i].slot < cuda->options.slots && due[i].keep > 0);
+        CHECK(due[i].slot >= 0 && due[i].slot < cuda->options.slots && due[i].budget > 0);
         if (op_rule_check(due[i].rule, NULL)) return ERR_UNSUPPORTED;
     }
     int rc = 0;

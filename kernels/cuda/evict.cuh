@@ -5,24 +5,25 @@
  *   observe    k_look_*                  attention of the window's queries (observe.cu)
  *   redundancy k_key_norms, k_forgive    similarity of keys (redundancy.cu)
  *   score      k_score                   one key per entry (evict.cu)
- *   share      k_share*                  places of layers and streams (share.cu)
+ *   allot      k_allot*                  allotments of layers and streams (allot.cu)
  *   select     k_select                  the lowest-ranking kept entry (evict.cu)
  *   merge      k_merge_*                 evicted entries into kept ones (merge.cu)
  *   join       k_class_*                 or into their classes (classes.cu)
  *   compact    k_compact                 closing the gaps (compact.cu)
  *
  * A subject is an observed sequence: all its streams when it evicts, those of one layer when a step
- * adds up attention. Work that reads keys is cut into chunks of PRODUCT_KEYS entries counted from
- * the stream's start, listed on the device, and taken by number: unequal streams give equal work,
- * and sums over chunks are computed in their order, so that they depend on the stream alone. Stages
- * that read only numbers of an entry (4 to 12 bytes; a key has 128 to 512) use a block per stream.
+ * adds up attention. Work that reads keys is cutoff into chunks of PRODUCT_KEYS entries counted
+ * from the stream's start, listed on the device, and taken by number: unequal streams give equal
+ * work, and sums over chunks are computed in their order, so that they depend on the stream alone.
+ * Stages that read only numbers of an entry (4 to 12 bytes; a key has 128 to 512) use a block per
+ * stream.
  */
 #ifndef KEEPD_KERNELS_CUDA_EVICT_CUH
 #define KEEPD_KERNELS_CUDA_EVICT_CUH
 
+#include "kernels/allot.h"
 #include "kernels/cuda/internal.h"
 #include "kernels/cuda/keys.cuh"
-#include "kernels/share.h"
 
 /* Parts of a room, one after the other; without a base only their total size is computed. */
 struct pieces {
@@ -56,7 +57,7 @@ struct stream_state {
     int32_t lead; /* entries before the first evicted one; until that is known, all */
     int32_t kept;
     int32_t gone;       /* evicted entries that look for an entry to merge with */
-    int32_t best;       /* entries among the best of its pool */
+    int32_t best;       /* entries among the best of its scope */
     int64_t first;      /* index of its first entry in arrays with one number per entry */
     double measured[2]; /* measurements for the layer weights */
 };
@@ -170,7 +171,7 @@ enum { FIELD_KEY, FIELD_POS, FIELD_STREAM, FIELDS };
 #define STREAM_MASK   0xfffffu
 
 /* The lowest-ranking entry that is kept, as far as it is known. */
-struct cut {
+struct cutoff {
     uint32_t value[FIELDS];
     uint32_t wanted; /* number of entries to keep among those that agree with `value` so far */
     uint32_t done;   /* all fields are known */
@@ -178,26 +179,26 @@ struct cut {
     uint32_t room;   /* the initial value of `wanted` */
 
     /* Bit r: rank r has reached rank_cap. Such ranks keep `limit` of their own entries, and the
-     * others compete for `open` places; see cap_groups. */
+     * others compete for the `open` rest of the allotment; see k_cap. */
     uint32_t capped, limit, open;
 };
 
-/* One competition among the entries of a sequence; `group_blocks` blocks work on each group. */
+/* One competition among the entries of a sequence; `scope_blocks` blocks work on each scope. */
 struct contest {
-    int32_t group_streams, groups, group_blocks; /* groups 0: no competition */
+    int32_t scope_streams, scopes, scope_blocks; /* scopes 0: no competition */
     int32_t joint;                               /* other ranks' streams compete, too */
-    int64_t first_cut, first_bins; /* first_bins: index into `bins`, or into `joint_bins` */
+    int64_t first_cutoff, first_bins; /* first_bins: index into `bins`, or into `joint_bins` */
 };
 
 /* A sequence to evict from; its subject has the same index. */
 struct due {
     struct kern_rule rule;
-    int32_t slot, tokens, keep;
+    int32_t slot, tokens, budget;
     uint32_t least;               /* entries with a lower key are evicted in any case */
     bool remembers;               /* entries store their new score */
     bool measures;                /* the layers' weights are measured now */
     int32_t members_max;          /* kern_members_max */
-    struct contest first, second; /* second: with a floor, once streams know their places */
+    struct contest first, second; /* second: with a floor, once streams have allotments */
     struct contest reach;         /* with classes: the entries that may join one */
     struct contest own; /* the first one without other ranks, used if this rank has been capped */
     int64_t first_part; /* index into the array of parts */
@@ -206,12 +207,12 @@ struct due {
 struct evict_args {
     struct streams_args streams;
     const struct due *due;
-    struct cut *cuts;
-    uint32_t *bins;           /* [groups of several blocks][BINS], zero before every pass */
-    uint32_t *joint_bins;     /* [joint groups][BINS], likewise */
-    struct share_part *parts; /* [dues][layers + the model's streams] */
+    struct cutoff *cutoffs;
+    uint32_t *bins;           /* [scopes of several blocks][BINS], zero before every pass */
+    uint32_t *joint_bins;     /* [joint scopes][BINS], likewise */
+    struct allot_part *parts; /* [dues][layers + the model's streams] */
     uint32_t *changed;        /* some rank has been capped */
-    uint32_t own;         /* bit, in struct cut, of the rank that speaks for this rank's heads */
+    uint32_t own;         /* bit, in struct cutoff, of the rank that speaks for this rank's heads */
     bool speaks;          /* this rank's entries count where those of all ranks are counted */
     struct chunk *chunks; /* [items], in the order of the list of chunks */
     int32_t *ticket;      /* the next chunk to compact */
@@ -235,18 +236,18 @@ struct evict_args {
     int64_t old_max;
 };
 
-/* The cut of the first contest. */
-static __device__ __forceinline__ const struct cut &first_cut(const struct evict_args &a,
-                                                              const struct due &d, int stream) {
-    int group = stream / d.first.group_streams;
-    const struct cut &cut = a.cuts[d.first.first_cut + group];
-    return cut.capped & a.own ? a.cuts[d.own.first_cut + group] : cut;
+/* The cutoff of the first contest. */
+static __device__ __forceinline__ const struct cutoff &
+first_cutoff(const struct evict_args &a, const struct due &d, int stream) {
+    int scope = stream / d.first.scope_streams;
+    const struct cutoff &cutoff = a.cutoffs[d.first.first_cutoff + scope];
+    return cutoff.capped & a.own ? a.cutoffs[d.own.first_cutoff + scope] : cutoff;
 }
 
-static __device__ __forceinline__ const struct cut &final_cut(const struct evict_args &a,
-                                                              const struct due &d, int stream) {
-    if (d.second.groups == 0) return first_cut(a, d, stream);
-    return a.cuts[d.second.first_cut + stream / d.second.group_streams];
+static __device__ __forceinline__ const struct cutoff &
+final_cutoff(const struct evict_args &a, const struct due &d, int stream) {
+    if (d.second.scopes == 0) return first_cutoff(a, d, stream);
+    return a.cutoffs[d.second.first_cutoff + stream / d.second.scope_streams];
 }
 
 static __device__ __forceinline__ uint32_t rank_field(const struct pages &p, int64_t side,
@@ -256,19 +257,19 @@ static __device__ __forceinline__ uint32_t rank_field(const struct pages &p, int
     return STREAM_MASK - (uint32_t)pages_model_stream(p, stream);
 }
 
-/* Compares the entry's first `fields` fields with the cut's: -1, 0 or 1. */
+/* Compares the entry's first `fields` fields with the cutoff's: -1, 0 or 1. */
 static __device__ __forceinline__ int compare_rank(const struct pages &p, int64_t side, int stream,
-                                                   const struct cut &cut, int fields) {
+                                                   const struct cutoff &cutoff, int fields) {
     for (int f = 0; f < fields; f++) {
         uint32_t mine = rank_field(p, side, stream, f);
-        if (mine != cut.value[f]) return mine > cut.value[f] ? 1 : -1;
+        if (mine != cutoff.value[f]) return mine > cutoff.value[f] ? 1 : -1;
     }
     return 0;
 }
 
 static __device__ __forceinline__ bool is_kept(const struct pages &p, int64_t side, int stream,
-                                               const struct cut &cut, uint32_t least) {
-    return p.keys[side] >= least && compare_rank(p, side, stream, cut, FIELDS) >= 0;
+                                               const struct cutoff &cutoff, uint32_t least) {
+    return p.keys[side] >= least && compare_rank(p, side, stream, cutoff, FIELDS) >= 0;
 }
 
 /* ---- Compaction: compact.cu -------------------------------------------------------------------
@@ -298,16 +299,16 @@ void compact_all(struct cuda *cuda, const struct evict_args &args);
 void redundancy_find(struct cuda *cuda, const struct evict_args &args);
 /* 1 / |k| of every entry of sequences that merge -> norm. */
 void merge_norms(struct cuda *cuda, const struct evict_args &args);
-/* ---- Shares: share.cu -------------------------------------------------------------------------
+/* ---- Allotments: allot.cu ---------------------------------------------------------------------
  */
 
-/* Measures the layers' weights where needed, and computes the places of the first contest. */
-void share_layers(struct cuda *cuda, const struct evict_args &args, int count, bool preference,
+/* Measures the layers' weights where needed, and computes the allotments of the first contest. */
+void allot_layers(struct cuda *cuda, const struct evict_args &args, int count, bool preference,
                   bool density);
-/* Counts each stream's entries among the best of its pool; every rank learns all counts. */
-void share_count(struct cuda *cuda, const struct evict_args &args);
-/* Computes the places of streams from these counts. */
-void share_floor(struct cuda *cuda, const struct evict_args &args, int count);
+/* Counts each stream's entries among the best of its scope; every rank learns all counts. */
+void allot_count(struct cuda *cuda, const struct evict_args &args);
+/* Computes the allotments of streams from these counts. */
+void allot_floor(struct cuda *cuda, const struct evict_args &args, int count);
 
 /* ---- Merging: merge.cu ------------------------------------------------------------------------
  */

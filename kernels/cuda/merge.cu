@@ -33,9 +33,9 @@ static __device__ __forceinline__ bool merges(const struct due &d,
 static __device__ __forceinline__ bool seeks(const struct evict_args &a, const struct due &d,
                                              const struct stream_state &state, int64_t side) {
     const struct pages &p = a.streams.pages;
-    if (d.reach.groups == 0) return true;
-    return compare_rank(p, side, state.stream, a.cuts[d.reach.first_cut + state.stream], FIELDS) >=
-           0;
+    if (d.reach.scopes == 0) return true;
+    return compare_rank(p, side, state.stream, a.cutoffs[d.reach.first_cutoff + state.stream],
+                        FIELDS) >= 0;
 }
 
 /* Block (state). Sets the state's work to the number of blocks of entries that look for a
@@ -51,13 +51,13 @@ static __global__ void k_merge_gone(const struct evict_args a) {
     if (threadIdx.x == 0) state.gone = state.work = 0;
     if (!on) return;
     const int32_t *table = pages_table(p, d.slot, state.stream);
-    const struct cut cut = final_cut(a, d, state.stream);
+    const struct cutoff cutoff = final_cutoff(a, d, state.stream);
     int at = 0, more;
     for (int first = 0; first < state.length; first += (int)blockDim.x) {
         int i = first + (int)threadIdx.x;
         bool held = i < state.length;
         int64_t side = held ? pages_side(p, table, i) : 0;
-        bool stays = held && is_kept(p, side, state.stream, cut, d.least);
+        bool stays = held && is_kept(p, side, state.stream, cutoff, d.least);
         bool looks = held && !stays && seeks(a, d, state, side);
         int place = at + block_scan(looks ? 1 : 0, room, &more);
         at += more;
@@ -65,7 +65,7 @@ static __global__ void k_merge_gone(const struct evict_args a) {
         a.links[state.first + i] = stays ? STAYS : GOES;
         if (looks) a.gone[state.first + place] = i;
     }
-    const int rows = d.reach.groups > 0 ? JOIN_ROWS : PRODUCT_ROWS;
+    const int rows = d.reach.scopes > 0 ? JOIN_ROWS : PRODUCT_ROWS;
     if (threadIdx.x == 0) state.gone = at;
     if (threadIdx.x == 0) state.work = (at + rows - 1) / rows;
 }
@@ -205,7 +205,7 @@ static __global__ void k_merge_link(const struct evict_args a) {
     const struct stream_state &state = a.streams.states[blockIdx.x];
     const struct due &d = a.due[state.subject];
     if (!merges(d, state) || state.gone == 0) return;
-    bool classes = d.reach.groups > 0;
+    bool classes = d.reach.scopes > 0;
     float tau = classes ? d.rule.classes.tau : threshold(a, d, state, (double *)shared);
     if (isnan(tau) || threadIdx.x >= 32) return;
     for (int first = (state.gone - 1) / 32 * 32; first >= 0; first -= 32)

@@ -122,7 +122,7 @@ Test(emu_alloc, reports_and_traces_without_memory_fail_alone) {
         struct kern_trace trace = {
             .lengths = lengths, .positions = positions, .entries_max = TOKENS};
         const struct kern_evict due = {
-            .tokens = TOKENS, .keep = KEEP, .rule = &rule, .trace = &trace};
+            .tokens = TOKENS, .budget = KEEP, .rule = &rule, .trace = &trace};
         struct kern_report report = {
             .lengths = lengths, .positions = positions, .entries_max = TOKENS};
         MUST(cuda_open(&cuda, &kern, NULL));
@@ -137,7 +137,7 @@ Test(emu_alloc, reports_and_traces_without_memory_fail_alone) {
         failed += rc != 0;
         MUST(kern->ops->report(kern, 0, &report));
         MUST(kern->ops->evict(
-            kern, &(struct kern_evict){.tokens = TOKENS, .keep = TOKENS - 4, .rule = &rule}, 1));
+            kern, &(struct kern_evict){.tokens = TOKENS, .budget = TOKENS - 4, .rule = &rule}, 1));
         MUST(kern->ops->sync(kern)); /* the rooms of evictions are there */
         mem_fail_after(n);
         rc = kern->ops->evict(kern, &due, 1);

@@ -252,7 +252,7 @@ Test(emu_attend, splits_and_company_change_nothing) {
 static void check_uneven(const struct shape *shape) {
     struct bench b = open_bench(shape);
     struct kern_rule rule = {.score = KERN_SCORE_RECENCY, .sinks = 4, .recent = 10};
-    struct kern_evict due = {.slot = 0, .tokens = 200, .keep = 70, .rule = &rule};
+    struct kern_evict due = {.slot = 0, .tokens = 200, .budget = 70, .rule = &rule};
     int32_t lengths[2], positions[2 * TOKENS];
     struct kern_report report = {
         .lengths = lengths, .positions = positions, .entries_max = 2 * TOKENS};

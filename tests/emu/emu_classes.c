@@ -28,8 +28,8 @@ static float *play_classes(struct pair *p, const struct kern_rule *rule, bool al
     size_t row = (size_t)(p->options.heads_q * p->options.head_dim);
     size_t layers = (size_t)p->options.layers;
     float *answers = malloc(layers * 40 * row * sizeof *answers);
-    struct kern_evict due[] = {{.slot = 2, .tokens = 50, .keep = 24, .rule = rule},
-                               {.slot = 1, .tokens = 60, .keep = 24, .rule = rule}};
+    struct kern_evict due[] = {{.slot = 2, .tokens = 50, .budget = 24, .rule = rule},
+                               {.slot = 1, .tokens = 60, .budget = 24, .rule = rule}};
     emu_set_seed(alone ? 3 : 8);
     for (int slot = 1; slot < 3; slot++) {
         struct kern_span span = {.slot = slot, .count = slot == 1 ? 60 : 50, .rule = rule};
@@ -102,7 +102,7 @@ Test(emu_classes, classes_lose_dropped_tokens) {
     for (int slot = 0; slot < 2; slot++) {
         struct kern_span span = {
             .slot = slot, .count = 9, .pos = slot == 1 ? 40 : 90, .rule = &rule};
-        struct kern_evict due = {.slot = slot, .tokens = span.pos + 9, .keep = 24, .rule = &rule};
+        struct kern_evict due = {.slot = slot, .tokens = span.pos + 9, .budget = 24, .rule = &rule};
         expect_same_held(p.kern, slot, streams_of(&p), "dropped");
         feed(&p, &span, 1, "dropped");
         evict(&p, &due, 1, "dropped");
@@ -148,7 +148,7 @@ Test(emu_classes, classes_of_several_pages) {
     struct kern_rule rule = rule_of(&method, 48);
     struct pair p = open_pair(shape, 4096, 21);
     struct kern_span span = {.slot = 0, .count = 9, .pos = 780, .rule = &rule};
-    struct kern_evict due = {.slot = 0, .tokens = 789, .keep = 48, .rule = &rule};
+    struct kern_evict due = {.slot = 0, .tokens = 789, .budget = 48, .rule = &rule};
     rule.classes.gamma = 16;
     rule.classes.tau = 0;
     play_one(&p, 1, &rule, 48, (const int[]){130, 130, 130, 130, 130, 130}, 6, "pages");

@@ -115,7 +115,7 @@ static struct kern_rule random_rule(uint64_t *random) {
     rule.sinks = (int32_t)pick(random, 5);
     rule.recent = (int32_t)pick(random, 6);
     rule.score = pick(random, 4) == 0 ? KERN_SCORE_RECENCY : KERN_SCORE_RETENTION;
-    rule.pool = (enum kern_pool)pick(random, 3); /* stream, layer, sequence */
+    rule.scope = (enum kern_scope)pick(random, 3); /* stream, layer, sequence */
     return rule;
 }
 
@@ -138,7 +138,7 @@ static void random_case(uint64_t seed) {
             rules[i] = random_rule(&random);
             due[i] = (struct kern_evict){.slot = 1 + i,
                                          .tokens = tokens[1 + i],
-                                         .keep = 1 + (int32_t)pick(&random, 40),
+                                         .budget = 1 + (int32_t)pick(&random, 40),
                                          .rule = &rules[i]};
         }
         evict(&p, due, 2, what);
@@ -153,12 +153,12 @@ Test(emu_evict, keeps_what_the_cpu_keeps) {
 /* All scores equal: everything is decided by positions and streams. */
 Test(emu_evict, ties_everywhere) {
     struct kern_rule rule = {
-        .score = KERN_SCORE_RECENCY, .pool = KERN_POOL_SEQUENCE, .sinks = 1, .horizon = 1};
+        .score = KERN_SCORE_RECENCY, .scope = KERN_SCOPE_SEQUENCE, .sinks = 1, .horizon = 1};
     for (int keep = 1; keep <= 13; keep += 3) {
         emu_set_seed((uint64_t)keep);
         struct pair p = open_pair(3, 5, 64, 8192, 0);
         append(&p, 1, 0, 13);
-        struct kern_evict due = {.slot = 1, .tokens = 13, .keep = keep, .rule = &rule};
+        struct kern_evict due = {.slot = 1, .tokens = 13, .budget = keep, .rule = &rule};
         evict(&p, &due, 1, "ties");
         evict(&p, &due, 1, "again");
         close_pair(&p);
@@ -168,11 +168,11 @@ Test(emu_evict, ties_everywhere) {
 /* More streams than blocks of a select, several tiles of compaction, whole pages freed. */
 Test(emu_evict, many_streams) {
     struct kern_rule rule = {
-        .score = KERN_SCORE_RETENTION, .pool = KERN_POOL_SEQUENCE, .sinks = 4, .horizon = 128};
+        .score = KERN_SCORE_RETENTION, .scope = KERN_SCOPE_SEQUENCE, .sinks = 4, .horizon = 128};
     emu_set_seed(3);
     struct pair p = open_pair(6, 8, 64, 32768, 6);
     append(&p, 1, 0, 250);
-    struct kern_evict due = {.slot = 1, .tokens = 250, .keep = 100, .rule = &rule};
+    struct kern_evict due = {.slot = 1, .tokens = 250, .budget = 100, .rule = &rule};
     evict(&p, &due, 1, "250 to 100");
     append(&p, 1, 250, 33);
     due.tokens = 283;
@@ -190,8 +190,8 @@ Test(emu_evict, forks_do_not_see_each_other) {
         for (int b = 0; b < BACKENDS; b++) MUST(p.kern[b]->ops->fork(p.kern[b], 1, 0));
         struct kern_rule rules[2] = {random_rule(&random), random_rule(&random)};
         struct kern_evict due[2] = {
-            {.slot = 1, .tokens = tokens, .keep = 1 + (int)pick(&random, 30), .rule = &rules[0]},
-            {.slot = 0, .tokens = tokens, .keep = 1 + (int)pick(&random, 30), .rule = &rules[1]}};
+            {.slot = 1, .tokens = tokens, .budget = 1 + (int)pick(&random, 30), .rule = &rules[0]},
+            {.slot = 0, .tokens = tokens, .budget = 1 + (int)pick(&random, 30), .rule = &rules[1]}};
         evict(&p, due, 2, "forks");
         append(&p, 0, tokens, 5);
         evict(&p, &due[1], 1, "one fork again");
@@ -202,7 +202,7 @@ Test(emu_evict, forks_do_not_see_each_other) {
 /* A fork that cannot be written without copies, and no page for them: it stays as it was. */
 Test(emu_evict, a_full_pool_leaves_the_fork_unchanged) {
     struct kern_rule rule = {.score = KERN_SCORE_RETENTION, .horizon = 128};
-    struct kern_evict due = {.slot = 1, .tokens = 20, .keep = 12, .rule = &rule};
+    struct kern_evict due = {.slot = 1, .tokens = 20, .budget = 12, .rule = &rule};
     int failures = 0;
     for (int64_t pages = 12; pages <= 22; pages++) {
         struct pair p = open_pair(2, 2, 256, 8 * pages, 4);
@@ -225,10 +225,10 @@ Test(emu_evict, a_full_pool_leaves_the_fork_unchanged) {
 
 Test(emu_evict, traces_name_what_went) {
     struct kern_rule rule = {
-        .score = KERN_SCORE_RETENTION, .pool = KERN_POOL_SEQUENCE, .horizon = 8};
+        .score = KERN_SCORE_RETENTION, .scope = KERN_SCOPE_SEQUENCE, .horizon = 8};
     int32_t lengths[4], positions[400];
     struct kern_trace trace = {.lengths = lengths, .positions = positions, .entries_max = 400};
-    struct kern_evict due = {.slot = 1, .tokens = 50, .keep = 20, .rule = &rule, .trace = &trace};
+    struct kern_evict due = {.slot = 1, .tokens = 50, .budget = 20, .rule = &rule, .trace = &trace};
     static struct held was, is;
     struct pair p = open_pair(2, 2, 128, 4096, 5);
     append(&p, 1, 0, 50);
@@ -252,7 +252,7 @@ Test(emu_evict, traces_name_what_went) {
 Test(emu_evict, every_rule_runs) {
     static const struct kern_rule rules[] = {
         {.score = KERN_SCORE_RECENCY},
-        {.score = KERN_SCORE_RETENTION, .pool = KERN_POOL_SEQUENCE, .horizon = 128},
+        {.score = KERN_SCORE_RETENTION, .scope = KERN_SCOPE_SEQUENCE, .horizon = 128},
         {.score = KERN_SCORE_ATTENTION, .observe = {.window = 8}},
         {.score = KERN_SCORE_ATTENTION, .redundancy = {.on = true}},
         {.score = KERN_SCORE_RECENCY, .layers = KERN_LAYERS_PYRAMID, .pyramid_beta = 20},
@@ -276,7 +276,7 @@ Test(emu_evict, every_rule_runs) {
     struct fault fault = {0};
     struct kern_span span = {.slot = 2, .count = 1, .rule = &classes};
     struct kern_batch batch = {.spans = &span, .span_count = 1, .rows = 1};
-    struct kern_evict due = {.slot = 1, .tokens = 9, .keep = 4, .rule = &classes};
+    struct kern_evict due = {.slot = 1, .tokens = 9, .budget = 4, .rule = &classes};
     const struct kern_ops *ops = p.kern[EMULATED]->ops;
     cr_assert_eq(ops->rule_check(&classes, &fault), ERR_UNSUPPORTED);
     cr_assert_str_eq(fault.field, "merge");
@@ -391,7 +391,7 @@ static void gaps(struct kern_cache_options shape, int which, int count, bool for
     shape.max_positions = count + 8;
     struct pair p = open_shape(shape, 2 * (count + 512) * (fork ? 2 : 1), 3);
     const struct kern_rule recent = {.score = KERN_SCORE_RECENCY, .sinks = 3};
-    struct kern_evict due = {.slot = 1, .tokens = count, .keep = count, .rule = &by_pattern};
+    struct kern_evict due = {.slot = 1, .tokens = count, .budget = count, .rule = &by_pattern};
     p.goes = patterns[which].goes;
     p.count = count;
     append(&p, 1, 0, count);
@@ -401,8 +401,8 @@ static void gaps(struct kern_cache_options shape, int which, int count, bool for
     expect_same_bytes(&p, 1, what);
     if (fork) {
         expect_same_bytes(&p, 0, what);
-        due =
-            (struct kern_evict){.slot = 0, .tokens = count, .keep = count / 2 + 1, .rule = &recent};
+        due = (struct kern_evict){
+            .slot = 0, .tokens = count, .budget = count / 2 + 1, .rule = &recent};
         evict(&p, &due, 1, what);
         for (int slot = 0; slot < 2; slot++) expect_same_bytes(&p, slot, what);
     }

@@ -83,7 +83,7 @@ static void step(struct run *r, const struct kern_rule *rule, int pos, int count
 }
 
 static void play(struct run *r, const struct kern_rule *rule) {
-    const struct kern_evict due = {.slot = 0, .tokens = PROMPT, .keep = KEEP, .rule = rule};
+    const struct kern_evict due = {.slot = 0, .tokens = PROMPT, .budget = KEEP, .rule = rule};
     struct kern_report report = {0};
     step(r, rule, 0, 1, 0, NULL);
     step(r, rule, 1, 37, 1, NULL);
@@ -129,7 +129,7 @@ Test(emu_model, keepd_nano_beside_the_reference) {
         double most, most_rms;
     } cases[] = {
         {"global",
-         {.score = KERN_SCORE_RETENTION, .pool = KERN_POOL_SEQUENCE, .sinks = 4, .horizon = 128},
+         {.score = KERN_SCORE_RETENTION, .scope = KERN_SCOPE_SEQUENCE, .sinks = 4, .horizon = 128},
          0.15,
          0.03},
         {"gkv",
@@ -183,7 +183,7 @@ Test(emu_model, keepd_nano_beside_the_reference) {
 /* The same weights in fp8 on both; the device alone rounds activations to fp8, too. */
 Test(emu_model, keepd_nano_in_fp8_beside_the_reference) {
     static const struct kern_rule rule = {
-        .score = KERN_SCORE_RETENTION, .pool = KERN_POOL_SEQUENCE, .sinks = 4, .horizon = 128};
+        .score = KERN_SCORE_RETENTION, .scope = KERN_SCOPE_SEQUENCE, .sinks = 4, .horizon = 128};
     struct kern *kern[BACKENDS];
     struct run run[BACKENDS];
     emu_set_seed(6);
@@ -197,7 +197,7 @@ Test(emu_model, keepd_nano_in_fp8_beside_the_reference) {
  * few numbers. */
 Test(emu_model, keepd_nano_on_fp8_pages_beside_the_reference) {
     static const struct kern_rule rule = {
-        .score = KERN_SCORE_RETENTION, .pool = KERN_POOL_SEQUENCE, .sinks = 4, .horizon = 128};
+        .score = KERN_SCORE_RETENTION, .scope = KERN_SCOPE_SEQUENCE, .sinks = 4, .horizon = 128};
     struct kern *kern[BACKENDS];
     struct run run[BACKENDS];
     emu_set_seed(7);
@@ -354,7 +354,7 @@ static struct run open_ranks(int ranks) {
  * further. */
 Test(emu_model, ranks_of_keepd_nano_say_the_same) {
     const struct kern_rule rule = {
-        .score = KERN_SCORE_RETENTION, .pool = KERN_POOL_SEQUENCE, .sinks = 4, .horizon = 128};
+        .score = KERN_SCORE_RETENTION, .scope = KERN_SCOPE_SEQUENCE, .sinks = 4, .horizon = 128};
     struct run one = open_ranks(1);
     play(&one, &rule);
     for (int ranks = 2; ranks <= 8; ranks *= 2) {
@@ -385,7 +385,7 @@ Test(emu_model, ranks_of_keepd_nano_say_the_same) {
 
 /* The rule of each slot; steps also record what the rules observe. */
 static const struct kern_rule slot_rules[SLOTS_MAX] = {
-    {.score = KERN_SCORE_RETENTION, .pool = KERN_POOL_SEQUENCE, .sinks = 2, .horizon = 64},
+    {.score = KERN_SCORE_RETENTION, .scope = KERN_SCOPE_SEQUENCE, .sinks = 2, .horizon = 64},
     {.score = KERN_SCORE_ATTENTION,
      .sinks = 2,
      .observe = {.window = 8, .history = KERN_HISTORY_MAX}},
@@ -461,8 +461,10 @@ static void fork_or_release(struct run run[2], struct turns *t, int from, int to
 }
 
 static void evict_one(struct run run[2], struct turns *t, int slot) {
-    const struct kern_evict due = {
-        .slot = slot, .tokens = t->pos[slot], .keep = 1 + t->pos[slot] / 2, .rule = t->rule[slot]};
+    const struct kern_evict due = {.slot = slot,
+                                   .tokens = t->pos[slot],
+                                   .budget = 1 + t->pos[slot] / 2,
+                                   .rule = t->rule[slot]};
     for (int b = 0; b < 2 && t->pos[slot] > 0; b++) {
         MUST(run[b].kern->ops->evict(run[b].kern, &due, 1));
         MUST(run[b].kern->ops->sync(run[b].kern));

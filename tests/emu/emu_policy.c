@@ -144,7 +144,7 @@ static void play(const struct method *a, const struct method *b, int index,
                                           .rule = &rules[i]};
             tokens[i] += count;
             due[i] = (struct kern_evict){
-                .slot = 1 + i, .tokens = tokens[i], .keep = budget, .rule = &rules[i]};
+                .slot = 1 + i, .tokens = tokens[i], .budget = budget, .rule = &rules[i]};
         }
         feed(&p, spans, 2, what);
         evict(&p, due, 2, what);
@@ -203,7 +203,7 @@ Test(emu_policy, unequal_streams) {
     const struct kern_cache_options shape = {
         .layers = 2, .heads_q = 2, .heads_kv = 2, .head_dim = 64};
     struct kern_rule rule = {.score = KERN_SCORE_ATTENTION,
-                             .pool = KERN_POOL_SEQUENCE,
+                             .scope = KERN_SCOPE_SEQUENCE,
                              .sinks = 1,
                              .recent = 2,
                              .observe = {.window = 2,
@@ -264,8 +264,8 @@ static struct kern_rule random_rule(uint64_t *r) {
     static const float floors[] = {0, 0.1f, 0.5f, 1};
     struct kern_rule rule = {.score = KERN_SCORE_ATTENTION};
     random_observe(r, &rule.observe);
-    rule.pool = (enum kern_pool)pick(r, 3);
-    if (rule.pool != KERN_POOL_SEQUENCE) rule.layers = (enum kern_layers)pick(r, 4);
+    rule.scope = (enum kern_scope)pick(r, 3);
+    if (rule.scope != KERN_SCOPE_SEQUENCE) rule.layers = (enum kern_layers)pick(r, 4);
     rule.merge = (enum kern_merge)(pick(r, 4) % 3);
     rule.merge_beta = real(r, 0, 1);
     rule.sinks = (int32_t)pick(r, 6);
@@ -307,8 +307,8 @@ Test(emu_policy, any_rule) {
 /* Slot 1's 40 tokens and an eviction, in one prompt alone, or in pieces beside slot 2. */
 static char *play_alone(const struct kern_rule *rule, bool alone, size_t *size) {
     struct pair p = open_pair(shapes[0], 4096, 7);
-    const struct kern_evict due[] = {{.slot = 2, .tokens = 25, .keep = 12, .rule = rule},
-                                     {.slot = 1, .tokens = 40, .keep = 20, .rule = rule}};
+    const struct kern_evict due[] = {{.slot = 2, .tokens = 25, .budget = 12, .rule = rule},
+                                     {.slot = 1, .tokens = 40, .budget = 20, .rule = rule}};
     static const int pieces[] = {40, 0, 13, 1, 26, 0};
     emu_set_seed(alone ? 3 : 8);
     struct kern *kern = p.kern[EMULATED];
@@ -355,8 +355,8 @@ Test(emu_policy, forks) {
         struct pair p = open_pair(shapes[1], 8192, (uint64_t)(60 + i));
         for (int slot = 0; slot < 2; slot++) turn_slot(&p, slot, &rule);
         struct kern_span span = {.slot = 1, .count = 50, .rule = &rule};
-        struct kern_evict due[] = {{.slot = 1, .tokens = 50, .keep = 24, .rule = &rule},
-                                   {.slot = 0, .tokens = 52, .keep = 24, .rule = &rule}};
+        struct kern_evict due[] = {{.slot = 1, .tokens = 50, .budget = 24, .rule = &rule},
+                                   {.slot = 0, .tokens = 52, .budget = 24, .rule = &rule}};
         feed(&p, &span, 1, names[i]);
         evict(&p, due, 1, names[i]);
         for (int b = 0; b < BACKENDS; b++) MUST(p.kern[b]->ops->fork(p.kern[b], 1, 0));
@@ -386,7 +386,7 @@ Test(emu_policy, a_full_pool) {
             struct kern_span span = {.slot = 1, .count = 24, .rule = &rule};
             struct kern_span more = {.slot = 1, .count = 1, .pos = 24, .rule = &rule};
             struct kern_batch batch = {.spans = &more, .span_count = 1, .rows = 1};
-            struct kern_evict due = {.slot = 1, .tokens = 24, .keep = 20, .rule = &rule};
+            struct kern_evict due = {.slot = 1, .tokens = 24, .budget = 20, .rule = &rule};
             int rc[BACKENDS];
             feed(&p, &span, 1, names[i]);
             for (int b = 0; b < BACKENDS; b++) {
@@ -430,7 +430,7 @@ Test(emu_policy, snapshots) {
                 MUST(p.kern[b]->ops->snapshot_import(p.kern[b], 3, k, &blocks[k]));
         }
         struct kern_span span = {.slot = 3, .count = 5, .pos = 40, .rule = &rule};
-        struct kern_evict due = {.slot = 3, .tokens = 45, .keep = 24, .rule = &rule};
+        struct kern_evict due = {.slot = 3, .tokens = 45, .budget = 24, .rule = &rule};
         size_t size;
         char *again = block_of(p.kern[EMULATED], 3, 0, &size);
         cr_assert(size == blocks[0].size && memcmp(again, blocks[0].data, size) == 0, "%s",

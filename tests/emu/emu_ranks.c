@@ -245,7 +245,7 @@ static void evict(struct net *net, const struct kern_evict *due, int count) {
 }
 
 static void evict_slot(struct net *net, int slot, int tokens, const struct kern_rule *rule) {
-    const struct kern_evict due = {.slot = slot, .tokens = tokens, .keep = BUDGET, .rule = rule};
+    const struct kern_evict due = {.slot = slot, .tokens = tokens, .budget = BUDGET, .rule = rule};
     evict(net, &due, 1);
 }
 
@@ -293,8 +293,9 @@ static struct outputs live(struct net *net, const struct kern_rule *rule, bool e
             {.slot = 3, .row = count, .count = count, .pos = pos, .rule = rule}};
         append(net, &outputs, spans, 2);
         pos += count;
-        const struct kern_evict due[] = {{.slot = 0, .tokens = pos, .keep = BUDGET, .rule = rule},
-                                         {.slot = 3, .tokens = pos, .keep = BUDGET, .rule = rule}};
+        const struct kern_evict due[] = {
+            {.slot = 0, .tokens = pos, .budget = BUDGET, .rule = rule},
+            {.slot = 3, .tokens = pos, .budget = BUDGET, .rule = rule}};
         if (evicts) evict(net, due, 2);
     }
     MUST(ops->fork(net->kern, 0, 1));
@@ -377,12 +378,12 @@ Test(emu_ranks, every_method_keeps_the_same) {
     cr_assert(count >= 14, "%d methods", count);
 }
 
-/* Floors, in both pools that have them. */
+/* Floors, in both scopes that have them. */
 Test(emu_ranks, floors) {
-    static const enum kern_pool pools[] = {KERN_POOL_SEQUENCE, KERN_POOL_LAYER};
+    static const enum kern_scope scopes[] = {KERN_SCOPE_SEQUENCE, KERN_SCOPE_LAYER};
     for (int i = 0; i < 2; i++) {
         const struct kern_rule rule = {.score = KERN_SCORE_RETENTION,
-                                       .pool = pools[i],
+                                       .scope = scopes[i],
                                        .sinks = 2,
                                        .recent = 3,
                                        .horizon = 64,
@@ -431,7 +432,7 @@ static void expect_same_places(const struct record *cpu, const struct record *cu
 Test(emu_ranks, a_cap_holds_as_on_the_cpu) {
     for (int i = 0; i < 4; i++) {
         const struct kern_rule rule = {.score = KERN_SCORE_RETENTION,
-                                       .pool = i % 2 ? KERN_POOL_LAYER : KERN_POOL_SEQUENCE,
+                                       .scope = i % 2 ? KERN_SCOPE_LAYER : KERN_SCOPE_SEQUENCE,
                                        .sinks = 2,
                                        .recent = 3,
                                        .horizon = 64,
@@ -469,9 +470,9 @@ static int fill_up(struct net *net, const struct kern_rule *rule, int pos, struc
 /* One rank is full where another has room: nobody takes anything, and the step is refused. */
 Test(emu_ranks, what_one_rank_cannot_hold_nobody_takes) {
     const struct kern_rule rule = {
-        .score = KERN_SCORE_RETENTION, .pool = KERN_POOL_SEQUENCE, .horizon = 64};
+        .score = KERN_SCORE_RETENTION, .scope = KERN_SCOPE_SEQUENCE, .horizon = 64};
     const struct kern_span first = {.slot = 0, .count = 60, .rule = &rule};
-    const struct kern_evict due = {.slot = 0, .tokens = 60, .keep = 40, .rule = &rule};
+    const struct kern_evict due = {.slot = 0, .tokens = 60, .budget = 40, .rule = &rule};
     for (int ranks = 2; ranks <= 4; ranks *= 2) {
         const struct shape shape = {8, 4, 0, 32 / ranks}; /* four pages for each of its streams */
         struct net net;

@@ -54,8 +54,8 @@ static void append(struct pair *p, int slot, int pos, int count) {
 /* Streams of different lengths, a fork that shares pages, a cut end. */
 static void fill_slots(struct pair *p) {
     const struct kern_rule rule = {
-        .score = KERN_SCORE_RETENTION, .pool = KERN_POOL_SEQUENCE, .sinks = 2, .horizon = 9};
-    const struct kern_evict due = {.slot = 1, .tokens = TOKENS, .keep = 31, .rule = &rule};
+        .score = KERN_SCORE_RETENTION, .scope = KERN_SCOPE_SEQUENCE, .sinks = 2, .horizon = 9};
+    const struct kern_evict due = {.slot = 1, .tokens = TOKENS, .budget = 31, .rule = &rule};
     append(p, 1, 0, TOKENS);
     for (int b = 0; b < BACKENDS; b++) {
         MUST(p->kern[b]->ops->evict(p->kern[b], &due, 1));

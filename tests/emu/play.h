@@ -280,7 +280,7 @@ static inline void play_one(struct pair *p, int slot, const struct kern_rule *ru
         struct kern_span span = {.slot = slot, .count = counts[i], .pos = tokens, .rule = rule};
         feed(p, &span, 1, what);
         tokens += counts[i];
-        struct kern_evict due = {.slot = slot, .tokens = tokens, .keep = keep, .rule = rule};
+        struct kern_evict due = {.slot = slot, .tokens = tokens, .budget = keep, .rule = rule};
         evict(p, &due, 1, what);
     }
 }

@@ -248,7 +248,7 @@ static int evict(struct run *run) {
     const struct kern_evict due = {
         .slot = 0,
         .tokens = run->due.tokens,
-        .keep = kv->budget,
+        .budget = kv->budget,
         .rule = &kv->rule,
     };
     buf_fmt(&run->evictions, "%s{\"tokens\":%d,\"before\":", run->evictions.size ? "," : "",

@@ -205,7 +205,7 @@ static const char *const score_names[] = {
 
 static const struct field fields[] = {
     {"score", offsetof(struct kern_rule, score), KIND_ENUM, score_names},
-    FIELD(KIND_ENUM, pool, "stream", "layer", "sequence"),
+    FIELD(KIND_ENUM, scope, "stream", "layer", "sequence"),
     FIELD(KIND_ENUM, layers, "uniform", "pyramid", "preference", "density"),
     FIELD(KIND_ENUM, merge, "none", "paper", "code", "classes"),
     FIELD(KIND_INT, sinks, NULL),
@@ -481,7 +481,7 @@ static int evict(struct run *run, const bool *due) {
         if (due[i])
             list[count++] = (struct kern_evict){.slot = i,
                                                 .tokens = sequence->due.tokens,
-                                                .keep = sequence->kv.budget,
+                                                .budget = sequence->kv.budget,
                                                 .rule = &sequence->kv.rule};
     }
     int rc = count ? run->kern->ops->evict(run->kern, list, count) : 0;

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from policies import formulas as f
-from policies import shares
+from policies import allot
 
 
 def close(found, expected, digits=4):
@@ -113,21 +113,21 @@ def test_pyramid():
 
 
 def test_whole_entries_for_real_weights():
-    assert shares.largest_remainder(10, [1, 1, 1]).tolist() == [4, 3, 3]
-    assert shares.largest_remainder(7, [0.5, 0.3, 0.2]).tolist() == [4, 2, 1]  # 3.5, 2.1, 1.4
-    assert shares.largest_remainder(5, [0, 0]).tolist() == [3, 2]
+    assert allot.largest_remainder(10, [1, 1, 1]).tolist() == [4, 3, 3]
+    assert allot.largest_remainder(7, [0.5, 0.3, 0.2]).tolist() == [4, 2, 1]  # 3.5, 2.1, 1.4
+    assert allot.largest_remainder(5, [0, 0]).tolist() == [3, 2]
 
 
 def test_what_one_cannot_use_goes_to_the_others_by_weight():
-    assert shares.split(12, [8, 2, 2], most=5).tolist() == [5, 4, 3]
-    assert shares.split(12, [8, 2, 2], most=[3, 4, 9]).tolist() == [3, 4, 5]
-    assert shares.split(12, [10, 1, 1], most=12, least=2).tolist() == [8, 2, 2]
-    assert shares.split(99, [1, 1], most=[3, 4]).tolist() == [3, 4]
+    assert allot.split(12, [8, 2, 2], most=5).tolist() == [5, 4, 3]
+    assert allot.split(12, [8, 2, 2], most=[3, 4, 9]).tolist() == [3, 4, 5]
+    assert allot.split(12, [10, 1, 1], most=12, least=2).tolist() == [8, 2, 2]
+    assert allot.split(99, [1, 1], most=[3, 4]).tolist() == [3, 4]
 
 
 def test_the_pyramid_of_weights_is_the_published_one():
     """... but for its floored step, and with the total that was asked for."""
-    parts = shares.split(32 * 2040, shares.pyramid(32, 20), most=9000)
+    parts = allot.split(32 * 2040, allot.pyramid(32, 20), most=9000)
     published = np.array(f.pyramid_code(32, 2048, 8, 100000)) - 8
     assert parts.sum() == 32 * 2040
     assert np.abs(parts - published).max() <= 1

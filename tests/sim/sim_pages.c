@@ -76,7 +76,7 @@ static bool in_prompt(const struct sequence *seq) {
 
 static struct kern_evict evict_of(const struct sequence *seq, int slot) {
     return (struct kern_evict){
-        .slot = slot, .tokens = seq->due.tokens, .keep = seq->kv.budget, .rule = &seq->kv.rule};
+        .slot = slot, .tokens = seq->due.tokens, .budget = seq->kv.budget, .rule = &seq->kv.rule};
 }
 
 static void evict(struct sim *sim, struct cpu_cache *cache, struct sequence *seq, int slot) {

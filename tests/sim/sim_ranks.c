@@ -1,7 +1,7 @@
 /* Seeded simulation of sequences over several ranks: what admission reserves of a rank's pool
  * (paging/due.h) is never less than what any rank holds, and no more than it needs.
  *
- * Random shapes, caps, pools, floors and protections; entries whose scores favour one rank after
+ * Random shapes, caps, scopes, floors and protections; entries whose scores favour one rank after
  * the other, or none; turns that go on from what the last one left, some after dropping tokens.
  * Every rank runs the same script on its own thread, as backends do, and after every step and
  * eviction counts its own entries and pages.
@@ -114,7 +114,7 @@ static void append(struct sim *sim, int32_t count) {
 
 static void evict(struct sim *sim) {
     const struct kern_evict due = {
-        .tokens = sim->due.tokens, .keep = sim->kv.budget, .rule = &sim->kv.rule};
+        .tokens = sim->due.tokens, .budget = sim->kv.budget, .rule = &sim->kv.rule};
     int rc = cpu_cache_evict(&sim->cache, &due, 1);
     EXPECT(sim, rc == 0, "%s", err_name(rc));
     due_evicted(&sim->kv, &sim->due);
@@ -155,9 +155,9 @@ static void begin_turn(struct sim *sim, int32_t first, int32_t prompt_new) {
 static void end_turn(struct sim *sim) {
     int64_t streams = (int64_t)sim->options.layers * sim->options.heads_kv;
     const struct kern_rule *rule = &sim->kv.rule;
-    double *best = rule->pool == KERN_POOL_STREAM ? &sim->tightness->apart
-                   : sim->shape.rank_cap > 0      ? &sim->tightness->capped
-                                                  : &sim->tightness->shared;
+    double *best = rule->scope == KERN_SCOPE_STREAM ? &sim->tightness->apart
+                   : sim->shape.rank_cap > 0        ? &sim->tightness->capped
+                                                    : &sim->tightness->shared;
     sim->due.held = (int32_t)per_stream(all_entries(sim), streams);
     sim->fullest = per_stream(over_ranks(sim, own_entries(sim), COMM_MAX), sim->cache.streams);
     double part =
@@ -194,11 +194,11 @@ static void choose_rule(struct sim *sim) {
         .budget = pick(sim, 1, 24), .buffer = pick(sim, 0, 8), .chunk = pick(sim, 1, 30)};
     kv_params_set_policy(kv, policy_find(pick(sim, 0, 9) == 0 ? "full" : "global"));
     if (!kv->policy->bounded) return;
-    rule->pool = (enum kern_pool)pick(sim, KERN_POOL_STREAM, KERN_POOL_SEQUENCE);
+    rule->scope = (enum kern_scope)pick(sim, KERN_SCOPE_STREAM, KERN_SCOPE_SEQUENCE);
     rule->layers = pick(sim, 0, 2) == 0 ? KERN_LAYERS_PYRAMID : KERN_LAYERS_UNIFORM;
     rule->pyramid_beta = 3;
     rule->horizon = pick(sim, 0, 1) ? 128 : INFINITY;
-    rule->floor = rule->pool == KERN_POOL_STREAM ? 0 : floors[pick(sim, 0, 3)];
+    rule->floor = rule->scope == KERN_SCOPE_STREAM ? 0 : floors[pick(sim, 0, 3)];
     rule->sinks = pick(sim, 0, kv->budget < 4 ? kv->budget : 4);
     rule->recent = pick(sim, 0, kv->budget - rule->sinks);
     if (pick(sim, 0, 1) && rule->recent > 4) rule->recent = 4;

@@ -1,4 +1,4 @@
-/* Ranks at work, for ThreadSanitizer: prompts, answers, evictions with every kind of pool, forks,
+/* Ranks at work, for ThreadSanitizer: prompts, answers, evictions with every scope, forks,
  * reports and snapshots of the bundled model over four ranks. What comes out is tested in
  * tests/unit/model/test_ranks.c; here nobody may race. */
 #include <stdio.h>
@@ -27,7 +27,7 @@ static void evict(struct kern *kern, int tokens, const struct kern_rule *rule) {
     struct kern_trace trace = {
         .lengths = lengths, .positions = positions, .entries_max = 64 * POSITIONS};
     const struct kern_evict due = {
-        .slot = 0, .tokens = tokens, .keep = BUDGET, .rule = rule, .trace = &trace};
+        .slot = 0, .tokens = tokens, .budget = BUDGET, .rule = rule, .trace = &trace};
     struct kern_report report = {.positions = positions, .entries_max = 64 * POSITIONS};
     CHECK(kern->ops->evict(kern, &due, 1) == 0);
     CHECK(trace.entries > 0);

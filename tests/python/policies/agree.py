@@ -13,7 +13,7 @@ import numpy as np
 
 from . import formulas as f
 from . import classes, merge
-from .choose import best, choose, floor_places, pools, quotas, ranked
+from .choose import best, choose, floor_allotment, scopes, quotas, ranked
 from .sequence import similarity
 
 
@@ -131,19 +131,19 @@ class Follower:
         scores are equal in float32 too."""
         positions = [stream.pos for stream in self.sequence.all_streams()]
         sizes = [int(mask.sum()) for mask in kept]
-        for pool in self.matching_pools(scored, sizes, keep):
-            more, less = (np.concatenate([scored[s].score[a[s] & ~b[s]] for s in pool.streams])
+        for scope in self.matching_scopes(scored, sizes, keep):
+            more, less = (np.concatenate([scored[s].score[a[s] & ~b[s]] for s in scope.streams])
                           for a, b in ((kept, masks), (masks, kept)))
             assert self.sequence.rule.score == "attention" or not len(more) or not len(less) or \
                 len({*more, *less}) > 1, f"equal scores {more[0]} out of order"
-            self.explain_quotas(pool, scored, positions, sizes)
-            for s in pool.streams:
+            self.explain_quotas(scope, scored, positions, sizes)
+            for s in scope.streams:
                 other = best(scored[s], positions[s], sizes[s], self.sequence.rule.retain)
                 wrong = self.differing(scored[s], positions[s], kept[s], other)
                 assert not wrong.any(), self.describe(s, scored[s], positions[s], kept[s], other)
 
-    def matching_pools(self, scored, sizes, keep):
-        """The pools, by layer weights that float32 may have rounded to the next entry."""
+    def matching_scopes(self, scored, sizes, keep):
+        """The scopes, by layer weights that float32 may have rounded to the next entry."""
         sequence = self.sequence
         variants = [np.ones(sequence.layers)]
         if sequence.rule.layers in ("preference", "density"):
@@ -152,23 +152,23 @@ class Follower:
         weights, found = sequence.layer_weights(), []
         for variant in variants:
             sequence.weights = weights * variant
-            found = pools(sequence, scored, keep)
+            found = scopes(sequence, scored, keep)
             sequence.weights = weights
-            if all(pool.room == sum(sizes[s] for s in pool.streams) for pool in found):
+            if all(scope.room == sum(sizes[s] for s in scope.streams) for scope in found):
                 break
         return found
 
-    def explain_quotas(self, pool, scored, positions, sizes):
-        """A tie at the cut of a pool moves places between its streams."""
+    def explain_quotas(self, scope, scored, positions, sizes):
+        """A tie at the cutoff of a scope moves allotments between its streams."""
         rule = self.sequence.rule
-        mine, theirs = quotas(pool, scored, positions, rule), np.array([sizes[s] for s in pool.streams])
+        mine, theirs = quotas(scope, scored, positions, rule), np.array([sizes[s] for s in scope.streams])
         if np.array_equal(mine, theirs) or rule.retain > 0:  # with retain, each stream is judged by itself
             return
-        floors = floor_places(rule, pool) * len(pool.streams) if rule.pool == "sequence" else 0
-        stream, entry = ranked([scored[s] for s in pool.streams], [positions[s] for s in pool.streams])
-        last, at = scored[pool.streams[stream[pool.room - floors - 1]]], entry[pool.room - floors - 1]
+        floors = floor_allotment(rule, scope) * len(scope.streams) if rule.scope == "sequence" else 0
+        stream, entry = ranked([scored[s] for s in scope.streams], [positions[s] for s in scope.streams])
+        last, at = scored[scope.streams[stream[scope.room - floors - 1]]], entry[scope.room - floors - 1]
         near = [(self.near(scored[s], last.score[at], last.size[at]) & ~scored[s].protected).sum()
-                for s in pool.streams]
+                for s in scope.streams]
         assert mine.sum() == theirs.sum() and (np.abs(mine - theirs) <= near).all(), (mine, theirs, near)
 
     def describe(self, s, scored, pos, kept, other):

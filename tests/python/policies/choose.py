@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from . import shares
+from . import allot
 
 
 @dataclass
-class Pool:
-    """Streams that compete, and for how many places."""
+class Scope:
+    """Streams that compete, and their allotment."""
 
     streams: list  # indices, layer * heads + head
     room: int
@@ -30,48 +30,48 @@ def ranked(scored, positions):
     return stream[order], entry[order]
 
 
-def pools(sequence, scored, keep):
+def scopes(sequence, scored, keep):
     """How the total is split before anything competes."""
     layers, heads = sequence.layers, sequence.heads_kv
     total = layers * heads * keep
     everything = range(layers * heads)
-    if sequence.rule.pool == "sequence":
-        return [Pool(list(everything), total)]
+    if sequence.rule.scope == "sequence":
+        return [Scope(list(everything), total)]
     held = np.array([len(s.score) for s in scored]).reshape(layers, heads)
     fixed = np.array([s.protected.sum() for s in scored]).reshape(layers, heads)
     parts = layer_parts(sequence.layer_weights(), total, held.sum(1), fixed.sum(1))
-    if sequence.rule.pool == "layer":
-        return [Pool(list(everything[i * heads:(i + 1) * heads]), parts[i]) for i in range(layers)]
-    rooms = [shares.split(parts[i], np.ones(heads), held[i], np.minimum(fixed[i], held[i])) for i in range(layers)]
-    return [Pool([i * heads + h], rooms[i][h]) for i in range(layers) for h in range(heads)]
+    if sequence.rule.scope == "layer":
+        return [Scope(list(everything[i * heads:(i + 1) * heads]), parts[i]) for i in range(layers)]
+    rooms = [allot.split(parts[i], np.ones(heads), held[i], np.minimum(fixed[i], held[i])) for i in range(layers)]
+    return [Scope([i * heads + h], rooms[i][h]) for i in range(layers) for h in range(heads)]
 
 
 def layer_parts(weights, total, held, fixed):
     """Protected entries stay where they are; the rest of the total is split by weight."""
     free = max(0, total - fixed.sum())
-    return fixed + shares.split(free, weights, held - fixed)
+    return fixed + allot.split(free, weights, held - fixed)
 
 
-def counts(pool, room, scored, positions):
-    """How many of the best `room` entries of a pool are each stream's."""
-    stream, _ = ranked([scored[s] for s in pool.streams], [positions[s] for s in pool.streams])
-    return np.bincount(stream[:room], minlength=len(pool.streams))
+def counts(scope, room, scored, positions):
+    """How many of the best `room` entries of a scope are each stream's."""
+    stream, _ = ranked([scored[s] for s in scope.streams], [positions[s] for s in scope.streams])
+    return np.bincount(stream[:room], minlength=len(scope.streams))
 
 
-def floor_places(rule, pool):
-    """In float32, as a part of 0.7 of 10 places is meant to be 7."""
-    return int(np.float32(rule.floor) * np.float32(pool.room) / np.float32(len(pool.streams)))
+def floor_allotment(rule, scope):
+    """In float32, as a floor of 0.7 of 10 entries is meant to be 7."""
+    return int(np.float32(rule.floor) * np.float32(scope.room) / np.float32(len(scope.streams)))
 
 
-def quotas(pool, scored, positions, rule):
-    """Places of each stream of a pool."""
-    size = len(pool.streams)
-    lengths = np.array([len(positions[s]) for s in pool.streams])
-    if rule.pool == "layer" and rule.floor > 0:  # Ada-KV: a part of the room alike, the rest by count
-        weights = (1 - rule.floor) * counts(pool, pool.room, scored, positions) + rule.floor * (pool.room / size)
-        return shares.split(pool.room, weights, lengths)
-    least = floor_places(rule, pool)  # global gates: the best of the rest, and the floor on top
-    return np.minimum(counts(pool, pool.room - size * least, scored, positions) + least, lengths)
+def quotas(scope, scored, positions, rule):
+    """The allotment of each stream of a scope."""
+    size = len(scope.streams)
+    lengths = np.array([len(positions[s]) for s in scope.streams])
+    if rule.scope == "layer" and rule.floor > 0:  # Ada-KV: a part of the room alike, the rest by count
+        weights = (1 - rule.floor) * counts(scope, scope.room, scored, positions) + rule.floor * (scope.room / size)
+        return allot.split(scope.room, weights, lengths)
+    least = floor_allotment(rule, scope)  # global gates: the best of the rest, and the floor on top
+    return np.minimum(counts(scope, scope.room - size * least, scored, positions) + least, lengths)
 
 
 def best(scored, pos, quota, retain):
@@ -86,7 +86,7 @@ def choose(sequence, scored, keep):
     """Masks of what stays, one per stream."""
     positions = [stream.pos for stream in sequence.all_streams()]
     masks = [None] * len(positions)
-    for pool in pools(sequence, scored, keep):
-        for s, quota in zip(pool.streams, quotas(pool, scored, positions, sequence.rule)):
+    for scope in scopes(sequence, scored, keep):
+        for s, quota in zip(scope.streams, quotas(scope, scored, positions, sequence.rule)):
             masks[s] = best(scored[s], positions[s], quota, sequence.rule.retain)
     return masks

@@ -154,7 +154,7 @@ def d2o_ratios_code(scalars, keep_ratio):
     return np.clip(weights * len(weights) * keep_ratio, 0.01, 1.0)
 
 
-# --- shares ------------------------------------------------------------------------------------
+# --- allotments ------------------------------------------------------------------------------------
 
 
 def pyramid_code(layers, capacity, window, prompt, beta=20):

@@ -49,7 +49,7 @@ class Classes:
 @dataclass(frozen=True)
 class Rule:
     score: str = "recency"  # recency, retention, attention
-    pool: str = "stream"  # stream, layer, sequence
+    scope: str = "stream"  # stream, layer, sequence
     layers: str = "uniform"  # uniform, pyramid, preference, density
     merge: str = "none"  # none, paper, code, classes
     sinks: int = 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from . import classes, shares
+from . import classes, allot
 from . import formulas as f
 
 
@@ -261,7 +261,7 @@ class Sequence:
         """The weights by which layers divide the candidates; measured once."""
         if self.weights is None:
             measure = {"uniform": lambda: np.ones(self.layers), "preference": self.preferences,
-                       "pyramid": lambda: shares.pyramid(self.layers, self.rule.pyramid_beta),
+                       "pyramid": lambda: allot.pyramid(self.layers, self.rule.pyramid_beta),
                        "density": self.densities}
             self.weights = measure[self.rule.layers]()
         return self.weights

@@ -18,7 +18,7 @@ ROWS = {
     # TRIM-KV (arXiv 2512.03324), global gates (arXiv 2605.09649)
     "trimkv": Rule(score="retention", sinks=4, horizon=1),
     # (global: the last 16 tokens are ours, see docs/QUALITY.md)
-    "global": Rule(score="retention", pool="sequence", sinks=4, recent=16, horizon=128),
+    "global": Rule(score="retention", scope="sequence", sinks=4, recent=16, horizon=128),
     # G-KV (arXiv 2512.00504)
     "gkv": attention(recent=16, observe=Observe(
         window=16, group="max", normalise=True, history="max", decay=0.8), redundancy=Redundancy(
@@ -36,7 +36,7 @@ ROWS = {
     "pyramidkv": attention(layers="pyramid", recent=8, pyramid_beta=20, observe=Observe(
         window=8, group="mean", smooth="max", smooth_width=7)),
     # Ada-KV (arXiv 2407.11550)
-    "adakv": attention(pool="layer", recent=32, floor=0.2, observe=Observe(
+    "adakv": attention(scope="layer", recent=32, floor=0.2, observe=Observe(
         window=32, group="mean", smooth="max", smooth_width=7)),
     # MorphKV (arXiv 2503.00979)
     "morphkv": attention(recent=33, observe=Observe(
@@ -45,7 +45,7 @@ ROWS = {
     "cake": attention(layers="preference", tau1=1, tau2=1, recent=32, observe=Observe(
         window=32, group="each", reduce="mean_var", gamma=200, smooth="average", smooth_width=5)),
     # KV-Compress (arXiv 2410.00161)
-    "kvcompress": attention(pool="sequence", recent=64, observe=Observe(
+    "kvcompress": attention(scope="sequence", recent=64, observe=Observe(
         group="squares", reduce="sum")),
     # D2O (arXiv 2406.13035)
     "d2o": attention(layers="density", merge="paper", merge_beta=0.7,
@@ -142,7 +142,7 @@ def random_rule(rng):
                         history=one_of("none", "max", "mean", "sum"), decay=float(rng.random()))
     else:
         observe |= dict(group=one_of("mean", "max", "sum", "squares"), reduce="sum")
-    pool = one_of("stream", "layer", "sequence")
+    scope = one_of("stream", "layer", "sequence")
     layers = one_of("uniform", "pyramid", "preference" if window else "density")
     redundancy = dict(on=bool(rng.integers(2)), weight=float(rng.random()), threshold=float(rng.uniform(0, 0.9)),
                       eps=1e-6, normalise=bool(rng.integers(2)), candidates_only=bool(rng.integers(2)),
@@ -151,7 +151,7 @@ def random_rule(rng):
     if merge == "classes" and window:  # classes merge by accumulated attention
         observe |= dict(all_queries=True, history="none", group=one_of("mean", "max", "sum", "squares"))
     classes = Classes(float(rng.uniform(1, 5)), float(rng.uniform(0, 0.8)), bool(rng.integers(2)))
-    return Rule(score="attention", pool=pool, layers="uniform" if pool == "sequence" else layers, merge=merge,
+    return Rule(score="attention", scope=scope, layers="uniform" if scope == "sequence" else layers, merge=merge,
                 sinks=int(rng.integers(0, 6)), recent=int(rng.integers(0, 20)), merge_beta=float(rng.random()),
                 floor=float(one_of(0, 0.1, 0.5, 1)), pyramid_beta=float(rng.uniform(1, 30)), tau1=float(rng.uniform(0.4, 2)),
                 tau2=float(rng.uniform(0.4, 2)), observe=Observe(**observe), redundancy=Redundancy(**redundancy), classes=classes)

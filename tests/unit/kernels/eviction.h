@@ -92,14 +92,14 @@ static inline void bed_append(struct bed *bed, int slot, int32_t count) {
 }
 
 static inline int bed_evict(struct bed *bed, int slot, int32_t keep) {
-    bed->due =
-        (struct kern_evict){.slot = slot, .tokens = bed->tokens, .keep = keep, .rule = &bed->rule};
+    bed->due = (struct kern_evict){
+        .slot = slot, .tokens = bed->tokens, .budget = keep, .rule = &bed->rule};
     return cpu_cache_evict(&bed->cache, &bed->due, 1);
 }
 
 /* A job for a stage alone, the stages before it done. */
 static inline struct evict_job bed_job(struct bed *bed, int32_t keep) {
-    bed->due = (struct kern_evict){.tokens = bed->tokens, .keep = keep, .rule = &bed->rule};
+    bed->due = (struct kern_evict){.tokens = bed->tokens, .budget = keep, .rule = &bed->rule};
     struct evict_job job = {.cache = &bed->cache, .due = &bed->due};
     size_t first = 0;
     for (int stream = 0; stream < bed->cache.streams; stream++) {

@@ -250,7 +250,7 @@ static void check_evicted(int path, const struct shape *shape) {
     if (!bench_open(&b, path, shape)) return;
     append(&b, 0, 0, 200);
     struct kern_rule rule = {.score = KERN_SCORE_RECENCY, .sinks = 4, .recent = 10};
-    struct kern_evict due = {.slot = 0, .tokens = 200, .keep = 70, .rule = &rule};
+    struct kern_evict due = {.slot = 0, .tokens = 200, .budget = 70, .rule = &rule};
     MUST(b.kern->ops->evict(b.kern, &due, 1));
     append(&b, 0, 200, 230);
     append(&b, 0, 230, 231);

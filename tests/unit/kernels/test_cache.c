@@ -332,11 +332,11 @@ Test(cache, check_survives_a_failed_allocation) {
 Test(cache, serving_never_allocates) {
     struct cpu_cache cache = open_small(60);
     struct kern_rule rule = {
-        .score = KERN_SCORE_RETENTION, .pool = KERN_POOL_SEQUENCE, .horizon = 128};
+        .score = KERN_SCORE_RETENTION, .scope = KERN_SCOPE_SEQUENCE, .horizon = 128};
     mem_fail_after(0);
     struct kern_span span = {.slot = 0, .count = 20, .pos = 0};
     struct kern_batch batch = {.spans = &span, .span_count = 1, .rows = 20};
-    struct kern_evict due = {.slot = 0, .tokens = 20, .keep = 7, .rule = &rule};
+    struct kern_evict due = {.slot = 0, .tokens = 20, .budget = 7, .rule = &rule};
     cr_assert_eq(cpu_cache_begin_step(&cache, &batch), 0);
     cr_assert_eq(cpu_cache_evict(&cache, &due, 1), 0);
     cr_assert_eq(cpu_cache_fork(&cache, 0, 1), 0);

@@ -100,10 +100,10 @@ static void fill(struct cpu_cache *cache, int rank) {
         }
 }
 
-static void evict(struct cpu_cache *cache, enum kern_pool pool) {
+static void evict(struct cpu_cache *cache, enum kern_scope scope) {
     const struct kern_rule rule = {
-        .score = KERN_SCORE_RETENTION, .pool = pool, .sinks = 2, .recent = 3, .horizon = 128};
-    const struct kern_evict due = {.tokens = TOKENS, .keep = KEEP, .rule = &rule};
+        .score = KERN_SCORE_RETENTION, .scope = scope, .sinks = 2, .recent = 3, .horizon = 128};
+    const struct kern_evict due = {.tokens = TOKENS, .budget = KEEP, .rule = &rule};
     MUST(cpu_cache_evict(cache, &due, 1) == 0);
     MUST(cpu_cache_check(cache, NULL) == 0);
 }
@@ -131,16 +131,16 @@ static void open_capped(struct cpu_cache *cache, const struct comm *comm, int he
 /* Even shares: each rank keeps what it would keep if it were alone in the world. */
 static void even_shares(const struct comm_seat *seat) {
     const struct comm *comm = seat->comm;
-    const enum kern_pool *pool = seat->arg;
+    const enum kern_scope *scope = seat->arg;
     int32_t got[LAYERS * HEADS * TOKENS], alone[LAYERS * HEADS * TOKENS];
     struct cpu_cache cache;
     struct kern_cache_stats stats;
     open_capped(&cache, comm, HEADS, 1);
-    evict(&cache, *pool);
+    evict(&cache, *scope);
     size_t count = positions(&cache, got);
     MUST(count == (size_t)(LAYERS * HEADS / comm->ranks * KEEP));
     cpu_cache_stats(&cache, &stats);
-    MUST(stats.rank_cap_hits == (comm->ranks == 1 ? 0 : *pool == KERN_POOL_LAYER ? LAYERS : 1));
+    MUST(stats.rank_cap_hits == (comm->ranks == 1 ? 0 : *scope == KERN_SCOPE_LAYER ? LAYERS : 1));
     cpu_cache_close(&cache);
     const struct kern_cache_options options = {.layers = LAYERS,
                                                .heads_q = HEADS / comm->ranks,
@@ -152,7 +152,7 @@ static void even_shares(const struct comm_seat *seat) {
                                                .max_positions = 128};
     MUST(cpu_cache_open(&cache, &options, 1, NULL) == 0);
     fill(&cache, comm->rank);
-    evict(&cache, *pool);
+    evict(&cache, *scope);
     MUST(positions(&cache, alone) == count);
     MUST(memcmp(got, alone, count * sizeof *got) == 0);
     cpu_cache_close(&cache);
@@ -165,7 +165,7 @@ static void uneven_shares(const struct comm_seat *seat) {
     struct cpu_cache cache;
     int64_t total = LAYERS * HEADS * KEEP, limit = total * 5 / 4 / comm->ranks;
     open_capped(&cache, comm, HEADS, 1.25f);
-    evict(&cache, KERN_POOL_SEQUENCE);
+    evict(&cache, KERN_SCOPE_SEQUENCE);
     int64_t sum[2] = {(int64_t)positions(&cache, got), 0};
     MUST(comm->ranks == 1 || sum[0] <= limit);
     if (comm->ranks > 1 && comm->rank == 0) MUST(sum[0] == limit);
@@ -180,8 +180,8 @@ int main(void) {
     for (int ranks = 1; ranks <= COMM_RANKS_MAX; ranks *= 2) {
         comm_run_cases(&host, ranks);
         if (ranks > 1) comm_run(&host, ranks, refuse_together, NULL);
-        for (enum kern_pool pool = KERN_POOL_LAYER; pool <= KERN_POOL_SEQUENCE; pool++)
-            comm_run(&host, ranks, even_shares, &pool);
+        for (enum kern_scope scope = KERN_SCOPE_LAYER; scope <= KERN_SCOPE_SEQUENCE; scope++)
+            comm_run(&host, ranks, even_shares, &scope);
         comm_run(&host, ranks, uneven_shares, NULL);
     }
     return 0;

@@ -101,12 +101,12 @@ static void oracle(const struct kern_evict *due, int streams, struct held *held)
             entries[i].stream = stream;
             entries[i].index = i;
         }
-        if (due->rule->pool == KERN_POOL_STREAM)
-            mark_best(entries + first, length, (size_t)due->keep, kept);
+        if (due->rule->scope == KERN_SCOPE_STREAM)
+            mark_best(entries + first, length, (size_t)due->budget, kept);
         first += length;
     }
-    if (due->rule->pool == KERN_POOL_SEQUENCE)
-        mark_best(entries, held->count, (size_t)due->keep * (size_t)streams, kept);
+    if (due->rule->scope == KERN_SCOPE_SEQUENCE)
+        mark_best(entries, held->count, (size_t)due->budget * (size_t)streams, kept);
     for (int stream = 0; stream < streams; stream++) {
         int32_t length = 0;
         for (int32_t i = 0; i < held->lengths[stream]; i++, at++) {
@@ -150,13 +150,13 @@ static struct kern_evict random_due(uint64_t *random, int32_t tokens, struct ker
     static const float horizons[] = {1, 2, 128, 1e30f, INFINITY};
     struct kern_evict due = {.slot = 1, .tokens = tokens, .rule = rule};
     *rule = (struct kern_rule){0};
-    due.keep = 1 + (int32_t)content_random(random, 24);
+    due.budget = 1 + (int32_t)content_random(random, 24);
     rule->sinks = (int32_t)content_random(random, 5);
     rule->recent = (int32_t)content_random(random, 6);
-    if (rule->sinks + rule->recent > due.keep && content_random(random, 4) > 0)
+    if (rule->sinks + rule->recent > due.budget && content_random(random, 4) > 0)
         rule->sinks = rule->recent = 0; /* else: more is protected than may be kept */
     rule->score = content_random(random, 4) == 0 ? KERN_SCORE_RECENCY : KERN_SCORE_RETENTION;
-    rule->pool = content_random(random, 3) == 0 ? KERN_POOL_STREAM : KERN_POOL_SEQUENCE;
+    rule->scope = content_random(random, 3) == 0 ? KERN_SCOPE_STREAM : KERN_SCOPE_SEQUENCE;
     rule->horizon = horizons[content_random(random, 5)];
     return due;
 }
@@ -186,8 +186,8 @@ static void random_case(uint64_t seed) {
         check(&cache);
         expect_held(&cache, 1, &held, salt);
         cr_assert_eq(cache.entries_evicted - evicted, before - held.count);
-        if (due.rule->pool == KERN_POOL_SEQUENCE) {
-            size_t most = (size_t)due.keep * (size_t)cache.streams;
+        if (due.rule->scope == KERN_SCOPE_SEQUENCE) {
+            size_t most = (size_t)due.budget * (size_t)cache.streams;
             cr_assert_eq(held.count, before < most ? before : most);
         }
     }
@@ -203,9 +203,11 @@ Test(evict, equals_a_sort_in_thousands_of_cases) {
 /* The rule stays good until the next call. */
 static struct kern_evict global(int32_t tokens, int32_t keep, int32_t sinks) {
     static struct kern_rule rule;
-    rule = (struct kern_rule){
-        .score = KERN_SCORE_RETENTION, .pool = KERN_POOL_SEQUENCE, .sinks = sinks, .horizon = 128};
-    return (struct kern_evict){.slot = 1, .tokens = tokens, .keep = keep, .rule = &rule};
+    rule = (struct kern_rule){.score = KERN_SCORE_RETENTION,
+                              .scope = KERN_SCOPE_SEQUENCE,
+                              .sinks = sinks,
+                              .horizon = 128};
+    return (struct kern_evict){.slot = 1, .tokens = tokens, .budget = keep, .rule = &rule};
 }
 
 static void expect_positions(const struct cpu_cache *cache, int slot, int stream, int count,
@@ -247,7 +249,7 @@ Test(evict, streaming_keeps_first_and_last) {
     struct cpu_cache cache = open_cache(2, 2, 256, KERN_F32, 100);
     append(&cache, 1, 0, 20, CONTENT_BROKEN);
     struct kern_rule rule = {.score = KERN_SCORE_RECENCY, .sinks = 2};
-    struct kern_evict due = {.slot = 1, .tokens = 20, .keep = 6, .rule = &rule};
+    struct kern_evict due = {.slot = 1, .tokens = 20, .budget = 6, .rule = &rule};
     cr_assert_eq(cpu_cache_evict(&cache, &due, 1), 0);
     for (int stream = 0; stream < 4; stream++)
         expect_positions(&cache, 1, stream, 6, (int32_t[]){0, 1, 16, 17, 18, 19});

@@ -31,7 +31,7 @@ static struct cpu_cache open_cache(enum kern_dtype dtype, int page_slots) {
 static void fill(struct cpu_cache *cache, int slot, int32_t count, int32_t window) {
     struct kern_rule observing = {.score = KERN_SCORE_ATTENTION, .observe = {.window = window}};
     struct kern_rule rule = {
-        .score = KERN_SCORE_RETENTION, .pool = KERN_POOL_SEQUENCE, .horizon = 9};
+        .score = KERN_SCORE_RETENTION, .scope = KERN_SCOPE_SEQUENCE, .horizon = 9};
     struct kern_span span = {
         .slot = slot, .count = count, .pos = 0, .rule = window > 0 ? &observing : &rule};
     struct kern_batch batch = {.spans = &span, .span_count = 1, .rows = count};
@@ -40,7 +40,7 @@ static void fill(struct cpu_cache *cache, int slot, int32_t count, int32_t windo
     for (int layer = 0; layer < 2 && window > 0; layer++)
         for (int i = 0; i < window * 6 * 256; i++)
             cpu_cache_query(cache, slot, layer, 0)[i] = (float)(layer * 7919 + i);
-    struct kern_evict due = {.slot = slot, .tokens = count, .keep = count / 2 + 1, .rule = &rule};
+    struct kern_evict due = {.slot = slot, .tokens = count, .budget = count / 2 + 1, .rule = &rule};
     cr_assert_eq(cpu_cache_evict(cache, &due, 1), 0);
 }
 

@@ -18,17 +18,17 @@
     } while (0)
 
 struct tally {
-    int runs[CPU_POOL_THREADS_MAX]; /* plain: the barrier must order them */
-    long sum[CPU_POOL_THREADS_MAX];
-    struct cpu_share share;
-    int *done; /* [share.count] */
+    int runs[CPU_TEAM_THREADS_MAX]; /* plain: the barrier must order them */
+    long sum[CPU_TEAM_THREADS_MAX];
+    struct cpu_tickets tickets;
+    int *done; /* [tickets.count] */
 };
 
 static void work(void *arg, int worker) {
     struct tally *tally = arg;
     tally->runs[worker]++;
     int64_t end;
-    for (int64_t i; (i = cpu_share_take(&tally->share, 3, &end)) >= 0;)
+    for (int64_t i; (i = cpu_tickets_take(&tally->tickets, 3, &end)) >= 0;)
         for (; i < end; i++) {
             tally->done[i]++;
             tally->sum[worker] += i;
@@ -36,22 +36,22 @@ static void work(void *arg, int worker) {
 }
 
 static void check_team(int threads, int rounds, int items, int pause_every) {
-    struct cpu_team *pool;
-    EXPECT(cpu_team_open(threads, &pool) == 0);
-    int team = cpu_team_threads(pool);
-    EXPECT(threads == 0 || team == threads);
+    struct cpu_team *team;
+    EXPECT(cpu_team_open(threads, &team) == 0);
+    int count = cpu_team_threads(team);
+    EXPECT(threads == 0 || count == threads);
     struct tally tally = {.done = calloc((size_t)items + 1, sizeof(int))};
     for (int round = 0; round < rounds; round++) {
-        cpu_share_set(&tally.share, items);
-        cpu_team_run(pool, work, &tally);
-        for (int w = 0; w < team; w++) EXPECT(tally.runs[w] == round + 1);
+        cpu_tickets_set(&tally.tickets, items);
+        cpu_team_run(team, work, &tally);
+        for (int w = 0; w < count; w++) EXPECT(tally.runs[w] == round + 1);
         for (int i = 0; i < items; i++) EXPECT(tally.done[i] == round + 1);
         if (pause_every && round % pause_every == 0) usleep(2000); /* long enough to fall asleep */
     }
     long sum = 0;
-    for (int w = 0; w < team; w++) sum += tally.sum[w];
+    for (int w = 0; w < count; w++) sum += tally.sum[w];
     EXPECT(sum == (long)rounds * items * (items - 1) / 2);
-    cpu_team_close(pool);
+    cpu_team_close(team);
     free(tally.done);
 }
 

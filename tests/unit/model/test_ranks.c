@@ -65,7 +65,7 @@ static void evict(struct run *run, int slot, int tokens) {
     struct kern_trace trace = {
         .lengths = lengths, .positions = positions, .entries_max = (size_t)streams * POSITIONS};
     struct kern_evict due = {
-        .slot = slot, .tokens = tokens, .keep = BUDGET, .rule = &run->kv->rule};
+        .slot = slot, .tokens = tokens, .budget = BUDGET, .rule = &run->kv->rule};
     due.trace = slot == 0 ? &trace : NULL;
     cr_assert_eq(kern->ops->evict(kern, &due, 1), 0);
     if (due.trace) {
@@ -412,7 +412,7 @@ Test(ranks, a_trace_without_memory_is_lost_and_nothing_else) {
         struct kern_trace trace = {
             .lengths = lengths, .positions = positions, .entries_max = STREAMS * TOKENS};
         const struct kern_evict due = {
-            .tokens = TOKENS, .keep = KEEP, .rule = &rule, .trace = &trace};
+            .tokens = TOKENS, .budget = KEEP, .rule = &rule, .trace = &trace};
         cr_assert_eq(ranks_open_cpu(&cpu, 2, &kern, &fault), 0);
         cr_assert_eq(kern->ops->cache_open(kern, &cache, &fault), 0, "%s", fault.text);
         mem_fail_after(0);

@@ -166,30 +166,30 @@ Test(reserve, equal_streams_round_up_each) {
 /* The most entries per stream, on average, that the fullest of four ranks may have. */
 Test(reserve, a_rank_may_need_more_than_its_share) {
     static const struct {
-        enum kern_pool pool;
+        enum kern_scope scope;
         enum kern_layers layers;
         float floor, cap;
         int64_t wanted; /* M = 100, peak 120, of a fresh sequence of 1000 tokens */
     } cases[] = {
-        {KERN_POOL_STREAM, KERN_LAYERS_UNIFORM, 0, 0, 120},
-        {KERN_POOL_STREAM, KERN_LAYERS_UNIFORM, 0, 1.5f, 120},
-        {KERN_POOL_STREAM, KERN_LAYERS_PYRAMID, 0, 1.5f,
+        {KERN_SCOPE_STREAM, KERN_LAYERS_UNIFORM, 0, 0, 120},
+        {KERN_SCOPE_STREAM, KERN_LAYERS_UNIFORM, 0, 1.5f, 120},
+        {KERN_SCOPE_STREAM, KERN_LAYERS_PYRAMID, 0, 1.5f,
          420}, /* no cap where heads do not compete */
-        {KERN_POOL_SEQUENCE, KERN_LAYERS_UNIFORM, 0, 0, 420},
-        {KERN_POOL_SEQUENCE, KERN_LAYERS_UNIFORM, 0, 1, 120},
-        {KERN_POOL_SEQUENCE, KERN_LAYERS_UNIFORM, 0, 1.25f, 145},
-        {KERN_POOL_SEQUENCE, KERN_LAYERS_UNIFORM, 0, 8, 420}, /* a cap above all there is */
-        {KERN_POOL_SEQUENCE, KERN_LAYERS_UNIFORM, 0.5f, 1.25f, 145},
-        {KERN_POOL_SEQUENCE, KERN_LAYERS_UNIFORM, 0.75f, 1, 126}, /* 75 + 1 + 30 protected */
-        {KERN_POOL_LAYER, KERN_LAYERS_UNIFORM, 0, 1.25f, 145},
-        {KERN_POOL_LAYER, KERN_LAYERS_PYRAMID, 0, 1.25f, 175},
-        {KERN_POOL_LAYER, KERN_LAYERS_UNIFORM, 0.2f, 1.25f, 420},
+        {KERN_SCOPE_SEQUENCE, KERN_LAYERS_UNIFORM, 0, 0, 420},
+        {KERN_SCOPE_SEQUENCE, KERN_LAYERS_UNIFORM, 0, 1, 120},
+        {KERN_SCOPE_SEQUENCE, KERN_LAYERS_UNIFORM, 0, 1.25f, 145},
+        {KERN_SCOPE_SEQUENCE, KERN_LAYERS_UNIFORM, 0, 8, 420}, /* a cap above all there is */
+        {KERN_SCOPE_SEQUENCE, KERN_LAYERS_UNIFORM, 0.5f, 1.25f, 145},
+        {KERN_SCOPE_SEQUENCE, KERN_LAYERS_UNIFORM, 0.75f, 1, 126}, /* 75 + 1 + 30 protected */
+        {KERN_SCOPE_LAYER, KERN_LAYERS_UNIFORM, 0, 1.25f, 145},
+        {KERN_SCOPE_LAYER, KERN_LAYERS_PYRAMID, 0, 1.25f, 175},
+        {KERN_SCOPE_LAYER, KERN_LAYERS_UNIFORM, 0.2f, 1.25f, 420},
     };
     const struct reserve_turn fresh = {.added = 1000};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct kv_params params = params_of("global", 100, 20, 64);
         struct reserve_shape shape = {3, 8, 16, 1, 4, cases[i].cap};
-        params.rule.pool = cases[i].pool;
+        params.rule.scope = cases[i].scope;
         params.rule.layers = cases[i].layers;
         params.rule.floor = cases[i].floor;
         params.rule.sinks = 4;

@@ -130,8 +130,10 @@ static size_t entries(struct bed *bed, int slot) {
 }
 
 static void evict(struct bed *bed, struct life *life, int slot) {
-    struct kern_evict due = {
-        .slot = slot, .tokens = life->due.tokens, .keep = life->kv.budget, .rule = &life->kv.rule};
+    struct kern_evict due = {.slot = slot,
+                             .tokens = life->due.tokens,
+                             .budget = life->kv.budget,
+                             .rule = &life->kv.rule};
     size_t before = entries(bed, slot), most = (size_t)life->kv.budget * STREAMS;
     cr_assert_eq(bed->kern->ops->evict(bed->kern, &due, 1), 0);
     size_t after = entries(bed, slot);
@@ -271,7 +273,7 @@ Test(methods, a_full_pool_changes_nothing) {
             cr_assert_eq(bed.kern->ops->fork(bed.kern, 0, 1), 0);
             uint64_t before = kept(&bed, 0);
             struct kern_evict due = {
-                .slot = 0, .tokens = life.due.tokens, .keep = 40, .rule = &life.kv.rule};
+                .slot = 0, .tokens = life.due.tokens, .budget = 40, .rule = &life.kv.rule};
             int rc = bed.kern->ops->evict(bed.kern, &due, 1);
             cr_assert(rc == 0 || rc == ERR_FULL);
             cr_assert_eq(kept(&bed, 1), before);
@@ -301,7 +303,7 @@ Test(methods, a_trace_names_what_is_gone) {
             .lengths = lengths, .positions = positions, .entries_max = STREAMS * POSITIONS};
         struct kern_evict due = {.slot = 0,
                                  .tokens = life.due.tokens,
-                                 .keep = 40,
+                                 .budget = 40,
                                  .rule = &life.kv.rule,
                                  .trace = &trace};
         cr_assert_eq(bed.kern->ops->evict(bed.kern, &due, 1), 0);

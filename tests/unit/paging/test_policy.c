@@ -58,8 +58,8 @@ Test(policy, each_row_is_the_method_it_names) {
     cr_assert_eq(streaming->rule.score, KERN_SCORE_RECENCY);
     cr_assert_eq(trimkv->rule.score, KERN_SCORE_RETENTION);
     cr_assert_eq(global->rule.score, KERN_SCORE_RETENTION);
-    cr_assert_eq(trimkv->rule.pool, KERN_POOL_STREAM);
-    cr_assert_eq(global->rule.pool, KERN_POOL_SEQUENCE);
+    cr_assert_eq(trimkv->rule.scope, KERN_SCOPE_STREAM);
+    cr_assert_eq(global->rule.scope, KERN_SCOPE_SEQUENCE);
     cr_assert_eq(streaming->rule.sinks, 4);
     cr_assert_eq(trimkv->rule.horizon, 1);
     cr_assert_eq(global->rule.horizon, 128);

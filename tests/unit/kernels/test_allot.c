@@ -4,19 +4,19 @@
 #include "tests/unit/kernels/eviction.h"
 
 static void split(const double *weights, const int64_t *most, int count, int64_t total,
-                  struct share_part *parts) {
+                  struct allot_part *parts) {
     for (int i = 0; i < count; i++)
-        parts[i] = (struct share_part){.weight = weights[i], .most = most ? most[i] : 1 << 20};
-    share_split(parts, count, total);
+        parts[i] = (struct allot_part){.weight = weights[i], .most = most ? most[i] : 1 << 20};
+    allot_split(parts, count, total);
 }
 
-static void expect(const struct share_part *parts, int count, const int64_t *want) {
+static void expect(const struct allot_part *parts, int count, const int64_t *want) {
     for (int i = 0; i < count; i++)
         cr_expect_eq(parts[i].part, want[i], "part %d is %lld", i, (long long)parts[i].part);
 }
 
-Test(share, largest_remainder_and_ties) {
-    struct share_part parts[4];
+Test(allot, largest_remainder_and_ties) {
+    struct allot_part parts[4];
     split((double[]){1, 1, 1}, NULL, 3, 10, parts);
     expect(parts, 3, (int64_t[]){4, 3, 3});
     split((double[]){.3531, .2891, .2142, .1436}, NULL, 4, 1000, parts); /* D2O's example */
@@ -27,32 +27,32 @@ Test(share, largest_remainder_and_ties) {
     expect(parts, 4, (int64_t[]){0, 5, 0, 5});
 }
 
-Test(share, what_one_cannot_use_goes_to_the_others) {
-    struct share_part parts[3];
+Test(allot, what_one_cannot_use_goes_to_the_others) {
+    struct allot_part parts[3];
     split((double[]){8, 1, 1}, (int64_t[]){10, 100, 100}, 3, 100, parts);
     expect(parts, 3, (int64_t[]){10, 45, 45});
     split((double[]){8, 1, 1}, (int64_t[]){10, 20, 30}, 3, 100, parts); /* more than all hold */
     expect(parts, 3, (int64_t[]){10, 20, 30});
     for (int i = 0; i < 3; i++)
-        parts[i] = (struct share_part){.weight = i == 0, .most = 50, .least = 7};
-    share_split(parts, 3, 40);
+        parts[i] = (struct allot_part){.weight = i == 0, .most = 50, .least = 7};
+    allot_split(parts, 3, 40);
     expect(parts, 3, (int64_t[]){26, 7, 7});
 }
 
-Test(share, bounds_hold_and_the_total_is_met) {
+Test(allot, bounds_hold_and_the_total_is_met) {
     for (uint64_t seed = 1; seed <= 20000; seed++) {
         uint64_t random = seed;
-        struct share_part parts[9];
+        struct allot_part parts[9];
         int count = 1 + (int)content_random(&random, 9);
         int64_t total = content_random(&random, 300), least = 0, most = 0, sum = 0;
         for (int i = 0; i < count; i++) {
-            parts[i] = (struct share_part){.weight = content_random(&random, 50),
+            parts[i] = (struct allot_part){.weight = content_random(&random, 50),
                                            .most = content_random(&random, 80)};
             parts[i].least = content_random(&random, (uint32_t)parts[i].most + 1);
             least += parts[i].least;
             most += parts[i].most;
         }
-        share_split(parts, count, total);
+        allot_split(parts, count, total);
         for (int i = 0; i < count; i++) {
             sum += parts[i].part;
             cr_assert(parts[i].part >= parts[i].least && parts[i].part <= parts[i].most);
@@ -66,7 +66,7 @@ Test(share, bounds_hold_and_the_total_is_met) {
 }
 
 /* PyramidKV's own integers overshoot the total (4,272 of 4,096); the line is the same. */
-Test(share, pyramid_follows_the_published_line) {
+Test(allot, pyramid_follows_the_published_line) {
     struct kern_rule rule = {.score = KERN_SCORE_ATTENTION,
                              .layers = KERN_LAYERS_PYRAMID,
                              .pyramid_beta = 20,
@@ -78,24 +78,25 @@ Test(share, pyramid_follows_the_published_line) {
     struct evict_job job = bed_job(&bed, 128);
     int64_t sum = 0;
     evict_measure(&job, NULL);
-    evict_share(&job);
+    evict_allot(&job);
     for (int layer = 0; layer < 32; layer++) {
-        int64_t got = bed.cache.evict[layer].keep, published = 242 - 7 * layer;
+        int64_t got = bed.cache.evict[layer].allotment, published = 242 - 7 * layer;
         cr_assert(llabs(got - published) <= 31, "layer %d: %lld", layer, (long long)got);
-        cr_assert(layer == 0 || got < bed.cache.evict[layer - 1].keep);
+        cr_assert(layer == 0 || got < bed.cache.evict[layer - 1].allotment);
         sum += got;
     }
     cr_assert_eq(sum, 32 * 128);
-    cr_assert_eq(bed.cache.evict[0].keep, 242);
-    cr_assert_eq(bed.cache.evict[31].keep, 8 + 6);
+    cr_assert_eq(bed.cache.evict[0].allotment, 242);
+    cr_assert_eq(bed.cache.evict[31].allotment, 8 + 6);
     cpu_cache_close(&bed.cache);
 }
 
 /* Two heads, base 3, floor 0.2 as in Ada-KV's example: counts 1 and 5, and all six are given. */
-Test(share, heads_of_a_layer_compete) {
+Test(allot, heads_of_a_layer_compete) {
     static const float scores[2][6] = {{.50f, .20f, .10f, .05f, .01f, .01f},
                                        {.30f, .28f, .26f, .24f, .22f, .20f}};
-    struct kern_rule rule = {.score = KERN_SCORE_ATTENTION, .pool = KERN_POOL_LAYER, .floor = 0.2f};
+    struct kern_rule rule = {
+        .score = KERN_SCORE_ATTENTION, .scope = KERN_SCOPE_LAYER, .floor = 0.2f};
     struct bed bed = bed_open(1, 2, 2, 4, &rule);
     bed_append(&bed, 0, 6);
     bed.tokens = 6;
@@ -109,8 +110,9 @@ Test(share, heads_of_a_layer_compete) {
 }
 
 /* The counts are those of the whole layer's best, 4 and 16 of 20, then mixed with an even part. */
-Test(share, a_floor_mixes_counts_with_even_parts) {
-    struct kern_rule rule = {.score = KERN_SCORE_ATTENTION, .pool = KERN_POOL_LAYER, .floor = 0.5f};
+Test(allot, a_floor_mixes_counts_with_even_parts) {
+    struct kern_rule rule = {
+        .score = KERN_SCORE_ATTENTION, .scope = KERN_SCOPE_LAYER, .floor = 0.5f};
     struct bed bed = bed_open(1, 2, 2, 4, &rule);
     bed_append(&bed, 0, 20);
     bed.tokens = 20;
@@ -124,9 +126,9 @@ Test(share, a_floor_mixes_counts_with_even_parts) {
     cpu_cache_close(&bed.cache);
 }
 
-Test(share, a_floor_keeps_every_head_alive) {
+Test(allot, a_floor_keeps_every_head_alive) {
     struct kern_rule rule = {
-        .score = KERN_SCORE_ATTENTION, .pool = KERN_POOL_SEQUENCE, .floor = 0.5f};
+        .score = KERN_SCORE_ATTENTION, .scope = KERN_SCOPE_SEQUENCE, .floor = 0.5f};
     struct bed bed = bed_open(2, 2, 2, 4, &rule);
     bed_append(&bed, 0, 40);
     bed.tokens = 40;

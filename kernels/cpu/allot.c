@@ -118,25 +118,25 @@ int evict_measure(const struct evict_job *job, evict_each *each) {
     return 0;
 }
 
-/* ---- Places of layers and streams -------------------------------------------------------------
+/* ---- Allotments of layers and streams ---------------------------------------------------------
  */
 
 /* Protected entries are kept in place; the rest of the total is split by weight. */
-static void split_layers(const struct evict_job *job, struct share_part *parts) {
+static void split_layers(const struct evict_job *job, struct allot_part *parts) {
     const struct cpu_cache *cache = job->cache;
     int layers = cache->options.layers, heads = cache->heads_model;
     const float *weights = cpu_cache_weights(cache, job->due->slot);
-    int64_t total = (int64_t)layers * heads * job->due->keep;
+    int64_t total = (int64_t)layers * heads * job->due->budget;
     for (int layer = 0; layer < layers; layer++) {
         int64_t fixed = 0, held = 0;
         for (int i = 0; i < heads; i++) {
             fixed += evict_fact(job, layer, i)->fixed;
             held += evict_fact(job, layer, i)->length;
         }
-        parts[layer] = (struct share_part){.weight = (double)weights[layer], .most = held - fixed};
+        parts[layer] = (struct allot_part){.weight = (double)weights[layer], .most = held - fixed};
         total -= fixed;
     }
-    share_split(parts, layers, total);
+    allot_split(parts, layers, total);
     for (int layer = 0; layer < layers; layer++) {
         CHECK(parts[layer].part >= 0 && parts[layer].part <= parts[layer].most);
         for (int i = 0; i < heads; i++) parts[layer].part += evict_fact(job, layer, i)->fixed;
@@ -146,39 +146,41 @@ static void split_layers(const struct evict_job *job, struct share_part *parts) 
 static void split_heads(const struct evict_job *job, int layer, int64_t room) {
     const struct cpu_cache *cache = job->cache;
     struct cpu_evict_stream *plan = layer_streams(job, layer);
-    struct share_part *parts = cache->parts + cache->options.layers;
+    struct allot_part *parts = cache->parts + cache->options.layers;
     for (int i = 0; i < cache->heads_model; i++) {
         const struct cpu_evict_fact *fact = evict_fact(job, layer, i);
-        parts[i] = (struct share_part){.weight = 1, .most = fact->length, .least = fact->fixed};
+        parts[i] = (struct allot_part){.weight = 1, .most = fact->length, .least = fact->fixed};
     }
-    share_split(parts, cache->heads_model, room);
+    allot_split(parts, cache->heads_model, room);
     for (int i = 0; i < cache->options.heads_kv; i++) {
-        const struct share_part *part = &parts[cache->shard.first + i];
+        const struct allot_part *part = &parts[cache->shard.first + i];
         CHECK(part->part >= part->least && part->part <= part->most);
-        plan[i].keep = part->part;
+        plan[i].allotment = part->part;
     }
 }
 
-int evict_share(const struct evict_job *job) {
+int evict_allot(const struct evict_job *job) {
     struct cpu_cache *cache = job->cache;
     const struct kern_rule *rule = job->due->rule;
     int layers = cache->options.layers, heads = cache->heads_model;
-    bool one = rule->pool == KERN_POOL_STREAM, uniform = rule->layers == KERN_LAYERS_UNIFORM;
+    bool one = rule->scope == KERN_SCOPE_STREAM, uniform = rule->layers == KERN_LAYERS_UNIFORM;
     int rc = one && uniform ? 0 : evict_tell(job);
     if (rc) return rc;
-    if (rule->pool == KERN_POOL_SEQUENCE) {
-        cache->evict[0].keep = (int64_t)layers * heads * job->due->keep;
+    if (rule->scope == KERN_SCOPE_SEQUENCE) {
+        cache->scopes[0].total = (int64_t)layers * heads * job->due->budget;
         return 0;
     }
     if (uniform) {
-        for (int i = 0; i < cache->streams; i += one ? 1 : cache->options.heads_kv)
-            cache->evict[i].keep = (int64_t)(one ? 1 : heads) * job->due->keep;
+        for (int i = 0; one && i < cache->streams; i++)
+            cache->evict[i].allotment = job->due->budget;
+        for (int i = 0; !one && i < layers; i++)
+            cache->scopes[i].total = (int64_t)heads * job->due->budget;
         return 0;
     }
     split_layers(job, cache->parts);
     for (int layer = 0; layer < layers; layer++)
-        if (rule->pool == KERN_POOL_LAYER)
-            layer_streams(job, layer)->keep = cache->parts[layer].part;
+        if (rule->scope == KERN_SCOPE_LAYER)
+            cache->scopes[layer].total = cache->parts[layer].part;
         else
             split_heads(job, layer, cache->parts[layer].part);
     return 0;

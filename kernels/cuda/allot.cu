@@ -1,6 +1,6 @@
-/* Splits a sequence's total over layers and streams (kernels/cpu/share.c is the reference;
- * kernels/kern.h, enum kern_layers and kern_rule.floor, defines the split). Whole places equal
- * those of the CPU: kernels/share.h. A block per sequence; the loop over layers runs in one thread,
+/* Splits a sequence's total over layers and streams (kernels/cpu/allot.c is the reference;
+ * kernels/kern.h, enum kern_layers and kern_rule.floor, defines the split). Whole numbers equal
+ * those of the CPU: kernels/allot.h. A block per sequence; the loop over layers runs in one thread,
  * because it is short and its order matters. */
 #include <math.h>
 
@@ -96,22 +96,22 @@ static __device__ float layer_weight(const struct kern_rule &rule, const struct 
     return (float)pyramid(rule, l.index, l.streams.pages.layers - 1);
 }
 
-/* ---- Places of layers and streams -------------------------------------------------------------
+/* ---- Allotments of layers and streams ---------------------------------------------------------
  */
 
-static __device__ void set_places(struct cut *cut, int64_t places) {
-    cut->wanted = cut->room = cut->open = (uint32_t)places;
+static __device__ void set_allotment(struct cutoff *cutoff, int64_t allotment) {
+    cutoff->wanted = cutoff->room = cutoff->open = (uint32_t)allotment;
 }
 
-/* Stores the places of a layer's streams on this rank. */
-static __device__ void set_own_places(const struct pages &p, const struct share_part *parts,
-                                      struct cut *cuts) {
-    for (int i = 0; i < p.heads_kv; i++) set_places(&cuts[i], parts[p.head_first + i].part);
+/* Stores the allotments of a layer's streams on this rank. */
+static __device__ void set_own_allotments(const struct pages &p, const struct allot_part *parts,
+                                          struct cutoff *cutoffs) {
+    for (int i = 0; i < p.heads_kv; i++) set_allotment(&cutoffs[i], parts[p.head_first + i].part);
 }
 
-/* A layer's places over its heads, evenly; a thread per layer. */
-static __device__ void split_heads(const struct layer &l, int64_t room, struct share_part *parts,
-                                   struct cut *cuts) {
+/* Splits a layer's allotment over its heads, evenly; a thread per layer. */
+static __device__ void split_heads(const struct layer &l, int64_t room, struct allot_part *parts,
+                                   struct cutoff *cutoffs) {
     int heads = l.streams.pages.heads_model;
     for (int i = 0; i < heads; i++) {
         parts[i] = {};
@@ -119,12 +119,12 @@ static __device__ void split_heads(const struct layer &l, int64_t room, struct s
         parts[i].most = head_of(l, i).length;
         parts[i].least = head_of(l, i).fixed;
     }
-    share_split(parts, heads, room);
-    set_own_places(l.streams.pages, parts, cuts);
+    allot_split(parts, heads, room);
+    set_own_allotments(l.streams.pages, parts, cutoffs);
 }
 
 /* The layer's unprotected entries as a part to split. Returns the number of protected ones. */
-static __device__ int64_t layer_part(const struct layer &l, float weight, struct share_part *part) {
+static __device__ int64_t layer_part(const struct layer &l, float weight, struct allot_part *part) {
     int64_t fixed = 0, held = 0;
     for (int i = 0; i < l.streams.pages.heads_model; i++) {
         fixed += head_of(l, i).fixed;
@@ -136,8 +136,8 @@ static __device__ int64_t layer_part(const struct layer &l, float weight, struct
     return fixed;
 }
 
-/* Block (due): measures weights unless the sequence has them, then splits places. */
-static __global__ void k_share_layers(const struct evict_args a) {
+/* Block (due): measures weights unless the sequence has them, then computes the allotments. */
+static __global__ void k_allot_layers(const struct evict_args a) {
     SHARED_MEMORY(shared);
     int64_t *room = (int64_t *)shared;
     const struct pages &p = a.streams.pages;
@@ -145,35 +145,35 @@ static __global__ void k_share_layers(const struct evict_args a) {
     const struct due &d = a.due[blockIdx.x];
     if (d.rule.layers == KERN_LAYERS_UNIFORM) return;
     int first = a.streams.subjects[blockIdx.x].state_first;
-    struct share_part *layers = a.parts + d.first_part, *heads = layers + p.layers;
+    struct allot_part *layers = a.parts + d.first_part, *heads = layers + p.layers;
     float *weights = p.weights + (int64_t)d.slot * p.layers;
-    int64_t fixed = 0, all = (int64_t)p.layers * p.heads_model * d.keep;
+    int64_t fixed = 0, all = (int64_t)p.layers * p.heads_model * d.budget;
     for (int i = threadIdx.x; i < p.layers; i += (int)blockDim.x) {
         const struct layer layer = {a.streams, first, i};
         if (d.measures) weights[i] = layer_weight(d.rule, layer);
         fixed += layer_part(layer, weights[i], &layers[i]);
     }
     fixed = block_total(fixed, room);
-    if (d.rule.pool == KERN_POOL_SEQUENCE) return;
+    if (d.rule.scope == KERN_SCOPE_SEQUENCE) return;
     __syncthreads();
-    if (threadIdx.x == 0) share_split(layers, p.layers, all - fixed);
+    if (threadIdx.x == 0) allot_split(layers, p.layers, all - fixed);
     __syncthreads();
     for (int i = threadIdx.x; i < p.layers; i += (int)blockDim.x) {
         const struct layer layer = {a.streams, first, i};
-        int64_t places = layers[i].part;
-        for (int head = 0; head < p.heads_model; head++) places += head_of(layer, head).fixed;
-        if (d.rule.pool == KERN_POOL_LAYER)
-            set_places(&a.cuts[d.first.first_cut + i], places);
+        int64_t allotment = layers[i].part;
+        for (int head = 0; head < p.heads_model; head++) allotment += head_of(layer, head).fixed;
+        if (d.rule.scope == KERN_SCOPE_LAYER)
+            set_allotment(&a.cutoffs[d.first.first_cutoff + i], allotment);
         else
-            split_heads(layer, places, heads + i * p.heads_model,
-                        &a.cuts[d.first.first_cut + i * p.heads_kv]);
+            split_heads(layer, allotment, heads + i * p.heads_model,
+                        &a.cutoffs[d.first.first_cutoff + i * p.heads_kv]);
     }
 }
 
 /* ---- Floors -----------------------------------------------------------------------------------
  */
 
-/* Block (state): counts the stream's entries among the best of its pool. */
+/* Block (state): counts the stream's entries among the best of its scope. */
 static __global__ void k_count_best(const struct evict_args a) {
     SHARED_MEMORY(shared);
     const struct pages &p = a.streams.pages;
@@ -181,17 +181,17 @@ static __global__ void k_count_best(const struct evict_args a) {
     struct stream_state &state = a.streams.states[blockIdx.x];
     const struct due &d = a.due[state.subject];
     const int32_t *table = pages_table(p, d.slot, state.stream);
-    const struct cut cut = first_cut(a, d, state.stream);
+    const struct cutoff cutoff = first_cutoff(a, d, state.stream);
     int mine = 0;
     for (int i = threadIdx.x; i < state.length; i += (int)blockDim.x)
-        mine += compare_rank(p, pages_side(p, table, i), state.stream, cut, FIELDS) >= 0;
+        mine += compare_rank(p, pages_side(p, table, i), state.stream, cutoff, FIELDS) >= 0;
     mine = block_total(mine, (int *)shared);
     if (threadIdx.x == 0) state.best = mine;
 }
 
 /* Ada-KV, one layer: see kern_rule.floor. */
 static __device__ void floor_by_count(const struct layer &l, double floor, int64_t room,
-                                      struct share_part *parts, struct cut *cuts) {
+                                      struct allot_part *parts, struct cutoff *cutoffs) {
     int heads = l.streams.pages.heads_model;
     double even = __ddiv_rn((double)room, heads);
     for (int i = 0; i < heads; i++) {
@@ -201,39 +201,39 @@ static __device__ void floor_by_count(const struct layer &l, double floor, int64
             __dadd_rn(__dmul_rn(__dadd_rn(1, -floor), state.best), __dmul_rn(floor, even));
         parts[i].most = state.length;
     }
-    share_split(parts, heads, room);
-    set_own_places(l.streams.pages, parts, cuts);
+    allot_split(parts, heads, room);
+    set_own_allotments(l.streams.pages, parts, cutoffs);
 }
 
-/* Block (due): the places of every stream. */
-static __global__ void k_share_floor(const struct evict_args a) {
+/* Block (due): the allotment of every stream. */
+static __global__ void k_allot_floor(const struct evict_args a) {
     const struct pages &p = a.streams.pages;
     if (pages_failed(p)) return;
     const struct due &d = a.due[blockIdx.x];
-    if (d.second.groups == 0) return;
+    if (d.second.scopes == 0) return;
     int first = a.streams.subjects[blockIdx.x].state_first;
     const struct stream_state *states = a.streams.states + first;
-    struct share_part *parts = a.parts + d.first_part + p.layers;
-    struct cut *cuts = a.cuts + d.second.first_cut;
-    if (d.rule.pool == KERN_POOL_LAYER) {
+    struct allot_part *parts = a.parts + d.first_part + p.layers;
+    struct cutoff *cutoffs = a.cutoffs + d.second.first_cutoff;
+    if (d.rule.scope == KERN_SCOPE_LAYER) {
         for (int i = threadIdx.x; i < p.layers; i += (int)blockDim.x)
             floor_by_count({a.streams, first, i}, (double)d.rule.floor,
-                           a.cuts[d.first.first_cut + i].room, parts + i * p.heads_model,
-                           cuts + i * p.heads_kv);
+                           a.cutoffs[d.first.first_cutoff + i].room, parts + i * p.heads_model,
+                           cutoffs + i * p.heads_kv);
         return;
     }
     int64_t streams = (int64_t)p.layers * p.heads_model;
-    int64_t least = (streams * d.keep - a.cuts[d.first.first_cut].room) / streams;
+    int64_t least = (streams * d.budget - a.cutoffs[d.first.first_cutoff].room) / streams;
     for (int i = threadIdx.x; i < p.streams; i += (int)blockDim.x) {
-        int64_t places = states[i].best + least;
-        set_places(&cuts[i], places < states[i].length ? places : states[i].length);
+        int64_t allotment = states[i].best + least;
+        set_allotment(&cutoffs[i], allotment < states[i].length ? allotment : states[i].length);
     }
 }
 
 /* ---- The host's side --------------------------------------------------------------------------
  */
 
-void share_layers(struct cuda *cuda, const struct evict_args &args, int count, bool preference,
+void allot_layers(struct cuda *cuda, const struct evict_args &args, int count, bool preference,
                   bool density) {
     const size_t room = THREADS / 32 * sizeof(double);
     unsigned states = (unsigned)args.streams.state_count;
@@ -241,15 +241,15 @@ void share_layers(struct cuda *cuda, const struct evict_args &args, int count, b
         LAUNCH(cuda->device, k_fold_preference, blocks_for(states, THREADS), THREADS, 0, args);
     if (density) LAUNCH(cuda->device, k_density, states, THREADS, room, args);
     streams_tell(cuda, args.streams);
-    LAUNCH(cuda->device, k_share_layers, (unsigned)count, THREADS, room, args);
+    LAUNCH(cuda->device, k_allot_layers, (unsigned)count, THREADS, room, args);
 }
 
-void share_count(struct cuda *cuda, const struct evict_args &args) {
+void allot_count(struct cuda *cuda, const struct evict_args &args) {
     LAUNCH(cuda->device, k_count_best, (unsigned)args.streams.state_count, THREADS,
            THREADS / 32 * sizeof(int), args);
     streams_tell(cuda, args.streams);
 }
 
-void share_floor(struct cuda *cuda, const struct evict_args &args, int count) {
-    LAUNCH(cuda->device, k_share_floor, (unsigned)count, THREADS, 0, args);
+void allot_floor(struct cuda *cuda, const struct evict_args &args, int count) {
+    LAUNCH(cuda->device, k_allot_floor, (unsigned)count, THREADS, 0, args);
 }
