@@ -91,7 +91,7 @@ struct choosing {
     const struct kern_experts_spec *spec;
     const float *logits;
     struct routes routes;
-    struct cpu_share rows;
+    struct cpu_tickets rows;
 };
 
 static bool is_chosen(const struct route *chosen, int count, int expert) {
@@ -126,7 +126,7 @@ static void choose_rows(void *arg, int worker) {
     struct choosing *job = arg;
     const struct kern_experts_spec *spec = job->spec;
     int64_t end;
-    for (int64_t row; (row = cpu_share_take(&job->rows, 16, &end)) >= 0;)
+    for (int64_t row; (row = cpu_tickets_take(&job->rows, 16, &end)) >= 0;)
         for (; row < end; row++)
             choose_row(spec, job->logits + row * spec->count, (int32_t)row,
                        job->routes.chosen + row * spec->used);
@@ -154,14 +154,14 @@ struct moving {
     const float *all; /* gathering: [all rows, dim] */
     float *sum;       /* adding: [all rows, dim] */
     int dim;
-    struct cpu_share share;
+    struct cpu_tickets tickets;
 };
 
 static void gather_some(void *arg, int worker) {
     (void)worker;
     struct moving *job = arg;
     int64_t end;
-    for (int64_t i; (i = cpu_share_take(&job->share, 4, &end)) >= 0;)
+    for (int64_t i; (i = cpu_tickets_take(&job->tickets, 4, &end)) >= 0;)
         for (; i < end; i++)
             memcpy(job->rows + i * job->dim, job->all + (int64_t)job->routes[i].row * job->dim,
                    (size_t)job->dim * sizeof(float));
@@ -171,7 +171,7 @@ static void add_some(void *arg, int worker) {
     (void)worker;
     struct moving *job = arg;
     int64_t end;
-    for (int64_t i; (i = cpu_share_take(&job->share, 4, &end)) >= 0;) {
+    for (int64_t i; (i = cpu_tickets_take(&job->tickets, 4, &end)) >= 0;) {
         for (; i < end; i++) {
             const float *from = job->rows + i * job->dim, weight = job->routes[i].weight;
             float *to = job->sum + (int64_t)job->routes[i].row * job->dim;
@@ -192,7 +192,7 @@ static void compute(struct cpu *cpu, const struct kern_experts *experts, int exp
     own.gate_up = own.y + MATMUL_ROWS * d_model;
     own.ff = own.gate_up + (ptrdiff_t)MATMUL_ROWS * 2 * d_ff;
     struct moving job = {.routes = routes, .rows = own.x, .all = x, .dim = spec->d_model};
-    cpu_share_set(&job.share, count);
+    cpu_tickets_set(&job.tickets, count);
     cpu_run(cpu, count * d_model, gather_some, &job);
     cpu_matmul(kern, own.gate_up, own.x, experts->gate_up[e],
                gate_up_bias ? gate_up_bias + e * 2 * spec->d_ff : NULL, count, KERN_SET);
@@ -201,7 +201,7 @@ static void compute(struct cpu *cpu, const struct kern_experts *experts, int exp
                count, KERN_SET);
     job.rows = own.y;
     job.sum = y;
-    cpu_share_set(&job.share, count);
+    cpu_tickets_set(&job.tickets, count);
     cpu_run(cpu, count * d_model, add_some, &job);
 }
 
@@ -216,7 +216,7 @@ void cpu_experts(struct kern *kern, float *y, const float *x, const float *logit
     struct routes *routes = &choosing.routes;
     routes->sorted = routes->chosen + uses;
     routes->first = (int32_t *)(void *)(routes->sorted + uses);
-    cpu_share_set(&choosing.rows, rows);
+    cpu_tickets_set(&choosing.rows, rows);
     cpu_run(cpu, (int64_t)uses * spec->count, choose_rows, &choosing);
     sort_routes(routes, spec->count, uses);
     for (int e = 0; e < spec->count; e++) {
