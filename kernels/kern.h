@@ -354,8 +354,8 @@ struct kern_cache_options {
     int64_t pages;     /* pages of each rank's pool (kernels/ranks.h); zeroed once */
     int slots;         /* sequences plus retained conversations */
     int max_positions; /* upper bound of a stream's length */
-    float rank_cap;    /* of the allotment of a scope whose streams are on several ranks, one rank
-                          gets at most rank_cap (>= 1) times an even part, rounded down, or its
+    float rank_cap;    /* where the streams of a scope are on several ranks, one rank gets at most
+                          rank_cap (>= 1) times an even part of the allotment, rounded down, or its
                           protected entries; the others get the rest. 0: no cap, so that results do
                           not depend on the number of ranks */
     /* The rotation of the keys, [head_dim / 2], for rules with classes; valid as long as the cache.
