@@ -52,6 +52,7 @@ check: ## run everything that `make test` omits: thread sanitizer, fuzzers, long
 	@tools/run_ctest dev -L slow --no-tests=ignore
 	@tools/run_fuzz $(FUZZ_SECONDS)
 	@tools/run_pytest slow -m slow
+	@tools/run_clients
 	@tools/run_training
 	@tools/build asan
 	@SUITES=tests/http KEEPD_BIN=build/asan/server/keepd-fake tools/run_pytest asan
