@@ -54,7 +54,7 @@ def test_tool_call(caller):
 
 
 def test_retries(full):
-    """It repeats by itself, as often as openai-python below it is told to."""
+    """LlamaIndex repeats by itself, and openai-python below it as well."""
     with pytest.raises(openai.InternalServerError):
         model(full, max_retries=2).chat(CHAT)
     assert full.rejected() >= 3
