@@ -138,7 +138,7 @@ struct conversation *conversation_same(struct conversation_table *table,
     for (int i = 0; i < table->capacity; i++) {
         struct conversation *row = &table->rows[i];
         if (row->id == 0 || row->token_count != as->token_count ||
-            row->prompt_end != as->prompt_end || row->snapshot != as->snapshot)
+            row->prompt_end != as->prompt_end || row->checkpoint != as->checkpoint)
             continue;
         if (memcmp(row->space, as->space, sizeof row->space) != 0) continue;
         if (!kv_params_equal(&row->kv, &as->kv)) continue;
@@ -153,7 +153,7 @@ struct conversation *conversation_alike(struct conversation_table *table,
                                         const struct conversation *as, int32_t first) {
     for (int i = 0; i < table->capacity; i++) {
         struct conversation *row = &table->rows[i];
-        if (row->id == 0 || !row->snapshot || row->began.tokens != as->began.tokens) continue;
+        if (row->id == 0 || !row->checkpoint || row->began.tokens != as->began.tokens) continue;
         if (row->evicted_at != as->evicted_at || row->token_count < first) continue;
         if (memcmp(row->space, as->space, sizeof row->space) != 0) continue;
         if (!kv_params_equal(&row->kv, &as->kv)) continue;
@@ -219,7 +219,7 @@ static bool repeats_answer(const struct conversation *row, const struct conversa
     enum { LEAST = 4, MOST = 8 };
     int32_t count = row->token_count - row->prompt_end;
     if (count > MOST) count = MOST;
-    if (count < LEAST || row->snapshot) return false;
+    if (count < LEAST || row->checkpoint) return false;
     const int32_t *end = row->tokens + row->token_count - count;
     for (int32_t at = common; at + count <= query->prompt_count; at++)
         if (memcmp(query->prompt + at, end, (size_t)count * sizeof *end) == 0) return true;
@@ -235,7 +235,7 @@ static struct conversation_match match_row(struct conversation *row,
                                            const struct conversation_query *query, int32_t shared) {
     int32_t most = shared < query->prompt_count ? shared : query->prompt_count - 1;
     int32_t cut = conversation_cut(row, most, query->prompt_count);
-    if (most >= row->prompt_end && !row->snapshot) {
+    if (most >= row->prompt_end && !row->checkpoint) {
         bool exact = cut == most && row->began.tokens == 0; /* also true of a restored row */
         return (struct conversation_match){.row = row, .common = most, .exact = exact};
     }
@@ -247,7 +247,7 @@ static struct conversation_match match_row(struct conversation *row,
  * template's header, which is no loss worth reporting. */
 static enum engine_miss row_miss(const struct conversation *row,
                                  const struct conversation_query *query, int32_t shared) {
-    if (row->snapshot) return ENGINE_MISS_NEW;
+    if (row->checkpoint) return ENGINE_MISS_NEW;
     if (!kv_params_equal(&row->kv, query->kv) && shared >= row->prompt_end &&
         query->prompt_count > row->prompt_end)
         return ENGINE_MISS_SETTINGS;
@@ -268,7 +268,7 @@ static bool is_better(const struct conversation_match *a, const struct conversat
                       uint64_t hint) {
     if (!b->row || a->common != b->common) return !b->row || a->common > b->common;
     if (extends(a) != extends(b)) return extends(a);
-    if (a->row->snapshot != b->row->snapshot) return b->row->snapshot;
+    if (a->row->checkpoint != b->row->checkpoint) return b->row->checkpoint;
     bool hinted = hint != 0 && a->row->hint == hint, was = hint != 0 && b->row->hint == hint;
     return hinted == was ? a->row->use > b->row->use : hinted;
 }
@@ -308,7 +308,7 @@ struct conversation_match conversation_find(struct conversation_table *table,
     if (!best.row || lost.common > best.common + 1) best.miss = lost.miss;
     if (!best.row && best.miss <= ENGINE_MISS_DIVERGED && extends_gone(table, query))
         best.miss = ENGINE_MISS_FORGOTTEN;
-    best.cut = best.row && (!extends(&best) || best.row->snapshot);
+    best.cut = best.row && (!extends(&best) || best.row->checkpoint);
     best.from = best.row && !best.cut ? best.row->id : find_dialogue(table, query, best.common);
     return best;
 }

@@ -21,18 +21,18 @@
  *     - the cut lies before the next eviction of such a prompt;
  *     - rules that add up the attention of every query cannot subtract that of later tokens: they
  *       are not cut;
- *     - rules that look at a window of queries need it full again at the next eviction.
+ *     - rules with an observation window need it full again at the next eviction.
  *   A prompt that differs earlier is computed again, because the evictions chose among the earlier
  *   tokens with later tokens in view.
  *
- * Snapshots are conversations that a running sequence leaves behind just before it evicts, so that
- * a prompt can be cut where the conversation itself no longer can be (sched_keep.c). They are never
- * written to disk.
+ * Checkpoints are conversations that a running sequence leaves behind just before it evicts. A
+ * later prompt can continue from a cut of one where the conversation itself can no longer be cut
+ * (sched_keep.c). They are never written to disk.
  *
  * Removal: when room is needed, superseded conversations are removed first, then the least recently
  * used one. A conversation is superseded while exactly one kept turn continued it: that turn holds
  * all of it, and only a retry or another last turn would ask for it. When two or more turns
- * continued it, it is a history that branches, and is kept like any other. A snapshot begins as
+ * continued it, it is a history that branches, and is kept like any other. A checkpoint begins as
  * superseded, by the sequence that left it.
  *
  * Owner: the scheduler, on the engine thread. Slots belong to the scheduler too; this table only
@@ -55,7 +55,7 @@ enum conversation_saved {
     CONVERSATION_NOT_SAVABLE /* the file would be larger than state-bytes */
 };
 
-/* A dialogue's snapshots: the one that holds the end of its first message, and the one that holds
+/* A dialogue's checkpoints: the one that holds the end of its first message, and the one that holds
  * the end of its last prompt. */
 enum { CONVERSATION_LEFT_FIRST, CONVERSATION_LEFT_LAST, CONVERSATION_LEFT };
 
@@ -75,8 +75,8 @@ struct conversation {
                    evict when it did: neither at its prompt's end nor in its answer */
     struct reserve_turn began;        /* where its last turn began; all 0: from nothing */
     int32_t began_held;               /* due_state.held there */
-    bool snapshot;                    /* left behind by a running sequence */
-    uint64_t left[CONVERSATION_LEFT]; /* ids of snapshots that its turns left behind; 0 = none */
+    bool checkpoint;                  /* left behind by a running sequence */
+    uint64_t left[CONVERSATION_LEFT]; /* ids of checkpoints that its turns left behind; 0 = none */
     uint64_t prompt_hash, token_hash; /* conversation_hash of prompt_end and of all tokens */
     int32_t held;                     /* entries per stream on average, rounded up */
     int32_t fullest;                  /* the same average on the rank that has most */
@@ -142,12 +142,12 @@ struct conversation *conversation_by_id(struct conversation_table *table, uint64
 struct conversation *conversation_first_to_go(struct conversation_table *table,
                                               const struct conversation *except);
 /* Returns the row with the same tokens and prompt end in the same space with equal parameters, a
- * snapshot if `as` is one, or NULL. */
+ * checkpoint if `as` is one, or NULL. */
 struct conversation *conversation_same(struct conversation_table *table,
                                        const struct conversation *as);
 
-/* Returns the snapshot of the same window as `as` (a snapshot to be) that shares at least the first
- * `first` tokens with it, or NULL. */
+/* Returns the checkpoint of the same interval as `as` (a checkpoint to be) that shares at least the
+ * first `first` tokens with it, or NULL. */
 struct conversation *conversation_alike(struct conversation_table *table,
                                         const struct conversation *as, int32_t first);
 
@@ -167,7 +167,7 @@ struct conversation_match {
     struct conversation *row; /* NULL: none serves */
     int32_t common;           /* number of its tokens that the request uses */
     bool exact;               /* the request continues the turn that read them */
-    bool cut;      /* the request continues a snapshot, or a row cut before the end of its turn */
+    bool cut;      /* the request continues a checkpoint, or a row cut before the end of its turn */
     uint64_t from; /* id of the last turn of the same dialogue, whose answer the prompt
                       repeats or which it extends; 0: none, they only begin alike */
     enum engine_miss miss; /* why no conversation served, or none as far as the prompt repeats it;
@@ -175,7 +175,7 @@ struct conversation_match {
 };
 
 /* Finds the conversation that saves the prompt most tokens; among equals one that it extends, then
- * one that is no snapshot, then the one with the query's hint, then the one used last. */
+ * one that is no checkpoint, then the one with the query's hint, then the one used last. */
 struct conversation_match conversation_find(struct conversation_table *table,
                                             const struct conversation_query *query);
 

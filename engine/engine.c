@@ -1,6 +1,6 @@
 /* Opens the engine and connects the server with its replicas. Start-up checks come in the order
  * that fails early: options, text, backend, model, cache. Jobs go in through bounded queues;
- * snapshots of the replicas come out and are summed here.
+ * statuses of the replicas come out and are summed here.
  *
  * replica.c has the thread, sched.c the decisions, model.c the computation, text.c the text. */
 #include "engine/engine.h"
@@ -737,8 +737,8 @@ void engine_replica_status(struct engine *e, int replica, struct engine_status *
     out->counters.state_failed += stats.failed;
 }
 
-static bool is_busy(const struct engine_status *snapshot) {
-    return snapshot->running > 0 || snapshot->waiting > 0;
+static bool is_busy(const struct engine_status *status) {
+    return status->running > 0 || status->waiting > 0;
 }
 
 /* Returns the time of the busy replica that has been silent for longest; when none is busy, the
@@ -750,7 +750,7 @@ static int64_t join_times(const struct engine_status *a, const struct engine_sta
     return is_busy(a) ? first : last;
 }
 
-static void add_snapshot(struct engine_status *sum, const struct engine_status *one) {
+static void add_status(struct engine_status *sum, const struct engine_status *one) {
     sum->progress_ns = join_times(sum, one);
     sum->jobs += one->jobs;
     sum->running += one->running;
@@ -774,7 +774,7 @@ void engine_status(struct engine *e, struct engine_status *out) {
     engine_replica_status(e, 0, out);
     for (int i = 1; i < e->replica_count; i++) {
         engine_replica_status(e, i, &one);
-        add_snapshot(out, &one);
+        add_status(out, &one);
     }
 }
 

@@ -326,7 +326,7 @@ struct engine_job {
     /* Valid once finished. */
     struct fault fault;
     int32_t cached_tokens; /* prompt tokens not computed */
-    bool cut; /* the job continued a snapshot, or a conversation cut before the end of its turn */
+    bool cut; /* the job continued a checkpoint, or a conversation cut before the end of its turn */
     struct engine_kv_details kv;
     /* clock_ns; 0 = never. Readable before the end: first_token_ns after a count above 0. */
     int64_t queued_ns, admitted_ns, first_token_ns, finished_ns;
@@ -484,7 +484,7 @@ static inline void engine_counters_add(struct engine_counters *sum,
 /* A copy of the state that is published after every step: of one replica, or of all. For all
  * replicas the counts are sums, and progress_ns is that of the busy replica that has been silent
  * for longest. All replicas share one state directory; its counts are in the first replica's
- * snapshot. */
+ * checkpoint. */
 struct engine_status {
     int jobs; /* jobs submitted and not finished */
     int running, waiting, conversations;

@@ -119,13 +119,13 @@ static void publish(struct replica *r) {
     r->kern->ops->cache_stats(r->kern, &stats);
     int64_t streams = (int64_t)s->options.shape.layers * s->options.shape.heads_kv, held = 0;
     for (int i = 0; i < s->running; i++) held += s->sequences[s->order[i]].due.held;
-    bool may_save = s->options.store && !r->snapshot.stopped; /* looked at only for drain's sake */
+    bool may_save = s->options.store && !r->status.stopped; /* looked at only for drain's sake */
     atomic_store(&r->unsaved, may_save && (!atomic_load(&r->common->draining) || sched_unsaved(s)));
     note_progress(r);
     pthread_mutex_lock(&r->lock);
     copy_sequences(r);
     copy_conversations(r);
-    r->snapshot = (struct engine_status){
+    r->status = (struct engine_status){
         .running = s->running,
         .waiting = s->queue.waiting,
         .conversations = s->conversations.count,
@@ -135,7 +135,7 @@ static void publish(struct replica *r) {
         .pages_retained = min64(s->conversations.pages, stats.rank_pages_used),
         .pages_superseded = min64(s->conversations.superseded_pages, stats.rank_pages_used),
         .progress_ns = r->progress_ns,
-        .stopped = r->snapshot.stopped,
+        .stopped = r->status.stopped,
         .entries_kept = (uint64_t)(held * streams + s->conversations.entries -
                                    s->conversations.superseded_entries),
         .entries_superseded = (uint64_t)s->conversations.superseded_entries,
@@ -186,7 +186,7 @@ static void sleep_until(struct replica *r, int64_t ns) {
 }
 
 /* Sleeps until there is work or the end, or a conversation has been idle for so long that it is to
- * be written; the snapshot then shows that work waits. While jobs wait for the store alone, only
+ * be written; the status then shows that work waits. While jobs wait for the store alone, only
  * new work, cancelling and the store end it; cancelling does not signal, so that is looked for. */
 static void wait_for_work(struct replica *r) {
     int64_t next = sched_next_save_ns(&r->sched);
@@ -213,7 +213,7 @@ static void stop_serving(struct replica *r) {
     log_error("the backend failed; the engine takes no more work and the process must restart");
     sched_end_saving(&r->sched);
     pthread_mutex_lock(&r->lock);
-    r->snapshot.stopped = true;
+    r->status.stopped = true;
     pthread_mutex_unlock(&r->lock);
 }
 
@@ -248,7 +248,7 @@ static void *replica_main(void *arg) {
     }
     take_deletes(r);
     pthread_mutex_lock(&r->lock);
-    r->snapshot.stopped = true;
+    r->status.stopped = true;
     pthread_mutex_unlock(&r->lock);
     r->common->wake(r->common->arg);
     return NULL;
@@ -314,7 +314,7 @@ void replica_submit(struct replica *r, struct engine_job *job) {
 
 bool replica_runs(struct replica *r) {
     pthread_mutex_lock(&r->lock);
-    bool runs = r->started && !r->snapshot.stopped && !atomic_load(&r->common->stopping);
+    bool runs = r->started && !r->status.stopped && !atomic_load(&r->common->stopping);
     pthread_mutex_unlock(&r->lock);
     return runs;
 }
@@ -346,7 +346,7 @@ void replica_affinity(struct replica *r, struct conversation_search *search,
 
 void replica_status(struct replica *r, struct engine_status *out) {
     pthread_mutex_lock(&r->lock);
-    *out = r->snapshot;
+    *out = r->status;
     pthread_mutex_unlock(&r->lock);
     out->jobs = atomic_load(&r->pending);
 }

@@ -59,7 +59,7 @@ struct replica {
     bool store_done;     /* since the thread looked last */
     uint64_t progress;   /* the scheduler's, when it was looked at last */
     int64_t progress_ns; /* when that moved, or there was nothing to do */
-    struct engine_status snapshot;
+    struct engine_status status;
     struct engine_sequence_row *sequence_rows;
     int sequence_count;
     struct conversation_copy *conversation_copies; /* [copy_count], as they lie in the table */

@@ -233,7 +233,7 @@ static void leave(struct sched *sched, struct sequence *seq) {
     struct engine_job *job = seq->job;
     struct engine_choice *choice = seq->choice;
     if (seq->index > 0 || !leave_conversation(sched, seq)) {
-        sched_drop_snapshots(sched, seq);
+        sched_drop_checkpoints(sched, seq);
         sched_release_slot(sched, seq->slot);
     }
     enum engine_finish finish = seq->finish;
@@ -332,7 +332,7 @@ static int evict_where(struct sched *sched, bool (*is_due)(const struct sequence
     for (int i = 0; i < sched->running && rc == 0; i++) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
         if (!is_due(seq)) continue;
-        sched_leave_snapshot(sched, seq);
+        sched_leave_checkpoint(sched, seq);
         who[count] = seq;
         add_due(sched, &count, seq);
         if (count == COUNT_OF(who)) {

@@ -233,7 +233,7 @@ static bool make_room(struct sched *sched, struct sched_entry *entry, bool *used
     int choices = entry->job->choice_count;
     const struct conversation *row = entry->match.row;
     if (!sched_make_room(sched, entry->pages * choices, row, used_up)) return false;
-    if (!*used_up || row->id == entry->match.from || row->snapshot) return true;
+    if (!*used_up || row->id == entry->match.from || row->checkpoint) return true;
     start_afresh(entry);
     plan_pages(sched, entry);
     return sched_make_room(sched, entry->pages * choices, NULL, used_up);

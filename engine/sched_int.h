@@ -80,11 +80,11 @@ bool sched_make_place(struct sched *sched, int more);
 /* Takes a row out of the table and gives its slot back. */
 void sched_drop(struct sched *sched, struct conversation *row, const char *why);
 
-/* Leaves a snapshot of a sequence that is about to evict, if it is useful and there is room. */
-void sched_leave_snapshot(struct sched *sched, struct sequence *seq);
-/* Drops the snapshots of a sequence that is not kept as a conversation, except those that other
+/* Leaves a checkpoint of a sequence that is about to evict, if it is useful and there is room. */
+void sched_leave_checkpoint(struct sched *sched, struct sequence *seq);
+/* Drops the checkpoints of a sequence that is not kept as a conversation, except those that other
  * requests continued. */
-void sched_drop_snapshots(struct sched *sched, const struct sequence *seq);
+void sched_drop_checkpoints(struct sched *sched, const struct sequence *seq);
 
 /* Keeps an answered sequence's streams as a conversation: takes its slot and its tokens. */
 void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_report *report);

@@ -1,6 +1,6 @@
 /* Conversations between turns. A request looks for the conversation that saves it most tokens and
  * continues a fork of it; an answered sequence is kept as a conversation, and the one that it
- * continued becomes superseded. Snapshots are left before evictions, so that later prompts can be
+ * continued becomes superseded. Checkpoints are left before evictions, so that later prompts can be
  * cut there. Conversations are removed here when their pages or their places are needed. */
 #include <string.h>
 
@@ -85,18 +85,19 @@ static int fork_row(struct sched *sched, struct sequence *seq,
     seq->slot = sched_take_slot(sched);
     conversation_touch(&sched->conversations, row,
                        match->from == row->id ? seq->job->request.hint : row->hint, clock_ns());
-    if (row->snapshot) conversation_followed(&sched->conversations, row);
+    if (row->checkpoint) conversation_followed(&sched->conversations, row);
     return kern->ops->fork(kern, row->slot, seq->slot);
 }
 
-/* Drops a snapshot with its turn, unless other dialogues continued the snapshot. */
+/* Drops a checkpoint with its turn, unless other dialogues continued the checkpoint. */
 static void drop_left(struct sched *sched, struct conversation *row, int which) {
-    struct conversation *snapshot = conversation_by_id(&sched->conversations, row->left[which]);
+    struct conversation *checkpoint = conversation_by_id(&sched->conversations, row->left[which]);
     row->left[which] = 0;
-    if (snapshot && conversation_superseded(snapshot)) sched_drop(sched, snapshot, "superseded");
+    if (checkpoint && conversation_superseded(checkpoint))
+        sched_drop(sched, checkpoint, "superseded");
 }
 
-/* The snapshots of a turn that is used up go with it: nothing else would delete them. */
+/* The checkpoints of a turn that is used up go with it: nothing else would delete them. */
 static void take_row(struct sched *sched, struct sequence *seq, struct conversation *row) {
     sched_forget_copying(sched, row);
     struct conversation taken = conversation_take(&sched->conversations, row);
@@ -175,7 +176,7 @@ static void keep_file(struct sched *sched, uint64_t id) {
     if (sched->export.replaces == id) sched->export.replaces = 0;
 }
 
-void sched_drop_snapshots(struct sched *sched, const struct sequence *seq) {
+void sched_drop_checkpoints(struct sched *sched, const struct sequence *seq) {
     for (int i = 0; i < CONVERSATION_LEFT; i++) {
         struct conversation *row = conversation_by_id(&sched->conversations, seq->left[i]);
         if (row && conversation_superseded(row)) sched_drop(sched, row, "left alone");
@@ -248,7 +249,8 @@ void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_r
     conversation_add(table, &row, clock_ns());
 }
 
-/* ---- Snapshots ------------------------------------------------------------------------------- */
+/* ---- Checkpoints -------------------------------------------------------------------------------
+ */
 
 /* Returns the number of tokens up to and including the end mark of the first message: other prompts
  * with the same system prompt share them. 0: there is no mark. */
@@ -266,7 +268,7 @@ static bool has_room_to_spare(struct sched *sched, int64_t pages) {
     while (table->count >= sched->options.conversations_max || pages > pages_free(sched)) {
         struct conversation *first = conversation_first_to_go(table, NULL);
         if (!first || !conversation_superseded(first)) return false;
-        forget(sched, first, "snapshot");
+        forget(sched, first, "checkpoint");
     }
     return sched->free_slot_count > 0;
 }
@@ -295,11 +297,12 @@ static uint64_t leave_fork(struct sched *sched, const struct sequence *seq,
     return 0;
 }
 
-/* A snapshot at the end of the window of tokens between two evictions can be cut anywhere in that
- * window. Two windows are useful. The one with the end of the first message serves other dialogues
- * that begin alike. The one with the end of the prompt serves the same prompt again, templates that
- * render it differently in the next turn, and edits. Both may be the same window. */
-void sched_leave_snapshot(struct sched *sched, struct sequence *seq) {
+/* A checkpoint at the end of an interval between two evictions can be cut anywhere in that
+ * interval. Two intervals are useful. The one with the end of the first message serves other
+ * dialogues that begin alike. The one with the end of the prompt serves the same prompt again,
+ * templates that render it differently in the next turn, and edits. Both may be the same interval.
+ */
+void sched_leave_checkpoint(struct sched *sched, struct sequence *seq) {
     const struct engine_request *request = &seq->job->request;
     struct conversation_table *table = &sched->conversations;
     struct conversation row = {.kv = seq->kv,
@@ -311,7 +314,7 @@ void sched_leave_snapshot(struct sched *sched, struct sequence *seq) {
                                .exact = seq->exact,
                                .began = seq->began,
                                .began_held = seq->began_held,
-                               .snapshot = true,
+                               .checkpoint = true,
                                .turns = 1};
     if (seq->index > 0 || seq->leader || table->capacity == 0) return;
     if (!request->kv.retain || request->prompt_logprobs) return;
@@ -344,7 +347,7 @@ static int remove_from_disk(struct sched *sched, uint64_t id) {
     return store && id != 0 ? store_remove(store, id) : ERR_NOTFOUND;
 }
 
-/* Drops a conversation and the snapshots that its turn left. */
+/* Drops a conversation and the checkpoints that its turn left. */
 static void delete_row(struct sched *sched, uint64_t id) {
     struct conversation_table *table = &sched->conversations;
     struct conversation *row = conversation_by_id(table, id);
@@ -353,8 +356,8 @@ static void delete_row(struct sched *sched, uint64_t id) {
     memcpy(left, row->left, sizeof left);
     sched_drop(sched, row, "deleted");
     for (int i = 0; i < CONVERSATION_LEFT; i++) {
-        struct conversation *snapshot = conversation_by_id(table, left[i]);
-        if (snapshot) sched_drop(sched, snapshot, "deleted");
+        struct conversation *checkpoint = conversation_by_id(table, left[i]);
+        if (checkpoint) sched_drop(sched, checkpoint, "deleted");
     }
 }
 

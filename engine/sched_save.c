@@ -29,7 +29,7 @@ static int block_count(const struct sched *sched) {
 
 bool sched_wants_saving(const struct sched *sched, const struct conversation *row) {
     return sched->options.store && !sched->saving_ended && row->saved == CONVERSATION_UNSAVED &&
-           !conversation_superseded(row) && !row->snapshot && state_holds(&row->kv);
+           !conversation_superseded(row) && !row->checkpoint && state_holds(&row->kv);
 }
 
 /* ---- Out ------------------------------------------------------------------------------------- */

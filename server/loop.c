@@ -160,10 +160,10 @@ static void on_signal(uv_signal_t *handle, int number) {
 
 /* Only a new process gets a device that works: everybody is told, then this one ends. */
 static void check_engine(struct server *server, int64_t now_ns) {
-    struct engine_status snapshot;
+    struct engine_status status;
     if (server->failed) return;
-    engine_status(server->engine, &snapshot);
-    server->failed = snapshot.stopped;
+    engine_status(server->engine, &status);
+    server->failed = status.stopped;
     if (server->failed && !server->draining) begin_drain(server, now_ns);
 }
 
@@ -178,22 +178,22 @@ static void on_hangup(uv_signal_t *handle, int number) {
 
 /* Only an engine that does its work feeds the watchdog. */
 static bool engine_works(struct server *server) {
-    struct engine_status snapshot;
+    struct engine_status status;
     bool works = true;
     for (int i = 0; i < server->rules.info->replicas; i++) {
-        engine_replica_status(server->engine, i, &snapshot);
-        works &= watchdog_look(&server->watchdog, i, &snapshot);
+        engine_replica_status(server->engine, i, &status);
+        works &= watchdog_look(&server->watchdog, i, &status);
     }
     return works;
 }
 
 static void feed_watchdog(struct server *server, int64_t now_ns) {
-    struct engine_status snapshot;
+    struct engine_status status;
     if (!watchdog_due(&server->watchdog, now_ns) || !engine_works(server)) return;
-    engine_status(server->engine, &snapshot);
+    engine_status(server->engine, &status);
     watchdog_fed(&server->watchdog, now_ns);
     systemd_notify("WATCHDOG=1\nSTATUS=Serving: %d running, %d waiting, %d conversations",
-                   snapshot.running, snapshot.waiting, snapshot.conversations);
+                   status.running, status.waiting, status.conversations);
 }
 
 static void on_tick(uv_timer_t *tick) {

@@ -25,15 +25,15 @@ static const char *behind(const struct route *route, const char *path) {
 
 static void get_health(struct exchange *ex) {
     struct server *server = ex->server;
-    struct engine_status snapshot;
+    struct engine_status status;
     struct oai_error error;
-    engine_status(server->engine, &snapshot);
-    bool busy = snapshot.running > 0 || snapshot.waiting > 0;
-    int64_t silence_ms = (clock_ns() - snapshot.progress_ns) / 1000000;
+    engine_status(server->engine, &status);
+    bool busy = status.running > 0 || status.waiting > 0;
+    int64_t silence_ms = (clock_ns() - status.progress_ns) / 1000000;
     const char *trouble = NULL;
     if (server->draining)
         trouble = "The server is shutting down.";
-    else if (snapshot.stopped)
+    else if (status.stopped)
         trouble = "The engine has stopped.";
     else if (busy && silence_ms > server->options.timeouts.health)
         trouble = "The engine has work but makes no progress.";
@@ -52,14 +52,14 @@ static void refuse_memory(struct exchange *ex) {
     exchange_refuse(ex, &error);
 }
 
-/* A snapshot of each replica; NULL: no memory, and the request is answered. */
-static struct engine_status *take_snapshots(struct exchange *ex) {
+/* A status of each replica; NULL: no memory, and the request is answered. */
+static struct engine_status *take_statuses(struct exchange *ex) {
     int count = ex->server->rules.info->replicas;
-    struct engine_status *snapshots = mem_try_alloc((size_t)count, sizeof *snapshots);
-    if (!snapshots) refuse_memory(ex);
-    for (int i = 0; snapshots && i < count; i++)
-        engine_replica_status(ex->server->engine, i, &snapshots[i]);
-    return snapshots;
+    struct engine_status *statuses = mem_try_alloc((size_t)count, sizeof *statuses);
+    if (!statuses) refuse_memory(ex);
+    for (int i = 0; statuses && i < count; i++)
+        engine_replica_status(ex->server->engine, i, &statuses[i]);
+    return statuses;
 }
 
 static int64_t resident_bytes(void) {
@@ -73,18 +73,18 @@ static int64_t resident_bytes(void) {
 
 static void get_metrics(struct exchange *ex) {
     struct server *server = ex->server;
-    struct engine_status *snapshots = take_snapshots(ex);
-    if (!snapshots) return;
+    struct engine_status *statuses = take_statuses(ex);
+    if (!statuses) return;
     struct stats_input input = {.model_name = server->rules.names[0],
                                 .info = server->rules.info,
-                                .snapshots = snapshots,
+                                .statuses = statuses,
                                 .queue_tokens = server->queue_tokens,
                                 .connections = server->conn_count,
                                 .connections_total = server->conn_total,
                                 .start_seconds = server->start_seconds,
                                 .resident_bytes = resident_bytes()};
     stats_render(&ex->answer.body, &server->stats, &input);
-    mem_free(snapshots);
+    mem_free(statuses);
     ex->answer.content_type = "text/plain; version=0.0.4; charset=utf-8";
     ex->answer.status = 200;
 }
@@ -115,13 +115,13 @@ static void get_kv(struct exchange *ex) {
     struct engine *engine = ex->server->engine;
     struct engine_sequence_row *rows = mem_try_alloc(ROWS_MAX, sizeof *rows);
     struct engine_conversation_row *conversations = mem_try_alloc(ROWS_MAX, sizeof *conversations);
-    struct engine_status snapshot;
+    struct engine_status status;
     if (rows && conversations) {
-        engine_status(engine, &snapshot);
+        engine_status(engine, &status);
         int row_count = engine_sequences(engine, rows, ROWS_MAX);
         int conversation_count = engine_conversations(
             engine, &(struct engine_conversation_filter){0}, conversations, ROWS_MAX);
-        oai_render_kv(&ex->answer.body, ex->server->rules.info, &snapshot, rows, row_count,
+        oai_render_kv(&ex->answer.body, ex->server->rules.info, &status, rows, row_count,
                       conversations, conversation_count);
         ex->answer.status = 200;
     } else {
@@ -142,11 +142,11 @@ static void get_tokenizer_info(struct exchange *ex) {
 }
 
 static void get_loads(struct exchange *ex) {
-    struct engine_status *snapshots = take_snapshots(ex);
-    if (!snapshots) return;
-    struct oai_load load = {ex->server->rules.info, snapshots, clock_unix_seconds()};
+    struct engine_status *statuses = take_statuses(ex);
+    if (!statuses) return;
+    struct oai_load load = {ex->server->rules.info, statuses, clock_unix_seconds()};
     oai_render_loads(&ex->answer.body, &load);
-    mem_free(snapshots);
+    mem_free(statuses);
     ex->answer.status = 200;
 }
 
@@ -169,9 +169,9 @@ static void get_slots(struct exchange *ex) {
 
 /* vLLM's: requests that it works for or that wait. */
 static void get_load(struct exchange *ex) {
-    struct engine_status snapshot;
-    engine_status(ex->server->engine, &snapshot);
-    buf_fmt(&ex->answer.body, "{\"server_load\":%d}", snapshot.jobs);
+    struct engine_status status;
+    engine_status(ex->server->engine, &status);
+    buf_fmt(&ex->answer.body, "{\"server_load\":%d}", status.jobs);
     ex->answer.status = 200;
 }
 

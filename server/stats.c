@@ -386,7 +386,7 @@ static void write_keepd(struct writer *w, const struct engine_status *s) {
     write_hist(w, "keepd_eviction_seconds", "Time per eviction.", &s->counters.eviction_seconds);
 }
 
-/* The state directory is one for all, and in the first replica's snapshot. */
+/* The state directory is one for all, and in the first replica's status. */
 static void write_state(struct writer *w, const struct engine_status *s) {
     write_single(w, "keepd_conversations_on_disk", "gauge", "Conversations in the state directory.",
                  s->conversations_on_disk);
@@ -414,22 +414,22 @@ static void write_process(struct writer *w, const struct stats_input *input) {
 static void write_replica(struct writer *w, const struct stats *stats,
                           const struct stats_input *input, int replica) {
     const struct stats_requests *requests = &stats->replicas[replica];
-    const struct engine_status *snapshot = &input->snapshots[replica];
+    const struct engine_status *status = &input->statuses[replica];
     buf_clear(&w->labels);
     write_label(&w->labels, "model_name", input->model_name);
     buf_fmt(&w->labels, ",engine=\"%d\"", replica);
     if (w->labels.failed) return;
     w->first = replica == 0;
     w->family_count = 0;
-    write_requests(w, snapshot);
-    write_cache(w, input->info, snapshot);
-    write_tokens(w, snapshot);
-    write_finished(w, requests, snapshot);
+    write_requests(w, status);
+    write_cache(w, input->info, status);
+    write_tokens(w, status);
+    write_finished(w, requests, status);
     write_hists(w, requests);
-    write_keepd(w, snapshot);
+    write_keepd(w, status);
     if (replica > 0) return;
     write_rejected(w, stats);
-    write_state(w, snapshot);
+    write_state(w, status);
     write_process(w, input);
 }
 

@@ -1,4 +1,4 @@
-/* The content of /metrics: counts of finished requests (loop thread) and the engine's snapshots,
+/* The content of /metrics: counts of finished requests (loop thread) and the engine's statuses,
  * written as Prometheus text. Names and buckets are vLLM's where vLLM has the notion, so that
  * existing dashboards and routers work; the others start with keepd_. As in vLLM, the label
  * `engine` is the replica's number; metrics of the whole process have engine="0". */
@@ -59,7 +59,7 @@ int stats_retry_ms(const struct stats *stats);
 struct stats_input {
     const char *model_name;
     const struct engine_info *info;
-    const struct engine_status *snapshots; /* [info->replicas] */
+    const struct engine_status *statuses; /* [info->replicas] */
     int64_t queue_tokens;
     int connections;
     uint64_t connections_total;

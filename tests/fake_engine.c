@@ -80,7 +80,7 @@ struct engine {
     int delete_count;
     struct conversation conversations[CONVERSATIONS_MAX];
     uint64_t next_conversation;
-    struct engine_status snapshot;
+    struct engine_status status;
 };
 
 /* --- opening --- */
@@ -170,10 +170,10 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
     e->waiting_end = &e->waiting;
     pthread_mutex_init(&e->mutex, NULL);
     pthread_cond_init(&e->work, NULL);
-    hist_open(&e->snapshot.counters.eviction_seconds, eviction_bounds, 5);
-    hist_open(&e->snapshot.counters.iteration_tokens, token_bounds, 13);
+    hist_open(&e->status.counters.eviction_seconds, eviction_bounds, 5);
+    hist_open(&e->status.counters.iteration_tokens, token_bounds, 13);
     fill_info(e);
-    e->snapshot.pages_total = e->info.pages_total;
+    e->status.pages_total = e->info.pages_total;
     if (options->progress)
         for (int i = 0; i <= 10; i++) options->progress(options->arg, i / 10.0, "nothing");
     *out = e;
@@ -341,7 +341,7 @@ static bool open_outputs(struct engine_job *job) {
 /* The worst moment to refuse a job: when those before it have tokens already. The mutex is held. */
 static void await_token(struct engine *e) {
     const struct timespec moment = {.tv_nsec = 1000000};
-    for (int i = 0; i < 5000 && !e->snapshot.counters.generation_tokens; i++) {
+    for (int i = 0; i < 5000 && !e->status.counters.generation_tokens; i++) {
         pthread_mutex_unlock(&e->mutex);
         nanosleep(&moment, NULL);
         pthread_mutex_lock(&e->mutex);
@@ -352,7 +352,7 @@ int engine_submit(struct engine *e, struct engine_job *job) {
     struct sequence *s = NULL;
     int rc = 0;
     pthread_mutex_lock(&e->mutex);
-    if (e->draining || e->stop || e->snapshot.stopped) rc = ERR_STOPPED;
+    if (e->draining || e->stop || e->status.stopped) rc = ERR_STOPPED;
     if (!rc && e->submits_left >= 0 && e->submits_left-- == 0) {
         await_token(e);
         rc = ERR_NOMEM;
@@ -362,8 +362,8 @@ int engine_submit(struct engine *e, struct engine_job *job) {
         job->queued_ns = clock_ns();
         *e->waiting_end = s;
         e->waiting_end = &s->next;
-        e->snapshot.waiting++;
-        e->snapshot.jobs++;
+        e->status.waiting++;
+        e->status.jobs++;
         pthread_cond_signal(&e->work);
     }
     pthread_mutex_unlock(&e->mutex);
@@ -397,9 +397,9 @@ void engine_job_close(struct engine_job *job) {
 /* --- conversations --- */
 
 static void drop_conversation(struct engine *e, struct conversation *c) {
-    e->snapshot.pages_retained -= c->pages;
-    e->snapshot.pages_used -= c->pages;
-    e->snapshot.conversations--;
+    e->status.pages_retained -= c->pages;
+    e->status.pages_used -= c->pages;
+    e->status.conversations--;
     mem_free(c->tokens);
     *c = (struct conversation){0};
 }
@@ -456,9 +456,9 @@ static void retain(struct engine *e, const struct sequence *s, uint32_t answer) 
     c->budget = s->budget;
     c->used_ns = clock_ns();
     c->pages = pages_for(e, count, s->budget);
-    e->snapshot.pages_retained += c->pages;
-    e->snapshot.pages_used += c->pages;
-    e->snapshot.conversations++;
+    e->status.pages_retained += c->pages;
+    e->status.pages_used += c->pages;
+    e->status.conversations++;
 }
 
 static int32_t common_prefix(const struct conversation *c, const struct engine_request *r) {
@@ -482,12 +482,12 @@ static void continue_conversation(struct engine *e, struct sequence *s) {
         best = c;
     }
     if (!best) {
-        e->snapshot.counters.conversation_misses++;
-        e->snapshot.counters.conversation_lost[ENGINE_MISS_NEW] += r->kv.reuse;
+        e->status.counters.conversation_misses++;
+        e->status.counters.conversation_lost[ENGINE_MISS_NEW] += r->kv.reuse;
         return;
     }
-    e->snapshot.counters.conversation_hits++;
-    e->snapshot.counters.cached_tokens += (uint64_t)longest;
+    e->status.counters.conversation_hits++;
+    e->status.counters.cached_tokens += (uint64_t)longest;
     job->cached_tokens = longest;
     job->kv.dropped_tokens = best->count - longest;
     best->used_ns = clock_ns();
@@ -519,9 +519,9 @@ static void fill_details(struct engine *e, const struct sequence *s, uint32_t an
     kv->kept_entries = (int64_t)held * LAYERS * HEADS;
     kv->evicted_entries = (int64_t)(seen - held) * LAYERS * HEADS;
     kv->bytes = pages_for(e, seen, s->budget) * PAGE_BYTES;
-    e->snapshot.entries_evicted += (uint64_t)kv->evicted_entries;
-    e->snapshot.counters.evictions += kv->evicted_entries > 0;
-    if (kv->evicted_entries) hist_add(&e->snapshot.counters.eviction_seconds, 0.0005);
+    e->status.entries_evicted += (uint64_t)kv->evicted_entries;
+    e->status.counters.evictions += kv->evicted_entries > 0;
+    if (kv->evicted_entries) hist_add(&e->status.counters.eviction_seconds, 0.0005);
     fill_report(job, kv, held);
 }
 
@@ -532,16 +532,16 @@ static void finish(struct engine *e, struct sequence *s, enum engine_finish how)
     int first = atomic_load(&job->choice[0].finish);
     if (first == ENGINE_RUNNING) first = (int)how;
     if (atomic_load(&job->admitted)) {
-        e->snapshot.pages_reserved -= s->pages_reserved;
-        e->snapshot.pages_used -= s->pages_reserved;
-        e->snapshot.running -= job->choice_count;
+        e->status.pages_reserved -= s->pages_reserved;
+        e->status.pages_used -= s->pages_reserved;
+        e->status.running -= job->choice_count;
         fill_details(e, s, answer);
         if (first == ENGINE_FINISH_STOP || first == ENGINE_FINISH_LENGTH) retain(e, s, answer);
     } else {
-        e->snapshot.waiting--;
+        e->status.waiting--;
         engine_queue_leave(e, 1);
     }
-    e->snapshot.jobs--;
+    e->status.jobs--;
     job->finished_ns = clock_ns();
     close_sequence(s);
     for (int i = 0; i < job->choice_count; i++)
@@ -622,7 +622,7 @@ static enum engine_finish append(struct engine *e, struct sequence *s, int index
                           memory_order_release);
     if (!job->first_token_ns) job->first_token_ns = clock_ns(); /* announced by the count */
     atomic_store_explicit(&choice->token_count, at + 1, memory_order_release);
-    e->snapshot.counters.generation_tokens++;
+    e->status.counters.generation_tokens++;
     if (stop || cut >= 0) return ENGINE_FINISH_STOP;
     return last ? ENGINE_FINISH_LENGTH : ENGINE_RUNNING;
 }
@@ -660,18 +660,18 @@ static enum engine_finish step_sequence(struct engine *e, struct sequence *s) {
         fault_set(&job->fault, ERR_INTERNAL, NULL, "the fake engine was told to fail");
         return ENGINE_FINISH_ERROR;
     }
-    if (s->kill) e->snapshot.stopped = true;
+    if (s->kill) e->status.stopped = true;
     return job->request.max_tokens == 0 ? ENGINE_FINISH_LENGTH : append_all(e, s);
 }
 
 static void admit(struct engine *e, struct sequence *s) {
     struct engine_job *job = s->job;
-    e->snapshot.waiting--;
-    e->snapshot.running += job->choice_count;
-    e->snapshot.pages_reserved += s->pages_reserved;
-    e->snapshot.pages_used += s->pages_reserved;
+    e->status.waiting--;
+    e->status.running += job->choice_count;
+    e->status.pages_reserved += s->pages_reserved;
+    e->status.pages_used += s->pages_reserved;
     continue_conversation(e, s);
-    e->snapshot.counters.computed_tokens +=
+    e->status.counters.computed_tokens +=
         (uint64_t)(job->request.prompt_count - job->cached_tokens);
     job->admitted_ns = clock_ns();
     s->next = e->running;
@@ -687,8 +687,8 @@ static void admit_waiting(struct engine *e) {
     while (*link) {
         struct sequence *s = *link;
         bool cancelled = atomic_load_explicit(&s->job->cancel, memory_order_acquire);
-        blocked |= e->snapshot.running + s->job->choice_count > e->options.max_num_seqs ||
-                   e->snapshot.pages_reserved + s->pages_reserved > e->info.pages_total;
+        blocked |= e->status.running + s->job->choice_count > e->options.max_num_seqs ||
+                   e->status.pages_reserved + s->pages_reserved > e->info.pages_total;
         if (!cancelled && blocked) {
             link = &s->next;
             continue;
@@ -719,7 +719,7 @@ static void apply_deletes(struct engine *e) {
 int engine_conversation_delete(struct engine *e, struct engine_delete *order) {
     int rc = 0;
     pthread_mutex_lock(&e->mutex);
-    if (!e->started || e->stop || e->snapshot.stopped) rc = ERR_STOPPED;
+    if (!e->started || e->stop || e->status.stopped) rc = ERR_STOPPED;
     if (!rc && e->delete_count == ENGINE_DELETES_MAX) rc = ERR_FULL;
     if (!rc) {
         atomic_store(&order->done, 0);
@@ -734,7 +734,7 @@ static void step(struct engine *e) {
     struct sequence **link = &e->running;
     apply_deletes(e);
     admit_waiting(e);
-    hist_add(&e->snapshot.counters.iteration_tokens, e->snapshot.running);
+    hist_add(&e->status.counters.iteration_tokens, e->status.running);
     while (*link) {
         struct sequence *s = *link;
         enum engine_finish how = step_sequence(e, s);
@@ -745,8 +745,8 @@ static void step(struct engine *e) {
         *link = s->next;
         finish(e, s, how);
     }
-    e->snapshot.counters.steps++;
-    e->snapshot.progress_ns = clock_ns();
+    e->status.counters.steps++;
+    e->status.progress_ns = clock_ns();
 }
 
 static void finish_list(struct engine *e, struct sequence *s, enum engine_finish how) {
@@ -779,8 +779,8 @@ static void *run(void *arg) {
     struct engine *e = arg;
     int64_t due_ns = clock_ns();
     pthread_mutex_lock(&e->mutex);
-    while (!e->stop && !e->snapshot.stopped) {
-        e->snapshot.progress_ns = clock_ns();
+    while (!e->stop && !e->status.stopped) {
+        e->status.progress_ns = clock_ns();
         if (!e->running && !e->waiting && !e->delete_count) {
             pthread_cond_wait(&e->work, &e->mutex);
             due_ns = clock_ns();
@@ -837,7 +837,7 @@ void engine_close(struct engine *e) {
 
 void engine_status(struct engine *e, struct engine_status *out) {
     pthread_mutex_lock(&e->mutex);
-    *out = e->snapshot;
+    *out = e->status;
     pthread_mutex_unlock(&e->mutex);
 }
 

@@ -159,7 +159,7 @@ void oai_render_loads(struct buf *out, const struct oai_load *load) {
             load->now);
     for (int i = 0; i < load->info->replicas; i++) {
         if (i) buf_char(out, ',');
-        write_load(out, load->info, i, &load->snapshots[i]);
+        write_load(out, load->info, i, &load->statuses[i]);
     }
     buf_str(out, "]}");
 }
@@ -241,17 +241,17 @@ void oai_render_conversations(struct buf *out, const struct engine_conversation_
 }
 
 void oai_render_kv(struct buf *out, const struct engine_info *info,
-                   const struct engine_status *snapshot, const struct engine_sequence_row *rows,
+                   const struct engine_status *status, const struct engine_sequence_row *rows,
                    int row_count, const struct engine_conversation_row *conversations,
                    int conversation_count) {
     buf_char(out, '{');
-    write_pool(out, info, snapshot);
+    write_pool(out, info, status);
     write_policy(out, info->kv_policy, info->kv_budget);
     buf_fmt(out,
             ",\"layers\":%d,\"heads_kv\":%d,\"running_count\":%d,\"waiting_count\":%d"
             ",\"conversation_count\":%d,\"preemptions\":%" PRIu64 ",\"running\":[",
-            info->layers, info->heads_kv, snapshot->running, snapshot->waiting,
-            snapshot->conversations, snapshot->counters.preemptions);
+            info->layers, info->heads_kv, status->running, status->waiting, status->conversations,
+            status->counters.preemptions);
     for (int i = 0; i < row_count; i++) {
         if (i) buf_char(out, ',');
         write_sequence(out, &rows[i]);

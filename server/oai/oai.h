@@ -269,8 +269,8 @@ bool oai_render_model(struct buf *out, const struct oai_rules *rules, const char
                       int64_t created);
 struct oai_load {
     const struct engine_info *info;
-    const struct engine_status *snapshots; /* [info->replicas] */
-    int64_t now;                           /* unix seconds */
+    const struct engine_status *statuses; /* [info->replicas] */
+    int64_t now;                          /* unix seconds */
 };
 void oai_render_loads(struct buf *out, const struct oai_load *load); /* SGLang's form */
 void oai_render_server_info(struct buf *out, const struct oai_rules *rules);
@@ -286,7 +286,7 @@ void oai_render_deleted(struct buf *out, uint64_t conversation);
 /* "%016x" -> id; false: something else. */
 bool oai_conversation_id(const char *text, uint64_t *id);
 void oai_render_kv(struct buf *out, const struct engine_info *info,
-                   const struct engine_status *snapshot, const struct engine_sequence_row *rows,
+                   const struct engine_status *status, const struct engine_sequence_row *rows,
                    int row_count, const struct engine_conversation_row *conversations,
                    int conversation_count);
 

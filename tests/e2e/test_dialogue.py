@@ -36,7 +36,7 @@ def test_twenty_turns(daemon):
         assert d.metric("keepd_entries_kept") == details["kept_entries"]
         assert d.metric("keepd_entries_superseded") <= len(lengths) * (3 * BUDGET + BUFFER + 2 * CHUNK)
         assert kv["pool"]["pages_used"] == kv["pool"]["pages_retained"]  # shared pages count once
-        # The dialogue keeps its last state, the one before it for a retry, and two snapshots.
+        # The dialogue keeps its last state, the one before it for a retry, and two checkpoints.
         assert sum(not c["superseded"] for c in kv["conversations"]) == 1
         assert len(kv["conversations"]) <= 4
     assert seen > 6000

@@ -104,7 +104,7 @@ def test_operators_see_and_delete_all(daemon):
     assert pool["pages_total"] == sum(by_engine(d, "keepd_pages_total").values())
     assert requests.get(f"{d.url}/server_info", timeout=10).json()["data_parallel_size"] == 2
     rows = requests.get(f"{d.url}/v1/conversations", timeout=10).json()["data"]
-    last = [row for row in rows if not row["superseded"]]  # the others are their snapshots, and go with them
+    last = [row for row in rows if not row["superseded"]]  # the others are their checkpoints, and go with them
     assert sorted(row["engine"] for row in last) == [0, 1]
     for row in last:
         url = f"{d.url}/v1/conversations/{row['id']}"

@@ -1,5 +1,5 @@
 /* The engine with its thread and its readers, for ThreadSanitizer and for leaks: the bundled model,
- * jobs submitted and cancelled by one thread that polls their counters, rows and snapshots read by
+ * jobs submitted and cancelled by one thread that polls their counters, rows and statuses read by
  * another; drain, close with work in hand, and a backend that fails. Plain main, because Criterion
  * does not start under ThreadSanitizer. */
 #include <math.h>
@@ -140,13 +140,13 @@ static atomic_bool looking;
 
 static void *look(void *arg) {
     struct engine *engine = arg;
-    struct engine_status snapshot;
+    struct engine_status status;
     struct engine_sequence_row sequences[SEQUENCES + 1];
     struct engine_conversation_row conversations[CONVERSATIONS + 1];
     while (atomic_load(&looking)) {
-        engine_status(engine, &snapshot);
-        CHECK(snapshot.counters.preemptions == 0 && snapshot.pages_used <= snapshot.pages_total);
-        CHECK(snapshot.pages_used <= snapshot.pages_reserved + snapshot.pages_retained);
+        engine_status(engine, &status);
+        CHECK(status.counters.preemptions == 0 && status.pages_used <= status.pages_total);
+        CHECK(status.pages_used <= status.pages_reserved + status.pages_retained);
         int count = engine_sequences(engine, sequences, SEQUENCES + 1);
         CHECK(count <= SEQUENCES);
         for (int i = 0; i < count; i++)
@@ -180,11 +180,11 @@ static uint64_t try_many(struct engine *engine) {
         usleep(2000);
     }
     /* After the last answer its pages are free and the engine is idle. */
-    struct engine_status snapshot;
-    engine_status(engine, &snapshot);
-    CHECK(snapshot.running == 0 && snapshot.waiting == 0 && snapshot.pages_reserved == 0);
-    CHECK(snapshot.pages_used == snapshot.pages_retained);
-    CHECK(snapshot.conversations <= CONVERSATIONS && engine_idle(engine));
+    struct engine_status status;
+    engine_status(engine, &status);
+    CHECK(status.running == 0 && status.waiting == 0 && status.pages_reserved == 0);
+    CHECK(status.pages_used == status.pages_retained);
+    CHECK(status.conversations <= CONVERSATIONS && engine_idle(engine));
     atomic_store(&looking, false);
     CHECK(pthread_join(looker, NULL) == 0);
     for (int i = 0; i < JOBS; i++) {
@@ -309,15 +309,15 @@ static void close_with_work(struct engine *engine) {
 /* After a device error all jobs end with an error: running, waiting and future ones. */
 static void try_failing_backend(void) {
     struct engine *engine = open_engine();
-    struct engine_status snapshot;
+    struct engine_status status;
     submit(engine, 0);
     wait_for(&jobs[0]);
     CHECK(atomic_load(&jobs[0].choice[0].finish) == ENGINE_FINISH_LENGTH);
     atomic_store(&engines_failing, true);
     for (int i = 1; i < 10; i++) submit(engine, i);
     for (int i = 1; i < 10; i++) wait_for(&jobs[i]);
-    engine_status(engine, &snapshot);
-    CHECK(snapshot.stopped && snapshot.running == 0 && snapshot.pages_reserved == 0);
+    engine_status(engine, &status);
+    CHECK(status.stopped && status.running == 0 && status.pages_reserved == 0);
     atomic_store(&engines_failing, false);
     submit(engine, 10); /* a device that has failed is not used again */
     wait_for(&jobs[10]);
@@ -382,7 +382,7 @@ static void remove_dir(const char *dir) {
 static void try_state(void) {
     char dir[] = "/tmp/keepd-engine-XXXXXX";
     struct engine_conversation_row rows[CONVERSATIONS + 1];
-    struct engine_status snapshot;
+    struct engine_status status;
     CHECK(mkdtemp(dir));
     struct engine *engine = open_with_state(dir, 0);
     for (int i = 0; i < 3; i++) submit_some(engine, i, PROMPT / 2, 1 + i);
@@ -390,17 +390,16 @@ static void try_state(void) {
     CHECK(delete_one(engine, 1) == ERR_NOTFOUND);
     engine_drain(engine);
     while (!engine_idle(engine)) usleep(500);
-    engine_status(engine, &snapshot);
-    CHECK(snapshot.conversations_on_disk == 3 && snapshot.counters.state_failed == 0);
+    engine_status(engine, &status);
+    CHECK(status.conversations_on_disk == 3 && status.counters.state_failed == 0);
     engine_close(engine);
     engine = open_with_state(dir, 0);
     CHECK(engine_conversations(engine, &everyone, rows, CONVERSATIONS + 1) == 3);
     CHECK(rows[0].pages == 0 && rows[0].disk_bytes > 0);
     for (int i = 0; i < 3; i++) submit_some(engine, i, PROMPT, 2);
     wait_and_close(3);
-    engine_status(engine, &snapshot);
-    CHECK(snapshot.counters.state_restored == 3 &&
-          snapshot.counters.cached_tokens == 3 * (PROMPT / 2));
+    engine_status(engine, &status);
+    CHECK(status.counters.state_restored == 3 && status.counters.cached_tokens == 3 * (PROMPT / 2));
     for (int count; (count = engine_conversations(engine, &everyone, rows, CONVERSATIONS + 1)) > 0;)
         for (int i = 0; i < count; i++) (void)delete_one(engine, rows[i].id);
     engine_close(engine);

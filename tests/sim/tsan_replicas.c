@@ -145,7 +145,7 @@ static double answer(int index) {
 /* Waiting jobs go to the replica with less work. */
 static void try_balance(void) {
     struct engine_options options = options_of(2);
-    struct engine_status snapshot;
+    struct engine_status status;
     struct engine *engine = open_with(&options);
     static const int expected[] = {0, 1, 1, 0};
     begin();
@@ -154,8 +154,8 @@ static void try_balance(void) {
         submit(engine, i);
         CHECK(dialogues[i].job.replica == expected[i]);
     }
-    engine_status(engine, &snapshot);
-    CHECK(snapshot.jobs == 4);
+    engine_status(engine, &status);
+    CHECK(status.jobs == 4);
     engine_close(engine); /* with work that it has not seen yet */
     for (int i = 0; i < 4; i++) {
         CHECK(atomic_load(&dialogues[i].job.choice[0].finish) == ENGINE_FINISH_ABORT);
@@ -303,7 +303,7 @@ static void try_deletes(void) {
     int count = list(engine, rows);
     CHECK(delete_one(engine, 1) == ERR_NOTFOUND);
     for (int i = 0; i < count; i++) {
-        if (rows[i].superseded) continue; /* a snapshot: deleted with its conversation */
+        if (rows[i].superseded) continue; /* a checkpoint: deleted with its conversation */
         kept++;
         on[rows[i].replica]++;
         CHECK(delete_one(engine, rows[i].id) == 0);
@@ -318,12 +318,12 @@ static atomic_bool looking;
 
 static void *look(void *arg) {
     struct engine *engine = arg;
-    struct engine_status snapshot;
+    struct engine_status status;
     struct engine_sequence_row sequences[16];
     struct engine_conversation_row rows[4 * CONVERSATIONS];
     while (atomic_load(&looking)) {
-        engine_status(engine, &snapshot);
-        CHECK(snapshot.counters.preemptions == 0 && snapshot.pages_used <= snapshot.pages_total);
+        engine_status(engine, &status);
+        CHECK(status.counters.preemptions == 0 && status.pages_used <= status.pages_total);
         int count = engine_sequences(engine, sequences, 16);
         CHECK(count <= 8);
         for (int i = 0; i < count; i++)
@@ -368,7 +368,7 @@ static void try_close(void) {
 /* One replica's device fails: its jobs end with an error, the others' do not, and the whole says
  * that it must be started again. */
 static void try_failure(void) {
-    struct engine_status snapshot;
+    struct engine_status status;
     atomic_store(&engines_failing, true);
     struct engine *engine = open_with_jobs(2, 4);
     for (int i = 0; i < 4; i++) {
@@ -380,10 +380,10 @@ static void try_failure(void) {
         engine_job_close(job);
     }
     atomic_store(&engines_failing, false);
-    engine_status(engine, &snapshot);
-    CHECK(snapshot.stopped && snapshot.jobs == 0 && snapshot.pages_reserved == 0);
-    engine_replica_status(engine, 0, &snapshot);
-    CHECK(!snapshot.stopped);
+    engine_status(engine, &status);
+    CHECK(status.stopped && status.jobs == 0 && status.pages_reserved == 0);
+    engine_replica_status(engine, 0, &status);
+    CHECK(!status.stopped);
     struct engine_delete order = {.id = 1};
     CHECK(engine_conversation_delete(engine, &order) == ERR_STOPPED);
     CHECK(engine_queue_enter(engine, 2 * options_of(2).max_queue));
@@ -433,27 +433,27 @@ static void remove_dir(const char *dir) {
 static void run_state(int replicas, double sums[4][DIALOGUES]) {
     char dir[] = "/tmp/keepd-replicas-XXXXXX";
     struct engine_conversation_row rows[4 * CONVERSATIONS];
-    struct engine_status snapshot;
+    struct engine_status status;
     CHECK(mkdtemp(dir));
     struct engine *engine = open_with_state(dir, replicas);
     begin();
     run_turn(engine, sums[0], false);
     run_turn(engine, sums[1], true);
     drain(engine);
-    engine_status(engine, &snapshot);
-    CHECK(snapshot.counters.state_failed == 0 && snapshot.state_refused == 0);
-    CHECK(snapshot.conversations_on_disk >= DIALOGUES);
+    engine_status(engine, &status);
+    CHECK(status.counters.state_failed == 0 && status.state_refused == 0);
+    CHECK(status.conversations_on_disk >= DIALOGUES);
     engine_close(engine);
     engine = open_with_state(
         dir, replicas); /* belongs to no replica now: the one that gets the turn reads it */
     run_turn(engine, sums[2], true);
     run_turn(engine, sums[3], true);
-    engine_status(engine, &snapshot);
-    CHECK(snapshot.counters.state_restored >= DIALOGUES && snapshot.state_refused == 0);
+    engine_status(engine, &status);
+    CHECK(status.counters.state_restored >= DIALOGUES && status.state_refused == 0);
     for (int count; (count = list(engine, rows)) > 0;)
         for (int i = 0; i < count; i++) (void)delete_one(engine, rows[i].id);
-    engine_status(engine, &snapshot);
-    CHECK(snapshot.conversations == 0 && snapshot.conversations_on_disk == 0);
+    engine_status(engine, &status);
+    CHECK(status.conversations == 0 && status.conversations_on_disk == 0);
     engine_close(engine);
     remove_dir(dir);
 }

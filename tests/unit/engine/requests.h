@@ -12,7 +12,7 @@ int32_t *prompt_of(int number, int shared);
 struct engine_kv full(void);
 struct engine_kv global(int budget, int buffer, int chunk);
 struct engine_job job_of(int number, int prompt_count, int max_tokens, struct engine_kv kv);
-/* Conversations in memory that are no snapshots. */
+/* Conversations in memory that are no checkpoints. */
 int turns_kept(const struct world *w);
 int finish_of(const struct engine_job *job);
 int count_of(const struct engine_job *job);

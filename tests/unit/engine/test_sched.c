@@ -636,7 +636,7 @@ static bool fail_once(enum world_op op, long n, int rc) {
             cr_assert_eq(jobs[i].fault.code, rc);
             cr_assert_gt(strlen(jobs[i].fault.text), 0);
         }
-        /* A snapshot that cannot be taken is left out, and nobody fails. */
+        /* A checkpoint that cannot be taken is left out, and nobody fails. */
         bool nobody = errors == 0 && (op == WORLD_REPORT || op == WORLD_FORK);
         cr_assert(ends_step ? errors > 0 && w.sched.running == 0 : errors == 1 || nobody);
     }

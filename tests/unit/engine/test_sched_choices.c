@@ -35,7 +35,7 @@ static void try_choices(struct engine_kv kv, int rows, int history) {
         jobs[i].request.seed = i == CHOICES ? 100 : 100 + (uint64_t)i;
         submit(&w, &jobs[i]);
         run_until_idle(&w);
-        cr_assert_geq(jobs[i].cached_tokens, history); /* or the snapshot of one before it */
+        cr_assert_geq(jobs[i].cached_tokens, history); /* or the checkpoint of one before it */
     }
     int different = 0;
     for (int i = 0; i < CHOICES; i++) {

@@ -170,7 +170,7 @@ Test(conversations, retries_edits_and_questions_go_on_from_one_history) {
         &w, &(struct world_options){.pages = 900, .sequences = 2, .conversations = 9, .rows = 64});
     cr_assert_eq(turn(&w, 0, 0, 30, kv), 0);
     struct engine_job first = ask(&w, 1, 30, 50, kv), again = ask(&w, 1, 30, 50, kv);
-    cr_assert(first.cached_tokens == 30 && again.cached_tokens == 49, "a snapshot of the first");
+    cr_assert(first.cached_tokens == 30 && again.cached_tokens == 49, "a checkpoint of the first");
     expect_same_answer(&first, &again);
     cr_assert_eq(turns_kept(&w), 2, "the retry's equal answer replaced the first");
     struct engine_job edited = ask(&w, 2, 30, 45, kv), third = ask(&w, 3, 30, 31, kv);
@@ -185,7 +185,7 @@ Test(conversations, retries_edits_and_questions_go_on_from_one_history) {
     world_close(&w);
 }
 
-/* However long a dialogue runs, its last state stays, the one before it, and two snapshots. */
+/* However long a dialogue runs, its last state stays, the one before it, and two checkpoints. */
 Test(conversations, a_linear_dialogue_keeps_two_states) {
     struct world w;
     world_open(

@@ -1,4 +1,4 @@
-/* Conversations that are cut, and the snapshots that make it possible: a prompt that begins like
+/* Conversations that are cut, and the checkpoints that make it possible: a prompt that begins like
  * another one reads the rest alone, and its answer is bitwise the one without reuse. */
 #include <criterion/criterion.h>
 #include <string.h>

@@ -132,7 +132,7 @@ Test(state, deleting_reaches_the_disk) {
     world_save_all(&s.w);
     only_on_disk = 0;
     for (int i = 0; i < 9; i++)
-        if (!s.w.sched.conversations.rows[i].snapshot && s.w.sched.conversations.rows[i].id != 0)
+        if (!s.w.sched.conversations.rows[i].checkpoint && s.w.sched.conversations.rows[i].id != 0)
             only_on_disk = s.w.sched.conversations.rows[i].id;
     stored_restart(&s);
     cr_assert_eq(sched_delete(&s.w.sched, only_on_disk), 0);

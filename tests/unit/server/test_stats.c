@@ -21,8 +21,8 @@ static void close_stats(void) {
 
 TestSuite(stats, .init = open_stats, .fini = close_stats);
 
-static void render(const char *model, const struct engine_status *snapshot) {
-    struct stats_input input = {.model_name = model, .info = &info, .snapshots = snapshot};
+static void render(const char *model, const struct engine_status *status) {
+    struct stats_input input = {.model_name = model, .info = &info, .statuses = status};
     stats_render(&out, &stats, &input);
     cr_assert_not(out.failed);
 }
@@ -47,10 +47,10 @@ static void finish(enum engine_finish how, uint32_t count, int64_t end) {
 }
 
 Test(stats, a_finished_request) {
-    struct engine_status snapshot = {0};
+    struct engine_status status = {0};
     stats_submitted(&stats, SECOND);
     finish(ENGINE_FINISH_STOP, 5, 8 * SECOND);
-    render("m", &snapshot);
+    render("m", &status);
     check_line(
         "\nvllm:request_success_total{model_name=\"m\",engine=\"0\",finished_reason=\"stop\"} 1\n");
     check_line("\nvllm:request_success_total{model_name=\"m\",engine=\"0\",finished_reason="
@@ -100,17 +100,17 @@ Test(stats, tokens) {
     cr_assert_float_eq(stats.replicas[0].inter_token.sum, 0.75, 1e-9);
 }
 
-Test(stats, snapshot) {
-    struct engine_status snapshot = {.running = 3,
-                                     .waiting = 2,
-                                     .pages_total = 200,
-                                     .pages_reserved = 50,
-                                     .pages_used = 90,
-                                     .pages_retained = 40,
-                                     .counters = {.computed_tokens = 750, .cached_tokens = 250},
-                                     .entries_evicted = 1ull << 53,
-                                     .conversations = 7};
-    render("m", &snapshot);
+Test(stats, status) {
+    struct engine_status status = {.running = 3,
+                                   .waiting = 2,
+                                   .pages_total = 200,
+                                   .pages_reserved = 50,
+                                   .pages_used = 90,
+                                   .pages_retained = 40,
+                                   .counters = {.computed_tokens = 750, .cached_tokens = 250},
+                                   .entries_evicted = 1ull << 53,
+                                   .conversations = 7};
+    render("m", &status);
     check_line("\nvllm:num_requests_running{model_name=\"m\",engine=\"0\"} 3\n");
     check_line("\nvllm:num_requests_waiting{model_name=\"m\",engine=\"0\"} 2\n");
     check_line("\nvllm:kv_cache_usage_perc{model_name=\"m\",engine=\"0\"} 0.25\n");
@@ -127,15 +127,15 @@ Test(stats, snapshot) {
 
 /* Every row of the lists in engine.h and stats.h, with the value that is its own. */
 Test(stats, lists_are_shown_whole) {
-    struct engine_status snapshot = {0};
+    struct engine_status status = {0};
     char line[160];
     uint64_t value = 1000;
-#define X(name, metric, help) snapshot.counters.name = value++;
+#define X(name, metric, help) status.counters.name = value++;
     ENGINE_COUNTER_MAP(X)
 #undef X
-    for (int i = 0; i < ENGINE_MISS_COUNT; i++) snapshot.counters.conversation_lost[i] = value++;
+    for (int i = 0; i < ENGINE_MISS_COUNT; i++) status.counters.conversation_lost[i] = value++;
     for (int i = 0; i < STATS_REJECTS; i++) stats.rejected[i] = value++;
-    render("m", &snapshot);
+    render("m", &status);
     value = 1000;
 #define X(name, metric, help)                                                                      \
     snprintf(line, sizeof line, "\n%s{model_name=\"m\",engine=\"0\"} %d\n", metric ? metric : "",  \
@@ -163,14 +163,14 @@ Test(stats, lists_are_shown_whole) {
 }
 
 Test(stats, label_values_are_escaped) {
-    struct engine_status snapshot = {0};
-    render("a\"b\\c\nd", &snapshot);
+    struct engine_status status = {0};
+    render("a\"b\\c\nd", &status);
     check_line("{model_name=\"a\\\"b\\\\c\\nd\",engine=\"0\"}");
 }
 
 Test(stats, large_counters_keep_their_digits) {
-    struct engine_status snapshot = {.entries_evicted = 123456789012345};
-    render("m", &snapshot);
+    struct engine_status status = {.entries_evicted = 123456789012345};
+    render("m", &status);
     check_line("keepd_entries_evicted_total{model_name=\"m\",engine=\"0\"} 123456789012345\n");
 }
 
@@ -202,7 +202,7 @@ static int count_of(const char *text) {
 /* Every metric once, its replicas together; what is the process's, of none of them in particular.
  */
 Test(stats, replicas_are_engines) {
-    struct engine_status snapshots[3] = {
+    struct engine_status statuses[3] = {
         {.running = 1, .state_bytes = 5}, {.running = 2}, {.running = 3}};
     struct engine_choice choice = {0};
     struct engine_job job = {.choice = &choice, .choice_count = 1, .replica = 2};
@@ -210,7 +210,7 @@ Test(stats, replicas_are_engines) {
     stats_submitted(&stats, SECOND);
     stats_finished(&stats, &job, SECOND);
     info.replicas = 3;
-    render("m", snapshots);
+    render("m", statuses);
     info.replicas = 1;
     check_line("# TYPE vllm:num_requests_running gauge\n"
                "vllm:num_requests_running{model_name=\"m\",engine=\"0\"} 1\n"

@@ -5,8 +5,8 @@
 #define SECOND 1000000000ll
 
 static bool look(struct watchdog *w, int replica, int jobs, int64_t progress_ns) {
-    const struct engine_status snapshot = {.jobs = jobs, .progress_ns = progress_ns};
-    return watchdog_look(w, replica, &snapshot);
+    const struct engine_status status = {.jobs = jobs, .progress_ns = progress_ns};
+    return watchdog_look(w, replica, &status);
 }
 
 Test(watchdog, due) {

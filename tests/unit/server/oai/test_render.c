@@ -327,12 +327,12 @@ Test(oai_render, tokens_and_text) {
 }
 
 Test(oai_render, kv) {
-    struct engine_status snapshot = {.running = 1,
-                                     .conversations = 1,
-                                     .pages_total = 10,
-                                     .pages_used = 3,
-                                     .pages_reserved = 2,
-                                     .pages_retained = 1};
+    struct engine_status status = {.running = 1,
+                                   .conversations = 1,
+                                   .pages_total = 10,
+                                   .pages_used = 3,
+                                   .pages_reserved = 2,
+                                   .pages_retained = 1};
     struct engine_sequence_row row = {.replica = 1,
                                       .tokens = 9,
                                       .held = 8,
@@ -348,7 +348,7 @@ Test(oai_render, kv) {
                                           .budget = 64,
                                           .pages = 1,
                                           .idle_ns = 1500000000};
-    oai_render_kv(&out, engine_info(engine), &snapshot, &row, 1, &old, 1);
+    oai_render_kv(&out, engine_info(engine), &status, &row, 1, &old, 1);
     cr_assert_str_eq(
         out.data,
         "{\"pool\":{\"pages_total\":10,\"pages_used\":3,\"pages_reserved\":2,"
