@@ -428,6 +428,8 @@ struct kern_cache_stats {
 struct kern_attend_options {
     int window;  /* keys with pos <= query pos - window are masked; 0 = no window */
     float scale; /* 1/sqrt(head_dim) unless the model says otherwise */
+    float cap; /* soft cap (Gemma 2, arXiv 2408.00118): a scaled product s becomes cap tanh(s / cap)
+                  before the mask and the softmax, also where attention is observed; 0: none */
 };
 
 /* ---- Sampling ------------------------------------------------------------------------------ */
@@ -524,6 +526,8 @@ struct kern_ops {
     /* See struct kern_experts_spec. `logits`: [rows, count] of the router, whole on every rank. */
     void (*experts)(struct kern *kern, float *y /* [rows, d_model] */, const float *x,
                     const float *logits, const struct kern_experts *experts, int rows);
+    /* x = cap tanh(x / cap), of logits: memory that a product with KERN_SHARD_VOCAB has filled. */
+    void (*soft_cap)(struct kern *kern, float *x, int rows, int dim, float cap);
     void (*gather_rows)(struct kern *kern, float *y, const float *x, const int32_t *index,
                         int count, int dim);
     void (*gate)(struct kern *kern, float *log_beta /* [rows, heads_kv] */, const float *x,
@@ -553,6 +557,11 @@ struct kern_ops {
     void (*qk_rope)(struct kern *kern, float *qkv, const float *q_norm, const float *k_norm,
                     float eps, const struct kern_rope *rope,
                     const struct kern_batch *batch); /* optional per-head RMSNorm, then rotation */
+    /* RMSNorm over the queries of all heads together, and over the keys of all heads, in place:
+     * q_norm [heads_q * D], k_norm [heads_kv * D] of the model. Squares are added per head, then in
+     * the order of the heads, so that the result does not depend on the number of ranks. */
+    void (*qk_norm)(struct kern *kern, float *qkv, const float *q_norm, const float *k_norm,
+                    float eps, const struct kern_batch *batch);
     void (*write_kv)(struct kern *kern, int layer, const float *qkv,
                      const float *log_beta /* [rows, heads_kv] or NULL = 0 */,
                      const struct kern_batch *batch);

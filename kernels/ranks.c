@@ -450,6 +450,19 @@ static void op_add_norm(struct kern *kern, float *y, float *x, const float *weig
     ranks_each(ranks, add_norm_on, &op);
 }
 
+/* Logits are whole on rank 0 alone. */
+static void soft_cap_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
+    (void)ranks;
+    const struct op *op = arg;
+    if (rank == 0) kern->ops->soft_cap(kern, on(op->y, rank), op->rows, op->dim, op->scale);
+}
+
+static void op_soft_cap(struct kern *kern, float *x, int rows, int dim, float cap) {
+    struct ranks *ranks = ranks_of(kern);
+    struct op op = {.y = view_as(ranks, x, false), .rows = rows, .dim = dim, .scale = cap};
+    ranks_each(ranks, soft_cap_on, &op);
+}
+
 static void matmul_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
@@ -560,6 +573,23 @@ static void op_qk_rope(struct kern *kern, float *qkv, const float *q_norm, const
                     .rope = rope,
                     .batch = batch};
     ranks_each(ranks, rope_on, &op);
+}
+
+static void qk_norm_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
+    (void)ranks;
+    const struct op *op = arg;
+    kern->ops->qk_norm(kern, on(op->y, rank), on(op->a, rank), on(op->b, rank), op->eps, op->batch);
+}
+
+static void op_qk_norm(struct kern *kern, float *qkv, const float *q_norm, const float *k_norm,
+                       float eps, const struct kern_batch *batch) {
+    struct ranks *ranks = ranks_of(kern);
+    struct op op = {.y = view_as(ranks, qkv, true),
+                    .a = view_as(ranks, q_norm, false),
+                    .b = view_as(ranks, k_norm, false),
+                    .eps = eps,
+                    .batch = batch};
+    ranks_each(ranks, qk_norm_on, &op);
 }
 
 static void write_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
@@ -687,6 +717,8 @@ static const struct kern_ops table = {
     .rms_norm = op_rms_norm,
     .matmul = op_matmul,
     .add_norm = op_add_norm,
+    .soft_cap = op_soft_cap,
+    .qk_norm = op_qk_norm,
     .glu = op_glu,
     .experts = op_experts,
     .gather_rows = op_gather_rows,

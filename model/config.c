@@ -19,8 +19,7 @@
 enum windows {
     WINDOWS_NONE,       /* the family has no windows */
     WINDOWS_ALL,        /* every layer */
-    WINDOWS_PATTERN,    /* all but every n-th layer, sliding_window_pattern; these rotate by
-                           frequencies of their own */
+    WINDOWS_PATTERN,    /* all but every n-th layer, sliding_window_pattern */
     WINDOWS_BY_FLAG,    /* with use_sliding_window, layers from max_window_layers on */
     WINDOWS_ALL_BY_FLAG /* with use_sliding_window, every layer */
 };
@@ -47,7 +46,14 @@ struct family {
     int window;                 /* when the file has no "sliding_window"; null in it means none */
     bool tied_embeddings;       /* when the file does not say */
     enum experts experts;
-    bool gemma; /* norms by 1 + w, on both sides of a block; scaled embeddings; GELU */
+    bool gemma;         /* norms by 1 + w, on both sides of a block; scaled embeddings; GELU */
+    int pattern;        /* WINDOWS_PATTERN, when the file has no sliding_window_pattern */
+    bool local_rope;    /* layers with windows rotate without scaling */
+    double local_theta; /* theirs; 0 = as the others */
+    bool still_globals; /* where layers have windows, those without one do not rotate */
+    bool soft_caps;
+    bool norms_behind; /* of the outputs of attention and feed-forward network, not their inputs */
+    bool wide_qk_norm; /* see struct model_config */
 };
 
 static const struct family families[] = {
@@ -64,7 +70,18 @@ static const struct family families[] = {
     {"MixtralForCausalLM", "mixtral", 0, .rms_eps = 1e-5, .rope_theta = 1e6, .windows = WINDOWS_ALL,
      .experts = EXPERTS_ALL_LAYERS},
     {"Gemma3ForCausalLM", "gemma3_text", 256, .rope_theta = 1e6, .window = 4096, .qk_norm = true,
-     .windows = WINDOWS_PATTERN, .tied_embeddings = true, .gemma = true},
+     .windows = WINDOWS_PATTERN, .pattern = 6, .local_rope = true, .local_theta = 10000,
+     .tied_embeddings = true, .gemma = true},
+    {"Gemma2ForCausalLM", "gemma2", 256, .window = 4096, .windows = WINDOWS_PATTERN, .pattern = 2,
+     .tied_embeddings = true, .gemma = true, .soft_caps = true},
+    {"Olmo2ForCausalLM", "olmo2", 0, .rms_eps = 1e-5, .qk_norm = true, .wide_qk_norm = true,
+     .norms_behind = true},
+    {"Olmo3ForCausalLM", "olmo3", 0, .rms_eps = 1e-5, .rope_theta = 5e5, .window = 4096,
+     .windows = WINDOWS_PATTERN, .pattern = 4, .local_rope = true, .qk_norm = true,
+     .wide_qk_norm = true, .norms_behind = true},
+    {"Exaone4ForCausalLM", "exaone4", 0, .rms_eps = 1e-5, .window = 4096,
+     .windows = WINDOWS_PATTERN, .pattern = 4, .still_globals = true, .qk_norm = true,
+     .norms_behind = true},
 };
 
 /* ---- Family -------------------------------------------------------------------------------- */
@@ -90,7 +107,7 @@ static int unsupported(struct fault *fault, const char *field, const char *value
     return fault_set(
         fault, ERR_UNSUPPORTED, field,
         "%s is not supported%s; supported: Qwen3, Qwen2, Llama, Mistral, Phi3, SmolLM3, "
-        "Granite, Gemma3, Qwen3Moe, Mixtral (ForCausalLM)",
+        "Granite, Gemma2, Gemma3, Olmo2, Olmo3, Exaone4, Qwen3Moe, Mixtral (ForCausalLM)",
         value, reason_of(value));
 }
 
@@ -244,14 +261,16 @@ static int check_quantization(const cJSON *root, struct fault *fault) {
 /* Fields of one family, which mean another computation in a file of the others. */
 static const struct own_field {
     const char *name;
-    size_t family; /* offset of the member that says whose it is: an int or bool, not 0 */
+    size_t family; /* offset of the member that says whose it is: a number or bool, not 0 */
     size_t size;
 } own_fields[] = {
 #define OWN(name, member)                                                                          \
     { name, offsetof(struct family, member), sizeof((struct family *)0)->member }
     OWN("query_pre_attn_scalar", gemma),
-    OWN("rope_local_base_freq", gemma),
-    OWN("sliding_window_pattern", gemma),
+    OWN("rope_local_base_freq", local_theta),
+    OWN("sliding_window_pattern", pattern),
+    OWN("attn_logit_softcapping", soft_caps),
+    OWN("final_logit_softcapping", soft_caps),
     OWN("no_rope_layers", unrotated_layers_every),
     OWN("no_rope_layer_interval", unrotated_layers_every),
     OWN("embedding_multiplier", factors),
@@ -265,21 +284,15 @@ static const struct own_field {
 };
 
 static bool owns(const struct family *family, const struct own_field *field) {
-    static const char nothing[sizeof(int)] = {0};
+    static const char nothing[sizeof(double)] = {0};
     return memcmp((const char *)family + field->family, nothing, field->size) != 0;
 }
 
 /* Fields that mean another computation whenever they are there at all. */
 static int refuse_present(const cJSON *root, const struct family *family, struct fault *fault) {
     static const char *const fields[] = {
-        "quantization",
-        "text_config",
-        "attn_logit_softcapping",
-        "final_logit_softcapping",
-        "logit_scale",
-        "n_routed_experts",
-        "n_shared_experts",
-        "shared_expert_intermediate_size",
+        "quantization",     "text_config",      "logit_scale",
+        "n_routed_experts", "n_shared_experts", "shared_expert_intermediate_size",
     };
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         if (json_get(root, fields[i]))
@@ -344,13 +357,13 @@ static int read_windows(const cJSON *root, const struct family *family, struct m
     bool pattern = family->windows == WINDOWS_PATTERN;
     bool use = family->windows == WINDOWS_ALL || pattern;
     bool absent = !cJSON_GetObjectItemCaseSensitive(root, "sliding_window");
-    int64_t window = absent ? family->window : 0, first = 0, every = 6;
+    int64_t window = absent ? family->window : 0, first = 0, every = family->pattern;
     const cJSON *types = json_get(root, "layer_types");
     int rc = json_bool(root, NULL, "use_sliding_window", &use, fault);
     if (!rc) rc = json_int(root, NULL, "sliding_window", 1, INT32_MAX, &window, fault);
     if (!rc && family->windows == WINDOWS_BY_FLAG)
         rc = json_int(root, NULL, "max_window_layers", 0, INT32_MAX, &first, fault);
-    if (!rc && pattern)
+    if (!rc && pattern && !types)
         rc = json_int(root, NULL, "sliding_window_pattern", 1, INT32_MAX, &every, fault);
     if (rc) return rc;
     if (family->windows == WINDOWS_NONE && (use || window))
@@ -393,15 +406,35 @@ static int read_rotated(const cJSON *root, const struct family *family, struct m
     return 0;
 }
 
+/* EXAONE 4: the file decides by "sliding_window", whatever its layers are. */
+static int stop_globals(const cJSON *root, const struct family *family, struct model_config *out,
+                        struct fault *fault) {
+    int64_t window = cJSON_GetObjectItemCaseSensitive(root, "sliding_window") ? 0 : family->window;
+    int rc = json_int(root, NULL, "sliding_window", 1, INT32_MAX, &window, fault);
+    for (int i = 0; i < out->layers && window > 0; i++)
+        out->per_layer[i].rotated = out->per_layer[i].window > 0;
+    return rc;
+}
+
+/* Layers that do not rotate but have norms of queries and keys turn by these. */
+static int fill_still(struct model_config *out, struct fault *fault) {
+    bool any = false;
+    for (int i = 0; i < out->layers; i++) any = any || !out->per_layer[i].rotated;
+    if (!any) return 0;
+    out->inv_freq_none = mem_try_alloc((size_t)out->head_dim / 2, sizeof *out->inv_freq_none);
+    return out->inv_freq_none ? 0 : fault_set(fault, ERR_NOMEM, "head_dim", "out of memory");
+}
+
 static int read_layers(const cJSON *root, const struct family *family, struct model_config *out,
                        struct fault *fault) {
     out->per_layer = mem_try_alloc((size_t)out->layers, sizeof *out->per_layer);
     if (!out->per_layer) return fault_set(fault, ERR_NOMEM, "num_hidden_layers", "out of memory");
     int rc = read_windows(root, family, out, fault);
     for (int i = 0; i < out->layers && !rc; i++)
-        out->per_layer[i].local =
-            family->windows == WINDOWS_PATTERN && out->per_layer[i].window > 0;
-    return rc ? rc : read_rotated(root, family, out, fault);
+        out->per_layer[i].local = family->local_rope && out->per_layer[i].window > 0;
+    if (!rc) rc = read_rotated(root, family, out, fault);
+    if (!rc && family->still_globals) rc = stop_globals(root, family, out, fault);
+    return rc ? rc : fill_still(out, fault);
 }
 
 /* The layers that are routed. */
@@ -475,9 +508,17 @@ static int read_gemma(const cJSON *root, struct model_config *out, struct fault 
     out->embed_scale = sqrtf((float)out->d_model);
     out->norm_offset = 1;
     out->activation = KERN_GELU_TANH;
-    out->post_norms = true;
     int rc = json_num(root, NULL, "query_pre_attn_scalar", 1e-3, 1e6, &scalar, fault);
     out->attend_scale = (float)(1 / sqrt(scalar));
+    return rc;
+}
+
+/* Null means none; an absent cap is Gemma 2's. */
+static int read_cap(const cJSON *root, const char *key, double absent, float *out,
+                    struct fault *fault) {
+    double cap = cJSON_GetObjectItemCaseSensitive(root, key) ? 0 : absent;
+    int rc = json_num(root, NULL, key, 1e-3, 1e6, &cap, fault);
+    *out = (float)cap;
     return rc;
 }
 
@@ -491,6 +532,9 @@ static int read_flags(const cJSON *root, const struct family *family, struct mod
     if (!rc) rc = json_bool(root, NULL, "tie_word_embeddings", &out->tied_embeddings, fault);
     out->rms_eps = (float)eps;
     out->qk_norm = family->qk_norm;
+    out->qk_norm_wide = family->wide_qk_norm;
+    out->pre_norms = !family->norms_behind;
+    out->post_norms = family->norms_behind || family->gemma;
     out->qkv_bias = bias || family->qkv_bias_always;
     out->o_bias = bias && !family->qkv_bias_always;
     out->fused = family->fused;
@@ -498,6 +542,10 @@ static int read_flags(const cJSON *root, const struct family *family, struct mod
     out->attend_scale = 1 / sqrtf((float)out->head_dim);
     if (!rc && family->factors) rc = read_factors(root, out, fault);
     if (!rc && family->gemma) rc = read_gemma(root, out, fault);
+    if (!rc && family->soft_caps)
+        rc = read_cap(root, "attn_logit_softcapping", 50, &out->attend_cap, fault);
+    if (!rc && family->soft_caps)
+        rc = read_cap(root, "final_logit_softcapping", 30, &out->logit_cap, fault);
     return rc;
 }
 
@@ -744,8 +792,9 @@ static int fill_freq(const struct rope *rope, double (*scale)(const struct rope 
 }
 
 /* The rotation of layers with windows: without scaling. */
-static int read_local_rope(const cJSON *root, struct model_config *out, struct fault *fault) {
-    struct rope rope = {.theta = 10000, .dims = out->rotary_dims};
+static int read_local_rope(const cJSON *root, double theta, struct model_config *out,
+                           struct fault *fault) {
+    struct rope rope = {.theta = theta, .dims = out->rotary_dims};
     const cJSON *own = json_get(json_get(root, "rope_parameters"), "sliding_attention");
     const char *kind = "default";
     int rc = json_num(root, NULL, "rope_local_base_freq", 1.5, 1e12, &rope.theta, fault);
@@ -763,7 +812,7 @@ static int read_rope(const cJSON *root, const struct family *family, int context
     struct rope rope = {.max_positions = out->max_positions,
                         .context = context ? context : out->max_positions,
                         .attention = 1,
-                        .nested = family->windows == WINDOWS_PATTERN};
+                        .nested = family->local_rope};
     const struct rope_kind *kind = &rope_kinds[0];
     double rotary = 1;
     int rc = rope_find(root, family, &rotary, &rope, fault);
@@ -773,7 +822,9 @@ static int read_rope(const cJSON *root, const struct family *family, int context
     if (!rc && kind->read) rc = kind->read(&rope, fault);
     if (!rc) rc = fill_freq(&rope, kind->scale, out->head_dim / 2, &out->inv_freq, fault);
     out->rope_scale = (float)rope.attention;
-    if (!rc && rope.nested) rc = read_local_rope(root, out, fault);
+    if (!rc && rope.nested)
+        rc = read_local_rope(root, family->local_theta > 0 ? family->local_theta : rope.theta, out,
+                             fault);
     return rc;
 }
 
@@ -897,8 +948,9 @@ int model_config_parse(const char *config, size_t config_size, const char *gener
 void model_config_close(struct model_config *config) {
     mem_free(config->inv_freq);
     mem_free(config->inv_freq_local);
+    mem_free(config->inv_freq_none);
     mem_free(config->per_layer);
-    config->inv_freq = config->inv_freq_local = NULL;
+    config->inv_freq = config->inv_freq_local = config->inv_freq_none = NULL;
     config->per_layer = NULL;
 }
 

@@ -2,26 +2,49 @@
 #include "base/check.h"
 #include "model/internal.h"
 
+/* The norm of x where the family has one, else x itself. */
+static const float *normed(struct model *model, const float *x, const float *weight, int rows) {
+    const struct model_config *c = &model->config;
+    float *out = model->scratch.norm;
+    if (!weight) return x;
+    model->kern->ops->rms_norm(model->kern, out, x, weight, rows, c->d_model, c->rms_eps);
+    return out;
+}
+
+static struct kern_rope rope_of(const struct model_config *c, const struct model_layer_config *l) {
+    if (!l->rotated) return (struct kern_rope){c->inv_freq_none, 1};
+    if (l->local) return (struct kern_rope){c->inv_freq_local, 1};
+    return (struct kern_rope){c->inv_freq, c->rope_scale};
+}
+
+static void norm_and_rotate(struct model *model, int index, const struct kern_batch *batch) {
+    const struct model_config *c = &model->config;
+    const struct layer *layer = &model->layers[index];
+    const struct kern_rope rope = rope_of(c, &c->per_layer[index]);
+    const bool wide = c->qk_norm_wide;
+    const float *q_norm = wide ? NULL : layer->q_norm, *k_norm = wide ? NULL : layer->k_norm;
+    struct kern *kern = model->kern;
+    float *qkv = model->scratch.qkv;
+    if (wide) kern->ops->qk_norm(kern, qkv, layer->q_norm, layer->k_norm, c->rms_eps, batch);
+    if (c->per_layer[index].rotated || q_norm)
+        kern->ops->qk_rope(kern, qkv, q_norm, k_norm, c->rms_eps, &rope, batch);
+}
+
 /* Appends the batch to the layer's streams and leaves attention's output in scratch.heads. */
 static void step_attention(struct model *model, int index, const struct kern_batch *batch) {
     const struct model_config *c = &model->config;
     const struct layer *layer = &model->layers[index];
     struct scratch *s = &model->scratch;
     struct kern *kern = model->kern;
-    const struct kern_rope rope = c->per_layer[index].local
-                                      ? (struct kern_rope){c->inv_freq_local, 1}
-                                      : (struct kern_rope){c->inv_freq, c->rope_scale};
-    const struct kern_attend_options attend = {.window = c->per_layer[index].window,
-                                               .scale = c->attend_scale};
-    const float *log_beta = NULL;
-    kern->ops->rms_norm(kern, s->norm, s->x, layer->attn_norm, batch->rows, c->d_model, c->rms_eps);
-    kern->ops->matmul(kern, s->qkv, s->norm, layer->qkv, layer->qkv_bias, batch->rows, KERN_SET);
+    const struct kern_attend_options attend = {
+        .window = c->per_layer[index].window, .scale = c->attend_scale, .cap = c->attend_cap};
+    const float *log_beta = NULL, *x = normed(model, s->x, layer->attn_norm, batch->rows);
+    kern->ops->matmul(kern, s->qkv, x, layer->qkv, layer->qkv_bias, batch->rows, KERN_SET);
     if (layer->gate) {
-        kern->ops->gate(kern, s->log_beta, s->norm, layer->gate, batch->rows);
+        kern->ops->gate(kern, s->log_beta, x, layer->gate, batch->rows);
         log_beta = s->log_beta;
     }
-    if (c->per_layer[index].rotated)
-        kern->ops->qk_rope(kern, s->qkv, layer->q_norm, layer->k_norm, c->rms_eps, &rope, batch);
+    norm_and_rotate(model, index, batch);
     kern->ops->write_kv(kern, index, s->qkv, log_beta, batch);
     kern->ops->attend(kern, index, s->heads, s->qkv, batch, &attend);
 }
@@ -49,13 +72,13 @@ static void step_feed_forward(struct model *model, int index, float *x, const fl
     struct scratch *s = &model->scratch;
     struct kern *kern = model->kern;
     add_branch(model, x, heads, layer->o, layer->o_bias, layer->attn_post_norm, rows);
-    kern->ops->rms_norm(kern, s->norm, x, layer->ffn_norm, rows, c->d_model, c->rms_eps);
+    const float *in = normed(model, x, layer->ffn_norm, rows);
     if (layer->experts) {
-        kern->ops->matmul(kern, s->router, s->norm, layer->router, NULL, rows, KERN_SET);
-        kern->ops->experts(kern, x, s->norm, s->router, layer->experts, rows);
+        kern->ops->matmul(kern, s->router, in, layer->router, NULL, rows, KERN_SET);
+        kern->ops->experts(kern, x, in, s->router, layer->experts, rows);
         return;
     }
-    kern->ops->matmul(kern, s->gate_up, s->norm, layer->gate_up, NULL, rows, KERN_SET);
+    kern->ops->matmul(kern, s->gate_up, in, layer->gate_up, NULL, rows, KERN_SET);
     kern->ops->glu(kern, s->ff, s->gate_up, rows, c->d_ff, c->activation);
     add_branch(model, x, s->ff, layer->down, NULL, layer->ffn_post_norm, rows);
 }
@@ -86,6 +109,8 @@ int model_step(struct model *model, const struct kern_batch *batch, const int32_
         kern->ops->rms_norm(kern, s->norm, s->last_x, model->final_norm, want_count, c->d_model,
                             c->rms_eps);
         kern->ops->matmul(kern, s->logits, s->norm, model->head, NULL, want_count, KERN_SET);
+        if (c->logit_cap > 0)
+            kern->ops->soft_cap(kern, s->logits, want_count, c->vocab, c->logit_cap);
     }
     return 0;
 }

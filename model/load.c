@@ -506,9 +506,9 @@ static bool has_tensor(const struct loader *loader, enum role role, int layer) {
 static int load_ends(struct loader *loader) {
     struct model *model = loader->model;
     struct model_config *c = &model->config;
-    if (loader->weights && has_tensor(loader, ROLE_ATTN_NORM, c->layers)) {
+    if (loader->weights && has_tensor(loader, ROLE_O, c->layers)) {
         char next[TENSOR_NAME_MAX];
-        name_of(loader, ROLE_ATTN_NORM, c->layers, next);
+        name_of(loader, ROLE_O, c->layers, next);
         return fault_set(loader->fault, ERR_INVALID, next,
                          "tensor is in the file but %s has %d layers", description(loader),
                          c->layers);

@@ -34,11 +34,14 @@ struct model_config {
     float embed_scale;  /* factor on embeddings as they enter the first layer */
     float attend_scale; /* factor on products of queries and keys */
     float logit_scale;
-    float norm_offset; /* added to the weights of norms */
+    float attend_cap, logit_cap; /* soft caps of attention's and of the last logits; 0: none */
+    float norm_offset;           /* added to the weights of norms */
     enum kern_activation activation;
-    bool post_norms; /* the outputs of attention and of the feed-forward network have norms, too */
-    bool fused;      /* files join q, k and v in one tensor, and gate and up in another */
+    bool pre_norms, post_norms; /* attention and the feed-forward network have norms of their
+                                   inputs, of their outputs */
+    bool fused; /* files join q, k and v in one tensor, and gate and up in another */
     bool qkv_bias, o_bias, qk_norm, tied_embeddings;
+    bool qk_norm_wide; /* norms of all heads of q, and of k, together; else of each head */
     bool
         permuted_qk; /* in the files: rows 2 i and 2 i + 1 of a head of q and k are i and i + D/2 */
     int32_t bos;     /* -1: none */
@@ -53,6 +56,7 @@ struct model_config {
      * are loaded, so that the pairs that rotate come first; the others have 0 here. */
     float *inv_freq;
     float *inv_freq_local;                /* [head_dim / 2], owned; NULL: no layer is local */
+    float *inv_freq_none;                 /* [head_dim / 2] zeros, owned; NULL: all layers rotate */
     struct model_layer_config *per_layer; /* [layers], owned */
 };
 

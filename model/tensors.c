@@ -16,7 +16,8 @@ enum width {
     WIDTH_MODEL,
     WIDTH_Q,
     WIDTH_KV,
-    WIDTH_HEAD,
+    WIDTH_Q_NORM,
+    WIDTH_K_NORM,
     WIDTH_FF,
     WIDTH_VOCAB,
     WIDTH_EXPERTS,
@@ -57,11 +58,11 @@ static const struct {
     [ROLE_K_BIAS] = {{"self_attn.k_proj.bias", NULL, "attn_k.bias"}, WIDTH_KV, WIDTH_NONE, true},
     [ROLE_V_BIAS] = {{"self_attn.v_proj.bias", NULL, "attn_v.bias"}, WIDTH_KV, WIDTH_NONE, true},
     [ROLE_Q_NORM] = {{"self_attn.q_norm.weight", NULL, "attn_q_norm.weight"},
-                     WIDTH_HEAD,
+                     WIDTH_Q_NORM,
                      WIDTH_NONE,
                      true},
     [ROLE_K_NORM] = {{"self_attn.k_norm.weight", NULL, "attn_k_norm.weight"},
-                     WIDTH_HEAD,
+                     WIDTH_K_NORM,
                      WIDTH_NONE,
                      true},
     [ROLE_O] = {{"self_attn.o_proj.weight", NULL, "attn_output.weight"},
@@ -167,8 +168,10 @@ static int64_t width_of(const struct model_config *config, enum width width) {
         return q_width(config);
     case WIDTH_KV:
         return kv_width(config);
-    case WIDTH_HEAD:
-        return config->head_dim;
+    case WIDTH_Q_NORM:
+        return config->qk_norm_wide ? q_width(config) : config->head_dim;
+    case WIDTH_K_NORM:
+        return config->qk_norm_wide ? kv_width(config) : config->head_dim;
     case WIDTH_FF:
         return config->d_ff;
     case WIDTH_VOCAB:
@@ -202,7 +205,7 @@ const struct slot slot_head = {MATRIX(model, head, VOCAB, ROLE_HEAD), .count = 1
 
 /* In the order of loading. */
 const struct slot layer_slots[] = {
-    {VECTOR(layer, attn_norm, true, ROLE_ATTN_NORM), .count = 1},
+    {VECTOR(layer, attn_norm, true, ROLE_ATTN_NORM), .count = 1, WANTED(pre_norms)},
     {MATRIX(layer, qkv, ROWS, ROLE_Q, ROLE_K, ROLE_V), .count = 3, .heads = true},
     {VECTOR(layer, qkv_bias, false, ROLE_Q_BIAS, ROLE_K_BIAS, ROLE_V_BIAS), .count = 3,
      WANTED(qkv_bias)},
@@ -211,7 +214,7 @@ const struct slot layer_slots[] = {
     {MATRIX(layer, o, COLS, ROLE_O), .count = 1},
     {VECTOR(layer, o_bias, false, ROLE_O_BIAS), .count = 1, WANTED(o_bias)},
     {VECTOR(layer, attn_post_norm, true, ROLE_ATTN_POST_NORM), .count = 1, WANTED(post_norms)},
-    {VECTOR(layer, ffn_norm, true, ROLE_FFN_NORM), .count = 1},
+    {VECTOR(layer, ffn_norm, true, ROLE_FFN_NORM), .count = 1, WANTED(pre_norms)},
     {MATRIX(layer, gate_up, ROWS, ROLE_GATE, ROLE_UP), .count = 2, .layers = SLOT_DENSE},
     {MATRIX(layer, down, COLS, ROLE_DOWN), .count = 1, .layers = SLOT_DENSE},
     {MATRIX(layer, router, NONE, ROLE_ROUTER), .count = 1, .layers = SLOT_ROUTED},

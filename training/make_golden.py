@@ -15,10 +15,11 @@ import json
 from pathlib import Path
 
 import torch
-from transformers import (AutoModelForCausalLM, AutoTokenizer, Gemma3ForCausalLM, Gemma3TextConfig, GraniteConfig, GraniteForCausalLM, LlamaConfig,
-                          LlamaForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM, Phi3Config,
-                          Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig,
-                          Qwen3MoeForCausalLM, SmolLM3Config, SmolLM3ForCausalLM)
+from transformers import (AutoModelForCausalLM, AutoTokenizer, Exaone4Config, Exaone4ForCausalLM, Gemma2Config, Gemma2ForCausalLM,
+                          Gemma3ForCausalLM, Gemma3TextConfig, GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM,
+                          MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM, Olmo2Config, Olmo2ForCausalLM,
+                          Olmo3Config, Olmo3ForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config,
+                          Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, SmolLM3Config, SmolLM3ForCausalLM)
 
 SHAPE = dict(vocab_size=512, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
              intermediate_size=96, max_position_embeddings=1024, bos_token_id=None, eos_token_id=511,
@@ -113,13 +114,17 @@ def gemma3(out):
                          tie_word_embeddings=True, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
                          rope_parameters={"sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
                                           "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}})
-    model = spread(Gemma3ForCausalLM(c), 8)
-    for name, p in model.named_parameters():
+    gemma(Gemma3ForCausalLM(c), 8).bfloat16().save_pretrained(out / "gemma3")
+
+
+def gemma(model, seed):
+    """Gemma's norms multiply by 1 + w, and its embeddings are scaled up."""
+    for name, p in spread(model, seed).named_parameters():
         if "norm" in name:
             p.data -= 1
         elif "embed" in name:
             p.data *= 0.5
-    model.bfloat16().save_pretrained(out / "gemma3")
+    return model
 
 
 def qwen3moe(out):
@@ -137,7 +142,39 @@ def mixtral(out):
     spread(MixtralForCausalLM(c), 10).bfloat16().save_pretrained(out / "mixtral")
 
 
-FAMILIES = (qwen3, qwen2, llama, mistral, phi3, smollm3, granite, gemma3, qwen3moe, mixtral)
+def gemma2(out):
+    """bf16, windows in every other layer, both soft caps so low that they bite."""
+    c = Gemma2Config(**{**SHAPE, "num_hidden_layers": 3, "pad_token_id": 0}, head_dim=32, sliding_window=40, query_pre_attn_scalar=24,
+                     tie_word_embeddings=True, attn_logit_softcapping=2.0, final_logit_softcapping=6.0,
+                     rope_parameters={"rope_type": "default", "rope_theta": 1e4})
+    gemma(Gemma2ForCausalLM(c), 9).bfloat16().save_pretrained(out / "gemma2")
+
+
+def olmo2(out):
+    """bf16, norms of whole queries and keys, norms behind the blocks."""
+    c = Olmo2Config(**{**SHAPE, "pad_token_id": 0}, tie_word_embeddings=False, rope_parameters={"rope_type": "default", "rope_theta": 5e5})
+    spread(Olmo2ForCausalLM(c), 10).bfloat16().save_pretrained(out / "olmo2")
+
+
+def olmo3(out):
+    """bf16, as olmo2 with windows; only the layers without one rotate with yarn."""
+    yarn = {"rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0, "original_max_position_embeddings": 128, "attention_factor": 1.2,
+            "beta_fast": 32.0, "beta_slow": 1.0}
+    c = Olmo3Config(**{**SHAPE, "num_hidden_layers": 4, "pad_token_id": 0}, tie_word_embeddings=False, sliding_window=40,
+                    rope_parameters={"sliding_attention": {"rope_type": "default", "rope_theta": 5e5}, "full_attention": yarn})
+    spread(Olmo3ForCausalLM(c), 12).bfloat16().save_pretrained(out / "olmo3")
+
+
+def exaone4(out):
+    """bf16, norms per head and behind the blocks; the layer without a window does not rotate."""
+    scaling = {"rope_type": "llama3", "rope_theta": 1e6, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 64}
+    c = Exaone4Config(**{**SHAPE, "num_hidden_layers": 4, "pad_token_id": 0}, tie_word_embeddings=True, sliding_window=40,
+                      sliding_window_pattern=4, rope_parameters=scaling)
+    spread(Exaone4ForCausalLM(c), 15).bfloat16().save_pretrained(out / "exaone4")
+
+
+FAMILIES = (qwen3, qwen2, llama, mistral, phi3, smollm3, granite, gemma3, qwen3moe, mixtral, gemma2, olmo2, olmo3, exaone4)
 
 
 def random_prompts():
@@ -161,7 +198,7 @@ def chat_prompts(directory):
 
 @torch.no_grad()
 def golden(directory, source, prompts, new_tokens):
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="eager").eval()
     cases, last = [], []
     for prompt in prompts:
         ids = list(prompt)

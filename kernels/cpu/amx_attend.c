@@ -20,6 +20,7 @@
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/vec.h"
 
+#define LOG2_E  1.44269504f
 #define BLOCK   128 /* entries */
 #define GROUPS  8   /* groups of sixteen lanes per item */
 #define DIM_MAX 128
@@ -82,7 +83,7 @@ static void transpose(const __m512i *in, char *tile) {
 
 /* Packs queries as B tiles, in log2 units: row = pair of numbers, column = lane. */
 static void pack_queries(const float *const *q, int dim, float scale, char (*tiles)[TILE_BYTES]) {
-    __m512 by = v16_set(scale * 1.44269504f);
+    __m512 by = v16_set(scale * LOG2_E);
     for (int i = 0; i < dim; i += TILE_DEPTH) {
         __m512i lanes[16];
         for (int l = 0; l < 16; l++) {
@@ -139,6 +140,7 @@ struct view {
     int32_t start, count; /* the block's entries that any lane sees, at most BLOCK */
     int32_t end;          /* first entry that no lane of the item sees */
     int dim;
+    float cap;                         /* kern_attend_options, in log2 units */
     char (*wide)[BLOCK * DIM_MAX * 2]; /* in struct room; NULL: pages are bf16 */
 };
 
@@ -258,6 +260,11 @@ static inline __m512 exp2_of(__m512 x) {
     p = v16_fma(p, r, v16_set(6.931472028550421e-1f));
     p = v16_fma(p, r, v16_set(1.0f));
     return _mm512_maskz_scalef_ps(normal, p, n);
+}
+
+static void cap_scores(struct room *room, int rows, float cap) {
+    for (int i = 0; i < rows; i++)
+        v16_store(room->score[i], v16_soft_cap(v16_load(room->score[i]), cap));
 }
 
 static void mask_scores(const struct view *view, struct room *room, int group, int rows) {
@@ -383,6 +390,7 @@ static void add_values_two(const struct view *view, struct room *room, int group
 static void meet(const struct view *view, struct room *room, int group, bool ready) {
     int chunks = (view->count + TILE_DEPTH - 1) / TILE_DEPTH, rows = chunks * TILE_DEPTH;
     compute_scores(view, room, group);
+    if (view->cap > 0) cap_scores(room, rows, view->cap);
     if (!all_seen(view, room, group)) mask_scores(view, room, group, rows);
     __m512 before = v16_load(room->most[group]);
     __m512 most = v16_max(before, block_most(room, rows));
@@ -414,6 +422,7 @@ void cpu_attend_amx(const struct cpu_attend_job *job, const struct cpu_attend_it
     struct view view = {.cache = job->cache,
                         .pages = stream.pages,
                         .dim = job->head_dim,
+                        .cap = job->cap * LOG2_E,
                         .wide = job->cache->options.dtype == KERN_E4M3 ? room->wide : NULL,
                         .end = room->hi[last / 16][last % 16]};
     amx_configure(16, 8);

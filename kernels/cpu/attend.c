@@ -15,6 +15,12 @@
 /* ---- Rows of a step ---------------------------------------------------------------------------
  */
 
+/* Query and key heads of the model: of all ranks. */
+static size_t model_heads(const struct cpu_cache *cache) {
+    int group = cache->options.heads_q / cache->options.heads_kv;
+    return (size_t)cache->heads_model * (size_t)(group + 1);
+}
+
 /* Opening the cache allocates scratch for the largest step. begin_step grows it for a larger one,
  * so that the operations of a step cannot run out of memory. Callers that run single operations
  * without begin_step, such as tests, allocate here. */
@@ -29,6 +35,7 @@ int cpu_step_reserve(struct cpu *cpu, int row_count, int span_count) {
     if (!rc) rc = cpu_room_grow(&cpu->angles, rows * (size_t)o->head_dim * sizeof(float));
     if (!rc) rc = cpu_room_grow(&cpu->angle_pos, rows * sizeof(int32_t));
     if (!rc) rc = cpu_experts_reserve(cpu, row_count);
+    if (!rc) rc = cpu_room_grow(&cpu->squares, rows * model_heads(&cpu->cache) * sizeof(float));
     if (cpu->angle_pos.bytes != angles) cpu->angle_freq = NULL; /* growing discards the angles */
     return rc;
 }
@@ -127,6 +134,95 @@ void cpu_qk_rope(struct kern *kern, float *qkv, const float *q_norm, const float
                            .rope = rope};
     cpu_tickets_set(&job.tickets, batch->rows);
     cpu_run(cpu, (int64_t)2 * batch->rows * (int64_t)qkv_stride(o), rotate_rows, &job);
+}
+
+/* ---- Norms of all heads together --------------------------------------------------------------
+ */
+
+struct norm_job {
+    struct cpu *cpu;
+    struct cpu_share share;
+    float *qkv;
+    const float *norm[2]; /* of the model's queries, and of its keys */
+    float eps;
+};
+
+/* This rank's heads of one kind: [first, first + count) of the model's `all`. */
+struct own_heads {
+    int first, count, all;
+};
+
+static struct own_heads own_heads(const struct cpu_cache *cache, bool keys) {
+    int each = keys ? 1 : cache->options.heads_q / cache->options.heads_kv;
+    return (struct own_heads){cache->shard.first * each, cache->options.heads_kv * each,
+                              cache->heads_model * each};
+}
+
+static float squares_of(const float *x, int dim) {
+    float sum[16] = {0}, all = 0;
+    for (int i = 0; i < dim; i++) sum[i % 16] += x[i] * x[i];
+    for (int i = 0; i < 16; i++) all += sum[i];
+    return all;
+}
+
+/* Heads that other ranks speak for are zeros. */
+static void square_rows(void *arg, int worker) {
+    (void)worker;
+    struct norm_job *job = arg;
+    const struct cpu_cache *cache = &job->cpu->cache;
+    const struct kern_cache_options *o = &cache->options;
+    size_t heads = model_heads(cache);
+    int64_t end;
+    for (int64_t row; (row = cpu_share_take(&job->share, 4, &end)) >= 0;)
+        for (; row < end; row++) {
+            const float *x = job->qkv + (size_t)row * qkv_stride(o);
+            float *sums = (float *)job->cpu->squares.mem + (size_t)row * heads;
+            memset(sums, 0, heads * sizeof *sums);
+            for (int keys = 0; keys < 2; keys++) {
+                struct own_heads own = own_heads(cache, keys);
+                for (int h = 0; h < own.count; h++, x += o->head_dim)
+                    if (cache->shard.speaks) sums[own.first + h] = squares_of(x, o->head_dim);
+                sums += own.all;
+            }
+        }
+}
+
+static void norm_rows(void *arg, int worker) {
+    (void)worker;
+    struct norm_job *job = arg;
+    const struct cpu_cache *cache = &job->cpu->cache;
+    const struct kern_cache_options *o = &cache->options;
+    int64_t end;
+    for (int64_t row; (row = cpu_share_take(&job->share, 4, &end)) >= 0;)
+        for (; row < end; row++) {
+            float *x = job->qkv + (size_t)row * qkv_stride(o);
+            const float *sums = (float *)job->cpu->squares.mem + (size_t)row * model_heads(cache);
+            for (int keys = 0; keys < 2; keys++) {
+                struct own_heads own = own_heads(cache, keys);
+                const float *weight = job->norm[keys] + (size_t)(own.first * o->head_dim);
+                float sum = 0;
+                for (int h = 0; h < own.all; h++) sum += *sums++;
+                float by = 1 / sqrtf(sum / (float)(own.all * o->head_dim) + job->eps);
+                for (int i = 0; i < own.count * o->head_dim; i++) x[i] = x[i] * by * weight[i];
+                x += (size_t)(own.count * o->head_dim);
+            }
+        }
+}
+
+void cpu_qk_norm(struct kern *kern, float *qkv, const float *q_norm, const float *k_norm, float eps,
+                 const struct kern_batch *batch) {
+    struct cpu *cpu = cpu_of(kern);
+    CHECK(cpu->has_cache);
+    size_t count = (size_t)batch->rows * model_heads(&cpu->cache);
+    int64_t cost = (int64_t)batch->rows * (int64_t)qkv_stride(&cpu->cache.options);
+    cpu_room_must(&cpu->squares, count * sizeof(float));
+    struct norm_job job = {.cpu = cpu, .qkv = qkv, .norm = {q_norm, k_norm}, .eps = eps};
+    cpu_share_set(&job.share, batch->rows);
+    cpu_run(cpu, cost, square_rows, &job);
+    cpu_note(cpu,
+             cpu->comm->ops->all_reduce(cpu->comm, cpu->squares.mem, count, COMM_F32, COMM_SUM));
+    cpu_share_set(&job.share, batch->rows);
+    cpu_run(cpu, cost, norm_rows, &job);
 }
 
 /* ---- Writing ----------------------------------------------------------------------------------
@@ -297,6 +393,7 @@ static void add_mass(const struct mass_work *work, int item, int worker) {
                             .q_stride = job->qkv_stride,
                             .count = span->count,
                             .scale = job->scale,
+                            .cap = job->cap,
                             .group = span->rule->observe.group,
                             .pos = span->pos,
                             .window = job->window};
@@ -349,8 +446,9 @@ void cpu_attend(struct kern *kern, int layer, float *out, const float *qkv,
                                  .qkv_stride = qkv_stride(o),
                                  .out = out,
                                  .scale = options->scale,
+                                 .cap = options->cap,
                                  .window = options->window};
-    cpu->cache.windows[layer] = options->window; /* the window of the stored queries */
+    cpu->cache.attended[layer] = *options; /* the stored queries attend in the same way */
     keep_queries(&cpu->cache, &job);
     int64_t cost;
     int64_t count = plan(cpu, &job, &cost);

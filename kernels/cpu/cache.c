@@ -194,7 +194,7 @@ static int map_arrays(struct cpu_cache *cache) {
         {(void **)&cache->tables, slots, cache->slot_pages * sizeof *cache->tables},
         {(void **)&cache->ring, slots, cache->ring_slot * sizeof *cache->ring},
         {(void **)&cache->ring_pos, slots, KERN_WINDOW_MAX * sizeof *cache->ring_pos},
-        {(void **)&cache->windows, layers, sizeof *cache->windows},
+        {(void **)&cache->attended, layers, sizeof *cache->attended},
         {(void **)&cache->weights, slots, layers * sizeof *cache->weights},
         {(void **)&cache->tau, slots, streams * sizeof *cache->tau},
         {(void **)&cache->keys, entries, sizeof *cache->keys},

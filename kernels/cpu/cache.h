@@ -54,6 +54,8 @@ struct cpu_math {
                  int dim, enum kern_dtype dtype);
     /* x <- softmax(x); depends on x alone. */
     void (*softmax)(float *x, int count);
+    /* x <- cap tanh(x / cap) */
+    void (*soft_cap)(float *x, int count, float cap);
     /* out[l * stride + d] += p[l * p_stride + j] row[j][d] for j = 0 .. count - 1, in this order.
      */
     void (*weigh)(float *out, size_t stride, const float *p, size_t p_stride, int lanes,
@@ -101,7 +103,7 @@ struct cpu_cache {
      * window if ring_pos says so; scaled. Other sequences never touch it. */
     float *ring;       /* [slots][ring_slot floats], within it [layers][WINDOW_MAX][heads_q * D] */
     int32_t *ring_pos; /* [slots][KERN_WINDOW_MAX]; -1: none */
-    int32_t *windows;  /* [layers]: window of the layer's last attention (kern_attend_options) */
+    struct kern_attend_options *attended; /* [layers]: of the layer's last attention */
     size_t ring_slot;
 
     uint16_t *refs;       /* [pages] tables that refer to the page; 0 = free */
@@ -382,6 +384,7 @@ struct cpu_mass {
     bool positions;            /* kern_classes */
     int32_t pos;               /* position of the first query */
     int window;                /* entries with pos <= the query's - window are masked; 0: none */
+    float cap;                 /* as in kern_attend_options */
     float *out;                /* result of the span's first row; NULL: not wanted */
     size_t out_stride;
     int out_first, out_count; /* the group's heads whose results are wanted, consecutive */

@@ -221,6 +221,7 @@ static void op_close(struct kern *kern) {
     room_close(&cpu->items);
     room_close(&cpu->angles);
     room_close(&cpu->angle_pos);
+    room_close(&cpu->squares);
     cpu->comm->ops->close(cpu->comm);
     mem_free(cpu);
 }
@@ -242,6 +243,8 @@ static const struct kern_ops table = {
     .rms_norm = cpu_rms_norm,
     .matmul = cpu_matmul,
     .add_norm = cpu_add_norm,
+    .soft_cap = cpu_soft_cap,
+    .qk_norm = cpu_qk_norm,
     .glu = cpu_glu,
     .experts = cpu_experts,
     .gather_rows = cpu_gather_rows,

@@ -102,8 +102,8 @@ struct cpu_attend_job {
     int query, heads; /* first of these heads, and the number of heads in a row of qkv */
     const float *qkv; /* [rows][qkv_stride] */
     size_t qkv_stride;
-    float *out; /* [rows][heads_kv * group * head_dim] */
-    float scale;
+    float *out;       /* [rows][heads_kv * group * head_dim] */
+    float scale, cap; /* as in kern_attend_options */
     int window;
 };
 
@@ -203,6 +203,8 @@ struct cpu {
 
     struct cpu_room angles; /* per row: cos and sin [head_dim] of the position in angle_pos */
     struct cpu_room angle_pos;
+    struct cpu_room
+        squares; /* per row: sums of squares of the model's query heads, then key heads */
     const float *angle_freq; /* the frequencies and scale `angles` was made with */
     float angle_scale;
 
@@ -266,6 +268,9 @@ void cpu_embed(struct kern *kern, float *x, const struct kern_weight *table, flo
                const int32_t *tokens, int rows);
 void cpu_rms_norm(struct kern *kern, float *y, const float *x, const float *weight, int rows,
                   int dim, float eps);
+void cpu_soft_cap(struct kern *kern, float *x, int rows, int dim, float cap);
+void cpu_qk_norm(struct kern *kern, float *qkv, const float *q_norm, const float *k_norm, float eps,
+                 const struct kern_batch *batch);
 void cpu_add_norm(struct kern *kern, float *y, float *x, const float *weight, int rows, int dim,
                   float eps);
 void cpu_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_ff,

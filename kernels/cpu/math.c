@@ -28,6 +28,10 @@ static void plain_softmax(float *x, int count) {
     for (int i = 0; i < count; i++) x[i] = (float)(exp((double)x[i] - (double)most) / sum);
 }
 
+static void plain_soft_cap(float *x, int count, float cap) {
+    for (int i = 0; i < count; i++) x[i] = cap * tanhf(x[i] / cap);
+}
+
 static void plain_weigh(float *out, size_t stride, const float *p, size_t p_stride, int lanes,
                         const void *rows, int count, int dim, enum kern_dtype dtype) {
     for (int l = 0; l < lanes; l++, out += stride, p += p_stride)
@@ -37,4 +41,4 @@ static void plain_weigh(float *out, size_t stride, const float *p, size_t p_stri
 }
 
 const struct cpu_math cpu_math_plain = {
-    .dots = plain_dots, .softmax = plain_softmax, .weigh = plain_weigh};
+    .dots = plain_dots, .softmax = plain_softmax, .soft_cap = plain_soft_cap, .weigh = plain_weigh};

@@ -17,6 +17,7 @@ struct view {
     int32_t members;
     int group, dim;
     int window; /* entries that far behind a query are masked; 0: no window */
+    float cap;  /* kern_attend_options */
 };
 
 static struct view view_of(const struct cpu_cache *cache, struct cpu_stream stream,
@@ -40,6 +41,9 @@ static void products(const struct view *view, const float *q, int lanes, int32_t
                           cpu_cache_k(cache, view->stream.pages[i / slots]),
                           count - i < slots ? count - i : slots, view->dim, cache->options.dtype);
     if (view->members > 0) cpu_classes_logits(cache, &view->classes, q, lanes, work);
+    for (int l = 0; l < lanes && view->cap > 0; l++)
+        cache->math->soft_cap(work->logits + (size_t)l * work->stride, view->members + count,
+                              view->cap);
 }
 
 /* ---- One query --------------------------------------------------------------------------------
@@ -249,7 +253,8 @@ static struct window open_window(const struct evict_job *job, int stream, int32_
                        .candidates = candidates,
                        .work = work,
                        .sum = work->sum};
-    w.view.window = cache->windows[stream / cache->options.heads_kv];
+    w.view.window = cache->attended[stream / cache->options.heads_kv].window;
+    w.view.cap = cache->attended[stream / cache->options.heads_kv].cap;
     w.group = w.observe->group;
     w.reduce = w.observe->reduce;
     w.smooth = w.observe->smooth_first && w.observe->smooth != KERN_SMOOTH_NONE;
@@ -384,6 +389,7 @@ void cpu_observe_mass(const struct cpu_cache *cache, const struct cpu_mass *mass
     struct cpu_work work = cpu_cache_work(cache, worker);
     struct view view = view_of(cache, mass->stream, mass->members, mass->positions, &work);
     view.window = mass->window;
+    view.cap = mass->cap;
     int group = view.group, block = cpu_cache_lanes(&cache->options) / group;
     size_t row = (size_t)group * (size_t)view.dim;
     int32_t before = mass->stream.length - mass->count;

@@ -115,6 +115,15 @@ void cpu_add_norm(struct kern *kern, float *y, float *x, const float *weight, in
     run_rows(&job, rows, 2 * (int64_t)dim);
 }
 
+static void cap_row(const struct row_job *job, int64_t row) {
+    job->cpu->kernels->math->soft_cap(job->y + row * job->dim, job->dim, job->scale);
+}
+
+void cpu_soft_cap(struct kern *kern, float *x, int rows, int dim, float cap) {
+    struct row_job job = {.cpu = cpu_of(kern), .one = cap_row, .y = x, .dim = dim, .scale = cap};
+    run_rows(&job, rows, 8 * (int64_t)dim);
+}
+
 static void glu_row(const struct row_job *job, int64_t row) {
     const float *gate = job->x + row * 2 * job->dim;
     job->cpu->kernels->glu(job->y + row * job->dim, gate, gate + job->dim, job->dim,

@@ -98,6 +98,7 @@ static void attend_one(const struct cpu_attend_job *job, const struct cpu_stream
     for (int32_t e = lo; e < hi; e++) {
         cpu_cache_wide_row(cache, cpu_cache_k(cache, stream->pages[e / slots]), e % slots, vector);
         score[e] = dot(q, vector, job->head_dim) * job->scale;
+        if (job->cap > 0) score[e] = job->cap * tanhf(score[e] / job->cap);
         most = fmaxf(most, score[e]);
     }
     for (int i = 0; i < job->head_dim; i++) out[i] = 0;

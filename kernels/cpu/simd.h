@@ -594,4 +594,12 @@ SIMD v16 v16_exp(v16 x) {
     return v16_unless_below(x, -87.33f, v16_mul(p, v16_exp2_whole(n)));
 }
 
+/* cap tanh(x / cap), as cap (e - 1) / (e + 1) with e = exp(2 x / cap). Adding x - x keeps what is
+ * no finite number from becoming one. */
+SIMD v16 v16_soft_cap(v16 x, float cap) {
+    v16 e = v16_exp(v16_mul(x, v16_set(2 / cap)));
+    v16 ratio = v16_div(v16_sub(e, v16_set(1)), v16_add(e, v16_set(1)));
+    return v16_add(v16_mul(ratio, v16_set(cap)), v16_sub(x, x));
+}
+
 #endif

@@ -19,6 +19,7 @@ struct room {
     int32_t lo[LANES], hi[LANES]; /* entries the lane sees; neither descends */
     float weight[LANES * CHUNK];  /* scores, then weights of a chunk's entries */
     float keep[LANES];            /* factor of the lane's sums after its maximum has grown */
+    float cap;                    /* kern_attend_options */
     int width;
     float *q;     /* [LANES][width], scaled; a set side by side: [width][MANY] */
     float *acc;   /* [LANES][width] */
@@ -39,6 +40,7 @@ static struct room *room_of(const struct cpu_attend_job *job, void *scratch) {
     struct room *room = scratch;
     size_t width = (size_t)padded(job->head_dim);
     room->width = (int)width;
+    room->cap = job->cap;
     room->q = (float *)((char *)scratch + (sizeof *room + 63) / 64 * 64);
     room->acc = room->q + LANES * width;
     room->k = room->acc + LANES * width;
@@ -132,7 +134,9 @@ static void meet_few(struct room *room, struct set set, const struct chunk *c) {
         struct seen seen = seen_of(room, l, c);
         room->keep[l] = 1;
         if (seen.hi == 0) continue;
-        v16 s = v16_keep(v16_load(weight), seen.lo, seen.hi, -INFINITY);
+        v16 s = v16_load(weight);
+        if (room->cap > 0) s = v16_soft_cap(s, room->cap);
+        s = v16_keep(s, seen.lo, seen.hi, -INFINITY);
         raise_most(room, l, fmaxf(room->most[l], v16_most(s)));
         s = v16_exp(v16_sub(s, v16_set(room->most[l])));
         v16_store(weight, s);
@@ -148,6 +152,11 @@ static void mask_many(const struct room *room, struct set set, const struct chun
         for (int j = 0; j < seen.lo; j++) score[j * MANY + l] = -INFINITY;
         for (int j = seen.hi; j < c->count; j++) score[j * MANY + l] = -INFINITY;
     }
+}
+
+static void cap_many(float *score, int count, float cap) {
+    for (int64_t j = 0; j < count; j++)
+        v16_store(score + j * MANY, v16_soft_cap(v16_load(score + j * MANY), cap));
 }
 
 /* Adds a chunk's vectors in the order in which v16_sum adds the lanes of one. */
@@ -167,6 +176,7 @@ static void meet_many(struct room *room, struct set set, const struct chunk *c) 
     float *weight = room->weight + (int64_t)set.first * CHUNK;
     int last = set.first + set.lanes - 1;
     dots_many(weight, room->q + (int64_t)set.first * room->width, c->k.at, room->width, c->count);
+    if (room->cap > 0) cap_many(weight, c->count, room->cap);
     if (room->lo[last] > c->entry || room->hi[set.first] < c->entry + c->count)
         mask_many(room, set, c, weight);
     v16 before = v16_load(room->most + set.first), most = before;

@@ -55,6 +55,13 @@ static void softmax(float *x, int count) {
     }
 }
 
+static void soft_cap(float *x, int count, float cap) {
+    for (int i = 0; i < count; i += 16) {
+        int n = count - i < 16 ? count - i : 16;
+        v16_store_n(x + i, v16_soft_cap(v16_load_n(x + i, n), cap), n);
+    }
+}
+
 static void weigh(float *out, size_t stride, const float *p, size_t p_stride, int lanes,
                   const void *rows, int count, int dim, enum kern_dtype dtype) {
     struct weighing w = {.out = out,
@@ -66,4 +73,5 @@ static void weigh(float *out, size_t stride, const float *p, size_t p_stride, in
     weigh_rows(w, lanes, 0, count);
 }
 
-const struct cpu_math VEC(math) = {.dots = dots, .softmax = softmax, .weigh = weigh};
+const struct cpu_math VEC(math) = {
+    .dots = dots, .softmax = softmax, .soft_cap = soft_cap, .weigh = weigh};

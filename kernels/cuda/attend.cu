@@ -17,6 +17,7 @@
  * (decoding row, head, chunk), whole chunks first. Warps take items by number: equal shares. */
 #include "kernels/cuda/block.cuh"
 #include "kernels/cuda/internal.h"
+#include "kernels/cuda/logits.cuh"
 
 #define CHUNK_KEYS    256
 #define TILE_KEYS     16
@@ -24,7 +25,6 @@
 #define PLAN_THREADS  256
 #define COMBINE_WARPS 4
 #define COMBINE_PARTS 4 /* chunks that are read together, before the first is folded */
-#define LOG2_E        1.4426950408889634f
 
 /* Per head size and bytes of a number, 2 for bf16 and 1 for e4m3: pages of one pipeline stage. */
 template <int D, int E> struct shape {
@@ -54,8 +54,8 @@ struct attend_args {
     int decode_count, layer, window;
     int heads_q; /* query heads in a row of qkv */
     int heads, query,
-        group;   /* query heads per KV head; this rank computes [query, query + group) of them */
-    float scale; /* times log2(e) */
+        group; /* query heads per KV head; this rank computes [query, query + group) of them */
+    float scale, cap; /* kern_attend_options, times log2(e) */
 };
 
 /* ---- The tile: 16 rows, in the fragments of mma.m16n8k16 ------------------------------------- */
@@ -239,7 +239,7 @@ static __device__ __forceinline__ void tile_add_values(struct tile<D> &t, const 
 template <int D, int E>
 static __device__ __forceinline__ void tile_step(struct tile<D> &t, const struct rows &r,
                                                  const char *stage, int key, int entry, int length,
-                                                 float scale, int lane) {
+                                                 float scale, float cap, int lane) {
     float s[2][4], keep[2];
     tile_scores<D, E>(t, stage, key, lane, s);
 #pragma unroll
@@ -248,7 +248,7 @@ static __device__ __forceinline__ void tile_step(struct tile<D> &t, const struct
         for (int i = 0; i < 4; i++) {
             int e = entry + 8 * n + 2 * (lane & 3) + (i & 1);
             bool seen = e >= r.low[i >> 1] && e < r.high[i >> 1];
-            s[n][i] = seen ? __fmul_rn(s[n][i], scale) : -INFINITY;
+            s[n][i] = seen ? logit_of(s[n][i], scale, cap) : -INFINITY;
         }
     keep[0] = row_softmax(t.m[0], t.l[0], &s[0][0], &s[1][0]);
     keep[1] = row_softmax(t.m[1], t.l[1], &s[0][2], &s[1][2]);
@@ -387,7 +387,7 @@ static __device__ void decode_item(const struct attend_args &a, int item, char *
         ptx_barrier_wait(&barriers[at], count / S::DECODE_STAGES & 1);
         for (int key = 0; key < KEYS && from + i * KEYS + key < to; key += TILE_KEYS)
             tile_step<D, E>(t, r, ring + at * BYTES, key, from + i * KEYS + key, length, a.scale,
-                            lane);
+                            a.cap, lane);
         __syncwarp();
         if (lane == 0 && i + S::DECODE_STAGES < stages)
             fetch<S::DECODE_PAGES>(a.pages, table, page + (i + S::DECODE_STAGES) * S::DECODE_PAGES,
@@ -553,7 +553,8 @@ static __global__ void __launch_bounds__(shape<D, E>::PREFILL_WARPS * 32, 1)
         int at = i % S::PREFILL_STAGES, entry = begin + i * KEYS;
         ptx_barrier_wait(&barriers[at], (uint32_t)(i / S::PREFILL_STAGES) & 1);
         for (int key = 0; key < KEYS && entry + key < r.most; key += TILE_KEYS) {
-            tile_step<D, E>(t, r, shared + at * BYTES, key, entry + key, length, a.scale, lane);
+            tile_step<D, E>(t, r, shared + at * BYTES, key, entry + key, length, a.scale, a.cap,
+                            lane);
             if ((entry + key + TILE_KEYS) % CHUNK_KEYS == 0) prefill_fold<D>(t, f, o);
         }
         __syncthreads();
@@ -689,7 +690,7 @@ void op_attend(struct kern *kern, int layer, float *out, const float *qkv,
     CHECK(cuda->has_cache && layer >= 0 && layer < cuda->options.layers);
     const struct step *step = step_of(cuda, batch);
     if (!step->spans) return;
-    keep_queries(cuda, layer, qkv, options->scale);
+    keep_queries(cuda, layer, qkv, options);
     struct attend_args args = {};
     args.pages = cuda->pages;
     args.spans = step->spans;
@@ -709,6 +710,7 @@ void op_attend(struct kern *kern, int layer, float *out, const float *qkv,
     args.group = cuda->shard.queries;
     args.window = options->window;
     args.scale = options->scale * LOG2_E;
+    args.cap = options->cap * LOG2_E;
     if (cuda->options.head_dim == 64) attend<64>(cuda, args, step->tile_count);
     if (cuda->options.head_dim == 128) attend<128>(cuda, args, step->tile_count);
     if (cuda->options.head_dim == 256) attend<256>(cuda, args, step->tile_count);

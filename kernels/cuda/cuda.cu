@@ -63,7 +63,7 @@ static void op_close(struct kern *kern) {
         (void)join_agree(cuda, 0); /* no rank uses the memory that is freed now */
         cache_close(cuda);
         struct room *rooms[] = {&cuda->narrow, &cuda->partial, &cuda->hidden, &cuda->select,
-                                &cuda->look,   &cuda->sample,  &cuda->gather};
+                                &cuda->look,   &cuda->sample,  &cuda->gather, &cuda->squares};
         for (struct room *room : rooms) device_free(cuda->device, room->mem);
         device_free(cuda->device, cuda->rounded.room.mem);
         for (struct cuda_rope &rope : cuda->ropes) {
@@ -93,6 +93,8 @@ static struct kern_ops make_table(const char *name) {
     t.rms_norm = op_rms_norm;
     t.matmul = op_matmul;
     t.add_norm = op_add_norm;
+    t.soft_cap = op_soft_cap;
+    t.qk_norm = op_qk_norm;
     t.glu = op_glu;
     t.gather_rows = op_gather_rows;
     t.gate = op_gate;

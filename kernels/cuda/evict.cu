@@ -538,7 +538,8 @@ static void measure_stages(const struct cuda *cuda, const struct lists *l, struc
     s->look.parts_max = s->look.group;
     if (s->look.queries_max < 1) s->look.queries_max = 1;
     s->look.vectors_max = s->look.queries_max * s->look.group;
-    s->look.scale = cuda->scale * 1.4426950408889634f; /* in units of log 2 */
+    s->look.scale = cuda->scale * LOG2_E;
+    s->look.cap = cuda->cap * LOG2_E;
 }
 
 static void place_stages(const struct cuda *cuda, const struct lists *l, struct pieces *room,

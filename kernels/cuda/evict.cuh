@@ -24,6 +24,7 @@
 #include "kernels/allot.h"
 #include "kernels/cuda/internal.h"
 #include "kernels/cuda/keys.cuh"
+#include "kernels/cuda/logits.cuh"
 
 /* Parts of a room, one after the other; without a base only their total size is computed. */
 struct pieces {
@@ -148,7 +149,7 @@ struct look_args {
     const int32_t *windows; /* [layers]: keys that far behind a query are masked; 0: none */
     int window;             /* the same for all layers, without `windows` */
     bool plain, classes;    /* are there looks of this kind? */
-    float scale;            /* scale of logits, times log2(e) */
+    float scale, cap;       /* kern_attend_options, times log2(e) */
 };
 
 void look_all(struct cuda *cuda, const struct look_args &args);

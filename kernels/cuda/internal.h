@@ -157,14 +157,15 @@ struct cuda {
         int64_t rows, cols;
         uint64_t at;
     } rounded;
-    bool has_e4m3;      /* products of layers are E4M3, so activations are rounded to E4M3 */
-    struct room hidden; /* layers of gates */
-    struct room select; /* all stages of evict */
-    struct room look;   /* attention added up in one step */
-    struct mass *mass;  /* lists for the same, see observe.cu */
-    float scale;        /* scale of logits in attention's last call */
-    struct room sample; /* see sample.cu */
-    struct room gather; /* reports, snapshots */
+    bool has_e4m3;       /* products of layers are E4M3, so activations are rounded to E4M3 */
+    struct room hidden;  /* layers of gates */
+    struct room squares; /* sums of squares of heads, see rope.cu */
+    struct room select;  /* all stages of evict */
+    struct room look;    /* attention added up in one step */
+    struct mass *mass;   /* lists for the same, see observe.cu */
+    float scale, cap;    /* kern_attend_options of attention's last call */
+    struct room sample;  /* see sample.cu */
+    struct room gather;  /* reports, snapshots */
     uint16_t *rings[RING_SIZES][RINGS_SPARE]; /* unused rings, see observe.cu */
     int ring_count[RING_SIZES];
 };
@@ -237,7 +238,8 @@ int op_prepare(struct kern *kern, int slot, const struct kern_rule *rule);
  * classes. `window` as in kern_attend_options. Returns false if there is no memory for the
  * lists. */
 bool mass_stage(struct cuda *cuda, const struct kern_batch *batch);
-void keep_queries(struct cuda *cuda, int layer, const float *qkv, float scale);
+void keep_queries(struct cuda *cuda, int layer, const float *qkv,
+                  const struct kern_attend_options *options);
 void add_mass(struct cuda *cuda, int layer, float *out, int window);
 void mass_close(struct cuda *cuda);
 
@@ -278,6 +280,9 @@ void op_embed(struct kern *kern, float *x, const struct kern_weight *table, floa
               const int32_t *tokens, int rows);
 void op_rms_norm(struct kern *kern, float *y, const float *x, const float *weight, int rows,
                  int dim, float eps);
+void op_soft_cap(struct kern *kern, float *x, int rows, int dim, float cap);
+void op_qk_norm(struct kern *kern, float *qkv, const float *q_norm, const float *k_norm, float eps,
+                const struct kern_batch *batch);
 void op_add_norm(struct kern *kern, float *y, float *x, const float *weight, int rows, int dim,
                  float eps);
 void op_glu(struct kern *kern, float *y, const float *gate_up, int rows, int d_ff,

@@ -99,14 +99,14 @@ static __device__ void work_queries(const struct work &w, const struct look_args
 static __device__ __forceinline__ float
 vector_logit(const struct work &w, const struct look_args &a, int vector, int key) {
     const float *out = w.product.out + key;
-    if (w.width != 1 || a.group == 1) return __fmul_rn(out[vector * PRODUCT_STRIDE], a.scale);
+    if (w.width != 1 || a.group == 1) return logit_of(out[vector * PRODUCT_STRIDE], a.scale, a.cap);
     out += vector * a.group * PRODUCT_STRIDE;
-    float x = out[0];
+    float x = logit_of(out[0], a.scale, a.cap);
     for (int r = 1; r < a.group; r++) {
-        float y = out[r * PRODUCT_STRIDE];
+        float y = logit_of(out[r * PRODUCT_STRIDE], a.scale, a.cap);
         x = w.look.observe.group == KERN_GROUP_MAX_LOGIT ? fmaxf(x, y) : __fadd_rn(x, y);
     }
-    return __fmul_rn(x, a.scale);
+    return x;
 }
 
 /* Selects a chunk: entries [base, base + keys), and their members. */
@@ -185,7 +185,7 @@ static __device__ __forceinline__ float member_logit(const struct work &w,
     int pos = w.classes.pos[i];
     bool seen = pos > sight.least && pos <= sight.pos && w.base + w.classes.centre[i] < sight.high;
     float z = __fmul_rn(__fadd_rn(out[0], out[CLASS_KEYS]), w.classes.gain[i]);
-    return seen ? __fmul_rn(z, a.scale) : -INFINITY;
+    return seen ? logit_of(z, a.scale, a.cap) : -INFINITY;
 }
 
 /* Number of current members before the first whose centre is at or after place `place`. */
@@ -231,7 +231,7 @@ static __device__ void class_attention(const struct work &w, const struct look_a
         const struct sight sight = w.sees[v / a.group];
         float *z = w.product.out + v * PRODUCT_STRIDE + key;
         bool seen = key < w.keys && entry >= sight.low && entry < sight.high;
-        *z = seen ? vector_share(w, v, __fmul_rn(*z, a.scale)) : 0;
+        *z = seen ? vector_share(w, v, logit_of(*z, a.scale, a.cap)) : 0;
     }
     for (int first = w.member; first < w.member_end; first += CLASS_KEYS) {
         int many = w.member_end - first < CLASS_KEYS ? w.member_end - first : CLASS_KEYS;

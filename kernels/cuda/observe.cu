@@ -21,7 +21,6 @@
 #include "kernels/cuda/look.cuh"
 
 #define THREADS       256
-#define LOG2_E        1.4426950408889634f
 #define BLOCKS_EACH   2  /* blocks per multiprocessor: shared memory allows two at head_dim 128 */
 #define SMOOTH_MARGIN 32 /* upper bound of a smoothing's reach */
 
@@ -638,10 +637,12 @@ bool mass_stage(struct cuda *cuda, const struct kern_batch *batch) {
     return false;
 }
 
-void keep_queries(struct cuda *cuda, int layer, const float *qkv, float scale) {
+void keep_queries(struct cuda *cuda, int layer, const float *qkv,
+                  const struct kern_attend_options *options) {
     const struct kern_cache_options *o = &cuda->options;
     const struct step *step = &cuda->step;
-    cuda->scale = scale;
+    cuda->scale = options->scale;
+    cuda->cap = options->cap;
     if (!step->keeps) return;
     int width = o->heads_q * o->head_dim;
     struct keep_args args = {
@@ -669,6 +670,7 @@ void add_mass(struct cuda *cuda, int layer, float *out, int window) {
     note_window(cuda, layer, window);
     if (mass->count == 0) return;
     mass->args.scale = cuda->scale * LOG2_E;
+    mass->args.cap = cuda->cap * LOG2_E;
     mass->args.out = out;
     mass->args.window = window;
     mass->args.streams.stream_offset = layer * cuda->options.heads_kv;

@@ -114,6 +114,93 @@ void op_qk_rope(struct kern *kern, float *qkv, const float *q_norm, const float 
                       THREADS, 0, args);
 }
 
+/* ---- Norms of all heads together --------------------------------------------------------------
+ */
+
+struct norm_args {
+    float *qkv;
+    float *squares; /* [rows][query heads, then key heads, of the model] */
+    const float *q_norm, *k_norm;
+    int rows, heads_q, heads_kv, head_dim;
+    int all_q, all_kv; /* heads of the model */
+    int first_q, first_kv;
+    bool speaks;
+    float eps;
+};
+
+/* A warp per (row, head). Heads that other ranks speak for are zeros. */
+static __global__ void k_head_squares(const struct norm_args a) {
+    ptx_overlap_grids();
+    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    int lane = threadIdx.x % 32, all = a.all_q + a.all_kv;
+    if (i >= (int64_t)a.rows * all) return;
+    int64_t row = i / all;
+    int head = (int)(i % all), own = head - a.first_q, count = a.heads_q, before = 0;
+    if (head >= a.all_q) {
+        own = head - a.all_q - a.first_kv;
+        count = a.heads_kv;
+        before = a.heads_q;
+    }
+    float sum = 0;
+    if (a.speaks && own >= 0 && own < count) {
+        const float *x = a.qkv + (row * (a.heads_q + 2 * a.heads_kv) + before + own) * a.head_dim;
+        for (int j = lane; j < a.head_dim; j += 32) sum += x[j] * x[j];
+        sum = warp_sum(sum);
+    }
+    if (lane == 0) a.squares[i] = sum;
+}
+
+/* A warp per (row, head of this rank). */
+static __global__ void k_qk_norm(const struct norm_args a) {
+    ptx_overlap_grids();
+    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    int lane = threadIdx.x % 32, heads = a.heads_q + a.heads_kv;
+    if (i >= (int64_t)a.rows * heads) return;
+    int64_t row = i / heads;
+    int head = (int)(i % heads);
+    bool key = head >= a.heads_q;
+    const float *sums = a.squares + row * (a.all_q + a.all_kv) + (key ? a.all_q : 0);
+    const float *norm = key ? a.k_norm + (head - a.heads_q + a.first_kv) * a.head_dim
+                            : a.q_norm + (head + a.first_q) * a.head_dim;
+    float *x = a.qkv + (row * (heads + a.heads_kv) + head) * a.head_dim, sum = 0;
+    int all = key ? a.all_kv : a.all_q;
+    for (int h = 0; h < all; h++) sum += sums[h];
+    float by = 1 / sqrtf(sum / (float)(all * a.head_dim) + a.eps);
+    for (int j = lane; j < a.head_dim; j += 32) x[j] = x[j] * by * norm[j];
+}
+
+void op_qk_norm(struct kern *kern, float *qkv, const float *q_norm, const float *k_norm, float eps,
+                const struct kern_batch *batch) {
+    struct cuda *cuda = cuda_of(kern);
+    const struct kern_cache_options *o = &cuda->options;
+    CHECK(cuda->has_cache);
+    int group = o->heads_q / o->heads_kv, all = cuda->pages.heads_model;
+    size_t count = (size_t)batch->rows * (size_t)(all * (group + 1));
+    float *squares = static_cast<float *>(room_take(cuda, &cuda->squares, count * sizeof(float)));
+    struct norm_args args = {qkv,
+                             squares,
+                             q_norm,
+                             k_norm,
+                             batch->rows,
+                             o->heads_q,
+                             o->heads_kv,
+                             o->head_dim,
+                             all * group,
+                             all,
+                             cuda->shard.first * group,
+                             cuda->shard.first,
+                             cuda->shard.speaks,
+                             eps};
+    if (squares)
+        LAUNCH_OVERLAPPED(cuda->device, k_head_squares, blocks_for((int64_t)count, THREADS / 32),
+                          THREADS, 0, args);
+    join_reduce(cuda, squares, count, COMM_F32, COMM_SUM);
+    if (!squares) return;
+    LAUNCH_OVERLAPPED(cuda->device, k_qk_norm,
+                      blocks_for((int64_t)batch->rows * (o->heads_q + o->heads_kv), THREADS / 32),
+                      THREADS, 0, args);
+}
+
 /* ---- Writing ------------------------------------------------------------------------------- */
 
 struct write_args {

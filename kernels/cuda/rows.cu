@@ -173,6 +173,18 @@ void op_add_norm(struct kern *kern, float *y, float *x, const float *weight, int
     LAUNCH_OVERLAPPED(cuda->device, k_add, blocks_for(count, THREADS), THREADS, 0, y, x, count);
 }
 
+static __global__ void k_soft_cap(float *x, int64_t count, float cap) {
+    ptx_overlap_grids();
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) x[i] = cap * tanhf(x[i] / cap);
+}
+
+void op_soft_cap(struct kern *kern, float *x, int rows, int dim, float cap) {
+    int64_t count = (int64_t)rows * dim;
+    LAUNCH_OVERLAPPED(cuda_of(kern)->device, k_soft_cap, blocks_for(count, THREADS), THREADS, 0, x,
+                      count, cap);
+}
+
 template <enum kern_activation ACTIVATION>
 static __device__ __forceinline__ float gated(float gate, float up) {
     float inner = gate;

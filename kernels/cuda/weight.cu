@@ -297,7 +297,16 @@ int matmul_reserve(struct cuda *cuda, int rows) {
     return bytes == 0 || room_take(cuda, &cuda->partial, bytes) ? 0 : ERR_NOMEM;
 }
 
-enum { ROOM_NARROW, ROOM_ROUNDED, ROOM_HIDDEN, ROOM_ANGLES, ROOM_MORE_ANGLES, ROOM_SAMPLE, ROOMS };
+enum {
+    ROOM_NARROW,
+    ROOM_ROUNDED,
+    ROOM_HIDDEN,
+    ROOM_ANGLES,
+    ROOM_MORE_ANGLES,
+    ROOM_SAMPLE,
+    ROOM_SQUARES,
+    ROOMS
+};
 
 /* Sizes for the largest step, without other ranks' parts. */
 static void measure_rooms(const struct cuda *cuda, const struct kern_cache_options *o,
@@ -306,6 +315,8 @@ static void measure_rooms(const struct cuda *cuda, const struct kern_cache_optio
     bytes[ROOM_NARROW] = bytes[ROOM_ROUNDED] = rows * cuda->narrow_row;
     bytes[ROOM_HIDDEN] = cuda->hidden_row ? rows * cuda->hidden_row + DEVICE_MATMUL_ALIGN : 0;
     bytes[ROOM_ANGLES] = bytes[ROOM_MORE_ANGLES] = rows * (size_t)o->head_dim * sizeof(float);
+    bytes[ROOM_SQUARES] =
+        rows * (size_t)((o->heads_q + o->heads_kv) * cuda->comm->ranks) * sizeof(float);
     bytes[ROOM_SAMPLE] = sample_bytes(o->logits_max, o->vocab);
 }
 
@@ -319,9 +330,9 @@ size_t rooms_bytes(const struct cuda *cuda, const struct kern_cache_options *opt
 
 int rooms_reserve(struct cuda *cuda) {
     const struct kern_cache_options *o = &cuda->options;
-    struct room *const rooms[ROOMS] = {&cuda->narrow,          &cuda->rounded.room,
-                                       &cuda->hidden,          &cuda->ropes[0].angles,
-                                       &cuda->ropes[1].angles, &cuda->sample};
+    struct room *const rooms[ROOMS] = {
+        &cuda->narrow,          &cuda->rounded.room, &cuda->hidden, &cuda->ropes[0].angles,
+        &cuda->ropes[1].angles, &cuda->sample,       &cuda->squares};
     size_t bytes[ROOMS];
     if (o->rows_max == 0) return 0;
     measure_rooms(cuda, o, bytes);

@@ -50,7 +50,7 @@ struct bar {
 
 static struct bar bar_of(enum kern_dtype kv_dtype) {
     if (kv_dtype == KERN_BF16) return (struct bar){5e-2, 1e-2};
-    if (kv_dtype == KERN_E4M3) return (struct bar){0.5, 0.15};
+    if (kv_dtype == KERN_E4M3) return (struct bar){0.6, 0.15};
     return (struct bar){1e-3, 1e-4};
 }
 
@@ -230,6 +230,18 @@ Test(model, qwen3moe_as_transformers) {
 }
 Test(model, mixtral_as_transformers) {
     check_golden_caches("mixtral", NULL, false);
+}
+Test(model, gemma2_as_transformers) {
+    check_golden_paths("gemma2", NULL);
+}
+Test(model, olmo2_as_transformers) {
+    check_golden_paths("olmo2", NULL);
+}
+Test(model, olmo3_as_transformers) {
+    check_golden_paths("olmo3", NULL);
+}
+Test(model, exaone4_as_transformers) {
+    check_golden_paths("exaone4", NULL);
 }
 Test(model, bundled_model_as_transformers) {
     check_golden_paths("keepd-nano", KEEPD_SOURCE_DIR "/bundled/keepd-nano");
