@@ -98,7 +98,10 @@ static void describe_attention(const struct model_config *c, struct buf *out) {
         const char *what;
     } rows[] = {{c->qkv_bias, "biases on q, k and v"},
                 {c->o_bias, "a bias on the output"},
-                {c->qk_norm, "norms on q and k"}};
+                {c->qk_norm && !c->qk_norm_wide, "norms on q and k"},
+                {c->qk_norm_wide, "norms on q and k over all heads"},
+                {c->post_norms,
+                 c->pre_norms ? "norms before and after the blocks" : "norms after the blocks"}};
     bool any = false;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         if (!rows[i].has) continue;
@@ -106,6 +109,14 @@ static void describe_attention(const struct model_config *c, struct buf *out) {
         any = true;
     }
     if (any) buf_char(out, '\n');
+}
+
+static void describe_caps(const struct model_config *c, struct buf *out) {
+    if (c->attend_cap > 0) buf_fmt(out, "soft caps    %g in attention", (double)c->attend_cap);
+    if (c->logit_cap > 0)
+        buf_fmt(out, "%s%g on logits", c->attend_cap > 0 ? ", " : "soft caps    ",
+                (double)c->logit_cap);
+    if (c->attend_cap > 0 || c->logit_cap > 0) buf_char(out, '\n');
 }
 
 static void describe_config(const struct model_config *c, bool gguf, struct buf *out) {
@@ -119,6 +130,7 @@ static void describe_config(const struct model_config *c, bool gguf, struct buf 
         buf_fmt(out, "experts      %d of width %d in %d of %d layers, %d for each token\n",
                 c->experts, c->expert_ff, routed_layers(c), c->layers, c->experts_used);
     describe_attention(c, out);
+    describe_caps(c, out);
     buf_fmt(out, "positions    %d\n", c->max_positions);
     describe_rotation(c, out);
     describe_windows(c, out);

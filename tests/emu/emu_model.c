@@ -211,7 +211,7 @@ Test(emu_model, keepd_nano_on_fp8_pages_beside_the_reference) {
  */
 
 /* A model of random numbers with so many layers. */
-static void write_config(char dir[64], int layers, bool bias) {
+static void write_config(char dir[64], int layers, const char *family, const char *more) {
     char path[96];
     snprintf(dir, 64, "/tmp/keepd-emu-XXXXXX");
     cr_assert_not_null(mkdtemp(dir));
@@ -221,9 +221,9 @@ static void write_config(char dir[64], int layers, bool bias) {
     fprintf(file,
             "{\"model_type\": \"%s\", \"num_hidden_layers\": %d, \"hidden_size\": 64, "
             "\"intermediate_size\": 96, \"num_attention_heads\": 2, \"num_key_value_heads\": 1, "
-            "\"head_dim\": 64, \"vocab_size\": 2048, \"rms_norm_eps\": 1e-6, "
+            "\"head_dim\": 64, \"vocab_size\": 2048, \"rms_norm_eps\": 1e-6, %s"
             "\"max_position_embeddings\": 256, \"tie_word_embeddings\": true}",
-            bias ? "qwen2" : "qwen3", layers);
+            family, layers, more);
     cr_assert_eq(fclose(file), 0);
 }
 
@@ -232,6 +232,47 @@ static void drop_config(const char *dir) {
     snprintf(path, sizeof path, "%s/config.json", dir);
     unlink(path);
     rmdir(dir);
+}
+
+/* Families whose layers need more than keepd-nano's, with random weights: soft caps and windows,
+ * norms behind the blocks and of whole queries and keys, layers that do not rotate. */
+Test(emu_model, families_beside_the_reference) {
+    static const struct {
+        const char *family, *more;
+        double most, most_rms;
+    } cases[] = {
+        {"gemma2",
+         "\"sliding_window\": 24, \"attn_logit_softcapping\": 2, \"final_logit_softcapping\": 10, "
+         "\"hidden_activation\": \"gelu_pytorch_tanh\", ",
+         0.15, 0.03},
+        {"gemma3_text",
+         "\"sliding_window\": 24, \"hidden_activation\": \"gelu_pytorch_tanh\", "
+         "\"sliding_window_pattern\": 2, ",
+         0.15, 0.03},
+        {"olmo2", "", 0.15, 0.03},
+        {"exaone4", "\"sliding_window\": 24, \"sliding_window_pattern\": 2, ", 0.15, 0.03},
+    };
+    static const struct kern_rule rule = {.score = KERN_SCORE_ATTENTION,
+                                          .sinks = 2,
+                                          .recent = 16,
+                                          .observe = {.window = 16, .group = KERN_GROUP_MEAN}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct kern *kern[BACKENDS];
+        struct run run[BACKENDS];
+        char dir[64];
+        write_config(dir, 3, cases[i].family, cases[i].more);
+        const struct model_options options = {.dir = dir,
+                                              .gates = "",
+                                              .rows_max = PROMPT + 10,
+                                              .logits_max = 3,
+                                              .random_weights = true};
+        emu_set_seed(8);
+        both_open(kern);
+        for (int b = 0; b < BACKENDS; b++) run[b] = open_run_with(kern[b], &options, KERN_BF16);
+        compare(run, &rule, cases[i].family, cases[i].most, cases[i].most_rms);
+        for (int b = 0; b < BACKENDS; b++) close_run(&run[b]);
+        drop_config(dir);
+    }
 }
 
 struct kind {
@@ -245,7 +286,7 @@ static int operations(int layers, struct kind kind) {
     struct kern *kern;
     uint64_t before = 0;
     char dir[64];
-    write_config(dir, layers, kind.bias);
+    write_config(dir, layers, kind.bias ? "qwen2" : "qwen3", "");
     cr_assert_eq(cuda_open(&cuda, &kern, &fault), 0, "%s", fault.text);
     const struct model_options options = {.dir = dir,
                                           .gates = kind.gates ? NULL : "",

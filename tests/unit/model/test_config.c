@@ -171,6 +171,66 @@ Test(model_config, theta_of_the_family) {
     cr_expect_str_eq(fault.field, "use_sliding_window");
 }
 
+/* Null is no cap; an absent one is the class's. */
+Test(model_config, soft_caps) {
+    struct model_config c;
+    struct fault fault;
+    const char *gelu = "\"hidden_activation\": \"gelu_pytorch_tanh\",";
+    cr_assert_eq(parse_with(gelu, "Gemma2ForCausalLM", "gemma2", NULL, &c, &fault), 0, "%s: %s",
+                 fault.field, fault.text);
+    cr_expect_eq(c.attend_cap, 50);
+    cr_expect_eq(c.logit_cap, 30);
+    cr_expect(c.per_layer[0].window == 4096 && c.per_layer[1].window == 0 &&
+              c.per_layer[2].window == 4096 && !c.per_layer[0].local);
+    cr_expect(c.pre_norms && c.post_norms && c.tied_embeddings && c.norm_offset == 1);
+    model_config_close(&c);
+    cr_assert_eq(parse_with("\"attn_logit_softcapping\": null, \"final_logit_softcapping\": 20,",
+                            "Gemma2ForCausalLM", "gemma2", NULL, &c, &fault),
+                 0, "%s: %s", fault.field, fault.text);
+    cr_expect(c.attend_cap == 0 && c.logit_cap == 20);
+    model_config_close(&c);
+    cr_assert_eq(parse_with("\"attn_logit_softcapping\": 0,", "Gemma2ForCausalLM", "gemma2", NULL,
+                            &c, &fault),
+                 ERR_INVALID);
+    cr_expect_str_eq(fault.field, "attn_logit_softcapping");
+}
+
+/* EXAONE 4: layers without a window stop rotating where the file has a window at all. */
+Test(model_config, layers_that_stand_still_beside_windows) {
+    struct model_config c;
+    struct fault fault;
+    cr_assert_eq(parse_with("\"sliding_window\": null, \"sliding_window_pattern\": null,",
+                            "Exaone4ForCausalLM", "exaone4", NULL, &c, &fault),
+                 0, "%s: %s", fault.field, fault.text);
+    cr_expect(model_config_rotates_alike(&c) && c.per_layer[0].window == 0 && !c.inv_freq_none);
+    cr_expect(!c.pre_norms && c.post_norms && c.qk_norm && !c.qk_norm_wide);
+    model_config_close(&c);
+    cr_assert_eq(parse_with("\"sliding_window\": 64, \"sliding_window_pattern\": \"LG\", "
+                            "\"layer_types\": [\"sliding_attention\", \"full_attention\", "
+                            "\"full_attention\"],",
+                            "Exaone4ForCausalLM", "exaone4", NULL, &c, &fault),
+                 0, "%s: %s", fault.field, fault.text);
+    cr_expect(c.per_layer[0].rotated && !c.per_layer[1].rotated && !c.per_layer[2].rotated);
+    cr_expect(c.per_layer[0].window == 64 && c.per_layer[1].window == 0);
+    cr_expect(c.inv_freq_none && c.inv_freq_none[0] == 0);
+    model_config_close(&c);
+}
+
+/* OLMo 3: the scaling is of layers without a window alone. */
+Test(model_config, windows_rotate_without_scaling) {
+    struct model_config c;
+    struct fault fault;
+    cr_assert_eq(parse_with("\"rope_theta\": 1e6, \"rope_scaling\": {\"rope_type\": \"linear\", "
+                            "\"factor\": 4}, \"sliding_window_pattern\": 3,",
+                            "Olmo3ForCausalLM", "olmo3", NULL, &c, &fault),
+                 0, "%s: %s", fault.field, fault.text);
+    cr_expect(c.per_layer[1].local && !c.per_layer[2].local && c.qk_norm_wide && !c.pre_norms);
+    cr_expect_float_eq(c.inv_freq[0], 0.25f, 1e-7);
+    cr_expect_float_eq(c.inv_freq_local[0], 1, 1e-7);
+    cr_expect_float_eq(c.inv_freq_local[1], 4 * c.inv_freq[1], 1e-6);
+    model_config_close(&c);
+}
+
 /* Two sets of factors, chosen by the longest context. */
 Test(model_config, longrope_chooses_by_the_context) {
     static const char text[] =
@@ -366,7 +426,7 @@ struct refusal {
     "\"dynamic\": " dynamic ", \"strategy\": \"" inputs "\"}}}},"
 
 static const struct refusal refusals[] = {
-    {"\"architectures\": [\"Gemma2ForCausalLM\"],", ERR_UNSUPPORTED, "architectures"},
+    {"\"architectures\": [\"FalconForCausalLM\"],", ERR_UNSUPPORTED, "architectures"},
     {"\"architectures\": [],", ERR_INVALID, "architectures"},
     {"\"architectures\": \"LlamaForCausalLM\",", ERR_INVALID, "architectures"},
     {"\"model_type\": \"mistral\",", ERR_UNSUPPORTED, "model_type"},

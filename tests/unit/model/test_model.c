@@ -615,7 +615,7 @@ Test(model, files_that_do_not_fit_the_config_are_refused_by_tensor) {
         {"\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3", ERR_NOTFOUND,
          "model.layers.2.input_layernorm.weight", "expected [64]", "llama"},
         {"\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1", ERR_INVALID,
-         "model.layers.1.input_layernorm.weight", "1 layers", "llama"},
+         "model.layers.1.self_attn.o_proj.weight", "1 layers", "llama"},
         {"\"num_hidden_layers\": 3", "\"num_hidden_layers\": 4", ERR_INVALID, "layer_types",
          "expected 4 types, found 3", NULL},
         {"\"num_key_value_heads\": 2", "\"num_key_value_heads\": 1", ERR_INVALID,
