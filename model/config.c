@@ -52,7 +52,8 @@ struct family {
     double local_theta; /* theirs; 0 = as the others */
     bool still_globals; /* where layers have windows, those without one do not rotate */
     bool soft_caps;
-    bool norms_behind; /* of the outputs of attention and feed-forward network, not their inputs */
+    bool norms_behind; /* norms of the outputs of attention and feed-forward network, not their
+                          inputs */
     bool wide_qk_norm; /* see struct model_config */
 };
 

@@ -143,7 +143,7 @@ struct norm_job {
     struct cpu *cpu;
     struct cpu_share share;
     float *qkv;
-    const float *norm[2]; /* of the model's queries, and of its keys */
+    const float *norm[2]; /* all queries, and all keys, of the model */
     float eps;
 };
 
