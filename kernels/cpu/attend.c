@@ -141,7 +141,7 @@ void cpu_qk_rope(struct kern *kern, float *qkv, const float *q_norm, const float
 
 struct norm_job {
     struct cpu *cpu;
-    struct cpu_share share;
+    struct cpu_tickets tickets;
     float *qkv;
     const float *norm[2]; /* all queries, and all keys, of the model */
     float eps;
@@ -173,7 +173,7 @@ static void square_rows(void *arg, int worker) {
     const struct kern_cache_options *o = &cache->options;
     size_t heads = model_heads(cache);
     int64_t end;
-    for (int64_t row; (row = cpu_share_take(&job->share, 4, &end)) >= 0;)
+    for (int64_t row; (row = cpu_tickets_take(&job->tickets, 4, &end)) >= 0;)
         for (; row < end; row++) {
             const float *x = job->qkv + (size_t)row * qkv_stride(o);
             float *sums = (float *)job->cpu->squares.mem + (size_t)row * heads;
@@ -193,7 +193,7 @@ static void norm_rows(void *arg, int worker) {
     const struct cpu_cache *cache = &job->cpu->cache;
     const struct kern_cache_options *o = &cache->options;
     int64_t end;
-    for (int64_t row; (row = cpu_share_take(&job->share, 4, &end)) >= 0;)
+    for (int64_t row; (row = cpu_tickets_take(&job->tickets, 4, &end)) >= 0;)
         for (; row < end; row++) {
             float *x = job->qkv + (size_t)row * qkv_stride(o);
             const float *sums = (float *)job->cpu->squares.mem + (size_t)row * model_heads(cache);
@@ -217,11 +217,11 @@ void cpu_qk_norm(struct kern *kern, float *qkv, const float *q_norm, const float
     int64_t cost = (int64_t)batch->rows * (int64_t)qkv_stride(&cpu->cache.options);
     cpu_room_must(&cpu->squares, count * sizeof(float));
     struct norm_job job = {.cpu = cpu, .qkv = qkv, .norm = {q_norm, k_norm}, .eps = eps};
-    cpu_share_set(&job.share, batch->rows);
+    cpu_tickets_set(&job.tickets, batch->rows);
     cpu_run(cpu, cost, square_rows, &job);
     cpu_note(cpu,
              cpu->comm->ops->all_reduce(cpu->comm, cpu->squares.mem, count, COMM_F32, COMM_SUM));
-    cpu_share_set(&job.share, batch->rows);
+    cpu_tickets_set(&job.tickets, batch->rows);
     cpu_run(cpu, cost, norm_rows, &job);
 }
 
