@@ -13,6 +13,7 @@
 #include "server/quota.h"
 
 #define ANSWER_BYTES_MAX ((size_t)1 << 30)
+#define HELD_BYTES_MIN   ((size_t)256 << 20)
 #define TOKENS_WAIT      "Too many prompt tokens are waiting, please try again."
 
 /* --- life --- */
@@ -34,9 +35,26 @@ struct exchange *exchange_open(struct server *server, struct conn *conn,
     return ex;
 }
 
+static size_t most_held(const struct server *server) {
+    size_t most = 4 * server->options.max_body_bytes;
+    return most > HELD_BYTES_MIN ? most : HELD_BYTES_MIN;
+}
+
+bool exchange_hold(struct exchange *ex, size_t size) {
+    struct server *server = ex->server;
+    if (size > most_held(server) - server->held_bytes) return false;
+    ex->held += size;
+    server->held_bytes += size;
+    return true;
+}
+
+static void give_memory_back(struct exchange *ex) {
+    ex->server->held_bytes -= ex->held;
+    ex->held = 0;
+}
+
 void exchange_drop_body(struct exchange *ex) {
-    ex->server->body_bytes -= ex->body_held;
-    ex->body_held = 0;
+    give_memory_back(ex);
     buf_close(&ex->body);
 }
 
@@ -193,6 +211,27 @@ static void submit(struct exchange *ex) {
     }
 }
 
+/* A text answer waits for its client to read it. It takes the place of the body, in the memory
+ * that bodies and such answers share. Work in progress is not counted: each of libuv's few threads
+ * may use as much as was left when its request began. */
+static void hold_text(struct exchange *ex) {
+    struct buf *body = &ex->answer.body;
+    struct server *server = ex->server;
+    if (!body->failed && exchange_hold(ex, body->capacity)) return;
+    bool alone = body->limit == most_held(server);
+    buf_close(body);
+    buf_open(body, ANSWER_BYTES_MAX);
+    if (alone) {
+        oai_refuse(&ex->error, 400, "invalid_value", NULL,
+                   "The answer would be longer than %zu bytes, the memory for such answers. Please "
+                   "send a shorter text or fewer tokens.",
+                   most_held(server));
+        exchange_refuse(ex, &ex->error);
+    } else {
+        refuse_busy(ex, STATS_REJECT_MEMORY, "The server is short of memory.");
+    }
+}
+
 static void after_work(uv_work_t *work, int status) {
     struct exchange *ex = work->data;
     struct server *server = ex->server;
@@ -206,6 +245,7 @@ static void after_work(uv_work_t *work, int status) {
         ex->phase = PHASE_READY;
     else
         submit(ex);
+    if (ex->answer.status == 200) hold_text(ex);
     give_places_back(ex);
     if (!ex->waiting) quota_release(ex); /* the engine has nothing of it */
     if (accepted && --server->accepted == 0) server_all_submitted(server);
@@ -259,6 +299,8 @@ void exchange_dispatch(struct exchange *ex) {
             return;
         }
         ex->places = 1;
+    } else {
+        ex->answer.body.limit = most_held(ex->server) - (ex->server->held_bytes - ex->held);
     }
     start_work(ex);
 }

@@ -18,7 +18,6 @@
 #include "server/sip.h"
 
 #define DISCARD_BYTES_MAX ((size_t)16 << 20) /* read away so that a refusal reaches the client */
-#define BODIES_BYTES_MIN  ((size_t)256 << 20)
 
 /* --- request headers --- */
 
@@ -320,8 +319,6 @@ static enum MHD_Result begin(struct server *server, struct conn *conn,
 
 static enum MHD_Result receive(struct exchange *ex, const char *data, size_t size) {
     struct server *server = ex->server;
-    size_t limit = 4 * server->options.max_body_bytes;
-    if (limit < BODIES_BYTES_MIN) limit = BODIES_BYTES_MIN;
     ex->body_seen += size;
     if (ex->refused) return MHD_YES;
     if (ex->body_seen > server->options.max_body_bytes) {
@@ -330,7 +327,7 @@ static enum MHD_Result receive(struct exchange *ex, const char *data, size_t siz
         return MHD_YES;
     }
     buf_add(&ex->body, data, size);
-    if (ex->body.failed || size > limit - server->body_bytes) {
+    if (ex->body.failed || !exchange_hold(ex, size)) {
         struct oai_error error;
         exchange_drop_body(ex);
         oai_refuse(&error, 503, "overloaded", NULL, "The server is short of memory.");
@@ -338,8 +335,6 @@ static enum MHD_Result receive(struct exchange *ex, const char *data, size_t siz
         server->stats.rejected[STATS_REJECT_MEMORY]++;
         return MHD_YES;
     }
-    ex->body_held += size;
-    server->body_bytes += size;
     return MHD_YES;
 }
 

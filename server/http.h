@@ -199,7 +199,7 @@ struct exchange {
     char session[OAI_KEY_BYTES + 1]; /* the client's X-Session-ID, or "" */
     int64_t received_ns, created;
     struct buf body;
-    size_t body_seen, body_held;
+    size_t body_seen, held; /* held: bytes of the body, or of a text answer */
     struct answer answer;
     /* written by the libuv worker */
     uv_work_t work;
@@ -244,6 +244,9 @@ bool exchange_stream_ready(const struct exchange *exchange, int64_t now_ns);
 void exchange_answer_wait(struct exchange *exchange); /* PHASE_WAIT is over */
 /* Asks the engine to delete the conversation and waits; refuses where that is impossible. */
 void exchange_delete(struct exchange *exchange, uint64_t conversation);
+/* Takes `size` bytes more of the memory that bodies and text answers share; false: too little is
+ * left. The exchange gives it back with its body, and at its end. */
+bool exchange_hold(struct exchange *exchange, size_t size);
 void exchange_drop_body(struct exchange *exchange);
 
 /* prepare.c: parses a body on a libuv worker; uses only the exchange and immutable data. */
@@ -304,7 +307,7 @@ struct server {
     struct exchange *jobs;     /* exchanges with jobs in the engine */
     int exchanges, works;      /* alive; being read by worker threads */
     int accepted;              /* `works` that have a place in the queue */
-    size_t body_bytes;         /* bytes of all bodies held */
+    size_t held_bytes;         /* bytes that all exchanges hold */
     struct stats stats;
     bool draining, aborting;
     bool failed;  /* the engine failed, so the server drains */

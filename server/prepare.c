@@ -274,4 +274,5 @@ void prepare_run(uv_work_t *work) {
     ex->request.prompts = NULL;
     ex->request.salt = ex->request.session = ex->request.suffix = NULL;
     ex->request.files = NULL;
+    if (!ex->job_count) arena_close(&ex->arena); /* a text answer is complete */
 }

@@ -18,6 +18,15 @@ static const char *error_type(int status) {
     }
 }
 
+/* U+0000 has two bytes in a tree's strings. Neither can be shown, so one takes the place of both,
+ * and becomes one U+FFFD. */
+static void mark_nuls(char *text) {
+    for (char *nul = text; (nul = strstr(nul, JSON_NUL));) {
+        size_t size = sizeof JSON_NUL - 1;
+        memmove(nul + 1, nul + size, strlen(nul + size) + 1);
+    }
+}
+
 int oai_refuse(struct oai_error *error, int status, const char *code, const char *param,
                const char *format, ...) {
     va_list args;
@@ -26,6 +35,8 @@ int oai_refuse(struct oai_error *error, int status, const char *code, const char
     va_start(args, format);
     vsnprintf(error->message, sizeof error->message, format, args);
     va_end(args);
+    mark_nuls(error->param);
+    mark_nuls(error->message);
     return -1;
 }
 

@@ -341,3 +341,10 @@ def test_content_type(shared):
         r = shared.http.post(shared.url + CHAT, data=json.dumps(chat_body()), headers={"Content-Type": kind},
                              timeout=60)
         assert r.status_code == 200
+
+
+def test_a_nul_is_shown_as_one_character(shared):
+    error = shared.chat(model="a\0b\0\0").json()["error"]
+    assert "`a\ufffdb\ufffd\ufffd`" in error["message"]
+    param = shared.chat(kv={"a\0": 1}).json()["error"]["param"]
+    assert param == "kv.a\ufffd"

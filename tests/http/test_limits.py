@@ -410,3 +410,22 @@ def test_request_timeout(slow):
     capped = slow("--request-timeout", "1", step_us=10000)
     assert capped.post(CHAT, long, headers={"X-Request-Timeout": "500"}).status_code == 408
     capped.wait_idle()
+
+
+def test_text_answers_share_a_bound(start, fake):
+    """Answers of /detokenize that nobody reads hold memory. With too many of them the next ones are refused; once
+    their clients have left there is room again."""
+    daemon = start()
+    end = daemon.post("/tokenize", {"prompt": "<|endoftext|>"}).json()["tokens"]
+    body = request_bytes("/detokenize", {"tokens": end * 100000})
+    most = 256 << 20
+    socks = []
+    while not (rejected := daemon.metrics()["keepd_requests_rejected_total", ("reason", "memory")]):
+        socks.append(daemon.socket())
+        socks[-1].sendall(body)
+        read_until(socks[-1], b"\r\n\r\n")
+        assert len(socks) * 2600000 < 2 * most, "no answer was refused"
+    assert rejected == 1 and len(socks) * 4 * 2600000 > most
+    for sock in socks:
+        sock.close()
+    daemon.wait("room", lambda: daemon.post("/detokenize", {"tokens": end * 100000}).status_code == 200)
