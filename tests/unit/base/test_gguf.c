@@ -238,6 +238,13 @@ Test(gguf, hostile_counts) {
         cr_expect_neq(parse(), 0);
     }
 }
+/* Nothing after an array that is cut is read, not even by a count that fits the file in bytes. */
+Test(gguf, an_array_longer_than_the_file) {
+    put_head(&file, 3, 0, 1);
+    put_array(&file, "k", GGUF_U64, 3);
+    for (int i = 0; i < 2; i++) put(&file, 1, 8);
+    refused(ERR_MALFORMED, "k", "ends inside it");
+}
 Test(gguf, a_key_twice) {
     put_head(&file, 3, 0, 2);
     put_u32(&file, "k", 1);

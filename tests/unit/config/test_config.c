@@ -164,6 +164,8 @@ Test(config, wrong_values_say_what_was_expected) {
     refuse("--model m --port 1K", "", "port", "not '1K'");
     refuse("--model m --threads 99999999999999999999", "", "threads", "whole number");
     refuse("--model m --kv-pool-bytes 9223372036854775807K", "", "kv-pool-bytes", "K, M or G");
+    refuse("--model m --kv-pool-bytes 17179869185G", "", "kv-pool-bytes",
+           "K, M or G"); /* 2^64 + 1G */
     refuse("--model m --kv-pool-bytes 1KB", "", "kv-pool-bytes", "not '1KB'");
     refuse("--model m --kv-dtype f16", "", "kv-dtype",
            "one of auto|f32|bf16|fp8|fp8_e4m3, not 'f16'");

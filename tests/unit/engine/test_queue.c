@@ -87,9 +87,10 @@ Test(queue, who_comes_starts_at_the_least_of_the_active) {
     queue_take(&q, &c);
     queue_end(&q, &a);
     queue_end(&q, &c);
+    queue_charge(&q, &b, 50);
     queue_end(&q, &b);
     join(&q, &c, 4); /* nobody is active: it starts where the last one was */
-    cr_assert_eq(served(&q, &c), 800);
+    cr_assert_eq(served(&q, &c), 850);
     queue_take(&q, &c);
     queue_end(&q, &c);
     queue_close(&q);
@@ -105,13 +106,14 @@ Test(queue, a_full_table_shares_rows_and_reuses_idle_ones) {
     cr_assert_eq(q.row_count, 3);
     cr_assert_eq(jobs[3].client, jobs[4].client, "one client, two rows");
     cr_assert_eq(q.clients, 3);
-    for (int i = 0; i < 5; i++) run(&q, &jobs[i], 10 * (i + 1));
+    static const int costs[] = {30, 20, 10, 40, 50};
+    for (int i = 0; i < 5; i++) run(&q, &jobs[i], costs[i]);
     int64_t shared = served(&q, &jobs[3]);
     for (int i = 0; i < 5; i++) queue_end(&q, &jobs[i]);
     cr_assert_eq(q.clients, 0);
     cr_assert_eq(shared, 20 + 40 + 50, "its own and that of the row's first client");
-    int idle = jobs[0].client; /* the client with the least history goes first */
-    cr_assert_eq(served(&q, &jobs[0]), 10);
+    int idle = jobs[2].client; /* the client with the least history goes first */
+    cr_assert_eq(served(&q, &jobs[2]), 10);
     join(&q, &jobs[0], 9);
     cr_assert_eq(jobs[0].client, idle);
     queue_take(&q, &jobs[0]);
@@ -160,6 +162,15 @@ Test(queue, places_are_kept_for_clients_below_their_share) {
     cr_assert(queue_may_start(&q, &others, 1, false), "below its share any place will do");
     cr_assert_not(queue_may_start(&q, &wide, 4, false));
     cr_assert(queue_may_start(&q, &wide, 4, true), "its turn is by service alone");
+    stop(&q, a + 5, 1);
+    queue_plan_places(&q, 4);
+    more.choice_count = 2;
+    cr_assert_eq(q.kept, 3 + 1);
+    cr_assert(queue_may_start(&q, &more, 5, true),
+              "what is kept for its own client is not held back");
+    cr_assert_not(queue_may_start(&q, &more, 4, true));
+    more.choice_count = 1;
+    start(&q, a + 5, 1, 1);
     stop(&q, b, 1);
     queue_plan_places(&q, 4);
     cr_assert_eq(q.kept, 4);

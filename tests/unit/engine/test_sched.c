@@ -47,6 +47,29 @@ Test(sched, decode_first_then_prompts_oldest_first) {
     world_close(&w);
 }
 
+/* The rows of two prompts that are read go to the client that was served a whole interval less,
+ * whichever came first; within an interval the older prompt goes first. */
+Test(sched, prompt_rows_go_to_the_client_served_least) {
+    for (int turns = 0; turns < 2; turns++) {
+        struct world w;
+        struct engine_job jobs[2];
+        world_open(&w, &(struct world_options){
+                           .pages = 400, .sequences = 4, .conversations = 0, .rows = 10});
+        for (int i = 0; i < 2; i++) {
+            jobs[i] = job_of(i, 40, 3, full());
+            jobs[i].request.client[0] = (uint8_t)i;
+            submit(&w, &jobs[i]);
+        }
+        queue_charge(&w.sched.queue, &jobs[0], turns * SCHED_PROMPT_TURN);
+        for (int i = 0; i < 3; i++) cr_assert_not(world_step(&w));
+        cr_assert_eq(atomic_load(&jobs[0].prompt_read), turns == 0 ? 30 : 0);
+        cr_assert_eq(atomic_load(&jobs[1].prompt_read), turns == 0 ? 0 : 30);
+        run_until_idle(&w);
+        for (int i = 0; i < 2; i++) engine_job_close(&jobs[i]);
+        world_close(&w);
+    }
+}
+
 /* Room for four pages a stream: job 0 takes two and generates `tokens`, job 1 needs all four, jobs
  * 2 and 3 one each. */
 static void submit_around_a_large_one(struct world *w, struct engine_job jobs[4], int tokens) {
@@ -253,6 +276,41 @@ static void spread_evictions(const char *policy) {
 
 Test(sched, evictions_of_others_cost_a_bounded_part_of_each_step) {
     for (int index = 1; policy_at(index); index++) spread_evictions(policy_at(index)->name);
+}
+
+/* Due sequences of one client that the step has no room for: the one that waits longest is first.
+ */
+Test(sched, the_eviction_that_waits_longest_goes_first) {
+    struct world w;
+    struct engine_job jobs[4];
+    int ordered = 0;
+    world_open(
+        &w, &(struct world_options){
+                .pages = 4000, .sequences = 4, .conversations = 0, .rows = 20, .row_entries = 1});
+    for (int i = 0; i < 4; i++) {
+        struct engine_kv kv = global(80, 3 - i, 4);
+        kv.policy = "rkv";
+        jobs[i] = job_of(i, 100, 30, kv);
+        submit(&w, &jobs[i]);
+    }
+    while (!sched_idle(&w.sched)) {
+        uint64_t since[4];
+        for (int i = 0; i < 4; i++) since[i] = w.sched.sequences[i].due_since;
+        cr_assert_not(world_step(&w));
+        for (int a = 0; a < 4; a++)
+            for (int b = 0; b < 4; b++) {
+                const struct sequence *first = &w.sched.sequences[a];
+                const struct sequence *second = &w.sched.sequences[b];
+                bool later = since[b] == 0 || since[b] > since[a];
+                if (since[a] == 0 || !later || !first->job || !second->job) continue;
+                cr_assert(first->may_evict || !second->may_evict, "it waits since step %llu",
+                          (unsigned long long)since[a]);
+                ordered += first->may_evict && second->due_since > since[a];
+            }
+    }
+    cr_assert_gt(ordered, 10, "none waited behind another: nothing was tested");
+    for (int i = 0; i < 4; i++) engine_job_close(&jobs[i]);
+    world_close(&w);
 }
 
 /* ---- Small numbers --------------------------------------------------------------------------- */

@@ -167,6 +167,26 @@ Test(choices, cancelling_ends_every_choice) {
 }
 
 /* Echo for several choices scores the prompt once. */
+/* One choice's logits are no numbers in the step in which the others would end: the whole job ends
+ * with the error. */
+Test(choices, an_error_of_one_choice_is_the_end_of_all) {
+    struct world w;
+    struct engine_job job = job_of(0, 20, 2, full());
+    job.request.choices = 3;
+    world_open(
+        &w, &(struct world_options){.pages = 400, .sequences = 4, .conversations = 3, .rows = 40});
+    submit(&w, &job);
+    world_fail(WORLD_LOGITS, 1, ERR_INTERNAL);
+    run_until_idle(&w);
+    cr_assert_not(world_fail_pending());
+    for (int i = 0; i < 3; i++) {
+        cr_assert_eq(atomic_load(&job.choice[i].finish), ENGINE_FINISH_ERROR, "choice %d", i);
+        cr_assert_eq(atomic_load(&job.choice[i].token_count), 1);
+    }
+    engine_job_close(&job);
+    world_close(&w);
+}
+
 Test(choices, scores_with_several_choices) {
     struct world w;
     struct engine_job job = job_of(3, 40, 0, global(8, 4, 8));

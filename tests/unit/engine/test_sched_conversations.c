@@ -251,6 +251,22 @@ Test(conversations, superseded_states_give_up_their_place_first) {
     world_close(&w);
 }
 
+/* Without room for both, a prompt that only begins like a conversation does not take it over: it is
+ * read as a whole, and the least recently used makes room. */
+Test(conversations, another_dialogue_does_not_use_a_conversation_up) {
+    struct world w;
+    int page = slots_per_page();
+    for (int pages = 3; pages <= 8; pages += 5) {
+        world_open(&w, &(struct world_options){.pages = (int64_t)pages * WORLD_STREAMS,
+                                               .sequences = 1,
+                                               .conversations = 2,
+                                               .rows = 64});
+        turn(&w, 0, 0, 2 * page - 8, full());
+        cr_assert_eq(turn(&w, 1, page, 2 * page - 4, full()), pages == 3 ? 0 : page);
+        world_close(&w);
+    }
+}
+
 /* Without room for both a conversation and its next turn, the turn takes the conversation over. */
 Test(conversations, a_conversation_is_used_up_when_both_do_not_fit) {
     struct world w;

@@ -133,3 +133,22 @@ Test(cuts, an_eviction_of_dropped_tokens_is_none_of_the_new_turn) {
     expect_same_cache(&thirds[0], &thirds[1]);
     for (int i = 0; i < 2; i++) engine_job_close(&thirds[i]);
 }
+
+/* An eviction at the end of a prompt, between two chunks, is none that another prompt with these
+ * tokens would make there; one at the end of a chunk is. */
+Test(cuts, an_eviction_at_the_end_of_its_prompt_is_its_own) {
+    for (int extra = 0; extra < 2; extra++) {
+        struct world w;
+        struct engine_kv kv = kv_of("global", 20, 8, 16);
+        world_open(&w, &(struct world_options){
+                           .pages = 600, .sequences = 1, .conversations = 8, .rows = 70});
+        int count = 48 + 10 * extra;
+        struct engine_job job = run(&w, 0, count - 1, count, 1, &kv);
+        const struct conversation *row = w.sched.conversations.rows;
+        while (row->id == 0 || row->checkpoint) row++;
+        cr_assert_eq(row->evicted_at, count, "nothing was tested");
+        cr_assert_eq(row->exact, extra == 0);
+        engine_job_close(&job);
+        world_close(&w);
+    }
+}

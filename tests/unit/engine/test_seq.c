@@ -111,6 +111,17 @@ Test(seq, stop_inside_one_token) {
     shut(&f);
 }
 
+Test(seq, the_stop_string_that_begins_first_counts) {
+    struct fixture f;
+    struct engine_stop stops[] = {{"c", 1}, {"bc", 2}, {"b", 1}};
+    open_with(&f, (struct engine_request){.stops = stops, .stop_count = 3});
+    feed(&f, "x3");
+    expect(&f, "xa", ENGINE_FINISH_STOP);
+    cr_assert_eq(f.job.choice[0].stop_index, 1,
+                 "of two with one beginning the first in the request");
+    shut(&f);
+}
+
 Test(seq, characters_are_shown_whole) {
     struct fixture f;
     open_with(&f, (struct engine_request){0});

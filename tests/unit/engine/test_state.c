@@ -145,6 +145,21 @@ Test(state, a_forged_file_is_refused) {
     mem_free(f.data);
 }
 
+/* Another content, its checksum, and the signature of what was there before: anybody who can write
+ * to the directory can make this. */
+Test(state, a_signature_belongs_to_one_content) {
+    struct file f = make_file();
+    char mac[SHA256_BYTES];
+    char *own = f.data + f.size - SHA256_BYTES;
+    memcpy(mac, own, sizeof mac);
+    f.data[f.size - STATE_SEAL_BYTES - 1] ^= 1;
+    seal(&f);
+    expect_seal(&f, key, 0, "");
+    memcpy(own, mac, sizeof mac);
+    expect_seal(&f, key, ERR_INVALID, "forged");
+    mem_free(f.data);
+}
+
 static void put(struct file *f, size_t at, const void *value, size_t size) {
     memcpy(f->data + at, value, size);
 }
@@ -155,6 +170,32 @@ static void expect_parse(const struct file *f, int rc, const char *what) {
     int found = state_parse(f->data, f->size, &view, &fault);
     cr_assert_eq(found, rc, "%s: %d '%s'", what, found, fault.text);
     cr_assert(fault.code == rc && !view.blocks);
+}
+
+/* The sum of all sizes wraps around to the right one. */
+Test(state, blocks_that_wrap_around_are_refused) {
+    static const uint64_t sizes[] = {5 + (1ull << 63), 1ull << 63};
+    struct file f = make_file();
+    for (size_t i = 0; i < 2; i++) put(&f, 256 + 36 + 8 * i, &sizes[i], sizeof sizes[i]);
+    seal(&f);
+    expect_parse(&f, ERR_MALFORMED, "sizes");
+    mem_free(f.data);
+}
+
+/* The hashes agree, as a forger with the key would write them. */
+Test(state, a_negative_token_is_refused) {
+    struct file f = make_file();
+    int32_t token = -7;
+    f.tokens[2] = token;
+    uint64_t hashes[2] = {conversation_hash(CONVERSATION_HASH, f.tokens, 6),
+                          conversation_hash(CONVERSATION_HASH, f.tokens, TOKENS)};
+    f.head.prompt_hash = hashes[0];
+    f.head.token_hash = hashes[1];
+    static const uint64_t sizes[BLOCKS] = {5, 0, 11};
+    (void)state_write_head(&f.head, f.tokens, sizes, f.data);
+    seal(&f);
+    expect_parse(&f, ERR_MALFORMED, "token");
+    mem_free(f.data);
 }
 
 /* Extreme sizes and counts in a file with a valid seal: the checks do not rely on the seal. */

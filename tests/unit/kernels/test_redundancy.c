@@ -106,3 +106,33 @@ Test(redundancy, equals_the_whole_matrix) {
         cpu_cache_close(&bed.cache);
     }
 }
+
+/* Weighted alone, redundancy decides what an eviction keeps: the entries that are least redundant.
+ */
+Test(redundancy, alone_it_decides_what_is_kept) {
+    struct kern_rule rule = {.score = KERN_SCORE_ATTENTION,
+                             .scope = KERN_SCOPE_STREAM,
+                             .recent = 10,
+                             .observe = {.window = 8, .group = KERN_GROUP_MEAN},
+                             .redundancy = {.on = true, .threshold = 0.5f, .normalise = true}};
+    enum { COUNT = 120, CANDIDATES = 110, KEEP = 50 };
+    struct bed bed = bed_open(1, 2, 1, 32, &rule);
+    struct cpu_stream stream;
+    float redundant[CANDIDATES], most_kept = -INFINITY, least_gone = INFINITY;
+    bed_append(&bed, 0, COUNT);
+    bed.tokens = COUNT;
+    stream = cpu_cache_stream(&bed.cache, 0, 0, 0);
+    struct cpu_work work = cpu_cache_work(&bed.cache, 0);
+    evict_redundancy(&bed.cache, &rule.redundancy, &stream, CANDIDATES, &work, redundant);
+    cr_assert_eq(bed_evict(&bed, 0, KEEP), 0);
+    stream = cpu_cache_stream(&bed.cache, 0, 0, 0);
+    cr_assert_eq(stream.length, KEEP);
+    for (int i = 0, at = 0; i < CANDIDATES; i++) {
+        bool kept = cpu_cache_entry_pos(&bed.cache, stream.pages, at) == i;
+        at += kept;
+        if (kept) most_kept = fmaxf(most_kept, redundant[i]);
+        if (!kept) least_gone = fminf(least_gone, redundant[i]);
+    }
+    cr_assert_leq(most_kept, least_gone);
+    cpu_cache_close(&bed.cache);
+}

@@ -73,6 +73,18 @@ Test(sample, penalties) {
     cr_assert_eq(run(logits, 4, &p).token, 1);
 }
 
+/* A repeated token becomes less likely also where its logit is negative. */
+Test(sample, repetition_lowers_negative_logits) {
+    float logits[] = {-2, -3};
+    int32_t history[] = {0};
+    struct kern_sample p = plain();
+    p.temperature = 0;
+    p.history = history;
+    p.prompt_count = 1;
+    p.repetition = 2;
+    cr_assert_eq(run(logits, 2, &p).token, 1);
+}
+
 /* Frequencies of many draws against softmax, chi-square with a fixed seed list: deterministic. */
 Test(sample, follows_softmax) {
     float logits[] = {0, 1, 2, -1, 0.5f};

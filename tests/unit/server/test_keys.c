@@ -63,6 +63,15 @@ Test(keys, one_that_is_listed_twice_keeps_what_it_may_spend) {
     keys_close(&before);
 }
 
+/* Requests that were not made are saved up to the rate of one minute. */
+Test(keys, an_allowance_is_full_after_a_minute) {
+    const int64_t hour_ns = 3600000000000;
+    struct key key = {0};
+    cr_assert_eq(key_spend(&key, 3, 1), 0);
+    for (int i = 0; i < 3; i++) cr_assert_eq(key_spend(&key, 3, hour_ns), 0, "request %d", i);
+    cr_assert_eq(key_spend(&key, 3, hour_ns), 20001, "a third of a minute, in milliseconds");
+}
+
 static sigjmp_buf touched;
 
 static void on_touch(int number) {
