@@ -25,10 +25,18 @@
 #include "base/err.h"
 
 /* E4M3: one byte, sign, 4 bits of exponent (bias 7), 3 bits of mantissa, no infinities, NaN is 0x7f
- * and 0xff, largest 448 (OCP 8-bit floating point, "FP8 E4M3"). State files contain these enum
+ * and 0xff, largest 448 (OCP 8-bit floating point, "FP8 E4M3"). Q8 to Q4M: blocks of whole numbers
+ * with common factors (kernels/blocks.h), for weights only. State files contain these enum
  * values. */
-enum kern_dtype { KERN_F32, KERN_F16, KERN_BF16, KERN_E4M3 };
+enum kern_dtype { KERN_F32, KERN_F16, KERN_BF16, KERN_E4M3, KERN_Q8, KERN_Q8M, KERN_Q4, KERN_Q4M };
 
+#define KERN_BLOCK 32 /* numbers in a block */
+
+static inline bool kern_dtype_blocks(enum kern_dtype dtype) {
+    return dtype >= KERN_Q8;
+}
+
+/* One element; not for blocks. */
 static inline size_t kern_dtype_bytes(enum kern_dtype dtype) {
     return dtype == KERN_F32 ? 4 : dtype == KERN_E4M3 ? 1 : 2;
 }
@@ -58,7 +66,7 @@ struct kern_matrix {
     int64_t groups;     /* KERN_SHARD_ROWS: number of groups of rows that stay together, such as the
                            rows of a KV head; fewer groups than ranks are shared by ranks. 0: every row
                            is a group */
-    int64_t stride;     /* elements from one row to the next; 0: cols */
+    int64_t stride;     /* elements from one row to the next; 0: cols, in blocks whole ones */
     const float *scale; /* E4M3: [rows] factors of the rows; otherwise NULL */
 };
 
@@ -476,6 +484,7 @@ struct kern_sampled {
 
 struct kern_ops {
     const char *name; /* "cpu-reference", "cpu-amx", ... */
+    bool blocks;      /* weight_load takes matrices in blocks */
     void (*close)(struct kern *kern);
     /* From now on the calling thread uses the instance; opening binds, too. A thread that uses
      * several instances binds each before using it. NULL: any thread may use any instance. */
@@ -490,8 +499,9 @@ struct kern_ops {
     /* Can the backend compute such a model? ERR_UNSUPPORTED names the obstacle. NULL: any model. */
     int (*shape_check)(struct kern *kern, const struct kern_shape *shape, struct fault *fault);
 
-    /* Weights. Several parts with equal `cols` are joined by rows ([q; k; v], [gate; up]). On
-     * ERR_UNSUPPORTED or ERR_NOMEM nothing is left behind. */
+    /* Weights. Several parts with equal `cols` are joined by rows ([q; k; v], [gate; up]); either
+     * all of them are in blocks or none. ERR_UNSUPPORTED: also when a rank's part of the inputs
+     * would cut blocks. On ERR_UNSUPPORTED or ERR_NOMEM nothing is left behind. */
     int (*weight_load)(struct kern *kern, const struct kern_matrix *parts, int part_count,
                        enum kern_shard shard, struct kern_weight **out, struct fault *fault);
     void (*weight_free)(struct kern *kern, struct kern_weight *weight);

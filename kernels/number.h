@@ -40,6 +40,17 @@ static inline float number_from_f16(uint16_t x) {
     return sign ? -tiny : tiny;
 }
 
+/* To nearest even; beyond the largest, 65504, infinity; NaN stays NaN. */
+static inline uint16_t number_to_f16(float x) {
+    uint32_t bits = number_bits(x), size = bits & 0x7fffffffu, sign = bits >> 16 & 0x8000, half;
+    if (size > 0x7f800000u) return (uint16_t)(sign | 0x7e00);
+    if (size < 113u << 23) /* below 2^-14: at 0.5 the spacing of float32 is 2^-24 */
+        half = number_bits(number_from_bits(size) + 0.5f) - number_bits(0.5f);
+    else
+        half = ((size + 0xfff + (size >> 13 & 1)) >> 13) - (112u << 10);
+    return (uint16_t)(sign | (half < 0x7c00 ? half : 0x7c00));
+}
+
 /* Exact, subnormal codes (below 2^-6) and NaN included. */
 static inline float number_from_e4m3(uint8_t x) {
     uint32_t magnitude = x & 0x7f, sign = (uint32_t)(x & 0x80) << 24;

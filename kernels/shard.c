@@ -1,6 +1,7 @@
 #include "kernels/shard.h"
 
 #include "base/check.h"
+#include "kernels/blocks.h"
 
 struct shard_range shard_range(const struct comm *comm, int64_t total) {
     CHECK(comm->rank >= 0 && comm->rank < comm->ranks);
@@ -47,12 +48,15 @@ struct kern_matrix shard_matrix(const struct comm *comm, const struct kern_matri
     if (shard == KERN_SHARD_VOCAB) *rows = shard_range(comm, whole->rows);
     if (shard == KERN_SHARD_COLS) cols = shard_range(comm, whole->cols);
     own.stride = whole->stride > 0 ? whole->stride : whole->cols;
+    if (kern_dtype_blocks(whole->dtype)) own.stride = blocks_of(own.stride) * KERN_BLOCK;
     CHECK(rows->first >= 0 && rows->first + rows->count <= whole->rows);
     CHECK(cols.first >= 0 && cols.first + cols.count <= whole->cols);
     own.rows = rows->count;
     own.cols = cols.count;
-    own.data = (const char *)whole->data +
-               (size_t)(rows->first * own.stride + cols.first) * kern_dtype_bytes(whole->dtype);
+    size_t first = (size_t)(rows->first * own.stride + cols.first);
+    own.data = (const char *)whole->data + (kern_dtype_blocks(whole->dtype)
+                                                ? first / KERN_BLOCK * sizeof(struct block)
+                                                : first * kern_dtype_bytes(whole->dtype));
     if (own.scale) own.scale += rows->first;
     return own;
 }

@@ -21,23 +21,11 @@ static float half_at(const uint8_t *from) {
     return number_from_f16((uint16_t)(from[0] | from[1] << 8));
 }
 
-static void read_q4_0(const uint8_t *from, size_t blocks, float *out) {
-    for (size_t b = 0; b < blocks; b++, from += 18, out += 32) {
-        const float d = half_at(from);
-        for (int i = 0; i < 16; i++) {
-            out[i] = (float)((from[2 + i] & 15) - 8) * d;
-            out[i + 16] = (float)((from[2 + i] >> 4) - 8) * d;
-        }
-    }
-}
-
-static void read_q4_1(const uint8_t *from, size_t blocks, float *out) {
-    for (size_t b = 0; b < blocks; b++, from += 20, out += 32) {
-        const float d = half_at(from), m = half_at(from + 2);
-        for (int i = 0; i < 16; i++) {
-            out[i] = (float)(from[4 + i] & 15) * d + m;
-            out[i + 16] = (float)(from[4 + i] >> 4) * d + m;
-        }
+/* Nibbles of 32 numbers plus `offset`; `fifth`: their fifth bits. */
+static void put_nibbles(const uint8_t *nibbles, uint32_t fifth, int offset, int8_t *n) {
+    for (int i = 0; i < 16; i++) {
+        n[i] = (int8_t)((nibbles[i] & 15) + (int)(fifth >> i & 1) * 16 + offset);
+        n[i + 16] = (int8_t)((nibbles[i] >> 4) + (int)(fifth >> (i + 16) & 1) * 16 + offset);
     }
 }
 
@@ -45,36 +33,38 @@ static uint32_t bits_at(const uint8_t *from) {
     return from[0] | (uint32_t)from[1] << 8 | (uint32_t)from[2] << 16 | (uint32_t)from[3] << 24;
 }
 
-static void read_q5_0(const uint8_t *from, size_t blocks, float *out) {
-    for (size_t b = 0; b < blocks; b++, from += 22, out += 32) {
-        const float d = half_at(from);
-        const uint32_t fifth = bits_at(from + 2);
-        for (int i = 0; i < 16; i++) {
-            int low = (from[6 + i] & 15) | (int)(fifth >> i & 1) << 4;
-            int high = (from[6 + i] >> 4) | (int)(fifth >> (i + 16) & 1) << 4;
-            out[i] = (float)(low - 16) * d;
-            out[i + 16] = (float)(high - 16) * d;
-        }
+static void make_q4_0(const uint8_t *from, size_t blocks, struct block *out) {
+    for (; blocks; blocks--, from += 18, out++) {
+        *out = (struct block){.scale = half_at(from)};
+        put_nibbles(from + 2, 0, -8, out->n);
     }
 }
 
-static void read_q5_1(const uint8_t *from, size_t blocks, float *out) {
-    for (size_t b = 0; b < blocks; b++, from += 24, out += 32) {
-        const float d = half_at(from), m = half_at(from + 2);
-        const uint32_t fifth = bits_at(from + 4);
-        for (int i = 0; i < 16; i++) {
-            int low = (from[8 + i] & 15) | (int)(fifth >> i & 1) << 4;
-            int high = (from[8 + i] >> 4) | (int)(fifth >> (i + 16) & 1) << 4;
-            out[i] = (float)low * d + m;
-            out[i + 16] = (float)high * d + m;
-        }
+static void make_q4_1(const uint8_t *from, size_t blocks, struct block *out) {
+    for (; blocks; blocks--, from += 20, out++) {
+        *out = (struct block){.scale = half_at(from), .least = half_at(from + 2)};
+        put_nibbles(from + 4, 0, 0, out->n);
     }
 }
 
-static void read_q8_0(const uint8_t *from, size_t blocks, float *out) {
-    for (size_t b = 0; b < blocks; b++, from += 34, out += 32) {
-        const float d = half_at(from);
-        for (int i = 0; i < 32; i++) out[i] = (float)(int8_t)from[2 + i] * d;
+static void make_q5_0(const uint8_t *from, size_t blocks, struct block *out) {
+    for (; blocks; blocks--, from += 22, out++) {
+        *out = (struct block){.scale = half_at(from)};
+        put_nibbles(from + 6, bits_at(from + 2), -16, out->n);
+    }
+}
+
+static void make_q5_1(const uint8_t *from, size_t blocks, struct block *out) {
+    for (; blocks; blocks--, from += 24, out++) {
+        *out = (struct block){.scale = half_at(from), .least = half_at(from + 2)};
+        put_nibbles(from + 8, bits_at(from + 4), 0, out->n);
+    }
+}
+
+static void make_q8_0(const uint8_t *from, size_t blocks, struct block *out) {
+    for (; blocks; blocks--, from += 34, out++) {
+        *out = (struct block){.scale = half_at(from)};
+        memcpy(out->n, from + 2, sizeof out->n);
     }
 }
 
@@ -90,33 +80,83 @@ static void scale_of(const uint8_t *s, int g, int *scale, int *minimum) {
     }
 }
 
-/* 64 numbers, in group 2 c the low halves and in 2 c + 1 the high ones; `fifth` NULL: none. */
-static void read_chunk(const uint8_t *head, const uint8_t *nibbles, const uint8_t *fifth, int c,
-                       float *out) {
-    const float d = half_at(head), m = half_at(head + 2);
-    for (int half = 0; half < 2; half++) {
-        int scale, minimum;
-        scale_of(head + 4, 2 * c + half, &scale, &minimum);
-        const float step = d * (float)scale, least = m * (float)minimum;
-        for (int i = 0; i < 32; i++) {
-            int n = nibbles[i] >> 4 * half & 15;
-            if (fifth) n += (fifth[i] >> (2 * c + half) & 1) << 4;
-            *out++ = step * (float)n - least;
-        }
+/* Group g of 32 numbers: the low halves of its bytes where g is even, otherwise the high ones;
+ * `fifth` NULL: none. */
+static void make_group(const uint8_t *head, const uint8_t *nibbles, const uint8_t *fifth, int g,
+                       struct block *out) {
+    int scale, minimum;
+    scale_of(head + 4, g, &scale, &minimum);
+    out->scale = half_at(head) * (float)scale;
+    out->least = -(half_at(head + 2) * (float)minimum);
+    for (int i = 0; i < 32; i++) {
+        int n = nibbles[i] >> 4 * (g & 1) & 15;
+        if (fifth) n += (fifth[i] >> g & 1) << 4;
+        out->n[i] = (int8_t)n;
     }
 }
 
-static void read_q4_k(const uint8_t *from, size_t blocks, float *out) {
-    for (size_t b = 0; b < blocks; b++, from += 144)
-        for (int c = 0; c < 4; c++, out += 64)
-            read_chunk(from, from + 16 + (ptrdiff_t)32 * c, NULL, c, out);
+static void make_q4_k(const uint8_t *from, size_t blocks, struct block *out) {
+    for (; blocks; blocks--, from += 144)
+        for (int g = 0; g < 8; g++)
+            make_group(from, from + 16 + (ptrdiff_t)(g / 2 * 32), NULL, g, out++);
 }
 
-static void read_q5_k(const uint8_t *from, size_t blocks, float *out) {
-    for (size_t b = 0; b < blocks; b++, from += 176)
-        for (int c = 0; c < 4; c++, out += 64)
-            read_chunk(from, from + 48 + (ptrdiff_t)32 * c, from + 16, c, out);
+static void make_q5_k(const uint8_t *from, size_t blocks, struct block *out) {
+    for (; blocks; blocks--, from += 176)
+        for (int g = 0; g < 8; g++)
+            make_group(from, from + 48 + (ptrdiff_t)(g / 2 * 32), from + 16, g, out++);
 }
+
+static const struct format {
+    uint32_t format;
+    enum kern_dtype dtype;
+    block_maker *make;
+    size_t blocks, bytes; /* blocks of 32 in a block of the file, and its bytes */
+} formats[] = {{GGUF_FORMAT_Q4_0, KERN_Q4, make_q4_0, 1, 18},
+               {GGUF_FORMAT_Q4_1, KERN_Q4M, make_q4_1, 1, 20},
+               {GGUF_FORMAT_Q5_0, KERN_Q8, make_q5_0, 1, 22},
+               {GGUF_FORMAT_Q5_1, KERN_Q8M, make_q5_1, 1, 24},
+               {GGUF_FORMAT_Q8_0, KERN_Q8, make_q8_0, 1, 34},
+               {GGUF_FORMAT_Q4_K, KERN_Q4M, make_q4_k, 8, 144},
+               {GGUF_FORMAT_Q5_K, KERN_Q8M, make_q5_k, 8, 176}};
+
+static const struct format *format_of(uint32_t format) {
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
+        if (formats[i].format == format) return &formats[i];
+    return NULL;
+}
+
+block_maker *block_maker_of(uint32_t format, enum kern_dtype *dtype) {
+    const struct format *found = format_of(format);
+    if (!found) return NULL;
+    *dtype = found->dtype;
+    return found->make;
+}
+
+/* ---- As float32 -------------------------------------------------------------------------------
+ */
+
+static void read_blocks(uint32_t format, const uint8_t *from, size_t blocks, float *out) {
+    const struct format *its = format_of(format);
+    struct block made[8];
+    for (; blocks; blocks--, from += its->bytes) {
+        its->make(from, 1, made);
+        for (size_t b = 0; b < its->blocks; b++)
+            for (int i = 0; i < KERN_BLOCK; i++) *out++ = block_number(&made[b], i);
+    }
+}
+
+#define READER(name, FORMAT)                                                                       \
+    static void read_##name(const uint8_t *from, size_t blocks, float *out) {                      \
+        read_blocks(GGUF_FORMAT_##FORMAT, from, blocks, out);                                      \
+    }
+READER(q4_0, Q4_0)
+READER(q4_1, Q4_1)
+READER(q5_0, Q5_0)
+READER(q5_1, Q5_1)
+READER(q8_0, Q8_0)
+READER(q4_k, Q4_K)
+READER(q5_k, Q5_K)
 
 /* 128 numbers: quarter q has numbers 32 q + i, its low half in byte (q & 1) 32 + i. */
 static void read_half_q6_k(const uint8_t *low, const uint8_t *high, const uint8_t *scales, float d,

@@ -1,15 +1,25 @@
-/* Numbers that lie in blocks with a common scale, as GGUF files have them, to float32. Pure; the
- * order of operations is the one of ggml's reference functions, so the bits are the same. */
+/* Numbers that lie in blocks with a common scale, as GGUF files have them, as float32 or as blocks of
+ * the backend (kernels/blocks.h). Pure; the order of operations is the one of ggml's reference
+ * functions, so the bits are the same. */
 #ifndef KEEPD_MODEL_BLOCKS_H
 #define KEEPD_MODEL_BLOCKS_H
 
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/blocks.h"
+
 /* Writes the numbers of `blocks` blocks; `from` is aligned to nothing. */
 typedef void block_reader(const uint8_t *from, size_t blocks, float *out);
 
 /* By enum gguf_format; NULL where it is no block format or none that is read. */
 block_reader *block_reader_of(uint32_t format);
+
+/* Writes the blocks of 32 of `blocks` blocks of the file, with exactly the same numbers. */
+typedef void block_maker(const uint8_t *from, size_t blocks, struct block *out);
+
+/* *dtype: the type of the blocks. NULL where the numbers have no such form (Q6_K: scales of 16
+ * numbers). */
+block_maker *block_maker_of(uint32_t format, enum kern_dtype *dtype);
 
 #endif

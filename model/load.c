@@ -108,6 +108,7 @@ static void report_progress(struct loader *loader, size_t bytes) {
     options->progress(options->progress_arg, fraction < 1 ? fraction : 1, "weights");
 }
 
+/* As what a backend gets it, if not in blocks. */
 static enum kern_dtype dtype_of(const struct tensor *tensor) {
     return tensor->dtype == TENSOR_F32 || tensor->dtype == TENSOR_BLOCKS ? KERN_F32
            : tensor->dtype == TENSOR_F16                                 ? KERN_F16
@@ -270,6 +271,33 @@ static void shared_rows(const struct loader *loader, const struct slot *slot, in
     }
 }
 
+/* Does the backend take the slot's matrices in the blocks that they have in the file? */
+static bool in_blocks(const struct loader *loader, const struct slot *slot, int layer) {
+    char name[TENSOR_NAME_MAX];
+    enum kern_dtype dtype;
+    bool converted = loader->options->fp8 && slot->shard != KERN_SHARD_VOCAB;
+    if (!loader->model->kern || !loader->model->kern->ops->blocks || converted) return false;
+    for (int i = 0; i < slot->count; i++) {
+        tensor_name(name, loader->naming, slot->parts[i], layer);
+        const struct tensor *tensor = weights_find(loader->weights, name);
+        if (!tensor || tensor->dtype != TENSOR_BLOCKS || !block_maker_of(tensor->format, &dtype))
+            return false;
+    }
+    return true;
+}
+
+/* In memory on the way to the backend. */
+static size_t matrix_bytes(const struct kern_matrix *m) {
+    if (kern_dtype_blocks(m->dtype))
+        return (size_t)(m->rows * blocks_of(m->cols)) * sizeof(struct block);
+    return (size_t)(m->rows * m->cols) * kern_dtype_bytes(m->dtype);
+}
+
+/* In the backend, about. */
+static size_t loaded_bytes(const struct kern_matrix *m, const struct tensor *tensor) {
+    return kern_dtype_blocks(m->dtype) ? tensor->bytes : matrix_bytes(m);
+}
+
 /* `room`: for what does not lie in the file as the backend takes it; moved on by what is used. */
 static int read_rows(struct loader *loader, const char *name, const struct rows *rows, char **room,
                      struct kern_matrix *out) {
@@ -278,7 +306,7 @@ static int read_rows(struct loader *loader, const char *name, const struct rows 
     if (bad >= 0) return refuse_element(loader, name, bad);
     if (!to) return 0;
     out->data = to;
-    *room += (size_t)(out->rows * out->cols) * kern_dtype_bytes(out->dtype);
+    *room += matrix_bytes(out);
     return 0;
 }
 

@@ -1,5 +1,6 @@
 #include "model/rows.h"
 
+#include <math.h>
 #include <stdatomic.h>
 #include <string.h>
 
@@ -11,10 +12,11 @@
 struct reading {
     const struct rows *rows;
     block_reader *blocks; /* NULL: numbers lie one by one */
+    block_maker *make;    /* NULL: numbers of blocks become float32 */
     size_t from_bytes;    /* one row in the file */
     int64_t cols;
     char *to;            /* NULL: they stay in the file */
-    size_t size;         /* one number there */
+    size_t to_bytes;     /* one row there */
     _Atomic int64_t bad; /* the first element that is no finite number; INT64_MAX: none */
     struct cpu_tickets tickets;
 };
@@ -64,19 +66,28 @@ static int64_t find_special(const char *from, int64_t count, enum tensor_dtype d
     return count;
 }
 
+/* The first number of a block whose factors are not finite, or `count`. */
+static int64_t find_bad_block(const struct block *blocks, int64_t count) {
+    for (int64_t b = 0; b < blocks_of(count); b++)
+        if (!isfinite(blocks[b].scale) || !isfinite(blocks[b].least)) return b * KERN_BLOCK;
+    return count;
+}
+
 static void read_row(struct reading *job, int64_t row) {
     const struct tensor *tensor = job->rows->tensor;
     const int64_t source = rows_source(job->rows, row);
     const char *from = (const char *)rows_at(job->rows) + (size_t)source * job->from_bytes;
-    char *to = job->to ? job->to + (size_t)(row * job->cols) * job->size : NULL;
-    if (job->blocks) {
-        size_t bytes;
-        int block = gguf_format_block(tensor->format, &bytes);
+    char *to = job->to ? job->to + (size_t)row * job->to_bytes : NULL;
+    size_t bytes;
+    const int block = job->blocks ? gguf_format_block(tensor->format, &bytes) : 1;
+    if (job->make)
+        job->make((const uint8_t *)from, (size_t)(job->cols / block), (struct block *)(void *)to);
+    else if (job->blocks)
         job->blocks((const uint8_t *)from, (size_t)(job->cols / block), (float *)(void *)to);
-    } else if (to) {
+    else if (to)
         memcpy(to, from, job->from_bytes);
-    }
-    int64_t bad = find_special(to ? to : from, job->cols, tensor->dtype);
+    int64_t bad = job->make ? find_bad_block((const struct block *)(const void *)to, job->cols)
+                            : find_special(to ? to : from, job->cols, tensor->dtype);
     if (bad == job->cols) return;
     bad += (job->rows->first + source) * job->cols;
     int64_t before = atomic_load(&job->bad);
@@ -104,8 +115,13 @@ int64_t rows_read(const struct rows *rows, char *to, struct cpu_team *team) {
                           .to = to,
                           .bad = INT64_MAX};
     if (tensor->dtype == TENSOR_BLOCKS) job.blocks = block_reader_of(tensor->format);
-    job.size = job.blocks ? sizeof(float) : job.from_bytes / (size_t)job.cols;
-    cpu_tickets_set(&job.tickets, rows->count);
+    job.to_bytes = job.blocks ? (size_t)job.cols * sizeof(float) : job.from_bytes;
+    if (job.blocks && rows->blocks) {
+        enum kern_dtype dtype;
+        job.make = block_maker_of(tensor->format, &dtype);
+        job.to_bytes = (size_t)blocks_of(job.cols) * sizeof(struct block);
+    }
+    cpu_tickets_set(&job.share, rows->count);
     cpu_team_run(team, read_some, &job);
     return job.bad == INT64_MAX ? -1 : job.bad;
 }

@@ -1,5 +1,5 @@
-/* Rows of a matrix in a file as a backend takes them: numbers of blocks as float32, the rows of
- * heads in order; and whether all are finite numbers. Pure. */
+/* Rows of a matrix in a file as a backend takes them: numbers of blocks as float32 or as blocks of
+ * the backend, the rows of heads in order; and whether all are finite numbers. Pure. */
 #ifndef KEEPD_MODEL_ROWS_H
 #define KEEPD_MODEL_ROWS_H
 
@@ -13,6 +13,7 @@ struct rows {
     int64_t first, count;
     const int *order; /* [head] within each `head` rows, the file's row of each; NULL: the same */
     int head;
+    bool blocks; /* a matrix of BLOCKS becomes struct block, otherwise float32 */
 };
 
 int64_t rows_source(const struct rows *rows, int64_t row); /* the file's, counted from `first` */
@@ -21,8 +22,8 @@ const void *rows_at(const struct rows *rows);              /* the first in the f
 /* Do they need room in memory? Otherwise they are taken from the file as they are. */
 bool rows_need_room(const struct rows *rows);
 
-/* Reads the rows, shared out to `team`. `to`: room for their numbers, of blocks as float32,
- * otherwise of their own type; NULL where none is needed. Returns -1, or the first element of the
+/* Reads the rows, shared out to `team`. `to`: room for their numbers, of BLOCKS as float32
+ * or as struct block, otherwise of their own type; NULL where none is needed. Returns -1, or the first element of the
  * tensor that is no finite number. */
 int64_t rows_read(const struct rows *rows, char *to, struct cpu_team *team);
 

@@ -102,7 +102,8 @@ static size_t number_bytes(const struct kern_weight *w) {
 
 /* Scratch for two panels, which are twice as large in bf16. */
 size_t cpu_matmul_scratch_amx(const struct kern_weight *weight) {
-    return weight->layout == CPU_PANEL_E4M3 ? 4 * weight->panel_bytes : 0;
+    return weight->layout == CPU_PANEL_E4M3 ? 4 * weight->panel_bytes
+                                            : cpu_matmul_scratch_avx512(weight);
 }
 
 /* ---- Results ------------------------------------------------------------------------------------
@@ -432,7 +433,7 @@ static void many_rows(const struct cpu_matmul_job *job, int64_t first, int64_t c
 
 void cpu_matmul_amx(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
                     void *scratch) {
-    if (job->weight->layout == CPU_PANEL_F32) {
+    if (job->weight->layout < CPU_PANEL_PAIRS) {
         cpu_matmul_avx512(job, first, count, next, scratch);
         return;
     }

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/mem.h"
 #include "kernels/cpu/alloc.h"
+#include "kernels/cpu/block.h"
 #include "kernels/cpu/internal.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/sample.h"
@@ -227,6 +228,7 @@ static void op_close(struct kern *kern) {
 }
 
 static const struct kern_ops table = {
+    .blocks = true,
     .close = op_close,
     .mem_alloc = op_mem_alloc,
     .mem_free = op_mem_free,
@@ -324,6 +326,7 @@ int cpu_open(const struct cpu_options *options, struct kern **out, struct fault 
     cpu->ops.name = kernels->name;
     cpu->base.ops = &cpu->ops;
     cpu->kernels = kernels;
+    cpu->block_kernels = options->exact ? NULL : cpu_block_kernels_of(kernels->name);
     cpu->comm = comm;
     cpu->leaves = CPU_LEAVES / comm->ranks;
     int rc = open_threads(cpu, options->threads);

@@ -22,11 +22,12 @@
 #define PANEL         16 /* outputs per panel */
 #define CPU_PARTS_MAX 4  /* parts of a joined weight */
 
-/* Layouts of weights in memory. Outputs are padded to whole panels, and the inputs of a leaf,
- * unless they are F32, to a multiple of 32, with zeros. */
+/* Layouts of weights in memory. Outputs are padded to whole panels, and the inputs of a leaf of
+ * pairs to a multiple of 32, with zeros. Leaves of blocks consist of whole blocks. */
 enum cpu_layout {
     CPU_ROWS,        /* [rows][cols] in `dtype`: the reference path */
     CPU_PANEL_F32,   /* [panels][cols][16] float: the 16 outputs of a panel for each input */
+    CPU_BLOCKS,      /* [panels] of block.h, on every path */
     CPU_PANEL_PAIRS, /* [panels][depth / 2][16][2] bf16: 16 pairs are one 1 KiB AMX tile */
     CPU_PANEL_E4M3   /* the same with one byte per number */
 };
@@ -40,6 +41,8 @@ struct kern_weight {
     int64_t leaf_depth; /* inputs of the longest leaf, padded */
     int64_t depth;      /* padded inputs of all leaves */
     int64_t panels;     /* panels of 16 rows, the last perhaps padded */
+    int64_t blocks;     /* CPU_BLOCKS: blocks of a row */
+    bool halves;        /* CPU_BLOCKS: factors are float16 */
     size_t panel_bytes;
     char *data;
     float *scale; /* [rows]: E4M3, otherwise NULL */
@@ -64,9 +67,10 @@ struct cpu_leaf {
 };
 
 static inline struct cpu_leaf cpu_leaf_of(const struct kern_weight *w, int leaf) {
-    int64_t first = w->cols * leaf / w->leaves;
+    int64_t unit = w->layout == CPU_BLOCKS ? KERN_BLOCK : 1, units = (w->cols + unit - 1) / unit;
+    int64_t first = units * leaf / w->leaves * unit, end = units * (leaf + 1) / w->leaves * unit;
     return (struct cpu_leaf){.first = first,
-                             .count = w->cols * (leaf + 1) / w->leaves - first,
+                             .count = (end < w->cols ? end : w->cols) - first,
                              .place = w->layout >= CPU_PANEL_PAIRS ? leaf * w->leaf_depth : first};
 }
 
@@ -83,12 +87,14 @@ static inline int cpu_leaf_level(int leaf) {
 
 struct cpu_matmul_job {
     const struct kern_weight *weight;
-    const float *x;     /* [rows][cols] */
-    const char *packed; /* x packed by the path's pack_x, or NULL */
-    const float *scale; /* [weight->rows] scales of the sums, or NULL */
-    const float *bias;  /* [weight->rows] or NULL */
-    float *y;           /* [rows][weight->rows] */
-    int rows;           /* <= MATMUL_ROWS */
+    const float *x;                     /* [rows][cols] */
+    const char *packed;                 /* x packed by the path's pack_x, or NULL */
+    const int8_t *codes;                /* x in int8 (block.h): [rows][depth], or NULL */
+    const struct cpu_x_block *x_blocks; /* [rows][blocks] */
+    const float *scale;                 /* [weight->rows] scales of the sums, or NULL */
+    const float *bias;                  /* [weight->rows] or NULL */
+    float *y;                           /* [rows][weight->rows] */
+    int rows;                           /* <= MATMUL_ROWS */
     enum kern_matmul_mode mode;
 };
 
@@ -184,13 +190,14 @@ struct cpu {
     struct kern base; /* first: a struct kern * is a struct cpu * */
     struct kern_ops ops;
     const struct cpu_kernels *kernels;
-    const struct comm *comm; /* comm_none with one rank */
-    int leaves;              /* leaves of this rank's part of a sum that ranks split */
+    const struct cpu_block_kernels *block_kernels; /* NULL: activations stay float32 */
+    const struct comm *comm;                       /* comm_none with one rank */
+    int leaves; /* leaves of this rank's part of a sum that ranks split */
     struct cpu_team *team;
     int threads;
 
     struct cpu_room *scratch;  /* [threads] */
-    struct cpu_room packed;    /* activations of one pass, packed by pack_x */
+    struct cpu_room packed;    /* activations of one pass, packed by pack_x or in int8 */
     struct cpu_room partial;   /* several ranks: partial products of one pass */
     struct cpu_room bias;      /* a rank's part of a bias */
     int failed;                /* the communicator's first error, kept for good */

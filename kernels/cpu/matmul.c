@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/check.h"
-#include "kernels/cpu/internal.h"
+#include "kernels/cpu/block.h"
 
 /* Rows of one pass over products of a vocabulary, which are buffered until the other ranks' parts
  * arrive. */
@@ -23,12 +23,19 @@ static size_t partial_bytes(const struct cpu *cpu, const struct kern_weight *w) 
     return 0;
 }
 
+/* Are the weight's products of activations in int8? */
+static bool in_codes(const struct cpu *cpu, const struct kern_weight *w) {
+    return w->layout == CPU_BLOCKS && cpu->block_kernels;
+}
+
 int cpu_matmul_reserve(struct cpu *cpu, const struct kern_weight *weight) {
     const struct cpu_kernels *k = cpu->kernels;
     int rc = 0;
     if (k->matmul_scratch) rc = cpu_scratch_grow(cpu, k->matmul_scratch(weight));
     if (!rc && k->packed_bytes && weight->layout >= CPU_PANEL_PAIRS)
         rc = cpu_room_grow(&cpu->packed, k->packed_bytes(weight->depth));
+    if (!rc && in_codes(cpu, weight))
+        rc = cpu_room_grow(&cpu->packed, cpu_codes_bytes(weight, MATMUL_ROWS));
     if (!rc) rc = cpu_room_grow(&cpu->partial, partial_bytes(cpu, weight));
     if (!rc && weight->rows < weight->rows_model)
         rc = cpu_room_grow(&cpu->bias, (size_t)weight->rows * sizeof(float));
@@ -38,7 +45,7 @@ int cpu_matmul_reserve(struct cpu *cpu, const struct kern_weight *weight) {
 struct pass {
     struct cpu *cpu;
     struct cpu_matmul_job job;
-    struct cpu_tickets blocks; /* blocks of 16 rows to pack */
+    struct cpu_tickets blocks; /* blocks of 16 rows to pack, or rows to round */
     struct cpu_tickets panels;
     int64_t grain;
 };
@@ -51,6 +58,18 @@ static void pack_rows(void *arg, int worker) {
         pass->cpu->kernels->pack_x(&pass->job, (int)b * 16, pass->cpu->packed.mem);
 }
 
+static void round_rows(void *arg, int worker) {
+    (void)worker;
+    struct pass *pass = arg;
+    const struct kern_weight *w = pass->job.weight;
+    int8_t *codes = pass->cpu->packed.mem;
+    struct cpu_x_block *blocks = (struct cpu_x_block *)(void *)(codes + MATMUL_ROWS * w->depth);
+    int64_t end;
+    for (int64_t r; (r = cpu_tickets_take(&pass->blocks, 1, &end)) >= 0;)
+        pass->cpu->block_kernels->round_row(w, pass->job.x + r * w->cols, codes + r * w->depth,
+                                            blocks + r * w->blocks);
+}
+
 /* Each worker claims one portion ahead of the one it computes, to know what to prefetch. */
 static void multiply(void *arg, int worker) {
     struct pass *pass = arg;
@@ -59,7 +78,10 @@ static void multiply(void *arg, int worker) {
     int64_t p = cpu_tickets_take(&pass->panels, pass->grain, &end);
     while (p >= 0) {
         int64_t next = cpu_tickets_take(&pass->panels, pass->grain, &next_end);
-        pass->cpu->kernels->matmul(&pass->job, p, end - p, next, scratch);
+        if (pass->job.codes)
+            pass->cpu->block_kernels->multiply(&pass->job, p, end - p);
+        else
+            pass->cpu->kernels->matmul(&pass->job, p, end - p, next, scratch);
         p = next;
         end = next_end;
     }
@@ -82,6 +104,25 @@ static int pass_rows(const struct kern_weight *w) {
     return rows < 64 ? 64 : rows > MATMUL_ROWS ? MATMUL_ROWS : (int)rows;
 }
 
+/* Makes the activations what the weight's products take: packed, rounded to int8, or as they are.
+ */
+static void prepare(struct pass *pass) {
+    struct cpu *cpu = pass->cpu;
+    struct cpu_matmul_job *job = &pass->job;
+    const struct kern_weight *w = job->weight;
+    if (cpu->kernels->pack_x && w->layout >= CPU_PANEL_PAIRS) {
+        job->packed = cpu->packed.mem;
+        cpu_tickets_set(&pass->blocks, (job->rows + 15) / 16);
+        cpu_run(cpu, job->rows * w->cols / 4, pack_rows, pass);
+    } else if (in_codes(cpu, w)) {
+        job->codes = cpu->packed.mem;
+        job->x_blocks =
+            (const struct cpu_x_block *)(const void *)(job->codes + MATMUL_ROWS * w->depth);
+        cpu_tickets_set(&pass->blocks, job->rows);
+        cpu_run(cpu, job->rows * w->cols / 4, round_rows, pass);
+    }
+}
+
 /* Multiplies this rank's inputs and outputs. `scale`: scales of the sums, or NULL. */
 static void multiply_own(struct cpu *cpu, float *y, const float *x,
                          const struct kern_weight *weight, const float *scale, const float *bias,
@@ -93,15 +134,13 @@ static void multiply_own(struct cpu *cpu, float *y, const float *x,
         int count = rows - row < most ? rows - row : most;
         pass.job = (struct cpu_matmul_job){.weight = weight,
                                            .x = x + (int64_t)row * weight->cols,
-                                           .packed = pack ? cpu->packed.mem : NULL,
                                            .scale = scale,
                                            .bias = bias,
                                            .y = y + (int64_t)row * weight->rows,
                                            .rows = count,
                                            .mode = mode};
-        cpu_tickets_set(&pass.blocks, (count + 15) / 16);
         cpu_tickets_set(&pass.panels, weight->panels);
-        if (pack) cpu_run(cpu, count * weight->cols / 4, pack_rows, &pass);
+        prepare(&pass);
         cpu_run(cpu, count * weight->rows * weight->cols, multiply, &pass);
     }
 }

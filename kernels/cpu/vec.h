@@ -18,6 +18,7 @@
                                   enum kern_dtype dtype);                                          \
     void cpu_matmul_##path(const struct cpu_matmul_job *job, int64_t first, int64_t count,         \
                            int64_t next, void *scratch);                                           \
+    size_t cpu_matmul_scratch_##path(const struct kern_weight *weight);                            \
     size_t cpu_attend_scratch_##path(const struct kern_cache_options *options);                    \
     int cpu_attend_lanes_##path(const struct kern_cache_options *options);                         \
     void cpu_attend_##path(const struct cpu_attend_job *job, const struct cpu_attend_item *item,   \

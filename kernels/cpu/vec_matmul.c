@@ -1,6 +1,7 @@
 /* Matrix products over simd.h: a block of rows times a few panels of 16 outputs, sums in registers,
  * over all inputs of a leaf in ascending order. The order of additions into one output is the same
  * in every block shape, so a row's result does not depend on the rows beside it. */
+#include "kernels/cpu/block.h"
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/vec.h"
 
@@ -151,14 +152,15 @@ static void put(const struct cpu_matmul_job *job, int64_t row, int64_t output, v
 }
 
 /* rows <= ROWS times 1, PANELS or, of one row, PANELS_ONE_ROW panels. */
-struct block {
+struct block_of_outputs {
     int row, rows;
     int64_t panel;
     int panels;
+    const float *wide; /* the panel in float32, of a weight in blocks; otherwise NULL */
 };
 
-static void one_leaf(block_sums sum, const struct cpu_matmul_job *job, const struct block *b,
-                     struct cpu_leaf leaf) {
+static void one_leaf(block_sums sum, const struct cpu_matmul_job *job,
+                     const struct block_of_outputs *b, struct cpu_leaf leaf) {
     const struct kern_weight *w = job->weight;
     const struct shape *shape = shape_of(b->rows, b->panels);
     struct leaf_data in = {.x = job->x + b->row * w->cols + leaf.first,
@@ -173,17 +175,18 @@ static void one_leaf(block_sums sum, const struct cpu_matmul_job *job, const str
         in.panel += leaf.place * PANEL;
         shape->e4m3(sum, &in);
     } else {
+        if (b->wide) in.panel = (const char *)b->wide;
         in.panel += leaf.place * PANEL * 4;
         shape->floats(sum, &in);
     }
 }
 
-static void add_sums(block_sums to, block_sums other, const struct block *b) {
+static void add_sums(block_sums to, block_sums other, const struct block_of_outputs *b) {
     for (int r = 0; r < b->rows; r++)
         for (int p = 0; p < b->panels; p++) to[r][p] = v16_add(to[r][p], other[r][p]);
 }
 
-static void multiply_block(const struct cpu_matmul_job *job, const struct block *b) {
+static void multiply_block(const struct cpu_matmul_job *job, const struct block_of_outputs *b) {
     block_sums level[CPU_LEAF_LEVELS];
     for (int l = 0; l < job->weight->leaves; l++) {
         int top = cpu_leaf_level(l);
@@ -196,8 +199,9 @@ static void multiply_block(const struct cpu_matmul_job *job, const struct block 
 }
 
 /* Processes all rows, in the fewest blocks of about equal size. */
-static void all_rows(const struct cpu_matmul_job *job, int64_t panel, int panels) {
-    struct block b = {.panel = panel, .panels = panels};
+static void all_rows(const struct cpu_matmul_job *job, int64_t panel, int panels,
+                     const float *wide) {
+    struct block_of_outputs b = {.panel = panel, .panels = panels, .wide = wide};
     for (int left = (job->rows + ROWS - 1) / ROWS; left; left--, b.row += b.rows) {
         b.rows = (job->rows - b.row + left - 1) / left;
         multiply_block(job, &b);
@@ -207,8 +211,20 @@ static void all_rows(const struct cpu_matmul_job *job, int64_t panel, int panels
 void VEC(matmul)(const struct cpu_matmul_job *job, int64_t first, int64_t count, int64_t next,
                  void *scratch) {
     (void)next;
-    (void)scratch;
     int panels = job->rows == 1 ? PANELS_ONE_ROW : PANELS;
-    for (; count >= panels; count -= panels, first += panels) all_rows(job, first, panels);
-    for (; count; count--, first++) all_rows(job, first, 1);
+    if (job->weight->layout == CPU_BLOCKS) {
+        for (; count; count--, first++) {
+            cpu_block_widen(job->weight, first, scratch);
+            all_rows(job, first, 1, scratch);
+        }
+        return;
+    }
+    for (; count >= panels; count -= panels, first += panels) all_rows(job, first, panels, NULL);
+    for (; count; count--, first++) all_rows(job, first, 1, NULL);
+}
+
+/* Room for a panel of blocks in float32. */
+size_t VEC(matmul_scratch)(const struct kern_weight *weight) {
+    if (weight->layout != CPU_BLOCKS) return 0;
+    return (size_t)weight->cols * PANEL * sizeof(float);
 }

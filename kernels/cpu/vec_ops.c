@@ -101,6 +101,7 @@ const struct cpu_kernels VEC(kernels) = {
     .rope = VEC(rope),
     .write_row = VEC(write_row),
     .matmul = VEC(matmul),
+    .matmul_scratch = VEC(matmul_scratch),
     .math = &VEC(math),
     .attend_scratch = VEC(attend_scratch),
     .attend_lanes = VEC(attend_lanes),

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/mem.h"
 #include "kernels/cpu/alloc.h"
+#include "kernels/cpu/block.h"
 #include "kernels/cpu/internal.h"
 
 /* ---- Packing -------------------------------------------------------------------------------- */
@@ -14,6 +15,7 @@ struct packing {
     struct kern_weight *weight;
     const struct kern_matrix *parts;
     struct cpu_tickets panels;
+    _Atomic bool halves; /* no factor so far needs more than float16 */
 };
 
 /* A row in the file's format. */
@@ -25,8 +27,10 @@ struct source {
 
 static struct source source_row(const struct kern_matrix *part, int64_t row) {
     while (row >= part->rows) row -= (part++)->rows;
-    size_t size = kern_dtype_bytes(part->dtype);
-    return (struct source){.data = (const char *)part->data + (size_t)(row * part->stride) * size,
+    size_t at = (size_t)(row * part->stride);
+    at = kern_dtype_blocks(part->dtype) ? at / KERN_BLOCK * sizeof(struct block)
+                                        : at * kern_dtype_bytes(part->dtype);
+    return (struct source){.data = (const char *)part->data + at,
                            .dtype = part->dtype,
                            .scale = part->scale ? part->scale[row] : 1};
 }
@@ -51,6 +55,10 @@ static void pack_pairs(struct kern_weight *w, int64_t row, int lane, const char 
 
 static void pack_row(struct kern_weight *w, const struct kern_matrix *parts, int64_t row) {
     struct source from = source_row(parts, row);
+    if (w->layout == CPU_BLOCKS) {
+        cpu_block_pack(w, row, (const struct block *)(const void *)from.data, from.dtype);
+        return;
+    }
     int lane = (int)(row % PANEL);
     size_t size = kern_dtype_bytes(from.dtype);
     if (w->scale) w->scale[row] = from.scale;
@@ -76,10 +84,26 @@ static void pack_panels(void *arg, int worker) {
     }
 }
 
+static void look_at_factors(void *arg, int worker) {
+    (void)worker;
+    struct packing *job = arg;
+    const struct kern_weight *w = job->weight;
+    int64_t end;
+    for (int64_t p; (p = cpu_tickets_take(&job->panels, 1, &end)) >= 0;) {
+        int64_t last = (p + 1) * PANEL < w->rows ? (p + 1) * PANEL : w->rows;
+        for (int64_t row = p * PANEL; row < last && job->halves; row++) {
+            struct source from = source_row(job->parts, row);
+            if (!cpu_block_halves(w, (const struct block *)(const void *)from.data, from.dtype))
+                job->halves = false;
+        }
+    }
+}
+
 /* ---- Loading -------------------------------------------------------------------------------- */
 
 /* The file states the size of a matrix: all products are checked for overflow. */
-static int check_parts(const struct kern_matrix *parts, int part_count, struct fault *fault) {
+static int check_parts(const struct cpu *cpu, const struct kern_matrix *parts, int part_count,
+                       enum kern_shard shard, struct fault *fault) {
     int64_t rows = 0;
     for (int i = 0; i < part_count; i++) {
         if (parts[i].rows < 1 || parts[i].cols < 1 || parts[i].cols != parts[0].cols ||
@@ -87,15 +111,30 @@ static int check_parts(const struct kern_matrix *parts, int part_count, struct f
             return fault_set(fault, ERR_UNSUPPORTED, "", "a matrix of %lld x %lld",
                              (long long)parts[i].rows, (long long)parts[i].cols);
         CHECK((parts[i].dtype == KERN_E4M3) == (parts[i].scale != NULL));
+        CHECK(kern_dtype_blocks(parts[i].dtype) == kern_dtype_blocks(parts[0].dtype));
         rows += parts[i].rows;
     }
     if (rows > INT32_MAX) return fault_set(fault, ERR_UNSUPPORTED, "", "too many rows");
+    if (kern_dtype_blocks(parts[0].dtype) && shard == KERN_SHARD_COLS && cpu->comm->ranks > 1 &&
+        parts[0].cols % ((int64_t)cpu->comm->ranks * KERN_BLOCK))
+        return fault_set(fault, ERR_UNSUPPORTED, "tensor-parallel-size",
+                         "%lld inputs cannot be split over %d ranks in whole blocks of %d",
+                         (long long)parts[0].cols, cpu->comm->ranks, KERN_BLOCK);
     return 0;
+}
+
+/* The type that has all numbers of both. */
+static enum kern_dtype joined_dtype(enum kern_dtype a, enum kern_dtype b) {
+    if (a == b) return a;
+    if (!kern_dtype_blocks(a)) return KERN_F32;
+    bool least = cpu_block_has_least(a) || cpu_block_has_least(b);
+    if (cpu_block_bits(a) == 4 && cpu_block_bits(b) == 4) return KERN_Q4M;
+    return least ? KERN_Q8M : KERN_Q8;
 }
 
 static void measure(struct kern_weight *w, const struct kern_matrix *parts) {
     for (int i = 0; i < w->parts; i++) {
-        if (parts[i].dtype != w->dtype) w->dtype = KERN_F32;
+        w->dtype = joined_dtype(w->dtype, parts[i].dtype);
         w->rows += parts[i].rows;
     }
     w->cols = parts[0].cols;
@@ -115,13 +154,19 @@ static void take_part(const struct cpu *cpu, struct kern_weight *w, const struct
 }
 
 static size_t place(struct kern_weight *w, const struct cpu_kernels *kernels) {
-    w->layout = w->dtype == KERN_BF16   ? kernels->layout_bf16
-                : w->dtype == KERN_E4M3 ? kernels->layout_e4m3
-                                        : kernels->layout_other;
+    w->layout = kern_dtype_blocks(w->dtype) ? CPU_BLOCKS
+                : w->dtype == KERN_BF16     ? kernels->layout_bf16
+                : w->dtype == KERN_E4M3     ? kernels->layout_e4m3
+                                            : kernels->layout_other;
     w->leaf_depth = (w->cols + w->leaves - 1) / w->leaves;
     w->depth = w->cols;
     if (w->layout == CPU_ROWS)
         return (size_t)w->rows * (size_t)w->cols * kern_dtype_bytes(w->dtype);
+    if (w->layout == CPU_BLOCKS) {
+        w->depth = w->blocks * KERN_BLOCK;
+        w->panel_bytes = cpu_block_panel_bytes(w);
+        return (size_t)w->panels * w->panel_bytes;
+    }
     if (w->layout >= CPU_PANEL_PAIRS) {
         w->leaf_depth = (w->leaf_depth + 31) / 32 * 32;
         w->depth = w->leaves * w->leaf_depth;
@@ -135,7 +180,7 @@ int cpu_weight_load(struct kern *kern, const struct kern_matrix *parts, int part
                     enum kern_shard shard, struct kern_weight **out, struct fault *fault) {
     struct cpu *cpu = cpu_of(kern);
     CHECK(part_count >= 1 && part_count <= CPU_PARTS_MAX);
-    int rc = check_parts(parts, part_count, fault);
+    int rc = check_parts(cpu, parts, part_count, shard, fault);
     if (rc) return rc;
     struct kern_weight *w = mem_try_alloc(1, sizeof *w);
     if (!w) return fault_set(fault, ERR_NOMEM, "", "no memory for a weight");
@@ -144,6 +189,13 @@ int cpu_weight_load(struct kern *kern, const struct kern_matrix *parts, int part
     struct kern_matrix own[CPU_PARTS_MAX];
     take_part(cpu, w, parts, part_count, own);
     measure(w, own);
+    struct packing job = {.weight = w, .parts = own, .halves = true};
+    if (kern_dtype_blocks(w->dtype)) {
+        w->blocks = blocks_of(w->cols);
+        cpu_tickets_set(&job.panels, w->panels);
+        cpu_run(cpu, w->rows * w->cols / 8, look_at_factors, &job);
+        w->halves = job.halves;
+    }
     size_t bytes = place(w, cpu->kernels);
     w->data = cpu_alloc(bytes);
     if (w->dtype == KERN_E4M3) w->scale = cpu_alloc((size_t)w->rows * sizeof *w->scale);
@@ -153,7 +205,6 @@ int cpu_weight_load(struct kern *kern, const struct kern_matrix *parts, int part
         fault_set(fault, rc, "", "no memory for a weight of %zu bytes", bytes);
         goto fail;
     }
-    struct packing job = {.weight = w, .parts = own};
     cpu_tickets_set(&job.panels, w->panels);
     cpu_run(cpu, w->rows * w->cols, pack_panels, &job);
     *out = w;
@@ -174,8 +225,20 @@ void cpu_weight_free(struct kern *kern, struct kern_weight *weight) {
 /* ---- One row back -----------------------------------------------------------------------------
  */
 
+static void block_numbers(const struct kern_weight *w, int64_t row, float *out) {
+    for (int64_t i = 0; i < w->cols; i += KERN_BLOCK) {
+        struct block block = cpu_block_at(w, row, i / KERN_BLOCK);
+        for (int k = 0; k < KERN_BLOCK && i + k < w->cols; k++)
+            out[i + k] = block_number(&block, k);
+    }
+}
+
 void cpu_weight_numbers(const struct kern_weight *w, int64_t row, float *out) {
     CHECK(row >= 0 && row < w->rows);
+    if (w->layout == CPU_BLOCKS) {
+        block_numbers(w, row, out);
+        return;
+    }
     const char *panel = w->data + (size_t)(row / PANEL) * w->panel_bytes;
     int lane = (int)(row % PANEL);
     if (w->layout == CPU_ROWS) {

@@ -63,6 +63,23 @@ Test(number, e4m3_saturates) {
     cr_assert_eq(number_to_e4m3(-0x1p-149f), 0x80);
 }
 
+/* Every number, halfway to the next, and next to that. */
+Test(number, float16) {
+    for (uint32_t code = 0; code < 0x7c00; code++) {
+        float x = number_from_f16((uint16_t)code), next = number_from_f16((uint16_t)(code + 1));
+        cr_assert_eq(number_to_f16(x), code);
+        cr_assert_eq(number_to_f16(-x), code | 0x8000);
+        if (code == 0x7bff) next = 65536;
+        float half = x + (next - x) / 2;
+        cr_assert_eq(number_to_f16(half), code + (code & 1), "%x", code);
+        cr_assert_eq(number_to_f16(nextafterf(half, 0)), code, "%x", code);
+        cr_assert_eq(number_to_f16(nextafterf(half, INFINITY)), code + 1, "%x", code);
+    }
+    cr_assert_eq(number_to_f16(INFINITY), 0x7c00);
+    cr_assert_eq(number_to_f16(-1e30f), 0xfc00);
+    cr_assert_eq(number_to_f16(NAN) & 0x7fff, 0x7e00);
+}
+
 static const struct cpu_kernels *kernels_of(int path) {
     struct kern *kern = path_open(path, 1);
     if (!kern) return NULL;

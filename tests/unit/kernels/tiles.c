@@ -22,6 +22,7 @@ struct cpu_isa cpu_isa_detect(void) {
     isa.avx512 = isa.avx2 && __builtin_cpu_supports("avx512f") &&
                  __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                  __builtin_cpu_supports("avx512vl");
+    isa.vnni = isa.avx512 && __builtin_cpu_supports("avx512vnni");
     isa.amx = isa.avx512 && __builtin_cpu_supports("avx512bf16");
     return isa;
 }

@@ -1,0 +1,39 @@
+/* Matrices in blocks: 32 consecutive inputs of one output are whole numbers n with a common factor
+ * and, in some formats, a common term.
+ *
+ *   KERN_Q8   w = scale n            n in -128..127
+ *   KERN_Q8M  w = scale n + least    n in -128..127
+ *   KERN_Q4   w = scale n            n in -8..7
+ *   KERN_Q4M  w = scale n + least    n in 0..15
+ *
+ * A matrix of these types is [rows][blocks of a row] struct block; every backend packs them into a
+ * layout of its own. A row whose length is no multiple of 32 ends with a block whose other numbers
+ * are zero. Products scale n of the formats that files use are exact in float32, so w is rounded
+ * once, by the addition. Pure. */
+#ifndef KEEPD_KERNELS_BLOCKS_H
+#define KEEPD_KERNELS_BLOCKS_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#include "kernels/kern.h"
+
+struct block {
+    float scale, least; /* least: 0 in KERN_Q8 and KERN_Q4 */
+    int8_t n[KERN_BLOCK];
+};
+
+static inline int64_t blocks_of(int64_t count) {
+    return (count + KERN_BLOCK - 1) / KERN_BLOCK;
+}
+
+static inline float block_number(const struct block *block, int i) {
+    return block->scale * (float)block->n[i] + block->least;
+}
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,88 @@
+/* Products of weights in blocks (kernels/blocks.h) with activations in int8.
+ *
+ * A panel of 16 outputs is [blocks][codes] and then [blocks][factors]:
+ *
+ *   codes, 8 bits   512 bytes: vector v of 0..7 has the inputs 4 v to 4 v + 3 of each output, as
+ *                   unsigned n + 128
+ *   codes, 4 bits   256 bytes: byte j of vector v of 0..3 has vector v of the above in its low half
+ *                   and vector v + 4 in its high one, as n + 8 (Q4) or n (Q4M)
+ *   factors         16 scales, then in Q8M and Q4M 16 terms `least`; float16 where that is exact
+ *                   for the whole weight, otherwise float32
+ *
+ * An activation row is rounded in blocks of 32 inputs, too: x = scale c, c = x / scale to nearest
+ * even, in -127..127, with scale = largest |x| / 127. A block below 2^-100 is zero; one with a
+ * number that is not finite gives NaN.
+ *
+ * The product of a block is a whole number and exact. Of an output, with sums in float32:
+ *
+ *   sum = fma(least, x.scale * sum of c, sum)            Q8M and Q4M
+ *   sum = fma(sum of n c, scale * x.scale, sum)
+ *
+ * over the blocks of a leaf in ascending order; leaves are added as a tree. Every instruction set,
+ * number of rows and rank computes exactly this, so all of them give the same bits. */
+#ifndef KEEPD_KERNELS_CPU_BLOCK_H
+#define KEEPD_KERNELS_CPU_BLOCK_H
+
+#include "kernels/blocks.h"
+#include "kernels/cpu/internal.h"
+
+static inline int cpu_block_bits(enum kern_dtype dtype) {
+    return dtype == KERN_Q4 || dtype == KERN_Q4M ? 4 : 8;
+}
+
+static inline bool cpu_block_has_least(enum kern_dtype dtype) {
+    return dtype == KERN_Q8M || dtype == KERN_Q4M;
+}
+
+/* Added to n in memory. */
+static inline int cpu_block_offset(enum kern_dtype dtype) {
+    return dtype == KERN_Q4M ? 0 : dtype == KERN_Q4 ? 8 : 128;
+}
+
+/* Bytes of a block of a panel. */
+static inline size_t cpu_block_codes(const struct kern_weight *w) {
+    return (size_t)PANEL * KERN_BLOCK * (size_t)cpu_block_bits(w->dtype) / 8;
+}
+
+static inline size_t cpu_block_factors(const struct kern_weight *w) {
+    return (size_t)PANEL * (w->halves ? 2 : 4) * (cpu_block_has_least(w->dtype) ? 2 : 1);
+}
+
+/* A block of an activation row. */
+struct cpu_x_block {
+    float scale, sum; /* sum: scale times the sum of codes */
+    int32_t start;    /* -cpu_block_offset times the sum of codes */
+};
+
+/* Activations of a pass: [rows][depth] codes, [rows][blocks]. */
+size_t cpu_codes_bytes(const struct kern_weight *w, int rows);
+
+struct cpu_block_kernels {
+    /* Rounds one row of cols numbers. */
+    void (*round_row)(const struct kern_weight *w, const float *x, int8_t *codes,
+                      struct cpu_x_block *blocks);
+    /* As cpu_kernels.matmul, from job->codes and job->x_blocks. */
+    void (*multiply)(const struct cpu_matmul_job *job, int64_t first, int64_t count);
+};
+
+extern const struct cpu_block_kernels cpu_block_kernels_portable;
+#if defined(__x86_64__)
+extern const struct cpu_block_kernels cpu_block_kernels_avx2;
+extern const struct cpu_block_kernels cpu_block_kernels_vnni; /* AVX-512 */
+#endif
+
+/* block.c */
+/* The best for the path: paths differ in the instructions that they may use. */
+const struct cpu_block_kernels *cpu_block_kernels_of(const char *path);
+size_t cpu_block_panel_bytes(const struct kern_weight *w);
+/* A panel's numbers in float32, [cols][16]. */
+void cpu_block_widen(const struct kern_weight *w, int64_t panel, float *to);
+/* `from`: the blocks of a row, of a type whose numbers are all in the weight's. */
+bool cpu_block_halves(const struct kern_weight *w, const struct block *from,
+                      enum kern_dtype dtype); /* are its factors exact in float16? */
+void cpu_block_pack(struct kern_weight *w, int64_t row, const struct block *from,
+                    enum kern_dtype dtype);
+/* One block of an output. */
+struct block cpu_block_at(const struct kern_weight *w, int64_t row, int64_t block);
+
+#endif

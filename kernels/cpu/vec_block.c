@@ -1,0 +1,406 @@
+/* Products of weights in blocks with activations in int8, over vectors of sixteen whole numbers;
+ * compiled for the portable path, AVX2, and AVX-512 with VNNI. block.h says what is computed. */
+#include "base/check.h"
+#include "kernels/cpu/block.h"
+#include "kernels/cpu/simd.h"
+#include "kernels/cpu/vec.h"
+
+#define EACH(count, i) _Pragma("GCC unroll 8") for (int i = 0; i < (count); i++)
+
+/* ---- Sixteen sums of four products each -------------------------------------------------------
+ * `whole`: sixteen running sums. `codes`: four unsigned numbers for each of them, of 8 or 4 bits.
+ * whole_close returns the sums of products without the codes' offset, which is what `start`
+ * corrects, there or in whole_open. */
+
+#if defined(__AVX512VNNI__)
+
+/* An input is broadcast once for all panels of a block of outputs. 24 of 32 registers hold sums. */
+#define ROWS   6
+#define PANELS 2
+
+typedef __m512i whole;
+typedef __m512i codes;
+typedef __m512i input;
+
+SIMD whole whole_open(int32_t start, const int bits) {
+    (void)bits;
+    return _mm512_set1_epi32(start);
+}
+SIMD input input_load(const int8_t *x) {
+    int32_t four;
+    memcpy(&four, x, sizeof four);
+    return _mm512_set1_epi32(four);
+}
+SIMD codes codes_load(const char *at) {
+    return _mm512_loadu_si512(at);
+}
+SIMD codes codes_low(codes both) {
+    return _mm512_and_si512(both, _mm512_set1_epi8(15));
+}
+SIMD codes codes_high(codes both) {
+    return _mm512_and_si512(_mm512_srli_epi16(both, 4), _mm512_set1_epi8(15));
+}
+SIMD whole whole_dot(whole sum, codes w, input x, const int bits) {
+    (void)bits;
+    return _mm512_dpbusd_epi32(sum, w, x);
+}
+SIMD v16 whole_close(whole sum, int32_t start, const int bits) {
+    (void)start, (void)bits;
+    return _mm512_cvtepi32_ps(sum);
+}
+SIMD v16 factor_load(const char *at, bool halves) {
+    return halves ? v16_load_f16((const uint16_t *)at) : v16_load((const float *)at);
+}
+SIMD v16 fused(v16 a, v16 b, v16 c) {
+    return v16_fma(a, b, c);
+}
+
+#elif defined(__AVX2__)
+
+#define ROWS   3
+#define PANELS 1
+
+typedef struct {
+    __m256i lo, hi;
+} whole;
+typedef whole codes;
+typedef __m256i input;
+
+/* Sums of 4 bits are of 16 bits until they are closed: at most 8 x 2 x 15 x 127 = 30480. */
+SIMD whole whole_open(int32_t start, const int bits) {
+    (void)start, (void)bits;
+    return (whole){_mm256_setzero_si256(), _mm256_setzero_si256()};
+}
+SIMD input input_load(const int8_t *x) {
+    int32_t four;
+    memcpy(&four, x, sizeof four);
+    return _mm256_set1_epi32(four);
+}
+SIMD codes codes_load(const char *at) {
+    return (codes){_mm256_loadu_si256((const __m256i *)at),
+                   _mm256_loadu_si256((const __m256i *)at + 1)};
+}
+SIMD codes codes_low(codes both) {
+    const __m256i mask = _mm256_set1_epi8(15);
+    return (codes){_mm256_and_si256(both.lo, mask), _mm256_and_si256(both.hi, mask)};
+}
+SIMD codes codes_high(codes both) {
+    const __m256i mask = _mm256_set1_epi8(15);
+    return (codes){_mm256_and_si256(_mm256_srli_epi16(both.lo, 4), mask),
+                   _mm256_and_si256(_mm256_srli_epi16(both.hi, 4), mask)};
+}
+/* Pairs of 8 bits would overflow 16 as 255 x 127 x 2, but not as 128 x 127 x 2: the code without
+ * its offset gives its sign to x. Nothing is left for `start` to correct. */
+SIMD __m256i dot_half(__m256i sum, __m256i w, input x, const int bits) {
+    if (bits == 4) return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, x));
+    __m256i n = _mm256_xor_si256(w, _mm256_set1_epi8((char)0x80));
+    __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(n), _mm256_sign_epi8(x, n));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+SIMD whole whole_dot(whole sum, codes w, input x, const int bits) {
+    return (whole){dot_half(sum.lo, w.lo, x, bits), dot_half(sum.hi, w.hi, x, bits)};
+}
+SIMD __m256 close_half(__m256i sum, int32_t start, const int bits) {
+    if (bits == 4)
+        sum = _mm256_add_epi32(_mm256_madd_epi16(sum, _mm256_set1_epi16(1)),
+                               _mm256_set1_epi32(start));
+    return _mm256_cvtepi32_ps(sum);
+}
+SIMD v16 whole_close(whole sum, int32_t start, const int bits) {
+    return V16(close_half(sum.lo, start, bits), close_half(sum.hi, start, bits));
+}
+SIMD v16 factor_load(const char *at, bool halves) {
+    return halves ? v16_load_f16((const uint16_t *)at) : v16_load((const float *)at);
+}
+SIMD v16 fused(v16 a, v16 b, v16 c) {
+    return v16_fma(a, b, c);
+}
+
+#else
+
+#define ROWS   1
+#define PANELS 1
+
+typedef struct {
+    int32_t at[16];
+} whole;
+typedef struct {
+    uint8_t at[64];
+} codes;
+typedef const int8_t *input;
+
+SIMD whole whole_open(int32_t start, const int bits) {
+    whole sum;
+    (void)bits;
+    for (int i = 0; i < 16; i++) sum.at[i] = start;
+    return sum;
+}
+SIMD input input_load(const int8_t *x) {
+    return x;
+}
+SIMD codes codes_load(const char *at) {
+    codes w;
+    memcpy(w.at, at, sizeof w.at);
+    return w;
+}
+SIMD codes codes_low(codes both) {
+    for (int i = 0; i < 64; i++) both.at[i] &= 15;
+    return both;
+}
+SIMD codes codes_high(codes both) {
+    for (int i = 0; i < 64; i++) both.at[i] >>= 4;
+    return both;
+}
+SIMD whole whole_dot(whole sum, codes w, input x, const int bits) {
+    (void)bits;
+    for (int i = 0; i < 16; i++)
+        for (int j = 0; j < 4; j++) sum.at[i] += w.at[4 * i + j] * x[j];
+    return sum;
+}
+SIMD v16 whole_close(whole sum, int32_t start, const int bits) {
+    float to[16];
+    (void)start, (void)bits;
+    for (int i = 0; i < 16; i++) to[i] = (float)sum.at[i];
+    return v16_load(to);
+}
+SIMD v16 factor_load(const char *at, bool halves) {
+    return halves ? v16_load_f16((const uint16_t *)at) : v16_load((const float *)at);
+}
+SIMD v16 fused(v16 a, v16 b, v16 c) {
+    float x[16], y[16], z[16];
+    v16_store(x, a), v16_store(y, b), v16_store(z, c);
+    for (int i = 0; i < 16; i++) z[i] = fmaf(x[i], y[i], z[i]);
+    return v16_load(z);
+}
+
+#endif
+
+/* ---- A block of outputs -------------------------------------------------------------------------
+ */
+
+#define PANELS_ONE_ROW 4
+#define AHEAD          2048 /* bytes of codes: the latency of memory at a core's bandwidth */
+
+typedef v16 block_sums[ROWS][PANELS_ONE_ROW];
+
+/* A leaf of some rows and panels. Panels that are missing at the end repeat another. */
+struct leaf_data {
+    const int8_t *x;
+    int64_t depth; /* codes from row to row */
+    const struct cpu_x_block *x_blocks;
+    int64_t blocks; /* from row to row */
+    int64_t count;  /* blocks of the leaf */
+    const char *codes[PANELS_ONE_ROW], *factors[PANELS_ONE_ROW];
+    size_t factor_bytes;
+    bool halves, fetch;
+};
+
+SIMD void dot_step(whole (*sum)[PANELS_ONE_ROW], const codes *w, const int8_t *x, int64_t depth,
+                   const int bits, const int rows, const int panels) {
+    EACH(rows, r) {
+        input four = input_load(x + r * depth);
+        EACH(panels, p) sum[r][p] = whole_dot(sum[r][p], w[p], four, bits);
+    }
+}
+
+/* The whole numbers of block b. */
+SIMD void dot_block(whole (*sum)[PANELS_ONE_ROW], const struct leaf_data *in, int64_t b,
+                    const int bits, const int rows, const int panels) {
+    const size_t bytes = (size_t)(PANEL * KERN_BLOCK / 8 * bits);
+    const int8_t *x = in->x + b * KERN_BLOCK;
+    codes w[PANELS_ONE_ROW], high[PANELS_ONE_ROW];
+    EACH(rows, r) {
+        int32_t start = in->x_blocks[r * in->blocks + b].start;
+        EACH(panels, p) sum[r][p] = whole_open(start, bits);
+    }
+    _Pragma("GCC unroll 8") for (int v = 0; v < (int)bytes / 64; v++) {
+        EACH(panels, p) {
+            const char *at = in->codes[p] + (size_t)b * bytes + (ptrdiff_t)64 * v;
+            if (rows == 1 || in->fetch) __builtin_prefetch(at + AHEAD);
+            w[p] = codes_load(at);
+            if (bits == 4) high[p] = codes_high(w[p]), w[p] = codes_low(w[p]);
+        }
+        dot_step(sum, w, x + (ptrdiff_t)4 * v, in->depth, bits, rows, panels);
+        if (bits == 4) dot_step(sum, high, x + 16 + (ptrdiff_t)4 * v, in->depth, 4, rows, panels);
+    }
+}
+
+/* Adds block b to sums in float32. */
+SIMD void scale_block(v16 (*to)[PANELS_ONE_ROW], whole (*sum)[PANELS_ONE_ROW],
+                      const struct leaf_data *in, int64_t b, const int bits, const bool least,
+                      const int rows, const int panels) {
+    EACH(panels, p) {
+        const char *at = in->factors[p] + (size_t)b * in->factor_bytes;
+        v16 scale = factor_load(at, in->halves), term = scale;
+        if (least) term = factor_load(at + in->factor_bytes / 2, in->halves);
+        EACH(rows, r) {
+            const struct cpu_x_block *x = &in->x_blocks[r * in->blocks + b];
+            v16 value = whole_close(sum[r][p], x->start, bits);
+            if (least) to[r][p] = fused(term, v16_set(x->sum), to[r][p]);
+            to[r][p] = fused(value, v16_mul(scale, v16_set(x->scale)), to[r][p]);
+        }
+    }
+}
+
+SIMD void sum_leaf(block_sums to, const struct leaf_data *in, const int bits, const bool least,
+                   const int rows, const int panels) {
+    v16 total[ROWS][PANELS_ONE_ROW];
+    whole sum[ROWS][PANELS_ONE_ROW];
+    EACH(rows, r) EACH(panels, p) total[r][p] = v16_set(0);
+    for (int64_t b = 0; b < in->count; b++) {
+        dot_block(sum, in, b, bits, rows, panels);
+        scale_block(total, sum, in, b, bits, least, rows, panels);
+    }
+    EACH(rows, r) EACH(panels, p) to[r][p] = total[r][p];
+}
+
+/* Each loop is a function of its own, so that its sums stay in registers. */
+typedef void leaf_loop(block_sums to, const struct leaf_data *in);
+
+#define LOOP(name, bits, least, rows, panels)                                                      \
+    __attribute__((noinline)) static void name(block_sums to, const struct leaf_data *in) {        \
+        sum_leaf(to, in, bits, least, rows, panels);                                               \
+    }
+#define SHAPE(R, P)                                                                                \
+    LOOP(q8_##R, 8, false, R, P)                                                                   \
+    LOOP(q8m_##R, 8, true, R, P)                                                                   \
+    LOOP(q4_##R, 4, false, R, P)                                                                   \
+    LOOP(q4m_##R, 4, true, R, P)
+#define SHAPE_OF(R)                                                                                \
+    { q8_##R, q8m_##R, q4_##R, q4m_##R }
+
+SHAPE(1, PANELS_ONE_ROW)
+#if ROWS > 1
+SHAPE(2, PANELS)
+SHAPE(3, PANELS)
+#endif
+#if ROWS > 3
+SHAPE(4, PANELS)
+SHAPE(5, PANELS)
+SHAPE(6, PANELS)
+#endif
+
+/* By rows, and then in the order of kern_dtype. */
+static leaf_loop *const loops[ROWS][4] = {
+    SHAPE_OF(1),
+#if ROWS > 1
+    SHAPE_OF(2), SHAPE_OF(3),
+#endif
+#if ROWS > 3
+    SHAPE_OF(4), SHAPE_OF(5), SHAPE_OF(6),
+#endif
+};
+
+/* ---- A product ----------------------------------------------------------------------------------
+ */
+
+struct piece {
+    int row, rows;
+    int64_t panel;
+    int panels;
+};
+
+static void one_leaf(block_sums sum, const struct cpu_matmul_job *job, const struct piece *at,
+                     struct cpu_leaf leaf) {
+    const struct kern_weight *w = job->weight;
+    const int64_t first = leaf.first / KERN_BLOCK;
+    struct leaf_data in = {.x = job->codes + at->row * w->depth + leaf.first,
+                           .depth = w->depth,
+                           .x_blocks = job->x_blocks + at->row * w->blocks + first,
+                           .blocks = w->blocks,
+                           .count = blocks_of(leaf.count),
+                           .factor_bytes = cpu_block_factors(w),
+                           .halves = w->halves,
+                           .fetch = job->rows <= ROWS};
+    for (int p = 0; p < PANELS_ONE_ROW; p++) {
+        const int64_t panel = at->panel + (p < at->panels ? p : 0);
+        const char *data = w->data + (size_t)panel * w->panel_bytes;
+        in.codes[p] = data + (size_t)first * cpu_block_codes(w);
+        in.factors[p] =
+            data + (size_t)w->blocks * cpu_block_codes(w) + (size_t)first * cpu_block_factors(w);
+    }
+    loops[at->rows - 1][w->dtype - KERN_Q8](sum, &in);
+}
+
+static void put(const struct cpu_matmul_job *job, int64_t row, int64_t output, v16 sum) {
+    int64_t left = job->weight->rows - output;
+    int n = left < 16 ? (int)left : 16;
+    float *y = job->y + row * job->weight->rows + output;
+    if (job->bias) sum = v16_add(sum, v16_load_n(job->bias + output, n));
+    if (job->mode == KERN_ADD) sum = v16_add(v16_load_n(y, n), sum);
+    v16_store_n(y, sum, n);
+}
+
+static void multiply_piece(const struct cpu_matmul_job *job, const struct piece *at) {
+    block_sums level[CPU_LEAF_LEVELS];
+    for (int l = 0; l < job->weight->leaves; l++) {
+        int top = cpu_leaf_level(l);
+        one_leaf(level[top], job, at, cpu_leaf_of(job->weight, l));
+        for (int n = l; n & 1; n >>= 1, top--)
+            for (int r = 0; r < at->rows; r++)
+                for (int p = 0; p < at->panels; p++)
+                    level[top - 1][r][p] = v16_add(level[top - 1][r][p], level[top][r][p]);
+    }
+    for (int r = 0; r < at->rows; r++)
+        for (int p = 0; p < at->panels; p++)
+            put(job, at->row + r, (at->panel + p) * PANEL, level[0][r][p]);
+}
+
+/* Rows in the fewest blocks of about equal size. */
+static void block_multiply(const struct cpu_matmul_job *job, int64_t first, int64_t count) {
+    CHECK(!job->scale); /* blocks have their own */
+    int most = job->rows == 1 ? PANELS_ONE_ROW : PANELS;
+    while (count > 0) {
+        struct piece at = {.panel = first, .panels = count < most ? (int)count : most};
+        for (int left = (job->rows + ROWS - 1) / ROWS; left; left--, at.row += at.rows) {
+            at.rows = (job->rows - at.row + left - 1) / left;
+            multiply_piece(job, &at);
+        }
+        first += at.panels, count -= at.panels;
+    }
+}
+
+/* ---- Activations --------------------------------------------------------------------------------
+ */
+
+#define LEAST 0x1p-100f
+
+/* Adding 1.5 * 2^23 leaves a whole number, to nearest even, in the low bits. */
+static inline int32_t nearest(float x) {
+    return (int32_t)(number_bits(x + 0x1.8p23f) - number_bits(0x1.8p23f));
+}
+
+static void round_block(const float *x, int8_t *to, struct cpu_x_block *block, int offset) {
+    uint32_t most = 0;
+    int32_t sum = 0;
+    for (int i = 0; i < KERN_BLOCK; i++) {
+        uint32_t size = number_bits(x[i]) & 0x7fffffffu;
+        most = size > most ? size : most;
+    }
+    float top = number_from_bits(most);
+    bool number = most < 0x7f800000u, some = number && top >= LEAST;
+    float by = some ? 127 / top : 0;
+    for (int i = 0; i < KERN_BLOCK; i++) {
+        int32_t code = some ? nearest(x[i] * by) : 0;
+        to[i] = (int8_t)code;
+        sum += code;
+    }
+    block->scale = some ? top / 127 : number ? 0 : NAN;
+    block->sum = block->scale * (float)sum;
+    block->start = -offset * sum;
+}
+
+static void block_round_row(const struct kern_weight *w, const float *x, int8_t *to,
+                            struct cpu_x_block *blocks) {
+    const int offset = cpu_block_offset(w->dtype);
+    int64_t whole_blocks = w->cols / KERN_BLOCK;
+    for (int64_t b = 0; b < whole_blocks; b++)
+        round_block(x + b * KERN_BLOCK, to + b * KERN_BLOCK, &blocks[b], offset);
+    if (whole_blocks == w->blocks) return;
+    float last[KERN_BLOCK] = {0};
+    memcpy(last, x + whole_blocks * KERN_BLOCK, (size_t)(w->cols % KERN_BLOCK) * sizeof *last);
+    round_block(last, to + whole_blocks * KERN_BLOCK, &blocks[whole_blocks], offset);
+}
+
+const struct cpu_block_kernels VEC(block_kernels) = {.round_row = block_round_row,
+                                                     .multiply = block_multiply};

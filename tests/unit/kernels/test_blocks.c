@@ -1,0 +1,306 @@
+/* Weights in blocks (kernels/blocks.h): products with activations in int8 against double
+ * arithmetic and bit by bit between paths, row counts and types of factors; with activations in
+ * float32 bit by bit against the same numbers in float32. */
+#include <criterion/criterion.h>
+
+#include "kernels/cpu/block.h"
+#include "paths.h"
+
+#define DTYPES 4
+
+static const char *const dtype_names[DTYPES] = {"q8", "q8m", "q4", "q4m"};
+
+static struct kern *open_exact(int path, bool exact) {
+    struct cpu_options options = {.path = path_names[path], .threads = 2, .exact = exact};
+    struct kern *kern = path_open(path, 1); /* says what is skipped */
+    if (!kern) return NULL;
+    kern->ops->close(kern);
+    cr_assert_eq(cpu_open(&options, &kern, NULL), 0);
+    return kern;
+}
+
+/* A matrix in blocks; `halves`: factors are numbers of float16, otherwise of 17 bits, as the
+ * products of a float16 and 6 bits in files are. */
+struct blocks {
+    struct kern_matrix file;
+    struct block *data;
+    float *value; /* [rows][cols] */
+};
+
+static float factor(uint64_t seed, uint64_t place, bool halves) {
+    float x = 0.01f * noise(seed, place);
+    return halves ? number_from_f16(number_to_f16(x)) : number_from_bits(number_bits(x) & ~0x7fu);
+}
+
+static struct blocks blocks_make(int64_t rows, int64_t cols, enum kern_dtype dtype, bool halves,
+                                 uint64_t seed) {
+    const int64_t each = blocks_of(cols);
+    const int low = dtype == KERN_Q4 ? -8 : dtype == KERN_Q4M ? 0 : -128;
+    const unsigned count = cpu_block_bits(dtype) == 4 ? 16 : 256;
+    struct blocks m = {.data = calloc((size_t)(rows * each), sizeof *m.data),
+                       .value = calloc((size_t)(rows * cols), sizeof *m.value)};
+    for (int64_t i = 0; i < rows * each; i++) {
+        struct block *b = &m.data[i];
+        b->scale = factor(seed, 2 * (uint64_t)i, halves);
+        if (cpu_block_has_least(dtype)) b->least = factor(seed, 2 * (uint64_t)i + 1, halves);
+        for (int k = 0; k < KERN_BLOCK && i % each * KERN_BLOCK + k < cols; k++) {
+            b->n[k] = (int8_t)((int)(mix(seed ^ (uint64_t)(i * KERN_BLOCK + k)) % count) + low);
+            m.value[i / each * cols + i % each * KERN_BLOCK + k] = block_number(b, k);
+        }
+    }
+    m.file = (struct kern_matrix){.data = m.data, .dtype = dtype, .rows = rows, .cols = cols};
+    return m;
+}
+
+static void blocks_close(struct blocks *m) {
+    free(m->data);
+    free(m->value);
+}
+
+static struct kern_weight *load(struct kern *kern, const struct kern_matrix *m,
+                                enum kern_shard shard) {
+    struct kern_weight *w = NULL;
+    struct fault fault = {0};
+    cr_assert_eq(kern->ops->weight_load(kern, m, 1, shard, &w, &fault), 0, "%s", fault.text);
+    return w;
+}
+
+/* Some inputs are large, so that rounding to one scale per block matters. */
+static float *inputs(int64_t rows, int64_t cols) {
+    float *x = fresh((size_t)(rows * cols), 71);
+    for (int64_t i = 0; i < rows * cols; i += 37) x[i] *= 20;
+    return x;
+}
+
+struct shape {
+    int rows, outputs, cols;
+    enum kern_shard shard;
+    bool bias, add;
+};
+
+static const struct shape shapes[] = {
+    {1, 16, 32, KERN_SHARD_NONE, false, false},    {1, 1, 1, KERN_SHARD_NONE, true, true},
+    {3, 17, 33, KERN_SHARD_NONE, true, false},     {1, 130, 576, KERN_SHARD_NONE, false, false},
+    {1, 130, 576, KERN_SHARD_COLS, false, true},   {7, 50, 1536, KERN_SHARD_COLS, true, true},
+    {33, 118, 256, KERN_SHARD_COLS, false, false}, {261, 35, 100, KERN_SHARD_NONE, true, true},
+    {40, 64, 1024, KERN_SHARD_NONE, false, true},
+};
+
+static float *product(struct kern *kern, const struct shape *s, const struct kern_matrix *m) {
+    float *x = inputs(s->rows, s->cols), *bias = fresh((size_t)s->outputs, 72);
+    float *y = fresh((size_t)s->rows * (size_t)s->outputs, 73);
+    struct kern_weight *w = load(kern, m, s->shard);
+    kern->ops->matmul(kern, y, x, w, s->bias ? bias : NULL, s->rows, s->add ? KERN_ADD : KERN_SET);
+    kern->ops->weight_free(kern, w);
+    free(x), free(bias);
+    return y;
+}
+
+/* The rounding of an input errs by at most half a step of its block; float32 sums add the rest. */
+static void check_near(const struct shape *s, const struct blocks *m, const float *y,
+                       const char *what) {
+    float *x = inputs(s->rows, s->cols), *bias = fresh((size_t)s->outputs, 72);
+    float *was = fresh((size_t)s->rows * (size_t)s->outputs, 73);
+    for (int i = 0; i < s->rows * s->outputs; i++) {
+        double sum = (s->bias ? bias[i % s->outputs] : 0) + (s->add ? (double)was[i] : 0);
+        double bound = 1e-5 * fabs(sum);
+        for (int k = 0; k < s->cols; k += KERN_BLOCK) {
+            double most = 0, magnitude = 0;
+            for (int j = k; j < k + KERN_BLOCK && j < s->cols; j++) {
+                double a = x[i / s->outputs * s->cols + j];
+                double b = m->value[i % s->outputs * s->cols + j];
+                most = fmax(most, fabs(a));
+                magnitude += fabs(b);
+                sum += a * b;
+            }
+            bound += (most / 254 + 1e-5 * most) * magnitude + 1e-4 * most * 0.01;
+        }
+        cr_assert(fabs(y[i] - sum) <= bound, "%s: %d x %d x %d: %d: %.9g, exact %.9g +- %g", what,
+                  s->rows, s->outputs, s->cols, i, (double)y[i], sum, bound);
+    }
+    free(x), free(bias), free(was);
+}
+
+Test(blocks, every_path_computes_the_same_bits) {
+    struct kern *plain = open_exact(1, false);
+    for (int path = 0; path < PATH_COUNT; path++) {
+        struct kern *kern = open_exact(path, false);
+        if (!kern) continue;
+        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+            for (int d = 0; d < 2 * DTYPES; d++) {
+                const struct shape *s = &shapes[i];
+                struct blocks m =
+                    blocks_make(s->outputs, s->cols, (enum kern_dtype)(KERN_Q8 + d / 2), d % 2, 5);
+                float *want = product(plain, s, &m.file), *got = product(kern, s, &m.file);
+                if (path == 1) check_near(s, &m, got, dtype_names[d / 2]);
+                cr_assert(!memcmp(want, got, sizeof *got * (size_t)(s->rows * s->outputs)),
+                          "%s, %s: %d x %d x %d", kern->ops->name, dtype_names[d / 2], s->rows,
+                          s->outputs, s->cols);
+                free(want), free(got);
+                blocks_close(&m);
+            }
+        }
+        kern->ops->close(kern);
+    }
+    plain->ops->close(plain);
+}
+
+Test(blocks, rows_are_independent) {
+    enum { ALL = 270, OUT = 67, COLS = 800 };
+    static const int counts[] = {1, 2, 3, 4, 5, 6, 7, 33, 64, 257};
+    for (int path = 1; path < PATH_COUNT; path++) {
+        struct kern *kern = open_exact(path, false);
+        if (!kern) continue;
+        for (int d = 0; d < DTYPES; d++) {
+            struct blocks m = blocks_make(OUT, COLS, (enum kern_dtype)(KERN_Q8 + d), true, 6);
+            struct kern_weight *w = load(kern, &m.file, KERN_SHARD_COLS);
+            float *x = inputs(ALL, COLS), *all = fresh((size_t)ALL * OUT, 0);
+            float *some = fresh((size_t)ALL * OUT, 0);
+            kern->ops->matmul(kern, all, x, w, NULL, ALL, KERN_SET);
+            for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+                int first = (ALL - counts[i]) / 2;
+                kern->ops->matmul(kern, some, x + first * COLS, w, NULL, counts[i], KERN_SET);
+                cr_assert(
+                    !memcmp(some, all + first * OUT, sizeof *some * (size_t)(counts[i] * OUT)),
+                    "%s, %s: %d rows differ from the same among %d", kern->ops->name,
+                    dtype_names[d], counts[i], ALL);
+            }
+            kern->ops->weight_free(kern, w);
+            blocks_close(&m);
+            free(x), free(all), free(some);
+        }
+        kern->ops->close(kern);
+    }
+}
+
+/* Leaves of 256 inputs are the same with and without blocks. */
+Test(blocks, float_activations_give_the_products_of_the_numbers) {
+    static const struct shape exact[] = {{1, 35, 2048, KERN_SHARD_COLS, true, true},
+                                         {1, 130, 100, KERN_SHARD_NONE, false, false},
+                                         {20, 67, 2048, KERN_SHARD_COLS, false, false},
+                                         {300, 40, 96, KERN_SHARD_NONE, true, false}};
+    for (int path = 0; path < PATH_COUNT; path++) {
+        struct kern *kern = open_exact(path, true);
+        if (!kern) continue;
+        for (size_t i = 0; i < sizeof exact / sizeof *exact; i++) {
+            for (int d = 0; d < DTYPES; d++) {
+                const struct shape *s = &exact[i];
+                struct blocks m =
+                    blocks_make(s->outputs, s->cols, (enum kern_dtype)(KERN_Q8 + d), i % 2, 7);
+                struct kern_matrix floats = m.file;
+                floats.data = m.value;
+                floats.dtype = KERN_F32;
+                float *want = product(kern, s, &floats), *got = product(kern, s, &m.file);
+                cr_assert(!memcmp(want, got, sizeof *got * (size_t)(s->rows * s->outputs)),
+                          "%s, %s: %d x %d x %d", kern->ops->name, dtype_names[d], s->rows,
+                          s->outputs, s->cols);
+                free(want), free(got);
+                blocks_close(&m);
+            }
+        }
+        kern->ops->close(kern);
+    }
+}
+
+/* Every code with every sign of input at the ends of their ranges: sums that would overflow 16
+ * bits. */
+Test(blocks, extremes_do_not_overflow) {
+    enum { OUT = 16, COLS = 64 };
+    for (int path = 1; path < PATH_COUNT; path++) {
+        struct kern *kern = open_exact(path, false);
+        if (!kern) continue;
+        for (int d = 0; d < DTYPES; d++) {
+            const enum kern_dtype dtype = (enum kern_dtype)(KERN_Q8 + d);
+            struct blocks m = blocks_make(OUT, COLS, dtype, true, 8);
+            const int least = dtype == KERN_Q4 ? -8 : dtype == KERN_Q4M ? 0 : -128;
+            const int most = dtype == KERN_Q4 ? 7 : dtype == KERN_Q4M ? 15 : 127;
+            float x[2 * COLS], y[2 * OUT];
+            for (int i = 0; i < OUT * COLS / KERN_BLOCK; i++) {
+                m.data[i].scale = 1, m.data[i].least = 0;
+                for (int k = 0; k < KERN_BLOCK; k++)
+                    m.data[i].n[k] = (int8_t)(i / (COLS / KERN_BLOCK) % 2 ? least : most);
+            }
+            for (int k = 0; k < COLS; k++) x[k] = 127, x[COLS + k] = -127;
+            struct kern_weight *w = load(kern, &m.file, KERN_SHARD_NONE);
+            kern->ops->matmul(kern, y, x, w, NULL, 2, KERN_SET);
+            for (int o = 0; o < 2 * OUT; o++) {
+                float want = (float)((o % 2 ? least : most) * COLS * 127 * (o < OUT ? 1 : -1));
+                cr_assert_eq(y[o], want, "%s, %s: %d: %g not %g", kern->ops->name, dtype_names[d],
+                             o, (double)y[o], (double)want);
+            }
+            kern->ops->weight_free(kern, w);
+            blocks_close(&m);
+        }
+        kern->ops->close(kern);
+    }
+}
+
+/* Blocks of zeros and of numbers too small for a scale are zero; one number that is not finite
+ * makes its row NaN and no other. */
+Test(blocks, unusual_inputs) {
+    enum { OUT = 20, COLS = 96, ROWS = 5 };
+    for (int path = 1; path < PATH_COUNT; path++) {
+        struct kern *kern = open_exact(path, false);
+        if (!kern) continue;
+        struct blocks m = blocks_make(OUT, COLS, KERN_Q8, true, 9);
+        struct kern_weight *w = load(kern, &m.file, KERN_SHARD_NONE);
+        float x[ROWS * COLS] = {0}, y[ROWS * OUT];
+        for (int k = 0; k < COLS; k++) x[COLS + k] = 0x1p-149f * (float)k, x[4 * COLS + k] = 1;
+        x[2 * COLS + 40] = INFINITY;
+        x[3 * COLS + 95] = NAN;
+        kern->ops->matmul(kern, y, x, w, NULL, ROWS, KERN_SET);
+        for (int o = 0; o < OUT; o++) {
+            cr_assert(y[o] == 0 && y[OUT + o] == 0, "%s", kern->ops->name);
+            cr_assert(isnan(y[2 * OUT + o]) && isnan(y[3 * OUT + o]), "%s", kern->ops->name);
+            cr_assert(isfinite(y[4 * OUT + o]), "%s", kern->ops->name);
+        }
+        kern->ops->weight_free(kern, w);
+        blocks_close(&m);
+        kern->ops->close(kern);
+    }
+}
+
+/* Parts of unlike types keep all of their numbers. */
+Test(blocks, parts_are_joined_exactly) {
+    enum { COLS = 72, ROWS = 19 };
+    for (int path = 0; path < PATH_COUNT; path++) {
+        struct kern *kern = open_exact(path, false);
+        if (!kern) continue;
+        for (int pair = 0; pair < DTYPES * DTYPES; pair++) {
+            const enum kern_dtype first = (enum kern_dtype)(KERN_Q8 + pair / DTYPES);
+            const enum kern_dtype second = (enum kern_dtype)(KERN_Q8 + pair % DTYPES);
+            struct blocks a = blocks_make(ROWS, COLS, first, true, 10);
+            struct blocks b = blocks_make(ROWS, COLS, second, pair % 2, 11);
+            struct kern_matrix parts[] = {a.file, b.file};
+            struct kern_weight *w;
+            float row[COLS];
+            cr_assert_eq(kern->ops->weight_load(kern, parts, 2, KERN_SHARD_ROWS, &w, NULL), 0);
+            for (int32_t r = 0; r < 2 * ROWS; r++) {
+                const float *want = r < ROWS ? a.value + r * COLS : b.value + (r - ROWS) * COLS;
+                kern->ops->embed(kern, row, w, 1, &r, 1);
+                for (int k = 0; k < COLS; k++)
+                    cr_assert(row[k] == want[k], "%s and %s, row %d: %g not %g",
+                              dtype_names[pair / DTYPES], dtype_names[pair % DTYPES], r,
+                              (double)row[k], (double)want[k]);
+            }
+            kern->ops->weight_free(kern, w);
+            blocks_close(&a);
+            blocks_close(&b);
+        }
+        kern->ops->close(kern);
+    }
+}
+
+/* A layout is as small as its name says. */
+Test(blocks, bits_per_number) {
+    static const double bits[2][DTYPES] = {{9, 10, 5, 6}, {8.5, 9, 4.5, 5}};
+    struct kern *kern = open_exact(1, false);
+    for (int d = 0; d < 2 * DTYPES; d++) {
+        struct blocks m = blocks_make(32, 1024, (enum kern_dtype)(KERN_Q8 + d / 2), d % 2, 12);
+        struct kern_weight *w = load(kern, &m.file, KERN_SHARD_NONE);
+        cr_assert_eq((double)w->panel_bytes * 8 / (1024 * PANEL), bits[d % 2][d / 2]);
+        kern->ops->weight_free(kern, w);
+        blocks_close(&m);
+    }
+    kern->ops->close(kern);
+}
