@@ -40,13 +40,14 @@ struct config {
     char *api_key_file;
     struct config_list allowed_hosts, cors_origins;
     int64_t data_parallel_size, tensor_parallel_size, kv_rank_cap, threads;
-    char *device;        /* auto, cpu, cuda */
-    char *cpu_path;      /* auto, reference, portable, avx2, avx512, amx */
-    char *log_format;    /* plain, json */
-    char *log_level;     /* error, warn, info, debug */
-    bool random_weights; /* read only config.json from the model directory (timing) */
-    char *quantization;  /* none, fp8 */
-    bool strict_params;  /* unknown request fields are a 400 */
+    char *device;          /* auto, cpu, cuda */
+    char *cpu_path;        /* auto, reference, portable, avx2, avx512, amx */
+    char *cpu_activations; /* int8, f32 */
+    char *log_format;      /* plain, json */
+    char *log_level;       /* error, warn, info, debug */
+    bool random_weights;   /* read only config.json from the model directory (timing) */
+    char *quantization;    /* none, fp8 */
+    bool strict_params;    /* unknown request fields are a 400 */
     char *reasoning_parser;
     char *tool_call_parser;
     char *inspect; /* a model to describe, as --model */

@@ -7,6 +7,7 @@
 struct backend_options {
     const char *device;   /* "auto", "cpu", "cuda"; NULL = auto: CUDA where there is a device */
     const char *cpu_path; /* see kernels/cpu/cpu.h */
+    bool cpu_exact;       /* cpu_options.exact */
     int threads;          /* compute threads of all replicas together; 0 = one per core */
     int replicas; /* instances to open, 0 = 1: each has its own devices, or an equal share of the
                      threads */

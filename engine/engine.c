@@ -290,6 +290,8 @@ static int open_backends(struct engine *e, struct fault *fault) {
     const struct engine_options *o = &e->options;
     const struct backend_options backend = {.device = o->device,
                                             .cpu_path = o->cpu_path,
+                                            .cpu_exact = o->cpu_activations &&
+                                                         !strcmp(o->cpu_activations, "f32"),
                                             .threads = o->threads,
                                             .replicas = e->replica_count,
                                             .ranks = o->tensor_parallel_size};

@@ -75,17 +75,18 @@ struct engine_options {
                               and the budget, at most half of the free memory */
     const char *kv_dtype;  /* "auto" (as weights; bf16 for f16), "f32", "bf16", "fp8", "fp8_e4m3" */
     int max_num_seqs;      /* sequences running at once */
-    int max_num_batched_tokens; /* rows per step */
-    int max_model_len;          /* 0 = the model's */
-    int max_queue;              /* bound on waiting jobs */
-    int max_conversations;      /* retained between turns */
-    int max_choices;            /* n of one request; 0 = as many as may run at once */
-    int data_parallel_size;     /* replicas; 0 = 1; the limits above hold for each one */
-    int tensor_parallel_size;   /* ranks of each replica: 1, 2, 4, 8; 0 = 1 */
-    int kv_rank_cap;            /* percent of an even share, see kern_cache_options; 0 = none */
-    int threads;                /* compute threads of all replicas together; 0 = one per core */
-    const char *device;         /* "auto", "cpu", "cuda": see engine/backend.h */
-    const char *cpu_path;       /* see kernels/cpu/cpu.h */
+    int max_num_batched_tokens;  /* rows per step */
+    int max_model_len;           /* 0 = the model's */
+    int max_queue;               /* bound on waiting jobs */
+    int max_conversations;       /* retained between turns */
+    int max_choices;             /* n of one request; 0 = as many as may run at once */
+    int data_parallel_size;      /* replicas; 0 = 1; the limits above hold for each one */
+    int tensor_parallel_size;    /* ranks of each replica: 1, 2, 4, 8; 0 = 1 */
+    int kv_rank_cap;             /* percent of an even share, see kern_cache_options; 0 = none */
+    int threads;                 /* compute threads of all replicas together; 0 = one per core */
+    const char *device;          /* "auto", "cpu", "cuda": see engine/backend.h */
+    const char *cpu_path;        /* see kernels/cpu/cpu.h */
+    const char *cpu_activations; /* "f32": see cpu_options.exact; NULL or "int8" */
     bool random_weights;
     const char *quantization; /* weight format: NULL or "none" as in the files, "fp8" */
     bool check_only; /* engine_open checks without loading weights: it refuses the same options, and

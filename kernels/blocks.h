@@ -19,8 +19,10 @@ extern "C" {
 
 #include "kernels/kern.h"
 
+#define BLOCK_NO_LEAST (-0.0f) /* added, it changes nothing, not even the sign of a zero */
+
 struct block {
-    float scale, least; /* least: 0 in KERN_Q8 and KERN_Q4 */
+    float scale, least; /* least: BLOCK_NO_LEAST in KERN_Q8 and KERN_Q4 */
     int8_t n[KERN_BLOCK];
 };
 

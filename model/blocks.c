@@ -35,7 +35,7 @@ static uint32_t bits_at(const uint8_t *from) {
 
 static void make_q4_0(const uint8_t *from, size_t blocks, struct block *out) {
     for (; blocks; blocks--, from += 18, out++) {
-        *out = (struct block){.scale = half_at(from)};
+        *out = (struct block){.scale = half_at(from), .least = BLOCK_NO_LEAST};
         put_nibbles(from + 2, 0, -8, out->n);
     }
 }
@@ -49,7 +49,7 @@ static void make_q4_1(const uint8_t *from, size_t blocks, struct block *out) {
 
 static void make_q5_0(const uint8_t *from, size_t blocks, struct block *out) {
     for (; blocks; blocks--, from += 22, out++) {
-        *out = (struct block){.scale = half_at(from)};
+        *out = (struct block){.scale = half_at(from), .least = BLOCK_NO_LEAST};
         put_nibbles(from + 6, bits_at(from + 2), -16, out->n);
     }
 }
@@ -63,7 +63,7 @@ static void make_q5_1(const uint8_t *from, size_t blocks, struct block *out) {
 
 static void make_q8_0(const uint8_t *from, size_t blocks, struct block *out) {
     for (; blocks; blocks--, from += 34, out++) {
-        *out = (struct block){.scale = half_at(from)};
+        *out = (struct block){.scale = half_at(from), .least = BLOCK_NO_LEAST};
         memcpy(out->n, from + 2, sizeof out->n);
     }
 }
@@ -112,13 +112,11 @@ static const struct format {
     enum kern_dtype dtype;
     block_maker *make;
     size_t blocks, bytes; /* blocks of 32 in a block of the file, and its bytes */
-} formats[] = {{GGUF_FORMAT_Q4_0, KERN_Q4, make_q4_0, 1, 18},
-               {GGUF_FORMAT_Q4_1, KERN_Q4M, make_q4_1, 1, 20},
-               {GGUF_FORMAT_Q5_0, KERN_Q8, make_q5_0, 1, 22},
-               {GGUF_FORMAT_Q5_1, KERN_Q8M, make_q5_1, 1, 24},
-               {GGUF_FORMAT_Q8_0, KERN_Q8, make_q8_0, 1, 34},
-               {GGUF_FORMAT_Q4_K, KERN_Q4M, make_q4_k, 8, 144},
-               {GGUF_FORMAT_Q5_K, KERN_Q8M, make_q5_k, 8, 176}};
+} formats[] = {
+    {GGUF_FORMAT_Q4_0, KERN_Q4, make_q4_0, 1, 18},  {GGUF_FORMAT_Q4_1, KERN_Q4M, make_q4_1, 1, 20},
+    {GGUF_FORMAT_Q5_0, KERN_Q8, make_q5_0, 1, 22},  {GGUF_FORMAT_Q5_1, KERN_Q8M, make_q5_1, 1, 24},
+    {GGUF_FORMAT_Q8_0, KERN_Q8, make_q8_0, 1, 34},  {GGUF_FORMAT_Q4_K, KERN_Q4M, make_q4_k, 8, 144},
+    {GGUF_FORMAT_Q5_K, KERN_Q8M, make_q5_k, 8, 176}};
 
 static const struct format *format_of(uint32_t format) {
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)

@@ -1,5 +1,5 @@
-/* Numbers that lie in blocks with a common scale, as GGUF files have them, as float32 or as blocks of
- * the backend (kernels/blocks.h). Pure; the order of operations is the one of ggml's reference
+/* Numbers that lie in blocks with a common scale, as GGUF files have them, as float32 or as blocks
+ * of the backend (kernels/blocks.h). Pure; the order of operations is the one of ggml's reference
  * functions, so the bits are the same. */
 #ifndef KEEPD_MODEL_BLOCKS_H
 #define KEEPD_MODEL_BLOCKS_H

@@ -8,7 +8,9 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "kernels/blocks.h"
 #include "kernels/quantize.h"
+#include "model/blocks.h"
 #include "model/internal.h"
 #include "model/rows.h"
 #include "model/tensors.h"
@@ -275,10 +277,10 @@ static void shared_rows(const struct loader *loader, const struct slot *slot, in
 static bool in_blocks(const struct loader *loader, const struct slot *slot, int layer) {
     char name[TENSOR_NAME_MAX];
     enum kern_dtype dtype;
-    bool converted = loader->options->fp8 && slot->shard != KERN_SHARD_VOCAB;
-    if (!loader->model->kern || !loader->model->kern->ops->blocks || converted) return false;
+    bool converted = loader->options->fp8 && !keeps_type(slot->shard);
+    if (!loader->model->kern->ops->blocks || converted) return false;
     for (int i = 0; i < slot->count; i++) {
-        tensor_name(name, loader->naming, slot->parts[i], layer);
+        name_of(loader, slot->parts[i], layer, name);
         const struct tensor *tensor = weights_find(loader->weights, name);
         if (!tensor || tensor->dtype != TENSOR_BLOCKS || !block_maker_of(tensor->format, &dtype))
             return false;
@@ -293,9 +295,13 @@ static size_t matrix_bytes(const struct kern_matrix *m) {
     return (size_t)(m->rows * m->cols) * kern_dtype_bytes(m->dtype);
 }
 
-/* In the backend, about. */
-static size_t loaded_bytes(const struct kern_matrix *m, const struct tensor *tensor) {
-    return kern_dtype_blocks(m->dtype) ? tensor->bytes : matrix_bytes(m);
+/* In the backend: of blocks with factors in float16. */
+static size_t loaded_bytes(const struct kern_matrix *m) {
+    const enum kern_dtype dtype = m->dtype;
+    if (!kern_dtype_blocks(dtype)) return matrix_bytes(m);
+    size_t bits = dtype == KERN_Q4 || dtype == KERN_Q4M ? 4 : 8;
+    size_t factors = dtype == KERN_Q8M || dtype == KERN_Q4M ? 2 : 1;
+    return (size_t)(m->rows * blocks_of(m->cols)) * (KERN_BLOCK / 8 * bits + 2 * factors);
 }
 
 /* `room`: for what does not lie in the file as the backend takes it; moved on by what is used. */
@@ -312,7 +318,7 @@ static int read_rows(struct loader *loader, const char *name, const struct rows 
 
 /* `room` NULL: only the description is checked. */
 static int find_matrix(struct loader *loader, const struct slot *slot, int part, int layer,
-                       float *scales, char **room, struct kern_matrix *out) {
+                       bool blocks, float *scales, char **room, struct kern_matrix *out) {
     char name[TENSOR_NAME_MAX];
     const struct tensor *tensor = NULL; /* set where there is no error */
     int64_t before, all;
@@ -326,9 +332,11 @@ static int find_matrix(struct loader *loader, const struct slot *slot, int part,
                               .first = before + (stacked ? loader->expert * all : 0),
                               .count = out->rows,
                               .order = order_of(loader, slot->parts[part]),
-                              .head = loader->model->config.head_dim};
+                              .head = loader->model->config.head_dim,
+                              .blocks = blocks};
     out->data = rows_at(&rows);
     out->dtype = dtype_of(tensor);
+    if (blocks) (void)block_maker_of(tensor->format, &out->dtype);
     loader->read += tensor->bytes / (size_t)experts * (size_t)out->rows / (size_t)all;
     if (tensor->dtype != TENSOR_E4M3) return room ? read_rows(loader, name, &rows, room, out) : 0;
     if (keeps_type(slot->shard) || all != out->rows || stacked || rows.order)
@@ -342,7 +350,7 @@ static int find_matrices(struct loader *loader, int layer, const struct slot *sl
                          struct kern_matrix *matrices, size_t *bytes) {
     size_t row = 0, rows = 0;
     char *room = NULL;
-    const bool check_only = loader->options->check_only;
+    const bool check_only = loader->options->check_only, blocks = in_blocks(loader, slot, layer);
     for (int i = 0; i < slot->count; i++) rows += (size_t)matrices[i].rows;
     if (!check_only && (loader->naming == NAMING_GGUF || (slot->heads && loader->order))) {
         room = room_of(&loader->rows, rows, (size_t)matrices[0].cols * sizeof(float));
@@ -352,9 +360,10 @@ static int find_matrices(struct loader *loader, int layer, const struct slot *sl
     }
     for (int i = 0; i < slot->count; i++) {
         struct kern_matrix *m = &matrices[i];
-        int rc = find_matrix(loader, slot, i, layer, scales + row, check_only ? NULL : &room, m);
+        int rc =
+            find_matrix(loader, slot, i, layer, blocks, scales + row, check_only ? NULL : &room, m);
         if (rc) return rc;
-        *bytes += (size_t)(m->rows * m->cols) * kern_dtype_bytes(m->dtype);
+        *bytes += loaded_bytes(m);
         row += (size_t)m->rows;
     }
     return 0;

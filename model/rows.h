@@ -23,8 +23,8 @@ const void *rows_at(const struct rows *rows);              /* the first in the f
 bool rows_need_room(const struct rows *rows);
 
 /* Reads the rows, shared out to `team`. `to`: room for their numbers, of BLOCKS as float32
- * or as struct block, otherwise of their own type; NULL where none is needed. Returns -1, or the first element of the
- * tensor that is no finite number. */
+ * or as struct block, otherwise of their own type; NULL where none is needed. Returns -1, or the
+ * first element of the tensor that is no finite number. */
 int64_t rows_read(const struct rows *rows, char *to, struct cpu_team *team);
 
 #endif

@@ -102,6 +102,7 @@ static struct engine_options engine_options(const struct config *config, struct 
         .threads = (int)config->threads,
         .device = config->device,
         .cpu_path = config->cpu_path,
+        .cpu_activations = config->cpu_activations,
         .random_weights = config->random_weights,
         .quantization = config->quantization,
         .progress = on_progress,

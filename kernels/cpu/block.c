@@ -115,7 +115,8 @@ void cpu_block_pack(struct kern_weight *w, int64_t row, const struct block *from
 }
 
 struct block cpu_block_at(const struct kern_weight *w, int64_t row, int64_t block) {
-    struct block out = {.scale = get_factor(w, factor_at(w, row, block, 0))};
+    struct block out = {.scale = get_factor(w, factor_at(w, row, block, 0)),
+                        .least = BLOCK_NO_LEAST};
     if (cpu_block_has_least(w->dtype)) out.least = get_factor(w, factor_at(w, row, block, 1));
     get_codes(w, codes_at(w, row, block), out.n);
     return out;

@@ -8,6 +8,7 @@
  * --splits   step sizes of the prompt, e.g. 7,1,40; the last one repeats
  * --greedy   continue with this many most likely tokens
  * --rows     "next" (log-probability of the token that follows) or "all" (every token's)
+ * --exact    yes: cpu_options.exact
  * --random-weights yes: only config.json is read, for timing
  * --policy, --budget, --buffer, --chunk, --sinks, --recent, --horizon: as in requests; evictions
  *            happen where paging/due.h says, and each one is reported before and after
@@ -119,6 +120,8 @@ static int read_option(struct args *args, const char *name, const char *value) {
         args->replay.path = value;
     else if (!strcmp(name, "--kv-dtype"))
         return replay_kv_dtype(value, &args->replay.kv_dtype, NULL);
+    else if (!strcmp(name, "--exact"))
+        args->replay.exact = !strcmp(value, "yes");
     else if (!strcmp(name, "--random-weights"))
         args->replay.random_weights = !strcmp(value, "yes");
     else if (!strcmp(name, "--horizon"))

@@ -10,6 +10,7 @@ struct replay_options {
     const char *dir;
     const char *gates; /* as in model_options */
     const char *path;  /* as in cpu_options */
+    bool exact;        /* as in cpu_options */
     int threads;
     int ranks; /* tensor parallelism; 0 = 1 */
     enum kern_dtype kv_dtype;

@@ -42,6 +42,7 @@ static struct blocks blocks_make(int64_t rows, int64_t cols, enum kern_dtype dty
     for (int64_t i = 0; i < rows * each; i++) {
         struct block *b = &m.data[i];
         b->scale = factor(seed, 2 * (uint64_t)i, halves);
+        b->least = BLOCK_NO_LEAST;
         if (cpu_block_has_least(dtype)) b->least = factor(seed, 2 * (uint64_t)i + 1, halves);
         for (int k = 0; k < KERN_BLOCK && i % each * KERN_BLOCK + k < cols; k++) {
             b->n[k] = (int8_t)((int)(mix(seed ^ (uint64_t)(i * KERN_BLOCK + k)) % count) + low);
@@ -216,7 +217,7 @@ Test(blocks, extremes_do_not_overflow) {
             const int most = dtype == KERN_Q4 ? 7 : dtype == KERN_Q4M ? 15 : 127;
             float x[2 * COLS], y[2 * OUT];
             for (int i = 0; i < OUT * COLS / KERN_BLOCK; i++) {
-                m.data[i].scale = 1, m.data[i].least = 0;
+                m.data[i].scale = 1, m.data[i].least = BLOCK_NO_LEAST;
                 for (int k = 0; k < KERN_BLOCK; k++)
                     m.data[i].n[k] = (int8_t)(i / (COLS / KERN_BLOCK) % 2 ? least : most);
             }

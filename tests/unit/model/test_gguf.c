@@ -388,12 +388,13 @@ static void remove_all(const char *dir) {
     }
 }
 
-static int open_model(const char *dir, const char *name, const char *path, struct replay *out,
-                      struct fault *fault) {
+static int open_model(const char *dir, const char *name, const char *path, bool exact,
+                      struct replay *out, struct fault *fault) {
     char model[128];
     snprintf(model, sizeof model, "%s%s", dir, name);
     const struct replay_options options = {.dir = model,
                                            .path = path,
+                                           .exact = exact,
                                            .threads = 2,
                                            .kv_dtype = KERN_F32,
                                            .rows_max = IDS,
@@ -403,12 +404,12 @@ static int open_model(const char *dir, const char *name, const char *path, struc
     return replay_open(&options, out, fault);
 }
 
-static void run(const char *dir, const char *name, const char *path, float *logits) {
+static void run(const char *dir, const char *name, const char *path, bool exact, float *logits) {
     struct replay replay;
     struct fault fault;
     int32_t ids[IDS];
     const int whole = IDS;
-    cr_assert_eq(open_model(dir, name, path, &replay, &fault), 0, "%s%s: %s: %s", dir, name,
+    cr_assert_eq(open_model(dir, name, path, exact, &replay, &fault), 0, "%s%s: %s: %s", dir, name,
                  fault.field, fault.text);
     for (int i = 0; i < IDS; i++) ids[i] = (i * 37 + 11) % VOCAB;
     cr_assert_eq(replay_run(&replay, 0, ids, IDS, &whole, 1, logits), 0);
@@ -431,11 +432,22 @@ static void check_both_ways(size_t family, uint32_t format, bool tied) {
     make(dir, &m);
     for (size_t i = 0; i < 5; i++) {
         if (!path_available(paths[i])) continue;
-        run(dir, "/model.gguf", paths[i], file);
-        run(dir, "", paths[i], directory);
+        run(dir, "/model.gguf", paths[i], true, file);
+        run(dir, "", paths[i], true, directory);
         cr_expect(isfinite(file[0]) && file[0] != file[1]);
         cr_expect(memcmp(file, directory, sizeof file) == 0, "%s of %s on %s",
                   families[family].architecture, gguf_format_name(format), paths[i]);
+        run(dir, "/model.gguf", paths[i], false, file);
+        double moved = 0, size = 0;
+        for (int j = 0; j < IDS * VOCAB; j++) {
+            moved += pow(file[j] - directory[j], 2);
+            size += pow(directory[j], 2);
+        }
+        bool rounded = block_maker_of(format, &(enum kern_dtype){0}) != NULL;
+        cr_expect(rounded ? moved > 0 && moved < 1.6e-3 * size : moved == 0,
+                  "%s of %s on %s: activations in int8 move logits by %g of their size",
+                  families[family].architecture, gguf_format_name(format), paths[i],
+                  sqrt(moved / size));
     }
     remove_all(dir);
 }
@@ -681,7 +693,7 @@ static void refused(struct making *m, int expected, const char *field, const cha
     struct fault fault;
     char dir[64];
     make(dir, m);
-    int rc = open_model(dir, "/model.gguf", "portable", &replay, &fault);
+    int rc = open_model(dir, "/model.gguf", "portable", true, &replay, &fault);
     cr_expect_eq(rc, expected, "%s: %s", fault.field, fault.text);
     cr_expect_str_eq(fault.field, field);
     cr_expect_not_null(strstr(fault.text, text), "%s", fault.text);
