@@ -30,6 +30,13 @@ static inline int64_t blocks_of(int64_t count) {
     return (count + KERN_BLOCK - 1) / KERN_BLOCK;
 }
 
+/* Bytes of a row of `count` numbers without alignment, with factors in float16. */
+static inline size_t blocks_bytes(enum kern_dtype dtype, int64_t count) {
+    size_t bits = dtype == KERN_Q4 || dtype == KERN_Q4M ? 4 : 8;
+    size_t factors = dtype == KERN_Q8M || dtype == KERN_Q4M ? 2 : 1;
+    return (size_t)blocks_of(count) * (KERN_BLOCK / 8 * bits + 2 * factors);
+}
+
 static inline float block_number(const struct block *block, int i) {
     return block->scale * (float)block->n[i] + block->least;
 }

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "model/blocks.h"
 #include "model/internal.h"
 
 #define TYPES_MAX 64
@@ -26,9 +27,12 @@ static double elements_of(const struct tensor *tensor) {
     return count;
 }
 
-/* Matrices of blocks take four bytes for each number once they are loaded. */
+/* On a CPU: blocks stay what they are, or take four bytes for each number. */
 static double loaded_bytes(const struct tensor *tensor) {
-    return tensor->dtype == TENSOR_BLOCKS ? 4 * elements_of(tensor) : (double)tensor->bytes;
+    enum kern_dtype dtype;
+    if (tensor->dtype != TENSOR_BLOCKS) return (double)tensor->bytes;
+    if (!block_maker_of(tensor->format, &dtype)) return 4 * elements_of(tensor);
+    return elements_of(tensor) / KERN_BLOCK * (double)blocks_bytes(dtype, KERN_BLOCK);
 }
 
 /* By the names that every format has for experts. */

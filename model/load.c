@@ -295,13 +295,9 @@ static size_t matrix_bytes(const struct kern_matrix *m) {
     return (size_t)(m->rows * m->cols) * kern_dtype_bytes(m->dtype);
 }
 
-/* In the backend: of blocks with factors in float16. */
 static size_t loaded_bytes(const struct kern_matrix *m) {
-    const enum kern_dtype dtype = m->dtype;
-    if (!kern_dtype_blocks(dtype)) return matrix_bytes(m);
-    size_t bits = dtype == KERN_Q4 || dtype == KERN_Q4M ? 4 : 8;
-    size_t factors = dtype == KERN_Q8M || dtype == KERN_Q4M ? 2 : 1;
-    return (size_t)(m->rows * blocks_of(m->cols)) * (KERN_BLOCK / 8 * bits + 2 * factors);
+    if (kern_dtype_blocks(m->dtype)) return (size_t)m->rows * blocks_bytes(m->dtype, m->cols);
+    return matrix_bytes(m);
 }
 
 /* `room`: for what does not lie in the file as the backend takes it; moved on by what is used. */

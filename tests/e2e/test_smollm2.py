@@ -59,7 +59,7 @@ def post(d, path, **body):
 
 
 def test_chat(daemon, file):
-    d = daemon("--model", str(file))
+    d = daemon("--model", str(file), "--cpu-activations", "f32")
     r = post(d, "/v1/chat/completions", temperature=0, max_tokens=40,
              messages=[{"role": "user", "content": "What is the capital of France?"}])
     assert "Paris" in r["choices"][0]["message"]["content"]
@@ -67,7 +67,7 @@ def test_chat(daemon, file):
 
 
 def test_likelihoods_are_those_of_the_numbers_in_the_file(daemon, file, reference):
-    d = daemon("--model", str(file), "--kv-dtype", "f32")
+    d = daemon("--model", str(file), "--kv-dtype", "f32", "--cpu-activations", "f32")
     worst = total = 0
     for text in TEXTS:
         ids = post(d, "/tokenize", prompt=text)["tokens"]
