@@ -121,7 +121,7 @@ int64_t rows_read(const struct rows *rows, char *to, struct cpu_team *team) {
         job.make = block_maker_of(tensor->format, &dtype);
         job.to_bytes = (size_t)blocks_of(job.cols) * sizeof(struct block);
     }
-    cpu_tickets_set(&job.share, rows->count);
+    cpu_tickets_set(&job.tickets, rows->count);
     cpu_team_run(team, read_some, &job);
     return job.bad == INT64_MAX ? -1 : job.bad;
 }
