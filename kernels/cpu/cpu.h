@@ -10,9 +10,9 @@
 
 struct cpu_options {
     const char *path; /* "auto", "reference", "portable", "avx2", "avx512", "amx"; NULL = auto */
-    bool exact;       /* weights in blocks are multiplied with activations in float32 as if they were
-                         float32; otherwise with activations in int8 (block.h), which is faster */
-    int threads;      /* 0 = the cores this process may use */
+    bool exact;  /* weights in blocks are multiplied with activations in float32 as if they were
+                    float32; otherwise with activations in int8 (block.h), which is faster */
+    int threads; /* 0 = the cores this process may use */
     /* Tensor parallelism: the communicator of this rank. cpu_open takes ownership, even when it
      * fails; all calls are then made on the rank's thread. NULL: a single rank. */
     const struct comm *comm;
