@@ -22,13 +22,25 @@
 /* Architectures by the names that files and config.json (model_type) have for them. */
 static const struct architecture {
     const char *name, *type;
-    const char *mixture; /* the model_type of a file with experts; NULL: the same */
-    bool permuted;       /* converters put the two numbers that a rotation turns side by side */
+    const char *mixture;  /* the model_type of a file with experts; NULL: the same */
+    const char *windowed; /* the model_type of a file with windows; NULL: the same */
+    bool permuted;        /* converters put the two numbers that a rotation turns side by side */
+    bool windows_said;    /* a file without a window has none, whatever its family's default */
+    bool factors;         /* Granite's keys */
+    int heads_scale;      /* Gemma: with so many layers, queries are scaled by the mean size of a
+                             head in the embeddings, else by the head's own (llama.cpp's rule) */
 } architectures[] = {
     {.name = "llama", .type = "llama", .mixture = "mixtral", .permuted = true},
     {.name = "qwen2", .type = "qwen2"},
     {.name = "qwen3", .type = "qwen3"},
     {.name = "qwen3moe", .type = "qwen3_moe"},
+    {.name = "phi3", .type = "phi3"},
+    {.name = "gemma2", .type = "gemma2", .heads_scale = 46},
+    {.name = "gemma3", .type = "gemma3_text", .heads_scale = 62},
+    {.name = "granite", .type = "granite", .permuted = true, .factors = true},
+    {.name = "smollm3", .type = "smollm3", .permuted = true},
+    {.name = "olmo2", .type = "olmo2", .windowed = "olmo3"},
+    {.name = "exaone4", .type = "exaone4", .windows_said = true},
 };
 
 static const struct architecture *find_architecture(const char *name) {
@@ -61,7 +73,7 @@ static const struct row config_rows[] = {
     {".attention.sliding_window", "sliding_window", KIND_MORE},
     {".attn_logit_softcapping", "attn_logit_softcapping", KIND_NUM},
     {".final_logit_softcapping", "final_logit_softcapping", KIND_NUM},
-    {".logit_scale", "logit_scale", KIND_NUM},
+    {".attention.scale", "attention_multiplier", KIND_NUM},
     {".embedding_scale", "embedding_multiplier", KIND_NUM},
     {".residual_scale", "residual_multiplier", KIND_NUM},
     {".expert_count", "num_local_experts", KIND_MORE},
@@ -70,8 +82,13 @@ static const struct row config_rows[] = {
     {".expert_shared_count", "n_shared_experts", KIND_MORE},
     {".expert_shared_feed_forward_length", "shared_expert_intermediate_size", KIND_MORE},
     {".rope.freq_base", "rope_theta", KIND_NUM},
+    {".rope.freq_base_swa", "rope_local_base_freq", KIND_NUM},
     {"tokenizer.ggml.bos_token_id", "bos_token_id", KIND_INT},
 };
+
+/* One key with another meaning in Granite's files. */
+static const struct row logit_rows[] = {{".logit_scale", "logit_scale", KIND_NUM}};
+static const struct row granite_rows[] = {{".logit_scale", "logits_scaling", KIND_NUM}};
 
 static const struct row generation_rows[] = {
     {"general.sampling.temp", "temperature", KIND_NUM},
@@ -97,7 +114,12 @@ static const struct row other_names[] = {
     {"tokenizer.ggml.eos_token_id", "eos_token_id", KIND_INT},
 };
 
+/* Factors for contexts up to the original length and beyond (Phi-3). */
+#define LONG_FACTORS  "rope_factors_long.weight"
+#define SHORT_FACTORS "rope_factors_short.weight"
+
 struct translation {
+    const struct architecture *row;
     const struct weights *weights;
     const struct gguf *gguf;
     char architecture[ARCHITECTURE_MAX];
@@ -214,6 +236,13 @@ static int read_head(const struct translation *t) {
                          "values of %lld beside keys of %lld are not supported", (long long)value,
                          (long long)key);
     rotated = key;
+    if (t->row->heads_scale) {
+        int64_t layers = 0;
+        rc = get_int(t, ".block_count", &layers);
+        int64_t scalar = layers == t->row->heads_scale ? width / heads : key;
+        if (!rc) rc = set_num(t, t->config, "query_pre_attn_scalar", (double)scalar);
+        if (rc) return rc;
+    }
     rc = get_int(t, ".rope.dimension_count", &rotated);
     if (!rc) rc = set_num(t, t->config, "head_dim", (double)key);
     if (!rc && rotated != key && key > 0)
@@ -248,8 +277,26 @@ static int read_yarn(const struct translation *t, cJSON *scaling, double factor)
     if (!rc && has_key(t, ".rope.scaling.yarn_attn_factor"))
         rc = get_num(t, ".rope.scaling.yarn_attn_factor", &attention);
     if (rc || attention == 1) return rc;
-    /* In the file the factor multiplies what yarn has by itself. */
+    /* In the file the factor multiplies what yarn has by itself, but for OLMo 3, whose converter
+     * copies config.json's. */
+    if (t->row->windowed) return set_num(t, scaling, "attention_factor", attention);
     return set_num(t, scaling, "attention_factor", attention * (0.1 * log(factor) + 1));
+}
+
+/* Converters name no kind beside these tensors, but the scale and the original length. */
+static int read_longrope(const struct translation *t) {
+    double attention = 0;
+    int64_t original = 0;
+    cJSON *scaling = cJSON_AddObjectToObject(t->config, "rope_scaling");
+    if (!scaling || !cJSON_AddStringToObject(scaling, "rope_type", "longrope")) return no_memory(t);
+    int rc = add_factors(t, scaling, LONG_FACTORS, "long_factor");
+    if (!rc) rc = add_factors(t, scaling, SHORT_FACTORS, "short_factor");
+    if (!rc) rc = get_int(t, ".rope.scaling.original_context_length", &original);
+    if (!rc) rc = get_num(t, ".rope.scaling.attn_factor", &attention);
+    if (!rc && original)
+        rc = set_num(t, scaling, "original_max_position_embeddings", (double)original);
+    if (!rc && attention > 0) rc = set_num(t, scaling, "attention_factor", attention);
+    return rc;
 }
 
 static int read_rope(const struct translation *t) {
@@ -263,9 +310,11 @@ static int read_rope(const struct translation *t) {
     }
     if (rc) return rc;
     bool plain = !kind[0] || !strcmp(kind, "none"), yarn = !strcmp(kind, "yarn");
-    if (!strcmp(kind, "longrope"))
+    bool longrope = !strcmp(kind, "longrope");
+    if (weights_find(t->weights, LONG_FACTORS) && (plain || longrope)) return read_longrope(t);
+    if (longrope)
         return fault_set(t->fault, ERR_UNSUPPORTED, key_of(t, ".rope.scaling.type", key),
-                         "\"longrope\" is not supported in GGUF files");
+                         "\"longrope\" without " LONG_FACTORS " is not supported");
     double attention = 1;
     rc = yarn ? 0 : get_num(t, ".rope.scaling.attn_factor", &attention);
     if (!rc && attention != 1)
@@ -339,6 +388,42 @@ static int read_ends(const struct translation *t) {
 
 /* ---- The whole ----------------------------------------------------------------------------- */
 
+/* The layers that have the window: a bool for each, or every n-th has none. */
+static int read_pattern(const struct translation *t) {
+    static const char name[] = ".attention.sliding_window_pattern";
+    char key[KEY_MAX];
+    const struct gguf_value *value = gguf_find(t->gguf, key_of(t, name, key));
+    if (!value) return 0;
+    if (!value->array) {
+        int64_t every = 0;
+        int rc = get_int(t, name, &every);
+        return rc ? rc : set_num(t, t->config, "sliding_window_pattern", (double)every);
+    }
+    int rc = gguf_array(t->gguf, key, GGUF_BOOL, &value, t->fault);
+    cJSON *types = rc ? NULL : cJSON_AddArrayToObject(t->config, "layer_types");
+    for (size_t i = 0; types && i < value->count; i++) {
+        bool sliding = value->data[i] != 0; /* one byte each */
+        cJSON *type = cJSON_CreateString(sliding ? "sliding_attention" : "full_attention");
+        if (!type || !cJSON_AddItemToArray(types, type)) return no_memory(t);
+    }
+    return rc || types ? rc : no_memory(t);
+}
+
+static int read_windows(const struct translation *t) {
+    bool window = json_get(t->config, "sliding_window") != NULL;
+    if (!window && t->row->windows_said && !cJSON_AddNullToObject(t->config, "sliding_window"))
+        return no_memory(t);
+    if (!has_key(t, ".attention.sliding_window")) return 0;
+    if (!cJSON_AddBoolToObject(t->config, "use_sliding_window", window)) return no_memory(t);
+    return window ? read_pattern(t) : 0;
+}
+
+static const char *model_type(const struct translation *t) {
+    if (t->row->mixture && json_get(t->config, "num_local_experts")) return t->row->mixture;
+    if (t->row->windowed && json_get(t->config, "sliding_window")) return t->row->windowed;
+    return t->row->type;
+}
+
 static int translate(struct translation *t) {
     char architecture[TEXT_MAX];
     int rc = get_text(t, "general.architecture", architecture);
@@ -347,22 +432,22 @@ static int translate(struct translation *t) {
         return fault_set(t->fault, ERR_INVALID, "general.architecture",
                          "missing: which model is this?");
     snprintf(t->architecture, sizeof t->architecture, "%.*s", ARCHITECTURE_MAX - 1, architecture);
-    const struct architecture *row = find_architecture(architecture);
-    if (!row)
-        return fault_set(t->fault, ERR_UNSUPPORTED, "general.architecture",
-                         "%.32s is not supported in GGUF files: llama, qwen2, qwen3, qwen3moe",
-                         architecture);
+    t->row = find_architecture(architecture);
+    if (!t->row)
+        return fault_set(
+            t->fault, ERR_UNSUPPORTED, "general.architecture",
+            "%.32s is not supported in GGUF files: llama, qwen2, qwen3, qwen3moe, phi3, "
+            "gemma2, gemma3, granite, smollm3, olmo2, exaone4",
+            architecture);
     rc = COPY_ROWS(t, config_rows, t->config);
-    bool mixture = row->mixture && json_get(t->config, "num_local_experts");
-    if (!rc &&
-        !cJSON_AddStringToObject(t->config, "model_type", mixture ? row->mixture : row->type))
+    if (!rc)
+        rc = t->row->factors ? COPY_ROWS(t, granite_rows, t->config)
+                             : COPY_ROWS(t, logit_rows, t->config);
+    if (!rc && !cJSON_AddStringToObject(t->config, "model_type", model_type(t)))
         return no_memory(t);
     if (!rc) rc = read_experts(t);
     if (!rc) rc = COPY_ROWS(t, generation_rows, t->generation);
-    if (!rc && has_key(t, ".attention.sliding_window") &&
-        !cJSON_AddBoolToObject(t->config, "use_sliding_window",
-                               json_get(t->config, "sliding_window") != NULL))
-        rc = no_memory(t);
+    if (!rc) rc = read_windows(t);
     if (!rc) rc = read_tensors(t);
     if (!rc) rc = read_head(t);
     if (!rc) rc = read_rope(t);
@@ -385,6 +470,7 @@ static bool rename_in(const struct translation *t, const struct row *rows, size_
 static void rename_field(const struct translation *t) {
     if (!t->fault) return;
     (void)(rename_in(t, config_rows, sizeof config_rows / sizeof config_rows[0]) ||
+           rename_in(t, granite_rows, 1) || rename_in(t, logit_rows, 1) ||
            rename_in(t, other_names, sizeof other_names / sizeof other_names[0]));
 }
 
@@ -401,7 +487,10 @@ int model_config_from_gguf(const struct weights *weights, int context, struct mo
         rc = model_config_read(t.config, t.generation, context, out, fault);
         if (rc) rename_field(&t);
     }
-    if (!rc) out->permuted_qk = find_architecture(t.architecture)->permuted;
+    if (!rc) {
+        out->permuted_qk = t.row->permuted;
+        out->norm_offset = 0; /* converters add Gemma's 1 */
+    }
     cJSON_Delete(t.config);
     cJSON_Delete(t.generation);
     return rc;

@@ -72,9 +72,9 @@ static void shape_text(const int64_t *shape, int dims, char *out, size_t size) {
 
 static const char *supported_types(const struct loader *loader, bool matrix) {
     if (!matrix) return "F32, F16, BF16";
-    return loader->naming != NAMING_GGUF ? "F32, F16, BF16 and, in a layer, F8_E4M3"
-                                         : "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, "
-                                           "Q5_K, Q6_K";
+    return !naming_is_gguf(loader->naming) ? "F32, F16, BF16 and, in a layer, F8_E4M3"
+                                           : "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, "
+                                             "Q5_K, Q6_K";
 }
 
 /* The tensor, checked: `cols` 0 means a vector of `rows`; `experts` above 0: as many matrices. */
@@ -348,7 +348,7 @@ static int find_matrices(struct loader *loader, int layer, const struct slot *sl
     char *room = NULL;
     const bool check_only = loader->options->check_only, blocks = in_blocks(loader, slot, layer);
     for (int i = 0; i < slot->count; i++) rows += (size_t)matrices[i].rows;
-    if (!check_only && (loader->naming == NAMING_GGUF || (slot->heads && loader->order))) {
+    if (!check_only && (naming_is_gguf(loader->naming) || (slot->heads && loader->order))) {
         room = room_of(&loader->rows, rows, (size_t)matrices[0].cols * sizeof(float));
         if (!room)
             return fault_set(loader->fault, ERR_NOMEM, "model", "no memory for rows of [%zu, %lld]",
@@ -479,7 +479,7 @@ static int load_slot(struct loader *loader, int layer, const struct slot *slot, 
 }
 
 static const char *description(const struct loader *loader) {
-    return loader->naming == NAMING_GGUF ? "its metadata" : "config.json";
+    return naming_is_gguf(loader->naming) ? "its metadata" : "config.json";
 }
 
 static int refuse_tensor(struct loader *loader, const char *name) {
@@ -568,7 +568,11 @@ static int open_team(struct loader *loader) {
 
 /* Tensors that the configuration has read. */
 static bool is_known_beside(const char *name) {
-    return strcmp(name, "rope_freqs.weight") == 0;
+    static const char *const names[] = {"rope_freqs.weight", "rope_factors_long.weight",
+                                        "rope_factors_short.weight"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (strcmp(name, names[i]) == 0) return true;
+    return false;
 }
 
 /* GGUF files have nothing beside a model's tensors: whatever is left over belongs to a computation
@@ -591,7 +595,9 @@ static int open_loader(struct loader *loader) {
         return rc;
     }
     char name[TENSOR_NAME_MAX];
-    loader->naming = weights_gguf(weights)   ? NAMING_GGUF
+    const bool gguf = weights_gguf(weights) != NULL;
+    loader->naming = gguf && config->fused   ? NAMING_GGUF_FUSED
+                     : gguf                  ? NAMING_GGUF
                      : config->fused         ? NAMING_HF_FUSED
                      : config->post_norms    ? NAMING_HF_POST_NORMS
                      : config->mixtral_names ? NAMING_HF_MIXTRAL
@@ -602,7 +608,7 @@ static int open_loader(struct loader *loader) {
     if (embed && embed->dtype == TENSOR_BLOCKS)
         config->dtype = KERN_BF16; /* the cache needs no more */
     rc = make_order(loader);
-    if (rc || loader->naming != NAMING_GGUF) return rc;
+    if (rc || !naming_is_gguf(loader->naming)) return rc;
     loader->used = mem_try_alloc(weights_count(weights), sizeof *loader->used);
     return loader->used ? 0 : fault_set(loader->fault, ERR_NOMEM, "model", "no memory for a table");
 }

@@ -25,7 +25,7 @@ enum width {
 };
 
 static const struct {
-    const char *names[NAMING_COUNT]; /* NULL: as NAMING_HF; # is the expert's number */
+    const char *names[NAMING_COUNT]; /* NULL: as base_of the naming; # is the expert's number */
     enum width rows, cols;
     bool in_layer;
 } tensors[ROLE_COUNT] = {
@@ -42,15 +42,18 @@ static const struct {
                         WIDTH_MODEL,
                         WIDTH_NONE,
                         true},
-    [ROLE_Q] = {{"self_attn.q_proj.weight", "self_attn.qkv_proj.weight", "attn_q.weight"},
+    [ROLE_Q] = {{"self_attn.q_proj.weight", "self_attn.qkv_proj.weight",
+                 "attn_q.weight", [NAMING_GGUF_FUSED] = "attn_qkv.weight"},
                 WIDTH_Q,
                 WIDTH_MODEL,
                 true},
-    [ROLE_K] = {{"self_attn.k_proj.weight", "self_attn.qkv_proj.weight", "attn_k.weight"},
+    [ROLE_K] = {{"self_attn.k_proj.weight", "self_attn.qkv_proj.weight",
+                 "attn_k.weight", [NAMING_GGUF_FUSED] = "attn_qkv.weight"},
                 WIDTH_KV,
                 WIDTH_MODEL,
                 true},
-    [ROLE_V] = {{"self_attn.v_proj.weight", "self_attn.qkv_proj.weight", "attn_v.weight"},
+    [ROLE_V] = {{"self_attn.v_proj.weight", "self_attn.qkv_proj.weight",
+                 "attn_v.weight", [NAMING_GGUF_FUSED] = "attn_qkv.weight"},
                 WIDTH_KV,
                 WIDTH_MODEL,
                 true},
@@ -73,20 +76,24 @@ static const struct {
                      WIDTH_MODEL,
                      WIDTH_NONE,
                      true},
-    [ROLE_ATTN_POST_NORM] = {{[NAMING_HF_POST_NORMS] = "post_attention_layernorm.weight"},
+    [ROLE_ATTN_POST_NORM] = {{[NAMING_GGUF] = "post_attention_norm.weight",
+                              [NAMING_HF_POST_NORMS] = "post_attention_layernorm.weight"},
                              WIDTH_MODEL,
                              WIDTH_NONE,
                              true},
-    [ROLE_FFN_POST_NORM] = {{[NAMING_HF_POST_NORMS] = "post_feedforward_layernorm.weight"},
+    [ROLE_FFN_POST_NORM] = {{[NAMING_GGUF] = "post_ffw_norm.weight",
+                             [NAMING_HF_POST_NORMS] = "post_feedforward_layernorm.weight"},
                             WIDTH_MODEL,
                             WIDTH_NONE,
                             true},
-    [ROLE_FFN_NORM] = {{"post_attention_layernorm.weight", NULL, "ffn_norm.weight",
-                        "pre_feedforward_layernorm.weight"},
-                       WIDTH_MODEL,
-                       WIDTH_NONE,
-                       true},
-    [ROLE_GATE] = {{"mlp.gate_proj.weight", "mlp.gate_up_proj.weight", "ffn_gate.weight"},
+    [ROLE_FFN_NORM] =
+        {{"post_attention_layernorm.weight", NULL,
+          "ffn_norm.weight", [NAMING_HF_POST_NORMS] = "pre_feedforward_layernorm.weight"},
+         WIDTH_MODEL,
+         WIDTH_NONE,
+         true},
+    [ROLE_GATE] = {{"mlp.gate_proj.weight", "mlp.gate_up_proj.weight",
+                    "ffn_gate.weight", [NAMING_GGUF_FUSED] = "ffn_up.weight"},
                    WIDTH_FF,
                    WIDTH_MODEL,
                    true},
@@ -123,6 +130,7 @@ static const struct {
 static const char *const layer_prefixes[NAMING_COUNT] = {[NAMING_HF] = "model.layers",
                                                          [NAMING_HF_FUSED] = "model.layers",
                                                          [NAMING_GGUF] = "blk",
+                                                         [NAMING_GGUF_FUSED] = "blk",
                                                          [NAMING_HF_POST_NORMS] = "model.layers",
                                                          [NAMING_HF_MIXTRAL] = "model.layers"};
 
@@ -135,10 +143,15 @@ static void name_in_layer(char out[TENSOR_NAME_MAX], enum naming naming, const c
         snprintf(out + n, TENSOR_NAME_MAX - (size_t)n, "%d%s", expert, name + before + 1);
 }
 
+/* The naming that has the names which a naming does not change. */
+static enum naming base_of(enum naming naming) {
+    return naming_is_gguf(naming) ? NAMING_GGUF : NAMING_HF;
+}
+
 /* NULL: the naming has none. */
 static const char *pattern_of(enum naming naming, enum role role) {
     const char *name = tensors[role].names[naming];
-    return name ? name : tensors[role].names[NAMING_HF]; /* names that both have */
+    return name ? name : tensors[role].names[base_of(naming)];
 }
 
 bool tensor_is_stacked(enum naming naming, enum role role) {

@@ -12,6 +12,7 @@ enum naming {
     NAMING_HF,
     NAMING_HF_FUSED,
     NAMING_GGUF,
+    NAMING_GGUF_FUSED,
     NAMING_HF_POST_NORMS,
     NAMING_HF_MIXTRAL,
     NAMING_COUNT
@@ -48,6 +49,10 @@ enum role {
 };
 
 #define TENSOR_NAME_MAX 96
+
+static inline bool naming_is_gguf(enum naming naming) {
+    return naming == NAMING_GGUF || naming == NAMING_GGUF_FUSED;
+}
 
 /* "" where the naming has no such tensor. `layer` is not read for tensors outside the layers, nor
  * `expert` for those that are no expert's.

@@ -78,8 +78,65 @@ enum {
 struct family {
     const char *architecture, *class;
     bool permuted, bias, qk_norm;
+    bool fused;      /* q, k and v in one tensor, gate and up in another */
+    bool post_norms; /* norms of the blocks' outputs; `no_pre_norms`: and none of their inputs */
+    bool no_pre_norms, wide_norms, plus_one; /* plus_one: a directory has the norms less 1 */
+    bool factors;                            /* longrope's two tensors */
+    void (*put)(struct buf *file);           /* further metadata, `puts` values */
+    int puts;
+    const char *json;       /* the same in config.json */
     const char *experts[4]; /* names in a directory: router, gate, up, down; NULL: a dense family */
 };
+
+static void put_gemma2(struct buf *file) {
+    put_f32(file, "gemma2.attn_logit_softcapping", 1.5f);
+    put_f32(file, "gemma2.final_logit_softcapping", 2.5f);
+    put_u32(file, "gemma2.attention.sliding_window", 16);
+}
+
+static void put_gemma3(struct buf *file) {
+    put_u32(file, "gemma3.attention.sliding_window", 16);
+    put_u32(file, "gemma3.attention.sliding_window_pattern", 2);
+    put_f32(file, "gemma3.rope.freq_base_swa", 5000);
+    put_text(file, "gemma3.rope.scaling.type", "linear");
+    put_f32(file, "gemma3.rope.scaling.factor", 4);
+}
+
+static void put_granite(struct buf *file) {
+    put_f32(file, "granite.embedding_scale", 12);
+    put_f32(file, "granite.residual_scale", 0.25f);
+    put_f32(file, "granite.attention.scale", 0.5f);
+    put_f32(file, "granite.logit_scale", 4);
+}
+
+static void put_phi3(struct buf *file) {
+    put_u32(file, "phi3.attention.sliding_window", 16);
+    put_u32(file, "phi3.rope.scaling.original_context_length", 32);
+    put_f32(file, "phi3.rope.scaling.attn_factor", 1.25f);
+}
+
+/* The first layer has the window. */
+static void put_layers(struct buf *file, const char *key) {
+    put_array(file, key, GGUF_BOOL, LAYERS);
+    for (int i = 0; i < LAYERS; i++) put(file, i == 0, 1);
+}
+
+static void put_olmo3(struct buf *file) {
+    put_u32(file, "olmo2.attention.sliding_window", 16);
+    put_layers(file, "olmo2.attention.sliding_window_pattern");
+    put_text(file, "olmo2.rope.scaling.type", "yarn");
+    put_f32(file, "olmo2.rope.scaling.factor", 4);
+    put_u32(file, "olmo2.rope.scaling.original_context_length", 32);
+    put_f32(file, "olmo2.rope.scaling.attn_factor", 1.25f);
+}
+
+static void put_exaone4(struct buf *file) {
+    put_u32(file, "exaone4.attention.sliding_window", 16);
+    put_layers(file, "exaone4.attention.sliding_window_pattern");
+}
+
+#define FIRST_LAYER                                                                                \
+    "\"sliding_window\":16,\"layer_types\":[\"sliding_attention\",\"full_attention\"]"
 
 static const struct family families[] = {
     {"llama", "LlamaForCausalLM", .permuted = true},
@@ -91,6 +148,30 @@ static const struct family families[] = {
     {"llama", "MixtralForCausalLM", .permuted = true,
      .experts = {"block_sparse_moe.gate", "block_sparse_moe.experts.%d.w1",
                  "block_sparse_moe.experts.%d.w3", "block_sparse_moe.experts.%d.w2"}},
+    {"phi3", "Phi3ForCausalLM", .fused = true, .factors = true, .put = put_phi3, .puts = 3,
+     .json = "\"sliding_window\":16"},
+    {"gemma2", "Gemma2ForCausalLM", .post_norms = true, .plus_one = true, .put = put_gemma2,
+     .puts = 3,
+     .json = "\"sliding_window\":16,\"attn_logit_softcapping\":1.5,\"query_pre_attn_scalar\":64,"
+             "\"final_logit_softcapping\":2.5"},
+    {"gemma3", "Gemma3ForCausalLM", .post_norms = true, .plus_one = true, .qk_norm = true,
+     .put = put_gemma3, .puts = 5,
+     .json = FIRST_LAYER ",\"query_pre_attn_scalar\":64,\"rope_local_base_freq\":5000,"
+                         "\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":4}"},
+    {"granite", "GraniteForCausalLM", .permuted = true, .put = put_granite, .puts = 4,
+     .json = "\"embedding_multiplier\":12,\"residual_multiplier\":0.25,"
+             "\"attention_multiplier\":0.5,\"logits_scaling\":4"},
+    {"smollm3", "SmolLM3ForCausalLM", .permuted = true},
+    {"olmo2", "Olmo2ForCausalLM", .qk_norm = true, .wide_norms = true, .post_norms = true,
+     .no_pre_norms = true},
+    {"olmo2", "Olmo3ForCausalLM", .qk_norm = true, .wide_norms = true, .post_norms = true,
+     .no_pre_norms = true, .put = put_olmo3, .puts = 6,
+     .json = FIRST_LAYER ",\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4,"
+                         "\"original_max_position_embeddings\":32,\"attention_factor\":1.25}"},
+    {"exaone4", "Exaone4ForCausalLM", .qk_norm = true, .post_norms = true, .no_pre_norms = true,
+     .put = put_exaone4, .puts = 2, .json = FIRST_LAYER},
+    {"exaone4", "Exaone4ForCausalLM", .qk_norm = true, .post_norms = true, .no_pre_norms = true,
+     .json = "\"sliding_window\":null"},
 };
 
 struct making {
@@ -101,6 +182,7 @@ struct making {
     uint64_t random;
     struct buf infos, data;  /* parts of the GGUF file */
     struct buf header, area; /* parts of model.safetensors */
+    struct buf factors;      /* part of config.json */
     int tensors;
 };
 
@@ -210,11 +292,13 @@ static void add_matrix(struct making *m, const char *gguf, const char *hf, int r
     free(from.file), free(from.plain), free(ordered);
 }
 
+/* Converters add the 1 of Gemma's norms; a number about 1 less 1 is exact. */
 static void add_vector(struct making *m, const char *gguf, const char *hf, int rows, float around) {
-    float *numbers = malloc((size_t)rows * sizeof *numbers);
+    float *numbers = calloc((size_t)rows, sizeof *numbers);
     for (int i = 0; i < rows; i++) numbers[i] = around + random_number(m);
     size_t bytes = (size_t)rows * sizeof *numbers;
     add_gguf(m, gguf, 0, rows, 0, GGUF_FORMAT_F32, (const uint8_t *)numbers, bytes);
+    for (int i = 0; i < rows && m->family->plus_one; i++) numbers[i] -= 1;
     add_plain(m, hf, "F32", rows, 0, (const char *)numbers, bytes);
     free(numbers);
 }
@@ -266,14 +350,23 @@ static void add_layer(struct making *m, int layer) {
         {"ffn_gate", "mlp.gate_proj", FF, D, false},
         {"ffn_up", "mlp.up_proj", FF, D, false},
         {"ffn_down", "mlp.down_proj", D, FF, false},
+        {"attn_qkv", "self_attn.qkv_proj", (HEADS + 2 * HEADS_KV) * HEAD, D, false},
+        {"attn_output", "self_attn.o_proj", D, HEADS * HEAD, false},
+        {"ffn_up", "mlp.gate_up_proj", 2 * FF, D, false},
+        {"ffn_down", "mlp.down_proj", D, FF, false},
     };
+    enum { SPLIT = 7, ALL = sizeof matrices / sizeof matrices[0] };
+    const bool before = !m->family->no_pre_norms, behind = m->family->post_norms;
+    const int q_norm = m->family->wide_norms ? HEADS * HEAD : HEAD;
+    const int k_norm = m->family->wide_norms ? HEADS_KV * HEAD : HEAD;
     char gguf[64], hf[96];
 #define NAMES(g, h, kind)                                                                          \
     (snprintf(gguf, sizeof gguf, "blk.%d.%s.%s", layer, g, kind),                                  \
      snprintf(hf, sizeof hf, "model.layers.%d.%s.%s", layer, h, kind))
-    const size_t dense = m->family->experts[0] ? 4 : sizeof matrices / sizeof matrices[0];
+    const size_t first = m->family->fused ? SPLIT : 0;
+    const size_t dense = m->family->experts[0] ? 4 : m->family->fused ? ALL : SPLIT;
     if (m->family->experts[0]) add_experts(m, layer);
-    for (size_t i = 0; i < dense; i++) {
+    for (size_t i = first; i < dense; i++) {
         NAMES(matrices[i].gguf, matrices[i].hf, "weight");
         add_matrix(m, gguf, hf, matrices[i].rows, matrices[i].cols,
                    matrices[i].turned && m->family->permuted);
@@ -281,14 +374,37 @@ static void add_layer(struct making *m, int layer) {
         if (m->family->bias && i < 3) add_vector(m, gguf, hf, matrices[i].rows, 0);
     }
     NAMES("attn_norm", "input_layernorm", "weight");
-    add_vector(m, gguf, hf, D, 1);
-    NAMES("ffn_norm", "post_attention_layernorm", "weight");
-    add_vector(m, gguf, hf, D, 1);
+    if (before) add_vector(m, gguf, hf, D, 1);
+    NAMES("ffn_norm", behind ? "pre_feedforward_layernorm" : "post_attention_layernorm", "weight");
+    if (before) add_vector(m, gguf, hf, D, 1);
+    NAMES("post_attention_norm", "post_attention_layernorm", "weight");
+    if (behind) add_vector(m, gguf, hf, D, 1);
+    NAMES("post_ffw_norm", "post_feedforward_layernorm", "weight");
+    if (behind) add_vector(m, gguf, hf, D, 1);
     NAMES("attn_q_norm", "self_attn.q_norm", "weight");
-    if (m->family->qk_norm) add_vector(m, gguf, hf, HEAD, 1);
+    if (m->family->qk_norm) add_vector(m, gguf, hf, q_norm, 1);
     NAMES("attn_k_norm", "self_attn.k_norm", "weight");
-    if (m->family->qk_norm) add_vector(m, gguf, hf, HEAD, 1);
+    if (m->family->qk_norm) add_vector(m, gguf, hf, k_norm, 1);
 #undef NAMES
+}
+
+/* longrope's factors: 1 + i / 16 for contexts within the original one, 2 + i / 16 beyond. */
+static void add_factors(struct making *m, struct buf *config) {
+    static const char *const names[] = {"short", "long"};
+    for (int n = 0; n < 2; n++) {
+        float numbers[HEAD / 2];
+        char name[64];
+        snprintf(name, sizeof name, "rope_factors_%s.weight", names[n]);
+        for (int i = 0; i < HEAD / 2; i++) numbers[i] = (float)(n + 1) + (float)i / 16;
+        add_gguf(m, name, 0, HEAD / 2, 0, GGUF_FORMAT_F32, (const uint8_t *)numbers,
+                 sizeof numbers);
+        buf_fmt(config, "%s\"%s_factor\":[", n ? "," : ",\"rope_scaling\":{", names[n]);
+        for (int i = 0; i < HEAD / 2; i++)
+            buf_fmt(config, "%s%.4f", i ? "," : "", (double)numbers[i]);
+        buf_char(config, ']');
+    }
+    buf_fmt(config, ",\"rope_type\":\"longrope\",\"attention_factor\":1.25},"
+                    "\"original_max_position_embeddings\":32");
 }
 
 static void put_sizes(struct buf *file, const char *architecture, bool experts) {
@@ -327,9 +443,11 @@ static void write_gguf(struct making *m, const char *dir) {
     struct buf parts[2];
     buf_open(&parts[0], 1 << 20);
     const bool experts = m->family->experts[0];
-    put_head(&parts[0], 3, (uint64_t)m->tensors, VALUES + (experts ? 3 : 0));
+    put_head(&parts[0], 3, (uint64_t)m->tensors,
+             (uint64_t)(VALUES + (experts ? 3 : 0) + m->family->puts));
     put_text(&parts[0], "general.architecture", m->family->architecture);
     put_sizes(&parts[0], m->family->architecture, experts);
+    if (m->family->put) m->family->put(&parts[0]);
     buf_add(&parts[0], m->infos.data, m->infos.size);
     put_padding(&parts[0], 32);
     parts[1] = m->data;
@@ -353,30 +471,33 @@ static void write_directory(struct making *m, const char *dir) {
             "{\"architectures\":[\"%s\"],\"hidden_size\":%d,\"intermediate_size\":%d,"
             "\"num_hidden_layers\":%d,\"num_attention_heads\":%d,\"num_key_value_heads\":%d,"
             "\"head_dim\":%d,\"vocab_size\":%d,\"max_position_embeddings\":128,"
-            "\"rms_norm_eps\":1e-5,\"rope_theta\":500000,\"tie_word_embeddings\":%s%s}",
+            "\"rms_norm_eps\":1e-5,\"rope_theta\":500000,\"tie_word_embeddings\":%s%s%s%s%.*s}",
             m->family->class, D, FF, LAYERS, HEADS, HEADS_KV, HEAD, VOCAB,
             m->tied ? "true" : "false",
             m->family->experts[0] ? ",\"num_local_experts\":3,\"num_experts_per_tok\":2,"
                                     "\"moe_intermediate_size\":256,\"norm_topk_prob\":true"
-                                  : "");
+                                  : "",
+            m->family->json ? "," : "", m->family->json ? m->family->json : "",
+            (int)m->factors.size, m->factors.size ? m->factors.data : "");
     write_parts(dir, "config.json", &config, 1);
     buf_close(&config);
 }
 
 /* model.gguf and a directory's files, in a new directory. */
 static void make(char dir[64], struct making *m) {
-    struct buf *all[] = {&m->infos, &m->data, &m->header, &m->area};
+    struct buf *all[] = {&m->infos, &m->data, &m->header, &m->area, &m->factors};
     snprintf(dir, 64, "/tmp/keepd-gguf-XXXXXX");
     cr_assert_not_null(mkdtemp(dir));
-    for (size_t i = 0; i < 4; i++) buf_open(all[i], (size_t)1 << 26);
+    for (size_t i = 0; i < 5; i++) buf_open(all[i], (size_t)1 << 26);
     buf_char(&m->header, '{');
     add_matrix(m, "token_embd.weight", "model.embed_tokens.weight", VOCAB, D, false);
     add_vector(m, "output_norm.weight", "model.norm.weight", D, 1);
     if (!m->tied) add_matrix(m, "output.weight", "lm_head.weight", VOCAB, D, false);
     for (int l = 0; l < LAYERS; l++) add_layer(m, l);
+    if (m->family->factors) add_factors(m, &m->factors);
     write_gguf(m, dir);
     write_directory(m, dir);
-    for (size_t i = 0; i < 4; i++) buf_close(all[i]);
+    for (size_t i = 0; i < 5; i++) buf_close(all[i]);
 }
 
 static void remove_all(const char *dir) {
@@ -470,6 +591,8 @@ Test(gguf, families_answer_as_their_directory) {
     check_both_ways(3, GGUF_FORMAT_Q4_K, false);
     check_both_ways(4, GGUF_FORMAT_BF16, false);
     check_both_ways(4, GGUF_FORMAT_Q8_0, true);
+    for (size_t family = 5; family < sizeof families / sizeof families[0]; family++)
+        check_both_ways(family, family % 2 ? GGUF_FORMAT_Q4_K : GGUF_FORMAT_BF16, family % 3 > 0);
 }
 
 /* ---- Split files --------------------------------------------------------------------------- */
