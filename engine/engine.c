@@ -609,8 +609,9 @@ static int check_counts(const struct engine *e, const struct engine_request *r,
     return 0;
 }
 
-int engine_check(const struct engine *e, const struct engine_request *r, struct fault *fault) {
-    struct kv_params kv;
+int engine_check(const struct engine *e, struct engine_job *job, struct fault *fault) {
+    const struct engine_request *r = &job->request;
+    const struct sched_options *options = &e->replicas[0].sched.options;
     int rc = check_counts(e, r, fault);
     if (rc != 0) return rc;
     if ((int64_t)r->prompt_count + r->max_tokens > e->info.max_model_len)
@@ -619,8 +620,8 @@ int engine_check(const struct engine *e, const struct engine_request *r, struct 
             "maximum context length is %d tokens; the prompt has %d and %d were asked for",
             e->info.max_model_len, r->prompt_count, r->max_tokens);
     rc = check_tokens(e, r, fault);
-    if (rc == 0) rc = sched_resolve_kv(&r->kv, &e->replicas[0].sched.options.kv, &kv, fault);
-    if (rc == 0) rc = sched_check(&e->replicas[0].sched.options, r, &kv, fault);
+    if (rc == 0) rc = sched_resolve_job(&options->kv, job, fault);
+    if (rc == 0) rc = sched_check(options, job, fault);
     return rc;
 }
 
@@ -628,17 +629,16 @@ int engine_check(const struct engine *e, const struct engine_request *r, struct 
 
 /* Considers only conversations that exist now: a conversation whose turn is still running cannot be
  * continued yet, whatever hint the client sends. */
-static void find_affinity(struct engine *e, const struct engine_request *request,
+static void find_affinity(struct engine *e, const struct engine_job *job,
                           struct conversation_affinity *of) {
-    struct kv_params kv;
+    const struct engine_request *request = &job->request;
     const struct conversation_query query = {.space = request->space,
-                                             .kv = &kv,
+                                             .kv = job->params,
                                              .prompt = request->prompt,
                                              .prompt_count = request->prompt_count,
                                              .hint = request->hint};
     struct conversation_search search = {.query = &query};
     if (!request->kv.reuse || request->prompt_logprobs) return;
-    if (sched_resolve_kv(&request->kv, &e->replicas[0].sched.options.kv, &kv, NULL) != 0) return;
     for (int i = 0; i < e->replica_count; i++) replica_affinity(&e->replicas[i], &search, &of[i]);
     if (e->replicas[0].store) store_affinity(e->replicas[0].store, &search, of);
     conversation_search_close(&search);
@@ -655,10 +655,10 @@ static bool suits_better(const struct engine *e, const struct conversation_affin
     return atomic_load(&e->replicas[a].tokens) < atomic_load(&e->replicas[b].tokens);
 }
 
-static struct replica *choose_replica(struct engine *e, const struct engine_request *request) {
+static struct replica *choose_replica(struct engine *e, const struct engine_job *job) {
     struct conversation_affinity of[ENGINE_REPLICAS_MAX] = {0};
     int best = 0;
-    if (e->replica_count > 1) find_affinity(e, request, of);
+    if (e->replica_count > 1) find_affinity(e, job, of);
     for (int i = 1; i < e->replica_count; i++)
         if (suits_better(e, of, i, best)) best = i;
     return &e->replicas[best];
@@ -666,11 +666,13 @@ static struct replica *choose_replica(struct engine *e, const struct engine_requ
 
 int engine_submit(struct engine *e, struct engine_job *job) {
     if (atomic_load(&e->common.draining)) return ERR_STOPPED;
-    int rc = seq_job_alloc(job, e->replicas[0].sched.options.text.token_bytes_max);
+    const struct sched_options *options = &e->replicas[0].sched.options;
+    int rc = sched_resolve_job(&options->kv, job, &job->fault);
+    if (rc == 0) rc = seq_job_alloc(job, options->text.token_bytes_max);
     if (rc != 0) return rc;
     job->queued_ns = clock_ns();
     e->entered--;
-    replica_submit(choose_replica(e, &job->request), job);
+    replica_submit(choose_replica(e, job), job);
     return 0;
 }
 

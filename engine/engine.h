@@ -333,6 +333,7 @@ struct engine_job {
     int64_t queued_ns, admitted_ns, first_token_ns, finished_ns;
     int64_t evict_ns; /* time spent evicting for this job */
     /* Used by the engine only. */
+    struct kv_params *params; /* the request's kv parameters, resolved; NULL: not yet */
     struct engine_job *next;
     int choices_left; /* choices that have not ended yet */
     int stage;        /* enum sched_stage: the job's owner, checked where it changes hands */
@@ -375,16 +376,18 @@ static inline bool engine_see_job(const struct engine_job *job, uint32_t *tokens
 bool engine_queue_enter(struct engine *engine, int jobs);
 void engine_queue_leave(struct engine *engine, int jobs);
 
-/* Checks a request without side effects (any thread): token ids in range, lengths against
- * max_model_len (ERR_CONTEXT), kv parameters, pool size (ERR_LIMIT). fault->field names the OpenAI
- * request field. */
-int engine_check(const struct engine *engine, const struct engine_request *request,
-                 struct fault *fault);
+/* Checks the job's request (any thread): token ids in range, lengths against max_model_len
+ * (ERR_CONTEXT), kv parameters, pool size (ERR_LIMIT), ERR_NOMEM. fault->field names the OpenAI
+ * request field. Resolves the request's kv parameters, which the job then carries: the request must
+ * not change any more. */
+int engine_check(const struct engine *engine, struct engine_job *job, struct fault *fault);
 
-/* Takes the job, whose queue place was entered before. The engine allocates the output arrays here.
- * ERR_NOMEM, ERR_STOPPED leave the job with the caller and the place entered. Loop thread. */
+/* Takes the job, whose queue place was entered before. The engine allocates the output arrays here,
+ * and resolves the kv parameters of a job that was not checked. Any error leaves the job with the
+ * caller and the place entered. Loop thread. */
 int engine_submit(struct engine *engine, struct engine_job *job);
-void engine_job_close(struct engine_job *job); /* frees what submit and the engine allocated */
+/* Frees what check, submit and the engine allocated. */
+void engine_job_close(struct engine_job *job);
 
 /* ---- Observation (any thread) -------------------------------------------------------------- */
 

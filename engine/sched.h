@@ -168,13 +168,14 @@ static inline int64_t sched_job_tokens(const struct engine_job *job) {
     return request->prompt_count + (int64_t)request->max_tokens * seq_job_choices(request);
 }
 
-/* Appends to the waiting list. The job was checked (sched_check) and its arrays are allocated. */
+/* Appends to the waiting list. The job's kv parameters are resolved (sched_resolve_job) and its
+ * arrays are allocated. */
 void sched_submit(struct sched *sched, struct engine_job *job);
 
-/* The page need of a request, the same number admission uses.
- * ERR_LIMIT when it could never fit the pool. Pure. */
-int sched_check(const struct sched_options *options, const struct engine_request *request,
-                const struct kv_params *kv, struct fault *fault);
+/* ERR_LIMIT: the pages that a resolved job may need, the same number that admission uses, can never
+ * fit the pool. Pure. */
+int sched_check(const struct sched_options *options, const struct engine_job *job,
+                struct fault *fault);
 
 /* One step as above. Returns true when there was anything to do. *device_failed is set when the
  * backend reported ERR_DEVICE: running jobs have failed, and later steps would fail too. */
@@ -209,6 +210,8 @@ int64_t sched_next_save_ns(const struct sched *sched); /* when there will be; IN
  * protections. ERR_INVALID, ERR_LIMIT or ERR_UNSUPPORTED name the kv field. Pure. */
 int sched_resolve_kv(const struct engine_kv *wanted, const struct sched_kv *rules,
                      struct kv_params *out, struct fault *fault);
+/* The same once for each job -> job->params; does nothing if the job has them. ERR_NOMEM, too. */
+int sched_resolve_job(const struct sched_kv *rules, struct engine_job *job, struct fault *fault);
 
 /* ERR_UNSUPPORTED names kv.policy: the backend cannot run the rule, and says why. Pure. */
 int sched_check_rule(const struct sched_kv *rules, const struct kv_params *kv, struct fault *fault);

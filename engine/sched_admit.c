@@ -19,6 +19,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/mem.h"
 #include "engine/sched_int.h"
 
 /* ---- Parameters ------------------------------------------------------------------------------ */
@@ -100,6 +101,18 @@ int sched_resolve_kv(const struct engine_kv *wanted, const struct sched_kv *rule
     return rc == 0 && rules->budget_max > 0 ? check_cap(out, rules, fault) : rc;
 }
 
+int sched_resolve_job(const struct sched_kv *rules, struct engine_job *job, struct fault *fault) {
+    if (job->params) return 0;
+    struct kv_params *params = mem_try_alloc(1, sizeof *params);
+    if (!params) return fault_set(fault, ERR_NOMEM, "kv", "no memory for the kv parameters");
+    int rc = sched_resolve_kv(&job->request.kv, rules, params, fault);
+    if (rc == 0)
+        job->params = params;
+    else
+        mem_free(params);
+    return rc;
+}
+
 static int32_t min32(int32_t a, int32_t b) {
     return a < b ? a : b;
 }
@@ -120,17 +133,17 @@ static int64_t pages_for(const struct sched_options *options, const struct kv_pa
 
 static const struct reserve_turn from_nothing;
 
-int sched_check(const struct sched_options *options, const struct engine_request *request,
-                const struct kv_params *kv, struct fault *fault) {
-    int choices = seq_job_choices(request);
-    int64_t pages = pages_for(options, kv, &from_nothing, request);
+int sched_check(const struct sched_options *options, const struct engine_job *job,
+                struct fault *fault) {
+    int choices = seq_job_choices(&job->request);
+    int64_t pages = pages_for(options, job->params, &from_nothing, &job->request);
     if (pages <= options->pages_total / choices) return 0;
     if (pages <= options->pages_total)
         return fault_set(fault, ERR_LIMIT, "n",
                          "each of %d choices may need %lld pages of cache and the pool has %lld; "
                          "ask for fewer choices",
                          choices, (long long)pages, (long long)options->pages_total);
-    return fault_set(fault, ERR_LIMIT, kv->policy->bounded ? "kv.budget" : "max_tokens",
+    return fault_set(fault, ERR_LIMIT, job->params->policy->bounded ? "kv.budget" : "max_tokens",
                      "this request may need %lld pages of cache and the pool has %lld; lower "
                      "kv.budget or max_tokens, or use a bounded kv.policy",
                      (long long)pages, (long long)options->pages_total);
@@ -156,7 +169,7 @@ static int open_sequences(struct sched *sched, const struct sched_entry *entry,
                           struct sequence **opened) {
     for (int i = 0; i < entry->job->choice_count; i++) {
         opened[i] = free_sequence(sched);
-        int rc = seq_open(opened[i], entry->job, i, &entry->kv, &sched->options.text);
+        int rc = seq_open(opened[i], entry->job, i, entry->job->params, &sched->options.text);
         if (rc == 0) continue;
         while (i > 0) seq_close(opened[--i]);
         return rc;
@@ -221,11 +234,11 @@ static void plan_pages(const struct sched *sched, struct sched_entry *entry) {
                                              .fullest = min32(row->fullest, match->common),
                                              .drops = match->common < row->token_count,
                                              .tokens = match->common};
-    entry->pages = pages_for(&sched->options, &entry->kv, &entry->began, request);
+    entry->pages = pages_for(&sched->options, entry->job->params, &entry->began, request);
     if (!row || entry->pages <= most) return;
     start_afresh(entry);
     entry->began = from_nothing;
-    entry->pages = pages_for(&sched->options, &entry->kv, &entry->began, request);
+    entry->pages = pages_for(&sched->options, entry->job->params, &entry->began, request);
 }
 
 /* Another dialogue's conversation is not used up: rather than that, everything is read. */
@@ -288,8 +301,6 @@ static enum admission admit(struct sched *sched, struct engine_job *job) {
         sched->needs_store = true;
         return WAIT;
     }
-    if (sched_resolve_kv(&job->request.kv, &options->kv, &entry.kv, &job->fault) != 0)
-        return REFUSED;
     if (!sched_find(sched, &entry)) return WAIT;
     plan_pages(sched, &entry);
     if (entry.pages > options->pages_total / choices)
@@ -300,20 +311,12 @@ static enum admission admit(struct sched *sched, struct engine_job *job) {
 
 /* ---- Waiting --------------------------------------------------------------------------------- */
 
-/* Pages of a fresh start, to see at a glance whether a waiting job can fit. */
-static int64_t pages_fresh(const struct sched *sched, const struct engine_request *request) {
-    struct kv_params kv;
-    struct fault ignored;
-    if (sched_resolve_kv(&request->kv, &sched->options.kv, &kv, &ignored) != 0) return 0;
-    return pages_for(&sched->options, &kv, &from_nothing, request);
-}
-
 void sched_submit(struct sched *sched, struct engine_job *job) {
     CHECK(job->stage == SCHED_SUBMITTER && job->choice_count > 0);
-    CHECK(job->choices_left == job->choice_count);
+    CHECK(job->choices_left == job->choice_count && job->params);
     job->stage = SCHED_QUEUED;
     job->round = 0;
-    job->pages = pages_fresh(sched, &job->request);
+    job->pages = pages_for(&sched->options, job->params, &from_nothing, &job->request);
     queue_join(&sched->queue, job);
     sched->others_wait = false;
 }

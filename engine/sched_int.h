@@ -9,7 +9,6 @@
 /* The results of admission for one waiting job. */
 struct sched_entry {
     struct engine_job *job;
-    struct kv_params kv;
     bool passing; /* the job is not the head: it may not use the store */
     bool wants_conversation;
     struct conversation_match match; /* the conversation to continue */

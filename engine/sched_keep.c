@@ -66,7 +66,7 @@ bool sched_make_room(struct sched *sched, int64_t pages, const struct conversati
 bool sched_find(struct sched *sched, struct sched_entry *entry) {
     const struct engine_request *request = &entry->job->request;
     struct conversation_query query = {.space = request->space,
-                                       .kv = &entry->kv,
+                                       .kv = entry->job->params,
                                        .prompt = request->prompt,
                                        .prompt_count = request->prompt_count,
                                        .hint = request->hint};

@@ -22,8 +22,10 @@ void engine_job_close(struct engine_job *job) {
         mem_free(choice->text);
     }
     mem_free(job->choice);
+    mem_free(job->params);
     job->choice = NULL;
     job->choice_count = 0;
+    job->params = NULL;
     mem_free(job->prompt_tokens);
     mem_free(job->prompt_top);
     mem_free(job->kv.lengths);

@@ -64,7 +64,7 @@ void exchange_unref(struct exchange *ex) {
     CHECK(!ex->connection && !ex->waiting && ex->jobs_submitted == ex->jobs_finished);
     quota_release(ex);
     if (ex->places) engine_queue_leave(server->engine, ex->places);
-    for (int i = 0; i < ex->jobs_submitted; i++) engine_job_close(&ex->jobs[i]);
+    for (int i = 0; i < ex->job_count; i++) engine_job_close(&ex->jobs[i]);
     mem_free(ex->jobs);
     mem_free(ex->progress);
     exchange_drop_body(ex);

@@ -179,10 +179,10 @@ static uint64_t make_seed(void) {
 }
 
 /* Errors of the engine name the prompt as if there was one. */
-static int check_job(struct exchange *ex, int i, const struct engine_request *request) {
+static int check_job(struct exchange *ex, int i) {
     struct fault fault = {0};
     char field[OAI_PATH];
-    if (!engine_check(ex->server->engine, request, &fault)) return 0;
+    if (!engine_check(ex->server->engine, &ex->jobs[i], &fault)) return 0;
     oai_prompt_path(&ex->request, i, field);
     if (strcmp(fault.field, "prompt") == 0) name_field(&fault, field);
     return oai_refuse_fault(&ex->error, &fault);
@@ -218,7 +218,7 @@ static int make_job(struct exchange *ex, int i) {
     request->prompt_count = (int32_t)ids.count;
     request->choices = ex->request.n;
     if (!ex->request.seed_given) request->seed = make_seed();
-    return check_scores(ex, request) || check_job(ex, i, request) ? -1 : 0;
+    return check_scores(ex, request) || check_job(ex, i) ? -1 : 0;
 }
 
 static int make_jobs(struct exchange *ex) {

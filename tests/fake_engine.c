@@ -216,7 +216,8 @@ static int64_t pages_for(const struct engine *e, int64_t tokens, int32_t budget)
     return (held + PAGE_SLOTS - 1) / PAGE_SLOTS * LAYERS * HEADS;
 }
 
-int engine_check(const struct engine *e, const struct engine_request *r, struct fault *fault) {
+int engine_check(const struct engine *e, struct engine_job *job, struct fault *fault) {
+    const struct engine_request *r = &job->request;
     if (r->prompt_count < 1) return fault_set(fault, ERR_INVALID, "prompt", "no tokens");
     if (r->prompt_count + (int64_t)r->max_tokens > e->info.max_model_len)
         return fault_set(fault, ERR_CONTEXT, "prompt", "maximum context length is %d tokens",

@@ -218,10 +218,18 @@ static void try_places(struct engine *engine) {
     engine_queue_leave(engine, JOBS);
 }
 
+static int check_request(const struct engine *engine, const struct engine_request *request,
+                         struct fault *fault) {
+    struct engine_job job = {.request = *request};
+    int rc = engine_check(engine, &job, fault);
+    engine_job_close(&job);
+    return rc;
+}
+
 static void expect_refused(const struct engine *engine, const struct engine_request *request,
                            int rc, const char *field) {
     struct fault fault = {0};
-    CHECK_MSG(engine_check(engine, request, &fault) == rc, "%s: %s", field, fault.text);
+    CHECK_MSG(check_request(engine, request, &fault) == rc, "%s: %s", field, fault.text);
     CHECK_MSG(strcmp(fault.field, field) == 0, "%s, not %s", fault.field, field);
 }
 
@@ -233,7 +241,7 @@ static void try_choices(const struct engine *engine) {
     struct engine_request request = fill(engine, 0)->request;
     CHECK(engine_info(engine)->max_choices == SEQUENCES);
     request.choices = SEQUENCES;
-    CHECK(engine_check(engine, &request, &fault) == 0);
+    CHECK(check_request(engine, &request, &fault) == 0);
     request.choices = SEQUENCES + 1;
     expect_refused(engine, &request, ERR_LIMIT, "n");
     request.choices = -1;
@@ -241,7 +249,7 @@ static void try_choices(const struct engine *engine) {
     options.max_choices = 2;
     CHECK(engine_open(&options, &strict, &fault) == 0);
     request.choices = 2;
-    CHECK(engine_check(strict, &request, &fault) == 0);
+    CHECK(check_request(strict, &request, &fault) == 0);
     request.choices = 3;
     expect_refused(strict, &request, ERR_LIMIT, "n");
     engine_close(strict);
@@ -252,7 +260,7 @@ static void try_checks(const struct engine *engine) {
     int32_t outside[] = {engine_info(engine)->vocab};
     struct engine_bias bias[] = {{-1, 1}};
     struct fault fault = {0};
-    CHECK(engine_check(engine, &good, &fault) == 0);
+    CHECK(check_request(engine, &good, &fault) == 0);
     CHECK(engine_info(engine)->threads == 2);
     struct engine_request r[10];
     for (int i = 0; i < 10; i++) r[i] = good;

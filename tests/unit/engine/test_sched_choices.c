@@ -96,13 +96,12 @@ Test(choices, choices_reserve_as_if_nothing_was_shared) {
     struct world w;
     int page = slots_per_page();
     struct engine_job job = job_of(1, page, 3, full()); /* two pages a stream */
-    struct kv_params kv;
     struct fault fault = {0};
     job.request.choices = 3;
     world_open(&w, &(struct world_options){
                        .pages = 6 * WORLD_STREAMS, .sequences = 4, .conversations = 0, .rows = 64});
-    cr_assert_eq(sched_resolve_kv(&job.request.kv, &w.sched.options.kv, &kv, &fault), 0);
-    cr_assert_eq(sched_check(&w.sched.options, &job.request, &kv, &fault), 0);
+    cr_assert_eq(sched_resolve_job(&w.sched.options.kv, &job, &fault), 0);
+    cr_assert_eq(sched_check(&w.sched.options, &job, &fault), 0);
     submit(&w, &job);
     cr_assert_not(world_step(&w));
     cr_assert_eq(w.sched.pages_reserved, 6 * WORLD_STREAMS);
@@ -112,8 +111,10 @@ Test(choices, choices_reserve_as_if_nothing_was_shared) {
     engine_job_close(&job);
     job = job_of(1, page, 3, full());
     job.request.choices = 4;
-    cr_assert_eq(sched_check(&w.sched.options, &job.request, &kv, &fault), ERR_LIMIT);
+    cr_assert_eq(sched_resolve_job(&w.sched.options.kv, &job, &fault), 0);
+    cr_assert_eq(sched_check(&w.sched.options, &job, &fault), ERR_LIMIT);
     cr_assert_str_eq(fault.field, "n");
+    engine_job_close(&job);
     world_close(&w);
 }
 
