@@ -18,26 +18,34 @@ void buf_close(struct buf *buf) {
 
 void buf_clear(struct buf *buf) {
     buf->size = 0;
-    buf->failed = false;
+    buf->failed = buf->full = false;
     if (buf->data) buf->data[0] = '\0';
+}
+
+void buf_inherit(struct buf *buf, const struct buf *part) {
+    if (buf->failed) return;
+    buf->failed = part->failed;
+    buf->full = part->full;
 }
 
 /* Room for `extra` more bytes and the NUL; doubles, so that appending is linear. */
 static bool grow(struct buf *buf, size_t extra) {
     if (buf->failed) return false;
-    if (extra > buf->limit - buf->size || buf->size + extra == SIZE_MAX) goto fail;
+    if (extra > buf->limit - buf->size || buf->size + extra == SIZE_MAX) {
+        buf->failed = buf->full = true;
+        return false;
+    }
     size_t needed = buf->size + extra + 1;
     if (needed <= buf->capacity) return true;
     size_t capacity = buf->capacity ? buf->capacity : 64;
     while (capacity < needed) capacity = capacity > SIZE_MAX / 2 ? needed : capacity * 2;
+    if (capacity > buf->limit) capacity = needed > buf->limit ? needed : buf->limit;
     char *data = mem_try_realloc(buf->data, buf->capacity, capacity);
-    if (!data) goto fail;
+    buf->failed = !data;
+    if (!data) return false;
     buf->data = data;
     buf->capacity = capacity;
     return true;
-fail:
-    buf->failed = true;
-    return false;
 }
 
 void buf_add(struct buf *buf, const void *data, size_t size) {

@@ -14,11 +14,14 @@ struct buf {
     size_t capacity;
     size_t limit; /* ceiling for size */
     bool failed;
+    bool full; /* the first failure was at the limit, not for lack of memory */
 };
 
 void buf_open(struct buf *buf, size_t limit);
 void buf_close(struct buf *buf);
 void buf_clear(struct buf *buf); /* keeps the memory, clears `failed` */
+/* `buf` fails if `part`, whose text it should have had, did. */
+void buf_inherit(struct buf *buf, const struct buf *part);
 void buf_add(struct buf *buf, const void *data, size_t size);
 void buf_str(struct buf *buf, const char *s);
 void buf_char(struct buf *buf, char c);

@@ -218,10 +218,10 @@ static void hold_text(struct exchange *ex) {
     struct buf *body = &ex->answer.body;
     struct server *server = ex->server;
     if (!body->failed && exchange_hold(ex, body->capacity)) return;
-    bool alone = body->limit == most_held(server);
+    bool too_long = body->full && body->limit + 1 == most_held(server); /* nobody else holds any */
     buf_close(body);
     buf_open(body, ANSWER_BYTES_MAX);
-    if (alone) {
+    if (too_long) {
         oai_refuse(&ex->error, 400, "invalid_value", NULL,
                    "The answer would be longer than %zu bytes, the memory for such answers. Please "
                    "send a shorter text or fewer tokens.",
@@ -300,7 +300,8 @@ void exchange_dispatch(struct exchange *ex) {
         }
         ex->places = 1;
     } else {
-        ex->answer.body.limit = most_held(ex->server) - (ex->server->held_bytes - ex->held);
+        size_t left = most_held(ex->server) - (ex->server->held_bytes - ex->held);
+        ex->answer.body.limit = left ? left - 1 : 0; /* one byte is the buffer's own */
     }
     start_work(ex);
 }

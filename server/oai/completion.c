@@ -62,7 +62,7 @@ static void write_text(struct buf *out, const struct oai_answer *answer, int ind
     buf_open(&text, out->limit);
     if (answer->request->echo) oai_render_prompt_text(&text, answer, index);
     buf_add(&text, choice->text ? choice->text : "", safe);
-    if (text.failed) out->failed = true;
+    buf_inherit(out, &text);
     buf_str(out, "\"text\":");
     json_write_str(out, text.data ? text.data : "", text.size);
     buf_close(&text);

@@ -171,7 +171,7 @@ static void write_prompt(struct buf *out, const struct oai_answer *one) {
     struct buf text;
     buf_open(&text, out->limit);
     oai_render_token_texts(&text, one->engine, s->prompt, (size_t)s->prompt_count);
-    if (text.failed) out->failed = true;
+    buf_inherit(out, &text);
     buf_str(out, ",\"prompt\":");
     json_write_str(out, text.data ? text.data : "", text.size);
     buf_close(&text);
@@ -274,10 +274,8 @@ static void write_result(struct buf *out, const struct oai_answer *answer, int i
     }
     buf_open(&whole, out->limit);
     write_whole(&whole, &one, index, choice);
-    if (whole.failed)
-        out->failed = true;
-    else
-        write_members(out, answer->request, &whole);
+    buf_inherit(out, &whole);
+    if (!whole.failed) write_members(out, answer->request, &whole);
     buf_close(&whole);
 }
 

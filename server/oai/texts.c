@@ -98,7 +98,7 @@ static void write_text(struct buf *out, const struct engine *engine, const struc
     struct buf text;
     buf_open(&text, out->limit);
     oai_render_token_texts(&text, engine, ids->ids, ids->count);
-    if (text.failed) out->failed = true;
+    buf_inherit(out, &text);
     for (int i = 0; i < (second ? 2 : 1); i++) {
         buf_fmt(out, "%s\"%s\":", i ? "," : "{", i ? second : name);
         json_write_str(out, text.data ? text.data : "", text.size);

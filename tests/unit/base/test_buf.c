@@ -40,7 +40,8 @@ Test(buf, the_ceiling_is_exact_and_the_error_sticks) {
     buf_str(&buf, "0123456789");
     cr_assert_not(buf.failed);
     buf_char(&buf, 'x');
-    cr_assert(buf.failed);
+    cr_assert(buf.failed && buf.full);
+    cr_assert_eq(buf.capacity, 11);
     buf_add(&buf, "", 0);
     cr_assert_str_eq(buf.data, "0123456789");
     buf_clear(&buf);
@@ -50,6 +51,23 @@ Test(buf, the_ceiling_is_exact_and_the_error_sticks) {
     cr_assert(buf.failed);
     cr_assert_str_eq(buf.data, "0123456");
     buf_close(&buf);
+}
+
+Test(buf, a_failure_is_inherited) {
+    struct buf whole, part;
+    buf_open(&whole, 100);
+    buf_open(&part, 2);
+    buf_str(&part, "ab");
+    buf_inherit(&whole, &part);
+    cr_assert_not(whole.failed);
+    buf_str(&part, "c");
+    buf_inherit(&whole, &part);
+    cr_assert(whole.failed && whole.full);
+    part.full = false;
+    buf_inherit(&whole, &part); /* the first failure counts */
+    cr_assert(whole.full);
+    buf_close(&part);
+    buf_close(&whole);
 }
 
 Test(buf, huge_sizes_do_not_wrap) {
