@@ -32,14 +32,14 @@ install: ## as root: install daemon, manual page, systemd units and bundled mode
 	@cmake --build build/release --target keepd keepd_man -- --quiet
 	@DESTDIR=$(DESTDIR) cmake --install build/release
 
-test: ## install missing packages, build with and without sanitizers, run the tests (minutes)
+test: ## install missing packages, build, run the tests: with sanitizers, the long ones without (minutes)
 	@tools/install-deps test
 	@rm -rf build/results
 	@$(MAKE) --no-print-directory build
-	@tools/build dev
-	@tools/run_ctest dev -LE slow
 	@tools/build asan
-	@tools/run_ctest asan -LE slow
+	@tools/run_ctest asan -LE long
+	@tools/build dev plain_tests
+	@tools/run_ctest dev -L long
 	@tools/run_pytest quick -m "not slow"
 
 check: ## run everything that `make test` omits: thread sanitizer, fuzzers, long suites, style (under an hour)
@@ -49,7 +49,7 @@ check: ## run everything that `make test` omits: thread sanitizer, fuzzers, long
 	@tools/run_ctest tsan -L tsan
 	@SUITES="tests/http/test_load.py tests/http/test_disconnect.py tests/http/test_conversations.py" \
 		KEEPD_BIN=build/tsan/server/keepd-fake tools/run_pytest tsan
-	@tools/run_ctest dev -L slow --no-tests=ignore
+	@tools/run_ctest dev -LE long
 	@tools/run_fuzz $(FUZZ_SECONDS)
 	@tools/run_pytest slow -m slow
 	@tools/run_clients

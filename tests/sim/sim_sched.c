@@ -11,7 +11,7 @@
  *
  * The CPU backend's path and thread count change with the seed.
  *
- * Usage: sim_sched [first_seed] [seeds]. A failure prints its seed. */
+ * Usage: sim_sched [first_seed] [seeds] [stride]. A failure prints its seed. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -348,9 +348,10 @@ static void replay_alone(const struct chain *seen, int index, uint64_t seed) {
 int main(int argc, char **argv) {
     uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
     uint64_t seeds = argc > 2 ? strtoull(argv[2], NULL, 10) : 40;
+    uint64_t stride = argc > 3 ? strtoull(argv[3], NULL, 10) : 1;
     struct chain *chains = mem_must_alloc(CHAINS, sizeof *chains);
     long turns = 0, continued = 0, cancelled = 0, scored = 0, stopped = 0;
-    for (uint64_t seed = first; seed < first + seeds; seed++) {
+    for (uint64_t n = 0, seed = first; n < seeds; n++, seed += stride) {
         fprintf(stderr, "seed %llu\n", (unsigned long long)seed);
         storm(chains, seed);
         for (int i = 0; i < CHAINS; i++) {
