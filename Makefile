@@ -5,7 +5,7 @@
 #   make serve MODEL=smollm2        a small real model, fetched on the first use (tools/fetch-model)
 #   make serve MODEL=/path/to/model another one: a directory or a GGUF file
 .DEFAULT_GOAL := help
-.PHONY: help serve build install test check lint format fuzz load bench quality clean
+.PHONY: help serve build install test check lint format fuzz mutants load bench quality clean
 
 MODEL ?= bundled/keepd-nano
 ARGS ?=
@@ -69,6 +69,10 @@ format: ## format C and CUDA files with clang-format
 fuzz: ## run every fuzzer for FUZZ_SECONDS (30)
 	@tools/install-deps check
 	@tools/run_fuzz $(FUZZ_SECONDS)
+
+mutants: ## try changes of the sources that tests must catch (tests/mutants; half an hour; ARGS="--only text": some of them)
+	@tools/install-deps test
+	@"$$(tools/venv)/bin/python" tests/mutants/run.py $(ARGS)
 
 load: ## clients of every kind at once, plain and over TLS, three minutes (SECONDS=600: ten each; MODE=tls: only TLS); fails on a leak or a lost answer
 	@tools/install-deps test

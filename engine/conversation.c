@@ -342,3 +342,49 @@ int32_t conversation_usable(struct conversation_search *search,
     bool whole = key->token_count <= most && hashes[key->token_count] == key->token_hash;
     return whole ? key->token_count : key->prompt_end;
 }
+
+void conversation_make_marks(const struct conversation *row, uint64_t *marks) {
+    uint64_t hash = CONVERSATION_HASH;
+    for (int32_t i = 0; i < conversation_mark_count(row->token_count); i++)
+        marks[i] = hash =
+            conversation_hash(hash, row->tokens + (size_t)i * CONVERSATION_MARK, CONVERSATION_MARK);
+}
+
+/* Beginnings are equal up to some mark and differ from there on. */
+static int32_t common_marks(const uint64_t *hashes, int32_t prompt_count, const uint64_t *marks,
+                            int32_t mark_count) {
+    int32_t low = 0, high = conversation_mark_count(prompt_count);
+    if (high > mark_count) high = mark_count;
+    while (low < high) {
+        int32_t middle = low + (high - low + 1) / 2;
+        if (hashes[(size_t)middle * CONVERSATION_MARK] == marks[middle - 1])
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low * CONVERSATION_MARK;
+}
+
+int32_t conversation_usable_or_cut(struct conversation_search *search,
+                                   const struct conversation *row, const uint64_t *marks) {
+    const struct conversation_query *query = search->query;
+    const struct conversation_key key = {.space = row->space,
+                                         .kv = &row->kv,
+                                         .prompt_end = row->prompt_end,
+                                         .token_count = row->token_count,
+                                         .prompt_hash = row->prompt_hash,
+                                         .token_hash = row->token_hash};
+    int32_t usable = row->checkpoint ? 0 : conversation_usable(search, &key);
+    if (usable > 0 || !marks || row->arriving) return usable;
+    if (memcmp(row->space, query->space, sizeof row->space) != 0) return 0;
+    if (!kv_params_equal(&row->kv, query->kv)) return 0;
+    const uint64_t *hashes = conversation_search_hashes(search);
+    if (!hashes) return 0;
+    int32_t most =
+        common_marks(hashes, query->prompt_count, marks, conversation_mark_count(row->token_count));
+    if (row->token_count <= query->prompt_count && hashes[row->token_count] == row->token_hash)
+        most = row->token_count;
+    if (most > query->prompt_count - 1) most = query->prompt_count - 1;
+    int32_t cut = conversation_cut(row, most, query->prompt_count);
+    return cut < CONVERSATION_CUT_MIN ? 0 : cut;
+}

@@ -213,6 +213,19 @@ void conversation_search_close(struct conversation_search *search);
  * all tokens, so a common prefix that ends between the two counts up to the prompt's end. */
 int32_t conversation_usable(struct conversation_search *search, const struct conversation_key *key);
 
+/* Hashes of a conversation's beginnings, for threads that may not read its tokens: marks[i] is the
+ * hash of the first (i + 1) * CONVERSATION_MARK tokens. */
+#define CONVERSATION_MARK 32
+static inline int32_t conversation_mark_count(int32_t token_count) {
+    return token_count / CONVERSATION_MARK;
+}
+void conversation_make_marks(const struct conversation *row, uint64_t *marks);
+
+/* The same for a row in memory, which can also be cut: `row` without its tokens, and its marks
+ * (NULL: it is not cut). A common prefix that ends between two marks counts up to the first. */
+int32_t conversation_usable_or_cut(struct conversation_search *search,
+                                   const struct conversation *row, const uint64_t *marks);
+
 /* How well one of several tables serves a query, by its best conversation. */
 struct conversation_affinity {
     int32_t usable; /* tokens; 0 = not at all */

@@ -69,6 +69,14 @@ static void copy_sequences(struct replica *r) {
     }
 }
 
+/* The tokens of a conversation never change, so its marks are made once. */
+static void copy_marks(struct conversation_copy *copy, const struct conversation *c) {
+    int32_t count = c->id == 0 ? 0 : conversation_mark_count(c->token_count);
+    mem_free(copy->marks);
+    copy->marks = count > 0 ? mem_try_alloc((size_t)count, sizeof *copy->marks) : NULL;
+    if (copy->marks) conversation_make_marks(c, copy->marks);
+}
+
 /* There may be a thousand conversations and a thousand steps a second, so only what changed. */
 static void copy_conversations(struct replica *r) {
     const struct conversation_table *table = &r->sched.conversations;
@@ -77,8 +85,10 @@ static void copy_conversations(struct replica *r) {
     for (int i = 0; i < table->capacity; i++) {
         const struct conversation *c = &table->rows[i];
         struct conversation_copy *copy = &r->conversation_copies[i];
-        if (copy->change == c->change) continue;
-        copy->change = c->change;
+        if (copy->of.change == c->change) continue;
+        if (copy->of.id != c->id) copy_marks(copy, c);
+        copy->of = *c;
+        copy->of.tokens = NULL;
         copy->row = (struct engine_conversation_row){.id = c->id,
                                                      .replica = r->index,
                                                      .hint = c->hint,
@@ -90,11 +100,6 @@ static void copy_conversations(struct replica *r) {
         copy->row.budget = kv_params_shown_budget(&c->kv);
         copy->row.pages = c->pages;
         stpncpy(copy->row.policy, c->kv.policy->name, sizeof copy->row.policy - 1);
-        copy->kv = c->kv;
-        copy->prompt_end = c->prompt_end;
-        copy->prompt_hash = c->prompt_hash;
-        copy->token_hash = c->token_hash;
-        copy->last_used_ns = c->last_used_ns;
     }
 }
 
@@ -288,6 +293,8 @@ void replica_close(struct replica *r) {
     pthread_cond_destroy(&r->work);
     pthread_mutex_destroy(&r->lock);
     mem_free(r->sequence_rows);
+    for (int i = 0; i < r->copy_count && r->conversation_copies; i++)
+        mem_free(r->conversation_copies[i].marks);
     mem_free(r->conversation_copies);
 }
 
@@ -331,13 +338,8 @@ void replica_affinity(struct replica *r, struct conversation_search *search,
     pthread_mutex_lock(&r->lock);
     for (int i = 0; i < r->copy_count; i++) {
         const struct conversation_copy *copy = &r->conversation_copies[i];
-        const struct conversation_key key = {.space = copy->row.space,
-                                             .kv = &copy->kv,
-                                             .prompt_end = copy->prompt_end,
-                                             .token_count = copy->row.tokens,
-                                             .prompt_hash = copy->prompt_hash,
-                                             .token_hash = copy->token_hash};
-        int32_t usable = copy->row.id != 0 ? conversation_usable(search, &key) : 0;
+        int32_t usable =
+            copy->row.id != 0 ? conversation_usable_or_cut(search, &copy->of, copy->marks) : 0;
         if (usable > 0)
             conversation_affinity_note(best, usable, hint != 0 && copy->row.hint == hint);
     }
@@ -369,7 +371,7 @@ int replica_conversations(struct replica *r, const struct engine_conversation_fi
         if (copy->row.id == 0) continue;
         if (!engine_conversation_is(filter, copy->row.space, copy->row.id)) continue;
         rows[count] = copy->row;
-        rows[count++].idle_ns = now - copy->last_used_ns;
+        rows[count++].idle_ns = now - copy->of.last_used_ns;
     }
     pthread_mutex_unlock(&r->lock);
     return count;

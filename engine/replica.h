@@ -32,11 +32,8 @@ struct replica_common {
  * find its replica. */
 struct conversation_copy {
     struct engine_conversation_row row; /* id 0 = none */
-    struct kv_params kv;
-    int32_t prompt_end;
-    uint64_t prompt_hash, token_hash;
-    int64_t last_used_ns;
-    uint64_t change; /* the row's `change` when it was copied */
+    struct conversation of;             /* without its tokens */
+    uint64_t *marks;                    /* owned; NULL: too short, or no memory */
 };
 
 struct replica {

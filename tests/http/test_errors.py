@@ -130,7 +130,7 @@ UNSUPPORTED = [
     (CHAT, {"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
     (CHAT, tool(name="f"), "tools"), (CHAT, {**tool(name="f"), "tool_choice": "auto"}, "tools"),
     (CHAT, {"tools": [{"type": "custom"}]}, "tools[0].type"),
-    (CHAT, {"regex": "a+"}, "regex"),
+    (CHAT, {"regex": "a+"}, "regex"), (CHAT, {"typical_p": 0.5}, "typical_p"),
     (CHAT, {"mirostat": 2}, "mirostat"),
     (CHAT, {"skip_special_tokens": False}, "skip_special_tokens"),
     (CHAT, message(role="user", content=[{"type": "image_url", "image_url": {"url": "x"}}]),

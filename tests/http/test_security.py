@@ -71,6 +71,7 @@ def test_keys_are_worlds_apart(start):
     ("localhost", True), ("LOCALHOST:1", True), ("127.0.0.1", True), ("127.9.9.9:80", True), ("[::1]:8080", True),
     ("[::1]", True), ("localhost.", True), ("mine.example", True), ("mine.example:99", True),
     ("evil.example", False), ("localhost.evil.example", False), ("127.0.0.1.evil.example", False), ("8.8.8.8", False),
+    ("mine.example.evil", False), ("mine.exampl", False),
     ("[::2]", False), ("localhost:80@evil", False), ("[::1", False), ("evil.example:80", False)])
 def test_host_names(guarded, host, allowed):
     """DNS rebinding: a page whose host name is changed to point to this machine gets no answer."""

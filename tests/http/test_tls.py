@@ -1,5 +1,6 @@
 """TLS: what it serves, and that no state of a handshake or a record holds anybody else up."""
 import os
+import select
 import shutil
 import signal
 import socket
@@ -15,12 +16,13 @@ CHAT = "/v1/chat/completions"
 LONG = {"max_tokens": 900, "ignore_eos": True, "stream": True}
 
 
-def make_certificate(folder):
+def make_certificate(folder, *kind):
+    """An elliptic curve's, or of `kind`."""
     if not shutil.which("openssl"):
         pytest.skip("skip: openssl is not installed")
     cert, key = str(folder / "cert.pem"), str(folder / "key.pem")
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-                    "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
+    subprocess.run(["openssl", "req", "-x509", *(kind or ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")),
+                    "-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
                     "-keyout", key, "-out", cert], check=True, capture_output=True)
     return cert, key
 
@@ -153,6 +155,21 @@ def test_old_versions_are_refused(serve, connect):
     with pytest.warns(DeprecationWarning), pytest.raises((ssl.SSLError, ConnectionError)):
         connect(daemon, minimum_version=ssl.TLSVersion.TLSv1, maximum_version=ssl.TLSVersion.TLSv1_1)
     assert daemon.get("/health").status_code == 200
+
+
+def test_key_exchange_has_forward_secrecy(start, tmp_path):
+    """An RSA certificate signs; it never decrypts a client's secret."""
+    cert, key = make_certificate(tmp_path, "-newkey", "rsa:2048")
+    daemon = start("--tls-cert", cert, "--tls-key", key)
+    context = ssl.create_default_context(cafile=cert)
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers("ECDHE-RSA-AES128-GCM-SHA256")
+    with context.wrap_socket(daemon.socket(), server_hostname="localhost") as sock:
+        assert sock.cipher()[0].startswith("ECDHE")
+    for cipher in ("AES128-GCM-SHA256", "DHE-RSA-AES128-GCM-SHA256"):
+        context.set_ciphers(cipher)
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            context.wrap_socket(daemon.socket(), server_hostname="localhost")
 
 
 def test_files_are_checked(certificate, tmp_path):
@@ -294,9 +311,15 @@ def test_a_close_at_every_byte(serve):
 
 
 def test_places_of_handshakes(serve):
-    """More of them than there are places: the oldest give way to those who get on."""
-    daemon = serve()
+    """More of them than there are places: the oldest give way to those who get on, long before their deadline."""
+    daemon = serve(handshake=600000)
     held = [daemon.socket() for _ in range(700)]
+
+    def closed():
+        readable, _, _ = select.select(held, [], [], 0)
+        return len(readable)
+    assert daemon.get("/health").status_code == 200
+    daemon.wait("those beyond the 512 places to be closed", lambda: closed() >= 700 - 512)
     assert daemon.get("/health").status_code == 200
     for sock in held:
         sock.close()

@@ -152,7 +152,7 @@ def main():
     rows = [row for row in read_rows(args.root / "tests/mutants/rows") if args.only in f"{row.name} {row.file}"]
     wrong = misplaced(args.root, rows) or ([] if rows else ["there is no such row"])
     if wrong or args.check:
-        sys.exit("\n".join(wrong))
+        sys.exit("\n".join(wrong) or 0)
     tree, results = Tree(args.root, args.root / "build/mutants"), []
     expect_passing(tree, rows)
     for i, row in enumerate(rows):

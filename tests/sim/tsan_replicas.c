@@ -80,6 +80,7 @@ struct dialogue {
 };
 
 static struct dialogue dialogues[DIALOGUES];
+static const char *policy; /* every job has it; NULL: the default */
 
 static void say_more(struct dialogue *dialogue, int index, int count) {
     for (int i = 0; i < count; i++, dialogue->count++)
@@ -104,7 +105,8 @@ static void submit(struct engine *engine, int index) {
                                                     .top_logprobs = 0,
                                                     .choices = 1 + index % 2,
                                                     .ignore_eos = true,
-                                                    .kv = {.budget = -1,
+                                                    .kv = {.policy = policy,
+                                                           .budget = -1,
                                                            .buffer = -1,
                                                            .chunk = -1,
                                                            .sinks = -1,
@@ -253,6 +255,37 @@ static void try_full_queue(void) {
     (void)answer(1);
     (void)answer(3);
     CHECK(dialogues[3].job.cached_tokens > 0);
+    engine_close(engine);
+}
+
+/* A prompt that only begins like a conversation goes to the replica that has it, too: there the
+ * conversation is cut. Nothing else speaks for that replica. */
+static void try_cut(void) {
+    struct engine_options options = options_of(2);
+    struct engine *engine = open_with(&options);
+    begin();
+    policy = "full";
+    for (int i = 0; i < 2; i++) {
+        say_more(&dialogues[i], i, 60);
+        submit(engine, i);
+        CHECK(dialogues[i].job.replica == i);
+    }
+    CHECK(engine_start(engine) == 0);
+    for (int i = 0; i < 2; i++) (void)answer(i);
+    memcpy(dialogues[2].tokens, dialogues[1].tokens, 70 * sizeof *dialogues[2].tokens);
+    dialogues[2].count = 70;
+    say_more(&dialogues[2], 2, 20);
+    CHECK(dialogues[2].tokens[70] != dialogues[1].tokens[70]);
+    submit(engine, 2);
+    CHECK(dialogues[2].job.replica == 1);
+    wait_for(&dialogues[2].job);
+    CHECK(dialogues[2].job.cached_tokens == 70);
+    (void)answer(2);
+    say_more(&dialogues[3], 3, 60); /* begins like none */
+    submit(engine, 3);
+    CHECK(dialogues[3].job.replica == 0);
+    (void)answer(3);
+    policy = NULL;
     engine_close(engine);
 }
 
@@ -471,6 +504,7 @@ int main(void) {
     try_full_queue();
     try_answers();
     try_hint();
+    try_cut();
     try_deletes();
     try_drain();
     try_close();

@@ -149,6 +149,8 @@ static const struct {
     {"{{ {[]: 1} }}", ERR_INVALID, "unhashable type: 'list'"},
     {"{% set a, b = [1] %}", ERR_INVALID, "not enough values to unpack (expected 2, got 1)"},
     {"{% set x.y = 1 %}", ERR_INVALID, "cannot assign attribute on non-namespace object"},
+    {"{% set x = {} %}{% set x.y = 1 %}", ERR_INVALID,
+     "cannot assign attribute on non-namespace object"},
     {"{% macro m(a) %}{% endmacro %}{{ m(1, 2) }}", ERR_INVALID,
      "macro 'm' takes not more than 1 argument(s)"},
     {"{{ nosuch|tojson }}", ERR_INVALID, "Object of type Undefined is not JSON serializable"},
