@@ -1,3 +1,7 @@
+/* Parses a GGUF file in one pass over its bytes. The parser takes one field after the other and
+ * checks each count against the bytes that are left; arrays are skipped, not copied, and read by
+ * their accessors later. Values and tensors are then sorted, so that duplicates are found next to
+ * each other and a search is a bisection. */
 #include "base/gguf.h"
 
 #include <inttypes.h>

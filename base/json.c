@@ -1,3 +1,7 @@
+/* A recursive-descent parser that checks JSON and builds a cJSON tree in the same pass, and a
+ * writer. cJSON's own parser is not used: it accepts invalid input, and it refuses valid numbers of
+ * more than 63 characters. Its nodes, its cJSON_Delete and its iteration macros are used; nodes
+ * come from malloc underneath mem_try_alloc, as cJSON_Delete expects. */
 #include "base/json.h"
 
 #include <limits.h>
@@ -8,9 +12,6 @@
 #include "base/mem.h"
 #include "base/utf8.h"
 
-/* One pass that checks and builds. cJSON's own parser is not used: it lets too much through, and
- * it refuses valid numbers of more than 63 characters. Its tree, its cJSON_Delete (nodes come
- * from malloc underneath mem_try_alloc) and its iteration macros are. */
 struct reader {
     const char *start, *at, *end;
     const struct json_limits *limits;

@@ -1,3 +1,6 @@
+/* Builds each line in a buffer of its own and writes it with one write(2), so that lines of several
+ * threads do not mix and no lock is held while stderr blocks. A line that does not fit is cut; a
+ * JSON line stays valid JSON. */
 #include "base/log.h"
 
 #include <stdarg.h>

@@ -37,20 +37,20 @@ struct queue {
     struct queue_client *rows; /* [rows_max]; the first `row_count` have had a client */
     int rows_max, row_count;
     int waiting;      /* jobs */
-    int clients;      /* with jobs, waiting or running */
-    int64_t least;    /* where a client begins: never falls */
-    uint64_t arrived; /* jobs so far: gives each its number */
-    int places;       /* the scheduler has */
+    int clients;      /* clients with jobs, waiting or running */
+    int64_t least;    /* `served` of a client that begins; never falls */
+    uint64_t arrived; /* number of jobs so far; the next job's number */
+    int places;       /* of the scheduler: the most sequences at once */
     uint64_t step;    /* see queue_plan_places */
     int share;        /* places of each client */
     int kept;         /* places kept free for clients below their shares */
 };
 
-/* So long does a client count after it last had a job, in steps. */
+/* Number of steps for which a client still counts after its last job ended. */
 #define QUEUE_KEEP_STEPS 256
 
 void queue_open(struct queue *queue, int rows_max, int places);
-void queue_close(struct queue *queue); /* nothing waits any more */
+void queue_close(struct queue *queue); /* no job may wait */
 
 /* Appends the job to those of its client (job->request.client). */
 void queue_join(struct queue *queue, struct engine_job *job);

@@ -172,7 +172,7 @@ struct route {
     bool prefix;                            /* the path continues (an id) */
     const char *method;                     /* "GET" also answers HEAD */
     void (*act)(struct exchange *exchange); /* without a body: answers, or waits for the engine */
-    const struct oai_kind *kind;            /* kind of the body; set if `get` is not */
+    const struct oai_kind *kind;            /* kind of the body; set if `act` is not */
     bool open;                              /* needs no key */
 };
 

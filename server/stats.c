@@ -1,3 +1,7 @@
+/* Counts requests as they finish and renders /metrics. The Prometheus text format wants all samples
+ * of a metric together, below one head; so each replica's samples are appended to one buffer per
+ * metric, and the buffers are joined at the end. Most metrics are rows of tables: a name, a help
+ * text and a member of struct engine_status or of its counters. */
 #include "server/stats.h"
 
 #include <inttypes.h>

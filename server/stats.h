@@ -1,6 +1,6 @@
-/* The content of /metrics: counts of finished requests (loop thread) and the engine's statuses,
- * written as Prometheus text. Names and buckets are vLLM's where vLLM has the notion, so that
- * existing dashboards and routers work; the others start with keepd_. As in vLLM, the label
+/* The content of /metrics: counts of finished requests (loop thread) and the status of each
+ * replica, written as Prometheus text. Names and buckets are vLLM's where vLLM has the notion, so
+ * that existing dashboards and routers work; the others start with keepd_. As in vLLM, the label
  * `engine` is the replica's number; metrics of the whole process have engine="0". */
 #ifndef KEEPD_SERVER_STATS_H
 #define KEEPD_SERVER_STATS_H

@@ -1,3 +1,5 @@
+/* The only user of GnuTLS: loads certificate and key, and translates GnuTLS's results into those of
+ * tls.h. The permitted key exchanges are a short list on purpose, see PRIORITIES. */
 #include "server/tls.h"
 
 #include <gnutls/gnutls.h>

@@ -163,9 +163,9 @@ struct cpu_work cpu_cache_work(const struct cpu_cache *cache, int worker) {
     work.squares = work.sum + work.stride;
     work.smooth = work.squares + work.stride;
     work.norm = work.smooth + work.stride;
-    work.redundant = work.norm + work.stride;
-    work.centres = (int32_t *)(work.redundant + work.stride);
-    work.rows = work.redundant + 2 * work.stride;
+    work.rho = work.norm + work.stride;
+    work.centres = (int32_t *)(work.rho + work.stride);
+    work.rows = work.rho + 2 * work.stride;
     work.turned = work.rows +
                   (work_rows(&cache->options) + 1) * round_up((size_t)cache->options.head_dim, 16);
     return work;

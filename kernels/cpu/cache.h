@@ -259,12 +259,12 @@ struct cpu_evict_fact {
 /* Scratch memory of one worker. `stride` covers the longest stream. */
 struct cpu_work {
     size_t stride;
-    float *logits;        /* [cpu_cache_lanes][stride] */
-    float *sum, *squares; /* [stride] each */
-    float *smooth, *norm, *redundant;
-    int32_t *centres; /* [stride] */
-    float *rows;      /* [lanes + 1][head_dim] */
-    float *turned;    /* [2 * lanes][head_dim] */
+    float *logits;              /* [cpu_cache_lanes][stride] */
+    float *sum, *squares;       /* [stride] each */
+    float *smooth, *norm, *rho; /* [stride] each */
+    int32_t *centres;           /* [stride] */
+    float *rows;                /* [lanes + 1][head_dim] */
+    float *turned;              /* [2 * lanes][head_dim] */
 };
 struct cpu_work cpu_cache_work(const struct cpu_cache *cache, int worker);
 /* Row `at` of a page's keys or values, converted to floats; and back, rounded to nearest even. */

@@ -27,13 +27,13 @@ static inline struct cpu_stream evict_stream(const struct evict_job *job, int st
 /* ---- Scores: evict_score.c --------------------------------------------------------------------
  */
 
-/* Fills keys[] and, where the rule has a history, fresh[]: the scores that candidates will
- * remember. */
+/* Fills keys[] and, if the rule has a history, fresh[]: the scores to be stored with the
+ * candidates. */
 void evict_score_stream(void *arg, int stream, int worker);
 
-/* Turns now[count], fresh scores, into the scores to remember: divided by the largest if the rule
- * says so, then combined with past[count], which is CPU_SCORE_NONE where there is none (enum
- * kern_history). */
+/* Computes the scores to be stored, in place in now[count], from the new scores there: divides them
+ * by the largest if the rule normalises, then combines them with the stored scores past[count]
+ * (enum kern_history). past[i] is CPU_SCORE_NONE if entry i has no stored score. */
 void evict_remember(const struct kern_observe *observe, const float *past, float *now,
                     int32_t count);
 /* Fills candidates and fixed of the stream, before anything is scored. */
@@ -78,8 +78,8 @@ int evict_tell(const struct evict_job *job);
 /* The fact of the model's head `head` in a layer. */
 struct cpu_evict_fact *evict_fact(const struct evict_job *job, int layer, int head);
 
-/* Measures the layer weights unless the sequence has them. The slot counts as measured only when
- * the eviction can no longer fail. */
+/* Measures the layer weights unless the slot is marked as measured. evict.c sets the mark later,
+ * when the eviction can no longer fail. */
 int evict_measure(const struct evict_job *job, evict_each *each);
 /* Computes the allotments before any competition: scopes[].total or, with STREAM scopes,
  * evict[stream].allotment. With uniform layers they do not depend on what the streams hold. */

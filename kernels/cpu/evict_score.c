@@ -98,9 +98,9 @@ static void judge(const struct evict_job *job, int stream, struct cpu_work *work
     else
         memcpy(out, fresh, (size_t)count * sizeof *out);
     if (!rule->redundancy.on || count == 0) return;
-    float lambda = rule->redundancy.lambda, *redundant = work->squares;
-    evict_redundancy(job->cache, &rule->redundancy, &view, count, work, redundant);
-    for (int32_t i = 0; i < count; i++) out[i] = lambda * out[i] - (1 - lambda) * redundant[i];
+    float lambda = rule->redundancy.lambda, *redundancy = work->squares;
+    evict_redundancy(job->cache, &rule->redundancy, &view, count, work, redundancy);
+    for (int32_t i = 0; i < count; i++) out[i] = lambda * out[i] - (1 - lambda) * redundancy[i];
 }
 
 /* ---- A stream ---------------------------------------------------------------------------------

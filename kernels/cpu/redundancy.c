@@ -127,7 +127,7 @@ void evict_redundancy(const struct cpu_cache *cache, const struct kern_redundanc
                         .dim = cache->options.head_dim,
                         .work = work,
                         .norm = work->norm,
-                        .rho = work->redundant};
+                        .rho = work->rho};
     measure(&rows);
     add_sums(&rows);
     forgive(&rows);

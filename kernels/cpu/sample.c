@@ -1,9 +1,10 @@
 /* Sampling on the CPU. Exact and deterministic: tokens are ordered by (logit, lower id first) and
  * noise is counter-based, so a token depends on its logits, seed and position alone.
  *
- * A vocabulary has 150,000 tokens and a step has dozens of rows, so work is avoided, never
- * approximated: logits are copied only if something changes them; noise is computed only for tokens
- * that could still win; top-k keeps k candidates and top-p sorts only tokens that can matter. */
+ * A vocabulary has 150,000 tokens and a step has dozens of rows, so the code skips work that cannot
+ * change the result. Logits are copied only if a penalty or bias changes them. Exact noise is
+ * computed only for tokens that a cheap bound on their noise does not exclude. Top-k keeps a list of
+ * k candidates, and top-p sorts only the most likely tokens. Nothing is approximated. */
 #include "kernels/cpu/sample.h"
 
 #include <math.h>

@@ -22,8 +22,9 @@
 
 #include <immintrin.h>
 
-/* Sixteen e4m3 numbers as f16 of 2^-8 of their value: the same bits in other places, because
- * numbers below 2^-6 are subnormal in both formats; only NaN differs. */
+/* Converts sixteen e4m3 numbers to f16, scaled by 2^-8. The scale makes the conversion a shift of
+ * the bits: e4m3's subnormal numbers, below 2^-6, become subnormal in f16, too. Only NaN needs bits
+ * of its own. */
 SIMD __m256i f16_of_e4m3(const uint8_t *p) {
     __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
     __m256i bits = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16((short)0xbf80));

@@ -1,15 +1,17 @@
 /* Shared by attention and its observation: queries times rows, and rows times weights. Include only
  * from files compiled per path.
  *
- * A product is sixteen running sums, of the elements d with equal d mod 16 in ascending order,
- * added in the order of v16_sum. There are two ways to that result, equal bit by bit:
+ * A dot product has sixteen running sums. Sum j adds the products of elements j, j + 16, j + 32,
+ * ... in this order; at the end the sixteen are added in the order of v16_sum. Two methods compute
+ * this with bitwise equal results:
  *
- * - few: rows as stored. The sixteen sums fill a vector, one query and row at a time.
+ * - few: one query and one row at a time. The sixteen sums are the lanes of one vector.
  *
- * - many: sixteen queries packed, one per lane. The sums are sixteen vectors, added by the same
- * tree, and nothing is summed across a vector.
+ * - many: sixteen queries at a time, one in each lane. The sums are sixteen vectors, added in the
+ *   same order; no sum crosses lanes.
  *
- * The faster one can therefore be chosen freely: a result never depends on the other queries. */
+ * So the faster method can be chosen for each call, and a result does not depend on how many other
+ * queries there are. */
 #ifndef KEEPD_KERNELS_CPU_VEC_DOTS_H
 #define KEEPD_KERNELS_CPU_VEC_DOTS_H
 

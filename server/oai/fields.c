@@ -1,3 +1,6 @@
+/* The fields of requests: one table of those that several kinds of request have, to which each kind
+ * adds its own (kind.h). A field that keepd does not implement is accepted only with a value that
+ * would not change the answer; every other value is an error that names the field. */
 #include "server/oai/fields.h"
 
 #include <stdio.h>

@@ -1,3 +1,8 @@
+/* Finds tool calls in growing text. A matcher tries to read the beginning of a call, up to the
+ * opening brace of its arguments, and answers yes, no or "more text is needed"; only the last holds
+ * text back. Matching starts again from the same place when more text has arrived, so the result
+ * does not depend on how the text was cut. Inside arguments, tool_json.c finds the closing brace.
+ */
 #include "server/oai/tool_calls.h"
 
 #include <string.h>

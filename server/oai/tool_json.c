@@ -1,3 +1,5 @@
+/* A state machine over bytes, without a stack: the containers that are open are a depth and one bit
+ * for each, array or object. */
 #include "server/oai/tool_json.h"
 
 #include <string.h>

@@ -1,12 +1,12 @@
-/* Evaluator: walks a template's tree. eval.c has expressions, statements and calls,
- * loop.c the loops. */
+/* The evaluator: renders a template by walking its syntax tree. Expressions, statements and calls
+ * are in eval.c, loops in loop.c. */
 #ifndef KEEPD_TEXT_JINJA_EVAL_H
 #define KEEPD_TEXT_JINJA_EVAL_H
 
 #include "text/jinja/ast.h"
 #include "text/jinja/text.h"
 
-/* Renders the whole template into run->out. `run` is complete but for scope. */
+/* Renders the whole template into run->out. The caller has set all members of *run but `scope`. */
 int jinja_execute(struct jinja_run *run);
 
 /* Results of a statement besides errors. */

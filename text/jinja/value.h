@@ -1,7 +1,8 @@
-/* Values of the template language, as Python's where templates can see the difference.
+/* Values of the template language. They behave as Python's values do, as far as a template can
+ * observe.
  *
- * Everything lives in the render's arena (`run->arena`) except a template's constants, which live
- * with the template and are never written: any number of renders share them.
+ * Values are allocated in the arena of the render (`run->arena`). Exception: a template's constants
+ * belong to the template; they are never written, and all its renders share them.
  *
  * Functions return 0, or a negative `enum err` after filling `run->fault`. */
 #ifndef KEEPD_TEXT_JINJA_VALUE_H
