@@ -1,5 +1,5 @@
 /* A table of clients, searched from one end to the other. Each row links the waiting jobs of its
- * client in the order of arrival. What a client may start is planned once in a step
+ * client in the order of arrival. The places of each client are planned once in a step
  * (queue_plan_places), so that all decisions of the step agree. */
 #include "engine/queue.h"
 

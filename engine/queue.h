@@ -40,7 +40,7 @@ struct queue {
     int clients;      /* clients with jobs, waiting or running */
     int64_t least;    /* `served` of a client that begins; never falls */
     uint64_t arrived; /* number of jobs so far; the next job's number */
-    int places;       /* of the scheduler: the most sequences at once */
+    int places;       /* the most sequences that run at once */
     uint64_t step;    /* see queue_plan_places */
     int share;        /* places of each client */
     int kept;         /* places kept free for clients below their shares */
