@@ -3,8 +3,8 @@
  *
  * A vocabulary has 150,000 tokens and a step has dozens of rows, so the code skips work that cannot
  * change the result. Logits are copied only if a penalty or bias changes them. Exact noise is
- * computed only for tokens that a cheap bound on their noise does not exclude. Top-k keeps a list of
- * k candidates, and top-p sorts only the most likely tokens. Nothing is approximated. */
+ * computed only for tokens that a cheap bound on their noise does not exclude. Top-k keeps a list
+ * of k candidates, and top-p sorts only the most likely tokens. Nothing is approximated. */
 #include "kernels/cpu/sample.h"
 
 #include <math.h>
