@@ -60,7 +60,8 @@ int oai_read_messages(struct oai_reader *r) {
 static const char *text_of(const cJSON *node) {
     const cJSON *text = cJSON_IsObject(node) ? json_get(node, "prompt_string") : node;
     const cJSON *media = cJSON_IsObject(node) ? json_get(node, "multimodal_data") : NULL;
-    return cJSON_IsString(text) && !(media && media->child) ? text->valuestring : NULL;
+    bool alone = !media || (cJSON_IsArray(media) && !media->child);
+    return cJSON_IsString(text) && alone ? text->valuestring : NULL;
 }
 
 static int read_prompt(struct oai_reader *r, const cJSON *node, const char *field,

@@ -68,7 +68,9 @@ def test_several_prompts(shared):
     assert isinstance(shared.post(NATIVE, body(["abc"])).json(), dict)
     same = shared.post(NATIVE, body([{"prompt_string": "abc"}, "abc"], n_predict=2)).json()
     assert same[0]["content"] == same[1]["content"]
-    assert shared.post(NATIVE, body({"prompt_string": "abc", "multimodal_data": ["AA"]})).status_code == 400
+    for media, status in ([], 200), (None, 200), (["AA"], 400), ("AA", 400):
+        r = shared.post(NATIVE, body({"prompt_string": "abc", "multimodal_data": media}))
+        assert r.status_code == status
 
 
 def test_tokens_and_scores(shared):
