@@ -18,6 +18,7 @@
 #include "engine/replica.h"
 #include "engine/state_dir.h"
 #include "kernels/comm.h"
+#include "model/gates.h"
 #include "model/identity.h"
 #include "text/text.h"
 
@@ -85,7 +86,21 @@ static int name_option(int rc, struct fault *fault) {
     return rc;
 }
 
-static int resolve_policy(struct engine *e, struct kv_params *kv, struct fault *fault) {
+/* The settings that the gates' file recommends, for the policy that takes it. */
+static struct kv_trained trained_of(const struct model *model) {
+    const struct gates_header *gates = model_gates(model);
+    return (struct kv_trained){.named = (gates->horizon > 0 ? POLICY_HORIZON : 0) |
+                                        (gates->sinks >= 0 ? POLICY_SINKS : 0) |
+                                        (gates->recent >= 0 ? POLICY_RECENT : 0) |
+                                        (gates->parity >= 0 ? POLICY_PARITY : 0),
+                               .horizon = gates->horizon,
+                               .sinks = gates->sinks,
+                               .recent = gates->recent,
+                               .parity = gates->parity == 1};
+}
+
+static int resolve_policy(struct engine *e, struct sched_kv *rules, struct fault *fault) {
+    struct kv_params *kv = &rules->defaults;
     const char *name = e->options.kv_policy;
     bool gates = model_has_gates(model_of(e));
     bool automatic = engine_chooses(name);
@@ -106,6 +121,7 @@ static int resolve_policy(struct engine *e, struct kv_params *kv, struct fault *
                              .buffer = e->options.kv_buffer,
                              .chunk = e->options.kv_chunk};
     kv_params_set_policy(kv, policy);
+    kv_params_set_trained(kv, &rules->trained);
     /* The same rule as for requests that lower the budget. */
     kv_params_fit(kv, 0);
     int rc = name_option(kv_params_check(kv, fault), fault);
@@ -325,7 +341,8 @@ static int open_model(struct engine *e, struct replica *replica, int logits_max,
 static int open_cache(struct engine *e, struct sched_options *so, struct fault *fault) {
     enum kern_dtype dtype = KERN_F32;
     int rc = resolve_kv_dtype(e, &dtype, fault);
-    if (rc == 0) rc = resolve_policy(e, &so->kv.defaults, fault);
+    so->kv.trained = trained_of(model_of(e));
+    if (rc == 0) rc = resolve_policy(e, &so->kv, fault);
     so->kv.rule_check = ops_of(e)->rule_check;
     so->kv.unrotated = !model_config_rotates_alike(model_config(model_of(e)));
     if (rc == 0) rc = name_option(sched_check_rule(&so->kv, &so->kv.defaults, fault), fault);
@@ -360,7 +377,7 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
     info->kv_chunk = so->kv.defaults.chunk;
     info->kv_budget_max = so->kv.budget_max;
     info->has_gates = so->kv.has_gates;
-    info->trained_budget = model_trained_budget(model_of(e));
+    info->trained_budget = model_gates(model_of(e))->trained_budget;
     info->layers = config->layers;
     info->heads_kv = config->heads_kv;
     info->head_dim = config->head_dim;

@@ -62,7 +62,8 @@ struct sched_kv {
     struct kv_params defaults;
     int budget_max; /* cap for requests; 0 = none */
     bool has_gates;
-    bool unrotated; /* some layers do not rotate their keys, or by other frequencies */
+    struct kv_trained trained; /* the settings for which the gates were trained */
+    bool unrotated;            /* some layers do not rotate their keys, or by other frequencies */
     int (*rule_check)(const struct kern_rule *rule, struct fault *fault); /* the backend's */
 };
 

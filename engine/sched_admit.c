@@ -76,7 +76,10 @@ int sched_resolve_kv(const struct engine_kv *wanted, const struct sched_kv *rule
         const struct policy *policy = policy_find(wanted->policy);
         if (!policy) return unknown_policy(wanted->policy, fault);
         /* another method: its own rule */
-        if (policy != defaults->policy) kv_params_set_policy(out, policy);
+        if (policy != defaults->policy) {
+            kv_params_set_policy(out, policy);
+            kv_params_set_trained(out, &rules->trained);
+        }
     }
     if ((out->policy->needs & POLICY_NEEDS_GATES) != 0 && !rules->has_gates)
         return fault_set(fault, ERR_INVALID, "kv.policy",

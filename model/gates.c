@@ -12,6 +12,8 @@
 
 /* ---- Header -------------------------------------------------------------------------------- */
 
+const struct gates_header gates_header_unknown = {.sinks = -1, .recent = -1, .parity = -1};
+
 static int read_type(const cJSON *root, struct gates_header *out, struct fault *fault) {
     const char *type = "", *act = "silu";
     int rc = json_str(root, "keepd", "type", &type, fault);
@@ -61,6 +63,20 @@ static int read_horizon(const cJSON *root, struct gates_header *out, struct faul
     return rc;
 }
 
+/* The protected tokens and the form of the score. */
+static int read_rule(const cJSON *root, struct gates_header *out, struct fault *fault) {
+    int64_t sinks = out->sinks, recent = out->recent;
+    bool parity = false;
+    int rc = json_int(root, "keepd", "sinks", 0, INT32_MAX, &sinks, fault);
+    if (!rc) rc = json_int(root, "keepd", "recent", 0, INT32_MAX, &recent, fault);
+    if (!rc) rc = json_bool(root, "keepd", "parity", &parity, fault);
+    if (rc) return rc;
+    out->sinks = (int)sinks;
+    out->recent = (int)recent;
+    if (json_get(root, "parity")) out->parity = parity;
+    return 0;
+}
+
 static int read_base(const cJSON *root, struct gates_header *out, struct fault *fault) {
     const char *hex = "";
     int rc = json_str(root, "keepd", "base_sha256", &hex, fault);
@@ -77,13 +93,14 @@ int gates_header_parse(const char *json, size_t size, struct gates_header *out,
     const struct json_limits limits = {.bytes = (size_t)1 << 20, .depth = 32, .nodes = 1000};
     cJSON *root = NULL;
     struct fault inner = {0};
-    *out = (struct gates_header){0};
+    *out = gates_header_unknown;
     int rc = json_parse(json, size, &limits, &root, &inner);
     if (rc) return fault_set(fault, rc, "keepd", "%s", inner.text);
     if (!cJSON_IsObject(root)) rc = fault_set(fault, ERR_MALFORMED, "keepd", "expected an object");
     if (!rc) rc = read_type(root, out, fault);
     if (!rc) rc = read_sizes(root, out, fault);
     if (!rc) rc = read_horizon(root, out, fault);
+    if (!rc) rc = read_rule(root, out, fault);
     if (!rc) rc = read_base(root, out, fault);
     json_free(root);
     return rc;

@@ -1,7 +1,8 @@
 /* Gates file: a safetensors file whose metadata key `keepd` describes retention gates.
  *
  *   keepd  = {version 1, type "rg" | "rg10", width m, act "silu", layers L, heads H,
- *             trained_budget, horizon, base_sha256}
+ *             trained_budget, horizon, sinks, recent, parity, base_sha256}
+ *             trained_budget to parity: what the gates were trained for; each may be missing
  *   w1     [L, m, d], b1 [L, m]          or per head: [L*H, m, d], [L*H, m] (rg only)
  *   w2     [L, m, m], b2 [L, m]          rg10 only
  *   w_last [R, m], c [R], row [L, H]     int32: which row of w_last each head uses
@@ -32,8 +33,13 @@ struct gates_header {
     int width, layers, heads;
     int trained_budget;           /* 0 = unknown */
     float horizon;                /* >= 1, INFINITY allowed; 0 = unknown */
+    int sinks, recent;            /* protected tokens; -1 = unknown */
+    int parity;                   /* 1: scores with the published offsets; -1 = unknown */
     char base_sha256[SHA256_HEX]; /* lower case; "" = unknown */
 };
+
+/* The header of gates that no file describes. */
+extern const struct gates_header gates_header_unknown;
 
 /* Pure: the metadata value. */
 int gates_header_parse(const char *json, size_t size, struct gates_header *out,

@@ -6,6 +6,7 @@
 #include <cjson/cJSON.h>
 
 #include "kernels/cpu/team.h"
+#include "model/gates.h"
 #include "model/model.h"
 #include "model/weights.h"
 
@@ -45,8 +46,8 @@ struct model {
     struct scratch scratch;
     int rows_max, logits_max;
     bool has_gates;
-    bool borrowed; /* everything but the scratch is another model's */
-    int trained_budget;
+    bool borrowed;             /* everything but the scratch is another model's */
+    struct gates_header gates; /* gates_header_unknown if there are none */
     size_t weight_bytes;
 };
 

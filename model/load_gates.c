@@ -69,7 +69,7 @@ static int load_gates_file(struct model *model, const struct model_options *opti
     if (rc) goto out;
     if (!options->check_only) warn_other_base(options, gates.header.base_sha256);
     if (!options->check_only) rc = load_gate_layers(model, &gates, fault);
-    model->trained_budget = gates.header.trained_budget;
+    model->gates = gates.header;
     gates_close(&gates);
 out:
     mem_free(data);

@@ -127,6 +127,7 @@ int model_open(struct kern *kern, const struct model_options *options, struct mo
     *out = NULL;
     struct model *model = mem_must_alloc(1, sizeof *model);
     model->kern = kern;
+    model->gates = gates_header_unknown;
     bool borrow = options->owner && kern->ops->borrow;
     int rc = borrow ? borrow_all(model, options->owner, fault) : load_all(model, options, fault);
     model->rows_max = options->rows_max;
@@ -195,8 +196,8 @@ const struct model_config *model_config(const struct model *model) {
 bool model_has_gates(const struct model *model) {
     return model->has_gates;
 }
-int model_trained_budget(const struct model *model) {
-    return model->trained_budget;
+const struct gates_header *model_gates(const struct model *model) {
+    return &model->gates;
 }
 size_t model_weight_bytes(const struct model *model) {
     return model->weight_bytes;

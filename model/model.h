@@ -69,6 +69,7 @@ int model_config_parse(const char *config, size_t config_size, const char *gener
 void model_config_close(struct model_config *config);
 
 struct model;
+struct gates_header;
 
 struct model_options {
     const char *dir;           /* or a GGUF file, of several the first */
@@ -101,8 +102,8 @@ const struct model_config *model_config(const struct model *model);
 /* Every layer rotates, by the same frequencies. */
 bool model_config_rotates_alike(const struct model_config *config);
 bool model_has_gates(const struct model *model);
-int model_trained_budget(
-    const struct model *model); /* budget in the gates' training; 0 = unknown */
+/* The header of the gates' file (model/gates.h); all unknown if there are no gates. */
+const struct gates_header *model_gates(const struct model *model);
 size_t model_weight_bytes(const struct model *model);
 
 /* One step: appends batch->rows tokens to their streams (begin_step was called by this function)

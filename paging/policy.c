@@ -231,6 +231,15 @@ void kv_params_set_policy(struct kv_params *params, const struct policy *policy)
     params->rule = policy->rule;
 }
 
+void kv_params_set_trained(struct kv_params *params, const struct kv_trained *trained) {
+    struct kern_rule *rule = &params->rule;
+    if ((params->policy->fields & POLICY_HORIZON) == 0) return;
+    if (trained->named & POLICY_HORIZON) rule->horizon = trained->horizon;
+    if (trained->named & POLICY_SINKS) rule->sinks = trained->sinks;
+    if (trained->named & POLICY_RECENT) rule->recent = trained->recent;
+    if (trained->named & POLICY_PARITY) rule->published = trained->parity;
+}
+
 /* ---- Parameters of a method -------------------------------------------------------------------
  */
 

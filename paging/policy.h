@@ -55,6 +55,17 @@ struct kv_params {
 
 /* Another policy with its defaults; budget, buffer and chunk stay. */
 void kv_params_set_policy(struct kv_params *params, const struct policy *policy);
+/* The settings for which retention gates were trained, as their file says; `named`: which of the
+ * members are known, of POLICY_HORIZON, POLICY_SINKS, POLICY_RECENT and POLICY_PARITY. */
+struct kv_trained {
+    unsigned named;
+    float horizon;
+    int32_t sinks, recent;
+    bool parity;
+};
+/* Makes it the defaults of a policy that ranks by gates and whose horizon may be chosen (`global`).
+ * Every other policy keeps its own. */
+void kv_params_set_trained(struct kv_params *params, const struct kv_trained *trained);
 /* Sets a parameter of the method: `text` where the value is a word, else `number` (truths: 0, 1).
  * ERR_INVALID names the field: unknown, not this policy's, or out of range. */
 int kv_params_choose(struct kv_params *params, const char *name, double number, const char *text,

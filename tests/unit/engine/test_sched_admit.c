@@ -295,6 +295,25 @@ Test(sched_admit, kv_parameters_name_the_field_at_fault) {
     cr_assert_str_eq(fault.field, "kv.policy");
 }
 
+/* A request that names another policy gets that policy's defaults, and `global` those of the gates.
+ */
+Test(sched_admit, the_defaults_of_the_gates_come_with_the_policy) {
+    struct sched_kv rules = {.defaults = {.budget = 32, .buffer = 8, .chunk = 32},
+                             .has_gates = true,
+                             .trained = {.named = POLICY_HORIZON, .horizon = 1},
+                             .rule_check = any_rule};
+    struct engine_kv wanted = global(32, 8, 32);
+    struct kv_params kv;
+    struct fault fault = {0};
+    kv_params_set_policy(&rules.defaults, policy_find("streaming"));
+    cr_assert_eq(sched_resolve_kv(&wanted, &rules, &kv, &fault), 0, "%s", fault.text);
+    cr_assert_eq(kv.rule.horizon, 1.0f);
+    wanted.options[0] = (struct engine_kv_option){"horizon", 7, NULL};
+    wanted.option_count = 1;
+    cr_assert_eq(sched_resolve_kv(&wanted, &rules, &kv, &fault), 0, "%s", fault.text);
+    cr_assert_eq(kv.rule.horizon, 7.0f);
+}
+
 /* Numbers near the limit of 32 bits are rejected by the size of the pool. */
 Test(sched_admit, the_largest_numbers_do_not_overflow) {
     struct sched_options options = {.shape = {64, 64, 16}, .pages_total = INT32_MAX};

@@ -194,6 +194,39 @@ Test(gates, rg10_has_a_second_layer) {
     buf_close(&file);
 }
 
+static int parse_header(const char *rest, struct gates_header *out, struct fault *fault) {
+    char json[256];
+    snprintf(json, sizeof json,
+             "{\"version\": 1, \"type\": \"rg\", \"width\": 3, \"layers\": 2, "
+             "\"heads\": 2%s}",
+             rest);
+    *fault = (struct fault){0};
+    return gates_header_parse(json, strlen(json), out, fault);
+}
+
+Test(gates, the_header_says_what_they_were_trained_for) {
+    struct gates_header header;
+    struct fault fault;
+    cr_assert_eq(parse_header("", &header, &fault), 0, "%s", fault.text);
+    cr_assert(header.horizon == 0 && header.sinks == -1 && header.recent == -1 &&
+              header.parity == -1);
+    cr_assert_eq(parse_header(", \"horizon\": 1, \"sinks\": 0, \"recent\": 32, \"parity\": false",
+                              &header, &fault),
+                 0, "%s", fault.text);
+    cr_assert(header.horizon == 1 && header.sinks == 0 && header.recent == 32 &&
+              header.parity == 0);
+    cr_assert_eq(parse_header(", \"parity\": true", &header, &fault), 0);
+    cr_assert_eq(header.parity, 1);
+    static const char *const wrong[][2] = {{", \"horizon\": 0.5", "keepd.horizon"},
+                                           {", \"sinks\": -1", "keepd.sinks"},
+                                           {", \"recent\": 1.5", "keepd.recent"},
+                                           {", \"parity\": 1", "keepd.parity"}};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        cr_assert_neq(parse_header(wrong[i][0], &header, &fault), 0, "%s", wrong[i][0]);
+        cr_assert_str_eq(fault.field, wrong[i][1]);
+    }
+}
+
 static void refuse(const struct variant *v, const struct gates_shape *model, int expected,
                    const char *field) {
     struct gates gates;

@@ -49,6 +49,36 @@ Test(policy, texts_list_every_row) {
     cr_assert_str_eq(POLICY_NAMES, all);
 }
 
+Test(policy, what_gates_were_trained_for_is_the_default_of_global_alone) {
+    const struct kv_trained some = {
+        .named = POLICY_HORIZON | POLICY_RECENT, .horizon = 1, .recent = 5};
+    const struct kv_trained all = {.named = some.named | POLICY_SINKS | POLICY_PARITY,
+                                   .horizon = INFINITY,
+                                   .recent = 6,
+                                   .sinks = 7,
+                                   .parity = true};
+    struct kv_params params = defaults("global");
+    kv_params_set_trained(&params, &(struct kv_trained){.horizon = 9, .sinks = 9});
+    cr_assert(params.rule.horizon == 128 && params.rule.sinks == 4 && params.rule.recent == 16);
+    kv_params_set_trained(&params, &some);
+    cr_assert(params.rule.horizon == 1 && params.rule.sinks == 4 && params.rule.recent == 5);
+    cr_assert_not(params.rule.published);
+    kv_params_set_trained(&params, &all);
+    cr_assert(isinf(params.rule.horizon) && params.rule.sinks == 7 && params.rule.recent == 6);
+    cr_assert(params.rule.published);
+    expect(&params, NULL);
+    /* Defaults of the gates give way like others: a small budget reduces them. */
+    params.budget = 8;
+    kv_params_fit(&params, 0);
+    cr_assert(params.rule.sinks == 7 && params.rule.recent == 1);
+    for (int i = 0; policy_at(i); i++) {
+        if (policy_at(i) == policy_find("global")) continue;
+        struct kv_params own = defaults(policy_at(i)->name), other = own;
+        kv_params_set_trained(&other, &all);
+        cr_assert(kv_params_equal(&own, &other), "%s", policy_at(i)->name);
+    }
+}
+
 Test(policy, each_row_is_the_method_it_names) {
     const struct policy *full = policy_find("full"), *streaming = policy_find("streaming");
     const struct policy *trimkv = policy_find("trimkv"), *global = policy_find("global");
