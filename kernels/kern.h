@@ -393,7 +393,10 @@ struct kern_trace {
 
 /* One sequence to evict from. Afterwards it holds at most layers * heads_kv * budget entries,
  * and exactly min(held, that) unless the rule drops more by itself (retain; floors and caps that
- * leave a part of an allotment empty). Sinks and recent entries are kept first and count. Ties:
+ * leave a part of an allotment empty) or entries have expired. Expired is an entry that no later
+ * query can see: in a layer whose attention has a window (kern_attend_options), pos <= T - window.
+ * It is evicted in any case, protected or not, and ranks below all others; only a rule that merges
+ * keeps such entries as any others. Sinks and recent entries are kept first and count. Ties:
  * newer pos, then lower layer, then lower head. Stable: order inside a stream is kept. */
 struct kern_evict {
     int32_t slot;

@@ -971,3 +971,9 @@ bool model_config_rotates_alike(const struct model_config *config) {
     }
     return true;
 }
+
+bool model_config_has_windows(const struct model_config *config) {
+    for (int i = 0; i < config->layers; i++)
+        if (config->per_layer[i].window > 0) return true;
+    return false;
+}

@@ -407,7 +407,7 @@ static int choose(const struct evict_job *job) {
 
 static int evict_slot(struct cpu_cache *cache, const struct kern_evict *due) {
     CHECK(due->slot >= 0 && due->slot < cache->options.slots && due->budget > 0);
-    struct evict_job job = {.cache = cache, .due = due};
+    struct evict_job job = {.cache = cache, .due = due, .least = EVICT_KEY_LEAST};
     if (due->rule->score == KERN_SCORE_RETENTION && due->rule->retain > 0)
         job.least = evict_key(logf(due->rule->retain));
     size_t total = place_keys(cache, due->slot), kept = 0;

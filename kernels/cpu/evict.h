@@ -14,6 +14,8 @@ struct evict_job {
 };
 
 #define EVICT_KEY_PROTECTED UINT32_MAX /* above every score; no float has this key */
+#define EVICT_KEY_EXPIRED   0u         /* below every score */
+#define EVICT_KEY_LEAST     1u         /* NaN, and the lowest key that may be kept */
 
 /* Order-preserving: a < b as floats exactly if key(a) < key(b). NaN, which only a broken model
  * produces, ranks lowest. */

@@ -6,7 +6,7 @@
 
 /* Adding 0 turns -0 into 0. */
 uint32_t evict_key(float score) {
-    if (isnan(score)) return 0;
+    if (isnan(score)) return EVICT_KEY_LEAST;
     uint32_t bits;
     score += 0.0f;
     memcpy(&bits, &score, sizeof bits);
@@ -18,12 +18,20 @@ static bool is_protected(const struct evict_job *job, int32_t pos) {
     return pos < rule->sinks || pos >= job->due->tokens - rule->recent;
 }
 
+/* Entries of the stream up to this position have expired (struct kern_evict); -1: none. */
+static int32_t expired_up_to(const struct evict_job *job, int stream) {
+    const struct cpu_cache *cache = job->cache;
+    int window = cache->attended[stream / cache->options.heads_kv].window;
+    bool merges = job->due->rule->merge != KERN_MERGE_NONE;
+    return window > 0 && !merges && job->due->tokens >= window ? job->due->tokens - window : -1;
+}
+
 /* ---- Recency and retention --------------------------------------------------------------------
  */
 
 static uint32_t entry_key(const struct evict_job *job, int32_t pos, float log_beta) {
     const struct kern_rule *rule = job->due->rule;
-    if (rule->score == KERN_SCORE_RECENCY) return (uint32_t)pos;
+    if (rule->score == KERN_SCORE_RECENCY) return EVICT_KEY_LEAST + (uint32_t)pos;
     int32_t age = job->due->tokens - pos;
     return evict_key(rule->published ? score_published(log_beta, age, rule->horizon)
                                      : score_retention(log_beta, age, rule->horizon));
@@ -131,6 +139,7 @@ void evict_score_stream(void *arg, int stream, int worker) {
     const struct cpu_evict_stream *plan = &cache->evict[stream];
     struct cpu_stream view = evict_stream(job, stream);
     uint32_t *keys = cache->keys + plan->first;
+    const int32_t expired = expired_up_to(job, stream);
     float *scores = NULL;
     if (job->due->rule->score == KERN_SCORE_ATTENTION) {
         struct cpu_work work = cpu_cache_work(cache, worker);
@@ -140,7 +149,9 @@ void evict_score_stream(void *arg, int stream, int worker) {
     for (int32_t i = 0; i < view.length; i++) {
         uint32_t page = view.pages[i / cache->page_slots];
         int32_t at = i % cache->page_slots, pos = cpu_cache_pos(cache, page)[at];
-        if (is_protected(job, pos))
+        if (pos <= expired)
+            keys[i] = EVICT_KEY_EXPIRED;
+        else if (is_protected(job, pos))
             keys[i] = EVICT_KEY_PROTECTED;
         else
             keys[i] = scores ? evict_key(scores[i])

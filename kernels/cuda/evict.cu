@@ -29,7 +29,7 @@ static __device__ __forceinline__ bool is_protected(const struct due &d, int32_t
 static __device__ __forceinline__ uint32_t entry_key(const struct due &d, int32_t pos,
                                                      float log_beta) {
     if (is_protected(d, pos)) return KEY_PROTECTED;
-    if (d.rule.score == KERN_SCORE_RECENCY) return (uint32_t)pos;
+    if (d.rule.score == KERN_SCORE_RECENCY) return KEY_LEAST + (uint32_t)pos;
     int32_t age = d.tokens - pos;
     return float_key(d.rule.published ? cuda_score_published(log_beta, age, d.rule.horizon)
                                       : cuda_score_retention(log_beta, age, d.rule.horizon));
@@ -108,6 +108,14 @@ static __device__ float judge(const struct evict_args &a, const struct due &d,
     return __fadd_rn(__fmul_rn(lambda, x), -__fmul_rn(__fadd_rn(1, -lambda), alike));
 }
 
+/* Entries of the stream up to this position have expired (struct kern_evict); -1: none. */
+static __device__ __forceinline__ int32_t expired_up_to(const struct evict_args &a,
+                                                        const struct due &d, int stream) {
+    int32_t window = a.windows ? a.windows[stream / a.streams.pages.heads_kv] : 0;
+    bool merges = d.rule.merge != KERN_MERGE_NONE;
+    return window > 0 && !merges && d.tokens >= window ? d.tokens - window : -1;
+}
+
 /* Block (state). */
 static __global__ void k_score(const struct evict_args a) {
     SHARED_MEMORY(shared);
@@ -117,11 +125,14 @@ static __global__ void k_score(const struct evict_args a) {
     const struct due &d = a.due[state.subject];
     const int32_t *table = pages_table(p, d.slot, state.stream);
     bool attention = d.rule.score == KERN_SCORE_ATTENTION;
+    const int32_t expired = expired_up_to(a, d, state.stream);
     if (attention) refresh(a, d, state, table, (double *)shared);
     __syncthreads();
     for (int i = threadIdx.x; i < state.length; i += (int)blockDim.x) {
         int64_t side = pages_side(p, table, i);
-        if (!attention)
+        if (p.pos[side] <= expired)
+            p.keys[side] = KEY_EXPIRED;
+        else if (!attention)
             p.keys[side] = entry_key(d, p.pos[side], p.log_beta[side]);
         else if (is_protected(d, p.pos[side]) || i >= state.candidates)
             p.keys[side] = KEY_PROTECTED;
@@ -417,7 +428,7 @@ static struct due make_due(const struct cuda *cuda, const struct kern_evict *fro
     d.budget = from->budget;
     d.members_max = kern_members_max(from->rule, from->budget);
     float least = least_score(from->rule);
-    d.least = least == -INFINITY ? 0 : float_key(least);
+    d.least = least == -INFINITY ? KEY_LEAST : float_key(least);
     d.remembers = asks_window(from->rule) && from->rule->observe.history != KERN_HISTORY_NONE;
     d.measures = !cuda->slots[from->slot].measured;
     d.first_part = (int64_t)index * (cuda->options.layers + model_streams(cuda));
@@ -594,6 +605,7 @@ static bool stage_lists(struct cuda *cuda, struct lists *l, struct stages *s) {
     const int32_t *windows = look_windows(cuda);
     if (windows) s->look.windows = stage(cuda, windows, (size_t)cuda->options.layers);
     if (windows && !s->look.windows) return false;
+    s->args.windows = s->look.windows;
     const struct cutoff *cutoffs = stage(cuda, l->cutoffs, l->cutoff_count);
     if (!positions || !s->args.due || !s->look.looks || !s->measures || !cutoffs ||
         !s->args.streams.subjects)

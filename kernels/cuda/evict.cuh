@@ -218,8 +218,9 @@ struct evict_args {
     struct chunk *chunks; /* [items], in the order of the list of chunks */
     int32_t *ticket;      /* the next chunk to compact */
     float cap;
-    float *fresh; /* [entries]: scores that candidates will store */
-    double *sums; /* [items][2]: results of LOOK_PREFERENCE */
+    const int32_t *windows; /* [layers]: see look_args; NULL: no layer has one */
+    float *fresh;           /* [entries]: scores that candidates will store */
+    double *sums;           /* [items][2]: results of LOOK_PREFERENCE */
 
     /* Redundancy and merging, one number per entry; NULL if no rule needs them. */
     float *norm, *alike;

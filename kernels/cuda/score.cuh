@@ -43,11 +43,14 @@ static __device__ __forceinline__ float cuda_score_published(float log_beta, int
     return __fadd_rn(__fmul_rn((float)(age + 2), lb), ahead);
 }
 
+#define KEY_EXPIRED 0u /* below every score */
+#define KEY_LEAST   1u /* NaN, and the lowest key that may be kept */
+
 /* a < b as floats exactly if key(a) < key(b); NaN ranks lowest. Adding 0 turns -0 into 0. */
 static __host__ __device__ __forceinline__ uint32_t float_key(float x) {
     uint32_t bits;
     x += 0.0f;
-    if (!(x == x)) return 0;
+    if (!(x == x)) return KEY_LEAST;
     memcpy(&bits, &x, sizeof bits);
     return bits >> 31 ? ~bits : bits | 0x80000000u;
 }

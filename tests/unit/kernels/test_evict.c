@@ -286,6 +286,53 @@ Test(evict, below_the_budget_nothing_moves) {
     cpu_cache_close(&cache);
 }
 
+/* Entries that a window hides from every later query go first, the protected ones too, and leave
+ * their places to others. */
+Test(evict, expired_entries_leave_first) {
+    static const struct kern_rule rules[] = {
+        {.score = KERN_SCORE_RECENCY, .sinks = 2},
+        {.score = KERN_SCORE_RETENTION, .sinks = 2, .recent = 12, .horizon = 128},
+        {.score = KERN_SCORE_RETENTION, .scope = KERN_SCOPE_LAYER, .sinks = 2, .horizon = 128},
+        {.score = KERN_SCORE_RETENTION, .scope = KERN_SCOPE_SEQUENCE, .sinks = 2, .horizon = 128},
+    };
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
+        for (int budget = 14; budget <= 40; budget += 26) { /* 40: nothing else has to go */
+            struct cpu_cache cache = open_cache(2, 2, 256, KERN_F32, 100);
+            append(&cache, 1, 0, 30, CONTENT_SMOOTH);
+            cache.attended[1].window = 9;
+            struct kern_evict due = {.slot = 1, .tokens = 30, .budget = budget, .rule = &rules[i]};
+            cr_assert_eq(cpu_cache_evict(&cache, &due, 1), 0);
+            bool one = rules[i].scope == KERN_SCOPE_SEQUENCE, all = budget == 40;
+            int32_t length[4];
+            for (int stream = 0; stream < 4; stream++)
+                length[stream] = *cpu_cache_length(&cache, 1, stream);
+            for (int stream = 2; stream < 4; stream++) {
+                const uint32_t *table = cpu_cache_table(&cache, 1, stream);
+                cr_assert(all || one ? length[stream] <= 8 : length[stream] == 8);
+                cr_assert(length[stream] == 0 || cpu_cache_entry_pos(&cache, table, 0) >= 22);
+            }
+            int32_t held = length[0] + length[1] + length[2] + length[3];
+            cr_expect_eq(held, all ? 60 + 16 : one ? 4 * 14 : 28 + 16, "rule %zu", i);
+            check(&cache);
+            append(&cache, 1, 30, 1, CONTENT_SMOOTH);
+            check(&cache);
+            cpu_cache_close(&cache);
+        }
+}
+
+/* A merged entry would become part of one that later queries see. */
+Test(evict, rules_that_merge_keep_expired_entries) {
+    struct cpu_cache cache = open_cache(1, 1, 256, KERN_F32, 100);
+    const struct kern_rule rule = {
+        .score = KERN_SCORE_RECENCY, .merge = KERN_MERGE_PAPER, .merge_beta = 0.7f};
+    struct kern_evict due = {.slot = 1, .tokens = 20, .budget = 20, .rule = &rule};
+    append(&cache, 1, 0, 20, CONTENT_SMOOTH);
+    cache.attended[0].window = 9;
+    cr_assert_eq(cpu_cache_evict(&cache, &due, 1), 0);
+    cr_assert_eq(*cpu_cache_length(&cache, 1, 0), 20);
+    cpu_cache_close(&cache);
+}
+
 /* ---- Forks ----------------------------------------------------------------------------------- */
 
 /* Evicting one of two forks leaves the other as it was, and both may evict differently. */

@@ -247,6 +247,52 @@ Test(model, bundled_model_as_transformers) {
     check_golden_paths("keepd-nano", KEEPD_SOURCE_DIR "/bundled/keepd-nano");
 }
 
+/* ---- Windows ------------------------------------------------------------------------------- */
+
+/* Tokens one after another, as logits; `every` above 0: evicts by `rule`, whose budget holds all,
+ * after so many. */
+static void run_evicting(const char *model, const struct kern_rule *rule, int every, float *logits,
+                         size_t *held) {
+    enum { TOKENS = 120 };
+    char dir[DIR_BYTES];
+    struct replay replay;
+    struct kern_report report = {0};
+    snprintf(dir, sizeof dir, KEEPD_SOURCE_DIR "/tests/data/models/%s", model);
+    open_or_fail(&replay, dir, "reference", KERN_F32, TOKENS, 1);
+    for (int pos = 0; pos < TOKENS; pos++) {
+        const int32_t token = (pos * 37 + 11) % 500;
+        const struct replay_part part = {
+            .slot = 0, .pos = pos, .count = 1, .tokens = &token, .rule = rule};
+        cr_assert_eq(replay_step(&replay, &part, 1, logits + (size_t)pos * (size_t)replay.vocab),
+                     0);
+        const struct kern_evict due = {
+            .slot = 0, .tokens = pos + 1, .budget = TOKENS, .rule = rule};
+        if (every && (pos + 1) % every == 0)
+            cr_assert_eq(replay.kern->ops->evict(replay.kern, &due, 1), 0);
+    }
+    cr_assert_eq(replay.kern->ops->report(replay.kern, 0, &report), 0);
+    *held = report.entries;
+    replay_close(&replay);
+}
+
+/* Without expired entries every answer has the bits of a full cache: the reference path adds over
+ * visible entries alone. */
+Test(model, expired_entries_change_no_bit) {
+    static const char *const models[] = {"mistral", "gemma3", "gemma2", "exaone4", "smollm3"};
+    static const struct kern_rule rules[] = {
+        {.score = KERN_SCORE_RETENTION, .scope = KERN_SCOPE_SEQUENCE, .sinks = 4, .horizon = 128},
+        {.score = KERN_SCORE_ATTENTION, .sinks = 4, .recent = 16, .observe = {.window = 16}}};
+    static float full[120 * 512], kept[120 * 512];
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++)
+        for (size_t r = 0; r < 2; r++) {
+            size_t all, held;
+            run_evicting(models[i], NULL, 0, full, &all);
+            run_evicting(models[i], &rules[r], 10, kept, &held);
+            cr_expect(held < all, "%s: %zu of %zu", models[i], held, all);
+            cr_expect_eq(memcmp(full, kept, sizeof full), 0, "%s, rule %zu", models[i], r);
+        }
+}
+
 /* ---- A float64 forward pass ---------------------------------------------------------------- */
 
 /* A model of tiny-models, stored one way, and what float64 makes of those numbers. */

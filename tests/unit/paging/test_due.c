@@ -141,7 +141,7 @@ Test(reserve, pages_are_the_worst_spread) {
         for (int heads = 1; heads <= 3; heads++)
             for (int slots = 1; slots <= 7; slots++)
                 for (int average = 1; average <= 10; average++) {
-                    struct reserve_shape shape = {layers, heads, slots, 1, 1, 0};
+                    struct reserve_shape shape = {layers, heads, slots, 1, 1, 0, false};
                     int streams = layers * heads;
                     int64_t pages = reserve_pages(&shape, &params, average);
                     cr_assert_eq(pages, most_pages(streams, streams * average, slots),
@@ -152,7 +152,7 @@ Test(reserve, pages_are_the_worst_spread) {
 }
 
 Test(reserve, equal_streams_round_up_each) {
-    struct reserve_shape shape = {3, 2, 16, 1, 1, 0};
+    struct reserve_shape shape = {3, 2, 16, 1, 1, 0, false};
     struct kv_params full = params_of("full", 1, 0, 1), streaming = params_of("streaming", 8, 4, 8);
     static const struct {
         int average, pages;
@@ -161,6 +161,15 @@ Test(reserve, equal_streams_round_up_each) {
         cr_assert_eq(reserve_pages(&shape, &full, cases[i].average), cases[i].pages);
         cr_assert_eq(reserve_pages(&shape, &streaming, cases[i].average), cases[i].pages);
     }
+}
+
+/* Entries of layers with windows expire when a sequence evicts; without evictions none does. */
+Test(reserve, streams_with_windows_are_unequal) {
+    struct reserve_shape shape = {3, 2, 16, 1, 1, 0, true};
+    struct kv_params full = params_of("full", 1, 0, 1), streaming = params_of("streaming", 8, 4, 8);
+    cr_assert_eq(reserve_pages(&shape, &full, 32), 12);
+    cr_assert_eq(reserve_pages(&shape, &streaming, 32), 6 * (32 + 15) / 16);
+    cr_assert_eq(reserve_pages(&shape, &streaming, 1), 6);
 }
 
 /* The most entries per stream, on average, that the fullest of four ranks may have. */
@@ -188,7 +197,7 @@ Test(reserve, a_rank_may_need_more_than_its_share) {
     const struct reserve_turn fresh = {.added = 1000};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct kv_params params = params_of("global", 100, 20, 64);
-        struct reserve_shape shape = {3, 8, 16, 1, 4, cases[i].cap};
+        struct reserve_shape shape = {3, 8, 16, 1, 4, cases[i].cap, false};
         params.rule.scope = cases[i].scope;
         params.rule.layers = cases[i].layers;
         params.rule.floor = cases[i].floor;
@@ -203,7 +212,7 @@ Test(reserve, a_rank_may_need_more_than_its_share) {
 
 Test(reserve, what_was_not_evicted_is_even) {
     struct kv_params global = params_of("global", 100, 20, 64), full = params_of("full", 1, 0, 1);
-    struct reserve_shape shape = {3, 8, 16, 1, 4, 0};
+    struct reserve_shape shape = {3, 8, 16, 1, 4, 0, false};
     const struct reserve_turn fresh = {.added = 90}, brief = {.added = 250};
     cr_assert_eq(reserve_rank_peak(&shape, &global, &fresh, 90), 90);
     cr_assert_eq(reserve_rank_peak(&shape, &global, &brief, 120), 250); /* no more than there are */
@@ -215,7 +224,7 @@ Test(reserve, what_was_not_evicted_is_even) {
 /* 60 entries a stream, 130 on the fullest rank; M = 100, cap 1.25. */
 Test(reserve, a_turn_begins_with_what_the_fullest_rank_has) {
     struct kv_params params = params_of("global", 100, 20, 64);
-    struct reserve_shape shape = {3, 8, 16, 1, 4, 1.25f};
+    struct reserve_shape shape = {3, 8, 16, 1, 4, 1.25f, false};
     struct reserve_turn turn = {.held = 60, .fullest = 130, .tokens = 500, .added = 30};
     cr_assert_eq(reserve_rank_peak(&shape, &params, &turn, 90), 160); /* 30 more */
     turn.added = 900;
@@ -229,7 +238,7 @@ Test(reserve, a_turn_begins_with_what_the_fullest_rank_has) {
 
 /* A stream of a sequence that starts empty remembers each token as entry or member. */
 Test(reserve, members_take_pages_of_their_own) {
-    struct reserve_shape shape = {3, 2, 16, 10, 1, 0};
+    struct reserve_shape shape = {3, 2, 16, 10, 1, 0, false};
     struct kv_params ems = params_of("ems", 20, 4, 8), d2o = params_of("d2o", 20, 4, 8);
     static const struct {
         int held, tokens, pages; /* for each stream */
