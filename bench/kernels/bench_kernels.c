@@ -15,6 +15,7 @@
 #include <time.h>
 
 #include "base/clock.h"
+#include "kernels/blocks.h"
 #include "kernels/cpu/alloc.h"
 #include "kernels/cpu/internal.h"
 #include "paging/policy.h"
@@ -145,7 +146,25 @@ static double best_time(piece *run, void *arg) {
     return best;
 }
 
+static char *random_blocks(int rows, int cols, enum kern_dtype dtype) {
+    size_t count = (size_t)rows * (size_t)blocks_of(cols);
+    struct block *data = memory(count * sizeof *data);
+    uint32_t x = 777;
+    for (size_t i = 0; i < count; i++) {
+        data[i].scale = dtype == KERN_Q4 || dtype == KERN_Q4M ? 0x1p-8f : 0x1p-12f;
+        data[i].least = dtype == KERN_Q4M ? -0x1p-5f : BLOCK_NO_LEAST;
+        for (int k = 0; k < KERN_BLOCK; k++) {
+            x = x * 1664525 + 1013904223;
+            data[i].n[k] = (int8_t)(dtype == KERN_Q4    ? (int)(x >> 28) - 8
+                                    : dtype == KERN_Q4M ? (int)(x >> 28)
+                                                        : (int)(x >> 24) - 128);
+        }
+    }
+    return (char *)data;
+}
+
 static char *random_matrix(int rows, int cols, enum kern_dtype dtype) {
+    if (kern_dtype_blocks(dtype)) return random_blocks(rows, cols, dtype);
     size_t count = (size_t)rows * (size_t)cols;
     char *data = memory(count * kern_dtype_bytes(dtype));
     uint32_t x = 777;
@@ -161,6 +180,19 @@ static char *random_matrix(int rows, int cols, enum kern_dtype dtype) {
             memcpy(data + 2 * i, &half, 2);
     }
     return data;
+}
+
+/* In memory, with the factors of blocks. */
+static size_t weight_bytes(int rows, int cols, enum kern_dtype dtype) {
+    if (kern_dtype_blocks(dtype)) return (size_t)rows * blocks_bytes(dtype, cols);
+    return (size_t)rows * (size_t)cols * kern_dtype_bytes(dtype);
+}
+
+static const char *dtype_name(enum kern_dtype dtype) {
+    static const char *const names[] = {
+        [KERN_F32] = "f32", [KERN_F16] = "f16", [KERN_BF16] = "bf16", [KERN_E4M3] = "e4m3",
+        [KERN_Q8] = "q8",   [KERN_Q8M] = "q8m", [KERN_Q4] = "q4",     [KERN_Q4M] = "q4m"};
+    return names[dtype];
 }
 
 static struct kern_weight *load_weight(const char *data, int rows, int cols,
@@ -204,7 +236,7 @@ static void run_product(void *arg) {
 }
 
 static void bench_product(int rows, int outputs, int cols, enum kern_dtype dtype) {
-    size_t bytes = (size_t)outputs * (size_t)cols * kern_dtype_bytes(dtype);
+    size_t bytes = weight_bytes(outputs, cols, dtype);
     size_t window = rows > 64 ? bytes : WINDOW_BYTES / 4;
     struct product p = {
         .rows = rows, .copies = (int)(COPIES_BYTES / bytes) + 1, .each = (int)(window / bytes) + 1};
@@ -217,22 +249,20 @@ static void bench_product(int rows, int outputs, int cols, enum kern_dtype dtype
     double each = best_time(run_product, &p) / p.each;
     double rate = (double)bytes / each;
     printf("%-5s %4d rows %6d x %4d  %9.1f us  %6.1f GB/s (%3.0f%% of reading)  %7.1f GFLOP/s\n",
-           dtype == KERN_F32    ? "f32"
-           : dtype == KERN_E4M3 ? "e4m3"
-                                : "bf16",
-           rows, outputs, cols, each * 1e6, rate * 1e-9, 100 * rate / bench.bandwidth,
-           2.0 * rows * outputs * cols / each * 1e-9);
+           dtype_name(dtype), rows, outputs, cols, each * 1e6, rate * 1e-9,
+           100 * rate / bench.bandwidth, 2.0 * rows * outputs * cols / each * 1e-9);
     for (int i = 0; i < p.copies; i++) bench.kern->ops->weight_free(bench.kern, p.weight[i]);
     cpu_free(p.weight), cpu_free(p.x), cpu_free(p.y);
 }
 
 static void bench_products(void) {
+    static const enum kern_dtype dtypes[] = {KERN_BF16, KERN_E4M3, KERN_Q8, KERN_Q4, KERN_Q4M};
     static const int rows[] = {1, 8, 16, 32, 64, 128, 512};
     static const int sizes[][2] = {{4096, 1024}, {1024, 2048}, {6144, 1024}, {1024, 3072}};
     for (size_t s = 0; s < 4; s++)
         for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-            for (int d = 0; d < 2; d++)
-                bench_product(rows[i], sizes[s][0], sizes[s][1], d ? KERN_E4M3 : KERN_BF16);
+            for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++)
+                bench_product(rows[i], sizes[s][0], sizes[s][1], dtypes[d]);
     bench_product(1, 4096, 1024, KERN_F32);
     bench_product(512, 4096, 1024, KERN_F32);
 }
