@@ -46,7 +46,7 @@ struct config {
     char *log_format;      /* plain, json */
     char *log_level;       /* error, warn, info, debug */
     bool random_weights;   /* read only config.json from the model directory (timing) */
-    char *quantization;    /* none, fp8 */
+    char *quantization;    /* none, fp8, q8, q4 */
     bool strict_params;    /* unknown request fields are a 400 */
     char *reasoning_parser;
     char *tool_call_parser;

@@ -212,8 +212,12 @@ static int check_state(void *backend, struct state_view *view, struct fault *fau
                                      &view->report, fault);
 }
 
-static bool wants_fp8(const struct engine_options *o) {
-    return o->quantization && strcmp(o->quantization, "fp8") == 0;
+static enum quantization quantization_of(const struct engine_options *o) {
+    static const char *const names[] = {
+        [QUANTIZE_FP8] = "fp8", [QUANTIZE_Q8] = "q8", [QUANTIZE_Q4] = "q4"};
+    for (int i = QUANTIZE_FP8; o->quantization && i <= QUANTIZE_Q4; i++)
+        if (!strcmp(o->quantization, names[i])) return (enum quantization)i;
+    return QUANTIZE_NONE;
 }
 
 /* The first replica's store opens the directory; the stores of the others join it. */
@@ -240,8 +244,8 @@ static int open_store(struct engine *e, struct sched_options *so, enum kern_dtyp
                          ops_of(e)->name);
     if (o->check_only) return state_dir_check(o->state_dir, fault);
     struct state_identity *identity = &store.identity;
-    int rc =
-        identity_model(o->model_dir, o->random_weights, wants_fp8(o), identity->weights, fault);
+    int rc = identity_model(o->model_dir, o->random_weights, quantization_of(o), identity->weights,
+                            fault);
     if (rc == 0) rc = identity_gates(o->model_dir, o->gates, identity->gates, fault);
     if (rc == 0) rc = store_open(&store, &first->store, fault);
     if (rc != 0) return rc;
@@ -330,7 +334,7 @@ static int open_model(struct engine *e, struct replica *replica, int logits_max,
                                           .logits_max = logits_max,
                                           .owner = e->replicas[0].model,
                                           .random_weights = o->random_weights,
-                                          .fp8 = wants_fp8(o),
+                                          .quantization = quantization_of(o),
                                           .check_only = o->check_only,
                                           .threads = o->threads,
                                           .progress = o->progress,

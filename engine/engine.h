@@ -88,7 +88,7 @@ struct engine_options {
     const char *cpu_path;        /* see kernels/cpu/cpu.h */
     const char *cpu_activations; /* "f32": see cpu_options.exact; NULL or "int8" */
     bool random_weights;
-    const char *quantization; /* weight format: NULL or "none" as in the files, "fp8" */
+    const char *quantization; /* weight format: NULL or "none" as in the files, "fp8", "q8", "q4" */
     bool check_only; /* engine_open checks without loading weights: it refuses the same options, and
                         returns 0 with *out = NULL when it finds no error */
     const char *state_dir;  /* keeps conversations across restarts; NULL or "" = none */

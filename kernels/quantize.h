@@ -1,5 +1,5 @@
-/* Weights as E4M3 with one float32 scale per output, the format of `--quantization fp8` on every
- * backend. */
+/* Weights in fewer bits, the formats of `--quantization`: E4M3 with one float32 scale per output,
+ * and blocks (kernels/blocks.h). */
 #ifndef KEEPD_KERNELS_QUANTIZE_H
 #define KEEPD_KERNELS_QUANTIZE_H
 
@@ -7,7 +7,10 @@
 extern "C" {
 #endif
 
-#include "kernels/kern.h"
+#include "kernels/blocks.h"
+
+/* What a model's matrices become while they load. */
+enum quantization { QUANTIZE_NONE, QUANTIZE_FP8, QUANTIZE_Q8, QUANTIZE_Q4 };
 
 #define QUANTIZE_MOST  448.0f    /* the largest E4M3 number */
 #define QUANTIZE_LEAST 0x1p-120f /* lower bound of scales, so that every scale has an inverse */
@@ -21,6 +24,14 @@ struct cpu_team; /* kernels/cpu/team.h */
  * are [rows][cols] without gaps. Any thread; a team runs one call at a time. */
 int quantize_rows(const struct kern_matrix *from, uint8_t *codes, float *scales,
                   struct cpu_team *team, struct fault *fault);
+
+/* Makes blocks of KERN_Q8 (8.5 bits per number in memory) or KERN_Q4M (5 bits). Factors are
+ * float16. Q8: the scale is the largest magnitude / 127. Q4M: of several ranges inside the block's,
+ * each with the factors that fit its numbers n best (least squares), those with the smallest
+ * squared error. `from` may also be E4M3; `to` is [rows][blocks_of(cols)]. Otherwise as
+ * quantize_rows; besides, a number beyond float16's range is an error. */
+int quantize_blocks(const struct kern_matrix *from, enum kern_dtype dtype, struct block *to,
+                    struct cpu_team *team, struct fault *fault);
 
 /* The scale of numbers whose largest magnitude is `most`. */
 static inline float quantize_scale(float most) {

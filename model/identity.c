@@ -92,13 +92,17 @@ static int add_gguf(struct sha256_ctx *sum, const char *first, struct fault *fau
     return rc;
 }
 
-int identity_model(const char *dir, bool random, bool fp8, uint8_t out[SHA256_BYTES],
-                   struct fault *fault) {
+int identity_model(const char *dir, bool random, enum quantization quantization,
+                   uint8_t out[SHA256_BYTES], struct fault *fault) {
     struct sha256_ctx sum;
     sha256_init(&sum);
     int rc =
         gguf_is_path(dir) ? add_gguf(&sum, dir, fault) : add_directory(&sum, dir, random, fault);
-    if (fp8) sha256_update(&sum, sizeof "fp8", (const uint8_t *)"fp8");
+    const char *const formats[] = {
+        [QUANTIZE_FP8] = "fp8", [QUANTIZE_Q8] = "q8", [QUANTIZE_Q4] = "q4"};
+    if (quantization != QUANTIZE_NONE)
+        sha256_update(&sum, strlen(formats[quantization]) + 1,
+                      (const uint8_t *)formats[quantization]);
     sha256_digest(&sum, SHA256_BYTES, out);
     return rc;
 }

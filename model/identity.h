@@ -6,13 +6,14 @@
 
 #include "base/err.h"
 #include "base/sha256.h"
+#include "kernels/quantize.h"
 
 /* config.json and, unless they are `random`, all weight files of the directory, names and sizes
- * included; of a GGUF model its file, or all of them in order; with weights in fp8 another than
+ * included; of a GGUF model its file, or all of them in order; with quantised weights another than
  * without. Reads them whole: seconds per ten gigabytes.
  */
-int identity_model(const char *dir, bool random, bool fp8, uint8_t out[SHA256_BYTES],
-                   struct fault *fault);
+int identity_model(const char *dir, bool random, enum quantization quantization,
+                   uint8_t out[SHA256_BYTES], struct fault *fault);
 
 /* The gates file: `gates` as the option has it, NULL for the directory's own. Zero without gates.
  */

@@ -195,37 +195,77 @@ static int read_scales(struct loader *loader, const char *name, const struct ten
     return fault_set(loader->fault, ERR_INVALID, name, "element %zu is not a number", nan);
 }
 
-/* The vocabulary's matrices, whose errors are seen in every token, and routers, whose errors choose
- * other experts, keep their types. */
-static bool keeps_type(enum kern_shard shard) {
-    return shard == KERN_SHARD_VOCAB || shard == KERN_SHARD_NONE;
+/* What a matrix becomes. Routers, whose errors choose other experts, keep their types; and so do
+ * the vocabulary's matrices, whose errors are seen in every token, except that they become Q8. */
+static enum quantization target_of(const struct loader *loader, enum kern_shard shard) {
+    enum quantization wanted = loader->options->quantization;
+    if (shard == KERN_SHARD_NONE) return QUANTIZE_NONE;
+    if (shard != KERN_SHARD_VOCAB) return wanted;
+    return wanted == QUANTIZE_FP8 || wanted == QUANTIZE_NONE ? QUANTIZE_NONE : QUANTIZE_Q8;
 }
 
-/* Hands the matrix to the backend, with `fp8` as E4M3. `name`: of what is at fault. */
-static int give_matrix(struct loader *loader, const char *name, struct kern_matrix *matrices,
-                       int count, enum kern_shard shard, struct kern_weight **out) {
-    struct kern *kern = loader->model->kern;
-    size_t rows = 0, cols = (size_t)matrices[0].cols, row = 0;
-    for (int i = 0; i < count; i++)
-        if (matrices[i].dtype != KERN_E4M3) rows += (size_t)matrices[i].rows;
-    if (!loader->options->fp8 || keeps_type(shard) || rows == 0)
-        return kern->ops->weight_load(kern, matrices, count, shard, out, loader->fault);
+static int no_room_for(struct loader *loader, const char *name, size_t rows, size_t cols) {
+    return fault_set(loader->fault, ERR_NOMEM, name, "no memory for [%zu, %zu] in fewer bits", rows,
+                     cols);
+}
+
+/* `scales`: [rows] of the matrices together. */
+static int make_e4m3(struct loader *loader, const char *name, struct kern_matrix *matrices,
+                     int count, size_t rows, float *scales) {
+    size_t cols = (size_t)matrices[0].cols, row = 0;
     uint8_t *codes = (uint8_t *)room_of(&loader->codes, rows, cols);
-    float *scales = mem_try_alloc(rows, sizeof *scales);
-    int rc = codes && scales ? 0 : ERR_NOMEM;
-    if (rc) fault_set(loader->fault, rc, name, "no memory for [%zu, %zu] in fp8", rows, cols);
-    for (int i = 0; i < count && !rc; i++) {
+    if (!codes) return no_room_for(loader, name, rows, cols);
+    for (int i = 0; i < count; i++) {
         struct kern_matrix *m = &matrices[i];
         struct fault fault = {0};
         if (m->dtype == KERN_E4M3) continue;
-        rc = quantize_rows(m, codes + row * cols, scales + row, loader->team, &fault);
-        if (rc) fault_set(loader->fault, rc, name, "%s", fault.text);
+        int rc = quantize_rows(m, codes + row * cols, scales + row, loader->team, &fault);
+        if (rc) return fault_set(loader->fault, rc, name, "%s", fault.text);
         m->data = codes + row * cols;
         m->scale = scales + row;
         m->dtype = KERN_E4M3;
         row += (size_t)m->rows;
     }
-    if (!rc) rc = kern->ops->weight_load(kern, matrices, count, shard, out, loader->fault);
+    return 0;
+}
+
+static int make_blocks(struct loader *loader, const char *name, struct kern_matrix *matrices,
+                       int count, size_t rows, enum kern_dtype dtype) {
+    size_t each = (size_t)blocks_of(matrices[0].cols);
+    struct block *to =
+        (struct block *)(void *)room_of(&loader->codes, rows, each * sizeof(struct block));
+    if (!to) return no_room_for(loader, name, rows, (size_t)matrices[0].cols);
+    for (int i = 0; i < count; i++) {
+        struct kern_matrix *m = &matrices[i];
+        struct fault fault = {0};
+        int rc = quantize_blocks(m, dtype, to, loader->team, &fault);
+        if (rc) return fault_set(loader->fault, rc, name, "%s", fault.text);
+        m->data = to;
+        m->scale = NULL;
+        m->stride = 0;
+        m->dtype = dtype;
+        to += (size_t)m->rows * each;
+    }
+    return 0;
+}
+
+/* Hands the matrix to the backend, quantised where that was asked for and it is not in blocks
+ * already. `name`: of what is at fault. */
+static int give_matrix(struct loader *loader, const char *name, struct kern_matrix *matrices,
+                       int count, enum kern_shard shard, struct kern_weight **out) {
+    const struct kern_ops *ops = loader->model->kern->ops;
+    const enum quantization to = target_of(loader, shard);
+    size_t rows = 0;
+    int rc = 0;
+    for (int i = 0; i < count; i++) rows += (size_t)matrices[i].rows;
+    float *scales = mem_try_alloc(rows, sizeof *scales);
+    if (!scales) return no_room_for(loader, name, rows, 1);
+    if (to == QUANTIZE_FP8)
+        rc = make_e4m3(loader, name, matrices, count, rows, scales);
+    else if (to != QUANTIZE_NONE && !kern_dtype_blocks(matrices[0].dtype))
+        rc = make_blocks(loader, name, matrices, count, rows,
+                         to == QUANTIZE_Q8 ? KERN_Q8 : KERN_Q4M);
+    if (!rc) rc = ops->weight_load(loader->model->kern, matrices, count, shard, out, loader->fault);
     mem_free(scales);
     return rc;
 }
@@ -277,8 +317,8 @@ static void shared_rows(const struct loader *loader, const struct slot *slot, in
 static bool in_blocks(const struct loader *loader, const struct slot *slot, int layer) {
     char name[TENSOR_NAME_MAX];
     enum kern_dtype dtype;
-    bool converted = loader->options->fp8 && !keeps_type(slot->shard);
-    if (!loader->model->kern->ops->blocks || converted) return false;
+    if (!loader->model->kern->ops->blocks) return false;
+    if (target_of(loader, slot->shard) == QUANTIZE_FP8) return false;
     for (int i = 0; i < slot->count; i++) {
         name_of(loader, slot->parts[i], layer, name);
         const struct tensor *tensor = weights_find(loader->weights, name);
@@ -335,7 +375,8 @@ static int find_matrix(struct loader *loader, const struct slot *slot, int part,
     if (blocks) (void)block_maker_of(tensor->format, &out->dtype);
     loader->read += tensor->bytes / (size_t)experts * (size_t)out->rows / (size_t)all;
     if (tensor->dtype != TENSOR_E4M3) return room ? read_rows(loader, name, &rows, room, out) : 0;
-    if (keeps_type(slot->shard) || all != out->rows || stacked || rows.order)
+    bool whole = slot->shard == KERN_SHARD_VOCAB || slot->shard == KERN_SHARD_NONE;
+    if (whole || all != out->rows || stacked || rows.order)
         return fault_set(loader->fault, ERR_UNSUPPORTED, name,
                          "type F8_E4M3 is not supported here: F32, F16, BF16");
     out->scale = scales;
@@ -586,6 +627,10 @@ static int refuse_unused(struct loader *loader) {
 }
 
 static int open_loader(struct loader *loader) {
+    const struct kern_ops *ops = loader->model->kern->ops;
+    if (loader->options->quantization > QUANTIZE_FP8 && !ops->blocks)
+        return fault_set(loader->fault, ERR_UNSUPPORTED, "quantization",
+                         "the %s backend has no weights in blocks of 8 or 4 bits", ops->name);
     const struct weights *weights = loader->weights;
     struct model_config *config = &loader->model->config;
     int rc = open_team(loader);

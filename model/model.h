@@ -10,6 +10,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "kernels/kern.h"
+#include "kernels/quantize.h"
 
 #define MODEL_EOS_MAX 16
 
@@ -80,8 +81,9 @@ struct model_options {
     bool check_only;           /* names, shapes and types only; the model cannot be used */
     const struct model *owner; /* the same model, open, outlives this one: its weights are used
                                   where the backend can share them. NULL: they are loaded */
-    bool fp8; /* the layers' matrices become E4M3 with a scale per output (kernels/quantize.h);
-                 embeddings, LM head, norms and gates stay what they are */
+    enum quantization quantization; /* FP8: of the layers' matrices alone. Q8, Q4: of all matrices
+                                       but routers, the vocabulary's in Q8; those of a GGUF file
+                                       that are in blocks stay what they are */
     bool random_weights; /* take only config.json; weights, and gates where no file gives them, from
                             a seeded generator (timing) */
     int threads; /* threads that convert weights while loading; 0 = the cores this process may use

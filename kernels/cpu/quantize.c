@@ -8,6 +8,7 @@
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/team.h"
 #include "kernels/cpu/vec.h"
+#include "kernels/number.h"
 
 #define ROWS_TAKEN 4 /* rows per claim: about 100 KiB of a large model */
 
@@ -66,5 +67,142 @@ int quantize_rows(const struct kern_matrix *from, uint8_t *codes, float *scales,
     if (job.bad == from->rows) return 0;
     return fault_set(fault, ERR_INVALID, "",
                      "row %lld has a number that is not finite, which has no E4M3 scale",
+                     (long long)job.bad);
+}
+
+/* ---- Blocks -----------------------------------------------------------------------------------
+ */
+
+#define SHRINK_STEPS 4     /* ends of the ranges that are tried, on either side */
+#define SHRINK       0.03f /* of the block's range */
+
+/* To nearest even, for magnitudes below 2^22. */
+static inline float nearest(float x) {
+    return x + 0x1.8p23f - 0x1.8p23f;
+}
+
+static float as_half(float x) {
+    return number_from_f16(number_to_f16(x));
+}
+
+static void quantize_q8(const float *x, struct block *to) {
+    float most = 0;
+    for (int i = 0; i < KERN_BLOCK; i++) most = fmaxf(most, fabsf(x[i]));
+    to->scale = as_half(most / 127);
+    to->least = BLOCK_NO_LEAST;
+    float by = to->scale > 0 ? 1 / to->scale : 0;
+    for (int i = 0; i < KERN_BLOCK; i++)
+        to->n[i] = (int8_t)fmaxf(-127, fminf(127, nearest(x[i] * by)));
+}
+
+/* The nearest numbers n of 0..15 for the factors. */
+static void nearest_q4(const float *x, float scale, float least, float *n) {
+    float by = scale > 0 ? 1 / scale : 0;
+    for (int i = 0; i < KERN_BLOCK; i++) {
+        float at = nearest((x[i] - least) * by);
+        at = at > 0 ? at : 0;
+        n[i] = at < 15 ? at : 15;
+    }
+}
+
+/* The factors with the least sum of (x - scale n - least)^2; unchanged where all n are equal. */
+static void fit_q4(const float *x, const float *n, float *scale, float *least) {
+    float sum_n = 0, sum_nn = 0, sum_x = 0, sum_xn = 0;
+    for (int i = 0; i < KERN_BLOCK; i++) {
+        sum_n += n[i], sum_nn += n[i] * n[i];
+        sum_x += x[i], sum_xn += x[i] * n[i];
+    }
+    float spread = KERN_BLOCK * sum_nn - sum_n * sum_n;
+    float slope = (KERN_BLOCK * sum_xn - sum_x * sum_n) / (spread > 0 ? spread : 1);
+    if (!(spread > 0) || !(slope > 0)) return;
+    *scale = slope;
+    *least = (sum_x - slope * sum_n) / KERN_BLOCK;
+}
+
+static float error_q4(const float *x, const float *n, float scale, float least) {
+    float sum = 0;
+    for (int i = 0; i < KERN_BLOCK; i++) {
+        float off = x[i] - (scale * n[i] + least);
+        sum += off * off;
+    }
+    return sum;
+}
+
+static void quantize_q4(const float *x, struct block *to) {
+    float low = x[0], high = x[0], best = INFINITY, n[KERN_BLOCK];
+    for (int i = 0; i < KERN_BLOCK; i++) low = fminf(low, x[i]), high = fmaxf(high, x[i]);
+    for (int at = 0; at < SHRINK_STEPS * SHRINK_STEPS; at++) {
+        float below = SHRINK * (float)(at % SHRINK_STEPS) * (high - low);
+        float above = SHRINK * (float)(at / SHRINK_STEPS) * (high - low);
+        float least = low + below, scale = (high - above - least) / 15;
+        nearest_q4(x, scale, least, n);
+        fit_q4(x, n, &scale, &least);
+        scale = as_half(scale), least = as_half(least);
+        nearest_q4(x, scale, least, n);
+        float error = error_q4(x, n, scale, least);
+        if (!(error < best)) continue;
+        best = error;
+        to->scale = scale, to->least = least;
+        for (int i = 0; i < KERN_BLOCK; i++) to->n[i] = (int8_t)n[i];
+    }
+}
+
+struct blocking {
+    const struct kern_matrix *from;
+    enum kern_dtype dtype;
+    struct block *to;
+    struct cpu_tickets rows;
+    _Atomic int64_t bad; /* as in struct quantizing */
+};
+
+/* False: a number that is not finite or too large. */
+static bool block_row(const struct blocking *job, int64_t r) {
+    const struct kern_matrix *m = job->from;
+    const size_t size = kern_dtype_bytes(m->dtype);
+    const int64_t stride = m->stride > 0 ? m->stride : m->cols, count = blocks_of(m->cols);
+    const char *row = (const char *)m->data + (size_t)(r * stride) * size;
+    for (int64_t b = 0; b < count; b++) {
+        float x[KERN_BLOCK] = {0};
+        int64_t left = m->cols - b * KERN_BLOCK;
+        for (int64_t i = 0; i < KERN_BLOCK && i < left; i++) {
+            x[i] = number_element(row + (size_t)(b * KERN_BLOCK + i) * size, m->dtype);
+            if (m->scale) x[i] *= m->scale[r];
+            if (!(fabsf(x[i]) <= 65504)) return false;
+        }
+        struct block *to = &job->to[r * count + b];
+        *to = (struct block){0};
+        if (job->dtype == KERN_Q8)
+            quantize_q8(x, to);
+        else
+            quantize_q4(x, to);
+        for (int64_t i = left; i < KERN_BLOCK; i++) to->n[i] = 0;
+    }
+    return true;
+}
+
+static void block_some(void *arg, int worker) {
+    (void)worker;
+    struct blocking *job = arg;
+    int64_t end;
+    for (int64_t r; (r = cpu_tickets_take(&job->rows, ROWS_TAKEN, &end)) >= 0;) {
+        for (; r < end && r < atomic_load(&job->bad); r++) {
+            int64_t lowest = atomic_load(&job->bad);
+            if (block_row(job, r)) continue;
+            while (r < lowest && !atomic_compare_exchange_weak(&job->bad, &lowest, r)) continue;
+        }
+    }
+}
+
+int quantize_blocks(const struct kern_matrix *from, enum kern_dtype dtype, struct block *to,
+                    struct cpu_team *team, struct fault *fault) {
+    struct blocking job = {.from = from, .dtype = dtype, .to = to, .bad = from->rows};
+    cpu_tickets_set(&job.rows, from->rows);
+    if (team)
+        cpu_team_run(team, block_some, &job);
+    else
+        block_some(&job, 0);
+    if (job.bad == from->rows) return 0;
+    return fault_set(fault, ERR_INVALID, "",
+                     "row %lld has a number that is not finite or beyond 65504, which has no scale",
                      (long long)job.bad);
 }

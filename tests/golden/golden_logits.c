@@ -9,6 +9,7 @@
  * --greedy   continue with this many most likely tokens
  * --rows     "next" (log-probability of the token that follows) or "all" (every token's)
  * --exact    yes: cpu_options.exact
+ * --quantization q8, q4: as in model_options
  * --random-weights yes: only config.json is read, for timing
  * --policy, --budget, --buffer, --chunk, --sinks, --recent, --horizon: as in requests; evictions
  *            happen where paging/due.h says, and each one is reported before and after
@@ -122,6 +123,10 @@ static int read_option(struct args *args, const char *name, const char *value) {
         return replay_kv_dtype(value, &args->replay.kv_dtype, NULL);
     else if (!strcmp(name, "--exact"))
         args->replay.exact = !strcmp(value, "yes");
+    else if (!strcmp(name, "--quantization"))
+        args->replay.quantization = !strcmp(value, "q8")   ? QUANTIZE_Q8
+                                    : !strcmp(value, "q4") ? QUANTIZE_Q4
+                                                           : QUANTIZE_NONE;
     else if (!strcmp(name, "--random-weights"))
         args->replay.random_weights = !strcmp(value, "yes");
     else if (!strcmp(name, "--horizon"))

@@ -55,7 +55,7 @@ int replay_open(const struct replay_options *options, struct replay *out, struct
                                         .owner = options->owner ? options->owner->model : NULL,
                                         .random_weights = options->random_weights,
                                         .threads = options->threads,
-                                        .fp8 = options->fp8};
+                                        .quantization = options->quantization};
     *out = (struct replay){0};
     int rc = ranks_open_cpu(&cpu, options->ranks > 0 ? options->ranks : 1, &out->kern, fault);
     if (!rc) rc = model_open(out->kern, &model, &out->model, fault);

@@ -19,8 +19,8 @@ struct replay_options {
     int slots;
     int64_t pages; /* 0 = enough for all */
     bool random_weights;
-    bool fp8;                   /* as in model_options */
-    const struct replay *owner; /* shares its weights; NULL: load them */
+    enum quantization quantization; /* as in model_options */
+    const struct replay *owner;     /* shares its weights; NULL: load them */
 };
 
 struct replay {

@@ -174,7 +174,7 @@ static struct replay_options options_of(const char *dir, bool fp8) {
                                    .rows_max = COUNT,
                                    .positions_max = COUNT,
                                    .slots = 1,
-                                   .fp8 = fp8};
+                                   .quantization = fp8 ? QUANTIZE_FP8 : QUANTIZE_NONE};
 }
 
 static int open_replay(const char *dir, bool fp8, struct replay *replay, struct fault *fault) {

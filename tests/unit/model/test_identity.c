@@ -36,14 +36,14 @@ static void remove_dir(void) {
 
 TestSuite(identity, .init = make_dir, .fini = remove_dir);
 
-static bool fp8;
+static enum quantization quantization;
 
 /* Does the model read differently from before? */
 static bool differs(void) {
     static uint8_t last[SHA256_BYTES];
     uint8_t now[SHA256_BYTES];
     struct fault fault = {0};
-    cr_assert_eq(identity_model(dir, false, fp8, now, &fault), 0, "%s", fault.text);
+    cr_assert_eq(identity_model(dir, false, quantization, now, &fault), 0, "%s", fault.text);
     bool other = memcmp(now, last, sizeof now) != 0;
     memcpy(last, now, sizeof now);
     return other;
@@ -70,18 +70,20 @@ Test(identity, gates_and_other_files_are_not_the_model) {
     cr_assert(differs());
 }
 
-Test(identity, weights_in_fp8_are_others) {
+Test(identity, quantised_weights_are_others) {
     differs();
-    fp8 = true;
-    cr_assert(differs());
-    cr_assert_not(differs());
+    for (int q = QUANTIZE_FP8; q <= QUANTIZE_Q4; q++) {
+        quantization = (enum quantization)q;
+        cr_assert(differs());
+        cr_assert_not(differs());
+    }
 }
 
 Test(identity, a_model_without_a_config_has_none) {
     uint8_t digest[SHA256_BYTES];
     struct fault fault = {0};
     unlink(path_of("config.json"));
-    cr_assert_eq(identity_model(dir, false, false, digest, &fault), ERR_IO);
+    cr_assert_eq(identity_model(dir, false, QUANTIZE_NONE, digest, &fault), ERR_IO);
 }
 
 /* The file itself, without its name; all files of a split model. */
@@ -91,17 +93,17 @@ Test(identity, gguf_files_count_by_content) {
     struct fault fault = {0};
     write_file("a.gguf", "content");
     snprintf(path, sizeof path, "%s", path_of("a.gguf"));
-    cr_assert_eq(identity_model(path, false, false, one, &fault), 0, "%s", fault.text);
+    cr_assert_eq(identity_model(path, false, QUANTIZE_NONE, one, &fault), 0, "%s", fault.text);
     write_file("a.gguf", "another");
-    cr_assert_eq(identity_model(path, false, false, other, &fault), 0);
+    cr_assert_eq(identity_model(path, false, QUANTIZE_NONE, other, &fault), 0);
     cr_expect(memcmp(one, other, sizeof one) != 0);
     write_file("b-00001-of-00002.gguf", "content");
     snprintf(path, sizeof path, "%s", path_of("b-00001-of-00002.gguf"));
-    cr_expect_eq(identity_model(path, false, false, one, &fault), ERR_IO);
+    cr_expect_eq(identity_model(path, false, QUANTIZE_NONE, one, &fault), ERR_IO);
     write_file("b-00002-of-00002.gguf", "more");
-    cr_assert_eq(identity_model(path, false, false, one, &fault), 0);
+    cr_assert_eq(identity_model(path, false, QUANTIZE_NONE, one, &fault), 0);
     write_file("b-00002-of-00002.gguf", "less");
-    cr_assert_eq(identity_model(path, false, false, other, &fault), 0);
+    cr_assert_eq(identity_model(path, false, QUANTIZE_NONE, other, &fault), 0);
     cr_expect(memcmp(one, other, sizeof one) != 0);
     cr_assert_eq(identity_gates(path, NULL, one, &fault), 0);
     cr_expect_eq(one[0] | one[31], 0);

@@ -783,21 +783,23 @@ Test(model, a_full_pool_changes_nothing) {
     replay_close(&replay);
 }
 
-/* ---- Weights in fp8 ------------------------------------------------------------------------- */
+/* ---- Weights in fewer bits ------------------------------------------------------------------ */
 
 #define FP8_COUNT 40
 
-static float *nano_logits(const char *path, bool fp8, const int *splits, int split_count) {
+static float *nano_logits(const char *path, enum quantization quantization, bool exact,
+                          const int *splits, int split_count) {
     struct replay replay;
     struct fault fault = {0};
     int32_t ids[FP8_COUNT];
     const struct replay_options options = {.dir = KEEPD_SOURCE_DIR "/bundled/keepd-nano",
                                            .path = path,
+                                           .exact = exact,
                                            .threads = 2,
                                            .rows_max = FP8_COUNT,
                                            .positions_max = FP8_COUNT,
                                            .slots = 1,
-                                           .fp8 = fp8};
+                                           .quantization = quantization};
     cr_assert_eq(replay_open(&options, &replay, &fault), 0, "%s", fault.text);
     random_ids(ids, FP8_COUNT, replay.vocab, 5);
     float *logits = new_logits(&replay, FP8_COUNT);
@@ -817,14 +819,14 @@ static double rms(const float *a, const float *b, size_t count) {
 Test(model, weights_in_fp8_are_the_same_on_every_path) {
     const int whole = FP8_COUNT, pieces[] = {1, 7, 1};
     const size_t count = (size_t)FP8_COUNT * 2048;
-    float *file = nano_logits("reference", false, &whole, 1);
-    float *fp8 = nano_logits("reference", true, &whole, 1);
+    float *file = nano_logits("reference", QUANTIZE_NONE, true, &whole, 1);
+    float *fp8 = nano_logits("reference", QUANTIZE_FP8, true, &whole, 1);
     double moved = rms(file, fp8, count);
     cr_assert(moved > 0.01 && moved < 0.3, "logits moved by %g", moved);
     for (size_t p = 0; p < PATH_COUNT; p++) {
         if (!path_available(paths[p])) continue;
-        float *once = nano_logits(paths[p], true, &whole, 1);
-        float *split = nano_logits(paths[p], true, pieces, 3);
+        float *once = nano_logits(paths[p], QUANTIZE_FP8, true, &whole, 1);
+        float *split = nano_logits(paths[p], QUANTIZE_FP8, true, pieces, 3);
         cr_assert(rms(fp8, once, count) < 1e-4, "%s: %g", paths[p], rms(fp8, once, count));
         check_equal(once, split, FP8_COUNT, 2048, "whole and in pieces", paths[p]);
         mem_free(once);
@@ -832,6 +834,35 @@ Test(model, weights_in_fp8_are_the_same_on_every_path) {
     }
     mem_free(file);
     mem_free(fp8);
+}
+
+/* Eight bits move keepd-nano's logits less than fp8 does, four bits more; activations in int8 move
+ * them again, and on every path a row's result is the same in any step. */
+Test(model, weights_in_blocks_are_near_the_files_on_every_path) {
+    static const double most[][2] = {[QUANTIZE_Q8] = {0.05, 0.1}, [QUANTIZE_Q4] = {0.5, 0.1}};
+    const int whole = FP8_COUNT, pieces[] = {1, 7, 1};
+    const size_t count = (size_t)FP8_COUNT * 2048;
+    float *file = nano_logits("reference", QUANTIZE_NONE, true, &whole, 1);
+    for (int q = QUANTIZE_Q8; q <= QUANTIZE_Q4; q++) {
+        float *exact = nano_logits("reference", (enum quantization)q, true, &whole, 1);
+        double moved = rms(file, exact, count);
+        cr_assert(moved > 0.0001 && moved < most[q][0], "%d: logits moved by %g", q, moved);
+        for (size_t p = 0; p < PATH_COUNT; p++) {
+            if (!path_available(paths[p])) continue;
+            float *same = nano_logits(paths[p], (enum quantization)q, true, &whole, 1);
+            float *once = nano_logits(paths[p], (enum quantization)q, false, &whole, 1);
+            float *split = nano_logits(paths[p], (enum quantization)q, false, pieces, 3);
+            cr_assert(rms(exact, same, count) < 1e-4, "%s: %g", paths[p], rms(exact, same, count));
+            cr_assert(rms(exact, once, count) < most[q][1], "%s: %g", paths[p],
+                      rms(exact, once, count));
+            check_equal(once, split, FP8_COUNT, 2048, "whole and in pieces", paths[p]);
+            mem_free(same);
+            mem_free(once);
+            mem_free(split);
+        }
+        mem_free(exact);
+    }
+    mem_free(file);
 }
 
 static double seen_fraction;

@@ -139,7 +139,8 @@ static void live(struct run *run) {
 struct setting {
     const char *dir, *path;
     int ranks, threads;
-    bool random, fp8;
+    bool random;
+    enum quantization quantization;
     const struct replay *owner; /* shares its weights */
 };
 
@@ -156,7 +157,7 @@ static void run_once(const struct setting *s, const char *policy, struct record 
                                            .positions_max = POSITIONS,
                                            .slots = SLOTS,
                                            .random_weights = s->random,
-                                           .fp8 = s->fp8,
+                                           .quantization = s->quantization,
                                            .owner = s->owner};
     *record = (struct record){0};
     kv_params_set_policy(&kv, policy_find(policy));
@@ -208,8 +209,35 @@ Test(ranks, every_policy_keeps_the_same) {
 /* Scales are of whole rows, whatever part of their inputs a rank has. */
 Test(ranks, weights_in_fp8_are_split_alike) {
     static const int ranks[] = {2, 8};
-    const struct setting one = {.dir = NANO, .path = "auto", .threads = 1, .fp8 = true};
+    const struct setting one = {
+        .dir = NANO, .path = "auto", .threads = 1, .quantization = QUANTIZE_FP8};
     compare(&one, "global", ranks, 2);
+}
+
+Test(ranks, weights_in_blocks_are_split_alike) {
+    static const int ranks[] = {2, 4};
+    for (int q = QUANTIZE_Q8; q <= QUANTIZE_Q4; q++) {
+        const struct setting one = {
+            .dir = NANO, .path = "auto", .threads = 1, .quantization = (enum quantization)q};
+        compare(&one, "global", ranks, 2);
+    }
+}
+
+/* Half of 96 inputs would cut a block. */
+Test(ranks, blocks_are_not_cut) {
+    enum { ROWS = 16, COLS = 96 };
+    static struct block data[ROWS * COLS / KERN_BLOCK];
+    const struct cpu_options cpu = {.path = "portable", .threads = 1};
+    const struct kern_matrix m = {.data = data, .dtype = KERN_Q8, .rows = ROWS, .cols = COLS};
+    struct kern *kern;
+    struct kern_weight *w;
+    struct fault fault = {0};
+    cr_assert_eq(ranks_open_cpu(&cpu, 2, &kern, &fault), 0);
+    cr_assert_eq(kern->ops->weight_load(kern, &m, 1, KERN_SHARD_COLS, &w, &fault), ERR_UNSUPPORTED);
+    cr_assert_str_eq(fault.field, "tensor-parallel-size");
+    cr_assert_eq(kern->ops->weight_load(kern, &m, 1, KERN_SHARD_ROWS, &w, &fault), 0);
+    kern->ops->weight_free(kern, w);
+    kern->ops->close(kern);
 }
 
 Test(ranks, families_with_their_biases_and_norms) {
