@@ -132,8 +132,9 @@ static void quantize_q4(const float *x, struct block *to) {
     float low = x[0], high = x[0], best = INFINITY, n[KERN_BLOCK];
     for (int i = 0; i < KERN_BLOCK; i++) low = fminf(low, x[i]), high = fmaxf(high, x[i]);
     for (int at = 0; at < SHRINK_STEPS * SHRINK_STEPS; at++) {
-        float below = SHRINK * (float)(at % SHRINK_STEPS) * (high - low);
-        float above = SHRINK * (float)(at / SHRINK_STEPS) * (high - low);
+        const int low_step = at % SHRINK_STEPS, high_step = at / SHRINK_STEPS;
+        float below = SHRINK * (float)low_step * (high - low);
+        float above = SHRINK * (float)high_step * (high - low);
         float least = low + below, scale = (high - above - least) / 15;
         nearest_q4(x, scale, least, n);
         fit_q4(x, n, &scale, &least);

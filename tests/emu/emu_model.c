@@ -46,7 +46,7 @@ static struct run open_run_as(struct kern *kern, bool fp8, enum kern_dtype pages
     const struct model_options options = {.dir = KEEPD_SOURCE_DIR "/bundled/keepd-nano",
                                           .rows_max = PROMPT + 10,
                                           .logits_max = 3,
-                                          .fp8 = fp8};
+                                          .quantization = fp8 ? QUANTIZE_FP8 : QUANTIZE_NONE};
     return open_run_with(kern, &options, pages);
 }
 
@@ -300,7 +300,7 @@ static int operations(int layers, struct kind kind) {
                                           .gates = kind.gates ? NULL : "",
                                           .rows_max = 1,
                                           .logits_max = 1,
-                                          .fp8 = kind.fp8,
+                                          .quantization = kind.fp8 ? QUANTIZE_FP8 : QUANTIZE_NONE,
                                           .random_weights = true};
     struct run r = open_run_with(kern, &options, KERN_BF16);
     for (int pos = 0; pos < 3; pos++) { /* the first may find that memory is too small */
