@@ -9,7 +9,7 @@ extern "C" {
 
 #include "kernels/blocks.h"
 
-/* What a model's matrices become while they load. */
+/* The format that matrices become while a model loads. */
 enum quantization { QUANTIZE_NONE, QUANTIZE_FP8, QUANTIZE_Q8, QUANTIZE_Q4 };
 
 #define QUANTIZE_MOST  448.0f    /* the largest E4M3 number */

@@ -195,8 +195,9 @@ static int read_scales(struct loader *loader, const char *name, const struct ten
     return fault_set(loader->fault, ERR_INVALID, name, "element %zu is not a number", nan);
 }
 
-/* What a matrix becomes. Routers, whose errors choose other experts, keep their types; and so do
- * the vocabulary's matrices, whose errors are seen in every token, except that they become Q8. */
+/* The format that a matrix becomes. Routers, whose errors choose other experts, keep their types;
+ * and so do the vocabulary's matrices, whose errors are seen in every token, except that they
+ * become Q8. */
 static enum quantization target_of(const struct loader *loader, enum kern_shard shard) {
     enum quantization wanted = loader->options->quantization;
     if (shard == KERN_SHARD_NONE) return QUANTIZE_NONE;

@@ -74,7 +74,7 @@ int quantize_rows(const struct kern_matrix *from, uint8_t *codes, float *scales,
  */
 
 #define SHRINK_STEPS 4     /* ends of the ranges that are tried, on either side */
-#define SHRINK       0.03f /* of the block's range */
+#define SHRINK       0.03f /* fraction of the range */
 
 /* To nearest even, for magnitudes below 2^22. */
 static inline float nearest(float x) {
