@@ -4,7 +4,9 @@ bundled model; with `tls` only the part over TLS, where one connection in ten is
 
 Clients of every kind (tests/load/load.c) ask at once; afterwards nothing may be left over: no running request, no
 reserved page, no descriptor, no memory that grew; every answer equals the one its prompt got alone; a SIGTERM in the
-middle loses no accepted request. Exit 1 when one of these does not hold."""
+middle loses no accepted request. Exit 1 when one of these does not hold.
+
+build/results/load.md holds the figures as a table, as bench/results/README.md has them."""
 import json
 import os
 import pathlib
@@ -21,6 +23,8 @@ HALVES_MAX = 5  # halves of a storm, while resident memory grows
 RSS_GROWTH = 1.02
 RSS_SLACK = 8 << 20  # a heap's trim threshold and the histograms of the second half
 FAILED = []
+ROWS = []  # the table of the summary
+COLUMNS = ("asked", "answered", "vanished", "hostile", "thrown_out", "refused", "lost", "wrong", "events_per_second")
 
 
 def check(holds, what):
@@ -86,13 +90,31 @@ class Daemon:
 
     @staticmethod
     def show(r):
-        print("  " + ", ".join(f"{r[k]} {k.replace('_', ' ')}" for k in
-                               ("asked", "answered", "vanished", "refused", "lost", "wrong", "thrown_out", "hostile", "events_per_second")),
-              flush=True)
+        print("  " + ", ".join(f"{r[k]} {k.replace('_', ' ')}" for k in COLUMNS), flush=True)
 
     def stop(self):
         self.process.terminate()
         check(self.process.wait(timeout=120) == 0, "the daemon exits with 0")
+
+
+def note(what, figures, resident="", descriptors=""):
+    ROWS.append([what, *(figures[k] for k in COLUMNS), resident, descriptors])
+
+
+def write_summary(seconds, mode):
+    """Figures, machine, failures."""
+    with open("/proc/cpuinfo") as info:
+        processor = next((line.split(":")[1].strip() for line in info if line.startswith("model name")), "unknown")
+    commit = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip()
+    head = ["", *(k.replace("_", " ") for k in COLUMNS), "resident", "descriptors"]
+    lines = [f"`make load SECONDS={seconds:g}{' MODE=tls' if mode == ['tls'] else ''}`, {time.strftime('%Y-%m-%d', time.gmtime())}, "
+             f"{os.cpu_count()} x {processor}, load {os.getloadavg()[2]:.1f}, commit {commit}", "",
+             *(f"| {' | '.join(map(str, row))} |" for row in (head, ["---", *["--:"] * (len(head) - 1)], *ROWS)), "",
+             *(f"FAILED: {what}" for what in FAILED), "" if FAILED else "All of it holds."]
+    path = ROOT / "build/results/load.md"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n")
+    print(f"The figures are in {path}.")
 
 
 def grows(sizes):
@@ -120,6 +142,7 @@ def storm(name, binary, seconds, clients, tokens, prompts, *flags, env=None):
         check(kv["pool"]["pages_used"] == kv["pool"]["pages_retained"], f"pages are all accounted for: {kv['pool']}")
         check(open_files <= daemon.before + 1, f"descriptors: {daemon.before} before, {open_files} after")
         sizes.append(daemon.rss())
+        note(f"{name}, half {len(sizes)}", r, f"{sizes[-1] >> 20} MiB", f"{daemon.before}, {open_files}")
     print(f"  resident after each half: {', '.join(str(size >> 20) for size in sizes)} MiB; "
           f"descriptors: {daemon.before} before, {open_files} after; pages reserved: {kv['pool']['pages_reserved']}")
     check(not grows(sizes), "resident memory does not grow")
@@ -140,6 +163,7 @@ def drain(name, binary, clients, tokens, prompts, *flags, env=None):
     daemon.process.terminate()
     r = daemon.result(client, settings)
     daemon.show(r)
+    note(f"{name}, SIGTERM", r)
     check(r["answered"] > 0 and r["lost"] == r["wrong"] == 0, "no accepted request is lost")
     check(daemon.process.wait(timeout=600) == 0, "the daemon exits with 0")
 
@@ -185,6 +209,7 @@ def main():
     if sys.argv[2:] != ["tls"]:
         plain(seconds, steps)
     over_tls(seconds, steps)
+    write_summary(seconds, sys.argv[2:])
     print("FAILED: " + "; ".join(FAILED) if FAILED else "All of it holds.")
     sys.exit(1 if FAILED else 0)
 

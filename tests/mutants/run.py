@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""run.py [--root DIR] [--only WORD] [--at-least PERCENT]: tries changes of the sources that a test must catch.
+"""run.py [--root DIR] [--only WORD,WORD...] [--at-least PERCENT]: tries changes of the sources that a test must catch.
 
 Each row of rows/*.toml is a mutant: a file, a piece of its text, what takes its place, the tests that must fail then, and why
 that matters. The runner works on a copy of the tree with a build folder of its own. First all tests that rows name must pass
@@ -145,11 +145,11 @@ def report(results, at_least):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", default=ROOT, type=pathlib.Path, help="the tree; its rows are in tests/mutants/rows")
-    parser.add_argument("--only", default="", help="a part of the names or files of the rows to try")
+    parser.add_argument("--only", default="", help="parts of the names or files of the rows to try, separated by commas")
     parser.add_argument("--at-least", default=95, type=float, help="percent")
     parser.add_argument("--check", action="store_true", help="only check that each row's text is found")
     args = parser.parse_args()
-    rows = [row for row in read_rows(args.root / "tests/mutants/rows") if args.only in f"{row.name} {row.file}"]
+    rows = [row for row in read_rows(args.root / "tests/mutants/rows") if any(word in f"{row.name}: {row.file}" for word in args.only.split(","))]
     wrong = misplaced(args.root, rows) or ([] if rows else ["there is no such row"])
     if wrong or args.check:
         sys.exit("\n".join(wrong) or 0)
