@@ -65,6 +65,7 @@ enum gguf_format {
     GGUF_FORMAT_Q4_K = 12,
     GGUF_FORMAT_Q5_K = 13,
     GGUF_FORMAT_Q6_K = 14,
+    GGUF_FORMAT_MXFP4 = 39,
     GGUF_FORMAT_BF16 = 30
 };
 

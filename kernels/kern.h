@@ -301,8 +301,9 @@ struct kern_batch {
 };
 
 /* Activation of gated products. GELU in its tanh form: g * sigmoid(1.5957691 (g + 0.044715 g^3)).
- */
-enum kern_activation { KERN_SILU, KERN_GELU_TANH };
+ * SWIGLU_CLAMPED (gpt-oss, arXiv 2508.10925): g sigmoid(1.702 g) (u + 1), g at most 7, u within
+ * -7..7. */
+enum kern_activation { KERN_SILU, KERN_GELU_TANH, KERN_SWIGLU_CLAMPED };
 
 /* Mixture of experts: a layer's feed-forward network as `count` gated networks, of which each row
  * uses `used`: those with the largest router logits (ties: the lower expert).
@@ -441,6 +442,12 @@ struct kern_attend_options {
     float scale; /* 1/sqrt(head_dim) unless the model says otherwise */
     float cap; /* soft cap (Gemma 2, arXiv 2408.00118): a scaled product s becomes cap tanh(s / cap)
                   before the mask and the softmax, also where attention is observed; 0: none */
+    /* Learned sinks (gpt-oss, arXiv 2508.10925), [heads_q] of the model, backend memory that lives
+     * as long as the cache: the softmax of a head has one more term, exp(sink), which has no entry;
+     * also where attention is observed. Logits that are joined before a softmax
+     * (KERN_GROUP_*_LOGIT) join their sinks, too. NULL: none, as always in a backend without
+     * experts. */
+    const float *sinks;
 };
 
 /* ---- Sampling ------------------------------------------------------------------------------ */

@@ -611,7 +611,9 @@ static void op_write_kv(struct kern *kern, int layer, const float *qkv, const fl
 static void attend_on(struct ranks *ranks, struct kern *kern, int rank, void *arg) {
     (void)ranks;
     const struct op *op = arg;
-    kern->ops->attend(kern, op->layer, on(op->y, rank), on(op->x, rank), op->batch, op->attend);
+    struct kern_attend_options options = *op->attend;
+    options.sinks = on(op->a, rank);
+    kern->ops->attend(kern, op->layer, on(op->y, rank), on(op->x, rank), op->batch, &options);
 }
 
 static void op_attend(struct kern *kern, int layer, float *out, const float *qkv,
@@ -619,6 +621,7 @@ static void op_attend(struct kern *kern, int layer, float *out, const float *qkv
     struct ranks *ranks = ranks_of(kern);
     struct op op = {.x = view_as(ranks, qkv, true),
                     .y = view_to(ranks, out, true),
+                    .a = view_as(ranks, options->sinks, false),
                     .layer = layer,
                     .batch = batch,
                     .attend = options};

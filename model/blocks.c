@@ -8,6 +8,7 @@
  *   Q8_0  32: d, int8                       d n
  *   Q4_K, Q5_K 256: d, m, 12 bytes with a scale s and a minimum t of 6 bits for each 32 numbers,
  *                   (Q5_K: 32 bytes of fifth bits,) 4 x 32 bytes of nibbles; d s n - m t
+ *   MXFP4 32: e, nibbles                    2^(e - 127) times E2M1 n
  *   Q6_K 256: 128 bytes of low halves, 64 bytes of two high bits, 16 int8 scales s, d; d s (n - 32)
  */
 #include "model/blocks.h"
@@ -175,6 +176,37 @@ static void read_q6_k(const uint8_t *from, size_t blocks, float *out) {
     }
 }
 
+/* OCP Microscaling Formats 1.0: E2M1 times 2^(scale - 127). The scale 255 is no number. */
+static float mxfp4_scale(uint8_t scale) {
+    return number_from_bits(scale ? (uint32_t)scale << 23 : 0x00400000u);
+}
+
+static float e2m1(int code) {
+    static const float numbers[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+    return code & 8 ? -numbers[code & 7] : numbers[code & 7];
+}
+
+static void read_mxfp4(const uint8_t *from, size_t blocks, float *out) {
+    for (size_t b = 0; b < blocks; b++, from += 17, out += BLOCK_MXFP4) {
+        const float scale = mxfp4_scale(from[0]);
+        for (int i = 0; i < 16; i++) {
+            out[i] = e2m1(from[1 + i] & 15) * scale;
+            out[i + 16] = e2m1(from[1 + i] >> 4) * scale;
+        }
+    }
+}
+
+void block_read_split_mxfp4(const uint8_t *nibbles, const uint8_t *scales, size_t blocks,
+                            float *out) {
+    for (size_t b = 0; b < blocks; b++, nibbles += 16, out += BLOCK_MXFP4) {
+        const float scale = mxfp4_scale(scales[b]);
+        for (ptrdiff_t i = 0; i < 16; i++) {
+            out[2 * i] = e2m1(nibbles[i] & 15) * scale;
+            out[2 * i + 1] = e2m1(nibbles[i] >> 4) * scale;
+        }
+    }
+}
+
 block_reader *block_reader_of(uint32_t format) {
     switch (format) {
     case GGUF_FORMAT_Q4_0:
@@ -193,6 +225,8 @@ block_reader *block_reader_of(uint32_t format) {
         return read_q5_k;
     case GGUF_FORMAT_Q6_K:
         return read_q6_k;
+    case GGUF_FORMAT_MXFP4:
+        return read_mxfp4;
     default:
         return NULL;
     }

@@ -12,6 +12,13 @@
 /* Writes the numbers of `blocks` blocks; `from` is aligned to nothing. */
 typedef void block_reader(const uint8_t *from, size_t blocks, float *out);
 
+#define BLOCK_MXFP4 32 /* numbers of a block of MXFP4 */
+
+/* MXFP4 as in safetensors: 16 bytes of each block, number 2 j in the low half of byte j and 2 j + 1
+ * in the high one, and the blocks' scales apart. */
+void block_read_split_mxfp4(const uint8_t *nibbles, const uint8_t *scales, size_t blocks,
+                            float *out);
+
 /* By enum gguf_format; NULL where it is no block format or none that is read. */
 block_reader *block_reader_of(uint32_t format);
 

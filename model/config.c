@@ -55,6 +55,7 @@ struct family {
     bool norms_behind; /* norms of the outputs of attention and feed-forward network, not their
                           inputs */
     bool wide_qk_norm; /* see struct model_config */
+    bool gpt_oss;      /* biases, learned sinks, clamped SwiGLU, experts in MXFP4 */
 };
 
 static const struct family families[] = {
@@ -68,6 +69,8 @@ static const struct family families[] = {
     {"GraniteForCausalLM", "granite", 0, .factors = true},
     {"Qwen3MoeForCausalLM", "qwen3_moe", 0, .window = 4096, .qk_norm = true,
      .windows = WINDOWS_ALL_BY_FLAG, .experts = EXPERTS_SOME_LAYERS},
+    {"GptOssForCausalLM", "gpt_oss", 64, .rms_eps = 1e-5, .rope_theta = 150000, .window = 128,
+     .windows = WINDOWS_PATTERN, .pattern = 2, .experts = EXPERTS_ALL_LAYERS, .gpt_oss = true},
     {"MixtralForCausalLM", "mixtral", 0, .rms_eps = 1e-5, .rope_theta = 1e6, .windows = WINDOWS_ALL,
      .experts = EXPERTS_ALL_LAYERS},
     {"Gemma3ForCausalLM", "gemma3_text", 256, .rope_theta = 1e6, .window = 4096, .qk_norm = true,
@@ -108,7 +111,8 @@ static int unsupported(struct fault *fault, const char *field, const char *value
     return fault_set(
         fault, ERR_UNSUPPORTED, field,
         "%s is not supported%s; supported: Qwen3, Qwen2, Llama, Mistral, Phi3, SmolLM3, "
-        "Granite, Gemma2, Gemma3, Olmo2, Olmo3, Exaone4, Qwen3Moe, Mixtral (ForCausalLM)",
+        "Granite, Gemma2, Gemma3, Olmo2, Olmo3, Exaone4, Qwen3Moe, Mixtral, "
+        "GptOss (ForCausalLM)",
         value, reason_of(value));
 }
 
@@ -236,7 +240,7 @@ static bool is_compressed_fp8(const cJSON *quantization) {
 
 /* Weights that are E4M3 already, a scale each or one per output (`weight_scale`), activations
  * without a scale of their own: quant_method "fp8", or compressed-tensors' "float-quantized". */
-static int check_quantization(const cJSON *root, struct fault *fault) {
+static int check_quantization(const cJSON *root, const struct family *family, struct fault *fault) {
     const cJSON *quantization = json_get(root, "quantization_config");
     const char *method = "", *scheme = "dynamic";
     if (!quantization) return 0;
@@ -248,6 +252,7 @@ static int check_quantization(const cJSON *root, struct fault *fault) {
     if (transform && !(cJSON_IsObject(transform) && !transform->child))
         return fault_set(fault, ERR_UNSUPPORTED, "quantization_config.transform_config",
                          "transformed weights are not supported");
+    if (strcmp(method, "mxfp4") == 0 && family->gpt_oss) return 0;
     bool fp8 = strcmp(method, "fp8") == 0 && strcmp(scheme, "dynamic") == 0 &&
                !json_get(quantization, "weight_block_size");
     if (fp8 || (strcmp(method, "compressed-tensors") == 0 && is_compressed_fp8(quantization)))
@@ -278,6 +283,8 @@ static const struct own_field {
     OWN("residual_multiplier", factors),
     OWN("attention_multiplier", factors),
     OWN("logits_scaling", factors),
+    OWN("swiglu_alpha", gpt_oss),
+    OWN("swiglu_limit", gpt_oss),
     OWN("num_experts", experts),
     OWN("num_local_experts", experts),
     OWN("moe_intermediate_size", experts),
@@ -478,7 +485,7 @@ static int read_experts(const cJSON *root, const struct family *family, struct m
         return fault_set(fault, ERR_INVALID, keys[1], "%d of %d experts", out->experts_used,
                          out->experts);
     out->experts_normalised = !some;
-    out->mixtral_names = !some;
+    out->mixtral_names = !some && !family->gpt_oss;
     int rc = some ? json_bool(root, NULL, "norm_topk_prob", &out->experts_normalised, fault) : 0;
     if (rc) return rc;
     rc = read_routed(root, family, out, fault);
@@ -523,10 +530,26 @@ static int read_cap(const cJSON *root, const char *key, double absent, float *ou
     return rc;
 }
 
+/* transformers, GptOss. Other numbers of the activation are refused. */
+static int read_gpt_oss(const cJSON *root, struct model_config *out, struct fault *fault) {
+    double alpha = 1.702, limit = 7;
+    int rc = json_num(root, NULL, "swiglu_alpha", 0, 1e6, &alpha, fault);
+    if (!rc) rc = json_num(root, NULL, "swiglu_limit", 0, 1e6, &limit, fault);
+    if (rc) return rc;
+    if (alpha != 1.702 || limit != 7)
+        return fault_set(fault, ERR_UNSUPPORTED, alpha != 1.702 ? "swiglu_alpha" : "swiglu_limit",
+                         "%g is not supported", alpha != 1.702 ? alpha : limit);
+    if (!json_get(root, "rope_scaling") && !json_get(root, "rope_parameters"))
+        return fault_set(fault, ERR_INVALID, "rope_scaling", "missing");
+    out->activation = KERN_SWIGLU_CLAMPED;
+    out->expert_bias = out->sinks = out->gpt_oss_names = true;
+    return 0;
+}
+
 static int read_flags(const cJSON *root, const struct family *family, struct model_config *out,
                       struct fault *fault) {
     double eps = family->rms_eps > 0 ? family->rms_eps : 1e-6;
-    bool bias = false;
+    bool bias = family->gpt_oss;
     out->tied_embeddings = family->tied_embeddings;
     int rc = json_num(root, NULL, "rms_norm_eps", 0, 0.1, &eps, fault);
     if (!rc) rc = json_bool(root, NULL, "attention_bias", &bias, fault);
@@ -543,6 +566,7 @@ static int read_flags(const cJSON *root, const struct family *family, struct mod
     out->attend_scale = 1 / sqrtf((float)out->head_dim);
     if (!rc && family->factors) rc = read_factors(root, out, fault);
     if (!rc && family->gemma) rc = read_gemma(root, out, fault);
+    if (!rc && family->gpt_oss) rc = read_gpt_oss(root, out, fault);
     if (!rc && family->soft_caps)
         rc = read_cap(root, "attn_logit_softcapping", 50, &out->attend_cap, fault);
     if (!rc && family->soft_caps)
@@ -631,11 +655,12 @@ static int rope_read_yarn(struct rope *rope, struct fault *fault) {
                       fault);
     if (!rc) rc = json_bool(rope->node, rope->path, "truncate", &truncate, fault);
     if (rc) return rc;
-    if (!truncate || json_get(rope->node, "mscale") || json_get(rope->node, "mscale_all_dim"))
+    if (json_get(rope->node, "mscale") || json_get(rope->node, "mscale_all_dim"))
         return fault_set(fault, ERR_UNSUPPORTED, rope->path,
-                         "yarn with truncate false, mscale or mscale_all_dim is not supported");
-    rope->ramp_low = fmax(floor(yarn_index(rope, fast)), 0);
-    rope->ramp_high = fmin(ceil(yarn_index(rope, slow)), rope->dims - 1);
+                         "yarn with mscale or mscale_all_dim is not supported");
+    const double low = yarn_index(rope, fast), high = yarn_index(rope, slow);
+    rope->ramp_low = fmax(truncate ? floor(low) : low, 0);
+    rope->ramp_high = fmin(truncate ? ceil(high) : high, rope->dims - 1);
     if (rope->ramp_high == rope->ramp_low) rope->ramp_high += 0.001;
     return 0;
 }
@@ -911,7 +936,7 @@ static int read_config(const cJSON *root, int context, struct model_config *out,
     rc = read_sizes(root, out, fault);
     if (!rc) rc = check_heads(family, out, fault);
     if (!rc) rc = refuse_present(root, family, fault);
-    if (!rc) rc = check_quantization(root, fault);
+    if (!rc) rc = check_quantization(root, family, fault);
     if (!rc) rc = refuse_values(root, family, fault);
     if (!rc) rc = read_layers(root, family, out, fault);
     if (!rc) rc = read_flags(root, family, out, fault);

@@ -36,8 +36,10 @@ static void step_attention(struct model *model, int index, const struct kern_bat
     const struct layer *layer = &model->layers[index];
     struct scratch *s = &model->scratch;
     struct kern *kern = model->kern;
-    const struct kern_attend_options attend = {
-        .window = c->per_layer[index].window, .scale = c->attend_scale, .cap = c->attend_cap};
+    const struct kern_attend_options attend = {.window = c->per_layer[index].window,
+                                               .scale = c->attend_scale,
+                                               .cap = c->attend_cap,
+                                               .sinks = layer->sinks};
     const float *log_beta = NULL, *x = normed(model, s->x, layer->attn_norm, batch->rows);
     kern->ops->matmul(kern, s->qkv, x, layer->qkv, layer->qkv_bias, batch->rows, KERN_SET);
     if (layer->gate) {
@@ -74,7 +76,7 @@ static void step_feed_forward(struct model *model, int index, float *x, const fl
     add_branch(model, x, heads, layer->o, layer->o_bias, layer->attn_post_norm, rows);
     const float *in = normed(model, x, layer->ffn_norm, rows);
     if (layer->experts) {
-        kern->ops->matmul(kern, s->router, in, layer->router, NULL, rows, KERN_SET);
+        kern->ops->matmul(kern, s->router, in, layer->router, layer->router_bias, rows, KERN_SET);
         kern->ops->experts(kern, x, in, s->router, layer->experts, rows);
         return;
     }

@@ -21,15 +21,25 @@ static void count_type(struct type_count *types, size_t *count, const char *name
     types[i].tensors++;
 }
 
+static bool ends_with(const char *name, const char *end) {
+    const size_t size = strlen(name), tail = strlen(end);
+    return size >= tail && strcmp(name + size - tail, end) == 0;
+}
+
+/* Split MXFP4 (tensors.h): two numbers a byte, and scales, which are none. */
 static double elements_of(const struct tensor *tensor) {
-    double count = 1;
+    const bool bytes = strcmp(tensor->type, "U8") == 0;
+    if (bytes && ends_with(tensor->name, "_scales")) return 0;
+    double count = bytes && ends_with(tensor->name, "_blocks") ? 2 : 1;
     for (int i = 0; i < tensor->dims; i++) count *= (double)tensor->shape[i];
     return count;
 }
 
-/* On a CPU: blocks stay what they are, or take four bytes for each number. */
+/* On a CPU: blocks stay what they are, or take four bytes for each number, MXFP4 two. */
 static double loaded_bytes(const struct tensor *tensor) {
     enum kern_dtype dtype;
+    if (strcmp(tensor->type, "MXFP4") == 0 || strcmp(tensor->type, "U8") == 0)
+        return 2 * elements_of(tensor);
     if (tensor->dtype != TENSOR_BLOCKS) return (double)tensor->bytes;
     if (!block_maker_of(tensor->format, &dtype)) return 4 * elements_of(tensor);
     return elements_of(tensor) / KERN_BLOCK * (double)blocks_bytes(dtype, KERN_BLOCK);

@@ -15,9 +15,11 @@ struct layer {
     struct kern_weight *gate_up, *down; /* dense layers */
     /* Routed layers. The arrays, [experts], are host memory. */
     struct kern_weight *router, **expert_gate_up, **expert_down;
+    float *router_bias, *expert_gate_up_bias, *expert_down_bias; /* as in kern_experts_spec */
     struct kern_experts *experts;
     struct kern_gate *gate;
     /* backend memory, float32; NULL where the family has none */
+    float *sinks;
     float *attn_norm, *attn_post_norm, *ffn_norm, *ffn_post_norm, *q_norm, *k_norm, *qkv_bias,
         *o_bias;
 };

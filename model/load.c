@@ -74,7 +74,7 @@ static const char *supported_types(const struct loader *loader, bool matrix) {
     if (!matrix) return "F32, F16, BF16";
     return !naming_is_gguf(loader->naming) ? "F32, F16, BF16 and, in a layer, F8_E4M3"
                                            : "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, "
-                                             "Q5_K, Q6_K";
+                                             "Q5_K, Q6_K, MXFP4";
 }
 
 /* The tensor, checked: `cols` 0 means a vector of `rows`; `experts` above 0: as many matrices. */
@@ -108,14 +108,6 @@ static void report_progress(struct loader *loader, size_t bytes) {
     if (!options->progress) return;
     double fraction = loader->total ? (double)loader->read / (double)loader->total : 1;
     options->progress(options->progress_arg, fraction < 1 ? fraction : 1, "weights");
-}
-
-/* As what a backend gets it, if not in blocks. */
-static enum kern_dtype dtype_of(const struct tensor *tensor) {
-    return tensor->dtype == TENSOR_F32 || tensor->dtype == TENSOR_BLOCKS ? KERN_F32
-           : tensor->dtype == TENSOR_F16                                 ? KERN_F16
-           : tensor->dtype == TENSOR_E4M3                                ? KERN_E4M3
-                                                                         : KERN_BF16;
 }
 
 /* ---- Rows of heads ------------------------------------------------------------------------- */
@@ -353,6 +345,32 @@ static int read_rows(struct loader *loader, const char *name, const struct rows 
     return 0;
 }
 
+/* Blocks and scales of the experts' matrices; see tensor_is_split_mxfp4. */
+static int find_split_mxfp4(struct loader *loader, const char *name, int64_t rows, int64_t cols,
+                            const struct tensor **blocks, const struct tensor **scales) {
+    const int64_t shape[4] = {loader->model->config.experts, rows, cols / BLOCK_MXFP4,
+                              BLOCK_MXFP4 / 2};
+    char names[2][TENSOR_NAME_MAX];
+    const struct tensor *found[2];
+    const int before = (int)(strlen(name) - strlen("blocks"));
+    snprintf(names[0], TENSOR_NAME_MAX, "%s", name);
+    snprintf(names[1], TENSOR_NAME_MAX, "%.*sscales", before, name);
+    for (int i = 0; i < 2; i++) {
+        const int dims = i ? 3 : 4;
+        found[i] = weights_find(loader->weights, names[i]);
+        if (!found[i])
+            return fault_set(loader->fault, ERR_NOTFOUND, names[i], "tensor is missing: MXFP4");
+        if (cols % BLOCK_MXFP4 || found[i]->dims != dims || strcmp(found[i]->type, "U8") != 0 ||
+            memcmp(found[i]->shape, shape, (size_t)dims * sizeof shape[0]) != 0)
+            return fault_set(loader->fault, ERR_INVALID, names[i],
+                             "expected MXFP4 of %lld matrices [%lld, %lld] in U8",
+                             (long long)shape[0], (long long)rows, (long long)cols);
+    }
+    *blocks = found[0];
+    *scales = found[1];
+    return 0;
+}
+
 /* `room` NULL: only the description is checked. */
 static int find_matrix(struct loader *loader, const struct slot *slot, int part, int layer,
                        bool blocks, float *scales, char **room, struct kern_matrix *out) {
@@ -363,16 +381,23 @@ static int find_matrix(struct loader *loader, const struct slot *slot, int part,
     shared_rows(loader, slot, part, layer, &before, &all);
     const bool stacked = tensor_is_stacked(loader->naming, slot->parts[part]);
     const int64_t experts = stacked ? loader->model->config.experts : 1;
-    int rc = find_tensor(loader, name, stacked ? (int)experts : 0, all, out->cols, &tensor);
+    const bool alternates = tensor_alternates(loader->naming, slot->parts[part]);
+    const struct tensor *scale_bytes = NULL;
+    int rc = tensor_is_split_mxfp4(loader->naming, slot->parts[part])
+                 ? find_split_mxfp4(loader, name, all, out->cols, &tensor, &scale_bytes)
+                 : find_tensor(loader, name, stacked ? (int)experts : 0, all, out->cols, &tensor);
     if (rc) return rc;
     const struct rows rows = {.tensor = tensor,
-                              .first = before + (stacked ? loader->expert * all : 0),
+                              .scales = scale_bytes,
+                              .step = alternates ? (int)(all / out->rows) : 1,
+                              .first = (alternates ? before / out->rows : before) +
+                                       (stacked ? loader->expert * all : 0),
                               .count = out->rows,
                               .order = order_of(loader, slot->parts[part]),
                               .head = loader->model->config.head_dim,
                               .blocks = blocks};
     out->data = rows_at(&rows);
-    out->dtype = dtype_of(tensor);
+    out->dtype = rows_dtype(&rows);
     if (blocks) (void)block_maker_of(tensor->format, &out->dtype);
     loader->read += tensor->bytes / (size_t)experts * (size_t)out->rows / (size_t)all;
     if (tensor->dtype != TENSOR_E4M3) return room ? read_rows(loader, name, &rows, room, out) : 0;
@@ -390,7 +415,9 @@ static int find_matrices(struct loader *loader, int layer, const struct slot *sl
     char *room = NULL;
     const bool check_only = loader->options->check_only, blocks = in_blocks(loader, slot, layer);
     for (int i = 0; i < slot->count; i++) rows += (size_t)matrices[i].rows;
-    if (!check_only && (naming_is_gguf(loader->naming) || (slot->heads && loader->order))) {
+    bool made =
+        naming_is_gguf(loader->naming) || tensor_is_split_mxfp4(loader->naming, slot->parts[0]);
+    if (!check_only && (made || (slot->heads && loader->order))) {
         room = room_of(&loader->rows, rows, (size_t)matrices[0].cols * sizeof(float));
         if (!room)
             return fault_set(loader->fault, ERR_NOMEM, "model", "no memory for rows of [%zu, %lld]",
@@ -451,47 +478,70 @@ static int load_experts(struct loader *loader, int layer, const struct slot *slo
 
 /* ---- Vectors ------------------------------------------------------------------------------- */
 
-static int read_floats(struct loader *loader, const char *name, const struct tensor *tensor,
-                       enum role role, float *out) {
-    const struct rows rows = {.order = order_of(loader, role),
-                              .head = loader->model->config.head_dim};
-    for (int64_t i = 0; i < tensor->shape[0]; i++) {
-        const int64_t from = rows_source(&rows, i);
-        CHECK(tensor_read_floats(tensor, (size_t)from, 1, &out[i]));
+static int read_floats(struct loader *loader, const char *name, const struct rows *rows,
+                       float *out) {
+    for (int64_t i = 0; i < rows->count; i++) {
+        const int64_t from = rows->first + rows_source(rows, i);
+        CHECK(tensor_read_floats(rows->tensor, (size_t)from, 1, &out[i]));
         if (!isfinite(out[i])) return refuse_element(loader, name, from);
     }
     return 0;
 }
 
+/* The slot's numbers of one expert, or of the layer. */
+static int64_t vector_width(const struct loader *loader, const struct slot *slot) {
+    int64_t rows, cols, width = 0;
+    for (int i = 0; i < slot->count; i++) {
+        tensor_shape(&loader->model->config, slot->parts[i], &rows, &cols);
+        width += rows;
+    }
+    return width;
+}
+
+/* A part of the slot's vector into `host`, of every expert if the slot is of experts. */
+static int read_part(struct loader *loader, int layer, const struct slot *slot, int part,
+                     float *host, size_t *bytes) {
+    const struct model_config *config = &loader->model->config;
+    const int experts = slot->experts ? config->experts : 1;
+    const bool alternates = tensor_alternates(loader->naming, slot->parts[part]);
+    const int64_t width = vector_width(loader, slot);
+    struct rows rows = {.order = order_of(loader, slot->parts[part]), .head = config->head_dim};
+    char name[TENSOR_NAME_MAX];
+    int64_t cols, before, all;
+    name_of(loader, slot->parts[part], layer, name);
+    tensor_shape(config, slot->parts[part], &rows.count, &cols);
+    shared_rows(loader, slot, part, layer, &before, &all);
+    int rc = find_tensor(loader, name, slot->experts ? experts : 0, all, 0, &rows.tensor);
+    rows.step = alternates ? (int)(all / rows.count) : 1;
+    for (int e = 0; e < experts && !rc; e++) {
+        rows.first = e * all + (alternates ? before / rows.count : before);
+        rc = read_floats(loader, name, &rows, host + e * width);
+    }
+    if (rc) return rc;
+    const size_t read = rows.tensor->bytes / (size_t)all * (size_t)rows.count;
+    loader->read += read;
+    *bytes += read;
+    return 0;
+}
+
 static int read_vector(struct loader *loader, int layer, const struct slot *slot, float *host,
                        size_t *bytes) {
-    for (int i = 0; i < slot->count; i++) {
-        char name[TENSOR_NAME_MAX];
-        const struct tensor *tensor;
+    int rc = 0;
+    for (int i = 0; i < slot->count && !rc; i++) {
         int64_t rows, cols;
-        name_of(loader, slot->parts[i], layer, name);
+        rc = read_part(loader, layer, slot, i, host, bytes);
         tensor_shape(&loader->model->config, slot->parts[i], &rows, &cols);
-        int rc = find_tensor(loader, name, 0, rows, 0, &tensor);
-        if (rc) return rc;
-        rc = read_floats(loader, name, tensor, slot->parts[i], host);
-        if (rc) return rc;
         host += rows;
-        loader->read += tensor->bytes;
-        *bytes += tensor->bytes;
     }
-    return 0;
+    return rc;
 }
 
 /* The slot's vectors joined, as float32 backend memory. */
 static int load_vector(struct loader *loader, int layer, const struct slot *slot, float **out) {
     struct kern *kern = loader->model->kern;
     char name[TENSOR_NAME_MAX];
-    size_t total = 0, bytes = 0;
-    for (int i = 0; i < slot->count; i++) {
-        int64_t rows, cols;
-        tensor_shape(&loader->model->config, slot->parts[i], &rows, &cols);
-        total += (size_t)rows;
-    }
+    size_t total = (size_t)vector_width(loader, slot), bytes = 0;
+    if (slot->experts) total *= (size_t)loader->model->config.experts;
     name_of(loader, slot->parts[0], layer, name);
     float *host = mem_try_alloc(total, sizeof *host);
     if (!host) return fault_set(loader->fault, ERR_NOMEM, name, "out of memory");
@@ -515,9 +565,9 @@ static int load_vector(struct loader *loader, int layer, const struct slot *slot
 /* `owner`: the struct layer or struct model that the slot is a member of. */
 static int load_slot(struct loader *loader, int layer, const struct slot *slot, void *owner) {
     void *member = (char *)owner + slot->offset;
-    return slot->experts  ? load_experts(loader, layer, slot, member)
-           : slot->matrix ? load_matrix(loader, layer, slot, member)
-                          : load_vector(loader, layer, slot, member);
+    if (!slot->matrix) return load_vector(loader, layer, slot, member);
+    return slot->experts ? load_experts(loader, layer, slot, member)
+                         : load_matrix(loader, layer, slot, member);
 }
 
 static const char *description(const struct loader *loader) {
@@ -559,7 +609,9 @@ static int make_experts(struct loader *loader, struct layer *layer) {
                                            .normalise = c->experts_normalised,
                                            .activation = c->activation,
                                            .gate_up = layer->expert_gate_up,
-                                           .down = layer->expert_down};
+                                           .down = layer->expert_down,
+                                           .gate_up_bias = layer->expert_gate_up_bias,
+                                           .down_bias = layer->expert_down_bias};
     return kern->ops->experts_load(kern, &spec, &layer->experts, loader->fault);
 }
 
@@ -642,15 +694,18 @@ static int open_loader(struct loader *loader) {
     }
     char name[TENSOR_NAME_MAX];
     const bool gguf = weights_gguf(weights) != NULL;
-    loader->naming = gguf && config->fused   ? NAMING_GGUF_FUSED
-                     : gguf                  ? NAMING_GGUF
-                     : config->fused         ? NAMING_HF_FUSED
-                     : config->post_norms    ? NAMING_HF_POST_NORMS
-                     : config->mixtral_names ? NAMING_HF_MIXTRAL
-                                             : NAMING_HF;
+    loader->naming = gguf && config->fused           ? NAMING_GGUF_FUSED
+                     : gguf && config->gpt_oss_names ? NAMING_GGUF_GPT_OSS
+                     : gguf                          ? NAMING_GGUF
+                     : config->gpt_oss_names         ? NAMING_HF_GPT_OSS
+                     : config->fused                 ? NAMING_HF_FUSED
+                     : config->post_norms            ? NAMING_HF_POST_NORMS
+                     : config->mixtral_names         ? NAMING_HF_MIXTRAL
+                                                     : NAMING_HF;
     name_of(loader, ROLE_EMBED, -1, name);
     const struct tensor *embed = weights_find(weights, name);
-    if (embed && tensor_is_float(embed->dtype)) config->dtype = dtype_of(embed);
+    if (embed && tensor_is_float(embed->dtype))
+        config->dtype = rows_dtype(&(struct rows){.tensor = embed});
     if (embed && embed->dtype == TENSOR_BLOCKS)
         config->dtype = KERN_BF16; /* the cache needs no more */
     rc = make_order(loader);

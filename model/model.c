@@ -149,9 +149,18 @@ static void close_experts(struct kern *kern, int count, struct kern_weight **exp
 static void close_layer(struct kern *kern, int experts, struct layer *layer) {
     struct kern_weight *matrices[] = {layer->qkv, layer->o, layer->gate_up, layer->down,
                                       layer->router};
-    float *vectors[] = {layer->attn_norm,     layer->attn_post_norm, layer->ffn_norm,
-                        layer->ffn_post_norm, layer->q_norm,         layer->k_norm,
-                        layer->qkv_bias,      layer->o_bias};
+    float *vectors[] = {layer->attn_norm,
+                        layer->attn_post_norm,
+                        layer->ffn_norm,
+                        layer->ffn_post_norm,
+                        layer->q_norm,
+                        layer->k_norm,
+                        layer->qkv_bias,
+                        layer->o_bias,
+                        layer->sinks,
+                        layer->router_bias,
+                        layer->expert_gate_up_bias,
+                        layer->expert_down_bias};
     for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) {
         if (matrices[i]) kern->ops->weight_free(kern, matrices[i]);
     }

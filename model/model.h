@@ -29,6 +29,9 @@ struct model_config {
     int experts, experts_used, expert_ff;
     bool experts_normalised; /* kern_experts_spec.normalise */
     bool mixtral_names;      /* files name experts as Mixtral's do */
+    bool expert_bias;        /* routers and experts have biases */
+    bool sinks;              /* kern_attend_options.sinks */
+    bool gpt_oss_names;      /* files name tensors as gpt-oss's do */
     int max_positions;
     int rotary_dims; /* dimensions of each head that rotate, even; the others do not */
     float rms_eps;

@@ -4,10 +4,14 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "base/gguf.h"
+#include "kernels/number.h"
 #include "model/blocks.h"
 
 #define LOOKED_AT  ((int64_t)4096) /* together, before one of them is looked for */
 #define ROWS_TAKEN 16              /* a worker reads so many at a time */
+
+#define AT_ONCE 256 /* numbers of blocks that are narrowed together; whole blocks */
 
 struct reading {
     const struct rows *rows;
@@ -15,35 +19,53 @@ struct reading {
     block_maker *make;    /* NULL: numbers of blocks become float32 */
     size_t from_bytes;    /* one row in the file */
     int64_t cols;
-    char *to;            /* NULL: they stay in the file */
-    size_t to_bytes;     /* one row there */
+    char *to;        /* NULL: they stay in the file */
+    size_t to_bytes; /* one row there */
+    enum kern_dtype dtype;
     _Atomic int64_t bad; /* the first element that is no finite number; INT64_MAX: none */
     struct cpu_tickets tickets;
 };
 
 int64_t rows_source(const struct rows *rows, int64_t row) {
-    return rows->order ? row - row % rows->head + rows->order[row % rows->head] : row;
+    if (rows->order) row = row - row % rows->head + rows->order[row % rows->head];
+    return rows->step > 0 ? row * rows->step : row;
 }
 
-/* Numbers of a row: the dimension that varies fastest. */
-static int64_t cols_of(const struct tensor *tensor) {
-    return tensor->shape[tensor->dims - 1];
+/* Dimensions that number the rows; those of a row follow. */
+static int row_dims(const struct rows *rows) {
+    return rows->tensor->dims - (rows->scales ? 2 : 1);
 }
 
-static size_t row_bytes(const struct tensor *tensor) {
-    int64_t rows = 1;
-    for (int i = 0; i + 1 < tensor->dims; i++) rows *= tensor->shape[i];
-    return rows > 0 ? tensor->bytes / (size_t)rows : 0;
+static int64_t cols_of(const struct rows *rows) {
+    const int64_t last = rows->tensor->shape[row_dims(rows)];
+    return rows->scales ? last * BLOCK_MXFP4 : last;
+}
+
+static size_t row_bytes(const struct rows *rows) {
+    int64_t count = 1;
+    for (int i = 0; i < row_dims(rows); i++) count *= rows->tensor->shape[i];
+    return count > 0 ? rows->tensor->bytes / (size_t)count : 0;
 }
 
 const void *rows_at(const struct rows *rows) {
-    return (const char *)rows->tensor->data + (size_t)rows->first * row_bytes(rows->tensor);
+    return (const char *)rows->tensor->data + (size_t)rows->first * row_bytes(rows);
+}
+
+enum kern_dtype rows_dtype(const struct rows *rows) {
+    const struct tensor *tensor = rows->tensor;
+    if (rows->scales) return KERN_BF16;
+    if (tensor->dtype == TENSOR_BLOCKS)
+        return tensor->format == GGUF_FORMAT_MXFP4 ? KERN_BF16 : KERN_F32;
+    return tensor->dtype == TENSOR_F32    ? KERN_F32
+           : tensor->dtype == TENSOR_F16  ? KERN_F16
+           : tensor->dtype == TENSOR_E4M3 ? KERN_E4M3
+                                          : KERN_BF16;
 }
 
 /* The first number with an exponent of all ones, or `count`. */
-static int64_t find_special(const char *from, int64_t count, enum tensor_dtype dtype) {
-    const uint32_t ones = dtype == TENSOR_F16 ? 0x7c00 : dtype == TENSOR_BF16 ? 0x7f80 : 0x7f800000;
-    const size_t size = dtype == TENSOR_F16 || dtype == TENSOR_BF16 ? 2 : 4;
+static int64_t find_special(const char *from, int64_t count, enum kern_dtype dtype) {
+    const uint32_t ones = dtype == KERN_F16 ? 0x7c00 : dtype == KERN_BF16 ? 0x7f80 : 0x7f800000;
+    const size_t size = kern_dtype_bytes(dtype);
     for (int64_t at = 0, end; at < count; at = end) {
         unsigned any = 0;
         end = count - at < LOOKED_AT ? count : at + LOOKED_AT;
@@ -73,21 +95,52 @@ static int64_t find_bad_block(const struct block *blocks, int64_t count) {
     return count;
 }
 
+/* Numbers [at, at + count) of a row, whole blocks, as float32. `source`: the row, from
+ * rows->first on. */
+static void read_blocks(const struct reading *job, int64_t source, int64_t at, int64_t count,
+                        float *out) {
+    const struct rows *rows = job->rows;
+    const uint8_t *from = (const uint8_t *)rows_at(rows) + (size_t)source * job->from_bytes;
+    if (rows->scales) {
+        const int64_t first = (rows->first + source) * (job->cols / BLOCK_MXFP4);
+        const uint8_t *scales = (const uint8_t *)rows->scales->data + first + at / BLOCK_MXFP4;
+        block_read_split_mxfp4(from + at / 2, scales, (size_t)(count / BLOCK_MXFP4), out);
+        return;
+    }
+    size_t bytes;
+    int block = gguf_format_block(rows->tensor->format, &bytes);
+    job->blocks(from + (size_t)(at / block) * bytes, (size_t)(count / block), out);
+}
+
+static void read_narrow(const struct reading *job, int64_t source, char *to) {
+    float wide[AT_ONCE];
+    for (int64_t at = 0, count; at < job->cols; at += count) {
+        count = job->cols - at < AT_ONCE ? job->cols - at : AT_ONCE;
+        read_blocks(job, source, at, count, wide);
+        for (int64_t i = 0; i < count; i++) {
+            const uint16_t bits = number_to_bf16(wide[i]);
+            memcpy(to + 2 * (at + i), &bits, sizeof bits);
+        }
+    }
+}
+
 static void read_row(struct reading *job, int64_t row) {
-    const struct tensor *tensor = job->rows->tensor;
     const int64_t source = rows_source(job->rows, row);
     const char *from = (const char *)rows_at(job->rows) + (size_t)source * job->from_bytes;
     char *to = job->to ? job->to + (size_t)row * job->to_bytes : NULL;
     size_t bytes;
-    const int block = job->blocks ? gguf_format_block(tensor->format, &bytes) : 1;
     if (job->make)
-        job->make((const uint8_t *)from, (size_t)(job->cols / block), (struct block *)(void *)to);
-    else if (job->blocks)
-        job->blocks((const uint8_t *)from, (size_t)(job->cols / block), (float *)(void *)to);
+        job->make((const uint8_t *)from,
+                  (size_t)(job->cols / gguf_format_block(job->rows->tensor->format, &bytes)),
+                  (struct block *)(void *)to);
+    else if (job->blocks && job->dtype == KERN_F32)
+        read_blocks(job, source, 0, job->cols, (float *)(void *)to);
+    else if (job->blocks || job->rows->scales)
+        read_narrow(job, source, to);
     else if (to)
         memcpy(to, from, job->from_bytes);
     int64_t bad = job->make ? find_bad_block((const struct block *)(const void *)to, job->cols)
-                            : find_special(to ? to : from, job->cols, tensor->dtype);
+                            : find_special(to ? to : from, job->cols, job->dtype);
     if (bad == job->cols) return;
     bad += (job->rows->first + source) * job->cols;
     int64_t before = atomic_load(&job->bad);
@@ -103,19 +156,20 @@ static void read_some(void *arg, int worker) {
 }
 
 bool rows_need_room(const struct rows *rows) {
-    return rows->order || rows->tensor->dtype == TENSOR_BLOCKS;
+    return rows->order || rows->step > 1 || rows->scales || rows->tensor->dtype == TENSOR_BLOCKS;
 }
 
 int64_t rows_read(const struct rows *rows, char *to, struct cpu_team *team) {
     const struct tensor *tensor = rows->tensor;
     if (rows->count == 0) return -1;
     struct reading job = {.rows = rows,
-                          .from_bytes = row_bytes(tensor),
-                          .cols = cols_of(tensor),
+                          .from_bytes = row_bytes(rows),
+                          .cols = cols_of(rows),
                           .to = to,
+                          .dtype = rows_dtype(rows),
                           .bad = INT64_MAX};
     if (tensor->dtype == TENSOR_BLOCKS) job.blocks = block_reader_of(tensor->format);
-    job.to_bytes = job.blocks ? (size_t)job.cols * sizeof(float) : job.from_bytes;
+    job.to_bytes = (size_t)job.cols * kern_dtype_bytes(job.dtype);
     if (job.blocks && rows->blocks) {
         enum kern_dtype dtype;
         job.make = block_maker_of(tensor->format, &dtype);

@@ -1,15 +1,18 @@
-/* Rows of a matrix in a file as a backend takes them: numbers of blocks as float32 or as blocks of
- * the backend, the rows of heads in order; and whether all are finite numbers. Pure. */
+/* Rows of a matrix in a file as a backend takes them: numbers of blocks as float32, bf16 or as
+ * blocks of the backend, the rows of heads in order; and whether all are finite numbers. Pure. */
 #ifndef KEEPD_MODEL_ROWS_H
 #define KEEPD_MODEL_ROWS_H
 
 #include "kernels/cpu/team.h"
+#include "kernels/kern.h"
 #include "model/weights.h"
 
 /* Rows [first, first + count) of a matrix, or of several that follow each other in one tensor, of
  * F32, F16, BF16 or BLOCKS. */
 struct rows {
     const struct tensor *tensor;
+    const struct tensor *scales; /* scales of split MXFP4 (tensors.h), or NULL */
+    int step;                    /* the rows are every step-th of the file's; 0 is 1 */
     int64_t first, count;
     const int *order; /* [head] within each `head` rows, the file's row of each; NULL: the same */
     int head;
@@ -22,9 +25,13 @@ const void *rows_at(const struct rows *rows);              /* the first in the f
 /* Do they need room in memory? Otherwise they are taken from the file as they are. */
 bool rows_need_room(const struct rows *rows);
 
-/* Reads the rows, shared out to `team`. `to`: room for their numbers, of BLOCKS as float32
- * or as struct block, otherwise of their own type; NULL where none is needed. Returns -1, or the
- * first element of the tensor that is no finite number. */
+/* The type of the rows' numbers, where they do not become struct block: of BLOCKS float32, but of
+ * MXFP4 bf16, which holds them exactly. */
+enum kern_dtype rows_dtype(const struct rows *rows);
+
+/* Reads the rows, shared out to `team`. `to`: room for their numbers, as struct block or of the
+ * type that rows_dtype says; NULL where none is needed. Returns -1, or the first element of the
+ * tensor that is no finite number. */
 int64_t rows_read(const struct rows *rows, char *to, struct cpu_team *team);
 
 #endif

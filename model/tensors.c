@@ -20,6 +20,7 @@ enum width {
     WIDTH_K_NORM,
     WIDTH_FF,
     WIDTH_VOCAB,
+    WIDTH_HEADS,
     WIDTH_EXPERTS,
     WIDTH_EXPERT_FF
 };
@@ -88,7 +89,8 @@ static const struct {
                             true},
     [ROLE_FFN_NORM] =
         {{"post_attention_layernorm.weight", NULL,
-          "ffn_norm.weight", [NAMING_HF_POST_NORMS] = "pre_feedforward_layernorm.weight"},
+          "ffn_norm.weight", [NAMING_HF_POST_NORMS] = "pre_feedforward_layernorm.weight",
+          [NAMING_GGUF_GPT_OSS] = "post_attention_norm.weight"},
          WIDTH_MODEL,
          WIDTH_NONE,
          true},
@@ -103,28 +105,49 @@ static const struct {
                  true},
     [ROLE_DOWN] = {{"mlp.down_proj.weight", NULL, "ffn_down.weight"}, WIDTH_MODEL, WIDTH_FF, true},
     [ROLE_ROUTER] = {{"mlp.gate.weight", NULL,
-                      "ffn_gate_inp.weight", [NAMING_HF_MIXTRAL] = "block_sparse_moe.gate.weight"},
+                      "ffn_gate_inp.weight", [NAMING_HF_MIXTRAL] = "block_sparse_moe.gate.weight",
+                      [NAMING_HF_GPT_OSS] = "mlp.router.weight"},
                      WIDTH_EXPERTS,
                      WIDTH_MODEL,
                      true},
     [ROLE_EXPERT_GATE] =
         {{"mlp.experts.#.gate_proj.weight", NULL,
-          "ffn_gate_exps.weight", [NAMING_HF_MIXTRAL] = "block_sparse_moe.experts.#.w1.weight"},
+          "ffn_gate_exps.weight", [NAMING_HF_MIXTRAL] = "block_sparse_moe.experts.#.w1.weight",
+          [NAMING_HF_GPT_OSS] = "mlp.experts.gate_up_proj_blocks"},
          WIDTH_EXPERT_FF,
          WIDTH_MODEL,
          true},
     [ROLE_EXPERT_UP] =
         {{"mlp.experts.#.up_proj.weight", NULL,
-          "ffn_up_exps.weight", [NAMING_HF_MIXTRAL] = "block_sparse_moe.experts.#.w3.weight"},
+          "ffn_up_exps.weight", [NAMING_HF_MIXTRAL] = "block_sparse_moe.experts.#.w3.weight",
+          [NAMING_HF_GPT_OSS] = "mlp.experts.gate_up_proj_blocks"},
          WIDTH_EXPERT_FF,
          WIDTH_MODEL,
          true},
     [ROLE_EXPERT_DOWN] =
         {{"mlp.experts.#.down_proj.weight", NULL,
-          "ffn_down_exps.weight", [NAMING_HF_MIXTRAL] = "block_sparse_moe.experts.#.w2.weight"},
+          "ffn_down_exps.weight", [NAMING_HF_MIXTRAL] = "block_sparse_moe.experts.#.w2.weight",
+          [NAMING_HF_GPT_OSS] = "mlp.experts.down_proj_blocks"},
          WIDTH_MODEL,
          WIDTH_EXPERT_FF,
          true},
+    [ROLE_SINKS] = {{"self_attn.sinks", NULL, "attn_sinks.weight"}, WIDTH_HEADS, WIDTH_NONE, true},
+    [ROLE_ROUTER_BIAS] = {{"mlp.router.bias", NULL, "ffn_gate_inp.bias"},
+                          WIDTH_EXPERTS,
+                          WIDTH_NONE,
+                          true},
+    [ROLE_EXPERT_GATE_BIAS] = {{"mlp.experts.gate_up_proj_bias", NULL, "ffn_gate_exps.bias"},
+                               WIDTH_EXPERT_FF,
+                               WIDTH_NONE,
+                               true},
+    [ROLE_EXPERT_UP_BIAS] = {{"mlp.experts.gate_up_proj_bias", NULL, "ffn_up_exps.bias"},
+                             WIDTH_EXPERT_FF,
+                             WIDTH_NONE,
+                             true},
+    [ROLE_EXPERT_DOWN_BIAS] = {{"mlp.experts.down_proj_bias", NULL, "ffn_down_exps.bias"},
+                               WIDTH_MODEL,
+                               WIDTH_NONE,
+                               true},
 };
 
 static const char *const layer_prefixes[NAMING_COUNT] = {[NAMING_HF] = "model.layers",
@@ -132,7 +155,9 @@ static const char *const layer_prefixes[NAMING_COUNT] = {[NAMING_HF] = "model.la
                                                          [NAMING_GGUF] = "blk",
                                                          [NAMING_GGUF_FUSED] = "blk",
                                                          [NAMING_HF_POST_NORMS] = "model.layers",
-                                                         [NAMING_HF_MIXTRAL] = "model.layers"};
+                                                         [NAMING_HF_MIXTRAL] = "model.layers",
+                                                         [NAMING_HF_GPT_OSS] = "model.layers",
+                                                         [NAMING_GGUF_GPT_OSS] = "blk"};
 
 static void name_in_layer(char out[TENSOR_NAME_MAX], enum naming naming, const char *name,
                           int layer, int expert) {
@@ -156,8 +181,19 @@ static const char *pattern_of(enum naming naming, enum role role) {
 
 bool tensor_is_stacked(enum naming naming, enum role role) {
     const char *name = pattern_of(naming, role);
-    bool of_expert = role == ROLE_EXPERT_GATE || role == ROLE_EXPERT_UP || role == ROLE_EXPERT_DOWN;
+    bool of_expert = role >= ROLE_EXPERT_GATE && role <= ROLE_EXPERT_DOWN_BIAS;
     return of_expert && name && !strchr(name, '#');
+}
+
+bool tensor_alternates(enum naming naming, enum role role) {
+    return naming == NAMING_HF_GPT_OSS &&
+           (role == ROLE_EXPERT_GATE || role == ROLE_EXPERT_UP || role == ROLE_EXPERT_GATE_BIAS ||
+            role == ROLE_EXPERT_UP_BIAS);
+}
+
+bool tensor_is_split_mxfp4(enum naming naming, enum role role) {
+    return naming == NAMING_HF_GPT_OSS &&
+           (role == ROLE_EXPERT_GATE || role == ROLE_EXPERT_UP || role == ROLE_EXPERT_DOWN);
 }
 
 void tensor_name(char out[TENSOR_NAME_MAX], enum naming naming, enum role role, int layer,
@@ -189,6 +225,8 @@ static int64_t width_of(const struct model_config *config, enum width width) {
         return config->d_ff;
     case WIDTH_VOCAB:
         return config->vocab;
+    case WIDTH_HEADS:
+        return config->heads_q;
     case WIDTH_EXPERTS:
         return config->experts;
     case WIDTH_EXPERT_FF:
@@ -230,7 +268,14 @@ const struct slot layer_slots[] = {
     {VECTOR(layer, ffn_norm, true, ROLE_FFN_NORM), .count = 1, WANTED(pre_norms)},
     {MATRIX(layer, gate_up, ROWS, ROLE_GATE, ROLE_UP), .count = 2, .layers = SLOT_DENSE},
     {MATRIX(layer, down, COLS, ROLE_DOWN), .count = 1, .layers = SLOT_DENSE},
+    {VECTOR(layer, sinks, false, ROLE_SINKS), .count = 1, WANTED(sinks)},
     {MATRIX(layer, router, NONE, ROLE_ROUTER), .count = 1, .layers = SLOT_ROUTED},
+    {VECTOR(layer, router_bias, false, ROLE_ROUTER_BIAS), .count = 1, .layers = SLOT_ROUTED,
+     WANTED(expert_bias)},
+    {VECTOR(layer, expert_gate_up_bias, false, ROLE_EXPERT_GATE_BIAS, ROLE_EXPERT_UP_BIAS),
+     .count = 2, .experts = true, .layers = SLOT_ROUTED, WANTED(expert_bias)},
+    {VECTOR(layer, expert_down_bias, false, ROLE_EXPERT_DOWN_BIAS), .count = 1, .experts = true,
+     .layers = SLOT_ROUTED, WANTED(expert_bias)},
     {MATRIX(layer, expert_gate_up, ROWS, ROLE_EXPERT_GATE, ROLE_EXPERT_UP), .count = 2,
      .experts = true, .layers = SLOT_ROUTED},
     {MATRIX(layer, expert_down, COLS, ROLE_EXPERT_DOWN), .count = 1, .experts = true,

@@ -15,6 +15,8 @@ enum naming {
     NAMING_GGUF_FUSED,
     NAMING_HF_POST_NORMS,
     NAMING_HF_MIXTRAL,
+    NAMING_HF_GPT_OSS,
+    NAMING_GGUF_GPT_OSS,
     NAMING_COUNT
 };
 
@@ -40,18 +42,23 @@ enum role {
     ROLE_UP,
     ROLE_DOWN,
     ROLE_FFN_POST_NORM,
+    ROLE_SINKS,
     ROLE_ROUTER,
+    ROLE_ROUTER_BIAS,
     /* one for each expert of a layer */
     ROLE_EXPERT_GATE,
     ROLE_EXPERT_UP,
     ROLE_EXPERT_DOWN,
+    ROLE_EXPERT_GATE_BIAS,
+    ROLE_EXPERT_UP_BIAS,
+    ROLE_EXPERT_DOWN_BIAS,
     ROLE_COUNT
 };
 
 #define TENSOR_NAME_MAX 96
 
 static inline bool naming_is_gguf(enum naming naming) {
-    return naming == NAMING_GGUF || naming == NAMING_GGUF_FUSED;
+    return naming == NAMING_GGUF || naming == NAMING_GGUF_FUSED || naming == NAMING_GGUF_GPT_OSS;
 }
 
 /* "" where the naming has no such tensor. `layer` is not read for tensors outside the layers, nor
@@ -60,8 +67,14 @@ static inline bool naming_is_gguf(enum naming naming) {
  * roles. */
 void tensor_name(char out[TENSOR_NAME_MAX], enum naming naming, enum role role, int layer,
                  int expert);
-/* The matrices of all experts of a layer are one tensor, [experts, rows, cols]. */
+/* The matrices or vectors of all experts of a layer are one tensor, [experts, ...]. */
 bool tensor_is_stacked(enum naming naming, enum role role);
+/* Roles with one name: their rows alternate, instead of following each other. */
+bool tensor_alternates(enum naming naming, enum role role);
+/* The matrix's tensor has blocks of MXFP4 without their scales, [..., cols / 32, 16] U8. Its name
+ * ends with "_blocks"; the scales are in a tensor whose name ends with "_scales", [..., cols / 32]
+ * U8. */
+bool tensor_is_split_mxfp4(enum naming naming, enum role role);
 /* cols 0: a vector of `rows`. */
 void tensor_shape(const struct model_config *config, enum role role, int64_t *rows, int64_t *cols);
 
@@ -75,7 +88,7 @@ enum slot_layers { SLOT_ALL, SLOT_DENSE, SLOT_ROUTED };
 struct slot {
     size_t offset; /* offset of the pointer: struct kern_weight *, of experts **, or float * */
     bool matrix;
-    bool experts; /* a matrix for each expert */
+    bool experts; /* a matrix for each expert; a vector of all experts, one behind another */
     enum slot_layers layers;
     enum role parts[SLOT_PARTS_MAX];
     int count;

@@ -15,11 +15,13 @@ import json
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (AutoModelForCausalLM, AutoTokenizer, Exaone4Config, Exaone4ForCausalLM, Gemma2Config, Gemma2ForCausalLM,
-                          Gemma3ForCausalLM, Gemma3TextConfig, GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM,
-                          MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM, Olmo2Config, Olmo2ForCausalLM,
-                          Olmo3Config, Olmo3ForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config,
-                          Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, SmolLM3Config, SmolLM3ForCausalLM)
+                          Gemma3ForCausalLM, Gemma3TextConfig, GptOssConfig, GptOssForCausalLM, GraniteConfig, GraniteForCausalLM,
+                          LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM,
+                          Olmo2Config, Olmo2ForCausalLM, Olmo3Config, Olmo3ForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config,
+                          Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, SmolLM3Config,
+                          SmolLM3ForCausalLM)
 
 SHAPE = dict(vocab_size=512, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
              intermediate_size=96, max_position_embeddings=1024, bos_token_id=None, eos_token_id=511,
@@ -174,7 +176,34 @@ def exaone4(out):
     spread(Exaone4ForCausalLM(c), 15).bfloat16().save_pretrained(out / "exaone4")
 
 
-FAMILIES = (qwen3, qwen2, llama, mistral, phi3, smollm3, granite, gemma3, qwen3moe, mixtral, gemma2, olmo2, olmo3, exaone4)
+def gptoss(out):
+    """bf16 with experts in MXFP4 as published; windows in every second layer, sinks, biases, yarn without truncation."""
+    c = GptOssConfig(**{**SHAPE, "num_hidden_layers": 3, "intermediate_size": 64, "pad_token_id": 0}, head_dim=16, num_local_experts=5,
+                     num_experts_per_tok=2, sliding_window=40, tie_word_embeddings=False,
+                     rope_parameters={"rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                                      "truncate": False, "original_max_position_embeddings": 64})
+    model = spread(GptOssForCausalLM(c), 12)
+    for name, p in model.named_parameters():
+        if name.endswith("sinks"):
+            p.data *= 6
+    d = out / "gptoss"
+    model.bfloat16().save_pretrained(d)
+    g, t = torch.Generator().manual_seed(13), load_file(d / "model.safetensors")
+    for i in range(3):
+        for name, rows, cols in (("gate_up_proj", 128, 64), ("down_proj", 64, 64)):
+            key = f"model.layers.{i}.mlp.experts.{name}"
+            del t[key]
+            t[key + "_blocks"] = torch.randint(0, 256, (5, rows, cols // 32, 16), generator=g, dtype=torch.uint8)
+            t[key + "_scales"] = torch.randint(121, 126, (5, rows, cols // 32), generator=g, dtype=torch.uint8)
+    save_file(t, d / "model.safetensors", metadata={"format": "pt"})
+    old_spelling(d, 150000.0, {k: v for k, v in c.rope_parameters.items() if k != "rope_theta"})
+    config = json.loads((d / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": [
+        "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}
+    (d / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+FAMILIES = (qwen3, qwen2, llama, mistral, phi3, smollm3, granite, gemma3, qwen3moe, mixtral, gemma2, olmo2, olmo3, exaone4, gptoss)
 
 
 def random_prompts():
@@ -198,7 +227,9 @@ def chat_prompts(directory):
 
 @torch.no_grad()
 def golden(directory, source, prompts, new_tokens):
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="eager").eval()
+    how = dict(attn_implementation="eager", experts_implementation="eager")
+    model, exact = (AutoModelForCausalLM.from_pretrained(source, dtype=t, **how).eval()
+                    for t in (torch.float32, torch.float64))
     cases, last = [], []
     for prompt in prompts:
         ids = list(prompt)
@@ -206,6 +237,8 @@ def golden(directory, source, prompts, new_tokens):
             ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
         logits = model(torch.tensor([ids])).logits[0]
         logp = logits.log_softmax(-1)
+        off = float((exact(torch.tensor([ids])).logits[0].log_softmax(-1) - logp).abs().max())
+        assert off < 1e-4, f"float64 differs by {off}"
         lp = [round(float(logp[i, t]), 6) for i, t in enumerate(ids[1:])]
         top = logp.topk(2, -1).values
         n = len(prompt)

@@ -105,15 +105,17 @@ static void begin(const struct cpu_attend_job *job, const struct cpu_attend_item
         const float *q[16] = {NULL};
         for (int l = 0; l < 16; l++) {
             int lane = 16 * g + l, token = (item->lane + lane) / job->group;
+            room->most[g][l] = -INFINITY;
+            room->sum[g][l] = 0;
             if (lane < item->lanes) {
+                cpu_attend_begin(job, item, lane, &room->most[g][l], &room->sum[g][l]);
+                room->most[g][l] *= LOG2_E;
                 if (token != known) cpu_attend_range(job, stream, span, token, &lo, &hi);
                 known = token;
                 q[l] = cpu_attend_query(job, item, lane);
             }
             room->lo[g][l] = lo;
             room->hi[g][l] = hi;
-            room->most[g][l] = -INFINITY;
-            room->sum[g][l] = 0;
         }
         pack_queries(q, job->head_dim, job->scale, room->q[g]);
     }

@@ -394,6 +394,7 @@ static void add_mass(const struct mass_work *work, int item, int worker) {
                             .count = span->count,
                             .scale = job->scale,
                             .cap = job->cap,
+                            .sinks = job->sinks ? job->sinks + (size_t)(head * job->heads) : NULL,
                             .group = span->rule->observe.group,
                             .pos = span->pos,
                             .window = job->window};
@@ -447,6 +448,7 @@ void cpu_attend(struct kern *kern, int layer, float *out, const float *qkv,
                                  .out = out,
                                  .scale = options->scale,
                                  .cap = options->cap,
+                                 .sinks = cpu_cache_sinks(&cpu->cache, options, 0),
                                  .window = options->window};
     cpu->cache.attended[layer] = *options; /* the stored queries attend in the same way */
     keep_queries(&cpu->cache, &job);

@@ -52,8 +52,9 @@ struct cpu_math {
      * the cache's dtype, all one after the other. A product depends on its two vectors alone. */
     void (*dots)(float *out, size_t stride, const float *q, int lanes, const void *rows, int count,
                  int dim, enum kern_dtype dtype);
-    /* x <- softmax(x); depends on x alone. */
-    void (*softmax)(float *x, int count);
+    /* x <- softmax(x), with one more term exp(sink) in the sum; -INFINITY: none. Depends on x and
+     * sink alone. */
+    void (*softmax)(float *x, int count, float sink);
     /* x <- cap tanh(x / cap) */
     void (*soft_cap)(float *x, int count, float cap);
     /* out[l * stride + d] += p[l * p_stride + j] row[j][d] for j = 0 .. count - 1, in this order.
@@ -339,6 +340,13 @@ static inline int32_t *cpu_cache_length(const struct cpu_cache *cache, int slot,
     return &cache->lengths[(size_t)slot * (size_t)cache->rows + (size_t)row];
 }
 
+/* The sinks of the query heads of this rank's KV head `head`; NULL: none. */
+static inline const float *cpu_cache_sinks(const struct cpu_cache *cache,
+                                           const struct kern_attend_options *options, int head) {
+    int group = cache->options.heads_q / cache->options.heads_kv;
+    return options->sinks ? options->sinks + (size_t)((cache->shard.first + head) * group) : NULL;
+}
+
 /* The model's number of a stream of this rank. */
 static inline int cpu_cache_model_stream(const struct cpu_cache *cache, int stream) {
     int heads = cache->options.heads_kv;
@@ -385,6 +393,7 @@ struct cpu_mass {
     int32_t pos;               /* position of the first query */
     int window;                /* entries with pos <= the query's - window are masked; 0: none */
     float cap;                 /* as in kern_attend_options */
+    const float *sinks;        /* one for each query head of the group, or NULL */
     float *out;                /* result of the span's first row; NULL: not wanted */
     size_t out_stride;
     int out_first, out_count; /* the group's heads whose results are wanted, consecutive */

@@ -10,6 +10,7 @@
 #ifndef KEEPD_KERNELS_CPU_INTERNAL_H
 #define KEEPD_KERNELS_CPU_INTERNAL_H
 
+#include <math.h>
 #include <stdint.h>
 
 #include "kernels/cpu/cache.h"
@@ -108,8 +109,9 @@ struct cpu_attend_job {
     int query, heads; /* first of these heads, and the number of heads in a row of qkv */
     const float *qkv; /* [rows][qkv_stride] */
     size_t qkv_stride;
-    float *out;       /* [rows][heads_kv * group * head_dim] */
-    float scale, cap; /* as in kern_attend_options */
+    float *out;         /* [rows][heads_kv * group * head_dim] */
+    float scale, cap;   /* as in kern_attend_options */
+    const float *sinks; /* one for each query head of this rank, or NULL */
     int window;
 };
 
@@ -135,6 +137,16 @@ static inline float *cpu_attend_out(const struct cpu_attend_job *job,
     return job->out +
            ((row * (size_t)job->heads_kv + (size_t)item->head) * (size_t)job->group + (size_t)j) *
                (size_t)job->head_dim;
+}
+
+/* The largest logit and the sum of weights, relative to it, of a lane that has met no entry: those
+ * of its head's sink. */
+static inline void cpu_attend_begin(const struct cpu_attend_job *job,
+                                    const struct cpu_attend_item *item, int lane, float *most,
+                                    float *sum) {
+    int head = item->head * job->heads + job->query + (item->lane + lane) % job->group;
+    *most = job->sinks ? job->sinks[head] : -INFINITY;
+    *sum = job->sinks ? 1 : 0;
 }
 
 struct cpu_kernels {

@@ -20,10 +20,10 @@ static void plain_dots(float *out, size_t stride, const float *q, int lanes, con
         }
 }
 
-static void plain_softmax(float *x, int count) {
-    float most = -INFINITY;
-    double sum = 0;
+static void plain_softmax(float *x, int count, float sink) {
+    float most = sink;
     for (int i = 0; i < count; i++) most = fmaxf(most, x[i]);
+    double sum = exp((double)sink - (double)most);
     for (int i = 0; i < count; i++) sum += exp((double)x[i] - (double)most);
     for (int i = 0; i < count; i++) x[i] = (float)(exp((double)x[i] - (double)most) / sum);
 }

@@ -16,8 +16,9 @@ struct view {
     struct cpu_classes classes;
     int32_t members;
     int group, dim;
-    int window; /* entries that far behind a query are masked; 0: no window */
-    float cap;  /* kern_attend_options */
+    int window;         /* entries that far behind a query are masked; 0: no window */
+    float cap;          /* kern_attend_options */
+    const float *sinks; /* [group] or NULL */
 };
 
 static struct view view_of(const struct cpu_cache *cache, struct cpu_stream stream,
@@ -85,10 +86,10 @@ static bool sees_any(const float *z, int32_t count) {
 
 /* Turns masked logits into attention, summed per class where there are classes; all zeros where a
  * query sees none of the requested entries. */
-static void attention(const struct view *view, struct query query, float *z) {
+static void attention(const struct view *view, struct query query, float *z, float sink) {
     int32_t count = view->members + query.sees;
     if (view->window == 0 || sees_any(z, count))
-        view->cache->math->softmax(z, count);
+        view->cache->math->softmax(z, count, sink);
     else
         memset(z, 0, (size_t)count * sizeof *z);
     cpu_classes_fold(&view->classes, z);
@@ -103,22 +104,37 @@ static void join_heads(enum kern_group group, float *p, size_t stride, int lanes
         for (int32_t i = 0; i < count; i++) p[i] /= (float)lanes;
 }
 
-/* Joins the logits of a query's `lanes` heads, rows of `stride`, into one vector over the entries
- * it sees; returns it, in the first row. */
+/* The sink of head `head` of the group. */
+static float sink_of(const struct view *view, int head) {
+    return view->sinks ? view->sinks[head] : -INFINITY;
+}
+
+/* The sink of `lanes` heads whose logits are joined. */
+static float join_sinks(const struct view *view, enum kern_group group, int head, int lanes) {
+    float sink = sink_of(view, head);
+    for (int l = 1; l < lanes; l++) {
+        const float other = sink_of(view, head + l);
+        sink = group == KERN_GROUP_MAX_LOGIT ? fmaxf(sink, other) : sink + other;
+    }
+    return sink;
+}
+
+/* Joins the logits of a query's heads [head, head + lanes), rows of `stride`, into one vector over
+ * the entries it sees; returns it, in the first row. */
 static float *combine(const struct view *view, enum kern_group group, float *z, size_t stride,
-                      int lanes, struct query query) {
+                      int head, int lanes, struct query query) {
     bool of_logits = group == KERN_GROUP_MAX_LOGIT || group == KERN_GROUP_SUM_LOGIT;
     float *p = z + view->members;
     for (int l = 0; l < lanes; l++) {
         mask(view, query, z + (size_t)l * stride);
-        if (!of_logits) attention(view, query, z + (size_t)l * stride);
+        if (!of_logits) attention(view, query, z + (size_t)l * stride, sink_of(view, head + l));
     }
     if (!of_logits) {
         join_heads(group, p, stride, lanes, query.sees);
         return p;
     }
     join_heads(group, z, stride, lanes, view->members + query.sees);
-    attention(view, query, z);
+    attention(view, query, z, join_sinks(view, group, head, lanes));
     return p;
 }
 
@@ -207,7 +223,7 @@ static const float *add_block(struct window *w, int first, int count, int head, 
     float *p = NULL;
     for (int t = 0; t < count; t++) {
         float *z = w->work->logits + (size_t)(t * lanes) * w->work->stride;
-        p = combine(&w->view, w->group, z, w->work->stride, lanes, w->seen[first + t]);
+        p = combine(&w->view, w->group, z, w->work->stride, head, lanes, w->seen[first + t]);
         for (int32_t i = w->seen[first + t].sees; i < w->candidates; i++) p[i] = 0;
         if (w->smooth) {
             evict_smooth(w->observe, p, w->candidates, w->work->smooth);
@@ -255,6 +271,8 @@ static struct window open_window(const struct evict_job *job, int stream, int32_
                        .sum = work->sum};
     w.view.window = cache->attended[stream / cache->options.heads_kv].window;
     w.view.cap = cache->attended[stream / cache->options.heads_kv].cap;
+    w.view.sinks = cpu_cache_sinks(cache, &cache->attended[stream / cache->options.heads_kv],
+                                   stream % cache->options.heads_kv);
     w.group = w.observe->group;
     w.reduce = w.observe->reduce;
     w.smooth = w.observe->smooth_first && w.observe->smooth != KERN_SMOOTH_NONE;
@@ -374,7 +392,7 @@ static void meet(const struct view *view, const struct cpu_mass *mass, int first
     for (int l = 0; l < count * group; l++) {
         float *head = work->logits + (size_t)l * work->stride;
         mask(view, query_at(mass, first + l / group), head);
-        attention(view, query_at(mass, first + l / group), head);
+        attention(view, query_at(mass, first + l / group), head, sink_of(view, l % group));
     }
     if (mass->out) answer_block(view, mass, first, count, work);
     for (int t = 0; t < count; t++) {
@@ -390,6 +408,7 @@ void cpu_observe_mass(const struct cpu_cache *cache, const struct cpu_mass *mass
     struct view view = view_of(cache, mass->stream, mass->members, mass->positions, &work);
     view.window = mass->window;
     view.cap = mass->cap;
+    view.sinks = mass->sinks;
     int group = view.group, block = cpu_cache_lanes(&cache->options) / group;
     size_t row = (size_t)group * (size_t)view.dim;
     int32_t before = mass->stream.length - mass->count;

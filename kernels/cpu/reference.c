@@ -25,9 +25,14 @@ static void rms_norm(float *y, const float *x, const float *weight, int dim, flo
 static void glu(float *y, const float *gate, const float *up, int count,
                 enum kern_activation activation) {
     for (int i = 0; i < count; i++) {
-        float g = gate[i], inner = g;
+        float g = gate[i], u = up[i], inner = g;
+        if (activation == KERN_SWIGLU_CLAMPED) {
+            g = g > 7 ? 7 : g; /* a NaN stays one */
+            u = (u > 7 ? 7 : u < -7 ? -7 : u) + 1;
+            inner = 1.702f * g;
+        }
         if (activation == KERN_GELU_TANH) inner = 1.59576912f * (g + 0.044715f * g * g * g);
-        y[i] = g / (1.0f + expf(-inner)) * up[i];
+        y[i] = g / (1.0f + expf(-inner)) * u;
     }
 }
 
@@ -90,17 +95,18 @@ static int attend_lanes(const struct kern_cache_options *options) {
 }
 
 static void attend_one(const struct cpu_attend_job *job, const struct cpu_stream *stream,
-                       const float *q, int32_t lo, int32_t hi, float *score, float *vector,
-                       float *out) {
+                       const float *q, float sink, int32_t lo, int32_t hi, float *score,
+                       float *vector, float *out) {
     const struct cpu_cache *cache = job->cache;
     int slots = cache->page_slots;
-    float most = -INFINITY, sum = 0;
+    float most = sink;
     for (int32_t e = lo; e < hi; e++) {
         cpu_cache_wide_row(cache, cpu_cache_k(cache, stream->pages[e / slots]), e % slots, vector);
         score[e] = dot(q, vector, job->head_dim) * job->scale;
         if (job->cap > 0) score[e] = job->cap * tanhf(score[e] / job->cap);
         most = fmaxf(most, score[e]);
     }
+    float sum = expf(sink - most);
     for (int i = 0; i < job->head_dim; i++) out[i] = 0;
     for (int32_t e = lo; e < hi; e++) {
         float p = expf(score[e] - most);
@@ -118,8 +124,10 @@ static void attend(const struct cpu_attend_job *job, const struct cpu_attend_ite
     float *vector = scratch, *score = vector + job->head_dim;
     for (int l = 0; l < item->lanes; l++) {
         int32_t lo, hi;
+        float sink, sum;
+        cpu_attend_begin(job, item, l, &sink, &sum);
         cpu_attend_range(job, &stream, span, (item->lane + l) / job->group, &lo, &hi);
-        attend_one(job, &stream, cpu_attend_query(job, item, l), lo, hi, score, vector,
+        attend_one(job, &stream, cpu_attend_query(job, item, l), sink, lo, hi, score, vector,
                    cpu_attend_out(job, item, l));
     }
 }

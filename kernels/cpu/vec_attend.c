@@ -79,8 +79,7 @@ static void begin(const struct cpu_attend_job *job, const struct cpu_attend_item
         known = token;
         room->lo[l] = lo;
         room->hi[l] = hi;
-        room->most[l] = -INFINITY;
-        room->sum[l] = 0;
+        cpu_attend_begin(job, item, l, &room->most[l], &room->sum[l]);
         const float *q = cpu_attend_query(job, item, l);
         int64_t at = (int64_t)l * room->width;
         float *to = room->q + at, *acc = room->acc + at;

@@ -34,8 +34,8 @@ static void dots(float *out, size_t stride, const float *q, int lanes, const voi
     dots_few(&(struct dots){out, (int64_t)stride, q, dim, r}, lanes, count);
 }
 
-static void softmax(float *x, int count) {
-    v16 most = v16_set(-INFINITY), sum = v16_set(0);
+static void softmax(float *x, int count, float sink) {
+    v16 most = v16_set(sink), sum = v16_set(0);
     int i = 0;
     for (; i + 16 <= count; i += 16) most = v16_max(most, v16_load(x + i));
     float top = v16_most(most);
@@ -48,7 +48,7 @@ static void softmax(float *x, int count) {
         sum = v16_add(sum, weight);
         v16_store_n(x + i, weight, n);
     }
-    v16 scale = v16_set(1 / v16_sum(sum));
+    v16 scale = v16_set(1 / (v16_sum(sum) + expf(sink - top)));
     for (i = 0; i < count; i += 16) {
         int n = count - i < 16 ? count - i : 16;
         v16_store_n(x + i, v16_mul(v16_load_n(x + i, n), scale), n);

@@ -40,12 +40,25 @@ static v16 gelu_times(v16 gate, v16 up) {
     return v16_mul(v16_div(gate, v16_add(v16_set(1), e)), up);
 }
 
+/* g sigmoid(1.702 g) (u + 1), clamped. */
+static v16 clamped_times(v16 gate, v16 up) {
+    gate = v16_min(v16_set(7), gate); /* in this order a NaN stays one */
+    up = v16_max(v16_set(-7), v16_min(v16_set(7), up));
+    v16 e = v16_exp(v16_mul(gate, v16_set(-1.702f)));
+    return v16_mul(v16_div(gate, v16_add(v16_set(1), e)), v16_add(up, v16_set(1)));
+}
+
+static v16 gated(v16 gate, v16 up, enum kern_activation activation) {
+    if (activation == KERN_SWIGLU_CLAMPED) return clamped_times(gate, up);
+    return activation == KERN_SILU ? silu_times(gate, up) : gelu_times(gate, up);
+}
+
 void VEC(glu)(float *y, const float *gate, const float *up, int count,
               enum kern_activation activation) {
     EACH_VECTOR(i, n, count) {
         v16 g = n == 16 ? v16_load(gate + i) : v16_load_n(gate + i, n);
         v16 u = n == 16 ? v16_load(up + i) : v16_load_n(up + i, n);
-        v16 value = activation == KERN_SILU ? silu_times(g, u) : gelu_times(g, u);
+        v16 value = gated(g, u, activation);
         if (n == 16)
             v16_store(y + i, value);
         else

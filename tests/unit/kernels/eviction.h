@@ -15,6 +15,7 @@ struct bed {
     struct kern_evict due; /* the eviction of slot 0 */
     int group, dim, heads;
     int32_t tokens;
+    const float *sinks; /* [heads * group] or NULL */
 };
 
 static inline struct bed bed_open(int layers, int heads_q, int heads_kv, int dim,
@@ -80,6 +81,7 @@ static inline void bed_append(struct bed *bed, int slot, int32_t count) {
                                     .q_stride = (size_t)width,
                                     .count = count,
                                     .scale = 1,
+                                    .sinks = bed->sinks ? bed->sinks + head * bed->group : NULL,
                                     .group = bed->rule.observe.group};
             if (cpu_rule_mass(&bed->rule)) cpu_observe_mass(&bed->cache, &mass, 0);
         }

@@ -9,18 +9,28 @@
 struct shape {
     int head_dim, heads_q, heads_kv, window;
     enum kern_dtype dtype;
+    bool sinks;
 };
 
 static const struct shape shapes[] = {
-    {16, 4, 2, 0, KERN_F32},   {16, 2, 2, 0, KERN_BF16},  {32, 4, 2, 0, KERN_BF16},
-    {64, 8, 4, 0, KERN_BF16},  {64, 14, 2, 0, KERN_BF16}, {64, 4, 4, 0, KERN_F32},
-    {80, 4, 2, 0, KERN_BF16},  {80, 4, 2, 0, KERN_F32},   {128, 4, 2, 0, KERN_BF16},
-    {128, 4, 2, 0, KERN_F32},  {128, 8, 1, 0, KERN_BF16}, {6, 2, 1, 0, KERN_BF16},
-    {64, 4, 2, 37, KERN_BF16}, {64, 4, 2, 37, KERN_F32},  {128, 4, 2, 1, KERN_BF16},
-    {256, 2, 1, 0, KERN_BF16}, {256, 2, 1, 5, KERN_F32},  {32, 4, 2, 0, KERN_E4M3},
-    {64, 14, 2, 0, KERN_E4M3}, {128, 8, 1, 0, KERN_E4M3}, {80, 4, 2, 0, KERN_E4M3},
-    {6, 2, 1, 0, KERN_E4M3},   {64, 4, 2, 37, KERN_E4M3},
+    {16, 4, 2, 0, KERN_F32, false},   {16, 2, 2, 0, KERN_BF16, false},
+    {32, 4, 2, 0, KERN_BF16, false},  {64, 8, 4, 0, KERN_BF16, false},
+    {64, 14, 2, 0, KERN_BF16, false}, {64, 4, 4, 0, KERN_F32, false},
+    {80, 4, 2, 0, KERN_BF16, false},  {80, 4, 2, 0, KERN_F32, false},
+    {128, 4, 2, 0, KERN_BF16, false}, {128, 4, 2, 0, KERN_F32, false},
+    {128, 8, 1, 0, KERN_BF16, false}, {6, 2, 1, 0, KERN_BF16, false},
+    {64, 4, 2, 37, KERN_BF16, false}, {64, 4, 2, 37, KERN_F32, false},
+    {128, 4, 2, 1, KERN_BF16, false}, {256, 2, 1, 0, KERN_BF16, false},
+    {256, 2, 1, 5, KERN_F32, false},  {32, 4, 2, 0, KERN_E4M3, false},
+    {64, 14, 2, 0, KERN_E4M3, false}, {128, 8, 1, 0, KERN_E4M3, false},
+    {80, 4, 2, 0, KERN_E4M3, false},  {6, 2, 1, 0, KERN_E4M3, false},
+    {64, 4, 2, 37, KERN_E4M3, false},
+
+    {64, 8, 2, 37, KERN_BF16, true},  {64, 8, 4, 0, KERN_F32, true},
 };
+
+/* One for each query head, some above all logits. */
+static const float sink_table[8] = {1, -3, 12, 0, 2.5f, -60, 40, 5};
 
 #define SHAPE_COUNT (sizeof shapes / sizeof *shapes)
 #define LAYERS      2
@@ -86,7 +96,8 @@ static void step(struct bench *b, const struct kern_span *spans, int count) {
     struct kern_batch batch = {.spans = spans, .span_count = count};
     for (int s = 0; s < count; s++) batch.rows += spans[s].count;
     struct kern_attend_options options = {.window = b->shape->window,
-                                          .scale = 1 / sqrtf((float)b->shape->head_dim)};
+                                          .scale = 1 / sqrtf((float)b->shape->head_dim),
+                                          .sinks = b->shape->sinks ? sink_table : NULL};
     MUST(ops->begin_step(b->kern, &batch));
     for (int layer = 0; layer < LAYERS; layer++) {
         for (int s = 0; s < count; s++)
@@ -123,7 +134,8 @@ static void attend_exact(const struct bench *b, int slot, int layer, int head, i
                          const int32_t *held, int count, double *out, double *reach) {
     const struct shape *s = b->shape;
     int d = s->head_dim, group = s->heads_q / s->heads_kv, kv = head / group;
-    double weight[2 * TOKENS], most = -INFINITY, sum = 0;
+    const double sink = s->sinks ? (double)sink_table[head] : -INFINITY;
+    double weight[2 * TOKENS], most = sink;
     const float *q = row_of(s, slot, layer, pos);
     *reach = 0;
     for (int e = 0; e < count; e++) {
@@ -140,6 +152,7 @@ static void attend_exact(const struct bench *b, int slot, int layer, int head, i
         *reach = fmax(*reach, size / sqrt(d));
     }
     for (int i = 0; i < d; i++) out[i] = 0;
+    double sum = exp(sink - most);
     for (int e = 0; e < count; e++) {
         double p = exp(weight[e] - most);
         sum += p;

@@ -52,19 +52,21 @@ static void check_weigh(const struct cpu_math *math, int dim, enum kern_dtype dt
     free(p), free(rows), free(want), free(got), free(one), free(data);
 }
 
-static void check_softmax(const struct cpu_math *math) {
+static void check_softmax(const struct cpu_math *math, float sink) {
     for (int count = 1; count <= MOST; count += count < 40 ? 1 : 61) {
-        float got[MOST], want[MOST], sum = 0;
+        float got[MOST], want[MOST];
+        double sum = 0, all = exp((double)sink);
         fill(got, MOST, (uint64_t)count);
         for (int i = 0; i < MOST; i++) want[i] = got[i] *= i % 50 == 3 ? 60 : 5;
-        math->softmax(got, count);
-        cpu_math_plain.softmax(want, count);
+        for (int i = 0; i < count; i++) all += exp((double)got[i]);
+        math->softmax(got, count, sink);
+        cpu_math_plain.softmax(want, count, sink);
         for (int i = 0; i < count; i++) {
             cr_assert_float_eq(got[i], want[i], 1e-6f * want[i] * 10 + 1e-12f, "%d of %d", i,
                                count);
-            sum += got[i];
+            sum += (double)got[i];
         }
-        cr_assert_float_eq(sum, 1, 1e-5);
+        cr_assert_float_eq(sum, 1 - exp((double)sink) / all, 1e-5);
         for (int i = count; i < MOST; i++) cr_assert_float_eq(got[i], want[i], 0);
     }
 }
@@ -80,6 +82,8 @@ Test(math, every_path_agrees_with_the_plain_one) {
                 check_dots(math, dims[i], dtypes[t]);
                 check_weigh(math, dims[i], dtypes[t]);
             }
-        check_softmax(math);
+        check_softmax(math, -INFINITY);
+        check_softmax(math, 2);
+        check_softmax(math, 70);
     }
 }

@@ -41,10 +41,18 @@ static void fill_logits(struct oracle *o) {
     }
 }
 
-static void softmax(double *x, int count) {
-    double sum = 0, most = -INFINITY;
+/* One for each query head of a layer, in the range of the logits. */
+static const float sink_table[2 * GROUP] = {1, -2, 0.5f, 3, -0.25f, 2};
+
+static double sink_of(const struct bed *bed, int head) {
+    return bed->sinks ? (double)bed->sinks[head] : -INFINITY;
+}
+
+static void softmax(double *x, int count, double sink) {
+    double sum = 0, most = sink;
     for (int i = 0; i < count; i++) most = fmax(most, x[i]);
     for (int i = 0; i < count; i++) sum += exp(x[i] - most);
+    sum += exp(sink - most);
     for (int i = 0; i < count; i++) x[i] = exp(x[i] - most) / sum;
 }
 
@@ -71,11 +79,14 @@ static double grouped(enum kern_group group, double (*p)[MOST], int i) {
 static void group_heads(struct oracle *o) {
     enum kern_group group = o->bed->rule.observe.group;
     bool logits = group == KERN_GROUP_MAX_LOGIT || group == KERN_GROUP_SUM_LOGIT;
+    double sinks[GROUP][MOST];
+    int first = o->stream % o->bed->heads * GROUP;
+    for (int r = 0; r < GROUP; r++) sinks[r][0] = sink_of(o->bed, first + r);
     for (int t = 0; t < WINDOW; t++) {
-        for (int r = 0; r < GROUP && !logits; r++) softmax(o->p[t][r], o->count);
+        for (int r = 0; r < GROUP && !logits; r++) softmax(o->p[t][r], o->count, sinks[r][0]);
         if (group == KERN_GROUP_EACH) continue;
         for (int i = 0; i < o->count; i++) o->p[t][0][i] = grouped(group, o->p[t], i);
-        if (logits) softmax(o->p[t][0], o->count);
+        if (logits) softmax(o->p[t][0], o->count, grouped(group, sinks, 0));
     }
     o->heads = group == KERN_GROUP_EACH ? GROUP : 1;
 }
@@ -140,7 +151,7 @@ static struct bed open_bed(const struct kern_observe *observe) {
     return bed;
 }
 
-Test(observe, every_form_equals_double_arithmetic) {
+static void check_forms(const float *sinks) {
     static struct oracle o;
     int cases = 0;
     for (int group = 0; group <= KERN_GROUP_EACH; group++)
@@ -155,6 +166,8 @@ Test(observe, every_form_equals_double_arithmetic) {
                                         .smooth_first = cases % 3 > 0};
             struct bed bed = open_bed(&form);
             struct evict_job job = bed_job(&bed, 90);
+            bed.sinks = sinks;
+            for (int layer = 0; layer < 2; layer++) bed.cache.attended[layer].sinks = sinks;
             for (int stream = 0; stream < 4; stream++) {
                 double want[MOST], top = 0;
                 float got[MOST];
@@ -176,6 +189,11 @@ Test(observe, every_form_equals_double_arithmetic) {
             cases++;
         }
     cr_assert_eq(cases, 35);
+}
+
+Test(observe, every_form_equals_double_arithmetic) {
+    check_forms(NULL);
+    check_forms(sink_table);
 }
 
 /* ---- History ----------------------------------------------------------------------------------
@@ -239,11 +257,13 @@ Test(observe, a_ring_of_another_size_counts_as_none) {
 /* ---- Accumulated mass -------------------------------------------------------------------------
  */
 
-static struct bed open_mass(enum kern_group group, const int *parts, int count) {
+static struct bed open_mass(enum kern_group group, const float *sinks, const int *parts,
+                            int count) {
     struct kern_rule rule = {.score = KERN_SCORE_ATTENTION,
                              .recent = 8,
                              .observe = {.group = group, .reduce = KERN_REDUCE_SUM}};
     struct bed bed = bed_open(1, 2 * GROUP, 2, DIM, &rule);
+    bed.sinks = sinks;
     for (int i = 0; i < count; i++) {
         bed_append(&bed, 0, parts[i]);
         bed.tokens += parts[i];
@@ -251,9 +271,9 @@ static struct bed open_mass(enum kern_group group, const int *parts, int count) 
     return bed;
 }
 
-Test(observe, mass_is_the_sum_over_all_queries) {
+static void check_mass(const float *sinks) {
     for (int group = KERN_GROUP_MEAN; group <= KERN_GROUP_SQUARES; group++) {
-        struct bed bed = open_mass((enum kern_group)group, (int[]){60, 1, 19}, 3);
+        struct bed bed = open_mass((enum kern_group)group, sinks, (int[]){60, 1, 19}, 3);
         for (int head = 0; head < 2; head++) {
             double want[80] = {0};
             static double p[GROUP][MOST];
@@ -265,7 +285,7 @@ Test(observe, mass_is_the_sum_over_all_queries) {
                             p[r][i] += (double)bed_query(0, t, (head * GROUP + r) * DIM + d) *
                                        (double)bed_row(&bed, 0, head, i, false)[d];
                     }
-                    softmax(p[r], t + 1);
+                    softmax(p[r], t + 1, sink_of(&bed, head * GROUP + r));
                 }
                 for (int i = 0; i <= t; i++) want[i] += grouped((enum kern_group)group, p, i);
             }
@@ -279,9 +299,14 @@ Test(observe, mass_is_the_sum_over_all_queries) {
     }
 }
 
+Test(observe, mass_is_the_sum_over_all_queries) {
+    check_mass(NULL);
+    check_mass(sink_table);
+}
+
 Test(observe, mass_does_not_depend_on_how_tokens_come) {
-    struct bed whole = open_mass(KERN_GROUP_SUM, (int[]){90}, 1);
-    struct bed parts = open_mass(KERN_GROUP_SUM, (int[]){7, 40, 1, 1, 41}, 5);
+    struct bed whole = open_mass(KERN_GROUP_SUM, NULL, (int[]){90}, 1);
+    struct bed parts = open_mass(KERN_GROUP_SUM, NULL, (int[]){7, 40, 1, 1, 41}, 5);
     for (int head = 0; head < 2; head++)
         for (int i = 0; i < 90; i++) {
             int slots = whole.cache.page_slots;
@@ -297,8 +322,8 @@ Test(observe, mass_does_not_depend_on_how_tokens_come) {
 /* Two forks that add up different attention share no page in the end; what a fork holds is what a
  * sequence of its own would hold. */
 Test(observe, forks_add_up_by_themselves) {
-    struct bed bed = open_mass(KERN_GROUP_SUM, (int[]){50}, 1);
-    struct bed alone = open_mass(KERN_GROUP_SUM, (int[]){50, 10}, 2);
+    struct bed bed = open_mass(KERN_GROUP_SUM, NULL, (int[]){50}, 1);
+    struct bed alone = open_mass(KERN_GROUP_SUM, NULL, (int[]){50, 10}, 2);
     struct fault fault = {0};
     cr_assert_eq(cpu_cache_fork(&bed.cache, 0, 1), 0);
     bed_append(&bed, 0, 10);

@@ -341,7 +341,11 @@ static void check_glu(struct kern *kern, size_t dim, int rows, enum kern_activat
     kern->ops->glu(kern, y, x, rows, (int)dim, activation);
     for (size_t i = 0; i < count; i++) {
         double gate = x[i / dim * 2 * dim + i % dim], up = x[i / dim * 2 * dim + dim + i % dim];
-        double inner = gate;
+        if (activation == KERN_SWIGLU_CLAMPED) {
+            gate = fmin(gate, 7);
+            up = fmin(fmax(up, -7), 7) + 1;
+        }
+        double inner = activation == KERN_SWIGLU_CLAMPED ? 1.702 * gate : gate;
         if (activation == KERN_GELU_TANH)
             inner = 2 * sqrt(M_2_PI) * (gate + 0.044715 * gate * gate * gate);
         double exact = gate / (1 + exp(-inner)) * up;
@@ -363,6 +367,7 @@ Test(ops, norm_and_glu) {
             check_glu(kern, dim, 1, KERN_SILU);
             check_glu(kern, dim, 67, KERN_SILU);
             check_glu(kern, dim, 67, KERN_GELU_TANH);
+            check_glu(kern, dim, 67, KERN_SWIGLU_CLAMPED);
         }
         kern->ops->close(kern);
     }

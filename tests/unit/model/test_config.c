@@ -408,6 +408,44 @@ Test(model_config, layers_with_experts) {
     }
 }
 
+Test(model_config, gpt_oss) {
+    static const char rope[] = "\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4,"
+                               "\"original_max_position_embeddings\": 1024},"
+                               "\"num_local_experts\": 4, \"num_experts_per_tok\": 2,";
+    static const struct {
+        const char *more, *field;
+        int rc;
+    } cases[] = {
+        {"\"quantization_config\": {\"quant_method\": \"mxfp4\"},", NULL, 0},
+        {"\"swiglu_limit\": 7.0, \"swiglu_alpha\": 1.702,", NULL, 0},
+        {"\"swiglu_limit\": 8.0,", "swiglu_limit", ERR_UNSUPPORTED},
+        {"\"swiglu_alpha\": 1.0,", "swiglu_alpha", ERR_UNSUPPORTED},
+    };
+    struct model_config c;
+    struct fault fault;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[1024];
+        snprintf(text, sizeof text, "%s%s", rope, cases[i].more);
+        cr_assert_eq(parse_with(text, "GptOssForCausalLM", "gpt_oss", NULL, &c, &fault),
+                     cases[i].rc, "%s: %s", fault.field, fault.text);
+        if (cases[i].field) cr_expect_str_eq(fault.field, cases[i].field);
+        if (cases[i].rc) continue;
+        cr_expect(c.sinks && c.expert_bias && c.qkv_bias && c.o_bias && c.experts_normalised);
+        cr_expect_eq(c.activation, KERN_SWIGLU_CLAMPED);
+        cr_expect(c.per_layer[0].window == 128 && c.per_layer[1].window == 0);
+        cr_expect_eq(c.head_dim, 64);
+        model_config_close(&c);
+    }
+    cr_assert_eq(
+        parse_with(rope + strlen(rope) - 49, "GptOssForCausalLM", "gpt_oss", NULL, &c, &fault),
+        ERR_INVALID, "%s", rope + strlen(rope) - 49);
+    cr_expect_str_eq(fault.field, "rope_scaling");
+    cr_assert_eq(parse_with("\"quantization_config\": {\"quant_method\": \"mxfp4\"},",
+                            "LlamaForCausalLM", "llama", NULL, &c, &fault),
+                 ERR_UNSUPPORTED);
+    cr_expect_str_eq(fault.field, "quantization_config");
+}
+
 struct refusal {
     const char *text;
     int rc;

@@ -231,6 +231,9 @@ Test(model, qwen3moe_as_transformers) {
 Test(model, mixtral_as_transformers) {
     check_golden_caches("mixtral", NULL, false);
 }
+Test(model, gptoss_as_transformers) {
+    check_golden_caches("gptoss", NULL, false);
+}
 Test(model, gemma2_as_transformers) {
     check_golden_paths("gemma2", NULL);
 }
@@ -453,6 +456,7 @@ Test(model, splitting_a_prompt_changes_no_bit) {
         check_splits("llama", paths[i], KERN_BF16);
         check_splits("qwen3", paths[i], KERN_E4M3);
         check_splits("qwen3moe", paths[i], KERN_BF16);
+        check_splits("gptoss", paths[i], KERN_BF16);
     }
 }
 
@@ -505,6 +509,7 @@ Test(model, company_in_a_batch_changes_no_bit) {
         check_batches("qwen3", paths[i], KERN_BF16);
         check_batches("qwen3", paths[i], KERN_E4M3);
         check_batches("mixtral", paths[i], KERN_F32);
+        check_batches("gptoss", paths[i], KERN_F32);
     }
 }
 
