@@ -1,0 +1,264 @@
+#include "constrain/automaton.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/mem.h"
+
+#define TABLE_SIZE 16384u
+#define SEEN_SIZE  65536u /* well above CONSTRAIN_ITEMS_MAX */
+#define SEEN_FEW   16u    /* so many items are compared one by one */
+#define NO_STACK   0u     /* nothing follows */
+
+static bool reserve(struct automaton *a, void *array, uint32_t count, uint32_t *capacity,
+                    size_t size, uint32_t more) {
+    void **at = array;
+    uint64_t wanted = (uint64_t)count + more, room = *capacity > 0 ? *capacity : 64;
+    if (wanted <= *capacity) return true;
+    while (room < wanted) room *= 2;
+    void *grown = room <= UINT32_MAX ? mem_try_realloc(*at, *capacity * size, room * size) : NULL;
+    if (grown == NULL) {
+        a->pool.rc = ERR_NOMEM;
+        return false;
+    }
+    *at = grown;
+    *capacity = (uint32_t)room;
+    return true;
+}
+
+int automaton_open(struct automaton *a, struct node_pool *pool, uint32_t root) {
+    *a = (struct automaton){.root = root, .generation = 1};
+    a->stack_table = mem_try_alloc(TABLE_SIZE, sizeof *a->stack_table);
+    a->state_table = mem_try_alloc(TABLE_SIZE, sizeof *a->state_table);
+    a->seen = mem_try_alloc(SEEN_SIZE, sizeof *a->seen);
+    if (a->stack_table == NULL || a->state_table == NULL || a->seen == NULL) {
+        automaton_close(a);
+        return ERR_NOMEM;
+    }
+    a->stack_table_size = a->state_table_size = TABLE_SIZE;
+    node_classes(pool);
+    a->pool = *pool;
+    a->compiled = node_pool_mark(&a->pool);
+    a->pool.limit = a->pool.count + CONSTRAIN_LAZY_NODES_MAX;
+    *pool = (struct node_pool){0};
+    a->stack_count = 1;
+    a->state_count = AUTOMATON_DEAD + 1;
+    return 0;
+}
+
+void automaton_close(struct automaton *a) {
+    node_pool_close(&a->pool);
+    mem_free(a->stacks);
+    mem_free(a->stack_table);
+    mem_free(a->items);
+    mem_free(a->states);
+    mem_free(a->moves);
+    mem_free(a->state_table);
+    mem_free(a->open);
+    mem_free(a->seen);
+    *a = (struct automaton){0};
+}
+
+void automaton_reset(struct automaton *a) {
+    node_pool_reset(&a->pool, &a->compiled);
+    a->generation++;
+    a->start = 0;
+    a->stack_count = 1;
+    a->item_count = a->open_count = a->work_count = 0;
+    a->state_count = AUTOMATON_DEAD + 1;
+    memset(a->stack_table, 0, a->stack_table_size * sizeof *a->stack_table);
+    memset(a->state_table, 0, a->state_table_size * sizeof *a->state_table);
+}
+
+static uint32_t mix(uint32_t hash, uint32_t value) {
+    hash = (hash ^ value) * 0x9E3779B1u;
+    return hash ^ hash >> 15;
+}
+
+/* ---- Stacks ---------------------------------------------------------------------------------- */
+
+static uint32_t push_stack(struct automaton *a, uint32_t node, uint32_t below) {
+    if (node == NODE_EMPTY) return below;
+    uint32_t *head = &a->stack_table[mix(mix(1, node), below) & (a->stack_table_size - 1)];
+    for (uint32_t id = *head; id != 0; id = a->stacks[id].next)
+        if (a->stacks[id].node == node && a->stacks[id].below == below) return id;
+    if (a->stack_count >= CONSTRAIN_STACKS_MAX) a->pool.rc = ERR_LIMIT;
+    if (a->pool.rc != 0 ||
+        !reserve(a, &a->stacks, a->stack_count, &a->stack_capacity, sizeof *a->stacks, 1))
+        return NO_STACK;
+    a->stacks[a->stack_count] = (struct automaton_stack){node, below, *head};
+    *head = a->stack_count;
+    return a->stack_count++;
+}
+
+/* ---- Closure --------------------------------------------------------------------------------- */
+
+static bool is_item(const struct automaton_item *item, uint32_t node, uint32_t stack) {
+    return item->node == node && item->stack == stack;
+}
+
+/* The entry of an item among those seen: its own, or the free one where it belongs. */
+static struct automaton_seen *find_seen(struct automaton *a, uint32_t node, uint32_t stack) {
+    uint32_t at = mix(mix(2, node), stack) & (SEEN_SIZE - 1);
+    while (a->seen[at].stamp == a->stamp && !is_item(&a->open[a->seen[at].index], node, stack))
+        at = (at + 1) & (SEEN_SIZE - 1);
+    return &a->seen[at];
+}
+
+static void note_seen(struct automaton *a, uint32_t index) {
+    *find_seen(a, a->open[index].node, a->open[index].stack) =
+        (struct automaton_seen){a->stamp, index};
+}
+
+static bool is_open(struct automaton *a, uint32_t node, uint32_t stack) {
+    if (a->open_count > SEEN_FEW) return find_seen(a, node, stack)->stamp == a->stamp;
+    for (uint32_t i = 0; i < a->open_count; i++)
+        if (is_item(&a->open[i], node, stack)) return true;
+    return false;
+}
+
+static void add_open(struct automaton *a, uint32_t node, uint32_t stack) {
+    if (is_open(a, node, stack)) return;
+    if (a->open_count >= CONSTRAIN_ITEMS_MAX) a->pool.rc = ERR_LIMIT;
+    if (a->pool.rc != 0 ||
+        !reserve(a, &a->open, a->open_count, &a->open_capacity, sizeof *a->open, 1))
+        return;
+    a->pool.work++;
+    a->open[a->open_count++] = (struct automaton_item){node, stack};
+    if (a->open_count == SEEN_FEW + 1)
+        for (uint32_t i = 0; i < SEEN_FEW; i++) note_seen(a, i);
+    if (a->open_count > SEEN_FEW) note_seen(a, a->open_count - 1);
+}
+
+/* What follows when a node is matched: the top of the stack. */
+static void add_below(struct automaton *a, uint32_t stack) {
+    if (stack == NO_STACK)
+        a->accepts = true;
+    else
+        add_open(a, a->stacks[stack].node, a->stacks[stack].below);
+}
+
+/* Replaces an item that is not regular by what it stands for. */
+static void expand(struct automaton *a, const struct node *node, uint32_t stack) {
+    struct node_pool *pool = &a->pool;
+    switch ((enum node_kind)node->kind) {
+    case NODE_KIND_SEQ:
+        add_open(a, node->a, push_stack(a, node->b, stack));
+        break;
+    case NODE_KIND_ALT:
+        for (uint32_t i = 0; i < node->b && pool->rc == 0; i++)
+            add_open(a, pool->children[node->a + i], stack);
+        break;
+    case NODE_KIND_REPEAT: {
+        uint32_t min = node->min > 0 ? node->min - 1 : 0;
+        uint32_t max = node->max == NODE_ENDLESS ? NODE_ENDLESS : node->max - 1;
+        uint32_t body = node->a, rest = node_repeat(pool, body, min, max);
+        if (node->min == 0) add_below(a, stack);
+        add_open(a, body, push_stack(a, rest, stack));
+        break;
+    }
+    case NODE_KIND_RULE:
+        add_open(a, pool->rules[node->a], stack);
+        break;
+    default:
+        CHECK_MSG(false, "a node of kind %d is regular", node->kind);
+    }
+}
+
+/* Works through the open items until only regular ones are left; those stay, with the others
+ * beside them as a note of what was seen. */
+static void close_items(struct automaton *a) {
+    while (a->work_count < a->open_count && a->pool.rc == 0) {
+        struct automaton_item item = a->open[a->work_count++];
+        struct node node = *node_at(&a->pool, item.node); /* a copy: the pool may grow */
+        if (!node.regular)
+            expand(a, &node, item.stack);
+        else if (node.nullable)
+            add_below(a, item.stack);
+    }
+}
+
+/* ---- States ---------------------------------------------------------------------------------- */
+
+static int compare_items(const void *x, const void *y) {
+    const struct automaton_item *a = x, *b = y;
+    if (a->node != b->node) return a->node < b->node ? -1 : 1;
+    return (a->stack > b->stack) - (a->stack < b->stack);
+}
+
+static bool is_state(const struct automaton *a, const struct automaton_state *state, uint32_t count,
+                     bool accepts) {
+    return state->count == count && state->accepts == accepts &&
+           memcmp(a->items + state->first, a->open, count * sizeof *a->open) == 0;
+}
+
+static uint32_t new_state(struct automaton *a, uint32_t count, bool accepts, uint32_t *head) {
+    uint32_t id = a->state_count, capacity = a->state_capacity;
+    size_t row = (size_t)a->pool.classes;
+    if (id >= CONSTRAIN_STATES_MAX || count > CONSTRAIN_ITEMS_KEPT_MAX - a->item_count)
+        a->pool.rc = ERR_LIMIT;
+    if (a->pool.rc != 0 ||
+        !reserve(a, &a->items, a->item_count, &a->item_capacity, sizeof *a->items, count) ||
+        !reserve(a, &a->moves, id, &capacity, row * sizeof *a->moves, 1) ||
+        !reserve(a, &a->states, id, &a->state_capacity, sizeof *a->states, 1))
+        return 0;
+    memset(a->moves + (size_t)id * row, 0, row * sizeof *a->moves);
+    memcpy(a->items + a->item_count, a->open, count * sizeof *a->open);
+    a->states[id] = (struct automaton_state){
+        .first = a->item_count, .count = count, .next = *head, .accepts = accepts};
+    a->item_count += count;
+    *head = id;
+    a->state_count++;
+    return id;
+}
+
+/* The state of the open items. */
+static uint32_t finish_state(struct automaton *a) {
+    uint32_t count = 0;
+    close_items(a);
+    if (a->pool.rc != 0) return 0;
+    for (uint32_t i = 0; i < a->open_count; i++)
+        if (node_at(&a->pool, a->open[i].node)->regular && a->open[i].node != NODE_EMPTY)
+            a->open[count++] = a->open[i];
+    if (count == 0 && !a->accepts) return AUTOMATON_DEAD;
+    qsort(a->open, count, sizeof *a->open, compare_items);
+    uint32_t hash = a->accepts;
+    for (uint32_t i = 0; i < count; i++) hash = mix(mix(hash, a->open[i].node), a->open[i].stack);
+    uint32_t *head = &a->state_table[hash & (a->state_table_size - 1)];
+    for (uint32_t id = *head; id != 0; id = a->states[id].next)
+        if (is_state(a, &a->states[id], count, a->accepts)) return id;
+    return new_state(a, count, a->accepts, head);
+}
+
+static void open_items(struct automaton *a) {
+    a->open_count = a->work_count = 0;
+    a->accepts = false;
+    if (++a->stamp != 0) return;
+    memset(a->seen, 0, SEEN_SIZE * sizeof *a->seen); /* stamps begin again */
+    a->stamp = 1;
+}
+
+uint32_t automaton_start(struct automaton *a) {
+    if (a->start != 0) return a->start;
+    open_items(a);
+    add_open(a, a->root, NO_STACK);
+    a->start = finish_state(a);
+    return a->start;
+}
+
+uint32_t automaton_step(struct automaton *a, uint32_t id, int class) {
+    struct node_pool *pool = &a->pool;
+    if (id == AUTOMATON_DEAD) return AUTOMATON_DEAD;
+    CHECK(id < a->state_count);
+    uint32_t first = a->states[id].first, count = a->states[id].count;
+    open_items(a);
+    for (uint32_t i = 0; i < count && pool->rc == 0; i++) {
+        struct automaton_item item = a->items[first + i];
+        uint32_t node = node_derive(pool, item.node, class);
+        if (node != NODE_NONE && node_is_alive(pool, node)) add_open(a, node, item.stack);
+    }
+    uint32_t next = pool->rc == 0 ? finish_state(a) : 0;
+    if (next != 0) a->moves[(size_t)id * (size_t)pool->classes + (size_t) class] = next;
+    return next;
+}

@@ -1,0 +1,84 @@
+/* A lazily built automaton: which bytes may follow a text so that it can still become a string of a
+ * language. Language: an expression of constrain/node.h whose rules may be recursive.
+ *
+ * An item is one reading of the text so far: what remains of a regular expression, and a stack of
+ * expressions to be matched after it. A state is a set of items. Items, stacks and states are
+ * interned, so a state's transitions are computed once, whoever asks; a recursive language has
+ * endlessly many states, of which those that occur exist. A rule that ends with a rule leaves
+ * nothing on the stack (a tail call), so repetition does not grow it. Left recursion would never
+ * end: constrain/constrain.c removes or refuses it.
+ *
+ * Every state but AUTOMATON_DEAD has a continuation to a whole string, because expressions without
+ * any string are dropped where they arise (node_is_alive).
+ *
+ * Limits: when there are too many states, stacks or expressions, everything learned is forgotten:
+ * `generation` changes, and earlier state numbers are void. One thread at a time. */
+#ifndef KEEPD_CONSTRAIN_AUTOMATON_H
+#define KEEPD_CONSTRAIN_AUTOMATON_H
+
+#include "constrain/node.h"
+
+enum { AUTOMATON_UNKNOWN = 0, AUTOMATON_DEAD = 1 };
+
+struct automaton_item {
+    uint32_t node; /* regular, not NODE_EMPTY, not NODE_NONE */
+    uint32_t stack;
+};
+
+struct automaton_stack {
+    uint32_t node, below;
+    uint32_t next; /* hash chain */
+};
+
+struct automaton_state {
+    uint32_t first, count; /* items */
+    uint32_t next;         /* hash chain */
+    uint32_t mask;         /* 1 + index of its mask in the caller's cache; 0 = none */
+    uint32_t plain;        /* the caller's: see mask.c */
+    bool accepts;          /* the text so far is a string of the language */
+};
+
+struct automaton_seen {
+    uint32_t stamp, index;
+};
+
+struct automaton {
+    struct node_pool pool;     /* the language, and derivatives of it */
+    struct node_mark compiled; /* what of the pool is the language */
+    uint32_t root;
+    uint32_t start; /* state of the empty text; 0 = not built */
+    uint64_t generation;
+    struct automaton_stack *stacks;
+    uint32_t stack_count, stack_capacity, *stack_table, stack_table_size;
+    struct automaton_item *items;
+    uint32_t item_count, item_capacity;
+    struct automaton_state *states;
+    uint32_t *moves; /* [states][classes] */
+    uint32_t state_count, state_capacity, *state_table, state_table_size;
+    struct automaton_item *open; /* items under construction: results, then work */
+    uint32_t open_count, open_capacity, work_count;
+    bool accepts;                /* of the items under construction */
+    struct automaton_seen *seen; /* finds an item among the open ones */
+    uint32_t stamp;              /* of this construction's entries */
+};
+
+/* Takes over a pool whose rules are complete, and `root`. ERR_NOMEM leaves the pool with the
+ * caller. */
+int automaton_open(struct automaton *automaton, struct node_pool *pool, uint32_t root);
+void automaton_close(struct automaton *automaton);
+
+/* Forgets all states. */
+void automaton_reset(struct automaton *automaton);
+/* The state of the empty text, 0 on failure (pool.rc). */
+uint32_t automaton_start(struct automaton *automaton);
+/* The state after one more byte of a class; 0 on failure: pool.rc is ERR_LIMIT or ERR_NOMEM, and
+ * nothing but automaton_reset may be called. */
+uint32_t automaton_step(struct automaton *automaton, uint32_t state, int class);
+
+static inline uint32_t automaton_move(struct automaton *a, uint32_t state, unsigned byte) {
+    int class = a->pool.class_of[byte];
+    uint32_t next = a->moves[(size_t)state * (size_t)a->pool.classes + (size_t) class];
+    return next != AUTOMATON_UNKNOWN ? next : automaton_step(a, state, class);
+}
+
+#endif

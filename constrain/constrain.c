@@ -1,0 +1,240 @@
+#include "constrain/constrain.h"
+
+#include <pthread.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/mem.h"
+#include "constrain/automaton.h"
+#include "constrain/grammar.h"
+#include "constrain/json.h"
+#include "constrain/mask.h"
+#include "constrain/regex.h"
+#include "constrain/rules.h"
+#include "constrain/schema.h"
+#include "constrain/unicode.h"
+
+struct constrain {
+    pthread_mutex_t lock; /* of all that follows */
+    struct automaton automaton;
+    struct mask_maker maker;
+};
+
+/* ---- Parts ----------------------------------------------------------------------------------- */
+
+struct building {
+    struct node_pool pool;
+    struct json_nodes json;
+    struct fault *fault;
+    int rc; /* sticks */
+};
+
+static const char *field_of(const struct constrain_part *part) {
+    return part->field != NULL ? part->field : "";
+}
+
+static uint32_t fail(struct building *b, int rc, const struct constrain_part *part,
+                     const char *text) {
+    if (b->rc == 0 && b->pool.rc == 0) b->rc = fault_set(b->fault, rc, field_of(part), "%s", text);
+    return NODE_NONE;
+}
+
+/* Faults of regular expressions and grammars do not know the field. */
+static uint32_t text_part(struct building *b, const struct constrain_part *part) {
+    struct fault fault = {0};
+    uint32_t node = NODE_NONE;
+    int rc = part->kind == CONSTRAIN_REGEX
+                 ? regex_compile(&b->pool, part->text, part->size, REGEX_WHOLE, &node, &fault)
+                 : grammar_compile(&b->pool, part->text, part->size, &node, &fault);
+    if (rc != 0) return fail(b, rc, part, fault.code != 0 ? fault.text : err_text(rc));
+    if (node == NODE_NONE) return fail(b, ERR_INVALID, part, "no text matches it");
+    return node;
+}
+
+static uint32_t schema_part(struct building *b, const struct constrain_part *part) {
+    uint32_t node = NODE_NONE;
+    int rc = schema_compile(&b->json, part->schema, field_of(part), &node, b->fault);
+    if (rc != 0 && b->pool.rc == 0) b->rc = rc;
+    if (rc == 0 && node == NODE_NONE)
+        return fail(b, ERR_INVALID, part, "no value satisfies the schema");
+    return node;
+}
+
+/* Text without the word: not (anything, the word, anything). */
+static uint32_t without_part(struct building *b, const struct constrain_part *part) {
+    struct node_pool *pool = &b->pool;
+    uint32_t any = b->json.any_text, word = node_text(pool, part->text, part->size);
+    uint32_t with = node_seq3(pool, any, word, any);
+    return node_live(pool, node_and2(pool, any, node_not(pool, with)));
+}
+
+static uint32_t part_node(struct building *b, const struct constrain_part *part) {
+    uint32_t node = NODE_EMPTY, list;
+    if (b->rc != 0 || b->pool.rc != 0) return NODE_NONE;
+    switch (part->kind) {
+    case CONSTRAIN_TEXT:
+        return node_text(&b->pool, part->text, part->size);
+    case CONSTRAIN_REGEX:
+    case CONSTRAIN_GRAMMAR:
+        return text_part(b, part);
+    case CONSTRAIN_SCHEMA:
+        return schema_part(b, part);
+    case CONSTRAIN_OBJECT:
+        return b->json.object;
+    case CONSTRAIN_WITHOUT:
+        return without_part(b, part);
+    case CONSTRAIN_SEQ:
+        for (int i = part->count; i-- > 0;)
+            node = node_seq(&b->pool, part_node(b, &part->children[i]), node);
+        return node;
+    case CONSTRAIN_ALT:
+        list = node_list_open(&b->pool);
+        for (int i = 0; i < part->count; i++)
+            node_list_add(&b->pool, part_node(b, &part->children[i]));
+        return node_list_alt(&b->pool, list);
+    case CONSTRAIN_REPEAT:
+        CHECK(part->count == 1 && part->min >= 0);
+        return node_repeat(&b->pool, part_node(b, part->children), (uint32_t)part->min,
+                           part->max < 0 ? NODE_ENDLESS : (uint32_t)part->max);
+    }
+    CHECK_MSG(false, "a part of kind %d", (int)part->kind);
+}
+
+/* Errors of the pool are about the whole. */
+static int finish(struct building *b, const struct constrain_part *part, int rc) {
+    if (rc == 0) rc = b->rc;
+    if (b->pool.rc != 0) rc = b->pool.rc;
+    if (b->pool.rc == ERR_LIMIT)
+        fault_set(b->fault, rc, field_of(part),
+                  "is too complex: it needs more than %d expressions or too much time",
+                  CONSTRAIN_NODES_MAX);
+    else if (b->pool.rc != 0)
+        fault_set(b->fault, rc, field_of(part), "%s", err_text(rc));
+    return rc;
+}
+
+static int build(struct building *b, const struct constrain_part *part, uint32_t *root) {
+    uint32_t rule = 0;
+    json_nodes_open(&b->json, &b->pool);
+    *root = part_node(b, part);
+    int rc = b->rc != 0 ? b->rc : rules_prepare(&b->pool, *root, root, &rule);
+    if (rc == ERR_UNSUPPORTED && b->rc == 0)
+        fail(b, rc, part,
+             "a rule that begins with itself by way of other rules (left recursion) is not "
+             "supported");
+    if (rc == 0 && b->pool.rc == 0 && *root == NODE_NONE)
+        rc = (fail(b, ERR_INVALID, part, "no text satisfies it"), ERR_INVALID);
+    return finish(b, part, rc);
+}
+
+/* ---- Opening --------------------------------------------------------------------------------- */
+
+static int open_language(struct constrain *c, struct building *b, uint32_t root,
+                         const struct constrain_tokens *tokens) {
+    int rc = automaton_open(&c->automaton, &b->pool, root);
+    if (rc == 0) rc = mask_maker_open(&c->maker, tokens);
+    if (rc == 0 && pthread_mutex_init(&c->lock, NULL) != 0) rc = ERR_NOMEM;
+    if (rc == 0) return 0;
+    mask_maker_close(&c->maker);
+    automaton_close(&c->automaton);
+    return rc;
+}
+
+int constrain_open(const struct constrain_part *part, const struct constrain_tokens *tokens,
+                   struct constrain **out, struct fault *fault) {
+    struct building b = {.fault = fault};
+    uint32_t root;
+    *out = NULL;
+    struct constrain *c = mem_try_alloc(1, sizeof *c);
+    if (c == NULL || !node_pool_open(&b.pool, CONSTRAIN_NODES_MAX)) {
+        mem_free(c);
+        return fault_set(fault, ERR_NOMEM, field_of(part), "%s", err_text(ERR_NOMEM));
+    }
+    b.pool.work_limit = CONSTRAIN_WORK_MAX;
+    int rc = build(&b, part, &root);
+    if (rc == 0) {
+        rc = open_language(c, &b, root, tokens);
+        if (rc != 0) fault_set(fault, rc, field_of(part), "%s", err_text(rc));
+    }
+    if (rc == 0)
+        *out = c;
+    else
+        mem_free(c);
+    node_pool_close(&b.pool);
+    return rc;
+}
+
+void constrain_close(struct constrain *c) {
+    if (c == NULL) return;
+    pthread_mutex_destroy(&c->lock);
+    mask_maker_close(&c->maker);
+    automaton_close(&c->automaton);
+    mem_free(c);
+}
+
+/* ---- Answers --------------------------------------------------------------------------------- */
+
+static void forget(struct constrain *c) {
+    automaton_reset(&c->automaton);
+    mask_maker_forget(&c->maker);
+}
+
+/* ERR_INVALID, or the pool's error. */
+static int read_on(struct constrain *c, struct constrain_at *at, const char *text, size_t size) {
+    struct automaton *a = &c->automaton;
+    if (at->generation != a->generation)
+        *at = (struct constrain_at){.generation = a->generation, .state = automaton_start(a)};
+    while (at->read < size && at->state > AUTOMATON_DEAD)
+        at->state = automaton_move(a, at->state, (unsigned char)text[at->read++]);
+    if (a->pool.rc != 0) return a->pool.rc;
+    return at->state == AUTOMATON_DEAD ? ERR_INVALID : 0;
+}
+
+static bool continues(struct automaton *a, uint32_t state) {
+    for (int class = 0; class < a->pool.classes; class ++)
+        if (automaton_move(a, state, a->pool.example[class]) != AUTOMATON_DEAD) return true;
+    return false;
+}
+
+static int look_on(struct constrain *c, struct constrain_at *at, const char *text, size_t size,
+                   uint32_t *mask, struct constrain_next *next) {
+    struct automaton *a = &c->automaton;
+    int rc = read_on(c, at, text, size);
+    if (rc != 0 || next == NULL) return rc;
+    next->accepts = a->states[at->state].accepts;
+    next->continues = continues(a, at->state);
+    if (mask != NULL && a->pool.rc == 0) {
+        const uint32_t *made = mask_make(&c->maker, a, at->state);
+        if (made != NULL) memcpy(mask, made, c->maker.tokens->words * sizeof *mask);
+    }
+    return a->pool.rc;
+}
+
+/* What ran into a limit may have room once everything learned is forgotten: one more try. */
+static int look(struct constrain *c, struct constrain_at *at, const char *text, size_t size,
+                uint32_t *mask, struct constrain_next *next) {
+    struct automaton *a = &c->automaton;
+    pthread_mutex_lock(&c->lock);
+    a->pool.work_limit = a->pool.work + CONSTRAIN_MASK_WORK_MAX;
+    int rc = look_on(c, at, text, size, mask, next);
+    if (a->pool.rc != 0) {
+        bool spent = a->pool.work > a->pool.work_limit;
+        forget(c);
+        if (!spent) {
+            a->pool.work_limit = a->pool.work + CONSTRAIN_MASK_WORK_MAX;
+            rc = look_on(c, at, text, size, mask, next);
+        }
+        if (a->pool.rc != 0) forget(c);
+    }
+    pthread_mutex_unlock(&c->lock);
+    return rc;
+}
+
+int constrain_read(struct constrain *c, struct constrain_at *at, const char *text, size_t size) {
+    return look(c, at, text, size, NULL, NULL);
+}
+
+int constrain_next(struct constrain *c, struct constrain_at *at, const char *text, size_t size,
+                   uint32_t *mask, struct constrain_next *next) {
+    return look(c, at, text, size, mask, next);
+}

@@ -1,0 +1,117 @@
+/* Constrained decoding: which tokens may come next, so that an answer belongs to a language given
+ * by a JSON schema, a regular expression, a grammar, or a composition of these.
+ *
+ * A language is described by parts (below), compiled by constrain_open, and then asked by any
+ * number of answers. What is learned about it - states, masks - is kept for all of them under a
+ * lock, so a language may be shared by threads. Constant after opening: everything but that.
+ *
+ * A mask has one bit per token: token t may come next if bit t % 32 of word t / 32 is set. Every
+ * text that masks allow can be continued to a whole string of the language, unless a limit of
+ * constrain/limits.h ends it. Tokens without bytes (special ones) are never allowed; the caller
+ * adds those that end an answer where the text so far is accepted.
+ *
+ * Two-level design as published for llguidance and XGrammar (Dong et al., "XGrammar: Flexible and
+ * efficient structured generation engine for large language models", MLSys 2025): a trie of the
+ * vocabulary is walked with a byte automaton; tokens that only hold characters of JSON strings are
+ * judged together (constrain/mask.c). */
+#ifndef KEEPD_CONSTRAIN_CONSTRAIN_H
+#define KEEPD_CONSTRAIN_CONSTRAIN_H
+
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/buf.h"
+#include "base/err.h"
+
+/* ---- Languages as data ------------------------------------------------------------------------
+ */
+
+enum constrain_kind {
+    CONSTRAIN_TEXT,    /* `text` itself */
+    CONSTRAIN_REGEX,   /* all of it matches the regular expression `text` (constrain/regex.h) */
+    CONSTRAIN_GRAMMAR, /* GBNF or Lark in `text` (constrain/grammar.h) */
+    CONSTRAIN_SCHEMA,  /* a JSON text that satisfies `schema` (constrain/schema.h) */
+    CONSTRAIN_OBJECT,  /* any JSON object */
+    CONSTRAIN_SEQ,     /* the children, one after the other */
+    CONSTRAIN_ALT,     /* one of the children */
+    CONSTRAIN_REPEAT,  /* the only child, `min` to `max` times; max -1: endlessly */
+    CONSTRAIN_WITHOUT, /* any text that does not contain `text` */
+};
+
+/* Borrowed: everything outlives constrain_open, nothing is kept. */
+struct constrain_part {
+    enum constrain_kind kind;
+    const char
+        *field; /* where the client wrote it, for errors: "response_format.json_schema.schema" */
+    const char *text;
+    size_t size;
+    const cJSON *schema;
+    const struct constrain_part *children;
+    int count;
+    int min, max;
+};
+
+/* A text that is equal exactly for equal parts, for caches. */
+void constrain_part_write(const struct constrain_part *part, struct buf *out);
+
+/* ---- Tokens -----------------------------------------------------------------------------------
+ */
+
+/* The vocabulary as a trie. Immutable after opening: shared by threads and languages. */
+struct constrain_tokens;
+
+struct constrain_vocabulary {
+    int32_t size; /* tokens 0 .. size - 1; masks have as many bits */
+    /* The bytes that a token adds to a text; 0 for special tokens. They stay valid during the
+     * call of constrain_tokens_open. */
+    size_t (*token_bytes)(const void *arg, int32_t id, const char **bytes);
+    const void *arg;
+};
+
+/* ERR_NOMEM; ERR_LIMIT: a token is longer than 65534 bytes. */
+int constrain_tokens_open(const struct constrain_vocabulary *vocabulary,
+                          struct constrain_tokens **out);
+void constrain_tokens_close(struct constrain_tokens *tokens);
+
+static inline size_t constrain_mask_words(int32_t vocabulary_size) {
+    return ((size_t)vocabulary_size + 31) / 32;
+}
+
+/* ---- Compiled languages ------------------------------------------------------------------------
+ */
+
+struct constrain;
+
+/* Compiles. ERR_UNSUPPORTED names the keyword or construct, ERR_INVALID a fault of the text,
+ * ERR_LIMIT what is too large; fault->field is the part's field and, in a schema, the path below
+ * it. `tokens` outlives the language. Takes milliseconds to seconds: not for an event loop. */
+int constrain_open(const struct constrain_part *part, const struct constrain_tokens *tokens,
+                   struct constrain **out, struct fault *fault);
+void constrain_close(struct constrain *constrain);
+
+/* How far one answer has been read. Zero: nothing. */
+struct constrain_at {
+    uint64_t generation;
+    size_t read; /* bytes of the text */
+    uint32_t state;
+};
+
+/* Reads the text on, from where `at` stands. `text` is the whole text from its beginning, because
+ * what was learned may have been forgotten. ERR_INVALID: it does not belong to the language and
+ * cannot be continued to do so. ERR_LIMIT, ERR_NOMEM. */
+int constrain_read(struct constrain *constrain, struct constrain_at *at, const char *text,
+                   size_t size);
+
+struct constrain_next {
+    bool accepts;   /* the text is whole as it is */
+    bool continues; /* some bytes may follow it */
+};
+
+/* Reads the text on and says what may follow. `mask` (NULL: not wanted) has
+ * constrain_mask_words words. Errors as constrain_read. */
+int constrain_next(struct constrain *constrain, struct constrain_at *at, const char *text,
+                   size_t size, uint32_t *mask, struct constrain_next *next);
+
+#endif

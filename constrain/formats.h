@@ -1,0 +1,13 @@
+/* The values of the keyword `format`. */
+#ifndef KEEPD_CONSTRAIN_FORMATS_H
+#define KEEPD_CONSTRAIN_FORMATS_H
+
+enum format_use {
+    FORMAT_PATTERN, /* *pattern describes the whole string */
+    FORMAT_REFUSED, /* a format of the standard that is not supported */
+    FORMAT_UNKNOWN, /* not of the standard: an annotation */
+};
+
+enum format_use format_find(const char *name, const char **pattern);
+
+#endif

@@ -1,0 +1,318 @@
+#include "constrain/json.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+#include "constrain/unicode.h"
+
+static uint32_t text_node(struct node_pool *pool, const char *text) {
+    return node_text(pool, text, strlen(text));
+}
+
+static uint32_t one_of(struct node_pool *pool, const char *bytes) {
+    struct byte_set set = {0};
+    for (; *bytes != '\0'; bytes++) byte_set_add(&set, (unsigned char)*bytes);
+    return node_bytes(pool, &set);
+}
+
+/* ---- Strings --------------------------------------------------------------------------------- */
+
+static uint32_t hex_node(struct node_pool *pool) {
+    return one_of(pool, "0123456789abcdefABCDEF");
+}
+
+/* \uXXXX of one UTF-16 unit that is a character, or a pair of surrogates. */
+static uint32_t unicode_escape(struct node_pool *pool) {
+    uint32_t hex = hex_node(pool), hex2 = node_repeat(pool, hex, 2, 2);
+    uint32_t low = one_of(pool, "01234567"), high = one_of(pool, "89abAB");
+    uint32_t d = one_of(pool, "dD"), last = one_of(pool, "cdefCDEF");
+    uint32_t start = text_node(pool, "\\u");
+    const uint32_t list[] = {
+        node_seq3(pool, one_of(pool, "0123456789abcefABCEF"), hex, hex2),
+        node_seq3(pool, d, low, hex2),
+        node_seq3(pool, node_seq3(pool, d, high, hex2), start, node_seq3(pool, d, last, hex2))};
+    return node_seq(pool, start, node_alt(pool, list, 3));
+}
+
+/* Characters that stand for themselves; U+007F is escaped, as other generators of JSON do. */
+static uint32_t plain_character(struct node_pool *pool) {
+    struct point_set set = {0};
+    point_set_add(&set, 0x20, 0x21);
+    point_set_add(&set, 0x23, 0x5B);
+    point_set_add(&set, 0x5D, 0x7E);
+    point_set_add(&set, 0x80, POINT_MAX);
+    uint32_t node = point_set_node(pool, &set);
+    point_set_close(&set);
+    return node;
+}
+
+static uint32_t make_character(struct node_pool *pool) {
+    const uint32_t list[] = {plain_character(pool),
+                             node_seq(pool, text_node(pool, "\\"), one_of(pool, "\"\\/bfnrt")),
+                             unicode_escape(pool)};
+    return node_alt(pool, list, 3);
+}
+
+/* The escape of one byte that cannot stand for itself; false: it can. */
+static bool escape_of(unsigned byte, char text[8]) {
+    static const char letters[] = "\b\f\n\r\t\"\\", names[] = "bfnrt\"\\";
+    const char *letter = byte != 0 && byte < 128 ? strchr(letters, (int)byte) : NULL;
+    if (letter != NULL)
+        snprintf(text, 8, "\\%c", names[letter - letters]);
+    else if (byte < 0x20 || byte == 0x7F)
+        snprintf(text, 8, "\\u%04x", byte);
+    else
+        return false;
+    return true;
+}
+
+static uint32_t quote_bytes(struct json_nodes *nodes, const struct node *node) {
+    struct node_pool *pool = nodes->pool;
+    struct byte_set set = pool->sets[node->a], plain = {0};
+    char text[8];
+    uint32_t list = node_list_open(pool);
+    for (unsigned byte = 0; byte < 256; byte++) {
+        if (!byte_set_has(&set, byte)) continue;
+        if (escape_of(byte, text))
+            node_list_add(pool, text_node(pool, text));
+        else
+            byte_set_add(&plain, byte);
+    }
+    node_list_add(pool, node_bytes(pool, &plain));
+    return node_list_alt(pool, list);
+}
+
+/* Results of one call, by node. */
+struct quoting {
+    struct json_nodes *nodes;
+    uint32_t *done; /* [pool's count at the beginning]: 1 + result */
+    uint32_t any;   /* any text, quoted */
+};
+
+static uint32_t quote(struct quoting *q, uint32_t id);
+
+static uint32_t quote_list(struct quoting *q, const struct node *node) {
+    struct node_pool *pool = q->nodes->pool;
+    bool is_alt = node->kind == NODE_KIND_ALT;
+    uint32_t list = node_list_open(pool), all = q->any;
+    for (uint32_t i = 0; i < node->b; i++) {
+        uint32_t child = quote(q, pool->children[node->a + i]);
+        if (is_alt)
+            node_list_add(pool, child);
+        else
+            all = node_and2(pool, all, child);
+    }
+    return is_alt ? node_list_alt(pool, list) : all;
+}
+
+/* A sequence from its end: it may be as long as a text. */
+static uint32_t quote_seq(struct quoting *q, uint32_t id) {
+    struct node_pool *pool = q->nodes->pool;
+    uint32_t count = 0, node;
+    for (node = id; pool->nodes[node].kind == NODE_KIND_SEQ; node = pool->nodes[node].b) count++;
+    uint32_t *heads = mem_try_alloc(count, sizeof *heads), result = quote(q, node);
+    if (heads == NULL) {
+        pool->rc = ERR_NOMEM;
+        return NODE_NONE;
+    }
+    node = id;
+    for (uint32_t i = 0; i < count; i++, node = pool->nodes[node].b) heads[i] = pool->nodes[node].a;
+    for (uint32_t i = count; i-- > 0;) result = node_seq(pool, quote(q, heads[i]), result);
+    mem_free(heads);
+    return result;
+}
+
+static uint32_t quote_node(struct quoting *q, uint32_t id) {
+    struct node_pool *pool = q->nodes->pool;
+    struct node node = pool->nodes[id];
+    switch ((enum node_kind)node.kind) {
+    case NODE_KIND_ALL:
+        return q->any;
+    case NODE_KIND_BYTES:
+        return quote_bytes(q->nodes, &node);
+    case NODE_KIND_SEQ:
+        return quote_seq(q, id);
+    case NODE_KIND_ALT:
+    case NODE_KIND_AND:
+        return quote_list(q, &node);
+    case NODE_KIND_NOT:
+        return node_and2(pool, q->any, node_not(pool, quote(q, node.a)));
+    case NODE_KIND_REPEAT:
+        return node_repeat(pool, quote(q, node.a), node.min, node.max);
+    default:
+        return id;
+    }
+}
+
+static uint32_t quote(struct quoting *q, uint32_t id) {
+    if (q->nodes->pool->rc != 0) return NODE_NONE;
+    if (q->done[id] != 0) return q->done[id] - 1;
+    uint32_t result = quote_node(q, id);
+    q->done[id] = result + 1;
+    return result;
+}
+
+uint32_t json_quote(struct json_nodes *nodes, uint32_t content) {
+    struct node_pool *pool = nodes->pool;
+    struct quoting q = {.nodes = nodes, .done = mem_try_alloc(pool->count, sizeof *q.done)};
+    if (q.done == NULL) {
+        pool->rc = ERR_NOMEM;
+        return NODE_NONE;
+    }
+    q.any = NODE_ALL; /* of the first call: there is neither AND nor NOT in it */
+    q.any = quote(&q, nodes->any_text);
+    uint32_t result = quote(&q, content);
+    mem_free(q.done);
+    return node_live(pool, result);
+}
+
+uint32_t json_string(struct json_nodes *nodes, uint32_t content) {
+    uint32_t quotes = text_node(nodes->pool, "\"");
+    return node_seq3(nodes->pool, quotes, json_quote(nodes, content), quotes);
+}
+
+/* ---- Literals -------------------------------------------------------------------------------- */
+
+static void add_quoted(struct buf *out, const char *string) {
+    size_t size = strlen(string);
+    char *text = mem_try_alloc(size + 1, 1), escape[8];
+    if (text == NULL) {
+        out->failed = true;
+        return;
+    }
+    json_text(string, text, &size);
+    buf_char(out, '"');
+    for (size_t i = 0; i < size; i++) {
+        if (escape_of((unsigned char)text[i], escape))
+            buf_str(out, escape);
+        else
+            buf_char(out, text[i]);
+    }
+    buf_char(out, '"');
+    mem_free(text);
+}
+
+static uint32_t string_node(struct json_nodes *nodes, const char *string) {
+    struct buf text;
+    buf_open(&text, 8 * strlen(string) + 16);
+    add_quoted(&text, string);
+    if (text.failed) nodes->pool->rc = ERR_NOMEM;
+    uint32_t node = text.failed ? NODE_NONE : node_text(nodes->pool, text.data, text.size);
+    buf_close(&text);
+    return node;
+}
+
+uint32_t json_name(struct json_nodes *nodes, const char *name) {
+    return string_node(nodes, name);
+}
+
+/* The members of an object or the elements of an array, all of them. */
+static uint32_t literal_children(struct json_nodes *nodes, const cJSON *value) {
+    const cJSON *child;
+    uint32_t list = NODE_EMPTY;
+    cJSON_ArrayForEach(child, value) {
+        uint32_t node = json_literal(nodes, child);
+        if (cJSON_IsObject(value)) node = json_member(nodes, json_name(nodes, child->string), node);
+        if (list != NODE_EMPTY) node = node_seq(nodes->pool, nodes->comma, node);
+        list = node_seq(nodes->pool, list, node);
+    }
+    return list;
+}
+
+uint32_t json_literal(struct json_nodes *nodes, const cJSON *value) {
+    if (nodes->pool->rc != 0) return NODE_NONE;
+    if (cJSON_IsString(value)) return string_node(nodes, value->valuestring);
+    if (cJSON_IsObject(value)) return json_braces(nodes, literal_children(nodes, value), false);
+    if (cJSON_IsArray(value)) return json_brackets(nodes, literal_children(nodes, value), false);
+    struct buf text;
+    buf_open(&text, 1 << 20);
+    json_write_node(&text, value);
+    uint32_t node = text.failed ? NODE_NONE : node_text(nodes->pool, text.data, text.size);
+    if (text.failed) nodes->pool->rc = ERR_NOMEM;
+    buf_close(&text);
+    return node;
+}
+
+/* ---- Structures ------------------------------------------------------------------------------ */
+
+static uint32_t enclose(struct json_nodes *nodes, const char *begin, uint32_t inner,
+                        bool may_be_empty, const char *end) {
+    struct node_pool *pool = nodes->pool;
+    if (inner != NODE_EMPTY) inner = node_seq(pool, inner, nodes->space);
+    if (may_be_empty) inner = node_option(pool, inner);
+    uint32_t rest = node_seq(pool, inner, text_node(pool, end));
+    return node_seq3(pool, text_node(pool, begin), nodes->space, rest);
+}
+
+uint32_t json_braces(struct json_nodes *nodes, uint32_t members, bool may_be_empty) {
+    return enclose(nodes, "{", members, may_be_empty, "}");
+}
+
+uint32_t json_brackets(struct json_nodes *nodes, uint32_t elements, bool may_be_empty) {
+    return enclose(nodes, "[", elements, may_be_empty, "]");
+}
+
+uint32_t json_member(struct json_nodes *nodes, uint32_t name, uint32_t value) {
+    return node_seq3(nodes->pool, name, nodes->colon, value);
+}
+
+/* One or more elements with commas between. */
+static uint32_t any_list(struct json_nodes *nodes, uint32_t element) {
+    struct node_pool *pool = nodes->pool;
+    uint32_t more = node_repeat(pool, node_seq(pool, nodes->comma, element), 0, NODE_ENDLESS);
+    return node_seq(pool, element, more);
+}
+
+static uint32_t make_number(struct json_nodes *nodes) {
+    struct node_pool *pool = nodes->pool;
+    uint32_t digit = node_range(pool, '0', '9');
+    uint32_t digits = node_repeat(pool, digit, 1, NODE_ENDLESS);
+    uint32_t fraction = node_seq(pool, text_node(pool, "."), digits);
+    /* Above 299 a number may be too large for a double, which strict readers refuse. */
+    const uint32_t powers[] = {node_repeat(pool, digit, 1, 2),
+                               node_seq(pool, one_of(pool, "012"), node_repeat(pool, digit, 2, 2))};
+    uint32_t power = node_seq3(pool, one_of(pool, "eE"), node_option(pool, one_of(pool, "+-")),
+                               node_alt(pool, powers, 2));
+    return node_seq3(pool, nodes->integer, node_option(pool, fraction), node_option(pool, power));
+}
+
+static uint32_t make_integer(struct json_nodes *nodes) {
+    struct node_pool *pool = nodes->pool;
+    uint32_t more = node_repeat(pool, node_range(pool, '0', '9'), 0, NODE_ENDLESS);
+    uint32_t whole =
+        node_alt2(pool, text_node(pool, "0"), node_seq(pool, node_range(pool, '1', '9'), more));
+    return node_seq(pool, node_option(pool, text_node(pool, "-")), whole);
+}
+
+static void make_values(struct json_nodes *nodes) {
+    struct node_pool *pool = nodes->pool;
+    uint32_t rule = node_rule_open(pool);
+    nodes->value = node_rule(pool, rule);
+    nodes->array = json_brackets(nodes, any_list(nodes, nodes->value), true);
+    nodes->object =
+        json_braces(nodes, any_list(nodes, json_member(nodes, nodes->string, nodes->value)), true);
+    const uint32_t list[] = {nodes->string, nodes->number, nodes->boolean,
+                             nodes->null,   nodes->array,  nodes->object};
+    uint32_t body = node_alt(pool, list, sizeof list / sizeof *list);
+    if (pool->rc == 0) pool->rules[rule] = body;
+}
+
+void json_nodes_open(struct json_nodes *nodes, struct node_pool *pool) {
+    *nodes = (struct json_nodes){.pool = pool};
+    uint32_t quotes = text_node(pool, "\"");
+    nodes->space = node_repeat(pool, one_of(pool, " \t\n\r"), 0, CONSTRAIN_SPACE_MAX);
+    nodes->comma = node_seq3(pool, nodes->space, text_node(pool, ","), nodes->space);
+    nodes->colon = node_seq3(pool, nodes->space, text_node(pool, ":"), nodes->space);
+    nodes->character = make_character(pool);
+    nodes->any_text = node_any_text(pool);
+    nodes->string =
+        node_seq3(pool, quotes, node_repeat(pool, nodes->character, 0, NODE_ENDLESS), quotes);
+    nodes->boolean = node_alt2(pool, text_node(pool, "true"), text_node(pool, "false"));
+    nodes->null = text_node(pool, "null");
+    nodes->integer = make_integer(nodes);
+    nodes->number = make_number(nodes);
+    make_values(nodes);
+}

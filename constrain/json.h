@@ -1,0 +1,46 @@
+/* JSON texts as expressions: values of each type, strings with conditions on their characters, and
+ * the white space between the parts.
+ *
+ * White space may stand wherever RFC 8259 allows it inside a value, at most CONSTRAIN_SPACE_MAX
+ * characters in one place, so that a model cannot go on with it forever; none stands before and
+ * after the whole text.
+ *
+ * A condition on a string's characters is an expression over their UTF-8; json_quote turns it into
+ * one over the JSON text between the quotes, where characters that cannot stand for themselves are
+ * escaped, in one way each: \" \\ \b \f \n \r \t, \u00XX. Strings without a condition may escape
+ * any character. */
+#ifndef KEEPD_CONSTRAIN_JSON_H
+#define KEEPD_CONSTRAIN_JSON_H
+
+#include <cjson/cJSON.h>
+
+#include "constrain/node.h"
+
+/* Expressions that schemas are made of, built once for each language. */
+struct json_nodes {
+    struct node_pool *pool;
+    uint32_t space;
+    uint32_t character; /* of a string's text: any character or escape; counts as one */
+    uint32_t any_text;  /* characters of strings, not quoted: valid UTF-8 */
+    uint32_t string, number, integer, boolean, null;
+    uint32_t value, object, array; /* any; value is a rule */
+    uint32_t comma, colon;         /* with the space around them */
+};
+
+void json_nodes_open(struct json_nodes *nodes, struct node_pool *pool);
+
+/* The quoted form of a regular expression over characters, without the quotes. */
+uint32_t json_quote(struct json_nodes *nodes, uint32_t content);
+uint32_t json_string(struct json_nodes *nodes, uint32_t content); /* with the quotes */
+/* One given value; the text of strings is U+0000 safe (base/json.h). */
+uint32_t json_literal(struct json_nodes *nodes, const cJSON *value);
+/* The text of a string as it is quoted, with the quotes. */
+uint32_t json_name(struct json_nodes *nodes, const char *name);
+
+/* "{" members "}" and "[" elements "]" with space inside; `members` and `elements` are not empty,
+ * `may_be_empty` allows {} and [] beside them. */
+uint32_t json_braces(struct json_nodes *nodes, uint32_t members, bool may_be_empty);
+uint32_t json_brackets(struct json_nodes *nodes, uint32_t elements, bool may_be_empty);
+uint32_t json_member(struct json_nodes *nodes, uint32_t name, uint32_t value);
+
+#endif

@@ -1,0 +1,31 @@
+/* Limits of constrained decoding. A schema, an expression and a grammar come from a client: each
+ * limit bounds memory or time that one of them can cost. A text beyond a limit of compilation is
+ * refused (ERR_LIMIT, with the field); an answer that runs into a limit of a step ends with an
+ * error and harms no other. Work is counted in constructed nodes, never in seconds, so that the
+ * same request has the same result on every machine. */
+#ifndef KEEPD_CONSTRAIN_LIMITS_H
+#define KEEPD_CONSTRAIN_LIMITS_H
+
+#define CONSTRAIN_NODES_MAX      500000  /* expressions of one language, compiled; 32 bytes each */
+#define CONSTRAIN_CHILDREN_MAX   4000000 /* alternatives in all expressions together */
+#define CONSTRAIN_WORK_MAX       4000000 /* work of one compilation: at most a few seconds */
+#define CONSTRAIN_LAZY_NODES_MAX 250000  /* expressions that answers add, until they are forgotten \
+                                          */
+#define CONSTRAIN_STATES_MAX     16384   /* states that answers add, likewise */
+#define CONSTRAIN_STACKS_MAX     250000  /* continuations that answers add, likewise */
+#define CONSTRAIN_ITEMS_KEPT_MAX 1000000 /* readings in all states, likewise */
+#define CONSTRAIN_ITEMS_MAX      20000   /* parallel readings of one text */
+#define CONSTRAIN_MASK_WORK_MAX  400000  /* work of one mask */
+#define CONSTRAIN_SEARCH_MAX     20000   /* expressions visited to find out whether one is empty */
+#define CONSTRAIN_TEXT_BYTES     4194304 /* one regular expression or grammar */
+#define CONSTRAIN_REPEAT_MAX     1000000 /* a bound of a repetition, a length, or a count */
+#define CONSTRAIN_DEPTH_MAX      256     /* groups inside each other */
+#define CONSTRAIN_RULES_MAX      100000  /* rules of a grammar, recursive parts of a schema */
+#define CONSTRAIN_BRANCHES_MAX   4096    /* combinations of a schema's anyOf, oneOf and allOf */
+#define CONSTRAIN_PATTERNS_MAX   6       /* patternProperties that meet in one object */
+#define CONSTRAIN_DIGITS_MAX     40      /* decimal digits of a bound of numbers */
+#define CONSTRAIN_DIVISOR_MAX    100000  /* multipleOf, without its decimal point */
+#define CONSTRAIN_SPACE_MAX      64      /* white space between two parts of a JSON text */
+#define CONSTRAIN_MASK_BYTES     8388608 /* masks that one language keeps */
+
+#endif

@@ -1,0 +1,134 @@
+#include "constrain/mask.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+
+/* automaton_state.plain: unknown, no common next state, or that state. */
+enum { PLAIN_UNKNOWN = 0, PLAIN_NONE = AUTOMATON_DEAD };
+
+int mask_maker_open(struct mask_maker *maker, const struct constrain_tokens *tokens) {
+    *maker = (struct mask_maker){.tokens = tokens};
+    size_t bytes = (tokens->words + 1) * sizeof *maker->kept;
+    maker->capacity = (uint32_t)(CONSTRAIN_MASK_BYTES / bytes) + 1;
+    if (maker->capacity > CONSTRAIN_STATES_MAX) maker->capacity = CONSTRAIN_STATES_MAX;
+    maker->path = mem_try_alloc((size_t)tokens->depth + 1, sizeof *maker->path);
+    maker->kept = mem_try_alloc(maker->capacity, bytes);
+    maker->owner = mem_try_alloc(maker->capacity, sizeof *maker->owner);
+    if (maker->path != NULL && maker->kept != NULL && maker->owner != NULL) return 0;
+    mask_maker_close(maker);
+    return ERR_NOMEM;
+}
+
+void mask_maker_close(struct mask_maker *maker) {
+    mem_free(maker->path);
+    mem_free(maker->kept);
+    mem_free(maker->owner);
+    *maker = (struct mask_maker){0};
+}
+
+void mask_maker_forget(struct mask_maker *maker) {
+    maker->next = maker->count = 0;
+}
+
+/* ---- Walking --------------------------------------------------------------------------------- */
+
+static void allow(const struct constrain_tokens *tokens, int32_t token, uint32_t *mask) {
+    for (; token >= 0; token = tokens->same[token]) mask[token / 32] |= 1u << (token % 32);
+}
+
+static bool walk(const struct mask_maker *maker, struct automaton *a, const struct trie *trie,
+                 uint32_t start, uint32_t *mask) {
+    const struct trie_node *nodes = trie->nodes;
+    uint32_t *path = maker->path;
+    path[0] = start;
+    for (uint32_t i = 0; i < trie->count;) {
+        uint32_t state = automaton_move(a, path[nodes[i].depth - 1], nodes[i].byte);
+        if (state == AUTOMATON_UNKNOWN) return false;
+        if (state == AUTOMATON_DEAD) {
+            i = nodes[i].end;
+            continue;
+        }
+        path[nodes[i].depth] = state;
+        allow(maker->tokens, nodes[i].token, mask);
+        i++;
+    }
+    return true;
+}
+
+/* ---- Plain characters ------------------------------------------------------------------------ */
+
+/* What all characters of a row lead to. `*common`: PLAIN_UNKNOWN before the first one. */
+static bool common_next(struct automaton *a, uint32_t state, const struct utf8_row *row, int at,
+                        uint32_t *common) {
+    int last_class = -1;
+    for (unsigned byte = row->first[at]; byte <= row->last[at]; byte++) {
+        if (a->pool.class_of[byte] == last_class) continue;
+        last_class = a->pool.class_of[byte];
+        uint32_t next = automaton_move(a, state, byte);
+        if (next == AUTOMATON_UNKNOWN || next == AUTOMATON_DEAD) return false;
+        if (at + 1 < row->bytes) {
+            if (!common_next(a, next, row, at + 1, common)) return false;
+        } else if (*common == PLAIN_UNKNOWN) {
+            *common = next;
+        } else if (*common != next) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The next state after any plain character, or PLAIN_NONE. */
+static uint32_t plain_next(struct automaton *a, uint32_t state) {
+    uint32_t common = PLAIN_UNKNOWN;
+    if (a->states[state].plain != PLAIN_UNKNOWN) return a->states[state].plain;
+    bool has = true;
+    for (int i = 0; i < TOKENS_UTF8_ROWS && has; i++)
+        has = common_next(a, state, &tokens_plain_rows[i], 0, &common);
+    if (a->pool.rc == 0) a->states[state].plain = has ? common : PLAIN_NONE;
+    return has ? common : PLAIN_NONE;
+}
+
+static bool leads_on(struct automaton *a, uint32_t state) {
+    for (int i = 0; i < TOKENS_UTF8_ROWS; i++)
+        for (unsigned byte = tokens_plain_rows[i].first[0]; byte <= tokens_plain_rows[i].last[0];
+             byte++)
+            if (automaton_move(a, state, byte) != AUTOMATON_DEAD) return true;
+    return false;
+}
+
+/* The plain tokens. */
+static bool add_plain(const struct mask_maker *maker, struct automaton *a, uint32_t state,
+                      uint32_t *mask) {
+    const struct constrain_tokens *tokens = maker->tokens;
+    uint32_t at = state, next;
+    int count = 0;
+    while (count < TOKENS_PLAIN_MAX && (next = plain_next(a, at)) != PLAIN_NONE) {
+        count = next == at ? TOKENS_PLAIN_MAX : count + 1;
+        at = next;
+    }
+    if (a->pool.rc != 0) return false;
+    for (size_t i = 0; count > 0 && i < tokens->words; i++)
+        mask[i] |= tokens->plain_masks[count][i];
+    if (count == TOKENS_PLAIN_MAX || (count > 0 && !leads_on(a, at))) return a->pool.rc == 0;
+    return walk(maker, a, &tokens->plain, state, mask);
+}
+
+/* ---- Masks ----------------------------------------------------------------------------------- */
+
+const uint32_t *mask_make(struct mask_maker *maker, struct automaton *a, uint32_t state) {
+    size_t words = maker->tokens->words;
+    if (a->states[state].mask != 0) return maker->kept + (a->states[state].mask - 1) * words;
+    uint32_t slot = maker->next;
+    uint32_t *mask = maker->kept + slot * words;
+    if (slot < maker->count) a->states[maker->owner[slot]].mask = 0;
+    memset(mask, 0, words * sizeof *mask);
+    maker->owner[slot] = state;
+    bool made =
+        add_plain(maker, a, state, mask) && walk(maker, a, &maker->tokens->rest, state, mask);
+    if (slot == maker->count) maker->count++;
+    if (!made) return NULL;
+    a->states[state].mask = slot + 1;
+    maker->next = (slot + 1) % maker->capacity;
+    return mask;
+}

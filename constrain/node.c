@@ -1,0 +1,751 @@
+/* The pool of expressions: interning, simplifying constructors, byte classes, derivatives, and the
+ * search for a string where AND and NOT hide whether there is one. */
+#include "constrain/node.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/mem.h"
+
+#define TABLE_MIN 1024u
+#define MEMO_MAX  524288u /* derivatives remembered; beyond it all are forgotten */
+
+/* ---- Memory ---------------------------------------------------------------------------------- */
+
+/* Room for `more` elements; the array grows by doubling. */
+static bool reserve(struct node_pool *pool, void *array, uint32_t count, uint32_t *capacity,
+                    size_t size, uint32_t more) {
+    void **at = array;
+    uint64_t wanted = (uint64_t)count + more, room = *capacity > 0 ? *capacity : 64;
+    if (wanted <= *capacity) return true;
+    while (room < wanted) room *= 2;
+    void *grown = room <= UINT32_MAX ? mem_try_realloc(*at, *capacity * size, room * size) : NULL;
+    if (grown == NULL) {
+        pool->rc = ERR_NOMEM;
+        return false;
+    }
+    *at = grown;
+    *capacity = (uint32_t)room;
+    return true;
+}
+
+static void push(struct node_pool *pool, uint32_t value) {
+    if (!reserve(pool, &pool->scratch, pool->scratch_count, &pool->scratch_capacity,
+                 sizeof *pool->scratch, 1))
+        return;
+    pool->scratch[pool->scratch_count++] = value;
+}
+
+static void add_constant(struct node_pool *pool, enum node_kind kind) {
+    bool nullable = kind != NODE_KIND_NONE;
+    pool->nodes[pool->count++] = (struct node){.kind = (uint8_t)kind,
+                                               .nullable = nullable,
+                                               .regular = true,
+                                               .exact = true,
+                                               .alive = nullable ? NODE_ALIVE : NODE_DEAD};
+}
+
+bool node_pool_open(struct node_pool *pool, uint32_t limit) {
+    *pool = (struct node_pool){.limit = limit, .work_limit = UINT64_MAX};
+    pool->table = mem_try_alloc(TABLE_MIN, sizeof *pool->table);
+    pool->table_size = TABLE_MIN;
+    if (pool->table == NULL ||
+        !reserve(pool, &pool->nodes, 0, &pool->capacity, sizeof *pool->nodes, 3)) {
+        node_pool_close(pool);
+        return false;
+    }
+    add_constant(pool, NODE_KIND_NONE);
+    add_constant(pool, NODE_KIND_EMPTY);
+    add_constant(pool, NODE_KIND_ALL);
+    return true;
+}
+
+void node_pool_close(struct node_pool *pool) {
+    mem_free(pool->nodes);
+    mem_free(pool->children);
+    mem_free(pool->sets);
+    mem_free(pool->table);
+    mem_free(pool->memo);
+    mem_free(pool->rules);
+    mem_free(pool->scratch);
+    *pool = (struct node_pool){0};
+}
+
+/* ---- Interning ------------------------------------------------------------------------------- */
+
+static uint32_t mix(uint32_t hash, uint32_t value) {
+    hash = (hash ^ value) * 0x9E3779B1u;
+    return hash ^ hash >> 15;
+}
+
+static bool has_list(uint8_t kind) {
+    return kind == NODE_KIND_ALT || kind == NODE_KIND_AND;
+}
+
+static uint32_t hash_of(const struct node *node, const uint32_t *list) {
+    uint32_t hash = mix(node->kind, node->b);
+    if (!has_list(node->kind)) return mix(mix(mix(hash, node->a), node->min), node->max);
+    for (uint32_t i = 0; i < node->b; i++) hash = mix(hash, list[i]);
+    return hash;
+}
+
+static bool is_same(const struct node_pool *pool, const struct node *x, const struct node *y,
+                    const uint32_t *list) {
+    if (x->kind != y->kind || x->b != y->b) return false;
+    if (!has_list(x->kind)) return x->a == y->a && x->min == y->min && x->max == y->max;
+    return memcmp(pool->children + x->a, list, x->b * sizeof *list) == 0;
+}
+
+static void link_node(struct node_pool *pool, uint32_t id) {
+    struct node *node = &pool->nodes[id];
+    uint32_t at = hash_of(node, pool->children + node->a) & (pool->table_size - 1);
+    node->next = pool->table[at];
+    pool->table[at] = id;
+}
+
+/* The first three nodes are never looked up. */
+static void link_all(struct node_pool *pool) {
+    memset(pool->table, 0, pool->table_size * sizeof *pool->table);
+    for (uint32_t i = NODE_ALL + 1; i < pool->count; i++) link_node(pool, i);
+}
+
+static void grow_table(struct node_pool *pool) {
+    if (pool->count < pool->table_size || pool->table_size >= 1u << 30) return;
+    uint32_t *table = mem_try_alloc((size_t)pool->table_size * 2, sizeof *table);
+    if (table == NULL) return; /* slower, not wrong */
+    mem_free(pool->table);
+    pool->table = table;
+    pool->table_size *= 2;
+    link_all(pool);
+}
+
+static bool may_work(struct node_pool *pool) {
+    if (pool->rc != 0) return false;
+    if (++pool->work > pool->work_limit) pool->rc = ERR_LIMIT;
+    return pool->rc == 0;
+}
+
+/* Adds a node that is not in the pool. `list` may lie in scratch. */
+static uint32_t add_node(struct node_pool *pool, struct node node, const uint32_t *list) {
+    if (pool->count >= pool->limit) pool->rc = ERR_LIMIT;
+    if (pool->rc != 0 || !reserve(pool, &pool->nodes, pool->count, &pool->capacity, sizeof node, 1))
+        return NODE_NONE;
+    if (has_list(node.kind)) {
+        if (pool->child_count > CONSTRAIN_CHILDREN_MAX - node.b) pool->rc = ERR_LIMIT;
+        if (pool->rc != 0 || !reserve(pool, &pool->children, pool->child_count,
+                                      &pool->child_capacity, sizeof *list, node.b))
+            return NODE_NONE;
+        memcpy(pool->children + pool->child_count, list, node.b * sizeof *list);
+        node.a = pool->child_count;
+        pool->child_count += node.b;
+    }
+    pool->nodes[pool->count] = node;
+    grow_table(pool);
+    link_node(pool, pool->count);
+    return pool->count++;
+}
+
+static uint32_t intern(struct node_pool *pool, const struct node *node, const uint32_t *list) {
+    if (!may_work(pool)) return NODE_NONE;
+    uint32_t id = pool->table[hash_of(node, list) & (pool->table_size - 1)];
+    while (id != 0 && !is_same(pool, &pool->nodes[id], node, list)) id = pool->nodes[id].next;
+    return id != 0 ? id : add_node(pool, *node, list);
+}
+
+struct node_mark node_pool_mark(const struct node_pool *pool) {
+    return (struct node_mark){pool->count, pool->child_count, pool->set_count};
+}
+
+void node_pool_reset(struct node_pool *pool, const struct node_mark *mark) {
+    pool->count = mark->nodes;
+    pool->child_count = mark->children;
+    pool->set_count = mark->sets;
+    pool->scratch_count = 0;
+    pool->rc = 0;
+    pool->memo_count = 0;
+    if (pool->memo != NULL) memset(pool->memo, 0, pool->memo_size * sizeof *pool->memo);
+    link_all(pool);
+}
+
+/* ---- Sets ------------------------------------------------------------------------------------ */
+
+void byte_set_range(struct byte_set *set, unsigned first, unsigned last) {
+    for (unsigned byte = first; byte <= last; byte++) byte_set_add(set, byte);
+}
+
+bool byte_set_empty(const struct byte_set *set) {
+    return (set->bits[0] | set->bits[1] | set->bits[2] | set->bits[3]) == 0;
+}
+
+/* There are few sets, so they are searched one by one. */
+static uint32_t find_set(struct node_pool *pool, const struct byte_set *set) {
+    for (uint32_t i = 0; i < pool->set_count; i++)
+        if (memcmp(&pool->sets[i], set, sizeof *set) == 0) return i;
+    if (!reserve(pool, &pool->sets, pool->set_count, &pool->set_capacity, sizeof *set, 1)) return 0;
+    pool->sets[pool->set_count] = *set;
+    return pool->set_count++;
+}
+
+uint32_t node_bytes(struct node_pool *pool, const struct byte_set *set) {
+    if (byte_set_empty(set) || pool->rc != 0) return NODE_NONE;
+    struct node node = {.kind = NODE_KIND_BYTES,
+                        .regular = true,
+                        .exact = true,
+                        .alive = NODE_ALIVE,
+                        .a = find_set(pool, set)};
+    return intern(pool, &node, NULL);
+}
+
+uint32_t node_range(struct node_pool *pool, unsigned first, unsigned last) {
+    struct byte_set set = {0};
+    byte_set_range(&set, first, last);
+    return node_bytes(pool, &set);
+}
+
+uint32_t node_text(struct node_pool *pool, const char *text, size_t size) {
+    uint32_t node = NODE_EMPTY;
+    while (size > 0) {
+        unsigned byte = (unsigned char)text[--size];
+        node = node_seq(pool, node_range(pool, byte, byte), node);
+    }
+    return node;
+}
+
+/* ---- Constructors ---------------------------------------------------------------------------- */
+
+static uint32_t make_seq(struct node_pool *pool, uint32_t a, uint32_t b) {
+    if (a == NODE_NONE || b == NODE_NONE) return NODE_NONE;
+    if (a == NODE_EMPTY) return b;
+    if (b == NODE_EMPTY) return a;
+    const struct node *x = &pool->nodes[a], *y = &pool->nodes[b];
+    if (a == NODE_ALL && (b == NODE_ALL || (y->kind == NODE_KIND_SEQ && y->a == NODE_ALL)))
+        return b;
+    struct node node = {.kind = NODE_KIND_SEQ,
+                        .nullable = x->nullable && y->nullable,
+                        .regular = x->regular && y->regular,
+                        .exact = x->exact && y->exact,
+                        .a = a,
+                        .b = b};
+    return intern(pool, &node, NULL);
+}
+
+/* The head of a sequence is never a sequence, so that equal ones are equal nodes. */
+uint32_t node_seq(struct node_pool *pool, uint32_t a, uint32_t b) {
+    uint32_t mark = pool->scratch_count;
+    while (pool->nodes[a].kind == NODE_KIND_SEQ) {
+        push(pool, pool->nodes[a].a);
+        a = pool->nodes[a].b;
+    }
+    b = make_seq(pool, a, b);
+    while (pool->scratch_count > mark) b = make_seq(pool, pool->scratch[--pool->scratch_count], b);
+    return pool->rc == 0 ? b : NODE_NONE;
+}
+
+uint32_t node_seq3(struct node_pool *pool, uint32_t a, uint32_t b, uint32_t c) {
+    return node_seq(pool, a, node_seq(pool, b, c));
+}
+
+static int compare_ids(const void *a, const void *b) {
+    uint32_t x, y;
+    memcpy(&x, a, sizeof x);
+    memcpy(&y, b, sizeof y);
+    return (x > y) - (x < y);
+}
+
+/* Sorts scratch[mark, ...) and drops equal elements. */
+static void sort_scratch(struct node_pool *pool, uint32_t mark) {
+    uint32_t count = pool->scratch_count - mark, kept = 0, *list = pool->scratch + mark;
+    if (count < 2) return;
+    qsort(list, count, sizeof *list, compare_ids);
+    for (uint32_t i = 0; i < count; i++)
+        if (kept == 0 || list[kept - 1] != list[i]) list[kept++] = list[i];
+    pool->scratch_count = mark + kept;
+}
+
+/* Adds a child to the list in scratch; children of the same kind are taken apart. */
+static void push_flat(struct node_pool *pool, enum node_kind kind, uint32_t id) {
+    const struct node *node = &pool->nodes[id];
+    if (node->kind != kind) {
+        push(pool, id);
+        return;
+    }
+    for (uint32_t i = 0; i < node->b; i++) push(pool, pool->children[node->a + i]);
+}
+
+struct list_facts {
+    bool nullable, regular, exact;
+};
+
+static struct list_facts facts_of(const struct node_pool *pool, uint32_t mark, bool conjunction) {
+    struct list_facts facts = {.nullable = conjunction, .regular = true, .exact = !conjunction};
+    for (uint32_t i = mark; i < pool->scratch_count; i++) {
+        const struct node *node = &pool->nodes[pool->scratch[i]];
+        facts.nullable =
+            conjunction ? facts.nullable && node->nullable : facts.nullable || node->nullable;
+        facts.regular = facts.regular && node->regular;
+        facts.exact = facts.exact && node->exact;
+    }
+    return facts;
+}
+
+static uint32_t intern_list(struct node_pool *pool, enum node_kind kind, uint32_t mark) {
+    uint32_t count = pool->scratch_count - mark, id;
+    if (pool->rc != 0) return NODE_NONE;
+    if (count == 1) {
+        id = pool->scratch[mark];
+    } else {
+        struct list_facts facts = facts_of(pool, mark, kind == NODE_KIND_AND);
+        struct node node = {.kind = (uint8_t)kind,
+                            .nullable = facts.nullable,
+                            .regular = facts.regular,
+                            .exact = facts.exact,
+                            .b = count};
+        id = intern(pool, &node, pool->scratch + mark);
+    }
+    return id;
+}
+
+/* Takes the sets of single bytes out of the list and puts one in their place. */
+static void merge_bytes(struct node_pool *pool, uint32_t mark, bool conjunction) {
+    struct byte_set all = {0};
+    uint32_t kept = mark, found = 0, last = 0;
+    for (uint32_t i = mark; i < pool->scratch_count; i++) {
+        const struct node *node = &pool->nodes[pool->scratch[i]];
+        if (node->kind != NODE_KIND_BYTES) {
+            pool->scratch[kept++] = pool->scratch[i];
+            continue;
+        }
+        const struct byte_set *set = &pool->sets[node->a];
+        last = pool->scratch[i];
+        for (int k = 0; k < 4; k++)
+            all.bits[k] = found == 0    ? set->bits[k]
+                          : conjunction ? all.bits[k] & set->bits[k]
+                                        : all.bits[k] | set->bits[k];
+        found++;
+    }
+    pool->scratch_count = kept;
+    if (found > 0) push(pool, found == 1 ? last : node_bytes(pool, &all));
+}
+
+/* The alternative of scratch[mark, ...), which is dropped. */
+static uint32_t finish_alt(struct node_pool *pool, uint32_t mark) {
+    uint32_t kept = mark;
+    bool nullable = false, empty = false, all = false;
+    merge_bytes(pool, mark, false);
+    sort_scratch(pool, mark);
+    for (uint32_t i = mark; i < pool->scratch_count; i++) {
+        uint32_t id = pool->scratch[i];
+        all = all || id == NODE_ALL;
+        if (id == NODE_EMPTY) empty = true;
+        if (id == NODE_NONE || id == NODE_EMPTY) continue;
+        nullable = nullable || (pool->nodes[id].regular && pool->nodes[id].nullable);
+        pool->scratch[kept++] = id;
+    }
+    pool->scratch_count = kept;
+    if (empty && !nullable) push(pool, NODE_EMPTY); /* out of order, but always last */
+    uint32_t id = all                           ? NODE_ALL
+                  : pool->scratch_count == mark ? NODE_NONE
+                                                : intern_list(pool, NODE_KIND_ALT, mark);
+    pool->scratch_count = mark;
+    return pool->rc == 0 ? id : NODE_NONE;
+}
+
+uint32_t node_alt(struct node_pool *pool, const uint32_t *list, size_t count) {
+    uint32_t mark = pool->scratch_count;
+    for (size_t i = 0; i < count; i++) push_flat(pool, NODE_KIND_ALT, list[i]);
+    return finish_alt(pool, mark);
+}
+
+uint32_t node_list_open(const struct node_pool *pool) {
+    return pool->scratch_count;
+}
+
+void node_list_add(struct node_pool *pool, uint32_t node) {
+    push_flat(pool, NODE_KIND_ALT, node);
+}
+
+uint32_t node_list_alt(struct node_pool *pool, uint32_t list) {
+    return finish_alt(pool, list);
+}
+
+uint32_t node_alt2(struct node_pool *pool, uint32_t a, uint32_t b) {
+    const uint32_t list[] = {a, b};
+    return node_alt(pool, list, 2);
+}
+
+uint32_t node_option(struct node_pool *pool, uint32_t a) {
+    return node_alt2(pool, a, NODE_EMPTY);
+}
+
+/* The conjunction of scratch[mark, ...), which is dropped. */
+static uint32_t finish_and(struct node_pool *pool, uint32_t mark) {
+    uint32_t kept = mark, id;
+    bool none = false, empty = false, nullable = true;
+    merge_bytes(pool, mark, true);
+    sort_scratch(pool, mark);
+    for (uint32_t i = mark; i < pool->scratch_count; i++) {
+        id = pool->scratch[i];
+        CHECK(pool->nodes[id].regular);
+        none = none || id == NODE_NONE;
+        empty = empty || id == NODE_EMPTY;
+        nullable = nullable && pool->nodes[id].nullable;
+        if (id != NODE_ALL) pool->scratch[kept++] = id;
+    }
+    pool->scratch_count = kept;
+    if (none || (empty && !nullable))
+        id = NODE_NONE;
+    else if (empty)
+        id = NODE_EMPTY;
+    else
+        id = kept == mark ? NODE_ALL : intern_list(pool, NODE_KIND_AND, mark);
+    pool->scratch_count = mark;
+    return pool->rc == 0 ? id : NODE_NONE;
+}
+
+uint32_t node_and(struct node_pool *pool, const uint32_t *list, size_t count) {
+    uint32_t mark = pool->scratch_count;
+    for (size_t i = 0; i < count; i++) push_flat(pool, NODE_KIND_AND, list[i]);
+    return finish_and(pool, mark);
+}
+
+uint32_t node_and2(struct node_pool *pool, uint32_t a, uint32_t b) {
+    const uint32_t list[] = {a, b};
+    return node_and(pool, list, 2);
+}
+
+uint32_t node_not(struct node_pool *pool, uint32_t a) {
+    const struct node *x = &pool->nodes[a];
+    CHECK(x->regular);
+    if (pool->rc != 0 || a == NODE_ALL) return NODE_NONE;
+    if (a == NODE_NONE) return NODE_ALL;
+    if (x->kind == NODE_KIND_NOT) return x->a;
+    struct node node = {
+        .kind = NODE_KIND_NOT, .nullable = !x->nullable, .regular = true, .exact = false, .a = a};
+    return intern(pool, &node, NULL);
+}
+
+uint32_t node_repeat(struct node_pool *pool, uint32_t a, uint32_t min, uint32_t max) {
+    const struct node *x = &pool->nodes[a];
+    CHECK(min <= max);
+    if (pool->rc != 0) return NODE_NONE;
+    if (max == 0 || a == NODE_EMPTY) return NODE_EMPTY;
+    if (a == NODE_NONE) return min == 0 ? NODE_EMPTY : NODE_NONE;
+    if (min == 1 && max == 1) return a;
+    if (a == NODE_ALL) return a;
+    if (x->regular && x->nullable) min = 0;
+    if (x->kind == NODE_KIND_REPEAT && x->min == 0 && x->max == NODE_ENDLESS) return a;
+    struct node node = {.kind = NODE_KIND_REPEAT,
+                        .nullable = min == 0,
+                        .regular = x->regular,
+                        .exact = x->exact,
+                        .a = a,
+                        .min = min,
+                        .max = max};
+    return intern(pool, &node, NULL);
+}
+
+uint32_t node_mod(struct node_pool *pool, uint32_t modulus, uint32_t remainder) {
+    struct node node = {.kind = NODE_KIND_MOD,
+                        .nullable = remainder == 0,
+                        .regular = true,
+                        .exact = true,
+                        .a = modulus,
+                        .b = remainder};
+    return intern(pool, &node, NULL);
+}
+
+uint32_t node_rule_open(struct node_pool *pool) {
+    if (pool->rule_count >= CONSTRAIN_RULES_MAX) pool->rc = ERR_LIMIT;
+    if (pool->rc != 0 || !reserve(pool, &pool->rules, pool->rule_count, &pool->rule_capacity,
+                                  sizeof *pool->rules, 1))
+        return UINT32_MAX;
+    pool->rules[pool->rule_count] = NODE_NONE;
+    return pool->rule_count++;
+}
+
+uint32_t node_rule(struct node_pool *pool, uint32_t rule) {
+    if (rule == UINT32_MAX) return NODE_NONE;
+    struct node node = {.kind = NODE_KIND_RULE, .exact = true, .a = rule};
+    return intern(pool, &node, NULL);
+}
+
+/* ---- Words ----------------------------------------------------------------------------------- */
+
+static int compare_words(const void *a, const void *b) {
+    const struct node_word *x = a, *y = b;
+    int order = memcmp(x->text, y->text, x->size < y->size ? x->size : y->size);
+    return order != 0 ? order : (x->size > y->size) - (x->size < y->size);
+}
+
+static size_t shared_size(const struct node_word *x, const struct node_word *y, size_t from) {
+    size_t most = x->size < y->size ? x->size : y->size;
+    while (from < most && x->text[from] == y->text[from]) from++;
+    return from;
+}
+
+/* The sorted words from byte `at` on, which they have in common up to there. One level of recursion
+ * per place where words part; a level takes more than half of the words at most once. */
+static uint32_t words_from(struct node_pool *pool, const struct node_word *words, size_t count,
+                           size_t at, int depth) {
+    if (depth > CONSTRAIN_DEPTH_MAX * 4) pool->rc = ERR_LIMIT;
+    if (pool->rc != 0) return NODE_NONE;
+    size_t shared = shared_size(&words[0], &words[count - 1], at); /* sorted: of all of them */
+    uint32_t mark = pool->scratch_count;
+    size_t first = 0;
+    while (first < count && words[first].size == shared) first++;
+    if (first > 0) push(pool, NODE_EMPTY);
+    while (first < count) {
+        size_t end = first;
+        while (end < count && words[end].text[shared] == words[first].text[shared]) end++;
+        uint32_t node =
+            end - first == 1
+                ? node_text(pool, words[first].text + shared, words[first].size - shared)
+                : words_from(pool, words + first, end - first, shared, depth + 1);
+        push(pool, node);
+        first = end;
+    }
+    uint32_t rest = finish_alt(pool, mark);
+    return node_seq(pool, node_text(pool, words[0].text + at, shared - at), rest);
+}
+
+uint32_t node_words(struct node_pool *pool, struct node_word *words, size_t count) {
+    if (count == 0) return NODE_NONE;
+    qsort(words, count, sizeof *words, compare_words);
+    return words_from(pool, words, count, 0, 0);
+}
+
+/* ---- Classes --------------------------------------------------------------------------------- */
+
+/* Splits the classes by one set after the other. Digits are apart from each other and from '.' and
+ * '-' because NODE_KIND_MOD tells them apart. */
+static void split_classes(uint8_t class_of[256], int *classes, const struct byte_set *set) {
+    int split[256];
+    for (int i = 0; i < 256; i++) split[i] = -1;
+    bool in[256] = {0}, out[256] = {0};
+    for (unsigned byte = 0; byte < 256; byte++)
+        *(byte_set_has(set, byte) ? &in[class_of[byte]] : &out[class_of[byte]]) = true;
+    for (unsigned byte = 0; byte < 256; byte++) {
+        int class = class_of[byte];
+        if (!in[class] || !out[class] || !byte_set_has(set, byte)) continue;
+        if (split[class] < 0) split[class] = (*classes)++;
+        class_of[byte] = (uint8_t)split[class];
+    }
+}
+
+static void forget_derivatives(struct node_pool *pool) {
+    if (pool->memo != NULL) memset(pool->memo, 0, pool->memo_size * sizeof *pool->memo);
+    pool->memo_count = 0;
+}
+
+void node_classes(struct node_pool *pool) {
+    if (pool->classes > 0 && pool->classed_sets == pool->set_count) return;
+    int before = pool->classes;
+    if (pool->classes == 0) {
+        pool->classes = 1;
+        for (const char *c = "0123456789.-"; *c != '\0'; c++) {
+            struct byte_set set = {0};
+            byte_set_add(&set, (unsigned char)*c);
+            split_classes(pool->class_of, &pool->classes, &set);
+        }
+    }
+    for (uint32_t i = pool->classed_sets; i < pool->set_count; i++)
+        split_classes(pool->class_of, &pool->classes, &pool->sets[i]);
+    pool->classed_sets = pool->set_count;
+    for (unsigned byte = 256; byte-- > 0;) pool->example[pool->class_of[byte]] = (uint8_t)byte;
+    if (pool->classes != before) forget_derivatives(pool);
+}
+
+/* ---- Derivatives ----------------------------------------------------------------------------- */
+
+static uint64_t memo_key(uint32_t node, int class) {
+    return (uint64_t)node << 8 | (uint64_t) class;
+}
+
+static struct node_memo *memo_find(const struct node_pool *pool, uint64_t key) {
+    uint32_t at = (uint32_t)(key * 0x9E3779B97F4A7C15u >> 32) & (pool->memo_size - 1);
+    while (pool->memo[at].key != 0 && pool->memo[at].key != key)
+        at = (at + 1) & (pool->memo_size - 1);
+    return &pool->memo[at];
+}
+
+static void memo_grow(struct node_pool *pool) {
+    uint32_t size = pool->memo_size > 0 ? pool->memo_size * 2 : TABLE_MIN;
+    struct node_memo *old = pool->memo;
+    uint32_t old_size = pool->memo_size;
+    if (size > MEMO_MAX) {
+        forget_derivatives(pool);
+        return;
+    }
+    struct node_memo *grown = mem_try_alloc(size, sizeof *grown);
+    if (grown == NULL) {
+        pool->rc = ERR_NOMEM;
+        return;
+    }
+    pool->memo = grown;
+    pool->memo_size = size;
+    for (uint32_t i = 0; i < old_size; i++)
+        if (old[i].key != 0) *memo_find(pool, old[i].key) = old[i];
+    mem_free(old);
+}
+
+static void memo_add(struct node_pool *pool, uint64_t key, uint32_t value) {
+    if (pool->memo_count + 1 > pool->memo_size / 2) memo_grow(pool);
+    if (pool->rc != 0) return;
+    *memo_find(pool, key) = (struct node_memo){key, value};
+    pool->memo_count++;
+}
+
+/* Down the sequence as long as its heads may be empty. */
+static uint32_t derive_seq(struct node_pool *pool, uint32_t id, int class) {
+    uint32_t mark = pool->scratch_count;
+    bool nullable = true;
+    while (nullable && pool->nodes[id].kind == NODE_KIND_SEQ) {
+        struct node node = pool->nodes[id];
+        uint32_t head = node_derive(pool, node.a, class);
+        push_flat(pool, NODE_KIND_ALT, node_seq(pool, head, node.b));
+        nullable = pool->nodes[node.a].nullable;
+        id = node.b;
+    }
+    if (nullable) push_flat(pool, NODE_KIND_ALT, node_derive(pool, id, class));
+    return finish_alt(pool, mark);
+}
+
+static uint32_t derive_list(struct node_pool *pool, const struct node *node, int class) {
+    uint32_t mark = pool->scratch_count;
+    enum node_kind kind = (enum node_kind)node->kind;
+    for (uint32_t i = 0; i < node->b && pool->rc == 0; i++)
+        push_flat(pool, kind, node_derive(pool, pool->children[node->a + i], class));
+    return kind == NODE_KIND_ALT ? finish_alt(pool, mark) : finish_and(pool, mark);
+}
+
+static uint32_t derive_mod(struct node_pool *pool, const struct node *node, uint32_t id,
+                           unsigned byte) {
+    if (byte == '.' || byte == '-') return id;
+    if (byte < '0' || byte > '9') return NODE_NONE;
+    uint64_t value = (uint64_t)node->b * 10 + (byte - '0');
+    return node_mod(pool, node->a, (uint32_t)(value % node->a));
+}
+
+static uint32_t derive(struct node_pool *pool, uint32_t id, int class) {
+    struct node node = pool->nodes[id]; /* a copy: the array may move */
+    unsigned byte = pool->example[class];
+    switch ((enum node_kind)node.kind) {
+    case NODE_KIND_SEQ:
+        return derive_seq(pool, id, class);
+    case NODE_KIND_ALT:
+    case NODE_KIND_AND:
+        return derive_list(pool, &node, class);
+    case NODE_KIND_NOT:
+        return node_not(pool, node_derive(pool, node.a, class));
+    case NODE_KIND_REPEAT: {
+        uint32_t head = node_derive(pool, node.a, class);
+        uint32_t min = node.min > 0 ? node.min - 1 : 0;
+        uint32_t max = node.max == NODE_ENDLESS ? NODE_ENDLESS : node.max - 1;
+        return head == NODE_NONE ? head : node_seq(pool, head, node_repeat(pool, node.a, min, max));
+    }
+    case NODE_KIND_MOD:
+        return derive_mod(pool, &node, id, byte);
+    default:
+        CHECK_MSG(false, "a node of kind %d has no derivative", node.kind);
+    }
+}
+
+uint32_t node_derive(struct node_pool *pool, uint32_t id, int class) {
+    const struct node *node = &pool->nodes[id];
+    if (pool->rc != 0 || id == NODE_NONE || id == NODE_EMPTY) return NODE_NONE;
+    if (id == NODE_ALL) return NODE_ALL;
+    if (node->kind == NODE_KIND_BYTES)
+        return byte_set_has(&pool->sets[node->a], pool->example[class]) ? NODE_EMPTY : NODE_NONE;
+    if (pool->memo_size > 0) {
+        const struct node_memo *memo = memo_find(pool, memo_key(id, class));
+        if (memo->key != 0) return memo->value;
+    }
+    if (!may_work(pool)) return NODE_NONE;
+    uint32_t result = derive(pool, id, class);
+    if (pool->rc != 0) return NODE_NONE;
+    memo_add(pool, memo_key(id, class), result);
+    return result;
+}
+
+/* ---- Is there a string? ---------------------------------------------------------------------- */
+
+/* What the structure alone says. */
+static enum node_alive look(const struct node_pool *pool, uint32_t id) {
+    const struct node *node = &pool->nodes[id];
+    if (node->alive == NODE_ALIVE || node->alive == NODE_DEAD) return (enum node_alive)node->alive;
+    if (node->nullable || node->exact) return NODE_ALIVE; /* exact: NODE_NONE is the empty one */
+    if (node->kind == NODE_KIND_REPEAT) return look(pool, node->a);
+    if (node->kind == NODE_KIND_ALT) {
+        enum node_alive all = NODE_DEAD;
+        for (uint32_t i = 0; i < node->b; i++) {
+            enum node_alive one = look(pool, pool->children[node->a + i]);
+            if (one == NODE_ALIVE) return one;
+            if (one == NODE_UNKNOWN) all = one;
+        }
+        return all;
+    }
+    if (node->kind == NODE_KIND_SEQ) {
+        enum node_alive head = look(pool, node->a), tail = look(pool, node->b);
+        if (head == NODE_DEAD || tail == NODE_DEAD) return NODE_DEAD;
+        return head == NODE_ALIVE && tail == NODE_ALIVE ? NODE_ALIVE : NODE_UNKNOWN;
+    }
+    return NODE_UNKNOWN;
+}
+
+/* A breadth-first search through derivatives. Its queue are pairs in scratch: a node, and the
+ * place of the pair that it was derived from. Visited nodes are marked while it runs. */
+static void search_visit(struct node_pool *pool, uint32_t mark, uint32_t id, uint32_t from,
+                         bool *alive) {
+    enum node_alive known = look(pool, id);
+    if (*alive || known == NODE_DEAD || pool->nodes[id].alive == NODE_VISITED) return;
+    if (known == NODE_ALIVE) {
+        *alive = true;
+        for (uint32_t at = from; at != UINT32_MAX; at = pool->scratch[at + 1])
+            pool->nodes[pool->scratch[at]].alive = NODE_ALIVE;
+        return;
+    }
+    if (pool->scratch_count - mark >= 2 * CONSTRAIN_SEARCH_MAX) pool->rc = ERR_LIMIT;
+    if (pool->rc != 0) return;
+    pool->nodes[id].alive = NODE_VISITED;
+    push(pool, id);
+    push(pool, from);
+}
+
+/* If nothing was found, no visited node holds a string; else those beside the path stay unknown. */
+static bool search(struct node_pool *pool, uint32_t id) {
+    uint32_t mark = pool->scratch_count;
+    bool alive = false;
+    search_visit(pool, mark, id, UINT32_MAX, &alive);
+    for (uint32_t at = mark; at + 1 < pool->scratch_count && !alive && pool->rc == 0; at += 2)
+        for (int class = 0; class < pool->classes && !alive && pool->rc == 0; class ++) {
+            uint32_t next = node_derive(pool, pool->scratch[at], class);
+            if (pool->rc == 0) search_visit(pool, mark, next, at, &alive);
+        }
+    enum node_alive others = alive || pool->rc != 0 ? NODE_UNKNOWN : NODE_DEAD;
+    for (uint32_t at = mark; at + 1 < pool->scratch_count; at += 2) {
+        struct node *node = &pool->nodes[pool->scratch[at]];
+        if (node->alive == NODE_VISITED) node->alive = (uint8_t)others;
+    }
+    pool->scratch_count = mark;
+    return alive;
+}
+
+bool node_is_alive(struct node_pool *pool, uint32_t id) {
+    enum node_alive known = look(pool, id);
+    if (pool->rc != 0) return false;
+    return known == NODE_UNKNOWN ? search(pool, id) && pool->rc == 0 : known == NODE_ALIVE;
+}
+
+uint32_t node_live(struct node_pool *pool, uint32_t id) {
+    if (pool->nodes[id].exact) return id;
+    node_classes(pool);
+    return node_is_alive(pool, id) ? id : NODE_NONE;
+}
+
+bool node_matches(struct node_pool *pool, uint32_t id, const char *text, size_t size) {
+    node_classes(pool);
+    for (size_t i = 0; i < size && id != NODE_NONE; i++)
+        id = node_derive(pool, id, pool->class_of[(unsigned char)text[i]]);
+    return pool->rc == 0 && pool->nodes[id].nullable;
+}

@@ -1,0 +1,30 @@
+/* Numbers of JSON schemas as expressions: bounds and divisors, exactly, on the decimal digits. A
+ * number with a bound or a divisor is written without an exponent. */
+#ifndef KEEPD_CONSTRAIN_NUMBER_H
+#define KEEPD_CONSTRAIN_NUMBER_H
+
+#include "constrain/json.h"
+
+/* A decimal number: digits before and behind the point, without needless zeros. */
+struct decimal {
+    bool negative; /* not for 0 */
+    int whole, fraction;
+    char digits[2 * CONSTRAIN_DIGITS_MAX]; /* of both parts, '0' .. '9' */
+};
+
+/* Reads the text of a JSON number. ERR_LIMIT: too many digits. */
+int decimal_read(const char *text, struct decimal *out);
+int decimal_compare(const struct decimal *a, const struct decimal *b); /* -1, 0, 1 */
+
+struct number_rules {
+    bool integer;
+    bool has_min, has_max, above_min, below_max; /* above, below: the bound itself is excluded */
+    struct decimal min, max;
+    const struct decimal *divisors;
+    int divisor_count;
+};
+
+/* NODE_NONE: no number satisfies them. ERR_LIMIT, ERR_INVALID: a divisor is too long or 0. */
+int number_node(struct json_nodes *nodes, const struct number_rules *rules, uint32_t *out);
+
+#endif

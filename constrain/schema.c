@@ -1,0 +1,530 @@
+/* Schemas to expressions: what stands between a schema and its types. References, allOf, anyOf and
+ * oneOf are resolved here: a schema becomes a conjunction of plain schemas, and alternatives are
+ * distributed over it. A conjunction that occurs inside itself becomes a rule. */
+#include "constrain/schema.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+#include "constrain/number.h"
+#include "constrain/schema_int.h"
+#include "constrain/schema_refs.h"
+
+#define ARENA_BYTES ((size_t)64 << 20)
+#define MEMO_CHAINS 1024u
+
+/* ---- Faults ---------------------------------------------------------------------------------- */
+
+/* The path of a node below `tree`, appended to `path`; false: it is not there. */
+static bool find_path(const cJSON *tree, const cJSON *node, char *path, size_t size, int depth) {
+    size_t used = strlen(path);
+    const cJSON *child;
+    int index = 0;
+    if (tree == node) return true;
+    if (depth > JSON_MAX_DEPTH) return false;
+    cJSON_ArrayForEach(child, tree) {
+        if (cJSON_IsArray(tree))
+            snprintf(path + used, size - used, "[%d]", index++);
+        else
+            snprintf(path + used, size - used, ".%s", child->string);
+        if (find_path(child, node, path, size, depth + 1)) return true;
+    }
+    path[used] = '\0';
+    return false;
+}
+
+uint32_t schema_refuse(struct schema *s, int rc, const cJSON *at, const char *keyword,
+                       const char *format, ...) {
+    char path[128], text[384];
+    va_list args;
+    if (s->rc != 0) return NODE_NONE;
+    snprintf(path, sizeof path, "%s", s->field);
+    if (at != NULL) find_path(s->root, at, path, sizeof path, 0);
+    size_t used = strlen(path);
+    if (keyword != NULL) snprintf(path + used, sizeof path - used, ".%s", keyword);
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    s->rc = fault_set(s->fault, rc, path, "%s", text);
+    return NODE_NONE;
+}
+
+void *schema_alloc(struct schema *s, size_t count, size_t size) {
+    void *memory = s->rc == 0 ? arena_alloc(&s->arena, count > 0 ? count : 1, size) : NULL;
+    if (memory == NULL)
+        schema_refuse(s, s->arena.full ? ERR_LIMIT : ERR_NOMEM, NULL, NULL,
+                      "the schema needs too much memory");
+    return memory;
+}
+
+/* ---- Conjunctions ---------------------------------------------------------------------------- */
+
+struct conjunction schema_open(struct schema *s, int count) {
+    return (struct conjunction){.list = schema_alloc(s, (size_t)count, sizeof(struct conjunct))};
+}
+
+static void add_conjunct(struct conjunction *c, struct conjunct one) {
+    struct conjunct *list = (struct conjunct *)(uintptr_t)c->list;
+    for (int i = 0; i < c->count; i++)
+        if (list[i].schema == one.schema) {
+            list[i].skip |= one.skip;
+            return;
+        }
+    list[c->count++] = one;
+}
+
+void schema_add(struct schema *s, struct conjunction *c, const cJSON *schema) {
+    if (schema == NULL || cJSON_IsTrue(schema) || s->rc != 0) return;
+    if (cJSON_IsFalse(schema))
+        c->never = true;
+    else if (cJSON_IsObject(schema))
+        add_conjunct(c, (struct conjunct){.schema = schema});
+    else
+        schema_refuse(s, ERR_INVALID, schema, NULL, "expected a schema, found %s",
+                      json_type_name(schema));
+}
+
+/* The conjunction without conjunct `at` having `skip`, and with `more` (NULL: none). */
+static struct conjunction with(struct schema *s, const struct conjunction *c, int at, unsigned skip,
+                               const cJSON *more) {
+    struct conjunction next = schema_open(s, c->count + 1);
+    if (s->rc != 0) return next;
+    for (int i = 0; i < c->count; i++) {
+        struct conjunct one = c->list[i];
+        if (i == at) one.skip |= skip;
+        add_conjunct(&next, one);
+    }
+    next.never = c->never;
+    schema_add(s, &next, more);
+    return next;
+}
+
+/* ---- Keywords -------------------------------------------------------------------------------- */
+
+static bool is_neutral(const cJSON *value) {
+    if (cJSON_IsTrue(value) || cJSON_IsNull(value)) return true;
+    return (cJSON_IsObject(value) || cJSON_IsArray(value)) && value->child == NULL;
+}
+
+/* Keywords that could make an instance invalid and that are not enforced. */
+static void check_keywords(struct schema *s, const cJSON *schema) {
+    static const char *const refused[] = {
+        "if",           "dependentRequired", "dependentSchemas",      "dependencies",
+        "contains",     "unevaluatedItems",  "unevaluatedProperties", "$dynamicRef",
+        "$recursiveRef"};
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        const cJSON *value = json_get(schema, refused[i]);
+        bool neutral = value == NULL || (refused[i][0] != 'c' && refused[i][0] != '$' &&
+                                         refused[i][0] != 'i' && is_neutral(value));
+        if (!neutral)
+            schema_refuse(s, ERR_UNSUPPORTED, schema, refused[i],
+                          "the keyword '%s' is not supported", refused[i]);
+    }
+}
+
+/* ---- References ------------------------------------------------------------------------------ */
+
+/* Adds what a conjunct refers to, and its allOf, until nothing of the kind is left. */
+static struct conjunction flatten(struct schema *s, const struct conjunction *c) {
+    int room = c->count + 8;
+    struct conjunction all = schema_open(s, room);
+    all.never = c->never;
+    for (int i = 0; i < c->count && s->rc == 0; i++) add_conjunct(&all, c->list[i]);
+    for (int i = 0; i < all.count && s->rc == 0; i++) {
+        struct conjunct *one = (struct conjunct *)(uintptr_t)&all.list[i];
+        const cJSON *schema = one->schema, *ref = json_get(schema, "$ref"), *child;
+        const cJSON *parts = json_get(schema, "allOf");
+        int more = (parts != NULL ? cJSON_GetArraySize(parts) : 0) + 1;
+        check_keywords(s, schema);
+        unsigned skip = one->skip;
+        one->skip |= SKIP_REF | SKIP_ALL;
+        if (all.count + more > room) {
+            struct conjunction grown = schema_open(s, room = (all.count + more) * 2);
+            if (s->rc != 0) break;
+            memcpy((void *)(uintptr_t)grown.list, all.list, (size_t)all.count * sizeof *all.list);
+            all.list = grown.list;
+        }
+        if (ref != NULL && !(skip & SKIP_REF)) schema_add(s, &all, schema_resolve(s, schema, ref));
+        if (parts == NULL || (skip & SKIP_ALL)) continue;
+        if (!cJSON_IsArray(parts))
+            schema_refuse(s, ERR_INVALID, schema, "allOf", "expected an array of schemas");
+        else
+            cJSON_ArrayForEach(child, parts) schema_add(s, &all, child);
+        if (all.count > CONSTRAIN_BRANCHES_MAX)
+            schema_refuse(s, ERR_LIMIT, schema, "allOf", "more than %d schemas apply at once",
+                          CONSTRAIN_BRANCHES_MAX);
+    }
+    return all;
+}
+
+/* ---- Types ----------------------------------------------------------------------------------- */
+
+static unsigned type_of_name(const char *name) {
+    static const struct {
+        const char *name;
+        unsigned types;
+    } names[] = {{"null", SCHEMA_NULL},       {"boolean", SCHEMA_BOOLEAN},
+                 {"integer", SCHEMA_INTEGER}, {"number", SCHEMA_INTEGER | SCHEMA_FRACTION},
+                 {"string", SCHEMA_STRING},   {"array", SCHEMA_ARRAY},
+                 {"object", SCHEMA_OBJECT}};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(names[i].name, name) == 0) return names[i].types;
+    return 0;
+}
+
+static unsigned named_types(struct schema *s, const cJSON *schema, const cJSON *type) {
+    unsigned types = 0;
+    const cJSON *child, *single = cJSON_IsArray(type) ? NULL : type;
+    if (type == NULL) return SCHEMA_TYPES;
+    for (child = single != NULL ? single : type->child; child != NULL;
+         child = single != NULL ? NULL : child->next) {
+        unsigned one = cJSON_IsString(child) ? type_of_name(child->valuestring) : 0;
+        if (one == 0) {
+            schema_refuse(s, ERR_INVALID, schema, "type", "expected the name of a JSON type");
+            return 0;
+        }
+        types |= one;
+    }
+    return types;
+}
+
+static unsigned type_of_value(const cJSON *value) {
+    if (cJSON_IsNull(value)) return SCHEMA_NULL;
+    if (cJSON_IsBool(value)) return SCHEMA_BOOLEAN;
+    if (cJSON_IsString(value)) return SCHEMA_STRING;
+    if (cJSON_IsArray(value)) return SCHEMA_ARRAY;
+    if (cJSON_IsObject(value)) return SCHEMA_OBJECT;
+    int64_t whole;
+    bool integer = json_node_int(value, INT64_MIN, INT64_MAX, &whole) == 0;
+    return integer ? SCHEMA_INTEGER : SCHEMA_INTEGER | SCHEMA_FRACTION;
+}
+
+/* What `not` excludes: types here, given strings in schema_string. Anything else is refused. */
+static unsigned excluded_types(struct schema *s, const cJSON *schema) {
+    const cJSON *not = json_get(schema, "not"), *child;
+    if (not == NULL || cJSON_IsFalse(not )) return 0;
+    if (cJSON_IsTrue(not ) || (cJSON_IsObject(not ) && not ->child == NULL)) return SCHEMA_TYPES;
+    bool only = cJSON_IsObject(not ) && not ->child->next == NULL;
+    const cJSON *type = only ? json_get(not, "type") : NULL;
+    if (type != NULL) {
+        unsigned types = named_types(s, not, type);
+        /* "not an integer" leaves numbers, but 1.0 is an integer: the fraction must be written. */
+        if ((types & SCHEMA_INTEGER) && !(types & SCHEMA_FRACTION))
+            schema_refuse(s, ERR_UNSUPPORTED, schema, "not", "'not' of integers is not supported");
+        return types;
+    }
+    const cJSON *values = only ? json_get(not, "enum") : NULL;
+    bool strings = only && cJSON_IsString(json_get(not, "const"));
+    if (cJSON_IsArray(values)) {
+        strings = true;
+        cJSON_ArrayForEach(child, values) strings = strings && cJSON_IsString(child);
+    }
+    if (!strings)
+        schema_refuse(s, ERR_UNSUPPORTED, schema, "not",
+                      "'not' is supported only with a type, or with strings in const or enum");
+    return 0;
+}
+
+static unsigned types_of(struct schema *s, const struct conjunction *c) {
+    unsigned types = SCHEMA_TYPES;
+    for (int i = 0; i < c->count; i++) {
+        const cJSON *schema = c->list[i].schema;
+        types &= named_types(s, schema, json_get(schema, "type"));
+        types &= ~excluded_types(s, schema);
+    }
+    return types;
+}
+
+/* ---- Numbers --------------------------------------------------------------------------------- */
+
+static bool read_bound(struct schema *s, const cJSON *schema, const char *keyword,
+                       struct decimal *out) {
+    const cJSON *value = json_get(schema, keyword);
+    if (value == NULL || cJSON_IsBool(value)) return false;
+    if (!cJSON_IsNumber(value))
+        schema_refuse(s, ERR_INVALID, schema, keyword, "expected a number, found %s",
+                      json_type_name(value));
+    else if (decimal_read(value->valuestring, out) != 0)
+        schema_refuse(s, ERR_LIMIT, schema, keyword, "expected at most %d digits",
+                      CONSTRAIN_DIGITS_MAX);
+    return s->rc == 0;
+}
+
+static void note_min(struct number_rules *r, const struct decimal *bound, bool open) {
+    int order = r->has_min ? decimal_compare(bound, &r->min) : 1;
+    if (order > 0 || (order == 0 && open)) {
+        r->min = *bound;
+        r->above_min = open;
+    }
+    r->has_min = true;
+}
+
+static void note_max(struct number_rules *r, const struct decimal *bound, bool open) {
+    int order = r->has_max ? decimal_compare(bound, &r->max) : -1;
+    if (order < 0 || (order == 0 && open)) {
+        r->max = *bound;
+        r->below_max = open;
+    }
+    r->has_max = true;
+}
+
+/* exclusiveMinimum and exclusiveMaximum were booleans once. */
+static void note_bounds(struct schema *s, const cJSON *schema, struct number_rules *r) {
+    struct decimal bound;
+    if (read_bound(s, schema, "minimum", &bound))
+        note_min(r, &bound, cJSON_IsTrue(json_get(schema, "exclusiveMinimum")));
+    if (read_bound(s, schema, "maximum", &bound))
+        note_max(r, &bound, cJSON_IsTrue(json_get(schema, "exclusiveMaximum")));
+    if (read_bound(s, schema, "exclusiveMinimum", &bound)) note_min(r, &bound, true);
+    if (read_bound(s, schema, "exclusiveMaximum", &bound)) note_max(r, &bound, true);
+}
+
+static uint32_t schema_number(struct schema *s, const struct conjunction *c, bool integer) {
+    struct number_rules rules = {.integer = integer};
+    struct decimal *divisors = schema_alloc(s, (size_t)c->count, sizeof *divisors);
+    uint32_t node = NODE_NONE;
+    if (divisors == NULL) return NODE_NONE;
+    for (int i = 0; i < c->count; i++) {
+        const cJSON *schema = c->list[i].schema;
+        note_bounds(s, schema, &rules);
+        if (read_bound(s, schema, "multipleOf", &divisors[rules.divisor_count]))
+            rules.divisor_count++;
+    }
+    rules.divisors = divisors;
+    if (s->rc != 0) return NODE_NONE;
+    int rc = number_node(s->nodes, &rules, &node);
+    if (rc != 0 && s->pool->rc == 0)
+        schema_refuse(s, rc, c->list[0].schema, "multipleOf",
+                      rc == ERR_LIMIT ? "expected at most %d without the decimal point"
+                                      : "expected a number above 0",
+                      CONSTRAIN_DIVISOR_MAX);
+    return node;
+}
+
+static uint32_t typed_node(struct schema *s, const struct conjunction *c, unsigned types) {
+    struct node_pool *pool = s->pool;
+    uint32_t list = node_list_open(pool);
+    if (types & SCHEMA_NULL) node_list_add(pool, s->nodes->null);
+    if (types & SCHEMA_BOOLEAN) node_list_add(pool, s->nodes->boolean);
+    if (types & (SCHEMA_INTEGER | SCHEMA_FRACTION))
+        node_list_add(pool, schema_number(s, c, !(types & SCHEMA_FRACTION)));
+    if (types & SCHEMA_STRING) node_list_add(pool, schema_string(s, c));
+    if (types & SCHEMA_ARRAY) node_list_add(pool, schema_array(s, c));
+    if (types & SCHEMA_OBJECT) node_list_add(pool, schema_object(s, c));
+    return node_list_alt(pool, list);
+}
+
+/* ---- Given values ---------------------------------------------------------------------------- */
+
+/* Does a keyword beside `type` say anything about objects and arrays? */
+static bool limits_structures(const struct conjunction *c) {
+    static const char *const keywords[] = {"properties",
+                                           "patternProperties",
+                                           "additionalProperties",
+                                           "required",
+                                           "propertyNames",
+                                           "minProperties",
+                                           "maxProperties",
+                                           "items",
+                                           "prefixItems",
+                                           "minItems",
+                                           "maxItems",
+                                           "uniqueItems"};
+    for (int i = 0; i < c->count; i++)
+        for (size_t k = 0; k < sizeof keywords / sizeof *keywords; k++)
+            if (json_get(c->list[i].schema, keywords[k]) != NULL) return true;
+    return false;
+}
+
+static bool holds(const cJSON *values, const cJSON *value) {
+    const cJSON *child;
+    cJSON_ArrayForEach(child, values) {
+        if (cJSON_Compare(child, value, true)) return true;
+    }
+    return false;
+}
+
+/* Is the value among those of the other conjuncts that give values? */
+static bool is_given(const struct conjunction *c, const cJSON *value) {
+    for (int i = 0; i < c->count; i++) {
+        const cJSON *values = json_get(c->list[i].schema, "enum");
+        const cJSON *only = json_get(c->list[i].schema, "const");
+        if (values != NULL && !holds(values, value)) return false;
+        if (only != NULL && !cJSON_Compare(only, value, true)) return false;
+    }
+    return true;
+}
+
+/* One of the given values, if everything else holds for it: for strings and numbers their text is
+ * read with the expression of the other keywords. */
+static uint32_t value_node(struct schema *s, const struct conjunction *c, unsigned types,
+                           const cJSON *at, const cJSON *value) {
+    unsigned type = type_of_value(value);
+    if (!(types & type) || !is_given(c, value)) return NODE_NONE;
+    uint32_t node = json_literal(s->nodes, value);
+    if (type & (SCHEMA_NULL | SCHEMA_BOOLEAN)) return node;
+    if (type & (SCHEMA_OBJECT | SCHEMA_ARRAY)) {
+        if (limits_structures(c))
+            schema_refuse(s, ERR_UNSUPPORTED, at, "enum",
+                          "objects and arrays in enum or const are supported only without other "
+                          "keywords about objects and arrays");
+        return node;
+    }
+    uint32_t rest = type & SCHEMA_STRING ? schema_string(s, c)
+                                         : schema_number(s, c, !(types & SCHEMA_FRACTION));
+    if (rest == s->nodes->string || rest == s->nodes->number) return node;
+    return node_live(s->pool, node_and2(s->pool, node, rest));
+}
+
+static uint32_t values_node(struct schema *s, const struct conjunction *c, unsigned types,
+                            const cJSON *at) {
+    const cJSON *values = json_get(at, "enum"), *only = json_get(at, "const"), *child;
+    if (values != NULL && !cJSON_IsArray(values))
+        return schema_refuse(s, ERR_INVALID, at, "enum", "expected an array");
+    if (only != NULL) return value_node(s, c, types, at, only);
+    uint32_t list = node_list_open(s->pool);
+    cJSON_ArrayForEach(child, values) {
+        if (s->rc != 0 || s->pool->rc != 0) break;
+        node_list_add(s->pool, value_node(s, c, types, at, child));
+    }
+    return node_list_alt(s->pool, list);
+}
+
+/* `const` null is a value, and json_get takes null for absent. */
+static const cJSON *null_const(const cJSON *schema) {
+    const cJSON *child;
+    cJSON_ArrayForEach(child, schema) {
+        if (strcmp(child->string, "const") == 0 && cJSON_IsNull(child)) return child;
+    }
+    return NULL;
+}
+
+static uint32_t plain_node(struct schema *s, const struct conjunction *c) {
+    unsigned types = types_of(s, c);
+    if (s->rc != 0) return NODE_NONE;
+    for (int i = 0; i < c->count; i++)
+        if (null_const(c->list[i].schema) != NULL) types &= SCHEMA_NULL;
+    for (int i = 0; i < c->count; i++) {
+        const cJSON *schema = c->list[i].schema;
+        if (json_get(schema, "enum") != NULL || json_get(schema, "const") != NULL)
+            return values_node(s, c, types, schema);
+    }
+    if (c->count == 0) return s->nodes->value;
+    return typed_node(s, c, types);
+}
+
+/* ---- Alternatives ---------------------------------------------------------------------------- */
+
+static uint32_t branches(struct schema *s, const struct conjunction *c, int at, const char *keyword,
+                         unsigned skip) {
+    const cJSON *schema = c->list[at].schema, *list = json_get(schema, keyword), *child;
+    if (!cJSON_IsArray(list))
+        return schema_refuse(s, ERR_INVALID, schema, keyword, "expected an array of schemas");
+    if (skip == SKIP_ONE) schema_check_apart(s, schema, list);
+    uint32_t nodes = node_list_open(s->pool);
+    cJSON_ArrayForEach(child, list) {
+        if (++s->branches > CONSTRAIN_BRANCHES_MAX)
+            schema_refuse(s, ERR_LIMIT, schema, keyword,
+                          "the schema has more than %d combinations of alternatives",
+                          CONSTRAIN_BRANCHES_MAX);
+        if (s->rc != 0 || s->pool->rc != 0) return NODE_NONE;
+        node_list_add(s->pool, schema_node(s, with(s, c, at, skip, child)));
+    }
+    return node_list_alt(s->pool, nodes);
+}
+
+static uint32_t resolved_node(struct schema *s, const struct conjunction *c) {
+    for (int i = 0; i < c->count; i++) {
+        const struct conjunct *one = &c->list[i];
+        if (!(one->skip & SKIP_ANY) && json_get(one->schema, "anyOf") != NULL)
+            return branches(s, c, i, "anyOf", SKIP_ANY);
+        if (!(one->skip & SKIP_ONE) && json_get(one->schema, "oneOf") != NULL)
+            return branches(s, c, i, "oneOf", SKIP_ONE);
+    }
+    return plain_node(s, c);
+}
+
+/* ---- Conjunctions seen before ---------------------------------------------------------------- */
+
+struct schema_memo {
+    struct memo_row {
+        struct conjunction key; /* flattened */
+        bool done;
+        uint32_t node, rule; /* rule: UINT32_MAX until the conjunction occurs inside itself */
+        struct memo_row *next;
+    } * chains[MEMO_CHAINS];
+};
+
+static struct memo_row **memo_chain(struct schema *s, const struct conjunction *c) {
+    uint64_t sum = 0; /* independent of the order */
+    for (int i = 0; i < c->count; i++)
+        sum += ((uint64_t)(uintptr_t)c->list[i].schema ^ c->list[i].skip) * 0x9E3779B97F4A7C15u;
+    return &s->memo->chains[sum >> 32 & (MEMO_CHAINS - 1)];
+}
+
+static bool is_equal(const struct conjunction *a, const struct conjunction *b) {
+    if (a->count != b->count) return false;
+    for (int i = 0; i < a->count; i++) {
+        bool found = false;
+        for (int k = 0; k < b->count && !found; k++)
+            found = a->list[i].schema == b->list[k].schema && a->list[i].skip == b->list[k].skip;
+        if (!found) return false;
+    }
+    return true;
+}
+
+static uint32_t memo_use(struct schema *s, struct memo_row *row) {
+    if (row->done) return row->node;
+    if (row->rule == UINT32_MAX) row->rule = node_rule_open(s->pool);
+    return node_rule(s->pool, row->rule);
+}
+
+static uint32_t memo_fill(struct schema *s, struct memo_row *row) {
+    uint32_t node = resolved_node(s, &row->key);
+    row->done = true;
+    row->node = node;
+    if (row->rule == UINT32_MAX || s->pool->rc != 0) return node;
+    s->pool->rules[row->rule] = node;
+    row->node = node_rule(s->pool, row->rule);
+    return row->node;
+}
+
+uint32_t schema_node(struct schema *s, struct conjunction conjunction) {
+    if (s->rc != 0 || s->pool->rc != 0 || conjunction.never) return NODE_NONE;
+    struct conjunction all = flatten(s, &conjunction);
+    if (s->rc != 0 || all.never) return NODE_NONE;
+    struct memo_row **chain = memo_chain(s, &all), *row = *chain;
+    while (row != NULL && !is_equal(&row->key, &all)) row = row->next;
+    if (row != NULL) return memo_use(s, row);
+    row = schema_alloc(s, 1, sizeof *row);
+    if (row == NULL) return NODE_NONE;
+    *row = (struct memo_row){.key = all, .rule = UINT32_MAX, .next = *chain};
+    *chain = row;
+    if (s->depth >= JSON_MAX_DEPTH)
+        return schema_refuse(s, ERR_LIMIT, all.count > 0 ? all.list[0].schema : NULL, NULL,
+                             "schemas are nested more than %d levels deep", JSON_MAX_DEPTH);
+    s->depth++;
+    uint32_t node = memo_fill(s, row);
+    s->depth--;
+    return node;
+}
+
+int schema_compile(struct json_nodes *nodes, const cJSON *schema, const char *field, uint32_t *out,
+                   struct fault *fault) {
+    struct schema s = {
+        .nodes = nodes, .pool = nodes->pool, .root = schema, .field = field, .fault = fault};
+    *out = NODE_NONE;
+    arena_open(&s.arena, ARENA_BYTES);
+    s.memo = schema_alloc(&s, 1, sizeof *s.memo);
+    struct conjunction whole = schema_open(&s, 1);
+    if (s.rc == 0) {
+        schema_add(&s, &whole, schema);
+        *out = schema_node(&s, whole);
+    }
+    arena_close(&s.arena);
+    return s.rc != 0 ? s.rc : s.pool->rc;
+}

@@ -1,0 +1,25 @@
+/* JSON Schema (2020-12, and the older spellings of the same keywords) as expressions.
+ *
+ * The instances of a schema are written in one order: members in the order in which the schema
+ * declares them, then required members that it does not declare, then all others. Strings of enum,
+ * const and names are written in one way (constrain/json.h). Every written text is a valid
+ * instance; some valid instances cannot be written so.
+ *
+ * Enforced: type, enum, const, properties, patternProperties, additionalProperties, required,
+ * propertyNames, minProperties, maxProperties, items, prefixItems, additionalItems, minItems,
+ * maxItems, minLength, maxLength (in code points), pattern, format, minimum, maximum,
+ * exclusiveMinimum, exclusiveMaximum, multipleOf, anyOf, oneOf (of branches that exclude each
+ * other), allOf, not (of types, and of given strings), $ref within the document.
+ * Refused with its path: every other keyword that could make an instance invalid, and a $ref to
+ * another document. Keywords of no standard are annotations. */
+#ifndef KEEPD_CONSTRAIN_SCHEMA_H
+#define KEEPD_CONSTRAIN_SCHEMA_H
+
+#include "constrain/json.h"
+
+/* `field`: where the schema stands, in front of paths in faults. ERR_INVALID: not a schema, or one
+ * without an instance. */
+int schema_compile(struct json_nodes *nodes, const cJSON *schema, const char *field, uint32_t *out,
+                   struct fault *fault);
+
+#endif

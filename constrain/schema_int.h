@@ -1,0 +1,76 @@
+/* Declarations shared by the files that compile schemas; for no others. */
+#ifndef KEEPD_CONSTRAIN_SCHEMA_INT_H
+#define KEEPD_CONSTRAIN_SCHEMA_INT_H
+
+#include "base/arena.h"
+#include "constrain/schema.h"
+
+enum schema_type {
+    SCHEMA_NULL = 1,
+    SCHEMA_BOOLEAN = 2,
+    SCHEMA_INTEGER = 4,
+    SCHEMA_FRACTION = 8, /* a number that is not an integer; "number" is both */
+    SCHEMA_STRING = 16,
+    SCHEMA_ARRAY = 32,
+    SCHEMA_OBJECT = 64,
+    SCHEMA_TYPES = 127
+};
+
+/* Keywords of a schema that were already taken into account. */
+enum { SKIP_REF = 1, SKIP_ALL = 2, SKIP_ANY = 4, SKIP_ONE = 8, SKIP_ENUM = 16 };
+
+/* One schema of several that an instance satisfies. */
+struct conjunct {
+    const cJSON *schema; /* an object */
+    unsigned skip;
+};
+
+/* The conjunction of schemas; empty: anything. In the arena. */
+struct conjunction {
+    const struct conjunct *list;
+    int count;
+    bool never; /* one of them is `false` */
+};
+
+struct schema_memo; /* schema.c */
+
+struct schema {
+    struct json_nodes *nodes;
+    struct node_pool *pool;
+    const cJSON *root;
+    const char *field;
+    struct arena arena;
+    struct schema_memo *memo;
+    int depth, branches;
+    int rc; /* sticks */
+    struct fault *fault;
+};
+
+/* Notes a fault at `keyword` (NULL: none) of the schema `at`; returns NODE_NONE. */
+uint32_t schema_refuse(struct schema *s, int rc, const cJSON *at, const char *keyword,
+                       const char *format, ...) __attribute__((format(printf, 5, 6)));
+void *schema_alloc(struct schema *s, size_t count, size_t size); /* NULL: noted */
+
+/* Room for `count` schemas, to be filled with schema_add. */
+struct conjunction schema_open(struct schema *s, int count);
+/* Adds a schema: an object, true or false. NULL: nothing. `at` is its parent, for faults. */
+void schema_add(struct schema *s, struct conjunction *conjunction, const cJSON *schema);
+
+/* The expression of a conjunction. */
+uint32_t schema_node(struct schema *s, struct conjunction conjunction);
+
+/* One type each; every conjunct is resolved: without $ref, allOf, anyOf, oneOf, enum and const. */
+uint32_t schema_string(struct schema *s, const struct conjunction *c);
+uint32_t schema_array(struct schema *s, const struct conjunction *c);
+uint32_t schema_object(struct schema *s, const struct conjunction *c);
+
+/* A count such as minItems: the larger or the smaller of all conjuncts' with `*value`. */
+void schema_count(struct schema *s, const struct conjunction *c, const char *keyword, bool smallest,
+                  uint32_t *value);
+/* `pattern` of the schema `at` as an expression over characters. */
+uint32_t schema_pattern(struct schema *s, const cJSON *at, const char *keyword,
+                        const char *pattern);
+/* Strings that the conjuncts' propertyNames allow; of one conjunction of schemas of strings. */
+uint32_t schema_content(struct schema *s, const struct conjunction *c);
+
+#endif

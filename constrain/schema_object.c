@@ -1,0 +1,281 @@
+/* Objects of a schema: named members in the schema's order, then all others. */
+#include <string.h>
+
+#include "base/json.h"
+#include "constrain/schema_int.h"
+
+/* A member that the schema names. */
+struct named {
+    const char *name;
+    uint32_t node; /* "name": value; NODE_NONE: it cannot be there */
+    bool required;
+};
+
+/* patternProperties: a pattern, and the schema of the conjunct that has it. */
+struct pattern {
+    int conjunct;
+    uint32_t content; /* expression over the characters of a name */
+    const cJSON *schema;
+};
+
+struct object {
+    struct schema *s;
+    const struct conjunction *c;
+    struct named *names;
+    int name_count;
+    struct pattern patterns[CONSTRAIN_PATTERNS_MAX];
+    int pattern_count;
+    uint32_t allowed; /* names by propertyNames */
+    uint32_t others;  /* a member that is not named; NODE_NONE: there is none */
+    uint32_t min, max;
+};
+
+/* ---- Reading --------------------------------------------------------------------------------- */
+
+static struct named *find_name(struct object *o, const char *name) {
+    for (int i = 0; i < o->name_count; i++)
+        if (strcmp(o->names[i].name, name) == 0) return &o->names[i];
+    o->names[o->name_count] = (struct named){.name = name, .node = NODE_NONE};
+    return &o->names[o->name_count++];
+}
+
+static void collect_names(struct object *o) {
+    struct schema *s = o->s;
+    const cJSON *child;
+    int room = 0;
+    for (int i = 0; i < o->c->count; i++)
+        room += cJSON_GetArraySize(json_get(o->c->list[i].schema, "properties")) +
+                cJSON_GetArraySize(json_get(o->c->list[i].schema, "required"));
+    if (room > 8192) schema_refuse(s, ERR_LIMIT, NULL, NULL, "an object with more than 8192 names");
+    o->names = schema_alloc(s, (size_t)room, sizeof *o->names);
+    for (int i = 0; i < o->c->count && s->rc == 0; i++) {
+        const cJSON *properties = json_get(o->c->list[i].schema, "properties");
+        if (properties != NULL && !cJSON_IsObject(properties))
+            schema_refuse(s, ERR_INVALID, o->c->list[i].schema, "properties", "expected an object");
+        cJSON_ArrayForEach(child, properties) find_name(o, child->string);
+    }
+    for (int i = 0; i < o->c->count && s->rc == 0; i++) {
+        const cJSON *required = json_get(o->c->list[i].schema, "required");
+        if (cJSON_IsBool(required)) continue; /* draft 3 */
+        cJSON_ArrayForEach(child, required) {
+            if (cJSON_IsString(child))
+                find_name(o, child->valuestring)->required = true;
+            else
+                schema_refuse(s, ERR_INVALID, o->c->list[i].schema, "required",
+                              "expected an array of names");
+        }
+    }
+}
+
+static void collect_patterns(struct object *o) {
+    struct schema *s = o->s;
+    for (int i = 0; i < o->c->count && s->rc == 0; i++) {
+        const cJSON *schema = o->c->list[i].schema, *child;
+        cJSON_ArrayForEach(child, json_get(schema, "patternProperties")) {
+            if (o->pattern_count == CONSTRAIN_PATTERNS_MAX) {
+                schema_refuse(s, ERR_LIMIT, schema, "patternProperties",
+                              "more than %d patterns meet in one object", CONSTRAIN_PATTERNS_MAX);
+                return;
+            }
+            o->patterns[o->pattern_count++] = (struct pattern){
+                i, schema_pattern(s, schema, "patternProperties", child->string), child};
+        }
+    }
+}
+
+static void collect_allowed(struct object *o) {
+    struct schema *s = o->s;
+    o->allowed = s->nodes->any_text;
+    for (int i = 0; i < o->c->count && s->rc == 0; i++) {
+        const cJSON *names = json_get(o->c->list[i].schema, "propertyNames"), *child;
+        if (names == NULL || cJSON_IsTrue(names)) continue;
+        if (cJSON_IsFalse(names)) {
+            o->allowed = NODE_NONE;
+            return;
+        }
+        cJSON_ArrayForEach(child, names) {
+            static const char *const known[] = {"type",      "pattern",     "format", "minLength",
+                                                "maxLength", "description", "title"};
+            bool found = false;
+            for (size_t k = 0; k < sizeof known / sizeof *known; k++)
+                found = found || strcmp(known[k], child->string) == 0;
+            if (!found)
+                schema_refuse(s, ERR_UNSUPPORTED, names, child->string,
+                              "propertyNames is supported with pattern, format and lengths");
+        }
+        struct conjunction one = schema_open(s, 1);
+        if (s->rc != 0) return;
+        schema_add(s, &one, names);
+        o->allowed = node_and2(s->pool, o->allowed, schema_content(s, &one));
+    }
+}
+
+/* ---- Values ---------------------------------------------------------------------------------- */
+
+/* The schemas for the value of a name: `matched`, bits of patterns that it matches; `name` NULL:
+ * one that the schema does not name. */
+static uint32_t value_node(struct object *o, const char *name, unsigned matched) {
+    struct schema *s = o->s;
+    struct conjunction all = schema_open(s, o->c->count + o->pattern_count);
+    if (s->rc != 0) return NODE_NONE;
+    for (int i = 0; i < o->c->count; i++) {
+        const cJSON *schema = o->c->list[i].schema;
+        const cJSON *own = name != NULL ? json_get(json_get(schema, "properties"), name) : NULL;
+        bool found = own != NULL;
+        schema_add(s, &all, own);
+        for (int k = 0; k < o->pattern_count; k++) {
+            if (o->patterns[k].conjunct != i || !(matched >> k & 1)) continue;
+            schema_add(s, &all, o->patterns[k].schema);
+            found = true;
+        }
+        if (!found) schema_add(s, &all, json_get(schema, "additionalProperties"));
+    }
+    return schema_node(s, all);
+}
+
+static unsigned patterns_of(struct object *o, const char *name) {
+    unsigned matched = 0;
+    for (int k = 0; k < o->pattern_count; k++)
+        if (node_matches(o->s->pool, o->patterns[k].content, name, strlen(name)))
+            matched |= 1u << k;
+    return matched;
+}
+
+static void build_names(struct object *o) {
+    struct schema *s = o->s;
+    for (int i = 0; i < o->name_count && s->rc == 0; i++) {
+        struct named *named = &o->names[i];
+        size_t size = strlen(named->name);
+        bool allowed = o->allowed == s->nodes->any_text ||
+                       node_matches(s->pool, o->allowed, named->name, size);
+        uint32_t value =
+            allowed ? value_node(o, named->name, patterns_of(o, named->name)) : NODE_NONE;
+        named->node = json_member(s->nodes, json_name(s->nodes, named->name), value);
+    }
+}
+
+/* Names that are not the schema's own and match exactly these patterns, quoted. */
+static uint32_t key_node(struct object *o, unsigned matched) {
+    struct schema *s = o->s;
+    struct node_pool *pool = s->pool;
+    uint32_t content = o->allowed, list = node_list_open(pool);
+    for (int i = 0; i < o->name_count; i++)
+        node_list_add(pool, node_text(pool, o->names[i].name, strlen(o->names[i].name)));
+    uint32_t own = node_list_alt(pool, list);
+    if (own != NODE_NONE) content = node_and2(pool, content, node_not(pool, own));
+    for (int k = 0; k < o->pattern_count; k++) {
+        uint32_t pattern = o->patterns[k].content;
+        content = node_and2(pool, content, matched >> k & 1 ? pattern : node_not(pool, pattern));
+    }
+    if (content == s->nodes->any_text) return s->nodes->string;
+    content = node_live(pool, content);
+    return content == NODE_NONE ? NODE_NONE : json_string(s->nodes, content);
+}
+
+static void build_others(struct object *o) {
+    struct schema *s = o->s;
+    uint32_t list = node_list_open(s->pool);
+    for (unsigned matched = 0; matched < 1u << o->pattern_count && s->rc == 0; matched++) {
+        uint32_t value = value_node(o, NULL, matched);
+        if (value == NODE_NONE) continue;
+        node_list_add(s->pool, json_member(s->nodes, key_node(o, matched), value));
+    }
+    o->others = node_list_alt(s->pool, list);
+}
+
+/* ---- Members --------------------------------------------------------------------------------- */
+
+/* Members that are not named, behind `count` members. */
+static uint32_t others_node(struct object *o, uint32_t count) {
+    struct node_pool *pool = o->s->pool;
+    uint32_t min = o->min > count ? o->min - count : 0;
+    uint32_t max = o->max == NODE_ENDLESS ? NODE_ENDLESS : o->max - count;
+    if (o->others == NODE_NONE) return min == 0 ? NODE_EMPTY : NODE_NONE;
+    uint32_t next = node_seq(pool, o->s->nodes->comma, o->others);
+    if (count > 0) return node_repeat(pool, next, min, max);
+    if (max == 0) return NODE_NONE;
+    return node_seq(
+        pool, o->others,
+        node_repeat(pool, next, min > 0 ? min - 1 : 0, max == NODE_ENDLESS ? max : max - 1));
+}
+
+/* Row `i` of the table: what may follow when the first i names are done and `count` members stand
+ * (counted up to `most`); without the empty object. From row i + 1. */
+static void fill_row(struct object *o, int i, uint32_t most, const uint32_t *below, uint32_t *row) {
+    struct node_pool *pool = o->s->pool;
+    const struct named *named = &o->names[i];
+    for (uint32_t count = 0; count <= most; count++) {
+        uint32_t next = count < most ? count + 1 : count;
+        bool may = o->max == NODE_ENDLESS || count < o->max;
+        uint32_t member = may ? named->node : NODE_NONE;
+        uint32_t tail = next == 0 ? NODE_NONE : below[next];
+        if (count > 0) member = node_seq(pool, o->s->nodes->comma, member);
+        if (next == count && !named->required && count > 0)
+            row[count] = node_seq(pool, node_option(pool, member), tail);
+        else
+            row[count] = node_seq(pool, member, tail);
+        if (next != count && !named->required)
+            row[count] = node_alt2(pool, row[count], below[count]);
+    }
+}
+
+static bool is_optional(const struct object *o) {
+    for (int i = 0; i < o->name_count; i++)
+        if (o->names[i].required) return false;
+    return o->min == 0;
+}
+
+/* Counting every member costs a column of the table for each; without bounds there are two. */
+static uint32_t members_node(struct object *o) {
+    struct schema *s = o->s;
+    uint32_t most = o->max != NODE_ENDLESS ? o->max : o->min > 1 ? o->min : 1;
+    if (o->others == NODE_NONE && o->max != NODE_ENDLESS && o->max > (uint32_t)o->name_count) {
+        o->max = NODE_ENDLESS; /* there are no more names */
+        most = o->min > 1 ? o->min : 1;
+    }
+    if (((uint64_t)most + 1) * ((uint64_t)o->name_count + 1) > 65536)
+        return schema_refuse(s, ERR_LIMIT, o->c->list[0].schema, NULL,
+                             "minProperties or maxProperties is too large for so many names");
+    uint32_t *below = schema_alloc(s, most + 1, sizeof *below);
+    uint32_t *row = schema_alloc(s, most + 1, sizeof *row);
+    if (below == NULL || row == NULL) return NODE_NONE;
+    for (uint32_t count = 0; count <= most; count++) below[count] = others_node(o, count);
+    if (o->others == NODE_NONE) below[0] = NODE_NONE; /* the empty object is apart */
+    for (int i = o->name_count; i-- > 0;) {
+        fill_row(o, i, most, below, row);
+        uint32_t *swap = below;
+        below = row;
+        row = swap;
+    }
+    return below[0];
+}
+
+/* A reader of JSON drops repeated names, so members that the schema does not name may turn out to
+ * be fewer than were written. */
+static void check_min(struct object *o) {
+    uint32_t required = 0;
+    for (int i = 0; i < o->name_count; i++) required += o->names[i].required;
+    if (o->others == NODE_NONE || o->min <= 1 || o->min <= required) return;
+    schema_refuse(
+        o->s, ERR_UNSUPPORTED, o->c->list[0].schema, "minProperties",
+        "minProperties above 1 is supported where the names are given by 'properties', or "
+        "'required' has as many");
+}
+
+uint32_t schema_object(struct schema *s, const struct conjunction *c) {
+    struct object o = {.s = s, .c = c, .max = NODE_ENDLESS};
+    collect_names(&o);
+    collect_patterns(&o);
+    collect_allowed(&o);
+    schema_count(s, c, "minProperties", false, &o.min);
+    schema_count(s, c, "maxProperties", true, &o.max);
+    if (s->rc != 0 || o.min > o.max) return NODE_NONE;
+    build_names(&o);
+    build_others(&o);
+    if (s->rc == 0) check_min(&o);
+    if (s->rc != 0 || s->pool->rc != 0) return NODE_NONE;
+    bool may_be_empty = is_optional(&o);
+    uint32_t members = o.max == 0 ? NODE_NONE : members_node(&o);
+    if (members == NODE_NONE && may_be_empty) return json_braces(s->nodes, NODE_EMPTY, false);
+    return json_braces(s->nodes, members, may_be_empty);
+}

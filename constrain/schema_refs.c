@@ -1,0 +1,224 @@
+#include "constrain/schema_refs.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+
+#define RESOLVE_MAX 16 /* references followed to compare two branches */
+
+/* ---- Pointers -------------------------------------------------------------------------------- */
+
+static int hex_value(char c) {
+    if (c >= '0' && c <= '9') return c - '0';
+    c = (char)(c | 32);
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+/* One part of a pointer, up to '/' or the end, without its escapes. Returns what follows it. */
+static const char *read_part(const char *text, char *part, size_t size) {
+    size_t used = 0;
+    while (*text != '\0' && *text != '/') {
+        char c = *text++;
+        if (c == '%' && hex_value(text[0]) >= 0 && hex_value(text[1]) >= 0) {
+            c = (char)(hex_value(text[0]) << 4 | hex_value(text[1]));
+            text += 2;
+        }
+        if (c == '~' && (*text == '0' || *text == '1')) c = *text++ == '0' ? '~' : '/';
+        if (used + 1 < size) part[used++] = c;
+    }
+    part[used] = '\0';
+    return text;
+}
+
+static const cJSON *member(const cJSON *node, const char *name) {
+    if (!cJSON_IsArray(node)) return json_get(node, name);
+    char *end;
+    unsigned long index = strtoul(name, &end, 10);
+    const cJSON *child = *name != '\0' && *end == '\0' ? node->child : NULL;
+    while (child != NULL && index-- > 0) child = child->next;
+    return child;
+}
+
+static const cJSON *follow_pointer(const cJSON *root, const char *pointer) {
+    char part[512];
+    while (root != NULL && *pointer == '/') {
+        pointer = read_part(pointer + 1, part, sizeof part);
+        root = member(root, part);
+    }
+    return *pointer == '\0' ? root : NULL;
+}
+
+/* The schema with this value of a keyword; the document is searched in its order. */
+static const cJSON *find_named(const cJSON *tree, const char *keyword, const char *value,
+                               int depth) {
+    const cJSON *own = cJSON_IsObject(tree) ? json_get(tree, keyword) : NULL, *child, *found = NULL;
+    if (cJSON_IsString(own) && strcmp(own->valuestring, value) == 0) return tree;
+    if (depth > JSON_MAX_DEPTH) return NULL;
+    cJSON_ArrayForEach(child, tree) {
+        if ((cJSON_IsObject(child) || cJSON_IsArray(child)) &&
+            (found = find_named(child, keyword, value, depth + 1)) != NULL)
+            break;
+    }
+    return found;
+}
+
+static const cJSON *find_fragment(const cJSON *root, const char *fragment) {
+    if (*fragment == '\0' || *fragment == '/') return follow_pointer(root, fragment);
+    const cJSON *found = find_named(root, "$anchor", fragment, 0);
+    return found != NULL ? found : find_named(root, "$id", fragment - 1, 0); /* "#name" */
+}
+
+static const cJSON *find_target(const cJSON *root, const char *ref) {
+    char base[512];
+    size_t size = strcspn(ref, "#");
+    if (size == 0) return *ref == '#' ? find_fragment(root, ref + 1) : NULL;
+    if (size >= sizeof base) return NULL;
+    memcpy(base, ref, size);
+    base[size] = '\0';
+    const cJSON *found = find_named(root, "$id", base, 0);
+    if (found == NULL) found = find_named(root, "id", base, 0);
+    return found != NULL && ref[size] == '#' ? find_fragment(found, ref + size + 1) : found;
+}
+
+const cJSON *schema_resolve(struct schema *s, const cJSON *at, const cJSON *ref) {
+    if (!cJSON_IsString(ref)) {
+        schema_refuse(s, ERR_INVALID, at, "$ref", "expected a string");
+        return NULL;
+    }
+    const cJSON *found = find_target(s->root, ref->valuestring);
+    if (found == NULL && ref->valuestring[0] == '#')
+        schema_refuse(s, ERR_INVALID, at, "$ref", "the schema has no part '%.100s'",
+                      ref->valuestring);
+    else if (found == NULL)
+        schema_refuse(s, ERR_UNSUPPORTED, at, "$ref",
+                      "'%.100s' is not in this document, and other documents are not read",
+                      ref->valuestring);
+    return found;
+}
+
+/* ---- Branches that exclude each other -------------------------------------------------------- */
+
+/* Follows a chain of references; a schema beside its $ref stays as it is. */
+static const cJSON *resolved(struct schema *s, const cJSON *schema) {
+    for (int i = 0; i < RESOLVE_MAX && schema != NULL; i++) {
+        const cJSON *ref = json_get(schema, "$ref");
+        if (!cJSON_IsString(ref)) break;
+        const cJSON *target = find_target(s->root, ref->valuestring);
+        if (target == NULL) break;
+        schema = target;
+    }
+    return schema;
+}
+
+static unsigned bit_of_type(const char *name) {
+    static const char *const names[] = {"null", "boolean", "integer", "string", "array", "object"};
+    if (strcmp(name, "number") == 0) return 4;
+    for (unsigned i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(names[i], name) == 0) return 1u << i;
+    return 0;
+}
+
+static unsigned bit_of_value(const cJSON *value) {
+    return bit_of_type(json_type_name(value));
+}
+
+/* Types that its own keywords leave to a schema. Integers and numbers are one type here. */
+static unsigned types_left(const cJSON *schema) {
+    const cJSON *type = json_get(schema, "type"), *values = json_get(schema, "enum"), *child;
+    const cJSON *only = json_get(schema, "const");
+    unsigned types = ~0u, some = 0;
+    if (cJSON_IsFalse(schema)) return 0;
+    if (cJSON_IsString(type)) types = bit_of_type(type->valuestring);
+    if (cJSON_IsArray(type)) {
+        cJSON_ArrayForEach(child, type) some |=
+            cJSON_IsString(child) ? bit_of_type(child->valuestring) : ~0u;
+        types = some;
+    }
+    if (only != NULL) types &= bit_of_value(only);
+    if (cJSON_IsArray(values)) {
+        some = 0;
+        cJSON_ArrayForEach(child, values) some |= bit_of_value(child);
+        types &= some;
+    }
+    return types;
+}
+
+static bool has_value(const cJSON *schema, const cJSON *value) {
+    const cJSON *only = json_get(schema, "const"), *values = json_get(schema, "enum"), *child;
+    if (only != NULL) return cJSON_Compare(only, value, true);
+    cJSON_ArrayForEach(child, values) {
+        if (cJSON_Compare(child, value, true)) return true;
+    }
+    return false;
+}
+
+static bool gives_values(const cJSON *schema) {
+    return json_get(schema, "const") != NULL || cJSON_IsArray(json_get(schema, "enum"));
+}
+
+static bool values_apart(const cJSON *a, const cJSON *b) {
+    const cJSON *only = json_get(a, "const"), *child;
+    if (!gives_values(a) || !gives_values(b)) return false;
+    if (only != NULL) return !has_value(b, only);
+    cJSON_ArrayForEach(child, json_get(a, "enum")) {
+        if (has_value(b, child)) return false;
+    }
+    return true;
+}
+
+static bool requires(const cJSON *schema, const char *name) {
+    const cJSON *child;
+    cJSON_ArrayForEach(child, json_get(schema, "required")) {
+        if (cJSON_IsString(child) && strcmp(child->valuestring, name) == 0) return true;
+    }
+    return false;
+}
+
+static bool are_apart(struct schema *s, const cJSON *a, const cJSON *b, int depth);
+
+/* One of the branches of `a` that is an alternative overlaps if any of its own does. */
+static bool alternatives_apart(struct schema *s, const cJSON *a, const cJSON *b, int depth) {
+    static const char *const keywords[] = {"anyOf", "oneOf"};
+    for (size_t i = 0; i < 2; i++) {
+        const cJSON *list = json_get(a, keywords[i]), *child;
+        bool apart = cJSON_IsArray(list) && list->child != NULL;
+        if (!apart) continue;
+        cJSON_ArrayForEach(child, list) apart = apart && are_apart(s, child, b, depth + 1);
+        if (apart) return true;
+    }
+    return false;
+}
+
+static bool are_apart(struct schema *s, const cJSON *a, const cJSON *b, int depth) {
+    const cJSON *property;
+    if (depth > RESOLVE_MAX) return false;
+    a = resolved(s, a);
+    b = resolved(s, b);
+    if ((types_left(a) & types_left(b)) == 0 || values_apart(a, b)) return true;
+    if (alternatives_apart(s, a, b, depth) || alternatives_apart(s, b, a, depth)) return true;
+    if ((types_left(a) & types_left(b)) != bit_of_type("object")) return false;
+    cJSON_ArrayForEach(property, json_get(a, "properties")) {
+        const cJSON *other = json_get(json_get(b, "properties"), property->string);
+        if (other == NULL || !requires(a, property->string) || !requires(b, property->string))
+            continue;
+        if (are_apart(s, property, other, depth + 1)) return true;
+    }
+    return false;
+}
+
+void schema_check_apart(struct schema *s, const cJSON *at, const cJSON *branches) {
+    const cJSON *one, *other;
+    if (cJSON_GetArraySize(branches) > 256)
+        schema_refuse(s, ERR_LIMIT, at, "oneOf", "expected at most 256 branches");
+    cJSON_ArrayForEach(one, branches) {
+        for (other = one->next; other != NULL && s->rc == 0; other = other->next)
+            if (!are_apart(s, one, other, 0))
+                schema_refuse(
+                    s, ERR_UNSUPPORTED, at, "oneOf",
+                    "'oneOf' is supported where its branches exclude each other: by their "
+                    "types, by const or enum, or by a property that both require; "
+                    "'anyOf' has no such condition");
+    }
+}

@@ -1,0 +1,16 @@
+/* References inside a schema document, and whether branches of oneOf exclude each other. */
+#ifndef KEEPD_CONSTRAIN_SCHEMA_REFS_H
+#define KEEPD_CONSTRAIN_SCHEMA_REFS_H
+
+#include "constrain/schema_int.h"
+
+/* What `ref`, the $ref of the schema `at`, refers to: a JSON pointer ("#/$defs/x"), an anchor
+ * ("#x"), or the $id of a schema in the document. NULL: refused, see schema_refuse. */
+const cJSON *schema_resolve(struct schema *s, const cJSON *at, const cJSON *ref);
+
+/* Refuses the oneOf of the schema `at` unless no instance can satisfy two of its branches: their
+ * types differ, their const or enum have no value in common, or they are objects that require one
+ * property with such schemas. */
+void schema_check_apart(struct schema *s, const cJSON *at, const cJSON *branches);
+
+#endif

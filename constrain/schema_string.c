@@ -1,0 +1,143 @@
+/* Strings of a schema. Lengths alone are counted on the JSON text, where any escape may stand;
+ * other conditions are expressions over characters that are quoted afterwards. */
+#include <string.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+#include "constrain/formats.h"
+#include "constrain/regex.h"
+#include "constrain/schema_int.h"
+#include "constrain/unicode.h"
+
+void schema_count(struct schema *s, const struct conjunction *c, const char *keyword, bool smallest,
+                  uint32_t *value) {
+    for (int i = 0; i < c->count; i++) {
+        const cJSON *node = json_get(c->list[i].schema, keyword);
+        int64_t count;
+        if (node == NULL) continue;
+        if (json_node_int(node, 0, INT64_MAX, &count) != 0) {
+            schema_refuse(s, ERR_INVALID, c->list[i].schema, keyword,
+                          "expected an integer of at least 0");
+            return;
+        }
+        if (count > CONSTRAIN_REPEAT_MAX) {
+            /* A large upper bound is none that an answer could reach. */
+            if (smallest) continue;
+            schema_refuse(s, ERR_LIMIT, c->list[i].schema, keyword, "expected at most %d",
+                          CONSTRAIN_REPEAT_MAX);
+            return;
+        }
+        if (smallest ? count < *value : count > *value) *value = (uint32_t)count;
+    }
+}
+
+uint32_t schema_pattern(struct schema *s, const cJSON *at, const char *keyword,
+                        const char *pattern) {
+    struct fault fault = {0};
+    uint32_t node = NODE_NONE;
+    int rc = regex_compile(s->pool, pattern, strlen(pattern), REGEX_WITHIN, &node, &fault);
+    if (rc != 0 && s->pool->rc == 0)
+        schema_refuse(s, rc, at, keyword, "%s", fault.code != 0 ? fault.text : err_text(rc));
+    return node;
+}
+
+static uint32_t format_node(struct schema *s, const cJSON *schema, const cJSON *format) {
+    const char *pattern = NULL;
+    struct fault fault = {0};
+    uint32_t node = NODE_NONE;
+    if (!cJSON_IsString(format))
+        return schema_refuse(s, ERR_INVALID, schema, "format", "expected a string");
+    switch (format_find(format->valuestring, &pattern)) {
+    case FORMAT_UNKNOWN:
+        return s->nodes->any_text;
+    case FORMAT_REFUSED:
+        return schema_refuse(s, ERR_UNSUPPORTED, schema, "format",
+                             "the format '%.64s' is not supported", format->valuestring);
+    default:
+        break;
+    }
+    int rc = regex_compile(s->pool, pattern, strlen(pattern), REGEX_WHOLE, &node, &fault);
+    if (rc != 0 && s->pool->rc == 0) schema_refuse(s, rc, schema, "format", "%s", fault.text);
+    return node;
+}
+
+static uint32_t content_text(struct schema *s, const char *string) {
+    size_t size = strlen(string);
+    char *text = mem_try_alloc(size + 1, 1);
+    if (text == NULL) {
+        s->pool->rc = ERR_NOMEM;
+        return NODE_NONE;
+    }
+    json_text(string, text, &size);
+    uint32_t node = node_text(s->pool, text, size);
+    mem_free(text);
+    return node;
+}
+
+/* Strings that `not` excludes. */
+static uint32_t excluded(struct schema *s, const cJSON * not ) {
+    const cJSON *only = json_get(not, "const"), *child;
+    uint32_t list = node_list_open(s->pool);
+    if (cJSON_IsString(only)) node_list_add(s->pool, content_text(s, only->valuestring));
+    cJSON_ArrayForEach(child, json_get(not, "enum")) {
+        if (cJSON_IsString(child)) node_list_add(s->pool, content_text(s, child->valuestring));
+    }
+    return node_list_alt(s->pool, list);
+}
+
+/* Everything but lengths; *any: there was no condition. */
+static uint32_t content_of(struct schema *s, const struct conjunction *c, bool *any) {
+    uint32_t node = s->nodes->any_text;
+    for (int i = 0; i < c->count && s->rc == 0; i++) {
+        const cJSON *schema = c->list[i].schema, *pattern = json_get(schema, "pattern");
+        const cJSON *format = json_get(schema, "format"), *not = json_get(schema, "not");
+        if (pattern != NULL && !cJSON_IsString(pattern))
+            return schema_refuse(s, ERR_INVALID, schema, "pattern", "expected a string");
+        if (pattern != NULL)
+            node = node_and2(s->pool, node,
+                             schema_pattern(s, schema, "pattern", pattern->valuestring));
+        if (format != NULL) node = node_and2(s->pool, node, format_node(s, schema, format));
+        if (cJSON_IsObject(not ) && json_get(not, "type") == NULL)
+            node = node_and2(s->pool, node, node_not(s->pool, excluded(s, not )));
+    }
+    *any = node == s->nodes->any_text;
+    return node;
+}
+
+/* The conjunction of patterns that contain any text is simpler without it. */
+static uint32_t without_any(struct schema *s, uint32_t node) {
+    const struct node *n = node_at(s->pool, node);
+    if (n->kind != NODE_KIND_AND || n->b != 2) return node;
+    const uint32_t *children = node_children(s->pool, n);
+    for (int i = 0; i < 2; i++)
+        if (children[i] == s->nodes->any_text && node_at(s->pool, children[1 - i])->exact)
+            return children[1 - i];
+    return node;
+}
+
+uint32_t schema_content(struct schema *s, const struct conjunction *c) {
+    uint32_t min = 0, max = NODE_ENDLESS;
+    bool any;
+    schema_count(s, c, "minLength", false, &min);
+    schema_count(s, c, "maxLength", true, &max);
+    uint32_t node = without_any(s, content_of(s, c, &any));
+    if (s->rc != 0 || min > max) return NODE_NONE;
+    if (min == 0 && max == NODE_ENDLESS) return node_live(s->pool, node);
+    uint32_t length = node_repeat(s->pool, node_character(s->pool), min, max);
+    return any ? length : node_live(s->pool, node_and2(s->pool, node, length));
+}
+
+uint32_t schema_string(struct schema *s, const struct conjunction *c) {
+    uint32_t min = 0, max = NODE_ENDLESS;
+    bool any;
+    schema_count(s, c, "minLength", false, &min);
+    schema_count(s, c, "maxLength", true, &max);
+    (void)content_of(s, c, &any);
+    if (s->rc != 0 || min > max) return NODE_NONE;
+    if (!any) {
+        uint32_t content = schema_content(s, c);
+        return content == NODE_NONE ? NODE_NONE : json_string(s->nodes, content);
+    }
+    uint32_t quotes = node_range(s->pool, '"', '"');
+    return node_seq3(s->pool, quotes, node_repeat(s->pool, s->nodes->character, min, max), quotes);
+}

@@ -1,0 +1,183 @@
+#include "constrain/tokens.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+#define DEPTH_MAX 65534
+
+const struct utf8_row tokens_plain_rows[TOKENS_UTF8_ROWS] = {
+    {1, {0x20}, {0x21}},
+    {1, {0x23}, {0x5B}},
+    {1, {0x5D}, {0x7E}},
+    {2, {0xC2, 0x80}, {0xDF, 0xBF}},
+    {3, {0xE0, 0xA0, 0x80}, {0xE0, 0xBF, 0xBF}},
+    {3, {0xE1, 0x80, 0x80}, {0xEC, 0xBF, 0xBF}},
+    {3, {0xED, 0x80, 0x80}, {0xED, 0x9F, 0xBF}},
+    {3, {0xEE, 0x80, 0x80}, {0xEF, 0xBF, 0xBF}},
+    {4, {0xF0, 0x90, 0x80, 0x80}, {0xF0, 0xBF, 0xBF, 0xBF}},
+    {4, {0xF1, 0x80, 0x80, 0x80}, {0xF3, 0xBF, 0xBF, 0xBF}},
+    {4, {0xF4, 0x80, 0x80, 0x80}, {0xF4, 0x8F, 0xBF, 0xBF}},
+};
+
+struct token {
+    const char *bytes;
+    size_t size;
+    int32_t id;
+};
+
+static int compare_tokens(const void *a, const void *b) {
+    const struct token *x = a, *y = b;
+    int order = memcmp(x->bytes, y->bytes, x->size < y->size ? x->size : y->size);
+    if (order != 0) return order;
+    if (x->size != y->size) return x->size < y->size ? -1 : 1;
+    return (x->id > y->id) - (x->id < y->id);
+}
+
+/* ---- Plain tokens ---------------------------------------------------------------------------- */
+
+/* Bytes of the plain character at the beginning of the text, 0 = there is none. */
+static size_t plain_step(const unsigned char *text, size_t size) {
+    for (int i = 0; i < TOKENS_UTF8_ROWS; i++) {
+        const struct utf8_row *row = &tokens_plain_rows[i];
+        size_t at = 0;
+        while (at < row->bytes && at < size && text[at] >= row->first[at] &&
+               text[at] <= row->last[at])
+            at++;
+        if (at == row->bytes) return at;
+    }
+    return 0;
+}
+
+/* Characters of a plain token; 0 = it is none. */
+static int plain_count(const struct token *token) {
+    int count = 0;
+    for (size_t at = 0; at < token->size; count++) {
+        size_t step = plain_step((const unsigned char *)token->bytes + at, token->size - at);
+        if (step == 0 || count == TOKENS_PLAIN_MAX) return 0;
+        at += step;
+    }
+    return count;
+}
+
+static bool add_plain(struct constrain_tokens *tokens, const struct token *token) {
+    int count = plain_count(token);
+    for (int i = count; count > 0 && i <= TOKENS_PLAIN_MAX; i++)
+        tokens->plain_masks[i][token->id / 32] |= 1u << (token->id % 32);
+    return count > 0;
+}
+
+/* ---- Tries ----------------------------------------------------------------------------------- */
+
+static size_t shared_size(const struct token *x, const struct token *y) {
+    size_t at = 0;
+    while (at < x->size && at < y->size && x->bytes[at] == y->bytes[at]) at++;
+    return at;
+}
+
+static uint64_t count_nodes(const struct token *list, size_t count) {
+    uint64_t nodes = 0;
+    for (size_t i = 0; i < count; i++)
+        nodes += list[i].size - (i > 0 ? shared_size(&list[i - 1], &list[i]) : 0);
+    return nodes;
+}
+
+/* Closes the nodes that are deeper than `depth`: their subtrees end where the next node begins. */
+static void close_nodes(struct trie *trie, uint32_t *path, size_t *open, size_t depth) {
+    while (*open > depth) trie->nodes[path[--*open]].end = trie->count;
+}
+
+/* From a sorted list. `path` has room for the longest token. */
+static void fill_trie(struct constrain_tokens *tokens, struct trie *trie, const struct token *list,
+                      size_t count, uint32_t *path) {
+    size_t open = 0;
+    for (size_t i = 0; i < count; i++) {
+        const struct token *token = &list[i];
+        size_t shared = i > 0 ? shared_size(&list[i - 1], token) : 0;
+        close_nodes(trie, path, &open, shared);
+        while (open < token->size) {
+            path[open] = trie->count;
+            trie->nodes[trie->count++] = (struct trie_node){
+                .token = -1, .depth = (uint16_t)(open + 1), .byte = (uint8_t)token->bytes[open]};
+            open++;
+        }
+        struct trie_node *last = &trie->nodes[path[token->size - 1]];
+        tokens->same[token->id] = last->token;
+        last->token = token->id;
+    }
+    close_nodes(trie, path, &open, 0);
+}
+
+static int build_trie(struct constrain_tokens *tokens, struct trie *trie, struct token *list,
+                      size_t count) {
+    qsort(list, count, sizeof *list, compare_tokens);
+    uint64_t nodes = count_nodes(list, count);
+    uint32_t *path = mem_try_alloc((size_t)tokens->depth + 1, sizeof *path);
+    if (nodes < UINT32_MAX) trie->nodes = mem_try_alloc((size_t)nodes + 1, sizeof *trie->nodes);
+    int rc = path != NULL && trie->nodes != NULL ? 0 : ERR_NOMEM;
+    if (rc == 0) fill_trie(tokens, trie, list, count, path);
+    mem_free(path);
+    return rc;
+}
+
+/* ---- Opening --------------------------------------------------------------------------------- */
+
+static int collect(const struct constrain_vocabulary *vocabulary, struct constrain_tokens *tokens,
+                   struct token *plain, struct token *rest) {
+    size_t plains = 0, others = 0;
+    for (int32_t id = 0; id < vocabulary->size; id++) {
+        struct token token = {.id = id};
+        token.size = vocabulary->token_bytes(vocabulary->arg, id, &token.bytes);
+        if (token.size > DEPTH_MAX) return ERR_LIMIT;
+        if (token.size == 0) continue;
+        if (token.size > tokens->depth) tokens->depth = (uint16_t)token.size;
+        if (add_plain(tokens, &token))
+            plain[plains++] = token;
+        else
+            rest[others++] = token;
+    }
+    int rc = build_trie(tokens, &tokens->plain, plain, plains);
+    return rc != 0 ? rc : build_trie(tokens, &tokens->rest, rest, others);
+}
+
+static bool alloc_masks(struct constrain_tokens *tokens) {
+    for (int i = 1; i <= TOKENS_PLAIN_MAX; i++) {
+        tokens->plain_masks[i] = mem_try_alloc(tokens->words + 1, sizeof **tokens->plain_masks);
+        if (tokens->plain_masks[i] == NULL) return false;
+    }
+    return true;
+}
+
+int constrain_tokens_open(const struct constrain_vocabulary *vocabulary,
+                          struct constrain_tokens **out) {
+    struct constrain_tokens *tokens = mem_try_alloc(1, sizeof *tokens);
+    size_t size = (size_t)vocabulary->size;
+    struct token *plain = mem_try_alloc(size + 1, sizeof *plain);
+    struct token *rest = mem_try_alloc(size + 1, sizeof *rest);
+    int rc = ERR_NOMEM;
+    *out = NULL;
+    if (tokens != NULL && plain != NULL && rest != NULL) {
+        tokens->size = vocabulary->size;
+        tokens->words = constrain_mask_words(vocabulary->size);
+        tokens->same = mem_try_alloc(size + 1, sizeof *tokens->same);
+        if (tokens->same != NULL && alloc_masks(tokens))
+            rc = collect(vocabulary, tokens, plain, rest);
+    }
+    mem_free(plain);
+    mem_free(rest);
+    if (rc == 0)
+        *out = tokens;
+    else
+        constrain_tokens_close(tokens);
+    return rc;
+}
+
+void constrain_tokens_close(struct constrain_tokens *tokens) {
+    if (tokens == NULL) return;
+    for (int i = 1; i <= TOKENS_PLAIN_MAX; i++) mem_free(tokens->plain_masks[i]);
+    mem_free(tokens->same);
+    mem_free(tokens->plain.nodes);
+    mem_free(tokens->rest.nodes);
+    mem_free(tokens);
+}

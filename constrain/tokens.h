@@ -1,0 +1,43 @@
+/* The vocabulary as flat tries, for constrain/mask.c. A trie's nodes are in the order of a walk
+ * through it; `end` is the node after a node's subtree, so a subtree is skipped by a jump. */
+#ifndef KEEPD_CONSTRAIN_TOKENS_H
+#define KEEPD_CONSTRAIN_TOKENS_H
+
+#include "constrain/constrain.h"
+
+struct trie_node {
+    uint32_t end;
+    int32_t
+        token; /* that ends here; -1 = none. Others with the same bytes: constrain_tokens.same */
+    uint16_t depth; /* bytes from the root, 1 and more */
+    uint8_t byte;
+};
+
+struct trie {
+    struct trie_node *nodes;
+    uint32_t count;
+};
+
+/* A plain character is one that stands for itself in a JSON string: U+0020 and more, but not '"',
+ * '\' and U+007F. Plain tokens consist of 1 to TOKENS_PLAIN_MAX whole plain characters. */
+#define TOKENS_PLAIN_MAX 16
+
+struct constrain_tokens {
+    int32_t size;
+    size_t words; /* of a mask */
+    uint16_t depth;
+    int32_t *same; /* [size] the next token with the same bytes, -1 = none */
+    struct trie plain, rest;
+    uint32_t *plain_masks[TOKENS_PLAIN_MAX + 1]; /* plain tokens of at most so many characters */
+};
+
+/* Whole UTF-8 sequences: the ranges of their bytes, by Unicode 15, table 3-7. The first row are the
+ * plain characters of one byte, in parts. */
+#define TOKENS_UTF8_ROWS 11
+struct utf8_row {
+    uint8_t bytes;
+    uint8_t first[4], last[4];
+};
+extern const struct utf8_row tokens_plain_rows[TOKENS_UTF8_ROWS];
+
+#endif
