@@ -131,7 +131,7 @@ static void add_open(struct automaton *a, uint32_t node, uint32_t stack) {
     if (a->open_count > SEEN_FEW) note_seen(a, a->open_count - 1);
 }
 
-/* What follows when a node is matched: the top of the stack. */
+/* Adds the expression behind a matched node: the top of the stack. */
 static void add_below(struct automaton *a, uint32_t stack) {
     if (stack == NO_STACK)
         a->accepts = true;

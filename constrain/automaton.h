@@ -44,7 +44,7 @@ struct automaton_seen {
 
 struct automaton {
     struct node_pool pool;     /* the language, and derivatives of it */
-    struct node_mark compiled; /* what of the pool is the language */
+    struct node_mark compiled; /* the part of the pool that is the language */
     uint32_t root;
     uint32_t start; /* state of the empty text; 0 = not built */
     uint64_t generation;
@@ -57,9 +57,9 @@ struct automaton {
     uint32_t state_count, state_capacity, *state_table, state_table_size;
     struct automaton_item *open; /* items under construction: results, then work */
     uint32_t open_count, open_capacity, work_count;
-    bool accepts;                /* of the items under construction */
+    bool accepts;                /* the items under construction accept the text */
     struct automaton_seen *seen; /* finds an item among the open ones */
-    uint32_t stamp;              /* of this construction's entries */
+    uint32_t stamp;              /* marks this construction's entries */
 };
 
 /* Takes over a pool whose rules are complete, and `root`. ERR_NOMEM leaves the pool with the

@@ -15,7 +15,7 @@
 #include "constrain/unicode.h"
 
 struct constrain {
-    pthread_mutex_t lock; /* of all that follows */
+    pthread_mutex_t lock; /* guards everything below */
     struct automaton automaton;
     struct mask_maker maker;
 };
@@ -53,7 +53,8 @@ static uint32_t text_part(struct building *b, const struct constrain_part *part)
 
 static uint32_t schema_part(struct building *b, const struct constrain_part *part) {
     uint32_t node = NODE_NONE;
-    int rc = schema_compile(&b->json, part->schema, field_of(part), &node, b->fault);
+    int rc =
+        schema_compile(&b->json, part->schema, part->only_objects, field_of(part), &node, b->fault);
     if (rc != 0 && b->pool.rc == 0) b->rc = rc;
     if (rc == 0 && node == NODE_NONE)
         return fail(b, ERR_INVALID, part, "no value satisfies the schema");
@@ -210,7 +211,7 @@ static int look_on(struct constrain *c, struct constrain_at *at, const char *tex
     return a->pool.rc;
 }
 
-/* What ran into a limit may have room once everything learned is forgotten: one more try. */
+/* A text that ran into a limit may have room once everything learned is forgotten: one more try. */
 static int look(struct constrain *c, struct constrain_at *at, const char *text, size_t size,
                 uint32_t *mask, struct constrain_next *next) {
     struct automaton *a = &c->automaton;

@@ -30,12 +30,13 @@
 
 enum constrain_kind {
     CONSTRAIN_TEXT,    /* `text` itself */
-    CONSTRAIN_REGEX,   /* all of it matches the regular expression `text` (constrain/regex.h) */
+    CONSTRAIN_REGEX,   /* a text that as a whole matches the regular expression `text`
+                          (constrain/regex.h) */
     CONSTRAIN_GRAMMAR, /* GBNF or Lark in `text` (constrain/grammar.h) */
     CONSTRAIN_SCHEMA,  /* a JSON text that satisfies `schema` (constrain/schema.h) */
     CONSTRAIN_OBJECT,  /* any JSON object */
     CONSTRAIN_SEQ,     /* the children, one after the other */
-    CONSTRAIN_ALT,     /* one of the children */
+    CONSTRAIN_ALT,     /* any one child */
     CONSTRAIN_REPEAT,  /* the only child, `min` to `max` times; max -1: endlessly */
     CONSTRAIN_WITHOUT, /* any text that does not contain `text` */
 };
@@ -48,6 +49,7 @@ struct constrain_part {
     const char *text;
     size_t size;
     const cJSON *schema;
+    bool only_objects; /* SCHEMA: of the instances only objects */
     const struct constrain_part *children;
     int count;
     int min, max;

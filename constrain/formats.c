@@ -42,7 +42,7 @@
 #define ABSOLUTE "/(?:" PCHAR "+" SEGMENTS ")?"
 #define URI                                                                                        \
     "[A-Za-z][A-Za-z0-9+.-]*:(?://" AUTHORITY SEGMENTS "|" ABSOLUTE "|" PCHAR "+" SEGMENTS "|"     \
-                                                                                           ")" TAIL
+    ")" TAIL
 #define RELATIVE                                                                                   \
     "(?://" AUTHORITY SEGMENTS "|" ABSOLUTE "|(?:[A-Za-z0-9._~!$&'()*+,;=@-]|" ESCAPED             \
     ")+" SEGMENTS "|)" TAIL

@@ -162,8 +162,9 @@ uint32_t json_quote(struct json_nodes *nodes, uint32_t content) {
         pool->rc = ERR_NOMEM;
         return NODE_NONE;
     }
-    q.any = NODE_ALL; /* of the first call: there is neither AND nor NOT in it */
+    q.any = NODE_ALL; /* for the first call: there is neither AND nor NOT in it */
     q.any = quote(&q, nodes->any_text);
+    pool->universe[1] = q.any;
     uint32_t result = quote(&q, content);
     mem_free(q.done);
     return node_live(pool, result);
@@ -300,14 +301,22 @@ static void make_values(struct json_nodes *nodes) {
     if (pool->rc == 0) pool->rules[rule] = body;
 }
 
+static uint32_t make_space(struct node_pool *pool) {
+    uint32_t indent = node_repeat(pool, one_of(pool, " \t"), 0, CONSTRAIN_SPACE_MAX);
+    const uint32_t list[] = {
+        NODE_EMPTY, text_node(pool, " "),
+        node_seq3(pool, node_option(pool, text_node(pool, "\r")), text_node(pool, "\n"), indent)};
+    return node_alt(pool, list, 3);
+}
+
 void json_nodes_open(struct json_nodes *nodes, struct node_pool *pool) {
     *nodes = (struct json_nodes){.pool = pool};
     uint32_t quotes = text_node(pool, "\"");
-    nodes->space = node_repeat(pool, one_of(pool, " \t\n\r"), 0, CONSTRAIN_SPACE_MAX);
-    nodes->comma = node_seq3(pool, nodes->space, text_node(pool, ","), nodes->space);
-    nodes->colon = node_seq3(pool, nodes->space, text_node(pool, ":"), nodes->space);
+    nodes->space = make_space(pool);
+    nodes->comma = node_seq(pool, text_node(pool, ","), nodes->space);
+    nodes->colon = node_seq(pool, text_node(pool, ":"), nodes->space);
     nodes->character = make_character(pool);
-    nodes->any_text = node_any_text(pool);
+    pool->universe[0] = nodes->any_text = node_any_text(pool);
     nodes->string =
         node_seq3(pool, quotes, node_repeat(pool, nodes->character, 0, NODE_ENDLESS), quotes);
     nodes->boolean = node_alt2(pool, text_node(pool, "true"), text_node(pool, "false"));

@@ -1,9 +1,9 @@
 /* JSON texts as expressions: values of each type, strings with conditions on their characters, and
  * the white space between the parts.
  *
- * White space may stand wherever RFC 8259 allows it inside a value, at most CONSTRAIN_SPACE_MAX
- * characters in one place, so that a model cannot go on with it forever; none stands before and
- * after the whole text.
+ * White space may stand behind '{', '[', ',' and ':', and before '}' and ']': none, one space, or a
+ * line break and at most CONSTRAIN_SPACE_MAX spaces and tabs (as llama.cpp's grammars for JSON).
+ * With more freedom models go on with white space for as long as they may.
  *
  * A condition on a string's characters is an expression over their UTF-8; json_quote turns it into
  * one over the JSON text between the quotes, where characters that cannot stand for themselves are
@@ -20,11 +20,11 @@
 struct json_nodes {
     struct node_pool *pool;
     uint32_t space;
-    uint32_t character; /* of a string's text: any character or escape; counts as one */
+    uint32_t character; /* inside a string: any character or escape; counts as one */
     uint32_t any_text;  /* characters of strings, not quoted: valid UTF-8 */
     uint32_t string, number, integer, boolean, null;
     uint32_t value, object, array; /* any; value is a rule */
-    uint32_t comma, colon;         /* with the space around them */
+    uint32_t comma, colon;         /* with the space behind them */
 };
 
 void json_nodes_open(struct json_nodes *nodes, struct node_pool *pool);

@@ -6,10 +6,11 @@
 #ifndef KEEPD_CONSTRAIN_LIMITS_H
 #define KEEPD_CONSTRAIN_LIMITS_H
 
-#define CONSTRAIN_NODES_MAX      500000  /* expressions of one language, compiled; 32 bytes each */
-#define CONSTRAIN_CHILDREN_MAX   4000000 /* alternatives in all expressions together */
-#define CONSTRAIN_WORK_MAX       4000000 /* work of one compilation: at most a few seconds */
-#define CONSTRAIN_LAZY_NODES_MAX 250000  /* expressions that answers add, until they are forgotten \
+#define CONSTRAIN_NODES_MAX    500000  /* expressions of one language, compiled; 32 bytes each */
+#define CONSTRAIN_CHILDREN_MAX 4000000 /* alternatives in all expressions together */
+#define CONSTRAIN_WORK_MAX     4000000 /* work of one compilation: at most a few seconds */
+#define CONSTRAIN_LAZY_NODES_MAX                                                                   \
+    250000                               /* expressions that answers add, until they are forgotten \
                                           */
 #define CONSTRAIN_STATES_MAX     16384   /* states that answers add, likewise */
 #define CONSTRAIN_STACKS_MAX     250000  /* continuations that answers add, likewise */
@@ -25,7 +26,7 @@
 #define CONSTRAIN_PATTERNS_MAX   6       /* patternProperties that meet in one object */
 #define CONSTRAIN_DIGITS_MAX     40      /* decimal digits of a bound of numbers */
 #define CONSTRAIN_DIVISOR_MAX    100000  /* multipleOf, without its decimal point */
-#define CONSTRAIN_SPACE_MAX      64      /* white space between two parts of a JSON text */
+#define CONSTRAIN_SPACE_MAX      32      /* indentation of a JSON text */
 #define CONSTRAIN_MASK_BYTES     8388608 /* masks that one language keeps */
 
 #endif

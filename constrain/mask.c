@@ -58,7 +58,8 @@ static bool walk(const struct mask_maker *maker, struct automaton *a, const stru
 
 /* ---- Plain characters ------------------------------------------------------------------------ */
 
-/* What all characters of a row lead to. `*common`: PLAIN_UNKNOWN before the first one. */
+/* Finds the state that all characters of a row lead to. `*common`: PLAIN_UNKNOWN before the first
+ * one. */
 static bool common_next(struct automaton *a, uint32_t state, const struct utf8_row *row, int at,
                         uint32_t *common) {
     int last_class = -1;
@@ -67,7 +68,7 @@ static bool common_next(struct automaton *a, uint32_t state, const struct utf8_r
         last_class = a->pool.class_of[byte];
         uint32_t next = automaton_move(a, state, byte);
         if (next == AUTOMATON_UNKNOWN || next == AUTOMATON_DEAD) return false;
-        if (at + 1 < row->bytes) {
+        if (at < 3 && at + 1 < row->bytes) {
             if (!common_next(a, next, row, at + 1, common)) return false;
         } else if (*common == PLAIN_UNKNOWN) {
             *common = next;

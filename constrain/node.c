@@ -328,15 +328,20 @@ static void merge_bytes(struct node_pool *pool, uint32_t mark, bool conjunction)
     if (found > 0) push(pool, found == 1 ? last : node_bytes(pool, &all));
 }
 
+static bool is_universe(const struct node_pool *pool, uint32_t id) {
+    return id > NODE_ALL && (id == pool->universe[0] || id == pool->universe[1]);
+}
+
 /* The alternative of scratch[mark, ...), which is dropped. */
 static uint32_t finish_alt(struct node_pool *pool, uint32_t mark) {
     uint32_t kept = mark;
-    bool nullable = false, empty = false, all = false;
+    bool nullable = false, empty = false;
+    uint32_t all = NODE_NONE;
     merge_bytes(pool, mark, false);
     sort_scratch(pool, mark);
     for (uint32_t i = mark; i < pool->scratch_count; i++) {
         uint32_t id = pool->scratch[i];
-        all = all || id == NODE_ALL;
+        if (id == NODE_ALL || (all == NODE_NONE && is_universe(pool, id))) all = id;
         if (id == NODE_EMPTY) empty = true;
         if (id == NODE_NONE || id == NODE_EMPTY) continue;
         nullable = nullable || (pool->nodes[id].regular && pool->nodes[id].nullable);
@@ -344,9 +349,8 @@ static uint32_t finish_alt(struct node_pool *pool, uint32_t mark) {
     }
     pool->scratch_count = kept;
     if (empty && !nullable) push(pool, NODE_EMPTY); /* out of order, but always last */
-    uint32_t id = all                           ? NODE_ALL
-                  : pool->scratch_count == mark ? NODE_NONE
-                                                : intern_list(pool, NODE_KIND_ALT, mark);
+    uint32_t id = all;
+    if (all == NODE_NONE && pool->scratch_count > mark) id = intern_list(pool, NODE_KIND_ALT, mark);
     pool->scratch_count = mark;
     return pool->rc == 0 ? id : NODE_NONE;
 }
@@ -417,7 +421,7 @@ uint32_t node_and2(struct node_pool *pool, uint32_t a, uint32_t b) {
 uint32_t node_not(struct node_pool *pool, uint32_t a) {
     const struct node *x = &pool->nodes[a];
     CHECK(x->regular);
-    if (pool->rc != 0 || a == NODE_ALL) return NODE_NONE;
+    if (pool->rc != 0 || a == NODE_ALL || is_universe(pool, a)) return NODE_NONE;
     if (a == NODE_NONE) return NODE_ALL;
     if (x->kind == NODE_KIND_NOT) return x->a;
     struct node node = {
@@ -670,7 +674,7 @@ uint32_t node_derive(struct node_pool *pool, uint32_t id, int class) {
 
 /* ---- Is there a string? ---------------------------------------------------------------------- */
 
-/* What the structure alone says. */
+/* Answers by the structure alone. */
 static enum node_alive look(const struct node_pool *pool, uint32_t id) {
     const struct node *node = &pool->nodes[id];
     if (node->alive == NODE_ALIVE || node->alive == NODE_DEAD) return (enum node_alive)node->alive;

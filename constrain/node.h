@@ -30,8 +30,8 @@ enum node_kind {
     NODE_KIND_ALL,    /* every byte string */
     NODE_KIND_BYTES,  /* one byte of a set */
     NODE_KIND_SEQ,    /* a, then b */
-    NODE_KIND_ALT,    /* one of the children */
-    NODE_KIND_AND,    /* all of the children; regular */
+    NODE_KIND_ALT,    /* any of the children */
+    NODE_KIND_AND,    /* every child at once; regular */
     NODE_KIND_NOT,    /* not a; regular */
     NODE_KIND_REPEAT, /* a, min to max times */
     NODE_KIND_MOD,  /* decimal digits whose value after the remainder b is a multiple of a; '.' and
@@ -80,6 +80,9 @@ struct node_pool {
     uint32_t memo_count, memo_size;
     uint32_t *rules; /* [rule_count] bodies */
     uint32_t rule_count, rule_capacity;
+    /* Any text, and any text as it stands in a JSON string: alternatives beside one of these are
+     * contained in it, and nothing is left without it. 0 = not built yet. */
+    uint32_t universe[2];
     uint32_t *scratch; /* a stack of lists under construction */
     uint32_t scratch_count, scratch_capacity;
     uint8_t class_of[256], example[256]; /* example: a byte of each class */
@@ -133,7 +136,7 @@ uint32_t node_and2(struct node_pool *pool, uint32_t a, uint32_t b);
 uint32_t node_not(struct node_pool *pool, uint32_t a);
 uint32_t node_repeat(struct node_pool *pool, uint32_t a, uint32_t min, uint32_t max);
 uint32_t node_mod(struct node_pool *pool, uint32_t modulus, uint32_t remainder);
-/* One of the texts; they share their beginnings, so that many texts cost few derivatives. Sorts
+/* Any of the texts; they share their beginnings, so that many texts cost few derivatives. Sorts
  * the list. */
 struct node_word {
     const char *text;

@@ -57,7 +57,7 @@ int decimal_read(const char *text, struct decimal *out) {
 static int compare_size(const struct decimal *a, const struct decimal *b) {
     if (a->whole != b->whole) return a->whole < b->whole ? -1 : 1;
     int shared = a->fraction < b->fraction ? a->fraction : b->fraction;
-    int order = memcmp(a->digits, b->digits, (size_t)(a->whole + shared));
+    int order = memcmp(a->digits, b->digits, (size_t)a->whole + (size_t)shared);
     if (order != 0) return order < 0 ? -1 : 1;
     return (a->fraction > b->fraction) - (a->fraction < b->fraction);
 }
@@ -117,7 +117,7 @@ static uint32_t below(struct node_pool *pool, const struct decimal *d, bool incl
         node_list_add(pool, node_seq(pool, node_alt(pool, shorter, 2), fraction));
     }
     for (uint32_t i = 0; i < count; i++) {
-        int first = i == 0 && count > 1 ? '1' : '0', own = d->digits[i];
+        int first = i == 0 && count > 1 ? '1' : '0', own = (unsigned char)d->digits[i];
         uint32_t less = node_seq3(pool, digit_range(pool, first, own - 1),
                                   any_digits(pool, count - 1 - i, count - 1 - i), fraction);
         node_list_add(pool, node_seq(pool, prefix, less));

@@ -9,7 +9,7 @@
 struct decimal {
     bool negative; /* not for 0 */
     int whole, fraction;
-    char digits[2 * CONSTRAIN_DIGITS_MAX]; /* of both parts, '0' .. '9' */
+    char digits[2 * CONSTRAIN_DIGITS_MAX]; /* both parts, '0' .. '9' */
 };
 
 /* Reads the text of a JSON number. ERR_LIMIT: too many digits. */

@@ -14,7 +14,7 @@ enum term_kind { TERM_NODE, TERM_SEQ, TERM_ALT, TERM_REPEAT, TERM_BEGIN, TERM_EN
 /* Terms lie in an array; 0 = none. */
 struct term {
     enum term_kind kind;
-    bool asserts;          /* it or a term in it is BEGIN, END or AHEAD */
+    bool asserts;          /* this term or one inside is BEGIN, END or AHEAD */
     bool negative;         /* AHEAD */
     bool opens;            /* no term before it in its sequence takes characters */
     uint32_t node;         /* NODE */

@@ -15,7 +15,7 @@ struct facts {
     int depth;
 };
 
-/* ---- Which parts end ------------------------------------------------------------------------- */
+/* ---- Parts that end ------------------------------------------------------------------------- */
 
 static bool fact_of(const struct facts *f, const struct node *node, const bool *known,
                     bool of_repeat) {

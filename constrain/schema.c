@@ -203,7 +203,8 @@ static unsigned type_of_value(const cJSON *value) {
     return integer ? SCHEMA_INTEGER : SCHEMA_INTEGER | SCHEMA_FRACTION;
 }
 
-/* What `not` excludes: types here, given strings in schema_string. Anything else is refused. */
+/* Types that `not` excludes: types here, given strings in schema_string. Anything else is refused.
+ */
 static unsigned excluded_types(struct schema *s, const cJSON *schema) {
     const cJSON *not = json_get(schema, "not"), *child;
     if (not == NULL || cJSON_IsFalse(not )) return 0;
@@ -359,7 +360,7 @@ static bool is_given(const struct conjunction *c, const cJSON *value) {
     return true;
 }
 
-/* One of the given values, if everything else holds for it: for strings and numbers their text is
+/* A given value, if everything else holds for it: for strings and numbers their text is
  * read with the expression of the other keywords. */
 static uint32_t value_node(struct schema *s, const struct conjunction *c, unsigned types,
                            const cJSON *at, const cJSON *value) {
@@ -513,16 +514,22 @@ uint32_t schema_node(struct schema *s, struct conjunction conjunction) {
     return node;
 }
 
-int schema_compile(struct json_nodes *nodes, const cJSON *schema, const char *field, uint32_t *out,
-                   struct fault *fault) {
+/* {"type": "object"} */
+static cJSON object_name = {
+    .type = cJSON_String, .valuestring = (char[]){"object"}, .string = (char[]){"type"}};
+static const cJSON object_schema = {.type = cJSON_Object, .child = &object_name};
+
+int schema_compile(struct json_nodes *nodes, const cJSON *schema, bool only_objects,
+                   const char *field, uint32_t *out, struct fault *fault) {
     struct schema s = {
         .nodes = nodes, .pool = nodes->pool, .root = schema, .field = field, .fault = fault};
     *out = NODE_NONE;
     arena_open(&s.arena, ARENA_BYTES);
     s.memo = schema_alloc(&s, 1, sizeof *s.memo);
-    struct conjunction whole = schema_open(&s, 1);
+    struct conjunction whole = schema_open(&s, 2);
     if (s.rc == 0) {
         schema_add(&s, &whole, schema);
+        if (only_objects) schema_add(&s, &whole, &object_schema);
         *out = schema_node(&s, whole);
     }
     arena_close(&s.arena);

@@ -17,9 +17,9 @@
 
 #include "constrain/json.h"
 
-/* `field`: where the schema stands, in front of paths in faults. ERR_INVALID: not a schema, or one
- * without an instance. */
-int schema_compile(struct json_nodes *nodes, const cJSON *schema, const char *field, uint32_t *out,
-                   struct fault *fault);
+/* `only_objects`: of the instances only objects. `field`: where the schema stands, in front of
+ * paths in faults. ERR_INVALID: not a schema, or one without an instance. */
+int schema_compile(struct json_nodes *nodes, const cJSON *schema, bool only_objects,
+                   const char *field, uint32_t *out, struct fault *fault);
 
 #endif

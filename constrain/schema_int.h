@@ -29,7 +29,7 @@ struct conjunct {
 struct conjunction {
     const struct conjunct *list;
     int count;
-    bool never; /* one of them is `false` */
+    bool never; /* a schema among them is `false` */
 };
 
 struct schema_memo; /* schema.c */

@@ -178,7 +178,7 @@ static bool requires(const cJSON *schema, const char *name) {
 
 static bool are_apart(struct schema *s, const cJSON *a, const cJSON *b, int depth);
 
-/* One of the branches of `a` that is an alternative overlaps if any of its own does. */
+/* A branch of `a` that is an alternative overlaps if any of its own does. */
 static bool alternatives_apart(struct schema *s, const cJSON *a, const cJSON *b, int depth) {
     static const char *const keywords[] = {"anyOf", "oneOf"};
     for (size_t i = 0; i < 2; i++) {

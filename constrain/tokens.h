@@ -7,8 +7,8 @@
 
 struct trie_node {
     uint32_t end;
-    int32_t
-        token; /* that ends here; -1 = none. Others with the same bytes: constrain_tokens.same */
+    int32_t token;  /* token that ends here; -1 = none. Others with the same bytes:
+                       constrain_tokens.same */
     uint16_t depth; /* bytes from the root, 1 and more */
     uint8_t byte;
 };
@@ -24,7 +24,7 @@ struct trie {
 
 struct constrain_tokens {
     int32_t size;
-    size_t words; /* of a mask */
+    size_t words; /* words of a mask */
     uint16_t depth;
     int32_t *same; /* [size] the next token with the same bytes, -1 = none */
     struct trie plain, rest;

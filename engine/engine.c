@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "engine/constraint.h"
 #include "engine/replica.h"
 #include "engine/state_dir.h"
 #include "kernels/comm.h"
@@ -28,6 +29,7 @@ struct engine {
     char *model_dir;
     uint8_t space_key[16];
     struct text text;
+    struct constraint_table constraints;
     struct replica_common common;
     int entered;              /* places taken by jobs that are not submitted yet; loop thread */
     struct replica *replicas; /* [replica_count] */
@@ -508,6 +510,10 @@ static int open_parts(struct engine *e, struct sched_options *so, struct fault *
                                  .token_bytes_max = tok_bytes_max(e->text.tok),
                                  .eos = config->eos,
                                  .eos_count = config->eos_count};
+    constraint_table_open(&e->constraints,
+                          &(struct constrain_vocabulary){.size = config->vocab,
+                                                         .token_bytes = text_token_bytes,
+                                                         .arg = e->text.tok});
     return 0;
 }
 
@@ -572,6 +578,7 @@ void engine_close(struct engine *e) {
     for (int i = 0; i < e->replica_count; i++) replica_signal(&e->replicas[i]);
     for (int i = 0; i < e->replica_count; i++) replica_stop(&e->replicas[i]);
     for (int i = e->replica_count - 1; i >= 0; i--) replica_close(&e->replicas[i]);
+    if (e->constraints.vocabulary.token_bytes) constraint_table_close(&e->constraints);
     text_close(&e->text);
     mem_free(e->replicas);
     mem_free(e->model_dir);
@@ -746,6 +753,18 @@ size_t engine_first_bytes(const struct engine *e, int32_t id, const char **bytes
 
 bool engine_token_is_special(const struct engine *e, int32_t id) {
     return tok_is_special(e->text.tok, id);
+}
+
+/* ---- Constraints ------------------------------------------------------------------------------
+ */
+
+int engine_constraint_open(struct engine *e, const struct constrain_part *part,
+                           struct engine_constraint **out, struct fault *fault) {
+    return constraint_open(&e->constraints, part, out, fault);
+}
+
+void engine_constraint_close(struct engine *e, struct engine_constraint *constraint) {
+    constraint_close(&e->constraints, constraint);
 }
 
 /* ---- Observation ----------------------------------------------------------------------------- */

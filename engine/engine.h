@@ -45,6 +45,7 @@
 #include "base/buf.h"
 #include "base/err.h"
 #include "base/hist.h"
+#include "constrain/constrain.h"
 
 struct engine;
 
@@ -177,6 +178,18 @@ size_t engine_token_bytes(const struct engine *engine, int32_t id, const char **
 size_t engine_first_bytes(const struct engine *engine, int32_t id, const char **bytes);
 bool engine_token_is_special(const struct engine *engine, int32_t id);
 
+/* ---- Constraints (any thread) ---------------------------------------------------------------- */
+
+/* A language that answers must belong to (constrain/constrain.h), compiled for this vocabulary. */
+struct engine_constraint;
+
+/* Compiles it, or finds it among those compiled before. Errors as constrain_open. Takes up to
+ * seconds: not on the loop. The constraint stays valid until engine_constraint_close, which comes
+ * after the last job that uses it is closed and before engine_close. */
+int engine_constraint_open(struct engine *engine, const struct constrain_part *part,
+                           struct engine_constraint **out, struct fault *fault);
+void engine_constraint_close(struct engine *engine, struct engine_constraint *constraint);
+
 /* ---- Requests ------------------------------------------------------------------------------ */
 
 #define ENGINE_REPLICAS_MAX 64
@@ -233,6 +246,11 @@ struct engine_request {
     int32_t top_logprobs; /* alternatives per token, <= ENGINE_TOP_MAX; -1 = no logprobs */
     bool prompt_logprobs; /* score the prompt too (echo); never reuses a conversation */
     bool ignore_eos;
+    /* The language of the answers; NULL = anything. The end of an answer is possible where the text
+     * is whole; where nothing may follow, the answer ends. Reasoning in front of the answer,
+     * between the tokens think_begin and think_end (-1: the model has none), is free. */
+    const struct engine_constraint *constraint;
+    int32_t think_begin, think_end;
     const struct engine_bias *bias;
     int32_t bias_count;
     const struct engine_stop *stops;

@@ -538,21 +538,30 @@ static void count_appended(struct sched *sched, const struct step *step) {
     hist_add(&sched->counters.iteration_tokens, step->batch.rows);
 }
 
-static void prepare_samples(struct sched *sched, const struct step *step) {
-    for (int i = 0; i < step->want_count; i++) {
-        const struct sched_want *want = &sched->wants[i];
-        if (want->scored >= 0)
-            seq_score_params(want->seq, want->scored, &sched->samples[i]);
-        else
-            seq_sample_params(want->seq, &sched->samples[i]);
-    }
-}
-
 static void fail_job(struct sched *sched, struct engine_job *job, int rc, const char *what) {
     fault_set(&job->fault, rc, NULL, "the engine failed: %s", what);
     for (int i = 0; i < sched->running; i++) {
         struct sequence *seq = &sched->sequences[sched->order[i]];
         if (seq->job == job) seq->finish = ENGINE_FINISH_ERROR;
+    }
+}
+
+static void fail_constraint(struct sched *sched, struct engine_job *job, int rc) {
+    fail_job(sched, job, rc,
+             rc == ERR_LIMIT ? "the answer's constraint is too complex to go on with"
+                             : "the answer's constraint leaves no token to go on with");
+}
+
+static void prepare_samples(struct sched *sched, const struct step *step) {
+    for (int i = 0; i < step->want_count; i++) {
+        const struct sched_want *want = &sched->wants[i];
+        if (want->scored >= 0) {
+            seq_score_params(want->seq, want->scored, &sched->samples[i]);
+            continue;
+        }
+        int rc = seq_constrain(want->seq);
+        if (rc != 0) fail_constraint(sched, want->seq->job, rc);
+        seq_sample_params(want->seq, &sched->samples[i]);
     }
 }
 
@@ -596,7 +605,8 @@ static void take_samples(struct sched *sched, const struct step *step) {
         }
         struct engine_job *job = want->seq->job;
         if (job->first_token_ns == 0) job->first_token_ns = clock_ns(); /* announced by the token */
-        seq_add_token(want->seq, &sched->options.text, &sched->sampled[i]);
+        int rc = seq_add_token(want->seq, &sched->options.text, &sched->sampled[i]);
+        if (rc != 0) fail_constraint(sched, job, rc);
         sched->counters.generation_tokens++;
         queue_charge(&sched->queue, job, 1);
     }

@@ -87,19 +87,20 @@ int seq_job_alloc(struct engine_job *job, size_t token_bytes_max) {
     return rc;
 }
 
-static int alloc_banned(struct sequence *seq, const struct seq_text *text) {
+/* Only where they are needed. */
+static int alloc_ends(struct sequence *seq, const struct seq_text *text) {
     const struct engine_request *request = &seq->job->request;
-    if (request->min_tokens <= 0) return 0;
+    if (request->min_tokens <= 0 && !request->constraint) return 0;
     int32_t eos = request->ignore_eos ? 0 : text->eos_count;
     int32_t count = eos + request->stop_id_count;
     if (count == 0) return 0;
-    seq->banned = mem_try_alloc((size_t)count, sizeof *seq->banned);
-    if (!seq->banned) return ERR_NOMEM;
-    if (eos > 0) memcpy(seq->banned, text->eos, (size_t)eos * sizeof *seq->banned);
+    seq->ends = mem_try_alloc((size_t)count, sizeof *seq->ends);
+    if (!seq->ends) return ERR_NOMEM;
+    if (eos > 0) memcpy(seq->ends, text->eos, (size_t)eos * sizeof *seq->ends);
     if (request->stop_id_count > 0)
-        memcpy(seq->banned + eos, request->stop_ids,
-               (size_t)request->stop_id_count * sizeof *seq->banned);
-    seq->banned_count = count;
+        memcpy(seq->ends + eos, request->stop_ids,
+               (size_t)request->stop_id_count * sizeof *seq->ends);
+    seq->end_count = count;
     return 0;
 }
 
@@ -114,7 +115,8 @@ int seq_open(struct sequence *seq, struct engine_job *job, int index, const stru
                              .exact = true};
     size_t room = (size_t)request->prompt_count + (size_t)request->max_tokens;
     seq->tokens = mem_try_alloc(room, sizeof *seq->tokens);
-    if (!seq->tokens || alloc_banned(seq, text) != 0) {
+    if (!seq->tokens || alloc_ends(seq, text) != 0 ||
+        constraint_run_open(&seq->constraint, request) != 0) {
         seq_close(seq);
         return ERR_NOMEM;
     }
@@ -127,7 +129,8 @@ int seq_open(struct sequence *seq, struct engine_job *job, int index, const stru
 void seq_close(struct sequence *seq) {
     trace_drop(seq);
     mem_free(seq->tokens);
-    mem_free(seq->banned);
+    mem_free(seq->ends);
+    constraint_run_close(&seq->constraint);
     *seq = (struct sequence){.slot = -1};
 }
 
@@ -147,17 +150,31 @@ int32_t seq_output_count(const struct sequence *seq) {
 
 /* ---- Sampling -------------------------------------------------------------------------------- */
 
+/* Before min_tokens an answer ends only where its constraint leaves nothing else. */
+static bool holds(const struct sequence *seq) {
+    return seq_output_count(seq) < seq->job->request.min_tokens;
+}
+
+int seq_constrain(struct sequence *seq) {
+    const struct constraint_ends ends = {seq->ends, seq->end_count, holds(seq)};
+    if (!constraint_masks(&seq->constraint)) return 0;
+    return constraint_fill(&seq->constraint, &seq->job->request, seq->choice->text, seq->text_size,
+                           &ends);
+}
+
 void seq_sample_params(const struct sequence *seq, struct kern_sample *params) {
     const struct engine_request *request = &seq->job->request;
-    bool hold = seq_output_count(seq) < request->min_tokens;
+    bool masks = constraint_masks(&seq->constraint); /* the mask says whether the answer may end */
+    bool hold = !masks && (holds(seq) || seq->constraint.phase == CONSTRAINT_THINKING);
     *params = (struct kern_sample){
         .history = seq->tokens,
         .prompt_count = seq->prompt_count,
         .output_count = seq_output_count(seq),
         .bias = (const struct kern_logit_bias *)request->bias,
         .bias_count = request->bias_count,
-        .banned = hold ? seq->banned : NULL,
-        .banned_count = hold ? seq->banned_count : 0,
+        .banned = hold ? seq->ends : NULL,
+        .banned_count = hold ? seq->end_count : 0,
+        .allowed = masks ? seq->constraint.mask : NULL,
         .temperature = request->temperature,
         .top_p = request->top_p,
         .min_p = request->min_p,
@@ -221,7 +238,7 @@ size_t seq_stop_tail(const struct engine_stop *stops, int32_t count, const char 
 
 /* Returns the bytes of text that may be shown. */
 static size_t update_finish(struct sequence *seq, const struct seq_text *text, int32_t token,
-                            size_t old_size) {
+                            size_t old_size, int *rc) {
     const struct engine_request *request = &seq->job->request;
     struct engine_choice *choice = seq->choice;
     int32_t outputs = seq_output_count(seq);
@@ -230,6 +247,10 @@ static size_t update_finish(struct sequence *seq, const struct seq_text *text, i
     bool is_stop_token = (!request->ignore_eos && contains(text->eos, text->eos_count, token)) ||
                          contains(request->stop_ids, request->stop_id_count, token);
     int32_t index = -1;
+    bool whole = false;
+    if (!is_stop_token)
+        *rc = constraint_note(&seq->constraint, request, token, choice->text, old_size,
+                              seq->text_size, &whole);
     if (is_stop_token) {
         seq->finish = ENGINE_FINISH_STOP;
         choice->stop_token = token;
@@ -240,6 +261,8 @@ static size_t update_finish(struct sequence *seq, const struct seq_text *text, i
         seq->finish = ENGINE_FINISH_STOP;
         choice->stop_index = index;
         safe = begin;
+    } else if (whole) {
+        seq->finish = ENGINE_FINISH_STOP;
     } else if (outputs >= request->max_tokens) {
         seq->finish = ENGINE_FINISH_LENGTH;
     } else {
@@ -256,8 +279,8 @@ static void record_top(struct engine_top *top, int32_t count, const struct kern_
         top[i] = (struct engine_top){sampled->top_token[i], sampled->top_logprob[i]};
 }
 
-void seq_add_token(struct sequence *seq, const struct seq_text *text,
-                   const struct kern_sampled *sampled) {
+int seq_add_token(struct sequence *seq, const struct seq_text *text,
+                  const struct kern_sampled *sampled) {
     struct engine_choice *choice = seq->choice;
     const struct engine_request *request = &seq->job->request;
     int32_t at = seq_output_count(seq);
@@ -269,7 +292,8 @@ void seq_add_token(struct sequence *seq, const struct seq_text *text,
     if (size > 0) memcpy(choice->text + old_size, bytes, size);
     seq->text_size += (uint32_t)size;
     seq->tokens[seq->token_count++] = sampled->token;
-    size_t safe = update_finish(seq, text, sampled->token, old_size);
+    int rc = 0;
+    size_t safe = update_finish(seq, text, sampled->token, old_size, &rc);
     choice->tokens[at] = (struct engine_token){.token = sampled->token,
                                                .logprob = sampled->logprob,
                                                .rank = sampled->rank,
@@ -278,6 +302,7 @@ void seq_add_token(struct sequence *seq, const struct seq_text *text,
         record_top(choice->top + (size_t)at * (size_t)request->top_logprobs, request->top_logprobs,
                    sampled);
     publish_token(choice, (uint32_t)at + 1, safe);
+    return rc;
 }
 
 void seq_add_prompt_score(struct sequence *seq, int32_t index, const struct kern_sampled *sampled) {

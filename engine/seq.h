@@ -6,6 +6,7 @@
 #ifndef KEEPD_ENGINE_SEQ_H
 #define KEEPD_ENGINE_SEQ_H
 
+#include "engine/constraint.h"
 #include "engine/conversation.h"
 #include "engine/engine.h"
 #include "paging/due.h"
@@ -41,8 +42,9 @@ struct sequence {
     uint64_t left[CONVERSATION_LEFT];
     uint64_t origin;      /* the conversation it continues; 0 = none */
     uint64_t origin_file; /* conversation whose file goes if `origin` has left memory */
-    int32_t *banned;      /* EOS and stop ids, for min_tokens; owned or NULL */
-    int32_t banned_count;
+    int32_t *ends;        /* EOS and stop ids, for min_tokens and constraints; owned or NULL */
+    int32_t end_count;
+    struct constraint_run constraint;
     uint32_t text_size;               /* bytes of choice->text written */
     enum engine_finish finish;        /* decided, not yet published */
     struct kern_trace trace;          /* the present eviction's, engine/trace.h */
@@ -71,14 +73,18 @@ static inline bool seq_generating(const struct sequence *seq) {
 }
 int32_t seq_output_count(const struct sequence *seq);
 
+/* Finds out which tokens a constrained answer may go on with; before seq_sample_params. An error is
+ * the request's: its constraint ran into a limit. */
+int seq_constrain(struct sequence *seq);
 /* The sampling parameters of the sequence's next token. */
 void seq_sample_params(const struct sequence *seq, struct kern_sample *params);
 /* The same for the score of prompt token `index`. */
 void seq_score_params(const struct sequence *seq, int32_t index, struct kern_sample *params);
 
-/* Records a sampled token: output arrays, text, stop conditions. Sets seq->finish when it ends. */
-void seq_add_token(struct sequence *seq, const struct seq_text *text,
-                   const struct kern_sampled *sampled);
+/* Records a sampled token: output arrays, text, stop conditions. Sets seq->finish when it ends. An
+ * error is that of its constraint; the token is recorded. */
+int seq_add_token(struct sequence *seq, const struct seq_text *text,
+                  const struct kern_sampled *sampled);
 
 /* Records the score of prompt token `index` (echo). */
 void seq_add_prompt_score(struct sequence *seq, int32_t index, const struct kern_sampled *sampled);

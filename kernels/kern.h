@@ -458,8 +458,8 @@ struct kern_logit_bias {
 };
 
 /* One row to sample. Order: penalties (repetition over prompt and output; presence and frequency
- * over output only) -> logit_bias -> temperature -> top_k -> top_p -> min_p; then
- * argmax(logit + Gumbel(Philox4x32-10(seed; position, token id))), ties to the lowest id.
+ * over output only) -> logit_bias -> banned, allowed -> temperature -> top_k -> top_p -> min_p;
+ * then argmax(logit + Gumbel(Philox4x32-10(seed; position, token id))), ties to the lowest id.
  * temperature 0 is the plain argmax after penalties and bias. */
 struct kern_sample {
     const int32_t *history; /* prompt, then output token ids; may be NULL if no penalty is set */
@@ -469,6 +469,9 @@ struct kern_sample {
     const int32_t
         *banned; /* tokens that must not be chosen (min_tokens, ignore_eos); may be NULL */
     int32_t banned_count;
+    /* Tokens that may be chosen: bit t % 32 of word t / 32, (vocab + 31) / 32 words, at least one
+     * bit of a token in the vocabulary. NULL: all. */
+    const uint32_t *allowed;
     float temperature, top_p, min_p;
     float repetition, presence, frequency; /* 1, 0, 0 = off */
     int32_t top_k;                         /* 0 = off */

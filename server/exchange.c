@@ -65,6 +65,7 @@ void exchange_unref(struct exchange *ex) {
     quota_release(ex);
     if (ex->places) engine_queue_leave(server->engine, ex->places);
     for (int i = 0; i < ex->job_count; i++) engine_job_close(&ex->jobs[i]);
+    engine_constraint_close(server->engine, ex->constraint);
     mem_free(ex->jobs);
     mem_free(ex->progress);
     exchange_drop_body(ex);

@@ -206,6 +206,7 @@ struct exchange {
     cJSON *tree;
     struct arena arena;
     struct oai_request request;
+    struct engine_constraint *constraint; /* for all jobs; NULL = none */
     struct oai_error error;
     int64_t scores; /* upper bound for the answer, see OAI_SCORES_MAX */
     /* the jobs: one per prompt, allocated by the libuv worker */

@@ -4,26 +4,27 @@
 #ifndef KEEPD_SERVER_LIMITS_H
 #define KEEPD_SERVER_LIMITS_H
 
-#define OAI_JSON_DEPTH        512 /* JSON_MAX_DEPTH */
-#define OAI_MESSAGES_MAX      4096
-#define OAI_TOOLS_MAX         128
-#define OAI_TOOL_NAME_BYTES   64
-#define OAI_PROMPTS_MAX       128     /* per request; each is a job with its own queue place */
-#define OAI_N_MAX             128     /* choices per prompt */
-#define OAI_CHOICES_MAX       256     /* per request: prompts x n */
-#define OAI_SCORES_MAX        4194304 /* per answer: choices x tokens x (1 + alternatives) */
-#define OAI_STOPS_MAX         16
-#define OAI_STOP_BYTES        1024
-#define OAI_STOP_IDS_MAX      256
-#define OAI_BIAS_MAX          1024
-#define OAI_SAMPLERS_MAX      16
-#define OAI_MEMBERS_MAX       64   /* response_fields */
-#define OAI_FILES_MAX         256  /* input_extra */
-#define OAI_LOGPROBS_MAX      20   /* ENGINE_TOP_MAX */
-#define OAI_KEY_BYTES         1024 /* cache_salt, prompt_cache_key and other opaque keys */
-#define OAI_NAMES_MAX         16   /* served model names */
-#define OAI_REPETITION_MIN    0.01 /* repetition_penalty */
-#define OAI_REPETITION_MAX    100.0
-#define OAI_COMPLETION_TOKENS 16 /* OpenAI's max_tokens of /v1/completions when absent */
+#define OAI_JSON_DEPTH         512 /* JSON_MAX_DEPTH */
+#define OAI_MESSAGES_MAX       4096
+#define OAI_TOOLS_MAX          128
+#define OAI_TOOL_NAME_BYTES    64
+#define OAI_PROMPTS_MAX        128     /* per request; each is a job with its own queue place */
+#define OAI_N_MAX              128     /* choices per prompt */
+#define OAI_CHOICES_MAX        256     /* per request: prompts x n */
+#define OAI_SCORES_MAX         4194304 /* per answer: choices x tokens x (1 + alternatives) */
+#define OAI_CHOICES_LISTED_MAX 10000   /* texts of guided_choice; constrain/limits.h has the rest */
+#define OAI_STOPS_MAX          16
+#define OAI_STOP_BYTES         1024
+#define OAI_STOP_IDS_MAX       256
+#define OAI_BIAS_MAX           1024
+#define OAI_SAMPLERS_MAX       16
+#define OAI_MEMBERS_MAX        64   /* response_fields */
+#define OAI_FILES_MAX          256  /* input_extra */
+#define OAI_LOGPROBS_MAX       20   /* ENGINE_TOP_MAX */
+#define OAI_KEY_BYTES          1024 /* cache_salt, prompt_cache_key and other opaque keys */
+#define OAI_NAMES_MAX          16   /* served model names */
+#define OAI_REPETITION_MIN     0.01 /* repetition_penalty */
+#define OAI_REPETITION_MAX     100.0
+#define OAI_COMPLETION_TOKENS  16 /* OpenAI's max_tokens of /v1/completions when absent */
 
 #endif

@@ -221,6 +221,19 @@ static int make_job(struct exchange *ex, int i) {
     return check_scores(ex, request) || check_job(ex, i) ? -1 : 0;
 }
 
+/* One language for all prompts, compiled here, off the loop and off the engine's thread. */
+static int open_constraint(struct exchange *ex) {
+    struct engine_request *sampling = &ex->request.sampling;
+    struct fault fault = {0};
+    if (!ex->request.constraint) return 0;
+    if (engine_constraint_open(ex->server->engine, ex->request.constraint, &ex->constraint, &fault))
+        return oai_refuse_fault(&ex->error, &fault);
+    sampling->constraint = ex->constraint;
+    sampling->think_begin = ex->server->rules.think.begin;
+    sampling->think_end = ex->server->rules.think.end;
+    return 0;
+}
+
 static int make_jobs(struct exchange *ex) {
     int count = ex->request.prompt_count, most = ex->server->rules.info->max_queue;
     if (count > most)
@@ -237,6 +250,7 @@ static int make_jobs(struct exchange *ex) {
     set_hint(ex);
     memcpy(ex->request.sampling.client, ex->client, sizeof ex->client);
     ex->job_count = count;
+    if (open_constraint(ex)) return -1;
     for (int i = 0; i < count; i++)
         if (make_job(ex, i)) return -1;
     return 0;
@@ -272,6 +286,7 @@ void prepare_run(uv_work_t *work) {
     json_free(ex->tree);
     ex->tree = NULL;
     ex->request.prompts = NULL;
+    ex->request.constraint = NULL;
     ex->request.salt = ex->request.session = ex->request.suffix = NULL;
     ex->request.files = NULL;
     if (!ex->job_count) arena_close(&ex->arena); /* a text answer is complete */

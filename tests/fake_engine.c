@@ -14,6 +14,8 @@
  * With KEEPD_FAKE_TOOLS=hermes or llama3 the model's template knows tools and calls of that form;
  * it writes the calls of messages as Qwen's does.
  *
+ * Constraints are compiled, so that their faults show, and not obeyed.
+ *
  * Environment: KEEPD_FAKE_STEP_US, time per step (0); KEEPD_FAKE_PREFILL_STEPS, steps before the
  * first token (1); KEEPD_FAKE_NO_TEMPLATE, a model without a chat template; KEEPD_FAKE_SUBMITS,
  * jobs taken before one is refused for lack of memory, once those have a token; KEEPD_FAKE_GATE, a
@@ -32,6 +34,7 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "engine/constraint.h"
 #include "tests/fake_engine.h"
 
 enum { TOKEN_BYTES_MAX = 16 };
@@ -76,6 +79,7 @@ struct engine {
     pthread_mutex_t mutex; /* all below */
     pthread_cond_t work;
     struct sequence *running, *waiting, **waiting_end;
+    struct constraint_table constraints; /* compiled, and not obeyed */
     struct engine_delete *deletes[ENGINE_DELETES_MAX];
     int delete_count;
     struct conversation conversations[CONVERSATIONS_MAX];
@@ -150,6 +154,20 @@ int engine_inspect(const struct engine_options *options, struct buf *out, char *
     return 0;
 }
 
+static size_t text_of_token(const void *arg, int32_t id, const char **bytes) {
+    const struct engine *e = arg;
+    return engine_token_is_special(e, id) ? 0 : engine_token_bytes(e, id, bytes);
+}
+
+int engine_constraint_open(struct engine *e, const struct constrain_part *part,
+                           struct engine_constraint **out, struct fault *fault) {
+    return constraint_open(&e->constraints, part, out, fault);
+}
+
+void engine_constraint_close(struct engine *e, struct engine_constraint *constraint) {
+    constraint_close(&e->constraints, constraint);
+}
+
 int engine_open(const struct engine_options *options, struct engine **out, struct fault *fault) {
     static const double eviction_bounds[] = {.0001, .001, .01, .1, 1};
     static const double token_bounds[] = {1,   8,    16,   32,   64,   128,  256,
@@ -173,6 +191,9 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
     hist_open(&e->status.counters.eviction_seconds, eviction_bounds, 5);
     hist_open(&e->status.counters.iteration_tokens, token_bounds, 13);
     fill_info(e);
+    constraint_table_open(&e->constraints,
+                          &(struct constrain_vocabulary){
+                              .size = e->info.vocab, .token_bytes = text_of_token, .arg = e});
     e->status.pages_total = e->info.pages_total;
     if (options->progress)
         for (int i = 0; i <= 10; i++) options->progress(options->arg, i / 10.0, "nothing");
@@ -828,6 +849,7 @@ void engine_close(struct engine *e) {
     pthread_mutex_unlock(&e->mutex);
     if (e->started) pthread_join(e->thread, NULL);
     for (int i = 0; i < CONVERSATIONS_MAX; i++) mem_free(e->conversations[i].tokens);
+    constraint_table_close(&e->constraints);
     pthread_mutex_destroy(&e->mutex);
     pthread_cond_destroy(&e->work);
     mem_free(e->model_dir);

@@ -284,17 +284,29 @@ static void apply_penalties(float *logit, int vocab, const struct kern_sample *p
     }
 }
 
+static void apply_allowed(float *logit, int vocab, const uint32_t *allowed) {
+    for (int32_t first = 0; first < vocab; first += 32) {
+        uint32_t word = allowed[first / 32];
+        int32_t end = vocab - first < 32 ? vocab - first : 32;
+        if (word == UINT32_MAX) continue;
+        for (int32_t i = 0; i < end; i++)
+            if (!(word >> i & 1)) logit[first + i] = -INFINITY;
+    }
+}
+
 /* The logits after penalties, bias and bans; the raw logits where nothing changes them. */
 static const float *adjust(const float *logits, int vocab, const struct kern_sample *p,
                            struct scratch *s) {
     bool penalties = has_penalties(p);
-    if (!penalties && p->bias_count == 0 && p->banned_count == 0) return logits;
+    if (!penalties && p->bias_count == 0 && p->banned_count == 0 && p->allowed == NULL)
+        return logits;
     memcpy(s->logit, logits, (size_t)vocab * sizeof(float));
     if (penalties) apply_penalties(s->logit, vocab, p, s->order);
     for (int i = 0; i < p->bias_count; i++)
         if (in_range(p->bias[i].token, vocab)) s->logit[p->bias[i].token] += p->bias[i].bias;
     for (int i = 0; i < p->banned_count; i++)
         if (in_range(p->banned[i], vocab)) s->logit[p->banned[i]] = -INFINITY;
+    if (p->allowed != NULL) apply_allowed(s->logit, vocab, p->allowed);
     return s->logit;
 }
 

@@ -38,6 +38,7 @@ struct sample_row {
     float temperature, top_p, min_p, repetition, presence, frequency;
     int32_t top_k, position, top_count, forced;
     int32_t penalty_first, penalty_count, bias_first, bias_count, banned_first, banned_count;
+    int32_t allowed_first; /* word of sample_args.allowed; -1 = all tokens are allowed */
     uint64_t seed;
 };
 
@@ -48,6 +49,7 @@ struct sample_args {
     const struct penalty *penalties;
     const struct kern_logit_bias *biases;
     const int32_t *banned;
+    const uint32_t *allowed; /* masks, one after the other */
     struct kern_sampled *out;
     int vocab;
 };
@@ -174,7 +176,7 @@ static __device__ void apply_penalty(const struct sample_row &r, struct penalty 
 
 static __device__ const float *adjust(const struct sample_args &a, const struct sample_row &r,
                                       const float *raw, float *work) {
-    if (r.penalty_count + r.bias_count + r.banned_count == 0) return raw;
+    if (r.penalty_count + r.bias_count + r.banned_count == 0 && r.allowed_first < 0) return raw;
     for (int i = threadIdx.x; i < a.vocab; i += THREADS) work[i] = raw[i];
     __syncthreads();
     for (int i = threadIdx.x; i < r.penalty_count; i += THREADS)
@@ -187,6 +189,9 @@ static __device__ const float *adjust(const struct sample_args &a, const struct 
         int32_t token = a.banned[r.banned_first + i];
         if (token >= 0 && token < a.vocab) work[token] = -INFINITY;
     }
+    __syncthreads();
+    for (int i = threadIdx.x; r.allowed_first >= 0 && i < a.vocab; i += THREADS)
+        if (!(a.allowed[r.allowed_first + i / 32] >> (i % 32) & 1)) work[i] = -INFINITY;
     __syncthreads();
     return work;
 }
@@ -413,12 +418,17 @@ struct lists {
     struct penalty *penalties;
     struct kern_logit_bias *biases;
     int32_t *banned;
+    uint32_t *allowed;
     int32_t *seen; /* [vocab]: 1 + occurrences in the output; 0: not in the history */
-    size_t penalty_count, bias_count, banned_count;
+    size_t penalty_count, bias_count, banned_count, allowed_count;
 };
 
+static size_t mask_words(int vocab) {
+    return ((size_t)vocab + 31) / 32;
+}
+
 static void close_lists(struct lists *l) {
-    void *arrays[] = {l->rows, l->penalties, l->biases, l->banned, l->seen};
+    void *arrays[] = {l->rows, l->penalties, l->biases, l->banned, l->allowed, l->seen};
     for (void *array : arrays) mem_free(array);
 }
 
@@ -428,12 +438,13 @@ static bool has_penalties(const struct kern_sample *p) {
 }
 
 static bool open_lists(struct lists *l, const struct kern_sample *params, int rows, int vocab) {
-    size_t penalties = 0, biases = 0, banned = 0;
+    size_t penalties = 0, biases = 0, banned = 0, masks = 0;
     for (int i = 0; i < rows; i++) {
         const struct kern_sample *p = &params[i];
         if (has_penalties(p)) penalties += (size_t)p->prompt_count + (size_t)p->output_count;
         biases += (size_t)p->bias_count;
         banned += (size_t)p->banned_count;
+        masks += p->allowed ? mask_words(vocab) : 0;
     }
     memset(l, 0, sizeof *l);
     l->rows = static_cast<struct sample_row *>(mem_try_alloc((size_t)rows, sizeof *l->rows));
@@ -441,8 +452,10 @@ static bool open_lists(struct lists *l, const struct kern_sample *params, int ro
         static_cast<struct penalty *>(mem_try_alloc(penalties + 1, sizeof(struct penalty)));
     l->biases = static_cast<struct kern_logit_bias *>(mem_try_alloc(biases + 1, sizeof *l->biases));
     l->banned = static_cast<int32_t *>(mem_try_alloc(banned + 1, sizeof *l->banned));
+    l->allowed = static_cast<uint32_t *>(mem_try_alloc(masks + 1, sizeof *l->allowed));
     if (penalties) l->seen = static_cast<int32_t *>(mem_try_alloc((size_t)vocab, sizeof *l->seen));
-    return l->rows && l->penalties && l->biases && l->banned && (l->seen || !penalties);
+    return l->rows && l->penalties && l->biases && l->banned && l->allowed &&
+           (l->seen || !penalties);
 }
 
 /* Adds every distinct token of the history once, with its occurrences in the output. */
@@ -482,6 +495,7 @@ static void add_row(struct lists *l, struct sample_row *r, const struct kern_sam
           0,
           0,
           0,
+          -1,
           p->seed};
     r->penalty_first = (int32_t)l->penalty_count;
     r->bias_first = (int32_t)l->bias_count;
@@ -494,6 +508,11 @@ static void add_row(struct lists *l, struct sample_row *r, const struct kern_sam
         memcpy(l->biases + l->bias_count, p->bias, (size_t)p->bias_count * sizeof *p->bias);
     if (p->banned_count)
         memcpy(l->banned + l->banned_count, p->banned, (size_t)p->banned_count * sizeof *p->banned);
+    if (p->allowed) {
+        r->allowed_first = (int32_t)l->allowed_count;
+        memcpy(l->allowed + l->allowed_count, p->allowed, mask_words(vocab) * sizeof *p->allowed);
+        l->allowed_count += mask_words(vocab);
+    }
     l->bias_count += (size_t)p->bias_count;
     l->banned_count += (size_t)p->banned_count;
 }
@@ -509,7 +528,9 @@ static bool stage_lists(struct cuda *cuda, const struct lists *l, int rows,
         device_stage(device, l->biases, (l->bias_count + 1) * sizeof *l->biases));
     args->banned = static_cast<const int32_t *>(
         device_stage(device, l->banned, (l->banned_count + 1) * sizeof *l->banned));
-    return args->rows && args->penalties && args->biases && args->banned;
+    args->allowed = static_cast<const uint32_t *>(
+        device_stage(device, l->allowed, (l->allowed_count + 1) * sizeof *l->allowed));
+    return args->rows && args->penalties && args->biases && args->banned && args->allowed;
 }
 
 static size_t answer_bytes(int rows) {
@@ -536,6 +557,7 @@ int op_sample(struct kern *kern, const float *logits, int rows, int vocab,
         CHECK(params[i].top_count <= KERN_TOP_MAX && params[i].forced < vocab);
         add_row(&lists, &lists.rows[i], &params[i], vocab);
         work |= lists.rows[i].penalty_count + params[i].bias_count + params[i].banned_count > 0;
+        work |= params[i].allowed != nullptr;
     }
     ok = ok && stage_lists(cuda, &lists, rows, &args);
     close_lists(&lists);

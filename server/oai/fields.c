@@ -26,7 +26,7 @@ static const struct {
     {OAI_FIELDS_GENERATION, {"prompt_cache_key", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"prompt_cache_options", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"prompt_cache_retention", OAI_ANY}},
-    {OAI_FIELDS_GENERATION, {"response_format", OAI_TEXT}},
+    {OAI_FIELDS_GENERATION, {"response_format", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"safety_identifier", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"seed", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"service_tier", OAI_ANY}},
@@ -40,10 +40,10 @@ static const struct {
     {OAI_FIELDS_GENERATION, {"allowed_token_ids", OAI_NEVER}},
     {OAI_FIELDS_GENERATION, {"bad_words", OAI_NOLIST}},
     {OAI_FIELDS_GENERATION, {"cache_salt", OAI_ANY}},
-    {OAI_FIELDS_GENERATION, {"guided_choice", OAI_NEVER}},
-    {OAI_FIELDS_GENERATION, {"guided_grammar", OAI_NEVER}},
-    {OAI_FIELDS_GENERATION, {"guided_json", OAI_NEVER}},
-    {OAI_FIELDS_GENERATION, {"guided_regex", OAI_NEVER}},
+    {OAI_FIELDS_GENERATION, {"guided_choice", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"guided_grammar", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"guided_json", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"guided_regex", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"ignore_eos", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"include_stop_str_in_output", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"length_penalty", OAI_ONE}},
@@ -60,18 +60,18 @@ static const struct {
     {OAI_FIELDS_GENERATION, {"skip_special_tokens", OAI_TRUE}},
     {OAI_FIELDS_GENERATION, {"spaces_between_special_tokens", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"stop_token_ids", OAI_ANY}},
-    {OAI_FIELDS_GENERATION, {"structured_outputs", OAI_NEVER}},
+    {OAI_FIELDS_GENERATION, {"structured_outputs", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"top_k", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"truncate_prompt_tokens", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"use_beam_search", OAI_FALSE}},
     {OAI_FIELDS_GENERATION, {"dry_multiplier", OAI_ZERO}},
-    {OAI_FIELDS_GENERATION, {"ebnf", OAI_NEVER}},
-    {OAI_FIELDS_GENERATION, {"grammar", OAI_NOTEXT}},
-    {OAI_FIELDS_GENERATION, {"json_schema", OAI_NEVER}},
+    {OAI_FIELDS_GENERATION, {"ebnf", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"grammar", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"json_schema", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"kv", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"mirostat", OAI_ZERO}},
     {OAI_FIELDS_GENERATION, {"n_predict", OAI_ANY}},
-    {OAI_FIELDS_GENERATION, {"regex", OAI_NEVER}},
+    {OAI_FIELDS_GENERATION, {"regex", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"repeat_penalty", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"samplers", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"structural_tag", OAI_NEVER}},
@@ -113,14 +113,10 @@ static bool is_neutral(const cJSON *node, enum oai_neutral neutral) {
         return is_text(node, "none");
     case OAI_MEDIUM:
         return is_text(node, "medium");
-    case OAI_NOTEXT:
-        return is_text(node, "");
     case OAI_NOLIST:
         return cJSON_IsArray(node) && !node->child;
     case OAI_ZERO:
         return cJSON_IsFalse(node) || (cJSON_IsNumber(node) && node->valuedouble == 0);
-    case OAI_TEXT:
-        return cJSON_IsObject(node) && is_text(json_get(node, "type"), "text");
     case OAI_ONLYTEXT:
         return cJSON_IsArray(node) && node->child && !node->child->next &&
                is_text(node->child, "text");

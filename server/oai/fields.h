@@ -13,10 +13,8 @@ enum oai_neutral {
     OAI_ONE,
     OAI_NONE,     /* "none" */
     OAI_MEDIUM,   /* "medium" */
-    OAI_NOTEXT,   /* "" */
     OAI_NOLIST,   /* [] */
     OAI_ZERO,     /* 0 or false */
-    OAI_TEXT,     /* {"type": "text"} */
     OAI_ONLYTEXT, /* ["text"] */
 };
 
@@ -94,6 +92,9 @@ void oai_preset_sampling(struct oai_reader *r);
 int oai_read_sampling(struct oai_reader *r);
 /* tools, tool_choice and parallel_tool_calls of a chat whose context stands (tools.c). */
 int oai_read_tools(struct oai_reader *r);
+/* The language of answers: response_format and its likes, and calls that are promised; after the
+ * tools (constraint.c). */
+int oai_read_constraint(struct oai_reader *r);
 /* The kv object (kv.c). */
 int oai_read_kv(struct oai_reader *r);
 

@@ -113,6 +113,11 @@ struct oai_request {
     int member_count;           /* 0 = all */
     const char *echo_text;      /* a chat's last message, in front of the answer; in the arena */
     size_t echo_size;
+    const struct constrain_part *constraint; /* the language of answers, in the arena and the trees;
+                                                NULL = anything */
+    cJSON *schema;         /* schema of a field that has it as text; owned, as context */
+    bool call_promised;    /* the answer is a call */
+    int named_tool;        /* index of the only tool that may be called; -1 = any */
     struct tool_set tools; /* tools that the answer may call; names in the arena */
     /* Complete but for prompt, prompt_count, max_tokens and space. seed_given says whether
      * sampling.seed is the client's. */

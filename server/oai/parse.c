@@ -117,7 +117,10 @@ static int check_report(const struct oai_reader *r) {
 }
 
 int oai_read_generation(struct oai_reader *r) {
-    return oai_read_sampling(r) || oai_read_kv(r) || check_report(r) || read_keys(r) ? -1 : 0;
+    return oai_read_sampling(r) || oai_read_kv(r) || check_report(r) || read_keys(r) ||
+                   oai_read_constraint(r)
+               ? -1
+               : 0;
 }
 
 int oai_parse(const struct oai_kind *kind, const cJSON *body, const struct oai_rules *rules,
@@ -126,6 +129,7 @@ int oai_parse(const struct oai_kind *kind, const cJSON *body, const struct oai_r
     *out = (struct oai_request){.kind = kind,
                                 .n = 1,
                                 .max_tokens = -1,
+                                .named_tool = -1,
                                 .logprobs = -1,
                                 .prompt_logprobs = -1,
                                 .salt = "",
@@ -142,6 +146,8 @@ int oai_parse(const struct oai_kind *kind, const cJSON *body, const struct oai_r
 void oai_request_close(struct oai_request *request) {
     cJSON_Delete(request->context);
     request->context = NULL;
+    cJSON_Delete(request->schema);
+    request->schema = NULL;
 }
 
 int oai_parse_json(const char *data, size_t size, const struct oai_rules *rules, cJSON **tree,

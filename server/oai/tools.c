@@ -106,23 +106,47 @@ enum tool_format oai_find_tools(const struct engine *engine, const char *parser)
     return text ? format : TOOL_FORMAT_NONE;
 }
 
-/* "none" and "auto" are served; all others promise a call, which takes constrained decoding. */
+/* {"type": "function", "function": {"name": ...}} */
+static int read_named(const struct oai_reader *r, const cJSON *choice) {
+    const cJSON *type = json_get(choice, "type"), *tool;
+    const cJSON *name = json_get(json_get(choice, "function"), "name");
+    int index = 0;
+    if (!cJSON_IsString(type) || strcmp(type->valuestring, "function") != 0)
+        return oai_refuse(r->error, 400, "unsupported_parameter", "tool_choice",
+                          "Unsupported value for 'tool_choice': an object names a function: "
+                          "{\"type\": \"function\", \"function\": {\"name\": ...}}.");
+    if (!name) return oai_missing(r, "tool_choice.function.name");
+    if (!cJSON_IsString(name))
+        return oai_expected(r->error, "tool_choice.function.name", "a string", name);
+    cJSON_ArrayForEach(tool, json_get(r->body, "tools")) {
+        if (strcmp(json_get(json_get(tool, "function"), "name")->valuestring, name->valuestring) ==
+            0) {
+            r->out->named_tool = index;
+            return 0;
+        }
+        index++;
+    }
+    return oai_invalid(r, "tool_choice", "no tool has the name '%.64s'", name->valuestring);
+}
+
+/* "required" and named functions promise a call. */
 static int read_choice(const struct oai_reader *r, bool *searches) {
     const cJSON *choice = json_get(r->body, "tool_choice");
-    *searches = !choice;
+    *searches = true;
     if (!choice) return 0;
-    if (cJSON_IsString(choice)) {
-        *searches = strcmp(choice->valuestring, "auto") == 0;
-        if (*searches || strcmp(choice->valuestring, "none") == 0) return 0;
+    if (cJSON_IsObject(choice)) {
+        r->out->call_promised = true;
+        return read_named(r, choice);
     }
-    if (!cJSON_IsString(choice) && !cJSON_IsObject(choice))
+    if (!cJSON_IsString(choice))
         return oai_invalid(r, "tool_choice", "expected a string or an object, found %s",
                            json_type_name(choice));
-    return oai_refuse(
-        r->error, 400, "unsupported_parameter", "tool_choice",
-        "Unsupported value for 'tool_choice': this server does not constrain what the "
-        "model writes, so no call can be promised. \"auto\" lets the model decide, "
-        "\"none\" asks for text.");
+    *searches = strcmp(choice->valuestring, "none") != 0;
+    r->out->call_promised = strcmp(choice->valuestring, "required") == 0;
+    if (!*searches || r->out->call_promised || strcmp(choice->valuestring, "auto") == 0) return 0;
+    return oai_invalid(r, "tool_choice",
+                       "expected \"none\", \"auto\", \"required\" or a function, found '%.32s'",
+                       choice->valuestring);
 }
 
 static int refuse_format(const struct oai_reader *r) {
@@ -156,7 +180,11 @@ int oai_read_tools(struct oai_reader *r) {
     if (oai_get_bool(r, NULL, r->body, "parallel_tool_calls", &out->parallel) ||
         read_choice(r, &searches))
         return -1;
-    if (!searches || !tools || !tools->child) return 0;
+    if (!searches) return 0;
+    if (!tools || !tools->child)
+        return r->out->call_promised
+                   ? oai_invalid(r, "tool_choice", "a call is promised, but there are no 'tools'")
+                   : 0;
     if (r->rules->tool_format == TOOL_FORMAT_NONE) return refuse_format(r);
     out->format = r->rules->tool_format;
     return read_names(r, tools);

@@ -28,6 +28,7 @@ static void fill_logits(float *logits, int vocab, int shape, uint32_t stream) {
 struct lists {
     struct kern_logit_bias bias[4];
     int32_t banned[3], history[12];
+    uint32_t allowed[(VOCAB_MAX + 31) / 32]; /* every fifth token, the first one too */
 };
 
 static struct kern_sample random_setting(uint32_t trial, int row, int vocab,
@@ -55,6 +56,7 @@ static struct kern_sample random_setting(uint32_t trial, int row, int vocab,
         p.presence = 0.2f;
         p.frequency = h / 14400 % 2 ? -0.1f : 0.7f;
     }
+    if (h / 57600 % 3 == 0) p.allowed = l->allowed;
     if (h / 28800 % 5 == 0) p.forced = (int32_t)(h % (uint32_t)vocab);
     return p;
 }
@@ -88,10 +90,11 @@ static bool undefined(int shape, const struct kern_sample *p) {
 Test(emu_sample, every_setting_equals_the_cpu) {
     static const int vocabs[] = {1, 2, 20, 511, 1000, VOCAB_MAX};
     static float logits[ROWS * VOCAB_MAX];
-    const struct lists lists = {.bias = {{0, 3}, {7, -2.5f}, {7, 0.25f}, {-4, 1}},
-                                .banned = {1, 5, 100000},
-                                .history = {0, 3, 3, 2, 9999999, 1, 3, 3, 0, 4, -1, 6}};
+    struct lists lists = {.bias = {{0, 3}, {7, -2.5f}, {7, 0.25f}, {-4, 1}},
+                          .banned = {1, 5, 100000},
+                          .history = {0, 3, 3, 2, 9999999, 1, 3, 3, 0, 4, -1, 6}};
     struct kern *kern[BACKENDS];
+    for (int i = 0; i < VOCAB_MAX; i += 5) lists.allowed[i / 32] |= 1u << (i % 32);
     both_open(kern);
     for (uint32_t trial = 0; trial < 120; trial++) {
         int vocab = vocabs[trial % 6], shape = (int)(trial / 6 % 6);

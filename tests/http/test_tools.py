@@ -172,11 +172,26 @@ def test_none_leaves_the_text_whole(caller):
     assert ask(caller, hermes(), tools=[])["message"]["content"] == hermes()
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "now"}}, "other"])
-def test_no_call_can_be_promised(caller, choice):
+@pytest.mark.parametrize("choice,param,code", [
+    ("other", "tool_choice", "invalid_value"), (3, "tool_choice", "invalid_value"),
+    ({"type": "function", "function": {"name": "nobody"}}, "tool_choice", "invalid_value"),
+    ({"type": "function", "function": {}}, "tool_choice.function.name", "missing_required_parameter"),
+    ({"type": "allowed_tools"}, "tool_choice", "unsupported_parameter")])
+def test_choices_that_are_refused(caller, choice, param, code):
     r = caller.chat("hi", tools=TOOLS, tool_choice=choice)
     assert r.status_code == 400
-    assert (r.json()["error"]["param"], r.json()["error"]["code"]) == ("tool_choice", "unsupported_parameter")
+    assert (r.json()["error"]["param"], r.json()["error"]["code"]) == (param, code)
+
+
+def test_schemas_of_tools_that_are_promised(caller):
+    """Where a call is promised, and for strict tools always, a schema must be one that is enforced."""
+    def tool(**fields):
+        return [{"type": "function", "function": {"name": "f", "parameters": {"not": {"required": ["a"]}}, **fields}}]
+    for fields in (dict(tools=tool(), tool_choice="required"), dict(tools=tool(strict=True))):
+        r = caller.chat("hi", **fields)
+        assert (r.status_code, r.json()["error"]["param"]) == (400, "tools[0].function.parameters.not"), r.text
+    assert caller.chat("hi", tools=tool()).status_code == 200
+    assert caller.chat("hi", tool_choice="required").json()["error"]["param"] == "tool_choice"
 
 
 def test_models_whose_template_shows_no_calls(shared, fake, start):

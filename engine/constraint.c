@@ -1,0 +1,226 @@
+#include "engine/constraint.h"
+
+#include <string.h>
+
+#include "base/check.h"
+#include "base/mem.h"
+
+/* ---- The table ------------------------------------------------------------------------------- */
+
+void constraint_table_open(struct constraint_table *table,
+                           const struct constrain_vocabulary *vocabulary) {
+    *table = (struct constraint_table){.vocabulary = *vocabulary};
+    CHECK(pthread_mutex_init(&table->lock, NULL) == 0);
+}
+
+static void free_constraint(struct engine_constraint *constraint) {
+    constrain_close(constraint->language);
+    mem_free(constraint);
+}
+
+void constraint_table_close(struct constraint_table *table) {
+    struct engine_constraint *next;
+    for (struct engine_constraint *c = table->first; c != NULL; c = next) {
+        next = c->next;
+        CHECK(c->users == 0);
+        free_constraint(c);
+    }
+    constrain_tokens_close(table->tokens);
+    pthread_mutex_destroy(&table->lock);
+    *table = (struct constraint_table){0};
+}
+
+static bool is_newlines(const char *bytes, size_t size) {
+    return size > 0 && size <= CONSTRAINT_NEWLINE_BYTES && bytes[0] == '\n' &&
+           bytes[size - 1] == '\n';
+}
+
+/* Builds the trie of the vocabulary once. With the lock. */
+static int open_tokens(struct constraint_table *table) {
+    const struct constrain_vocabulary *v = &table->vocabulary;
+    if (table->tokens != NULL) return 0;
+    table->newline_count = 0;
+    for (int32_t id = 0; id < v->size && table->newline_count < CONSTRAINT_NEWLINES; id++) {
+        const char *bytes = NULL;
+        size_t size = v->token_bytes(v->arg, id, &bytes);
+        if (is_newlines(bytes, size)) table->newlines[table->newline_count++] = id;
+    }
+    return constrain_tokens_open(v, &table->tokens);
+}
+
+/* Takes one user more. With the lock. */
+static struct engine_constraint *find(struct constraint_table *table,
+                                      const uint8_t key[SHA256_BYTES]) {
+    for (struct engine_constraint **at = &table->first; *at != NULL; at = &(*at)->next) {
+        struct engine_constraint *found = *at;
+        if (memcmp(found->key, key, SHA256_BYTES) != 0) continue;
+        *at = found->next;
+        found->next = table->first;
+        table->first = found;
+        if (found->users++ == 0) table->idle--;
+        return found;
+    }
+    return NULL;
+}
+
+static int make_key(const struct constrain_part *part, uint8_t key[SHA256_BYTES]) {
+    struct buf text;
+    buf_open(&text, CONSTRAINT_TEXT_BYTES);
+    constrain_part_write(part, &text);
+    bool failed = text.failed;
+    if (!failed) sha256(text.data, text.size, key);
+    buf_close(&text);
+    return failed ? ERR_NOMEM : 0;
+}
+
+/* Several threads may compile one language at once; the first to finish stays. */
+static struct engine_constraint *add(struct constraint_table *table, const uint8_t *key,
+                                     struct constrain *language) {
+    pthread_mutex_lock(&table->lock);
+    struct engine_constraint *c = find(table, key);
+    if (c != NULL) {
+        constrain_close(language);
+    } else if ((c = mem_try_alloc(1, sizeof *c)) != NULL) {
+        *c = (struct engine_constraint){
+            .language = language, .table = table, .users = 1, .next = table->first};
+        memcpy(c->key, key, SHA256_BYTES);
+        table->first = c;
+    } else {
+        constrain_close(language);
+    }
+    pthread_mutex_unlock(&table->lock);
+    return c;
+}
+
+int constraint_open(struct constraint_table *table, const struct constrain_part *part,
+                    struct engine_constraint **out, struct fault *fault) {
+    uint8_t key[SHA256_BYTES];
+    struct constrain *language;
+    *out = NULL;
+    int rc = make_key(part, key);
+    pthread_mutex_lock(&table->lock);
+    if (rc == 0) rc = open_tokens(table);
+    if (rc == 0) *out = find(table, key);
+    pthread_mutex_unlock(&table->lock);
+    if (rc != 0) return fault_set(fault, rc, part->field, "%s", err_text(rc));
+    if (*out != NULL) return 0;
+    rc = constrain_open(part, table->tokens, &language, fault);
+    if (rc != 0) return rc;
+    *out = add(table, key, language);
+    return *out != NULL ? 0 : fault_set(fault, ERR_NOMEM, part->field, "%s", err_text(ERR_NOMEM));
+}
+
+/* The one without users that was used least recently. With the lock. */
+static void drop_oldest(struct constraint_table *table) {
+    struct engine_constraint **oldest = NULL;
+    for (struct engine_constraint **at = &table->first; *at != NULL; at = &(*at)->next)
+        if ((*at)->users == 0) oldest = at;
+    CHECK(oldest != NULL);
+    struct engine_constraint *gone = *oldest;
+    *oldest = gone->next;
+    table->idle--;
+    free_constraint(gone);
+}
+
+void constraint_close(struct constraint_table *table, struct engine_constraint *constraint) {
+    if (constraint == NULL) return;
+    pthread_mutex_lock(&table->lock);
+    CHECK(constraint->users > 0);
+    if (--constraint->users == 0 && ++table->idle > CONSTRAINTS_KEPT) drop_oldest(table);
+    pthread_mutex_unlock(&table->lock);
+}
+
+/* ---- One answer ------------------------------------------------------------------------------ */
+
+static const struct constraint_table *table_of(const struct engine_request *request) {
+    return request->constraint->table;
+}
+
+static bool is_blank(const struct constraint_table *table, int32_t id) {
+    const char *bytes = "";
+    size_t size = table->vocabulary.token_bytes(table->vocabulary.arg, id, &bytes);
+    for (size_t i = 0; i < size; i++)
+        if (bytes[i] == '\0' || strchr(" \t\r\n", bytes[i]) == NULL) return false;
+    return size > 0;
+}
+
+/* The prompt may have opened the reasoning, or closed it. */
+static enum constraint_phase first_phase(const struct engine_request *request) {
+    int32_t last = request->prompt_count - 1;
+    if (request->think_begin < 0) return CONSTRAINT_ON;
+    while (last > 0 && is_blank(table_of(request), request->prompt[last])) last--;
+    if (request->prompt[last] == request->think_begin) return CONSTRAINT_THINKING;
+    return request->prompt[last] == request->think_end ? CONSTRAINT_AFTER : CONSTRAINT_BEGIN;
+}
+
+int constraint_run_open(struct constraint_run *run, const struct engine_request *request) {
+    *run = (struct constraint_run){0};
+    if (request->constraint == NULL) return 0;
+    size_t words = constrain_mask_words(table_of(request)->vocabulary.size);
+    run->mask = mem_try_alloc(words, sizeof *run->mask);
+    if (run->mask == NULL) return ERR_NOMEM;
+    run->phase = first_phase(request);
+    return 0;
+}
+
+void constraint_run_close(struct constraint_run *run) {
+    mem_free(run->mask);
+    *run = (struct constraint_run){0};
+}
+
+static void allow(struct constraint_run *run, const struct constraint_table *table,
+                  const int32_t *ids, int count) {
+    for (int i = 0; i < count; i++)
+        if (ids[i] >= 0 && ids[i] < table->vocabulary.size)
+            run->mask[ids[i] / 32] |= 1u << (ids[i] % 32);
+}
+
+static bool is_empty(const struct constraint_run *run, const struct constraint_table *table) {
+    uint32_t any = 0;
+    for (size_t i = 0; i < constrain_mask_words(table->vocabulary.size); i++) any |= run->mask[i];
+    return any == 0;
+}
+
+int constraint_fill(struct constraint_run *run, const struct engine_request *request,
+                    const char *text, size_t size, const struct constraint_ends *ends) {
+    const struct constraint_table *table = table_of(request);
+    struct constrain_next next = {0};
+    int rc = constrain_next(request->constraint->language, &run->at, text + run->begin,
+                            size - run->begin, run->mask, &next);
+    if (rc != 0) return rc;
+    if (run->phase == CONSTRAINT_BEGIN) allow(run, table, &request->think_begin, 1);
+    if (run->phase == CONSTRAINT_AFTER) allow(run, table, table->newlines, table->newline_count);
+    if (next.accepts && (!ends->hold || is_empty(run, table)))
+        allow(run, table, ends->ids, ends->count);
+    return is_empty(run, table) ? ERR_INVALID : 0;
+}
+
+/* Line breaks behind the reasoning are not part of the answer. */
+static bool skips(const struct constraint_run *run, const char *text, size_t old_size,
+                  size_t size) {
+    return run->phase == CONSTRAINT_AFTER && run->skipped < CONSTRAINT_NEWLINE_BYTES &&
+           is_newlines(text + old_size, size - old_size);
+}
+
+int constraint_note(struct constraint_run *run, const struct engine_request *request, int32_t token,
+                    const char *text, size_t old_size, size_t size, bool *whole) {
+    struct constrain_next next = {.continues = true};
+    int rc = 0;
+    *whole = false;
+    if (run->phase == CONSTRAINT_NONE) return 0;
+    if (run->phase == CONSTRAINT_BEGIN && token == request->think_begin) {
+        run->phase = CONSTRAINT_THINKING;
+    } else if (run->phase == CONSTRAINT_THINKING) {
+        if (token == request->think_end) run->phase = CONSTRAINT_AFTER;
+        run->begin = (uint32_t)size;
+    } else if (skips(run, text, old_size, size)) {
+        run->begin = (uint32_t)size;
+        if (++run->skipped == CONSTRAINT_NEWLINE_BYTES) run->phase = CONSTRAINT_ON;
+    } else {
+        run->phase = CONSTRAINT_ON;
+        rc = constrain_next(request->constraint->language, &run->at, text + run->begin,
+                            size - run->begin, NULL, &next);
+        *whole = rc == 0 && next.accepts && !next.continues;
+    }
+    return rc;
+}

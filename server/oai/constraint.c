@@ -1,0 +1,321 @@
+/* What answers must be: response_format, and the fields of vLLM, SGLang and llama.cpp that mean the
+ * same; and the calls that tool_choice and strict tools promise, in the model's form of calls. All
+ * become parts of constrain/constrain.h; what they describe is compiled by the engine. */
+#include <string.h>
+
+#include "base/json.h"
+#include "server/oai/fields.h"
+
+static struct constrain_part *new_parts(const struct oai_reader *r, int count) {
+    struct constrain_part *parts = arena_alloc(r->arena, (size_t)count, sizeof *parts);
+    if (!parts) oai_no_memory(r);
+    return parts;
+}
+
+static const char *new_path(const struct oai_reader *r, const char *path) {
+    const char *copy = arena_strndup(r->arena, path, strlen(path));
+    if (!copy) oai_no_memory(r);
+    return copy;
+}
+
+static struct constrain_part text_part(const char *text) {
+    return (struct constrain_part){.kind = CONSTRAIN_TEXT, .text = text, .size = strlen(text)};
+}
+
+/* --- fields --- */
+
+/* Where a constraint is read from, and where it goes. */
+struct source {
+    struct oai_reader *r;
+    struct constrain_part *part; /* kind set when there is one */
+    const char *field;           /* that gave it; NULL: none yet */
+};
+
+/* 0: `node` may be read. Two constraints have no common meaning. */
+static int claim(struct source *s, const char *field) {
+    if (s->field)
+        return oai_invalid(s->r, field, "an answer has one constraint, and '%s' has given it",
+                           s->field);
+    s->field = s->part->field = new_path(s->r, field);
+    return s->field ? 0 : -1;
+}
+
+static int take_text(struct source *s, const char *field, const cJSON *node,
+                     enum constrain_kind kind) {
+    if (!node) return 0;
+    if (!cJSON_IsString(node)) return oai_expected(s->r->error, field, "a string", node);
+    if (kind == CONSTRAIN_GRAMMAR && !node->valuestring[0]) return 0; /* llama.cpp's "none" */
+    if (claim(s, field)) return -1;
+    s->part->kind = kind;
+    s->part->text = json_arena_text(s->r->arena, node->valuestring, &s->part->size);
+    return s->part->text ? 0 : oai_no_memory(s->r);
+}
+
+/* A schema that is the JSON text of one. */
+static int parse_schema(struct source *s, const char *field, const cJSON **node) {
+    struct json_limits limits = {.bytes = s->r->rules->body_bytes,
+                                 .depth = OAI_JSON_DEPTH,
+                                 .unique_keys = true,
+                                 .nuls = true};
+    struct fault fault = {0};
+    const char *text = (*node)->valuestring;
+    cJSON *tree;
+    if (json_parse(text, strlen(text), &limits, &tree, &fault))
+        return oai_invalid(s->r, field, "expected a JSON schema, %s", fault.text);
+    cJSON_Delete(s->r->out->schema);
+    *node = s->r->out->schema = tree;
+    return 0;
+}
+
+static int take_schema(struct source *s, const char *field, const cJSON *node) {
+    if (!node) return 0;
+    if (claim(s, field)) return -1;
+    if (cJSON_IsString(node) && parse_schema(s, field, &node)) return -1;
+    if (!cJSON_IsObject(node) && !cJSON_IsBool(node))
+        return oai_expected(s->r->error, field, "a JSON schema", node);
+    s->part->kind = CONSTRAIN_SCHEMA;
+    s->part->schema = node;
+    return 0;
+}
+
+static int take_choice(struct source *s, const char *field, const cJSON *node) {
+    const cJSON *child;
+    char path[OAI_PATH];
+    int count = cJSON_GetArraySize(node), i = 0;
+    if (!node) return 0;
+    if (!cJSON_IsArray(node) || count < 1 || count > OAI_CHOICES_LISTED_MAX)
+        return oai_invalid(s->r, field, "expected an array of 1 to %d strings",
+                           OAI_CHOICES_LISTED_MAX);
+    struct constrain_part *parts = new_parts(s->r, count);
+    if (!parts || claim(s, field)) return -1;
+    cJSON_ArrayForEach(child, node) {
+        oai_path(path, "%s[%d]", field, i);
+        if (!cJSON_IsString(child)) return oai_expected(s->r->error, path, "a string", child);
+        parts[i].kind = CONSTRAIN_TEXT;
+        parts[i].text = json_arena_text(s->r->arena, child->valuestring, &parts[i].size);
+        if (!parts[i++].text) return oai_no_memory(s->r);
+    }
+    s->part->kind = CONSTRAIN_ALT;
+    s->part->children = parts;
+    s->part->count = count;
+    return 0;
+}
+
+static int take_object(struct source *s, const char *field) {
+    if (claim(s, field)) return -1;
+    s->part->kind = CONSTRAIN_OBJECT;
+    return 0;
+}
+
+/* {"type": "json_schema", "json_schema": {"name", "schema", "strict"}}; schemas are enforced
+ * whether `strict` or not. llama.cpp puts the schema beside the type. */
+static int read_format_schema(struct source *s, const cJSON *format) {
+    static const char field[] = "response_format.json_schema";
+    const cJSON *inner = json_get(format, "json_schema"), *own = json_get(format, "schema");
+    bool strict = false;
+    if (!inner && own) return take_schema(s, "response_format.schema", own);
+    if (!inner) return oai_missing(s->r, field);
+    if (!cJSON_IsObject(inner)) return oai_expected(s->r->error, field, "an object", inner);
+    if (oai_get_bool(s->r, field, inner, "strict", &strict)) return -1;
+    own = json_get(inner, "schema");
+    if (!own) return take_object(s, field); /* OpenAI's default: any object */
+    return take_schema(s, "response_format.json_schema.schema", own);
+}
+
+static int read_format(struct source *s) {
+    const cJSON *format = json_get(s->r->body, "response_format");
+    const cJSON *type = json_get(format, "type");
+    if (!format) return 0;
+    if (!cJSON_IsObject(format))
+        return oai_expected(s->r->error, "response_format", "an object", format);
+    if (!type) return oai_missing(s->r, "response_format.type");
+    if (!cJSON_IsString(type))
+        return oai_expected(s->r->error, "response_format.type", "a string", type);
+    if (strcmp(type->valuestring, "text") == 0) return 0;
+    if (strcmp(type->valuestring, "json_schema") == 0) return read_format_schema(s, format);
+    if (strcmp(type->valuestring, "json_object") == 0) {
+        const cJSON *own = json_get(format, "schema");
+        return own ? take_schema(s, "response_format.schema", own)
+                   : take_object(s, "response_format");
+    }
+    return oai_refuse(s->r->error, 400, "unsupported_parameter", "response_format.type",
+                      "Unsupported value for 'response_format.type': '%.64s' is not 'text', "
+                      "'json_object' or 'json_schema'.",
+                      type->valuestring);
+}
+
+/* vLLM's object. Its other members choose a backend or its options and change no language. */
+static int read_structured(struct source *s) {
+    const cJSON *node = json_get(s->r->body, "structured_outputs");
+    bool object = false;
+    if (!node) return 0;
+    if (!cJSON_IsObject(node))
+        return oai_expected(s->r->error, "structured_outputs", "an object", node);
+    if (json_get(node, "structural_tag"))
+        return oai_refuse(s->r->error, 400, "unsupported_parameter",
+                          "structured_outputs.structural_tag",
+                          "Unsupported value for 'structured_outputs.structural_tag': this server "
+                          "does not support it.");
+    if (oai_get_bool(s->r, "structured_outputs", node, "json_object", &object) ||
+        take_schema(s, "structured_outputs.json", json_get(node, "json")) ||
+        take_text(s, "structured_outputs.regex", json_get(node, "regex"), CONSTRAIN_REGEX) ||
+        take_choice(s, "structured_outputs.choice", json_get(node, "choice")) ||
+        take_text(s, "structured_outputs.grammar", json_get(node, "grammar"), CONSTRAIN_GRAMMAR))
+        return -1;
+    return object ? take_object(s, "structured_outputs.json_object") : 0;
+}
+
+static int read_fields(struct source *s) {
+    const cJSON *body = s->r->body;
+    return read_format(s) || read_structured(s) ||
+                   take_schema(s, "guided_json", json_get(body, "guided_json")) ||
+                   take_schema(s, "json_schema", json_get(body, "json_schema")) ||
+                   take_choice(s, "guided_choice", json_get(body, "guided_choice")) ||
+                   take_text(s, "guided_regex", json_get(body, "guided_regex"), CONSTRAIN_REGEX) ||
+                   take_text(s, "regex", json_get(body, "regex"), CONSTRAIN_REGEX) ||
+                   take_text(s, "guided_grammar", json_get(body, "guided_grammar"),
+                             CONSTRAIN_GRAMMAR) ||
+                   take_text(s, "grammar", json_get(body, "grammar"), CONSTRAIN_GRAMMAR) ||
+                   take_text(s, "ebnf", json_get(body, "ebnf"), CONSTRAIN_GRAMMAR)
+               ? -1
+               : 0;
+}
+
+/* --- calls --- */
+
+/* How calls are written. */
+struct call_form {
+    const char *before, *arguments, *after, *between;
+};
+
+static const struct call_form *form_of(enum tool_format format) {
+    static const struct call_form hermes = {"<tool_call>\n{\"name\": \"",
+                                            "\", \"arguments\": ", "}\n</tool_call>", "\n"};
+    static const struct call_form llama3 = {"{\"name\": \"", "\", \"parameters\": ", "}", "; "};
+    return format == TOOL_FORMAT_HERMES ? &hermes : &llama3;
+}
+
+/* Arguments by the tool's schema; without one there are none. `free`: any object. */
+static int arguments_part(struct oai_reader *r, const cJSON *function, int index, bool free,
+                          struct constrain_part *part) {
+    const cJSON *schema = json_get(function, "parameters");
+    char path[OAI_PATH];
+    oai_path(path, "tools[%d].function.parameters", index);
+    if (free) {
+        part->kind = CONSTRAIN_OBJECT;
+        return 0;
+    }
+    if (!schema) {
+        *part = text_part("{}");
+        return 0;
+    }
+    *part =
+        (struct constrain_part){.kind = CONSTRAIN_SCHEMA, .schema = schema, .only_objects = true};
+    part->field = new_path(r, path);
+    return part->field ? 0 : -1;
+}
+
+static int call_part(struct oai_reader *r, const cJSON *tool, int index, bool free,
+                     struct constrain_part *part) {
+    const struct call_form *form = form_of(r->out->tools.format);
+    struct constrain_part *pieces = new_parts(r, 5);
+    if (!pieces) return -1;
+    pieces[0] = text_part(form->before);
+    pieces[1] = text_part(r->out->tools.names[index]);
+    pieces[2] = text_part(form->arguments);
+    pieces[4] = text_part(form->after);
+    *part = (struct constrain_part){.kind = CONSTRAIN_SEQ, .children = pieces, .count = 5};
+    return arguments_part(r, json_get(tool, "function"), index, free, &pieces[3]);
+}
+
+/* One call of the tools that may be called. `only_strict`: schemas of tools without `strict` do not
+ * bind. */
+static int any_call(struct oai_reader *r, bool only_strict, struct constrain_part *part) {
+    const cJSON *tools = json_get(r->body, "tools"), *tool;
+    int index = 0, count = 0;
+    struct constrain_part *calls = new_parts(r, r->out->tools.count);
+    if (!calls) return -1;
+    cJSON_ArrayForEach(tool, tools) {
+        bool strict = cJSON_IsTrue(json_get(json_get(tool, "function"), "strict"));
+        int at = index++;
+        if (r->out->named_tool >= 0 && r->out->named_tool != at) continue;
+        if (call_part(r, tool, at, only_strict && !strict, &calls[count++])) return -1;
+    }
+    *part = (struct constrain_part){.kind = CONSTRAIN_ALT, .children = calls, .count = count};
+    return 0;
+}
+
+/* first (between next)*, or only the first. */
+static int call_list(struct oai_reader *r, const struct constrain_part *call,
+                     struct constrain_part *part) {
+    struct constrain_part *pieces = new_parts(r, 2), *more = new_parts(r, 1);
+    struct constrain_part *next = new_parts(r, 2);
+    if (!pieces || !more || !next) return -1;
+    bool several = r->out->tools.parallel && r->out->named_tool < 0;
+    next[0] = text_part(form_of(r->out->tools.format)->between);
+    next[1] = *call;
+    *more = (struct constrain_part){.kind = CONSTRAIN_SEQ, .children = next, .count = 2};
+    pieces[0] = *call;
+    pieces[1] = (struct constrain_part){
+        .kind = CONSTRAIN_REPEAT, .children = more, .count = 1, .max = several ? -1 : 0};
+    *part = (struct constrain_part){.kind = CONSTRAIN_SEQ, .children = pieces, .count = 2};
+    return 0;
+}
+
+/* Calls, or text in which none begins. */
+static int free_calls(struct oai_reader *r, const struct constrain_part *call,
+                      struct constrain_part *part) {
+    static const char tag[] = "<tool_call>";
+    struct constrain_part text = {.kind = CONSTRAIN_WITHOUT, .text = tag, .size = sizeof tag - 1};
+    struct constrain_part *pieces = new_parts(r, 2), *more = new_parts(r, 1);
+    struct constrain_part *next = new_parts(r, 2);
+    if (!pieces || !more || !next) return -1;
+    if (r->out->tools.format == TOOL_FORMAT_HERMES) {
+        next[0] = *call;
+        next[1] = pieces[0] = text;
+        *more = (struct constrain_part){.kind = CONSTRAIN_SEQ, .children = next, .count = 2};
+        pieces[1] = (struct constrain_part){
+            .kind = CONSTRAIN_REPEAT, .children = more, .count = 1, .max = -1};
+        *part = (struct constrain_part){.kind = CONSTRAIN_SEQ, .children = pieces, .count = 2};
+        return 0;
+    }
+    pieces[0] = text_part("(?![ \\t\\r\\n]*\\{)[\\s\\S]*");
+    pieces[0].kind = CONSTRAIN_REGEX;
+    *part = (struct constrain_part){.kind = CONSTRAIN_ALT, .children = pieces, .count = 2};
+    return call_list(r, call, &pieces[1]);
+}
+
+static bool any_strict(const cJSON *tools) {
+    const cJSON *tool;
+    cJSON_ArrayForEach(tool, tools) {
+        if (cJSON_IsTrue(json_get(json_get(tool, "function"), "strict"))) return true;
+    }
+    return false;
+}
+
+/* Calls that are promised take the place of a format; with "auto" the answer is one or the other.
+ */
+static int add_calls(struct oai_reader *r, struct constrain_part *answer, bool given) {
+    bool promised = r->out->call_promised;
+    struct constrain_part call, *either;
+    if (r->out->tools.format == TOOL_FORMAT_NONE) return 0;
+    if (!promised && !given && !any_strict(json_get(r->body, "tools"))) return 0;
+    if (any_call(r, !promised, &call)) return -1;
+    r->out->constraint = answer;
+    if (promised) return call_list(r, &call, answer);
+    if (!given) return free_calls(r, &call, answer);
+    either = new_parts(r, 2);
+    if (!either) return -1;
+    either[0] = *answer;
+    *answer = (struct constrain_part){
+        .kind = CONSTRAIN_ALT, .field = either[0].field, .children = either, .count = 2};
+    return call_list(r, &call, &either[1]);
+}
+
+int oai_read_constraint(struct oai_reader *r) {
+    struct constrain_part *part = new_parts(r, 1);
+    struct source source = {.r = r, .part = part};
+    if (!part || read_fields(&source)) return -1;
+    if (source.field) r->out->constraint = part;
+    return add_calls(r, part, source.field != NULL);
+}

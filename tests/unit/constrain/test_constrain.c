@@ -1,0 +1,231 @@
+/* Masks of regular expressions against PCRE2, whose partial matching says independently which texts
+ * can still become a match; and grammars, limits, sharing. */
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+#include <stdio.h>
+
+#include "base/mem.h"
+#include "language.h"
+
+/* ---- Regular expressions ----------------------------------------------------------------------
+ */
+
+static bool may_go_on(const pcre2_code *code, const char *text, size_t size) {
+    pcre2_match_data *data = pcre2_match_data_create_from_pattern(code, NULL);
+    int rc = pcre2_match(code, (PCRE2_SPTR)text, size, 0, PCRE2_PARTIAL_HARD, data, NULL);
+    pcre2_match_data_free(data);
+    return rc >= 0 || rc == PCRE2_ERROR_PARTIAL;
+}
+
+static bool is_match(const pcre2_code *code, const char *text, size_t size) {
+    pcre2_match_data *data = pcre2_match_data_create_from_pattern(code, NULL);
+    int rc = pcre2_match(code, (PCRE2_SPTR)text, size, 0, 0, data, NULL);
+    pcre2_match_data_free(data);
+    return rc >= 0;
+}
+
+/* Every token after `text`. Tokens with bytes above 127 are left out: PCRE2 reads bytes here. */
+static void compare_masks(struct language *l, const pcre2_code *code, const char *pattern,
+                          const char *text, size_t size) {
+    struct constrain_at at = {0};
+    struct constrain_next next;
+    char longer[512];
+    cr_assert_eq(constrain_next(l->constrain, &at, text, size, l->mask, &next), 0);
+    cr_assert_eq(next.accepts, is_match(code, text, size), "%s after '%.*s'", pattern, (int)size,
+                 text);
+    memcpy(longer, text, size);
+    for (int32_t id = 0; id < LANGUAGE_TOKENS; id++) {
+        const char *bytes = "";
+        size_t more = language_bytes(NULL, id, &bytes);
+        bool plain = more > 0;
+        for (size_t i = 0; i < more; i++) plain = plain && (unsigned char)bytes[i] < 128;
+        if (!plain) continue;
+        memcpy(longer + size, bytes, more);
+        cr_assert_eq(language_allows(l, id), may_go_on(code, longer, size + more),
+                     "%s after '%.*s': token %d", pattern, (int)size, text, id);
+    }
+    cr_assert_not(language_allows(l, LANGUAGE_TOKENS - 1), "a special token has no text");
+}
+
+/* Walks through the language by tokens that a counter picks. */
+static void walk(struct language *l, const pcre2_code *code, const char *pattern, uint32_t seed) {
+    char text[256];
+    size_t size = 0;
+    for (int step = 0; step < 12 && size < 64; step++) {
+        compare_masks(l, code, pattern, text, size);
+        int32_t chosen = -1;
+        for (int32_t i = 0; i < LANGUAGE_TOKENS && chosen < 0; i++) {
+            int32_t id = (int32_t)((seed + (uint32_t)i * 101u) % LANGUAGE_TOKENS);
+            const char *bytes = "";
+            if (language_allows(l, id) && language_bytes(NULL, id, &bytes) > 0 &&
+                (unsigned char)bytes[0] < 128)
+                chosen = id;
+        }
+        if (chosen < 0) return;
+        const char *bytes = "";
+        size_t more = language_bytes(NULL, chosen, &bytes);
+        memcpy(text + size, bytes, more);
+        size += more;
+        seed = seed * 1664525u + 1013904223u;
+    }
+}
+
+Test(constrain, masks_of_regular_expressions_are_those_of_partial_matches) {
+    static const char *const patterns[] = {"[a-c]+x{2,3}",
+                                           "(ab|abc|hello)*z?",
+                                           "a[^\\n\\r]*b",
+                                           "[^\"]{3,7}\"",
+                                           "-?(0|[1-9][0-9]*)(\\.[0-9]+)?",
+                                           "(a|b)*a(a|b){4}",
+                                           "(?:[a-z]{2} ?){2,}",
+                                           "(?!ab)[a-z]{1,4}",
+                                           "(?=[a-z0-9]*1)[a-z0-9]{2,90}",
+                                           "\\w+\\s\\d*",
+                                           "(?i)HeLLo|x y",
+                                           "(a?){5}b",
+                                           "[\\s\\S]{0,20}",
+                                           "\\x41\\u0062\\t*"};
+    for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++) {
+        char whole[128];
+        int error;
+        PCRE2_SIZE offset;
+        snprintf(whole, sizeof whole, "\\A(?:%s)\\z", patterns[i]);
+        pcre2_code *code =
+            pcre2_compile((PCRE2_SPTR)whole, PCRE2_ZERO_TERMINATED,
+                          PCRE2_ALT_BSUX | PCRE2_DOLLAR_ENDONLY, &error, &offset, NULL);
+        cr_assert_not_null(code, "%s", whole);
+        struct language l = language_text(CONSTRAIN_REGEX, patterns[i]);
+        cr_assert_eq(l.rc, 0, "%s: %s", patterns[i], l.fault.text);
+        for (uint32_t seed = 1; seed <= 6; seed++) walk(&l, code, patterns[i], seed * 7919);
+        pcre2_code_free(code);
+        language_close(&l);
+    }
+}
+
+Test(constrain, characters_are_whole_in_utf_8) {
+    struct language l = language_text(CONSTRAIN_REGEX, "日.[é-ü]");
+    cr_assert_eq(l.rc, 0);
+    cr_assert(language_holds(&l, "日本é") && language_holds(&l, "日xü"));
+    cr_assert(!language_holds(&l, "日xe") && !language_holds(&l, "日\x80\xC3\xA9"));
+    struct constrain_at at = {0};
+    struct constrain_next next;
+    cr_assert_eq(constrain_next(l.constrain, &at, "", 0, l.mask, &next), 0);
+    cr_assert(language_allows(&l, 0xE6), "the first byte of the character");
+    cr_assert(language_allows(&l, 256 + 16) && language_allows(&l, 256 + 17), "and its tokens");
+    cr_assert(!next.accepts && next.continues);
+    language_close(&l);
+}
+
+Test(constrain, refused_expressions_are_named) {
+    static const struct {
+        const char *pattern, *word;
+        int rc;
+    } cases[] = {{"a(?<=b)", "look-behind", ERR_UNSUPPORTED},
+                 {"(a)\\1", "back reference", ERR_UNSUPPORTED},
+                 {"\\bword", "word border", ERR_UNSUPPORTED},
+                 {"\\p{L}", "Unicode property", ERR_UNSUPPORTED},
+                 {"(^a)*", "assertion", ERR_UNSUPPORTED},
+                 {"a{2000000}", "repetition", ERR_LIMIT},
+                 {"a{5,2}", "bounds", ERR_INVALID},
+                 {"(a", "')'", ERR_INVALID},
+                 {"a)", "'('", ERR_INVALID},
+                 {"[a", "']'", ERR_INVALID},
+                 {"[z-a]", "wrong order", ERR_INVALID},
+                 {"*a", "quantifier", ERR_INVALID},
+                 {"(?=b)a", "no text", ERR_INVALID}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct language l = language_text(CONSTRAIN_REGEX, cases[i].pattern);
+        cr_assert_eq(l.rc, cases[i].rc, "%s: %s", cases[i].pattern, l.fault.text);
+        cr_assert_str_eq(l.fault.field, "f");
+        cr_assert_not_null(strstr(l.fault.text, cases[i].word), "%s: %s", cases[i].pattern,
+                           l.fault.text);
+        language_close(&l);
+    }
+}
+
+/* ---- Limits ------------------------------------------------------------------------------------
+ */
+
+/* An answer reads the same after everything learned was forgotten. */
+Test(constrain, long_answers_outlive_the_states) {
+    static char text[3 * CONSTRAIN_STATES_MAX];
+    struct language l = language_text(CONSTRAIN_REGEX, "a{0,1000000}");
+    struct constrain_at at = {0}, other = {0};
+    struct constrain_next next;
+    memset(text, 'a', sizeof text);
+    cr_assert_eq(constrain_next(l.constrain, &other, text, 10, l.mask, &next), 0);
+    for (size_t size = 0; size < sizeof text; size += 8000) {
+        int rc = constrain_next(l.constrain, &at, text, size, l.mask, &next);
+        if (rc != 0) {
+            cr_assert_eq(rc, ERR_LIMIT);
+            break;
+        }
+        cr_assert(next.accepts && language_allows(&l, 'a') && !language_allows(&l, 'b'));
+    }
+    cr_assert_eq(constrain_next(l.constrain, &other, text, 12, l.mask, &next), 0);
+    cr_assert(next.accepts && language_allows(&l, 'a'), "the other answer goes on");
+    language_close(&l);
+}
+
+Test(constrain, hostile_languages_cost_at_most_their_limits) {
+    static const char *const patterns[] = {
+        "((((a{1000}){1000}){1000}){1000})", "(a|b)*a(a|b){1000}(?=(a|b)*c)d",
+        "(?=(a|b)*a(a|b){60}$)(?=(a|b)*b(a|b){61}$)(?!(a|b)*a(a|b){62}$)[abc]*"};
+    for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++) {
+        struct language l = language_text(CONSTRAIN_REGEX, patterns[i]);
+        struct constrain_at at = {0};
+        struct constrain_next next;
+        cr_assert(l.rc == 0 || l.rc == ERR_LIMIT || l.rc == ERR_INVALID, "%s", patterns[i]);
+        if (l.rc == 0) {
+            int rc = constrain_next(l.constrain, &at, "ababab", 6, l.mask, &next);
+            cr_assert(rc == 0 || rc == ERR_LIMIT || rc == ERR_INVALID);
+        }
+        language_close(&l);
+    }
+}
+
+/* ---- Parts -------------------------------------------------------------------------------------
+ */
+
+Test(constrain, parts_are_put_together) {
+    const struct constrain_part call[] = {{.kind = CONSTRAIN_TEXT, .text = "<c>", .size = 3},
+                                          {.kind = CONSTRAIN_REGEX, .text = "[0-9]+", .size = 6},
+                                          {.kind = CONSTRAIN_TEXT, .text = "</c>", .size = 4}};
+    const struct constrain_part free_text = {.kind = CONSTRAIN_WITHOUT, .text = "<c>", .size = 3};
+    const struct constrain_part whole = {.kind = CONSTRAIN_SEQ, .children = call, .count = 3};
+    const struct constrain_part next[] = {whole, free_text};
+    const struct constrain_part pair = {.kind = CONSTRAIN_SEQ, .children = next, .count = 2};
+    const struct constrain_part list[] = {
+        free_text, {.kind = CONSTRAIN_REPEAT, .children = &pair, .count = 1, .max = -1}};
+    struct language l =
+        language_of(&(struct constrain_part){.kind = CONSTRAIN_SEQ, .children = list, .count = 2});
+    cr_assert_eq(l.rc, 0);
+    cr_assert(language_holds(&l, "") && language_holds(&l, "text <c text"));
+    cr_assert(language_holds(&l, "a<c>12</c>b<c>3</c>"));
+    cr_assert(!language_holds(&l, "a<c>x</c>") && !language_holds(&l, "<c>1"));
+    language_close(&l);
+}
+
+Test(constrain, memory_may_be_short_anywhere) {
+    for (long n = 0; n < 400; n++) {
+        mem_fail_after(n);
+        const struct constrain_vocabulary v = {LANGUAGE_TOKENS, language_bytes, NULL};
+        struct constrain_tokens *tokens = NULL;
+        struct constrain *c = NULL;
+        struct constrain_at at = {0};
+        struct constrain_next next;
+        uint32_t mask[(LANGUAGE_TOKENS + 31) / 32];
+        struct constrain_part part = {
+            .kind = CONSTRAIN_REGEX, .field = "f", .text = "(?!ab)[a-é]{2,9}", .size = 17};
+        int rc = constrain_tokens_open(&v, &tokens);
+        if (rc == 0) rc = constrain_open(&part, tokens, &c, NULL);
+        if (rc == 0) rc = constrain_next(c, &at, "xy", 2, mask, &next);
+        bool pending = mem_fail_pending();
+        mem_fail_after(-1);
+        cr_assert(rc == 0 || rc == ERR_NOMEM, "allocation %ld: %d", n, rc);
+        constrain_close(c);
+        constrain_tokens_close(tokens);
+        if (pending) return;
+    }
+    cr_assert_fail("more allocations than expected");
+}

@@ -1,0 +1,206 @@
+/* JSON schemas: instances that belong and texts that do not, keyword by keyword; refusals by path.
+ */
+#include "language.h"
+
+struct instance {
+    const char *schema;
+    const char *good[8], *bad[8];
+};
+
+static const struct instance instances[] = {
+    {"{}", {"1", "\"x\"", "[1, {\"a\":null}]", "true"}, {"", "[1", "nul", "01", "'a'"}},
+    {"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\"},\"b\":{\"type\":\"integer\"}"
+     "},"
+     "\"required\":[\"b\"],\"additionalProperties\":false}",
+     {"{\"b\":1}", "{\"a\":\"x\",\"b\":-7}", "{ \"a\": \"\\u00e9\", \"b\": 0 }",
+      "{\n  \"b\": 1\n}"},
+     {"{}", "{\"a\":\"x\"}", "{\"b\":1,\"a\":\"x\"}", "{\"b\":1.5}", "{\"b\":1,\"c\":2}",
+      "{\"b\" :1}"}},
+    {"{\"properties\":{\"a\":{\"type\":\"null\"}},\"type\":\"object\"}",
+     {"{}", "{\"a\":null}", "{\"a\":null,\"b\":1}", "{\"z\":[]}"},
+     {"{\"a\":1}", "{\"z\":1,\"a\":null}", "{\"z\":1,}"}},
+    {"{\"enum\":[\"a\",1,null,{\"k\":[true]}]}",
+     {"\"a\"", "1", "null", "{\"k\":[true]}", "{\"k\": [true]}"},
+     {"\"b\"", "2", "{\"k\":[false]}"}},
+    {"{\"const\":\"a\\\"\\n\\u0001\"}", {"\"a\\\"\\n\\u0001\""}, {"\"a\"", "\"a\\\"\\n\""}},
+    {"{\"type\":[\"string\",\"null\"]}", {"null", "\"\""}, {"1", "{}"}},
+    {"{\"type\":\"string\",\"minLength\":2,\"maxLength\":3}",
+     {"\"ab\"", "\"日本語\"", "\"\\n\\u00e9\"", "\"\\ud83d\\ude00x\""},
+     {"\"a\"", "\"abcd\"", "\"\\ud83d\"", "\"\\ud83d\\ude00\""}},
+    {"{\"type\":\"string\",\"pattern\":\"b+$\"}",
+     {"\"b\"", "\"abb\"", "\"\\nb\""},
+     {"\"ba\"", "\"\""}},
+    {"{\"type\":\"string\",\"pattern\":\"^(a|b\\\"|\\\\\\\\)*$\",\"maxLength\":3}",
+     {"\"\"", "\"ab\\\"\"", "\"\\\\\\\\\""},
+     {"\"c\"", "\"b\"", "\"aaaa\""}},
+    {"{\"type\":\"integer\",\"minimum\":-12,\"exclusiveMaximum\":105}",
+     {"-12", "0", "104", "99", "-1", "-0"},
+     {"-13", "105", "1000", "1.0", "007", "-100"}},
+    {"{\"type\":\"number\",\"exclusiveMinimum\":0.25,\"maximum\":1e1}",
+     {"0.26", "10", "10.00", "0.251", "9.99"},
+     {"0.25", "0.2500", "10.01", "0", "-1", "11", "0.1"}},
+    {"{\"type\":\"number\",\"maximum\":-0.5}",
+     {"-0.5", "-0.50", "-1", "-100.5"},
+     {"-0.4", "0", "-0", "-0.49"}},
+    {"{\"type\":\"integer\",\"multipleOf\":7,\"minimum\":10}",
+     {"14", "7000", "21"},
+     {"7", "15", "-14", "0"}},
+    {"{\"type\":\"number\",\"multipleOf\":0.05}",
+     {"0.05", "1", "-0.15", "2.5"},
+     {"0.01", "0.051", "1e3"}},
+    {"{\"type\":\"array\",\"items\":{\"type\":\"boolean\"},\"minItems\":1,\"maxItems\":2}",
+     {"[true]", "[true,false]", "[ true, false ]"},
+     {"[]", "[true,true,true]", "[1]"}},
+    {"{\"type\":\"array\",\"prefixItems\":[{\"const\":1},{\"const\":2}],\"items\":false}",
+     {"[]", "[1]", "[1,2]"},
+     {"[2]", "[1,2,3]"}},
+    {"{\"type\":\"array\",\"items\":[{\"const\":1}],\"additionalItems\":{\"const\":9},\"minItems\":"
+     "2}",
+     {"[1,9]", "[1,9,9]"},
+     {"[1]", "[1,1]"}},
+    {"{\"anyOf\":[{\"type\":\"integer\"},{\"type\":\"string\",\"maxLength\":1}]}",
+     {"5", "\"a\""},
+     {"\"ab\"", "null"}},
+    {"{\"oneOf\":[{\"type\":\"object\",\"properties\":{\"k\":{\"const\":\"a\"}},\"required\":["
+     "\"k\"]},"
+     "{\"type\":\"object\",\"properties\":{\"k\":{\"const\":\"b\"},\"n\":{\"type\":\"null\"}},"
+     "\"required\":[\"k\",\"n\"]}]}",
+     {"{\"k\":\"a\"}", "{\"k\":\"b\",\"n\":null}"},
+     {"{\"k\":\"b\"}", "{\"k\":\"c\"}", "{}"}},
+    {"{\"allOf\":[{\"type\":\"integer\",\"minimum\":3},{\"maximum\":5}],\"multipleOf\":2}",
+     {"4"},
+     {"3", "5", "6", "2"}},
+    {"{\"allOf\":[{\"properties\":{\"a\":{\"minimum\":1}},\"required\":[\"a\"]},"
+     "{\"properties\":{\"a\":{\"type\":\"integer\"},\"b\":false}}],\"type\":\"object\","
+     "\"maxProperties\":1}",
+     {"{\"a\":1}"},
+     {"{\"a\":0}", "{\"a\":1.5}", "{\"a\":1,\"b\":1}", "{\"a\":1,\"c\":1}", "{}"}},
+    {"{\"type\":\"object\",\"patternProperties\":{\"^x\":{\"type\":\"integer\"},\"y$\":{"
+     "\"minimum\":5}},"
+     "\"additionalProperties\":false}",
+     {"{}", "{\"x\":1}", "{\"xy\":5}", "{\"ay\":\"s\"}", "{\"x\":1,\"xb\":2}"},
+     {"{\"x\":1.5}", "{\"xy\":4}", "{\"a\":1}", "{\"ay\":4}"}},
+    {"{\"type\":\"object\",\"additionalProperties\":{\"type\":\"integer\"},\"minProperties\":1,"
+     "\"maxProperties\":2,\"propertyNames\":{\"pattern\":\"^[a-c]$\"}}",
+     {"{\"a\":1}", "{\"a\":1,\"b\":2}"},
+     {"{}", "{\"d\":1}", "{\"a\":1,\"b\":2,\"c\":3}", "{\"\\u0061\":1}"}},
+    {"{\"type\":\"object\",\"properties\":{\"a\":{},\"b\":{},\"c\":{}},\"additionalProperties\":"
+     "false,"
+     "\"minProperties\":2}",
+     {"{\"a\":1,\"b\":1}", "{\"a\":1,\"c\":1}", "{\"b\":1,\"c\":1}", "{\"a\":1,\"b\":1,\"c\":1}"},
+     {"{\"a\":1}", "{}", "{\"c\":1,\"a\":1}"}},
+    {"{\"type\":\"object\",\"required\":[\"r\"],\"additionalProperties\":{\"type\":\"null\"}}",
+     {"{\"r\":null}", "{\"r\":null,\"z\":null}"},
+     {"{}", "{\"r\":1}"}},
+    {"{\"$defs\":{\"t\":{\"type\":\"object\",\"properties\":{\"c\":{\"type\":\"array\",\"items\":"
+     "{\"$ref\":\"#/$defs/t\"}}},\"additionalProperties\":false}},\"$ref\":\"#/$defs/t\"}",
+     {"{}", "{\"c\":[]}", "{\"c\":[{\"c\":[{}]},{}]}"},
+     {"{\"c\":[1]}", "{\"c\":[{]}"}},
+    {"{\"type\":\"array\",\"items\":{\"anyOf\":[{\"type\":\"integer\"},{\"$ref\":\"#\"}]}}",
+     {"[]", "[1,[2,[]]]"},
+     {"[1,[\"x\"]]"}},
+    {"{\"not\":{\"type\":[\"string\",\"array\",\"object\",\"number\"]}}",
+     {"true", "null"},
+     {"1", "\"\""}},
+    {"{\"type\":\"string\",\"not\":{\"enum\":[\"a\",\"b\"]},\"maxLength\":2}",
+     {"\"c\"", "\"ab\"", "\"\""},
+     {"\"a\"", "\"b\"", "\"\\u0061\""}},
+    {"{\"type\":\"string\",\"format\":\"date\"}",
+     {"\"2024-02-29\"", "\"1999-12-31\""},
+     {"\"2023-02-29\"", "\"2023-13-01\"", "\"0000-01-01\"", "\"1900-02-29\""}},
+    {"{\"type\":\"string\",\"format\":\"ipv6\"}",
+     {"\"::1\"", "\"1:2:3:4:5:6:7:8\"", "\"::ffff:1.2.3.4\""},
+     {"\"1::2::3\"", "\"12345::\"", "\"1:2:3:4:5:6:7\""}},
+    {"{\"type\":\"string\",\"format\":\"hostname\"}",
+     {"\"a.b-c.d\"", "\"x\""},
+     {"\"-a\"", "\"a-\"", "\"a..b\"", "\"ab--c\"", "\"\""}},
+    {"{\"type\":\"string\",\"format\":\"uri\"}",
+     {"\"http://a.b/c?d#e\"", "\"urn:x:y\"", "\"mailto:a@b\""},
+     {"\"a b\"", "\"//x\"", "\"http://[x]/\"", "\"%\""}},
+    {"{\"type\":\"string\",\"format\":\"my-own\"}", {"\"x\""}, {"1"}},
+    {"true", {"1"}, {""}},
+};
+
+Test(schema, instances_belong_and_others_do_not) {
+    for (size_t i = 0; i < sizeof instances / sizeof *instances; i++) {
+        const struct instance *in = &instances[i];
+        struct language l = language_schema(in->schema);
+        cr_assert_eq(l.rc, 0, "%s: %s: %s", in->schema, l.fault.field, l.fault.text);
+        for (int k = 0; k < 8 && in->good[k]; k++)
+            cr_assert(language_holds(&l, in->good[k]), "%s holds %s", in->schema, in->good[k]);
+        for (int k = 0; k < 8 && in->bad[k]; k++)
+            cr_assert_not(language_holds(&l, in->bad[k]), "%s does not hold %s", in->schema,
+                          in->bad[k]);
+        language_close(&l);
+    }
+}
+
+static const struct {
+    const char *schema, *field;
+    int rc;
+} refusals[] = {
+    {"{\"contains\":{}}", "f.contains", ERR_UNSUPPORTED},
+    {"{\"properties\":{\"a\":{\"items\":{\"if\":{}}}}}", "f.properties.a.items.if",
+     ERR_UNSUPPORTED},
+    {"{\"type\":\"array\",\"uniqueItems\":true}", "f.uniqueItems", ERR_UNSUPPORTED},
+    {"{\"allOf\":[{},{\"dependentRequired\":{\"a\":[\"b\"]}}]}", "f.allOf[1].dependentRequired",
+     ERR_UNSUPPORTED},
+    {"{\"$ref\":\"http://x/y\"}", "f.$ref", ERR_UNSUPPORTED},
+    {"{\"$ref\":\"#/nowhere\"}", "f.$ref", ERR_INVALID},
+    {"{\"type\":\"string\",\"pattern\":\"(\"}", "f.pattern", ERR_INVALID},
+    {"{\"type\":\"string\",\"pattern\":\"\\\\b\"}", "f.pattern", ERR_UNSUPPORTED},
+    {"{\"type\":\"string\",\"format\":\"iri\"}", "f.format", ERR_UNSUPPORTED},
+    {"{\"type\":\"sting\"}", "f.type", ERR_INVALID},
+    {"{\"oneOf\":[{\"type\":\"integer\"},{\"minimum\":2}]}", "f.oneOf", ERR_UNSUPPORTED},
+    {"{\"not\":{\"required\":[\"a\"]}}", "f.not", ERR_UNSUPPORTED},
+    {"{\"type\":\"integer\",\"minimum\":5,\"maximum\":3}", "f", ERR_INVALID},
+    {"{\"type\":\"object\",\"properties\":{\"a\":false},\"required\":[\"a\"]}", "f", ERR_INVALID},
+    {"{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"#\"}},\"required\":[\"a\"]}", "f",
+     ERR_INVALID},
+    {"false", "f", ERR_INVALID},
+    {"{\"type\":\"integer\",\"multipleOf\":0}", "f.multipleOf", ERR_INVALID},
+    {"{\"type\":\"string\",\"minLength\":-1}", "f.minLength", ERR_INVALID},
+    {"{\"type\":\"string\",\"minLength\":9999999}", "f.minLength", ERR_LIMIT},
+    {"{\"minProperties\":3}", "f.minProperties", ERR_UNSUPPORTED},
+    {"{\"properties\":{\"a\":3}}", "f.properties.a", ERR_INVALID},
+};
+
+Test(schema, what_is_not_enforced_is_refused_by_its_path) {
+    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
+        struct language l = language_schema(refusals[i].schema);
+        cr_assert_eq(l.rc, refusals[i].rc, "%s: %d %s", refusals[i].schema, l.rc, l.fault.text);
+        cr_assert_str_eq(l.fault.field, refusals[i].field, "%s", refusals[i].schema);
+        language_close(&l);
+    }
+}
+
+/* Ten thousand values, deep nesting, many optional names: compiled within the limits, or refused.
+ */
+Test(schema, hostile_schemas_end) {
+    struct buf text;
+    buf_open(&text, 1 << 24);
+    buf_str(&text, "{\"enum\":[");
+    for (int i = 0; i < 10000; i++) buf_fmt(&text, "%s\"value %d\"", i ? "," : "", i * 7919);
+    buf_str(&text, "]}");
+    struct language l = language_schema(text.data);
+    cr_assert_eq(l.rc, 0, "%s", l.fault.text);
+    cr_assert(language_holds(&l, "\"value 7919\"") && !language_holds(&l, "\"value 7920\""));
+    language_close(&l);
+    buf_clear(&text);
+    buf_str(&text, "{\"type\":\"object\",\"properties\":{");
+    for (int i = 0; i < 2000; i++)
+        buf_fmt(&text, "%s\"p%d\":{\"type\":\"integer\"}", i ? "," : "", i);
+    buf_str(&text, "},\"additionalProperties\":false}");
+    l = language_schema(text.data);
+    cr_assert_eq(l.rc, 0, "%s", l.fault.text);
+    cr_assert(language_holds(&l, "{\"p7\":1,\"p1999\":2}"));
+    language_close(&l);
+    buf_clear(&text);
+    for (int i = 0; i < 200; i++) buf_str(&text, "{\"anyOf\":[{\"type\":\"null\"},");
+    buf_str(&text, "{}");
+    for (int i = 0; i < 200; i++) buf_str(&text, "]}");
+    l = language_schema(text.data);
+    cr_assert(l.rc == 0 || l.rc == ERR_LIMIT);
+    language_close(&l);
+    buf_close(&text);
+}
