@@ -16,7 +16,7 @@
 #define CONSTRAINTS_KEPT         16
 #define CONSTRAINT_TEXT_BYTES    ((size_t)64 << 20) /* a constraint as text, for its hash */
 #define CONSTRAINT_NEWLINES      16                 /* tokens that are line breaks only */
-#define CONSTRAINT_NEWLINE_BYTES 2                  /* of which each has at most so many */
+#define CONSTRAINT_NEWLINE_BYTES 2                  /* line breaks of each, at most */
 
 struct constraint_table {
     pthread_mutex_t lock;
@@ -47,7 +47,7 @@ void constraint_close(struct constraint_table *table, struct engine_constraint *
 
 enum constraint_phase {
     CONSTRAINT_NONE,     /* the answer is free */
-    CONSTRAINT_BEGIN,    /* it may begin with reasoning */
+    CONSTRAINT_BEGIN,    /* reasoning may come first */
     CONSTRAINT_THINKING, /* reasoning: free, but the answer may not end in it */
     CONSTRAINT_AFTER,    /* behind reasoning: line breaks may come first */
     CONSTRAINT_ON

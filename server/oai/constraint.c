@@ -1,6 +1,6 @@
-/* What answers must be: response_format, and the fields of vLLM, SGLang and llama.cpp that mean the
- * same; and the calls that tool_choice and strict tools promise, in the model's form of calls. All
- * become parts of constrain/constrain.h; what they describe is compiled by the engine. */
+/* The language of answers: response_format, and the fields of vLLM, SGLang and llama.cpp that mean
+ * the same; and the calls that tool_choice and strict tools promise, in the model's form of calls.
+ * All become parts of constrain/constrain.h; what they describe is compiled by the engine. */
 #include <string.h>
 
 #include "base/json.h"
@@ -28,7 +28,7 @@ static struct constrain_part text_part(const char *text) {
 struct source {
     struct oai_reader *r;
     struct constrain_part *part; /* kind set when there is one */
-    const char *field;           /* that gave it; NULL: none yet */
+    const char *field;           /* names the field that gave it; NULL: none yet */
 };
 
 /* 0: `node` may be read. Two constraints have no common meaning. */
