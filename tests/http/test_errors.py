@@ -136,6 +136,7 @@ UNSUPPORTED = [
     (CHAT, {"response_format": {"type": "xml"}}, "response_format.type"),
     (CHAT, {"guided_json": {"contains": {}}}, "guided_json.contains"),
     (CHAT, {"structured_outputs": {"structural_tag": {}}}, "structured_outputs.structural_tag"),
+    (TEXT, {"grammar": 'root ::= "a"'}, "grammar"), (CHAT, {"guided_grammar": "start: A"}, "guided_grammar"),
     (CHAT, {"chat_template": "{{ x }}"}, "chat_template"),
     (CHAT, {"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
     (CHAT, tool(name="f"), "tools"), (CHAT, {**tool(name="f"), "tool_choice": "auto"}, "tools"),
