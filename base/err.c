@@ -32,6 +32,12 @@ const char *err_text(int rc) {
     }
 }
 
+/* A fault is one line, whatever names of files it quotes. */
+static void one_line(char *text) {
+    for (; *text; text++)
+        if ((unsigned char)*text < ' ' || *text == 0x7f) *text = '?';
+}
+
 int fault_set(struct fault *fault, int rc, const char *field, const char *format, ...) {
     if (!fault) return rc;
     /* Built aside first: callers wrap an inner fault and pass its own field and text. */
@@ -41,6 +47,8 @@ int fault_set(struct fault *fault, int rc, const char *field, const char *format
     va_start(args, format);
     vsnprintf(next.text, sizeof next.text, format, args);
     va_end(args);
+    one_line(next.field);
+    one_line(next.text);
     *fault = next;
     return rc;
 }

@@ -43,6 +43,14 @@ Test(err, fault_may_wrap_itself) {
     cr_assert_str_eq(fault.text, "outer: inner");
 }
 
+/* File names may hold any byte but zero. */
+Test(err, a_fault_is_one_line) {
+    struct fault fault;
+    fault_set(&fault, ERR_NOTFOUND, "a\nb", "not in /tmp/\x1b[31mx\ny\x7f/\xc3\xa9");
+    cr_assert_str_eq(fault.field, "a?b");
+    cr_assert_str_eq(fault.text, "not in /tmp/?[31mx?y?/\xc3\xa9");
+}
+
 Test(err, long_texts_are_cut) {
     struct {
         struct fault fault;
