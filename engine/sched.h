@@ -11,7 +11,7 @@
  *   4. the model runs; wanted rows are sampled or scored; tokens are published;
  *   5. sequences at an eviction point evict; finished ones leave, their streams stay as a
  *      conversation or go back to the pool.
- * What else runs changes when a token is computed, never which token: eviction points depend on the
+ * Other requests change when a token is computed, never which token: eviction points depend on the
  * request alone (paging/due.h) and the backend's rows are independent (kernels/kern.h).
  *
  * Reservations are exact, so begin_step cannot run out of pages and nothing is ever preempted;
@@ -25,10 +25,11 @@
  * holds for conversations that are continued: the fork reserves in full, the conversation keeps
  * counting its own pages, and pages that both refer to are counted twice but held once.
  *
- * Each running sequence has one row of logits for its next token; prompts that want scores share
- * what the backend has beyond that, so that scoring a long prompt delays no answer.
+ * Each running sequence has one row of logits for its next token. Prompts that are to be scored
+ * share the remaining rows of logits, so scoring a long prompt delays no answer.
  *
- * Thread: the engine thread. Nothing here knows of HTTP, files or the clock's meaning. */
+ * Thread: the engine thread. The scheduler knows nothing of HTTP or of the format of files, and
+ * uses the clock only to measure durations. */
 #ifndef KEEPD_ENGINE_SCHED_H
 #define KEEPD_ENGINE_SCHED_H
 
@@ -44,7 +45,7 @@
 typedef int (*sched_model_step)(void *model, const struct kern_batch *batch, const int32_t *want,
                                 int want_count, const float **logits);
 
-/* Steps for which others may pass a waiting job, see engine/sched_admit.c. */
+/* Number of steps during which other jobs may pass the head of the queue: engine/sched_admit.c. */
 #define SCHED_PASS_STEPS 128
 
 /* Rows of eviction work that a client may spend a step for each of its running sequences, while
@@ -52,7 +53,7 @@ typedef int (*sched_model_step)(void *model, const struct kern_batch *batch, con
  */
 #define SCHED_EVICT_ROWS 8
 
-/* Tokens that a client is served before another's prompts go before its own. */
+/* Clients' served tokens are compared in units of this many when prompt rows are given out. */
 #define SCHED_PROMPT_TURN 4096
 
 #define SCHED_COPY_BYTES ((size_t)16 << 20) /* a few milliseconds of copying */
@@ -84,8 +85,8 @@ struct sched_options {
     int clients_max; /* rows of the queue, see engine/queue.h */
 };
 
-/* Owner of a job: its submitter, the scheduler's queue, or its running sequences;
- * or has ended and waits for sched_publish_finished, which hands it back. */
+/* The owner of a job: its submitter, the scheduler's queue, its running sequences, or, after its
+ * end, the list that sched_publish_finished hands back to the submitters. */
 enum sched_stage { SCHED_SUBMITTER, SCHED_QUEUED, SCHED_RUNNING, SCHED_ENDED };
 
 /* A conversation on its way out: copied into a file, then written by the store. */
@@ -130,7 +131,7 @@ struct sched {
     bool head_waits;    /* the head was tried, and nothing has changed since */
     bool others_wait;   /* all others that may pass it were tried, likewise */
     uint64_t round;     /* grows whenever something changes that others may wait for */
-    enum engine_miss head_lost; /* why what is on disk does not serve it; NEW: nothing known */
+    enum engine_miss head_lost; /* why the file found for it cannot be used; NEW: no such file */
     uint64_t awaited;           /* the conversation that the store is reading for it; 0 = none */
     bool needs_store;           /* when it was tried, it had to wait for the store */
     struct sched_search search;
@@ -182,36 +183,39 @@ int sched_check(const struct sched_options *options, const struct engine_job *jo
  * backend reported ERR_DEVICE: running jobs have failed, and later steps would fail too. */
 bool sched_step(struct sched *sched, bool *device_failed);
 bool sched_idle(const struct sched *sched);
-/* Nothing runs, and what waits is waiting for the store. */
+/* Returns true if nothing runs and every waiting job waits for the store. */
 bool sched_stalled(const struct sched *sched);
 /* Grows while requests make progress: with every step and every block that is copied, read or
  * written. While the head of the queue waits for the store it grows with the blocks alone, because
  * steps do not help the head. */
 uint64_t sched_progress(const struct sched *sched);
 
-/* Stores `finish` in choices that ended and `finished` in jobs that did, in their order: hands the
- * jobs back. The caller first publishes what it wants seen. */
+/* Stores `finish` in the choices that ended and `finished` in the jobs that ended, in the order of
+ * their ends. This hands the jobs back, so the caller first publishes everything that readers of a
+ * finished job may expect, such as the counters. */
 void sched_publish_finished(struct sched *sched);
 
 /* Forgets a conversation and the superseded one it came from, also on disk. ERR_NOTFOUND. Between
  * steps. */
 int sched_delete(struct sched *sched, uint64_t id);
 
-/* Continues to write and restore conversations, a few blocks at a time, before every step and while
- * there is nothing else to do; `all`: those that were used just now are written, too, and those
- * that could not be are tried once more. Without a store these do nothing. */
+/* Continues to write and restore conversations, a few blocks at a time. Called before every step
+ * and while there is nothing else to do. `all`: conversations that were used just now are written,
+ * too, and failed writes are tried once more. Does nothing without a store. */
 void sched_save(struct sched *sched, int64_t now_ns, bool all);
-/* The backend has failed: what is not written yet is lost, and nothing waits for it. */
+/* Called when the backend has failed: conversations that are not written yet are lost, and nothing
+ * waits for them. */
 void sched_end_saving(struct sched *sched);
 bool sched_copying(const struct sched *sched);         /* there is more to do right now */
 bool sched_unsaved(const struct sched *sched);         /* not everything is on disk yet */
-int64_t sched_next_save_ns(const struct sched *sched); /* when there will be; INT64_MAX: never */
+int64_t sched_next_save_ns(const struct sched *sched); /* time of the next write; INT64_MAX: none */
 
 /* Resolves a request's kv object: absent members take the defaults, another policy brings its own
  * protections. ERR_INVALID, ERR_LIMIT or ERR_UNSUPPORTED name the kv field. Pure. */
 int sched_resolve_kv(const struct engine_kv *wanted, const struct sched_kv *rules,
                      struct kv_params *out, struct fault *fault);
-/* The same once for each job -> job->params; does nothing if the job has them. ERR_NOMEM, too. */
+/* Resolves the job's kv object into job->params, unless that was done before. Errors as above, and
+ * ERR_NOMEM. */
 int sched_resolve_job(const struct sched_kv *rules, struct engine_job *job, struct fault *fault);
 
 /* ERR_UNSUPPORTED names kv.policy: the backend cannot run the rule, and says why. Pure. */

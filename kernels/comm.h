@@ -4,7 +4,7 @@
  *
  * Every rank calls the same collectives in the same order with the same counts. Arrays are memory
  * of the rank's backend and results are in place. A backend may queue a collective like any other
- * operation; it has happened when work queued after it runs. `agree` is different: it takes and
+ * operation; it is complete before work queued after it runs. `agree` is different: it takes and
  * returns a number on the host, waits for all ranks, and says nothing about queued work.
  *
  * The order of a floating-point sum is fixed if the communicator says so (`ordered`): a balanced
@@ -13,10 +13,10 @@
  * 1, 2, 4 and 8 ranks. Integer sums are exact everywhere; everything that decides which entries are
  * kept is an integer sum.
  *
- * Errors: a rank that fails between collectives calls `abort`; ranks that wait then, or call later,
- * get ERR_STOPPED at once and for good, so none waits for a rank that has failed. The contents of
- * arrays after an error are undefined. The backend that was opened with a communicator owns its
- * rank's handle and closes it on the rank's thread. */
+ * Errors: a rank that fails between collectives calls `abort`. From then on every collective
+ * returns ERR_STOPPED on all ranks, also to those that wait in one, so no rank waits for the failed
+ * one. The contents of arrays after an error are undefined. The backend that was opened with a
+ * communicator owns its rank's handle and closes it on the rank's thread. */
 #ifndef KEEPD_KERNELS_COMM_H
 #define KEEPD_KERNELS_COMM_H
 

@@ -1,7 +1,8 @@
-/* Policies: one row each. A row names a method, says what it needs and which parameters a request
- * may choose, and holds its rule (kernels/kern.h): how entries are observed, scored, split over
- * layers, among whom they compete, what is protected and what is merged. The mechanism that does
- * all that is the backend's. A method that fits the rule is a new row. */
+/* The policy table: one row for each eviction method. A row has the method's name, its
+ * requirements, the parameters that a request may set, and its rule (kernels/kern.h): how entries
+ * are observed and scored, how the total is split over layers, which entries compete, which are
+ * protected and which are merged. The backend carries the rule out. A method that a rule can
+ * describe needs only a new row. */
 #ifndef KEEPD_PAGING_POLICY_H
 #define KEEPD_PAGING_POLICY_H
 
@@ -13,7 +14,7 @@
 #define POLICY_NEEDS_GATES 1u
 
 /* Parameters that a request may choose, by name (kv_params_choose); the others are part of what the
- * method is. Budget, buffer, chunk, sinks and recent are every bounded policy's. */
+ * method is. Every bounded policy has budget, buffer, chunk, sinks and recent. */
 enum policy_field {
     POLICY_HORIZON = 1u << 0,   /* "horizon" */
     POLICY_WINDOW = 1u << 1,    /* "window": queries observed */
@@ -21,7 +22,7 @@ enum policy_field {
     POLICY_HISTORY = 1u << 3,   /* "history": none, max, mean, sum */
     POLICY_LAMBDA = 1u << 4,    /* "lambda": importance against redundancy */
     POLICY_FLOOR = 1u << 5,     /* "floor": part of the budget that every head keeps for itself */
-    POLICY_THRESHOLD = 1u << 6, /* "threshold": retention below which an entry goes */
+    POLICY_THRESHOLD = 1u << 6, /* "threshold": entries with less retention are evicted */
     POLICY_MERGE = 1u << 7,     /* "merge": none, paper, code */
     POLICY_VARIANT = 1u << 8,   /* "variant": code, paper */
     POLICY_PARITY = 1u << 9,    /* "parity": published offsets, or the published artefact */
@@ -66,26 +67,26 @@ struct kv_trained {
 /* Makes it the defaults of a policy that ranks by gates and whose horizon may be chosen (`global`).
  * Every other policy keeps its own. */
 void kv_params_set_trained(struct kv_params *params, const struct kv_trained *trained);
-/* Sets a parameter of the method: `text` where the value is a word, else `number` (truths: 0, 1).
- * ERR_INVALID names the field: unknown, not this policy's, or out of range. */
+/* Sets a parameter of the method: `text` if the value is a word, else `number` (0 or 1 for false
+ * and true). ERR_INVALID names the field: unknown, not this policy's, or out of range. */
 int kv_params_choose(struct kv_params *params, const char *name, double number, const char *text,
                      struct fault *fault);
-/* Once all is chosen; `named`: what the request named of sinks, recent and the parameters above.
- * Recent entries that were not named follow the budget or the window, and default protections give
- * way to a smaller budget, recent entries first, and to what was named: default sinks to named
- * recent entries. */
+/* Fits defaults to the chosen parameters; called after the last choice. `named`: those of sinks,
+ * recent and the parameters above that the request set itself; they do not change. A default of
+ * recent follows the budget or the window. If protected entries exceed the budget, defaults are
+ * reduced: recent first, then sinks. */
 void kv_params_fit(struct kv_params *params, unsigned named);
 
 /* The chosen parameters of a method, for a file: those that differ from the policy's own, in
- * the order of their bits; a word is its place among those of docs/API.md, from 0. */
+ * the order of their bits. A word is stored as its index in the list of docs/API.md, from 0. */
 enum { KV_CHOICES_MAX = 7 };
 struct kv_choices {
     uint32_t fields; /* bits of enum policy_field */
     float values[KV_CHOICES_MAX];
 };
 void kv_params_write(const struct kv_params *params, struct kv_choices *out);
-/* Into params that have the policy's own. Believes nothing: ERR_INVALID as kv_params_choose; what
- * was set before the refused one stays. */
+/* Sets the choices in *params, which have the policy's defaults. Every value is checked, because it
+ * comes from a file: ERR_INVALID as kv_params_choose. Values set before the refused one stay. */
 int kv_params_read(struct kv_params *params, const struct kv_choices *choices, struct fault *fault);
 
 /* ERR_INVALID names the field ("kv.budget", ...): 1 <= budget, sinks + recent <= budget, evictions
@@ -97,22 +98,23 @@ int kv_params_check(const struct kv_params *params, struct fault *fault);
  * costs more than its attention, so evictions of short streams count by their length. For each
  * stream
  *
- *   scores, the cut and closing the gaps        1
+ *   scores, the cutoff and closing the gaps     1
  *   queries asked again (observe.window)        window / 2, for keys only; times gamma with classes
  *   redundancy                                  held / 2: in the worst case each key meets all
- *   merging (D2O)                               (held - M) / 2: what goes meets the keys that stay
+ *   merging (D2O)                               (held - M) / 2: evicted keys meet kept keys
  *   classes (EMS)                               held - M: keys and values
  *
  * times held / max(held, row_entries), rounded up. At least 1; 0 where nothing is evicted. */
 #define KV_ROW_ENTRIES 1024
 int64_t kv_eviction_rows(const struct kv_params *params, int64_t held, int64_t row_entries);
 
-/* The rows that evictions may cost for each token which comes between two of them, when streams
- * are longest: kv.buffer tokens (at least 1) of an answer, kv.chunk of a prompt. kv_params_check
- * refuses more: such a request would keep its place for a multiple of its tokens. */
+/* The most rows that an eviction may cost, divided by the number of tokens between two evictions:
+ * kv.buffer (at least 1) in an answer, kv.chunk in a prompt, with streams at their longest.
+ * kv_params_check refuses more, because such a request would take a multiple of the time that its
+ * tokens account for. */
 #define KV_EVICTION_ROWS_MAX 64
 
-/* Would both keep the same entries of the same sequence? */
+/* Do both keep the same entries of the same sequence? */
 bool kv_params_equal(const struct kv_params *a, const struct kv_params *b);
 
 /* The budget as clients see it: -1 = everything is kept. */

@@ -185,7 +185,8 @@ void cpu_cache_release(struct cpu_cache *cache, int slot); /* a slot not in use 
 /* ERR_LIMIT: the buffers for positions or log_beta are too small; all else is filled. */
 int cpu_cache_report(const struct cpu_cache *cache, int slot, struct kern_report *report);
 void cpu_cache_stats(const struct cpu_cache *cache, struct kern_cache_stats *stats);
-/* Every page in exactly one place, counts and lengths agree, positions ascend. Slow: for tests. */
+/* Checks that every page is in exactly one place, that counts and lengths agree and that positions
+ * ascend. Slow: for tests. */
 int cpu_cache_check(const struct cpu_cache *cache, struct fault *fault);
 
 /* See kern.h. */
@@ -285,7 +286,7 @@ static inline int32_t cpu_cache_row_pages(const struct cpu_cache *cache, int row
 
 /* Replaces *page by a private copy if it is shared; a free page must exist. */
 void cpu_cache_own_page(struct cpu_cache *cache, uint32_t *page);
-/* Cuts a row to its first `length` records and frees the pages behind them. */
+/* Truncates a row to its first `length` records and frees the pages behind them. */
 void cpu_cache_shorten(struct cpu_cache *cache, int slot, int row, int32_t length);
 /* Makes a row's pages private, adds pages for `length` records and sets the row's length to it;
  * `length` must not be below the present one. cpu_cache_lacks: number of free pages needed. */

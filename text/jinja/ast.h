@@ -1,4 +1,5 @@
-/* A compiled template: the tree the parser makes and the evaluator walks. Immutable once made. */
+/* A compiled template: the syntax tree that the parser builds and the evaluator walks. Immutable
+ * once built. */
 #ifndef KEEPD_TEXT_JINJA_AST_H
 #define KEEPD_TEXT_JINJA_AST_H
 

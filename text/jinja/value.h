@@ -19,10 +19,10 @@
 #define JINJA_TEXT_MAX     (8u << 20)   /* bytes of any string, the output included */
 #define JINJA_ITEMS_MAX    (1u << 20)   /* entries of any list or dict */
 #define JINJA_RANGE_MAX    100000       /* as Jinja's sandbox */
-#define JINJA_DEPTH_MAX    500          /* calls, expressions and data inside each other */
+#define JINJA_DEPTH_MAX    500          /* nested calls, expressions and data */
 #define JINJA_SOURCE_MAX   (1u << 20)   /* bytes of a template */
 #define JINJA_TEMPLATE_MAX (64ul << 20) /* memory of a compiled template */
-#define JINJA_PARSE_DEPTH  150          /* brackets and blocks inside each other */
+#define JINJA_PARSE_DEPTH  150          /* nested brackets and blocks */
 
 enum jinja_kind {
     JINJA_MISSING, /* internal: an argument not given, a variable not set */
@@ -37,7 +37,7 @@ enum jinja_kind {
     JINJA_TUPLE,
     JINJA_RANGE,
     JINJA_VIEW,      /* dict.items(), .keys() or .values() */
-    JINJA_GENERATOR, /* true even when empty, and empty after its first use */
+    JINJA_GENERATOR, /* as in Python: true even if empty; empty after its first use */
     JINJA_DICT,
     JINJA_NAMESPACE,
     JINJA_MACRO,
@@ -123,8 +123,8 @@ struct jinja_run {
     struct jinja_scope *scope;
     struct jinja_text *out;
     const struct jinja_value *piped; /* the body of the filter block being applied */
-    int64_t steps;                   /* left */
-    uint32_t bytes;                  /* moved and not yet charged */
+    int64_t steps;                   /* how many more may be taken */
+    uint32_t bytes;                  /* copied, not yet charged as steps */
     int64_t now;
     int depth;
     int line;
