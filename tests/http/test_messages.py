@@ -26,7 +26,7 @@ def test_nul_in_a_prompt_is_its_token(shared, fake):
     """For the fake, each byte is a token."""
     tokens = shared.post("/tokenize", {"prompt": "a\0b\0"}).json()
     assert tokens["tokens"] == [97, 0, 98, 0]
-    assert shared.post("/detokenize", {"tokens": tokens["tokens"]}).json() == {"prompt": "a\0b\0"}
+    assert shared.post("/detokenize", {"tokens": tokens["tokens"]}).json()["prompt"] == "a\0b\0"
     answer = shared.post(TEXT, {"model": MODEL, "prompt": "a\0b", "max_tokens": 4}).json()
     assert answer["usage"]["prompt_tokens"] == 3
 
