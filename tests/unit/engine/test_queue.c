@@ -163,15 +163,16 @@ Test(queue, places_are_kept_for_clients_below_their_share) {
     cr_assert_not(queue_may_start(&q, &wide, 4, false));
     cr_assert(queue_may_start(&q, &wide, 4, true), "its turn is by service alone");
     stop(&q, a + 5, 1);
+    start(&q, b + 1, 1, 2);
     queue_plan_places(&q, 4);
     more.choice_count = 2;
-    cr_assert_eq(q.kept, 3 + 1);
-    cr_assert(queue_may_start(&q, &more, 5, true),
+    cr_assert_eq(q.kept, 2 + 1);
+    cr_assert(queue_may_start(&q, &more, 4, true),
               "what is kept for its own client is not held back");
-    cr_assert_not(queue_may_start(&q, &more, 4, true));
+    cr_assert_not(queue_may_start(&q, &more, 3, true));
     more.choice_count = 1;
     start(&q, a + 5, 1, 1);
-    stop(&q, b, 1);
+    stop(&q, b, 2);
     queue_plan_places(&q, 4);
     cr_assert_eq(q.kept, 4);
     cr_assert(queue_may_start(&q, &more, 4, true), "at most a quarter is kept");

@@ -60,10 +60,11 @@ Test(sched, prompt_rows_go_to_the_client_served_least) {
             jobs[i].request.client[0] = (uint8_t)i;
             submit(&w, &jobs[i]);
         }
+        cr_assert_not(world_step(&w));
         queue_charge(&w.sched.queue, &jobs[0], turns * SCHED_PROMPT_TURN);
-        for (int i = 0; i < 3; i++) cr_assert_not(world_step(&w));
-        cr_assert_eq(atomic_load(&jobs[0].prompt_read), turns == 0 ? 30 : 0);
-        cr_assert_eq(atomic_load(&jobs[1].prompt_read), turns == 0 ? 0 : 30);
+        for (int i = 0; i < 2; i++) cr_assert_not(world_step(&w));
+        cr_assert_eq(atomic_load(&jobs[0].prompt_read), turns == 0 ? 30 : 10);
+        cr_assert_eq(atomic_load(&jobs[1].prompt_read), turns == 0 ? 0 : 20);
         run_until_idle(&w);
         for (int i = 0; i < 2; i++) engine_job_close(&jobs[i]);
         world_close(&w);
