@@ -60,6 +60,7 @@ static void open_or_fail(struct replay *replay, const char *dir, const char *pat
     const struct replay_options options = {.dir = dir,
                                            .path = path,
                                            .threads = 2,
+                                           .exact = true,
                                            .kv_dtype = kv_dtype,
                                            .rows_max = positions,
                                            .positions_max = positions,
