@@ -1,0 +1,75 @@
+"""Structured output and promised calls, on the real daemon: answers belong to the language of their request."""
+import json
+import pathlib
+import re
+import shutil
+
+import jsonschema
+import pytest
+import requests
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+USER = [{"role": "user", "content": "The code of the garage is 4815. Who are you?"}]
+SCHEMA = {"type": "object", "properties": {
+    "name": {"type": "string", "minLength": 1, "maxLength": 12}, "age": {"type": "integer", "minimum": 0, "maximum": 120},
+    "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2}},
+    "required": ["name", "age", "tags"], "additionalProperties": False}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {
+    "type": "object", "properties": {"city": {"type": "string", "maxLength": 10}, "unit": {"enum": ["C", "F"]}},
+    "required": ["city", "unit"], "additionalProperties": False}}}
+HERMES = """{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}{%- if tools %}{{ tools | tojson }}<tool_call>
+{"name": ..., "arguments": ...}
+</tool_call>{% endif %}<|im_start|>assistant
+"""
+
+
+@pytest.fixture
+def nano(daemon):
+    return daemon()
+
+
+def content(answer, choice=0):
+    assert answer["choices"][choice]["finish_reason"] == "stop", answer
+    return answer["choices"][choice]["message"]["content"]
+
+
+def test_schema(nano):
+    answer = nano.chat(USER, n=4, temperature=1, seed=1, max_tokens=300, response_format={
+        "type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}})
+    for i in range(4):
+        jsonschema.validate(json.loads(content(answer, i)), SCHEMA)
+
+
+def test_choice_regex_and_stream(nano):
+    assert content(nano.chat(USER, guided_choice=["yes", "no", "may be"])) in ("yes", "no", "may be")
+    answer = nano.chat(USER, structured_outputs={"regex": "[a-z]{3}: [0-9]{4}"}, logprobs=True)
+    assert re.fullmatch("[a-z]{3}: [0-9]{4}", content(answer))
+    r = requests.post(f"{nano.url}/v1/chat/completions", timeout=60, stream=True, json={
+        "messages": USER, "model": "keepd-nano", "temperature": 0, "guided_regex": "[a-z]{3}: [0-9]{4}", "stream": True})
+    deltas = [json.loads(line[6:]) for line in r.iter_lines() if line.startswith(b"data: {")]
+    assert "".join(d["choices"][0]["delta"].get("content", "") for d in deltas) == content(answer)
+
+
+def test_an_answer_that_is_cut_says_so(nano):
+    answer = nano.chat(USER, guided_regex="[a-z]{40}", max_tokens=3)
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_free_answers_are_the_same(nano):
+    """What others must be does not change a free answer."""
+    alone = content(nano.chat(USER))
+    nano.chat(USER, guided_choice=["a"])
+    assert content(nano.chat(USER)) == alone
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_promised_calls(daemon, tmp_path, choice):
+    model = tmp_path / "model"
+    shutil.copytree(ROOT / "bundled/keepd-nano", model)
+    (model / "chat_template.jinja").write_text(HERMES)
+    answer = daemon("--model", str(model)).chat(USER, tools=[TOOL], tool_choice=choice, parallel_tool_calls=False, max_tokens=200)
+    call = answer["choices"][0]["message"]["tool_calls"][0]["function"]
+    assert call["name"] == "weather" and answer["choices"][0]["finish_reason"] == "tool_calls"
+    jsonschema.validate(json.loads(call["arguments"]), TOOL["function"]["parameters"])
