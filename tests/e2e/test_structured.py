@@ -58,7 +58,7 @@ def test_an_answer_that_is_cut_says_so(nano):
 
 
 def test_free_answers_are_the_same(nano):
-    """What others must be does not change a free answer."""
+    """A constraint of another request does not change a free answer."""
     alone = content(nano.chat(USER))
     nano.chat(USER, guided_choice=["a"])
     assert content(nano.chat(USER)) == alone
