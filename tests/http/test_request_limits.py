@@ -37,6 +37,7 @@ CASES = {
     "BIAS_MAX": ("logit_bias", None),  # ids must be in the vocabulary: below
     "SAMPLERS_MAX": ("samplers", lambda n: chat(samplers=["top_k"] * n)),
     "MEMBERS_MAX": ("response_fields", lambda n: ("/completion", {"prompt": "a", "response_fields": ["content"] * n})),
+    "CHOICES_LISTED_MAX": ("guided_choice", lambda n: chat(guided_choice=[str(i) for i in range(n)])),
     "LOGPROBS_MAX": ("top_logprobs", lambda n: chat(logprobs=True, top_logprobs=n)),
     "KEY_BYTES": ("cache_salt", lambda n: chat(cache_salt="x" * n)),
     "REPETITION_MAX": ("repetition_penalty", lambda n: chat(repetition_penalty=n)),
