@@ -55,6 +55,7 @@ check: ## run everything that `make test` omits: thread sanitizer, fuzzers, long
 	@tools/run_clients
 	@tools/run_training
 	@tools/build asan
+	@tools/run_ctest asan -L long -LE plain
 	@SUITES=tests/http KEEPD_BIN=build/asan/server/keepd-fake tools/run_pytest asan
 	@$(MAKE) --no-print-directory load
 
