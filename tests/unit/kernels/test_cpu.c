@@ -187,7 +187,7 @@ Test(cpu, a_step_without_memory_does_not_begin) {
         failures += !passed;
         kern->ops->close(kern);
     }
-    cr_assert_eq(failures, 4);
+    cr_assert_eq(failures, 5);
 }
 
 /* ---- Sampling -----------------------------------------------------------------------------------
