@@ -50,8 +50,9 @@ int backend_threads(int wanted) {
 static int open_cpu(const struct backend_options *options, int replica, struct kern **out,
                     struct fault *fault) {
     int threads = backend_threads(options->threads), replicas = replica_count(options);
-    const struct cpu_options cpu = {
-        .path = options->cpu_path, .exact = options->cpu_exact, .threads = threads / replicas};
+    const struct cpu_options cpu = {.path = options->cpu_path,
+                                    .activations = options->cpu_activations,
+                                    .threads = threads / replicas};
     (void)replica;
     if (threads >= replicas) return ranks_open_cpu(&cpu, rank_count(options), out, fault);
     return fault_set(fault, ERR_INVALID, "data-parallel-size",

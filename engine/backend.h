@@ -2,13 +2,14 @@
 #ifndef KEEPD_ENGINE_BACKEND_H
 #define KEEPD_ENGINE_BACKEND_H
 
+#include "kernels/cpu/cpu.h"
 #include "kernels/kern.h"
 
 struct backend_options {
     const char *device;   /* "auto", "cpu", "cuda"; NULL = auto: CUDA where there is a device */
     const char *cpu_path; /* see kernels/cpu/cpu.h */
-    bool cpu_exact;       /* cpu_options.exact */
-    int threads;          /* compute threads of all replicas together; 0 = one per core */
+    enum cpu_activations cpu_activations;
+    int threads;  /* compute threads of all replicas together; 0 = one per core */
     int replicas; /* instances to open, 0 = 1: each has its own devices, or an equal share of the
                      threads */
     int ranks; /* ranks of each instance (kernels/ranks.h), 0 = 1: one device per rank, assigned by

@@ -309,12 +309,17 @@ static int open_pool(const struct engine *e, struct replica *replica, enum kern_
     return kern->ops->cache_open(kern, &cache, fault);
 }
 
+static enum cpu_activations cpu_activations_of(const char *name) {
+    if (name && !strcmp(name, "int16")) return CPU_INT16;
+    return name && !strcmp(name, "f32") ? CPU_F32 : CPU_INT8;
+}
+
 static int open_backends(struct engine *e, struct fault *fault) {
     const struct engine_options *o = &e->options;
     const struct backend_options backend = {.device = o->device,
                                             .cpu_path = o->cpu_path,
-                                            .cpu_exact = o->cpu_activations &&
-                                                         !strcmp(o->cpu_activations, "f32"),
+                                            .cpu_activations =
+                                                cpu_activations_of(o->cpu_activations),
                                             .threads = o->threads,
                                             .replicas = e->replica_count,
                                             .ranks = o->tensor_parallel_size};

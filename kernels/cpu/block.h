@@ -11,14 +11,16 @@
  *
  * An activation row is rounded in blocks of 32 inputs, too: x = scale c, c = x / scale to nearest
  * even, in -127..127, with scale = largest |x| / 127. A block below 2^-100 is zero; one with a
- * number that is not finite gives NaN.
+ * number that is not finite gives NaN. With two parts, x - scale c is rounded in the same way, with
+ * a scale of its own: together they have 16 bits.
  *
  * The product of a block is a whole number and exact. Of an output, with sums in float32:
  *
  *   sum = fma(least, x.scale * sum of c, sum)            Q8M and Q4M
  *   sum = fma(sum of n c, scale * x.scale, sum)
  *
- * over the blocks of a leaf in ascending order; leaves are added as a tree. Every instruction set,
+ * over the blocks of a leaf in ascending order; with two parts the leaf's sum is that of the first
+ * plus that of the second. Leaves are added as a tree. Every instruction set,
  * number of rows and rank computes exactly this, so all of them give the same bits. */
 #ifndef KEEPD_KERNELS_CPU_BLOCK_H
 #define KEEPD_KERNELS_CPU_BLOCK_H
@@ -58,9 +60,10 @@ struct cpu_x_block {
 size_t cpu_codes_bytes(const struct kern_weight *w, int rows);
 
 struct cpu_block_kernels {
-    /* Rounds one row of cols numbers. */
+    /* Rounds one row of cols numbers, to two parts unless low_codes is NULL. */
     void (*round_row)(const struct kern_weight *w, const float *x, int8_t *codes,
-                      struct cpu_x_block *blocks);
+                      struct cpu_x_block *blocks, int8_t *low_codes,
+                      struct cpu_x_block *low_blocks);
     /* As cpu_kernels.matmul, from job->codes and job->x_blocks. */
     void (*multiply)(const struct cpu_matmul_job *job, int64_t first, int64_t count);
 };

@@ -8,10 +8,16 @@
 #include "kernels/comm.h"
 #include "kernels/kern.h"
 
+/* How weights in blocks (kernels/blocks.h) are multiplied; kernels/cpu/block.h has the formulas. */
+enum cpu_activations {
+    CPU_INT8,  /* activations are rounded to 8 bits, with a scale for each 32 of them */
+    CPU_INT16, /* likewise, and what the rounding left is rounded to 8 bits, too */
+    CPU_F32,   /* activations are not rounded, and weights are multiplied as if they were float32 */
+};
+
 struct cpu_options {
     const char *path; /* "auto", "reference", "portable", "avx2", "avx512", "amx"; NULL = auto */
-    bool exact;  /* weights in blocks are multiplied with activations in float32 as if they were
-                    float32; otherwise with activations in int8 (block.h), which is faster */
+    enum cpu_activations activations;
     int threads; /* 0 = the cores this process may use */
     /* Tensor parallelism: the communicator of this rank. cpu_open takes ownership, even when it
      * fails; all calls are then made on the rank's thread. NULL: a single rank. */

@@ -86,16 +86,19 @@ static inline int cpu_leaf_level(int leaf) {
  * and they bound the packing buffer. */
 #define MATMUL_ROWS 256
 
+#define CPU_X_PARTS 2
+
 struct cpu_matmul_job {
     const struct kern_weight *weight;
-    const float *x;                     /* [rows][cols] */
-    const char *packed;                 /* x packed by the path's pack_x, or NULL */
-    const int8_t *codes;                /* x in int8 (block.h): [rows][depth], or NULL */
-    const struct cpu_x_block *x_blocks; /* [rows][blocks] */
-    const float *scale;                 /* [weight->rows] scales of the sums, or NULL */
-    const float *bias;                  /* [weight->rows] or NULL */
-    float *y;                           /* [rows][weight->rows] */
-    int rows;                           /* <= MATMUL_ROWS */
+    const float *x;     /* [rows][cols] */
+    const char *packed; /* x packed by the path's pack_x, or NULL */
+    /* x in int8 (block.h), in one part or two, [rows][depth] and [rows][blocks]; or NULL */
+    const int8_t *codes[CPU_X_PARTS];
+    const struct cpu_x_block *x_blocks[CPU_X_PARTS];
+    const float *scale; /* [weight->rows] scales of the sums, or NULL */
+    const float *bias;  /* [weight->rows] or NULL */
+    float *y;           /* [rows][weight->rows] */
+    int rows;           /* <= MATMUL_ROWS */
     enum kern_matmul_mode mode;
 };
 
@@ -203,6 +206,7 @@ struct cpu {
     struct kern_ops ops;
     const struct cpu_kernels *kernels;
     const struct cpu_block_kernels *block_kernels; /* NULL: activations stay float32 */
+    int x_parts;                                   /* parts of activations in int8 */
     const struct comm *comm;                       /* comm_none with one rank */
     int leaves; /* leaves of this rank's part of a sum that ranks split */
     struct cpu_team *team;

@@ -300,13 +300,13 @@ struct piece {
     int panels;
 };
 
-static void one_leaf(block_sums sum, const struct cpu_matmul_job *job, const struct piece *at,
-                     struct cpu_leaf leaf) {
+static void one_part(block_sums sum, const struct cpu_matmul_job *job, const struct piece *at,
+                     struct cpu_leaf leaf, int part) {
     const struct kern_weight *w = job->weight;
     const int64_t first = leaf.first / KERN_BLOCK;
-    struct leaf_data in = {.x = job->codes + at->row * w->depth + leaf.first,
+    struct leaf_data in = {.x = job->codes[part] + at->row * w->depth + leaf.first,
                            .depth = w->depth,
-                           .x_blocks = job->x_blocks + at->row * w->blocks + first,
+                           .x_blocks = job->x_blocks[part] + at->row * w->blocks + first,
                            .blocks = w->blocks,
                            .count = blocks_of(leaf.count),
                            .factor_bytes = cpu_block_factors(w),
@@ -320,6 +320,17 @@ static void one_leaf(block_sums sum, const struct cpu_matmul_job *job, const str
             data + (size_t)w->blocks * cpu_block_codes(w) + (size_t)first * cpu_block_factors(w);
     }
     loops[at->rows - 1][w->dtype - KERN_Q8](sum, &in);
+}
+
+/* The second part meets the leaf's weights in the first-level cache. */
+static void one_leaf(block_sums sum, const struct cpu_matmul_job *job, const struct piece *at,
+                     struct cpu_leaf leaf) {
+    one_part(sum, job, at, leaf, 0);
+    if (!job->codes[1]) return;
+    block_sums low;
+    one_part(low, job, at, leaf, 1);
+    for (int r = 0; r < at->rows; r++)
+        for (int p = 0; p < at->panels; p++) sum[r][p] = v16_add(sum[r][p], low[r][p]);
 }
 
 static void put(const struct cpu_matmul_job *job, int64_t row, int64_t output, v16 sum) {
@@ -390,16 +401,28 @@ static void round_block(const float *x, int8_t *to, struct cpu_x_block *block, i
     block->start = -offset * sum;
 }
 
+/* Up to two parts of a block: the second has what the first one leaves. */
+static void round_parts(const float *x, int8_t *to, struct cpu_x_block *block, int8_t *low_to,
+                        struct cpu_x_block *low_block, int offset) {
+    float rest[KERN_BLOCK];
+    round_block(x, to, block, offset);
+    if (!low_to) return;
+    for (int i = 0; i < KERN_BLOCK; i++) rest[i] = x[i] - block->scale * (float)to[i];
+    round_block(rest, low_to, low_block, offset);
+}
+
 static void block_round_row(const struct kern_weight *w, const float *x, int8_t *to,
-                            struct cpu_x_block *blocks) {
+                            struct cpu_x_block *blocks, int8_t *low_to,
+                            struct cpu_x_block *low_blocks) {
     const int offset = cpu_block_offset(w->dtype);
-    int64_t whole_blocks = w->cols / KERN_BLOCK;
-    for (int64_t b = 0; b < whole_blocks; b++)
-        round_block(x + b * KERN_BLOCK, to + b * KERN_BLOCK, &blocks[b], offset);
-    if (whole_blocks == w->blocks) return;
-    float last[KERN_BLOCK] = {0};
-    memcpy(last, x + whole_blocks * KERN_BLOCK, (size_t)(w->cols % KERN_BLOCK) * sizeof *last);
-    round_block(last, to + whole_blocks * KERN_BLOCK, &blocks[whole_blocks], offset);
+    for (int64_t b = 0; b < w->blocks; b++) {
+        const int64_t at = b * KERN_BLOCK, left = w->cols - at;
+        const float *from = x + at;
+        float last[KERN_BLOCK] = {0};
+        if (left < KERN_BLOCK) from = memcpy(last, from, (size_t)left * sizeof *last);
+        round_parts(from, to + at, &blocks[b], low_to ? low_to + at : NULL,
+                    low_to ? &low_blocks[b] : NULL, offset);
+    }
 }
 
 const struct cpu_block_kernels VEC(block_kernels) = {.round_row = block_round_row,

@@ -59,15 +59,16 @@ def post(d, path, **body):
 
 
 def test_chat(daemon, file):
-    d = daemon("--model", str(file), "--cpu-activations", "f32")
+    d = daemon("--model", str(file))
     r = post(d, "/v1/chat/completions", temperature=0, max_tokens=40,
              messages=[{"role": "user", "content": "What is the capital of France?"}])
     assert "Paris" in r["choices"][0]["message"]["content"]
     assert r["choices"][0]["finish_reason"] == "stop"
 
 
-def test_likelihoods_are_those_of_the_numbers_in_the_file(daemon, file, reference):
-    d = daemon("--model", str(file), "--kv-dtype", "f32", "--cpu-activations", "f32")
+@pytest.mark.parametrize("activations, bound", [("int16", 1e-2), ("f32", 1e-3)])
+def test_likelihoods_are_those_of_the_numbers_in_the_file(daemon, file, reference, activations, bound):
+    d = daemon("--model", str(file), "--kv-dtype", "f32", "--cpu-activations", activations)
     worst = total = 0
     for text in TEXTS:
         ids = post(d, "/tokenize", prompt=text)["tokens"]
@@ -79,9 +80,9 @@ def test_likelihoods_are_those_of_the_numbers_in_the_file(daemon, file, referenc
         total += len(scores)
         first, second = sorted(expected[-1])[:-3:-1]
         after = found["choices"][0]["logprobs"]["token_logprobs"][len(ids)]
-        assert first - second < 2e-3 or abs(after - first) <= 1e-3, text  # the most likely token follows
-    print(f"smollm2: {total} tokens, log-probability off by at most {worst:.1e}")
-    assert total > 400 and worst <= 1e-3
+        assert first - second < 2 * bound or abs(after - first) <= bound, text  # the most likely token follows
+    print(f"smollm2, {activations}: {total} tokens, log-probability off by at most {worst:.1e}")
+    assert total > 400 and worst <= bound
 
 
 def test_greedy_answer_is_the_most_likely_one(daemon, file, reference):
@@ -93,5 +94,5 @@ def test_greedy_answer_is_the_most_likely_one(daemon, file, reference):
     expected = reference.logprobs(ids + answer)
     for t, token in enumerate(answer):
         row = expected[len(ids) - 1 + t]
-        assert row.max() - row[token] < 2e-3, (t, token)
+        assert row.max() - row[token] < 2e-2, (t, token)
     assert len(answer) >= 8

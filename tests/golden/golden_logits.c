@@ -8,7 +8,7 @@
  * --splits   step sizes of the prompt, e.g. 7,1,40; the last one repeats
  * --greedy   continue with this many most likely tokens
  * --rows     "next" (log-probability of the token that follows) or "all" (every token's)
- * --exact    yes: cpu_options.exact
+ * --exact    yes: CPU_F32 (cpu_options.activations)
  * --quantization q8, q4: as in model_options
  * --random-weights yes: only config.json is read, for timing
  * --policy, --budget, --buffer, --chunk, --sinks, --recent, --horizon: as in requests; evictions

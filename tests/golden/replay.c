@@ -46,8 +46,9 @@ static int open_cache(struct replay *replay, const struct replay_options *option
 }
 
 int replay_open(const struct replay_options *options, struct replay *out, struct fault *fault) {
-    const struct cpu_options cpu = {
-        .path = options->path, .exact = options->exact, .threads = options->threads};
+    const struct cpu_options cpu = {.path = options->path,
+                                    .activations = options->exact ? CPU_F32 : CPU_INT8,
+                                    .threads = options->threads};
     const struct model_options model = {.dir = options->dir,
                                         .gates = options->gates,
                                         .rows_max = options->rows_max,

@@ -1,4 +1,4 @@
-/* Weights in blocks (kernels/blocks.h): products with activations in int8 against double
+/* Weights in blocks (kernels/blocks.h): products with rounded activations against double
  * arithmetic and bit by bit between paths, row counts and types of factors; with activations in
  * float32 bit by bit against the same numbers in float32. */
 #include <criterion/criterion.h>
@@ -10,8 +10,9 @@
 
 static const char *const dtype_names[DTYPES] = {"q8", "q8m", "q4", "q4m"};
 
-static struct kern *open_exact(int path, bool exact) {
-    struct cpu_options options = {.path = path_names[path], .threads = 2, .exact = exact};
+static struct kern *open_as(int path, enum cpu_activations activations) {
+    struct cpu_options options = {
+        .path = path_names[path], .threads = 2, .activations = activations};
     struct kern *kern = path_open(path, 1); /* says what is skipped */
     if (!kern) return NULL;
     kern->ops->close(kern);
@@ -99,7 +100,8 @@ static float *product(struct kern *kern, const struct shape *s, const struct ker
 
 /* The rounding of an input errs by at most half a step of its block; float32 sums add the rest. */
 static void check_near(const struct shape *s, const struct blocks *m, const float *y,
-                       const char *what) {
+                       enum cpu_activations activations, const char *what) {
+    const double steps = activations == CPU_INT16 ? 254 * 254 : 254;
     float *x = inputs(s->rows, s->cols), *bias = fresh((size_t)s->outputs, 72);
     float *was = fresh((size_t)s->rows * (size_t)s->outputs, 73);
     for (int i = 0; i < s->rows * s->outputs; i++) {
@@ -114,7 +116,7 @@ static void check_near(const struct shape *s, const struct blocks *m, const floa
                 magnitude += fabs(b);
                 sum += a * b;
             }
-            bound += (most / 254 + 1e-5 * most) * magnitude + 1e-4 * most * 0.01;
+            bound += (most / steps + 1e-5 * most) * magnitude + 1e-4 * most * 0.01;
         }
         cr_assert(fabs(y[i] - sum) <= bound, "%s: %d x %d x %d: %d: %.9g, exact %.9g +- %g", what,
                   s->rows, s->outputs, s->cols, i, (double)y[i], sum, bound);
@@ -122,10 +124,10 @@ static void check_near(const struct shape *s, const struct blocks *m, const floa
     free(x), free(bias), free(was);
 }
 
-Test(blocks, every_path_computes_the_same_bits) {
-    struct kern *plain = open_exact(1, false);
+static void same_bits(enum cpu_activations activations) {
+    struct kern *plain = open_as(1, activations);
     for (int path = 0; path < PATH_COUNT; path++) {
-        struct kern *kern = open_exact(path, false);
+        struct kern *kern = open_as(path, activations);
         if (!kern) continue;
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
             for (int d = 0; d < 2 * DTYPES; d++) {
@@ -133,7 +135,7 @@ Test(blocks, every_path_computes_the_same_bits) {
                 struct blocks m =
                     blocks_make(s->outputs, s->cols, (enum kern_dtype)(KERN_Q8 + d / 2), d % 2, 5);
                 float *want = product(plain, s, &m.file), *got = product(kern, s, &m.file);
-                if (path == 1) check_near(s, &m, got, dtype_names[d / 2]);
+                if (path == 1) check_near(s, &m, got, activations, dtype_names[d / 2]);
                 cr_assert(!memcmp(want, got, sizeof *got * (size_t)(s->rows * s->outputs)),
                           "%s, %s: %d x %d x %d", kern->ops->name, dtype_names[d / 2], s->rows,
                           s->outputs, s->cols);
@@ -146,11 +148,16 @@ Test(blocks, every_path_computes_the_same_bits) {
     plain->ops->close(plain);
 }
 
-Test(blocks, rows_are_independent) {
+Test(blocks, every_path_computes_the_same_bits) {
+    same_bits(CPU_INT8);
+    same_bits(CPU_INT16);
+}
+
+static void independent_rows(enum cpu_activations activations) {
     enum { ALL = 270, OUT = 67, COLS = 800 };
     static const int counts[] = {1, 2, 3, 4, 5, 6, 7, 33, 64, 257};
     for (int path = 1; path < PATH_COUNT; path++) {
-        struct kern *kern = open_exact(path, false);
+        struct kern *kern = open_as(path, activations);
         if (!kern) continue;
         for (int d = 0; d < DTYPES; d++) {
             struct blocks m = blocks_make(OUT, COLS, (enum kern_dtype)(KERN_Q8 + d), true, 6);
@@ -174,6 +181,11 @@ Test(blocks, rows_are_independent) {
     }
 }
 
+Test(blocks, rows_are_independent) {
+    independent_rows(CPU_INT8);
+    independent_rows(CPU_INT16);
+}
+
 /* Leaves of 256 inputs are the same with and without blocks. */
 Test(blocks, float_activations_give_the_products_of_the_numbers) {
     static const struct shape exact[] = {{1, 35, 2048, KERN_SHARD_COLS, true, true},
@@ -181,7 +193,7 @@ Test(blocks, float_activations_give_the_products_of_the_numbers) {
                                          {20, 67, 2048, KERN_SHARD_COLS, false, false},
                                          {300, 40, 96, KERN_SHARD_NONE, true, false}};
     for (int path = 0; path < PATH_COUNT; path++) {
-        struct kern *kern = open_exact(path, true);
+        struct kern *kern = open_as(path, CPU_F32);
         if (!kern) continue;
         for (size_t i = 0; i < sizeof exact / sizeof *exact; i++) {
             for (int d = 0; d < DTYPES; d++) {
@@ -208,7 +220,7 @@ Test(blocks, float_activations_give_the_products_of_the_numbers) {
 Test(blocks, extremes_do_not_overflow) {
     enum { OUT = 16, COLS = 64 };
     for (int path = 1; path < PATH_COUNT; path++) {
-        struct kern *kern = open_exact(path, false);
+        struct kern *kern = open_as(path, CPU_INT8);
         if (!kern) continue;
         for (int d = 0; d < DTYPES; d++) {
             const enum kern_dtype dtype = (enum kern_dtype)(KERN_Q8 + d);
@@ -238,10 +250,10 @@ Test(blocks, extremes_do_not_overflow) {
 
 /* Blocks of zeros and of numbers too small for a scale are zero; one number that is not finite
  * makes its row NaN and no other. */
-Test(blocks, unusual_inputs) {
+static void unusual_rows(enum cpu_activations activations) {
     enum { OUT = 20, COLS = 96, ROWS = 5 };
     for (int path = 1; path < PATH_COUNT; path++) {
-        struct kern *kern = open_exact(path, false);
+        struct kern *kern = open_as(path, activations);
         if (!kern) continue;
         struct blocks m = blocks_make(OUT, COLS, KERN_Q8, true, 9);
         struct kern_weight *w = load(kern, &m.file, KERN_SHARD_NONE);
@@ -261,11 +273,16 @@ Test(blocks, unusual_inputs) {
     }
 }
 
+Test(blocks, unusual_inputs) {
+    unusual_rows(CPU_INT8);
+    unusual_rows(CPU_INT16);
+}
+
 /* Parts of unlike types keep all of their numbers. */
 Test(blocks, parts_are_joined_exactly) {
     enum { COLS = 72, ROWS = 19 };
     for (int path = 0; path < PATH_COUNT; path++) {
-        struct kern *kern = open_exact(path, false);
+        struct kern *kern = open_as(path, CPU_INT8);
         if (!kern) continue;
         for (int pair = 0; pair < DTYPES * DTYPES; pair++) {
             const enum kern_dtype first = (enum kern_dtype)(KERN_Q8 + pair / DTYPES);
@@ -295,7 +312,7 @@ Test(blocks, parts_are_joined_exactly) {
 /* A layout is as small as its name says. */
 Test(blocks, bits_per_number) {
     static const double bits[2][DTYPES] = {{9, 10, 5, 6}, {8.5, 9, 4.5, 5}};
-    struct kern *kern = open_exact(1, false);
+    struct kern *kern = open_as(1, CPU_INT8);
     for (int d = 0; d < 2 * DTYPES; d++) {
         struct blocks m = blocks_make(32, 1024, (enum kern_dtype)(KERN_Q8 + d / 2), d % 2, 12);
         struct kern_weight *w = load(kern, &m.file, KERN_SHARD_NONE);
