@@ -42,6 +42,9 @@ void json_free(cJSON *tree);
 /* Exact-case member, the last of several as in Python; NULL when absent. JSON null counts as absent
  * (`null` means absent). */
 const cJSON *json_get(const cJSON *object, const char *key);
+/* Are the values equal, members in any order? Without duplicate keys; in time of the square of an
+ * object's members, where cJSON_Compare takes two to the power of the depth. */
+bool json_equal(const cJSON *a, const cJSON *b);
 
 /* Typed getters. Absent: *value stays as it was (preset the default), returns 0.
  * Wrong type or out of range: ERR_INVALID, fault->field = "<path>.<key>" (or "<key>" when path is

@@ -58,6 +58,28 @@ const cJSON *json_get(const cJSON *object, const char *key) {
     return cJSON_IsNull(last) ? NULL : last;
 }
 
+static const cJSON *equal_member(const cJSON *object, const char *name) {
+    const cJSON *child;
+    cJSON_ArrayForEach(child, object) if (strcmp(child->string, name) == 0) return child;
+    return NULL;
+}
+
+bool json_equal(const cJSON *a, const cJSON *b) {
+    const cJSON *x, *y;
+    bool object = cJSON_IsObject(a);
+    if (a == b) return true;
+    if (!object && !cJSON_IsArray(a)) return cJSON_Compare(a, b, true);
+    if (object ? !cJSON_IsObject(b) : !cJSON_IsArray(b)) return false;
+    if (cJSON_GetArraySize(a) != cJSON_GetArraySize(b)) return false;
+    y = b->child;
+    cJSON_ArrayForEach(x, a) {
+        if (object) y = equal_member(b, x->string);
+        if (!y || !json_equal(x, y)) return false;
+        y = y->next;
+    }
+    return true;
+}
+
 /* An integer's own digits first: above 2^53 the double has lost some. */
 int json_node_int(const cJSON *node, int64_t min, int64_t max, int64_t *value) {
     if (!cJSON_IsNumber(node)) return ERR_INVALID;

@@ -690,9 +690,18 @@ static enum node_alive look(const struct node_pool *pool, uint32_t id) {
         return all;
     }
     if (node->kind == NODE_KIND_SEQ) {
-        enum node_alive head = look(pool, node->a), tail = look(pool, node->b);
-        if (head == NODE_DEAD || tail == NODE_DEAD) return NODE_DEAD;
-        return head == NODE_ALIVE && tail == NODE_ALIVE ? NODE_ALIVE : NODE_UNKNOWN;
+        bool sure = true;
+        do { /* no recursion: a sequence may be as long as a text */
+            enum node_alive head = look(pool, node->a);
+            if (head == NODE_DEAD) return NODE_DEAD;
+            sure = sure && head == NODE_ALIVE;
+            id = node->b;
+            node = &pool->nodes[id];
+        } while (node->kind == NODE_KIND_SEQ && node->alive != NODE_ALIVE &&
+                 node->alive != NODE_DEAD && !node->nullable && !node->exact);
+        enum node_alive tail = look(pool, id);
+        if (tail == NODE_DEAD) return NODE_DEAD;
+        return sure && tail == NODE_ALIVE ? NODE_ALIVE : NODE_UNKNOWN;
     }
     return NODE_UNKNOWN;
 }

@@ -286,8 +286,13 @@ static uint32_t read_group(struct reader *r) {
     if (take(r, "?")) {
         if (next_is(r, "<=") || next_is(r, "<!"))
             return refuse(r, ERR_UNSUPPORTED, "a look-behind, which is not supported,");
-        if (take(r, "=")) return r->depth--, read_ahead(r, false);
-        if (take(r, "!")) return r->depth--, read_ahead(r, true);
+        bool negative = next_is(r, "!");
+        if (take(r, "=") || take(r, "!")) {
+            uint32_t ahead = read_ahead(r, negative);
+            r->fold = fold;
+            r->depth--;
+            return ahead;
+        }
         if (take(r, ">"))
             return refuse(r, ERR_UNSUPPORTED, "an atomic group, which is not supported,");
         if (take(r, "P<") || take(r, "<")) {
@@ -364,7 +369,9 @@ static bool read_quantifier(struct reader *r, uint32_t *min, uint32_t *max) {
 
 static uint32_t read_term(struct reader *r) {
     uint32_t term = read_atom(r), min, max;
-    while (r->rc == 0 && read_quantifier(r, &min, &max)) {
+    for (int count = 1; r->rc == 0 && read_quantifier(r, &min, &max); count++) {
+        if (r->rc == 0 && count > 4)
+            return refuse(r, ERR_LIMIT, "more than 4 quantifiers in a row");
         if (r->terms[term].asserts)
             return refuse(r, ERR_UNSUPPORTED, "an assertion inside a repetition, not supported,");
         term =

@@ -344,7 +344,7 @@ static bool limits_structures(const struct conjunction *c) {
 static bool holds(const cJSON *values, const cJSON *value) {
     const cJSON *child;
     cJSON_ArrayForEach(child, values) {
-        if (cJSON_Compare(child, value, true)) return true;
+        if (json_equal(child, value)) return true;
     }
     return false;
 }
@@ -355,7 +355,7 @@ static bool is_given(const struct conjunction *c, const cJSON *value) {
         const cJSON *values = json_get(c->list[i].schema, "enum");
         const cJSON *only = json_get(c->list[i].schema, "const");
         if (values != NULL && !holds(values, value)) return false;
-        if (only != NULL && !cJSON_Compare(only, value, true)) return false;
+        if (only != NULL && !json_equal(only, value)) return false;
     }
     return true;
 }

@@ -50,8 +50,10 @@ static void collect_names(struct object *o) {
     o->names = schema_alloc(s, (size_t)room, sizeof *o->names);
     for (int i = 0; i < o->c->count && s->rc == 0; i++) {
         const cJSON *properties = json_get(o->c->list[i].schema, "properties");
-        if (properties != NULL && !cJSON_IsObject(properties))
+        if (properties && !cJSON_IsObject(properties)) {
             schema_refuse(s, ERR_INVALID, o->c->list[i].schema, "properties", "expected an object");
+            return;
+        }
         cJSON_ArrayForEach(child, properties) find_name(o, child->string);
     }
     for (int i = 0; i < o->c->count && s->rc == 0; i++) {
@@ -71,7 +73,12 @@ static void collect_patterns(struct object *o) {
     struct schema *s = o->s;
     for (int i = 0; i < o->c->count && s->rc == 0; i++) {
         const cJSON *schema = o->c->list[i].schema, *child;
-        cJSON_ArrayForEach(child, json_get(schema, "patternProperties")) {
+        const cJSON *patterns = json_get(schema, "patternProperties");
+        if (patterns && !cJSON_IsObject(patterns)) {
+            schema_refuse(s, ERR_INVALID, schema, "patternProperties", "expected an object");
+            return;
+        }
+        cJSON_ArrayForEach(child, patterns) {
             if (o->pattern_count == CONSTRAIN_PATTERNS_MAX) {
                 schema_refuse(s, ERR_LIMIT, schema, "patternProperties",
                               "more than %d patterns meet in one object", CONSTRAIN_PATTERNS_MAX);
@@ -91,6 +98,11 @@ static void collect_allowed(struct object *o) {
         if (names == NULL || cJSON_IsTrue(names)) continue;
         if (cJSON_IsFalse(names)) {
             o->allowed = NODE_NONE;
+            return;
+        }
+        if (!cJSON_IsObject(names)) {
+            schema_refuse(s, ERR_INVALID, o->c->list[i].schema, "propertyNames",
+                          "expected a schema");
             return;
         }
         cJSON_ArrayForEach(child, names) {

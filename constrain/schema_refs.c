@@ -147,9 +147,9 @@ static unsigned types_left(const cJSON *schema) {
 
 static bool has_value(const cJSON *schema, const cJSON *value) {
     const cJSON *only = json_get(schema, "const"), *values = json_get(schema, "enum"), *child;
-    if (only != NULL) return cJSON_Compare(only, value, true);
+    if (only != NULL) return json_equal(only, value);
     cJSON_ArrayForEach(child, values) {
-        if (cJSON_Compare(child, value, true)) return true;
+        if (json_equal(child, value)) return true;
     }
     return false;
 }
@@ -193,12 +193,15 @@ static bool alternatives_apart(struct schema *s, const cJSON *a, const cJSON *b,
 
 static bool are_apart(struct schema *s, const cJSON *a, const cJSON *b, int depth) {
     const cJSON *property;
-    if (depth > RESOLVE_MAX) return false;
+    s->pool->work += 16; /* alternatives and shared members multiply */
+    if (s->pool->work > s->pool->work_limit) s->pool->rc = ERR_LIMIT;
+    if (depth > RESOLVE_MAX || s->pool->rc) return false;
     a = resolved(s, a);
     b = resolved(s, b);
     if ((types_left(a) & types_left(b)) == 0 || values_apart(a, b)) return true;
     if (alternatives_apart(s, a, b, depth) || alternatives_apart(s, b, a, depth)) return true;
     if ((types_left(a) & types_left(b)) != bit_of_type("object")) return false;
+    if (!cJSON_IsObject(json_get(a, "properties"))) return false;
     cJSON_ArrayForEach(property, json_get(a, "properties")) {
         const cJSON *other = json_get(json_get(b, "properties"), property->string);
         if (other == NULL || !requires(a, property->string) || !requires(b, property->string))

@@ -175,6 +175,13 @@ static void allow(struct constraint_run *run, const struct constraint_table *tab
             run->mask[ids[i] / 32] |= 1u << (ids[i] % 32);
 }
 
+static void forbid(struct constraint_run *run, const struct constraint_table *table,
+                   const int32_t *ids, int count) {
+    for (int i = 0; i < count; i++)
+        if (ids[i] >= 0 && ids[i] < table->vocabulary.size)
+            run->mask[ids[i] / 32] &= ~(1u << (ids[i] % 32));
+}
+
 static bool is_empty(const struct constraint_run *run, const struct constraint_table *table) {
     uint32_t any = 0;
     for (size_t i = 0; i < constrain_mask_words(table->vocabulary.size); i++) any |= run->mask[i];
@@ -190,6 +197,7 @@ int constraint_fill(struct constraint_run *run, const struct engine_request *req
     if (rc != 0) return rc;
     if (run->phase == CONSTRAINT_BEGIN) allow(run, table, &request->think_begin, 1);
     if (run->phase == CONSTRAINT_AFTER) allow(run, table, table->newlines, table->newline_count);
+    forbid(run, table, ends->ids, ends->count); /* an end of a text that is not whole */
     if (next.accepts && (!ends->hold || is_empty(run, table)))
         allow(run, table, ends->ids, ends->count);
     return is_empty(run, table) ? ERR_INVALID : 0;

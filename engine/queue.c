@@ -108,7 +108,8 @@ bool queue_may_start(const struct queue *queue, const struct engine_job *job, in
     const struct queue_client *row = queue_client_of(queue, job);
     int kept = queue->kept - lacks(queue, row), most = most_kept(queue);
     if (row->running + job->choice_count <= queue->share) return true;
-    if (turn && job->choice_count > most) return true;
+    /* A job that fits neither the share nor what is kept would wait for ever: by service alone. */
+    if (turn && (job->choice_count > most || row->running == 0)) return true;
     return job->choice_count <= free - (kept < most ? kept : most);
 }
 

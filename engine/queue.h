@@ -83,7 +83,8 @@ int queue_others(const struct queue *queue, const struct engine_job *job);
  * admitted only if enough places stay free: as many as other clients lack of their shares, but of
  * each at most as many as its jobs wanted at once lately, and of all together at most a quarter of
  * the places (with fewer than four places none). Jobs that want more places than that quarter are
- * not bound when it is their turn, and nothing is kept for them: their turn is by service alone. */
+ * not bound when it is their turn, and nothing is kept for them: their turn is by service alone.
+ * The same holds for any job of a client that runs nothing, which may want more than its share. */
 
 /* Computes what is kept in this step. Returns whether it has changed. */
 bool queue_plan_places(struct queue *queue, uint64_t step);

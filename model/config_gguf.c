@@ -18,6 +18,7 @@
 #define TEXT_MAX         64
 #define KEY_MAX          (2 * (size_t)TEXT_MAX)
 #define FACTORS_MAX      512 /* half of the largest head */
+#define LAYERS_MAX       512 /* as in config.c */
 
 /* Architectures by the names that files and config.json (model_type) have for them. */
 static const struct architecture {
@@ -400,6 +401,8 @@ static int read_pattern(const struct translation *t) {
         return rc ? rc : set_num(t, t->config, "sliding_window_pattern", (double)every);
     }
     int rc = gguf_array(t->gguf, key, GGUF_BOOL, &value, t->fault);
+    if (!rc && value->count > LAYERS_MAX)
+        rc = fault_set(t->fault, ERR_INVALID, key, "more elements than a model has layers");
     cJSON *types = rc ? NULL : cJSON_AddArrayToObject(t->config, "layer_types");
     for (size_t i = 0; types && i < value->count; i++) {
         bool sliding = value->data[i] != 0; /* one byte each */

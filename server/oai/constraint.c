@@ -52,11 +52,15 @@ static int take_text(struct source *s, const char *field, const cJSON *node,
 }
 
 /* A schema that is the JSON text of one. */
+/* Values of a schema that is given as a string; one in the body counts among the body's. */
+#define SCHEMA_NODES_MAX 200000
+
 static int parse_schema(struct source *s, const char *field, const cJSON **node) {
     struct json_limits limits = {.bytes = s->r->rules->body_bytes,
                                  .depth = OAI_JSON_DEPTH,
                                  .unique_keys = true,
-                                 .nuls = true};
+                                 .nuls = true,
+                                 .nodes = SCHEMA_NODES_MAX};
     struct fault fault = {0};
     const char *text = (*node)->valuestring;
     cJSON *tree;

@@ -25,7 +25,7 @@ def ranked(scored, positions):
     stream = np.repeat(np.arange(len(scored)), [len(p) for p in positions])
     entry = np.concatenate([np.arange(len(p)) for p in positions])
     score, protected, pos = (np.concatenate(x) for x in (
-        [s.score for s in scored], [s.protected for s in scored], positions))
+        [s.score for s in scored], [s.protected & ~s.expired for s in scored], positions))
     order = np.lexsort((stream, -pos, np.where(protected, 0, -score), ~protected))
     return stream[order], entry[order]
 
@@ -37,6 +37,10 @@ def scopes(sequence, scored, keep):
     everything = range(layers * heads)
     if sequence.rule.scope == "sequence":
         return [Scope(list(everything), total)]
+    if sequence.rule.layers == "uniform" and sequence.rule.scope == "layer":
+        return [Scope(list(everything[i * heads:(i + 1) * heads]), heads * keep) for i in range(layers)]
+    if sequence.rule.layers == "uniform":
+        return [Scope([s], keep) for s in everything]
     held = np.array([len(s.score) for s in scored]).reshape(layers, heads)
     fixed = np.array([s.protected.sum() for s in scored]).reshape(layers, heads)
     parts = layer_parts(sequence.layer_weights(), total, held.sum(1), fixed.sum(1))
@@ -54,8 +58,9 @@ def layer_parts(weights, total, held, fixed):
 
 def counts(scope, room, scored, positions):
     """How many of the best `room` entries of a scope are each stream's."""
-    stream, _ = ranked([scored[s] for s in scope.streams], [positions[s] for s in scope.streams])
-    return np.bincount(stream[:room], minlength=len(scope.streams))
+    stream, entry = ranked([scored[s] for s in scope.streams], [positions[s] for s in scope.streams])
+    stays = [not scored[scope.streams[s]].expired[e] for s, e in zip(stream[:room], entry[:room])]
+    return np.bincount(stream[:room][stays], minlength=len(scope.streams))
 
 
 def floor_allotment(rule, scope):
@@ -79,6 +84,7 @@ def best(scored, pos, quota, retain):
     _, entry = ranked([scored], [pos])
     mask = np.zeros(len(pos), bool)
     mask[entry[:quota]] = True
+    mask &= ~scored.expired
     return mask & (scored.protected | (scored.score >= np.log(retain))) if retain > 0 else mask
 
 

@@ -125,6 +125,7 @@ class Scored:
     size: np.ndarray  # sum of the sizes of the added terms; rounding is relative to it
     memory: np.ndarray
     protected: np.ndarray
+    expired: np.ndarray  # hidden from every later query by the layer's window
     tokens: int  # when
 
 
@@ -210,7 +211,14 @@ class Sequence:
         old = self.candidates(stream)
         score, size, memory = {"recency": self.by_recency, "retention": self.by_retention,
                                "attention": self.by_attention}[rule.score](layer, head, forgive)
-        return Scored(score, size, memory, ~old | (stream.pos < rule.sinks), self.tokens)
+        expired = self.expired(layer, stream)
+        protected = ~old | (stream.pos < rule.sinks)
+        return Scored(np.where(expired, -np.inf, score), size, memory, protected, expired, self.tokens)
+
+    def expired(self, layer, stream):
+        """Evicted first, whatever protects them; rules that merge keep them."""
+        window = self.windows[layer] if self.windows and self.rule.merge == "none" else 0
+        return stream.pos <= self.tokens - window if window else np.zeros(len(stream), bool)
 
     def by_recency(self, layer, head, _):
         stream = self.streams[layer][head]

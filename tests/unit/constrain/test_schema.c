@@ -163,6 +163,12 @@ static const struct {
     {"{\"type\":\"string\",\"minLength\":9999999}", "f.minLength", ERR_LIMIT},
     {"{\"minProperties\":3}", "f.minProperties", ERR_UNSUPPORTED},
     {"{\"properties\":{\"a\":3}}", "f.properties.a", ERR_INVALID},
+    {"{\"type\":\"object\",\"properties\":[{},{}]}", "f.properties", ERR_INVALID},
+    {"{\"type\":\"object\",\"patternProperties\":[{}]}", "f.patternProperties", ERR_INVALID},
+    {"{\"type\":\"object\",\"propertyNames\":[1]}", "f.propertyNames", ERR_INVALID},
+    {"{\"oneOf\":[{\"type\":\"object\",\"properties\":[1]},"
+     "{\"type\":\"object\",\"properties\":{\"x\":{}}}]}",
+     "f.oneOf", ERR_UNSUPPORTED},
 };
 
 Test(schema, what_is_not_enforced_is_refused_by_its_path) {
@@ -203,4 +209,73 @@ Test(schema, hostile_schemas_end) {
     cr_assert(l.rc == 0 || l.rc == ERR_LIMIT);
     language_close(&l);
     buf_close(&text);
+}
+
+static void repeat(struct buf *out, const char *text, int count) {
+    for (int i = 0; i < count; i++) buf_str(out, text);
+}
+
+static int open_twice(const char *before, const char *between, const char *after, int depth) {
+    struct buf schema;
+    buf_open(&schema, 1 << 20);
+    const char *const parts[] = {before, between};
+    for (int i = 0; i < 2; i++) {
+        buf_str(&schema, parts[i]);
+        repeat(&schema, "{\"a\":", depth);
+        buf_str(&schema, "1");
+        repeat(&schema, "}", depth);
+    }
+    buf_str(&schema, after);
+    struct language l = language_schema(schema.data);
+    int rc = l.rc;
+    language_close(&l);
+    buf_close(&schema);
+    return rc;
+}
+
+/* Comparing equal values takes no time that doubles with each level. */
+Test(schema, deep_values_are_compared_once) {
+    cr_assert_eq(open_twice("{\"enum\":[", ",", "]}", 60), 0);
+    cr_assert_eq(open_twice("{\"allOf\":[{\"const\":", "},{\"const\":", "}]}", 60), 0);
+}
+
+/* Ten members that refer back to their object, all required: 10^16 pairs within the depth. */
+Test(schema, recursive_branches_are_told_apart_within_the_limit) {
+    struct buf schema;
+    buf_open(&schema, 1 << 20);
+    buf_str(&schema, "{\"$defs\":{\"A\":{\"type\":\"object\",\"properties\":{");
+    for (int i = 0; i < 10; i++)
+        buf_fmt(&schema, "%s\"%d\":{\"$ref\":\"#/$defs/A\"}", i ? "," : "", i);
+    buf_str(&schema, "},\"required\":[\"0\"");
+    for (int i = 1; i < 10; i++) buf_fmt(&schema, ",\"%d\"", i);
+    buf_str(&schema, "]}},\"oneOf\":[{\"$ref\":\"#/$defs/A\"},{\"$ref\":\"#/$defs/A\"}]}");
+    struct language l = language_schema(schema.data);
+    cr_assert(l.rc == ERR_LIMIT || l.rc == ERR_UNSUPPORTED, "%d %s", l.rc, l.fault.text);
+    language_close(&l);
+    buf_close(&schema);
+}
+
+/* Long and deeply nested expressions need no deep stack. */
+Test(schema, long_expressions_need_no_deep_stack) {
+    static const struct {
+        const char *before, *text;
+        int count;
+        const char *after;
+        int rc;
+    } cases[] = {{"", "(?=", 100000, "", ERR_LIMIT},
+                 {"a", "*", 500000, "", ERR_LIMIT},
+                 {"a", "{2}", 1000, "", ERR_LIMIT},
+                 {"", "a", 100000, "(?!b)c", 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct buf text;
+        buf_open(&text, 1 << 20);
+        buf_str(&text, cases[i].before);
+        repeat(&text, cases[i].text, cases[i].count);
+        buf_str(&text, cases[i].after);
+        struct language l = language_text(CONSTRAIN_REGEX, text.data);
+        cr_assert_eq(l.rc, cases[i].rc, "%s: %d %s", cases[i].text, l.rc, l.fault.text);
+        if (l.rc == 0) cr_assert_not(language_holds(&l, "b"));
+        language_close(&l);
+        buf_close(&text);
+    }
 }

@@ -140,6 +140,24 @@ static void stop(struct queue *q, struct engine_job *jobs, int count) {
 }
 
 /* Twelve places, two clients: six each, and at most three are kept. */
+/* Wanting more than a share, and less than what is kept, is no reason to wait for ever. */
+Test(queue, a_client_that_runs_nothing_has_its_turn) {
+    struct queue q;
+    struct engine_job others[12], pair = job_for(99);
+    queue_open(&q, 16, 16);
+    for (int i = 0; i < 12; i++) start(&q, &others[i], 1, i + 1);
+    pair.choice_count = 2;
+    queue_join(&q, &pair);
+    queue_plan_places(&q, 1);
+    cr_assert_eq(q.share, 1);
+    cr_assert(queue_may_start(&q, &pair, 1, true));
+    cr_assert_not(queue_may_start(&q, &pair, 1, false));
+    queue_take(&q, &pair);
+    queue_end(&q, &pair);
+    for (int i = 0; i < 12; i++) stop(&q, &others[i], 1);
+    queue_close(&q);
+}
+
 Test(queue, places_are_kept_for_clients_below_their_share) {
     struct queue q;
     struct engine_job a[6], b[4], more = job_for(1), others = job_for(2), wide = job_for(1);

@@ -268,7 +268,7 @@ static void check_evicted(int path, const struct shape *shape) {
     append(&b, 0, 200, 230);
     append(&b, 0, 230, 231);
     int streams = LAYERS * shape->heads_kv;
-    int visible = shape->window ? shape->window - 1 : TOKENS; /* what the next query sees stays */
+    int visible = shape->window ? shape->window - 1 : TOKENS; /* the next query sees so many */
     int kept = visible < 70 ? visible : 70;
     int32_t lengths[16], positions[16 * 2 * TOKENS], held[2 * TOKENS];
     struct kern_report report = {
