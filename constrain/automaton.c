@@ -11,22 +11,6 @@
 #define SEEN_FEW   16u    /* so many items are compared one by one */
 #define NO_STACK   0u     /* nothing follows */
 
-static bool reserve(struct automaton *a, void *array, uint32_t count, uint32_t *capacity,
-                    size_t size, uint32_t more) {
-    void **at = array;
-    uint64_t wanted = (uint64_t)count + more, room = *capacity > 0 ? *capacity : 64;
-    if (wanted <= *capacity) return true;
-    while (room < wanted) room *= 2;
-    void *grown = room <= UINT32_MAX ? mem_try_realloc(*at, *capacity * size, room * size) : NULL;
-    if (grown == NULL) {
-        a->pool.rc = ERR_NOMEM;
-        return false;
-    }
-    *at = grown;
-    *capacity = (uint32_t)room;
-    return true;
-}
-
 int automaton_open(struct automaton *a, struct node_pool *pool, uint32_t root) {
     *a = (struct automaton){.root = root, .generation = 1};
     a->stack_table = mem_try_alloc(TABLE_SIZE, sizeof *a->stack_table);
@@ -84,8 +68,8 @@ static uint32_t push_stack(struct automaton *a, uint32_t node, uint32_t below) {
     for (uint32_t id = *head; id != 0; id = a->stacks[id].next)
         if (a->stacks[id].node == node && a->stacks[id].below == below) return id;
     if (a->stack_count >= CONSTRAIN_STACKS_MAX) a->pool.rc = ERR_LIMIT;
-    if (a->pool.rc != 0 ||
-        !reserve(a, &a->stacks, a->stack_count, &a->stack_capacity, sizeof *a->stacks, 1))
+    if (a->pool.rc != 0 || !node_reserve(&a->pool, &a->stacks, a->stack_count, &a->stack_capacity,
+                                         sizeof *a->stacks, 1))
         return NO_STACK;
     a->stacks[a->stack_count] = (struct automaton_stack){node, below, *head};
     *head = a->stack_count;
@@ -122,7 +106,7 @@ static void add_open(struct automaton *a, uint32_t node, uint32_t stack) {
     if (is_open(a, node, stack)) return;
     if (a->open_count >= CONSTRAIN_ITEMS_MAX) a->pool.rc = ERR_LIMIT;
     if (a->pool.rc != 0 ||
-        !reserve(a, &a->open, a->open_count, &a->open_capacity, sizeof *a->open, 1))
+        !node_reserve(&a->pool, &a->open, a->open_count, &a->open_capacity, sizeof *a->open, 1))
         return;
     a->pool.work++;
     a->open[a->open_count++] = (struct automaton_item){node, stack};
@@ -199,9 +183,10 @@ static uint32_t new_state(struct automaton *a, uint32_t count, bool accepts, uin
     if (id >= CONSTRAIN_STATES_MAX || count > CONSTRAIN_ITEMS_KEPT_MAX - a->item_count)
         a->pool.rc = ERR_LIMIT;
     if (a->pool.rc != 0 ||
-        !reserve(a, &a->items, a->item_count, &a->item_capacity, sizeof *a->items, count) ||
-        !reserve(a, &a->moves, id, &capacity, row * sizeof *a->moves, 1) ||
-        !reserve(a, &a->states, id, &a->state_capacity, sizeof *a->states, 1))
+        !node_reserve(&a->pool, &a->items, a->item_count, &a->item_capacity, sizeof *a->items,
+                      count) ||
+        !node_reserve(&a->pool, &a->moves, id, &capacity, row * sizeof *a->moves, 1) ||
+        !node_reserve(&a->pool, &a->states, id, &a->state_capacity, sizeof *a->states, 1))
         return 0;
     memset(a->moves + (size_t)id * row, 0, row * sizeof *a->moves);
     memcpy(a->items + a->item_count, a->open, count * sizeof *a->open);

@@ -260,7 +260,7 @@ uint32_t json_member(struct json_nodes *nodes, uint32_t name, uint32_t value) {
     return node_seq3(nodes->pool, name, nodes->colon, value);
 }
 
-/* One or more elements with commas between. */
+/* Builds a list: one or more elements, separated by commas. */
 static uint32_t any_list(struct json_nodes *nodes, uint32_t element) {
     struct node_pool *pool = nodes->pool;
     uint32_t more = node_repeat(pool, node_seq(pool, nodes->comma, element), 0, NODE_ENDLESS);

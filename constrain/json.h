@@ -32,7 +32,7 @@ void json_nodes_open(struct json_nodes *nodes, struct node_pool *pool);
 /* The quoted form of a regular expression over characters, without the quotes. */
 uint32_t json_quote(struct json_nodes *nodes, uint32_t content);
 uint32_t json_string(struct json_nodes *nodes, uint32_t content); /* with the quotes */
-/* One given value; the text of strings is U+0000 safe (base/json.h). */
+/* The language of one JSON value, in any spacing. Strings may hold U+0000 (base/json.h). */
 uint32_t json_literal(struct json_nodes *nodes, const cJSON *value);
 /* The text of a string as it is quoted, with the quotes. */
 uint32_t json_name(struct json_nodes *nodes, const char *name);

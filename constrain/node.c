@@ -13,9 +13,8 @@
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
-/* Room for `more` elements; the array grows by doubling. */
-static bool reserve(struct node_pool *pool, void *array, uint32_t count, uint32_t *capacity,
-                    size_t size, uint32_t more) {
+bool node_reserve(struct node_pool *pool, void *array, uint32_t count, uint32_t *capacity,
+                  size_t size, uint32_t more) {
     void **at = array;
     uint64_t wanted = (uint64_t)count + more, room = *capacity > 0 ? *capacity : 64;
     if (wanted <= *capacity) return true;
@@ -31,8 +30,8 @@ static bool reserve(struct node_pool *pool, void *array, uint32_t count, uint32_
 }
 
 static void push(struct node_pool *pool, uint32_t value) {
-    if (!reserve(pool, &pool->scratch, pool->scratch_count, &pool->scratch_capacity,
-                 sizeof *pool->scratch, 1))
+    if (!node_reserve(pool, &pool->scratch, pool->scratch_count, &pool->scratch_capacity,
+                      sizeof *pool->scratch, 1))
         return;
     pool->scratch[pool->scratch_count++] = value;
 }
@@ -51,7 +50,7 @@ bool node_pool_open(struct node_pool *pool, uint32_t limit) {
     pool->table = mem_try_alloc(TABLE_MIN, sizeof *pool->table);
     pool->table_size = TABLE_MIN;
     if (pool->table == NULL ||
-        !reserve(pool, &pool->nodes, 0, &pool->capacity, sizeof *pool->nodes, 3)) {
+        !node_reserve(pool, &pool->nodes, 0, &pool->capacity, sizeof *pool->nodes, 3)) {
         node_pool_close(pool);
         return false;
     }
@@ -129,12 +128,13 @@ static bool may_work(struct node_pool *pool) {
 /* Adds a node that is not in the pool. `list` may lie in scratch. */
 static uint32_t add_node(struct node_pool *pool, struct node node, const uint32_t *list) {
     if (pool->count >= pool->limit) pool->rc = ERR_LIMIT;
-    if (pool->rc != 0 || !reserve(pool, &pool->nodes, pool->count, &pool->capacity, sizeof node, 1))
+    if (pool->rc != 0 ||
+        !node_reserve(pool, &pool->nodes, pool->count, &pool->capacity, sizeof node, 1))
         return NODE_NONE;
     if (has_list(node.kind)) {
         if (pool->child_count > CONSTRAIN_CHILDREN_MAX - node.b) pool->rc = ERR_LIMIT;
-        if (pool->rc != 0 || !reserve(pool, &pool->children, pool->child_count,
-                                      &pool->child_capacity, sizeof *list, node.b))
+        if (pool->rc != 0 || !node_reserve(pool, &pool->children, pool->child_count,
+                                           &pool->child_capacity, sizeof *list, node.b))
             return NODE_NONE;
         memcpy(pool->children + pool->child_count, list, node.b * sizeof *list);
         node.a = pool->child_count;
@@ -182,7 +182,8 @@ bool byte_set_empty(const struct byte_set *set) {
 static uint32_t find_set(struct node_pool *pool, const struct byte_set *set) {
     for (uint32_t i = 0; i < pool->set_count; i++)
         if (memcmp(&pool->sets[i], set, sizeof *set) == 0) return i;
-    if (!reserve(pool, &pool->sets, pool->set_count, &pool->set_capacity, sizeof *set, 1)) return 0;
+    if (!node_reserve(pool, &pool->sets, pool->set_count, &pool->set_capacity, sizeof *set, 1))
+        return 0;
     pool->sets[pool->set_count] = *set;
     return pool->set_count++;
 }
@@ -461,8 +462,8 @@ uint32_t node_mod(struct node_pool *pool, uint32_t modulus, uint32_t remainder) 
 
 uint32_t node_rule_open(struct node_pool *pool) {
     if (pool->rule_count >= CONSTRAIN_RULES_MAX) pool->rc = ERR_LIMIT;
-    if (pool->rc != 0 || !reserve(pool, &pool->rules, pool->rule_count, &pool->rule_capacity,
-                                  sizeof *pool->rules, 1))
+    if (pool->rc != 0 || !node_reserve(pool, &pool->rules, pool->rule_count, &pool->rule_capacity,
+                                       sizeof *pool->rules, 1))
         return UINT32_MAX;
     pool->rules[pool->rule_count] = NODE_NONE;
     return pool->rule_count++;

@@ -94,6 +94,11 @@ struct node_pool {
 };
 
 /* Opens an empty pool; false: no memory. */
+/* Room for `more` elements in an array of the pool or of its user (`array`: address of the
+ * pointer), which grows by doubling. false: pool->rc is ERR_NOMEM and the array is as before. */
+bool node_reserve(struct node_pool *pool, void *array, uint32_t count, uint32_t *capacity,
+                  size_t size, uint32_t more);
+
 bool node_pool_open(struct node_pool *pool, uint32_t limit);
 void node_pool_close(struct node_pool *pool);
 

@@ -204,7 +204,8 @@ static uint32_t read_escape(struct reader *r) {
     return finish_set(r, &set);
 }
 
-/* One member of a class: a character (its value), or a named set, which is added (-1). */
+/* Reads a member of a character class. Returns the character; -1: it was a named set, which has
+ * been added. */
 static int64_t read_member(struct reader *r, struct point_set *set) {
     uint32_t point = point_read(r->text, r->size, &r->at);
     if (point != '\\') return point;

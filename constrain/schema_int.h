@@ -19,7 +19,7 @@ enum schema_type {
 /* Keywords of a schema that were already taken into account. */
 enum { SKIP_REF = 1, SKIP_ALL = 2, SKIP_ANY = 4, SKIP_ONE = 8, SKIP_ENUM = 16 };
 
-/* One schema of several that an instance satisfies. */
+/* A conjunct: one of the schemas that an instance has to satisfy at once. */
 struct conjunct {
     const cJSON *schema; /* an object */
     unsigned skip;
@@ -59,7 +59,8 @@ void schema_add(struct schema *s, struct conjunction *conjunction, const cJSON *
 /* The expression of a conjunction. */
 uint32_t schema_node(struct schema *s, struct conjunction conjunction);
 
-/* One type each; every conjunct is resolved: without $ref, allOf, anyOf, oneOf, enum and const. */
+/* Each function builds the instances of one type. The conjuncts are resolved: they hold no $ref,
+ * allOf, anyOf, oneOf, enum or const. */
 uint32_t schema_string(struct schema *s, const struct conjunction *c);
 uint32_t schema_array(struct schema *s, const struct conjunction *c);
 uint32_t schema_object(struct schema *s, const struct conjunction *c);

@@ -16,7 +16,8 @@ static int hex_value(char c) {
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* One part of a pointer, up to '/' or the end, without its escapes. Returns what follows it. */
+/* Reads the first part of a JSON pointer, up to '/' or the end, and undoes its escapes. Returns the
+ * rest of the pointer. */
 static const char *read_part(const char *text, char *part, size_t size) {
     size_t used = 0;
     while (*text != '\0' && *text != '/') {

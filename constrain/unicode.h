@@ -24,7 +24,7 @@ void point_set_negate(struct point_set *set);
 void point_set_fold(struct point_set *set); /* adds the other case of ASCII letters */
 uint32_t point_set_node(struct node_pool *pool, struct point_set *set);
 
-/* One whole character, and any text: bytes of valid UTF-8. */
+/* The languages of a single character, and of any text, in valid UTF-8. */
 uint32_t node_character(struct node_pool *pool);
 uint32_t node_any_text(struct node_pool *pool);
 

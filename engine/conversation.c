@@ -365,15 +365,19 @@ static int32_t common_marks(const uint64_t *hashes, int32_t prompt_count, const 
     return low * CONVERSATION_MARK;
 }
 
+struct conversation_key conversation_key_of(const struct conversation *row) {
+    return (struct conversation_key){.space = row->space,
+                                     .kv = &row->kv,
+                                     .prompt_end = row->prompt_end,
+                                     .token_count = row->token_count,
+                                     .prompt_hash = row->prompt_hash,
+                                     .token_hash = row->token_hash};
+}
+
 int32_t conversation_usable_or_cut(struct conversation_search *search,
                                    const struct conversation *row, const uint64_t *marks) {
     const struct conversation_query *query = search->query;
-    const struct conversation_key key = {.space = row->space,
-                                         .kv = &row->kv,
-                                         .prompt_end = row->prompt_end,
-                                         .token_count = row->token_count,
-                                         .prompt_hash = row->prompt_hash,
-                                         .token_hash = row->token_hash};
+    const struct conversation_key key = conversation_key_of(row);
     int32_t usable = row->checkpoint ? 0 : conversation_usable(search, &key);
     if (usable > 0 || !marks || row->arriving) return usable;
     if (memcmp(row->space, query->space, sizeof row->space) != 0) return 0;

@@ -199,6 +199,9 @@ struct conversation_key {
     uint64_t prompt_hash, token_hash;
 };
 
+/* Points into the row. */
+struct conversation_key conversation_key_of(const struct conversation *row);
+
 /* A query and the hashes of its prompt's prefixes, made when they are first needed. */
 struct conversation_search {
     const struct conversation_query *query;

@@ -85,7 +85,7 @@ bool cpu_block_halves(const struct kern_weight *w, const struct block *from,
                       enum kern_dtype dtype); /* are its factors exact in float16? */
 void cpu_block_pack(struct kern_weight *w, int64_t row, const struct block *from,
                     enum kern_dtype dtype);
-/* One block of an output. */
+/* Returns block `block` of the weights of output `row`. */
 struct block cpu_block_at(const struct kern_weight *w, int64_t row, int64_t block);
 
 #endif

@@ -94,5 +94,5 @@ def test_greedy_answer_is_the_most_likely_one(daemon, file, reference):
     expected = reference.logprobs(ids + answer)
     for t, token in enumerate(answer):
         row = expected[len(ids) - 1 + t]
-        assert row.max() - row[token] < 2e-2, (t, token)
+        assert row.max() - row[token] < 2e-3, (t, token)
     assert len(answer) >= 8

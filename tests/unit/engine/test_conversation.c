@@ -185,12 +185,7 @@ static int32_t usable(const struct conversation *row, int space, const struct kv
     const struct conversation_query query = {
         .space = bytes, .kv = kv, .prompt = prompt, .prompt_count = count};
     struct conversation_search search = {.query = &query};
-    const struct conversation_key key = {.space = row->space,
-                                         .kv = &row->kv,
-                                         .prompt_end = row->prompt_end,
-                                         .token_count = row->token_count,
-                                         .prompt_hash = row->prompt_hash,
-                                         .token_hash = row->token_hash};
+    const struct conversation_key key = conversation_key_of(row);
     int32_t found = conversation_usable(&search, &key);
     conversation_search_close(&search);
     return found;
