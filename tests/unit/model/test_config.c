@@ -258,6 +258,19 @@ Test(model_config, longrope_chooses_by_the_context) {
     }
 }
 
+/* The logarithm of one position is no divisor, but a given attention_factor needs none. */
+Test(model_config, longrope_of_one_position_takes_its_attention_factor) {
+    struct model_config c;
+    struct fault fault;
+    cr_assert_eq(parse_llama("\"rope_scaling\": {\"rope_type\": \"longrope\","
+                             "\"original_max_position_embeddings\": 1, \"attention_factor\": 1.5,"
+                             "\"long_factor\": [1,1,1,1,1,1,1,1]},",
+                             &c, &fault),
+                 0, "%s: %s", fault.field, fault.text);
+    cr_expect_eq(c.rope_scale, 1.5f);
+    model_config_close(&c);
+}
+
 /* Frequencies as transformers 5.2 computes them for head_dim 16, theta 10000, context 4096. */
 Test(model_config, rope_scaling_matches_transformers) {
     static const struct {
@@ -528,6 +541,12 @@ static const struct refusal refusals[] = {
      ERR_INVALID, "rope_parameters.long_factor"},
     {"\"rope_scaling\": {\"rope_type\": \"longrope\", \"short_factor\": [1,1,1,1,1,1,1,0]},",
      ERR_INVALID, "rope_scaling.short_factor"},
+    {"\"rope_scaling\": {\"rope_type\": \"longrope\", \"original_max_position_embeddings\": 1,"
+     "\"long_factor\": [1,1,1,1,1,1,1,1]},",
+     ERR_INVALID, "original_max_position_embeddings"},
+    {"\"original_max_position_embeddings\": 1, \"rope_scaling\": {\"rope_type\": \"longrope\","
+     "\"long_factor\": [1,1,1,1,1,1,1,1]},",
+     ERR_INVALID, "original_max_position_embeddings"},
     {"\"no_rope_layers\": [1, 0, 1],", ERR_UNSUPPORTED, "no_rope_layers"},
     {"\"num_experts\": 8,", ERR_UNSUPPORTED, "num_experts"},
     {"\"num_local_experts\": 8,", ERR_UNSUPPORTED, "num_local_experts"},

@@ -1,0 +1,275 @@
+/* The rotary embedding: each frequency of the rotation, from theta and one of several scalings.
+ *
+ * A family's defaults come in by struct model_rope; everything else is read from config.json. The
+ * formulas are those of transformers (modeling_rope_utils), which published files assume. */
+#include "model/config_rope.h"
+
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+
+struct rope {
+    const cJSON *node; /* rope_parameters, rope_scaling or NULL */
+    const char *path;
+    double theta;
+    int dims; /* dimensions of a head that rotate */
+    int max_positions, context;
+    double factor, low, high, original; /* llama3; the others share factor and original */
+    const cJSON *factors;               /* longrope, factors: [dims / 2] */
+    bool nested;                /* rope_parameters may have one object for each layer type */
+    double ramp_low, ramp_high; /* yarn, in frequency indexes */
+    double attention;
+};
+
+static int rope_number(const struct rope *rope, const char *key, double min, double max,
+                       double *value, struct fault *fault) {
+    if (!json_get(rope->node, key)) {
+        char field[64];
+        snprintf(field, sizeof field, "%s.%s", rope->path, key);
+        return fault_set(fault, ERR_INVALID, field, "missing");
+    }
+    return json_num(rope->node, rope->path, key, min, max, value, fault);
+}
+
+static int rope_read_factor(struct rope *rope, struct fault *fault) {
+    return rope_number(rope, "factor", 1, 1e6, &rope->factor, fault);
+}
+
+static int rope_read_llama3(struct rope *rope, struct fault *fault) {
+    int rc = rope_read_factor(rope, fault);
+    if (!rc) rc = rope_number(rope, "low_freq_factor", 1e-6, 1e6, &rope->low, fault);
+    if (!rc) rc = rope_number(rope, "high_freq_factor", 1e-6, 1e6, &rope->high, fault);
+    if (!rc)
+        rc = rope_number(rope, "original_max_position_embeddings", 1, 1 << 24, &rope->original,
+                         fault);
+    if (!rc && rope->high <= rope->low)
+        rc = fault_set(fault, ERR_INVALID, "high_freq_factor",
+                       "%g must be above low_freq_factor %g", rope->high, rope->low);
+    return rc;
+}
+
+/* The frequency index that turns `turns` times over the original context. */
+static double yarn_index(const struct rope *rope, double turns) {
+    return rope->dims * log(rope->original / (turns * 2 * M_PI)) / (2 * log(rope->theta));
+}
+
+static int rope_read_yarn(struct rope *rope, struct fault *fault) {
+    double fast = 32, slow = 1;
+    bool truncate = true;
+    rope->original = rope->max_positions;
+    int rc = rope_read_factor(rope, fault);
+    if (rc) return rc;
+    rope->attention = rope->factor <= 1 ? 1 : 0.1 * log(rope->factor) + 1;
+    rc = json_num(rope->node, rope->path, "original_max_position_embeddings", 1, 1 << 24,
+                  &rope->original, fault);
+    if (!rc) rc = json_num(rope->node, rope->path, "beta_fast", 1e-6, 1e6, &fast, fault);
+    if (!rc) rc = json_num(rope->node, rope->path, "beta_slow", 1e-6, 1e6, &slow, fault);
+    if (!rc)
+        rc = json_num(rope->node, rope->path, "attention_factor", 1e-6, 1e6, &rope->attention,
+                      fault);
+    if (!rc) rc = json_bool(rope->node, rope->path, "truncate", &truncate, fault);
+    if (rc) return rc;
+    if (json_get(rope->node, "mscale") || json_get(rope->node, "mscale_all_dim"))
+        return fault_set(fault, ERR_UNSUPPORTED, rope->path,
+                         "yarn with mscale or mscale_all_dim is not supported");
+    const double low = yarn_index(rope, fast), high = yarn_index(rope, slow);
+    rope->ramp_low = fmax(truncate ? floor(low) : low, 0);
+    rope->ramp_high = fmin(truncate ? ceil(high) : high, rope->dims - 1);
+    if (rope->ramp_high == rope->ramp_low) rope->ramp_high += 0.001;
+    return 0;
+}
+
+static int rope_read_list(struct rope *rope, const char *key, struct fault *fault) {
+    char field[64];
+    snprintf(field, sizeof field, "%s.%s", rope->path, key);
+    rope->factors = json_get(rope->node, key);
+    if (!cJSON_IsArray(rope->factors) || cJSON_GetArraySize(rope->factors) != rope->dims / 2)
+        return fault_set(fault, ERR_INVALID, field, "expected an array of %d numbers",
+                         rope->dims / 2);
+    const cJSON *item;
+    cJSON_ArrayForEach(item, rope->factors) {
+        if (!cJSON_IsNumber(item) || !(item->valuedouble >= 1e-3 && item->valuedouble <= 1e6))
+            return fault_set(fault, ERR_INVALID, field, "expected numbers above 0");
+    }
+    return 0;
+}
+
+/* Two sets of factors, for contexts within the original one and beyond. The set is chosen once, by
+ * the longest context that is served: keys that are cached cannot be rotated again. */
+static int rope_read_longrope(struct rope *rope, struct fault *fault) {
+    int rc = json_num(rope->node, rope->path, "original_max_position_embeddings", 1, 1 << 24,
+                      &rope->original, fault);
+    if (rc) return rc;
+    double stretch = 1;
+    if (rope->original > 0)
+        stretch = rope->max_positions / rope->original;
+    else
+        rc = json_num(rope->node, rope->path, "factor", 1, 1e6, &stretch, fault);
+    if (rc) return rc;
+    if (rope->original <= 0) rope->original = rope->max_positions;
+    const char *key = rope->context > rope->original ? "long_factor" : "short_factor";
+    if (stretch > 1 && rope->original <= 1 && !json_get(rope->node, "attention_factor"))
+        return fault_set(fault, ERR_INVALID, "original_max_position_embeddings",
+                         "longrope without attention_factor needs more than 1 position");
+    rope->attention = stretch <= 1 ? 1 : sqrt(1 + log(stretch) / log(rope->original));
+    rc = json_num(rope->node, rope->path, "attention_factor", 1e-6, 1e6, &rope->attention, fault);
+    if (rc) return rc;
+    return rope_read_list(rope, key, fault);
+}
+
+/* A divisor for each frequency, as GGUF files have them in place of llama3's four numbers. */
+static int rope_read_factors(struct rope *rope, struct fault *fault) {
+    return rope_read_list(rope, "factors", fault);
+}
+
+static double rope_by_factors(const struct rope *rope, int j, double inv) {
+    return inv / cJSON_GetArrayItem(rope->factors, j)->valuedouble;
+}
+
+static double rope_linear(const struct rope *rope, int j, double inv) {
+    (void)j;
+    return inv / rope->factor;
+}
+
+static double rope_llama3(const struct rope *rope, int j, double inv) {
+    (void)j;
+    double wave = 2 * M_PI / inv;
+    if (wave < rope->original / rope->high) return inv;
+    if (wave > rope->original / rope->low) return inv / rope->factor;
+    double s = (rope->original / wave - rope->low) / (rope->high - rope->low);
+    return (1 - s) * inv / rope->factor + s * inv;
+}
+
+static double rope_yarn(const struct rope *rope, int j, double inv) {
+    double ramp = (j - rope->ramp_low) / (rope->ramp_high - rope->ramp_low);
+    ramp = fmin(fmax(ramp, 0), 1);
+    return inv / rope->factor * ramp + inv * (1 - ramp);
+}
+
+/* "dynamic" is missing on purpose: it changes keys that are in the cache already. */
+static const struct rope_kind {
+    const char *name;
+    int (*read)(struct rope *rope, struct fault *fault);
+    double (*scale)(const struct rope *rope, int j, double inv);
+} rope_kinds[] = {
+    {"default", NULL, NULL},
+    {"linear", rope_read_factor, rope_linear},
+    {"llama3", rope_read_llama3, rope_llama3},
+    {"yarn", rope_read_yarn, rope_yarn},
+    {"longrope", rope_read_longrope, rope_by_factors},
+    {"su", rope_read_longrope, rope_by_factors}, /* former name of longrope */
+    {"factors", rope_read_factors, rope_by_factors},
+};
+
+/* Old files: rope_theta and rope_scaling {type | rope_type, ...}; new: rope_parameters with all.
+ * Phi keeps original_max_position_embeddings beside. */
+static int rope_find(const cJSON *root, double *rotary, struct rope *rope, struct fault *fault) {
+    int rc = json_num(root, NULL, "rope_theta", 1.5, 1e12, &rope->theta, fault);
+    if (!rc) rc = json_num(root, NULL, "partial_rotary_factor", 0, 1, rotary, fault);
+    if (!rc)
+        rc = json_num(root, NULL, "original_max_position_embeddings", 1, 1 << 24, &rope->original,
+                      fault);
+    if (rc) return rc;
+    rope->path = json_get(root, "rope_parameters") ? "rope_parameters" : "rope_scaling";
+    rope->node = json_get(root, rope->path);
+    if (!rope->node) return 0;
+    if (!cJSON_IsObject(rope->node))
+        return fault_set(fault, ERR_INVALID, rope->path, "expected an object, found %s",
+                         json_type_name(rope->node));
+    static const char *const nested[] = {"full_attention", "sliding_attention"};
+    for (size_t i = 0; i < 2; i++) {
+        if (!json_get(rope->node, nested[i])) continue;
+        if (!rope->nested)
+            return fault_set(fault, ERR_UNSUPPORTED, rope->path,
+                             "parameters per layer type (%s) are not supported", nested[i]);
+        rope->node = json_get(rope->node, nested[0]);
+        break;
+    }
+    if (rope->node && !cJSON_IsObject(rope->node))
+        return fault_set(fault, ERR_INVALID, rope->path, "expected an object per layer type");
+    if (!rope->node) return 0;
+    rc = json_num(rope->node, rope->path, "rope_theta", 1.5, 1e12, &rope->theta, fault);
+    return rc ? rc : json_num(rope->node, rope->path, "partial_rotary_factor", 0, 1, rotary, fault);
+}
+
+static int rope_find_kind(const struct rope *rope, const struct rope_kind **out,
+                          struct fault *fault) {
+    const char *key = json_get(rope->node, "rope_type") ? "rope_type" : "type", *name = "default";
+    int rc = json_str(rope->node, rope->path, key, &name, fault);
+    if (rc) return rc;
+    for (size_t i = 0; i < sizeof rope_kinds / sizeof rope_kinds[0]; i++) {
+        if (!strcmp(name, rope_kinds[i].name)) {
+            *out = &rope_kinds[i];
+            return 0;
+        }
+    }
+    char field[64];
+    snprintf(field, sizeof field, "%s.%s", rope->path, key);
+    return fault_set(fault, ERR_UNSUPPORTED, field,
+                     "\"%.64s\" is not supported: default, linear, llama3, yarn, longrope", name);
+}
+
+/* How many numbers of a head rotate: pairs of them, of which there is at least one. */
+static int read_rotary_dims(double rotary, struct model_config *out, struct fault *fault) {
+    out->rotary_dims = (int)(out->head_dim * rotary);
+    if (out->rotary_dims >= 2 && out->rotary_dims % 2 == 0) {
+        if (out->rotary_dims == out->head_dim || !(out->qk_norm || out->qkv_bias)) return 0;
+        return fault_set(fault, ERR_UNSUPPORTED, "partial_rotary_factor",
+                         "%g is not supported with norms or biases of queries and keys", rotary);
+    }
+    return fault_set(fault, ERR_UNSUPPORTED, "partial_rotary_factor",
+                     "%g of %d numbers is not an even number of them", rotary, out->head_dim);
+}
+
+static int fill_freq(const struct rope *rope, double (*scale)(const struct rope *, int, double),
+                     int half, float **out, struct fault *fault) {
+    *out = mem_try_alloc((size_t)half, sizeof **out);
+    if (!*out) return fault_set(fault, ERR_NOMEM, "head_dim", "out of memory");
+    for (int j = 0; j < rope->dims / 2; j++) {
+        double inv = pow(rope->theta, -2.0 * j / rope->dims);
+        (*out)[j] = (float)(scale ? scale(rope, j, inv) : inv);
+    }
+    return 0;
+}
+
+/* The rotation of layers with windows: without scaling. */
+static int read_local_rope(const cJSON *root, double theta, struct model_config *out,
+                           struct fault *fault) {
+    struct rope rope = {.theta = theta, .dims = out->rotary_dims};
+    const cJSON *own = json_get(json_get(root, "rope_parameters"), "sliding_attention");
+    const char *kind = "default";
+    int rc = json_num(root, NULL, "rope_local_base_freq", 1.5, 1e12, &rope.theta, fault);
+    if (!rc && own)
+        rc = json_num(own, "rope_parameters", "rope_theta", 1.5, 1e12, &rope.theta, fault);
+    if (!rc && own) rc = json_str(own, "rope_parameters", "rope_type", &kind, fault);
+    if (!rc && strcmp(kind, "default") != 0)
+        rc = fault_set(fault, ERR_UNSUPPORTED, "rope_parameters.sliding_attention",
+                       "\"%.64s\" is not supported, only \"default\"", kind);
+    return rc ? rc : fill_freq(&rope, NULL, out->head_dim / 2, &out->inv_freq_local, fault);
+}
+
+int model_config_read_rope(const cJSON *root, const struct model_rope *defaults, int context,
+                           struct model_config *out, struct fault *fault) {
+    struct rope rope = {.theta = defaults->theta > 0 ? defaults->theta : 10000,
+                        .max_positions = out->max_positions,
+                        .context = context ? context : out->max_positions,
+                        .attention = 1,
+                        .nested = defaults->local};
+    const struct rope_kind *kind = &rope_kinds[0];
+    double rotary = 1;
+    int rc = rope_find(root, &rotary, &rope, fault);
+    if (!rc) rc = read_rotary_dims(rotary, out, fault);
+    rope.dims = out->rotary_dims;
+    if (!rc && rope.node) rc = rope_find_kind(&rope, &kind, fault);
+    if (!rc && kind->read) rc = kind->read(&rope, fault);
+    if (!rc) rc = fill_freq(&rope, kind->scale, out->head_dim / 2, &out->inv_freq, fault);
+    out->rope_scale = (float)rope.attention;
+    if (!rc && rope.nested)
+        rc = read_local_rope(root, defaults->local_theta > 0 ? defaults->local_theta : rope.theta,
+                             out, fault);
+    return rc;
+}

@@ -1,0 +1,23 @@
+/* The rotary embedding of a configuration. */
+#ifndef KEEPD_MODEL_CONFIG_ROPE_H
+#define KEEPD_MODEL_CONFIG_ROPE_H
+
+#include <cjson/cJSON.h>
+
+#include "model/model.h"
+
+/* The rotation of a family, for members that the file does not have. */
+struct model_rope {
+    double theta;       /* 0 = 10000 */
+    bool local;         /* layers with windows rotate without scaling, by inv_freq_local */
+    double local_theta; /* theta of those layers; 0 = theta of the others */
+};
+
+/* Reads rope_theta, rope_scaling or rope_parameters and partial_rotary_factor of config.json's tree
+ * `root`. Fills in rotary_dims, rope_scale, inv_freq and inv_freq_local, which `out` owns then,
+ * also after a failure; head_dim, max_positions, qk_norm and qkv_bias are set before. `context`: as
+ * for model_config_parse. Faults name the field. */
+int model_config_read_rope(const cJSON *root, const struct model_rope *defaults, int context,
+                           struct model_config *out, struct fault *fault);
+
+#endif
