@@ -23,13 +23,14 @@
 /* Architectures by the names that files and config.json (model_type) have for them. */
 static const struct architecture {
     const char *name, *type;
-    const char *mixture;  /* the model_type of a file with experts; NULL: the same */
-    const char *windowed; /* the model_type of a file with windows; NULL: the same */
-    bool permuted;        /* converters put the two numbers that a rotation turns side by side */
-    bool windows_said;    /* a file without a window has none, whatever its family's default */
-    bool factors;         /* Granite's keys */
-    int heads_scale;      /* Gemma: with so many layers, queries are scaled by the mean size of a
-                             head in the embeddings, else by the head's own (llama.cpp's rule) */
+    const char *mixture;   /* the model_type of a file with experts; NULL: the same */
+    const char *windowed;  /* the model_type of a file with windows; NULL: the same */
+    bool permuted;         /* converters put the two numbers that a rotation turns side by side */
+    bool windows_said;     /* a file without a window has none, whatever its family's default */
+    bool factors;          /* Granite's keys */
+    bool yarn_untruncated; /* config.json says so ("truncate": false), files do not */
+    int heads_scale;       /* Gemma: with so many layers, queries are scaled by the mean size of a
+                              head in the embeddings, else by the head's own (llama.cpp's rule) */
 } architectures[] = {
     {.name = "llama", .type = "llama", .mixture = "mixtral", .permuted = true},
     {.name = "qwen2", .type = "qwen2"},
@@ -42,6 +43,7 @@ static const struct architecture {
     {.name = "smollm3", .type = "smollm3", .permuted = true},
     {.name = "olmo2", .type = "olmo2", .windowed = "olmo3"},
     {.name = "exaone4", .type = "exaone4", .windows_said = true},
+    {.name = "gpt-oss", .type = "gpt_oss", .yarn_untruncated = true},
 };
 
 static const struct architecture *find_architecture(const char *name) {
@@ -274,6 +276,8 @@ static int add_factors(const struct translation *t, cJSON *scaling, const char *
 static int read_yarn(const struct translation *t, cJSON *scaling, double factor) {
     double attention = 1;
     int rc = COPY_ROWS(t, yarn_rows, scaling);
+    if (!rc && t->row->yarn_untruncated && !cJSON_AddBoolToObject(scaling, "truncate", false))
+        rc = no_memory(t);
     if (!rc) rc = get_num(t, ".rope.scaling.attn_factor", &attention);
     if (!rc && has_key(t, ".rope.scaling.yarn_attn_factor"))
         rc = get_num(t, ".rope.scaling.yarn_attn_factor", &attention);
@@ -440,7 +444,7 @@ static int translate(struct translation *t) {
         return fault_set(
             t->fault, ERR_UNSUPPORTED, "general.architecture",
             "%.32s is not supported in GGUF files: llama, qwen2, qwen3, qwen3moe, phi3, "
-            "gemma2, gemma3, granite, smollm3, olmo2, exaone4",
+            "gemma2, gemma3, granite, smollm3, olmo2, exaone4, gpt-oss",
             architecture);
     rc = COPY_ROWS(t, config_rows, t->config);
     if (!rc)

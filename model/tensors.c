@@ -26,7 +26,8 @@ enum width {
 };
 
 static const struct {
-    const char *names[NAMING_COUNT]; /* NULL: as base_of the naming; # is the expert's number */
+    /* NULL: as base_of the naming; "": none; # is the expert's number. */
+    const char *names[NAMING_COUNT];
     enum width rows, cols;
     bool in_layer;
 } tensors[ROLE_COUNT] = {
@@ -78,6 +79,7 @@ static const struct {
                      WIDTH_NONE,
                      true},
     [ROLE_ATTN_POST_NORM] = {{[NAMING_GGUF] = "post_attention_norm.weight",
+                              [NAMING_GGUF_GPT_OSS] = "",
                               [NAMING_HF_POST_NORMS] = "post_attention_layernorm.weight"},
                              WIDTH_MODEL,
                              WIDTH_NONE,
@@ -176,7 +178,8 @@ static enum naming base_of(enum naming naming) {
 /* NULL: the naming has none. */
 static const char *pattern_of(enum naming naming, enum role role) {
     const char *name = tensors[role].names[naming];
-    return name ? name : tensors[role].names[base_of(naming)];
+    if (!name) name = tensors[role].names[base_of(naming)];
+    return name && *name ? name : NULL;
 }
 
 bool tensor_is_stacked(enum naming naming, enum role role) {
