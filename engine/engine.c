@@ -282,7 +282,7 @@ static int plan_pool(const struct engine *e, enum kern_dtype dtype, struct sched
                                        .member_slots = info.member_slots,
                                        .ranks = pool_ranks(e),
                                        .rank_cap = (float)e->options.kv_rank_cap / 100,
-                                       .windows = model_config_has_windows(config)};
+                                       .sliding_windows = model_config_has_sliding_windows(config)};
     so->page_bytes = info.page_bytes;
     int rc = choose_pages(e, dtype, so, fault);
     if (rc != 0) return rc;

@@ -228,7 +228,7 @@ enum kern_merge {
  * member's key is gain times the centre's key, rotated from the centre's position to the member's
  * (RoPE); its value is the centre's value. The softmax runs over entries and members, and the
  * attention of an entry always means the sum over its class. A query sees a member by the member's
- * own position: it must not be older than the member, and within the window's reach of it. The rule
+ * own position: it must not be older than the member, and within the sliding window. The rule
  * adds up attention (window 0 or observe.global); the mass of a class is that sum.
  *
  * Of the evicted entries, each with its members, the best (gamma - 1) budget of a stream by rank
@@ -395,7 +395,7 @@ struct kern_trace {
 /* One sequence to evict from. Afterwards it holds at most layers * heads_kv * budget entries,
  * and exactly min(held, that) unless the rule drops more by itself (retain; floors and caps that
  * leave a part of an allotment empty) or entries have expired. Expired is an entry that no later
- * query can see: in a layer whose attention has a window (kern_attend_options), pos <= T - window.
+ * query can see: in a layer with a sliding window (kern_attend_options), pos <= T - sliding_window.
  * It is evicted in any case, protected or not, and ranks below all others; only a rule that merges
  * keeps such entries as any others. Sinks and recent entries are kept first and count. Ties:
  * newer pos, then lower layer, then lower head. Stable: order inside a stream is kept. */
@@ -438,8 +438,8 @@ struct kern_cache_stats {
 };
 
 struct kern_attend_options {
-    int window;  /* keys with pos <= query pos - window are masked; 0 = no window */
-    float scale; /* 1/sqrt(head_dim) unless the model says otherwise */
+    int sliding_window; /* keys with pos <= query pos - this are masked; 0 = none */
+    float scale;        /* 1/sqrt(head_dim) unless the model says otherwise */
     float cap; /* soft cap (Gemma 2, arXiv 2408.00118): a scaled product s becomes cap tanh(s / cap)
                   before the mask and the softmax, also where attention is observed; 0: none */
     /* Learned sinks (gpt-oss, arXiv 2508.10925), [heads_q] of the model, backend memory that lives

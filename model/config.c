@@ -16,9 +16,9 @@
 #define CONFIG_NODES_MAX 100000
 #define CONFIG_DEPTH_MAX 64
 
-/* The layers that have the window of "sliding_window" in files without "layer_types". */
+/* The layers that have the sliding window in files without "layer_types". */
 enum windows {
-    WINDOWS_NONE,       /* the family has no windows */
+    WINDOWS_NONE,       /* the family has no sliding windows */
     WINDOWS_ALL,        /* every layer */
     WINDOWS_PATTERN,    /* all but every n-th layer, sliding_window_pattern */
     WINDOWS_BY_FLAG,    /* with use_sliding_window, layers from max_window_layers on */
@@ -44,7 +44,7 @@ struct family {
     int unrotated_layers_every; /* without "no_rope_layers": every n-th layer; 0 = none */
     double rms_eps;             /* when the file has none; 0 = 1e-6 */
     double rope_theta;          /* when the file has none; 0 = 10000 */
-    int window;                 /* when the file has no "sliding_window"; null in it means none */
+    int sliding_window;         /* when the file has no "sliding_window"; null in it means none */
     bool tied_embeddings;       /* when the file does not say */
     enum experts experts;
     bool gemma;         /* norms by 1 + w, on both sides of a block; scaled embeddings; GELU */
@@ -63,28 +63,29 @@ static const struct family families[] = {
     {"Qwen3ForCausalLM", "qwen3", 128, .qk_norm = true, .windows = WINDOWS_BY_FLAG},
     {"Qwen2ForCausalLM", "qwen2", 0, .qkv_bias_always = true, .windows = WINDOWS_BY_FLAG},
     {"LlamaForCausalLM", "llama", 0, .windows = WINDOWS_NONE},
-    {"MistralForCausalLM", "mistral", 0, .window = 4096, .windows = WINDOWS_ALL},
+    {"MistralForCausalLM", "mistral", 0, .sliding_window = 4096, .windows = WINDOWS_ALL},
     {"Phi3ForCausalLM", "phi3", 0, .windows = WINDOWS_ALL, .fused = true, .rms_eps = 1e-5},
     {"SmolLM3ForCausalLM", "smollm3", 0, .rope_theta = 2e6, .windows = WINDOWS_BY_FLAG,
      .unrotated_layers_every = 4, .tied_embeddings = true},
     {"GraniteForCausalLM", "granite", 0, .factors = true},
-    {"Qwen3MoeForCausalLM", "qwen3_moe", 0, .window = 4096, .qk_norm = true,
+    {"Qwen3MoeForCausalLM", "qwen3_moe", 0, .sliding_window = 4096, .qk_norm = true,
      .windows = WINDOWS_ALL_BY_FLAG, .experts = EXPERTS_SOME_LAYERS},
-    {"GptOssForCausalLM", "gpt_oss", 64, .rms_eps = 1e-5, .rope_theta = 150000, .window = 128,
-     .windows = WINDOWS_PATTERN, .pattern = 2, .experts = EXPERTS_ALL_LAYERS, .gpt_oss = true},
+    {"GptOssForCausalLM", "gpt_oss", 64, .rms_eps = 1e-5, .rope_theta = 150000,
+     .sliding_window = 128, .windows = WINDOWS_PATTERN, .pattern = 2, .experts = EXPERTS_ALL_LAYERS,
+     .gpt_oss = true},
     {"MixtralForCausalLM", "mixtral", 0, .rms_eps = 1e-5, .rope_theta = 1e6, .windows = WINDOWS_ALL,
      .experts = EXPERTS_ALL_LAYERS},
-    {"Gemma3ForCausalLM", "gemma3_text", 256, .rope_theta = 1e6, .window = 4096, .qk_norm = true,
-     .windows = WINDOWS_PATTERN, .pattern = 6, .local_rope = true, .local_theta = 10000,
-     .tied_embeddings = true, .gemma = true},
-    {"Gemma2ForCausalLM", "gemma2", 256, .window = 4096, .windows = WINDOWS_PATTERN, .pattern = 2,
-     .tied_embeddings = true, .gemma = true, .soft_caps = true},
+    {"Gemma3ForCausalLM", "gemma3_text", 256, .rope_theta = 1e6, .sliding_window = 4096,
+     .qk_norm = true, .windows = WINDOWS_PATTERN, .pattern = 6, .local_rope = true,
+     .local_theta = 10000, .tied_embeddings = true, .gemma = true},
+    {"Gemma2ForCausalLM", "gemma2", 256, .sliding_window = 4096, .windows = WINDOWS_PATTERN,
+     .pattern = 2, .tied_embeddings = true, .gemma = true, .soft_caps = true},
     {"Olmo2ForCausalLM", "olmo2", 0, .rms_eps = 1e-5, .qk_norm = true, .wide_qk_norm = true,
      .norms_behind = true},
-    {"Olmo3ForCausalLM", "olmo3", 0, .rms_eps = 1e-5, .rope_theta = 5e5, .window = 4096,
+    {"Olmo3ForCausalLM", "olmo3", 0, .rms_eps = 1e-5, .rope_theta = 5e5, .sliding_window = 4096,
      .windows = WINDOWS_PATTERN, .pattern = 4, .local_rope = true, .qk_norm = true,
      .wide_qk_norm = true, .norms_behind = true},
-    {"Exaone4ForCausalLM", "exaone4", 0, .rms_eps = 1e-5, .window = 4096,
+    {"Exaone4ForCausalLM", "exaone4", 0, .rms_eps = 1e-5, .sliding_window = 4096,
      .windows = WINDOWS_PATTERN, .pattern = 4, .still_globals = true, .qk_norm = true,
      .norms_behind = true},
 };
@@ -356,7 +357,7 @@ static int read_layer_types(const cJSON *types, const struct family *family, int
         if (sliding && window == 0)
             return fault_set(fault, ERR_INVALID, "layer_types",
                              "sliding_attention needs a sliding_window");
-        out->per_layer[layer++].window = sliding ? window : 0;
+        out->per_layer[layer++].sliding_window = sliding ? window : 0;
     }
     return 0;
 }
@@ -366,7 +367,7 @@ static int read_windows(const cJSON *root, const struct family *family, struct m
     bool pattern = family->windows == WINDOWS_PATTERN;
     bool use = family->windows == WINDOWS_ALL || pattern;
     bool absent = !cJSON_GetObjectItemCaseSensitive(root, "sliding_window");
-    int64_t window = absent ? family->window : 0, first = 0, every = family->pattern;
+    int64_t window = absent ? family->sliding_window : 0, first = 0, every = family->pattern;
     const cJSON *types = json_get(root, "layer_types");
     int rc = json_bool(root, NULL, "use_sliding_window", &use, fault);
     if (!rc) rc = json_int(root, NULL, "sliding_window", 1, INT32_MAX, &window, fault);
@@ -377,7 +378,7 @@ static int read_windows(const cJSON *root, const struct family *family, struct m
     if (rc) return rc;
     if (family->windows == WINDOWS_NONE && (use || window))
         return fault_set(fault, ERR_UNSUPPORTED, use ? "use_sliding_window" : "sliding_window",
-                         "attention windows are not supported in %s models", family->model_type);
+                         "sliding windows are not supported in %s models", family->model_type);
     if (use && !window && family->windows == WINDOWS_BY_FLAG)
         return fault_set(fault, ERR_INVALID, "sliding_window",
                          "missing: use_sliding_window is true");
@@ -387,7 +388,7 @@ static int read_windows(const cJSON *root, const struct family *family, struct m
                          family->model_type);
     if (types) return read_layer_types(types, family, use ? (int)window : 0, out, fault);
     for (int i = 0; i < out->layers; i++)
-        out->per_layer[i].window =
+        out->per_layer[i].sliding_window =
             use && i >= first && !(pattern && (i + 1) % every == 0) ? (int)window : 0;
     return 0;
 }
@@ -418,10 +419,11 @@ static int read_rotated(const cJSON *root, const struct family *family, struct m
 /* EXAONE 4: the file decides by "sliding_window", whatever its layers are. */
 static int stop_globals(const cJSON *root, const struct family *family, struct model_config *out,
                         struct fault *fault) {
-    int64_t window = cJSON_GetObjectItemCaseSensitive(root, "sliding_window") ? 0 : family->window;
+    int64_t window =
+        cJSON_GetObjectItemCaseSensitive(root, "sliding_window") ? 0 : family->sliding_window;
     int rc = json_int(root, NULL, "sliding_window", 1, INT32_MAX, &window, fault);
     for (int i = 0; i < out->layers && window > 0; i++)
-        out->per_layer[i].rotated = out->per_layer[i].window > 0;
+        out->per_layer[i].rotated = out->per_layer[i].sliding_window > 0;
     return rc;
 }
 
@@ -440,7 +442,7 @@ static int read_layers(const cJSON *root, const struct family *family, struct mo
     if (!out->per_layer) return fault_set(fault, ERR_NOMEM, "num_hidden_layers", "out of memory");
     int rc = read_windows(root, family, out, fault);
     for (int i = 0; i < out->layers && !rc; i++)
-        out->per_layer[i].local = family->local_rope && out->per_layer[i].window > 0;
+        out->per_layer[i].local = family->local_rope && out->per_layer[i].sliding_window > 0;
     if (!rc) rc = read_rotated(root, family, out, fault);
     if (!rc && family->still_globals) rc = stop_globals(root, family, out, fault);
     return rc ? rc : fill_still(out, fault);
@@ -737,8 +739,8 @@ bool model_config_rotates_alike(const struct model_config *config) {
     return true;
 }
 
-bool model_config_has_windows(const struct model_config *config) {
+bool model_config_has_sliding_windows(const struct model_config *config) {
     for (int i = 0; i < config->layers; i++)
-        if (config->per_layer[i].window > 0) return true;
+        if (config->per_layer[i].sliding_window > 0) return true;
     return false;
 }

@@ -36,7 +36,7 @@ static void step_attention(struct model *model, int index, const struct kern_bat
     const struct layer *layer = &model->layers[index];
     struct scratch *s = &model->scratch;
     struct kern *kern = model->kern;
-    const struct kern_attend_options attend = {.window = c->per_layer[index].window,
+    const struct kern_attend_options attend = {.sliding_window = c->per_layer[index].sliding_window,
                                                .scale = c->attend_scale,
                                                .cap = c->attend_cap,
                                                .sinks = layer->sinks};

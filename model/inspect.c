@@ -99,8 +99,8 @@ static void describe_rotation(const struct model_config *c, struct buf *out) {
 static void describe_windows(const struct model_config *c, struct buf *out) {
     int windowed = 0, window = 0;
     for (int i = 0; i < c->layers; i++) {
-        windowed += c->per_layer[i].window > 0;
-        if (c->per_layer[i].window > window) window = c->per_layer[i].window;
+        windowed += c->per_layer[i].sliding_window > 0;
+        if (c->per_layer[i].sliding_window > window) window = c->per_layer[i].sliding_window;
     }
     if (windowed)
         buf_fmt(out, "windows      %d tokens in %d of %d layers\n", window, windowed, c->layers);

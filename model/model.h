@@ -15,10 +15,10 @@
 #define MODEL_EOS_MAX 16
 
 struct model_layer_config {
-    int window;   /* tokens a query sees, its own included; 0: all before it */
-    bool rotated; /* queries and keys are rotated by their positions */
-    bool local;   /* by inv_freq_local, without rope_scale */
-    bool routed;  /* the feed-forward network is a mixture of experts */
+    int sliding_window; /* tokens a query sees, its own included; 0: all before it */
+    bool rotated;       /* queries and keys are rotated by their positions */
+    bool local;         /* by inv_freq_local, without rope_scale */
+    bool routed;        /* the feed-forward network is a mixture of experts */
 };
 
 struct model_config {
@@ -106,7 +106,7 @@ void model_close(struct model *model);
 const struct model_config *model_config(const struct model *model);
 /* Every layer rotates, by the same frequencies. */
 bool model_config_rotates_alike(const struct model_config *config);
-bool model_config_has_windows(const struct model_config *config); /* in some layers */
+bool model_config_has_sliding_windows(const struct model_config *config); /* in some layers */
 bool model_has_gates(const struct model *model);
 /* The header of the gates' file (model/gates.h); all unknown if there are no gates. */
 const struct gates_header *model_gates(const struct model *model);

@@ -112,7 +112,7 @@ int64_t reserve_rank_peak(const struct reserve_shape *shape, const struct kv_par
 int64_t reserve_pages(const struct reserve_shape *shape, const struct kv_params *params,
                       int64_t average) {
     int64_t streams = reserve_streams(shape), slots = shape->page_slots;
-    bool expires = shape->windows && params->policy->bounded;
+    bool expires = shape->sliding_windows && params->policy->bounded;
     if (streams_are_equal(&params->rule) && !expires)
         return streams * ((average + slots - 1) / slots);
     return streams * (average + slots - 1) / slots;

@@ -42,7 +42,7 @@ struct reserve_shape {
     int member_slots; /* as in kern_cache_info */
     int ranks;        /* ranks with different heads, a divisor of heads_kv; 0 = 1: one holds all */
     float rank_cap;   /* as in kern_cache_options */
-    bool windows; /* some layers have attention windows: their entries expire (struct kern_evict) */
+    bool sliding_windows; /* in some layers: their entries expire (struct kern_evict) */
 };
 
 /* Streams of one rank: the S below. */
@@ -105,7 +105,7 @@ int64_t reserve_rank_peak(const struct reserve_shape *shape, const struct kv_par
  * there, however they are spread. A stream of n entries takes ceil(n/P) <= (n + P - 1)/P pages, so
  * S streams together take at most floor(S*(average + P - 1)/P); and that is reached, when every
  * stream but one is a multiple of P plus 1. Where all streams are equally long (full; streaming
- * without windows, whose layers lose more) it is S*ceil(average/P). */
+ * without sliding windows, whose layers lose more) it is S*ceil(average/P). */
 int64_t reserve_pages(const struct reserve_shape *shape, const struct kv_params *params,
                       int64_t average);
 

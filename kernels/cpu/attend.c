@@ -278,8 +278,9 @@ void cpu_attend_range(const struct cpu_attend_job *job, const struct cpu_stream 
                       const struct kern_span *span, int token, int32_t *lo, int32_t *hi) {
     /* Only entries appended in this step can be later than the token. */
     *hi = stream->length - span->count + token + 1;
-    *lo = job->window ? cpu_cache_entries_up_to(job->cache, stream, span->pos + token - job->window)
-                      : 0;
+    *lo = job->sliding_window
+              ? cpu_cache_entries_up_to(job->cache, stream, span->pos + token - job->sliding_window)
+              : 0;
 }
 
 struct attend_work {
@@ -397,7 +398,7 @@ static void add_mass(const struct mass_work *work, int item, int worker) {
                             .sinks = job->sinks ? job->sinks + (size_t)(head * job->heads) : NULL,
                             .group = span->rule->observe.group,
                             .pos = span->pos,
-                            .window = job->window};
+                            .sliding_window = job->sliding_window};
     if (cpu_rule_classes(span->rule)) {
         size_t width = (size_t)job->group * (size_t)job->head_dim;
         mass.members = cpu_cache_members(job->cache, span->slot, job->layer * job->heads_kv + head);
@@ -449,7 +450,7 @@ void cpu_attend(struct kern *kern, int layer, float *out, const float *qkv,
                                  .scale = options->scale,
                                  .cap = options->cap,
                                  .sinks = cpu_cache_sinks(&cpu->cache, options, 0),
-                                 .window = options->window};
+                                 .sliding_window = options->sliding_window};
     cpu->cache.attended[layer] = *options; /* the stored queries attend in the same way */
     keep_queries(&cpu->cache, &job);
     int64_t cost;

@@ -392,7 +392,7 @@ struct cpu_mass {
     struct cpu_stream members; /* members of classes */
     bool positions;            /* kern_classes */
     int32_t pos;               /* position of the first query */
-    int window;                /* entries with pos <= the query's - window are masked; 0: none */
+    int sliding_window;        /* entries with pos <= the query's - this are masked; 0: none */
     float cap;                 /* as in kern_attend_options */
     const float *sinks;        /* one for each query head of the group, or NULL */
     float *out;                /* result of the span's first row; NULL: not wanted */

@@ -98,13 +98,14 @@ void cpu_classes_logits(const struct cpu_cache *cache, const struct cpu_classes 
 }
 
 void cpu_classes_mask(const struct cpu_cache *cache, const struct cpu_classes *classes, int32_t pos,
-                      int window, int32_t sees, float *logits) {
+                      int sliding_window, int32_t sees, float *logits) {
     int32_t count = classes->members.length;
-    if (count == 0 || (classes->newest <= pos && classes->centres[count - 1] < sees && !window))
+    if (count == 0 ||
+        (classes->newest <= pos && classes->centres[count - 1] < sees && !sliding_window))
         return;
     for (int32_t m = 0; m < count; m++) {
         int32_t at = cpu_cache_member(cache, classes->members.pages, m)->pos;
-        bool masked = window > 0 && at <= pos - window;
+        bool masked = sliding_window > 0 && at <= pos - sliding_window;
         if (masked || at > pos || classes->centres[m] >= sees) logits[m] = -INFINITY;
     }
 }

@@ -145,7 +145,7 @@ void cpu_classes_logits(const struct cpu_cache *cache, const struct cpu_classes 
 /* Sets a query's logits to -INFINITY for members it does not see: `pos` is its position, `window`
  * as in kern_attend_options, `sees` the number of entries it sees. */
 void cpu_classes_mask(const struct cpu_cache *cache, const struct cpu_classes *classes, int32_t pos,
-                      int window, int32_t sees, float *logits);
+                      int sliding_window, int32_t sees, float *logits);
 /* Adds the attention of each member to that of its centre. */
 void cpu_classes_fold(const struct cpu_classes *classes, float *p);
 

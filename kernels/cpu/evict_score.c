@@ -21,9 +21,9 @@ static bool is_protected(const struct evict_job *job, int32_t pos) {
 /* Entries of the stream up to this position have expired (struct kern_evict); -1: none. */
 static int32_t expired_up_to(const struct evict_job *job, int stream) {
     const struct cpu_cache *cache = job->cache;
-    int window = cache->attended[stream / cache->options.heads_kv].window;
+    int visible = cache->attended[stream / cache->options.heads_kv].sliding_window;
     bool merges = job->due->rule->merge != KERN_MERGE_NONE;
-    return window > 0 && !merges && job->due->tokens >= window ? job->due->tokens - window : -1;
+    return visible > 0 && !merges && job->due->tokens >= visible ? job->due->tokens - visible : -1;
 }
 
 /* ---- Recency and retention --------------------------------------------------------------------

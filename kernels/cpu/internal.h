@@ -116,7 +116,7 @@ struct cpu_attend_job {
     float *out;         /* [rows][heads_kv * group * head_dim] */
     float scale, cap;   /* as in kern_attend_options */
     const float *sinks; /* one for each query head of this rank, or NULL */
-    int window;
+    int sliding_window;
 };
 
 struct cpu_attend_item {

@@ -16,7 +16,7 @@ struct view {
     struct cpu_classes classes;
     int32_t members;
     int group, dim;
-    int window;         /* entries that far behind a query are masked; 0: no window */
+    int sliding_window; /* entries that far behind a query are masked; 0: none */
     float cap;          /* kern_attend_options */
     const float *sinks; /* [group] or NULL */
 };
@@ -71,13 +71,14 @@ struct query {
 
 /* Masks the logits of entries that the query does not see. */
 static void mask(const struct view *view, struct query query, float *z) {
-    cpu_classes_mask(view->cache, &view->classes, query.pos, view->window, query.sees, z);
-    if (view->window == 0) return;
-    int32_t masked = cpu_cache_entries_up_to(view->cache, &view->stream, query.pos - view->window);
+    cpu_classes_mask(view->cache, &view->classes, query.pos, view->sliding_window, query.sees, z);
+    if (view->sliding_window == 0) return;
+    int32_t masked =
+        cpu_cache_entries_up_to(view->cache, &view->stream, query.pos - view->sliding_window);
     for (int32_t i = 0; i < masked && i < query.sees; i++) z[view->members + i] = -INFINITY;
 }
 
-/* Does the query's window leave any logits? The newest ones are last. */
+/* Does the query's sliding window leave any logits? The newest ones are last. */
 static bool sees_any(const float *z, int32_t count) {
     for (int32_t i = count - 1; i >= 0; i--)
         if (z[i] > -INFINITY) return true;
@@ -88,7 +89,7 @@ static bool sees_any(const float *z, int32_t count) {
  * query sees none of the requested entries. */
 static void attention(const struct view *view, struct query query, float *z, float sink) {
     int32_t count = view->members + query.sees;
-    if (view->window == 0 || sees_any(z, count))
+    if (view->sliding_window == 0 || sees_any(z, count))
         view->cache->math->softmax(z, count, sink);
     else
         memset(z, 0, (size_t)count * sizeof *z);
@@ -269,7 +270,7 @@ static struct window open_window(const struct evict_job *job, int stream, int32_
                        .candidates = candidates,
                        .work = work,
                        .sum = work->sum};
-    w.view.window = cache->attended[stream / cache->options.heads_kv].window;
+    w.view.sliding_window = cache->attended[stream / cache->options.heads_kv].sliding_window;
     w.view.cap = cache->attended[stream / cache->options.heads_kv].cap;
     w.view.sinks = cpu_cache_sinks(cache, &cache->attended[stream / cache->options.heads_kv],
                                    stream % cache->options.heads_kv);
@@ -406,7 +407,7 @@ static void meet(const struct view *view, const struct cpu_mass *mass, int first
 void cpu_observe_mass(const struct cpu_cache *cache, const struct cpu_mass *mass, int worker) {
     struct cpu_work work = cpu_cache_work(cache, worker);
     struct view view = view_of(cache, mass->stream, mass->members, mass->positions, &work);
-    view.window = mass->window;
+    view.sliding_window = mass->sliding_window;
     view.cap = mass->cap;
     view.sinks = mass->sinks;
     int group = view.group, block = cpu_cache_lanes(&cache->options) / group;

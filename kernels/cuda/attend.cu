@@ -51,7 +51,7 @@ struct attend_args {
     const struct plan_stream *streams;
     const int32_t *item_count;
     float *partials;
-    int decode_count, layer, window;
+    int decode_count, layer, sliding_window;
     int heads_q; /* query heads in a row of qkv */
     int heads, query,
         group; /* query heads per KV head; this rank computes [query, query + group) of them */
@@ -305,7 +305,8 @@ static __device__ __forceinline__ void set_row(struct rows &r, int i, int index,
     r.q[i] = a.qkv + row * width + (head * a.heads + a.query + own) * a.pages.head_dim;
     r.out[i] = a.out + (to * a.group + own) * a.pages.head_dim;
     r.high[i] = length - s.count + token + 1;
-    if (a.window) r.low[i] = pages_before(a.pages, table, length, s.pos + token - a.window + 1);
+    if (a.sliding_window)
+        r.low[i] = pages_before(a.pages, table, length, s.pos + token - a.sliding_window + 1);
 }
 
 static __device__ __forceinline__ void set_rows(struct rows &r, int first, int lane,
@@ -501,7 +502,7 @@ static __device__ __forceinline__ void prefill_write(const struct rows &r, const
 }
 
 /* Block (tile, head): 8 warps of 16 rows read every page together. Pages that no row of the tile
- * sees, before a window or after the last token, are not read. */
+ * sees, before a sliding window or after the last token, are not read. */
 template <int D, int E>
 static __global__ void __launch_bounds__(shape<D, E>::PREFILL_WARPS * 32, 1)
     k_attend_prefill(const struct attend_args a) {
@@ -526,8 +527,9 @@ static __global__ void __launch_bounds__(shape<D, E>::PREFILL_WARPS * 32, 1)
     int last = place.first + PREFILL_ROWS - 1, all = s.count * a.group - 1;
     int end = length - s.count + (last < all ? last : all) / a.group + 1;
     int begin = 0;
-    if (a.window)
-        begin = pages_before(a.pages, table, length, s.pos + place.first / a.group - a.window + 1) /
+    if (a.sliding_window)
+        begin = pages_before(a.pages, table, length,
+                             s.pos + place.first / a.group - a.sliding_window + 1) /
                 CHUNK_KEYS * CHUNK_KEYS;
     /* Whole tiles of keys, up to the end of the stream: masked keys are multiplied by zero. */
     int tiles_end = (end + TILE_KEYS - 1) / TILE_KEYS * TILE_KEYS;
@@ -708,11 +710,11 @@ void op_attend(struct kern *kern, int layer, float *out, const float *qkv,
     args.heads = cuda_group(cuda);
     args.query = cuda->shard.query_first;
     args.group = cuda->shard.queries;
-    args.window = options->window;
+    args.sliding_window = options->sliding_window;
     args.scale = options->scale * LOG2_E;
     args.cap = options->cap * LOG2_E;
     if (cuda->options.head_dim == 64) attend<64>(cuda, args, step->tile_count);
     if (cuda->options.head_dim == 128) attend<128>(cuda, args, step->tile_count);
     if (cuda->options.head_dim == 256) attend<256>(cuda, args, step->tile_count);
-    add_mass(cuda, layer, out, options->window);
+    add_mass(cuda, layer, out, options->sliding_window);
 }

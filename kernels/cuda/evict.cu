@@ -111,9 +111,9 @@ static __device__ float judge(const struct evict_args &a, const struct due &d,
 /* Entries of the stream up to this position have expired (struct kern_evict); -1: none. */
 static __device__ __forceinline__ int32_t expired_up_to(const struct evict_args &a,
                                                         const struct due &d, int stream) {
-    int32_t window = a.windows ? a.windows[stream / a.streams.pages.heads_kv] : 0;
+    int32_t visible = a.sliding_windows ? a.sliding_windows[stream / a.streams.pages.heads_kv] : 0;
     bool merges = d.rule.merge != KERN_MERGE_NONE;
-    return window > 0 && !merges && d.tokens >= window ? d.tokens - window : -1;
+    return visible > 0 && !merges && d.tokens >= visible ? d.tokens - visible : -1;
 }
 
 /* Block (state). */
@@ -602,10 +602,11 @@ static bool stage_lists(struct cuda *cuda, struct lists *l, struct stages *s) {
     s->args.streams.subjects = s->look.streams.subjects = stage(cuda, l->subjects, n);
     s->look.looks = stage(cuda, l->looks, n);
     s->measures = stage(cuda, l->measures, n);
-    const int32_t *windows = look_windows(cuda);
-    if (windows) s->look.windows = stage(cuda, windows, (size_t)cuda->options.layers);
-    if (windows && !s->look.windows) return false;
-    s->args.windows = s->look.windows;
+    const int32_t *sliding_windows = look_sliding_windows(cuda);
+    if (sliding_windows)
+        s->look.sliding_windows = stage(cuda, sliding_windows, (size_t)cuda->options.layers);
+    if (sliding_windows && !s->look.sliding_windows) return false;
+    s->args.sliding_windows = s->look.sliding_windows;
     const struct cutoff *cutoffs = stage(cuda, l->cutoffs, l->cutoff_count);
     if (!positions || !s->args.due || !s->look.looks || !s->measures || !cutoffs ||
         !s->args.streams.subjects)

@@ -235,12 +235,12 @@ bool rings_close(struct cuda *cuda); /* frees unused rings; returns false if the
 int op_prepare(struct kern *kern, int slot, const struct kern_rule *rule);
 /* Serves the rules of the step: stages lists once per step; stores the queries of a layer before
  * its attention; adds up their attention after it, and computes attention where entries have
- * classes. `window` as in kern_attend_options. Returns false if there is no memory for the
+ * classes. `sliding_window` as in kern_attend_options. Returns false if there is no memory for the
  * lists. */
 bool mass_stage(struct cuda *cuda, const struct kern_batch *batch);
 void keep_queries(struct cuda *cuda, int layer, const float *qkv,
                   const struct kern_attend_options *options);
-void add_mass(struct cuda *cuda, int layer, float *out, int window);
+void add_mass(struct cuda *cuda, int layer, float *out, int sliding_window);
 void mass_close(struct cuda *cuda);
 
 /* Number of queries that the rule observes; 0 without a rule. */

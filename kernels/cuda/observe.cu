@@ -130,9 +130,9 @@ static __global__ void k_look_sees(const struct look_args a) {
     sight.high = pages_before(p, table, st.length, sight.pos + 1);
     if (look.observe.support == KERN_SUPPORT_CANDIDATES && sight.high > st.candidates)
         sight.high = st.candidates;
-    int window = a.windows ? a.windows[st.stream / p.heads_kv] : a.window;
-    if (window > 0) sight.least = sight.pos - window;
-    if (window > 0) sight.low = pages_before(p, table, st.length, sight.least + 1);
+    int visible = a.sliding_windows ? a.sliding_windows[st.stream / p.heads_kv] : a.sliding_window;
+    if (visible > 0) sight.least = sight.pos - visible;
+    if (visible > 0) sight.low = pages_before(p, table, st.length, sight.least + 1);
     a.sees[(int64_t)blockIdx.x * a.queries_max + query] = sight;
 }
 
@@ -528,14 +528,14 @@ void look_room(struct pieces *room, struct look_args *args) {
 /* The step's spans that add up mass, as subjects of one layer: the same for all layers, apart from
  * the streams' offset. */
 struct mass {
-    int32_t *windows; /* host, [layers]: see look_windows */
-    int count;        /* spans; 0: none, and the other members are unused */
+    int32_t *sliding_windows; /* host, [layers]: see look_sliding_windows */
+    int count;                /* spans; 0: none, and the other members are unused */
     struct look_args args;
     uint16_t *now; /* [rows][heads_q * head_dim]: queries of the current layer */
 };
 
 void mass_close(struct cuda *cuda) {
-    if (cuda->mass) mem_free(cuda->mass->windows);
+    if (cuda->mass) mem_free(cuda->mass->sliding_windows);
     mem_free(cuda->mass);
     cuda->mass = NULL;
 }
@@ -604,11 +604,11 @@ static void mass_lists(const struct cuda *cuda, const struct kern_batch *batch,
     }
 }
 
-/* Clears everything but the windows that attention has reported. */
+/* Clears everything but the sliding windows that attention has reported. */
 static void mass_clear(struct mass *mass) {
-    int32_t *windows = mass->windows;
+    int32_t *sliding_windows = mass->sliding_windows;
     *mass = {};
-    mass->windows = windows;
+    mass->sliding_windows = sliding_windows;
 }
 
 bool mass_stage(struct cuda *cuda, const struct kern_batch *batch) {
@@ -652,27 +652,27 @@ void keep_queries(struct cuda *cuda, int layer, const float *qkv,
            THREADS, 0, args);
 }
 
-static void note_window(struct cuda *cuda, int layer, int window) {
+static void note_sliding_window(struct cuda *cuda, int layer, int sliding_window) {
     struct mass *mass = cuda->mass;
-    if (window > 0 && !mass->windows)
-        mass->windows = static_cast<int32_t *>(
-            mem_must_alloc((size_t)cuda->options.layers, sizeof *mass->windows));
-    if (mass->windows) mass->windows[layer] = window;
+    if (sliding_window > 0 && !mass->sliding_windows)
+        mass->sliding_windows = static_cast<int32_t *>(
+            mem_must_alloc((size_t)cuda->options.layers, sizeof *mass->sliding_windows));
+    if (mass->sliding_windows) mass->sliding_windows[layer] = sliding_window;
 }
 
-const int32_t *look_windows(const struct cuda *cuda) {
-    return cuda->mass ? cuda->mass->windows : NULL;
+const int32_t *look_sliding_windows(const struct cuda *cuda) {
+    return cuda->mass ? cuda->mass->sliding_windows : NULL;
 }
 
-void add_mass(struct cuda *cuda, int layer, float *out, int window) {
+void add_mass(struct cuda *cuda, int layer, float *out, int sliding_window) {
     struct mass *mass = cuda->mass;
     if (!mass) return;
-    note_window(cuda, layer, window);
+    note_sliding_window(cuda, layer, sliding_window);
     if (mass->count == 0) return;
     mass->args.scale = cuda->scale * LOG2_E;
     mass->args.cap = cuda->cap * LOG2_E;
     mass->args.out = out;
-    mass->args.window = window;
+    mass->args.sliding_window = sliding_window;
     mass->args.streams.stream_offset = layer * cuda->options.heads_kv;
     streams_find(cuda, mass->args.streams, mass->count, cuda->options.heads_kv);
     streams_plan(cuda, mass->args.streams);

@@ -10,7 +10,7 @@
 #define SLOTS 3
 
 struct shape {
-    int head_dim, heads_q, heads_kv, window;
+    int head_dim, heads_q, heads_kv, sliding_window;
     bool fp8;
 };
 
@@ -74,7 +74,7 @@ static const float *row_of(const struct bench *b, int slot, int pos) {
 static void step(struct bench *b, struct kern_span *spans, int count) {
     const struct kern_ops *ops = b->kern->ops;
     struct kern_batch batch = {.spans = spans, .span_count = count};
-    struct kern_attend_options options = {.window = b->shape->window,
+    struct kern_attend_options options = {.sliding_window = b->shape->sliding_window,
                                           .scale = 1 / sqrtf((float)b->shape->head_dim)};
     for (int s = 0; s < count; s++) {
         spans[s].row = batch.rows;
@@ -121,7 +121,7 @@ static void exact(const struct bench *b, int slot, int pos, int head, const int3
     const float *q = row_of(b, slot, pos) + head * d;
     for (int e = 0; e < count; e++) {
         const float *k = row_of(b, slot, held[e]) + (s->heads_q + kv) * d;
-        bool seen = held[e] <= pos && (!s->window || held[e] > pos - s->window);
+        bool seen = held[e] <= pos && (!s->sliding_window || held[e] > pos - s->sliding_window);
         double dot = 0;
         /* A query is float16 where keys are e4m3: nearer to what it is than bf16. */
         for (int i = 0; i < d; i++)
@@ -154,7 +154,7 @@ static void check_token(const struct bench *b, int slot, int pos, const int32_t 
             cr_assert(
                 fabs(got[i] - want[i]) <= BOUND,
                 "D %d fp8 %d, %d / %d heads, window %d: slot %d pos %d head %d [%d]: %g, not %g",
-                s->head_dim, s->fp8, s->heads_q, s->heads_kv, s->window, slot, pos, head, i,
+                s->head_dim, s->fp8, s->heads_q, s->heads_kv, s->sliding_window, slot, pos, head, i,
                 (double)got[i], want[i]);
     }
 }
@@ -206,7 +206,7 @@ static void same_rows(const struct bench *b, int slot, const float *want, int fr
         cr_assert(!memcmp(b->kept[slot] + pos * b->out_size, want + pos * b->out_size,
                           (size_t)b->out_size * sizeof *want),
                   "D %d, group %d, window %d: %s: position %d", b->shape->head_dim,
-                  b->shape->heads_q / b->shape->heads_kv, b->shape->window, what, pos);
+                  b->shape->heads_q / b->shape->heads_kv, b->shape->sliding_window, what, pos);
 }
 
 static void check_splits(const struct shape *shape) {

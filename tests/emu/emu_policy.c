@@ -447,7 +447,7 @@ Test(emu_policy, snapshots) {
  */
 
 /* Queries that an eviction asks again see what they saw, which may be none of the candidates. */
-Test(emu_policy, window_queries_end_with_the_window) {
+Test(emu_policy, window_queries_end_with_the_sliding_window) {
     static const struct method askers[] = {
         {"snapkv", as_it_is},  {"gkv", smoothed},       {"rkv", paper},
         {"cake", as_it_is},    {"adakv", group_max},    {"ems", loose},
@@ -455,19 +455,19 @@ Test(emu_policy, window_queries_end_with_the_window) {
     for (int i = 0; i < 9; i++) {
         struct kern_rule rule = rule_of(&askers[i], 40);
         struct pair p = open_pair(shapes[i % 3], 8192, (uint64_t)(110 + i));
-        p.window = i % 2 ? 12 : 40;
+        p.sliding_window = i % 2 ? 12 : 40;
         play_one(&p, 1, &rule, 40, (const int[]){70, 17, 1}, 3, askers[i].policy);
         both_close(p.kern);
     }
 }
 
-/* Accumulated attention ends with the layer's attention window: older keys get none. */
-Test(emu_policy, mass_ends_with_the_window) {
+/* Accumulated attention ends with the layer's sliding window: older keys get none. */
+Test(emu_policy, mass_ends_with_the_sliding_window) {
     static const struct method adders[] = {{"h2o", as_it_is}, {"d2o", as_it_is}, {"ems", loose}};
     for (int i = 0; i < 3; i++) {
         struct kern_rule rule = rule_of(&adders[i], 40);
         struct pair p = open_pair(shapes[0], 8192, (uint64_t)(90 + i));
-        p.window = 12;
+        p.sliding_window = 12;
         play_one(&p, 1, &rule, 40, (const int[]){50, 17, 1}, 3, adders[i].policy);
         float first[BACKENDS][2];
         for (int more = 0; more < 2; more++) {
@@ -484,7 +484,7 @@ Test(emu_policy, mass_ends_with_the_window) {
         }
         for (int b = 0; b < BACKENDS; b++)
             cr_assert(first[b][0] > 0 && first[b][0] == first[b][1],
-                      "%s: %g after %g, far behind the window", p.kern[b]->ops->name,
+                      "%s: %g after %g, far behind the sliding window", p.kern[b]->ops->name,
                       (double)first[b][1], (double)first[b][0]);
         both_close(p.kern);
     }

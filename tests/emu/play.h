@@ -18,7 +18,7 @@ struct pair {
     struct kern_cache_options options;
     uint64_t seed;
     bool turned[SLOTS]; /* queries and keys are rotated, and values come in families, too */
-    int window;         /* attention window; 0: none */
+    int sliding_window; /* 0: none */
 };
 
 /* Slots whose rule has classes get rotated keys: look-alikes are alike at position 0. */
@@ -122,7 +122,7 @@ static inline struct layer_rows make_layer(const struct pair *p, const struct ke
 /* A step of all spans on one backend; -> attention's output of every layer, the caller's. */
 static inline float *run_step(struct pair *p, struct kern *kern, const struct kern_batch *batch) {
     const struct kern_cache_options *o = &p->options;
-    const struct kern_attend_options attend = {.window = p->window,
+    const struct kern_attend_options attend = {.sliding_window = p->sliding_window,
                                                .scale = 1 / sqrtf((float)o->head_dim)};
     size_t out_size = (size_t)(batch->rows * o->heads_q * o->head_dim);
     size_t qkv_size = (size_t)(batch->rows * (o->heads_q + 2 * o->heads_kv) * o->head_dim);

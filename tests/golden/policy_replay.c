@@ -9,14 +9,14 @@
  * and "s.log_beta" [layers, tokens, heads_kv], both F32; its metadata "keepd" is
  *
  *   {"path", "threads", "kv_dtype", "layers", "heads_q", "heads_kv", "head_dim", "inv_freq",
- * "windows", "sequences": [{"prompt", "splits", "kv": {"policy", "budget", ...}}, ...]}
+ * "sliding_windows", "sequences": [{"prompt", "splits", "kv": {"policy", "budget", ...}}, ...]}
  *
  * Sequence s lives in slot s; all run side by side, a step taking from each the next part of its
  * prompt (sizes from "splits", the last one repeated, never across an eviction point of
  * paging/due.h) or one generated token.
  *
- * "inv_freq" is what keys were rotated by, [head_dim / 2], or empty if by nothing; "windows" those
- * of each layer's attention (0: none), or empty if none has one.
+ * "inv_freq" is what keys were rotated by, [head_dim / 2], or empty if by nothing;
+ * "sliding_windows" those of each layer's attention (0: none), or empty if none has one.
  *
  * OUTPUT holds "s.out" [layers, tokens, heads_q D], the attention's results, and for eviction e, in
  * the order they happened, what it left: "e.lengths" [layers, heads_kv], "e.pos" [entries],
@@ -57,7 +57,7 @@ struct run {
     cJSON *config;
     struct kern_cache_options cache;
     float *inv_freq;
-    int *windows; /* [layers], or NULL */
+    int *sliding_windows; /* [layers], or NULL */
     struct sequence sequences[SEQUENCES_MAX];
     int sequence_count;
     int qkv_width, out_width, rows_max;
@@ -412,18 +412,18 @@ static int read_rotation(struct run *run, struct fault *fault) {
     return 0;
 }
 
-static int read_windows(struct run *run, struct fault *fault) {
-    const cJSON *list = json_get(run->config, "windows"), *item;
+static int read_sliding_windows(struct run *run, struct fault *fault) {
+    const cJSON *list = json_get(run->config, "sliding_windows"), *item;
     int count = 0;
     if (cJSON_GetArraySize(list) == 0) return 0;
-    run->windows = mem_must_alloc((size_t)run->cache.layers, sizeof *run->windows);
+    run->sliding_windows = mem_must_alloc((size_t)run->cache.layers, sizeof *run->sliding_windows);
     cJSON_ArrayForEach(item, list) {
-        int64_t window;
-        if (count == run->cache.layers || json_node_int(item, 0, INT32_MAX, &window)) break;
-        run->windows[count++] = (int)window;
+        int64_t sliding_window;
+        if (count == run->cache.layers || json_node_int(item, 0, INT32_MAX, &sliding_window)) break;
+        run->sliding_windows[count++] = (int)sliding_window;
     }
     if (count != run->cache.layers || count != cJSON_GetArraySize(list))
-        return fault_set(fault, ERR_INVALID, "windows", "must be one of each layer");
+        return fault_set(fault, ERR_INVALID, "sliding_windows", "must be one of each layer");
     return 0;
 }
 
@@ -436,7 +436,7 @@ static int read_input(struct run *run, const char *path, struct fault *fault) {
     rc = json_parse(text, strlen(text), &limits, &run->config, fault);
     if (!rc) rc = read_shape(run, fault);
     if (!rc) rc = read_rotation(run, fault);
-    if (!rc) rc = read_windows(run, fault);
+    if (!rc) rc = read_sliding_windows(run, fault);
     const cJSON *item;
     cJSON_ArrayForEach(item, json_get(run->config, "sequences")) {
         if (rc || run->sequence_count == SEQUENCES_MAX) break;
@@ -512,8 +512,9 @@ static void copy_rows(float *to, const float *from, const struct sequence *seque
 
 static int run_layer(struct run *run, int layer, const struct kern_batch *batch) {
     const struct kern_ops *ops = run->kern->ops;
-    const struct kern_attend_options options = {.scale = 1 / sqrtf((float)run->cache.head_dim),
-                                                .window = run->windows ? run->windows[layer] : 0};
+    const struct kern_attend_options options = {
+        .scale = 1 / sqrtf((float)run->cache.head_dim),
+        .sliding_window = run->sliding_windows ? run->sliding_windows[layer] : 0};
     const size_t rows = (size_t)batch->rows * sizeof(float);
     for (int i = 0; i < batch->span_count; i++) {
         const struct sequence *sequence = &run->sequences[batch->spans[i].slot];
@@ -596,7 +597,7 @@ static void close_run(struct run *run) {
     for (int i = 0; i < run->sequence_count; i++) mem_free(run->sequences[i].out);
     mem_free(run->host);
     mem_free(run->inv_freq);
-    mem_free(run->windows);
+    mem_free(run->sliding_windows);
     json_free(run->config);
     weights_close(run->input);
     buf_close(&run->data);

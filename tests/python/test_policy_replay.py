@@ -28,11 +28,11 @@ VARIANTS = [name for name in table.VARIANTS if table.base(name) in TABLE]
 PATHS = [path for path in ("reference", "portable", "avx2", "avx512", "amx") if replay.has_path(path)]
 
 
-def agree(folder, runs, path="reference", kv_dtype="f32", tolerance=1e-5, windows=()):
+def agree(folder, runs, path="reference", kv_dtype="f32", tolerance=1e-5, sliding_windows=()):
     """All runs as one batch; every one must agree with its reference."""
-    result = replay.drive(folder, runs, path=path, kv_dtype=kv_dtype, windows=list(windows))
+    result = replay.drive(folder, runs, path=path, kv_dtype=kv_dtype, sliding_windows=list(sliding_windows))
     for i, run in enumerate(runs):
-        tally = replay.follow(run, result.evictions[i], result.out[i], kv_dtype, tolerance, windows)
+        tally = replay.follow(run, result.evictions[i], result.out[i], kv_dtype, tolerance, sliding_windows)
         print(f"{run.name} {path} {kv_dtype}: {tally}")
         assert tally.evictions == len(result.evictions[i]) > 0
         assert tally.worst["out"] < 1e-4
@@ -68,11 +68,11 @@ def test_random_streams(name, tmp_path):
 
 @pytest.mark.parametrize("path", PATHS)
 def test_layers_with_a_sliding_window(path, tmp_path):
-    """Observation ends where a layer's attention window ends. The second layer's window excludes some
+    """Observation ends where a layer's sliding window ends. The second layer's excludes some
     candidates of every query, and for some methods all of them."""
     recording = redundant_recording(71, 3, 4, 2, 16, 260)
     runs = [Run(name, recording, 220 + i, 60, 8, 64, [512, 40]) for i, name in enumerate(BOUNDED + VARIANTS)]
-    windows = agree(tmp_path, runs, path, tolerance=1e-5 if path == "reference" else 1e-4, windows=(0, 11, 45))
+    windows = agree(tmp_path, runs, path, tolerance=1e-5 if path == "reference" else 1e-4, sliding_windows=(0, 11, 45))
     without = replay.drive(tmp_path, runs, path=path)
     watch = [i for i, run in enumerate(runs) if run.rule.observe.window and run.rule.score == "attention"]
     assert len(watch) > 8 and not any(same(windows, i, without, i) for i in watch)

@@ -6,7 +6,7 @@
  *   - every page is in exactly one place (cpu_cache_check) and no step ever lacked a page;
  *   - no sequence exceeds its reservation, in entries or pages, nor all together the pool;
  *   - a sequence holds held * streams entries (no more, once it has dropped tokens or where layers
- *     have windows);
+ *     have sliding windows);
  *   - every entry still is what was written at its position.
  * A turn that ends is replayed alone in a second cache, in whole chunks: it must hold exactly the
  * same positions, so neither neighbours nor splits nor shared pages have changed what is kept.
@@ -34,7 +34,7 @@ struct sequence {
     enum { FREE, RUNNING, RETAINED } state;
     struct kv_params kv;
     struct due_state due;
-    bool exact;         /* held is exact, not only a bound: no windows, nothing dropped */
+    bool exact;         /* held is exact, not only a bound: no sliding windows, nothing dropped */
     int32_t prompt_end; /* tokens before it may not be dropped */
     int32_t max_new;
     int64_t peak, pages; /* reserved on admission; for a retained one: pages it holds */
@@ -148,7 +148,7 @@ static void replay(struct sim *sim, const struct sequence *seq, int slot) {
     static struct sequence alone;
     memset(&alone, 0, sizeof alone);
     alone.kv = seq->kv;
-    alone.exact = !sim->shape.windows;
+    alone.exact = !sim->shape.sliding_windows;
     for (int i = 0; i < seq->turn_count; i++) lone_turn(sim, &alone, &seq->turns[i]);
     size_t count = read_positions(sim, &sim->cache, slot, lengths[0], positions[0]);
     size_t other = read_positions(sim, &sim->lone, 0, lengths[1], positions[1]);
@@ -233,7 +233,7 @@ static void submit(struct sim *sim) {
     int slot = free_slot(sim);
     if (slot < 0) return;
     struct sequence *seq = &sim->sequences[slot];
-    *seq = (struct sequence){.kv = random_params(sim), .exact = !sim->shape.windows};
+    *seq = (struct sequence){.kv = random_params(sim), .exact = !sim->shape.sliding_windows};
     int32_t prompt_new = pick(sim, 1, 40), max_new = pick(sim, 0, 30);
     if (!reserve(sim, seq, 0, prompt_new, max_new, 0)) return;
     add_turn(sim, seq, false, 0, prompt_new);
@@ -441,10 +441,11 @@ static void open_caches(struct sim *sim) {
     EXPECT(sim, cpu_cache_open(&sim->cache, &options, 1, &fault) == 0, "%s", fault.text);
     options.pages = streams * POSITIONS;
     EXPECT(sim, cpu_cache_open(&sim->lone, &options, 1, &fault) == 0, "%s", fault.text);
-    sim->shape.windows = pick(sim, 0, 2) == 0;
-    for (int layer = 0; layer < options.layers && sim->shape.windows; layer += 2) {
-        int window = pick(sim, 4, 90);
-        sim->cache.attended[layer].window = sim->lone.attended[layer].window = window;
+    sim->shape.sliding_windows = pick(sim, 0, 2) == 0;
+    for (int layer = 0; layer < options.layers && sim->shape.sliding_windows; layer += 2) {
+        int visible = pick(sim, 4, 90);
+        sim->cache.attended[layer].sliding_window = sim->lone.attended[layer].sliding_window =
+            visible;
     }
 }
 

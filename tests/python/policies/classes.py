@@ -57,11 +57,11 @@ def expanded(stream, rule, inv_freq):
     return np.concatenate((stream.keys, members.gain[:, None] * there))
 
 
-def seen(stream, visible, positions, window):
+def seen(stream, visible, positions, sliding_window):
     """[queries, entries and members]: a member where its centre is and it is not newer; of both those
-    less than `window` positions behind the query (0: all)."""
+    less than `sliding_window` positions behind the query (0: all)."""
     members = visible[:, owners(stream)[len(stream):]] & (stream.members.pos[None] <= positions[:, None])
-    near = np.concatenate((stream.pos, stream.members.pos))[None] > positions[:, None] - (window or np.inf)
+    near = np.concatenate((stream.pos, stream.members.pos))[None] > positions[:, None] - (sliding_window or np.inf)
     return np.concatenate((visible, members), axis=1) & near
 
 

@@ -106,12 +106,12 @@ def drive(folder, runs, **options):
     return read_output(folder / "output.safetensors", runs)
 
 
-def follow(run, evictions, out, kv_dtype="f32", tolerance=1e-5, windows=()):
+def follow(run, evictions, out, kv_dtype="f32", tolerance=1e-5, sliding_windows=()):
     """Replays one sequence beside what the driver did; returns the tally of the comparison."""
     r = run.recording
     sequence = Sequence(run.rule.as_float32(), r.q.shape[0], r.q.shape[2], r.k.shape[2], r.q.shape[3], r.q.shape[3] ** -0.5,
                         STORED[kv_dtype],
-                        None if r.inv_freq is None else np.asarray(r.inv_freq, np.float64), windows)
+                        None if r.inv_freq is None else np.asarray(r.inv_freq, np.float64), sliding_windows)
     follower = Follower(sequence, tolerance, ULP[kv_dtype], kv_dtype != "f32")
     peak = run.budget + run.buffer + run.chunk
     parts = [x.astype(np.float64) for x in (r.q, r.k, r.v, r.log_beta)]

@@ -125,7 +125,7 @@ class Scored:
     size: np.ndarray  # sum of the sizes of the added terms; rounding is relative to it
     memory: np.ndarray
     protected: np.ndarray
-    expired: np.ndarray  # hidden from every later query by the layer's window
+    expired: np.ndarray  # hidden from every later query by the layer's sliding window
     tokens: int  # when
 
 
@@ -142,7 +142,7 @@ class Sequence:
     scale: float
     store: object = np.asarray  # the rounding of keys and values in the cache
     inv_freq: np.ndarray | None = None  # frequencies of the rotation of keys
-    windows: tuple = ()  # attention window of every layer; 0: none; (): none anywhere
+    sliding_windows: tuple = ()  # one for each layer, 0: none; () is none anywhere
     tokens: int = 0
     weights: np.ndarray | None = None  # weights of the layers, once measured
     streams: list = field(default_factory=list)
@@ -190,7 +190,7 @@ class Sequence:
         """[group, queries, entries and members], -inf where a query does not see them."""
         visible = (stream.pos[None] <= positions[:, None]) & among
         z = f.logits(q, classes.expanded(stream, self.rule.classes, self.inv_freq), self.scale)
-        return f.masked(z, classes.seen(stream, visible, positions, self.windows[layer] if self.windows else 0))
+        return f.masked(z, classes.seen(stream, visible, positions, self.sliding_windows[layer] if self.sliding_windows else 0))
 
     def grouped(self, stream, z, group):
         return grouped(z, group, lambda p: classes.folded(stream, p))
@@ -217,8 +217,8 @@ class Sequence:
 
     def expired(self, layer, stream):
         """Evicted first, whatever protects them; rules that merge keep them."""
-        window = self.windows[layer] if self.windows and self.rule.merge == "none" else 0
-        return stream.pos <= self.tokens - window if window else np.zeros(len(stream), bool)
+        visible = self.sliding_windows[layer] if self.sliding_windows and self.rule.merge == "none" else 0
+        return stream.pos <= self.tokens - visible if visible else np.zeros(len(stream), bool)
 
     def by_recency(self, layer, head, _):
         stream = self.streams[layer][head]

@@ -7,7 +7,7 @@
 #define MUST(rc) cr_assert_eq((rc), 0)
 
 struct shape {
-    int head_dim, heads_q, heads_kv, window;
+    int head_dim, heads_q, heads_kv, sliding_window;
     enum kern_dtype dtype;
     bool sinks;
 };
@@ -95,7 +95,7 @@ static void step(struct bench *b, const struct kern_span *spans, int count) {
     const struct kern_ops *ops = b->kern->ops;
     struct kern_batch batch = {.spans = spans, .span_count = count};
     for (int s = 0; s < count; s++) batch.rows += spans[s].count;
-    struct kern_attend_options options = {.window = b->shape->window,
+    struct kern_attend_options options = {.sliding_window = b->shape->sliding_window,
                                           .scale = 1 / sqrtf((float)b->shape->head_dim),
                                           .sinks = b->shape->sinks ? sink_table : NULL};
     MUST(ops->begin_step(b->kern, &batch));
@@ -146,7 +146,7 @@ static void attend_exact(const struct bench *b, int slot, int layer, int head, i
             dot += p;
             size += fabs(p);
         }
-        bool seen = held[e] <= pos && (!s->window || held[e] > pos - s->window);
+        bool seen = held[e] <= pos && (!s->sliding_window || held[e] > pos - s->sliding_window);
         weight[e] = seen ? dot / sqrt(d) : -INFINITY;
         most = fmax(most, weight[e]);
         *reach = fmax(*reach, size / sqrt(d));
@@ -182,7 +182,7 @@ static void check_token(const struct bench *b, int path, int slot, int layer, in
             cr_assert(fabs(got[i] - exact[i]) <= attend_bound(path, b->shape, reach),
                       "%s D %d dtype %d window %d: layer %d pos %d head %d [%d]: %.8g not %.8g",
                       b->kern->ops->name, b->shape->head_dim, (int)b->shape->dtype,
-                      b->shape->window, layer, pos, head, i, got[i], exact[i]);
+                      b->shape->sliding_window, layer, pos, head, i, got[i], exact[i]);
     }
 }
 
@@ -218,7 +218,8 @@ Test(attend, exact) {
 static void same_as(const struct bench *b, int slot, const float *want, const char *what) {
     size_t size = (size_t)(LAYERS * TOKENS * b->out_size) * sizeof *want;
     cr_assert(!memcmp(b->kept[slot], want, size), "%s, D %d, dtype %d, window %d: %s",
-              b->kern->ops->name, b->shape->head_dim, (int)b->shape->dtype, b->shape->window, what);
+              b->kern->ops->name, b->shape->head_dim, (int)b->shape->dtype,
+              b->shape->sliding_window, what);
 }
 
 static void check_splits(int path, const struct shape *shape) {
@@ -268,7 +269,8 @@ static void check_evicted(int path, const struct shape *shape) {
     append(&b, 0, 200, 230);
     append(&b, 0, 230, 231);
     int streams = LAYERS * shape->heads_kv;
-    int visible = shape->window ? shape->window - 1 : TOKENS; /* the next query sees so many */
+    int visible = shape->sliding_window ? shape->sliding_window - 1
+                                        : TOKENS; /* the next query sees so many */
     int kept = visible < 70 ? visible : 70;
     int32_t lengths[16], positions[16 * 2 * TOKENS], held[2 * TOKENS];
     struct kern_report report = {

@@ -183,7 +183,7 @@ static void expect_attention(const struct bed *bed, int stream, const float *q, 
                              .members = cpu_cache_members(&bed->cache, 0, stream),
                              .positions = bed->rule.classes.positions,
                              .pos = now,
-                             .window = window,
+                             .sliding_window = window,
                              .out = found,
                              .out_stride = DIM,
                              .out_count = 1};

@@ -299,7 +299,7 @@ Test(evict, expired_entries_leave_first) {
         for (int budget = 14; budget <= 40; budget += 26) { /* 40: nothing else has to go */
             struct cpu_cache cache = open_cache(2, 2, 256, KERN_F32, 100);
             append(&cache, 1, 0, 30, CONTENT_SMOOTH);
-            cache.attended[1].window = 9;
+            cache.attended[1].sliding_window = 9;
             struct kern_evict due = {.slot = 1, .tokens = 30, .budget = budget, .rule = &rules[i]};
             cr_assert_eq(cpu_cache_evict(&cache, &due, 1), 0);
             bool one = rules[i].scope == KERN_SCOPE_SEQUENCE, all = budget == 40;
@@ -327,7 +327,7 @@ Test(evict, rules_that_merge_keep_expired_entries) {
         .score = KERN_SCORE_RECENCY, .merge = KERN_MERGE_PAPER, .merge_beta = 0.7f};
     struct kern_evict due = {.slot = 1, .tokens = 20, .budget = 20, .rule = &rule};
     append(&cache, 1, 0, 20, CONTENT_SMOOTH);
-    cache.attended[0].window = 9;
+    cache.attended[0].sliding_window = 9;
     cr_assert_eq(cpu_cache_evict(&cache, &due, 1), 0);
     cr_assert_eq(*cpu_cache_length(&cache, 1, 0), 20);
     cpu_cache_close(&cache);

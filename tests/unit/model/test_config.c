@@ -96,7 +96,8 @@ static void check_windows(const char *text, const char *architecture, const char
     struct fault fault;
     cr_assert_eq(parse_with(text, architecture, type, NULL, &c, &fault), 0, "%s: %s", fault.field,
                  fault.text);
-    for (int i = 0; i < 3; i++) cr_expect_eq(c.per_layer[i].window, windows[i], "%s: %d", text, i);
+    for (int i = 0; i < 3; i++)
+        cr_expect_eq(c.per_layer[i].sliding_window, windows[i], "%s: %d", text, i);
     model_config_close(&c);
 }
 
@@ -163,7 +164,7 @@ Test(model_config, theta_of_the_family) {
                  0, "%s: %s", fault.field, fault.text);
     cr_expect_float_eq(c.inv_freq[4], 1e-3f, 1e-9);
     cr_expect_float_eq(c.inv_freq_local[4], 1e-2f, 1e-8);
-    cr_expect(c.per_layer[0].local && c.per_layer[0].window == 4096);
+    cr_expect(c.per_layer[0].local && c.per_layer[0].sliding_window == 4096);
     model_config_close(&c);
     cr_assert_eq(parse_with("\"use_sliding_window\": true, \"sliding_window\": 64,",
                             "SmolLM3ForCausalLM", "smollm3", NULL, &c, &fault),
@@ -180,8 +181,8 @@ Test(model_config, soft_caps) {
                  fault.field, fault.text);
     cr_expect_eq(c.attend_cap, 50);
     cr_expect_eq(c.logit_cap, 30);
-    cr_expect(c.per_layer[0].window == 4096 && c.per_layer[1].window == 0 &&
-              c.per_layer[2].window == 4096 && !c.per_layer[0].local);
+    cr_expect(c.per_layer[0].sliding_window == 4096 && c.per_layer[1].sliding_window == 0 &&
+              c.per_layer[2].sliding_window == 4096 && !c.per_layer[0].local);
     cr_expect(c.pre_norms && c.post_norms && c.tied_embeddings && c.norm_offset == 1);
     model_config_close(&c);
     cr_assert_eq(parse_with("\"attn_logit_softcapping\": null, \"final_logit_softcapping\": 20,",
@@ -202,7 +203,8 @@ Test(model_config, layers_that_stand_still_beside_windows) {
     cr_assert_eq(parse_with("\"sliding_window\": null, \"sliding_window_pattern\": null,",
                             "Exaone4ForCausalLM", "exaone4", NULL, &c, &fault),
                  0, "%s: %s", fault.field, fault.text);
-    cr_expect(model_config_rotates_alike(&c) && c.per_layer[0].window == 0 && !c.inv_freq_none);
+    cr_expect(model_config_rotates_alike(&c) && c.per_layer[0].sliding_window == 0 &&
+              !c.inv_freq_none);
     cr_expect(!c.pre_norms && c.post_norms && c.qk_norm && !c.qk_norm_wide);
     model_config_close(&c);
     cr_assert_eq(parse_with("\"sliding_window\": 64, \"sliding_window_pattern\": \"LG\", "
@@ -211,7 +213,7 @@ Test(model_config, layers_that_stand_still_beside_windows) {
                             "Exaone4ForCausalLM", "exaone4", NULL, &c, &fault),
                  0, "%s: %s", fault.field, fault.text);
     cr_expect(c.per_layer[0].rotated && !c.per_layer[1].rotated && !c.per_layer[2].rotated);
-    cr_expect(c.per_layer[0].window == 64 && c.per_layer[1].window == 0);
+    cr_expect(c.per_layer[0].sliding_window == 64 && c.per_layer[1].sliding_window == 0);
     cr_expect(c.inv_freq_none && c.inv_freq_none[0] == 0);
     model_config_close(&c);
 }
@@ -445,7 +447,7 @@ Test(model_config, gpt_oss) {
         if (cases[i].rc) continue;
         cr_expect(c.sinks && c.expert_bias && c.qkv_bias && c.o_bias && c.experts_normalised);
         cr_expect_eq(c.activation, KERN_SWIGLU_CLAMPED);
-        cr_expect(c.per_layer[0].window == 128 && c.per_layer[1].window == 0);
+        cr_expect(c.per_layer[0].sliding_window == 128 && c.per_layer[1].sliding_window == 0);
         cr_expect_eq(c.head_dim, 64);
         model_config_close(&c);
     }
