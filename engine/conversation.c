@@ -22,14 +22,14 @@ static uint64_t mix(uint64_t x) {
 
 void conversation_table_open(struct conversation_table *table, int capacity) {
     *table = (struct conversation_table){.capacity = capacity, .next_use = 1};
-    table->rows = mem_must_alloc((size_t)(capacity > 0 ? capacity : 1), sizeof *table->rows);
+    table->all = mem_must_alloc((size_t)(capacity > 0 ? capacity : 1), sizeof *table->all);
     /* Ids are also file names, so they must differ from those of other processes. */
     CHECK(getrandom(&table->id_seed, sizeof table->id_seed, 0) == (ssize_t)sizeof table->id_seed);
 }
 
 void conversation_table_close(struct conversation_table *table) {
-    for (int i = 0; i < table->capacity; i++) mem_free(table->rows[i].tokens);
-    mem_free(table->rows);
+    for (int i = 0; i < table->capacity; i++) mem_free(table->all[i].tokens);
+    mem_free(table->all);
     *table = (struct conversation_table){0};
 }
 
@@ -40,62 +40,62 @@ static uint64_t new_id(struct conversation_table *table) {
     return id;
 }
 
-static void changed(struct conversation_table *table, struct conversation *row) {
-    row->change = ++table->changes;
+static void changed(struct conversation_table *table, struct conversation *conv) {
+    conv->change = ++table->changes;
 }
 
-/* Adds a row to the sums (sign 1), or takes it out of them (-1). */
-static void count(struct conversation_table *table, const struct conversation *row, int sign) {
-    bool old = conversation_superseded(row);
+/* Adds a conversation to the sums (sign 1), or takes it out (-1). */
+static void count(struct conversation_table *table, const struct conversation *conv, int sign) {
+    bool old = conversation_superseded(conv);
     table->count += sign;
-    table->pages += sign * row->pages;
-    table->entries += sign * row->entries;
-    table->superseded_pages += old ? sign * row->pages : 0;
-    table->superseded_entries += old ? sign * row->entries : 0;
+    table->pages += sign * conv->pages;
+    table->entries += sign * conv->entries;
+    table->superseded_pages += old ? sign * conv->pages : 0;
+    table->superseded_entries += old ? sign * conv->entries : 0;
 }
 
 struct conversation *conversation_add(struct conversation_table *table,
-                                      const struct conversation *row, int64_t now_ns) {
+                                      const struct conversation *conv, int64_t now_ns) {
     CHECK(table->count < table->capacity);
-    struct conversation *to = table->rows;
+    struct conversation *to = table->all;
     while (to->id != 0) to++;
-    *to = *row;
+    *to = *conv;
     if (to->id == 0) to->id = new_id(table);
     to->prompt_hash = conversation_hash(CONVERSATION_HASH, to->tokens, to->prompt_end);
     to->token_hash = conversation_hash(to->prompt_hash, to->tokens + to->prompt_end,
                                        to->token_count - to->prompt_end);
     count(table, to, 1);
-    conversation_touch(table, to, row->hint, now_ns);
+    conversation_touch(table, to, conv->hint, now_ns);
     return to;
 }
 
-struct conversation conversation_take(struct conversation_table *table, struct conversation *row) {
-    CHECK(row->id != 0);
-    struct conversation taken = *row;
-    count(table, row, -1);
-    *row = (struct conversation){0};
-    changed(table, row);
+struct conversation conversation_take(struct conversation_table *table, struct conversation *conv) {
+    CHECK(conv->id != 0);
+    struct conversation taken = *conv;
+    count(table, conv, -1);
+    *conv = (struct conversation){0};
+    changed(table, conv);
     return taken;
 }
 
-void conversation_touch(struct conversation_table *table, struct conversation *row, uint64_t hint,
+void conversation_touch(struct conversation_table *table, struct conversation *conv, uint64_t hint,
                         int64_t now_ns) {
-    row->use = table->next_use++;
-    row->last_used_ns = now_ns;
-    row->hint = hint;
-    changed(table, row);
+    conv->use = table->next_use++;
+    conv->last_used_ns = now_ns;
+    conv->hint = hint;
+    changed(table, conv);
 }
 
-void conversation_followed(struct conversation_table *table, struct conversation *row) {
-    count(table, row, -1);
-    if (row->turns < INT32_MAX) row->turns++;
-    count(table, row, 1);
-    changed(table, row);
+void conversation_followed(struct conversation_table *table, struct conversation *conv) {
+    count(table, conv, -1);
+    if (conv->turns < INT32_MAX) conv->turns++;
+    count(table, conv, 1);
+    changed(table, conv);
 }
 
 struct conversation *conversation_by_id(struct conversation_table *table, uint64_t id) {
     for (int i = 0; id != 0 && i < table->capacity; i++)
-        if (table->rows[i].id == id) return &table->rows[i];
+        if (table->all[i].id == id) return &table->all[i];
     return NULL;
 }
 
@@ -108,9 +108,9 @@ struct conversation *conversation_first_to_go(struct conversation_table *table,
                                               const struct conversation *except) {
     struct conversation *first = NULL;
     for (int i = 0; i < table->capacity; i++) {
-        struct conversation *row = &table->rows[i];
-        if (row->id == 0 || row == except) continue;
-        if (!first || goes_before(row, first)) first = row;
+        struct conversation *conv = &table->all[i];
+        if (conv->id == 0 || conv == except) continue;
+        if (!first || goes_before(conv, first)) first = conv;
     }
     return first;
 }
@@ -136,15 +136,15 @@ static int32_t common_prefix(const int32_t *a, int32_t a_count, const int32_t *b
 struct conversation *conversation_same(struct conversation_table *table,
                                        const struct conversation *as) {
     for (int i = 0; i < table->capacity; i++) {
-        struct conversation *row = &table->rows[i];
-        if (row->id == 0 || row->token_count != as->token_count ||
-            row->prompt_end != as->prompt_end || row->checkpoint != as->checkpoint)
+        struct conversation *conv = &table->all[i];
+        if (conv->id == 0 || conv->token_count != as->token_count ||
+            conv->prompt_end != as->prompt_end || conv->checkpoint != as->checkpoint)
             continue;
-        if (memcmp(row->space, as->space, sizeof row->space) != 0) continue;
-        if (!kv_params_equal(&row->kv, &as->kv)) continue;
-        if (common_prefix(row->tokens, row->token_count, as->tokens, as->token_count) ==
-            row->token_count)
-            return row;
+        if (memcmp(conv->space, as->space, sizeof conv->space) != 0) continue;
+        if (!kv_params_equal(&conv->kv, &as->kv)) continue;
+        if (common_prefix(conv->tokens, conv->token_count, as->tokens, as->token_count) ==
+            conv->token_count)
+            return conv;
     }
     return NULL;
 }
@@ -152,12 +152,13 @@ struct conversation *conversation_same(struct conversation_table *table,
 struct conversation *conversation_alike(struct conversation_table *table,
                                         const struct conversation *as, int32_t first) {
     for (int i = 0; i < table->capacity; i++) {
-        struct conversation *row = &table->rows[i];
-        if (row->id == 0 || !row->checkpoint || row->began.tokens != as->began.tokens) continue;
-        if (row->evicted_at != as->evicted_at || row->token_count < first) continue;
-        if (memcmp(row->space, as->space, sizeof row->space) != 0) continue;
-        if (!kv_params_equal(&row->kv, &as->kv)) continue;
-        if (memcmp(row->tokens, as->tokens, (size_t)first * sizeof *row->tokens) == 0) return row;
+        struct conversation *conv = &table->all[i];
+        if (conv->id == 0 || !conv->checkpoint || conv->began.tokens != as->began.tokens) continue;
+        if (conv->evicted_at != as->evicted_at || conv->token_count < first) continue;
+        if (memcmp(conv->space, as->space, sizeof conv->space) != 0) continue;
+        if (!kv_params_equal(&conv->kv, &as->kv)) continue;
+        if (memcmp(conv->tokens, as->tokens, (size_t)first * sizeof *conv->tokens) == 0)
+            return conv;
     }
     return NULL;
 }
@@ -191,68 +192,68 @@ bool conversation_can_cut(const struct kern_rule *rule) {
            (rule->observe.window > 0 && !rule->observe.global);
 }
 
-int32_t conversation_cut(const struct conversation *row, int32_t most, int32_t prompt_count) {
-    const struct kv_params *kv = &row->kv;
-    int64_t began = row->began.tokens, least = row->evicted_at > began ? row->evicted_at : began;
-    int64_t next = due_next_while_reading(kv, &row->began, row->began_held, row->evicted_at);
+int32_t conversation_cut(const struct conversation *conv, int32_t most, int32_t prompt_count) {
+    const struct kv_params *kv = &conv->kv;
+    int64_t began = conv->began.tokens, least = conv->evicted_at > began ? conv->evicted_at : began;
+    int64_t next = due_next_while_reading(kv, &conv->began, conv->began_held, conv->evicted_at);
     int64_t cut = most < next ? most : next - 1;
-    if (!row->exact || cut < least) return 0;
+    if (!conv->exact || cut < least) return 0;
     bool observes = kv->policy->bounded && kv->rule.score == KERN_SCORE_ATTENTION;
-    if (!observes || cut == row->token_count) return (int32_t)cut;
+    if (!observes || cut == conv->token_count) return (int32_t)cut;
     if (!conversation_can_cut(&kv->rule)) return 0;
-    /* The next eviction needs a full window of queries. The row stores only the window before its
-     * own end; an eviction before that end needs all queries of its window computed again, so the
-     * cut lies a window before it. */
+    /* The next eviction needs a full window of queries. The conversation stores only the window
+     * before its own end; an eviction before that end needs all queries of its window computed
+     * again, so the cut lies a window before it. */
     if (next > prompt_count) next = prompt_count;
     int64_t window = kv->rule.observe.window;
-    if (next < row->token_count && cut > next - window) cut = next - window;
+    if (next < conv->token_count && cut > next - window) cut = next - window;
     return cut >= least && cut > 0 ? (int32_t)cut : 0;
 }
 
 /* ---- Match ----------------------------------------------------------------------------------- */
 
-/* Returns whether the prompt repeats the end of the row's last answer somewhere after the common
- * tokens: then both are of one dialogue, and the template rendered something before the answer
- * differently. */
-static bool repeats_answer(const struct conversation *row, const struct conversation_query *query,
+/* Returns whether the prompt repeats the end of the conversation's last answer somewhere after the
+ * common tokens: then both are of one dialogue, and the template rendered something before the
+ * answer differently. */
+static bool repeats_answer(const struct conversation *conv, const struct conversation_query *query,
                            int32_t common) {
     enum { LEAST = 4, MOST = 8 };
-    int32_t count = row->token_count - row->prompt_end;
+    int32_t count = conv->token_count - conv->prompt_end;
     if (count > MOST) count = MOST;
-    if (count < LEAST || row->checkpoint) return false;
-    const int32_t *end = row->tokens + row->token_count - count;
+    if (count < LEAST || conv->checkpoint) return false;
+    const int32_t *end = conv->tokens + conv->token_count - count;
     for (int32_t at = common; at + count <= query->prompt_count; at++)
         if (memcmp(query->prompt + at, end, (size_t)count * sizeof *end) == 0) return true;
     return false;
 }
 
 static bool extends(const struct conversation_match *match) {
-    return match->row && match->common >= match->row->prompt_end;
+    return match->conv && match->common >= match->conv->prompt_end;
 }
 
-/* Returns how the row serves the query; row NULL: not at all. */
-static struct conversation_match match_row(struct conversation *row,
+/* Returns how the conversation serves the query; conv NULL: not at all. */
+static struct conversation_match match_row(struct conversation *conv,
                                            const struct conversation_query *query, int32_t shared) {
     int32_t most = shared < query->prompt_count ? shared : query->prompt_count - 1;
-    int32_t cut = conversation_cut(row, most, query->prompt_count);
-    if (most >= row->prompt_end && !row->checkpoint) {
-        bool exact = cut == most && row->began.tokens == 0; /* also true of a restored row */
-        return (struct conversation_match){.row = row, .common = most, .exact = exact};
+    int32_t cut = conversation_cut(conv, most, query->prompt_count);
+    if (most >= conv->prompt_end && !conv->checkpoint) {
+        bool exact = cut == most && conv->began.tokens == 0; /* also true of a restored one */
+        return (struct conversation_match){.conv = conv, .common = most, .exact = exact};
     }
-    if (cut < CONVERSATION_CUT_MIN || row->arriving) return (struct conversation_match){0};
-    return (struct conversation_match){.row = row, .common = cut, .exact = true};
+    if (cut < CONVERSATION_CUT_MIN || conv->arriving) return (struct conversation_match){0};
+    return (struct conversation_match){.conv = conv, .common = cut, .exact = true};
 }
 
-/* Returns why one row does not serve as far as it could. Prompts that differ early share only a
- * template's header, which is no loss worth reporting. */
-static enum engine_miss row_miss(const struct conversation *row,
+/* Returns why a conversation does not serve as far as it could. Prompts that differ early share
+ * only a template's header, which is no loss worth reporting. */
+static enum engine_miss row_miss(const struct conversation *conv,
                                  const struct conversation_query *query, int32_t shared) {
-    if (row->checkpoint) return ENGINE_MISS_NEW;
-    if (!kv_params_equal(&row->kv, query->kv) && shared >= row->prompt_end &&
-        query->prompt_count > row->prompt_end)
+    if (conv->checkpoint) return ENGINE_MISS_NEW;
+    if (!kv_params_equal(&conv->kv, query->kv) && shared >= conv->prompt_end &&
+        query->prompt_count > conv->prompt_end)
         return ENGINE_MISS_SETTINGS;
     if (shared == query->prompt_count) return ENGINE_MISS_WHOLE;
-    return shared > row->prompt_end / 2 ? ENGINE_MISS_DIVERGED : ENGINE_MISS_NEW;
+    return shared > conv->prompt_end / 2 ? ENGINE_MISS_DIVERGED : ENGINE_MISS_NEW;
 }
 
 /* Keeps the most informative reason: the one with the largest weight. */
@@ -266,11 +267,11 @@ static void note_miss(struct conversation_match *worst, enum engine_miss reason,
 
 static bool is_better(const struct conversation_match *a, const struct conversation_match *b,
                       uint64_t hint) {
-    if (!b->row || a->common != b->common) return !b->row || a->common > b->common;
+    if (!b->conv || a->common != b->common) return !b->conv || a->common > b->common;
     if (extends(a) != extends(b)) return extends(a);
-    if (a->row->checkpoint != b->row->checkpoint) return b->row->checkpoint;
-    bool hinted = hint != 0 && a->row->hint == hint, was = hint != 0 && b->row->hint == hint;
-    return hinted == was ? a->row->use > b->row->use : hinted;
+    if (a->conv->checkpoint != b->conv->checkpoint) return b->conv->checkpoint;
+    bool hinted = hint != 0 && a->conv->hint == hint, was = hint != 0 && b->conv->hint == hint;
+    return hinted == was ? a->conv->use > b->conv->use : hinted;
 }
 
 /* Returns the id of the last turn of the dialogue that the query continues, although no turn can be
@@ -279,14 +280,14 @@ static uint64_t find_dialogue(struct conversation_table *table,
                               const struct conversation_query *query, int32_t common) {
     struct conversation *last = NULL;
     for (int i = 0; i < table->capacity; i++) {
-        struct conversation *row = &table->rows[i];
-        if (row->id == 0 || memcmp(row->space, query->space, sizeof row->space) != 0) continue;
-        if (!kv_params_equal(&row->kv, query->kv)) continue;
+        struct conversation *conv = &table->all[i];
+        if (conv->id == 0 || memcmp(conv->space, query->space, sizeof conv->space) != 0) continue;
+        if (!kv_params_equal(&conv->kv, query->kv)) continue;
         int32_t shared =
-            common_prefix(row->tokens, row->token_count, query->prompt, query->prompt_count);
+            common_prefix(conv->tokens, conv->token_count, query->prompt, query->prompt_count);
         if (shared < common || shared < CONVERSATION_CUT_MIN) continue;
-        if (last && row->use < last->use) continue;
-        if (repeats_answer(row, query, shared)) last = row;
+        if (last && conv->use < last->use) continue;
+        if (repeats_answer(conv, query, shared)) last = conv;
     }
     return last ? last->id : 0;
 }
@@ -295,21 +296,21 @@ struct conversation_match conversation_find(struct conversation_table *table,
                                             const struct conversation_query *query) {
     struct conversation_match best = {0}, lost = {0};
     for (int i = 0; i < table->capacity; i++) {
-        struct conversation *row = &table->rows[i];
-        if (row->id == 0 || memcmp(row->space, query->space, sizeof row->space) != 0) continue;
+        struct conversation *conv = &table->all[i];
+        if (conv->id == 0 || memcmp(conv->space, query->space, sizeof conv->space) != 0) continue;
         int32_t shared =
-            common_prefix(row->tokens, row->token_count, query->prompt, query->prompt_count);
+            common_prefix(conv->tokens, conv->token_count, query->prompt, query->prompt_count);
         struct conversation_match match = {0};
-        if (kv_params_equal(&row->kv, query->kv)) match = match_row(row, query, shared);
-        if (!extends(&match)) note_miss(&lost, row_miss(row, query, shared), shared);
-        if (match.row && is_better(&match, &best, query->hint)) best = match;
+        if (kv_params_equal(&conv->kv, query->kv)) match = match_row(conv, query, shared);
+        if (!extends(&match)) note_miss(&lost, row_miss(conv, query, shared), shared);
+        if (match.conv && is_better(&match, &best, query->hint)) best = match;
     }
     /* One token of a prompt is always computed, so it does not count as lost. */
-    if (!best.row || lost.common > best.common + 1) best.miss = lost.miss;
-    if (!best.row && best.miss <= ENGINE_MISS_DIVERGED && extends_gone(table, query))
+    if (!best.conv || lost.common > best.common + 1) best.miss = lost.miss;
+    if (!best.conv && best.miss <= ENGINE_MISS_DIVERGED && extends_gone(table, query))
         best.miss = ENGINE_MISS_FORGOTTEN;
-    best.cut = best.row && (!extends(&best) || best.row->checkpoint);
-    best.from = best.row && !best.cut ? best.row->id : find_dialogue(table, query, best.common);
+    best.cut = best.conv && (!extends(&best) || best.conv->checkpoint);
+    best.from = best.conv && !best.cut ? best.conv->id : find_dialogue(table, query, best.common);
     return best;
 }
 
@@ -343,11 +344,11 @@ int32_t conversation_usable(struct conversation_search *search,
     return whole ? key->token_count : key->prompt_end;
 }
 
-void conversation_make_marks(const struct conversation *row, uint64_t *marks) {
+void conversation_make_marks(const struct conversation *conv, uint64_t *marks) {
     uint64_t hash = CONVERSATION_HASH;
-    for (int32_t i = 0; i < conversation_mark_count(row->token_count); i++)
-        marks[i] = hash =
-            conversation_hash(hash, row->tokens + (size_t)i * CONVERSATION_MARK, CONVERSATION_MARK);
+    for (int32_t i = 0; i < conversation_mark_count(conv->token_count); i++)
+        marks[i] = hash = conversation_hash(hash, conv->tokens + (size_t)i * CONVERSATION_MARK,
+                                            CONVERSATION_MARK);
 }
 
 /* Beginnings are equal up to some mark and differ from there on. */
@@ -365,30 +366,30 @@ static int32_t common_marks(const uint64_t *hashes, int32_t prompt_count, const 
     return low * CONVERSATION_MARK;
 }
 
-struct conversation_key conversation_key_of(const struct conversation *row) {
-    return (struct conversation_key){.space = row->space,
-                                     .kv = &row->kv,
-                                     .prompt_end = row->prompt_end,
-                                     .token_count = row->token_count,
-                                     .prompt_hash = row->prompt_hash,
-                                     .token_hash = row->token_hash};
+struct conversation_key conversation_key_of(const struct conversation *conv) {
+    return (struct conversation_key){.space = conv->space,
+                                     .kv = &conv->kv,
+                                     .prompt_end = conv->prompt_end,
+                                     .token_count = conv->token_count,
+                                     .prompt_hash = conv->prompt_hash,
+                                     .token_hash = conv->token_hash};
 }
 
 int32_t conversation_usable_or_cut(struct conversation_search *search,
-                                   const struct conversation *row, const uint64_t *marks) {
+                                   const struct conversation *conv, const uint64_t *marks) {
     const struct conversation_query *query = search->query;
-    const struct conversation_key key = conversation_key_of(row);
-    int32_t usable = row->checkpoint ? 0 : conversation_usable(search, &key);
-    if (usable > 0 || !marks || row->arriving) return usable;
-    if (memcmp(row->space, query->space, sizeof row->space) != 0) return 0;
-    if (!kv_params_equal(&row->kv, query->kv)) return 0;
+    const struct conversation_key key = conversation_key_of(conv);
+    int32_t usable = conv->checkpoint ? 0 : conversation_usable(search, &key);
+    if (usable > 0 || !marks || conv->arriving) return usable;
+    if (memcmp(conv->space, query->space, sizeof conv->space) != 0) return 0;
+    if (!kv_params_equal(&conv->kv, query->kv)) return 0;
     const uint64_t *hashes = conversation_search_hashes(search);
     if (!hashes) return 0;
-    int32_t most =
-        common_marks(hashes, query->prompt_count, marks, conversation_mark_count(row->token_count));
-    if (row->token_count <= query->prompt_count && hashes[row->token_count] == row->token_hash)
-        most = row->token_count;
+    int32_t most = common_marks(hashes, query->prompt_count, marks,
+                                conversation_mark_count(conv->token_count));
+    if (conv->token_count <= query->prompt_count && hashes[conv->token_count] == conv->token_hash)
+        most = conv->token_count;
     if (most > query->prompt_count - 1) most = query->prompt_count - 1;
-    int32_t cut = conversation_cut(row, most, query->prompt_count);
+    int32_t cut = conversation_cut(conv, most, query->prompt_count);
     return cut < CONVERSATION_CUT_MIN ? 0 : cut;
 }

@@ -91,7 +91,7 @@ struct conversation {
     bool arriving;     /* still being copied in from disk: no request continues it yet */
     uint64_t replaces; /* id of the superseded conversation whose file is deleted when this one is
                           on disk; 0 = none */
-    uint64_t change;   /* table->changes at the last change of this row */
+    uint64_t change;   /* table->changes at the last change of this one */
 };
 
 /* A conversation that was removed, so that a miss can tell "forgotten" from "never seen". */
@@ -104,13 +104,13 @@ struct conversation_gone {
 #define CONVERSATION_GONE_MAX 256
 
 struct conversation_table {
-    struct conversation *rows;
+    struct conversation *all; /* [capacity]; id 0 = unused */
     int capacity, count;
-    int64_t pages, entries;                       /* sums over rows */
-    int64_t superseded_pages, superseded_entries; /* the part of superseded rows */
+    int64_t pages, entries;                       /* sums over all */
+    int64_t superseded_pages, superseded_entries; /* the part of superseded ones */
     uint64_t next_use;
     uint64_t id_seed, id_count;
-    uint64_t changes; /* grows with every change of a row */
+    uint64_t changes; /* grows with every change of a conversation */
     struct conversation_gone gone[CONVERSATION_GONE_MAX];
     uint32_t gone_count; /* total so far; the newest overwrite the oldest */
 };
@@ -118,31 +118,31 @@ struct conversation_table {
 void conversation_table_open(struct conversation_table *table, int capacity);
 void conversation_table_close(struct conversation_table *table);
 
-/* Copies *row in (taking row->tokens); a row without an id gets one, and every row its hashes. The
+/* Copies *conv in (taking conv->tokens); one without an id gets one, and each its hashes. The
  * table must have room. */
 struct conversation *conversation_add(struct conversation_table *table,
-                                      const struct conversation *row, int64_t now_ns);
+                                      const struct conversation *conv, int64_t now_ns);
 
-/* Takes a row out: the caller then owns tokens and slot. */
-struct conversation conversation_take(struct conversation_table *table, struct conversation *row);
+/* Takes a conversation out: the caller then owns tokens and slot. */
+struct conversation conversation_take(struct conversation_table *table, struct conversation *conv);
 
-/* Marks the row as used last. */
-void conversation_touch(struct conversation_table *table, struct conversation *row, uint64_t hint,
+/* Marks the conversation as used last. */
+void conversation_touch(struct conversation_table *table, struct conversation *conv, uint64_t hint,
                         int64_t now_ns);
 
-/* Notes that a kept turn continued the row. */
-void conversation_followed(struct conversation_table *table, struct conversation *row);
+/* Notes that a kept turn continued the conversation. */
+void conversation_followed(struct conversation_table *table, struct conversation *conv);
 
-static inline bool conversation_superseded(const struct conversation *row) {
-    return row->turns == 1;
+static inline bool conversation_superseded(const struct conversation *conv) {
+    return conv->turns == 1;
 }
 
 struct conversation *conversation_by_id(struct conversation_table *table, uint64_t id);
-/* Returns the row that is removed first, NULL when there is none but `except`. */
+/* Returns the conversation that is removed first, NULL when there is none but `except`. */
 struct conversation *conversation_first_to_go(struct conversation_table *table,
                                               const struct conversation *except);
-/* Returns the row with the same tokens and prompt end in the same space with equal parameters, a
- * checkpoint if `as` is one, or NULL. */
+/* Returns the conversation with the same tokens and prompt end in the same space with equal
+ * parameters, a checkpoint if `as` is one, or NULL. */
 struct conversation *conversation_same(struct conversation_table *table,
                                        const struct conversation *as);
 
@@ -164,12 +164,13 @@ struct conversation_query {
 bool conversation_can_cut(const struct kern_rule *rule);
 
 struct conversation_match {
-    struct conversation *row; /* NULL: none serves */
-    int32_t common;           /* number of its tokens that the request uses */
-    bool exact;               /* the request continues the turn that read them */
-    bool cut;      /* the request continues a checkpoint, or a row cut before the end of its turn */
-    uint64_t from; /* id of the last turn of the same dialogue, whose answer the prompt
-                      repeats or which it extends; 0: none, they only begin alike */
+    struct conversation *conv; /* NULL: none serves */
+    int32_t common;            /* number of its tokens that the request uses */
+    bool exact;                /* the request continues the turn that read them */
+    bool cut; /* the request continues a checkpoint, or a conversation cut before the end of its
+                 turn */
+    uint64_t from;         /* id of the last turn of the same dialogue, whose answer the prompt
+                              repeats or which it extends; 0: none, they only begin alike */
     enum engine_miss miss; /* why no conversation served, or none as far as the prompt repeats it;
                               NEW: nothing was lost */
 };
@@ -181,7 +182,7 @@ struct conversation_match conversation_find(struct conversation_table *table,
 
 /* Returns the last place, at most `most` tokens, where the conversation can be cut for a prompt of
  * prompt_count tokens; 0: there is none. */
-int32_t conversation_cut(const struct conversation *row, int32_t most, int32_t prompt_count);
+int32_t conversation_cut(const struct conversation *conv, int32_t most, int32_t prompt_count);
 
 /* Remembers that a conversation whose prompt has this hash had to make room. */
 void conversation_note_gone(struct conversation_table *table, const uint8_t space[16],
@@ -199,8 +200,8 @@ struct conversation_key {
     uint64_t prompt_hash, token_hash;
 };
 
-/* Points into the row. */
-struct conversation_key conversation_key_of(const struct conversation *row);
+/* Points into the conversation. */
+struct conversation_key conversation_key_of(const struct conversation *conv);
 
 /* A query and the hashes of its prompt's prefixes, made when they are first needed. */
 struct conversation_search {
@@ -222,12 +223,13 @@ int32_t conversation_usable(struct conversation_search *search, const struct con
 static inline int32_t conversation_mark_count(int32_t token_count) {
     return token_count / CONVERSATION_MARK;
 }
-void conversation_make_marks(const struct conversation *row, uint64_t *marks);
+void conversation_make_marks(const struct conversation *conv, uint64_t *marks);
 
-/* The same for a row in memory, which can also be cut: `row` without its tokens, and its marks
- * (NULL: it is not cut). A common prefix that ends between two marks counts up to the first. */
+/* The same for a conversation in memory, which can also be cut: `conv` without its tokens, and its
+ * marks (NULL: it is not cut). A common prefix that ends between two marks counts up to the first.
+ */
 int32_t conversation_usable_or_cut(struct conversation_search *search,
-                                   const struct conversation *row, const uint64_t *marks);
+                                   const struct conversation *conv, const uint64_t *marks);
 
 /* How well one of several tables serves a query, by its best conversation. */
 struct conversation_affinity {

@@ -522,8 +522,8 @@ static int open_parts(struct engine *e, struct sched_options *so, struct fault *
     return 0;
 }
 
-/* Returns the bound on client rows: one for each job that can be here at once, so that no two
- * clients share a row; at most 4096, because a larger table takes too long to search. */
+/* Returns the bound on records of clients: one for each job that can be here at once, so that no
+ * two clients share a record; at most 4096, because a larger table takes too long to search. */
 static int clients_max(const struct engine_options *options) {
     int64_t jobs = (int64_t)options->max_queue + options->max_num_seqs;
     return jobs < 4096 ? (int)jobs : 4096;

@@ -355,7 +355,7 @@ struct engine_job {
     struct engine_job *next;
     int choices_left; /* choices that have not ended yet */
     int stage;        /* enum sched_stage: the job's owner, checked where it changes hands */
-    int client;       /* row of the job's client, see engine/queue.h */
+    int client;       /* record of the job's client, see engine/queue.h */
     uint64_t arrival; /* number of the job in its replica's order of arrival */
     uint64_t round;   /* admission round in which the job was last tried */
     int64_t pages;    /* pages that each choice needs when started from nothing; 0 = unknown */

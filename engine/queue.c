@@ -1,4 +1,4 @@
-/* A table of clients, searched from one end to the other. Each row links the waiting jobs of its
+/* A table of clients, searched from one end to the other. Each record links the waiting jobs of its
  * client in the order of arrival. The places of each client are planned once in a step
  * (queue_plan_places), so that all decisions of the step agree. */
 #include "engine/queue.h"
@@ -8,58 +8,61 @@
 #include "base/check.h"
 #include "base/mem.h"
 
-void queue_open(struct queue *queue, int rows_max, int places) {
-    CHECK(rows_max > 0 && places > 0);
-    *queue = (struct queue){.rows_max = rows_max, .places = places, .share = places};
-    queue->rows = mem_must_alloc((size_t)rows_max, sizeof *queue->rows);
+void queue_open(struct queue *queue, int records_max, int places) {
+    CHECK(records_max > 0 && places > 0);
+    *queue = (struct queue){.records_max = records_max, .places = places, .share = places};
+    queue->records = mem_must_alloc((size_t)records_max, sizeof *queue->records);
 }
 
 void queue_close(struct queue *queue) {
     CHECK(queue->waiting == 0 && queue->clients == 0);
-    mem_free(queue->rows);
+    mem_free(queue->records);
     *queue = (struct queue){0};
 }
 
-/* ---- Rows ------------------------------------------------------------------------------------ */
+/* ---- Records --------------------------------------------------------------------------------- */
 
-static struct queue_client *find_row(const struct queue *queue, const uint8_t key[16]) {
-    for (int i = 0; i < queue->row_count; i++)
-        if (memcmp(queue->rows[i].key, key, sizeof queue->rows[i].key) == 0) return &queue->rows[i];
+static struct queue_client *find_client(const struct queue *queue, const uint8_t key[16]) {
+    for (int i = 0; i < queue->record_count; i++)
+        if (memcmp(queue->records[i].key, key, sizeof queue->records[i].key) == 0)
+            return &queue->records[i];
     return NULL;
 }
 
-/* A row for a new client: an unused one, then that of an idle client with the least to remember. */
-static struct queue_client *free_row(struct queue *queue) {
+/* A record for a new client: an unused one, else that of the idle client with the least `served`.
+ */
+static struct queue_client *free_client(struct queue *queue) {
     struct queue_client *best = NULL;
-    if (queue->row_count < queue->rows_max) return &queue->rows[queue->row_count++];
-    for (int i = 0; i < queue->row_count; i++) {
-        struct queue_client *row = &queue->rows[i];
-        if (row->jobs == 0 && (!best || row->served < best->served)) best = row;
+    if (queue->record_count < queue->records_max) return &queue->records[queue->record_count++];
+    for (int i = 0; i < queue->record_count; i++) {
+        struct queue_client *client = &queue->records[i];
+        if (client->jobs == 0 && (!best || client->served < best->served)) best = client;
     }
     return best;
 }
 
-static struct queue_client *shared_row(const struct queue *queue, const uint8_t key[16]) {
+static struct queue_client *shared_client(const struct queue *queue, const uint8_t key[16]) {
     uint64_t number;
     memcpy(&number, key, sizeof number);
-    return &queue->rows[number % (uint64_t)queue->rows_max];
+    return &queue->records[number % (uint64_t)queue->records_max];
 }
 
-static struct queue_client *row_for(struct queue *queue, const uint8_t key[16]) {
-    struct queue_client *row = find_row(queue, key);
-    if (row) return row;
-    row = free_row(queue);
-    if (!row) return shared_row(queue, key);
-    *row = (struct queue_client){0};
-    memcpy(row->key, key, sizeof row->key);
-    return row;
+static struct queue_client *client_for(struct queue *queue, const uint8_t key[16]) {
+    struct queue_client *client = find_client(queue, key);
+    if (client) return client;
+    client = free_client(queue);
+    if (!client) return shared_client(queue, key);
+    *client = (struct queue_client){0};
+    memcpy(client->key, key, sizeof client->key);
+    return client;
 }
 
 /* Raises `least` to what the active client served least has had. */
 static void update_least(struct queue *queue) {
     int64_t least = INT64_MAX;
-    for (int i = 0; i < queue->row_count; i++)
-        if (queue->rows[i].jobs > 0 && queue->rows[i].served < least) least = queue->rows[i].served;
+    for (int i = 0; i < queue->record_count; i++)
+        if (queue->records[i].jobs > 0 && queue->records[i].served < least)
+            least = queue->records[i].served;
     if (queue->clients > 0 && least > queue->least) queue->least = least;
 }
 
@@ -74,91 +77,92 @@ static int places_of(const struct queue *queue, const struct engine_job *job) {
     return job->choice_count <= most_kept(queue) ? job->choice_count : 0;
 }
 
-static bool is_recent(const struct queue *queue, const struct queue_client *row) {
-    return row->jobs > 0 || (row->peak > 0 && queue->step - row->peak_step < QUEUE_KEEP_STEPS);
+static bool is_recent(const struct queue *queue, const struct queue_client *client) {
+    return client->jobs > 0 ||
+           (client->peak > 0 && queue->step - client->peak_step < QUEUE_KEEP_STEPS);
 }
 
-static void note_peak(const struct queue *queue, struct queue_client *row) {
-    bool old = queue->step - row->peak_step >= QUEUE_KEEP_STEPS;
-    if (row->places < row->peak && !old) return;
-    row->peak = row->places;
-    row->peak_step = queue->step;
+static void note_peak(const struct queue *queue, struct queue_client *client) {
+    bool old = queue->step - client->peak_step >= QUEUE_KEEP_STEPS;
+    if (client->places < client->peak && !old) return;
+    client->peak = client->places;
+    client->peak_step = queue->step;
 }
 
 /* The places that the client lacks of its share and wanted lately. */
-static int lacks(const struct queue *queue, const struct queue_client *row) {
-    bool old = queue->step - row->peak_step >= QUEUE_KEEP_STEPS;
-    int wanted = old ? row->places : row->peak;
+static int lacks(const struct queue *queue, const struct queue_client *client) {
+    bool old = queue->step - client->peak_step >= QUEUE_KEEP_STEPS;
+    int wanted = old ? client->places : client->peak;
     if (wanted > queue->share) wanted = queue->share;
-    return is_recent(queue, row) && wanted > row->running ? wanted - row->running : 0;
+    return is_recent(queue, client) && wanted > client->running ? wanted - client->running : 0;
 }
 
 bool queue_plan_places(struct queue *queue, uint64_t step) {
     int share = queue->share, kept = queue->kept, clients = 0;
     queue->step = step;
-    for (int i = 0; i < queue->row_count; i++) clients += is_recent(queue, &queue->rows[i]);
+    for (int i = 0; i < queue->record_count; i++) clients += is_recent(queue, &queue->records[i]);
     queue->share = clients > 1 ? queue->places / clients : queue->places;
     if (queue->share < 1) queue->share = 1;
     queue->kept = 0;
-    for (int i = 0; i < queue->row_count; i++) queue->kept += lacks(queue, &queue->rows[i]);
+    for (int i = 0; i < queue->record_count; i++) queue->kept += lacks(queue, &queue->records[i]);
     return queue->share != share || queue->kept != kept;
 }
 
 bool queue_may_start(const struct queue *queue, const struct engine_job *job, int free, bool turn) {
-    const struct queue_client *row = queue_client_of(queue, job);
-    int kept = queue->kept - lacks(queue, row), most = most_kept(queue);
-    if (row->running + job->choice_count <= queue->share) return true;
+    const struct queue_client *client = queue_client_of(queue, job);
+    int kept = queue->kept - lacks(queue, client), most = most_kept(queue);
+    if (client->running + job->choice_count <= queue->share) return true;
     /* A job that fits neither the share nor what is kept would wait for ever: by service alone. */
-    if (turn && (job->choice_count > most || row->running == 0)) return true;
+    if (turn && (job->choice_count > most || client->running == 0)) return true;
     return job->choice_count <= free - (kept < most ? kept : most);
 }
 
 /* ---- Jobs ------------------------------------------------------------------------------------ */
 
 void queue_join(struct queue *queue, struct engine_job *job) {
-    struct queue_client *row = row_for(queue, job->request.client);
-    if (row->jobs == 0) {
+    struct queue_client *client = client_for(queue, job->request.client);
+    if (client->jobs == 0) {
         update_least(queue);
-        if (row->served < queue->least) row->served = queue->least;
+        if (client->served < queue->least) client->served = queue->least;
         queue->clients++;
     }
-    job->client = (int)(row - queue->rows);
+    job->client = (int)(client - queue->records);
     job->arrival = queue->arrived++;
     job->next = NULL;
-    if (row->last)
-        row->last->next = job;
+    if (client->last)
+        client->last->next = job;
     else
-        row->first = job;
-    row->last = job;
-    row->jobs++;
-    row->places += places_of(queue, job);
-    note_peak(queue, row);
-    row->waiting++;
+        client->first = job;
+    client->last = job;
+    client->jobs++;
+    client->places += places_of(queue, job);
+    note_peak(queue, client);
+    client->waiting++;
     queue->waiting++;
 }
 
 void queue_take(struct queue *queue, struct engine_job *job) {
-    struct queue_client *row = queue_client_of(queue, job);
-    struct engine_job **link = &row->first, *before = NULL;
+    struct queue_client *client = queue_client_of(queue, job);
+    struct engine_job **link = &client->first, *before = NULL;
     while (*link != job) {
         before = *link;
         CHECK(before); /* the job waits */
         link = &before->next;
     }
     *link = job->next;
-    if (row->last == job) row->last = before;
-    row->waiting--;
+    if (client->last == job) client->last = before;
+    client->waiting--;
     queue->waiting--;
 }
 
 void queue_end(struct queue *queue, struct engine_job *job) {
-    struct queue_client *row = queue_client_of(queue, job);
-    CHECK(row->jobs > row->waiting);
-    note_peak(queue, row);
-    row->places -= places_of(queue, job);
-    if (--row->jobs > 0) return;
+    struct queue_client *client = queue_client_of(queue, job);
+    CHECK(client->jobs > client->waiting);
+    note_peak(queue, client);
+    client->places -= places_of(queue, job);
+    if (--client->jobs > 0) return;
     /* The last active client: the next one starts with this service. */
-    if (queue->clients == 1 && row->served > queue->least) queue->least = row->served;
+    if (queue->clients == 1 && client->served > queue->least) queue->least = client->served;
     queue->clients--;
 }
 
@@ -168,10 +172,10 @@ static bool is_before(const struct queue *queue, const struct engine_job *a,
     return had_a != had_b ? had_a < had_b : a->arrival < b->arrival;
 }
 
-static struct engine_job *first_of(const struct queue_client *row,
+static struct engine_job *first_of(const struct queue_client *client,
                                    bool (*suits)(const void *arg, const struct engine_job *job),
                                    const void *arg) {
-    struct engine_job *job = row->first;
+    struct engine_job *job = client->first;
     while (job && suits && !suits(arg, job)) job = job->next;
     return job;
 }
@@ -180,8 +184,8 @@ struct engine_job *queue_next(const struct queue *queue,
                               bool (*suits)(const void *arg, const struct engine_job *job),
                               const void *arg) {
     struct engine_job *best = NULL;
-    for (int i = 0; i < queue->row_count && queue->waiting > 0; i++) {
-        struct engine_job *job = first_of(&queue->rows[i], suits, arg);
+    for (int i = 0; i < queue->record_count && queue->waiting > 0; i++) {
+        struct engine_job *job = first_of(&queue->records[i], suits, arg);
         if (job && (!best || is_before(queue, job, best))) best = job;
     }
     return best;

@@ -1,18 +1,18 @@
 /* The waiting jobs of a scheduler, by client: whose turn it is, by fair shares.
  *
- * Each client has a row: its waiting jobs in the order of arrival, and `served`, the work done for
- * it. Next is the client that was served least, ties by arrival (the virtual token counter of Sheng
- * et al., OSDI 2024). Work is counted in tokens: one for each prompt token computed and each token
- * generated, more for evictions (paging/policy.h) and for places that stay empty for its job
+ * Each client has a record: its waiting jobs in the order of arrival, and `served`, the work done
+ * for it. Next is the client that was served least, ties by arrival (the virtual token counter of
+ * Sheng et al., OSDI 2024). Work is counted in tokens: one for each prompt token computed and each
+ * token generated, more for evictions (paging/policy.h) and for places that stay empty for its job
  * (engine/sched.c). A cost is charged when it arises, so an answer that ends early costs less.
  *
  * A client that comes back, or is new, starts no lower than the active client served least: being
- * away earns nothing. A row is kept for as long as its client has jobs here, waiting or running;
+ * away earns nothing. A record is kept for as long as its client has jobs here, waiting or running;
  * afterwards until another client needs it, so that leaving loses no debt.
  *
- * Bounds: `rows_max` rows. When all are taken by active clients, a new client shares the row that
- * its key falls on. Joining costs a look at every row; a choice a look at every waiting job at
- * most.
+ * Bounds: `records_max` records. When all are taken by active clients, a new client shares the
+ * record that its key falls on. Joining costs a look at every record; a choice a look at every
+ * waiting job at most.
  *
  * Thread: the engine thread. */
 #ifndef KEEPD_ENGINE_QUEUE_H
@@ -34,8 +34,8 @@ struct queue_client {
 };
 
 struct queue {
-    struct queue_client *rows; /* [rows_max]; the first `row_count` have had a client */
-    int rows_max, row_count;
+    struct queue_client *records; /* [records_max]; the first `record_count` have had a client */
+    int records_max, record_count;
     int waiting;      /* jobs */
     int clients;      /* clients with jobs, waiting or running */
     int64_t least;    /* `served` of a client that begins; never falls */
@@ -49,7 +49,7 @@ struct queue {
 /* Number of steps for which a client still counts after its last job ended. */
 #define QUEUE_KEEP_STEPS 256
 
-void queue_open(struct queue *queue, int rows_max, int places);
+void queue_open(struct queue *queue, int records_max, int places);
 void queue_close(struct queue *queue); /* no job may wait */
 
 /* Appends the job to those of its client (job->request.client). */
@@ -61,7 +61,7 @@ void queue_end(struct queue *queue, struct engine_job *job);
 
 static inline struct queue_client *queue_client_of(const struct queue *queue,
                                                    const struct engine_job *job) {
-    return &queue->rows[job->client];
+    return &queue->records[job->client];
 }
 static inline void queue_charge(struct queue *queue, const struct engine_job *job, int64_t tokens) {
     queue_client_of(queue, job)->served += tokens;

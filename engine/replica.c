@@ -83,7 +83,7 @@ static void copy_conversations(struct replica *r) {
     if (r->conversation_changes == table->changes) return;
     r->conversation_changes = table->changes;
     for (int i = 0; i < table->capacity; i++) {
-        const struct conversation *c = &table->rows[i];
+        const struct conversation *c = &table->all[i];
         struct conversation_copy *copy = &r->conversation_copies[i];
         if (copy->of.change == c->change) continue;
         if (copy->of.id != c->id) copy_marks(copy, c);

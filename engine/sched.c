@@ -134,8 +134,8 @@ void sched_close(struct sched *sched) {
     sched_abandon(sched, ENGINE_FINISH_ABORT, 0);
     sched_publish_finished(sched);
     for (int i = 0; i < sched->conversations.capacity; i++)
-        if (sched->conversations.rows[i].id != 0)
-            sched_release_slot(sched, sched->conversations.rows[i].slot);
+        if (sched->conversations.all[i].id != 0)
+            sched_release_slot(sched, sched->conversations.all[i].slot);
     sched_save_close(sched);
     queue_close(&sched->queue);
     conversation_table_close(&sched->conversations);

@@ -99,7 +99,7 @@ struct sched_export {
     bool made_room;    /* the conversation has left memory meanwhile */
 };
 
-/* A conversation on its way in: a row of the table that is `arriving`. */
+/* A conversation on its way in: one of the table that is `arriving`. */
 struct sched_import {
     uint64_t id;                   /* 0 = none */
     const struct state_view *view; /* the store's, until it is unloaded */

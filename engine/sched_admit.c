@@ -186,12 +186,12 @@ static void count_start(struct sched *sched, const struct sched_entry *entry) {
     const struct conversation_match *match = &entry->match;
     if (!entry->wants_conversation) return;
     counters->cached_tokens += (uint64_t)job->cached_tokens;
-    if (!match->row)
+    if (!match->conv)
         counters->conversation_misses++;
     else
         counters->conversation_hits++;
-    if (match->row && match->cut) counters->conversation_cuts++;
-    if (!match->row || match->miss != ENGINE_MISS_NEW) counters->conversation_lost[match->miss]++;
+    if (match->conv && match->cut) counters->conversation_cuts++;
+    if (!match->conv || match->miss != ENGINE_MISS_NEW) counters->conversation_lost[match->miss]++;
     if (match->miss != ENGINE_MISS_NEW)
         log_debug("conversation missed: reason=%s prompt_tokens=%d cached_tokens=%d",
                   engine_miss_name(match->miss), job->request.prompt_count, job->cached_tokens);
@@ -228,17 +228,17 @@ static void plan_pages(const struct sched *sched, struct sched_entry *entry) {
     const struct engine_request *request = &entry->job->request;
     int64_t most = sched->options.pages_total / entry->job->choice_count;
     const struct conversation_match *match = &entry->match;
-    const struct conversation *row = match->row;
+    const struct conversation *conv = match->conv;
     entry->began = from_nothing;
-    if (row && match->exact)
-        entry->began = row->began;
-    else if (row)
-        entry->began = (struct reserve_turn){.held = min32(row->held, match->common),
-                                             .fullest = min32(row->fullest, match->common),
-                                             .drops = match->common < row->token_count,
+    if (conv && match->exact)
+        entry->began = conv->began;
+    else if (conv)
+        entry->began = (struct reserve_turn){.held = min32(conv->held, match->common),
+                                             .fullest = min32(conv->fullest, match->common),
+                                             .drops = match->common < conv->token_count,
                                              .tokens = match->common};
     entry->pages = pages_for(&sched->options, entry->job->params, &entry->began, request);
-    if (!row || entry->pages <= most) return;
+    if (!conv || entry->pages <= most) return;
     start_afresh(entry);
     entry->began = from_nothing;
     entry->pages = pages_for(&sched->options, entry->job->params, &entry->began, request);
@@ -247,9 +247,9 @@ static void plan_pages(const struct sched *sched, struct sched_entry *entry) {
 /* Another dialogue's conversation is not used up: rather than that, everything is read. */
 static bool make_room(struct sched *sched, struct sched_entry *entry, bool *used_up) {
     int choices = entry->job->choice_count;
-    const struct conversation *row = entry->match.row;
-    if (!sched_make_room(sched, entry->pages * choices, row, used_up)) return false;
-    if (!*used_up || row->id == entry->match.from || row->checkpoint) return true;
+    const struct conversation *conv = entry->match.conv;
+    if (!sched_make_room(sched, entry->pages * choices, conv, used_up)) return false;
+    if (!*used_up || conv->id == entry->match.from || conv->checkpoint) return true;
     start_afresh(entry);
     plan_pages(sched, entry);
     return sched_make_room(sched, entry->pages * choices, NULL, used_up);
@@ -272,7 +272,7 @@ static enum admission enter(struct sched *sched, const struct sched_entry *entry
     int rc = open_sequences(sched, entry, opened);
     if (rc != 0) return refuse(job, rc, "no memory for the request");
     sched_note_origin(sched, opened[0], entry->match.from);
-    if (!entry->match.row)
+    if (!entry->match.conv)
         opened[0]->slot = sched_take_slot(sched);
     else
         rc = sched_go_on(sched, opened[0], entry, used_up);

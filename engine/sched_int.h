@@ -58,10 +58,10 @@ void sched_stop_waiting(struct sched *sched, struct engine_job *job);
 bool sched_find(struct sched *sched, struct sched_entry *entry);
 
 /* Frees pages until `pages` fit beside the running sequences. Removes conversations in their order
- * of removal, and `row`, the one to continue, last: then its pages become part of the reservation
+ * of removal, and `conv`, the one to continue, last: then its pages become part of the reservation
  * and *used_up is set. Returns false when a sequence must end, or a conversation be written, first.
  */
-bool sched_make_room(struct sched *sched, int64_t pages, const struct conversation *row,
+bool sched_make_room(struct sched *sched, int64_t pages, const struct conversation *conv,
                      bool *used_up);
 
 /* Records the turn that the sequence follows, if any; also for a sequence that has to start from
@@ -69,15 +69,15 @@ bool sched_make_room(struct sched *sched, int64_t pages, const struct conversati
 void sched_note_origin(struct sched *sched, struct sequence *seq, uint64_t from);
 
 /* Gives `seq` a slot with the entry's conversation in it, without the tokens that the prompt does
- * not repeat: a fork of the row, or the row's own slot when it is used up. */
+ * not repeat: a fork of the conversation, or its own slot when it is used up. */
 int sched_go_on(struct sched *sched, struct sequence *seq, const struct sched_entry *entry,
                 bool used_up);
 
 /* Removes conversations until there are places for `more`. Returns false when the next one to
  * remove has to be written first. */
 bool sched_make_place(struct sched *sched, int more);
-/* Takes a row out of the table and gives its slot back. */
-void sched_drop(struct sched *sched, struct conversation *row, const char *why);
+/* Takes a conversation out of the table and gives its slot back. */
+void sched_drop(struct sched *sched, struct conversation *conv, const char *why);
 
 /* Leaves a checkpoint of a sequence that is about to evict, if it is useful and there is room. */
 void sched_leave_checkpoint(struct sched *sched, struct sequence *seq);
@@ -90,11 +90,12 @@ void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_r
 
 /* ---- sched_save.c ---------------------------------------------------------------------------- */
 
-bool sched_wants_saving(const struct sched *sched, const struct conversation *row);
-/* May the row be removed? If it must be written before, begins to write it, at once or when the
- * store can. */
-bool sched_save_for_room(struct sched *sched, struct conversation *row);
-void sched_forget_copying(struct sched *sched, const struct conversation *row); /* before removal */
+bool sched_wants_saving(const struct sched *sched, const struct conversation *conv);
+/* May the conversation be removed? If it must be written before, begins to write it, at once or
+ * when the store can. */
+bool sched_save_for_room(struct sched *sched, struct conversation *conv);
+void sched_forget_copying(struct sched *sched,
+                          const struct conversation *conv); /* before removal */
 /* Restores the conversation on disk that the query would use. Returns false while it is not there
  * yet; the head is woken then. */
 bool sched_restore(struct sched *sched, struct sched_entry *entry,

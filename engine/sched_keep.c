@@ -9,31 +9,32 @@
 #include "base/mem.h"
 #include "engine/sched_int.h"
 
-void sched_drop(struct sched *sched, struct conversation *row, const char *why) {
-    sched_forget_copying(sched, row);
-    struct conversation gone = conversation_take(&sched->conversations, row);
+void sched_drop(struct sched *sched, struct conversation *conv, const char *why) {
+    sched_forget_copying(sched, conv);
+    struct conversation gone = conversation_take(&sched->conversations, conv);
     log_debug("conversation=%016llx gone reason=%s tokens=%d pages=%lld",
               (unsigned long long)gone.id, why, gone.token_count, (long long)gone.pages);
     sched_release_slot(sched, gone.slot);
     mem_free(gone.tokens);
 }
 
-/* Returns whether the row is on disk, or will be; the store may have deleted the file meanwhile. */
-static bool is_on_disk(const struct sched *sched, const struct conversation *row) {
-    return row->saved == CONVERSATION_WRITING ||
-           (row->saved == CONVERSATION_SAVED && store_has(sched->options.store, row->id));
+/* Returns whether the conversation is on disk, or will be; the store may have deleted the file
+ * meanwhile. */
+static bool is_on_disk(const struct sched *sched, const struct conversation *conv) {
+    return conv->saved == CONVERSATION_WRITING ||
+           (conv->saved == CONVERSATION_SAVED && store_has(sched->options.store, conv->id));
 }
 
-/* Removes a row to make room. Unless the conversation is on disk, it is noted as gone, so that a
+/* Removes a conversation to make room. Unless it is on disk, it is noted as gone, so that a
  * later request that could have continued it reports why it cannot. */
-static void forget(struct sched *sched, struct conversation *row, const char *why) {
-    if (!is_on_disk(sched, row))
-        conversation_note_gone(&sched->conversations, row->space, row->prompt_end,
-                               row->prompt_hash);
-    if (row->saved == CONVERSATION_WRITING) sched->export.made_room = true;
-    if (row->saved == CONVERSATION_FAILED || row->saved == CONVERSATION_NOT_SAVABLE)
-        sched_count_lost(sched, row->id);
-    sched_drop(sched, row, why);
+static void forget(struct sched *sched, struct conversation *conv, const char *why) {
+    if (!is_on_disk(sched, conv))
+        conversation_note_gone(&sched->conversations, conv->space, conv->prompt_end,
+                               conv->prompt_hash);
+    if (conv->saved == CONVERSATION_WRITING) sched->export.made_room = true;
+    if (conv->saved == CONVERSATION_FAILED || conv->saved == CONVERSATION_NOT_SAVABLE)
+        sched_count_lost(sched, conv->id);
+    sched_drop(sched, conv, why);
 }
 
 /* ---- Room ------------------------------------------------------------------------------------ */
@@ -43,14 +44,14 @@ static int64_t pages_free(const struct sched *sched) {
     return sched->options.pages_total - sched->pages_reserved - sched->conversations.pages;
 }
 
-bool sched_make_room(struct sched *sched, int64_t pages, const struct conversation *row,
+bool sched_make_room(struct sched *sched, int64_t pages, const struct conversation *conv,
                      bool *used_up) {
     int64_t left = sched->options.pages_total - sched->pages_reserved;
-    *used_up = row && pages + row->pages > left;
-    int64_t own = *used_up ? row->pages : 0;
+    *used_up = conv && pages + conv->pages > left;
+    int64_t own = *used_up ? conv->pages : 0;
     if (pages > left) return false;
     while (pages > pages_free(sched) + own) {
-        struct conversation *first = conversation_first_to_go(&sched->conversations, row);
+        struct conversation *first = conversation_first_to_go(&sched->conversations, conv);
         if (!first) return false;
         if (!sched_save_for_room(sched, first)) {
             sched->needs_store = true;
@@ -76,41 +77,41 @@ bool sched_find(struct sched *sched, struct sched_entry *entry) {
     return sched_restore(sched, entry, &query);
 }
 
-/* Forks the row's streams into a slot of the sequence. The row takes the request's hint only when
- * both are of one dialogue. */
+/* Forks the conversation's streams into a slot of the sequence. It takes the request's hint only
+ * when both are of one dialogue. */
 static int fork_row(struct sched *sched, struct sequence *seq,
                     const struct conversation_match *match) {
     struct kern *kern = sched->options.kern;
-    struct conversation *row = match->row;
+    struct conversation *conv = match->conv;
     seq->slot = sched_take_slot(sched);
-    conversation_touch(&sched->conversations, row,
-                       match->from == row->id ? seq->job->request.hint : row->hint, clock_ns());
-    if (row->checkpoint) conversation_followed(&sched->conversations, row);
-    return kern->ops->fork(kern, row->slot, seq->slot);
+    conversation_touch(&sched->conversations, conv,
+                       match->from == conv->id ? seq->job->request.hint : conv->hint, clock_ns());
+    if (conv->checkpoint) conversation_followed(&sched->conversations, conv);
+    return kern->ops->fork(kern, conv->slot, seq->slot);
 }
 
 /* Drops a checkpoint with its turn, unless other dialogues continued the checkpoint. */
-static void drop_left(struct sched *sched, struct conversation *row, int which) {
-    struct conversation *checkpoint = conversation_by_id(&sched->conversations, row->left[which]);
-    row->left[which] = 0;
+static void drop_left(struct sched *sched, struct conversation *conv, int which) {
+    struct conversation *checkpoint = conversation_by_id(&sched->conversations, conv->left[which]);
+    conv->left[which] = 0;
     if (checkpoint && conversation_superseded(checkpoint))
         sched_drop(sched, checkpoint, "superseded");
 }
 
 /* The checkpoints of a turn that is used up go with it: nothing else would delete them. */
-static void take_row(struct sched *sched, struct sequence *seq, struct conversation *row) {
-    sched_forget_copying(sched, row);
-    struct conversation taken = conversation_take(&sched->conversations, row);
+static void take_row(struct sched *sched, struct sequence *seq, struct conversation *conv) {
+    sched_forget_copying(sched, conv);
+    struct conversation taken = conversation_take(&sched->conversations, conv);
     seq->slot = taken.slot;
     mem_free(taken.tokens);
     for (int i = 0; i < CONVERSATION_LEFT; i++) drop_left(sched, &taken, i);
 }
 
-/* Returns the file to delete when a successor of `row` is on disk: the row's own, or the one it
+/* Returns the file to delete when a successor of `conv` is on disk: its own, or the one it
  * replaces. */
-static uint64_t file_of(const struct conversation *row) {
-    bool has_one = row->saved == CONVERSATION_SAVED || row->saved == CONVERSATION_WRITING;
-    return has_one ? row->id : row->replaces;
+static uint64_t file_of(const struct conversation *conv) {
+    bool has_one = conv->saved == CONVERSATION_SAVED || conv->saved == CONVERSATION_WRITING;
+    return has_one ? conv->id : conv->replaces;
 }
 
 void sched_note_origin(struct sched *sched, struct sequence *seq, uint64_t id) {
@@ -144,16 +145,16 @@ int sched_go_on(struct sched *sched, struct sequence *seq, const struct sched_en
                 bool used_up) {
     struct kern *kern = sched->options.kern;
     const struct conversation_match *match = &entry->match;
-    int32_t dropped = match->row->token_count - match->common;
-    bool own = match->from == match->row->id;
+    int32_t dropped = match->conv->token_count - match->common;
+    bool own = match->from == match->conv->id;
     int rc = 0;
     /* An eviction behind the common tokens belongs to what is dropped. */
-    seq->evicted_at = match->row->evicted_at;
+    seq->evicted_at = match->conv->evicted_at;
     if (!match->exact && seq->evicted_at > match->common) seq->evicted_at = match->common;
     seq->began = entry->began;
-    seq->began_held = match->row->began_held;
+    seq->began_held = match->conv->began_held;
     if (used_up)
-        take_row(sched, seq, match->row);
+        take_row(sched, seq, match->conv);
     else
         rc = fork_row(sched, seq, match);
     if (rc == 0 && dropped > 0) rc = kern->ops->truncate(kern, seq->slot, match->common);
@@ -172,14 +173,14 @@ int sched_go_on(struct sched *sched, struct sequence *seq, const struct sched_en
 static void keep_file(struct sched *sched, uint64_t id) {
     struct conversation_table *table = &sched->conversations;
     for (int i = 0; i < table->capacity; i++)
-        if (table->rows[i].replaces == id) table->rows[i].replaces = 0;
+        if (table->all[i].replaces == id) table->all[i].replaces = 0;
     if (sched->export.replaces == id) sched->export.replaces = 0;
 }
 
 void sched_drop_checkpoints(struct sched *sched, const struct sequence *seq) {
     for (int i = 0; i < CONVERSATION_LEFT; i++) {
-        struct conversation *row = conversation_by_id(&sched->conversations, seq->left[i]);
-        if (row && conversation_superseded(row)) sched_drop(sched, row, "left alone");
+        struct conversation *conv = conversation_by_id(&sched->conversations, seq->left[i]);
+        if (conv && conversation_superseded(conv)) sched_drop(sched, conv, "left alone");
     }
 }
 
@@ -215,38 +216,38 @@ static int32_t *take_tokens(struct sequence *seq) {
 void sched_retain(struct sched *sched, struct sequence *seq, const struct kern_report *report) {
     struct conversation_table *table = &sched->conversations;
     int64_t entries = (int64_t)report->entries, count = sched_streams(sched);
-    struct conversation row = {.kv = seq->kv,
-                               .hint = seq->job->request.hint,
-                               .tokens = take_tokens(seq),
-                               .token_count = seq->due.tokens,
-                               .prompt_end = seq->prompt_count,
-                               .evicted_at = seq->evicted_at,
-                               .exact = seq->exact,
-                               .began = seq->began,
-                               .began_held = seq->began_held,
-                               .held = (int32_t)((entries + count - 1) / count),
-                               .fullest = sched_fullest(sched, report),
-                               .entries = entries,
-                               .pages = report->rank_pages,
-                               .slot = seq->slot,
-                               .origin = seq->origin};
-    memcpy(row.space, seq->job->request.space, sizeof row.space);
-    memcpy(row.left, seq->left, sizeof row.left);
+    struct conversation conv = {.kv = seq->kv,
+                                .hint = seq->job->request.hint,
+                                .tokens = take_tokens(seq),
+                                .token_count = seq->due.tokens,
+                                .prompt_end = seq->prompt_count,
+                                .evicted_at = seq->evicted_at,
+                                .exact = seq->exact,
+                                .began = seq->began,
+                                .began_held = seq->began_held,
+                                .held = (int32_t)((entries + count - 1) / count),
+                                .fullest = sched_fullest(sched, report),
+                                .entries = entries,
+                                .pages = report->rank_pages,
+                                .slot = seq->slot,
+                                .origin = seq->origin};
+    memcpy(conv.space, seq->job->request.space, sizeof conv.space);
+    memcpy(conv.left, seq->left, sizeof conv.left);
     const struct conversation *from = conversation_by_id(table, seq->origin);
-    if (from && row.left[CONVERSATION_LEFT_FIRST] == 0)
-        row.left[CONVERSATION_LEFT_FIRST] = from->left[CONVERSATION_LEFT_FIRST];
-    struct conversation *same = conversation_same(table, &row);
+    if (from && conv.left[CONVERSATION_LEFT_FIRST] == 0)
+        conv.left[CONVERSATION_LEFT_FIRST] = from->left[CONVERSATION_LEFT_FIRST];
+    struct conversation *same = conversation_same(table, &conv);
     if (same) {
-        row.turns = same->turns; /* successors of the old row are successors of this one */
-        row.replaces = file_of(same);
+        conv.turns = same->turns; /* successors of the old one are successors of this one */
+        conv.replaces = file_of(same);
         for (int i = 0; i < CONVERSATION_LEFT; i++)
-            if (same->left[i] != row.left[i]) drop_left(sched, same, i);
+            if (same->left[i] != conv.left[i]) drop_left(sched, same, i);
         sched_drop(sched, same, "repeated");
     } else {
-        row.replaces = supersede(sched, seq);
+        conv.replaces = supersede(sched, seq);
     }
     (void)sched_make_place(sched, 1); /* may fail now; tried again later, see sched_open */
-    conversation_add(table, &row, clock_ns());
+    conversation_add(table, &conv, clock_ns());
 }
 
 /* ---- Checkpoints -------------------------------------------------------------------------------
@@ -275,24 +276,24 @@ static bool has_room_to_spare(struct sched *sched, int64_t pages) {
 
 /* Adds a fork of the sequence to the table; returns its id, 0 without room or memory. */
 static uint64_t leave_fork(struct sched *sched, const struct sequence *seq,
-                           struct conversation *row) {
+                           struct conversation *conv) {
     struct kern *kern = sched->options.kern;
     struct kern_report report = {0};
     int64_t count = sched_streams(sched);
     if (kern->ops->report(kern, seq->slot, &report) != 0) return 0;
     if (!has_room_to_spare(sched, report.rank_pages)) return 0;
-    int32_t *tokens = mem_try_alloc((size_t)row->token_count, sizeof *tokens);
+    int32_t *tokens = mem_try_alloc((size_t)conv->token_count, sizeof *tokens);
     if (!tokens) return 0;
-    memcpy(tokens, row->tokens, (size_t)row->token_count * sizeof *tokens);
-    row->tokens = tokens;
-    row->slot = sched_take_slot(sched);
-    row->entries = (int64_t)report.entries;
-    row->held = (int32_t)((row->entries + count - 1) / count);
-    row->fullest = sched_fullest(sched, &report);
-    row->pages = report.rank_pages;
-    if (kern->ops->fork(kern, seq->slot, row->slot) == 0)
-        return conversation_add(&sched->conversations, row, clock_ns())->id;
-    sched_release_slot(sched, row->slot);
+    memcpy(tokens, conv->tokens, (size_t)conv->token_count * sizeof *tokens);
+    conv->tokens = tokens;
+    conv->slot = sched_take_slot(sched);
+    conv->entries = (int64_t)report.entries;
+    conv->held = (int32_t)((conv->entries + count - 1) / count);
+    conv->fullest = sched_fullest(sched, &report);
+    conv->pages = report.rank_pages;
+    if (kern->ops->fork(kern, seq->slot, conv->slot) == 0)
+        return conversation_add(&sched->conversations, conv, clock_ns())->id;
+    sched_release_slot(sched, conv->slot);
     mem_free(tokens);
     return 0;
 }
@@ -305,28 +306,28 @@ static uint64_t leave_fork(struct sched *sched, const struct sequence *seq,
 void sched_leave_checkpoint(struct sched *sched, struct sequence *seq) {
     const struct engine_request *request = &seq->job->request;
     struct conversation_table *table = &sched->conversations;
-    struct conversation row = {.kv = seq->kv,
-                               .hint = request->hint,
-                               .tokens = seq->tokens,
-                               .token_count = seq->due.tokens,
-                               .prompt_end = seq->due.tokens,
-                               .evicted_at = seq->evicted_at,
-                               .exact = seq->exact,
-                               .began = seq->began,
-                               .began_held = seq->began_held,
-                               .checkpoint = true,
-                               .turns = 1};
+    struct conversation conv = {.kv = seq->kv,
+                                .hint = request->hint,
+                                .tokens = seq->tokens,
+                                .token_count = seq->due.tokens,
+                                .prompt_end = seq->due.tokens,
+                                .evicted_at = seq->evicted_at,
+                                .exact = seq->exact,
+                                .began = seq->began,
+                                .began_held = seq->began_held,
+                                .checkpoint = true,
+                                .turns = 1};
     if (seq->index > 0 || seq->leader || table->capacity == 0) return;
     if (!request->kv.retain || request->prompt_logprobs) return;
     if (!conversation_can_cut(&seq->kv.rule)) return;
-    int32_t from = row.evicted_at, to = row.token_count, first = first_message(sched, seq);
-    memcpy(row.space, request->space, sizeof row.space);
+    int32_t from = conv.evicted_at, to = conv.token_count, first = first_message(sched, seq);
+    memcpy(conv.space, request->space, sizeof conv.space);
     bool has_first = seq->exact && seq->began.tokens == 0 && first >= CONVERSATION_CUT_MIN &&
                      from <= first && first < to;
     bool has_last = from < seq->prompt_count && seq->prompt_count <= to;
-    if (has_first && !has_last && conversation_alike(table, &row, first)) return;
-    if ((!has_first && !has_last) || conversation_same(table, &row)) return;
-    uint64_t id = leave_fork(sched, seq, &row);
+    if (has_first && !has_last && conversation_alike(table, &conv, first)) return;
+    if ((!has_first && !has_last) || conversation_same(table, &conv)) return;
+    uint64_t id = leave_fork(sched, seq, &conv);
     if (id != 0) seq->left[has_first ? CONVERSATION_LEFT_FIRST : CONVERSATION_LEFT_LAST] = id;
 }
 
@@ -350,11 +351,11 @@ static int remove_from_disk(struct sched *sched, uint64_t id) {
 /* Drops a conversation and the checkpoints that its turn left. */
 static void delete_row(struct sched *sched, uint64_t id) {
     struct conversation_table *table = &sched->conversations;
-    struct conversation *row = conversation_by_id(table, id);
+    struct conversation *conv = conversation_by_id(table, id);
     uint64_t left[CONVERSATION_LEFT];
-    if (!row) return;
-    memcpy(left, row->left, sizeof left);
-    sched_drop(sched, row, "deleted");
+    if (!conv) return;
+    memcpy(left, conv->left, sizeof left);
+    sched_drop(sched, conv, "deleted");
     for (int i = 0; i < CONVERSATION_LEFT; i++) {
         struct conversation *checkpoint = conversation_by_id(table, left[i]);
         if (checkpoint) sched_drop(sched, checkpoint, "deleted");
@@ -363,12 +364,12 @@ static void delete_row(struct sched *sched, uint64_t id) {
 
 int sched_delete(struct sched *sched, uint64_t id) {
     struct conversation_table *table = &sched->conversations;
-    struct conversation *row = conversation_by_id(table, id);
+    struct conversation *conv = conversation_by_id(table, id);
     int rc = remove_from_disk(sched, id);
-    if (!row) return rc;
-    struct conversation *before = conversation_by_id(table, row->origin);
+    if (!conv) return rc;
+    struct conversation *before = conversation_by_id(table, conv->origin);
     if (!before || conversation_superseded(before)) {
-        (void)remove_from_disk(sched, row->replaces);
+        (void)remove_from_disk(sched, conv->replaces);
         if (before) delete_row(sched, before->id);
     }
     delete_row(sched, id);

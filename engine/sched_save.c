@@ -7,8 +7,9 @@
  * and answers continue meanwhile.
  *
  * A conversation is read back for the first job that waits. The store reads and checks the file;
- * then a row with all its pages and its place is added to the table, marked `arriving`, and its
- * streams are copied in over steps. The job is tried again after a change, not in every step. */
+ * then a conversation with all its pages and its place is added to the table, marked `arriving`,
+ * and its streams are copied in over steps. The job is tried again after a change, not in every
+ * step. */
 #include <string.h>
 
 #include "base/check.h"
@@ -27,9 +28,9 @@ static int block_count(const struct sched *sched) {
     return 1 + (int)sched_streams(sched);
 }
 
-bool sched_wants_saving(const struct sched *sched, const struct conversation *row) {
-    return sched->options.store && !sched->saving_ended && row->saved == CONVERSATION_UNSAVED &&
-           !conversation_superseded(row) && !row->checkpoint && state_holds(&row->kv);
+bool sched_wants_saving(const struct sched *sched, const struct conversation *conv) {
+    return sched->options.store && !sched->saving_ended && conv->saved == CONVERSATION_UNSAVED &&
+           !conversation_superseded(conv) && !conv->checkpoint && state_holds(&conv->kv);
 }
 
 /* ---- Out ------------------------------------------------------------------------------------- */
@@ -42,59 +43,59 @@ static void cancel_export(struct sched *sched) {
     sched->export = (struct sched_export){0};
 }
 
-static void give_up(struct sched *sched, struct conversation *row, const char *why) {
-    log_warn("conversation=%016llx cannot be written: %s", (unsigned long long)row->id, why);
-    row->saved = CONVERSATION_FAILED;
+static void give_up(struct sched *sched, struct conversation *conv, const char *why) {
+    log_warn("conversation=%016llx cannot be written: %s", (unsigned long long)conv->id, why);
+    conv->saved = CONVERSATION_FAILED;
     sched->counters.state_failed++;
     sched->head_waits = false;
 }
 
-static void fill_head(const struct sched *sched, const struct conversation *row,
+static void fill_head(const struct sched *sched, const struct conversation *conv,
                       struct state_head *head) {
     *head = (struct state_head){.identity = *store_identity(sched->options.store),
-                                .id = row->id,
-                                .hint = row->hint,
+                                .id = conv->id,
+                                .hint = conv->hint,
                                 .saved_unix = clock_unix_seconds(),
-                                .kv = row->kv,
-                                .token_count = row->token_count,
-                                .prompt_end = row->prompt_end,
-                                .evicted_at = row->evicted_at,
-                                .fresh = row->exact && row->began.tokens == 0,
+                                .kv = conv->kv,
+                                .token_count = conv->token_count,
+                                .prompt_end = conv->prompt_end,
+                                .evicted_at = conv->evicted_at,
+                                .fresh = conv->exact && conv->began.tokens == 0,
                                 .block_count = block_count(sched)};
-    memcpy(head->space, row->space, sizeof head->space);
-    head->prompt_hash = conversation_hash(CONVERSATION_HASH, row->tokens, row->prompt_end);
-    head->token_hash = conversation_hash(head->prompt_hash, row->tokens + row->prompt_end,
-                                         row->token_count - row->prompt_end);
+    memcpy(head->space, conv->space, sizeof head->space);
+    head->prompt_hash = conversation_hash(CONVERSATION_HASH, conv->tokens, conv->prompt_end);
+    head->token_hash = conversation_hash(head->prompt_hash, conv->tokens + conv->prompt_end,
+                                         conv->token_count - conv->prompt_end);
 }
 
 /* Fills in the size of every block; returns their sum, 0 when the backend fails. */
-static size_t measure(struct sched *sched, const struct conversation *row, uint64_t *sizes) {
+static size_t measure(struct sched *sched, const struct conversation *conv, uint64_t *sizes) {
     struct kern *kern = kern_of(sched);
     size_t total = 0;
     for (int i = 0; i < block_count(sched); i++) {
-        sizes[i] = kern->ops->snapshot_size(kern, row->slot, i);
+        sizes[i] = kern->ops->snapshot_size(kern, conv->slot, i);
         if (sizes[i] == 0) return 0;
         total += (size_t)sizes[i];
     }
     return total;
 }
 
-static void begin_export(struct sched *sched, struct conversation *row) {
+static void begin_export(struct sched *sched, struct conversation *conv) {
     struct sched_export *export = &sched->export;
     CHECK(!export->data);
     uint64_t *sizes = mem_try_alloc((size_t)block_count(sched), sizeof *sizes);
-    size_t bytes = sizes ? measure(sched, row, sizes) : 0;
-    size_t size = bytes > 0 ? state_file_size(row->token_count, block_count(sched), bytes) : 0;
+    size_t bytes = sizes ? measure(sched, conv, sizes) : 0;
+    size_t size = bytes > 0 ? state_file_size(conv->token_count, block_count(sched), bytes) : 0;
     char *data = size > 0 ? mem_try_alloc(size, 1) : NULL;
     if (!data) {
-        give_up(sched, row, "no memory for the copy, or the backend failed");
+        give_up(sched, conv, "no memory for the copy, or the backend failed");
     } else {
-        fill_head(sched, row, &export->head);
+        fill_head(sched, conv, &export->head);
         export->head.file_size = size;
-        export->at = state_write_head(&export->head, row->tokens, sizes, data);
+        export->at = state_write_head(&export->head, conv->tokens, sizes, data);
         export->size = size;
         export->block = 0;
-        export->replaces = row->replaces;
+        export->replaces = conv->replaces;
         export->made_room = false;
         export->data = data;
     }
@@ -106,14 +107,14 @@ static void begin_export(struct sched *sched, struct conversation *row) {
 static void go_on_exporting(struct sched *sched, size_t most) {
     struct sched_export *export = &sched->export;
     struct kern *kern = kern_of(sched);
-    struct conversation *row = conversation_by_id(&sched->conversations, export->head.id);
-    CHECK(row); /* dropping a row cancels its export */
+    struct conversation *conv = conversation_by_id(&sched->conversations, export->head.id);
+    CHECK(conv); /* dropping a conversation cancels its export */
     for (size_t copied = 0; export->block < block_count(sched) && copied < most; export->block++) {
-        size_t size = kern->ops->snapshot_size(kern, row->slot, export->block);
+        size_t size = kern->ops->snapshot_size(kern, conv->slot, export->block);
         int rc =
-            kern->ops->snapshot_export(kern, row->slot, export->block, export->data + export->at);
+            kern->ops->snapshot_export(kern, conv->slot, export->block, export->data + export->at);
         if (rc != 0) {
-            give_up(sched, row, err_text(rc));
+            give_up(sched, conv, err_text(rc));
             cancel_export(sched);
             return;
         }
@@ -125,7 +126,7 @@ static void go_on_exporting(struct sched *sched, size_t most) {
     CHECK(export->at + STATE_SEAL_BYTES == export->size);
     store_save(sched->options.store, &export->head, export->data, export->size);
     export->data = NULL;
-    row->saved = CONVERSATION_WRITING;
+    conv->saved = CONVERSATION_WRITING;
     sched->head_waits = false; /* the pages may be freed now */
 }
 
@@ -142,8 +143,7 @@ static void remove_replaced(struct sched *sched, uint64_t id) {
 static void retry_failed(struct sched *sched) {
     struct conversation_table *table = &sched->conversations;
     for (int i = 0; i < table->capacity; i++)
-        if (table->rows[i].saved == CONVERSATION_FAILED)
-            table->rows[i].saved = CONVERSATION_UNSAVED;
+        if (table->all[i].saved == CONVERSATION_FAILED) table->all[i].saved = CONVERSATION_UNSAVED;
 }
 
 void sched_count_lost(struct sched *sched, uint64_t id) {
@@ -164,9 +164,9 @@ static void take_saved(struct sched *sched) {
     int rc;
     if (!store_saved(sched->options.store, &id, &rc)) return;
     sched->head_waits = false; /* the next conversation can be written now */
-    struct conversation *row = conversation_by_id(&sched->conversations, id);
-    if (row) {
-        row->saved = saved_by(rc);
+    struct conversation *conv = conversation_by_id(&sched->conversations, id);
+    if (conv) {
+        conv->saved = saved_by(rc);
     } else if (rc != 0 && export->made_room) {
         conversation_note_gone(&sched->conversations, head->space, head->prompt_end,
                                head->prompt_hash);
@@ -177,15 +177,15 @@ static void take_saved(struct sched *sched) {
     retry_failed(sched);
 }
 
-bool sched_save_for_room(struct sched *sched, struct conversation *row) {
+bool sched_save_for_room(struct sched *sched, struct conversation *conv) {
     struct sched_export *export = &sched->export;
-    if (!sched_wants_saving(sched, row)) return true;
+    if (!sched_wants_saving(sched, conv)) return true;
     take_saved(sched);
     if (!export->data && store_can_save(sched->options.store)) {
-        begin_export(sched, row);
+        begin_export(sched, conv);
         if (export->data) go_on_exporting(sched, sched->options.copy_bytes);
     }
-    return !sched_wants_saving(sched, row);
+    return !sched_wants_saving(sched, conv);
 }
 
 static void end_import(struct sched *sched) {
@@ -194,9 +194,9 @@ static void end_import(struct sched *sched) {
     sched->head_waits = false; /* a job that waits for it searches again */
 }
 
-void sched_forget_copying(struct sched *sched, const struct conversation *row) {
-    if (sched->export.data && sched->export.head.id == row->id) cancel_export(sched);
-    if (sched->import.id == row->id) end_import(sched);
+void sched_forget_copying(struct sched *sched, const struct conversation *conv) {
+    if (sched->export.data && sched->export.head.id == conv->id) cancel_export(sched);
+    if (sched->import.id == conv->id) end_import(sched);
 }
 
 /* Returns the conversation to write next: the least recently used of those that were idle for long
@@ -206,10 +206,10 @@ static struct conversation *next_to_save(struct sched *sched, int64_t now_ns, bo
     struct conversation *next = NULL;
     int64_t idle = sched->options.save_idle_ns;
     for (int i = 0; i < table->capacity; i++) {
-        struct conversation *row = &table->rows[i];
-        if (row->id == 0 || (!all && now_ns - row->last_used_ns < idle)) continue;
-        if (!sched_wants_saving(sched, row)) continue;
-        if (!next || row->use < next->use) next = row;
+        struct conversation *conv = &table->all[i];
+        if (conv->id == 0 || (!all && now_ns - conv->last_used_ns < idle)) continue;
+        if (!sched_wants_saving(sched, conv)) continue;
+        if (!next || conv->use < next->use) next = conv;
     }
     return next;
 }
@@ -232,9 +232,9 @@ void sched_save(struct sched *sched, int64_t now_ns, bool all) {
     sched->saving_all = all;
     bool look = all || sched->options.save_idle_ns == 0 || now_ns - sched->looked_ns > LOOK_NS;
     if (look && !sched->export.data && store_can_save(store)) {
-        struct conversation *row = next_to_save(sched, now_ns, all);
+        struct conversation *conv = next_to_save(sched, now_ns, all);
         sched->looked_ns = now_ns;
-        if (row) begin_export(sched, row);
+        if (conv) begin_export(sched, conv);
     }
     if (sched->export.data) go_on_exporting(sched, sched->options.copy_bytes);
     if (sched->import.id != 0) go_on_importing(sched, sched->options.copy_bytes);
@@ -256,9 +256,9 @@ bool sched_unsaved(const struct sched *sched) {
     if (!sched->options.store) return false;
     if (sched->export.data || !store_can_save(sched->options.store)) return true;
     for (int i = 0; i < table->capacity; i++) {
-        const struct conversation *row = &table->rows[i];
-        if (row->id != 0 && sched_wants_saving(sched, row)) return true;
-        if (row->saved == CONVERSATION_FAILED && !sched->saving_all) return true; /* once more */
+        const struct conversation *conv = &table->all[i];
+        if (conv->id != 0 && sched_wants_saving(sched, conv)) return true;
+        if (conv->saved == CONVERSATION_FAILED && !sched->saving_all) return true; /* once more */
     }
     return false;
 }
@@ -270,9 +270,9 @@ int64_t sched_next_save_ns(const struct sched *sched) {
     if (!store_can_save(sched->options.store)) return next;
     if (table->count > sched->options.conversations_max) return 0;
     for (int i = 0; i < table->capacity; i++) {
-        const struct conversation *row = &table->rows[i];
-        if (row->id == 0 || !sched_wants_saving(sched, row)) continue;
-        int64_t due = row->last_used_ns + sched->options.save_idle_ns;
+        const struct conversation *conv = &table->all[i];
+        if (conv->id == 0 || !sched_wants_saving(sched, conv)) continue;
+        int64_t due = conv->last_used_ns + sched->options.save_idle_ns;
         if (due < next) next = due;
     }
     int64_t look = sched->looked_ns + LOOK_NS + 1;
@@ -298,23 +298,23 @@ static int32_t *copy_tokens(const struct state_view *view) {
 static void add_row(struct sched *sched, const struct state_view *view, int32_t *tokens) {
     int64_t entries = (int64_t)view->report.entries, count = sched_streams(sched);
     const struct state_head *head = &view->head;
-    struct conversation row = {.id = head->id,
-                               .hint = head->hint,
-                               .kv = head->kv,
-                               .tokens = tokens,
-                               .token_count = head->token_count,
-                               .prompt_end = head->prompt_end,
-                               .held = (int32_t)((entries + count - 1) / count),
-                               .fullest = sched_fullest(sched, &view->report),
-                               .entries = entries,
-                               .pages = view->report.rank_pages,
-                               .slot = sched_take_slot(sched),
-                               .evicted_at = head->evicted_at,
-                               .exact = head->fresh,
-                               .saved = CONVERSATION_SAVED,
-                               .arriving = true};
-    memcpy(row.space, head->space, sizeof row.space);
-    conversation_add(&sched->conversations, &row, clock_ns());
+    struct conversation conv = {.id = head->id,
+                                .hint = head->hint,
+                                .kv = head->kv,
+                                .tokens = tokens,
+                                .token_count = head->token_count,
+                                .prompt_end = head->prompt_end,
+                                .held = (int32_t)((entries + count - 1) / count),
+                                .fullest = sched_fullest(sched, &view->report),
+                                .entries = entries,
+                                .pages = view->report.rank_pages,
+                                .slot = sched_take_slot(sched),
+                                .evicted_at = head->evicted_at,
+                                .exact = head->fresh,
+                                .saved = CONVERSATION_SAVED,
+                                .arriving = true};
+    memcpy(conv.space, head->space, sizeof conv.space);
+    conversation_add(&sched->conversations, &conv, clock_ns());
 }
 
 /* Gives up restoring: the request starts without the conversation, and the file stays as it is. */
@@ -324,26 +324,26 @@ static enum restored give_up_restoring(struct sched *sched, uint64_t id, const c
     return GIVE_UP;
 }
 
-/* Copies blocks until `most` bytes are copied. After the last block the row is a conversation like
+/* Copies blocks until `most` bytes are copied. After the last block the conversation is like
  * any other, and the file stays as its copy. */
 static void go_on_importing(struct sched *sched, size_t most) {
     struct kern *kern = kern_of(sched);
     struct sched_import *import = &sched->import;
-    struct conversation *row = conversation_by_id(&sched->conversations, import->id);
-    CHECK(row); /* dropping a row ends its import */
+    struct conversation *conv = conversation_by_id(&sched->conversations, import->id);
+    CHECK(conv); /* dropping a conversation ends its import */
     for (size_t copied = 0; import->block < block_count(sched) && copied < most; import->block++) {
         const struct kern_block *block = &import->view->blocks[import->block];
-        int rc = kern->ops->snapshot_import(kern, row->slot, import->block, block);
+        int rc = kern->ops->snapshot_import(kern, conv->slot, import->block, block);
         if (rc != 0) {
-            if (import->for_head) (void)give_up_restoring(sched, row->id, err_text(rc));
-            sched_drop(sched, row, "not restored");
+            if (import->for_head) (void)give_up_restoring(sched, conv->id, err_text(rc));
+            sched_drop(sched, conv, "not restored");
             return;
         }
         copied += block->size;
         sched->counters.copied++;
     }
     if (import->block < block_count(sched)) return;
-    row->arriving = false;
+    conv->arriving = false;
     sched->counters.state_restored++;
     end_import(sched);
 }
@@ -436,12 +436,12 @@ bool sched_restore(struct sched *sched, struct sched_entry *entry,
     /* The store reads only for the head; a passing job that could use a file waits until it is the
      * head. */
     if (entry->passing)
-        return (!entry->match.row || !entry->match.row->arriving) &&
+        return (!entry->match.conv || !entry->match.conv->arriving) &&
                store_find(sched->options.store, query,
-                          entry->match.row ? entry->match.common : 0) == 0;
+                          entry->match.conv ? entry->match.common : 0) == 0;
     for (enum restored result = RESTORED; result != GIVE_UP;) {
         const struct conversation_match *match = &entry->match;
-        if (match->row && match->row->arriving) return false;
+        if (match->conv && match->conv->arriving) return false;
         if (sched->head_lost == ENGINE_MISS_UNREADABLE) break;
         uint64_t id = find_on_disk(sched, query, match->common);
         if (id == 0) break;
@@ -449,7 +449,7 @@ bool sched_restore(struct sched *sched, struct sched_entry *entry,
         if (result == NOT_YET) return false;
         entry->match = conversation_find(&sched->conversations, query);
     }
-    if ((!entry->match.row || entry->match.cut) && sched->head_lost != ENGINE_MISS_NEW)
+    if ((!entry->match.conv || entry->match.cut) && sched->head_lost != ENGINE_MISS_NEW)
         entry->match.miss = sched->head_lost;
     return true;
 }

@@ -227,7 +227,7 @@ static void collect(struct chain *c) {
 static void disturb(struct world *w, const struct world_options *options, struct random *r) {
     struct conversation_table *table = &w->sched.conversations;
     if (below(r, 60) == 0) {
-        uint64_t id = table->rows[below(r, table->capacity)].id;
+        uint64_t id = table->all[below(r, table->capacity)].id;
         if (id != 0) deleted += sched_delete(&w->sched, id) == 0;
     }
     if (!options->state_dir || !sched_idle(&w->sched) || below(r, 2)) return;

@@ -362,13 +362,13 @@ static void check_holdings(const struct world *w) {
         CHECK(held.entries <= (size_t)seq->due.held * WORLD_STREAMS);
     }
     for (int i = 0; i < s->conversations.capacity; i++) {
-        const struct conversation *row = &s->conversations.rows[i];
+        const struct conversation *conv = &s->conversations.all[i];
         struct kern_report held = {0};
-        if (row->id == 0) continue;
-        CHECK(w->real->report(w->kern, row->slot, &held) == 0);
-        CHECK(held.pages <= row->pages && held.entries <= (size_t)row->entries);
-        CHECK(row->arriving ? row->id == s->import.id : held.pages == row->pages);
-        CHECK(row->arriving || held.entries == (size_t)row->entries);
+        if (conv->id == 0) continue;
+        CHECK(w->real->report(w->kern, conv->slot, &held) == 0);
+        CHECK(held.pages <= conv->pages && held.entries <= (size_t)conv->entries);
+        CHECK(conv->arriving ? conv->id == s->import.id : held.pages == conv->pages);
+        CHECK(conv->arriving || held.entries == (size_t)conv->entries);
     }
 }
 

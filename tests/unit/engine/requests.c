@@ -50,7 +50,7 @@ int turns_kept(const struct world *w) {
     const struct conversation_table *table = &w->sched.conversations;
     int count = 0;
     for (int i = 0; i < table->capacity; i++)
-        count += table->rows[i].id != 0 && !table->rows[i].checkpoint;
+        count += table->all[i].id != 0 && !table->all[i].checkpoint;
     return count;
 }
 

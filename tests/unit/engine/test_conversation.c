@@ -13,16 +13,16 @@ static struct kv_params kv_of(const char *policy, int budget) {
 
 static void add(struct conversation_table *t, int space, struct kv_params kv, const int32_t *tokens,
                 int count, int prompt_end, int slot) {
-    struct conversation row = {.kv = kv,
-                               .tokens = mem_must_alloc((size_t)count, sizeof *tokens),
-                               .token_count = count,
-                               .prompt_end = prompt_end,
-                               .slot = slot,
-                               .pages = 10 + slot,
-                               .entries = 100 + slot};
-    memcpy(row.tokens, tokens, (size_t)count * sizeof *tokens);
-    row.space[0] = (uint8_t)space;
-    conversation_add(t, &row, 0);
+    struct conversation conv = {.kv = kv,
+                                .tokens = mem_must_alloc((size_t)count, sizeof *tokens),
+                                .token_count = count,
+                                .prompt_end = prompt_end,
+                                .slot = slot,
+                                .pages = 10 + slot,
+                                .entries = 100 + slot};
+    memcpy(conv.tokens, tokens, (size_t)count * sizeof *tokens);
+    conv.space[0] = (uint8_t)space;
+    conversation_add(t, &conv, 0);
 }
 
 static uint64_t hint; /* hint of the queries below */
@@ -36,7 +36,7 @@ static struct conversation *find(struct conversation_table *t, int space, struct
     struct conversation_match match = conversation_find(t, &query);
     *common = match.common;
     *miss = match.miss;
-    return match.row;
+    return match.conv;
 }
 
 Test(conversation, longest_prefix_within_space_and_parameters) {
@@ -49,10 +49,10 @@ Test(conversation, longest_prefix_within_space_and_parameters) {
     add(&t, 1, kv, (int32_t[]){1, 2, 3, 4, 5, 6}, 6, 3, 1);
     add(&t, 2, kv, (int32_t[]){1, 2, 3, 4, 5, 6, 7}, 7, 3, 2);
     int32_t prompt[] = {1, 2, 3, 4, 5, 6, 7, 8};
-    struct conversation *row = find(&t, 1, kv, prompt, 8, &common, &miss);
-    cr_assert(row && row->slot == 1 && common == 6);
-    row = find(&t, 2, kv, prompt, 8, &common, &miss);
-    cr_assert(row && row->slot == 2 && common == 7);
+    struct conversation *conv = find(&t, 1, kv, prompt, 8, &common, &miss);
+    cr_assert(conv && conv->slot == 1 && common == 6);
+    conv = find(&t, 2, kv, prompt, 8, &common, &miss);
+    cr_assert(conv && conv->slot == 2 && common == 7);
     cr_assert_null(find(&t, 3, kv, prompt, 8, &common, &miss));
     cr_assert_eq(miss, ENGINE_MISS_NEW);
     cr_assert_null(find(&t, 1, kv_of("streaming", 33), prompt, 8, &common, &miss));
@@ -104,19 +104,18 @@ Test(conversation, superseded_ones_go_first) {
     struct kv_params kv = kv_of("streaming", 32);
     conversation_table_open(&t, 3);
     for (int i = 0; i < 3; i++) add(&t, i, kv, (int32_t[]){i}, 1, 1, i);
-    conversation_followed(&t, &t.rows[2]);
-    cr_assert(conversation_superseded(&t.rows[2]));
+    conversation_followed(&t, &t.all[2]);
+    cr_assert(conversation_superseded(&t.all[2]));
     cr_assert(t.pages == 33 && t.superseded_pages == 12 && t.superseded_entries == 102);
-    cr_assert_eq(conversation_first_to_go(&t, NULL), &t.rows[2]);
-    conversation_followed(&t,
-                          &t.rows[2]); /* a conversation with two successors is not superseded */
-    cr_assert_not(conversation_superseded(&t.rows[2]));
+    cr_assert_eq(conversation_first_to_go(&t, NULL), &t.all[2]);
+    conversation_followed(&t, &t.all[2]); /* a conversation with two successors is not superseded */
+    cr_assert_not(conversation_superseded(&t.all[2]));
     cr_assert(t.superseded_pages == 0 && t.superseded_entries == 0 && t.entries == 303);
-    cr_assert_eq(conversation_first_to_go(&t, NULL), &t.rows[0]);
-    conversation_touch(&t, &t.rows[0], 0, 0);
-    cr_assert_eq(conversation_first_to_go(&t, NULL), &t.rows[1]);
-    conversation_followed(&t, &t.rows[1]);
-    mem_free(conversation_take(&t, &t.rows[1]).tokens);
+    cr_assert_eq(conversation_first_to_go(&t, NULL), &t.all[0]);
+    conversation_touch(&t, &t.all[0], 0, 0);
+    cr_assert_eq(conversation_first_to_go(&t, NULL), &t.all[1]);
+    conversation_followed(&t, &t.all[1]);
+    mem_free(conversation_take(&t, &t.all[1]).tokens);
     cr_assert(t.superseded_pages == 0 && t.superseded_entries == 0 && t.entries == 202);
     conversation_table_close(&t);
 }
@@ -130,7 +129,7 @@ Test(conversation, a_hint_decides_among_equals_only) {
     add(&t, 1, kv, (int32_t[]){1, 2, 3}, 3, 2, 0);
     add(&t, 1, kv, (int32_t[]){1, 2, 4}, 3, 2, 1);
     add(&t, 1, kv, (int32_t[]){1, 2, 5, 6}, 4, 2, 2);
-    for (int i = 0; i < 3; i++) t.rows[i].hint = 70 + (uint64_t)i;
+    for (int i = 0; i < 3; i++) t.all[i].hint = 70 + (uint64_t)i;
     int32_t prompt[] = {1, 2, 9}, longer[] = {1, 2, 5, 9};
     hint = 0;
     cr_assert_eq(find(&t, 1, kv, prompt, 3, &common, &miss)->slot, 2); /* used last */
@@ -150,8 +149,8 @@ Test(conversation, what_was_forgotten_is_told) {
     enum engine_miss miss;
     conversation_table_open(&t, 1);
     add(&t, 1, kv, (int32_t[]){1, 2, 3}, 3, 2, 0);
-    conversation_note_gone(&t, t.rows[0].space, t.rows[0].prompt_end, t.rows[0].prompt_hash);
-    struct conversation taken = conversation_take(&t, &t.rows[0]);
+    conversation_note_gone(&t, t.all[0].space, t.all[0].prompt_end, t.all[0].prompt_hash);
+    struct conversation taken = conversation_take(&t, &t.all[0]);
     mem_free(taken.tokens);
     cr_assert_null(find(&t, 1, kv, prompt, 4, &common, &miss));
     cr_assert_eq(miss, ENGINE_MISS_FORGOTTEN);
@@ -169,9 +168,9 @@ Test(conversation, ids_are_random_and_found) {
     conversation_table_open(&b, 2);
     for (int i = 0; i < 2; i++) add(&a, 1, kv, (int32_t[]){1}, 1, 1, i);
     add(&b, 1, kv, (int32_t[]){1}, 1, 1, 0);
-    cr_assert(a.rows[0].id != 0 && a.rows[0].id != a.rows[1].id && a.rows[0].id != b.rows[0].id);
-    cr_assert_eq(conversation_by_id(&a, a.rows[1].id), &a.rows[1]);
-    cr_assert_null(conversation_by_id(&a, b.rows[0].id));
+    cr_assert(a.all[0].id != 0 && a.all[0].id != a.all[1].id && a.all[0].id != b.all[0].id);
+    cr_assert_eq(conversation_by_id(&a, a.all[1].id), &a.all[1]);
+    cr_assert_null(conversation_by_id(&a, b.all[0].id));
     cr_assert_null(conversation_by_id(&a, 0));
     conversation_table_close(&a);
     conversation_table_close(&b);
@@ -179,13 +178,13 @@ Test(conversation, ids_are_random_and_found) {
 
 /* ---- Known by hashes only -------------------------------------------------------------------- */
 
-static int32_t usable(const struct conversation *row, int space, const struct kv_params *kv,
+static int32_t usable(const struct conversation *conv, int space, const struct kv_params *kv,
                       const int32_t *prompt, int count) {
     const uint8_t bytes[16] = {(uint8_t)space};
     const struct conversation_query query = {
         .space = bytes, .kv = kv, .prompt = prompt, .prompt_count = count};
     struct conversation_search search = {.query = &query};
-    const struct conversation_key key = conversation_key_of(row);
+    const struct conversation_key key = conversation_key_of(conv);
     int32_t found = conversation_usable(&search, &key);
     conversation_search_close(&search);
     return found;
@@ -197,16 +196,16 @@ Test(conversation, hashes_find_what_tokens_find) {
     struct kv_params kv = kv_of("streaming", 32), other = kv_of("streaming", 33);
     conversation_table_open(&t, 1);
     add(&t, 1, kv, (int32_t[]){1, 2, 3, 4}, 4, 2, 0);
-    const struct conversation *row = &t.rows[0];
-    cr_assert_eq(usable(row, 1, &kv, (int32_t[]){1, 2, 3, 4, 5}, 5), 4);
-    cr_assert_eq(usable(row, 1, &kv, (int32_t[]){1, 2, 3, 9, 5}, 5), 2);
-    cr_assert_eq(usable(row, 1, &kv, (int32_t[]){1, 2, 3, 4}, 4), 2, "one is left to compute");
-    cr_assert_eq(usable(row, 1, &kv, (int32_t[]){1, 2}, 2), 0);
-    cr_assert_eq(usable(row, 1, &kv, (int32_t[]){1, 9, 3, 4, 5}, 5), 0);
-    cr_assert_eq(usable(row, 2, &kv, (int32_t[]){1, 2, 3, 4, 5}, 5), 0, "another space");
-    cr_assert_eq(usable(row, 1, &other, (int32_t[]){1, 2, 3, 4, 5}, 5), 0, "other settings");
+    const struct conversation *conv = &t.all[0];
+    cr_assert_eq(usable(conv, 1, &kv, (int32_t[]){1, 2, 3, 4, 5}, 5), 4);
+    cr_assert_eq(usable(conv, 1, &kv, (int32_t[]){1, 2, 3, 9, 5}, 5), 2);
+    cr_assert_eq(usable(conv, 1, &kv, (int32_t[]){1, 2, 3, 4}, 4), 2, "one is left to compute");
+    cr_assert_eq(usable(conv, 1, &kv, (int32_t[]){1, 2}, 2), 0);
+    cr_assert_eq(usable(conv, 1, &kv, (int32_t[]){1, 9, 3, 4, 5}, 5), 0);
+    cr_assert_eq(usable(conv, 2, &kv, (int32_t[]){1, 2, 3, 4, 5}, 5), 0, "another space");
+    cr_assert_eq(usable(conv, 1, &other, (int32_t[]){1, 2, 3, 4, 5}, 5), 0, "other settings");
     mem_fail_after(0);
-    cr_assert_eq(usable(row, 1, &kv, (int32_t[]){1, 2, 3, 4, 5}, 5), 0, "no memory: as if none");
+    cr_assert_eq(usable(conv, 1, &kv, (int32_t[]){1, 2, 3, 4, 5}, 5), 0, "no memory: as if none");
     mem_fail_after(-1);
     conversation_table_close(&t);
 }

@@ -103,7 +103,7 @@ Test(queue, a_full_table_shares_rows_and_reuses_idle_ones) {
     for (int i = 0; i < 3; i++) join(&q, &jobs[i], (uint8_t)(i + 1));
     join(&q, &jobs[3], 4);
     join(&q, &jobs[4], 4);
-    cr_assert_eq(q.row_count, 3);
+    cr_assert_eq(q.record_count, 3);
     cr_assert_eq(jobs[3].client, jobs[4].client, "one client, two rows");
     cr_assert_eq(q.clients, 3);
     static const int costs[] = {30, 20, 10, 40, 50};

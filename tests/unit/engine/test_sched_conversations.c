@@ -190,7 +190,7 @@ Test(conversations, a_linear_dialogue_keeps_two_states) {
     struct world w;
     world_open(
         &w, &(struct world_options){.pages = 900, .sequences = 2, .conversations = 9, .rows = 64});
-    const struct conversation *rows = w.sched.conversations.rows;
+    const struct conversation *convs = w.sched.conversations.all;
     const int32_t *prompt = prompt_of(0, 0);
     int same = 0; /* tokens of the last answer that the next prompt happens to repeat */
     for (int i = 0; i < 8; i++) {
@@ -204,7 +204,7 @@ Test(conversations, a_linear_dialogue_keeps_two_states) {
         engine_job_close(&job);
         int superseded = 0, count = turns_kept(&w), all = w.sched.conversations.count;
         for (int r = 0; r < 9; r++)
-            superseded += rows[r].id != 0 && conversation_superseded(&rows[r]);
+            superseded += convs[r].id != 0 && conversation_superseded(&convs[r]);
         cr_assert(count == (i == 0 ? 1 : 2) && all <= count + 2 && superseded == all - 1);
     }
     world_close(&w);
@@ -313,9 +313,9 @@ Test(conversations, deleting) {
     turn(&w, 2, 0, 20, full());
     uint64_t last = 0, other = 0;
     for (int i = 0; i < 4; i++) {
-        const struct conversation *row = &table->rows[i];
-        if (row->id != 0 && row->origin != 0) last = row->id;
-        if (row->id != 0 && row->token_count == 22) other = row->id;
+        const struct conversation *conv = &table->all[i];
+        if (conv->id != 0 && conv->origin != 0) last = conv->id;
+        if (conv->id != 0 && conv->token_count == 22) other = conv->id;
     }
     cr_assert_eq(sched_delete(&w.sched, last + 1), ERR_NOTFOUND);
     cr_assert_eq(sched_delete(&w.sched, last), 0); /* with its predecessor */

@@ -144,10 +144,10 @@ Test(cuts, an_eviction_at_the_end_of_its_prompt_is_its_own) {
                            .pages = 600, .sequences = 1, .conversations = 8, .rows = 70});
         int count = 48 + 10 * extra;
         struct engine_job job = run(&w, 0, count - 1, count, 1, &kv);
-        const struct conversation *row = w.sched.conversations.rows;
-        while (row->id == 0 || row->checkpoint) row++;
-        cr_assert_eq(row->evicted_at, count, "nothing was tested");
-        cr_assert_eq(row->exact, extra == 0);
+        const struct conversation *conv = w.sched.conversations.all;
+        while (conv->id == 0 || conv->checkpoint) conv++;
+        cr_assert_eq(conv->evicted_at, count, "nothing was tested");
+        cr_assert_eq(conv->exact, extra == 0);
         engine_job_close(&job);
         world_close(&w);
     }

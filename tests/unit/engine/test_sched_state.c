@@ -124,16 +124,16 @@ Test(state, deleting_reaches_the_disk) {
     turn(&s.w, 1, 60, 80, global(16, 4, 8));
     uint64_t last = 0, only_on_disk;
     for (int i = 0; i < 9; i++)
-        if (s.w.sched.conversations.rows[i].token_count == 82)
-            last = s.w.sched.conversations.rows[i].id;
+        if (s.w.sched.conversations.all[i].token_count == 82)
+            last = s.w.sched.conversations.all[i].id;
     cr_assert_eq(sched_delete(&s.w.sched, last), 0);
     cr_assert(s.w.sched.conversations.count == 0 && stats_of(&s).files == 0);
     turn(&s.w, 2, 0, 60, global(16, 4, 8));
     world_save_all(&s.w);
     only_on_disk = 0;
     for (int i = 0; i < 9; i++)
-        if (!s.w.sched.conversations.rows[i].checkpoint && s.w.sched.conversations.rows[i].id != 0)
-            only_on_disk = s.w.sched.conversations.rows[i].id;
+        if (!s.w.sched.conversations.all[i].checkpoint && s.w.sched.conversations.all[i].id != 0)
+            only_on_disk = s.w.sched.conversations.all[i].id;
     stored_restart(&s);
     cr_assert_eq(sched_delete(&s.w.sched, only_on_disk), 0);
     cr_assert_eq(sched_delete(&s.w.sched, only_on_disk), ERR_NOTFOUND);
@@ -537,7 +537,7 @@ Test(state, a_read_file_goes_with_who_asked_for_it) {
         &s, (struct world_options){.conversations = 2, .state_eager = true, .pages = pages + 3});
     turn(&s.w, 0, 0, 50, kv); /* holds 4 pages */
     world_save_all(&s.w);
-    uint64_t id = s.w.sched.conversations.rows[0].id;
+    uint64_t id = s.w.sched.conversations.all[0].id;
     stored_restart(&s);
     other = job_of(3, prompt, answer, full());
     submit(&s.w, &other);
@@ -697,7 +697,7 @@ Test(state, a_lost_file_makes_a_forgotten_conversation) {
     struct stored s;
     struct engine_kv kv = global(16, 4, 8);
     stored_open_with_file(&s, (struct world_options){.conversations = 1, .state_eager = true}, kv);
-    cr_assert_eq(store_remove(s.w.store, s.w.sched.conversations.rows[0].id), 0);
+    cr_assert_eq(store_remove(s.w.store, s.w.sched.conversations.all[0].id), 0);
     turn(&s.w, 3, 0, 40, kv);
     cr_assert_eq(turn(&s.w, 1, 60, 90, kv), 0);
     cr_assert_eq(s.w.sched.counters.conversation_lost[ENGINE_MISS_FORGOTTEN], 1);
