@@ -1,8 +1,10 @@
 /* Gates file: a safetensors file whose metadata key `keepd` describes retention gates.
  *
  *   keepd  = {version 1, type "rg" | "rg10", width m, act "silu", layers L, heads H,
- *             trained_budget, horizon, sinks, recent, parity, base_sha256}
- *             trained_budget to parity: what the gates were trained for; each may be missing
+ *             trained_budget, horizon, sinks, recent, parity,
+ *             base: {vectors, matrices}}
+ *             trained_budget to base: what the gates were trained for; each may be missing. `base`
+ *             has the digests of the model's numbers (base_digest.h), in hex
  *   w1     [L, m, d], b1 [L, m]          or per head: [L*H, m, d], [L*H, m] (rg only)
  *   w2     [L, m, m], b2 [L, m]          rg10 only
  *   w_last [R, m], c [R], row [L, H]     int32: which row of w_last each head uses
@@ -17,8 +19,8 @@
 #include <stdint.h>
 
 #include "base/err.h"
-#include "base/sha256.h"
 #include "kernels/kern.h"
+#include "model/base_digest.h"
 #include "model/weights.h"
 
 #define GATES_WIDTH_MAX 16384
@@ -31,11 +33,11 @@ struct gates_shape {
 struct gates_header {
     bool two_layers; /* rg10 */
     int width, layers, heads;
-    int trained_budget;           /* 0 = unknown */
-    float horizon;                /* >= 1, INFINITY allowed; 0 = unknown */
-    int sinks, recent;            /* protected tokens; -1 = unknown */
-    int parity;                   /* 1: scores with the published offsets; -1 = unknown */
-    char base_sha256[SHA256_HEX]; /* lower case; "" = unknown */
+    int trained_budget;      /* 0 = unknown */
+    float horizon;           /* >= 1, INFINITY allowed; 0 = unknown */
+    int sinks, recent;       /* protected tokens; -1 = unknown */
+    int parity;              /* 1: scores with the published offsets; -1 = unknown */
+    struct base_digest base; /* members "" = unknown */
 };
 
 /* The header of gates that no file describes. */

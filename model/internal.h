@@ -80,7 +80,8 @@ int model_config_read(const cJSON *config, const cJSON *generation, int context,
  * random ones. */
 int model_load_weights(struct model *model, const struct model_options *options,
                        const struct weights *weights, struct fault *fault);
-int model_load_gates(struct model *model, const struct model_options *options, struct fault *fault);
+int model_load_gates(struct model *model, const struct model_options *options,
+                     const struct weights *weights, struct fault *fault);
 
 /* ---- Random weights (random.c) --------------------------------------------------------------- */
 

@@ -122,13 +122,6 @@ static int rotary_row(const struct model_config *config, int to) {
     return config->rotary_dims + j - turning + (second ? half - turning : 0);
 }
 
-/* Converters to GGUF store the rows i and i + D/2 of a head of llama's q and k as 2 i and 2 i + 1.
- */
-static int stored_row(const struct model_config *config, int row) {
-    int half = config->head_dim / 2;
-    return config->permuted_qk ? 2 * (row % half) + row / half : row;
-}
-
 /* loader->order stays NULL where the files have rows as the backend takes them. */
 static int make_order(struct loader *loader) {
     const struct model_config *config = &loader->model->config;
@@ -137,13 +130,12 @@ static int make_order(struct loader *loader) {
     if (!loader->order)
         return fault_set(loader->fault, ERR_NOMEM, "model", "no memory for a table");
     for (int i = 0; i < config->head_dim; i++)
-        loader->order[i] = stored_row(config, rotary_row(config, i));
+        loader->order[i] = tensor_stored_row(config, rotary_row(config, i));
     return 0;
 }
 
 static const int *order_of(const struct loader *loader, enum role role) {
-    bool turned = role == ROLE_Q || role == ROLE_K || role == ROLE_Q_BIAS || role == ROLE_K_BIAS;
-    return turned ? loader->order : NULL;
+    return tensor_is_rotated(role) ? loader->order : NULL;
 }
 
 /* ---- Matrices ------------------------------------------------------------------------------ */
@@ -693,15 +685,7 @@ static int open_loader(struct loader *loader) {
         return rc;
     }
     char name[TENSOR_NAME_MAX];
-    const bool gguf = weights_gguf(weights) != NULL;
-    loader->naming = gguf && config->fused           ? NAMING_GGUF_FUSED
-                     : gguf && config->gpt_oss_names ? NAMING_GGUF_GPT_OSS
-                     : gguf                          ? NAMING_GGUF
-                     : config->gpt_oss_names         ? NAMING_HF_GPT_OSS
-                     : config->fused                 ? NAMING_HF_FUSED
-                     : config->post_norms            ? NAMING_HF_POST_NORMS
-                     : config->mixtral_names         ? NAMING_HF_MIXTRAL
-                                                     : NAMING_HF;
+    loader->naming = tensor_naming(config, weights_gguf(weights) != NULL);
     name_of(loader, ROLE_EMBED, -1, name);
     const struct tensor *embed = weights_find(weights, name);
     if (embed && tensor_is_float(embed->dtype))

@@ -2,7 +2,6 @@
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -12,29 +11,24 @@
 #include "model/internal.h"
 
 #define GATES_FILE_MAX ((size_t)4 << 30)
-#define HASH_FILE_MAX  ((size_t)64 << 20) /* hashing more would delay the start for a warning */
 
-/* Gates name their base by the digest of its one weight file, or of a sharded model's index. */
-static void warn_other_base(const struct model_options *options, const char *expected) {
-    static const char *const names[] = {"model.safetensors", "model.safetensors.index.json"};
-    char path[PATH_MAX], found[SHA256_HEX], *data = NULL;
-    size_t size = 0;
-    struct stat info;
-    bool exists = false;
-    for (size_t i = 0; i < sizeof names / sizeof names[0] && !exists; i++) {
-        int n = snprintf(path, sizeof path, "%s/%s", options->dir, names[i]);
-        exists = n > 0 && (size_t)n < sizeof path && stat(path, &info) == 0;
-    }
-    if (*expected && gguf_is_path(options->dir))
-        log_info("gates name their base by its safetensors file: not compared with a GGUF file");
-    if (!*expected || !exists || info.st_size >= (off_t)HASH_FILE_MAX) return;
-    if (file_read(path, HASH_FILE_MAX, &data, &size, NULL)) return;
-    sha256_hex(data, size, found);
-    mem_free(data);
-    if (strcmp(found, expected) != 0)
-        log_warn("gates were trained for another base model: base_sha256 is %.16s..., the weights "
-                 "have %.16s...",
-                 expected, found);
+/* Gates of another model are refused. Every quantisation of a model has its vectors; other matrices
+ * beside them are the model in another quantisation, or fine-tuned, for which the gates may do. */
+static int check_base(const struct model *model, const struct weights *weights,
+                      const struct base_digest *base, struct fault *fault) {
+    struct base_digest found;
+    if (!weights || !base->vectors[0]) return 0;
+    int rc = base_digest(&model->config, weights, &found);
+    if (rc) return fault_set(fault, rc, "keepd.base", "%s", err_text(rc));
+    if (strcmp(found.vectors, base->vectors) != 0)
+        return fault_set(fault, ERR_INVALID, "keepd.base.vectors",
+                         "the gates were trained for another base model: %.16s..., the model has "
+                         "%.16s...",
+                         base->vectors, found.vectors);
+    if (base->matrices[0] && strcmp(found.matrices, base->matrices) != 0)
+        log_warn("the gates were trained for the same base model with other matrices: this one is "
+                 "quantised in another way, or fine-tuned");
+    return 0;
 }
 
 static int load_gate_layers(struct model *model, struct gates *gates, struct fault *fault) {
@@ -57,7 +51,7 @@ static int in_gates_file(int rc, const char *path, struct fault *fault) {
 }
 
 static int load_gates_file(struct model *model, const struct model_options *options,
-                           const char *path, struct fault *fault) {
+                           const struct weights *weights, const char *path, struct fault *fault) {
     const struct model_config *c = &model->config;
     const struct gates_shape shape = {c->layers, c->heads_kv, c->d_model};
     struct gates gates;
@@ -67,8 +61,8 @@ static int load_gates_file(struct model *model, const struct model_options *opti
     if (rc && fault) fault->field[0] = '\0'; /* the message names the path */
     if (!rc) rc = gates_parse(data, size, &shape, &gates, fault);
     if (rc) goto out;
-    if (!options->check_only) warn_other_base(options, gates.header.base_sha256);
-    if (!options->check_only) rc = load_gate_layers(model, &gates, fault);
+    rc = check_base(model, weights, &gates.header.base, fault);
+    if (!rc && !options->check_only) rc = load_gate_layers(model, &gates, fault);
     model->gates = gates.header;
     gates_close(&gates);
 out:
@@ -78,15 +72,16 @@ out:
 }
 
 int model_load_gates(struct model *model, const struct model_options *options,
-                     struct fault *fault) {
+                     const struct weights *weights, struct fault *fault) {
     char path[PATH_MAX];
     if (options->gates)
-        return *options->gates ? load_gates_file(model, options, options->gates, fault) : 0;
+        return *options->gates ? load_gates_file(model, options, weights, options->gates, fault)
+                               : 0;
     if (gguf_is_path(options->dir)) return 0; /* a file has no place for them */
     int n = snprintf(path, sizeof path, "%s/gates.safetensors", options->dir);
     if (n < 0 || (size_t)n >= sizeof path)
         return fault_set(fault, ERR_INVALID, "model", "directory name is too long");
-    if (access(path, F_OK) == 0) return load_gates_file(model, options, path, fault);
+    if (access(path, F_OK) == 0) return load_gates_file(model, options, weights, path, fault);
     if (!options->random_weights) return 0;
     if (!options->check_only) return random_gates(model, fault);
     model->has_gates = true;

@@ -106,8 +106,9 @@ static int load_all(struct model *model, const struct model_options *options, st
     if (!rc) rc = check_shape(model, fault);
     if (!rc) model->layers = mem_must_alloc((size_t)model->config.layers, sizeof *model->layers);
     if (!rc) rc = model_load_weights(model, options, weights, fault);
+    if (!rc) rc = model_load_gates(model, options, weights, fault);
     weights_close(weights);
-    return rc ? rc : model_load_gates(model, options, fault);
+    return rc;
 }
 
 static int borrow_all(struct model *model, const struct model *owner, struct fault *fault) {

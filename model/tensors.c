@@ -170,6 +170,18 @@ static void name_in_layer(char out[TENSOR_NAME_MAX], enum naming naming, const c
         snprintf(out + n, TENSOR_NAME_MAX - (size_t)n, "%d%s", expert, name + before + 1);
 }
 
+enum naming tensor_naming(const struct model_config *config, bool gguf) {
+    if (gguf)
+        return config->fused           ? NAMING_GGUF_FUSED
+               : config->gpt_oss_names ? NAMING_GGUF_GPT_OSS
+                                       : NAMING_GGUF;
+    return config->gpt_oss_names   ? NAMING_HF_GPT_OSS
+           : config->fused         ? NAMING_HF_FUSED
+           : config->post_norms    ? NAMING_HF_POST_NORMS
+           : config->mixtral_names ? NAMING_HF_MIXTRAL
+                                   : NAMING_HF;
+}
+
 /* The naming that has the names which a naming does not change. */
 static enum naming base_of(enum naming naming) {
     return naming_is_gguf(naming) ? NAMING_GGUF : NAMING_HF;
@@ -197,6 +209,15 @@ bool tensor_alternates(enum naming naming, enum role role) {
 bool tensor_is_split_mxfp4(enum naming naming, enum role role) {
     return naming == NAMING_HF_GPT_OSS &&
            (role == ROLE_EXPERT_GATE || role == ROLE_EXPERT_UP || role == ROLE_EXPERT_DOWN);
+}
+
+bool tensor_is_rotated(enum role role) {
+    return role == ROLE_Q || role == ROLE_K || role == ROLE_Q_BIAS || role == ROLE_K_BIAS;
+}
+
+int tensor_stored_row(const struct model_config *config, int row) {
+    int half = config->head_dim / 2;
+    return config->permuted_qk ? 2 * (row % half) + row / half : row;
 }
 
 void tensor_name(char out[TENSOR_NAME_MAX], enum naming naming, enum role role, int layer,
@@ -257,7 +278,6 @@ const struct slot slot_final_norm = {VECTOR(model, final_norm, true, ROLE_FINAL_
                                      .scaled = offsetof(struct model_config, logit_scale)};
 const struct slot slot_head = {MATRIX(model, head, VOCAB, ROLE_HEAD), .count = 1};
 
-/* In the order of loading. */
 const struct slot layer_slots[] = {
     {VECTOR(layer, attn_norm, true, ROLE_ATTN_NORM), .count = 1, WANTED(pre_norms)},
     {MATRIX(layer, qkv, ROWS, ROLE_Q, ROLE_K, ROLE_V), .count = 3, .heads = true},

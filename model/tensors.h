@@ -61,6 +61,8 @@ static inline bool naming_is_gguf(enum naming naming) {
     return naming == NAMING_GGUF || naming == NAMING_GGUF_FUSED || naming == NAMING_GGUF_GPT_OSS;
 }
 
+enum naming tensor_naming(const struct model_config *config, bool gguf);
+
 /* "" where the naming has no such tensor. `layer` is not read for tensors outside the layers, nor
  * `expert` for those that are no expert's.
  * Several roles may have one name: their rows follow each other in that tensor, in the order of the
@@ -75,6 +77,10 @@ bool tensor_alternates(enum naming naming, enum role role);
  * ends with "_blocks"; the scales are in a tensor whose name ends with "_scales", [..., cols / 32]
  * U8. */
 bool tensor_is_split_mxfp4(enum naming naming, enum role role);
+bool tensor_is_rotated(enum role role); /* q, k and their biases: rows of heads that rotate */
+/* The row of the files that is a head's row `row` in the model. Converters to GGUF store
+ * the rows i and i + D/2 of llama's heads as 2 i and 2 i + 1. */
+int tensor_stored_row(const struct model_config *config, int row);
 /* cols 0: a vector of `rows`. */
 void tensor_shape(const struct model_config *config, enum role role, int64_t *rows, int64_t *cols);
 
@@ -100,6 +106,7 @@ struct slot {
 };
 
 extern const struct slot slot_embed, slot_final_norm, slot_head;
+/* In the order of loading, and of the digests that name a base (base_digest.h). */
 extern const struct slot layer_slots[];
 extern const size_t layer_slot_count;
 

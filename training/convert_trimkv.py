@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from gates import write_gates
-from models import read_config, read_json, weights_sha256
+from models import base_digests, read_config, read_json
 from options import file, positive
 
 NAME = re.compile(r"model\.layers\.(\d+)\.self_attn\.retention_gate\.(linear[123]\.(?:weight|bias)|bias)")
@@ -120,7 +120,7 @@ def last_projection(state, kind, layers, heads, tied, warn):
 
 
 def convert(state, config, base, horizon=None, warn=print):
-    """(tensors, header without base_sha256) of the gates file."""
+    """(tensors, header without base) of the gates file."""
     layers, heads, d_model = base_shape(base)
     if base.get("hidden_act", "silu") != "silu":
         raise Layout(f"base config.json: hidden_act: {base['hidden_act']!r} is not supported, only 'silu'")
@@ -181,7 +181,7 @@ def main():
         tensors, header = convert(read_state(a.weights), config, base, a.horizon, warn)
     except Layout as e:
         raise SystemExit(f"{a.weights}: {e}") from None
-    header["base_sha256"] = weights_sha256(a.base)
+    header["base"] = base_digests(a.base)
     write_gates(a.out, tensors, header)
     print(json.dumps({"gates": str(a.out), **header}))
 

@@ -20,7 +20,7 @@ import losses
 from data import Shuffle
 from eviction_trace import Records, sees
 from gates import read_header, write_gates
-from models import DTYPES, OwnAttention, read_config, weights_sha256
+from models import DTYPES, OwnAttention, base_digests, read_config
 from options import count, file, positive
 from runs import Run, World, add_arguments
 
@@ -125,7 +125,7 @@ def export(model, source, out):
             shutil.copy(source / name, out / name)
     gates = source / "gates.safetensors"
     if gates.exists():
-        write_gates(out / gates.name, load_file(gates), {**read_header(gates), "base_sha256": weights_sha256(out)})
+        write_gates(out / gates.name, load_file(gates), {**read_header(gates), "base": base_digests(out)})
 
 
 def arguments():

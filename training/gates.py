@@ -60,14 +60,14 @@ class GateBank(nn.Module):
             h = F.silu(F.linear(h, self.w2[layer], self.b2[layer]))
         return F.logsigmoid(torch.einsum("btm,hm->bht", h, w) + c[:, None])
 
-    def header(self, base_sha256, trained_budget, horizon=128):
+    def header(self, base, trained_budget, horizon=128):
         return {"version": 1, "type": self.type, "width": self.width, "act": "silu", "layers": self.layers,
                 "heads": self.heads, "d_model": self.d_model, "tying": self.tying,
-                "trained_budget": trained_budget, "horizon": horizon, "base_sha256": base_sha256}
+                "trained_budget": trained_budget, "horizon": horizon, "base": base}
 
-    def save(self, path, base_sha256, trained_budget):
+    def save(self, path, base, trained_budget):
         tensors = {k: v.detach().cpu().contiguous() for k, v in self.state_dict().items()}
-        write_gates(path, tensors, self.header(base_sha256, trained_budget))
+        write_gates(path, tensors, self.header(base, trained_budget))
 
     def load(self, path):
         """Takes the values of a gates file of the same kind; errors name what differs."""

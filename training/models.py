@@ -10,12 +10,18 @@ import json
 
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface
 
 NAME = "keepd"
 FAMILIES = ("qwen3", "qwen2", "llama")
+# A layer's tensors in the order of the digests: a family has some of them.
+IN_LAYER = ("input_layernorm.weight", *(f"self_attn.{p}_proj.weight" for p in "qkv"),
+            *(f"self_attn.{p}_proj.bias" for p in "qkv"), "self_attn.q_norm.weight", "self_attn.k_norm.weight",
+            "self_attn.o_proj.weight", "self_attn.o_proj.bias", "post_attention_layernorm.weight",
+            "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -43,14 +49,35 @@ def read_config(directory):
     return c
 
 
-def weights_sha256(directory):
-    """Digest that ties gates to a base: of the one weight file, or of the index of a sharded model."""
-    single = directory / "model.safetensors"
-    path = single if single.exists() else directory / "model.safetensors.index.json"
-    if not path.exists():
-        raise SystemExit(f"{directory}: neither model.safetensors nor model.safetensors.index.json")
-    with path.open("rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
+def read_tensors(directory):
+    """{name: safetensors slice} of all weight files; reads nothing yet."""
+    files = sorted(f for f in directory.glob("*.safetensors") if f.name != "gates.safetensors")
+    if not files:
+        raise SystemExit(f"{directory}: no safetensors")
+    opened = [safe_open(f, "pt") for f in files]
+    return {name: f.get_slice(name) for f in opened for name in f.keys()}
+
+
+def base_digests(directory):
+    """The digests by which gates name their base, however it is stored: see model/base_digest.h."""
+    tensors = read_tensors(directory)
+    sums = {"vectors": hashlib.sha256(), "matrices": hashlib.sha256()}
+
+    def add(name):
+        found = tensors.get(name)
+        if found is None:
+            return
+        n = found.get_shape()[0]
+        vector = len(found.get_shape()) == 1
+        for part in [found[:]] if vector else [found[row:row + 1] for row in (0, n // 2, n - 1)]:
+            sums["vectors" if vector else "matrices"].update(part.float().numpy().astype("<f4").tobytes())
+
+    add("model.embed_tokens.weight")
+    add("model.norm.weight")
+    for layer in range(read_config(directory)["num_hidden_layers"]):
+        for name in IN_LAYER:
+            add(f"model.layers.{layer}.{name}")
+    return {name: h.hexdigest() for name, h in sums.items()}
 
 
 def causal(q, k, v, scaling):

@@ -22,7 +22,7 @@ import evaluation
 import losses
 from data import Chats, Dialogues, PlainText
 from gates import GatedModel, read_header
-from models import DTYPES, weights_sha256
+from models import DTYPES, base_digests
 from options import count, file, positive
 from runs import Run, World, add_arguments
 
@@ -46,7 +46,7 @@ class GateRun(Run):
         self.gated = GatedModel(a.model, world.device, DTYPES[a.dtype], bias=bias, **gate_options(a))
         if a.checkpointing:
             self.gated.checkpoint_layers()
-        self.base = weights_sha256(a.model)
+        self.base = base_digests(a.model)
         # Gradients of the gate are tiny next to Adam's usual eps.
         opt = torch.optim.Adam(self.gated.bank.parameters(), lr=a.lr, betas=(0.9, 0.98), eps=1e-12)
         super().__init__(a, world, self.gated.bank, opt)

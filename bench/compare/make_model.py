@@ -10,7 +10,6 @@ Needs the package `gguf`. The tokenizer is made up: every token is a word of its
 arrive, and prompts are given as token ids.
 """
 import argparse
-import hashlib
 import json
 import pathlib
 import string
@@ -103,10 +102,10 @@ def random_weights(c, rng):
     return tensors
 
 
-def random_gates(c, rng, base):
+def random_gates(c, rng):
     layers, heads, d, m = c["num_hidden_layers"], c["num_key_value_heads"], c["hidden_size"], GATE_WIDTH
     about = {"version": 1, "type": "rg", "width": m, "act": "silu", "layers": layers, "heads": heads, "d_model": d,
-             "trained_budget": 1024, "horizon": 128, "base_sha256": base}
+             "trained_budget": 1024, "horizon": 128}
     normal = {"w1": (layers, m, d), "b1": (layers, m), "w_last": (heads, m), "c": (heads,)}
     tensors = {name: ("F32", rng.standard_normal(s, np.float32) * np.float32(0.02)) for name, s in normal.items()}
     tensors["row"] = ("I32", np.tile(np.arange(heads, dtype=np.int32), (layers, 1)))
@@ -145,9 +144,7 @@ def make(to, c):
     (to / "config.json").write_text(json.dumps(c, indent=1) + "\n")
     (to / "tokenizer.json").write_text(json.dumps(tokenizer(c["vocab_size"])))
     write_safetensors(to / "model.safetensors", random_weights(c, rng))
-    with (to / "model.safetensors").open("rb") as f:
-        base = hashlib.file_digest(f, "sha256").hexdigest()
-    write_safetensors(to / "gates.safetensors", *random_gates(c, rng, base))
+    write_safetensors(to / "gates.safetensors", *random_gates(c, rng))
 
 
 # --- GGUF -----------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from policies.agree import Follower, State
 from policies.choose import choose
 from policies.classes import Members
 from policies.sequence import Sequence, Stream
-from reference_model import Reference, log_softmax, replay
+from reference_model import Reference, load_directory, log_softmax, replay
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "tests/data/models"
@@ -392,21 +392,48 @@ def test_splitting_the_prompt_changes_nothing(path, gates):
     assert len(outputs) == 1
 
 
-def test_gates_of_another_base_are_announced(gates, tmp_path):
+def digests_of(directory):
+    """The digests of model/base_digest.h, for a model of the family qwen3."""
+    tensors, sums = load_directory(directory), {"vectors": hashlib.sha256(), "matrices": hashlib.sha256()}
+    layers = json.loads((directory / "config.json").read_text())["num_hidden_layers"]
+    vectors = ("input_layernorm", "self_attn.q_norm", "self_attn.k_norm", "post_attention_layernorm")
+    matrices = (*(f"self_attn.{p}_proj" for p in "qkvo"), *(f"mlp.{p}_proj" for p in ("gate", "up", "down")))
+
+    def add(kind, name):
+        part = tensors[f"model.{name}.weight"]
+        if kind == "matrices":
+            part = part[[0, len(part) // 2, len(part) - 1]]
+        sums[kind].update(part.astype("<f4").tobytes())
+
+    add("vectors", "norm")
+    add("matrices", "embed_tokens")
+    for layer in range(layers):
+        for kind, names in (("vectors", vectors), ("matrices", matrices)):
+            for name in names:
+                add(kind, f"layers.{layer}.{name}")
+    return {kind: h.hexdigest() for kind, h in sums.items()}
+
+
+def test_gates_of_another_base_are_refused(gates, tmp_path):
     source = gates("qwen3", "code")
     data = source.read_bytes()
     size = int.from_bytes(data[:8], "little")
     header = json.loads(data[8:8 + size])
     info = json.loads(header["__metadata__"]["keepd"])
-    right = hashlib.sha256((MODELS / "qwen3/model.safetensors").read_bytes()).hexdigest()
-    for digest, announced in ((right, False), (right.upper(), False), ("0" * 64, True)):
-        header["__metadata__"]["keepd"] = json.dumps({**info, "base_sha256": digest})
+    right = digests_of(MODELS / "qwen3")
+    other = "0" * 64
+    for base, refused, announced in (
+            (right, False, False), ({k: v.upper() for k, v in right.items()}, False, False), ({}, False, False),
+            ({**right, "matrices": other}, False, True), ({**right, "vectors": other}, True, False)):
+        header["__metadata__"]["keepd"] = json.dumps({**info, "base": base})
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
         path = tmp_path / "gates.safetensors"
         path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size:])
-        done = run_driver(MODELS / "qwen3", [1, 2, 3], "--gates", path)
-        assert ("another base model" in done.stderr) == announced, done.stderr
+        done = run_driver(MODELS / "qwen3", [1, 2, 3], "--gates", path, check=not refused)
+        assert (done.returncode != 0) == refused, done.stderr
+        assert (f"{path}: keepd.base.vectors: the gates were trained for another base model" in done.stderr) == refused
+        assert ("the same base model with other matrices" in done.stderr) == announced, done.stderr
 
 
 def test_the_score_near_one_is_what_the_formula_says():

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import convert_trimkv
 from conftest import make_model
 from gates import GateBank, GatedModel, read_header
-from models import weights_sha256
+from models import base_digests
 
 L, H, D, M = 2, 2, 32, 12          # sizes of the tiny models
 PREFIX = "model.layers.{}.self_attn.retention_gate.{}"
@@ -73,7 +73,7 @@ def check_as_the_engine(path, layers=L, heads=H, d=D):
     header, t = read_header(path), load_file(path)
     assert header["version"] == 1 and header["type"] in ("rg", "rg10") and header["act"] == "silu"
     assert header["layers"] == layers and header["heads"] == heads and 1 <= header["width"] <= 16384
-    assert 0 <= header["trained_budget"] < 2 ** 31 and len(header["base_sha256"]) == 64
+    assert 0 <= header["trained_budget"] < 2 ** 31 and [len(v) for v in header["base"].values()] == [64, 64]
     assert header.get("horizon", 1) >= 1
     m, rows = header["width"], len(t["w_last"])
     want = {"w1": (layers, m, d), "b1": (layers, m), "w_last": (rows, m), "c": (rows,), "row": (layers, heads)}
@@ -94,7 +94,7 @@ def test_log_beta_is_the_original(tmp_path, convert, base, kind, tied):
     path = tmp_path / "gates.safetensors"
     check_as_the_engine(path)
     header = read_header(path)
-    assert header["base_sha256"] == weights_sha256(base) and header["trained_budget"] == 128
+    assert header["base"] == base_digests(base) and header["trained_budget"] == 128
     assert header["tying"] == ("code" if tied else "untied") and "horizon" not in header
     bank, x = bank_of(path), torch.randn(7, D)
     for layer in range(L):

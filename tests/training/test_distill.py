@@ -9,7 +9,7 @@ import distill
 import losses
 from eviction_trace import BadRecord, Records, parse_record, sees, visible_until
 from gates import GateBank, read_header
-from models import weights_sha256
+from models import base_digests
 
 L, H, VOCAB = 2, 2, 260
 
@@ -175,13 +175,13 @@ def test_a_run_that_stopped_goes_on_exactly(run, monkeypatch, base):
 
 def test_gates_go_with_the_weights(run, base, tmp_path):
     gates = base / "gates.safetensors"
-    GateBank(L, H, 32, width=8).save(gates, weights_sha256(base), 9)
+    GateBank(L, H, 32, width=8).save(gates, base_digests(base), 9)
     try:
         run(base, "--max-steps", 1)
     finally:
         gates.unlink()
     header = read_header(tmp_path / "run/out/gates.safetensors")
-    assert header["base_sha256"] == weights_sha256(tmp_path / "run/out") and header["trained_budget"] == 9
+    assert header["base"] == base_digests(tmp_path / "run/out") and header["trained_budget"] == 9
     for file in (tmp_path / "run/out").iterdir():
         assert file.stat().st_mode & 0o444 == 0o444, "a daemon of another user serves it"
 

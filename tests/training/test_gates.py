@@ -13,7 +13,7 @@ import losses
 import train_gates
 from conftest import TRAINING, make_model
 from gates import GateBank, GatedModel, decayed, read_header
-from models import causal, weights_sha256
+from models import base_digests, causal
 
 
 def batch(rows=2, length=24, seed=3):
@@ -210,7 +210,7 @@ def test_chats_train_the_gates_of_every_family(train, any_base, chats, tmp_path)
     assert [n["step"] for n in lines] == [1, 2, 3, 4, 5, 6]
     assert lines[-1]["soft_share"] < 0.7 * lines[0]["soft_share"] and lines[0]["tokens_per_s"] > 0
     header = read_header(tmp_path / "gates.safetensors")
-    assert header["type"] == "rg10" and header["base_sha256"] == weights_sha256(any_base)
+    assert header["type"] == "rg10" and header["base"] == base_digests(any_base)
     assert (tmp_path / "gates.safetensors").stat().st_mode & 0o444 == 0o444, "a daemon of another user serves them"
 
 

@@ -301,8 +301,11 @@ Test(gates, header_fields_are_checked) {
         {"{\"version\":1,\"type\":\"rg\",\"width\":3,\"layers\":2,\"heads\":2,\"horizon\":0}",
          ERR_INVALID, "keepd.horizon"},
         {"{\"version\":1,\"type\":\"rg\",\"width\":3,\"layers\":2,\"heads\":2,"
-         "\"base_sha256\":\"12\"}",
-         ERR_INVALID, "keepd.base_sha256"},
+         "\"base\":\"12\"}",
+         ERR_INVALID, "keepd.base"},
+        {"{\"version\":1,\"type\":\"rg\",\"width\":3,\"layers\":2,\"heads\":2,"
+         "\"base\":{\"vectors\":\"12\"}}",
+         ERR_INVALID, "keepd.base.vectors"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct gates_header header;

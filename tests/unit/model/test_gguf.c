@@ -12,8 +12,10 @@
 #include "base/mem.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/number.h"
+#include "model/base_digest.h"
 #include "model/blocks.h"
 #include "model/config_gguf.h"
+#include "model/internal.h"
 #include "tests/golden/replay.h"
 #include "tests/unit/gguf_file.h"
 
@@ -544,6 +546,24 @@ static bool path_available(const char *path) {
     return true;
 }
 
+/* Gates name their base by these, however it is stored. */
+static void check_digests(const char *dir, const char *what) {
+    struct base_digest found[2];
+    for (int i = 0; i < 2; i++) {
+        struct model_config config = {0};
+        struct weights *weights = NULL;
+        struct fault fault = {0};
+        char path[128];
+        snprintf(path, sizeof path, "%s%s", dir, i ? "/model.gguf" : "");
+        cr_assert_eq(model_read(path, 0, false, &config, &weights, &fault), 0, "%s", fault.text);
+        cr_assert_eq(base_digest(&config, weights, &found[i]), 0);
+        weights_close(weights);
+        model_config_close(&config);
+    }
+    cr_expect_str_eq(found[0].vectors, found[1].vectors, "%s", what);
+    cr_expect_str_eq(found[0].matrices, found[1].matrices, "%s", what);
+}
+
 static void check_both_ways(size_t family, uint32_t format, bool tied) {
     static const char *const paths[] = {"reference", "portable", "avx2", "avx512", "amx"};
     static float file[IDS * VOCAB], directory[IDS * VOCAB];
@@ -551,6 +571,7 @@ static void check_both_ways(size_t family, uint32_t format, bool tied) {
         .family = &families[family], .format = format, .tied = tied, .random = format};
     char dir[64];
     make(dir, &m);
+    check_digests(dir, families[family].class);
     for (size_t i = 0; i < 5; i++) {
         if (!path_available(paths[i])) continue;
         run(dir, "/model.gguf", paths[i], true, file);
