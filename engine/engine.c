@@ -188,7 +188,8 @@ static struct kern_cache_options cache_options(const struct engine *e, enum kern
                                        .inv_freq = config->inv_freq,
                                        .rows_max = so->rows_max,
                                        .logits_max = so->logits_max,
-                                       .vocab = config->vocab};
+                                       .vocab = config->vocab,
+                                       .qk_norm_wide = config->qk_norm_wide};
 }
 
 /* Chooses the number of pages: kv_pool_bytes if given; on a dedicated device, all that fits beside

@@ -372,8 +372,9 @@ struct kern_cache_options {
     const float *inv_freq;
     /* The largest step: its rows, how many of them are sampled, and the vocabulary. Opening
      * allocates everything such steps need in addition to pages, so that none runs out of memory.
-     * 0: unknown; allocated by the step. */
+     * 0: unknown; allocated by the step. `qk_norm_wide`: steps contain qk_norm. */
     int rows_max, logits_max, vocab;
+    bool qk_norm_wide;
 };
 
 struct kern_cache_info {

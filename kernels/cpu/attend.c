@@ -35,7 +35,8 @@ int cpu_step_reserve(struct cpu *cpu, int row_count, int span_count) {
     if (!rc) rc = cpu_room_grow(&cpu->angles, rows * (size_t)o->head_dim * sizeof(float));
     if (!rc) rc = cpu_room_grow(&cpu->angle_pos, rows * sizeof(int32_t));
     if (!rc) rc = cpu_experts_reserve(cpu, row_count);
-    if (!rc) rc = cpu_room_grow(&cpu->squares, rows * model_heads(&cpu->cache) * sizeof(float));
+    if (!rc && o->qk_norm_wide)
+        rc = cpu_room_grow(&cpu->squares, rows * model_heads(&cpu->cache) * sizeof(float));
     if (cpu->angle_pos.bytes != angles) cpu->angle_freq = NULL; /* growing discards the angles */
     return rc;
 }

@@ -32,15 +32,36 @@ static __device__ float warp_sum(float x) {
     return x;
 }
 
+/* Kernels with a warp per (row, head): the warp's own, and the thread's lane in it. Warps behind
+ * the last row have nothing to do. */
+struct warp_head {
+    int64_t row;
+    int head, lane;
+};
+
+static __device__ struct warp_head warp_head_of(int heads) {
+    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    return {i / heads, (int)(i % heads), (int)(threadIdx.x % 32)};
+}
+
+static unsigned warp_head_blocks(int64_t rows, int heads) {
+    return blocks_for(rows * heads, THREADS / 32);
+}
+
+/* The numbers of head `head` of a row of qkv: query heads, key heads, value heads. */
+static __device__ float *head_at(float *qkv, int64_t row, int head, int heads_q, int heads_kv,
+                                 int head_dim) {
+    return qkv + (row * (heads_q + 2 * heads_kv) + head) * head_dim;
+}
+
 /* A warp per (row, head); lane l has pairs l, l + 32, ... */
 static __global__ void k_rope(const struct rope_args a) {
     ptx_overlap_grids();
-    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
-    int lane = threadIdx.x % 32, heads = a.heads_q + a.heads_kv, half = a.head_dim / 2;
-    if (i >= (int64_t)a.rows * heads) return;
-    int64_t row = i / heads;
-    int head = (int)(i % heads);
-    float *x = a.qkv + (row * (heads + a.heads_kv) + head) * a.head_dim;
+    const struct warp_head own = warp_head_of(a.heads_q + a.heads_kv);
+    int64_t row = own.row;
+    int head = own.head, lane = own.lane, half = a.head_dim / 2;
+    if (row >= a.rows) return;
+    float *x = head_at(a.qkv, row, head, a.heads_q, a.heads_kv, a.head_dim);
     const float *norm = head < a.heads_q ? a.q_norm : a.k_norm;
     const float *cosine = a.angles + row * a.head_dim, *sine = cosine + half;
     float scale = 1;
@@ -109,8 +130,7 @@ void op_qk_rope(struct kern *kern, float *qkv, const float *q_norm, const float 
     if (!angles) return;
     struct rope_args args = {qkv,        angles,      q_norm,      k_norm, batch->rows,
                              o->heads_q, o->heads_kv, o->head_dim, eps};
-    LAUNCH_OVERLAPPED(cuda->device, k_rope,
-                      blocks_for((int64_t)batch->rows * (o->heads_q + o->heads_kv), THREADS / 32),
+    LAUNCH_OVERLAPPED(cuda->device, k_rope, warp_head_blocks(batch->rows, o->heads_q + o->heads_kv),
                       THREADS, 0, args);
 }
 
@@ -131,42 +151,39 @@ struct norm_args {
 /* A warp per (row, head). Heads that other ranks speak for are zeros. */
 static __global__ void k_head_squares(const struct norm_args a) {
     ptx_overlap_grids();
-    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
-    int lane = threadIdx.x % 32, all = a.all_q + a.all_kv;
-    if (i >= (int64_t)a.rows * all) return;
-    int64_t row = i / all;
-    int head = (int)(i % all), own = head - a.first_q, count = a.heads_q, before = 0;
-    if (head >= a.all_q) {
-        own = head - a.all_q - a.first_kv;
+    const struct warp_head item = warp_head_of(a.all_q + a.all_kv);
+    if (item.row >= a.rows) return;
+    int own = item.head - a.first_q, count = a.heads_q, before = 0;
+    if (item.head >= a.all_q) {
+        own = item.head - a.all_q - a.first_kv;
         count = a.heads_kv;
         before = a.heads_q;
     }
     float sum = 0;
     if (a.speaks && own >= 0 && own < count) {
-        const float *x = a.qkv + (row * (a.heads_q + 2 * a.heads_kv) + before + own) * a.head_dim;
-        for (int j = lane; j < a.head_dim; j += 32) sum += x[j] * x[j];
+        const float *x = head_at(a.qkv, item.row, before + own, a.heads_q, a.heads_kv, a.head_dim);
+        for (int j = item.lane; j < a.head_dim; j += 32) sum += x[j] * x[j];
         sum = warp_sum(sum);
     }
-    if (lane == 0) a.squares[i] = sum;
+    if (item.lane == 0) a.squares[item.row * (a.all_q + a.all_kv) + item.head] = sum;
 }
 
 /* A warp per (row, head of this rank). */
 static __global__ void k_qk_norm(const struct norm_args a) {
     ptx_overlap_grids();
-    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32;
-    int lane = threadIdx.x % 32, heads = a.heads_q + a.heads_kv;
-    if (i >= (int64_t)a.rows * heads) return;
-    int64_t row = i / heads;
-    int head = (int)(i % heads);
+    const struct warp_head own = warp_head_of(a.heads_q + a.heads_kv);
+    int64_t row = own.row;
+    int head = own.head;
+    if (row >= a.rows) return;
     bool key = head >= a.heads_q;
     const float *sums = a.squares + row * (a.all_q + a.all_kv) + (key ? a.all_q : 0);
     const float *norm = key ? a.k_norm + (head - a.heads_q + a.first_kv) * a.head_dim
                             : a.q_norm + (head + a.first_q) * a.head_dim;
-    float *x = a.qkv + (row * (heads + a.heads_kv) + head) * a.head_dim, sum = 0;
+    float *x = head_at(a.qkv, row, head, a.heads_q, a.heads_kv, a.head_dim), sum = 0;
     int all = key ? a.all_kv : a.all_q;
     for (int h = 0; h < all; h++) sum += sums[h];
     float by = 1 / sqrtf(sum / (float)(all * a.head_dim) + a.eps);
-    for (int j = lane; j < a.head_dim; j += 32) x[j] = x[j] * by * norm[j];
+    for (int j = own.lane; j < a.head_dim; j += 32) x[j] = x[j] * by * norm[j];
 }
 
 void op_qk_norm(struct kern *kern, float *qkv, const float *q_norm, const float *k_norm, float eps,
@@ -192,13 +209,12 @@ void op_qk_norm(struct kern *kern, float *qkv, const float *q_norm, const float 
                              cuda->shard.speaks,
                              eps};
     if (squares)
-        LAUNCH_OVERLAPPED(cuda->device, k_head_squares, blocks_for((int64_t)count, THREADS / 32),
-                          THREADS, 0, args);
+        LAUNCH_OVERLAPPED(cuda->device, k_head_squares,
+                          warp_head_blocks(batch->rows, all * (group + 1)), THREADS, 0, args);
     join_reduce(cuda, squares, count, COMM_F32, COMM_SUM);
     if (!squares) return;
     LAUNCH_OVERLAPPED(cuda->device, k_qk_norm,
-                      blocks_for((int64_t)batch->rows * (o->heads_q + o->heads_kv), THREADS / 32),
-                      THREADS, 0, args);
+                      warp_head_blocks(batch->rows, o->heads_q + o->heads_kv), THREADS, 0, args);
 }
 
 /* ---- Writing ------------------------------------------------------------------------------- */
