@@ -19,7 +19,7 @@ PATHS = {  # as in kernels/cpu/CMakeLists.txt
 AMX = PATHS["avx512"] + ["-mavx512bf16", "-mamx-tile", "-mamx-bf16"]
 C_FLAGS = ["-std=gnu17", "-O3", "-g", "-D_GNU_SOURCE", "-ffp-contract=off", f"-I{ROOT}"]
 GENCODE = ["-gencode", "arch=compute_90,code=sm_90", "-gencode", "arch=compute_90,code=compute_90"]
-LIBRARIES = ["libmicrohttpd", "gnutls", "libcjson", "libuv", "libpcre2-8", "libutf8proc", "inih", "nettle"]
+LIBRARIES = ["libmicrohttpd", "gnutls", "libcjson", "libuv", "libpcre2-8", "inih", "nettle"]
 CARRIED = ROOT / "build" / "gpu-carry"
 
 

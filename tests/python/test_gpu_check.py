@@ -290,7 +290,6 @@ PROGRAM_OF_ALL = """
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 #include <stdio.h>
-#include <utf8proc.h>
 #include <uv.h>
 static int none(void *a, const char *b, const char *c, const char *d) { return !a + !b + !c + !d; }
 int main(void) {
@@ -298,7 +297,7 @@ int main(void) {
     char version[64];
     sha256_init(&sha);
     pcre2_config(PCRE2_CONFIG_VERSION, version);
-    printf("%s %s %s %s %s %s %d\\n", cJSON_Version(), gnutls_check_version(NULL), MHD_get_version(), version, utf8proc_version(), uv_version_string(),
+    printf("%s %s %s %s %s %d\\n", cJSON_Version(), gnutls_check_version(NULL), MHD_get_version(), version, uv_version_string(),
            ini_parse_string("", none, NULL));
 }
 """

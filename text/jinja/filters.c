@@ -15,6 +15,7 @@
 #include "text/jinja/ops.h"
 #include "text/jinja/print.h"
 #include "text/jinja/unicode.h"
+#include "text/unicode/unicode.h"
 
 #define FILTER(name)                                                                               \
     static int filter_##name(struct jinja_run *run, const struct jinja_value *self,                \
@@ -52,19 +53,19 @@ static int changed_codes(uint32_t code, enum jinja_case how, bool starts_word, b
                          uint32_t out[3]) {
     switch (how) {
     case JINJA_UPPER:
-        return jinja_to_upper(code, out);
+        return unicode_to_upper(code, out);
     case JINJA_CASEFOLD:
-        return jinja_to_fold(code, out);
+        return unicode_to_fold(code, out);
     case JINJA_LOWER:
-        return jinja_to_lower(code, out);
+        return unicode_to_lower(code, out);
     case JINJA_CAPITALIZE:
-        return first ? jinja_to_title(code, out) : jinja_to_lower(code, out);
+        return first ? unicode_to_title(code, out) : unicode_to_lower(code, out);
     case JINJA_TITLE:
-        return starts_word ? jinja_to_title(code, out) : jinja_to_lower(code, out);
+        return starts_word ? unicode_to_title(code, out) : unicode_to_lower(code, out);
     default:
-        return jinja_is_upper(code)   ? jinja_to_lower(code, out)
-               : jinja_is_lower(code) ? jinja_to_upper(code, out)
-                                      : (out[0] = code, 1);
+        return unicode_has(unicode_uppercase, code)   ? unicode_to_lower(code, out)
+               : unicode_has(unicode_lowercase, code) ? unicode_to_upper(code, out)
+                                                      : (out[0] = code, 1);
     }
 }
 
@@ -80,7 +81,7 @@ int jinja_change_case(struct jinja_run *run, const struct jinja_value *s, enum j
         uint32_t codes[3];
         int n = changed_codes(c.code, how, starts_word, first, codes);
         rc = add_codes(run, text, codes, n, c.marked);
-        starts_word = !jinja_is_cased(c.code);
+        starts_word = !unicode_has(unicode_cased, c.code);
         first = false;
     }
     if (!rc) *out = jinja_text_value(text);
@@ -123,7 +124,7 @@ FILTER(title) {
     jinja_cursor_open(&c, &s);
     while (!rc && jinja_cursor_step(&c)) {
         uint32_t codes[3];
-        int n = starts_word ? jinja_to_upper(c.code, codes) : jinja_to_lower(c.code, codes);
+        int n = starts_word ? unicode_to_upper(c.code, codes) : unicode_to_lower(c.code, codes);
         rc = add_codes(run, text, codes, n, c.marked);
         starts_word =
             jinja_is_space(c.code) || (c.code && c.code < 0x80 && strchr("-({[<", (int)c.code));
@@ -410,7 +411,7 @@ FILTER(urlencode) {
     while (!rc && jinja_cursor_step(&c)) {
         bool plain =
             c.code < 0x80 && c.code &&
-            (jinja_is_alpha(c.code) || jinja_is_decimal(c.code) || strchr("_.-~/", (int)c.code));
+            (unicode_is_letter(c.code) || jinja_is_decimal(c.code) || strchr("_.-~/", (int)c.code));
         for (uint32_t i = 0; i < c.length && !rc; i++) {
             char bytes[4];
             unsigned char byte = (unsigned char)s.text->data[c.at + i];

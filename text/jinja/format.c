@@ -17,7 +17,7 @@
 #include "text/jinja/builtins.h"
 #include "text/jinja/ops.h"
 #include "text/jinja/print.h"
-#include "text/jinja/unicode.h"
+#include "text/unicode/unicode.h"
 
 #define WIDTH_MAX     100000
 #define PRECISION_MAX 400
@@ -397,7 +397,7 @@ static int brace_spec(struct jinja_run *run, const struct jinja_value *source, s
     size_t size = source->size, at = 0;
     uint32_t first = 0;
     int64_t n;
-    if (size) jinja_utf8_decode(s, size, &first);
+    if (size) unicode_decode(s, size, &first);
     if (first && first < size && is_align(s[first])) {
         spec->fill = jinja_str_view(source, 0, first);
         spec->align = s[first];

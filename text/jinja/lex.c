@@ -11,6 +11,7 @@
 #include "base/utf8.h"
 #include "text/jinja/text.h"
 #include "text/jinja/unicode.h"
+#include "text/unicode/unicode.h"
 
 #define BRACKETS_MAX 1024
 
@@ -132,7 +133,7 @@ static void advance(struct lexer *lexer, uint32_t to) {
 static uint32_t skip_space(const struct lexer *lexer, uint32_t at) {
     uint32_t length;
     while (at < lexer->size &&
-           jinja_is_space(jinja_utf8_decode(lexer->s + at, lexer->size - at, &length)))
+           jinja_is_space(unicode_decode(lexer->s + at, lexer->size - at, &length)))
         at += length;
     return at;
 }
@@ -141,7 +142,7 @@ static uint32_t strip_space(const struct lexer *lexer, uint32_t begin, uint32_t 
     while (end > begin) {
         uint32_t last = end - 1, length;
         while (last > begin && ((unsigned char)lexer->s[last] & 0xc0) == 0x80) last--;
-        if (!jinja_is_space(jinja_utf8_decode(lexer->s + last, end - last, &length))) break;
+        if (!jinja_is_space(unicode_decode(lexer->s + last, end - last, &length))) break;
         end = last;
     }
     return end;
@@ -209,13 +210,13 @@ static int lex_raw(struct lexer *lexer, uint32_t body) {
 }
 
 static bool is_name_start(uint32_t code) {
-    return code < 0x80 ? (code | 32) - 'a' < 26u || code == '_' : jinja_is_alpha(code);
+    return code < 0x80 ? (code | 32) - 'a' < 26u || code == '_' : unicode_is_letter(code);
 }
 
 static int lex_name(struct lexer *lexer) {
     uint32_t at = lexer->at, length;
     while (at < lexer->size &&
-           jinja_is_word(jinja_utf8_decode(lexer->s + at, lexer->size - at, &length)))
+           jinja_is_word(unicode_decode(lexer->s + at, lexer->size - at, &length)))
         at += length;
     int rc = push(lexer, (struct jinja_token){.kind = JINJA_TOKEN_NAME,
                                               .line = lexer->line,
@@ -420,7 +421,7 @@ static int lex_operator(struct lexer *lexer) {
         return rc;
     }
     uint32_t length;
-    uint32_t code = jinja_utf8_decode(lexer->s + lexer->at, lexer->size - lexer->at, &length);
+    uint32_t code = unicode_decode(lexer->s + lexer->at, lexer->size - lexer->at, &length);
     if (jinja_is_printable(code))
         return MALFORMED(lexer, "unexpected character '%.*s'", lexer->line, (int)length,
                          lexer->s + lexer->at);
@@ -432,7 +433,7 @@ static int lex_token(struct lexer *lexer) {
     uint32_t length;
     if (c >= '0' && c <= '9') return lex_number(lexer);
     if (c == '\'' || c == '"') return lex_string(lexer);
-    if (is_name_start(jinja_utf8_decode(lexer->s + lexer->at, lexer->size - lexer->at, &length)))
+    if (is_name_start(unicode_decode(lexer->s + lexer->at, lexer->size - lexer->at, &length)))
         return lex_name(lexer);
     return lex_operator(lexer);
 }

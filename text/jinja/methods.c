@@ -6,6 +6,7 @@
 #include "text/jinja/format.h"
 #include "text/jinja/ops.h"
 #include "text/jinja/unicode.h"
+#include "text/unicode/unicode.h"
 
 #define METHOD(name)                                                                               \
     static int str_##name(struct jinja_run *run, const struct jinja_value *self,                   \
@@ -444,11 +445,11 @@ enum class {
 static bool has_class(uint32_t code, enum class class) {
     switch (class) {
     case CLASS_ALPHA:
-        return jinja_is_alpha(code);
+        return unicode_is_letter(code);
     case CLASS_ALNUM:
         return code != '_' && jinja_is_word(code);
     case CLASS_DIGIT:
-        return jinja_is_digit(code);
+        return unicode_is_digit(code);
     case CLASS_DECIMAL:
         return jinja_is_decimal(code);
     case CLASS_SPACE:

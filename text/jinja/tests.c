@@ -4,7 +4,7 @@
 
 #include "text/jinja/builtins.h"
 #include "text/jinja/ops.h"
-#include "text/jinja/unicode.h"
+#include "text/unicode/unicode.h"
 
 #define TEST(name)                                                                                 \
     static int test_##name(struct jinja_run *run, const struct jinja_value *self,                  \
@@ -92,9 +92,10 @@ static int case_is(struct jinja_run *run, const struct jinja_value *self, bool u
     if (rc) return rc;
     jinja_cursor_open(&c, &s);
     while (!other && jinja_cursor_step(&c)) {
-        bool is = upper ? jinja_is_upper(c.code) : jinja_is_lower(c.code);
+        bool is =
+            upper ? unicode_has(unicode_uppercase, c.code) : unicode_has(unicode_lowercase, c.code);
         seen |= is;
-        other = jinja_is_cased(c.code) && !is;
+        other = unicode_has(unicode_cased, c.code) && !is;
     }
     *out = jinja_bool(seen && !other);
     return 0;

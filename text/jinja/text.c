@@ -7,6 +7,7 @@
 
 #include "base/utf8.h"
 #include "text/jinja/unicode.h"
+#include "text/unicode/unicode.h"
 
 static int check_size(struct jinja_run *run, size_t size) {
     if (size <= JINJA_TEXT_MAX) return 0;
@@ -320,7 +321,7 @@ int jinja_str_strip(struct jinja_run *run, const struct jinja_value *s,
     size_t cost = chars ? chars->size * 4ul + 4 : 1; /* steps for one character */
     uint32_t begin = 0, end = s->size, length;
     while (left && begin < end &&
-           strips(jinja_utf8_decode(data + begin, end - begin, &length), chars)) {
+           strips(unicode_decode(data + begin, end - begin, &length), chars)) {
         int rc = jinja_charge_bytes(run, cost);
         if (rc) return rc;
         begin += length;
@@ -330,7 +331,7 @@ int jinja_str_strip(struct jinja_run *run, const struct jinja_value *s,
         while (last > begin && ((unsigned char)data[last] & 0xc0) == 0x80) last--;
         int rc = jinja_charge_bytes(run, cost);
         if (rc) return rc;
-        if (!strips(jinja_utf8_decode(data + last, end - last, &length), chars)) break;
+        if (!strips(unicode_decode(data + last, end - last, &length), chars)) break;
         end = last;
     }
     *out = jinja_str_view(s, begin, end);
@@ -393,7 +394,7 @@ bool jinja_cursor_step(struct jinja_cursor *cursor) {
     const struct jinja_text *text = cursor->text;
     cursor->at = cursor->next;
     cursor->code =
-        jinja_utf8_decode(text->data + cursor->at, cursor->end - cursor->at, &cursor->length);
+        unicode_decode(text->data + cursor->at, cursor->end - cursor->at, &cursor->length);
     cursor->next += cursor->length;
     while (cursor->mark < text->mark_count && text->marks[cursor->mark].end <= cursor->at)
         cursor->mark++;

@@ -6,11 +6,11 @@
  * spans: a request's text must not end a turn or begin one. */
 #include <stdlib.h>
 #include <string.h>
-#include <utf8proc.h>
 
 #include "base/check.h"
 #include "base/mem.h"
 #include "text/tok/internal.h"
+#include "text/unicode/unicode.h"
 
 int tok_added_reserve(struct tok *tok, size_t count, struct fault *fault) {
     tok->raw.tokens = mem_try_alloc(count, sizeof *tok->raw.tokens);
@@ -136,51 +136,24 @@ static const struct tok_added *longest_at(const struct tok *tok, const struct to
 }
 
 static uint32_t char_before(const struct tok_text *text, size_t at, size_t *begin) {
-    utf8proc_int32_t scalar = -1;
+    uint32_t unused;
     do at--;
     while (at > 0 && ((unsigned char)text->s[at] & 0xC0) == 0x80);
     *begin = at;
-    utf8proc_iterate((const utf8proc_uint8_t *)text->s + at, (utf8proc_ssize_t)(text->size - at),
-                     &scalar);
-    return (uint32_t)scalar;
+    return unicode_decode(text->s + at, text->size - at, &unused);
 }
 
 static uint32_t char_after(const struct tok_text *text, size_t at, size_t *end) {
-    utf8proc_int32_t scalar = -1;
-    utf8proc_ssize_t size = utf8proc_iterate((const utf8proc_uint8_t *)text->s + at,
-                                             (utf8proc_ssize_t)(text->size - at), &scalar);
-    *end = at + (size > 0 ? (size_t)size : 1);
-    return (uint32_t)scalar;
+    uint32_t length, code = unicode_decode(text->s + at, text->size - at, &length);
+    *end = at + length;
+    return code;
 }
 
-/* White_Space of the Unicode database. */
-static bool is_space(uint32_t c) {
-    return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-           (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F ||
-           c == 0x205F || c == 0x3000;
-}
-
-/* \w of UTS 18: alphabetic, mark, decimal digit, connector, joiner. utf8proc knows no Alphabetic;
- * beyond letters and marks that property holds letter numbers and the circled letters. */
+/* \w of UTS 18: alphabetic, mark, decimal digit, connector, joiner. */
 static bool is_word(uint32_t c) {
-    switch (utf8proc_category((utf8proc_int32_t)c)) {
-    case UTF8PROC_CATEGORY_LU:
-    case UTF8PROC_CATEGORY_LL:
-    case UTF8PROC_CATEGORY_LT:
-    case UTF8PROC_CATEGORY_LM:
-    case UTF8PROC_CATEGORY_LO:
-    case UTF8PROC_CATEGORY_MN:
-    case UTF8PROC_CATEGORY_MC:
-    case UTF8PROC_CATEGORY_ME:
-    case UTF8PROC_CATEGORY_ND:
-    case UTF8PROC_CATEGORY_NL:
-    case UTF8PROC_CATEGORY_PC:
-        return true;
-    default:
-        return c == 0x200C || c == 0x200D || (c >= 0x24B6 && c <= 0x24E9) ||
-               (c >= 0x1F130 && c <= 0x1F149) || (c >= 0x1F150 && c <= 0x1F169) ||
-               (c >= 0x1F170 && c <= 0x1F189);
-    }
+    enum unicode_category category = unicode_category(c);
+    return category == UNICODE_ND || category == UNICODE_PC || unicode_is_mark(c) || c == 0x200C ||
+           c == 0x200D || unicode_has(unicode_alphabetic, c);
 }
 
 static bool stands_alone(const struct tok_text *text, size_t begin, size_t end) {
@@ -193,11 +166,11 @@ static void swallow_spaces(const struct tok_text *text, const struct tok_added *
                            struct tok_match *match) {
     size_t next;
     while (token->lstrip && match->begin > taken &&
-           is_space(char_before(text, match->begin, &next)))
+           unicode_is_space(char_before(text, match->begin, &next)))
         match->begin = next;
     if (token->lstrip && match->begin < taken) match->begin = taken;
     while (token->rstrip && match->end < text->size &&
-           is_space(char_after(text, match->end, &next)))
+           unicode_is_space(char_after(text, match->end, &next)))
         match->end = next;
 }
 

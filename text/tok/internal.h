@@ -241,6 +241,12 @@ extern const char tok_regex_gpt2[], tok_regex_qwen2[];
 
 struct tok_scratch; /* match data of one call */
 
+/* Appends what PCRE2 is to read for \p{name}, or \P{name} where `negated`, with the members that
+ * the tables of text/unicode give it, whatever PCRE2 knows. 0, ERR_UNSUPPORTED: no such property,
+ * ERR_NOMEM. */
+struct buf;
+int tok_property_write(struct buf *out, const char *name, size_t size, bool negated, bool in_class);
+
 int tok_regex_open(const char *pattern, bool literal, const char *field, struct tok_regex **out,
                    struct fault *fault);
 void tok_regex_close(struct tok_regex *regex);

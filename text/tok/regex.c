@@ -51,8 +51,8 @@ struct rewriter {
 #define WORD "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}"
 
 /* Bytes of the letter after a backslash that mean the same in both, outside a class. */
-#define SAME_ESCAPES  "dDAzZGnrtfaexpP123456789"
-#define SAME_IN_CLASS "dDnrtfaexpP"
+#define SAME_ESCAPES  "AzZGnrtfaex123456789"
+#define SAME_IN_CLASS "nrtfaex"
 
 static int refuse(const struct rewriter *w, const char *what, size_t size) {
     return fault_set(w->fault, ERR_UNSUPPORTED, w->field,
@@ -67,10 +67,10 @@ static int rewrite_unicode(struct rewriter *w) {
     return 0;
 }
 
-/* Copies \p{..}, \P{..} and \x{..} whole, so that the letters in the braces are not read again. */
+/* Copies \x{..} whole, so that the letters in the braces are not read again. */
 static int copy_escape(struct rewriter *w) {
     const char *end = w->at + 1;
-    if (strchr("pPx", *w->at) && *end == '{') {
+    if (*w->at == 'x' && *end == '{') {
         end = strchr(end, '}');
         if (!end) return refuse(w, w->at - 1, 2);
         end++;
@@ -81,11 +81,49 @@ static int copy_escape(struct rewriter *w) {
     return 0;
 }
 
-static int rewrite_property(struct rewriter *w, bool in_class) {
-    if (strncmp(w->at, "p{Word}", 7) != 0) return copy_escape(w);
-    buf_str(&w->out, in_class ? WORD : "[" WORD "]");
-    w->at += 7;
+/* \p{..}, \P{..} or \p{^..}; `at` is at the letter. Returns the text behind it; NULL: *rc says why
+ * not. */
+static const char *write_property(struct rewriter *w, const char *at, bool in_class, int *rc) {
+    const char *name = at + 2, *end = at[1] == '{' ? strchr(name, '}') : NULL;
+    bool negated = *at == 'P';
+    if (!end) {
+        *rc = refuse(w, at - 1, 2);
+        return NULL;
+    }
+    if (*name == '^') {
+        negated = !negated;
+        name++;
+    }
+    *rc = tok_property_write(&w->out, name, (size_t)(end - name), negated, in_class);
+    if (*rc == ERR_UNSUPPORTED) *rc = refuse(w, at - 1, (size_t)(end - at) + 2);
+    if (*rc == ERR_NOMEM) fault_set(w->fault, ERR_NOMEM, w->field, "not enough memory");
+    return *rc ? NULL : end + 1;
+}
+
+/* Copies a text of this file; its properties are written as the tables have them. */
+static int write_text(struct rewriter *w, const char *text, bool in_class) {
+    int rc = 0;
+    while (*text) {
+        if (text[0] == '\\' && (text[1] == 'p' || text[1] == 'P')) {
+            text = write_property(w, text + 1, in_class, &rc);
+            if (!text) return rc;
+            continue;
+        }
+        if (*text == '[' || *text == ']') in_class = *text == '[';
+        buf_char(&w->out, *text++);
+    }
     return 0;
+}
+
+static int rewrite_property(struct rewriter *w, bool in_class) {
+    int rc = 0;
+    if (strncmp(w->at, "p{Word}", 7) == 0) {
+        w->at += 7;
+        return write_text(w, in_class ? WORD : "[" WORD "]", in_class);
+    }
+    const char *end = write_property(w, w->at, in_class, &rc);
+    if (end) w->at = end;
+    return rc;
 }
 
 /* \w is another set in each version of PCRE2, \h and \v are whitespace there. */
@@ -96,6 +134,8 @@ static int rewrite_escape(struct rewriter *w, bool in_class) {
     } others[] = {
         {'w', "[" WORD "]", WORD},
         {'W', "[^" WORD "]", NULL},
+        {'d', "\\p{Nd}", "\\p{Nd}"},
+        {'D', "\\P{Nd}", "\\P{Nd}"},
         {'s', "\\p{White_Space}", "\\p{White_Space}"},
         {'S', "\\P{White_Space}", "\\P{White_Space}"},
         {'h', "[0-9a-fA-F]", "0-9a-fA-F"},
@@ -106,14 +146,13 @@ static int rewrite_escape(struct rewriter *w, bool in_class) {
     };
     char c = *++w->at;
     if (c == 'u') return rewrite_unicode(w);
-    if (c == 'p') return rewrite_property(w, in_class);
+    if (c == 'p' || c == 'P') return rewrite_property(w, in_class);
     if (c && strchr(in_class ? SAME_IN_CLASS : SAME_ESCAPES, c)) return copy_escape(w);
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         const char *text = in_class ? others[i].in_class : others[i].plain;
         if (others[i].letter != c || !text) continue;
-        buf_str(&w->out, text);
         w->at++;
-        return 0;
+        return write_text(w, text, in_class);
     }
     bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
     if (letter || !c) return refuse(w, w->at - 1, c ? 2 : 1);
@@ -127,15 +166,14 @@ static int rewrite_escape(struct rewriter *w, bool in_class) {
 static int rewrite_posix_class(struct rewriter *w) {
     static const char *const classes[][2] = {{"[:alpha:]", "\\p{Alphabetic}"},
                                              {"[:digit:]", "\\p{Nd}"},
-                                             {"[:space:]", "\\s"},
+                                             {"[:space:]", "\\p{White_Space}"},
                                              {"[:upper:]", "\\p{Uppercase}"},
                                              {"[:lower:]", "\\p{Lowercase}"}};
     for (size_t i = 0; i < sizeof classes / sizeof *classes; i++) {
         size_t n = strlen(classes[i][0]);
         if (strncmp(w->at, classes[i][0], n) != 0) continue;
-        buf_str(&w->out, classes[i][1]);
         w->at += n;
-        return 0;
+        return write_text(w, classes[i][1], true);
     }
     return refuse(w, w->at, 2);
 }

@@ -1,10 +1,10 @@
 /* The pre-tokenizer: stages, each cutting or rewriting the pieces of the one before. A piece goes
  * straight to the next stage and from the last one to the model. */
 #include <string.h>
-#include <utf8proc.h>
 
 #include "base/utf8.h"
 #include "text/tok/internal.h"
+#include "text/unicode/unicode.h"
 
 /* One text under one stage: matches and the gaps between them arrive in order, the behaviour says
  * which of them join into a piece. */
@@ -92,22 +92,13 @@ static int split_by_regex(struct splitter *s, const struct tok_regex *regex, siz
     return rc ? rc : flush(s);
 }
 
-static bool is_numeric(utf8proc_int32_t c) {
-    if (c < 0x80) return c >= '0' && c <= '9';
-    utf8proc_category_t category = utf8proc_category(c);
-    return category == UTF8PROC_CATEGORY_ND || category == UTF8PROC_CATEGORY_NL ||
-           category == UTF8PROC_CATEGORY_NO;
-}
-
 static int split_digits(struct splitter *s, size_t size) {
     size_t taken = 0;
     int rc = 0;
     for (size_t at = 0, next; at < size && !rc; at = next) {
-        utf8proc_int32_t c = 0;
-        utf8proc_ssize_t step = utf8proc_iterate((const utf8proc_uint8_t *)s->text + at,
-                                                 (utf8proc_ssize_t)(size - at), &c);
-        next = at + (step > 0 ? (size_t)step : 1);
-        if (!is_numeric(c)) continue;
+        uint32_t length, code = unicode_decode(s->text + at, size - at, &length);
+        next = at + length;
+        if (!unicode_is_number(code)) continue;
         if (taken < at) rc = feed(s, taken, at, false);
         if (!rc) rc = feed(s, at, next, true);
         taken = next;

@@ -172,10 +172,11 @@ Test(tok_load, refuses_by_name) {
 
 /* Patterns that Oniguruma and PCRE2 would read differently and that no rewriting mends. */
 Test(tok_load, refuses_patterns_read_differently) {
-    static const char *const patterns[] = {"[a-z&&[^b]]", "[^\\\\W]",    "[a[^b]]",  "(?s:.)",
-                                           "(?x) a",      "\\\\Qa\\\\E", "(?<n>a)",  "(*UCP)a",
-                                           "a{2}?",       "\\\\C",       "\\\\u12",  "[[:word:]]",
-                                           "[a-[b]]",     "[[a]-z]",     "\\\\p{Zz", "a\\\\"};
+    static const char *const patterns[] = {
+        "[a-z&&[^b]]", "[^\\\\W]",     "[a[^b]]", "(?s:.)",       "(?x) a",
+        "\\\\Qa\\\\E", "(?<n>a)",      "(*UCP)a", "a{2}?",        "\\\\C",
+        "\\\\u12",     "[[:word:]]",   "[a-[b]]", "[[a]-z]",      "\\\\p{Zz",
+        "a\\\\",       "\\\\p{Emoji}", "\\\\pL",  "[\\\\P{Nope}]"};
     for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++) {
         char pre[256];
         struct fault fault = {0};
