@@ -6,10 +6,11 @@
 #include "base/check.h"
 #include "base/mem.h"
 
-#define TABLE_SIZE 16384u
-#define SEEN_SIZE  65536u /* well above CONSTRAIN_ITEMS_MAX */
-#define SEEN_FEW   16u    /* so many items are compared one by one */
-#define NO_STACK   0u     /* nothing follows */
+#define TABLE_SIZE     16384u
+#define SEEN_SIZE      65536u /* well above CONSTRAIN_ITEMS_MAX */
+#define SEEN_FEW       16u    /* so many items are compared one by one */
+#define ITEMS_PER_WORK 8u /* items whose derivatives are known, in the time of one unit of work */
+#define NO_STACK       0u /* nothing follows */
 
 int automaton_open(struct automaton *a, struct node_pool *pool, uint32_t root) {
     *a = (struct automaton){.root = root, .generation = 1};
@@ -53,6 +54,31 @@ void automaton_reset(struct automaton *a) {
     a->state_count = AUTOMATON_DEAD + 1;
     memset(a->stack_table, 0, a->stack_table_size * sizeof *a->stack_table);
     memset(a->state_table, 0, a->state_table_size * sizeof *a->state_table);
+}
+
+size_t automaton_bytes(const struct automaton *a) {
+    size_t row = (size_t)a->pool.classes * sizeof *a->moves;
+    return node_pool_bytes(&a->pool) + a->stack_capacity * sizeof *a->stacks +
+           a->item_capacity * sizeof *a->items + a->state_capacity * (sizeof *a->states + row) +
+           a->open_capacity * sizeof *a->open + SEEN_SIZE * sizeof *a->seen +
+           (a->stack_table_size + a->state_table_size) * sizeof *a->state_table;
+}
+
+static void drop(void *array, uint32_t *capacity) {
+    void **at = array;
+    mem_free(*at);
+    *at = NULL;
+    *capacity = 0;
+}
+
+void automaton_shrink(struct automaton *a) {
+    automaton_reset(a);
+    node_pool_shrink(&a->pool);
+    drop(&a->stacks, &a->stack_capacity);
+    drop(&a->items, &a->item_capacity);
+    drop(&a->moves, &a->state_capacity);
+    drop(&a->states, &a->state_capacity);
+    drop(&a->open, &a->open_capacity);
 }
 
 static uint32_t mix(uint32_t hash, uint32_t value) {
@@ -108,7 +134,7 @@ static void add_open(struct automaton *a, uint32_t node, uint32_t stack) {
     if (a->pool.rc != 0 ||
         !node_reserve(&a->pool, &a->open, a->open_count, &a->open_capacity, sizeof *a->open, 1))
         return;
-    a->pool.work++;
+    if (!node_work(&a->pool, 1)) return;
     a->open[a->open_count++] = (struct automaton_item){node, stack};
     if (a->open_count == SEEN_FEW + 1)
         for (uint32_t i = 0; i < SEEN_FEW; i++) note_seen(a, i);
@@ -238,6 +264,7 @@ uint32_t automaton_step(struct automaton *a, uint32_t id, int class) {
     CHECK(id < a->state_count);
     uint32_t first = a->states[id].first, count = a->states[id].count;
     open_items(a);
+    (void)node_work(pool, count / ITEMS_PER_WORK);
     for (uint32_t i = 0; i < count && pool->rc == 0; i++) {
         struct automaton_item item = a->items[first + i];
         uint32_t node = node_derive(pool, item.node, class);

@@ -69,6 +69,8 @@ void automaton_close(struct automaton *automaton);
 
 /* Forgets all states. */
 void automaton_reset(struct automaton *automaton);
+void automaton_shrink(struct automaton *automaton); /* the same, and gives their memory back */
+size_t automaton_bytes(const struct automaton *automaton);
 /* The state of the empty text, 0 on failure (pool.rc). */
 uint32_t automaton_start(struct automaton *automaton);
 /* The state after one more byte of a class; 0 on failure: pool.rc is ERR_LIMIT or ERR_NOMEM, and

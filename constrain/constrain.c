@@ -1,6 +1,7 @@
 #include "constrain/constrain.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "base/check.h"
@@ -18,6 +19,8 @@ struct constrain {
     pthread_mutex_t lock; /* guards everything below */
     struct automaton automaton;
     struct mask_maker maker;
+    struct constrain_budget *budget;
+    size_t charged; /* bytes of it */
 };
 
 /* ---- Parts ----------------------------------------------------------------------------------- */
@@ -141,32 +144,72 @@ static int open_language(struct constrain *c, struct building *b, uint32_t root,
     return rc;
 }
 
-int constrain_open(const struct constrain_part *part, const struct constrain_tokens *tokens,
-                   struct constrain **out, struct fault *fault) {
+/* Charges `bytes` to the budget in place of what the language was charged before. */
+static bool charge(struct constrain *c, size_t bytes) {
+    if (c->budget == NULL) return true;
+    size_t used = atomic_fetch_add(&c->budget->used, bytes - c->charged) + bytes - c->charged;
+    bool more = bytes > c->charged;
+    c->charged = bytes;
+    return !more || used <= c->budget->limit;
+}
+
+static size_t size_of(const struct constrain *c) {
+    return sizeof *c + automaton_bytes(&c->automaton) + mask_maker_bytes(&c->maker);
+}
+
+static void forget(struct constrain *c, bool shrink) {
+    if (shrink) {
+        automaton_shrink(&c->automaton);
+        mask_maker_shrink(&c->maker);
+    } else {
+        automaton_reset(&c->automaton);
+        mask_maker_forget(&c->maker);
+    }
+}
+
+/* Into *c. */
+static int compile(struct constrain *c, const struct constrain_part *part,
+                   const struct constrain_tokens *tokens, struct fault *fault) {
     struct building b = {.fault = fault};
     uint32_t root;
-    *out = NULL;
-    struct constrain *c = mem_try_alloc(1, sizeof *c);
-    if (c == NULL || !node_pool_open(&b.pool, CONSTRAIN_NODES_MAX)) {
-        mem_free(c);
+    if (!node_pool_open(&b.pool, CONSTRAIN_NODES_MAX))
         return fault_set(fault, ERR_NOMEM, field_of(part), "%s", err_text(ERR_NOMEM));
-    }
     b.pool.work_limit = CONSTRAIN_WORK_MAX;
     int rc = build(&b, part, &root);
     if (rc == 0) {
         rc = open_language(c, &b, root, tokens);
         if (rc != 0) fault_set(fault, rc, field_of(part), "%s", err_text(rc));
     }
-    if (rc == 0)
-        *out = c;
-    else
-        mem_free(c);
+    json_nodes_close(&b.json);
     node_pool_close(&b.pool);
+    return rc;
+}
+
+int constrain_open(const struct constrain_part *part, const struct constrain_tokens *tokens,
+                   struct constrain_budget *budget, struct constrain **out, struct fault *fault) {
+    *out = NULL;
+    struct constrain *c = mem_try_alloc(1, sizeof *c);
+    if (c == NULL) return fault_set(fault, ERR_NOMEM, field_of(part), "%s", err_text(ERR_NOMEM));
+    c->budget = budget;
+    int rc = charge(c, CONSTRAIN_COMPILE_BYTES) ? compile(c, part, tokens, fault) : ERR_FULL;
+    if (rc == 0) {
+        automaton_shrink(&c->automaton);
+        (void)charge(c, size_of(c));
+        *out = c;
+        return 0;
+    }
+    if (rc == ERR_FULL)
+        fault_set(fault, rc, field_of(part),
+                  "the schemas, expressions and grammars of all requests need more than %zu MiB",
+                  budget->limit >> 20);
+    (void)charge(c, 0);
+    mem_free(c);
     return rc;
 }
 
 void constrain_close(struct constrain *c) {
     if (c == NULL) return;
+    (void)charge(c, 0);
     pthread_mutex_destroy(&c->lock);
     mask_maker_close(&c->maker);
     automaton_close(&c->automaton);
@@ -174,11 +217,6 @@ void constrain_close(struct constrain *c) {
 }
 
 /* ---- Answers --------------------------------------------------------------------------------- */
-
-static void forget(struct constrain *c) {
-    automaton_reset(&c->automaton);
-    mask_maker_forget(&c->maker);
-}
 
 /* ERR_INVALID, or the pool's error. */
 static int read_on(struct constrain *c, struct constrain_at *at, const char *text, size_t size) {
@@ -220,12 +258,16 @@ static int look(struct constrain *c, struct constrain_at *at, const char *text, 
     int rc = look_on(c, at, text, size, mask, next);
     if (a->pool.rc != 0) {
         bool spent = a->pool.work > a->pool.work_limit;
-        forget(c);
+        forget(c, false);
         if (!spent) {
             a->pool.work_limit = a->pool.work + CONSTRAIN_MASK_WORK_MAX;
             rc = look_on(c, at, text, size, mask, next);
         }
-        if (a->pool.rc != 0) forget(c);
+        if (a->pool.rc != 0) forget(c, false);
+    }
+    if (!charge(c, size_of(c))) {
+        forget(c, true);
+        (void)charge(c, size_of(c));
     }
     pthread_mutex_unlock(&c->lock);
     return rc;

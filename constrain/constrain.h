@@ -86,11 +86,18 @@ static inline size_t constrain_mask_words(int32_t vocabulary_size) {
 
 struct constrain;
 
+/* Memory that several languages share. A language that grows over it forgets what it learned. */
+struct constrain_budget {
+    _Atomic size_t used; /* bytes of all of them */
+    size_t limit;
+};
+
 /* Compiles. ERR_UNSUPPORTED names the keyword or construct, ERR_INVALID a fault of the text,
- * ERR_LIMIT what is too large; fault->field is the part's field and, in a schema, the path below
+ * ERR_LIMIT what is too large, ERR_FULL that the budget (NULL: none; it outlives the language) has
+ * no room now; fault->field is the part's field and, in a schema, the path below
  * it. `tokens` outlives the language. Takes milliseconds to seconds: not for an event loop. */
 int constrain_open(const struct constrain_part *part, const struct constrain_tokens *tokens,
-                   struct constrain **out, struct fault *fault);
+                   struct constrain_budget *budget, struct constrain **out, struct fault *fault);
 void constrain_close(struct constrain *constrain);
 
 /* How far one answer has been read. Zero: nothing. */

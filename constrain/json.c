@@ -85,21 +85,14 @@ static uint32_t quote_bytes(struct json_nodes *nodes, const struct node *node) {
     return node_list_alt(pool, list);
 }
 
-/* Results of one call, by node. */
-struct quoting {
-    struct json_nodes *nodes;
-    uint32_t *done; /* [pool's count at the beginning]: 1 + result */
-    uint32_t any;   /* any text, quoted */
-};
+static uint32_t quote(struct json_nodes *nodes, uint32_t id);
 
-static uint32_t quote(struct quoting *q, uint32_t id);
-
-static uint32_t quote_list(struct quoting *q, const struct node *node) {
-    struct node_pool *pool = q->nodes->pool;
+static uint32_t quote_list(struct json_nodes *nodes, const struct node *node) {
+    struct node_pool *pool = nodes->pool;
     bool is_alt = node->kind == NODE_KIND_ALT;
-    uint32_t list = node_list_open(pool), all = q->any;
+    uint32_t list = node_list_open(pool), all = nodes->quoted_any;
     for (uint32_t i = 0; i < node->b; i++) {
-        uint32_t child = quote(q, pool->children[node->a + i]);
+        uint32_t child = quote(nodes, pool->children[node->a + i]);
         if (is_alt)
             node_list_add(pool, child);
         else
@@ -109,65 +102,64 @@ static uint32_t quote_list(struct quoting *q, const struct node *node) {
 }
 
 /* A sequence from its end: it may be as long as a text. */
-static uint32_t quote_seq(struct quoting *q, uint32_t id) {
-    struct node_pool *pool = q->nodes->pool;
+static uint32_t quote_seq(struct json_nodes *nodes, uint32_t id) {
+    struct node_pool *pool = nodes->pool;
     uint32_t count = 0, node;
     for (node = id; pool->nodes[node].kind == NODE_KIND_SEQ; node = pool->nodes[node].b) count++;
-    uint32_t *heads = mem_try_alloc(count, sizeof *heads), result = quote(q, node);
+    uint32_t *heads = mem_try_alloc(count, sizeof *heads), result = quote(nodes, node);
     if (heads == NULL) {
         pool->rc = ERR_NOMEM;
         return NODE_NONE;
     }
     node = id;
     for (uint32_t i = 0; i < count; i++, node = pool->nodes[node].b) heads[i] = pool->nodes[node].a;
-    for (uint32_t i = count; i-- > 0;) result = node_seq(pool, quote(q, heads[i]), result);
+    for (uint32_t i = count; i-- > 0;) result = node_seq(pool, quote(nodes, heads[i]), result);
     mem_free(heads);
     return result;
 }
 
-static uint32_t quote_node(struct quoting *q, uint32_t id) {
-    struct node_pool *pool = q->nodes->pool;
+static uint32_t quote_node(struct json_nodes *nodes, uint32_t id) {
+    struct node_pool *pool = nodes->pool;
     struct node node = pool->nodes[id];
     switch ((enum node_kind)node.kind) {
     case NODE_KIND_ALL:
-        return q->any;
+        return nodes->quoted_any;
     case NODE_KIND_BYTES:
-        return quote_bytes(q->nodes, &node);
+        return quote_bytes(nodes, &node);
     case NODE_KIND_SEQ:
-        return quote_seq(q, id);
+        return quote_seq(nodes, id);
     case NODE_KIND_ALT:
     case NODE_KIND_AND:
-        return quote_list(q, &node);
+        return quote_list(nodes, &node);
     case NODE_KIND_NOT:
-        return node_and2(pool, q->any, node_not(pool, quote(q, node.a)));
+        return node_and2(pool, nodes->quoted_any, node_not(pool, quote(nodes, node.a)));
     case NODE_KIND_REPEAT:
-        return node_repeat(pool, quote(q, node.a), node.min, node.max);
+        return node_repeat(pool, quote(nodes, node.a), node.min, node.max);
     default:
         return id;
     }
 }
 
-static uint32_t quote(struct quoting *q, uint32_t id) {
-    if (q->nodes->pool->rc != 0) return NODE_NONE;
-    if (q->done[id] != 0) return q->done[id] - 1;
-    uint32_t result = quote_node(q, id);
-    q->done[id] = result + 1;
+/* A pure function of the node, so results of earlier calls are kept. */
+static uint32_t quote(struct json_nodes *nodes, uint32_t id) {
+    struct node_pool *pool = nodes->pool;
+    if (pool->rc != 0) return NODE_NONE;
+    if (id < nodes->quoted_capacity && nodes->quoted[id] != 0) return nodes->quoted[id] - 1;
+    uint32_t result = quote_node(nodes, id);
+    if (!node_reserve(pool, &nodes->quoted, 0, &nodes->quoted_capacity, sizeof *nodes->quoted,
+                      id + 1))
+        return NODE_NONE;
+    nodes->quoted[id] = result + 1;
     return result;
 }
 
 uint32_t json_quote(struct json_nodes *nodes, uint32_t content) {
     struct node_pool *pool = nodes->pool;
-    struct quoting q = {.nodes = nodes, .done = mem_try_alloc(pool->count, sizeof *q.done)};
-    if (q.done == NULL) {
-        pool->rc = ERR_NOMEM;
-        return NODE_NONE;
+    if (nodes->quoted_any == NODE_NONE) { /* there is neither AND nor NOT in any text */
+        nodes->quoted_any = quote(nodes, nodes->any_text);
+        pool->universe[1] = nodes->quoted_any;
     }
-    q.any = NODE_ALL; /* for the first call: there is neither AND nor NOT in it */
-    q.any = quote(&q, nodes->any_text);
-    pool->universe[1] = q.any;
-    uint32_t result = quote(&q, content);
-    mem_free(q.done);
-    return node_live(pool, result);
+    return node_live(pool, quote(nodes, content));
 }
 
 uint32_t json_string(struct json_nodes *nodes, uint32_t content) {
@@ -177,7 +169,7 @@ uint32_t json_string(struct json_nodes *nodes, uint32_t content) {
 
 /* ---- Literals -------------------------------------------------------------------------------- */
 
-static void add_quoted(struct buf *out, const char *string) {
+void json_add_quoted(struct buf *out, const char *string) {
     size_t size = strlen(string);
     char *text = mem_try_alloc(size + 1, 1), escape[8];
     if (text == NULL) {
@@ -199,7 +191,7 @@ static void add_quoted(struct buf *out, const char *string) {
 static uint32_t string_node(struct json_nodes *nodes, const char *string) {
     struct buf text;
     buf_open(&text, 8 * strlen(string) + 16);
-    add_quoted(&text, string);
+    json_add_quoted(&text, string);
     if (text.failed) nodes->pool->rc = ERR_NOMEM;
     uint32_t node = text.failed ? NODE_NONE : node_text(nodes->pool, text.data, text.size);
     buf_close(&text);
@@ -307,6 +299,11 @@ static uint32_t make_space(struct node_pool *pool) {
         NODE_EMPTY, text_node(pool, " "),
         node_seq3(pool, node_option(pool, text_node(pool, "\r")), text_node(pool, "\n"), indent)};
     return node_alt(pool, list, 3);
+}
+
+void json_nodes_close(struct json_nodes *nodes) {
+    mem_free(nodes->quoted);
+    *nodes = (struct json_nodes){0};
 }
 
 void json_nodes_open(struct json_nodes *nodes, struct node_pool *pool) {

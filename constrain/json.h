@@ -14,6 +14,7 @@
 
 #include <cjson/cJSON.h>
 
+#include "base/buf.h"
 #include "constrain/node.h"
 
 /* Expressions that schemas are made of, built once for each language. */
@@ -25,15 +26,20 @@ struct json_nodes {
     uint32_t string, number, integer, boolean, null;
     uint32_t value, object, array; /* any; value is a rule */
     uint32_t comma, colon;         /* with the space behind them */
+    uint32_t *quoted;              /* [quoted_capacity] of json_quote: 1 + result, by node */
+    uint32_t quoted_capacity;
+    uint32_t quoted_any; /* any text, quoted */
 };
 
 void json_nodes_open(struct json_nodes *nodes, struct node_pool *pool);
+void json_nodes_close(struct json_nodes *nodes);
 
 /* The quoted form of a regular expression over characters, without the quotes. */
 uint32_t json_quote(struct json_nodes *nodes, uint32_t content);
 uint32_t json_string(struct json_nodes *nodes, uint32_t content); /* with the quotes */
 /* The language of one JSON value, in any spacing. Strings may hold U+0000 (base/json.h). */
 uint32_t json_literal(struct json_nodes *nodes, const cJSON *value);
+void json_add_quoted(struct buf *out, const char *string); /* the text that json_name describes */
 /* The text of a string as it is quoted, with the quotes. */
 uint32_t json_name(struct json_nodes *nodes, const char *name);
 

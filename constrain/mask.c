@@ -9,11 +9,11 @@ enum { PLAIN_UNKNOWN = 0, PLAIN_NONE = AUTOMATON_DEAD };
 
 int mask_maker_open(struct mask_maker *maker, const struct constrain_tokens *tokens) {
     *maker = (struct mask_maker){.tokens = tokens};
-    size_t bytes = (tokens->words + 1) * sizeof *maker->kept;
-    maker->capacity = (uint32_t)(CONSTRAIN_MASK_BYTES / bytes) + 1;
+    maker->capacity =
+        (uint32_t)(CONSTRAIN_MASK_BYTES / ((tokens->words + 1) * sizeof **maker->kept)) + 1;
     if (maker->capacity > CONSTRAIN_STATES_MAX) maker->capacity = CONSTRAIN_STATES_MAX;
     maker->path = mem_try_alloc((size_t)tokens->depth + 1, sizeof *maker->path);
-    maker->kept = mem_try_alloc(maker->capacity, bytes);
+    maker->kept = mem_try_alloc(maker->capacity, sizeof *maker->kept);
     maker->owner = mem_try_alloc(maker->capacity, sizeof *maker->owner);
     if (maker->path != NULL && maker->kept != NULL && maker->owner != NULL) return 0;
     mask_maker_close(maker);
@@ -21,6 +21,7 @@ int mask_maker_open(struct mask_maker *maker, const struct constrain_tokens *tok
 }
 
 void mask_maker_close(struct mask_maker *maker) {
+    if (maker->kept != NULL) mask_maker_shrink(maker);
     mem_free(maker->path);
     mem_free(maker->kept);
     mem_free(maker->owner);
@@ -29,6 +30,20 @@ void mask_maker_close(struct mask_maker *maker) {
 
 void mask_maker_forget(struct mask_maker *maker) {
     maker->next = maker->count = 0;
+}
+
+void mask_maker_shrink(struct mask_maker *maker) {
+    mask_maker_forget(maker);
+    for (uint32_t i = 0; i < maker->made; i++) {
+        mem_free(maker->kept[i]);
+        maker->kept[i] = NULL;
+    }
+    maker->made = 0;
+}
+
+size_t mask_maker_bytes(const struct mask_maker *maker) {
+    return (size_t)maker->made * maker->tokens->words * sizeof **maker->kept +
+           maker->capacity * (sizeof *maker->kept + sizeof *maker->owner);
 }
 
 /* ---- Walking --------------------------------------------------------------------------------- */
@@ -117,13 +132,27 @@ static bool add_plain(const struct mask_maker *maker, struct automaton *a, uint3
 
 /* ---- Masks ----------------------------------------------------------------------------------- */
 
-const uint32_t *mask_make(struct mask_maker *maker, struct automaton *a, uint32_t state) {
-    size_t words = maker->tokens->words;
-    if (a->states[state].mask != 0) return maker->kept + (a->states[state].mask - 1) * words;
+/* The next place of the ring, emptied. NULL: no memory. */
+static uint32_t *next_mask(struct mask_maker *maker, struct automaton *a) {
     uint32_t slot = maker->next;
-    uint32_t *mask = maker->kept + slot * words;
+    size_t words = maker->tokens->words;
+    if (slot == maker->made) {
+        maker->kept[slot] = mem_try_alloc(words + 1, sizeof **maker->kept);
+        if (maker->kept[slot] == NULL) {
+            a->pool.rc = ERR_NOMEM;
+            return NULL;
+        }
+        maker->made++;
+    }
     if (slot < maker->count) a->states[maker->owner[slot]].mask = 0;
-    memset(mask, 0, words * sizeof *mask);
+    memset(maker->kept[slot], 0, words * sizeof **maker->kept);
+    return maker->kept[slot];
+}
+
+const uint32_t *mask_make(struct mask_maker *maker, struct automaton *a, uint32_t state) {
+    if (a->states[state].mask != 0) return maker->kept[a->states[state].mask - 1];
+    uint32_t slot = maker->next, *mask = next_mask(maker, a);
+    if (mask == NULL) return NULL;
     maker->owner[slot] = state;
     bool made =
         add_plain(maker, a, state, mask) && walk(maker, a, &maker->tokens->rest, state, mask);

@@ -14,14 +14,17 @@
 struct mask_maker {
     const struct constrain_tokens *tokens; /* borrowed */
     uint32_t *path;                        /* [depth + 1] states along a token */
-    uint32_t *kept;                        /* [capacity][words] masks of states, a ring */
-    uint32_t *owner;                       /* [capacity] their states */
+    uint32_t **kept; /* [capacity] masks of states, a ring; NULL: no mask yet */
+    uint32_t *owner; /* [capacity] their states */
     uint32_t capacity, next, count;
+    uint32_t made; /* masks in memory */
 };
 
 int mask_maker_open(struct mask_maker *maker, const struct constrain_tokens *tokens);
 void mask_maker_close(struct mask_maker *maker);
 void mask_maker_forget(struct mask_maker *maker); /* after automaton_reset */
+void mask_maker_shrink(struct mask_maker *maker); /* the same, and gives the masks' memory back */
+size_t mask_maker_bytes(const struct mask_maker *maker);
 
 /* The mask of a state that is not dead; valid until the next call. NULL: the automaton's pool has
  * the error. */

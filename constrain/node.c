@@ -8,8 +8,10 @@
 #include "base/check.h"
 #include "base/mem.h"
 
-#define TABLE_MIN 1024u
-#define MEMO_MAX  524288u /* derivatives remembered; beyond it all are forgotten */
+#define TABLE_MIN     1024u
+#define LIST_PER_WORK 8u /* elements of a list that are sorted in the time of one unit of work */
+#define TEXT_PER_WORK 8u /* bytes of a text, likewise */
+#define MEMO_MAX      524288u /* derivatives remembered; beyond it all are forgotten */
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
@@ -82,23 +84,46 @@ static bool has_list(uint8_t kind) {
     return kind == NODE_KIND_ALT || kind == NODE_KIND_AND;
 }
 
-static uint32_t hash_of(const struct node *node, const uint32_t *list) {
-    uint32_t hash = mix(node->kind, node->b);
-    if (!has_list(node->kind)) return mix(mix(mix(hash, node->a), node->min), node->max);
-    for (uint32_t i = 0; i < node->b; i++) hash = mix(hash, list[i]);
-    return hash;
+/* A node that is looked for or added. `list`: children of ALT and AND; `set`: of BYTES. */
+struct wanted {
+    struct node node;
+    const uint32_t *list;
+    const struct byte_set *set;
+};
+
+static struct wanted as_wanted(const struct node_pool *pool, const struct node *node) {
+    struct wanted wanted = {.node = *node};
+    if (has_list(node->kind)) wanted.list = pool->children + node->a;
+    if (node->kind == NODE_KIND_BYTES) wanted.set = &pool->sets[node->a];
+    return wanted;
 }
 
-static bool is_same(const struct node_pool *pool, const struct node *x, const struct node *y,
-                    const uint32_t *list) {
+static uint32_t hash_of(const struct wanted *wanted) {
+    const struct node *node = &wanted->node;
+    uint32_t hash = mix(node->kind, node->b);
+    for (int i = 0; wanted->set != NULL && i < 4; i++)
+        hash =
+            mix(mix(hash, (uint32_t)wanted->set->bits[i]), (uint32_t)(wanted->set->bits[i] >> 32));
+    for (uint32_t i = 0; wanted->list != NULL && i < node->b; i++)
+        hash = mix(hash, wanted->list[i]);
+    if (wanted->set != NULL || wanted->list != NULL) return hash;
+    return mix(mix(mix(hash, node->a), node->min), node->max);
+}
+
+static bool is_same(const struct node_pool *pool, const struct node *x,
+                    const struct wanted *wanted) {
+    const struct node *y = &wanted->node;
     if (x->kind != y->kind || x->b != y->b) return false;
+    if (wanted->set != NULL)
+        return memcmp(&pool->sets[x->a], wanted->set, sizeof *wanted->set) == 0;
     if (!has_list(x->kind)) return x->a == y->a && x->min == y->min && x->max == y->max;
-    return memcmp(pool->children + x->a, list, x->b * sizeof *list) == 0;
+    return memcmp(pool->children + x->a, wanted->list, x->b * sizeof *wanted->list) == 0;
 }
 
 static void link_node(struct node_pool *pool, uint32_t id) {
     struct node *node = &pool->nodes[id];
-    uint32_t at = hash_of(node, pool->children + node->a) & (pool->table_size - 1);
+    const struct wanted wanted = as_wanted(pool, node);
+    uint32_t at = hash_of(&wanted) & (pool->table_size - 1);
     node->next = pool->table[at];
     pool->table[at] = id;
 }
@@ -119,38 +144,56 @@ static void grow_table(struct node_pool *pool) {
     link_all(pool);
 }
 
-static bool may_work(struct node_pool *pool) {
+bool node_work(struct node_pool *pool, uint64_t amount) {
     if (pool->rc != 0) return false;
-    if (++pool->work > pool->work_limit) pool->rc = ERR_LIMIT;
+    pool->work += amount;
+    if (pool->work > pool->work_limit) pool->rc = ERR_LIMIT;
     return pool->rc == 0;
 }
 
-/* Adds a node that is not in the pool. `list` may lie in scratch. */
-static uint32_t add_node(struct node_pool *pool, struct node node, const uint32_t *list) {
+/* Copies what lies outside of the node: its children, or its set. */
+static bool add_outside(struct node_pool *pool, const struct wanted *wanted, struct node *node) {
+    if (wanted->list != NULL) {
+        if (pool->child_count > CONSTRAIN_CHILDREN_MAX - node->b) pool->rc = ERR_LIMIT;
+        if (pool->rc != 0 || !node_reserve(pool, &pool->children, pool->child_count,
+                                           &pool->child_capacity, sizeof *wanted->list, node->b))
+            return false;
+        memcpy(pool->children + pool->child_count, wanted->list, node->b * sizeof *wanted->list);
+        node->a = pool->child_count;
+        pool->child_count += node->b;
+    } else if (wanted->set != NULL) {
+        if (!node_reserve(pool, &pool->sets, pool->set_count, &pool->set_capacity,
+                          sizeof *wanted->set, 1))
+            return false;
+        node->a = pool->set_count;
+        pool->sets[pool->set_count++] = *wanted->set;
+    }
+    return true;
+}
+
+/* Adds a node that is not in the pool. The list may lie in scratch. */
+static uint32_t add_node(struct node_pool *pool, const struct wanted *wanted) {
+    struct node node = wanted->node;
     if (pool->count >= pool->limit) pool->rc = ERR_LIMIT;
     if (pool->rc != 0 ||
-        !node_reserve(pool, &pool->nodes, pool->count, &pool->capacity, sizeof node, 1))
+        !node_reserve(pool, &pool->nodes, pool->count, &pool->capacity, sizeof node, 1) ||
+        !add_outside(pool, wanted, &node))
         return NODE_NONE;
-    if (has_list(node.kind)) {
-        if (pool->child_count > CONSTRAIN_CHILDREN_MAX - node.b) pool->rc = ERR_LIMIT;
-        if (pool->rc != 0 || !node_reserve(pool, &pool->children, pool->child_count,
-                                           &pool->child_capacity, sizeof *list, node.b))
-            return NODE_NONE;
-        memcpy(pool->children + pool->child_count, list, node.b * sizeof *list);
-        node.a = pool->child_count;
-        pool->child_count += node.b;
-    }
     pool->nodes[pool->count] = node;
     grow_table(pool);
     link_node(pool, pool->count);
     return pool->count++;
 }
 
-static uint32_t intern(struct node_pool *pool, const struct node *node, const uint32_t *list) {
-    if (!may_work(pool)) return NODE_NONE;
-    uint32_t id = pool->table[hash_of(node, list) & (pool->table_size - 1)];
-    while (id != 0 && !is_same(pool, &pool->nodes[id], node, list)) id = pool->nodes[id].next;
-    return id != 0 ? id : add_node(pool, *node, list);
+static uint32_t find_or_add(struct node_pool *pool, const struct wanted *wanted) {
+    if (!node_work(pool, 1)) return NODE_NONE;
+    uint32_t id = pool->table[hash_of(wanted) & (pool->table_size - 1)];
+    while (id != 0 && !is_same(pool, &pool->nodes[id], wanted)) id = pool->nodes[id].next;
+    return id != 0 ? id : add_node(pool, wanted);
+}
+
+static uint32_t intern(struct node_pool *pool, const struct node *node) {
+    return find_or_add(pool, &(struct wanted){.node = *node});
 }
 
 struct node_mark node_pool_mark(const struct node_pool *pool) {
@@ -168,6 +211,34 @@ void node_pool_reset(struct node_pool *pool, const struct node_mark *mark) {
     link_all(pool);
 }
 
+size_t node_pool_bytes(const struct node_pool *pool) {
+    return pool->capacity * sizeof *pool->nodes + pool->child_capacity * sizeof *pool->children +
+           pool->set_capacity * sizeof *pool->sets + pool->table_size * sizeof *pool->table +
+           pool->memo_size * sizeof *pool->memo + pool->rule_capacity * sizeof *pool->rules +
+           pool->scratch_capacity * sizeof *pool->scratch;
+}
+
+/* An array that cannot become smaller stays as it is. */
+static void shrink(void *array, uint32_t count, uint32_t *capacity, size_t size) {
+    void **at = array;
+    void *smaller = count > 0 && count < *capacity
+                        ? mem_try_realloc(*at, *capacity * size, count * size)
+                        : NULL;
+    if (smaller == NULL) return;
+    *at = smaller;
+    *capacity = count;
+}
+
+void node_pool_shrink(struct node_pool *pool) {
+    shrink(&pool->nodes, pool->count, &pool->capacity, sizeof *pool->nodes);
+    shrink(&pool->children, pool->child_count, &pool->child_capacity, sizeof *pool->children);
+    shrink(&pool->sets, pool->set_count, &pool->set_capacity, sizeof *pool->sets);
+    shrink(&pool->scratch, pool->scratch_count + 1, &pool->scratch_capacity, sizeof *pool->scratch);
+    mem_free(pool->memo);
+    pool->memo = NULL;
+    pool->memo_size = pool->memo_count = 0;
+}
+
 /* ---- Sets ------------------------------------------------------------------------------------ */
 
 void byte_set_range(struct byte_set *set, unsigned first, unsigned last) {
@@ -178,24 +249,11 @@ bool byte_set_empty(const struct byte_set *set) {
     return (set->bits[0] | set->bits[1] | set->bits[2] | set->bits[3]) == 0;
 }
 
-/* There are few sets, so they are searched one by one. */
-static uint32_t find_set(struct node_pool *pool, const struct byte_set *set) {
-    for (uint32_t i = 0; i < pool->set_count; i++)
-        if (memcmp(&pool->sets[i], set, sizeof *set) == 0) return i;
-    if (!node_reserve(pool, &pool->sets, pool->set_count, &pool->set_capacity, sizeof *set, 1))
-        return 0;
-    pool->sets[pool->set_count] = *set;
-    return pool->set_count++;
-}
-
 uint32_t node_bytes(struct node_pool *pool, const struct byte_set *set) {
     if (byte_set_empty(set) || pool->rc != 0) return NODE_NONE;
-    struct node node = {.kind = NODE_KIND_BYTES,
-                        .regular = true,
-                        .exact = true,
-                        .alive = NODE_ALIVE,
-                        .a = find_set(pool, set)};
-    return intern(pool, &node, NULL);
+    struct node node = {
+        .kind = NODE_KIND_BYTES, .regular = true, .exact = true, .alive = NODE_ALIVE};
+    return find_or_add(pool, &(struct wanted){.node = node, .set = set});
 }
 
 uint32_t node_range(struct node_pool *pool, unsigned first, unsigned last) {
@@ -228,7 +286,7 @@ static uint32_t make_seq(struct node_pool *pool, uint32_t a, uint32_t b) {
                         .exact = x->exact && y->exact,
                         .a = a,
                         .b = b};
-    return intern(pool, &node, NULL);
+    return intern(pool, &node);
 }
 
 /* The head of a sequence is never a sequence, so that equal ones are equal nodes. */
@@ -257,7 +315,7 @@ static int compare_ids(const void *a, const void *b) {
 /* Sorts scratch[mark, ...) and drops equal elements. */
 static void sort_scratch(struct node_pool *pool, uint32_t mark) {
     uint32_t count = pool->scratch_count - mark, kept = 0, *list = pool->scratch + mark;
-    if (count < 2) return;
+    if (count < 2 || !node_work(pool, count / LIST_PER_WORK)) return;
     qsort(list, count, sizeof *list, compare_ids);
     for (uint32_t i = 0; i < count; i++)
         if (kept == 0 || list[kept - 1] != list[i]) list[kept++] = list[i];
@@ -302,7 +360,7 @@ static uint32_t intern_list(struct node_pool *pool, enum node_kind kind, uint32_
                             .regular = facts.regular,
                             .exact = facts.exact,
                             .b = count};
-        id = intern(pool, &node, pool->scratch + mark);
+        id = find_or_add(pool, &(struct wanted){.node = node, .list = pool->scratch + mark});
     }
     return id;
 }
@@ -427,7 +485,7 @@ uint32_t node_not(struct node_pool *pool, uint32_t a) {
     if (x->kind == NODE_KIND_NOT) return x->a;
     struct node node = {
         .kind = NODE_KIND_NOT, .nullable = !x->nullable, .regular = true, .exact = false, .a = a};
-    return intern(pool, &node, NULL);
+    return intern(pool, &node);
 }
 
 uint32_t node_repeat(struct node_pool *pool, uint32_t a, uint32_t min, uint32_t max) {
@@ -447,7 +505,7 @@ uint32_t node_repeat(struct node_pool *pool, uint32_t a, uint32_t min, uint32_t 
                         .a = a,
                         .min = min,
                         .max = max};
-    return intern(pool, &node, NULL);
+    return intern(pool, &node);
 }
 
 uint32_t node_mod(struct node_pool *pool, uint32_t modulus, uint32_t remainder) {
@@ -457,7 +515,7 @@ uint32_t node_mod(struct node_pool *pool, uint32_t modulus, uint32_t remainder) 
                         .exact = true,
                         .a = modulus,
                         .b = remainder};
-    return intern(pool, &node, NULL);
+    return intern(pool, &node);
 }
 
 uint32_t node_rule_open(struct node_pool *pool) {
@@ -472,7 +530,7 @@ uint32_t node_rule_open(struct node_pool *pool) {
 uint32_t node_rule(struct node_pool *pool, uint32_t rule) {
     if (rule == UINT32_MAX) return NODE_NONE;
     struct node node = {.kind = NODE_KIND_RULE, .exact = true, .a = rule};
-    return intern(pool, &node, NULL);
+    return intern(pool, &node);
 }
 
 /* ---- Words ----------------------------------------------------------------------------------- */
@@ -515,7 +573,7 @@ static uint32_t words_from(struct node_pool *pool, const struct node_word *words
 }
 
 uint32_t node_words(struct node_pool *pool, struct node_word *words, size_t count) {
-    if (count == 0) return NODE_NONE;
+    if (count == 0 || !node_work(pool, count)) return NODE_NONE;
     qsort(words, count, sizeof *words, compare_words);
     return words_from(pool, words, count, 0, 0);
 }
@@ -554,6 +612,7 @@ void node_classes(struct node_pool *pool) {
             split_classes(pool->class_of, &pool->classes, &set);
         }
     }
+    if (!node_work(pool, pool->set_count - pool->classed_sets)) return;
     for (uint32_t i = pool->classed_sets; i < pool->set_count; i++)
         split_classes(pool->class_of, &pool->classes, &pool->sets[i]);
     pool->classed_sets = pool->set_count;
@@ -619,6 +678,7 @@ static uint32_t derive_seq(struct node_pool *pool, uint32_t id, int class) {
 static uint32_t derive_list(struct node_pool *pool, const struct node *node, int class) {
     uint32_t mark = pool->scratch_count;
     enum node_kind kind = (enum node_kind)node->kind;
+    (void)node_work(pool, node->b / LIST_PER_WORK);
     for (uint32_t i = 0; i < node->b && pool->rc == 0; i++)
         push_flat(pool, kind, node_derive(pool, pool->children[node->a + i], class));
     return kind == NODE_KIND_ALT ? finish_alt(pool, mark) : finish_and(pool, mark);
@@ -666,7 +726,7 @@ uint32_t node_derive(struct node_pool *pool, uint32_t id, int class) {
         const struct node_memo *memo = memo_find(pool, memo_key(id, class));
         if (memo->key != 0) return memo->value;
     }
-    if (!may_work(pool)) return NODE_NONE;
+    if (!node_work(pool, 1)) return NODE_NONE;
     uint32_t result = derive(pool, id, class);
     if (pool->rc != 0) return NODE_NONE;
     memo_add(pool, memo_key(id, class), result);
@@ -675,36 +735,47 @@ uint32_t node_derive(struct node_pool *pool, uint32_t id, int class) {
 
 /* ---- Is there a string? ---------------------------------------------------------------------- */
 
-/* Answers by the structure alone. */
-static enum node_alive look(const struct node_pool *pool, uint32_t id) {
-    const struct node *node = &pool->nodes[id];
+static enum node_alive look(struct node_pool *pool, uint32_t id);
+
+static enum node_alive look_alt(struct node_pool *pool, const struct node *node) {
+    enum node_alive all = NODE_DEAD;
+    for (uint32_t i = 0; i < node->b; i++) {
+        enum node_alive one = look(pool, pool->children[node->a + i]);
+        if (one == NODE_ALIVE) return one;
+        if (one == NODE_UNKNOWN) all = one;
+    }
+    return all;
+}
+
+/* Without recursion along the sequence: it may be as long as a text. */
+static enum node_alive look_seq(struct node_pool *pool, const struct node *node) {
+    bool sure = true;
+    uint32_t id;
+    do {
+        enum node_alive head = look(pool, node->a);
+        if (head == NODE_DEAD) return NODE_DEAD;
+        sure = sure && head == NODE_ALIVE;
+        id = node->b;
+        node = &pool->nodes[id];
+    } while (node->kind == NODE_KIND_SEQ && node->alive != NODE_ALIVE && node->alive != NODE_DEAD &&
+             !node->nullable && !node->exact);
+    enum node_alive tail = look(pool, id);
+    if (tail == NODE_DEAD) return NODE_DEAD;
+    return sure && tail == NODE_ALIVE ? NODE_ALIVE : NODE_UNKNOWN;
+}
+
+/* Answers by the structure alone, and remembers what is sure. */
+static enum node_alive look(struct node_pool *pool, uint32_t id) {
+    struct node *node = &pool->nodes[id];
+    enum node_alive known = NODE_UNKNOWN;
     if (node->alive == NODE_ALIVE || node->alive == NODE_DEAD) return (enum node_alive)node->alive;
     if (node->nullable || node->exact) return NODE_ALIVE; /* exact: NODE_NONE is the empty one */
-    if (node->kind == NODE_KIND_REPEAT) return look(pool, node->a);
-    if (node->kind == NODE_KIND_ALT) {
-        enum node_alive all = NODE_DEAD;
-        for (uint32_t i = 0; i < node->b; i++) {
-            enum node_alive one = look(pool, pool->children[node->a + i]);
-            if (one == NODE_ALIVE) return one;
-            if (one == NODE_UNKNOWN) all = one;
-        }
-        return all;
-    }
-    if (node->kind == NODE_KIND_SEQ) {
-        bool sure = true;
-        do { /* no recursion: a sequence may be as long as a text */
-            enum node_alive head = look(pool, node->a);
-            if (head == NODE_DEAD) return NODE_DEAD;
-            sure = sure && head == NODE_ALIVE;
-            id = node->b;
-            node = &pool->nodes[id];
-        } while (node->kind == NODE_KIND_SEQ && node->alive != NODE_ALIVE &&
-                 node->alive != NODE_DEAD && !node->nullable && !node->exact);
-        enum node_alive tail = look(pool, id);
-        if (tail == NODE_DEAD) return NODE_DEAD;
-        return sure && tail == NODE_ALIVE ? NODE_ALIVE : NODE_UNKNOWN;
-    }
-    return NODE_UNKNOWN;
+    if (!node_work(pool, 1)) return NODE_UNKNOWN;
+    if (node->kind == NODE_KIND_REPEAT) known = look(pool, node->a);
+    if (node->kind == NODE_KIND_ALT) known = look_alt(pool, node);
+    if (node->kind == NODE_KIND_SEQ) known = look_seq(pool, node);
+    if (known != NODE_UNKNOWN && pool->rc == 0) node->alive = (uint8_t)known;
+    return known;
 }
 
 /* A breadth-first search through derivatives. Its queue are pairs in scratch: a node, and the
@@ -759,6 +830,7 @@ uint32_t node_live(struct node_pool *pool, uint32_t id) {
 
 bool node_matches(struct node_pool *pool, uint32_t id, const char *text, size_t size) {
     node_classes(pool);
+    (void)node_work(pool, size / TEXT_PER_WORK + 1);
     for (size_t i = 0; i < size && id != NODE_NONE; i++)
         id = node_derive(pool, id, pool->class_of[(unsigned char)text[i]]);
     return pool->rc == 0 && pool->nodes[id].nullable;

@@ -88,17 +88,21 @@ struct node_pool {
     uint8_t class_of[256], example[256]; /* example: a byte of each class */
     int classes;
     uint32_t classed_sets; /* sets that the classes account for */
-    uint64_t work;         /* nodes asked for, so far: a measure of time without a clock */
+    uint64_t work;         /* so far: a measure of time without a clock, see node_work */
     uint64_t work_limit;   /* ERR_LIMIT above it */
     int rc;
 };
 
-/* Opens an empty pool; false: no memory. */
 /* Room for `more` elements in an array of the pool or of its user (`array`: address of the
  * pointer), which grows by doubling. false: pool->rc is ERR_NOMEM and the array is as before. */
 bool node_reserve(struct node_pool *pool, void *array, uint32_t count, uint32_t *capacity,
                   size_t size, uint32_t more);
 
+/* Counts work of the pool or of its user: one unit is about the time in which a node is found.
+ * false: too much (rc is ERR_LIMIT), or an earlier error. */
+bool node_work(struct node_pool *pool, uint64_t amount);
+
+/* Opens an empty pool; false: no memory. */
 bool node_pool_open(struct node_pool *pool, uint32_t limit);
 void node_pool_close(struct node_pool *pool);
 
@@ -108,6 +112,9 @@ struct node_mark {
 };
 struct node_mark node_pool_mark(const struct node_pool *pool);
 void node_pool_reset(struct node_pool *pool, const struct node_mark *mark);
+
+size_t node_pool_bytes(const struct node_pool *pool);
+void node_pool_shrink(struct node_pool *pool); /* gives back what is not in use */
 
 /* ---- Sets ---------------------------------------------------------------------------------- */
 

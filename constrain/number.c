@@ -54,6 +54,16 @@ int decimal_read(const char *text, struct decimal *out) {
     return 0;
 }
 
+size_t decimal_write(const struct decimal *d, char *text) {
+    size_t size = 0;
+    if (d->negative) text[size++] = '-';
+    for (int i = 0; i < d->whole + d->fraction; i++) {
+        if (i == d->whole) text[size++] = '.';
+        text[size++] = d->digits[i];
+    }
+    return size;
+}
+
 static int compare_size(const struct decimal *a, const struct decimal *b) {
     if (a->whole != b->whole) return a->whole < b->whole ? -1 : 1;
     int shared = a->fraction < b->fraction ? a->fraction : b->fraction;

@@ -14,6 +14,7 @@ struct decimal {
 
 /* Reads the text of a JSON number. ERR_LIMIT: too many digits. */
 int decimal_read(const char *text, struct decimal *out);
+size_t decimal_write(const struct decimal *d, char *text); /* without exponent and end */
 int decimal_compare(const struct decimal *a, const struct decimal *b); /* -1, 0, 1 */
 
 struct number_rules {

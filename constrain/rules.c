@@ -4,6 +4,9 @@
 
 #include "base/mem.h"
 
+#define NODES_PER_WORK 8    /* nodes and children that a pass looks at in one unit of work */
+#define SEARCH_DEPTH   4096 /* rules, and groups in them, that a search enters one in another */
+
 /* Facts about nodes and rules, by id. Nodes refer only to nodes made before them, and to rules. */
 struct facts {
     struct node_pool *pool;
@@ -57,8 +60,7 @@ static void find_facts(struct facts *f) {
             f->ends[i] = ends;
             f->empty[i] = empty;
         }
-        pool->work += f->count;
-        if (pool->work > pool->work_limit) pool->rc = ERR_LIMIT;
+        (void)node_work(pool, f->count / NODES_PER_WORK + pool->child_count / NODES_PER_WORK);
     }
 }
 
@@ -131,10 +133,21 @@ static void unwind(struct node_pool *pool, uint32_t rule) {
 
 static bool finds_itself(struct facts *f, uint32_t rule, uint32_t *found);
 
+static bool search_inside(struct facts *f, uint32_t id, uint32_t *found);
+
 /* Can a search through what a node may begin with come back to a rule on its path? */
 static bool search(struct facts *f, uint32_t id, uint32_t *found) {
+    f->depth++;
+    bool finds = search_inside(f, id, found);
+    f->depth--;
+    return finds;
+}
+
+static bool search_inside(struct facts *f, uint32_t id, uint32_t *found) {
     const struct node_pool *pool = f->pool;
     const struct node *node = &pool->nodes[id];
+    if (f->depth >= SEARCH_DEPTH) f->pool->rc = ERR_LIMIT;
+    if (!node_work(f->pool, 1)) return false;
     while (node->kind == NODE_KIND_SEQ && !node->regular) {
         if (search(f, node->a, found)) return true;
         if (node->a >= f->count || !f->empty[node->a]) return false;
@@ -152,11 +165,9 @@ static bool finds_itself(struct facts *f, uint32_t rule, uint32_t *found) {
     if (f->mark[rule] == 2) return false;
     *found = rule;
     if (f->mark[rule] == 1) return true;
-    if (++f->depth > CONSTRAIN_DEPTH_MAX * 8) f->pool->rc = ERR_LIMIT;
     f->mark[rule] = 1;
     bool finds = f->pool->rc == 0 && search(f, f->pool->rules[rule], found);
     f->mark[rule] = 2;
-    f->depth--;
     return finds;
 }
 

@@ -15,7 +15,8 @@
 #include "constrain/schema_refs.h"
 
 #define ARENA_BYTES ((size_t)64 << 20)
-#define MEMO_CHAINS 1024u
+#define MEMO_CHAINS 16384u
+#define NOT_ASKED   UINT32_MAX
 
 /* ---- Faults ---------------------------------------------------------------------------------- */
 
@@ -61,14 +62,21 @@ void *schema_alloc(struct schema *s, size_t count, size_t size) {
     return memory;
 }
 
+const char *schema_text(struct schema *s, const char *string, size_t *size) {
+    const char *text = s->rc == 0 ? json_arena_text(&s->arena, string, size) : NULL;
+    if (text == NULL) schema_refuse(s, ERR_LIMIT, NULL, NULL, "the schema needs too much memory");
+    return text;
+}
+
 /* ---- Conjunctions ---------------------------------------------------------------------------- */
 
 struct conjunction schema_open(struct schema *s, int count) {
     return (struct conjunction){.list = schema_alloc(s, (size_t)count, sizeof(struct conjunct))};
 }
 
-static void add_conjunct(struct conjunction *c, struct conjunct one) {
+static void add_conjunct(struct schema *s, struct conjunction *c, struct conjunct one) {
     struct conjunct *list = (struct conjunct *)(uintptr_t)c->list;
+    (void)node_work(s->pool, (uint64_t)c->count / 8);
     for (int i = 0; i < c->count; i++)
         if (list[i].schema == one.schema) {
             list[i].skip |= one.skip;
@@ -82,7 +90,7 @@ void schema_add(struct schema *s, struct conjunction *c, const cJSON *schema) {
     if (cJSON_IsFalse(schema))
         c->never = true;
     else if (cJSON_IsObject(schema))
-        add_conjunct(c, (struct conjunct){.schema = schema});
+        add_conjunct(s, c, (struct conjunct){.schema = schema});
     else
         schema_refuse(s, ERR_INVALID, schema, NULL, "expected a schema, found %s",
                       json_type_name(schema));
@@ -93,12 +101,12 @@ static struct conjunction with(struct schema *s, const struct conjunction *c, in
                                const cJSON *more) {
     struct conjunction next = schema_open(s, c->count + 1);
     if (s->rc != 0) return next;
-    for (int i = 0; i < c->count; i++) {
-        struct conjunct one = c->list[i];
-        if (i == at) one.skip |= skip;
-        add_conjunct(&next, one);
-    }
+    struct conjunct *list = (struct conjunct *)(uintptr_t)next.list;
+    if (c->count > 0) memcpy(list, c->list, (size_t)c->count * sizeof *list);
+    if (c->count > 0) list[at].skip |= skip;
+    next.count = c->count;
     next.never = c->never;
+    (void)node_work(s->pool, (uint64_t)c->count / 4);
     schema_add(s, &next, more);
     return next;
 }
@@ -133,12 +141,16 @@ static struct conjunction flatten(struct schema *s, const struct conjunction *c)
     int room = c->count + 8;
     struct conjunction all = schema_open(s, room);
     all.never = c->never;
-    for (int i = 0; i < c->count && s->rc == 0; i++) add_conjunct(&all, c->list[i]);
+    if (s->rc != 0) return all;
+    if (c->count > 0)
+        memcpy((void *)(uintptr_t)all.list, c->list, (size_t)c->count * sizeof *all.list);
+    all.count = c->count;
     for (int i = 0; i < all.count && s->rc == 0; i++) {
         struct conjunct *one = (struct conjunct *)(uintptr_t)&all.list[i];
         const cJSON *schema = one->schema, *ref = json_get(schema, "$ref"), *child;
         const cJSON *parts = json_get(schema, "allOf");
         int more = (parts != NULL ? cJSON_GetArraySize(parts) : 0) + 1;
+        if (!node_work(s->pool, 1 + (uint64_t)cJSON_GetArraySize(schema) / 2)) break;
         check_keywords(s, schema);
         unsigned skip = one->skip;
         one->skip |= SKIP_REF | SKIP_ALL;
@@ -341,58 +353,102 @@ static bool limits_structures(const struct conjunction *c) {
     return false;
 }
 
-static bool holds(const cJSON *values, const cJSON *value) {
-    const cJSON *child;
-    cJSON_ArrayForEach(child, values) {
-        if (json_equal(child, value)) return true;
-    }
-    return false;
-}
-
-/* Is the value among those of the other conjuncts that give values? */
-static bool is_given(const struct conjunction *c, const cJSON *value) {
+/* Is the value among those of the other conjuncts that give values? `text`: its canonical form. */
+static bool is_given(struct schema *s, const struct conjunction *c, const cJSON *at,
+                     const char *text) {
     for (int i = 0; i < c->count; i++) {
-        const cJSON *values = json_get(c->list[i].schema, "enum");
-        const cJSON *only = json_get(c->list[i].schema, "const");
-        if (values != NULL && !holds(values, value)) return false;
-        if (only != NULL && !json_equal(only, value)) return false;
+        const cJSON *schema = c->list[i].schema, *values = json_get(schema, "enum");
+        const cJSON *only = json_get(schema, "const");
+        const struct value_set *set;
+        if (cJSON_IsArray(values) && (schema != at || only != NULL)) {
+            set = schema_values(s, values, true);
+            if (set == NULL || !value_set_has(set, text)) return false;
+        }
+        if (only != NULL && schema != at) {
+            set = schema_values(s, only, false);
+            if (set == NULL || !value_set_has(set, text)) return false;
+        }
     }
     return true;
 }
 
-/* A given value, if everything else holds for it: for strings and numbers their text is
- * read with the expression of the other keywords. */
-static uint32_t value_node(struct schema *s, const struct conjunction *c, unsigned types,
-                           const cJSON *at, const cJSON *value) {
-    unsigned type = type_of_value(value);
-    if (!(types & type) || !is_given(c, value)) return NODE_NONE;
-    uint32_t node = json_literal(s->nodes, value);
-    if (type & (SCHEMA_NULL | SCHEMA_BOOLEAN)) return node;
-    if (type & (SCHEMA_OBJECT | SCHEMA_ARRAY)) {
-        if (limits_structures(c))
-            schema_refuse(s, ERR_UNSUPPORTED, at, "enum",
-                          "objects and arrays in enum or const are supported only without other "
-                          "keywords about objects and arrays");
-        return node;
+/* The given values of a conjunction, sorted out. */
+struct given {
+    const struct conjunction *c;
+    const cJSON *at; /* the schema that gives them */
+    unsigned types;
+    uint32_t content, number; /* the other keywords allow these; or NOT_ASKED */
+    struct node_word *words;
+    size_t word_count;
+    uint32_t list; /* objects and arrays */
+};
+
+/* Does everything else hold for a string or a number? */
+static bool satisfies(struct schema *s, struct given *g, const cJSON *value, const char *text) {
+    size_t size;
+    if (cJSON_IsString(value)) {
+        if (g->content == NOT_ASKED) g->content = schema_content(s, g->c);
+        const char *string = schema_text(s, value->valuestring, &size);
+        return string != NULL && (g->content == s->nodes->any_text ||
+                                  node_matches(s->pool, g->content, string, size));
     }
-    uint32_t rest = type & SCHEMA_STRING ? schema_string(s, c)
-                                         : schema_number(s, c, !(types & SCHEMA_FRACTION));
-    if (rest == s->nodes->string || rest == s->nodes->number) return node;
-    return node_live(s->pool, node_and2(s->pool, node, rest));
+    char plain[3 * CONSTRAIN_DIGITS_MAX];
+    struct decimal decimal;
+    bool integer = !(g->types & SCHEMA_FRACTION);
+    if (g->number == NOT_ASKED) g->number = schema_number(s, g->c, integer);
+    if (decimal_read(value->valuestring, &decimal) != 0) /* too long: as it is written */
+        return node_matches(s->pool, g->number, text, strlen(text));
+    size = decimal_write(&decimal, plain);
+    return node_matches(s->pool, g->number, plain, size);
 }
 
+static void add_given(struct schema *s, struct given *g, const cJSON *value) {
+    unsigned type = type_of_value(value);
+    const char *canonical = schema_canonical(s, value);
+    if (canonical == NULL || !(g->types & type) || !is_given(s, g->c, g->at, canonical)) return;
+    if (type & (SCHEMA_OBJECT | SCHEMA_ARRAY)) {
+        if (limits_structures(g->c))
+            schema_refuse(s, ERR_UNSUPPORTED, g->at, "enum",
+                          "objects and arrays in enum or const are supported only without other "
+                          "keywords about objects and arrays");
+        node_list_add(s->pool, json_literal(s->nodes, value));
+        return;
+    }
+    bool plain = type & (SCHEMA_NULL | SCHEMA_BOOLEAN);
+    if (!plain && !satisfies(s, g, value, canonical)) return;
+    struct buf text;
+    buf_open(&text, (size_t)64 << 20);
+    if (type == SCHEMA_STRING)
+        json_add_quoted(&text, value->valuestring);
+    else
+        json_write_node(&text, value);
+    char *copy = text.failed ? NULL : arena_strndup(&s->arena, text.data, text.size);
+    if (copy == NULL)
+        schema_refuse(s, ERR_LIMIT, g->at, "enum", "the schema needs too much memory");
+    else
+        g->words[g->word_count++] = (struct node_word){copy, text.size};
+    buf_close(&text);
+}
+
+/* Values as texts share their beginnings, so that many of them cost few states. */
 static uint32_t values_node(struct schema *s, const struct conjunction *c, unsigned types,
                             const cJSON *at) {
     const cJSON *values = json_get(at, "enum"), *only = json_get(at, "const"), *child;
+    struct given given = {
+        .c = c, .at = at, .types = types, .content = NOT_ASKED, .number = NOT_ASKED};
     if (values != NULL && !cJSON_IsArray(values))
         return schema_refuse(s, ERR_INVALID, at, "enum", "expected an array");
-    if (only != NULL) return value_node(s, c, types, at, only);
-    uint32_t list = node_list_open(s->pool);
-    cJSON_ArrayForEach(child, values) {
-        if (s->rc != 0 || s->pool->rc != 0) break;
-        node_list_add(s->pool, value_node(s, c, types, at, child));
-    }
-    return node_list_alt(s->pool, list);
+    size_t count = only != NULL ? 1 : (size_t)cJSON_GetArraySize(values);
+    given.words = schema_alloc(s, count, sizeof *given.words);
+    given.list = node_list_open(s->pool);
+    if (given.words != NULL && only != NULL) add_given(s, &given, only);
+    if (only == NULL) cJSON_ArrayForEach(child, values) {
+            if (s->rc != 0 || s->pool->rc != 0) break;
+            add_given(s, &given, child);
+        }
+    uint32_t words = s->rc == 0 ? node_words(s->pool, given.words, given.word_count) : NODE_NONE;
+    node_list_add(s->pool, words);
+    return node_list_alt(s->pool, given.list);
 }
 
 /* `const` null is a value, and json_get takes null for absent. */
@@ -454,21 +510,23 @@ static uint32_t resolved_node(struct schema *s, const struct conjunction *c) {
 struct schema_memo {
     struct memo_row {
         struct conjunction key; /* flattened */
+        uint64_t hash;
         bool done;
         uint32_t node, rule; /* rule: UINT32_MAX until the conjunction occurs inside itself */
         struct memo_row *next;
     } * chains[MEMO_CHAINS];
 };
 
-static struct memo_row **memo_chain(struct schema *s, const struct conjunction *c) {
+static uint64_t memo_hash(const struct conjunction *c) {
     uint64_t sum = 0; /* independent of the order */
     for (int i = 0; i < c->count; i++)
         sum += ((uint64_t)(uintptr_t)c->list[i].schema ^ c->list[i].skip) * 0x9E3779B97F4A7C15u;
-    return &s->memo->chains[sum >> 32 & (MEMO_CHAINS - 1)];
+    return sum;
 }
 
-static bool is_equal(const struct conjunction *a, const struct conjunction *b) {
+static bool is_equal(struct schema *s, const struct conjunction *a, const struct conjunction *b) {
     if (a->count != b->count) return false;
+    (void)node_work(s->pool, (uint64_t)a->count * (uint64_t)a->count / 16);
     for (int i = 0; i < a->count; i++) {
         bool found = false;
         for (int k = 0; k < b->count && !found; k++)
@@ -498,12 +556,13 @@ uint32_t schema_node(struct schema *s, struct conjunction conjunction) {
     if (s->rc != 0 || s->pool->rc != 0 || conjunction.never) return NODE_NONE;
     struct conjunction all = flatten(s, &conjunction);
     if (s->rc != 0 || all.never) return NODE_NONE;
-    struct memo_row **chain = memo_chain(s, &all), *row = *chain;
-    while (row != NULL && !is_equal(&row->key, &all)) row = row->next;
+    uint64_t hash = memo_hash(&all);
+    struct memo_row **chain = &s->memo->chains[hash >> 32 & (MEMO_CHAINS - 1)], *row = *chain;
+    while (row != NULL && (row->hash != hash || !is_equal(s, &row->key, &all))) row = row->next;
     if (row != NULL) return memo_use(s, row);
     row = schema_alloc(s, 1, sizeof *row);
     if (row == NULL) return NODE_NONE;
-    *row = (struct memo_row){.key = all, .rule = UINT32_MAX, .next = *chain};
+    *row = (struct memo_row){.key = all, .hash = hash, .rule = UINT32_MAX, .next = *chain};
     *chain = row;
     if (s->depth >= JSON_MAX_DEPTH)
         return schema_refuse(s, ERR_LIMIT, all.count > 0 ? all.list[0].schema : NULL, NULL,

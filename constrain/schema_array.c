@@ -6,11 +6,12 @@
 struct element_rules {
     const cJSON *prefix; /* array of schemas, or NULL */
     const cJSON *rest;   /* schema, or NULL */
+    const cJSON *next;   /* the prefix's schema that was not used yet */
 };
 
 static struct element_rules rules_of(struct schema *s, const cJSON *schema) {
     const cJSON *prefix = json_get(schema, "prefixItems"), *items = json_get(schema, "items");
-    struct element_rules rules = {prefix, items};
+    struct element_rules rules = {.prefix = prefix, .rest = items};
     if (prefix != NULL && !cJSON_IsArray(prefix))
         schema_refuse(s, ERR_INVALID, schema, "prefixItems", "expected an array of schemas");
     if (cJSON_IsArray(items)) {
@@ -20,25 +21,39 @@ static struct element_rules rules_of(struct schema *s, const cJSON *schema) {
     return rules;
 }
 
-/* The schemas of element `index`; -1: of all behind every prefix. */
-static uint32_t element_node(struct schema *s, const struct conjunction *c, int index) {
+/* The rules of every conjunct, and the length of the longest prefix. NULL: noted. */
+static struct element_rules *all_rules(struct schema *s, const struct conjunction *c,
+                                       uint32_t *longest) {
+    struct element_rules *rules = schema_alloc(s, (size_t)c->count, sizeof *rules);
+    *longest = 0;
+    for (int i = 0; i < c->count && s->rc == 0; i++) {
+        rules[i] = rules_of(s, c->list[i].schema);
+        if (rules[i].prefix == NULL) continue;
+        uint32_t size = (uint32_t)cJSON_GetArraySize(rules[i].prefix);
+        rules[i].next = rules[i].prefix->child;
+        (void)node_work(s->pool, size / 4);
+        if (size > *longest) *longest = size;
+    }
+    return s->rc == 0 ? rules : NULL;
+}
+
+/* The next element; behind every prefix: any. */
+static uint32_t element_node(struct schema *s, const struct conjunction *c,
+                             struct element_rules *rules) {
     struct conjunction all = schema_open(s, c->count);
-    if (s->rc != 0) return NODE_NONE;
-    for (int i = 0; i < c->count; i++) {
-        struct element_rules rules = rules_of(s, c->list[i].schema);
-        bool own = index >= 0 && index < cJSON_GetArraySize(rules.prefix);
-        schema_add(s, &all, own ? cJSON_GetArrayItem(rules.prefix, index) : rules.rest);
+    for (int i = 0; i < c->count && s->rc == 0; i++) {
+        const cJSON *own = rules[i].next;
+        schema_add(s, &all, own != NULL ? own : rules[i].rest);
+        if (own != NULL) rules[i].next = own->next;
     }
     return schema_node(s, all);
 }
 
-static int longest_prefix(struct schema *s, const struct conjunction *c) {
-    int longest = 0;
-    for (int i = 0; i < c->count; i++) {
-        int size = cJSON_GetArraySize(rules_of(s, c->list[i].schema).prefix);
-        if (size > longest) longest = size;
-    }
-    return longest;
+/* The element behind every prefix. */
+static uint32_t rest_node(struct schema *s, const struct conjunction *c,
+                          struct element_rules *rules) {
+    for (int i = 0; i < c->count; i++) rules[i].next = NULL;
+    return element_node(s, c, rules);
 }
 
 static void check_unique(struct schema *s, const struct conjunction *c, uint32_t max) {
@@ -67,20 +82,21 @@ static uint32_t list_node(struct schema *s, const uint32_t *prefix, uint32_t siz
 }
 
 uint32_t schema_array(struct schema *s, const struct conjunction *c) {
-    uint32_t min = 0, max = NODE_ENDLESS, size = 0, count = (uint32_t)longest_prefix(s, c);
+    uint32_t min = 0, max = NODE_ENDLESS, size = 0, count;
+    struct element_rules *rules = all_rules(s, c, &count);
     schema_count(s, c, "minItems", false, &min);
     schema_count(s, c, "maxItems", true, &max);
     check_unique(s, c, max);
-    if (s->rc != 0 || min > max) return NODE_NONE;
+    if (rules == NULL || s->rc != 0 || min > max) return NODE_NONE;
     uint32_t *prefix = schema_alloc(s, count, sizeof *prefix);
     if (prefix == NULL) return NODE_NONE;
     while (size < count && size < max) {
-        prefix[size] = element_node(s, c, (int)size);
+        prefix[size] = element_node(s, c, rules);
         if (s->rc != 0 || prefix[size] == NODE_NONE) break;
         size++;
     }
     if (size < count && size < max) max = size; /* no element can stand there */
-    uint32_t rest = size < max ? element_node(s, c, -1) : NODE_NONE;
+    uint32_t rest = size < max ? rest_node(s, c, rules) : NODE_NONE;
     if (s->rc != 0 || s->pool->rc != 0) return NODE_NONE;
     if (rest == NODE_NONE && max > size) max = size;
     if (min > max) return NODE_NONE;

@@ -32,7 +32,8 @@ struct conjunction {
     bool never; /* a schema among them is `false` */
 };
 
-struct schema_memo; /* schema.c */
+struct schema_memo;  /* schema.c */
+struct schema_index; /* schema_index.c */
 
 struct schema {
     struct json_nodes *nodes;
@@ -41,6 +42,7 @@ struct schema {
     const char *field;
     struct arena arena;
     struct schema_memo *memo;
+    struct schema_index *index; /* NULL until needed */
     int depth, branches;
     int rc; /* sticks */
     struct fault *fault;
@@ -50,6 +52,44 @@ struct schema {
 uint32_t schema_refuse(struct schema *s, int rc, const cJSON *at, const char *keyword,
                        const char *format, ...) __attribute__((format(printf, 5, 6)));
 void *schema_alloc(struct schema *s, size_t count, size_t size); /* NULL: noted */
+
+/* A string of the document as text, which may hold U+0000; in the arena. NULL: noted. */
+const char *schema_text(struct schema *s, const char *string, size_t *size);
+
+/* ---- Tables of the document (schema_index.c) ------------------------------------------------- */
+
+static inline uint32_t schema_hash(const char *text) {
+    uint32_t hash = 2166136261u;
+    for (; *text != '\0'; text++) hash = (hash ^ (unsigned char)*text) * 16777619u;
+    return hash ^ hash >> 15;
+}
+
+/* As json_get, for objects that may be large. */
+const cJSON *schema_member(struct schema *s, const cJSON *object, const char *name);
+
+/* A schema with a name. Containers of the document are numbered in its order: the schema holds
+ * [begin, end). */
+struct schema_named {
+    const char *value, *keyword; /* "$id", "id", "$anchor" */
+    const cJSON *node;
+    uint32_t begin, end;
+};
+/* The first one with this keyword and value, inside of another (NULL: anywhere). NULL: none. */
+const struct schema_named *schema_find_named(struct schema *s, const struct schema_named *within,
+                                             const char *keyword, const char *value);
+
+/* Values in a form that is the same text exactly for equal values, sorted. */
+struct value_set {
+    const char **texts;
+    size_t count;
+};
+const char *schema_canonical(struct schema *s, const cJSON *value); /* NULL: noted */
+/* The values of an enum (`list`), or the one of a const. NULL: noted, or the pool's error. */
+const struct value_set *schema_values(struct schema *s, const cJSON *node, bool list);
+bool value_set_has(const struct value_set *set, const char *text);
+bool value_sets_apart(const struct value_set *a, const struct value_set *b);
+
+/* ---- Conjunctions ---------------------------------------------------------------------------- */
 
 /* Room for `count` schemas, to be filled with schema_add. */
 struct conjunction schema_open(struct schema *s, int count);

@@ -9,6 +9,7 @@ struct named {
     const char *name;
     uint32_t node; /* "name": value; NODE_NONE: it cannot be there */
     bool required;
+    uint32_t next; /* 1 + the next name with the same hash */
 };
 
 /* patternProperties: a pattern, and the schema of the conjunct that has it. */
@@ -23,9 +24,12 @@ struct object {
     const struct conjunction *c;
     struct named *names;
     int name_count;
+    uint32_t *heads; /* [heads_size] of chains of names: 1 + index */
+    uint32_t heads_size;
     struct pattern patterns[CONSTRAIN_PATTERNS_MAX];
     int pattern_count;
     uint32_t allowed; /* names by propertyNames */
+    uint32_t own;     /* the names themselves */
     uint32_t others;  /* a member that is not named; NODE_NONE: there is none */
     uint32_t min, max;
 };
@@ -33,9 +37,11 @@ struct object {
 /* ---- Reading --------------------------------------------------------------------------------- */
 
 static struct named *find_name(struct object *o, const char *name) {
-    for (int i = 0; i < o->name_count; i++)
-        if (strcmp(o->names[i].name, name) == 0) return &o->names[i];
-    o->names[o->name_count] = (struct named){.name = name, .node = NODE_NONE};
+    uint32_t *head = &o->heads[schema_hash(name) & (o->heads_size - 1)];
+    for (uint32_t i = *head; i != 0; i = o->names[i - 1].next)
+        if (strcmp(o->names[i - 1].name, name) == 0) return &o->names[i - 1];
+    o->names[o->name_count] = (struct named){.name = name, .node = NODE_NONE, .next = *head};
+    *head = (uint32_t)o->name_count + 1;
     return &o->names[o->name_count++];
 }
 
@@ -48,6 +54,8 @@ static void collect_names(struct object *o) {
                 cJSON_GetArraySize(json_get(o->c->list[i].schema, "required"));
     if (room > 8192) schema_refuse(s, ERR_LIMIT, NULL, NULL, "an object with more than 8192 names");
     o->names = schema_alloc(s, (size_t)room, sizeof *o->names);
+    for (o->heads_size = 16; o->heads_size < (uint32_t)room;) o->heads_size *= 2;
+    o->heads = schema_alloc(s, o->heads_size, sizeof *o->heads);
     for (int i = 0; i < o->c->count && s->rc == 0; i++) {
         const cJSON *properties = json_get(o->c->list[i].schema, "properties");
         if (properties && !cJSON_IsObject(properties)) {
@@ -132,7 +140,8 @@ static uint32_t value_node(struct object *o, const char *name, unsigned matched)
     if (s->rc != 0) return NODE_NONE;
     for (int i = 0; i < o->c->count; i++) {
         const cJSON *schema = o->c->list[i].schema;
-        const cJSON *own = name != NULL ? json_get(json_get(schema, "properties"), name) : NULL;
+        const cJSON *own =
+            name != NULL ? schema_member(s, json_get(schema, "properties"), name) : NULL;
         bool found = own != NULL;
         schema_add(s, &all, own);
         for (int k = 0; k < o->pattern_count; k++) {
@@ -145,11 +154,10 @@ static uint32_t value_node(struct object *o, const char *name, unsigned matched)
     return schema_node(s, all);
 }
 
-static unsigned patterns_of(struct object *o, const char *name) {
+static unsigned patterns_of(struct object *o, const char *text, size_t size) {
     unsigned matched = 0;
     for (int k = 0; k < o->pattern_count; k++)
-        if (node_matches(o->s->pool, o->patterns[k].content, name, strlen(name)))
-            matched |= 1u << k;
+        if (node_matches(o->s->pool, o->patterns[k].content, text, size)) matched |= 1u << k;
     return matched;
 }
 
@@ -157,11 +165,13 @@ static void build_names(struct object *o) {
     struct schema *s = o->s;
     for (int i = 0; i < o->name_count && s->rc == 0; i++) {
         struct named *named = &o->names[i];
-        size_t size = strlen(named->name);
-        bool allowed = o->allowed == s->nodes->any_text ||
-                       node_matches(s->pool, o->allowed, named->name, size);
+        size_t size;
+        const char *text = schema_text(s, named->name, &size);
+        if (text == NULL) return;
+        bool allowed =
+            o->allowed == s->nodes->any_text || node_matches(s->pool, o->allowed, text, size);
         uint32_t value =
-            allowed ? value_node(o, named->name, patterns_of(o, named->name)) : NODE_NONE;
+            allowed ? value_node(o, named->name, patterns_of(o, text, size)) : NODE_NONE;
         named->node = json_member(s->nodes, json_name(s->nodes, named->name), value);
     }
 }
@@ -170,10 +180,7 @@ static void build_names(struct object *o) {
 static uint32_t key_node(struct object *o, unsigned matched) {
     struct schema *s = o->s;
     struct node_pool *pool = s->pool;
-    uint32_t content = o->allowed, list = node_list_open(pool);
-    for (int i = 0; i < o->name_count; i++)
-        node_list_add(pool, node_text(pool, o->names[i].name, strlen(o->names[i].name)));
-    uint32_t own = node_list_alt(pool, list);
+    uint32_t content = o->allowed, own = o->own;
     if (own != NODE_NONE) content = node_and2(pool, content, node_not(pool, own));
     for (int k = 0; k < o->pattern_count; k++) {
         uint32_t pattern = o->patterns[k].content;
@@ -184,8 +191,17 @@ static uint32_t key_node(struct object *o, unsigned matched) {
     return content == NODE_NONE ? NODE_NONE : json_string(s->nodes, content);
 }
 
+static void collect_own(struct object *o) {
+    struct schema *s = o->s;
+    struct node_word *words = schema_alloc(s, (size_t)o->name_count, sizeof *words);
+    for (int i = 0; i < o->name_count && s->rc == 0; i++)
+        words[i].text = schema_text(s, o->names[i].name, &words[i].size);
+    if (s->rc == 0) o->own = node_words(s->pool, words, (size_t)o->name_count);
+}
+
 static void build_others(struct object *o) {
     struct schema *s = o->s;
+    collect_own(o);
     uint32_t list = node_list_open(s->pool);
     for (unsigned matched = 0; matched < 1u << o->pattern_count && s->rc == 0; matched++) {
         uint32_t value = value_node(o, NULL, matched);

@@ -33,54 +33,50 @@ static const char *read_part(const char *text, char *part, size_t size) {
     return text;
 }
 
-static const cJSON *member(const cJSON *node, const char *name) {
-    if (!cJSON_IsArray(node)) return json_get(node, name);
+static const cJSON *step(struct schema *s, const cJSON *node, const char *name) {
+    if (!cJSON_IsArray(node)) return schema_member(s, node, name);
     char *end;
     unsigned long index = strtoul(name, &end, 10);
     const cJSON *child = *name != '\0' && *end == '\0' ? node->child : NULL;
+    (void)node_work(s->pool, index < 1u << 20 ? index / 8 : 0);
     while (child != NULL && index-- > 0) child = child->next;
     return child;
 }
 
-static const cJSON *follow_pointer(const cJSON *root, const char *pointer) {
+static const cJSON *follow_pointer(struct schema *s, const cJSON *root, const char *pointer) {
     char part[512];
     while (root != NULL && *pointer == '/') {
         pointer = read_part(pointer + 1, part, sizeof part);
-        root = member(root, part);
+        root = step(s, root, part);
     }
     return *pointer == '\0' ? root : NULL;
 }
 
-/* The schema with this value of a keyword; the document is searched in its order. */
-static const cJSON *find_named(const cJSON *tree, const char *keyword, const char *value,
-                               int depth) {
-    const cJSON *own = cJSON_IsObject(tree) ? json_get(tree, keyword) : NULL, *child, *found = NULL;
-    if (cJSON_IsString(own) && strcmp(own->valuestring, value) == 0) return tree;
-    if (depth > JSON_MAX_DEPTH) return NULL;
-    cJSON_ArrayForEach(child, tree) {
-        if ((cJSON_IsObject(child) || cJSON_IsArray(child)) &&
-            (found = find_named(child, keyword, value, depth + 1)) != NULL)
-            break;
-    }
-    return found;
+static const cJSON *node_of(const struct schema_named *named) {
+    return named != NULL ? named->node : NULL;
 }
 
-static const cJSON *find_fragment(const cJSON *root, const char *fragment) {
-    if (*fragment == '\0' || *fragment == '/') return follow_pointer(root, fragment);
-    const cJSON *found = find_named(root, "$anchor", fragment, 0);
-    return found != NULL ? found : find_named(root, "$id", fragment - 1, 0); /* "#name" */
+/* `within`: the schema whose $id stood before the '#'; NULL: the document. */
+static const cJSON *find_fragment(struct schema *s, const struct schema_named *within,
+                                  const char *fragment) {
+    if (*fragment == '\0' || *fragment == '/')
+        return follow_pointer(s, within != NULL ? within->node : s->root, fragment);
+    const cJSON *found = node_of(schema_find_named(s, within, "$anchor", fragment));
+    return found != NULL ? found
+                         : node_of(schema_find_named(s, within, "$id", fragment - 1)); /* "#name" */
 }
 
-static const cJSON *find_target(const cJSON *root, const char *ref) {
+static const cJSON *find_target(struct schema *s, const char *ref) {
     char base[512];
     size_t size = strcspn(ref, "#");
-    if (size == 0) return *ref == '#' ? find_fragment(root, ref + 1) : NULL;
+    if (size == 0) return *ref == '#' ? find_fragment(s, NULL, ref + 1) : NULL;
     if (size >= sizeof base) return NULL;
     memcpy(base, ref, size);
     base[size] = '\0';
-    const cJSON *found = find_named(root, "$id", base, 0);
-    if (found == NULL) found = find_named(root, "id", base, 0);
-    return found != NULL && ref[size] == '#' ? find_fragment(found, ref + size + 1) : found;
+    const struct schema_named *found = schema_find_named(s, NULL, "$id", base);
+    if (found == NULL) found = schema_find_named(s, NULL, "id", base);
+    return found != NULL && ref[size] == '#' ? find_fragment(s, found, ref + size + 1)
+                                             : node_of(found);
 }
 
 const cJSON *schema_resolve(struct schema *s, const cJSON *at, const cJSON *ref) {
@@ -88,7 +84,7 @@ const cJSON *schema_resolve(struct schema *s, const cJSON *at, const cJSON *ref)
         schema_refuse(s, ERR_INVALID, at, "$ref", "expected a string");
         return NULL;
     }
-    const cJSON *found = find_target(s->root, ref->valuestring);
+    const cJSON *found = find_target(s, ref->valuestring);
     if (found == NULL && ref->valuestring[0] == '#')
         schema_refuse(s, ERR_INVALID, at, "$ref", "the schema has no part '%.100s'",
                       ref->valuestring);
@@ -106,7 +102,7 @@ static const cJSON *resolved(struct schema *s, const cJSON *schema) {
     for (int i = 0; i < RESOLVE_MAX && schema != NULL; i++) {
         const cJSON *ref = json_get(schema, "$ref");
         if (!cJSON_IsString(ref)) break;
-        const cJSON *target = find_target(s->root, ref->valuestring);
+        const cJSON *target = find_target(s, ref->valuestring);
         if (target == NULL) break;
         schema = target;
     }
@@ -146,32 +142,23 @@ static unsigned types_left(const cJSON *schema) {
     return types;
 }
 
-static bool has_value(const cJSON *schema, const cJSON *value) {
-    const cJSON *only = json_get(schema, "const"), *values = json_get(schema, "enum"), *child;
-    if (only != NULL) return json_equal(only, value);
-    cJSON_ArrayForEach(child, values) {
-        if (json_equal(child, value)) return true;
-    }
-    return false;
+static const struct value_set *values_of(struct schema *s, const cJSON *schema) {
+    const cJSON *only = json_get(schema, "const"), *values = json_get(schema, "enum");
+    if (only != NULL) return schema_values(s, only, false);
+    return cJSON_IsArray(values) ? schema_values(s, values, true) : NULL;
 }
 
-static bool gives_values(const cJSON *schema) {
-    return json_get(schema, "const") != NULL || cJSON_IsArray(json_get(schema, "enum"));
+static bool values_apart(struct schema *s, const cJSON *a, const cJSON *b) {
+    const struct value_set *x = values_of(s, a), *y = x != NULL ? values_of(s, b) : NULL;
+    if (y == NULL || !node_work(s->pool, (x->count + y->count) / 4)) return false;
+    return value_sets_apart(x, y);
 }
 
-static bool values_apart(const cJSON *a, const cJSON *b) {
-    const cJSON *only = json_get(a, "const"), *child;
-    if (!gives_values(a) || !gives_values(b)) return false;
-    if (only != NULL) return !has_value(b, only);
-    cJSON_ArrayForEach(child, json_get(a, "enum")) {
-        if (has_value(b, child)) return false;
-    }
-    return true;
-}
-
-static bool requires(const cJSON *schema, const char *name) {
+static bool requires(struct schema *s, const cJSON *schema, const char *name) {
     const cJSON *child;
+    (void)node_work(s->pool, 1);
     cJSON_ArrayForEach(child, json_get(schema, "required")) {
+        if (!node_work(s->pool, 1)) return false;
         if (cJSON_IsString(child) && strcmp(child->valuestring, name) == 0) return true;
     }
     return false;
@@ -194,18 +181,17 @@ static bool alternatives_apart(struct schema *s, const cJSON *a, const cJSON *b,
 
 static bool are_apart(struct schema *s, const cJSON *a, const cJSON *b, int depth) {
     const cJSON *property;
-    s->pool->work += 16; /* alternatives and shared members multiply */
-    if (s->pool->work > s->pool->work_limit) s->pool->rc = ERR_LIMIT;
+    (void)node_work(s->pool, 16); /* alternatives and shared members multiply */
     if (depth > RESOLVE_MAX || s->pool->rc) return false;
     a = resolved(s, a);
     b = resolved(s, b);
-    if ((types_left(a) & types_left(b)) == 0 || values_apart(a, b)) return true;
+    if ((types_left(a) & types_left(b)) == 0 || values_apart(s, a, b)) return true;
     if (alternatives_apart(s, a, b, depth) || alternatives_apart(s, b, a, depth)) return true;
     if ((types_left(a) & types_left(b)) != bit_of_type("object")) return false;
     if (!cJSON_IsObject(json_get(a, "properties"))) return false;
     cJSON_ArrayForEach(property, json_get(a, "properties")) {
-        const cJSON *other = json_get(json_get(b, "properties"), property->string);
-        if (other == NULL || !requires(a, property->string) || !requires(b, property->string))
+        const cJSON *other = schema_member(s, json_get(b, "properties"), property->string);
+        if (other == NULL || !requires(s, a, property->string) || !requires(s, b, property->string))
             continue;
         if (are_apart(s, property, other, depth + 1)) return true;
     }

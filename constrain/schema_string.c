@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "base/json.h"
-#include "base/mem.h"
 #include "constrain/formats.h"
 #include "constrain/regex.h"
 #include "constrain/schema_int.h"
@@ -35,7 +34,10 @@ uint32_t schema_pattern(struct schema *s, const cJSON *at, const char *keyword,
                         const char *pattern) {
     struct fault fault = {0};
     uint32_t node = NODE_NONE;
-    int rc = regex_compile(s->pool, pattern, strlen(pattern), REGEX_WITHIN, &node, &fault);
+    size_t size;
+    const char *text = schema_text(s, pattern, &size);
+    if (text == NULL) return NODE_NONE;
+    int rc = regex_compile(s->pool, text, size, REGEX_WITHIN, &node, &fault);
     if (rc != 0 && s->pool->rc == 0)
         schema_refuse(s, rc, at, keyword, "%s", fault.code != 0 ? fault.text : err_text(rc));
     return node;
@@ -62,16 +64,9 @@ static uint32_t format_node(struct schema *s, const cJSON *schema, const cJSON *
 }
 
 static uint32_t content_text(struct schema *s, const char *string) {
-    size_t size = strlen(string);
-    char *text = mem_try_alloc(size + 1, 1);
-    if (text == NULL) {
-        s->pool->rc = ERR_NOMEM;
-        return NODE_NONE;
-    }
-    json_text(string, text, &size);
-    uint32_t node = node_text(s->pool, text, size);
-    mem_free(text);
-    return node;
+    size_t size;
+    const char *text = schema_text(s, string, &size);
+    return text != NULL ? node_text(s->pool, text, size) : NODE_NONE;
 }
 
 /* Strings that `not` excludes. */

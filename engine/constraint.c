@@ -9,7 +9,8 @@
 
 void constraint_table_open(struct constraint_table *table,
                            const struct constrain_vocabulary *vocabulary) {
-    *table = (struct constraint_table){.vocabulary = *vocabulary};
+    *table =
+        (struct constraint_table){.vocabulary = *vocabulary, .budget.limit = CONSTRAIN_MEMORY_MAX};
     CHECK(pthread_mutex_init(&table->lock, NULL) == 0);
 }
 
@@ -92,6 +93,34 @@ static struct engine_constraint *add(struct constraint_table *table, const uint8
     return c;
 }
 
+/* The one without users that was used least recently. With the lock. */
+static void drop_oldest(struct constraint_table *table) {
+    struct engine_constraint **oldest = NULL;
+    for (struct engine_constraint **at = &table->first; *at != NULL; at = &(*at)->next)
+        if ((*at)->users == 0) oldest = at;
+    CHECK(oldest != NULL);
+    struct engine_constraint *gone = *oldest;
+    *oldest = gone->next;
+    table->idle--;
+    free_constraint(gone);
+}
+
+/* Compiles; constraints without users make room. */
+static int compile(struct constraint_table *table, const struct constrain_part *part,
+                   struct constrain **language, struct fault *fault) {
+    int rc;
+    bool dropped = true;
+    while ((rc = constrain_open(part, table->tokens, &table->budget, language, fault)) ==
+               ERR_FULL &&
+           dropped) {
+        pthread_mutex_lock(&table->lock);
+        dropped = table->idle > 0;
+        if (dropped) drop_oldest(table);
+        pthread_mutex_unlock(&table->lock);
+    }
+    return rc;
+}
+
 int constraint_open(struct constraint_table *table, const struct constrain_part *part,
                     struct engine_constraint **out, struct fault *fault) {
     uint8_t key[SHA256_BYTES];
@@ -104,22 +133,10 @@ int constraint_open(struct constraint_table *table, const struct constrain_part 
     pthread_mutex_unlock(&table->lock);
     if (rc != 0) return fault_set(fault, rc, part->field, "%s", err_text(rc));
     if (*out != NULL) return 0;
-    rc = constrain_open(part, table->tokens, &language, fault);
+    rc = compile(table, part, &language, fault);
     if (rc != 0) return rc;
     *out = add(table, key, language);
     return *out != NULL ? 0 : fault_set(fault, ERR_NOMEM, part->field, "%s", err_text(ERR_NOMEM));
-}
-
-/* The one without users that was used least recently. With the lock. */
-static void drop_oldest(struct constraint_table *table) {
-    struct engine_constraint **oldest = NULL;
-    for (struct engine_constraint **at = &table->first; *at != NULL; at = &(*at)->next)
-        if ((*at)->users == 0) oldest = at;
-    CHECK(oldest != NULL);
-    struct engine_constraint *gone = *oldest;
-    *oldest = gone->next;
-    table->idle--;
-    free_constraint(gone);
 }
 
 void constraint_close(struct constraint_table *table, struct engine_constraint *constraint) {

@@ -11,6 +11,7 @@
 
 #include "base/sha256.h"
 #include "constrain/constrain.h"
+#include "constrain/limits.h"
 #include "engine/engine.h"
 
 #define CONSTRAINTS_KEPT         16
@@ -26,6 +27,7 @@ struct constraint_table {
     int newline_count;
     struct engine_constraint *first; /* used last first */
     int idle;                        /* constraints without users */
+    struct constrain_budget budget;  /* memory of all of them */
 };
 
 struct engine_constraint {

@@ -45,7 +45,7 @@ static inline struct language language_of(const struct constrain_part *part) {
     struct language l = {0};
     const struct constrain_vocabulary v = {LANGUAGE_TOKENS, language_bytes, NULL};
     cr_assert_eq(constrain_tokens_open(&v, &l.tokens), 0);
-    l.rc = constrain_open(part, l.tokens, &l.constrain, &l.fault);
+    l.rc = constrain_open(part, l.tokens, NULL, &l.constrain, &l.fault);
     cr_assert_eq(l.rc == 0, l.constrain != NULL);
     return l;
 }

@@ -218,7 +218,7 @@ Test(constrain, memory_may_be_short_anywhere) {
         struct constrain_part part = {
             .kind = CONSTRAIN_REGEX, .field = "f", .text = "(?!ab)[a-é]{2,9}", .size = 17};
         int rc = constrain_tokens_open(&v, &tokens);
-        if (rc == 0) rc = constrain_open(&part, tokens, &c, NULL);
+        if (rc == 0) rc = constrain_open(&part, tokens, NULL, &c, NULL);
         if (rc == 0) rc = constrain_next(c, &at, "xy", 2, mask, &next);
         bool pending = mem_fail_pending();
         mem_fail_after(-1);

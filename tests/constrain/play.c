@@ -1,9 +1,11 @@
 /* Answers questions about languages for the Python tests of constrain/. One JSON object per line:
  * {"schema": ..} or {"regex": ".."} or {"grammar": ".."} or {"object": true}, and any of
  * "texts": [..] (which of them belong to the language), "generate": n (texts from random masks),
- * "seed": s, "paths": [..] (the mask after each text, as the list of allowed ids) and "time": true.
- * Answers one object per line. The argument is a file with the bytes of token i in hexadecimal in
- * line i; without one, tokens are the 256 bytes and some words. */
+ * "seed": s, "paths": [..] (the mask after each text, as the list of allowed ids), "walks": [[id,
+ * ..],
+ * ..] (how many tokens of each the masks allow, and whether the text is then whole; and "times",
+ * the nanoseconds of each mask). Answers one object per line. The argument is a file with the bytes
+ * of token i in hexadecimal in line i; without one, tokens are the 256 bytes and some words. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -110,7 +112,7 @@ static void write_texts(struct player *p, const cJSON *texts, struct buf *out) {
     const cJSON *child;
     buf_str(out, ",\"texts\":[");
     cJSON_ArrayForEach(child, texts) {
-        if (child->prev != NULL && child != texts->child) buf_char(out, ',');
+        if (child != texts->child) buf_char(out, ',');
         buf_str(out, belongs(p, child->valuestring, strlen(child->valuestring)) ? "true" : "false");
     }
     buf_char(out, ']');
@@ -138,6 +140,41 @@ static void write_paths(struct player *p, const cJSON *paths, struct buf *out) {
         buf_str(out, "]}");
     }
     buf_char(out, ']');
+}
+
+static void write_walk(struct player *p, const cJSON *ids, struct buf *out, struct buf *times) {
+    struct constrain_at at = {0};
+    struct constrain_next next = {0};
+    struct buf text;
+    const cJSON *child;
+    int done = 0, rc = 0;
+    buf_open(&text, LINE_MAX_BYTES);
+    buf_str(&text, "");
+    cJSON_ArrayForEach(child, ids) {
+        int64_t before = p->mask_ns;
+        rc = next_mask(p, &at, text.size > 0 ? text.data : "", text.size, &next);
+        buf_fmt(times, times->size > 0 ? ",%lld" : "%lld", (long long)(p->mask_ns - before));
+        if (rc != 0 || !is_allowed(p, child->valueint)) break;
+        buf_add(&text, p->vocabulary.bytes[child->valueint], p->vocabulary.sizes[child->valueint]);
+        done++;
+    }
+    buf_fmt(out, "[%d,%s,%d]", done, belongs(p, text.data, text.size) ? "true" : "false", rc);
+    buf_close(&text);
+}
+
+static void write_walks(struct player *p, const cJSON *walks, struct buf *out) {
+    const cJSON *child;
+    struct buf times;
+    buf_open(&times, LINE_MAX_BYTES);
+    buf_str(out, ",\"walks\":[");
+    cJSON_ArrayForEach(child, walks) {
+        if (child != walks->child) buf_char(out, ',');
+        write_walk(p, child, out, &times);
+    }
+    buf_str(out, "],\"times\":[");
+    if (times.size > 0) buf_add(out, times.data, times.size);
+    buf_char(out, ']');
+    buf_close(&times);
 }
 
 /* A token of the mask: mostly one that closes something, so that texts end. */
@@ -209,7 +246,7 @@ static int open_language(struct player *p, const cJSON *order, struct fault *fau
         if (cJSON_IsString(node)) part.text = node->valuestring;
         if (part.text != NULL) part.size = strlen(part.text);
     }
-    return constrain_open(&part, p->tokens, &p->language, fault);
+    return constrain_open(&part, p->tokens, NULL, &p->language, fault);
 }
 
 static void answer(struct player *p, const cJSON *order, struct buf *out) {
@@ -230,6 +267,7 @@ static void answer(struct player *p, const cJSON *order, struct buf *out) {
         p->mask_ns = p->mask_ns_max = 0;
         if (json_get(order, "texts") != NULL) write_texts(p, json_get(order, "texts"), out);
         if (json_get(order, "paths") != NULL) write_paths(p, json_get(order, "paths"), out);
+        if (json_get(order, "walks") != NULL) write_walks(p, json_get(order, "walks"), out);
         if (count != NULL) write_generated(p, count->valueint, out);
         buf_fmt(out, ",\"masks\":%d,\"mask_ns\":%lld,\"mask_ns_max\":%lld", p->masks,
                 (long long)p->mask_ns, (long long)p->mask_ns_max);

@@ -1,0 +1,281 @@
+/* Tables over a schema document, each built when it is first needed: members of large objects,
+ * schemas with a name ($id, $anchor), and the values of enum and const in one canonical form. With
+ * them a document of n values is compiled without n * n comparisons. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+#include "constrain/schema_int.h"
+
+#define FEW_MEMBERS 16 /* an object with fewer is searched from its beginning */
+#define CHAINS      256u
+
+struct member_table {
+    const cJSON *object;
+    const cJSON **slots;
+    uint32_t size; /* a power of two */
+    struct member_table *next;
+};
+
+struct value_table {
+    const cJSON *node;
+    struct value_set set;
+    struct value_table *next;
+};
+
+struct schema_index {
+    struct member_table *members[CHAINS];
+    struct value_table *values[CHAINS];
+    struct schema_named *named; /* sorted; NULL = not built */
+    size_t named_count, named_room;
+    uint32_t walked;
+};
+
+static uint32_t chain_of(const void *pointer) {
+    return (uint32_t)((uint64_t)(uintptr_t)pointer * 0x9E3779B97F4A7C15u >> 56) & (CHAINS - 1);
+}
+
+static struct schema_index *index_of(struct schema *s) {
+    if (s->index == NULL) s->index = schema_alloc(s, 1, sizeof *s->index);
+    return s->index;
+}
+
+/* ---- Members --------------------------------------------------------------------------------- */
+
+static const cJSON **slot_of(const struct member_table *table, const char *name) {
+    uint32_t at = schema_hash(name) & (table->size - 1);
+    while (table->slots[at] != NULL && strcmp(table->slots[at]->string, name) != 0)
+        at = (at + 1) & (table->size - 1);
+    return &table->slots[at];
+}
+
+static const struct member_table *table_of(struct schema *s, const cJSON *object) {
+    struct schema_index *index = index_of(s);
+    if (index == NULL) return NULL;
+    struct member_table **chain = &index->members[chain_of(object)], *table = *chain;
+    while (table != NULL && table->object != object) table = table->next;
+    if (table != NULL) return table;
+    uint32_t count = (uint32_t)cJSON_GetArraySize(object), size = 64;
+    while (size < 2 * count) size *= 2;
+    table = schema_alloc(s, 1, sizeof *table);
+    const cJSON **slots = schema_alloc(s, size, sizeof(const cJSON *));
+    if (table == NULL || slots == NULL || !node_work(s->pool, count)) return NULL;
+    *table = (struct member_table){object, slots, size, *chain};
+    *chain = table;
+    const cJSON *child;
+    cJSON_ArrayForEach(child, object) * slot_of(table, child->string) = child;
+    return table;
+}
+
+const cJSON *schema_member(struct schema *s, const cJSON *object, const char *name) {
+    int count = 0;
+    if (!cJSON_IsObject(object)) return NULL;
+    for (const cJSON *child = object->child; child != NULL && count < FEW_MEMBERS;
+         child = child->next)
+        count++;
+    if (count < FEW_MEMBERS) return json_get(object, name);
+    const struct member_table *table = table_of(s, object);
+    const cJSON *found = table != NULL ? *slot_of(table, name) : NULL;
+    return cJSON_IsNull(found) ? NULL : found;
+}
+
+/* ---- Named schemas --------------------------------------------------------------------------- */
+
+static void add_named(struct schema *s, struct schema_index *index, struct schema_named row) {
+    if (index->named_count == index->named_room) {
+        size_t room = index->named_room > 0 ? index->named_room * 2 : 64;
+        struct schema_named *grown = schema_alloc(s, room, sizeof *grown);
+        if (grown == NULL) return;
+        if (index->named_count > 0) memcpy(grown, index->named, index->named_count * sizeof *grown);
+        index->named = grown;
+        index->named_room = room;
+    }
+    index->named[index->named_count++] = row;
+}
+
+static void walk_named(struct schema *s, struct schema_index *index, const cJSON *tree) {
+    static const char *const keywords[] = {"$id", "id", "$anchor"};
+    const cJSON *child;
+    uint32_t begin = index->walked++;
+    size_t first = index->named_count;
+    if (!node_work(s->pool, 1)) return;
+    for (size_t i = 0; cJSON_IsObject(tree) && i < sizeof keywords / sizeof *keywords; i++) {
+        const cJSON *own = json_get(tree, keywords[i]);
+        if (cJSON_IsString(own))
+            add_named(s, index,
+                      (struct schema_named){own->valuestring, keywords[i], tree, begin, 0});
+    }
+    size_t own_end = index->named_count;
+    cJSON_ArrayForEach(child, tree) {
+        if (cJSON_IsObject(child) || cJSON_IsArray(child)) walk_named(s, index, child);
+    }
+    for (size_t i = first; i < own_end && s->rc == 0; i++) index->named[i].end = index->walked;
+}
+
+static int compare_named(const void *a, const void *b) {
+    const struct schema_named *x = a, *y = b;
+    int order = strcmp(x->value, y->value);
+    return order != 0 ? order : (x->begin > y->begin) - (x->begin < y->begin);
+}
+
+const struct schema_named *schema_find_named(struct schema *s, const struct schema_named *within,
+                                             const char *keyword, const char *value) {
+    struct schema_index *index = index_of(s);
+    if (index == NULL) return NULL;
+    if (index->walked == 0) {
+        walk_named(s, index, s->root);
+        if (s->rc != 0) return NULL;
+        if (index->named_count > 0)
+            qsort(index->named, index->named_count, sizeof *index->named, compare_named);
+    }
+    size_t low = 0, high = index->named_count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (strcmp(index->named[middle].value, value) < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    for (; low < index->named_count && strcmp(index->named[low].value, value) == 0; low++) {
+        const struct schema_named *row = &index->named[low];
+        if (!node_work(s->pool, 1)) return NULL;
+        if (strcmp(row->keyword, keyword) != 0) continue;
+        if (within == NULL || (row->begin >= within->begin && row->begin < within->end)) return row;
+    }
+    return NULL;
+}
+
+/* ---- Values ---------------------------------------------------------------------------------- */
+
+/* A number without what does not change its value: its digits, and the power of ten behind them. */
+static void write_number(struct buf *out, const char *text) {
+    size_t begin = out->size, digits = 0;
+    long power = 0;
+    bool behind = false;
+    const char *at = text + (*text == '-');
+    if (*text == '-') buf_char(out, '-');
+    for (; *at != '\0' && *at != 'e' && *at != 'E'; at++) {
+        if (*at == '.') {
+            behind = true;
+            continue;
+        }
+        power -= behind;
+        if (digits == 0 && *at == '0') continue;
+        buf_char(out, *at);
+        digits++;
+    }
+    if (*at != '\0') power += strtol(at + 1, NULL, 10);
+    while (!out->failed && digits > 1 && out->data[out->size - 1] == '0') {
+        out->size--;
+        digits--;
+        power++;
+    }
+    if (out->failed) return;
+    if (digits == 0) {
+        out->size = begin;
+        buf_char(out, '0');
+    } else {
+        buf_fmt(out, "e%ld", power);
+    }
+}
+
+static int compare_members(const void *a, const void *b) {
+    return strcmp((*(const cJSON *const *)a)->string, (*(const cJSON *const *)b)->string);
+}
+
+static void write_canonical(struct buf *out, const cJSON *value);
+
+static void write_object(struct buf *out, const cJSON *value) {
+    size_t count = (size_t)cJSON_GetArraySize(value), i = 0;
+    const cJSON *child, **list = mem_try_alloc(count + 1, sizeof(const cJSON *));
+    if (list == NULL) {
+        out->failed = true;
+        return;
+    }
+    cJSON_ArrayForEach(child, value) list[i++] = child;
+    qsort(list, count, sizeof *list, compare_members);
+    for (i = 0; i < count; i++) {
+        json_write_str(out, list[i]->string, strlen(list[i]->string));
+        buf_char(out, ':');
+        write_canonical(out, list[i]);
+    }
+    mem_free(list);
+}
+
+static void write_canonical(struct buf *out, const cJSON *value) {
+    const cJSON *child;
+    if (cJSON_IsNumber(value)) {
+        write_number(out, value->valuestring);
+    } else if (cJSON_IsObject(value)) {
+        buf_char(out, '{');
+        write_object(out, value);
+        buf_char(out, '}');
+    } else if (cJSON_IsArray(value)) {
+        buf_char(out, '[');
+        cJSON_ArrayForEach(child, value) {
+            write_canonical(out, child);
+            buf_char(out, ',');
+        }
+        buf_char(out, ']');
+    } else {
+        json_write_node(out, value);
+    }
+}
+
+const char *schema_canonical(struct schema *s, const cJSON *value) {
+    struct buf text;
+    char *copy = NULL;
+    buf_open(&text, (size_t)64 << 20);
+    write_canonical(&text, value);
+    if (!text.failed && s->rc == 0 && node_work(s->pool, text.size / 8 + 1))
+        copy = arena_strndup(&s->arena, text.data, text.size);
+    if (copy == NULL && s->pool->rc == 0)
+        schema_refuse(s, ERR_LIMIT, NULL, NULL, "the schema needs too much memory");
+    buf_close(&text);
+    return copy;
+}
+
+static int compare_texts(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static void fill_values(struct schema *s, struct value_set *set, const cJSON *node, bool list) {
+    const cJSON *child = list ? node->child : node;
+    size_t count = list ? (size_t)cJSON_GetArraySize(node) : 1;
+    const char **texts = schema_alloc(s, count, sizeof(const char *));
+    if (texts == NULL) return;
+    for (size_t i = 0; i < count; i++, child = child->next)
+        if ((texts[i] = schema_canonical(s, child)) == NULL) return;
+    qsort(texts, count, sizeof *texts, compare_texts);
+    *set = (struct value_set){texts, count};
+}
+
+const struct value_set *schema_values(struct schema *s, const cJSON *node, bool list) {
+    struct schema_index *index = index_of(s);
+    if (index == NULL) return NULL;
+    struct value_table **chain = &index->values[chain_of(node)], *table = *chain;
+    while (table != NULL && table->node != node) table = table->next;
+    if (table != NULL) return &table->set;
+    table = schema_alloc(s, 1, sizeof *table);
+    if (table == NULL) return NULL;
+    *table = (struct value_table){.node = node, .next = *chain};
+    *chain = table;
+    fill_values(s, &table->set, node, list);
+    return s->rc == 0 && s->pool->rc == 0 ? &table->set : NULL;
+}
+
+bool value_set_has(const struct value_set *set, const char *text) {
+    return set->count > 0 &&
+           bsearch(&text, set->texts, set->count, sizeof *set->texts, compare_texts) != NULL;
+}
+
+bool value_sets_apart(const struct value_set *a, const struct value_set *b) {
+    size_t i = 0, k = 0;
+    while (i < a->count && k < b->count) {
+        int order = strcmp(a->texts[i], b->texts[k]);
+        if (order == 0) return false;
+        *(order < 0 ? &i : &k) += 1;
+    }
+    return true;
+}
