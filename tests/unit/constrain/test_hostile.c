@@ -146,7 +146,8 @@ static int open_one(const struct constrain_tokens *tokens, struct constrain_budg
     return constrain_open(&part, tokens, budget, out, fault);
 }
 
-/* What is set aside for one compilation is there once and not twice; closing gives all back. */
+/* The part that is set aside for a compilation is there once and not twice; closing gives all back.
+ */
 Test(hostile, languages_share_a_budget) {
     const struct constrain_vocabulary v = {LANGUAGE_TOKENS, language_bytes, NULL};
     struct constrain_budget budget = {.limit = CONSTRAIN_COMPILE_BYTES + (1 << 20)};
