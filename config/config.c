@@ -69,8 +69,9 @@ const struct option config_options[] = {
      "loopback address (protection against DNS rebinding). On other addresses the header is "
      "checked only if this option is given. May be given several times."},
     {"cors-origin", LIST, AT(cors_origins), 1, 0, NULL, "ORIGIN", 0,
-     "Origin whose web pages may read answers (https://chat.example), or * for all. May be "
-     "given several times. Default: no other origin."},
+     "Origin whose web pages may read answers (https://chat.example), localhost for the pages of "
+     "this machine on any port, or * for all. May be given several times. Default: no other "
+     "origin."},
     {"max-connections", INT, AT(max_connections), 1, 1000000, "2048", "N", 0,
      "Maximum number of open client connections."},
     {"max-connections-per-client", INT, AT(max_connections_per_client), 0, 1000000, "0", "N", 0,
@@ -129,6 +130,9 @@ const struct option config_options[] = {
     {"default-max-tokens", INT, AT(default_max_tokens), 0, MANY, "1024", "N", 0,
      "Maximum answer length of a chat request that sets none. 0: up to the end of the context. "
      "/v1/completions uses 16, as OpenAI does."},
+    {"seed", INT, AT(seed), -1, INT64_MAX, "-1", "N", 0,
+     "Seed of requests that give none, so that equal requests get equal answers. -1: a random "
+     "seed for each of them."},
     {"max-queue", INT, AT(max_queue), 1, 1048576, "1024", "N", 0,
      "Maximum number of waiting requests. Further requests are answered with 503."},
     {"max-queue-tokens", INT, AT(max_queue_tokens), 0, INT64_MAX, "1048576", "N", 0,

@@ -411,6 +411,8 @@ static void fill_info(struct engine *e, const struct sched_options *so) {
     info->tool_template = e->text.tool_source ? e->text.tool_source : e->text.source;
     info->bos_token = e->text.bos;
     info->eos_token = e->text.eos;
+    info->eos = config->eos;
+    info->eos_count = config->eos_count;
     info->temperature = config->temperature;
     info->top_p = config->top_p;
     info->min_p = config->min_p;

@@ -144,6 +144,8 @@ struct engine_info {
     const char *chat_template;         /* source of the template; NULL = none */
     const char *tool_template;         /* template of chats with tools; may be the same */
     const char *bos_token, *eos_token; /* "" = none */
+    const int32_t *eos;                /* [eos_count] the tokens that end an answer */
+    int eos_count;
     /* Request defaults of the model's generation_config; NAN / -1 where absent. */
     float temperature, top_p, min_p, repetition;
     int top_k;
@@ -342,9 +344,9 @@ struct engine_job {
     int replica; /* index of the replica that computes the job; set by engine_submit */
     struct engine_token *prompt_tokens; /* [prompt_count] when prompt_logprobs; [0] is unscored */
     struct engine_top *prompt_top;      /* [prompt_count * top_logprobs] */
+    int32_t cached_tokens;              /* prompt tokens not computed; valid once admitted */
     /* Valid once finished. */
     struct fault fault;
-    int32_t cached_tokens; /* prompt tokens not computed */
     bool cut; /* the job continued a checkpoint, or a conversation cut before the end of its turn */
     struct engine_kv_details kv;
     /* clock_ns; 0 = never. Readable before the end: first_token_ns after a count above 0. */

@@ -162,6 +162,8 @@ int sched_go_on(struct sched *sched, struct sequence *seq, const struct sched_en
     if (rc != 0) return rc;
     seq->dropped = own ? dropped : 0;
     seq->job->cached_tokens = match->common;
+    atomic_store_explicit(&seq->job->prompt_read, (uint_fast32_t)match->common,
+                          memory_order_relaxed);
     seq->job->cut = match->cut;
     return 0;
 }

@@ -140,11 +140,14 @@ static void refuse_framing(struct exchange *ex) {
     exchange_refuse(ex, &error);
 }
 
-/* Answers a browser's preflight request, sent before a page's request to another origin. */
+/* Answers a browser's preflight request, sent before a page's request to another origin and without
+ * its key. An answer without headers that allow the origin is a refusal. */
 static int answer_preflight(struct exchange *ex, const char *method) {
-    if (strcmp(method, "OPTIONS") != 0 || !ex->answer.origin) return 0;
+    if (strcmp(method, "OPTIONS") != 0 || !header(ex, "Origin") ||
+        !header(ex, "Access-Control-Request-Method"))
+        return 0;
     ex->answer.preflight = true;
-    ex->answer.status = 204;
+    ex->answer.status = 200;
     ex->phase = PHASE_READY;
     ex->refused = true; /* no body is wanted */
     return -1;
@@ -259,7 +262,7 @@ static void add_preflight_headers(struct exchange *ex, struct MHD_Response *resp
 static void add_answer_headers(struct exchange *ex, struct MHD_Response *response) {
     const struct answer *answer = &ex->answer;
     if (answer->preflight) {
-        add_preflight_headers(ex, response);
+        if (answer->origin) add_preflight_headers(ex, response);
         http_add_common_headers(ex, response);
         return;
     }

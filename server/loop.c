@@ -427,6 +427,7 @@ int server_start(struct server *server, struct engine *engine, struct fault *fau
     server->rules.info = engine_info(engine);
     server->rules.engine = engine;
     server->rules.default_max_tokens = server->options.default_max_tokens;
+    server->rules.seed = server->options.seed;
     server->rules.strict = server->options.strict_params;
     server->rules.body_bytes = server->options.max_body_bytes;
     server->rules.think =

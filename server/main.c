@@ -153,6 +153,7 @@ static struct server_options server_options(const struct config *config, const c
         .cors_origin_count = config->cors_origins.count,
         .now = reloadable_options(config),
         .default_max_tokens = (int)config->default_max_tokens,
+        .seed = config->seed,
         .max_body_bytes = (size_t)config->max_body_bytes,
         .max_header_bytes = (size_t)config->max_header_bytes,
         .max_connections = (int)config->max_connections,

@@ -45,10 +45,31 @@ bool origin_host_allowed(const char *host, const char *own, char *const *allowed
     return false;
 }
 
+/* "http://localhost:3000", "https://[::1]" */
+static bool is_local_origin(const char *origin) {
+    static const char *const schemes[] = {"http://", "https://"};
+    const char *at;
+    char name[256];
+    for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++) {
+        size_t scheme = strlen(schemes[i]);
+        if (strncasecmp(origin, schemes[i], scheme) != 0) continue;
+        size_t size = name_size(origin + scheme, &at);
+        if (!size || size >= sizeof name) return false;
+        memcpy(name, at, size);
+        name[size] = '\0';
+        return strcasecmp(name, "localhost") == 0 || is_loopback(name);
+    }
+    return false;
+}
+
 const char *origin_allow(const char *origin, char *const *allowed, size_t count) {
     for (size_t i = 0; origin && i < count; i++) {
         if (strcmp(allowed[i], "*") == 0) return "*";
-        if (strcasecmp(allowed[i], origin) == 0) return allowed[i];
+        if (strcmp(allowed[i], "localhost") != 0) {
+            if (strcasecmp(allowed[i], origin) == 0) return allowed[i];
+        } else if (is_local_origin(origin)) {
+            return origin;
+        }
     }
     return NULL;
 }

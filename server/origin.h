@@ -11,7 +11,9 @@
  * in `allowed`. The port is ignored. NULL is accepted: a browser always sends the header. */
 bool origin_host_allowed(const char *host, const char *own, char *const *allowed, size_t count);
 
-/* The value for Access-Control-Allow-Origin, or NULL: `origin` is not in the list ("*" = all). */
+/* The value for Access-Control-Allow-Origin, or NULL: `origin` is not in the list ("*" = all,
+ * "localhost" = pages of this machine, whatever their port). Points into the list or to `origin`.
+ */
 const char *origin_allow(const char *origin, char *const *allowed, size_t count);
 
 #endif

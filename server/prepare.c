@@ -52,12 +52,15 @@ static void name_field(struct fault *fault, const char *field) {
 
 static int refuse_prompt(struct exchange *ex, const char *field, struct fault *fault) {
     const struct oai_request *request = &ex->request;
-    if (fault->code == ERR_LIMIT && !fault->field[0] && request->kind->form)
-        return oai_refuse(&ex->error, 400, "context_length_exceeded", field,
-                          "This model's maximum context length is %d tokens. However, your %s "
-                          "resulted in %s. Please reduce the length of the %s.",
-                          ex->server->rules.info->max_model_len, request->prompt_field, fault->text,
-                          request->prompt_field);
+    int longest = ex->server->rules.info->max_model_len;
+    if (fault->code == ERR_LIMIT && !fault->field[0] && request->kind->form) {
+        oai_refuse(&ex->error, 400, "context_length_exceeded", field,
+                   "This model's maximum context length is %d tokens. However, your %s resulted "
+                   "in %s, which exceeds the available context size. Please reduce the length of "
+                   "the %s.",
+                   longest, request->prompt_field, fault->text, request->prompt_field);
+        return oai_refuse_context(&ex->error, (size_t)longest + 1, (size_t)longest);
+    }
     name_field(fault, field);
     return oai_refuse_fault(&ex->error, fault);
 }
@@ -142,6 +145,29 @@ static int tokenize_gap(struct exchange *ex, const char *prefix, struct engine_i
     return rc ? rc : join_parts(&parts, ids);
 }
 
+/* Ids and texts in the order of the list. Only a text at its beginning gets special tokens. */
+static int tokenize_mixed(struct exchange *ex, const cJSON *list, struct engine_ids *ids,
+                          struct fault *fault) {
+    const struct oai_request *request = &ex->request;
+    size_t count = (size_t)cJSON_GetArraySize(list);
+    struct parts parts = {ex, arena_alloc(&ex->arena, count, sizeof *parts.at), 0};
+    int32_t *id = arena_alloc(&ex->arena, count, sizeof *id);
+    const cJSON *node;
+    int rc = 0;
+    if (!parts.at || !id) return ERR_NOMEM;
+    cJSON_ArrayForEach(node, list) {
+        struct reading how = {request->add_special && !parts.count, request->parse_special};
+        if (cJSON_IsString(node)) {
+            rc = tokenize(ex, node->valuestring, how, &parts.at[parts.count++], fault);
+            if (rc) return rc;
+        } else {
+            *id = (int32_t)node->valuedouble;
+            add_token(&parts, id++);
+        }
+    }
+    return join_parts(&parts, ids);
+}
+
 static int tokenize_prompt(struct exchange *ex, const char *prompt, struct engine_ids *ids,
                            struct fault *fault) {
     const struct oai_request *request = &ex->request;
@@ -162,6 +188,8 @@ static int find_prompt(struct exchange *ex, int i, struct engine_ids *ids) {
         rc = engine_render_chat(engine, request->context, &ex->arena, ids, &fault);
     else if (prompt->text)
         rc = tokenize_prompt(ex, prompt->text, ids, &fault);
+    else if (prompt->mixed)
+        rc = tokenize_mixed(ex, prompt->mixed, ids, &fault);
     else
         *ids = (struct engine_ids){(int32_t *)(uintptr_t)prompt->ids, prompt->id_count};
     if (!rc) return 0;
@@ -172,8 +200,9 @@ static int find_prompt(struct exchange *ex, int i, struct engine_ids *ids) {
 
 /* --- generation --- */
 
-static uint64_t make_seed(void) {
+static uint64_t make_seed(const struct oai_rules *rules) {
     uint64_t seed;
+    if (rules->seed >= 0) return (uint64_t)rules->seed;
     CHECK(getrandom(&seed, sizeof seed, 0) == (ssize_t)sizeof seed);
     return seed;
 }
@@ -217,7 +246,7 @@ static int make_job(struct exchange *ex, int i) {
     request->prompt = ids.ids;
     request->prompt_count = (int32_t)ids.count;
     request->choices = ex->request.n;
-    if (!ex->request.seed_given) request->seed = make_seed();
+    if (!ex->request.seed_given) request->seed = make_seed(&ex->server->rules);
     return check_scores(ex, request) || check_job(ex, i) ? -1 : 0;
 }
 

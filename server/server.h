@@ -52,6 +52,7 @@ struct server_options {
     size_t cors_origin_count;
     struct server_reloadable now;
     int default_max_tokens;
+    int64_t seed; /* the seed of requests without one; -1 = random */
     size_t max_body_bytes, max_header_bytes;
     int max_connections;
     int max_connections_per_client; /* 0 = any */

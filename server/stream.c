@@ -115,9 +115,30 @@ static bool is_failure(int finish) {
     return finish == ENGINE_FINISH_ABORT || finish == ENGINE_FINISH_ERROR;
 }
 
+/* The first event waits for all prompts to begin and says what was found in conversations; the last
+ * says that all is read, as do the tokens behind it. */
+static bool next_progress(const struct exchange *ex, uint64_t *read) {
+    uint64_t sent = ex->stream.progress_sent;
+    if (!ex->request.include_progress || ex->error.status) return false;
+    *read = sent == UINT64_MAX ? oai_prompt_cached(&ex->facts) : oai_prompt_read(&ex->facts);
+    if (sent != UINT64_MAX) return *read > sent;
+    for (int i = 0; i < ex->job_count; i++)
+        if (!atomic_load_explicit(&ex->jobs[i].admitted, memory_order_acquire)) return false;
+    return true;
+}
+
+static void send_progress(struct exchange *ex) {
+    uint64_t read;
+    while (next_progress(ex, &read)) {
+        form_of(ex)->progress(&ex->stream.events, read);
+        ex->stream.progress_sent = read;
+    }
+}
+
 static void begin_choice(struct stream_choice *c) {
     struct exchange *ex = c->exchange;
     c->begun = true;
+    send_progress(ex);
     c->calls.tools = &ex->request.tools;
     c->voice = oai_voice_open(&ex->facts, c->index);
     if (form_of(ex)->begin) form_of(ex)->begin(&ex->stream.events, c->index, &c->offset);
@@ -148,24 +169,12 @@ static void render_choice(struct stream_choice *c, bool last) {
     if (p.finish && c->tokens_seen == p.tokens) end_choice(c, &p);
 }
 
-/* Progress ends with the first token. */
-static bool has_progress(const struct exchange *ex) {
-    return ex->request.include_progress && !ex->tokens_counted && !ex->error.status &&
-           oai_prompt_read(&ex->facts) != ex->stream.progress_sent;
-}
-
-static void send_progress(struct exchange *ex) {
-    uint64_t read = oai_prompt_read(&ex->facts);
-    form_of(ex)->progress(&ex->stream.events, read);
-    ex->stream.progress_sent = read;
-}
-
 static void render(struct exchange *ex) {
     struct stream *stream = &ex->stream;
     int count = oai_choice_count(&ex->facts);
     buf_clear(&stream->events.out);
     stream->out_at = 0;
-    if (has_progress(ex)) send_progress(ex);
+    send_progress(ex);
     for (int i = 0; i < count; i++) {
         struct stream_choice *c = &stream->choices[(stream->next + i) % count];
         if (c->ended) continue;
@@ -186,7 +195,8 @@ static bool choice_has_news(const struct stream_choice *c) {
 }
 
 bool stream_has_news(const struct exchange *ex) {
-    if (ex->finished || has_progress(ex)) return true;
+    uint64_t read;
+    if (ex->finished || next_progress(ex, &read)) return true;
     for (int i = 0; i < oai_choice_count(&ex->facts); i++)
         if (choice_has_news(&ex->stream.choices[i])) return true;
     return false;

@@ -67,6 +67,8 @@ struct conversation {
     bool superseded;
 };
 
+static const int32_t fake_end = IM_END;
+
 struct engine {
     struct engine_options options;
     struct engine_info info;
@@ -194,6 +196,8 @@ int engine_open(const struct engine_options *options, struct engine **out, struc
     constraint_table_open(&e->constraints,
                           &(struct constrain_vocabulary){
                               .size = e->info.vocab, .token_bytes = text_of_token, .arg = e});
+    e->info.eos = &fake_end;
+    e->info.eos_count = 1;
     e->status.pages_total = e->info.pages_total;
     if (options->progress)
         for (int i = 0; i <= 10; i++) options->progress(options->arg, i / 10.0, "nothing");
@@ -678,6 +682,7 @@ static enum engine_finish step_sequence(struct engine *e, struct sequence *s) {
                      (uint_fast32_t)(job->request.prompt_count * done / e->prefill_steps));
         if (s->prefill_left > 0) return ENGINE_RUNNING;
     }
+    atomic_store(&job->prompt_read, (uint_fast32_t)job->request.prompt_count);
     if (s->fail_at == (int32_t)atomic_load(&job->choice[0].token_count)) {
         fault_set(&job->fault, ERR_INTERNAL, NULL, "the fake engine was told to fail");
         return ENGINE_FINISH_ERROR;

@@ -183,6 +183,7 @@ static void write_answer(struct buf *out, const struct oai_answer *answer) {
     }
     if (answer->request->return_token_ids) oai_render_prompt_ids(out, answer, 0);
     oai_render_timings(out, answer);
+    oai_render_verbose(out, answer);
     buf_str(out, ",\"system_fingerprint\":\"keepd-" KEEPD_VERSION "\"}");
 }
 

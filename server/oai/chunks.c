@@ -1,6 +1,5 @@
 /* Events in the form that OpenAI gives its streams of chats and completions: chunks, then one chunk
  * with the usage where it is asked for, then [DONE]. */
-#include <inttypes.h>
 #include <string.h>
 
 #include "base/json.h"
@@ -33,11 +32,10 @@ void oai_chunk_close(struct oai_events *events) {
     buf_str(out, "}\n\n");
 }
 
-/* In llama.cpp's form. */
 void oai_chunk_progress(struct oai_events *events, uint64_t read) {
     oai_chunk_begin(events);
-    buf_fmt(&events->out, "],\"prompt_progress\":{\"total\":%" PRIu64 ",\"processed\":%" PRIu64 "}",
-            oai_prompt_total(events->answer), read);
+    buf_str(&events->out, "],");
+    oai_render_progress(&events->out, events->answer, read);
     oai_chunk_close(events);
 }
 
@@ -45,7 +43,7 @@ void oai_chunk_progress(struct oai_events *events, uint64_t read) {
 static void write_last(struct oai_events *events) {
     const struct oai_request *request = events->answer->request;
     struct buf *out = &events->out;
-    if (!request->include_usage && !request->timings) return;
+    if (!request->include_usage && !request->timings && !request->verbose) return;
     oai_chunk_begin(events);
     buf_char(out, ']');
     if (request->include_usage) {
@@ -53,6 +51,7 @@ static void write_last(struct oai_events *events) {
         oai_render_usage(out, events->answer, events->tokens, true);
     }
     oai_render_timings(out, events->answer);
+    oai_render_verbose(out, events->answer);
     buf_str(out, "}\n\n");
 }
 

@@ -99,6 +99,7 @@ static void write_answer(struct buf *out, const struct oai_answer *answer) {
     buf_str(out, "],\"usage\":");
     oai_render_usage(out, answer, oai_tokens_total(answer), true);
     oai_render_timings(out, answer);
+    oai_render_verbose(out, answer);
     buf_str(out, ",\"system_fingerprint\":\"keepd-" KEEPD_VERSION "\"}");
 }
 

@@ -40,6 +40,15 @@ int oai_refuse(struct oai_error *error, int status, const char *code, const char
     return -1;
 }
 
+/* The code is OpenAI's, the type and the numbers are llama.cpp's: its clients offer a larger
+ * context by them. */
+int oai_refuse_context(struct oai_error *error, size_t count, size_t context) {
+    error->type = "exceed_context_size_error";
+    error->prompt_tokens = count;
+    error->context_tokens = context;
+    return -1;
+}
+
 int oai_expected(struct oai_error *error, const char *field, const char *text, const cJSON *found) {
     return oai_refuse(error, 400, "invalid_value", field,
                       "Invalid value for '%s': expected %s, found %s.", field, text,
@@ -95,5 +104,8 @@ void oai_render_error(struct buf *out, const struct oai_error *error) {
     write_nullable(out, error->param);
     buf_str(out, ",\"code\":");
     write_nullable(out, error->code);
+    if (error->context_tokens)
+        buf_fmt(out, ",\"n_prompt_tokens\":%zu,\"n_ctx\":%zu", error->prompt_tokens,
+                error->context_tokens);
     buf_str(out, "}}");
 }

@@ -79,6 +79,7 @@ static const struct {
     {OAI_FIELDS_GENERATION, {"return_progress", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"timings", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"timings_per_token", OAI_ANY}},
+    {OAI_FIELDS_GENERATION, {"verbose", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"typical_p", OAI_ONE}},
     {OAI_FIELDS_GENERATION, {"xtc_probability", OAI_ZERO}},
     {OAI_FIELDS_MESSAGES, {"messages", OAI_ANY}},
@@ -91,6 +92,14 @@ static const struct {
     {OAI_FIELDS_PROMPT, {"prompt", OAI_ANY}},
     {OAI_FIELDS_PROMPT, {"add_special_tokens", OAI_ANY}},
     {OAI_FIELDS_PROMPT, {"parse_special", OAI_ANY}},
+    {OAI_FIELDS_NATIVE, {"n_probs", OAI_ANY}},
+    {OAI_FIELDS_NATIVE, {"return_tokens", OAI_ANY}},
+    {OAI_FIELDS_NATIVE, {"cache_prompt", OAI_ANY}},
+    {OAI_FIELDS_NATIVE, {"response_fields", OAI_ANY}},
+    {OAI_FIELDS_NATIVE, {"post_sampling_probs", OAI_FALSE}},
+    {OAI_FIELDS_NATIVE, {"dynatemp_range", OAI_ZERO}},
+    {OAI_FIELDS_NATIVE, {"n_indent", OAI_ZERO}},
+    {OAI_FIELDS_NATIVE, {"lora", OAI_NOLIST}},
 };
 
 static bool is_text(const cJSON *node, const char *text) {

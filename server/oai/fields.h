@@ -19,10 +19,11 @@ enum oai_neutral {
 };
 
 /* Groups of fields shared by several kinds (fields.c). */
-#define OAI_FIELDS_ANY        1u /* in every body */
-#define OAI_FIELDS_GENERATION 2u /* how an answer is generated */
-#define OAI_FIELDS_MESSAGES   4u /* a chat as the template sees it */
-#define OAI_FIELDS_PROMPT     8u /* text or ids */
+#define OAI_FIELDS_ANY        1u  /* in every body */
+#define OAI_FIELDS_GENERATION 2u  /* how an answer is generated */
+#define OAI_FIELDS_MESSAGES   4u  /* a chat as the template sees it */
+#define OAI_FIELDS_PROMPT     8u  /* text or ids */
+#define OAI_FIELDS_NATIVE     16u /* llama.cpp's own, in the bodies of its routes */
 
 struct oai_field {
     const char *name;
@@ -81,7 +82,8 @@ int oai_get_object(const struct oai_reader *r, const char *key, const cJSON **va
 int oai_get_ids(const struct oai_reader *r, const cJSON *node, const char *field,
                 const int32_t **ids, size_t *count);
 
-/* Prompts: `messages`, or `prompt`, a string, a list of ids, or a list of either (parse.c). */
+/* Prompts: `messages`, or `prompt`, a string, a list of ids and strings, or a list of such
+ * (parse.c). */
 int oai_read_messages(struct oai_reader *r);
 int oai_read_prompts(struct oai_reader *r);
 /* All fields of the group GENERATION. The kind has read before it whether there is an echo, and

@@ -87,12 +87,15 @@ void oai_render_tokenizer_info(struct buf *out, const struct engine *engine) {
 }
 
 /* The defaults of requests, by llama.cpp's names. */
-static void write_defaults(struct buf *out, const struct engine_info *info) {
+static void write_defaults(struct buf *out, const struct oai_rules *rules) {
+    const struct engine_info *info = rules->info;
     buf_fmt(out,
-            "{\"n_ctx\":%d,\"params\":{\"n_predict\":-1,\"temperature\":%.9g,\"top_k\":%d"
+            "{\"n_ctx\":%d,\"params\":{\"n_predict\":-1,\"seed\":%" PRId64
+            ",\"temperature\":%.9g,\"top_k\":%d"
             ",\"top_p\":%.9g,\"min_p\":%.9g,\"repeat_penalty\":%.9g,\"presence_penalty\":0"
             ",\"frequency_penalty\":0,\"stream\":false}}",
-            info->max_model_len, isnan(info->temperature) ? 1.0 : (double)info->temperature,
+            info->max_model_len, rules->seed,
+            isnan(info->temperature) ? 1.0 : (double)info->temperature,
             info->top_k > 0 ? info->top_k : 0, isnan(info->top_p) ? 1.0 : (double)info->top_p,
             isnan(info->min_p) ? 0.0 : (double)info->min_p,
             isnan(info->repetition) ? 1.0 : (double)info->repetition);
@@ -103,7 +106,7 @@ void oai_render_props(struct buf *out, const struct oai_rules *rules) {
     const struct engine_info *info = rules->info;
     const char *slash = strrchr(info->model_dir, '/');
     buf_str(out, "{\"default_generation_settings\":");
-    write_defaults(out, info);
+    write_defaults(out, rules);
     buf_fmt(out, ",\"total_slots\":%d,\"model_alias\":", info->max_num_seqs * info->replicas);
     write_str(out, rules->names[0]);
     buf_str(out, ",\"model_path\":");

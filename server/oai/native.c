@@ -7,14 +7,6 @@
 
 /* --- requests --- */
 
-/* The fields of both kinds. */
-#define NATIVE_FIELDS                                                                              \
-    {"n_probs", OAI_ANY}, {"return_tokens", OAI_ANY}, {"cache_prompt", OAI_ANY},                   \
-        {"response_fields", OAI_ANY}, {"post_sampling_probs", OAI_FALSE},                          \
-        {"dynatemp_range", OAI_ZERO}, {"n_indent", OAI_ZERO}, {                                    \
-        "lora", OAI_NOLIST                                                                         \
-    }
-
 static int read_members(struct oai_reader *r) {
     const cJSON *list = json_get(r->body, "response_fields"), *node;
     char field[OAI_PATH];
@@ -129,6 +121,17 @@ static int parse_infill(struct oai_reader *r) {
 
 /* --- answers --- */
 
+/* In llama.cpp's form: null is minus infinity. */
+static void write_biases(struct buf *out, const struct engine_request *s,
+                         const struct engine_info *info) {
+    const char *comma = "";
+    for (int i = 0; s->ignore_eos && i < info->eos_count; i++, comma = ",")
+        buf_fmt(out, "%s{\"token\":%" PRId32 ",\"bias\":null}", comma, info->eos[i]);
+    for (int32_t i = 0; i < s->bias_count; i++, comma = ",")
+        buf_fmt(out, "%s{\"token\":%" PRId32 ",\"bias\":%.9g}", comma, s->bias[i].token,
+                (double)s->bias[i].bias);
+}
+
 static void write_settings(struct buf *out, const struct oai_answer *answer,
                            const struct engine_request *s, int choice) {
     buf_fmt(out,
@@ -147,9 +150,7 @@ static void write_settings(struct buf *out, const struct oai_answer *answer,
         json_write_str(out, s->stops[i].text, s->stops[i].size);
     }
     buf_str(out, "],\"logit_bias\":[");
-    for (int32_t i = 0; i < s->bias_count; i++)
-        buf_fmt(out, "%s{\"token\":%" PRId32 ",\"bias\":%.9g}", i ? "," : "", s->bias[i].token,
-                (double)s->bias[i].bias);
+    write_biases(out, s, answer->rules->info);
     buf_str(out, "]}");
 }
 
@@ -290,6 +291,12 @@ static void write_answer(struct buf *out, const struct oai_answer *answer) {
     if (count > 1) buf_char(out, ']');
 }
 
+void oai_render_verbose(struct buf *out, const struct oai_answer *answer) {
+    if (!answer->request->verbose) return;
+    buf_str(out, ",\"__verbose\":");
+    write_answer(out, answer);
+}
+
 /* --- streams --- */
 
 static void open_stream(struct oai_events *events) {
@@ -305,9 +312,9 @@ static void begin_event(struct oai_events *events, int index, const char *text, 
 
 static void write_progress(struct oai_events *events, uint64_t read) {
     begin_event(events, 0, "", 0);
-    buf_fmt(&events->out,
-            "[],\"prompt_progress\":{\"total\":%" PRIu64 ",\"processed\":%" PRIu64 "}}\n\n",
-            oai_prompt_total(events->answer), read);
+    buf_str(&events->out, "[],");
+    oai_render_progress(&events->out, events->answer, read);
+    buf_str(&events->out, "}\n\n");
 }
 
 static void write_delta(struct oai_events *events, const struct oai_delta *delta) {
@@ -350,33 +357,23 @@ static const struct oai_form form = {
     .end = end_stream,
 };
 
-static const struct oai_field completion_fields[] = {
-    NATIVE_FIELDS,
-    {NULL, OAI_ANY},
-};
-
 const struct oai_kind oai_native = {
     .path = "/completion",
     .schema = "NativeRequest",
-    .groups = OAI_FIELDS_ANY | OAI_FIELDS_GENERATION | OAI_FIELDS_PROMPT,
-    .fields = completion_fields,
+    .groups = OAI_FIELDS_ANY | OAI_FIELDS_GENERATION | OAI_FIELDS_PROMPT | OAI_FIELDS_NATIVE,
     .parse = parse_completion,
     .form = &form,
 };
 
 static const struct oai_field infill_fields[] = {
-    {"input_prefix", OAI_ANY},
-    {"input_suffix", OAI_ANY},
-    {"input_extra", OAI_ANY},
-    {"prompt", OAI_ANY},
-    NATIVE_FIELDS,
-    {NULL, OAI_ANY},
+    {"input_prefix", OAI_ANY}, {"input_suffix", OAI_ANY}, {"input_extra", OAI_ANY},
+    {"prompt", OAI_ANY},       {NULL, OAI_ANY},
 };
 
 const struct oai_kind oai_infill = {
     .path = "/infill",
     .schema = "InfillRequest",
-    .groups = OAI_FIELDS_ANY | OAI_FIELDS_GENERATION,
+    .groups = OAI_FIELDS_ANY | OAI_FIELDS_GENERATION | OAI_FIELDS_NATIVE,
     .fields = infill_fields,
     .parse = parse_infill,
     .form = &form,

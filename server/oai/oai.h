@@ -24,11 +24,16 @@ struct oai_error {
     const char *code; /* NULL renders as null */
     char param[128];  /* "" renders as null */
     char message[512];
+    /* A prompt that is too long: its tokens and those of the context. 0 = another error. */
+    size_t prompt_tokens, context_tokens;
 };
 
 /* Fills *error and returns -1, so that `return oai_refuse(...)` reads well. */
 int oai_refuse(struct oai_error *error, int status, const char *code, const char *param,
                const char *format, ...) __attribute__((format(printf, 5, 6)));
+/* Marks the error as that of a prompt of `count` tokens, which do not fit the context. Returns -1.
+ */
+int oai_refuse_context(struct oai_error *error, size_t count, size_t context);
 /* Fills *error from a fault of base, engine or JSON; returns -1. */
 int oai_refuse_fault(struct oai_error *error, const struct fault *fault);
 void oai_render_error(struct buf *out, const struct oai_error *error); /* {"error":{...}} */
@@ -62,6 +67,7 @@ struct oai_rules {
     const char *names[OAI_NAMES_MAX]; /* served model names, the first is the real one */
     int name_count;
     int default_max_tokens; /* for chat without max_tokens; 0 = up to the context */
+    int64_t seed;           /* the seed of requests without one; -1 = random */
     bool strict;            /* unknown fields are refused */
     size_t body_bytes;
     const struct engine *engine; /* for texts in fields that stand for tokens */
@@ -70,9 +76,10 @@ struct oai_rules {
     struct oai_fim fim;
 };
 
-/* One prompt that is not a chat: text, or token ids. */
+/* One prompt that is not a chat: text, token ids, or both in turns. */
 struct oai_prompt {
     const char *text;   /* NULL where ids are given */
+    const cJSON *mixed; /* a list of texts and valid ids; in the tree. NULL: one of the others */
     const int32_t *ids; /* in the arena */
     size_t id_count;
 };
@@ -105,6 +112,7 @@ struct oai_request {
     bool split_reasoning, hide_reasoning;
     bool include_stop;          /* the stop string is shown */
     bool timings;               /* how long the answer took */
+    bool verbose;               /* the answer in llama.cpp's form beside OpenAI's */
     bool return_token_ids;      /* ids of prompt and answer beside the texts */
     bool tokens_as_ids;         /* scores name tokens "token_id:5" */
     bool return_token_strs;     /* tokenize */
@@ -238,12 +246,19 @@ void oai_render_ids(struct buf *out, const struct engine_choice *choice, uint32_
 /* ,"token_ids":[ids] */
 void oai_render_answer_ids(struct buf *out, const struct engine_choice *choice, uint32_t begin,
                            uint32_t end);
-/* Sums over all prompts: tokens already read, and all tokens. */
+/* Sums over all prompts: tokens already read, those of them that were found in conversations (both
+ * once the prompt has begun), and all tokens. */
 uint64_t oai_prompt_read(const struct oai_answer *answer);
+uint64_t oai_prompt_cached(const struct oai_answer *answer);
 uint64_t oai_prompt_total(const struct oai_answer *answer);
+/* "prompt_progress":{...} in llama.cpp's form; `read` tokens so far. */
+void oai_render_progress(struct buf *out, const struct oai_answer *answer, uint64_t read);
 /* Members that an answer ends with, whole or streamed: ,"timings":{...} where they were asked for.
  * All jobs are finished. */
 void oai_render_timings(struct buf *out, const struct oai_answer *answer);
+/* ,"__verbose":... the whole answer in llama.cpp's form, with the prompt as the model read it,
+ * where it was asked for. */
+void oai_render_verbose(struct buf *out, const struct oai_answer *answer);
 /* prompt, completion and total tokens; details and kv_details once all choices are finished. */
 void oai_render_usage(struct buf *out, const struct oai_answer *answer, uint64_t completion,
                       bool finished);

@@ -64,6 +64,35 @@ static const char *text_of(const cJSON *node) {
     return cJSON_IsString(text) && alone ? text->valuestring : NULL;
 }
 
+/* llama.cpp's prompt of texts and ids in turns. */
+static bool is_mixed(const cJSON *list) {
+    bool texts = false, numbers = false;
+    const cJSON *node;
+    cJSON_ArrayForEach(node, list) {
+        texts |= cJSON_IsString(node);
+        numbers |= cJSON_IsNumber(node);
+        if (!cJSON_IsString(node) && !cJSON_IsNumber(node)) return false;
+    }
+    return texts && numbers;
+}
+
+static int read_mixed(struct oai_reader *r, const cJSON *list, const char *field,
+                      struct oai_prompt *prompt) {
+    int vocab = r->rules->info->vocab, i = 0;
+    char path[OAI_PATH];
+    const cJSON *node;
+    int64_t id;
+    cJSON_ArrayForEach(node, list) {
+        if (cJSON_IsNumber(node) && json_node_int(node, 0, vocab - 1, &id)) {
+            oai_path(path, "%.100s[%d]", field, i);
+            return oai_invalid(r, path, "the token id must be from 0 to %d", vocab - 1);
+        }
+        i++;
+    }
+    prompt->mixed = list;
+    return 0;
+}
+
 static int read_prompt(struct oai_reader *r, const cJSON *node, const char *field,
                        struct oai_prompt *prompt) {
     prompt->text = text_of(node);
@@ -72,6 +101,7 @@ static int read_prompt(struct oai_reader *r, const cJSON *node, const char *fiel
         return oai_invalid(r, field, "expected a string or an array of token ids, found %s",
                            json_type_name(node));
     if (!node->child) return oai_invalid(r, field, "expected at least one token id");
+    if (is_mixed(node)) return read_mixed(r, node, field, prompt);
     if (cJSON_IsObject(node->child))
         return oai_invalid(
             r, field,
@@ -80,7 +110,7 @@ static int read_prompt(struct oai_reader *r, const cJSON *node, const char *fiel
     return oai_get_ids(r, node, field, &prompt->ids, &prompt->id_count);
 }
 
-/* A string, a list of ids, or a list of either. */
+/* A string, a list of ids or of ids and strings, or a list of such prompts. */
 int oai_read_prompts(struct oai_reader *r) {
     struct oai_request *out = r->out;
     const cJSON *prompt = json_get(r->body, "prompt"), *node;
@@ -91,8 +121,8 @@ int oai_read_prompts(struct oai_reader *r) {
     if (oai_get_bool(r, NULL, r->body, "add_special_tokens", &out->add_special) ||
         oai_get_bool(r, NULL, r->body, "parse_special", &out->parse_special))
         return -1;
-    out->prompt_list =
-        cJSON_IsArray(prompt) && (text_of(prompt->child) || cJSON_IsArray(prompt->child));
+    out->prompt_list = cJSON_IsArray(prompt) && !is_mixed(prompt) &&
+                       (text_of(prompt->child) || cJSON_IsArray(prompt->child));
     int count = out->prompt_list ? cJSON_GetArraySize(prompt) : 1;
     if (count > OAI_PROMPTS_MAX)
         return oai_invalid(r, "prompt", "expected at most %d prompts, found %d", OAI_PROMPTS_MAX,
@@ -179,15 +209,18 @@ static int refuse_length(const struct oai_request *request, const char *field, s
                          size_t count, size_t wanted, struct oai_error *error) {
     const char *what = request->prompt_field;
     if (count > longest || (count == longest && wanted > 0))
-        return oai_refuse(error, 400, "context_length_exceeded", field,
-                          "This model's maximum context length is %zu tokens. However, your %s "
-                          "resulted in %zu tokens. Please reduce the length of the %s.",
-                          longest, what, count, what);
-    return oai_refuse(error, 400, "context_length_exceeded", field,
-                      "This model's maximum context length is %zu tokens. However, you requested "
-                      "%zu tokens (%zu in the %s, %zu in the completion). Please reduce the length "
-                      "of the %s or completion.",
-                      longest, count + wanted, count, what, wanted, what);
+        oai_refuse(error, 400, "context_length_exceeded", field,
+                   "This model's maximum context length is %zu tokens. However, your %s resulted "
+                   "in %zu tokens, which exceeds the available context size. Please reduce the "
+                   "length of the %s.",
+                   longest, what, count, what);
+    else
+        oai_refuse(error, 400, "context_length_exceeded", field,
+                   "This model's maximum context length is %zu tokens. However, you requested %zu "
+                   "tokens (%zu in the %s, %zu in the completion). Please reduce the length of the "
+                   "%s or completion.",
+                   longest, count + wanted, count, what, wanted, what);
+    return oai_refuse_context(error, count, longest);
 }
 
 void oai_truncate(const struct oai_request *request, const struct oai_rules *rules,

@@ -147,11 +147,26 @@ uint64_t oai_prompt_read(const struct oai_answer *answer) {
     return sum;
 }
 
+uint64_t oai_prompt_cached(const struct oai_answer *answer) {
+    uint64_t sum = 0;
+    for (int i = 0; i < answer->job_count; i++)
+        if (atomic_load_explicit(&answer->jobs[i].admitted, memory_order_acquire))
+            sum += (uint64_t)answer->jobs[i].cached_tokens;
+    return sum;
+}
+
 uint64_t oai_prompt_total(const struct oai_answer *answer) {
     uint64_t sum = 0;
     for (int i = 0; i < answer->job_count; i++)
         sum += (uint64_t)answer->jobs[i].request.prompt_count;
     return sum;
+}
+
+void oai_render_progress(struct buf *out, const struct oai_answer *answer, uint64_t read) {
+    buf_fmt(out,
+            "\"prompt_progress\":{\"total\":%" PRIu64 ",\"cache\":%" PRIu64
+            ",\"processed\":%" PRIu64 "}",
+            oai_prompt_total(answer), oai_prompt_cached(answer), read);
 }
 
 void oai_render_usage(struct buf *out, const struct oai_answer *answer, uint64_t completion,

@@ -135,17 +135,22 @@ static int read_bias_value(const struct oai_reader *r, const cJSON *node, const 
     return 0;
 }
 
-/* A member of OpenAI's form: the key is an id as digits. */
+/* A member of OpenAI's form: the key is an id as digits. In bodies of llama.cpp's routes any other
+ * key is a text. */
 static int read_bias_member(const struct oai_reader *r, const cJSON *node, struct biases *biases) {
+    bool may_be_text = r->out->kind->groups & OAI_FIELDS_NATIVE;
     char field[OAI_PATH], *end;
     float bias;
     errno = 0;
     long id = strtol(node->string, &end, 10);
+    bool is_number = isdigit((unsigned char)node->string[0]) && !*end;
     oai_path(field, "logit_bias.%.64s", node->string);
-    if (!isdigit((unsigned char)node->string[0]) || errno || *end || id >= r->rules->info->vocab)
+    if (is_number ? errno || id >= r->rules->info->vocab : !may_be_text)
         return oai_invalid(r, field, "the key must be a token id from 0 to %d",
                            r->rules->info->vocab - 1);
-    return read_bias_value(r, node, field, &bias) ? -1 : add_bias(r, biases, (int32_t)id, bias);
+    if (read_bias_value(r, node, field, &bias)) return -1;
+    return is_number ? add_bias(r, biases, (int32_t)id, bias)
+                     : add_text_bias(r, biases, node->string, bias);
 }
 
 /* An element: [id or text, bias]. */
@@ -328,7 +333,8 @@ static int read_shape(struct oai_reader *r) {
         oai_get_bool(r, NULL, r->body, "return_tokens_as_token_ids", &out->tokens_as_ids) ||
         oai_get_bool(r, NULL, r->body, "include_stop_str_in_output", &out->include_stop) ||
         oai_get_bool(r, NULL, r->body, "timings_per_token", &out->timings) ||
-        oai_get_bool(r, NULL, r->body, "timings", &out->timings))
+        oai_get_bool(r, NULL, r->body, "timings", &out->timings) ||
+        oai_get_bool(r, NULL, r->body, "verbose", &out->verbose))
         return -1;
     if (out->truncate || !json_get(r->body, "truncate_prompt_tokens")) return 0;
     return oai_invalid(r, "truncate_prompt_tokens", "expected -1 or at least 1");

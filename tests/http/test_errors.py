@@ -51,7 +51,7 @@ INVALID = [
     (CHAT, {"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
     (CHAT, {"continue_final_message": True, "messages": [{"role": "assistant", "content": " \n"}]},
      "messages[0].content"),
-    (TEXT, {"prompt": ["a", ""]}, "prompt[1]"), (TEXT, {"prompt": ["a", 5]}, "prompt[1]"),
+    (TEXT, {"prompt": ["a", ""]}, "prompt[1]"), (TEXT, {"prompt": ["a", True]}, "prompt[1]"),
     (CHAT, {"max_completion_tokens": 0}, "max_completion_tokens"),
     (CHAT, {"min_tokens": -1}, "min_tokens"), (CHAT, {"min_tokens": 17}, "min_tokens"),
     (CHAT, {"n": 0}, "n"), (CHAT, {"n": 129}, "n"), (CHAT, {"n": "1"}, "n"),
@@ -122,7 +122,7 @@ INVALID = [
     (CHAT, {"kv": {"report": "all"}}, "kv.report"), (CHAT, {"kv": {"report": True}}, "kv.report"),
     (TEXT, {"prompt": 1}, "prompt"), (TEXT, {"prompt": {}}, "prompt"), (TEXT, {"prompt": []}, "prompt"),
     (TEXT, {"prompt": [[]]}, "prompt[0]"), (TEXT, {"prompt": [-1]}, "prompt[0]"),
-    (TEXT, {"prompt": [1, "a"]}, "prompt[1]"), (TEXT, {"prompt": [1, 2.5]}, "prompt[1]"),
+    (TEXT, {"prompt": [1, None]}, "prompt[1]"), (TEXT, {"prompt": [1, 2.5]}, "prompt[1]"),
     (TEXT, {"prompt": [[1, 10**9]]}, "prompt[0][1]"), (TEXT, {"prompt": [True]}, "prompt[0]"),
     (TEXT, {"logprobs": 21}, "logprobs"), (TEXT, {"logprobs": True}, "logprobs"), (TEXT, {"echo": "yes"}, "echo"),
     (TEXT, {"max_tokens": 0}, "max_tokens"), (TEXT, {"add_special_tokens": 1}, "add_special_tokens"),
@@ -172,7 +172,8 @@ def check_error(response, status, param, code):
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
     error = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
+    length = {"n_prompt_tokens", "n_ctx"} if code == "context_length_exceeded" else set()
+    assert set(error) == {"message", "type", "param", "code"} | length
     assert (error["param"], error["code"]) == (param, code), error
     assert error["message"] and error["type"]
     return error["message"]

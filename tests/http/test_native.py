@@ -137,6 +137,77 @@ def test_biases_as_a_list(shared, fake):
     assert shared.post(NATIVE, body(logit_bias=[["x" * 1025, 1]])).status_code == 400
 
 
+def test_texts_as_keys_of_biases(shared, fake):
+    """In an object, too; OpenAI's routes know ids only."""
+    r = shared.post(NATIVE, body("abc", n_predict=3, logit_bias={"97": -100, "bc": False, " ": 1})).json()
+    assert [b["token"] for b in r["generation_settings"]["logit_bias"]] == [97, 98, 99, 32]
+    for key in ("99999", "99999999999999999999"):
+        assert shared.post(NATIVE, body(logit_bias={key: 1})).json()["error"]["param"] == f"logit_bias.{key}"
+
+
+def test_ends_that_are_ignored_are_biases(shared, fake):
+    end = tokens_of(shared, "<|im_end|>", special=True)
+    for ignored in (True, False):
+        biases = shared.post(NATIVE, body(n_predict=2, ignore_eos=ignored)).json()["generation_settings"]["logit_bias"]
+        assert biases == ([{"token": end[0], "bias": None}] if ignored else [])
+
+
+def test_prompts_of_texts_and_ids(shared, fake):
+    """One prompt in pieces, alone or in a list of prompts; with ids that must be tokens."""
+    one = shared.post(NATIVE, body([97, "bc", 100, 101, "f"], n_predict=2)).json()
+    assert one["prompt"] == "abcdef" and one["content"] == shared.post(NATIVE, body(n_predict=2)).json()["content"]
+    assert shared.post(NATIVE, body(["abc", 100], n_predict=2)).json()["prompt"] == "abcd"
+    two = shared.post(NATIVE, body([["a", 98], "xy", [99]], n_predict=1)).json()
+    assert [a["prompt"] for a in two] == ["ab", "xy", "c"]
+    assert shared.post("/v1/completions", {"prompt": [97, "b"], "max_tokens": 1}).json()["usage"]["prompt_tokens"] == 2
+    special = shared.post(NATIVE, body([97, "<|im_end|>b"], parse_special=False)).json()
+    assert special["tokens_evaluated"] == 2 + len("<|im_end|>")
+    for wrong, param in (([97, "b", -1], "prompt[2]"), (["x", 99999], "prompt[1]"), (["x", 1.5], "prompt[1]"),
+                         ([["x", 1.5], "y"], "prompt[0][1]"), ([97, "b", None], "prompt[1]"), (["x", [1], 2], "prompt[2]")):
+        r = shared.post(NATIVE, body(wrong))
+        assert r.status_code == 400 and r.json()["error"]["param"] == param, r.text
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_verbose(shared, fake, path):
+    """The answer once more in the form of /completion, with the prompt as the model reads it."""
+    fields = chat_body("abc", seed=1) if "chat" in path else {"prompt": "abc", "seed": 1}
+    r = shared.post(path, {**fields, "verbose": True}).json()
+    text = r["choices"][0]["message"]["content"] if "chat" in path else r["choices"][0]["text"]
+    assert r["__verbose"]["content"] == text and r["__verbose"]["generation_settings"]["seed"] == 1
+    prompt = shared.post("/apply-template", {"messages": fields["messages"]}).json()["prompt"] if "chat" in path else "abc"
+    assert r["__verbose"]["prompt"] == prompt
+    assert "__verbose" not in shared.post(path, fields).json()
+    r = requests.post(shared.url + path, json={**fields, "verbose": True, "stream": True}, stream=True, timeout=60)
+    last = json.loads(events(r)[-2])
+    assert last["__verbose"]["prompt"] == prompt and not last["choices"]
+
+
+def test_a_seed_for_all(start):
+    """--seed is the seed of requests that give none."""
+    daemon = start("--seed", "42")
+    assert daemon.get("/props").json()["default_generation_settings"]["params"]["seed"] == 42
+    for given, used in ((None, 42), (7, 7), (-1, 2 ** 64 - 1)):
+        assert daemon.post(NATIVE, body(seed=given)).json()["generation_settings"]["seed"] == used
+    assert streamed(daemon, NATIVE, body())[-1]["generation_settings"]["seed"] == 42
+    other = start()
+    assert other.get("/props").json()["default_generation_settings"]["params"]["seed"] == -1
+    seeds = {other.post(NATIVE, body()).json()["generation_settings"]["seed"] for _ in range(3)}
+    assert len(seeds) == 3
+
+
+def test_a_prompt_that_is_too_long(shared):
+    """The error's type and numbers, which llama.cpp's clients read."""
+    for path, fields in ((NATIVE, body("a" * (LENGTH + 5))), ("/v1/chat/completions", chat_body("a" * (LENGTH + 5))),
+                         ("/v1/completions", {"prompt": [97] * (LENGTH + 5)})):
+        for stream in (False, True):
+            r = shared.post(path, {**fields, "stream": stream})
+            error = r.json()["error"]
+            assert (r.status_code, error["type"], error["n_ctx"]) == (400, "exceed_context_size_error", LENGTH)
+            assert error["code"] == "context_length_exceeded" and error["n_prompt_tokens"] > LENGTH
+            assert "exceeds the available context size" in error["message"]
+
+
 def test_progress(shared):
     parts = [e["prompt_progress"] for e in streamed(shared, NATIVE, body("a" * 700, return_progress=True))
              if "prompt_progress" in e]

@@ -99,11 +99,20 @@ def bearer(monkeypatch):
         url, headers={"Authorization": "Bearer k", **(headers or {})}, **o))
 
 
+@pytest.fixture(scope="module")
+def local_pages():
+    from conftest import Daemon
+    daemon = Daemon("--cors-origin", "localhost", "--api-key", "k", env={"KEEPD_FAKE_STEP_US": "0"})
+    yield daemon
+    daemon.http.headers["Authorization"] = "Bearer k"
+    assert daemon.stop() == 0
+
+
 def test_cross_origin(guarded):
     ask = {"Origin": "https://chat.example", "Access-Control-Request-Method": "POST",
            "Access-Control-Request-Headers": "authorization,x-stainless-lang"}
     r = requests.options(guarded.url + CHAT, headers=ask, timeout=60)
-    assert r.status_code == 204 and r.headers["access-control-allow-origin"] == "https://chat.example"
+    assert r.status_code == 200 and r.headers["access-control-allow-origin"] == "https://chat.example"
     assert r.headers["access-control-allow-headers"] == ask["Access-Control-Request-Headers"] and r.text == ""
     for stream in (False, True):
         r = guarded.post(CHAT, chat_body(stream=stream), headers={"Origin": "https://chat.example"})
@@ -113,7 +122,21 @@ def test_cross_origin(guarded):
     assert refused.status_code == 401 and "access-control-allow-origin" in refused.headers
     for origin in ("https://evil.example", "null", "https://chat.example.evil"):
         r = requests.options(guarded.url + CHAT, headers={**ask, "Origin": origin}, timeout=60)
-        assert r.status_code != 204 and "access-control-allow-origin" not in r.headers
+        assert r.status_code == 200 and not [h for h in r.headers if h.lower().startswith("access-control-")]
+
+
+@pytest.mark.parametrize("origin, allowed", [
+    ("http://localhost", True), ("http://localhost:3000", True), ("https://127.0.0.1:8", True), ("http://[::1]:3000", True),
+    ("http://localhost.evil.example", False), ("http://notlocalhost", False), ("http://127.0.0.1.evil.example", False),
+    ("http://evil.example", False), ("localhost", False), ("file://localhost", False), ("http://", False),
+    ("http://localhost:80/x", False), ("null", False)])
+def test_pages_of_this_machine(local_pages, origin, allowed):
+    """--cors-origin localhost: any port. Preflight requests carry no key."""
+    ask = {"Origin": origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    for r in (requests.options(local_pages.url + CHAT, headers=ask, timeout=60),
+              requests.post(local_pages.url + CHAT, headers={"Origin": origin}, json=chat_body(), timeout=60)):
+        assert r.headers.get("access-control-allow-origin") == (origin if allowed else None)
+    assert r.status_code == 401
 
 
 def test_no_cross_origin_by_default(shared):

@@ -177,18 +177,30 @@ def test_failure_behind_the_header_is_an_event(slow):
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 def test_progress_of_the_prompt(slow, path):
-    """Opted in: the header at once, then how much has been read, until the first token."""
+    """Opted in: the header at once, then how much was found and has been read, up to the whole prompt."""
     daemon = slow(step_us=30000, prefill=8, first=60000)
     body = chat_body("p" * 300) if path == CHAT else {"model": MODEL, "prompt": "p" * 300, "max_tokens": 4}
     chunks = [json.loads(e) for e in events(streamed(daemon, {
         **body, "stream_options": {"include_progress": True, "include_usage": True}}, path))[:-1]]
     seen = [c["prompt_progress"]["processed"] for c in chunks if "prompt_progress" in c]
     total = chunks[-1]["usage"]["prompt_tokens"]
-    assert seen == sorted(set(seen)) and len(seen) >= 3 and seen[0] < seen[-1] <= total
+    assert seen == sorted(set(seen)) and len(seen) >= 3 and (seen[0], seen[-1]) == (0, total)
     assert {c["prompt_progress"]["total"] for c in chunks if "prompt_progress" in c} == {total}
     assert all("prompt_progress" in c and not c["choices"] for c in chunks[:len(seen)])
     plain = events(streamed(daemon, body, path))
     assert not any("prompt_progress" in e for e in plain)
+
+
+def test_progress_begins_with_what_was_found(start):
+    daemon = start()
+    body = {"model": MODEL, "prompt": "p" * 300, "max_tokens": 4, "stream_options": {"include_progress": True}}
+    for cached in (0, 300):
+        chunks = [json.loads(e) for e in events(streamed(daemon, body, TEXT))[:-1]]
+        progress = [c["prompt_progress"] for c in chunks if "prompt_progress" in c]
+        assert {p["cache"] for p in progress} == {progress[0]["processed"]} and progress[-1]["processed"] == progress[0]["total"]
+        assert (progress[0]["cache"] > 0) == (cached > 0)
+        text = "".join(c["choices"][0]["text"] for c in chunks if c["choices"])
+        body["prompt"] += text + "q"
 
 
 def test_http_1_0_stream(shared):

@@ -79,6 +79,7 @@ Test(config, defaults) {
     cr_assert_eq(config->max_num_seqs, 64);
     cr_assert_eq(config->max_num_batched_tokens, 2048);
     cr_assert_eq(config->default_max_tokens, 1024);
+    cr_assert_eq(config->seed, -1);
     cr_assert_eq(config->max_body_bytes, 8 << 20);
     cr_assert_str_eq(config->cpu_path, "auto");
     cr_assert_str_eq(config->cpu_activations, "int16");

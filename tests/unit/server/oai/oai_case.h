@@ -31,6 +31,7 @@ static inline void case_open(struct oai_case *c) {
                                   .names = {"m", "alias"},
                                   .name_count = 2,
                                   .default_max_tokens = 50,
+                                  .seed = -1,
                                   .body_bytes = 1 << 20};
     arena_open(&c->arena, 1 << 20);
 }

@@ -228,7 +228,7 @@ static const struct {
     {&oai_chat, "{" MESSAGES ",\"response_format\":{\"type\":\"json_schema\"}}",
      "missing_required_parameter", "response_format.json_schema", 400},
     {&oai_completion, "{\"prompt\":[1,1000]}", "invalid_value", "prompt[1]", 400},
-    {&oai_completion, "{\"prompt\":[\"a\",5]}", "invalid_value", "prompt[1]", 400},
+    {&oai_completion, "{\"prompt\":[\"a\",true]}", "invalid_value", "prompt[1]", 400},
     {&oai_completion, "{\"prompt\":\"a\",\"best_of\":2}", "unsupported_parameter", "best_of", 400},
     {&oai_completion, "{\"prompt\":[\"a\",\"b\",\"c\"],\"n\":128}", "invalid_value", "n", 400},
     {&oai_completion, "{\"prompt\":[\"a\",\"b\"],\"kv\":{\"report\":\"lengths\"}}",
