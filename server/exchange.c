@@ -109,7 +109,10 @@ void exchange_refuse(struct exchange *ex, const struct oai_error *error) {
     if (error->status == 503 || error->status == 429)
         answer->retry_ms = stats_retry_ms(&ex->server->stats);
     buf_clear(&answer->body);
-    oai_render_error(&answer->body, error);
+    if (ex->route && ex->route->kind && ex->route->kind->error)
+        ex->route->kind->error(&answer->body, error, ex->request_id);
+    else
+        oai_render_error(&answer->body, error);
     ex->phase = PHASE_READY;
     ex->refused = true;
 }
@@ -420,7 +423,9 @@ void exchange_answer_wait(struct exchange *ex) {
     } else if (!ex->job_count) {
         answer_delete(ex);
     } else {
-        ex->request.kind->form->answer(&ex->answer.body, &ex->facts);
+        const struct oai_form *form = ex->request.kind->form;
+        form->answer(&ex->answer.body, &ex->facts);
+        if (form->keep) form->keep(&ex->facts);
         ex->answer.status = 200;
     }
 }

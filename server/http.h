@@ -166,10 +166,18 @@ struct job_progress {
     bool finished;
 };
 
+/* The end of a path behind its route's. */
+enum route_end {
+    ROUTE_WHOLE, /* nothing */
+    ROUTE_NAME,  /* a name, which may have slashes */
+    ROUTE_ID,    /* one without slashes */
+    ROUTE_ITEMS  /* an id and /input_items */
+};
+
 /* One row of routes.c, or of a kind of request. */
 struct route {
     const char *path;
-    bool prefix;                            /* the path continues (an id) */
+    enum route_end end;
     const char *method;                     /* "GET" also answers HEAD */
     void (*act)(struct exchange *exchange); /* without a body: answers, or waits for the engine */
     const struct oai_kind *kind;            /* kind of the body; set if `act` is not */

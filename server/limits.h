@@ -4,6 +4,8 @@
 #ifndef KEEPD_SERVER_LIMITS_H
 #define KEEPD_SERVER_LIMITS_H
 
+#include <stddef.h>
+
 #define OAI_JSON_DEPTH         512 /* JSON_MAX_DEPTH */
 #define OAI_MESSAGES_MAX       4096
 #define OAI_TOOLS_MAX          128
@@ -22,8 +24,10 @@
 #define OAI_FILES_MAX          256  /* input_extra */
 #define OAI_LOGPROBS_MAX       20   /* ENGINE_TOP_MAX */
 #define OAI_KEY_BYTES          1024 /* cache_salt, prompt_cache_key and other opaque keys */
-#define OAI_NAMES_MAX          16   /* served model names */
-#define OAI_REPETITION_MIN     0.01 /* repetition_penalty */
+#define OAI_RECORDS_MAX        4096 /* stored responses */
+#define OAI_RECORD_BYTES       ((size_t)64 << 20) /* together */
+#define OAI_NAMES_MAX          16                 /* served model names */
+#define OAI_REPETITION_MIN     0.01               /* repetition_penalty */
 #define OAI_REPETITION_MAX     100.0
 #define OAI_COMPLETION_TOKENS  16 /* OpenAI's max_tokens of /v1/completions when absent */
 

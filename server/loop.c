@@ -434,6 +434,8 @@ int server_start(struct server *server, struct engine *engine, struct fault *fau
         server->options.split_reasoning ? oai_find_think(engine) : (struct oai_think){-1, -1};
     server->rules.fim = oai_find_fim(engine);
     server->rules.tool_format = oai_find_tools(engine, server->options.tool_call_parser);
+    server->rules.records = oai_records_open(OAI_RECORD_BYTES, OAI_RECORDS_MAX);
+    if (!server->rules.records) return fault_set(fault, ERR_NOMEM, NULL, "no memory");
     stats_open(&server->stats, server->rules.info->max_model_len);
     server->watchdog.every_ns = systemd_watchdog_ns() / WATCHDOG_SHARE;
     int rc = sock_listen(server->listen_fd, fault);
@@ -547,6 +549,7 @@ void server_close(struct server *server) {
     tls_config_close(server->tls);
     buf_close(&server->framed);
     keys_close(&server->keys);
+    oai_records_close(server->rules.records);
     mem_free(server->names);
     mem_free(server);
 }

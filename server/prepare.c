@@ -300,9 +300,11 @@ static int prepare(struct exchange *ex) {
     const struct oai_rules *rules = &ex->server->rules;
     if (oai_parse_json(ex->body.data ? ex->body.data : "", ex->body.size, rules, &ex->tree,
                        &ex->error) ||
-        oai_parse(kind, ex->tree, rules, &ex->arena, &ex->request, &ex->error))
+        oai_parse(kind, ex->tree, rules, ex->key_id, &ex->arena, &ex->request, &ex->error))
         return -1;
-    return kind->form ? make_jobs(ex) : answer_text(ex);
+    int rc = kind->form ? make_jobs(ex) : answer_text(ex);
+    if (rc) oai_rename_field(kind, &ex->error);
+    return rc;
 }
 
 void prepare_run(uv_work_t *work) {

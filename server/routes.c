@@ -187,15 +187,13 @@ static void get_openapi(struct exchange *ex) {
 
 /* --- conversations --- */
 
-/* A client sees and deletes those of its own key and of the salt it names (?cache_salt=). */
-static int find_space(struct exchange *ex, uint8_t space[16]) {
+/* The salt that the client names (?cache_salt=), as a body's strings hold it. */
+static int find_salt(struct exchange *ex, struct buf *text) {
     static const char name[] = "cache_salt";
     const char *salt = NULL;
     size_t size = 0;
-    struct buf text;
     MHD_lookup_connection_value_n(ex->connection, MHD_GET_ARGUMENT_KIND, name, sizeof name - 1,
                                   &salt, &size);
-    buf_open(&text, 2 * OAI_KEY_BYTES + 1);
     if (size > OAI_KEY_BYTES) {
         oai_refuse(&ex->error, 400, "invalid_value", name,
                    "Invalid value for '%s': expected at most %d bytes, found %zu.", name,
@@ -203,12 +201,23 @@ static int find_space(struct exchange *ex, uint8_t space[16]) {
         exchange_refuse(ex, &ex->error);
         return -1;
     }
-    for (size_t i = 0; salt && i < size; i++) /* as a body's strings hold U+0000 */
-        buf_add(&text, salt[i] ? &salt[i] : JSON_NUL, salt[i] ? 1 : sizeof JSON_NUL - 1);
-    int rc = text.failed ? ERR_NOMEM : prepare_space(ex, text.data ? text.data : "", space);
-    buf_close(&text);
-    if (rc) refuse_memory(ex);
-    return rc ? -1 : 0;
+    for (size_t i = 0; salt && i < size; i++)
+        buf_add(text, salt[i] ? &salt[i] : JSON_NUL, salt[i] ? 1 : sizeof JSON_NUL - 1);
+    if (text->failed) refuse_memory(ex);
+    return text->failed ? -1 : 0;
+}
+
+/* A client sees and deletes those of its own key and of the salt it names. */
+static int find_space(struct exchange *ex, uint8_t space[16]) {
+    struct buf salt;
+    buf_open(&salt, 2 * OAI_KEY_BYTES + 1);
+    int rc = find_salt(ex, &salt);
+    if (!rc && prepare_space(ex, salt.data ? salt.data : "", space)) {
+        refuse_memory(ex);
+        rc = -1;
+    }
+    buf_close(&salt);
+    return rc;
 }
 
 static void get_conversations(struct exchange *ex) {
@@ -246,30 +255,118 @@ static void delete_conversation(struct exchange *ex) {
     exchange_refuse(ex, &ex->error);
 }
 
+/* --- stored responses --- */
+
+/* A client sees and deletes the responses of its own key and of the salt it names. */
+static int find_owner(struct exchange *ex, struct buf *salt, struct oai_owner *owner) {
+    if (find_salt(ex, salt)) return -1;
+    memcpy(owner->key, ex->key_id, sizeof owner->key);
+    owner->salt = salt->data ? salt->data : "";
+    return 0;
+}
+
+static void refuse_response(struct exchange *ex, int rc, const char *id) {
+    if (rc != ERR_NOTFOUND) {
+        refuse_memory(ex);
+        return;
+    }
+    oai_refuse(&ex->error, 404, "response_not_found", "response_id",
+               "Response with id '%.64s' not found.", id);
+    exchange_refuse(ex, &ex->error);
+}
+
+static int render_response(struct exchange *ex, const struct oai_owner *owner, const char *id) {
+    return oai_records_find(ex->server->rules.records, owner, id, NULL, &ex->answer.body);
+}
+
+static int render_items(struct exchange *ex, const struct oai_owner *owner, const char *id) {
+    struct buf items;
+    buf_open(&items, ex->answer.body.limit);
+    int rc = oai_records_find(ex->server->rules.records, owner, id, &items, NULL);
+    if (!rc && !oai_render_input_items(&ex->answer.body, id, &items)) rc = ERR_NOMEM;
+    buf_close(&items);
+    return rc;
+}
+
+static int render_deleted(struct exchange *ex, const struct oai_owner *owner, const char *id) {
+    buf_fmt(&ex->answer.body, "{\"id\":\"%s\",\"object\":\"response\",\"deleted\":true}", id);
+    return oai_records_delete(ex->server->rules.records, owner, id);
+}
+
+static void answer_response(struct exchange *ex,
+                            int (*render)(struct exchange *ex, const struct oai_owner *owner,
+                                          const char *id)) {
+    const char *rest = behind(ex->route, ex->path);
+    struct oai_owner owner;
+    struct buf salt;
+    char id[ID_BYTES];
+    snprintf(id, sizeof id, "%.*s", (int)strcspn(rest, "/"), rest);
+    buf_open(&salt, 2 * OAI_KEY_BYTES + 1);
+    if (!find_owner(ex, &salt, &owner)) {
+        ex->answer.status = 200;
+        int rc = render(ex, &owner, id);
+        if (rc) refuse_response(ex, rc, id);
+    }
+    buf_close(&salt);
+}
+
+static void get_response(struct exchange *ex) {
+    answer_response(ex, render_response);
+}
+
+static void get_input_items(struct exchange *ex) {
+    answer_response(ex, render_items);
+}
+
+static void delete_response(struct exchange *ex) {
+    answer_response(ex, render_deleted);
+}
+
 /* --- the table --- */
 
 static const struct route routes[] = {
-    {"/v1/models", false, "GET", get_models, NULL, false},
-    {"/v1/models/", true, "GET", get_model, NULL, false},
-    {"/v1/conversations", false, "GET", get_conversations, NULL, false},
-    {"/v1/conversations/", true, "DELETE", delete_conversation, NULL, false},
-    {"/load", false, "GET", get_load, NULL, false},
-    {"/v1/loads", false, "GET", get_loads, NULL, false},
-    {"/tokenizer_info", false, "GET", get_tokenizer_info, NULL, false},
-    {"/props", false, "GET", get_props, NULL, false},
-    {"/slots", false, "GET", get_slots, NULL, false},
-    {"/server_info", false, "GET", get_server_info, NULL, false},
-    {"/is_sleeping", false, "GET", get_is_sleeping, NULL, false},
-    {"/openapi.json", false, "GET", get_openapi, NULL, false},
-    {"/health", false, "GET", get_health, NULL, true},
-    {"/metrics", false, "GET", get_metrics, NULL, false},
-    {"/version", false, "GET", get_version, NULL, false},
-    {"/kv", false, "GET", get_kv, NULL, false},
+    {"/v1/models", ROUTE_WHOLE, "GET", get_models, NULL, false},
+    {"/v1/models/", ROUTE_NAME, "GET", get_model, NULL, false},
+    {"/v1/conversations", ROUTE_WHOLE, "GET", get_conversations, NULL, false},
+    {"/v1/conversations/", ROUTE_NAME, "DELETE", delete_conversation, NULL, false},
+    {"/v1/responses/", ROUTE_ID, "GET", get_response, NULL, false},
+    {"/v1/responses/", ROUTE_ID, "DELETE", delete_response, NULL, false},
+    {"/v1/responses/", ROUTE_ITEMS, "GET", get_input_items, NULL, false},
+    {"/load", ROUTE_WHOLE, "GET", get_load, NULL, false},
+    {"/v1/loads", ROUTE_WHOLE, "GET", get_loads, NULL, false},
+    {"/tokenizer_info", ROUTE_WHOLE, "GET", get_tokenizer_info, NULL, false},
+    {"/props", ROUTE_WHOLE, "GET", get_props, NULL, false},
+    {"/slots", ROUTE_WHOLE, "GET", get_slots, NULL, false},
+    {"/server_info", ROUTE_WHOLE, "GET", get_server_info, NULL, false},
+    {"/is_sleeping", ROUTE_WHOLE, "GET", get_is_sleeping, NULL, false},
+    {"/openapi.json", ROUTE_WHOLE, "GET", get_openapi, NULL, false},
+    {"/health", ROUTE_WHOLE, "GET", get_health, NULL, true},
+    {"/metrics", ROUTE_WHOLE, "GET", get_metrics, NULL, false},
+    {"/version", ROUTE_WHOLE, "GET", get_version, NULL, false},
+    {"/kv", ROUTE_WHOLE, "GET", get_kv, NULL, false},
 };
+
+static const char items_tail[] = "/input_items";
+
+/* The id in front of the tail. */
+static size_t id_size(const char *rest) {
+    return strcspn(rest, "/");
+}
 
 static bool is_path(const struct route *route, const char *path) {
     const char *rest = behind(route, path);
-    return rest && (*rest != '\0') == route->prefix;
+    if (!rest) return false;
+    switch (route->end) {
+    case ROUTE_NAME:
+        return *rest != '\0';
+    case ROUTE_ID:
+        return *rest && !rest[id_size(rest)];
+    case ROUTE_ITEMS:
+        return id_size(rest) && strcmp(rest + id_size(rest), items_tail) == 0;
+    case ROUTE_WHOLE:
+        break;
+    }
+    return *rest == '\0';
 }
 
 /* A row of the table above or, behind it, that of a kind of request. */
@@ -283,6 +380,12 @@ static bool route_at(int index, struct route *route) {
     return index < count || kind;
 }
 
+/* The header of a 405, for the methods of the rows with one path: two at most, the first GET. */
+static const char *allow_also(const char *allow, const char *method) {
+    if (allow) return "GET, HEAD, DELETE";
+    return strcmp(method, "GET") == 0 ? "GET, HEAD" : method;
+}
+
 const struct route *route_find(const char *path, const char *method, struct route *route,
                                const char **allow) {
     *allow = NULL;
@@ -290,7 +393,7 @@ const struct route *route_find(const char *path, const char *method, struct rout
     for (int i = 0; route_at(i, route); i++) {
         if (!is_path(route, path)) continue;
         if (strcmp(route->method, method) == 0) return route;
-        *allow = strcmp(route->method, "GET") == 0 ? "GET, HEAD" : route->method;
+        *allow = allow_also(*allow, route->method);
     }
     return NULL;
 }

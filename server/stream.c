@@ -20,6 +20,7 @@
 void stream_close(struct stream *stream) {
     buf_close(&stream->events.head);
     buf_close(&stream->events.out);
+    oai_items_close(&stream->events.items);
     mem_free(stream->choices);
 }
 
@@ -183,6 +184,7 @@ static void render(struct exchange *ex) {
     }
     stream->next = (stream->next + 1) % count;
     if (stream->left) return;
+    if (form_of(ex)->keep && !ex->error.status) form_of(ex)->keep(&ex->facts);
     form_of(ex)->end(&stream->events, ex->error.status ? &ex->error : NULL);
     stream->ended = true;
 }
@@ -225,7 +227,8 @@ static ssize_t read_stream(void *cls, uint64_t position, char *to, size_t max) {
     if (stream->out_at < stream->events.out.size) return take(ex, to, max);
     if (stream->ended) return MHD_CONTENT_READER_END_OF_STREAM;
     render(ex);
-    if (!stream->events.out.size && stream->ping) buf_str(&stream->events.out, ": keepd\n\n");
+    if (!stream->events.out.size && stream->ping)
+        buf_str(&stream->events.out, form_of(ex)->ping ? form_of(ex)->ping : ": keepd\n\n");
     stream->ping = false;
     if (stream->events.out.failed) {
         exchange_gone(ex); /* out of memory: an incomplete event must not look like a whole one */

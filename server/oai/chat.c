@@ -84,35 +84,12 @@ struct message {
     struct oai_calls calls; /* and the text beside them */
 };
 
-static void share_out(struct message *message, bool thinking, const char *text, size_t begin,
-                      size_t end) {
-    if (begin == end) return;
-    if (thinking)
-        buf_add(&message->reasoning, text + begin, end - begin);
+static void take_part(void *to, const struct oai_delta *delta) {
+    struct message *message = to;
+    if (delta->thinking)
+        buf_add(&message->reasoning, delta->text, delta->size);
     else
-        oai_calls_add(&message->calls, text, begin, end);
-}
-
-/* Shares the text of a finished choice out between the two voices. */
-static void divide_text(const struct oai_answer *answer, int index, struct message *message) {
-    const struct engine_choice *choice = oai_choice_of(answer, index);
-    size_t safe = oai_shown_size(answer, index);
-    size_t at = 0, said = 0; /* [said, at): text of the voice, not shared out yet */
-    struct oai_voice voice = oai_voice_open(answer, index);
-    uint32_t count = oai_token_count(choice);
-    for (uint32_t i = 0; i < count; i++) {
-        size_t end = choice->tokens[i].text_end < safe ? choice->tokens[i].text_end : safe;
-        bool thought = voice.thinking;
-        if (oai_voice_step(&voice, answer, choice->tokens[i].token)) {
-            share_out(message, thought, choice->text, said, at);
-            said = end;
-        } else {
-            said += oai_voice_skip(&voice, choice->text + at, end - at);
-        }
-        at = end;
-    }
-    share_out(message, voice.thinking, choice->text, said, at);
-    oai_calls_end(&message->calls);
+        oai_calls_take(&message->calls, delta);
 }
 
 /* vLLM's older and newer name; clients read one or the other. */
@@ -132,7 +109,8 @@ static bool write_message(struct buf *out, const struct oai_answer *answer, int 
     oai_calls_open(&message.calls, answer, index, out->limit);
     if (answer->request->echo_size)
         buf_add(&message.calls.content, answer->request->echo_text, answer->request->echo_size);
-    divide_text(answer, index, &message);
+    bool called = oai_divide(answer, index, (struct oai_sink){take_part, &message});
+    oai_calls_end(&message.calls);
     if (reasoning->failed || oai_calls_failed(&message.calls)) out->failed = true;
     buf_str(out, "\"message\":{\"role\":\"assistant\",\"content\":");
     if (content->size || (!reasoning->size && !calls->size))
@@ -151,7 +129,6 @@ static bool write_message(struct buf *out, const struct oai_answer *answer, int 
     }
     buf_char(out, '}');
     buf_close(&message.reasoning);
-    bool called = tool_reader_called(&message.calls.reader);
     oai_calls_close(&message.calls);
     return called;
 }
@@ -275,7 +252,7 @@ static const struct oai_form form = {
 const struct oai_kind oai_chat = {
     .path = "/v1/chat/completions",
     .schema = "ChatRequest",
-    .groups = OAI_FIELDS_ANY | OAI_FIELDS_GENERATION | OAI_FIELDS_MESSAGES,
+    .groups = OAI_FIELDS_ANY | OAI_FIELDS_GENERATION | OAI_FIELDS_COMPLETION | OAI_FIELDS_MESSAGES,
     .fields = fields,
     .parse = parse,
     .form = &form,

@@ -1,5 +1,7 @@
+#include <ctype.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/json.h"
@@ -79,6 +81,55 @@ int oai_refuse_fault(struct oai_error *error, const struct fault *fault) {
     if (!fault->field[0]) return oai_refuse(error, 400, "invalid_value", NULL, "%s", fault->text);
     return oai_refuse(error, 400, "invalid_value", fault->field, "Invalid value for '%s': %s.",
                       fault->field, fault->text);
+}
+
+/* `field` begins with the alias: *index is that of "[]", *rest what follows. */
+static bool fits(const char *alias, const char *field, long *index, const char **rest) {
+    for (; *alias; alias++) {
+        if (alias[0] == '[' && alias[1] == ']') {
+            char *end;
+            if (field[0] != '[' || !isdigit((unsigned char)field[1])) return false;
+            *index = strtol(field + 1, &end, 10);
+            if (*end != ']') return false;
+            field = end + 1;
+            alias++;
+        } else if (*alias != *field++) {
+            return false;
+        }
+    }
+    *rest = field;
+    return strchr(".[", *field) != NULL; /* the NUL too */
+}
+
+static void write_own(char path[OAI_PATH], const char *own, long index, const char *rest) {
+    const char *mark = strstr(own, "[]");
+    if (mark)
+        oai_path(path, "%.*s[%ld]%s%s", (int)(mark - own), own, index, mark + 2, rest);
+    else
+        oai_path(path, "%s%s", own, rest);
+}
+
+/* The message says the name in quotes. */
+static void rename_quoted(char *message, size_t size, const char *from, const char *to) {
+    char quoted[OAI_PATH + 2], rest[sizeof((struct oai_error *)0)->message];
+    snprintf(quoted, sizeof quoted, "'%s'", from);
+    char *at = strstr(message, quoted);
+    if (!at) return;
+    snprintf(rest, sizeof rest, "%s", at + strlen(quoted));
+    snprintf(at, size - (size_t)(at - message), "'%s'%s", to, rest);
+}
+
+void oai_rename_field(const struct oai_kind *kind, struct oai_error *error) {
+    char path[OAI_PATH];
+    const char *rest;
+    long index = 0;
+    for (const struct oai_alias *a = kind->aliases; a && a->chat; a++) {
+        if (!fits(a->chat, error->param, &index, &rest)) continue;
+        write_own(path, a->own, index, rest);
+        rename_quoted(error->message, sizeof error->message, error->param, path);
+        snprintf(error->param, sizeof error->param, "%s", path);
+        return;
+    }
 }
 
 void oai_path(char path[OAI_PATH], const char *format, ...) {

@@ -17,20 +17,20 @@ static const struct {
     {OAI_FIELDS_ANY, {"model", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"frequency_penalty", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"logit_bias", OAI_ANY}},
-    {OAI_FIELDS_GENERATION, {"logprobs", OAI_ANY}},
-    {OAI_FIELDS_GENERATION, {"max_completion_tokens", OAI_ANY}},
-    {OAI_FIELDS_GENERATION, {"max_tokens", OAI_ANY}},
+    {OAI_FIELDS_COMPLETION, {"logprobs", OAI_ANY}},
+    {OAI_FIELDS_COMPLETION, {"max_completion_tokens", OAI_ANY}},
+    {OAI_FIELDS_COMPLETION, {"max_tokens", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"metadata", OAI_ANY}},
-    {OAI_FIELDS_GENERATION, {"n", OAI_ANY}},
+    {OAI_FIELDS_COMPLETION, {"n", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"presence_penalty", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"prompt_cache_key", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"prompt_cache_options", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"prompt_cache_retention", OAI_ANY}},
-    {OAI_FIELDS_GENERATION, {"response_format", OAI_ANY}},
+    {OAI_FIELDS_COMPLETION, {"response_format", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"safety_identifier", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"seed", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"service_tier", OAI_ANY}},
-    {OAI_FIELDS_GENERATION, {"stop", OAI_ANY}},
+    {OAI_FIELDS_COMPLETION, {"stop", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"store", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"stream", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"stream_options", OAI_ANY}},
@@ -70,7 +70,7 @@ static const struct {
     {OAI_FIELDS_GENERATION, {"json_schema", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"kv", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"mirostat", OAI_ZERO}},
-    {OAI_FIELDS_GENERATION, {"n_predict", OAI_ANY}},
+    {OAI_FIELDS_COMPLETION, {"n_predict", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"regex", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"repeat_penalty", OAI_ANY}},
     {OAI_FIELDS_GENERATION, {"samplers", OAI_ANY}},
@@ -133,7 +133,7 @@ static bool is_neutral(const cJSON *node, enum oai_neutral neutral) {
     return false;
 }
 
-/* Shared fields first, then the kind's own. */
+/* Shared fields first, then the kind's own, which may be shared ones with other values. */
 static const struct oai_field *field_at(const struct oai_kind *kind, int index) {
     for (size_t i = 0; i < SHARED; i++)
         if ((shared[i].group & kind->groups) && index-- == 0) return &shared[i].field;
@@ -144,9 +144,18 @@ static const struct oai_field *field_at(const struct oai_kind *kind, int index) 
 
 static const struct oai_field *find(const struct oai_kind *kind, const char *name) {
     const struct oai_field *field;
+    for (const struct oai_field *own = kind->fields; own && own->name; own++)
+        if (strcmp(own->name, name) == 0) return own;
     for (int i = 0; (field = field_at(kind, i)); i++)
         if (strcmp(field->name, name) == 0) return field;
     return NULL;
+}
+
+bool oai_is_shared(const struct oai_kind *kind, const char *name) {
+    for (size_t i = 0; i < SHARED; i++)
+        if ((shared[i].group & kind->groups) && strcmp(shared[i].field.name, name) == 0)
+            return true;
+    return false;
 }
 
 const char *oai_field_at(const struct oai_kind *kind, int index) {

@@ -24,11 +24,15 @@ enum oai_neutral {
 #define OAI_FIELDS_MESSAGES   4u  /* a chat as the template sees it */
 #define OAI_FIELDS_PROMPT     8u  /* text or ids */
 #define OAI_FIELDS_NATIVE     16u /* llama.cpp's own, in the bodies of its routes */
+#define OAI_FIELDS_COMPLETION 32u /* names that only chats and completions have */
 
 struct oai_field {
     const char *name;
     enum oai_neutral neutral;
 };
+
+/* The field is one of the groups that the kind shares with others. */
+bool oai_is_shared(const struct oai_kind *kind, const char *name);
 
 void oai_path(char path[OAI_PATH], const char *format, ...) __attribute__((format(printf, 2, 3)));
 

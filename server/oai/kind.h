@@ -6,6 +6,7 @@
 #ifndef KEEPD_SERVER_OAI_KIND_H
 #define KEEPD_SERVER_OAI_KIND_H
 
+#include "server/oai/items.h"
 #include "server/oai/oai.h"
 
 struct oai_reader; /* server/oai/fields.h */
@@ -17,6 +18,8 @@ struct oai_events {
     struct buf head;                 /* an event's beginning, up to its choices */
     struct buf out;                  /* rendered, not yet taken */
     uint64_t tokens; /* sum over the choices of the tokens shown in events; independent of timing */
+    struct oai_items items; /* used by forms that answer with items */
+    uint64_t sequence;      /* events so far, where they are numbered */
 };
 
 /* One delta of one choice. */
@@ -33,12 +36,51 @@ struct oai_delta {
     struct oai_offset *offset;   /* the choice's */
 };
 
+/* Receives the parts of an answer in order. */
+struct oai_sink {
+    void (*take)(void *to, const struct oai_delta *delta);
+    void *to;
+};
+
+/* A finished answer being divided into its parts (parts.c). Zero but for the first three members
+ * before the first text. */
+struct oai_divider {
+    const struct oai_answer *answer; /* borrowed */
+    int index;
+    struct oai_sink sink;
+    struct tool_reader calls;
+    uint32_t tokens_begin, tokens_end; /* the tokens of the next text */
+};
+/* text[begin, end) of one voice: all of it, as far as what follows is another voice's. */
+void oai_divide_text(struct oai_divider *divider, bool thinking, const char *text, size_t begin,
+                     size_t end);
+/* All parts of a finished choice. true: it ends with a call. */
+bool oai_divide(const struct oai_answer *answer, int index, struct oai_sink sink);
+
+/* A whole answer's text shared out between content and calls, as chats have it (tools.c). */
+struct oai_calls {
+    const struct oai_answer *answer; /* borrowed */
+    int index;
+    struct buf content, list; /* list: the calls as JSON, without brackets; "" = none */
+    struct buf arguments;     /* arguments of the call that is being read */
+};
+void oai_calls_open(struct oai_calls *calls, const struct oai_answer *answer, int index,
+                    size_t limit);
+void oai_calls_close(struct oai_calls *calls);
+void oai_calls_take(struct oai_calls *calls, const struct oai_delta *delta);
+void oai_calls_end(struct oai_calls *calls);
+bool oai_calls_failed(const struct oai_calls *calls); /* memory was short */
+
 /* How generated answers are written. */
 struct oai_form {
     const char *id_prefix; /* "chatcmpl-" */
     int preset_tokens;     /* max_tokens when absent; 0 = the server's default */
     bool may_be_empty;     /* max_tokens 0 reads the prompt and answers nothing */
+    const char *ping;      /* an event that says that a stream lives; NULL: a comment */
     void (*answer)(struct buf *out, const struct oai_answer *answer); /* all choices finished */
+    /* All choices finished without failure, and the answer's last bytes not given out. May be NULL
+     */
+    void (*keep)(const struct oai_answer *answer);
     /* A stream: open, progress while the prompt is read (where it is asked for), then for each
      * choice begin, deltas, finish; end. */
     void (*open)(struct oai_events *events); /* writes `head` */
@@ -49,6 +91,12 @@ struct oai_form {
     /* `ids_begin`: of the tokens that no delta had. May be NULL */
     void (*finish)(struct oai_events *events, int index, uint32_t ids_begin, bool called);
     void (*end)(struct oai_events *events, const struct oai_error *error); /* NULL: no failure */
+};
+
+/* A field's name in a chat, and in the form that was rewritten as one (rewrite.h). "[]" stands for
+ * an index. */
+struct oai_alias {
+    const char *chat, *own;
 };
 
 struct oai_kind {
@@ -62,10 +110,15 @@ struct oai_kind {
     void (*answer)(struct buf *out, const struct engine *engine, const struct oai_request *request,
                    const struct engine_ids *ids);
     const struct oai_form *form;
+    const struct oai_alias *aliases; /* ended by a name of NULL; may be NULL. The first that fits */
+    /* Writes errors; NULL: in OpenAI's form. */
+    void (*error)(struct buf *out, const struct oai_error *error, const char *request_id);
 };
 
 extern const struct oai_kind oai_chat, oai_completion, oai_native, oai_infill, oai_tokenize,
-    oai_detokenize, oai_template;
+    oai_detokenize, oai_template, oai_responses, oai_messages, oai_count_tokens;
+/* Gives the error's field the name that the kind's clients know. */
+void oai_rename_field(const struct oai_kind *kind, struct oai_error *error);
 /* All rows; NULL past the end. */
 const struct oai_kind *oai_kind_at(int index);
 

@@ -110,6 +110,12 @@ void oai_render_chat_logprobs(struct buf *out, const struct oai_answer *answer, 
     buf_str(out, ",\"refusal\":null}");
 }
 
+void oai_render_token_logprobs(struct buf *out, const struct oai_answer *answer, int index,
+                               uint32_t begin, uint32_t end) {
+    bool wanted = answer->request->logprobs >= 0;
+    write_chat_tokens(out, answer, index, begin, wanted ? end : begin, false);
+}
+
 void oai_render_native_logprobs(struct buf *out, const struct oai_answer *answer, int index,
                                 uint32_t begin, uint32_t end) {
     write_chat_tokens(out, answer, index, begin, end, true);

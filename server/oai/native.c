@@ -360,7 +360,8 @@ static const struct oai_form form = {
 const struct oai_kind oai_native = {
     .path = "/completion",
     .schema = "NativeRequest",
-    .groups = OAI_FIELDS_ANY | OAI_FIELDS_GENERATION | OAI_FIELDS_PROMPT | OAI_FIELDS_NATIVE,
+    .groups = OAI_FIELDS_ANY | OAI_FIELDS_GENERATION | OAI_FIELDS_COMPLETION | OAI_FIELDS_PROMPT |
+              OAI_FIELDS_NATIVE,
     .parse = parse_completion,
     .form = &form,
 };
@@ -373,7 +374,7 @@ static const struct oai_field infill_fields[] = {
 const struct oai_kind oai_infill = {
     .path = "/infill",
     .schema = "InfillRequest",
-    .groups = OAI_FIELDS_ANY | OAI_FIELDS_GENERATION | OAI_FIELDS_NATIVE,
+    .groups = OAI_FIELDS_ANY | OAI_FIELDS_GENERATION | OAI_FIELDS_COMPLETION | OAI_FIELDS_NATIVE,
     .fields = infill_fields,
     .parse = parse_infill,
     .form = &form,

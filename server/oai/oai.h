@@ -13,6 +13,7 @@
 #include "base/err.h"
 #include "engine/engine.h"
 #include "server/limits.h"
+#include "server/oai/records.h"
 #include "server/oai/tool_calls.h"
 
 /* ---- Errors -------------------------------------------------------------------------------- */
@@ -74,6 +75,7 @@ struct oai_rules {
     struct oai_think think;      /* both -1: answers are not split */
     enum tool_format tool_format;
     struct oai_fim fim;
+    struct oai_records *records; /* stored responses; NULL: none can be stored */
 };
 
 /* One prompt that is not a chat: text, token ids, or both in turns. */
@@ -123,10 +125,15 @@ struct oai_request {
     size_t echo_size;
     const struct constrain_part *constraint; /* the language of answers, in the arena and the trees;
                                                 NULL = anything */
-    cJSON *schema;         /* schema of a field that has it as text; owned, as context */
-    bool call_promised;    /* the answer is a call */
-    int named_tool;        /* index of the only tool that may be called; -1 = any */
-    struct tool_set tools; /* tools that the answer may call; names in the arena */
+    cJSON *schema;          /* schema of a field that has it as text; owned, as context */
+    cJSON *chat;            /* the body as that of a chat, where it has another form; owned */
+    struct oai_owner owner; /* the owner of stored responses; in the arena */
+    const char *own_items;  /* the items of a response that is to be stored (records.h); NULL: it
+                               is not. In the arena, as the next */
+    const char *repeated;   /* the members of a response that repeat the request */
+    bool call_promised;     /* the answer is a call */
+    int named_tool;         /* index of the only tool that may be called; -1 = any */
+    struct tool_set tools;  /* tools that the answer may call; names in the arena */
     /* Complete but for prompt, prompt_count, max_tokens and space. seed_given says whether
      * sampling.seed is the client's. */
     struct engine_request sampling;
@@ -138,10 +145,11 @@ int oai_parse_json(const char *data, size_t size, const struct oai_rules *rules,
                    struct oai_error *error);
 
 /* The body's tree -> request. Texts of prompts, `salt` and `session` point into the tree;
- * `sampling`, `prompts` and ids lie in the arena and outlive it. 0, or -1 with *error. Close the
- * request in both cases. */
+ * `sampling`, `prompts` and ids lie in the arena and outlive it. `key`: hash of the client's key,
+ * which owns responses. 0, or -1 with *error. Close the request in both cases. */
 int oai_parse(const struct oai_kind *kind, const cJSON *body, const struct oai_rules *rules,
-              struct arena *arena, struct oai_request *out, struct oai_error *error);
+              const uint8_t key[16], struct arena *arena, struct oai_request *out,
+              struct oai_error *error);
 void oai_request_close(struct oai_request *request);
 
 #define OAI_PATH 128 /* size of struct oai_error.param; longer paths are cut */
@@ -216,22 +224,9 @@ bool oai_reads_calls(const struct oai_answer *answer);
 void oai_render_call_begin(struct buf *out, const struct oai_answer *answer, int index,
                            uint32_t call, const char *name, size_t size);
 void oai_render_call_arguments(struct buf *out, uint32_t call, const char *text, size_t size);
-
-/* A whole answer's text shared out between content and calls. */
-struct oai_calls {
-    const struct oai_answer *answer; /* borrowed */
-    int index;
-    struct tool_reader reader;
-    struct buf content, list; /* list: the calls as JSON, without brackets; "" = none */
-    struct buf arguments;     /* arguments of the call that is being read */
-};
-void oai_calls_open(struct oai_calls *calls, const struct oai_answer *answer, int index,
-                    size_t limit);
-void oai_calls_close(struct oai_calls *calls);
-/* text[begin, end): all of it, as far as what follows is not the answer's. */
-void oai_calls_add(struct oai_calls *calls, const char *text, size_t begin, size_t end);
-void oai_calls_end(struct oai_calls *calls);
-bool oai_calls_failed(const struct oai_calls *calls); /* memory was short */
+/* "prefix..." with quotes: the id of a part of an answer, unique as the answer's own. */
+void oai_render_part_id(struct buf *out, const struct oai_answer *answer, const char *prefix,
+                        unsigned a, unsigned b);
 
 /* The parts of answers that several kinds share. */
 
@@ -262,6 +257,13 @@ void oai_render_verbose(struct buf *out, const struct oai_answer *answer);
 /* prompt, completion and total tokens; details and kv_details once all choices are finished. */
 void oai_render_usage(struct buf *out, const struct oai_answer *answer, uint64_t completion,
                       bool finished);
+/* Tokens of reasoning in all choices so far. */
+uint64_t oai_reasoning_total(const struct oai_answer *answer);
+/* ,"kv_details":{...} of a finished answer */
+void oai_render_kv_details(struct buf *out, const struct oai_answer *answer);
+/* [scores] as in chats; [] when none were asked for. */
+void oai_render_token_logprobs(struct buf *out, const struct oai_answer *answer, int index,
+                               uint32_t begin, uint32_t end);
 /* choices[].logprobs for tokens [begin, end) of choice `index`, in the form of chats and in that of
  * completions, where `echo` puts the prompt's before them. null when none were asked for. */
 void oai_render_chat_logprobs(struct buf *out, const struct oai_answer *answer, int index,
@@ -303,6 +305,8 @@ void oai_render_slots(struct buf *out, const struct engine_info *info,
 void oai_render_conversations(struct buf *out, const struct engine_conversation_row *rows,
                               int count);
 void oai_render_deleted(struct buf *out, uint64_t conversation);
+/* GET /v1/responses/{id}/input_items: `items` as records.h has them. false: no memory. */
+bool oai_render_input_items(struct buf *out, const char *id, const struct buf *items);
 /* "%016x" -> id; false: something else. */
 bool oai_conversation_id(const char *text, uint64_t *id);
 void oai_render_kv(struct buf *out, const struct engine_info *info,

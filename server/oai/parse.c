@@ -154,7 +154,8 @@ int oai_read_generation(struct oai_reader *r) {
 }
 
 int oai_parse(const struct oai_kind *kind, const cJSON *body, const struct oai_rules *rules,
-              struct arena *arena, struct oai_request *out, struct oai_error *error) {
+              const uint8_t key[16], struct arena *arena, struct oai_request *out,
+              struct oai_error *error) {
     struct oai_reader r = {body, rules, arena, out, error};
     *out = (struct oai_request){.kind = kind,
                                 .n = 1,
@@ -163,14 +164,18 @@ int oai_parse(const struct oai_kind *kind, const cJSON *body, const struct oai_r
                                 .logprobs = -1,
                                 .prompt_logprobs = -1,
                                 .salt = "",
-                                .session = ""};
+                                .session = "",
+                                .owner = {.salt = ""}};
     *error = (struct oai_error){0};
+    memcpy(out->owner.key, key, sizeof out->owner.key);
     if (!cJSON_IsObject(body))
         return oai_refuse(error, 400, NULL, NULL, "The body must be a JSON object, found %s.",
                           json_type_name(body));
     oai_preset_sampling(&r);
     if (read_model(&r) || oai_check_fields(kind, body, rules->strict, error)) return -1;
-    return kind->parse(&r);
+    int rc = kind->parse(&r);
+    if (rc) oai_rename_field(kind, error);
+    return rc;
 }
 
 void oai_request_close(struct oai_request *request) {
@@ -178,6 +183,8 @@ void oai_request_close(struct oai_request *request) {
     request->context = NULL;
     cJSON_Delete(request->schema);
     request->schema = NULL;
+    cJSON_Delete(request->chat);
+    request->chat = NULL;
 }
 
 int oai_parse_json(const char *data, size_t size, const struct oai_rules *rules, cJSON **tree,

@@ -102,7 +102,7 @@ static void write_trace(struct buf *out, const struct engine_info *info,
     if (kv->evictions_lost) buf_fmt(out, ",\"trace_lost\":%" PRId32, kv->evictions_lost);
 }
 
-static void write_kv_details(struct buf *out, const struct oai_answer *answer) {
+void oai_render_kv_details(struct buf *out, const struct oai_answer *answer) {
     struct engine_kv_details kv = sum_details(answer);
     buf_str(out, ",\"kv_details\":{\"policy\":");
     write_str(out, kv.policy);
@@ -127,7 +127,7 @@ static void write_kv_details(struct buf *out, const struct oai_answer *answer) {
     buf_char(out, '}');
 }
 
-static uint64_t reasoning_tokens(const struct oai_answer *answer) {
+uint64_t oai_reasoning_total(const struct oai_answer *answer) {
     uint64_t sum = 0;
     for (int i = 0; oai_splits_reasoning(answer) && i < oai_choice_count(answer); i++) {
         const struct engine_choice *choice = oai_choice_of(answer, i);
@@ -171,9 +171,7 @@ void oai_render_progress(struct buf *out, const struct oai_answer *answer, uint6
 
 void oai_render_usage(struct buf *out, const struct oai_answer *answer, uint64_t completion,
                       bool finished) {
-    uint64_t prompt = oai_prompt_total(answer), cached = 0;
-    for (int i = 0; finished && i < answer->job_count; i++)
-        cached += (uint64_t)answer->jobs[i].cached_tokens;
+    uint64_t prompt = oai_prompt_total(answer);
     buf_fmt(out,
             "{\"prompt_tokens\":%" PRIu64 ",\"completion_tokens\":%" PRIu64
             ",\"total_tokens\":%" PRIu64,
@@ -182,8 +180,8 @@ void oai_render_usage(struct buf *out, const struct oai_answer *answer, uint64_t
         buf_fmt(out,
                 ",\"prompt_tokens_details\":{\"cached_tokens\":%" PRIu64
                 "},\"completion_tokens_details\":{\"reasoning_tokens\":%" PRIu64 "}",
-                cached, reasoning_tokens(answer));
-        write_kv_details(out, answer);
+                oai_prompt_cached(answer), oai_reasoning_total(answer));
+        oai_render_kv_details(out, answer);
     }
     buf_char(out, '}');
 }

@@ -196,12 +196,18 @@ bool oai_reads_calls(const struct oai_answer *answer) {
     return answer->request->tools.format != TOOL_FORMAT_NONE;
 }
 
-/* Unique as the answer's own id, of which it has 96 bits, and at most 40 bytes: some APIs that a
+/* The id has 96 of the 128 random bits of the answer's, and at most 40 bytes: some APIs that a
  * client may carry the conversation to take no more. */
+void oai_render_part_id(struct buf *out, const struct oai_answer *answer, const char *prefix,
+                        unsigned a, unsigned b) {
+    const char *random = strpbrk(answer->id, "-_");
+    buf_fmt(out, "\"%s%.24s%02x%02x\"", prefix, random ? random + 1 : answer->id, a, b);
+}
+
 static void write_id(struct buf *out, const struct oai_answer *answer, int index, uint32_t call) {
-    const char *random = strchr(answer->id, '-');
-    buf_fmt(out, "\"id\":\"call_%.24s%02x%02" PRIx32 "\",\"type\":\"function\"",
-            random ? random + 1 : answer->id, (unsigned)index, call);
+    buf_str(out, "\"id\":");
+    oai_render_part_id(out, answer, "call_", (unsigned)index, call);
+    buf_str(out, ",\"type\":\"function\"");
 }
 
 void oai_render_call_begin(struct buf *out, const struct oai_answer *answer, int index,
@@ -221,8 +227,7 @@ void oai_render_call_arguments(struct buf *out, uint32_t call, const char *text,
 
 void oai_calls_open(struct oai_calls *calls, const struct oai_answer *answer, int index,
                     size_t limit) {
-    *calls = (struct oai_calls){
-        .answer = answer, .index = index, .reader = {.tools = &answer->request->tools}};
+    *calls = (struct oai_calls){.answer = answer, .index = index};
     buf_open(&calls->content, limit);
     buf_open(&calls->list, limit);
     buf_open(&calls->arguments, limit);
@@ -243,31 +248,28 @@ static void end_call(struct oai_calls *calls) {
     buf_clear(&calls->arguments);
 }
 
-static void begin_call(struct oai_calls *calls, const char *name, size_t size) {
+static void begin_call(struct oai_calls *calls, const struct oai_delta *delta) {
     end_call(calls);
     buf_str(&calls->list, calls->list.size ? ",{" : "{");
-    write_id(&calls->list, calls->answer, calls->index, calls->reader.calls - 1);
+    write_id(&calls->list, calls->answer, calls->index, delta->call);
     buf_str(&calls->list, ",\"function\":{\"name\":");
-    json_write_str(&calls->list, name, size);
+    json_write_str(&calls->list, delta->text, delta->size);
     buf_str(&calls->list, ",\"arguments\":");
 }
 
-void oai_calls_add(struct oai_calls *calls, const char *text, size_t begin, size_t end) {
-    struct tool_piece piece;
-    if (!oai_reads_calls(calls->answer)) {
-        buf_add(&calls->content, text + begin, end - begin);
-        return;
-    }
-    tool_reader_resume(&calls->reader, begin);
-    while ((piece = tool_reader_next(&calls->reader, text, end, true)).kind != TOOL_MORE) {
-        size_t size;
-        const char *at = tool_piece_text(&piece, text, &size);
-        if (piece.kind == TOOL_CALL)
-            begin_call(calls, at, size);
-        else if (piece.kind == TOOL_BARE)
-            buf_str(&calls->arguments, "{}");
-        else
-            buf_add(piece.kind == TOOL_TEXT ? &calls->content : &calls->arguments, at, size);
+void oai_calls_take(struct oai_calls *calls, const struct oai_delta *delta) {
+    switch (delta->kind) {
+    case TOOL_CALL:
+        begin_call(calls, delta);
+        break;
+    case TOOL_BARE:
+        buf_str(&calls->arguments, "{}");
+        break;
+    case TOOL_ARGUMENTS:
+        buf_add(&calls->arguments, delta->text, delta->size);
+        break;
+    default:
+        buf_add(&calls->content, delta->text, delta->size);
     }
 }
 

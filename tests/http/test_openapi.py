@@ -13,7 +13,10 @@ SCHEMAS = DOCUMENT["components"]["schemas"]
 GOOD = {CHAT: chat_body(max_tokens=3), TEXT: {"model": MODEL, "prompt": "abc", "max_tokens": 3},
         "/tokenize": {"prompt": "abc"}, "/detokenize": {"tokens": [65]},
         "/completion": {"prompt": "abc", "n_predict": 3},
-        "/apply-template": {"messages": [{"role": "user", "content": "hi"}]}}
+        "/apply-template": {"messages": [{"role": "user", "content": "hi"}]},
+        "/v1/responses": {"input": "hi", "max_output_tokens": 3},
+        "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
+        "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hi"}]}}
 
 
 def check(name, value):
@@ -39,10 +42,11 @@ def test_document(shared):
 
 def test_every_get_answers_as_described(shared):
     shared.chat("leave something behind", max_tokens=2)
+    stored = shared.post("/v1/responses", GOOD["/v1/responses"]).json()["id"]
     for path, methods in DOCUMENT["paths"].items():
         if "get" not in methods:
             continue
-        r = shared.get(path.replace("{id}", MODEL))
+        r = shared.get(path.replace("{id}", stored if "responses" in path else MODEL))
         assert r.status_code == 200, path
         if name := answer_schema(path, "get"):
             check(name, r.json())
@@ -82,13 +86,14 @@ def test_errors_fit(shared):
               shared.http.post(shared.url + CHAT, data="{", headers={"Content-Type": "application/json"}, timeout=60)):
         assert r.status_code >= 400
         check("Error", r.json())
+    check("MessageError", shared.post("/v1/messages", {}).json())
 
 
 @pytest.mark.parametrize("path", GOOD)
 def test_null_is_absent(shared, path):
     """Every field that may be left out may be null."""
     schema = SCHEMAS[request_schema(path)]
-    needed = {"prompt"} if path in (TEXT, "/tokenize") else set(schema["required"])
+    needed = {TEXT: {"prompt"}, "/tokenize": {"prompt"}, "/v1/responses": {"input"}}.get(path, set(schema["required"]))
     body = {**dict.fromkeys(schema["properties"]), **{k: GOOD[path][k] for k in needed}}
     if path in (CHAT, TEXT):
         body["max_tokens"] = 2

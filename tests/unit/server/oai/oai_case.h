@@ -38,8 +38,9 @@ static inline void case_open(struct oai_case *c) {
 
 /* 0 or -1, as oai_parse. */
 static inline int case_parse(struct oai_case *c, const struct oai_kind *kind, const char *body) {
+    static const uint8_t key[16];
     if (oai_parse_json(body, strlen(body), &c->rules, &c->tree, &c->error)) return -1;
-    return oai_parse(kind, c->tree, &c->rules, &c->arena, &c->request, &c->error);
+    return oai_parse(kind, c->tree, &c->rules, key, &c->arena, &c->request, &c->error);
 }
 
 static inline void case_close(struct oai_case *c) {

@@ -29,6 +29,7 @@ static void open_answer(void) {
                               .choice = choices,
                               .choice_count = 1,
                               .prompt_tokens = prompt_tokens,
+                              .admitted = 1,
                               .cached_tokens = 3,
                               .kv = {.policy = "global",
                                      .budget = 64,

@@ -79,6 +79,10 @@ Test(oai_tools, chats_render_as_transformers_renders_them) {
 #define USER  "{\"role\":\"user\",\"content\":\"How is it in Oslo?\"}"
 #define TOOLS ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"get_weather\"}}]"
 
+static void take(void *to, const struct oai_delta *delta) {
+    oai_calls_take(to, delta);
+}
+
 /* The message a client has of this text, and gives back with what the tool said. */
 static void write_next(struct buf *out, const char *text, const char *reasoning) {
     static const char *const names[] = {"get_weather"};
@@ -86,9 +90,10 @@ static void write_next(struct buf *out, const char *text, const char *reasoning)
     struct oai_answer answer = {.id = "chatcmpl-0123456789abcdef", .request = &request};
     struct oai_calls calls;
     oai_calls_open(&calls, &answer, 0, 1 << 20);
-    oai_calls_add(&calls, text, 0, strlen(text));
+    struct oai_divider divider = {.answer = &answer, .sink = {take, &calls}};
+    oai_divide_text(&divider, false, text, 0, strlen(text));
     oai_calls_end(&calls);
-    cr_assert(tool_reader_called(&calls.reader) && !oai_calls_failed(&calls));
+    cr_assert(tool_reader_called(&divider.calls) && !oai_calls_failed(&calls));
     buf_str(out, "{\"messages\":[" USER ",{\"role\":\"assistant\",\"content\":");
     if (calls.content.size)
         json_write_str(out, calls.content.data, calls.content.size);

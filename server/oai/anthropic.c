@@ -1,0 +1,386 @@
+/* POST /v1/messages and /v1/messages/count_tokens, the requests: Anthropic's form. Blocks of
+ * content become the messages of a chat. */
+#include "server/oai/anthropic.h"
+
+#include <string.h>
+
+#include "base/json.h"
+#include "server/oai/rewrite.h"
+
+#define OWN_FIELDS                                                                                 \
+    {"cache_control", OAI_ANY}, {"chat_template_kwargs", OAI_ANY}, {"container", OAI_NEVER},       \
+        {"context_management", OAI_NEVER}, {"inference_geo", OAI_ANY}, {"max_tokens", OAI_ANY},    \
+        {"mcp_servers", OAI_NOLIST}, {"messages", OAI_ANY}, {"output_config", OAI_ANY},            \
+        {"output_format", OAI_ANY}, {"system", OAI_ANY}, {"thinking", OAI_ANY},                    \
+        {"tool_choice", OAI_ANY}, {                                                                \
+        "tools", OAI_ANY                                                                           \
+    }
+
+static const struct oai_field message_fields[] = {
+    OWN_FIELDS,          {"logprobs", OAI_NEVER},
+    {"n", OAI_ONE},      {"response_format", OAI_NEVER},
+    {"stop", OAI_NEVER}, {"stop_sequences", OAI_ANY},
+    {NULL, OAI_ANY},
+};
+
+static const struct oai_field count_fields[] = {
+    OWN_FIELDS,
+    {NULL, OAI_ANY},
+};
+
+static const struct oai_alias aliases[] = {
+    {"tools[].function.parameters", "tools[].input_schema"},
+    {"tools[].function", "tools[]"},
+    {"tool_choice.function", "tool_choice"},
+    {"parallel_tool_calls", "tool_choice.disable_parallel_tool_use"},
+    {"stop", "stop_sequences"},
+    {"response_format.json_schema", "output_config.format"},
+    {"response_format", "output_config.format"},
+    {"reasoning_effort", "output_config.effort"},
+    {NULL, NULL},
+};
+
+/* --- content --- */
+
+static const struct oai_part_type texts[] = {{"text", "text"}, {NULL, NULL}};
+
+static int read_system(struct oai_rewrite *w) {
+    const cJSON *system = json_get(w->body, "system");
+    const char *text;
+    if (!system) return 0;
+    if (oai_rewrite_join(w, system, "system", texts, &text)) return -1;
+    return text[0] ? oai_rewrite_message(w, "system", text) : 0;
+}
+
+static int add_result(struct oai_rewrite *w, const cJSON *block, const char *path) {
+    const cJSON *content = json_get(block, "content");
+    const char *id, *text = "";
+    char field[OAI_PATH];
+    oai_path(field, "%s.content", path);
+    if (oai_rewrite_string(w, block, path, "tool_use_id", &id) ||
+        (content && oai_rewrite_join(w, content, field, texts, &text)))
+        return -1;
+    return oai_rewrite_result(w, id, text);
+}
+
+static int add_use(struct oai_rewrite *w, const cJSON *block, const char *path) {
+    const cJSON *input = json_get(block, "input");
+    const char *id, *name;
+    char field[OAI_PATH];
+    oai_path(field, "%s.input", path);
+    if (oai_rewrite_string(w, block, path, "id", &id) ||
+        oai_rewrite_string(w, block, path, "name", &name))
+        return -1;
+    if (!cJSON_IsObject(input))
+        return input ? oai_expected(w->r->error, field, "an object", input)
+                     : oai_missing(w->r, field);
+    return oai_rewrite_call(w, id, name, input);
+}
+
+static int add_thinking(struct oai_rewrite *w, const cJSON *block, const char *path) {
+    const char *text;
+    if (oai_rewrite_string(w, block, path, "thinking", &text)) return -1;
+    return text[0] ? oai_rewrite_thought(w, text) : 0;
+}
+
+static int refuse_block(struct oai_rewrite *w, const char *path, const char *known,
+                        const char *type) {
+    char field[OAI_PATH];
+    oai_path(field, "%s.type", path);
+    return oai_rewrite_refuse(w, field, "only blocks of type %s are served here, found '%.32s'",
+                              known, type);
+}
+
+static int add_answer_block(struct oai_rewrite *w, const cJSON *block, const char *path) {
+    const char *type, *text;
+    if (!cJSON_IsObject(block)) return oai_expected(w->r->error, path, "an object", block);
+    if (oai_rewrite_string(w, block, path, "type", &type)) return -1;
+    if (strcmp(type, "tool_use") == 0) return add_use(w, block, path);
+    if (strcmp(type, "thinking") == 0) return add_thinking(w, block, path);
+    if (strcmp(type, "redacted_thinking") == 0) return 0; /* nothing in it can be read here */
+    if (strcmp(type, "text") != 0)
+        return refuse_block(w, path, "'text', 'tool_use' and 'thinking'", type);
+    return oai_rewrite_string(w, block, path, "text", &text) || oai_rewrite_answer(w, text) ? -1
+                                                                                            : 0;
+}
+
+static int add_answer(struct oai_rewrite *w, const cJSON *content, const char *path) {
+    const cJSON *block;
+    char field[OAI_PATH];
+    int i = 0;
+    w->open = NULL;
+    if (cJSON_IsString(content)) return oai_rewrite_answer(w, content->valuestring);
+    cJSON_ArrayForEach(block, content) {
+        oai_path(field, "%s[%d]", path, i++);
+        if (add_answer_block(w, block, field)) return -1;
+    }
+    return i ? 0 : oai_rewrite_answer(w, "");
+}
+
+/* Texts that follow each other are one message, results are one each. */
+static int add_user_blocks(struct oai_rewrite *w, const cJSON *content, const char *path,
+                           struct buf *text) {
+    const cJSON *block;
+    const char *type, *part;
+    char field[OAI_PATH];
+    bool said = false;
+    int i = 0;
+    cJSON_ArrayForEach(block, content) {
+        oai_path(field, "%s[%d]", path, i++);
+        if (!cJSON_IsObject(block)) return oai_expected(w->r->error, field, "an object", block);
+        if (oai_rewrite_string(w, block, field, "type", &type)) return -1;
+        bool result = strcmp(type, "tool_result") == 0;
+        if (!result && strcmp(type, "text") != 0)
+            return refuse_block(w, field, "'text' and 'tool_result'", type);
+        if (result) {
+            if (said && oai_rewrite_message(w, "user", text->data ? text->data : "")) return -1;
+            said = false;
+            buf_clear(text);
+            if (add_result(w, block, field)) return -1;
+            continue;
+        }
+        if (oai_rewrite_string(w, block, field, "text", &part)) return -1;
+        if (said) buf_char(text, '\n');
+        buf_str(text, part);
+        said = true;
+    }
+    if (text->failed) return oai_no_memory(w->r);
+    return said || !i ? oai_rewrite_message(w, "user", text->data ? text->data : "") : 0;
+}
+
+static int add_user(struct oai_rewrite *w, const cJSON *content, const char *path) {
+    struct buf text;
+    if (cJSON_IsString(content)) return oai_rewrite_message(w, "user", content->valuestring);
+    buf_open(&text, w->r->rules->body_bytes);
+    int rc = add_user_blocks(w, content, path, &text);
+    buf_close(&text);
+    return rc;
+}
+
+static int add_message(struct oai_rewrite *w, const cJSON *message, const char *path) {
+    const cJSON *content = json_get(message, "content");
+    const char *role;
+    char field[OAI_PATH];
+    if (!cJSON_IsObject(message)) return oai_expected(w->r->error, path, "an object", message);
+    if (oai_rewrite_string(w, message, path, "role", &role)) return -1;
+    oai_path(field, "%s.content", path);
+    if (!content) return oai_missing(w->r, field);
+    if (!cJSON_IsString(content) && !cJSON_IsArray(content))
+        return oai_expected(w->r->error, field, "a string or an array of blocks", content);
+    if (strcmp(role, "user") == 0) return add_user(w, content, field);
+    if (strcmp(role, "assistant") == 0) return add_answer(w, content, field);
+    oai_path(field, "%s.role", path);
+    return oai_invalid(w->r, field, "expected 'user' or 'assistant', found '%.32s'", role);
+}
+
+/* The model continues a last message of the assistant that has text. */
+static int continue_last(struct oai_rewrite *w) {
+    const cJSON *content = w->open ? json_get(w->open, "content") : NULL;
+    if (!content || w->calls || !content->valuestring[strspn(content->valuestring, " \t\r\n")])
+        return 0;
+    return oai_rewrite_put(w, "continue_final_message", cJSON_CreateBool(true));
+}
+
+static int read_messages(struct oai_rewrite *w) {
+    const cJSON *messages = json_get(w->body, "messages"), *message;
+    char path[OAI_PATH];
+    int i = 0;
+    if (!messages) return oai_missing(w->r, "messages");
+    if (!cJSON_IsArray(messages))
+        return oai_expected(w->r->error, "messages", "an array", messages);
+    if (cJSON_GetArraySize(messages) > OAI_MESSAGES_MAX)
+        return oai_invalid(w->r, "messages", "expected at most %d messages, found %d",
+                           OAI_MESSAGES_MAX, cJSON_GetArraySize(messages));
+    cJSON_ArrayForEach(message, messages) {
+        oai_path(path, "messages[%d]", i++);
+        if (add_message(w, message, path)) return -1;
+    }
+    return i ? continue_last(w) : oai_invalid(w->r, "messages", "expected at least one message");
+}
+
+/* --- tools --- */
+
+static int add_tool(struct oai_rewrite *w, cJSON *list, const cJSON *tool, const char *path) {
+    static const char *const members[][2] = {{"name", "name"},
+                                             {"description", "description"},
+                                             {"parameters", "input_schema"},
+                                             {"strict", "strict"}};
+    const char *type = "custom";
+    char field[OAI_PATH];
+    if (!cJSON_IsObject(tool)) return oai_expected(w->r->error, path, "an object", tool);
+    if (json_get(tool, "type") && oai_rewrite_string(w, tool, path, "type", &type)) return -1;
+    oai_path(field, "%s.type", path);
+    if (strcmp(type, "custom") != 0)
+        return oai_rewrite_refuse(
+            w, field, "only tools that the client runs are served ('custom'), found '%.32s'", type);
+    cJSON *copy = cJSON_CreateObject();
+    if (!copy || !cJSON_AddItemToArray(list, copy)) {
+        cJSON_Delete(copy);
+        return oai_no_memory(w->r);
+    }
+    cJSON *function = cJSON_AddStringToObject(copy, "type", "function")
+                          ? cJSON_AddObjectToObject(copy, "function")
+                          : NULL;
+    if (!function) return oai_no_memory(w->r);
+    for (size_t i = 0; i < sizeof members / sizeof *members; i++)
+        if (oai_rewrite_member(w, function, members[i][0], tool, members[i][1])) return -1;
+    return 0;
+}
+
+static int read_tools(struct oai_rewrite *w) {
+    const cJSON *tools = json_get(w->body, "tools"), *tool;
+    char path[OAI_PATH];
+    int i = 0;
+    if (!tools) return 0;
+    if (!cJSON_IsArray(tools)) return oai_expected(w->r->error, "tools", "an array", tools);
+    cJSON *list = cJSON_CreateArray();
+    if (oai_rewrite_put(w, "tools", list)) return -1;
+    cJSON_ArrayForEach(tool, tools) {
+        oai_path(path, "tools[%d]", i++);
+        if (add_tool(w, list, tool, path)) return -1;
+    }
+    return 0;
+}
+
+static int name_tool(struct oai_rewrite *w, const cJSON *choice) {
+    const char *name;
+    if (oai_rewrite_string(w, choice, "tool_choice", "name", &name)) return -1;
+    cJSON *copy = cJSON_CreateObject();
+    if (oai_rewrite_put(w, "tool_choice", copy)) return -1;
+    cJSON *function = cJSON_AddStringToObject(copy, "type", "function")
+                          ? cJSON_AddObjectToObject(copy, "function")
+                          : NULL;
+    return function ? oai_rewrite_member(w, function, "name", choice, "name") : oai_no_memory(w->r);
+}
+
+static int read_choice(struct oai_rewrite *w) {
+    static const char *const words[][2] = {{"auto", "auto"}, {"any", "required"}, {"none", "none"}};
+    const cJSON *choice = json_get(w->body, "tool_choice");
+    const char *type;
+    bool one = false;
+    if (!choice) return 0;
+    if (!cJSON_IsObject(choice))
+        return oai_expected(w->r->error, "tool_choice", "an object", choice);
+    if (oai_get_bool(w->r, "tool_choice", choice, "disable_parallel_tool_use", &one) ||
+        oai_rewrite_string(w, choice, "tool_choice", "type", &type) ||
+        oai_rewrite_put(w, "parallel_tool_calls", cJSON_CreateBool(!one)))
+        return -1;
+    if (strcmp(type, "tool") == 0) return name_tool(w, choice);
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (strcmp(type, words[i][0]) == 0)
+            return oai_rewrite_put(w, "tool_choice", cJSON_CreateString(words[i][1]));
+    return oai_invalid(w->r, "tool_choice.type",
+                       "expected 'auto', 'any', 'tool' or 'none', found '%.32s'", type);
+}
+
+/* --- the rest --- */
+
+/* Templates of models that can do both read enable_thinking. */
+static int read_thinking(struct oai_rewrite *w) {
+    const cJSON *thinking = json_get(w->body, "thinking");
+    const cJSON *kwargs = json_get(w->body, "chat_template_kwargs");
+    const char *type;
+    if (!thinking) return oai_rewrite_link(w, "chat_template_kwargs", kwargs);
+    if (!cJSON_IsObject(thinking))
+        return oai_expected(w->r->error, "thinking", "an object", thinking);
+    if (oai_rewrite_string(w, thinking, "thinking", "type", &type)) return -1;
+    bool off = strcmp(type, "disabled") == 0;
+    if (!off && strcmp(type, "enabled") != 0 && strcmp(type, "adaptive") != 0)
+        return oai_invalid(w->r, "thinking.type",
+                           "expected 'enabled', 'adaptive' or 'disabled', found '%.32s'", type);
+    if (kwargs && !cJSON_IsObject(kwargs))
+        return oai_expected(w->r->error, "chat_template_kwargs", "an object", kwargs);
+    cJSON *copy = kwargs ? cJSON_Duplicate(kwargs, true) : cJSON_CreateObject();
+    if (oai_rewrite_put(w, "chat_template_kwargs", copy)) return -1;
+    if (cJSON_GetObjectItemCaseSensitive(copy, "enable_thinking")) return 0;
+    return cJSON_AddBoolToObject(copy, "enable_thinking", !off) ? 0 : oai_no_memory(w->r);
+}
+
+/* {"type": "json_schema", "schema": ...} */
+static int read_format(struct oai_rewrite *w, const cJSON *format, const char *path) {
+    const char *type;
+    char field[OAI_PATH];
+    if (!format) return 0;
+    if (!cJSON_IsObject(format)) return oai_expected(w->r->error, path, "an object", format);
+    if (oai_rewrite_string(w, format, path, "type", &type)) return -1;
+    oai_path(field, "%s.type", path);
+    if (strcmp(type, "json_schema") != 0)
+        return oai_rewrite_refuse(w, field, "only 'json_schema' is served, found '%.32s'", type);
+    oai_path(field, "%s.schema", path);
+    if (!json_get(format, "schema")) return oai_missing(w->r, field);
+    cJSON *copy = cJSON_CreateObject();
+    if (oai_rewrite_put(w, "response_format", copy) ||
+        oai_rewrite_member(w, copy, "type", format, "type"))
+        return -1;
+    return cJSON_AddItemReferenceToObject(copy, "json_schema", (cJSON *)(uintptr_t)format)
+               ? 0
+               : oai_no_memory(w->r);
+}
+
+static int read_output(struct oai_rewrite *w) {
+    const cJSON *config = json_get(w->body, "output_config");
+    const cJSON *inner = json_get(config, "format"), *older = json_get(w->body, "output_format");
+    if (config && !cJSON_IsObject(config))
+        return oai_expected(w->r->error, "output_config", "an object", config);
+    if (oai_rewrite_link(w, "reasoning_effort", json_get(config, "effort"))) return -1;
+    if (inner) return read_format(w, inner, "output_config.format");
+    return read_format(w, older, "output_format");
+}
+
+/* The user's id says which conversation is meant, as `user` in a chat. */
+static int read_user(struct oai_rewrite *w) {
+    const cJSON *metadata = json_get(w->body, "metadata");
+    if (metadata && !cJSON_IsObject(metadata))
+        return oai_expected(w->r->error, "metadata", "an object", metadata);
+    if (json_get(w->body, "user")) return 0;
+    const cJSON *user = json_get(metadata, "user_id");
+    if (user && !cJSON_IsString(user))
+        return oai_expected(w->r->error, "metadata.user_id", "a string", user);
+    return oai_rewrite_link(w, "user", user);
+}
+
+/* All fields on which the prompt depends. */
+static int read_chat(struct oai_rewrite *w, struct oai_reader *r) {
+    return oai_rewrite_open(w, r) || read_system(w) || read_messages(w) || read_tools(w) ||
+                   read_choice(w) || read_thinking(w) || read_output(w) || oai_read_messages(r)
+               ? -1
+               : 0;
+}
+
+static int parse(struct oai_reader *r) {
+    const cJSON *most = json_get(r->body, "max_tokens");
+    struct oai_rewrite w;
+    if (!most) return oai_missing(r, "max_tokens");
+    if (read_chat(&w, r) || oai_rewrite_link(&w, "max_tokens", most) ||
+        oai_rewrite_link(&w, "stop", json_get(w.body, "stop_sequences")) || read_user(&w))
+        return -1;
+    r->out->split_reasoning = true;
+    return oai_read_tools(r) || oai_read_generation(r) ? -1 : 0;
+}
+
+static int parse_count(struct oai_reader *r) {
+    struct oai_rewrite w;
+    return read_chat(&w, r);
+}
+
+const struct oai_kind oai_messages = {
+    .path = "/v1/messages",
+    .schema = "MessageRequest",
+    .groups = OAI_FIELDS_ANY | OAI_FIELDS_GENERATION,
+    .fields = message_fields,
+    .parse = parse,
+    .form = &oai_message_form,
+    .aliases = aliases,
+    .error = oai_message_error,
+};
+
+const struct oai_kind oai_count_tokens = {
+    .path = "/v1/messages/count_tokens",
+    .schema = "CountRequest",
+    .groups = OAI_FIELDS_ANY,
+    .fields = count_fields,
+    .parse = parse_count,
+    .answer = oai_count_answer,
+    .aliases = aliases,
+    .error = oai_message_error,
+};

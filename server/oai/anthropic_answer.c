@@ -1,0 +1,307 @@
+/* POST /v1/messages, the answer: a message with its blocks, in one piece or as events, and errors
+ * in Anthropic's form. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "server/oai/anthropic.h"
+
+#define TEXT_BYTES_MAX ((size_t)256 << 20)
+
+static void write_text(struct buf *out, const struct buf *text) {
+    json_write_str(out, text->data ? text->data : "", text->size);
+}
+
+/* --- blocks --- */
+
+static void write_use(struct buf *out, const struct oai_answer *answer,
+                      const struct oai_items *items) {
+    buf_str(out, "{\"type\":\"tool_use\",\"id\":");
+    oai_render_part_id(out, answer, "toolu_", 0, items->call);
+    buf_str(out, ",\"name\":");
+    write_text(out, &items->name);
+    buf_str(out, ",\"input\":");
+}
+
+/* The arguments, where they are an object; else Anthropic's way to hand on what is none. */
+static void write_input(struct buf *out, const struct buf *text) {
+    const struct json_limits limits = {.bytes = text->size, .depth = OAI_JSON_DEPTH, .nuls = true};
+    cJSON *tree = NULL;
+    struct fault fault;
+    bool whole = text->size && !json_parse(text->data, text->size, &limits, &tree, &fault) &&
+                 cJSON_IsObject(tree);
+    if (whole) {
+        json_write_node(out, tree);
+    } else {
+        buf_str(out, "{\"INVALID_JSON\":");
+        write_text(out, text);
+        buf_char(out, '}');
+    }
+    json_free(tree);
+}
+
+/* A whole block. */
+static void write_block(struct buf *out, const struct oai_answer *answer,
+                        const struct oai_items *items) {
+    if (items->kind == OAI_ITEM_CALL) {
+        write_use(out, answer, items);
+        write_input(out, &items->text);
+    } else if (items->kind == OAI_ITEM_THOUGHT) {
+        buf_str(out, "{\"type\":\"thinking\",\"thinking\":");
+        write_text(out, &items->text);
+        buf_str(out, ",\"signature\":\"\"");
+    } else {
+        buf_str(out, "{\"type\":\"text\",\"text\":");
+        write_text(out, &items->text);
+        buf_str(out, ",\"citations\":null");
+    }
+    buf_char(out, '}');
+}
+
+/* --- messages --- */
+
+struct whole {
+    struct buf *out;
+    const struct oai_answer *answer;
+    struct oai_items items;
+};
+
+static void take_part(void *to, const struct oai_delta *delta) {
+    struct whole *whole = to;
+    oai_items_take(&whole->items, delta);
+}
+
+static void end_whole(void *to, const struct oai_items *items) {
+    struct whole *whole = to;
+    if (items->count > 1) buf_char(whole->out, ',');
+    write_block(whole->out, whole->answer, items);
+}
+
+/* true: the answer ends with a call. */
+static bool write_content(struct buf *out, const struct oai_answer *answer) {
+    static const struct oai_item_writer writer = {.end = end_whole};
+    struct whole whole = {.out = out, .answer = answer};
+    oai_items_open(&whole.items, &writer, &whole, TEXT_BYTES_MAX);
+    bool called = oai_divide(answer, 0, (struct oai_sink){take_part, &whole});
+    oai_items_end(&whole.items);
+    if (whole.items.text.failed) out->failed = true;
+    oai_items_close(&whole.items);
+    return called;
+}
+
+/* "stop_reason":...,"stop_sequence":... */
+static void write_stop(struct buf *out, const struct oai_answer *answer, bool called) {
+    const struct engine_choice *choice = oai_choice_of(answer, 0);
+    const struct engine_request *request = &oai_job_of(answer, 0)->request;
+    int finish = atomic_load_explicit(&choice->finish, memory_order_acquire);
+    bool named = choice->stop_index >= 0 && choice->stop_index < request->stop_count;
+    buf_fmt(out, "\"stop_reason\":\"%s\",\"stop_sequence\":",
+            finish == ENGINE_FINISH_LENGTH ? "max_tokens"
+            : called                       ? "tool_use"
+            : named                        ? "stop_sequence"
+                                           : "end_turn");
+    if (named && !called)
+        json_write_str(out, request->stops[choice->stop_index].text,
+                       request->stops[choice->stop_index].size);
+    else
+        buf_str(out, "null");
+}
+
+/* The tokens of the prompt are those that were computed and those that were found. */
+static void write_usage(struct buf *out, const struct oai_answer *answer, uint64_t tokens,
+                        bool finished) {
+    uint64_t cached = oai_prompt_cached(answer);
+    buf_fmt(out,
+            "\"usage\":{\"input_tokens\":%" PRIu64 ",\"cache_creation_input_tokens\":0"
+            ",\"cache_read_input_tokens\":%" PRIu64 ",\"output_tokens\":%" PRIu64,
+            oai_prompt_total(answer) - cached, cached, tokens);
+    if (finished) oai_render_kv_details(out, answer);
+    buf_char(out, '}');
+}
+
+static void begin_message(struct buf *out, const struct oai_answer *answer) {
+    buf_fmt(out,
+            "{\"id\":\"%s\",\"type\":\"message\",\"role\":\"assistant\",\"model\":", answer->id);
+    json_write_str(out, answer->model, strlen(answer->model));
+    buf_str(out, ",\"content\":[");
+}
+
+static void write_answer(struct buf *out, const struct oai_answer *answer) {
+    begin_message(out, answer);
+    bool called = write_content(out, answer);
+    buf_str(out, "],");
+    write_stop(out, answer, called);
+    buf_char(out, ',');
+    write_usage(out, answer, oai_tokens_total(answer), true);
+    buf_char(out, '}');
+}
+
+/* --- streams --- */
+
+/* Ends with the comma before the event's own members. */
+static void begin_event(struct oai_events *events, const char *type) {
+    buf_fmt(&events->out, "event: %s\ndata: {\"type\":\"%s\",", type, type);
+    events->sequence++;
+}
+
+static void end_event(struct oai_events *events) {
+    buf_str(&events->out, "}\n\n");
+}
+
+static void begin_block_event(struct oai_events *events, const char *type) {
+    begin_event(events, type);
+    buf_fmt(&events->out, "\"index\":%d", events->items.count - 1);
+}
+
+static void begin_block(void *to, const struct oai_items *items) {
+    struct oai_events *events = to;
+    begin_block_event(events, "content_block_start");
+    buf_str(&events->out, ",\"content_block\":");
+    if (items->kind == OAI_ITEM_CALL) {
+        write_use(&events->out, events->answer, items);
+        buf_str(&events->out, "{}}");
+    } else {
+        write_block(&events->out, events->answer, items); /* empty yet */
+    }
+    end_event(events);
+}
+
+static void grow_block(void *to, const struct oai_items *items, const char *text, size_t size,
+                       uint32_t begin, uint32_t end) {
+    static const char *const types[] = {[OAI_ITEM_THOUGHT] = "\"thinking_delta\",\"thinking\":",
+                                        [OAI_ITEM_TEXT] = "\"text_delta\",\"text\":",
+                                        [OAI_ITEM_CALL] = "\"input_json_delta\",\"partial_json\":"};
+    struct oai_events *events = to;
+    (void)begin, (void)end;
+    begin_block_event(events, "content_block_delta");
+    buf_fmt(&events->out, ",\"delta\":{\"type\":%s", types[items->kind]);
+    json_write_str(&events->out, text, size);
+    buf_char(&events->out, '}');
+    end_event(events);
+}
+
+static void end_block(void *to, const struct oai_items *items) {
+    struct oai_events *events = to;
+    if (items->kind == OAI_ITEM_THOUGHT) {
+        begin_block_event(events, "content_block_delta");
+        buf_str(&events->out, ",\"delta\":{\"type\":\"signature_delta\",\"signature\":\"\"}");
+        end_event(events);
+    }
+    begin_block_event(events, "content_block_stop");
+    end_event(events);
+}
+
+static const char ping[] = "event: ping\ndata: {\"type\":\"ping\"}\n\n";
+
+static void open_stream(struct oai_events *events) {
+    static const struct oai_item_writer writer = {begin_block, grow_block, end_block};
+    oai_items_open(&events->items, &writer, events, TEXT_BYTES_MAX);
+}
+
+static void announce(struct oai_events *events) {
+    if (events->sequence) return;
+    begin_event(events, "message_start");
+    buf_str(&events->out, "\"message\":");
+    begin_message(&events->out, events->answer);
+    buf_str(&events->out, "],\"stop_reason\":null,\"stop_sequence\":null,");
+    write_usage(&events->out, events->answer, 0, false);
+    buf_char(&events->out, '}');
+    end_event(events);
+    buf_str(&events->out, ping);
+}
+
+/* A ping says that the prompt is being read; the form has no event that says how far. */
+static void write_progress(struct oai_events *events, uint64_t read) {
+    (void)read;
+    buf_str(&events->out, ping);
+}
+
+static void begin_choice(struct oai_events *events, int index, struct oai_offset *offset) {
+    (void)index, (void)offset;
+    announce(events);
+}
+
+static void write_delta(struct oai_events *events, const struct oai_delta *delta) {
+    oai_items_take(&events->items, delta);
+    if (events->items.text.failed) events->out.failed = true;
+}
+
+static void finish_choice(struct oai_events *events, int index, uint32_t ids_begin, bool called) {
+    (void)index, (void)ids_begin;
+    oai_items_end(&events->items);
+    begin_event(events, "message_delta");
+    buf_str(&events->out, "\"delta\":{");
+    write_stop(&events->out, events->answer, called);
+    buf_str(&events->out, "},");
+    write_usage(&events->out, events->answer, events->tokens, true);
+    end_event(events);
+}
+
+static void end_stream(struct oai_events *events, const struct oai_error *error) {
+    if (error) {
+        buf_str(&events->out, "event: error\ndata: ");
+        oai_message_error(&events->out, error, NULL);
+        buf_str(&events->out, "\n\n");
+        return;
+    }
+    buf_str(&events->out, "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n");
+}
+
+/* --- errors, counts --- */
+
+static const char *error_type(int status) {
+    switch (status) {
+    case 401:
+        return "authentication_error";
+    case 403:
+        return "permission_error";
+    case 404:
+        return "not_found_error";
+    case 408:
+        return "timeout_error";
+    case 413:
+        return "request_too_large";
+    case 429:
+        return "rate_limit_error";
+    case 503:
+        return "overloaded_error";
+    default:
+        return status >= 500 ? "api_error" : "invalid_request_error";
+    }
+}
+
+/* keepd adds the field and its code, as OpenAI's form has them. */
+void oai_message_error(struct buf *out, const struct oai_error *error, const char *request_id) {
+    buf_fmt(out, "{\"type\":\"error\",\"error\":{\"type\":\"%s\",\"message\":",
+            error_type(error->status));
+    json_write_str(out, error->message, strlen(error->message));
+    if (error->param[0]) {
+        buf_str(out, ",\"param\":");
+        json_write_str(out, error->param, strlen(error->param));
+    }
+    if (error->code) buf_fmt(out, ",\"code\":\"%s\"", error->code);
+    buf_str(out, "},\"request_id\":");
+    if (request_id)
+        json_write_str(out, request_id, strlen(request_id));
+    else
+        buf_str(out, "null");
+    buf_char(out, '}');
+}
+
+void oai_count_answer(struct buf *out, const struct engine *engine,
+                      const struct oai_request *request, const struct engine_ids *ids) {
+    (void)engine, (void)request;
+    buf_fmt(out, "{\"input_tokens\":%zu}", ids->count);
+}
+
+const struct oai_form oai_message_form = {
+    .id_prefix = "msg_",
+    .ping = ping,
+    .answer = write_answer,
+    .open = open_stream,
+    .progress = write_progress,
+    .begin = begin_choice,
+    .delta = write_delta,
+    .finish = finish_choice,
+    .end = end_stream,
+};

@@ -1,0 +1,100 @@
+#include "server/oai/items.h"
+
+#include "server/oai/kind.h"
+#include "server/oai/tool_json.h"
+
+#define BLANK_BYTES_MAX 256 /* white space that is held back */
+
+void oai_items_open(struct oai_items *items, const struct oai_item_writer *writer, void *to,
+                    size_t limit) {
+    *items = (struct oai_items){.writer = writer, .to = to};
+    buf_open(&items->name, limit);
+    buf_open(&items->text, limit);
+    buf_open(&items->blank, limit);
+}
+
+void oai_items_close(struct oai_items *items) {
+    buf_close(&items->name);
+    buf_close(&items->text);
+    buf_close(&items->blank);
+}
+
+static void end_item(struct oai_items *items) {
+    if (items->kind != OAI_ITEM_NONE && items->writer->end) items->writer->end(items->to, items);
+    items->kind = OAI_ITEM_NONE;
+}
+
+static void begin_item(struct oai_items *items, enum oai_item_kind kind, uint32_t token) {
+    end_item(items);
+    items->kind = kind;
+    items->count++;
+    items->begin = items->end = token;
+    buf_clear(&items->text);
+    if (items->writer->begin) items->writer->begin(items->to, items);
+}
+
+static void grow(struct oai_items *items, const char *text, size_t size, uint32_t begin,
+                 uint32_t end) {
+    buf_add(&items->text, text, size);
+    if (end > items->end) items->end = end;
+    if (items->writer->more) items->writer->more(items->to, items, text, size, begin, end);
+}
+
+static bool is_blank(const char *text, size_t size) {
+    size_t i = 0;
+    while (i < size && tool_json_blank(text[i])) i++;
+    return i == size;
+}
+
+/* White space waits for a text to belong to. */
+static void take_text(struct oai_items *items, enum oai_item_kind kind,
+                      const struct oai_delta *delta) {
+    struct buf *blank = &items->blank;
+    if (items->kind == kind) {
+        grow(items, delta->text, delta->size, delta->begin, delta->end);
+        return;
+    }
+    if (!blank->size) items->blank_begin = delta->begin;
+    buf_add(blank, delta->text, delta->size);
+    items->text.failed |= blank->failed;
+    if (is_blank(delta->text, delta->size) && blank->size < BLANK_BYTES_MAX) return;
+    begin_item(items, kind, items->blank_begin);
+    grow(items, blank->data ? blank->data : "", blank->size, items->blank_begin, delta->end);
+    buf_clear(blank);
+}
+
+static void begin_call(struct oai_items *items, const struct oai_delta *delta) {
+    buf_clear(&items->blank);
+    buf_clear(&items->name);
+    buf_add(&items->name, delta->text, delta->size);
+    items->call = delta->call;
+    begin_item(items, OAI_ITEM_CALL, delta->begin);
+    items->text.failed |= items->name.failed;
+}
+
+void oai_items_take(struct oai_items *items, const struct oai_delta *delta) {
+    switch (delta->kind) {
+    case TOOL_CALL:
+        begin_call(items, delta);
+        break;
+    case TOOL_BARE:
+        grow(items, "{}", 2, delta->begin, delta->end);
+        break;
+    case TOOL_ARGUMENTS:
+        grow(items, delta->text, delta->size, delta->begin, delta->end);
+        break;
+    default:
+        take_text(items, delta->thinking ? OAI_ITEM_THOUGHT : OAI_ITEM_TEXT, delta);
+    }
+}
+
+void oai_items_end(struct oai_items *items) {
+    if (!items->count) {
+        begin_item(items, OAI_ITEM_TEXT, items->blank_begin);
+        if (items->blank.size)
+            grow(items, items->blank.data, items->blank.size, items->blank_begin,
+                 items->blank_begin);
+    }
+    items->last = true;
+    end_item(items);
+}

@@ -1,0 +1,49 @@
+/* An answer as a list of items: thoughts, texts and calls, one after the other, as /v1/responses
+ * and /v1/messages have it. The parts of an answer, streamed or whole, go in; a writer is told
+ * where an item begins, grows and ends. White space alone begins no item, and between two items it
+ * is left out. Zero before oai_items_open; memory that was short shows in `text.failed`. */
+#ifndef KEEPD_SERVER_OAI_ITEMS_H
+#define KEEPD_SERVER_OAI_ITEMS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/buf.h"
+
+struct oai_delta;
+struct oai_items;
+
+enum oai_item_kind { OAI_ITEM_NONE, OAI_ITEM_THOUGHT, OAI_ITEM_TEXT, OAI_ITEM_CALL };
+
+/* Functions that write the open item of `items`. Each may be NULL. */
+struct oai_item_writer {
+    void (*begin)(void *to, const struct oai_items *items);
+    /* text[0, size) came last; tokens [begin, end) are those whose scores come with it */
+    void (*more)(void *to, const struct oai_items *items, const char *text, size_t size,
+                 uint32_t begin, uint32_t end);
+    void (*end)(void *to, const struct oai_items *items);
+};
+
+struct oai_items {
+    const struct oai_item_writer *writer;
+    void *to;
+    enum oai_item_kind kind; /* the open item's; NONE: there is none */
+    int count;               /* items begun; the open one is the last of them */
+    bool last;               /* the answer ends with the open item */
+    uint32_t call;           /* number of the call, from 0 */
+    struct buf name;         /* the call's */
+    struct buf text;         /* the open item's so far: text, or arguments */
+    uint32_t begin, end;     /* the tokens of its text */
+    struct buf blank;        /* white space that has begun no item */
+    uint32_t blank_begin;
+};
+
+void oai_items_open(struct oai_items *items, const struct oai_item_writer *writer, void *to,
+                    size_t limit);
+void oai_items_close(struct oai_items *items);
+void oai_items_take(struct oai_items *items, const struct oai_delta *delta);
+/* The answer ends. Without any item it has an empty text. */
+void oai_items_end(struct oai_items *items);
+
+#endif

@@ -1,0 +1,56 @@
+/* The parts of a finished answer in order: reasoning, text, and calls with their arguments. */
+#include "server/oai/kind.h"
+
+/* The first part of a text has the scores of all its tokens. */
+static void give(struct oai_divider *d, struct oai_delta *delta) {
+    delta->index = d->index;
+    delta->begin = d->tokens_begin;
+    delta->end = d->tokens_end;
+    d->tokens_begin = d->tokens_end;
+    d->sink.take(d->sink.to, delta);
+}
+
+void oai_divide_text(struct oai_divider *d, bool thinking, const char *text, size_t begin,
+                     size_t end) {
+    struct tool_piece piece;
+    if (begin == end) return;
+    if (thinking || !oai_reads_calls(d->answer)) {
+        give(d, &(struct oai_delta){.kind = TOOL_TEXT,
+                                    .thinking = thinking,
+                                    .text = text + begin,
+                                    .size = end - begin});
+        return;
+    }
+    d->calls.tools = &d->answer->request->tools;
+    tool_reader_resume(&d->calls, begin);
+    while ((piece = tool_reader_next(&d->calls, text, end, true)).kind != TOOL_MORE) {
+        struct oai_delta delta = {.kind = piece.kind, .call = d->calls.calls - 1};
+        delta.text = tool_piece_text(&piece, text, &delta.size);
+        give(d, &delta);
+    }
+}
+
+/* A tag's score belongs to the text behind it, as in a stream. */
+bool oai_divide(const struct oai_answer *answer, int index, struct oai_sink sink) {
+    const struct engine_choice *choice = oai_choice_of(answer, index);
+    struct oai_divider d = {.answer = answer, .index = index, .sink = sink};
+    size_t safe = oai_shown_size(answer, index);
+    size_t at = 0, said = 0; /* [said, at): text of the voice, not given yet */
+    struct oai_voice voice = oai_voice_open(answer, index);
+    uint32_t count = oai_token_count(choice);
+    for (uint32_t i = 0; i < count; i++) {
+        size_t end = choice->tokens[i].text_end < safe ? choice->tokens[i].text_end : safe;
+        bool thought = voice.thinking;
+        d.tokens_end = i;
+        if (oai_voice_step(&voice, answer, choice->tokens[i].token)) {
+            oai_divide_text(&d, thought, choice->text, said, at);
+            said = end;
+        } else {
+            said += oai_voice_skip(&voice, choice->text + at, end - at);
+        }
+        at = end;
+    }
+    d.tokens_end = oai_shown_count(answer, index);
+    oai_divide_text(&d, voice.thinking, choice->text, said, at);
+    return tool_reader_called(&d.calls);
+}

@@ -1,0 +1,128 @@
+#include "server/oai/records.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "base/mem.h"
+
+/* One response; its texts lie behind it: id, salt, items, answer. */
+struct row {
+    struct row *next, *prev; /* in the order of their last use, the newest first */
+    size_t size;             /* the allocation's */
+    uint8_t key[16];
+    const char *id, *salt; /* NUL-terminated */
+    struct oai_record texts;
+};
+
+struct oai_records {
+    pthread_mutex_t lock;
+    struct row *first, *last;
+    size_t bytes, count; /* all rows */
+    size_t bytes_max, count_max;
+};
+
+struct oai_records *oai_records_open(size_t bytes, size_t count) {
+    struct oai_records *records = mem_try_alloc(1, sizeof *records);
+    if (!records) return NULL;
+    pthread_mutex_init(&records->lock, NULL);
+    records->bytes_max = bytes;
+    records->count_max = count;
+    return records;
+}
+
+static void take_out(struct oai_records *records, struct row *row) {
+    *(row->prev ? &row->prev->next : &records->first) = row->next;
+    *(row->next ? &row->next->prev : &records->last) = row->prev;
+    records->bytes -= row->size;
+    records->count--;
+}
+
+static void put_first(struct oai_records *records, struct row *row) {
+    row->prev = NULL;
+    row->next = records->first;
+    *(row->next ? &row->next->prev : &records->last) = row;
+    records->first = row;
+    records->bytes += row->size;
+    records->count++;
+}
+
+static void drop(struct oai_records *records, struct row *row) {
+    take_out(records, row);
+    mem_free(row);
+}
+
+void oai_records_close(struct oai_records *records) {
+    if (!records) return;
+    while (records->first) drop(records, records->first);
+    pthread_mutex_destroy(&records->lock);
+    mem_free(records);
+}
+
+static struct row *find(const struct oai_records *records, const struct oai_owner *owner,
+                        const char *id) {
+    for (struct row *row = records->first; row; row = row->next)
+        if (strcmp(row->id, id) == 0 && memcmp(row->key, owner->key, sizeof row->key) == 0 &&
+            strcmp(row->salt, owner->salt) == 0)
+            return row;
+    return NULL;
+}
+
+/* The copy at `to`, which moves behind it and its NUL. */
+static const char *copy(char **to, const char *text, size_t size) {
+    char *at = *to;
+    if (size) memcpy(at, text, size);
+    at[size] = '\0';
+    *to += size + 1;
+    return at;
+}
+
+int oai_records_put(struct oai_records *records, const struct oai_owner *owner, const char *id,
+                    const struct oai_record *record) {
+    size_t id_size = strlen(id), salt_size = strlen(owner->salt);
+    size_t size =
+        sizeof(struct row) + id_size + salt_size + record->items_size + record->answer_size + 4;
+    if (size > records->bytes_max || !records->count_max) return ERR_LIMIT;
+    struct row *row = mem_try_alloc(1, size);
+    if (!row) return ERR_NOMEM;
+    char *to = (char *)(row + 1);
+    row->size = size;
+    memcpy(row->key, owner->key, sizeof row->key);
+    row->id = copy(&to, id, id_size);
+    row->salt = copy(&to, owner->salt, salt_size);
+    row->texts = (struct oai_record){.items = copy(&to, record->items, record->items_size),
+                                     .items_size = record->items_size};
+    row->texts.answer = copy(&to, record->answer, record->answer_size);
+    row->texts.answer_size = record->answer_size;
+    pthread_mutex_lock(&records->lock);
+    while (records->last &&
+           (records->bytes + size > records->bytes_max || records->count == records->count_max))
+        drop(records, records->last);
+    put_first(records, row);
+    pthread_mutex_unlock(&records->lock);
+    return 0;
+}
+
+int oai_records_find(struct oai_records *records, const struct oai_owner *owner, const char *id,
+                     struct buf *items, struct buf *answer) {
+    pthread_mutex_lock(&records->lock);
+    struct row *row = find(records, owner, id);
+    if (row) {
+        take_out(records, row);
+        put_first(records, row);
+        if (items) buf_add(items, row->texts.items, row->texts.items_size);
+        if (answer) buf_add(answer, row->texts.answer, row->texts.answer_size);
+    }
+    pthread_mutex_unlock(&records->lock);
+    if (!row) return ERR_NOTFOUND;
+    return (items && items->failed) || (answer && answer->failed) ? ERR_NOMEM : 0;
+}
+
+int oai_records_delete(struct oai_records *records, const struct oai_owner *owner, const char *id) {
+    pthread_mutex_lock(&records->lock);
+    struct row *row = find(records, owner, id);
+    if (row) drop(records, row);
+    pthread_mutex_unlock(&records->lock);
+    return row ? 0 : ERR_NOTFOUND;
+}

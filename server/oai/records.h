@@ -1,0 +1,44 @@
+/* Stored responses: what a later request with previous_response_id continues, and what
+ * GET /v1/responses/{id} shows. A bounded table in memory; the responses used least recently go
+ * first, and all go with the process. A response is found only by its owner.
+ *
+ * Any thread; each function holds a lock for as long as it searches and copies. */
+#ifndef KEEPD_SERVER_OAI_RECORDS_H
+#define KEEPD_SERVER_OAI_RECORDS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/buf.h"
+
+struct oai_records;
+
+/* Identity that a response belongs to: an API key and a salt. */
+struct oai_owner {
+    uint8_t key[16];  /* hash of the key */
+    const char *salt; /* "" = none */
+};
+
+/* The JSON texts of one response. */
+struct oai_record {
+    const char
+        *items; /* elements of an array: all that the model was given, without instructions */
+    size_t items_size;
+    const char *answer; /* the response object */
+    size_t answer_size;
+};
+
+/* At most `count` responses of together `bytes` bytes. NULL: no memory. */
+struct oai_records *oai_records_open(size_t bytes, size_t count);
+void oai_records_close(struct oai_records *records);
+
+/* Copies the texts. ERR_LIMIT: it is longer than the table; ERR_NOMEM. */
+int oai_records_put(struct oai_records *records, const struct oai_owner *owner, const char *id,
+                    const struct oai_record *record);
+/* Appends the texts to the buffers that are not NULL. ERR_NOTFOUND, ERR_NOMEM. */
+int oai_records_find(struct oai_records *records, const struct oai_owner *owner, const char *id,
+                     struct buf *items, struct buf *answer);
+/* ERR_NOTFOUND */
+int oai_records_delete(struct oai_records *records, const struct oai_owner *owner, const char *id);
+
+#endif

@@ -1,0 +1,488 @@
+/* POST /v1/responses, the request: items in. They become the messages of a chat; those of the
+ * response that previous_response_id names come first. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "server/oai/responses.h"
+#include "server/oai/rewrite.h"
+
+#define ITEMS_BYTES_MAX (256u << 20)
+
+static const struct oai_field fields[] = {
+    {"background", OAI_FALSE},
+    {"chat_template_kwargs", OAI_ANY},
+    {"context_management", OAI_NOLIST},
+    {"conversation", OAI_NEVER},
+    {"include", OAI_ANY},
+    {"input", OAI_ANY},
+    {"instructions", OAI_ANY},
+    {"logprobs", OAI_NEVER},
+    {"max_output_tokens", OAI_ANY},
+    {"max_tokens", OAI_NEVER},
+    {"max_tool_calls", OAI_ANY},
+    {"messages", OAI_NEVER},
+    {"moderation", OAI_NEVER},
+    {"n", OAI_ONE},
+    {"parallel_tool_calls", OAI_ANY},
+    {"previous_response_id", OAI_ANY},
+    {"prompt", OAI_NEVER},
+    {"prompt_logprobs", OAI_NEVER},
+    {"reasoning", OAI_ANY},
+    {"response_format", OAI_NEVER},
+    {"return_token_ids", OAI_FALSE},
+    {"stop", OAI_ANY},
+    {"text", OAI_ANY},
+    {"tool_choice", OAI_ANY},
+    {"tools", OAI_ANY},
+    {"top_logprobs", OAI_ANY},
+    {"truncation", OAI_ANY},
+    {"verbose", OAI_FALSE},
+    {NULL, OAI_ANY},
+};
+
+static const struct oai_alias aliases[] = {
+    {"messages", "input"},
+    {"tools[].function", "tools[]"},
+    {"tool_choice.function", "tool_choice"},
+    {"response_format.json_schema", "text.format"},
+    {"response_format", "text.format"},
+    {"max_tokens", "max_output_tokens"},
+    {"reasoning_effort", "reasoning.effort"},
+    {"truncate_prompt_tokens", "truncation"},
+    {NULL, NULL},
+};
+
+/* --- items --- */
+
+static const struct oai_part_type input_parts[] = {
+    {"input_text", "text"}, {"text", "text"}, {NULL, NULL}};
+static const struct oai_part_type output_parts[] = {{"output_text", "text"},
+                                                    {"refusal", "refusal"},
+                                                    {"input_text", "text"},
+                                                    {"text", "text"},
+                                                    {NULL, NULL}};
+static const struct oai_part_type thought_parts[] = {
+    {"reasoning_text", "text"}, {"text", "text"}, {NULL, NULL}};
+
+static int add_message(struct oai_rewrite *w, const cJSON *item, const char *path) {
+    static const char *const roles[] = {"user", "system", "developer"};
+    const char *role, *text;
+    char field[OAI_PATH];
+    if (oai_rewrite_string(w, item, path, "role", &role)) return -1;
+    bool assistant = strcmp(role, "assistant") == 0;
+    oai_path(field, "%s.content", path);
+    if (oai_rewrite_join(w, json_get(item, "content"), field,
+                         assistant ? output_parts : input_parts, &text))
+        return -1;
+    if (assistant) return oai_rewrite_answer(w, text);
+    for (size_t i = 0; i < sizeof roles / sizeof *roles; i++)
+        if (strcmp(role, roles[i]) == 0) return oai_rewrite_message(w, role, text);
+    oai_path(field, "%s.role", path);
+    return oai_invalid(
+        w->r, field, "expected 'user', 'assistant', 'system' or 'developer', found '%.32s'", role);
+}
+
+/* A summary is not what the model thought, and what is encrypted was not encrypted here. */
+static int add_thought(struct oai_rewrite *w, const cJSON *item, const char *path) {
+    const cJSON *content = json_get(item, "content");
+    const char *text;
+    char field[OAI_PATH];
+    oai_path(field, "%s.content", path);
+    if (!content || (cJSON_IsArray(content) && !content->child)) return 0;
+    if (oai_rewrite_join(w, content, field, thought_parts, &text)) return -1;
+    return oai_rewrite_thought(w, text);
+}
+
+static int add_call(struct oai_rewrite *w, const cJSON *item, const char *path) {
+    const char *id, *name, *arguments;
+    if (oai_rewrite_string(w, item, path, "call_id", &id) ||
+        oai_rewrite_string(w, item, path, "name", &name) ||
+        oai_rewrite_string(w, item, path, "arguments", &arguments))
+        return -1;
+    return oai_rewrite_call(w, id, name, json_get(item, "arguments"));
+}
+
+static int add_output(struct oai_rewrite *w, const cJSON *item, const char *path) {
+    const char *id, *text;
+    char field[OAI_PATH];
+    oai_path(field, "%s.output", path);
+    if (oai_rewrite_string(w, item, path, "call_id", &id) ||
+        oai_rewrite_join(w, json_get(item, "output"), field, input_parts, &text))
+        return -1;
+    return oai_rewrite_result(w, id, text);
+}
+
+static int add_item(struct oai_rewrite *w, const cJSON *item, const char *path) {
+    static const struct {
+        const char *type;
+        int (*add)(struct oai_rewrite *w, const cJSON *item, const char *path);
+    } types[] = {
+        {"message", add_message},
+        {"reasoning", add_thought},
+        {"function_call", add_call},
+        {"function_call_output", add_output},
+    };
+    const char *type = "message";
+    char field[OAI_PATH];
+    if (!cJSON_IsObject(item)) return oai_expected(w->r->error, path, "an object", item);
+    if (json_get(item, "type") && oai_rewrite_string(w, item, path, "type", &type)) return -1;
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (strcmp(type, types[i].type) == 0) return types[i].add(w, item, path);
+    oai_path(field, "%s.type", path);
+    return oai_rewrite_refuse(w, field,
+                              "only items of type 'message', 'reasoning', 'function_call' and "
+                              "'function_call_output' are served, found '%.32s'",
+                              type);
+}
+
+static int add_items(struct oai_rewrite *w, const cJSON *items, const char *field) {
+    const cJSON *item;
+    char path[OAI_PATH];
+    int i = 0;
+    cJSON_ArrayForEach(item, items) {
+        oai_path(path, "%s[%d]", field, i++);
+        if (add_item(w, item, path)) return -1;
+    }
+    return 0;
+}
+
+/* --- the response that is continued --- */
+
+/* The texts are keepd's own. */
+static int parse_stored(struct oai_rewrite *w, const struct buf *text, cJSON **tree) {
+    const struct json_limits limits = {.bytes = text->size, .depth = OAI_JSON_DEPTH, .nuls = true};
+    struct fault fault;
+    int rc = json_parse(text->data, text->size, &limits, tree, &fault);
+    return rc ? oai_refuse_fault(w->r->error, &fault) : 0;
+}
+
+static void append(struct buf *items, const cJSON *list) {
+    const cJSON *item;
+    cJSON_ArrayForEach(item, list) {
+        if (items->size) buf_char(items, ',');
+        json_write_node(items, item);
+    }
+}
+
+static int continue_stored(struct oai_rewrite *w, const struct buf *before,
+                           const struct buf *answer, struct buf *items) {
+    cJSON *list = NULL, *response = NULL;
+    const cJSON *output = NULL;
+    int rc = before->failed || answer->failed ? oai_no_memory(w->r) : 0;
+    if (!rc) rc = parse_stored(w, before, &list);
+    if (!rc) rc = parse_stored(w, answer, &response);
+    if (!rc) output = json_get(response, "output");
+    if (!rc) rc = add_items(w, list, "previous_response_id");
+    if (!rc) rc = add_items(w, output, "previous_response_id");
+    append(items, list);
+    append(items, output);
+    json_free(list);
+    json_free(response);
+    return rc;
+}
+
+/* In OpenAI's words. */
+static int read_previous(struct oai_rewrite *w, struct buf *items) {
+    const struct oai_rules *rules = w->r->rules;
+    const char *id = NULL;
+    struct buf before, answer;
+    int rc = ERR_NOTFOUND;
+    if (oai_get_str(w->r, NULL, w->body, "previous_response_id", &id)) return -1;
+    if (!id) return 0;
+    buf_open(&before, ITEMS_BYTES_MAX);
+    buf_open(&answer, ITEMS_BYTES_MAX);
+    buf_char(&before, '[');
+    if (rules->records)
+        rc = oai_records_find(rules->records, &w->r->out->owner, id, &before, &answer);
+    buf_char(&before, ']');
+    if (rc == ERR_NOTFOUND)
+        rc = oai_refuse(w->r->error, 400, "previous_response_not_found", "previous_response_id",
+                        "Previous response with id '%.64s' not found.", id);
+    else
+        rc = continue_stored(w, &before, &answer, items);
+    buf_close(&before);
+    buf_close(&answer);
+    return rc;
+}
+
+/* --- input --- */
+
+static int read_instructions(struct oai_rewrite *w) {
+    const char *text = NULL;
+    if (oai_get_str(w->r, NULL, w->body, "instructions", &text)) return -1;
+    return text ? oai_rewrite_message(w, "system", text) : 0;
+}
+
+static int add_text(struct oai_rewrite *w, const char *text, struct buf *items) {
+    buf_str(items, items->size ? "," : "");
+    buf_str(items, "{\"type\":\"message\",\"role\":\"user\",\"content\":"
+                   "[{\"type\":\"input_text\",\"text\":");
+    json_write_node(items, json_get(w->body, "input"));
+    buf_str(items, "}]}");
+    return oai_rewrite_message(w, "user", text);
+}
+
+static int read_input(struct oai_rewrite *w, struct buf *items) {
+    const cJSON *input = json_get(w->body, "input");
+    if (!input && items->size) return 0;
+    if (!input) return oai_missing(w->r, "input");
+    if (cJSON_IsString(input)) return add_text(w, input->valuestring, items);
+    if (!cJSON_IsArray(input))
+        return oai_expected(w->r->error, "input", "a string or an array of items", input);
+    if (cJSON_GetArraySize(input) > OAI_MESSAGES_MAX)
+        return oai_invalid(w->r, "input", "expected at most %d items, found %d", OAI_MESSAGES_MAX,
+                           cJSON_GetArraySize(input));
+    if (add_items(w, input, "input")) return -1;
+    append(items, input);
+    return items->size ? 0 : oai_invalid(w->r, "input", "expected at least one item");
+}
+
+/* Messages, and the items to be stored. */
+static int read_items(struct oai_rewrite *w) {
+    struct buf items;
+    bool store = true;
+    if (oai_get_bool(w->r, NULL, w->body, "store", &store)) return -1;
+    buf_open(&items, ITEMS_BYTES_MAX);
+    int rc = read_instructions(w) || read_previous(w, &items) || read_input(w, &items) ? -1 : 0;
+    if (!rc && items.failed) rc = oai_no_memory(w->r);
+    if (!rc && store && w->r->rules->records) {
+        w->r->out->own_items = arena_strndup(w->r->arena, items.data, items.size);
+        if (!w->r->out->own_items) rc = oai_no_memory(w->r);
+    }
+    buf_close(&items);
+    return rc;
+}
+
+/* --- tools --- */
+
+static int add_tool(struct oai_rewrite *w, cJSON *list, const cJSON *tool, const char *path) {
+    static const char *const members[] = {"name", "description", "parameters", "strict"};
+    const char *type;
+    char field[OAI_PATH];
+    if (!cJSON_IsObject(tool)) return oai_expected(w->r->error, path, "an object", tool);
+    if (oai_rewrite_string(w, tool, path, "type", &type)) return -1;
+    oai_path(field, "%s.type", path);
+    if (strcmp(type, "function") != 0)
+        return oai_rewrite_refuse(w, field,
+                                  "only tools of type 'function' are served, found '%.32s'", type);
+    cJSON *copy = cJSON_CreateObject();
+    if (!copy || !cJSON_AddItemToArray(list, copy)) {
+        cJSON_Delete(copy);
+        return oai_no_memory(w->r);
+    }
+    if (oai_rewrite_member(w, copy, "type", tool, "type")) return -1;
+    cJSON *function = cJSON_AddObjectToObject(copy, "function");
+    if (!function) return oai_no_memory(w->r);
+    for (size_t i = 0; i < sizeof members / sizeof *members; i++)
+        if (oai_rewrite_member(w, function, members[i], tool, members[i])) return -1;
+    return 0;
+}
+
+static int read_tools(struct oai_rewrite *w) {
+    const cJSON *tools = json_get(w->body, "tools"), *tool;
+    char path[OAI_PATH];
+    int i = 0;
+    if (!tools) return 0;
+    if (!cJSON_IsArray(tools)) return oai_expected(w->r->error, "tools", "an array", tools);
+    cJSON *list = cJSON_CreateArray();
+    if (oai_rewrite_put(w, "tools", list)) return -1;
+    cJSON_ArrayForEach(tool, tools) {
+        oai_path(path, "tools[%d]", i++);
+        if (add_tool(w, list, tool, path)) return -1;
+    }
+    return 0;
+}
+
+/* A word, or {"type": "function", "name": ...}. */
+static int read_choice(struct oai_rewrite *w) {
+    const cJSON *choice = json_get(w->body, "tool_choice");
+    const char *type, *name;
+    if (!cJSON_IsObject(choice)) return oai_rewrite_link(w, "tool_choice", choice);
+    if (oai_rewrite_string(w, choice, "tool_choice", "type", &type)) return -1;
+    if (strcmp(type, "function") != 0)
+        return oai_rewrite_refuse(w, "tool_choice.type", "only 'function' is served, found '%.32s'",
+                                  type);
+    if (oai_rewrite_string(w, choice, "tool_choice", "name", &name)) return -1;
+    cJSON *copy = cJSON_CreateObject();
+    if (oai_rewrite_put(w, "tool_choice", copy) ||
+        oai_rewrite_member(w, copy, "type", choice, "type"))
+        return -1;
+    cJSON *function = cJSON_AddObjectToObject(copy, "function");
+    return function ? oai_rewrite_member(w, function, "name", choice, "name") : oai_no_memory(w->r);
+}
+
+/* --- the shape of the answer --- */
+
+/* {"type": "json_schema", "name", "schema", "strict"} is, but for its type, the json_schema of a
+ * chat. */
+static int read_format(struct oai_rewrite *w, const cJSON *format) {
+    const cJSON *type = json_get(format, "type");
+    bool schema = cJSON_IsString(type) && strcmp(type->valuestring, "json_schema") == 0;
+    if (!schema) return oai_rewrite_link(w, "response_format", format);
+    if (!json_get(format, "schema")) return oai_missing(w->r, "text.format.schema");
+    cJSON *copy = cJSON_CreateObject();
+    if (oai_rewrite_put(w, "response_format", copy) ||
+        oai_rewrite_member(w, copy, "type", format, "type"))
+        return -1;
+    return cJSON_AddItemReferenceToObject(copy, "json_schema", (cJSON *)(uintptr_t)format)
+               ? 0
+               : oai_no_memory(w->r);
+}
+
+static int read_text(struct oai_rewrite *w) {
+    const cJSON *text, *verbosity;
+    text = json_get(w->body, "text");
+    if (!text) return 0;
+    if (!cJSON_IsObject(text)) return oai_expected(w->r->error, "text", "an object", text);
+    verbosity = json_get(text, "verbosity");
+    if (verbosity && !(cJSON_IsString(verbosity) && strcmp(verbosity->valuestring, "medium") == 0))
+        return oai_rewrite_refuse(w, "text.verbosity", "only 'medium' is served");
+    return read_format(w, json_get(text, "format"));
+}
+
+static int read_reasoning(struct oai_rewrite *w) {
+    const cJSON *reasoning = json_get(w->body, "reasoning");
+    if (!reasoning) return 0;
+    if (!cJSON_IsObject(reasoning))
+        return oai_expected(w->r->error, "reasoning", "an object", reasoning);
+    return oai_rewrite_link(w, "reasoning_effort", json_get(reasoning, "effort"));
+}
+
+/* Log-probabilities, and a member of reasoning that keepd's answers do not need. */
+static int read_include(struct oai_rewrite *w) {
+    static const char scores[] = "message.output_text.logprobs";
+    const cJSON *list = json_get(w->body, "include"), *node;
+    struct oai_request *out = w->r->out;
+    char field[OAI_PATH];
+    int32_t top = 0;
+    int i = 0;
+    if (oai_get_int(w->r, NULL, w->body, "top_logprobs", 0, OAI_LOGPROBS_MAX, &top)) return -1;
+    if (list && !cJSON_IsArray(list)) return oai_expected(w->r->error, "include", "an array", list);
+    cJSON_ArrayForEach(node, list) {
+        oai_path(field, "include[%d]", i++);
+        if (!cJSON_IsString(node)) return oai_expected(w->r->error, field, "a string", node);
+        if (strcmp(node->valuestring, scores) == 0)
+            out->logprobs = top;
+        else if (strcmp(node->valuestring, "reasoning.encrypted_content") != 0)
+            return oai_rewrite_refuse(w, field, "this server has no '%.64s'", node->valuestring);
+    }
+    if (top > 0 && out->logprobs < 0)
+        return oai_invalid(w->r, "top_logprobs", "'include' must have '%s'", scores);
+    return 0;
+}
+
+static int read_truncation(struct oai_rewrite *w) {
+    const char *word = "disabled";
+    if (oai_get_str(w->r, NULL, w->body, "truncation", &word)) return -1;
+    if (strcmp(word, "disabled") == 0) return 0;
+    if (strcmp(word, "auto") == 0)
+        return oai_rewrite_put(w, "truncate_prompt_tokens", cJSON_CreateNumber(-1));
+    return oai_invalid(w->r, "truncation", "expected 'auto' or 'disabled', found '%.32s'", word);
+}
+
+static int read_shape(struct oai_rewrite *w) {
+    static const char *const same[] = {"chat_template_kwargs", "parallel_tool_calls", "stop"};
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++)
+        if (oai_rewrite_link(w, same[i], json_get(w->body, same[i]))) return -1;
+    if (oai_rewrite_link(w, "max_tokens", json_get(w->body, "max_output_tokens")) || read_text(w) ||
+        read_reasoning(w) || read_include(w) || read_truncation(w))
+        return -1;
+    return 0;
+}
+
+/* --- members that the answer repeats --- */
+
+static void repeat(struct buf *out, const cJSON *body, const char *name, const char *preset) {
+    const cJSON *node = json_get(body, name);
+    buf_fmt(out, ",\"%s\":", name);
+    if (node)
+        json_write_node(out, node);
+    else
+        buf_str(out, preset);
+}
+
+static void repeat_number(struct buf *out, const cJSON *body, const char *name, float preset) {
+    char text[32];
+    snprintf(text, sizeof text, "%.7g", (double)preset);
+    repeat(out, body, name, text);
+}
+
+/* A member of an object, or its preset. */
+static void repeat_inner(struct buf *out, const cJSON *object, const char *name,
+                         const char *preset) {
+    const cJSON *node = json_get(object, name);
+    buf_fmt(out, "\"%s\":", name);
+    if (node)
+        json_write_node(out, node);
+    else
+        buf_str(out, preset);
+}
+
+static void write_repeated(struct buf *out, const struct oai_rewrite *w) {
+    static const char *const as_given[][2] = {
+        {"instructions", "null"},
+        {"max_output_tokens", "null"},
+        {"max_tool_calls", "null"},
+        {"metadata", "{}"},
+        {"parallel_tool_calls", "true"},
+        {"previous_response_id", "null"},
+        {"prompt_cache_key", "null"},
+        {"safety_identifier", "null"},
+        {"tool_choice", "\"auto\""},
+        {"tools", "[]"},
+        {"top_logprobs", "0"},
+        {"truncation", "\"disabled\""},
+        {"user", "null"},
+    };
+    const struct engine_request *s = &w->r->out->sampling;
+    for (size_t i = 0; i < sizeof as_given / sizeof *as_given; i++)
+        repeat(out, w->body, as_given[i][0], as_given[i][1]);
+    buf_str(out, ",\"reasoning\":{");
+    repeat_inner(out, json_get(w->body, "reasoning"), "effort", "null");
+    buf_str(out, ",\"summary\":null},\"text\":{");
+    repeat_inner(out, json_get(w->body, "text"), "format", "{\"type\":\"text\"}");
+    buf_fmt(out, ",\"verbosity\":\"medium\"},\"service_tier\":\"default\",\"store\":%s",
+            w->r->out->own_items ? "true" : "false");
+    repeat_number(out, w->body, "temperature", s->temperature);
+    repeat_number(out, w->body, "top_p", s->top_p);
+}
+
+static int keep_repeated(struct oai_rewrite *w) {
+    struct buf out;
+    buf_open(&out, ITEMS_BYTES_MAX);
+    write_repeated(&out, w);
+    if (!out.failed) w->r->out->repeated = arena_strndup(w->r->arena, out.data, out.size);
+    buf_close(&out);
+    return w->r->out->repeated ? 0 : oai_no_memory(w->r);
+}
+
+/* --- whole requests --- */
+
+static int read_owner(struct oai_rewrite *w) {
+    const char *salt = "";
+    if (oai_get_str(w->r, NULL, w->body, "cache_salt", &salt)) return -1;
+    w->r->out->owner.salt = arena_strndup(w->r->arena, salt, strlen(salt));
+    return w->r->out->owner.salt ? 0 : oai_no_memory(w->r);
+}
+
+static int parse(struct oai_reader *r) {
+    struct oai_rewrite w;
+    if (oai_rewrite_open(&w, r) || read_owner(&w) || read_items(&w) || read_tools(&w) ||
+        read_choice(&w) || read_shape(&w) || oai_read_messages(r))
+        return -1;
+    r->out->split_reasoning = true;
+    if (oai_read_tools(r) || oai_read_generation(r)) return -1;
+    r->out->prompt_field = "input";
+    return keep_repeated(&w);
+}
+
+const struct oai_kind oai_responses = {
+    .path = "/v1/responses",
+    .schema = "ResponseRequest",
+    .groups = OAI_FIELDS_ANY | OAI_FIELDS_GENERATION,
+    .fields = fields,
+    .parse = parse,
+    .form = &oai_response_form,
+    .aliases = aliases,
+};

@@ -1,0 +1,336 @@
+/* POST /v1/responses, the answer: a response with its items, in one piece or as events. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "server/oai/responses.h"
+
+#define TEXT_BYTES_MAX ((size_t)256 << 20)
+
+static void write_text(struct buf *out, const struct buf *text) {
+    json_write_str(out, text->data ? text->data : "", text->size);
+}
+
+/* --- items --- */
+
+/* How far an item is. */
+enum progress { BEGUN, WHOLE, CUT };
+
+static const char *progress_name(enum progress progress) {
+    return progress == BEGUN ? "in_progress" : progress == WHOLE ? "completed" : "incomplete";
+}
+
+static void write_id(struct buf *out, const struct oai_answer *answer,
+                     const struct oai_items *items) {
+    static const char *const prefixes[] = {
+        [OAI_ITEM_THOUGHT] = "rs_", [OAI_ITEM_TEXT] = "msg_", [OAI_ITEM_CALL] = "fc_"};
+    oai_render_part_id(out, answer, prefixes[items->kind], 0, (unsigned)items->count - 1);
+}
+
+static void write_scores(struct buf *out, const struct oai_answer *answer, uint32_t begin,
+                         uint32_t end) {
+    buf_str(out, ",\"logprobs\":");
+    oai_render_token_logprobs(out, answer, 0, begin, end);
+}
+
+/* The one part of a thought or a text. `text`: NULL = nothing yet. */
+static void write_part(struct buf *out, const struct oai_answer *answer,
+                       const struct oai_items *items, const struct buf *text) {
+    static const struct buf nothing = {0};
+    bool thought = items->kind == OAI_ITEM_THOUGHT;
+    buf_fmt(out, "{\"type\":\"%s\",\"text\":", thought ? "reasoning_text" : "output_text");
+    write_text(out, text ? text : &nothing);
+    if (!thought) {
+        buf_str(out, ",\"annotations\":[]");
+        write_scores(out, answer, items->begin, text ? items->end : items->begin);
+    }
+    buf_char(out, '}');
+}
+
+static void write_call(struct buf *out, const struct oai_answer *answer,
+                       const struct oai_items *items, enum progress progress) {
+    static const struct buf nothing = {0};
+    buf_str(out, ",\"call_id\":");
+    oai_render_part_id(out, answer, "call_", 0, items->call);
+    buf_str(out, ",\"name\":");
+    write_text(out, &items->name);
+    buf_str(out, ",\"arguments\":");
+    write_text(out, progress == BEGUN ? &nothing : &items->text);
+}
+
+static void write_item(struct buf *out, const struct oai_answer *answer,
+                       const struct oai_items *items, enum progress progress) {
+    static const char *const types[] = {[OAI_ITEM_THOUGHT] = "reasoning",
+                                        [OAI_ITEM_TEXT] = "message",
+                                        [OAI_ITEM_CALL] = "function_call"};
+    buf_str(out, "{\"id\":");
+    write_id(out, answer, items);
+    buf_fmt(out, ",\"type\":\"%s\",\"status\":\"%s\"", types[items->kind], progress_name(progress));
+    if (items->kind == OAI_ITEM_CALL) {
+        write_call(out, answer, items, progress);
+    } else {
+        buf_str(out, items->kind == OAI_ITEM_TEXT ? ",\"role\":\"assistant\",\"content\":["
+                                                  : ",\"summary\":[],\"content\":[");
+        if (progress != BEGUN) write_part(out, answer, items, &items->text);
+        buf_char(out, ']');
+    }
+    buf_char(out, '}');
+}
+
+/* --- responses --- */
+
+/* The answer ended at max_output_tokens. */
+static bool is_cut(const struct oai_answer *answer) {
+    return atomic_load_explicit(&oai_choice_of(answer, 0)->finish, memory_order_acquire) ==
+           ENGINE_FINISH_LENGTH;
+}
+
+struct whole {
+    struct buf *out;
+    const struct oai_answer *answer;
+    struct oai_items items;
+};
+
+static void take_part(void *to, const struct oai_delta *delta) {
+    struct whole *whole = to;
+    oai_items_take(&whole->items, delta);
+}
+
+/* Only the last item can be cut. */
+static enum progress end_of(const struct oai_answer *answer, const struct oai_items *items) {
+    return items->last && is_cut(answer) ? CUT : WHOLE;
+}
+
+static void end_whole(void *to, const struct oai_items *items) {
+    struct whole *whole = to;
+    if (items->count > 1) buf_char(whole->out, ',');
+    write_item(whole->out, whole->answer, items, end_of(whole->answer, items));
+}
+
+static void write_output(struct buf *out, const struct oai_answer *answer) {
+    static const struct oai_item_writer writer = {.end = end_whole};
+    struct whole whole = {.out = out, .answer = answer};
+    oai_items_open(&whole.items, &writer, &whole, TEXT_BYTES_MAX);
+    oai_divide(answer, 0, (struct oai_sink){take_part, &whole});
+    oai_items_end(&whole.items);
+    if (whole.items.text.failed) out->failed = true;
+    oai_items_close(&whole.items);
+}
+
+static void write_usage(struct buf *out, const struct oai_answer *answer) {
+    uint64_t prompt = oai_prompt_total(answer), tokens = oai_tokens_total(answer);
+    buf_fmt(
+        out,
+        "{\"input_tokens\":%" PRIu64 ",\"input_tokens_details\":{\"cached_tokens\":%" PRIu64
+        "},\"output_tokens\":%" PRIu64 ",\"output_tokens_details\":{\"reasoning_tokens\":%" PRIu64
+        "},\"total_tokens\":%" PRIu64,
+        prompt, oai_prompt_cached(answer), tokens, oai_reasoning_total(answer), prompt + tokens);
+    oai_render_kv_details(out, answer);
+    buf_char(out, '}');
+}
+
+enum status { IN_PROGRESS, COMPLETED, INCOMPLETE, FAILED };
+static const char *const status_names[] = {"in_progress", "completed", "incomplete", "failed"};
+
+/* The codes of a failed response are few. */
+static void write_failure(struct buf *out, const struct oai_error *error) {
+    buf_str(out, ",\"error\":");
+    if (error) {
+        buf_str(out, "{\"code\":\"server_error\",\"message\":");
+        json_write_str(out, error->message, strlen(error->message));
+        buf_char(out, '}');
+    } else {
+        buf_str(out, "null");
+    }
+}
+
+static void write_response(struct buf *out, const struct oai_answer *answer, enum status status,
+                           const struct oai_error *error) {
+    bool ended = status == COMPLETED || status == INCOMPLETE;
+    buf_fmt(out,
+            "{\"id\":\"%s\",\"object\":\"response\",\"created_at\":%" PRId64
+            ",\"status\":\"%s\",\"background\":false,\"model\":",
+            answer->id, answer->created, status_names[status]);
+    json_write_str(out, answer->model, strlen(answer->model));
+    write_failure(out, error);
+    buf_str(out, ",\"incomplete_details\":");
+    buf_str(out, status == INCOMPLETE ? "{\"reason\":\"max_output_tokens\"}" : "null");
+    buf_str(out, answer->request->repeated);
+    buf_str(out, ",\"output\":[");
+    if (ended) write_output(out, answer);
+    buf_str(out, "],\"usage\":");
+    if (ended)
+        write_usage(out, answer);
+    else
+        buf_str(out, "null");
+    if (ended) oai_render_timings(out, answer);
+    buf_char(out, '}');
+}
+
+static void write_answer(struct buf *out, const struct oai_answer *answer) {
+    write_response(out, answer, is_cut(answer) ? INCOMPLETE : COMPLETED, NULL);
+}
+
+/* A response for which there is no room cannot be continued; its client is answered all the same.
+ */
+static void keep(const struct oai_answer *answer) {
+    const struct oai_request *request = answer->request;
+    struct buf text;
+    if (!request->own_items) return;
+    buf_open(&text, TEXT_BYTES_MAX);
+    write_answer(&text, answer);
+    const struct oai_record record = {request->own_items, strlen(request->own_items), text.data,
+                                      text.size};
+    if (!text.failed)
+        (void)oai_records_put(answer->rules->records, &request->owner, answer->id, &record);
+    buf_close(&text);
+}
+
+/* --- streams --- */
+
+/* Ends with the comma before the event's own members. */
+static void begin_event(struct oai_events *events, const char *type) {
+    buf_fmt(&events->out, "event: %s\ndata: {\"type\":\"%s\",\"sequence_number\":%" PRIu64 ",",
+            type, type, events->sequence++);
+}
+
+static void end_event(struct oai_events *events) {
+    buf_str(&events->out, "}\n\n");
+}
+
+static void write_state(struct oai_events *events, const char *type, enum status status,
+                        const struct oai_error *error) {
+    begin_event(events, type);
+    buf_str(&events->out, "\"response\":");
+    write_response(&events->out, events->answer, status, error);
+    end_event(events);
+}
+
+/* "output_index" and, for a part of an item, "item_id" and "content_index" */
+static void begin_item_event(struct oai_events *events, const char *type, bool part) {
+    const struct oai_items *items = &events->items;
+    begin_event(events, type);
+    buf_fmt(&events->out, "\"output_index\":%d", items->count - 1);
+    if (!part) return;
+    buf_str(&events->out, ",\"item_id\":");
+    write_id(&events->out, events->answer, items);
+    if (items->kind != OAI_ITEM_CALL) buf_str(&events->out, ",\"content_index\":0");
+}
+
+/* The types of an item's events. */
+static const struct {
+    const char *more, *done, *text;
+} types[] = {
+    [OAI_ITEM_THOUGHT] = {"response.reasoning_text.delta", "response.reasoning_text.done", "text"},
+    [OAI_ITEM_TEXT] = {"response.output_text.delta", "response.output_text.done", "text"},
+    [OAI_ITEM_CALL] = {"response.function_call_arguments.delta",
+                       "response.function_call_arguments.done", "arguments"},
+};
+
+static void begin_item(void *to, const struct oai_items *items) {
+    struct oai_events *events = to;
+    begin_item_event(events, "response.output_item.added", false);
+    buf_str(&events->out, ",\"item\":");
+    write_item(&events->out, events->answer, items, BEGUN);
+    end_event(events);
+    if (items->kind == OAI_ITEM_CALL) return;
+    begin_item_event(events, "response.content_part.added", true);
+    buf_str(&events->out, ",\"part\":");
+    write_part(&events->out, events->answer, items, NULL);
+    end_event(events);
+}
+
+static void grow_item(void *to, const struct oai_items *items, const char *text, size_t size,
+                      uint32_t begin, uint32_t end) {
+    struct oai_events *events = to;
+    begin_item_event(events, types[items->kind].more, true);
+    buf_str(&events->out, ",\"delta\":");
+    json_write_str(&events->out, text, size);
+    if (items->kind == OAI_ITEM_TEXT) write_scores(&events->out, events->answer, begin, end);
+    end_event(events);
+}
+
+static void end_item(void *to, const struct oai_items *items) {
+    struct oai_events *events = to;
+    const struct oai_answer *answer = events->answer;
+    struct buf *out = &events->out;
+    begin_item_event(events, types[items->kind].done, true);
+    buf_fmt(out, ",\"%s\":", types[items->kind].text);
+    write_text(out, &items->text);
+    if (items->kind == OAI_ITEM_TEXT) write_scores(out, answer, items->begin, items->end);
+    if (items->kind == OAI_ITEM_CALL) {
+        buf_str(out, ",\"name\":");
+        write_text(out, &items->name);
+    }
+    end_event(events);
+    if (items->kind != OAI_ITEM_CALL) {
+        begin_item_event(events, "response.content_part.done", true);
+        buf_str(out, ",\"part\":");
+        write_part(out, answer, items, &items->text);
+        end_event(events);
+    }
+    begin_item_event(events, "response.output_item.done", false);
+    buf_str(out, ",\"item\":");
+    write_item(out, answer, items, end_of(answer, items));
+    end_event(events);
+}
+
+static void open_stream(struct oai_events *events) {
+    static const struct oai_item_writer writer = {begin_item, grow_item, end_item};
+    oai_items_open(&events->items, &writer, events, TEXT_BYTES_MAX);
+}
+
+/* The first events. */
+static void announce(struct oai_events *events) {
+    if (events->sequence) return;
+    write_state(events, "response.created", IN_PROGRESS, NULL);
+    write_state(events, "response.in_progress", IN_PROGRESS, NULL);
+}
+
+/* In the form of llama.cpp's server. */
+static void write_progress(struct oai_events *events, uint64_t read) {
+    announce(events);
+    begin_event(events, "response.in_progress");
+    buf_str(&events->out, "\"response\":");
+    write_response(&events->out, events->answer, IN_PROGRESS, NULL);
+    buf_char(&events->out, ',');
+    oai_render_progress(&events->out, events->answer, read);
+    end_event(events);
+}
+
+static void begin_choice(struct oai_events *events, int index, struct oai_offset *offset) {
+    (void)index, (void)offset;
+    announce(events);
+}
+
+static void write_delta(struct oai_events *events, const struct oai_delta *delta) {
+    oai_items_take(&events->items, delta);
+    if (events->items.text.failed) events->out.failed = true;
+}
+
+static void finish_choice(struct oai_events *events, int index, uint32_t ids_begin, bool called) {
+    (void)index, (void)ids_begin, (void)called;
+    oai_items_end(&events->items);
+}
+
+static void end_stream(struct oai_events *events, const struct oai_error *error) {
+    announce(events);
+    if (error)
+        write_state(events, "response.failed", FAILED, error);
+    else if (is_cut(events->answer))
+        write_state(events, "response.incomplete", INCOMPLETE, NULL);
+    else
+        write_state(events, "response.completed", COMPLETED, NULL);
+}
+
+const struct oai_form oai_response_form = {
+    .id_prefix = "resp_",
+    .answer = write_answer,
+    .keep = keep,
+    .open = open_stream,
+    .progress = write_progress,
+    .begin = begin_choice,
+    .delta = write_delta,
+    .finish = finish_choice,
+    .end = end_stream,
+};

@@ -1,0 +1,59 @@
+/* A request in another form, written again in that of a chat, which the common readers then read.
+ * What the other form alone has is checked here, by its own names; errors of the common readers are
+ * renamed by the kind's aliases. */
+#ifndef KEEPD_SERVER_OAI_REWRITE_H
+#define KEEPD_SERVER_OAI_REWRITE_H
+
+#include "server/oai/fields.h"
+
+struct oai_rewrite {
+    struct oai_reader *r; /* the chat becomes its body */
+    const cJSON *body;    /* as it came */
+    cJSON *chat;          /* owned by the request */
+    cJSON *messages;
+    cJSON *open;                /* the assistant's message that further parts join; NULL = none */
+    bool thinks, speaks, calls; /* parts that `open` has */
+};
+
+/* The functions below return 0, or -1 with the reader's error. */
+
+/* Begins a chat with all fields that the kind shares with others. */
+int oai_rewrite_open(struct oai_rewrite *w, struct oai_reader *r);
+/* Adds a field; takes `item` in any case. NULL: no memory. */
+int oai_rewrite_put(struct oai_rewrite *w, const char *name, cJSON *item);
+/* Adds a field whose value is that of `node`; NULL: none. */
+int oai_rewrite_link(struct oai_rewrite *w, const char *name, const cJSON *node);
+/* Adds the member `name` of `from` to `to` as `as`, where there is one. */
+int oai_rewrite_member(struct oai_rewrite *w, cJSON *to, const char *as, const cJSON *from,
+                       const char *name);
+
+/* A message of the user or the system. */
+int oai_rewrite_message(struct oai_rewrite *w, const char *role, const char *text);
+/* The answer to a call. */
+int oai_rewrite_result(struct oai_rewrite *w, const char *call, const char *text);
+/* Parts of an answer. Those of one turn are one message. */
+int oai_rewrite_thought(struct oai_rewrite *w, const char *text);
+int oai_rewrite_answer(struct oai_rewrite *w, const char *text);
+int oai_rewrite_call(struct oai_rewrite *w, const char *id, const char *name,
+                     const cJSON *arguments); /* a string or an object */
+
+/* A type of parts and the member that has its text. */
+struct oai_part_type {
+    const char *type, *member;
+};
+/* A text, or an array of parts of these types (ended by NULL), joined by line breaks. `more`: text
+ * in front of it, or NULL. The text lies in the arena or the tree. */
+int oai_rewrite_join(struct oai_rewrite *w, const cJSON *node, const char *path,
+                     const struct oai_part_type *types, const char **text);
+/* A part's text; `path` names the part. */
+int oai_rewrite_part(struct oai_rewrite *w, const cJSON *part, const char *path,
+                     const struct oai_part_type *types, const char **text);
+
+/* A string that must be there. */
+int oai_rewrite_string(struct oai_rewrite *w, const cJSON *object, const char *path,
+                       const char *key, const char **value);
+/* 400: `field` has a value that keepd does not serve. Returns -1. */
+int oai_rewrite_refuse(struct oai_rewrite *w, const char *field, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+#endif
