@@ -81,16 +81,12 @@ void automaton_shrink(struct automaton *a) {
     drop(&a->open, &a->open_capacity);
 }
 
-static uint32_t mix(uint32_t hash, uint32_t value) {
-    hash = (hash ^ value) * 0x9E3779B1u;
-    return hash ^ hash >> 15;
-}
-
 /* ---- Stacks ---------------------------------------------------------------------------------- */
 
 static uint32_t push_stack(struct automaton *a, uint32_t node, uint32_t below) {
     if (node == NODE_EMPTY) return below;
-    uint32_t *head = &a->stack_table[mix(mix(1, node), below) & (a->stack_table_size - 1)];
+    uint32_t *head =
+        &a->stack_table[node_mix(node_mix(1, node), below) & (a->stack_table_size - 1)];
     for (uint32_t id = *head; id != 0; id = a->stacks[id].next)
         if (a->stacks[id].node == node && a->stacks[id].below == below) return id;
     if (a->stack_count >= CONSTRAIN_STACKS_MAX) a->pool.rc = ERR_LIMIT;
@@ -110,7 +106,7 @@ static bool is_item(const struct automaton_item *item, uint32_t node, uint32_t s
 
 /* The entry of an item among those seen: its own, or the free one where it belongs. */
 static struct automaton_seen *find_seen(struct automaton *a, uint32_t node, uint32_t stack) {
-    uint32_t at = mix(mix(2, node), stack) & (SEEN_SIZE - 1);
+    uint32_t at = node_mix(node_mix(2, node), stack) & (SEEN_SIZE - 1);
     while (a->seen[at].stamp == a->stamp && !is_item(&a->open[a->seen[at].index], node, stack))
         at = (at + 1) & (SEEN_SIZE - 1);
     return &a->seen[at];
@@ -235,7 +231,8 @@ static uint32_t finish_state(struct automaton *a) {
     if (count == 0 && !a->accepts) return AUTOMATON_DEAD;
     qsort(a->open, count, sizeof *a->open, compare_items);
     uint32_t hash = a->accepts;
-    for (uint32_t i = 0; i < count; i++) hash = mix(mix(hash, a->open[i].node), a->open[i].stack);
+    for (uint32_t i = 0; i < count; i++)
+        hash = node_mix(node_mix(hash, a->open[i].node), a->open[i].stack);
     uint32_t *head = &a->state_table[hash & (a->state_table_size - 1)];
     for (uint32_t id = *head; id != 0; id = a->states[id].next)
         if (is_state(a, &a->states[id], count, a->accepts)) return id;

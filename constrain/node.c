@@ -75,11 +75,6 @@ void node_pool_close(struct node_pool *pool) {
 
 /* ---- Interning ------------------------------------------------------------------------------- */
 
-static uint32_t mix(uint32_t hash, uint32_t value) {
-    hash = (hash ^ value) * 0x9E3779B1u;
-    return hash ^ hash >> 15;
-}
-
 static bool has_list(uint8_t kind) {
     return kind == NODE_KIND_ALT || kind == NODE_KIND_AND;
 }
@@ -100,14 +95,14 @@ static struct wanted as_wanted(const struct node_pool *pool, const struct node *
 
 static uint32_t hash_of(const struct wanted *wanted) {
     const struct node *node = &wanted->node;
-    uint32_t hash = mix(node->kind, node->b);
+    uint32_t hash = node_mix(node->kind, node->b);
     for (int i = 0; wanted->set != NULL && i < 4; i++)
-        hash =
-            mix(mix(hash, (uint32_t)wanted->set->bits[i]), (uint32_t)(wanted->set->bits[i] >> 32));
+        hash = node_mix(node_mix(hash, (uint32_t)wanted->set->bits[i]),
+                        (uint32_t)(wanted->set->bits[i] >> 32));
     for (uint32_t i = 0; wanted->list != NULL && i < node->b; i++)
-        hash = mix(hash, wanted->list[i]);
+        hash = node_mix(hash, wanted->list[i]);
     if (wanted->set != NULL || wanted->list != NULL) return hash;
-    return mix(mix(mix(hash, node->a), node->min), node->max);
+    return node_mix(node_mix(node_mix(hash, node->a), node->min), node->max);
 }
 
 static bool is_same(const struct node_pool *pool, const struct node *x,

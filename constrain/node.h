@@ -181,4 +181,10 @@ static inline const uint32_t *node_children(const struct node_pool *pool, const 
     return pool->children + node->a;
 }
 
+/* Adds a number to a hash. */
+static inline uint32_t node_mix(uint32_t hash, uint32_t value) {
+    hash = (hash ^ value) * 0x9E3779B1u;
+    return hash ^ hash >> 15;
+}
+
 #endif

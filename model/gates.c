@@ -134,15 +134,6 @@ static const struct tensor *find(const struct tensor_file *file, const char *nam
     return NULL;
 }
 
-static void format_shape(const int64_t *shape, int dims, char *out, size_t size) {
-    size_t used = 0;
-    out[0] = '\0';
-    for (int i = 0; i < dims && used < size; i++) {
-        int n = snprintf(out + used, size - used, "%s%lld", i ? ", " : "", (long long)shape[i]);
-        used += n > 0 ? (size_t)n : 0;
-    }
-}
-
 struct want {
     const char *name;
     const struct tensor **out;
@@ -153,11 +144,11 @@ struct want {
 static int take(const struct tensor_file *file, const struct want *want, struct fault *fault) {
     char expected[96], found[96];
     const struct tensor *tensor = find(file, want->name);
-    format_shape(want->shape, want->dims, expected, sizeof expected);
+    tensor_shape_text(want->shape, want->dims, expected, sizeof expected);
     if (!tensor)
         return fault_set(fault, ERR_NOTFOUND, want->name, "tensor is missing, expected [%s]",
                          expected);
-    format_shape(tensor->shape, tensor->dims, found, sizeof found);
+    tensor_shape_text(tensor->shape, tensor->dims, found, sizeof found);
     if (tensor->dims != want->dims ||
         memcmp(tensor->shape, want->shape, (size_t)want->dims * sizeof want->shape[0]) != 0)
         return fault_set(fault, ERR_INVALID, want->name, "shape is [%s], expected [%s]", found,

@@ -61,15 +61,6 @@ static char *room_of(struct room *room, size_t count, size_t size) {
 
 /* ---- One tensor ---------------------------------------------------------------------------- */
 
-static void shape_text(const int64_t *shape, int dims, char *out, size_t size) {
-    size_t used = 0;
-    out[0] = '\0';
-    for (int i = 0; i < dims && used < size; i++) {
-        int n = snprintf(out + used, size - used, "%s%lld", i ? ", " : "", (long long)shape[i]);
-        used += n > 0 ? (size_t)n : 0;
-    }
-}
-
 static const char *supported_types(const struct loader *loader, bool matrix) {
     if (!matrix) return "F32, F16, BF16";
     return !naming_is_gguf(loader->naming) ? "F32, F16, BF16 and, in a layer, F8_E4M3"
@@ -84,11 +75,11 @@ static int find_tensor(struct loader *loader, const char *name, int experts, int
     const int dims = (cols ? 2 : 1) + (experts ? 1 : 0);
     char expected[48], found[96];
     const struct tensor *tensor = weights_find(loader->weights, name);
-    shape_text(shape, dims, expected, sizeof expected);
+    tensor_shape_text(shape, dims, expected, sizeof expected);
     if (!tensor)
         return fault_set(loader->fault, ERR_NOTFOUND, name, "tensor is missing, expected [%s]",
                          expected);
-    shape_text(tensor->shape, tensor->dims, found, sizeof found);
+    tensor_shape_text(tensor->shape, tensor->dims, found, sizeof found);
     if (tensor->dims != dims || memcmp(tensor->shape, shape, (size_t)dims * sizeof shape[0]) != 0)
         return fault_set(loader->fault, ERR_INVALID, name, "shape is [%s], expected [%s]", found,
                          expected);

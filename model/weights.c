@@ -408,6 +408,15 @@ int weights_open(const char *path, struct weights **out, struct fault *fault) {
 
 /* ---- Elements ------------------------------------------------------------------------------ */
 
+void tensor_shape_text(const int64_t *shape, int dims, char *out, size_t size) {
+    size_t used = 0;
+    out[0] = '\0';
+    for (int i = 0; i < dims && used < size; i++) {
+        int n = snprintf(out + used, size - used, "%s%lld", i ? ", " : "", (long long)shape[i]);
+        used += n > 0 ? (size_t)n : 0;
+    }
+}
+
 bool tensor_is_float(enum tensor_dtype dtype) {
     return dtype == TENSOR_F32 || dtype == TENSOR_F16 || dtype == TENSOR_BF16;
 }

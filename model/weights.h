@@ -66,6 +66,8 @@ const char *weights_metadata_keepd(const struct weights *weights);
 size_t weights_bytes(const struct weights *weights);
 
 /* Elements as float32: norms, biases and gates, which backends take in float32. */
+/* Writes a shape as "2, 3" into `out`, which has room for `size` bytes. */
+void tensor_shape_text(const int64_t *shape, int dims, char *out, size_t size);
 bool tensor_is_float(enum tensor_dtype dtype); /* F32, F16, BF16 */
 /* Elements [first, first + count) of a tensor whose dtype is a float; false, with nothing written,
  * when they lie outside it. */

@@ -6,10 +6,6 @@
 
 #include "server/http.h"
 
-static double usage(const struct engine_status *s) {
-    return s->pages_total > 0 ? (double)s->pages_reserved / (double)s->pages_total : 0;
-}
-
 void load_add_header(struct exchange *ex, struct MHD_Response *response) {
     const char *format = MHD_lookup_connection_value(ex->connection, MHD_HEADER_KIND,
                                                      "endpoint-load-metrics-format");
@@ -23,12 +19,12 @@ void load_add_header(struct exchange *ex, struct MHD_Response *response) {
         snprintf(
             value, sizeof value,
             "TEXT named_metrics.kv_cache_usage_perc=%.6g, named_metrics.num_requests_waiting=%d",
-            usage(&s), s.waiting);
+            stats_cache_usage(&s), s.waiting);
     else if (strcasecmp(format, "json") == 0)
         snprintf(value, sizeof value,
                  "JSON {\"named_metrics\": {\"kv_cache_usage_perc\": %.6g, "
                  "\"num_requests_waiting\": %d}}",
-                 usage(&s), s.waiting);
+                 stats_cache_usage(&s), s.waiting);
     else
         return;
     MHD_add_response_header(response, "endpoint-load-metrics", value);

@@ -218,7 +218,7 @@ static void write_requests(struct writer *w, const struct engine_status *s) {
 
 /* Routers read this as load, so what counts is what admission counts: reservations. Retained
  * conversations give way to new requests and do not load anything. */
-static double cache_usage(const struct engine_status *s) {
+double stats_cache_usage(const struct engine_status *s) {
     return s->pages_total > 0 ? (double)s->pages_reserved / (double)s->pages_total : 0;
 }
 
@@ -226,9 +226,10 @@ static void write_cache(struct writer *w, const struct engine_info *info,
                         const struct engine_status *s) {
     struct buf labels;
     write_single(w, "vllm:kv_cache_usage_perc", "gauge",
-                 "Share of the page pool that running requests reserve, 0 to 1.", cache_usage(s));
+                 "Share of the page pool that running requests reserve, 0 to 1.",
+                 stats_cache_usage(s));
     write_single(w, "vllm:gpu_cache_usage_perc", "gauge", "Older name of kv_cache_usage_perc.",
-                 cache_usage(s));
+                 stats_cache_usage(s));
     buf_open(&labels, 1024);
     buf_fmt(&labels, "block_size=\"%d\",num_gpu_blocks=\"%" PRId64 "\",", info->page_slots,
             s->pages_total);

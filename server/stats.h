@@ -66,6 +66,8 @@ struct stats_input {
     int64_t start_seconds;  /* unix */
     int64_t resident_bytes; /* resident memory of the process; 0 = unknown */
 };
+/* Share of the page pool that running requests reserve, 0 to 1. */
+double stats_cache_usage(const struct engine_status *status);
 void stats_render(struct buf *out, const struct stats *stats, const struct stats_input *input);
 
 #endif

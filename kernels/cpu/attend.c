@@ -326,7 +326,7 @@ static int lanes_per_item(const struct cpu *cpu, const struct cpu_attend_job *jo
 
 /* Spans whose entries have classes get no items: observe_mass computes their attention. */
 static bool has_items(const struct kern_span *span) {
-    return !cpu_rule_classes(span->rule);
+    return !rule_classes(span->rule);
 }
 
 static int64_t plan(struct cpu *cpu, const struct cpu_attend_job *job, int64_t *cost) {
@@ -366,7 +366,7 @@ static void keep_queries(struct cpu_cache *cache, const struct cpu_attend_job *j
     size_t size = (size_t)(job->heads_kv * job->heads) * (size_t)job->head_dim;
     for (int s = 0; s < job->batch->span_count; s++) {
         const struct kern_span *span = &job->batch->spans[s];
-        int window = cpu_rule_window(span->rule);
+        int window = rule_window(span->rule);
         for (int i = span->count > window ? span->count - window : 0; i < span->count; i++) {
             const float *q = job->qkv + (size_t)(span->row + i) * job->qkv_stride;
             float *to = cpu_cache_query(cache, span->slot, job->layer, (span->pos + i) % window);
@@ -388,7 +388,7 @@ static void add_mass(const struct mass_work *work, int item, int worker) {
     const struct cpu_attend_job *job = work->job;
     const struct kern_span *span = &job->batch->spans[item / job->heads_kv];
     int head = item % job->heads_kv;
-    if (!cpu_rule_mass(span->rule)) return;
+    if (!rule_adds(span->rule)) return;
     struct cpu_mass mass = {.stream = cpu_cache_stream(job->cache, span->slot, job->layer, head),
                             .q = job->qkv + (size_t)span->row * job->qkv_stride +
                                  (size_t)(head * job->heads) * (size_t)job->head_dim,
@@ -400,7 +400,7 @@ static void add_mass(const struct mass_work *work, int item, int worker) {
                             .group = span->rule->observe.group,
                             .pos = span->pos,
                             .sliding_window = job->sliding_window};
-    if (cpu_rule_classes(span->rule)) {
+    if (rule_classes(span->rule)) {
         size_t width = (size_t)job->group * (size_t)job->head_dim;
         mass.members = cpu_cache_members(job->cache, span->slot, job->layer * job->heads_kv + head);
         mass.positions = span->rule->classes.positions;
@@ -425,7 +425,7 @@ static void mass_items(void *arg, int worker) {
 static void observe_mass(struct cpu *cpu, const struct cpu_attend_job *job, int64_t cost) {
     bool any = false;
     for (int s = 0; s < job->batch->span_count; s++)
-        any = any || cpu_rule_mass(job->batch->spans[s].rule);
+        any = any || rule_adds(job->batch->spans[s].rule);
     if (!any) return;
     struct mass_work work = {.cpu = cpu, .job = job};
     cpu_tickets_set(&work.tickets, (int64_t)job->batch->span_count * job->heads_kv);

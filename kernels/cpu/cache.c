@@ -352,7 +352,7 @@ static struct cpu_cache_slot *slot_at(const struct cpu_cache *cache, int slot) {
  * that adds up attention, page 0. */
 static int32_t first_written(const struct cpu_cache *cache, const struct kern_span *span,
                              int stream) {
-    if (cpu_rule_mass(span->rule)) return 0;
+    if (rule_adds(span->rule)) return 0;
     return *cpu_cache_length(cache, span->slot, stream) / cache->page_slots;
 }
 
@@ -394,7 +394,7 @@ static void append_stream(struct cpu_cache *cache, const struct kern_span *span,
     uint32_t *table = cpu_cache_table(cache, span->slot, stream);
     int32_t *length = cpu_cache_length(cache, span->slot, stream);
     bool scored = span->rule && span->rule->score == KERN_SCORE_ATTENTION;
-    float score = cpu_rule_mass(span->rule) ? 0 : CPU_SCORE_NONE;
+    float score = rule_adds(span->rule) ? 0 : CPU_SCORE_NONE;
     int32_t pages = pages_held(cache, span, stream);
     for (int32_t i = first_written(cache, span, stream); i < pages; i++)
         cpu_cache_own_page(cache, &table[i]);
@@ -409,15 +409,14 @@ static void append_stream(struct cpu_cache *cache, const struct kern_span *span,
     CHECK(*length <= cache->options.max_positions && page == *length / cache->page_slots);
     /* Without a rule of classes the members are dropped: nothing would keep their centres. Only a
      * snapshot made under another rule can bring them here. */
-    if (!cpu_rule_classes(span->rule))
-        cpu_cache_shorten(cache, span->slot, cache->streams + stream, 0);
+    if (!rule_classes(span->rule)) cpu_cache_shorten(cache, span->slot, cache->streams + stream, 0);
 }
 
 /* Updates which queries the ring holds after this step. A ring of another size is discarded; only a
  * snapshot made under another rule can bring one. */
 static void note_queries(struct cpu_cache *cache, const struct kern_span *span) {
     struct cpu_cache_slot *state = &cache->slots[span->slot];
-    int32_t window = cpu_rule_window(span->rule);
+    int32_t window = rule_window(span->rule);
     int32_t *pos = cache->ring_pos + (size_t)span->slot * KERN_WINDOW_MAX;
     CHECK(window >= 0 && window <= KERN_WINDOW_MAX);
     if (window != state->window) memset(pos, 0xff, KERN_WINDOW_MAX * sizeof *pos); /* -1 */
@@ -465,7 +464,7 @@ int cpu_cache_begin_step(struct cpu_cache *cache, const struct kern_batch *batch
         if (!state->in_use) begin_slot(cache, span->slot);
         state->next_pos = span->pos + span->count;
         note_queries(cache, span);
-        if (cpu_rule_classes(span->rule)) make_angles(cache, state->next_pos);
+        if (rule_classes(span->rule)) make_angles(cache, state->next_pos);
     }
     CHECK(free_before - cache->free_count <= need);
     return 0;

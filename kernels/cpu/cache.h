@@ -35,6 +35,7 @@
 #include <string.h>
 
 #include "kernels/kern.h"
+#include "kernels/rule.h"
 #include "kernels/shard.h"
 
 #define CPU_PAGE_BYTES 8192 /* keys and values of one page, unless one row is larger */
@@ -294,21 +295,6 @@ void cpu_cache_extend(struct cpu_cache *cache, int slot, int row, int32_t length
 int64_t cpu_cache_lacks(const struct cpu_cache *cache, int slot, int row, int32_t length);
 
 /* ---- For the kernels ------------------------------------------------------------------------ */
-
-/* Number of queries that the rule observes; 0 without a rule. */
-static inline int32_t cpu_rule_window(const struct kern_rule *rule) {
-    return rule && rule->score == KERN_SCORE_ATTENTION ? rule->observe.window : 0;
-}
-
-/* Does the rule add up the attention of every query? */
-static inline bool cpu_rule_mass(const struct kern_rule *rule) {
-    return rule && rule->score == KERN_SCORE_ATTENTION &&
-           (rule->observe.window == 0 || rule->observe.global);
-}
-
-static inline bool cpu_rule_classes(const struct kern_rule *rule) {
-    return rule && rule->merge == KERN_MERGE_CLASSES;
-}
 
 /* [heads_q * head_dim] at place `at` of the ring. */
 static inline float *cpu_cache_query(const struct cpu_cache *cache, int slot, int layer, int at) {

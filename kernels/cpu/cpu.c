@@ -151,7 +151,7 @@ static int op_begin_step(struct kern *kern, const struct kern_batch *batch) {
 
 static int op_rule_check(const struct kern_rule *rule, struct fault *fault) {
     /* The reference runs every rule, but classes need the accumulated attention. */
-    if (!cpu_rule_classes(rule) || cpu_rule_mass(rule)) return 0;
+    if (!rule_classes(rule) || rule_adds(rule)) return 0;
     return fault_set(fault, ERR_UNSUPPORTED, "merge",
                      "classes need the attention of all queries added up");
 }

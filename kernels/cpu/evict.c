@@ -284,12 +284,12 @@ static int32_t members_most(const struct evict_job *job, int stream) {
 
 static bool writes_members(const struct evict_job *job, int stream) {
     const struct cpu_evict_stream *plan = &job->cache->evict[stream];
-    return cpu_rule_classes(job->due->rule) &&
+    return rule_classes(job->due->rule) &&
            plan->kept < *cpu_cache_length(job->cache, job->due->slot, stream);
 }
 
 static bool remembers(const struct kern_rule *rule) {
-    return cpu_rule_window(rule) > 0 && rule->observe.history != KERN_HISTORY_NONE;
+    return rule_window(rule) > 0 && rule->observe.history != KERN_HISTORY_NONE;
 }
 
 /* Pages [from, to) of a stream that the eviction writes: pages behind the first gap; all kept pages
@@ -401,7 +401,7 @@ static int choose(const struct evict_job *job) {
     if (!rc) rc = evict_allot(job);
     if (!rc) rc = find_cutoffs(job);
     if (!rc) each_stream(job, count_stream);
-    if (!rc && cpu_rule_classes(job->due->rule)) each_stream(job, plan_classes);
+    if (!rc && rule_classes(job->due->rule)) each_stream(job, plan_classes);
     return rc;
 }
 
@@ -418,7 +418,7 @@ static int evict_slot(struct cpu_cache *cache, const struct kern_evict *due) {
     if (due->trace) due->trace->entries = 0;
     for (int stream = 0; stream < cache->streams && due->trace; stream++)
         trace_stream(&job, stream);
-    if (cpu_rule_classes(due->rule))
+    if (rule_classes(due->rule))
         each_stream(&job, evict_join_stream);
     else if (due->rule->merge != KERN_MERGE_NONE)
         each_stream(&job, evict_merge_stream);

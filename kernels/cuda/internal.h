@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/pages.cuh"
+#include "kernels/rule.h"
 #include "kernels/shard.h"
 
 #define GROUP_MAX    16  /* query heads per KV head: rows of one mma tile */
@@ -242,21 +243,6 @@ void keep_queries(struct cuda *cuda, int layer, const float *qkv,
                   const struct kern_attend_options *options);
 void add_mass(struct cuda *cuda, int layer, float *out, int sliding_window);
 void mass_close(struct cuda *cuda);
-
-/* Number of queries that the rule observes; 0 without a rule. */
-static inline int32_t rule_window(const struct kern_rule *rule) {
-    return rule && rule->score == KERN_SCORE_ATTENTION ? rule->observe.window : 0;
-}
-
-/* Does the rule add up every query's attention? */
-static inline bool rule_adds(const struct kern_rule *rule) {
-    return rule && rule->score == KERN_SCORE_ATTENTION &&
-           (rule->observe.window == 0 || rule->observe.global);
-}
-
-static inline bool rule_classes(const struct kern_rule *rule) {
-    return rule && rule->merge == KERN_MERGE_CLASSES;
-}
 
 /* attend.cu */
 /* Adds the arrays of attention's plan; returns their number. */

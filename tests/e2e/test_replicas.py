@@ -9,6 +9,7 @@ import subprocess
 
 import pytest
 import requests
+from answers import cached, tokens
 from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -28,14 +29,6 @@ def next_turn(messages, answer):
 
 def ask(d, messages):
     return d.chat(messages, max_tokens=16, temperature=1, seed=3, logprobs=True)
-
-
-def cached(answer):
-    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-
-
-def tokens(answer):
-    return [(t["token"], t["logprob"]) for t in answer["choices"][0]["logprobs"]["content"]]
 
 
 @contextlib.contextmanager

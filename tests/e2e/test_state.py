@@ -4,6 +4,8 @@ import shutil
 import signal
 import time
 
+from answers import cached, tokens
+
 FACTS = "My sister Nora lives in Lisbon. The code of the garage is 4815. My cat is called Otto. " * 8
 FLAGS = ("--kv-budget", "64", "--kv-buffer", "16", "--kv-chunk", "64", "--kv-policy", "global")
 
@@ -19,14 +21,6 @@ def next_turn(messages, answer, text):
 
 def ask(d, messages):
     return d.chat(messages, max_tokens=16, logprobs=True)
-
-
-def cached(answer):
-    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-
-
-def tokens(answer):
-    return [(t["token"], t["logprob"]) for t in answer["choices"][0]["logprobs"]["content"]]
 
 
 def wait_for_files(folder, count):

@@ -1,6 +1,7 @@
 #include "tests/golden/replay.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/check.h"
@@ -22,6 +23,18 @@ int replay_kv_dtype(const char *name, enum kern_dtype *dtype, struct fault *faul
         return 0;
     }
     return fault_set(fault, ERR_INVALID, "kv_dtype", "'%.20s' is not f32, bf16 or fp8", name);
+}
+
+bool replay_path_available(const char *path) {
+    struct kern *kern = NULL;
+    struct fault fault = {0};
+    if (cpu_open(&(struct cpu_options){.path = path, .threads = 1}, &kern, &fault)) {
+        CHECK(strcmp(path, "reference") != 0 && strcmp(path, "portable") != 0);
+        printf("skip: path %s: %s\n", path, fault.text);
+        return false;
+    }
+    kern->ops->close(kern);
+    return true;
 }
 
 static int open_cache(struct replay *replay, const struct replay_options *options,

@@ -33,6 +33,10 @@ struct replay {
 int replay_kv_dtype(const char *name, enum kern_dtype *dtype, struct fault *fault);
 const char *replay_kv_name(enum kern_dtype dtype);
 
+/* Can this processor run the path of instructions? The message of an absent one is printed, so that
+ * a log shows what was covered. */
+bool replay_path_available(const char *path);
+
 int replay_open(const struct replay_options *options, struct replay *out, struct fault *fault);
 void replay_close(struct replay *replay);
 

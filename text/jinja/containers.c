@@ -12,10 +12,6 @@
     static int type##_##name(struct jinja_run *run, const struct jinja_value *self,                \
                              const struct jinja_args *args, struct jinja_value *out)
 
-static int no_args(struct jinja_run *run, const char *name, const struct jinja_args *args) {
-    return jinja_bind(run, name, args, NULL, 0, 0, NULL);
-}
-
 static int bind_one(struct jinja_run *run, const char *name, const struct jinja_args *args,
                     struct jinja_value *value) {
     static const char *const names[] = {"object"};
@@ -34,7 +30,7 @@ static int find_item(struct jinja_run *run, const struct jinja_list *list,
 }
 
 METHOD(list, copy) {
-    int rc = no_args(run, "copy", args);
+    int rc = jinja_no_args(run, "copy", args);
     return rc ? rc : jinja_to_list(run, self, JINJA_LIST, out);
 }
 
@@ -93,7 +89,7 @@ static int view(struct jinja_run *run, const char *name, const char *label,
                 struct jinja_value *out) {
     const struct jinja_dict *dict = self->dict;
     struct jinja_value made, item;
-    int rc = no_args(run, name, args);
+    int rc = jinja_no_args(run, name, args);
     if (!rc) rc = jinja_list_open(run, JINJA_VIEW, dict->count, &made);
     for (uint32_t i = 0; i < dict->count && !rc; i++) {
         const struct jinja_pair *pair = &dict->pairs[i];
@@ -129,7 +125,7 @@ static int merge(struct jinja_run *run, struct jinja_dict *to, const struct jinj
 
 METHOD(dict, copy) {
     struct jinja_value made;
-    int rc = no_args(run, "copy", args);
+    int rc = jinja_no_args(run, "copy", args);
     if (!rc) rc = jinja_dict_open(run, JINJA_DICT, &made);
     if (!rc) rc = merge(run, made.dict, self->dict);
     if (!rc) *out = made;

@@ -36,10 +36,6 @@ int jinja_arg_int(struct jinja_run *run, const struct jinja_value *v, int64_t ab
     return 0;
 }
 
-static int no_args(struct jinja_run *run, const char *name, const struct jinja_args *args) {
-    return jinja_bind(run, name, args, NULL, 0, 0, NULL);
-}
-
 /* Case */
 
 static int add_codes(struct jinja_run *run, struct jinja_text *text, const uint32_t *codes, int n,
@@ -92,7 +88,7 @@ static int case_filter(struct jinja_run *run, const char *name, const struct jin
                        const struct jinja_args *args, enum jinja_case how,
                        struct jinja_value *out) {
     struct jinja_value s;
-    int rc = no_args(run, name, args);
+    int rc = jinja_no_args(run, name, args);
     if (!rc) rc = jinja_to_str(run, self, &s);
     return rc ? rc : jinja_change_case(run, &s, how, out);
 }
@@ -116,7 +112,7 @@ FILTER(title) {
     struct jinja_cursor c;
     struct jinja_text *text;
     bool starts_word = true;
-    int rc = no_args(run, "title", args);
+    int rc = jinja_no_args(run, "title", args);
     if (!rc) rc = jinja_to_str(run, self, &s);
     if (!rc) rc = jinja_text_open(run, s.size, &text);
     if (!rc) rc = jinja_charge_chars(run, s.size);
@@ -136,12 +132,12 @@ FILTER(title) {
 /* Strings */
 
 FILTER(string) {
-    int rc = no_args(run, "string", args);
+    int rc = jinja_no_args(run, "string", args);
     return rc ? rc : jinja_to_str(run, self, out);
 }
 
 FILTER(safe) {
-    int rc = no_args(run, "safe", args);
+    int rc = jinja_no_args(run, "safe", args);
     if (!rc) rc = jinja_to_str(run, self, out);
     if (!rc) out->flags |= JINJA_SAFE;
     return rc;
@@ -149,7 +145,7 @@ FILTER(safe) {
 
 FILTER(escape) {
     struct jinja_value s;
-    int rc = no_args(run, "escape", args);
+    int rc = jinja_no_args(run, "escape", args);
     if (!rc) rc = jinja_to_str(run, self, &s);
     if (rc || (s.flags & JINJA_SAFE)) {
         *out = s;
@@ -160,7 +156,7 @@ FILTER(escape) {
 
 FILTER(forceescape) {
     struct jinja_value s;
-    int rc = no_args(run, "forceescape", args);
+    int rc = jinja_no_args(run, "forceescape", args);
     if (!rc) rc = jinja_to_str(run, self, &s);
     return rc ? rc : jinja_escape(run, &s, out);
 }
@@ -365,7 +361,7 @@ FILTER(wordcount) {
     struct jinja_cursor c;
     int64_t words = 0;
     bool inside = false;
-    int rc = no_args(run, "wordcount", args);
+    int rc = jinja_no_args(run, "wordcount", args);
     if (!rc) rc = jinja_to_str(run, self, &s);
     if (!rc) rc = jinja_charge_chars(run, s.size);
     if (rc) return rc;
@@ -400,7 +396,7 @@ FILTER(urlencode) {
     struct jinja_value s;
     struct jinja_text *text;
     struct jinja_cursor c;
-    int rc = no_args(run, "urlencode", args);
+    int rc = jinja_no_args(run, "urlencode", args);
     if (!rc && (self->kind == JINJA_DICT || jinja_is_listlike(self)))
         rc = jinja_fail(run, ERR_UNSUPPORTED, "urlencode of a %s", jinja_type_name(self));
     if (!rc) rc = jinja_to_str(run, self, &s);
@@ -553,7 +549,7 @@ FILTER(float) {
 }
 
 FILTER(abs) {
-    int rc = no_args(run, "abs", args);
+    int rc = jinja_no_args(run, "abs", args);
     if (rc) return rc;
     if (!jinja_is_number(self))
         return jinja_fail(run, ERR_INVALID, "bad operand type for abs(): '%s'",
@@ -688,7 +684,7 @@ FILTER(tojson) {
 
 FILTER(from_json) {
     struct jinja_value s;
-    int rc = no_args(run, "from_json", args);
+    int rc = jinja_no_args(run, "from_json", args);
     if (!rc && !jinja_is_str(self))
         rc = jinja_fail(run, ERR_INVALID, "the JSON object must be str, not %s",
                         jinja_type_name(self));

@@ -12,10 +12,6 @@
     static int str_##name(struct jinja_run *run, const struct jinja_value *self,                   \
                           const struct jinja_args *args, struct jinja_value *out)
 
-static int no_args(struct jinja_run *run, const char *name, const struct jinja_args *args) {
-    return jinja_bind(run, name, args, NULL, 0, 0, NULL);
-}
-
 static bool is_absent(const struct jinja_value *v) {
     return v->kind == JINJA_MISSING || v->kind == JINJA_NONE;
 }
@@ -31,7 +27,7 @@ static int want_str(struct jinja_run *run, const char *callee, const struct jinj
 
 #define CASE_METHOD(name, how)                                                                     \
     METHOD(name) {                                                                                 \
-        int rc = no_args(run, #name, args);                                                        \
+        int rc = jinja_no_args(run, #name, args);                                                  \
         return rc ? rc : jinja_change_case(run, self, how, out);                                   \
     }
 
@@ -465,7 +461,7 @@ static int classify(struct jinja_run *run, const char *name, const struct jinja_
                     const struct jinja_args *args, enum class class, struct jinja_value *out) {
     struct jinja_cursor c;
     bool all = self->size || class == CLASS_ASCII || class == CLASS_PRINTABLE;
-    int rc = no_args(run, name, args);
+    int rc = jinja_no_args(run, name, args);
     if (!rc) rc = jinja_charge_chars(run, self->size);
     if (rc) return rc;
     jinja_cursor_open(&c, self);

@@ -14,10 +14,6 @@ static bool is_given(const struct jinja_value *v) {
     return v->kind != JINJA_MISSING;
 }
 
-static int no_args(struct jinja_run *run, const char *name, const struct jinja_args *args) {
-    return jinja_bind(run, name, args, NULL, 0, 0, NULL);
-}
-
 /* Sorting */
 
 struct sorter {
@@ -170,7 +166,7 @@ FILTER(dictsort) {
 }
 
 FILTER(items) {
-    int rc = no_args(run, "items", args);
+    int rc = jinja_no_args(run, "items", args);
     if (rc) return rc;
     if (self->kind == JINJA_UNDEFINED) return jinja_list_open(run, JINJA_GENERATOR, 0, out);
     if (self->kind != JINJA_DICT)
@@ -182,7 +178,7 @@ FILTER(items) {
 
 FILTER(length) {
     int64_t length;
-    int rc = no_args(run, "length", args);
+    int rc = jinja_no_args(run, "length", args);
     if (!rc) rc = jinja_length(run, self, &length);
     if (!rc) *out = jinja_int(length);
     return rc;
@@ -190,7 +186,7 @@ FILTER(length) {
 
 FILTER(first) {
     struct jinja_list *list;
-    int rc = no_args(run, "first", args);
+    int rc = jinja_no_args(run, "first", args);
     if (rc) return rc;
     if (self->kind == JINJA_GENERATOR && self->list->used < self->list->count) {
         *out = self->list->items[self->list->used++];
@@ -209,7 +205,7 @@ FILTER(first) {
 
 FILTER(last) {
     struct jinja_list *list;
-    int rc = no_args(run, "last", args);
+    int rc = jinja_no_args(run, "last", args);
     if (rc) return rc;
     if (self->kind == JINJA_GENERATOR)
         return jinja_fail(run, ERR_INVALID, "'generator' object is not reversible");
@@ -221,13 +217,13 @@ FILTER(last) {
 }
 
 FILTER(list) {
-    int rc = no_args(run, "list", args);
+    int rc = jinja_no_args(run, "list", args);
     return rc ? rc : jinja_to_list(run, self, JINJA_LIST, out);
 }
 
 FILTER(reverse) {
     struct jinja_value list;
-    int rc = no_args(run, "reverse", args);
+    int rc = jinja_no_args(run, "reverse", args);
     if (!rc) rc = jinja_to_list(run, self, JINJA_GENERATOR, &list);
     if (rc) return rc;
     uint32_t count = list.list->count;

@@ -210,5 +210,9 @@ bool jinja_hashable(const struct jinja_value *key);
 int jinja_bind(struct jinja_run *run, const char *callee, const struct jinja_args *args,
                const char *const *names, uint32_t count, uint32_t required,
                struct jinja_value *values);
+static inline int jinja_no_args(struct jinja_run *run, const char *callee,
+                                const struct jinja_args *args) {
+    return jinja_bind(run, callee, args, NULL, 0, 0, NULL);
+}
 
 #endif

@@ -83,9 +83,9 @@ static inline void bed_append(struct bed *bed, int slot, int32_t count) {
                                     .scale = 1,
                                     .sinks = bed->sinks ? bed->sinks + head * bed->group : NULL,
                                     .group = bed->rule.observe.group};
-            if (cpu_rule_mass(&bed->rule)) cpu_observe_mass(&bed->cache, &mass, 0);
+            if (rule_adds(&bed->rule)) cpu_observe_mass(&bed->cache, &mass, 0);
         }
-        int window = cpu_rule_window(&bed->rule);
+        int window = rule_window(&bed->rule);
         for (int32_t t = 0; window && t < count; t++)
             memcpy(cpu_cache_query(&bed->cache, slot, layer, (bed->tokens + t) % window),
                    q + t * width, (size_t)width * sizeof *q);

@@ -539,13 +539,6 @@ static void run(const char *dir, const char *name, const char *path, bool exact,
     replay_close(&replay);
 }
 
-static bool path_available(const char *path) {
-    struct kern *kern = NULL;
-    if (cpu_open(&(struct cpu_options){.path = path, .threads = 1}, &kern, NULL)) return false;
-    kern->ops->close(kern);
-    return true;
-}
-
 /* Gates name their base by these, however it is stored. */
 static void check_digests(const char *dir, const char *what) {
     struct base_digest found[2];
@@ -573,7 +566,7 @@ static void check_both_ways(size_t family, uint32_t format, bool tied) {
     make(dir, &m);
     check_digests(dir, families[family].class);
     for (size_t i = 0; i < 5; i++) {
-        if (!path_available(paths[i])) continue;
+        if (!replay_path_available(paths[i])) continue;
         run(dir, "/model.gguf", paths[i], true, file);
         run(dir, "", paths[i], true, directory);
         cr_expect(isfinite(file[0]) && file[0] != file[1]);

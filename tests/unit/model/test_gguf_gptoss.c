@@ -201,13 +201,6 @@ static void run(const char *model, const char *path, float *logits) {
     replay_close(&replay);
 }
 
-static bool path_available(const char *path) {
-    struct kern *kern = NULL;
-    if (cpu_open(&(struct cpu_options){.path = path, .threads = 1}, &kern, NULL)) return false;
-    kern->ops->close(kern);
-    return true;
-}
-
 Test(gguf_gptoss, file_answers_as_its_directory) {
     static const char *const paths[] = {"reference", "portable", "avx2", "avx512", "amx"};
     static float file[IDS * 512], directory[IDS * 512];
@@ -216,7 +209,7 @@ Test(gguf_gptoss, file_answers_as_its_directory) {
     snprintf(model, sizeof model, "%s/model.gguf", dir);
     write_model(model);
     for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
-        if (!path_available(paths[i])) continue;
+        if (!replay_path_available(paths[i])) continue;
         run(model, paths[i], file);
         run(DIRECTORY, paths[i], directory);
         cr_expect(isfinite(file[0]) && file[0] != file[1]);

@@ -22,21 +22,6 @@
 static const char *const paths[] = {"reference", "portable", "avx2", "avx512", "amx"};
 #define PATH_COUNT (sizeof paths / sizeof paths[0])
 
-/* Absent paths are reported once per use, so that a log shows what was covered. */
-static bool path_available(const char *path) {
-    struct kern *kern = NULL;
-    struct fault fault = {0};
-    int rc = cpu_open(&(struct cpu_options){.path = path, .threads = 1}, &kern, &fault);
-    if (rc) {
-        bool everywhere = !strcmp(path, "reference") || !strcmp(path, "portable");
-        cr_assert(!everywhere, "%s", fault.text);
-        printf("skip: path %s: %s\n", path, fault.text);
-        return false;
-    }
-    kern->ops->close(kern);
-    return true;
-}
-
 /* How far log-probabilities may be off: float32 activations (the amx path splits them into two
  * bf16) leave the order of sums, and a narrow cache the rounding of stored keys and values. That is
  * all of it: the float64 reference of tests/python with nothing but those rounded to e4m3 is off by
@@ -189,7 +174,7 @@ static void check_golden_caches(const char *name, const char *source, bool narro
     }
     if (!source) source = golden_dir;
     for (size_t i = 0; i < PATH_COUNT; i++) {
-        if (!path_available(paths[i])) continue;
+        if (!replay_path_available(paths[i])) continue;
         check_golden(name, source, golden_dir, paths[i], KERN_F32);
         if (!narrow) continue;
         check_golden(name, source, golden_dir, paths[i], KERN_BF16);
@@ -390,7 +375,7 @@ Test(model, tiny_models_as_float64) {
         return;
     }
     for (size_t i = 0; i < PATH_COUNT; i++) {
-        if (!path_available(paths[i])) continue;
+        if (!replay_path_available(paths[i])) continue;
         for (size_t j = 0; j < sizeof tinies / sizeof tinies[0]; j++) {
             check_tiny(root, &tinies[j], paths[i], KERN_F32);
             if (gguf_is_path(tinies[j].model)) continue;
@@ -451,7 +436,7 @@ static void check_splits(const char *name, const char *path, enum kern_dtype kv_
 
 Test(model, splitting_a_prompt_changes_no_bit) {
     for (size_t i = 0; i < PATH_COUNT; i++) {
-        if (!path_available(paths[i])) continue;
+        if (!replay_path_available(paths[i])) continue;
         check_splits("qwen3", paths[i], KERN_F32);
         check_splits("qwen2", paths[i], KERN_BF16);
         check_splits("llama", paths[i], KERN_BF16);
@@ -505,7 +490,7 @@ static void check_batches(const char *name, const char *path, enum kern_dtype kv
 
 Test(model, company_in_a_batch_changes_no_bit) {
     for (size_t i = 0; i < PATH_COUNT; i++) {
-        if (!path_available(paths[i])) continue;
+        if (!replay_path_available(paths[i])) continue;
         check_batches("qwen3", paths[i], KERN_F32);
         check_batches("qwen3", paths[i], KERN_BF16);
         check_batches("qwen3", paths[i], KERN_E4M3);
@@ -558,7 +543,7 @@ static void check_shared(const char *dir, const char *path) {
 
 Test(model, shared_weights_change_no_bit) {
     for (size_t i = 0; i < PATH_COUNT; i++) {
-        if (!path_available(paths[i])) continue;
+        if (!replay_path_available(paths[i])) continue;
         check_shared(model_dir("qwen3"), paths[i]);
         check_shared(model_dir("qwen3moe"), paths[i]);
         check_shared(KEEPD_SOURCE_DIR "/bundled/keepd-nano", paths[i]);
@@ -568,7 +553,7 @@ Test(model, shared_weights_change_no_bit) {
 /* Rows nobody wants are left out of the last layer; the wanted ones must not notice. */
 Test(model, wanting_fewer_rows_changes_no_bit) {
     for (size_t i = 0; i < PATH_COUNT; i++) {
-        if (!path_available(paths[i])) continue;
+        if (!replay_path_available(paths[i])) continue;
         struct replay replay;
         int32_t ids[64];
         const int32_t want[] = {63, 5, 5, 17};
@@ -666,7 +651,7 @@ Test(model, weights_in_fp8_are_the_same_on_every_path) {
     double moved = rms(file, fp8, count);
     cr_assert(moved > 0.01 && moved < 0.3, "logits moved by %g", moved);
     for (size_t p = 0; p < PATH_COUNT; p++) {
-        if (!path_available(paths[p])) continue;
+        if (!replay_path_available(paths[p])) continue;
         float *once = nano_logits(paths[p], QUANTIZE_FP8, true, &whole, 1);
         float *split = nano_logits(paths[p], QUANTIZE_FP8, true, pieces, 3);
         cr_assert(rms(fp8, once, count) < 1e-4, "%s: %g", paths[p], rms(fp8, once, count));
@@ -690,7 +675,7 @@ Test(model, weights_in_blocks_are_near_the_files_on_every_path) {
         double moved = rms(file, exact, count);
         cr_assert(moved > 0.0001 && moved < most[q][0], "%d: logits moved by %g", q, moved);
         for (size_t p = 0; p < PATH_COUNT; p++) {
-            if (!path_available(paths[p])) continue;
+            if (!replay_path_available(paths[p])) continue;
             float *same = nano_logits(paths[p], (enum quantization)q, true, &whole, 1);
             float *once = nano_logits(paths[p], (enum quantization)q, false, &whole, 1);
             float *split = nano_logits(paths[p], (enum quantization)q, false, pieces, 3);
