@@ -1,10 +1,12 @@
-/* Matrices in blocks: 32 consecutive inputs of one output are whole numbers n with a common factor
- * and, in some formats, a common term.
+/* Matrices in blocks: 32 consecutive inputs of one output are whole numbers n with a common factor,
+ * or one for each half of them, and, in some formats, a common term.
  *
  *   KERN_Q8   w = scale n            n in -128..127
  *   KERN_Q8M  w = scale n + least    n in -128..127
  *   KERN_Q4   w = scale n            n in -8..7
  *   KERN_Q4M  w = scale n + least    n in 0..15
+ *   KERN_Q8S  w = scale n            n in -128..127, a scale for each half of the block
+ *   KERN_Q8SM w = scale n + least    n in -128..127, a scale for each half of the block
  *
  * A matrix of these types is [rows][blocks of a row] struct block; every backend packs them into a
  * layout of its own. A row whose length is no multiple of 32 ends with a block whose other numbers
@@ -22,7 +24,8 @@ extern "C" {
 #define BLOCK_NO_LEAST (-0.0f) /* added, it changes nothing, not even the sign of a zero */
 
 struct block {
-    float scale, least; /* least: BLOCK_NO_LEAST in KERN_Q8 and KERN_Q4 */
+    float scale[2]; /* one for each half; equal but in KERN_Q8S and KERN_Q8SM */
+    float least;    /* BLOCK_NO_LEAST in KERN_Q8, KERN_Q4 and KERN_Q8S */
     int8_t n[KERN_BLOCK];
 };
 
@@ -30,15 +33,26 @@ static inline int64_t blocks_of(int64_t count) {
     return (count + KERN_BLOCK - 1) / KERN_BLOCK;
 }
 
+static inline bool block_has_least(enum kern_dtype dtype) {
+    return dtype == KERN_Q8M || dtype == KERN_Q4M || dtype == KERN_Q8SM;
+}
+
+static inline bool block_is_split(enum kern_dtype dtype) {
+    return dtype == KERN_Q8S || dtype == KERN_Q8SM;
+}
+
+static inline size_t block_factors(enum kern_dtype dtype) {
+    return (size_t)1 + block_is_split(dtype) + block_has_least(dtype);
+}
+
 /* Bytes of a row of `count` numbers without alignment, with factors in float16. */
 static inline size_t blocks_bytes(enum kern_dtype dtype, int64_t count) {
     size_t bits = dtype == KERN_Q4 || dtype == KERN_Q4M ? 4 : 8;
-    size_t factors = dtype == KERN_Q8M || dtype == KERN_Q4M ? 2 : 1;
-    return (size_t)blocks_of(count) * (KERN_BLOCK / 8 * bits + 2 * factors);
+    return (size_t)blocks_of(count) * (KERN_BLOCK / 8 * bits + 2 * block_factors(dtype));
 }
 
 static inline float block_number(const struct block *block, int i) {
-    return block->scale * (float)block->n[i] + block->least;
+    return block->scale[i / (KERN_BLOCK / 2)] * (float)block->n[i] + block->least;
 }
 
 #ifdef __cplusplus

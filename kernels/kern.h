@@ -25,10 +25,21 @@
 #include "base/err.h"
 
 /* E4M3: one byte, sign, 4 bits of exponent (bias 7), 3 bits of mantissa, no infinities, NaN is 0x7f
- * and 0xff, largest 448 (OCP 8-bit floating point, "FP8 E4M3"). Q8 to Q4M: blocks of whole numbers
+ * and 0xff, largest 448 (OCP 8-bit floating point, "FP8 E4M3"). Q8 to Q8SM: blocks of whole numbers
  * with common factors (kernels/blocks.h), for weights only. State files contain these enum
  * values. */
-enum kern_dtype { KERN_F32, KERN_F16, KERN_BF16, KERN_E4M3, KERN_Q8, KERN_Q8M, KERN_Q4, KERN_Q4M };
+enum kern_dtype {
+    KERN_F32,
+    KERN_F16,
+    KERN_BF16,
+    KERN_E4M3,
+    KERN_Q8,
+    KERN_Q8M,
+    KERN_Q4,
+    KERN_Q4M,
+    KERN_Q8S,
+    KERN_Q8SM
+};
 
 #define KERN_BLOCK 32 /* numbers in a block */
 

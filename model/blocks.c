@@ -36,35 +36,35 @@ static uint32_t bits_at(const uint8_t *from) {
 
 static void make_q4_0(const uint8_t *from, size_t blocks, struct block *out) {
     for (; blocks; blocks--, from += 18, out++) {
-        *out = (struct block){.scale = half_at(from), .least = BLOCK_NO_LEAST};
+        *out = (struct block){.scale = {half_at(from), half_at(from)}, .least = BLOCK_NO_LEAST};
         put_nibbles(from + 2, 0, -8, out->n);
     }
 }
 
 static void make_q4_1(const uint8_t *from, size_t blocks, struct block *out) {
     for (; blocks; blocks--, from += 20, out++) {
-        *out = (struct block){.scale = half_at(from), .least = half_at(from + 2)};
+        *out = (struct block){.scale = {half_at(from), half_at(from)}, .least = half_at(from + 2)};
         put_nibbles(from + 4, 0, 0, out->n);
     }
 }
 
 static void make_q5_0(const uint8_t *from, size_t blocks, struct block *out) {
     for (; blocks; blocks--, from += 22, out++) {
-        *out = (struct block){.scale = half_at(from), .least = BLOCK_NO_LEAST};
+        *out = (struct block){.scale = {half_at(from), half_at(from)}, .least = BLOCK_NO_LEAST};
         put_nibbles(from + 6, bits_at(from + 2), -16, out->n);
     }
 }
 
 static void make_q5_1(const uint8_t *from, size_t blocks, struct block *out) {
     for (; blocks; blocks--, from += 24, out++) {
-        *out = (struct block){.scale = half_at(from), .least = half_at(from + 2)};
+        *out = (struct block){.scale = {half_at(from), half_at(from)}, .least = half_at(from + 2)};
         put_nibbles(from + 8, bits_at(from + 4), 0, out->n);
     }
 }
 
 static void make_q8_0(const uint8_t *from, size_t blocks, struct block *out) {
     for (; blocks; blocks--, from += 34, out++) {
-        *out = (struct block){.scale = half_at(from), .least = BLOCK_NO_LEAST};
+        *out = (struct block){.scale = {half_at(from), half_at(from)}, .least = BLOCK_NO_LEAST};
         memcpy(out->n, from + 2, sizeof out->n);
     }
 }
@@ -87,7 +87,7 @@ static void make_group(const uint8_t *head, const uint8_t *nibbles, const uint8_
                        struct block *out) {
     int scale, minimum;
     scale_of(head + 4, g, &scale, &minimum);
-    out->scale = half_at(head) * (float)scale;
+    out->scale[0] = out->scale[1] = half_at(head) * (float)scale;
     out->least = -(half_at(head + 2) * (float)minimum);
     for (int i = 0; i < 32; i++) {
         int n = nibbles[i] >> 4 * (g & 1) & 15;
@@ -108,16 +108,38 @@ static void make_q5_k(const uint8_t *from, size_t blocks, struct block *out) {
             make_group(from, from + 48 + (ptrdiff_t)(g / 2 * 32), from + 16, g, out++);
 }
 
+/* Quarter q of 128 numbers: its low halves are in the bytes (q & 1) 32 + i. */
+static void make_quarter(const uint8_t *low, const uint8_t *high, const uint8_t *scales, float d,
+                         int q, struct block *out) {
+    out->least = BLOCK_NO_LEAST;
+    for (int half = 0; half < 2; half++) out->scale[half] = d * (float)(int8_t)scales[2 * q + half];
+    for (int i = 0; i < 32; i++) {
+        int n = (low[(q & 1) * 32 + i] >> (q & 2) * 2 & 15) | (high[i] >> 2 * q & 3) << 4;
+        out->n[i] = (int8_t)(n - 32);
+    }
+}
+
+static void make_q6_k(const uint8_t *from, size_t blocks, struct block *out) {
+    for (; blocks; blocks--, from += 210)
+        for (ptrdiff_t half = 0; half < 2; half++)
+            for (int q = 0; q < 4; q++)
+                make_quarter(from + 64 * half, from + 128 + 32 * half, from + 192 + 8 * half,
+                             half_at(from + 208), q, out++);
+}
+
 static const struct format {
     uint32_t format;
     enum kern_dtype dtype;
     block_maker *make;
     size_t blocks, bytes; /* blocks of 32 in a block of the file, and its bytes */
-} formats[] = {
-    {GGUF_FORMAT_Q4_0, KERN_Q4, make_q4_0, 1, 18},  {GGUF_FORMAT_Q4_1, KERN_Q4M, make_q4_1, 1, 20},
-    {GGUF_FORMAT_Q5_0, KERN_Q8, make_q5_0, 1, 22},  {GGUF_FORMAT_Q5_1, KERN_Q8M, make_q5_1, 1, 24},
-    {GGUF_FORMAT_Q8_0, KERN_Q8, make_q8_0, 1, 34},  {GGUF_FORMAT_Q4_K, KERN_Q4M, make_q4_k, 8, 144},
-    {GGUF_FORMAT_Q5_K, KERN_Q8M, make_q5_k, 8, 176}};
+} formats[] = {{GGUF_FORMAT_Q4_0, KERN_Q4, make_q4_0, 1, 18},
+               {GGUF_FORMAT_Q4_1, KERN_Q4M, make_q4_1, 1, 20},
+               {GGUF_FORMAT_Q5_0, KERN_Q8, make_q5_0, 1, 22},
+               {GGUF_FORMAT_Q5_1, KERN_Q8M, make_q5_1, 1, 24},
+               {GGUF_FORMAT_Q8_0, KERN_Q8, make_q8_0, 1, 34},
+               {GGUF_FORMAT_Q4_K, KERN_Q4M, make_q4_k, 8, 144},
+               {GGUF_FORMAT_Q5_K, KERN_Q8M, make_q5_k, 8, 176},
+               {GGUF_FORMAT_Q6_K, KERN_Q8S, make_q6_k, 8, 210}};
 
 static const struct format *format_of(uint32_t format) {
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
@@ -156,25 +178,7 @@ READER(q5_1, Q5_1)
 READER(q8_0, Q8_0)
 READER(q4_k, Q4_K)
 READER(q5_k, Q5_K)
-
-/* 128 numbers: quarter q has numbers 32 q + i, its low half in byte (q & 1) 32 + i. */
-static void read_half_q6_k(const uint8_t *low, const uint8_t *high, const uint8_t *scales, float d,
-                           float *out) {
-    for (int q = 0; q < 4; q++) {
-        for (int i = 0; i < 32; i++) {
-            int n = (low[(q & 1) * 32 + i] >> (q & 2) * 2 & 15) | (high[i] >> 2 * q & 3) << 4;
-            *out++ = d * (float)(int8_t)scales[2 * q + i / 16] * (float)(n - 32);
-        }
-    }
-}
-
-static void read_q6_k(const uint8_t *from, size_t blocks, float *out) {
-    for (size_t b = 0; b < blocks; b++, from += 210) {
-        const float d = half_at(from + 208);
-        for (ptrdiff_t half = 0; half < 2; half++, out += 128)
-            read_half_q6_k(from + 64 * half, from + 128 + 32 * half, from + 192 + 8 * half, d, out);
-    }
-}
+READER(q6_k, Q6_K)
 
 /* OCP Microscaling Formats 1.0: E2M1 times 2^(scale - 127). The scale 255 is no number. */
 static float mxfp4_scale(uint8_t scale) {

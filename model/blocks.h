@@ -25,8 +25,7 @@ block_reader *block_reader_of(uint32_t format);
 /* Writes the blocks of 32 of `blocks` blocks of the file, with exactly the same numbers. */
 typedef void block_maker(const uint8_t *from, size_t blocks, struct block *out);
 
-/* *dtype: the type of the blocks. NULL where the numbers have no such form (Q6_K: scales of 16
- * numbers). */
+/* *dtype: the type of the blocks. NULL where the numbers have no such form (MXFP4). */
 block_maker *block_maker_of(uint32_t format, enum kern_dtype *dtype);
 
 #endif

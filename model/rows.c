@@ -91,7 +91,9 @@ static int64_t find_special(const char *from, int64_t count, enum kern_dtype dty
 /* The first number of a block whose factors are not finite, or `count`. */
 static int64_t find_bad_block(const struct block *blocks, int64_t count) {
     for (int64_t b = 0; b < blocks_of(count); b++)
-        if (!isfinite(blocks[b].scale) || !isfinite(blocks[b].least)) return b * KERN_BLOCK;
+        if (!isfinite(blocks[b].scale[0]) || !isfinite(blocks[b].scale[1]) ||
+            !isfinite(blocks[b].least))
+            return b * KERN_BLOCK;
     return count;
 }
 

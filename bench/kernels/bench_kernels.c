@@ -151,7 +151,8 @@ static char *random_blocks(int rows, int cols, enum kern_dtype dtype) {
     struct block *data = memory(count * sizeof *data);
     uint32_t x = 777;
     for (size_t i = 0; i < count; i++) {
-        data[i].scale = dtype == KERN_Q4 || dtype == KERN_Q4M ? 0x1p-8f : 0x1p-12f;
+        data[i].scale[0] = data[i].scale[1] =
+            dtype == KERN_Q4 || dtype == KERN_Q4M ? 0x1p-8f : 0x1p-12f;
         data[i].least = dtype == KERN_Q4M ? -0x1p-5f : BLOCK_NO_LEAST;
         for (int k = 0; k < KERN_BLOCK; k++) {
             x = x * 1664525 + 1013904223;

@@ -35,12 +35,16 @@ static bool exact_half(float x) {
     return number_bits(number_from_f16(number_to_f16(x))) == number_bits(x);
 }
 
-/* `which` 0: the scale, 1: least. */
+/* `which`: as factors lie in a block of a panel. */
 static char *factor_at(const struct kern_weight *w, int64_t row, int64_t block, int which) {
     size_t size = w->halves ? 2 : 4;
     char *panel = w->data + (size_t)(row / PANEL) * w->panel_bytes;
     return panel + (size_t)w->blocks * cpu_block_codes(w) + (size_t)block * cpu_block_factors(w) +
            ((size_t)which * PANEL + (size_t)(row % PANEL)) * size;
+}
+
+static int least_at(const struct kern_weight *w) {
+    return block_is_split(w->dtype) ? 2 : 1;
 }
 
 static void put_factor(const struct kern_weight *w, char *at, float x) {
@@ -91,7 +95,7 @@ static struct block block_as(const struct block *block, enum kern_dtype from, en
     struct block out = *block;
     if (from != KERN_Q4 || to != KERN_Q4M) return out;
     for (int i = 0; i < KERN_BLOCK; i++) out.n[i] = (int8_t)(out.n[i] + 8);
-    out.least = -8 * out.scale;
+    out.least = -8 * out.scale[0];
     return out;
 }
 
@@ -99,7 +103,8 @@ bool cpu_block_halves(const struct kern_weight *w, const struct block *from,
                       enum kern_dtype dtype) {
     for (int64_t b = 0; b < w->blocks; b++) {
         struct block block = block_as(&from[b], dtype, w->dtype);
-        if (!exact_half(block.scale) || !exact_half(block.least)) return false;
+        if (!exact_half(block.scale[0]) || !exact_half(block.scale[1]) || !exact_half(block.least))
+            return false;
     }
     return true;
 }
@@ -109,15 +114,19 @@ void cpu_block_pack(struct kern_weight *w, int64_t row, const struct block *from
     for (int64_t b = 0; b < w->blocks; b++) {
         struct block block = block_as(&from[b], dtype, w->dtype);
         put_codes(w, codes_at(w, row, b), block.n, cpu_block_offset(w->dtype));
-        put_factor(w, factor_at(w, row, b, 0), block.scale);
-        if (cpu_block_has_least(w->dtype)) put_factor(w, factor_at(w, row, b, 1), block.least);
+        put_factor(w, factor_at(w, row, b, 0), block.scale[0]);
+        if (block_is_split(w->dtype)) put_factor(w, factor_at(w, row, b, 1), block.scale[1]);
+        if (block_has_least(w->dtype))
+            put_factor(w, factor_at(w, row, b, least_at(w)), block.least);
     }
 }
 
 struct block cpu_block_at(const struct kern_weight *w, int64_t row, int64_t block) {
-    struct block out = {.scale = get_factor(w, factor_at(w, row, block, 0)),
-                        .least = BLOCK_NO_LEAST};
-    if (cpu_block_has_least(w->dtype)) out.least = get_factor(w, factor_at(w, row, block, 1));
+    struct block out = {.least = BLOCK_NO_LEAST};
+    const int second = block_is_split(w->dtype) ? 1 : 0;
+    out.scale[0] = get_factor(w, factor_at(w, row, block, 0));
+    out.scale[1] = get_factor(w, factor_at(w, row, block, second));
+    if (block_has_least(w->dtype)) out.least = get_factor(w, factor_at(w, row, block, least_at(w)));
     get_codes(w, codes_at(w, row, block), out.n);
     return out;
 }

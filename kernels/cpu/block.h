@@ -6,8 +6,9 @@
  *                   unsigned n + 128
  *   codes, 4 bits   256 bytes: byte j of vector v of 0..3 has vector v of the above in its low half
  *                   and vector v + 4 in its high one, as n + 8 (Q4) or n (Q4M)
- *   factors         16 scales, then in Q8M and Q4M 16 terms `least`; float16 where that is exact
- *                   for the whole weight, otherwise float32
+ *   factors         16 scales, then in Q8S and Q8SM those of the second halves, then in Q8M, Q4M
+ *                   and Q8SM 16 terms `least`; float16 where that is exact for the whole weight,
+ *                   otherwise float32
  *
  * An activation row is rounded in blocks of 32 inputs, too: x = scale c, c = x / scale to nearest
  * even, in -127..127, with scale = largest |x| / 127. A block below 2^-100 is zero; one with a
@@ -16,8 +17,8 @@
  *
  * The product of a block is a whole number and exact. Of an output, with sums in float32:
  *
- *   sum = fma(least, x.scale * sum of c, sum)            Q8M and Q4M
- *   sum = fma(sum of n c, scale * x.scale, sum)
+ *   sum = fma(least, x.scale * sum of c, sum)            Q8M, Q4M and Q8SM
+ *   sum = fma(sum of n c, scale * x.scale, sum)          Q8S and Q8SM: of each half in turn
  *
  * over the blocks of a leaf in ascending order; with two parts the leaf's sum is that of the first
  * plus that of the second. Leaves are added as a tree. Every instruction set,
@@ -32,10 +33,6 @@ static inline int cpu_block_bits(enum kern_dtype dtype) {
     return dtype == KERN_Q4 || dtype == KERN_Q4M ? 4 : 8;
 }
 
-static inline bool cpu_block_has_least(enum kern_dtype dtype) {
-    return dtype == KERN_Q8M || dtype == KERN_Q4M;
-}
-
 /* Added to n in memory. */
 static inline int cpu_block_offset(enum kern_dtype dtype) {
     return dtype == KERN_Q4M ? 0 : dtype == KERN_Q4 ? 8 : 128;
@@ -47,13 +44,13 @@ static inline size_t cpu_block_codes(const struct kern_weight *w) {
 }
 
 static inline size_t cpu_block_factors(const struct kern_weight *w) {
-    return (size_t)PANEL * (w->halves ? 2 : 4) * (cpu_block_has_least(w->dtype) ? 2 : 1);
+    return (size_t)PANEL * (w->halves ? 2 : 4) * block_factors(w->dtype);
 }
 
 /* A block of an activation row. */
 struct cpu_x_block {
     float scale, sum; /* sum: scale times the sum of codes */
-    int32_t start;    /* -cpu_block_offset times the sum of codes */
+    int32_t start[2]; /* -cpu_block_offset times the sum of codes, of each half */
 };
 
 /* Activations of a pass: [rows][depth] codes, [rows][blocks]. */

@@ -88,9 +88,9 @@ static float as_half(float x) {
 static void quantize_q8(const float *x, struct block *to) {
     float most = 0;
     for (int i = 0; i < KERN_BLOCK; i++) most = fmaxf(most, fabsf(x[i]));
-    to->scale = as_half(most / 127);
+    const float scale = as_half(most / 127), by = scale > 0 ? 1 / scale : 0;
+    to->scale[0] = to->scale[1] = scale;
     to->least = BLOCK_NO_LEAST;
-    float by = to->scale > 0 ? 1 / to->scale : 0;
     for (int i = 0; i < KERN_BLOCK; i++)
         to->n[i] = (int8_t)fmaxf(-127, fminf(127, nearest(x[i] * by)));
 }
@@ -143,7 +143,7 @@ static void quantize_q4(const float *x, struct block *to) {
         float error = error_q4(x, n, scale, least);
         if (!(error < best)) continue;
         best = error;
-        to->scale = scale, to->least = least;
+        to->scale[0] = to->scale[1] = scale, to->least = least;
         for (int i = 0; i < KERN_BLOCK; i++) to->n[i] = (int8_t)n[i];
     }
 }

@@ -203,19 +203,33 @@ SIMD void dot_step(whole (*sum)[PANELS_ONE_ROW], const codes *w, const int8_t *x
     }
 }
 
-/* The whole numbers of block b. */
+/* The layout of a type's blocks, and the part of a block that is meant: half `part` of 2, or the
+ * one part. Constant wherever loops are compiled. */
+struct form {
+    int bits;
+    bool least;
+    int parts, part;
+};
+
+SIMD int32_t start_of(const struct cpu_x_block *x, const struct form f) {
+    return f.parts == 1 ? x->start[0] + x->start[1] : x->start[f.part];
+}
+
+/* The whole numbers of a part of block b. */
 SIMD void dot_block(whole (*sum)[PANELS_ONE_ROW], const struct leaf_data *in, int64_t b,
-                    const int bits, const int rows, const int panels) {
+                    const struct form f, const int rows, const int panels) {
+    const int bits = f.bits, count = PANEL * KERN_BLOCK / 8 * bits / 64 / f.parts;
     const size_t bytes = (size_t)(PANEL * KERN_BLOCK / 8 * bits);
-    const int8_t *x = in->x + b * KERN_BLOCK;
+    const int8_t *x = in->x + b * KERN_BLOCK + (ptrdiff_t)f.part * (KERN_BLOCK / 2);
     codes w[PANELS_ONE_ROW], high[PANELS_ONE_ROW];
     EACH(rows, r) {
-        int32_t start = in->x_blocks[r * in->blocks + b].start;
+        int32_t start = start_of(&in->x_blocks[r * in->blocks + b], f);
         EACH(panels, p) sum[r][p] = whole_open(start, bits);
     }
-    _Pragma("GCC unroll 8") for (int v = 0; v < (int)bytes / 64; v++) {
+    _Pragma("GCC unroll 8") for (int v = 0; v < count; v++) {
         EACH(panels, p) {
-            const char *at = in->codes[p] + (size_t)b * bytes + (ptrdiff_t)64 * v;
+            const char *at =
+                in->codes[p] + (size_t)b * bytes + (ptrdiff_t)64 * (f.part * count + v);
             if (rows == 1 || in->fetch) __builtin_prefetch(at + AHEAD);
             w[p] = codes_load(at);
             if (bits == 4) high[p] = codes_high(w[p]), w[p] = codes_low(w[p]);
@@ -225,17 +239,19 @@ SIMD void dot_block(whole (*sum)[PANELS_ONE_ROW], const struct leaf_data *in, in
     }
 }
 
-/* Adds block b to sums in float32. */
+/* Adds a part of block b to sums in float32. */
 SIMD void scale_block(v16 (*to)[PANELS_ONE_ROW], whole (*sum)[PANELS_ONE_ROW],
-                      const struct leaf_data *in, int64_t b, const int bits, const bool least,
-                      const int rows, const int panels) {
+                      const struct leaf_data *in, int64_t b, const struct form f, const int rows,
+                      const int panels) {
+    const bool least = f.least && f.part == 0;
+    const size_t each = in->factor_bytes / (size_t)(f.parts + f.least);
     EACH(panels, p) {
         const char *at = in->factors[p] + (size_t)b * in->factor_bytes;
-        v16 scale = factor_load(at, in->halves), term = scale;
-        if (least) term = factor_load(at + in->factor_bytes / 2, in->halves);
+        v16 scale = factor_load(at + (size_t)f.part * each, in->halves), term = scale;
+        if (least) term = factor_load(at + (size_t)f.parts * each, in->halves);
         EACH(rows, r) {
             const struct cpu_x_block *x = &in->x_blocks[r * in->blocks + b];
-            v16 value = whole_close(sum[r][p], x->start, bits);
+            v16 value = whole_close(sum[r][p], start_of(x, f), f.bits);
             if (least) to[r][p] = fused(term, v16_set(x->sum), to[r][p]);
             to[r][p] = fused(value, v16_mul(scale, v16_set(x->scale)), to[r][p]);
         }
@@ -243,13 +259,16 @@ SIMD void scale_block(v16 (*to)[PANELS_ONE_ROW], whole (*sum)[PANELS_ONE_ROW],
 }
 
 SIMD void sum_leaf(block_sums to, const struct leaf_data *in, const int bits, const bool least,
-                   const int rows, const int panels) {
+                   const int parts, const int rows, const int panels) {
     v16 total[ROWS][PANELS_ONE_ROW];
     whole sum[ROWS][PANELS_ONE_ROW];
     EACH(rows, r) EACH(panels, p) total[r][p] = v16_set(0);
     for (int64_t b = 0; b < in->count; b++) {
-        dot_block(sum, in, b, bits, rows, panels);
-        scale_block(total, sum, in, b, bits, least, rows, panels);
+        EACH(parts, part) {
+            const struct form f = {bits, least, parts, part};
+            dot_block(sum, in, b, f, rows, panels);
+            scale_block(total, sum, in, b, f, rows, panels);
+        }
     }
     EACH(rows, r) EACH(panels, p) to[r][p] = total[r][p];
 }
@@ -257,17 +276,19 @@ SIMD void sum_leaf(block_sums to, const struct leaf_data *in, const int bits, co
 /* Each loop is a function of its own, so that its sums stay in registers. */
 typedef void leaf_loop(block_sums to, const struct leaf_data *in);
 
-#define LOOP(name, bits, least, rows, panels)                                                      \
+#define LOOP(name, bits, least, parts, rows, panels)                                               \
     __attribute__((noinline)) static void name(block_sums to, const struct leaf_data *in) {        \
-        sum_leaf(to, in, bits, least, rows, panels);                                               \
+        sum_leaf(to, in, bits, least, parts, rows, panels);                                        \
     }
 #define SHAPE(R, P)                                                                                \
-    LOOP(q8_##R, 8, false, R, P)                                                                   \
-    LOOP(q8m_##R, 8, true, R, P)                                                                   \
-    LOOP(q4_##R, 4, false, R, P)                                                                   \
-    LOOP(q4m_##R, 4, true, R, P)
+    LOOP(q8_##R, 8, false, 1, R, P)                                                                \
+    LOOP(q8m_##R, 8, true, 1, R, P)                                                                \
+    LOOP(q4_##R, 4, false, 1, R, P)                                                                \
+    LOOP(q4m_##R, 4, true, 1, R, P)                                                                \
+    LOOP(q8s_##R, 8, false, 2, R, P)                                                               \
+    LOOP(q8sm_##R, 8, true, 2, R, P)
 #define SHAPE_OF(R)                                                                                \
-    { q8_##R, q8m_##R, q4_##R, q4m_##R }
+    { q8_##R, q8m_##R, q4_##R, q4m_##R, q8s_##R, q8sm_##R }
 
 SHAPE(1, PANELS_ONE_ROW)
 #if ROWS > 1
@@ -281,7 +302,7 @@ SHAPE(6, PANELS)
 #endif
 
 /* By rows, and then in the order of kern_dtype. */
-static leaf_loop *const loops[ROWS][4] = {
+static leaf_loop *const loops[ROWS][KERN_Q8SM - KERN_Q8 + 1] = {
     SHAPE_OF(1),
 #if ROWS > 1
     SHAPE_OF(2), SHAPE_OF(3),
@@ -383,7 +404,7 @@ static inline int32_t nearest(float x) {
 
 static void round_block(const float *x, int8_t *to, struct cpu_x_block *block, int offset) {
     uint32_t most = 0;
-    int32_t sum = 0;
+    int32_t sums[2] = {0, 0};
     for (int i = 0; i < KERN_BLOCK; i++) {
         uint32_t size = number_bits(x[i]) & 0x7fffffffu;
         most = size > most ? size : most;
@@ -394,11 +415,11 @@ static void round_block(const float *x, int8_t *to, struct cpu_x_block *block, i
     for (int i = 0; i < KERN_BLOCK; i++) {
         int32_t code = some ? nearest(x[i] * by) : 0;
         to[i] = (int8_t)code;
-        sum += code;
+        sums[i / (KERN_BLOCK / 2)] += code;
     }
     block->scale = some ? top / 127 : number ? 0 : NAN;
-    block->sum = block->scale * (float)sum;
-    block->start = -offset * sum;
+    block->sum = block->scale * (float)(sums[0] + sums[1]);
+    for (int half = 0; half < 2; half++) block->start[half] = -offset * sums[half];
 }
 
 /* Up to two parts of a block: the second has what the first one leaves. */

@@ -127,8 +127,9 @@ static int check_parts(const struct cpu *cpu, const struct kern_matrix *parts, i
 static enum kern_dtype joined_dtype(enum kern_dtype a, enum kern_dtype b) {
     if (a == b) return a;
     if (!kern_dtype_blocks(a)) return KERN_F32;
-    bool least = cpu_block_has_least(a) || cpu_block_has_least(b);
+    bool least = block_has_least(a) || block_has_least(b);
     if (cpu_block_bits(a) == 4 && cpu_block_bits(b) == 4) return KERN_Q4M;
+    if (block_is_split(a) || block_is_split(b)) return least ? KERN_Q8SM : KERN_Q8S;
     return least ? KERN_Q8M : KERN_Q8;
 }
 

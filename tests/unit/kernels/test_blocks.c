@@ -6,9 +6,9 @@
 #include "kernels/cpu/block.h"
 #include "paths.h"
 
-#define DTYPES 4
+#define DTYPES 6
 
-static const char *const dtype_names[DTYPES] = {"q8", "q8m", "q4", "q4m"};
+static const char *const dtype_names[DTYPES] = {"q8", "q8m", "q4", "q4m", "q8s", "q8sm"};
 
 static struct kern *open_as(int path, enum cpu_activations activations) {
     struct cpu_options options = {
@@ -42,9 +42,10 @@ static struct blocks blocks_make(int64_t rows, int64_t cols, enum kern_dtype dty
                        .value = calloc((size_t)(rows * cols), sizeof *m.value)};
     for (int64_t i = 0; i < rows * each; i++) {
         struct block *b = &m.data[i];
-        b->scale = factor(seed, 2 * (uint64_t)i, halves);
+        b->scale[0] = b->scale[1] = factor(seed, 3 * (uint64_t)i, halves);
         b->least = BLOCK_NO_LEAST;
-        if (cpu_block_has_least(dtype)) b->least = factor(seed, 2 * (uint64_t)i + 1, halves);
+        if (block_has_least(dtype)) b->least = factor(seed, 3 * (uint64_t)i + 1, halves);
+        if (block_is_split(dtype)) b->scale[1] = factor(seed, 3 * (uint64_t)i + 2, halves);
         for (int k = 0; k < KERN_BLOCK && i % each * KERN_BLOCK + k < cols; k++) {
             b->n[k] = (int8_t)((int)(mix(seed ^ (uint64_t)(i * KERN_BLOCK + k)) % count) + low);
             m.value[i / each * cols + i % each * KERN_BLOCK + k] = block_number(b, k);
@@ -229,7 +230,7 @@ Test(blocks, extremes_do_not_overflow) {
             const int most = dtype == KERN_Q4 ? 7 : dtype == KERN_Q4M ? 15 : 127;
             float x[2 * COLS], y[2 * OUT];
             for (int i = 0; i < OUT * COLS / KERN_BLOCK; i++) {
-                m.data[i].scale = 1, m.data[i].least = BLOCK_NO_LEAST;
+                m.data[i].scale[0] = m.data[i].scale[1] = 1, m.data[i].least = BLOCK_NO_LEAST;
                 for (int k = 0; k < KERN_BLOCK; k++)
                     m.data[i].n[k] = (int8_t)(i / (COLS / KERN_BLOCK) % 2 ? least : most);
             }
@@ -311,7 +312,7 @@ Test(blocks, parts_are_joined_exactly) {
 
 /* A layout is as small as its name says. */
 Test(blocks, bits_per_number) {
-    static const double bits[2][DTYPES] = {{9, 10, 5, 6}, {8.5, 9, 4.5, 5}};
+    static const double bits[2][DTYPES] = {{9, 10, 5, 6, 10, 11}, {8.5, 9, 4.5, 5, 9, 9.5}};
     struct kern *kern = open_as(1, CPU_INT8);
     for (int d = 0; d < 2 * DTYPES; d++) {
         struct blocks m = blocks_make(32, 1024, (enum kern_dtype)(KERN_Q8 + d / 2), d % 2, 12);

@@ -211,9 +211,10 @@ static void random_blocks(struct making *m, uint32_t format, uint8_t *out, size_
     for (size_t i = 0; i < count * bytes; i++) out[i] = (uint8_t)random_bits(m);
     for (size_t s = 0; s < sizeof scales / sizeof scales[0]; s++) {
         for (int k = 0; scales[s].format == format && k < 2 && scales[s].at[k] >= 0; k++)
-            for (size_t b = 0; b < count; b++) { /* about 2^-10 */
+            for (size_t b = 0; b < count; b++) { /* about 2^-10; Q6_K multiplies it by up to 128 */
                 out[b * bytes + (size_t)scales[s].at[k]] = (uint8_t)random_bits(m);
-                out[b * bytes + (size_t)scales[s].at[k] + 1] = 0x14;
+                out[b * bytes + (size_t)scales[s].at[k] + 1] =
+                    format == GGUF_FORMAT_Q6_K ? 0x04 : 0x14;
             }
     }
 }
