@@ -1,7 +1,8 @@
 /* Internal types of the tokenizer; only text/tok/ includes them.
  *
  * Loading (load.c, pipe.c, decode.c, dir.c, gguf.c) fills `struct tok`; afterwards nothing writes
- * to it. Encoding streams: the text between added tokens is normalised (norm.c, forms.c), each
+ * to it. Encoding streams: the text between added tokens is normalised (norm.c, forms.c,
+ * charsmap.c), each
  * stage splits the pieces of the previous one (split.c, regex.c), and the final pieces go to the
  * model (bpe.c, unigram.c) one by one, so no list of pieces is kept. `struct tok_encoder` is the
  * state of one call. */
@@ -108,12 +109,22 @@ struct tok_stage {
 /* ---- Normalizer (norm.c, forms.c), decoder (decode.c) --------------------------------------- */
 
 enum tok_form { TOK_NFC, TOK_NFD, TOK_NFKC, TOK_NFKD };
-enum tok_step_kind { TOK_STEP_FORM, TOK_STEP_PREPEND, TOK_STEP_REPLACE };
+enum tok_step_kind {
+    TOK_STEP_FORM,
+    TOK_STEP_PREPEND,
+    TOK_STEP_REPLACE,
+    TOK_STEP_LOWERCASE,
+    TOK_STEP_STRIP,         /* white space at one end, or both */
+    TOK_STEP_STRIP_ACCENTS, /* all marks */
+    TOK_STEP_NMT,           /* some control and white space characters */
+    TOK_STEP_CHARSMAP       /* `find` is the trie, `content` the texts (charsmap.c) */
+};
 
 /* `find` and `content` are in tok->text; `find` is not used where there is a regex. */
 struct tok_step {
     enum tok_step_kind kind;
     enum tok_form form;
+    bool left, right; /* TOK_STEP_STRIP */
     struct tok_regex *regex;
     uint32_t find, find_size, content, content_size;
 };
@@ -345,6 +356,27 @@ struct tok_span_map {
 bool tok_span_map_open(struct tok_span_map *map, struct arena *arena, const struct tok_text *in);
 void tok_span_map_add(struct tok_span_map *map, size_t begin, size_t end, size_t at, size_t size,
                       bool changed);
+
+/* Text with parts replaced, in order. */
+struct tok_edit {
+    struct tok_writer w;
+    struct tok_span_map map;
+    const struct tok_text *in;
+    size_t taken; /* bytes of the old text */
+};
+
+void tok_edit_open(struct tok_edit *edit, struct arena *arena, const struct tok_text *in);
+/* `s` takes the place of in[begin, end), which begins where the last part ended or later. false: no
+ * memory, or the text becomes too long. */
+bool tok_edit(struct tok_edit *edit, size_t begin, size_t end, const char *s, size_t size);
+/* Without any parts *out is the text itself. ERR_NOMEM. */
+int tok_edit_close(struct tok_edit *edit, struct tok_text *out);
+
+/* `text` is base64. Fills step->find and step->content. */
+int tok_charsmap_load(struct tok *tok, const char *text, struct tok_step *step, const char *field,
+                      struct fault *fault);
+int tok_charsmap(struct arena *arena, const struct tok *tok, const struct tok_step *step,
+                 const struct tok_text *in, struct tok_text *out); /* ERR_NOMEM */
 
 /* Unicode normalization of `in`; returns `in` itself if it is already normalized. ERR_NOMEM. */
 int tok_form(struct arena *arena, enum tok_form form, const struct tok_text *in,

@@ -5,7 +5,9 @@
  * are matched after normalising must not be assembled from a request's bytes. */
 #include <string.h>
 
+#include "base/utf8.h"
 #include "text/tok/internal.h"
+#include "text/unicode/unicode.h"
 
 /* ---- The text in the making ---------------------------------------------------------------- */
 
@@ -54,6 +56,39 @@ void tok_span_map_add(struct tok_span_map *map, size_t begin, size_t end, size_t
     }
 }
 
+/* ---- Parts that are replaced ---------------------------------------------------------------- */
+
+void tok_edit_open(struct tok_edit *edit, struct arena *arena, const struct tok_text *in) {
+    *edit = (struct tok_edit){.w = {.arena = arena}, .in = in};
+}
+
+/* Writes `s` for the old text up to `end`. */
+static bool put(struct tok_edit *edit, size_t end, const char *s, size_t size, bool changed) {
+    size_t at = edit->w.size;
+    if (!tok_writer_add(&edit->w, s, size)) return false;
+    tok_span_map_add(&edit->map, edit->taken, end, at, size, changed);
+    edit->taken = end;
+    return edit->w.size <= TOK_TEXT_MAX;
+}
+
+bool tok_edit(struct tok_edit *edit, size_t begin, size_t end, const char *s, size_t size) {
+    const struct tok_text *in = edit->in;
+    if (!edit->w.data && (!tok_span_map_open(&edit->map, edit->w.arena, in) ||
+                          !tok_writer_reserve(&edit->w, in->size + in->size / 2 + 16)))
+        return false;
+    return put(edit, begin, in->s + edit->taken, begin - edit->taken, false) &&
+           put(edit, end, s, size, true);
+}
+
+int tok_edit_close(struct tok_edit *edit, struct tok_text *out) {
+    const struct tok_text *in = edit->in;
+    *out = *in;
+    if (!edit->w.data) return 0;
+    if (!put(edit, in->size, in->s + edit->taken, in->size - edit->taken, false)) return ERR_NOMEM;
+    *out = (struct tok_text){edit->w.data, edit->w.size, edit->map.out, edit->map.out_count};
+    return 0;
+}
+
 /* ---- Prepend, Replace ---------------------------------------------------------------------- */
 
 static int prepend(struct arena *arena, const struct tok *tok, const struct tok_step *step,
@@ -84,30 +119,14 @@ static int find(const struct tok_step *step, const struct tok *tok, struct tok_s
     return 1;
 }
 
-struct replacer {
-    struct tok_writer w;
-    struct tok_span_map map;
-    size_t taken; /* bytes of the old text */
-};
-
-/* Writes `s` for the old text up to `end`. */
-static bool put(struct replacer *r, size_t end, const char *s, size_t size, bool changed) {
-    size_t at = r->w.size;
-    if (!tok_writer_add(&r->w, s, size)) return false;
-    tok_span_map_add(&r->map, r->taken, end, at, size, changed);
-    r->taken = end;
-    return r->w.size <= TOK_TEXT_MAX;
-}
-
 /* An empty match right behind a match does not count: the search goes on one character later. */
 static int replace(struct arena *arena, const struct tok *tok, struct tok_scratch *scratch,
                    const struct tok_step *step, const struct tok_text *in, struct tok_text *out) {
-    struct replacer r = {.w = {.arena = arena}};
+    struct tok_edit edit;
     size_t from = 0, begin, end, last = SIZE_MAX;
-    int rc;
-    *out = *in;
+    tok_edit_open(&edit, arena, in);
     while (from <= in->size) {
-        rc = find(step, tok, scratch, in, from, &begin, &end);
+        int rc = find(step, tok, scratch, in, from, &begin, &end);
         if (rc < 0) return rc;
         if (rc == 0) break;
         if (begin == end && end == last) {
@@ -115,18 +134,97 @@ static int replace(struct arena *arena, const struct tok *tok, struct tok_scratc
             while (from < in->size && ((unsigned char)in->s[from] & 0xC0) == 0x80);
             continue;
         }
-        if (!r.w.data && (!tok_span_map_open(&r.map, arena, in) ||
-                          !tok_writer_reserve(&r.w, in->size + in->size / 2 + 16)))
-            return ERR_NOMEM;
-        if (!put(&r, begin, in->s + r.taken, begin - r.taken, false) ||
-            !put(&r, end, tok->text + step->content, step->content_size, true))
+        if (!tok_edit(&edit, begin, end, tok->text + step->content, step->content_size))
             return ERR_NOMEM;
         from = last = end;
     }
-    if (!r.w.data) return 0;
-    if (!put(&r, in->size, in->s + r.taken, in->size - r.taken, false)) return ERR_NOMEM;
-    *out = (struct tok_text){r.w.data, r.w.size, r.map.out, r.map.out_count};
-    return 0;
+    return tok_edit_close(&edit, out);
+}
+
+/* ---- Steps that look at each character ------------------------------------------------------ */
+
+/* Says what takes the place of a character, up to 3 code points. Returns how many; -1: it stays. */
+typedef int char_function(uint32_t code, uint32_t out[3]);
+
+static int lower_char(uint32_t code, uint32_t out[3]) {
+    int n = unicode_to_lower(code, out);
+    return n == 1 && out[0] == code ? -1 : n;
+}
+
+static int drop_mark(uint32_t code, uint32_t out[3]) {
+    (void)out;
+    return unicode_is_mark(code) ? 0 : -1;
+}
+
+/* As SentencePiece's rules for machine translation: some controls go, others become spaces. */
+static int clean_char(uint32_t code, uint32_t out[3]) {
+    bool control = (code >= 0x01 && code <= 0x08) || code == 0x0B ||
+                   (code >= 0x0E && code <= 0x1F) || code == 0x7F || code == 0x8F || code == 0x9F;
+    bool space = code == 0x09 || code == 0x0A || code == 0x0C || code == 0x0D || code == 0x1680 ||
+                 (code >= 0x200B && code <= 0x200F) || code == 0x2028 || code == 0x2029 ||
+                 code == 0x2581 || code == 0xFEFF || code == 0xFFFD;
+    if (control) return 0;
+    out[0] = ' ';
+    return space ? 1 : -1;
+}
+
+static int change_chars(struct arena *arena, char_function *change, const struct tok_text *in,
+                        struct tok_text *out) {
+    struct tok_edit edit;
+    uint32_t length;
+    tok_edit_open(&edit, arena, in);
+    for (size_t at = 0; at < in->size; at += length) {
+        uint32_t codes[3];
+        char text[12];
+        size_t size = 0;
+        int n = change(unicode_decode(in->s + at, in->size - at, &length), codes);
+        for (int i = 0; i < n; i++) size += utf8_encode(codes[i], text + size);
+        if (n >= 0 && !tok_edit(&edit, at, at + length, text, size)) return ERR_NOMEM;
+    }
+    return tok_edit_close(&edit, out);
+}
+
+static int strip(struct arena *arena, const struct tok_step *step, const struct tok_text *in,
+                 struct tok_text *out) {
+    struct tok_edit edit;
+    uint32_t length = 0;
+    size_t begin = 0, end = in->size;
+    while (step->left && begin < end &&
+           unicode_is_space(unicode_decode(in->s + begin, end - begin, &length)))
+        begin += length;
+    for (size_t at = end; step->right && at > begin; end = at) {
+        do at--;
+        while (at > begin && ((unsigned char)in->s[at] & 0xC0) == 0x80);
+        if (!unicode_is_space(unicode_decode(in->s + at, end - at, &length))) break;
+    }
+    tok_edit_open(&edit, arena, in);
+    if ((begin > 0 && !tok_edit(&edit, 0, begin, "", 0)) ||
+        (end < in->size && !tok_edit(&edit, end, in->size, "", 0)))
+        return ERR_NOMEM;
+    return tok_edit_close(&edit, out);
+}
+
+static int run_step(const struct tok *tok, struct arena *arena, struct tok_scratch *scratch,
+                    const struct tok_step *step, const struct tok_text *in, struct tok_text *out) {
+    switch (step->kind) {
+    case TOK_STEP_FORM:
+        return tok_form(arena, step->form, in, out);
+    case TOK_STEP_PREPEND:
+        return prepend(arena, tok, step, in, out);
+    case TOK_STEP_REPLACE:
+        return replace(arena, tok, scratch, step, in, out);
+    case TOK_STEP_LOWERCASE:
+        return change_chars(arena, lower_char, in, out);
+    case TOK_STEP_STRIP:
+        return strip(arena, step, in, out);
+    case TOK_STEP_STRIP_ACCENTS:
+        return change_chars(arena, drop_mark, in, out);
+    case TOK_STEP_NMT:
+        return change_chars(arena, clean_char, in, out);
+    case TOK_STEP_CHARSMAP:
+        break;
+    }
+    return tok_charsmap(arena, tok, step, in, out);
 }
 
 int tok_normalize(const struct tok *tok, struct arena *arena, struct tok_scratch *scratch,
@@ -134,19 +232,8 @@ int tok_normalize(const struct tok *tok, struct arena *arena, struct tok_scratch
     struct tok_text text = *in;
     int rc = 0;
     for (int i = 0; i < tok->step_count && !rc; i++) {
-        const struct tok_step *step = &tok->steps[i];
         struct tok_text next = text;
-        switch (step->kind) {
-        case TOK_STEP_FORM:
-            rc = tok_form(arena, step->form, &text, &next);
-            break;
-        case TOK_STEP_PREPEND:
-            rc = prepend(arena, tok, step, &text, &next);
-            break;
-        case TOK_STEP_REPLACE:
-            rc = replace(arena, tok, scratch, step, &text, &next);
-            break;
-        }
+        rc = run_step(tok, arena, scratch, &tok->steps[i], &text, &next);
         text = next;
     }
     *out = text;

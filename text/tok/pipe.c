@@ -66,31 +66,60 @@ int tok_load_pattern(const cJSON *node, const char *path, const char **text, boo
     return rc;
 }
 
-int tok_add_step(struct tok *tok, const struct tok_step *step, const char *find, bool literal,
-                 const char *content, const char *field, struct fault *fault) {
-    struct tok_step *place = &tok->steps[tok->step_count];
+static int add_step(struct tok *tok, const struct tok_step *step, const char *field,
+                    struct fault *fault) {
     if (tok->step_count == TOK_STEPS_MAX)
         return fault_set(fault, ERR_LIMIT, field, "more than %d steps", TOK_STEPS_MAX);
-    *place = *step;
-    place->content_size = (uint32_t)strlen(content);
-    int rc = tok_text_add(tok, content, place->content_size, &place->content, fault);
+    tok->steps[tok->step_count++] = *step;
+    return 0;
+}
+
+int tok_add_step(struct tok *tok, const struct tok_step *step, const char *find, bool literal,
+                 const char *content, const char *field, struct fault *fault) {
+    struct tok_step added = *step;
+    added.content_size = (uint32_t)strlen(content);
+    int rc = tok_text_add(tok, content, added.content_size, &added.content, fault);
     if (!rc && literal) {
-        place->find_size = (uint32_t)strlen(find);
-        rc = tok_text_add(tok, find, place->find_size, &place->find, fault);
+        added.find_size = (uint32_t)strlen(find);
+        rc = tok_text_add(tok, find, added.find_size, &added.find, fault);
     } else if (!rc && find) {
-        rc = tok_regex_open(find, false, field, &place->regex, fault);
+        rc = tok_regex_open(find, false, field, &added.regex, fault);
     }
-    if (!rc) tok->step_count++;
+    if (!rc) rc = add_step(tok, &added, field, fault);
+    if (rc) tok_regex_close(added.regex);
     return rc;
 }
 
-static int load_form(struct pipe *p, const char *type, const char *path) {
-    static const char *const names[] = {"NFC", "NFD", "NFKC", "NFKD"};
-    struct tok_step step = {.kind = TOK_STEP_FORM};
-    for (int i = 0; i < (int)(sizeof names / sizeof *names); i++) {
-        step.form = (enum tok_form)i;
-        if (strcmp(type, names[i]) == 0)
-            return tok_add_step(p->tok, &step, NULL, false, "", path, p->fault);
+static int load_charsmap(struct pipe *p, const cJSON *node, const char *path) {
+    struct tok_step step = {.kind = TOK_STEP_CHARSMAP};
+    const char *text = "";
+    int rc = json_str(node, path, "precompiled_charsmap", &text, p->fault);
+    if (!rc) rc = tok_charsmap_load(p->tok, text, &step, path, p->fault);
+    return rc ? rc : add_step(p->tok, &step, path, p->fault);
+}
+
+/* Steps that need nothing but their name; Strip has two switches. */
+static int load_plain(struct pipe *p, const cJSON *node, const char *type, const char *path) {
+    static const struct {
+        const char *type;
+        struct tok_step step;
+    } steps[] = {{"NFC", {.kind = TOK_STEP_FORM, .form = TOK_NFC}},
+                 {"NFD", {.kind = TOK_STEP_FORM, .form = TOK_NFD}},
+                 {"NFKC", {.kind = TOK_STEP_FORM, .form = TOK_NFKC}},
+                 {"NFKD", {.kind = TOK_STEP_FORM, .form = TOK_NFKD}},
+                 {"Lowercase", {.kind = TOK_STEP_LOWERCASE}},
+                 {"StripAccents", {.kind = TOK_STEP_STRIP_ACCENTS}},
+                 {"Nmt", {.kind = TOK_STEP_NMT}},
+                 {"Strip", {.kind = TOK_STEP_STRIP}}};
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+        struct tok_step step = steps[i].step;
+        if (strcmp(type, steps[i].type) != 0) continue;
+        int rc = 0;
+        if (step.kind == TOK_STEP_STRIP) {
+            rc = json_bool(node, path, "strip_left", &step.left, p->fault);
+            if (!rc) rc = json_bool(node, path, "strip_right", &step.right, p->fault);
+        }
+        return rc ? rc : add_step(p->tok, &step, path, p->fault);
     }
     return refuse_type(p, path, type);
 }
@@ -108,8 +137,10 @@ static int load_normalizer(struct pipe *p, const cJSON *node, const char *type, 
         if (!rc) rc = json_str(node, path, "content", &content, p->fault);
         if (!rc && literal && !*find)
             rc = fault_set(p->fault, ERR_MALFORMED, path, "replaces an empty string");
+    } else if (strcmp(type, "Precompiled") == 0) {
+        return load_charsmap(p, node, path);
     } else {
-        return load_form(p, type, path);
+        return load_plain(p, node, type, path);
     }
     return rc ? rc : tok_add_step(p->tok, &step, find, literal, content, path, p->fault);
 }

@@ -1,13 +1,17 @@
 /* The generated tables (tables.c). Arrays are sorted by code point; `starts` hold the code points
- * where a value changes: code << 8 | value. Only unicode.c reads them. */
+ * where a value changes: code << 8 | value. Only this folder reads them. */
 #ifndef KEEPD_TEXT_UNICODE_TABLES_H
 #define KEEPD_TEXT_UNICODE_TABLES_H
 
 #include "text/unicode/unicode.h"
 
-extern const uint32_t unicode_category_starts[], unicode_class_starts[], unicode_script_starts[];
+extern const uint32_t unicode_category_starts[], unicode_class_starts[], unicode_script_starts[],
+    unicode_break_starts[];
 extern const size_t unicode_category_starts_count, unicode_class_starts_count,
-    unicode_script_starts_count;
+    unicode_script_starts_count, unicode_break_starts_count;
+
+/* The index of the last entry of such a table whose code point is at most `code`. */
+size_t unicode_last_start(const uint32_t *starts, size_t count, uint32_t code);
 
 /* Code points with a digit's value; second parts of compositions; code points that decompose or
  * have a combining class. */

@@ -12,8 +12,7 @@
 #define VOWELS        21u
 #define TRAILS        28u /* with none */
 
-/* The index of the last entry whose code, above its lowest 8 bits, is at most `code`. */
-static size_t last_start(const uint32_t *starts, size_t count, uint32_t code) {
+size_t unicode_last_start(const uint32_t *starts, size_t count, uint32_t code) {
     size_t low = 0, high = count;
     while (high - low > 1) {
         size_t middle = low + (high - low) / 2;
@@ -26,12 +25,12 @@ static size_t last_start(const uint32_t *starts, size_t count, uint32_t code) {
 }
 
 static uint32_t value_of(const uint32_t *starts, size_t count, uint32_t code) {
-    return starts[last_start(starts, count, code)] & 0xFF;
+    return starts[unicode_last_start(starts, count, code)] & 0xFF;
 }
 
 /* Where the value may change next. */
 static uint32_t next_start(const uint32_t *starts, size_t count, uint32_t code) {
-    size_t next = last_start(starts, count, code) + 1;
+    size_t next = unicode_last_start(starts, count, code) + 1;
     return next < count ? starts[next] >> 8 : UNICODE_POINTS;
 }
 
@@ -261,7 +260,7 @@ static size_t decompose_hangul(uint32_t code, uint32_t *out) {
 /* One step of a decomposition: NULL where there is none. */
 static const uint32_t *decomposition_of(uint32_t code, bool compatible, size_t *size) {
     if (code < 0xA0 || code >= UNICODE_POINTS) return NULL;
-    size_t index = last_start(unicode_decompositions, unicode_decompositions_count, code);
+    size_t index = unicode_last_start(unicode_decompositions, unicode_decompositions_count, code);
     uint32_t key = unicode_decompositions[index];
     if (key >> 8 != code || ((key & 0x80) && !compatible)) return NULL;
     *size = key & 0x7F;

@@ -105,4 +105,9 @@ bool unicode_is_inert(uint32_t code);
 /* May change places or compose with the character before it. */
 bool unicode_joins_previous(uint32_t code);
 
+/* ---- Extended grapheme clusters (UAX 29) ---------------------------------------------------- */
+
+/* The bytes of the first cluster of a text; size > 0, valid UTF-8. */
+size_t unicode_cluster(const char *s, size_t size);
+
 #endif

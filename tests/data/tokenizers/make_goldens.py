@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """Makes the small tokenizers and the golden ids of this folder.
 
-Needs the package `tokenizers` (0.22.2), which the test suite itself does not need:
-    pip install tokenizers==0.22.2 && python make_goldens.py [MORE_DATA]
+Needs the packages `tokenizers` (0.22.2) and `sentencepiece` (0.2.3), which the test suite itself does not need:
+    pip install tokenizers==0.22.2 sentencepiece==0.2.3 && python make_goldens.py [MORE_DATA]
 MORE_DATA, a folder with tokenizers/smollm2, qwen2 and phi-3-mini, adds golden-smollm2.json,
 golden-qwen2.json and golden-phi-3-mini.json: ids of those vocabularies, which are too large to be kept here.
 """
 import json
 import pathlib
 import sys
+import tempfile
 
+import sentencepiece as sp
 from tokenizers import (AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers,
                         processors, trainers)
 
@@ -237,6 +239,40 @@ def lacking_style():
     return new
 
 
+def fields(message):
+    """(number, value) of the fields of a protobuf message that are numbers, floats or bytes."""
+    at = 0
+
+    def number():
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = message[at]
+            at, value, shift = at + 1, value | (byte & 127) << shift, shift + 7
+            if byte < 128:
+                return value
+    while at < len(message):
+        key = number()
+        size = {0: 0, 1: 8, 5: 4}.get(key & 7)
+        size = number() if size is None else size
+        value = message[at:at + size] if size else number() if key & 7 == 0 else b""
+        at += size
+        yield key >> 3, value
+
+
+def charsmap(rules):
+    """SentencePiece's compiled table of replacements, {text: text}."""
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        words = (" ".join(f"{ord(c):X}" for c in text) for pair in rules.items() for text in pair)
+        (folder / "rules.tsv").write_text("".join(f"{old}\t{new}\n" for old, new in zip(words, words)))
+        (folder / "text").write_text("some words of text\n" * 20)
+        sp.SentencePieceTrainer.train(input=str(folder / "text"), model_prefix=str(folder / "m"), vocab_size=30,
+                                      normalization_rule_tsv=str(folder / "rules.tsv"), hard_vocab_limit=False,
+                                      minloglevel=2)
+        return dict(fields(dict(fields((folder / "m.model").read_bytes()))[3]))[2]
+
+
 def unigram(size, pieces=(), **more):
     t = Tokenizer(models.Unigram())
     t.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -267,6 +303,29 @@ def unigram_bytes():
     t.pre_tokenizer = None
     t.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
     return begin_with(t, "<s>")
+
+
+def precompiled_style():
+    """As T5 and XLM-R: SentencePiece's own normalisation, cluster by cluster."""
+    t = unigram(380)
+    rules = {"e\u0301": "\u00e9", "\ufb01": "fi", "\uff11": "1", "\uff12": "2", "\u2460": "1", "\u2126": "\u03a9", "\u212b": "\u00c5",
+             "\r": " ", "\n": " ", "\t": " ", "\u3000": " ", "\u00a0": " ", "\u200b": "", "\u2026": "...", "\u00df": "ss",
+             "\u1100\u1161": "\uac00", "a\u0323": "\u1ea1", "\u2028": " "}
+    t.normalizer = normalizers.Sequence([normalizers.Precompiled(charsmap(rules)), normalizers.Strip(False, True),
+                                         normalizers.Replace(Regex(" {2,}"), "\u2581")])
+    t.decoder = decoders.Metaspace()
+    t.add_special_tokens([AddedToken("<mask>", lstrip=True, normalized=False)])
+    end = t.token_to_id("</s>")
+    t.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", end)])
+    return t
+
+
+def lowercase_style():
+    t = unigram(380)
+    t.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKD(), normalizers.StripAccents(),
+                                         normalizers.Lowercase(), normalizers.Strip()])
+    t.decoder = decoders.Metaspace()
+    return t
 
 
 def case(tokenizer, text, specials, template):
@@ -311,7 +370,8 @@ def qwen2(folder):
 
 def main():
     for make in (qwen_style, llama3_style, smollm_style, gpt2_style, deepseek_style, behaviors, llama2_style,
-                 gemma_style, metaspace_style, unknown_style, falcon_style, lacking_style, t5_style, unigram_bytes):
+                 gemma_style, metaspace_style, unknown_style, falcon_style, lacking_style, t5_style, unigram_bytes,
+                 precompiled_style, lowercase_style):
         name = make.__name__.replace("_", "-")
         tokenizer = make()
         tokenizer.save(str(HERE / f"{name}.json"), pretty=False)

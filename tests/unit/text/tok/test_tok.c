@@ -181,6 +181,15 @@ Test(tok, golden_unigram_bytes) {
     check_kept("unigram-bytes");
 }
 
+/* SentencePiece's own normalisation, and the steps that look at single characters. */
+Test(tok, golden_precompiled_style) {
+    check_kept("precompiled-style");
+}
+
+Test(tok, golden_lowercase_style) {
+    check_kept("lowercase-style");
+}
+
 /* ---- Real vocabularies, where there is more data -------------------------------------------- */
 
 static bool more_data(char *path, size_t size, const char *name) {

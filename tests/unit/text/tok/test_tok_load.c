@@ -49,12 +49,14 @@ static const char *ids_text(const struct tok *tok, const char *text, unsigned fl
 #define SPLIT(p, b) "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"" p "\"},\"behavior\":\"" b "\"}"
 #define CHAIN(a)    "{\"type\":\"Sequence\",\"pretokenizers\":[" a "," BYTES "]}"
 
+#define CHARSMAP(text) "{\"type\":\"Precompiled\",\"precompiled_charsmap\":\"" text "\"}"
+
 static const struct refusal {
     struct small_tok tok;
     int rc;
     const char *field;
 } refusals[] = {
-    {{.normalizer = "{\"type\":\"Lowercase\"}"}, UNSUPPORTED, "normalizer"},
+    {{.normalizer = "{\"type\":\"BertNormalizer\"}"}, UNSUPPORTED, "normalizer"},
     {{.normalizer = "{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFC\"},{\"type\":"
                     "\"Replace\",\"pattern\":{\"Regex\":\"(\"},\"content\":\"\"}]}"},
      UNSUPPORTED,
@@ -122,6 +124,11 @@ static const struct refusal {
     {{.decoder = "{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"a\"},\"content\":\"\"}"},
      UNSUPPORTED,
      "decoder"},
+    {{.normalizer = CHARSMAP("AAA")}, MALFORMED, "normalizer"},
+    {{.normalizer = CHARSMAP("AA*A")}, MALFORMED, "normalizer"},
+    {{.normalizer = CHARSMAP("CAAAAAAAAAA=")}, MALFORMED, "normalizer"}, /* shorter than its trie */
+    {{.normalizer = CHARSMAP("BAAAAAAAAAD/")}, MALFORMED, "normalizer"}, /* texts of no UTF-8 */
+    {{.normalizer = "{\"type\":\"Strip\",\"strip_left\":1}"}, ERR_INVALID, "normalizer.strip_left"},
     {{.model = "\"dropout\":0.1"}, UNSUPPORTED, "model.dropout"},
     {{.model = "\"dropout\":\"x\""}, ERR_INVALID, "model.dropout"},
     {{.model = "\"continuing_subword_prefix\":\"##\""},
@@ -156,6 +163,22 @@ static const struct refusal {
      ERR_INVALID,
      "added_tokens[0].special"},
 };
+
+/* A trie whose links lead out of it, and a value behind its texts: the characters stay. */
+Test(tok_load, faulty_charsmaps_change_nothing) {
+    static const char *const maps[] = {CHARSMAP("BAAAAP////9h"), CHARSMAP("BAAAAAAEAABh"),
+                                       CHARSMAP("BAAAAAAAAABh")};
+    for (size_t i = 0; i < sizeof maps / sizeof *maps; i++) {
+        struct fault fault = {0};
+        struct tok_ids ids;
+        struct tok *tok;
+        cr_assert_eq(small_tok_open(&(struct small_tok){.normalizer = maps[i]}, &tok, &fault), 0,
+                     "%s", fault.text);
+        cr_expect_eq(tok_encode(tok, "ab\r\n", 4, 0, NULL, 0, 8, &arena, &ids, &fault), 0);
+        cr_expect_eq(ids.count, 4);
+        tok_close(tok);
+    }
+}
 
 Test(tok_load, refuses_by_name) {
     for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
