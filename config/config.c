@@ -84,6 +84,8 @@ const struct option config_options[] = {
      "Maximum size of a request body."},
     {"strict-params", FLAG, AT(strict_params), 0, 0, "false", NULL, 0,
      "Reject requests with unknown fields instead of ignoring the fields."},
+    {"no-ui", FLAG, AT(no_ui), 0, 0, "false", NULL, 0,
+     "Do not serve the page at /, on which people chat and see what the cache keeps."},
     {"reasoning-parser", CHOICE, AT(reasoning_parser), 0, 0, "auto", "auto|none", 0,
      "auto: text between <think> tags is returned as reasoning_content. none: answers are "
      "returned unchanged."},

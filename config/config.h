@@ -49,6 +49,7 @@ struct config {
     bool random_weights;   /* read only config.json from the model directory (timing) */
     char *quantization;    /* none, fp8, q8, q4 */
     bool strict_params;    /* unknown request fields are a 400 */
+    bool no_ui;            /* no page at / */
     char *reasoning_parser;
     char *tool_call_parser;
     char *inspect; /* a model to describe, as --model */

@@ -440,6 +440,15 @@ static void fill_found(struct engine *e, const struct sched_options *so,
     found->conversation_bytes = streams * (held + slots - 1) / slots * so->page_bytes;
 }
 
+const char *engine_policy_at(const struct engine *e, int index) {
+    const struct policy *policy;
+    for (int i = 0; (policy = policy_at(i)); i++) {
+        bool served = !(policy->needs & POLICY_NEEDS_GATES) || e->info.has_gates;
+        if (served && index-- == 0) return policy->name;
+    }
+    return NULL;
+}
+
 static int refuse_policy(const char *name, struct fault *fault) {
     char known[256] = "auto";
     for (int i = 0; policy_at(i); i++)

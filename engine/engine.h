@@ -151,6 +151,8 @@ struct engine_info {
     int top_k;
 };
 const struct engine_info *engine_info(const struct engine *engine);
+/* Names of the eviction policies that this model can be served with; NULL past the end. */
+const char *engine_policy_at(const struct engine *engine, int index);
 
 /* ---- Text (any thread) --------------------------------------------------------------------- */
 

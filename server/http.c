@@ -259,6 +259,13 @@ static void add_preflight_headers(struct exchange *ex, struct MHD_Response *resp
     if (asked) MHD_add_response_header(response, "Access-Control-Allow-Headers", asked);
 }
 
+static void add_page_headers(const struct answer *answer, struct MHD_Response *response) {
+    MHD_add_response_header(response, "Content-Security-Policy", answer->policy);
+    MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
+    MHD_add_response_header(response, "Referrer-Policy", "no-referrer");
+    MHD_add_response_header(response, "Cache-Control", "no-cache");
+}
+
 static void add_answer_headers(struct exchange *ex, struct MHD_Response *response) {
     const struct answer *answer = &ex->answer;
     if (answer->preflight) {
@@ -269,6 +276,7 @@ static void add_answer_headers(struct exchange *ex, struct MHD_Response *respons
     MHD_add_response_header(response, "Content-Type",
                             answer->content_type ? answer->content_type : "application/json");
     if (answer->allow) MHD_add_response_header(response, "Allow", answer->allow);
+    if (answer->policy) add_page_headers(answer, response);
     if (answer->status == 401) MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
     if (answer->status == 500 || answer->status == 501 || answer->status == 408)
         MHD_add_response_header(response, "x-should-retry", "false");

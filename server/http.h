@@ -17,6 +17,7 @@
 #include "server/framing.h"
 #include "server/keys.h"
 #include "server/oai/kind.h"
+#include "server/page/page.h"
 #include "server/server.h"
 #include "server/sock.h"
 #include "server/stats.h"
@@ -126,6 +127,7 @@ struct answer {
     int status;
     const char *content_type; /* NULL = JSON */
     const char *allow;        /* header of a 405 */
+    const char *policy;       /* Content-Security-Policy of a page; NULL = no page */
     int retry_ms;             /* Retry-After when > 0 */
     bool close;               /* close the connection after the answer */
     const char *origin;       /* origin whose pages may read the answer; NULL = none */
@@ -285,6 +287,7 @@ struct server {
     char *names; /* storage of rules.names */
     char url[256];
     char last_complaint[256]; /* libmicrohttpd's */
+    char page_policy[PAGE_POLICY_BYTES];
     uv_loop_t loop;
     uv_async_t wake;
     uv_poll_t poll; /* libmicrohttpd's epoll descriptor */

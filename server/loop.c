@@ -436,6 +436,7 @@ int server_start(struct server *server, struct engine *engine, struct fault *fau
     server->rules.tool_format = oai_find_tools(engine, server->options.tool_call_parser);
     server->rules.records = oai_records_open(OAI_RECORD_BYTES, OAI_RECORDS_MAX);
     if (!server->rules.records) return fault_set(fault, ERR_NOMEM, NULL, "no memory");
+    page_policy(server->page_policy);
     stats_open(&server->stats, server->rules.info->max_model_len);
     server->watchdog.every_ns = systemd_watchdog_ns() / WATCHDOG_SHARE;
     int rc = sock_listen(server->listen_fd, fault);

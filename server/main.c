@@ -160,6 +160,7 @@ static struct server_options server_options(const struct config *config, const c
         .max_connections_per_client = (int)config->max_connections_per_client,
         .max_queue_tokens = config->max_queue_tokens,
         .strict_params = config->strict_params,
+        .no_ui = config->no_ui,
         .split_reasoning = strcmp(config->reasoning_parser, "none") != 0,
         .tool_call_parser = config->tool_call_parser,
         .timeouts = timeouts_of(getenv("KEEPD_TEST_TIMEOUTS")),
@@ -276,14 +277,20 @@ static void print_example(const char *url, bool chat, bool needs_key) {
         printf("  \"prompt\": \"My sister Nora lives in\", \"max_tokens\": 32}'\n");
 }
 
-static void print_ready(const struct server *server, const struct engine_info *info) {
+static void print_ready(const struct config *config, const struct server *server,
+                        const struct engine_info *info) {
     const char *url = server_url(server);
+    bool page = !config->no_ui && strncmp(url, "http", 4) == 0;
     printf("keepd ready at %s (model %s, policy %s, ", url, server_model(server), info->kv_policy);
     if (strcmp(info->kv_policy, "full") == 0)
         printf("no budget");
     else
         printf("budget %d", info->kv_budget);
-    printf(", %s)\n\nTry:\n", info->backend);
+    printf(", %s)\n\n", info->backend);
+    if (page)
+        printf("Open %s/ in a browser, or try:\n", url);
+    else
+        printf("Try:\n");
     print_example(url, info->has_chat_template, server_needs_key(server));
     fflush(stdout);
 }
@@ -300,7 +307,7 @@ static int serve(const struct config *config, struct server *server, struct call
     if (rc) {
         status = refuse("cannot serve", &fault);
     } else {
-        print_ready(server, engine_info(engine));
+        print_ready(config, server, engine_info(engine));
         if (!server_run(server)) status = EXIT_FAILURE;
         log_info(status ? "stopped: the backend failed" : "stopped");
     }

@@ -180,6 +180,18 @@ static void get_is_sleeping(struct exchange *ex) {
     ex->answer.status = 200;
 }
 
+static void get_page(struct exchange *ex) {
+    if (ex->server->options.no_ui) {
+        oai_refuse(&ex->error, 404, "unknown_url", NULL, "The page is turned off (--no-ui).");
+        exchange_refuse(ex, &ex->error);
+        return;
+    }
+    buf_add(&ex->answer.body, page_text, page_size);
+    ex->answer.content_type = "text/html; charset=utf-8";
+    ex->answer.policy = ex->server->page_policy;
+    ex->answer.status = 200;
+}
+
 static void get_openapi(struct exchange *ex) {
     buf_add(&ex->answer.body, openapi_text, openapi_size);
     ex->answer.status = 200;
@@ -325,6 +337,7 @@ static void delete_response(struct exchange *ex) {
 /* --- the table --- */
 
 static const struct route routes[] = {
+    {"/", ROUTE_WHOLE, "GET", get_page, NULL, true}, /* asks for a key itself */
     {"/v1/models", ROUTE_WHOLE, "GET", get_models, NULL, false},
     {"/v1/models/", ROUTE_NAME, "GET", get_model, NULL, false},
     {"/v1/conversations", ROUTE_WHOLE, "GET", get_conversations, NULL, false},

@@ -141,11 +141,17 @@ static void fill_info(struct engine *e) {
              engine_chooses(o->kv_policy) ? "global" : o->kv_policy);
 }
 
+static const char *const policy_names[] = {"full", "streaming", "trimkv", "global"};
+
 static bool is_policy(const char *name) {
-    static const char *const names[] = {"full", "streaming", "trimkv", "global"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (strcmp(name, names[i]) == 0) return true;
+    for (size_t i = 0; i < sizeof policy_names / sizeof *policy_names; i++)
+        if (strcmp(name, policy_names[i]) == 0) return true;
     return false;
+}
+
+const char *engine_policy_at(const struct engine *e, int index) {
+    (void)e;
+    return index < (int)(sizeof policy_names / sizeof *policy_names) ? policy_names[index] : NULL;
 }
 
 int engine_inspect(const struct engine_options *options, struct buf *out, char **tool_template,

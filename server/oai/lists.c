@@ -43,6 +43,16 @@ bool oai_render_model(struct buf *out, const struct oai_rules *rules, const char
 
 /* --- the server --- */
 
+static void write_policies(struct buf *out, const struct engine *engine) {
+    const char *name;
+    buf_str(out, ",\"kv_policies\":[");
+    for (int i = 0; (name = engine_policy_at(engine, i)); i++) {
+        if (i) buf_char(out, ',');
+        write_str(out, name);
+    }
+    buf_char(out, ']');
+}
+
 void oai_render_server_info(struct buf *out, const struct oai_rules *rules) {
     const struct engine_info *info = rules->info;
     buf_str(out, "{\"served_model_name\":");
@@ -58,6 +68,7 @@ void oai_render_server_info(struct buf *out, const struct oai_rules *rules) {
     write_str(out, info->family);
     buf_str(out, ",\"kv_policy\":");
     write_str(out, info->kv_policy);
+    write_policies(out, rules->engine);
     buf_fmt(out, ",\"kv_budget\":%d,\"kv_budget_max\":%d,\"kv_dtype\":", info->kv_budget,
             info->kv_budget_max);
     write_str(out, info->kv_dtype);

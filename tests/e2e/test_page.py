@@ -1,0 +1,228 @@
+"""The page at / in Debian's Chromium: real keys and clicks, on the daemon with the bundled model.
+
+KEEPD_SCREENSHOTS names a folder for pictures at 1280 and 390 pixels, light and dark (docs/page.png is one of them)."""
+import json
+import os
+import pathlib
+import shutil
+
+import pytest
+
+webdriver = pytest.importorskip("selenium.webdriver")
+from selenium.common.exceptions import StaleElementReferenceException  # noqa: E402
+from selenium.webdriver.chrome.service import Service  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
+
+pytestmark = pytest.mark.slow
+
+BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+SECONDS = 60
+SMALL, LARGE = 14, 48  # places of the budget's slider: 54 and 1,024 entries
+TALK = ("My sister Nora lives in Lisbon. The code of the garage is 4815.",
+        "Our dog is called Rex and likes the park near the river. Yesterday we walked there for two hours and met the "
+        "neighbours, who told us about the new bakery at the corner.",
+        "In the evening my brother Paul called from Oslo; he has a new bicycle and wants to ride to the coast with his "
+        "friend Ines in June. They will take the train back.",
+        "The weather was cold and it rained until noon. Then the sun came out and we had lunch in the garden with soup, "
+        "bread and cheese from the market.")
+QUESTION = "What is the code of the garage?"
+
+
+class Page:
+    def __init__(self, url, downloads):
+        options = webdriver.ChromeOptions()
+        options.binary_location = BROWSER
+        # --no-sandbox: Chromium refuses to run as root with its sandbox
+        for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"):
+            options.add_argument(flag)
+        options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        self.driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+        self.show(1280, 800)
+        self.driver.get(url + "/")
+
+    def show(self, width, height, dark=False):
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
+            "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500})
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {
+            "features": [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]})
+
+    def all(self, selector):
+        return self.driver.find_elements(By.CSS_SELECTOR, selector)
+
+    def one(self, selector):
+        return self.driver.find_element(By.CSS_SELECTOR, selector)
+
+    def wait(self, condition):
+        """The page may replace an element between its finding and its reading."""
+        ignored = [StaleElementReferenceException]
+        return WebDriverWait(self.driver, SECONDS, ignored_exceptions=ignored).until(lambda _: condition())
+
+    def ready(self):
+        self.wait(lambda: self.one("#model").text == "keepd-nano")
+
+    def budget(self, place, which=""):
+        """By keyboard, as a person moves a slider."""
+        slider = self.one(f"#budget{which}")
+        slider.send_keys(Keys.HOME + Keys.ARROW_RIGHT * place)
+        assert slider.get_property("value") == str(place)
+
+    def send(self, text):
+        """The answers to it, once they are complete."""
+        before = len(self.all(".answer"))
+        self.one("#input").send_keys(text, Keys.ENTER)
+        self.wait(lambda: len(self.all(".answer")) > before and self.one("#send").is_displayed())
+        assert not self.all(".answer .error"), self.one(".answer .error").text
+        return [answer.text for answer in self.all(".answer")[before:]]
+
+    def press(self, label):
+        """The last button with this label."""
+        [button for button in self.all("button") if button.text == label][-1].click()
+
+    def answer_dialog(self, text=None):
+        self.wait(lambda: self.one("#dialog").is_displayed())
+        if text is not None:
+            self.one("#reply").clear()
+            self.one("#reply").send_keys(text)
+        self.one("#agree").click()
+
+    def names(self):
+        return [button.text for button in self.all("#chats button")]
+
+    def picture(self, name):
+        if folder := os.environ.get("KEEPD_SCREENSHOTS"):
+            pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
+            self.driver.save_screenshot(f"{folder}/{name}.png")
+
+
+@pytest.fixture
+def visit(daemon, tmp_path):
+    """visit("--flag") starts a daemon and opens its page. The browser's console may only have refused requests."""
+    if not BROWSER or not DRIVER:
+        pytest.skip("skip: Debian's chromium and chromium-driver are not installed")
+    pages = []
+
+    def open_page(*flags):
+        running = daemon(*flags)
+        pages.append(Page(running.url, tmp_path))
+        return pages[-1]
+
+    yield open_page
+    for page in pages:
+        messages = [entry["message"] for entry in page.driver.get_log("browser") if "a status of 40" not in entry["message"]]
+        page.driver.quit()
+        assert messages == []
+
+
+def test_a_dialogue_and_what_is_kept_of_it(visit):
+    page = visit()
+    page.ready()
+    for text in TALK:
+        page.send(text)
+    assert "100 % of the full cache" in page.one("#summary").text
+    page.budget(SMALL)
+    page.one("#compare").click()
+    Select(page.one("#policy-b")).select_by_visible_text("streaming")
+    page.budget(SMALL, "-b")
+    kept, lost = page.send(QUESTION)
+    assert "4815" in kept and "4815" not in lost
+    assert len(page.all("#map button")) == 6 * 4
+    fills = {cell.get_attribute("title").split(": ")[1] for cell in page.all("#map button")}
+    assert len(fills) > 3  # heads keep different numbers of entries
+    # the code is still held, words around it are not
+    assert page.all("#held .k0")
+    next(token for token in page.all("#held span") if token.text.strip() == "code").click()
+    assert page.one("#token-text").text.startswith("Token ") and "held by 0 of" not in page.one("#token-text").text
+    held = int(page.one("#token-text").text.rsplit("held by ", 1)[1].split()[0])
+    assert len(page.all("#map .holds")) == held > 0
+    page.picture("page")
+    for width, height in ((1280, 800), (390, 844)):
+        for dark in (False, True):
+            page.show(width, height, dark)
+            page.picture(f"page-{width}-{'dark' if dark else 'light'}")
+    page.one("nav [data-tab=memory]").click()
+    assert page.one("#map").is_displayed() and not page.one("#log").is_displayed()
+    page.picture("page-390-dark-memory")
+    page.show(1280, 800)
+    # one head alone, then the text as it was held earlier
+    page.all("#map button")[5].click()
+    assert "layer 1, head 1" in page.one("#held-title").text
+    dropped = len(page.all("#held .k0"))
+    page.all("#map button")[5].click()
+    assert len(page.all("#held .k0")) < dropped
+    page.one("#time").send_keys(Keys.HOME)
+    assert page.one("#time-text").text.startswith("1 of ")
+    assert sum(token.is_displayed() for token in page.all("#held span")) == 1
+    # the other answer's memory, and continuing from it
+    page.press("Show memory")
+    assert page.one("#summary").text.startswith("streaming")
+    page.press("Continue from this")
+    assert [b.text for b in page.all(".answer button")].count("Continues from this") == 1
+
+
+def test_conversations_are_kept_named_forked_exported_and_deleted(visit, tmp_path):
+    page = visit()
+    page.ready()
+    page.send(TALK[0])
+    page.send(TALK[1])
+    page.press("Rename")
+    page.answer_dialog("The garage")
+    page.wait(lambda: page.names() == ["The garage"])
+    page.all(".answer")[0].find_element(By.XPATH, ".//button[text()='Fork']").click()
+    page.wait(lambda: page.names() == ["The garage (fork)", "The garage"])
+    assert len(page.all(".answer")) == 1
+    answer, = page.send(QUESTION)
+    assert "4815" in answer and "reused" in answer  # the server continues the common beginning
+    page.press("Export")
+    page.wait(lambda: (tmp_path / "conversation.json").exists())
+    exported = json.loads((tmp_path / "conversation.json").read_text())
+    assert [m["role"] for m in exported["messages"]] == ["user", "assistant"] * 2
+    page.driver.refresh()
+    page.ready()
+    page.wait(lambda: page.names() == ["The garage (fork)", "The garage"])
+    assert len(page.all(".answer")) == 2
+    page.press("Delete")
+    page.answer_dialog()
+    page.wait(lambda: page.names() == ["The garage"])
+    page.press("New")
+    assert len(page.names()) == 2 and not page.all(".answer")
+
+
+def test_behind_a_key(visit, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("the-key\n")
+    keys.chmod(0o600)
+    page = visit("--api-key-file", str(keys))
+    page.answer_dialog("wrong")
+    page.wait(lambda: page.one("#reply").get_property("value") == "" and page.one("#dialog").is_displayed())
+    page.answer_dialog("the-key")
+    page.ready()
+    assert "4815" in page.send(TALK[0] + " " + QUESTION)[0]
+    stored = page.driver.execute_script("return [sessionStorage, localStorage].map(store => JSON.stringify(store))")
+    assert "the-key" in stored[0] and "the-key" not in stored[1]
+
+
+def test_errors_are_shown_and_a_request_is_stopped(visit):
+    page = visit("--default-max-tokens", "4000")
+    page.ready()
+    page.one("#more summary").click()
+    page.one("#tools").send_keys("{not a list")
+    page.one("#input").send_keys("hello", Keys.ENTER)
+    page.wait(lambda: page.one("#status").text.startswith("Tools: "))
+    page.one("#tools").clear()
+    page.one("#tokens").send_keys("999999")
+    page.one("#input").send_keys("hello", Keys.ENTER)
+    page.wait(lambda: page.all(".answer .error"))
+    assert "maximum context length" in page.one(".answer .error").text
+    page.press("New")
+    page.one("#tokens").clear()
+    page.driver.execute_script("window.fetch = ((fetch) => (path, init) => path.includes("
+                               "'chat') ? new Promise((_, fail) => init.signal.addEventListener('abort', () => "
+                               "fail(new Error('aborted')))) : fetch(path, init))(window.fetch)")
+    page.one("#input").send_keys("hello", Keys.ENTER)
+    page.wait(lambda: page.one("#stop").is_displayed())
+    page.one("#stop").click()
+    page.wait(lambda: page.all(".answer .error") and page.one(".answer .error").text == "Stopped.")
+    assert page.one("#send").is_displayed()
