@@ -1,6 +1,6 @@
 """The page at / in Debian's Chromium: real keys and clicks, on the daemon with the bundled model.
 
-KEEPD_SCREENSHOTS names a folder for pictures at 1280 and 390 pixels, light and dark (docs/page.png is one of them)."""
+KEEPD_SCREENSHOTS names a folder for pictures at 1280 and 390 pixels, light and dark (docs/page*.png, with 64 colours)."""
 import json
 import os
 import pathlib
